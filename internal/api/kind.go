@@ -1,0 +1,200 @@
+package api
+
+import (
+	"context"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// AllVerbs is what most resources serve.
+var AllVerbs = []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
+
+// Kind describes a built-in kind whose published Go type is T, a pointer such
+// as *corev1.ConfigMap. Functions may be nil where a kind has nothing to say.
+// The comments of Resource and Update say what each field means.
+type Kind[T Object] struct {
+	Names
+	Group, Version string
+	Scope          Scope
+	// Verbs: nil means AllVerbs.
+	Verbs []string
+	// StoragePath: empty means Plural.
+	StoragePath string
+
+	New     func() T
+	NewList func() runtime.Object
+
+	Default       func(obj T)
+	PrepareCreate func(ctx context.Context, obj T)
+	// Validate checks what is particular to the kind; metadata is checked
+	// as well, its name by ValidateName.
+	Validate func(ctx context.Context, obj T) field.ErrorList
+	// ValidateName checks metadata.name, or the prefix of a generated name.
+	// Nil means a DNS subdomain.
+	ValidateName func(name string, prefix bool) []string
+	// Warnings' old is nil on create.
+	Warnings func(ctx context.Context, obj, old T) []string
+
+	// Update at the object's own path. Metadata is checked as well.
+	Update                   KindUpdate[T]
+	AllowCreateOnUpdate      bool
+	ForbidUnconditionalUpdate bool
+	// Views: "status" and its like.
+	Views map[string]KindUpdate[T]
+	Scale *KindScale[T]
+
+	BeforeDelete       func(ctx context.Context, obj T, opts *metav1.DeleteOptions) bool
+	DefaultPropagation metav1.DeletionPropagation
+
+	// Fields adds to metadata.name and metadata.namespace.
+	Fields     func(obj T) fields.Set
+	FieldNames []string
+	// Columns: nil means Name and Age.
+	Columns []metav1.TableColumnDefinition
+	Row     func(obj T) []any
+	Review  bool
+}
+
+// KindUpdate is Update for a known type.
+type KindUpdate[T Object] struct {
+	// Verbs: nil means get, patch and update.
+	Verbs       []string
+	Prepare     func(ctx context.Context, obj, old T)
+	Validate    func(ctx context.Context, obj, old T) field.ErrorList
+	ResetFields [][]string
+}
+
+// KindScale is Scale for a known type.
+type KindScale[T Object] struct {
+	SpecReplicasPath []string
+	Get              func(obj T) (spec, status int32, selector string)
+	Set              func(obj T, replicas int32)
+}
+
+// Resource erases the type. T must be a pointer type.
+func (k Kind[T]) Resource() *Resource {
+	if k.ListKind == "" {
+		k.ListKind = k.Kind + "List"
+	}
+	if k.Singular == "" {
+		k.Singular = strings.ToLower(k.Kind)
+	}
+	if k.Verbs == nil {
+		k.Verbs = AllVerbs
+	}
+	if k.StoragePath == "" {
+		k.StoragePath = k.Plural
+	}
+	if k.ValidateName == nil {
+		k.ValidateName = subdomainName
+	}
+	r := &Resource{
+		Names:                    k.Names,
+		Group:                    k.Group,
+		Version:                  k.Version,
+		Scope:                    k.Scope,
+		Verbs:                    k.Verbs,
+		StoragePath:              k.StoragePath,
+		New:                      func() Object { return k.New() },
+		NewList:                  k.NewList,
+		AllowCreateOnUpdate:      k.AllowCreateOnUpdate,
+		AllowUnconditionalUpdate: !k.ForbidUnconditionalUpdate,
+		DefaultPropagation:       k.DefaultPropagation,
+		Review:                   k.Review,
+		Default:                  func(Object) {},
+		PrepareCreate:            func(context.Context, Object) {},
+		Warnings:                 func(context.Context, Object, Object) []string { return nil },
+	}
+	if k.Default != nil {
+		r.Default = func(obj Object) { k.Default(obj.(T)) }
+	}
+	if k.PrepareCreate != nil {
+		r.PrepareCreate = func(ctx context.Context, obj Object) { k.PrepareCreate(ctx, obj.(T)) }
+	}
+	r.Validate = func(ctx context.Context, obj Object) field.ErrorList {
+		var errs field.ErrorList
+		if !k.Review {
+			errs = validateMeta(obj, k.Scope, k.ValidateName)
+		}
+		if k.Validate != nil {
+			errs = append(errs, k.Validate(ctx, obj.(T))...)
+		}
+		return errs
+	}
+	if k.Warnings != nil {
+		r.Warnings = func(ctx context.Context, obj, old Object) []string {
+			var o T
+			if old != nil {
+				o = old.(T)
+			}
+			return k.Warnings(ctx, obj.(T), o)
+		}
+	}
+	r.Update = k.Update.erase()
+	r.Update.Verbs = nil
+	if len(k.Views) > 0 {
+		r.Views = make(map[string]Update, len(k.Views))
+		for name, v := range k.Views {
+			r.Views[name] = v.erase()
+		}
+	}
+	if k.Scale != nil {
+		r.Scale = &Scale{
+			SpecReplicasPath: k.Scale.SpecReplicasPath,
+			Get:              func(obj Object) (int32, int32, string) { return k.Scale.Get(obj.(T)) },
+			Set:              func(obj Object, n int32) { k.Scale.Set(obj.(T), n) },
+		}
+	}
+	if k.BeforeDelete != nil {
+		r.BeforeDelete = func(ctx context.Context, obj Object, opts *metav1.DeleteOptions) bool {
+			return k.BeforeDelete(ctx, obj.(T), opts)
+		}
+	}
+	r.FieldNames = append([]string{"metadata.name"}, k.FieldNames...)
+	if k.Scope == Namespaced {
+		r.FieldNames = append(r.FieldNames, "metadata.namespace")
+	}
+	r.Fields = func(obj Object) fields.Set {
+		set := fields.Set{"metadata.name": obj.GetName()}
+		if k.Scope == Namespaced {
+			set["metadata.namespace"] = obj.GetNamespace()
+		}
+		if k.Fields != nil {
+			for name, value := range k.Fields(obj.(T)) {
+				set[name] = value
+			}
+		}
+		return set
+	}
+	r.Columns, r.Row = k.Columns, func(obj Object) []any { return k.Row(obj.(T)) }
+	if k.Row == nil {
+		r.Columns, r.Row = nameAndAge, func(obj Object) []any {
+			return []any{obj.GetName(), Age(obj.GetCreationTimestamp())}
+		}
+	}
+	return r
+}
+
+func (u KindUpdate[T]) erase() Update {
+	out := Update{Verbs: u.Verbs, ResetFields: u.ResetFields}
+	if out.Verbs == nil {
+		out.Verbs = []string{"get", "patch", "update"}
+	}
+	out.Prepare = func(ctx context.Context, obj, old Object) {
+		if u.Prepare != nil {
+			u.Prepare(ctx, obj.(T), old.(T))
+		}
+	}
+	out.Validate = func(ctx context.Context, obj, old Object) field.ErrorList {
+		errs := validateMetaUpdate(obj, old)
+		if u.Validate != nil {
+			errs = append(errs, u.Validate(ctx, obj.(T), old.(T))...)
+		}
+		return errs
+	}
+	return out
+}

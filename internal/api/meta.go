@@ -1,0 +1,44 @@
+package api
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+func subdomainName(name string, prefix bool) []string {
+	return validation.NameIsDNSSubdomain(name, prefix)
+}
+
+func validateMeta(obj metav1.Object, scope Scope, name func(string, bool) []string) field.ErrorList {
+	return validation.ValidateObjectMetaAccessor(obj, bool(scope), name, field.NewPath("metadata"))
+}
+
+func validateMetaUpdate(obj, old metav1.Object) field.ErrorList {
+	return validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))
+}
+
+// NameColumn is the first column of every table.
+var NameColumn = metav1.TableColumnDefinition{
+	Name: "Name", Type: "string", Format: "name",
+	Description: metav1.ObjectMeta{}.SwaggerDoc()["name"],
+}
+
+// AgeColumn is the age of an object, by its creation timestamp.
+var AgeColumn = metav1.TableColumnDefinition{
+	Name: "Age", Type: "string",
+	Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"],
+}
+
+var nameAndAge = []metav1.TableColumnDefinition{NameColumn, AgeColumn}
+
+// Age is how a table shows the time since t, e.g. "5d".
+func Age(t metav1.Time) string {
+	if t.IsZero() {
+		return "<unknown>"
+	}
+	return duration.HumanDuration(time.Since(t.Time))
+}

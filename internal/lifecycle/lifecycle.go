@@ -1,0 +1,133 @@
+// Package lifecycle holds the one contract that everything that runs in
+// hyperkube keeps: a constructor validates, Run blocks until its context ends
+// or the component fails, and returns only when all that it started has
+// stopped. Readiness is a channel, never a sleep.
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// Component is anything that runs for a while.
+type Component interface {
+	// Run blocks until ctx ends (then it returns nil) or the component fails.
+	// Everything that Run started has stopped when it returns. It is called
+	// once.
+	Run(ctx context.Context) error
+}
+
+// Readier is a Component that others wait for.
+type Readier interface {
+	Component
+	// Ready is closed once the component does its work for others. It is
+	// never closed when Run fails first.
+	Ready() <-chan struct{}
+}
+
+// Func makes a Component of a function.
+type Func func(ctx context.Context) error
+
+// Run calls f.
+func (f Func) Run(ctx context.Context) error { return f(ctx) }
+
+// Group runs components that were added in the order of their dependence:
+// each starts at Add, and Stop ends them one by one, the last first, so that
+// nobody loses what it stands on while it still works. It is not for use by
+// several goroutines.
+type Group struct {
+	// Log receives a line for each component that ends. Nil: no lines.
+	Log *slog.Logger
+	// StopTimeout bounds how long each component may take to end; zero means
+	// ten seconds.
+	StopTimeout time.Duration
+
+	members []*member
+	failed  chan error
+}
+
+type member struct {
+	name   string
+	cancel context.CancelFunc
+	done   chan struct{}
+	err    error
+}
+
+// Start runs c until Stop. The values of ctx reach c, its end too.
+func (g *Group) Start(ctx context.Context, name string, c Component) {
+	if g.failed == nil {
+		g.failed = make(chan error, 1)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	m := &member{name: name, cancel: cancel, done: make(chan struct{})}
+	g.members = append(g.members, m)
+	go func() {
+		err := c.Run(ctx)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", name, err)
+		} else if ctx.Err() == nil {
+			err = fmt.Errorf("%s: ended though nobody asked it to", name)
+		}
+		m.err = err
+		close(m.done)
+		if err != nil && ctx.Err() == nil {
+			select {
+			case g.failed <- err:
+			default:
+			}
+		}
+	}()
+}
+
+// Failed yields the error of the first component that ended by itself. It is
+// nil until the first Start.
+func (g *Group) Failed() <-chan error { return g.failed }
+
+// WaitReady blocks until r is ready, a member of the group fails or ctx ends.
+func (g *Group) WaitReady(ctx context.Context, name string, ready <-chan struct{}) error {
+	select {
+	case <-ready:
+		return nil
+	case err := <-g.failed:
+		// Others may still want to see it.
+		select {
+		case g.failed <- err:
+		default:
+		}
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for %s: %w", name, context.Cause(ctx))
+	}
+}
+
+// Stop ends all members, the last started first, and returns their errors
+// joined, that of a member which did not end in time among them.
+func (g *Group) Stop() error {
+	timeout := g.StopTimeout
+	if timeout == 0 {
+		timeout = 10 * time.Second
+	}
+	var errs []error
+	for i := len(g.members) - 1; i >= 0; i-- {
+		m := g.members[i]
+		m.cancel()
+		timer := time.NewTimer(timeout)
+		select {
+		case <-m.done:
+			if m.err != nil && !errors.Is(m.err, context.Canceled) {
+				errs = append(errs, m.err)
+			}
+			if g.Log != nil {
+				g.Log.Debug("component stopped", "component", m.name)
+			}
+		case <-timer.C:
+			errs = append(errs, fmt.Errorf("%s: did not stop within %s", m.name, timeout))
+		}
+		timer.Stop()
+	}
+	g.members = nil
+	return errors.Join(errs...)
+}
