@@ -49,6 +49,7 @@ type Kind[T Object] struct {
 
 	BeforeDelete       func(ctx context.Context, obj T, opts *metav1.DeleteOptions) bool
 	DefaultPropagation metav1.DeletionPropagation
+	Retain             func(obj T) bool
 
 	// Fields adds to metadata.name and metadata.namespace.
 	Fields     func(obj T) fields.Set
@@ -153,6 +154,9 @@ func (k Kind[T]) Resource() *Resource {
 		r.BeforeDelete = func(ctx context.Context, obj Object, opts *metav1.DeleteOptions) bool {
 			return k.BeforeDelete(ctx, obj.(T), opts)
 		}
+	}
+	if k.Retain != nil {
+		r.Retain = func(obj Object) bool { return k.Retain(obj.(T)) }
 	}
 	r.FieldNames = append([]string{"metadata.name"}, k.FieldNames...)
 	if k.Scope == Namespaced {

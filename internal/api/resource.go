@@ -102,11 +102,17 @@ type Resource struct {
 	// BeforeDelete decides on graceful deletion. It may set the grace period
 	// in opts to what applies to the object. It returns true when the object
 	// shall stay with a deletionTimestamp until its owner (for pods the
-	// kubelet) deletes it with grace 0. Nil: deletion is immediate.
+	// kubelet) deletes it with grace 0. Nil: deletion is immediate. It may
+	// change what else of obj tells of the deletion (a namespace's phase),
+	// so obj is the caller's own copy; that is stored when the object stays.
 	BeforeDelete func(ctx context.Context, obj Object, opts *metav1.DeleteOptions) (graceful bool)
 	// DefaultPropagation is what applies when a deletion names no policy;
 	// empty means background.
 	DefaultPropagation metav1.DeletionPropagation
+	// Retain, unless nil, keeps an object whose deletion is under way for as
+	// long as it returns true, as metadata.finalizers do: namespaces have
+	// finalizers in their spec too.
+	Retain func(obj Object) bool
 
 	// Fields returns the selectable fields, metadata.name and
 	// metadata.namespace included.
