@@ -1,0 +1,63 @@
+# `make help` lists what there is.
+SHELL := /bin/bash
+.DEFAULT_GOAL := build
+
+VERSION ?= v1.37.2+hyperkube.0
+COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+DATE    := $(shell git log -1 --format=%cd --date=format:%Y-%m-%dT%H:%M:%SZ 2>/dev/null || echo 1970-01-01T00:00:00Z)
+STAMP   := hyperkube/internal/version
+LDFLAGS := -s -w -X $(STAMP).gitVersion=$(VERSION) -X $(STAMP).gitCommit=$(COMMIT) -X $(STAMP).buildDate=$(DATE)
+PREFIX  ?= /usr/local
+LINKS   := kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy etcd kubectl
+SUDO    := $(shell [ $$(id -u) = 0 ] || echo sudo)
+# Packages whose tests run under the race detector: those with concurrency of their own.
+RACE    := ./internal/store/... ./internal/lifecycle/... ./internal/hostchange/... ./components/scheduler/... ./components/proxy/...
+
+export GOFLAGS := -buildvcs=false
+
+.PHONY: help build setup up test unit e2e lint generate bench install clean runtime
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: setup runtime ## build bin/hyperkube and its symlinks
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/hyperkube .
+	@for link in $(LINKS); do ln -sfn hyperkube bin/$$link; done
+
+runtime: setup
+	@scripts/build-runtime
+
+setup: ## install what building and running needs, if it is missing
+	@scripts/setup
+
+up: build ## start a cluster on this machine
+	$(SUDO) bin/hyperkube up
+	@scripts/after-up
+
+test: build ## format, vet, lint, unit tests, then e2e on this kernel
+	@scripts/check-format
+	go vet ./...
+	$(MAKE) --no-print-directory lint unit e2e
+
+unit: ## unit tests, the concurrent packages under the race detector
+	go test ./...
+	go test -race $(RACE)
+
+e2e: build ## tests of running clusters on this kernel; needs root
+	$(SUDO) env "PATH=$$PATH" HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube go test -count=1 -timeout 20m -v ./e2e/...
+
+lint: ## golangci-lint, pinned
+	@scripts/lint
+
+generate: ## make generated files anew
+	go generate ./...
+
+bench: build ## measure what docs/performance.md records
+	$(SUDO) env "PATH=$$PATH" scripts/bench
+
+install: build ## install to PREFIX (/usr/local)
+	install -D -m 0755 bin/hyperkube $(DESTDIR)$(PREFIX)/bin/hyperkube
+	@for link in kubectl; do [ -e $(DESTDIR)$(PREFIX)/bin/$$link ] || ln -s hyperkube $(DESTDIR)$(PREFIX)/bin/$$link; done
+
+clean: ## remove what was built
+	rm -rf bin components/runtime/launch/program/runtime.zst

@@ -1,0 +1,82 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+)
+
+// stepsFD is the descriptor on which a process started in the background tells
+// its steps; stepsEnv says that there is one.
+const (
+	stepsFD  = 3
+	stepsEnv = "HYPERKUBE_STEPS_FD"
+)
+
+// startBackground starts this program again with args, apart from the terminal
+// and writing to logFile, and passes on its steps until it is ready. When ctx
+// ends first, it is asked to stop.
+func startBackground(ctx context.Context, args []string, logFile string, tell func(step)) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this program: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(logFile), 0o755); err != nil {
+		return fmt.Errorf("making the log folder: %w", err)
+	}
+	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("opening the log: %w", err)
+	}
+	defer log.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("making a pipe: %w", err)
+	}
+	defer r.Close()
+	cmd := exec.Command(self, args...)
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", stepsEnv, stepsFD))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		w.Close()
+		return fmt.Errorf("starting in the background: %w", err)
+	}
+	w.Close()
+	told := make(chan error, 1)
+	go func() { told <- receiveSteps(r, tell) }()
+	select {
+	case err := <-told:
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			return fmt.Errorf("the process in the background ended before it was ready (%w): see %s", cmd.Wait(), logFile)
+		}
+		if err == nil {
+			// It is nobody's child from now on.
+			return cmd.Process.Release()
+		}
+		_ = cmd.Wait()
+		return err
+	case <-ctx.Done():
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		return fmt.Errorf("interrupted: %w", ctx.Err())
+	}
+}
+
+// backgroundSteps returns where to tell steps when this process was started by
+// startBackground, or false.
+func backgroundSteps() (func(step), bool) {
+	if os.Getenv(stepsEnv) == "" {
+		return nil, false
+	}
+	os.Unsetenv(stepsEnv)
+	syscall.CloseOnExec(stepsFD)
+	return sendSteps(os.NewFile(stepsFD, "steps")), true
+}

@@ -1,0 +1,228 @@
+package cluster
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"hyperkube/internal/layout"
+)
+
+// identity is what a cluster made by `up` decides once, at its first start, and
+// keeps from then on.
+type identity struct {
+	NodeName     string   `json:"nodeName"`
+	PodCIDRs     []string `json:"podCIDRs"`
+	ServiceCIDRs []string `json:"serviceCIDRs"`
+	DNSAddress   string   `json:"dnsAddress"`
+	Domain       string   `json:"domain"`
+}
+
+// loadIdentity returns the identity kept in the layout's data, or false when
+// there is none yet.
+func loadIdentity(l layout.Node) (identity, bool, error) {
+	var id identity
+	data, err := os.ReadFile(identityFile(l))
+	if errors.Is(err, os.ErrNotExist) {
+		return id, false, nil
+	}
+	if err != nil {
+		return id, false, fmt.Errorf("reading the cluster's identity: %w", err)
+	}
+	if err := json.Unmarshal(data, &id); err != nil {
+		return id, false, fmt.Errorf("reading the cluster's identity: %s: %w", identityFile(l), err)
+	}
+	return id, true, nil
+}
+
+func identityFile(l layout.Node) string { return filepath.Join(l.Data, "cluster.json") }
+
+// newIdentity decides: wish wins where it is set, then what is usual, unless a
+// route of the host has it already.
+func newIdentity(wish identity) (identity, error) {
+	id := wish
+	if id.NodeName == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return id, fmt.Errorf("asking for the hostname: %w", err)
+		}
+		id.NodeName = strings.ToLower(name)
+	}
+	if problems := validation.IsDNS1123Subdomain(id.NodeName); len(problems) > 0 {
+		return id, codedError{fmt.Errorf("%q is no valid node name: %s; give another with --node-name",
+			id.NodeName, strings.Join(problems, ", ")), ExitConfig}
+	}
+	if id.Domain == "" {
+		id.Domain = "cluster.local"
+	}
+	routes, err := hostRoutes()
+	if err != nil {
+		return id, err
+	}
+	if len(id.PodCIDRs) == 0 {
+		cidr, err := freeRange(routes, "10.244.0.0/16", "10.%d.0.0/16", 245)
+		if err != nil {
+			return id, err
+		}
+		id.PodCIDRs = []string{cidr}
+	}
+	if len(id.ServiceCIDRs) == 0 {
+		cidr, err := freeRange(routes, "10.96.0.0/16", "10.%d.0.0/16", 97)
+		if err != nil {
+			return id, err
+		}
+		id.ServiceCIDRs = []string{cidr}
+	}
+	if id.DNSAddress == "" {
+		address, err := nthAddress(id.ServiceCIDRs[0], 10)
+		if err != nil {
+			return id, codedError{err, ExitConfig}
+		}
+		id.DNSAddress = address.String()
+	}
+	return id, nil
+}
+
+// save keeps the identity, synced to disk.
+func (id identity) save(l layout.Node) error {
+	data, err := json.MarshalIndent(id, "", "  ")
+	if err != nil {
+		return fmt.Errorf("keeping the cluster's identity: %w", err)
+	}
+	tmp := identityFile(l) + ".tmp"
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644)
+	if err != nil {
+		return fmt.Errorf("keeping the cluster's identity: %w", err)
+	}
+	_, err = f.Write(append(data, '\n'))
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(tmp, identityFile(l))
+	}
+	if err != nil {
+		return fmt.Errorf("keeping the cluster's identity: %w", err)
+	}
+	return nil
+}
+
+// hostRoutes returns the destinations of the host's routes, the default left
+// out, and links of the project left out: a crashed cluster's own routes are
+// no clash.
+func hostRoutes() ([]netip.Prefix, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("listing the host's routes: %w", err)
+	}
+	var prefixes []netip.Prefix
+	for _, r := range routes {
+		if r.Dst == nil || r.Dst.IP == nil {
+			continue
+		}
+		addr, ok := netip.AddrFromSlice(r.Dst.IP)
+		ones, _ := r.Dst.Mask.Size()
+		if !ok || ones == 0 {
+			continue
+		}
+		if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil && strings.HasPrefix(link.Attrs().Name, "hk") {
+			continue
+		}
+		prefixes = append(prefixes, netip.PrefixFrom(addr.Unmap(), ones).Masked())
+	}
+	return prefixes, nil
+}
+
+// freeRange returns usual or, if a route has a part of it, the first of the
+// pattern from the given number that is free.
+func freeRange(routes []netip.Prefix, usual, pattern string, from int) (string, error) {
+	taken := func(cidr string) bool {
+		prefix := netip.MustParsePrefix(cidr)
+		for _, r := range routes {
+			if r.Overlaps(prefix) {
+				return true
+			}
+		}
+		return false
+	}
+	if !taken(usual) {
+		return usual, nil
+	}
+	for n := from; n < 256; n++ {
+		if cidr := fmt.Sprintf(pattern, n); !taken(cidr) {
+			return cidr, nil
+		}
+	}
+	return "", codedError{errors.New("every private range for pods or services is taken by a route of this host: choose with --pod-cidr and --service-cidr"), ExitPreflight}
+}
+
+// nthAddress returns the n-th address of a range, counted from its base.
+func nthAddress(cidr string, n int) (netip.Addr, error) {
+	prefix, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("%q is no address range: %w", cidr, err)
+	}
+	addr := prefix.Masked().Addr()
+	for range n {
+		addr = addr.Next()
+	}
+	if !prefix.Contains(addr) {
+		return netip.Addr{}, fmt.Errorf("the range %s is too small", cidr)
+	}
+	return addr, nil
+}
+
+// nodeAddress is the address by which this node is known: that of the default
+// route's link, else the first global one, else none.
+func nodeAddress() (netip.Addr, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("listing the host's routes: %w", err)
+	}
+	for _, r := range routes {
+		if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
+			continue
+		}
+		if src, ok := netip.AddrFromSlice(r.Src); ok {
+			return src.Unmap(), nil
+		}
+		link, err := netlink.LinkByIndex(r.LinkIndex)
+		if err != nil {
+			continue
+		}
+		if addr, ok := globalAddress(link); ok {
+			return addr, nil
+		}
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("listing the host's links: %w", err)
+	}
+	for _, link := range links {
+		if strings.HasPrefix(link.Attrs().Name, "hk") {
+			continue
+		}
+		if addr, ok := globalAddress(link); ok {
+			return addr, nil
+		}
+	}
+	return netip.Addr{}, nil
+}
+
+func globalAddress(link netlink.Link) (netip.Addr, bool) {
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_V4)
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	for _, a := range addrs {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && addr.Unmap().IsGlobalUnicast() {
+			return addr.Unmap(), true
+		}
+	}
+	return netip.Addr{}, false
+}

@@ -1,0 +1,58 @@
+package cluster
+
+import (
+	"net/netip"
+	"testing"
+
+	"hyperkube/internal/layout"
+)
+
+func TestFreeRange(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		routes []string
+		want   string
+	}{
+		{"nothing there", nil, "10.244.0.0/16"},
+		{"elsewhere", []string{"192.168.0.0/16"}, "10.244.0.0/16"},
+		{"the same", []string{"10.244.0.0/16"}, "10.245.0.0/16"},
+		{"a part", []string{"10.244.3.0/24", "10.245.0.0/24"}, "10.246.0.0/16"},
+	} {
+		var routes []netip.Prefix
+		for _, r := range c.routes {
+			routes = append(routes, netip.MustParsePrefix(r))
+		}
+		got, err := freeRange(routes, "10.244.0.0/16", "10.%d.0.0/16", 245)
+		if err != nil || got != c.want {
+			t.Errorf("%s: %q, %v; want %q", c.name, got, err, c.want)
+		}
+	}
+	if _, err := freeRange([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, "10.244.0.0/16", "10.%d.0.0/16", 245); err == nil {
+		t.Error("no error though all is taken")
+	}
+}
+
+func TestIdentityIsKept(t *testing.T) {
+	l := layout.Under(t.TempDir())
+	if _, ok, err := loadIdentity(l); ok || err != nil {
+		t.Fatalf("loaded %v, %v from nothing", ok, err)
+	}
+	id, err := newIdentity(identity{NodeName: "one", ServiceCIDRs: []string{"10.100.0.0/16"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id.DNSAddress != "10.100.0.10" {
+		t.Errorf("DNS address %s", id.DNSAddress)
+	}
+	mustMkdir(t, l.Data)
+	if err := id.save(l); err != nil {
+		t.Fatal(err)
+	}
+	got, ok, err := loadIdentity(l)
+	if err != nil || !ok || got.NodeName != "one" {
+		t.Errorf("loaded %+v, %v, %v", got, ok, err)
+	}
+	if _, err := newIdentity(identity{NodeName: "No_Name"}); err == nil {
+		t.Error("a bad node name was taken")
+	}
+}

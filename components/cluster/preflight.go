@@ -1,0 +1,116 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/layout"
+)
+
+// minFreeDisk is what must be free where the data goes, in bytes: etcd and a
+// few images fit, and there is room for a clear error before all stops.
+const minFreeDisk = 512 << 20
+
+// preflight checks what this machine must have before anything is changed on
+// it, and returns all that is wrong at once.
+func preflight(l layout.Node, ports []int) error {
+	if os.Geteuid() != 0 {
+		return codedError{errors.New("this must run as root: use sudo"), ExitPreflight}
+	}
+	var problems []error
+	problems = append(problems, checkPorts(ports)...)
+	for _, program := range []string{"iptables", "iptables-restore"} {
+		if _, err := exec.LookPath(program); err != nil {
+			problems = append(problems, fmt.Errorf("%s is not installed: install the package iptables", program))
+		}
+	}
+	if data, err := os.ReadFile("/proc/filesystems"); err == nil && !strings.Contains(string(data), "\toverlay\n") {
+		// The module may be there without being loaded; modprobe tells.
+		if exec.Command("modprobe", "overlay").Run() != nil {
+			problems = append(problems, errors.New("this kernel has no overlayfs: load the module overlay"))
+		}
+	}
+	if err := checkDisk(l.Data); err != nil {
+		problems = append(problems, err)
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return codedError{errors.Join(problems...), ExitPreflight}
+}
+
+// checkPorts tells which ports are taken, and by whom.
+func checkPorts(ports []int) []error {
+	var problems []error
+	for _, port := range ports {
+		listener, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
+		if err == nil {
+			listener.Close()
+			continue
+		}
+		if who := listenerOf(port); who != "" {
+			problems = append(problems, fmt.Errorf("port %d is taken by %s: stop it first", port, who))
+		} else {
+			problems = append(problems, fmt.Errorf("port %d cannot be used: %w", port, err))
+		}
+	}
+	return problems
+}
+
+// listenerOf names the process that listens on a TCP port, "" if it cannot be
+// told.
+func listenerOf(port int) string {
+	inodes := map[string]bool{}
+	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		data, err := os.ReadFile(table)
+		if err != nil {
+			continue
+		}
+		for _, line := range strings.Split(string(data), "\n") {
+			f := strings.Fields(line)
+			const listen = "0A"
+			if len(f) > 9 && f[3] == listen && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) {
+				inodes["socket:["+f[9]+"]"] = true
+			}
+		}
+	}
+	fds, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	for _, fd := range fds {
+		target, err := os.Readlink(fd)
+		if err != nil || !inodes[target] {
+			continue
+		}
+		pid := strings.Split(fd, "/")[2]
+		name, _ := os.ReadFile(filepath.Join("/proc", pid, "comm"))
+		return fmt.Sprintf("%s (process %s)", strings.TrimSpace(string(name)), pid)
+	}
+	return ""
+}
+
+// checkDisk looks at the file system that path is or will be on.
+func checkDisk(path string) error {
+	for path != "/" {
+		if _, err := os.Stat(path); err == nil {
+			break
+		}
+		path = filepath.Dir(path)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return fmt.Errorf("asking for the free space of %s: %w", path, err)
+	}
+	if free := st.Bavail * uint64(st.Bsize); free < minFreeDisk {
+		return fmt.Errorf("%s has only %d MiB free: %d MiB are needed", path, free>>20, minFreeDisk>>20)
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		return fmt.Errorf("%s is mounted read-only", path)
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// processLock is held by the one process of its name as long as it lives: an
+// flock on its PID file, which the kernel lets go of however the process ends.
+type processLock struct{ file *os.File }
+
+// errHeld says that another process has the lock.
+var errHeld = errors.New("held by another process")
+
+// takeLock takes the lock and writes the PID, or returns errHeld.
+func takeLock(path string) (*processLock, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("making the folder of the PID file: %w", err)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("opening the PID file: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errHeld
+		}
+		return nil, fmt.Errorf("locking %s: %w", path, err)
+	}
+	if err := errors.Join(f.Truncate(0), writeAt0(f, strconv.Itoa(os.Getpid())+"\n")); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("writing %s: %w", path, err)
+	}
+	return &processLock{file: f}, nil
+}
+
+func writeAt0(f *os.File, text string) error {
+	_, err := f.WriteAt([]byte(text), 0)
+	return err
+}
+
+// release lets go of the lock. The file stays, for removing it could take
+// another's lock away.
+func (l *processLock) release() {
+	_ = l.file.Truncate(0)
+	l.file.Close()
+}
+
+// holder returns the PID of the process that holds the lock at path, 0 if
+// nobody does.
+func holder(path string) (int, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("opening the PID file: %w", err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
+		return 0, nil
+	} else if !errors.Is(err, unix.EWOULDBLOCK) {
+		return 0, fmt.Errorf("asking for the lock of %s: %w", path, err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, fmt.Errorf("reading the PID file: %w", err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return 0, fmt.Errorf("%s is held, but names no process: %w", path, err)
+	}
+	return pid, nil
+}
+
+// endProcess asks pid to end and waits, by its pidfd; when ctx ends first it is
+// killed.
+func endProcess(ctx context.Context, pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("opening process %d: %w", pid, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("signalling process %d: %w", pid, err)
+	}
+	if waitPidfd(ctx, fd) == nil {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("killing process %d: %w", pid, err)
+	}
+	killed, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return waitPidfd(killed, fd)
+}
+
+// waitPidfd blocks until the process of fd has ended or ctx ends.
+func waitPidfd(ctx context.Context, fd int) error {
+	for {
+		timeout := time.Second
+		if deadline, ok := ctx.Deadline(); ok {
+			timeout = min(timeout, time.Until(deadline))
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(max(timeout, 0).Milliseconds()))
+		if n > 0 {
+			return nil
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("waiting for a process: %w", err)
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("waiting for a process: %w", ctx.Err())
+		}
+	}
+}

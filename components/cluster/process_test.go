@@ -1,0 +1,78 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func mustMkdir(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLockIsHeldOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.pid")
+	if pid, err := holder(path); pid != 0 || err != nil {
+		t.Fatalf("holder of nothing: %d, %v", pid, err)
+	}
+	lock, err := takeLock(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := takeLock(path); !errors.Is(err, errHeld) {
+		t.Errorf("taken twice: %v", err)
+	}
+	if pid, err := holder(path); pid != os.Getpid() || err != nil {
+		t.Errorf("holder %d, %v", pid, err)
+	}
+	lock.release()
+	if pid, err := holder(path); pid != 0 || err != nil {
+		t.Errorf("holder after release: %d, %v", pid, err)
+	}
+}
+
+func TestEndProcess(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := endProcess(ctx, cmd.Process.Pid); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait()
+	if err := endProcess(ctx, cmd.Process.Pid); err != nil {
+		t.Errorf("ending what has ended: %v", err)
+	}
+}
+
+func TestStepsTravel(t *testing.T) {
+	var out bytes.Buffer
+	r, w := io.Pipe()
+	go func() {
+		_, _ = io.WriteString(w, `{"text":"etcd is ready","took":1000000}`+"\n"+`{"error":"no luck","code":2}`+"\n")
+		w.Close()
+	}()
+	err := receiveSteps(r, printStep(&out))
+	var coded interface{ ExitCode() int }
+	if !errors.As(err, &coded) || coded.ExitCode() != ExitPreflight || err.Error() != "no luck" {
+		t.Errorf("error %v", err)
+	}
+	if !strings.Contains(out.String(), "etcd is ready") {
+		t.Errorf("printed %q", out.String())
+	}
+	if err := receiveSteps(strings.NewReader(""), printStep(&out)); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("silence: %v", err)
+	}
+}

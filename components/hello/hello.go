@@ -1,0 +1,224 @@
+// Package hello is a small web server for first applications and tests. It
+// tells which pod answered and can be made unhealthy, unready or crash on
+// demand.
+package hello
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"sort"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"hyperkube/internal/version"
+)
+
+// Config of a Server.
+type Config struct {
+	// Address to listen on, such as ":8080".
+	Address string
+	// Message is said first. Empty means "Hello".
+	Message string
+	// StartDelay is how long after the start the server becomes ready.
+	StartDelay time.Duration
+	// Drain is how long the server still takes requests after it was asked
+	// to stop, while proxies learn that it goes.
+	Drain time.Duration
+	// Exit ends the process on POST /crash; nil means os.Exit.
+	Exit func(code int)
+}
+
+// Server answers every path with who and where it is.
+type Server struct {
+	cfg       Config
+	started   time.Time
+	unhealthy atomic.Bool
+	unready   atomic.Bool
+	draining  atomic.Bool
+	requests  atomic.Int64
+	ready     chan struct{}
+}
+
+// New validates cfg.
+func New(cfg Config) (*Server, error) {
+	if cfg.Address == "" {
+		return nil, errors.New("hello: no address to listen on")
+	}
+	if cfg.Message == "" {
+		cfg.Message = "Hello"
+	}
+	if cfg.Exit == nil {
+		cfg.Exit = os.Exit
+	}
+	return &Server{cfg: cfg, ready: make(chan struct{})}, nil
+}
+
+// Ready is closed once the server listens.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// Run serves until ctx ends and the requests under way are answered.
+func (s *Server) Run(ctx context.Context) error {
+	listener, err := net.Listen("tcp", s.cfg.Address)
+	if err != nil {
+		return fmt.Errorf("hello: %w", err)
+	}
+	s.started = time.Now()
+	server := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	close(s.ready)
+	select {
+	case err := <-failed:
+		return fmt.Errorf("hello: %w", err)
+	case <-ctx.Done():
+	}
+	s.draining.Store(true)
+	time.Sleep(s.cfg.Drain)
+	end, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := server.Shutdown(end); err != nil {
+		return fmt.Errorf("hello: stopping: %w", err)
+	}
+	<-failed
+	return nil
+}
+
+// Handler serves:
+//
+//	/                who answers, as text, or as JSON where the client accepts it
+//	/healthz         liveness; POST /healthz?ok=false makes it fail
+//	/readyz          readiness; POST /readyz?ok=false makes it fail
+//	POST /crash      ends the process with ?code= (default 1)
+//	/env, /slow      the environment; an answer after ?for= (default 1s)
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", s.whoami)
+	mux.HandleFunc("/healthz", s.check(&s.unhealthy, func() bool { return true }))
+	mux.HandleFunc("/readyz", s.check(&s.unready, func() bool {
+		return !s.draining.Load() && time.Since(s.started) >= s.cfg.StartDelay
+	}))
+	mux.HandleFunc("POST /crash", func(w http.ResponseWriter, r *http.Request) {
+		code, err := strconv.Atoi(r.FormValue("code"))
+		if err != nil {
+			code = 1
+		}
+		fmt.Fprintf(w, "crashing with exit code %d\n", code)
+		_ = http.NewResponseController(w).Flush()
+		s.cfg.Exit(code)
+	})
+	mux.HandleFunc("/env", func(w http.ResponseWriter, _ *http.Request) {
+		env := os.Environ()
+		sort.Strings(env)
+		fmt.Fprintln(w, strings.Join(env, "\n"))
+	})
+	mux.HandleFunc("/slow", func(w http.ResponseWriter, r *http.Request) {
+		wait, err := time.ParseDuration(r.FormValue("for"))
+		if err != nil || wait < 0 {
+			wait = time.Second
+		}
+		select {
+		case <-time.After(wait):
+			s.whoami(w, r)
+		case <-r.Context().Done():
+		}
+	})
+	return mux
+}
+
+// answer is what / tells.
+type answer struct {
+	Message   string              `json:"message"`
+	Pod       string              `json:"pod"`
+	Namespace string              `json:"namespace"`
+	Node      string              `json:"node"`
+	Address   string              `json:"address,omitempty"`
+	Version   string              `json:"version"`
+	Uptime    string              `json:"uptime"`
+	Requests  int64               `json:"requests"`
+	Method    string              `json:"method"`
+	Path      string              `json:"path"`
+	Client    string              `json:"client"`
+	Headers   map[string][]string `json:"headers"`
+}
+
+func (s *Server) whoami(w http.ResponseWriter, r *http.Request) {
+	a := answer{
+		Message:   s.cfg.Message,
+		Pod:       firstOf(os.Getenv("POD_NAME"), hostname()),
+		Namespace: firstOf(os.Getenv("POD_NAMESPACE"), ownNamespace()),
+		Node:      os.Getenv("NODE_NAME"),
+		Address:   os.Getenv("POD_IP"),
+		Version:   version.Get().GitVersion,
+		Uptime:    time.Since(s.started).Round(time.Millisecond).String(),
+		Requests:  s.requests.Add(1),
+		Method:    r.Method,
+		Path:      r.URL.Path,
+		Client:    r.RemoteAddr,
+		Headers:   r.Header,
+	}
+	if strings.Contains(r.Header.Get("Accept"), "application/json") {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(a)
+		return
+	}
+	fmt.Fprintf(w, "%s from pod %s, namespace %s, node %s\n", a.Message, a.Pod, firstOf(a.Namespace, "-"), firstOf(a.Node, "-"))
+	fmt.Fprintf(w, "hyperkube %s, up %s, request %d from %s: %s %s\n", a.Version, a.Uptime, a.Requests, a.Client, a.Method, a.Path)
+	names := make([]string, 0, len(a.Headers))
+	for name := range a.Headers {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	for _, name := range names {
+		fmt.Fprintf(w, "%s: %s\n", name, strings.Join(a.Headers[name], ", "))
+	}
+}
+
+// check serves a health endpoint: GET tells, POST ?ok= sets.
+func (s *Server) check(broken *atomic.Bool, also func() bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			broken.Store(r.FormValue("ok") == "false")
+		}
+		if broken.Load() || !also() {
+			if r.Method != http.MethodPost {
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
+			fmt.Fprintln(w, "not ok")
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	}
+}
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return "unknown"
+	}
+	return name
+}
+
+// ownNamespace is where every pod with a service account token finds it.
+func ownNamespace() string {
+	data, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func firstOf(values ...string) string {
+	for _, v := range values {
+		if v != "" {
+			return v
+		}
+	}
+	return ""
+}

@@ -1,0 +1,44 @@
+// Package kubectl is the real kubectl, k8s.io/kubectl, as a component.
+package kubectl
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/component-base/cli"
+	"k8s.io/component-base/version"
+	"k8s.io/kubectl/pkg/cmd"
+	"k8s.io/kubectl/pkg/cmd/plugin"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	ourversion "hyperkube/internal/version"
+)
+
+// NewCommand returns kubectl for arguments without the program's name. An
+// unknown subcommand is looked up as a plugin, and replaces the process.
+func NewCommand(args []string) *cobra.Command {
+	if err := version.SetDynamicVersion(ourversion.Get().GitVersion); err != nil {
+		// Only a version that is no refinement of the library's is refused;
+		// kubectl then tells the library's.
+		_ = err
+	}
+	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
+	command := cmd.NewDefaultKubectlCommandWithArgs(cmd.KubectlOptions{
+		PluginHandler: cmd.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes),
+		Arguments:     append([]string{"kubectl"}, args...),
+		ConfigFlags: genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
+			WithDiscoveryBurst(300).WithDiscoveryQPS(50).WithWarningPrinter(streams),
+		IOStreams: streams,
+	})
+	command.SetArgs(args)
+	return command
+}
+
+// Main runs kubectl and ends the process as kubectl does.
+func Main(args []string) {
+	if err := cli.RunNoErrOutput(NewCommand(args)); err != nil {
+		cmdutil.CheckErr(err)
+	}
+}

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sort"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"hyperkube/components/cluster"
+	"hyperkube/components/hello"
+	"hyperkube/components/kubectl"
+	"hyperkube/components/runtime/launch"
+)
+
+// component is one thing that this program can be.
+type component struct {
+	// names it answers to, with or without "kube-" before them; the first
+	// is the one shown.
+	names []string
+	short string
+	// command makes its command. It is called only when it is wanted: of
+	// the many here one runs.
+	command func() *cobra.Command
+	// main, when set, takes over with the arguments, and command is nil.
+	main func(args []string) int
+}
+
+func components() []component {
+	list := []component{
+		{names: []string{"hello"}, short: "A small web server to try a cluster with", command: hello.NewCommand},
+		{names: []string{"kubectl"}, short: "The Kubernetes command line client", main: func(args []string) int {
+			kubectl.Main(args)
+			return 0
+		}},
+		{names: []string{"runtime"}, short: "The container runtime", main: func(args []string) int {
+			err := launch.Exec(args)
+			fmt.Fprintln(os.Stderr, "hyperkube runtime:", err)
+			return cluster.ExitGeneral
+		}},
+	}
+	for _, command := range cluster.Commands() {
+		list = append(list, component{names: []string{command.Name}, short: command.Short, command: command.New})
+	}
+	return list
+}
+
+// run dispatches and returns the exit code.
+func run(args []string) int {
+	list := components()
+	if c, ok := find(list, filepath.Base(args[0])); ok {
+		return c.run(args[1:])
+	}
+	if len(args) < 2 || args[1] == "help" || args[1] == "-h" || args[1] == "--help" {
+		if len(args) > 2 {
+			if c, ok := find(list, args[2]); ok {
+				return c.run([]string{"--help"})
+			}
+		}
+		usage(os.Stdout, list)
+		return 0
+	}
+	switch args[1] {
+	case "--version":
+		args[1] = "version"
+	case "completion", cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd:
+		return execute(tree(list), args[1:])
+	}
+	c, ok := find(list, args[1])
+	if !ok {
+		fmt.Fprintf(os.Stderr, "hyperkube: unknown component or command %q\n\n", args[1])
+		usage(os.Stderr, list)
+		return cluster.ExitGeneral
+	}
+	return c.run(args[2:])
+}
+
+func find(list []component, name string) (component, bool) {
+	name = strings.TrimPrefix(name, "kube-")
+	for _, c := range list {
+		for _, n := range c.names {
+			if n == name {
+				return c, true
+			}
+		}
+	}
+	return component{}, false
+}
+
+func (c component) run(args []string) int {
+	if c.main != nil {
+		return c.main(args)
+	}
+	return execute(c.command(), args)
+}
+
+// execute runs a command under a context that SIGINT and SIGTERM end; a second
+// signal ends the process at once.
+func execute(command *cobra.Command, args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	go func() {
+		<-ctx.Done()
+		stop()
+	}()
+	command.SetArgs(args)
+	command.SilenceErrors = true
+	command.SilenceUsage = true
+	err := command.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(os.Stderr, "hyperkube %s: %v\n", command.Name(), err)
+	var coded interface{ ExitCode() int }
+	if errors.As(err, &coded) {
+		return coded.ExitCode()
+	}
+	return cluster.ExitGeneral
+}
+
+// tree is all components under one root, for shell completion.
+func tree(list []component) *cobra.Command {
+	root := &cobra.Command{Use: "hyperkube", Short: "A whole Kubernetes in one file"}
+	for _, c := range list {
+		if c.command != nil {
+			root.AddCommand(c.command())
+		} else if c.names[0] == "kubectl" {
+			root.AddCommand(kubectl.NewCommand(nil))
+		} else {
+			root.AddCommand(&cobra.Command{Use: c.names[0], Short: c.short, Run: func(*cobra.Command, []string) {}})
+		}
+	}
+	return root
+}
+
+func usage(w io.Writer, list []component) {
+	fmt.Fprintln(w, "hyperkube is a whole Kubernetes in one file.")
+	fmt.Fprintln(w, "\nUsage: hyperkube COMPONENT|COMMAND [flags], or through a symlink of that name")
+	fmt.Fprintln(w, "\nComponents and commands:")
+	sort.SliceStable(list, func(i, j int) bool { return list[i].names[0] < list[j].names[0] })
+	for _, c := range list {
+		fmt.Fprintf(w, "  %-20s %s\n", strings.Join(c.names, ", "), c.short)
+	}
+	fmt.Fprintln(w, "\nBegin with: sudo hyperkube up")
+}
