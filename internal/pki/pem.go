@@ -1,0 +1,111 @@
+package pki
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+
+	"k8s.io/client-go/util/keyutil"
+)
+
+// Types of PEM blocks.
+const (
+	certificateType = "CERTIFICATE"
+	ecKeyType       = "EC PRIVATE KEY"
+	publicKeyType   = "PUBLIC KEY"
+)
+
+func newPair(cert *x509.Certificate, key crypto.Signer) (*Pair, error) {
+	keyPEM, err := marshalKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return &Pair{
+		Cert:    cert,
+		Key:     key,
+		CertPEM: pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: cert.Raw}),
+		KeyPEM:  keyPEM,
+	}, nil
+}
+
+func marshalKey(key crypto.Signer) ([]byte, error) {
+	if ec, ok := key.(*ecdsa.PrivateKey); ok {
+		der, err := x509.MarshalECPrivateKey(ec)
+		if err != nil {
+			return nil, fmt.Errorf("encoding a key: %w", err)
+		}
+		return pem.EncodeToMemory(&pem.Block{Type: ecKeyType, Bytes: der}), nil
+	}
+	data, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a key: %w", err)
+	}
+	return data, nil
+}
+
+func marshalPublic(key crypto.PublicKey) ([]byte, error) {
+	der, err := x509.MarshalPKIXPublicKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a public key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: publicKeyType, Bytes: der}), nil
+}
+
+// loadPair reads a pair. A missing key file is no error, a missing certificate
+// is fs.ErrNotExist. It is an error when key and certificate do not belong
+// together.
+func loadPair(certFile, keyFile string) (*Pair, error) {
+	p := &Pair{CertFile: certFile, KeyFile: keyFile}
+	var err error
+	if p.CertPEM, err = os.ReadFile(certFile); err != nil {
+		return nil, err
+	}
+	if p.Cert, err = firstCertificate(p.CertPEM); err != nil {
+		return nil, fmt.Errorf("%s: %w", certFile, err)
+	}
+	p.KeyPEM, err = os.ReadFile(keyFile)
+	if errors.Is(err, os.ErrNotExist) {
+		return p, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p.Key, err = parseKey(p.KeyPEM); err != nil {
+		return nil, fmt.Errorf("%s: %w", keyFile, err)
+	}
+	pub, ok := p.Key.Public().(interface{ Equal(crypto.PublicKey) bool })
+	if !ok || !pub.Equal(p.Cert.PublicKey) {
+		return nil, fmt.Errorf("%s is not the key of %s", keyFile, certFile)
+	}
+	return p, nil
+}
+
+func firstCertificate(data []byte) (*x509.Certificate, error) {
+	for {
+		var block *pem.Block
+		block, data = pem.Decode(data)
+		if block == nil {
+			return nil, errors.New("no certificate found")
+		}
+		if block.Type == certificateType {
+			return x509.ParseCertificate(block.Bytes)
+		}
+	}
+}
+
+func parseKey(data []byte) (crypto.Signer, error) {
+	key, err := keyutil.ParsePrivateKeyPEM(bytes.TrimSpace(data))
+	if err != nil {
+		return nil, err
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("a key of type %T cannot sign", key)
+	}
+	return signer, nil
+}
