@@ -1,0 +1,79 @@
+package encryption
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
+)
+
+var (
+	secrets    = schema.GroupResource{Resource: "secrets"}
+	configMaps = schema.GroupResource{Resource: "configmaps"}
+)
+
+func TestEnsureAndLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "dir", "encryption.yaml")
+	if err := Ensure(path); err != nil {
+		t.Fatal(err)
+	}
+	first, _ := os.ReadFile(path)
+	if info, _ := os.Stat(path); info.Mode() != 0o600 {
+		t.Errorf("mode %v", info.Mode())
+	}
+	if err := Ensure(path); err != nil {
+		t.Fatal(err)
+	}
+	if second, _ := os.ReadFile(path); !bytes.Equal(first, second) {
+		t.Error("the key was replaced")
+	}
+
+	all, err := Load(t.Context(), path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !all.Encrypts(secrets) || all.Encrypts(configMaps) {
+		t.Error("encrypts the wrong resources")
+	}
+	at := value.DefaultContext("/registry/secrets/default/a")
+	plain := []byte("k8s\x00 secret")
+	stored, err := all.For(secrets).TransformToStorage(t.Context(), plain, at)
+	if err != nil || !bytes.HasPrefix(stored, []byte("k8s:enc:secretbox:v1:key1:")) || bytes.Contains(stored, []byte("secret\x00")) {
+		t.Fatalf("stored %q, %v", stored, err)
+	}
+	got, stale, err := all.For(secrets).TransformFromStorage(t.Context(), stored, at)
+	if err != nil || stale || !bytes.Equal(got, plain) {
+		t.Errorf("read %q, stale %v, %v", got, stale, err)
+	}
+	// What was there before encryption is readable and known to be stale.
+	got, stale, err = all.For(secrets).TransformFromStorage(t.Context(), plain, at)
+	if err != nil || !stale || !bytes.Equal(got, plain) {
+		t.Errorf("read %q, stale %v, %v", got, stale, err)
+	}
+	for _, tr := range []*Transformers{nil, all} {
+		if _, _, err := tr.For(configMaps).TransformFromStorage(t.Context(), stored, at); err == nil {
+			t.Error("an encrypted value passed for a plain one")
+		}
+		got, _, err := tr.For(configMaps).TransformFromStorage(t.Context(), plain, at)
+		if err != nil || !bytes.Equal(got, plain) {
+			t.Errorf("read %q, %v", got, err)
+		}
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	for name, text := range map[string]string{
+		"empty":     "",
+		"short key": "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources: [{resources: [secrets], providers: [{secretbox: {keys: [{name: a, secret: YWJj}]}}]}]",
+		"unknown":   "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources: [{resources: [secrets], providers: [{rot13: {}}]}]",
+	} {
+		path := filepath.Join(t.TempDir(), "c.yaml")
+		os.WriteFile(path, []byte(text), 0o600)
+		if _, err := Load(t.Context(), path, ""); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
