@@ -7,10 +7,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// DefaultSpec fills what is unset in the specification of a pod or of a pod
-// template.
-func DefaultSpec(spec *corev1.PodSpec) {}
-
 // DefaultTemplate fills what is unset in a pod template.
 func DefaultTemplate(t *corev1.PodTemplateSpec) { DefaultSpec(&t.Spec) }
 

@@ -1,0 +1,79 @@
+package pod
+
+import (
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
+
+	"hyperkube/internal/api/validate"
+)
+
+// Default fills what is unset in a pod.
+func Default(p *corev1.Pod) {
+	for i := range p.Spec.Containers {
+		requestsFromLimits(&p.Spec.Containers[i].Resources)
+	}
+	for i := range p.Spec.InitContainers {
+		requestsFromLimits(&p.Spec.InitContainers[i].Resources)
+	}
+	defaultPodResources(p)
+	setPtr(&p.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
+	DefaultSpec(&p.Spec)
+	setDefault(&p.Status.Phase, corev1.PodPending)
+}
+
+func requestsFromLimits(r *corev1.ResourceRequirements) {
+	if r.Limits == nil {
+		return
+	}
+	if r.Requests == nil {
+		r.Requests = make(corev1.ResourceList, len(r.Limits))
+	}
+	fillFrom(r.Requests, r.Limits, nil)
+}
+
+// fillFrom sets what list lacks and from has, of the resources that may
+// accepts; nil accepts all.
+func fillFrom(list, from corev1.ResourceList, may func(corev1.ResourceName) bool) {
+	for name, q := range from {
+		if _, ok := list[name]; !ok && (may == nil || may(name)) {
+			list[name] = q.DeepCopy()
+		}
+	}
+}
+
+// defaultPodResources completes the resources of a pod as a whole, if it has
+// any: the limits of huge pages from the containers' limits, requests from
+// the containers' requests or else from the pod's limits. KEP-2837 has the
+// rules.
+func defaultPodResources(p *corev1.Pod) {
+	r := p.Spec.Resources
+	if r == nil || len(r.Limits)+len(r.Requests) == 0 {
+		return
+	}
+	requests, limits := maps.Clone(r.Requests), maps.Clone(r.Limits)
+	if requests == nil {
+		requests = corev1.ResourceList{}
+	}
+	if limits == nil {
+		limits = corev1.ResourceList{}
+	}
+	fillFrom(limits, resourcehelper.AggregateContainerLimits(p, resourcehelper.PodResourcesOptions{}), func(name corev1.ResourceName) bool {
+		_, requested := requests[name]
+		return validate.IsHugePage(name) && !requested
+	})
+	if len(limits) > 0 {
+		overcommittable := func(name corev1.ResourceName) bool {
+			return resourcehelper.IsSupportedPodLevelResource(name) && validate.IsOvercommitAllowed(name)
+		}
+		fillFrom(requests, resourcehelper.AggregateContainerRequests(p, resourcehelper.PodResourcesOptions{}), overcommittable)
+		fillFrom(requests, limits, resourcehelper.IsSupportedPodLevelResource)
+	}
+	if len(requests) > 0 {
+		r.Requests = requests
+	}
+	if len(limits) > 0 {
+		r.Limits = limits
+	}
+}

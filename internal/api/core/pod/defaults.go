@@ -1,0 +1,198 @@
+package pod
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/internal/api/validate"
+)
+
+// DefaultSpec fills what is unset in the specification of a pod or of a pod
+// template. What pods alone get, such as requests from limits, is in
+// defaultPod: a template keeps what its author wrote.
+func DefaultSpec(spec *corev1.PodSpec) {
+	setDefault(&spec.DNSPolicy, corev1.DNSClusterFirst)
+	setDefault(&spec.RestartPolicy, corev1.RestartPolicyAlways)
+	if spec.HostNetwork {
+		defaultHostPorts(spec.Containers)
+		defaultHostPorts(spec.InitContainers)
+	}
+	if spec.SecurityContext == nil {
+		spec.SecurityContext = &corev1.PodSecurityContext{}
+	}
+	setPtr(&spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
+	setDefault(&spec.SchedulerName, corev1.DefaultSchedulerName)
+	for i := range spec.Volumes {
+		defaultVolume(&spec.Volumes[i].VolumeSource)
+	}
+	for i := range spec.InitContainers {
+		defaultContainer(&spec.InitContainers[i])
+	}
+	for i := range spec.Containers {
+		defaultContainer(&spec.Containers[i])
+	}
+	for i := range spec.EphemeralContainers {
+		defaultContainer((*corev1.Container)(&spec.EphemeralContainers[i].EphemeralContainerCommon))
+	}
+	validate.RoundUp(spec.Overhead)
+	if spec.Resources != nil {
+		defaultResources(spec.Resources)
+	}
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func setPtr[T any](field **T, value T) {
+	if *field == nil {
+		*field = &value
+	}
+}
+
+func defaultHostPorts(containers []corev1.Container) {
+	for i := range containers {
+		for j := range containers[i].Ports {
+			setDefault(&containers[i].Ports[j].HostPort, containers[i].Ports[j].ContainerPort)
+		}
+	}
+}
+
+func defaultResources(r *corev1.ResourceRequirements) {
+	validate.RoundUp(r.Limits)
+	validate.RoundUp(r.Requests)
+}
+
+func defaultContainer(c *corev1.Container) {
+	for i := range c.Ports {
+		setDefault(&c.Ports[i].Protocol, corev1.ProtocolTCP)
+	}
+	for i := range c.Env {
+		if from := c.Env[i].ValueFrom; from != nil {
+			if from.FieldRef != nil {
+				setDefault(&from.FieldRef.APIVersion, "v1")
+			}
+			if from.FileKeyRef != nil {
+				setPtr(&from.FileKeyRef.Optional, false)
+			}
+		}
+	}
+	defaultResources(&c.Resources)
+	for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
+		if p != nil {
+			defaultProbe(p)
+		}
+	}
+	if c.Lifecycle != nil {
+		for _, h := range []*corev1.LifecycleHandler{c.Lifecycle.PostStart, c.Lifecycle.PreStop} {
+			if h != nil && h.HTTPGet != nil {
+				defaultHTTPGet(h.HTTPGet)
+			}
+		}
+	}
+	setDefault(&c.ImagePullPolicy, pullPolicy(c.Image))
+	setDefault(&c.TerminationMessagePath, corev1.TerminationMessagePathDefault)
+	setDefault(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
+}
+
+func defaultProbe(p *corev1.Probe) {
+	setDefault(&p.TimeoutSeconds, 1)
+	setDefault(&p.PeriodSeconds, 10)
+	setDefault(&p.SuccessThreshold, 1)
+	setDefault(&p.FailureThreshold, 3)
+	if p.HTTPGet != nil {
+		defaultHTTPGet(p.HTTPGet)
+	}
+	if p.GRPC != nil {
+		setPtr(&p.GRPC.Service, "")
+	}
+}
+
+func defaultHTTPGet(g *corev1.HTTPGetAction) {
+	setDefault(&g.Path, "/")
+	setDefault(&g.Scheme, corev1.URISchemeHTTP)
+}
+
+// pullPolicy is Always for an image that floats: its tag is latest, said or
+// implied. A digest without a tag does not float.
+func pullPolicy(image string) corev1.PullPolicy {
+	name, _, hasDigest := strings.Cut(image, "@")
+	slash := strings.LastIndexByte(name, '/')
+	tag, hasTag := "", false
+	if colon := strings.LastIndexByte(name, ':'); colon > slash {
+		name, tag, hasTag = name[:colon], name[colon+1:], true
+	}
+	switch {
+	case tag == "latest":
+		return corev1.PullAlways
+	case hasTag || hasDigest || name == "" || strings.ToLower(name[slash+1:]) != name[slash+1:]:
+		// What is not a name of an image at all gets the same, and is
+		// found out later.
+		return corev1.PullIfNotPresent
+	}
+	return corev1.PullAlways
+}
+
+func defaultVolume(v *corev1.VolumeSource) {
+	switch {
+	case *v == (corev1.VolumeSource{}):
+		v.EmptyDir = &corev1.EmptyDirVolumeSource{}
+	case v.HostPath != nil:
+		setPtr(&v.HostPath.Type, corev1.HostPathUnset)
+	case v.Secret != nil:
+		setPtr(&v.Secret.DefaultMode, corev1.SecretVolumeSourceDefaultMode)
+	case v.ConfigMap != nil:
+		setPtr(&v.ConfigMap.DefaultMode, corev1.ConfigMapVolumeSourceDefaultMode)
+	case v.DownwardAPI != nil:
+		setPtr(&v.DownwardAPI.DefaultMode, corev1.DownwardAPIVolumeSourceDefaultMode)
+		defaultDownwardFiles(v.DownwardAPI.Items)
+	case v.Projected != nil:
+		setPtr(&v.Projected.DefaultMode, corev1.ProjectedVolumeSourceDefaultMode)
+		for i := range v.Projected.Sources {
+			src := &v.Projected.Sources[i]
+			if src.DownwardAPI != nil {
+				defaultDownwardFiles(src.DownwardAPI.Items)
+			}
+			if src.ServiceAccountToken != nil {
+				setPtr(&src.ServiceAccountToken.ExpirationSeconds, 60*60)
+			}
+			if src.PodCertificate != nil {
+				setPtr(&src.PodCertificate.MaxExpirationSeconds, 24*60*60)
+			}
+		}
+	case v.Ephemeral != nil:
+		if t := v.Ephemeral.VolumeClaimTemplate; t != nil {
+			setPtr(&t.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+			validate.RoundUp(t.Spec.Resources.Limits)
+			validate.RoundUp(t.Spec.Resources.Requests)
+		}
+	case v.Image != nil:
+		setDefault(&v.Image.PullPolicy, pullPolicy(v.Image.Reference))
+	case v.ISCSI != nil:
+		setDefault(&v.ISCSI.ISCSIInterface, "default")
+	case v.RBD != nil:
+		setDefault(&v.RBD.RBDPool, "rbd")
+		setDefault(&v.RBD.RadosUser, "admin")
+		setDefault(&v.RBD.Keyring, "/etc/ceph/keyring")
+	case v.AzureDisk != nil:
+		setPtr(&v.AzureDisk.CachingMode, corev1.AzureDataDiskCachingReadWrite)
+		setPtr(&v.AzureDisk.FSType, "ext4")
+		setPtr(&v.AzureDisk.ReadOnly, false)
+		setPtr(&v.AzureDisk.Kind, corev1.AzureSharedBlobDisk)
+	case v.ScaleIO != nil:
+		setDefault(&v.ScaleIO.StorageMode, "ThinProvisioned")
+		setDefault(&v.ScaleIO.FSType, "xfs")
+	}
+}
+
+func defaultDownwardFiles(files []corev1.DownwardAPIVolumeFile) {
+	for i := range files {
+		if files[i].FieldRef != nil {
+			setDefault(&files[i].FieldRef.APIVersion, "v1")
+		}
+	}
+}
