@@ -1,0 +1,76 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// forwarder asks the node's own name servers.
+type forwarder struct {
+	upstreams []string // host:port
+	timeout   time.Duration
+}
+
+// newForwarder takes the name servers of a resolv.conf. Those that lead back
+// here are left out: loopback (a stub on the node would be this pod's own
+// loopback) and the addresses in not.
+func newForwarder(resolvConf string, not []netip.Addr) (*forwarder, error) {
+	f := &forwarder{timeout: 2 * time.Second}
+	config, err := dns.ClientConfigFromFile(resolvConf)
+	if err != nil {
+		return nil, fmt.Errorf("reading the upstream name servers: %w", err)
+	}
+	for _, server := range config.Servers {
+		addr, err := netip.ParseAddr(server)
+		if err != nil || addr.IsLoopback() || addr.IsUnspecified() {
+			continue
+		}
+		own := false
+		for _, n := range not {
+			own = own || n == addr.Unmap()
+		}
+		if !own {
+			f.upstreams = append(f.upstreams, net.JoinHostPort(server, config.Port))
+		}
+	}
+	return f, nil
+}
+
+var errNoUpstream = errors.New("no upstream name server is known")
+
+// exchange asks the upstreams, from a random one on, until one answers; over
+// TCP where the question came so or the answer was cut short.
+func (f *forwarder) exchange(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
+	if len(f.upstreams) == 0 {
+		return nil, errNoUpstream
+	}
+	var errs []error
+	first := rand.IntN(len(f.upstreams))
+	for i := range f.upstreams {
+		upstream := f.upstreams[(first+i)%len(f.upstreams)]
+		network := "udp"
+		if tcp {
+			network = "tcp"
+		}
+		client := dns.Client{Net: network, Timeout: f.timeout}
+		answer, _, err := client.ExchangeContext(ctx, query, upstream)
+		if err == nil && answer.Truncated && !tcp {
+			client.Net = "tcp"
+			if full, _, err := client.ExchangeContext(ctx, query, upstream); err == nil {
+				answer = full
+			}
+		}
+		if err == nil {
+			return answer, nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", upstream, err))
+	}
+	return nil, errors.Join(errs...)
+}

@@ -1,0 +1,231 @@
+package dns
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"testing"
+
+	"github.com/miekg/dns"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+func objects() []runtime.Object {
+	slice := func(service string, endpoints []discoveryv1.Endpoint, ports ...discoveryv1.EndpointPort) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: service + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+			Endpoints:  endpoints, Ports: ports,
+		}
+	}
+	port := discoveryv1.EndpointPort{Name: ptr("peer"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(7000))}
+	return []runtime.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
+		&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.7", ClusterIPs: []string{"10.96.0.7", "fd00::7"},
+				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}},
+		},
+		&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db"},
+			Spec:       corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone},
+		},
+		&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "early"},
+			Spec:       corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, PublishNotReadyAddresses: true},
+		},
+		&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "alias"},
+			Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "web.default.svc.cluster.local"},
+		},
+		slice("db", []discoveryv1.Endpoint{
+			{Addresses: []string{"10.244.0.5"}, Hostname: ptr("db-0")},
+			{Addresses: []string{"10.244.0.6"}},
+			{Addresses: []string{"10.244.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}},
+		}, port),
+		slice("early", []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.8"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}}}),
+	}
+}
+
+// start runs a server and returns where it answers.
+func start(t *testing.T, resolvConf string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := os.WriteFile(file, []byte(resolvConf), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	probe, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := probe.LocalAddr().String()
+	probe.Close()
+	server, err := New(Config{
+		Address: address, Domain: "cluster.local", TTL: 5, ResolvConf: file,
+		Informers: informers.NewSharedInformerFactory(fake.NewClientset(objects()...), 0),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case <-server.Ready():
+	case err := <-done:
+		done <- nil
+		t.Fatal(err)
+	}
+	return address
+}
+
+func ask(t *testing.T, address, network, name string, qtype uint16) *dns.Msg {
+	t.Helper()
+	query := new(dns.Msg)
+	query.SetQuestion(name, qtype)
+	answer, _, err := (&dns.Client{Net: network}).Exchange(query, address)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return answer
+}
+
+func TestSpecification(t *testing.T) {
+	address := start(t, "")
+	for _, c := range []struct {
+		name  string
+		qtype uint16
+		rcode int
+		want  string // answers without name, TTL and class, sorted
+	}{
+		{"web.default.svc.cluster.local.", dns.TypeA, 0, "A 10.96.0.7"},
+		{"WEB.default.svc.Cluster.local.", dns.TypeA, 0, "A 10.96.0.7"},
+		{"web.default.svc.cluster.local.", dns.TypeAAAA, 0, "AAAA fd00::7"},
+		{"web.default.svc.cluster.local.", dns.TypeTXT, 0, ""},
+		{"_http._tcp.web.default.svc.cluster.local.", dns.TypeSRV, 0, "SRV 0 100 80 web.default.svc.cluster.local."},
+		{"_https._tcp.web.default.svc.cluster.local.", dns.TypeSRV, dns.RcodeNameError, ""},
+		{"none.default.svc.cluster.local.", dns.TypeA, dns.RcodeNameError, ""},
+		{"default.svc.cluster.local.", dns.TypeA, 0, ""},
+		{"other.svc.cluster.local.", dns.TypeA, dns.RcodeNameError, ""},
+		{"svc.cluster.local.", dns.TypeA, 0, ""},
+		{"web.other.svc.cluster.local.", dns.TypeA, dns.RcodeNameError, ""},
+		{"db.default.svc.cluster.local.", dns.TypeA, 0, "A 10.244.0.5, A 10.244.0.6"},
+		{"db-0.db.default.svc.cluster.local.", dns.TypeA, 0, "A 10.244.0.5"},
+		{"10-244-0-6.db.default.svc.cluster.local.", dns.TypeA, 0, "A 10.244.0.6"},
+		{"db-7.db.default.svc.cluster.local.", dns.TypeA, dns.RcodeNameError, ""},
+		{"_peer._tcp.db.default.svc.cluster.local.", dns.TypeSRV, 0,
+			"SRV 0 100 7000 10-244-0-6.db.default.svc.cluster.local., SRV 0 100 7000 db-0.db.default.svc.cluster.local."},
+		{"early.default.svc.cluster.local.", dns.TypeA, 0, "A 10.244.0.8"},
+		{"alias.default.svc.cluster.local.", dns.TypeA, 0, "A 10.96.0.7, CNAME web.default.svc.cluster.local."},
+		{"10-244-0-77.default.pod.cluster.local.", dns.TypeA, 0, "A 10.244.0.77"},
+		{"x.default.pod.cluster.local.", dns.TypeA, dns.RcodeNameError, ""},
+		{"dns-version.cluster.local.", dns.TypeTXT, 0, `TXT "1.1.0"`},
+		{"7.0.96.10.in-addr.arpa.", dns.TypePTR, 0, "PTR web.default.svc.cluster.local."},
+		{"5.0.244.10.in-addr.arpa.", dns.TypePTR, 0, "PTR db-0.db.default.svc.cluster.local."},
+		{"7.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa.", dns.TypePTR, 0, "PTR web.default.svc.cluster.local."},
+		{"nowhere.example.", dns.TypeA, dns.RcodeServerFailure, ""},
+	} {
+		for _, network := range []string{"udp", "tcp"} {
+			answer := ask(t, address, network, c.name, c.qtype)
+			if answer.Rcode != c.rcode {
+				t.Errorf("%s %s: %s, want %s", c.name, dns.TypeToString[c.qtype], dns.RcodeToString[answer.Rcode], dns.RcodeToString[c.rcode])
+			}
+			if got := brief(answer.Answer); got != c.want {
+				t.Errorf("%s %s: %q, want %q", c.name, dns.TypeToString[c.qtype], got, c.want)
+			}
+		}
+	}
+}
+
+func brief(rrs []dns.RR) string {
+	var out []string
+	for _, rr := range rrs {
+		fields := strings.Fields(rr.String())
+		out = append(out, strings.Join(fields[3:], " "))
+	}
+	sort.Strings(out)
+	return strings.Join(out, ", ")
+}
+
+func TestForwards(t *testing.T) {
+	upstream, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &dns.Server{PacketConn: upstream, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		m := new(dns.Msg).SetReply(q)
+		rr, _ := dns.NewRR(q.Question[0].Name + " 60 IN A 192.0.2.1")
+		m.Answer = []dns.RR{rr}
+		_ = w.WriteMsg(m)
+	})}
+	go server.ActivateAndServe()
+	defer server.Shutdown()
+	f := &forwarder{upstreams: []string{upstream.LocalAddr().String()}, timeout: 2e9}
+	query := new(dns.Msg).SetQuestion("example.org.", dns.TypeA)
+	answer, err := f.exchange(context.Background(), query, false)
+	if err != nil || brief(answer.Answer) != "A 192.0.2.1" {
+		t.Errorf("%v, %v", answer, err)
+	}
+}
+
+func TestUpstreamsThatLeadBackAreLeftOut(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	text := "nameserver 127.0.0.53\nnameserver 10.96.0.10\nnameserver 192.0.2.53\nnameserver ::1\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := newForwarder(file, mustAddrs("10.96.0.10"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(f.upstreams) != 1 || f.upstreams[0] != "192.0.2.53:53" {
+		t.Errorf("upstreams %v", f.upstreams)
+	}
+}
+
+func FuzzNames(f *testing.F) {
+	f.Add("web.default.svc.cluster.local.")
+	f.Add("5.0.244.10.in-addr.arpa.")
+	z := &zone{domain: "cluster.local.", source: nothing{}}
+	f.Fuzz(func(t *testing.T, name string) {
+		if _, ok := dns.IsDomainName(name); !ok || !dns.IsFqdn(name) {
+			return
+		}
+		if z.covers(name) {
+			z.resolve(name, dns.TypeA)
+		}
+		z.reverse(name, dns.TypePTR)
+	})
+}
+
+type nothing struct{}
+
+func (nothing) Service(_, _ string) *corev1.Service             { return nil }
+func (nothing) Slices(_, _ string) []*discoveryv1.EndpointSlice { return nil }
+func (nothing) NamespaceExists(string) bool                     { return true }
+func (nothing) ServicesByIP(string) []*corev1.Service           { return nil }
+func (nothing) SlicesByIP(string) []*discoveryv1.EndpointSlice  { return nil }
+
+func mustAddrs(texts ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, text := range texts {
+		out = append(out, netip.MustParseAddr(text))
+	}
+	return out
+}
