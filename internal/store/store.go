@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -53,8 +54,17 @@ type Config struct {
 	// Prefix of all keys, "/registry" by default.
 	Prefix string
 	// History is how many recent events a collection remembers at most for
-	// watches from older revisions; zero means a default.
+	// watches from older revisions; zero means 4096.
 	History int
+	// HistoryBytes bounds, roughly, the stored bytes of a collection's
+	// recent events; zero means 8 MiB. A few events are kept whatever their
+	// size.
+	HistoryBytes int
+	// MemoBytes bounds the bytes of all values of Entry.Memo; zero means
+	// 32 MiB.
+	MemoBytes int
+	// Log receives what goes wrong in the background. Nil: nothing.
+	Log *slog.Logger
 }
 
 // CollectionConfig describes the objects of one resource.
@@ -75,7 +85,7 @@ type Op struct {
 	object     runtime.Object // nil: delete
 	expect     int64          // 0: must not exist; >0: that mod revision
 	ttl        int64          // seconds; 0: none
-	encoded    []byte
+	from       *Entry // what expect is the revision of, for updates
 }
 
 // Key of the operation, below its collection.

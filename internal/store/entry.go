@@ -1,0 +1,185 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage/value"
+)
+
+// Entry is one stored version of one object. It is immutable and shared by
+// the cache, by events and by whoever read it. What is derived from the stored
+// bytes is made at first use and may be dropped again when the version is no
+// longer the current one.
+type Entry struct {
+	collection *Collection
+	key        string
+	revision   int64
+	// size of the stored bytes.
+	size int
+
+	// mu serialises decryption and decoding.
+	mu sync.Mutex
+	// stored is what etcd has. Without a transformer it never changes; with
+	// one it is guarded by mu and nil once plain is set.
+	stored []byte
+	// plain is set once when there is a transformer.
+	plain  atomic.Pointer[plain]
+	object atomic.Pointer[runtime.Object]
+	memos  atomic.Pointer[memo]
+}
+
+// plain is a decrypted value.
+type plain struct {
+	data []byte
+	// stale: it was not encrypted the way a write would do it now.
+	stale bool
+}
+
+func (c *Collection) newEntry(key string, revision int64, stored []byte) *Entry {
+	return &Entry{collection: c, key: key, revision: revision, stored: stored, size: len(stored)}
+}
+
+// Key below the collection, e.g. "default/web".
+func (e *Entry) Key() string { return e.key }
+
+// Revision of the last write: the object's resourceVersion.
+func (e *Entry) Revision() int64 { return e.revision }
+
+// Object returns the decoded object, decoding it at first use. It is shared:
+// nobody may write to it. The error wraps ErrCorrupt and names the key.
+func (e *Entry) Object() (runtime.Object, error) {
+	if p := e.object.Load(); p != nil {
+		return *p, nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p := e.object.Load(); p != nil {
+		return *p, nil
+	}
+	data, err := e.decrypt()
+	if err != nil {
+		return nil, err
+	}
+	obj, err := e.collection.cfg.Codec.Decode(data.data, e.revision)
+	if err != nil {
+		return nil, e.corrupt("decoding", err)
+	}
+	e.object.Store(&obj)
+	return obj, nil
+}
+
+// Bytes returns what Codec.Encode made, decrypted; nobody may write to it. It
+// does not have the resourceVersion. It is nil when Err is not.
+func (e *Entry) Bytes() []byte {
+	data, err := e.load()
+	if err != nil {
+		return nil
+	}
+	return data.data
+}
+
+// Err tells why Bytes returns nil: the value cannot be decrypted. It wraps
+// ErrCorrupt and names the key.
+func (e *Entry) Err() error {
+	_, err := e.load()
+	return err
+}
+
+// Stale tells whether the value is encrypted in another way than a write would
+// do it now, so that writing the same object again is worth while.
+func (e *Entry) Stale() bool {
+	data, err := e.load()
+	return err != nil || data.stale
+}
+
+func (e *Entry) load() (plain, error) {
+	if e.collection.cfg.Transformer == nil {
+		return plain{data: e.stored}, nil
+	}
+	if p := e.plain.Load(); p != nil {
+		return *p, nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.decrypt()
+}
+
+// decrypt wants mu held. Failures are not remembered: a key service may come
+// back.
+func (e *Entry) decrypt() (plain, error) {
+	transformer := e.collection.cfg.Transformer
+	if transformer == nil {
+		return plain{data: e.stored}, nil
+	}
+	if p := e.plain.Load(); p != nil {
+		return *p, nil
+	}
+	fullKey := e.collection.prefix + e.key
+	data, stale, err := transformer.TransformFromStorage(context.Background(), e.stored, value.DefaultContext(fullKey))
+	if err != nil {
+		return plain{}, e.corrupt("decrypting", err)
+	}
+	p := plain{data: data, stale: stale}
+	e.plain.Store(&p)
+	e.stored = nil
+	return p, nil
+}
+
+func (e *Entry) corrupt(doing string, err error) error {
+	return fmt.Errorf("%w: %s %s: %w", ErrCorrupt, doing, e.collection.prefix+e.key, err)
+}
+
+// Memo returns a value derived from the entry, made once by make and then
+// shared, such as its JSON. The cache may drop it at any time. slot is a small
+// number that tells uses apart; the length of the value is what it counts
+// against the store's bound. Callers for the same slot wait for each other;
+// make may call the entry's other methods, but not Memo for the same slot.
+func (e *Entry) Memo(slot int, make func() ([]byte, error)) ([]byte, error) {
+	m := e.memo(slot)
+	if data := m.get(); data != nil {
+		return data, nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if data := m.get(); data != nil {
+		return data, nil
+	}
+	data, err := make()
+	if err != nil {
+		return nil, err
+	}
+	e.collection.store.memos.add(m, data)
+	return data, nil
+}
+
+// memo finds or adds the slot.
+func (e *Entry) memo(slot int) *memo {
+	var added *memo
+	for {
+		head := e.memos.Load()
+		for m := head; m != nil; m = m.sibling {
+			if m.slot == slot {
+				return m
+			}
+		}
+		if added == nil {
+			added = &memo{slot: slot}
+		}
+		added.sibling = head
+		if e.memos.CompareAndSwap(head, added) {
+			return added
+		}
+	}
+}
+
+// forget drops what can be derived again. Those who hold it keep it.
+func (e *Entry) forget() {
+	e.object.Store(nil)
+	for m := e.memos.Load(); m != nil; m = m.sibling {
+		e.collection.store.memos.drop(m)
+	}
+}

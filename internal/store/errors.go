@@ -1,0 +1,62 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// What etcd may answer to an operation; all are wrapped together with etcd's
+// own error.
+var (
+	// ErrTooLarge: the transaction exceeds etcd's request limit.
+	ErrTooLarge = errors.New("request is too large")
+	// ErrNoSpace: etcd's quota is used up; it takes no writes until it has
+	// been compacted, defragmented and disarmed.
+	ErrNoSpace = errors.New("database space exceeded")
+	// ErrUnavailable: etcd did not answer in time, has no leader or cannot
+	// be reached. A write that failed so may or may not have happened.
+	ErrUnavailable = errors.New("etcd is unavailable")
+	// ErrCorrupt: a stored value cannot be decrypted or decoded.
+	ErrCorrupt = errors.New("corrupt object in storage")
+	// ErrStopped: the store has ended, or the collection was dropped.
+	ErrStopped = errors.New("store has stopped")
+)
+
+// etcdError gives an error of the etcd client one of this package's meanings.
+func etcdError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, rpctypes.ErrCompacted):
+		return fmt.Errorf("%w: %w", ErrTooOld, err)
+	case errors.Is(err, rpctypes.ErrFutureRev):
+		return fmt.Errorf("%w: %w", ErrTooNew, err)
+	case errors.Is(err, rpctypes.ErrRequestTooLarge), errors.Is(err, rpctypes.ErrTooManyOps):
+		return fmt.Errorf("%w: %w", ErrTooLarge, err)
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return fmt.Errorf("%w: %w", ErrNoSpace, err)
+	case errors.Is(err, context.Canceled):
+		return err
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, clientv3.ErrNoAvailableEndpoints):
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	code := status.Code(err)
+	var etcd rpctypes.EtcdError
+	if errors.As(err, &etcd) {
+		code = etcd.Code()
+	}
+	switch code {
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case codes.ResourceExhausted:
+		// gRPC's own limit on messages.
+		return fmt.Errorf("%w: %w", ErrTooLarge, err)
+	}
+	return err
+}

@@ -1,0 +1,102 @@
+package store
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// memo is one derived value of one entry.
+type memo struct {
+	slot int
+	// sibling is the entry's next memo; it never changes once published.
+	sibling *memo
+	// mu lets one caller make the value while others wait for it.
+	mu   sync.Mutex
+	data atomic.Pointer[[]byte]
+	// used since the clock's hand last passed.
+	used atomic.Bool
+
+	// The clock's ring; nil while the memo is not in it. Guarded by the
+	// clock's lock.
+	prev, next *memo
+	size       int
+}
+
+func (m *memo) get() []byte {
+	p := m.data.Load()
+	if p == nil {
+		return nil
+	}
+	if !m.used.Load() {
+		m.used.Store(true)
+	}
+	return *p
+}
+
+// memoOverhead is what a memo costs beside its value.
+const memoOverhead = 128
+
+// memoClock bounds the bytes of all memos of a store. When they are too many
+// its hand goes round and drops those that nobody used since its last visit.
+// A hit takes no lock.
+type memoClock struct {
+	limit int
+
+	mu   sync.Mutex
+	hand *memo
+	used int
+}
+
+// add takes a value in. Values that would push out much else are not kept.
+func (c *memoClock) add(m *memo, data []byte) {
+	size := len(data) + memoOverhead
+	if size > c.limit/4 || data == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.remove(m)
+	m.data.Store(&data)
+	m.size = size
+	if c.hand == nil {
+		m.prev, m.next = m, m
+		c.hand = m
+	} else {
+		// Behind the hand, so that it comes round last.
+		m.prev, m.next = c.hand.prev, c.hand
+		m.prev.next, m.next.prev = m, m
+	}
+	c.used += size
+	for c.used > c.limit {
+		victim := c.hand
+		if victim.used.Swap(false) {
+			c.hand = victim.next
+			continue
+		}
+		c.remove(victim)
+	}
+}
+
+// drop lets the value go before its time.
+func (c *memoClock) drop(m *memo) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.remove(m)
+}
+
+func (c *memoClock) remove(m *memo) {
+	if m.next == nil {
+		return
+	}
+	if m.next == m {
+		c.hand = nil
+	} else {
+		m.prev.next, m.next.prev = m.next, m.prev
+		if c.hand == m {
+			c.hand = m.next
+		}
+	}
+	m.prev, m.next = nil, nil
+	m.data.Store(nil)
+	c.used -= m.size
+}

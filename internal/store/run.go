@@ -1,0 +1,437 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/btree"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
+)
+
+// Defaults of Config.
+const (
+	defaultPrefix       = "/registry"
+	defaultHistory      = 4096
+	defaultHistoryBytes = 8 << 20
+	defaultMemoBytes    = 32 << 20
+)
+
+// Store is one etcd and all collections in it.
+type Store struct {
+	client *clientv3.Client
+	// prefix of all keys, with its slash.
+	prefix                string
+	history, historyBytes int
+	log                   *slog.Logger
+
+	position *position
+	current  currentReads
+	own      ownWrites
+	leases   leases
+	memos    memoClock
+	// nodes of trees that are not used any more.
+	nodes *btree.FreeListG[*Entry]
+
+	running atomic.Bool
+	// done is closed when Run has ended.
+	done chan struct{}
+
+	// fills has a token when toFill is not empty.
+	fills chan struct{}
+
+	mu          sync.Mutex
+	collections map[string]*Collection // by path; copied on write for routes
+	toFill      []*Collection
+	// routes is the same, for readers without a lock.
+	routes atomic.Pointer[routes]
+}
+
+// routes finds the collection of a key.
+type routes struct {
+	byPath map[string]*Collection
+	// depth is the highest number of slashes in a path.
+	depth int
+}
+
+// New validates cfg. Collections are added before or while Run runs.
+func New(cfg Config) (*Store, error) {
+	if cfg.Client == nil {
+		return nil, errors.New("store: no etcd client")
+	}
+	if cfg.History < 0 || cfg.HistoryBytes < 0 || cfg.MemoBytes < 0 {
+		return nil, errors.New("store: negative bound")
+	}
+	prefix := strings.Trim(cfg.Prefix, "/")
+	if prefix == "" {
+		prefix = strings.Trim(defaultPrefix, "/")
+	}
+	log := cfg.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	done := make(chan struct{})
+	s := &Store{
+		client:       cfg.Client,
+		prefix:       "/" + prefix + "/",
+		history:      or(cfg.History, defaultHistory),
+		historyBytes: or(cfg.HistoryBytes, defaultHistoryBytes),
+		log:          log,
+		position:     newPosition(done),
+		own:          ownWrites{byKey: make(map[string]*ownWrite)},
+		leases:       leases{client: cfg.Client, byTTL: make(map[int64]*lease)},
+		memos:        memoClock{limit: or(cfg.MemoBytes, defaultMemoBytes)},
+		nodes:        btree.NewFreeListG[*Entry](64),
+		done:         done,
+		fills:        make(chan struct{}, 1),
+		collections:  make(map[string]*Collection),
+	}
+	s.routes.Store(&routes{})
+	return s, nil
+}
+
+func or(value, otherwise int) int {
+	if value == 0 {
+		return otherwise
+	}
+	return value
+}
+
+// Collection returns the collection of a resource, adding it at first use; the
+// same Path must come with the same configuration. Its cache fills when it is
+// first read or watched, or at once with Warm. No path may be below another.
+func (s *Store) Collection(cfg CollectionConfig) *Collection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cfg.Path = strings.Trim(cfg.Path, "/")
+	if c := s.collections[cfg.Path]; c != nil {
+		return c
+	}
+	c := newCollection(s, cfg)
+	s.collections[cfg.Path] = c
+	s.reroute()
+	return c
+}
+
+// Drop forgets a collection and all that is cached of it, for a custom
+// resource that is gone. Its watches end with ErrStopped. What is in etcd
+// stays.
+func (s *Store) Drop(c *Collection) {
+	s.mu.Lock()
+	if s.collections[c.cfg.Path] != c {
+		s.mu.Unlock()
+		return
+	}
+	delete(s.collections, c.cfg.Path)
+	s.reroute()
+	s.mu.Unlock()
+
+	close(c.dropped)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.generation++
+	c.watchers.fail(ErrStopped)
+}
+
+func (s *Store) reroute() {
+	r := &routes{byPath: make(map[string]*Collection, len(s.collections))}
+	for path, c := range s.collections {
+		r.byPath[path] = c
+		r.depth = max(r.depth, strings.Count(path, "/"))
+	}
+	s.routes.Store(r)
+}
+
+// route finds the collection with the longest path that a full key is below;
+// nil if there is none.
+func (s *Store) route(fullKey []byte) *Collection {
+	if len(fullKey) <= len(s.prefix) || string(fullKey[:len(s.prefix)]) != s.prefix {
+		return nil
+	}
+	rest := fullKey[len(s.prefix):]
+	r := s.routes.Load()
+	var found *Collection
+	for i, slashes := 0, 0; i < len(rest)-1 && slashes <= r.depth; i++ {
+		if rest[i] != '/' {
+			continue
+		}
+		slashes++
+		if c := r.byPath[string(rest[:i])]; c != nil {
+			found = c
+		}
+	}
+	return found
+}
+
+// Healthy returns nil when etcd answers a linearizable read.
+func (s *Store) Healthy(ctx context.Context) error {
+	if _, err := s.readCurrent(ctx); err != nil {
+		return fmt.Errorf("checking etcd: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) currentRevision(ctx context.Context) (int64, error) {
+	return s.current.get(ctx, s.readCurrent)
+}
+
+// readCurrent reads a key that does not exist, for the revision that comes
+// with the answer.
+func (s *Store) readCurrent(ctx context.Context) (int64, error) {
+	resp, err := s.client.Get(ctx, s.prefix, clientv3.WithKeysOnly())
+	if err != nil {
+		return 0, etcdError(err)
+	}
+	s.position.learn(resp.Header.Revision)
+	return resp.Header.Revision, nil
+}
+
+// getRange reads keys in [from, end), at a revision or with zero at the
+// current one.
+func (s *Store) getRange(ctx context.Context, from, end string, revision, limit int64) (*clientv3.GetResponse, error) {
+	return s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithRev(revision), clientv3.WithLimit(limit))
+}
+
+// askedTimeout is how long a revision that a client named is waited for, as
+// upstream does.
+const askedTimeout = 3 * time.Second
+
+// waitAsked waits for a revision that may never come.
+func (s *Store) waitAsked(ctx context.Context, revision int64) error {
+	if s.position.get() >= revision {
+		return nil
+	}
+	limited, cancel := context.WithTimeout(ctx, askedTimeout)
+	defer cancel()
+	err := s.position.wait(limited, revision)
+	if err != nil && ctx.Err() == nil && limited.Err() != nil {
+		return fmt.Errorf("%w: %d, current: %d", ErrTooNew, revision, s.position.get())
+	}
+	return err
+}
+
+// Run keeps the caches fed until ctx ends. A broken watch is resumed; it fails
+// only on what no retry can mend.
+func (s *Store) Run(ctx context.Context) error {
+	if s.running.Swap(true) {
+		return errors.New("store: already run")
+	}
+	defer close(s.done)
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	// Its own metadata gives the store its own stream to etcd, so that
+	// progress is not held up by others' watches on the same client.
+	watchCtx := metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "hyperkube-store", fmt.Sprintf("%p", s))
+	established := make(chan struct{})
+	wg.Go(func() { s.feed(watchCtx, established) })
+	wg.Go(func() {
+		s.position.askProgress(ctx, func(context.Context) error { return s.client.RequestProgress(watchCtx) })
+	})
+	select {
+	case <-established:
+	case <-ctx.Done():
+		return nil
+	}
+	free := make(chan struct{}, maxFills)
+	for {
+		select {
+		case <-s.fills:
+		case <-ctx.Done():
+			return nil
+		}
+		s.mu.Lock()
+		todo := s.toFill
+		s.toFill = nil
+		s.mu.Unlock()
+		for _, c := range todo {
+			select {
+			case free <- struct{}{}:
+			case <-ctx.Done():
+				return nil
+			}
+			wg.Go(func() {
+				defer func() { <-free }()
+				s.fillCollection(ctx, c)
+			})
+		}
+	}
+}
+
+// maxFills is how many collections are read from etcd at the same time.
+const maxFills = 4
+
+func (s *Store) wantFill(c *Collection) {
+	s.mu.Lock()
+	s.toFill = append(s.toFill, c)
+	s.mu.Unlock()
+	signal(s.fills)
+}
+
+// fillCollection reads a collection for the first time, until that works.
+func (s *Store) fillCollection(ctx context.Context, c *Collection) {
+	var retry backoff
+	for ctx.Err() == nil {
+		generation := c.beginFill()
+		kvs, revision, err := c.read(ctx, 0)
+		select {
+		case <-c.dropped:
+			return
+		default:
+		}
+		if err == nil && c.endFill(generation, kvs, revision) {
+			return
+		}
+		if err != nil {
+			if ctx.Err() == nil {
+				s.log.Warn("cannot read a collection", "path", c.cfg.Path, "error", err)
+			}
+			retry.wait(ctx)
+		}
+	}
+}
+
+// feed keeps a watch on all keys until ctx ends, and closes established when
+// the first is open.
+func (s *Store) feed(ctx context.Context, established chan struct{}) {
+	var retry backoff
+	for ctx.Err() == nil {
+		err := s.watchOnce(ctx, &established, &retry)
+		if ctx.Err() != nil {
+			return
+		}
+		s.log.Warn("the watch on etcd broke", "revision", s.position.get(), "error", err)
+		if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, rpctypes.ErrFutureRev) {
+			if err := s.relist(ctx); err != nil && ctx.Err() == nil {
+				s.log.Warn("cannot read all collections anew", "error", err)
+			}
+		}
+		retry.wait(ctx)
+	}
+}
+
+// watchOnce opens a watch after the position and feeds from it until it ends.
+func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry *backoff) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	opts := []clientv3.OpOption{
+		clientv3.WithPrefix(), clientv3.WithProgressNotify(), clientv3.WithFragment(), clientv3.WithCreatedNotify(),
+	}
+	if position := s.position.get(); position > 0 {
+		opts = append(opts, clientv3.WithRev(position+1))
+	}
+	var touched []*Collection
+	for resp := range s.client.Watch(ctx, s.prefix, opts...) {
+		if err := resp.Err(); err != nil {
+			return err
+		}
+		retry.reset()
+		switch {
+		case resp.Created:
+			// A first watch begins with whatever comes after it. Nothing has
+			// been read so far: what is read next is at least as new.
+			if *established != nil {
+				s.position.advance(resp.Header.Revision)
+				close(*established)
+				*established = nil
+			}
+		case len(resp.Events) > 0:
+			touched = s.take(resp.Events, touched[:0])
+		default:
+			s.position.advance(resp.Header.Revision)
+			signal(s.position.answered)
+		}
+	}
+	return errors.New("closed by the client")
+}
+
+// take gives events to their collections and then publishes the position.
+func (s *Store) take(events []*clientv3.Event, touched []*Collection) []*Collection {
+	for _, ev := range events {
+		c := s.route(ev.Kv.Key)
+		if c == nil {
+			continue
+		}
+		ch := change{key: string(ev.Kv.Key[len(c.prefix):]), revision: ev.Kv.ModRevision}
+		if ev.Type == clientv3.EventTypePut {
+			ch.value = ev.Kv.Value
+			if ch.value == nil {
+				ch.value = []byte{}
+			}
+		}
+		if len(c.incoming) == 0 {
+			touched = append(touched, c)
+		}
+		c.incoming = append(c.incoming, ch)
+	}
+	for _, c := range touched {
+		c.apply(c.incoming)
+		clear(c.incoming)
+		c.incoming = c.incoming[:0]
+	}
+	// Not the header's revision: there may be more events up to that.
+	s.position.advance(events[len(events)-1].Kv.ModRevision)
+	return touched
+}
+
+// relist reads all filled collections anew after events were lost, at one
+// revision, which then is the position. Until then the position stays, so that
+// nobody takes the old entries for new ones.
+func (s *Store) relist(ctx context.Context) error {
+	revision, err := s.readCurrent(ctx)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	all := make([]*Collection, 0, len(s.collections))
+	for _, c := range s.collections {
+		all = append(all, c)
+	}
+	s.mu.Unlock()
+	for _, c := range all {
+		if !c.restart() {
+			continue
+		}
+		kvs, _, err := c.read(ctx, revision)
+		if err != nil {
+			return err
+		}
+		c.refill(kvs, revision)
+	}
+	s.position.advance(revision)
+	return nil
+}
+
+// restart tells whether the collection has been filled. If it is just being
+// filled, that begins anew.
+func (c *Collection) restart() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.generation++
+	c.pending = nil
+	return c.tree != nil
+}
+
+// backoff waits longer each time, from 10 ms to 2 s.
+type backoff struct{ next time.Duration }
+
+func (b *backoff) reset() { b.next = 0 }
+
+func (b *backoff) wait(ctx context.Context) {
+	b.next = min(max(2*b.next, 10*time.Millisecond), 2*time.Second)
+	timer := time.NewTimer(b.next)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
