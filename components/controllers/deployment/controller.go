@@ -1,0 +1,227 @@
+// Package deployment rolls out Deployments by way of ReplicaSets.
+//
+// https://kubernetes.io/docs/concepts/workloads/controllers/deployment/
+//
+// One sync reads the Deployment and its ReplicaSets, makes at most one step of
+// scaling, and writes the status; the ReplicaSets' own changes bring the next.
+package deployment
+
+import (
+	"context"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/replicaset"
+)
+
+// Kind is the kind of the objects that this controller owns.
+var Kind = appsv1.SchemeGroupVersion.WithKind("Deployment")
+
+// Controller syncs Deployments. Make it with New.
+type Controller struct {
+	*control.Loop
+	env         control.Env
+	deployments appslisters.DeploymentLister
+	sets        appslisters.ReplicaSetLister
+	setIndex    cache.Indexer
+	podIndex    cache.Indexer
+}
+
+// New makes the controller of Deployments.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	deployments := env.Informers.Apps().V1().Deployments()
+	sets := env.Informers.Apps().V1().ReplicaSets()
+	pods := env.Informers.Core().V1().Pods()
+	c := &Controller{
+		env:         env,
+		deployments: deployments.Lister(),
+		sets:        sets.Lister(),
+		setIndex:    sets.Informer().GetIndexer(),
+		podIndex:    pods.Informer().GetIndexer(),
+	}
+	c.Loop = control.NewLoop(env, "deployment", c.sync)
+	for _, i := range []cache.SharedIndexInformer{sets.Informer(), pods.Informer()} {
+		if err := control.AddOwnerIndex(i); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.Watch(deployments.Informer(), control.Every(func(d *appsv1.Deployment) { c.AddObject(d) })); err != nil {
+		return nil, err
+	}
+	if err := c.Watch(sets.Informer(), control.Handlers(c.setAdded, c.setChanged, c.setDeleted)); err != nil {
+		return nil, err
+	}
+	// A Recreate rollout waits for the end of the last old pod.
+	return c, c.Watch(pods.Informer(), control.Handlers(nil, nil, c.podDeleted))
+}
+
+func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1.Deployment {
+	if ref == nil || ref.Kind != Kind.Kind {
+		return nil
+	}
+	d, err := c.deployments.Deployments(namespace).Get(ref.Name)
+	if err != nil || d.UID != ref.UID {
+		return nil
+	}
+	return d
+}
+
+func (c *Controller) setAdded(rs *appsv1.ReplicaSet) {
+	if rs.DeletionTimestamp != nil {
+		c.setDeleted(rs)
+		return
+	}
+	if ref := metav1.GetControllerOfNoCopy(rs); ref != nil {
+		if d := c.owner(rs.Namespace, ref); d != nil {
+			c.AddObject(d)
+		}
+		return
+	}
+	c.addMatching(rs)
+}
+
+func (c *Controller) setChanged(old, cur *appsv1.ReplicaSet) {
+	was, is := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(cur)
+	changed := !equality.Semantic.DeepEqual(was, is)
+	if changed {
+		if d := c.owner(old.Namespace, was); d != nil {
+			c.AddObject(d)
+		}
+	}
+	if is != nil {
+		if d := c.owner(cur.Namespace, is); d != nil {
+			c.AddObject(d)
+		}
+		return
+	}
+	if changed || !labels.Equals(old.Labels, cur.Labels) {
+		c.addMatching(cur)
+	}
+}
+
+func (c *Controller) setDeleted(rs *appsv1.ReplicaSet) {
+	if d := c.owner(rs.Namespace, metav1.GetControllerOfNoCopy(rs)); d != nil {
+		c.AddObject(d)
+	}
+}
+
+// addMatching wakes every Deployment that might adopt an orphan.
+func (c *Controller) addMatching(rs *appsv1.ReplicaSet) {
+	all, err := c.deployments.Deployments(rs.Namespace).List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, d := range all {
+		sel, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
+		if err == nil && !sel.Empty() && sel.Matches(labels.Set(rs.Labels)) {
+			c.AddObject(d)
+		}
+	}
+}
+
+func (c *Controller) podDeleted(p *corev1.Pod) {
+	ref := metav1.GetControllerOfNoCopy(p)
+	if ref == nil || ref.Kind != replicaset.Kind.Kind {
+		return
+	}
+	rs, err := c.sets.ReplicaSets(p.Namespace).Get(ref.Name)
+	if err != nil || rs.UID != ref.UID {
+		return
+	}
+	d := c.owner(rs.Namespace, metav1.GetControllerOfNoCopy(rs))
+	if d != nil && d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
+		c.AddObject(d)
+	}
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return nil
+	}
+	shared, err := c.deployments.Deployments(namespace).Get(name)
+	if err != nil {
+		return nil // gone; the garbage collector takes its ReplicaSets
+	}
+	d := shared.DeepCopy()
+	if equality.Semantic.DeepEqual(d.Spec.Selector, &metav1.LabelSelector{}) {
+		c.env.Events.Event(d, corev1.EventTypeWarning, "SelectingAll", "This deployment is selecting all pods. A non-empty selector is required.")
+		if d.Status.ObservedGeneration < d.Generation {
+			d.Status.ObservedGeneration = d.Generation
+			return c.writeStatus(ctx, d)
+		}
+		return nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
+	if err != nil {
+		c.env.Log.ErrorContext(ctx, "selector cannot be read", "key", key, "error", err)
+		return nil
+	}
+	owned, err := c.claim(ctx, d, selector)
+	if err != nil {
+		return err
+	}
+	r := &rollout{Controller: c, d: d, owned: owned}
+	if d.DeletionTimestamp != nil {
+		if err := r.find(ctx, false); err != nil {
+			return err
+		}
+		return r.syncStatus(ctx)
+	}
+	if err := r.notePaused(ctx); err != nil {
+		return err
+	}
+	if d.Spec.Paused {
+		return r.scaleOnly(ctx)
+	}
+	if scaled := r.isScaling(); scaled {
+		return r.scaleOnly(ctx)
+	}
+	switch d.Spec.Strategy.Type {
+	case appsv1.RecreateDeploymentStrategyType:
+		return r.recreate(ctx)
+	case appsv1.RollingUpdateDeploymentStrategyType:
+		return r.roll(ctx)
+	}
+	return fmt.Errorf("unexpected deployment strategy type: %s", d.Spec.Strategy.Type)
+}
+
+func (c *Controller) claim(ctx context.Context, d *appsv1.Deployment, selector labels.Selector) ([]*appsv1.ReplicaSet, error) {
+	candidates, err := control.Owned[*appsv1.ReplicaSet](c.setIndex, d, true)
+	if err != nil {
+		return nil, err
+	}
+	claimer := control.Claimer[*appsv1.ReplicaSet]{
+		Owner:    d,
+		Kind:     Kind,
+		Selector: selector,
+		CanAdopt: control.CanAdopt(d, func(ctx context.Context) (*appsv1.Deployment, error) {
+			return c.env.Kube.AppsV1().Deployments(d.Namespace).Get(ctx, d.Name, metav1.GetOptions{})
+		}),
+		Patch: func(ctx context.Context, rs *appsv1.ReplicaSet, kind types.PatchType, patch []byte) error {
+			_, err := c.env.Kube.AppsV1().ReplicaSets(rs.Namespace).Patch(ctx, rs.Name, kind, patch, metav1.PatchOptions{})
+			return err
+		},
+	}
+	return claimer.Claim(ctx, candidates)
+}
+
+// writeStatus writes the status of d and takes over what came of it.
+func (c *Controller) writeStatus(ctx context.Context, d *appsv1.Deployment) error {
+	written, err := c.env.Kube.AppsV1().Deployments(d.Namespace).UpdateStatus(ctx, d, metav1.UpdateOptions{})
+	if err != nil {
+		return err
+	}
+	written.DeepCopyInto(d)
+	return nil
+}

@@ -1,0 +1,425 @@
+package deployment
+
+import (
+	"context"
+	"fmt"
+	"sort"
+	"strconv"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// rollout is one sync of one Deployment. It is used by one goroutine.
+type rollout struct {
+	*Controller
+	// d is the Deployment: our own copy, kept up with what was written.
+	d *appsv1.Deployment
+	// owned are all its ReplicaSets. They are shared unless replaced by what
+	// an update returned.
+	owned []*appsv1.ReplicaSet
+
+	// Set by find.
+	new *appsv1.ReplicaSet // nil: not there
+	old []*appsv1.ReplicaSet
+}
+
+// all returns old and new ReplicaSets.
+func (r *rollout) all() []*appsv1.ReplicaSet {
+	out := append([]*appsv1.ReplicaSet(nil), r.old...)
+	if r.new != nil {
+		out = append(out, r.new)
+	}
+	return out
+}
+
+// find tells new from old, brings the new one's annotations and the revision up
+// to date, and makes it if it is missing and create is set.
+func (r *rollout) find(ctx context.Context, create bool) error {
+	existing := findNew(r.d, r.owned)
+	r.old = withoutSet(r.owned, existing)
+	rev := maxRevision(r.old) + 1
+	if existing != nil {
+		rs := existing.DeepCopy()
+		changed := setNewAnnotations(r.d, rs, rev, true)
+		if changed || rs.Spec.MinReadySeconds != r.d.Spec.MinReadySeconds {
+			rs.Spec.MinReadySeconds = r.d.Spec.MinReadySeconds
+			updated, err := r.env.Kube.AppsV1().ReplicaSets(rs.Namespace).Update(ctx, rs, metav1.UpdateOptions{})
+			if err != nil {
+				return err
+			}
+			r.new = updated
+			return nil
+		}
+		r.new = existing
+		note := setRevision(r.d, rs.Annotations[revisionAnnotation])
+		if hasDeadline(r.d) && condition(&r.d.Status, appsv1.DeploymentProgressing) == nil {
+			r.set(&r.d.Status, appsv1.DeploymentProgressing, corev1.ConditionTrue, foundNewRS, fmt.Sprintf("Found new replica set %q", rs.Name))
+			note = true
+		}
+		if note {
+			return r.writeRevision(ctx)
+		}
+		return nil
+	}
+	if !create {
+		return nil
+	}
+	return r.create(ctx, rev)
+}
+
+// writeRevision writes annotations and conditions of d. The status subresource
+// keeps metadata for Deployments as upstream's does.
+func (r *rollout) writeRevision(ctx context.Context) error { return r.writeStatus(ctx, r.d) }
+
+func (r *rollout) create(ctx context.Context, rev int64) error {
+	d := r.d
+	template := d.Spec.Template.DeepCopy()
+	hash := control.TemplateHash(template, d.Status.CollisionCount)
+	template.Labels = with(d.Spec.Template.Labels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
+	selector := d.Spec.Selector.DeepCopy()
+	selector.MatchLabels = with(selector.MatchLabels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
+	zero := int32(0)
+	rs := &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:            d.Name + "-" + hash,
+			Namespace:       d.Namespace,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, Kind)},
+			Labels:          template.Labels,
+		},
+		Spec: appsv1.ReplicaSetSpec{
+			Replicas:        &zero,
+			MinReadySeconds: d.Spec.MinReadySeconds,
+			Selector:        selector,
+			Template:        *template,
+		},
+	}
+	size := newSize(d, append(append([]*appsv1.ReplicaSet(nil), r.old...), rs), rs)
+	rs.Spec.Replicas = &size
+	setNewAnnotations(d, rs, rev, false)
+
+	existed := false
+	made, err := r.env.Kube.AppsV1().ReplicaSets(d.Namespace).Create(ctx, rs, metav1.CreateOptions{})
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		existed = true
+		there, getErr := r.sets.ReplicaSets(rs.Namespace).Get(rs.Name)
+		if getErr != nil {
+			// Not in our cache yet: wait for it.
+			return getErr
+		}
+		ref := metav1.GetControllerOfNoCopy(there)
+		if ref == nil || ref.UID != d.UID || !sameTemplate(&d.Spec.Template, &there.Spec.Template) {
+			// Another template has the same hash, or another owner the name:
+			// the next try hashes in the count.
+			n := int32(1)
+			if d.Status.CollisionCount != nil {
+				n += *d.Status.CollisionCount
+			}
+			d.Status.CollisionCount = &n
+			if statusErr := r.writeStatus(ctx, d); statusErr != nil {
+				return statusErr
+			}
+			return err
+		}
+		made = there
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return nil
+	case err != nil:
+		msg := fmt.Sprintf("Failed to create new replica set %q: %v", rs.Name, err)
+		if hasDeadline(d) {
+			r.set(&d.Status, appsv1.DeploymentProgressing, corev1.ConditionFalse, failedCreateRS, msg)
+			// The failure to create is the one to report and to try again.
+			_ = r.writeStatus(ctx, d)
+		}
+		r.env.Events.Event(d, corev1.EventTypeWarning, failedCreateRS, msg)
+		return err
+	}
+	r.new = made
+	if !existed && size > 0 {
+		r.env.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled up replica set %s from 0 to %d", made.Name, size)
+	}
+	note := setRevision(d, strconv.FormatInt(rev, 10))
+	if !existed && hasDeadline(d) {
+		r.set(&d.Status, appsv1.DeploymentProgressing, corev1.ConditionTrue, newRSCreated, fmt.Sprintf("Created new replica set %q", made.Name))
+		note = true
+	}
+	if note {
+		return r.writeRevision(ctx)
+	}
+	return nil
+}
+
+func with(m map[string]string, key, value string) map[string]string {
+	out := make(map[string]string, len(m)+1)
+	for k, v := range m {
+		out[k] = v
+	}
+	out[key] = value
+	return out
+}
+
+// scale gives rs a size and notes the Deployment's own on it. It replaces rs
+// among new and old by what was written, and tells whether the size changed.
+func (r *rollout) scale(ctx context.Context, rs *appsv1.ReplicaSet, size int32) (bool, error) {
+	want := replicas(r.d.Spec.Replicas)
+	before := replicas(rs.Spec.Replicas)
+	next := rs.DeepCopy()
+	noted := setReplicaAnnotations(next, want, want+maxSurge(r.d))
+	if before == size && !noted {
+		return false, nil
+	}
+	next.Spec.Replicas = &size
+	updated, err := r.env.Kube.AppsV1().ReplicaSets(rs.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	if err != nil {
+		return false, err
+	}
+	if r.new != nil && r.new.UID == rs.UID {
+		r.new = updated
+	}
+	for i := range r.old {
+		if r.old[i].UID == rs.UID {
+			r.old[i] = updated
+		}
+	}
+	if before != size {
+		op := "up"
+		if size < before {
+			op = "down"
+		}
+		r.env.Events.Eventf(r.d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled %s replica set %s from %d to %d", op, rs.Name, before, size)
+	}
+	return before != size, nil
+}
+
+// resize is scale for those already of that size, which it leaves alone.
+func (r *rollout) resize(ctx context.Context, rs *appsv1.ReplicaSet, size int32) (bool, error) {
+	if replicas(rs.Spec.Replicas) == size {
+		return false, nil
+	}
+	return r.scale(ctx, rs, size)
+}
+
+// isScaling tells whether the Deployment's size changed since its ReplicaSets
+// were last scaled.
+func (r *rollout) isScaling() bool {
+	for _, rs := range activeSets(r.owned) {
+		if n, ok := intAnnotation(rs, desiredReplicasAnnotation); ok && n != replicas(r.d.Spec.Replicas) {
+			return true
+		}
+	}
+	return false
+}
+
+// scaleOnly follows a change of size, or all of a paused Deployment's changes,
+// without rolling out.
+func (r *rollout) scaleOnly(ctx context.Context) error {
+	if err := r.find(ctx, false); err != nil {
+		return err
+	}
+	if err := r.spread(ctx); err != nil {
+		return err
+	}
+	if r.d.Spec.Paused {
+		if err := r.cleanup(ctx); err != nil {
+			return err
+		}
+	}
+	return r.syncStatus(ctx)
+}
+
+func (r *rollout) spread(ctx context.Context) error {
+	if rs := activeOrLatest(r.new, r.old); rs != nil {
+		_, err := r.resize(ctx, rs, replicas(r.d.Spec.Replicas))
+		return err
+	}
+	if isSaturated(r.d, r.new) {
+		for _, rs := range activeSets(r.old) {
+			if _, err := r.resize(ctx, rs, 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if !isRolling(r.d) {
+		return nil
+	}
+	active := activeSets(r.all())
+	sizes := proportions(r.d, active)
+	for _, rs := range active {
+		if _, err := r.scale(ctx, rs, sizes[rs.Name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recreate ends all old pods before it starts new ones.
+func (r *rollout) recreate(ctx context.Context) error {
+	if err := r.find(ctx, false); err != nil {
+		return err
+	}
+	scaledDown := false
+	for _, rs := range activeSets(r.old) {
+		changed, err := r.resize(ctx, rs, 0)
+		if err != nil {
+			return err
+		}
+		scaledDown = scaledDown || changed
+	}
+	if scaledDown {
+		return r.syncProgress(ctx)
+	}
+	running, err := r.oldPodsRun()
+	if err != nil {
+		return err
+	}
+	if running {
+		return r.syncProgress(ctx)
+	}
+	if r.new == nil {
+		if err := r.find(ctx, true); err != nil || r.new == nil {
+			return err
+		}
+	}
+	if _, err := r.resize(ctx, r.new, replicas(r.d.Spec.Replicas)); err != nil {
+		return err
+	}
+	if complete(r.d, &r.d.Status) {
+		if err := r.cleanup(ctx); err != nil {
+			return err
+		}
+	}
+	return r.syncProgress(ctx)
+}
+
+// oldPodsRun tells whether any pod of an old ReplicaSet may still run.
+func (r *rollout) oldPodsRun() (bool, error) {
+	if actual(r.old) > 0 {
+		return true, nil
+	}
+	for _, rs := range r.old {
+		pods, err := control.Owned[*corev1.Pod](r.podIndex, rs, false)
+		if err != nil {
+			return false, err
+		}
+		for _, p := range pods {
+			// Of an unknown phase, on a lost node, it may run as well.
+			if !control.IsTerminal(p) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// roll replaces old pods by new ones bit by bit.
+func (r *rollout) roll(ctx context.Context) error {
+	if err := r.find(ctx, true); err != nil || r.new == nil {
+		return err
+	}
+	size := replicas(r.d.Spec.Replicas)
+	if replicas(r.new.Spec.Replicas) < size {
+		size = newSize(r.d, r.all(), r.new)
+	}
+	up, err := r.resize(ctx, r.new, size)
+	if err != nil {
+		return err
+	}
+	if up {
+		return r.syncProgress(ctx)
+	}
+	down, err := r.shrinkOld(ctx)
+	if err != nil {
+		return err
+	}
+	if !down && complete(r.d, &r.d.Status) {
+		if err := r.cleanup(ctx); err != nil {
+			return err
+		}
+	}
+	return r.syncProgress(ctx)
+}
+
+// shrinkOld takes away old pods as far as availability allows: first those that
+// are not available anyway.
+func (r *rollout) shrinkOld(ctx context.Context) (bool, error) {
+	old := activeSets(r.old)
+	if wanted(old) == 0 {
+		return false, nil
+	}
+	minAvailable := replicas(r.d.Spec.Replicas) - maxUnavailable(r.d)
+	newUnavailable := replicas(r.new.Spec.Replicas) - r.new.Status.AvailableReplicas
+	budget := wanted(r.all()) - minAvailable - newUnavailable
+	if budget <= 0 {
+		return false, nil
+	}
+	olderFirst(old)
+	total := int32(0)
+	for _, rs := range old {
+		size := replicas(rs.Spec.Replicas)
+		n := min(budget-total, size-rs.Status.AvailableReplicas)
+		if n <= 0 {
+			continue
+		}
+		if _, err := r.resize(ctx, rs, size-n); err != nil {
+			return false, err
+		}
+		total += n
+	}
+	// The sizes changed, and with them who is still active.
+	old = activeSets(r.old)
+	olderFirst(old)
+	budget = available(r.all()) - minAvailable
+	for _, rs := range old {
+		size := replicas(rs.Spec.Replicas)
+		n := min(budget, size)
+		if n <= 0 {
+			continue
+		}
+		if _, err := r.resize(ctx, rs, size-n); err != nil {
+			return false, err
+		}
+		budget -= n
+		total += n
+	}
+	return total > 0, nil
+}
+
+// cleanup deletes the oldest ReplicaSets beyond the history limit.
+func (r *rollout) cleanup(ctx context.Context) error {
+	if !hasHistoryLimit(r.d) {
+		return nil
+	}
+	var sets []*appsv1.ReplicaSet
+	for _, rs := range r.old {
+		if rs.DeletionTimestamp == nil {
+			sets = append(sets, rs)
+		}
+	}
+	excess := len(sets) - int(*r.d.Spec.RevisionHistoryLimit)
+	if excess <= 0 {
+		return nil
+	}
+	sort.SliceStable(sets, func(i, j int) bool {
+		a, b := revision(sets[i].Annotations), revision(sets[j].Annotations)
+		if a != b {
+			return a < b
+		}
+		return older(sets[i], sets[j])
+	})
+	for _, rs := range sets[:excess] {
+		if rs.Status.Replicas != 0 || replicas(rs.Spec.Replicas) != 0 || rs.Generation > rs.Status.ObservedGeneration {
+			continue
+		}
+		err := r.env.Kube.AppsV1().ReplicaSets(rs.Namespace).Delete(ctx, rs.Name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}

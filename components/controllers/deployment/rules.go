@@ -1,0 +1,402 @@
+package deployment
+
+import (
+	"math"
+	"sort"
+	"strconv"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// Annotations by which a Deployment keeps book on its ReplicaSets.
+const (
+	revisionAnnotation        = "deployment.kubernetes.io/revision"
+	revisionHistoryAnnotation = "deployment.kubernetes.io/revision-history"
+	desiredReplicasAnnotation = "deployment.kubernetes.io/desired-replicas"
+	maxReplicasAnnotation     = "deployment.kubernetes.io/max-replicas"
+	rollbackAnnotation        = "deprecated.deployment.rollback.to"
+)
+
+// maxHistory bounds the revision history annotation, in bytes.
+const maxHistory = 2000
+
+// ownAnnotations are those of a Deployment that its ReplicaSets do not get.
+var ownAnnotations = map[string]bool{
+	corev1.LastAppliedConfigAnnotation: true,
+	revisionAnnotation:                 true,
+	revisionHistoryAnnotation:          true,
+	desiredReplicasAnnotation:          true,
+	maxReplicasAnnotation:              true,
+	rollbackAnnotation:                 true,
+}
+
+func isRolling(d *appsv1.Deployment) bool {
+	return d.Spec.Strategy.Type == appsv1.RollingUpdateDeploymentStrategyType
+}
+
+func replicas(p *int32) int32 {
+	if p == nil {
+		return 1
+	}
+	return *p
+}
+
+// fenceposts returns how many pods a rolling update may have above, and may
+// lack below, the wanted number. Percentages round up and down, and never both
+// to zero, for then nothing would ever move.
+func fenceposts(d *appsv1.Deployment) (surge, unavailable int32) {
+	if !isRolling(d) {
+		return 0, 0
+	}
+	want := int(replicas(d.Spec.Replicas))
+	if u := d.Spec.Strategy.RollingUpdate; u != nil {
+		surge = scaled(u.MaxSurge, want, true)
+		unavailable = scaled(u.MaxUnavailable, want, false)
+	}
+	if surge == 0 && unavailable == 0 {
+		unavailable = 1
+	}
+	return surge, unavailable
+}
+
+func scaled(v *intstr.IntOrString, total int, up bool) int32 {
+	if v == nil {
+		return 0
+	}
+	n, err := intstr.GetScaledValueFromIntOrPercent(v, total, up)
+	if err != nil {
+		return 0
+	}
+	return int32(n)
+}
+
+func maxSurge(d *appsv1.Deployment) int32 {
+	surge, _ := fenceposts(d)
+	return surge
+}
+
+func maxUnavailable(d *appsv1.Deployment) int32 {
+	want := replicas(d.Spec.Replicas)
+	if !isRolling(d) || want == 0 {
+		return 0
+	}
+	_, u := fenceposts(d)
+	return min(u, want)
+}
+
+func hasDeadline(d *appsv1.Deployment) bool {
+	return d.Spec.ProgressDeadlineSeconds != nil && *d.Spec.ProgressDeadlineSeconds != math.MaxInt32
+}
+
+func hasHistoryLimit(d *appsv1.Deployment) bool {
+	return d.Spec.RevisionHistoryLimit != nil && *d.Spec.RevisionHistoryLimit != math.MaxInt32
+}
+
+// sameTemplate compares templates, the hash label aside.
+func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
+	x, y := *a, *b
+	x.Labels, y.Labels = withoutHash(a.Labels), withoutHash(b.Labels)
+	return equality.Semantic.DeepEqual(x, y)
+}
+
+func withoutHash(m map[string]string) map[string]string {
+	if _, ok := m[appsv1.DefaultDeploymentUniqueLabelKey]; !ok {
+		return m
+	}
+	out := make(map[string]string, len(m))
+	for k, v := range m {
+		if k != appsv1.DefaultDeploymentUniqueLabelKey {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+func olderFirst(sets []*appsv1.ReplicaSet) {
+	sort.SliceStable(sets, func(i, j int) bool { return older(sets[i], sets[j]) })
+}
+
+func older(a, b *appsv1.ReplicaSet) bool {
+	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.Name < b.Name
+	}
+	return a.CreationTimestamp.Before(&b.CreationTimestamp)
+}
+
+// findNew returns the ReplicaSet of the Deployment's present template, the
+// oldest if there are several, so that all agree on one.
+func findNew(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) *appsv1.ReplicaSet {
+	sorted := append([]*appsv1.ReplicaSet(nil), sets...)
+	olderFirst(sorted)
+	for _, rs := range sorted {
+		if sameTemplate(&rs.Spec.Template, &d.Spec.Template) {
+			return rs
+		}
+	}
+	return nil
+}
+
+func withoutSet(sets []*appsv1.ReplicaSet, not *appsv1.ReplicaSet) []*appsv1.ReplicaSet {
+	var out []*appsv1.ReplicaSet
+	for _, rs := range sets {
+		if not == nil || rs.UID != not.UID {
+			out = append(out, rs)
+		}
+	}
+	return out
+}
+
+func activeSets(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
+	var out []*appsv1.ReplicaSet
+	for _, rs := range sets {
+		if rs != nil && replicas(rs.Spec.Replicas) > 0 {
+			out = append(out, rs)
+		}
+	}
+	return out
+}
+
+// Sums over ReplicaSets: what they ask for, have, and have available.
+func wanted(sets []*appsv1.ReplicaSet) (n int32) {
+	for _, rs := range sets {
+		n += replicas(rs.Spec.Replicas)
+	}
+	return n
+}
+
+func actual(sets []*appsv1.ReplicaSet) (n int32) {
+	for _, rs := range sets {
+		n += rs.Status.Replicas
+	}
+	return n
+}
+
+func available(sets []*appsv1.ReplicaSet) (n int32) {
+	for _, rs := range sets {
+		n += rs.Status.AvailableReplicas
+	}
+	return n
+}
+
+func revision(annotations map[string]string) int64 {
+	n, err := strconv.ParseInt(annotations[revisionAnnotation], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+func maxRevision(sets []*appsv1.ReplicaSet) (n int64) {
+	for _, rs := range sets {
+		n = max(n, revision(rs.Annotations))
+	}
+	return n
+}
+
+func intAnnotation(rs *appsv1.ReplicaSet, key string) (int32, bool) {
+	s, ok := rs.Annotations[key]
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(s, 10, 32)
+	return int32(n), err == nil
+}
+
+// setReplicaAnnotations notes the Deployment's size on its ReplicaSet, by which
+// proportional scaling later knows the former size, and tells whether that
+// changed anything. It writes to rs.
+func setReplicaAnnotations(rs *appsv1.ReplicaSet, desired, maximum int32) bool {
+	a := setAnnotation(rs, desiredReplicasAnnotation, strconv.Itoa(int(desired)))
+	b := setAnnotation(rs, maxReplicasAnnotation, strconv.Itoa(int(maximum)))
+	return a || b
+}
+
+func setAnnotation(rs *appsv1.ReplicaSet, key, value string) bool {
+	if rs.Annotations[key] == value && value != "" {
+		return false
+	}
+	if rs.Annotations == nil {
+		rs.Annotations = map[string]string{}
+	}
+	rs.Annotations[key] = value
+	return true
+}
+
+// setNewAnnotations brings the annotations of the new ReplicaSet up to date and
+// tells whether that changed any. It writes to rs.
+func setNewAnnotations(d *appsv1.Deployment, rs *appsv1.ReplicaSet, rev int64, exists bool) bool {
+	changed := false
+	for k, v := range d.Annotations {
+		if old, ok := rs.Annotations[k]; ownAnnotations[k] || ok && old == v {
+			continue
+		}
+		if rs.Annotations == nil {
+			rs.Annotations = map[string]string{}
+		}
+		rs.Annotations[k] = v
+		changed = true
+	}
+	before, had := rs.Annotations[revisionAnnotation]
+	beforeRev, err := strconv.ParseInt(before, 10, 64)
+	if err != nil && before != "" {
+		return false // not ours to mend
+	}
+	if beforeRev < rev {
+		setAnnotation(rs, revisionAnnotation, strconv.FormatInt(rev, 10))
+		changed = true
+		// An old template was taken up again: its former revisions are kept.
+		if had && before != "" {
+			if h, ok := appendHistory(rs.Annotations[revisionHistoryAnnotation], before); ok {
+				rs.Annotations[revisionHistoryAnnotation] = h
+			}
+		}
+	}
+	if !exists {
+		want := replicas(d.Spec.Replicas)
+		if setReplicaAnnotations(rs, want, want+maxSurge(d)) {
+			changed = true
+		}
+	}
+	return changed
+}
+
+// appendHistory appends a revision to a comma separated list, from whose front
+// it takes as many as make it fit.
+func appendHistory(history, rev string) (string, bool) {
+	if history == "" {
+		return rev, true
+	}
+	for len(history)+1+len(rev) > maxHistory {
+		_, rest, ok := strings.Cut(history, ",")
+		if !ok {
+			return rev, len(rev) <= maxHistory
+		}
+		history = rest
+	}
+	return history + "," + rev, true
+}
+
+// setRevision notes the revision on the Deployment and tells whether that
+// changed it.
+func setRevision(d *appsv1.Deployment, rev string) bool {
+	if d.Annotations[revisionAnnotation] == rev {
+		return false
+	}
+	if d.Annotations == nil {
+		d.Annotations = map[string]string{}
+	}
+	d.Annotations[revisionAnnotation] = rev
+	return true
+}
+
+// newSize is how large the new ReplicaSet may be now.
+func newSize(d *appsv1.Deployment, all []*appsv1.ReplicaSet, rs *appsv1.ReplicaSet) int32 {
+	want, have := replicas(d.Spec.Replicas), replicas(rs.Spec.Replicas)
+	if !isRolling(d) {
+		return want
+	}
+	room := want + maxSurge(d) - wanted(all)
+	if room <= 0 {
+		return have
+	}
+	return have + min(room, want-have)
+}
+
+// activeOrLatest returns the only ReplicaSet to scale when there is no rollout
+// under way; nil when several have pods.
+func activeOrLatest(newRS *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) *appsv1.ReplicaSet {
+	active := activeSets(append(append([]*appsv1.ReplicaSet(nil), old...), newRS))
+	switch {
+	case len(active) == 1:
+		return active[0]
+	case len(active) > 1:
+		return nil
+	case newRS != nil:
+		return newRS
+	}
+	var latest *appsv1.ReplicaSet
+	for _, rs := range old {
+		if latest == nil || older(latest, rs) {
+			latest = rs
+		}
+	}
+	return latest
+}
+
+// isSaturated tells whether rs alone carries the whole Deployment.
+func isSaturated(d *appsv1.Deployment, rs *appsv1.ReplicaSet) bool {
+	if rs == nil {
+		return false
+	}
+	desired, ok := intAnnotation(rs, desiredReplicasAnnotation)
+	want := replicas(d.Spec.Replicas)
+	return ok && replicas(rs.Spec.Replicas) == want && desired == want && rs.Status.AvailableReplicas == want
+}
+
+// proportions spreads a change of the Deployment's size in the middle of a
+// rollout over its active ReplicaSets, each by its share, and returns their new
+// sizes by name. It sorts sets.
+func proportions(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) map[string]int32 {
+	allowed := int32(0)
+	if want := replicas(d.Spec.Replicas); want > 0 {
+		allowed = want + maxSurge(d)
+	}
+	toAdd := allowed - wanted(sets)
+	// The largest take the leftovers; among equals the newer when growing, the
+	// older when shrinking.
+	sort.SliceStable(sets, func(i, j int) bool {
+		a, b := sets[i], sets[j]
+		if x, y := replicas(a.Spec.Replicas), replicas(b.Spec.Replicas); x != y {
+			return x > y
+		}
+		if toAdd > 0 {
+			return older(b, a)
+		}
+		return older(a, b)
+	})
+	sizes := make(map[string]int32, len(sets))
+	added := int32(0)
+	for _, rs := range sets {
+		p := proportion(d, rs, toAdd, added)
+		sizes[rs.Name] = replicas(rs.Spec.Replicas) + p
+		added += p
+	}
+	if toAdd != 0 && len(sets) > 0 {
+		first := sets[0].Name
+		sizes[first] = max(0, sizes[first]+toAdd-added)
+	}
+	return sizes
+}
+
+func proportion(d *appsv1.Deployment, rs *appsv1.ReplicaSet, toAdd, added int32) int32 {
+	size := replicas(rs.Spec.Replicas)
+	if size == 0 || toAdd == 0 || toAdd == added {
+		return 0
+	}
+	share, left := fraction(d, rs), toAdd-added
+	if toAdd > 0 {
+		return min(share, left)
+	}
+	return max(share, left)
+}
+
+// fraction is by how much rs changes if it keeps its share of the whole.
+func fraction(d *appsv1.Deployment, rs *appsv1.ReplicaSet) int32 {
+	size, want := replicas(rs.Spec.Replicas), replicas(d.Spec.Replicas)
+	if want == 0 {
+		return -size
+	}
+	before, ok := intAnnotation(rs, maxReplicasAnnotation)
+	if !ok || before == 0 {
+		before = d.Status.Replicas
+		if before == 0 {
+			return 0
+		}
+	}
+	next := float64(size) * float64(want+maxSurge(d)) / float64(before)
+	return int32(math.Floor(next+0.5)) - size
+}

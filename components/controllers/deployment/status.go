@@ -1,0 +1,252 @@
+package deployment
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/controllers/replicaset"
+)
+
+// Reasons of conditions.
+const (
+	foundNewRS          = "FoundNewReplicaSet"
+	newRSCreated        = "NewReplicaSetCreated"
+	newRSAvailable      = "NewReplicaSetAvailable"
+	rsUpdated           = "ReplicaSetUpdated"
+	failedCreateRS      = "ReplicaSetCreateError"
+	timedOut            = "ProgressDeadlineExceeded"
+	pausedReason        = "DeploymentPaused"
+	resumedReason       = "DeploymentResumed"
+	minimumAvailable    = "MinimumReplicasAvailable"
+	minimumNotAvailable = "MinimumReplicasUnavailable"
+)
+
+func condition(s *appsv1.DeploymentStatus, kind appsv1.DeploymentConditionType) *appsv1.DeploymentCondition {
+	for i := range s.Conditions {
+		if s.Conditions[i].Type == kind {
+			return &s.Conditions[i]
+		}
+	}
+	return nil
+}
+
+func removeCondition(s *appsv1.DeploymentStatus, kind appsv1.DeploymentConditionType) {
+	var kept []appsv1.DeploymentCondition
+	for _, c := range s.Conditions {
+		if c.Type != kind {
+			kept = append(kept, c)
+		}
+	}
+	s.Conditions = kept
+}
+
+// setCondition puts cond in the place of the one of its type, unless that says
+// the same already.
+func setCondition(s *appsv1.DeploymentStatus, cond appsv1.DeploymentCondition) {
+	if old := condition(s, cond.Type); old != nil {
+		if old.Status == cond.Status && old.Reason == cond.Reason {
+			return
+		}
+		if old.Status == cond.Status {
+			cond.LastTransitionTime = old.LastTransitionTime
+		}
+	}
+	removeCondition(s, cond.Type)
+	s.Conditions = append(s.Conditions, cond)
+}
+
+func (r *rollout) condition(kind appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason, message string) appsv1.DeploymentCondition {
+	now := metav1.NewTime(r.env.Clock.Now())
+	return appsv1.DeploymentCondition{Type: kind, Status: status, LastUpdateTime: now, LastTransitionTime: now, Reason: reason, Message: message}
+}
+
+func (r *rollout) set(s *appsv1.DeploymentStatus, kind appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason, message string) {
+	setCondition(s, r.condition(kind, status, reason, message))
+}
+
+// complete tells whether a rollout with status s is over.
+func complete(d *appsv1.Deployment, s *appsv1.DeploymentStatus) bool {
+	want := replicas(d.Spec.Replicas)
+	return s.UpdatedReplicas == want && s.Replicas == want && s.AvailableReplicas == want && s.ObservedGeneration >= d.Generation
+}
+
+// progressing tells whether s is a step ahead of the status of d.
+func progressing(d *appsv1.Deployment, s *appsv1.DeploymentStatus) bool {
+	was := &d.Status
+	return s.UpdatedReplicas > was.UpdatedReplicas ||
+		s.Replicas-s.UpdatedReplicas < was.Replicas-was.UpdatedReplicas ||
+		s.ReadyReplicas > was.ReadyReplicas ||
+		s.AvailableReplicas > was.AvailableReplicas
+}
+
+func isTimedOut(d *appsv1.Deployment, s *appsv1.DeploymentStatus, now time.Time) bool {
+	c := condition(s, appsv1.DeploymentProgressing)
+	if !hasDeadline(d) || c == nil {
+		return false
+	}
+	switch c.Reason {
+	case newRSAvailable:
+		// It was complete; what made it incomplete since is no rollout.
+		return false
+	case timedOut:
+		return true
+	}
+	return deadline(d, c).Before(now)
+}
+
+// deadline is when a rollout that last progressed at c counts as failed.
+func deadline(d *appsv1.Deployment, c *appsv1.DeploymentCondition) time.Time {
+	return c.LastUpdateTime.Add(time.Duration(*d.Spec.ProgressDeadlineSeconds) * time.Second)
+}
+
+// compute makes the status from that of the ReplicaSets.
+func (r *rollout) compute() appsv1.DeploymentStatus {
+	all := r.all()
+	s := appsv1.DeploymentStatus{
+		ObservedGeneration: r.d.Generation,
+		Replicas:           actual(all),
+		AvailableReplicas:  available(all),
+		CollisionCount:     r.d.Status.CollisionCount,
+	}
+	s.UnavailableReplicas = max(0, wanted(all)-s.AvailableReplicas)
+	terminating, known := int32(0), true
+	for _, rs := range all {
+		s.ReadyReplicas += rs.Status.ReadyReplicas
+		if rs.Status.TerminatingReplicas == nil {
+			known = false
+			continue
+		}
+		terminating += *rs.Status.TerminatingReplicas
+	}
+	if known {
+		s.TerminatingReplicas = &terminating
+	}
+	if r.new != nil {
+		s.UpdatedReplicas = r.new.Status.Replicas
+	}
+	s.Conditions = append(s.Conditions, r.d.Status.Conditions...)
+	if s.AvailableReplicas >= replicas(r.d.Spec.Replicas)-maxUnavailable(r.d) {
+		r.set(&s, appsv1.DeploymentAvailable, corev1.ConditionTrue, minimumAvailable, "Deployment has minimum availability.")
+	} else {
+		r.set(&s, appsv1.DeploymentAvailable, corev1.ConditionFalse, minimumNotAvailable, "Deployment does not have minimum availability.")
+	}
+	return s
+}
+
+// syncStatus writes the status if it changed.
+func (r *rollout) syncStatus(ctx context.Context) error {
+	return r.write(ctx, r.compute())
+}
+
+func (r *rollout) write(ctx context.Context, s appsv1.DeploymentStatus) error {
+	if equality.Semantic.DeepEqual(r.d.Status, s) {
+		return nil
+	}
+	r.d.Status = s
+	return r.writeStatus(ctx, r.d)
+}
+
+// syncProgress writes the status with how the rollout goes, and comes back when
+// its deadline passes.
+func (r *rollout) syncProgress(ctx context.Context) error {
+	d, s := r.d, r.compute()
+	if !hasDeadline(d) {
+		removeCondition(&s, appsv1.DeploymentProgressing)
+	}
+	was := condition(&d.Status, appsv1.DeploymentProgressing)
+	wasDone := s.Replicas == s.UpdatedReplicas && was != nil && was.Reason == newRSAvailable
+	if hasDeadline(d) && !wasDone {
+		what := fmt.Sprintf("Deployment %q", d.Name)
+		if r.new != nil {
+			what = fmt.Sprintf("ReplicaSet %q", r.new.Name)
+		}
+		switch {
+		case complete(d, &s):
+			r.set(&s, appsv1.DeploymentProgressing, corev1.ConditionTrue, newRSAvailable, what+" has successfully progressed.")
+		case progressing(d, &s):
+			// Each step is noted anew, so that the deadline counts from it.
+			c := r.condition(appsv1.DeploymentProgressing, corev1.ConditionTrue, rsUpdated, what+" is progressing.")
+			if was != nil {
+				if was.Status == corev1.ConditionTrue {
+					c.LastTransitionTime = was.LastTransitionTime
+				}
+				removeCondition(&s, appsv1.DeploymentProgressing)
+			}
+			setCondition(&s, c)
+		case isTimedOut(d, &s, r.env.Clock.Now()):
+			r.set(&s, appsv1.DeploymentProgressing, corev1.ConditionFalse, timedOut, what+" has timed out progressing.")
+		}
+	}
+	if c := r.failure(); c != nil {
+		setCondition(&s, *c)
+	} else {
+		removeCondition(&s, appsv1.DeploymentReplicaFailure)
+	}
+	if equality.Semantic.DeepEqual(d.Status, s) {
+		r.comeBack(&s)
+		return nil
+	}
+	return r.write(ctx, s)
+}
+
+// comeBack sets the alarm for the deadline of a rollout that does not move.
+func (r *rollout) comeBack(s *appsv1.DeploymentStatus) {
+	c := condition(s, appsv1.DeploymentProgressing)
+	if !hasDeadline(r.d) || c == nil || complete(r.d, s) || c.Reason == timedOut || c.Reason == newRSAvailable {
+		return
+	}
+	// One second later, for times in the API have whole seconds.
+	after := deadline(r.d, c).Sub(r.env.Clock.Now()) + time.Second
+	r.AddAfter(r.d.Namespace+"/"+r.d.Name, max(after, time.Second))
+}
+
+// failure is the condition that tells why a ReplicaSet could not make or delete
+// pods, that of the new one first.
+func (r *rollout) failure() *appsv1.DeploymentCondition {
+	sets := r.old
+	if r.new != nil {
+		sets = append([]*appsv1.ReplicaSet{r.new}, r.old...)
+	}
+	for _, rs := range sets {
+		if c := replicaset.Condition(rs.Status, appsv1.ReplicaSetReplicaFailure); c != nil {
+			return &appsv1.DeploymentCondition{
+				Type:               appsv1.DeploymentConditionType(c.Type),
+				Status:             c.Status,
+				LastTransitionTime: c.LastTransitionTime,
+				LastUpdateTime:     c.LastTransitionTime,
+				Reason:             c.Reason,
+				Message:            c.Message,
+			}
+		}
+	}
+	return nil
+}
+
+// notePaused notes on the Progressing condition that the rollout was paused or
+// resumed, so that the time between does not count against the deadline.
+func (r *rollout) notePaused(ctx context.Context) error {
+	d := r.d
+	if !hasDeadline(d) {
+		return nil
+	}
+	c := condition(&d.Status, appsv1.DeploymentProgressing)
+	if c != nil && c.Reason == timedOut {
+		return nil
+	}
+	noted := c != nil && c.Reason == pausedReason
+	switch {
+	case d.Spec.Paused && !noted:
+		r.set(&d.Status, appsv1.DeploymentProgressing, corev1.ConditionUnknown, pausedReason, "Deployment is paused")
+	case !d.Spec.Paused && noted:
+		r.set(&d.Status, appsv1.DeploymentProgressing, corev1.ConditionUnknown, resumedReason, "Deployment is resumed")
+	default:
+		return nil
+	}
+	return r.writeStatus(ctx, d)
+}

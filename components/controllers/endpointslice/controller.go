@@ -1,0 +1,251 @@
+// Package endpointslice keeps the EndpointSlices of Services with a selector.
+// What a Service's slices should be is worked out by k8s.io/endpointslice; here
+// is when to ask it.
+//
+// https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/
+package endpointslice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/endpointslice"
+	"k8s.io/endpointslice/topologycache"
+	sliceutil "k8s.io/endpointslice/util"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// Name is what manages the slices, by their label.
+const Name = "endpointslice-controller.k8s.io"
+
+// MaxEndpointsPerSlice is upstream's default.
+const MaxEndpointsPerSlice = 100
+
+// ByService is the name of the index that AddServiceIndex adds.
+const ByService = "service"
+
+// errStale says that the cache lacks the controller's own last writes.
+var errStale = errors.New("EndpointSlice informer cache is out of date")
+
+// Controller syncs Services. Make it with New.
+type Controller struct {
+	*control.Loop
+	env        control.Env
+	logger     logr.Logger
+	services   corelisters.ServiceLister
+	pods       corelisters.PodLister
+	nodes      corelisters.NodeLister
+	slices     cache.Indexer
+	tracker    *sliceutil.EndpointSliceTracker
+	triggers   *sliceutil.TriggerTimeTracker
+	topology   *topologycache.TopologyCache
+	reconciler *endpointslice.Reconciler
+}
+
+// New makes the controller; perSlice is how many endpoints a slice may have,
+// zero means MaxEndpointsPerSlice.
+func New(env control.Env, perSlice int32) (*Controller, error) {
+	env = env.Defaulted()
+	if perSlice == 0 {
+		perSlice = MaxEndpointsPerSlice
+	}
+	core := env.Informers.Core().V1()
+	services, pods, nodes := core.Services(), core.Pods(), core.Nodes()
+	slices := env.Informers.Discovery().V1().EndpointSlices()
+	c := &Controller{
+		env: env,
+		// What the library holds worth a line is for debugging here.
+		logger:   logr.FromSlogHandler(env.Log.Handler()).V(4),
+		services: services.Lister(),
+		pods:     pods.Lister(),
+		nodes:    nodes.Lister(),
+		slices:   slices.Informer().GetIndexer(),
+		tracker:  sliceutil.NewEndpointSliceTracker(),
+		triggers: sliceutil.NewTriggerTimeTracker(),
+		topology: topologycache.NewTopologyCache(),
+	}
+	c.reconciler = endpointslice.NewReconciler(env.Kube, c.nodes, perSlice, c.tracker, c.topology, env.Events, Name,
+		endpointslice.WithPreferSameTrafficDistributionEnabled(true))
+	c.Loop = control.NewLoop(env, "endpointslice", c.sync)
+	// Zones are counted before the first slice gets hints.
+	c.Prepare(func(context.Context) error { return c.countZones() })
+	if err := AddServiceIndex(slices.Informer()); err != nil {
+		return nil, err
+	}
+	if err := c.Watch(services.Informer(), control.Every(func(s *corev1.Service) { c.AddObject(s) })); err != nil {
+		return nil, err
+	}
+	podEvent := func(old, cur any) {
+		change := sliceutil.GetPodUpdateProjectionKey(old, cur)
+		if change == nil {
+			return
+		}
+		keys, err := sliceutil.GetServicesToUpdate(c.services, change)
+		if err != nil {
+			env.Log.Error("services of a pod cannot be listed", "error", err)
+			return
+		}
+		for k := range keys {
+			c.Add(k)
+		}
+	}
+	if err := c.Watch(pods.Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { podEvent(nil, obj) },
+		UpdateFunc: podEvent,
+		DeleteFunc: func(obj any) { podEvent(nil, obj) },
+	}); err != nil {
+		return nil, err
+	}
+	if err := c.Watch(nodes.Informer(), control.Handlers(
+		func(*corev1.Node) { c.nodesChanged() },
+		func(old, cur *corev1.Node) {
+			if topologyOf(old) != topologyOf(cur) {
+				c.nodesChanged()
+			}
+		},
+		func(*corev1.Node) { c.nodesChanged() },
+	)); err != nil {
+		return nil, err
+	}
+	return c, c.Watch(slices.Informer(), control.Handlers(c.sliceAdded, c.sliceChanged, c.sliceDeleted))
+}
+
+// AddServiceIndex indexes slices by the key of the Service they are for, unless
+// somebody did already.
+func AddServiceIndex(informer cache.SharedIndexInformer) error {
+	if _, ok := informer.GetIndexer().GetIndexers()[ByService]; ok {
+		return nil
+	}
+	return informer.AddIndexers(cache.Indexers{ByService: func(obj any) ([]string, error) {
+		s, ok := obj.(*discoveryv1.EndpointSlice)
+		if !ok || s.Labels[discoveryv1.LabelServiceName] == "" {
+			return nil, nil
+		}
+		return []string{s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]}, nil
+	}})
+}
+
+func (c *Controller) addOwner(s *discoveryv1.EndpointSlice) {
+	if key, err := endpointslice.ServiceControllerKey(s); err == nil {
+		c.Add(key)
+	}
+}
+
+func (c *Controller) sliceAdded(s *discoveryv1.EndpointSlice) {
+	if c.reconciler.ManagedByController(s) && c.tracker.ShouldSync(s) {
+		c.addOwner(s)
+	}
+}
+
+func (c *Controller) sliceChanged(old, cur *discoveryv1.EndpointSlice) {
+	// Moved to another Service by hand: the former one needs a new slice.
+	if was, is := old.Labels[discoveryv1.LabelServiceName], cur.Labels[discoveryv1.LabelServiceName]; was != is {
+		c.addOwner(old)
+		c.addOwner(cur)
+		return
+	}
+	if c.reconciler.ManagedByChanged(old, cur) || c.reconciler.ManagedByController(cur) && c.tracker.ShouldSync(cur) {
+		c.addOwner(cur)
+	}
+}
+
+func (c *Controller) sliceDeleted(s *discoveryv1.EndpointSlice) {
+	// One that we did not delete must be made again.
+	if c.reconciler.ManagedByController(s) && c.tracker.Has(s) && !c.tracker.HandleDeletion(s) {
+		c.addOwner(s)
+	}
+}
+
+// place is what of a Node the spread over zones depends on.
+type place struct {
+	zone, cpu string
+	ready     corev1.ConditionStatus
+	excluded  bool
+}
+
+func topologyOf(n *corev1.Node) place {
+	p := place{zone: n.Labels[corev1.LabelTopologyZone], cpu: n.Status.Allocatable.Cpu().String()}
+	_, a := n.Labels["node-role.kubernetes.io/control-plane"]
+	_, b := n.Labels["node-role.kubernetes.io/master"]
+	p.excluded = a || b
+	for _, cond := range n.Status.Conditions {
+		if cond.Type == corev1.NodeReady {
+			p.ready = cond.Status
+		}
+	}
+	return p
+}
+
+func (c *Controller) countZones() error {
+	nodes, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	c.topology.SetNodes(c.logger, nodes)
+	return nil
+}
+
+func (c *Controller) nodesChanged() {
+	if err := c.countZones(); err != nil {
+		return
+	}
+	for _, key := range c.topology.GetOverloadedServices() {
+		c.Add(key)
+	}
+}
+
+func (c *Controller) sync(_ context.Context, key string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return nil
+	}
+	svc, err := c.services.Services(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		c.triggers.DeleteService(namespace, name)
+		c.reconciler.DeleteService(namespace, name)
+		c.tracker.DeleteService(namespace, name)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// Those without a selector are mirrored from their Endpoints, if any.
+	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.Selector == nil {
+		return nil
+	}
+	pods, err := c.pods.Pods(namespace).List(labels.Set(svc.Spec.Selector).AsSelectorPreValidated())
+	if err != nil {
+		return err
+	}
+	objs, err := c.slices.ByIndex(ByService, key)
+	if err != nil {
+		return err
+	}
+	var slices []*discoveryv1.EndpointSlice
+	for _, o := range objs {
+		s, ok := o.(*discoveryv1.EndpointSlice)
+		// Those in deletion cannot be updated any more.
+		if ok && s.DeletionTimestamp == nil && s.Labels[discoveryv1.LabelManagedBy] == Name {
+			slices = append(slices, s)
+		}
+	}
+	if c.tracker.StaleSlices(svc, slices) {
+		return errStale
+	}
+	trigger := c.triggers.ComputeEndpointLastChangeTriggerTime(namespace, svc, pods)
+	if err := c.reconciler.Reconcile(c.logger, svc, pods, slices, trigger); err != nil {
+		c.env.Events.Eventf(svc, corev1.EventTypeWarning, "FailedToUpdateEndpointSlices",
+			"Error updating Endpoint Slices for Service %s/%s: %v", namespace, name, err)
+		return fmt.Errorf("reconciling endpoint slices: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,124 @@
+package nodeipam
+
+import (
+	"errors"
+	"fmt"
+	"math/big"
+	"math/bits"
+	"net/netip"
+)
+
+// errFull says that no CIDR is left.
+var errFull = errors.New("CIDR allocation failed; there are no remaining CIDRs left to allocate in the accepted range")
+
+// maxBits bounds how many CIDRs of nodes a cluster's CIDR is cut into, as a
+// power of two.
+const maxBits = 16
+
+// cidrSet hands out the equal parts of one CIDR, each once, in order, coming
+// back to freed ones only after the last. It is not for several goroutines.
+type cidrSet struct {
+	cluster netip.Prefix
+	size    int      // prefix length of a part
+	used    []uint64 // one bit a part
+	count   int      // parts there are
+	free    int
+	next    int // where to look first
+}
+
+func newSet(cluster netip.Prefix, size int) (*cidrSet, error) {
+	cluster = cluster.Masked()
+	if size < cluster.Bits() || size > cluster.Addr().BitLen() {
+		return nil, fmt.Errorf("node CIDR mask size %d does not fit in the cluster CIDR %s", size, cluster)
+	}
+	if size-cluster.Bits() > maxBits {
+		return nil, fmt.Errorf("node CIDR mask size %d cuts the cluster CIDR %s into more than 2^%d parts", size, cluster, maxBits)
+	}
+	n := 1 << (size - cluster.Bits())
+	return &cidrSet{cluster: cluster, size: size, used: make([]uint64, (n+63)/64), count: n, free: n}, nil
+}
+
+// part is the i-th part.
+func (s *cidrSet) part(i int) netip.Prefix {
+	base := s.cluster.Addr().AsSlice()
+	n := new(big.Int).SetBytes(base)
+	shift := uint(len(base)*8 - s.size)
+	n.Or(n, new(big.Int).Lsh(big.NewInt(int64(i)), shift))
+	addr, _ := netip.AddrFromSlice(n.FillBytes(make([]byte, len(base))))
+	return netip.PrefixFrom(addr, s.size)
+}
+
+// span is the half-open interval of parts that p touches, empty if none.
+func (s *cidrSet) span(p netip.Prefix) (from, to int) {
+	p = p.Masked()
+	if !p.IsValid() || !s.cluster.Overlaps(p) {
+		return 0, 0
+	}
+	if p.Bits() <= s.cluster.Bits() {
+		return 0, s.count
+	}
+	b := p.Addr().AsSlice()
+	n := new(big.Int).SetBytes(b)
+	n.Xor(n, new(big.Int).SetBytes(s.cluster.Addr().AsSlice()))
+	n.Rsh(n, uint(len(b)*8-s.size))
+	from = int(n.Int64())
+	to = from + 1
+	if p.Bits() < s.size {
+		to = from + 1<<(s.size-p.Bits())
+	}
+	return from, to
+}
+
+func (s *cidrSet) has(i int) bool { return s.used[i/64]&(1<<(i%64)) != 0 }
+
+// take marks all parts that p touches as used.
+func (s *cidrSet) take(p netip.Prefix) {
+	from, to := s.span(p)
+	for i := from; i < to; i++ {
+		if !s.has(i) {
+			s.used[i/64] |= 1 << (i % 64)
+			s.free--
+		}
+	}
+}
+
+// release marks all parts that p touches as free.
+func (s *cidrSet) release(p netip.Prefix) {
+	from, to := s.span(p)
+	for i := from; i < to; i++ {
+		if s.has(i) {
+			s.used[i/64] &^= 1 << (i % 64)
+			s.free++
+		}
+	}
+}
+
+// allocate takes a free part.
+func (s *cidrSet) allocate() (netip.Prefix, error) {
+	if s.free == 0 {
+		return netip.Prefix{}, errFull
+	}
+	for k := 0; k < s.count; {
+		i := (s.next + k) % s.count
+		if i%64 == 0 && s.used[i/64] == ^uint64(0) && i+64 <= s.count {
+			k += 64
+			continue
+		}
+		if !s.has(i) {
+			s.used[i/64] |= 1 << (i % 64)
+			s.free--
+			s.next = (i + 1) % s.count
+			return s.part(i), nil
+		}
+		k++
+	}
+	return netip.Prefix{}, errFull
+}
+
+// taken counts the used parts. Tests hold it against free.
+func (s *cidrSet) taken() (n int) {
+	for _, w := range s.used {
+		n += bits.OnesCount64(w)
+	}
+	return n
+}

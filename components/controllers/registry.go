@@ -1,0 +1,137 @@
+package controllers
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"hyperkube/components/controllers/deployment"
+	"hyperkube/components/controllers/endpointslice"
+	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/nodeipam"
+	"hyperkube/components/controllers/replicaset"
+	"hyperkube/components/controllers/rootca"
+	"hyperkube/components/controllers/serviceaccount"
+	"hyperkube/internal/client"
+)
+
+// deps is what a controller is made from.
+type deps struct {
+	Config
+	// clients are the controller's own.
+	clients *client.Clients
+	env     control.Env
+}
+
+// descriptor describes a controller. Names, users, event sources and numbers of
+// workers are upstream's.
+type descriptor struct {
+	name string
+	// alias is the name that --controllers also knows it by.
+	alias string
+	// user is its service account in kube-system.
+	user string
+	// source is its name in events.
+	source string
+	// off says that "*" does not mean it.
+	off     bool
+	workers int
+	// make returns nil when the configuration leaves nothing to do.
+	make func(d *deps) (runner, error)
+}
+
+// descriptors are all controllers there are, in the order of their start: what
+// a cluster needs for its first pod comes first.
+func descriptors() []descriptor {
+	return []descriptor{
+		{name: "node-ipam-controller", alias: "nodeipam", user: "node-controller", source: "cidrAllocator", workers: 5, make: makeNodeIPAM},
+		{name: "serviceaccount-controller", alias: "serviceaccount", user: "service-account-controller", source: "serviceaccount-controller", workers: 1,
+			make: func(d *deps) (runner, error) { return serviceaccount.New(d.env) }},
+		{name: "root-ca-certificate-publisher-controller", alias: "root-ca-cert-publisher", user: "root-ca-cert-publisher", source: "root-ca-cert-publisher", workers: 1,
+			make: func(d *deps) (runner, error) {
+				if len(d.RootCA) == 0 {
+					return nil, nil
+				}
+				return rootca.New(d.env, d.RootCA)
+			}},
+		{name: "deployment-controller", alias: "deployment", user: "deployment-controller", source: "deployment-controller", workers: 5,
+			make: func(d *deps) (runner, error) { return deployment.New(d.env) }},
+		{name: "replicaset-controller", alias: "replicaset", user: "replicaset-controller", source: "replicaset-controller", workers: 5,
+			make: func(d *deps) (runner, error) { return replicaset.New(d.env) }},
+		{name: "endpointslice-controller", alias: "endpointslice", user: "endpointslice-controller", source: "endpoint-slice-controller", workers: 5,
+			make: func(d *deps) (runner, error) { return endpointslice.New(d.env, d.MaxEndpointsPerSlice) }},
+	}
+}
+
+func makeNodeIPAM(d *deps) (runner, error) {
+	if !d.AllocateNodeCIDRs {
+		return nil, nil
+	}
+	return nodeipam.New(d.env, nodeipam.Config{
+		ClusterCIDRs: d.ClusterCIDRs,
+		MaskSizeIPv4: d.NodeCIDRMaskSizeIPv4,
+		MaskSizeIPv6: d.NodeCIDRMaskSizeIPv6,
+		Reserved:     d.ServiceCIDRs,
+	})
+}
+
+// choose picks the controllers that the --controllers flag asks for.
+func choose(flag []string) ([]descriptor, error) {
+	if len(flag) == 0 {
+		flag = []string{"*"}
+	}
+	all := descriptors()
+	known := map[string]string{"*": "*"}
+	for _, d := range all {
+		known[d.name] = d.name
+		if d.alias != "" {
+			known[d.alias] = d.name
+		}
+	}
+	on := map[string]bool{}
+	off := map[string]bool{}
+	for _, f := range flag {
+		f = strings.TrimSpace(f)
+		bare, minus := strings.CutPrefix(f, "-")
+		name, ok := known[bare]
+		if !ok || minus && name == "*" {
+			if foreign[bare] {
+				continue
+			}
+			return nil, fmt.Errorf("%q is not in the list of known controllers", bare)
+		}
+		if minus {
+			off[name] = true
+		} else {
+			on[name] = true
+		}
+	}
+	var chosen []descriptor
+	for _, d := range all {
+		if off[d.name] {
+			continue
+		}
+		if on[d.name] || on["*"] && !d.off {
+			chosen = append(chosen, d)
+		}
+	}
+	return chosen, nil
+}
+
+// foreign are names of upstream's controllers that hyperkube does without: a
+// manifest that turns them off, or on, is no mistake.
+var foreign = map[string]bool{}
+
+// Known lists the names of all controllers, and those that are off unless asked
+// for.
+func Known() (all, off []string) {
+	for _, d := range descriptors() {
+		all = append(all, d.name)
+		if d.off {
+			off = append(off, d.name)
+		}
+	}
+	slices.Sort(all)
+	slices.Sort(off)
+	return all, off
+}

@@ -1,0 +1,434 @@
+// Package replicaset keeps as many pods of a ReplicaSet as it asks for.
+//
+// https://kubernetes.io/docs/concepts/workloads/controllers/replicaset/
+package replicaset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"sync"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// burst is how many pods of one owner are made or deleted in one sync.
+const burst = 500
+
+// Kind is the kind of the objects that this controller owns.
+var Kind = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
+
+// Flavor is where the owners are read and their status is written: ReplicaSets,
+// or ReplicationControllers dressed as such.
+type Flavor struct {
+	// Name of the controller, for logs.
+	Name string
+	// Kind of the owners, as references name it.
+	Kind schema.GroupVersionKind
+	// Informer of the owners.
+	Informer cache.SharedIndexInformer
+	// Convert makes a ReplicaSet of an object of Informer, sharing its parts;
+	// nil if it is none.
+	Convert func(obj any) *appsv1.ReplicaSet
+	// Live gets an owner from the API.
+	Live func(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error)
+	// UpdateStatus writes the status of an owner and returns the outcome.
+	UpdateStatus func(ctx context.Context, rs *appsv1.ReplicaSet) (*appsv1.ReplicaSet, error)
+	// Object is what events about an owner refer to.
+	Object func(rs *appsv1.ReplicaSet) runtime.Object
+	// Siblings says that ReplicaSets of one Deployment are told apart from
+	// others, so that doubled up pods go first.
+	Siblings bool
+}
+
+// Controller syncs ReplicaSets. Make it with New.
+type Controller struct {
+	*control.Loop
+	flavor   Flavor
+	env      control.Env
+	pods     control.PodControl
+	podLists corelisters.PodLister
+	podIndex cache.Indexer
+	expect   *control.Expectations
+}
+
+// New makes the controller of ReplicaSets.
+func New(env control.Env) (*Controller, error) {
+	informer := env.Informers.Apps().V1().ReplicaSets()
+	return NewFlavor(env, Flavor{
+		Name:     "replicaset",
+		Kind:     Kind,
+		Informer: informer.Informer(),
+		Convert: func(obj any) *appsv1.ReplicaSet {
+			rs, _ := control.Object[*appsv1.ReplicaSet](obj)
+			return rs
+		},
+		Live: func(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error) {
+			return env.Kube.AppsV1().ReplicaSets(namespace).Get(ctx, name, metav1.GetOptions{})
+		},
+		UpdateStatus: func(ctx context.Context, rs *appsv1.ReplicaSet) (*appsv1.ReplicaSet, error) {
+			return env.Kube.AppsV1().ReplicaSets(rs.Namespace).UpdateStatus(ctx, rs, metav1.UpdateOptions{})
+		},
+		Object:   func(rs *appsv1.ReplicaSet) runtime.Object { return rs },
+		Siblings: true,
+	})
+}
+
+// NewFlavor makes a controller of whatever f describes.
+func NewFlavor(env control.Env, f Flavor) (*Controller, error) {
+	env = env.Defaulted()
+	pods := env.Informers.Core().V1().Pods()
+	c := &Controller{
+		flavor:   f,
+		env:      env,
+		pods:     control.PodControl{Kube: env.Kube, Events: env.Events},
+		podLists: pods.Lister(),
+		podIndex: pods.Informer().GetIndexer(),
+		expect:   control.NewExpectations(env.Clock),
+	}
+	c.Loop = control.NewLoop(env, f.Name, c.sync)
+	if err := control.AddOwnerIndex(pods.Informer()); err != nil {
+		return nil, err
+	}
+	if err := control.AddOwnerIndex(f.Informer); err != nil {
+		return nil, err
+	}
+	if err := c.Watch(f.Informer, cache.ResourceEventHandlerFuncs{
+		AddFunc:    c.AddObject,
+		UpdateFunc: c.ownerChanged,
+		DeleteFunc: func(obj any) {
+			if rs := f.Convert(obj); rs != nil {
+				c.expect.Forget(key(rs))
+				c.Add(key(rs))
+			}
+		},
+	}); err != nil {
+		return nil, err
+	}
+	return c, c.Watch(pods.Informer(), control.Handlers(c.podAdded, c.podChanged, c.podDeleted))
+}
+
+func key(rs *appsv1.ReplicaSet) string { return rs.Namespace + "/" + rs.Name }
+
+func (c *Controller) ownerChanged(a, b any) {
+	old, cur := c.flavor.Convert(a), c.flavor.Convert(b)
+	if old == nil || cur == nil {
+		return
+	}
+	// Deleted and made anew between two events.
+	if old.UID != cur.UID {
+		c.expect.Forget(key(old))
+	}
+	c.Add(key(cur))
+}
+
+// owner returns the owner that ref names, nil if it is not there.
+func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1.ReplicaSet {
+	if ref.Kind != c.flavor.Kind.Kind {
+		return nil
+	}
+	rs := c.get(namespace + "/" + ref.Name)
+	if rs == nil || rs.UID != ref.UID {
+		return nil
+	}
+	return rs
+}
+
+func (c *Controller) get(key string) *appsv1.ReplicaSet {
+	obj, ok, err := c.flavor.Informer.GetIndexer().GetByKey(key)
+	if err != nil || !ok {
+		return nil
+	}
+	return c.flavor.Convert(obj)
+}
+
+func (c *Controller) podAdded(p *corev1.Pod) {
+	if p.DeletionTimestamp != nil {
+		// Seen first when it was already being deleted: no creation of ours.
+		c.podDeleted(p)
+		return
+	}
+	if ref := metav1.GetControllerOfNoCopy(p); ref != nil {
+		if rs := c.owner(p.Namespace, ref); rs != nil {
+			c.expect.Created(key(rs))
+			c.Add(key(rs))
+		}
+		return
+	}
+	c.addMatching(p)
+}
+
+func (c *Controller) podChanged(old, cur *corev1.Pod) {
+	labelsChanged := !labels.Equals(old.Labels, cur.Labels)
+	if cur.DeletionTimestamp != nil {
+		// The kubelet may take its time to end it; the replacement need not wait.
+		c.podDeleted(cur)
+		if labelsChanged {
+			c.podDeleted(old)
+		}
+		return
+	}
+	was, is := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(cur)
+	if was != nil && (is == nil || is.UID != was.UID) {
+		if rs := c.owner(old.Namespace, was); rs != nil {
+			c.Add(key(rs))
+		}
+	}
+	switch {
+	case is != nil:
+		if rs := c.owner(cur.Namespace, is); rs != nil {
+			c.Add(key(rs))
+		}
+	case labelsChanged || was != nil:
+		c.addMatching(cur)
+	}
+}
+
+func (c *Controller) podDeleted(p *corev1.Pod) {
+	ref := metav1.GetControllerOfNoCopy(p)
+	if ref == nil {
+		return
+	}
+	if rs := c.owner(p.Namespace, ref); rs != nil {
+		c.expect.Deleted(key(rs), control.ID(p))
+		c.Add(key(rs))
+	}
+}
+
+// addMatching wakes every owner that might adopt an orphan.
+func (c *Controller) addMatching(p *corev1.Pod) {
+	objs, err := c.flavor.Informer.GetIndexer().ByIndex(cache.NamespaceIndex, p.Namespace)
+	if err != nil {
+		return
+	}
+	for _, obj := range objs {
+		rs := c.flavor.Convert(obj)
+		if rs == nil {
+			continue
+		}
+		sel, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector)
+		if err == nil && !sel.Empty() && sel.Matches(labels.Set(p.Labels)) {
+			c.Add(key(rs))
+		}
+	}
+}
+
+func (c *Controller) sync(ctx context.Context, k string) error {
+	rs := c.get(k)
+	if rs == nil {
+		c.expect.Forget(k)
+		return nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector)
+	if err != nil {
+		c.env.Log.ErrorContext(ctx, "selector cannot be read", "key", k, "error", err)
+		return nil
+	}
+	// Asked before the pods are read: what comes back in between only makes
+	// the reading newer.
+	settled := c.expect.Satisfied(k)
+	mine, err := c.claim(ctx, rs, selector)
+	if err != nil {
+		return err
+	}
+	var active []*corev1.Pod
+	terminating := int32(0)
+	for _, p := range mine {
+		if control.IsActive(p) {
+			active = append(active, p)
+		} else if control.IsTerminating(p) {
+			terminating++
+		}
+	}
+	var manageErr error
+	if settled && rs.DeletionTimestamp == nil {
+		manageErr = c.manage(ctx, rs, active)
+	}
+	now := c.env.Clock.Now()
+	status := Status(rs, active, terminating, manageErr, now)
+	if err := c.updateStatus(ctx, rs, status); err != nil {
+		return errors.Join(manageErr, err)
+	}
+	if manageErr != nil {
+		return manageErr
+	}
+	if next, ok := control.NextAvailable(active, rs.Spec.MinReadySeconds, now); ok {
+		c.AddAfter(k, next)
+	}
+	return nil
+}
+
+func (c *Controller) claim(ctx context.Context, rs *appsv1.ReplicaSet, selector labels.Selector) ([]*corev1.Pod, error) {
+	pods, err := control.Owned[*corev1.Pod](c.podIndex, rs, true)
+	if err != nil {
+		return nil, err
+	}
+	claimer := control.Claimer[*corev1.Pod]{
+		Owner:    rs,
+		Kind:     c.flavor.Kind,
+		Selector: selector,
+		Match:    func(p *corev1.Pod) bool { return !control.IsTerminal(p) },
+		CanAdopt: control.CanAdopt(rs, func(ctx context.Context) (*appsv1.ReplicaSet, error) {
+			return c.flavor.Live(ctx, rs.Namespace, rs.Name)
+		}),
+		Patch: c.pods.Patch,
+	}
+	// Finished pods are neither adopted nor released.
+	live := pods[:0]
+	for _, p := range pods {
+		if !control.IsTerminal(p) {
+			live = append(live, p)
+		}
+	}
+	return claimer.Claim(ctx, live)
+}
+
+// manage makes or deletes pods until there are as many as rs asks for.
+func (c *Controller) manage(ctx context.Context, rs *appsv1.ReplicaSet, active []*corev1.Pod) error {
+	want := 1
+	if rs.Spec.Replicas != nil {
+		want = int(*rs.Spec.Replicas)
+	}
+	switch diff := len(active) - want; {
+	case diff < 0:
+		return c.create(ctx, rs, min(-diff, burst))
+	case diff > 0:
+		return c.delete(ctx, rs, active, min(diff, burst))
+	}
+	return nil
+}
+
+func (c *Controller) create(ctx context.Context, rs *appsv1.ReplicaSet, n int) error {
+	k, object := key(rs), c.flavor.Object(rs)
+	c.expect.Expect(k, n)
+	ref := metav1.NewControllerRef(rs, c.flavor.Kind)
+	prefix := control.PodPrefix(rs.Name)
+	template := rs.Spec.Template
+	done, err := control.SlowStart(n, func() error {
+		pod := control.PodFrom(&template, ref)
+		pod.GenerateName = prefix
+		_, err := c.pods.Create(ctx, rs.Namespace, pod, object)
+		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			// It will never work, and the namespace takes the owner with it.
+			return nil
+		}
+		return err
+	})
+	// Neither those that failed nor those never tried will come back.
+	for range n - done {
+		c.expect.Created(k)
+	}
+	return err
+}
+
+func (c *Controller) delete(ctx context.Context, rs *appsv1.ReplicaSet, active []*corev1.Pod, n int) error {
+	victims := active
+	if n < len(active) {
+		victims = append([]*corev1.Pod(nil), active...)
+		sort.Sort(control.Victims{Pods: victims, Rank: c.rank(rs, victims), Now: c.env.Clock.Now()})
+		victims = victims[:n]
+	}
+	k, object := key(rs), c.flavor.Object(rs)
+	ids := make([]string, len(victims))
+	for i, p := range victims {
+		ids[i] = control.ID(p)
+	}
+	c.expect.Expect(k, 0, ids...)
+	errs := make([]error, len(victims))
+	var wg sync.WaitGroup
+	for i, p := range victims {
+		wg.Go(func() {
+			if err := c.pods.Delete(ctx, p.Namespace, p.Name, "", object); err != nil {
+				c.expect.Deleted(k, ids[i])
+				if !apierrors.IsNotFound(err) {
+					errs[i] = err
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rank counts, for each pod, how many active pods of rs and its siblings are on
+// its node.
+func (c *Controller) rank(rs *appsv1.ReplicaSet, pods []*corev1.Pod) []int {
+	on := map[string]int{}
+	for _, sibling := range c.siblings(rs) {
+		related, err := control.Owned[*corev1.Pod](c.podIndex, sibling, false)
+		if err != nil {
+			continue
+		}
+		for _, p := range related {
+			if control.IsActive(p) {
+				on[p.Spec.NodeName]++
+			}
+		}
+	}
+	ranks := make([]int, len(pods))
+	for i, p := range pods {
+		ranks[i] = on[p.Spec.NodeName]
+	}
+	return ranks
+}
+
+// siblings returns the ReplicaSets with the same controller, rs among them.
+func (c *Controller) siblings(rs *appsv1.ReplicaSet) []*appsv1.ReplicaSet {
+	ref := metav1.GetControllerOfNoCopy(rs)
+	if ref == nil || !c.flavor.Siblings {
+		return []*appsv1.ReplicaSet{rs}
+	}
+	owner := &metav1.ObjectMeta{Namespace: rs.Namespace, UID: ref.UID}
+	all, err := control.Owned[*appsv1.ReplicaSet](c.flavor.Informer.GetIndexer(), owner, false)
+	if err != nil || len(all) == 0 {
+		return []*appsv1.ReplicaSet{rs}
+	}
+	return all
+}
+
+func (c *Controller) updateStatus(ctx context.Context, rs *appsv1.ReplicaSet, status appsv1.ReplicaSetStatus) error {
+	if SameStatus(rs.Status, status) && rs.Generation == rs.Status.ObservedGeneration {
+		return nil
+	}
+	status.ObservedGeneration = rs.Generation
+	next := rs.DeepCopy()
+	next.Status = status
+	_, err := c.flavor.UpdateStatus(ctx, next)
+	if err == nil || apierrors.IsNotFound(err) {
+		return nil
+	}
+	if !apierrors.IsConflict(err) {
+		return fmt.Errorf("updating the status: %w", err)
+	}
+	// The pods were counted for this spec; one more try on the latest object.
+	fresh, getErr := c.flavor.Live(ctx, rs.Namespace, rs.Name)
+	if apierrors.IsNotFound(getErr) {
+		return nil
+	}
+	if getErr != nil {
+		return errors.Join(err, getErr)
+	}
+	fresh = fresh.DeepCopy()
+	fresh.Status = status
+	_, err = c.flavor.UpdateStatus(ctx, fresh)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,92 @@
+// Package rootca publishes the cluster's CA certificates in every namespace, in
+// the ConfigMap that projected service account volumes take them from.
+package rootca
+
+import (
+	"context"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// The ConfigMap and what it has.
+const (
+	name           = "kube-root-ca.crt"
+	dataKey        = "ca.crt"
+	descriptionKey = "kubernetes.io/description"
+	description    = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. " +
+		"No other usage is guaranteed across distributions of Kubernetes clusters."
+)
+
+// Controller keeps the ConfigMaps as they should be. Make it with New.
+type Controller struct {
+	*control.Loop
+	env        control.Env
+	data       map[string]string
+	namespaces corelisters.NamespaceLister
+	maps       corelisters.ConfigMapLister
+}
+
+// New makes the controller. ca are the certificates in PEM.
+func New(env control.Env, ca []byte) (*Controller, error) {
+	env = env.Defaulted()
+	namespaces := env.Informers.Core().V1().Namespaces()
+	configMaps := env.Informers.Core().V1().ConfigMaps()
+	c := &Controller{
+		env:        env,
+		data:       map[string]string{dataKey: string(ca)},
+		namespaces: namespaces.Lister(),
+		maps:       configMaps.Lister(),
+	}
+	c.Loop = control.NewLoop(env, "rootca", c.sync)
+	added := func(ns *corev1.Namespace) { c.Add(ns.Name) }
+	if err := c.Watch(namespaces.Informer(), control.Handlers(added, func(_, ns *corev1.Namespace) { added(ns) }, nil)); err != nil {
+		return nil, err
+	}
+	changed := func(m *corev1.ConfigMap) {
+		if m.Name == name {
+			c.Add(m.Namespace)
+		}
+	}
+	return c, c.Watch(configMaps.Informer(), control.Handlers(nil, func(_, m *corev1.ConfigMap) { changed(m) }, changed))
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	ns, err := c.namespaces.Get(key)
+	if err != nil || ns.Status.Phase != corev1.NamespaceActive {
+		return nil
+	}
+	there, err := c.maps.ConfigMaps(key).Get(name)
+	if apierrors.IsNotFound(err) {
+		_, err = c.env.Kube.CoreV1().ConfigMaps(key).Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{descriptionKey: description}},
+			Data:       c.data,
+		}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return nil
+		}
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	if maps.Equal(there.Data, c.data) && there.Annotations[descriptionKey] != "" {
+		return nil
+	}
+	next := there.DeepCopy()
+	if next.Annotations == nil {
+		next.Annotations = map[string]string{}
+	}
+	next.Annotations[descriptionKey] = description
+	next.Data = c.data
+	_, err = c.env.Kube.CoreV1().ConfigMaps(key).Update(ctx, next, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
