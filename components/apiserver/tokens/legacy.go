@@ -1,0 +1,59 @@
+package tokens
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+)
+
+func legacyToken(signer jose.Signer, sa *corev1.ServiceAccount, secret *corev1.Secret) (string, error) {
+	c := claims{
+		Claims: jwt.Claims{Issuer: legacyIssuer, Subject: serviceaccount.MakeUsername(sa.Namespace, sa.Name)},
+		legacyClaims: legacyClaims{
+			LegacyNamespace: sa.Namespace,
+			LegacySecret:    secret.Name,
+			LegacyName:      sa.Name,
+			LegacyUID:       string(sa.UID),
+		},
+	}
+	token, err := jwt.Signed(signer).Claims(c).Serialize()
+	if err != nil {
+		return "", fmt.Errorf("signing the token of a Secret: %w", err)
+	}
+	return token, nil
+}
+
+// checkLegacy checks a token that is kept in a Secret: the Secret must still
+// hold it.
+func (v *Verifier) checkLegacy(ctx context.Context, token string, c *claims) (*serviceaccount.ServiceAccountInfo, error) {
+	switch {
+	case c.LegacyNamespace == "":
+		return nil, errors.New("namespace claim is missing")
+	case c.LegacySecret == "":
+		return nil, errors.New("secretName claim is missing")
+	case c.LegacyName == "":
+		return nil, errors.New("serviceAccountName claim is missing")
+	case c.LegacyUID == "":
+		return nil, errors.New("serviceAccountUID claim is missing")
+	case c.Subject != serviceaccount.MakeUsername(c.LegacyNamespace, c.LegacyName):
+		return nil, errors.New("sub claim is invalid")
+	}
+	secret, err := v.cfg.Objects.Secret(ctx, c.LegacyNamespace, c.LegacySecret)
+	if err != nil || secret.DeletionTimestamp != nil {
+		return nil, errInvalidated
+	}
+	if subtle.ConstantTimeCompare(secret.Data[corev1.ServiceAccountTokenKey], []byte(token)) != 1 {
+		return nil, errors.New("token does not match server's copy")
+	}
+	sa, err := v.serviceAccount(ctx, c.LegacyNamespace, c.LegacyName, c.LegacyUID)
+	if err != nil || sa.DeletionTimestamp != nil {
+		return nil, errInvalidated
+	}
+	return &serviceaccount.ServiceAccountInfo{Namespace: c.LegacyNamespace, Name: c.LegacyName, UID: c.LegacyUID}, nil
+}
