@@ -1,0 +1,205 @@
+package apps
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/core/pod"
+)
+
+const noMatch = "`selector` does not match template `labels`"
+
+// set gives a pointer field its default.
+func set[T any](p **T, value T) {
+	if *p == nil {
+		*p = &value
+	}
+}
+
+// value of a pointer field, zero when unset.
+func value[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}
+
+// nonNegative checks numbers that may be zero or more, given as pairs of a
+// field's name below path and its value.
+func nonNegative(path *field.Path, numbers ...number) field.ErrorList {
+	var errs field.ErrorList
+	for _, n := range numbers {
+		errs = append(errs, apivalidation.ValidateNonnegativeField(n.value, path.Child(n.name))...)
+	}
+	return errs
+}
+
+type number struct {
+	name  string
+	value int64
+}
+
+// optional is a number for nonNegative whose field may be unset.
+func optional[T int32 | int64](name string, p *T) number { return number{name, int64(value(p))} }
+
+// count is a number for nonNegative.
+func count(name string, n int32) number { return number{name, int64(n)} }
+
+// notAbove checks that a count of a status does not exceed another.
+func notAbove(path *field.Path, name string, n, most int32, msg string) field.ErrorList {
+	if n <= most {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(path.Child(name), n, msg)}
+}
+
+// notDecremented checks a status' collisionCount, which only grows.
+func notDecremented(is, was *int32) field.ErrorList {
+	if was == nil || (is != nil && *is >= *was) {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(field.NewPath("status", "collisionCount"), value(is), "cannot be decremented")}
+}
+
+// nameWarnings tells of a new object whose name makes odd names of pods. T is
+// the pointer type of the kind; old is nil on create.
+func nameWarnings[T any, O interface {
+	*T
+	metav1.Object
+}](obj, old O) []string {
+	if old != nil {
+		return nil
+	}
+	msgs := validation.IsDNS1123Label(obj.GetName())
+	if len(msgs) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: %v", msgs)}
+}
+
+// validateSelector checks the selector of a controller; empty is what to say
+// of one that selects everything.
+func validateSelector(s *metav1.LabelSelector, path *field.Path, empty string) field.ErrorList {
+	if s == nil {
+		return field.ErrorList{field.Required(path, "")}
+	}
+	errs := metav1validation.ValidateLabelSelector(s, metav1validation.LabelSelectorValidationOptions{}, path)
+	if len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
+		errs = append(errs, field.Invalid(path, s, empty))
+	}
+	return errs
+}
+
+// selectorString is how the scale subresource and tables show a selector.
+func selectorString(s *metav1.LabelSelector) string {
+	selector, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		return "<error>"
+	}
+	return selector.String()
+}
+
+// scaleSelector is selectorString for the scale subresource.
+func scaleSelector(s *metav1.LabelSelector) string {
+	selector, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		return ""
+	}
+	return selector.String()
+}
+
+// validateReplicaTemplate checks the pod template of a Deployment or
+// ReplicaSet whose spec is at the path.
+func validateReplicaTemplate(t *corev1.PodTemplateSpec, selector *metav1.LabelSelector, replicas int32, spec *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	path := spec.Child("template")
+	s, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return field.ErrorList{field.Invalid(spec.Child("selector"), selector, "invalid label selector")}
+	}
+	if !s.Empty() && !s.Matches(labels.Set(t.Labels)) {
+		errs = append(errs, field.Invalid(path.Child("metadata", "labels"), t.Labels, noMatch))
+	}
+	errs = append(errs, pod.ValidateTemplate(t, path)...)
+	if replicas > 1 {
+		errs = append(errs, validateReadOnlyDisks(t.Spec.Volumes, path.Child("spec", "volumes"))...)
+	}
+	errs = append(errs, validateAlways(t, path)...)
+	if t.Spec.ActiveDeadlineSeconds != nil {
+		errs = append(errs, field.Forbidden(path.Child("spec", "activeDeadlineSeconds"), "activeDeadlineSeconds in ReplicaSet is not Supported"))
+	}
+	return errs
+}
+
+// validateAlways checks that pods restart for ever.
+func validateAlways(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
+	if t.Spec.RestartPolicy == corev1.RestartPolicyAlways {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(path.Child("spec", "restartPolicy"), t.Spec.RestartPolicy,
+		[]corev1.RestartPolicy{corev1.RestartPolicyAlways})}
+}
+
+// validateReadOnlyDisks checks the volumes that several pods would share.
+func validateReadOnlyDisks(volumes []corev1.Volume, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i := range volumes {
+		if disk := volumes[i].GCEPersistentDisk; disk != nil && !disk.ReadOnly {
+			errs = append(errs, field.Invalid(path.Index(i).Child("gcePersistentDisk", "readOnly"), false,
+				"must be true for replicated pods > 1; GCE PD can only be mounted on multiple machines if it is read-only"))
+		}
+	}
+	return errs
+}
+
+// validateIntOrPercent checks a number or percentage that may be zero or more.
+func validateIntOrPercent(v intstr.IntOrString, path *field.Path) field.ErrorList {
+	switch v.Type {
+	case intstr.String:
+		var errs field.ErrorList
+		for _, msg := range validation.IsValidPercent(v.StrVal) {
+			errs = append(errs, field.Invalid(path, v, msg))
+		}
+		return errs
+	case intstr.Int:
+		return apivalidation.ValidateNonnegativeField(int64(v.IntValue()), path)
+	}
+	return field.ErrorList{field.Invalid(path, v, "must be an integer or percentage (e.g '5%%')")}
+}
+
+// validateAtMost100Percent checks a percentage; numbers pass.
+func validateAtMost100Percent(v intstr.IntOrString, path *field.Path) field.ErrorList {
+	if percent, is := percentage(v); is && percent > 100 {
+		return field.ErrorList{field.Invalid(path, v, "must not be greater than 100%")}
+	}
+	return nil
+}
+
+// percentage returns what stands before the percent sign, if there is one.
+func percentage(v intstr.IntOrString) (int, bool) {
+	if v.Type != intstr.String || len(validation.IsValidPercent(v.StrVal)) > 0 {
+		return 0, false
+	}
+	n, err := intstr.GetScaledValueFromIntOrPercent(&v, 100, false)
+	return n, err == nil
+}
+
+// amount is the number, or the number of percents.
+func amount(v *intstr.IntOrString) int {
+	if v == nil {
+		return 0
+	}
+	if percent, is := percentage(*v); is {
+		return percent
+	}
+	return v.IntValue()
+}

@@ -1,0 +1,94 @@
+package coordination
+
+import (
+	"context"
+	"strings"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+func lease() api.Kind[*coordinationv1.Lease] {
+	return api.Kind[*coordinationv1.Lease]{
+		Names:   api.Names{Kind: "Lease", Plural: "leases"},
+		Group:   coordinationv1.GroupName,
+		Version: "v1",
+		Scope:   api.Namespaced,
+		New:     func() *coordinationv1.Lease { return &coordinationv1.Lease{} },
+		NewList: func() runtime.Object { return &coordinationv1.LeaseList{} },
+
+		AllowCreateOnUpdate:       true,
+		ForbidUnconditionalUpdate: true,
+		Validate: func(_ context.Context, l *coordinationv1.Lease) field.ErrorList {
+			return validateLeaseSpec(&l.Spec, field.NewPath("spec"))
+		},
+		Update: api.KindUpdate[*coordinationv1.Lease]{
+			Validate: func(_ context.Context, l, _ *coordinationv1.Lease) field.ErrorList {
+				return validateLeaseSpec(&l.Spec, field.NewPath("spec"))
+			},
+		},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			api.Column("Holder", "string", coordinationv1.LeaseSpec{}.SwaggerDoc()["holderIdentity"]),
+			api.AgeColumn,
+		},
+		Row: func(l *coordinationv1.Lease) []any {
+			holder := ""
+			if l.Spec.HolderIdentity != nil {
+				holder = *l.Spec.HolderIdentity
+			}
+			return []any{l.Name, holder, api.Age(l.CreationTimestamp)}
+		},
+	}
+}
+
+func validateLeaseSpec(spec *coordinationv1.LeaseSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if spec.LeaseDurationSeconds != nil && *spec.LeaseDurationSeconds <= 0 {
+		errs = append(errs, field.Invalid(path.Child("leaseDurationSeconds"), *spec.LeaseDurationSeconds, "must be greater than 0"))
+	}
+	if spec.LeaseTransitions != nil && *spec.LeaseTransitions < 0 {
+		errs = append(errs, field.Invalid(path.Child("leaseTransitions"), *spec.LeaseTransitions, "must be greater than or equal to 0"))
+	}
+	if spec.Strategy != nil {
+		errs = append(errs, validateStrategy(*spec.Strategy, path.Child("strategy"))...)
+	}
+	if spec.PreferredHolder != nil && *spec.PreferredHolder != "" && (spec.Strategy == nil || *spec.Strategy == "") {
+		errs = append(errs, field.Forbidden(path.Child("preferredHolder"), "may only be specified when `strategy` is defined"))
+	}
+	return errs
+}
+
+// validateStrategy checks the name of a coordinated election's strategy:
+// Kubernetes' own, or one with a domain.
+func validateStrategy(strategy coordinationv1.CoordinatedLeaseStrategy, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	parts := strings.Split(string(strategy), "/")
+	switch len(parts) {
+	case 1:
+		if strategy != coordinationv1.OldestEmulationVersion {
+			errs = append(errs, field.NotSupported(path, strategy, []coordinationv1.CoordinatedLeaseStrategy{coordinationv1.OldestEmulationVersion}))
+		}
+	case 2:
+		if msgs := validation.IsDNS1123Subdomain(parts[0]); len(msgs) > 0 {
+			for _, msg := range msgs {
+				errs = append(errs, field.Invalid(path, strategy, "prefix part "+msg))
+			}
+		}
+		if parts[1] == "" {
+			errs = append(errs, field.Required(path, "name part must not be empty"))
+		} else {
+			for _, msg := range validation.IsDNS1123Label(parts[1]) {
+				errs = append(errs, field.Invalid(path, strategy, "name part "+msg))
+			}
+		}
+	default:
+		errs = append(errs, field.Invalid(path, strategy, "a valid strategy must consist of at most one '/'"))
+	}
+	return errs
+}

@@ -1,0 +1,127 @@
+package rbac
+
+import (
+	"fmt"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+// What RoleBinding and ClusterRoleBinding share.
+
+func defaultRoleRef(ref *rbacv1.RoleRef) {
+	if ref.APIGroup == "" {
+		ref.APIGroup = rbacv1.GroupName
+	}
+}
+
+func defaultSubjects(subjects []rbacv1.Subject) {
+	for i := range subjects {
+		s := &subjects[i]
+		if s.APIGroup == "" && (s.Kind == rbacv1.UserKind || s.Kind == rbacv1.GroupKind) {
+			s.APIGroup = rbacv1.GroupName
+		}
+	}
+}
+
+func validateRoleRef(ref *rbacv1.RoleRef, kinds []string) field.ErrorList {
+	var errs field.ErrorList
+	path := field.NewPath("roleRef")
+	if ref.APIGroup != rbacv1.GroupName {
+		errs = append(errs, field.NotSupported(path.Child("apiGroup"), ref.APIGroup, []string{rbacv1.GroupName}))
+	}
+	known := false
+	for _, k := range kinds {
+		known = known || k == ref.Kind
+	}
+	if !known {
+		errs = append(errs, field.NotSupported(path.Child("kind"), ref.Kind, kinds))
+	}
+	if ref.Name == "" {
+		return append(errs, field.Required(path.Child("name"), ""))
+	}
+	for _, msg := range validName(ref.Name, false) {
+		errs = append(errs, field.Invalid(path.Child("name"), ref.Name, msg))
+	}
+	return errs
+}
+
+func validateRoleRefUpdate(ref, old *rbacv1.RoleRef) field.ErrorList {
+	if *ref == *old {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(field.NewPath("roleRef"), *ref, "cannot change roleRef")}
+}
+
+func validateSubjects(subjects []rbacv1.Subject, namespaced bool) field.ErrorList {
+	var errs field.ErrorList
+	for i := range subjects {
+		errs = append(errs, validateSubject(&subjects[i], namespaced, field.NewPath("subjects").Index(i))...)
+	}
+	return errs
+}
+
+func validateSubject(s *rbacv1.Subject, namespaced bool, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if s.Name == "" {
+		errs = append(errs, field.Required(path.Child("name"), ""))
+	}
+	apiGroup := ""
+	switch s.Kind {
+	case rbacv1.ServiceAccountKind:
+		if s.Name != "" {
+			for _, msg := range apivalidation.ValidateServiceAccountName(s.Name, false) {
+				errs = append(errs, field.Invalid(path.Child("name"), s.Name, msg))
+			}
+		}
+		// A role binding's service account is in its own namespace when it
+		// names none.
+		if !namespaced && s.Namespace == "" {
+			errs = append(errs, field.Required(path.Child("namespace"), ""))
+		}
+	case rbacv1.UserKind, rbacv1.GroupKind:
+		apiGroup = rbacv1.GroupName
+	default:
+		return append(errs, field.NotSupported(path.Child("kind"), s.Kind,
+			[]string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
+	}
+	if s.APIGroup != apiGroup {
+		errs = append(errs, field.NotSupported(path.Child("apiGroup"), s.APIGroup, []string{apiGroup}))
+	}
+	return errs
+}
+
+func bindingColumns(roleRef string) []metav1.TableColumnDefinition {
+	return []metav1.TableColumnDefinition{
+		api.NameColumn,
+		api.Column("Role", "string", roleRef),
+		api.AgeColumn,
+		api.WideColumn("Users", "string", "Users in the roleBinding"),
+		api.WideColumn("Groups", "string", "Groups in the roleBinding"),
+		api.WideColumn("ServiceAccounts", "string", "ServiceAccounts in the roleBinding"),
+	}
+}
+
+func bindingRow(meta metav1.Object, ref *rbacv1.RoleRef, subjects []rbacv1.Subject) []any {
+	var users, groups, accounts []string
+	for i := range subjects {
+		s := &subjects[i]
+		switch s.Kind {
+		case rbacv1.UserKind:
+			users = append(users, s.Name)
+		case rbacv1.GroupKind:
+			groups = append(groups, s.Name)
+		case rbacv1.ServiceAccountKind:
+			accounts = append(accounts, s.Namespace+"/"+s.Name)
+		}
+	}
+	return []any{
+		meta.GetName(), fmt.Sprintf("%s/%s", ref.Kind, ref.Name), api.Age(meta.GetCreationTimestamp()),
+		strings.Join(users, ", "), strings.Join(groups, ", "), strings.Join(accounts, ", "),
+	}
+}

@@ -1,0 +1,41 @@
+package rbac
+
+import (
+	"context"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+func roleBinding() api.Kind[*rbacv1.RoleBinding] {
+	return api.Kind[*rbacv1.RoleBinding]{
+		Names:   api.Names{Kind: "RoleBinding", Plural: "rolebindings"},
+		Group:   group,
+		Version: version,
+		Scope:   api.Namespaced,
+		New:     func() *rbacv1.RoleBinding { return &rbacv1.RoleBinding{} },
+		NewList: func() runtime.Object { return &rbacv1.RoleBindingList{} },
+		Default: func(b *rbacv1.RoleBinding) {
+			defaultRoleRef(&b.RoleRef)
+			defaultSubjects(b.Subjects)
+		},
+
+		AllowCreateOnUpdate: true,
+		ValidateName:        validName,
+		Validate:            validateRoleBinding,
+		Update: api.KindUpdate[*rbacv1.RoleBinding]{
+			Validate: func(ctx context.Context, b, old *rbacv1.RoleBinding) field.ErrorList {
+				return append(validateRoleBinding(ctx, b), validateRoleRefUpdate(&b.RoleRef, &old.RoleRef)...)
+			},
+		},
+		Columns: bindingColumns(rbacv1.RoleBinding{}.SwaggerDoc()["roleRef"]),
+		Row:     func(b *rbacv1.RoleBinding) []any { return bindingRow(b, &b.RoleRef, b.Subjects) },
+	}
+}
+
+func validateRoleBinding(_ context.Context, b *rbacv1.RoleBinding) field.ErrorList {
+	return append(validateRoleRef(&b.RoleRef, []string{"Role", "ClusterRole"}), validateSubjects(b.Subjects, true)...)
+}
