@@ -1,0 +1,107 @@
+// Package framework is what scheduler plugins implement. The extension points
+// and plugin names are upstream's; the interface is our own, so that a filter
+// looks at a pod once and then at each node by a closure, and the next release
+// of Kubernetes does not change it.
+// https://kubernetes.io/docs/concepts/scheduling-eviction/scheduling-framework/
+package framework
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/scheduler/state"
+)
+
+// MaxScore is the best score of a node; the worst is 0.
+const MaxScore = 100
+
+// Cycle is one attempt to find a node for one pod. It is read-only for
+// plugins, which run one after the other.
+type Cycle struct {
+	Pod   *state.Pod
+	State *state.State
+	// Namespaces tells a namespace's labels, nil if it is not known.
+	Namespaces func(name string) map[string]string
+	// SpreadSelector tells the labels by which the pod's owners and services
+	// select it; it is what default spreading goes by. Nil map: nothing.
+	SpreadSelector func(pod *corev1.Pod) map[string]string
+}
+
+// Reason says why a node does not fit.
+type Reason struct {
+	// Text as it stands in events, e.g. "Insufficient cpu".
+	Text string
+	// Unresolvable: no eviction of pods can help.
+	Unresolvable bool
+}
+
+// Plugin has a name, by which configuration speaks of it.
+type Plugin interface{ Name() string }
+
+// Check tells why a node does not fit, nil when it does.
+type Check func(*state.Node) []Reason
+
+// Filter rules nodes out.
+type Filter interface {
+	Plugin
+	// Filter looks at the pod of the cycle, and returns how to check a
+	// node; nil when the pod asks for nothing of this plugin's. An error is
+	// a pod that no node will ever take.
+	Filter(c *Cycle) (Check, error)
+}
+
+// Score ranks the nodes that fit.
+type Score interface {
+	Plugin
+	// Score writes a score from 0 to MaxScore for each node into out, or
+	// returns false when it has no opinion on this pod.
+	Score(c *Cycle, nodes []*state.Node, out []int64) bool
+}
+
+// PreEnqueue holds pods back before they are tried at all.
+type PreEnqueue interface {
+	Plugin
+	// PreEnqueue returns why the pod must wait, "" when it need not.
+	PreEnqueue(pod *corev1.Pod) string
+}
+
+// Event is a change of the cluster that may make room for waiting pods.
+type Event uint8
+
+// The events there are. They are bits.
+const (
+	NodeAdded Event = 1 << iota
+	NodeAllocatableChanged
+	NodeLabelsChanged
+	NodeTaintsChanged
+	NodeOtherChanged
+	PodRemoved
+	PodAdded
+	PodChanged
+)
+
+// AnyNode is every change of nodes.
+const AnyNode = NodeAdded | NodeAllocatableChanged | NodeLabelsChanged | NodeTaintsChanged | NodeOtherChanged
+
+// Waker tells which events may help a pod that the plugin turned down. A filter
+// that is no Waker is woken by all.
+type Waker interface {
+	Wakes() Event
+}
+
+// Normalize stretches scores so that the highest is MaxScore; reverse makes the
+// lowest the best.
+func Normalize(out []int64, reverse bool) {
+	var highest int64
+	for _, v := range out {
+		highest = max(highest, v)
+	}
+	for i, v := range out {
+		if highest > 0 {
+			v = v * MaxScore / highest
+		}
+		if reverse {
+			v = MaxScore - v
+		}
+		out[i] = v
+	}
+}

@@ -1,0 +1,26 @@
+package plugins
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// SchedulingGates holds back pods that have gates.
+// https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/
+type SchedulingGates struct{}
+
+// Name of the plugin.
+func (SchedulingGates) Name() string { return "SchedulingGates" }
+
+// PreEnqueue as framework.PreEnqueue.
+func (SchedulingGates) PreEnqueue(pod *corev1.Pod) string {
+	if len(pod.Spec.SchedulingGates) == 0 {
+		return ""
+	}
+	names := make([]string, len(pod.Spec.SchedulingGates))
+	for i, gate := range pod.Spec.SchedulingGates {
+		names[i] = gate.Name
+	}
+	return "waiting for scheduling gates: [" + strings.Join(names, " ") + "]"
+}

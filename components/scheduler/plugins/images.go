@@ -1,0 +1,60 @@
+package plugins
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/state"
+)
+
+// ImageLocality prefers nodes that have the pod's images already.
+type ImageLocality struct{}
+
+// Name of the plugin.
+func (ImageLocality) Name() string { return "ImageLocality" }
+
+// Sizes between which a score rises from 0 to MaxScore, in bytes; the upper one
+// counts for each container.
+const (
+	imageFloor   = 23 << 20
+	imageCeiling = 1000 << 20
+)
+
+// Score as framework.Score.
+func (ImageLocality) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
+	spec := &c.Pod.Object.Spec
+	var names []string
+	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range containers {
+			if name := tagged(containers[i].Image); c.State.ImageNodes(name) > 0 {
+				names = append(names, name)
+			}
+		}
+	}
+	if len(names) == 0 {
+		return false
+	}
+	total := int64(len(c.State.Nodes()))
+	count := int64(len(spec.Containers) + len(spec.InitContainers))
+	for i, n := range nodes {
+		var sum int64
+		for _, name := range names {
+			// An image that few nodes have counts less, so that not all
+			// pods crowd where it was pulled first.
+			sum += n.Images[name] * int64(c.State.ImageNodes(name)) / total
+		}
+		sum = min(max(sum, imageFloor), imageCeiling*count)
+		out[i] = framework.MaxScore * (sum - imageFloor) / (imageCeiling*count - imageFloor)
+	}
+	return true
+}
+
+// tagged adds the tag that is meant when none is named.
+func tagged(image string) string {
+	if strings.LastIndexByte(image, ':') <= strings.LastIndexByte(image, '/') {
+		return image + ":latest"
+	}
+	return image
+}

@@ -1,0 +1,78 @@
+package plugins
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/state"
+)
+
+// TaintToleration keeps pods off nodes with taints that they do not tolerate,
+// and prefers those with the fewest that only ask to be avoided.
+// https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
+type TaintToleration struct{}
+
+// Name of the plugin.
+func (TaintToleration) Name() string { return "TaintToleration" }
+
+// Wakes as framework.Waker.
+func (TaintToleration) Wakes() framework.Event {
+	return framework.NodeAdded | framework.NodeTaintsChanged
+}
+
+// Filter as framework.Filter.
+func (TaintToleration) Filter(c *framework.Cycle) (framework.Check, error) {
+	tolerations := c.Pod.Object.Spec.Tolerations
+	return func(n *state.Node) []framework.Reason {
+		for i := range n.Object.Spec.Taints {
+			taint := &n.Object.Spec.Taints[i]
+			if taint.Effect != corev1.TaintEffectNoSchedule && taint.Effect != corev1.TaintEffectNoExecute {
+				continue
+			}
+			if !tolerated(tolerations, taint) {
+				return reason(fmt.Sprintf("node(s) had untolerated taint {%s: %s}", taint.Key, taint.Value), true)
+			}
+		}
+		return nil
+	}, nil
+}
+
+// Score as framework.Score.
+func (TaintToleration) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
+	any := false
+	for i, n := range nodes {
+		out[i] = 0
+		for j := range n.Object.Spec.Taints {
+			taint := &n.Object.Spec.Taints[j]
+			if taint.Effect == corev1.TaintEffectPreferNoSchedule && !tolerated(c.Pod.Object.Spec.Tolerations, taint) {
+				out[i]++
+				any = true
+			}
+		}
+	}
+	if any {
+		framework.Normalize(out, true)
+	}
+	return any
+}
+
+func tolerated(tolerations []corev1.Toleration, taint *corev1.Taint) bool {
+	for i := range tolerations {
+		t := &tolerations[i]
+		if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {
+			continue
+		}
+		switch t.Operator {
+		case corev1.TolerationOpExists:
+			return true
+		case "", corev1.TolerationOpEqual:
+			// Without a key only Exists matches everything.
+			if t.Key != "" && t.Value == taint.Value {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,120 @@
+package state
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/component-helpers/resource"
+)
+
+// Resources is an amount of each resource: milli-CPUs, bytes, and counts.
+type Resources struct {
+	CPU, Memory, Ephemeral, Pods int64
+	// Scalar holds huge pages and extended resources; nil when there are none.
+	Scalar map[corev1.ResourceName]int64
+}
+
+// FromList reads a resource list.
+func FromList(list corev1.ResourceList) Resources {
+	var r Resources
+	for name, q := range list {
+		switch name {
+		case corev1.ResourceCPU:
+			r.CPU = q.MilliValue()
+		case corev1.ResourceMemory:
+			r.Memory = q.Value()
+		case corev1.ResourceEphemeralStorage:
+			r.Ephemeral = q.Value()
+		case corev1.ResourcePods:
+			r.Pods = q.Value()
+		default:
+			if r.Scalar == nil {
+				r.Scalar = map[corev1.ResourceName]int64{}
+			}
+			r.Scalar[name] = q.Value()
+		}
+	}
+	return r
+}
+
+// Add adds o, sign times.
+func (r *Resources) Add(o Resources, sign int64) {
+	r.CPU += sign * o.CPU
+	r.Memory += sign * o.Memory
+	r.Ephemeral += sign * o.Ephemeral
+	r.Pods += sign * o.Pods
+	for name, v := range o.Scalar {
+		if r.Scalar == nil {
+			r.Scalar = map[corev1.ResourceName]int64{}
+		}
+		r.Scalar[name] += sign * v
+	}
+}
+
+// What is assumed of a container that requests nothing when nodes are compared:
+// a tenth of a CPU and 200 MB, as every Kubernetes does.
+const (
+	assumedMilliCPU = 100
+	assumedMemory   = 200 * 1024 * 1024
+)
+
+// NewPod reads what the scheduler needs of a pod. The object is shared and not
+// written to.
+func NewPod(obj *corev1.Pod) *Pod {
+	p := &Pod{Object: obj}
+	p.Requests = FromList(resource.PodRequests(obj, resource.PodResourcesOptions{UseStatusResources: obj.Spec.NodeName != ""}))
+	p.Requests.Pods = 1
+	assumed := FromList(resource.PodRequests(obj, resource.PodResourcesOptions{
+		UseStatusResources: obj.Spec.NodeName != "",
+		NonMissingContainerRequests: corev1.ResourceList{
+			corev1.ResourceCPU:    *resourceMilli(assumedMilliCPU),
+			corev1.ResourceMemory: *resourceBytes(assumedMemory),
+		},
+	}))
+	p.AssumedCPU, p.AssumedMemory = assumed.CPU, assumed.Memory
+	for _, containers := range [][]corev1.Container{obj.Spec.Containers, obj.Spec.InitContainers} {
+		for i := range containers {
+			c := &containers[i]
+			for _, port := range c.Ports {
+				if port.HostPort <= 0 {
+					continue
+				}
+				ip := port.HostIP
+				if ip == "" {
+					ip = "0.0.0.0"
+				}
+				protocol := port.Protocol
+				if protocol == "" {
+					protocol = corev1.ProtocolTCP
+				}
+				p.Ports = append(p.Ports, Port{IP: ip, Protocol: protocol, Port: port.HostPort})
+			}
+		}
+	}
+	return p
+}
+
+// Conflicts tells whether a port is taken on the node.
+func (n *Node) Conflicts(port Port) bool {
+	if len(n.Ports) == 0 {
+		return false
+	}
+	if port.IP != "0.0.0.0" {
+		all := port
+		all.IP = "0.0.0.0"
+		return n.Ports[port] > 0 || n.Ports[all] > 0
+	}
+	for taken := range n.Ports {
+		if taken.Protocol == port.Protocol && taken.Port == port.Port {
+			return true
+		}
+	}
+	return false
+}
+
+func resourceMilli(v int64) *apiresource.Quantity {
+	return apiresource.NewMilliQuantity(v, apiresource.DecimalSI)
+}
+
+func resourceBytes(v int64) *apiresource.Quantity {
+	return apiresource.NewQuantity(v, apiresource.BinarySI)
+}

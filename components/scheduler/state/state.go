@@ -1,0 +1,187 @@
+// Package state is what the scheduler knows of nodes and of the pods on them,
+// kept up to date event by event and laid out for being scanned: filters and
+// scores walk one slice of nodes. It is owned by one goroutine and has no lock.
+package state
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// State is all nodes and the pods that are on them, or will be.
+type State struct {
+	nodes  []*Node
+	byName map[string]*Node
+	pods   map[types.UID]*Pod
+	// images counts on how many nodes each image is.
+	images map[string]int
+}
+
+// Node is one node with the sums over its pods. Plugins read it and never
+// write to it.
+type Node struct {
+	Name string
+	// Object is nil while pods are known to be on a node that is not.
+	Object      *corev1.Node
+	Allocatable Resources
+	// Requested sums the pods' requests.
+	Requested Resources
+	// Assumed sums the requests with something assumed for containers that
+	// name none: a hundred such pods do not weigh nothing.
+	AssumedCPU, AssumedMemory int64
+	Pods                      []*Pod
+	Ports                     map[Port]int
+	// Images maps every name of an image to its size in bytes.
+	Images map[string]int64
+	index  int
+}
+
+// Pod is a pod with what is asked of it again and again.
+type Pod struct {
+	Object                    *corev1.Pod
+	Requests                  Resources
+	AssumedCPU, AssumedMemory int64
+	Ports                     []Port
+	node                      *Node
+	place                     int // in node.Pods
+}
+
+// Port is one port of a host that a pod takes.
+type Port struct {
+	IP       string // "0.0.0.0" takes it on all addresses
+	Protocol corev1.Protocol
+	Port     int32
+}
+
+// New returns an empty state.
+func New() *State {
+	return &State{byName: map[string]*Node{}, pods: map[types.UID]*Pod{}, images: map[string]int{}}
+}
+
+// Nodes returns all known nodes. The slice is the state's own.
+func (s *State) Nodes() []*Node { return s.nodes }
+
+// Node returns the node of that name, nil if it is not known.
+func (s *State) Node(name string) *Node {
+	n := s.byName[name]
+	if n == nil || n.Object == nil {
+		return nil
+	}
+	return n
+}
+
+// ImageNodes returns on how many nodes an image is.
+func (s *State) ImageNodes(name string) int { return s.images[name] }
+
+// SetNode adds a node or replaces what is known of it.
+func (s *State) SetNode(obj *corev1.Node) {
+	n := s.byName[obj.Name]
+	if n == nil {
+		n = s.addName(obj.Name)
+	}
+	if n.Object == nil {
+		n.index = len(s.nodes)
+		s.nodes = append(s.nodes, n)
+	}
+	s.forgetImages(n)
+	n.Object = obj
+	n.Allocatable = FromList(obj.Status.Allocatable)
+	n.Images = map[string]int64{}
+	for _, image := range obj.Status.Images {
+		for _, name := range image.Names {
+			n.Images[name] = image.SizeBytes
+			s.images[name]++
+		}
+	}
+}
+
+func (s *State) forgetImages(n *Node) {
+	for name := range n.Images {
+		if s.images[name]--; s.images[name] <= 0 {
+			delete(s.images, name)
+		}
+	}
+	n.Images = nil
+}
+
+// RemoveNode forgets a node. Its pods stay known until they are removed, should
+// the node come back first.
+func (s *State) RemoveNode(name string) {
+	n := s.byName[name]
+	if n == nil || n.Object == nil {
+		return
+	}
+	s.forgetImages(n)
+	last := len(s.nodes) - 1
+	s.nodes[n.index] = s.nodes[last]
+	s.nodes[n.index].index = n.index
+	s.nodes = s.nodes[:last]
+	n.Object = nil
+	n.Allocatable = Resources{}
+	if len(n.Pods) == 0 {
+		delete(s.byName, name)
+	}
+}
+
+func (s *State) addName(name string) *Node {
+	n := &Node{Name: name, Ports: map[Port]int{}}
+	s.byName[name] = n
+	return n
+}
+
+// Pod returns a pod that is on a node, nil if it is not known.
+func (s *State) Pod(uid types.UID) *Pod { return s.pods[uid] }
+
+// SetPod puts a pod on a node, or replaces what is known of it. The node is the
+// one given, for a pod that is only assumed to be there does not say so itself.
+func (s *State) SetPod(p *Pod, node string) {
+	s.RemovePod(p.Object.UID)
+	n := s.byName[node]
+	if n == nil {
+		n = s.addName(node)
+	}
+	p.node, p.place = n, len(n.Pods)
+	n.Pods = append(n.Pods, p)
+	n.Requested.Add(p.Requests, 1)
+	n.AssumedCPU += p.AssumedCPU
+	n.AssumedMemory += p.AssumedMemory
+	for _, port := range p.Ports {
+		n.Ports[port]++
+	}
+	s.pods[p.Object.UID] = p
+}
+
+// RemovePod takes a pod from its node.
+func (s *State) RemovePod(uid types.UID) {
+	p := s.pods[uid]
+	if p == nil {
+		return
+	}
+	delete(s.pods, uid)
+	n := p.node
+	last := len(n.Pods) - 1
+	n.Pods[p.place] = n.Pods[last]
+	n.Pods[p.place].place = p.place
+	n.Pods[last] = nil
+	n.Pods = n.Pods[:last]
+	n.Requested.Add(p.Requests, -1)
+	n.AssumedCPU -= p.AssumedCPU
+	n.AssumedMemory -= p.AssumedMemory
+	for _, port := range p.Ports {
+		if n.Ports[port]--; n.Ports[port] <= 0 {
+			delete(n.Ports, port)
+		}
+	}
+	p.node = nil
+	if len(n.Pods) == 0 && n.Object == nil {
+		delete(s.byName, n.Name)
+	}
+}
+
+// NodeName returns where the pod is, "" if nowhere.
+func (p *Pod) NodeName() string {
+	if p.node == nil {
+		return ""
+	}
+	return p.node.Name
+}
