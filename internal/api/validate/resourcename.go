@@ -4,7 +4,10 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	resourcehelper "k8s.io/component-helpers/resource"
 )
 
 // IsHugePage tells resources such as hugepages-2Mi.
@@ -45,4 +48,79 @@ func IsInteger(name corev1.ResourceName) bool {
 		return true
 	}
 	return IsExtended(name)
+}
+
+// isStandardContainer tells the resources that Kubernetes itself gives to
+// containers.
+func isStandardContainer(name corev1.ResourceName) bool {
+	switch name {
+	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
+		return true
+	}
+	return IsHugePage(name)
+}
+
+// isStandard tells the resources that Kubernetes itself knows.
+func isStandard(name corev1.ResourceName) bool {
+	return isStandardQuota(name) || name == corev1.ResourceStorage
+}
+
+// isStandardQuota tells those that quotas count.
+func isStandardQuota(name corev1.ResourceName) bool {
+	switch name {
+	case corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage,
+		corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory, corev1.ResourceLimitsEphemeralStorage,
+		corev1.ResourceRequestsStorage, corev1.ResourcePods, corev1.ResourceQuotas, corev1.ResourceServices,
+		corev1.ResourceReplicationControllers, corev1.ResourceSecrets, corev1.ResourcePersistentVolumeClaims,
+		corev1.ResourceConfigMaps, corev1.ResourceServicesNodePorts, corev1.ResourceServicesLoadBalancers:
+		return true
+	}
+	return isStandardContainer(name) || strings.HasPrefix(string(name), corev1.ResourceRequestsHugePagesPrefix)
+}
+
+// ResourceName checks the name of a resource: a standard one, or one with a
+// domain.
+func ResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
+	if msgs := validation.IsQualifiedName(string(name)); len(msgs) > 0 {
+		e.InvalidAll(at, name, msgs)
+		return
+	}
+	if !strings.Contains(string(name), "/") && !isStandard(name) {
+		e.Invalid(at, name, "must be a standard resource type or fully qualified")
+	}
+}
+
+// ContainerResourceName checks the name of a resource that a container asks
+// for.
+func ContainerResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
+	if isStandardContainer(name) && !IsHugePage(name) {
+		return
+	}
+	ResourceName(e, at, name)
+	switch {
+	case !strings.Contains(string(name), "/"):
+		if !isStandardContainer(name) {
+			e.Invalid(at, name, "must be a standard resource for containers")
+		}
+	case !IsNative(name) && !IsExtended(name):
+		e.Invalid(at, name, "doesn't follow extended resource name standard")
+	}
+}
+
+// QuotaResourceName checks the name of what a quota limits.
+func QuotaResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
+	ResourceName(e, at, name)
+	if !strings.Contains(string(name), "/") && !isStandardQuota(name) {
+		e.Invalid(at, name, "must be a standard resource for quota")
+	}
+}
+
+// PodResourceName checks the name of a resource that a pod asks for as a
+// whole.
+func PodResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
+	before := len(e.List)
+	ResourceName(e, at, name)
+	if len(e.List) == before && !resourcehelper.IsSupportedPodLevelResource(name) {
+		e.Add(field.ErrorList{field.NotSupported(at, name, sets.List(resourcehelper.SupportedPodLevelResources()))})
+	}
 }

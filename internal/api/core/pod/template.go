@@ -4,6 +4,8 @@ package pod
 
 import (
 	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -11,7 +13,18 @@ import (
 func DefaultTemplate(t *corev1.PodTemplateSpec) { DefaultSpec(&t.Spec) }
 
 // ValidateTemplate checks a pod template that is at path.
-func ValidateTemplate(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorList { return nil }
+func ValidateTemplate(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
+	c := newChecker(&t.Spec, false, "")
+	c.Add(metavalidation.ValidateLabels(t.Labels, path.Child("labels")))
+	c.Add(apivalidation.ValidateAnnotations(t.Annotations, path.Child("annotations")))
+	c.checkAnnotations(t.Annotations, path.Child("annotations"))
+	c.checkSpec(path.Child("spec"))
+	c.checkProfilesMatch(&t.ObjectMeta, path.Child("spec"))
+	if len(t.Spec.EphemeralContainers) > 0 {
+		c.Forbidden(path.Child("spec", "ephemeralContainers"), "ephemeral containers not allowed in pod template")
+	}
+	return c.List
+}
 
 // TemplateWarnings are what a client should be told of a valid pod template
 // that is at path.

@@ -1,0 +1,210 @@
+package pod
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
+)
+
+const (
+	required  = "requiredDuringSchedulingIgnoredDuringExecution"
+	preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+)
+
+func (c *checker) checkAffinity(at *field.Path) {
+	a := c.spec.Affinity
+	if a == nil {
+		return
+	}
+	if n := a.NodeAffinity; n != nil {
+		p := at.Child("nodeAffinity")
+		if n.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+			c.NodeSelector(p.Child(required), n.RequiredDuringSchedulingIgnoredDuringExecution)
+		}
+		for i := range n.PreferredDuringSchedulingIgnoredDuringExecution {
+			t, p := &n.PreferredDuringSchedulingIgnoredDuringExecution[i], p.Child(preferred).Index(i)
+			c.checkWeight(t.Weight, p)
+			c.NodeSelectorTerm(p.Child("preference"), &t.Preference, false)
+		}
+	}
+	if p := a.PodAffinity; p != nil {
+		c.checkPodAffinity(p.RequiredDuringSchedulingIgnoredDuringExecution,
+			p.PreferredDuringSchedulingIgnoredDuringExecution, at.Child("podAffinity"))
+	}
+	if p := a.PodAntiAffinity; p != nil {
+		c.checkPodAffinity(p.RequiredDuringSchedulingIgnoredDuringExecution,
+			p.PreferredDuringSchedulingIgnoredDuringExecution, at.Child("podAntiAffinity"))
+	}
+}
+
+func (c *checker) checkWeight(weight int32, at *field.Path) {
+	if weight <= 0 || weight > 100 {
+		c.Invalid(at.Child("weight"), weight, "must be in the range 1-100")
+	}
+}
+
+func (c *checker) checkPodAffinity(must []corev1.PodAffinityTerm, should []corev1.WeightedPodAffinityTerm, at *field.Path) {
+	for i := range must {
+		c.checkPodAffinityTerm(&must[i], at.Child(required).Index(i))
+	}
+	for i := range should {
+		p := at.Child(preferred).Index(i)
+		c.checkWeight(should[i].Weight, p)
+		c.checkPodAffinityTerm(&should[i].PodAffinityTerm, p.Child("podAffinityTerm"))
+	}
+}
+
+func (c *checker) checkPodAffinityTerm(t *corev1.PodAffinityTerm, at *field.Path) {
+	c.LabelSelector(at.Child("labelSelector"), t.LabelSelector)
+	c.LabelSelector(at.Child("namespaceSelector"), t.NamespaceSelector)
+	for _, ns := range t.Namespaces {
+		c.InvalidAll(at.Child("namespace"), ns, apivalidation.ValidateNamespaceName(ns, false))
+	}
+	c.checkLabelKeys(t.MatchLabelKeys, t.LabelSelector, at.Child("matchLabelKeys"))
+	c.checkLabelKeys(t.MismatchLabelKeys, t.LabelSelector, at.Child("mismatchLabelKeys"))
+	c.checkMergedKeys(t, at)
+	for i, key := range t.MatchLabelKeys {
+		if slices.Contains(t.MismatchLabelKeys, key) {
+			c.Invalid(at.Child("matchLabelKeys").Index(i), key, "exists in both matchLabelKeys and mismatchLabelKeys")
+		}
+	}
+	if t.TopologyKey == "" {
+		c.Required(at.Child("topologyKey"), "can not be empty")
+	}
+	c.LabelName(at.Child("topologyKey"), t.TopologyKey)
+}
+
+func (c *checker) checkLabelKeys(keys []string, selector *metav1.LabelSelector, path *field.Path) {
+	if len(keys) == 0 {
+		return
+	}
+	if selector == nil {
+		c.Forbidden(path, "must not be specified when labelSelector is not set")
+		return
+	}
+	for i, key := range keys {
+		c.LabelName(path.Index(i), key)
+	}
+}
+
+// checkMergedKeys finds keys of matchLabelKeys that the selector had before
+// they were merged into it: these are in there twice.
+func (c *checker) checkMergedKeys(t *corev1.PodAffinityTerm, at *field.Path) {
+	if t.LabelSelector == nil || len(t.MatchLabelKeys) == 0 {
+		return
+	}
+	for i, x := range t.LabelSelector.MatchExpressions {
+		index := slices.Index(t.MatchLabelKeys, x.Key)
+		_, label := t.LabelSelector.MatchLabels[x.Key]
+		if index >= 0 && (label || slices.ContainsFunc(t.LabelSelector.MatchExpressions[:i],
+			func(o metav1.LabelSelectorRequirement) bool { return o.Key == x.Key })) {
+			c.Invalid(at.Index(index), x.Key, "exists in both matchLabelKeys and labelSelector")
+		}
+	}
+}
+
+func (c *checker) checkSpreadConstraints(path *field.Path) {
+	constraints := c.spec.TopologySpreadConstraints
+	for i := range constraints {
+		t, at := &constraints[i], path.Index(i)
+		if t.MaxSkew <= 0 {
+			c.Invalid(at.Child("maxSkew"), t.MaxSkew, "must be greater than zero")
+		}
+		if t.TopologyKey == "" {
+			c.Required(at.Child("topologyKey"), "can not be empty")
+		}
+		validate.OneOf(&c.Errors, at.Child("whenUnsatisfiable"), t.WhenUnsatisfiable, corev1.DoNotSchedule, corev1.ScheduleAnyway)
+		if slices.ContainsFunc(constraints[i+1:], func(o corev1.TopologySpreadConstraint) bool {
+			return o.TopologyKey == t.TopologyKey && o.WhenUnsatisfiable == t.WhenUnsatisfiable
+		}) {
+			c.Duplicate(at.Child("{topologyKey, whenUnsatisfiable}"), fmt.Sprintf("{%v, %v}", t.TopologyKey, t.WhenUnsatisfiable))
+		}
+		if t.MinDomains != nil {
+			if *t.MinDomains <= 0 {
+				c.Invalid(at.Child("minDomains"), t.MinDomains, "must be greater than zero")
+			}
+			if t.WhenUnsatisfiable != corev1.DoNotSchedule {
+				c.Invalid(at.Child("minDomains"), t.MinDomains,
+					fmt.Sprintf("can only use minDomains if whenUnsatisfiable=%s, not %s", corev1.DoNotSchedule, t.WhenUnsatisfiable))
+			}
+		}
+		if p := t.NodeAffinityPolicy; p != nil {
+			validate.OneOf(&c.Errors, at.Child("nodeAffinityPolicy"), *p, corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore)
+		}
+		if p := t.NodeTaintsPolicy; p != nil {
+			validate.OneOf(&c.Errors, at.Child("nodeTaintsPolicy"), *p, corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore)
+		}
+		c.checkSpreadKeys(t, at.Child("matchLabelKeys"))
+		c.LabelSelector(at.Child("labelSelector"), t.LabelSelector)
+	}
+}
+
+func (c *checker) checkSpreadKeys(t *corev1.TopologySpreadConstraint, path *field.Path) {
+	if len(t.MatchLabelKeys) > 0 && t.LabelSelector == nil {
+		c.Forbidden(path, "must not be specified when labelSelector is not set")
+	}
+	for i, key := range t.MatchLabelKeys {
+		c.LabelName(path.Index(i), key)
+		if t.LabelSelector == nil {
+			continue
+		}
+		if _, ok := t.LabelSelector.MatchLabels[key]; ok || slices.ContainsFunc(t.LabelSelector.MatchExpressions,
+			func(o metav1.LabelSelectorRequirement) bool { return o.Key == key && !isMerged(o) }) {
+			c.Invalid(path.Index(i), key, "exists in both matchLabelKeys and labelSelector")
+		}
+	}
+}
+
+// isMerged tells an expression that a matchLabelKey may have become.
+func isMerged(r metav1.LabelSelectorRequirement) bool {
+	return r.Operator == metav1.LabelSelectorOpIn && len(r.Values) == 1
+}
+
+// Tolerations checks a list of tolerations, of pods and of runtime classes.
+func Tolerations(e *validate.Errors, tolerations []corev1.Toleration, path *field.Path) {
+	for i := range tolerations {
+		t, at := &tolerations[i], path.Index(i)
+		if t.Key != "" {
+			e.LabelName(at.Child("key"), t.Key)
+		} else if t.Operator != corev1.TolerationOpExists {
+			e.Invalid(at.Child("operator"), t.Operator, "operator must be Exists when `key` is empty, which means \"match all values and all keys\"")
+		}
+		if t.TolerationSeconds != nil && t.Effect != corev1.TaintEffectNoExecute {
+			e.Invalid(at.Child("effect"), t.Effect, "effect must be 'NoExecute' when `tolerationSeconds` is set")
+		}
+		switch t.Operator {
+		case corev1.TolerationOpEqual, "":
+			if msgs := validation.IsValidLabelValue(t.Value); len(msgs) > 0 {
+				e.Invalid(at.Child("operator"), t.Value, strings.Join(msgs, ";"))
+			}
+		case corev1.TolerationOpExists:
+			if t.Value != "" {
+				e.Invalid(at.Child("operator"), t.Value, "value must be empty when `operator` is 'Exists'")
+			}
+		case corev1.TolerationOpLt, corev1.TolerationOpGt:
+			if n, err := strconv.ParseInt(t.Value, 10, 64); err != nil || strconv.FormatInt(n, 10) != t.Value {
+				e.Invalid(at.Child("value"), t.Value, "must be a valid integer")
+			}
+		default:
+			validate.OneOf(e, at.Child("operator"), t.Operator,
+				corev1.TolerationOpEqual, corev1.TolerationOpExists, corev1.TolerationOpGt, corev1.TolerationOpLt)
+		}
+		if t.Effect != "" {
+			TaintEffect(e, t.Effect, at.Child("effect"))
+		}
+	}
+}
+
+// TaintEffect checks what a taint does.
+func TaintEffect(e *validate.Errors, effect corev1.TaintEffect, at *field.Path) {
+	validate.OneOf(e, at, effect, corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)
+}

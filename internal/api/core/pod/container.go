@@ -1,0 +1,338 @@
+package pod
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/core/volume"
+	"hyperkube/internal/api/validate"
+)
+
+// checkContainers checks the regular containers.
+func (c *checker) checkContainers(path *field.Path) {
+	if len(c.spec.Containers) == 0 {
+		c.Required(path, "")
+		return
+	}
+	for i := range c.spec.Containers {
+		ctr, at := &c.spec.Containers[i], path.Index(i)
+		c.checkContainer(ctr, at)
+		if slices.ContainsFunc(c.spec.Containers[:i], func(o corev1.Container) bool { return o.Name == ctr.Name }) {
+			c.Duplicate(at.Child("name"), ctr.Name)
+		}
+		c.checkHooksAndProbes(ctr, at)
+		c.checkRestartPolicy(ctr, at)
+	}
+	c.checkHostPorts(c.spec.Containers, path)
+}
+
+// checkInitContainers checks the init containers, of which those that restart
+// always are sidecars and may have what regular containers may.
+func (c *checker) checkInitContainers(path *field.Path) {
+	for i := range c.spec.InitContainers {
+		ctr, at := &c.spec.InitContainers[i], path.Index(i)
+		c.checkContainer(ctr, at)
+		c.checkRestartPolicy(ctr, at)
+		same := func(o corev1.Container) bool { return o.Name != "" && o.Name == ctr.Name }
+		if slices.ContainsFunc(c.spec.Containers, same) || slices.ContainsFunc(c.spec.InitContainers[:i], same) {
+			c.Duplicate(at.Child("name"), ctr.Name)
+		}
+		// Init containers run one by one, so each has the ports to itself.
+		c.checkHostPorts(c.spec.InitContainers[i:i+1], path)
+		if isSidecar(ctr) {
+			c.checkHooksAndProbes(ctr, at)
+			continue
+		}
+		for _, f := range []struct {
+			name string
+			set  bool
+		}{
+			{"lifecycle", ctr.Lifecycle != nil},
+			{"livenessProbe", ctr.LivenessProbe != nil},
+			{"readinessProbe", ctr.ReadinessProbe != nil},
+			{"startupProbe", ctr.StartupProbe != nil},
+		} {
+			if f.set {
+				c.Forbidden(at.Child(f.name), "may not be set for init containers without restartPolicy=Always")
+			}
+		}
+	}
+}
+
+// isSidecar tells an init container that runs beside the regular ones.
+func isSidecar(ctr *corev1.Container) bool {
+	return ctr.RestartPolicy != nil && *ctr.RestartPolicy == corev1.ContainerRestartPolicyAlways
+}
+
+// checkEphemeralContainers checks containers for debugging, which have no
+// part in what the pod does: no ports, probes, hooks or resources.
+func (c *checker) checkEphemeralContainers(path *field.Path) {
+	if len(c.spec.EphemeralContainers) == 0 {
+		return
+	}
+	names := map[string]bool{}
+	for i := range c.spec.Containers {
+		names[c.spec.Containers[i].Name] = true
+	}
+	for i := range c.spec.InitContainers {
+		names[c.spec.InitContainers[i].Name] = true
+	}
+	others := make(map[string]bool, len(c.spec.EphemeralContainers))
+	for i := range c.spec.EphemeralContainers {
+		ec, at := &c.spec.EphemeralContainers[i], path.Index(i)
+		ctr := (*corev1.Container)(&ec.EphemeralContainerCommon)
+		c.checkContainer(ctr, at)
+		c.checkImageSpace(ctr, at)
+		if names[ec.Name] || others[ec.Name] {
+			c.Duplicate(at.Child("name"), ec.Name)
+		}
+		others[ec.Name] = true
+		if ec.TargetContainerName != "" && !names[ec.TargetContainerName] {
+			c.NotFound(at.Child("targetContainerName"), ec.TargetContainerName)
+		}
+		const cannot = "cannot be set for an Ephemeral Container"
+		volume.OnlyFields(&c.Errors, ec.EphemeralContainerCommon, cannot, at,
+			"Name", "Image", "Command", "Args", "WorkingDir", "EnvFrom", "Env", "VolumeMounts", "VolumeDevices",
+			"TerminationMessagePath", "TerminationMessagePolicy", "ImagePullPolicy", "SecurityContext",
+			"Stdin", "StdinOnce", "TTY")
+		for j, m := range ec.VolumeMounts {
+			if m.SubPath != "" {
+				c.Forbidden(at.Child("volumeMounts").Index(j).Child("subPath"), cannot)
+			}
+			if m.SubPathExpr != "" {
+				c.Forbidden(at.Child("volumeMounts").Index(j).Child("subPathExpr"), cannot)
+			}
+		}
+	}
+}
+
+// checkContainer checks what containers of all types have in common.
+func (c *checker) checkContainer(ctr *corev1.Container, at *field.Path) {
+	if ctr.Name == "" {
+		c.Required(at.Child("name"), "")
+	} else {
+		c.Label(at.Child("name"), ctr.Name)
+	}
+	if ctr.Image == "" {
+		c.Required(at.Child("image"), "")
+	}
+	validate.RequiredOneOf(&c.Errors, at.Child("terminationMessagePolicy"), ctr.TerminationMessagePolicy,
+		corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)
+	c.checkPorts(ctr.Ports, at.Child("ports"))
+	c.checkEnv(ctr.Env, at.Child("env"))
+	c.checkEnvFrom(ctr.EnvFrom, at.Child("envFrom"))
+	c.checkMounts(ctr, at.Child("volumeMounts"))
+	c.checkDevices(ctr, at.Child("volumeDevices"))
+	c.checkPullPolicy(ctr.ImagePullPolicy, at.Child("imagePullPolicy"))
+	c.checkResources(&ctr.Resources, at.Child("resources"))
+	c.checkResizePolicy(ctr, at.Child("resizePolicy"))
+	if ctr.SecurityContext != nil {
+		c.checkSecurityContext(ctr.SecurityContext, at.Child("securityContext"))
+	}
+}
+
+// checkImageSpace refuses blanks around an image's name, which templates had
+// always been allowed to have.
+func (c *checker) checkImageSpace(ctr *corev1.Container, at *field.Path) {
+	if strings.TrimSpace(ctr.Image) != ctr.Image {
+		c.Invalid(at.Child("image"), ctr.Image, "must not have leading or trailing whitespace")
+	}
+}
+
+func (c *checker) checkPullPolicy(policy corev1.PullPolicy, at *field.Path) {
+	validate.RequiredOneOf(&c.Errors, at, policy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)
+}
+
+func (c *checker) checkPorts(ports []corev1.ContainerPort, path *field.Path) {
+	for i := range ports {
+		p, at := &ports[i], path.Index(i)
+		if p.Name != "" {
+			if msgs := validation.IsValidPortName(p.Name); len(msgs) > 0 {
+				c.InvalidAll(at.Child("name"), p.Name, msgs)
+			} else if slices.ContainsFunc(ports[:i], func(o corev1.ContainerPort) bool { return o.Name == p.Name }) {
+				c.Duplicate(at.Child("name"), p.Name)
+			}
+		}
+		if p.ContainerPort == 0 {
+			c.Required(at.Child("containerPort"), "")
+		} else {
+			c.InvalidAll(at.Child("containerPort"), p.ContainerPort, validation.IsValidPortNum(int(p.ContainerPort)))
+		}
+		if p.HostPort != 0 {
+			c.InvalidAll(at.Child("hostPort"), p.HostPort, validation.IsValidPortNum(int(p.HostPort)))
+		}
+		validate.RequiredOneOf(&c.Errors, at.Child("protocol"), p.Protocol, corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)
+	}
+}
+
+// checkHostPorts refuses a port of the host that is asked for twice.
+func (c *checker) checkHostPorts(containers []corev1.Container, path *field.Path) {
+	var taken map[string]bool
+	for i := range containers {
+		for j := range containers[i].Ports {
+			p := &containers[i].Ports[j]
+			if p.HostPort == 0 {
+				continue
+			}
+			key := fmt.Sprintf("%s/%s/%d", p.Protocol, p.HostIP, p.HostPort)
+			if taken[key] {
+				c.Duplicate(path.Index(i).Child("ports").Index(j).Child("hostPort"), key)
+				continue
+			}
+			if taken == nil {
+				taken = map[string]bool{}
+			}
+			taken[key] = true
+		}
+	}
+}
+
+func (c *checker) checkMounts(ctr *corev1.Container, path *field.Path) {
+	for i := range ctr.VolumeMounts {
+		m, at := &ctr.VolumeMounts[i], path.Index(i)
+		if m.Name == "" {
+			c.Required(at.Child("name"), "")
+		}
+		if _, ok := c.volumes[m.Name]; !ok {
+			c.NotFound(at.Child("name"), m.Name)
+		}
+		if m.MountPath == "" {
+			c.Required(at.Child("mountPath"), "")
+		}
+		if slices.ContainsFunc(ctr.VolumeMounts[:i], func(o corev1.VolumeMount) bool { return o.MountPath == m.MountPath }) {
+			c.Invalid(at.Child("mountPath"), m.MountPath, "must be unique")
+		}
+		for _, d := range ctr.VolumeDevices {
+			if d.Name == m.Name {
+				c.Invalid(at.Child("name"), m.Name, "must not already exist in volumeDevices")
+			}
+			if d.DevicePath == m.MountPath {
+				c.Invalid(at.Child("mountPath"), m.MountPath, "must not already exist as a path in volumeDevices")
+			}
+		}
+		// Upstream leaves the index out of the paths from here on.
+		if m.SubPath != "" {
+			c.DescendingPath(path.Child("subPath"), m.SubPath)
+		}
+		if m.SubPathExpr != "" {
+			if m.SubPath != "" {
+				c.Invalid(at.Child("subPathExpr"), m.SubPathExpr, "subPathExpr and subPath are mutually exclusive")
+			}
+			c.DescendingPath(path.Child("subPathExpr"), m.SubPathExpr)
+		}
+		if m.MountPropagation != nil {
+			validate.OneOf(&c.Errors, path.Child("mountPropagation"), *m.MountPropagation,
+				corev1.MountPropagationBidirectional, corev1.MountPropagationHostToContainer, corev1.MountPropagationNone)
+			if *m.MountPropagation == corev1.MountPropagationBidirectional && !isPrivileged(ctr.SecurityContext) {
+				c.Forbidden(path.Child("mountPropagation"), "Bidirectional mount propagation is available only to privileged containers")
+			}
+		}
+		c.checkRecursiveReadOnly(m, path.Child("recursiveReadOnly"))
+	}
+}
+
+func isPrivileged(sc *corev1.SecurityContext) bool {
+	return sc != nil && sc.Privileged != nil && *sc.Privileged
+}
+
+func (c *checker) checkRecursiveReadOnly(m *corev1.VolumeMount, at *field.Path) {
+	if m.RecursiveReadOnly == nil {
+		return
+	}
+	validate.OneOf(&c.Errors, at, *m.RecursiveReadOnly,
+		corev1.RecursiveReadOnlyDisabled, corev1.RecursiveReadOnlyEnabled, corev1.RecursiveReadOnlyIfPossible)
+	switch *m.RecursiveReadOnly {
+	case corev1.RecursiveReadOnlyEnabled, corev1.RecursiveReadOnlyIfPossible:
+		if !m.ReadOnly {
+			c.Forbidden(at, "may only be specified when readOnly is true")
+		}
+		if m.MountPropagation != nil && *m.MountPropagation != corev1.MountPropagationNone {
+			c.Forbidden(at, "may only be specified when mountPropagation is None or not specified")
+		}
+	}
+}
+
+func (c *checker) checkDevices(ctr *corev1.Container, path *field.Path) {
+	for i := range ctr.VolumeDevices {
+		d, at := &ctr.VolumeDevices[i], path.Index(i)
+		before := ctr.VolumeDevices[:i]
+		if d.Name == "" {
+			c.Required(at.Child("name"), "")
+		} else if slices.ContainsFunc(before, func(o corev1.VolumeDevice) bool { return o.Name == d.Name }) {
+			c.Invalid(at.Child("name"), d.Name, "must be unique")
+		}
+		if v, ok := c.volumes[d.Name]; !ok {
+			c.NotFound(at.Child("name"), d.Name)
+		} else if v.PersistentVolumeClaim == nil && v.Ephemeral == nil {
+			c.Invalid(at.Child("name"), d.Name, "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode")
+		}
+		if d.DevicePath == "" {
+			c.Required(at.Child("devicePath"), "")
+		}
+		if slices.ContainsFunc(before, func(o corev1.VolumeDevice) bool { return o.DevicePath == d.DevicePath }) {
+			c.Invalid(at.Child("devicePath"), d.DevicePath, "must be unique")
+		}
+		if slices.Contains(strings.Split(d.DevicePath, "/"), "..") {
+			c.Invalid(at.Child("devicePath"), d.DevicePath, "can not contain backsteps ('..')")
+		}
+		for _, m := range ctr.VolumeMounts {
+			if m.Name == d.Name {
+				c.Invalid(at.Child("name"), d.Name, "must not already exist in volumeMounts")
+			}
+			if m.MountPath == d.DevicePath {
+				c.Invalid(at.Child("devicePath"), d.DevicePath, "must not already exist as a path in volumeMounts")
+			}
+		}
+	}
+}
+
+func (c *checker) checkResizePolicy(ctr *corev1.Container, at *field.Path) {
+	for i, p := range ctr.ResizePolicy {
+		if slices.ContainsFunc(ctr.ResizePolicy[:i], func(o corev1.ContainerResizePolicy) bool { return o.ResourceName == p.ResourceName }) {
+			c.Duplicate(at.Index(i), p.ResourceName)
+		}
+		validate.RequiredOneOf(&c.Errors, at, p.ResourceName, corev1.ResourceCPU, corev1.ResourceMemory)
+		validate.RequiredOneOf(&c.Errors, at, p.RestartPolicy, corev1.NotRequired, corev1.RestartContainer)
+		if c.spec.RestartPolicy == corev1.RestartPolicyNever && ctr.RestartPolicy == nil && p.RestartPolicy != corev1.NotRequired {
+			c.Invalid(at, p.RestartPolicy, "must be 'NotRequired' when `restartPolicy` is 'Never'")
+		}
+	}
+}
+
+// checkRestartPolicy checks a container's own restart policy and the rules
+// beside it (KEP-5307).
+func (c *checker) checkRestartPolicy(ctr *corev1.Container, at *field.Path) {
+	if ctr.RestartPolicy != nil {
+		validate.OneOf(&c.Errors, at.Child("restartPolicy"), *ctr.RestartPolicy,
+			corev1.ContainerRestartPolicyAlways, corev1.ContainerRestartPolicyNever, corev1.ContainerRestartPolicyOnFailure)
+	}
+	if len(ctr.RestartPolicyRules) == 0 {
+		return
+	}
+	if ctr.RestartPolicy == nil {
+		c.Required(at.Child("restartPolicy"), "must specify restartPolicy when restart rules are used")
+	}
+	rules := at.Child("restartPolicyRules")
+	if n := len(ctr.RestartPolicyRules); n > 20 {
+		c.Add(field.ErrorList{field.TooMany(rules, n, 20)})
+	}
+	for i, rule := range ctr.RestartPolicyRules {
+		validate.RequiredOneOf(&c.Errors, rules.Index(i).Child("action"), rule.Action,
+			corev1.ContainerRestartRuleActionRestart, corev1.ContainerRestartRuleActionRestartAllContainers)
+		codes := rules.Index(i).Child("exitCodes")
+		if rule.ExitCodes == nil {
+			c.Required(codes, "must be specified")
+			continue
+		}
+		validate.RequiredOneOf(&c.Errors, codes.Child("operator"), rule.ExitCodes.Operator,
+			corev1.ContainerRestartRuleOnExitCodesOpIn, corev1.ContainerRestartRuleOnExitCodesOpNotIn)
+		if n := len(rule.ExitCodes.Values); n > 255 {
+			c.Add(field.ErrorList{field.TooMany(codes.Child("values"), n, 255)})
+		}
+	}
+}

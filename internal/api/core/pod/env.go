@@ -1,0 +1,230 @@
+package pod
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// Fields of a pod that its containers may read, in the environment and in
+// volumes, in the order of messages.
+var (
+	envFieldPaths = []string{
+		"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
+		"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs",
+	}
+	volumeFieldPaths = []string{
+		"metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid",
+	}
+	// otherFieldPaths exist, but are offered nowhere.
+	otherFieldPaths = []string{"spec.host", "spec.restartPolicy", "spec.schedulerName", "status.phase"}
+
+	resourceFields = []string{
+		"limits.cpu", "limits.ephemeral-storage", "limits.memory",
+		"requests.cpu", "requests.ephemeral-storage", "requests.memory",
+	}
+	byteDivisors = []string{"1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"}
+)
+
+func (c *checker) checkEnv(vars []corev1.EnvVar, path *field.Path) {
+	for i := range vars {
+		at := path.Index(i)
+		if vars[i].Name == "" {
+			c.Required(at.Child("name"), "")
+		} else {
+			c.InvalidAll(at.Child("name"), vars[i].Name, validation.IsRelaxedEnvVarName(vars[i].Name))
+		}
+		if vars[i].ValueFrom != nil {
+			c.checkEnvSource(&vars[i], at.Child("valueFrom"))
+		}
+	}
+}
+
+func (c *checker) checkEnvSource(v *corev1.EnvVar, at *field.Path) {
+	from, sources := v.ValueFrom, 0
+	if from.FieldRef != nil {
+		sources++
+		c.checkFieldRef(from.FieldRef, envFieldPaths, at.Child("fieldRef"))
+	}
+	if from.ResourceFieldRef != nil {
+		sources++
+		c.checkResourceFieldRef(from.ResourceFieldRef, false, at.Child("resourceFieldRef"))
+	}
+	if ref := from.ConfigMapKeyRef; ref != nil {
+		sources++
+		c.checkKeyRef(ref.Name, ref.Key, at.Child("configMapKeyRef"))
+	}
+	if ref := from.SecretKeyRef; ref != nil {
+		sources++
+		c.checkKeyRef(ref.Name, ref.Key, at.Child("secretKeyRef"))
+	}
+	if from.FileKeyRef != nil {
+		sources++
+		c.checkFileKeyRef(from.FileKeyRef, at.Child("fileKeyRef"))
+	}
+	switch {
+	case sources == 0:
+		c.Invalid(at, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`")
+	case v.Value != "":
+		c.Invalid(at, "", "may not be specified when `value` is not empty")
+	case sources > 1:
+		c.Invalid(at, "", "may not have more than one field specified at a time")
+	}
+}
+
+func (c *checker) checkKeyRef(name, key string, at *field.Path) {
+	c.InvalidAll(at.Child("name"), name, apivalidation.NameIsDNSSubdomain(name, false))
+	if key == "" {
+		c.Required(at.Child("key"), "")
+	} else {
+		c.InvalidAll(at.Child("key"), key, validation.IsConfigMapKey(key))
+	}
+}
+
+// checkFileKeyRef checks a variable that comes from a file in an emptyDir
+// (KEP-3721).
+func (c *checker) checkFileKeyRef(ref *corev1.FileKeySelector, at *field.Path) {
+	if ref.Key == "" {
+		c.Required(at.Child("key"), "")
+	} else {
+		c.InvalidAll(at.Child("key"), ref.Key, validation.IsRelaxedEnvVarName(ref.Key))
+	}
+	if ref.VolumeName == "" {
+		c.Required(at.Child("volumeName"), "")
+	} else {
+		c.Label(at.Child("volumeName"), ref.VolumeName)
+		if v, ok := c.volumes[ref.VolumeName]; !ok {
+			c.NotFound(at.Child("volumeName"), ref.VolumeName)
+		} else if v.EmptyDir == nil {
+			c.Invalid(at.Child("volumeName"), ref.VolumeName, "referenced volume must be of type emptyDir")
+		}
+	}
+	if ref.Path == "" {
+		c.Required(at.Child("path"), "")
+	} else {
+		c.NonReservedPath(at.Child("path"), ref.Path)
+	}
+}
+
+// subscript splits a path such as metadata.labels['app'].
+func subscript(path string) (string, string, bool) {
+	rest, ok := strings.CutSuffix(path, "']")
+	if !ok {
+		return path, "", false
+	}
+	before, after, ok := strings.Cut(rest, "['")
+	if !ok || before == "" {
+		return path, "", false
+	}
+	return before, after, true
+}
+
+func (c *checker) checkFieldRef(ref *corev1.ObjectFieldSelector, offered []string, at *field.Path) {
+	if ref.APIVersion == "" {
+		c.Required(at.Child("apiVersion"), "")
+		return
+	}
+	if ref.FieldPath == "" {
+		c.Required(at.Child("fieldPath"), "")
+		return
+	}
+	base, key, ok := subscript(ref.FieldPath)
+	problem := ""
+	switch {
+	case ref.APIVersion != "v1":
+		problem = "unsupported pod version: " + ref.APIVersion
+	case ok && base != "metadata.annotations" && base != "metadata.labels":
+		problem = "field label does not support subscript: " + ref.FieldPath
+	case !ok && !slices.Contains(envFieldPaths, base) && !slices.Contains(volumeFieldPaths, base) && !slices.Contains(otherFieldPaths, base):
+		problem = "field label not supported: " + ref.FieldPath
+	}
+	switch {
+	case problem != "":
+		c.Invalid(at.Child("fieldPath"), ref.FieldPath, "error converting fieldPath: "+problem)
+	case ok && base == "metadata.annotations":
+		c.QualifiedName(at, strings.ToLower(key))
+	case ok:
+		c.QualifiedName(at, key)
+	default:
+		if base == "spec.host" {
+			base = "spec.nodeName"
+		}
+		if !slices.Contains(offered, base) {
+			c.Add(field.ErrorList{field.NotSupported(at.Child("fieldPath"), base, offered)})
+		}
+	}
+}
+
+func isHugePageField(resource string) bool {
+	return strings.HasPrefix(resource, "requests.hugepages-") || strings.HasPrefix(resource, "limits.hugepages-")
+}
+
+func (c *checker) checkResourceFieldRef(ref *corev1.ResourceFieldSelector, inVolume bool, at *field.Path) {
+	switch {
+	case inVolume && ref.ContainerName == "":
+		c.Required(at.Child("containerName"), "")
+	case ref.Resource == "":
+		c.Required(at.Child("resource"), "")
+	case !slices.Contains(resourceFields, ref.Resource) && !isHugePageField(ref.Resource):
+		c.Add(field.ErrorList{field.NotSupported(at.Child("resource"), ref.Resource, resourceFields)})
+	}
+	if ref.Divisor.IsZero() {
+		return
+	}
+	divisor, of := ref.Divisor.String(), ""
+	switch {
+	case ref.Resource == "limits.cpu" || ref.Resource == "requests.cpu":
+		if divisor != "1m" && divisor != "1" {
+			c.Invalid(at.Child("divisor"), ref.Resource, "only divisor's values 1m and 1 are supported with the cpu resource")
+		}
+		return
+	case strings.HasSuffix(ref.Resource, "s.memory"):
+		of = "memory"
+	case strings.HasSuffix(ref.Resource, "s.ephemeral-storage"):
+		of = "local ephemeral storage"
+	case isHugePageField(ref.Resource):
+		of = "hugepages"
+	default:
+		return
+	}
+	if !slices.Contains(byteDivisors, divisor) {
+		c.Invalid(at.Child("divisor"), ref.Resource,
+			fmt.Sprintf("only divisor's values %s are supported with the %s resource", strings.Join(byteDivisors, ", "), of))
+	}
+}
+
+func (c *checker) checkEnvFrom(sources []corev1.EnvFromSource, path *field.Path) {
+	for i := range sources {
+		s, at, kinds := &sources[i], path.Index(i), 0
+		if s.Prefix != "" {
+			c.InvalidAll(at.Child("prefix"), s.Prefix, validation.IsRelaxedEnvVarName(s.Prefix))
+		}
+		if s.ConfigMapRef != nil {
+			kinds++
+			c.checkEnvFromName(s.ConfigMapRef.Name, at.Child("configMapRef", "name"))
+		}
+		if s.SecretRef != nil {
+			kinds++
+			c.checkEnvFromName(s.SecretRef.Name, at.Child("secretRef", "name"))
+		}
+		switch {
+		case kinds == 0:
+			c.Invalid(path, "", "must specify one of: `configMapRef` or `secretRef`")
+		case kinds > 1:
+			c.Invalid(path, "", "may not have more than one field specified at a time")
+		}
+	}
+}
+
+func (c *checker) checkEnvFromName(name string, at *field.Path) {
+	if name == "" {
+		c.Required(at, "")
+		return
+	}
+	c.InvalidAll(at, name, apivalidation.NameIsDNSSubdomain(name, true))
+}

@@ -1,0 +1,182 @@
+package pod
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
+)
+
+// checkOS refuses, for a pod whose operating system is known, what the other
+// one has.
+func (c *checker) checkOS(path *field.Path) {
+	if c.spec.OS == nil {
+		return
+	}
+	switch c.spec.OS.Name {
+	case "":
+		c.Required(path.Child("os", "name"), "cannot be empty")
+	case corev1.Linux:
+		c.checkLinux(path)
+	case corev1.Windows:
+		c.checkWindows(path)
+	default:
+		validate.OneOf(&c.Errors, path.Child("os"), c.spec.OS.Name, corev1.Linux, corev1.Windows)
+	}
+}
+
+func (c *checker) checkLinux(path *field.Path) {
+	const cannot = "windows options cannot be set for a linux pod"
+	if sc := c.spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {
+		c.Forbidden(path.Child("securityContext", "windowsOptions"), cannot)
+	}
+	eachContainer(c.spec, path, func(ctr *corev1.Container, at *field.Path) {
+		if sc := ctr.SecurityContext; sc != nil && sc.WindowsOptions != nil {
+			c.Forbidden(at.Child("securityContext", "windowsOptions"), cannot)
+		}
+	})
+}
+
+func (c *checker) checkWindows(path *field.Path) {
+	refuse := func(set bool, at *field.Path, names ...string) {
+		if set {
+			c.Forbidden(at.Child(names[0], names[1:]...), "cannot be set for a windows pod")
+		}
+	}
+	spec := c.spec
+	refuse(spec.HostUsers != nil, path, "hostUsers")
+	refuse(spec.HostPID, path, "hostPID")
+	refuse(spec.HostIPC, path, "hostIPC")
+	refuse(spec.ShareProcessNamespace != nil, path, "shareProcessNamespace")
+	refuse(spec.Resources != nil, path, "resources")
+	if sc := spec.SecurityContext; sc != nil {
+		refuse(sc.AppArmorProfile != nil, path, "securityContext", "appArmorProfile")
+		refuse(sc.SELinuxOptions != nil, path, "securityContext", "seLinuxOptions")
+		refuse(sc.SeccompProfile != nil, path, "securityContext", "seccompProfile")
+		refuse(sc.FSGroup != nil, path, "securityContext", "fsGroup")
+		refuse(sc.FSGroupChangePolicy != nil, path, "securityContext", "fsGroupChangePolicy")
+		refuse(len(sc.Sysctls) > 0, path, "securityContext", "sysctls")
+		refuse(sc.RunAsUser != nil, path, "securityContext", "runAsUser")
+		refuse(sc.RunAsGroup != nil, path, "securityContext", "runAsGroup")
+		refuse(sc.SupplementalGroups != nil, path, "securityContext", "supplementalGroups")
+		refuse(sc.SupplementalGroupsPolicy != nil, path, "securityContext", "supplementalGroupsPolicy")
+		refuse(sc.SELinuxChangePolicy != nil, path, "securityContext", "seLinuxChangePolicy")
+	}
+	eachContainer(spec, path, func(ctr *corev1.Container, at *field.Path) {
+		sc := ctr.SecurityContext
+		if sc == nil {
+			return
+		}
+		refuse(sc.AppArmorProfile != nil, at, "securityContext", "appArmorProfile")
+		refuse(sc.SELinuxOptions != nil, at, "securityContext", "seLinuxOptions")
+		refuse(sc.SeccompProfile != nil, at, "securityContext", "seccompProfile")
+		refuse(sc.Capabilities != nil, at, "securityContext", "capabilities")
+		refuse(sc.ReadOnlyRootFilesystem != nil, at, "securityContext", "readOnlyRootFilesystem")
+		refuse(sc.Privileged != nil, at, "securityContext", "privileged")
+		refuse(sc.AllowPrivilegeEscalation != nil, at, "securityContext", "allowPrivilegeEscalation")
+		refuse(sc.ProcMount != nil, at, "securityContext", "procMount")
+		refuse(sc.RunAsUser != nil, at, "securityContext", "runAsUser")
+		refuse(sc.RunAsGroup != nil, at, "securityContext", "runAsGroup")
+	})
+}
+
+// checkHostProcess checks that a Windows pod runs all of its containers as
+// processes of the host, or none.
+func (c *checker) checkHostProcess(path *field.Path) {
+	var pod *bool
+	if sc := c.spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {
+		pod = sc.WindowsOptions.HostProcess
+	}
+	all, host := 0, 0
+	eachContainer(c.spec, path, func(ctr *corev1.Container, at *field.Path) {
+		own := pod
+		if sc := ctr.SecurityContext; sc != nil && sc.WindowsOptions != nil && sc.WindowsOptions.HostProcess != nil {
+			own = sc.WindowsOptions.HostProcess
+			if pod != nil && *pod != *own {
+				c.Invalid(at.Child("securityContext", "windowsOptions", "hostProcess"), *own,
+					fmt.Sprintf("pod hostProcess value must be identical if both are specified, was %v", *pod))
+			}
+		}
+		all++
+		if own != nil && *own {
+			host++
+		}
+	})
+	if host == 0 {
+		return
+	}
+	if host != all {
+		c.Invalid(path, "", "If pod contains any hostProcess containers then all containers must be HostProcess containers")
+	}
+	if !c.spec.HostNetwork {
+		c.Invalid(path.Child("hostNetwork"), false, "hostNetwork must be true if pod contains any hostProcess containers")
+	}
+}
+
+// The forms of users and domains in Windows.
+var (
+	controlChars    = regexp.MustCompile(`[[:cntrl:]]+`)
+	netBIOSDomain   = regexp.MustCompile(`^[^\\/:\*\?"<>|\.][^\\/:\*\?"<>|]{0,14}$`)
+	dnsDomain       = regexp.MustCompile(`^[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)*$`)
+	onlyDotsOrSpace = regexp.MustCompile(`^[\. ]+$`)
+)
+
+func (c *checker) checkWindowsOptions(o *corev1.WindowsSecurityContextOptions, at *field.Path) {
+	if o == nil {
+		return
+	}
+	if o.GMSACredentialSpecName != nil {
+		c.Subdomain(at.Child("gmsaCredentialSpecName"), *o.GMSACredentialSpecName)
+	}
+	if o.GMSACredentialSpec != nil {
+		switch n := len(*o.GMSACredentialSpec); {
+		case n == 0:
+			c.Invalid(at.Child("gmsaCredentialSpec"), o.GMSACredentialSpec, "gmsaCredentialSpec cannot be an empty string")
+		case n > 64<<10:
+			c.Invalid(at.Child("gmsaCredentialSpec"), o.GMSACredentialSpec, "gmsaCredentialSpec size must be under 64 KiB")
+		}
+	}
+	if o.RunAsUserName != nil {
+		c.checkWindowsUser(*o.RunAsUserName, at.Child("runAsUserName"))
+	}
+}
+
+func (c *checker) checkWindowsUser(name string, at *field.Path) {
+	switch {
+	case name == "":
+		c.Invalid(at, name, "runAsUserName cannot be an empty string")
+		return
+	case controlChars.MatchString(name):
+		c.Invalid(at, name, "runAsUserName cannot contain control characters")
+		return
+	case strings.Count(name, `\`) > 1:
+		c.Invalid(at, name, "runAsUserName cannot contain more than one backslash")
+		return
+	}
+	domain, user, hasDomain := strings.Cut(name, `\`)
+	if !hasDomain {
+		domain, user = "", name
+	}
+	if len(domain) >= 256 {
+		c.Invalid(at, name, "runAsUserName's Domain length must be under 256 characters")
+	}
+	if hasDomain && !netBIOSDomain.MatchString(domain) && !dnsDomain.MatchString(domain) {
+		c.Invalid(at, name, "runAsUserName's Domain doesn't match the NetBios nor the DNS format")
+	}
+	switch {
+	case user == "":
+		c.Invalid(at, name, "runAsUserName's User cannot be empty")
+	case len(user) > 104:
+		c.Invalid(at, name, "runAsUserName's User length must not be longer than 104 characters")
+	}
+	if onlyDotsOrSpace.MatchString(user) {
+		c.Invalid(at, name, "runAsUserName's User cannot contain only periods or spaces")
+	}
+	if strings.ContainsAny(user, `"/\:;|=,+*?<>@[]`) {
+		c.Invalid(at, name, `runAsUserName's User cannot contain the following characters: "/\:;|=,+*?<>@[]`)
+	}
+}

@@ -1,0 +1,62 @@
+package pod
+
+import (
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
+)
+
+// QOS computes the quality of service class of a pod: Guaranteed if every
+// container has limits of cpu and memory that equal its requests, BestEffort
+// if none has any, Burstable otherwise. Resources of the pod as a whole, where
+// set, decide alone.
+func QOS(p *corev1.Pod) corev1.PodQOSClass {
+	if resourcehelper.IsPodLevelResourcesSet(p) {
+		return qosOf(p.Spec.Resources)
+	}
+	class := corev1.PodQOSClass("")
+	for _, containers := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+		for i := range containers {
+			own := qosOf(&containers[i].Resources)
+			if class == "" {
+				class = own
+			}
+			if own != class {
+				return corev1.PodQOSBurstable
+			}
+		}
+	}
+	if class == "" {
+		return corev1.PodQOSBestEffort
+	}
+	return class
+}
+
+func qosOf(r *corev1.ResourceRequirements) corev1.PodQOSClass {
+	bare, equal := 0, 0
+	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+		request, limit := r.Requests[name], r.Limits[name]
+		switch {
+		case !request.Equal(limit):
+			return corev1.PodQOSBurstable
+		case request.IsZero():
+			bare++
+		default:
+			equal++
+		}
+	}
+	switch {
+	case equal == 0:
+		return corev1.PodQOSBestEffort
+	case bare == 0:
+		return corev1.PodQOSGuaranteed
+	}
+	return corev1.PodQOSBurstable
+}
+
+func isInt32(s string) bool {
+	n, err := strconv.ParseInt(s, 10, 32)
+	// Forms that JSON has not are refused: "+1" and "01".
+	return err == nil && strconv.FormatInt(n, 10) == s
+}

@@ -1,0 +1,174 @@
+package pod
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	resourcehelper "k8s.io/component-helpers/resource"
+
+	"hyperkube/internal/api/validate"
+)
+
+// checkResources checks what a container asks for.
+func (c *checker) checkResources(r *corev1.ResourceRequirements, at *field.Path) {
+	c.checkRequirements(r, validate.ContainerResourceName, at)
+	c.checkClaimRefs(r.Claims, at.Child("claims"))
+}
+
+func sortedNames(list corev1.ResourceList) []corev1.ResourceName {
+	if len(list) == 0 {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(list))
+}
+
+func (c *checker) checkRequirements(r *corev1.ResourceRequirements, checkName func(*validate.Errors, *field.Path, corev1.ResourceName), at *field.Path) {
+	compute, huge := false, false
+	count := func(name corev1.ResourceName) {
+		compute = compute || name == corev1.ResourceCPU || name == corev1.ResourceMemory
+		huge = huge || validate.IsHugePage(name)
+	}
+	limits, requests := at.Child("limits"), at.Child("requests")
+	for _, name := range sortedNames(r.Limits) {
+		count(name)
+		c.checkAmount(name, r.Limits[name], checkName, limits.Key(string(name)))
+	}
+	for _, name := range sortedNames(r.Requests) {
+		count(name)
+		q := r.Requests[name]
+		key := requests.Key(string(name))
+		checkName(&c.Errors, key, name)
+		c.Quantity(key, name, q)
+		limit, ok := r.Limits[name]
+		switch {
+		case ok && q.Cmp(limit) != 0 && !validate.IsOvercommitAllowed(name):
+			c.Invalid(requests, q.String(), fmt.Sprintf("must be equal to %s limit of %s", name, limit.String()))
+		case ok && q.Cmp(limit) > 0:
+			c.Invalid(requests, q.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", name, limit.String()))
+		case !ok && !validate.IsOvercommitAllowed(name):
+			c.Required(limits, "Limit must be set for non overcommitable resources")
+		}
+		c.checkHugePages(name, q, key)
+	}
+	if huge && !compute {
+		c.Forbidden(at, "HugePages require cpu or memory")
+	}
+}
+
+func (c *checker) checkAmount(name corev1.ResourceName, q resource.Quantity, checkName func(*validate.Errors, *field.Path, corev1.ResourceName), at *field.Path) {
+	checkName(&c.Errors, at, name)
+	c.Quantity(at, name, q)
+	c.checkHugePages(name, q, at)
+}
+
+// checkHugePages checks that an amount is made of whole pages.
+func (c *checker) checkHugePages(name corev1.ResourceName, q resource.Quantity, at *field.Path) {
+	if !validate.IsHugePage(name) {
+		return
+	}
+	page, err := resource.ParseQuantity(strings.TrimPrefix(string(name), corev1.ResourceHugePagesPrefix))
+	if err != nil || page.Sign() <= 0 || page.MilliValue()%1000 != 0 || q.Value()%page.Value() != 0 {
+		c.Invalid(at, q.String(), fmt.Sprintf("%s is not positive integer multiple of %s", q.String(), name))
+	}
+}
+
+// checkClaimRefs checks a container's references to the pod's claims: a claim
+// is used whole, or by its requests.
+func (c *checker) checkClaimRefs(claims []corev1.ResourceClaim, path *field.Path) {
+	for i, claim := range claims {
+		at, before := path.Index(i), claims[:i]
+		if claim.Name == "" {
+			c.Required(at, "")
+			continue
+		}
+		whole := slices.ContainsFunc(before, func(o corev1.ResourceClaim) bool { return o.Name == claim.Name && o.Request == "" })
+		switch {
+		case whole:
+			c.Duplicate(at, claim.Name)
+		case claim.Request != "":
+			c.Label(at.Child("request"), claim.Request)
+			if slices.Contains(before, claim) {
+				c.Duplicate(at, claim.Name+"/"+claim.Request)
+			}
+		default:
+			for _, o := range before {
+				if o.Name == claim.Name {
+					c.Duplicate(at, claim.Name)
+				}
+			}
+		}
+		if !c.claims[claim.Name] {
+			err := field.NotFound(at, claim.Name)
+			err.Detail = "must be one of the names in pod.spec.resourceClaims"
+			if len(c.claims) == 0 {
+				err.Detail += " which is empty"
+			} else {
+				err.Detail += ": " + strings.Join(slices.Sorted(maps.Keys(c.claims)), ", ")
+			}
+			c.Add(field.ErrorList{err})
+		}
+	}
+}
+
+// checkPodClaims checks the pod's resource claims.
+func (c *checker) checkPodClaims(path *field.Path) {
+	for i, claim := range c.spec.ResourceClaims {
+		at := path.Index(i)
+		switch {
+		case claim.Name == "":
+			c.Required(at.Child("name"), "")
+		case slices.ContainsFunc(c.spec.ResourceClaims[:i], func(o corev1.PodResourceClaim) bool { return o.Name == claim.Name }):
+			c.Duplicate(at.Child("name"), claim.Name)
+		default:
+			c.Label(at.Child("name"), claim.Name)
+		}
+		switch {
+		case claim.ResourceClaimName != nil && claim.ResourceClaimTemplateName != nil:
+			c.Invalid(at, claim, "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified")
+		case claim.ResourceClaimName == nil && claim.ResourceClaimTemplateName == nil:
+			c.Invalid(at, claim, "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`")
+		}
+		if name := claim.ResourceClaimName; name != nil {
+			c.Subdomain(at.Child("resourceClaimName"), *name)
+		}
+		if name := claim.ResourceClaimTemplateName; name != nil {
+			c.Subdomain(at.Child("resourceClaimTemplateName"), *name)
+		}
+	}
+}
+
+// checkPodResources checks the resources of the pod as a whole: they cover
+// those of its containers (KEP-2837).
+func (c *checker) checkPodResources(at *field.Path) {
+	r := c.spec.Resources
+	if r == nil {
+		return
+	}
+	if r.Claims != nil {
+		c.Forbidden(at.Child("claims"), "claims cannot be set for Resources at pod-level")
+	}
+	c.checkRequirements(r, validate.PodResourceName, at)
+	sum := resourcehelper.AggregateContainerRequests(&corev1.Pod{Spec: *c.spec}, resourcehelper.PodResourcesOptions{})
+	for _, name := range sortedNames(sum) {
+		need, have := sum[name], r.Requests[name]
+		if resourcehelper.IsSupportedPodLevelResource(name) && need.Cmp(have) > 0 {
+			c.Invalid(at.Child("requests").Key(string(name)), have.String(),
+				fmt.Sprintf("must be greater than or equal to aggregate container requests of %s", need.String()))
+		}
+	}
+	for i := range c.spec.Containers {
+		limits := c.spec.Containers[i].Resources.Limits
+		for _, name := range sortedNames(limits) {
+			limit := limits[name]
+			if most, ok := r.Limits[name]; ok && limit.Cmp(most) > 0 {
+				c.Invalid(at.Child("containers").Index(i).Key(string(name)).Child("limits"), limit.String(),
+					fmt.Sprintf("must be less than or equal to pod limits of %s", most.String()))
+			}
+		}
+	}
+}

@@ -1,0 +1,198 @@
+package pod
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
+)
+
+// checkSpec checks all of a pod's or template's specification.
+func (c *checker) checkSpec(path *field.Path) {
+	spec := c.spec
+	if spec.TerminationGracePeriodSeconds == nil {
+		c.Required(path.Child("terminationGracePeriodSeconds"), "")
+	}
+	c.checkVolumes(path.Child("volumes"))
+	c.checkPodClaims(path.Child("resourceClaims"))
+	c.checkContainers(path.Child("containers"))
+	c.checkInitContainers(path.Child("initContainers"))
+	c.checkEphemeralContainers(path.Child("ephemeralContainers"))
+	c.checkPodResources(path.Child("resources"))
+	if spec.HostNetwork {
+		c.checkHostNetworkPorts(path.Child("containers"))
+	}
+	validate.RequiredOneOf(&c.Errors, path.Child("restartPolicy"), spec.RestartPolicy,
+		corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)
+	validate.RequiredOneOf(&c.Errors, path.Child("dnsPolicy"), spec.DNSPolicy,
+		corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
+	c.Add(metavalidation.ValidateLabels(spec.NodeSelector, path.Child("nodeSelector")))
+	c.checkPodSecurityContext(path.Child("securityContext"))
+	c.checkAffinity(path.Child("affinity"))
+	c.checkDNSConfig(path.Child("dnsConfig"))
+	for i, gate := range spec.ReadinessGates {
+		c.QualifiedName(path.Child("readinessGates").Index(i).Child("conditionType"), string(gate.ConditionType))
+	}
+	c.checkSchedulingGates(path.Child("schedulingGates"))
+	c.checkSpreadConstraints(path.Child("topologySpreadConstraints"))
+	c.checkHostProcess(path)
+	c.checkHostUsers(path)
+	c.checkNames(path)
+	Tolerations(&c.Errors, spec.Tolerations, path.Child("tolerations"))
+	for i, alias := range spec.HostAliases {
+		at := path.Child("hostAliases").Index(i)
+		c.LegacyIP(at.Child("ip"), alias.IP, nil)
+		for j, name := range alias.Hostnames {
+			c.Subdomain(at.Child("hostnames").Index(j), name)
+		}
+	}
+	if spec.PreemptionPolicy != nil {
+		validate.RequiredOneOf(&c.Errors, path.Child("preemptionPolicy"), *spec.PreemptionPolicy,
+			corev1.PreemptLowerPriority, corev1.PreemptNever)
+	}
+	if len(spec.Overhead) > 0 {
+		c.checkRequirements(&corev1.ResourceRequirements{Limits: spec.Overhead}, validate.ContainerResourceName, path.Child("overhead"))
+	}
+	c.checkOS(path)
+}
+
+func (c *checker) checkNames(path *field.Path) {
+	spec := c.spec
+	subdomain := func(name, value string) {
+		if value != "" {
+			c.InvalidAll(path.Child(name), value, apivalidation.NameIsDNSSubdomain(value, false))
+		}
+	}
+	subdomain("serviceAccountName", spec.ServiceAccountName)
+	subdomain("nodeName", spec.NodeName)
+	if d := spec.ActiveDeadlineSeconds; d != nil && (*d < 1 || *d > math.MaxInt32) {
+		c.Invalid(path.Child("activeDeadlineSeconds"), *d, validation.InclusiveRangeError(1, math.MaxInt32))
+	}
+	if spec.Hostname != "" {
+		c.Label(path.Child("hostname"), spec.Hostname)
+	}
+	if spec.Subdomain != "" {
+		c.Label(path.Child("subdomain"), spec.Subdomain)
+	}
+	c.checkHostnameOverride(path)
+	subdomain("priorityClassName", spec.PriorityClassName)
+	if spec.RuntimeClassName != nil {
+		c.InvalidAll(path.Child("runtimeClassName"), *spec.RuntimeClassName, apivalidation.NameIsDNSSubdomain(*spec.RuntimeClassName, false))
+	}
+}
+
+// checkHostnameOverride checks a hostname that replaces the one made of the
+// pod's names (KEP-4762).
+func (c *checker) checkHostnameOverride(path *field.Path) {
+	if c.spec.HostnameOverride == nil {
+		return
+	}
+	at, name := path.Child("hostnameOverride"), *c.spec.HostnameOverride
+	switch {
+	case c.spec.HostNetwork:
+		c.Forbidden(at, "may not be set when hostNetwork is true")
+	case c.spec.SetHostnameAsFQDN != nil && *c.spec.SetHostnameAsFQDN:
+		c.Forbidden(at, "may not be set when setHostnameAsFQDN is true")
+	}
+	c.Subdomain(at, name)
+	if len(name) > 64 {
+		c.Add(field.ErrorList{field.TooLong(at, name, 64)})
+	}
+}
+
+// checkHostNetworkPorts checks that the containers' ports are the host's. In
+// templates the host's are not filled in yet.
+func (c *checker) checkHostNetworkPorts(path *field.Path) {
+	for i := range c.spec.Containers {
+		for j, p := range c.spec.Containers[i].Ports {
+			if (c.isPod || p.HostPort != 0) && p.HostPort != p.ContainerPort {
+				c.Invalid(path.Index(i).Child("ports").Index(j).Child("hostPort"), p.HostPort,
+					"must match `containerPort` when `hostNetwork` is true")
+			}
+		}
+	}
+}
+
+// checkHostUsers refuses a user namespace where other namespaces are the
+// host's.
+func (c *checker) checkHostUsers(path *field.Path) {
+	if c.hostUsers {
+		return
+	}
+	const detail = "when `pod.Spec.HostUsers` is false"
+	if c.spec.HostNetwork {
+		c.Forbidden(path.Child("hostNetwork"), detail)
+	}
+	if c.spec.HostPID {
+		c.Forbidden(path.Child("HostPID"), detail)
+	}
+	if c.spec.HostIPC {
+		c.Forbidden(path.Child("HostIPC"), detail)
+	}
+}
+
+func (c *checker) checkSchedulingGates(path *field.Path) {
+	gates := c.spec.SchedulingGates
+	for i, gate := range gates {
+		c.QualifiedName(path.Index(i), gate.Name)
+		if slices.Contains(gates[:i], gate) {
+			c.Duplicate(path.Index(i), gate.Name)
+		}
+	}
+}
+
+// The resolver of libc takes no more than this.
+const (
+	maxNameservers = 3
+	maxSearches    = 32
+	maxSearchChars = 2048
+)
+
+func (c *checker) checkDNSConfig(at *field.Path) {
+	d := c.spec.DNSConfig
+	if c.spec.DNSPolicy == corev1.DNSNone {
+		if d == nil {
+			c.Required(at, fmt.Sprintf("must provide `dnsConfig` when `dnsPolicy` is %s", corev1.DNSNone))
+			return
+		}
+		if len(d.Nameservers) == 0 {
+			c.Required(at.Child("nameservers"), fmt.Sprintf("must provide at least one DNS nameserver when `dnsPolicy` is %s", corev1.DNSNone))
+			return
+		}
+	}
+	if d == nil {
+		return
+	}
+	if len(d.Nameservers) > maxNameservers {
+		c.Invalid(at.Child("nameservers"), d.Nameservers, fmt.Sprintf("must not have more than %v nameservers", maxNameservers))
+	}
+	for i, ip := range d.Nameservers {
+		c.LegacyIP(at.Child("nameservers").Index(i), ip, nil)
+	}
+	if len(d.Searches) > maxSearches {
+		c.Invalid(at.Child("searches"), d.Searches, fmt.Sprintf("must not have more than %v search paths", maxSearches))
+	}
+	if len(strings.Join(d.Searches, " ")) > maxSearchChars {
+		c.Invalid(at.Child("searches"), d.Searches, fmt.Sprintf("must not have more than %v characters (including spaces) in the search list", maxSearchChars))
+	}
+	for i, search := range d.Searches {
+		if search == "." {
+			continue
+		}
+		search = strings.TrimSuffix(search, ".")
+		c.InvalidAll(at.Child("searches").Index(i), search, validation.IsDNS1123SubdomainWithUnderscore(search))
+	}
+	for i, option := range d.Options {
+		if option.Name == "" {
+			c.Required(at.Child("options").Index(i), "must not be empty")
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package volume
+
+import (
+	"reflect"
+	"slices"
+	"unicode"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
+)
+
+// ClaimTemplate checks the claim that a pod's ephemeral volume makes.
+func ClaimTemplate(e *validate.Errors, t *corev1.PersistentVolumeClaimTemplate, at *field.Path) {
+	meta := at.Child("metadata")
+	e.Add(apivalidation.ValidateAnnotations(t.Annotations, meta.Child("annotations")))
+	e.Add(metavalidation.ValidateLabels(t.Labels, meta.Child("labels")))
+	OnlyFields(e, t.ObjectMeta, "cannot be set", meta, "Annotations", "Labels")
+	ClaimSpec(e, &t.Spec, at.Child("spec"))
+}
+
+// OnlyFields reports every field of a struct that is set and not allowed.
+func OnlyFields(e *validate.Errors, value any, detail string, at *field.Path, allowed ...string) {
+	v := reflect.ValueOf(value)
+	for i := range v.NumField() {
+		name := v.Type().Field(i).Name
+		if v.Field(i).IsZero() || slices.Contains(allowed, name) {
+			continue
+		}
+		first, n := utf8.DecodeRuneInString(name)
+		e.Forbidden(at.Child(string(unicode.ToLower(first))+name[n:]), detail)
+	}
+}
+
+// ClaimSpec checks the specification of a persistent volume claim.
+func ClaimSpec(e *validate.Errors, spec *corev1.PersistentVolumeClaimSpec, at *field.Path) {
+	if len(spec.AccessModes) == 0 {
+		e.Required(at.Child("accessModes"), "at least 1 access mode is required")
+	}
+	if spec.Selector != nil {
+		e.Add(metavalidation.ValidateLabelSelector(spec.Selector, metavalidation.LabelSelectorValidationOptions{}, at.Child("selector")))
+	}
+	accessModes(e, spec.AccessModes, at.Child("accessModes"))
+	size, ok := spec.Resources.Requests[corev1.ResourceStorage]
+	sizePath := at.Child("resources").Key(string(corev1.ResourceStorage))
+	switch {
+	case !ok:
+		e.Required(sizePath, "")
+	default:
+		e.PositiveQuantity(sizePath, size)
+	}
+	if spec.StorageClassName != nil && *spec.StorageClassName != "" {
+		e.Subdomain(at.Child("storageClassName"), *spec.StorageClassName)
+	}
+	volumeMode(e, spec.VolumeMode, at)
+	dataSources(e, spec, at)
+	if spec.VolumeAttributesClassName != nil && *spec.VolumeAttributesClassName != "" {
+		e.Subdomain(at.Child("volumeAttributesClassName"), *spec.VolumeAttributesClassName)
+	}
+}
+
+func accessModes(e *validate.Errors, modes []corev1.PersistentVolumeAccessMode, at *field.Path) {
+	once, other := false, false
+	for _, mode := range modes {
+		validate.OneOf(e, at, mode, corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce, corev1.ReadWriteOncePod)
+		switch mode {
+		case corev1.ReadWriteOncePod:
+			once = true
+		case corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce:
+			other = true
+		}
+	}
+	if once && other {
+		e.Forbidden(at, "may not use ReadWriteOncePod with other access modes")
+	}
+}
+
+func volumeMode(e *validate.Errors, mode *corev1.PersistentVolumeMode, at *field.Path) {
+	if mode != nil {
+		validate.OneOf(e, at.Child("volumeMode"), *mode, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)
+	}
+}
+
+func dataSources(e *validate.Errors, spec *corev1.PersistentVolumeClaimSpec, at *field.Path) {
+	src, ref := spec.DataSource, spec.DataSourceRef
+	if src != nil {
+		dataSource(e, src.APIGroup, src.Kind, src.Name, at.Child("dataSource"))
+	}
+	if ref == nil {
+		return
+	}
+	dataSource(e, ref.APIGroup, ref.Kind, ref.Name, at.Child("dataSourceRef"))
+	foreign := ref.Namespace != nil && *ref.Namespace != ""
+	if foreign {
+		e.InvalidAll(at.Child("dataSourceRef", "namespace"), *ref.Namespace, apivalidation.ValidateNamespaceName(*ref.Namespace, false))
+	}
+	switch {
+	case src == nil:
+	case foreign:
+		e.Invalid(at, at.Child("dataSource"), "may not be specified when dataSourceRef.namespace is specified")
+	case !reflect.DeepEqual(src.APIGroup, ref.APIGroup) || src.Kind != ref.Kind || src.Name != ref.Name:
+		e.Invalid(at, at.Child("dataSource"), "must match dataSourceRef")
+	}
+}
+
+func dataSource(e *validate.Errors, group *string, kind, name string, at *field.Path) {
+	need(e, at, "name", name, "kind", kind)
+	if group == nil || *group == "" {
+		if kind != "PersistentVolumeClaim" {
+			e.Invalid(at, kind, "must be 'PersistentVolumeClaim' when referencing the default apiGroup")
+		}
+		return
+	}
+	e.Subdomain(at.Child("apiGroup"), *group)
+}
+
+// DefaultClaimSpec fills what is unset in the specification of a claim.
+func DefaultClaimSpec(spec *corev1.PersistentVolumeClaimSpec) {
+	if spec.VolumeMode == nil {
+		mode := corev1.PersistentVolumeFilesystem
+		spec.VolumeMode = &mode
+	}
+	validate.RoundUp(spec.Resources.Limits)
+	validate.RoundUp(spec.Resources.Requests)
+}
+
+// NormalizeDataSources makes dataSource and dataSourceRef say the same, where
+// only one of them is set and both can say it: an empty group is no group,
+// and a source of another namespace has no older form.
+func NormalizeDataSources(spec *corev1.PersistentVolumeClaimSpec) {
+	src, ref := spec.DataSource, spec.DataSourceRef
+	if src != nil && src.APIGroup != nil && *src.APIGroup == "" {
+		src.APIGroup = nil
+	}
+	if ref != nil && ref.APIGroup != nil && *ref.APIGroup == "" {
+		ref.APIGroup = nil
+	}
+	switch {
+	case src != nil && ref == nil:
+		spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: src.APIGroup, Kind: src.Kind, Name: src.Name}
+	case ref != nil && src == nil && (ref.Namespace == nil || *ref.Namespace == ""):
+		spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ref.APIGroup, Kind: ref.Kind, Name: ref.Name}
+	}
+}

@@ -1,0 +1,29 @@
+package volume
+
+import (
+	"regexp"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
+)
+
+// The three forms of a name in iSCSI (RFC 3720, section 3.2.6).
+var iscsiForms = map[string]*regexp.Regexp{
+	"iqn": regexp.MustCompile(`iqn\.\d{4}-\d{2}\.([[:alnum:]-.]+)(:[^,;*&$|\s]+)$`),
+	"eui": regexp.MustCompile(`^eui.[[:alnum:]]{16}$`),
+	"naa": regexp.MustCompile(`^naa.[[:alnum:]]{32}$`),
+}
+
+func iscsiName(e *validate.Errors, name, prefixDetail string, at *field.Path) {
+	for prefix, form := range iscsiForms {
+		if strings.HasPrefix(name, prefix) {
+			if !form.MatchString(name) {
+				e.Invalid(at, name, "must be valid format")
+			}
+			return
+		}
+	}
+	e.Invalid(at, name, prefixDetail)
+}

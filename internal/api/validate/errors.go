@@ -1,0 +1,105 @@
+package validate
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// Errors collects what is wrong with an object. The zero value is ready.
+type Errors struct {
+	// List is in the order of finding; nil when all is well.
+	List field.ErrorList
+}
+
+// Add appends findings of another check.
+func (e *Errors) Add(more field.ErrorList) { e.List = append(e.List, more...) }
+
+// Required reports a value that is missing.
+func (e *Errors) Required(path *field.Path, detail string) {
+	e.List = append(e.List, field.Required(path, detail))
+}
+
+// Invalid reports a value that is not allowed.
+func (e *Errors) Invalid(path *field.Path, value any, detail string) {
+	e.List = append(e.List, field.Invalid(path, value, detail))
+}
+
+// InvalidAll reports a value once for each message; none means it is fine.
+func (e *Errors) InvalidAll(path *field.Path, value any, messages []string) {
+	for _, m := range messages {
+		e.List = append(e.List, field.Invalid(path, value, m))
+	}
+}
+
+// Forbidden reports a value that may not be there, or not change.
+func (e *Errors) Forbidden(path *field.Path, detail string) {
+	e.List = append(e.List, field.Forbidden(path, detail))
+}
+
+// Duplicate reports a value that is there already.
+func (e *Errors) Duplicate(path *field.Path, value any) {
+	e.List = append(e.List, field.Duplicate(path, value))
+}
+
+// NotFound reports a reference to what does not exist.
+func (e *Errors) NotFound(path *field.Path, value any) {
+	e.List = append(e.List, field.NotFound(path, value))
+}
+
+// OneOf reports a value that is not among the valid ones.
+func OneOf[T ~string](e *Errors, path *field.Path, value T, valid ...T) {
+	if !slices.Contains(valid, value) {
+		e.List = append(e.List, field.NotSupported(path, value, valid))
+	}
+}
+
+// RequiredOneOf is OneOf for a value that must be set.
+func RequiredOneOf[T ~string](e *Errors, path *field.Path, value T, valid ...T) {
+	if value == "" {
+		e.Required(path, "")
+		return
+	}
+	OneOf(e, path, value, valid...)
+}
+
+// Label checks that a value is a DNS label.
+func (e *Errors) Label(path *field.Path, value string) {
+	for _, m := range validation.IsDNS1123Label(value) {
+		e.List = append(e.List, field.Invalid(path, value, m).WithOrigin("format=dns-label"))
+	}
+}
+
+// Subdomain checks that a value is a DNS subdomain.
+func (e *Errors) Subdomain(path *field.Path, value string) {
+	e.InvalidAll(path, value, validation.IsDNS1123Subdomain(value))
+}
+
+// QualifiedName checks that a value has the form of a label's key.
+func (e *Errors) QualifiedName(path *field.Path, value string) {
+	for _, m := range validation.IsQualifiedName(value) {
+		e.List = append(e.List, field.Invalid(path, value, m).WithOrigin("format=qualified-name"))
+	}
+}
+
+// NonNegative checks a number that may be zero or more.
+func (e *Errors) NonNegative(path *field.Path, value int64) {
+	if value < 0 {
+		e.List = append(e.List, field.Invalid(path, value, isNegative).WithOrigin("minimum"))
+	}
+}
+
+// Ratchet drops those of the findings on a changed object that its stored
+// version has already: an object that was valid under older rules stays
+// changeable. Old is only called when there are findings.
+func Ratchet(errs field.ErrorList, old func() field.ErrorList) field.ErrorList {
+	if len(errs) == 0 {
+		return nil
+	}
+	known := map[string]bool{}
+	for _, e := range old() {
+		known[e.Error()] = true
+	}
+	return slices.DeleteFunc(errs, func(e *field.Error) bool { return known[e.Error()] })
+}

@@ -1,0 +1,38 @@
+package validate
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+)
+
+// LegacyIP checks an address in a field that has always taken forms such as
+// 010.0.0.1, as long as these were there before.
+func (e *Errors) LegacyIP(at *field.Path, value string, before []string) {
+	e.Add(validation.IsValidIPForLegacyField(at, value, false, before))
+}
+
+// LegacyCIDR is LegacyIP for a range of addresses.
+func (e *Errors) LegacyCIDR(at *field.Path, value string, before []string) {
+	e.Add(validation.IsValidCIDRForLegacyField(at, value, false, before))
+}
+
+// EndpointIP refuses addresses that no other machine can reach.
+func (e *Errors) EndpointIP(at *field.Path, value string) {
+	ip := netutils.ParseIPSloppy(value)
+	refuse := func(is bool, detail string) {
+		if is {
+			e.Add(field.ErrorList{field.Invalid(at, value, detail).WithOrigin("format=non-special-ip")})
+		}
+	}
+	if ip == nil {
+		e.Add(field.ErrorList{field.Invalid(at, value, "must be a valid IP address").WithOrigin("format=ip-sloppy")})
+		return
+	}
+	refuse(ip.IsUnspecified(), fmt.Sprintf("may not be unspecified (%v)", value))
+	refuse(ip.IsLoopback(), "may not be in the loopback range (127.0.0.0/8, ::1/128)")
+	refuse(ip.IsLinkLocalUnicast(), "may not be in the link-local range (169.254.0.0/16, fe80::/10)")
+	refuse(ip.IsLinkLocalMulticast(), "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")
+}

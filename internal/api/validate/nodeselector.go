@@ -1,0 +1,88 @@
+package validate
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// LabelSelector checks a selector; nil is fine.
+func (e *Errors) LabelSelector(at *field.Path, s *metav1.LabelSelector) {
+	if s != nil {
+		e.Add(metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{}, at))
+	}
+}
+
+// LabelName checks a label's key.
+func (e *Errors) LabelName(at *field.Path, key string) {
+	e.Add(metavalidation.ValidateLabelName(key, at))
+}
+
+// NodeSelector checks a selector of nodes, which must have a term.
+func (e *Errors) NodeSelector(at *field.Path, s *corev1.NodeSelector) {
+	terms := at.Child("nodeSelectorTerms")
+	if len(s.NodeSelectorTerms) == 0 {
+		e.Required(terms, "must have at least one node selector term")
+	}
+	for i := range s.NodeSelectorTerms {
+		e.NodeSelectorTerm(terms.Index(i), &s.NodeSelectorTerms[i], true)
+	}
+}
+
+// NodeSelectorTerm checks one term. Values are checked where they are
+// required and not merely preferred.
+func (e *Errors) NodeSelectorTerm(at *field.Path, t *corev1.NodeSelectorTerm, values bool) {
+	for i := range t.MatchExpressions {
+		e.nodeRequirement(at.Child("matchExpressions").Index(i), &t.MatchExpressions[i], values)
+	}
+	for i := range t.MatchFields {
+		e.nodeField(at.Child("matchFields").Index(i), &t.MatchFields[i])
+	}
+}
+
+func (e *Errors) nodeRequirement(at *field.Path, r *corev1.NodeSelectorRequirement, values bool) {
+	switch r.Operator {
+	case corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn:
+		if len(r.Values) == 0 {
+			e.Required(at.Child("values"), "must be specified when `operator` is 'In' or 'NotIn'")
+		}
+	case corev1.NodeSelectorOpExists, corev1.NodeSelectorOpDoesNotExist:
+		if len(r.Values) > 0 {
+			e.Forbidden(at.Child("values"), "may not be specified when `operator` is 'Exists' or 'DoesNotExist'")
+		}
+	case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
+		if len(r.Values) != 1 {
+			e.Required(at.Child("values"), "must be specified single value when `operator` is 'Lt' or 'Gt'")
+		}
+	default:
+		e.Invalid(at.Child("operator"), r.Operator, "not a valid selector operator")
+	}
+	e.LabelName(at.Child("key"), r.Key)
+	if values {
+		for i, v := range r.Values {
+			e.InvalidAll(at.Child("values").Index(i), v, validation.IsValidLabelValue(v))
+		}
+	}
+}
+
+// nodeField checks a match on a node's field, of which there is its name.
+func (e *Errors) nodeField(at *field.Path, r *corev1.NodeSelectorRequirement) {
+	switch r.Operator {
+	case corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn:
+		if len(r.Values) != 1 {
+			e.Required(at.Child("values"), "must be only one value when `operator` is 'In' or 'NotIn' for node field selector")
+		}
+	default:
+		e.Invalid(at.Child("operator"), r.Operator, "not a valid selector operator")
+	}
+	if r.Key != metav1.ObjectNameField {
+		e.Invalid(at.Child("key"), r.Key, "not a valid field selector key")
+		return
+	}
+	for i, v := range r.Values {
+		e.InvalidAll(at.Child("values").Index(i), v, apivalidation.NameIsDNSSubdomain(v, false))
+	}
+}

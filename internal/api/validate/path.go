@@ -1,0 +1,44 @@
+package validate
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// PathNoBacksteps checks that a path of a file has no element "..".
+func (e *Errors) PathNoBacksteps(at *field.Path, target string) {
+	if hasBackstep(target) {
+		e.Invalid(at, target, "must not contain '..'")
+	}
+}
+
+func hasBackstep(target string) bool {
+	return strings.Contains(target, "..") && slices.Contains(strings.Split(target, "/"), "..")
+}
+
+// DescendingPath checks a path that stays below where it starts.
+func (e *Errors) DescendingPath(at *field.Path, target string) {
+	if path.IsAbs(target) {
+		e.Invalid(at, target, "must be a relative path")
+	}
+	e.PathNoBacksteps(at, target)
+}
+
+// NonReservedPath is DescendingPath for files in volumes that the kubelet
+// writes, where names that start with ".." are its own.
+func (e *Errors) NonReservedPath(at *field.Path, target string) {
+	e.DescendingPath(at, target)
+	if strings.HasPrefix(target, "..") && !strings.HasPrefix(target, "../") {
+		e.Invalid(at, target, "must not start with '..'")
+	}
+}
+
+// FileMode checks the permissions of a file; nil is fine.
+func (e *Errors) FileMode(at *field.Path, mode *int32) {
+	if mode != nil && (*mode < 0 || *mode > 0o777) {
+		e.Invalid(at, *mode, "must be a number between 0 and 0777 (octal), both inclusive")
+	}
+}
