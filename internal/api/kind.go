@@ -40,8 +40,8 @@ type Kind[T Object] struct {
 	Warnings func(ctx context.Context, obj, old T) []string
 
 	// Update at the object's own path. Metadata is checked as well.
-	Update                   KindUpdate[T]
-	AllowCreateOnUpdate      bool
+	Update                    KindUpdate[T]
+	AllowCreateOnUpdate       bool
 	ForbidUnconditionalUpdate bool
 	// Views: "status" and its like.
 	Views map[string]KindUpdate[T]
@@ -57,7 +57,9 @@ type Kind[T Object] struct {
 	// Columns: nil means Name and Age.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj T) []any
-	Review  bool
+	// StoredAs: nil but for kinds served in two groups or versions.
+	StoredAs *StoredAs
+	Review   bool
 }
 
 // KindUpdate is Update for a known type.
@@ -105,6 +107,7 @@ func (k Kind[T]) Resource() *Resource {
 		AllowCreateOnUpdate:      k.AllowCreateOnUpdate,
 		AllowUnconditionalUpdate: !k.ForbidUnconditionalUpdate,
 		DefaultPropagation:       k.DefaultPropagation,
+		StoredAs:                 k.StoredAs,
 		Review:                   k.Review,
 		Default:                  func(Object) {},
 		PrepareCreate:            func(context.Context, Object) {},

@@ -123,10 +123,25 @@ type Resource struct {
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj Object) []any
 
+	// StoredAs, unless nil, tells that objects are stored as those of another
+	// Resource: events.k8s.io/v1 events are core/v1 events in etcd.
+	StoredAs *StoredAs
+
 	// Review, when set, makes this a resource without storage that only
 	// serves create: it is answered by the API server's handler of that
 	// name. Such are the authentication and authorization reviews.
 	Review bool
+}
+
+// StoredAs converts between the objects of a Resource and those of the one
+// whose storage it shares. The functions return new objects that may share
+// parts with what they were given.
+type StoredAs struct {
+	// Kind and GroupVersion of the stored objects; their Resource has the
+	// same StoragePath.
+	schema.GroupVersionKind
+	ToStored   func(obj Object) (Object, error)
+	FromStored func(obj Object) (Object, error)
 }
 
 // Update is one way to change an object: at its own path or through a

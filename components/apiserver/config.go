@@ -1,0 +1,81 @@
+package apiserver
+
+import (
+	"crypto/x509"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/storage/value"
+
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/api"
+)
+
+// Config of a Server.
+type Config struct {
+	// Etcd is where objects are: over the network, or in process. The server
+	// does not close it.
+	Etcd *clientv3.Client
+	// EtcdPrefix of all keys; "/registry" when empty.
+	EtcdPrefix string
+	// Transformer returns how the objects of a resource are encrypted, or
+	// nil. Nil: nothing is encrypted.
+	Transformer func(schema.GroupResource) value.Transformer
+	// Resources are served; nil means all that are built in.
+	Resources []*api.Resource
+	// EventTTL is how long events are kept; zero means an hour.
+	EventTTL time.Duration
+
+	// Listener accepts TLS connections; nil: the server is reached in memory
+	// alone. The server closes it.
+	Listener net.Listener
+	// CertFile and KeyFile are the serving certificate; they are read again
+	// when they change.
+	CertFile, KeyFile string
+	// ClientCAs verify client certificates, for Authenticator nil. Which
+	// certificates are asked for is told to clients in the handshake.
+	ClientCAs *x509.CertPool
+
+	// Authenticator tells who sends a request. Nil: client certificates of
+	// ClientCAs by common name and organisations.
+	Authenticator authenticator.Request
+	// Authorizer tells what they may do. Nil: system:masters may do all,
+	// others nothing.
+	Authorizer authorizer.Authorizer
+	// Admission may change or refuse writes. Nil: all are admitted.
+	Admission admission.Interface
+
+	// Extend, unless nil, is called by New with the registry before anything
+	// is served, to add hooks, actions and streams.
+	Extend func(*registry.Registry) error
+	// OpenAPI serves paths below /openapi; nil: they are not found.
+	OpenAPI http.Handler
+
+	// Kubelet says how to reach kubelets for logs, exec and the like.
+	Kubelet KubeletConfig
+
+	// Profiling serves /debug/pprof.
+	Profiling bool
+	// Log receives what goes wrong; nil: slog's default.
+	Log *slog.Logger
+}
+
+// KubeletConfig says how to reach kubelets.
+type KubeletConfig struct {
+	// ClientCertFile and ClientKeyFile are what the server shows to
+	// kubelets; empty: nothing.
+	ClientCertFile, ClientKeyFile string
+	// CAFile verifies the kubelets' serving certificates; empty: they are
+	// not verified, as upstream does.
+	CAFile string
+	// AddressTypes of nodes in the order of preference; nil means
+	// Hostname, InternalDNS, InternalIP, ExternalDNS, ExternalIP.
+	AddressTypes []string
+}

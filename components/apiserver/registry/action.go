@@ -1,0 +1,45 @@
+package registry
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Action answers the create of something that is not stored itself: a review
+// (Subresource empty), or a subresource such as serviceaccounts/token. The API
+// server decodes the body, defaults it (for reviews by Resource.Default) and
+// asks admission before Run. What the user may do has been decided by
+// authorization. User and request information are in the context, see
+// k8s.io/apiserver/pkg/endpoints/request.
+type Action struct {
+	// Resource and Subresource that this is, e.g. "serviceaccounts" and
+	// "token". Subresource is empty for reviews.
+	Resource    schema.GroupVersionResource
+	Subresource string
+	// Kind of the body and the answer, e.g. authentication.k8s.io/v1
+	// TokenRequest.
+	Kind schema.GroupVersionKind
+	// New makes an empty body.
+	New func() runtime.Object
+	// Default fills what the body leaves unset; may be nil.
+	Default func(obj runtime.Object)
+	// Run answers. The answer is sent with status 201; a *metav1.Status is
+	// sent with its own code. Errors should be Status errors.
+	Run func(ctx context.Context, call ActionCall) (runtime.Object, error)
+}
+
+// ActionCall is one request for an Action.
+type ActionCall struct {
+	// Namespace and Name from the path; empty where the path has none.
+	Namespace, Name string
+	// Object is the decoded body; it is the action's own.
+	Object runtime.Object
+	// Resource is the resource whose subresource was asked for.
+	Resource *Resource
+	DryRun   bool
+	// Validate asks validating admission about the final object; an action
+	// that changes something calls it before it does.
+	Validate func(ctx context.Context, obj runtime.Object) error
+}

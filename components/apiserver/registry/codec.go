@@ -1,0 +1,77 @@
+package registry
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	kjson "sigs.k8s.io/json"
+
+	"hyperkube/components/apiserver/wire"
+	"hyperkube/internal/api"
+)
+
+// protoMessage is what the published types of built-in kinds can do.
+type protoMessage interface {
+	wire.Sized
+	Unmarshal(data []byte) error
+}
+
+// codec stores built-in kinds: protobuf, and JSON where the type has none.
+// What it reads is decoded by its content. It implements store.Codec.
+type codec struct {
+	resource *api.Resource
+	kind     *wire.Kind
+}
+
+// Encode returns the bytes to store. The object's type meta is ignored.
+func (c *codec) Encode(obj runtime.Object) ([]byte, error) {
+	if m, ok := obj.(wire.Sized); ok {
+		return c.kind.Store(m)
+	}
+	data, err := json.Marshal(obj)
+	if err != nil {
+		return nil, fmt.Errorf("encoding %s: %w", c.kind.Kind, err)
+	}
+	return c.kind.AppendJSON(nil, c.kind.Untyped(data)), nil
+}
+
+// Decode returns a new object with its type meta and resource version set. It
+// is defaulted unless whoever wrote it knew the same defaults.
+func (c *codec) Decode(data []byte, revision int64) (runtime.Object, error) {
+	obj := c.resource.New()
+	current := false
+	switch {
+	case bytes.HasPrefix(data, []byte(wire.Magic)):
+		m, ok := obj.(protoMessage)
+		if !ok {
+			return nil, fmt.Errorf("decoding %s: it has no protobuf form", c.kind.Kind)
+		}
+		envelope, err := wire.ParseEnvelope(data)
+		if err != nil {
+			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, err)
+		}
+		if envelope.Kind != c.kind.Kind {
+			return nil, fmt.Errorf("decoding %s: stored is a %s %s", c.kind.Kind, envelope.APIVersion, envelope.Kind)
+		}
+		if err := m.Unmarshal(envelope.Raw); err != nil {
+			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, err)
+		}
+		current = envelope.Level == wire.Level && envelope.APIVersion == c.kind.APIVersion()
+	default:
+		if err := kjson.UnmarshalCaseSensitivePreserveInts(data, obj); err != nil {
+			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, err)
+		}
+		if kind := obj.GetObjectKind().GroupVersionKind().Kind; kind != "" && kind != c.kind.Kind {
+			return nil, fmt.Errorf("decoding %s: stored is a %s", c.kind.Kind, kind)
+		}
+	}
+	if !current {
+		c.resource.Default(obj)
+	}
+	obj.GetObjectKind().SetGroupVersionKind(c.kind.GroupVersionKind)
+	obj.SetResourceVersion(strconv.FormatInt(revision, 10))
+	return obj, nil
+}

@@ -1,0 +1,149 @@
+package registry
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/apiserver/wire"
+	"hyperkube/internal/api"
+	"hyperkube/internal/store"
+)
+
+// Memo slots of an entry, counted from Resource.slot.
+const (
+	slotJSON = iota
+	slotGoneJSON
+	slotRaw
+	slotMetadataJSON
+	slotGoneMetadataJSON
+	slotsPerResource
+)
+
+// HasProtobuf tells whether objects can be served as protobuf.
+func (r *Resource) HasProtobuf() bool { return r.built }
+
+// Raw returns the entry's protobuf object without envelope and resource
+// version, most often a part of the stored bytes. It is shared.
+func (r *Resource) Raw(e *store.Entry) ([]byte, error) {
+	if r.StoredAs == nil {
+		data := e.Bytes()
+		if data == nil {
+			return nil, e.Err()
+		}
+		if raw, current, err := wire.Raw(data); err == nil && current {
+			return raw, nil
+		}
+	}
+	return e.Memo(r.slot+slotRaw, func() ([]byte, error) {
+		obj, err := r.Read(e)
+		if err != nil {
+			return nil, err
+		}
+		m, ok := obj.(protoMessage)
+		if !ok {
+			return nil, fmt.Errorf("%s has no protobuf form", r.Kind)
+		}
+		obj = obj.DeepCopyObject().(api.Object)
+		m = obj.(protoMessage)
+		obj.SetResourceVersion("")
+		raw := make([]byte, m.Size())
+		if _, err := m.MarshalToSizedBuffer(raw); err != nil {
+			return nil, fmt.Errorf("encoding %s: %w", r.Kind, err)
+		}
+		return raw, nil
+	})
+}
+
+// JSON returns the entry's JSON without type meta, with its resource version.
+// It is shared.
+func (r *Resource) JSON(e *store.Entry) ([]byte, error) {
+	return e.Memo(r.slot+slotJSON, func() ([]byte, error) {
+		obj, err := r.Read(e)
+		if err != nil {
+			return nil, err
+		}
+		return r.Marshal(obj)
+	})
+}
+
+// GoneJSON is JSON for an entry that was deleted or replaced at a revision:
+// that is what its resource version says. An entry ends only once.
+func (r *Resource) GoneJSON(e *store.Entry, revision int64) ([]byte, error) {
+	return e.Memo(r.slot+slotGoneJSON, func() ([]byte, error) {
+		obj, err := r.Read(e)
+		if err != nil {
+			return nil, err
+		}
+		obj = obj.DeepCopyObject().(api.Object)
+		obj.SetResourceVersion(strconv.FormatInt(revision, 10))
+		return r.Marshal(obj)
+	})
+}
+
+// Marshal returns the JSON of an object without its type meta.
+func (r *Resource) Marshal(obj api.Object) ([]byte, error) {
+	data, err := json.Marshal(obj)
+	if err != nil {
+		return nil, fmt.Errorf("encoding %s: %w", r.Kind, err)
+	}
+	return r.Object.Untyped(data), nil
+}
+
+// MetadataJSON returns the JSON of the entry's PartialObjectMetadata without
+// type meta. Revision is zero, or that at which the entry ended.
+func (r *Resource) MetadataJSON(e *store.Entry, revision int64) ([]byte, error) {
+	slot := slotMetadataJSON
+	if revision != 0 {
+		slot = slotGoneMetadataJSON
+	}
+	return e.Memo(r.slot+slot, func() ([]byte, error) {
+		obj, err := r.Read(e)
+		if err != nil {
+			return nil, err
+		}
+		partial := PartialMetadata(obj)
+		partial.TypeMeta = metav1.TypeMeta{}
+		if revision != 0 {
+			partial.ResourceVersion = strconv.FormatInt(revision, 10)
+		}
+		data, err := json.Marshal(partial)
+		if err != nil {
+			return nil, fmt.Errorf("encoding the metadata of a %s: %w", r.Kind, err)
+		}
+		return data, nil
+	})
+}
+
+// PartialMetadata returns an object's metadata. Its parts are shared with obj.
+func PartialMetadata(obj metav1.Object) *metav1.PartialObjectMetadata {
+	p := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{
+		APIVersion: metav1.SchemeGroupVersion.String(), Kind: "PartialObjectMetadata",
+	}}
+	if a, ok := obj.(metav1.ObjectMetaAccessor); ok {
+		if m, ok := a.GetObjectMeta().(*metav1.ObjectMeta); ok {
+			p.ObjectMeta = *m
+			return p
+		}
+	}
+	p.ObjectMeta = metav1.ObjectMeta{
+		Name:                       obj.GetName(),
+		GenerateName:               obj.GetGenerateName(),
+		Namespace:                  obj.GetNamespace(),
+		SelfLink:                   obj.GetSelfLink(),
+		UID:                        obj.GetUID(),
+		ResourceVersion:            obj.GetResourceVersion(),
+		Generation:                 obj.GetGeneration(),
+		CreationTimestamp:          obj.GetCreationTimestamp(),
+		DeletionTimestamp:          obj.GetDeletionTimestamp(),
+		DeletionGracePeriodSeconds: obj.GetDeletionGracePeriodSeconds(),
+		Labels:                     obj.GetLabels(),
+		Annotations:                obj.GetAnnotations(),
+		OwnerReferences:            obj.GetOwnerReferences(),
+		Finalizers:                 obj.GetFinalizers(),
+		ManagedFields:              obj.GetManagedFields(),
+	}
+	return p
+}

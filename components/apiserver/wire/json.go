@@ -1,0 +1,65 @@
+package wire
+
+// Untyped takes the type meta off the JSON of an object of this kind that has
+// it in front; other JSON is returned as it is. The result shares no bytes
+// with data unless it is data.
+func (k *Kind) Untyped(data []byte) []byte {
+	if len(data) <= len(k.json) || string(data[:len(k.json)]) != string(k.json) {
+		return data
+	}
+	rest := data[len(k.json):]
+	if rest[0] == ',' {
+		rest = rest[1:]
+	}
+	out := make([]byte, 0, len(rest)+1)
+	return append(append(out, '{'), rest...)
+}
+
+// AppendJSON appends the JSON object untyped with the type meta in front.
+func (k *Kind) AppendJSON(dst, untyped []byte) []byte {
+	dst = append(dst, k.json...)
+	if len(untyped) > 2 {
+		dst = append(dst, ',')
+		return append(dst, untyped[1:]...)
+	}
+	return append(dst, '}')
+}
+
+// AppendJSONEvent appends a frame of a JSON watch, with the newline that
+// upstream ends it with.
+func (k *Kind) AppendJSONEvent(dst []byte, event string, untyped []byte) []byte {
+	dst = append(dst, `{"type":"`...)
+	dst = append(dst, event...)
+	dst = append(dst, `","object":`...)
+	dst = k.AppendJSON(dst, untyped)
+	return append(dst, '}', '\n')
+}
+
+// AppendJSONEventObject is AppendJSONEvent for JSON that has its type meta.
+func AppendJSONEventObject(dst []byte, event string, object []byte) []byte {
+	dst = append(dst, `{"type":"`...)
+	dst = append(dst, event...)
+	dst = append(dst, `","object":`...)
+	dst = append(dst, object...)
+	return append(dst, '}', '\n')
+}
+
+// AppendJSONListHead appends a list up to and with the bracket of its items.
+// Remaining below zero is unset; next must need no escaping, as continue
+// tokens do not.
+func (k *Kind) AppendJSONListHead(dst []byte, revision int64, next string, remaining int64) []byte {
+	dst = append(dst, k.json...)
+	dst = append(dst, `,"metadata":{"resourceVersion":"`...)
+	dst = AppendInt(dst, revision)
+	dst = append(dst, '"')
+	if next != "" {
+		dst = append(dst, `,"continue":"`...)
+		dst = append(dst, next...)
+		dst = append(dst, '"')
+	}
+	if remaining >= 0 {
+		dst = append(dst, `,"remainingItemCount":`...)
+		dst = AppendInt(dst, remaining)
+	}
+	return append(dst, `},"items":[`...)
+}

@@ -1,0 +1,294 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strconv"
+)
+
+// Sized is what every generated protobuf type of the API can do.
+type Sized interface {
+	Size() int
+	MarshalToSizedBuffer(data []byte) (int, error)
+}
+
+// Store returns the bytes of obj for etcd: the envelope as upstream writes it,
+// and the Level behind it.
+func (k *Kind) Store(obj Sized) ([]byte, error) {
+	size := obj.Size()
+	head := len(k.proto) + 1 + uvarintLen(size)
+	data := make([]byte, head+size, head+size+16)
+	copy(data, k.proto)
+	data[len(k.proto)] = tagRaw
+	binary.PutUvarint(data[len(k.proto)+1:], uint64(size))
+	if _, err := obj.MarshalToSizedBuffer(data[head:]); err != nil {
+		return nil, fmt.Errorf("encoding %s: %w", k.Kind, err)
+	}
+	data = append(data, 3<<3|2, 0, 4<<3|2, 0) // contentEncoding and contentType
+	data = binary.AppendUvarint(data, levelField<<3)
+	return binary.AppendUvarint(data, Level), nil
+}
+
+// Envelope is what surrounds a protobuf object.
+type Envelope struct {
+	APIVersion, Kind string
+	// Raw is the object itself, a part of what was parsed.
+	Raw []byte
+	// Level of who wrote it; zero for others than this project.
+	Level uint64
+}
+
+// ParseEnvelope reads the outer layer of data, which begins with Magic.
+func ParseEnvelope(data []byte) (Envelope, error) {
+	var e Envelope
+	data, ok := bytes.CutPrefix(data, []byte(Magic))
+	if !ok {
+		return e, ErrEnvelope
+	}
+	err := fields(data, func(number int, value []byte, n uint64) error {
+		switch number {
+		case 1:
+			return fields(value, func(number int, value []byte, _ uint64) error {
+				switch number {
+				case 1:
+					e.APIVersion = string(value)
+				case 2:
+					e.Kind = string(value)
+				}
+				return nil
+			})
+		case 2:
+			e.Raw = value
+		case levelField:
+			e.Level = n
+		}
+		return nil
+	})
+	return e, err
+}
+
+// Raw returns the object inside of stored bytes, and whether it was written at
+// this Level. It is ParseEnvelope without what it allocates.
+func Raw(data []byte) (raw []byte, current bool, err error) {
+	data, ok := bytes.CutPrefix(data, []byte(Magic))
+	if !ok {
+		return nil, false, ErrEnvelope
+	}
+	var level uint64
+	for len(data) > 0 {
+		var number int
+		var value []byte
+		var n uint64
+		if number, value, n, data, err = nextField(data); err != nil {
+			return nil, false, err
+		}
+		switch number {
+		case 2:
+			raw = value
+		case levelField:
+			level = n
+		}
+	}
+	return raw, level == Level, nil
+}
+
+func fields(data []byte, f func(number int, value []byte, n uint64) error) error {
+	for len(data) > 0 {
+		number, value, n, rest, err := nextField(data)
+		if err != nil {
+			return err
+		}
+		if err := f(number, value, n); err != nil {
+			return err
+		}
+		data = rest
+	}
+	return nil
+}
+
+// nextField takes one field off data. Value is set for length-delimited
+// fields, n for varints.
+func nextField(data []byte) (number int, value []byte, n uint64, rest []byte, err error) {
+	tag, size := binary.Uvarint(data)
+	if size <= 0 || tag>>3 == 0 || tag>>3 > 1<<29 {
+		return 0, nil, 0, nil, ErrEnvelope
+	}
+	data = data[size:]
+	number = int(tag >> 3)
+	switch tag & 7 {
+	case 0:
+		if n, size = binary.Uvarint(data); size <= 0 {
+			return 0, nil, 0, nil, ErrEnvelope
+		}
+		return number, nil, n, data[size:], nil
+	case 1:
+		if len(data) < 8 {
+			return 0, nil, 0, nil, ErrEnvelope
+		}
+		return number, nil, 0, data[8:], nil
+	case 2:
+		length, size := binary.Uvarint(data)
+		if size <= 0 || length > uint64(len(data)-size) {
+			return 0, nil, 0, nil, ErrEnvelope
+		}
+		end := size + int(length)
+		return number, data[size:end:end], 0, data[end:], nil
+	case 5:
+		if len(data) < 4 {
+			return 0, nil, 0, nil, ErrEnvelope
+		}
+		return number, nil, 0, data[4:], nil
+	}
+	return 0, nil, 0, nil, ErrEnvelope
+}
+
+// Metadata returns the metadata fields alone of a raw object, tags included:
+// the raw form of its PartialObjectMetadata.
+func Metadata(raw []byte) ([]byte, error) {
+	var out []byte
+	for data := raw; len(data) > 0; {
+		number, _, _, rest, err := nextField(data)
+		if err != nil {
+			return nil, err
+		}
+		if number == 1 {
+			field := data[:len(data)-len(rest)]
+			if out == nil {
+				out = field[:len(field):len(field)]
+			} else {
+				out = append(out, field...)
+			}
+		}
+		data = rest
+	}
+	return out, nil
+}
+
+// versionSize is the size of what appendVersion appends.
+func versionSize(revision int64) int {
+	if revision == 0 {
+		return 0
+	}
+	digits := 1
+	for n := revision; n >= 10; n /= 10 {
+		digits++
+	}
+	return 4 + digits
+}
+
+// appendVersion ends a raw object with one more metadata field, that holds the
+// resource version alone; decoders merge the two. Nothing for zero.
+func appendVersion(dst []byte, revision int64) []byte {
+	size := versionSize(revision)
+	if size == 0 {
+		return dst
+	}
+	dst = append(dst, tagMetadata, byte(size-2), tagResourceVersion, byte(size-4))
+	return strconv.AppendInt(dst, revision, 10)
+}
+
+// Size is how much AppendProto will append.
+func (k *Kind) Size(raw []byte, revision int64) int {
+	n := len(raw) + versionSize(revision)
+	return len(k.proto) + 1 + uvarintLen(n) + n + 4
+}
+
+// AppendProto appends a whole protobuf object, made of the raw one and the
+// revision as its resource version (zero: none).
+func (k *Kind) AppendProto(dst, raw []byte, revision int64) []byte {
+	dst = append(dst, k.proto...)
+	dst = append(dst, tagRaw)
+	dst = binary.AppendUvarint(dst, uint64(len(raw)+versionSize(revision)))
+	dst = append(dst, raw...)
+	dst = appendVersion(dst, revision)
+	return append(dst, 3<<3|2, 0, 4<<3|2, 0)
+}
+
+// ProtoList makes a list in one buffer. Items come first, for the envelope
+// holds the size of all: the size is counted before anything is written.
+type ProtoList struct {
+	kind *Kind
+	meta []byte
+	size int
+	n    int
+}
+
+// NewProtoList begins a list whose raw ListMeta is meta.
+func NewProtoList(kind *Kind, meta []byte) *ProtoList {
+	return &ProtoList{kind: kind, meta: meta, size: 1 + uvarintLen(len(meta)) + len(meta)}
+}
+
+// Count tells that an item follows.
+func (l *ProtoList) Count(raw []byte, revision int64) {
+	n := len(raw) + versionSize(revision)
+	l.size += 1 + uvarintLen(n) + n
+	l.n++
+}
+
+// Len is how many items were counted.
+func (l *ProtoList) Len() int { return l.n }
+
+// Head appends everything before the items.
+func (l *ProtoList) Head(dst []byte) []byte {
+	dst = append(dst, l.kind.proto...)
+	dst = append(dst, tagRaw)
+	dst = binary.AppendUvarint(dst, uint64(l.size))
+	dst = append(dst, tagMetadata)
+	dst = binary.AppendUvarint(dst, uint64(len(l.meta)))
+	return append(dst, l.meta...)
+}
+
+// Item appends an item that was counted.
+func (l *ProtoList) Item(dst, raw []byte, revision int64) []byte {
+	dst = append(dst, tagItems)
+	dst = binary.AppendUvarint(dst, uint64(len(raw)+versionSize(revision)))
+	dst = append(dst, raw...)
+	return appendVersion(dst, revision)
+}
+
+// Tail appends everything behind the items.
+func (l *ProtoList) Tail(dst []byte) []byte { return append(dst, 3<<3|2, 0, 4<<3|2, 0) }
+
+// Size of the whole list.
+func (l *ProtoList) Size() int {
+	return len(l.kind.proto) + 1 + uvarintLen(l.size) + l.size + 4
+}
+
+// ListMeta appends a raw metav1.ListMeta. Remaining below zero is unset.
+func ListMeta(dst []byte, revision int64, next string, remaining int64) []byte {
+	dst = append(dst, 1<<3|2, 0) // selfLink
+	var digits [20]byte
+	dst = appendString(dst, 2<<3|2, string(strconv.AppendInt(digits[:0], revision, 10)))
+	dst = appendString(dst, 3<<3|2, next)
+	if remaining >= 0 {
+		dst = append(dst, 4<<3)
+		dst = binary.AppendUvarint(dst, uint64(remaining))
+	}
+	return dst
+}
+
+// AppendProtoEvent appends a frame of a protobuf watch: its length in four
+// bytes, and a metav1.WatchEvent around the object.
+func (k *Kind) AppendProtoEvent(dst []byte, event string, raw []byte, revision int64) []byte {
+	object := k.Size(raw, revision)
+	dst = eventHead(dst, event, object)
+	return k.AppendProto(dst, raw, revision)
+}
+
+// AppendProtoEventObject is AppendProtoEvent for an object that has its
+// envelope already.
+func AppendProtoEventObject(dst []byte, event string, object []byte) []byte {
+	return append(eventHead(dst, event, len(object)), object...)
+}
+
+func eventHead(dst []byte, event string, object int) []byte {
+	extension := 1 + uvarintLen(object) + object
+	frame := 1 + uvarintLen(len(event)) + len(event) + 1 + uvarintLen(extension) + extension
+	dst = binary.BigEndian.AppendUint32(dst, uint32(frame))
+	dst = appendString(dst, 1<<3|2, event)
+	dst = append(dst, 2<<3|2)
+	dst = binary.AppendUvarint(dst, uint64(extension))
+	dst = append(dst, 1<<3|2)
+	return binary.AppendUvarint(dst, uint64(object))
+}
