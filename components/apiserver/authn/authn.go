@@ -1,0 +1,225 @@
+// Package authn tells who a request is from.
+//
+// In this order: a front proxy's headers, a client certificate, a bearer token
+// (of a file, of a service account, for bootstrapping), and anonymous. The
+// expensive part of each is done once: a certificate's chain for as long as
+// its connections live, a token's signature while it is in use.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/authentication/
+package authn
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
+	"k8s.io/apiserver/pkg/authentication/request/websocket"
+	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Config says who is let in. Everything may be left out.
+type Config struct {
+	// ClientCAFile is the file of authorities of client certificates.
+	ClientCAFile string
+	// FrontProxyCAFile is the file of authorities of front proxies; FrontProxy
+	// says the rest.
+	FrontProxyCAFile string
+	FrontProxy       FrontProxy
+	// TokenFile is a CSV file of tokens: --token-auth-file.
+	TokenFile string
+	// ServiceAccounts verifies their tokens: a *tokens.Verifier.
+	ServiceAccounts authenticator.Token
+	// BootstrapTokens, when not nil, is where the tokens of joining machines
+	// are read.
+	BootstrapTokens kubernetes.Interface
+	// Tokens are further authenticators of bearer tokens, asked last. This is
+	// the place of OpenID Connect and webhooks.
+	Tokens []authenticator.Token
+	// Audiences are those of the API server, for tokens that do not know of
+	// audiences.
+	Audiences authenticator.Audiences
+	// Anonymous lets requests without credentials in as system:anonymous. If
+	// AnonymousPaths is not empty, only those to these paths.
+	Anonymous      bool
+	AnonymousPaths []string
+	// Log must not be nil.
+	Log *slog.Logger
+}
+
+// Authenticator tells who a request is from. Its methods are safe for several
+// goroutines.
+type Authenticator struct {
+	cfg      Config
+	bundles  []*CABundle
+	clientCA *CABundle
+	proxyCA  *CABundle
+	requests []authenticator.Request
+	tokens   []authenticator.Token
+}
+
+var (
+	_ authenticator.Request = (*Authenticator)(nil)
+	_ authenticator.Token   = (*Authenticator)(nil)
+)
+
+// New reads the files that cfg names.
+func New(cfg Config) (*Authenticator, error) {
+	if cfg.Log == nil {
+		return nil, errors.New("authentication takes a log")
+	}
+	a := &Authenticator{cfg: cfg}
+	var err error
+	if cfg.FrontProxyCAFile != "" {
+		if a.proxyCA, err = LoadCABundle(cfg.FrontProxyCAFile); err != nil {
+			return nil, err
+		}
+		a.bundles = append(a.bundles, a.proxyCA)
+		proxy := cfg.FrontProxy
+		proxy.CA = a.proxyCA
+		fp, err := newFrontProxy(proxy)
+		if err != nil {
+			return nil, err
+		}
+		a.requests = append(a.requests, fp)
+	}
+	if cfg.ClientCAFile != "" {
+		if a.clientCA, err = LoadCABundle(cfg.ClientCAFile); err != nil {
+			return nil, err
+		}
+		a.bundles = append(a.bundles, a.clientCA)
+		a.requests = append(a.requests, clientCert{newVerifier(a.clientCA)})
+	}
+	if cfg.TokenFile != "" {
+		file, err := tokenfile.NewCSV(cfg.TokenFile)
+		if err != nil {
+			return nil, fmt.Errorf("reading tokens: %w", err)
+		}
+		a.tokens = append(a.tokens, authenticator.WrapAudienceAgnosticToken(cfg.Audiences, file))
+	}
+	if cfg.ServiceAccounts != nil {
+		a.tokens = append(a.tokens, cfg.ServiceAccounts)
+	}
+	if cfg.BootstrapTokens != nil {
+		b := bootstrapTokens{kube: cfg.BootstrapTokens, now: time.Now}
+		a.tokens = append(a.tokens, authenticator.WrapAudienceAgnosticToken(cfg.Audiences, b))
+	}
+	a.tokens = append(a.tokens, cfg.Tokens...)
+	if len(a.tokens) > 0 {
+		a.requests = append(a.requests, bearertoken.New(a), websocket.NewProtocolAuthenticator(a))
+	}
+	return a, nil
+}
+
+// Run follows the files of certificate authorities until ctx ends.
+func (a *Authenticator) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, b := range a.bundles {
+		g.Go(func() error { return b.Run(ctx, a.cfg.Log) })
+	}
+	return g.Wait()
+}
+
+// ClientCAs are the authorities that a TLS server shall name to its clients,
+// those of front proxies included; nil if there are none. It is to be asked
+// for every connection (tls.Config.GetConfigForClient), for they may change.
+func (a *Authenticator) ClientCAs() *x509.CertPool {
+	switch {
+	case len(a.bundles) == 0:
+		return nil
+	case len(a.bundles) == 1:
+		return a.bundles[0].Pool()
+	}
+	pool := x509.NewCertPool()
+	for _, b := range a.bundles {
+		pool.AppendCertsFromPEM(b.PEM())
+	}
+	return pool
+}
+
+// CABundles are the present files of client and front proxy authorities, for
+// the ConfigMap kube-system/extension-apiserver-authentication. Either may be
+// nil.
+func (a *Authenticator) CABundles() (client, frontProxy []byte) {
+	if a.clientCA != nil {
+		client = a.clientCA.PEM()
+	}
+	if a.proxyCA != nil {
+		frontProxy = a.proxyCA.PEM()
+	}
+	return client, frontProxy
+}
+
+// AuthenticateRequest tells who req is from. Without credentials, and without
+// anonymous access, it is false; with wrong ones it is an error, and never
+// anonymous. Credentials that were used are removed from the headers.
+func (a *Authenticator) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
+	var errs []error
+	for _, r := range a.requests {
+		resp, ok, err := r.AuthenticateRequest(req)
+		if ok {
+			return authenticated(resp), true, nil
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) > 0 {
+		return nil, false, utilerrors.NewAggregate(errs)
+	}
+	if !a.cfg.Anonymous || len(a.cfg.AnonymousPaths) > 0 && !slices.Contains(a.cfg.AnonymousPaths, req.URL.Path) {
+		return nil, false, nil
+	}
+	// Whoever is anonymous is so for every audience.
+	audiences, _ := authenticator.AudiencesFrom(req.Context())
+	return &authenticator.Response{User: anonymous, Audiences: audiences}, true, nil
+}
+
+// AuthenticateToken tells whose bearer token it is, for TokenReview as well.
+func (a *Authenticator) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+	var errs []error
+	for _, t := range a.tokens {
+		resp, ok, err := t.AuthenticateToken(ctx, token)
+		if ok {
+			return authenticated(resp), true, nil
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return nil, false, utilerrors.NewAggregate(errs)
+}
+
+// anonymous is shared; nobody writes to a user.
+var anonymous = &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}
+
+// authenticated adds the group of all that are.
+func authenticated(resp *authenticator.Response) *authenticator.Response {
+	u := resp.User
+	if u.GetName() == user.Anonymous {
+		return resp
+	}
+	groups := u.GetGroups()
+	if slices.Contains(groups, user.AllAuthenticated) || slices.Contains(groups, user.AllUnauthenticated) {
+		return resp
+	}
+	return &authenticator.Response{
+		Audiences: resp.Audiences,
+		User: &user.DefaultInfo{
+			Name:   u.GetName(),
+			UID:    u.GetUID(),
+			Groups: append(slices.Clone(groups), user.AllAuthenticated),
+			Extra:  u.GetExtra(),
+		},
+	}
+}

@@ -1,0 +1,88 @@
+package authn
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/kubernetes"
+)
+
+// bootstrapTokens authenticates machines that join, by the tokens that are
+// kept in Secrets of kube-system. Few come by, so the Secrets are read through
+// the API, each time.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/bootstrap-tokens/
+type bootstrapTokens struct {
+	kube kubernetes.Interface
+	now  func() time.Time
+}
+
+const bootstrapGroup = "system:bootstrappers"
+
+var (
+	bootstrapToken       = regexp.MustCompile(`^([a-z0-9]{6})\.([a-z0-9]{16})$`)
+	bootstrapGroupSyntax = regexp.MustCompile(`^system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]$`)
+)
+
+// errBootstrapToken tells a client no more than that.
+var errBootstrapToken = errors.New("the bootstrap token is not valid")
+
+// AuthenticateToken implements authenticator.Token.
+func (b bootstrapTokens) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+	m := bootstrapToken.FindStringSubmatch(token)
+	if m == nil {
+		return nil, false, nil
+	}
+	id, secretPart := m[1], m[2]
+	secret, err := b.kube.CoreV1().Secrets(metav1.NamespaceSystem).Get(ctx, "bootstrap-token-"+id, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("looking up a bootstrap token: %w", err)
+	}
+	groups, ok := b.check(secret, id, secretPart)
+	if !ok {
+		return nil, false, errBootstrapToken
+	}
+	return &authenticator.Response{User: &user.DefaultInfo{Name: "system:bootstrap:" + id, Groups: groups}}, true, nil
+}
+
+// check returns the groups that the token's Secret gives.
+func (b bootstrapTokens) check(secret *corev1.Secret, id, secretPart string) ([]string, bool) {
+	data := func(key string) string { return string(secret.Data[key]) }
+	switch {
+	case secret.DeletionTimestamp != nil,
+		secret.Type != corev1.SecretTypeBootstrapToken,
+		subtle.ConstantTimeCompare(secret.Data["token-secret"], []byte(secretPart)) != 1,
+		data("token-id") != id,
+		data("usage-bootstrap-authentication") != "true":
+		return nil, false
+	}
+	if expiration := data("expiration"); expiration != "" {
+		at, err := time.Parse(time.RFC3339, expiration)
+		if err != nil || !b.now().Before(at) {
+			return nil, false
+		}
+	}
+	groups := []string{bootstrapGroup}
+	if extra := data("auth-extra-groups"); extra != "" {
+		for g := range strings.SplitSeq(extra, ",") {
+			if !bootstrapGroupSyntax.MatchString(g) {
+				return nil, false
+			}
+			groups = append(groups, g)
+		}
+	}
+	return groups, true
+}

@@ -1,0 +1,117 @@
+package authn
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// CABundle is a file of certificate authorities that is read again when it
+// changes. Its methods are safe for several goroutines.
+type CABundle struct {
+	path    string
+	current atomic.Pointer[caPool]
+}
+
+// caPool is one content of the file. Whoever remembers what it verified
+// remembers with which pool.
+type caPool struct {
+	pool *x509.CertPool
+	pem  []byte
+}
+
+// LoadCABundle reads the file for the first time. Call Run to follow it.
+func LoadCABundle(path string) (*CABundle, error) {
+	b := &CABundle{path: path}
+	if err := b.reload(); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// Pool is the present pool. It is not to be changed.
+func (b *CABundle) Pool() *x509.CertPool { return b.current.Load().pool }
+
+// PEM is the present content. It is not to be changed.
+func (b *CABundle) PEM() []byte { return b.current.Load().pem }
+
+func (b *CABundle) reload() error {
+	data, err := os.ReadFile(b.path)
+	if err != nil {
+		return fmt.Errorf("reading certificate authorities: %w", err)
+	}
+	if old := b.current.Load(); old != nil && bytes.Equal(old.pem, data) {
+		return nil
+	}
+	pool, n, err := parsePool(data)
+	if err != nil {
+		return fmt.Errorf("reading certificate authorities in %s: %w", b.path, err)
+	}
+	if n == 0 {
+		return fmt.Errorf("reading certificate authorities: there are none in %s", b.path)
+	}
+	b.current.Store(&caPool{pool: pool, pem: data})
+	return nil
+}
+
+func parsePool(data []byte) (*x509.CertPool, int, error) {
+	pool, n := x509.NewCertPool(), 0
+	for {
+		var block *pem.Block
+		block, data = pem.Decode(data)
+		if block == nil {
+			return pool, n, nil
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, 0, err
+		}
+		pool.AddCert(cert)
+		n++
+	}
+}
+
+// Run follows the file until ctx ends. A content that cannot be used is logged
+// and the one before stays.
+func (b *CABundle) Run(ctx context.Context, log *slog.Logger) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("following certificate authorities: %w", err)
+	}
+	defer watcher.Close()
+	// The directory and not the file: files are replaced by renaming, and
+	// mounted ones by a symbolic link beside them.
+	if err := watcher.Add(filepath.Dir(b.path)); err != nil {
+		return fmt.Errorf("following certificate authorities: %w", err)
+	}
+	seen := sha256.Sum256(b.PEM())
+	for {
+		if err := b.reload(); err != nil && !errors.Is(err, os.ErrNotExist) {
+			log.ErrorContext(ctx, "certificate authorities not reloaded", "file", b.path, "error", err)
+		}
+		if now := sha256.Sum256(b.PEM()); now != seen {
+			seen = now
+			log.InfoContext(ctx, "certificate authorities reloaded", "file", b.path)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-watcher.Errors:
+			log.ErrorContext(ctx, "following certificate authorities", "file", b.path, "error", err)
+		case <-watcher.Events:
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package authn
+
+import (
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+	"weak"
+
+	"k8s.io/apimachinery/pkg/apis/asn1"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+)
+
+// verifier verifies client certificates against a bundle, each once while it
+// is in memory. The TLS stack parses a certificate once a connection or less
+// often, so the pointer stands for the connection: what is remembered goes
+// when the last connection with it closes.
+type verifier struct {
+	bundle *CABundle
+	// seen holds *verdict by weak.Pointer[x509.Certificate].
+	seen sync.Map
+	now  func() time.Time
+}
+
+// verdict is the result of a verification.
+type verdict struct {
+	pool *caPool
+	// until is when the first certificate of the chain expires; for failures
+	// it is soon, for time may cure them.
+	until time.Time
+	// failure is why the certificate is not good.
+	failure error
+	// resp is nil when the certificate names nobody.
+	resp *authenticator.Response
+	err  error
+}
+
+// failureLife is how long a failure is remembered.
+const failureLife = time.Minute
+
+func newVerifier(bundle *CABundle) *verifier { return &verifier{bundle: bundle, now: time.Now} }
+
+// verify returns nil without an error when there is no certificate.
+func (v *verifier) verify(state *tls.ConnectionState) (*verdict, error) {
+	if state == nil || len(state.PeerCertificates) == 0 {
+		return nil, nil
+	}
+	leaf := state.PeerCertificates[0]
+	key := weak.Make(leaf)
+	pool := v.bundle.current.Load()
+	now := v.now()
+	if got, ok := v.seen.Load(key); ok {
+		if known, ok := got.(*verdict); ok && known.pool == pool && now.Before(known.until) {
+			if known.failure != nil {
+				return nil, known.failure
+			}
+			return known, nil
+		}
+	}
+	opts := x509.VerifyOptions{
+		Roots:       pool.pool,
+		CurrentTime: now,
+		KeyUsages:   []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	if len(state.PeerCertificates) > 1 {
+		opts.Intermediates = x509.NewCertPool()
+		for _, c := range state.PeerCertificates[1:] {
+			opts.Intermediates.AddCert(c)
+		}
+	}
+	known := &verdict{pool: pool}
+	chains, err := leaf.Verify(opts)
+	if err != nil {
+		known.failure = fmt.Errorf("verifying certificate SN=%d, SKID=%s, AKID=%s failed: %w",
+			leaf.SerialNumber, colonHex(leaf.SubjectKeyId), colonHex(leaf.AuthorityKeyId), err)
+		if opts.Intermediates != nil {
+			// Another connection may bring the intermediates that are missing.
+			return nil, known.failure
+		}
+		known.until = now.Add(failureLife)
+	} else {
+		known.until = leaf.NotAfter
+		for _, c := range chains[0] {
+			if c.NotAfter.Before(known.until) {
+				known.until = c.NotAfter
+			}
+		}
+		known.resp, known.err = userOf(leaf)
+	}
+	if _, again := v.seen.Swap(key, known); !again {
+		runtime.AddCleanup(leaf, func(key weak.Pointer[x509.Certificate]) { v.seen.Delete(key) }, key)
+	}
+	if known.failure != nil {
+		return nil, known.failure
+	}
+	return known, nil
+}
+
+// clientCert authenticates by client certificates: the common name is the
+// user, organizations are its groups.
+type clientCert struct{ *verifier }
+
+// AuthenticateRequest implements authenticator.Request.
+func (c clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
+	known, err := c.verify(req.TLS)
+	if known == nil || err != nil {
+		return nil, false, err
+	}
+	return known.resp, known.resp != nil, known.err
+}
+
+// userOf is nil when the certificate names nobody.
+func userOf(cert *x509.Certificate) (*authenticator.Response, error) {
+	if cert.Subject.CommonName == "" {
+		return nil, nil
+	}
+	uid, err := uidOf(cert)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(cert.Raw)
+	return authenticated(&authenticator.Response{User: &user.DefaultInfo{
+		Name:   cert.Subject.CommonName,
+		UID:    uid,
+		Groups: cert.Subject.Organization,
+		Extra:  map[string][]string{user.CredentialIDKey: {"X509SHA256=" + hex.EncodeToString(sum[:])}},
+	}}), nil
+}
+
+// uidOf reads Kubernetes' own attribute of the subject.
+func uidOf(cert *x509.Certificate) (string, error) {
+	var uid string
+	found := 0
+	for _, name := range cert.Subject.Names {
+		if !name.Type.Equal(asn1.X509UID()) {
+			continue
+		}
+		s, ok := name.Value.(string)
+		if !ok {
+			return "", errors.New("unable to parse UID into a string")
+		}
+		uid = s
+		found++
+	}
+	switch {
+	case found > 1:
+		return "", fmt.Errorf("expected 1 UID, but found %d", found)
+	case found == 1 && uid == "":
+		return "", errors.New("UID cannot be an empty string")
+	}
+	return uid, nil
+}
+
+func colonHex(data []byte) string {
+	parts := make([]string, len(data))
+	for i, b := range data {
+		parts[i] = fmt.Sprintf("%02X", b)
+	}
+	return strings.Join(parts, ":")
+}
