@@ -207,4 +207,3 @@ func prefixEnd(prefix string) string {
 	}
 	return "\x00"
 }
-

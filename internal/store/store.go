@@ -85,7 +85,7 @@ type Op struct {
 	object     runtime.Object // nil: delete
 	expect     int64          // 0: must not exist; >0: that mod revision
 	ttl        int64          // seconds; 0: none
-	from       *Entry // what expect is the revision of, for updates
+	from       *Entry         // what expect is the revision of, for updates
 }
 
 // Key of the operation, below its collection.

@@ -1,0 +1,64 @@
+package etcd
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// DialConfig says how to reach an etcd cluster that runs elsewhere.
+type DialConfig struct {
+	// Servers are the client URLs, e.g. https://10.0.0.1:2379.
+	Servers []string
+	// CAFile signs the servers' certificates, CertFile and KeyFile are the
+	// client's own. All empty for plain http.
+	CAFile, CertFile, KeyFile string
+	// Log receives the client's warnings. Nil: nothing.
+	Log *slog.Logger
+}
+
+// What the connection is kept alive by, as upstream's API server does it.
+const (
+	keepaliveTime    = 30 * time.Second
+	keepaliveTimeout = 10 * time.Second
+	dialTimeout      = 20 * time.Second
+)
+
+// Dial makes a client. It does not wait for a server to answer; the certificate
+// files are read anew for later connections, so that they can be renewed.
+func Dial(cfg DialConfig) (*clientv3.Client, error) {
+	if len(cfg.Servers) == 0 {
+		return nil, errors.New("etcd: no servers to connect to")
+	}
+	if (cfg.CertFile == "") != (cfg.KeyFile == "") {
+		return nil, errors.New("etcd: a client certificate needs both a certificate and a key file")
+	}
+	if _, err := parseURLs(cfg.Servers); err != nil {
+		return nil, fmt.Errorf("etcd server: %w", err)
+	}
+	var tlsConfig *tls.Config
+	if cfg.CAFile != "" || cfg.CertFile != "" {
+		info := transport.TLSInfo{TrustedCAFile: cfg.CAFile, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile}
+		var err error
+		if tlsConfig, err = info.ClientConfig(); err != nil {
+			return nil, fmt.Errorf("etcd client TLS: %w", err)
+		}
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints:            cfg.Servers,
+		TLS:                  tlsConfig,
+		DialTimeout:          dialTimeout,
+		DialKeepAliveTime:    keepaliveTime,
+		DialKeepAliveTimeout: keepaliveTimeout,
+		Logger:               zapLogger(cfg.Log),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connecting to etcd: %w", err)
+	}
+	return client, nil
+}

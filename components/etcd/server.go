@@ -1,0 +1,72 @@
+// Package etcd is an etcd member: the keeper of a cluster's state. In one
+// process its client calls it directly, without a connection.
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+)
+
+// Server is one member.
+type Server struct {
+	cfg    *embed.Config
+	alone  bool
+	ready  chan struct{}
+	client atomic.Pointer[clientv3.Client]
+}
+
+// New validates cfg. Nothing is opened before Run.
+func New(cfg Config) (*Server, error) {
+	out, err := cfg.embed()
+	if err != nil {
+		return nil, err
+	}
+	return &Server{cfg: out, alone: cfg.alone(), ready: make(chan struct{})}, nil
+}
+
+// Ready is closed once the member takes requests.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// Client calls the member in process. It is nil until Ready, belongs to the
+// server and ends with it.
+func (s *Server) Client() *clientv3.Client { return s.client.Load() }
+
+// Run runs the member until ctx ends or it fails. Whatever had been
+// acknowledged is on the disk, however it ends.
+func (s *Server) Run(ctx context.Context) error {
+	member, err := embed.StartEtcd(s.cfg)
+	if err != nil {
+		return fmt.Errorf("starting etcd: %w", err)
+	}
+	defer member.Close()
+	if s.alone {
+		campaign(ctx, member.Server)
+	}
+	select {
+	case <-member.Server.ReadyNotify():
+	case err := <-member.Err():
+		return fmt.Errorf("starting etcd: %w", err)
+	case <-member.Server.StopNotify():
+		return errors.New("etcd stopped while starting")
+	case <-ctx.Done():
+		return nil
+	}
+	client := v3client.New(member.Server)
+	defer client.Close()
+	s.client.Store(client)
+	close(s.ready)
+	select {
+	case err := <-member.Err():
+		return fmt.Errorf("etcd: %w", err)
+	case <-member.Server.StopNotify():
+		return errors.New("etcd stopped by itself")
+	case <-ctx.Done():
+		return nil
+	}
+}
