@@ -1,7 +1,6 @@
 package discovery
 
 import (
-	"net"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
+
+	"hyperkube/internal/api/validate"
 )
 
 // How much one slice may hold.
@@ -106,27 +107,9 @@ func validateAddress(address string, typ discoveryv1.AddressType, known []string
 	if typ == discoveryv1.AddressTypeIPv6 && !netutils.IsIPv6String(address) {
 		errs = append(errs, field.Invalid(path, address, "must be a valid IPv6 address"))
 	}
-	return append(errs, validateNonSpecialIP(netutils.ParseIPSloppy(address), address, path)...)
-}
-
-// validateNonSpecialIP forbids addresses by which an endpoint could reach into
-// a node.
-func validateNonSpecialIP(ip net.IP, address string, path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	for _, special := range []struct {
-		is  bool
-		msg string
-	}{
-		{ip.IsUnspecified(), "may not be unspecified (0.0.0.0 or ::)"},
-		{ip.IsLoopback(), "may not be in the loopback range (127.0.0.0/8, ::1/128)"},
-		{ip.IsLinkLocalUnicast(), "may not be in the link-local range (169.254.0.0/16, fe80::/10)"},
-		{ip.IsLinkLocalMulticast(), "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"},
-	} {
-		if special.is {
-			errs = append(errs, field.Invalid(path, address, special.msg))
-		}
-	}
-	return errs
+	special := validate.Errors{List: errs}
+	special.EndpointIP(path, address)
+	return special.List
 }
 
 func validateTopology(topology map[string]string, path *field.Path) field.ErrorList {

@@ -1,0 +1,46 @@
+// Package authentication describes the reviews of authentication.k8s.io/v1.
+// They are not stored: the API server answers their creation. TokenRequest is
+// a subresource of service accounts.
+package authentication
+
+import (
+	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"hyperkube/internal/api"
+)
+
+// Resources are all reviews of the group.
+func Resources() []*api.Resource {
+	return []*api.Resource{
+		tokenReview().Resource(),
+		selfSubjectReview().Resource(),
+	}
+}
+
+func tokenReview() api.Kind[*authenticationv1.TokenReview] {
+	return api.Kind[*authenticationv1.TokenReview]{
+		Names:   api.Names{Kind: "TokenReview", Plural: "tokenreviews"},
+		Group:   authenticationv1.GroupName,
+		Version: "v1",
+		Scope:   api.Cluster,
+		Verbs:   []string{"create"},
+		Review:  true,
+		New:     func() *authenticationv1.TokenReview { return &authenticationv1.TokenReview{} },
+		// A review is never listed, but the schema has to name something.
+		NewList: func() runtime.Object { return nil },
+	}
+}
+
+func selfSubjectReview() api.Kind[*authenticationv1.SelfSubjectReview] {
+	return api.Kind[*authenticationv1.SelfSubjectReview]{
+		Names:   api.Names{Kind: "SelfSubjectReview", Plural: "selfsubjectreviews"},
+		Group:   authenticationv1.GroupName,
+		Version: "v1",
+		Scope:   api.Cluster,
+		Verbs:   []string{"create"},
+		Review:  true,
+		New:     func() *authenticationv1.SelfSubjectReview { return &authenticationv1.SelfSubjectReview{} },
+		NewList: func() runtime.Object { return nil },
+	}
+}

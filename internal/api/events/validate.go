@@ -1,0 +1,139 @@
+package events
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// How long the texts of an event may be, in bytes.
+const (
+	maxText = 128
+	maxNote = 1024
+)
+
+// The paths of errors are those of the stored core/v1 Event, as upstream.
+
+// validateCreate checks a new event. It is stricter than core/v1, whose events
+// may be of the old kind, without a time of their own.
+func validateCreate(e *eventsv1.Event) field.ErrorList {
+	errs := validateBoth(e)
+	errs = append(errs, validateSeries(e)...)
+	if e.EventTime.IsZero() {
+		errs = append(errs, field.Required(field.NewPath("eventTime"), ""))
+	}
+	if e.Type != corev1.EventTypeNormal && e.Type != corev1.EventTypeWarning {
+		errs = append(errs, field.Invalid(field.NewPath("type"), "", fmt.Sprintf("has invalid value: %v", e.Type)))
+	}
+	for _, deprecated := range []struct {
+		name string
+		set  bool
+	}{
+		{"firstTimestamp", !e.DeprecatedFirstTimestamp.IsZero()},
+		{"lastTimestamp", !e.DeprecatedLastTimestamp.IsZero()},
+		{"count", e.DeprecatedCount != 0},
+		{"source", e.DeprecatedSource != corev1.EventSource{}},
+	} {
+		if deprecated.set {
+			errs = append(errs, field.Invalid(field.NewPath(deprecated.name), "", "needs to be unset"))
+		}
+	}
+	return errs
+}
+
+// validateUpdate checks that nothing but the series and metadata changes.
+func validateUpdate(e, old *eventsv1.Event) field.ErrorList {
+	errs := validateBoth(e)
+	if !apiequality.Semantic.DeepEqual(e.Series, old.Series) {
+		errs = append(errs, validateSeries(e)...)
+	}
+	for _, f := range []struct {
+		name    string
+		is, was any
+	}{
+		{"involvedObject", e.Regarding, old.Regarding},
+		{"reason", e.Reason, old.Reason},
+		{"message", e.Note, old.Note},
+		{"source", e.DeprecatedSource, old.DeprecatedSource},
+		{"firstTimestamp", e.DeprecatedFirstTimestamp, old.DeprecatedFirstTimestamp},
+		{"lastTimestamp", e.DeprecatedLastTimestamp, old.DeprecatedLastTimestamp},
+		{"count", e.DeprecatedCount, old.DeprecatedCount},
+		{"type", e.Type, old.Type},
+		{"action", e.Action, old.Action},
+		{"related", e.Related, old.Related},
+		{"reportingController", e.ReportingController, old.ReportingController},
+		{"reportingInstance", e.ReportingInstance, old.ReportingInstance},
+	} {
+		errs = append(errs, apivalidation.ValidateImmutableField(f.is, f.was, field.NewPath(f.name))...)
+	}
+	// Protobuf keeps nanoseconds of which JSON drops the last three digits.
+	if !e.EventTime.Truncate(time.Microsecond).Equal(old.EventTime.Truncate(time.Microsecond)) {
+		errs = append(errs, apivalidation.ValidateImmutableField(e.EventTime, old.EventTime, field.NewPath("eventTime"))...)
+	}
+	return errs
+}
+
+func validateSeries(e *eventsv1.Event) field.ErrorList {
+	if e.Series == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	if e.Series.Count < 2 {
+		errs = append(errs, field.Invalid(field.NewPath("series.count"), "", "should be at least 2"))
+	}
+	if e.Series.LastObservedTime.IsZero() {
+		errs = append(errs, field.Required(field.NewPath("series.lastObservedTime"), ""))
+	}
+	return errs
+}
+
+// validateBoth is what new and changed events have to meet.
+func validateBoth(e *eventsv1.Event) field.ErrorList {
+	var errs field.ErrorList
+	about := e.Regarding.Namespace
+	mismatch := field.Invalid(field.NewPath("involvedObject", "namespace"), about, "does not match event.namespace")
+	if e.EventTime.IsZero() {
+		// An event about an object without a namespace is in "default".
+		if about == "" && e.Namespace != "" && e.Namespace != metav1.NamespaceDefault || about != "" && about != e.Namespace {
+			errs = append(errs, mismatch)
+		}
+	} else {
+		if about == "" && e.Namespace != metav1.NamespaceDefault && e.Namespace != metav1.NamespaceSystem {
+			errs = append(errs, mismatch)
+		}
+		controller := field.NewPath("reportingController")
+		if e.ReportingController == "" {
+			errs = append(errs, field.Required(controller, ""))
+		}
+		for _, msg := range validation.IsQualifiedName(e.ReportingController) {
+			errs = append(errs, field.Invalid(controller, e.ReportingController, msg))
+		}
+		errs = append(errs, validateText("reportingInstance", e.ReportingInstance)...)
+		errs = append(errs, validateText("action", e.Action)...)
+		errs = append(errs, validateText("reason", e.Reason)...)
+		if len(e.Note) > maxNote {
+			errs = append(errs, field.Invalid(field.NewPath("message"), "", fmt.Sprintf("can have at most %v characters", maxNote)))
+		}
+	}
+	for _, msg := range validation.IsDNS1123Subdomain(e.Namespace) {
+		errs = append(errs, field.Invalid(field.NewPath("namespace"), e.Namespace, msg))
+	}
+	return errs
+}
+
+func validateText(name, text string) field.ErrorList {
+	if text == "" {
+		return field.ErrorList{field.Required(field.NewPath(name), "")}
+	}
+	if len(text) > maxText {
+		return field.ErrorList{field.Invalid(field.NewPath(name), "", fmt.Sprintf("can have at most %v characters", maxText))}
+	}
+	return nil
+}

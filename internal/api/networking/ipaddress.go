@@ -1,0 +1,99 @@
+package networking
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+// ipAddress is an address in use. Those of services are written in the
+// service's own transaction.
+func ipAddress() api.Kind[*networkingv1.IPAddress] {
+	return api.Kind[*networkingv1.IPAddress]{
+		Names:   api.Names{Kind: "IPAddress", ListKind: "IPAddressList", Plural: "ipaddresses", ShortNames: []string{"ip"}},
+		Group:   group,
+		Version: version,
+		Scope:   api.Cluster,
+		New:     func() *networkingv1.IPAddress { return &networkingv1.IPAddress{} },
+		NewList: func() runtime.Object { return &networkingv1.IPAddressList{} },
+
+		ValidateName: validIPAddressName,
+		Validate: func(_ context.Context, a *networkingv1.IPAddress) field.ErrorList {
+			return validateParentRef(a.Spec.ParentRef, field.NewPath("spec", "parentRef"))
+		},
+		Update: api.KindUpdate[*networkingv1.IPAddress]{
+			Validate: func(_ context.Context, a, old *networkingv1.IPAddress) field.ErrorList {
+				return apivalidation.ValidateImmutableField(a.Spec.ParentRef, old.Spec.ParentRef, field.NewPath("spec", "parentRef"))
+			},
+		},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			api.Column("ParentRef", "string", networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"]),
+			api.AgeColumn,
+		},
+		Row: func(a *networkingv1.IPAddress) []any {
+			return []any{a.Name, parentCell(a.Spec.ParentRef), api.Age(a.CreationTimestamp)}
+		},
+	}
+}
+
+func validIPAddressName(name string, _ bool) []string {
+	ip, err := netip.ParseAddr(name)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	if ip.String() != name {
+		return []string{"must be a canonical format IP address"}
+	}
+	return nil
+}
+
+func validateParentRef(ref *networkingv1.ParentReference, path *field.Path) field.ErrorList {
+	if ref == nil {
+		return field.ErrorList{field.Required(path, "")}
+	}
+	var errs field.ErrorList
+	// The group of services is the empty string, so it cannot be required.
+	if ref.Group != "" {
+		for _, msg := range validation.IsDNS1123Subdomain(ref.Group) {
+			errs = append(errs, field.Invalid(path.Child("group"), ref.Group, msg))
+		}
+	}
+	for _, f := range []struct {
+		name, value string
+		required    bool
+	}{{"resource", ref.Resource, true}, {"name", ref.Name, true}, {"namespace", ref.Namespace, false}} {
+		if f.value == "" {
+			if f.required {
+				errs = append(errs, field.Required(path.Child(f.name), ""))
+			}
+			continue
+		}
+		for _, msg := range pathvalidation.IsValidPathSegmentName(f.value) {
+			errs = append(errs, field.Invalid(path.Child(f.name), f.value, msg))
+		}
+	}
+	return errs
+}
+
+func parentCell(ref *networkingv1.ParentReference) string {
+	if ref == nil {
+		return "<none>"
+	}
+	parts := []string{strings.ToLower(schema.GroupResource{Group: ref.Group, Resource: ref.Resource}.String())}
+	if ref.Namespace != "" {
+		parts = append(parts, ref.Namespace)
+	}
+	return strings.Join(append(parts, ref.Name), "/")
+}

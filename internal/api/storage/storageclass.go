@@ -1,0 +1,174 @@
+package storage
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+const (
+	maxParameters     = 512
+	maxParametersSize = 256 << 10 // bytes
+)
+
+func storageClass() api.Kind[*storagev1.StorageClass] {
+	return api.Kind[*storagev1.StorageClass]{
+		Names:   api.Names{Kind: "StorageClass", Plural: "storageclasses", ShortNames: []string{"sc"}},
+		Group:   group,
+		Version: version,
+		Scope:   api.Cluster,
+		New:     func() *storagev1.StorageClass { return &storagev1.StorageClass{} },
+		NewList: func() runtime.Object { return &storagev1.StorageClassList{} },
+		Default: func(c *storagev1.StorageClass) {
+			if c.ReclaimPolicy == nil {
+				policy := corev1.PersistentVolumeReclaimDelete
+				c.ReclaimPolicy = &policy
+			}
+			if c.VolumeBindingMode == nil {
+				mode := storagev1.VolumeBindingImmediate
+				c.VolumeBindingMode = &mode
+			}
+		},
+		Validate: func(_ context.Context, c *storagev1.StorageClass) field.ErrorList { return validateStorageClass(c) },
+		Update: api.KindUpdate[*storagev1.StorageClass]{
+			Validate: func(_ context.Context, c, old *storagev1.StorageClass) field.ErrorList {
+				return validateStorageClassUpdate(c, old)
+			},
+		},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			api.Column("Provisioner", "string", storagev1.StorageClass{}.SwaggerDoc()["provisioner"]),
+			api.Column("ReclaimPolicy", "string", storagev1.StorageClass{}.SwaggerDoc()["reclaimPolicy"]),
+			api.Column("VolumeBindingMode", "string", storagev1.StorageClass{}.SwaggerDoc()["volumeBindingMode"]),
+			api.Column("AllowVolumeExpansion", "string", storagev1.StorageClass{}.SwaggerDoc()["allowVolumeExpansion"]),
+			api.AgeColumn,
+		},
+		Row: storageClassRow,
+	}
+}
+
+func storageClassRow(c *storagev1.StorageClass) []any {
+	name := c.Name
+	if c.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" ||
+		c.Annotations["storageclass.beta.kubernetes.io/is-default-class"] == "true" {
+		name += " (default)"
+	}
+	policy, mode := corev1.PersistentVolumeReclaimDelete, storagev1.VolumeBindingImmediate
+	if c.ReclaimPolicy != nil {
+		policy = *c.ReclaimPolicy
+	}
+	if c.VolumeBindingMode != nil {
+		mode = *c.VolumeBindingMode
+	}
+	expand := c.AllowVolumeExpansion != nil && *c.AllowVolumeExpansion
+	return []any{name, c.Provisioner, string(policy), string(mode), expand, api.Age(c.CreationTimestamp)}
+}
+
+func validateStorageClass(c *storagev1.StorageClass) field.ErrorList {
+	errs := validateProvisioner(c.Provisioner, field.NewPath("provisioner"))
+	errs = append(errs, validateParameters(c.Parameters, true, field.NewPath("parameters"))...)
+	if p := c.ReclaimPolicy; p != nil && *p != "" {
+		allowed := []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain}
+		if !slices.Contains(allowed, *p) {
+			errs = append(errs, field.NotSupported(field.NewPath("reclaimPolicy"), *p, allowed))
+		}
+	}
+	modes := []storagev1.VolumeBindingMode{storagev1.VolumeBindingImmediate, storagev1.VolumeBindingWaitForFirstConsumer}
+	if m := c.VolumeBindingMode; m == nil {
+		errs = append(errs, field.Required(field.NewPath("volumeBindingMode"), ""))
+	} else if !slices.Contains(modes, *m) {
+		errs = append(errs, field.NotSupported(field.NewPath("volumeBindingMode"), *m, modes))
+	}
+	return append(errs, validateTopologies(c.AllowedTopologies, field.NewPath("allowedTopologies"))...)
+}
+
+func validateStorageClassUpdate(c, old *storagev1.StorageClass) field.ErrorList {
+	var errs field.ErrorList
+	if !apiequality.Semantic.DeepEqual(c.Parameters, old.Parameters) {
+		errs = append(errs, field.Forbidden(field.NewPath("parameters"), "updates to parameters are forbidden."))
+	}
+	if c.Provisioner != old.Provisioner {
+		errs = append(errs, field.Forbidden(field.NewPath("provisioner"), "updates to provisioner are forbidden."))
+	}
+	if !apiequality.Semantic.DeepEqual(c.ReclaimPolicy, old.ReclaimPolicy) {
+		errs = append(errs, field.Forbidden(field.NewPath("reclaimPolicy"), "updates to reclaimPolicy are forbidden."))
+	}
+	return append(errs, apivalidation.ValidateImmutableField(c.VolumeBindingMode, old.VolumeBindingMode, field.NewPath("volumeBindingMode"))...)
+}
+
+func validateProvisioner(provisioner string, path *field.Path) field.ErrorList {
+	if provisioner == "" {
+		return field.ErrorList{field.Required(path, provisioner)}
+	}
+	var errs field.ErrorList
+	for _, msg := range validation.IsQualifiedName(strings.ToLower(provisioner)) {
+		errs = append(errs, field.Invalid(path, provisioner, msg))
+	}
+	return errs
+}
+
+func validateParameters(parameters map[string]string, allowEmpty bool, path *field.Path) field.ErrorList {
+	if len(parameters) > maxParameters {
+		return field.ErrorList{field.TooLong(path, "", maxParameters)}
+	}
+	var errs field.ErrorList
+	size := 0
+	for key, value := range parameters {
+		if key == "" {
+			errs = append(errs, field.Invalid(path, key, "field can not be empty."))
+		}
+		size += len(key) + len(value)
+	}
+	if size > maxParametersSize {
+		errs = append(errs, field.TooLong(path, "", maxParametersSize))
+	}
+	if !allowEmpty && len(parameters) == 0 {
+		errs = append(errs, field.Required(path, "must contain at least one key/value pair"))
+	}
+	return errs
+}
+
+func validateTopologies(terms []corev1.TopologySelectorTerm, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i := range terms {
+		at := path.Index(i).Child("matchLabelExpressions")
+		keys := map[string]bool{}
+		for j, r := range terms[i].MatchLabelExpressions {
+			at := at.Index(j)
+			if keys[r.Key] {
+				errs = append(errs, field.Duplicate(at.Child("key"), r.Key))
+			}
+			keys[r.Key] = true
+			values := map[string]bool{}
+			if len(r.Values) == 0 {
+				errs = append(errs, field.Required(at.Child("values"), ""))
+			}
+			for k, v := range r.Values {
+				if values[v] {
+					errs = append(errs, field.Duplicate(at.Child("values").Index(k), v))
+				}
+				values[v] = true
+			}
+			errs = append(errs, metav1validation.ValidateLabelName(r.Key, at.Child("key"))...)
+		}
+		for _, earlier := range terms[:i] {
+			if apiequality.Semantic.DeepEqual(earlier, terms[i]) {
+				errs = append(errs, field.Duplicate(at, ""))
+				break
+			}
+		}
+	}
+	return errs
+}
