@@ -1,12 +1,30 @@
 package etcd
 
 import (
+	"bufio"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
 	"fmt"
+	"log/slog"
+	"math/big"
 	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
 )
 
 // freeURLs returns n URLs that nobody listens on right now.
@@ -100,3 +118,251 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("ETCD_TEST_WRITE"); dir != "" {
+		os.Exit(writeUntilKilled(dir))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func TestRunTwice(t *testing.T) {
+	cfg := localConfig(t)
+	s, stop := start(t, cfg)
+	if _, err := s.Client().Put(context.Background(), "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	// Others come over the network.
+	remote, err := Dial(DialConfig{Servers: cfg.ListenClientURLs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := remote.Get(context.Background(), "k")
+	if err != nil || resp.Count != 1 {
+		t.Errorf("over the network: %v %v", resp, err)
+	}
+	if err := remote.Close(); err != nil {
+		t.Error(err)
+	}
+	stop()
+
+	s, stop = start(t, cfg)
+	defer stop()
+	resp, err = s.Client().Get(context.Background(), "k")
+	if err != nil || resp.Count != 1 || string(resp.Kvs[0].Value) != "v" {
+		t.Errorf("after a restart: %v %v", resp, err)
+	}
+}
+
+func TestPortTaken(t *testing.T) {
+	cfg := localConfig(t)
+	_, stop := start(t, cfg)
+	defer stop()
+	cfg.DataDir = t.TempDir()
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("two members on one port: %v", err)
+	}
+}
+
+func TestTLS(t *testing.T) {
+	dir := t.TempDir()
+	ca, caKey := certificate(t, dir, "ca", nil, nil)
+	certificate(t, dir, "server", ca, caKey)
+	certificate(t, dir, "client", ca, caKey)
+	file := func(name string) string { return filepath.Join(dir, name) }
+	urls := freeURLs(t, "https", 2)
+	cfg := Config{
+		DataDir: filepath.Join(dir, "data"), ListenClientURLs: urls[:1], ListenPeerURLs: urls[1:],
+		ClientTLS: TLS{CertFile: file("server.crt"), KeyFile: file("server.key"), TrustedCAFile: file("ca.crt"), ClientCertAuth: true},
+		PeerTLS:   TLS{CertFile: file("server.crt"), KeyFile: file("server.key"), TrustedCAFile: file("ca.crt"), ClientCertAuth: true},
+	}
+	_, stop := start(t, cfg)
+	defer stop()
+	get := func(dial DialConfig) error {
+		dial.Servers = urls[:1]
+		client, err := Dial(dial)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		defer cancel()
+		_, err = client.Get(ctx, "k")
+		return err
+	}
+	if err := get(DialConfig{CAFile: file("ca.crt"), CertFile: file("client.crt"), KeyFile: file("client.key")}); err != nil {
+		t.Errorf("with a certificate: %v", err)
+	}
+	if err := get(DialConfig{CAFile: file("ca.crt")}); err == nil {
+		t.Error("a client without a certificate was served")
+	}
+}
+
+// certificate writes a key and a certificate for 127.0.0.1, signed by ca or
+// else by itself.
+func certificate(t testing.TB, dir, name string, ca *x509.Certificate, caKey *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(int64(len(name))), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	if ca == nil {
+		template.IsCA, template.BasicConstraintsValid = true, true
+		template.KeyUsage |= x509.KeyUsageCertSign
+		template.ExtKeyUsage = nil
+		ca, caKey = template, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca, &key.PublicKey, caKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ext, block := range map[string]*pem.Block{
+		".crt": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "EC PRIVATE KEY", Bytes: keyDER},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name+ext), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, key
+}
+
+func TestConfigErrors(t *testing.T) {
+	for name, test := range map[string]struct {
+		cfg  Config
+		want string
+	}{
+		"no directory":   {Config{}, "no data directory"},
+		"half a pair":    {Config{DataDir: "d", ClientTLS: TLS{CertFile: "c"}}, "both a certificate and a key"},
+		"auth, no CA":    {Config{DataDir: "d", PeerTLS: TLS{CertFile: "c", KeyFile: "k", ClientCertAuth: true}}, "trusted CA"},
+		"not a URL":      {Config{DataDir: "d", ListenClientURLs: []string{"localhost"}}, "not a URL"},
+		"plain with TLS": {Config{DataDir: "d", ListenClientURLs: []string{"http://127.0.0.1:1"}, ClientTLS: TLS{CertFile: "c", KeyFile: "k"}}, "scheme"},
+		"TLS, no files":  {Config{DataDir: "d", ListenPeerURLs: []string{"https://127.0.0.1:1"}}, "scheme"},
+		"bad state":      {Config{DataDir: "d", InitialClusterState: "odd"}, "unexpected clusterState"},
+		"hasty election": {Config{DataDir: "d", HeartbeatInterval: time.Second, ElectionTimeout: time.Second}, "election"},
+	} {
+		_, err := New(test.cfg)
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+func TestCommandFlags(t *testing.T) {
+	cmd := NewCommand()
+	for _, flag := range strings.Fields(`data-dir name listen-client-urls advertise-client-urls listen-peer-urls
+		initial-advertise-peer-urls initial-cluster initial-cluster-state cert-file key-file trusted-ca-file
+		client-cert-auth peer-cert-file peer-key-file peer-trusted-ca-file peer-client-cert-auth snapshot-count
+		heartbeat-interval election-timeout quota-backend-bytes listen-metrics-urls`) {
+		if cmd.Flags().Lookup(flag) == nil {
+			t.Errorf("no flag --%s", flag)
+		}
+	}
+	urls := freeURLs(t, "http", 2)
+	cmd.SetArgs([]string{"--data-dir", t.TempDir(), "--listen-client-urls", urls[0], "--listen-peer-urls", urls[1]})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.ExecuteContext(ctx) }()
+	client, err := Dial(DialConfig{Servers: urls[:1]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	_, err = client.Put(ctx, "k", "v")
+	if err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLog(t *testing.T) {
+	var out strings.Builder
+	log := zapLogger(slog.New(slog.NewTextHandler(&out, nil)))
+	log.With(zap.String("member", "m")).Warn("slow", zap.Duration("took", time.Second), zap.Error(errors.New("why")))
+	log.Info("nobody wants this")
+	if got := out.String(); !strings.Contains(got, "level=WARN msg=slow member=m error=why took=1s") ||
+		strings.Contains(got, "nobody") {
+		t.Errorf("got %q", got)
+	}
+}
+
+// writeUntilKilled is the other process of TestKill: it writes numbers and
+// prints each once it has been acknowledged.
+func writeUntilKilled(dir string) int {
+	s, err := New(Config{
+		DataDir: dir, ListenClientURLs: []string{"http://127.0.0.1:0"}, ListenPeerURLs: []string{"http://127.0.0.1:0"},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(context.Background()) }()
+	select {
+	case <-s.Ready():
+	case err := <-ended:
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	for i := 0; ; i++ {
+		if _, err := s.Client().Put(context.Background(), fmt.Sprintf("k%06d", i), "v"); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		fmt.Println(i)
+	}
+}
+
+func TestKill(t *testing.T) {
+	dir := t.TempDir()
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), "ETCD_TEST_WRITE="+dir)
+	child.Stderr = os.Stderr
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	last := ""
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		last = lines.Text()
+		if last == "1500" { // past a snapshot
+			_ = child.Process.Kill()
+		}
+	}
+	_ = child.Wait()
+	n, err := strconv.Atoi(last)
+	if err != nil || n < 1500 {
+		t.Fatalf("the other process ended early, at %q", last)
+	}
+	cfg := localConfig(t)
+	cfg.DataDir = dir
+	s, stop := start(t, cfg)
+	defer stop()
+	resp, err := s.Client().Get(context.Background(), "k", clientv3.WithPrefix(), clientv3.WithCountOnly())
+	if err != nil || resp.Count <= int64(n) {
+		t.Errorf("%d acknowledged, got %v %v", n+1, resp, err)
+	}
+}
