@@ -1,0 +1,20 @@
+package cri
+
+// Labels and annotations of sandboxes and containers. The names are those that
+// every kubelet uses, so that a kubelet finds the containers of another again,
+// and tools such as crictl and log collectors understand them.
+const (
+	LabelPodName       = "io.kubernetes.pod.name"
+	LabelPodNamespace  = "io.kubernetes.pod.namespace"
+	LabelPodUID        = "io.kubernetes.pod.uid"
+	LabelContainerName = "io.kubernetes.container.name"
+
+	AnnotationHash                     = "io.kubernetes.container.hash"
+	AnnotationRestartCount             = "io.kubernetes.container.restartCount"
+	AnnotationTerminationMessagePath   = "io.kubernetes.container.terminationMessagePath"
+	AnnotationTerminationMessagePolicy = "io.kubernetes.container.terminationMessagePolicy"
+	AnnotationPorts                    = "io.kubernetes.container.ports"
+	AnnotationGracePeriod              = "io.kubernetes.pod.terminationGracePeriod"
+	AnnotationDeletionGracePeriod      = "io.kubernetes.pod.deletionGracePeriod"
+	AnnotationPreStop                  = "io.kubernetes.container.preStopHandler"
+)

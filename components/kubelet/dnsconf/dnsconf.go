@@ -1,0 +1,269 @@
+// Package dnsconf makes what tells a container of names: the resolver's
+// configuration and the hosts file.
+package dnsconf
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Limits of what a resolver takes, as the Kubernetes documentation states them.
+const (
+	maxNameservers = 3
+	maxSearches    = 32
+	maxSearchChars = 2048
+)
+
+// Node is what the node's own resolver and the cluster say.
+type Node struct {
+	// ClusterDNS are the addresses of the cluster's DNS service.
+	ClusterDNS []string
+	// ClusterDomain is "cluster.local", mostly.
+	ClusterDomain string
+	// ResolvConf is the node's resolv.conf. Empty: nothing of the node's.
+	ResolvConf string
+}
+
+// For returns a pod's resolver configuration. warn is told what had to be left
+// out; it may be nil.
+func (n Node) For(pod *v1.Pod, warn func(reason, message string)) (*runtimeapi.DNSConfig, error) {
+	host, err := n.host()
+	if err != nil {
+		return nil, err
+	}
+	out := &runtimeapi.DNSConfig{}
+	cluster := false
+	switch pod.Spec.DNSPolicy {
+	case v1.DNSNone:
+	case v1.DNSDefault:
+		out = host
+	case v1.DNSClusterFirstWithHostNet:
+		cluster = true
+	default:
+		cluster = !pod.Spec.HostNetwork
+		if !cluster {
+			out = host
+		}
+	}
+	if cluster {
+		if len(n.ClusterDNS) == 0 {
+			if warn != nil {
+				warn("MissingClusterDNS", fmt.Sprintf("pod: %q. kubelet does not have ClusterDNS IP configured and cannot create Pod using %q policy. Falling back to %q policy.",
+					fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID), v1.DNSClusterFirst, v1.DNSDefault))
+			}
+			out = host
+		} else {
+			out.Servers = slices.Clone(n.ClusterDNS)
+			if n.ClusterDomain != "" {
+				out.Searches = append(out.Searches, pod.Namespace+".svc."+n.ClusterDomain, "svc."+n.ClusterDomain, n.ClusterDomain)
+			}
+			out.Searches = append(out.Searches, host.Searches...)
+			out.Options = []string{"ndots:5"}
+		}
+	}
+	if c := pod.Spec.DNSConfig; c != nil {
+		out.Servers = append(out.Servers, c.Nameservers...)
+		out.Searches = append(out.Searches, c.Searches...)
+		for _, o := range c.Options {
+			out.Options = setOption(out.Options, o)
+		}
+	}
+	out.Servers = unique(out.Servers)
+	out.Searches = unique(out.Searches)
+	fit(out, warn)
+	return out, nil
+}
+
+func setOption(list []string, o v1.PodDNSConfigOption) []string {
+	text := o.Name
+	if o.Value != nil && *o.Value != "" {
+		text += ":" + *o.Value
+	}
+	for i := range list {
+		if name, _, _ := strings.Cut(list[i], ":"); name == o.Name {
+			list[i] = text
+			return list
+		}
+	}
+	return append(list, text)
+}
+
+func unique(list []string) []string {
+	seen := map[string]bool{}
+	out := list[:0:0]
+	for _, s := range list {
+		if s != "" && !seen[s] {
+			seen[s] = true
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func fit(c *runtimeapi.DNSConfig, warn func(reason, message string)) {
+	if len(c.Servers) > maxNameservers {
+		c.Servers = c.Servers[:maxNameservers]
+		if warn != nil {
+			warn("DNSConfigForming", "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: "+strings.Join(c.Servers, " "))
+		}
+	}
+	full := len(c.Searches)
+	if len(c.Searches) > maxSearches {
+		c.Searches = c.Searches[:maxSearches]
+	}
+	for len(strings.Join(c.Searches, " ")) > maxSearchChars {
+		c.Searches = c.Searches[:len(c.Searches)-1]
+	}
+	if len(c.Searches) < full && warn != nil {
+		warn("DNSConfigForming", "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: "+strings.Join(c.Searches, " "))
+	}
+}
+
+func (n Node) host() (*runtimeapi.DNSConfig, error) {
+	if n.ResolvConf == "" {
+		return &runtimeapi.DNSConfig{}, nil
+	}
+	raw, err := os.ReadFile(n.ResolvConf)
+	if os.IsNotExist(err) {
+		return &runtimeapi.DNSConfig{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the node's resolver configuration: %w", err)
+	}
+	return Parse(raw), nil
+}
+
+// Parse reads a resolv.conf. Lines it does not know are passed over.
+func Parse(raw []byte) *runtimeapi.DNSConfig {
+	out := &runtimeapi.DNSConfig{}
+	scan := bufio.NewScanner(bytes.NewReader(raw))
+	scan.Buffer(nil, 1<<20)
+	for scan.Scan() {
+		line, _, _ := strings.Cut(scan.Text(), "#")
+		line, _, _ = strings.Cut(line, ";")
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
+			continue
+		}
+		switch fields[0] {
+		case "nameserver":
+			if len(fields) >= 2 {
+				out.Servers = append(out.Servers, fields[1])
+			}
+		case "search", "domain":
+			// The last one counts.
+			out.Searches = nil
+			for _, s := range fields[1:] {
+				if s != "." {
+					s = strings.TrimSuffix(s, ".")
+				}
+				out.Searches = append(out.Searches, s)
+			}
+		case "options":
+			out.Options = append(out.Options[:0:0], fields[1:]...)
+		}
+	}
+	return out
+}
+
+// Upstream of the node without the stub resolvers on loopback that a pod
+// cannot reach: systemd-resolved's own file is used when the usual one names
+// only those.
+func Upstream() string {
+	const usual, resolved = "/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"
+	raw, err := os.ReadFile(usual)
+	if err != nil {
+		return usual
+	}
+	for _, s := range Parse(raw).Servers {
+		if ip, err := netip.ParseAddr(s); err != nil || !ip.IsLoopback() {
+			return usual
+		}
+	}
+	if _, err := os.Stat(resolved); err == nil {
+		return resolved
+	}
+	return usual
+}
+
+// File writes a resolver configuration as resolv.conf.
+func File(c *runtimeapi.DNSConfig) []byte {
+	var b strings.Builder
+	if len(c.Searches) > 0 {
+		fmt.Fprintf(&b, "search %s\n", strings.Join(c.Searches, " "))
+	}
+	for _, s := range c.Servers {
+		fmt.Fprintf(&b, "nameserver %s\n", s)
+	}
+	if len(c.Options) > 0 {
+		fmt.Fprintf(&b, "options %s\n", strings.Join(c.Options, " "))
+	}
+	return []byte(b.String())
+}
+
+// Hostname returns a pod's host name, and the domain that makes it fully
+// qualified; the domain is empty without a subdomain.
+func Hostname(pod *v1.Pod, clusterDomain string) (host, domain string, err error) {
+	if o := pod.Spec.HostnameOverride; o != nil && *o != "" {
+		return *o, "", nil
+	}
+	host = pod.Name
+	if pod.Spec.Hostname != "" {
+		host = pod.Spec.Hostname
+	} else if len(host) > 63 {
+		host = strings.TrimRight(host[:63], "-.")
+		if host == "" {
+			return "", "", fmt.Errorf("hostname for pod %q was invalid: %q", pod.Name, pod.Name)
+		}
+	}
+	if pod.Spec.Subdomain != "" {
+		domain = fmt.Sprintf("%s.%s.svc.%s", pod.Spec.Subdomain, pod.Namespace, clusterDomain)
+	}
+	return host, domain, nil
+}
+
+const hostsHeader = "# Kubernetes-managed hosts file"
+
+// Hosts returns a pod's hosts file. ips may be empty. With the host's network
+// the node's file is the beginning.
+func Hosts(pod *v1.Pod, ips []string, host, domain, nodeHosts string) ([]byte, error) {
+	var b bytes.Buffer
+	if pod.Spec.HostNetwork {
+		raw, err := os.ReadFile(nodeHosts)
+		if err != nil && !os.IsNotExist(err) {
+			return nil, fmt.Errorf("reading the node's hosts file: %w", err)
+		}
+		b.WriteString(hostsHeader + " (host network).\n")
+		b.Write(raw)
+	} else {
+		b.WriteString(hostsHeader + ".\n")
+		b.WriteString("127.0.0.1\tlocalhost\n")
+		b.WriteString("::1\tlocalhost ip6-localhost ip6-loopback\n")
+		b.WriteString("fe00::0\tip6-localnet\n")
+		b.WriteString("fe00::0\tip6-mcastprefix\n")
+		b.WriteString("fe00::1\tip6-allnodes\n")
+		b.WriteString("fe00::2\tip6-allrouters\n")
+		for _, ip := range ips {
+			if domain != "" {
+				fmt.Fprintf(&b, "%s\t%s.%s\t%s\n", ip, host, domain, host)
+			} else {
+				fmt.Fprintf(&b, "%s\t%s\n", ip, host)
+			}
+		}
+	}
+	if len(pod.Spec.HostAliases) > 0 {
+		b.WriteString("\n# Entries added by HostAliases.\n")
+		for _, a := range pod.Spec.HostAliases {
+			fmt.Fprintf(&b, "%s\t%s\n", a.IP, strings.Join(a.Hostnames, "\t"))
+		}
+	}
+	return b.Bytes(), nil
+}

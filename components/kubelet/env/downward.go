@@ -1,0 +1,118 @@
+package env
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Addresses are what the downward API tells of a running pod.
+type Addresses struct {
+	PodIPs, HostIPs []string
+}
+
+// Field returns what a fieldRef names. Labels and annotations as a whole come
+// as lines of key="value", sorted.
+func Field(pod *v1.Pod, path string, at Addresses) (string, error) {
+	if name, key, ok := subscript(path); ok {
+		switch name {
+		case "metadata.annotations":
+			return pod.Annotations[key], nil
+		case "metadata.labels":
+			return pod.Labels[key], nil
+		}
+		return "", fmt.Errorf("fieldPath %q does not support subscript", path)
+	}
+	switch path {
+	case "metadata.annotations":
+		return formatMap(pod.Annotations), nil
+	case "metadata.labels":
+		return formatMap(pod.Labels), nil
+	case "metadata.name":
+		return pod.Name, nil
+	case "metadata.namespace":
+		return pod.Namespace, nil
+	case "metadata.uid":
+		return string(pod.UID), nil
+	case "spec.nodeName":
+		return pod.Spec.NodeName, nil
+	case "spec.serviceAccountName":
+		return pod.Spec.ServiceAccountName, nil
+	case "status.hostIP":
+		return first(at.HostIPs), nil
+	case "status.hostIPs":
+		return strings.Join(at.HostIPs, ","), nil
+	case "status.podIP":
+		return first(at.PodIPs), nil
+	case "status.podIPs":
+		return strings.Join(at.PodIPs, ","), nil
+	}
+	return "", fmt.Errorf("unsupported fieldPath: %v", path)
+}
+
+func first(list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return list[0]
+}
+
+// subscript splits "name['key']".
+func subscript(path string) (name, key string, ok bool) {
+	rest, found := strings.CutSuffix(path, "']")
+	if !found {
+		return "", "", false
+	}
+	return strings.Cut(rest, "['")
+}
+
+func formatMap(m map[string]string) string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	lines := make([]string, len(keys))
+	for i, k := range keys {
+		lines[i] = fmt.Sprintf("%v=%q", k, m[k])
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Resource returns what a resourceFieldRef names of the container. A limit
+// that is not set is what the node can give.
+func Resource(ref *v1.ResourceFieldSelector, c *v1.Container, allocatable v1.ResourceList) (string, error) {
+	divisor := ref.Divisor
+	if divisor.IsZero() {
+		divisor = resource.MustParse("1")
+	}
+	which, name, _ := strings.Cut(ref.Resource, ".")
+	var list v1.ResourceList
+	switch which {
+	case "limits":
+		list = c.Resources.Limits
+	case "requests":
+		list = c.Resources.Requests
+	default:
+		return "", fmt.Errorf("unsupported container resource : %v", ref.Resource)
+	}
+	q, ok := list[v1.ResourceName(name)]
+	if which == "limits" && (!ok || q.IsZero()) {
+		q = allocatable[v1.ResourceName(name)]
+	}
+	switch v1.ResourceName(name) {
+	case v1.ResourceCPU:
+		return strconv.FormatInt(int64(math.Ceil(float64(q.MilliValue())/float64(divisor.MilliValue()))), 10), nil
+	case v1.ResourceMemory, v1.ResourceEphemeralStorage:
+		return strconv.FormatInt(int64(math.Ceil(float64(q.Value())/float64(divisor.Value()))), 10), nil
+	}
+	if strings.HasPrefix(name, v1.ResourceHugePagesPrefix) {
+		return strconv.FormatInt(int64(math.Ceil(float64(q.Value())/float64(divisor.Value()))), 10), nil
+	}
+	return "", fmt.Errorf("unsupported container resource : %v", ref.Resource)
+}

@@ -1,0 +1,123 @@
+package images
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+type dockerEntry struct {
+	Username      string `json:"username"`
+	Password      string `json:"password"`
+	Auth          string `json:"auth"`
+	IdentityToken string `json:"identitytoken"`
+	RegistryToken string `json:"registrytoken"`
+}
+
+// Auths returns the credentials among secrets that fit the image, the most
+// specific first. Secrets that cannot be read are passed over.
+func Auths(image string, secrets []*v1.Secret) []*runtimeapi.AuthConfig {
+	type match struct {
+		key  string
+		auth *runtimeapi.AuthConfig
+	}
+	var found []match
+	for _, s := range secrets {
+		for key, e := range entries(s) {
+			if !fits(key, image) {
+				continue
+			}
+			user, password := e.Username, e.Password
+			if user == "" && e.Auth != "" {
+				if raw, err := base64.StdEncoding.DecodeString(e.Auth); err == nil {
+					user, password, _ = strings.Cut(strings.TrimRight(string(raw), "\x00"), ":")
+				}
+			}
+			found = append(found, match{key, &runtimeapi.AuthConfig{
+				Username: user, Password: password, Auth: e.Auth, IdentityToken: e.IdentityToken, RegistryToken: e.RegistryToken,
+			}})
+		}
+	}
+	slices.SortStableFunc(found, func(a, b match) int {
+		if len(a.key) != len(b.key) {
+			return len(b.key) - len(a.key)
+		}
+		return strings.Compare(a.key, b.key)
+	})
+	var out []*runtimeapi.AuthConfig
+	for _, m := range found {
+		out = append(out, m.auth)
+	}
+	return out
+}
+
+func entries(s *v1.Secret) map[string]dockerEntry {
+	switch s.Type {
+	case v1.SecretTypeDockerConfigJson:
+		var file struct {
+			Auths map[string]dockerEntry `json:"auths"`
+		}
+		if json.Unmarshal(s.Data[v1.DockerConfigJsonKey], &file) == nil {
+			return file.Auths
+		}
+	case v1.SecretTypeDockercfg:
+		var auths map[string]dockerEntry
+		if json.Unmarshal(s.Data[v1.DockerConfigKey], &auths) == nil {
+			return auths
+		}
+	}
+	return nil
+}
+
+// fits tells whether credentials for key, a registry with an optional path and
+// wildcards in its host's parts, are for the image.
+func fits(key, image string) bool {
+	if !strings.Contains(key, "://") {
+		key = "https://" + key
+	}
+	k, err := url.Parse(key)
+	if err != nil {
+		return false
+	}
+	repo, _, _ := strings.Cut(image, "@")
+	host, rest, ok := strings.Cut(repo, "/")
+	if !ok || !(strings.ContainsAny(host, ".:") || host == "localhost") {
+		host, rest = "index.docker.io", repo
+		if k.Host == "docker.io" {
+			k.Host = host
+		}
+	} else if host == "docker.io" {
+		host = "index.docker.io"
+	}
+	keyPath := strings.Trim(k.Path, "/")
+	if k.Host == "index.docker.io" && (keyPath == "v1" || keyPath == "v2") {
+		keyPath = ""
+	}
+	keyPath = strings.TrimPrefix(strings.TrimPrefix(keyPath, "v1/"), "v2/")
+	if keyPath == "v1" || keyPath == "v2" {
+		keyPath = ""
+	}
+	if k.Port() != "" || strings.Contains(host, ":") {
+		hostOnly, port, _ := strings.Cut(host, ":")
+		if k.Port() != port {
+			return false
+		}
+		host = hostOnly
+	}
+	want, have := strings.Split(k.Hostname(), "."), strings.Split(host, ".")
+	if len(want) != len(have) {
+		return false
+	}
+	for i := range want {
+		if m, err := path.Match(want[i], have[i]); err != nil || !m {
+			return false
+		}
+	}
+	return keyPath == "" || rest == keyPath || strings.HasPrefix(rest, keyPath)
+}

@@ -1,0 +1,336 @@
+// Package images brings images to the node: pulls with policies, secrets and
+// back-off, and takes unused ones away when the disk fills.
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+)
+
+// Reasons of a container that waits for its image.
+const (
+	ErrImagePull     = "ErrImagePull"
+	ImagePullBackOff = "ImagePullBackOff"
+	InvalidImageName = "InvalidImageName"
+	ErrImageNever    = "ErrImageNeverPull"
+	InspectFailed    = "ImageInspectError"
+)
+
+// Error is why there is no image, in the words of a container's status.
+type Error struct {
+	Reason, Message string
+	// RetryAt is when another attempt makes sense; zero is never by itself.
+	RetryAt time.Time
+}
+
+func (e *Error) Error() string { return e.Reason + ": " + e.Message }
+
+// Puller pulls images. Its methods are safe for several goroutines.
+type Puller struct {
+	Images runtimeapi.ImageServiceClient
+	// Now is time.Now but in tests.
+	Now func() time.Time
+
+	mu       sync.Mutex
+	backoffs map[string]backoff
+	flights  map[string]*flight
+}
+
+type backoff struct {
+	delay   time.Duration
+	updated time.Time
+	last    string // the error's text
+}
+
+type flight struct {
+	done chan struct{}
+	ref  string
+	err  error
+	took time.Duration
+	size uint64
+}
+
+const (
+	pullBase = 10 * time.Second
+	pullMax  = 300 * time.Second
+)
+
+// NewPuller makes a Puller.
+func NewPuller(images runtimeapi.ImageServiceClient) *Puller {
+	return &Puller{Images: images, Now: time.Now, backoffs: map[string]backoff{}, flights: map[string]*flight{}}
+}
+
+// Request is an image that a container needs.
+type Request struct {
+	Pod *v1.Pod
+	// Container is the container's name, or the image volume's.
+	Container string
+	Image     string
+	Policy    v1.PullPolicy
+	// Auths are the credentials to try, in order; empty: none.
+	Auths   []*runtimeapi.AuthConfig
+	Sandbox *runtimeapi.PodSandboxConfig
+	// Event reports what happens to the pod's users.
+	Event func(warning bool, reason, message string)
+	// Pulling is called before a pull begins. It may be nil.
+	Pulling func()
+}
+
+// Ensure makes sure that the image is there by its policy, and returns the
+// runtime's reference to it. Errors are of type *Error, or the context's.
+func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) {
+	name, err := Normalize(r.Image)
+	if err != nil {
+		msg := fmt.Sprintf("Failed to apply default image tag %q: couldn't parse image name %q: %v", r.Image, r.Image, err)
+		r.Event(true, "InspectFailed", msg)
+		return "", &Error{Reason: InvalidImageName, Message: msg}
+	}
+	present, err := p.present(ctx, name)
+	if err != nil {
+		msg := fmt.Sprintf("Failed to inspect image %q: %s", r.Image, cri.Message(err))
+		r.Event(true, "InspectFailed", msg)
+		return "", &Error{Reason: InspectFailed, Message: msg, RetryAt: p.Now().Add(pullBase)}
+	}
+	if !r.pulls(present != nil) {
+		if present != nil {
+			r.Event(false, "Pulled", fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", r.Image))
+			return present.Id, nil
+		}
+		msg := fmt.Sprintf("Container image %q is not present with pull policy of Never", r.Image)
+		r.Event(true, "ErrImageNeverPull", msg)
+		return "", &Error{Reason: ErrImageNever, Message: msg, RetryAt: p.Now().Add(pullBase)}
+	}
+	key := string(r.Pod.UID) + "_" + r.Image
+	p.mu.Lock()
+	b := p.backoffs[key]
+	now := p.Now()
+	if b.delay > 0 && now.Sub(b.updated) <= 2*pullMax && now.Before(b.updated.Add(b.delay)) {
+		p.mu.Unlock()
+		msg := fmt.Sprintf("Back-off pulling image %q", r.Image)
+		r.Event(false, "BackOff", msg)
+		if b.last != "" {
+			msg += ": " + ErrImagePull + ": " + b.last
+		}
+		return "", &Error{Reason: ImagePullBackOff, Message: msg, RetryAt: b.updated.Add(b.delay)}
+	}
+	p.mu.Unlock()
+
+	r.Event(false, "Pulling", fmt.Sprintf("Pulling image %q", r.Image))
+	if r.Pulling != nil {
+		r.Pulling()
+	}
+	began := p.Now()
+	f := p.pull(ctx, name, r)
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	if f.err != nil {
+		text := cri.Message(f.err)
+		msg := fmt.Sprintf("Failed to pull image %q: %s", r.Image, f.err)
+		r.Event(true, "Failed", msg)
+		p.mu.Lock()
+		now := p.Now()
+		b := p.backoffs[key]
+		if b.delay == 0 || now.Sub(b.updated) > 2*pullMax {
+			b.delay = pullBase
+		} else {
+			b.delay = min(2*b.delay, pullMax)
+		}
+		b.updated, b.last = now, text
+		p.backoffs[key] = b
+		p.sweep(now)
+		p.mu.Unlock()
+		return "", &Error{Reason: ErrImagePull, Message: text, RetryAt: now.Add(b.delay)}
+	}
+	p.mu.Lock()
+	delete(p.backoffs, key)
+	p.mu.Unlock()
+	r.Event(false, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting). Image size: %v bytes.",
+		r.Image, f.took.Truncate(time.Millisecond), p.Now().Sub(began).Truncate(time.Millisecond), f.size))
+	return f.ref, nil
+}
+
+// sweep forgets back-offs that have run out. The caller holds mu.
+func (p *Puller) sweep(now time.Time) {
+	for k, b := range p.backoffs {
+		if now.Sub(b.updated) > 2*pullMax {
+			delete(p.backoffs, k)
+		}
+	}
+}
+
+func (r *Request) pulls(present bool) bool {
+	switch r.Policy {
+	case v1.PullAlways:
+		return true
+	case v1.PullNever:
+		return false
+	}
+	return !present
+}
+
+func (p *Puller) present(ctx context.Context, name string) (*runtimeapi.Image, error) {
+	resp, err := p.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: name}})
+	if err != nil {
+		if cri.IsNotFound(err) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	return resp.Image, nil
+}
+
+// pull pulls an image once for all who want the same with the same secrets.
+func (p *Puller) pull(ctx context.Context, name string, r Request) *flight {
+	key := name
+	for _, a := range r.Auths {
+		key += "\x00" + a.Username + "\x00" + a.Password + "\x00" + a.Auth + "\x00" + a.IdentityToken + "\x00" + a.RegistryToken
+	}
+	for {
+		p.mu.Lock()
+		f := p.flights[key]
+		if f == nil {
+			f = &flight{done: make(chan struct{})}
+			p.flights[key] = f
+			p.mu.Unlock()
+			p.fly(ctx, name, r, f)
+			p.mu.Lock()
+			delete(p.flights, key)
+			p.mu.Unlock()
+			close(f.done)
+			return f
+		}
+		p.mu.Unlock()
+		select {
+		case <-f.done:
+			if errors.Is(f.err, context.Canceled) && ctx.Err() == nil {
+				continue // the other pod went away in the middle
+			}
+			return f
+		case <-ctx.Done():
+			return &flight{err: ctx.Err()}
+		}
+	}
+}
+
+func (p *Puller) fly(ctx context.Context, name string, r Request, f *flight) {
+	began := p.Now()
+	auths := r.Auths
+	if len(auths) == 0 {
+		auths = []*runtimeapi.AuthConfig{nil}
+	}
+	var errs []error
+	for _, a := range auths {
+		resp, err := p.Images.PullImage(ctx, &runtimeapi.PullImageRequest{
+			Image: &runtimeapi.ImageSpec{Image: name}, Auth: a, SandboxConfig: r.Sandbox,
+		})
+		if err != nil {
+			if ctx.Err() != nil {
+				f.err = ctx.Err()
+				return
+			}
+			errs = append(errs, err)
+			continue
+		}
+		f.ref, f.took = resp.ImageRef, p.Now().Sub(began)
+		if img, err := p.present(ctx, name); err == nil && img != nil {
+			f.size = img.Size
+			if f.ref == "" {
+				f.ref = img.Id
+			}
+		}
+		return
+	}
+	if len(errs) == 1 {
+		f.err = errs[0]
+	} else {
+		f.err = errors.Join(errs...)
+	}
+	f.took = p.Now().Sub(began)
+}
+
+// Normalize adds the tag "latest" to a name that has neither tag nor digest,
+// and refuses what no registry could have.
+func Normalize(image string) (string, error) {
+	if image == "" || strings.TrimSpace(image) != image {
+		return "", errors.New("invalid reference format")
+	}
+	rest, digest, hasDigest := strings.Cut(image, "@")
+	if hasDigest && !validDigest(digest) {
+		return "", errors.New("invalid reference format")
+	}
+	name := rest
+	tag := ""
+	if i := strings.LastIndexByte(rest, ':'); i > strings.LastIndexByte(rest, '/') {
+		name, tag = rest[:i], rest[i+1:]
+		if !validTag(tag) {
+			return "", errors.New("invalid reference format")
+		}
+	}
+	if strings.HasPrefix(rest, "sha256:") && len(rest) == len("sha256:")+64 {
+		return image, nil
+	}
+	host, path, hasHost := strings.Cut(name, "/")
+	if !hasHost || !(strings.ContainsAny(host, ".:") || host == "localhost" || strings.ToLower(host) != host) {
+		path = name
+	}
+	if strings.ToLower(path) != path {
+		return "", errors.New("invalid reference format: repository name must be lowercase")
+	}
+	for _, part := range strings.Split(path, "/") {
+		if !validPart(part) {
+			return "", errors.New("invalid reference format")
+		}
+	}
+	if tag == "" && !hasDigest {
+		return image + ":latest", nil
+	}
+	return image, nil
+}
+
+func validPart(s string) bool {
+	if s == "" {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
+		if alnum {
+			continue
+		}
+		if i == 0 || i == len(s)-1 || !strings.ContainsRune("._-", rune(c)) {
+			return false
+		}
+	}
+	return true
+}
+
+func validTag(s string) bool {
+	if s == "" || len(s) > 128 || s[0] == '.' || s[0] == '-' {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("._-", rune(c))) {
+			return false
+		}
+	}
+	return true
+}
+
+func validDigest(s string) bool {
+	algorithm, hex, ok := strings.Cut(s, ":")
+	if !ok || algorithm == "" || len(hex) < 32 {
+		return false
+	}
+	return strings.Trim(hex, "0123456789abcdef") == ""
+}

@@ -1,0 +1,163 @@
+package podstate
+
+import (
+	"fmt"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// owned are the conditions that the kubelet computes at every step.
+var owned = [...]v1.PodConditionType{
+	v1.PodReadyToStartContainers, v1.PodInitialized, v1.PodReady, v1.ContainersReady, v1.PodScheduled,
+}
+
+// conditions fills the pod's conditions: the kubelet's own first, then those of
+// others as they are.
+func (in *StatusInput) conditions(s *v1.PodStatus, initialized bool) {
+	containers := in.containersReady(s)
+	ready := in.podReady(containers, s)
+	sandbox := v1.PodCondition{Type: v1.PodReadyToStartContainers, Status: v1.ConditionFalse}
+	if box := in.Observed.Sandbox(); box != nil && (in.Pod.Spec.HostNetwork || len(box.IPs) > 0) {
+		sandbox.Status = v1.ConditionTrue
+	}
+	computed := []v1.PodCondition{
+		sandbox,
+		in.initialized(s, initialized),
+		ready,
+		containers,
+		{Type: v1.PodScheduled, Status: v1.ConditionTrue},
+	}
+	computed = append(computed, in.Conditions...)
+	for _, c := range computed {
+		c.ObservedGeneration = in.Pod.Generation
+		s.Conditions = append(s.Conditions, in.since(c))
+	}
+	for _, c := range in.Last.Conditions {
+		if !has(s.Conditions, c.Type) {
+			s.Conditions = append(s.Conditions, c)
+		}
+	}
+}
+
+func has(list []v1.PodCondition, t v1.PodConditionType) bool {
+	for i := range list {
+		if list[i].Type == t {
+			return true
+		}
+	}
+	return false
+}
+
+// since dates the condition: from before if it said the same, else now.
+func (in *StatusInput) since(c v1.PodCondition) v1.PodCondition {
+	for _, old := range in.Last.Conditions {
+		if old.Type == c.Type {
+			if old.Status == c.Status {
+				c.LastTransitionTime = old.LastTransitionTime
+			}
+			c.LastProbeTime = old.LastProbeTime
+		}
+	}
+	if c.LastTransitionTime.IsZero() {
+		c.LastTransitionTime = apiTime(in.Now)
+		if in.Now.IsZero() {
+			c.LastTransitionTime = metav1.Time{}
+		}
+	}
+	return c
+}
+
+func (in *StatusInput) containersReady(s *v1.PodStatus) v1.PodCondition {
+	c := v1.PodCondition{Type: v1.ContainersReady, Status: v1.ConditionFalse}
+	if s.Phase == v1.PodSucceeded {
+		c.Reason = "PodCompleted"
+		return c
+	}
+	if s.Phase == v1.PodFailed {
+		c.Reason = "PodFailed"
+		return c
+	}
+	var unready []string
+	for i := range in.Pod.Spec.InitContainers {
+		if IsSidecar(&in.Pod.Spec.InitContainers[i]) && !s.InitContainerStatuses[i].Ready {
+			unready = append(unready, in.Pod.Spec.InitContainers[i].Name)
+		}
+	}
+	for i := range s.ContainerStatuses {
+		if !s.ContainerStatuses[i].Ready {
+			unready = append(unready, s.ContainerStatuses[i].Name)
+		}
+	}
+	if len(unready) > 0 {
+		c.Reason = "ContainersNotReady"
+		c.Message = fmt.Sprintf("containers with unready status: %s", unready)
+		return c
+	}
+	c.Status = v1.ConditionTrue
+	return c
+}
+
+func (in *StatusInput) podReady(containers v1.PodCondition, s *v1.PodStatus) v1.PodCondition {
+	c := v1.PodCondition{Type: v1.PodReady, Status: containers.Status, Reason: containers.Reason, Message: containers.Message}
+	if containers.Status != v1.ConditionTrue {
+		return c
+	}
+	var missing []string
+	for _, gate := range in.Pod.Spec.ReadinessGates {
+		found := false
+		for _, have := range in.Last.Conditions {
+			if have.Type != gate.ConditionType {
+				continue
+			}
+			found = true
+			if have.Status != v1.ConditionTrue {
+				missing = append(missing, fmt.Sprintf("the status of pod readiness gate %q is not \"True\", but %v", gate.ConditionType, have.Status))
+			}
+		}
+		if !found {
+			missing = append(missing, fmt.Sprintf("corresponding condition of pod readiness gate %q does not exist.", gate.ConditionType))
+		}
+	}
+	if len(missing) > 0 {
+		c.Status, c.Reason, c.Message = v1.ConditionFalse, "ReadinessGatesNotReady", strings.Join(missing, ", ")
+	}
+	return c
+}
+
+func (in *StatusInput) initialized(s *v1.PodStatus, initialized bool) v1.PodCondition {
+	c := v1.PodCondition{Type: v1.PodInitialized, Status: v1.ConditionTrue}
+	if s.Phase == v1.PodSucceeded {
+		c.Reason = "PodCompleted"
+		return c
+	}
+	var incomplete []string
+	for i := range in.Pod.Spec.InitContainers {
+		st := &s.InitContainerStatuses[i]
+		if IsSidecar(&in.Pod.Spec.InitContainers[i]) {
+			if !initialized && (st.Started == nil || !*st.Started) {
+				incomplete = append(incomplete, st.Name)
+			}
+			continue
+		}
+		if !st.Ready && !initialized {
+			incomplete = append(incomplete, st.Name)
+		}
+	}
+	if len(incomplete) > 0 {
+		c.Status, c.Reason = v1.ConditionFalse, "ContainersNotInitialized"
+		c.Message = fmt.Sprintf("containers with incomplete status: %s", incomplete)
+	}
+	return c
+}
+
+// Owns tells whether the kubelet computes the condition.
+func Owns(t v1.PodConditionType) bool {
+	for _, o := range owned {
+		if o == t {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,419 @@
+package podstate
+
+import (
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Input is what a decision rests on. Nothing in it is changed.
+type Input struct {
+	Pod      *v1.Pod
+	Observed *Observed
+	// Health of containers, by ID.
+	Health map[string]Health
+	// Slots by container name.
+	Slots map[string]Slot
+	Now   time.Time
+}
+
+// Kill is a container to stop, with the reason in words for the event.
+type Kill struct {
+	ID, Name, Message string
+	// Replace: start it again whatever the restart policy says.
+	Replace bool
+}
+
+// Start is a container to make and start.
+type Start struct {
+	Name    string
+	Attempt uint32
+	// Crash is the back-off to remember once it has started.
+	Crash BackOff
+}
+
+// Wait is a container that will be restarted at Until.
+type Wait struct {
+	Name  string
+	Until time.Time
+	Delay time.Duration
+}
+
+// Plan is what to do next. Kills go first; a sandbox is made only when no
+// container runs in another; starts happen one after the other in order.
+type Plan struct {
+	// StopSandboxes are IDs of sandboxes that are in the way of a new one.
+	StopSandboxes []string
+	NewSandbox    bool
+	Attempt       uint32
+	Kill          []Kill
+	Start         []Start
+	BackOff       []Wait
+	// Finished: nothing runs that should, and nothing will: the pod is done.
+	Finished bool
+	// WakeAt is when time alone changes the plan; zero is never.
+	WakeAt time.Time
+}
+
+func (p *Plan) wake(t time.Time) {
+	if !t.IsZero() && (p.WakeAt.IsZero() || t.Before(p.WakeAt)) {
+		p.WakeAt = t
+	}
+}
+
+// ShouldRestart tells whether a container that exited with code is started
+// again, by the container's own rules first and the pod's policy else.
+func ShouldRestart(pod *v1.Pod, c *v1.Container, code int32) bool {
+	for _, rule := range c.RestartPolicyRules {
+		if rule.Action != v1.ContainerRestartRuleActionRestart || rule.ExitCodes == nil {
+			continue
+		}
+		in := false
+		for _, v := range rule.ExitCodes.Values {
+			in = in || v == code
+		}
+		if in == (rule.ExitCodes.Operator == v1.ContainerRestartRuleOnExitCodesOpIn) {
+			return true
+		}
+	}
+	policy := pod.Spec.RestartPolicy
+	if c.RestartPolicy != nil {
+		policy = v1.RestartPolicy(*c.RestartPolicy)
+	}
+	switch policy {
+	case v1.RestartPolicyNever:
+		return false
+	case v1.RestartPolicyOnFailure:
+		return code != 0
+	}
+	return true
+}
+
+// Next computes what to do for a pod that is to run.
+func Next(in Input) Plan {
+	var p Plan
+	o := in.Observed
+
+	sandbox := o.Sandbox()
+	inPlace := func(c *Container) bool { return sandbox != nil && c.SandboxID == sandbox.ID }
+
+	// Containers of a sandbox that is gone or not the newest go first.
+	for i := range o.Containers {
+		c := &o.Containers[i]
+		if !inPlace(c) && (c.State == Running || c.State == Unknown) && !in.Slots[c.Name].Killing {
+			p.Kill = append(p.Kill, Kill{ID: c.ID, Name: c.Name, Message: "Stopping container " + c.Name})
+		}
+	}
+	if sandbox == nil {
+		for _, s := range o.Sandboxes {
+			if s.Ready {
+				p.StopSandboxes = append(p.StopSandboxes, s.ID)
+			}
+		}
+		if len(o.Sandboxes) > 0 {
+			p.StopSandboxes = append(p.StopSandboxes, o.Sandboxes[0].ID)
+			p.Attempt = o.Sandboxes[0].Attempt + 1
+		}
+	} else {
+		for _, s := range o.Sandboxes[1:] {
+			if s.Ready {
+				p.StopSandboxes = append(p.StopSandboxes, s.ID)
+			}
+		}
+	}
+
+	pending, initialized, failed := in.initContainers(&p, sandbox)
+	if failed {
+		p.Finished = true
+		p.Start, p.NewSandbox = nil, false
+		return p
+	}
+
+	if initialized {
+		keep := in.appContainers(&p, sandbox)
+		if !keep {
+			p.Finished = true
+			p.Start, p.NewSandbox = nil, false
+			return p
+		}
+	} else {
+		// Not one container is left that could run: a pod whose sandbox died
+		// after its containers had done their work needs no new one.
+		if sandbox == nil && in.allDone() {
+			p.Finished = true
+			p.Start, p.NewSandbox = nil, false
+			return p
+		}
+		if sandbox != nil {
+			in.watchAppContainers(&p)
+		}
+	}
+	_ = pending
+	if sandbox != nil {
+		in.ephemeral(&p)
+	}
+	if sandbox == nil && len(p.Start) > 0 {
+		p.NewSandbox = true
+	}
+	return p
+}
+
+// allDone tells whether every app container has run and none is restarted.
+func (in *Input) allDone() bool {
+	for i := range in.Pod.Spec.Containers {
+		c := &in.Pod.Spec.Containers[i]
+		last := in.Observed.Latest(c.Name)
+		if last == nil || last.State != Exited || ShouldRestart(in.Pod, c, last.ExitCode) {
+			return false
+		}
+	}
+	return true
+}
+
+// initContainers plans the init containers. initialized is true once all app
+// containers may start, failed when they never will.
+func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (pending string, initialized, failed bool) {
+	inits := in.Pod.Spec.InitContainers
+	here := func(name string) *Container {
+		c := in.Observed.Latest(name)
+		if c == nil || sandbox == nil || c.SandboxID != sandbox.ID {
+			return nil
+		}
+		return c
+	}
+	// Once an app container has been made in this sandbox the init containers
+	// are over, whatever is left of them.
+	past := false
+	for i := range in.Pod.Spec.Containers {
+		past = past || here(in.Pod.Spec.Containers[i].Name) != nil
+	}
+	last := -1
+	for i := range inits {
+		if here(inits[i].Name) != nil {
+			last = i
+		}
+	}
+	for i := range inits {
+		c := &inits[i]
+		st := here(c.Name)
+		if IsSidecar(c) {
+			switch {
+			case st != nil && st.State == Running:
+				if in.checkRunning(p, c, st, true) && !in.started(st) && !past {
+					return c.Name, false, false
+				}
+				if p.killing(st.ID) && !past {
+					return c.Name, false, false
+				}
+			case st != nil && st.State == Unknown:
+				in.kill(p, c, st, "Container "+c.Name+" is in unknown state, try killing it before restart", true)
+				if !past {
+					return c.Name, false, false
+				}
+			default:
+				in.start(p, c)
+				if !past {
+					return c.Name, false, false
+				}
+			}
+			continue
+		}
+		if past || (st == nil && i < last) {
+			continue
+		}
+		if st == nil {
+			if sandbox == nil && in.allDone() && len(in.Pod.Spec.Containers) > 0 {
+				return c.Name, false, false
+			}
+			in.start(p, c)
+			return c.Name, false, false
+		}
+		switch st.State {
+		case Running:
+			return c.Name, false, false
+		case Created:
+			if i < last {
+				continue
+			}
+			in.start(p, c)
+			return c.Name, false, false
+		case Exited:
+			if st.ExitCode == 0 || i < last {
+				continue
+			}
+			if in.Pod.Spec.RestartPolicy == v1.RestartPolicyNever && !ShouldRestart(in.Pod, c, st.ExitCode) {
+				return c.Name, false, true
+			}
+			in.start(p, c)
+			return c.Name, false, false
+		default:
+			in.kill(p, c, st, "Container "+c.Name+" is in unknown state, try killing it before restart", true)
+			return c.Name, false, false
+		}
+	}
+	return "", true, false
+}
+
+// started tells whether the container counts as started: its postStart hook
+// has ended and its startup probe, if any, has succeeded.
+func (in *Input) started(st *Container) bool {
+	h := in.Health[st.ID]
+	return !h.PostStartRunning && (h.Startup == NoProbe || h.Startup == Success)
+}
+
+// checkRunning plans to stop a running container that must not go on, and
+// tells whether it goes on.
+func (in *Input) checkRunning(p *Plan, c *v1.Container, st *Container, always bool) bool {
+	h := in.Health[st.ID]
+	switch {
+	case st.Hash != "" && st.Hash != Hash(c):
+		in.kill(p, c, st, "Container "+c.Name+" definition changed, will be restarted", true)
+	case h.Liveness == Failure:
+		in.kill(p, c, st, probeMessage(in.Pod, c, "liveness", always), false)
+	case h.Startup == Failure:
+		in.kill(p, c, st, probeMessage(in.Pod, c, "startup", always), false)
+	default:
+		return true
+	}
+	return false
+}
+
+func probeMessage(pod *v1.Pod, c *v1.Container, probe string, always bool) string {
+	msg := "Container " + c.Name + " failed " + probe + " probe"
+	if always || ShouldRestart(pod, c, 1) {
+		msg += ", will be restarted"
+	}
+	return msg
+}
+
+func (in *Input) kill(p *Plan, c *v1.Container, st *Container, message string, replace bool) {
+	if in.Slots[c.Name].Killing {
+		return
+	}
+	p.Kill = append(p.Kill, Kill{ID: st.ID, Name: c.Name, Message: message, Replace: replace})
+}
+
+func (p *Plan) killing(id string) bool {
+	for _, k := range p.Kill {
+		if k.ID == id {
+			return true
+		}
+	}
+	return false
+}
+
+// appContainers plans the app containers and tells whether one of them runs or
+// will.
+func (in *Input) appContainers(p *Plan, sandbox *Sandbox) (keep bool) {
+	for i := range in.Pod.Spec.Containers {
+		c := &in.Pod.Spec.Containers[i]
+		st := in.Observed.Latest(c.Name)
+		switch {
+		case st == nil:
+			in.start(p, c)
+			keep = true
+		case st.State == Running:
+			if sandbox != nil && st.SandboxID == sandbox.ID {
+				in.checkRunning(p, c, st, false)
+			}
+			keep = true
+		case st.State == Created:
+			// A start that was cut short, by a crash of the kubelet for one.
+			in.start(p, c)
+			keep = true
+		case st.State == Unknown:
+			in.kill(p, c, st, "Container "+c.Name+" is in unknown state, try killing it before restart", true)
+			keep = true
+		case in.Slots[c.Name].ForceRestart == st.ID || ShouldRestart(in.Pod, c, st.ExitCode):
+			in.start(p, c)
+			keep = true
+		}
+	}
+	return keep
+}
+
+// watchAppContainers stops app containers that fail while init containers are
+// not through, as when a sidecar came back late.
+func (in *Input) watchAppContainers(p *Plan) {
+	for i := range in.Pod.Spec.Containers {
+		c := &in.Pod.Spec.Containers[i]
+		if st := in.Observed.Latest(c.Name); st != nil && st.State == Running {
+			in.checkRunning(p, c, st, false)
+		}
+	}
+}
+
+// ephemeral plans ephemeral containers: each is started once.
+func (in *Input) ephemeral(p *Plan) {
+	for i := range in.Pod.Spec.EphemeralContainers {
+		c := v1.Container(in.Pod.Spec.EphemeralContainers[i].EphemeralContainerCommon)
+		if in.Observed.Latest(c.Name) == nil && !reportedBefore(in.Pod.Status.EphemeralContainerStatuses, c.Name) {
+			in.start(p, &c)
+		}
+	}
+}
+
+func reportedBefore(list []v1.ContainerStatus, name string) bool {
+	for i := range list {
+		if list[i].Name == name {
+			return list[i].ContainerID != ""
+		}
+	}
+	return false
+}
+
+// start plans a start, now or once its back-off is over.
+func (in *Input) start(p *Plan, c *v1.Container) {
+	slot := in.Slots[c.Name]
+	if slot.Killing {
+		return
+	}
+	if slot.RetryAt.After(in.Now) {
+		p.wake(slot.RetryAt)
+		return
+	}
+	s := Start{Name: c.Name, Attempt: in.nextAttempt(c.Name), Crash: slot.Crash}
+	if st := in.Observed.Latest(c.Name); st != nil && st.State == Exited {
+		if until := slot.Crash.Until(st.FinishedAt, in.Now); until.After(in.Now) {
+			p.BackOff = append(p.BackOff, Wait{Name: c.Name, Until: until, Delay: slot.Crash.Delay})
+			p.wake(until)
+			return
+		}
+		s.Crash = slot.Crash.Next(in.Now)
+	}
+	p.Start = append(p.Start, s)
+}
+
+// nextAttempt is one more than the highest known, be it from the runtime or,
+// when the runtime forgot, from the pod's status.
+func (in *Input) nextAttempt(name string) uint32 {
+	next := uint32(0)
+	for i := range in.Observed.Containers {
+		if c := &in.Observed.Containers[i]; c.Name == name && c.Attempt >= next {
+			next = c.Attempt + 1
+		}
+	}
+	if st := statusOf(&in.Pod.Status, name); st != nil && st.ContainerID != "" && uint32(max(st.RestartCount, 0)) >= next {
+		if next == 0 {
+			next = uint32(st.RestartCount) + 1
+		}
+	}
+	return next
+}
+
+func statusOf(s *v1.PodStatus, name string) *v1.ContainerStatus {
+	for _, list := range [][]v1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses, s.EphemeralContainerStatuses} {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
+		}
+	}
+	return nil
+}
+
+// CrashMessage is what a container's status says while its restart waits.
+func CrashMessage(pod *v1.Pod, w Wait) string {
+	return fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)", w.Delay, w.Name, pod.Name, pod.Namespace, pod.UID)
+}

@@ -1,0 +1,416 @@
+package podstate
+
+import (
+	"slices"
+	"sort"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// StatusInput is what a pod's status is made of. Nothing in it is changed;
+// the result shares no memory with Pod.Status that is written later.
+type StatusInput struct {
+	Input
+	// Last is the status that the API has, on which this one builds.
+	Last *v1.PodStatus
+	// RuntimeName begins container IDs, as in "hyperkube://…".
+	RuntimeName string
+	// HostIPs are the node's addresses, the first one primary.
+	HostIPs []string
+	// Terminating is true once the pod is being stopped for good, Stopped once
+	// nothing of it runs any more.
+	Terminating, Stopped bool
+	// Reason and Message say why the kubelet failed the pod (Evicted,
+	// DeadlineExceeded, an admission failure); empty else.
+	Reason, Message string
+	// Conditions are further conditions, such as DisruptionTarget.
+	Conditions []v1.PodCondition
+	QOS        v1.PodQOSClass
+	// Actuated are the resources that running containers have, by name, where
+	// they differ from the spec because a resize is not through.
+	Actuated map[string]v1.ResourceRequirements
+}
+
+// Status makes a pod's status.
+func Status(in StatusInput) v1.PodStatus {
+	pod, last := in.Pod, in.Last
+	s := v1.PodStatus{
+		ObservedGeneration:          pod.Generation,
+		QOSClass:                    in.QOS,
+		StartTime:                   last.StartTime,
+		NominatedNodeName:           last.NominatedNodeName,
+		ResourceClaimStatuses:       last.ResourceClaimStatuses,
+		ExtendedResourceClaimStatus: last.ExtendedResourceClaimStatus,
+		Resize:                      "",
+		Reason:                      in.Reason,
+		Message:                     in.Message,
+	}
+	if s.StartTime == nil {
+		now := metav1.NewTime(in.Now.Truncate(time.Second))
+		s.StartTime = &now
+	}
+	if in.Reason == "" && terminal(last.Phase) {
+		s.Reason, s.Message = last.Reason, last.Message
+	}
+	in.addresses(&s)
+
+	hasInit := len(pod.Spec.InitContainers) > 0
+	for i := range pod.Spec.InitContainers {
+		s.InitContainerStatuses = append(s.InitContainerStatuses, in.container(&pod.Spec.InitContainers[i], Init, hasInit))
+	}
+	for i := range pod.Spec.Containers {
+		s.ContainerStatuses = append(s.ContainerStatuses, in.container(&pod.Spec.Containers[i], App, hasInit))
+	}
+	for i := range pod.Spec.EphemeralContainers {
+		c := v1.Container(pod.Spec.EphemeralContainers[i].EphemeralContainerCommon)
+		s.EphemeralContainerStatuses = append(s.EphemeralContainerStatuses, in.container(&c, Ephemeral, hasInit))
+	}
+	initialized := false
+	for i := range s.ContainerStatuses {
+		st := &s.ContainerStatuses[i]
+		initialized = initialized || st.State.Running != nil || st.State.Terminated != nil || st.LastTerminationState.Terminated != nil
+	}
+	if in.Stopped {
+		in.endContainers(&s, initialized)
+	}
+
+	switch {
+	case terminal(last.Phase):
+		s.Phase = last.Phase
+	case in.Reason != "":
+		s.Phase = v1.PodFailed
+	default:
+		s.Phase = phase(pod, &s, in.Stopped, initialized)
+		if in.Stopped && !terminal(s.Phase) {
+			s.Phase = v1.PodFailed
+		}
+		// A pod is not said to be over while one of its containers may run.
+		if terminal(s.Phase) && !in.Stopped {
+			if last.Phase == "" || last.Phase == v1.PodPending && !initialized {
+				s.Phase = v1.PodPending
+			} else {
+				s.Phase = v1.PodRunning
+			}
+		}
+	}
+	if terminal(s.Phase) && !in.Stopped && !terminal(last.Phase) {
+		// Killed by the kubelet, not yet stopped.
+		s.Phase = v1.PodRunning
+		if last.Phase == v1.PodPending {
+			s.Phase = v1.PodPending
+		}
+		s.Reason, s.Message = last.Reason, last.Message
+	}
+	in.conditions(&s, initialized)
+	return s
+}
+
+func terminal(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.PodFailed }
+
+func (in *StatusInput) addresses(s *v1.PodStatus) {
+	if len(in.HostIPs) > 0 {
+		s.HostIP = in.HostIPs[0]
+		for _, ip := range in.HostIPs {
+			s.HostIPs = append(s.HostIPs, v1.HostIP{IP: ip})
+		}
+	}
+	var ips []string
+	switch {
+	case in.Pod.Spec.HostNetwork:
+		ips = in.HostIPs
+	case in.Observed.Sandbox() != nil:
+		ips = slices.Clone(in.Observed.Sandbox().IPs)
+		// The primary family is that of the node's first address.
+		if len(in.HostIPs) > 0 {
+			v6 := strings.Contains(in.HostIPs[0], ":")
+			sort.SliceStable(ips, func(i, j int) bool {
+				return strings.Contains(ips[i], ":") == v6 && strings.Contains(ips[j], ":") != v6
+			})
+		}
+	default:
+		// A stopped pod keeps the address that it had.
+		for _, ip := range in.Last.PodIPs {
+			ips = append(ips, ip.IP)
+		}
+		if len(in.Observed.Sandboxes) > 0 && len(in.Observed.Sandboxes[0].IPs) > 0 {
+			ips = in.Observed.Sandboxes[0].IPs
+		}
+	}
+	for _, ip := range ips {
+		s.PodIPs = append(s.PodIPs, v1.PodIP{IP: ip})
+	}
+	if len(ips) > 0 {
+		s.PodIP = ips[0]
+	}
+}
+
+const unknownStatus = "ContainerStatusUnknown"
+
+// container makes the status of one container.
+func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.ContainerStatus {
+	old := statusOf(in.Last, c.Name)
+	latest := in.Observed.Latest(c.Name)
+	s := v1.ContainerStatus{Name: c.Name, Image: c.Image}
+	waiting := &v1.ContainerStateWaiting{Reason: "ContainerCreating"}
+	if hasInit && kind == App {
+		waiting.Reason = "PodInitializing"
+	}
+
+	if latest == nil {
+		s.State.Waiting = waiting
+		if old != nil {
+			switch {
+			case old.State.Terminated != nil:
+				s = *old.DeepCopy()
+			case old.State.Running != nil:
+				// It has run, and is gone without a trace.
+				s.RestartCount = old.RestartCount
+				s.LastTerminationState.Terminated = &v1.ContainerStateTerminated{
+					Reason:   unknownStatus,
+					Message:  "The container could not be located when the pod was deleted.  The container used to be Running",
+					ExitCode: 137,
+				}
+				if in.Pod.DeletionTimestamp == nil {
+					s.RestartCount++
+				}
+			default:
+				s.RestartCount = old.RestartCount
+				s.LastTerminationState = *old.LastTerminationState.DeepCopy()
+			}
+		}
+	} else {
+		s.RestartCount = int32(latest.Attempt)
+		s.ImageID = latest.ImageID
+		if latest.Image != "" && !strings.HasPrefix(latest.Image, "sha256:") {
+			s.Image = latest.Image
+		}
+		s.ContainerID = in.RuntimeName + "://" + latest.ID
+		switch latest.State {
+		case Running:
+			s.State.Running = &v1.ContainerStateRunning{StartedAt: apiTime(latest.StartedAt)}
+		case Exited:
+			s.State.Terminated = in.terminated(latest)
+		case Created:
+			s.State.Waiting = waiting
+		default:
+			if old != nil && old.State.Running != nil {
+				s.State.Terminated = &v1.ContainerStateTerminated{
+					Reason: unknownStatus, Message: "The container could not be located when the pod was terminated",
+					ExitCode: 137, ContainerID: s.ContainerID,
+				}
+				s.RestartCount = old.RestartCount + 1
+			} else {
+				s.State.Waiting = waiting
+			}
+		}
+		if prev := in.Observed.Previous(c.Name); prev != nil && prev.State == Exited {
+			s.LastTerminationState.Terminated = in.terminated(prev)
+		} else if old != nil && old.RestartCount == s.RestartCount {
+			s.LastTerminationState = *old.LastTerminationState.DeepCopy()
+		} else if old != nil && old.State.Terminated != nil && old.ContainerID != s.ContainerID {
+			s.LastTerminationState = *old.State.DeepCopy()
+		}
+		if latest.User != nil {
+			s.User = &v1.ContainerUser{Linux: &v1.LinuxContainerUser{
+				UID: latest.User.UID, GID: latest.User.GID, SupplementalGroups: slices.Clone(latest.User.Groups),
+			}}
+		}
+	}
+
+	// What is about to be started again waits, and says for what.
+	slot := in.Slots[c.Name]
+	if slot.Waiting != nil && !in.Terminating && in.Pod.DeletionTimestamp == nil && in.willStart(c, kind, latest) {
+		if s.State.Terminated != nil {
+			s.LastTerminationState = v1.ContainerState{Terminated: s.State.Terminated}
+		}
+		s.State = v1.ContainerState{Waiting: slot.Waiting.DeepCopy()}
+	}
+
+	in.readiness(c, kind, latest, &s)
+	if s.State.Running != nil && kind != Ephemeral {
+		actual := c.Resources
+		if r, ok := in.Actuated[c.Name]; ok {
+			actual = r
+		}
+		s.AllocatedResources = c.Resources.Requests.DeepCopy()
+		s.Resources = &v1.ResourceRequirements{Limits: actual.Limits.DeepCopy(), Requests: actual.Requests.DeepCopy()}
+	}
+	if latest != nil {
+		s.VolumeMounts = nil
+		for _, m := range c.VolumeMounts {
+			vm := v1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
+			if m.ReadOnly {
+				mode := v1.RecursiveReadOnlyDisabled
+				vm.RecursiveReadOnly = &mode
+			}
+			s.VolumeMounts = append(s.VolumeMounts, vm)
+		}
+	}
+	return s
+}
+
+func (in *StatusInput) willStart(c *v1.Container, kind Kind, latest *Container) bool {
+	if latest == nil || latest.State == Unknown || latest.State == Created {
+		return true
+	}
+	if latest.State == Running || kind == Ephemeral {
+		return false
+	}
+	if kind == Init && !IsSidecar(c) && latest.ExitCode == 0 {
+		return false
+	}
+	return in.Slots[c.Name].ForceRestart == latest.ID || ShouldRestart(in.Pod, c, latest.ExitCode)
+}
+
+func (in *StatusInput) terminated(c *Container) *v1.ContainerStateTerminated {
+	reason := c.Reason
+	if reason == "" {
+		reason = "Error"
+		if c.ExitCode == 0 {
+			reason = "Completed"
+		}
+	}
+	return &v1.ContainerStateTerminated{
+		ExitCode: c.ExitCode, Reason: reason, Message: c.Message,
+		StartedAt: apiTime(c.StartedAt), FinishedAt: apiTime(c.FinishedAt),
+		ContainerID: in.RuntimeName + "://" + c.ID,
+	}
+}
+
+// apiTime cuts to the second, as the API does, so that comparing is fair.
+func apiTime(t time.Time) metav1.Time {
+	if t.IsZero() {
+		// What a runtime that lost the time reports, not year one.
+		return metav1.Time{}
+	}
+	return metav1.NewTime(t.Truncate(time.Second))
+}
+
+func (in *StatusInput) readiness(c *v1.Container, kind Kind, latest *Container, s *v1.ContainerStatus) {
+	if kind == Ephemeral {
+		return
+	}
+	running := s.State.Running != nil && latest != nil
+	started := false
+	ready := false
+	if running {
+		h := in.Health[latest.ID]
+		started = in.started(latest)
+		ready = started && (h.Readiness == NoProbe || h.Readiness == Success)
+	}
+	if kind == Init && !IsSidecar(c) {
+		ready = s.State.Terminated != nil && s.State.Terminated.ExitCode == 0
+	}
+	s.Started, s.Ready = &started, ready
+}
+
+// endContainers gives every container of a stopped pod an end.
+func (in *StatusInput) endContainers(s *v1.PodStatus, initialized bool) {
+	end := func(list []v1.ContainerStatus, all bool) {
+		for i := range list {
+			st := &list[i]
+			if st.State.Terminated != nil {
+				continue
+			}
+			if st.State.Waiting != nil && st.LastTerminationState.Terminated == nil && !all {
+				continue
+			}
+			if st.State.Waiting != nil && st.LastTerminationState.Terminated != nil {
+				st.State = v1.ContainerState{Terminated: st.LastTerminationState.Terminated}
+				st.LastTerminationState = v1.ContainerState{}
+				continue
+			}
+			st.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
+				Reason: unknownStatus, Message: "The container could not be located when the pod was terminated", ExitCode: 137,
+			}}
+			no := false
+			st.Ready, st.Started = false, &no
+		}
+	}
+	end(s.ContainerStatuses, initialized)
+	end(s.InitContainerStatuses, false)
+}
+
+// phase sums up the containers.
+func phase(pod *v1.Pod, s *v1.PodStatus, stopped, initialized bool) v1.PodPhase {
+	var pendingInit, pendingSidecar, failedInit int
+	for i := range pod.Spec.InitContainers {
+		c, st := &pod.Spec.InitContainers[i], &s.InitContainerStatuses[i]
+		if IsSidecar(c) {
+			switch {
+			case st.State.Running != nil && (st.Started == nil || !*st.Started):
+				pendingSidecar++
+			case st.State.Waiting != nil && st.LastTerminationState.Terminated == nil:
+				pendingSidecar++
+			}
+			continue
+		}
+		switch {
+		case st.State.Running != nil:
+			pendingInit++
+		case st.State.Terminated != nil:
+			if st.State.Terminated.ExitCode != 0 {
+				failedInit++
+			}
+		case st.LastTerminationState.Terminated != nil:
+			if st.LastTerminationState.Terminated.ExitCode != 0 {
+				failedInit++
+			}
+		default:
+			pendingInit++
+		}
+	}
+	var running, waiting, ended, succeeded int
+	for i := range s.ContainerStatuses {
+		st := &s.ContainerStatuses[i]
+		switch {
+		case st.State.Running != nil:
+			running++
+		case st.State.Terminated != nil:
+			ended++
+			if st.State.Terminated.ExitCode == 0 {
+				succeeded++
+			}
+		case st.LastTerminationState.Terminated != nil:
+			ended++
+		default:
+			waiting++
+		}
+	}
+	if failedInit > 0 && pod.Spec.RestartPolicy == v1.RestartPolicyNever {
+		return v1.PodFailed
+	}
+	switch {
+	case pendingInit > 0 || (pendingSidecar > 0 && !initialized):
+		return v1.PodPending
+	case waiting > 0:
+		return v1.PodPending
+	case running > 0:
+		return v1.PodRunning
+	case ended > 0:
+		if stopped {
+			if ended == succeeded {
+				return v1.PodSucceeded
+			}
+			return v1.PodFailed
+		}
+		restart := false
+		for i := range pod.Spec.Containers {
+			c := &pod.Spec.Containers[i]
+			if t := s.ContainerStatuses[i].State.Terminated; t == nil || ShouldRestart(pod, c, t.ExitCode) {
+				restart = true
+			}
+		}
+		switch {
+		case restart:
+			return v1.PodRunning
+		case ended == succeeded:
+			return v1.PodSucceeded
+		}
+		return v1.PodFailed
+	}
+	return v1.PodPending
+}

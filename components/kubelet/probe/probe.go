@@ -1,0 +1,297 @@
+// Package probe asks containers how they are: by a command in them, over HTTP,
+// TCP or gRPC, as the pod's probes say, and calls their lifecycle hooks.
+package probe
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// maxBody is how much of an answer is read, in bytes.
+const maxBody = 10 << 10
+
+// Target is a container to ask.
+type Target struct {
+	Pod         *v1.Pod
+	Container   *v1.Container
+	ContainerID string
+	PodIP       string
+}
+
+// Answer of one attempt.
+type Answer int
+
+// Answers. Unknown: the attempt itself went wrong.
+const (
+	Unknown Answer = iota
+	Success
+	Failure
+)
+
+// Exec runs a command in a container.
+type Exec func(ctx context.Context, containerID string, cmd []string, timeout time.Duration) (code int, output []byte, err error)
+
+// ErrTimeout is what Exec returns when the command took too long.
+var ErrTimeout = errors.New("command timed out")
+
+// Prober asks. Its methods are safe for several goroutines.
+type Prober struct {
+	exec      Exec
+	userAgent string
+	dialer    *net.Dialer
+}
+
+// New makes a Prober. version is Kubernetes' minor version, as in "1.37".
+func New(exec Exec, version string) *Prober {
+	return &Prober{exec: exec, userAgent: "kube-probe/" + version, dialer: &net.Dialer{FallbackDelay: -1}}
+}
+
+// Probe makes one attempt. The text says what was found. err is why the answer
+// is Unknown.
+func (p *Prober) Probe(ctx context.Context, t Target, spec *v1.Probe) (Answer, string, error) {
+	timeout := time.Duration(max(spec.TimeoutSeconds, 1)) * time.Second
+	switch {
+	case spec.Exec != nil:
+		return p.command(ctx, t, spec.Exec.Command, timeout)
+	case spec.HTTPGet != nil:
+		return p.http(ctx, t, spec.HTTPGet, timeout)
+	case spec.TCPSocket != nil:
+		port, err := portOf(spec.TCPSocket.Port, t.Container)
+		if err != nil {
+			return Unknown, "", err
+		}
+		return p.tcp(ctx, orIP(spec.TCPSocket.Host, t.PodIP), port, timeout)
+	case spec.GRPC != nil:
+		service := ""
+		if spec.GRPC.Service != nil {
+			service = *spec.GRPC.Service
+		}
+		return p.grpc(ctx, t.PodIP, int(spec.GRPC.Port), service, timeout)
+	}
+	return Unknown, "", fmt.Errorf("missing probe handler for %s:%s", t.Pod.Name, t.Container.Name)
+}
+
+func orIP(host, ip string) string {
+	if host != "" {
+		return host
+	}
+	return ip
+}
+
+func (p *Prober) command(ctx context.Context, t Target, cmd []string, timeout time.Duration) (Answer, string, error) {
+	code, out, err := p.exec(ctx, t.ContainerID, cmd, timeout)
+	if len(out) > maxBody {
+		out = out[:maxBody]
+	}
+	switch {
+	case errors.Is(err, ErrTimeout):
+		return Failure, fmt.Sprintf("command timed out: %q timed out after %s", strings.Join(cmd, " "), timeout), nil
+	case err != nil:
+		return Unknown, "", err
+	case code != 0:
+		return Failure, string(out), nil
+	}
+	return Success, string(out), nil
+}
+
+func (p *Prober) http(ctx context.Context, t Target, get *v1.HTTPGetAction, timeout time.Duration) (Answer, string, error) {
+	req, err := p.request(ctx, t, get)
+	if err != nil {
+		return Unknown, "", err
+	}
+	resp, body, err := p.do(req, timeout, true)
+	if err != nil {
+		return Failure, err.Error(), nil
+	}
+	if resp.StatusCode >= 200 && resp.StatusCode < 400 {
+		return Success, body, nil
+	}
+	return Failure, fmt.Sprintf("HTTP probe failed with statuscode: %d", resp.StatusCode), nil
+}
+
+func (p *Prober) request(ctx context.Context, t Target, get *v1.HTTPGetAction) (*http.Request, error) {
+	port, err := portOf(get.Port, t.Container)
+	if err != nil {
+		return nil, err
+	}
+	scheme := strings.ToLower(string(get.Scheme))
+	if scheme == "" {
+		scheme = "http"
+	}
+	// A path may carry a query.
+	u, err := url.Parse(get.Path)
+	if err != nil {
+		u = &url.URL{Path: get.Path}
+	}
+	u.Scheme = scheme
+	u.Host = net.JoinHostPort(orIP(get.Host, t.PodIP), strconv.Itoa(port))
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range get.HTTPHeaders {
+		req.Header.Add(h.Name, h.Value)
+	}
+	if _, ok := req.Header["User-Agent"]; !ok {
+		req.Header.Set("User-Agent", p.userAgent)
+	}
+	switch accept, ok := req.Header["Accept"]; {
+	case !ok:
+		req.Header.Set("Accept", "*/*")
+	case len(accept) == 1 && accept[0] == "":
+		req.Header.Del("Accept")
+	}
+	if host := req.Header.Get("Host"); host != "" {
+		req.Host = host
+	}
+	return req, nil
+}
+
+// do sends a request on a connection of its own. Redirects are followed within
+// the host; one that leads away counts as the answer.
+func (p *Prober) do(req *http.Request, timeout time.Duration, read bool) (*http.Response, string, error) {
+	transport := &http.Transport{
+		DialContext:        p.dialer.DialContext,
+		TLSClientConfig:    &tls.Config{InsecureSkipVerify: true}, // probes verify nothing, by their definition
+		DisableKeepAlives:  true,
+		DisableCompression: true,
+	}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport, Timeout: timeout, CheckRedirect: func(next *http.Request, via []*http.Request) error {
+		if next.URL.Hostname() != via[0].URL.Hostname() {
+			return http.ErrUseLastResponse
+		}
+		if len(via) >= 10 {
+			return errors.New("stopped after 10 redirects")
+		}
+		return nil
+	}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, "", err
+	}
+	defer resp.Body.Close()
+	if !read {
+		return resp, "", nil
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	if err != nil {
+		return nil, "", err
+	}
+	return resp, string(body), nil
+}
+
+func (p *Prober) tcp(ctx context.Context, host string, port int, timeout time.Duration) (Answer, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	conn, err := p.dialer.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return Failure, err.Error(), nil
+	}
+	conn.Close()
+	return Success, "", nil
+}
+
+func (p *Prober) grpc(ctx context.Context, host string, port int, service string, timeout time.Duration) (Answer, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	addr := net.JoinHostPort(host, strconv.Itoa(port))
+	conn, err := grpc.NewClient("passthrough:///"+addr,
+		grpc.WithUserAgent(p.userAgent),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithNoProxy(),
+		grpc.WithContextDialer(func(ctx context.Context, a string) (net.Conn, error) { return p.dialer.DialContext(ctx, "tcp", a) }),
+	)
+	if err != nil {
+		return Failure, fmt.Sprintf("error: failed to connect service at %q: %v", addr, err), nil
+	}
+	defer conn.Close()
+	resp, err := healthpb.NewHealthClient(conn).Check(metadata.NewOutgoingContext(ctx, metadata.MD{}), &healthpb.HealthCheckRequest{Service: service})
+	if err != nil {
+		switch s := status.Convert(err); s.Code() {
+		case codes.Unimplemented:
+			return Failure, fmt.Sprintf("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): %s", s.Message()), nil
+		case codes.DeadlineExceeded:
+			return Failure, fmt.Sprintf("timeout: health rpc did not complete within %v", timeout), nil
+		case codes.Unavailable:
+			return Failure, fmt.Sprintf("timeout: failed to connect service %q within %v: %s", addr, timeout, s.Message()), nil
+		default:
+			return Failure, fmt.Sprintf("error: health rpc probe failed: %v", err), nil
+		}
+	}
+	if resp.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+		return Failure, fmt.Sprintf("service unhealthy (responded with %q)", resp.GetStatus().String()), nil
+	}
+	return Success, "service healthy", nil
+}
+
+// portOf finds the number of a port that may be named.
+func portOf(p intstr.IntOrString, c *v1.Container) (int, error) {
+	port := p.IntValue()
+	if p.Type == intstr.String {
+		for i := range c.Ports {
+			if c.Ports[i].Name == p.StrVal {
+				port = int(c.Ports[i].ContainerPort)
+			}
+		}
+	}
+	if port <= 0 || port > 65535 {
+		return 0, fmt.Errorf("invalid port number: %v", p.String())
+	}
+	return port, nil
+}
+
+// Hook calls a lifecycle hook and waits for its end, or for ctx.
+func (p *Prober) Hook(ctx context.Context, t Target, h *v1.LifecycleHandler) error {
+	switch {
+	case h.Exec != nil:
+		code, out, err := p.exec(ctx, t.ContainerID, h.Exec.Command, 0)
+		if err != nil {
+			return fmt.Errorf("exec lifecycle hook (%v): %w", h.Exec.Command, err)
+		}
+		if code != 0 {
+			return fmt.Errorf("exec lifecycle hook (%v): command exited with %d, message: %q", h.Exec.Command, code, bytes.TrimSpace(out))
+		}
+	case h.HTTPGet != nil:
+		req, err := p.request(ctx, t, h.HTTPGet)
+		if err != nil {
+			return err
+		}
+		if _, ok := req.Header["User-Agent"]; ok {
+			req.Header.Set("User-Agent", strings.Replace(p.userAgent, "kube-probe", "kube-lifecycle", 1))
+		}
+		if _, _, err := p.do(req, 0, false); err != nil {
+			return fmt.Errorf("http lifecycle hook: %w", err)
+		}
+	case h.Sleep != nil:
+		timer := time.NewTimer(time.Duration(h.Sleep.Seconds) * time.Second)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	default:
+		return errors.New("invalid handler: " + fmt.Sprintf("%v", h))
+	}
+	return nil
+}

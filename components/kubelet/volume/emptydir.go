@@ -1,0 +1,96 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/resource"
+)
+
+// EmptyDir is a directory that lives as long as its pod, on disk or in memory.
+type EmptyDir struct {
+	// Allocatable is what the node has for pods; memory volumes are no larger.
+	Allocatable func() v1.ResourceList
+}
+
+// Name implements Type.
+func (EmptyDir) Name() string { return "kubernetes.io~empty-dir" }
+
+// Is implements Type.
+func (EmptyDir) Is(v *v1.Volume) bool { return v.EmptyDir != nil || v.VolumeSource == v1.VolumeSource{} }
+
+// SetUp implements Type.
+func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {
+	fresh, err := makeDir(r.Dir)
+	if err != nil {
+		return Result{}, err
+	}
+	if src := r.Volume.EmptyDir; src != nil {
+		switch src.Medium {
+		case v1.StorageMediumDefault:
+		case v1.StorageMediumMemory:
+			if err := mountTmpfs(r.Dir, t.size(r.Pod, src)); err != nil {
+				return Result{}, err
+			}
+		default:
+			return Result{}, fmt.Errorf("unknown storage medium %q", src.Medium)
+		}
+	}
+	if group := fsGroup(r.Pod); fresh && group != nil {
+		if err := SetGroup(r.Dir, *group, false); err != nil {
+			return Result{}, err
+		}
+	}
+	return Result{Path: r.Dir}, nil
+}
+
+// makeDir makes a directory that all may write to, and tells whether it is new.
+func makeDir(dir string) (bool, error) {
+	err := os.Mkdir(dir, 0o777)
+	if errors.Is(err, os.ErrExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("making the volume's directory: %w", err)
+	}
+	if err := os.Chmod(dir, 0o777); err != nil {
+		return false, fmt.Errorf("making the volume's directory: %w", err)
+	}
+	return true, nil
+}
+
+func (t EmptyDir) size(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
+	var size int64
+	smaller := func(v int64) {
+		if v > 0 && (size == 0 || v < size) {
+			size = v
+		}
+	}
+	if t.Allocatable != nil {
+		all := t.Allocatable()
+		smaller(all.Memory().Value())
+	}
+	limited := len(pod.Spec.Containers) > 0
+	for i := range pod.Spec.Containers {
+		_, has := pod.Spec.Containers[i].Resources.Limits[v1.ResourceMemory]
+		limited = limited && has
+	}
+	if limited {
+		limits := resource.PodLimits(pod, resource.PodResourcesOptions{})
+		smaller(limits.Memory().Value())
+	}
+	if src.SizeLimit != nil {
+		smaller(src.SizeLimit.Value())
+	}
+	return size
+}
+
+func fsGroup(pod *v1.Pod) *int64 {
+	if pod.Spec.SecurityContext == nil {
+		return nil
+	}
+	return pod.Spec.SecurityContext.FSGroup
+}

@@ -1,0 +1,295 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"hyperkube/components/kubelet/env"
+)
+
+// ConfigMapVolume shows the keys of a ConfigMap as files.
+type ConfigMapVolume struct{ Objects Objects }
+
+// Name implements Type.
+func (ConfigMapVolume) Name() string { return "kubernetes.io~configmap" }
+
+// Is implements Type.
+func (ConfigMapVolume) Is(v *v1.Volume) bool { return v.ConfigMap != nil }
+
+// SetUp implements Type.
+func (t ConfigMapVolume) SetUp(ctx context.Context, r Request) (Result, error) {
+	src := r.Volume.ConfigMap
+	payload := Payload{}
+	if err := addConfigMap(ctx, t.Objects, payload, r.Pod.Namespace, src.Name, src.Items, mode(src.DefaultMode), isTrue(src.Optional)); err != nil {
+		return Result{}, err
+	}
+	return write(r, payload, false, time.Time{})
+}
+
+// SecretVolume shows the keys of a Secret as files, in memory.
+type SecretVolume struct{ Objects Objects }
+
+// Name implements Type.
+func (SecretVolume) Name() string { return "kubernetes.io~secret" }
+
+// Is implements Type.
+func (SecretVolume) Is(v *v1.Volume) bool { return v.Secret != nil }
+
+// SetUp implements Type.
+func (t SecretVolume) SetUp(ctx context.Context, r Request) (Result, error) {
+	src := r.Volume.Secret
+	payload := Payload{}
+	if err := addSecret(ctx, t.Objects, payload, r.Pod.Namespace, src.SecretName, src.Items, mode(src.DefaultMode), isTrue(src.Optional)); err != nil {
+		return Result{}, err
+	}
+	return write(r, payload, true, time.Time{})
+}
+
+// DownwardAPI shows what the pod is as files.
+type DownwardAPI struct{ Allocatable func() v1.ResourceList }
+
+// Name implements Type.
+func (DownwardAPI) Name() string { return "kubernetes.io~downward-api" }
+
+// Is implements Type.
+func (DownwardAPI) Is(v *v1.Volume) bool { return v.DownwardAPI != nil }
+
+// SetUp implements Type.
+func (t DownwardAPI) SetUp(_ context.Context, r Request) (Result, error) {
+	payload := Payload{}
+	if err := addDownward(payload, r.Pod, r.Volume.DownwardAPI.Items, mode(r.Volume.DownwardAPI.DefaultMode), t.Allocatable); err != nil {
+		return Result{}, err
+	}
+	return write(r, payload, true, time.Time{})
+}
+
+// Projected shows several sources in one directory, in memory.
+type Projected struct {
+	Objects     Objects
+	Tokens      Tokens
+	Allocatable func() v1.ResourceList
+}
+
+// Name implements Type.
+func (Projected) Name() string { return "kubernetes.io~projected" }
+
+// Is implements Type.
+func (Projected) Is(v *v1.Volume) bool { return v.Projected != nil }
+
+// SetUp implements Type.
+func (t Projected) SetUp(ctx context.Context, r Request) (Result, error) {
+	src := r.Volume.Projected
+	def := mode(src.DefaultMode)
+	payload := Payload{}
+	var refresh time.Time
+	for i := range src.Sources {
+		s := &src.Sources[i]
+		var err error
+		switch {
+		case s.ConfigMap != nil:
+			err = addConfigMap(ctx, t.Objects, payload, r.Pod.Namespace, s.ConfigMap.Name, s.ConfigMap.Items, def, isTrue(s.ConfigMap.Optional))
+		case s.Secret != nil:
+			err = addSecret(ctx, t.Objects, payload, r.Pod.Namespace, s.Secret.Name, s.Secret.Items, def, isTrue(s.Secret.Optional))
+		case s.DownwardAPI != nil:
+			err = addDownward(payload, r.Pod, s.DownwardAPI.Items, def, t.Allocatable)
+		case s.ServiceAccountToken != nil:
+			var token string
+			var again time.Time
+			token, again, err = t.Tokens.Token(ctx, r.Pod, s.ServiceAccountToken)
+			f := File{Data: []byte(token), Mode: def, User: fsUser(r.Pod)}
+			if f.User != nil || fsGroup(r.Pod) != nil {
+				f.Mode = 0o600
+			}
+			payload[s.ServiceAccountToken.Path] = f
+			if refresh.IsZero() || (!again.IsZero() && again.Before(refresh)) {
+				refresh = again
+			}
+		default:
+			err = fmt.Errorf("unsupported projected volume source")
+		}
+		if err != nil {
+			return Result{}, err
+		}
+	}
+	return write(r, payload, true, refresh)
+}
+
+// write brings the volume's files to disk or into memory.
+func write(r Request, payload Payload, memory bool, refresh time.Time) (Result, error) {
+	fresh, err := makeDir(r.Dir)
+	if err != nil {
+		return Result{}, err
+	}
+	if memory {
+		if err := mountTmpfs(r.Dir, 0); err != nil {
+			return Result{}, err
+		}
+	}
+	group := fsGroup(r.Pod)
+	if err := WriteAtomically(r.Dir, payload, group); err != nil {
+		return Result{}, err
+	}
+	if group != nil && fresh {
+		if err := SetGroup(r.Dir, *group, true); err != nil {
+			return Result{}, err
+		}
+	}
+	return Result{Path: r.Dir, ReadOnly: true, Refresh: refresh}, nil
+}
+
+func addConfigMap(ctx context.Context, objects Objects, payload Payload, namespace, name string, items []v1.KeyToPath, def os.FileMode, optional bool) error {
+	cm, err := objects.ConfigMap(ctx, namespace, name)
+	if err != nil {
+		if !(apierrors.IsNotFound(err) && optional) {
+			return err
+		}
+		cm = &v1.ConfigMap{}
+	}
+	data := make(map[string][]byte, len(cm.Data)+len(cm.BinaryData))
+	for k, v := range cm.Data {
+		data[k] = []byte(v)
+	}
+	for k, v := range cm.BinaryData {
+		data[k] = v
+	}
+	return addKeys(payload, data, items, def, optional, "configmap references non-existent config key: %s")
+}
+
+func addSecret(ctx context.Context, objects Objects, payload Payload, namespace, name string, items []v1.KeyToPath, def os.FileMode, optional bool) error {
+	s, err := objects.Secret(ctx, namespace, name)
+	if err != nil {
+		if !(apierrors.IsNotFound(err) && optional) {
+			return err
+		}
+		s = &v1.Secret{}
+	}
+	return addKeys(payload, s.Data, items, def, optional, "references non-existent secret key: %s")
+}
+
+func addKeys(payload Payload, data map[string][]byte, items []v1.KeyToPath, def os.FileMode, optional bool, missing string) error {
+	if len(items) == 0 {
+		for k, v := range data {
+			payload[k] = File{Data: v, Mode: def}
+		}
+		return nil
+	}
+	for _, item := range items {
+		v, ok := data[item.Key]
+		if !ok {
+			if optional {
+				continue
+			}
+			return fmt.Errorf(missing, item.Key)
+		}
+		f := File{Data: v, Mode: def}
+		if item.Mode != nil {
+			f.Mode = os.FileMode(*item.Mode)
+		}
+		payload[item.Path] = f
+	}
+	return nil
+}
+
+func addDownward(payload Payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile, def os.FileMode, allocatable func() v1.ResourceList) error {
+	for i := range items {
+		item := &items[i]
+		f := File{Mode: def}
+		if item.Mode != nil {
+			f.Mode = os.FileMode(*item.Mode)
+		}
+		var value string
+		var err error
+		switch {
+		case item.FieldRef != nil:
+			value, err = env.Field(pod, item.FieldRef.FieldPath, env.Addresses{})
+		case item.ResourceFieldRef != nil:
+			c := findContainer(pod, item.ResourceFieldRef.ContainerName)
+			if c == nil {
+				err = fmt.Errorf("container %s not found", item.ResourceFieldRef.ContainerName)
+				break
+			}
+			var list v1.ResourceList
+			if allocatable != nil {
+				list = allocatable()
+			}
+			value, err = env.Resource(item.ResourceFieldRef, c, list)
+		}
+		if err != nil {
+			return err
+		}
+		f.Data = []byte(value)
+		payload[item.Path] = f
+	}
+	return nil
+}
+
+func findContainer(pod *v1.Pod, name string) *v1.Container {
+	for i := range pod.Spec.Containers {
+		if pod.Spec.Containers[i].Name == name {
+			return &pod.Spec.Containers[i]
+		}
+	}
+	for i := range pod.Spec.InitContainers {
+		if pod.Spec.InitContainers[i].Name == name {
+			return &pod.Spec.InitContainers[i]
+		}
+	}
+	return nil
+}
+
+// fsUser is the one user that all containers run as, or nil.
+func fsUser(pod *v1.Pod) *int64 {
+	var def *int64
+	if pod.Spec.SecurityContext != nil {
+		def = pod.Spec.SecurityContext.RunAsUser
+	}
+	var user *int64
+	same := true
+	check := func(list []v1.Container) {
+		for i := range list {
+			u := def
+			if sc := list[i].SecurityContext; sc != nil && sc.RunAsUser != nil {
+				u = sc.RunAsUser
+			}
+			if u == nil || (user != nil && *user != *u) {
+				same = false
+				continue
+			}
+			user = u
+		}
+	}
+	check(pod.Spec.InitContainers)
+	check(pod.Spec.Containers)
+	if !same {
+		return nil
+	}
+	return user
+}
+
+func mode(m *int32) os.FileMode {
+	if m == nil {
+		return 0o644
+	}
+	return os.FileMode(*m)
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
+
+// Image is a volume whose content is an image; the runtime mounts it.
+type Image struct{}
+
+// Name implements Type.
+func (Image) Name() string { return "kubernetes.io~image" }
+
+// Is implements Type.
+func (Image) Is(v *v1.Volume) bool { return v.Image != nil }
+
+// SetUp implements Type.
+func (Image) SetUp(_ context.Context, r Request) (Result, error) {
+	return Result{Image: r.Volume.Image, ReadOnly: true}, nil
+}

@@ -1,0 +1,178 @@
+// Package volume makes the volumes of pods on the node, one file a type. A
+// volume is a directory below the pod's own, found again by its path alone, so
+// that the kubelet needs to remember nothing over a restart.
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Objects gets ConfigMaps and Secrets; their errors are the API's.
+type Objects interface {
+	ConfigMap(ctx context.Context, namespace, name string) (*v1.ConfigMap, error)
+	Secret(ctx context.Context, namespace, name string) (*v1.Secret, error)
+}
+
+// Tokens gets service account tokens bound to the pod.
+type Tokens interface {
+	// Token returns a token and when a new one should be asked for.
+	Token(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountTokenProjection) (token string, refresh time.Time, err error)
+}
+
+// Request is one volume of one pod to be set up.
+type Request struct {
+	Pod    *v1.Pod
+	Volume *v1.Volume
+	// Dir is where the volume's content goes; its parent exists.
+	Dir string
+}
+
+// Result is a volume that is set up.
+type Result struct {
+	// Path is on the host. Empty for a volume that is an image.
+	Path string
+	// Image is the reference of the image that is the volume, empty else.
+	Image *v1.ImageVolumeSource
+	// ReadOnly volumes are mounted so whatever the container asks.
+	ReadOnly bool
+	// Refresh is when SetUp must be called again; zero is never.
+	Refresh time.Time
+}
+
+// Type is one type of volume. Methods are safe for several goroutines, though
+// never called at once for one volume.
+type Type interface {
+	// Name is the folder's name below a pod's volumes, as upstream's plugins
+	// are named.
+	Name() string
+	// Is tells whether the volume is of this type.
+	Is(v *v1.Volume) bool
+	// SetUp makes the volume or brings it up to date. It is idempotent.
+	SetUp(ctx context.Context, r Request) (Result, error)
+}
+
+// Set makes the volumes of all pods of the node. It keeps no state.
+type Set struct {
+	// Root is the kubelet's root directory.
+	Root  string
+	Types []Type
+}
+
+// ErrUnsupported is returned for a type of volume that no Type is for.
+var ErrUnsupported = errors.New("no volume plugin matched")
+
+// PodDir is the directory of all that the kubelet keeps of a pod.
+func (s *Set) PodDir(uid types.UID) string { return filepath.Join(s.Root, "pods", string(uid)) }
+
+// SetUp makes one volume.
+func (s *Set) SetUp(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Result, error) {
+	for _, t := range s.Types {
+		if !t.Is(v) {
+			continue
+		}
+		parent := filepath.Join(s.PodDir(pod.UID), "volumes", t.Name())
+		if err := os.MkdirAll(parent, 0o750); err != nil {
+			return Result{}, fmt.Errorf("making the pod's directory: %w", err)
+		}
+		return t.SetUp(ctx, Request{Pod: pod, Volume: v, Dir: filepath.Join(parent, v.Name)})
+	}
+	return Result{}, ErrUnsupported
+}
+
+// TearDown takes back all that was made for a pod: everything mounted below
+// its directory is unmounted, then the directory is removed. It is idempotent,
+// and refuses to remove anything while a mount is left.
+func (s *Set) TearDown(uid types.UID) error {
+	dir := s.PodDir(uid)
+	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err := unmountBelow(dir); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("removing the pod's directory: %w", err)
+	}
+	return nil
+}
+
+// UIDs returns the pods that have a directory.
+func (s *Set) UIDs() ([]types.UID, error) {
+	entries, err := os.ReadDir(filepath.Join(s.Root, "pods"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("listing the pods' directories: %w", err)
+	}
+	var out []types.UID
+	for _, e := range entries {
+		if e.IsDir() {
+			out = append(out, types.UID(e.Name()))
+		}
+	}
+	return out, nil
+}
+
+// unmountBelow unmounts everything at or below dir, the deepest first.
+func unmountBelow(dir string) error {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return fmt.Errorf("finding mounts: %w", err)
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(real))
+	if err != nil {
+		return fmt.Errorf("reading mounts: %w", err)
+	}
+	points := make([]string, 0, len(mounts))
+	for _, m := range mounts {
+		points = append(points, m.Mountpoint)
+	}
+	slices.SortFunc(points, func(a, b string) int { return strings.Count(b, "/") - strings.Count(a, "/") })
+	for _, p := range points {
+		if err := unmount(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func unmount(path string) error {
+	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
+	if errors.Is(err, unix.EBUSY) {
+		// Whoever still holds it keeps it; nobody finds it any more.
+		err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+	}
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmounting %s: %w", path, err)
+	}
+	return nil
+}
+
+// mountTmpfs mounts a tmpfs at dir unless one is there. size in bytes; zero is
+// the kernel's default.
+func mountTmpfs(dir string, size int64) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err == nil && st.Type == unix.TMPFS_MAGIC {
+		if mounted, err := mountinfo.Mounted(dir); err == nil && mounted {
+			return nil
+		}
+	}
+	opts := "mode=1777"
+	if size > 0 {
+		opts += fmt.Sprintf(",size=%d", size)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, opts); err != nil {
+		return fmt.Errorf("mounting tmpfs: %w", err)
+	}
+	return nil
+}
