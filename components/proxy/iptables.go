@@ -1,0 +1,179 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"hyperkube/components/proxy/rules"
+	"hyperkube/internal/hostchange"
+)
+
+// writer brings the chains of one address family to the kernel.
+type writer struct {
+	family  string // "4" or "6", as the journal names it
+	command string // "iptables" or "ip6tables", with which -restore and -save begin
+	journal *hostchange.Journal
+	// there is what the kernel has; valid once started is true.
+	there   rules.Set
+	started bool
+}
+
+func newWriter(ipv6 bool, journal *hostchange.Journal) *writer {
+	if ipv6 {
+		return &writer{family: "6", command: "ip6tables", journal: journal}
+	}
+	return &writer{family: "4", command: "iptables", journal: journal}
+}
+
+// jump is a rule in a chain that is not ours, which leads to one that is.
+type jump struct {
+	table, chain, to, comment string
+	match                     []string
+}
+
+// rule is the jump as iptables takes it.
+func (j jump) rule() []string {
+	return append(append([]string{"-m", "comment", "--comment", j.comment}, j.match...), "-j", j.to)
+}
+
+// text is the jump as iptables-restore takes it.
+func (j jump) text() string {
+	return fmt.Sprintf("-m comment --comment %q %s -j %s", j.comment, strings.Join(j.match, " "), j.to)
+}
+
+// in tells whether the output of iptables-save has the jump, in whatever order
+// its matches are printed.
+func (j jump) in(saved string) bool {
+	_, rest, _ := strings.Cut(saved, "*"+j.table+"\n")
+	table, _, _ := strings.Cut(rest, "COMMIT")
+	for _, line := range strings.Split(table, "\n") {
+		if strings.HasPrefix(line, "-A "+j.chain+" ") && strings.HasSuffix(line, " -j "+j.to) &&
+			strings.Contains(line, j.comment) && strings.Contains(line, strings.Join(j.match, " ")) {
+			return true
+		}
+	}
+	return false
+}
+
+var newOnly = []string{"-m", "conntrack", "--ctstate", "NEW"}
+
+// jumps lead from the built-in chains to ours.
+func jumps() []jump {
+	const portals, postrouting = "kubernetes service portals", "kubernetes postrouting rules"
+	return []jump{
+		{table: "filter", chain: "INPUT", to: "KUBE-PROXY-FIREWALL", comment: "kubernetes load balancer firewall", match: newOnly},
+		{table: "filter", chain: "OUTPUT", to: "KUBE-PROXY-FIREWALL", comment: "kubernetes load balancer firewall", match: newOnly},
+		{table: "filter", chain: "FORWARD", to: "KUBE-PROXY-FIREWALL", comment: "kubernetes load balancer firewall", match: newOnly},
+		{table: "filter", chain: "INPUT", to: "KUBE-NODEPORTS", comment: "kubernetes health check service ports"},
+		{table: "filter", chain: "INPUT", to: "KUBE-EXTERNAL-SERVICES", comment: "kubernetes externally-visible service portals", match: newOnly},
+		{table: "filter", chain: "FORWARD", to: "KUBE-EXTERNAL-SERVICES", comment: "kubernetes externally-visible service portals", match: newOnly},
+		{table: "filter", chain: "FORWARD", to: "KUBE-FORWARD", comment: "kubernetes forwarding rules"},
+		{table: "filter", chain: "FORWARD", to: "KUBE-SERVICES", comment: portals, match: newOnly},
+		{table: "filter", chain: "OUTPUT", to: "KUBE-SERVICES", comment: portals, match: newOnly},
+		{table: "filter", chain: "INPUT", to: "KUBE-FIREWALL", comment: "kubernetes firewall"},
+		{table: "filter", chain: "OUTPUT", to: "KUBE-FIREWALL", comment: "kubernetes firewall"},
+		{table: "nat", chain: "OUTPUT", to: "KUBE-SERVICES", comment: portals},
+		{table: "nat", chain: "PREROUTING", to: "KUBE-SERVICES", comment: portals},
+		{table: "nat", chain: "POSTROUTING", to: "KUBE-POSTROUTING", comment: postrouting},
+	}
+}
+
+// chainPrefixes are recorded in place of the chains of single services, which
+// come and go too often to sync each to disk.
+var chainPrefixes = []string{"KUBE-SVC-*", "KUBE-SVL-*", "KUBE-SEP-*", "KUBE-EXT-*", "KUBE-FW-*"}
+
+// write brings set to the kernel: what differs from what is there.
+func (w *writer) write(ctx context.Context, set rules.Set) error {
+	if !w.started {
+		return w.start(ctx, set)
+	}
+	input := rules.Restore(w.there, set)
+	if input == "" {
+		return nil
+	}
+	if err := w.restore(ctx, input); err != nil {
+		// Whatever happened: the next write looks again.
+		w.started = false
+		return err
+	}
+	w.there = set
+	return nil
+}
+
+// start writes everything, takes away what an earlier proxy left, and leads
+// traffic to the chains where nothing does yet: all in one go.
+func (w *writer) start(ctx context.Context, set rules.Set) error {
+	if err := w.journal.Record(w.changes(set)...); err != nil {
+		return err
+	}
+	saved, err := w.run(ctx, w.command+"-save", nil)
+	if err != nil {
+		return err
+	}
+	var input strings.Builder
+	input.WriteString(rules.Restore(rules.Leftover(saved), set))
+	for _, table := range []string{"filter", "nat"} {
+		var lines string
+		for _, j := range jumps() {
+			if j.table == table && !j.in(saved) {
+				lines += "-I " + j.chain + " 1 " + j.text() + "\n"
+			}
+		}
+		if lines != "" {
+			input.WriteString("*" + table + "\n" + lines + "COMMIT\n")
+		}
+	}
+	if err := w.restore(ctx, input.String()); err != nil {
+		return err
+	}
+	w.there, w.started = set, true
+	return nil
+}
+
+func (w *writer) changes(set rules.Set) []hostchange.Change {
+	var changes []hostchange.Change
+	for table, chains := range map[string]rules.Table{"nat": set.NAT, "filter": set.Filter} {
+		for chain := range chains {
+			if !perService(chain) {
+				changes = append(changes, hostchange.Change{Kind: hostchange.Chain, Name: w.family + " " + table + " " + chain})
+			}
+		}
+		for _, prefix := range chainPrefixes {
+			changes = append(changes, hostchange.Change{Kind: hostchange.Chain, Name: w.family + " " + table + " " + prefix})
+		}
+	}
+	for _, j := range jumps() {
+		changes = append(changes, hostchange.Change{Kind: hostchange.Rule, Name: w.family + " " + j.table + " " + j.chain, Args: j.rule()})
+	}
+	return changes
+}
+
+func perService(chain string) bool {
+	for _, prefix := range chainPrefixes {
+		if strings.HasPrefix(chain, strings.TrimSuffix(prefix, "*")) {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *writer) restore(ctx context.Context, input string) error {
+	_, err := w.run(ctx, w.command+"-restore", []byte(input), "-w", "10", "--noflush")
+	return err
+}
+
+func (w *writer) run(ctx context.Context, name string, input []byte, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, &errs
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
+		return "", fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(errs.String()))
+	}
+	return out.String(), nil
+}

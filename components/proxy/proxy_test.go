@@ -1,0 +1,252 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/client"
+	"hyperkube/internal/hostchange"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+// TestTraffic lets real packets go through real rules, in a network namespace
+// of its own.
+func TestTraffic(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for a network namespace")
+	}
+	// The thread is left in its namespace: locked, it ends with the goroutine.
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cidr := range []string{"10.244.0.5/32", "10.244.0.6/32", "192.0.2.1/32"} {
+		addr, _ := netlink.ParseAddr(cidr)
+		if err := netlink.AddrAdd(lo, addr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		t.Fatal(err)
+	}
+	_, all, _ := net.ParseCIDR("0.0.0.0/0")
+	if err := netlink.RouteAdd(&netlink.Route{Dst: all, LinkIndex: lo.Attrs().Index}); err != nil {
+		t.Fatal(err)
+	}
+	for _, ip := range []string{"10.244.0.5", "10.244.0.6"} {
+		listener, err := net.Listen("tcp", ip+":8080")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		go func() {
+			for {
+				conn, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				fmt.Fprint(conn, ip)
+				conn.Close()
+			}
+		}()
+	}
+
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeNodePort, ClusterIP: "10.96.0.7", ClusterIPs: []string{"10.96.0.7"},
+			Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}},
+		},
+	}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(8080))}},
+		Endpoints: []discoveryv1.Endpoint{
+			{Addresses: []string{"10.244.0.5"}, NodeName: ptr("n")}, {Addresses: []string{"10.244.0.6"}, NodeName: ptr("n")},
+		},
+	}
+	kube := fake.NewClientset(svc, slice)
+	factory := informers.NewSharedInformerFactory(kube, 0)
+	journalPath := filepath.Join(t.TempDir(), "journal")
+	journal, err := hostchange.Open(journalPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := New(Config{
+		Clients: &client.Clients{Kube: kube, Informers: factory}, NodeName: "n",
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, LocalhostNodePorts: true, Journal: journal,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	factory.Start(ctx.Done())
+	defer factory.Shutdown()
+	defer cancel()
+
+	// The proxy starts programs from this thread, so it is driven step by
+	// step here rather than by Run.
+	for _, synced := range p.synced {
+		for !synced() {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	if err := p.routeLocalnet(); err != nil {
+		t.Fatal(err)
+	}
+	sync := func() {
+		t.Helper()
+		if err := p.sync(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-p.dirty // both objects are in: the informers have synced
+	sync()
+	for _, address := range []string{"10.96.0.7:80", "127.0.0.1:30080", "192.0.2.1:30080"} {
+		seen := map[string]int{}
+		for range 40 {
+			seen[get(t, address)]++
+		}
+		if len(seen) != 2 {
+			t.Errorf("%s: answers from %v, want both endpoints", address, seen)
+		}
+	}
+
+	// With an endpoint gone all goes to the other.
+	slice = slice.DeepCopy()
+	slice.Endpoints = slice.Endpoints[:1]
+	if _, err := kube.DiscoveryV1().EndpointSlices("default").Update(ctx, slice, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	<-p.dirty
+	sync()
+	for range 20 {
+		if got := get(t, "10.96.0.7:80"); got != "10.244.0.5" {
+			t.Fatalf("answer from %s", got)
+		}
+	}
+
+	// Without any it is refused at once.
+	if err := kube.DiscoveryV1().EndpointSlices("default").Delete(ctx, "web-1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	<-p.dirty
+	sync()
+	if _, err := net.DialTimeout("tcp", "10.96.0.7:80", 5*time.Second); err == nil || strings.Contains(err.Error(), "timeout") {
+		t.Errorf("dialling a service without endpoints: %v", err)
+	}
+
+	// A successor takes over without a second set of jumps.
+	before := save(t)
+	again := newWriter(false, journal)
+	if err := again.write(ctx, p.writers[false].there); err != nil {
+		t.Fatal(err)
+	}
+	if after := save(t); after != before {
+		t.Errorf("after a restart\n%s\nwant\n%s", after, before)
+	}
+	journal.Close()
+	if err := hostchange.Undo(ctx, journalPath); err != nil {
+		t.Fatal(err)
+	}
+	if left := save(t); strings.Contains(left, "KUBE") {
+		t.Errorf("left behind:\n%s", left)
+	}
+}
+
+// save returns the rules without comments and counters.
+func save(t *testing.T) string {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := exec.Command("iptables-save")
+	cmd.Stdout = &out
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, line := range strings.Split(out.String(), "\n") {
+		if !strings.HasPrefix(line, "#") {
+			line, _, _ = strings.Cut(line, " [")
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func get(t *testing.T, address string) string {
+	t.Helper()
+	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	data, err := io.ReadAll(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func TestEndpointChoice(t *testing.T) {
+	ready := func(ip string, isReady, serving bool, hints ...string) discoveryv1.Endpoint {
+		e := discoveryv1.Endpoint{Addresses: []string{ip}, Conditions: discoveryv1.EndpointConditions{Ready: &isReady, Serving: &serving}}
+		if len(hints) > 0 {
+			e.Hints = &discoveryv1.EndpointHints{}
+			for _, h := range hints {
+				e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: h})
+			}
+		}
+		return e
+	}
+	for _, c := range []struct {
+		name      string
+		endpoints []discoveryv1.Endpoint
+		want      string
+	}{
+		{"ready only", []discoveryv1.Endpoint{ready("10.0.0.1", true, true), ready("10.0.0.2", false, true)}, "10.0.0.1"},
+		{"all terminating", []discoveryv1.Endpoint{ready("10.0.0.1", false, false), ready("10.0.0.2", false, true)}, "10.0.0.2"},
+		{"none", []discoveryv1.Endpoint{ready("10.0.0.1", false, false)}, ""},
+		{"zone", []discoveryv1.Endpoint{ready("10.0.0.1", true, true, "a"), ready("10.0.0.2", true, true, "b")}, "10.0.0.1"},
+		{"hints not for all", []discoveryv1.Endpoint{ready("10.0.0.1", true, true, "a"), ready("10.0.0.2", true, true)}, "10.0.0.1 10.0.0.2"},
+	} {
+		slice := &discoveryv1.EndpointSlice{
+			AddressType: discoveryv1.AddressTypeIPv4, Endpoints: c.endpoints,
+			Ports: []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))}},
+		}
+		got, _ := endpointsOf([]*discoveryv1.EndpointSlice{slice}, &corev1.ServicePort{Protocol: corev1.ProtocolTCP}, node{"n", "a"}, false, false)
+		var ips []string
+		for _, e := range got {
+			ips = append(ips, e.Address.Addr().String())
+		}
+		if strings.Join(ips, " ") != c.want {
+			t.Errorf("%s: %v, want %s", c.name, ips, c.want)
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package hostchange
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+func TestJournal(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "deep", "journal")
+	j, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	link, sysctl := Change{Kind: Link, Name: "x0"}, Change{Kind: Sysctl, Name: "net/a", Before: "0"}
+	for range 2 {
+		if err := j.Record(link, sysctl); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j.Close()
+	// A crash while a line was written.
+	f, _ := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	f.WriteString(`{"kind":"li`)
+	f.Close()
+	if j, err = Open(path); err != nil {
+		t.Fatal(err)
+	}
+	// The first value of a sysctl is the one to go back to.
+	if err := j.Record(Change{Kind: Sysctl, Name: "net/a", Before: "1"}, Change{Kind: Link, Name: "x1"}); err != nil {
+		t.Fatal(err)
+	}
+	j.Close()
+	got, err := Read(path)
+	want := []Change{link, sysctl, {Kind: Link, Name: "x1"}}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("read %v, %v; want %v", got, err, want)
+	}
+	var none *Journal
+	if err := none.Record(link); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRemoval(t *testing.T) {
+	got := removal("*nat\n:PREROUTING ACCEPT [0:0]\n:HK-A - [0:0]\n:HK-SEP-1 - [0:0]\n-A HK-A -j HK-SEP-1\nCOMMIT\n*filter\n:HK-A - [0:0]\nCOMMIT\n",
+		map[string][]string{"nat": {"HK-A", "HK-SEP-*"}})
+	want := "*nat\n:HK-A - [0:0]\n:HK-SEP-1 - [0:0]\n-X HK-A\n-X HK-SEP-1\nCOMMIT\n"
+	if got != want {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestUndo(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for namespaces")
+	}
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	mounted := filepath.Join(dir, "m")
+	path := filepath.Join(t.TempDir(), "journal")
+	j, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Record(
+		Change{Kind: Dir, Name: mounted}, Change{Kind: Mount, Name: mounted}, Change{Kind: Link, Name: "hkt*"},
+		Change{Kind: Link, Name: "never"}, Change{Kind: Mount, Name: filepath.Join(dir, "never")},
+		Change{Kind: Cgroup, Name: "/hyperkube-test-never"},
+		Change{Kind: Sysctl, Name: "net/ipv4/conf/all/route_localnet", Before: "0"},
+	); err != nil {
+		t.Fatal(err)
+	}
+	j.Close()
+	if err := os.Mkdir(mounted, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := unix.Mount("none", mounted, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "hkt0"}}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // again, as after an interruption
+		if err := Undo(context.Background(), path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(mounted); !os.IsNotExist(err) {
+		t.Errorf("the folder is still there: %v", err)
+	}
+	if _, err := netlink.LinkByName("hkt0"); !isGone(err) {
+		t.Errorf("the link is still there: %v", err)
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("the journal is still there: %v", err)
+	}
+}
