@@ -28,6 +28,9 @@ type Collection struct {
 	// dropped is closed when the collection has been dropped from the store.
 	dropped chan struct{}
 
+	// replaying has room for the one who reads events of the past.
+	replaying chan struct{}
+
 	// incoming belongs to the goroutine that feeds the store.
 	incoming []change
 
@@ -49,8 +52,10 @@ type Collection struct {
 	watchers   watcherIndex
 	// past are snapshots for reads at exact revisions, oldest use first.
 	past []pastView
-	// replayed: events from before the fill have been asked for; see replay.
-	replayed bool
+	// firstEvent is the number of the ring's first event while nothing has
+	// been evicted; replayed: events from before it have been asked for.
+	firstEvent uint64
+	replayed   bool
 }
 
 // view is a snapshot: nobody writes to its tree.
@@ -67,8 +72,6 @@ type change struct {
 	revision int64
 	// value is nil when the key was deleted.
 	value []byte
-	// previous is given only for events from before the cache was filled.
-	previous *Entry
 }
 
 func entryLess(a, b *Entry) bool { return a.key < b.key }
@@ -82,12 +85,14 @@ func (s *Store) newTree() *btree.BTreeG[*Entry] {
 
 func newCollection(s *Store, cfg CollectionConfig) *Collection {
 	c := &Collection{
-		store:   s,
-		cfg:     cfg,
-		prefix:  s.prefix + cfg.Path + "/",
-		ready:   make(chan struct{}),
-		dropped: make(chan struct{}),
+		store:     s,
+		cfg:       cfg,
+		prefix:    s.prefix + cfg.Path + "/",
+		ready:     make(chan struct{}),
+		dropped:   make(chan struct{}),
+		replaying: make(chan struct{}, 1),
 	}
+	c.ring.first, c.ring.next = firstNumber, firstNumber
 	c.ring.maxEvents = s.history
 	c.ring.maxBytes = s.historyBytes
 	return c
@@ -327,6 +332,7 @@ func (c *Collection) install(kvs []*mvccpb.KeyValue, revision int64) {
 	}
 	c.revision = revision
 	c.ring.reset(revision)
+	c.firstEvent, c.replayed = c.ring.first, false
 	c.view.Store(nil)
 }
 

@@ -13,8 +13,11 @@ const (
 	eventOverhead = 200
 )
 
-// ring is the recent history of a collection. Events are numbered from zero in
-// the order of their revisions; the ring has those in [first, next). It grows
+// firstNumber leaves room for events from before.
+const firstNumber = 1 << 32
+
+// ring is the recent history of a collection. Events are numbered in the order
+// of their revisions; the ring has those in [first, next). It grows
 // as needed to maxEvents or maxBytes.
 type ring struct {
 	maxEvents, maxBytes int
