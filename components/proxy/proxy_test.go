@@ -121,13 +121,27 @@ func TestTraffic(t *testing.T) {
 	if err := p.routeLocalnet(); err != nil {
 		t.Fatal(err)
 	}
+	// await blocks until the informer knows of so many endpoints.
+	await := func(endpoints int) {
+		for {
+			have := 0
+			for _, slice := range p.slicesOf("default/web") {
+				have += len(slice.Endpoints)
+			}
+			if have == endpoints {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
 	sync := func() {
 		t.Helper()
+		// What changed is what touch has noted by now, or all.
+		p.again(map[string]bool{"default/web": true})
 		if err := p.sync(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
-	<-p.dirty // both objects are in: the informers have synced
 	sync()
 	for _, address := range []string{"10.96.0.7:80", "127.0.0.1:30080", "192.0.2.1:30080"} {
 		seen := map[string]int{}
@@ -145,7 +159,7 @@ func TestTraffic(t *testing.T) {
 	if _, err := kube.DiscoveryV1().EndpointSlices("default").Update(ctx, slice, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	<-p.dirty
+	await(1)
 	sync()
 	for range 20 {
 		if got := get(t, "10.96.0.7:80"); got != "10.244.0.5" {
@@ -157,7 +171,7 @@ func TestTraffic(t *testing.T) {
 	if err := kube.DiscoveryV1().EndpointSlices("default").Delete(ctx, "web-1", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	<-p.dirty
+	await(0)
 	sync()
 	if _, err := net.DialTimeout("tcp", "10.96.0.7:80", 5*time.Second); err == nil || strings.Contains(err.Error(), "timeout") {
 		t.Errorf("dialling a service without endpoints: %v", err)

@@ -92,7 +92,7 @@ func TestUndo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "hkt0"}}); err != nil {
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "hkt0"}}); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // again, as after an interruption
