@@ -6,6 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/core/pod"
 )
 
 // Resources are all kinds of core/v1 that are stored.
@@ -13,6 +14,7 @@ func Resources() []*api.Resource {
 	return []*api.Resource{
 		configMap().Resource(),
 		namespace().Resource(),
+		pod.Kind().Resource(),
 	}
 }
 

@@ -1,6 +1,8 @@
 package validate
 
 import (
+	"fmt"
+
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -85,4 +87,40 @@ func (e *Errors) nodeField(at *field.Path, r *corev1.NodeSelectorRequirement) {
 	for i, v := range r.Values {
 		e.InvalidAll(at.Child("values").Index(i), v, apivalidation.NameIsDNSSubdomain(v, false))
 	}
+}
+
+// DeprecatedNodeLabel tells what to use instead of an old label of nodes;
+// empty for others.
+func DeprecatedNodeLabel(key string) string {
+	switch key {
+	case "beta.kubernetes.io/arch":
+		return `deprecated since v1.14; use "kubernetes.io/arch" instead`
+	case "beta.kubernetes.io/os":
+		return `deprecated since v1.14; use "kubernetes.io/os" instead`
+	case corev1.LabelFailureDomainBetaRegion:
+		return `deprecated since v1.17; use "topology.kubernetes.io/region" instead`
+	case corev1.LabelFailureDomainBetaZone:
+		return `deprecated since v1.17; use "topology.kubernetes.io/zone" instead`
+	case corev1.LabelInstanceType:
+		return `deprecated since v1.17; use "node.kubernetes.io/instance-type" instead`
+	}
+	return ""
+}
+
+// NodeSelectorTermWarnings are what a client should be told of a term: old
+// labels, and values that no label can have.
+func NodeSelectorTermWarnings(at *field.Path, t *corev1.NodeSelectorTerm) []string {
+	var out []string
+	for i, x := range t.MatchExpressions {
+		p := at.Child("matchExpressions").Index(i)
+		if msg := DeprecatedNodeLabel(x.Key); msg != "" {
+			out = append(out, fmt.Sprintf("%s: %s is %s", p.Child("key"), x.Key, msg))
+		}
+		for j, v := range x.Values {
+			for _, msg := range validation.IsValidLabelValue(v) {
+				out = append(out, fmt.Sprintf("%s: %s is invalid, %s", p.Child("values").Index(j), v, msg))
+			}
+		}
+	}
+	return out
 }

@@ -3,7 +3,6 @@ package pod
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -148,25 +147,34 @@ func (c *checker) checkSpreadConstraints(path *field.Path) {
 	}
 }
 
+// checkSpreadKeys finds keys that the selector has already. In pods, where the
+// keys have been merged into it, that is once too often.
 func (c *checker) checkSpreadKeys(t *corev1.TopologySpreadConstraint, path *field.Path) {
 	if len(t.MatchLabelKeys) > 0 && t.LabelSelector == nil {
 		c.Forbidden(path, "must not be specified when labelSelector is not set")
+	}
+	allowed := 0
+	if c.isPod {
+		allowed = 1
 	}
 	for i, key := range t.MatchLabelKeys {
 		c.LabelName(path.Index(i), key)
 		if t.LabelSelector == nil {
 			continue
 		}
-		if _, ok := t.LabelSelector.MatchLabels[key]; ok || slices.ContainsFunc(t.LabelSelector.MatchExpressions,
-			func(o metav1.LabelSelectorRequirement) bool { return o.Key == key && !isMerged(o) }) {
+		seen := 0
+		if _, ok := t.LabelSelector.MatchLabels[key]; ok {
+			seen++
+		}
+		for _, x := range t.LabelSelector.MatchExpressions {
+			if x.Key == key {
+				seen++
+			}
+		}
+		if seen > allowed {
 			c.Invalid(path.Index(i), key, "exists in both matchLabelKeys and labelSelector")
 		}
 	}
-}
-
-// isMerged tells an expression that a matchLabelKey may have become.
-func isMerged(r metav1.LabelSelectorRequirement) bool {
-	return r.Operator == metav1.LabelSelectorOpIn && len(r.Values) == 1
 }
 
 // Tolerations checks a list of tolerations, of pods and of runtime classes.
@@ -190,13 +198,9 @@ func Tolerations(e *validate.Errors, tolerations []corev1.Toleration, path *fiel
 			if t.Value != "" {
 				e.Invalid(at.Child("operator"), t.Value, "value must be empty when `operator` is 'Exists'")
 			}
-		case corev1.TolerationOpLt, corev1.TolerationOpGt:
-			if n, err := strconv.ParseInt(t.Value, 10, 64); err != nil || strconv.FormatInt(n, 10) != t.Value {
-				e.Invalid(at.Child("value"), t.Value, "must be a valid integer")
-			}
 		default:
 			validate.OneOf(e, at.Child("operator"), t.Operator,
-				corev1.TolerationOpEqual, corev1.TolerationOpExists, corev1.TolerationOpGt, corev1.TolerationOpLt)
+				corev1.TolerationOpEqual, corev1.TolerationOpExists)
 		}
 		if t.Effect != "" {
 			TaintEffect(e, t.Effect, at.Child("effect"))

@@ -28,4 +28,6 @@ func ValidateTemplate(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorLi
 
 // TemplateWarnings are what a client should be told of a valid pod template
 // that is at path.
-func TemplateWarnings(t *corev1.PodTemplateSpec, path *field.Path) []string { return nil }
+func TemplateWarnings(t *corev1.PodTemplateSpec, path *field.Path) []string {
+	return specWarnings(&t.Spec, &t.ObjectMeta, path)
+}

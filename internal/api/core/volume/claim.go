@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 	"unicode"
@@ -145,4 +146,15 @@ func NormalizeDataSources(spec *corev1.PersistentVolumeClaimSpec) {
 	case ref != nil && src == nil && (ref.Namespace == nil || *ref.Namespace == ""):
 		spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ref.APIGroup, Kind: ref.Kind, Name: ref.Name}
 	}
+}
+
+// ClaimSpecWarnings are what a client should be told of a valid claim.
+func ClaimSpecWarnings(spec *corev1.PersistentVolumeClaimSpec, at *field.Path) []string {
+	var out []string
+	size := spec.Resources.Requests[corev1.ResourceStorage]
+	if size.MilliValue()%1000 != 0 {
+		out = append(out, fmt.Sprintf("%s: fractional byte value %q is invalid, must be an integer",
+			at.Child("resources", "requests").Key(string(corev1.ResourceStorage)), size.String()))
+	}
+	return out
 }

@@ -1,0 +1,192 @@
+package pod
+
+import (
+	"fmt"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/internal/api"
+)
+
+func columns() []metav1.TableColumnDefinition {
+	spec, status := corev1.PodSpec{}.SwaggerDoc(), corev1.PodStatus{}.SwaggerDoc()
+	return []metav1.TableColumnDefinition{
+		api.NameColumn,
+		{Name: "Ready", Type: "string", Description: "The aggregate readiness state of this pod for accepting traffic."},
+		{Name: "Status", Type: "string", Description: "The aggregate status of the containers in this pod."},
+		{Name: "Restarts", Type: "string", Description: "The number of times the containers in this pod have been restarted and when the last container in this pod has restarted."},
+		api.AgeColumn,
+		{Name: "IP", Type: "string", Priority: 1, Description: status["podIP"]},
+		{Name: "Node", Type: "string", Priority: 1, Description: spec["nodeName"]},
+		{Name: "Nominated Node", Type: "string", Priority: 1, Description: status["nominatedNodeName"]},
+		{Name: "Readiness Gates", Type: "string", Priority: 1, Description: spec["readinessGates"]},
+	}
+}
+
+func row(p *corev1.Pod) []any {
+	s := summarize(p)
+	restarts := strconv.Itoa(s.restarts)
+	if s.restarts != 0 && !s.lastRestart.IsZero() {
+		restarts = fmt.Sprintf("%d (%s ago)", s.restarts, api.Age(s.lastRestart))
+	}
+	ip := ""
+	if len(p.Status.PodIPs) > 0 {
+		ip = p.Status.PodIPs[0].IP
+	}
+	return []any{
+		p.Name, fmt.Sprintf("%d/%d", s.ready, s.containers), s.status, restarts, api.Age(p.CreationTimestamp),
+		orNone(ip), orNone(p.Spec.NodeName), orNone(p.Status.NominatedNodeName), readinessGates(p),
+	}
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "<none>"
+	}
+	return s
+}
+
+func readinessGates(p *corev1.Pod) string {
+	if len(p.Spec.ReadinessGates) == 0 {
+		return "<none>"
+	}
+	met := 0
+	for _, gate := range p.Spec.ReadinessGates {
+		if isTrue(p, gate.ConditionType) {
+			met++
+		}
+	}
+	return fmt.Sprintf("%d/%d", met, len(p.Spec.ReadinessGates))
+}
+
+// isTrue looks at the first condition of a type.
+func isTrue(p *corev1.Pod, t corev1.PodConditionType) bool {
+	for i := range p.Status.Conditions {
+		if p.Status.Conditions[i].Type == t {
+			return p.Status.Conditions[i].Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// summary is a pod in a few words, as users know it from kubectl.
+type summary struct {
+	ready, containers int
+	status            string
+	restarts          int
+	lastRestart       metav1.Time
+}
+
+// restarted counts the restarts of one container.
+func (s *summary) restarted(c *corev1.ContainerStatus) {
+	s.restarts += int(c.RestartCount)
+	if t := c.LastTerminationState.Terminated; t != nil && s.lastRestart.Before(&t.FinishedAt) {
+		s.lastRestart = t.FinishedAt
+	}
+}
+
+func summarize(p *corev1.Pod) summary {
+	s := summary{containers: len(p.Spec.Containers), status: string(p.Status.Phase)}
+	if p.Status.Reason != "" {
+		s.status = p.Status.Reason
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonSchedulingGated {
+			s.status = corev1.PodReasonSchedulingGated
+		}
+	}
+	for i := range p.Spec.InitContainers {
+		if isSidecar(&p.Spec.InitContainers[i]) {
+			s.containers++
+		}
+	}
+	sidecars, initializing := s.initContainers(p)
+	if !initializing || isTrue(p, corev1.PodInitialized) {
+		// Once the pod runs, init containers are history, but for the
+		// sidecars.
+		s.restarts, s.lastRestart = sidecars.restarts, sidecars.lastRestart
+		s.mainContainers(p)
+	}
+	switch {
+	case p.DeletionTimestamp == nil:
+	case p.Status.Reason == "NodeLost":
+		s.status = "Unknown"
+	case p.Status.Phase != corev1.PodFailed && p.Status.Phase != corev1.PodSucceeded:
+		s.status = "Terminating"
+	}
+	return s
+}
+
+// initContainers looks at the init containers up to the first that has not
+// done its work. It returns the restarts of the sidecars among them.
+func (s *summary) initContainers(p *corev1.Pod) (sidecars summary, initializing bool) {
+	for i := range p.Status.InitContainerStatuses {
+		c := &p.Status.InitContainerStatuses[i]
+		sidecar := false
+		for j := range p.Spec.InitContainers {
+			if p.Spec.InitContainers[j].Name == c.Name {
+				sidecar = isSidecar(&p.Spec.InitContainers[j])
+			}
+		}
+		s.restarted(c)
+		if sidecar {
+			sidecars.restarted(c)
+		}
+		ended, waiting := c.State.Terminated, c.State.Waiting
+		switch {
+		case ended != nil && ended.ExitCode == 0:
+			continue
+		case sidecar && c.Started != nil && *c.Started:
+			if c.Ready {
+				s.ready++
+			}
+			continue
+		case ended != nil:
+			s.status = "Init:" + how(ended)
+		case waiting != nil && waiting.Reason != "" && waiting.Reason != "PodInitializing":
+			s.status = "Init:" + waiting.Reason
+		default:
+			s.status = fmt.Sprintf("Init:%d/%d", i, len(p.Spec.InitContainers))
+		}
+		return sidecars, true
+	}
+	return sidecars, false
+}
+
+// how says in a word how a container ended.
+func how(t *corev1.ContainerStateTerminated) string {
+	switch {
+	case t.Reason != "":
+		return t.Reason
+	case t.Signal != 0:
+		return fmt.Sprintf("Signal:%d", t.Signal)
+	}
+	return fmt.Sprintf("ExitCode:%d", t.ExitCode)
+}
+
+// mainContainers looks at the regular containers; the first one that waits or
+// has ended gives the pod its status.
+func (s *summary) mainContainers(p *corev1.Pod) {
+	running := false
+	for i := len(p.Status.ContainerStatuses) - 1; i >= 0; i-- {
+		c := &p.Status.ContainerStatuses[i]
+		s.restarted(c)
+		switch state := &c.State; {
+		case state.Waiting != nil && state.Waiting.Reason != "":
+			s.status = state.Waiting.Reason
+		case state.Terminated != nil:
+			s.status = how(state.Terminated)
+		case c.Ready && state.Running != nil:
+			running = true
+			s.ready++
+		}
+	}
+	if s.status == "Completed" && running {
+		s.status = "NotReady"
+		if isTrue(p, corev1.PodReady) {
+			s.status = "Running"
+		}
+	}
+}

@@ -1,0 +1,280 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+// Kind describes pods.
+func Kind() api.Kind[*corev1.Pod] {
+	return api.Kind[*corev1.Pod]{
+		Names: api.Names{
+			Kind:       "Pod",
+			Plural:     "pods",
+			ShortNames: []string{"po"},
+			Categories: []string{"all"},
+		},
+		Version: "v1",
+		Scope:   api.Namespaced,
+		New:     func() *corev1.Pod { return &corev1.Pod{} },
+		NewList: func() runtime.Object { return &corev1.PodList{} },
+		Default: Default,
+		PrepareCreate: func(_ context.Context, p *corev1.Pod) {
+			prepareCreate(p)
+		},
+		Validate: func(_ context.Context, p *corev1.Pod) field.ErrorList { return validateCreate(p) },
+		Warnings: func(_ context.Context, p, old *corev1.Pod) []string {
+			if old != nil {
+				// Programs change pods, often, and people read warnings.
+				return nil
+			}
+			return warnings(p)
+		},
+		Update: api.KindUpdate[*corev1.Pod]{
+			Prepare: func(_ context.Context, p, old *corev1.Pod) {
+				old.Status.DeepCopyInto(&p.Status)
+				bumpGeneration(p, old)
+			},
+			Validate:    func(_ context.Context, p, old *corev1.Pod) field.ErrorList { return validateUpdate(p, old) },
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*corev1.Pod]{
+			"status": {
+				Prepare:     func(_ context.Context, p, old *corev1.Pod) { prepareStatus(p, old) },
+				Validate:    func(_ context.Context, p, old *corev1.Pod) field.ErrorList { return validateStatus(p, old) },
+				ResetFields: [][]string{{"spec"}, {"metadata", "deletionTimestamp"}, {"metadata", "ownerReferences"}},
+			},
+			"ephemeralcontainers": {
+				Prepare: func(_ context.Context, p, old *corev1.Pod) {
+					asked := p.Spec.EphemeralContainers
+					old.Spec.DeepCopyInto(&p.Spec)
+					p.Spec.EphemeralContainers = asked
+					prepareSpecView(p, old)
+				},
+				Validate: func(_ context.Context, p, old *corev1.Pod) field.ErrorList { return validateEphemeralUpdate(p, old) },
+			},
+			"resize": {
+				Prepare: func(_ context.Context, p, old *corev1.Pod) {
+					keepResize(p, old)
+					prepareSpecView(p, old)
+				},
+				Validate: func(_ context.Context, p, old *corev1.Pod) field.ErrorList { return validateResize(p, old) },
+			},
+		},
+		BeforeDelete: func(_ context.Context, p *corev1.Pod, opts *metav1.DeleteOptions) bool {
+			return beforeDelete(p, opts)
+		},
+		Fields: selectable,
+		FieldNames: []string{
+			"spec.host", "spec.hostNetwork", "spec.nodeName", "spec.restartPolicy", "spec.schedulerName",
+			"spec.serviceAccountName", "status.nominatedNodeName", "status.phase", "status.podIP", "status.podIPs",
+		},
+		Columns: columns(),
+		Row:     row,
+	}
+}
+
+func prepareCreate(p *corev1.Pod) {
+	p.Generation = 1
+	p.Status = corev1.PodStatus{Phase: corev1.PodPending, QOSClass: QOS(p)}
+	dropDisabled(&p.Spec)
+	if len(p.Spec.SchedulingGates) > 0 {
+		p.Status.Conditions = []corev1.PodCondition{{
+			Type:               corev1.PodScheduled,
+			ObservedGeneration: p.Generation,
+			Status:             corev1.ConditionFalse,
+			Reason:             corev1.PodReasonSchedulingGated,
+			Message:            "Scheduling is blocked due to non-empty scheduling gates",
+		}}
+	}
+	mergeLabelKeys(p)
+}
+
+// dropDisabled takes out the fields of features that are alpha in this
+// version of Kubernetes and off.
+func dropDisabled(spec *corev1.PodSpec) {
+	spec.EvictionResponders = nil
+	for i := range spec.Volumes {
+		if v := spec.Volumes[i].EmptyDir; v != nil {
+			v.Mode = nil
+		}
+	}
+	eachContainer(spec, nil, func(ctr *corev1.Container, _ *field.Path) {
+		for i := range ctr.VolumeMounts {
+			ctr.VolumeMounts[i].BindMountOptions = nil
+		}
+		for _, p := range []*corev1.Probe{ctr.LivenessProbe, ctr.ReadinessProbe, ctr.StartupProbe} {
+			if p == nil {
+				continue
+			}
+			if p.GRPC != nil {
+				p.GRPC.Mode = nil
+			}
+			if p.HTTPGet != nil {
+				p.HTTPGet.Protocol = nil
+			}
+		}
+	})
+}
+
+// mergeLabelKeys puts the pod's own labels for matchLabelKeys and
+// mismatchLabelKeys into the selectors beside them, where schedulers look
+// (KEP-3243, KEP-3633).
+func mergeLabelKeys(p *corev1.Pod) {
+	add := func(s *metav1.LabelSelector, keys []string, op metav1.LabelSelectorOperator) {
+		if s == nil {
+			return
+		}
+		for _, key := range keys {
+			if value, ok := p.Labels[key]; ok {
+				s.MatchExpressions = append(s.MatchExpressions, metav1.LabelSelectorRequirement{Key: key, Operator: op, Values: []string{value}})
+			}
+		}
+	}
+	term := func(t *corev1.PodAffinityTerm) {
+		add(t.LabelSelector, t.MatchLabelKeys, metav1.LabelSelectorOpIn)
+		add(t.LabelSelector, t.MismatchLabelKeys, metav1.LabelSelectorOpNotIn)
+	}
+	terms := func(must []corev1.PodAffinityTerm, should []corev1.WeightedPodAffinityTerm) {
+		for i := range must {
+			term(&must[i])
+		}
+		for i := range should {
+			term(&should[i].PodAffinityTerm)
+		}
+	}
+	if a := p.Spec.Affinity; a != nil {
+		if a.PodAffinity != nil {
+			terms(a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution, a.PodAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
+		}
+		if a.PodAntiAffinity != nil {
+			terms(a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution, a.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
+		}
+	}
+	for i := range p.Spec.TopologySpreadConstraints {
+		t := &p.Spec.TopologySpreadConstraints[i]
+		add(t.LabelSelector, t.MatchLabelKeys, metav1.LabelSelectorOpIn)
+	}
+}
+
+// bumpGeneration counts changes of the specification.
+func bumpGeneration(p, old *corev1.Pod) {
+	p.Generation = old.Generation
+	if !apiequality.Semantic.DeepEqual(p.Spec, old.Spec) {
+		p.Generation++
+	}
+}
+
+// prepareSpecView is for views that show a part of the specification: the
+// rest has been taken back.
+func prepareSpecView(p, old *corev1.Pod) {
+	old.Status.DeepCopyInto(&p.Status)
+	metav1.ResetObjectMetaForStatus(&p.ObjectMeta, &old.ObjectMeta)
+	bumpGeneration(p, old)
+}
+
+func prepareStatus(p, old *corev1.Pod) {
+	old.Spec.DeepCopyInto(&p.Spec)
+	p.DeletionTimestamp = old.DeletionTimestamp.DeepCopy()
+	p.OwnerReferences = slices.Clone(old.OwnerReferences)
+	if p.Status.QOSClass == "" {
+		p.Status.QOSClass = old.Status.QOSClass
+	}
+	keepObserved(&p.Status, &old.Status)
+}
+
+// keepObserved keeps observed generations that the writer does not know of.
+// Conditions of one type, of which there may be several, are matched in order.
+func keepObserved(s, old *corev1.PodStatus) {
+	if s.ObservedGeneration == 0 {
+		s.ObservedGeneration = old.ObservedGeneration
+	}
+	for i := range s.Conditions {
+		if s.Conditions[i].ObservedGeneration != 0 {
+			continue
+		}
+		nth := 0
+		for j := range i {
+			if s.Conditions[j].Type == s.Conditions[i].Type {
+				nth++
+			}
+		}
+		for j := range old.Conditions {
+			if old.Conditions[j].Type != s.Conditions[i].Type {
+				continue
+			}
+			if nth == 0 {
+				s.Conditions[i].ObservedGeneration = old.Conditions[j].ObservedGeneration
+				break
+			}
+			nth--
+		}
+	}
+}
+
+// beforeDelete decides how long a pod has to end. One that no kubelet runs,
+// for it is not scheduled or has ended, goes at once. One that is ending
+// already may only be given less time than it has.
+func beforeDelete(p *corev1.Pod, opts *metav1.DeleteOptions) bool {
+	if opts == nil {
+		return false
+	}
+	period := int64(0)
+	switch {
+	case p.DeletionTimestamp != nil:
+		if p.DeletionGracePeriodSeconds != nil {
+			period = *p.DeletionGracePeriodSeconds
+		}
+		if opts.GracePeriodSeconds != nil {
+			period = min(period, *opts.GracePeriodSeconds)
+		}
+	case p.Spec.NodeName == "" || p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded:
+	case opts.GracePeriodSeconds != nil:
+		period = *opts.GracePeriodSeconds
+	case p.Spec.TerminationGracePeriodSeconds != nil:
+		period = *p.Spec.TerminationGracePeriodSeconds
+	}
+	if period < 0 {
+		period = 1
+	}
+	opts.GracePeriodSeconds = &period
+	return period > 0
+}
+
+func selectable(p *corev1.Pod) fields.Set {
+	ip := ""
+	if len(p.Status.PodIPs) > 0 {
+		ip = p.Status.PodIPs[0].IP
+	}
+	return fields.Set{
+		"spec.host":                p.Spec.NodeName, // an old alias
+		"spec.hostNetwork":         strconv.FormatBool(p.Spec.HostNetwork),
+		"spec.nodeName":            p.Spec.NodeName,
+		"spec.restartPolicy":       string(p.Spec.RestartPolicy),
+		"spec.schedulerName":       p.Spec.SchedulerName,
+		"spec.serviceAccountName":  p.Spec.ServiceAccountName,
+		"status.nominatedNodeName": p.Status.NominatedNodeName,
+		"status.phase":             string(p.Status.Phase),
+		"status.podIP":             ip,
+	}
+}
+
+func warnings(p *corev1.Pod) []string {
+	var out []string
+	if msgs := validation.IsDNS1123Label(p.Name); p.Name != "" && len(msgs) > 0 {
+		out = append(out, fmt.Sprintf("metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: %v", msgs))
+	}
+	return append(out, specWarnings(&p.Spec, &p.ObjectMeta, nil)...)
+}

@@ -1,0 +1,151 @@
+package pod
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// keepResize takes back all changes but those of resources and resize
+// policies. With containers added, removed or renamed it leaves the pod alone,
+// for validation to refuse.
+func keepResize(p, old *corev1.Pod) {
+	if !sameNames(p.Spec.Containers, old.Spec.Containers) || !sameNames(p.Spec.InitContainers, old.Spec.InitContainers) {
+		return
+	}
+	asked := p.Spec
+	old.Spec.DeepCopyInto(&p.Spec)
+	p.Spec.Resources = asked.Resources
+	take := func(to, from []corev1.Container) {
+		for i := range to {
+			to[i].Resources = from[i].Resources
+			to[i].ResizePolicy = from[i].ResizePolicy
+		}
+	}
+	take(p.Spec.Containers, asked.Containers)
+	take(p.Spec.InitContainers, asked.InitContainers)
+}
+
+func sameNames(a, b []corev1.Container) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].Name != b[i].Name {
+			return false
+		}
+	}
+	return true
+}
+
+// validateResize checks new resources for a running pod (KEP-1287).
+func validateResize(p, old *corev1.Pod) field.ErrorList {
+	whole := field.NewPath("")
+	if _, static := old.Annotations[corev1.MirrorPodAnnotationKey]; static {
+		return field.ErrorList{field.Forbidden(whole, "static pods cannot be resized")}
+	}
+	if old.Spec.OS != nil && old.Spec.OS.Name == corev1.Windows {
+		return field.ErrorList{field.Forbidden(whole, "windows pods cannot be resized")}
+	}
+	e := validateChanged(p, old)
+	path := field.NewPath("spec")
+	if !sameNames(p.Spec.Containers, old.Spec.Containers) || !sameNames(p.Spec.InitContainers, old.Spec.InitContainers) {
+		e.Forbidden(path, "containers may not be renamed or reordered on resize")
+		return e.List
+	}
+	was := old.Status.QOSClass
+	if was == "" {
+		was = QOS(old)
+	}
+	if was != QOS(p) {
+		e.Invalid(path, p.Status.QOSClass, "Pod QOS Class may not change as a result of resizing")
+	}
+	if !nodeCanResize(old) {
+		e.Forbidden(path, "Pod running on node without support for resize")
+	}
+	spec := p.Spec.DeepCopy()
+	for i := range spec.InitContainers {
+		is, was, at := &spec.InitContainers[i], &old.Spec.InitContainers[i], path.Child("initContainers").Index(i).Child("resources")
+		if !isSidecar(was) {
+			if !apiequality.Semantic.DeepEqual(is, was) {
+				e.Forbidden(path, "resources for non-sidecar init containers are immutable")
+			}
+			continue
+		}
+		e.Add(removedResources(&is.Resources, &was.Resources, at))
+		if !onlyComputeChanged(is, was) {
+			e.Forbidden(path, "only cpu and memory resources for sidecar containers are mutable")
+		}
+	}
+	for i := range spec.Containers {
+		is, was := &spec.Containers[i], &old.Spec.Containers[i]
+		e.Add(removedResources(&is.Resources, &was.Resources, path.Child("containers").Index(i).Child("resources")))
+		if !onlyComputeChanged(is, was) {
+			e.Forbidden(path, "only cpu and memory resources are mutable")
+		}
+	}
+	if spec.Resources != nil && old.Spec.Resources != nil {
+		e.Add(removedResources(spec.Resources, old.Spec.Resources, path.Child("resources")))
+		spec.Resources = withoutCompute(spec.Resources, old.Spec.Resources)
+	}
+	if len(e.List) == 0 && !apiequality.Semantic.DeepEqual(*spec, old.Spec) {
+		e.Forbidden(path, "only cpu and memory resources are mutable")
+	}
+	return e.List
+}
+
+// nodeCanResize looks for a running container's resources, which a kubelet
+// that can resize has reported.
+func nodeCanResize(p *corev1.Pod) bool {
+	for i := range p.Status.ContainerStatuses {
+		if s := &p.Status.ContainerStatuses[i]; s.State.Running != nil {
+			return s.Resources != nil
+		}
+	}
+	return true
+}
+
+func removedResources(is, was *corev1.ResourceRequirements, at *field.Path) field.ErrorList {
+	removed := func(is, was corev1.ResourceList) bool {
+		for name := range was {
+			if _, ok := is[name]; !ok {
+				return true
+			}
+		}
+		return false
+	}
+	var errs field.ErrorList
+	if removed(is.Requests, was.Requests) {
+		errs = append(errs, field.Forbidden(at.Child("requests"), "resource requests cannot be removed"))
+	}
+	if removed(is.Limits, was.Limits) {
+		errs = append(errs, field.Forbidden(at.Child("limits"), "resource limits cannot be removed"))
+	}
+	return errs
+}
+
+// onlyComputeChanged compares without cpu and memory, which it takes back in
+// is.
+func onlyComputeChanged(is, was *corev1.Container) bool {
+	is.Resources = *withoutCompute(&is.Resources, &was.Resources)
+	is.ResizePolicy = was.ResizePolicy
+	return apiequality.Semantic.DeepEqual(is, was)
+}
+
+func withoutCompute(is, was *corev1.ResourceRequirements) *corev1.ResourceRequirements {
+	out := is.DeepCopy()
+	restore := func(list *corev1.ResourceList, from corev1.ResourceList) {
+		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+			delete(*list, name)
+			if q, ok := from[name]; ok {
+				if *list == nil {
+					*list = corev1.ResourceList{}
+				}
+				(*list)[name] = q
+			}
+		}
+	}
+	restore(&out.Limits, was.Limits)
+	restore(&out.Requests, was.Requests)
+	return out
+}

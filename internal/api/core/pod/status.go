@@ -1,0 +1,226 @@
+package pod
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+
+	"hyperkube/internal/api/validate"
+)
+
+// validateStatus checks a change of status, most often the kubelet's.
+func validateStatus(p, old *corev1.Pod) field.ErrorList {
+	e := &validate.Errors{}
+	checkAnnotationUpdate(e, p, old)
+	for i, cond := range p.Status.Conditions {
+		switch cond.Type {
+		case corev1.PodScheduled, corev1.PodReady, corev1.PodInitialized:
+		default:
+			e.QualifiedName(field.NewPath("metadata", "conditions").Index(i).Child("Type"), string(cond.Type))
+		}
+	}
+	path := field.NewPath("status")
+	if name := p.Status.NominatedNodeName; name != "" && name != old.Status.NominatedNodeName {
+		e.InvalidAll(path.Child("nominatedNodeName"), name, apivalidation.NameIsDNSSubdomain(name, false))
+	}
+	e.Add(apivalidation.ValidateImmutableField(p.Status.QOSClass, old.Status.QOSClass, path.Child("qosClass")))
+	checkTransitions(e, p.Status.ContainerStatuses, old.Status.ContainerStatuses, path.Child("containerStatuses"),
+		func(name string) *corev1.ContainerRestartPolicy { return ownRestartPolicy(old.Spec.Containers, name) }, old.Spec.RestartPolicy)
+	checkTransitions(e, p.Status.InitContainerStatuses, old.Status.InitContainerStatuses, path.Child("initContainerStatuses"),
+		func(name string) *corev1.ContainerRestartPolicy {
+			return ownRestartPolicy(old.Spec.InitContainers, name)
+		}, old.Spec.RestartPolicy)
+	checkTransitions(e, p.Status.EphemeralContainerStatuses, old.Status.EphemeralContainerStatuses, path.Child("ephemeralContainerStatuses"),
+		func(string) *corev1.ContainerRestartPolicy { return nil }, corev1.RestartPolicyNever)
+	checkClaimStatuses(e, p, path.Child("resourceClaimStatuses"))
+	checkPodIPs(e, p, old, path.Child("podIPs"))
+	checkHostIPs(e, p, old, path.Child("hostIPs"))
+	for _, group := range []struct {
+		name       string
+		statuses   []corev1.ContainerStatus
+		containers []corev1.Container
+	}{
+		{"containerStatuses", p.Status.ContainerStatuses, p.Spec.Containers},
+		{"initContainerStatuses", p.Status.InitContainerStatuses, p.Spec.InitContainers},
+		{"ephemeralContainerStatuses", p.Status.EphemeralContainerStatuses, nil},
+	} {
+		for i := range group.statuses {
+			at := path.Child(group.name).Index(i)
+			checkStatusUser(e, p, &group.statuses[i], at.Child("linux"))
+			if group.containers == nil && len(group.statuses[i].AllocatedResourcesStatus) > 0 {
+				e.Forbidden(at.Child("allocatedResourcesStatus"), "must not be specified in container status")
+				continue
+			}
+			checkAllocated(e, &group.statuses[i], group.containers, at.Child("allocatedResourcesStatus"))
+		}
+	}
+	return e.List
+}
+
+// ownRestartPolicy is what a container has beside the pod's policy; with
+// rules, it may be restarted in any case.
+func ownRestartPolicy(containers []corev1.Container, name string) *corev1.ContainerRestartPolicy {
+	for i := range containers {
+		if containers[i].Name == name {
+			if len(containers[i].RestartPolicyRules) > 0 {
+				always := corev1.ContainerRestartPolicyAlways
+				return &always
+			}
+			return containers[i].RestartPolicy
+		}
+	}
+	return nil
+}
+
+// checkTransitions refuses to bring back a container that ended for good.
+func checkTransitions(e *validate.Errors, is, was []corev1.ContainerStatus, path *field.Path,
+	own func(string) *corev1.ContainerRestartPolicy, pod corev1.RestartPolicy) {
+	if pod == corev1.RestartPolicyAlways {
+		return
+	}
+	for i := range was {
+		ended := was[i].State.Terminated
+		if ended == nil {
+			continue
+		}
+		policy := string(pod)
+		if p := own(was[i].Name); p != nil {
+			policy = string(*p)
+		}
+		if policy == string(corev1.RestartPolicyAlways) || policy == string(corev1.RestartPolicyOnFailure) && ended.ExitCode != 0 {
+			continue
+		}
+		for j := range is {
+			if is[j].Name == was[i].Name && is[j].State.Terminated == nil {
+				e.Forbidden(path.Index(i).Child("state"), "may not be transitioned to non-terminated state")
+			}
+		}
+	}
+}
+
+func checkClaimStatuses(e *validate.Errors, p *corev1.Pod, path *field.Path) {
+	for i, s := range p.Status.ResourceClaimStatuses {
+		at := path.Index(i).Child("name")
+		if !slices.ContainsFunc(p.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == s.Name }) {
+			e.Invalid(at, s.Name, "must match the name of an entry in `spec.resourceClaims`")
+		}
+		if slices.ContainsFunc(p.Status.ResourceClaimStatuses[:i], func(o corev1.PodResourceClaimStatus) bool { return o.Name == s.Name }) {
+			e.Duplicate(at, s.Name)
+		}
+		if s.ResourceClaimName != nil {
+			e.InvalidAll(at, s.ResourceClaimName, validation.IsDNS1123Subdomain(*s.ResourceClaimName))
+		}
+	}
+}
+
+const onePerFamily = "may specify no more than one IP for each IP family"
+
+func checkPodIPs(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
+	var before []string
+	for _, ip := range old.Status.PodIPs {
+		before = append(before, ip.IP)
+	}
+	ips := make([]string, len(p.Status.PodIPs))
+	for i, ip := range p.Status.PodIPs {
+		ips[i] = ip.IP
+		e.LegacyIP(path.Index(i), ip.IP, before)
+	}
+	if len(ips) < 2 {
+		return
+	}
+	checkFamilies(e, ips, p.Status.PodIPs, path)
+	for i := range ips {
+		if slices.Contains(ips[:i], ips[i]) {
+			e.Duplicate(path.Index(i), p.Status.PodIPs[i])
+		}
+	}
+}
+
+func checkFamilies(e *validate.Errors, ips []string, value any, path *field.Path) {
+	dual, err := netutils.IsDualStackIPStrings(ips)
+	if err != nil {
+		e.Add(field.ErrorList{field.InternalError(path, fmt.Errorf("failed to check for dual stack with error:%w", err))})
+	}
+	if !dual || len(ips) > 2 {
+		e.Invalid(path, value, onePerFamily)
+	}
+}
+
+func checkHostIPs(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
+	if len(p.Status.HostIPs) == 0 {
+		return
+	}
+	if first := p.Status.HostIPs[0].IP; first != p.Status.HostIP {
+		e.Invalid(path.Index(0).Child("ip"), first, "must be equal to `hostIP`")
+	}
+	var before []string
+	for _, ip := range old.Status.HostIPs {
+		before = append(before, ip.IP)
+	}
+	ips := make([]string, len(p.Status.HostIPs))
+	for i, ip := range p.Status.HostIPs {
+		ips[i] = ip.IP
+		e.LegacyIP(path.Index(i), ip.IP, before)
+	}
+	if len(ips) < 2 {
+		return
+	}
+	for i := range ips {
+		if slices.Contains(ips[:i], ips[i]) {
+			e.Duplicate(path.Index(i), p.Status.HostIPs[i])
+		}
+	}
+	checkFamilies(e, ips, p.Status.HostIPs, path)
+}
+
+func checkStatusUser(e *validate.Errors, p *corev1.Pod, s *corev1.ContainerStatus, at *field.Path) {
+	if s.User == nil || s.User.Linux == nil {
+		return
+	}
+	if p.Spec.OS != nil && p.Spec.OS.Name == corev1.Windows {
+		e.Forbidden(at, "cannot be set for a windows pod")
+		return
+	}
+	e.InvalidAll(at.Child("uid"), s.User.Linux.UID, validation.IsValidUserID(s.User.Linux.UID))
+	e.InvalidAll(at.Child("gid"), s.User.Linux.GID, validation.IsValidGroupID(s.User.Linux.GID))
+	for i, gid := range s.User.Linux.SupplementalGroups {
+		e.InvalidAll(at.Child("supplementalGroups").Index(i), gid, validation.IsValidGroupID(gid))
+	}
+}
+
+// checkAllocated checks the health of devices that a container has.
+func checkAllocated(e *validate.Errors, s *corev1.ContainerStatus, containers []corev1.Container, path *field.Path) {
+	i := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == s.Name })
+	for j, r := range s.AllocatedResourcesStatus {
+		at := path.Index(j)
+		if i >= 0 {
+			claims, requests := containers[i].Resources.Claims, containers[i].Resources.Requests
+			if strings.HasPrefix(string(r.Name), "claim:") {
+				if !slices.ContainsFunc(claims, func(c corev1.ResourceClaim) bool {
+					name := "claim:" + c.Name
+					if c.Request != "" {
+						name += "/" + c.Request
+					}
+					return name == string(r.Name)
+				}) {
+					e.Invalid(at.Child("name"), r.Name, "must match one of the container's resource claims in a format 'claim:<claimName>/<request>' or 'claim:<claimName>' if request is empty")
+				}
+			} else if _, ok := requests[r.Name]; !ok {
+				e.Invalid(at.Child("name"), r.Name, "must match one of the container's resource requests")
+			}
+		}
+		for k, health := range r.Resources {
+			validate.OneOf(e, at.Child("resources").Index(k).Child("health"), health.Health,
+				corev1.ResourceHealthStatusHealthy, corev1.ResourceHealthStatusUnhealthy, corev1.ResourceHealthStatusUnknown)
+			if slices.ContainsFunc(r.Resources[:k], func(o corev1.ResourceHealth) bool { return o.ResourceID == health.ResourceID }) {
+				e.Duplicate(at.Child("resources").Index(k).Child("resourceID"), health.ResourceID)
+			}
+		}
+	}
+}

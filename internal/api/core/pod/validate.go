@@ -1,0 +1,267 @@
+package pod
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
+)
+
+// validatePod checks what new and changed pods have in common, metadata
+// apart.
+func validatePod(p *corev1.Pod) field.ErrorList {
+	c := newChecker(&p.Spec, true, p.Name)
+	path := field.NewPath("spec")
+	c.checkAnnotations(p.Annotations, field.NewPath("metadata", "annotations"))
+	c.checkSpec(path)
+	if p.Spec.ServiceAccountName == "" {
+		for i := range p.Spec.Volumes {
+			projected := p.Spec.Volumes[i].Projected
+			if projected == nil {
+				continue
+			}
+			for j := range projected.Sources {
+				if projected.Sources[j].ServiceAccountToken != nil {
+					c.Forbidden(path.Child("volumes").Index(i).Child("projected", "sources").Index(j).Child("serviceAccountToken"),
+						"must not be specified when serviceAccountName is not set")
+				}
+			}
+		}
+	}
+	for i := range p.Spec.Containers {
+		c.checkImageSpace(&p.Spec.Containers[i], path.Child("containers").Index(i))
+	}
+	for i := range p.Spec.InitContainers {
+		c.checkImageSpace(&p.Spec.InitContainers[i], path.Child("initContainers").Index(i))
+	}
+	return c.List
+}
+
+func validateCreate(p *corev1.Pod) field.ErrorList {
+	c := newChecker(&p.Spec, true, p.Name)
+	c.List = validatePod(p)
+	path := field.NewPath("spec")
+	if len(p.Spec.EphemeralContainers) > 0 {
+		c.Forbidden(path.Child("ephemeralContainers"), "cannot be set on create")
+	}
+	if p.Spec.NodeName != "" && len(p.Spec.SchedulingGates) > 0 {
+		c.Forbidden(path.Child("nodeName"), "cannot be set until all schedulingGates have been cleared")
+	}
+	c.checkProfilesMatch(&p.ObjectMeta, path)
+	return c.List
+}
+
+// validateChanged is validatePod for a pod that is there already: what was
+// wrong with it before is not held against the change.
+func validateChanged(p, old *corev1.Pod) validate.Errors {
+	return validate.Errors{List: validate.Ratchet(validatePod(p), func() field.ErrorList { return validatePod(old) })}
+}
+
+// checkAnnotationUpdate holds on to the annotations that nobody may change.
+func checkAnnotationUpdate(e *validate.Errors, p, old *corev1.Pod) {
+	path := field.NewPath("metadata", "annotations")
+	for _, k := range slices.Sorted(maps.Keys(old.Annotations)) {
+		if value, ok := p.Annotations[k]; ok && value == old.Annotations[k] {
+			continue
+		}
+		if strings.HasPrefix(k, corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix) {
+			e.Forbidden(path.Key(k), "may not remove or update AppArmor annotations")
+		}
+		if k == corev1.MirrorPodAnnotationKey {
+			e.Forbidden(path.Key(k), "may not remove or update mirror pod annotation")
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(p.Annotations)) {
+		if _, ok := old.Annotations[k]; ok {
+			continue
+		}
+		if strings.HasPrefix(k, corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix) {
+			e.Forbidden(path.Key(k), "may not add AppArmor annotations")
+		}
+		if k == corev1.MirrorPodAnnotationKey {
+			e.Forbidden(path.Key(k), "may not add mirror pod annotation")
+		}
+	}
+}
+
+var updatable = strings.Join([]string{
+	"`spec.containers[*].image`",
+	"`spec.initContainers[*].image`",
+	"`spec.activeDeadlineSeconds`",
+	"`spec.tolerations` (only additions to existing tolerations)",
+	"`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)",
+}, ",")
+
+// validateUpdate checks a change at the pod's own path, where little of the
+// specification may change.
+func validateUpdate(p, old *corev1.Pod) field.ErrorList {
+	e := validateChanged(p, old)
+	checkAnnotationUpdate(&e, p, old)
+	path := field.NewPath("spec")
+	if len(p.Spec.Containers) != len(old.Spec.Containers) {
+		e.Forbidden(path.Child("containers"), "pod updates may not add or remove containers")
+		return e.List
+	}
+	if len(p.Spec.InitContainers) != len(old.Spec.InitContainers) {
+		e.Forbidden(path.Child("initContainers"), "pod updates may not add or remove containers")
+		return e.List
+	}
+	if !checkDeadlineUpdate(&e, p.Spec.ActiveDeadlineSeconds, old.Spec.ActiveDeadlineSeconds, path.Child("activeDeadlineSeconds")) {
+		return e.List
+	}
+	checkTolerationUpdate(&e, p.Spec.Tolerations, old.Spec.Tolerations, path.Child("tolerations"))
+	for i, gate := range p.Spec.SchedulingGates {
+		if !slices.Contains(old.Spec.SchedulingGates, gate) {
+			e.Forbidden(path.Child("schedulingGates").Index(i).Child("name"),
+				fmt.Sprintf("only deletion is allowed, but found new scheduling gate '%s'", gate.Name))
+		}
+	}
+	if apiequality.Semantic.DeepEqual(p.Spec, old.Spec) {
+		return e.List
+	}
+	spec := withoutAllowedChanges(&e, p, old, path)
+	if !apiequality.Semantic.DeepEqual(*spec, old.Spec) {
+		e.Forbidden(path, fmt.Sprintf("pod updates may not change fields other than %s\n%v", updatable, cmp.Diff(old.Spec, *spec)))
+	}
+	return e.List
+}
+
+// withoutAllowedChanges is a copy of p's specification in which what may
+// change is as it was; what is left is forbidden.
+func withoutAllowedChanges(e *validate.Errors, p, old *corev1.Pod, path *field.Path) *corev1.PodSpec {
+	spec := p.Spec.DeepCopy()
+	for i := range spec.Containers {
+		spec.Containers[i].Image = old.Spec.Containers[i].Image
+	}
+	for i := range spec.InitContainers {
+		spec.InitContainers[i].Image = old.Spec.InitContainers[i].Image
+	}
+	spec.ActiveDeadlineSeconds = old.Spec.ActiveDeadlineSeconds
+	spec.SchedulingGates = old.Spec.SchedulingGates
+	spec.Tolerations = old.Spec.Tolerations
+	if was, is := old.Spec.TerminationGracePeriodSeconds, spec.TerminationGracePeriodSeconds; was != nil && *was < 0 && is != nil && *is == 1 {
+		spec.TerminationGracePeriodSeconds = was
+	}
+	if len(old.Spec.SchedulingGates) > 0 {
+		checkGatedUpdate(e, spec, &old.Spec, path)
+	}
+	return spec
+}
+
+// checkGatedUpdate lets a pod that is held back from scheduling be told more
+// precisely where it may go. It takes these changes out of spec.
+func checkGatedUpdate(e *validate.Errors, spec, old *corev1.PodSpec, path *field.Path) {
+	for k, v := range old.NodeSelector {
+		if now, ok := spec.NodeSelector[k]; !ok || now != v {
+			e.Invalid(path.Child("nodeSelector"), spec.NodeSelector, "only additions to spec.nodeSelector are allowed (no mutations or deletions)")
+			break
+		}
+	}
+	spec.NodeSelector = old.NodeSelector
+
+	var was, is *corev1.NodeAffinity
+	if old.Affinity != nil {
+		was = old.Affinity.NodeAffinity
+	}
+	if spec.Affinity != nil {
+		is = spec.Affinity.NodeAffinity
+	}
+	if apiequality.Semantic.DeepEqual(was, is) {
+		return
+	}
+	checkNodeAffinityUpdate(e, is, was, path.Child("affinity", "nodeAffinity", required, "nodeSelectorTerms"))
+	switch {
+	case spec.Affinity == nil:
+		spec.Affinity = &corev1.Affinity{NodeAffinity: was}
+	case old.Affinity == nil && spec.Affinity.PodAffinity == nil && spec.Affinity.PodAntiAffinity == nil:
+		spec.Affinity = nil
+	default:
+		spec.Affinity.NodeAffinity = was
+	}
+}
+
+func checkNodeAffinityUpdate(e *validate.Errors, is, was *corev1.NodeAffinity, path *field.Path) {
+	terms := func(a *corev1.NodeAffinity) []corev1.NodeSelectorTerm {
+		if a == nil || a.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+			return nil
+		}
+		return a.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	}
+	before, after := terms(was), terms(is)
+	if len(before) > 0 && len(before) != len(after) {
+		e.Invalid(path, after, "no additions/deletions to non-empty NodeSelectorTerms list are allowed")
+		return
+	}
+	for i := range before {
+		if !onlyAdds(after[i].MatchExpressions, before[i].MatchExpressions) || !onlyAdds(after[i].MatchFields, before[i].MatchFields) ||
+			// A term without requirements matches nothing, and must stay so.
+			len(before[i].MatchExpressions)+len(before[i].MatchFields) == 0 && len(after[i].MatchExpressions)+len(after[i].MatchFields) > 0 {
+			e.Invalid(path.Index(i), after[i], "only additions are allowed (no mutations or deletions)")
+		}
+	}
+}
+
+func onlyAdds(is, was []corev1.NodeSelectorRequirement) bool {
+	return len(is) >= len(was) && apiequality.Semantic.DeepEqual(is[:len(was)], was)
+}
+
+// checkDeadlineUpdate allows a deadline to be set and to come nearer. False
+// means that there is no point in looking further.
+func checkDeadlineUpdate(e *validate.Errors, is, was *int64, at *field.Path) bool {
+	switch {
+	case is == nil:
+		if was != nil {
+			e.Invalid(at, is, "must not update from a positive integer to nil value")
+		}
+	case *is < 0 || *is > math.MaxInt32:
+		e.Invalid(at, *is, validation.InclusiveRangeError(0, math.MaxInt32))
+		return false
+	case was != nil && *was < *is:
+		e.Invalid(at, *is, "must be less than or equal to previous value")
+		return false
+	}
+	return true
+}
+
+// checkTolerationUpdate allows tolerations to be added, and their seconds to
+// change.
+func checkTolerationUpdate(e *validate.Errors, is, was []corev1.Toleration, path *field.Path) {
+	for _, old := range was {
+		if !slices.ContainsFunc(is, func(t corev1.Toleration) bool {
+			t.TolerationSeconds = old.TolerationSeconds
+			return t == old
+		}) {
+			e.Forbidden(path, "existing toleration can not be modified except its tolerationSeconds")
+			return
+		}
+	}
+}
+
+// validateEphemeralUpdate checks that ephemeral containers are only added.
+func validateEphemeralUpdate(p, old *corev1.Pod) field.ErrorList {
+	if _, static := old.Annotations[corev1.MirrorPodAnnotationKey]; static {
+		return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers")}
+	}
+	e := validateChanged(p, old)
+	checkAnnotationUpdate(&e, p, old)
+	path := field.NewPath("spec", "ephemeralContainers")
+	for _, was := range old.Spec.EphemeralContainers {
+		i := slices.IndexFunc(p.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == was.Name })
+		switch {
+		case i < 0:
+			e.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be removed\n", was.Name))
+		case !apiequality.Semantic.DeepEqual(was, p.Spec.EphemeralContainers[i]):
+			e.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be changed\n%v", was.Name, cmp.Diff(was, p.Spec.EphemeralContainers[i])))
+		}
+	}
+	return e.List
+}

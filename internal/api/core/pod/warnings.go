@@ -1,0 +1,294 @@
+package pod
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/core/volume"
+	"hyperkube/internal/api/validate"
+)
+
+// warner collects what a user may not have meant.
+type warner struct {
+	spec *corev1.PodSpec
+	meta *metav1.ObjectMeta
+	// path is a template's; nil for a pod.
+	path *field.Path
+	list []string
+}
+
+func (w *warner) add(at *field.Path, format string, args ...any) {
+	w.list = append(w.list, at.String()+": "+fmt.Sprintf(format, args...))
+}
+
+func specWarnings(spec *corev1.PodSpec, meta *metav1.ObjectMeta, path *field.Path) []string {
+	w := &warner{spec: spec, meta: meta, path: path}
+	at := path.Child("spec")
+	w.scheduling(at)
+	w.annotations(path.Child("metadata", "annotations"))
+	for i := range spec.Volumes {
+		w.volume(&spec.Volumes[i].VolumeSource, at.Child("volumes").Index(i))
+	}
+	w.tokenPaths(at.Child("volumes"))
+	w.duplicates(at)
+	w.fractions(spec.Overhead, at.Child("overhead"))
+	eachContainer(spec, at, func(ctr *corev1.Container, at *field.Path) {
+		w.profiles(ctr, path.Child("metadata", "annotations"))
+		w.fractions(ctr.Resources.Limits, at.Child("resources", "limits"))
+		w.fractions(ctr.Resources.Requests, at.Child("resources", "requests"))
+		w.env(ctr.Env, at.Child("env"))
+	})
+	w.ports(at)
+	if g := spec.TerminationGracePeriodSeconds; g != nil && *g < 0 {
+		w.add(at.Child("terminationGracePeriodSeconds"), "must be >= 0; negative values are invalid and will be treated as 1")
+	}
+	return w.list
+}
+
+const noSelector = "a null labelSelector results in matching no pod"
+
+// scheduling warns of old labels of nodes, and of selectors that match
+// nothing.
+func (w *warner) scheduling(at *field.Path) {
+	for _, key := range slices.Sorted(maps.Keys(w.spec.NodeSelector)) {
+		if msg := validate.DeprecatedNodeLabel(key); msg != "" {
+			w.add(at.Child("nodeSelector").Key(key), "%s", msg)
+		}
+	}
+	for i, t := range w.spec.TopologySpreadConstraints {
+		p := at.Child("topologySpreadConstraints").Index(i)
+		if msg := validate.DeprecatedNodeLabel(t.TopologyKey); msg != "" {
+			w.add(p.Child("topologyKey"), "%s is %s", t.TopologyKey, msg)
+		}
+		if t.LabelSelector == nil {
+			w.add(p.Child("labelSelector"), noSelector)
+		}
+	}
+	a := w.spec.Affinity
+	if a == nil {
+		return
+	}
+	at = at.Child("affinity")
+	if n := a.NodeAffinity; n != nil {
+		p := at.Child("nodeAffinity")
+		if n.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+			for i := range n.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+				w.list = append(w.list, validate.NodeSelectorTermWarnings(p.Child(required, "nodeSelectorTerms").Index(i),
+					&n.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[i])...)
+			}
+		}
+		for i := range n.PreferredDuringSchedulingIgnoredDuringExecution {
+			w.list = append(w.list, validate.NodeSelectorTermWarnings(p.Child(preferred).Index(i).Child("preference"),
+				&n.PreferredDuringSchedulingIgnoredDuringExecution[i].Preference)...)
+		}
+	}
+	if p := a.PodAffinity; p != nil {
+		w.podAffinity(p.RequiredDuringSchedulingIgnoredDuringExecution, p.PreferredDuringSchedulingIgnoredDuringExecution, at.Child("podAffinity"))
+	}
+	if p := a.PodAntiAffinity; p != nil {
+		w.podAffinity(p.RequiredDuringSchedulingIgnoredDuringExecution, p.PreferredDuringSchedulingIgnoredDuringExecution, at.Child("podAntiAffinity"))
+	}
+}
+
+func (w *warner) podAffinity(must []corev1.PodAffinityTerm, should []corev1.WeightedPodAffinityTerm, at *field.Path) {
+	for i := range must {
+		if must[i].LabelSelector == nil {
+			w.add(at.Child(required).Index(i).Child("labelSelector"), noSelector)
+		}
+	}
+	for i := range should {
+		if should[i].PodAffinityTerm.LabelSelector == nil {
+			w.add(at.Child(preferred).Index(i).Child("podAffinityTerm", "labelSelector"), noSelector)
+		}
+	}
+}
+
+func (w *warner) annotations(at *field.Path) {
+	if len(w.meta.Annotations) == 0 {
+		return
+	}
+	for _, old := range [...]struct{ key, message string }{
+		{"scheduler.alpha.kubernetes.io/critical-pod", `non-functional in v1.16+; use the "priorityClassName" field instead`},
+		{"security.alpha.kubernetes.io/sysctls", `non-functional in v1.11+; use the "sysctls" field instead`},
+		{"security.alpha.kubernetes.io/unsafe-sysctls", `non-functional in v1.11+; use the "sysctls" field instead`},
+	} {
+		if _, ok := w.meta.Annotations[old.key]; ok {
+			w.add(at.Key(old.key), "%s", old.message)
+		}
+	}
+	if w.spec.SecurityContext == nil || w.spec.SecurityContext.SeccompProfile == nil {
+		if _, ok := w.meta.Annotations[corev1.SeccompPodAnnotationKey]; ok {
+			w.add(at.Key(corev1.SeccompPodAnnotationKey), `non-functional in v1.27+; use the "seccompProfile" field instead`)
+		}
+	}
+}
+
+// profiles warns of annotations that fields have replaced.
+func (w *warner) profiles(ctr *corev1.Container, at *field.Path) {
+	if len(w.meta.Annotations) == 0 {
+		return
+	}
+	var sc corev1.SecurityContext
+	if ctr.SecurityContext != nil {
+		sc = *ctr.SecurityContext
+	}
+	key := corev1.SeccompContainerAnnotationKeyPrefix + ctr.Name
+	if _, ok := w.meta.Annotations[key]; ok && sc.SeccompProfile == nil {
+		w.add(at.Key(key), `non-functional in v1.27+; use the "seccompProfile" field instead`)
+	}
+	inherited := w.spec.SecurityContext != nil && w.spec.SecurityContext.AppArmorProfile != nil
+	key = corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix + ctr.Name
+	if _, ok := w.meta.Annotations[key]; ok && sc.AppArmorProfile == nil && !inherited {
+		w.add(at.Key(key), `deprecated since v1.30; use the "appArmorProfile" field instead`)
+	}
+}
+
+func (w *warner) volume(v *corev1.VolumeSource, at *field.Path) {
+	for _, gone := range [...]struct {
+		set           bool
+		name, message string
+	}{
+		{v.PhotonPersistentDisk != nil, "photonPersistentDisk", "deprecated in v1.11, non-functional in v1.16+"},
+		{v.GitRepo != nil, "gitRepo", "deprecated in v1.11, and disabled by default in v1.33+"},
+		{v.ScaleIO != nil, "scaleIO", "deprecated in v1.16, non-functional in v1.22+"},
+		{v.Flocker != nil, "flocker", "deprecated in v1.22, non-functional in v1.25+"},
+		{v.StorageOS != nil, "storageOS", "deprecated in v1.22, non-functional in v1.25+"},
+		{v.Quobyte != nil, "quobyte", "deprecated in v1.22, non-functional in v1.25+"},
+		{v.Glusterfs != nil, "glusterfs", "deprecated in v1.25, non-functional in v1.26+"},
+		{v.CephFS != nil, "cephfs", "deprecated in v1.28, non-functional in v1.31+"},
+		{v.RBD != nil, "rbd", "deprecated in v1.28, non-functional in v1.31+"},
+	} {
+		if gone.set {
+			w.add(at.Child(gone.name), "%s", gone.message)
+		}
+	}
+	if v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil {
+		w.list = append(w.list, volume.ClaimSpecWarnings(&v.Ephemeral.VolumeClaimTemplate.Spec, at.Child("ephemeral", "volumeClaimTemplate", "spec"))...)
+	}
+}
+
+// tokenPaths warns of projected files that hide a service account token.
+func (w *warner) tokenPaths(path *field.Path) {
+	tokens := map[string]bool{}
+	for i := range w.spec.Volumes {
+		if p := w.spec.Volumes[i].Projected; p != nil {
+			for j := range p.Sources {
+				if t := p.Sources[j].ServiceAccountToken; t != nil {
+					tokens[t.Path] = true
+				}
+			}
+		}
+	}
+	if len(tokens) == 0 {
+		return
+	}
+	hide := func(at *field.Path, file string) {
+		if tokens[file] {
+			w.add(at, "has duplicated path with ServiceAccountToken %q", file)
+		}
+	}
+	for i := range w.spec.Volumes {
+		p := w.spec.Volumes[i].Projected
+		if p == nil {
+			continue
+		}
+		at := path.Index(i).Child("projected", "sources")
+		for _, s := range p.Sources {
+			if s.ConfigMap != nil {
+				for j, item := range s.ConfigMap.Items {
+					hide(at.Child("configMap").Index(j), item.Path)
+				}
+			}
+			if s.Secret != nil {
+				for j, item := range s.Secret.Items {
+					hide(at.Child("secrets").Index(j), item.Path)
+				}
+			}
+			if s.DownwardAPI != nil {
+				for j, item := range s.DownwardAPI.Items {
+					hide(at.Child("downwardAPI").Index(j), item.Path)
+				}
+			}
+			if s.ClusterTrustBundle != nil {
+				hide(at.Child("ClusterTrustBundle"), s.ClusterTrustBundle.Path)
+			}
+		}
+	}
+}
+
+func (w *warner) duplicates(at *field.Path) {
+	for i, alias := range w.spec.HostAliases {
+		if slices.ContainsFunc(w.spec.HostAliases[:i], func(o corev1.HostAlias) bool { return o.IP == alias.IP }) {
+			w.add(at.Child("hostAliases").Index(i).Child("ip"), "duplicate ip %q", alias.IP)
+		}
+	}
+	for i, secret := range w.spec.ImagePullSecrets {
+		name := at.Child("imagePullSecrets").Index(i).Child("name")
+		if slices.Contains(w.spec.ImagePullSecrets[:i], secret) {
+			w.add(name, "duplicate name %q", secret.Name)
+		}
+		if secret.Name == "" {
+			w.add(name, "invalid empty name %q", secret.Name)
+		}
+	}
+}
+
+// fractions warns of parts of bytes, most often a unit "m" that was to be
+// "M".
+func (w *warner) fractions(list corev1.ResourceList, at *field.Path) {
+	for _, name := range []corev1.ResourceName{corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
+		if q, ok := list[name]; ok && q.MilliValue()%1000 != 0 {
+			w.add(at.Key(string(name)), "fractional byte value %q is invalid, must be an integer", q.String())
+		}
+	}
+}
+
+// env warns of variables that are set twice, unless the second builds on the
+// first.
+func (w *warner) env(vars []corev1.EnvVar, path *field.Path) {
+	for i, v := range vars {
+		if !slices.ContainsFunc(vars[:i], func(o corev1.EnvVar) bool { return o.Name == v.Name }) {
+			continue
+		}
+		ref := "$(" + v.Name + ")"
+		if v.ValueFrom != nil || v.Value == ref || !strings.Contains(v.Value, ref) {
+			w.add(path.Index(i), "hides previous definition of %q, which may be dropped when using apply", v.Name)
+		}
+	}
+}
+
+// ports warns of ports that are in each other's way, in the same or in
+// different containers.
+func (w *warner) ports(at *field.Path) {
+	type port struct {
+		at *field.Path
+		corev1.ContainerPort
+	}
+	var all []port
+	eachContainer(w.spec, at, func(ctr *corev1.Container, at *field.Path) {
+		for i, p := range ctr.Ports {
+			here := at.Child("ports").Index(i)
+			if p.HostIP != "" && p.HostPort == 0 {
+				w.add(here, "hostIP set without hostPort: %+v", p)
+			}
+			for _, o := range all {
+				switch {
+				case o.ContainerPort.ContainerPort != p.ContainerPort || o.Protocol != p.Protocol:
+				case o.HostIP == p.HostIP && o.HostPort == p.HostPort:
+					w.add(here, "duplicate port definition with %s", o.at)
+				case o.HostPort == 0 || p.HostPort == 0:
+					w.add(here, "overlapping port definition with %s", o.at)
+				case o.HostPort == p.HostPort && (o.HostIP == "") != (p.HostIP == ""):
+					w.add(here, "dangerously ambiguous port definition with %s", o.at)
+				}
+			}
+			all = append(all, port{here, p})
+		}
+	})
+}
