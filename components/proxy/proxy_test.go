@@ -45,17 +45,28 @@ func TestTraffic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, cidr := range []string{"10.244.0.5/32", "10.244.0.6/32", "192.0.2.1/32"} {
+	outward := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "out0"}, PeerName: "out1"}
+	if err := netlink.LinkAdd(outward); err != nil {
+		t.Fatal(err)
+	}
+	for cidr, link := range map[string]netlink.Link{"10.244.0.5/32": lo, "10.244.0.6/32": lo, "192.0.2.1/24": outward} {
 		addr, _ := netlink.ParseAddr(cidr)
-		if err := netlink.AddrAdd(lo, addr); err != nil {
+		if err := netlink.AddrAdd(link, addr); err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.LinkSetUp(link); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := netlink.LinkSetUp(lo); err != nil {
+	_, all, _ := net.ParseCIDR("0.0.0.0/0")
+	peer, err := netlink.LinkByName("out1")
+	if err != nil {
 		t.Fatal(err)
 	}
-	_, all, _ := net.ParseCIDR("0.0.0.0/0")
-	if err := netlink.RouteAdd(&netlink.Route{Dst: all, LinkIndex: lo.Attrs().Index}); err != nil {
+	if err := netlink.LinkSetUp(peer); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.RouteAdd(&netlink.Route{Dst: all, Gw: net.IPv4(192, 0, 2, 254), LinkIndex: outward.Attrs().Index}); err != nil {
 		t.Fatal(err)
 	}
 	for _, ip := range []string{"10.244.0.5", "10.244.0.6"} {
