@@ -1,0 +1,235 @@
+// Package podnet gives a pod its own network: an address from the node's pod
+// CIDRs, a veth pair into the pods' bridge, a default route and host ports. It
+// works on the network namespace of its caller, by netlink; iptables is called
+// once at the start and when host ports change, never for an ordinary pod.
+//
+// The bridge's address is the first of each CIDR and the pods' gateway. What
+// leaves a CIDR and the bridge is masqueraded, unless a rule of the chain
+// HK-NOMASQ accepts it first: there whoever knows the whole cluster's CIDR
+// says so.
+package podnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/hostchange"
+)
+
+// Config says how pods are connected.
+type Config struct {
+	// Bridge is the name of the pods' bridge, such as "hk-br0".
+	Bridge string
+	// LinkPrefix begins the names of the host's ends of veth pairs; at most
+	// four bytes.
+	LinkPrefix string
+	// AddressDir keeps one file for each address given. It must not outlive
+	// a reboot.
+	AddressDir string
+	// CIDRs are the node's pod CIDRs, at most one of each family.
+	CIDRs []netip.Prefix
+	// MTU of the pods' links in bytes; zero means the kernel's default.
+	MTU int
+	// Journal records what is changed on the host; nil records nothing.
+	Journal *hostchange.Journal
+	// Log receives warnings; nil means slog's default.
+	Log *slog.Logger
+}
+
+// Network is the pods' network of one node. Its methods are safe for several
+// goroutines.
+type Network struct {
+	cfg     Config
+	log     *slog.Logger
+	pool    *pool
+	netlink *netlink.Handle
+
+	mu     sync.Mutex // guards what follows, and changes to bridge and iptables
+	bridge int        // link index; zero until Setup has succeeded
+	cidrs  []netip.Prefix
+	ports  map[string][]portRule // host ports by pod
+}
+
+// New validates cfg and reads which addresses are given. It changes nothing.
+func New(cfg Config) (*Network, error) {
+	if cfg.Bridge == "" || len(cfg.Bridge) >= unix.IFNAMSIZ {
+		return nil, fmt.Errorf("bad name of the pods' bridge: %q", cfg.Bridge)
+	}
+	if len(cfg.LinkPrefix) > 4 {
+		return nil, fmt.Errorf("link prefix %q is longer than four bytes", cfg.LinkPrefix)
+	}
+	cidrs, err := checkCIDRs(cfg.CIDRs)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	pool, err := openPool(cfg.AddressDir)
+	if err != nil {
+		return nil, err
+	}
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("opening netlink: %w", err)
+	}
+	return &Network{cfg: cfg, log: cfg.Log, pool: pool, netlink: handle, cidrs: cidrs, ports: map[string][]portRule{}}, nil
+}
+
+func checkCIDRs(cidrs []netip.Prefix) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, cidr := range cidrs {
+		if !cidr.IsValid() {
+			return nil, errors.New("invalid pod CIDR")
+		}
+		cidr = cidr.Masked()
+		if cidr.Addr().BitLen()-cidr.Bits() < 2 {
+			return nil, fmt.Errorf("pod CIDR %s has no room for pods", cidr)
+		}
+		if slices.ContainsFunc(out, func(o netip.Prefix) bool { return o.Addr().Is4() == cidr.Addr().Is4() }) {
+			return nil, fmt.Errorf("pod CIDR %s is the second of its family", cidr)
+		}
+		out = append(out, cidr)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("no pod CIDR")
+	}
+	return out, nil
+}
+
+// Close closes what is open. The network stays.
+func (n *Network) Close() { n.netlink.Close() }
+
+// CIDRs returns the pod CIDRs in use.
+func (n *Network) CIDRs() []netip.Prefix {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.cidrs)
+}
+
+// SetCIDRs changes the pod CIDRs. Pods that have addresses keep them.
+func (n *Network) SetCIDRs(ctx context.Context, cidrs []netip.Prefix) error {
+	cidrs, err := checkCIDRs(cidrs)
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	same := slices.Equal(cidrs, n.cidrs) && n.bridge != 0
+	n.cidrs = cidrs
+	n.mu.Unlock()
+	if same {
+		return nil
+	}
+	return n.Setup(ctx)
+}
+
+// Setup makes the bridge, the sysctls and the iptables rules, or mends what is
+// missing of them.
+func (n *Network) Setup(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.cfg.Journal.Record(
+		hostchange.Change{Kind: hostchange.Link, Name: n.cfg.Bridge},
+		hostchange.Change{Kind: hostchange.Link, Name: n.vethPrefix() + "*"},
+	); err != nil {
+		return err
+	}
+	index, err := n.setupBridge()
+	if err != nil {
+		return fmt.Errorf("making the pods' bridge: %w", err)
+	}
+	if err := n.setupSysctls(); err != nil {
+		return err
+	}
+	if err := n.setupRules(ctx); err != nil {
+		return err
+	}
+	n.bridge = index
+	return nil
+}
+
+// setupBridge makes the bridge and gives it the gateway addresses.
+func (n *Network) setupBridge() (int, error) {
+	bridge, err := n.netlink.LinkByName(n.cfg.Bridge)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = n.cfg.Bridge
+		attrs.MTU = n.cfg.MTU
+		// Otherwise it is the lowest of the ports', which come and go.
+		attrs.HardwareAddr = hardwareAddr(gateway(n.cidrs[0]))
+		attrs.Flags = net.FlagUp
+		if err := n.netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, os.ErrExist) {
+			return 0, err
+		}
+		bridge, err = n.netlink.LinkByName(n.cfg.Bridge)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if bridge.Type() != "bridge" {
+		return 0, fmt.Errorf("link %s is there already and is no bridge but of type %s", n.cfg.Bridge, bridge.Type())
+	}
+	have, err := n.netlink.AddrList(bridge, netlink.FAMILY_ALL)
+	if err != nil {
+		return 0, fmt.Errorf("listing its addresses: %w", err)
+	}
+	var keep []netip.Prefix
+	for _, cidr := range n.cidrs {
+		want := netip.PrefixFrom(gateway(cidr), cidr.Bits())
+		keep = append(keep, want)
+		if slices.ContainsFunc(have, func(a netlink.Addr) bool { return prefixOf(a.IPNet) == want }) {
+			continue
+		}
+		addr := &netlink.Addr{IPNet: ipNet(want)}
+		if want.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := n.netlink.AddrReplace(bridge, addr); err != nil {
+			return 0, fmt.Errorf("giving it address %s: %w", want, err)
+		}
+	}
+	// Old gateways go, unless pods still use them.
+	for _, a := range have {
+		p := prefixOf(a.IPNet)
+		if slices.Contains(keep, p) || p.Addr().IsLinkLocalUnicast() || n.pool.anyIn(p.Masked()) {
+			continue
+		}
+		if err := n.netlink.AddrDel(bridge, &a); err != nil {
+			return 0, fmt.Errorf("taking address %s away: %w", p, err)
+		}
+	}
+	if err := n.netlink.LinkSetUp(bridge); err != nil {
+		return 0, fmt.Errorf("setting it up: %w", err)
+	}
+	return bridge.Attrs().Index, nil
+}
+
+// gateway is the first address of a CIDR.
+func gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() }
+
+// hardwareAddr derives a locally administered MAC from an address, so that a
+// neighbour's cache entry stays right when the address comes back.
+func hardwareAddr(addr netip.Addr) net.HardwareAddr {
+	b := addr.AsSlice()
+	return append(net.HardwareAddr{0x0a, 0x58}, b[len(b)-4:]...)
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func prefixOf(n *net.IPNet) netip.Prefix {
+	addr, _ := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(addr.Unmap(), ones)
+}

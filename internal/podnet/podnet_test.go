@@ -1,0 +1,332 @@
+package podnet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"hyperkube/internal/hostchange"
+)
+
+// TestMain gives root's tests a network namespace of their own, so that they
+// never touch the machine's.
+func TestMain(m *testing.M) {
+	const inside = "HYPERKUBE_TEST_IN_NETNS"
+	if os.Geteuid() != 0 || os.Getenv(inside) != "" {
+		os.Exit(m.Run())
+	}
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		os.Exit(exit.ExitCode())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func TestPool(t *testing.T) {
+	dir := t.TempDir()
+	p, err := openPool(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cidr := netip.MustParsePrefix("10.9.0.0/29")
+	seen := map[netip.Addr]bool{}
+	for i := range 5 {
+		addr, err := p.take(cidr, fmt.Sprint(i))
+		if err != nil || seen[addr] {
+			t.Fatalf("take %d: %s, %v", i, addr, err)
+		}
+		seen[addr] = true
+	}
+	for _, bad := range []string{"10.9.0.0", "10.9.0.1", "10.9.0.7"} {
+		if seen[netip.MustParseAddr(bad)] {
+			t.Errorf("gave %s", bad)
+		}
+	}
+	if _, err := p.take(cidr, "x"); !errors.Is(err, errExhausted) {
+		t.Errorf("a full CIDR gave %v", err)
+	}
+	if err := p.free(func(id string) bool { return id == "2" }); err != nil {
+		t.Fatal(err)
+	}
+	// A successor knows what was given.
+	p, err = openPool(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if addr, err := p.take(cidr, "y"); err != nil || addr.String() != "10.9.0.4" {
+		t.Errorf("got %s, %v", addr, err)
+	}
+	if _, err := p.take(cidr, "z"); !errors.Is(err, errExhausted) {
+		t.Errorf("a full CIDR gave %v", err)
+	}
+}
+
+func TestRulesKeepOthers(t *testing.T) {
+	n := &Network{cfg: Config{Bridge: "hk-br0"}, ports: map[string][]portRule{
+		"a": {{PortMapping{"tcp", 8080, 80, netip.MustParseAddr("127.0.0.1")}, netip.MustParseAddr("10.9.0.2")}},
+	}}
+	cidr := netip.MustParsePrefix("10.9.0.0/24")
+	fresh := n.rules(cidr, "")
+	for _, want := range []string{":HK-NOMASQ", "-A POSTROUTING ", "-I FORWARD 1 ", "! -o hk-br0 -j MASQUERADE",
+		"-A HK-HOSTPORTS -d 127.0.0.1 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.9.0.2:80"} {
+		if !strings.Contains(fresh, want) {
+			t.Errorf("no %q in\n%s", want, fresh)
+		}
+	}
+	again := n.rules(cidr, "*nat\n:HK-NOMASQ - [0:0]\n-A POSTROUTING -m comment --comment \"hyperkube pod network\" -j HK-POSTROUTING\nCOMMIT\n")
+	for _, unwanted := range []string{":HK-NOMASQ", "-A POSTROUTING "} {
+		if strings.Contains(again, unwanted) {
+			t.Errorf("%q is written again", unwanted)
+		}
+	}
+}
+
+// pod is a process in a network namespace of its own.
+func pod(t *testing.T) *os.File {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	return ns
+}
+
+// serve answers each connection to port 80 of a namespace with the caller's
+// address.
+func serve(t *testing.T, ns *os.File) {
+	t.Helper()
+	var l net.Listener
+	err := within(ns, func(*netlink.Handle) (err error) {
+		l, err = net.Listen("tcp", ":80")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+			_, _ = io.WriteString(c, host)
+			c.Close()
+		}
+	}()
+}
+
+func ask(t *testing.T, ns *os.File, addr string) string {
+	t.Helper()
+	var answer []byte
+	call := func() error {
+		c, err := net.DialTimeout("tcp", addr, 5*time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		answer, err = io.ReadAll(c)
+		return err
+	}
+	var err error
+	if ns == nil {
+		err = call()
+	} else {
+		err = within(ns, func(*netlink.Handle) error { return call() })
+	}
+	if err != nil {
+		t.Errorf("calling %s: %v", addr, err)
+	}
+	return string(answer)
+}
+
+func TestPods(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for network namespaces")
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	journal, err := hostchange.Open(filepath.Join(dir, "journal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer journal.Close()
+	n, err := New(Config{Bridge: "hk-br0", LinkPrefix: "hk", AddressDir: filepath.Join(dir, "ips"), Journal: journal,
+		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24"), netip.MustParsePrefix("fd09::/64")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	ctx := context.Background()
+	for range 2 { // mending is making
+		if err := n.Setup(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save, err := tables(ctx, "4", "save")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := bytes.Count(save, []byte("-A POSTROUTING")); got != 1 {
+		t.Errorf("%d jumps from POSTROUTING:\n%s", got, save)
+	}
+	one, two := pod(t), pod(t)
+	ids := []string{"aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"}
+	var addrs [][]netip.Addr
+	for i, ns := range []*os.File{one, two} {
+		got, err := n.Allocate(ids[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		addrs = append(addrs, got)
+		var ports []PortMapping
+		if i == 0 {
+			ports = []PortMapping{{Protocol: "tcp", HostPort: 8080, PodPort: 80}, {Protocol: "udp", HostPort: 8080, PodPort: 80}}
+		}
+		if err := n.Attach(ctx, Pod{ID: ids[i], Netns: ns, Ports: ports}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := fmt.Sprint(addrs); got != "[[10.9.0.2 fd09::2] [10.9.0.3 fd09::3]]" {
+		t.Errorf("addresses are %s", got)
+	}
+	serve(t, one)
+	for name, c := range map[string]struct {
+		from *os.File
+		to   string
+		want string
+	}{
+		"host to pod":              {nil, "10.9.0.2:80", "10.9.0.1"},
+		"pod to pod":               {two, "10.9.0.2:80", "10.9.0.3"},
+		"pod to pod, IPv6":         {two, "[fd09::2]:80", "fd09::3"},
+		"host port from loopback":  {nil, "127.0.0.1:8080", "10.9.0.1"},
+		"host port from the host":  {nil, "10.9.0.1:8080", "10.9.0.1"},
+		"host port from a pod":     {two, "10.9.0.1:8080", "10.9.0.3"},
+		"host port from the same":  {one, "10.9.0.1:8080", "10.9.0.1"},
+		"host to pod by IPv6":      {nil, "[fd09::2]:80", "fd09::1"},
+		"the pod's own loopback":   {one, "127.0.0.1:80", "127.0.0.1"},
+		"the pod's own address":    {one, "10.9.0.2:80", "10.9.0.2"},
+		"the pod's own by IPv6":    {one, "[fd09::2]:80", "fd09::2"},
+		"host port, IPv6 by a pod": {two, "[fd09::1]:8080", "fd09::3"},
+	} {
+		if got := ask(t, c.from, c.to); got != c.want {
+			t.Errorf("%s: seen as %q, want %q", name, got, c.want)
+		}
+	}
+	if traffic, err := n.Traffic(ids[0]); err != nil || traffic.RxBytes == 0 || traffic.TxBytes == 0 {
+		t.Errorf("traffic is %+v, %v", traffic, err)
+	}
+	// A new CIDR leaves pods their old gateway.
+	if err := n.SetCIDRs(ctx, []netip.Prefix{netip.MustParsePrefix("10.10.0.0/24")}); err != nil {
+		t.Fatal(err)
+	}
+	if got := ask(t, nil, "10.9.0.2:80"); got != "10.9.0.1" {
+		t.Errorf("after a new CIDR the old pod saw %q", got)
+	}
+	// A successor removes what nobody owns any more.
+	n2, err := New(Config{Bridge: "hk-br0", LinkPrefix: "hk", AddressDir: filepath.Join(dir, "ips"), CIDRs: n.CIDRs()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n2.Close()
+	if err := n2.Reconcile(func(id string) bool { return id == ids[0] }); err != nil {
+		t.Fatal(err)
+	}
+	if len(n2.Addresses(ids[1])) != 0 || len(n2.Addresses(ids[0])) != 2 {
+		t.Error("wrong addresses were freed")
+	}
+	if _, err := netlink.LinkByName(n.veth(ids[1])); err == nil {
+		t.Error("the link of a gone pod is still there")
+	}
+	for range 2 { // once more is no error
+		if err := n.Detach(ctx, ids[0]); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := n.Free(ids[0]); err != nil {
+		t.Error(err)
+	}
+	save, err = tables(ctx, "4", "save")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(save, []byte("8080")) {
+		t.Errorf("host ports are left:\n%s", save)
+	}
+}
+
+func BenchmarkAttach(b *testing.B) {
+	if os.Geteuid() != 0 {
+		b.Skip("needs root for network namespaces")
+	}
+	n, err := New(Config{Bridge: "hk-br0", LinkPrefix: "hk", AddressDir: b.TempDir(), CIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer n.Close()
+	if err := n.Setup(context.Background()); err != nil {
+		b.Fatal(err)
+	}
+	for i := 0; b.Loop(); i++ {
+		id := fmt.Sprintf("%016d", i*100000)
+		cmd := exec.Command("sleep", "1000")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+		if err := cmd.Start(); err != nil {
+			b.Fatal(err)
+		}
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := n.Allocate(id); err != nil {
+			b.Fatal(err)
+		}
+		if err := n.Attach(context.Background(), Pod{ID: id, Netns: ns}); err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		ns.Close()
+		_ = n.Detach(context.Background(), id)
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		b.StartTimer()
+	}
+}

@@ -1,0 +1,124 @@
+package podnet
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// PortMapping leads a port of the host to one of the pod.
+type PortMapping struct {
+	// Protocol is "tcp", "udp" or "sctp".
+	Protocol string
+	// HostPort and PodPort are 1 to 65535.
+	HostPort, PodPort uint16
+	// HostIP bounds it to one address of the host; the zero value and the
+	// unspecified address mean all.
+	HostIP netip.Addr
+}
+
+type portRule struct {
+	PortMapping
+	pod netip.Addr
+}
+
+// SetPorts replaces the host ports of a pod; none takes them away. The rules
+// of all pods are written together, which also mends them.
+func (n *Network) SetPorts(ctx context.Context, id string, addrs []netip.Addr, ports []PortMapping) error {
+	var rules []portRule
+	for _, p := range ports {
+		if p.HostPort == 0 {
+			continue
+		}
+		switch p.Protocol {
+		case "tcp", "udp", "sctp":
+		default:
+			return fmt.Errorf("unknown protocol %q of a host port", p.Protocol)
+		}
+		for _, addr := range addrs {
+			if p.HostIP.IsValid() && p.HostIP.Unmap().Is4() != addr.Is4() {
+				continue
+			}
+			rules = append(rules, portRule{p, addr})
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	old := n.ports[id]
+	if slices.Equal(old, rules) {
+		return nil
+	}
+	if len(rules) == 0 {
+		delete(n.ports, id)
+	} else {
+		n.ports[id] = rules
+	}
+	for _, family := range []string{"4", "6"} {
+		if !slices.ContainsFunc(append(slices.Clone(old), rules...), func(r portRule) bool { return familyOf(r.pod) == family }) {
+			continue
+		}
+		var b strings.Builder
+		fmt.Fprintf(&b, "*nat\n:%s - [0:0]\n:%s - [0:0]\n", chainHostPorts, chainHostPortsSN)
+		n.writePorts(&b, family)
+		b.WriteString("COMMIT\n")
+		if _, err := restore(ctx, family, b.String()); err != nil {
+			return fmt.Errorf("writing host ports: %w", err)
+		}
+	}
+	n.forgetFlows(append(slices.Clone(old), rules...))
+	return nil
+}
+
+// writePorts appends the rules of all host ports of a family.
+func (n *Network) writePorts(b *strings.Builder, family string) {
+	for _, id := range slices.Sorted(maps.Keys(n.ports)) {
+		for _, r := range n.ports[id] {
+			if familyOf(r.pod) != family {
+				continue
+			}
+			to := ""
+			if r.HostIP.IsValid() && !r.HostIP.IsUnspecified() {
+				to = " -d " + r.HostIP.Unmap().String()
+			}
+			fmt.Fprintf(b, "-A %s%s -p %s -m %s --dport %d -j DNAT --to-destination %s\n",
+				chainHostPorts, to, r.Protocol, r.Protocol, r.HostPort, netip.AddrPortFrom(r.pod, r.PodPort))
+			// The pod calling itself by the host's port, and callers on the
+			// host's loopback, whose address means another host in the pod.
+			sources := []string{r.pod.String()}
+			if r.pod.Is4() {
+				sources = append(sources, "127.0.0.0/8")
+			}
+			for _, source := range sources {
+				fmt.Fprintf(b, "-A %s -s %s -d %s -p %s -m %s --dport %d -j MASQUERADE\n",
+					chainHostPortsSN, source, r.pod, r.Protocol, r.Protocol, r.PodPort)
+			}
+		}
+	}
+}
+
+// forgetFlows drops what the kernel remembers of UDP flows to changed ports:
+// remembered flows never see new rules.
+func (n *Network) forgetFlows(rules []portRule) {
+	for _, r := range rules {
+		if r.Protocol != "udp" {
+			continue
+		}
+		filter := &netlink.ConntrackFilter{}
+		family := netlink.InetFamily(unix.AF_INET)
+		if r.pod.Is6() {
+			family = unix.AF_INET6
+		}
+		if filter.AddProtocol(unix.IPPROTO_UDP) != nil || filter.AddPort(netlink.ConntrackOrigDstPort, r.HostPort) != nil {
+			continue
+		}
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filter); err != nil {
+			n.log.Warn("old UDP flows to a host port may go astray", "port", r.HostPort, "error", err)
+		}
+	}
+}

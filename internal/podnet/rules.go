@@ -1,0 +1,260 @@
+package podnet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+
+	"hyperkube/internal/hostchange"
+)
+
+// The chains of this package. Only HK-NOMASQ is for others to write to.
+const (
+	chainForward     = "HK-FORWARD"
+	chainMasquerade  = "HK-POSTROUTING"
+	chainNoMasq      = "HK-NOMASQ"
+	chainHostPorts   = "HK-HOSTPORTS"
+	chainHostPortsSN = "HK-HOSTPORTS-MASQ"
+)
+
+// jump is a rule of ours in a chain of the kernel's.
+type jump struct {
+	table, chain string
+	rule         []string
+	first        bool // else it is the last
+}
+
+var jumps = []jump{
+	{"nat", "POSTROUTING", []string{"-m", "comment", "--comment", "hyperkube pod network", "-j", chainMasquerade}, false},
+	{"nat", "PREROUTING", []string{"-m", "comment", "--comment", "hyperkube host ports", "-m", "addrtype", "--dst-type", "LOCAL", "-j", chainHostPorts}, false},
+	{"nat", "OUTPUT", []string{"-m", "comment", "--comment", "hyperkube host ports", "-m", "addrtype", "--dst-type", "LOCAL", "-j", chainHostPorts}, false},
+	{"filter", "FORWARD", []string{"-m", "comment", "--comment", "hyperkube pod network", "-j", chainForward}, true},
+}
+
+var chains = map[string][]string{
+	"nat":    {chainMasquerade, chainNoMasq, chainHostPorts, chainHostPortsSN},
+	"filter": {chainForward},
+}
+
+// setupRules writes the rules of each family that has a CIDR: one call to see
+// what is there, one to write. The caller holds the lock.
+func (n *Network) setupRules(ctx context.Context) error {
+	var changes []hostchange.Change
+	for _, cidr := range n.cidrs {
+		family := familyOf(cidr.Addr())
+		for _, table := range []string{"filter", "nat"} {
+			for _, name := range chains[table] {
+				changes = append(changes, hostchange.Change{Kind: hostchange.Chain, Name: family + " " + table + " " + name})
+			}
+		}
+		for _, j := range jumps {
+			changes = append(changes, hostchange.Change{Kind: hostchange.Rule, Name: family + " " + j.table + " " + j.chain, Args: j.rule})
+		}
+	}
+	if err := n.cfg.Journal.Record(changes...); err != nil {
+		return err
+	}
+	for _, cidr := range n.cidrs {
+		family := familyOf(cidr.Addr())
+		have, err := tables(ctx, family, "save")
+		if err != nil {
+			return err
+		}
+		if _, err := restore(ctx, family, n.rules(cidr, string(have))); err != nil {
+			return fmt.Errorf("writing the pod network's iptables rules: %w", err)
+		}
+	}
+	return nil
+}
+
+// rules returns the whole of this package's rules for the CIDR's family as
+// input of iptables-restore, given what iptables-save tells.
+func (n *Network) rules(cidr netip.Prefix, have string) string {
+	existing := parseSave(have)
+	var b strings.Builder
+	b.WriteString("*nat\n")
+	for _, chain := range []string{chainMasquerade, chainHostPorts, chainHostPortsSN} {
+		fmt.Fprintf(&b, ":%s - [0:0]\n", chain)
+	}
+	if !existing["nat :"+chainNoMasq] {
+		fmt.Fprintf(&b, ":%s - [0:0]\n", chainNoMasq)
+	}
+	multicast := "224.0.0.0/4"
+	if cidr.Addr().Is6() {
+		multicast = "ff00::/8"
+	}
+	fmt.Fprintf(&b, "-A %s -j %s\n", chainMasquerade, chainNoMasq)
+	fmt.Fprintf(&b, "-A %s -j %s\n", chainMasquerade, chainHostPortsSN)
+	fmt.Fprintf(&b, "-A %s -d %s -j RETURN\n", chainMasquerade, multicast)
+	fmt.Fprintf(&b, "-A %s -s %s ! -o %s -j MASQUERADE\n", chainMasquerade, cidr, n.cfg.Bridge)
+	n.writePorts(&b, familyOf(cidr.Addr()))
+	writeJumps(&b, "nat", existing)
+	b.WriteString("COMMIT\n*filter\n")
+	fmt.Fprintf(&b, ":%s - [0:0]\n", chainForward)
+	fmt.Fprintf(&b, "-A %s -i %s -j ACCEPT\n", chainForward, n.cfg.Bridge)
+	fmt.Fprintf(&b, "-A %s -o %s -j ACCEPT\n", chainForward, n.cfg.Bridge)
+	writeJumps(&b, "filter", existing)
+	b.WriteString("COMMIT\n")
+	return b.String()
+}
+
+func writeJumps(b *strings.Builder, table string, existing map[string]bool) {
+	for _, j := range jumps {
+		if j.table != table {
+			continue
+		}
+		// Looked up by its target, for iptables-save may order and quote the
+		// rest its own way.
+		if existing[table+" "+j.chain+" "+j.rule[len(j.rule)-1]] {
+			continue
+		}
+		how := "-A " + j.chain
+		if j.first {
+			how = "-I " + j.chain + " 1"
+		}
+		fmt.Fprintf(b, "%s %s\n", how, quote(j.rule))
+	}
+}
+
+func quote(rule []string) string {
+	words := slices.Clone(rule)
+	for i, word := range words {
+		if strings.ContainsAny(word, " \t") {
+			words[i] = strconv.Quote(word)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// parseSave returns what of ours iptables-save shows: "TABLE :CHAIN" and
+// "TABLE CHAIN TARGET" for jumps.
+func parseSave(text string) map[string]bool {
+	have := map[string]bool{}
+	table := ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = line[1:]
+		case strings.HasPrefix(line, ":"):
+			name, _, _ := strings.Cut(line, " ")
+			have[table+" "+name] = true
+		case strings.HasPrefix(line, "-A "):
+			words := strings.Fields(line)
+			if i := slices.Index(words, "-j"); i >= 0 && i+1 < len(words) && strings.HasPrefix(words[i+1], "HK-") {
+				have[table+" "+words[1]+" "+words[i+1]] = true
+			}
+		}
+	}
+	return have
+}
+
+func familyOf(addr netip.Addr) string {
+	if addr.Is4() {
+		return "4"
+	}
+	return "6"
+}
+
+func tool(family, verb string) (string, error) {
+	name := "iptables-" + verb
+	if family == "6" {
+		name = "ip6tables-" + verb
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	for _, dir := range []string{"/usr/sbin", "/sbin", "/usr/local/sbin"} {
+		if _, err := os.Stat(dir + "/" + name); err == nil {
+			return dir + "/" + name, nil
+		}
+	}
+	return "", fmt.Errorf("%s is not on this machine: install iptables", name)
+}
+
+func tables(ctx context.Context, family, verb string) ([]byte, error) {
+	path, err := tool(family, verb)
+	if err != nil {
+		return nil, err
+	}
+	return output(exec.CommandContext(ctx, path))
+}
+
+// restore applies rules in one go, leaving alone what they do not name.
+func restore(ctx context.Context, family, rules string) ([]byte, error) {
+	path, err := tool(family, "restore")
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, path, "--noflush", "-w", "10")
+	cmd.Stdin = strings.NewReader(rules)
+	return output(cmd)
+}
+
+func output(cmd *exec.Cmd) ([]byte, error) {
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", cmd.Path, err, strings.TrimSpace(stderr.String()))
+	}
+	return out, nil
+}
+
+// sysctls that pods need, below /proc/sys.
+func (n *Network) setupSysctls() error {
+	want := map[string]string{}
+	for _, cidr := range n.cidrs {
+		if cidr.Addr().Is4() {
+			want["net/ipv4/ip_forward"] = "1"
+			want["net/bridge/bridge-nf-call-iptables"] = "1"
+			// Host ports on 127.0.0.1 leave for the bridge with that source.
+			want["net/ipv4/conf/"+n.cfg.Bridge+"/route_localnet"] = "1"
+		} else {
+			want["net/ipv6/conf/all/forwarding"] = "1"
+			want["net/bridge/bridge-nf-call-ip6tables"] = "1"
+		}
+	}
+	for name, value := range want {
+		err := n.sysctl(name, value)
+		switch {
+		case err == nil:
+		case errors.Is(err, os.ErrNotExist) && strings.HasPrefix(name, "net/bridge/"):
+			// Not every kernel has the module built in.
+			_ = exec.Command("modprobe", "br_netfilter").Run()
+			if err := n.sysctl(name, value); err != nil {
+				n.log.Warn("the kernel has no br_netfilter: Services do not work between pods of one node", "sysctl", name)
+			}
+		default:
+			return fmt.Errorf("setting sysctl %s: %w", strings.ReplaceAll(name, "/", "."), err)
+		}
+	}
+	return nil
+}
+
+// sysctl sets a kernel parameter, having recorded what it was.
+func (n *Network) sysctl(name, value string) error {
+	file := "/proc/sys/" + name
+	before, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	old := strings.TrimSpace(string(before))
+	if old == value {
+		return nil
+	}
+	// The bridge's own go with it.
+	if !strings.Contains(name, "/"+n.cfg.Bridge+"/") {
+		if err := n.cfg.Journal.Record(hostchange.Change{Kind: hostchange.Sysctl, Name: name, Before: old}); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(file, []byte(value), 0o644)
+}
