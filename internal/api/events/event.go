@@ -22,8 +22,17 @@ func event() api.Kind[*eventsv1.Event] {
 		Version:     "v1",
 		Scope:       api.Namespaced,
 		StoragePath: "events",
-		New:         func() *eventsv1.Event { return &eventsv1.Event{} },
-		NewList:     func() runtime.Object { return &eventsv1.EventList{} },
+		StoredAs: &api.StoredAs{
+			GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Event"),
+			ToStored: func(obj api.Object) (api.Object, error) {
+				return ToCore(obj.(*eventsv1.Event)), nil
+			},
+			FromStored: func(obj api.Object) (api.Object, error) {
+				return FromCore(obj.(*corev1.Event)), nil
+			},
+		},
+		New:     func() *eventsv1.Event { return &eventsv1.Event{} },
+		NewList: func() runtime.Object { return &eventsv1.EventList{} },
 
 		AllowCreateOnUpdate: true,
 		Validate: func(_ context.Context, e *eventsv1.Event) field.ErrorList {
