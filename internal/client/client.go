@@ -10,7 +10,6 @@ package client
 
 import (
 	"fmt"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
@@ -23,10 +22,10 @@ import (
 
 // Source feeds informers from memory.
 type Source interface {
-	// ListWatch returns where to list and watch a resource's objects in all
+	// ListWatch returns where to list and watch a kind's objects in all
 	// namespaces, or false when it is not served from memory. Its watch
-	// events carry shared objects.
-	ListWatch(gvr schema.GroupVersionResource) (cache.ListerWatcherWithContext, bool)
+	// events carry shared objects, and it streams initial lists.
+	ListWatch(gvk schema.GroupVersionKind) (cache.ListerWatcher, bool)
 }
 
 // Config says how to reach the API.
@@ -47,8 +46,6 @@ type Clients struct {
 	// the process starts it, after every component has asked for what it
 	// needs, and again when one asks later.
 	Informers informers.SharedInformerFactory
-
-	source Source
 }
 
 // New makes all clients from cfg.
@@ -81,8 +78,7 @@ func New(cfg Config) (*Clients, error) {
 		Kube:      kube,
 		Dynamic:   dyn,
 		Metadata:  meta,
-		Informers: informers.NewSharedInformerFactory(kube, time.Duration(0)),
-		source:    cfg.Source,
+		Informers: newInformers(kube, cfg.Source),
 	}
 	return c, nil
 }
