@@ -1,12 +1,25 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/storage/value"
 )
 
 func TestMain(m *testing.M) {
@@ -75,5 +88,463 @@ func TestCommitGetListWatch(t *testing.T) {
 	cancel()
 	if _, err := w.Next(canceled); !errors.Is(err, context.Canceled) {
 		t.Errorf("Next: %v", err)
+	}
+}
+
+// A slow watcher loses its place; one that nothing concerned does not.
+func TestSlowWatcher(t *testing.T) {
+	ctx := testContext(t)
+	s := newStore(t, Config{History: 64})
+	c := s.Collection(collectionConfig("configmaps"))
+	a := mustCreate(t, c, "ns/a", "0")
+	watch := func(opts WatchOptions) *Watcher {
+		w, err := c.Watch(ctx, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(w.Close)
+		return w
+	}
+	slow := watch(WatchOptions{})
+	idle := watch(WatchOptions{Prefix: "other/"})
+	idleKey := watch(WatchOptions{Key: "other/x", Since: a.Revision()})
+	idlePrefix := watch(WatchOptions{Prefix: "oth"})
+	for range 200 {
+		a = mustUpdate(t, a, a.Key()+strconv.FormatInt(a.Revision(), 10))
+	}
+	x := mustCreate(t, c, "other/x", "1")
+	for _, w := range []*Watcher{idle, idleKey, idlePrefix} {
+		batch, err := w.Next(ctx)
+		if err != nil || len(batch.Events) != 1 || batch.Events[0].Current.Revision() != x.Revision() || batch.Revision < x.Revision() {
+			t.Errorf("%+v: %v %v", w.opts, batch, err)
+		}
+	}
+	if _, err := slow.Next(ctx); !errors.Is(err, ErrTooOld) {
+		t.Errorf("slow: %v", err)
+	}
+	if _, err := slow.Next(ctx); !errors.Is(err, ErrTooOld) {
+		t.Errorf("slow, again: %v", err)
+	}
+	if _, err := c.Watch(ctx, WatchOptions{Since: x.Revision() - 150}); !errors.Is(err, ErrTooOld) {
+		t.Errorf("watch from before the ring: %v", err)
+	}
+	slow.Close()
+	slow.Close()
+	idle.Close()
+	idleKey.Close()
+	idlePrefix.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if x := &c.watchers; len(x.all)+len(x.byKey)+len(x.byNamespace)+len(x.others) != 0 {
+		t.Errorf("closed watchers are still there: %+v", x)
+	}
+}
+
+// Only watchers whom the key concerns are woken.
+func TestWatchersNotWoken(t *testing.T) {
+	ctx := testContext(t)
+	s := newStore(t, Config{})
+	c := s.Collection(collectionConfig("configmaps"))
+	var watchers []*Watcher
+	for i := range 100 {
+		for _, opts := range []WatchOptions{{Prefix: fmt.Sprintf("ns%d/", i)}, {Key: fmt.Sprintf("ns%d/a", i)}} {
+			w, err := c.Watch(ctx, opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			watchers = append(watchers, w)
+		}
+	}
+	mustCreate(t, c, "ns7/a", "1")
+	mustCreate(t, c, "ns8/b", "1")
+	mustList(t, c, ListOptions{Revision: -1})
+	var woken []string
+	for _, w := range watchers {
+		if len(w.wake) > 0 {
+			woken = append(woken, w.opts.Prefix+w.opts.Key)
+		}
+	}
+	if want := []string{"ns7/", "ns7/a", "ns8/"}; !slices.Equal(woken, want) {
+		t.Errorf("woken: %q, want %q", woken, want)
+	}
+}
+
+func TestRevisions(t *testing.T) {
+	ctx := testContext(t)
+	s := newStore(t, Config{})
+	c := s.Collection(collectionConfig("configmaps"))
+	a := mustCreate(t, c, "ns/a", "1")
+	// A foreign key moves the revision without an event.
+	foreign, err := s.client.Put(ctx, "compact_rev_key", "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if page := mustList(t, c, ListOptions{Revision: foreign.Header.Revision}); page.Revision < foreign.Header.Revision {
+		t.Errorf("list at %d, want %d", page.Revision, foreign.Header.Revision)
+	}
+	foreign, err = s.client.Put(ctx, "compact_rev_key", "y")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := mustList(t, c, ListOptions{Revision: foreign.Header.Revision, Exact: true})
+	if page.Revision != foreign.Header.Revision || len(page.Entries) != 1 {
+		t.Errorf("list at %d, want %d", page.Revision, foreign.Header.Revision)
+	}
+	if revision, err := s.CurrentRevision(ctx); err != nil || revision != foreign.Header.Revision {
+		t.Errorf("current: %d %v", revision, err)
+	}
+	if err := s.Healthy(ctx); err != nil {
+		t.Error(err)
+	}
+	_, err = c.List(ctx, ListOptions{Revision: foreign.Header.Revision + 1000})
+	if !errors.Is(err, ErrTooNew) {
+		t.Errorf("list of the future: %v", err)
+	}
+	if e, err := c.Get(ctx, "ns/a", a.Revision()); err != nil || e.Revision() != a.Revision() {
+		t.Errorf("get: %v %v", e, err)
+	}
+	// Many at once share what they ask etcd.
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			if _, err := c.Get(ctx, "ns/a", -1); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestTransactionOverCollections(t *testing.T) {
+	ctx := testContext(t)
+	s := newStore(t, Config{})
+	a, b := s.Collection(collectionConfig("services/specs")), s.Collection(collectionConfig("ipaddresses"))
+	w, err := b.Watch(ctx, WatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	entries, revision := mustCommit(t, s, a.Create("ns/a", configMap("a", "1"), 0), b.Create("10.0.0.1", configMap("b", "1"), 0))
+	if entries[0].Revision() != revision || entries[1].Revision() != revision {
+		t.Errorf("revisions %d %d, want %d", entries[0].Revision(), entries[1].Revision(), revision)
+	}
+	if batch, err := w.Next(ctx); err != nil || len(batch.Events) != 1 || batch.Events[0].Current != entries[1] {
+		t.Errorf("the watch does not have the writer's entry: %v %v", batch, err)
+	}
+	// The address is taken: nothing of it happens.
+	_, _, err = s.Commit(ctx, a.Create("ns/b", configMap("b", "1"), 0), b.Create("10.0.0.1", configMap("b", "1"), 0))
+	var conflict *ConflictError
+	if !errors.As(err, &conflict) || conflict.Resource.Resource != "ipaddresses" || !errors.Is(err, ErrExists) {
+		t.Errorf("conflict: %v", err)
+	}
+	if _, err := a.Get(ctx, "ns/b", -1); !errors.Is(err, ErrNotFound) {
+		t.Errorf("half a transaction: %v", err)
+	}
+	for name, ops := range map[string][]Op{
+		"none":         nil,
+		"two of one":   {a.Create("ns/x", configMap("x", ""), 0), a.Create("ns/y", configMap("y", ""), 0)},
+		"no key":       {a.Create("", configMap("x", ""), 0)},
+		"no object":    {a.Create("ns/x", nil, 0)},
+		"undecodable":  {a.Create("ns/x", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}, 0)},
+		"not an op":    {{}},
+		"of elsewhere": {newCollection(&Store{}, collectionConfig("x")).Create("x", configMap("x", ""), 0)},
+	} {
+		if _, _, err := s.Commit(ctx, ops...); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if _, _, err := s.Commit(ctx, a.Create("ns/big", configMap("big", strings.Repeat("x", 2<<20)), 0)); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("too large: %v", err)
+	}
+	canceled, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, _, err := s.Commit(canceled, a.Create("ns/c", configMap("c", ""), 0)); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled: %v", err)
+	}
+}
+
+func TestUpdateWithoutChange(t *testing.T) {
+	ctx := testContext(t)
+	s := newStore(t, Config{})
+	c := s.Collection(collectionConfig("configmaps"))
+	a := mustCreate(t, c, "ns/a", "1")
+	entries, revision := mustCommit(t, s, c.Update(a, configMap("ns/a", "1"), 0))
+	if entries[0] != a || revision != a.Revision() {
+		t.Errorf("got %v at %d", entries[0], revision)
+	}
+	b := mustUpdate(t, a, "2")
+	if _, _, err := s.Commit(ctx, c.Update(a, configMap("ns/a", "1"), 0)); !errors.Is(err, ErrConflict) {
+		t.Errorf("an old entry passed as the current one: %v", err)
+	}
+	_ = b
+}
+
+func TestTTL(t *testing.T) {
+	ctx := testContext(t)
+	s := newStore(t, Config{})
+	c := s.Collection(collectionConfig("events"))
+	var ops []*Entry
+	for i := range 5 {
+		entries, _ := mustCommit(t, s, c.Create(fmt.Sprint("ns/", i), configMap("x", "1"), 3600))
+		ops = append(ops, entries[0])
+	}
+	resp, err := s.client.Leases(ctx)
+	if err != nil || len(resp.Leases) != 1 {
+		t.Fatalf("leases: %v %v", resp, err)
+	}
+	ttl, err := s.client.TimeToLive(ctx, resp.Leases[0].ID)
+	if err != nil || ttl.GrantedTTL < 3600 || ttl.GrantedTTL > 3700 {
+		t.Errorf("time to live: %v %v", ttl, err)
+	}
+	w, err := c.Watch(ctx, WatchOptions{Since: ops[4].Revision()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	// The end of the lease deletes all of them at one revision.
+	if _, err := s.client.Revoke(ctx, resp.Leases[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	batch, err := w.Next(ctx)
+	if err != nil || len(batch.Events) != 5 || batch.Events[0].Revision != batch.Events[4].Revision {
+		t.Errorf("deletions: %v %v", batch, err)
+	}
+	// The store still has the lease that is gone; it takes another.
+	mustCommit(t, s, c.Create("ns/again", configMap("x", "1"), 3600))
+}
+
+// reverser encrypts by turning bytes around, behind a mark that tells its key.
+type reverser struct {
+	mark, stale byte
+	broken      atomic.Bool
+}
+
+func (r *reverser) TransformToStorage(_ context.Context, data []byte, dataCtx value.Context) ([]byte, error) {
+	data = append([]byte(string(dataCtx.AuthenticatedData())+"\x00"), data...)
+	slices.Reverse(data)
+	return append([]byte{r.mark}, data...), nil
+}
+
+func (r *reverser) TransformFromStorage(_ context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	if r.broken.Load() {
+		return nil, false, errors.New("no key service")
+	}
+	if len(data) == 0 || data[0] != r.mark && data[0] != r.stale {
+		return nil, false, errors.New("unknown key")
+	}
+	out := slices.Clone(data[1:])
+	slices.Reverse(out)
+	plain, ok := bytes.CutPrefix(out, []byte(string(dataCtx.AuthenticatedData())+"\x00"))
+	if !ok {
+		return nil, false, errors.New("belongs to another key")
+	}
+	return plain, data[0] == r.stale, nil
+}
+
+func TestEncryption(t *testing.T) {
+	ctx := testContext(t)
+	s := newStore(t, Config{})
+	transformer := &reverser{mark: 1, stale: 2}
+	cfg := collectionConfig("secrets")
+	cfg.Transformer = transformer
+	c := s.Collection(cfg)
+	a := mustCreate(t, c, "ns/a", "1")
+	resp, err := s.client.Get(ctx, "/registry/secrets/ns/a")
+	if err != nil || len(resp.Kvs) != 1 || resp.Kvs[0].Value[0] != 1 || bytes.Contains(resp.Kvs[0].Value, []byte("metadata")) {
+		t.Fatalf("stored: %v %v", resp, err)
+	}
+	put := func(key string, value []byte) {
+		t.Helper()
+		if _, err := s.client.Put(ctx, "/registry/secrets/"+key, string(value)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// One by an old key, one by an unknown one, one moved from elsewhere, one
+	// that decrypts to nonsense.
+	data := a.Bytes()
+	old, _ := (&reverser{mark: 2}).TransformToStorage(ctx, data, value.DefaultContext("/registry/secrets/ns/old"))
+	put("ns/old", old)
+	put("ns/unknown", append([]byte{9}, data...))
+	put("ns/moved", resp.Kvs[0].Value)
+	odd, _ := transformer.TransformToStorage(ctx, []byte("odd"), value.DefaultContext("/registry/secrets/ns/odd"))
+	put("ns/odd", odd)
+
+	page := mustList(t, c, ListOptions{Revision: -1})
+	for i, want := range []struct {
+		stale bool
+		bytes string
+		err   string
+	}{
+		{bytes: string(data)}, // a
+		{stale: true, err: "decrypting /registry/secrets/ns/moved: belongs to another key"},
+		{bytes: "odd", err: "decoding /registry/secrets/ns/odd: "},
+		{bytes: string(data), stale: true}, // old
+		{stale: true, err: "decrypting /registry/secrets/ns/unknown: unknown key"},
+	} {
+		e := page.Entries[i]
+		_, err := e.Object()
+		if want.err == "" != (err == nil) || err != nil && (!strings.Contains(err.Error(), want.err) || !errors.Is(err, ErrCorrupt)) {
+			t.Errorf("%s: %v, want %q", e.Key(), err, want.err)
+		}
+		if string(e.Bytes()) != want.bytes || e.Stale() != want.stale || (e.Bytes() == nil) != (e.Err() != nil) {
+			t.Errorf("%s: stale %v, error %v, bytes %q", e.Key(), e.Stale(), e.Err(), e.Bytes())
+		}
+	}
+	// The same object is written when its encryption is stale, and only then.
+	entries, _ := mustCommit(t, s, c.Update(page.Entries[3], configMap("ns/a", "1"), 0))
+	if entries[0] == page.Entries[3] || entries[0].Stale() {
+		t.Error("a stale value was not written again")
+	}
+	again, _ := mustCommit(t, s, c.Update(entries[0], configMap("ns/a", "1"), 0))
+	if again[0] != entries[0] {
+		t.Error("a fresh value was written again")
+	}
+	// What failed for want of a key works when that is back.
+	put("ns/late", resp.Kvs[0].Value)
+	transformer.broken.Store(true)
+	late, _ := (&reverser{mark: 1}).TransformToStorage(ctx, data, value.DefaultContext("/registry/secrets/ns/late"))
+	put("ns/late", late)
+	e, err := c.Get(ctx, "ns/late", -1)
+	if err != nil || e.Err() == nil {
+		t.Errorf("without a key: %v %v", err, e.Err())
+	}
+	transformer.broken.Store(false)
+	if valueOf(e) != "1" {
+		t.Errorf("with the key again: %s", valueOf(e))
+	}
+}
+
+func TestCompactor(t *testing.T) {
+	ctx := testContext(t)
+	s := newStore(t, Config{})
+	c := s.Collection(collectionConfig("configmaps"))
+	one, two := &Compactor{Client: s.client}, &Compactor{Client: s.client}
+	a := mustCreate(t, c, "ns/a", "1")
+	round1, revision1, err := one.compact(ctx, 0, 0)
+	if err != nil || round1 != 1 {
+		t.Fatal(round1, revision1, err)
+	}
+	// The second comes late and learns the round.
+	round2, revision2, err := two.compact(ctx, 0, 0)
+	if err != nil || round2 != 1 || revision2 != revision1 {
+		t.Fatal(round2, revision2, err)
+	}
+	mustUpdate(t, a, "2")
+	if round1, _, err = one.compact(ctx, round1, revision1); err != nil || round1 != 2 {
+		t.Fatal(round1, err)
+	}
+	if round2, _, err = two.compact(ctx, round2, revision2); err != nil || round2 != 2 {
+		t.Fatal(round2, err)
+	}
+	_, err = s.client.Get(ctx, "x", clientv3.WithRev(revision1-1))
+	if !errors.Is(etcdError(err), ErrTooOld) {
+		t.Errorf("what is before %d is still there: %v", revision1, err)
+	}
+	if _, err := s.client.Get(ctx, "x", clientv3.WithRev(revision1)); err != nil {
+		t.Error(err)
+	}
+	running, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := one.Run(running); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDropAndStop(t *testing.T) {
+	ctx := testContext(t)
+	client, stopEtcd := startEtcd(t, t.TempDir())
+	defer stopEtcd()
+	s, stop := startStore(t, Config{Client: client})
+	c, kept := s.Collection(collectionConfig("example.com/foos")), s.Collection(collectionConfig("configmaps"))
+	if s.Collection(collectionConfig("configmaps")) != kept {
+		t.Error("a second collection of one path")
+	}
+	mustCreate(t, c, "ns/a", "1")
+	w, err := c.Watch(ctx, WatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w2, err := kept.Watch(ctx, WatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Drop(c)
+	s.Drop(c)
+	if _, err := w.Next(ctx); !errors.Is(err, ErrStopped) {
+		t.Errorf("watch of what was dropped: %v", err)
+	}
+	if _, err := c.List(ctx, ListOptions{}); !errors.Is(err, ErrStopped) {
+		t.Errorf("list of what was dropped: %v", err)
+	}
+	again := s.Collection(collectionConfig("example.com/foos"))
+	if page := mustList(t, again, ListOptions{}); again == c || len(page.Entries) != 1 {
+		t.Errorf("added again: %q", show(page.Entries))
+	}
+	stop()
+	if _, err := w2.Next(ctx); !errors.Is(err, ErrStopped) {
+		t.Errorf("watch of a stopped store: %v", err)
+	}
+	if _, err := s.Collection(collectionConfig("new")).List(ctx, ListOptions{}); !errors.Is(err, ErrStopped) {
+		t.Errorf("list of a stopped store: %v", err)
+	}
+	if err := s.Run(ctx); err == nil {
+		t.Error("ran twice")
+	}
+}
+
+func TestRoute(t *testing.T) {
+	s, err := New(Config{Client: &clientv3.Client{}, Prefix: "registry/x/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"pods", "/services/specs/", "services/endpoints", "example.com/foos", "ranges"} {
+		s.Collection(collectionConfig(path))
+	}
+	for key, want := range map[string]string{
+		"/registry/x/pods/ns/a":             "pods",
+		"/registry/x/pods/a":                "pods",
+		"/registry/x/pods/ns/a/b/c":         "pods",
+		"/registry/x/services/specs/ns/a":   "services/specs",
+		"/registry/x/services/endpoints/n/": "services/endpoints",
+		"/registry/x/example.com/foos/a":    "example.com/foos",
+		"/registry/x/ranges/serviceips":     "ranges",
+		"/registry/x/example.com/bars/a":    "",
+		"/registry/x/services/a":            "",
+		"/registry/x/pods":                  "",
+		"/registry/x/pods/":                 "",
+		"/registry/x/":                      "",
+		"/registry/pods/a":                  "",
+		"compact_rev_key":                   "",
+		"":                                  "",
+	} {
+		got := ""
+		if c := s.route([]byte(key)); c != nil {
+			got = c.cfg.Path
+		}
+		if got != want {
+			t.Errorf("%q: %q, want %q", key, got, want)
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	for _, test := range []struct{ err, want error }{
+		{rpctypes.ErrNoSpace, ErrNoSpace},
+		{rpctypes.ErrGRPCNoSpace, ErrNoSpace},
+		{rpctypes.ErrRequestTooLarge, ErrTooLarge},
+		{rpctypes.ErrCompacted, ErrTooOld},
+		{rpctypes.ErrFutureRev, ErrTooNew},
+		{rpctypes.ErrTimeout, ErrUnavailable},
+		{rpctypes.ErrNoLeader, ErrUnavailable},
+		{rpctypes.ErrTimeoutDueToLeaderFail, ErrUnavailable},
+		{status.Error(codes.Unavailable, "gone"), ErrUnavailable},
+		{status.Error(codes.ResourceExhausted, "message larger than max"), ErrTooLarge},
+		{context.DeadlineExceeded, ErrUnavailable},
+		{context.Canceled, context.Canceled},
+	} {
+		if got := etcdError(rpctypes.Error(test.err)); !errors.Is(got, test.want) {
+			t.Errorf("%v: %v, want %v", test.err, got, test.want)
+		}
 	}
 }
