@@ -11,10 +11,13 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"time"
 
 	"k8s.io/utils/clock"
 
+	"hyperkube/components/controllers/garbagecollector"
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/internal/client"
 )
 
@@ -51,6 +54,20 @@ type Config struct {
 	// MaxEndpointsPerSlice is how many endpoints an EndpointSlice may have;
 	// zero means 100.
 	MaxEndpointsPerSlice int32
+
+	// NamespaceDelay is how long a namespace's deletion is left alone at
+	// first, so that all of several API servers have heard of it. Zero is
+	// right when there is one, in this process; upstream has 5 s.
+	NamespaceDelay time.Duration
+	// TerminatedPodThreshold is how many finished pods are kept; zero means
+	// all.
+	TerminatedPodThreshold int
+	// NodeLifecycle tunes how silent Nodes are treated.
+	NodeLifecycle nodelifecycle.Config
+	// Metadata gives the garbage collector a resource's informer. Nil: it
+	// watches the metadata API. SharedInformers makes one for a process whose
+	// informers are fed from memory.
+	Metadata garbagecollector.Informer
 
 	// LeaderElect makes Run wait until it holds the Lease kube-system/
 	// kube-controller-manager, and fail when it loses it.

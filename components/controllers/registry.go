@@ -5,13 +5,21 @@ import (
 	"slices"
 	"strings"
 
+	"hyperkube/components/controllers/clusterroleaggregation"
 	"hyperkube/components/controllers/deployment"
+	"hyperkube/components/controllers/endpoints"
 	"hyperkube/components/controllers/endpointslice"
+	"hyperkube/components/controllers/endpointslicemirroring"
+	"hyperkube/components/controllers/garbagecollector"
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/namespace"
 	"hyperkube/components/controllers/nodeipam"
+	"hyperkube/components/controllers/nodelifecycle"
+	"hyperkube/components/controllers/podgc"
 	"hyperkube/components/controllers/replicaset"
 	"hyperkube/components/controllers/rootca"
 	"hyperkube/components/controllers/serviceaccount"
+	"hyperkube/components/controllers/tainteviction"
 	"hyperkube/internal/client"
 )
 
@@ -60,6 +68,26 @@ func descriptors() []descriptor {
 			make: func(d *deps) (runner, error) { return replicaset.New(d.env) }},
 		{name: "endpointslice-controller", alias: "endpointslice", user: "endpointslice-controller", source: "endpoint-slice-controller", workers: 5,
 			make: func(d *deps) (runner, error) { return endpointslice.New(d.env, d.MaxEndpointsPerSlice) }},
+		{name: "endpoints-controller", alias: "endpoint", user: "endpoint-controller", source: "endpoint-controller", workers: 5,
+			make: func(d *deps) (runner, error) { return endpoints.New(d.env) }},
+		{name: "endpointslice-mirroring-controller", alias: "endpointslicemirroring", user: "endpointslicemirroring-controller", source: "endpoint-slice-mirroring-controller", workers: 5,
+			make: func(d *deps) (runner, error) { return endpointslicemirroring.New(d.env) }},
+		{name: "namespace-controller", alias: "namespace", user: "namespace-controller", source: "namespace-controller", workers: 10,
+			make: func(d *deps) (runner, error) {
+				return namespace.New(d.env, namespace.Config{Discovery: d.clients.Kube.Discovery(), Metadata: d.clients.Metadata, Delay: d.NamespaceDelay})
+			}},
+		{name: "clusterrole-aggregation-controller", alias: "clusterrole-aggregation", user: "clusterrole-aggregation-controller", source: "clusterrole-aggregation-controller", workers: 5,
+			make: func(d *deps) (runner, error) { return clusterroleaggregation.New(d.env) }},
+		{name: "garbage-collector-controller", alias: "garbagecollector", user: "generic-garbage-collector", source: "garbage-collector-controller", workers: 20,
+			make: func(d *deps) (runner, error) {
+				return garbagecollector.New(d.env, garbagecollector.Config{Discovery: d.clients.Kube.Discovery(), Metadata: d.clients.Metadata, Informer: d.Metadata})
+			}},
+		{name: "pod-garbage-collector-controller", alias: "podgc", user: "pod-garbage-collector", source: "pod-garbage-collector", workers: 1,
+			make: func(d *deps) (runner, error) { return podgc.New(d.env, d.TerminatedPodThreshold) }},
+		{name: "node-lifecycle-controller", alias: "nodelifecycle", user: "node-controller", source: "node-controller", workers: 8,
+			make: func(d *deps) (runner, error) { return nodelifecycle.New(d.env, d.NodeLifecycle) }},
+		{name: "taint-eviction-controller", user: "node-controller", source: "taint-eviction-controller", workers: 8,
+			make: func(d *deps) (runner, error) { return tainteviction.New(d.env) }},
 	}
 }
 

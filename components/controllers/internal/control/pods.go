@@ -2,7 +2,10 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"math"
 	"strconv"
 	"sync"
@@ -340,4 +343,26 @@ func restarts(p *corev1.Pod) restartCount {
 		}
 	}
 	return r
+}
+
+// PatchStatus writes what differs between the status of p and next, under p's
+// UID, and returns nil when nothing does.
+func (c PodControl) PatchStatus(ctx context.Context, p *corev1.Pod, next corev1.PodStatus) error {
+	old, err := json.Marshal(corev1.Pod{Status: p.Status})
+	if err != nil {
+		return err
+	}
+	cur, err := json.Marshal(corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: p.UID}, Status: next})
+	if err != nil {
+		return err
+	}
+	if equality.Semantic.DeepEqual(p.Status, next) {
+		return nil
+	}
+	patch, err := strategicpatch.CreateTwoWayMergePatch(old, cur, &corev1.Pod{})
+	if err != nil {
+		return err
+	}
+	_, err = c.Kube.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
 }

@@ -1,0 +1,94 @@
+// Package clusterroleaggregation fills the rules of ClusterRoles with an
+// aggregation rule from those that it selects.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/rbac/#aggregated-clusterroles
+package clusterroleaggregation
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	applyrbacv1 "k8s.io/client-go/applyconfigurations/rbac/v1"
+	rbaclisters "k8s.io/client-go/listers/rbac/v1"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+const fieldManager = "clusterrole-aggregation-controller"
+
+// Controller syncs ClusterRoles. Make it with New.
+type Controller struct {
+	*control.Loop
+	env   control.Env
+	roles rbaclisters.ClusterRoleLister
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	roles := env.Informers.Rbac().V1().ClusterRoles()
+	c := &Controller{env: env, roles: roles.Lister()}
+	c.Loop = control.NewLoop(env, "clusterroleaggregation", c.sync)
+	return c, c.Watch(roles.Informer(), control.Every(func(*rbacv1.ClusterRole) {
+		// Any of them may select any.
+		all, err := c.roles.List(labels.Everything())
+		if err != nil {
+			return
+		}
+		for _, r := range all {
+			if r.AggregationRule != nil {
+				c.Add(r.Name)
+			}
+		}
+	}))
+}
+
+func (c *Controller) sync(ctx context.Context, name string) error {
+	role, err := c.roles.Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil || role.AggregationRule == nil {
+		return err
+	}
+	var rules []rbacv1.PolicyRule
+	for i := range role.AggregationRule.ClusterRoleSelectors {
+		selector, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
+		if err != nil {
+			return err
+		}
+		selected, err := c.roles.List(selector)
+		if err != nil {
+			return err
+		}
+		slices.SortFunc(selected, func(a, b *rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) })
+		for _, s := range selected {
+			if s.Name == name {
+				continue
+			}
+			for _, rule := range s.Rules {
+				if !slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool { return equality.Semantic.DeepEqual(r, rule) }) {
+					rules = append(rules, *rule.DeepCopy())
+				}
+			}
+		}
+	}
+	if equality.Semantic.DeepEqual(rules, role.Rules) {
+		return nil
+	}
+	// Applied by force: rules written by hand are replaced, as documented.
+	apply := applyrbacv1.ClusterRole(name)
+	for _, r := range rules {
+		apply.WithRules(applyrbacv1.PolicyRule().
+			WithVerbs(r.Verbs...).WithAPIGroups(r.APIGroups...).WithResources(r.Resources...).
+			WithResourceNames(r.ResourceNames...).WithNonResourceURLs(r.NonResourceURLs...))
+	}
+	_, err = c.env.Kube.RbacV1().ClusterRoles().Apply(ctx, apply, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+	return err
+}

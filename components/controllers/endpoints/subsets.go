@@ -1,0 +1,155 @@
+package endpoints
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// entry is one address behind one port; the port is nil for a headless Service
+// without ports.
+type entry struct {
+	address corev1.EndpointAddress
+	ready   bool
+	port    *corev1.EndpointPort
+}
+
+// pack makes subsets of entries: addresses that share their ports, of equal
+// readiness, share a subset. The order is settled by the content alone.
+func pack(entries []entry) []corev1.EndpointSubset {
+	type ref struct {
+		entry
+		key string
+	}
+	byPort := map[corev1.EndpointPort][]ref{}
+	apps := map[corev1.EndpointPort]*string{}
+	var none []ref
+	for _, e := range entries {
+		r := ref{e, addressKey(e)}
+		if e.port == nil {
+			none = append(none, r)
+			continue
+		}
+		// The pointer in a port would make equal ports differ.
+		p := *e.port
+		app := p.AppProtocol
+		p.AppProtocol = nil
+		if app != nil {
+			p.Name += "\x00" + *app
+		}
+		apps[p] = app
+		byPort[p] = append(byPort[p], r)
+	}
+	type group struct {
+		refs  []ref
+		ports []corev1.EndpointPort
+	}
+	groups := map[string]*group{}
+	add := func(refs []ref, port *corev1.EndpointPort) {
+		slices.SortFunc(refs, func(a, b ref) int { return cmp.Compare(a.key, b.key) })
+		refs = slices.CompactFunc(refs, func(a, b ref) bool { return a.key == b.key })
+		var k strings.Builder
+		for _, r := range refs {
+			k.WriteString(r.key)
+			k.WriteByte('\n')
+		}
+		g := groups[k.String()]
+		if g == nil {
+			g = &group{refs: refs}
+			groups[k.String()] = g
+		}
+		if port != nil {
+			g.ports = append(g.ports, *port)
+		}
+	}
+	for p, refs := range byPort {
+		port := p
+		port.AppProtocol = apps[p]
+		port.Name, _, _ = strings.Cut(port.Name, "\x00")
+		add(refs, &port)
+	}
+	if len(none) > 0 {
+		add(none, nil)
+	}
+	var out []corev1.EndpointSubset
+	for _, g := range groups {
+		s := corev1.EndpointSubset{Ports: g.ports}
+		slices.SortFunc(s.Ports, comparePorts)
+		for _, r := range g.refs {
+			if r.ready {
+				s.Addresses = append(s.Addresses, r.address)
+			} else {
+				s.NotReadyAddresses = append(s.NotReadyAddresses, r.address)
+			}
+		}
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b corev1.EndpointSubset) int {
+		if c := slices.CompareFunc(a.Ports, b.Ports, comparePorts); c != 0 {
+			return c
+		}
+		return cmp.Compare(firstAddress(a), firstAddress(b))
+	})
+	return out
+}
+
+func firstAddress(s corev1.EndpointSubset) string {
+	if len(s.Addresses) > 0 {
+		return s.Addresses[0].IP
+	}
+	if len(s.NotReadyAddresses) > 0 {
+		return s.NotReadyAddresses[0].IP
+	}
+	return ""
+}
+
+func comparePorts(a, b corev1.EndpointPort) int {
+	return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
+}
+
+func addressKey(e entry) string {
+	uid := ""
+	if e.address.TargetRef != nil {
+		uid = string(e.address.TargetRef.UID)
+	}
+	ready := "0"
+	if e.ready {
+		ready = "1"
+	}
+	return e.address.IP + " " + uid + " " + ready
+}
+
+// truncate leaves at most limit addresses in subsets, ready ones first, each
+// subset giving up its share, and tells whether it took any.
+func truncate(subsets []corev1.EndpointSubset, limit int) bool {
+	ready, notReady := 0, 0
+	for _, s := range subsets {
+		ready += len(s.Addresses)
+		notReady += len(s.NotReadyAddresses)
+	}
+	if ready+notReady <= limit {
+		return false
+	}
+	keepReady := min(ready, limit)
+	keepNot := limit - keepReady
+	for i := range subsets {
+		s := &subsets[i]
+		s.Addresses = share(s.Addresses, keepReady, ready)
+		s.NotReadyAddresses = share(s.NotReadyAddresses, keepNot, notReady)
+	}
+	return true
+}
+
+// share cuts a to keep/total of its length.
+func share(a []corev1.EndpointAddress, keep, total int) []corev1.EndpointAddress {
+	if keep >= total {
+		return a
+	}
+	n := len(a) * keep / total
+	if n == 0 {
+		return nil
+	}
+	return a[:n:n]
+}

@@ -1,0 +1,131 @@
+package garbagecollector
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+)
+
+// mapping is where a kind's objects are.
+type mapping struct {
+	gvr        schema.GroupVersionResource
+	namespaced bool
+}
+
+// served is what the API serves. It is not changed once made, but by keep.
+type served struct {
+	// kinds tells the resource of each kind, in each version.
+	kinds map[schema.GroupVersionKind]mapping
+	// deletable are the resources to watch, each in one version, with their
+	// kinds.
+	deletable map[schema.GroupVersionResource]schema.GroupVersionKind
+	// failed are the group versions that could not be discovered.
+	failed map[schema.GroupVersion]error
+}
+
+// ignored resources are not watched: events, which are many, short-lived and
+// never own or are owned.
+func ignored(gr schema.GroupResource) bool {
+	return gr.Resource == "events" && (gr.Group == "" || gr.Group == "events.k8s.io")
+}
+
+// discoverAll asks what is served; nil when nothing can be learnt. An error
+// with a result says that parts are missing.
+func discoverAll(d discovery.DiscoveryInterface) (*served, error) {
+	groups, lists, err := d.ServerGroupsAndResources()
+	if err != nil && len(lists) == 0 {
+		return nil, err
+	}
+	s := &served{
+		kinds:     map[schema.GroupVersionKind]mapping{},
+		deletable: map[schema.GroupVersionResource]schema.GroupVersionKind{},
+		failed:    map[schema.GroupVersion]error{},
+	}
+	var failed *discovery.ErrGroupDiscoveryFailed
+	if errors.As(err, &failed) {
+		s.failed = failed.Groups
+	}
+	// How much a version is preferred: less is more.
+	rank := map[schema.GroupVersion]int{}
+	for _, g := range groups {
+		for i, v := range g.Versions {
+			gv := schema.GroupVersion{Group: g.Name, Version: v.Version}
+			rank[gv] = i + 1
+			if v.Version == g.PreferredVersion.Version {
+				rank[gv] = 0
+			}
+		}
+	}
+	best := map[schema.GroupResource]schema.GroupVersion{}
+	for _, l := range lists {
+		gv, parseErr := schema.ParseGroupVersion(l.GroupVersion)
+		if parseErr != nil {
+			err = errors.Join(err, fmt.Errorf("discovery: %w", parseErr))
+			continue
+		}
+		for _, r := range l.APIResources {
+			if strings.Contains(r.Name, "/") || r.Kind == "" {
+				continue
+			}
+			gvk, gvr := gv.WithKind(r.Kind), gv.WithResource(r.Name)
+			// Where two resources have one kind, the deletable one counts.
+			deletable := canDelete(r)
+			if _, ok := s.kinds[gvk]; !ok || deletable {
+				s.kinds[gvk] = mapping{gvr: gvr, namespaced: r.Namespaced}
+			}
+			gr := gvr.GroupResource()
+			if !deletable || ignored(gr) {
+				continue
+			}
+			if old, ok := best[gr]; ok {
+				if rank[old] <= rank[gv] {
+					continue
+				}
+				delete(s.deletable, old.WithResource(r.Name))
+			}
+			best[gr] = gv
+			s.deletable[gvr] = gvk
+		}
+	}
+	return s, err
+}
+
+func canDelete(r metav1.APIResource) bool {
+	for _, v := range []string{"delete", "list", "watch"} {
+		if !slices.Contains(r.Verbs, v) {
+			return false
+		}
+	}
+	return true
+}
+
+// keep takes over from before what could not be discovered now: a server that
+// is down for a moment must not end the watch of its resources.
+func (s *served) keep(before *served) {
+	for gvr, gvk := range before.deletable {
+		if _, down := s.failed[gvr.GroupVersion()]; down {
+			s.deletable[gvr] = gvk
+		}
+	}
+	for gvk, m := range before.kinds {
+		if _, down := s.failed[gvk.GroupVersion()]; down {
+			s.kinds[gvk] = m
+		}
+	}
+}
+
+// locate returns where objects of a kind are.
+func (c *Collector) locate(gvk schema.GroupVersionKind) (mapping, error) {
+	c.mu.Lock()
+	m, ok := c.served.kinds[gvk]
+	c.mu.Unlock()
+	if !ok {
+		return mapping{}, fmt.Errorf("no matches for kind %q in version %q", gvk.Kind, gvk.GroupVersion())
+	}
+	return m, nil
+}

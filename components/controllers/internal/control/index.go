@@ -1,0 +1,39 @@
+package control
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// byNode is the name of the index that AddNodeIndex adds.
+const byNode = "spec.nodeName"
+
+// AddNodeIndex indexes pods by the node they are bound to, unless somebody did
+// already. It is called by one goroutine at a time.
+func AddNodeIndex(pods cache.SharedIndexInformer) error {
+	if _, ok := pods.GetIndexer().GetIndexers()[byNode]; ok {
+		return nil
+	}
+	return pods.AddIndexers(cache.Indexers{byNode: func(obj any) ([]string, error) {
+		p, ok := obj.(*corev1.Pod)
+		if !ok || p.Spec.NodeName == "" {
+			return nil, nil
+		}
+		return []string{p.Spec.NodeName}, nil
+	}})
+}
+
+// PodsOn returns the pods bound to a node from an index made by AddNodeIndex.
+func PodsOn(index cache.Indexer, node string) ([]*corev1.Pod, error) {
+	objs, err := index.ByIndex(byNode, node)
+	if err != nil {
+		return nil, err
+	}
+	pods := make([]*corev1.Pod, 0, len(objs))
+	for _, o := range objs {
+		if p, ok := o.(*corev1.Pod); ok {
+			pods = append(pods, p)
+		}
+	}
+	return pods, nil
+}

@@ -1,0 +1,258 @@
+// Package podgc deletes pods that nobody else will: too many finished ones,
+// those of nodes that are gone or declared out of service, and those being
+// deleted that never were on a node.
+//
+// https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-garbage-collection
+package podgc
+
+import (
+	"context"
+	"errors"
+	"sort"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/utils/ptr"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+const (
+	// period is how long after a reason to look around the look is taken, so
+	// that many reasons cost one look.
+	period = 20 * time.Second
+	// quarantine is how long a node must have been missing: its registration
+	// may be on the way.
+	quarantine = 40 * time.Second
+	// pass is the only key.
+	pass = "pass"
+)
+
+// Controller looks around after each change that may concern it. Make it with
+// New.
+type Controller struct {
+	*control.Loop
+	env       control.Env
+	threshold int
+	pods      corelisters.PodLister
+	nodes     corelisters.NodeLister
+	control   control.PodControl
+
+	// missing tells since when a node of pods has not been there. Only the
+	// one worker uses it.
+	missing map[string]time.Time
+}
+
+// New makes the controller; threshold is how many finished pods are kept, zero
+// or less means all.
+func New(env control.Env, threshold int) (*Controller, error) {
+	env = env.Defaulted()
+	env.Workers = 1
+	pods, nodes := env.Informers.Core().V1().Pods(), env.Informers.Core().V1().Nodes()
+	c := &Controller{
+		env:       env,
+		threshold: threshold,
+		pods:      pods.Lister(),
+		nodes:     nodes.Lister(),
+		control:   control.PodControl{Kube: env.Kube, Events: env.Events},
+		missing:   map[string]time.Time{},
+	}
+	c.Loop = control.NewLoop(env, "podgc", c.sync)
+	pod := func(p *corev1.Pod) {
+		if c.concerns(p) {
+			c.AddAfter(pass, period)
+		}
+	}
+	if err := c.Watch(pods.Informer(), control.Handlers(pod, func(_, p *corev1.Pod) { pod(p) }, nil)); err != nil {
+		return nil, err
+	}
+	return c, c.Watch(nodes.Informer(), control.Handlers(nil,
+		func(_, n *corev1.Node) {
+			if outOfService(n) {
+				c.AddAfter(pass, period)
+			}
+		},
+		func(*corev1.Node) { c.AddAfter(pass, period) }))
+}
+
+// concerns tells whether p may be a reason to look around.
+func (c *Controller) concerns(p *corev1.Pod) bool {
+	if c.threshold > 0 && control.IsTerminal(p) {
+		return true
+	}
+	if p.Spec.NodeName == "" {
+		return p.DeletionTimestamp != nil
+	}
+	n, err := c.nodes.Get(p.Spec.NodeName)
+	return apierrors.IsNotFound(err) || err == nil && p.DeletionTimestamp != nil && outOfService(n)
+}
+
+func (c *Controller) sync(ctx context.Context, _ string) error {
+	pods, err := c.pods.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		c.finished(ctx, pods),
+		c.orphans(ctx, pods),
+		c.unscheduled(ctx, pods),
+		c.outOfService(ctx, pods),
+	)
+}
+
+// finished deletes the oldest and evicted ones of more than threshold.
+func (c *Controller) finished(ctx context.Context, pods []*corev1.Pod) error {
+	if c.threshold <= 0 {
+		return nil
+	}
+	var done []*corev1.Pod
+	for _, p := range pods {
+		if control.IsTerminal(p) {
+			done = append(done, p)
+		}
+	}
+	excess := len(done) - c.threshold
+	if excess <= 0 {
+		return nil
+	}
+	evicted := func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted" }
+	sort.Slice(done, func(i, j int) bool {
+		a, b := done[i], done[j]
+		if x, y := evicted(a), evicted(b); x != y {
+			return x
+		}
+		if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+			return a.CreationTimestamp.Before(&b.CreationTimestamp)
+		}
+		return a.Name < b.Name
+	})
+	var errs []error
+	for _, p := range done[:excess] {
+		errs = append(errs, c.remove(ctx, p, nil))
+	}
+	return errors.Join(errs...)
+}
+
+// orphans deletes the pods of nodes that have been missing for the quarantine.
+func (c *Controller) orphans(ctx context.Context, pods []*corev1.Pod) error {
+	now := c.env.Clock.Now()
+	byNode := map[string][]*corev1.Pod{}
+	for _, p := range pods {
+		if p.Spec.NodeName != "" {
+			byNode[p.Spec.NodeName] = append(byNode[p.Spec.NodeName], p)
+		}
+	}
+	for name := range c.missing {
+		if _, ok := byNode[name]; !ok {
+			delete(c.missing, name)
+		}
+	}
+	var errs []error
+	for name, orphans := range byNode {
+		_, err := c.nodes.Get(name)
+		if err == nil {
+			delete(c.missing, name)
+			continue
+		}
+		if !apierrors.IsNotFound(err) {
+			errs = append(errs, err)
+			continue
+		}
+		since, ok := c.missing[name]
+		if !ok {
+			since = now
+			c.missing[name] = now
+		}
+		if left := quarantine - now.Sub(since); left > 0 {
+			c.AddAfter(pass, left)
+			continue
+		}
+		// The cache may be late.
+		if _, err := c.env.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			delete(c.missing, name)
+			errs = append(errs, err)
+			continue
+		}
+		for _, p := range orphans {
+			errs = append(errs, c.remove(ctx, p, &corev1.PodCondition{
+				Type:               corev1.DisruptionTarget,
+				Status:             corev1.ConditionTrue,
+				ObservedGeneration: p.Generation,
+				Reason:             "DeletionByPodGC",
+				Message:            "PodGC: node no longer exists",
+			}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Controller) unscheduled(ctx context.Context, pods []*corev1.Pod) error {
+	var errs []error
+	for _, p := range pods {
+		if p.DeletionTimestamp != nil && p.Spec.NodeName == "" {
+			errs = append(errs, c.remove(ctx, p, nil))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// outOfService ends the pods in deletion on nodes that an admin says are off.
+func (c *Controller) outOfService(ctx context.Context, pods []*corev1.Pod) error {
+	var errs []error
+	for _, p := range pods {
+		if p.DeletionTimestamp == nil || p.Spec.NodeName == "" {
+			continue
+		}
+		n, err := c.nodes.Get(p.Spec.NodeName)
+		if err != nil || !outOfService(n) {
+			continue
+		}
+		errs = append(errs, c.remove(ctx, p, nil))
+	}
+	return errors.Join(errs...)
+}
+
+// outOfService tells whether n has the taint of that name and is not ready.
+func outOfService(n *corev1.Node) bool {
+	for _, cond := range n.Status.Conditions {
+		if cond.Type == corev1.NodeReady && cond.Status == corev1.ConditionTrue {
+			return false
+		}
+	}
+	for _, t := range n.Spec.Taints {
+		if t.Key == corev1.TaintNodeOutOfService {
+			return true
+		}
+	}
+	return false
+}
+
+// remove marks a pod that has not finished as failed, with cond if any, and
+// deletes it at once.
+func (c *Controller) remove(ctx context.Context, p *corev1.Pod, cond *corev1.PodCondition) error {
+	if !control.IsTerminal(p) {
+		next := *p.Status.DeepCopy()
+		next.Phase = corev1.PodFailed
+		if cond != nil {
+			control.SetPodCondition(&next, *cond, c.env.Clock.Now())
+		}
+		if err := c.control.PatchStatus(ctx, p, next); err != nil {
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return err
+		}
+	}
+	err := c.env.Kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: ptr.To[int64](0),
+		Preconditions:      metav1.NewUIDPreconditions(string(p.UID)),
+	})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

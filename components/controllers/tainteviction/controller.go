@@ -1,0 +1,224 @@
+// Package tainteviction deletes pods from nodes with NoExecute taints that they
+// do not tolerate, at once or when the time of their toleration is up.
+//
+// https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
+package tainteviction
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// Controller syncs pods. Make it with New.
+type Controller struct {
+	*control.Loop
+	env      control.Env
+	pods     corelisters.PodLister
+	nodes    corelisters.NodeLister
+	podIndex cache.Indexer
+	control  control.PodControl
+
+	mu  sync.Mutex
+	due map[string]eviction // evictions that wait, by the pod's key; guarded by mu
+}
+
+// eviction is one that waits for its time.
+type eviction struct {
+	uid types.UID
+	// since is when the pod was first seen on the tainted node: tolerations
+	// count from then, also when taints come and go meanwhile.
+	since, at time.Time
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	pods, nodes := env.Informers.Core().V1().Pods(), env.Informers.Core().V1().Nodes()
+	c := &Controller{
+		env:      env,
+		pods:     pods.Lister(),
+		nodes:    nodes.Lister(),
+		podIndex: pods.Informer().GetIndexer(),
+		control:  control.PodControl{Kube: env.Kube, Events: env.Events},
+		due:      map[string]eviction{},
+	}
+	c.Loop = control.NewLoop(env, "tainteviction", c.sync)
+	if err := control.AddNodeIndex(pods.Informer()); err != nil {
+		return nil, err
+	}
+	if err := c.Watch(pods.Informer(), control.Handlers(
+		func(p *corev1.Pod) {
+			if p.Spec.NodeName != "" {
+				c.AddObject(p)
+			}
+		},
+		func(old, cur *corev1.Pod) {
+			if old.Spec.NodeName != cur.Spec.NodeName || !equality.Semantic.DeepEqual(old.Spec.Tolerations, cur.Spec.Tolerations) {
+				c.AddObject(cur)
+			}
+		},
+		func(p *corev1.Pod) { c.AddObject(p) },
+	)); err != nil {
+		return nil, err
+	}
+	all := func(n *corev1.Node) {
+		on, err := control.PodsOn(c.podIndex, n.Name)
+		if err != nil {
+			return
+		}
+		for _, p := range on {
+			c.AddObject(p)
+		}
+	}
+	return c, c.Watch(nodes.Informer(), control.Handlers(
+		func(n *corev1.Node) {
+			if len(noExecute(n)) > 0 {
+				all(n)
+			}
+		},
+		func(old, cur *corev1.Node) {
+			if !equality.Semantic.DeepEqual(noExecute(old), noExecute(cur)) {
+				all(cur)
+			}
+		},
+		all,
+	))
+}
+
+func noExecute(n *corev1.Node) []corev1.Taint {
+	var out []corev1.Taint
+	for _, t := range n.Spec.Taints {
+		if t.Effect == corev1.TaintEffectNoExecute {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return nil
+	}
+	p, err := c.pods.Pods(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		c.take(key)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if p.Spec.NodeName == "" || p.DeletionTimestamp != nil {
+		c.take(key)
+		return nil
+	}
+	n, err := c.nodes.Get(p.Spec.NodeName)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	var taints []corev1.Taint
+	if err == nil {
+		taints = noExecute(n)
+	}
+	stay, forever := tolerates(taints, p.Spec.Tolerations)
+	if forever {
+		if old, ok := c.take(key); ok && old.uid == p.UID {
+			c.env.Events.Eventf(reference(p), corev1.EventTypeNormal, "TaintManagerEviction", "Cancelling deletion of Pod %s", key)
+		}
+		return nil
+	}
+	if stay > 0 {
+		now := c.env.Clock.Now()
+		c.mu.Lock()
+		e, ok := c.due[key]
+		if !ok || e.uid != p.UID {
+			e = eviction{uid: p.UID, since: now}
+		}
+		e.at = e.since.Add(stay)
+		c.due[key] = e
+		c.mu.Unlock()
+		if left := e.at.Sub(now); left > 0 {
+			c.AddAfter(key, left)
+			return nil
+		}
+	}
+	return c.evict(ctx, p, key)
+}
+
+// take ends the waiting for key and returns what waited.
+func (c *Controller) take(key string) (eviction, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.due[key]
+	delete(c.due, key)
+	return e, ok
+}
+
+// tolerates tells how long a pod with these tolerations may stay in spite of
+// the taints: zero if not at all.
+func tolerates(taints []corev1.Taint, tolerations []corev1.Toleration) (stay time.Duration, forever bool) {
+	forever = true
+	for i := range taints {
+		found := false
+		for j := range tolerations {
+			t := &tolerations[j]
+			if !t.ToleratesTaint(logr.Logger{}, &taints[i], true) {
+				continue
+			}
+			found = true
+			if t.TolerationSeconds == nil {
+				continue
+			}
+			d := time.Duration(max(0, *t.TolerationSeconds)) * time.Second
+			if forever || d < stay {
+				stay, forever = d, false
+			}
+		}
+		if !found {
+			return 0, false
+		}
+	}
+	return stay, forever
+}
+
+func (c *Controller) evict(ctx context.Context, p *corev1.Pod, key string) error {
+	c.env.Events.Eventf(reference(p), corev1.EventTypeNormal, "TaintManagerEviction", "Marking for deletion Pod %s", key)
+	next := *p.Status.DeepCopy()
+	if control.SetPodCondition(&next, corev1.PodCondition{
+		Type:               corev1.DisruptionTarget,
+		Status:             corev1.ConditionTrue,
+		ObservedGeneration: p.Generation,
+		Reason:             "DeletionByTaintManager",
+		Message:            "Taint manager: deleting due to NoExecute taint",
+	}, c.env.Clock.Now()) {
+		if err := c.control.PatchStatus(ctx, p, next); err != nil {
+			if apierrors.IsNotFound(err) {
+				c.take(key)
+				return nil
+			}
+			return err
+		}
+	}
+	err := c.env.Kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	c.take(key)
+	return nil
+}
+
+func reference(p *corev1.Pod) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Name: p.Name, Namespace: p.Namespace, UID: p.UID}
+}
