@@ -2,10 +2,16 @@ package controllers
 
 import (
 	"context"
+	"fmt"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/garbagecollector"
@@ -13,20 +19,45 @@ import (
 )
 
 // SharedInformers makes the garbage collector's informers for a process whose
-// informers are fed from the watch cache: those of built-in resources are
-// clients.Informers' own, which cost nothing more there; only the rest, custom
-// resources, is watched by the metadata API. Informers that it adds to
-// clients.Informers are started with running, which is the context of whoever
+// informers are fed from the watch cache: those of built-in kinds are
+// clients.Informers' own, which cost next to nothing there; only the rest,
+// custom resources, is watched by the metadata API. Informers that it adds to
+// clients.Informers run until running ends, which is the context of whoever
 // started the others.
 func SharedInformers(running context.Context, clients *client.Clients) garbagecollector.Informer {
-	return func(ctx context.Context, gvr schema.GroupVersionResource) (cache.SharedIndexInformer, error) {
-		if generic, err := clients.Informers.ForResource(gvr); err == nil {
-			i := generic.Informer()
-			clients.Informers.StartWithContext(running)
+	return func(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (cache.SharedIndexInformer, error) {
+		obj, err := scheme.Scheme.New(kind)
+		if err != nil {
+			i := metadatainformer.NewFilteredMetadataInformer(clients.Metadata, gvr, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+			go i.RunWithContext(ctx)
 			return i, nil
 		}
-		i := metadatainformer.NewFilteredMetadataInformer(clients.Metadata, gvr, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
-		go i.RunWithContext(ctx)
+		// Only used for a kind that is not fed from memory.
+		plain, err := listWatch(clients.REST, gvr)
+		if err != nil {
+			return nil, err
+		}
+		i := clients.Informers.InformerFor(obj, func(_ kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
+			return cache.NewSharedIndexInformer(plain, obj, resync, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+		})
+		clients.Informers.StartWithContext(running)
 		return i, nil
 	}
+}
+
+func listWatch(config *rest.Config, gvr schema.GroupVersionResource) (cache.ListerWatcher, error) {
+	rc := rest.CopyConfig(config)
+	gv := gvr.GroupVersion()
+	rc.GroupVersion = &gv
+	rc.APIPath = "/apis"
+	if gv.Group == "" {
+		rc.APIPath = "/api"
+	}
+	rc.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
+	rc.ContentType = "application/vnd.kubernetes.protobuf"
+	c, err := rest.RESTClientFor(rc)
+	if err != nil {
+		return nil, fmt.Errorf("making a client of %s: %w", gvr, err)
+	}
+	return cache.NewListWatchFromClient(c, gvr.Resource, metav1.NamespaceAll, fields.Everything()), nil
 }

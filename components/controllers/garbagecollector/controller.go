@@ -31,7 +31,7 @@ import (
 // Informer gives an informer of a resource whose objects have at least their
 // metadata. It runs already, or is started to run until ctx ends; ctx ends when
 // the resource is no longer served.
-type Informer func(ctx context.Context, gvr schema.GroupVersionResource) (cache.SharedIndexInformer, error)
+type Informer func(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (cache.SharedIndexInformer, error)
 
 // Config says what the collector works on.
 type Config struct {
@@ -110,7 +110,7 @@ func New(env control.Env, cfg Config) (*Collector, error) {
 }
 
 // byMetadata is the Informer that watches the metadata API.
-func (c *Collector) byMetadata(ctx context.Context, gvr schema.GroupVersionResource) (cache.SharedIndexInformer, error) {
+func (c *Collector) byMetadata(ctx context.Context, gvr schema.GroupVersionResource, _ schema.GroupVersionKind) (cache.SharedIndexInformer, error) {
 	i := metadatainformer.NewFilteredMetadataInformer(c.cfg.Metadata, gvr, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
 	c.wg.Go(func() { i.RunWithContext(ctx) })
 	return i, nil
@@ -288,7 +288,7 @@ func (c *Collector) stopMonitors() {
 // watch begins to watch a resource.
 func (c *Collector) watch(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (*monitor, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	informer, err := c.cfg.Informer(ctx, gvr)
+	informer, err := c.cfg.Informer(ctx, gvr, kind)
 	if err != nil {
 		cancel()
 		return nil, err

@@ -1,0 +1,282 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"hyperkube/components/controllers/nodelifecycle"
+	"hyperkube/internal/client"
+	"hyperkube/internal/layout"
+)
+
+// options are the flags of kube-controller-manager. Those that upstream has and
+// that change nothing here are accepted all the same, see unused.
+type options struct {
+	kubeconfig, authenticationKubeconfig, authorizationKubeconfig string
+	bindAddress                                                   string
+	securePort                                                    int
+	certFile, keyFile, clientCAFile                               string
+
+	controllers            []string
+	useAccounts            bool
+	leaderElect            bool
+	election               Election
+	allocateNodeCIDRs      bool
+	clusterCIDR            string
+	serviceCIDR            string
+	mask, mask4, mask6     int
+	rootCAFile             string
+	accountKeyFile         string
+	signCertFile           string
+	signKeyFile            string
+	signDuration           time.Duration
+	concurrent             map[string]*int
+	maxPerSlice            int32
+	terminatedPods         int
+	lifecycle              nodelifecycle.Config
+	evictionRate           float32
+	secondaryEvictionRate  float32
+	unhealthyZoneThreshold float32
+	verbosity              int
+}
+
+// concurrency are upstream's --concurrent-…-syncs flags with the controllers
+// that they are for.
+var concurrency = []struct {
+	flag, controller string
+	value            int
+}{
+	{"concurrent-deployment-syncs", "deployment-controller", 5},
+	{"concurrent-endpoint-syncs", "endpoints-controller", 5},
+	{"concurrent-service-endpoint-syncs", "endpointslice-controller", 5},
+	{"mirroring-concurrent-service-endpoint-syncs", "endpointslice-mirroring-controller", 5},
+	{"concurrent-gc-syncs", "garbage-collector-controller", 20},
+	{"concurrent-namespace-syncs", "namespace-controller", 10},
+	{"concurrent-replicaset-syncs", "replicaset-controller", 5},
+	{"concurrent-rc-syncs", "replicationcontroller-controller", 5},
+	{"concurrent-resource-quota-syncs", "resourcequota-controller", 5},
+	{"concurrent-statefulset-syncs", "statefulset-controller", 5},
+	{"concurrent-daemonset-syncs", "daemonset-controller", 2},
+	{"concurrent-job-syncs", "job-controller", 5},
+	{"concurrent-cron-job-syncs", "cronjob-controller", 5},
+	{"concurrent-serviceaccount-token-syncs", "serviceaccount-token-controller", 5},
+	{"concurrent-ttl-after-finished-syncs", "ttl-after-finished-controller", 5},
+	{"concurrent-horizontal-pod-autoscaler-syncs", "horizontal-pod-autoscaler-controller", 5},
+	{"concurrent-disruption-syncs", "disruption-controller", 5},
+}
+
+// NewCommand is kube-controller-manager.
+func NewCommand() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "kube-controller-manager",
+		Short: "The controllers: bring the cluster towards what its objects ask for",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	o.flags(cmd.Flags())
+	return cmd
+}
+
+func (o *options) flags(f *pflag.FlagSet) {
+	all, off := Known()
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
+	f.StringVar(&o.authenticationKubeconfig, "authentication-kubeconfig", "", "Path of the kubeconfig with which to review tokens of requests to this server.")
+	f.StringVar(&o.authorizationKubeconfig, "authorization-kubeconfig", "", "Path of the kubeconfig with which to review permissions of requests to this server.")
+	f.StringVar(&o.bindAddress, "bind-address", "0.0.0.0", "Address on which to serve the secure port.")
+	f.IntVar(&o.securePort, "secure-port", layout.PortControllerManager, "Port of HTTPS with health and metrics; 0 serves none.")
+	f.StringVar(&o.certFile, "tls-cert-file", "", "Path of the serving certificate. Without one, a self-signed one is made.")
+	f.StringVar(&o.keyFile, "tls-private-key-file", "", "Path of the key of --tls-cert-file.")
+	f.StringVar(&o.clientCAFile, "client-ca-file", "", "Path of the CAs of client certificates.")
+	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, "Controllers to run: '*' is all on by default, 'foo' is foo, '-foo' is without foo.\nAll: "+
+		strings.Join(all, ", ")+"\nOff by default: "+strings.Join(off, ", "))
+	f.BoolVar(&o.useAccounts, "use-service-account-credentials", false, "Run each controller under its own service account.")
+	f.BoolVar(&o.leaderElect, "leader-elect", true, "Work only while holding the lease of the leader.")
+	f.DurationVar(&o.election.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "How long a leader that is not heard of is waited for.")
+	f.DurationVar(&o.election.RenewDeadline, "leader-elect-renew-deadline", 10*time.Second, "How long a leader tries to renew before it gives up.")
+	f.DurationVar(&o.election.RetryPeriod, "leader-elect-retry-period", 2*time.Second, "How long between two tries.")
+	f.StringVar(&o.election.Name, "leader-elect-resource-name", "kube-controller-manager", "Name of the lease.")
+	f.StringVar(&o.election.Namespace, "leader-elect-resource-namespace", "kube-system", "Namespace of the lease.")
+	f.BoolVar(&o.allocateNodeCIDRs, "allocate-node-cidrs", false, "Give each node a part of --cluster-cidr.")
+	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDRs of pods, one or one of each IP family.")
+	f.StringVar(&o.serviceCIDR, "service-cluster-ip-range", "", "CIDRs of services, which no node is given.")
+	f.IntVar(&o.mask, "node-cidr-mask-size", 0, "Prefix length of a node's part of a single-stack cluster; default 24, or 64 for IPv6.")
+	f.IntVar(&o.mask4, "node-cidr-mask-size-ipv4", 0, "Prefix length of a node's IPv4 part; default 24.")
+	f.IntVar(&o.mask6, "node-cidr-mask-size-ipv6", 0, "Prefix length of a node's IPv6 part; default 64.")
+	f.StringVar(&o.rootCAFile, "root-ca-file", "", "Path of the CAs of the API server, published in each namespace.")
+	f.StringVar(&o.accountKeyFile, "service-account-private-key-file", "", "Path of the key that signs service account tokens in Secrets.")
+	f.StringVar(&o.signCertFile, "cluster-signing-cert-file", "", "Path of the CA that signs certificates for CertificateSigningRequests.")
+	f.StringVar(&o.signKeyFile, "cluster-signing-key-file", "", "Path of the key of --cluster-signing-cert-file.")
+	f.DurationVar(&o.signDuration, "cluster-signing-duration", 365*24*time.Hour, "How long signed certificates are valid at most.")
+	o.concurrent = map[string]*int{}
+	for _, c := range concurrency {
+		o.concurrent[c.controller] = f.Int(c.flag, c.value, "How many objects the "+c.controller+" works on at once.")
+	}
+	f.Int32Var(&o.maxPerSlice, "max-endpoints-per-slice", 100, "How many endpoints an EndpointSlice may have.")
+	f.IntVar(&o.terminatedPods, "terminated-pod-gc-threshold", 12500, "How many finished pods are kept; 0 keeps all.")
+	f.DurationVar(&o.lifecycle.GracePeriod, "node-monitor-grace-period", 50*time.Second, "How long a node may be silent.")
+	f.DurationVar(&o.lifecycle.StartupGracePeriod, "node-startup-grace-period", time.Minute, "How long a node may be silent at its start.")
+	f.Float32Var(&o.evictionRate, "node-eviction-rate", 0.1, "Nodes a second of a healthy zone from which pods are evicted.")
+	f.Float32Var(&o.secondaryEvictionRate, "secondary-node-eviction-rate", 0.01, "Nodes a second of an unhealthy, large zone from which pods are evicted.")
+	f.Float32Var(&o.unhealthyZoneThreshold, "unhealthy-zone-threshold", 0.55, "Part of nodes not ready from which on a zone is unhealthy.")
+	f.IntVar(&o.lifecycle.LargeCluster, "large-cluster-size-threshold", 50, "Size up to which a zone is small.")
+	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
+	for _, name := range unused {
+		f.String(name, "", "Accepted for compatibility; changes nothing.")
+		_ = f.MarkHidden(name)
+	}
+}
+
+// unused are upstream's flags for what is always so here, has no limit here, or
+// does not exist here.
+var unused = []string{
+	"kube-api-qps", "kube-api-burst", "kube-api-content-type", "min-resync-period", "node-monitor-period", "cluster-name",
+	"profiling", "feature-gates", "requestheader-client-ca-file", "requestheader-allowed-names", "requestheader-username-headers",
+	"requestheader-group-headers", "requestheader-extra-headers-prefix", "configure-cloud-routes", "cloud-provider",
+	"namespace-sync-period", "resource-quota-sync-period", "enable-garbage-collector", "leader-elect-resource-lock", "logging-format",
+	"authentication-skip-lookup", "authentication-tolerate-lookup-failure", "authorization-always-allow-paths", "tls-cipher-suites",
+	"tls-min-version", "cert-dir", "contention-profiling", "enable-dynamic-provisioning", "flex-volume-plugin-dir",
+	"permit-address-sharing", "permit-port-sharing", "pvclaimbinder-sync-period", "attach-detach-reconcile-sync-period",
+}
+
+func (o *options) run(ctx context.Context) error {
+	level := slog.LevelInfo
+	if o.verbosity >= 4 {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	own, err := clientsFrom(o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	cfg, err := o.config(own)
+	if err != nil {
+		return err
+	}
+	cfg.Log = log
+	m, err := New(cfg)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	served := make(chan error, 1)
+	if o.securePort == 0 {
+		served <- nil
+	} else {
+		s := &server{
+			addr:     net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort)),
+			certFile: o.certFile, keyFile: o.keyFile, clientCAFile: o.clientCAFile,
+		}
+		if o.authenticationKubeconfig != "" || o.authorizationKubeconfig != "" {
+			reviewer, err := clientsFrom(firstOf(o.authorizationKubeconfig, o.authenticationKubeconfig))
+			if err != nil {
+				return err
+			}
+			s.reviews = reviewer.Kube
+		}
+		go func() {
+			err := s.run(ctx)
+			if err != nil {
+				cancel()
+			}
+			served <- err
+		}()
+	}
+	own.Informers.StartWithContext(ctx)
+	err = m.Run(ctx)
+	cancel()
+	if serveErr := <-served; serveErr != nil {
+		return serveErr
+	}
+	own.Informers.Shutdown()
+	return err
+}
+
+func firstOf(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+func clientsFrom(kubeconfig string) (*client.Clients, error) {
+	rc, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
+	}
+	rc.UserAgent = "kube-controller-manager"
+	return client.New(client.Config{REST: rc})
+}
+
+// config makes the Config of the flags.
+func (o *options) config(own *client.Clients) (Config, error) {
+	cfg := Config{
+		Clients:                own,
+		Controllers:            o.controllers,
+		AllocateNodeCIDRs:      o.allocateNodeCIDRs,
+		NodeCIDRMaskSizeIPv4:   o.mask4,
+		NodeCIDRMaskSizeIPv6:   o.mask6,
+		Concurrency:            map[string]int{},
+		MaxEndpointsPerSlice:   o.maxPerSlice,
+		NamespaceDelay:         5 * time.Second,
+		TerminatedPodThreshold: o.terminatedPods,
+		NodeLifecycle:          o.lifecycle,
+		LeaderElect:            o.leaderElect,
+		Election:               o.election,
+	}
+	cfg.NodeLifecycle.EvictionRate = float64(o.evictionRate)
+	cfg.NodeLifecycle.SecondaryEvictionRate = float64(o.secondaryEvictionRate)
+	cfg.NodeLifecycle.UnhealthyZone = float64(o.unhealthyZoneThreshold)
+	for name, n := range o.concurrent {
+		cfg.Concurrency[name] = *n
+	}
+	var err error
+	if cfg.ClusterCIDRs, err = prefixes("cluster-cidr", o.clusterCIDR); err != nil {
+		return cfg, err
+	}
+	if cfg.ServiceCIDRs, err = prefixes("service-cluster-ip-range", o.serviceCIDR); err != nil {
+		return cfg, err
+	}
+	if o.mask != 0 {
+		if len(cfg.ClusterCIDRs) > 1 {
+			return cfg, fmt.Errorf("--node-cidr-mask-size is for single-stack clusters; use --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6")
+		}
+		cfg.NodeCIDRMaskSizeIPv4, cfg.NodeCIDRMaskSizeIPv6 = o.mask, o.mask
+	}
+	if o.useAccounts {
+		cfg.Builder = NewTokenBuilder(own)
+	}
+	if o.rootCAFile != "" {
+		if cfg.RootCA, err = os.ReadFile(o.rootCAFile); err != nil {
+			return cfg, fmt.Errorf("reading the root CA: %w", err)
+		}
+	}
+	return cfg, nil
+}
+
+func prefixes(flag, list string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for s := range strings.SplitSeq(list, ",") {
+		if s = strings.TrimSpace(s); s == "" {
+			continue
+		}
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %w", flag, err)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
