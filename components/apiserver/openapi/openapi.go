@@ -1,0 +1,274 @@
+// Package openapi serves the OpenAPI documents of the API: v2 as a whole, v3 by
+// group and version. The schemas of all published kinds are made when the
+// project is built and kept packed; a document is put together when it is first
+// asked for, from the raw schemas and the paths of what is served.
+// https://kubernetes.io/docs/concepts/overview/kubernetes-api/#openapi-interface-definition
+package openapi
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	_ "embed" // the schemas
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"hyperkube/components/apiserver/registry"
+)
+
+//go:generate ../../../scripts/generate-openapi
+//go:embed schemas.json.gz
+var packed []byte
+
+// Registry tells what is served.
+type Registry interface {
+	Resources() []*registry.Resource
+	GroupVersions() []schema.GroupVersion
+}
+
+// Handler serves /openapi/v2, /openapi/v3 and what is below it.
+type Handler struct {
+	registry Registry
+	version  string
+
+	mu sync.Mutex // guards what follows
+	// documents made, by path and form. They are dropped when what is served
+	// has changed.
+	documents map[string]*document
+	served    []*registry.Resource
+}
+
+// document is one document in one form.
+type document struct {
+	data []byte
+	etag string
+}
+
+// New returns a handler for what reg serves; version stands in the documents.
+func New(reg Registry, version string) *Handler {
+	return &Handler{registry: reg, version: version, documents: map[string]*document{}}
+}
+
+const (
+	mimeJSON    = "application/json"
+	mimeProtoV2 = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+	// The older spelling is what clients before v1.27 ask for.
+	mimeProtoV2Old = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+)
+
+// ServeHTTP as http.Handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	path := strings.TrimSuffix(r.URL.Path, "/")
+	form := mimeJSON
+	if path == "/openapi/v2" && wantsProto(r.Header.Get("Accept")) {
+		form = mimeProtoV2
+	}
+	doc, err := h.document(path, form)
+	switch {
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	case doc == nil:
+		http.NotFound(w, r)
+		return
+	}
+	header := w.Header()
+	header.Set("Content-Type", form)
+	header.Set("Etag", doc.etag)
+	header.Set("Vary", "Accept")
+	if hash := r.URL.Query().Get("hash"); hash != "" && `"`+hash+`"` == doc.etag {
+		// What has its hash in its address never changes.
+		header.Set("Cache-Control", "public, immutable")
+		header.Set("Expires", "Fri, 31 Dec 2099 23:59:59 GMT")
+	}
+	if match := r.Header.Get("If-None-Match"); match != "" && strings.Contains(match, doc.etag) {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	_, _ = w.Write(doc.data)
+}
+
+func wantsProto(accept string) bool {
+	for _, part := range strings.Split(accept, ",") {
+		// Not by package mime: it takes no "@".
+		mediaType, _, _ := strings.Cut(part, ";")
+		switch strings.TrimSpace(mediaType) {
+		case mimeProtoV2, mimeProtoV2Old:
+			return true
+		case mimeJSON, "*/*":
+			return false
+		}
+	}
+	return false
+}
+
+// document returns a document, made now if it must be, or nil if there is none
+// at that path.
+func (h *Handler) document(path, form string) (*document, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if resources := h.registry.Resources(); !slices.Equal(resources, h.served) {
+		h.served = resources
+		clear(h.documents)
+	}
+	if doc := h.documents[path+form]; doc != nil {
+		return doc, nil
+	}
+	data, err := h.make(path)
+	if err != nil || data == nil {
+		return nil, err
+	}
+	etag := h.etag(path)
+	if form == mimeProtoV2 {
+		parsed, err := openapi_v2.ParseDocument(data)
+		if err != nil {
+			return nil, fmt.Errorf("making the protobuf form of OpenAPI v2: %w", err)
+		}
+		if data, err = proto.Marshal(parsed); err != nil {
+			return nil, fmt.Errorf("making the protobuf form of OpenAPI v2: %w", err)
+		}
+	}
+	doc := &document{data: data, etag: etag}
+	h.documents[path+form] = doc
+	return doc, nil
+}
+
+// etag tells documents apart by what they are made of, so that none needs to be
+// made for it.
+func (h *Handler) etag(path string) string {
+	sum := sha256.New()
+	sum.Write(packed)
+	fmt.Fprintln(sum, h.version, path)
+	for _, r := range h.served {
+		if path == "/openapi/v2" || path == "/openapi/v3" || path == "/openapi/v3/"+groupPath(r.GroupVersion()) {
+			fmt.Fprintln(sum, r.GVR(), r.Kind, r.Verbs)
+		}
+	}
+	return fmt.Sprintf("%q", strings.ToUpper(fmt.Sprintf("%x", sum.Sum(nil))))
+}
+
+func groupPath(gv schema.GroupVersion) string {
+	if gv.Group == "" {
+		return "api/" + gv.Version
+	}
+	return "apis/" + gv.Group + "/" + gv.Version
+}
+
+func (h *Handler) make(path string) ([]byte, error) {
+	switch path {
+	case "/openapi/v2":
+		return h.whole()
+	case "/openapi/v3":
+		return h.index()
+	}
+	for _, gv := range h.registry.GroupVersions() {
+		if path == "/openapi/v3/"+groupPath(gv) {
+			return h.group(gv)
+		}
+	}
+	return nil, nil
+}
+
+// index lists the documents of v3.
+func (h *Handler) index() ([]byte, error) {
+	paths := map[string]any{}
+	for _, gv := range h.registry.GroupVersions() {
+		name := groupPath(gv)
+		url := "/openapi/v3/" + name
+		paths[name] = map[string]string{"serverRelativeURL": url + "?hash=" + strings.Trim(h.etag(url), `"`)}
+	}
+	return json.Marshal(map[string]any{"paths": paths})
+}
+
+// group makes the v3 document of one group and version.
+func (h *Handler) group(gv schema.GroupVersion) ([]byte, error) {
+	schemas, err := unpack()
+	if err != nil {
+		return nil, err
+	}
+	p := paths{prefix: "#/components/schemas/", v3: true, out: map[string]any{}}
+	for _, r := range h.served {
+		if r.GroupVersion() == gv {
+			p.add(r)
+		}
+	}
+	return json.Marshal(map[string]any{
+		"openapi": "3.0.0",
+		"info":    map[string]string{"title": "Kubernetes", "version": h.version},
+		"paths":   p.out,
+		"components": map[string]any{
+			"schemas": closure(schemas["v3"], p.models),
+			"securitySchemes": map[string]any{"BearerToken": map[string]string{
+				"type": "apiKey", "name": "authorization", "in": "header", "description": "Bearer Token authentication",
+			}},
+		},
+	})
+}
+
+// whole makes the v2 document.
+func (h *Handler) whole() ([]byte, error) {
+	schemas, err := unpack()
+	if err != nil {
+		return nil, err
+	}
+	p := paths{prefix: "#/definitions/", out: map[string]any{}}
+	for _, r := range h.served {
+		p.add(r)
+	}
+	return json.Marshal(map[string]any{
+		"swagger":     "2.0",
+		"info":        map[string]string{"title": "Kubernetes", "version": h.version},
+		"paths":       p.out,
+		"definitions": closure(schemas["v2"], p.models),
+		"security":    []any{map[string]any{"BearerToken": []string{}}},
+		"securityDefinitions": map[string]any{"BearerToken": map[string]string{
+			"type": "apiKey", "name": "authorization", "in": "header", "description": "Bearer Token authentication",
+		}},
+	})
+}
+
+func unpack() (map[string]map[string]json.RawMessage, error) {
+	zip, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, fmt.Errorf("unpacking OpenAPI schemas: %w", err)
+	}
+	data, err := io.ReadAll(zip)
+	if err != nil {
+		return nil, fmt.Errorf("unpacking OpenAPI schemas: %w", err)
+	}
+	var schemas map[string]map[string]json.RawMessage
+	if err := json.Unmarshal(data, &schemas); err != nil {
+		return nil, fmt.Errorf("reading OpenAPI schemas: %w", err)
+	}
+	return schemas, nil
+}
+
+var reference = regexp.MustCompile(`"\$ref":"#/(?:definitions|components/schemas)/([^"]+)"`)
+
+// closure returns the named models with all that they refer to.
+func closure(all map[string]json.RawMessage, names []string) map[string]json.RawMessage {
+	out := map[string]json.RawMessage{}
+	for len(names) > 0 {
+		name := names[len(names)-1]
+		names = names[:len(names)-1]
+		raw, ok := all[name]
+		if _, done := out[name]; done || !ok {
+			continue
+		}
+		out[name] = raw
+		for _, match := range reference.FindAllSubmatch(raw, -1) {
+			names = append(names, string(match[1]))
+		}
+	}
+	return out
+}

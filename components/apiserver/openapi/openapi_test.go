@@ -1,0 +1,128 @@
+package openapi
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/api/apps"
+	"hyperkube/internal/api/core"
+)
+
+type served []*registry.Resource
+
+func (s served) Resources() []*registry.Resource { return s }
+func (s served) GroupVersions() []schema.GroupVersion {
+	return []schema.GroupVersion{{Version: "v1"}, {Group: "apps", Version: "v1"}}
+}
+
+func handler() *Handler {
+	var s served
+	for _, r := range append(core.Resources(), apps.Resources()...) {
+		s = append(s, &registry.Resource{Resource: r})
+	}
+	return New(s, "v1.37.2")
+}
+
+func get(t *testing.T, h http.Handler, path string, header ...string) *httptest.ResponseRecorder {
+	t.Helper()
+	req := httptest.NewRequest(http.MethodGet, path, nil)
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, req)
+	return w
+}
+
+func TestV3(t *testing.T) {
+	h := handler()
+	var index struct {
+		Paths map[string]struct{ ServerRelativeURL string }
+	}
+	if err := json.Unmarshal(get(t, h, "/openapi/v3").Body.Bytes(), &index); err != nil {
+		t.Fatal(err)
+	}
+	url := index.Paths["apis/apps/v1"].ServerRelativeURL
+	if !strings.HasPrefix(url, "/openapi/v3/apis/apps/v1?hash=") {
+		t.Fatalf("index %v", index)
+	}
+	w := get(t, h, url)
+	if w.Code != http.StatusOK || w.Header().Get("Cache-Control") == "" {
+		t.Fatalf("status %d, %v", w.Code, w.Header())
+	}
+	var doc struct {
+		Paths      map[string]map[string]any
+		Components struct{ Schemas map[string]map[string]any }
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &doc); err != nil {
+		t.Fatal(err)
+	}
+	patch, _ := doc.Paths["/apis/apps/v1/namespaces/{namespace}/deployments/{name}"]["patch"].(map[string]any)
+	if patch == nil {
+		t.Fatal("deployments cannot be patched")
+	}
+	// kubectl looks for this before it leaves validation to the server.
+	if text, _ := json.Marshal(patch); !strings.Contains(string(text), `"fieldValidation"`) ||
+		!strings.Contains(string(text), "patchAppsV1NamespacedDeployment") {
+		t.Errorf("patch is %s", text)
+	}
+	// All that is referred to is there.
+	for _, match := range reference.FindAllStringSubmatch(w.Body.String(), -1) {
+		if doc.Components.Schemas[match[1]] == nil {
+			t.Errorf("no schema %s", match[1])
+		}
+	}
+	if doc.Components.Schemas["io.k8s.api.core.v1.PodSpec"] == nil {
+		t.Error("no PodSpec")
+	}
+	if again := get(t, h, url, "If-None-Match", w.Header().Get("Etag")); again.Code != http.StatusNotModified {
+		t.Errorf("status %d for what has not changed", again.Code)
+	}
+	if none := get(t, h, "/openapi/v3/apis/none/v1"); none.Code != http.StatusNotFound {
+		t.Errorf("status %d for what is not served", none.Code)
+	}
+}
+
+func TestV2(t *testing.T) {
+	h := handler()
+	w := get(t, h, "/openapi/v2", "Accept", mimeProtoV2)
+	if w.Code != http.StatusOK {
+		t.Fatalf("status %d: %s", w.Code, w.Body)
+	}
+	var doc openapi_v2.Document
+	if err := proto.Unmarshal(w.Body.Bytes(), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if len(doc.Paths.Path) < 20 || len(doc.Definitions.AdditionalProperties) < 100 {
+		t.Errorf("%d paths, %d definitions", len(doc.Paths.Path), len(doc.Definitions.AdditionalProperties))
+	}
+	if w := get(t, h, "/openapi/v2"); !json.Valid(w.Body.Bytes()) || w.Header().Get("Content-Type") != mimeJSON {
+		t.Error("no JSON")
+	}
+}
+
+func TestOperationIDsAreUnique(t *testing.T) {
+	var doc struct{ Paths map[string]map[string]any }
+	if err := json.Unmarshal(get(t, handler(), "/openapi/v2").Body.Bytes(), &doc); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[any]string{}
+	for path, item := range doc.Paths {
+		for method, op := range item {
+			if op, ok := op.(map[string]any); ok {
+				if other := seen[op["operationId"]]; other != "" {
+					t.Errorf("%v is %s %s and %s", op["operationId"], method, path, other)
+				}
+				seen[op["operationId"]] = method + " " + path
+			}
+		}
+	}
+}
