@@ -1,0 +1,169 @@
+package authz
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/component-helpers/auth/rbac/validation"
+)
+
+// Escalation refuses writes of roles and bindings by which somebody would give
+// away more than they have. It is validating admission.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping
+type Escalation struct {
+	rbac *RBAC
+	may  authorizer.Authorizer
+}
+
+var _ admission.ValidationInterface = (*Escalation)(nil)
+
+// Escalation returns the check, or nil without the mode RBAC.
+func (a *Authorizer) Escalation() *Escalation {
+	if a.rbac == nil {
+		return nil
+	}
+	return &Escalation{rbac: a.rbac, may: a}
+}
+
+// Handles implements admission.Interface.
+func (*Escalation) Handles(op admission.Operation) bool {
+	return op == admission.Create || op == admission.Update
+}
+
+// Validate implements admission.ValidationInterface.
+func (e *Escalation) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if a.GetResource().Group != rbacv1.GroupName || a.GetSubresource() != "" || IsSuperuser(a.GetUserInfo()) {
+		return nil
+	}
+	switch obj := a.GetObject().(type) {
+	case *rbacv1.Role:
+		old, _ := a.GetOldObject().(*rbacv1.Role)
+		if old != nil && equality.Semantic.DeepEqual(old.Rules, obj.Rules) {
+			return nil
+		}
+		return e.role(ctx, a, obj.Name, obj.Rules, false)
+	case *rbacv1.ClusterRole:
+		old, _ := a.GetOldObject().(*rbacv1.ClusterRole)
+		if old != nil && equality.Semantic.DeepEqual(old.Rules, obj.Rules) && equality.Semantic.DeepEqual(old.AggregationRule, obj.AggregationRule) {
+			return nil
+		}
+		aggregates := obj.AggregationRule != nil && len(obj.AggregationRule.ClusterRoleSelectors) > 0
+		return e.role(ctx, a, obj.Name, obj.Rules, aggregates)
+	case *rbacv1.RoleBinding:
+		old, _ := a.GetOldObject().(*rbacv1.RoleBinding)
+		if old != nil && equality.Semantic.DeepEqual(old.RoleRef, obj.RoleRef) && equality.Semantic.DeepEqual(old.Subjects, obj.Subjects) {
+			return nil
+		}
+		return e.binding(ctx, a, obj.Name, a.GetNamespace(), &obj.RoleRef)
+	case *rbacv1.ClusterRoleBinding:
+		old, _ := a.GetOldObject().(*rbacv1.ClusterRoleBinding)
+		if old != nil && equality.Semantic.DeepEqual(old.RoleRef, obj.RoleRef) && equality.Semantic.DeepEqual(old.Subjects, obj.Subjects) {
+			return nil
+		}
+		return e.binding(ctx, a, obj.Name, "", &obj.RoleRef)
+	}
+	return nil
+}
+
+// everything is what only an administrator has.
+var everything = []rbacv1.PolicyRule{
+	{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}},
+	{Verbs: []string{"*"}, NonResourceURLs: []string{"*"}},
+}
+
+func (e *Escalation) role(ctx context.Context, a admission.Attributes, name string, rules []rbacv1.PolicyRule, aggregates bool) error {
+	if e.allowed(ctx, a, "escalate", a.GetResource().Resource, a.GetName()) {
+		return nil
+	}
+	resource := a.GetResource().GroupResource()
+	// A role that gathers the rules of others can come to hold anything.
+	if aggregates {
+		if err := e.covered(ctx, a.GetUserInfo(), a.GetNamespace(), everything); err != nil {
+			return apierrors.NewForbidden(resource, name, errors.New("must have cluster-admin privileges to use the aggregationRule"))
+		}
+	}
+	if err := e.covered(ctx, a.GetUserInfo(), a.GetNamespace(), rules); err != nil {
+		return apierrors.NewForbidden(resource, name, err)
+	}
+	return nil
+}
+
+func (e *Escalation) binding(ctx context.Context, a admission.Attributes, name, namespace string, ref *rbacv1.RoleRef) error {
+	resource := "roles"
+	if ref.Kind == "ClusterRole" {
+		resource = "clusterroles"
+	}
+	if e.allowed(ctx, a, "bind", resource, ref.Name) {
+		return nil
+	}
+	if err := e.rbac.gate.Wait(ctx); err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	rules, err := e.rbac.RoleRules(ref, namespace)
+	if err != nil {
+		return err
+	}
+	if err := e.covered(ctx, a.GetUserInfo(), namespace, rules); err != nil {
+		return apierrors.NewForbidden(a.GetResource().GroupResource(), name, err)
+	}
+	return nil
+}
+
+// allowed tells whether the user holds the verb that lifts the check.
+func (e *Escalation) allowed(ctx context.Context, a admission.Attributes, verb, resource, name string) bool {
+	decision, _, _ := e.may.Authorize(ctx, authorizer.AttributesRecord{
+		User: a.GetUserInfo(), Verb: verb, Namespace: a.GetNamespace(),
+		APIGroup: rbacv1.GroupName, APIVersion: "*", Resource: resource, Name: name, ResourceRequest: true,
+	})
+	return decision == authorizer.DecisionAllow
+}
+
+// covered is nil when u holds all rules in the namespace.
+func (e *Escalation) covered(ctx context.Context, u user.Info, namespace string, rules []rbacv1.PolicyRule) error {
+	own, resolveErr := e.rbac.PolicyRules(ctx, u, namespace)
+	ok, missing := validation.Covers(own, rules)
+	if ok {
+		return nil
+	}
+	var lines []string
+	for _, r := range compact(missing) {
+		lines = append(lines, describe(&r))
+	}
+	slices.Sort(lines)
+	msg := fmt.Sprintf("user %q (groups=%q) is attempting to grant RBAC permissions not currently held:\n%s",
+		u.GetName(), u.GetGroups(), strings.Join(slices.Compact(lines), "\n"))
+	if resolveErr != nil {
+		msg += fmt.Sprintf("; resolution errors: %v", []error{resolveErr})
+	}
+	return errors.New(msg)
+}
+
+// compact joins the verbs of rules that are the same but for their verb.
+func compact(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
+	at := map[string]int{}
+	var out []rbacv1.PolicyRule
+	for _, r := range rules {
+		if len(r.NonResourceURLs) > 0 || len(r.APIGroups) != 1 || len(r.Resources) != 1 || len(r.ResourceNames) > 1 {
+			out = append(out, r)
+			continue
+		}
+		key := r.APIGroups[0] + "\x00" + r.Resources[0] + "\x00" + strings.Join(r.ResourceNames, "\x00")
+		if i, ok := at[key]; ok {
+			out[i].Verbs = append(slices.Clone(out[i].Verbs), r.Verbs...)
+			continue
+		}
+		at[key] = len(out)
+		out = append(out, r)
+	}
+	return out
+}

@@ -1,0 +1,74 @@
+package authz
+
+import (
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+)
+
+func TestEscalation(t *testing.T) {
+	a, _ := start(t,
+		clusterRole("editor", rule("*", "rbac.authorization.k8s.io", "roles,clusterroles,rolebindings,clusterrolebindings", ""), rule("get,list", "-", "pods", "")),
+		clusterRole("root", rule("*", "*", "*", ""), urlRule("*", "*")),
+		clusterRole("binder", rule("bind", "rbac.authorization.k8s.io", "clusterroles", "root")),
+		clusterRole("escalator", rule("escalate", "rbac.authorization.k8s.io", "clusterroles", "")),
+		clusterRole("view-pods", rule("get", "-", "pods", "")),
+		clusterRole("weak", rule("create,update", "rbac.authorization.k8s.io", "roles,clusterroles,rolebindings,clusterrolebindings", ""), rule("get,list", "-", "pods", "")),
+		clusterBinding("weak", "weak", "u:ann", "u:esc", "u:bind"),
+		clusterBinding("root", "root", "u:root"),
+		clusterBinding("bind", "binder", "u:bind"),
+		clusterBinding("esc", "escalator", "u:esc"),
+	)
+	e := a.Escalation()
+	who := func(name string, groups ...string) user.Info { return &user.DefaultInfo{Name: name, Groups: groups} }
+	aggregating := clusterRole("agg")
+	aggregating.AggregationRule = &rbacv1.AggregationRule{ClusterRoleSelectors: []metav1.LabelSelector{{}}}
+	tests := []struct {
+		name     string
+		user     user.Info
+		resource string
+		obj, old runtime.Object
+		err      string
+	}{
+		{name: "what one has", user: who("ann"), resource: "clusterroles", obj: clusterRole("x", rule("get", "-", "pods", ""))},
+		{name: "more than one has", user: who("ann", "g"), resource: "clusterroles", obj: clusterRole("x", rule("get,delete,create", "-", "pods,secrets", "")),
+			err: "clusterroles.rbac.authorization.k8s.io \"x\" is forbidden: user \"ann\" (groups=[\"g\"]) is attempting to grant RBAC permissions not currently held:\n" +
+				"{APIGroups:[\"\"], Resources:[\"pods\"], Verbs:[\"delete\" \"create\"]}\n{APIGroups:[\"\"], Resources:[\"secrets\"], Verbs:[\"get\" \"delete\" \"create\"]}"},
+		{name: "superuser", user: who("m", "system:masters"), resource: "clusterroles", obj: clusterRole("x", everything...)},
+		{name: "administrator", user: who("root"), resource: "clusterroles", obj: clusterRole("x", everything...)},
+		{name: "may escalate", user: who("esc"), resource: "clusterroles", obj: clusterRole("x", everything...)},
+		{name: "may escalate others", user: who("esc"), resource: "roles", obj: role("ns", "x", everything...), err: "not currently held"},
+		{name: "rules unchanged", user: who("ann"), resource: "clusterroles", obj: clusterRole("x", everything...), old: clusterRole("x", everything...)},
+		{name: "rules changed", user: who("ann"), resource: "clusterroles", obj: clusterRole("x", everything...), old: clusterRole("x"), err: "not currently held"},
+		{name: "aggregation", user: who("ann"), resource: "clusterroles", obj: aggregating, err: "must have cluster-admin privileges to use the aggregationRule"},
+		{name: "aggregation by an administrator", user: who("root"), resource: "clusterroles", obj: aggregating},
+		{name: "binding what one has", user: who("ann"), resource: "rolebindings", obj: binding("ns", "b", "ClusterRole", "view-pods", "u:bob")},
+		{name: "binding more", user: who("ann"), resource: "clusterrolebindings", obj: clusterBinding("b", "root", "u:ann"), err: `clusterrolebindings.rbac.authorization.k8s.io "b" is forbidden`},
+		{name: "may bind", user: who("bind"), resource: "clusterrolebindings", obj: clusterBinding("b", "root", "u:ann")},
+		{name: "may bind that one only", user: who("bind"), resource: "clusterrolebindings", obj: clusterBinding("b", "escalator", "u:ann"), err: "is forbidden"},
+		{name: "no such role", user: who("ann"), resource: "clusterrolebindings", obj: clusterBinding("b", "absent", "u:ann"), err: `"absent" not found`},
+		{name: "subjects unchanged", user: who("ann"), resource: "clusterrolebindings", obj: clusterBinding("b", "root", "u:x"), old: clusterBinding("b", "root", "u:x")},
+		{name: "subjects changed", user: who("ann"), resource: "clusterrolebindings", obj: clusterBinding("b", "root", "u:ann"), old: clusterBinding("b", "root", "u:x"), err: "is forbidden"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			op, ns := admission.Create, ""
+			if tt.old != nil {
+				op = admission.Update
+			}
+			m := tt.obj.(metav1.Object)
+			ns = m.GetNamespace()
+			at := admission.NewAttributesRecord(tt.obj, tt.old, rbacv1.SchemeGroupVersion.WithKind("X"), ns, m.GetName(),
+				rbacv1.SchemeGroupVersion.WithResource(tt.resource), "", op, nil, false, tt.user)
+			err := e.Validate(t.Context(), at, nil)
+			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
+				t.Errorf("got %v, want %q", err, tt.err)
+			}
+		})
+	}
+}

@@ -1,0 +1,379 @@
+package authz
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+
+	"hyperkube/components/apiserver/informed"
+)
+
+// nodeAuthorizer lets kubelets read what their pods refer to and write what is
+// their own. What of an object they may write is NodeRestriction's to say.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/node/
+type nodeAuthorizer struct {
+	graph *graph
+	kube  kubernetes.Interface
+	gate  *informed.Gate
+	// fixed is what all nodes may do.
+	fixed ruleSet
+	// patience is how long a refusal waits for a pod that is on its way.
+	patience time.Duration
+}
+
+const (
+	nodeUserPrefix = "system:node:"
+	nodesGroup     = "system:nodes"
+	leaseNamespace = corev1.NamespaceNodeLease
+)
+
+func newNodeAuthorizer(inf informers.SharedInformerFactory, kube kubernetes.Interface) (*nodeAuthorizer, error) {
+	n := &nodeAuthorizer{graph: newGraph(), kube: kube, patience: 100 * time.Millisecond}
+	reg, err := inf.Core().V1().Pods().Informer().AddEventHandler(n.graph.handler())
+	if err != nil {
+		return nil, fmt.Errorf("following the pods of nodes: %w", err)
+	}
+	n.gate = informed.NewGate(reg.HasSyncedChecker())
+	n.fixed.add(nodeRules, "")
+	return n, nil
+}
+
+// isNode tells whether u is a kubelet, with or without a name.
+func isNode(u user.Info) bool {
+	return slices.Contains(u.GetGroups(), nodesGroup) && strings.HasPrefix(u.GetName(), nodeUserPrefix)
+}
+
+// NodeName returns the node that u is the kubelet of.
+func NodeName(u user.Info) (string, bool) {
+	if u == nil || !isNode(u) {
+		return "", false
+	}
+	return strings.TrimPrefix(u.GetName(), nodeUserPrefix), true
+}
+
+// nodeRules is what all nodes may do and what does not depend on their pods.
+var nodeRules = []rbacv1.PolicyRule{
+	{Verbs: []string{"create"}, APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"tokenreviews"}},
+	{Verbs: []string{"create"}, APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews", "localsubjectaccessreviews"}},
+	{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{""}, Resources: []string{"services"}},
+	{Verbs: []string{"create", "patch", "update"}, APIGroups: []string{""}, Resources: []string{"events"}},
+	{Verbs: []string{"create", "patch", "update"}, APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}},
+	{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"endpoints"}},
+	{Verbs: []string{"create", "get", "list", "watch"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests"}},
+	{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}},
+	{Verbs: []string{"create", "get", "list", "watch"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"podcertificaterequests"}},
+	{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers"}},
+	{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"node.k8s.io"}, Resources: []string{"runtimeclasses"}},
+}
+
+// no is the answer to what only another authorizer could allow.
+func no(format string, args ...any) (authorizer.Decision, string, error) {
+	return authorizer.DecisionNoOpinion, fmt.Sprintf(format, args...), nil
+}
+
+func yes() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "", nil }
+
+func (n *nodeAuthorizer) authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	u := a.GetUser()
+	if !isNode(u) {
+		return authorizer.DecisionNoOpinion, "", nil
+	}
+	node := strings.TrimPrefix(u.GetName(), nodeUserPrefix)
+	if node == "" {
+		return no("unknown node for user %q", u.GetName())
+	}
+	if err := n.gate.Wait(ctx); err != nil {
+		return authorizer.DecisionNoOpinion, "", err
+	}
+	if a.IsResourceRequest() {
+		switch a.GetAPIGroup() + "/" + a.GetResource() {
+		case "/secrets":
+			return n.readNamespaced(ctx, node, refSecret, a)
+		case "/configmaps":
+			return n.readNamespaced(ctx, node, refConfigMap, a)
+		case "/persistentvolumeclaims":
+			return n.claim(ctx, node, a)
+		case "/persistentvolumes":
+			return n.volume(ctx, node, a)
+		case "/pods":
+			return n.pod(ctx, node, a)
+		case "/nodes":
+			return n.node(node, a)
+		case "/serviceaccounts":
+			return n.serviceAccount(ctx, node, a)
+		case "resource.k8s.io/resourceclaims":
+			return n.get(ctx, node, refResourceClaim, a)
+		case "resource.k8s.io/resourceslices":
+			return n.resourceSlice(ctx, node, a)
+		case "storage.k8s.io/volumeattachments":
+			return n.attachment(ctx, node, a)
+		case "storage.k8s.io/csinodes":
+			return n.csiNode(node, a)
+		case "coordination.k8s.io/leases":
+			return n.lease(node, a)
+		}
+	}
+	if reason, ok := n.fixed.allows(a); ok {
+		return authorizer.DecisionAllow, reason, nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+func unrelated(node string) (authorizer.Decision, string, error) {
+	return no("no relationship found between node '%s' and this object", node)
+}
+
+// related answers by the graph.
+func (n *nodeAuthorizer) related(ctx context.Context, node string, r ref) (authorizer.Decision, string, error) {
+	if r.name == "" {
+		return no("No Object name found")
+	}
+	if n.graph.has(ctx, node, r, n.patience) {
+		return yes()
+	}
+	if r.kind == refSecret && n.secretOfVolume(ctx, node, r) {
+		return yes()
+	}
+	return unrelated(node)
+}
+
+func (n *nodeAuthorizer) get(ctx context.Context, node string, kind refKind, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetVerb() != "get" {
+		return no("can only get individual resources of this type")
+	}
+	if a.GetSubresource() != "" {
+		return no("cannot get subresource")
+	}
+	return n.related(ctx, node, ref{kind, a.GetNamespace(), a.GetName()})
+}
+
+// readNamespaced is for what kubelets watch one by one: a list or a watch that
+// is limited to one name counts as reading that one.
+func (n *nodeAuthorizer) readNamespaced(ctx context.Context, node string, kind refKind, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	switch a.GetVerb() {
+	case "get", "list", "watch":
+	default:
+		return no("can only read resources of this type")
+	}
+	if a.GetSubresource() != "" {
+		return no("cannot read subresource")
+	}
+	if a.GetNamespace() == "" {
+		return no("can only read namespaced object of this type")
+	}
+	return n.related(ctx, node, ref{kind, a.GetNamespace(), a.GetName()})
+}
+
+func (n *nodeAuthorizer) claim(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetSubresource() != "status" {
+		return n.get(ctx, node, refClaim, a)
+	}
+	switch a.GetVerb() {
+	case "get", "update", "patch":
+		return n.related(ctx, node, ref{refClaim, a.GetNamespace(), a.GetName()})
+	}
+	return no("can only get/update/patch this type")
+}
+
+// volume allows what is bound to a claim of one of the node's pods. Volumes
+// are read through the API, for few are asked for.
+func (n *nodeAuthorizer) volume(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	switch {
+	case a.GetVerb() != "get":
+		return no("can only get individual resources of this type")
+	case a.GetSubresource() != "":
+		return no("cannot get subresource")
+	case a.GetName() == "":
+		return no("No Object name found")
+	}
+	pv, err := n.kube.CoreV1().PersistentVolumes().Get(ctx, a.GetName(), metav1.GetOptions{})
+	if err != nil || pv.Spec.ClaimRef == nil {
+		return unrelated(node)
+	}
+	return n.related(ctx, node, ref{refClaim, pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name})
+}
+
+// secretOfVolume tells whether a volume of one of the node's pods refers to
+// the Secret.
+func (n *nodeAuthorizer) secretOfVolume(ctx context.Context, node string, secret ref) bool {
+	for _, c := range n.graph.claims(node) {
+		pvc, err := n.kube.CoreV1().PersistentVolumeClaims(c.namespace).Get(ctx, c.name, metav1.GetOptions{})
+		if err != nil || pvc.Spec.VolumeName == "" {
+			continue
+		}
+		pv, err := n.kube.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
+		if err != nil || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.Namespace != c.namespace || pv.Spec.ClaimRef.Name != c.name {
+			continue
+		}
+		if slices.Contains(volumeSecrets(pv), secret) {
+			return true
+		}
+	}
+	return false
+}
+
+func (n *nodeAuthorizer) attachment(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	switch {
+	case a.GetVerb() != "get":
+		return no("can only get individual resources of this type")
+	case a.GetSubresource() != "":
+		return no("cannot get subresource")
+	case a.GetName() == "":
+		return no("No Object name found")
+	}
+	va, err := n.kube.StorageV1().VolumeAttachments().Get(ctx, a.GetName(), metav1.GetOptions{})
+	if err != nil || va.Spec.NodeName != node {
+		return unrelated(node)
+	}
+	return yes()
+}
+
+func (n *nodeAuthorizer) serviceAccount(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	verb, sub := a.GetVerb(), a.GetSubresource()
+	switch {
+	case verb == "get" && sub == "":
+		// For credential providers of images that go by service accounts.
+	case verb != "create" || a.GetName() == "":
+		return no("can only create tokens for individual service accounts")
+	case sub != "token":
+		return no("can only create token subresource of service account")
+	}
+	return n.related(ctx, node, ref{refServiceAccount, a.GetNamespace(), a.GetName()})
+}
+
+// selects tells whether the request is limited to field = value.
+func selects(a authorizer.Attributes, field, value string) bool {
+	reqs, err := a.GetFieldSelector()
+	if err != nil {
+		return false
+	}
+	for _, r := range reqs {
+		if (r.Operator == selection.Equals || r.Operator == selection.DoubleEquals || r.Operator == selection.In) && r.Field == field && r.Value == value {
+			return true
+		}
+	}
+	return false
+}
+
+func (n *nodeAuthorizer) node(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	verb := a.GetVerb()
+	switch a.GetSubresource() {
+	case "":
+		switch verb {
+		case "create", "update", "patch":
+			// NodeRestriction says which.
+			return yes()
+		case "get":
+			if a.GetName() == node {
+				return yes()
+			}
+			return no("node '%s' cannot read '%s', only its own Node object", node, a.GetName())
+		case "list", "watch":
+			if a.GetName() == node || selects(a, "metadata.name", node) {
+				return yes()
+			}
+			return no("node '%s' cannot read all nodes, only its own Node object", node)
+		}
+	case "status":
+		if verb == "update" || verb == "patch" {
+			return yes()
+		}
+	}
+	return no("node '%s' cannot %s nodes of this kind", node, verb)
+}
+
+func (n *nodeAuthorizer) pod(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	verb := a.GetVerb()
+	switch a.GetSubresource() {
+	case "":
+		switch verb {
+		case "get":
+			return n.related(ctx, node, ref{refPod, a.GetNamespace(), a.GetName()})
+		case "list", "watch":
+			if selects(a, "spec.nodeName", node) {
+				return yes()
+			}
+			if a.GetName() != "" {
+				return n.related(ctx, node, ref{refPod, a.GetNamespace(), a.GetName()})
+			}
+			return no("can only list/watch pods with spec.nodeName field selector")
+		case "create", "delete":
+			// NodeRestriction says which.
+			return yes()
+		}
+	case "status":
+		if verb == "update" || verb == "patch" {
+			return yes()
+		}
+	case "eviction":
+		if verb == "create" {
+			return yes()
+		}
+	}
+	return no("node '%s' cannot %s pods of this kind", node, verb)
+}
+
+func (n *nodeAuthorizer) lease(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	switch a.GetVerb() {
+	case "get", "create", "update", "patch", "delete":
+	default:
+		return no("can only get, create, update, patch, or delete a node lease")
+	}
+	if a.GetNamespace() != leaseNamespace {
+		return no("can only access leases in the %q system namespace", leaseNamespace)
+	}
+	// The name of a new one is not known yet; NodeRestriction looks at it.
+	if a.GetVerb() != "create" && a.GetName() != node {
+		return no("can only access node lease with the same name as the requesting node")
+	}
+	return yes()
+}
+
+func (n *nodeAuthorizer) csiNode(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetSubresource() != "" {
+		return no("cannot authorize CSINode subresources")
+	}
+	switch a.GetVerb() {
+	case "get", "create", "update", "patch", "delete":
+	default:
+		return no("can only get, create, update, patch, or delete a CSINode")
+	}
+	if a.GetVerb() != "create" && a.GetName() != node {
+		return no("can only access CSINode with the same name as the requesting node")
+	}
+	return yes()
+}
+
+func (n *nodeAuthorizer) resourceSlice(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetSubresource() != "" {
+		return no("cannot authorize ResourceSlice subresources")
+	}
+	switch a.GetVerb() {
+	case "create":
+		return yes()
+	case "get", "update", "patch", "delete":
+		s, err := n.kube.ResourceV1().ResourceSlices().Get(ctx, a.GetName(), metav1.GetOptions{})
+		if err != nil || s.Spec.NodeName == nil || *s.Spec.NodeName != node {
+			return unrelated(node)
+		}
+		return yes()
+	case "list", "watch", "deletecollection":
+		if selects(a, "spec.nodeName", node) {
+			return yes()
+		}
+		return no("can only list/watch/deletecollection resourceslices with nodeName field selector")
+	}
+	return no("only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection")
+}

@@ -1,0 +1,328 @@
+package authz
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/informers"
+	rbaclisters "k8s.io/client-go/listers/rbac/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/apiserver/informed"
+)
+
+// RBAC decides by roles and bindings.
+//
+// Bindings are indexed by their subjects, so finding those of a user does not
+// depend on how many there are. What they grant somebody in a namespace is put
+// together when it is first asked for and kept until any role or binding
+// changes, which is seldom; deciding is then a few map lookups.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/rbac/
+type RBAC struct {
+	clusterRoles    rbaclisters.ClusterRoleLister
+	roles           rbaclisters.RoleLister
+	clusterBindings cache.Indexer
+	bindings        cache.Indexer
+	gate            *informed.Gate
+
+	// version counts changes of roles and bindings.
+	version atomic.Uint64
+	// resolved is what was put together under one version. It is replaced
+	// when the version is another, or when it has become too big.
+	resolved atomic.Pointer[resolved]
+}
+
+type resolved struct {
+	version uint64
+	mu      sync.RWMutex // guards sets
+	// sets are what somebody was granted in a namespace, by namespace, user
+	// and groups; the empty namespace holds what is granted everywhere.
+	sets map[string]*ruleSet
+}
+
+// maxResolved bounds resolved.sets; an entry is a few kilobytes at most, for
+// the rules themselves are shared.
+const maxResolved = 10_000
+
+// subjectIndex is the index of bindings by subject.
+const subjectIndex = "hyperkube-rbac-subject"
+
+// NewRBAC registers with the informers, which must not have been started.
+func NewRBAC(inf informers.SharedInformerFactory) (*RBAC, error) {
+	in := inf.Rbac().V1()
+	r := &RBAC{
+		clusterRoles:    in.ClusterRoles().Lister(),
+		roles:           in.Roles().Lister(),
+		clusterBindings: in.ClusterRoleBindings().Informer().GetIndexer(),
+		bindings:        in.RoleBindings().Informer().GetIndexer(),
+	}
+	r.resolved.Store(&resolved{sets: map[string]*ruleSet{}})
+	if err := in.ClusterRoleBindings().Informer().AddIndexers(cache.Indexers{subjectIndex: subjectsOf}); err != nil {
+		return nil, fmt.Errorf("indexing cluster role bindings: %w", err)
+	}
+	if err := in.RoleBindings().Informer().AddIndexers(cache.Indexers{subjectIndex: subjectsOf}); err != nil {
+		return nil, fmt.Errorf("indexing role bindings: %w", err)
+	}
+	// Handlers are called after the store has changed: who reads the version
+	// and then the store never keeps something old under a new version.
+	changed := func() { r.version.Add(1) }
+	handler := cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { changed() },
+		UpdateFunc: func(_, _ any) { changed() },
+		DeleteFunc: func(any) { changed() },
+	}
+	var synced []cache.DoneChecker
+	for _, informer := range []cache.SharedIndexInformer{
+		in.ClusterRoles().Informer(), in.Roles().Informer(), in.ClusterRoleBindings().Informer(), in.RoleBindings().Informer(),
+	} {
+		reg, err := informer.AddEventHandler(handler)
+		if err != nil {
+			return nil, fmt.Errorf("following roles and bindings: %w", err)
+		}
+		synced = append(synced, reg.HasSyncedChecker())
+	}
+	r.gate = informed.NewGate(synced...)
+	return r, nil
+}
+
+// subjectsOf returns the index values of a binding: "u:name" and "g:name", with
+// the namespace in front for a RoleBinding.
+func subjectsOf(obj any) ([]string, error) {
+	var subjects []rbacv1.Subject
+	var namespace string
+	switch b := obj.(type) {
+	case *rbacv1.ClusterRoleBinding:
+		subjects = b.Subjects
+	case *rbacv1.RoleBinding:
+		subjects, namespace = b.Subjects, b.Namespace
+	default:
+		return nil, fmt.Errorf("a binding of type %T", obj)
+	}
+	var values []string
+	for i := range subjects {
+		if v := subjectValue(&subjects[i], namespace); v != "" {
+			values = append(values, namespace+"\x00"+v)
+		}
+	}
+	return values, nil
+}
+
+// subjectValue is empty for a subject that is nobody.
+func subjectValue(s *rbacv1.Subject, namespace string) string {
+	switch s.Kind {
+	case rbacv1.UserKind:
+		return "u:" + s.Name
+	case rbacv1.GroupKind:
+		return "g:" + s.Name
+	case rbacv1.ServiceAccountKind:
+		if s.Namespace != "" {
+			namespace = s.Namespace
+		}
+		if namespace == "" {
+			return ""
+		}
+		return "u:" + serviceaccount.MakeUsername(namespace, s.Name)
+	}
+	return ""
+}
+
+// Authorize decides about one request. It never denies.
+func (r *RBAC) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if err := r.gate.Wait(ctx); err != nil {
+		return authorizer.DecisionNoOpinion, "", err
+	}
+	u := a.GetUser()
+	everywhere := r.rules(u, "")
+	if reason, ok := everywhere.allows(a); ok {
+		return authorizer.DecisionAllow, reason, nil
+	}
+	errs := everywhere.errs
+	if namespace := a.GetNamespace(); namespace != "" {
+		here := r.rules(u, namespace)
+		if reason, ok := here.allows(a); ok {
+			return authorizer.DecisionAllow, reason, nil
+		}
+		errs = append(errs[:len(errs):len(errs)], here.errs...)
+	}
+	if len(errs) > 0 {
+		return authorizer.DecisionNoOpinion, fmt.Sprintf("RBAC: %v", utilerrors.NewAggregate(errs)), nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// rules returns what u was granted in a namespace alone, or everywhere if it
+// is empty.
+func (r *RBAC) rules(u user.Info, namespace string) *ruleSet {
+	var buf [256]byte
+	key := append(append(append(buf[:0], namespace...), 0), u.GetName()...)
+	for _, g := range u.GetGroups() {
+		key = append(append(key, 0), g...)
+	}
+	version := r.version.Load()
+	known := r.resolved.Load()
+	for known.version < version {
+		fresh := &resolved{version: version, sets: map[string]*ruleSet{}}
+		if r.resolved.CompareAndSwap(known, fresh) {
+			known = fresh
+			break
+		}
+		known = r.resolved.Load()
+	}
+	known.mu.RLock()
+	set := known.sets[string(key)]
+	known.mu.RUnlock()
+	if set != nil {
+		return set
+	}
+	set = r.resolve(u, namespace)
+	known.mu.Lock()
+	defer known.mu.Unlock()
+	if len(known.sets) >= maxResolved {
+		clear(known.sets)
+	}
+	known.sets[string(key)] = set
+	return set
+}
+
+func (r *RBAC) resolve(u user.Info, namespace string) *ruleSet {
+	set := &ruleSet{}
+	values := make([]string, 0, 1+len(u.GetGroups()))
+	values = append(values, "u:"+u.GetName())
+	for _, g := range u.GetGroups() {
+		values = append(values, "g:"+g)
+	}
+	indexer := r.clusterBindings
+	if namespace != "" {
+		indexer = r.bindings
+	}
+	seen := map[any]bool{}
+	for _, v := range values {
+		// The index is there, so there is no error.
+		found, _ := indexer.ByIndex(subjectIndex, namespace+"\x00"+v)
+		for _, obj := range found {
+			if seen[obj] {
+				continue
+			}
+			seen[obj] = true
+			switch b := obj.(type) {
+			case *rbacv1.ClusterRoleBinding:
+				r.addBinding(set, "ClusterRoleBinding", b.Name, "", &b.RoleRef, b.Subjects, v)
+			case *rbacv1.RoleBinding:
+				r.addBinding(set, "RoleBinding", b.Name+"/"+b.Namespace, b.Namespace, &b.RoleRef, b.Subjects, v)
+			}
+		}
+	}
+	return set
+}
+
+func (r *RBAC) addBinding(set *ruleSet, kind, name, namespace string, role *rbacv1.RoleRef, subjects []rbacv1.Subject, value string) {
+	rules, err := r.RoleRules(role, namespace)
+	if err != nil {
+		set.errs = append(set.errs, err)
+		return
+	}
+	var who string
+	for i := range subjects {
+		if s := &subjects[i]; subjectValue(s, namespace) == value {
+			who = fmt.Sprintf("%s %q", s.Kind, s.Name)
+			if s.Kind == rbacv1.ServiceAccountKind {
+				ns := s.Namespace
+				if ns == "" {
+					ns = namespace
+				}
+				who = fmt.Sprintf("%s %q", s.Kind, s.Name+"/"+ns)
+			}
+			break
+		}
+	}
+	set.add(rules, fmt.Sprintf("RBAC: allowed by %s %q of %s %q to %s", kind, name, role.Kind, role.Name, who))
+}
+
+// RoleRules returns the rules of a role; they are not to be written to. The
+// namespace is that of the binding.
+func (r *RBAC) RoleRules(ref *rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
+	switch ref.Kind {
+	case "ClusterRole":
+		role, err := r.clusterRoles.Get(ref.Name)
+		if err != nil {
+			return nil, err
+		}
+		return role.Rules, nil
+	case "Role":
+		if namespace == "" {
+			return nil, apierrors.NewNotFound(rbacv1.Resource("role"), ref.Name)
+		}
+		role, err := r.roles.Roles(namespace).Get(ref.Name)
+		if err != nil {
+			return nil, err
+		}
+		return role.Rules, nil
+	}
+	return nil, fmt.Errorf("unsupported role reference kind: %q", ref.Kind)
+}
+
+// PolicyRules returns all rules that u was granted, everywhere and in a
+// namespace, and an error that names roles which could not be found.
+func (r *RBAC) PolicyRules(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
+	if err := r.gate.Wait(ctx); err != nil {
+		return nil, err
+	}
+	sets := []*ruleSet{r.rules(u, "")}
+	if namespace != "" {
+		sets = append(sets, r.rules(u, namespace))
+	}
+	var rules []rbacv1.PolicyRule
+	var errs []error
+	for _, s := range sets {
+		for _, g := range s.all {
+			rules = append(rules, *g.rule)
+		}
+		errs = append(errs, s.errs...)
+	}
+	return rules, utilerrors.NewAggregate(errs)
+}
+
+// RulesFor lists what u may do in a namespace.
+func (r *RBAC) RulesFor(ctx context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+	rules, err := r.PolicyRules(ctx, u, namespace)
+	var res []authorizer.ResourceRuleInfo
+	var nonRes []authorizer.NonResourceRuleInfo
+	for i := range rules {
+		rule := &rules[i]
+		if len(rule.Resources) > 0 {
+			res = append(res, &authorizer.DefaultResourceRuleInfo{
+				Verbs: rule.Verbs, APIGroups: rule.APIGroups, Resources: rule.Resources, ResourceNames: rule.ResourceNames,
+			})
+		}
+		if len(rule.NonResourceURLs) > 0 {
+			nonRes = append(nonRes, &authorizer.DefaultNonResourceRuleInfo{Verbs: rule.Verbs, NonResourceURLs: rule.NonResourceURLs})
+		}
+	}
+	return res, nonRes, false, err
+}
+
+// describe is a rule as users are told of it.
+func describe(r *rbacv1.PolicyRule) string {
+	var parts []string
+	part := func(name string, list []string) {
+		if len(list) > 0 {
+			parts = append(parts, fmt.Sprintf("%s:%q", name, list))
+		}
+	}
+	part("APIGroups", r.APIGroups)
+	part("Resources", r.Resources)
+	part("NonResourceURLs", r.NonResourceURLs)
+	part("ResourceNames", r.ResourceNames)
+	part("Verbs", r.Verbs)
+	return "{" + strings.Join(parts, ", ") + "}"
+}

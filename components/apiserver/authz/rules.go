@@ -1,0 +1,115 @@
+package authz
+
+import (
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+)
+
+// grant is one rule and where a user has it from.
+type grant struct {
+	rule *rbacv1.PolicyRule // of a shared object: not to be written to
+	// reason is told to whoever asks why something is allowed.
+	reason string
+}
+
+// ruleSet is all that somebody was granted somewhere. It is not changed once
+// it is made.
+type ruleSet struct {
+	// byResource holds the grants under each resource that they name: "pods",
+	// "pods/log", "*", "*/scale".
+	byResource map[string][]grant
+	// urls are the grants for paths that are not resources.
+	urls []grant
+	// all are all grants, in the order of their bindings.
+	all []grant
+	// errs are roles that could not be found.
+	errs []error
+}
+
+func (s *ruleSet) add(rules []rbacv1.PolicyRule, reason string) {
+	for i := range rules {
+		g := grant{rule: &rules[i], reason: reason}
+		s.all = append(s.all, g)
+		if len(g.rule.NonResourceURLs) > 0 {
+			s.urls = append(s.urls, g)
+		}
+		for j, r := range g.rule.Resources {
+			if slices.Contains(g.rule.Resources[:j], r) {
+				continue
+			}
+			if s.byResource == nil {
+				s.byResource = map[string][]grant{}
+			}
+			s.byResource[r] = append(s.byResource[r], g)
+		}
+	}
+}
+
+// allows returns the reason why the set allows a request.
+func (s *ruleSet) allows(a authorizer.Attributes) (string, bool) {
+	if !a.IsResourceRequest() {
+		return find(s.urls, func(r *rbacv1.PolicyRule) bool { return ruleCoversURL(r, a.GetVerb(), a.GetPath()) })
+	}
+	if len(s.byResource) == 0 {
+		return "", false
+	}
+	resource, sub := a.GetResource(), a.GetSubresource()
+	verb, group, name := a.GetVerb(), a.GetAPIGroup(), a.GetName()
+	covers := func(r *rbacv1.PolicyRule) bool {
+		return matches(r.Verbs, verb) && matches(r.APIGroups, group) &&
+			(len(r.ResourceNames) == 0 || slices.Contains(r.ResourceNames, name))
+	}
+	if sub == "" {
+		if reason, ok := find(s.byResource[resource], covers); ok {
+			return reason, true
+		}
+	} else {
+		var buf [96]byte
+		key := append(append(append(buf[:0], resource...), '/'), sub...)
+		if reason, ok := find(s.byResource[string(key)], covers); ok {
+			return reason, true
+		}
+		key = append(append(buf[:0], "*/"...), sub...)
+		if reason, ok := find(s.byResource[string(key)], covers); ok {
+			return reason, true
+		}
+	}
+	return find(s.byResource["*"], covers)
+}
+
+func find(grants []grant, covers func(*rbacv1.PolicyRule) bool) (string, bool) {
+	for i := range grants {
+		if covers(grants[i].rule) {
+			return grants[i].reason, true
+		}
+	}
+	return "", false
+}
+
+// matches tells whether a rule's list names s or everything.
+func matches(list []string, s string) bool {
+	for _, e := range list {
+		if e == s || e == "*" {
+			return true
+		}
+	}
+	return false
+}
+
+func ruleCoversURL(r *rbacv1.PolicyRule, verb, path string) bool {
+	if !matches(r.Verbs, verb) {
+		return false
+	}
+	for _, u := range r.NonResourceURLs {
+		if u == "*" || u == path {
+			return true
+		}
+		if prefix := strings.TrimRight(u, "*"); len(prefix) < len(u) && strings.HasPrefix(path, prefix) {
+			return true
+		}
+	}
+	return false
+}
