@@ -1,0 +1,325 @@
+package images
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// archive is an image archive spooled into a folder: every file under the hash
+// of its name, so that no name in it can lead anywhere.
+type archive struct {
+	dir string
+	// links are symbolic links of old docker archives: a layer that occurs
+	// twice.
+	links map[string]string
+}
+
+// Import reads an archive as `docker save` or an OCI image layout in a tar
+// makes it, compressed or not, and returns the images in it. They are pinned.
+func (s *Store) Import(ctx context.Context, r io.Reader) ([]*Image, error) {
+	dir, err := os.MkdirTemp(s.path("tmp"), "import-")
+	if err != nil {
+		return nil, fmt.Errorf("importing images: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	a := &archive{dir: dir, links: map[string]string{}}
+	if err := a.spool(ctx, r); err != nil {
+		return nil, fmt.Errorf("reading the image archive: %w", err)
+	}
+	var imported []*Image
+	if data, err := a.document("manifest.json"); err == nil {
+		imported, err = s.importDocker(ctx, a, data)
+		if err != nil {
+			return imported, fmt.Errorf("importing images: %w", err)
+		}
+	} else if data, err := a.document("index.json"); err == nil {
+		imported, err = s.importOCI(ctx, a, data)
+		if err != nil {
+			return imported, fmt.Errorf("importing images: %w", err)
+		}
+	} else {
+		return nil, errors.New("this is no image archive: it has neither manifest.json nor index.json")
+	}
+	if len(imported) == 0 {
+		return nil, fmt.Errorf("the archive has no image for linux/%s", runtime.GOARCH)
+	}
+	return imported, nil
+}
+
+// ImportFile imports the archive in a file.
+func (s *Store) ImportFile(ctx context.Context, file string) ([]*Image, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("importing images: %w", err)
+	}
+	defer f.Close()
+	return s.Import(ctx, f)
+}
+
+func (a *archive) spool(ctx context.Context, r io.Reader) error {
+	plain, err := decompress(r)
+	if err != nil {
+		return err
+	}
+	defer plain.Close()
+	t := tar.NewReader(plain)
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		h, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		name := clean(h.Name)
+		switch h.Typeflag {
+		case tar.TypeReg:
+			f, err := os.Create(a.file(name))
+			if err != nil {
+				return err
+			}
+			_, err = io.Copy(f, t)
+			if err := errors.Join(err, f.Close()); err != nil {
+				return err
+			}
+		case tar.TypeSymlink:
+			a.links[name] = clean(path.Join(path.Dir("/"+name), h.Linkname))
+		case tar.TypeLink:
+			a.links[name] = clean(h.Linkname)
+		}
+	}
+}
+
+func clean(name string) string { return strings.TrimPrefix(path.Clean("/"+name), "/") }
+
+func (a *archive) file(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return filepath.Join(a.dir, hex.EncodeToString(sum[:]))
+}
+
+func (a *archive) open(name string) (*os.File, error) {
+	name = clean(name)
+	for range 8 {
+		target, ok := a.links[name]
+		if !ok {
+			break
+		}
+		name = target
+	}
+	f, err := os.Open(a.file(name))
+	if err != nil {
+		return nil, fmt.Errorf("the archive has no %q", name)
+	}
+	return f, nil
+}
+
+func (a *archive) document(name string) ([]byte, error) {
+	f, err := a.open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxDocument+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxDocument {
+		return nil, fmt.Errorf("%q in the archive is too large", name)
+	}
+	return data, nil
+}
+
+func (a *archive) size(name string) uint64 {
+	f, err := a.open(name)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return 0
+	}
+	return uint64(info.Size())
+}
+
+func (a *archive) blob(name string) blob {
+	return func(context.Context) (io.ReadCloser, error) { return a.open(name) }
+}
+
+// importDocker reads the list of images of a docker archive.
+func (s *Store) importDocker(ctx context.Context, a *archive, data []byte) ([]*Image, error) {
+	var list []struct {
+		Config   string
+		RepoTags []string
+		Layers   []string
+	}
+	if err := json.Unmarshal(data, &list); err != nil {
+		return nil, fmt.Errorf("reading manifest.json: %w", err)
+	}
+	var out []*Image
+	for _, m := range list {
+		config, err := a.document(m.Config)
+		if err != nil {
+			return out, err
+		}
+		record := Image{Pinned: true, Size: uint64(len(config))}
+		for _, tag := range m.RepoTags {
+			normal, err := Normalize(tag)
+			if err != nil {
+				return out, err
+			}
+			record.Tags = append(record.Tags, normal)
+		}
+		var blobs []blob
+		for _, layer := range m.Layers {
+			blobs = append(blobs, a.blob(layer))
+			record.Size += a.size(layer)
+		}
+		image, err := s.assemble(ctx, config, blobs, record)
+		if err != nil {
+			return out, err
+		}
+		out = append(out, image)
+	}
+	return out, nil
+}
+
+// descriptor points to a blob of an OCI layout.
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Annotations map[string]string `json:"annotations"`
+	Platform    *struct {
+		OS           string `json:"os"`
+		Architecture string `json:"architecture"`
+	} `json:"platform"`
+}
+
+// manifest is an image's manifest or an index of them.
+type manifest struct {
+	Config    *descriptor  `json:"config"`
+	Layers    []descriptor `json:"layers"`
+	Manifests []descriptor `json:"manifests"`
+}
+
+func (s *Store) importOCI(ctx context.Context, a *archive, data []byte) ([]*Image, error) {
+	var index manifest
+	if err := json.Unmarshal(data, &index); err != nil {
+		return nil, fmt.Errorf("reading index.json: %w", err)
+	}
+	var out []*Image
+	for _, d := range index.Manifests {
+		image, err := s.importManifest(ctx, a, d, nameOf(d), d.Digest, 0)
+		if err != nil {
+			return out, err
+		}
+		if image != nil {
+			out = append(out, image)
+		}
+	}
+	return out, nil
+}
+
+// nameOf returns the image's name in an OCI layout; empty if it has none or
+// only a tag.
+func nameOf(d descriptor) string {
+	for _, key := range []string{"io.containerd.image.name", "org.opencontainers.image.ref.name"} {
+		if name := d.Annotations[key]; strings.ContainsAny(name, "/:") {
+			return name
+		}
+	}
+	return ""
+}
+
+// importManifest follows indexes to this machine's manifest. top is the digest
+// that the name stands for. It returns nil when the descriptor is for another
+// platform or is no image.
+func (s *Store) importManifest(ctx context.Context, a *archive, d descriptor, name, top string, depth int) (*Image, error) {
+	if depth > 4 {
+		return nil, errors.New("the archive's indexes are nested too deeply")
+	}
+	if p := d.Platform; p != nil && (p.OS != "linux" || p.Architecture != runtime.GOARCH) {
+		return nil, nil
+	}
+	data, err := a.checked(d.Digest)
+	if err != nil {
+		return nil, err
+	}
+	var m manifest
+	if err := json.Unmarshal(data, &m); err != nil {
+		return nil, fmt.Errorf("reading a manifest: %w", err)
+	}
+	if m.Config == nil {
+		for _, child := range m.Manifests {
+			image, err := s.importManifest(ctx, a, child, name, top, depth+1)
+			if image != nil || err != nil {
+				return image, err
+			}
+		}
+		return nil, nil
+	}
+	if !strings.Contains(m.Config.MediaType, "config") && !strings.Contains(m.Config.MediaType, "container.image") {
+		return nil, nil // an artifact
+	}
+	config, err := a.checked(m.Config.Digest)
+	if err != nil {
+		return nil, err
+	}
+	record := Image{Pinned: true, Size: uint64(len(config))}
+	if name != "" {
+		normal, err := Normalize(name)
+		if err != nil {
+			return nil, err
+		}
+		if !isDigest(normal) {
+			record.Tags = []string{normal}
+		}
+		record.Digests = []string{repository(normal) + "@" + top}
+	}
+	var blobs []blob
+	for _, layer := range m.Layers {
+		file, err := blobPath(layer.Digest)
+		if err != nil {
+			return nil, err
+		}
+		blobs = append(blobs, a.blob(file))
+		record.Size += a.size(file)
+	}
+	return s.assemble(ctx, config, blobs, record)
+}
+
+func blobPath(digest string) (string, error) {
+	if !digestForm.MatchString(digest) {
+		return "", fmt.Errorf("bad digest %q in the archive", digest)
+	}
+	return "blobs/sha256/" + strings.TrimPrefix(digest, "sha256:"), nil
+}
+
+// checked reads a document by its digest, which must be right.
+func (a *archive) checked(digest string) ([]byte, error) {
+	file, err := blobPath(digest)
+	if err != nil {
+		return nil, err
+	}
+	data, err := a.document(file)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.New()
+	sum.Write(data)
+	return data, checkSum(sum, digest)
+}

@@ -1,0 +1,146 @@
+package images
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// caFiles are where distributions keep the certificates of public authorities.
+var caFiles = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"}
+
+// BuiltIn makes the image of that name whose root is the program at file: no
+// pull, and no copy where the filesystem can share the file. The image is
+// known by what the file is, so that a new program makes a new image; nothing
+// is done when it is there.
+func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) {
+	normal, err := Normalize(name)
+	if err != nil {
+		return nil, err
+	}
+	file, err = filepath.EvalSymlinks(file)
+	if err != nil {
+		return nil, fmt.Errorf("finding the program of the built-in image: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(file, &st); err != nil {
+		return nil, fmt.Errorf("finding the program of the built-in image: %w", err)
+	}
+	// Hashing the whole file would take longer than a pod's start.
+	identity := fmt.Sprintf("%s %d %d %d %d", normal, st.Dev, st.Ino, st.Size, st.Mtim.Nano())
+	sum := sha256.Sum256([]byte(identity))
+	diffID := "sha256:" + hex.EncodeToString(sum[:])
+	var doc document
+	doc.OS, doc.Architecture = "linux", runtime.GOARCH
+	doc.RootFS.Type, doc.RootFS.DiffIDs = "layers", []string{diffID}
+	doc.Config = Config{
+		Entrypoint: []string{"/hyperkube"},
+		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/"},
+		WorkingDir: "/",
+	}
+	config, err := json.Marshal(doc)
+	if err != nil {
+		return nil, fmt.Errorf("making the built-in image: %w", err)
+	}
+	sum = sha256.Sum256(config)
+	image := &Image{
+		ID: "sha256:" + hex.EncodeToString(sum[:]), Tags: []string{normal}, Layers: []string{"built-in-" + layerName(diffID)},
+		Size: uint64(st.Size), Pinned: true, BuiltIn: true, Config: doc.Config,
+	}
+	if have, err := s.Get(normal); err == nil && have.ID == image.ID && s.whole(have) {
+		return have, nil
+	}
+	defer s.hold()()
+	err = s.makeLayer(ctx, image.Layers[0], false, func(dir string) error { return fillBuiltIn(dir, file) })
+	if err != nil {
+		return nil, fmt.Errorf("making the built-in image: %w", err)
+	}
+	image, err = s.put(image)
+	if err != nil {
+		return nil, err
+	}
+	// Those of other versions stay as long as somebody uses them.
+	for _, old := range s.List() {
+		if old.BuiltIn && old.ID != image.ID && old.Pinned {
+			old = old.clone()
+			old.Pinned = false
+			s.mu.Lock()
+			s.images[old.ID] = old
+			err := s.write(old)
+			s.mu.Unlock()
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	return image, nil
+}
+
+// fillBuiltIn writes the root of the built-in image.
+func fillBuiltIn(dir, program string) error {
+	for name, mode := range map[string]os.FileMode{
+		"tmp": 0o1777 | os.ModeSticky, "etc": 0o755, "etc/ssl": 0o755, "etc/ssl/certs": 0o755,
+		"root": 0o700, "var": 0o755, "run": 0o755, "proc": 0o555, "sys": 0o555, "dev": 0o755,
+	} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
+			return err
+		}
+		if err := os.Chmod(filepath.Join(dir, name), mode); err != nil {
+			return err
+		}
+	}
+	for name, text := range map[string]string{
+		"etc/passwd":        "root:x:0:0:root:/root:/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\n",
+		"etc/group":         "root:x:0:\nnogroup:x:65534:\n",
+		"etc/nsswitch.conf": "hosts: files dns\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	for _, file := range caFiles {
+		if data, err := os.ReadFile(file); err == nil {
+			if err := os.WriteFile(filepath.Join(dir, "etc/ssl/certs/ca-certificates.crt"), data, 0o644); err != nil {
+				return err
+			}
+			break
+		}
+	}
+	return share(program, filepath.Join(dir, "hyperkube"))
+}
+
+// share makes to the same file as from: by a hard link, a reflink, or a copy.
+func share(from, to string) error {
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	// A link is the original: its mode must serve every user.
+	if info.Mode().Perm()&0o555 == 0o555 && os.Link(from, to) == nil {
+		return nil
+	}
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	if err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())); err != nil {
+		if _, err := io.Copy(dst, src); err != nil {
+			dst.Close()
+			return fmt.Errorf("copying the program: %w", err)
+		}
+	}
+	return dst.Close()
+}

@@ -1,0 +1,300 @@
+package images
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"sigs.k8s.io/yaml"
+)
+
+// Registries says how registries are reached. The form of its file is that of
+// k3s' registries.yaml.
+type Registries struct {
+	// Mirrors are tried in order before the registry itself, by its host;
+	// "*" stands for every host that has no entry.
+	Mirrors map[string]Mirror `json:"mirrors,omitempty"`
+	// Configs are by the host, with a port if it has one, that is called.
+	Configs map[string]RegistryConfig `json:"configs,omitempty"`
+}
+
+// Mirror is where images of a registry may also be.
+type Mirror struct {
+	// Endpoints are URLs such as "https://mirror.example" or "http://…".
+	Endpoints []string `json:"endpoint"`
+}
+
+// RegistryConfig is about one registry.
+type RegistryConfig struct {
+	Auth *Auth      `json:"auth,omitempty"`
+	TLS  *TLSConfig `json:"tls,omitempty"`
+	// PlainHTTP calls it without TLS.
+	PlainHTTP bool `json:"plain_http,omitempty"`
+}
+
+// TLSConfig is how a registry's certificate is verified.
+type TLSConfig struct {
+	CAFile             string `json:"ca_file,omitempty"`
+	CertFile           string `json:"cert_file,omitempty"`
+	KeyFile            string `json:"key_file,omitempty"`
+	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty"`
+}
+
+// Auth is what a registry is told of the caller. The zero value is nobody.
+type Auth struct {
+	Username      string `json:"username,omitempty"`
+	Password      string `json:"password,omitempty"`
+	Auth          string `json:"auth,omitempty"` // base64 of "username:password"
+	IdentityToken string `json:"identity_token,omitempty"`
+	RegistryToken string `json:"registry_token,omitempty"`
+}
+
+// LoadRegistries reads a file of Registries, YAML or JSON. No name or no file
+// gives the zero value.
+func LoadRegistries(file string) (Registries, error) {
+	var r Registries
+	if file == "" {
+		return r, nil
+	}
+	data, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return r, nil
+	}
+	if err == nil {
+		err = yaml.UnmarshalStrict(data, &r)
+	}
+	if err != nil {
+		return r, fmt.Errorf("reading the registry configuration: %w", err)
+	}
+	return r, nil
+}
+
+func (a Auth) authenticator() (authn.Authenticator, error) {
+	c := authn.AuthConfig{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}
+	if a.Auth != "" && c.Username == "" {
+		plain, err := base64.StdEncoding.DecodeString(a.Auth)
+		if err != nil {
+			return nil, fmt.Errorf("decoding the registry credentials: %w", err)
+		}
+		user, password, ok := strings.Cut(string(plain), ":")
+		if !ok {
+			return nil, errors.New("the registry credentials have no colon")
+		}
+		c.Username, c.Password = user, strings.TrimRight(password, "\x00")
+	}
+	if c == (authn.AuthConfig{}) {
+		return authn.Anonymous, nil
+	}
+	return authn.FromConfig(c), nil
+}
+
+// endpoint is one place to ask for an image.
+type endpoint struct {
+	registry string // host, with a port if it has one
+	insecure bool   // plain HTTP
+	prefix   string // path before the repository
+	mirror   bool
+}
+
+func (r Registries) endpoints(host string) ([]endpoint, error) {
+	mirror, ok := r.Mirrors[host]
+	if !ok {
+		mirror = r.Mirrors["*"]
+	}
+	var list []endpoint
+	for _, e := range mirror.Endpoints {
+		u, err := url.Parse(e)
+		if err != nil || u.Host == "" {
+			return nil, fmt.Errorf("bad endpoint %q of a mirror of %s", e, host)
+		}
+		prefix := strings.Trim(strings.TrimPrefix(strings.Trim(u.Path, "/"), "v2"), "/")
+		list = append(list, endpoint{registry: u.Host, insecure: u.Scheme == "http", prefix: prefix, mirror: true})
+	}
+	return append(list, endpoint{registry: host, insecure: r.Configs[host].PlainHTTP}), nil
+}
+
+// transport returns how to call a host, and whether the caller closes it.
+func (r Registries) transport(host string) (*http.Transport, error) {
+	t := &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+		ForceAttemptHTTP2:     true,
+		TLSHandshakeTimeout:   10 * time.Second,
+		ResponseHeaderTimeout: 60 * time.Second,
+		MaxIdleConnsPerHost:   4,
+	}
+	c := r.Configs[host].TLS
+	if c == nil {
+		return t, nil
+	}
+	t.TLSClientConfig = &tls.Config{InsecureSkipVerify: c.InsecureSkipVerify} //nolint:gosec // the administrator asked for it
+	if c.CAFile != "" {
+		pem, err := os.ReadFile(c.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("reading the CA of %s: %w", host, err)
+		}
+		pool, err := x509.SystemCertPool()
+		if err != nil {
+			pool = x509.NewCertPool()
+		}
+		if !pool.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("no certificate in the CA file of %s", host)
+		}
+		t.TLSClientConfig.RootCAs = pool
+	}
+	if c.CertFile != "" {
+		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("reading the client certificate for %s: %w", host, err)
+		}
+		t.TLSClientConfig.Certificates = []tls.Certificate{pair}
+	}
+	return t, nil
+}
+
+// Pull brings an image from its registry, or one of the mirrors, and returns
+// it. Errors read as users of Kubernetes know them; ErrNotFound and
+// ErrUnauthorized can be told from them.
+func (s *Store) Pull(ctx context.Context, ref string, auth Auth, registries Registries) (*Image, error) {
+	normal, err := Normalize(ref)
+	if err != nil {
+		return nil, err
+	}
+	image, err := s.pull(ctx, normal, auth, registries)
+	if err != nil {
+		return nil, fmt.Errorf("failed to pull and unpack image %q: %w", normal, err)
+	}
+	return image, nil
+}
+
+func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries Registries) (*Image, error) {
+	host, _, _ := strings.Cut(normal, "/")
+	endpoints, err := registries.endpoints(host)
+	if err != nil {
+		return nil, err
+	}
+	var failed error
+	for _, e := range endpoints {
+		image, err := s.pullFrom(ctx, e, normal, auth, registries)
+		if err == nil || ctx.Err() != nil || !e.mirror {
+			return image, err
+		}
+		failed = err
+		s.log.Warn("a mirror does not give the image", "image", normal, "mirror", e.registry, "error", failed)
+	}
+	return nil, failed
+}
+
+func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Auth, registries Registries) (*Image, error) {
+	var options []name.Option
+	if e.insecure {
+		options = append(options, name.Insecure)
+	}
+	_, path, _ := strings.Cut(normal, "/")
+	if e.prefix != "" {
+		path = e.prefix + "/" + path
+	}
+	ref, err := name.ParseReference(e.registry+"/"+path, options...)
+	if err != nil {
+		return nil, fmt.Errorf("failed to parse image reference %q: %w", normal, err)
+	}
+	if c := registries.Configs[e.registry].Auth; c != nil && (e.mirror || auth == Auth{}) {
+		auth = *c
+	} else if e.mirror {
+		// Credentials are for the registry that they were given for.
+		auth = Auth{}
+	}
+	login, err := auth.authenticator()
+	if err != nil {
+		return nil, err
+	}
+	base, err := registries.transport(e.registry)
+	if err != nil {
+		return nil, err
+	}
+	defer base.CloseIdleConnections()
+	resolve := func(err error) error {
+		return fmt.Errorf("failed to resolve reference %q: %w", normal, explain(err, normal))
+	}
+	desc, err := remote.Get(ref, remote.WithContext(ctx), remote.WithAuth(login), remote.WithTransport(base),
+		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}), remote.WithUserAgent("hyperkube"))
+	if err != nil {
+		return nil, resolve(err)
+	}
+	image, err := desc.Image()
+	if err != nil {
+		return nil, resolve(err)
+	}
+	config, err := image.RawConfigFile()
+	if err != nil {
+		return nil, explain(err, normal)
+	}
+	list, err := image.Layers()
+	if err != nil {
+		return nil, explain(err, normal)
+	}
+	record := Image{Digests: []string{repository(normal) + "@" + desc.Digest.String()}, Size: uint64(len(config))}
+	if !isDigest(normal) {
+		record.Tags = []string{normal}
+	}
+	var blobs []blob
+	for _, layer := range list {
+		size, err := layer.Size()
+		if err != nil {
+			return nil, explain(err, normal)
+		}
+		record.Size += uint64(max(size, 0))
+		blobs = append(blobs, func(context.Context) (io.ReadCloser, error) {
+			r, err := layer.Compressed()
+			if err != nil {
+				return nil, explain(err, normal)
+			}
+			return r, nil
+		})
+	}
+	return s.assemble(ctx, config, blobs, record)
+}
+
+// explain puts a registry's answer into the words that users know.
+func explain(err error, normal string) error {
+	var answer *transport.Error
+	if errors.As(err, &answer) {
+		switch answer.StatusCode {
+		case http.StatusNotFound:
+			return fmt.Errorf("%s: %w", normal, ErrNotFound)
+		case http.StatusUnauthorized, http.StatusForbidden:
+			return fmt.Errorf("pull access denied, repository does not exist or may require authorization: server message: %s: %w", reason(answer), ErrUnauthorized)
+		}
+		return fmt.Errorf("unexpected status code %d: %w", answer.StatusCode, err)
+	}
+	var call *url.Error
+	if errors.As(err, &call) {
+		return fmt.Errorf("failed to do request: %w", err)
+	}
+	return err
+}
+
+func reason(answer *transport.Error) string {
+	for _, d := range answer.Errors {
+		if d.Code != "" {
+			return strings.ToLower(string(d.Code))
+		}
+	}
+	return strings.ToLower(http.StatusText(answer.StatusCode))
+}

@@ -1,0 +1,268 @@
+// Package pause makes the program that holds a pod's namespaces: a static ELF
+// file of a few hundred bytes, put together here so that no compiler and no
+// image is needed for it.
+//
+// The program waits for SIGTERM or SIGINT and exits 0. Its children, which are
+// the pod's orphans when the pod shares a PID namespace, are reaped by the
+// kernel, for it ignores SIGCHLD. Called with an argument, a folder, it first
+// gives itself a root of nothing there, so that whoever shares its PID
+// namespace finds no way to the host through it; for that it must have a mount
+// namespace of its own.
+package pause
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// base is where the program is loaded.
+const base = 0x10000
+
+// Numbers of the kernel, the same on both architectures.
+const (
+	sigINT, sigCHLD, sigTERM = 2, 17, 15
+	msRecPrivate             = 0x4000 | 1<<18
+	tmpfsFlags               = 1 | 2 | 4 | 8 // read-only, no set-user-ID, no devices, no programs
+	mntDetach                = 2
+)
+
+// System calls by name, amd64 and arm64.
+var syscalls = map[string][2]int64{
+	"rt_sigaction": {13, 134}, "rt_sigprocmask": {14, 135}, "rt_sigtimedwait": {128, 137},
+	"mount": {165, 40}, "umount2": {166, 39}, "pivot_root": {155, 41}, "chdir": {80, 49},
+	"exit_group": {231, 94},
+}
+
+// arg is an argument of a system call.
+type arg struct {
+	value int64
+	data  bool // value is an offset into the data
+	path  bool // it is the program's first argument
+}
+
+func imm(n int64) arg  { return arg{value: n} }
+func data(n int64) arg { return arg{value: n, data: true} }
+
+var path = arg{path: true}
+
+// assembler writes one architecture's code. Labels are offsets into it.
+type assembler interface {
+	// call makes a system call.
+	call(name string, dataAt int64, args ...arg)
+	// skipIfNoArgument jumps if there is no first argument, failOnError if
+	// the last call failed, loopUnlessPositive if it returned nothing
+	// greater than zero; each returns what to patch.
+	skipIfNoArgument() int
+	failOnError() int
+	loopUnlessPositive(to int)
+	patch(jump, to int)
+	here() int
+	code() []byte
+}
+
+// Program returns the ELF file for an architecture as Go names it, "amd64" or
+// "arm64".
+func Program(arch string) ([]byte, error) {
+	var build func() assembler
+	var machine uint16
+	switch arch {
+	case "amd64":
+		build, machine = func() assembler { return &amd64{} }, 62
+	case "arm64":
+		build, machine = func() assembler { return &arm64{} }, 183
+	default:
+		return nil, fmt.Errorf("no pause program for architecture %s", arch)
+	}
+	const headers = 64 + 56
+	// Assembled twice: where the data is follows from the length of the code.
+	a := build()
+	emit(a, base)
+	length := int64(len(a.code()))
+	a = build()
+	emit(a, base+headers+length)
+	body := append(a.code(), dataBytes()...)
+
+	elf := make([]byte, 0, headers+len(body))
+	elf = append(elf, 0x7f, 'E', 'L', 'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+	le := binary.LittleEndian
+	elf = le.AppendUint16(elf, 2) // executable
+	elf = le.AppendUint16(elf, machine)
+	elf = le.AppendUint32(elf, 1)
+	elf = le.AppendUint64(elf, base+headers) // entry
+	elf = le.AppendUint64(elf, 64)           // program headers
+	elf = le.AppendUint64(elf, 0)            // no sections
+	elf = le.AppendUint32(elf, 0)
+	elf = le.AppendUint16(elf, 64)
+	elf = le.AppendUint16(elf, 56)
+	elf = le.AppendUint16(elf, 1)
+	elf = le.AppendUint16(elf, 64)
+	elf = le.AppendUint16(elf, 0)
+	elf = le.AppendUint16(elf, 0)
+	elf = le.AppendUint32(elf, 1) // load
+	elf = le.AppendUint32(elf, 5) // readable, executable
+	elf = le.AppendUint64(elf, 0)
+	elf = le.AppendUint64(elf, base)
+	elf = le.AppendUint64(elf, base)
+	elf = le.AppendUint64(elf, uint64(headers+len(body)))
+	elf = le.AppendUint64(elf, uint64(headers+len(body)))
+	elf = le.AppendUint64(elf, 0x10000)
+	return append(elf, body...), nil
+}
+
+// Offsets into the data.
+const (
+	dataIgnore = 0  // struct sigaction that ignores: handler 1, the rest zero
+	dataSet    = 32 // signal set of SIGTERM and SIGINT
+	dataDot    = 40 // "."
+	dataRoot   = 42 // "/"
+	dataTmpfs  = 44 // "tmpfs"
+)
+
+func dataBytes() []byte {
+	d := make([]byte, 50)
+	d[dataIgnore] = 1
+	binary.LittleEndian.PutUint64(d[dataSet:], 1<<(sigTERM-1)|1<<(sigINT-1))
+	copy(d[dataDot:], ".")
+	copy(d[dataRoot:], "/")
+	copy(d[dataTmpfs:], "tmpfs")
+	return d
+}
+
+// emit is the program.
+func emit(a assembler, dataAt int64) {
+	call := func(name string, args ...arg) { a.call(name, dataAt, args...) }
+	call("rt_sigaction", imm(sigCHLD), data(dataIgnore), imm(0), imm(8))
+	// Blocked, they reach a PID 1 too.
+	call("rt_sigprocmask", imm(0), data(dataSet), imm(0), imm(8))
+	var fails []int
+	must := func(name string, args ...arg) {
+		call(name, args...)
+		fails = append(fails, a.failOnError())
+	}
+	skip := a.skipIfNoArgument()
+	must("mount", imm(0), data(dataRoot), imm(0), imm(msRecPrivate), imm(0))
+	must("mount", data(dataTmpfs), path, data(dataTmpfs), imm(tmpfsFlags), imm(0))
+	must("chdir", path)
+	must("pivot_root", data(dataDot), data(dataDot))
+	must("umount2", data(dataDot), imm(mntDetach))
+	must("chdir", data(dataRoot))
+	loop := a.here()
+	a.patch(skip, loop)
+	call("rt_sigtimedwait", data(dataSet), imm(0), imm(0), imm(8))
+	a.loopUnlessPositive(loop)
+	call("exit_group", imm(0))
+	fail := a.here()
+	for _, jump := range fails {
+		a.patch(jump, fail)
+	}
+	call("exit_group", imm(1))
+}
+
+func (g arg) immediate(dataAt int64) int64 {
+	if g.data {
+		return dataAt + g.value
+	}
+	return g.value
+}
+
+type amd64 struct{ b []byte }
+
+func (a *amd64) here() int    { return len(a.b) }
+func (a *amd64) code() []byte { return a.b }
+
+func (a *amd64) call(name string, dataAt int64, args ...arg) {
+	// mov reg, imm32 for rdi rsi rdx r10 r8, and mov reg, [rsp+16].
+	imms := [][]byte{{0x48, 0xc7, 0xc7}, {0x48, 0xc7, 0xc6}, {0x48, 0xc7, 0xc2}, {0x49, 0xc7, 0xc2}, {0x49, 0xc7, 0xc0}}
+	loads := [][]byte{{0x48, 0x8b, 0x7c, 0x24, 0x10}, {0x48, 0x8b, 0x74, 0x24, 0x10}}
+	for i, g := range args {
+		if g.path {
+			a.b = append(a.b, loads[i]...)
+			continue
+		}
+		a.b = append(a.b, imms[i]...)
+		a.b = binary.LittleEndian.AppendUint32(a.b, uint32(g.immediate(dataAt)))
+	}
+	a.b = append(a.b, 0x48, 0xc7, 0xc0) // mov rax, number
+	a.b = binary.LittleEndian.AppendUint32(a.b, uint32(syscalls[name][0]))
+	a.b = append(a.b, 0x0f, 0x05)
+}
+
+// jump writes a conditional jump of 32 bits and returns where its offset is.
+func (a *amd64) jump(condition byte) int {
+	a.b = append(a.b, 0x0f, condition, 0, 0, 0, 0)
+	return len(a.b) - 4
+}
+
+func (a *amd64) skipIfNoArgument() int {
+	a.b = append(a.b, 0x48, 0x83, 0x3c, 0x24, 0x01) // cmp qword [rsp], 1
+	return a.jump(0x86)                             // jbe
+}
+
+func (a *amd64) failOnError() int {
+	a.b = append(a.b, 0x48, 0x85, 0xc0) // test rax, rax
+	return a.jump(0x88)                 // js
+}
+
+func (a *amd64) loopUnlessPositive(to int) {
+	a.b = append(a.b, 0x48, 0x85, 0xc0)
+	a.patch(a.jump(0x8e), to) // jle
+}
+
+func (a *amd64) patch(jump, to int) {
+	binary.LittleEndian.PutUint32(a.b[jump:], uint32(int32(to-jump-4)))
+}
+
+type arm64 struct{ b []byte }
+
+func (a *arm64) here() int    { return len(a.b) }
+func (a *arm64) code() []byte { return a.b }
+
+func (a *arm64) word(w uint32) { a.b = binary.LittleEndian.AppendUint32(a.b, w) }
+
+// load sets register d to a value of at most 32 bits.
+func (a *arm64) load(d uint32, value int64) {
+	a.word(0xd2800000 | uint32(value&0xffff)<<5 | d) // movz
+	if high := value >> 16 & 0xffff; high != 0 {
+		a.word(0xf2a00000 | uint32(high)<<5 | d) // movk, lsl 16
+	}
+}
+
+func (a *arm64) call(name string, dataAt int64, args ...arg) {
+	for i, g := range args {
+		if g.path {
+			a.word(0xf9400000 | 2<<10 | 31<<5 | uint32(i)) // ldr xi, [sp, 16]
+			continue
+		}
+		a.load(uint32(i), g.immediate(dataAt))
+	}
+	a.load(8, syscalls[name][1])
+	a.word(0xd4000001) // svc 0
+}
+
+// branch writes a conditional branch and returns where it is.
+func (a *arm64) branch(condition uint32) int {
+	a.word(0x54000000 | condition)
+	return len(a.b) - 4
+}
+
+func (a *arm64) skipIfNoArgument() int {
+	a.word(0xf94003e9)                // ldr x9, [sp]
+	a.word(0xf100001f | 1<<10 | 9<<5) // cmp x9, 1
+	return a.branch(9)                // ls
+}
+
+func (a *arm64) failOnError() int {
+	a.word(0xf100001f)  // cmp x0, 0
+	return a.branch(11) // lt
+}
+
+func (a *arm64) loopUnlessPositive(to int) {
+	a.word(0xf100001f)
+	a.patch(a.branch(13), to) // le
+}
+
+func (a *arm64) patch(branch, to int) {
+	old := binary.LittleEndian.Uint32(a.b[branch:])
+	offset := uint32(to-branch) >> 2 & 0x7ffff
+	binary.LittleEndian.PutUint32(a.b[branch:], old&^(0x7ffff<<5)|offset<<5)
+}
