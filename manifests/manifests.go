@@ -1,0 +1,68 @@
+// Package manifests holds the manifests that are part of the program: add-ons,
+// and static pods of masters.
+package manifests
+
+import (
+	"bytes"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"text/template"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+//go:embed addons/*.yaml
+var files embed.FS
+
+// Values are what manifests are filled with.
+type Values struct {
+	// Image is the reference of the built-in image.
+	Image string
+	// DNSAddress is the cluster IP of DNS, Domain the cluster's.
+	DNSAddress, Domain string
+}
+
+// Addons returns the objects of all add-ons, those that others need first.
+func Addons(v Values) ([]*unstructured.Unstructured, error) {
+	var objects []*unstructured.Unstructured
+	err := fs.WalkDir(files, "addons", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		list, err := render(name, v)
+		objects = append(objects, list...)
+		return err
+	})
+	return objects, err
+}
+
+func render(name string, v Values) ([]*unstructured.Unstructured, error) {
+	tmpl, err := template.New("").Option("missingkey=error").ParseFS(files, name)
+	if err != nil {
+		return nil, fmt.Errorf("manifest %s: %w", name, err)
+	}
+	var text bytes.Buffer
+	if err := tmpl.ExecuteTemplate(&text, path.Base(name), v); err != nil {
+		return nil, fmt.Errorf("manifest %s: %w", name, err)
+	}
+	var objects []*unstructured.Unstructured
+	decoder := yaml.NewYAMLOrJSONDecoder(&text, 4096)
+	for {
+		obj := &unstructured.Unstructured{}
+		err := decoder.Decode(&obj.Object)
+		if errors.Is(err, io.EOF) {
+			return objects, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("manifest %s: %w", name, err)
+		}
+		if len(obj.Object) > 0 {
+			objects = append(objects, obj)
+		}
+	}
+}
