@@ -24,11 +24,14 @@ type write struct {
 }
 
 // Commit runs ops as one etcd transaction: all or none. No two ops may be of
-// one collection. The returned entries are in the order of ops, nil for
-// deletions; revision is that of the transaction. A lost race is a
-// *ConflictError. Nothing is returned before etcd has synced it to disk. After
-// an error that wraps ErrUnavailable, or the end of ctx, the transaction may
-// have happened or not.
+// one key. Two of one collection share a revision, so a client that loses its
+// watch between them and resumes from it misses the second: this is for what
+// belongs together, as the two addresses of a dual-stack Service do, and never
+// for the objects that a request names. The returned entries are in the order
+// of ops, nil for deletions; revision is that of the transaction. A lost race
+// is a *ConflictError. Nothing is returned before etcd has synced it to disk.
+// After an error that wraps ErrUnavailable, or the end of ctx, the transaction
+// may have happened or not.
 func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revision int64, err error) {
 	writes, err := s.prepare(ctx, ops)
 	if err != nil {
@@ -80,8 +83,8 @@ func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 			return nil, fmt.Errorf("writing %s: empty key", c.cfg.Resource)
 		}
 		for _, other := range ops[:i] {
-			if other.collection == c {
-				return nil, fmt.Errorf("writing %s: two of one resource in a transaction", c.cfg.Resource)
+			if other.collection == c && other.key == op.key {
+				return nil, fmt.Errorf("writing %s %q: twice in a transaction", c.cfg.Resource, op.key)
 			}
 		}
 		w := &writes[i]

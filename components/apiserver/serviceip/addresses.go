@@ -1,0 +1,273 @@
+package serviceip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+
+	"hyperkube/internal/store"
+)
+
+// managedBy marks the IPAddress objects that are ours.
+const managedBy = "ipallocator.k8s.io"
+
+// Why an address cannot be had, in upstream's words.
+var (
+	errTaken         = errors.New("provided IP is already allocated")
+	errFull          = errors.New("range is full")
+	errOutsideRanges = errors.New("the provided network does not match the current range")
+)
+
+// addresses allocates and frees so that w.is has what it shall have.
+func (w *write) addresses(ctx context.Context) error {
+	is, was := w.is, w.was
+	switch {
+	case is == nil:
+		return w.free(ctx, addressesOf(was))
+	case was == nil || was.Spec.Type == corev1.ServiceTypeExternalName && is.Spec.Type != corev1.ServiceTypeExternalName:
+		return w.allocateAll(ctx)
+	case unchangedPreference(is, was) || len(was.Spec.ClusterIPs) > 0 && was.Spec.ClusterIPs[0] == corev1.ClusterIPNone:
+		return nil
+	case was.Spec.Type != corev1.ServiceTypeExternalName && is.Spec.Type == corev1.ServiceTypeExternalName:
+		return w.free(ctx, addressesOf(was))
+	case len(was.Spec.IPFamilies) == 1 && len(is.Spec.IPFamilies) == 2:
+		if len(is.Spec.ClusterIPs) < 2 {
+			is.Spec.ClusterIPs = append(is.Spec.ClusterIPs, "")
+		}
+		return w.allocate(ctx, 1)
+	case len(was.Spec.IPFamilies) == 2 && len(is.Spec.IPFamilies) == 1 && len(was.Spec.ClusterIPs) > 1:
+		return w.free(ctx, was.Spec.ClusterIPs[1:])
+	}
+	return nil
+}
+
+// addressesOf returns the addresses that are allocated for a service.
+func addressesOf(svc *corev1.Service) []string {
+	if svc.Spec.Type == corev1.ServiceTypeExternalName || headless(svc) {
+		return nil
+	}
+	if len(svc.Spec.ClusterIPs) == 0 && svc.Spec.ClusterIP != "" {
+		return []string{svc.Spec.ClusterIP}
+	}
+	return svc.Spec.ClusterIPs
+}
+
+// allocateAll gets an address of each family.
+func (w *write) allocateAll(ctx context.Context) error {
+	spec := &w.is.Spec
+	if spec.Type == corev1.ServiceTypeExternalName || len(spec.ClusterIPs) > 0 && spec.ClusterIPs[0] == corev1.ClusterIPNone {
+		return nil
+	}
+	for i := range spec.IPFamilies {
+		if i >= len(spec.ClusterIPs) {
+			spec.ClusterIPs = append(spec.ClusterIPs, "")
+		}
+		if err := w.allocate(ctx, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// allocate gets clusterIPs[i], or any when that is empty.
+func (w *write) allocate(ctx context.Context, i int) error {
+	spec := &w.is.Spec
+	if wished := spec.ClusterIPs[i]; wished != "" {
+		if err := w.allocateIP(ctx, wished); err != nil {
+			return invalid(w.is, field.Invalid(field.NewPath("spec", "clusterIPs"), spec.ClusterIPs,
+				fmt.Sprintf("failed to allocate IP %v: %v", wished, err)))
+		}
+		return nil
+	}
+	addr, err := w.choose(ctx, spec.IPFamilies[i])
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("failed to allocate a serviceIP: %w", err))
+	}
+	spec.ClusterIPs[i] = addr.String()
+	if i == 0 {
+		spec.ClusterIP = addr.String()
+	}
+	w.ops = append(w.ops, w.createOp(addr, w.is))
+	return nil
+}
+
+// allocateIP gets one address.
+func (w *write) allocateIP(ctx context.Context, wished string) error {
+	addr, err := parse(wished)
+	if err != nil {
+		return err
+	}
+	ranges, err := w.cidrs(ctx, family(addr))
+	if err != nil {
+		return err
+	}
+	var in band
+	for _, r := range ranges {
+		if r.prefix.Contains(addr) {
+			in = r
+			break
+		}
+	}
+	if !in.prefix.IsValid() {
+		return errOutsideRanges
+	}
+	if !in.usable(addr) {
+		return fmt.Errorf("the provided IP (%v) is not in the valid range. The range of valid IPs is %s", addr, in.prefix)
+	}
+	// What has been freed and told may not have reached the cache yet.
+	switch _, err := w.cfg.IPAddresses.Get(ctx, addr.String(), -1); {
+	case err == nil:
+		return errTaken
+	case !errors.Is(err, store.ErrNotFound):
+		return err
+	}
+	w.ops = append(w.ops, w.createOp(addr, w.is))
+	return nil
+}
+
+// choose finds a free address of a family in the cache, at random.
+func (a *Allocator) choose(ctx context.Context, f corev1.IPFamily) (netip.Addr, error) {
+	ranges, err := a.cidrs(ctx, f)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	// Let the cache fill.
+	if _, err := a.cfg.IPAddresses.Get(ctx, "0", 0); err != nil && !errors.Is(err, store.ErrNotFound) {
+		return netip.Addr{}, err
+	}
+	free := func(addr netip.Addr) bool { return a.cfg.IPAddresses.Cached(addr.String()) == nil }
+	for _, r := range ranges {
+		if addr, ok := r.choose(free); ok {
+			return addr, nil
+		}
+	}
+	return netip.Addr{}, errFull
+}
+
+// cidrs returns the ranges of a family, the default one first.
+func (a *Allocator) cidrs(ctx context.Context, f corev1.IPFamily) ([]band, error) {
+	var out []band
+	add := func(prefix netip.Prefix) {
+		for _, b := range out {
+			if b.prefix == prefix {
+				return
+			}
+		}
+		if family(prefix.Addr()) == f {
+			out = append(out, newBand(prefix))
+		}
+	}
+	for _, c := range a.cfg.CIDRs {
+		add(c)
+	}
+	if a.cfg.ServiceCIDRs == nil {
+		return out, nil
+	}
+	page, err := a.cfg.ServiceCIDRs.List(ctx, store.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range page.Entries {
+		obj, err := e.Object()
+		if err != nil {
+			return nil, err
+		}
+		cidr := obj.(*networkingv1.ServiceCIDR)
+		if !ready(cidr) {
+			continue
+		}
+		for _, s := range cidr.Spec.CIDRs {
+			if prefix, err := netip.ParsePrefix(s); err == nil {
+				add(prefix.Masked())
+			}
+		}
+	}
+	return out, nil
+}
+
+// ready tells whether addresses may be taken from a range: it is not being
+// deleted, and nobody has said that it is not ready.
+func ready(c *networkingv1.ServiceCIDR) bool {
+	if c.DeletionTimestamp != nil {
+		return false
+	}
+	for _, cond := range c.Status.Conditions {
+		if cond.Type == networkingv1.ServiceCIDRConditionReady && cond.Status == metav1.ConditionFalse {
+			return false
+		}
+	}
+	return true
+}
+
+// free deletes the IPAddress objects of w.was.
+func (w *write) free(ctx context.Context, ips []string) error {
+	for _, ip := range ips {
+		addr, err := parse(ip)
+		if err != nil {
+			continue // it cannot have been allocated
+		}
+		e := w.cfg.IPAddresses.Cached(addr.String())
+		if e == nil {
+			e, err = w.cfg.IPAddresses.Get(ctx, addr.String(), -1)
+			if errors.Is(err, store.ErrNotFound) {
+				continue // someone's hand was faster
+			}
+			if err != nil {
+				return err
+			}
+		}
+		obj, err := e.Object()
+		if err != nil {
+			return err
+		}
+		if belongs(obj.(*networkingv1.IPAddress), w.was) {
+			w.ops = append(w.ops, w.cfg.IPAddresses.Delete(e))
+		}
+	}
+	return nil
+}
+
+// belongs tells whether an address is a service's.
+func belongs(a *networkingv1.IPAddress, svc *corev1.Service) bool {
+	ref := a.Spec.ParentRef
+	return ref != nil && ref.Group == "" && ref.Resource == "services" && ref.Namespace == svc.Namespace && ref.Name == svc.Name
+}
+
+func (a *Allocator) createOp(addr netip.Addr, svc *corev1.Service) store.Op {
+	obj := &networkingv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              addr.String(),
+			UID:               uuid.NewUUID(),
+			CreationTimestamp: metav1.Time{Time: time.Now().Truncate(time.Second)},
+			Labels: map[string]string{
+				networkingv1.LabelIPAddressFamily: string(family(addr)),
+				networkingv1.LabelManagedBy:       managedBy,
+			},
+		},
+		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{
+			Resource:  "services",
+			Namespace: svc.Namespace,
+			Name:      svc.Name,
+		}},
+	}
+	return a.cfg.IPAddresses.Create(addr.String(), obj, 0)
+}
+
+// parse allows the leading zeros that old services may have.
+func parse(ip string) (netip.Addr, error) {
+	parsed, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(ip))
+	if !ok {
+		return netip.Addr{}, fmt.Errorf("failed to parse service IP %q", ip)
+	}
+	return parsed.Unmap(), nil
+}

@@ -1,0 +1,112 @@
+package serviceip
+
+import (
+	"errors"
+	"fmt"
+	"math/big"
+	"math/rand/v2"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+)
+
+// Why a port cannot be had, in upstream's words.
+var (
+	errPortTaken = errors.New("provided port is already allocated")
+	errNoPorts   = errors.New("range is full")
+)
+
+// ports is the set of node ports in use. It is stored as upstream stores it:
+// bit n of a big-endian number is the n-th port of the range.
+type ports struct {
+	within utilnet.PortRange
+	bits   *big.Int
+}
+
+func newPorts(within utilnet.PortRange) *ports {
+	return &ports{within: within, bits: new(big.Int)}
+}
+
+// parsePorts reads a stored set. Ports that are outside of within are
+// forgotten: they can only be there when the range has been changed.
+func parsePorts(stored *corev1.RangeAllocation, within utilnet.PortRange) (*ports, error) {
+	p := newPorts(within)
+	was := within
+	if s := strings.TrimSpace(stored.Range); s != "" && s != within.String() {
+		if err := was.Set(s); err != nil {
+			return nil, fmt.Errorf("reading the range of node ports: %w", err)
+		}
+	}
+	bits := new(big.Int).SetBytes(stored.Data)
+	for i := range min(was.Size, bits.BitLen()) {
+		if bits.Bit(i) == 1 && within.Contains(was.Base+i) {
+			p.set(was.Base+i, true)
+		}
+	}
+	return p, nil
+}
+
+// store returns the set in the form in which it is stored.
+func (p *ports) store() *corev1.RangeAllocation {
+	return &corev1.RangeAllocation{Range: p.within.String(), Data: p.bits.Bytes()}
+}
+
+func (p *ports) set(port int, used bool) {
+	bit := uint(0)
+	if used {
+		bit = 1
+	}
+	p.bits.SetBit(p.bits, port-p.within.Base, bit)
+}
+
+// used tells whether a port of the range is taken.
+func (p *ports) used(port int) bool { return p.bits.Bit(port-p.within.Base) == 1 }
+
+// take marks a port as used.
+func (p *ports) take(port int) error {
+	if !p.within.Contains(port) {
+		return fmt.Errorf("provided port is not in the valid range. The range of valid ports is %s", p.within.String())
+	}
+	if p.used(port) {
+		return errPortTaken
+	}
+	p.set(port, true)
+	return nil
+}
+
+// free marks a port as unused; one that is outside of the range is ignored.
+func (p *ports) free(port int) {
+	if p.within.Contains(port) {
+		p.set(port, false)
+	}
+}
+
+// choose takes a random free port, from the upper part of the range as long as
+// there is one, so that the lower part is left to those who name their port.
+func (p *ports) choose() (int, error) {
+	lower := 0
+	if p.within.Size > 16 {
+		lower = int(part(uint64(p.within.Size), 16, 128, 32))
+	}
+	for _, r := range [][2]int{{lower, p.within.Size}, {0, lower}} {
+		n := r[1] - r[0]
+		if n <= 0 {
+			continue
+		}
+		start := rand.IntN(n)
+		for i := range n {
+			if at := r[0] + (start+i)%n; p.bits.Bit(at) == 0 {
+				p.set(p.within.Base+at, true)
+				return p.within.Base + at, nil
+			}
+		}
+	}
+	return 0, errNoPorts
+}
+
+// equal tells whether two sets are stored the same.
+func (p *ports) equal(o *ports) bool { return p.within == o.within && p.bits.Cmp(o.bits) == 0 }
+
+// clone returns a copy.
+func (p *ports) clone() *ports { return &ports{within: p.within, bits: new(big.Int).Set(p.bits)} }

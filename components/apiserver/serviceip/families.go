@@ -1,0 +1,177 @@
+package serviceip
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+)
+
+// invalid is the error of a service that cannot be as it is wished.
+func invalid(svc *corev1.Service, errs ...*field.Error) error {
+	return apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, svc.Name, errs)
+}
+
+func policyOf(svc *corev1.Service) corev1.IPFamilyPolicy {
+	if svc.Spec.IPFamilyPolicy == nil {
+		return ""
+	}
+	return *svc.Spec.IPFamilyPolicy
+}
+
+func headless(svc *corev1.Service) bool { return svc.Spec.ClusterIP == corev1.ClusterIPNone }
+
+// needsAddress tells whether a service of its type has addresses, or is
+// headless.
+func needsAddress(svc *corev1.Service) bool {
+	switch svc.Spec.Type {
+	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
+		return true
+	}
+	return false
+}
+
+// unchangedPreference tells of an update that leaves a service which prefers
+// two families as it is: it does not gain or lose one because the cluster has.
+func unchangedPreference(is, was *corev1.Service) bool {
+	return was != nil && is.Spec.Type == was.Spec.Type && needsAddress(is) &&
+		policyOf(is) == corev1.IPFamilyPolicyPreferDualStack && policyOf(was) == corev1.IPFamilyPolicyPreferDualStack &&
+		slices.Equal(is.Spec.ClusterIPs, was.Spec.ClusterIPs) && slices.Equal(is.Spec.IPFamilies, was.Spec.IPFamilies)
+}
+
+// initFamilies sets ipFamilyPolicy and ipFamilies of a new or changed service.
+// See https://kubernetes.io/docs/concepts/services-networking/dual-stack/#services
+func (w *write) initFamilies() error {
+	is, was := w.is, w.was
+	if is.Spec.Type == corev1.ServiceTypeExternalName || unchangedPreference(is, was) {
+		return nil
+	}
+	spec := &is.Spec
+	selectorless := headless(is) && len(spec.Selector) == 0
+	w.defaultPolicy(selectorless)
+	policy := policyOf(is)
+	policyPath := field.NewPath("spec", "ipFamilyPolicy")
+
+	var errs field.ErrorList
+	if was != nil {
+		if policy == corev1.IPFamilyPolicySingleStack {
+			// The policy alone says that the second one shall go.
+			if slices.Equal(spec.ClusterIPs, was.Spec.ClusterIPs) && len(spec.ClusterIPs) > 1 {
+				spec.ClusterIPs = spec.ClusterIPs[:1]
+			}
+			if slices.Equal(spec.IPFamilies, was.Spec.IPFamilies) && len(spec.IPFamilies) > 1 {
+				spec.IPFamilies = spec.IPFamilies[:1]
+			}
+		} else {
+			if reduced(spec.ClusterIPs, was.Spec.ClusterIPs) {
+				errs = append(errs, field.Invalid(policyPath, spec.IPFamilyPolicy, "must be 'SingleStack' to release the secondary cluster IP"))
+			}
+			if reduced(spec.IPFamilies, was.Spec.IPFamilies) {
+				errs = append(errs, field.Invalid(policyPath, spec.IPFamilyPolicy, "must be 'SingleStack' to release the secondary IP family"))
+			}
+		}
+	}
+	if policy == corev1.IPFamilyPolicySingleStack {
+		if len(spec.ClusterIPs) == 2 {
+			errs = append(errs, field.Invalid(policyPath, spec.IPFamilyPolicy,
+				"must be 'RequireDualStack' or 'PreferDualStack' when multiple cluster IPs are specified"))
+		}
+		if len(spec.IPFamilies) == 2 {
+			errs = append(errs, field.Invalid(policyPath, spec.IPFamilyPolicy,
+				"must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified"))
+		}
+	}
+	errs = append(errs, w.inferFamilies()...)
+	if len(errs) > 0 {
+		return invalid(is, errs...)
+	}
+
+	if selectorless {
+		// Whoever makes the endpoints may give them addresses of a family
+		// that the cluster has not got.
+		if len(spec.IPFamilies) == 0 {
+			spec.IPFamilies = []corev1.IPFamily{w.defaultFamily()}
+		}
+		if len(spec.IPFamilies) == 1 && policy != corev1.IPFamilyPolicySingleStack {
+			spec.IPFamilies = append(spec.IPFamilies, other(spec.IPFamilies[0]))
+		}
+		return nil
+	}
+
+	if policy == corev1.IPFamilyPolicyRequireDualStack && len(w.cfg.CIDRs) < 2 {
+		errs = append(errs, field.Invalid(policyPath, spec.IPFamilyPolicy, "this cluster is not configured for dual-stack services"))
+	}
+	for i, f := range spec.IPFamilies {
+		if !w.configured(f) {
+			errs = append(errs, field.Invalid(field.NewPath("spec", "ipFamilies").Index(i), f, "not configured on this cluster"))
+		}
+	}
+	if len(errs) > 0 {
+		return invalid(is, errs...)
+	}
+	if len(spec.IPFamilies) == 0 {
+		spec.IPFamilies = []corev1.IPFamily{w.defaultFamily()}
+	}
+	if policy != corev1.IPFamilyPolicySingleStack && len(spec.IPFamilies) == 1 && len(w.cfg.CIDRs) == 2 {
+		spec.IPFamilies = append(spec.IPFamilies, other(spec.IPFamilies[0]))
+	}
+	return nil
+}
+
+// defaultPolicy sets an unset policy: that of before, else one family.
+func (w *write) defaultPolicy(selectorless bool) {
+	if w.is.Spec.IPFamilyPolicy != nil {
+		return
+	}
+	policy := corev1.IPFamilyPolicySingleStack
+	switch {
+	case w.was != nil && w.was.Spec.IPFamilyPolicy != nil:
+		policy = *w.was.Spec.IPFamilyPolicy
+	case selectorless:
+		policy = corev1.IPFamilyPolicyRequireDualStack
+	}
+	w.is.Spec.IPFamilyPolicy = &policy
+}
+
+// inferFamilies sets families from given addresses.
+func (w *write) inferFamilies() field.ErrorList {
+	var errs field.ErrorList
+	spec := &w.is.Spec
+	for i, ip := range spec.ClusterIPs {
+		if ip == corev1.ClusterIPNone {
+			break
+		}
+		if i < len(spec.IPFamilies) {
+			continue
+		}
+		f := corev1.IPv4Protocol
+		if netutils.IsIPv6String(ip) {
+			f = corev1.IPv6Protocol
+		}
+		if !w.configured(f) {
+			errs = append(errs, field.Invalid(field.NewPath("spec", "clusterIPs").Index(i), spec.ClusterIPs,
+				fmt.Sprintf("%s is not configured on this cluster", f)))
+			continue
+		}
+		spec.IPFamilies = append(spec.IPFamilies, f)
+	}
+	return errs
+}
+
+func (a *Allocator) defaultFamily() corev1.IPFamily { return family(a.cfg.CIDRs[0].Addr()) }
+
+func other(f corev1.IPFamily) corev1.IPFamily {
+	if f == corev1.IPv4Protocol {
+		return corev1.IPv6Protocol
+	}
+	return corev1.IPv4Protocol
+}
+
+// reduced tells that a list lost its second element and nothing else.
+func reduced[T comparable](is, was []T) bool {
+	return len(is) == 1 && len(was) == 2 && is[0] == was[0]
+}

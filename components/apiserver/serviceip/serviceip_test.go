@@ -1,0 +1,532 @@
+package serviceip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"hyperkube/internal/api"
+	"hyperkube/internal/store"
+)
+
+// startEtcd runs an etcd member in process.
+func startEtcd(t testing.TB) *clientv3.Client {
+	cfg := embed.NewConfig()
+	cfg.Dir = t.TempDir()
+	local := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = local, local
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = local, local
+	cfg.InitialCluster = cfg.InitialClusterFromName("default")
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	cfg.UnsafeNoFsync = true
+	etcd, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-etcd.Server.ReadyNotify()
+	client := v3client.New(etcd.Server)
+	t.Cleanup(func() {
+		client.Close()
+		etcd.Close()
+	})
+	return client
+}
+
+// protoCodec stores objects as plain protobuf.
+type protoCodec[T any, P interface {
+	*T
+	api.Object
+	Marshal() ([]byte, error)
+	Unmarshal([]byte) error
+}] struct{}
+
+func (protoCodec[T, P]) Encode(obj runtime.Object) ([]byte, error) { return obj.(P).Marshal() }
+
+func (protoCodec[T, P]) Decode(data []byte, revision int64) (runtime.Object, error) {
+	obj := P(new(T))
+	if err := obj.Unmarshal(data); err != nil {
+		return nil, err
+	}
+	obj.SetResourceVersion(fmt.Sprint(revision))
+	return obj, nil
+}
+
+// cluster is a store with an allocator, and writes services as the API server
+// does.
+type cluster struct {
+	t         testing.TB
+	store     *store.Store
+	services  *store.Collection
+	addresses *store.Collection
+	*Allocator
+}
+
+func newCluster(t testing.TB, client *clientv3.Client, ports utilnet.PortRange, cidrs ...string) *cluster {
+	s, err := store.New(store.Config{Client: client, Prefix: "/registry"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{
+		t:     t,
+		store: s,
+		services: s.Collection(store.CollectionConfig{Resource: schema.GroupResource{Resource: "services"},
+			Path: "services/specs", Codec: protoCodec[corev1.Service, *corev1.Service]{}}),
+		addresses: s.Collection(store.CollectionConfig{Resource: schema.GroupResource{Resource: "ipaddresses"},
+			Path: "ipaddresses", Codec: protoCodec[networkingv1.IPAddress, *networkingv1.IPAddress]{}}),
+	}
+	var prefixes []netip.Prefix
+	for _, s := range cidrs {
+		prefixes = append(prefixes, netip.MustParsePrefix(s))
+	}
+	c.Allocator, err = New(Config{
+		Store: s, Services: c.services, IPAddresses: c.addresses, CIDRs: prefixes, NodePorts: ports,
+		Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = s.Run(ctx) })
+	running.Go(func() { _ = c.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return c
+}
+
+// write changes a service as f says, with the hook and as many attempts as it
+// takes. f gets a copy of what is there, nil if nothing, and returns what shall
+// be there.
+func (c *cluster) write(key string, f func(old *corev1.Service) *corev1.Service) (*corev1.Service, error) {
+	ctx := c.t.Context()
+	for {
+		var old *corev1.Service
+		entry, err := c.services.Get(ctx, key, -1)
+		if err == nil {
+			obj, err := entry.Object()
+			if err != nil {
+				return nil, err
+			}
+			old = obj.(*corev1.Service)
+		} else if !errors.Is(err, store.ErrNotFound) {
+			return nil, err
+		}
+		is := f(old.DeepCopy())
+		var obj, was api.Object
+		if is != nil {
+			is.ResourceVersion = ""
+			obj = is
+		}
+		if old != nil {
+			was = old
+		}
+		ops, err := c.Hook(ctx, obj, was)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case old == nil:
+			ops = append(ops, c.services.Create(key, is, 0))
+		case is == nil:
+			ops = append(ops, c.services.Delete(entry))
+		default:
+			ops = append(ops, c.services.Update(entry, is, 0))
+		}
+		_, _, err = c.store.Commit(ctx, ops...)
+		if err == nil {
+			return is, nil
+		}
+		if !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrExists) && !errors.Is(err, store.ErrNotFound) {
+			return nil, err
+		}
+	}
+}
+
+func (c *cluster) create(svc *corev1.Service) (*corev1.Service, error) {
+	return c.write(svc.Namespace+"/"+svc.Name, func(*corev1.Service) *corev1.Service { return svc.DeepCopy() })
+}
+
+func (c *cluster) mustCreate(svc *corev1.Service) *corev1.Service {
+	c.t.Helper()
+	svc, err := c.create(svc)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return svc
+}
+
+func (c *cluster) update(name string, f func(*corev1.Service)) (*corev1.Service, error) {
+	return c.write("default/"+name, func(old *corev1.Service) *corev1.Service {
+		f(old)
+		return old
+	})
+}
+
+func (c *cluster) delete(name string) {
+	c.t.Helper()
+	if _, err := c.write("default/"+name, func(*corev1.Service) *corev1.Service { return nil }); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// names returns the addresses in use, in order.
+func (c *cluster) names() []string {
+	c.t.Helper()
+	page, err := c.addresses.List(c.t.Context(), store.ListOptions{Revision: -1})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var out []string
+	for _, e := range page.Entries {
+		out = append(out, e.Key())
+	}
+	return out
+}
+
+func (c *cluster) usedPorts() []int {
+	c.t.Helper()
+	p, _, err := c.load(c.t.Context(), -1)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var out []int
+	for port := p.within.Base; port < p.within.Base+p.within.Size; port++ {
+		if p.used(port) {
+			out = append(out, port)
+		}
+	}
+	return out
+}
+
+func service(name string, typ corev1.ServiceType, ports ...corev1.ServicePort) *corev1.Service {
+	if len(ports) == 0 {
+		ports = []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(80)}}
+	}
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec:       corev1.ServiceSpec{Type: typ, Ports: ports, Selector: map[string]string{"app": name}},
+	}
+}
+
+func with(svc *corev1.Service, f func(*corev1.ServiceSpec)) *corev1.Service {
+	f(&svc.Spec)
+	return svc
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func wantError(t *testing.T, err error, part string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), part) {
+		t.Errorf("error is %v, want one with %q", err, part)
+	}
+}
+
+func TestAddressesLiveWithTheirService(t *testing.T) {
+	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/16")
+	svc := c.mustCreate(service("web", corev1.ServiceTypeClusterIP))
+	if svc.Spec.ClusterIP == "" || svc.Spec.ClusterIPs[0] != svc.Spec.ClusterIP {
+		t.Fatalf("clusterIP %q, clusterIPs %q", svc.Spec.ClusterIP, svc.Spec.ClusterIPs)
+	}
+	if *svc.Spec.IPFamilyPolicy != corev1.IPFamilyPolicySingleStack || len(svc.Spec.IPFamilies) != 1 {
+		t.Errorf("policy %v, families %v", *svc.Spec.IPFamilyPolicy, svc.Spec.IPFamilies)
+	}
+	if got := c.names(); len(got) != 1 || got[0] != svc.Spec.ClusterIP {
+		t.Errorf("addresses %v", got)
+	}
+	_, err := c.create(with(service("two", corev1.ServiceTypeClusterIP), func(s *corev1.ServiceSpec) {
+		s.ClusterIP, s.ClusterIPs = svc.Spec.ClusterIP, []string{svc.Spec.ClusterIP}
+	}))
+	wantError(t, err, "failed to allocate IP "+svc.Spec.ClusterIP+": provided IP is already allocated")
+	wantError(t, err, "spec.clusterIPs")
+
+	if svc, err = c.update("web", func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"
+		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.IPFamilies, s.Spec.IPFamilyPolicy = "", nil, nil, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.names(); len(got) != 0 {
+		t.Errorf("addresses %v after the change to ExternalName", got)
+	}
+	svc, err = c.update("web", func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeClusterIP, ""
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.names(); len(got) != 1 || got[0] != svc.Spec.ClusterIP {
+		t.Errorf("addresses %v after the change back, service has %q", got, svc.Spec.ClusterIP)
+	}
+	c.delete("web")
+	if got := c.names(); len(got) != 0 {
+		t.Errorf("addresses %v after the deletion", got)
+	}
+	// At once, whatever the cache knows.
+	c.mustCreate(with(service("web", corev1.ServiceTypeClusterIP), func(s *corev1.ServiceSpec) {
+		s.ClusterIP, s.ClusterIPs = svc.Spec.ClusterIP, []string{svc.Spec.ClusterIP}
+	}))
+}
+
+func TestAddressesThatCannotBeHad(t *testing.T) {
+	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/28")
+	for _, test := range []struct{ ip, want string }{
+		{"10.97.0.1", "failed to allocate IP 10.97.0.1: the provided network does not match the current range"},
+		{"10.96.0.0", "the provided IP (10.96.0.0) is not in the valid range. The range of valid IPs is 10.96.0.0/28"},
+		{"10.96.0.15", "the provided IP (10.96.0.15) is not in the valid range"},
+		{"fd00::1", "IPv6 is not configured on this cluster"},
+	} {
+		_, err := c.create(with(service("x", corev1.ServiceTypeClusterIP), func(s *corev1.ServiceSpec) {
+			s.ClusterIP, s.ClusterIPs = test.ip, []string{test.ip}
+		}))
+		wantError(t, err, test.want)
+	}
+	_, err := c.create(with(service("x", corev1.ServiceTypeClusterIP), func(s *corev1.ServiceSpec) {
+		s.IPFamilyPolicy = ptr(corev1.IPFamilyPolicyRequireDualStack)
+	}))
+	wantError(t, err, "this cluster is not configured for dual-stack services")
+	for i := range 14 {
+		c.mustCreate(service(fmt.Sprint("s", i), corev1.ServiceTypeClusterIP))
+	}
+	_, err = c.create(service("x", corev1.ServiceTypeClusterIP))
+	wantError(t, err, "failed to allocate a serviceIP: range is full")
+}
+
+func TestHeadlessServicesHaveNoAddress(t *testing.T) {
+	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/16")
+	none := func(s *corev1.ServiceSpec) { s.ClusterIP, s.ClusterIPs = "None", []string{"None"} }
+	svc := c.mustCreate(with(service("a", corev1.ServiceTypeClusterIP), none))
+	if *svc.Spec.IPFamilyPolicy != corev1.IPFamilyPolicySingleStack || len(svc.Spec.IPFamilies) != 1 {
+		t.Errorf("with a selector: %v %v", *svc.Spec.IPFamilyPolicy, svc.Spec.IPFamilies)
+	}
+	bare := with(service("b", corev1.ServiceTypeClusterIP), none)
+	bare.Spec.Selector = nil
+	svc = c.mustCreate(bare)
+	if *svc.Spec.IPFamilyPolicy != corev1.IPFamilyPolicyRequireDualStack || len(svc.Spec.IPFamilies) != 2 {
+		t.Errorf("without a selector: %v %v", *svc.Spec.IPFamilyPolicy, svc.Spec.IPFamilies)
+	}
+	if got := c.names(); len(got) != 0 {
+		t.Errorf("addresses %v", got)
+	}
+}
+
+func TestDualStack(t *testing.T) {
+	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/16", "fd00:96::/108")
+	svc := c.mustCreate(service("web", corev1.ServiceTypeClusterIP))
+	if len(svc.Spec.ClusterIPs) != 1 {
+		t.Fatalf("by default %v", svc.Spec.ClusterIPs)
+	}
+	svc, err := c.update("web", func(s *corev1.Service) { s.Spec.IPFamilyPolicy = ptr(corev1.IPFamilyPolicyPreferDualStack) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.names(); len(got) != 2 || len(svc.Spec.ClusterIPs) != 2 {
+		t.Fatalf("addresses %v, service %v", got, svc.Spec.ClusterIPs)
+	}
+	_, err = c.update("web", func(s *corev1.Service) { s.Spec.ClusterIPs = s.Spec.ClusterIPs[:1] })
+	wantError(t, err, "must be 'SingleStack' to release the secondary cluster IP")
+	if svc, err = c.update("web", func(s *corev1.Service) { s.Spec.IPFamilyPolicy = ptr(corev1.IPFamilyPolicySingleStack) }); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.names(); len(got) != 1 || got[0] != svc.Spec.ClusterIPs[0] || len(svc.Spec.IPFamilies) != 1 {
+		t.Fatalf("addresses %v, service %v", got, svc.Spec.ClusterIPs)
+	}
+	svc = c.mustCreate(with(service("six", corev1.ServiceTypeClusterIP), func(s *corev1.ServiceSpec) {
+		s.IPFamilyPolicy = ptr(corev1.IPFamilyPolicyRequireDualStack)
+		s.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol}
+	}))
+	if len(svc.Spec.ClusterIPs) != 2 || !strings.HasPrefix(svc.Spec.ClusterIP, "fd00:96::") {
+		t.Errorf("IPv6 first: %v", svc.Spec.ClusterIPs)
+	}
+	_, err = c.create(with(service("x", corev1.ServiceTypeClusterIP), func(s *corev1.ServiceSpec) {
+		s.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	}))
+	wantError(t, err, "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified")
+	c.delete("six")
+	c.delete("web")
+	if got := c.names(); len(got) != 0 {
+		t.Errorf("addresses %v after the deletions", got)
+	}
+}
+
+func TestNodePorts(t *testing.T) {
+	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/16")
+	dns := c.mustCreate(service("dns", corev1.ServiceTypeNodePort,
+		corev1.ServicePort{Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP},
+		corev1.ServicePort{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP},
+		corev1.ServicePort{Name: "metrics", Port: 9153, Protocol: corev1.ProtocolTCP, NodePort: 30001}))
+	p := dns.Spec.Ports
+	if p[0].NodePort < 30086 || p[1].NodePort != p[0].NodePort || p[2].NodePort != 30001 {
+		t.Errorf("ports %v", p)
+	}
+	if got := c.usedPorts(); len(got) != 2 {
+		t.Errorf("used %v", got)
+	}
+	_, err := c.create(service("two", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 30001, Protocol: corev1.ProtocolTCP}))
+	wantError(t, err, "spec.ports[0].nodePort: Invalid value: 30001: provided port is already allocated")
+	_, err = c.create(service("two", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 80, Protocol: corev1.ProtocolTCP}))
+	wantError(t, err, "provided port is not in the valid range. The range of valid ports is 30000-32767")
+
+	if _, err := c.update("dns", func(s *corev1.Service) { s.Spec.Ports = s.Spec.Ports[:2] }); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.usedPorts(); len(got) != 1 {
+		t.Errorf("used %v after one entry went", got)
+	}
+	c.mustCreate(service("two", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 30001, Protocol: corev1.ProtocolTCP}))
+	local := func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
+	}
+	lb, err := c.update("two", local)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lb.Spec.HealthCheckNodePort == 0 {
+		t.Error("no port for health checks")
+	}
+	if got := c.usedPorts(); len(got) != 3 {
+		t.Errorf("used %v with a health check", got)
+	}
+	if lb, err = c.update("two", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster }); err != nil {
+		t.Fatal(err)
+	}
+	if lb.Spec.HealthCheckNodePort != 0 {
+		t.Errorf("health check port %d stays", lb.Spec.HealthCheckNodePort)
+	}
+	if _, err := c.update("two", func(s *corev1.Service) {
+		s.Spec.Type = corev1.ServiceTypeClusterIP
+		s.Spec.Ports[0].NodePort = 0
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c.delete("dns")
+	if got := c.usedPorts(); len(got) != 0 {
+		t.Errorf("used %v in the end", got)
+	}
+}
+
+func TestManyAtOnceGetDifferentOnes(t *testing.T) {
+	client := startEtcd(t)
+	ports := utilnet.PortRange{Base: 30000, Size: 200}
+	// Two API servers on one etcd.
+	servers := []*cluster{
+		newCluster(t, client, ports, "10.96.0.0/24", "fd00::/120"),
+		newCluster(t, client, ports, "10.96.0.0/24", "fd00::/120"),
+	}
+	const n = 200
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() {
+			svc := service(fmt.Sprint("s", i), corev1.ServiceTypeNodePort)
+			svc.Spec.IPFamilyPolicy = ptr(corev1.IPFamilyPolicyRequireDualStack)
+			if _, err := servers[i%2].create(svc); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	page, err := servers[0].services.List(t.Context(), store.ListOptions{Revision: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]string{}
+	for _, e := range page.Entries {
+		obj, err := e.Object()
+		if err != nil {
+			t.Fatal(err)
+		}
+		svc := obj.(*corev1.Service)
+		for _, thing := range append(svc.Spec.ClusterIPs, fmt.Sprint(svc.Spec.Ports[0].NodePort)) {
+			if other := seen[thing]; other != "" {
+				t.Errorf("%s and %s have %s", other, svc.Name, thing)
+			}
+			seen[thing] = svc.Name
+		}
+	}
+	if len(seen) != 3*n {
+		t.Errorf("%d things in use, want %d", len(seen), 3*n)
+	}
+	if got := len(servers[1].names()); got != 2*n {
+		t.Errorf("%d addresses, want %d", got, 2*n)
+	}
+	if got := len(servers[1].usedPorts()); got != n {
+		t.Errorf("%d ports, want %d", got, n)
+	}
+	_, err = servers[0].create(service("one-more", corev1.ServiceTypeNodePort))
+	wantError(t, err, "failed to allocate a nodePort: range is full")
+}
+
+func TestRepair(t *testing.T) {
+	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/16")
+	svc := c.mustCreate(service("web", corev1.ServiceTypeNodePort))
+	ctx := t.Context()
+	// A leaked address and port, and a missing one.
+	leaked := c.createOp(netip.MustParseAddr("10.96.9.9"), service("gone", corev1.ServiceTypeClusterIP))
+	if _, _, err := c.store.Commit(ctx, leaked); err != nil {
+		t.Fatal(err)
+	}
+	p, entry, err := c.load(ctx, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.set(30007, true)
+	p.set(int(svc.Spec.Ports[0].NodePort), false)
+	op, err := c.storeOp(p, entry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.store.Commit(ctx, op); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Repair(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.names(); len(got) != 1 || got[0] != svc.Spec.ClusterIP {
+		t.Errorf("addresses %v", got)
+	}
+	if got := c.usedPorts(); len(got) != 1 || got[0] != int(svc.Spec.Ports[0].NodePort) {
+		t.Errorf("ports %v", got)
+	}
+	// An address that is deleted by hand comes back.
+	e, err := c.addresses.Get(ctx, svc.Spec.ClusterIP, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := c.addresses.Watch(ctx, store.WatchOptions{Since: e.Revision()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if _, _, err := c.store.Commit(ctx, c.addresses.Delete(e)); err != nil {
+		t.Fatal(err)
+	}
+	for back := false; !back; {
+		batch, err := w.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ev := range batch.Events {
+			back = back || ev.Current != nil && ev.Current.Key() == svc.Spec.ClusterIP
+		}
+	}
+}
