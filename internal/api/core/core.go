@@ -14,7 +14,13 @@ func Resources() []*api.Resource {
 	return []*api.Resource{
 		configMap().Resource(),
 		namespace().Resource(),
+		secret().Resource(),
+		serviceAccount().Resource(),
+		node().Resource(),
 		pod.Kind().Resource(),
+		service().Resource(),
+		endpoints().Resource(),
+		event().Resource(),
 	}
 }
 

@@ -18,9 +18,28 @@ func Default(p *corev1.Pod) {
 		requestsFromLimits(&p.Spec.InitContainers[i].Resources)
 	}
 	defaultPodResources(p)
+	if p.Spec.HostNetwork {
+		defaultHostPorts(p.Spec.Containers)
+		defaultHostPorts(p.Spec.InitContainers)
+	}
 	setPtr(&p.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
 	DefaultSpec(&p.Spec)
 	setDefault(&p.Status.Phase, corev1.PodPending)
+	// Old kubelets know the first address alone, so it has the last word.
+	switch s := &p.Status; {
+	case s.PodIP != "" && (len(s.PodIPs) == 0 || s.PodIPs[0].IP != s.PodIP):
+		s.PodIPs = []corev1.PodIP{{IP: s.PodIP}}
+	case s.PodIP == "" && len(s.PodIPs) > 0:
+		s.PodIP = s.PodIPs[0].IP
+	}
+}
+
+func defaultHostPorts(containers []corev1.Container) {
+	for i := range containers {
+		for j := range containers[i].Ports {
+			setDefault(&containers[i].Ports[j].HostPort, containers[i].Ports[j].ContainerPort)
+		}
+	}
 }
 
 func requestsFromLimits(r *corev1.ResourceRequirements) {

@@ -14,15 +14,12 @@ import (
 func DefaultSpec(spec *corev1.PodSpec) {
 	setDefault(&spec.DNSPolicy, corev1.DNSClusterFirst)
 	setDefault(&spec.RestartPolicy, corev1.RestartPolicyAlways)
-	if spec.HostNetwork {
-		defaultHostPorts(spec.Containers)
-		defaultHostPorts(spec.InitContainers)
-	}
 	if spec.SecurityContext == nil {
 		spec.SecurityContext = &corev1.PodSecurityContext{}
 	}
 	setPtr(&spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
 	setDefault(&spec.SchedulerName, corev1.DefaultSchedulerName)
+	syncServiceAccount(spec)
 	for i := range spec.Volumes {
 		defaultVolume(&spec.Volumes[i].VolumeSource)
 	}
@@ -41,6 +38,13 @@ func DefaultSpec(spec *corev1.PodSpec) {
 	}
 }
 
+// syncServiceAccount makes the service account's name and its old alias say
+// the same; the name goes first.
+func syncServiceAccount(spec *corev1.PodSpec) {
+	setDefault(&spec.ServiceAccountName, spec.DeprecatedServiceAccount)
+	spec.DeprecatedServiceAccount = spec.ServiceAccountName
+}
+
 func setDefault[T comparable](field *T, value T) {
 	var zero T
 	if *field == zero {
@@ -51,14 +55,6 @@ func setDefault[T comparable](field *T, value T) {
 func setPtr[T any](field **T, value T) {
 	if *field == nil {
 		*field = &value
-	}
-}
-
-func defaultHostPorts(containers []corev1.Container) {
-	for i := range containers {
-		for j := range containers[i].Ports {
-			setDefault(&containers[i].Ports[j].HostPort, containers[i].Ports[j].ContainerPort)
-		}
 	}
 }
 

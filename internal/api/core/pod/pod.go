@@ -90,6 +90,8 @@ func prepareCreate(p *corev1.Pod) {
 	p.Generation = 1
 	p.Status = corev1.PodStatus{Phase: corev1.PodPending, QOSClass: QOS(p)}
 	dropDisabled(&p.Spec)
+	// Admission may have chosen the account.
+	syncServiceAccount(&p.Spec)
 	if len(p.Spec.SchedulingGates) > 0 {
 		p.Status.Conditions = []corev1.PodCondition{{
 			Type:               corev1.PodScheduled,

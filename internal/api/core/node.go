@@ -1,0 +1,261 @@
+package core
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+
+	"hyperkube/internal/api"
+	"hyperkube/internal/api/core/pod"
+	"hyperkube/internal/api/validate"
+)
+
+func node() api.Kind[*corev1.Node] {
+	info := corev1.NodeSystemInfo{}.SwaggerDoc()
+	addresses := corev1.NodeStatus{}.SwaggerDoc()["addresses"]
+	return api.Kind[*corev1.Node]{
+		Names: api.Names{
+			Kind:       "Node",
+			Plural:     "nodes",
+			ShortNames: []string{"no"},
+		},
+		Version:     "v1",
+		Scope:       api.Cluster,
+		StoragePath: "minions",
+		New:         func() *corev1.Node { return &corev1.Node{} },
+		NewList:     func() runtime.Object { return &corev1.NodeList{} },
+		Default:     defaultNode,
+		PrepareCreate: func(_ context.Context, n *corev1.Node) {
+			// Configuration by the API is gone since v1.24.
+			n.Spec.ConfigSource, n.Status.Config = nil, nil
+		},
+		Validate: func(_ context.Context, n *corev1.Node) field.ErrorList { return validateNode(n) },
+		Update: api.KindUpdate[*corev1.Node]{
+			Prepare: func(_ context.Context, n, old *corev1.Node) {
+				old.Status.DeepCopyInto(&n.Status)
+				if old.Spec.ConfigSource == nil {
+					n.Spec.ConfigSource = nil
+				}
+			},
+			Validate:    validateNodeUpdate,
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*corev1.Node]{
+			"status": {
+				Prepare: func(_ context.Context, n, old *corev1.Node) {
+					old.Spec.DeepCopyInto(&n.Spec)
+					if old.Status.Config == nil {
+						n.Status.Config = nil
+					}
+				},
+				Validate:    validateNodeUpdate,
+				ResetFields: [][]string{{"spec"}},
+			},
+		},
+		Fields: func(n *corev1.Node) fields.Set {
+			return fields.Set{"spec.unschedulable": strconv.FormatBool(n.Spec.Unschedulable)}
+		},
+		FieldNames: []string{"spec.unschedulable"},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			column("Status", "string", "The status of the node"),
+			column("Roles", "string", "The roles of the node"),
+			api.AgeColumn,
+			column("Version", "string", info["kubeletVersion"]),
+			wideColumn("Internal-IP", "string", addresses),
+			wideColumn("External-IP", "string", addresses),
+			wideColumn("OS-Image", "string", info["osImage"]),
+			wideColumn("Kernel-Version", "string", info["kernelVersion"]),
+			wideColumn("Container-Runtime", "string", info["containerRuntimeVersion"]),
+		},
+		Row: nodeRow,
+	}
+}
+
+func defaultNode(n *corev1.Node) {
+	// Old clients know the first pod CIDR alone, so it has the last word.
+	switch s := &n.Spec; {
+	case s.PodCIDR != "" && (len(s.PodCIDRs) == 0 || s.PodCIDRs[0] != s.PodCIDR):
+		s.PodCIDRs = []string{s.PodCIDR}
+	case s.PodCIDR == "" && len(s.PodCIDRs) > 0:
+		s.PodCIDR = s.PodCIDRs[0]
+	}
+	if n.Status.Allocatable == nil && n.Status.Capacity != nil {
+		n.Status.Allocatable = n.Status.Capacity.DeepCopy()
+	}
+	validate.RoundUp(n.Status.Capacity)
+	validate.RoundUp(n.Status.Allocatable)
+}
+
+func validateNode(n *corev1.Node) field.ErrorList {
+	e := &validate.Errors{}
+	nodeAnnotations(e, n)
+	// Upstream gives taints a place in metadata here.
+	nodeTaints(e, n.Spec.Taints, field.NewPath("metadata", "taints"))
+	nodeResources(e, n)
+	podCIDRs(e, n.Spec.PodCIDRs, field.NewPath("spec", "podCIDRs"))
+	return e.List
+}
+
+func podCIDRs(e *validate.Errors, cidrs []string, at *field.Path) {
+	for i, cidr := range cidrs {
+		e.LegacyCIDR(at.Index(i), cidr, nil)
+	}
+	if len(cidrs) < 2 {
+		return
+	}
+	dual, err := netutils.IsDualStackCIDRStrings(cidrs)
+	if err != nil {
+		e.Add(field.ErrorList{field.InternalError(at, fmt.Errorf("invalid PodCIDRs. failed to check with dual stack with error:%w", err))})
+	}
+	if !dual || len(cidrs) > 2 {
+		e.Invalid(at, cidrs, "may specify no more than one CIDR for each IP family")
+	}
+	for i, cidr := range cidrs {
+		if slices.Contains(cidrs[:i], cidr) {
+			e.Duplicate(at.Index(i), cidr)
+		}
+	}
+}
+
+func nodeAnnotations(e *validate.Errors, n *corev1.Node) {
+	value := n.Annotations[corev1.PreferAvoidPodsAnnotationKey]
+	if value == "" {
+		return
+	}
+	at := field.NewPath("metadata", "annotations")
+	var avoid corev1.AvoidPods
+	if err := json.Unmarshal([]byte(value), &avoid); err != nil {
+		e.Invalid(at.Child("AvoidPods"), corev1.PreferAvoidPodsAnnotationKey, err.Error())
+		return
+	}
+	for i, entry := range avoid.PreferAvoidPods {
+		p := at.Child(corev1.PreferAvoidPodsAnnotationKey).Index(i).Child("PodSignature")
+		owner := entry.PodSignature.PodController
+		switch {
+		case owner == nil:
+			e.Required(p, "")
+		case !isTrue(owner.Controller):
+			e.Invalid(p.Child("PodController", "Controller"), false, "must point to a controller")
+		}
+	}
+}
+
+func nodeTaints(e *validate.Errors, taints []corev1.Taint, path *field.Path) {
+	for i, t := range taints {
+		at := path.Index(i)
+		e.LabelName(at.Child("key"), t.Key)
+		if msgs := validation.IsValidLabelValue(t.Value); len(msgs) > 0 {
+			e.Invalid(at.Child("value"), t.Value, strings.Join(msgs, ";"))
+		}
+		if t.Effect == "" {
+			e.Required(at.Child("effect"), "")
+		} else {
+			pod.TaintEffect(e, t.Effect, at.Child("effect"))
+		}
+		if slices.ContainsFunc(taints[:i], func(o corev1.Taint) bool { return o.Key == t.Key && o.Effect == t.Effect }) {
+			err := field.Duplicate(at, t)
+			err.Detail = "taints must be unique by key and effect pair"
+			e.Add(field.ErrorList{err})
+		}
+	}
+}
+
+func nodeResources(e *validate.Errors, n *corev1.Node) {
+	for _, list := range []struct {
+		name string
+		corev1.ResourceList
+	}{{"capacity", n.Status.Capacity}, {"allocatable", n.Status.Allocatable}} {
+		for _, name := range slices.Sorted(maps.Keys(list.ResourceList)) {
+			e.Quantity(field.NewPath("status", list.name, string(name)), name, list.ResourceList[name])
+		}
+	}
+}
+
+func validateNodeUpdate(_ context.Context, n, old *corev1.Node) field.ErrorList {
+	e, spec := &validate.Errors{}, field.NewPath("spec")
+	nodeAnnotations(e, n)
+	nodeResources(e, n)
+	for i, address := range n.Status.Addresses {
+		if slices.Contains(n.Status.Addresses[:i], address) {
+			e.Duplicate(field.NewPath("status", "addresses").Index(i), address)
+		}
+	}
+	if len(old.Spec.PodCIDRs) > 0 && !slices.Equal(n.Spec.PodCIDRs, old.Spec.PodCIDRs) {
+		e.Forbidden(spec.Child("podCIDRs"), `node updates may not change podCIDR except from "" to valid`)
+	}
+	if len(old.Spec.PodCIDRs) == 0 {
+		podCIDRs(e, n.Spec.PodCIDRs, spec.Child("podCIDRs"))
+	}
+	if old.Spec.ProviderID != "" && n.Spec.ProviderID != old.Spec.ProviderID {
+		e.Forbidden(spec.Child("providerID"), `node updates may not change providerID except from "" to valid`)
+	}
+	nodeTaints(e, n.Spec.Taints, field.NewPath("metadata", "taints"))
+	if n.Spec.DoNotUseExternalID != old.Spec.DoNotUseExternalID {
+		e.Forbidden(spec.Child("externalID"), "may not be updated")
+	}
+	return e.List
+}
+
+func nodeRow(n *corev1.Node) []any {
+	status := "Unknown"
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			status = "NotReady"
+			if c.Status == corev1.ConditionTrue {
+				status = "Ready"
+			}
+		}
+	}
+	if n.Spec.Unschedulable {
+		status += ",SchedulingDisabled"
+	}
+	address := func(t corev1.NodeAddressType) string {
+		for _, a := range n.Status.Addresses {
+			if a.Type == t {
+				return a.Address
+			}
+		}
+		return "<none>"
+	}
+	known := func(s string) string {
+		if s == "" {
+			return "<unknown>"
+		}
+		return s
+	}
+	info := &n.Status.NodeInfo
+	return []any{
+		n.Name, status, nodeRoles(n), api.Age(n.CreationTimestamp), info.KubeletVersion,
+		address(corev1.NodeInternalIP), address(corev1.NodeExternalIP),
+		known(info.OSImage), known(info.KernelVersion), known(info.ContainerRuntimeVersion),
+	}
+}
+
+func nodeRoles(n *corev1.Node) string {
+	var roles []string
+	for k, v := range n.Labels {
+		if role, ok := strings.CutPrefix(k, "node-role.kubernetes.io/"); ok && role != "" {
+			roles = append(roles, role)
+		} else if k == "kubernetes.io/role" && v != "" {
+			roles = append(roles, v)
+		}
+	}
+	if len(roles) == 0 {
+		return "<none>"
+	}
+	slices.Sort(roles)
+	return strings.Join(slices.Compact(roles), ",")
+}

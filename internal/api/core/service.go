@@ -1,0 +1,320 @@
+package core
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+// service describes services, but for what is given out: cluster addresses,
+// IP families, node ports. The allocator fills these in before or after
+// validation, which takes them empty and filled.
+func service() api.Kind[*corev1.Service] {
+	doc := corev1.ServiceSpec{}.SwaggerDoc()
+	return api.Kind[*corev1.Service]{
+		Names: api.Names{
+			Kind:       "Service",
+			Plural:     "services",
+			ShortNames: []string{"svc"},
+			Categories: []string{"all"},
+		},
+		Version:      "v1",
+		Scope:        api.Namespaced,
+		StoragePath:  "services/specs",
+		New:          func() *corev1.Service { return &corev1.Service{} },
+		NewList:      func() runtime.Object { return &corev1.ServiceList{} },
+		Default:      defaultService,
+		ValidateName: apivalidation.NameIsDNS1035Label,
+		PrepareCreate: func(_ context.Context, s *corev1.Service) {
+			s.Status = corev1.ServiceStatus{}
+			if s.Spec.ClusterIP != "" && len(s.Spec.ClusterIPs) == 0 {
+				s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
+			}
+		},
+		Validate: func(_ context.Context, s *corev1.Service) field.ErrorList { return validateService(s, nil) },
+		Warnings: serviceWarnings,
+		Update: api.KindUpdate[*corev1.Service]{
+			Prepare:     func(_ context.Context, s, old *corev1.Service) { prepareServiceUpdate(s, old) },
+			Validate:    validateServiceUpdate,
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*corev1.Service]{
+			"status": {
+				Prepare: func(_ context.Context, s, old *corev1.Service) {
+					old.Spec.DeepCopyInto(&s.Spec)
+				},
+				Validate:    validateServiceStatus,
+				ResetFields: [][]string{{"spec"}},
+			},
+		},
+		Fields: func(s *corev1.Service) fields.Set {
+			return fields.Set{"spec.clusterIP": s.Spec.ClusterIP, "spec.type": string(s.Spec.Type)}
+		},
+		FieldNames: []string{"spec.clusterIP", "spec.type"},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			column("Type", "string", doc["type"]),
+			column("Cluster-IP", "string", doc["clusterIP"]),
+			column("External-IP", "string", doc["externalIPs"]),
+			column("Port(s)", "string", doc["ports"]),
+			api.AgeColumn,
+			wideColumn("Selector", "string", doc["selector"]),
+		},
+		Row: serviceRow,
+	}
+}
+
+func defaultService(s *corev1.Service) {
+	spec := &s.Spec
+	if spec.SessionAffinity == "" {
+		spec.SessionAffinity = corev1.ServiceAffinityNone
+	}
+	switch config := spec.SessionAffinityConfig; spec.SessionAffinity {
+	case corev1.ServiceAffinityNone:
+		spec.SessionAffinityConfig = nil
+	case corev1.ServiceAffinityClientIP:
+		if config == nil || config.ClientIP == nil || config.ClientIP.TimeoutSeconds == nil {
+			timeout := corev1.DefaultClientIPServiceAffinitySeconds
+			spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
+		}
+	}
+	if spec.Type == "" {
+		spec.Type = corev1.ServiceTypeClusterIP
+	}
+	for i := range spec.Ports {
+		p := &spec.Ports[i]
+		if p.Protocol == "" {
+			p.Protocol = corev1.ProtocolTCP
+		}
+		if p.TargetPort == intstr.FromInt32(0) || p.TargetPort == intstr.FromString("") {
+			p.TargetPort = intstr.FromInt32(p.Port)
+		}
+	}
+	if externallyAccessible(spec) && spec.ExternalTrafficPolicy == "" {
+		spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+	}
+	if spec.InternalTrafficPolicy == nil && usesClusterIP(spec) {
+		cluster := corev1.ServiceInternalTrafficPolicyCluster
+		spec.InternalTrafficPolicy = &cluster
+	}
+	if spec.Type != corev1.ServiceTypeLoadBalancer {
+		return
+	}
+	if spec.AllocateLoadBalancerNodePorts == nil {
+		yes := true
+		spec.AllocateLoadBalancerNodePorts = &yes
+	}
+	for i := range s.Status.LoadBalancer.Ingress {
+		if in := &s.Status.LoadBalancer.Ingress[i]; in.IP != "" && in.IPMode == nil {
+			vip := corev1.LoadBalancerIPModeVIP
+			in.IPMode = &vip
+		}
+	}
+}
+
+// usesClusterIP tells services that have an address, or could have one.
+func usesClusterIP(s *corev1.ServiceSpec) bool {
+	switch s.Type {
+	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
+		return true
+	}
+	return false
+}
+
+func usesNodePorts(s *corev1.ServiceSpec) bool {
+	return s.Type == corev1.ServiceTypeNodePort || s.Type == corev1.ServiceTypeLoadBalancer
+}
+
+func externallyAccessible(s *corev1.ServiceSpec) bool {
+	return usesNodePorts(s) || s.Type == corev1.ServiceTypeClusterIP && len(s.ExternalIPs) > 0
+}
+
+// usesHealthCheckPort tells services whose nodes say for themselves whether
+// they have endpoints.
+func usesHealthCheckPort(s *corev1.ServiceSpec) bool {
+	return s.Type == corev1.ServiceTypeLoadBalancer && s.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+}
+
+func isHeadless(s *corev1.ServiceSpec) bool {
+	return len(s.ClusterIPs) == 1 && s.ClusterIPs[0] == corev1.ClusterIPNone
+}
+
+// prepareServiceUpdate makes out what the client means with what it left
+// empty: values that were given out stay, where they still apply, and go
+// where the new type has no use for them, unless the client changed them.
+func prepareServiceUpdate(s, old *corev1.Service) {
+	old.Status.DeepCopyInto(&s.Status)
+	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		s.Status.LoadBalancer = corev1.LoadBalancerStatus{}
+	}
+	keepGiven(&s.Spec, &old.Spec)
+	syncClusterIPs(&s.Spec, &old.Spec)
+	dropUseless(&s.Spec, &old.Spec)
+}
+
+func keepGiven(s, old *corev1.ServiceSpec) {
+	if usesClusterIP(s) && usesClusterIP(old) {
+		if s.ClusterIP == "" {
+			s.ClusterIP = old.ClusterIP
+		}
+		if len(s.ClusterIPs) == 0 && s.ClusterIP == old.ClusterIP {
+			s.ClusterIPs = slices.Clone(old.ClusterIPs)
+		}
+	}
+	if usesNodePorts(s) && usesNodePorts(old) {
+		keepNodePorts(s, old)
+	}
+	if usesHealthCheckPort(s) && usesHealthCheckPort(old) && s.HealthCheckNodePort == 0 {
+		s.HealthCheckNodePort = old.HealthCheckNodePort
+	}
+}
+
+// keepNodePorts gives ports back the node ports that they had by name, unless
+// the client uses these for others now.
+func keepNodePorts(s, old *corev1.ServiceSpec) {
+	used := map[int32]bool{}
+	for i := range s.Ports {
+		used[s.Ports[i].NodePort] = true
+	}
+	for i := range s.Ports {
+		if s.Ports[i].NodePort != 0 {
+			continue
+		}
+		for j := range old.Ports {
+			if before := old.Ports[j].NodePort; old.Ports[j].Name == s.Ports[i].Name && before != 0 && !used[before] {
+				s.Ports[i].NodePort = before
+				used[before] = true
+			}
+		}
+	}
+}
+
+// syncClusterIPs follows clients that know clusterIP but not clusterIPs.
+func syncClusterIPs(s, old *corev1.ServiceSpec) {
+	if len(s.ClusterIPs) == 0 && s.ClusterIP == old.ClusterIP {
+		s.ClusterIPs = slices.Clone(old.ClusterIPs)
+	}
+	if s.ClusterIP == old.ClusterIP || !slices.Equal(s.ClusterIPs, old.ClusterIPs) {
+		return
+	}
+	s.ClusterIPs = nil
+	if s.ClusterIP != "" {
+		s.ClusterIPs = []string{s.ClusterIP}
+	}
+}
+
+func dropUseless(s, old *corev1.ServiceSpec) {
+	if usesClusterIP(old) && !usesClusterIP(s) {
+		if s.ClusterIP == old.ClusterIP && slices.Equal(s.ClusterIPs, old.ClusterIPs) {
+			s.ClusterIP, s.ClusterIPs = "", nil
+		}
+		if slices.Equal(s.IPFamilies, old.IPFamilies) {
+			s.IPFamilies = nil
+		}
+		if equalPtr(s.IPFamilyPolicy, old.IPFamilyPolicy) {
+			s.IPFamilyPolicy = nil
+		}
+	}
+	if usesNodePorts(old) && !usesNodePorts(s) && sameNodePorts(s, old) {
+		for i := range s.Ports {
+			s.Ports[i].NodePort = 0
+		}
+	}
+	if usesHealthCheckPort(old) && !usesHealthCheckPort(s) && s.HealthCheckNodePort == old.HealthCheckNodePort {
+		s.HealthCheckNodePort = 0
+	}
+	if old.Type == corev1.ServiceTypeLoadBalancer && s.Type != corev1.ServiceTypeLoadBalancer {
+		if equalPtr(s.AllocateLoadBalancerNodePorts, old.AllocateLoadBalancerNodePorts) {
+			s.AllocateLoadBalancerNodePorts = nil
+		}
+		if equalPtr(s.LoadBalancerClass, old.LoadBalancerClass) {
+			s.LoadBalancerClass = nil
+		}
+	}
+	if externallyAccessible(old) && !externallyAccessible(s) && s.ExternalTrafficPolicy == old.ExternalTrafficPolicy {
+		s.ExternalTrafficPolicy = ""
+	}
+}
+
+func equalPtr[T comparable](a, b *T) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+// sameNodePorts tells whether no node port is there that was not before.
+func sameNodePorts(s, old *corev1.ServiceSpec) bool {
+	for i := range s.Ports {
+		if p := s.Ports[i].NodePort; p != 0 && !slices.ContainsFunc(old.Ports, func(o corev1.ServicePort) bool { return o.NodePort == p }) {
+			return false
+		}
+	}
+	return true
+}
+
+func serviceRow(s *corev1.Service) []any {
+	internal := "<none>"
+	if len(s.Spec.ClusterIPs) > 0 {
+		internal = s.Spec.ClusterIPs[0]
+	}
+	return []any{
+		s.Name, string(s.Spec.Type), internal, externalIP(s), formatPorts(s.Spec.Ports),
+		api.Age(s.CreationTimestamp), labels.FormatLabels(s.Spec.Selector),
+	}
+}
+
+func externalIP(s *corev1.Service) string {
+	switch s.Spec.Type {
+	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort:
+		if len(s.Spec.ExternalIPs) == 0 {
+			return "<none>"
+		}
+		return strings.Join(s.Spec.ExternalIPs, ",")
+	case corev1.ServiceTypeLoadBalancer:
+		var all []string
+		for _, in := range s.Status.LoadBalancer.Ingress {
+			if in.IP != "" {
+				all = append(all, in.IP)
+			} else if in.Hostname != "" {
+				all = append(all, in.Hostname)
+			}
+		}
+		slices.Sort(all)
+		all = append(slices.Compact(all), s.Spec.ExternalIPs...)
+		if len(all) == 0 {
+			return "<pending>"
+		}
+		return strings.Join(all, ",")
+	case corev1.ServiceTypeExternalName:
+		return s.Spec.ExternalName
+	}
+	return "<unknown>"
+}
+
+func formatPorts(ports []corev1.ServicePort) string {
+	if len(ports) == 0 {
+		return "<none>"
+	}
+	texts := make([]string, len(ports))
+	for i, p := range ports {
+		if p.NodePort > 0 {
+			texts[i] = fmt.Sprintf("%d:%d/%s", p.Port, p.NodePort, p.Protocol)
+		} else {
+			texts[i] = fmt.Sprintf("%d/%s", p.Port, p.Protocol)
+		}
+	}
+	return strings.Join(texts, ",")
+}
