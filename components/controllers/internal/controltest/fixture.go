@@ -1,0 +1,188 @@
+// Package controltest is what the tests of controllers share: a fake API that
+// gives UIDs, names, times and generations as the real one does, and a look at
+// what was done to it.
+package controltest
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// Now is when tests happen.
+var Now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+// Fixture is a fake API with informers that tests fill by hand.
+type Fixture struct {
+	t      *testing.T
+	Kube   *fake.Clientset
+	Env    control.Env
+	Clock  *clocktesting.FakePassiveClock
+	Events *record.FakeRecorder
+}
+
+var counter atomic.Int64
+
+// New makes a fixture whose API and informers have objs.
+func New(t *testing.T, objs ...runtime.Object) *Fixture {
+	t.Helper()
+	kube := fake.NewClientset()
+	Complete(kube)
+	f := &Fixture{
+		t:      t,
+		Kube:   kube,
+		Clock:  clocktesting.NewFakePassiveClock(Now),
+		Events: record.NewFakeRecorder(1000),
+	}
+	f.Env = control.Env{
+		Kube:      kube,
+		Informers: informers.NewSharedInformerFactory(kube, 0),
+		Events:    f.Events,
+		Clock:     f.Clock,
+	}.Defaulted()
+	for _, o := range objs {
+		f.Add(o)
+	}
+	return f
+}
+
+// Complete makes a fake API fill in, on creation, what the real one does.
+func Complete(kube *fake.Clientset) {
+	kube.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		create, ok := action.(clienttesting.CreateAction)
+		if !ok || action.GetSubresource() != "" {
+			return false, nil, nil
+		}
+		m, err := meta.Accessor(create.GetObject())
+		if err != nil {
+			return false, nil, nil
+		}
+		n := counter.Add(1)
+		if m.GetUID() == "" {
+			m.SetUID(types.UID(fmt.Sprintf("uid-%d", n)))
+		}
+		if m.GetName() == "" && m.GetGenerateName() != "" {
+			m.SetName(fmt.Sprintf("%s%05d", m.GetGenerateName(), n))
+		}
+		if created := m.GetCreationTimestamp(); created.IsZero() {
+			m.SetCreationTimestamp(metav1.NewTime(Now))
+		}
+		if m.GetGeneration() == 0 {
+			m.SetGeneration(1)
+		}
+		return false, nil, nil
+	})
+}
+
+// Add puts an object into the API and the informer of its kind.
+func (f *Fixture) Add(o runtime.Object) {
+	f.t.Helper()
+	if err := f.Kube.Tracker().Add(o.DeepCopyObject()); err != nil {
+		f.t.Fatal(err)
+	}
+	f.Cache(o)
+}
+
+// Cache puts an object into the informer of its kind alone.
+func (f *Fixture) Cache(o runtime.Object) {
+	f.t.Helper()
+	kinds, _, err := scheme.Scheme.ObjectKinds(o)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	gvr, _ := meta.UnsafeGuessKindToResource(kinds[0])
+	if kinds[0].Kind == "Endpoints" {
+		gvr.Resource = "endpoints"
+	}
+	i, err := f.Env.Informers.ForResource(gvr)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if err := i.Informer().GetIndexer().Add(o); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// Writes lists what was done to the API so far, without reads, and forgets it.
+func (f *Fixture) Writes() []string {
+	var out []string
+	for _, a := range f.Kube.Actions() {
+		switch a.GetVerb() {
+		case "get", "list", "watch":
+			continue
+		}
+		s := a.GetVerb() + " " + a.GetResource().Resource
+		if a.GetSubresource() != "" {
+			s += "/" + a.GetSubresource()
+		}
+		switch a := a.(type) {
+		case clienttesting.DeleteAction:
+			s += " " + a.GetName()
+		case clienttesting.PatchAction:
+			s += " " + a.GetName()
+		}
+		out = append(out, s)
+	}
+	f.Kube.ClearActions()
+	return out
+}
+
+// Recorded lists the events so far, and forgets them.
+func (f *Fixture) Recorded() []string {
+	var out []string
+	for {
+		select {
+		case e := <-f.Events.Events:
+			out = append(out, e)
+		default:
+			return out
+		}
+	}
+}
+
+// Count counts the strings that begin with prefix.
+func Count(list []string, prefix string) (n int) {
+	for _, s := range list {
+		if strings.HasPrefix(s, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// Sync works on key as the controller's worker would.
+func Sync(t *testing.T, l *control.Loop, key string) error {
+	t.Helper()
+	l.Add(key)
+	return l.Drain(context.Background())
+}
+
+// Pod makes a pod with a phase, ready if it runs.
+func Pod(namespace, name string, labels map[string]string, phase corev1.PodPhase) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name), Labels: labels, CreationTimestamp: metav1.NewTime(Now.Add(-time.Hour))},
+		Spec:       corev1.PodSpec{NodeName: "n1"},
+		Status:     corev1.PodStatus{Phase: phase},
+	}
+	if phase == corev1.PodRunning {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(Now.Add(-time.Minute))}}
+	}
+	return p
+}

@@ -1,0 +1,133 @@
+package nodeipam
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/controllers/internal/controltest"
+)
+
+// TestSetAgainstModel compares the set with a plain list of prefixes.
+func TestSetAgainstModel(t *testing.T) {
+	for _, tc := range []struct {
+		cluster string
+		size    int
+	}{{"10.244.0.0/16", 24}, {"10.0.0.0/20", 27}, {"fd00:10::/56", 64}, {"192.168.7.0/24", 24}} {
+		r := rand.New(rand.NewPCG(1, 2))
+		s, err := newSet(netip.MustParsePrefix(tc.cluster), tc.size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		model := map[netip.Prefix]bool{}
+		for range 3000 {
+			switch r.IntN(3) {
+			case 0, 1:
+				p, err := s.allocate()
+				if len(model) == s.count {
+					if !errors.Is(err, errFull) {
+						t.Fatalf("full, but got %s, %v", p, err)
+					}
+					continue
+				}
+				if err != nil || model[p] || p.Bits() != tc.size || p != p.Masked() || !s.cluster.Contains(p.Addr()) {
+					t.Fatalf("%s: got %s, %v, held already: %v", tc.cluster, p, err, model[p])
+				}
+				model[p] = true
+			case 2:
+				for p := range model {
+					s.release(p)
+					delete(model, p)
+					break
+				}
+			}
+			if s.taken() != len(model) || s.free != s.count-len(model) {
+				t.Fatalf("%d taken and %d free of %d, want %d taken", s.taken(), s.free, s.count, len(model))
+			}
+		}
+	}
+}
+
+func TestSpan(t *testing.T) {
+	s, err := newSet(netip.MustParsePrefix("10.244.0.0/16"), 24)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		p        string
+		from, to int
+	}{
+		{"10.244.3.0/24", 3, 4}, {"10.244.3.128/25", 3, 4}, {"10.244.4.0/22", 4, 8}, {"10.0.0.0/8", 0, 256}, {"10.96.0.0/16", 0, 0}, {"fd00::/64", 0, 0},
+	} {
+		if from, to := s.span(netip.MustParsePrefix(tc.p)); from != tc.from || to != tc.to {
+			t.Errorf("%s: %d-%d, want %d-%d", tc.p, from, to, tc.from, tc.to)
+		}
+	}
+	if _, err := newSet(netip.MustParsePrefix("10.0.0.0/24"), 16); err == nil {
+		t.Error("a node's part larger than the whole was accepted")
+	}
+	if _, err := newSet(netip.MustParsePrefix("fd00::/32"), 64); err == nil {
+		t.Error("four billion parts were accepted")
+	}
+}
+
+func TestController(t *testing.T) {
+	f := controltest.New(t)
+	c, err := New(f.Env, Config{
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22"), netip.MustParsePrefix("fd00::/60")},
+		Reserved:     []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "old"}, Spec: corev1.NodeSpec{PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24", "fd00::/64"}}}
+	f.Add(old)
+	c.note(old)
+	sync := func(name string) []string {
+		t.Helper()
+		if err := controltest.Sync(t, c.Loop, name); err != nil {
+			t.Fatal(err)
+		}
+		n, err := f.Kube.CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n.Spec.PodCIDRs
+	}
+	f.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+	want := []string{"10.244.2.0/24", "fd00:0:0:1::/64"}
+	if got := sync("a"); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	// The cache does not show it yet; nothing else is taken.
+	if got := sync("a"); !slices.Equal(got, want) {
+		t.Errorf("got %v the second time", got)
+	}
+	f.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}})
+	if got := sync("b"); got[0] != "10.244.3.0/24" {
+		t.Errorf("got %v", got)
+	}
+	f.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "c"}})
+	if err := controltest.Sync(t, c.Loop, "c"); !errors.Is(err, errFull) {
+		t.Errorf("got %v from a full range", err)
+	}
+	if e := f.Recorded(); len(e) != 1 || e[0] != "Normal CIDRNotAvailable Node c status is now: CIDRNotAvailable" {
+		t.Errorf("events %q", e)
+	}
+	// A node that is gone gives its part back, both halves.
+	if err := f.Env.Informers.Core().V1().Nodes().Informer().GetIndexer().Delete(old); err != nil {
+		t.Fatal(err)
+	}
+	if err := controltest.Sync(t, c.Loop, "old"); err != nil {
+		t.Fatal(err)
+	}
+	if got := sync("c"); got[0] != "10.244.1.0/24" {
+		t.Errorf("got %v", got)
+	}
+}
