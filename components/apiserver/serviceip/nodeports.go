@@ -24,9 +24,20 @@ func (w *write) nodePorts(ctx context.Context) error {
 		}
 		return 0
 	}
-	if err := w.turn.take(ctx, current); err != nil {
+	revision, err := w.turn.take(ctx, current)
+	if err != nil {
 		return err
 	}
+	before := len(w.ops)
+	err = w.choosePorts(ctx)
+	if err != nil || len(w.ops) == before {
+		w.turn.pass(revision)
+	}
+	return err
+}
+
+// choosePorts makes the operation that stores the ports.
+func (w *write) choosePorts(ctx context.Context) error {
 	// What was chosen in an attempt that did not work out is taken back.
 	before := slices.Clone(w.servicePorts())
 	health := w.healthPort()

@@ -28,15 +28,15 @@ const patience = 50 * time.Millisecond
 func newTurn() *turn { return &turn{chosen: -1, changed: make(chan struct{})} }
 
 // take waits until nobody else is about to write over what current returns,
-// which is the revision that the cache has.
-func (t *turn) take(ctx context.Context, current func() int64) error {
+// which is the revision that the cache has. It returns that.
+func (t *turn) take(ctx context.Context, current func() int64) (int64, error) {
 	for {
 		t.mu.Lock()
 		revision, now := current(), time.Now()
 		if revision != t.chosen || !now.Before(t.deadline) {
 			t.chosen, t.deadline = revision, now.Add(patience)
 			t.mu.Unlock()
-			return nil
+			return revision, nil
 		}
 		changed, wait := t.changed, t.deadline.Sub(now)
 		t.mu.Unlock()
@@ -46,10 +46,20 @@ func (t *turn) take(ctx context.Context, current func() int64) error {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return ctx.Err()
+			return 0, ctx.Err()
 		}
 		timer.Stop()
 	}
+}
+
+// pass gives back a turn that nothing will be written in.
+func (t *turn) pass(revision int64) {
+	t.mu.Lock()
+	if t.chosen == revision {
+		t.chosen = -1
+	}
+	t.mu.Unlock()
+	t.tell()
 }
 
 // tell wakes those who wait: there is a newer version.
