@@ -9,7 +9,8 @@ import (
 	"hyperkube/internal/api/core/pod"
 )
 
-// Resources are all kinds of core/v1 that are stored.
+// Resources are all kinds of core/v1 that are stored, and ComponentStatus,
+// which only looks like one.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		configMap().Resource(),
@@ -21,6 +22,13 @@ func Resources() []*api.Resource {
 		service().Resource(),
 		endpoints().Resource(),
 		event().Resource(),
+		podTemplate().Resource(),
+		replicationController().Resource(),
+		persistentVolume().Resource(),
+		persistentVolumeClaim().Resource(),
+		resourceQuota().Resource(),
+		limitRange().Resource(),
+		componentStatus().Resource(),
 	}
 }
 

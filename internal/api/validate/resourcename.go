@@ -62,11 +62,11 @@ func isStandardContainer(name corev1.ResourceName) bool {
 
 // isStandard tells the resources that Kubernetes itself knows.
 func isStandard(name corev1.ResourceName) bool {
-	return isStandardQuota(name) || name == corev1.ResourceStorage
+	return IsQuota(name) || name == corev1.ResourceStorage
 }
 
-// isStandardQuota tells those that quotas count.
-func isStandardQuota(name corev1.ResourceName) bool {
+// IsQuota tells the resources without a domain that quotas count.
+func IsQuota(name corev1.ResourceName) bool {
 	switch name {
 	case corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage,
 		corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory, corev1.ResourceLimitsEphemeralStorage,
@@ -110,7 +110,7 @@ func ContainerResourceName(e *Errors, at *field.Path, name corev1.ResourceName) 
 // QuotaResourceName checks the name of what a quota limits.
 func QuotaResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	ResourceName(e, at, name)
-	if !strings.Contains(string(name), "/") && !isStandardQuota(name) {
+	if !strings.Contains(string(name), "/") && !IsQuota(name) {
 		e.Invalid(at, name, "must be a standard resource for quota")
 	}
 }

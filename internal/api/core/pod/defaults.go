@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"hyperkube/internal/api/core/volume"
 	"hyperkube/internal/api/validate"
 )
 
@@ -138,7 +139,7 @@ func defaultVolume(v *corev1.VolumeSource) {
 	case *v == (corev1.VolumeSource{}):
 		v.EmptyDir = &corev1.EmptyDirVolumeSource{}
 	case v.HostPath != nil:
-		setPtr(&v.HostPath.Type, corev1.HostPathUnset)
+		volume.DefaultHostPath(v.HostPath)
 	case v.Secret != nil:
 		setPtr(&v.Secret.DefaultMode, corev1.SecretVolumeSourceDefaultMode)
 	case v.ConfigMap != nil:
@@ -162,26 +163,18 @@ func defaultVolume(v *corev1.VolumeSource) {
 		}
 	case v.Ephemeral != nil:
 		if t := v.Ephemeral.VolumeClaimTemplate; t != nil {
-			setPtr(&t.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
-			validate.RoundUp(t.Spec.Resources.Limits)
-			validate.RoundUp(t.Spec.Resources.Requests)
+			volume.DefaultClaimSpec(&t.Spec)
 		}
 	case v.Image != nil:
 		setDefault(&v.Image.PullPolicy, pullPolicy(v.Image.Reference))
 	case v.ISCSI != nil:
 		setDefault(&v.ISCSI.ISCSIInterface, "default")
 	case v.RBD != nil:
-		setDefault(&v.RBD.RBDPool, "rbd")
-		setDefault(&v.RBD.RadosUser, "admin")
-		setDefault(&v.RBD.Keyring, "/etc/ceph/keyring")
+		volume.DefaultRBD(&v.RBD.RBDPool, &v.RBD.RadosUser, &v.RBD.Keyring)
 	case v.AzureDisk != nil:
-		setPtr(&v.AzureDisk.CachingMode, corev1.AzureDataDiskCachingReadWrite)
-		setPtr(&v.AzureDisk.FSType, "ext4")
-		setPtr(&v.AzureDisk.ReadOnly, false)
-		setPtr(&v.AzureDisk.Kind, corev1.AzureSharedBlobDisk)
+		volume.DefaultAzureDisk(v.AzureDisk)
 	case v.ScaleIO != nil:
-		setDefault(&v.ScaleIO.StorageMode, "ThinProvisioned")
-		setDefault(&v.ScaleIO.FSType, "xfs")
+		volume.DefaultScaleIO(&v.ScaleIO.StorageMode, &v.ScaleIO.FSType)
 	}
 }
 

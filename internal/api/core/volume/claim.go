@@ -121,10 +121,7 @@ func dataSource(e *validate.Errors, group *string, kind, name string, at *field.
 
 // DefaultClaimSpec fills what is unset in the specification of a claim.
 func DefaultClaimSpec(spec *corev1.PersistentVolumeClaimSpec) {
-	if spec.VolumeMode == nil {
-		mode := corev1.PersistentVolumeFilesystem
-		spec.VolumeMode = &mode
-	}
+	setPtr(&spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 	validate.RoundUp(spec.Resources.Limits)
 	validate.RoundUp(spec.Resources.Requests)
 }

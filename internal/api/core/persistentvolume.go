@@ -1,0 +1,229 @@
+package core
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+	"hyperkube/internal/api/core/volume"
+	"hyperkube/internal/api/validate"
+)
+
+func persistentVolume() api.Kind[*corev1.PersistentVolume] {
+	spec, status := corev1.PersistentVolumeSpec{}.SwaggerDoc(), corev1.PersistentVolumeStatus{}.SwaggerDoc()
+	return api.Kind[*corev1.PersistentVolume]{
+		Names: api.Names{
+			Kind:       "PersistentVolume",
+			Plural:     "persistentvolumes",
+			ShortNames: []string{"pv"},
+		},
+		Version: "v1",
+		Scope:   api.Cluster,
+		New:     func() *corev1.PersistentVolume { return &corev1.PersistentVolume{} },
+		NewList: func() runtime.Object { return &corev1.PersistentVolumeList{} },
+		Default: func(pv *corev1.PersistentVolume) {
+			if pv.Status.Phase == "" {
+				pv.Status.Phase = corev1.VolumePending
+			}
+			volume.DefaultPersistentSpec(&pv.Spec)
+		},
+		PrepareCreate: func(_ context.Context, pv *corev1.PersistentVolume) {
+			now := metav1.Now()
+			pv.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumePending, LastPhaseTransitionTime: &now}
+		},
+		Validate: func(_ context.Context, pv *corev1.PersistentVolume) field.ErrorList {
+			return validatePersistentVolume(pv)
+		},
+		Warnings: persistentVolumeWarnings,
+		Update: api.KindUpdate[*corev1.PersistentVolume]{
+			Prepare: func(_ context.Context, pv, old *corev1.PersistentVolume) {
+				old.Status.DeepCopyInto(&pv.Status)
+			},
+			Validate:    validatePersistentVolumeUpdate,
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*corev1.PersistentVolume]{
+			"status": {
+				Prepare:     preparePersistentVolumeStatus,
+				ResetFields: [][]string{{"spec"}},
+			},
+		},
+		// "name" is an old alias of metadata.name.
+		Fields:     func(pv *corev1.PersistentVolume) fields.Set { return fields.Set{"name": pv.Name} },
+		FieldNames: []string{"name"},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			column("Capacity", "string", spec["capacity"]),
+			column("Access Modes", "string", spec["accessModes"]),
+			column("Reclaim Policy", "string", spec["persistentVolumeReclaimPolicy"]),
+			column("Status", "string", status["phase"]),
+			column("Claim", "string", spec["claimRef"]),
+			column("StorageClass", "string", "StorageClass of the pv"),
+			column("VolumeAttributesClass", "string", "VolumeAttributesClass of the pv"),
+			column("Reason", "string", status["reason"]),
+			api.AgeColumn,
+			wideColumn("VolumeMode", "string", spec["volumeMode"]),
+		},
+		Row: persistentVolumeRow,
+	}
+}
+
+func validatePersistentVolume(pv *corev1.PersistentVolume) field.ErrorList {
+	e := &validate.Errors{}
+	volume.PersistentSpec(e, &pv.Spec, pv.Name, field.NewPath("spec"))
+	return e.List
+}
+
+func validatePersistentVolumeUpdate(_ context.Context, pv, old *corev1.PersistentVolume) field.ErrorList {
+	e := &validate.Errors{}
+	e.Add(validate.Ratchet(validatePersistentVolume(pv), func() field.ErrorList { return validatePersistentVolume(old) }))
+	source, before := pv.Spec.PersistentVolumeSource, old.Spec.PersistentVolumeSource
+	if source.CSI != nil && before.CSI != nil && before.CSI.ControllerExpandSecretRef == nil {
+		// The secret for growing the volume may be added.
+		csi := *source.CSI
+		csi.ControllerExpandSecretRef = nil
+		source.CSI = &csi
+	}
+	if !apiequality.Semantic.DeepEqual(source, before) {
+		e.Forbidden(field.NewPath("spec", "persistentvolumesource"),
+			fmt.Sprintf("spec.persistentvolumesource is immutable after creation\n%v", cmp.Diff(before, source)))
+	}
+	e.Add(apivalidation.ValidateImmutableField(pv.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode")))
+	if old.Spec.NodeAffinity != nil && !sameNodes(pv.Spec.NodeAffinity, old.Spec.NodeAffinity) {
+		e.Invalid(field.NewPath("nodeAffinity"), pv.Spec.NodeAffinity, apivalidation.FieldImmutableErrorMsg+", except for updating from beta label to GA")
+	}
+	if old.Spec.VolumeAttributesClassName != nil && pv.Spec.VolumeAttributesClassName == nil {
+		e.Forbidden(field.NewPath("spec", "volumeAttributesClassName"), "update from non-nil value to nil is forbidden")
+	}
+	return e.List
+}
+
+// sameNodes compares, but for labels whose old keys have become the new ones.
+func sameNodes(is, was *corev1.VolumeNodeAffinity) bool {
+	renamed := was.DeepCopy()
+	if is == nil || is.Required == nil || renamed.Required == nil {
+		return apiequality.Semantic.DeepEqual(is, was)
+	}
+	for i := range renamed.Required.NodeSelectorTerms {
+		if i >= len(is.Required.NodeSelectorTerms) {
+			return false
+		}
+		after := is.Required.NodeSelectorTerms[i].MatchExpressions
+		for j := range renamed.Required.NodeSelectorTerms[i].MatchExpressions {
+			x := &renamed.Required.NodeSelectorTerms[i].MatchExpressions[j]
+			if j < len(after) && after[j].Key == stableLabel(x.Key) {
+				x.Key = after[j].Key
+			}
+		}
+	}
+	return apiequality.Semantic.DeepEqual(is, renamed)
+}
+
+// stableLabel is what an old label of nodes has become.
+func stableLabel(key string) string {
+	switch key {
+	case corev1.LabelFailureDomainBetaZone:
+		return corev1.LabelTopologyZone
+	case corev1.LabelFailureDomainBetaRegion:
+		return corev1.LabelTopologyRegion
+	case corev1.LabelInstanceType:
+		return corev1.LabelInstanceTypeStable
+	case "beta.kubernetes.io/os":
+		return corev1.LabelOSStable
+	case "beta.kubernetes.io/arch":
+		return corev1.LabelArchStable
+	}
+	return key
+}
+
+// preparePersistentVolumeStatus keeps track of when the phase changed, for
+// writers that do not say.
+func preparePersistentVolumeStatus(_ context.Context, pv, old *corev1.PersistentVolume) {
+	old.Spec.DeepCopyInto(&pv.Spec)
+	is, was := &pv.Status, &old.Status
+	switch {
+	case is.Phase == was.Phase && is.LastPhaseTransitionTime == nil:
+		is.LastPhaseTransitionTime = was.LastPhaseTransitionTime.DeepCopy()
+	case is.Phase != was.Phase && (is.LastPhaseTransitionTime == nil || is.LastPhaseTransitionTime.Equal(was.LastPhaseTransitionTime)):
+		now := metav1.Now()
+		is.LastPhaseTransitionTime = &now
+	}
+}
+
+func persistentVolumeWarnings(_ context.Context, pv, _ *corev1.PersistentVolume) []string {
+	var out []string
+	spec := field.NewPath("spec")
+	if pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle {
+		out = append(out, fmt.Sprintf("%s: The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.",
+			spec.Child("persistentVolumeReclaimPolicy")))
+	}
+	if a := pv.Spec.NodeAffinity; a != nil && a.Required != nil {
+		for i := range a.Required.NodeSelectorTerms {
+			out = append(out, validate.NodeSelectorTermWarnings(spec.Child("nodeAffinity", "required", "nodeSelectorTerms").Index(i), &a.Required.NodeSelectorTerms[i])...)
+		}
+	}
+	size := pv.Spec.Capacity[corev1.ResourceStorage]
+	if size.MilliValue()%1000 != 0 {
+		out = append(out, fmt.Sprintf("%s: fractional byte value %q is invalid, must be an integer",
+			spec.Child("capacity").Key(string(corev1.ResourceStorage)), size.String()))
+	}
+	return out
+}
+
+// formatAccessModes shows modes in short, in a fixed order.
+func formatAccessModes(modes []corev1.PersistentVolumeAccessMode) string {
+	var out []string
+	for _, m := range [...]struct {
+		mode  corev1.PersistentVolumeAccessMode
+		short string
+	}{
+		{corev1.ReadWriteOnce, "RWO"},
+		{corev1.ReadOnlyMany, "ROX"},
+		{corev1.ReadWriteMany, "RWX"},
+		{corev1.ReadWriteOncePod, "RWOP"},
+	} {
+		if slices.Contains(modes, m.mode) {
+			out = append(out, m.short)
+		}
+	}
+	return strings.Join(out, ",")
+}
+
+// orUnset shows an optional name.
+func orUnset[T ~string](s *T) string {
+	if s == nil {
+		return "<unset>"
+	}
+	return string(*s)
+}
+
+func persistentVolumeRow(pv *corev1.PersistentVolume) []any {
+	size := pv.Spec.Capacity[corev1.ResourceStorage]
+	phase, claim := string(pv.Status.Phase), ""
+	if pv.DeletionTimestamp != nil {
+		phase = "Terminating"
+	}
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		claim = ref.Namespace + "/" + ref.Name
+	}
+	class, ok := pv.Annotations[corev1.BetaStorageClassAnnotation]
+	if !ok {
+		class = pv.Spec.StorageClassName
+	}
+	return []any{
+		pv.Name, size.String(), formatAccessModes(pv.Spec.AccessModes), string(pv.Spec.PersistentVolumeReclaimPolicy),
+		phase, claim, class, orUnset(pv.Spec.VolumeAttributesClassName), pv.Status.Reason,
+		api.Age(pv.CreationTimestamp), orUnset(pv.Spec.VolumeMode),
+	}
+}

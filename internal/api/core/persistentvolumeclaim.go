@@ -1,0 +1,213 @@
+package core
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+	"hyperkube/internal/api/core/volume"
+	"hyperkube/internal/api/validate"
+)
+
+func persistentVolumeClaim() api.Kind[*corev1.PersistentVolumeClaim] {
+	spec, status := corev1.PersistentVolumeClaimSpec{}.SwaggerDoc(), corev1.PersistentVolumeClaimStatus{}.SwaggerDoc()
+	return api.Kind[*corev1.PersistentVolumeClaim]{
+		Names: api.Names{
+			Kind:       "PersistentVolumeClaim",
+			Plural:     "persistentvolumeclaims",
+			ShortNames: []string{"pvc"},
+		},
+		Version: "v1",
+		Scope:   api.Namespaced,
+		New:     func() *corev1.PersistentVolumeClaim { return &corev1.PersistentVolumeClaim{} },
+		NewList: func() runtime.Object { return &corev1.PersistentVolumeClaimList{} },
+		Default: func(c *corev1.PersistentVolumeClaim) {
+			if c.Status.Phase == "" {
+				c.Status.Phase = corev1.ClaimPending
+			}
+			volume.DefaultClaimSpec(&c.Spec)
+			validate.RoundUp(c.Status.Capacity)
+			validate.RoundUp(c.Status.AllocatedResources)
+		},
+		PrepareCreate: func(_ context.Context, c *corev1.PersistentVolumeClaim) {
+			c.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
+			volume.NormalizeDataSources(&c.Spec)
+		},
+		Validate: func(_ context.Context, c *corev1.PersistentVolumeClaim) field.ErrorList {
+			return validateClaim(c)
+		},
+		Warnings: func(_ context.Context, c, _ *corev1.PersistentVolumeClaim) []string {
+			return volume.ClaimSpecWarnings(&c.Spec, field.NewPath("spec"))
+		},
+		Update: api.KindUpdate[*corev1.PersistentVolumeClaim]{
+			Prepare: func(_ context.Context, c, old *corev1.PersistentVolumeClaim) {
+				old.Status.DeepCopyInto(&c.Status)
+				volume.NormalizeDataSources(&c.Spec)
+			},
+			Validate:    validateClaimUpdate,
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*corev1.PersistentVolumeClaim]{
+			"status": {
+				Prepare: func(_ context.Context, c, old *corev1.PersistentVolumeClaim) {
+					old.Spec.DeepCopyInto(&c.Spec)
+				},
+				Validate:    validateClaimStatus,
+				ResetFields: [][]string{{"spec"}},
+			},
+		},
+		// "name" is an old alias of metadata.name.
+		Fields:     func(c *corev1.PersistentVolumeClaim) fields.Set { return fields.Set{"name": c.Name} },
+		FieldNames: []string{"name"},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			column("Status", "string", status["phase"]),
+			column("Volume", "string", spec["volumeName"]),
+			column("Capacity", "string", status["capacity"]),
+			column("Access Modes", "string", status["accessModes"]),
+			column("StorageClass", "string", "StorageClass of the pvc"),
+			column("VolumeAttributesClass", "string", "VolumeAttributesClass of the pvc"),
+			api.AgeColumn,
+			wideColumn("VolumeMode", "string", spec["volumeMode"]),
+		},
+		Row: claimRow,
+	}
+}
+
+func validateClaim(c *corev1.PersistentVolumeClaim) field.ErrorList {
+	e := &validate.Errors{}
+	volume.ClaimSpec(e, &c.Spec, field.NewPath("spec"))
+	return e.List
+}
+
+// validateClaimUpdate lets a claim be bound, grow, and change the class of its
+// volume's attributes.
+func validateClaimUpdate(_ context.Context, c, old *corev1.PersistentVolumeClaim) field.ErrorList {
+	e, path := &validate.Errors{}, field.NewPath("spec")
+	e.Add(validate.Ratchet(validateClaim(c), func() field.ErrorList { return validateClaim(old) }))
+	is, was := c.Spec.DeepCopy(), old.Spec.DeepCopy()
+	if was.VolumeName == "" {
+		was.VolumeName = is.VolumeName
+	}
+	keepStorageClass(e, c, old, is)
+	if c.Status.Phase == corev1.ClaimBound {
+		if is.Resources.Requests != nil {
+			is.Resources.Requests[corev1.ResourceStorage] = old.Spec.Resources.Requests[corev1.ResourceStorage]
+		}
+		if is.VolumeAttributesClassName != nil {
+			is.VolumeAttributesClassName = was.VolumeAttributesClassName
+		}
+	}
+	if !apiequality.Semantic.DeepEqual(is, was) {
+		e.Forbidden(path, fmt.Sprintf("spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n%v", cmp.Diff(*was, *is)))
+	}
+	size, before, real := c.Spec.Resources.Requests[corev1.ResourceStorage], old.Spec.Resources.Requests[corev1.ResourceStorage], old.Status.Capacity[corev1.ResourceStorage]
+	if size.Cmp(before) < 0 && size.Cmp(real) <= 0 {
+		// Going back after growing has failed is all right, shrinking is
+		// not.
+		e.Forbidden(path.Child("resources", "requests", "storage"), "field can not be less than status.capacity")
+	}
+	e.Add(apivalidation.ValidateImmutableField(c.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode")))
+	if old.Spec.VolumeAttributesClassName != nil {
+		switch class := c.Spec.VolumeAttributesClassName; {
+		case class == nil:
+			e.Forbidden(path.Child("volumeAttributesClassName"), "update from non-nil value to nil is forbidden")
+		case *class == "" && *old.Spec.VolumeAttributesClassName != "":
+			e.Forbidden(path.Child("volumeAttributesClassName"), "update from non-nil value to an empty string is forbidden")
+		}
+	}
+	return e.List
+}
+
+// keepStorageClass allows a claim to say in its specification what it said in
+// an annotation, or what it left open. It takes that change out of is.
+func keepStorageClass(e *validate.Errors, c, old *corev1.PersistentVolumeClaim, is *corev1.PersistentVolumeClaimSpec) {
+	const key = corev1.BetaStorageClassAnnotation
+	was, had := old.Annotations[key]
+	now, has := c.Annotations[key]
+	set := old.Spec.StorageClassName == nil && c.Spec.StorageClassName != nil
+	if set && had && *c.Spec.StorageClassName == was && (!has || now == was) {
+		is.StorageClassName = nil
+		return
+	}
+	if now != was {
+		e.Invalid(field.NewPath("metadata", "annotations", key), now, apivalidation.FieldImmutableErrorMsg)
+	}
+	if set && (!had || *c.Spec.StorageClassName == was) {
+		is.StorageClassName = nil
+	}
+}
+
+func validateClaimStatus(_ context.Context, c, _ *corev1.PersistentVolumeClaim) field.ErrorList {
+	e, path := &validate.Errors{}, field.NewPath("status")
+	if len(c.Spec.AccessModes) == 0 {
+		e.Required(field.NewPath("Spec", "accessModes"), "")
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Status.Capacity)) {
+		e.BasicQuantity(path.Child("capacity").Key(string(name)), c.Status.Capacity[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Status.AllocatedResourceStatuses)) {
+		at := path.Child("allocatedResourceStatus")
+		claimResource(e, name, at)
+		switch c.Status.AllocatedResourceStatuses[name] {
+		case corev1.PersistentVolumeClaimControllerResizeInProgress, corev1.PersistentVolumeClaimControllerResizeInfeasible,
+			corev1.PersistentVolumeClaimNodeResizePending, corev1.PersistentVolumeClaimNodeResizeInProgress,
+			corev1.PersistentVolumeClaimNodeResizeInfeasible:
+		default:
+			e.Add(field.ErrorList{field.NotSupported(at, name, []corev1.ClaimResourceStatus{
+				corev1.PersistentVolumeClaimControllerResizeInProgress, corev1.PersistentVolumeClaimControllerResizeInfeasible,
+				corev1.PersistentVolumeClaimNodeResizeInfeasible, corev1.PersistentVolumeClaimNodeResizeInProgress,
+				corev1.PersistentVolumeClaimNodeResizePending,
+			})})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Status.AllocatedResources)) {
+		at := path.Child("allocatedResources")
+		if claimResource(e, name, at) {
+			e.BasicQuantity(at.Key(string(name)), c.Status.AllocatedResources[name])
+		}
+	}
+	return e.List
+}
+
+// claimResource checks the name of what a claim has allocated: storage, or
+// something of a domain.
+func claimResource(e *validate.Errors, name corev1.ResourceName, at *field.Path) bool {
+	before := len(e.List)
+	e.InvalidAll(at, string(name), validation.IsQualifiedName(string(name)))
+	if len(e.List) == before && validate.IsNative(name) && name != corev1.ResourceStorage {
+		validate.OneOf(e, at, name, corev1.ResourceStorage)
+	}
+	return len(e.List) == before
+}
+
+func claimRow(c *corev1.PersistentVolumeClaim) []any {
+	phase, capacity, modes := string(c.Status.Phase), "", ""
+	if c.DeletionTimestamp != nil {
+		phase = "Terminating"
+	}
+	if c.Spec.VolumeName != "" {
+		size := c.Status.Capacity[corev1.ResourceStorage]
+		capacity, modes = size.String(), formatAccessModes(c.Status.AccessModes)
+	}
+	class, ok := c.Annotations[corev1.BetaStorageClassAnnotation]
+	if !ok && c.Spec.StorageClassName != nil {
+		class = *c.Spec.StorageClassName
+	}
+	return []any{
+		c.Name, phase, c.Spec.VolumeName, capacity, modes, class,
+		orUnset(c.Spec.VolumeAttributesClassName), api.Age(c.CreationTimestamp), orUnset(c.Spec.VolumeMode),
+	}
+}

@@ -1,0 +1,63 @@
+package volume
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/internal/api/validate"
+)
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func setPtr[T any](field **T, value T) {
+	if *field == nil {
+		*field = &value
+	}
+}
+
+// DefaultHostPath fills what is unset in a path of the node.
+func DefaultHostPath(v *corev1.HostPathVolumeSource) { setPtr(&v.Type, corev1.HostPathUnset) }
+
+// DefaultRBD fills what is unset of an image of Ceph.
+func DefaultRBD(pool, user, keyring *string) {
+	setDefault(pool, "rbd")
+	setDefault(user, "admin")
+	setDefault(keyring, "/etc/ceph/keyring")
+}
+
+// DefaultAzureDisk fills what is unset of a disk.
+func DefaultAzureDisk(v *corev1.AzureDiskVolumeSource) {
+	setPtr(&v.CachingMode, corev1.AzureDataDiskCachingReadWrite)
+	setPtr(&v.FSType, "ext4")
+	setPtr(&v.ReadOnly, false)
+	setPtr(&v.Kind, corev1.AzureSharedBlobDisk)
+}
+
+// DefaultScaleIO fills what is unset of a volume.
+func DefaultScaleIO(mode, fsType *string) {
+	setDefault(mode, "ThinProvisioned")
+	setDefault(fsType, "xfs")
+}
+
+// DefaultPersistentSpec fills what is unset in a persistent volume.
+func DefaultPersistentSpec(spec *corev1.PersistentVolumeSpec) {
+	setDefault(&spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
+	setPtr(&spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+	validate.RoundUp(spec.Capacity)
+	switch {
+	case spec.HostPath != nil:
+		DefaultHostPath(spec.HostPath)
+	case spec.ISCSI != nil:
+		setDefault(&spec.ISCSI.ISCSIInterface, "default")
+	case spec.RBD != nil:
+		DefaultRBD(&spec.RBD.RBDPool, &spec.RBD.RadosUser, &spec.RBD.Keyring)
+	case spec.AzureDisk != nil:
+		DefaultAzureDisk(spec.AzureDisk)
+	case spec.ScaleIO != nil:
+		DefaultScaleIO(&spec.ScaleIO.StorageMode, &spec.ScaleIO.FSType)
+	}
+}
