@@ -1,0 +1,108 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// space is a namespace of one test.
+type space struct {
+	*testing.T
+	*cluster
+	name string
+	ctx  context.Context
+}
+
+// newSpace makes a namespace that goes with the test.
+func newSpace(t *testing.T) *space {
+	t.Helper()
+	if shared == nil {
+		t.Skip("no cluster")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	t.Cleanup(cancel)
+	ns, err := shared.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		err := shared.kube.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{})
+		if err != nil && !strings.Contains(err.Error(), "not found") {
+			t.Error(err)
+		}
+	})
+	return &space{T: t, cluster: shared, name: ns.Name, ctx: ctx}
+}
+
+// run runs kubectl in the namespace and returns all it printed.
+func (s *space) run(input string, args ...string) (string, error) {
+	cmd := exec.CommandContext(s.ctx, s.kubectl, append([]string{"-n", s.name}, args...)...)
+	cmd.Stdin = strings.NewReader(input)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	if err != nil {
+		err = fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out.String())
+	}
+	return out.String(), err
+}
+
+// do runs kubectl, which must succeed.
+func (s *space) do(args ...string) string {
+	s.Helper()
+	out, err := s.run("", args...)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return out
+}
+
+// apply applies a manifest.
+func (s *space) apply(manifest string) {
+	s.Helper()
+	if _, err := s.run(manifest, "apply", "-f", "-"); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// exec runs a shell command in a pod and returns what it printed.
+func (s *space) exec(pod, command string) string {
+	s.Helper()
+	return s.do("exec", pod, "--", "/bin/busybox", "sh", "-c", command)
+}
+
+// eventually tries until f returns nil, for at most a while.
+func (s *space) eventually(within time.Duration, f func() error) {
+	s.Helper()
+	deadline := time.Now().Add(within)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.Fatalf("not within %s: %v", within, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// contains fails unless all parts are in text.
+func (s *space) contains(text string, parts ...string) {
+	s.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			s.Errorf("no %q in:\n%s", part, text)
+		}
+	}
+}

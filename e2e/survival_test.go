@@ -1,0 +1,183 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// mainPID is the process that `up` started.
+func mainPID(t *testing.T) int {
+	t.Helper()
+	data, err := os.ReadFile("/run/hyperkube/hyperkube.pid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// TestKill kills the main process while pods serve: not one request by the
+// Service's name fails, containers go on as they are, and what happened
+// meanwhile is told right afterwards.
+func TestKill(t *testing.T) {
+	s := newSpace(t)
+	s.client()
+	s.apply(web(2))
+	s.rollout("web")
+	s.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: prober}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: c
+    image: ` + busybox + `
+    command: [sh, -c, "while true; do wget -qO- -T 3 http://web/ >/dev/null && echo good || echo bad; sleep 0.05; done"]
+`)
+	s.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: ends}
+spec:
+  restartPolicy: Never
+  containers:
+  - name: c
+    image: ` + busybox + `
+    command: [sh, -c, "echo before; sleep 4; echo after; exit 42"]
+`)
+	s.do("wait", "--for=condition=Ready", "pod/prober", "pod/ends", "--timeout=60s")
+	s.eventually(20*time.Second, func() error {
+		if out := s.do("logs", "prober"); !strings.Contains(out, "good") {
+			return fmt.Errorf("log %q", out)
+		}
+		return nil
+	})
+	before := s.containers()
+
+	if err := syscall.Kill(mainPID(t), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(5 * time.Second) // "ends" ends meanwhile
+	if err := shared.up(); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually(30*time.Second, func() error {
+		p, err := s.kube.CoreV1().Pods(s.name).Get(s.ctx, "ends", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if len(p.Status.ContainerStatuses) == 1 {
+			if ended := p.Status.ContainerStatuses[0].State.Terminated; ended != nil {
+				if ended.ExitCode != 42 {
+					t.Fatalf("exit code %d", ended.ExitCode)
+				}
+				return nil
+			}
+		}
+		return fmt.Errorf("status %+v", p.Status.ContainerStatuses)
+	})
+	s.contains(s.do("logs", "ends"), "before", "after")
+	if log := s.do("logs", "prober"); strings.Contains(log, "bad") {
+		t.Errorf("%d of %d requests failed", strings.Count(log, "bad"), strings.Count(log, "\n"))
+	}
+	for name, was := range before {
+		if is := s.containers()[name]; name != "ends" && is != was {
+			t.Errorf("%s was %s and is %s", name, was, is)
+		}
+	}
+	// The cluster works on.
+	s.do("scale", "deployment/web", "--replicas=3")
+	s.rollout("web")
+}
+
+// containers tells of each pod its container, when it started and how often it
+// was restarted.
+func (s *space) containers() map[string]string {
+	s.Helper()
+	pods, err := s.kube.CoreV1().Pods(s.name).List(s.ctx, metav1.ListOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, p := range pods.Items {
+		for _, c := range p.Status.ContainerStatuses {
+			started := "not running"
+			if c.State.Running != nil {
+				started = c.State.Running.StartedAt.UTC().String()
+			}
+			out[p.Name] = fmt.Sprintf("%s, %d restarts, %s", started, c.RestartCount, c.ContainerID)
+		}
+	}
+	return out
+}
+
+// TestUpAgain: it runs already, which is no error.
+func TestUpAgain(t *testing.T) {
+	newSpace(t)
+	out, err := exec.Command(shared.binary, "up").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "running") {
+		t.Errorf("%s, %v", out, err)
+	}
+	out, err = exec.Command(shared.binary, "status").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "Ready") {
+		t.Errorf("status: %s, %v", out, err)
+	}
+}
+
+// TestStopUp stops the control plane in good order; pods go on.
+func TestStopUp(t *testing.T) {
+	s := newSpace(t)
+	s.client()
+	before := s.containers()
+	if out, err := exec.Command(s.binary, "stop").CombinedOutput(); err != nil {
+		t.Fatalf("stop: %v: %s", err, out)
+	}
+	if out, err := exec.Command(s.binary, "stop").CombinedOutput(); err != nil {
+		t.Fatalf("stop again: %v: %s", err, out)
+	}
+	if err := shared.up(); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually(20*time.Second, func() error {
+		if after := s.containers(); after["client"] != before["client"] {
+			return fmt.Errorf("was %s and is %s", before["client"], after["client"])
+		}
+		return nil
+	})
+}
+
+// TestDownUp takes everything away and starts anew from what is on disk, as
+// after a reboot: pods come back.
+func TestDownUp(t *testing.T) {
+	s := newSpace(t)
+	s.apply(web(2))
+	s.rollout("web")
+	if out, err := exec.Command(s.binary, "down").CombinedOutput(); err != nil {
+		t.Fatalf("down: %v: %s", err, out)
+	}
+	if out, err := exec.Command("ip", "-o", "link").CombinedOutput(); err != nil || strings.Contains(string(out), "hk-") {
+		t.Errorf("links: %s, %v", out, err)
+	}
+	if err := shared.up(); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually(time.Minute, func() error {
+		if got := s.do("get", "deployment", "web", "-o", "jsonpath={.status.readyReplicas}"); got != "2" {
+			return fmt.Errorf("%q ready", got)
+		}
+		return nil
+	})
+	s.contains(s.get(s.nodePort()), "Hello from pod web-")
+}
