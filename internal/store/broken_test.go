@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -35,7 +36,17 @@ func (f *fragileWatcher) Watch(ctx context.Context, key string, opts ...clientv3
 		case <-ctx.Done():
 		}
 	}
-	return f.Watcher.Watch(ctx, key, opts...)
+	return f.watcher().Watch(ctx, key, opts...)
+}
+
+func (f *fragileWatcher) RequestProgress(ctx context.Context) error {
+	return f.watcher().RequestProgress(ctx)
+}
+
+func (f *fragileWatcher) watcher() clientv3.Watcher {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.Watcher
 }
 
 // breakAll ends all watches and lets no new one begin until heal.
@@ -232,3 +243,76 @@ func testReplay(t *testing.T, compact bool, want ...string) {
 		t.Errorf("list at %d: %q, want %q", b.Revision(), got, want)
 	}
 }
+
+// An etcd restored from a backup while the store runs has other keys at lower
+// revisions: everything is read anew.
+func TestWentBack(t *testing.T) {
+	ctx := testContext(t)
+	oldEtcd, stopOld := startEtcd(t, t.TempDir())
+	client, stopEtcd := startEtcd(t, t.TempDir())
+	// The client that the store has goes to the one, then to the other.
+	moving := &movingKV{}
+	moving.to.Store(&oldEtcd.KV)
+	shared := clientv3.NewCtxClient(ctx)
+	fragile := &fragileWatcher{Watcher: oldEtcd.Watcher}
+	shared.KV, shared.Watcher = moving, fragile
+	s, stop := startStore(t, Config{Client: shared})
+	defer stopEtcd()
+	defer stopOld()
+	defer stop()
+	c := s.Collection(collectionConfig("configmaps"))
+	a := mustCreate(t, c, "ns/a", "1")
+	for range 5 {
+		a = mustUpdate(t, a, a.key+fmt.Sprint(a.revision))
+	}
+	page := mustList(t, c, ListOptions{Revision: -1})
+	w, err := c.Watch(ctx, WatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+
+	resp, err := client.Put(ctx, c.prefix+"ns/b", `{"data":{"v":"restored"}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	heal := fragile.breakAll()
+	fragile.mu.Lock()
+	fragile.Watcher = client.Watcher
+	fragile.mu.Unlock()
+	moving.to.Store(&client.KV)
+	heal()
+	// Until it is noticed, reads fail or tell what was.
+	for {
+		after, err := c.List(ctx, ListOptions{Revision: -1})
+		if errors.Is(err, ErrUnavailable) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := show(after.Entries); !slices.Equal(got, []string{"ns/b=restored"}) || after.Revision != resp.Header.Revision || after.Revision >= page.Revision {
+			t.Errorf("list: %q at %d", got, after.Revision)
+		}
+		break
+	}
+	if _, err := w.Next(ctx); !errors.Is(err, ErrTooOld) {
+		t.Errorf("Next: %v", err)
+	}
+	mustCreate(t, c, "ns/c", "1")
+	if got := show(mustList(t, c, ListOptions{Revision: -1}).Entries); !slices.Equal(got, []string{"ns/b=restored", "ns/c=1"}) {
+		t.Errorf("list: %q", got)
+	}
+}
+
+// movingKV is a client's KV that can become another's.
+type movingKV struct {
+	clientv3.KV
+	to atomic.Pointer[clientv3.KV]
+}
+
+func (m *movingKV) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	return (*m.to.Load()).Get(ctx, key, opts...)
+}
+
+func (m *movingKV) Txn(ctx context.Context) clientv3.Txn { return (*m.to.Load()).Txn(ctx) }

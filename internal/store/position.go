@@ -71,6 +71,17 @@ func (p *position) advance(revision int64) {
 	}
 }
 
+// reset is advance to a revision that may be lower.
+func (p *position) reset(revision int64) {
+	if revision < p.get() {
+		p.mu.Lock()
+		p.known.Store(revision)
+		p.revision.Store(revision)
+		p.mu.Unlock()
+	}
+	p.advance(revision)
+}
+
 // wait blocks until the caches have everything up to revision.
 func (p *position) wait(ctx context.Context, revision int64) error {
 	if p.get() >= revision {

@@ -44,6 +44,9 @@ type Store struct {
 	// done is closed when Run has ended.
 	done chan struct{}
 
+	// wentBack has a token when etcd was seen at a revision before the
+	// position: it has been restored from a backup.
+	wentBack chan struct{}
 	// fills has a token when toFill is not empty.
 	fills chan struct{}
 
@@ -90,6 +93,7 @@ func New(cfg Config) (*Store, error) {
 		memos:        memoClock{limit: or(cfg.MemoBytes, defaultMemoBytes)},
 		nodes:        btree.NewFreeListG[*Entry](64),
 		done:         done,
+		wentBack:     make(chan struct{}, 1),
 		fills:        make(chan struct{}, 1),
 		collections:  make(map[string]*Collection),
 	}
@@ -185,9 +189,14 @@ func (s *Store) currentRevision(ctx context.Context) (int64, error) {
 // readCurrent reads a key that does not exist, for the revision that comes
 // with the answer.
 func (s *Store) readCurrent(ctx context.Context) (int64, error) {
+	position := s.position.get()
 	resp, err := s.client.Get(ctx, s.prefix, clientv3.WithKeysOnly())
 	if err != nil {
 		return 0, etcdError(err)
+	}
+	if resp.Header.Revision < position {
+		signal(s.wentBack)
+		return 0, fmt.Errorf("%w: it went back from revision %d to %d", ErrUnavailable, position, resp.Header.Revision)
 	}
 	s.position.learn(resp.Header.Revision)
 	return resp.Header.Revision, nil
@@ -310,7 +319,7 @@ func (s *Store) feed(ctx context.Context, established chan struct{}) {
 			return
 		}
 		s.log.Warn("the watch on etcd broke", "revision", s.position.get(), "error", err)
-		if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, rpctypes.ErrFutureRev) {
+		if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, errWentBack) {
 			if err := s.relist(ctx); err != nil && ctx.Err() == nil {
 				s.log.Warn("cannot read all collections anew", "error", err)
 			}
@@ -318,6 +327,9 @@ func (s *Store) feed(ctx context.Context, established chan struct{}) {
 		retry.wait(ctx)
 	}
 }
+
+// errWentBack: etcd is not the one any more that the caches were fed from.
+var errWentBack = errors.New("etcd went back to an earlier revision")
 
 // watchOnce opens a watch after the position and feeds from it until it ends.
 func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry *backoff) error {
@@ -330,7 +342,18 @@ func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry
 		opts = append(opts, clientv3.WithRev(position+1))
 	}
 	var touched []*Collection
-	for resp := range s.client.Watch(ctx, s.prefix, opts...) {
+	responses := s.client.Watch(ctx, s.prefix, opts...)
+	for {
+		var resp clientv3.WatchResponse
+		var ok bool
+		select {
+		case resp, ok = <-responses:
+		case <-s.wentBack:
+			return errWentBack
+		}
+		if !ok {
+			return errors.New("closed by the client")
+		}
 		if err := resp.Err(); err != nil {
 			return err
 		}
@@ -351,7 +374,6 @@ func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry
 			signal(s.position.answered)
 		}
 	}
-	return errors.New("closed by the client")
 }
 
 // take gives events to their collections and then publishes the position.
@@ -387,10 +409,11 @@ func (s *Store) take(events []*clientv3.Event, touched []*Collection) []*Collect
 // revision, which then is the position. Until then the position stays, so that
 // nobody takes the old entries for new ones.
 func (s *Store) relist(ctx context.Context) error {
-	revision, err := s.readCurrent(ctx)
+	resp, err := s.client.Get(ctx, s.prefix, clientv3.WithKeysOnly())
 	if err != nil {
-		return err
+		return etcdError(err)
 	}
+	revision := resp.Header.Revision
 	s.mu.Lock()
 	all := make([]*Collection, 0, len(s.collections))
 	for _, c := range s.collections {
@@ -407,7 +430,11 @@ func (s *Store) relist(ctx context.Context) error {
 		}
 		c.refill(kvs, revision)
 	}
-	s.position.advance(revision)
+	s.position.reset(revision)
+	select {
+	case <-s.wentBack: // that has been seen to
+	default:
+	}
 	return nil
 }
 

@@ -237,13 +237,13 @@ func TestTransactionOverCollections(t *testing.T) {
 		t.Errorf("half a transaction: %v", err)
 	}
 	for name, ops := range map[string][]Op{
-		"none":         nil,
-		"two of one":   {a.Create("ns/x", configMap("x", ""), 0), a.Create("ns/y", configMap("y", ""), 0)},
-		"no key":       {a.Create("", configMap("x", ""), 0)},
-		"no object":    {a.Create("ns/x", nil, 0)},
-		"undecodable":  {a.Create("ns/x", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}, 0)},
-		"not an op":    {{}},
-		"of elsewhere": {newCollection(&Store{}, collectionConfig("x")).Create("x", configMap("x", ""), 0)},
+		"none":          nil,
+		"one key twice": {a.Create("ns/x", configMap("x", ""), 0), a.Create("ns/x", configMap("x", ""), 0)},
+		"no key":        {a.Create("", configMap("x", ""), 0)},
+		"no object":     {a.Create("ns/x", nil, 0)},
+		"undecodable":   {a.Create("ns/x", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}, 0)},
+		"not an op":     {{}},
+		"of elsewhere":  {newCollection(&Store{}, collectionConfig("x")).Create("x", configMap("x", ""), 0)},
 	} {
 		if _, _, err := s.Commit(ctx, ops...); err == nil {
 			t.Errorf("%s: no error", name)

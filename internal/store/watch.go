@@ -2,14 +2,13 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
 )
 
 // errClosed: Next was called after Close.
-var errClosed = errors.New("watcher is closed")
+var errClosed = fmt.Errorf("watcher is closed: %w", ErrStopped)
 
 // Watcher is a place in a collection's history.
 type Watcher struct {
