@@ -1,0 +1,80 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func newImage() *cobra.Command {
+	var root string
+	cmd := &cobra.Command{Use: "image", Short: "Import, list, pull and remove images"}
+	cmd.PersistentFlags().StringVar(&root, "root", "", "Where the cluster keeps everything, if not in the usual places.")
+	with := func(run func(ctx context.Context, cmd *cobra.Command, cri *criClient, args []string) error) func(*cobra.Command, []string) error {
+		return func(cmd *cobra.Command, args []string) error {
+			if err := needRoot(); err != nil {
+				return err
+			}
+			cri, err := dialRuntime(layoutFor(root))
+			if err != nil {
+				return err
+			}
+			defer cri.conn.Close()
+			return run(cmd.Context(), cmd, cri, args)
+		}
+	}
+	cmd.AddCommand(
+		&cobra.Command{Use: "ls", Short: "List images", Args: cobra.NoArgs, RunE: with(listImages)},
+		&cobra.Command{Use: "rm IMAGE...", Short: "Remove images", Args: cobra.MinimumNArgs(1), RunE: with(removeImages)},
+		&cobra.Command{Use: "pull IMAGE...", Short: "Pull images", Args: cobra.MinimumNArgs(1), RunE: with(pullImages)},
+		&cobra.Command{Use: "import FILE...", Short: "Import images from docker or OCI archives", Args: cobra.MinimumNArgs(1), RunE: with(importImages)},
+	)
+	return cmd
+}
+
+func listImages(ctx context.Context, cmd *cobra.Command, cri *criClient, _ []string) error {
+	images, err := cri.ListImages(ctx, &runtimeapi.ListImagesRequest{})
+	if err != nil {
+		return fmt.Errorf("listing images: %w", err)
+	}
+	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "IMAGE\tID\tSIZE\tPINNED")
+	for _, image := range images.Images {
+		names := image.RepoTags
+		if len(names) == 0 {
+			names = image.RepoDigests
+		}
+		if len(names) == 0 {
+			names = []string{"<none>"}
+		}
+		for _, name := range names {
+			fmt.Fprintf(w, "%s\t%.12s\t%.1f MB\t%v\n", name, strings.TrimPrefix(image.Id, "sha256:"), float64(image.Size)/1e6, image.Pinned)
+		}
+	}
+	return w.Flush()
+}
+
+func removeImages(ctx context.Context, cmd *cobra.Command, cri *criClient, args []string) error {
+	for _, name := range args {
+		if _, err := cri.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: name}}); err != nil {
+			return fmt.Errorf("removing %s: %w", name, err)
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "removed %s\n", name)
+	}
+	return nil
+}
+
+func pullImages(ctx context.Context, cmd *cobra.Command, cri *criClient, args []string) error {
+	for _, name := range args {
+		pulled, err := cri.PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name}})
+		if err != nil {
+			return fmt.Errorf("pulling %s: %w", name, err)
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "pulled %s as %s\n", name, pulled.ImageRef)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net/netip"
+
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/kubelet"
+	"hyperkube/components/proxy"
+	"hyperkube/internal/client"
+	"hyperkube/internal/hostchange"
+	"hyperkube/internal/layout"
+	"hyperkube/internal/lifecycle"
+)
+
+// nodeConfig is what the node half of a cluster needs, wherever it runs.
+type nodeConfig struct {
+	Layout   layout.Node
+	Identity identity
+	// Address of the node.
+	Address netip.Addr
+	// Kubelet and Proxy are the clients of the two, under their own users.
+	Kubelet, Proxy *client.Clients
+	// Shared: the clients' informers hold the whole cluster's objects
+	// already, in this process; the kubelet uses them instead of its own.
+	Shared bool
+	// Serving is the kubelet's serving certificate, ClientCA verifies who
+	// calls it.
+	Serving  tls.Certificate
+	ClientCA *x509.CertPool
+	Journal  *hostchange.Journal
+	Log      *slog.Logger
+}
+
+// node is kubelet and proxy of one node.
+type node struct {
+	cfg     nodeConfig
+	kubelet *kubelet.Kubelet
+	proxy   *proxy.Proxy
+}
+
+// newNode composes the node half: it is the same for up, node, init and join.
+func newNode(cfg nodeConfig) (*node, error) {
+	kc := kubelet.Config{
+		NodeName:      cfg.Identity.NodeName,
+		Layout:        cfg.Layout,
+		Clients:       cfg.Kubelet,
+		ClusterDNS:    []string{cfg.Identity.DNSAddress},
+		ClusterDomain: cfg.Identity.Domain,
+		Certificate:   func() (*tls.Certificate, error) { return &cfg.Serving, nil },
+		ClientCA:      cfg.ClientCA,
+		Journal:       cfg.Journal,
+		Log:           cfg.Log.With("component", "kubelet"),
+	}
+	if cfg.Address.IsValid() {
+		kc.IPs = []netip.Addr{cfg.Address}
+	}
+	if cfg.Shared {
+		core := cfg.Kubelet.Informers.Core().V1()
+		kc.Pods, kc.Services, kc.Nodes = shared(core.Pods().Informer()), shared(core.Services().Informer()), shared(core.Nodes().Informer())
+	}
+	k, err := kubelet.New(kc)
+	if err != nil {
+		return nil, err
+	}
+	pc := proxy.Config{
+		Clients: cfg.Proxy, NodeName: cfg.Identity.NodeName, LocalhostNodePorts: true,
+		HealthzAddress: fmt.Sprintf(":%d", cfg.Layout.Port(layout.PortProxyHealthz)),
+		MetricsAddress: fmt.Sprintf("127.0.0.1:%d", cfg.Layout.Port(layout.PortProxyMetrics)),
+		Journal:        cfg.Journal,
+		Log:            cfg.Log.With("component", "kube-proxy"),
+	}
+	for _, text := range cfg.Identity.PodCIDRs {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("pod CIDR: %w", err)
+		}
+		pc.PodCIDRs = append(pc.PodCIDRs, prefix)
+	}
+	p, err := proxy.New(pc)
+	if err != nil {
+		return nil, err
+	}
+	return &node{cfg: cfg, kubelet: k, proxy: p}, nil
+}
+
+func shared(informer cache.SharedIndexInformer) cache.SharedInformer { return informer }
+
+// Run as lifecycle.Component.
+func (n *node) Run(ctx context.Context) error {
+	group := &lifecycle.Group{Log: n.cfg.Log}
+	background := context.WithoutCancel(ctx)
+	group.Start(background, "kube-proxy", n.proxy)
+	group.Start(background, "kubelet", n.kubelet)
+	select {
+	case <-ctx.Done():
+		return group.Stop()
+	case err := <-group.Failed():
+		_ = group.Stop()
+		return err
+	}
+}

@@ -1,0 +1,107 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/internal/layout"
+)
+
+// criClient talks to the container runtime of a node.
+type criClient struct {
+	conn *grpc.ClientConn
+	runtimeapi.RuntimeServiceClient
+	runtimeapi.ImageServiceClient
+}
+
+// dialRuntime makes a client; it connects at the first call.
+func dialRuntime(l layout.Node) (*criClient, error) {
+	conn, err := grpc.NewClient("unix://"+l.RuntimeSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
+	if err != nil {
+		return nil, fmt.Errorf("reaching the container runtime: %w", err)
+	}
+	return &criClient{conn, runtimeapi.NewRuntimeServiceClient(conn), runtimeapi.NewImageServiceClient(conn)}, nil
+}
+
+// runtimePID returns the process that serves the runtime's socket, 0 if none
+// does. The kernel knows it, whatever files say.
+func runtimePID(l layout.Node) (int, error) {
+	conn, err := net.DialTimeout("unix", l.RuntimeSocket(), 5*time.Second)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("reaching the container runtime: %w", err)
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("asking who serves the container runtime: %w", err)
+	}
+	var cred *unix.Ucred
+	var asked error
+	if err := raw.Control(func(fd uintptr) {
+		cred, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return 0, fmt.Errorf("asking who serves the container runtime: %w", err)
+	}
+	if asked != nil {
+		return 0, fmt.Errorf("asking who serves the container runtime: %w", asked)
+	}
+	return int(cred.Pid), nil
+}
+
+// stopGrace is how many seconds a container has to end by itself on `down`.
+const stopGrace = 10
+
+// removePods stops and removes everything that the runtime runs.
+func removePods(ctx context.Context, cri *criClient) (int, error) {
+	containers, err := cri.ListContainers(ctx, &runtimeapi.ListContainersRequest{
+		Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
+	})
+	if err != nil {
+		return 0, fmt.Errorf("listing containers: %w", err)
+	}
+	group, stopping := errgroup.WithContext(ctx)
+	group.SetLimit(32)
+	for _, c := range containers.Containers {
+		group.Go(func() error {
+			if _, err := cri.StopContainer(stopping, &runtimeapi.StopContainerRequest{ContainerId: c.Id, Timeout: stopGrace}); err != nil {
+				return fmt.Errorf("stopping container %s: %w", c.Id, err)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return 0, err
+	}
+	sandboxes, err := cri.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return 0, fmt.Errorf("listing pods: %w", err)
+	}
+	group, removing := errgroup.WithContext(ctx)
+	group.SetLimit(16)
+	for _, s := range sandboxes.Items {
+		group.Go(func() error {
+			if _, err := cri.StopPodSandbox(removing, &runtimeapi.StopPodSandboxRequest{PodSandboxId: s.Id}); err != nil {
+				return fmt.Errorf("stopping pod %s/%s: %w", s.Metadata.Namespace, s.Metadata.Name, err)
+			}
+			if _, err := cri.RemovePodSandbox(removing, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: s.Id}); err != nil {
+				return fmt.Errorf("removing pod %s/%s: %w", s.Metadata.Namespace, s.Metadata.Name, err)
+			}
+			return nil
+		})
+	}
+	return len(sandboxes.Items), group.Wait()
+}

@@ -1,0 +1,182 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"hyperkube/internal/layout"
+	"hyperkube/internal/version"
+)
+
+// report is what `status` tells.
+type report struct {
+	Version string `json:"version"`
+	// Running is the main process, Runtime the container runtime; zero: not
+	// running.
+	Running   int      `json:"pid"`
+	Runtime   int      `json:"runtimePID"`
+	Data      string   `json:"data"`
+	Log       string   `json:"log"`
+	Server    string   `json:"server,omitempty"`
+	Ready     bool     `json:"ready"`
+	Nodes     []string `json:"nodes,omitempty"`
+	Pods      int      `json:"pods"`
+	PodsReady int      `json:"podsReady"`
+	// Problems are what is wrong, in words.
+	Problems []string `json:"problems,omitempty"`
+}
+
+func newStatus() *cobra.Command {
+	var root, output string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Tell what runs, where, and what is wrong",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needRoot(); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
+			defer cancel()
+			r := status(ctx, layoutFor(root))
+			if output == "json" {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				return enc.Encode(r)
+			}
+			r.print(cmd.OutOrStdout())
+			if len(r.Problems) > 0 {
+				return codedError{fmt.Errorf("%d problems", len(r.Problems)), ExitGeneral}
+			}
+			return nil
+		},
+	}
+	rootFlag(cmd, &root)
+	cmd.Flags().StringVarP(&output, "output", "o", "", "Output format: json, or text when empty.")
+	return cmd
+}
+
+// adminKubeconfig is the way in that the commands themselves use.
+func adminKubeconfig(l layout.Node) string { return filepath.Join(l.Data, "admin.conf") }
+
+// status looks at everything; what it cannot see is a problem, never an error.
+func status(ctx context.Context, l layout.Node) report {
+	r := report{Version: version.Get().GitVersion, Data: l.Data, Log: l.Log(mainProcess)}
+	problem := func(format string, args ...any) { r.Problems = append(r.Problems, fmt.Sprintf(format, args...)) }
+	var err error
+	if r.Running, err = holder(l.PIDFile(mainProcess)); err != nil {
+		problem("%v", err)
+	}
+	if r.Runtime, err = runtimePID(l); err != nil {
+		problem("%v", err)
+	} else if r.Runtime == 0 && r.Running != 0 {
+		problem("the container runtime does not run: see %s", l.Log("runtime"))
+	}
+	if r.Running == 0 {
+		if _, there, _ := loadIdentity(l); there {
+			problem("hyperkube is not running: start it with hyperkube up")
+		} else {
+			problem("there is no cluster here: make one with hyperkube up")
+		}
+		return r
+	}
+	rest, err := clientcmd.BuildConfigFromFlags("", adminKubeconfig(l))
+	if err != nil {
+		problem("%v", err)
+		return r
+	}
+	r.Server = rest.Host
+	kube, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		problem("%v", err)
+		return r
+	}
+	text, err := kube.Discovery().RESTClient().Get().AbsPath("/readyz").Param("verbose", "true").DoRaw(ctx)
+	if err != nil {
+		problem("the API server is not ready: %v", err)
+	}
+	for _, line := range strings.Split(string(text), "\n") {
+		if strings.HasPrefix(line, "[-]") {
+			problem("the API server's check fails: %s", strings.TrimPrefix(line, "[-]"))
+		}
+	}
+	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		problem("nodes cannot be listed: %v", err)
+		return r
+	}
+	r.Ready = len(nodes.Items) > 0
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		state := "NotReady"
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+				state = "Ready"
+			} else if c.Type == corev1.NodeReady {
+				problem("node %s: %s", n.Name, c.Message)
+			} else if c.Status == corev1.ConditionTrue {
+				problem("node %s: %s: %s", n.Name, c.Type, c.Message)
+			}
+		}
+		r.Ready = r.Ready && state == "Ready"
+		r.Nodes = append(r.Nodes, n.Name+" "+state)
+	}
+	pods, err := kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		problem("pods cannot be listed: %v", err)
+		return r
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		if p.Status.Phase == corev1.PodSucceeded {
+			continue
+		}
+		r.Pods++
+		for _, c := range p.Status.Conditions {
+			if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+				r.PodsReady++
+			}
+		}
+	}
+	return r
+}
+
+func (r report) print(w io.Writer) {
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%-10s %s\n", name, fmt.Sprintf(format, args...))
+	}
+	line("version", "%s", r.Version)
+	running := func(pid int) string {
+		if pid == 0 {
+			return "not running"
+		}
+		return fmt.Sprintf("running, process %d", pid)
+	}
+	line("hyperkube", "%s", running(r.Running))
+	line("runtime", "%s", running(r.Runtime))
+	if r.Server != "" {
+		line("server", "%s", r.Server)
+	}
+	for _, n := range r.Nodes {
+		line("node", "%s", n)
+	}
+	if r.Running != 0 {
+		line("pods", "%d of %d ready", r.PodsReady, r.Pods)
+	}
+	line("data", "%s", r.Data)
+	line("log", "%s", r.Log)
+	for _, p := range r.Problems {
+		line("problem", "%s", p)
+	}
+}

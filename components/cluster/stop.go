@@ -1,0 +1,189 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"hyperkube/internal/hostchange"
+	"hyperkube/internal/kubeconfig"
+	"hyperkube/internal/layout"
+)
+
+// mainProcess is the name of the process that `up` starts.
+const mainProcess = "hyperkube"
+
+// journals are the processes that change the host.
+var journals = []string{"node", "runtime"}
+
+// stopTimeout bounds how long the main process may take to stop.
+const stopTimeout = 30 * time.Second
+
+// rootFlag adds the flag that moves everything below another folder.
+func rootFlag(cmd *cobra.Command, root *string) {
+	cmd.Flags().StringVar(root, "root", "", "Keep everything below this folder instead of in the usual places.")
+}
+
+func layoutFor(root string) layout.Node {
+	if root == "" {
+		return layout.Default()
+	}
+	return layout.Under(root)
+}
+
+func newStop() *cobra.Command {
+	var root string
+	cmd := &cobra.Command{
+		Use:   "stop",
+		Short: "Stop the control plane and the kubelet; pods go on",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needRoot(); err != nil {
+				return err
+			}
+			return stopMain(cmd.Context(), cmd.OutOrStdout(), layoutFor(root))
+		},
+	}
+	rootFlag(cmd, &root)
+	return cmd
+}
+
+func needRoot() error {
+	if os.Geteuid() != 0 {
+		return codedError{errors.New("this must run as root: use sudo"), ExitPreflight}
+	}
+	return nil
+}
+
+// stopMain ends the main process.
+func stopMain(ctx context.Context, out io.Writer, l layout.Node) error {
+	pid, err := holder(l.PIDFile(mainProcess))
+	if err != nil {
+		return err
+	}
+	if pid == 0 {
+		fmt.Fprintln(out, "hyperkube is not running")
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	if err := endProcess(ctx, pid); err != nil {
+		return fmt.Errorf("stopping hyperkube: %w", err)
+	}
+	fmt.Fprintln(out, "hyperkube has stopped")
+	return nil
+}
+
+func newDown() *cobra.Command {
+	var root string
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "Stop everything, pods too, and take back all changes to the host",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needRoot(); err != nil {
+				return err
+			}
+			return down(cmd.Context(), cmd.OutOrStdout(), layoutFor(root))
+		},
+	}
+	rootFlag(cmd, &root)
+	return cmd
+}
+
+// down stops the main process, the pods and the runtime, in this order so that
+// nobody starts what was just stopped, and takes back what they changed.
+func down(ctx context.Context, out io.Writer, l layout.Node) error {
+	if err := stopMain(ctx, out, l); err != nil {
+		return err
+	}
+	var errs []error
+	if err := stopRuntime(ctx, out, l); err != nil {
+		// What holds a pod may be broken: the journals know its cgroup.
+		errs = append(errs, err)
+	}
+	for _, process := range journals {
+		if err := hostchange.Undo(ctx, l.Journal(process)); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(l.Run); err != nil {
+		return fmt.Errorf("removing %s: %w", l.Run, err)
+	}
+	fmt.Fprintln(out, "all changes to this host are taken back")
+	return nil
+}
+
+func stopRuntime(ctx context.Context, out io.Writer, l layout.Node) error {
+	pid, err := runtimePID(l)
+	if err != nil || pid == 0 {
+		return err
+	}
+	cri, err := dialRuntime(l)
+	if err != nil {
+		return err
+	}
+	defer cri.conn.Close()
+	pods, podErr := removePods(ctx, cri)
+	if podErr == nil && pods > 0 {
+		fmt.Fprintf(out, "%d pods have stopped\n", pods)
+	}
+	ending, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	if err := endProcess(ending, pid); err != nil {
+		return errors.Join(podErr, fmt.Errorf("stopping the container runtime: %w", err))
+	}
+	return podErr
+}
+
+func newReset() *cobra.Command {
+	var root string
+	cmd := &cobra.Command{
+		Use:   "reset",
+		Short: "Like down, and delete the cluster's data",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needRoot(); err != nil {
+				return err
+			}
+			return reset(cmd.Context(), cmd.OutOrStdout(), layoutFor(root))
+		},
+	}
+	rootFlag(cmd, &root)
+	return cmd
+}
+
+func reset(ctx context.Context, out io.Writer, l layout.Node) error {
+	if err := down(ctx, out, l); err != nil {
+		return err
+	}
+	target, err := kubeconfig.UserTarget(os.Getenv)
+	if err != nil {
+		return err
+	}
+	if err := target.Remove(contextName); err != nil {
+		return err
+	}
+	for _, dir := range []string{l.Data, l.Kubelet, l.PodLogs, l.ContainerLogs} {
+		if err := hostchange.RemoveTree(dir); err != nil {
+			return fmt.Errorf("deleting data: %w", err)
+		}
+	}
+	// Folders above them that are only there for them.
+	for _, dir := range []string{filepath.Dir(l.Data), filepath.Dir(l.Kubelet), filepath.Dir(l.Run), filepath.Dir(l.PodLogs)} {
+		if dir != "/var/lib" && dir != "/run" && dir != "/var/log" {
+			_ = os.Remove(dir)
+		}
+	}
+	fmt.Fprintln(out, "the cluster's data is deleted")
+	return nil
+}
