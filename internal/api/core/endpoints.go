@@ -120,7 +120,7 @@ func validateEndpointPort(e *validate.Errors, p *corev1.EndpointPort, needName b
 func endpointsWarnings(_ context.Context, ep, _ *corev1.Endpoints) []string {
 	var out []string
 	eachAddress(ep, func(a *corev1.EndpointAddress, at *field.Path) {
-		out = append(out, validation.GetWarningsForIP(at.Child("ip"), a.IP)...)
+		out = append(out, validate.IPWarnings(at.Child("ip"), a.IP)...)
 	})
 	return out
 }

@@ -407,7 +407,7 @@ func serviceWarnings(_ context.Context, s, _ *corev1.Service) []string {
 	headless := spec.Type == corev1.ServiceTypeClusterIP && spec.ClusterIP == corev1.ClusterIPNone
 	if spec.ClusterIP != "" && spec.ClusterIP != corev1.ClusterIPNone {
 		for i, ip := range spec.ClusterIPs {
-			out = append(out, validation.GetWarningsForIP(path.Child("clusterIPs").Index(i), ip)...)
+			out = append(out, validate.IPWarnings(path.Child("clusterIPs").Index(i), ip)...)
 		}
 	}
 	if headless {
@@ -422,16 +422,16 @@ func serviceWarnings(_ context.Context, s, _ *corev1.Service) []string {
 		}
 	}
 	for i, ip := range spec.ExternalIPs {
-		out = append(out, validation.GetWarningsForIP(path.Child("externalIPs").Index(i), ip)...)
+		out = append(out, validate.IPWarnings(path.Child("externalIPs").Index(i), ip)...)
 	}
 	if len(spec.ExternalIPs) > 0 && !headless && spec.Type != corev1.ServiceTypeExternalName {
 		add("spec.externalIPs is deprecated and may no longer be implemented in some clusters")
 	}
 	if spec.LoadBalancerIP != "" {
-		out = append(out, validation.GetWarningsForIP(path.Child("loadBalancerIP"), spec.LoadBalancerIP)...)
+		out = append(out, validate.IPWarnings(path.Child("loadBalancerIP"), spec.LoadBalancerIP)...)
 	}
 	for i, cidr := range spec.LoadBalancerSourceRanges {
-		out = append(out, validation.GetWarningsForCIDR(path.Child("loadBalancerSourceRanges").Index(i), cidr)...)
+		out = append(out, validate.CIDRWarnings(path.Child("loadBalancerSourceRanges").Index(i), cidr)...)
 	}
 	if spec.Type == corev1.ServiceTypeExternalName && len(spec.ExternalIPs) > 0 {
 		add("spec.externalIPs is ignored when spec.type is %q", corev1.ServiceTypeExternalName)

@@ -36,3 +36,20 @@ func (e *Errors) EndpointIP(at *field.Path, value string) {
 	refuse(ip.IsLinkLocalUnicast(), "may not be in the link-local range (169.254.0.0/16, fe80::/10)")
 	refuse(ip.IsLinkLocalMulticast(), "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")
 }
+
+// IPWarnings are for an address in an old or an unusual form. What is no
+// address at all is validation's to refuse.
+func IPWarnings(at *field.Path, value string) []string {
+	if netutils.ParseIPSloppy(value) == nil {
+		return nil
+	}
+	return validation.GetWarningsForIP(at, value)
+}
+
+// CIDRWarnings is IPWarnings for a range of addresses.
+func CIDRWarnings(at *field.Path, value string) []string {
+	if _, _, err := netutils.ParseCIDRSloppy(value); err != nil {
+		return nil
+	}
+	return validation.GetWarningsForCIDR(at, value)
+}

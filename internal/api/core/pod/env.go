@@ -173,10 +173,12 @@ func (c *checker) checkResourceFieldRef(ref *corev1.ResourceFieldSelector, inVol
 	case !slices.Contains(resourceFields, ref.Resource) && !isHugePageField(ref.Resource):
 		c.Add(field.ErrorList{field.NotSupported(at.Child("resource"), ref.Resource, resourceFields)})
 	}
-	if ref.Divisor.IsZero() {
+	// A copy, because quantities change their form when they are looked at.
+	q := ref.Divisor
+	if q.IsZero() {
 		return
 	}
-	divisor, of := ref.Divisor.String(), ""
+	divisor, of := q.String(), ""
 	switch {
 	case ref.Resource == "limits.cpu" || ref.Resource == "requests.cpu":
 		if divisor != "1m" && divisor != "1" {

@@ -3,7 +3,6 @@ package pod
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -183,14 +182,14 @@ func bumpGeneration(p, old *corev1.Pod) {
 // rest has been taken back.
 func prepareSpecView(p, old *corev1.Pod) {
 	old.Status.DeepCopyInto(&p.Status)
-	metav1.ResetObjectMetaForStatus(&p.ObjectMeta, &old.ObjectMeta)
+	metav1.ResetObjectMetaForStatus(&p.ObjectMeta, old.ObjectMeta.DeepCopy())
 	bumpGeneration(p, old)
 }
 
 func prepareStatus(p, old *corev1.Pod) {
 	old.Spec.DeepCopyInto(&p.Spec)
 	p.DeletionTimestamp = old.DeletionTimestamp.DeepCopy()
-	p.OwnerReferences = slices.Clone(old.OwnerReferences)
+	p.OwnerReferences = old.ObjectMeta.DeepCopy().OwnerReferences
 	if p.Status.QOSClass == "" {
 		p.Status.QOSClass = old.Status.QOSClass
 	}

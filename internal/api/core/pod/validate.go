@@ -130,9 +130,18 @@ func validateUpdate(p, old *corev1.Pod) field.ErrorList {
 	}
 	spec := withoutAllowedChanges(&e, p, old, path)
 	if !apiequality.Semantic.DeepEqual(*spec, old.Spec) {
-		e.Forbidden(path, fmt.Sprintf("pod updates may not change fields other than %s\n%v", updatable, cmp.Diff(old.Spec, *spec)))
+		e.Forbidden(path, fmt.Sprintf("pod updates may not change fields other than %s\n%v", updatable, diff(&old.Spec, spec)))
 	}
 	return e.List
+}
+
+// diff shows users what they changed. It works on copies, for quantities
+// change their form when they are shown.
+func diff[T any, P interface {
+	*T
+	DeepCopy() *T
+}](old, now P) string {
+	return cmp.Diff(*old.DeepCopy(), *now.DeepCopy())
 }
 
 // withoutAllowedChanges is a copy of p's specification in which what may
@@ -260,7 +269,7 @@ func validateEphemeralUpdate(p, old *corev1.Pod) field.ErrorList {
 		case i < 0:
 			e.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be removed\n", was.Name))
 		case !apiequality.Semantic.DeepEqual(was, p.Spec.EphemeralContainers[i]):
-			e.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be changed\n%v", was.Name, cmp.Diff(was, p.Spec.EphemeralContainers[i])))
+			e.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be changed\n%v", was.Name, diff(&was, &p.Spec.EphemeralContainers[i])))
 		}
 	}
 	return e.List
