@@ -7,6 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
 )
 
 func subdomainName(name string, prefix bool) []string {
@@ -14,11 +16,23 @@ func subdomainName(name string, prefix bool) []string {
 }
 
 func validateMeta(obj metav1.Object, scope Scope, name func(string, bool) []string) field.ErrorList {
-	return validation.ValidateObjectMetaAccessor(obj, bool(scope), name, field.NewPath("metadata"))
+	errs := validation.ValidateObjectMetaAccessor(obj, bool(scope), name, field.NewPath("metadata"))
+	return append(errs, validateFinalizers(obj)...)
 }
 
 func validateMetaUpdate(obj, old metav1.Object) field.ErrorList {
-	return validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))
+	errs := validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))
+	return append(errs, validateFinalizers(obj)...)
+}
+
+// validateFinalizers refuses names without a domain that are not Kubernetes'
+// own. Custom resources may have them.
+func validateFinalizers(obj metav1.Object) field.ErrorList {
+	var errs field.ErrorList
+	for i, name := range obj.GetFinalizers() {
+		errs = append(errs, validate.StandardFinalizer(name, field.NewPath("metadata", "finalizers").Index(i))...)
+	}
+	return errs
 }
 
 // NameColumn is the first column of every table.

@@ -16,13 +16,18 @@ import (
 // Finalizer checks the name of a finalizer: a qualified name, which without a
 // domain must be one of Kubernetes' own.
 func Finalizer(name string, path *field.Path) field.ErrorList {
-	errs := apivalidation.ValidateFinalizerName(name, path)
+	return append(apivalidation.ValidateFinalizerName(name, path), StandardFinalizer(name, path)...)
+}
+
+// StandardFinalizer checks that a name without a domain is one of Kubernetes'
+// own.
+func StandardFinalizer(name string, path *field.Path) field.ErrorList {
 	if strings.Contains(name, "/") {
-		return errs
+		return nil
 	}
 	switch name {
 	case string(corev1.FinalizerKubernetes), metav1.FinalizerOrphanDependents, metav1.FinalizerDeleteDependents:
-		return errs
+		return nil
 	}
-	return append(errs, field.Invalid(path, name, "name is neither a standard finalizer name nor is it fully qualified"))
+	return field.ErrorList{field.Invalid(path, name, "name is neither a standard finalizer name nor is it fully qualified")}
 }
