@@ -14,7 +14,10 @@ const (
 // Resources are all kinds of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
+		controllerRevision().Resource(),
+		daemonSet().Resource(),
 		deployment().Resource(),
 		replicaSet().Resource(),
+		statefulSet().Resource(),
 	}
 }

@@ -2,12 +2,14 @@ package apps
 
 import (
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -107,6 +109,9 @@ func selectorString(s *metav1.LabelSelector) string {
 	}
 	return selector.String()
 }
+
+// lower is how tables show the kind of an object: "replicaset.apps".
+func lower(kind schema.GroupKind) string { return strings.ToLower(kind.String()) }
 
 // scaleSelector is selectorString for the scale subresource.
 func scaleSelector(s *metav1.LabelSelector) string {

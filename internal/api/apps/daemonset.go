@@ -1,0 +1,170 @@
+package apps
+
+import (
+	"context"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	extensionsv1beta1 "k8s.io/api/extensions/v1beta1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+	"hyperkube/internal/api/core/pod"
+)
+
+func daemonSet() api.Kind[*appsv1.DaemonSet] {
+	doc := extensionsv1beta1.DaemonSetStatus{}.SwaggerDoc()
+	return api.Kind[*appsv1.DaemonSet]{
+		Names: api.Names{
+			Kind:       "DaemonSet",
+			Plural:     "daemonsets",
+			ShortNames: []string{"ds"},
+			Categories: []string{"all"},
+		},
+		Group:   group,
+		Version: version,
+		Scope:   api.Namespaced,
+		New:     func() *appsv1.DaemonSet { return &appsv1.DaemonSet{} },
+		NewList: func() runtime.Object { return &appsv1.DaemonSetList{} },
+		Default: defaultDaemonSet,
+		PrepareCreate: func(_ context.Context, ds *appsv1.DaemonSet) {
+			ds.Status = appsv1.DaemonSetStatus{}
+			ds.Generation = 1
+		},
+		Validate: func(_ context.Context, ds *appsv1.DaemonSet) field.ErrorList {
+			return validateDaemonSetSpec(&ds.Spec, field.NewPath("spec"))
+		},
+		Warnings: func(_ context.Context, ds, old *appsv1.DaemonSet) []string {
+			if old != nil && ds.Generation == old.Generation {
+				return nil
+			}
+			return pod.TemplateWarnings(&ds.Spec.Template, field.NewPath("spec", "template"))
+		},
+		Update: api.KindUpdate[*appsv1.DaemonSet]{
+			Prepare: func(_ context.Context, ds, old *appsv1.DaemonSet) {
+				old.Status.DeepCopyInto(&ds.Status)
+				ds.Generation = old.Generation
+				if !apiequality.Semantic.DeepEqual(ds.Spec, old.Spec) {
+					ds.Generation++
+				}
+			},
+			Validate: func(_ context.Context, ds, old *appsv1.DaemonSet) field.ErrorList {
+				return append(validateDaemonSetSpec(&ds.Spec, field.NewPath("spec")),
+					apivalidation.ValidateImmutableField(ds.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))...)
+			},
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*appsv1.DaemonSet]{
+			"status": {
+				Prepare: func(_ context.Context, ds, old *appsv1.DaemonSet) {
+					old.Spec.DeepCopyInto(&ds.Spec)
+					ds.Generation = old.Generation
+				},
+				Validate: func(_ context.Context, ds, old *appsv1.DaemonSet) field.ErrorList {
+					return append(validateDaemonSetStatus(&ds.Status, field.NewPath("status")),
+						notDecremented(ds.Status.CollisionCount, old.Status.CollisionCount)...)
+				},
+				ResetFields: [][]string{{"spec"}},
+			},
+		},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			api.Column("Desired", "integer", doc["desiredNumberScheduled"]),
+			api.Column("Current", "integer", doc["currentNumberScheduled"]),
+			api.Column("Ready", "integer", doc["numberReady"]),
+			api.Column("Up-to-date", "integer", doc["updatedNumberScheduled"]),
+			api.Column("Available", "integer", doc["numberAvailable"]),
+			api.Column("Node Selector", "string", corev1.PodSpec{}.SwaggerDoc()["nodeSelector"]),
+			api.AgeColumn,
+			api.ContainersColumn,
+			api.ImagesColumn,
+			api.WideColumn("Selector", "string", extensionsv1beta1.DaemonSetSpec{}.SwaggerDoc()["selector"]),
+		},
+		Row: func(ds *appsv1.DaemonSet) []any {
+			names, images := api.Containers(&ds.Spec.Template.Spec)
+			s := &ds.Status
+			return []any{
+				ds.Name, int64(s.DesiredNumberScheduled), int64(s.CurrentNumberScheduled), int64(s.NumberReady),
+				int64(s.UpdatedNumberScheduled), int64(s.NumberAvailable), labels.FormatLabels(ds.Spec.Template.Spec.NodeSelector),
+				api.Age(ds.CreationTimestamp), names, images, metav1.FormatLabelSelector(ds.Spec.Selector),
+			}
+		},
+	}
+}
+
+func defaultDaemonSet(ds *appsv1.DaemonSet) {
+	pod.DefaultTemplate(&ds.Spec.Template)
+	strategy := &ds.Spec.UpdateStrategy
+	if strategy.Type == "" {
+		strategy.Type = appsv1.RollingUpdateDaemonSetStrategyType
+	}
+	if strategy.Type == appsv1.RollingUpdateDaemonSetStrategyType {
+		set(&strategy.RollingUpdate, appsv1.RollingUpdateDaemonSet{})
+		set(&strategy.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
+		set(&strategy.RollingUpdate.MaxSurge, intstr.FromInt32(0))
+	}
+	set(&ds.Spec.RevisionHistoryLimit, 10)
+}
+
+func validateDaemonSetSpec(spec *appsv1.DaemonSetSpec, path *field.Path) field.ErrorList {
+	errs := validateSelector(spec.Selector, path.Child("selector"), "empty selector is invalid for daemonset")
+	template := path.Child("template")
+	if s, err := metav1.LabelSelectorAsSelector(spec.Selector); err == nil && !s.Matches(labels.Set(spec.Template.Labels)) {
+		errs = append(errs, field.Invalid(template.Child("metadata", "labels"), spec.Template.Labels, noMatch))
+	}
+	errs = append(errs, pod.ValidateTemplate(&spec.Template, template)...)
+	errs = append(errs, validateReadOnlyDisks(spec.Template.Spec.Volumes, template.Child("spec", "volumes"))...)
+	errs = append(errs, validateAlways(&spec.Template, template)...)
+	if spec.Template.Spec.ActiveDeadlineSeconds != nil {
+		errs = append(errs, field.Forbidden(template.Child("spec", "activeDeadlineSeconds"), "activeDeadlineSeconds in DaemonSet is not Supported"))
+	}
+	errs = append(errs, nonNegative(path, count("minReadySeconds", spec.MinReadySeconds))...)
+	errs = append(errs, validateDaemonSetStrategy(&spec.UpdateStrategy, path.Child("updateStrategy"))...)
+	return append(errs, nonNegative(path, optional("revisionHistoryLimit", spec.RevisionHistoryLimit))...)
+}
+
+func validateDaemonSetStrategy(s *appsv1.DaemonSetUpdateStrategy, path *field.Path) field.ErrorList {
+	switch s.Type {
+	case appsv1.OnDeleteDaemonSetStrategyType:
+		return nil
+	case appsv1.RollingUpdateDaemonSetStrategyType:
+	default:
+		return field.ErrorList{field.NotSupported(path, s,
+			[]appsv1.DaemonSetUpdateStrategyType{appsv1.RollingUpdateDaemonSetStrategyType, appsv1.OnDeleteDaemonSetStrategyType})}
+	}
+	if s.RollingUpdate == nil {
+		return field.ErrorList{field.Required(path.Child("rollingUpdate"), "")}
+	}
+	path = path.Child("rollingUpdate")
+	unavailable, surge := value(s.RollingUpdate.MaxUnavailable), value(s.RollingUpdate.MaxSurge)
+	errs := validateIntOrPercent(unavailable, path.Child("maxUnavailable"))
+	errs = append(errs, validateIntOrPercent(surge, path.Child("maxSurge"))...)
+	errs = append(errs, validateAtMost100Percent(unavailable, path.Child("maxUnavailable"))...)
+	errs = append(errs, validateAtMost100Percent(surge, path.Child("maxSurge"))...)
+	switch {
+	case amount(&unavailable) != 0 && amount(&surge) != 0:
+		errs = append(errs, field.Invalid(path.Child("maxSurge"), s.RollingUpdate.MaxSurge, "may not be set when maxUnavailable is non-zero"))
+	case amount(&unavailable) == 0 && amount(&surge) == 0:
+		errs = append(errs, field.Required(path.Child("maxUnavailable"), "cannot be 0 when maxSurge is 0"))
+	}
+	return errs
+}
+
+func validateDaemonSetStatus(s *appsv1.DaemonSetStatus, path *field.Path) field.ErrorList {
+	return nonNegative(path,
+		count("currentNumberScheduled", s.CurrentNumberScheduled),
+		count("numberMisscheduled", s.NumberMisscheduled),
+		count("desiredNumberScheduled", s.DesiredNumberScheduled),
+		count("numberReady", s.NumberReady),
+		number{"observedGeneration", s.ObservedGeneration},
+		count("updatedNumberScheduled", s.UpdatedNumberScheduled),
+		count("numberAvailable", s.NumberAvailable),
+		count("numberUnavailable", s.NumberUnavailable),
+		optional("collisionCount", s.CollisionCount))
+}

@@ -1,0 +1,285 @@
+package apps
+
+import (
+	"context"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+	"hyperkube/internal/api/core/pod"
+)
+
+func statefulSet() api.Kind[*appsv1.StatefulSet] {
+	return api.Kind[*appsv1.StatefulSet]{
+		Names: api.Names{
+			Kind:       "StatefulSet",
+			Plural:     "statefulsets",
+			ShortNames: []string{"sts"},
+			Categories: []string{"all"},
+		},
+		Group:   group,
+		Version: version,
+		Scope:   api.Namespaced,
+		New:     func() *appsv1.StatefulSet { return &appsv1.StatefulSet{} },
+		NewList: func() runtime.Object { return &appsv1.StatefulSetList{} },
+		Default: defaultStatefulSet,
+		PrepareCreate: func(_ context.Context, s *appsv1.StatefulSet) {
+			s.Status = appsv1.StatefulSetStatus{}
+			s.Generation = 1
+		},
+		// Pods are named after it and have their name in a label.
+		ValidateName: apivalidation.NameIsDNSLabel,
+		Validate: func(_ context.Context, s *appsv1.StatefulSet) field.ErrorList {
+			return validateStatefulSetSpec(&s.Spec, true, field.NewPath("spec"))
+		},
+		Warnings: func(_ context.Context, s, old *appsv1.StatefulSet) []string {
+			var warnings []string
+			if old == nil || s.Generation != old.Generation {
+				warnings = pod.TemplateWarnings(&s.Spec.Template, field.NewPath("spec", "template"))
+			}
+			if s.Spec.RevisionHistoryLimit != nil && *s.Spec.RevisionHistoryLimit < 0 {
+				warnings = append(warnings, "spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is recommended")
+			}
+			return warnings
+		},
+		Update: api.KindUpdate[*appsv1.StatefulSet]{
+			Prepare: func(_ context.Context, s, old *appsv1.StatefulSet) {
+				old.Status.DeepCopyInto(&s.Status)
+				s.Generation = old.Generation
+				if !apiequality.Semantic.DeepEqual(s.Spec, old.Spec) {
+					s.Generation++
+				}
+			},
+			Validate:    validateStatefulSetUpdate,
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*appsv1.StatefulSet]{
+			"status": {
+				Prepare: func(_ context.Context, s, old *appsv1.StatefulSet) {
+					old.Spec.DeepCopyInto(&s.Spec)
+					s.Generation = old.Generation
+				},
+				Validate: func(_ context.Context, s, old *appsv1.StatefulSet) field.ErrorList {
+					return append(validateStatefulSetStatus(&s.Status, field.NewPath("status")),
+						notDecremented(s.Status.CollisionCount, old.Status.CollisionCount)...)
+				},
+				ResetFields: [][]string{{"spec"}},
+			},
+		},
+		Scale: &api.KindScale[*appsv1.StatefulSet]{
+			SpecReplicasPath: []string{"spec", "replicas"},
+			Get: func(s *appsv1.StatefulSet) (int32, int32, string) {
+				return value(s.Spec.Replicas), s.Status.Replicas, scaleSelector(s.Spec.Selector)
+			},
+			Set: func(s *appsv1.StatefulSet, n int32) { s.Spec.Replicas = &n },
+		},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			api.Column("Ready", "string", "Number of the pod with ready state"),
+			api.AgeColumn,
+			api.ContainersColumn,
+			api.ImagesColumn,
+		},
+		Row: func(s *appsv1.StatefulSet) []any {
+			names, images := api.Containers(&s.Spec.Template.Spec)
+			return []any{s.Name, fmt.Sprintf("%d/%d", s.Status.ReadyReplicas, value(s.Spec.Replicas)), api.Age(s.CreationTimestamp), names, images}
+		},
+	}
+}
+
+func defaultStatefulSet(s *appsv1.StatefulSet) {
+	pod.DefaultTemplate(&s.Spec.Template)
+	if s.Spec.PodManagementPolicy == "" {
+		s.Spec.PodManagementPolicy = appsv1.OrderedReadyPodManagement
+	}
+	strategy := &s.Spec.UpdateStrategy
+	if strategy.Type == "" {
+		strategy.Type = appsv1.RollingUpdateStatefulSetStrategyType
+		set(&strategy.RollingUpdate, appsv1.RollingUpdateStatefulSetStrategy{})
+		set(&strategy.RollingUpdate.Partition, 0)
+	}
+	if strategy.Type == appsv1.RollingUpdateStatefulSetStrategyType && strategy.RollingUpdate != nil {
+		set(&strategy.RollingUpdate.Partition, 0)
+		set(&strategy.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
+	}
+	set(&s.Spec.PersistentVolumeClaimRetentionPolicy, appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{})
+	retention := s.Spec.PersistentVolumeClaimRetentionPolicy
+	if retention.WhenDeleted == "" {
+		retention.WhenDeleted = appsv1.RetainPersistentVolumeClaimRetentionPolicyType
+	}
+	if retention.WhenScaled == "" {
+		retention.WhenScaled = appsv1.RetainPersistentVolumeClaimRetentionPolicyType
+	}
+	set(&s.Spec.Replicas, 1)
+	set(&s.Spec.RevisionHistoryLimit, 10)
+	for i := range s.Spec.VolumeClaimTemplates {
+		c := &s.Spec.VolumeClaimTemplates[i]
+		set(&c.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+		if c.Status.Phase == "" {
+			c.Status.Phase = corev1.ClaimPending
+		}
+		// Upstream stores the kind of claims in a StatefulSet.
+		if c.APIVersion == "" {
+			c.APIVersion = "v1"
+		}
+		if c.Kind == "" {
+			c.Kind = "PersistentVolumeClaim"
+		}
+	}
+}
+
+func validateStatefulSetSpec(spec *appsv1.StatefulSetSpec, create bool, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	policy := path.Child("podManagementPolicy")
+	switch spec.PodManagementPolicy {
+	case "":
+		errs = append(errs, field.Required(policy, ""))
+	case appsv1.OrderedReadyPodManagement, appsv1.ParallelPodManagement:
+	default:
+		errs = append(errs, field.Invalid(policy, spec.PodManagementPolicy,
+			fmt.Sprintf("must be '%s' or '%s'", appsv1.OrderedReadyPodManagement, appsv1.ParallelPodManagement)))
+	}
+	errs = append(errs, validateStatefulSetStrategy(&spec.UpdateStrategy, path.Child("updateStrategy"))...)
+	errs = append(errs, validateRetention(spec.PersistentVolumeClaimRetentionPolicy, path.Child("persistentVolumeClaimRetentionPolicy"))...)
+	errs = append(errs, nonNegative(path, optional("replicas", spec.Replicas), count("minReadySeconds", spec.MinReadySeconds))...)
+	if spec.Ordinals != nil {
+		errs = append(errs, nonNegative(path.Child("ordinals"), count("start", spec.Ordinals.Start))...)
+	}
+	errs = append(errs, validateSelector(spec.Selector, path.Child("selector"), "empty selector is invalid for statefulset")...)
+	if create && spec.ServiceName != "" {
+		for _, msg := range validation.IsDNS1123Label(spec.ServiceName) {
+			errs = append(errs, field.Invalid(path.Child("serviceName"), spec.ServiceName, msg))
+		}
+	}
+	template := path.Child("template")
+	s, err := metav1.LabelSelectorAsSelector(spec.Selector)
+	if err != nil {
+		errs = append(errs, field.Invalid(path.Child("selector"), spec.Selector, ""))
+	} else {
+		errs = append(errs, validateStatefulSetTemplate(spec, s, template)...)
+	}
+	errs = append(errs, validateAlways(&spec.Template, template)...)
+	if spec.Template.Spec.ActiveDeadlineSeconds != nil {
+		errs = append(errs, field.Forbidden(template.Child("spec", "activeDeadlineSeconds"), "activeDeadlineSeconds in StatefulSet is not Supported"))
+	}
+	return errs
+}
+
+// validateStatefulSetTemplate checks the pod template as the pods will be: the
+// claims of the set are volumes of theirs.
+func validateStatefulSetTemplate(spec *appsv1.StatefulSetSpec, s labels.Selector, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if !s.Empty() && !s.Matches(labels.Set(spec.Template.Labels)) {
+		errs = append(errs, field.Invalid(path.Child("metadata", "labels"), spec.Template.Labels, noMatch))
+	}
+	t := spec.Template.DeepCopy()
+	own := map[string]bool{}
+	for i := range t.Spec.Volumes {
+		own[t.Spec.Volumes[i].Name] = true
+	}
+	for i := range spec.VolumeClaimTemplates {
+		name := spec.VolumeClaimTemplates[i].Name
+		if name == "" || own[name] {
+			continue
+		}
+		t.Spec.Volumes = append(t.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+		}})
+	}
+	errs = append(errs, pod.ValidateTemplate(t, path)...)
+	return errs
+}
+
+func validateStatefulSetStrategy(s *appsv1.StatefulSetUpdateStrategy, path *field.Path) field.ErrorList {
+	switch s.Type {
+	case "":
+		return field.ErrorList{field.Required(path, "")}
+	case appsv1.OnDeleteStatefulSetStrategyType:
+		if s.RollingUpdate != nil {
+			return field.ErrorList{field.Invalid(path.Child("rollingUpdate"), s.RollingUpdate,
+				fmt.Sprintf("only allowed for updateStrategy '%s'", appsv1.RollingUpdateStatefulSetStrategyType))}
+		}
+		return nil
+	case appsv1.RollingUpdateStatefulSetStrategyType:
+		if s.RollingUpdate == nil {
+			return nil
+		}
+		path = path.Child("rollingUpdate")
+		errs := nonNegative(path, optional("partition", s.RollingUpdate.Partition))
+		if m := s.RollingUpdate.MaxUnavailable; m != nil {
+			errs = append(errs, validateIntOrPercent(*m, path.Child("maxUnavailable"))...)
+			if amount(m) == 0 {
+				errs = append(errs, field.Invalid(path.Child("maxUnavailable"), *m, "cannot be 0"))
+			}
+			errs = append(errs, validateAtMost100Percent(*m, path.Child("maxUnavailable"))...)
+		}
+		return errs
+	}
+	return field.ErrorList{field.Invalid(path, s, fmt.Sprintf("must be '%s' or '%s'",
+		appsv1.RollingUpdateStatefulSetStrategyType, appsv1.OnDeleteStatefulSetStrategyType))}
+}
+
+func validateRetention(p *appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy, path *field.Path) field.ErrorList {
+	if p == nil {
+		return nil
+	}
+	const retain, remove = appsv1.RetainPersistentVolumeClaimRetentionPolicyType, appsv1.DeletePersistentVolumeClaimRetentionPolicyType
+	var errs field.ErrorList
+	for _, f := range []struct {
+		name  string
+		value appsv1.PersistentVolumeClaimRetentionPolicyType
+	}{{"whenDeleted", p.WhenDeleted}, {"whenScaled", p.WhenScaled}} {
+		if f.value != retain && f.value != remove {
+			errs = append(errs, field.NotSupported(path.Child(f.name), f.value, []appsv1.PersistentVolumeClaimRetentionPolicyType{retain, remove}))
+		}
+	}
+	return errs
+}
+
+func validateStatefulSetUpdate(_ context.Context, s, old *appsv1.StatefulSet) field.ErrorList {
+	var errs field.ErrorList
+	// Sets that exist may have names that new ones may not, and invalid
+	// templates may be mended.
+	if !apiequality.Semantic.DeepEqual(s.Spec, old.Spec) {
+		errs = append(errs, validateStatefulSetSpec(&s.Spec, false, field.NewPath("spec"))...)
+	}
+	same := s.Spec.DeepCopy()
+	same.Replicas = old.Spec.Replicas
+	same.Template = old.Spec.Template
+	same.UpdateStrategy = old.Spec.UpdateStrategy
+	same.MinReadySeconds = old.Spec.MinReadySeconds
+	same.Ordinals = old.Spec.Ordinals
+	same.RevisionHistoryLimit = old.Spec.RevisionHistoryLimit
+	same.PersistentVolumeClaimRetentionPolicy = old.Spec.PersistentVolumeClaimRetentionPolicy
+	if !apiequality.Semantic.DeepEqual(*same, old.Spec) {
+		errs = append(errs, field.Forbidden(field.NewPath("spec"), "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden"))
+	}
+	return errs
+}
+
+func validateStatefulSetStatus(s *appsv1.StatefulSetStatus, path *field.Path) field.ErrorList {
+	errs := nonNegative(path,
+		count("replicas", s.Replicas),
+		count("readyReplicas", s.ReadyReplicas),
+		count("currentReplicas", s.CurrentReplicas),
+		count("updatedReplicas", s.UpdatedReplicas),
+		count("availableReplicas", s.AvailableReplicas),
+		number{"observedGeneration", s.ObservedGeneration},
+		optional("collisionCount", s.CollisionCount))
+	const msg = "cannot be greater than status.replicas"
+	errs = append(errs, notAbove(path, "readyReplicas", s.ReadyReplicas, s.Replicas, msg)...)
+	errs = append(errs, notAbove(path, "currentReplicas", s.CurrentReplicas, s.Replicas, msg)...)
+	errs = append(errs, notAbove(path, "updatedReplicas", s.UpdatedReplicas, s.Replicas, msg)...)
+	errs = append(errs, notAbove(path, "availableReplicas", s.AvailableReplicas, s.Replicas, msg)...)
+	return append(errs, notAbove(path, "availableReplicas", s.AvailableReplicas, s.ReadyReplicas, "cannot be greater than status.readyReplicas")...)
+}
