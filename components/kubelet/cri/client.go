@@ -66,3 +66,6 @@ func (c *Client) Close() error {
 	}
 	return c.conn.Close()
 }
+
+// Wait makes a call wait for the runtime to be there.
+func Wait() grpc.CallOption { return grpc.WaitForReady(true) }

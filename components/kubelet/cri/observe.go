@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -177,4 +178,10 @@ func stamp(ns int64) time.Time {
 		return time.Time{}
 	}
 	return time.Unix(0, ns)
+}
+
+// IsTimeout tells whether the runtime, or the waiting for it, took too long.
+func IsTimeout(err error) bool {
+	return status.Code(err) == codes.DeadlineExceeded || strings.Contains(Message(err), "context deadline exceeded") ||
+		strings.Contains(Message(err), "timed out")
 }

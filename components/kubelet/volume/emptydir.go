@@ -20,7 +20,9 @@ type EmptyDir struct {
 func (EmptyDir) Name() string { return "kubernetes.io~empty-dir" }
 
 // Is implements Type.
-func (EmptyDir) Is(v *v1.Volume) bool { return v.EmptyDir != nil || v.VolumeSource == v1.VolumeSource{} }
+func (EmptyDir) Is(v *v1.Volume) bool {
+	return v.EmptyDir != nil || v.VolumeSource == v1.VolumeSource{}
+}
 
 // SetUp implements Type.
 func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {

@@ -1,0 +1,286 @@
+package kubelet
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/pods"
+	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/server"
+	"hyperkube/components/kubelet/stats"
+)
+
+// backend is what the HTTPS server serves.
+type backend struct {
+	k       *Kubelet
+	stats   *stats.Provider
+	metrics map[string]prometheus.Gatherer
+}
+
+func (k *Kubelet) newBackend() *backend {
+	b := &backend{k: k, stats: &stats.Provider{
+		CRI: k.cri, NodeName: k.cfg.NodeName, Root: k.cfg.Layout.Kubelet, Pods: k.manager.Pods, Boot: time.Now(),
+	}, metrics: map[string]prometheus.Gatherer{}}
+	registry := func(list ...prometheus.Collector) prometheus.Gatherer {
+		r := prometheus.NewRegistry()
+		r.MustRegister(list...)
+		return r
+	}
+	b.metrics["/metrics"] = registry(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k})
+	b.metrics["/metrics/resource"] = registry(b.stats.Resource())
+	b.metrics["/metrics/cadvisor"] = registry(b.stats.Cadvisor(k.machine.CPUs, k.machine.MemoryBytes))
+	b.metrics["/metrics/probes"] = registry()
+	return b
+}
+
+// server listens and returns what serves.
+func (k *Kubelet) server() (func(context.Context) error, error) {
+	certificate := k.cfg.Certificate
+	if certificate == nil {
+		self, err := k.selfSigned()
+		if err != nil {
+			return nil, err
+		}
+		certificate = func() (*tls.Certificate, error) { return self, nil }
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(k.cfg.Address, strconv.Itoa(k.cfg.Port)))
+	if err != nil {
+		return nil, fmt.Errorf("listening: %w", err)
+	}
+	b := k.newBackend()
+	s := server.New(server.Config{
+		Listener: l, Certificate: certificate, ClientCA: k.cfg.ClientCA, NodeLogs: "/var/log", Backend: b, Log: k.log,
+		Auth: &server.Auth{Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Anonymous, AlwaysAllow: k.cfg.AlwaysAllow},
+	})
+	if k.cfg.HealthzPort < 0 {
+		return s.Serve, nil
+	}
+	h, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(k.cfg.HealthzPort)))
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("listening for health checks: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", server.Healthz(b.Healthy))
+	health := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	return func(ctx context.Context) error {
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			<-ctx.Done()
+			health.Close()
+		}()
+		done := make(chan error, 1)
+		go func() { done <- health.Serve(h) }()
+		err := s.Serve(ctx)
+		health.Close()
+		if herr := <-done; err == nil && !errors.Is(herr, http.ErrServerClosed) {
+			err = herr
+		}
+		if ctx.Err() != nil {
+			<-stopped
+		}
+		return err
+	}, nil
+}
+
+// selfSigned makes a certificate that nobody has signed, for a kubelet that
+// was given none.
+func (k *Kubelet) selfSigned() (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("making a key: %w", err)
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: k.cfg.NodeName + "@" + strconv.FormatInt(now.Unix(), 10)},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(1, 0, 0),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames: []string{k.cfg.NodeName},
+	}
+	for _, ip := range k.ips {
+		template.IPAddresses = append(template.IPAddresses, ip.AsSlice())
+	}
+	raw, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("making a certificate: %w", err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{raw}, PrivateKey: key}, nil
+}
+
+// notFound makes err one that the server answers 404.
+func notFound(err error) error {
+	if errors.Is(err, pods.ErrNoPod) {
+		return fmt.Errorf("%w: %w", err, server.NotFound)
+	}
+	return err
+}
+
+func (b *backend) Pods() []*v1.Pod { return b.k.manager.Pods() }
+
+func (b *backend) RunningPods(ctx context.Context) ([]*v1.Pod, error) {
+	boxes, err := b.k.cri.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{
+		Filter: &runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	containers, err := b.k.cri.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{
+		Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	var out []*v1.Pod
+	for _, box := range boxes.Items {
+		pod := &v1.Pod{}
+		pod.Name, pod.Namespace, pod.UID = box.GetMetadata().GetName(), box.GetMetadata().GetNamespace(), types.UID(box.GetMetadata().GetUid())
+		for _, c := range containers.Containers {
+			if c.PodSandboxId == box.Id {
+				pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: c.GetMetadata().GetName(), Image: c.GetImage().GetImage()})
+			}
+		}
+		out = append(out, pod)
+	}
+	return out, nil
+}
+
+func (b *backend) Container(namespace, pod string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
+	p, c, err := b.k.manager.Container(namespace, pod, uid, container, previous)
+	if err == nil && c.LogPath != "" && !filepath.IsAbs(c.LogPath) {
+		c.LogPath = filepath.Join(b.k.host.LogDir(p), c.LogPath)
+	}
+	return p, c, notFound(err)
+}
+
+func (b *backend) Ended(ctx context.Context, id string) <-chan struct{} {
+	return b.k.manager.Ended(ctx, id)
+}
+
+func (b *backend) Forget(id string, ch <-chan struct{}) { b.k.manager.Forget(id, ch) }
+
+func (b *backend) Exec(ctx context.Context, id string, o server.StreamOptions) (*url.URL, error) {
+	resp, err := b.k.cri.Runtime.Exec(ctx, &runtimeapi.ExecRequest{
+		ContainerId: id, Cmd: o.Command, Tty: o.TTY, Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
+	})
+	if err != nil {
+		return nil, errors.New(cri.Message(err))
+	}
+	return url.Parse(resp.Url)
+}
+
+func (b *backend) Attach(ctx context.Context, id string, o server.StreamOptions) (*url.URL, error) {
+	resp, err := b.k.cri.Runtime.Attach(ctx, &runtimeapi.AttachRequest{
+		ContainerId: id, Tty: o.TTY, Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
+	})
+	if err != nil {
+		return nil, errors.New(cri.Message(err))
+	}
+	return url.Parse(resp.Url)
+}
+
+func (b *backend) PortForward(ctx context.Context, namespace, pod string, uid types.UID, ports []int32) (*url.URL, error) {
+	box, err := b.k.manager.Sandbox(namespace, pod, uid)
+	if err != nil {
+		return nil, notFound(err)
+	}
+	resp, err := b.k.cri.Runtime.PortForward(ctx, &runtimeapi.PortForwardRequest{PodSandboxId: box, Port: ports})
+	if err != nil {
+		return nil, errors.New(cri.Message(err))
+	}
+	return url.Parse(resp.Url)
+}
+
+func (b *backend) Run(ctx context.Context, id string, cmd []string) ([]byte, error) {
+	code, out, err := b.k.execSync(ctx, id, cmd, 0)
+	if err != nil {
+		return nil, err
+	}
+	if code != 0 {
+		return nil, fmt.Errorf("command '%v' exited with %d: %s", cmd, code, out)
+	}
+	return out, nil
+}
+
+func (b *backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
+	return b.stats.Summary(ctx)
+}
+
+// Configz is the file that the kubelet was started with or, without one, what
+// would have meant the same.
+func (b *backend) Configz() any {
+	cfg := b.k.cfg
+	if cfg.File != nil {
+		return cfg.File
+	}
+	out := &kubeletv1beta1.KubeletConfiguration{
+		Port: int32(cfg.Port), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, StaticPodPath: cfg.StaticPods,
+		MaxPods: int32(cfg.MaxPods), ContainerRuntimeEndpoint: "unix://" + cfg.Endpoint, EvictionHard: cfg.EvictionHard,
+	}
+	out.Kind, out.APIVersion = "KubeletConfiguration", kubeletv1beta1.SchemeGroupVersion.String()
+	return out
+}
+
+func (b *backend) Healthy() error { return b.k.manager.Healthy() }
+
+func (b *backend) Metrics(which string) prometheus.Gatherer { return b.metrics[which] }
+
+// kubeletMetrics are the kubelet's own.
+type kubeletMetrics struct{ k *Kubelet }
+
+// Describe implements prometheus.Collector; nothing is told beforehand.
+func (kubeletMetrics) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (m kubeletMetrics) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(name, help string, value float64, labels map[string]string) {
+		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, labels), prometheus.GaugeValue, value)
+	}
+	gauge("kubelet_node_name", "The node's name. The count is always 1.", 1, map[string]string{"node": m.k.cfg.NodeName})
+	all := m.k.manager.Pods()
+	running := 0
+	states := map[string]int{"created": 0, "running": 0, "exited": 0}
+	for _, p := range all {
+		if p.Status.Phase == v1.PodRunning {
+			running++
+		}
+		for i := range p.Status.ContainerStatuses {
+			switch s := p.Status.ContainerStatuses[i].State; {
+			case s.Running != nil:
+				states["running"]++
+			case s.Terminated != nil:
+				states["exited"]++
+			default:
+				states["created"]++
+			}
+		}
+	}
+	gauge("kubelet_running_pods", "Number of pods that have a running pod sandbox", float64(running), nil)
+	gauge("kubelet_desired_pods", "The number of pods the kubelet is being instructed to run.", float64(len(all)), map[string]string{"static": ""})
+	for state, n := range states {
+		gauge("kubelet_running_containers", "Number of containers currently running", float64(n), map[string]string{"container_state": state})
+	}
+}

@@ -1,0 +1,264 @@
+// Package kubelet runs the pods that are bound to this node, through any
+// container runtime that serves CRI v1, and tells the API server of them and
+// of the node.
+//
+// The parts, from the pure to the worldly: podstate decides what happens to a
+// pod; env, dnsconf, volume, images, probe and podlogs each know one thing that
+// a pod needs; pods does what podstate decided, one goroutine a pod; nodestatus
+// keeps the Node and its lease; server answers logs, exec and stats. This
+// package puts them together.
+package kubelet
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"crypto/tls"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/tools/cache"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+
+	"hyperkube/internal/client"
+	"hyperkube/internal/hostchange"
+	"hyperkube/internal/layout"
+)
+
+// Config is all that a kubelet needs to know. New fills what is left empty as
+// the comments say, and validates it.
+type Config struct {
+	// NodeName is the node's name in the API. Required.
+	NodeName string
+	// Layout says where everything is. The zero value is layout.Default().
+	Layout layout.Node
+	// Clients is the way to the API, as user system:node:NodeName. Nil for a
+	// kubelet that runs static pods alone.
+	Clients *client.Clients
+	// Pods, Services and Nodes are informers to use instead of the kubelet's
+	// own; they may hold more than what concerns this node. Whoever gives one
+	// runs it. Nil: the kubelet runs its own, of its own pods and Node alone.
+	Pods, Services, Nodes cache.SharedInformer
+	// Endpoint of the container runtime, a socket's path; Layout's by default.
+	Endpoint string
+	// IPs are the node's addresses, the primary one first, at most one of each
+	// family. Empty: that of the default route's interface.
+	IPs []netip.Addr
+	// Labels and Taints are given to the Node when it is registered.
+	Labels map[string]string
+	Taints []v1.Taint
+	// NoRegister: the Node is there already and is only kept.
+	NoRegister bool
+	// Unschedulable: the Node is registered so.
+	Unschedulable bool
+	// ClusterDNS and ClusterDomain are what pods resolve names with. The
+	// domain is cluster.local by default.
+	ClusterDNS    []string
+	ClusterDomain string
+	// ResolvConf is the node's resolver configuration for pods that want it;
+	// found by default.
+	ResolvConf string
+	// StaticPods is the directory of static pods' manifests; empty: none.
+	StaticPods string
+	// MaxPods is 110 by default.
+	MaxPods int64
+	// PodPidsLimit bounds the processes of each pod; 0: no bound.
+	PodPidsLimit int64
+	// PodCIDR is told to the runtime until the Node has one of its own.
+	PodCIDR string
+	// Reserved is what the machine keeps for itself, out of the allocatable.
+	Reserved v1.ResourceList
+	// Eviction thresholds, as in {"memory.available": "100Mi"}; upstream's by
+	// default.
+	EvictionHard map[string]string
+	// NoServer: the HTTPS server is not run.
+	NoServer bool
+	// Address and Port of the HTTPS server: all addresses and Layout's port by
+	// default. HealthzPort is that of the health check on loopback; negative:
+	// none.
+	Address           string
+	Port, HealthzPort int
+	// Certificate of the HTTPS server. Nil: one is made and signed by itself.
+	// It is asked at each connection, so that it can be renewed.
+	Certificate func() (*tls.Certificate, error)
+	// ClientCA verifies clients' certificates; nil: none is accepted.
+	ClientCA *x509.CertPool
+	// Anonymous requests are let through to authorisation.
+	Anonymous bool
+	// AlwaysAllow: who is authenticated may do everything.
+	AlwaysAllow bool
+	// LogMaxSize in bytes and LogMaxFiles bound a container's log: 10 MiB and 5
+	// by default.
+	LogMaxSize  int64
+	LogMaxFiles int
+	// ImageGCHigh and ImageGCLow are percentages of the disk: above the one
+	// unused images are removed until it is below the other. 85 and 80.
+	ImageGCHigh, ImageGCLow int
+	// ImageMinAge is how long an unused image stays at least; 2 minutes.
+	ImageMinAge time.Duration
+	// NodeReport is how often the Node's status is sent when nothing changed,
+	// 5 minutes; LeaseDuration is 40 seconds, and renewed at a quarter of it.
+	NodeReport, LeaseDuration time.Duration
+	// NoCgroups: pods get no cgroups of their own, for machines where the
+	// kubelet may not make any.
+	NoCgroups bool
+	// SeccompDefault, CPUCFSQuotaOff, CPUCFSQuotaPeriod (100 ms),
+	// AllowedUnsafeSysctls and ProviderID are as in KubeletConfiguration.
+	SeccompDefault       bool
+	CPUCFSQuotaOff       bool
+	CPUCFSQuotaPeriod    time.Duration
+	AllowedUnsafeSysctls []string
+	ProviderID           string
+	// File is what /configz shows; nil: what follows from the rest.
+	File *kubeletv1beta1.KubeletConfiguration
+	// Journal records changes to the host; nil records nothing.
+	Journal *hostchange.Journal
+	// Log is where the kubelet says what it does; slog.Default() by default.
+	Log *slog.Logger
+}
+
+// complete fills what is empty and validates.
+func (c *Config) complete() error {
+	if c.Layout == (layout.Node{}) {
+		c.Layout = layout.Default()
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	def := func(s *string, v string) {
+		if *s == "" {
+			*s = v
+		}
+	}
+	def(&c.Endpoint, c.Layout.RuntimeSocket())
+	def(&c.ClusterDomain, "cluster.local")
+	if c.MaxPods == 0 {
+		c.MaxPods = 110
+	}
+	if c.Port == 0 {
+		c.Port = c.Layout.Port(layout.PortKubelet)
+	}
+	if c.HealthzPort == 0 {
+		c.HealthzPort = c.Layout.Port(layout.PortKubeletHealthz)
+	}
+	if c.LogMaxSize == 0 {
+		c.LogMaxSize = 10 << 20
+	}
+	if c.LogMaxFiles == 0 {
+		c.LogMaxFiles = 5
+	}
+	if c.ImageGCHigh == 0 {
+		c.ImageGCHigh = 85
+	}
+	if c.ImageGCLow == 0 {
+		c.ImageGCLow = min(80, c.ImageGCHigh)
+	}
+	if c.ImageMinAge == 0 {
+		c.ImageMinAge = 2 * time.Minute
+	}
+	if c.NodeReport == 0 {
+		c.NodeReport = 5 * time.Minute
+	}
+	if c.LeaseDuration == 0 {
+		c.LeaseDuration = 40 * time.Second
+	}
+	if c.CPUCFSQuotaPeriod == 0 {
+		c.CPUCFSQuotaPeriod = 100 * time.Millisecond
+	}
+	if c.EvictionHard == nil {
+		c.EvictionHard = map[string]string{
+			"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%",
+			"imagefs.available": "15%", "imagefs.inodesFree": "5%",
+		}
+	}
+	return c.validate()
+}
+
+func (c *Config) validate() error {
+	var errs []error
+	if c.NodeName == "" {
+		errs = append(errs, errors.New("the node's name must be given"))
+	} else if list := validation.IsDNS1123Subdomain(c.NodeName); len(list) > 0 {
+		errs = append(errs, fmt.Errorf("node name %q: %s", c.NodeName, strings.Join(list, "; ")))
+	}
+	if !filepath.IsAbs(strings.TrimPrefix(c.Endpoint, "unix://")) {
+		errs = append(errs, fmt.Errorf("container runtime endpoint %q: want unix:// and an absolute path", c.Endpoint))
+	}
+	if c.MaxPods < 0 {
+		errs = append(errs, errors.New("maxPods must not be negative"))
+	}
+	for _, p := range []int{c.Port, c.HealthzPort} {
+		if p > 65535 {
+			errs = append(errs, fmt.Errorf("port %d is not one", p))
+		}
+	}
+	if c.LogMaxFiles < 2 {
+		errs = append(errs, errors.New("containerLogMaxFiles must be greater than 1"))
+	}
+	if c.ImageGCHigh < c.ImageGCLow || c.ImageGCHigh > 100 || c.ImageGCLow < 0 {
+		errs = append(errs, errors.New("imageGCHighThresholdPercent must be at least imageGCLowThresholdPercent, both percentages"))
+	}
+	for _, ip := range c.ClusterDNS {
+		if _, err := netip.ParseAddr(ip); err != nil {
+			errs = append(errs, fmt.Errorf("cluster DNS: %w", err))
+		}
+	}
+	for name, value := range c.EvictionHard {
+		if _, err := parseThreshold(name, value); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for key, value := range c.Labels {
+		if list := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); len(list) > 0 {
+			errs = append(errs, fmt.Errorf("node label %s=%s: %s", key, value, strings.Join(list, "; ")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// threshold is how much of something must be left.
+type threshold struct {
+	signal  string
+	bytes   int64
+	percent float64 // used when bytes is zero
+}
+
+// of returns the threshold in units of what there is.
+func (t threshold) of(all int64) int64 {
+	if t.bytes > 0 {
+		return t.bytes
+	}
+	return int64(float64(all) * t.percent / 100)
+}
+
+func parseThreshold(signal, value string) (threshold, error) {
+	t := threshold{signal: signal}
+	switch signal {
+	case "memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree",
+		"pid.available", "containerfs.available", "containerfs.inodesFree", "allocatableMemory.available":
+	default:
+		return t, fmt.Errorf("eviction threshold: unsupported signal %q", signal)
+	}
+	if p, ok := strings.CutSuffix(value, "%"); ok {
+		if _, err := fmt.Sscanf(p, "%g", &t.percent); err != nil || t.percent < 0 || t.percent > 100 {
+			return t, fmt.Errorf("eviction threshold %s: invalid percentage %q", signal, value)
+		}
+		return t, nil
+	}
+	q, err := resource.ParseQuantity(value)
+	if err != nil {
+		return t, fmt.Errorf("eviction threshold %s: %w", signal, err)
+	}
+	if q.Sign() < 0 {
+		return t, fmt.Errorf("eviction threshold %s: must be positive", signal)
+	}
+	t.bytes = q.Value()
+	return t, nil
+}

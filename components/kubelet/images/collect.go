@@ -1,0 +1,120 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+)
+
+// Collector removes images that nobody uses when the disk fills: the one used
+// longest ago first, never a pinned one. It is not safe for several goroutines.
+type Collector struct {
+	CRI *cri.Client
+	// High and Low are percentages of the disk at Path: above High images go
+	// until it is at Low.
+	High, Low int
+	// MinAge is how long an image has been known before it may go.
+	MinAge time.Duration
+	// Path is on the images' file system, unless the runtime names another.
+	Path string
+	Log  *slog.Logger
+
+	seen map[string]seen
+}
+
+type seen struct{ first, used time.Time }
+
+// Collect looks once. With all every unused image goes, as when the disk is
+// too full for pods.
+func (c *Collector) Collect(ctx context.Context, all bool) error {
+	list, used, err := c.look(ctx)
+	if err != nil {
+		return err
+	}
+	path := c.Path
+	if fs, err := c.CRI.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{}); err == nil && len(fs.ImageFilesystems) > 0 {
+		if p := fs.ImageFilesystems[0].GetFsId().GetMountpoint(); p != "" {
+			path = p
+		}
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return fmt.Errorf("measuring the images' disk: %w", err)
+	}
+	capacity := int64(st.Blocks) * st.Bsize
+	taken := capacity - int64(st.Bavail)*st.Bsize
+	if capacity == 0 || (!all && taken*100 < capacity*int64(c.High)) {
+		return nil
+	}
+	goal := taken - capacity*int64(c.Low)/100
+	if all {
+		goal = capacity
+	}
+	now := time.Now()
+	var idle []*runtimeapi.Image
+	for _, i := range list {
+		if !i.Pinned && !used[i.Id] && (all || now.Sub(c.seen[i.Id].first) >= c.MinAge) {
+			idle = append(idle, i)
+		}
+	}
+	slices.SortStableFunc(idle, func(a, b *runtimeapi.Image) int {
+		x, y := c.seen[a.Id], c.seen[b.Id]
+		if n := x.used.Compare(y.used); n != 0 {
+			return n
+		}
+		return x.first.Compare(y.first)
+	})
+	var errs []error
+	for _, i := range idle {
+		if goal <= 0 {
+			break
+		}
+		if _, err := c.CRI.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: i.Id}}); err != nil {
+			errs = append(errs, fmt.Errorf("removing image %s: %w", i.Id, err))
+			continue
+		}
+		c.Log.Info("removed an unused image", "image", i.RepoTags, "bytes", i.Size)
+		goal -= int64(i.Size)
+	}
+	return errors.Join(errs...)
+}
+
+// look notes which images there are and which are used.
+func (c *Collector) look(ctx context.Context) ([]*runtimeapi.Image, map[string]bool, error) {
+	resp, err := c.CRI.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
+	if err != nil {
+		return nil, nil, fmt.Errorf("listing images: %w", err)
+	}
+	containers, err := c.CRI.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+	if err != nil {
+		return nil, nil, fmt.Errorf("listing containers: %w", err)
+	}
+	refs := map[string]bool{}
+	for _, x := range containers.Containers {
+		refs[x.ImageRef], refs[x.ImageId], refs[x.GetImage().GetImage()] = true, true, true
+	}
+	now := time.Now()
+	fresh := map[string]seen{}
+	used := map[string]bool{}
+	for _, i := range resp.Images {
+		s, ok := c.seen[i.Id]
+		if !ok {
+			s.first = now
+		}
+		if refs[i.Id] || slices.ContainsFunc(i.RepoTags, func(t string) bool { return refs[t] }) ||
+			slices.ContainsFunc(i.RepoDigests, func(d string) bool { return refs[d] }) {
+			used[i.Id], s.used = true, now
+		}
+		fresh[i.Id] = s
+	}
+	c.seen = fresh
+	return resp.Images, used, nil
+}

@@ -1,0 +1,450 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/dnsconf"
+	"hyperkube/components/kubelet/images"
+	"hyperkube/components/kubelet/nodestatus"
+	"hyperkube/components/kubelet/objects"
+	"hyperkube/components/kubelet/pods"
+	"hyperkube/components/kubelet/probe"
+	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/cgroup"
+	"hyperkube/internal/hostchange"
+)
+
+// Kubelet is one node's kubelet.
+type Kubelet struct {
+	cfg             Config
+	log             *slog.Logger
+	kube            kubernetes.Interface // nil without an API server
+	cri             *cri.Client
+	manager         *pods.Manager
+	host            *pods.Host
+	keeper          *nodestatus.Keeper
+	objects         *objects.Store
+	tokens          *tokens
+	events          record.EventBroadcaster
+	cgroups         *cgroup.Manager // nil with NoCgroups
+	ips             []netip.Addr
+	machine         nodestatus.Machine
+	serviceInformer atomic.Pointer[cache.SharedInformer]
+
+	pressure pressure
+}
+
+// New validates cfg, fills it, and looks at the machine.
+func New(cfg Config) (*Kubelet, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
+	k := &Kubelet{cfg: cfg, log: cfg.Log, ips: cfg.IPs}
+	if cfg.Clients != nil {
+		k.kube = cfg.Clients.Kube
+	}
+	if len(k.ips) == 0 {
+		ips, err := nodeIPs()
+		if err != nil {
+			return nil, fmt.Errorf("kubelet: %w", err)
+		}
+		k.ips = ips
+	}
+	if err := os.MkdirAll(filepath.Join(cfg.Layout.Kubelet, "pods"), 0o750); err != nil {
+		return nil, fmt.Errorf("kubelet: making the root directory: %w", err)
+	}
+	if err := os.MkdirAll(cfg.Layout.PodLogs, 0o755); err != nil {
+		return nil, fmt.Errorf("kubelet: making the directory of logs: %w", err)
+	}
+	machine, err := nodestatus.ReadMachine(cfg.Layout.Kubelet)
+	if err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
+	k.machine = machine
+	if k.cri, err = cri.Dial(cfg.Endpoint); err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
+	if !cfg.NoCgroups {
+		if k.cgroups, err = cgroup.Open(); err != nil {
+			return nil, fmt.Errorf("kubelet: %w", err)
+		}
+	}
+	k.compose()
+	return k, nil
+}
+
+// compose builds the parts.
+func (k *Kubelet) compose() {
+	cfg := k.cfg
+	capacity := k.machine.Capacity(cfg.MaxPods)
+	allocatable := nodestatus.Allocatable(capacity, k.reserved())
+	k.events = record.NewBroadcaster()
+	recorder := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: cfg.NodeName})
+	k.objects = objects.New(k.kube, k.log)
+	k.tokens = newTokens(k.kube)
+	getAllocatable := func() v1.ResourceList { return allocatable }
+	k.keeper = nodestatus.New(nodestatus.Config{
+		Name: cfg.NodeName, Kube: k.kube, CRI: k.cri, Events: recorder, Log: k.log,
+		Register: !cfg.NoRegister, Labels: cfg.Labels, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
+		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
+		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure.get, PodCIDR: cfg.PodCIDR,
+		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Report: cfg.NodeReport, MaxImages: 50,
+	})
+	resolv := cfg.ResolvConf
+	if resolv == "" {
+		resolv = dnsconf.Upstream()
+	}
+	k.host = &pods.Host{
+		Log: k.log, NodeName: cfg.NodeName, CRI: k.cri, Kube: k.kube, Objects: k.objects,
+		Volumes: &volume.Set{Root: cfg.Layout.Kubelet, Types: []volume.Type{
+			volume.EmptyDir{Allocatable: getAllocatable},
+			volume.HostPath{},
+			volume.ConfigMapVolume{Objects: k.objects},
+			volume.SecretVolume{Objects: k.objects},
+			volume.DownwardAPI{Allocatable: getAllocatable},
+			volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: getAllocatable},
+			volume.Image{},
+		}},
+		Puller: images.NewPuller(k.cri.Images),
+		Prober: probe.New(k.execSync, "1.37"),
+		Events: recorder, CgroupRoot: cfg.Layout.CgroupRoot,
+		DNS:     dnsconf.Node{ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, ResolvConf: resolv},
+		NodeIPs: k.nodeIPs, Node: k.keeper.Node, Allocatable: getAllocatable, MemoryCapacity: k.machine.MemoryBytes,
+		RuntimeName: "hyperkube", PodLogs: cfg.Layout.PodLogs, ContainerLogs: cfg.Layout.ContainerLogs,
+		SeccompDefault: cfg.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),
+		CPUCFSQuota: !cfg.CPUCFSQuotaOff, CPUCFSQuotaPeriod: cfg.CPUCFSQuotaPeriod,
+		Services:     k.listServices,
+		PodPidsLimit: cfg.PodPidsLimit, AllowedUnsafeSysctls: cfg.AllowedUnsafeSysctls,
+	}
+	if k.cgroups != nil {
+		k.host.Cgroups = k.cgroups
+	}
+	k.manager = pods.NewManager(k.host)
+}
+
+// reserved is what pods cannot have: what is set aside and what eviction keeps.
+func (k *Kubelet) reserved() v1.ResourceList {
+	out := v1.ResourceList{}
+	for name, q := range k.cfg.Reserved {
+		out[name] = q.DeepCopy()
+	}
+	add := func(name v1.ResourceName, n int64) {
+		q := out[name]
+		q.Add(*resource.NewQuantity(n, resource.BinarySI))
+		out[name] = q
+	}
+	for name, value := range k.cfg.EvictionHard {
+		t, err := parseThreshold(name, value)
+		if err != nil {
+			continue // validated
+		}
+		switch name {
+		case "memory.available":
+			add(v1.ResourceMemory, t.of(k.machine.MemoryBytes))
+		case "nodefs.available":
+			add(v1.ResourceEphemeralStorage, t.of(k.machine.DiskBytes))
+		}
+	}
+	return out
+}
+
+func (k *Kubelet) nodeIPs() []string {
+	out := make([]string, len(k.ips))
+	for i, ip := range k.ips {
+		out[i] = ip.String()
+	}
+	return out
+}
+
+// Ready is closed once the API knows that the node is ready.
+func (k *Kubelet) Ready() <-chan struct{} { return k.keeper.Ready() }
+
+// Run runs pods until ctx ends. Containers go on running then.
+func (k *Kubelet) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer k.cri.Close()
+	defer k.objects.Close()
+	if err := k.prepareHost(); err != nil {
+		return fmt.Errorf("kubelet: %w", err)
+	}
+	if k.kube != nil {
+		sink := &typedcorev1.EventSinkImpl{Interface: k.kube.CoreV1().Events("")}
+		k.events.StartRecordingToSink(sink)
+	}
+	defer k.events.Shutdown()
+
+	var wait sync.WaitGroup
+	failed := make(chan error, 8)
+	run := func(name string, f func(context.Context) error) {
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			if err := f(ctx); err != nil && ctx.Err() == nil {
+				failed <- fmt.Errorf("kubelet: %s: %w", name, err)
+			}
+		}()
+	}
+	// What takes requests goes first, then what makes the node ready, then pods.
+	if !k.cfg.NoServer {
+		serve, err := k.server()
+		if err != nil {
+			return fmt.Errorf("kubelet: %w", err)
+		}
+		run("serving", serve)
+	}
+	run("keeping the node", k.keeper.Run)
+	run("running pods", k.runPods)
+	run("housekeeping", k.housekeep)
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	cancel()
+	wait.Wait()
+	return err
+}
+
+// prepareHost records and makes what all pods share.
+func (k *Kubelet) prepareHost() error {
+	root := filepath.Join(k.cfg.Layout.Kubelet, "pods")
+	kubepods := filepath.Join("/", k.cfg.Layout.CgroupRoot, "kubepods")
+	changes := []hostchange.Change{{Kind: hostchange.Mount, Name: root}}
+	if k.cgroups != nil {
+		changes = append(changes, hostchange.Change{Kind: hostchange.Cgroup, Name: kubepods})
+	}
+	if err := k.cfg.Journal.Record(changes...); err != nil {
+		return err
+	}
+	if k.cgroups == nil {
+		return nil
+	}
+	memory := nodestatus.Allocatable(k.machine.Capacity(k.cfg.MaxPods), k.cfg.Reserved)[v1.ResourceMemory]
+	all := cgroup.Resources{CPUShares: uint64(k.machine.CPUs * 1024), MemoryLimit: memory.Value()}
+	if err := k.cgroups.Create(kubepods, all); err != nil {
+		return fmt.Errorf("making the cgroup of all pods: %w", err)
+	}
+	for name, shares := range map[string]uint64{"burstable": 2, "besteffort": 2} {
+		if err := k.cgroups.Create(filepath.Join(kubepods, name), cgroup.Resources{CPUShares: shares}); err != nil {
+			return fmt.Errorf("making the cgroup of %s pods: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// runPods follows the sources of pods.
+func (k *Kubelet) runPods(ctx context.Context) error {
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	start := func(f func()) {
+		wait.Add(1)
+		go func() { defer wait.Done(); f() }()
+	}
+	if err := k.runtimeFacts(ctx); err != nil {
+		return err
+	}
+	start(func() { _ = k.manager.Run(ctx) })
+	if k.kube == nil {
+		<-ctx.Done()
+		return nil
+	}
+	informer := k.cfg.Pods
+	if informer == nil {
+		own := k.ownInformer("spec.nodeName", &v1.Pod{}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return k.kube.CoreV1().Pods("").List(ctx, o)
+		}, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return k.kube.CoreV1().Pods("").Watch(ctx, o)
+		})
+		informer = own
+		start(func() { own.RunWithContext(ctx) })
+	}
+	reg, err := informer.AddEventHandler(k.podHandler())
+	if err != nil {
+		return fmt.Errorf("following pods: %w", err)
+	}
+	defer func() { _ = informer.RemoveEventHandler(reg) }()
+	nodes := k.cfg.Nodes
+	if nodes == nil {
+		own := k.ownInformer(metav1.ObjectNameField, &v1.Node{}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return k.kube.CoreV1().Nodes().List(ctx, o)
+		}, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return k.kube.CoreV1().Nodes().Watch(ctx, o)
+		})
+		nodes = own
+		start(func() { own.RunWithContext(ctx) })
+	}
+	nodeReg, err := nodes.AddEventHandler(k.nodeHandler())
+	if err != nil {
+		return fmt.Errorf("following the node: %w", err)
+	}
+	defer func() { _ = nodes.RemoveEventHandler(nodeReg) }()
+	k.services(ctx, start)
+	if !cache.WaitFor(ctx, "", reg.HasSyncedChecker()) {
+		return nil
+	}
+	if err := k.manager.Orphans(ctx); err != nil && ctx.Err() == nil {
+		k.log.Warn("looking for pods that nobody wants failed", "error", err)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (k *Kubelet) ownInformer(field string, example runtime.Object,
+	list func(context.Context, metav1.ListOptions) (runtime.Object, error),
+	follow func(context.Context, metav1.ListOptions) (watch.Interface, error)) cache.SharedIndexInformer {
+	selector := fields.OneTermEqualSelector(field, k.cfg.NodeName).String()
+	return cache.NewSharedIndexInformer(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = selector
+			return list(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = selector
+			return follow(ctx, o)
+		},
+	}, example, 0, cache.Indexers{})
+}
+
+func (k *Kubelet) podHandler() cache.ResourceEventHandler {
+	set := func(obj any) {
+		pod, ok := obj.(*v1.Pod)
+		if !ok || pod.Spec.NodeName != k.cfg.NodeName || pods.IsMirror(pod) {
+			return
+		}
+		k.manager.Set(pod)
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: set,
+		UpdateFunc: func(old, obj any) {
+			before, okOld := old.(*v1.Pod)
+			after, ok := obj.(*v1.Pod)
+			if okOld && ok && before.UID != after.UID && before.Spec.NodeName == k.cfg.NodeName {
+				// Deleted and made anew between two looks.
+				k.removed(before.UID)
+			}
+			set(obj)
+		},
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			if pod, ok := obj.(*v1.Pod); ok && pod.Spec.NodeName == k.cfg.NodeName && !pods.IsMirror(pod) {
+				k.removed(pod.UID)
+			}
+		},
+	}
+}
+
+func (k *Kubelet) removed(uid types.UID) {
+	k.manager.Remove(uid)
+	k.tokens.forget(uid)
+}
+
+func (k *Kubelet) nodeHandler() cache.ResourceEventHandler {
+	seen := func(obj any) {
+		if node, ok := obj.(*v1.Node); ok && node.Name == k.cfg.NodeName {
+			k.keeper.Observe(node)
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    seen,
+		UpdateFunc: func(_, obj any) { seen(obj) },
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			if node, ok := obj.(*v1.Node); ok && node.Name == k.cfg.NodeName {
+				k.keeper.Deleted()
+			}
+		},
+	}
+}
+
+// services makes services known to the pods' environments.
+func (k *Kubelet) services(ctx context.Context, start func(func())) {
+	informer := k.cfg.Services
+	if informer == nil {
+		own := cache.NewSharedIndexInformer(&cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return k.kube.CoreV1().Services("").List(ctx, o)
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				return k.kube.CoreV1().Services("").Watch(ctx, o)
+			},
+		}, &v1.Service{}, 0, cache.Indexers{})
+		informer = own
+		start(func() { own.RunWithContext(ctx) })
+	}
+	k.serviceInformer.Store(&informer)
+}
+
+// listServices returns all services once they are known.
+func (k *Kubelet) listServices(ctx context.Context) ([]*v1.Service, error) {
+	p := k.serviceInformer.Load()
+	if p == nil {
+		if k.kube == nil {
+			return nil, nil
+		}
+		return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
+	}
+	informer := *p
+	if !informer.HasSynced() {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		if !cache.WaitFor(ctx, "", informer.HasSyncedChecker()) {
+			return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
+		}
+	}
+	list := informer.GetStore().List()
+	out := make([]*v1.Service, 0, len(list))
+	for _, obj := range list {
+		if s, ok := obj.(*v1.Service); ok {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// execSync runs a command in a container for probes and hooks.
+func (k *Kubelet) execSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (int, []byte, error) {
+	seconds := int64((timeout + time.Second - 1) / time.Second)
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout+2*time.Second)
+		defer cancel()
+	}
+	resp, err := k.cri.Runtime.ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: cmd, Timeout: seconds})
+	if err != nil {
+		if timeout > 0 && cri.IsTimeout(err) {
+			return 0, nil, probe.ErrTimeout
+		}
+		return 0, nil, errors.New(cri.Message(err))
+	}
+	return int(resp.ExitCode), append(resp.Stdout, resp.Stderr...), nil
+}

@@ -1,0 +1,8 @@
+package nodestatus
+
+import goruntime "runtime"
+
+const (
+	osName   = goruntime.GOOS
+	archName = goruntime.GOARCH
+)

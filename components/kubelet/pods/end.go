@@ -1,0 +1,266 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/podstate"
+)
+
+// finalStep is how far the end of a pod has come. Each is done by a goroutine
+// of its own; the loop goes on in between.
+type finalStep int
+
+const (
+	stopSandboxes finalStep = iota
+	cleanUp
+	deleteObject
+	removeAll
+	allDone
+)
+
+// stepEnd does one step of a pod that is ending. The caller holds mu.
+func (w *worker) stepEnd(ctx context.Context, now time.Time) (wakeAt time.Time, done bool) {
+	if w.op != nil {
+		if !w.op.end {
+			w.op.cancel()
+		}
+		return time.Time{}, false
+	}
+	for id, g := range w.probes {
+		g.StopStartupAndLiveness()
+		if st := w.obs.ByID(id); st == nil || st.State != podstate.Running {
+			delete(w.probes, id)
+			go g.Stop()
+		}
+	}
+	if w.stage == terminating {
+		if w.stopContainers(ctx) {
+			return time.Time{}, false
+		}
+		if w.final == stopSandboxes {
+			if w.mountAt.After(now) {
+				return w.mountAt, false
+			}
+			w.background(ctx, w.stopAll)
+			return time.Time{}, false
+		}
+		w.stage = stopped
+	}
+	if w.mountAt.After(now) {
+		return w.mountAt, false
+	}
+	switch w.final {
+	case cleanUp:
+		w.background(ctx, w.tearDown)
+	case deleteObject:
+		switch {
+		case w.gone || w.host.Kube == nil || IsStatic(w.pod):
+			if w.gone {
+				w.final = removeAll
+				w.kick()
+			}
+		case w.pod.DeletionTimestamp != nil:
+			// The last status goes first.
+			if w.report.settled() {
+				w.background(ctx, w.deletePod)
+			}
+		}
+	case removeAll:
+		w.background(ctx, w.removeAll)
+	case allDone:
+		return time.Time{}, true
+	}
+	return time.Time{}, false
+}
+
+// background runs one step of the end; what fails is tried again later.
+func (w *worker) background(ctx context.Context, f func(ctx context.Context, pod *v1.Pod) error) {
+	ctx, cancel := context.WithCancel(ctx)
+	w.op = &operation{cancel: cancel, end: true}
+	pod := w.pod
+	w.report.wait.Add(1)
+	go func() {
+		defer w.report.wait.Done()
+		defer cancel()
+		err := f(ctx, pod)
+		w.update(func() {
+			w.op = nil
+			if err == nil {
+				w.mountGap, w.mountAt = 0, time.Time{}
+				return
+			}
+			w.mountGap = min(max(2*w.mountGap, 100*time.Millisecond), 30*time.Second)
+			w.mountAt = time.Now().Add(w.mountGap)
+			if ctx.Err() == nil {
+				w.log.Warn("ending a pod failed, trying again", "error", err)
+			}
+		})
+	}()
+}
+
+// stopContainers stops what runs: the app containers at once, then sidecars
+// one by one, the last first. It tells whether anything still runs. The caller
+// holds mu.
+func (w *worker) stopContainers(ctx context.Context) (running bool) {
+	var sidecars []*podstate.Container
+	for i := range w.obs.Containers {
+		st := &w.obs.Containers[i]
+		if st.State != podstate.Running && st.State != podstate.Unknown {
+			continue
+		}
+		c, kind := podstate.Find(w.pod, st.Name)
+		if c != nil && kind == podstate.Init && podstate.IsSidecar(c) {
+			sidecars = append(sidecars, st)
+			continue
+		}
+		running = true
+		w.startKill(ctx, st.ID, "Stopping container "+st.Name, w.killGrace(st.ID))
+	}
+	if running || len(sidecars) == 0 {
+		return running
+	}
+	order := map[string]int{}
+	for i := range w.pod.Spec.InitContainers {
+		order[w.pod.Spec.InitContainers[i].Name] = i
+	}
+	last := sidecars[0]
+	for _, s := range sidecars {
+		if order[s.Name] > order[last.Name] {
+			last = s
+		}
+	}
+	w.startKill(ctx, last.ID, "Stopping container "+last.Name, w.killGrace(last.ID))
+	return true
+}
+
+// stopAll stops the pod's sandboxes.
+func (w *worker) stopAll(ctx context.Context, _ *v1.Pod) error {
+	// What a cut short operation left behind counts too.
+	obs, err := w.host.CRI.Observe(ctx, w.uid)
+	if err != nil {
+		return err
+	}
+	for i := range obs.Containers {
+		if s := obs.Containers[i].State; s == podstate.Running || s == podstate.Unknown {
+			w.update(func() { w.dirty = true })
+			return nil
+		}
+	}
+	for i, s := range obs.Sandboxes {
+		if s.Ready || i == 0 {
+			if err := w.host.stopSandbox(ctx, s.ID); err != nil {
+				return err
+			}
+		}
+	}
+	w.update(func() {
+		for i := range w.obs.Sandboxes {
+			w.obs.Sandboxes[i].Ready = false
+		}
+		w.final = cleanUp
+	})
+	return nil
+}
+
+// tearDown takes back the pod's volumes and cgroup.
+func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
+	w.host.Objects.Refer(w.uid, nil, nil)
+	if err := w.host.Volumes.TearDown(w.uid); err != nil {
+		return err
+	}
+	if w.host.Cgroups != nil {
+		if err := w.host.Cgroups.Remove(ctx, w.host.cgroupOf(pod)); err != nil {
+			return err
+		}
+	}
+	w.update(func() { w.final = deleteObject })
+	return nil
+}
+
+// deletePod removes the API object of a pod that has ended and is to go.
+func (w *worker) deletePod(ctx context.Context, pod *v1.Pod) error {
+	zero := int64(0)
+	uid := pod.UID
+	err := w.host.Kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: &zero,
+		Preconditions:      &metav1.Preconditions{UID: &uid},
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("deleting the pod's object: %w", err)
+	}
+	w.update(func() { w.final = removeAll })
+	return nil
+}
+
+// removeAll removes sandboxes, containers and logs.
+func (w *worker) removeAll(ctx context.Context, pod *v1.Pod) error {
+	obs, err := w.host.CRI.Observe(ctx, w.uid)
+	if err != nil {
+		return err
+	}
+	for i := range obs.Containers {
+		c := &obs.Containers[i]
+		if c.State == podstate.Running || c.State == podstate.Unknown {
+			if _, err := w.host.CRI.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: c.ID}); err != nil && !cri.IsNotFound(err) {
+				return fmt.Errorf("stopping a container: %w", err)
+			}
+		}
+		if _, err := w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: c.ID}); err != nil && !cri.IsNotFound(err) {
+			return fmt.Errorf("removing a container: %w", err)
+		}
+		w.host.unlinkLog(pod, c.Name, c.ID)
+	}
+	for _, s := range obs.Sandboxes {
+		if err := w.host.stopSandbox(ctx, s.ID); err != nil {
+			return err
+		}
+		if _, err := w.host.CRI.Runtime.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: s.ID}); err != nil && !cri.IsNotFound(err) {
+			return fmt.Errorf("removing a sandbox: %w", err)
+		}
+	}
+	if err := os.RemoveAll(w.host.LogDir(pod)); err != nil {
+		return fmt.Errorf("removing the pod's logs: %w", err)
+	}
+	w.update(func() { w.final = allDone })
+	return nil
+}
+
+func (h *Host) unlinkLog(pod *v1.Pod, container, id string) {
+	if h.ContainerLogs == "" {
+		return
+	}
+	if err := os.Remove(h.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		h.Log.Debug("removing the link to a log failed", "path", filepath.Base(h.logLink(pod, container, id)), "error", err)
+	}
+}
+
+// removeLog removes the log of one attempt at a container.
+func (h *Host) removeLog(pod *v1.Pod, c *podstate.Container) {
+	path := c.LogPath
+	if path == "" {
+		return
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(h.LogDir(pod), path)
+	}
+	old, err := filepath.Glob(path + ".*")
+	if err != nil {
+		return
+	}
+	for _, f := range append(old, path) {
+		if err := os.Remove(f); err != nil && !errors.Is(err, os.ErrNotExist) {
+			h.Log.Debug("removing an old log failed", "path", f, "error", err)
+		}
+	}
+}

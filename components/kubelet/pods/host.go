@@ -1,0 +1,139 @@
+// Package pods runs the pods of the node: one goroutine a pod, woken by what
+// is wanted, by what the runtime reports and by what probes find. What to do is
+// decided by package podstate; this package does it.
+package pods
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/dnsconf"
+	"hyperkube/components/kubelet/images"
+	"hyperkube/components/kubelet/objects"
+	"hyperkube/components/kubelet/probe"
+	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/cgroup"
+)
+
+// Cgroups makes and removes the cgroups of pods.
+type Cgroups interface {
+	Create(cgroup string, r cgroup.Resources) error
+	Set(cgroup string, r cgroup.Resources) error
+	Remove(ctx context.Context, cgroup string) error
+}
+
+// Host is all that pods share. It is filled once and not changed afterwards;
+// what its functions return must not be changed by the caller.
+type Host struct {
+	Log      *slog.Logger
+	NodeName string
+	CRI      *cri.Client
+	// Kube may be nil: then there is no API server, and pods have no status
+	// there.
+	Kube    kubernetes.Interface
+	Objects *objects.Store
+	Volumes *volume.Set
+	Puller  *images.Puller
+	Prober  *probe.Prober
+	Events  record.EventRecorder
+	// Cgroups may be nil: pods then have no cgroups of their own.
+	Cgroups Cgroups
+	// CgroupRoot is above kubepods, "" or "/…".
+	CgroupRoot string
+	// Systemd: cgroups are named as slices of systemd.
+	Systemd bool
+	DNS     dnsconf.Node
+	// NodeIPs returns the node's addresses, the primary one first.
+	NodeIPs func() []string
+	// Node returns the node's API object; nil before it is known.
+	Node func() *v1.Node
+	// Allocatable and MemoryCapacity are the node's.
+	Allocatable    func() v1.ResourceList
+	MemoryCapacity int64
+	// Services returns all services once they are known.
+	Services func(ctx context.Context) ([]*v1.Service, error)
+	// RuntimeName begins container IDs in the API.
+	RuntimeName string
+	// PodLogs and ContainerLogs are the directories of logs.
+	PodLogs, ContainerLogs string
+	// SeccompDefault: containers that say nothing get RuntimeDefault.
+	SeccompDefault bool
+	// SeccompRoot is where Localhost profiles are.
+	SeccompRoot string
+	// CPUCFSQuota: CPU limits are enforced.
+	CPUCFSQuota bool
+	// CPUCFSQuotaPeriod is in the kernel's microseconds.
+	CPUCFSQuotaPeriod time.Duration
+	// PodPidsLimit is the most processes of a pod; 0 or less: no limit.
+	PodPidsLimit int64
+	// AllowedUnsafeSysctls may be set by pods; a trailing * matches the rest.
+	AllowedUnsafeSysctls []string
+	// Mirror reports the status of pods that do not come from the API. Nil:
+	// they have none.
+	Mirror Mirror
+}
+
+// Mirror finds the API's object that stands for a static pod.
+type Mirror interface {
+	// Of returns the mirror pod of a static pod, or nil while there is none.
+	Of(pod *v1.Pod) *v1.Pod
+}
+
+func (h *Host) event(pod *v1.Pod, container string, warning bool, reason, message string) {
+	kind := v1.EventTypeNormal
+	if warning {
+		kind = v1.EventTypeWarning
+	}
+	h.Events.Event(reference(pod, container), kind, reason, message)
+}
+
+// reference names a pod, or one of its containers, as events do.
+func reference(pod *v1.Pod, container string) *v1.ObjectReference {
+	ref := &v1.ObjectReference{
+		Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
+	}
+	if hash, ok := pod.Annotations[annotationMirror]; ok {
+		// Events of a static pod are of its mirror.
+		_ = hash
+	}
+	if container != "" {
+		ref.FieldPath = fieldPath(pod, container)
+	}
+	return ref
+}
+
+func fieldPath(pod *v1.Pod, name string) string {
+	for i := range pod.Spec.Containers {
+		if pod.Spec.Containers[i].Name == name {
+			return "spec.containers{" + name + "}"
+		}
+	}
+	for i := range pod.Spec.InitContainers {
+		if pod.Spec.InitContainers[i].Name == name {
+			return "spec.initContainers{" + name + "}"
+		}
+	}
+	return "spec.ephemeralContainers{" + name + "}"
+}
+
+// Annotations of pods that do not come from the API.
+const (
+	AnnotationSource = "kubernetes.io/config.source"
+	AnnotationHash   = "kubernetes.io/config.hash"
+	annotationMirror = v1.MirrorPodAnnotationKey
+)
+
+// IsStatic tells whether the pod comes from a file, not from the API.
+func IsStatic(pod *v1.Pod) bool {
+	src, ok := pod.Annotations[AnnotationSource]
+	return ok && src != "api"
+}
+
+// IsMirror tells whether the pod is the API's stand-in for a static pod.
+func IsMirror(pod *v1.Pod) bool { _, ok := pod.Annotations[annotationMirror]; return ok }

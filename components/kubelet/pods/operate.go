@@ -1,0 +1,271 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/volume"
+)
+
+func isNotFound(err error) bool { return cri.IsNotFound(errors.Unwrap(err)) || cri.IsNotFound(err) }
+
+// Bounds of the back-off of volumes that cannot be set up.
+const (
+	mountFirst = 500 * time.Millisecond
+	mountMost  = 2*time.Minute + 2*time.Second
+)
+
+// startOp starts what plan wants in a goroutine of its own. The caller holds
+// mu; there is no other operation.
+func (w *worker) startOp(ctx context.Context, plan podstate.Plan, starts []podstate.Start) {
+	ctx, cancel := context.WithCancel(ctx)
+	op := &operation{cancel: cancel}
+	w.op = op
+	pod := w.pod
+	if pod.Generation != 0 || w.host.Kube == nil {
+		w.host.Objects.Refer(w.uid, w.host.refs(pod), w.objectsChanged)
+	}
+	w.report.wait.Add(1)
+	go func() {
+		defer w.report.wait.Done()
+		defer cancel()
+		err := w.operate(ctx, pod, plan, starts)
+		w.update(func() {
+			w.op = nil
+			if ctx.Err() != nil {
+				// Something may have been left half done.
+				w.dirty = true
+			}
+			if err != nil && ctx.Err() == nil {
+				w.log.Debug("starting a pod failed", "error", err)
+			}
+		})
+	}()
+}
+
+// operate mounts, makes the sandbox if one is wanted, and starts containers in
+// order. What goes wrong is remembered where the next step finds it.
+func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, starts []podstate.Start) error {
+	if err := w.prepare(ctx, pod); err != nil {
+		w.failMount()
+		return err
+	}
+	for _, id := range plan.StopSandboxes {
+		if err := w.host.stopSandbox(ctx, id); err != nil {
+			w.failMount()
+			return err
+		}
+	}
+	if plan.NewSandbox {
+		if plan.Attempt > 0 {
+			w.host.event(pod, "", false, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
+		}
+		if err := w.makeSandbox(ctx, pod, plan.Attempt); err != nil {
+			if ctx.Err() == nil {
+				w.host.event(pod, "", true, "FailedCreatePodSandBox", "Failed to create pod sandbox: "+err.Error())
+				w.failMount()
+			}
+			return err
+		}
+	}
+	for _, s := range starts {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := w.startContainer(ctx, pod, s); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			_, kind := podstate.Find(pod, s.Name)
+			if kind == podstate.Init {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// failMount makes the next try wait.
+func (w *worker) failMount() {
+	w.update(func() {
+		w.mountGap = min(max(2*w.mountGap, mountFirst), mountMost)
+		w.mountAt = time.Now().Add(w.mountGap)
+		w.mounted = false
+	})
+}
+
+// prepare makes directories, the cgroup and the volumes.
+func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
+	w.mu.Lock()
+	mounted := w.mounted && !w.stale
+	w.mu.Unlock()
+	if mounted {
+		return nil
+	}
+	if err := w.host.makeDirs(pod); err != nil {
+		w.host.event(pod, "", true, "FailedMakePodDataDirectories", "error making pod data directories: "+err.Error())
+		return err
+	}
+	if w.host.Cgroups != nil {
+		if err := w.host.Cgroups.Create(w.host.cgroupOf(pod), w.host.podResources(pod)); err != nil {
+			w.host.event(pod, "", true, "FailedCreatePodContainer", "unable to ensure pod container exists: "+err.Error())
+			return err
+		}
+	}
+	return w.mount(ctx, pod, true)
+}
+
+func (h *Host) makeDirs(pod *v1.Pod) error {
+	for _, dir := range []string{filepath.Join(h.Volumes.PodDir(pod.UID), "volumes"), h.LogDir(pod)} {
+		mode := os.FileMode(0o750)
+		if dir == h.LogDir(pod) {
+			mode = 0o755
+		}
+		if err := os.MkdirAll(dir, mode); err != nil {
+			return fmt.Errorf("making the pod's directories: %w", err)
+		}
+	}
+	return nil
+}
+
+// mount sets up all volumes, or brings them up to date.
+func (w *worker) mount(ctx context.Context, pod *v1.Pod, tell bool) error {
+	w.mu.Lock()
+	w.stale = false
+	w.mu.Unlock()
+	results := make(map[string]volume.Result, len(pod.Spec.Volumes))
+	var failed error
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		r, err := w.host.Volumes.SetUp(ctx, pod, v)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			if tell {
+				w.host.event(pod, "", true, "FailedMount", fmt.Sprintf("MountVolume.SetUp failed for volume %q : %s", v.Name, apiText(err)))
+			}
+			failed = fmt.Errorf("setting up volume %s: %w", v.Name, err)
+			continue
+		}
+		results[v.Name] = r
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if failed != nil {
+		return failed
+	}
+	w.volumes, w.mounted, w.mountGap, w.mountAt = results, true, 0, time.Time{}
+	return nil
+}
+
+func apiText(err error) string {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		return status.Status().Message
+	}
+	return err.Error()
+}
+
+// refreshVolumes brings volumes up to date when they are stale or a token is
+// about to expire, and returns when it wants to be called again. The caller
+// holds mu.
+func (w *worker) refreshVolumes(ctx context.Context, now time.Time) time.Time {
+	var next time.Time
+	for _, r := range w.volumes {
+		if !r.Refresh.IsZero() && (next.IsZero() || r.Refresh.Before(next)) {
+			next = r.Refresh
+		}
+	}
+	due := w.stale || (!next.IsZero() && !next.After(now))
+	if !due || w.obs.Sandbox() == nil {
+		return next
+	}
+	if w.mountAt.After(now) {
+		return w.mountAt
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	w.op = &operation{cancel: cancel}
+	pod := w.pod
+	w.host.Objects.Refer(w.uid, w.host.refs(pod), w.objectsChanged)
+	w.report.wait.Add(1)
+	go func() {
+		defer w.report.wait.Done()
+		defer cancel()
+		err := w.host.makeDirs(pod)
+		if err == nil {
+			err = w.mount(ctx, pod, true)
+		}
+		w.update(func() {
+			w.op = nil
+			if err != nil && ctx.Err() == nil {
+				w.stale = true
+				w.mountGap = min(max(2*w.mountGap, mountFirst), mountMost)
+				w.mountAt = time.Now().Add(w.mountGap)
+			}
+		})
+	}()
+	return next
+}
+
+// makeSandbox makes the pod's sandbox and remembers it.
+func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, attempt uint32) error {
+	cfg, err := w.host.sandboxConfig(pod, attempt)
+	if err != nil {
+		return err
+	}
+	handler, err := w.host.runtimeHandler(ctx, pod)
+	if err != nil {
+		return err
+	}
+	resp, err := w.host.CRI.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: cfg, RuntimeHandler: handler})
+	if err != nil {
+		return errors.New(cri.Message(err))
+	}
+	box, err := w.host.CRI.Sandbox(ctx, resp.PodSandboxId)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range w.obs.Sandboxes {
+		w.obs.Sandboxes[i].Ready = false
+	}
+	w.obs.Sandboxes = append([]podstate.Sandbox{box}, w.obs.Sandboxes...)
+	return nil
+}
+
+// runtimeHandler is what the pod's RuntimeClass names.
+func (h *Host) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) {
+	name := pod.Spec.RuntimeClassName
+	if name == nil || *name == "" {
+		return "", nil
+	}
+	if h.Kube == nil {
+		return "", fmt.Errorf("RuntimeClass %q: no API server to get it from", *name)
+	}
+	class, err := h.Kube.NodeV1().RuntimeClasses().Get(ctx, *name, metav1.GetOptions{})
+	if err != nil {
+		return "", fmt.Errorf("failed to get sandbox runtime: failed to lookup RuntimeClass %q: %w", *name, err)
+	}
+	return class.Handler, nil
+}
+
+func (h *Host) stopSandbox(ctx context.Context, id string) error {
+	_, err := h.CRI.Runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+	if err != nil && !cri.IsNotFound(err) {
+		return fmt.Errorf("stopping a sandbox: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+package pods
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+
+	"hyperkube/components/kubelet/podstate"
+)
+
+// reporter tells the API the pod's status: at once when something has changed,
+// and while one answer is awaited everything else waits and goes as one. All
+// fields but wait are guarded by the worker's mu.
+type reporter struct {
+	// last is the status that the API is known to have, of version.
+	last    *v1.PodStatus
+	version string
+	// want is the newest status; dirty while the API does not have it.
+	want  v1.PodStatus
+	dirty bool
+	busy  bool
+	// halted: the API refused the status; nothing is sent until the source
+	// tells something new.
+	halted bool
+	// wait counts all goroutines of the worker.
+	wait sync.WaitGroup
+}
+
+// seen takes in the pod as the API has it, unless something newer is known.
+func (r *reporter) seen(pod *v1.Pod) {
+	if newer(pod.ResourceVersion, r.version) && !IsStatic(pod) {
+		r.halted = false
+		r.last, r.version = &pod.Status, pod.ResourceVersion
+	}
+}
+
+// newer compares resource versions, which are numbers that grow.
+func newer(a, b string) bool {
+	x, errA := strconv.ParseUint(a, 10, 64)
+	y, errB := strconv.ParseUint(b, 10, 64)
+	if errA != nil || errB != nil {
+		return a != b
+	}
+	return x > y
+}
+
+// settled tells whether the API has all that there is to tell.
+func (r *reporter) settled() bool { return r.halted || !r.dirty && !r.busy }
+
+// statusInput is what the status is made of now. The caller holds mu.
+func (w *worker) statusInput(now time.Time) podstate.StatusInput {
+	in := podstate.StatusInput{
+		Input:       w.input(now),
+		Last:        w.report.last,
+		RuntimeName: w.host.RuntimeName,
+		HostIPs:     w.host.NodeIPs(),
+		Terminating: w.stage != syncing,
+		Stopped:     w.stage == stopped,
+		QOS:         QOS(w.pod),
+		Actuated:    w.actuated,
+	}
+	if w.verdict != nil {
+		in.Reason, in.Message, in.Conditions = w.verdict.Reason, w.verdict.Message, w.verdict.Conditions
+	}
+	return in
+}
+
+// report1 computes the status and sends it if it is news. The caller holds mu.
+func (w *worker) report1(ctx context.Context, now time.Time) {
+	w.report.want = podstate.Status(w.statusInput(now))
+	if w.host.Kube == nil || w.gone {
+		w.report.dirty = false
+		return
+	}
+	w.report.dirty = !apiequality.Semantic.DeepEqual(&w.report.want, w.report.last)
+	if !w.report.dirty || w.report.busy || w.report.halted {
+		return
+	}
+	w.report.busy = true
+	w.report.wait.Add(1)
+	go func() {
+		defer w.report.wait.Done()
+		w.send(ctx)
+	}()
+}
+
+// send patches until the API has the newest status.
+func (w *worker) send(ctx context.Context) {
+	pause := 50 * time.Millisecond
+	for {
+		w.mu.Lock()
+		pod := w.pod
+		if IsStatic(pod) {
+			pod = nil
+			if w.host.Mirror != nil {
+				if pod = w.host.Mirror.Of(w.pod); pod != nil && newer(pod.ResourceVersion, w.report.version) {
+					w.report.last, w.report.version = &pod.Status, pod.ResourceVersion
+				}
+			}
+		}
+		if !w.report.dirty || w.report.halted || w.gone || ctx.Err() != nil || pod == nil {
+			w.report.busy = false
+			w.mu.Unlock()
+			w.kick()
+			return
+		}
+		last, want := w.report.last, w.report.want
+		w.mu.Unlock()
+		patch, err := statusPatch(pod.UID, last, &want)
+		var result *v1.Pod
+		if err == nil {
+			result, err = w.host.Kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		}
+		w.mu.Lock()
+		switch {
+		case err == nil:
+			if newer(result.ResourceVersion, w.report.version) {
+				w.report.last, w.report.version = &result.Status, result.ResourceVersion
+			}
+			// What was added since, or by others, is found by the next step.
+			w.report.dirty = !apiequality.Semantic.DeepEqual(&w.report.want, &want)
+			pause = 50 * time.Millisecond
+		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+			// It is gone, or another of that name is there: the source will say.
+			w.report.halted = true
+		case apierrors.IsInvalid(err), apierrors.IsForbidden(err) && pause > 5*time.Second:
+			w.log.Error("the API refuses a pod's status", "error", err)
+			w.report.halted = true
+		default:
+			if ctx.Err() == nil {
+				w.log.Warn("reporting a pod's status failed, trying again", "error", err)
+			}
+		}
+		w.mu.Unlock()
+		if err == nil || w.halted() {
+			continue
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+		pause = min(2*pause, 10*time.Second)
+	}
+}
+
+func (w *worker) halted() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.report.halted
+}
+
+// statusPatch is the strategic merge patch from one status to the other, for
+// the pod of that UID alone.
+func statusPatch(uid types.UID, last, want *v1.PodStatus) ([]byte, error) {
+	encode := func(s *v1.PodStatus, id types.UID) ([]byte, error) {
+		return json.Marshal(v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: id}, Status: *s})
+	}
+	old, err := encode(last, "")
+	if err != nil {
+		return nil, fmt.Errorf("encoding a pod's status: %w", err)
+	}
+	fresh, err := encode(want, uid)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a pod's status: %w", err)
+	}
+	patch, err := strategicpatch.CreateTwoWayMergePatch(old, fresh, v1.Pod{})
+	if err != nil {
+		return nil, fmt.Errorf("making the patch of a pod's status: %w", err)
+	}
+	return patch, nil
+}

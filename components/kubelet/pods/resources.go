@@ -1,0 +1,157 @@
+package pods
+
+import (
+	"path"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/resource"
+
+	"hyperkube/internal/cgroup"
+)
+
+// QOS returns the pod's quality of service class.
+func QOS(pod *v1.Pod) v1.PodQOSClass {
+	if pod.Status.QOSClass != "" {
+		return pod.Status.QOSClass
+	}
+	any, guaranteed := false, true
+	check := func(r v1.ResourceRequirements) {
+		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+			request, limit := r.Requests[name], r.Limits[name]
+			if !request.IsZero() || !limit.IsZero() {
+				any = true
+			}
+			if limit.IsZero() || (!request.IsZero() && request.Cmp(limit) != 0) {
+				guaranteed = false
+			}
+		}
+	}
+	if resource.IsPodLevelResourcesSet(pod) {
+		check(*pod.Spec.Resources)
+	} else {
+		for i := range pod.Spec.InitContainers {
+			check(pod.Spec.InitContainers[i].Resources)
+		}
+		for i := range pod.Spec.Containers {
+			check(pod.Spec.Containers[i].Resources)
+		}
+	}
+	switch {
+	case !any:
+		return v1.PodQOSBestEffort
+	case guaranteed:
+		return v1.PodQOSGuaranteed
+	}
+	return v1.PodQOSBurstable
+}
+
+const (
+	minShares   = 2
+	maxShares   = 262144
+	minQuota    = 1000
+	guaranteed  = -997
+	bestEffort  = 1000
+	criticalPri = 2000000000
+)
+
+// shares converts a CPU request to the kernel's weight.
+func shares(milli int64) int64 {
+	if milli == 0 {
+		return minShares
+	}
+	return min(max(milli*1024/1000, minShares), maxShares)
+}
+
+// quota converts a CPU limit to microseconds a period; 0 is no limit.
+func quota(milli, period int64) int64 {
+	if milli == 0 {
+		return 0
+	}
+	return max(milli*period/1000, minQuota)
+}
+
+// oomScore tells the kernel whom to kill first when memory runs out.
+func oomScore(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
+	if pod.Spec.Priority != nil && *pod.Spec.Priority >= criticalPri {
+		return guaranteed
+	}
+	switch QOS(pod) {
+	case v1.PodQOSGuaranteed:
+		return guaranteed
+	case v1.PodQOSBestEffort:
+		return bestEffort
+	}
+	if capacity <= 0 {
+		return bestEffort - 1
+	}
+	score := 1000 - 1000*c.Resources.Requests.Memory().Value()/capacity
+	return min(max(score, 1000+guaranteed), bestEffort-1)
+}
+
+// cgroupOf returns the pod's cgroup as a path from the root of the hierarchy.
+func (h *Host) cgroupOf(pod *v1.Pod) string {
+	return h.cgroup(pod.UID, QOS(pod))
+}
+
+func (h *Host) cgroup(uid types.UID, qos v1.PodQOSClass) string {
+	parts := []string{"kubepods"}
+	switch qos {
+	case v1.PodQOSBurstable:
+		parts = append(parts, "burstable")
+	case v1.PodQOSBestEffort:
+		parts = append(parts, "besteffort")
+	}
+	parts = append(parts, "pod"+string(uid))
+	if h.Systemd {
+		out, prefix := h.CgroupRoot, ""
+		for _, p := range parts {
+			prefix += strings.ReplaceAll(p, "-", "_")
+			out = path.Join("/", out, prefix+".slice")
+			prefix += "-"
+		}
+		return out
+	}
+	return path.Join(append([]string{"/", h.CgroupRoot}, parts...)...)
+}
+
+// cgroupParent is the pod's cgroup as the runtime wants it named.
+func (h *Host) cgroupParent(pod *v1.Pod) string {
+	full := h.cgroupOf(pod)
+	if h.Systemd {
+		return path.Base(full)
+	}
+	return full
+}
+
+// podResources is what the pod's cgroup may use: limits only where every
+// container has them.
+func (h *Host) podResources(pod *v1.Pod) cgroup.Resources {
+	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
+	limits := resource.PodLimits(pod, resource.PodResourcesOptions{})
+	cpuLimited, memoryLimited := true, true
+	if !resource.IsPodLevelLimitsSet(pod) {
+		for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+			for i := range list {
+				cpuLimited = cpuLimited && !list[i].Resources.Limits.Cpu().IsZero()
+				memoryLimited = memoryLimited && !list[i].Resources.Limits.Memory().IsZero()
+			}
+		}
+	}
+	r := cgroup.Resources{CPUShares: uint64(shares(requests.Cpu().MilliValue()))}
+	if QOS(pod) == v1.PodQOSBestEffort {
+		r.CPUShares = minShares
+	}
+	period := h.CPUCFSQuotaPeriod.Microseconds()
+	if cpuLimited && h.CPUCFSQuota && !limits.Cpu().IsZero() {
+		r.CPUQuota, r.CPUPeriod = quota(limits.Cpu().MilliValue(), period), uint64(period)
+	}
+	if memoryLimited && !limits.Memory().IsZero() {
+		r.MemoryLimit = limits.Memory().Value()
+	}
+	if h.PodPidsLimit > 0 {
+		r.PidsLimit = h.PodPidsLimit
+	}
+	return r
+}

@@ -1,0 +1,263 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/images"
+	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/probe"
+	"hyperkube/components/kubelet/volume"
+)
+
+// Reasons of a container that waits.
+const (
+	crashLoopBackOff           = "CrashLoopBackOff"
+	createContainerConfigError = "CreateContainerConfigError"
+	createContainerError       = "CreateContainerError"
+	runContainerError          = "RunContainerError"
+	postStartHookError         = "PostStartHookError"
+)
+
+// retryStart is how long a container waits that could not be made, when
+// nothing else says that it may work now.
+const retryStart = 10 * time.Second
+
+// startContainer pulls, makes and starts one container, and runs its postStart
+// hook. What went wrong is in the container's slot when it returns an error.
+func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Start) error {
+	c, kind := podstate.Find(pod, s.Name)
+	if c == nil {
+		return fmt.Errorf("no container %s", s.Name)
+	}
+	fail := func(reason, message string, retryAt time.Time) error {
+		if ctx.Err() == nil {
+			w.update(func() {
+				slot := w.slots[s.Name]
+				slot.Waiting = &v1.ContainerStateWaiting{Reason: reason, Message: message}
+				slot.RetryAt = retryAt
+				w.slots[s.Name] = slot
+			})
+		}
+		return errors.New(reason + ": " + message)
+	}
+	w.mu.Lock()
+	box := w.obs.Sandbox()
+	ips := w.ips()
+	volumes := w.volumes
+	w.mu.Unlock()
+	if box == nil {
+		return errors.New("no sandbox")
+	}
+	sandbox, err := w.host.sandboxConfig(pod, box.Attempt)
+	if err != nil {
+		return fail(createContainerConfigError, err.Error(), time.Now().Add(retryStart))
+	}
+	image, err := w.ensureImage(ctx, pod, c, sandbox, volumes)
+	if err != nil {
+		var ie *images.Error
+		if !errors.As(err, &ie) {
+			return err
+		}
+		w.host.event(pod, s.Name, true, "Failed", "Error: "+ie.Reason)
+		retry := ie.RetryAt
+		if retry.IsZero() {
+			retry = time.Now().Add(5 * time.Minute)
+		}
+		return fail(ie.Reason, ie.Message, retry)
+	}
+	in := containerInput{container: c, attempt: s.Attempt, image: image, volumes: volumes, ips: ips}
+	if kind == podstate.Ephemeral {
+		in.target = w.targetOf(pod, s.Name)
+	}
+	cfg, err := w.host.containerConfig(ctx, pod, in)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		msg := apiText(err)
+		w.host.event(pod, s.Name, true, "Failed", "Error: "+msg)
+		return fail(createContainerConfigError, msg, time.Now().Add(retryStart))
+	}
+	created, err := w.host.CRI.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+		PodSandboxId: box.ID, Config: cfg, SandboxConfig: sandbox,
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.host.event(pod, s.Name, true, "Failed", "Error: "+cri.Message(err))
+		return fail(createContainerError, cri.Message(err), time.Now().Add(retryStart))
+	}
+	w.host.event(pod, s.Name, false, "Created", "Container created")
+	w.mu.Lock()
+	slot := w.slots[s.Name]
+	slot.Crash, slot.RetryAt = s.Crash, time.Time{}
+	w.slots[s.Name] = slot
+	hook := c.Lifecycle != nil && c.Lifecycle.PostStart != nil && kind != podstate.Ephemeral
+	if hook {
+		w.hooks[created.ContainerId] = true
+	}
+	w.mu.Unlock()
+	id := created.ContainerId
+	_, startErr := w.host.CRI.Runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id})
+	if startErr == nil {
+		w.host.event(pod, s.Name, false, "Started", "Container started")
+	}
+	if err := w.learn(ctx, pod, id, box.ID); err != nil {
+		return err
+	}
+	if startErr != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.host.event(pod, s.Name, true, "Failed", "Error: "+cri.Message(startErr))
+		w.mu.Lock()
+		delete(w.hooks, id)
+		st := w.obs.ByID(id)
+		exited := st != nil && st.State == podstate.Exited
+		w.mu.Unlock()
+		retry := time.Now().Add(retryStart)
+		if exited {
+			// It counts as an exit; the back-off of restarts takes over.
+			retry = time.Time{}
+		}
+		return fail(runContainerError, cri.Message(startErr), retry)
+	}
+	w.update(func() {
+		slot := w.slots[s.Name]
+		slot.Waiting, slot.ForceRestart = nil, ""
+		w.slots[s.Name] = slot
+	})
+	w.host.linkLog(pod, s.Name, id, s.Attempt)
+	if hook {
+		return w.postStart(ctx, pod, c, id, fail)
+	}
+	return nil
+}
+
+// learn asks the runtime for a container that was just made.
+func (w *worker) learn(ctx context.Context, pod *v1.Pod, id, sandbox string) error {
+	st, err := w.host.CRI.Container(ctx, id)
+	if err != nil {
+		w.update(func() { w.dirty = true })
+		return err
+	}
+	st.SandboxID = sandbox
+	w.host.fillMessage(pod, &st, nil)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if old := w.obs.ByID(id); old != nil {
+		*old = st
+	} else {
+		w.obs.Containers = append([]podstate.Container{st}, w.obs.Containers...)
+	}
+	return nil
+}
+
+func (w *worker) postStart(ctx context.Context, pod *v1.Pod, c *v1.Container, id string, fail func(string, string, time.Time) error) error {
+	w.mu.Lock()
+	ip := w.podIP()
+	w.mu.Unlock()
+	err := w.host.Prober.Hook(ctx, probe.Target{Pod: pod, Container: c, ContainerID: id, PodIP: ip}, c.Lifecycle.PostStart)
+	w.update(func() { delete(w.hooks, id) })
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	w.log.Info("a postStart hook failed", "container", c.Name, "error", err)
+	w.host.event(pod, c.Name, true, "FailedPostStartHook", "PostStartHook failed")
+	w.mu.Lock()
+	w.startKill(ctx, id, "FailedPostStartHook", w.killGrace(id))
+	k := w.kills[id]
+	w.mu.Unlock()
+	if k != nil {
+		select {
+		case <-k.done:
+		case <-ctx.Done():
+		}
+	}
+	return fail(postStartHookError, "PostStartHook failed", time.Time{})
+}
+
+// targetOf returns the ID of the container that an ephemeral one looks at.
+func (w *worker) targetOf(pod *v1.Pod, name string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range pod.Spec.EphemeralContainers {
+		e := &pod.Spec.EphemeralContainers[i]
+		if e.Name == name && e.TargetContainerName != "" {
+			if st := w.obs.Latest(e.TargetContainerName); st != nil {
+				return st.ID
+			}
+		}
+	}
+	return ""
+}
+
+// ensureImage makes sure of the container's image and of the images that are
+// volumes of it.
+func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
+	var secrets []*v1.Secret
+	for _, ref := range pod.Spec.ImagePullSecrets {
+		s, err := w.host.Objects.Secret(ctx, pod.Namespace, ref.Name)
+		if err != nil {
+			w.host.event(pod, "", true, "FailedToRetrieveImagePullSecret",
+				fmt.Sprintf("Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", ref.Name))
+			continue
+		}
+		secrets = append(secrets, s)
+	}
+	ensure := func(image string, policy v1.PullPolicy) (string, error) {
+		return w.host.Puller.Ensure(ctx, images.Request{
+			Pod: pod, Container: c.Name, Image: image, Policy: policy,
+			Auths: images.Auths(image, secrets), Sandbox: sandbox,
+			Event: func(warning bool, reason, message string) { w.host.event(pod, c.Name, warning, reason, message) },
+			// A pull may take long: what is known so far is told.
+			Pulling: w.kick,
+		})
+	}
+	for i := range c.VolumeMounts {
+		if v, ok := volumes[c.VolumeMounts[i].Name]; ok && v.Image != nil {
+			if _, err := ensure(v.Image.Reference, v.Image.PullPolicy); err != nil {
+				return "", err
+			}
+		}
+	}
+	policy := c.ImagePullPolicy
+	if policy == "" {
+		policy = v1.PullIfNotPresent
+	}
+	return ensure(c.Image, policy)
+}
+
+// linkLog makes the link by which log collectors find a container's log.
+func (h *Host) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
+	if h.ContainerLogs == "" {
+		return
+	}
+	if err := os.MkdirAll(h.ContainerLogs, 0o755); err != nil {
+		h.Log.Debug("making the directory of container logs failed", "error", err)
+		return
+	}
+	target := filepath.Join(h.LogDir(pod), container, fmt.Sprintf("%d.log", attempt))
+	if err := os.Symlink(target, h.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrExist) {
+		h.Log.Debug("linking a container's log failed", "error", err)
+	}
+}
+
+func (h *Host) logLink(pod *v1.Pod, container, id string) string {
+	name := strings.Join([]string{pod.Name, pod.Namespace, container}, "_")
+	if len(name) > 250-len(id)-5 {
+		name = name[:250-len(id)-5]
+	}
+	return filepath.Join(h.ContainerLogs, name+"-"+id+".log")
+}

@@ -1,0 +1,382 @@
+package pods
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/dnsconf"
+	"hyperkube/components/kubelet/env"
+	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/volume"
+	"k8s.io/component-helpers/resource"
+)
+
+// LogDir is the directory of a pod's logs.
+func (h *Host) LogDir(pod *v1.Pod) string {
+	return filepath.Join(h.PodLogs, pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
+}
+
+// sandboxConfig is the pod in the runtime's terms.
+func (h *Host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, error) {
+	warn := func(reason, message string) { h.event(pod, "", true, reason, message) }
+	dns, err := h.DNS.For(pod, warn)
+	if err != nil {
+		return nil, err
+	}
+	cfg := &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: attempt},
+		LogDirectory: h.LogDir(pod),
+		DnsConfig:    dns,
+		Labels:       map[string]string{},
+		Annotations:  map[string]string{},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent:    h.cgroupParent(pod),
+			SecurityContext: h.sandboxSecurity(pod),
+			Sysctls:         map[string]string{},
+		},
+	}
+	for k, v := range pod.Labels {
+		cfg.Labels[k] = v
+	}
+	cfg.Labels[cri.LabelPodName], cfg.Labels[cri.LabelPodNamespace], cfg.Labels[cri.LabelPodUID] = pod.Name, pod.Namespace, string(pod.UID)
+	for k, v := range pod.Annotations {
+		cfg.Annotations[k] = v
+	}
+	if !pod.Spec.HostNetwork || pod.Spec.HostnameOverride != nil {
+		host, err := h.hostname(pod)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Hostname = host
+	}
+	if !pod.Spec.HostNetwork {
+		for _, c := range portOwners(pod) {
+			for _, p := range c.Ports {
+				cfg.PortMappings = append(cfg.PortMappings, &runtimeapi.PortMapping{
+					Protocol: protocol(p.Protocol), ContainerPort: p.ContainerPort, HostPort: p.HostPort, HostIp: p.HostIP,
+				})
+			}
+		}
+	}
+	if sc := pod.Spec.SecurityContext; sc != nil {
+		for _, s := range sc.Sysctls {
+			cfg.Linux.Sysctls[s.Name] = s.Value
+		}
+	}
+	cfg.Linux.Resources = h.linuxResources(resource.PodRequests(pod, resource.PodResourcesOptions{ExcludeOverhead: true}),
+		resource.PodLimits(pod, resource.PodResourcesOptions{ExcludeOverhead: true}))
+	if len(pod.Spec.Overhead) > 0 {
+		cfg.Linux.Overhead = h.linuxResources(pod.Spec.Overhead, pod.Spec.Overhead)
+	}
+	return cfg, nil
+}
+
+func portOwners(pod *v1.Pod) []*v1.Container {
+	var out []*v1.Container
+	for i := range pod.Spec.InitContainers {
+		if podstate.IsSidecar(&pod.Spec.InitContainers[i]) {
+			out = append(out, &pod.Spec.InitContainers[i])
+		}
+	}
+	for i := range pod.Spec.Containers {
+		out = append(out, &pod.Spec.Containers[i])
+	}
+	return out
+}
+
+func protocol(p v1.Protocol) runtimeapi.Protocol {
+	switch p {
+	case v1.ProtocolUDP:
+		return runtimeapi.Protocol_UDP
+	case v1.ProtocolSCTP:
+		return runtimeapi.Protocol_SCTP
+	}
+	return runtimeapi.Protocol_TCP
+}
+
+// hostname is what the pod calls itself.
+func (h *Host) hostname(pod *v1.Pod) (string, error) {
+	host, domain, err := dnsconf.Hostname(pod, h.DNS.ClusterDomain)
+	if err != nil {
+		return "", err
+	}
+	if domain != "" && pod.Spec.SetHostnameAsFQDN != nil && *pod.Spec.SetHostnameAsFQDN {
+		full := host + "." + domain
+		if len(full) > 64 {
+			return "", fmt.Errorf("failed to construct FQDN from pod hostname and cluster domain, FQDN %s is too long (64 characters is the max, %d characters requested)", full, len(full))
+		}
+		return full, nil
+	}
+	return host, nil
+}
+
+func (h *Host) linuxResources(requests, limits v1.ResourceList) *runtimeapi.LinuxContainerResources {
+	period := h.CPUCFSQuotaPeriod.Microseconds()
+	r := &runtimeapi.LinuxContainerResources{
+		CpuPeriod:          period,
+		CpuShares:          shares(cpuRequest(requests, limits)),
+		MemoryLimitInBytes: limits.Memory().Value(),
+	}
+	if h.CPUCFSQuota {
+		r.CpuQuota = quota(limits.Cpu().MilliValue(), period)
+	}
+	return r
+}
+
+// cpuRequest is the request or, where only a limit is set, the limit.
+func cpuRequest(requests, limits v1.ResourceList) int64 {
+	if _, ok := requests[v1.ResourceCPU]; ok {
+		return requests.Cpu().MilliValue()
+	}
+	return limits.Cpu().MilliValue()
+}
+
+// containerResources are a container's limits in the runtime's terms.
+func (h *Host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
+	r := h.linuxResources(c.Resources.Requests, c.Resources.Limits)
+	r.OomScoreAdj = oomScore(pod, c, h.MemoryCapacity)
+	for name, q := range c.Resources.Limits {
+		if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
+			r.HugepageLimits = append(r.HugepageLimits, &runtimeapi.HugepageLimit{PageSize: pageSize(size), Limit: uint64(q.Value())})
+		}
+	}
+	return r
+}
+
+// pageSize is the kernel's name of a page size that the API writes as "2Mi".
+func pageSize(s string) string {
+	if trimmed, ok := strings.CutSuffix(s, "i"); ok {
+		return trimmed + "B"
+	}
+	return s
+}
+
+// containerPlan is a container ready to be made.
+type containerPlan struct {
+	config  *runtimeapi.ContainerConfig
+	sandbox *runtimeapi.PodSandboxConfig
+}
+
+// containerInput is what containerConfig needs to know beyond the pod.
+type containerInput struct {
+	container *v1.Container
+	attempt   uint32
+	image     string // the runtime's reference
+	volumes   map[string]volume.Result
+	ips       []string
+	// target is the container whose processes an ephemeral one sees.
+	target string
+}
+
+// containerConfig is a container in the runtime's terms. Errors are those of a
+// CreateContainerConfigError.
+func (h *Host) containerConfig(ctx context.Context, pod *v1.Pod, in containerInput) (*runtimeapi.ContainerConfig, error) {
+	c := in.container
+	image, err := h.imageStatus(ctx, in.image)
+	if err != nil {
+		return nil, err
+	}
+	if err := verifyNonRoot(pod, c, image); err != nil {
+		return nil, err
+	}
+	vars, err := h.environment(ctx, pod, c, in)
+	if err != nil {
+		return nil, err
+	}
+	values := make(map[string]string, len(vars))
+	cfg := &runtimeapi.ContainerConfig{
+		Metadata:   &runtimeapi.ContainerMetadata{Name: c.Name, Attempt: in.attempt},
+		Image:      &runtimeapi.ImageSpec{Image: in.image, UserSpecifiedImage: c.Image},
+		WorkingDir: c.WorkingDir,
+		Labels: map[string]string{
+			cri.LabelPodName: pod.Name, cri.LabelPodNamespace: pod.Namespace,
+			cri.LabelPodUID: string(pod.UID), cri.LabelContainerName: c.Name,
+		},
+		Annotations: map[string]string{
+			cri.AnnotationHash:                     podstate.Hash(c),
+			cri.AnnotationRestartCount:             strconv.Itoa(int(in.attempt)),
+			cri.AnnotationTerminationMessagePath:   c.TerminationMessagePath,
+			cri.AnnotationTerminationMessagePolicy: string(c.TerminationMessagePolicy),
+		},
+		LogPath:   filepath.Join(c.Name, strconv.Itoa(int(in.attempt))+".log"),
+		Stdin:     c.Stdin,
+		StdinOnce: c.StdinOnce,
+		Tty:       c.TTY,
+	}
+	for _, v := range vars {
+		values[v.Name] = v.Value
+		cfg.Envs = append(cfg.Envs, &runtimeapi.KeyValue{Key: v.Name, Value: []byte(v.Value)})
+	}
+	cfg.Command = env.ExpandMap(c.Command, values)
+	cfg.Args = env.ExpandMap(c.Args, values)
+	if pod.Spec.TerminationGracePeriodSeconds != nil {
+		cfg.Annotations[cri.AnnotationGracePeriod] = strconv.FormatInt(*pod.Spec.TerminationGracePeriodSeconds, 10)
+	}
+	if c.Lifecycle != nil && c.Lifecycle.PreStop != nil {
+		if raw, err := json.Marshal(c.Lifecycle.PreStop); err == nil {
+			cfg.Annotations[cri.AnnotationPreStop] = string(raw)
+		}
+	}
+	if len(c.Ports) > 0 {
+		if raw, err := json.Marshal(c.Ports); err == nil {
+			cfg.Annotations[cri.AnnotationPorts] = string(raw)
+		}
+	}
+	if c.Lifecycle != nil && c.Lifecycle.StopSignal != nil {
+		cfg.StopSignal = runtimeapi.Signal(runtimeapi.Signal_value[string(*c.Lifecycle.StopSignal)])
+	}
+	if cfg.Mounts, err = h.mounts(pod, c, in, values); err != nil {
+		return nil, err
+	}
+	cfg.Linux = &runtimeapi.LinuxContainerConfig{
+		Resources:       h.containerResources(pod, c),
+		SecurityContext: h.containerSecurity(pod, c, image, in.target),
+	}
+	return cfg, nil
+}
+
+func (h *Host) imageStatus(ctx context.Context, ref string) (*runtimeapi.Image, error) {
+	resp, err := h.CRI.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: ref}})
+	if err != nil {
+		return nil, fmt.Errorf("asking for the image: %s", cri.Message(err))
+	}
+	if resp.Image == nil {
+		return nil, fmt.Errorf("image %q not found", ref)
+	}
+	return resp.Image, nil
+}
+
+func (h *Host) environment(ctx context.Context, pod *v1.Pod, c *v1.Container, in containerInput) ([]env.Var, error) {
+	var services []env.Var
+	if h.Services != nil {
+		all, err := h.Services(ctx)
+		if err != nil {
+			return nil, err
+		}
+		services = env.Services(all, pod.Namespace, pod.Spec.EnableServiceLinks == nil || *pod.Spec.EnableServiceLinks)
+	}
+	return env.Make(ctx, env.Input{
+		Pod: pod, Container: c, Objects: h.Objects, Services: services,
+		At:          env.Addresses{PodIPs: in.ips, HostIPs: h.NodeIPs()},
+		Allocatable: h.Allocatable(),
+		Warn: func(message string) {
+			h.event(pod, "", true, "InvalidEnvironmentVariableNames", message)
+		},
+	})
+}
+
+// mounts are the container's volumes, the hosts file and the place of its
+// termination message.
+func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[string]string) ([]*runtimeapi.Mount, error) {
+	var out []*runtimeapi.Mount
+	podDir := h.Volumes.PodDir(pod.UID)
+	hosts := false
+	for i := range c.VolumeMounts {
+		m := &c.VolumeMounts[i]
+		v, ok := in.volumes[m.Name]
+		if !ok {
+			return nil, fmt.Errorf("cannot find volume %q to mount into container %q", m.Name, c.Name)
+		}
+		target := m.MountPath
+		if !filepath.IsAbs(target) {
+			target = filepath.Join("/", target)
+		}
+		hosts = hosts || target == "/etc/hosts"
+		mount := &runtimeapi.Mount{
+			ContainerPath: target, HostPath: v.Path, Readonly: m.ReadOnly || v.ReadOnly && v.Image != nil,
+			Propagation: propagation(m.MountPropagation),
+		}
+		if m.RecursiveReadOnly != nil && *m.RecursiveReadOnly == v1.RecursiveReadOnlyEnabled {
+			mount.RecursiveReadOnly = true
+		}
+		sub := m.SubPath
+		if m.SubPathExpr != "" {
+			var missing []string
+			sub = env.Expand(m.SubPathExpr, func(name string) (string, bool) {
+				value, ok := vars[name]
+				if !ok {
+					missing = append(missing, name)
+				}
+				return value, ok
+			})
+			if len(missing) > 0 {
+				return nil, fmt.Errorf("missing value for %q", missing[0])
+			}
+		}
+		if v.Image != nil {
+			ref := v.Image.Reference
+			mount.HostPath, mount.Image, mount.ImageSubPath = "", &runtimeapi.ImageSpec{Image: ref, UserSpecifiedImage: ref}, sub
+			out = append(out, mount)
+			continue
+		}
+		if sub != "" {
+			path, err := h.Volumes.SubPath(podDir, m.Name, v.Path, sub, c.Name, i)
+			if err != nil {
+				return nil, fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q: %w", m.Name, c.Name, err)
+			}
+			mount.HostPath = path
+		}
+		out = append(out, mount)
+	}
+	if !hosts && (pod.Spec.HostNetwork || len(in.ips) > 0) {
+		path := filepath.Join(podDir, "etc-hosts")
+		host, domain, err := dnsconf.Hostname(pod, h.DNS.ClusterDomain)
+		if err != nil {
+			return nil, err
+		}
+		raw, err := dnsconf.Hosts(pod, in.ips, host, domain, "/etc/hosts")
+		if err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(path, raw, 0o644); err != nil {
+			return nil, fmt.Errorf("writing the hosts file: %w", err)
+		}
+		if err := os.Chmod(path, 0o644); err != nil {
+			return nil, fmt.Errorf("writing the hosts file: %w", err)
+		}
+		out = append(out, &runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: path})
+	}
+	if c.TerminationMessagePath != "" {
+		dir := filepath.Join(podDir, "containers", c.Name)
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return nil, fmt.Errorf("making the termination message's file: %w", err)
+		}
+		var suffix [4]byte
+		if _, err := rand.Read(suffix[:]); err != nil {
+			return nil, err
+		}
+		path := filepath.Join(dir, hex.EncodeToString(suffix[:]))
+		if err := os.WriteFile(path, nil, 0o666); err != nil {
+			return nil, fmt.Errorf("making the termination message's file: %w", err)
+		}
+		if err := os.Chmod(path, 0o666); err != nil {
+			return nil, fmt.Errorf("making the termination message's file: %w", err)
+		}
+		out = append(out, &runtimeapi.Mount{ContainerPath: c.TerminationMessagePath, HostPath: path})
+	}
+	return out, nil
+}
+
+func propagation(p *v1.MountPropagationMode) runtimeapi.MountPropagation {
+	if p == nil {
+		return runtimeapi.MountPropagation_PROPAGATION_PRIVATE
+	}
+	switch *p {
+	case v1.MountPropagationHostToContainer:
+		return runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER
+	case v1.MountPropagationBidirectional:
+		return runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL
+	}
+	return runtimeapi.MountPropagation_PROPAGATION_PRIVATE
+}

@@ -1,0 +1,551 @@
+package pods
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/objects"
+	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/probe"
+	"hyperkube/components/kubelet/volume"
+)
+
+// Verdict is the kubelet's own decision to end a pod.
+type Verdict struct {
+	Reason, Message string
+	// Grace overrides the pod's grace period, in seconds; nil does not.
+	Grace *int64
+	// Conditions are added to the pod's status.
+	Conditions []v1.PodCondition
+	// NeverRan: the pod was refused; nothing of it was started.
+	NeverRan bool
+}
+
+// worker runs one pod. Its loop alone decides; what takes long is done by
+// goroutines of their own, of which there is at most one that starts things
+// (op) and one for each container that is being stopped.
+type worker struct {
+	host *Host
+	uid  types.UID
+	log  *slog.Logger
+	wake chan struct{} // capacity 1
+
+	mu sync.Mutex // guards all below
+	// pod is what is wanted, as the source last told.
+	pod *v1.Pod
+	// gone: the source has it no more.
+	gone bool
+	// verdict is not nil once the kubelet itself has ended the pod.
+	verdict *Verdict
+	// dirty: the runtime must be asked for everything; dirtyIDs: for these.
+	dirty    bool
+	dirtyIDs map[string]bool
+	slots    map[string]podstate.Slot
+	obs      podstate.Observed
+	op       *operation
+	kills    map[string]*kill
+	probes   map[string]*probe.Group
+	hooks    map[string]bool // containers whose postStart hook runs
+	crashed  map[string]time.Time
+	volumes  map[string]volume.Result
+	mounted  bool
+	stale    bool // volumes are to be brought up to date
+	mountAt  time.Time
+	mountGap time.Duration
+	adopted  bool
+	running  bool // its loop has been started
+	stage    stage
+	final    finalStep
+	report   reporter
+	actuated map[string]v1.ResourceRequirements
+}
+
+// stage of a pod's life on the node.
+type stage int
+
+const (
+	syncing     stage = iota
+	terminating       // containers are being stopped, for good
+	stopped           // nothing runs; cleaning up and reporting
+)
+
+type operation struct {
+	cancel context.CancelFunc
+	// end: it belongs to the pod's end and is not to be cut short by it.
+	end bool
+}
+
+func newWorker(h *Host, pod *v1.Pod) *worker {
+	w := &worker{
+		host: h, uid: pod.UID, pod: pod, dirty: true,
+		log:      h.Log.With("pod", pod.Namespace+"/"+pod.Name),
+		wake:     make(chan struct{}, 1),
+		dirtyIDs: map[string]bool{},
+		slots:    map[string]podstate.Slot{},
+		kills:    map[string]*kill{},
+		probes:   map[string]*probe.Group{},
+		hooks:    map[string]bool{},
+		crashed:  map[string]time.Time{},
+		volumes:  map[string]volume.Result{},
+		actuated: map[string]v1.ResourceRequirements{},
+	}
+	w.report.last = pod.Status.DeepCopy()
+	w.report.version = pod.ResourceVersion
+	return w
+}
+
+// kick makes the loop look again.
+func (w *worker) kick() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// update changes the worker's state and makes the loop look at it.
+func (w *worker) update(f func()) {
+	w.mu.Lock()
+	f()
+	w.mu.Unlock()
+	w.kick()
+}
+
+// setPod says what is wanted now.
+func (w *worker) setPod(pod *v1.Pod) {
+	w.update(func() {
+		old := w.pod
+		w.pod = pod
+		w.report.seen(pod)
+		if old.Generation != pod.Generation || !apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) {
+			// What failed may work now.
+			for name, s := range w.slots {
+				if !s.RetryAt.IsZero() {
+					s.RetryAt = time.Time{}
+					w.slots[name] = s
+				}
+			}
+			w.mountAt = time.Time{}
+		}
+		if !maps.Equal(old.Labels, pod.Labels) || !maps.Equal(old.Annotations, pod.Annotations) {
+			w.stale = true
+		}
+	})
+}
+
+// setGone says that the pod is not wanted any more at all.
+func (w *worker) setGone() { w.update(func() { w.gone = true }) }
+
+// setVerdict ends the pod, unless it has ended already.
+func (w *worker) setVerdict(v *Verdict) {
+	w.update(func() {
+		if w.verdict == nil && w.stage == syncing {
+			w.verdict = v
+		}
+	})
+}
+
+// objectsChanged is called when a ConfigMap or Secret of the pod has changed.
+func (w *worker) objectsChanged() {
+	w.update(func() {
+		w.stale = true
+		w.mountAt = time.Time{}
+		for name, s := range w.slots {
+			if s.Waiting != nil && s.Waiting.Reason == createContainerConfigError {
+				s.RetryAt = time.Time{}
+				w.slots[name] = s
+			}
+		}
+	})
+}
+
+// runtimeEvent is called when the runtime reports something of the pod.
+func (w *worker) runtimeEvent(id string, kind runtimeapi.ContainerEventType) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := w.obs.ByID(id)
+	if c == nil {
+		// A sandbox, or what the running operation is about to report itself.
+		for _, s := range w.obs.Sandboxes {
+			if s.ID == id && kind == runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT && s.Ready {
+				w.dirty = true
+				w.kick()
+			}
+		}
+		if w.op == nil && kind == runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT {
+			w.dirty = true
+			w.kick()
+		} else if kind == runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT {
+			// It may have ended before the operation has told of it.
+			w.dirtyIDs[id] = true
+		}
+		return
+	}
+	switch kind {
+	case runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT:
+		if c.State == podstate.Created && w.op == nil {
+			w.dirtyIDs[id] = true
+			w.kick()
+		}
+	case runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT:
+		if c.State != podstate.Exited {
+			w.dirtyIDs[id] = true
+			w.kick()
+		}
+	case runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT:
+		w.dirty = true
+		w.kick()
+	}
+}
+
+// relist makes the worker ask the runtime for everything.
+func (w *worker) relist() { w.update(func() { w.dirty = true }) }
+
+// run drives the pod until nothing of it is left or ctx ends; what runs of it
+// goes on running then.
+func (w *worker) run(ctx context.Context) {
+	defer w.close()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		wakeAt, done := w.step(ctx)
+		if done {
+			return
+		}
+		pause := 24 * time.Hour
+		if !wakeAt.IsZero() {
+			pause = max(time.Until(wakeAt), 0)
+		}
+		timer.Reset(pause)
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.wake:
+		case <-timer.C:
+		}
+	}
+}
+
+// close ends all that the worker started, and waits for it.
+func (w *worker) close() {
+	w.mu.Lock()
+	if w.op != nil {
+		w.op.cancel()
+	}
+	for _, k := range w.kills {
+		k.cancel()
+	}
+	groups := w.probes
+	w.probes = map[string]*probe.Group{}
+	w.mu.Unlock()
+	for _, g := range groups {
+		g.Stop()
+	}
+	w.host.Objects.Refer(w.uid, nil, nil)
+	w.report.wait.Wait()
+}
+
+// step looks at everything once and sets in motion what is to be done.
+func (w *worker) step(ctx context.Context) (wakeAt time.Time, done bool) {
+	if err := w.refresh(ctx); err != nil {
+		if ctx.Err() != nil {
+			return time.Time{}, false
+		}
+		w.log.Warn("asking the runtime for a pod failed", "error", err)
+		return time.Now().Add(time.Second), false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	if !w.adopted {
+		w.adopt()
+	}
+	w.judge(now)
+	if w.stage == syncing {
+		wakeAt = w.stepSync(ctx, now)
+	}
+	if w.stage != syncing {
+		wakeAt, done = w.stepEnd(ctx, now)
+	}
+	if !done {
+		w.report1(ctx, now)
+	}
+	return wakeAt, done
+}
+
+// adopt remembers what an earlier kubelet had made.
+func (w *worker) adopt() {
+	w.adopted = true
+	if w.obs.Sandbox() != nil {
+		w.stale = true
+	}
+	if len(w.host.refs(w.pod)) > 0 {
+		w.host.Objects.Refer(w.uid, w.host.refs(w.pod), w.objectsChanged)
+	}
+	if p := w.pod.Status.Phase; (p == v1.PodFailed || p == v1.PodSucceeded) && w.stage == syncing {
+		w.stage = terminating
+	}
+}
+
+func (h *Host) refs(pod *v1.Pod) []objects.Ref { return objects.Of(pod) }
+
+// judge decides whether the pod is to end.
+func (w *worker) judge(now time.Time) {
+	if w.stage != syncing {
+		return
+	}
+	if w.verdict == nil && w.pod.Spec.ActiveDeadlineSeconds != nil && !w.gone {
+		if end := w.deadline(); !end.IsZero() && !now.Before(end) {
+			w.verdict = &Verdict{Reason: "DeadlineExceeded", Message: "Pod was active on the node longer than the specified deadline"}
+			w.host.event(w.pod, "", false, "DeadlineExceeded", w.verdict.Message)
+		}
+	}
+	if w.gone || w.pod.DeletionTimestamp != nil || w.verdict != nil {
+		w.stage = terminating
+	}
+}
+
+func (w *worker) deadline() time.Time {
+	if w.pod.Spec.ActiveDeadlineSeconds == nil {
+		return time.Time{}
+	}
+	start := w.report.want.StartTime
+	if start == nil {
+		start = w.report.last.StartTime
+	}
+	if start == nil {
+		return time.Time{}
+	}
+	return start.Add(time.Duration(*w.pod.Spec.ActiveDeadlineSeconds) * time.Second)
+}
+
+// refresh asks the runtime for what may have changed.
+func (w *worker) refresh(ctx context.Context) error {
+	w.mu.Lock()
+	all, ids := w.dirty, w.dirtyIDs
+	w.dirty, w.dirtyIDs = false, map[string]bool{}
+	if w.op != nil && !all {
+		// The operation tells of its own container itself.
+		for id := range ids {
+			if w.obs.ByID(id) == nil {
+				delete(ids, id)
+				w.dirtyIDs[id] = true
+			}
+		}
+	}
+	w.mu.Unlock()
+	if all {
+		obs, err := w.host.CRI.Observe(ctx, w.uid)
+		if err != nil {
+			w.mu.Lock()
+			w.dirty = true
+			w.mu.Unlock()
+			return err
+		}
+		w.mu.Lock()
+		pod := w.pod
+		known := w.obs
+		w.mu.Unlock()
+		for i := range obs.Containers {
+			w.host.fillMessage(pod, &obs.Containers[i], known.ByID(obs.Containers[i].ID))
+		}
+		w.mu.Lock()
+		w.obs = obs
+		w.mu.Unlock()
+		return nil
+	}
+	for id := range ids {
+		if err := w.observe(ctx, id); err != nil {
+			w.mu.Lock()
+			w.dirty = true
+			w.mu.Unlock()
+			return err
+		}
+	}
+	return nil
+}
+
+// observe asks the runtime for one container that is known.
+func (w *worker) observe(ctx context.Context, id string) error {
+	c, err := w.host.CRI.Container(ctx, id)
+	if err != nil {
+		if isNotFound(err) {
+			w.mu.Lock()
+			for i := range w.obs.Containers {
+				if w.obs.Containers[i].ID == id {
+					w.obs.Containers = append(w.obs.Containers[:i:i], w.obs.Containers[i+1:]...)
+					break
+				}
+			}
+			w.mu.Unlock()
+			return nil
+		}
+		return err
+	}
+	w.mu.Lock()
+	pod := w.pod
+	old := w.obs.ByID(id)
+	w.mu.Unlock()
+	w.host.fillMessage(pod, &c, old)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if old := w.obs.ByID(id); old != nil {
+		c.SandboxID = old.SandboxID
+		*old = c
+	} else {
+		w.dirty = true
+		w.kick()
+	}
+	return nil
+}
+
+// input is what a decision rests on now. The caller holds mu.
+func (w *worker) input(now time.Time) podstate.Input {
+	health := make(map[string]podstate.Health, len(w.probes)+len(w.hooks))
+	for id, g := range w.probes {
+		health[id] = g.Health()
+	}
+	for id := range w.hooks {
+		h := health[id]
+		h.PostStartRunning = true
+		health[id] = h
+	}
+	return podstate.Input{Pod: w.pod, Observed: &w.obs, Health: health, Slots: w.slots, Now: now}
+}
+
+// stepSync does one step of a pod that is to run. The caller holds mu.
+func (w *worker) stepSync(ctx context.Context, now time.Time) time.Time {
+	w.syncProbes()
+	plan := podstate.Next(w.input(now))
+	if plan.Finished && w.op == nil {
+		w.stage = terminating
+		return time.Time{}
+	}
+	for _, k := range plan.Kill {
+		if k.Replace {
+			s := w.slots[k.Name]
+			s.ForceRestart = k.ID
+			w.slots[k.Name] = s
+		}
+		w.startKill(ctx, k.ID, k.Message, w.killGrace(k.ID))
+	}
+	for _, b := range plan.BackOff {
+		w.crashLoop(b)
+	}
+	wakeAt := plan.WakeAt
+	soon := func(t time.Time) {
+		if !t.IsZero() && (wakeAt.IsZero() || t.Before(wakeAt)) {
+			wakeAt = t
+		}
+	}
+	soon(w.deadline())
+	if w.op == nil && len(w.kills) == 0 || w.op == nil && !plan.NewSandbox {
+		starts := plan.Start[:0:0]
+		for _, s := range plan.Start {
+			if !w.slots[s.Name].Killing {
+				starts = append(starts, s)
+			}
+		}
+		needMount := len(starts) > 0 && !w.mounted
+		switch {
+		case len(starts) > 0 && needMount && w.mountAt.After(now):
+			soon(w.mountAt)
+		case len(starts) > 0:
+			w.startOp(ctx, plan, starts)
+		default:
+			soon(w.refreshVolumes(ctx, now))
+		}
+	}
+	return wakeAt
+}
+
+// crashLoop says that a restart waits. The caller holds mu.
+func (w *worker) crashLoop(b podstate.Wait) {
+	slot := w.slots[b.Name]
+	if slot.Waiting == nil || slot.Waiting.Reason != crashLoopBackOff || !w.crashed[b.Name].Equal(b.Until) {
+		w.crashed[b.Name] = b.Until
+		slot.Waiting = &v1.ContainerStateWaiting{Reason: crashLoopBackOff, Message: podstate.CrashMessage(w.pod, b)}
+		w.slots[b.Name] = slot
+		w.host.event(w.pod, b.Name, true, "BackOff", "Back-off restarting failed container "+b.Name+" in pod "+w.pod.Name+"_"+w.pod.Namespace+"("+string(w.pod.UID)+")")
+	}
+}
+
+// syncProbes probes exactly the containers that run. The caller holds mu.
+func (w *worker) syncProbes() {
+	running := map[string]bool{}
+	for i := range w.obs.Containers {
+		st := &w.obs.Containers[i]
+		if st.State != podstate.Running {
+			continue
+		}
+		running[st.ID] = true
+		if _, ok := w.probes[st.ID]; ok || w.hooks[st.ID] || w.slots[st.Name].Killing {
+			continue
+		}
+		c, kind := podstate.Find(w.pod, st.Name)
+		if c == nil || kind == podstate.Ephemeral || (kind == podstate.Init && !podstate.IsSidecar(c)) {
+			continue
+		}
+		if c.StartupProbe == nil && c.LivenessProbe == nil && c.ReadinessProbe == nil {
+			continue
+		}
+		pod, name := w.pod, st.Name
+		o := probe.Options{
+			Target:  probe.Target{Pod: pod, Container: c, ContainerID: st.ID, PodIP: w.podIP()},
+			Started: st.StartedAt,
+			Changed: w.kick,
+			Event: func(warning bool, reason, message string) {
+				w.host.event(pod, name, warning, reason, message)
+			},
+		}
+		if known := findStatus(w.report.last, name); known != nil && known.ContainerID == w.host.RuntimeName+"://"+st.ID {
+			o.KnownStarted = known.Started != nil && *known.Started
+			o.KnownReady = known.Ready
+		}
+		if g := w.host.Prober.Start(o); g != nil {
+			w.probes[st.ID] = g
+		}
+	}
+	for id, g := range w.probes {
+		if !running[id] {
+			delete(w.probes, id)
+			go g.Stop()
+		}
+	}
+}
+
+func findStatus(s *v1.PodStatus, name string) *v1.ContainerStatus {
+	for _, list := range [][]v1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses, s.EphemeralContainerStatuses} {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
+		}
+	}
+	return nil
+}
+
+// ips are the pod's addresses. The caller holds mu.
+func (w *worker) ips() []string {
+	if w.pod.Spec.HostNetwork {
+		return w.host.NodeIPs()
+	}
+	if s := w.obs.Sandbox(); s != nil {
+		return s.IPs
+	}
+	return nil
+}
+
+func (w *worker) podIP() string {
+	if ips := w.ips(); len(ips) > 0 {
+		return ips[0]
+	}
+	return ""
+}

@@ -1,0 +1,217 @@
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// How long answers of the API server hold.
+const (
+	tokenTTL = 2 * time.Minute
+	allowTTL = 5 * time.Minute
+	denyTTL  = 30 * time.Second
+	maxHeld  = 4096
+)
+
+// Auth authenticates by client certificate and bearer token and authorises,
+// both by asking the API server. Its methods are safe for several goroutines.
+type Auth struct {
+	// Kube asks; nil refuses all tokens and lets nobody do anything.
+	Kube     kubernetes.Interface
+	NodeName string
+	// Anonymous requests go on to authorisation.
+	Anonymous bool
+	// AlwaysAllow: who is authenticated may do everything.
+	AlwaysAllow bool
+
+	mu      sync.Mutex // guards what follows
+	tokens  map[[sha256.Size]byte]heldUser
+	allowed map[string]heldAnswer
+}
+
+type user struct {
+	name, uid string
+	groups    []string
+	extra     map[string]authorizationv1.ExtraValue
+}
+
+type heldUser struct {
+	user  *user
+	until time.Time
+}
+
+type heldAnswer struct {
+	ok     bool
+	reason string
+	until  time.Time
+}
+
+func (a *Auth) wrap(next http.Handler, ca *x509.CertPool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		u, err := a.authenticate(r, ca)
+		if err != nil || u == nil {
+			http.Error(w, "Unauthorized", http.StatusUnauthorized)
+			return
+		}
+		verb, subresources := attributes(r)
+		if !a.AlwaysAllow {
+			ok, err := a.authorize(r.Context(), u, verb, subresources, r.URL.Path)
+			if err != nil {
+				http.Error(w, fmt.Sprintf("Authorization error (user=%s, verb=%s, resource=nodes, subresource=%v)", u.name, verb, subresources), http.StatusInternalServerError)
+				return
+			}
+			if !ok {
+				http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=%v)", u.name, verb, subresources), http.StatusForbidden)
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (a *Auth) authenticate(r *http.Request, ca *x509.CertPool) (*user, error) {
+	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 && ca != nil {
+		opts := x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, Intermediates: x509.NewCertPool()}
+		for _, c := range r.TLS.PeerCertificates[1:] {
+			opts.Intermediates.AddCert(c)
+		}
+		leaf := r.TLS.PeerCertificates[0]
+		if _, err := leaf.Verify(opts); err == nil && leaf.Subject.CommonName != "" {
+			return &user{name: leaf.Subject.CommonName, groups: append(leaf.Subject.Organization[:len(leaf.Subject.Organization):len(leaf.Subject.Organization)], "system:authenticated")}, nil
+		}
+	}
+	if token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok && strings.TrimSpace(token) != "" {
+		return a.token(r.Context(), strings.TrimSpace(token))
+	}
+	if a.Anonymous {
+		return &user{name: "system:anonymous", groups: []string{"system:unauthenticated"}}, nil
+	}
+	return nil, nil
+}
+
+func (a *Auth) token(ctx context.Context, token string) (*user, error) {
+	if a.Kube == nil {
+		return nil, nil
+	}
+	key := sha256.Sum256([]byte(token))
+	now := time.Now()
+	a.mu.Lock()
+	held, ok := a.tokens[key]
+	a.mu.Unlock()
+	if ok && now.Before(held.until) {
+		return held.user, nil
+	}
+	review, err := a.Kube.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
+		Spec: authenticationv1.TokenReviewSpec{Token: token},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("asking for a token's user: %w", err)
+	}
+	var u *user
+	if review.Status.Authenticated {
+		u = &user{name: review.Status.User.Username, uid: review.Status.User.UID, groups: review.Status.User.Groups, extra: map[string]authorizationv1.ExtraValue{}}
+		for k, v := range review.Status.User.Extra {
+			u.extra[k] = authorizationv1.ExtraValue(v)
+		}
+	}
+	a.mu.Lock()
+	if a.tokens == nil || len(a.tokens) >= maxHeld {
+		a.tokens = map[[sha256.Size]byte]heldUser{}
+	}
+	a.tokens[key] = heldUser{u, now.Add(tokenTTL)}
+	a.mu.Unlock()
+	return u, nil
+}
+
+// attributes are the verb and the subresources of nodes that allow a request,
+// the narrowest first.
+func attributes(r *http.Request) (verb string, subresources []string) {
+	switch r.Method {
+	case http.MethodPost:
+		verb = "create"
+	case http.MethodPut:
+		verb = "update"
+	case http.MethodPatch:
+		verb = "patch"
+	case http.MethodDelete:
+		verb = "delete"
+	default:
+		verb = "get"
+	}
+	path := r.URL.Path
+	under := func(prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") }
+	switch {
+	case under("/stats"):
+		return verb, []string{"stats"}
+	case under("/metrics"):
+		return verb, []string{"metrics"}
+	case under("/logs"):
+		return verb, []string{"log"}
+	case under("/checkpoint"):
+		return verb, []string{"checkpoint"}
+	case under("/healthz"):
+		return verb, []string{"healthz", "proxy"}
+	case under("/configz"):
+		return verb, []string{"configz", "proxy"}
+	case under("/pods"), under("/runningpods"):
+		return verb, []string{"pods", "proxy"}
+	}
+	return verb, []string{"proxy"}
+}
+
+func (a *Auth) authorize(ctx context.Context, u *user, verb string, subresources []string, path string) (bool, error) {
+	for _, sub := range subresources {
+		ok, err := a.ask(ctx, u, verb, sub, path)
+		if err != nil || ok {
+			return ok, err
+		}
+	}
+	return false, nil
+}
+
+func (a *Auth) ask(ctx context.Context, u *user, verb, sub, path string) (bool, error) {
+	if a.Kube == nil {
+		return false, nil
+	}
+	key := strings.Join(append([]string{u.name, u.uid, verb, sub}, u.groups...), "\x00") + fmt.Sprint(u.extra)
+	now := time.Now()
+	a.mu.Lock()
+	held, ok := a.allowed[key]
+	a.mu.Unlock()
+	if ok && now.Before(held.until) {
+		return held.ok, nil
+	}
+	review, err := a.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: u.name, UID: u.uid, Groups: u.groups, Extra: u.extra,
+			ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Verb: verb, Version: "v1", Resource: "nodes", Subresource: sub, Name: a.NodeName,
+			},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return false, fmt.Errorf("asking whether %s may %s: %w", u.name, path, err)
+	}
+	ttl := denyTTL
+	if review.Status.Allowed {
+		ttl = allowTTL
+	}
+	a.mu.Lock()
+	if a.allowed == nil || len(a.allowed) >= maxHeld {
+		a.allowed = map[string]heldAnswer{}
+	}
+	a.allowed[key] = heldAnswer{ok: review.Status.Allowed, reason: review.Status.Reason, until: now.Add(ttl)}
+	a.mu.Unlock()
+	return review.Status.Allowed, nil
+}

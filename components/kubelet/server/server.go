@@ -1,0 +1,357 @@
+// Package server is the kubelet's HTTPS API: logs, exec, attach, port-forward,
+// pods, stats and metrics, for clients that the API server vouches for.
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"hyperkube/components/kubelet/podlogs"
+	"hyperkube/components/kubelet/podstate"
+)
+
+// Backend is what the server serves. Its methods are safe for several
+// goroutines; errors that wrap NotFound are answered 404.
+type Backend interface {
+	// Pods of this node with their newest status.
+	Pods() []*v1.Pod
+	// RunningPods as the runtime has them.
+	RunningPods(ctx context.Context) ([]*v1.Pod, error)
+	// Container finds a container; uid may be empty.
+	Container(namespace, pod string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error)
+	// Ended returns a channel that is closed once the container has ended.
+	// Forget must be called when it is not needed any more.
+	Ended(ctx context.Context, id string) <-chan struct{}
+	Forget(id string, ch <-chan struct{})
+	// Exec, Attach and PortForward return where the runtime streams.
+	Exec(ctx context.Context, id string, o StreamOptions) (*url.URL, error)
+	Attach(ctx context.Context, id string, o StreamOptions) (*url.URL, error)
+	PortForward(ctx context.Context, namespace, pod string, uid types.UID, ports []int32) (*url.URL, error)
+	// Run executes a command and returns its output.
+	Run(ctx context.Context, id string, cmd []string) ([]byte, error)
+	// Summary is what pods and the node use.
+	Summary(ctx context.Context) (*statsv1alpha1.Summary, error)
+	// Configz is the configuration, as JSON.
+	Configz() any
+	// Healthy tells what is wrong, if anything.
+	Healthy() error
+	// Gatherers of /metrics, /metrics/resource and /metrics/cadvisor.
+	Metrics(which string) prometheus.Gatherer
+}
+
+// NotFound is wrapped by errors of a Backend for what this node does not have.
+var NotFound = errors.New("not found")
+
+// StreamOptions of exec and attach.
+type StreamOptions struct {
+	Command                    []string
+	TTY, Stdin, Stdout, Stderr bool
+}
+
+// Config of a Server.
+type Config struct {
+	// Listener to serve HTTPS on; it is closed when Serve ends.
+	Listener net.Listener
+	// Certificate is asked at each connection.
+	Certificate func() (*tls.Certificate, error)
+	// ClientCA verifies client certificates; nil: none is accepted.
+	ClientCA *x509.CertPool
+	// Auth decides who may do what; nil lets everyone do everything, for
+	// tests.
+	Auth *Auth
+	// NodeLogs is the directory served at /logs/.
+	NodeLogs string
+	Backend  Backend
+	Log      *slog.Logger
+}
+
+// Server serves.
+type Server struct {
+	cfg  Config
+	http *http.Server
+}
+
+// New makes a Server.
+func New(cfg Config) *Server {
+	s := &Server{cfg: cfg}
+	s.http = &http.Server{
+		Handler:           s.handler(),
+		ReadHeaderTimeout: 30 * time.Second,
+		IdleTimeout:       90 * time.Second,
+		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+		TLSConfig: &tls.Config{
+			MinVersion: tls.VersionTLS12,
+			ClientAuth: tls.RequestClientCert,
+			// Upgrades to SPDY and WebSocket exist in HTTP/1.1 alone; clients
+			// that want HTTP/2 for the rest get it.
+			NextProtos:     []string{"h2", "http/1.1"},
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cfg.Certificate() },
+		},
+	}
+	return s
+}
+
+// Serve serves until ctx ends.
+func (s *Server) Serve(ctx context.Context) error {
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		short, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if err := s.http.Shutdown(short); err != nil {
+			s.http.Close()
+		}
+	})
+	err := s.http.ServeTLS(s.cfg.Listener, "", "")
+	if !stop() {
+		<-stopped
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	b := s.cfg.Backend
+	mux.HandleFunc("/healthz", Healthz(b.Healthy))
+	mux.HandleFunc("/healthz/{check}", Healthz(b.Healthy))
+	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, podList(b.Pods())) })
+	running := func(w http.ResponseWriter, r *http.Request) {
+		pods, err := b.RunningPods(r.Context())
+		if err != nil {
+			fail(w, err)
+			return
+		}
+		writeJSON(w, podList(pods))
+	}
+	mux.HandleFunc("GET /runningpods", running)
+	mux.HandleFunc("GET /runningpods/{$}", running)
+	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, map[string]any{"kubeletconfig": b.Configz()})
+	})
+	summary := func(w http.ResponseWriter, r *http.Request) {
+		sum, err := b.Summary(r.Context())
+		if err != nil {
+			fail(w, err)
+			return
+		}
+		writeJSON(w, sum)
+	}
+	mux.HandleFunc("GET /stats/summary", summary)
+	mux.HandleFunc("POST /stats/summary", summary)
+	for _, which := range []string{"/metrics", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"} {
+		mux.Handle("GET "+which, promhttp.HandlerFor(b.Metrics(which), promhttp.HandlerOpts{}))
+	}
+	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
+	for _, at := range []string{"/exec/{namespace}/{pod}/{container}", "/exec/{namespace}/{pod}/{uid}/{container}"} {
+		mux.HandleFunc(at, s.stream(false))
+	}
+	for _, at := range []string{"/attach/{namespace}/{pod}/{container}", "/attach/{namespace}/{pod}/{uid}/{container}"} {
+		mux.HandleFunc(at, s.stream(true))
+	}
+	for _, at := range []string{"/run/{namespace}/{pod}/{container}", "/run/{namespace}/{pod}/{uid}/{container}"} {
+		mux.HandleFunc("POST "+at, s.run)
+	}
+	for _, at := range []string{"/portForward/{namespace}/{pod}", "/portForward/{namespace}/{pod}/{uid}"} {
+		mux.HandleFunc(at, s.portForward)
+	}
+	if s.cfg.NodeLogs != "" {
+		mux.Handle("GET /logs/", http.StripPrefix("/logs/", http.FileServer(http.Dir(s.cfg.NodeLogs))))
+	}
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	if s.cfg.Auth == nil {
+		return mux
+	}
+	return s.cfg.Auth.wrap(mux, s.cfg.ClientCA)
+}
+
+// Healthz answers health checks, each on one line with ?verbose.
+func Healthz(check func() error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if err := check(); err != nil {
+			http.Error(w, "[-]syncloop failed: "+err.Error()+"\nhealthz check failed", http.StatusInternalServerError)
+			return
+		}
+		if _, verbose := r.URL.Query()["verbose"]; verbose {
+			fmt.Fprint(w, "[+]ping ok\n[+]log ok\n[+]syncloop ok\nhealthz check passed\n")
+			return
+		}
+		fmt.Fprint(w, "ok")
+	}
+}
+
+func podList(pods []*v1.Pod) *v1.PodList {
+	list := &v1.PodList{Items: []v1.Pod{}}
+	list.Kind, list.APIVersion = "PodList", "v1"
+	for _, p := range pods {
+		list.Items = append(list.Items, *p)
+	}
+	return list
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(raw)
+}
+
+func fail(w http.ResponseWriter, err error) {
+	code := http.StatusInternalServerError
+	if errors.Is(err, NotFound) {
+		code = http.StatusNotFound
+	}
+	http.Error(w, err.Error(), code)
+}
+
+// logs answers what `kubectl logs` asks for.
+func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
+	o, previous, stream, err := logOptions(r.URL.Query(), time.Now())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		return
+	}
+	_, c, err := s.cfg.Backend.Container(r.PathValue("namespace"), r.PathValue("pod"), "", r.PathValue("container"), previous)
+	if err != nil {
+		code := http.StatusBadRequest
+		if errors.Is(err, NotFound) {
+			code = http.StatusNotFound
+		}
+		http.Error(w, err.Error(), code)
+		return
+	}
+	if o.Follow && c.State == podstate.Running {
+		done := s.cfg.Backend.Ended(r.Context(), c.ID)
+		defer s.cfg.Backend.Forget(c.ID, done)
+		o.Done = done
+	}
+	w.Header().Set("Content-Type", "text/plain")
+	out := &flushing{w: w, flush: o.Follow}
+	if f, ok := w.(http.Flusher); ok && o.Follow {
+		f.Flush()
+	}
+	stdout, stderr := out, out
+	switch stream {
+	case "Stdout":
+		stderr = nil
+	case "Stderr":
+		stdout = nil
+	}
+	err = podlogs.Read(r.Context(), c.LogPath, o, stdout.orNil(), stderr.orNil())
+	if err != nil && r.Context().Err() == nil && !out.wrote {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+type flushing struct {
+	w     http.ResponseWriter
+	flush bool
+	wrote bool
+}
+
+func (f *flushing) Write(p []byte) (int, error) {
+	f.wrote = true
+	n, err := f.w.Write(p)
+	if f.flush {
+		if fl, ok := f.w.(http.Flusher); ok {
+			fl.Flush()
+		}
+	}
+	return n, err
+}
+
+// orNil keeps a nil pointer from becoming a writer that is not nil.
+func (f *flushing) orNil() interface{ Write([]byte) (int, error) } {
+	if f == nil {
+		return nil
+	}
+	return f
+}
+
+func logOptions(q url.Values, now time.Time) (o podlogs.Options, previous bool, stream string, err error) {
+	o.Tail = -1
+	flag := func(name string) bool {
+		v := q.Get(name)
+		return v == "true" || v == "1"
+	}
+	number := func(name string) (int64, bool) {
+		v := q.Get(name)
+		if v == "" {
+			return 0, false
+		}
+		n, convErr := strconv.ParseInt(v, 10, 64)
+		if convErr != nil || n < 0 {
+			err = fmt.Errorf("invalid %s: %q", name, v)
+		}
+		return n, true
+	}
+	o.Follow, o.Timestamps, previous = flag("follow"), flag("timestamps"), flag("previous")
+	if v := q.Get("tailLines"); v != "" && v != "all" {
+		o.Tail, _ = number("tailLines")
+	}
+	if n, ok := number("limitBytes"); ok {
+		if n < 1 {
+			err = errors.New("limitBytes must be greater than 0")
+		}
+		o.Limit = n
+	}
+	if n, ok := number("sinceSeconds"); ok {
+		o.Since = now.Add(-time.Duration(n) * time.Second)
+	}
+	if v := q.Get("sinceTime"); v != "" {
+		t, parseErr := time.Parse(time.RFC3339, v)
+		if parseErr != nil {
+			err = fmt.Errorf("invalid sinceTime: %w", parseErr)
+		}
+		o.Since = t
+	}
+	stream = q.Get("stream")
+	if stream == "" {
+		stream = "All"
+	}
+	return o, previous, stream, err
+}
+
+func (s *Server) run(w http.ResponseWriter, r *http.Request) {
+	_, c, err := s.cfg.Backend.Container(r.PathValue("namespace"), r.PathValue("pod"), types.UID(r.PathValue("uid")), r.PathValue("container"), false)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	out, err := s.cfg.Backend.Run(r.Context(), c.ID, strings.Split(r.URL.Query().Get("cmd"), " "))
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain")
+	_, _ = w.Write(out)
+}

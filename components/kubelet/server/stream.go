@@ -1,0 +1,100 @@
+package server
+
+import (
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/proxy"
+)
+
+// stream serves exec and attach by passing the connection on to the runtime.
+func (s *Server) stream(attach bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodPost {
+			http.Error(w, "405: Method Not Allowed", http.StatusMethodNotAllowed)
+			return
+		}
+		o, ok := streamOptions(r.URL.Query())
+		if !ok {
+			http.Error(w, "you must specify at least 1 of stdin, stdout, stderr", http.StatusBadRequest)
+			return
+		}
+		_, c, err := s.cfg.Backend.Container(r.PathValue("namespace"), r.PathValue("pod"), types.UID(r.PathValue("uid")), r.PathValue("container"), false)
+		if err != nil {
+			fail(w, err)
+			return
+		}
+		var at *url.URL
+		if attach {
+			at, err = s.cfg.Backend.Attach(r.Context(), c.ID, o)
+		} else {
+			at, err = s.cfg.Backend.Exec(r.Context(), c.ID, o)
+		}
+		if err != nil {
+			fail(w, err)
+			return
+		}
+		s.pass(w, r, at)
+	}
+}
+
+// streamOptions reads which streams are wanted, in the API's words ("stdin")
+// or the kubelet's own ("input").
+func streamOptions(q url.Values) (StreamOptions, bool) {
+	flag := func(names ...string) bool {
+		for _, n := range names {
+			if v := q.Get(n); v == "1" || v == "true" {
+				return true
+			}
+		}
+		return false
+	}
+	o := StreamOptions{
+		Command: q["command"],
+		TTY:     flag("tty"),
+		Stdin:   flag("input", "stdin"),
+		Stdout:  flag("output", "stdout"),
+		Stderr:  flag("error", "stderr"),
+	}
+	if o.TTY && o.Stderr {
+		// A terminal has one output.
+		o.Stderr = false
+	}
+	return o, o.Stdin || o.Stdout || o.Stderr
+}
+
+func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
+	var ports []int32
+	for _, v := range append(r.URL.Query()["port"], r.URL.Query()["ports"]...) {
+		for _, one := range strings.Split(v, ",") {
+			n, err := strconv.ParseInt(one, 10, 32)
+			if err != nil || n < 1 || n > 65535 {
+				http.Error(w, "invalid port "+strconv.Quote(one), http.StatusBadRequest)
+				return
+			}
+			ports = append(ports, int32(n))
+		}
+	}
+	at, err := s.cfg.Backend.PortForward(r.Context(), r.PathValue("namespace"), r.PathValue("pod"), types.UID(r.PathValue("uid")), ports)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	s.pass(w, r, at)
+}
+
+// pass connects the client with the runtime, whatever protocol they speak.
+func (s *Server) pass(w http.ResponseWriter, r *http.Request, at *url.URL) {
+	h := proxy.NewUpgradeAwareHandler(at, http.DefaultTransport, false, true, responder{})
+	h.UseLocationHost = true
+	h.ServeHTTP(w, r)
+}
+
+type responder struct{}
+
+func (responder) Error(w http.ResponseWriter, _ *http.Request, err error) {
+	http.Error(w, err.Error(), http.StatusInternalServerError)
+}

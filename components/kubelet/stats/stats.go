@@ -1,0 +1,408 @@
+// Package stats measures what the node and its pods use.
+package stats
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/nodestatus"
+)
+
+// Provider measures. Its methods are safe for several goroutines.
+type Provider struct {
+	CRI      *cri.Client
+	NodeName string
+	// Root is a path on the file system of pods, Logs that of their logs.
+	Root string
+	// Pods returns the node's pods, for their start times.
+	Pods func() []*v1.Pod
+	// Boot is when the node's statistics began.
+	Boot time.Time
+
+	mu   sync.Mutex // guards last
+	last map[string]sample
+}
+
+// sample of CPU time, to tell the rate of use.
+type sample struct {
+	at    time.Time
+	nanos uint64
+	rate  uint64
+}
+
+// Summary returns what everything uses.
+func (p *Provider) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
+	now := time.Now()
+	out := &statsv1alpha1.Summary{Node: p.node(now), Pods: []statsv1alpha1.PodStats{}}
+	boxes, err := p.sandboxes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	started := map[string]metav1.Time{}
+	for _, pod := range p.Pods() {
+		if pod.Status.StartTime != nil {
+			started[string(pod.UID)] = *pod.Status.StartTime
+		}
+	}
+	seen := map[string]bool{"node": true}
+	for _, box := range boxes {
+		meta := box.GetAttributes().GetMetadata()
+		pod := statsv1alpha1.PodStats{
+			PodRef:     statsv1alpha1.PodReference{Name: meta.GetName(), Namespace: meta.GetNamespace(), UID: meta.GetUid()},
+			StartTime:  started[meta.GetUid()],
+			Containers: []statsv1alpha1.ContainerStats{},
+		}
+		linux := box.GetLinux()
+		for _, c := range linux.GetContainers() {
+			cs := statsv1alpha1.ContainerStats{Name: c.GetAttributes().GetMetadata().GetName(), StartTime: pod.StartTime}
+			id := c.GetAttributes().GetId()
+			seen[id] = true
+			cs.CPU, cs.Memory = p.cpu(id, c.GetCpu(), now), memory(c.GetMemory(), now)
+			if fs := c.GetWritableLayer(); fs != nil {
+				cs.Rootfs = &statsv1alpha1.FsStats{Time: at(fs.GetTimestamp(), now), UsedBytes: value(fs.GetUsedBytes()), InodesUsed: value(fs.GetInodesUsed())}
+			}
+			pod.Containers = append(pod.Containers, cs)
+		}
+		id := box.GetAttributes().GetId()
+		seen[id] = true
+		pod.CPU, pod.Memory = p.cpu(id, linux.GetCpu(), now), memory(linux.GetMemory(), now)
+		if pod.CPU == nil {
+			pod.CPU = sumCPU(pod.Containers, now)
+		}
+		if pod.Memory == nil {
+			pod.Memory = sumMemory(pod.Containers, now)
+		}
+		pod.Network = network(linux.GetNetwork(), now)
+		if n := linux.GetProcess().GetProcessCount(); n != nil {
+			pod.ProcessStats = &statsv1alpha1.ProcessStats{ProcessCount: value(n)}
+		}
+		pod.EphemeralStorage = p.ephemeral(pod, now)
+		out.Pods = append(out.Pods, pod)
+	}
+	p.mu.Lock()
+	for id := range p.last {
+		if !seen[id] {
+			delete(p.last, id)
+		}
+	}
+	p.mu.Unlock()
+	return out, nil
+}
+
+// sandboxes returns the stats of all sandboxes with their containers, put
+// together by ourselves where the runtime does not.
+func (p *Provider) sandboxes(ctx context.Context) ([]*runtimeapi.PodSandboxStats, error) {
+	resp, err := p.CRI.Runtime.ListPodSandboxStats(ctx, &runtimeapi.ListPodSandboxStatsRequest{})
+	if err == nil {
+		return resp.Stats, nil
+	}
+	if !cri.IsUnimplemented(err) {
+		return nil, fmt.Errorf("measuring pods: %w", err)
+	}
+	boxes, err := p.CRI.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{
+		Filter: &runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("measuring pods: %w", err)
+	}
+	containers, err := p.CRI.Runtime.ListContainerStats(ctx, &runtimeapi.ListContainerStatsRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("measuring containers: %w", err)
+	}
+	byPod := map[string][]*runtimeapi.ContainerStats{}
+	for _, c := range containers.Stats {
+		uid := c.GetAttributes().GetLabels()[cri.LabelPodUID]
+		byPod[uid] = append(byPod[uid], c)
+	}
+	var out []*runtimeapi.PodSandboxStats
+	for _, b := range boxes.Items {
+		out = append(out, &runtimeapi.PodSandboxStats{
+			Attributes: &runtimeapi.PodSandboxAttributes{Id: b.Id, Metadata: b.Metadata, Labels: b.Labels},
+			Linux:      &runtimeapi.LinuxPodSandboxStats{Containers: byPod[b.GetMetadata().GetUid()]},
+		})
+	}
+	return out, nil
+}
+
+func (p *Provider) node(now time.Time) statsv1alpha1.NodeStats {
+	out := statsv1alpha1.NodeStats{NodeName: p.NodeName, StartTime: metav1.NewTime(p.Boot)}
+	if n, err := nodeCPU(); err == nil {
+		out.CPU = &statsv1alpha1.CPUStats{Time: metav1.NewTime(now), UsageCoreNanoSeconds: &n, UsageNanoCores: p.rate("node", n, now)}
+	}
+	if info, err := nodestatus.MemInfo(); err == nil {
+		total, available := uint64(info["MemTotal"]), uint64(info["MemAvailable"])
+		used := total - uint64(info["MemFree"])
+		working := total - available
+		rss := uint64(info["AnonPages"])
+		out.Memory = &statsv1alpha1.MemoryStats{Time: metav1.NewTime(now), AvailableBytes: &available, UsageBytes: &used, WorkingSetBytes: &working, RSSBytes: &rss}
+	}
+	out.Fs = FileSystem(p.Root, now)
+	out.Runtime = &statsv1alpha1.RuntimeStats{ImageFs: FileSystem(p.Root, now), ContainerFs: FileSystem(p.Root, now)}
+	out.Network = nodeNetwork(now)
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		procs := int64(info.Procs)
+		out.Rlimit = &statsv1alpha1.RlimitStats{Time: metav1.NewTime(now), NumOfRunningProcesses: &procs}
+		if raw, err := os.ReadFile("/proc/sys/kernel/pid_max"); err == nil {
+			if n, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64); err == nil {
+				out.Rlimit.MaxPID = &n
+			}
+		}
+	}
+	return out
+}
+
+// nodeCPU is the CPU time used since boot.
+func nodeCPU() (uint64, error) {
+	f, err := os.Open("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	scan := bufio.NewScanner(f)
+	scan.Scan()
+	fields := strings.Fields(scan.Text())
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return 0, fmt.Errorf("unexpected first line of /proc/stat")
+	}
+	var ticks uint64
+	for i, s := range fields[1:9] {
+		if i == 3 || i == 4 {
+			continue // idle, waiting
+		}
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		ticks += n
+	}
+	return ticks * uint64(time.Second/100), nil
+}
+
+func nodeNetwork(now time.Time) *statsv1alpha1.NetworkStats {
+	raw, err := os.ReadFile("/proc/net/dev")
+	if err != nil {
+		return nil
+	}
+	out := &statsv1alpha1.NetworkStats{Time: metav1.NewTime(now)}
+	for _, line := range strings.Split(string(raw), "\n") {
+		name, rest, ok := strings.Cut(line, ":")
+		f := strings.Fields(rest)
+		name = strings.TrimSpace(name)
+		if !ok || len(f) < 11 || name == "lo" || strings.HasPrefix(name, "veth") {
+			continue
+		}
+		num := func(i int) *uint64 {
+			n, err := strconv.ParseUint(f[i], 10, 64)
+			if err != nil {
+				return nil
+			}
+			return &n
+		}
+		one := statsv1alpha1.InterfaceStats{Name: name, RxBytes: num(0), RxErrors: num(2), TxBytes: num(8), TxErrors: num(10)}
+		out.Interfaces = append(out.Interfaces, one)
+		if out.InterfaceStats.Name == "" || name == "eth0" {
+			out.InterfaceStats = one
+		}
+	}
+	return out
+}
+
+// FileSystem measures the file system that path is on; nil when it cannot.
+func FileSystem(path string, now time.Time) *statsv1alpha1.FsStats {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return nil
+	}
+	size := uint64(fs.Bsize)
+	available, capacity, used := fs.Bavail*size, fs.Blocks*size, (fs.Blocks-fs.Bfree)*size
+	inodes, free := fs.Files, fs.Ffree
+	inodesUsed := inodes - free
+	return &statsv1alpha1.FsStats{
+		Time: metav1.NewTime(now), AvailableBytes: &available, CapacityBytes: &capacity, UsedBytes: &used,
+		InodesFree: &free, Inodes: &inodes, InodesUsed: &inodesUsed,
+	}
+}
+
+// ephemeral is what the pod wrote: layers, logs and empty directories.
+func (p *Provider) ephemeral(pod statsv1alpha1.PodStats, now time.Time) *statsv1alpha1.FsStats {
+	out := FileSystem(p.Root, now)
+	if out == nil {
+		return nil
+	}
+	used, inodes := DiskUsage(filepath.Join(p.Root, "pods", pod.PodRef.UID, "volumes", "kubernetes.io~empty-dir"))
+	for i := range pod.Containers {
+		if fs := pod.Containers[i].Rootfs; fs != nil {
+			if fs.UsedBytes != nil {
+				used += *fs.UsedBytes
+			}
+			if fs.InodesUsed != nil {
+				inodes += *fs.InodesUsed
+			}
+		}
+	}
+	out.UsedBytes, out.InodesUsed = &used, &inodes
+	return out
+}
+
+// DiskUsage is what a tree takes on its own file system.
+func DiskUsage(root string) (bytes, inodes uint64) {
+	var top unix.Stat_t
+	if unix.Lstat(root, &top) != nil {
+		return 0, 0
+	}
+	walk(root, top.Dev, &bytes, &inodes)
+	return bytes, inodes
+}
+
+func walk(path string, dev uint64, bytes, inodes *uint64) {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil || st.Dev != dev {
+		return
+	}
+	*bytes += uint64(st.Blocks) * 512
+	*inodes++
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		walk(filepath.Join(path, e.Name()), dev, bytes, inodes)
+	}
+}
+
+func (p *Provider) cpu(id string, c *runtimeapi.CpuUsage, now time.Time) *statsv1alpha1.CPUStats {
+	if c == nil || c.UsageCoreNanoSeconds == nil {
+		return nil
+	}
+	n := c.UsageCoreNanoSeconds.Value
+	out := &statsv1alpha1.CPUStats{Time: at(c.Timestamp, now), UsageCoreNanoSeconds: &n}
+	if c.UsageNanoCores != nil {
+		out.UsageNanoCores = value(c.UsageNanoCores)
+	} else {
+		out.UsageNanoCores = p.rate(id, n, out.Time.Time)
+	}
+	return out
+}
+
+// rate is how many nanoseconds of CPU a second were used since the last sample;
+// nil when there is none.
+func (p *Provider) rate(id string, nanos uint64, now time.Time) *uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last == nil {
+		p.last = map[string]sample{}
+	}
+	old, ok := p.last[id]
+	if !ok {
+		p.last[id] = sample{at: now, nanos: nanos}
+		return nil
+	}
+	gap := now.Sub(old.at)
+	if gap < time.Second || nanos < old.nanos {
+		if nanos < old.nanos {
+			p.last[id] = sample{at: now, nanos: nanos}
+		}
+		return &old.rate
+	}
+	r := uint64(float64(nanos-old.nanos) / gap.Seconds())
+	p.last[id] = sample{at: now, nanos: nanos, rate: r}
+	return &r
+}
+
+func memory(m *runtimeapi.MemoryUsage, now time.Time) *statsv1alpha1.MemoryStats {
+	if m == nil {
+		return nil
+	}
+	return &statsv1alpha1.MemoryStats{
+		Time: at(m.Timestamp, now), AvailableBytes: value(m.AvailableBytes), UsageBytes: value(m.UsageBytes),
+		WorkingSetBytes: value(m.WorkingSetBytes), RSSBytes: value(m.RssBytes), PageFaults: value(m.PageFaults), MajorPageFaults: value(m.MajorPageFaults),
+	}
+}
+
+func network(n *runtimeapi.NetworkUsage, now time.Time) *statsv1alpha1.NetworkStats {
+	if n == nil {
+		return nil
+	}
+	one := func(i *runtimeapi.NetworkInterfaceUsage) statsv1alpha1.InterfaceStats {
+		return statsv1alpha1.InterfaceStats{Name: i.GetName(), RxBytes: value(i.GetRxBytes()), RxErrors: value(i.GetRxErrors()), TxBytes: value(i.GetTxBytes()), TxErrors: value(i.GetTxErrors())}
+	}
+	out := &statsv1alpha1.NetworkStats{Time: at(n.Timestamp, now)}
+	if n.DefaultInterface != nil {
+		out.InterfaceStats = one(n.DefaultInterface)
+		out.Interfaces = append(out.Interfaces, out.InterfaceStats)
+	}
+	for _, i := range n.Interfaces {
+		out.Interfaces = append(out.Interfaces, one(i))
+	}
+	return out
+}
+
+func sumCPU(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha1.CPUStats {
+	var total, rate uint64
+	rated := false
+	for i := range list {
+		if c := list[i].CPU; c != nil {
+			if c.UsageCoreNanoSeconds != nil {
+				total += *c.UsageCoreNanoSeconds
+			}
+			if c.UsageNanoCores != nil {
+				rate, rated = rate+*c.UsageNanoCores, true
+			}
+		}
+	}
+	out := &statsv1alpha1.CPUStats{Time: metav1.NewTime(now), UsageCoreNanoSeconds: &total}
+	if rated {
+		out.UsageNanoCores = &rate
+	}
+	return out
+}
+
+func sumMemory(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha1.MemoryStats {
+	var usage, working, rss uint64
+	add := func(to *uint64, v *uint64) {
+		if v != nil {
+			*to += *v
+		}
+	}
+	for i := range list {
+		if m := list[i].Memory; m != nil {
+			add(&usage, m.UsageBytes)
+			add(&working, m.WorkingSetBytes)
+			add(&rss, m.RSSBytes)
+		}
+	}
+	return &statsv1alpha1.MemoryStats{Time: metav1.NewTime(now), UsageBytes: &usage, WorkingSetBytes: &working, RSSBytes: &rss}
+}
+
+func value(v *runtimeapi.UInt64Value) *uint64 {
+	if v == nil {
+		return nil
+	}
+	n := v.Value
+	return &n
+}
+
+func at(ns int64, now time.Time) metav1.Time {
+	if ns <= 0 {
+		return metav1.NewTime(now)
+	}
+	return metav1.NewTime(time.Unix(0, ns))
+}

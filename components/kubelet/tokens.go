@@ -1,0 +1,98 @@
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"hyperkube/components/kubelet/objects"
+)
+
+// tokens asks for service account tokens and keeps them while they are fresh.
+type tokens struct {
+	kube kubernetes.Interface // may be nil
+
+	mu   sync.Mutex // guards held
+	held map[tokenKey]token
+}
+
+type tokenKey struct {
+	pod      types.UID
+	account  string
+	audience string
+	seconds  int64
+}
+
+type token struct {
+	text             string
+	refresh, expires time.Time
+}
+
+func newTokens(kube kubernetes.Interface) *tokens {
+	return &tokens{kube: kube, held: map[tokenKey]token{}}
+}
+
+// Token implements volume.Tokens.
+func (t *tokens) Token(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountTokenProjection) (string, time.Time, error) {
+	if t.kube == nil {
+		return "", time.Time{}, fmt.Errorf("a token of service account %s: %w", pod.Spec.ServiceAccountName, objects.ErrNoAPI)
+	}
+	seconds := int64(3600)
+	if p.ExpirationSeconds != nil {
+		seconds = *p.ExpirationSeconds
+	}
+	key := tokenKey{pod.UID, pod.Spec.ServiceAccountName, p.Audience, seconds}
+	now := time.Now()
+	t.mu.Lock()
+	have, ok := t.held[key]
+	t.mu.Unlock()
+	if ok && now.Before(have.refresh) {
+		return have.text, have.refresh, nil
+	}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: &seconds,
+		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+	}}
+	if p.Audience != "" {
+		request.Spec.Audiences = []string{p.Audience}
+	}
+	got, err := t.kube.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request, metav1.CreateOptions{})
+	if err != nil {
+		if ok && now.Before(have.expires) {
+			// The old one does for a while.
+			return have.text, now.Add(time.Minute), nil
+		}
+		return "", time.Time{}, fmt.Errorf("failed to fetch token: %w", err)
+	}
+	expires := got.Status.ExpirationTimestamp.Time
+	life := min(expires.Sub(now)*8/10, 24*time.Hour)
+	fresh := token{text: got.Status.Token, expires: expires, refresh: now.Add(life - rand.N(10*time.Second))}
+	t.mu.Lock()
+	t.held[key] = fresh
+	for k, v := range t.held {
+		if now.After(v.expires) {
+			delete(t.held, k)
+		}
+	}
+	t.mu.Unlock()
+	return fresh.text, fresh.refresh, nil
+}
+
+// forget drops the tokens of a pod that is gone.
+func (t *tokens) forget(pod types.UID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k := range t.held {
+		if k.pod == pod {
+			delete(t.held, k)
+		}
+	}
+}
