@@ -10,6 +10,7 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
 )
 
 // TLS names the files of one kind of listener. Without CertFile and KeyFile it
@@ -82,9 +83,11 @@ const (
 	// while idle: 7 ms a second at 50 ms, 3 ms at 250 ms.
 	aloneHeartbeat, aloneElection = 250 * time.Millisecond, 1250 * time.Millisecond
 	usualHeartbeat, usualElection = 100 * time.Millisecond, time.Second
-	// aloneCatchUp is how many entries of raft's log stay in memory for slow
-	// followers, of which a cluster of one has none.
-	aloneCatchUp = 100
+	// aloneCatchUp is how many entries of raft's log beyond SnapshotCount
+	// stay in memory. A cluster of one has no slow followers that want them,
+	// but what is read from disk at start must not be dropped before raft
+	// knows that it has been applied: raft panics then.
+	aloneCatchUp = 1000
 	// aloneBatch is how often the database file is brought up to date with
 	// the write-ahead log, which is what makes a write durable. Seldom is
 	// cheap; a start after a crash has up to that much to apply again.
@@ -96,8 +99,8 @@ func (c *Config) alone() bool {
 	return c.InitialClusterState != embed.ClusterStateFlagExisting && !strings.Contains(c.InitialCluster, ",")
 }
 
-// embed makes etcd's own configuration.
-func (c *Config) embed() (*embed.Config, error) {
+// embed makes etcd's own configuration, to log to logger.
+func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 	if c.DataDir == "" {
 		return nil, errors.New("etcd: no data directory")
 	}
@@ -158,7 +161,7 @@ func (c *Config) embed() (*embed.Config, error) {
 	heartbeat, election := usualHeartbeat, usualElection
 	if c.alone() {
 		heartbeat, election = aloneHeartbeat, aloneElection
-		out.SnapshotCatchUpEntries = aloneCatchUp
+		out.SnapshotCatchUpEntries = out.SnapshotCount + aloneCatchUp
 		out.BackendBatchInterval = aloneBatch
 	}
 	out.TickMs = uint(or(c.HeartbeatInterval, heartbeat).Milliseconds())
@@ -168,7 +171,7 @@ func (c *Config) embed() (*embed.Config, error) {
 	// Kubernetes has none.
 	out.EnableGRPCGateway = false
 	out.Logger = "zap"
-	out.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapLogger(c.Log))
+	out.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger)
 	if err := out.Validate(); err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -55,7 +56,7 @@ func Dial(cfg DialConfig) (*clientv3.Client, error) {
 		DialTimeout:          dialTimeout,
 		DialKeepAliveTime:    keepaliveTime,
 		DialKeepAliveTimeout: keepaliveTimeout,
-		Logger:               zapLogger(cfg.Log),
+		Logger:               zapLogger(cfg.Log, new(atomic.Bool)),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connecting to etcd: %w", err)

@@ -4,29 +4,43 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 )
 
-// zapLogger hands what etcd logs at warning and above to a slog.Logger; what
-// is below is never put together.
-func zapLogger(log *slog.Logger) *zap.Logger {
+// harmless is what etcd warns of though it is just as it should be here.
+var harmless = map[string]bool{
+	"it isn't recommended to use default name, please set a value for --name. Note that etcd might run into issue when multiple members have the same default name": true,
+	"Running http and grpc server on single port. This is not recommended for production.":                                                                          true,
+	"simple token is not cryptographically signed": true, // authentication is by certificate
+	// It looks for a version that is written a little later, and looks again.
+	"Failed to detect schema version":  true,
+	"failed to update storage version": true,
+}
+
+// zapLogger hands what etcd logs at warning and above to a slog.Logger until
+// silent is set; what is below is never put together.
+func zapLogger(log *slog.Logger, silent *atomic.Bool) *zap.Logger {
 	if log == nil {
 		return zap.NewNop()
 	}
-	return zap.New(&slogCore{handler: log.Handler()})
+	return zap.New(&slogCore{handler: log.Handler(), silent: silent})
 }
 
 // slogCore is a zapcore.Core that writes to a slog.Handler.
-type slogCore struct{ handler slog.Handler }
+type slogCore struct {
+	handler slog.Handler
+	silent  *atomic.Bool
+}
 
 // Enabled is for zap.
 func (c *slogCore) Enabled(level zapcore.Level) bool { return level >= zapcore.WarnLevel }
 
 // With is for zap.
 func (c *slogCore) With(fields []zapcore.Field) zapcore.Core {
-	return &slogCore{c.handler.WithAttrs(attrs(fields))}
+	return &slogCore{c.handler.WithAttrs(attrs(fields)), c.silent}
 }
 
 // Check is for zap.
@@ -44,7 +58,8 @@ func (c *slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 		level = slog.LevelError
 	}
 	ctx := context.Background()
-	if !c.handler.Enabled(ctx, level) {
+	fatal := entry.Level > zapcore.ErrorLevel
+	if !c.handler.Enabled(ctx, level) || !fatal && (c.silent.Load() || harmless[entry.Message]) {
 		return nil
 	}
 	record := slog.NewRecord(entry.Time, level, entry.Message, 0)

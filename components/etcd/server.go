@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync/atomic"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -15,19 +16,22 @@ import (
 
 // Server is one member.
 type Server struct {
-	cfg    *embed.Config
-	alone  bool
-	ready  chan struct{}
-	client atomic.Pointer[clientv3.Client]
+	cfg   *embed.Config
+	alone bool
+	ready chan struct{}
+	// stopping silences etcd's complaints of being stopped.
+	stopping *atomic.Bool
+	client   atomic.Pointer[clientv3.Client]
 }
 
 // New validates cfg. Nothing is opened before Run.
 func New(cfg Config) (*Server, error) {
-	out, err := cfg.embed()
+	stopping := new(atomic.Bool)
+	out, err := cfg.embed(zapLogger(cfg.Log, stopping))
 	if err != nil {
 		return nil, err
 	}
-	return &Server{cfg: out, alone: cfg.alone(), ready: make(chan struct{})}, nil
+	return &Server{cfg: out, alone: cfg.alone(), ready: make(chan struct{}), stopping: stopping}, nil
 }
 
 // Ready is closed once the member takes requests.
@@ -40,11 +44,17 @@ func (s *Server) Client() *clientv3.Client { return s.client.Load() }
 // Run runs the member until ctx ends or it fails. Whatever had been
 // acknowledged is on the disk, however it ends.
 func (s *Server) Run(ctx context.Context) error {
+	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
+		return fmt.Errorf("starting etcd: %w", err)
+	}
 	member, err := embed.StartEtcd(s.cfg)
 	if err != nil {
 		return fmt.Errorf("starting etcd: %w", err)
 	}
-	defer member.Close()
+	defer func() {
+		s.stopping.Store(true)
+		member.Close()
+	}()
 	if s.alone {
 		campaign(ctx, member.Server)
 	}
