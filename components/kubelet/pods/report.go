@@ -124,7 +124,7 @@ func (w *worker) send(ctx context.Context) {
 		w.mu.Lock()
 		switch {
 		case err == nil:
-			if newer(result.ResourceVersion, w.report.version) {
+			if !newer(w.report.version, result.ResourceVersion) || result.ResourceVersion == w.report.version {
 				w.report.last, w.report.version = &result.Status, result.ResourceVersion
 			}
 			// What was added since, or by others, is found by the next step.

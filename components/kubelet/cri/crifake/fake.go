@@ -1,0 +1,465 @@
+// Package crifake is a container runtime in memory, for tests: containers run
+// when they are started and exit when the test says so.
+package crifake
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+)
+
+// Runtime is the fake. Calls that it does not know panic by their nil embedded
+// interface, so that a test notices. Its methods are safe for several
+// goroutines.
+type Runtime struct {
+	runtimeapi.RuntimeServiceClient
+	runtimeapi.ImageServiceClient
+
+	// OnExec answers ExecSync; nil: every command succeeds.
+	OnExec func(id string, cmd []string) (code int32, out string)
+	// NoEvents: there is no event stream.
+	NoEvents bool
+	// Stubborn containers do not stop until their grace is over.
+	Stubborn bool
+
+	mu         sync.Mutex
+	next       int
+	sandboxes  map[string]*runtimeapi.PodSandboxStatus
+	containers map[string]*container
+	images     map[string]*runtimeapi.Image
+	failing    map[string]error // by method
+	calls      []string
+	listeners  map[chan *runtimeapi.ContainerEventResponse]bool
+}
+
+type container struct {
+	status  *runtimeapi.ContainerStatus
+	sandbox string
+	config  *runtimeapi.ContainerConfig
+}
+
+// New makes a runtime that has images.
+func New(images ...string) *Runtime {
+	r := &Runtime{
+		sandboxes: map[string]*runtimeapi.PodSandboxStatus{}, containers: map[string]*container{}, images: map[string]*runtimeapi.Image{},
+		failing: map[string]error{}, listeners: map[chan *runtimeapi.ContainerEventResponse]bool{},
+	}
+	for _, i := range images {
+		r.images[i] = &runtimeapi.Image{Id: "sha256:" + i, RepoTags: []string{i}, Size: 1 << 20}
+	}
+	return r
+}
+
+// Client is the kubelet's way to it.
+func (r *Runtime) Client() *cri.Client { return &cri.Client{Runtime: r, Images: r} }
+
+// Fail makes a method fail until it is called with nil.
+func (r *Runtime) Fail(method string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failing[method] = err
+}
+
+// Calls returns what was called, in order, with the name of its object.
+func (r *Runtime) Calls() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.calls)
+}
+
+func (r *Runtime) called(method, name string) error {
+	r.calls = append(r.calls, method+" "+name)
+	return r.failing[method]
+}
+
+// Config returns the newest configuration of a container of that name, or nil.
+func (r *Runtime) Config(name string) *runtimeapi.ContainerConfig {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c := r.find(name); c != nil {
+		return c.config
+	}
+	return nil
+}
+
+func (r *Runtime) find(name string) *container {
+	var found *container
+	for _, c := range r.containers {
+		if c.status.Metadata.Name == name && (found == nil || c.status.Metadata.Attempt > found.status.Metadata.Attempt) {
+			found = c
+		}
+	}
+	return found
+}
+
+// Exit ends the newest container of that name.
+func (r *Runtime) Exit(name string, code int32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c := r.find(name); c != nil {
+		r.exit(c, code)
+	}
+}
+
+// StopSandboxes ends all sandboxes, as a reboot does.
+func (r *Runtime) StopSandboxes() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id := range r.sandboxes {
+		r.stopSandbox(id)
+	}
+}
+
+// Count returns how many sandboxes and containers there are.
+func (r *Runtime) Count() (sandboxes, containers int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.sandboxes), len(r.containers)
+}
+
+func (r *Runtime) exit(c *container, code int32) {
+	if c.status.State == runtimeapi.ContainerState_CONTAINER_EXITED {
+		return
+	}
+	c.status.State, c.status.ExitCode, c.status.FinishedAt = runtimeapi.ContainerState_CONTAINER_EXITED, code, time.Now().UnixNano()
+	c.status.Reason = "Error"
+	if code == 0 {
+		c.status.Reason = "Completed"
+	}
+	r.emit(c.status.Id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+}
+
+func (r *Runtime) emit(id, sandbox string, kind runtimeapi.ContainerEventType) {
+	ev := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind, CreatedAt: time.Now().UnixNano(), PodSandboxStatus: r.sandboxes[sandbox]}
+	for l := range r.listeners {
+		l <- ev
+	}
+}
+
+// Version implements the runtime service.
+func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest, ...grpc.CallOption) (*runtimeapi.VersionResponse, error) {
+	return &runtimeapi.VersionResponse{RuntimeName: "fake", RuntimeVersion: "1"}, nil
+}
+
+// Status implements the runtime service.
+func (r *Runtime) Status(context.Context, *runtimeapi.StatusRequest, ...grpc.CallOption) (*runtimeapi.StatusResponse, error) {
+	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
+		{Type: "RuntimeReady", Status: true}, {Type: "NetworkReady", Status: true},
+	}}}, nil
+}
+
+// RuntimeConfig implements the runtime service.
+func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest, ...grpc.CallOption) (*runtimeapi.RuntimeConfigResponse, error) {
+	return &runtimeapi.RuntimeConfigResponse{}, nil
+}
+
+// UpdateRuntimeConfig implements the runtime service.
+func (r *Runtime) UpdateRuntimeConfig(_ context.Context, req *runtimeapi.UpdateRuntimeConfigRequest, _ ...grpc.CallOption) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return &runtimeapi.UpdateRuntimeConfigResponse{}, r.called("UpdateRuntimeConfig", req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr())
+}
+
+// RunPodSandbox implements the runtime service.
+func (r *Runtime) RunPodSandbox(_ context.Context, req *runtimeapi.RunPodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.RunPodSandboxResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.called("RunPodSandbox", req.Config.Metadata.Name); err != nil {
+		return nil, err
+	}
+	r.next++
+	id := fmt.Sprintf("sandbox%d", r.next)
+	r.sandboxes[id] = &runtimeapi.PodSandboxStatus{
+		Id: id, Metadata: req.Config.Metadata, State: runtimeapi.PodSandboxState_SANDBOX_READY, CreatedAt: time.Now().UnixNano(),
+		Network: &runtimeapi.PodSandboxNetworkStatus{Ip: fmt.Sprintf("10.0.0.%d", r.next)}, Labels: req.Config.Labels,
+	}
+	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
+}
+
+func (r *Runtime) stopSandbox(id string) {
+	for _, c := range r.containers {
+		if c.sandbox == id {
+			r.exit(c, 137)
+		}
+	}
+	r.sandboxes[id].State = runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+	r.emit(id, id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+}
+
+// StopPodSandbox implements the runtime service.
+func (r *Runtime) StopPodSandbox(_ context.Context, req *runtimeapi.StopPodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.StopPodSandboxResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sandboxes[req.PodSandboxId] != nil {
+		r.stopSandbox(req.PodSandboxId)
+	}
+	return &runtimeapi.StopPodSandboxResponse{}, nil
+}
+
+// RemovePodSandbox implements the runtime service.
+func (r *Runtime) RemovePodSandbox(_ context.Context, req *runtimeapi.RemovePodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.RemovePodSandboxResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, c := range r.containers {
+		if c.sandbox == req.PodSandboxId {
+			delete(r.containers, id)
+		}
+	}
+	delete(r.sandboxes, req.PodSandboxId)
+	return &runtimeapi.RemovePodSandboxResponse{}, nil
+}
+
+// PodSandboxStatus implements the runtime service.
+func (r *Runtime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStatusRequest, _ ...grpc.CallOption) (*runtimeapi.PodSandboxStatusResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.sandboxes[req.PodSandboxId]
+	if s == nil {
+		return nil, status.Error(codes.NotFound, "no such sandbox")
+	}
+	cp := &runtimeapi.PodSandboxStatus{Id: s.Id, Metadata: s.Metadata, State: s.State, CreatedAt: s.CreatedAt, Network: s.Network, Labels: s.Labels}
+	return &runtimeapi.PodSandboxStatusResponse{Status: cp}, nil
+}
+
+func fits(selector, labels map[string]string) bool {
+	for k, v := range selector {
+		if labels[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+// ListPodSandbox implements the runtime service.
+func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.ListPodSandboxResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := &runtimeapi.ListPodSandboxResponse{}
+	for _, s := range r.sandboxes {
+		if fits(req.GetFilter().GetLabelSelector(), s.Labels) {
+			out.Items = append(out.Items, &runtimeapi.PodSandbox{Id: s.Id, Metadata: s.Metadata, State: s.State, CreatedAt: s.CreatedAt, Labels: s.Labels})
+		}
+	}
+	return out, nil
+}
+
+// CreateContainer implements the runtime service.
+func (r *Runtime) CreateContainer(_ context.Context, req *runtimeapi.CreateContainerRequest, _ ...grpc.CallOption) (*runtimeapi.CreateContainerResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.called("CreateContainer", req.Config.Metadata.Name); err != nil {
+		return nil, err
+	}
+	r.next++
+	id := fmt.Sprintf("container%d", r.next)
+	c := req.Config
+	r.containers[id] = &container{sandbox: req.PodSandboxId, config: c, status: &runtimeapi.ContainerStatus{
+		Id: id, Metadata: c.Metadata, State: runtimeapi.ContainerState_CONTAINER_CREATED, CreatedAt: time.Now().UnixNano(),
+		Image: c.Image, ImageRef: c.Image.Image, Labels: c.Labels, Annotations: c.Annotations, Mounts: c.Mounts, LogPath: c.LogPath,
+	}}
+	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
+}
+
+// StartContainer implements the runtime service.
+func (r *Runtime) StartContainer(_ context.Context, req *runtimeapi.StartContainerRequest, _ ...grpc.CallOption) (*runtimeapi.StartContainerResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.containers[req.ContainerId]
+	if c == nil {
+		return nil, status.Error(codes.NotFound, "no such container")
+	}
+	if err := r.called("StartContainer", c.status.Metadata.Name); err != nil {
+		c.status.State, c.status.ExitCode, c.status.FinishedAt, c.status.Reason = runtimeapi.ContainerState_CONTAINER_EXITED, 128, time.Now().UnixNano(), "StartError"
+		return nil, err
+	}
+	c.status.State, c.status.StartedAt = runtimeapi.ContainerState_CONTAINER_RUNNING, time.Now().UnixNano()
+	r.emit(c.status.Id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+	return &runtimeapi.StartContainerResponse{}, nil
+}
+
+// StopContainer implements the runtime service.
+func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContainerRequest, _ ...grpc.CallOption) (*runtimeapi.StopContainerResponse, error) {
+	r.mu.Lock()
+	c := r.containers[req.ContainerId]
+	if c == nil {
+		r.mu.Unlock()
+		return nil, status.Error(codes.NotFound, "no such container")
+	}
+	_ = r.called("StopContainer", c.status.Metadata.Name)
+	stubborn := r.Stubborn && req.Timeout > 0
+	r.mu.Unlock()
+	if stubborn {
+		select {
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		case <-time.After(time.Duration(req.Timeout) * time.Second):
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.exit(c, 137)
+	return &runtimeapi.StopContainerResponse{}, nil
+}
+
+// RemoveContainer implements the runtime service.
+func (r *Runtime) RemoveContainer(_ context.Context, req *runtimeapi.RemoveContainerRequest, _ ...grpc.CallOption) (*runtimeapi.RemoveContainerResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.containers, req.ContainerId)
+	return &runtimeapi.RemoveContainerResponse{}, nil
+}
+
+// ListContainers implements the runtime service.
+func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContainersRequest, _ ...grpc.CallOption) (*runtimeapi.ListContainersResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := &runtimeapi.ListContainersResponse{}
+	for _, c := range r.containers {
+		if fits(req.GetFilter().GetLabelSelector(), c.status.Labels) {
+			out.Containers = append(out.Containers, &runtimeapi.Container{
+				Id: c.status.Id, PodSandboxId: c.sandbox, Metadata: c.status.Metadata, Image: c.status.Image, ImageRef: c.status.ImageRef,
+				State: c.status.State, CreatedAt: c.status.CreatedAt, Labels: c.status.Labels,
+			})
+		}
+	}
+	return out, nil
+}
+
+// ContainerStatus implements the runtime service.
+func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerStatusRequest, _ ...grpc.CallOption) (*runtimeapi.ContainerStatusResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.containers[req.ContainerId]
+	if c == nil {
+		return nil, status.Error(codes.NotFound, "no such container")
+	}
+	s := c.status
+	return &runtimeapi.ContainerStatusResponse{Status: &runtimeapi.ContainerStatus{
+		Id: s.Id, Metadata: s.Metadata, State: s.State, CreatedAt: s.CreatedAt, StartedAt: s.StartedAt, FinishedAt: s.FinishedAt,
+		ExitCode: s.ExitCode, Image: s.Image, ImageRef: s.ImageRef, Reason: s.Reason, Message: s.Message,
+		Labels: maps.Clone(s.Labels), Annotations: s.Annotations, Mounts: s.Mounts, LogPath: s.LogPath,
+	}}, nil
+}
+
+// UpdateContainerResources implements the runtime service.
+func (r *Runtime) UpdateContainerResources(_ context.Context, req *runtimeapi.UpdateContainerResourcesRequest, _ ...grpc.CallOption) (*runtimeapi.UpdateContainerResourcesResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return &runtimeapi.UpdateContainerResourcesResponse{}, r.called("UpdateContainerResources", req.ContainerId)
+}
+
+// ExecSync implements the runtime service.
+func (r *Runtime) ExecSync(_ context.Context, req *runtimeapi.ExecSyncRequest, _ ...grpc.CallOption) (*runtimeapi.ExecSyncResponse, error) {
+	r.mu.Lock()
+	_ = r.called("ExecSync", fmt.Sprint(req.Cmd))
+	exec := r.OnExec
+	r.mu.Unlock()
+	if exec == nil {
+		return &runtimeapi.ExecSyncResponse{}, nil
+	}
+	code, out := exec(req.ContainerId, req.Cmd)
+	return &runtimeapi.ExecSyncResponse{ExitCode: code, Stdout: []byte(out)}, nil
+}
+
+// GetContainerEvents implements the runtime service.
+func (r *Runtime) GetContainerEvents(ctx context.Context, _ *runtimeapi.GetEventsRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[runtimeapi.ContainerEventResponse], error) {
+	if r.NoEvents {
+		return nil, status.Error(codes.Unimplemented, "no events")
+	}
+	ch := make(chan *runtimeapi.ContainerEventResponse, 1000)
+	r.mu.Lock()
+	r.listeners[ch] = true
+	r.mu.Unlock()
+	return &stream{ctx: ctx, ch: ch, close: func() {
+		r.mu.Lock()
+		delete(r.listeners, ch)
+		r.mu.Unlock()
+	}}, nil
+}
+
+type stream struct {
+	ctx   context.Context
+	ch    chan *runtimeapi.ContainerEventResponse
+	close func()
+}
+
+func (s *stream) Recv() (*runtimeapi.ContainerEventResponse, error) {
+	select {
+	case ev := <-s.ch:
+		return ev, nil
+	case <-s.ctx.Done():
+		s.close()
+		return nil, s.ctx.Err()
+	}
+}
+func (s *stream) Header() (metadata.MD, error) { return nil, nil }
+func (s *stream) Trailer() metadata.MD         { return nil }
+func (s *stream) CloseSend() error             { return nil }
+func (s *stream) Context() context.Context     { return s.ctx }
+func (s *stream) SendMsg(any) error            { return io.EOF }
+func (s *stream) RecvMsg(any) error            { return io.EOF }
+
+// ImageStatus implements the image service.
+func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequest, _ ...grpc.CallOption) (*runtimeapi.ImageStatusResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name := req.Image.Image
+	for tag, i := range r.images {
+		if tag == name || i.Id == name {
+			return &runtimeapi.ImageStatusResponse{Image: i}, nil
+		}
+	}
+	return &runtimeapi.ImageStatusResponse{}, nil
+}
+
+// PullImage implements the image service.
+func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest, _ ...grpc.CallOption) (*runtimeapi.PullImageResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name := req.Image.Image
+	if err := r.called("PullImage", name); err != nil {
+		return nil, err
+	}
+	r.images[name] = &runtimeapi.Image{Id: "sha256:" + name, RepoTags: []string{name}, Size: 1 << 20}
+	return &runtimeapi.PullImageResponse{ImageRef: "sha256:" + name}, nil
+}
+
+// ListImages implements the image service.
+func (r *Runtime) ListImages(context.Context, *runtimeapi.ListImagesRequest, ...grpc.CallOption) (*runtimeapi.ListImagesResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := &runtimeapi.ListImagesResponse{}
+	for _, i := range r.images {
+		out.Images = append(out.Images, i)
+	}
+	return out, nil
+}
+
+// RemoveImage implements the image service.
+func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequest, _ ...grpc.CallOption) (*runtimeapi.RemoveImageResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for tag, i := range r.images {
+		if i.Id == req.Image.Image {
+			delete(r.images, tag)
+		}
+	}
+	return &runtimeapi.RemoveImageResponse{}, r.called("RemoveImage", req.Image.Image)
+}
+
+// ImageFsInfo implements the image service.
+func (r *Runtime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest, ...grpc.CallOption) (*runtimeapi.ImageFsInfoResponse, error) {
+	return &runtimeapi.ImageFsInfoResponse{}, nil
+}
