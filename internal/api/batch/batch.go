@@ -1,0 +1,34 @@
+// Package batch describes the kinds of batch/v1, one file a kind. The schedules
+// of CronJobs are in schedule.go, for their controller too.
+package batch
+
+import "hyperkube/internal/api"
+
+const (
+	group   = "batch"
+	version = "v1"
+)
+
+// Resources are all kinds of the group.
+func Resources() []*api.Resource {
+	return []*api.Resource{
+		cronJob().Resource(),
+		job().Resource(),
+	}
+}
+
+// set gives a pointer field its default.
+func set[T any](p **T, value T) {
+	if *p == nil {
+		*p = &value
+	}
+}
+
+// value of a pointer field, zero when unset.
+func value[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}

@@ -1,0 +1,131 @@
+package batch
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	batchv1beta1 "k8s.io/api/batch/v1beta1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+	"hyperkube/internal/api/core/pod"
+)
+
+// maxCronJobName leaves room for the 11 characters that are appended to make
+// the name of a job.
+const maxCronJobName = 63 - 11
+
+func cronJob() api.Kind[*batchv1.CronJob] {
+	spec, status := batchv1beta1.CronJobSpec{}.SwaggerDoc(), batchv1beta1.CronJobStatus{}.SwaggerDoc()
+	return api.Kind[*batchv1.CronJob]{
+		Names:   api.Names{Kind: "CronJob", Plural: "cronjobs", ShortNames: []string{"cj"}, Categories: []string{"all"}},
+		Group:   group,
+		Version: version,
+		Scope:   api.Namespaced,
+		New:     func() *batchv1.CronJob { return &batchv1.CronJob{} },
+		NewList: func() runtime.Object { return &batchv1.CronJobList{} },
+		Default: func(c *batchv1.CronJob) {
+			pod.DefaultTemplate(&c.Spec.JobTemplate.Spec.Template)
+			if c.Spec.ConcurrencyPolicy == "" {
+				c.Spec.ConcurrencyPolicy = batchv1.AllowConcurrent
+			}
+			set(&c.Spec.Suspend, false)
+			set(&c.Spec.SuccessfulJobsHistoryLimit, 3)
+			set(&c.Spec.FailedJobsHistoryLimit, 1)
+		},
+		PrepareCreate: func(_ context.Context, c *batchv1.CronJob) {
+			c.Status = batchv1.CronJobStatus{}
+			c.Generation = 1
+		},
+		ValidateName: func(name string, prefix bool) []string {
+			msgs := apivalidation.NameIsDNSSubdomain(name, prefix)
+			if len(name) > maxCronJobName {
+				msgs = append(msgs, "must be no more than 52 characters")
+			}
+			return msgs
+		},
+		Validate: func(_ context.Context, c *batchv1.CronJob) field.ErrorList { return validateCronJob(c, nil) },
+		Warnings: func(_ context.Context, c, _ *batchv1.CronJob) []string {
+			warnings := pod.TemplateWarnings(&c.Spec.JobTemplate.Spec.Template, field.NewPath("spec", "jobTemplate", "spec", "template"))
+			if strings.Contains(c.Spec.Schedule, "TZ") {
+				warnings = append(warnings, "CRON_TZ or TZ used in schedule is not officially supported, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details")
+			}
+			return warnings
+		},
+		Update: api.KindUpdate[*batchv1.CronJob]{
+			Prepare: func(_ context.Context, c, old *batchv1.CronJob) {
+				old.Status.DeepCopyInto(&c.Status)
+				c.Generation = old.Generation
+				if !apiequality.Semantic.DeepEqual(c.Spec, old.Spec) {
+					c.Generation++
+				}
+			},
+			Validate:    func(_ context.Context, c, old *batchv1.CronJob) field.ErrorList { return validateCronJob(c, old) },
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*batchv1.CronJob]{
+			"status": {
+				Prepare: func(_ context.Context, c, old *batchv1.CronJob) {
+					old.Spec.DeepCopyInto(&c.Spec)
+					c.Generation = old.Generation
+				},
+				ResetFields: [][]string{{"spec"}},
+			},
+		},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			api.Column("Schedule", "string", spec["schedule"]),
+			api.Column("Timezone", "string", spec["timeZone"]),
+			api.Column("Suspend", "boolean", spec["suspend"]),
+			api.Column("Active", "integer", status["active"]),
+			api.Column("Last Schedule", "string", status["lastScheduleTime"]),
+			api.AgeColumn,
+			api.ContainersColumn,
+			api.ImagesColumn,
+			api.WideColumn("Selector", "string", batchv1.JobSpec{}.SwaggerDoc()["selector"]),
+		},
+		Row: cronJobRow,
+	}
+}
+
+func cronJobRow(c *batchv1.CronJob) []any {
+	last, zone, suspend := "<none>", "<none>", "<unset>"
+	if c.Status.LastScheduleTime != nil {
+		last = api.Age(*c.Status.LastScheduleTime)
+	}
+	if c.Spec.TimeZone != nil {
+		zone = *c.Spec.TimeZone
+	}
+	if s := c.Spec.Suspend; s != nil {
+		suspend = "False"
+		if *s {
+			suspend = "True"
+		}
+	}
+	names, images := api.Containers(&c.Spec.JobTemplate.Spec.Template.Spec)
+	return []any{
+		c.Name, c.Spec.Schedule, zone, suspend, int64(len(c.Status.Active)), last, api.Age(c.CreationTimestamp),
+		names, images, metav1.FormatLabelSelector(c.Spec.JobTemplate.Spec.Selector),
+	}
+}
+
+func validateTimeZone(zone *string, path *field.Path) field.ErrorList {
+	switch {
+	case zone == nil:
+		return nil
+	case *zone == "":
+		return field.ErrorList{field.Invalid(path, zone, "timeZone must be nil or non-empty string")}
+	case strings.EqualFold(*zone, "Local"):
+		return field.ErrorList{field.Invalid(path, zone, "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones")}
+	}
+	if _, err := time.LoadLocation(*zone); err != nil {
+		return field.ErrorList{field.Invalid(path, zone, err.Error())}
+	}
+	return nil
+}

@@ -1,0 +1,197 @@
+package batch
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+	"hyperkube/internal/api/core/pod"
+)
+
+// The labels of a job's pods, old and new.
+const (
+	legacyJobName = "job-name"
+	legacyUID     = "controller-uid"
+)
+
+func job() api.Kind[*batchv1.Job] {
+	return api.Kind[*batchv1.Job]{
+		Names:   api.Names{Kind: "Job", Plural: "jobs", Categories: []string{"all"}},
+		Group:   group,
+		Version: version,
+		Scope:   api.Namespaced,
+		New:     func() *batchv1.Job { return &batchv1.Job{} },
+		NewList: func() runtime.Object { return &batchv1.JobList{} },
+		Default: defaultJob,
+		PrepareCreate: func(_ context.Context, j *batchv1.Job) {
+			generateSelector(j)
+			j.Status = batchv1.JobStatus{}
+			j.Generation = 1
+		},
+		Validate: func(_ context.Context, j *batchv1.Job) field.ErrorList { return validateJob(j) },
+		Warnings: func(_ context.Context, j, old *batchv1.Job) []string {
+			var warnings []string
+			if old == nil {
+				if msgs := validation.IsDNS1123Label(j.Name); len(msgs) != 0 {
+					warnings = append(warnings, fmt.Sprintf("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: %v", msgs))
+				}
+			}
+			return append(warnings, pod.TemplateWarnings(&j.Spec.Template, field.NewPath("spec", "template"))...)
+		},
+		Update: api.KindUpdate[*batchv1.Job]{
+			Prepare: func(_ context.Context, j, old *batchv1.Job) {
+				old.Status.DeepCopyInto(&j.Status)
+				j.Generation = old.Generation
+				if !apiequality.Semantic.DeepEqual(j.Spec, old.Spec) {
+					j.Generation++
+				}
+			},
+			Validate:    func(_ context.Context, j, old *batchv1.Job) field.ErrorList { return validateJobUpdate(j, old) },
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*batchv1.Job]{
+			"status": {
+				Prepare: func(_ context.Context, j, old *batchv1.Job) {
+					old.Spec.DeepCopyInto(&j.Spec)
+					j.Generation = old.Generation
+				},
+				Validate:    func(_ context.Context, j, old *batchv1.Job) field.ErrorList { return validateJobStatus(j, old) },
+				ResetFields: [][]string{{"spec"}},
+			},
+		},
+		// As it has always been for jobs: pods stay unless told otherwise.
+		DefaultPropagation: metav1.DeletePropagationOrphan,
+		Fields: func(j *batchv1.Job) fields.Set {
+			return fields.Set{"status.successful": strconv.Itoa(int(j.Status.Succeeded))}
+		},
+		FieldNames: []string{"status.successful"},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			api.Column("Status", "string", "Status of the job."),
+			api.Column("Completions", "string", batchv1.JobStatus{}.SwaggerDoc()["succeeded"]),
+			api.Column("Duration", "string", "Time required to complete the job."),
+			api.AgeColumn,
+			api.ContainersColumn,
+			api.ImagesColumn,
+			api.WideColumn("Selector", "string", batchv1.JobSpec{}.SwaggerDoc()["selector"]),
+		},
+		Row: jobRow,
+	}
+}
+
+func defaultJob(j *batchv1.Job) {
+	spec := &j.Spec
+	pod.DefaultTemplate(&spec.Template)
+	// Without either it runs one pod once; with one of them alone it is a
+	// queue of work.
+	if spec.Completions == nil && spec.Parallelism == nil {
+		set(&spec.Completions, 1)
+	}
+	set(&spec.Parallelism, 1)
+	if spec.BackoffLimitPerIndex != nil {
+		set(&spec.BackoffLimit, math.MaxInt32)
+	}
+	set(&spec.BackoffLimit, 6)
+	if len(j.Labels) == 0 {
+		j.Labels = spec.Template.Labels
+	}
+	set(&spec.CompletionMode, batchv1.NonIndexedCompletion)
+	set(&spec.Suspend, false)
+	if p := spec.PodFailurePolicy; p != nil {
+		for i := range p.Rules {
+			for k := range p.Rules[i].OnPodConditions {
+				if c := &p.Rules[i].OnPodConditions[k]; c.Status == "" {
+					c.Status = corev1.ConditionTrue
+				}
+			}
+		}
+		set(&spec.PodReplacementPolicy, batchv1.Failed)
+	}
+	set(&spec.PodReplacementPolicy, batchv1.TerminatingOrFailed)
+	set(&spec.ManualSelector, false)
+}
+
+// generateSelector makes the job select its own pods, by its uid.
+func generateSelector(j *batchv1.Job) {
+	if value(j.Spec.ManualSelector) {
+		return
+	}
+	labels := make(map[string]string, len(j.Spec.Template.Labels)+4)
+	for k, v := range j.Spec.Template.Labels {
+		labels[k] = v
+	}
+	labels[legacyJobName], labels[batchv1.JobNameLabel] = j.Name, j.Name
+	labels[legacyUID], labels[batchv1.ControllerUidLabel] = string(j.UID), string(j.UID)
+	j.Spec.Template.Labels = labels
+	set(&j.Spec.Selector, metav1.LabelSelector{})
+	if j.Spec.Selector.MatchLabels == nil {
+		j.Spec.Selector.MatchLabels = map[string]string{}
+	}
+	if _, found := j.Spec.Selector.MatchLabels[batchv1.ControllerUidLabel]; !found {
+		j.Spec.Selector.MatchLabels[batchv1.ControllerUidLabel] = string(j.UID)
+	}
+}
+
+func jobRow(j *batchv1.Job) []any {
+	var completions string
+	switch parallelism := value(j.Spec.Parallelism); {
+	case j.Spec.Completions != nil:
+		completions = fmt.Sprintf("%d/%d", j.Status.Succeeded, *j.Spec.Completions)
+	case parallelism > 1:
+		completions = fmt.Sprintf("%d/1 of %d", j.Status.Succeeded, parallelism)
+	default:
+		completions = fmt.Sprintf("%d/1", j.Status.Succeeded)
+	}
+	took := ""
+	if start := j.Status.StartTime; start != nil {
+		if end := j.Status.CompletionTime; end != nil {
+			took = duration.HumanDuration(end.Sub(start.Time))
+		} else {
+			took = duration.HumanDuration(time.Since(start.Time))
+		}
+	}
+	names, images := api.Containers(&j.Spec.Template.Spec)
+	return []any{
+		j.Name, jobState(j), completions, took, api.Age(j.CreationTimestamp), names, images,
+		metav1.FormatLabelSelector(j.Spec.Selector),
+	}
+}
+
+func jobState(j *batchv1.Job) string {
+	has := func(t batchv1.JobConditionType) bool {
+		for i := range j.Status.Conditions {
+			if c := &j.Status.Conditions[i]; c.Type == t && c.Status == corev1.ConditionTrue {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case has(batchv1.JobComplete):
+		return "Complete"
+	case has(batchv1.JobFailed):
+		return "Failed"
+	case j.DeletionTimestamp != nil:
+		return "Terminating"
+	case has(batchv1.JobSuspended):
+		return "Suspended"
+	case has(batchv1.JobFailureTarget):
+		return "FailureTarget"
+	case has(batchv1.JobSuccessCriteriaMet):
+		return "SuccessCriteriaMet"
+	}
+	return "Running"
+}

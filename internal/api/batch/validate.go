@@ -1,0 +1,420 @@
+package batch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/core/pod"
+)
+
+// How large jobs may be.
+const (
+	maxIndexedParallelism = 100000
+	maxIndexedCompletions = 100000
+	maxFailureRules       = 20
+	maxExitCodes          = 255
+	maxConditions         = 20
+	maxSuccessRules       = 20
+	maxManagedBy          = 63
+)
+
+func validateJob(j *batchv1.Job) field.ErrorList {
+	return append(validateGeneratedSelector(j), validateJobSpec(&j.Spec, field.NewPath("spec"))...)
+}
+
+// validateGeneratedSelector checks what generateSelector made, which a user
+// may have contradicted.
+func validateGeneratedSelector(j *batchv1.Job) field.ErrorList {
+	if value(j.Spec.ManualSelector) || j.Spec.Selector == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	if j.UID == "" {
+		errs = append(errs, field.Required(field.NewPath("metadata", "uid"), ""))
+	}
+	path := field.NewPath("spec", "template", "metadata", "labels")
+	want := map[string]string{
+		batchv1.ControllerUidLabel: string(j.UID),
+		batchv1.JobNameLabel:       j.Name,
+		legacyUID:                  string(j.UID),
+		legacyJobName:              j.Name,
+	}
+	for _, key := range []string{legacyUID, legacyJobName, batchv1.ControllerUidLabel, batchv1.JobNameLabel} {
+		switch is, found := j.Spec.Template.Labels[key]; {
+		case !found:
+			errs = append(errs, field.Required(path.Key(key), fmt.Sprintf("must be '%s'", want[key])))
+		case is != want[key]:
+			errs = append(errs, field.Invalid(path.Key(key), j.Spec.Template.Labels, fmt.Sprintf("must be '%s'", want[key])))
+		}
+	}
+	if s, err := metav1.LabelSelectorAsSelector(j.Spec.Selector); err == nil && !s.Matches(labels.Set(want)) {
+		errs = append(errs, field.Invalid(field.NewPath("spec", "selector"), j.Spec.Selector, "`selector` not auto-generated"))
+	}
+	return errs
+}
+
+func nonNegative[T int32 | int64](p *T, path *field.Path) field.ErrorList {
+	if p == nil {
+		return nil
+	}
+	return apivalidation.ValidateNonnegativeField(int64(*p), path)
+}
+
+func validateJobSpec(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
+	errs := validateJobBase(spec, path)
+	if spec.Selector == nil {
+		errs = append(errs, field.Required(path.Child("selector"), ""))
+	} else {
+		errs = append(errs, metav1validation.ValidateLabelSelector(spec.Selector, metav1validation.LabelSelectorValidationOptions{}, path.Child("selector"))...)
+	}
+	if s, err := metav1.LabelSelectorAsSelector(spec.Selector); err == nil && !s.Matches(labels.Set(spec.Template.Labels)) {
+		errs = append(errs, field.Invalid(path.Child("template", "metadata", "labels"), spec.Template.Labels, "`selector` does not match template `labels`"))
+	}
+	return errs
+}
+
+// validateJobBase is what jobs and the templates of CronJobs have in common.
+func validateJobBase(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	errs = append(errs, nonNegative(spec.Parallelism, path.Child("parallelism"))...)
+	errs = append(errs, nonNegative(spec.Completions, path.Child("completions"))...)
+	errs = append(errs, nonNegative(spec.ActiveDeadlineSeconds, path.Child("activeDeadlineSeconds"))...)
+	errs = append(errs, nonNegative(spec.BackoffLimit, path.Child("backoffLimit"))...)
+	errs = append(errs, nonNegative(spec.TTLSecondsAfterFinished, path.Child("ttlSecondsAfterFinished"))...)
+	errs = append(errs, nonNegative(spec.BackoffLimitPerIndex, path.Child("backoffLimitPerIndex"))...)
+	errs = append(errs, nonNegative(spec.MaxFailedIndexes, path.Child("maxFailedIndexes"))...)
+	errs = append(errs, validateMode(spec, path)...)
+	if m := spec.ManagedBy; m != nil {
+		errs = append(errs, validation.IsDomainPrefixedPath(path.Child("managedBy"), *m)...)
+		if len(*m) > maxManagedBy {
+			errs = append(errs, field.TooLong(path.Child("managedBy"), *m, maxManagedBy))
+		}
+	}
+	if p := spec.PodReplacementPolicy; p != nil {
+		at := path.Child("podReplacementPolicy")
+		both := []batchv1.PodReplacementPolicy{batchv1.Failed, batchv1.TerminatingOrFailed}
+		switch {
+		case spec.PodFailurePolicy != nil && *p != batchv1.Failed:
+			errs = append(errs, field.NotSupported(at, *p, both[:1]))
+		case !slices.Contains(both, *p):
+			errs = append(errs, field.NotSupported(at, *p, both))
+		}
+	}
+	if spec.PodFailurePolicy != nil {
+		errs = append(errs, validateFailurePolicy(spec, path.Child("podFailurePolicy"))...)
+	}
+	if spec.SuccessPolicy != nil {
+		errs = append(errs, validateSuccessPolicy(spec, path.Child("successPolicy"))...)
+	}
+	return append(errs, validateJobTemplate(spec, path.Child("template"))...)
+}
+
+func validateJobTemplate(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
+	errs := pod.ValidateTemplate(&spec.Template, path)
+	at, policy := path.Child("spec", "restartPolicy"), spec.Template.Spec.RestartPolicy
+	switch policy {
+	case corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever:
+		if spec.PodFailurePolicy != nil && policy != corev1.RestartPolicyNever {
+			errs = append(errs, field.Invalid(at, policy, fmt.Sprintf("only %q is supported when podFailurePolicy is specified", corev1.RestartPolicyNever)))
+		}
+	case "", corev1.RestartPolicyAlways:
+		// Always is what defaulting makes of nothing.
+		errs = append(errs, field.Required(at, fmt.Sprintf("valid values: %q, %q", corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)))
+	default:
+		errs = append(errs, field.NotSupported(at, policy, []corev1.RestartPolicy{corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}))
+	}
+	return errs
+}
+
+// validateMode checks what depends on whether pods have indexes.
+func validateMode(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	indexed := false
+	if mode := spec.CompletionMode; mode != nil {
+		switch *mode {
+		case batchv1.NonIndexedCompletion:
+		case batchv1.IndexedCompletion:
+			indexed = true
+		default:
+			errs = append(errs, field.NotSupported(path.Child("completionMode"), *mode,
+				[]batchv1.CompletionMode{batchv1.IndexedCompletion, batchv1.NonIndexedCompletion}))
+		}
+	}
+	if !indexed {
+		if spec.BackoffLimitPerIndex != nil {
+			errs = append(errs, field.Invalid(path.Child("backoffLimitPerIndex"), *spec.BackoffLimitPerIndex, "requires indexed completion mode"))
+		}
+		if spec.MaxFailedIndexes != nil {
+			errs = append(errs, field.Invalid(path.Child("maxFailedIndexes"), *spec.MaxFailedIndexes, "requires indexed completion mode"))
+		}
+		return errs
+	}
+	if spec.Completions == nil {
+		errs = append(errs, field.Required(path.Child("completions"), fmt.Sprintf("when completion mode is %s", batchv1.IndexedCompletion)))
+	} else if *spec.Completions > maxIndexedCompletions && value(spec.Parallelism) > 10000 {
+		errs = append(errs, field.Invalid(path.Child("parallelism"), *spec.Parallelism,
+			fmt.Sprintf("must be less than or equal to %d when completions are unlimited or greater than %d", 10000, maxIndexedCompletions)))
+	}
+	if value(spec.Parallelism) > maxIndexedParallelism {
+		errs = append(errs, field.Invalid(path.Child("parallelism"), *spec.Parallelism,
+			fmt.Sprintf("must be less than or equal to %d when completion mode is %s", maxIndexedParallelism, batchv1.IndexedCompletion)))
+	}
+	if m := spec.MaxFailedIndexes; m != nil {
+		if spec.BackoffLimitPerIndex == nil {
+			errs = append(errs, field.Required(path.Child("backoffLimitPerIndex"), "when maxFailedIndexes is specified"))
+		}
+		if spec.Completions != nil && *m > *spec.Completions {
+			errs = append(errs, field.Invalid(path.Child("maxFailedIndexes"), *m, "must be less than or equal to completions"))
+		}
+	}
+	return errs
+}
+
+func validateFailurePolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	rules := path.Child("rules")
+	if len(spec.PodFailurePolicy.Rules) > maxFailureRules {
+		errs = append(errs, field.TooMany(rules, len(spec.PodFailurePolicy.Rules), maxFailureRules))
+	}
+	var names []string
+	for _, c := range slices.Concat(spec.Template.Spec.Containers, spec.Template.Spec.InitContainers) {
+		names = append(names, c.Name)
+	}
+	actions := []batchv1.PodFailurePolicyAction{batchv1.PodFailurePolicyActionCount, batchv1.PodFailurePolicyActionFailIndex,
+		batchv1.PodFailurePolicyActionFailJob, batchv1.PodFailurePolicyActionIgnore}
+	for i := range spec.PodFailurePolicy.Rules {
+		r, at := &spec.PodFailurePolicy.Rules[i], rules.Index(i)
+		switch {
+		case r.Action == "":
+			errs = append(errs, field.Required(at.Child("action"), fmt.Sprintf("valid values: %q", actions)))
+		case !slices.Contains(actions, r.Action):
+			errs = append(errs, field.NotSupported(at.Child("action"), r.Action, actions))
+		case r.Action == batchv1.PodFailurePolicyActionFailIndex && spec.BackoffLimitPerIndex == nil:
+			errs = append(errs, field.Invalid(at.Child("action"), r.Action, "requires the backoffLimitPerIndex to be set"))
+		}
+		switch {
+		case r.OnExitCodes != nil && len(r.OnPodConditions) > 0:
+			errs = append(errs, field.Invalid(at, field.OmitValueType{}, "specifying both OnExitCodes and OnPodConditions is not supported"))
+		case r.OnExitCodes == nil && len(r.OnPodConditions) == 0:
+			errs = append(errs, field.Invalid(at, field.OmitValueType{}, "specifying one of OnExitCodes and OnPodConditions is required"))
+		}
+		if r.OnExitCodes != nil {
+			errs = append(errs, validateExitCodes(r.OnExitCodes, names, at.Child("onExitCodes"))...)
+		}
+		if len(r.OnPodConditions) > maxConditions {
+			errs = append(errs, field.TooMany(at.Child("onPodConditions"), len(r.OnPodConditions), maxConditions))
+		}
+		for k, c := range r.OnPodConditions {
+			at := at.Child("onPodConditions").Index(k)
+			for _, msg := range validation.IsQualifiedName(string(c.Type)) {
+				errs = append(errs, field.Invalid(at.Child("type"), c.Type, msg))
+			}
+			statuses := []corev1.ConditionStatus{corev1.ConditionFalse, corev1.ConditionTrue, corev1.ConditionUnknown}
+			if !slices.Contains(statuses, c.Status) {
+				errs = append(errs, field.NotSupported(at.Child("status"), c.Status, statuses))
+			}
+		}
+	}
+	return errs
+}
+
+func validateExitCodes(r *batchv1.PodFailurePolicyOnExitCodesRequirement, containers []string, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	operators := []batchv1.PodFailurePolicyOnExitCodesOperator{batchv1.PodFailurePolicyOnExitCodesOpIn, batchv1.PodFailurePolicyOnExitCodesOpNotIn}
+	switch {
+	case r.Operator == "":
+		errs = append(errs, field.Required(path.Child("operator"), fmt.Sprintf("valid values: %q", operators)))
+	case !slices.Contains(operators, r.Operator):
+		errs = append(errs, field.NotSupported(path.Child("operator"), r.Operator, operators))
+	}
+	if r.ContainerName != nil && !slices.Contains(containers, *r.ContainerName) {
+		errs = append(errs, field.Invalid(path.Child("containerName"), *r.ContainerName, "must be one of the container or initContainer names in the pod template"))
+	}
+	at := path.Child("values")
+	switch n := len(r.Values); {
+	case n == 0:
+		errs = append(errs, field.Invalid(at, r.Values, "at least one value is required"))
+	case n > maxExitCodes:
+		errs = append(errs, field.TooMany(at, n, maxExitCodes))
+	}
+	sorted, zero := true, false
+	for i, v := range r.Values {
+		zero = zero || v == 0
+		if i == 0 {
+			continue
+		}
+		if v < r.Values[i-1] {
+			sorted = false
+		}
+		if slices.Contains(r.Values[:i], v) {
+			errs = append(errs, field.Duplicate(at.Index(i), v))
+		}
+	}
+	if zero && r.Operator == batchv1.PodFailurePolicyOnExitCodesOpIn {
+		errs = append(errs, field.Invalid(at.Index(slices.Index(r.Values, 0)), 0, "must not be 0 for the In operator"))
+	}
+	if !sorted {
+		errs = append(errs, field.Invalid(at, r.Values, "must be ordered"))
+	}
+	return errs
+}
+
+func validateSuccessPolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
+	if spec.CompletionMode == nil || *spec.CompletionMode != batchv1.IndexedCompletion {
+		return field.ErrorList{field.Invalid(path, *spec.SuccessPolicy, "requires indexed completion mode")}
+	}
+	rules := path.Child("rules")
+	switch n := len(spec.SuccessPolicy.Rules); {
+	case n == 0:
+		return field.ErrorList{field.Required(rules, "at least one rules must be specified when the successPolicy is specified")}
+	case n > maxSuccessRules:
+		return field.ErrorList{field.TooMany(rules, n, maxSuccessRules)}
+	}
+	var errs field.ErrorList
+	for i, r := range spec.SuccessPolicy.Rules {
+		at := rules.Index(i)
+		if r.SucceededCount == nil && r.SucceededIndexes == nil {
+			errs = append(errs, field.Required(at, "at least one of succeededCount or succeededIndexes must be specified"))
+		}
+		if c := r.SucceededCount; c != nil {
+			errs = append(errs, nonNegative(c, at.Child("succeededCount"))...)
+			if most := value(spec.Completions); *c > most {
+				errs = append(errs, field.Invalid(at.Child("succeededCount"), *c, fmt.Sprintf("must be less than or equal to %d (the number of specified completions)", most)))
+			}
+		}
+	}
+	return errs
+}
+
+func validateJobUpdate(j, old *batchv1.Job) field.ErrorList {
+	errs := validateJobSpec(&j.Spec, field.NewPath("spec"))
+	path := field.NewPath("spec")
+	immutable := func(name string, is, was any) {
+		errs = append(errs, apivalidation.ValidateImmutableField(is, was, path.Child(name))...)
+	}
+	errs = append(errs, validateCompletionsUpdate(&j.Spec, &old.Spec, path.Child("completions"))...)
+	immutable("selector", j.Spec.Selector, old.Spec.Selector)
+	errs = append(errs, validateTemplateUpdate(j, old, path.Child("template"))...)
+	immutable("completionMode", j.Spec.CompletionMode, old.Spec.CompletionMode)
+	immutable("podFailurePolicy", j.Spec.PodFailurePolicy, old.Spec.PodFailurePolicy)
+	immutable("backoffLimitPerIndex", j.Spec.BackoffLimitPerIndex, old.Spec.BackoffLimitPerIndex)
+	immutable("managedBy", j.Spec.ManagedBy, old.Spec.ManagedBy)
+	immutable("successPolicy", j.Spec.SuccessPolicy, old.Spec.SuccessPolicy)
+	return errs
+}
+
+// validateCompletionsUpdate lets an indexed job grow and shrink together with
+// its parallelism.
+func validateCompletionsUpdate(is, was *batchv1.JobSpec, path *field.Path) field.ErrorList {
+	if value(is.CompletionMode) != batchv1.IndexedCompletion {
+		return apivalidation.ValidateImmutableField(is.Completions, was.Completions, path)
+	}
+	if apiequality.Semantic.DeepEqual(is.Completions, was.Completions) {
+		return nil
+	}
+	if is.Completions == nil || is.Parallelism == nil || *is.Completions != *is.Parallelism {
+		return field.ErrorList{field.Invalid(path, is.Completions,
+			fmt.Sprintf("can only be modified in tandem with %s", field.NewPath("spec").Child("parallelism").String()))}
+	}
+	return nil
+}
+
+// validateTemplateUpdate lets the scheduling of a job change while it is
+// suspended and has not started.
+func validateTemplateUpdate(j, old *batchv1.Job, path *field.Path) field.ErrorList {
+	was := old.Spec.Template.DeepCopy()
+	if value(old.Spec.Suspend) && old.Status.StartTime == nil {
+		is := &j.Spec.Template
+		was.Annotations, was.Labels = is.Annotations, is.Labels
+		was.Spec.Affinity, was.Spec.NodeSelector = is.Spec.Affinity, is.Spec.NodeSelector
+		was.Spec.Tolerations, was.Spec.SchedulingGates = is.Spec.Tolerations, is.Spec.SchedulingGates
+	}
+	return apivalidation.ValidateImmutableField(&j.Spec.Template, was, path)
+}
+
+func validateJobStatus(j, old *batchv1.Job) field.ErrorList {
+	path := field.NewPath("status")
+	s := &j.Status
+	errs := nonNegative(&s.Active, path.Child("active"))
+	errs = append(errs, nonNegative(&s.Succeeded, path.Child("succeeded"))...)
+	errs = append(errs, nonNegative(&s.Failed, path.Child("failed"))...)
+	errs = append(errs, nonNegative(s.Ready, path.Child("ready"))...)
+	errs = append(errs, nonNegative(s.Terminating, path.Child("terminating"))...)
+	has := func(s *batchv1.JobStatus, t batchv1.JobConditionType) bool {
+		return slices.ContainsFunc(s.Conditions, func(c batchv1.JobCondition) bool {
+			return c.Type == t && c.Status == corev1.ConditionTrue
+		})
+	}
+	conditions := path.Child("conditions")
+	if has(s, batchv1.JobComplete) && has(s, batchv1.JobFailed) {
+		errs = append(errs, field.Invalid(conditions, field.OmitValueType{}, "cannot set Complete=True and Failed=true conditions"))
+	}
+	for _, t := range []batchv1.JobConditionType{batchv1.JobComplete, batchv1.JobFailed} {
+		if has(&old.Status, t) && !has(s, t) {
+			errs = append(errs, field.Invalid(conditions, field.OmitValueType{}, fmt.Sprintf("cannot disable the terminal %s=True condition", t)))
+		}
+	}
+	if done := has(s, batchv1.JobComplete) || has(s, batchv1.JobFailed); done && s.Active > 0 {
+		errs = append(errs, field.Invalid(path.Child("active"), s.Active, "active>0 is invalid for finished job"))
+	}
+	if s.CompletionTime != nil && !has(s, batchv1.JobComplete) {
+		errs = append(errs, field.Invalid(path.Child("completionTime"), s.CompletionTime, "cannot set completionTime when there is no Complete=True condition"))
+	}
+	if was := old.Status.CompletionTime; was != nil && !was.Equal(s.CompletionTime) {
+		errs = append(errs, field.Invalid(path.Child("completionTime"), s.CompletionTime, "completionTime cannot be mutated"))
+	}
+	return errs
+}
+
+func validateCronJob(c *batchv1.CronJob, old *batchv1.CronJob) field.ErrorList {
+	path := field.NewPath("spec")
+	spec := &c.Spec
+	var errs field.ErrorList
+	schedule := path.Child("schedule")
+	switch {
+	case spec.Schedule == "":
+		errs = append(errs, field.Required(schedule, ""))
+	case strings.Contains(spec.Schedule, "TZ"):
+		if old == nil || old.Spec.Schedule != spec.Schedule {
+			errs = append(errs, field.Invalid(schedule, spec.Schedule, "cannot use TZ or CRON_TZ in schedule, use timeZone field instead"))
+		} else if spec.TimeZone != nil {
+			errs = append(errs, field.Invalid(schedule, spec.Schedule, "cannot use both timeZone field and TZ or CRON_TZ in schedule"))
+		}
+	default:
+		if _, err := ParseSchedule(spec.Schedule); err != nil {
+			errs = append(errs, field.Invalid(schedule, spec.Schedule, err.Error()))
+		}
+	}
+	errs = append(errs, nonNegative(spec.StartingDeadlineSeconds, path.Child("startingDeadlineSeconds"))...)
+	if old == nil || !apiequality.Semantic.DeepEqual(spec.TimeZone, old.Spec.TimeZone) {
+		errs = append(errs, validateTimeZone(spec.TimeZone, path.Child("timeZone"))...)
+	}
+	policies := []batchv1.ConcurrencyPolicy{batchv1.AllowConcurrent, batchv1.ForbidConcurrent, batchv1.ReplaceConcurrent}
+	switch at := path.Child("concurrencyPolicy"); {
+	case spec.ConcurrencyPolicy == "":
+		errs = append(errs, field.Required(at, ""))
+	case !slices.Contains(policies, spec.ConcurrencyPolicy):
+		errs = append(errs, field.NotSupported(at, spec.ConcurrencyPolicy, policies))
+	}
+	template := path.Child("jobTemplate", "spec")
+	if spec.JobTemplate.Spec.Selector != nil {
+		errs = append(errs, field.Invalid(template.Child("selector"), spec.JobTemplate.Spec.Selector, "`selector` will be auto-generated"))
+	}
+	if value(spec.JobTemplate.Spec.ManualSelector) {
+		errs = append(errs, field.NotSupported(template.Child("manualSelector"), true, []string{"nil", "false"}))
+	}
+	errs = append(errs, validateJobBase(&spec.JobTemplate.Spec, template)...)
+	errs = append(errs, nonNegative(spec.SuccessfulJobsHistoryLimit, path.Child("successfulJobsHistoryLimit"))...)
+	return append(errs, nonNegative(spec.FailedJobsHistoryLimit, path.Child("failedJobsHistoryLimit"))...)
+}
