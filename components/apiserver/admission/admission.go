@@ -1,0 +1,242 @@
+// Package admission changes and refuses writes after authorization: the plugins
+// that a kube-apiserver runs, one file each, in its order.
+//
+// Plugins decide by informers. Where an informer has not what is asked for, the
+// API itself is asked, so that nothing depends on how far an informer is;
+// plugins that must see all objects of a kind wait for their informer on the
+// first request that needs it. Objects are of the published v1 types.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Config says which plugins run and what they decide by.
+type Config struct {
+	// Informers must not have been started.
+	Informers informers.SharedInformerFactory
+	// Kube is a superuser's way to the same API.
+	Kube kubernetes.Interface
+	// Authorizer is asked by plugins that guard a verb.
+	Authorizer authorizer.Authorizer
+	// Enable and Disable are --enable-admission-plugins and
+	// --disable-admission-plugins.
+	Enable, Disable []string
+	// Extra are plugins made elsewhere, by their names: webhooks, policies,
+	// quota. Those of upstream's names run in upstream's place when they are
+	// on; others always, at the end.
+	Extra map[string]admission.Interface
+	// Last is asked after all: the check of escalation. May be nil.
+	Last admission.ValidationInterface
+	// Serves tells which resources the API has. Plugins whose resources it
+	// has not are left out. Nil means all.
+	Serves func(schema.GroupVersionResource) bool
+	// Audiences are those of the API server.
+	Audiences []string
+}
+
+// maker makes a plugin, or nil where the API does not serve what it needs.
+type maker func(*Config) (admission.Interface, error)
+
+// known is one of upstream's plugins.
+type known struct {
+	name string
+	// on tells whether it runs unless disabled.
+	on bool
+	// make is nil for those made elsewhere or not at all.
+	make maker
+}
+
+// order is upstream's.
+var order = []known{
+	{"AlwaysAdmit", false, newAlwaysAdmit},
+	{"NamespaceAutoProvision", false, nil},
+	{"NamespaceLifecycle", true, newNamespaceLifecycle},
+	{"NamespaceExists", false, newNamespaceExists},
+	{"LimitPodHardAntiAffinityTopology", false, nil},
+	{"LimitRanger", true, newLimitRanger},
+	{"ServiceAccount", true, newServiceAccount},
+	{"NodeRestriction", true, newNodeRestriction},
+	{"TaintNodesByCondition", true, newTaintNodes},
+	{"AlwaysPullImages", false, newAlwaysPullImages},
+	{"ImagePolicyWebhook", false, nil},
+	{"PodSecurity", true, newPodSecurity},
+	{"PodNodeSelector", false, nil},
+	{"Priority", true, newPriority},
+	{"DefaultTolerationSeconds", true, newDefaultTolerations},
+	{"PodTolerationRestriction", false, nil},
+	{"EventRateLimit", false, nil},
+	{"ExtendedResourceToleration", false, newExtendedResourceToleration},
+	{"DefaultStorageClass", true, newDefaultStorageClass},
+	{"StorageObjectInUseProtection", true, newStorageInUse},
+	{"OwnerReferencesPermissionEnforcement", false, nil},
+	{"PersistentVolumeClaimResize", true, newClaimResize},
+	{"RuntimeClass", true, newRuntimeClass},
+	{"CertificateApproval", true, newCertificateApproval},
+	{"CertificateSigning", true, newCertificateSigning},
+	{"ClusterTrustBundleAttest", true, newTrustBundleAttest},
+	{"CertificateSubjectRestriction", true, newCertificateSubject},
+	{"DefaultIngressClass", true, newDefaultIngressClass},
+	{"PodTopologyLabels", true, newPodTopologyLabels},
+	{"DenyServiceExternalIPs", false, newDenyExternalIPs},
+	{"MutatingAdmissionPolicy", true, nil},
+	{"MutatingAdmissionWebhook", true, nil},
+	{"ValidatingAdmissionPolicy", true, nil},
+	{"ValidatingAdmissionWebhook", true, nil},
+	{"ResourceQuota", true, nil},
+	{"AlwaysDeny", false, newAlwaysDeny},
+}
+
+// Names lists all plugins and those that run by default, for the help of the
+// flags.
+func Names() (all, byDefault []string) {
+	for _, k := range order {
+		all = append(all, k.name)
+		if k.on {
+			byDefault = append(byDefault, k.name)
+		}
+	}
+	return all, byDefault
+}
+
+// Chain asks its plugins one after another. It is safe for several goroutines.
+type Chain struct {
+	names    []string
+	mutating []admission.MutationInterface
+	// validating come after all mutating ones.
+	validating []admission.ValidationInterface
+}
+
+var (
+	_ admission.MutationInterface   = (*Chain)(nil)
+	_ admission.ValidationInterface = (*Chain)(nil)
+)
+
+// New makes the chain and registers with the informers that it needs.
+func New(cfg Config) (*Chain, error) {
+	if cfg.Informers == nil || cfg.Kube == nil {
+		return nil, errors.New("admission takes informers and a client")
+	}
+	if cfg.Serves == nil {
+		cfg.Serves = func(schema.GroupVersionResource) bool { return true }
+	}
+	for flag, names := range map[string][]string{"enable-admission-plugins": cfg.Enable, "disable-admission-plugins": cfg.Disable} {
+		for _, name := range names {
+			if !slices.ContainsFunc(order, func(k known) bool { return k.name == name }) {
+				return nil, fmt.Errorf("%s plugin %q is unknown", flag, name)
+			}
+		}
+	}
+	c := &Chain{}
+	for _, k := range order {
+		on := (k.on || slices.Contains(cfg.Enable, k.name)) && !slices.Contains(cfg.Disable, k.name)
+		switch extra := cfg.Extra[k.name]; {
+		case !on:
+		case extra != nil:
+			c.add(k.name, extra)
+		case k.make != nil:
+			plugin, err := k.make(&cfg)
+			if err != nil {
+				return nil, fmt.Errorf("admission plugin %s: %w", k.name, err)
+			}
+			if plugin != nil {
+				c.add(k.name, plugin)
+			}
+		case slices.Contains(cfg.Enable, k.name):
+			return nil, fmt.Errorf("admission plugin %s is not supported", k.name)
+		}
+	}
+	var others []string
+	for name := range cfg.Extra {
+		if !slices.ContainsFunc(order, func(k known) bool { return k.name == name }) {
+			others = append(others, name)
+		}
+	}
+	slices.Sort(others)
+	for _, name := range others {
+		c.add(name, cfg.Extra[name])
+	}
+	if cfg.Last != nil {
+		c.validating = append(c.validating, cfg.Last)
+	}
+	return c, nil
+}
+
+func (c *Chain) add(name string, plugin admission.Interface) {
+	c.names = append(c.names, name)
+	if m, ok := plugin.(admission.MutationInterface); ok {
+		c.mutating = append(c.mutating, m)
+	}
+	if v, ok := plugin.(admission.ValidationInterface); ok {
+		c.validating = append(c.validating, v)
+	}
+}
+
+// Plugins names the plugins that run, in order.
+func (c *Chain) Plugins() []string { return slices.Clone(c.names) }
+
+// Handles implements admission.Interface.
+func (c *Chain) Handles(op admission.Operation) bool {
+	return slices.ContainsFunc(c.mutating, func(p admission.MutationInterface) bool { return p.Handles(op) }) ||
+		slices.ContainsFunc(c.validating, func(p admission.ValidationInterface) bool { return p.Handles(op) })
+}
+
+// Admit implements admission.MutationInterface.
+func (c *Chain) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	for _, p := range c.mutating {
+		if !p.Handles(a.GetOperation()) {
+			continue
+		}
+		if err := p.Admit(ctx, a, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (c *Chain) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	for _, p := range c.validating {
+		if !p.Handles(a.GetOperation()) {
+			continue
+		}
+		if err := p.Validate(ctx, a, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// operations are those that a plugin wants to see. Plugins embed it.
+type operations []admission.Operation
+
+// Handles implements admission.Interface.
+func (ops operations) Handles(op admission.Operation) bool { return slices.Contains(ops, op) }
+
+var (
+	onCreate       = operations{admission.Create}
+	onUpdate       = operations{admission.Update}
+	onCreateUpdate = operations{admission.Create, admission.Update}
+)
+
+// is tells whether the request is for a resource itself.
+func is(a admission.Attributes, group, resource string) bool {
+	r := a.GetResource()
+	return r.Resource == resource && r.Group == group && a.GetSubresource() == ""
+}
+
+// forbid is the answer of most plugins.
+func forbid(a admission.Attributes, format string, args ...any) error {
+	return admission.NewForbidden(a, fmt.Errorf(format, args...))
+}

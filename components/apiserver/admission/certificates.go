@@ -1,0 +1,163 @@
+package admission
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"slices"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+)
+
+// maySigner tells whether the user holds a verb on a signer, by its name or by
+// its whole domain.
+func maySigner(ctx context.Context, may authorizer.Authorizer, u user.Info, verb, signer string) bool {
+	domain, _, _ := strings.Cut(signer, "/")
+	for _, name := range []string{signer, domain + "/*"} {
+		decision, _, _ := may.Authorize(ctx, authorizer.AttributesRecord{
+			User: u, Verb: verb, Name: name, APIGroup: certificatesv1.GroupName, APIVersion: "*", Resource: "signers", ResourceRequest: true,
+		})
+		if decision == authorizer.DecisionAllow {
+			return true
+		}
+	}
+	return false
+}
+
+// certificateApproval guards the approval of signing requests: one must hold
+// the verb "approve" on their signer.
+type certificateApproval struct {
+	operations
+	may authorizer.Authorizer
+}
+
+func newCertificateApproval(cfg *Config) (admission.Interface, error) {
+	if cfg.Authorizer == nil {
+		return nil, nil
+	}
+	return certificateApproval{onUpdate, cfg.Authorizer}, nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (p certificateApproval) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if !isSigningRequest(a) || a.GetSubresource() != "approval" {
+		return nil
+	}
+	csr, ok := a.GetOldObject().(*certificatesv1.CertificateSigningRequest)
+	if !ok {
+		return unexpected(a, a.GetOldObject())
+	}
+	if !maySigner(ctx, p.may, a.GetUserInfo(), "approve", csr.Spec.SignerName) {
+		return forbid(a, "user not permitted to approve requests with signerName %q", csr.Spec.SignerName)
+	}
+	return nil
+}
+
+// certificateSigning guards the certificate of signing requests: one must hold
+// the verb "sign" on their signer.
+type certificateSigning struct {
+	operations
+	may authorizer.Authorizer
+}
+
+func newCertificateSigning(cfg *Config) (admission.Interface, error) {
+	if cfg.Authorizer == nil {
+		return nil, nil
+	}
+	return certificateSigning{onUpdate, cfg.Authorizer}, nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (p certificateSigning) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if !isSigningRequest(a) || a.GetSubresource() != "status" {
+		return nil
+	}
+	old, ok := a.GetOldObject().(*certificatesv1.CertificateSigningRequest)
+	if !ok {
+		return unexpected(a, a.GetOldObject())
+	}
+	csr, ok := a.GetObject().(*certificatesv1.CertificateSigningRequest)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	if slices.Equal(old.Status.Certificate, csr.Status.Certificate) && equality.Semantic.DeepEqual(old.Status.Conditions, csr.Status.Conditions) {
+		return nil
+	}
+	if !maySigner(ctx, p.may, a.GetUserInfo(), "sign", old.Spec.SignerName) {
+		return forbid(a, "user not permitted to sign requests with signerName %q", old.Spec.SignerName)
+	}
+	return nil
+}
+
+// certificateSubject refuses requests for a superuser's certificate.
+type certificateSubject struct{ operations }
+
+func newCertificateSubject(*Config) (admission.Interface, error) {
+	return certificateSubject{onCreate}, nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (certificateSubject) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if !isSigningRequest(a) || a.GetSubresource() != "" {
+		return nil
+	}
+	csr, ok := a.GetObject().(*certificatesv1.CertificateSigningRequest)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	if csr.Spec.SignerName != certificatesv1.KubeAPIServerClientSignerName {
+		return nil
+	}
+	block, _ := pem.Decode(csr.Spec.Request)
+	if block == nil || block.Type != "CERTIFICATE REQUEST" {
+		return forbid(a, "unable to parse csr: PEM block type must be CERTIFICATE REQUEST")
+	}
+	req, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return forbid(a, "unable to parse csr: %w", err)
+	}
+	if slices.Contains(req.Subject.Organization, user.SystemPrivilegedGroup) {
+		return forbid(a, "use of %s signer with %s group is not allowed", certificatesv1.KubeAPIServerClientSignerName, user.SystemPrivilegedGroup)
+	}
+	return nil
+}
+
+func isSigningRequest(a admission.Attributes) bool {
+	r := a.GetResource()
+	return r.Group == certificatesv1.GroupName && r.Resource == "certificatesigningrequests"
+}
+
+// trustBundleAttest guards trust bundles of a signer: one must hold the verb
+// "attest" on it.
+type trustBundleAttest struct {
+	operations
+	may authorizer.Authorizer
+}
+
+func newTrustBundleAttest(cfg *Config) (admission.Interface, error) {
+	if cfg.Authorizer == nil {
+		return nil, nil
+	}
+	return trustBundleAttest{onCreateUpdate, cfg.Authorizer}, nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (p trustBundleAttest) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if !is(a, certificatesv1.GroupName, "clustertrustbundles") {
+		return nil
+	}
+	bundle, ok := a.GetObject().(*certificatesv1.ClusterTrustBundle)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	signer := bundle.Spec.SignerName
+	if signer == "" || maySigner(ctx, p.may, a.GetUserInfo(), "attest", signer) {
+		return nil
+	}
+	return forbid(a, "user not permitted to attest for signerName %q", signer)
+}

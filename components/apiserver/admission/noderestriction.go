@@ -1,0 +1,535 @@
+package admission
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"slices"
+	"strings"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	kubeletapis "k8s.io/kubelet/pkg/apis"
+
+	"hyperkube/components/apiserver/authz"
+)
+
+// nodeRestriction keeps kubelets to their own node and its pods, where
+// authorization cannot see it from the request alone.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#noderestriction
+type nodeRestriction struct {
+	operations
+	pods      corelisters.PodLister
+	kube      kubernetes.Interface
+	may       authorizer.Authorizer
+	audiences []string
+}
+
+func newNodeRestriction(cfg *Config) (admission.Interface, error) {
+	return &nodeRestriction{
+		operations: operations{admission.Create, admission.Update, admission.Delete},
+		pods:       cfg.Informers.Core().V1().Pods().Lister(),
+		kube:       cfg.Kube,
+		may:        cfg.Authorizer,
+		audiences:  cfg.Audiences,
+	}, nil
+}
+
+// Admit implements admission.MutationInterface, as upstream's does, though it
+// changes nothing: it comes before plugins that fill in what it looks for.
+func (p *nodeRestriction) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	u := a.GetUserInfo()
+	node, ok := authz.NodeName(u)
+	if !ok {
+		return nil
+	}
+	if node == "" {
+		return forbid(a, "could not determine node from user %q", u.GetName())
+	}
+	r := a.GetResource()
+	switch r.Group + "/" + r.Resource {
+	case "/pods":
+		switch sub := a.GetSubresource(); sub {
+		case "":
+			return p.pod(ctx, node, a)
+		case "status":
+			return podStatus(node, a)
+		case "eviction":
+			return p.eviction(ctx, node, a)
+		default:
+			return forbid(a, "unexpected pod subresource %q, only 'status' and 'eviction' are allowed", sub)
+		}
+	case "/nodes":
+		return nodeItself(node, a)
+	case "/persistentvolumeclaims":
+		return claimStatus(node, a)
+	case "/serviceaccounts":
+		return p.token(ctx, node, a)
+	case "coordination.k8s.io/leases":
+		return lease(node, a)
+	case "storage.k8s.io/csinodes":
+		return csiNode(node, a)
+	case "resource.k8s.io/resourceslices":
+		return resourceSlice(node, a)
+	case "certificates.k8s.io/certificatesigningrequests":
+		return signingRequest(node, a)
+	}
+	return nil
+}
+
+// unexpected is the answer where the object is not what it must be.
+func unexpected(a admission.Attributes, obj any) error {
+	if obj == nil {
+		obj = a.GetObject()
+	}
+	return forbid(a, "unexpected type %T", obj)
+}
+
+func (p *nodeRestriction) find(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	if pod, err := p.pods.Pods(namespace).Get(name); err == nil {
+		return pod, nil
+	}
+	return p.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (p *nodeRestriction) pod(ctx context.Context, node string, a admission.Attributes) error {
+	switch op := a.GetOperation(); op {
+	case admission.Create:
+		return p.newPod(ctx, node, a)
+	case admission.Delete:
+		pod, err := p.find(ctx, a.GetNamespace(), a.GetName())
+		if apierrors.IsNotFound(err) {
+			return err
+		}
+		if err != nil {
+			return admission.NewForbidden(a, err)
+		}
+		if pod.Spec.NodeName != node {
+			return forbid(a, "node %q can only delete pods with spec.nodeName set to itself", node)
+		}
+		return nil
+	default:
+		return forbid(a, "unexpected operation %q, node %q can only create and delete mirror pods", op, node)
+	}
+}
+
+// newPod allows mirror pods that belong to the node and refer to nothing.
+func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.Attributes) error {
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; !mirror {
+		return forbid(a, "pod does not have %q annotation, node %q can only create mirror pods", corev1.MirrorPodAnnotationKey, node)
+	}
+	if pod.Spec.NodeName != node {
+		return forbid(a, "node %q can only create pods with spec.nodeName set to itself", node)
+	}
+	switch {
+	case len(pod.OwnerReferences) > 1:
+		return forbid(a, "node %q can only create pods with a single owner reference set to itself", node)
+	case len(pod.OwnerReferences) == 0:
+		return forbid(a, "node %q can only create pods with an owner reference set to itself", node)
+	}
+	owner := &pod.OwnerReferences[0]
+	switch {
+	case owner.APIVersion != "v1" || owner.Kind != "Node" || owner.Name != node:
+		return forbid(a, "node %q can only create pods with an owner reference set to itself", node)
+	case owner.Controller == nil || !*owner.Controller:
+		return forbid(a, "node %q can only create pods with a controller owner reference set to itself", node)
+	case owner.BlockOwnerDeletion != nil && *owner.BlockOwnerDeletion:
+		return forbid(a, "node %q must not set blockOwnerDeletion on an owner reference", node)
+	}
+	n, err := p.kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return err
+	}
+	if err != nil {
+		return forbid(a, "error looking up node %s to verify uid: %w", node, err)
+	}
+	if owner.UID != n.UID {
+		return forbid(a, "node %s UID mismatch: expected %s got %s", owner.Name, owner.UID, n.UID)
+	}
+	if pod.Spec.ServiceAccountName != "" {
+		return forbid(a, "node %q can not create pods that reference a service account", node)
+	}
+	found := map[string]bool{}
+	podRefersTo(pod, func(kind, _ string) bool {
+		found[kind] = true
+		return false
+	})
+	switch {
+	case found["Secret"]:
+		return forbid(a, "node %q can not create pods that reference secrets", node)
+	case found["ConfigMap"]:
+		return forbid(a, "node %q can not create pods that reference configmaps", node)
+	case found["PersistentVolumeClaim"]:
+		return forbid(a, "node %q can not create pods that reference persistentvolumeclaims", node)
+	case len(pod.Spec.ResourceClaims) > 0:
+		return forbid(a, "node %q can not create pods that reference resourceclaims", node)
+	}
+	for i := range pod.Spec.Volumes {
+		if pr := pod.Spec.Volumes[i].Projected; pr != nil {
+			for j := range pr.Sources {
+				if pr.Sources[j].ClusterTrustBundle != nil {
+					return forbid(a, "node %q can not create pods that reference clustertrustbundles", node)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func podStatus(node string, a admission.Attributes) error {
+	if op := a.GetOperation(); op != admission.Update {
+		return forbid(a, "unexpected operation %q", op)
+	}
+	old, ok := a.GetOldObject().(*corev1.Pod)
+	if !ok {
+		return unexpected(a, a.GetOldObject())
+	}
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	if old.Spec.NodeName != node {
+		return forbid(a, "node %q can only update pod status for pods with spec.nodeName set to itself", node)
+	}
+	if !equality.Semantic.DeepEqual(old.Labels, pod.Labels) {
+		return forbid(a, "node %q cannot update labels through pod status", node)
+	}
+	if !equality.Semantic.DeepEqual(old.Status.ResourceClaimStatuses, pod.Status.ResourceClaimStatuses) {
+		return forbid(a, "node %q cannot update resource claim statuses", node)
+	}
+	if !equality.Semantic.DeepEqual(old.Status.ExtendedResourceClaimStatus, pod.Status.ExtendedResourceClaimStatus) {
+		return forbid(a, "node %q cannot update extended resource claim status", node)
+	}
+	return nil
+}
+
+func (p *nodeRestriction) eviction(ctx context.Context, node string, a admission.Attributes) error {
+	if op := a.GetOperation(); op != admission.Create {
+		return forbid(a, "unexpected operation %s", op)
+	}
+	name := a.GetName()
+	if name == "" {
+		meta, ok := a.GetObject().(metav1.Object)
+		if !ok {
+			return unexpected(a, nil)
+		}
+		if name = meta.GetName(); name == "" {
+			return forbid(a, "could not determine pod from request data")
+		}
+	}
+	pod, err := p.find(ctx, a.GetNamespace(), name)
+	if apierrors.IsNotFound(err) {
+		return err
+	}
+	if err != nil {
+		return admission.NewForbidden(a, err)
+	}
+	if pod.Spec.NodeName != node {
+		return forbid(a, "node %s can only evict pods with spec.nodeName set to itself", node)
+	}
+	return nil
+}
+
+func nodeItself(node string, a admission.Attributes) error {
+	name := a.GetName()
+	if a.GetOperation() == admission.Create {
+		n, ok := a.GetObject().(*corev1.Node)
+		if !ok {
+			return unexpected(a, nil)
+		}
+		if n.Spec.ConfigSource != nil {
+			return forbid(a, "node %q is not allowed to create pods with a non-nil configSource", node)
+		}
+		if bad := forbiddenLabels(n.Labels, nil); len(bad) > 0 {
+			return forbid(a, "node %q is not allowed to set the following labels: %s", node, strings.Join(bad, ", "))
+		}
+		if name == "" {
+			name = n.Name
+		}
+	}
+	if name != node {
+		return forbid(a, "node %q is not allowed to modify node %q", node, name)
+	}
+	if a.GetOperation() != admission.Update {
+		return nil
+	}
+	n, ok := a.GetObject().(*corev1.Node)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	old, ok := a.GetOldObject().(*corev1.Node)
+	if !ok {
+		return unexpected(a, a.GetOldObject())
+	}
+	if n.Spec.ConfigSource != nil && !equality.Semantic.DeepEqual(n.Spec.ConfigSource, old.Spec.ConfigSource) {
+		return forbid(a, "node %q is not allowed to update configSource to a new non-nil configSource", node)
+	}
+	// A node that could take its taints away could draw pods to itself.
+	if !equality.Semantic.DeepEqual(n.Spec.Taints, old.Spec.Taints) {
+		return forbid(a, "node %q is not allowed to modify taints", node)
+	}
+	if bad := forbiddenLabels(n.Labels, old.Labels); len(bad) > 0 {
+		return forbid(a, "is not allowed to modify labels: %s", strings.Join(bad, ", "))
+	}
+	// One that could name an owner could have itself collected.
+	if !equality.Semantic.DeepEqual(n.OwnerReferences, old.OwnerReferences) {
+		return forbid(a, "node %q is not allowed to modify ownerReferences", node)
+	}
+	return nil
+}
+
+// forbiddenLabels lists the labels that changed and that kubelets may not
+// write.
+func forbiddenLabels(labels, old map[string]string) []string {
+	var bad []string
+	check := func(key string) {
+		namespace, _, ok := strings.Cut(key, "/")
+		if !ok {
+			return
+		}
+		under := func(domain string) bool { return namespace == domain || strings.HasSuffix(namespace, "."+domain) }
+		if under(corev1.LabelNamespaceNodeRestriction) ||
+			(under("kubernetes.io") || under("k8s.io")) && !kubeletapis.IsKubeletLabel(key) {
+			bad = append(bad, key)
+		}
+	}
+	for k, v := range labels {
+		if o, had := old[k]; !had || o != v {
+			check(k)
+		}
+	}
+	for k := range old {
+		if _, has := labels[k]; !has {
+			check(k)
+		}
+	}
+	slices.Sort(bad)
+	return bad
+}
+
+func claimStatus(node string, a admission.Attributes) error {
+	if a.GetSubresource() != "status" {
+		return forbid(a, "may only update PVC status")
+	}
+	if op := a.GetOperation(); op != admission.Update {
+		return forbid(a, "unexpected operation %q", op)
+	}
+	old, ok := a.GetOldObject().(*corev1.PersistentVolumeClaim)
+	if !ok {
+		return unexpected(a, a.GetOldObject())
+	}
+	pvc, ok := a.GetObject().(*corev1.PersistentVolumeClaim)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	// What expanding a volume on its node changes, and nothing else.
+	o, n := old.DeepCopy(), pvc.DeepCopy()
+	for _, c := range []*corev1.PersistentVolumeClaim{o, n} {
+		c.ResourceVersion = ""
+		c.ManagedFields = nil
+		c.Status.Capacity = nil
+		c.Status.Conditions = nil
+		c.Status.AllocatedResources = nil
+		c.Status.AllocatedResourceStatuses = nil
+		c.Status.ModifyVolumeStatus = nil
+		c.Status.CurrentVolumeAttributesClassName = nil
+	}
+	if !equality.Semantic.DeepEqual(o, n) {
+		return forbid(a, "node %q may not update fields other than status.quantity, status.capacity and status.conditions", node)
+	}
+	return nil
+}
+
+// token allows tokens for pods that are on the node.
+func (p *nodeRestriction) token(ctx context.Context, node string, a admission.Attributes) error {
+	if a.GetOperation() != admission.Create || a.GetSubresource() != "token" {
+		return nil
+	}
+	req, ok := a.GetObject().(*authenticationv1.TokenRequest)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	ref := req.Spec.BoundObjectRef
+	if ref == nil || ref.APIVersion != "v1" || ref.Kind != "Pod" || ref.Name == "" {
+		return forbid(a, "node requested token not bound to a pod")
+	}
+	if ref.UID == "" {
+		return forbid(a, "node requested token with a pod binding without a uid")
+	}
+	pod, err := p.find(ctx, a.GetNamespace(), ref.Name)
+	if err == nil && ref.UID != pod.UID {
+		// The informer may still have an earlier pod of this name.
+		pod, err = p.kube.CoreV1().Pods(a.GetNamespace()).Get(ctx, ref.Name, metav1.GetOptions{})
+	}
+	if apierrors.IsNotFound(err) {
+		return err
+	}
+	if err != nil {
+		return admission.NewForbidden(a, err)
+	}
+	if ref.UID != pod.UID {
+		return forbid(a, "the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then recreated", ref.UID)
+	}
+	if pod.Spec.NodeName != node {
+		return forbid(a, "node requested token bound to a pod scheduled on a different node")
+	}
+	return p.audience(ctx, a, req, pod)
+}
+
+// audience allows tokens for the API server and for whom the pod names.
+func (p *nodeRestriction) audience(ctx context.Context, a admission.Attributes, req *authenticationv1.TokenRequest, pod *corev1.Pod) error {
+	if len(req.Spec.Audiences) > 1 {
+		return forbid(a, "node may only request 0 or 1 audiences")
+	}
+	if len(req.Spec.Audiences) == 0 || req.Spec.Audiences[0] == "" || slices.Contains(p.audiences, req.Spec.Audiences[0]) {
+		return nil
+	}
+	want := req.Spec.Audiences[0]
+	drivers := map[string]bool{}
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		switch {
+		case v.Projected != nil:
+			for j := range v.Projected.Sources {
+				if t := v.Projected.Sources[j].ServiceAccountToken; t != nil && t.Audience == want {
+					return nil
+				}
+			}
+		case v.CSI != nil:
+			drivers[v.CSI.Driver] = true
+		case v.PersistentVolumeClaim != nil, v.Ephemeral != nil:
+			name := pod.Name + "-" + v.Name
+			if v.PersistentVolumeClaim != nil {
+				name = v.PersistentVolumeClaim.ClaimName
+			}
+			pvc, err := p.kube.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+			if err != nil || pvc.Spec.VolumeName == "" {
+				continue
+			}
+			pv, err := p.kube.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
+			if err == nil && pv.Spec.CSI != nil {
+				drivers[pv.Spec.CSI.Driver] = true
+			}
+		}
+	}
+	for name := range drivers {
+		driver, err := p.kube.StorageV1().CSIDrivers().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			continue
+		}
+		for _, t := range driver.Spec.TokenRequests {
+			if t.Audience == want {
+				return nil
+			}
+		}
+	}
+	if p.may != nil {
+		decision, _, _ := p.may.Authorize(ctx, authorizer.AttributesRecord{
+			User: a.GetUserInfo(), Verb: "request-serviceaccounts-token-audience", Namespace: a.GetNamespace(),
+			APIVersion: "*", Resource: want, Name: a.GetName(), ResourceRequest: true,
+		})
+		if decision == authorizer.DecisionAllow {
+			return nil
+		}
+	}
+	return forbid(a, "audience %q not found in pod spec volume", want)
+}
+
+func lease(node string, a admission.Attributes) error {
+	if a.GetNamespace() != corev1.NamespaceNodeLease {
+		return forbid(a, "can only access leases in the %q system namespace", corev1.NamespaceNodeLease)
+	}
+	name := a.GetName()
+	if a.GetOperation() == admission.Create {
+		l, ok := a.GetObject().(*coordinationv1.Lease)
+		if !ok {
+			return unexpected(a, nil)
+		}
+		name = l.Name
+	}
+	if name != node {
+		return forbid(a, "can only access node lease with the same name as the requesting node")
+	}
+	return nil
+}
+
+func csiNode(node string, a admission.Attributes) error {
+	name := a.GetName()
+	if a.GetOperation() == admission.Create {
+		meta, ok := a.GetObject().(metav1.Object)
+		if !ok {
+			return unexpected(a, nil)
+		}
+		name = meta.GetName()
+	}
+	if name != node {
+		return forbid(a, "can only access CSINode with the same name as the requesting node")
+	}
+	return nil
+}
+
+func resourceSlice(node string, a admission.Attributes) error {
+	var obj any
+	var what string
+	switch a.GetOperation() {
+	case admission.Create:
+		obj, what = a.GetObject(), "create"
+	case admission.Delete:
+		obj, what = a.GetOldObject(), "delete"
+	default:
+		// The name of the node cannot be changed.
+		return nil
+	}
+	slice, ok := obj.(*resourcev1.ResourceSlice)
+	if !ok {
+		// Another version of the type has another shape and the same rule.
+		return unexpected(a, obj)
+	}
+	if slice.Spec.NodeName == nil || *slice.Spec.NodeName != node {
+		return forbid(a, "can only %s ResourceSlice with the same NodeName as the requesting node", what)
+	}
+	return nil
+}
+
+// signingRequest keeps a node from asking for another's certificate.
+func signingRequest(node string, a admission.Attributes) error {
+	if a.GetOperation() != admission.Create || a.GetSubresource() != "" {
+		return nil
+	}
+	csr, ok := a.GetObject().(*certificatesv1.CertificateSigningRequest)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	switch csr.Spec.SignerName {
+	case certificatesv1.KubeletServingSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName:
+	default:
+		return nil
+	}
+	block, _ := pem.Decode(csr.Spec.Request)
+	if block == nil || block.Type != "CERTIFICATE REQUEST" {
+		return forbid(a, "unable to parse csr: PEM block type must be CERTIFICATE REQUEST")
+	}
+	req, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return forbid(a, "unable to parse csr: %w", err)
+	}
+	if want := "system:node:" + node; req.Subject.CommonName != want {
+		return forbid(a, "can only create a node CSR with CN=%s", want)
+	}
+	return nil
+}

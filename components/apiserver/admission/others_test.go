@@ -1,0 +1,225 @@
+package admission
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+)
+
+func csr(t *testing.T, signer, cn string, orgs ...string) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: orgs}}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "r"}, Spec: certificatesv1.CertificateSigningRequestSpec{
+		SignerName: signer, Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})}}
+}
+
+func TestNodeRestriction(t *testing.T) {
+	on := func(node, name string) *corev1.Pod {
+		return pod(func(p *corev1.Pod) { p.Name, p.UID, p.Spec.NodeName = name, "uid-"+"1", node })
+	}
+	withAudience := on("n1", "audience")
+	withAudience.Spec.Volumes = []corev1.Volume{{Name: "t", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+		Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Audience: "vault"}}}}}}}
+	c, _ := chain(t, Config{Audiences: []string{"k8s"}}, []string{"NodeRestriction"},
+		on("n1", "mine"), on("n2", "other"), withAudience, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "n1-uid"}})
+	n1 := &user.DefaultInfo{Name: "system:node:n1", Groups: []string{"system:nodes"}}
+	yes := true
+	mirror := func(change func(*corev1.Pod)) *corev1.Pod {
+		return pod(func(p *corev1.Pod) {
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+			p.Spec.NodeName = "n1"
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n1", UID: "n1-uid", Controller: &yes}}
+			if change != nil {
+				change(p)
+			}
+		})
+	}
+	node := func(name string, change func(*corev1.Node)) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if change != nil {
+			change(n)
+		}
+		return n
+	}
+	label := func(k string) func(*corev1.Node) {
+		return func(n *corev1.Node) { n.Labels = map[string]string{k: "v"} }
+	}
+	token := func(pod, uid string, audiences ...string) *authenticationv1.TokenRequest {
+		r := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: audiences}}
+		if pod != "" {
+			r.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod, UID: "uid-1"}
+			if uid != "" {
+				r.Spec.BoundObjectRef.UID = "other"
+			}
+		}
+		return r
+	}
+	lease := func(name string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	}
+	labelled := on("n1", "mine")
+	labelled.Labels = map[string]string{"a": "b"}
+	tests := []struct {
+		name string
+		w    write
+		err  string
+	}{
+		{"others are free", write{user: &user.DefaultInfo{Name: "ann"}, resource: "/nodes", op: admission.Update, obj: node("n2", nil), old: node("n2", nil)}, ""},
+		{"nameless", write{user: &user.DefaultInfo{Name: "system:node:", Groups: []string{"system:nodes"}}, resource: "/pods"}, `could not determine node from user "system:node:"`},
+		{"mirror pod", write{resource: "/pods", ns: "ns", obj: mirror(nil)}, ""},
+		{"plain pod", write{resource: "/pods", ns: "ns", obj: on("n1", "x")}, `pod does not have "kubernetes.io/config.mirror" annotation, node "n1" can only create mirror pods`},
+		{"mirror elsewhere", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) { p.Spec.NodeName = "n2" })}, "can only create pods with spec.nodeName set to itself"},
+		{"mirror without owner", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) { p.OwnerReferences = nil })}, `node "n1" can only create pods with an owner reference set to itself`},
+		{"mirror of an earlier node", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) { p.OwnerReferences[0].UID = "x" })}, "node n1 UID mismatch: expected x got n1-uid"},
+		{"mirror with account", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) { p.Spec.ServiceAccountName = "x" })}, "can not create pods that reference a service account"},
+		{"mirror with ConfigMap", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}}}
+		})}, "can not create pods that reference configmaps"},
+		{"delete own", write{op: admission.Delete, resource: "/pods", ns: "ns", name: "mine"}, ""},
+		{"delete other's", write{op: admission.Delete, resource: "/pods", ns: "ns", name: "other"}, `node "n1" can only delete pods with spec.nodeName set to itself`},
+		{"delete none", write{op: admission.Delete, resource: "/pods", ns: "ns", name: "none"}, `"none" not found`},
+		{"update", write{op: admission.Update, resource: "/pods", ns: "ns", obj: on("n1", "mine"), old: on("n1", "mine")}, `unexpected operation "UPDATE"`},
+		{"status", write{op: admission.Update, resource: "/pods", sub: "status", ns: "ns", obj: on("n1", "mine"), old: on("n1", "mine")}, ""},
+		{"other's status", write{op: admission.Update, resource: "/pods", sub: "status", ns: "ns", obj: on("n2", "other"), old: on("n2", "other")}, "can only update pod status for pods with spec.nodeName set to itself"},
+		{"labels by status", write{op: admission.Update, resource: "/pods", sub: "status", ns: "ns", obj: labelled, old: on("n1", "mine")}, `node "n1" cannot update labels through pod status`},
+		{"evict own", write{resource: "/pods", sub: "eviction", ns: "ns", obj: &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}}, ""},
+		{"evict other's", write{resource: "/pods", sub: "eviction", ns: "ns", name: "other", obj: &policyv1.Eviction{}}, "node n1 can only evict pods with spec.nodeName set to itself"},
+		{"exec", write{resource: "/pods", sub: "exec", ns: "ns", name: "mine"}, `unexpected pod subresource "exec", only 'status' and 'eviction' are allowed`},
+		{"register", write{resource: "/nodes", obj: node("n1", label("kubernetes.io/hostname"))}, ""},
+		{"register another", write{resource: "/nodes", obj: node("n2", nil)}, `node "n1" is not allowed to modify node "n2"`},
+		{"restricted label", write{resource: "/nodes", obj: node("n1", label("node-restriction.kubernetes.io/x"))}, `node "n1" is not allowed to set the following labels: node-restriction.kubernetes.io/x`},
+		{"role label", write{resource: "/nodes", obj: node("n1", label("node-role.kubernetes.io/control-plane"))}, "not allowed to set the following labels: node-role.kubernetes.io/control-plane"},
+		{"foreign label", write{resource: "/nodes", obj: node("n1", label("example.org/x"))}, ""},
+		{"kubelet label", write{resource: "/nodes", obj: node("n1", label("node.kubernetes.io/x"))}, ""},
+		{"update own", write{op: admission.Update, resource: "/nodes", sub: "status", obj: node("n1", nil), old: node("n1", nil)}, ""},
+		{"update another", write{op: admission.Update, resource: "/nodes", sub: "status", obj: node("n2", nil), old: node("n2", nil)}, "is not allowed to modify node"},
+		{"taints", write{op: admission.Update, resource: "/nodes", obj: node("n1", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "x"}} }), old: node("n1", nil)}, "is not allowed to modify taints"},
+		{"take label", write{op: admission.Update, resource: "/nodes", obj: node("n1", nil), old: node("n1", label("node-restriction.kubernetes.io/x"))}, "is not allowed to modify labels: node-restriction.kubernetes.io/x"},
+		{"token", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("mine", "")}, ""},
+		{"token of none", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("", "")}, "node requested token not bound to a pod"},
+		{"token of an earlier pod", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("mine", "x")}, "the UID in the bound object reference (other) does not match the UID in record"},
+		{"token of other's", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("other", "")}, "node requested token bound to a pod scheduled on a different node"},
+		{"token for the server", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("mine", "", "k8s")}, ""},
+		{"token for whom the pod names", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("audience", "", "vault")}, ""},
+		{"token for another", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("mine", "", "vault")}, `audience "vault" not found in pod spec volume`},
+		{"lease", write{resource: "coordination.k8s.io/leases", ns: "kube-node-lease", obj: lease("n1")}, ""},
+		{"other's lease", write{resource: "coordination.k8s.io/leases", ns: "kube-node-lease", obj: lease("n2")}, "can only access node lease with the same name as the requesting node"},
+		{"lease elsewhere", write{resource: "coordination.k8s.io/leases", ns: "ns", obj: lease("n1")}, `can only access leases in the "kube-node-lease" system namespace`},
+		{"own request", write{resource: "certificates.k8s.io/certificatesigningrequests", obj: csr(t, "kubernetes.io/kubelet-serving", "system:node:n1", "system:nodes")}, ""},
+		{"other's request", write{resource: "certificates.k8s.io/certificatesigningrequests", obj: csr(t, "kubernetes.io/kubelet-serving", "system:node:n2", "system:nodes")}, "can only create a node CSR with CN=system:node:n1"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.w.user == nil {
+				tt.w.user = n1
+			}
+			wantErr(t, ask(t, c, tt.w), tt.err)
+		})
+	}
+}
+
+func TestCertificates(t *testing.T) {
+	may := authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		allowed := a.GetUser().GetName() == "exact" && a.GetName() == "example.org/s" || a.GetUser().GetName() == "domain" && a.GetName() == "example.org/*"
+		if allowed && a.GetResource() == "signers" && a.GetAPIGroup() == "certificates.k8s.io" {
+			return authorizer.DecisionAllow, "", nil
+		}
+		return authorizer.DecisionNoOpinion, "", nil
+	})
+	c, _ := chain(t, Config{Authorizer: may}, []string{"CertificateApproval", "CertificateSigning", "ClusterTrustBundleAttest", "CertificateSubjectRestriction"})
+	r := csr(t, "example.org/s", "x")
+	signed := r.DeepCopy()
+	signed.Status.Certificate = []byte("x")
+	const requests = "certificates.k8s.io/certificatesigningrequests"
+	for _, name := range []string{"exact", "domain"} {
+		wantErr(t, ask(t, c, write{op: admission.Update, resource: requests, sub: "approval", obj: r, old: r, user: &user.DefaultInfo{Name: name}}), "")
+		wantErr(t, ask(t, c, write{op: admission.Update, resource: requests, sub: "status", obj: signed, old: r, user: &user.DefaultInfo{Name: name}}), "")
+	}
+	wantErr(t, ask(t, c, write{op: admission.Update, resource: requests, sub: "approval", obj: r, old: r}), `user not permitted to approve requests with signerName "example.org/s"`)
+	wantErr(t, ask(t, c, write{op: admission.Update, resource: requests, sub: "status", obj: signed, old: r}), `user not permitted to sign requests with signerName "example.org/s"`)
+	wantErr(t, ask(t, c, write{op: admission.Update, resource: requests, sub: "status", obj: r, old: r}), "")
+	wantErr(t, ask(t, c, write{resource: requests, obj: csr(t, "kubernetes.io/kube-apiserver-client", "x", "system:masters")}), "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed")
+	wantErr(t, ask(t, c, write{resource: requests, obj: csr(t, "kubernetes.io/kube-apiserver-client", "x", "devs")}), "")
+	bundle := &certificatesv1.ClusterTrustBundle{Spec: certificatesv1.ClusterTrustBundleSpec{SignerName: "example.org/s"}}
+	wantErr(t, ask(t, c, write{resource: "certificates.k8s.io/clustertrustbundles", obj: bundle}), `user not permitted to attest for signerName "example.org/s"`)
+}
+
+func TestStorage(t *testing.T) {
+	yes := true
+	class := func(name string, age time.Duration, def bool) *storagev1.StorageClass {
+		c := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(1e9, 0).Add(-age))}}
+		if def {
+			c.Annotations = map[string]string{"storageclass.kubernetes.io/is-default-class": "true"}
+		}
+		return c
+	}
+	grows := class("grows", 0, false)
+	grows.AllowVolumeExpansion = &yes
+	ingressClass := &networkingv1.IngressClass{ObjectMeta: metav1.ObjectMeta{Name: "nginx", Annotations: map[string]string{"ingressclass.kubernetes.io/is-default-class": "true"}}}
+	c, _ := chain(t, Config{}, []string{"DefaultStorageClass", "StorageObjectInUseProtection", "PersistentVolumeClaimResize", "DefaultIngressClass"},
+		class("old", time.Hour, true), class("b", 0, true), class("a", 0, true), class("plain", 0, false), grows, ingressClass)
+	claim := func(class, size string) *corev1.PersistentVolumeClaim {
+		pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}}
+		pvc.Spec.Resources.Requests = corev1.ResourceList{"storage": resource.MustParse(size)}
+		if class != "-" {
+			pvc.Spec.StorageClassName = &class
+		}
+		return pvc
+	}
+	pvc := claim("-", "1Gi")
+	wantErr(t, ask(t, c, write{resource: "/persistentvolumeclaims", obj: pvc}), "")
+	if pvc.Spec.StorageClassName == nil || *pvc.Spec.StorageClassName != "a" || len(pvc.Finalizers) != 1 || pvc.Finalizers[0] != "kubernetes.io/pvc-protection" {
+		t.Errorf("%+v", pvc)
+	}
+	pvc = claim("", "1Gi")
+	wantErr(t, ask(t, c, write{resource: "/persistentvolumeclaims", obj: pvc}), "")
+	if *pvc.Spec.StorageClassName != "" {
+		t.Error("no class was meant")
+	}
+	pv := &corev1.PersistentVolume{}
+	wantErr(t, ask(t, c, write{resource: "/persistentvolumes", obj: pv}), "")
+	if len(pv.Finalizers) != 1 || pv.Finalizers[0] != "kubernetes.io/pv-protection" {
+		t.Errorf("%+v", pv)
+	}
+	up := func(old, obj *corev1.PersistentVolumeClaim) error {
+		return ask(t, c, write{op: admission.Update, resource: "/persistentvolumeclaims", obj: obj, old: old})
+	}
+	wantErr(t, up(claim("grows", "1Gi"), claim("grows", "2Gi")), "")
+	wantErr(t, up(claim("plain", "1Gi"), claim("plain", "2Gi")), "only dynamically provisioned pvc can be resized")
+	wantErr(t, up(claim("plain", "2Gi"), claim("plain", "1Gi")), "")
+	pending := claim("grows", "1Gi")
+	pending.Status.Phase = corev1.ClaimPending
+	wantErr(t, up(pending, claim("grows", "2Gi")), "Only bound persistent volume claims can be expanded")
+
+	ing := &networkingv1.Ingress{}
+	wantErr(t, ask(t, c, write{resource: "networking.k8s.io/ingresses", obj: ing}), "")
+	if ing.Spec.IngressClassName == nil || *ing.Spec.IngressClassName != "nginx" {
+		t.Errorf("%+v", ing.Spec)
+	}
+}

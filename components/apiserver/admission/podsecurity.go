@@ -1,0 +1,121 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/warning"
+	psa "k8s.io/pod-security-admission/admission"
+	psaconfig "k8s.io/pod-security-admission/admission/api"
+	psaapi "k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/metrics"
+	"k8s.io/pod-security-admission/policy"
+)
+
+// podSecurity holds pods to the standard that their namespace's labels ask
+// for.
+//
+// https://kubernetes.io/docs/concepts/security/pod-security-admission/
+type podSecurity struct {
+	operations
+	standard *psa.Admission
+	subjects map[schema.GroupResource]bool
+}
+
+func newPodSecurity(cfg *Config) (admission.Interface, error) {
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("making the checks: %w", err)
+	}
+	extractor := psa.DefaultPodSpecExtractor{}
+	core := cfg.Informers.Core().V1()
+	a := &psa.Admission{
+		Configuration: &psaconfig.PodSecurityConfiguration{Defaults: psaconfig.PodSecurityDefaults{
+			Enforce: "privileged", EnforceVersion: "latest",
+			Audit: "privileged", AuditVersion: "latest",
+			Warn: "privileged", WarnVersion: "latest",
+		}},
+		Evaluator:        evaluator,
+		Metrics:          unrecorded{},
+		PodSpecExtractor: extractor,
+		NamespaceGetter:  psa.NamespaceGetterFromListerAndClient(core.Namespaces().Lister(), cfg.Kube),
+		PodLister:        psa.PodListerFromInformer(core.Pods().Lister()),
+	}
+	if err := a.CompleteConfiguration(); err != nil {
+		return nil, err
+	}
+	if err := a.ValidateConfiguration(); err != nil {
+		return nil, err
+	}
+	p := &podSecurity{operations: onCreateUpdate, standard: a, subjects: map[schema.GroupResource]bool{
+		{Resource: "namespaces"}: true, {Resource: "pods"}: true,
+	}}
+	for _, gr := range extractor.PodSpecResources() {
+		p.subjects[gr] = true
+	}
+	return p, nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (p *podSecurity) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if !p.subjects[a.GetResource().GroupResource()] {
+		return nil
+	}
+	result := p.standard.Validate(ctx, podAttributes{a})
+	for _, w := range result.Warnings {
+		warning.AddWarning(ctx, "", w)
+	}
+	for k, v := range result.AuditAnnotations {
+		// A second value for one key is refused, which does no harm.
+		_ = a.AddAnnotation(psaapi.AuditAnnotationPrefix+k, v)
+	}
+	if result.Allowed {
+		return nil
+	}
+	err := admission.NewForbidden(a, errors.New("Not allowed by PodSecurity"))
+	var status *apierrors.StatusError
+	if r := result.Result; r != nil && errors.As(err, &status) {
+		if r.Message != "" {
+			status.ErrStatus.Message = r.Message
+		}
+		if r.Reason != "" {
+			status.ErrStatus.Reason = r.Reason
+		}
+		if r.Details != nil {
+			status.ErrStatus.Details = r.Details
+		}
+		if r.Code != 0 {
+			status.ErrStatus.Code = r.Code
+		}
+	}
+	return err
+}
+
+// podAttributes shows a request to the library.
+type podAttributes struct{ admission.Attributes }
+
+func (p podAttributes) GetOperation() admissionv1.Operation {
+	return admissionv1.Operation(p.Attributes.GetOperation())
+}
+
+func (p podAttributes) GetObject() (runtime.Object, error) { return p.Attributes.GetObject(), nil }
+
+func (p podAttributes) GetOldObject() (runtime.Object, error) {
+	return p.Attributes.GetOldObject(), nil
+}
+
+func (p podAttributes) GetUserName() string { return p.GetUserInfo().GetName() }
+
+// unrecorded is no metrics: the library's are global to the process.
+type unrecorded struct{}
+
+func (unrecorded) RecordEvaluation(metrics.Decision, psaapi.LevelVersion, metrics.Mode, psaapi.Attributes) {
+}
+func (unrecorded) RecordExemption(psaapi.Attributes)   {}
+func (unrecorded) RecordError(bool, psaapi.Attributes) {}

@@ -1,0 +1,107 @@
+package admission
+
+import (
+	"context"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/client-go/kubernetes"
+	nodelisters "k8s.io/client-go/listers/node/v1"
+)
+
+// runtimeClass writes into pods what their runtime class costs and where it
+// runs.
+type runtimeClass struct {
+	operations
+	lister nodelisters.RuntimeClassLister
+	kube   kubernetes.Interface
+}
+
+func newRuntimeClass(cfg *Config) (admission.Interface, error) {
+	if !cfg.Serves(nodev1.SchemeGroupVersion.WithResource("runtimeclasses")) {
+		return nil, nil
+	}
+	return &runtimeClass{operations: onCreate, lister: cfg.Informers.Node().V1().RuntimeClasses().Lister(), kube: cfg.Kube}, nil
+}
+
+// of returns the pod and its class, either of which may be nil.
+func (p *runtimeClass) of(ctx context.Context, a admission.Attributes) (*corev1.Pod, *nodev1.RuntimeClass, error) {
+	if !is(a, "", "pods") {
+		return nil, nil, nil
+	}
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok || pod.Spec.RuntimeClassName == nil {
+		return pod, nil, nil
+	}
+	name := *pod.Spec.RuntimeClassName
+	class, err := p.lister.Get(name)
+	if err != nil {
+		class, err = p.kube.NodeV1().RuntimeClasses().Get(ctx, name, metav1.GetOptions{})
+	}
+	if apierrors.IsNotFound(err) {
+		return nil, nil, forbid(a, "pod rejected: RuntimeClass %q not found", name)
+	}
+	if err != nil {
+		return nil, nil, apierrors.NewInternalError(err)
+	}
+	return pod, class, nil
+}
+
+// Admit implements admission.MutationInterface.
+func (p *runtimeClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	pod, class, err := p.of(ctx, a)
+	if err != nil || class == nil {
+		return err
+	}
+	if class.Overhead != nil {
+		if len(pod.Spec.Overhead) > 0 && !equality.Semantic.DeepEqual(class.Overhead.PodFixed, pod.Spec.Overhead) {
+			return forbid(a, "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead")
+		}
+		pod.Spec.Overhead = class.Overhead.PodFixed.DeepCopy()
+	}
+	if class.Scheduling == nil {
+		return nil
+	}
+	if want := class.Scheduling.NodeSelector; len(want) > 0 {
+		merged := maps.Clone(want)
+		for k, v := range pod.Spec.NodeSelector {
+			if w, ok := want[k]; ok && w != v {
+				return forbid(a, "conflict: runtimeClass.scheduling.nodeSelector[%s] = %s; pod.spec.nodeSelector[%s] = %s", k, w, k, v)
+			}
+			merged[k] = v
+		}
+		pod.Spec.NodeSelector = merged
+	}
+next:
+	for i := range class.Scheduling.Tolerations {
+		t := &class.Scheduling.Tolerations[i]
+		for j := range pod.Spec.Tolerations {
+			if equality.Semantic.DeepEqual(*t, pod.Spec.Tolerations[j]) {
+				continue next
+			}
+		}
+		pod.Spec.Tolerations = append(pod.Spec.Tolerations, *t.DeepCopy())
+	}
+	return nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (p *runtimeClass) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	pod, class, err := p.of(ctx, a)
+	if err != nil || pod == nil {
+		return err
+	}
+	if class != nil && class.Overhead != nil {
+		if !equality.Semantic.DeepEqual(class.Overhead.PodFixed, pod.Spec.Overhead) {
+			return forbid(a, "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead")
+		}
+	} else if len(pod.Spec.Overhead) > 0 {
+		return forbid(a, "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead")
+	}
+	return nil
+}

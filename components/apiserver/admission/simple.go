@@ -1,0 +1,90 @@
+package admission
+
+import (
+	"context"
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/admission"
+)
+
+// all is every operation.
+var all = operations{admission.Create, admission.Update, admission.Delete, admission.Connect}
+
+// alwaysAdmit does nothing; it is known for the flags' sake.
+type alwaysAdmit struct{ operations }
+
+func newAlwaysAdmit(*Config) (admission.Interface, error) { return alwaysAdmit{all}, nil }
+
+// Validate implements admission.ValidationInterface.
+func (alwaysAdmit) Validate(context.Context, admission.Attributes, admission.ObjectInterfaces) error {
+	return nil
+}
+
+// alwaysDeny refuses everything.
+type alwaysDeny struct{ operations }
+
+func newAlwaysDeny(*Config) (admission.Interface, error) { return alwaysDeny{all}, nil }
+
+// Validate implements admission.ValidationInterface.
+func (alwaysDeny) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	return admission.NewForbidden(a, errors.New("admission control is denying all modifications"))
+}
+
+// alwaysPullImages makes the kubelet ask the registry for every image, so that
+// having the name of a private one does not do.
+type alwaysPullImages struct{ operations }
+
+func newAlwaysPullImages(*Config) (admission.Interface, error) {
+	return alwaysPullImages{onCreateUpdate}, nil
+}
+
+// Admit implements admission.MutationInterface.
+func (alwaysPullImages) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok || a.GetResource().Resource != "pods" || a.GetSubresource() != "" && a.GetSubresource() != "ephemeralcontainers" {
+		return nil
+	}
+	for i := range pod.Spec.InitContainers {
+		pod.Spec.InitContainers[i].ImagePullPolicy = corev1.PullAlways
+	}
+	for i := range pod.Spec.Containers {
+		pod.Spec.Containers[i].ImagePullPolicy = corev1.PullAlways
+	}
+	for i := range pod.Spec.EphemeralContainers {
+		pod.Spec.EphemeralContainers[i].ImagePullPolicy = corev1.PullAlways
+	}
+	for i := range pod.Spec.Volumes {
+		if image := pod.Spec.Volumes[i].Image; image != nil {
+			image.PullPolicy = corev1.PullAlways
+		}
+	}
+	return nil
+}
+
+// denyExternalIPs refuses new external addresses of Services.
+type denyExternalIPs struct{ operations }
+
+func newDenyExternalIPs(*Config) (admission.Interface, error) {
+	return denyExternalIPs{onCreateUpdate}, nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (denyExternalIPs) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	svc, ok := a.GetObject().(*corev1.Service)
+	if !ok || !is(a, "", "services") {
+		return nil
+	}
+	had := map[string]bool{}
+	if old, ok := a.GetOldObject().(*corev1.Service); ok {
+		for _, ip := range old.Spec.ExternalIPs {
+			had[ip] = true
+		}
+	}
+	for _, ip := range svc.Spec.ExternalIPs {
+		if !had[ip] {
+			return forbid(a, "Use of external IPs is denied by admission control")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,220 @@
+package admission
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/client-go/kubernetes"
+	networkinglisters "k8s.io/client-go/listers/networking/v1"
+	storagelisters "k8s.io/client-go/listers/storage/v1"
+
+	"hyperkube/components/apiserver/informed"
+)
+
+var (
+	claims         = schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumeclaims"}
+	storageClasses = storagev1.SchemeGroupVersion.WithResource("storageclasses")
+)
+
+// betaClassAnnotation names a claim's class the old way.
+const betaClassAnnotation = corev1.BetaStorageClassAnnotation
+
+// latest returns the default of several: the newest, by name if there are two.
+func latest[T metav1.Object](all []T, isDefault func(T) bool) (T, bool) {
+	defaults := slices.DeleteFunc(slices.Clone(all), func(c T) bool { return !isDefault(c) })
+	if len(defaults) == 0 {
+		var none T
+		return none, false
+	}
+	return slices.MinFunc(defaults, func(x, y T) int {
+		a, b := x.GetCreationTimestamp(), y.GetCreationTimestamp()
+		return cmp.Or(b.Time.Compare(a.Time), cmp.Compare(x.GetName(), y.GetName()))
+	}), true
+}
+
+// defaultStorageClass names the default class in claims that name none.
+type defaultStorageClass struct {
+	operations
+	lister storagelisters.StorageClassLister
+	gate   *informed.Gate
+}
+
+func newDefaultStorageClass(cfg *Config) (admission.Interface, error) {
+	if !cfg.Serves(storageClasses) || !cfg.Serves(claims) {
+		return nil, nil
+	}
+	inf := cfg.Informers.Storage().V1().StorageClasses()
+	return &defaultStorageClass{operations: onCreate, lister: inf.Lister(), gate: informed.NewGate(inf.Informer().HasSyncedChecker())}, nil
+}
+
+// Admit implements admission.MutationInterface.
+func (p *defaultStorageClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	pvc, ok := a.GetObject().(*corev1.PersistentVolumeClaim)
+	if !ok || !is(a, "", "persistentvolumeclaims") || pvc.Spec.StorageClassName != nil {
+		return nil
+	}
+	if _, named := pvc.Annotations[betaClassAnnotation]; named {
+		return nil
+	}
+	if err := p.gate.Wait(ctx); err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	all, err := p.lister.List(labels.Everything())
+	if err != nil {
+		return admission.NewForbidden(a, err)
+	}
+	class, ok := latest(all, func(c *storagev1.StorageClass) bool {
+		return c.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" ||
+			c.Annotations["storageclass.beta.kubernetes.io/is-default-class"] == "true"
+	})
+	if ok {
+		name := class.Name
+		pvc.Spec.StorageClassName = &name
+	}
+	return nil
+}
+
+// storageInUse gives claims and volumes the finalizer that keeps them while
+// they are in use.
+type storageInUse struct{ operations }
+
+func newStorageInUse(cfg *Config) (admission.Interface, error) {
+	// The finalizer needs a controller that takes it away again.
+	if !cfg.Serves(claims) {
+		return nil, nil
+	}
+	return storageInUse{onCreate}, nil
+}
+
+// Admit implements admission.MutationInterface.
+func (storageInUse) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	add := func(m *metav1.ObjectMeta, finalizer string) {
+		if !slices.Contains(m.Finalizers, finalizer) {
+			m.Finalizers = append(m.Finalizers, finalizer)
+		}
+	}
+	switch obj := a.GetObject().(type) {
+	case *corev1.PersistentVolumeClaim:
+		if is(a, "", "persistentvolumeclaims") {
+			add(&obj.ObjectMeta, "kubernetes.io/pvc-protection")
+		}
+	case *corev1.PersistentVolume:
+		if is(a, "", "persistentvolumes") {
+			add(&obj.ObjectMeta, "kubernetes.io/pv-protection")
+		}
+	}
+	return nil
+}
+
+// claimResize lets claims grow only where their class can.
+type claimResize struct {
+	operations
+	lister storagelisters.StorageClassLister
+	kube   kubernetes.Interface
+}
+
+func newClaimResize(cfg *Config) (admission.Interface, error) {
+	if !cfg.Serves(storageClasses) || !cfg.Serves(claims) {
+		return nil, nil
+	}
+	return &claimResize{operations: onUpdate, lister: cfg.Informers.Storage().V1().StorageClasses().Lister(), kube: cfg.Kube}, nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (p *claimResize) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if !is(a, "", "persistentvolumeclaims") {
+		return nil
+	}
+	pvc, ok := a.GetObject().(*corev1.PersistentVolumeClaim)
+	if !ok {
+		return nil
+	}
+	old, ok := a.GetOldObject().(*corev1.PersistentVolumeClaim)
+	if !ok {
+		return nil
+	}
+	newSize, oldSize := pvc.Spec.Resources.Requests[corev1.ResourceStorage], old.Spec.Resources.Requests[corev1.ResourceStorage]
+	if newSize.Cmp(oldSize) <= 0 {
+		return nil
+	}
+	if old.Status.Phase != corev1.ClaimBound {
+		return forbid(a, "Only bound persistent volume claims can be expanded")
+	}
+	if !p.expands(ctx, pvc, old) {
+		return forbid(a, "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize")
+	}
+	return nil
+}
+
+func (p *claimResize) expands(ctx context.Context, pvc, old *corev1.PersistentVolumeClaim) bool {
+	className := func(c *corev1.PersistentVolumeClaim) string {
+		if name, ok := c.Annotations[betaClassAnnotation]; ok {
+			return name
+		}
+		if c.Spec.StorageClassName != nil {
+			return *c.Spec.StorageClassName
+		}
+		return ""
+	}
+	name := className(pvc)
+	if name == "" || className(old) == "" {
+		return false
+	}
+	class, err := p.lister.Get(name)
+	if err != nil {
+		if class, err = p.kube.StorageV1().StorageClasses().Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return false
+		}
+	}
+	return class.AllowVolumeExpansion != nil && *class.AllowVolumeExpansion
+}
+
+// defaultIngressClass names the default class in Ingresses that name none.
+type defaultIngressClass struct {
+	operations
+	lister networkinglisters.IngressClassLister
+	gate   *informed.Gate
+}
+
+func newDefaultIngressClass(cfg *Config) (admission.Interface, error) {
+	if !cfg.Serves(networkingv1.SchemeGroupVersion.WithResource("ingressclasses")) {
+		return nil, nil
+	}
+	inf := cfg.Informers.Networking().V1().IngressClasses()
+	return &defaultIngressClass{operations: onCreate, lister: inf.Lister(), gate: informed.NewGate(inf.Informer().HasSyncedChecker())}, nil
+}
+
+// Admit implements admission.MutationInterface.
+func (p *defaultIngressClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	ing, ok := a.GetObject().(*networkingv1.Ingress)
+	if !ok || !is(a, networkingv1.GroupName, "ingresses") || ing.Spec.IngressClassName != nil {
+		return nil
+	}
+	if ing.Annotations["kubernetes.io/ingress.class"] != "" {
+		return nil
+	}
+	if err := p.gate.Wait(ctx); err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	all, err := p.lister.List(labels.Everything())
+	if err != nil {
+		return admission.NewForbidden(a, err)
+	}
+	class, ok := latest(all, func(c *networkingv1.IngressClass) bool {
+		return c.Annotations[networkingv1.AnnotationIsDefaultIngressClass] == "true"
+	})
+	if ok {
+		name := class.Name
+		ing.Spec.IngressClassName = &name
+	}
+	return nil
+}

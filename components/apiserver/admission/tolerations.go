@@ -1,0 +1,104 @@
+package admission
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/admission"
+)
+
+// tolerationSeconds is how long pods stay on a node that has gone.
+const tolerationSeconds = 300
+
+// defaultTolerations gives pods that say nothing about nodes that are not
+// ready or not reachable five minutes on such.
+type defaultTolerations struct{ operations }
+
+func newDefaultTolerations(*Config) (admission.Interface, error) {
+	return defaultTolerations{onCreateUpdate}, nil
+}
+
+// Admit implements admission.MutationInterface.
+func (defaultTolerations) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if !is(a, "", "pods") {
+		return nil
+	}
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok {
+		return nil
+	}
+	for _, key := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
+		tolerated := slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool {
+			return (t.Key == key || t.Key == "") && (t.Effect == corev1.TaintEffectNoExecute || t.Effect == "")
+		})
+		if !tolerated {
+			seconds := int64(tolerationSeconds)
+			pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{
+				Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &seconds,
+			})
+		}
+	}
+	return nil
+}
+
+// taintNodes keeps pods off new nodes until they are ready.
+type taintNodes struct{ operations }
+
+func newTaintNodes(*Config) (admission.Interface, error) { return taintNodes{onCreate}, nil }
+
+// Admit implements admission.MutationInterface.
+func (taintNodes) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if !is(a, "", "nodes") {
+		return nil
+	}
+	node, ok := a.GetObject().(*corev1.Node)
+	if !ok {
+		return nil
+	}
+	taint := corev1.Taint{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}
+	if !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) }) {
+		node.Spec.Taints = append(node.Spec.Taints, taint)
+	}
+	return nil
+}
+
+// extendedResourceToleration lets pods that ask for an extended resource onto
+// nodes that are kept for it.
+type extendedResourceToleration struct{ operations }
+
+func newExtendedResourceToleration(*Config) (admission.Interface, error) {
+	return extendedResourceToleration{onCreateUpdate}, nil
+}
+
+// Admit implements admission.MutationInterface.
+func (extendedResourceToleration) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if !is(a, "", "pods") {
+		return nil
+	}
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok {
+		return nil
+	}
+	var resources []string
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			for name := range list[i].Resources.Requests {
+				n := string(name)
+				if strings.Contains(n, "/") && !strings.Contains(n, corev1.ResourceDefaultNamespacePrefix) &&
+					!strings.HasPrefix(n, corev1.DefaultResourceRequestsPrefix) && !slices.Contains(resources, n) {
+					resources = append(resources, n)
+				}
+			}
+		}
+	}
+	slices.Sort(resources)
+	for _, r := range resources {
+		want := corev1.Toleration{Key: r, Operator: corev1.TolerationOpExists}
+		if !slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.MatchToleration(&want) && t.TolerationSeconds == nil }) {
+			pod.Spec.Tolerations = append(pod.Spec.Tolerations, want)
+		}
+	}
+	return nil
+}
