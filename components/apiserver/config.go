@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/storage/value"
 
+	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
 )
@@ -57,6 +58,12 @@ type Config struct {
 	Extend func(*registry.Registry) error
 	// OpenAPI serves paths below /openapi; nil: they are not found.
 	OpenAPI http.Handler
+
+	// Paths are served too, behind the same chain; those that end with a
+	// slash with all below them.
+	Paths map[string]http.Handler
+	// LiveChecks and ReadyChecks add to /livez and /readyz.
+	LiveChecks, ReadyChecks []health.Check
 
 	// Kubelet says how to reach kubelets for logs, exec and the like.
 	Kubelet KubeletConfig

@@ -3,16 +3,19 @@ package registry
 import (
 	"context"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"hyperkube/internal/api"
 )
 
 // Action answers the create of something that is not stored itself: a review
 // (Subresource empty), or a subresource such as serviceaccounts/token. The API
-// server decodes the body, defaults it (for reviews by Resource.Default) and
-// asks admission before Run. What the user may do has been decided by
-// authorization. User and request information are in the context, see
-// k8s.io/apiserver/pkg/endpoints/request.
+// server decodes the body, defaults it (a review by Resource.Default, and
+// validates that by Resource.Validate) and asks mutating admission before Run.
+// What the user may do has been decided by authorization. User and request
+// information are in the context, see k8s.io/apiserver/pkg/endpoints/request.
 type Action struct {
 	// Resource and Subresource that this is, e.g. "serviceaccounts" and
 	// "token". Subresource is empty for reviews.
@@ -32,7 +35,8 @@ type Action struct {
 
 // ActionCall is one request for an Action.
 type ActionCall struct {
-	// Namespace and Name from the path; empty where the path has none.
+	// Namespace and Name from the path; where the path has no name it is
+	// that of the body.
 	Namespace, Name string
 	// Object is the decoded body; it is the action's own.
 	Object runtime.Object
@@ -42,4 +46,11 @@ type ActionCall struct {
 	// Validate asks validating admission about the final object; an action
 	// that changes something calls it before it does.
 	Validate func(ctx context.Context, obj runtime.Object) error
+	// Change changes the object at the path: f is given a copy, again in
+	// each attempt. Its validation and managed fields, under the name of
+	// manager, are taken care of. The result is shared. Nothing is stored
+	// when dryRun holds "All".
+	Change func(ctx context.Context, dryRun []string, manager string, f func(obj api.Object) error) (api.Object, error)
+	// Delete deletes the object at the path as a client's DELETE would.
+	Delete func(ctx context.Context, opts *metav1.DeleteOptions) error
 }

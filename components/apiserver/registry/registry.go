@@ -5,6 +5,7 @@
 package registry
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
@@ -210,6 +211,9 @@ func (r *Registry) GroupVersions() []schema.GroupVersion {
 	return out
 }
 
+// StoredResource is whose collection has the objects.
+func (r *Resource) StoredResource() schema.GroupResource { return r.storage.GroupResource() }
+
 // Stored tells whether obj can be written: it returns the form in which it is
 // stored, which is obj itself for most. Its resource version is cleared.
 func (r *Resource) Stored(obj api.Object) (api.Object, error) {
@@ -250,4 +254,14 @@ func (r *Resource) served(stored runtime.Object) (api.Object, error) {
 	r.Default(obj)
 	obj.GetObjectKind().SetGroupVersionKind(r.GVK())
 	return obj, nil
+}
+
+// SameBytes tells whether storing obj would store just what the entry has.
+func (r *Resource) SameBytes(obj api.Object, e *store.Entry) bool {
+	data, err := r.storage.encode(obj)
+	return err == nil && bytes.Equal(data, e.Bytes())
+}
+
+func (r *Resource) encode(obj api.Object) ([]byte, error) {
+	return (&codec{resource: r.Resource, kind: r.Object}).Encode(obj)
 }

@@ -63,3 +63,7 @@ func (k *Kind) AppendJSONListHead(dst []byte, revision int64, next string, remai
 	}
 	return append(dst, `},"items":[`...)
 }
+
+// AppendJSONHead appends the beginning of an object, its type meta, without a
+// comma or brace behind it.
+func (k *Kind) AppendJSONHead(dst []byte) []byte { return append(dst, k.json...) }

@@ -5,13 +5,35 @@ import (
 	"slices"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/apps"
+	"hyperkube/internal/api/authentication"
+	"hyperkube/internal/api/authorization"
+	"hyperkube/internal/api/coordination"
 	"hyperkube/internal/api/core"
+	"hyperkube/internal/api/discovery"
+	"hyperkube/internal/api/events"
+	"hyperkube/internal/api/networking"
+	"hyperkube/internal/api/node"
+	"hyperkube/internal/api/rbac"
+	"hyperkube/internal/api/scheduling"
+	"hyperkube/internal/api/storage"
 )
 
 // Resources are all built-in resources, in the order in which groups and kinds
-// are shown by discovery.
+// are shown by discovery. What is stored as another kind comes after that.
 func Resources() []*api.Resource {
 	return slices.Concat(
 		core.Resources(),
+		apps.Resources(),
+		events.Resources(),
+		authentication.Resources(),
+		authorization.Resources(),
+		networking.Resources(),
+		rbac.Resources(),
+		storage.Resources(),
+		scheduling.Resources(),
+		coordination.Resources(),
+		node.Resources(),
+		discovery.Resources(),
 	)
 }

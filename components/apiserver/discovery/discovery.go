@@ -1,0 +1,320 @@
+// Package discovery tells clients what is served: by group and version, and
+// for new clients in one document.
+//
+// https://kubernetes.io/docs/concepts/overview/kubernetes-api/#discovery-api
+package discovery
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/rest"
+)
+
+// Sender answers with an object, settled by negotiation.
+type Sender interface {
+	SendObject(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, obj runtime.Object) error
+	Error(w http.ResponseWriter, req *http.Request, err error)
+}
+
+var _ Sender = (*rest.Handler)(nil)
+
+// Config of a Handler.
+type Config struct {
+	Registry *registry.Registry
+	Sender   Sender
+	// Addresses tells clients in which networks they reach the server where;
+	// it may be nil.
+	Addresses []metav1.ServerAddressByClientCIDR
+	// Groups, unless nil, returns groups that others serve, for APIs that
+	// are aggregated.
+	Groups func() []apidiscoveryv2.APIGroupDiscovery
+	// NotFound answers for groups that the registry does not have. Nil: 404.
+	NotFound http.Handler
+}
+
+// Handler answers /api, /apis and what is right below them.
+type Handler struct {
+	cfg        Config
+	negotiator negotiate.Negotiator
+	cached     atomic.Pointer[documents]
+}
+
+// documents are made anew when what is served has changed.
+type documents struct {
+	of      *registry.Resource // the last one when they were made
+	n       int
+	core    *apidiscoveryv2.APIGroupDiscoveryList
+	groups  *apidiscoveryv2.APIGroupDiscoveryList
+	list    *metav1.APIGroupList
+	byGroup map[string]*metav1.APIGroup
+	byGV    map[schema.GroupVersion]*metav1.APIResourceList
+	etags   map[string]string
+}
+
+// New makes a Handler.
+func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
+
+// ServeHTTP answers a request for discovery.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if req.Method != http.MethodGet && req.Method != http.MethodHead {
+		w.Header().Set("Allow", http.MethodGet)
+		http.Error(w, "405 method not allowed", http.StatusMethodNotAllowed)
+		return
+	}
+	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
+	d := h.documents()
+	root := len(parts) == 1
+	format, err := h.negotiator.Response(req, negotiate.Endpoint{Protobuf: true, Aggregated: root})
+	if err != nil {
+		h.cfg.Sender.Error(w, req, err)
+		return
+	}
+	var obj runtime.Object
+	switch {
+	case root && parts[0] == "api" && format.As == negotiate.Aggregated:
+		h.aggregated(w, req, format, d.core, d.etags["api"])
+		return
+	case root && parts[0] == "apis" && format.As == negotiate.Aggregated:
+		h.aggregated(w, req, format, d.groups, d.etags["apis"])
+		return
+	case root && parts[0] == "api":
+		addresses := h.cfg.Addresses
+		if addresses == nil {
+			addresses = []metav1.ServerAddressByClientCIDR{}
+		}
+		obj = &metav1.APIVersions{
+			TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"},
+			ServerAddressByClientCIDRs: addresses,
+		}
+	case root:
+		obj = d.list
+	case len(parts) == 2 && parts[0] == "api":
+		if l := d.byGV[schema.GroupVersion{Version: parts[1]}]; l != nil {
+			obj = l
+		}
+	case len(parts) == 2:
+		if g := d.byGroup[parts[1]]; g != nil {
+			obj = g
+		}
+	case len(parts) == 3 && parts[0] == "apis":
+		if l := d.byGV[schema.GroupVersion{Group: parts[1], Version: parts[2]}]; l != nil {
+			obj = l
+		}
+	}
+	if obj == nil {
+		if h.cfg.NotFound != nil {
+			h.cfg.NotFound.ServeHTTP(w, req)
+			return
+		}
+		http.Error(w, "404 page not found", http.StatusNotFound)
+		return
+	}
+	if root {
+		w.Header().Add("Vary", "Accept")
+	}
+	if err := h.cfg.Sender.SendObject(w, req, format, http.StatusOK, obj); err != nil {
+		h.cfg.Sender.Error(w, req, err)
+	}
+}
+
+// aggregated answers with one document, unless the client has it already.
+func (h *Handler) aggregated(w http.ResponseWriter, req *http.Request, format negotiate.Format, list *apidiscoveryv2.APIGroupDiscoveryList, etag string) {
+	header := w.Header()
+	header.Set("Vary", "Accept")
+	header.Set("Etag", etag)
+	header.Set("Cache-Control", "public")
+	if slices.Contains(req.Header.Values("If-None-Match"), etag) {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	out := *list
+	out.TypeMeta = metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: "apidiscovery.k8s.io/" + format.Version}
+	sender := contentType{w, format.Media.String() + ";g=apidiscovery.k8s.io;v=" + format.Version + ";as=APIGroupDiscoveryList"}
+	if err := h.cfg.Sender.SendObject(sender, req, negotiate.Format{Media: format.Media, Pretty: format.Pretty}, http.StatusOK, &out); err != nil {
+		h.cfg.Sender.Error(w, req, err)
+	}
+}
+
+// contentType replaces the media type of an answer.
+type contentType struct {
+	http.ResponseWriter
+	value string
+}
+
+// WriteHeader is that of the wrapped writer.
+func (c contentType) WriteHeader(code int) {
+	c.Header().Set("Content-Type", c.value)
+	c.ResponseWriter.WriteHeader(code)
+}
+
+func (h *Handler) documents() *documents {
+	all := h.cfg.Registry.Resources()
+	d := h.cached.Load()
+	if d != nil && h.cfg.Groups == nil && d.n == len(all) && (d.n == 0 || d.of == all[d.n-1]) {
+		return d
+	}
+	d = h.build(all)
+	h.cached.Store(d)
+	return d
+}
+
+func (h *Handler) build(all []*registry.Resource) *documents {
+	d := &documents{
+		n:       len(all),
+		core:    &apidiscoveryv2.APIGroupDiscoveryList{},
+		groups:  &apidiscoveryv2.APIGroupDiscoveryList{},
+		list:    &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{}},
+		byGroup: map[string]*metav1.APIGroup{},
+		byGV:    map[schema.GroupVersion]*metav1.APIResourceList{},
+		etags:   map[string]string{},
+	}
+	if d.n > 0 {
+		d.of = all[d.n-1]
+	}
+	groups := map[string]*apidiscoveryv2.APIGroupDiscovery{}
+	var order []string
+	for _, gv := range h.cfg.Registry.GroupVersions() {
+		list := &metav1.APIResourceList{
+			TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+			GroupVersion: gv.String(),
+		}
+		version := apidiscoveryv2.APIVersionDiscovery{Version: gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
+		for _, res := range all {
+			if res.GroupVersion() != gv {
+				continue
+			}
+			plain, whole := describe(res)
+			list.APIResources = append(list.APIResources, plain...)
+			version.Resources = append(version.Resources, whole)
+		}
+		slices.SortStableFunc(list.APIResources, func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortStableFunc(version.Resources, func(a, b apidiscoveryv2.APIResourceDiscovery) int {
+			return strings.Compare(a.Resource, b.Resource)
+		})
+		d.byGV[gv] = list
+		if groups[gv.Group] == nil {
+			groups[gv.Group] = &apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: gv.Group}}
+			order = append(order, gv.Group)
+		}
+		g := groups[gv.Group]
+		g.Versions = append(g.Versions, version)
+	}
+	for _, name := range order {
+		if name == "" {
+			d.core.Items = append(d.core.Items, *groups[name])
+			continue
+		}
+		d.groups.Items = append(d.groups.Items, *groups[name])
+	}
+	if h.cfg.Groups != nil {
+		d.groups.Items = append(d.groups.Items, h.cfg.Groups()...)
+	}
+	for _, g := range d.groups.Items {
+		out := metav1.APIGroup{Name: g.Name}
+		for _, v := range g.Versions {
+			out.Versions = append(out.Versions, metav1.GroupVersionForDiscovery{GroupVersion: g.Name + "/" + v.Version, Version: v.Version})
+		}
+		if len(out.Versions) > 0 {
+			out.PreferredVersion = out.Versions[0]
+		}
+		d.list.Groups = append(d.list.Groups, out)
+		single := out
+		single.TypeMeta = metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}
+		d.byGroup[g.Name] = &single
+	}
+	d.etags["api"] = etag(d.core)
+	d.etags["apis"] = etag(d.groups)
+	return d
+}
+
+func etag(list *apidiscoveryv2.APIGroupDiscoveryList) string {
+	data, err := list.Marshal()
+	if err != nil {
+		return ""
+	}
+	sum := sha256.Sum256(data)
+	return `"` + strings.ToUpper(hex.EncodeToString(sum[:])) + `"`
+}
+
+// describe tells of a resource and its subresources.
+func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIResourceDiscovery) {
+	scope := apidiscoveryv2.ScopeCluster
+	if res.Scope {
+		scope = apidiscoveryv2.ScopeNamespace
+	}
+	verbs := slices.Sorted(slices.Values(res.Verbs))
+	if res.Review {
+		verbs = []string{"create"}
+	}
+	main := metav1.APIResource{
+		Name: res.Plural, SingularName: res.Singular, Namespaced: bool(res.Scope), Kind: res.Kind,
+		Verbs: verbs, ShortNames: res.ShortNames, Categories: res.Categories,
+	}
+	if !res.Review {
+		main.StorageVersionHash = storageHash(res)
+	}
+	whole := apidiscoveryv2.APIResourceDiscovery{
+		Resource: res.Plural, SingularResource: res.Singular, Scope: scope, Verbs: verbs,
+		ResponseKind: groupKind(res.GVK()), ShortNames: res.ShortNames, Categories: res.Categories,
+	}
+	plain := []metav1.APIResource{main}
+	add := func(name string, kind schema.GroupVersionKind, verbs []string) {
+		verbs = slices.Sorted(slices.Values(verbs))
+		sub := metav1.APIResource{Name: res.Plural + "/" + name, Namespaced: bool(res.Scope), Kind: kind.Kind, Verbs: verbs}
+		if kind.GroupVersion() != res.GroupVersion() {
+			sub.Group, sub.Version = kind.Group, kind.Version
+		}
+		plain = append(plain, sub)
+		whole.Subresources = append(whole.Subresources, apidiscoveryv2.APISubresourceDiscovery{
+			Subresource: name, ResponseKind: groupKind(kind), Verbs: verbs,
+		})
+	}
+	for _, name := range slices.Sorted(maps.Keys(res.Views)) {
+		add(name, res.GVK(), res.Views[name].Verbs)
+	}
+	if res.Resource.Scale != nil {
+		add("scale", schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"}, []string{"get", "patch", "update"})
+	}
+	actions := res.Actions()
+	for _, name := range slices.Sorted(maps.Keys(actions)) {
+		if name != "" {
+			add(name, actions[name].Kind, []string{"create"})
+		}
+	}
+	streams := res.Streams()
+	for _, name := range slices.Sorted(maps.Keys(streams)) {
+		add(name, streams[name].Kind, streams[name].Verbs)
+	}
+	slices.SortFunc(whole.Subresources, func(a, b apidiscoveryv2.APISubresourceDiscovery) int {
+		return strings.Compare(a.Subresource, b.Subresource)
+	})
+	return plain, whole
+}
+
+func groupKind(gvk schema.GroupVersionKind) *metav1.GroupVersionKind {
+	return &metav1.GroupVersionKind{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind}
+}
+
+// storageHash lets clients see whether two resources are one in storage.
+func storageHash(res *registry.Resource) string {
+	gvk := res.GVK()
+	if res.StoredAs != nil {
+		gvk = res.StoredAs.GroupVersionKind
+	}
+	sum := sha256.Sum256([]byte(gvk.Group + "/" + gvk.Version + "/" + gvk.Kind))
+	return base64.StdEncoding.EncodeToString(sum[:8])
+}

@@ -1,0 +1,200 @@
+// Package fieldmanager keeps metadata.managedFields for every write, and
+// applies server-side apply's configurations, with the machinery that upstream
+// publishes. https://kubernetes.io/docs/reference/using-api/server-side-apply/
+package fieldmanager
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"unicode"
+	"unicode/utf8"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/client-go/applyconfigurations"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"hyperkube/internal/api"
+)
+
+// Manager records and applies for the objects of one resource at one
+// subresource.
+type Manager = managedfields.FieldManager
+
+// Managers makes the managers of built-in kinds. It is safe for use by several
+// goroutines.
+type Managers struct {
+	types func() managedfields.TypeConverter
+
+	mu    sync.RWMutex
+	known map[key]*Manager
+}
+
+type key struct {
+	resource    *api.Resource
+	subresource string
+}
+
+// New makes Managers. The schema of all types takes tens of milliseconds to
+// load, once at first use.
+func New() *Managers {
+	return &Managers{
+		types: sync.OnceValue(func() managedfields.TypeConverter {
+			return applyconfigurations.NewTypeConverter(scheme.Scheme)
+		}),
+		known: map[key]*Manager{},
+	}
+}
+
+// Warm loads the schema of all types, so that the first write need not.
+func (m *Managers) Warm() { m.types() }
+
+// For returns the manager of a resource at a subresource, "" for the object's
+// own path. The objects that it is given must have their kind set.
+func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) {
+	k := key{res, subresource}
+	m.mu.RLock()
+	f := m.known[k]
+	m.mu.RUnlock()
+	if f != nil {
+		return f, nil
+	}
+	reset := res.Update.ResetFields
+	if v, ok := res.Views[subresource]; ok && subresource != "" {
+		reset = v.ResetFields
+	}
+	var filters map[fieldpath.APIVersion]fieldpath.Filter
+	if len(reset) > 0 {
+		set := fieldpath.NewSet()
+		for _, p := range reset {
+			parts := make([]any, len(p))
+			for i, name := range p {
+				parts[i] = name
+			}
+			path, err := fieldpath.MakePath(parts...)
+			if err != nil {
+				return nil, fmt.Errorf("reset fields of %s: %w", res.GVR(), err)
+			}
+			set.Insert(path)
+		}
+		filters = map[fieldpath.APIVersion]fieldpath.Filter{
+			fieldpath.APIVersion(res.GroupVersion().String()): fieldpath.NewExcludeSetFilter(set),
+		}
+	}
+	kind := kindOf{res}
+	f, err := managedfields.NewDefaultFieldManager(m.types(), kind, kind, creater{res}, res.GVK(), res.GroupVersion(), subresource, filters)
+	if err != nil {
+		return nil, fmt.Errorf("managed fields of %s: %w", res.GVR(), err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.known[k] = f
+	return f, nil
+}
+
+// kindOf converts, defaults and makes objects of one kind that has one
+// version.
+type kindOf struct{ *api.Resource }
+
+// ConvertToVersion returns what has that version already, and turns the
+// unstructured outcome of an apply into the Go type.
+func (k kindOf) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
+	target, ok := gv.KindForGroupVersionKinds([]schema.GroupVersionKind{k.GVK()})
+	if !ok || target != k.GVK() {
+		return nil, runtime.NewNotRegisteredErrForKind("API server", target)
+	}
+	u, ok := in.(runtime.Unstructured)
+	if !ok {
+		return in, nil
+	}
+	out := k.New()
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.UnstructuredContent(), out); err != nil {
+		return nil, fmt.Errorf("decoding %s: %w", k.Kind, err)
+	}
+	out.GetObjectKind().SetGroupVersionKind(k.GVK())
+	return out, nil
+}
+
+// Convert is not asked for by the field manager.
+func (k kindOf) Convert(in, out, context any) error {
+	return fmt.Errorf("converting %T to %T: not needed", in, out)
+}
+
+// ConvertFieldLabel is not asked for by the field manager.
+func (k kindOf) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {
+	return label, value, nil
+}
+
+// Default fills what is unset.
+func (k kindOf) Default(in runtime.Object) {
+	if obj, ok := in.(api.Object); ok {
+		k.Resource.Default(obj)
+	}
+}
+
+// creater makes empty objects with their kind set.
+type creater struct{ resource *api.Resource }
+
+// New makes an empty object; the kind is the only one there is.
+func (c creater) New(schema.GroupVersionKind) (runtime.Object, error) {
+	obj := c.resource.New()
+	obj.GetObjectKind().SetGroupVersionKind(c.resource.GVK())
+	return obj, nil
+}
+
+// Name returns who is recorded for a write: what the client says, or else the
+// first word of its user agent.
+func Name(fieldManager, userAgent string) string {
+	if fieldManager != "" {
+		return fieldManager
+	}
+	word, _, _ := strings.Cut(userAgent, "/")
+	clean := true
+	for _, r := range word {
+		if !unicode.IsPrint(r) {
+			clean = false
+			break
+		}
+	}
+	if clean && len(word) <= metav1validation.FieldManagerMaxLength {
+		return word
+	}
+	var b strings.Builder
+	for _, r := range word {
+		if !unicode.IsPrint(r) {
+			continue
+		}
+		if b.Len()+utf8.RuneLen(r) > metav1validation.FieldManagerMaxLength {
+			break
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// SameButTimes tells whether two lists of managed fields differ in nothing but
+// the times of their entries.
+func SameButTimes(a, b []metav1.ManagedFieldsEntry) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		x, y := &a[i], &b[i]
+		if x.Manager != y.Manager || x.Operation != y.Operation || x.APIVersion != y.APIVersion ||
+			x.FieldsType != y.FieldsType || x.Subresource != y.Subresource {
+			return false
+		}
+		if (x.FieldsV1 == nil) != (y.FieldsV1 == nil) {
+			return false
+		}
+		if x.FieldsV1 != nil && !x.FieldsV1.Equal(*y.FieldsV1) {
+			return false
+		}
+	}
+	return true
+}

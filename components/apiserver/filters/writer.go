@@ -1,0 +1,62 @@
+package filters
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/http"
+)
+
+// writer remembers with which status a request was answered.
+type writer struct {
+	http.ResponseWriter
+	code     int
+	hijacked bool
+}
+
+// WriteHeader remembers code.
+func (w *writer) WriteHeader(code int) {
+	if w.code == 0 && code >= http.StatusOK {
+		w.code = code
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+// Write is that of the wrapped writer.
+func (w *writer) Write(p []byte) (int, error) {
+	if w.code == 0 {
+		w.code = http.StatusOK
+	}
+	return w.ResponseWriter.Write(p)
+}
+
+// Flush sends what was written.
+func (w *writer) Flush() {
+	if f, ok := w.ResponseWriter.(http.Flusher); ok {
+		f.Flush()
+	}
+}
+
+// Hijack takes the connection over.
+func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	h, ok := w.ResponseWriter.(http.Hijacker)
+	if !ok {
+		return nil, nil, fmt.Errorf("taking the connection over: %w", http.ErrNotSupported)
+	}
+	conn, rw, err := h.Hijack()
+	if err == nil {
+		w.hijacked = true
+		w.code = http.StatusSwitchingProtocols
+	}
+	return conn, rw, err
+}
+
+// Unwrap is for http.ResponseController.
+func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *writer) status() int {
+	if w.code == 0 {
+		return http.StatusOK
+	}
+	return w.code
+}

@@ -1,0 +1,64 @@
+package request
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+)
+
+// continueToken is what upstream's tokens hold, so that a list begun at one
+// server is continued at another.
+type continueToken struct {
+	APIVersion      string `json:"v"`
+	ResourceVersion int64  `json:"rv"`
+	StartKey        string `json:"start"`
+}
+
+const continueVersion = "meta.k8s.io/v1"
+
+// EncodeContinue makes the token for the page that begins at key, which begins
+// with prefix, at that revision; below zero is the newest.
+func EncodeContinue(key, prefix string, revision int64) (string, error) {
+	start, ok := strings.CutPrefix(key, prefix)
+	if !ok {
+		return "", fmt.Errorf("unable to encode next field: the key and key prefix do not match")
+	}
+	data, err := json.Marshal(continueToken{continueVersion, revision, start})
+	if err != nil {
+		return "", fmt.Errorf("encoding a continue token: %w", err)
+	}
+	return base64.RawURLEncoding.EncodeToString(data), nil
+}
+
+// DecodeContinue is the reverse of EncodeContinue.
+func DecodeContinue(token, prefix string) (key string, revision int64, err error) {
+	data, err := base64.RawURLEncoding.DecodeString(token)
+	if err != nil {
+		return "", 0, fmt.Errorf("continue key is not valid: %w", err)
+	}
+	var t continueToken
+	if err := json.Unmarshal(data, &t); err != nil {
+		return "", 0, fmt.Errorf("continue key is not valid: %w", err)
+	}
+	switch {
+	case t.APIVersion != continueVersion:
+		return "", 0, fmt.Errorf("continue key is not valid: server does not recognize this encoded version %q", t.APIVersion)
+	case t.ResourceVersion == 0:
+		return "", 0, errors.New("continue key is not valid: incorrect encoded start resourceVersion (version meta.k8s.io/v1)")
+	case t.StartKey == "":
+		return "", 0, errors.New("continue key is not valid: encoded start key empty (version meta.k8s.io/v1)")
+	}
+	// A start outside of what is listed would read what the request was not
+	// authorized for.
+	start := t.StartKey
+	if !strings.HasPrefix(start, "/") {
+		start = "/" + start
+	}
+	if cleaned := path.Clean(start); cleaned != start {
+		return "", 0, fmt.Errorf("continue key is not valid: %s", t.StartKey)
+	}
+	return prefix + start[1:], t.ResourceVersion, nil
+}

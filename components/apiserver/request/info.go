@@ -1,0 +1,162 @@
+// Package request takes requests apart: the path into verb, group, version,
+// namespace, resource, name and subresource, and the query into options. What
+// it makes of a path is Kubernetes' RequestInfo, in the context of every
+// request, for authorization, admission and audit read it there.
+package request
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/fields"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// ErrPath: a path that begins like one of a resource and is none.
+var ErrPath = errors.New("unable to determine kind and namespace from url")
+
+// namespaceViews are the subresources of namespaces. All else behind a
+// namespace's name is a resource in it.
+var namespaceViews = map[string]bool{"status": true, "finalize": true}
+
+// Parse tells what a request is for. With an error the result says what could
+// be told.
+func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo, error) {
+	info := &apirequest.RequestInfo{Path: u.Path, Verb: strings.ToLower(method)}
+	parts := split(u.Path)
+	if len(parts) < 3 {
+		return info, nil
+	}
+	switch parts[0] {
+	case "api":
+		info.APIPrefix = "api"
+		parts = parts[1:]
+	case "apis":
+		if len(parts) < 4 {
+			return info, nil
+		}
+		info.APIPrefix, info.APIGroup = "apis", parts[1]
+		parts = parts[2:]
+	default:
+		return info, nil
+	}
+	info.IsResourceRequest = true
+	info.APIVersion, parts = parts[0], parts[1:]
+
+	switch {
+	case parts[0] == "watch" || parts[0] == "proxy":
+		// The old forms /api/v1/watch/pods and /api/v1/proxy/….
+		if len(parts) < 2 {
+			return info, ErrPath
+		}
+		info.Verb, parts = parts[0], parts[1:]
+	default:
+		info.Verb = verbs[method]
+	}
+
+	if parts[0] == "namespaces" && len(parts) > 1 {
+		info.Namespace = parts[1]
+		if len(parts) > 2 && !namespaceViews[parts[2]] {
+			parts = parts[2:]
+		}
+	}
+	info.Parts = parts
+	info.Resource = parts[0]
+	if len(parts) >= 2 {
+		info.Name = parts[1]
+	}
+	if len(parts) >= 3 && info.Verb != "proxy" {
+		info.Subresource = parts[2]
+	}
+
+	if info.Name == "" {
+		switch info.Verb {
+		case "get":
+			info.Verb = "list"
+			if isTrue(query, "watch") {
+				info.Verb = "watch"
+			}
+		case "delete":
+			info.Verb = "deletecollection"
+		}
+	}
+	switch info.Verb {
+	case "list", "watch", "deletecollection":
+		info.FieldSelector = query.Get("fieldSelector")
+		info.LabelSelector = query.Get("labelSelector")
+		if info.Name == "" && info.FieldSelector != "" {
+			if name := selectedName(info.FieldSelector); name != "" {
+				info.Name = name
+			}
+		}
+	}
+	return info, nil
+}
+
+var verbs = map[string]string{
+	http.MethodPost:   "create",
+	http.MethodGet:    "get",
+	http.MethodHead:   "get",
+	http.MethodPut:    "update",
+	http.MethodPatch:  "patch",
+	http.MethodDelete: "delete",
+}
+
+// split cuts a path at its slashes, but for those at its ends.
+func split(p string) []string {
+	p = strings.Trim(p, "/")
+	if p == "" {
+		return nil
+	}
+	return strings.Split(p, "/")
+}
+
+// selectedName returns the only name that a field selector lets through, so
+// that a role may grant "list" of one object.
+func selectedName(selector string) string {
+	if !strings.Contains(selector, "metadata.name") {
+		return ""
+	}
+	s, err := fields.ParseSelector(selector)
+	if err != nil {
+		return ""
+	}
+	name, ok := s.RequiresExactMatch("metadata.name")
+	if !ok || len(path.IsValidPathSegmentName(name)) > 0 {
+		return ""
+	}
+	return name
+}
+
+// isTrue reads a flag of the query as Kubernetes does: anything but "false",
+// "0" and absence is true.
+func isTrue(query url.Values, name string) bool {
+	values, ok := query[name]
+	if !ok || len(values) == 0 {
+		return false
+	}
+	switch strings.ToLower(values[0]) {
+	case "false", "0":
+		return false
+	}
+	return true
+}
+
+// LongRunning tells whether a request has no deadline.
+func LongRunning(info *apirequest.RequestInfo) bool {
+	if !info.IsResourceRequest {
+		return strings.HasPrefix(info.Path, "/debug/pprof/")
+	}
+	switch info.Verb {
+	case "watch", "proxy":
+		return true
+	}
+	switch info.Subresource {
+	case "attach", "exec", "proxy", "log", "portforward":
+		return true
+	}
+	return false
+}

@@ -1,0 +1,168 @@
+package request
+
+import (
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	internalvalidation "k8s.io/apimachinery/pkg/apis/meta/internalversion/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// ListOptions of a list, a watch or a deletion of many.
+func ListOptions(query url.Values) (*internalversion.ListOptions, error) {
+	o := &internalversion.ListOptions{
+		Watch:                isTrue(query, "watch"),
+		AllowWatchBookmarks:  isTrue(query, "allowWatchBookmarks"),
+		ResourceVersion:      query.Get("resourceVersion"),
+		ResourceVersionMatch: metav1.ResourceVersionMatch(query.Get("resourceVersionMatch")),
+		Continue:             query.Get("continue"),
+		LabelSelector:        labels.Everything(),
+		FieldSelector:        fields.Everything(),
+	}
+	var err error
+	if s := query.Get("labelSelector"); s != "" {
+		if o.LabelSelector, err = labels.Parse(s); err != nil {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("unable to parse requirement: %v", strings.TrimPrefix(err.Error(), "unable to parse requirement: ")))
+		}
+	}
+	if s := query.Get("fieldSelector"); s != "" {
+		if o.FieldSelector, err = fields.ParseSelector(s); err != nil {
+			return nil, apierrors.NewBadRequest(err.Error())
+		}
+	}
+	if o.Limit, err = integer(query, "limit"); err != nil {
+		return nil, err
+	}
+	if _, ok := query["timeoutSeconds"]; ok {
+		n, err := integer(query, "timeoutSeconds")
+		if err != nil {
+			return nil, err
+		}
+		o.TimeoutSeconds = &n
+	}
+	if _, ok := query["sendInitialEvents"]; ok {
+		b := isTrue(query, "sendInitialEvents")
+		o.SendInitialEvents = &b
+	}
+	return o, nil
+}
+
+// CheckListOptions refuses what does not go together.
+func CheckListOptions(o *internalversion.ListOptions) error {
+	if errs := internalvalidation.ValidateListOptions(o, true); len(errs) > 0 {
+		return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
+	}
+	return nil
+}
+
+func integer(query url.Values, name string) (int64, error) {
+	s := query.Get(name)
+	if s == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return 0, apierrors.NewBadRequest(err.Error())
+	}
+	return n, nil
+}
+
+// CreateOptions of a create.
+func CreateOptions(query url.Values) (*metav1.CreateOptions, error) {
+	o := &metav1.CreateOptions{
+		DryRun:          query["dryRun"],
+		FieldManager:    query.Get("fieldManager"),
+		FieldValidation: query.Get("fieldValidation"),
+	}
+	errs := metav1validation.ValidateCreateOptions(o)
+	o.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("CreateOptions"))
+	return o, invalid("CreateOptions", errs)
+}
+
+// UpdateOptions of an update.
+func UpdateOptions(query url.Values) (*metav1.UpdateOptions, error) {
+	o := &metav1.UpdateOptions{
+		DryRun:          query["dryRun"],
+		FieldManager:    query.Get("fieldManager"),
+		FieldValidation: query.Get("fieldValidation"),
+	}
+	errs := metav1validation.ValidateUpdateOptions(o)
+	o.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("UpdateOptions"))
+	return o, invalid("UpdateOptions", errs)
+}
+
+// PatchOptions of a patch of that type.
+func PatchOptions(query url.Values, patch types.PatchType) (*metav1.PatchOptions, error) {
+	o := &metav1.PatchOptions{
+		DryRun:          query["dryRun"],
+		FieldManager:    query.Get("fieldManager"),
+		FieldValidation: query.Get("fieldValidation"),
+	}
+	if _, ok := query["force"]; ok {
+		b := isTrue(query, "force")
+		o.Force = &b
+	}
+	errs := metav1validation.ValidatePatchOptions(o, patch)
+	o.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("PatchOptions"))
+	return o, invalid("PatchOptions", errs)
+}
+
+// DeleteOptions of a deletion without a body.
+func DeleteOptions(query url.Values) (*metav1.DeleteOptions, error) {
+	o := &metav1.DeleteOptions{DryRun: query["dryRun"]}
+	if _, ok := query["gracePeriodSeconds"]; ok {
+		n, err := integer(query, "gracePeriodSeconds")
+		if err != nil {
+			return nil, err
+		}
+		o.GracePeriodSeconds = &n
+	}
+	if _, ok := query["orphanDependents"]; ok {
+		b := isTrue(query, "orphanDependents")
+		o.OrphanDependents = &b
+	}
+	if s := query.Get("propagationPolicy"); s != "" {
+		p := metav1.DeletionPropagation(s)
+		o.PropagationPolicy = &p
+	}
+	if isTrue(query, "ignoreStoreReadErrorWithClusterBreakingPotential") {
+		yes := true
+		o.IgnoreStoreReadErrorWithClusterBreakingPotential = &yes
+	}
+	return o, nil
+}
+
+// CheckDeleteOptions refuses what does not go together.
+func CheckDeleteOptions(o *metav1.DeleteOptions) error {
+	return invalid("DeleteOptions", metav1validation.ValidateDeleteOptions(o))
+}
+
+func invalid(kind string, errs field.ErrorList) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: kind}, "", errs)
+}
+
+// ResourceVersion reads a client's resourceVersion; -1 when it gave none.
+func ResourceVersion(s string) (int64, error) {
+	if s == "" {
+		return -1, nil
+	}
+	n, err := strconv.ParseUint(s, 10, 63)
+	if err != nil {
+		errs := field.ErrorList{field.Invalid(field.NewPath("resourceVersion"), s, err.Error())}
+		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", errs.ToAggregate()))
+	}
+	return int64(n), nil
+}

@@ -1,0 +1,170 @@
+package rest
+
+import (
+	"context"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/admission"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/request"
+	"hyperkube/internal/api"
+)
+
+// action answers the create of what is not stored.
+func (c *call) action(a *registry.Action) error {
+	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true})
+	if err != nil {
+		return err
+	}
+	opts, err := request.CreateOptions(c.query)
+	if err != nil {
+		return err
+	}
+	body, err := c.readBody()
+	if err != nil {
+		return err
+	}
+	obj := a.New()
+	if len(body) > 0 || a.Subresource == "" {
+		if err := c.decode(body, obj, a.Kind, fieldValidation(opts.FieldValidation)); err != nil {
+			return err
+		}
+	} else {
+		obj.GetObjectKind().SetGroupVersionKind(a.Kind)
+	}
+	if a.Default != nil {
+		a.Default(obj)
+	}
+	name := c.name
+	if meta, ok := obj.(metav1.Object); ok {
+		if a.Subresource == "" {
+			wipe(meta)
+		}
+		switch {
+		case meta.GetNamespace() == c.namespace:
+		case meta.GetNamespace() == "":
+			meta.SetNamespace(c.namespace)
+		default:
+			return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+		}
+		if name == "" {
+			name = meta.GetName()
+		}
+	}
+	if stored, ok := obj.(api.Object); ok && a.Subresource == "" {
+		c.res.Default(stored)
+		if errs := c.res.Validate(c.ctx, stored); len(errs) > 0 {
+			return apierrors.NewInvalid(a.Kind.GroupKind(), name, errs)
+		}
+	}
+	r := review{operation: admission.Create, kind: a.Kind, obj: obj, name: name, options: opts, dryRun: dryRun(opts.DryRun)}
+	if err := c.admit(c.ctx, r); err != nil {
+		return err
+	}
+	out, err := a.Run(c.ctx, registry.ActionCall{
+		Namespace: c.namespace,
+		Name:      name,
+		Object:    obj,
+		Resource:  c.res,
+		DryRun:    r.dryRun,
+		Validate: func(ctx context.Context, obj runtime.Object) error {
+			r.obj = obj
+			return c.confirm(ctx, r)
+		},
+		Change: c.changeFor,
+		Delete: c.deleteFor,
+	})
+	if err != nil {
+		return c.storeError(err, name)
+	}
+	code := http.StatusCreated
+	if status, ok := out.(*metav1.Status); ok {
+		if status.Code == 0 {
+			status.Code = int32(code)
+		}
+		code = int(status.Code)
+		status.Kind, status.APIVersion = "Status", "v1"
+	} else if out.GetObjectKind().GroupVersionKind().Kind == "" {
+		out.GetObjectKind().SetGroupVersionKind(a.Kind)
+	}
+	return c.SendObject(c.w, c.req, format, code, out)
+}
+
+// changeFor changes the object at the path, by the server itself.
+func (c *call) changeFor(ctx context.Context, dryRun []string, manager string, f func(obj api.Object) error) (api.Object, error) {
+	fields, err := c.cfg.Fields.For(c.res.Resource, c.info.Subresource)
+	if err != nil {
+		return nil, err
+	}
+	// Nothing is taken back of what the server itself does.
+	way := &api.Update{
+		Prepare:  func(context.Context, api.Object, api.Object) {},
+		Validate: c.res.Update.Validate,
+	}
+	inner := *c
+	inner.ctx = ctx
+	out, err := inner.change(change{
+		way:        way,
+		unadmitted: true,
+		options:    &metav1.UpdateOptions{DryRun: dryRun},
+		make: func(_ context.Context, current api.Object) (api.Object, error) {
+			obj := current.DeepCopyObject().(api.Object)
+			if err := f(obj); err != nil {
+				return nil, err
+			}
+			return asObject(fields.UpdateNoErrors(current, obj, manager))
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if out.entry != nil {
+		return c.res.Read(out.entry)
+	}
+	return out.obj, nil
+}
+
+// deleteFor deletes the object at the path.
+func (c *call) deleteFor(ctx context.Context, opts *metav1.DeleteOptions) error {
+	inner := *c
+	inner.ctx = ctx
+	_, err := inner.remove(c.name, opts)
+	return err
+}
+
+// stream hands the request to a subresource that answers by itself.
+func (c *call) stream(s *registry.Stream) error {
+	call := registry.StreamCall{Namespace: c.namespace, Name: c.name, Resource: c.res}
+	for _, part := range c.info.Parts[3:] {
+		call.Path += "/" + part
+	}
+	if len(call.Path) > 0 && c.req.URL.Path[len(c.req.URL.Path)-1] == '/' {
+		call.Path += "/"
+	}
+	if s.Options != nil {
+		opts := s.Options()
+		if err := scheme.ParameterCodec.DecodeParameters(c.query, s.Kind.GroupVersion(), opts); err != nil {
+			return apierrors.NewBadRequest(err.Error())
+		}
+		call.Options = opts
+		ctx := apirequest.WithNamespace(c.ctx, c.namespace)
+		r := review{operation: admission.Connect, kind: s.Kind, obj: opts, name: c.name}
+		if err := c.admit(ctx, r); err != nil {
+			return err
+		}
+		if err := c.confirm(ctx, r); err != nil {
+			return err
+		}
+	}
+	if err := s.Serve(c.w, c.req, call); err != nil {
+		return c.storeError(err, c.name)
+	}
+	return nil
+}

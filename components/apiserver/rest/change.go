@@ -1,0 +1,283 @@
+package rest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"hyperkube/components/apiserver/fieldmanager"
+	"hyperkube/internal/api"
+	"hyperkube/internal/store"
+)
+
+// change is one update of one object, however it is asked for: PUT, a patch,
+// or what the server does for a subresource.
+type change struct {
+	// way says what may change.
+	way *api.Update
+	// create: an object that does not exist is created.
+	create bool
+	// uid, when set, is the only object meant.
+	uid types.UID
+	// make returns the wished object, made from current, which it must not
+	// write to; current is nil when there is none. Managed fields have been
+	// taken care of. It is called in every attempt.
+	make func(ctx context.Context, current api.Object) (api.Object, error)
+	// unadmitted changes are the server's own; admission is not asked.
+	unadmitted bool
+	options    *metav1.UpdateOptions
+}
+
+// changed is the outcome of a change. Entry is nil when nothing was stored: on
+// a dry run, or because the object is gone.
+type changed struct {
+	entry   *store.Entry
+	obj     api.Object
+	created bool
+}
+
+// change makes a change, again and again for as long as others win races.
+func (c *call) change(ch change) (changed, error) {
+	key := c.res.Key(c.namespace, c.name)
+	current := c.res.Collection.Cached(key)
+	fresh := false
+	if current == nil {
+		var err error
+		if current, err = c.newest(key); err != nil {
+			return changed{}, err
+		}
+		fresh = true
+	}
+	var err error
+	for range maxAttempts {
+		var out changed
+		if out, err = c.try(ch, key, current); err == nil {
+			return out, nil
+		}
+		if cerr := c.ctx.Err(); cerr != nil {
+			return changed{}, c.storeError(cerr, c.name)
+		}
+		var lost *store.ConflictError
+		switch {
+		case errors.As(err, &lost):
+			if lost.Resource == c.res.StoredResource() && lost.Key == key {
+				current, fresh = lost.Current, true
+			}
+		case !fresh:
+			// Perhaps the cache was behind.
+			newest, nerr := c.newest(key)
+			if nerr != nil {
+				return changed{}, nerr
+			}
+			fresh = true
+			if revisionOf(newest) == revisionOf(current) {
+				return changed{}, c.storeError(err, c.name)
+			}
+			current = newest
+		default:
+			return changed{}, c.storeError(err, c.name)
+		}
+	}
+	return changed{}, c.storeError(err, c.name)
+}
+
+// newest reads what etcd has; nil when there is nothing.
+func (c *call) newest(key string) (*store.Entry, error) {
+	e, err := c.res.Collection.Get(c.ctx, key, -1)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, c.storeError(err, c.name)
+	}
+	return e, nil
+}
+
+func revisionOf(e *store.Entry) int64 {
+	if e == nil {
+		return 0
+	}
+	return e.Revision()
+}
+
+func (c *call) try(ch change, key string, entry *store.Entry) (changed, error) {
+	if entry == nil {
+		return c.tryCreate(ch)
+	}
+	current, err := c.res.Read(entry)
+	if err != nil {
+		return changed{}, err
+	}
+	if ch.uid != "" && ch.uid != current.GetUID() {
+		return changed{}, apierrors.NewConflict(c.res.GroupResource(), c.name,
+			fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", ch.uid, current.GetUID()))
+	}
+	obj, err := ch.make(c.ctx, current)
+	if err != nil {
+		return changed{}, err
+	}
+	r := review{operation: admission.Update, obj: obj, old: current, name: c.name, options: ch.options, dryRun: dryRun(ch.options.DryRun)}
+	if !ch.unadmitted {
+		if err := c.admit(c.ctx, r); err != nil {
+			return changed{}, err
+		}
+	}
+	uniqueOwners(c.ctx, obj, true)
+	if err := c.checkVersion(obj, entry.Revision()); err != nil {
+		return changed{}, err
+	}
+	if err := prepareChange(c.ctx, c.res, ch.way, obj, current); err != nil {
+		return changed{}, err
+	}
+	if !ch.unadmitted {
+		if err := c.confirm(c.ctx, r); err != nil {
+			return changed{}, err
+		}
+	}
+	if done(c.res.Resource, obj, current) {
+		return c.tryRemove(r, entry, obj, current)
+	}
+	return c.tryStore(r, entry, obj, current)
+}
+
+// checkVersion compares the version that the client made its object from with
+// the one that there is.
+func (c *call) checkVersion(obj api.Object, revision int64) error {
+	given, err := parseRevision(obj.GetResourceVersion())
+	switch {
+	case err != nil:
+		return err
+	case given == 0 && !c.res.AllowUnconditionalUpdate:
+		return apierrors.NewInvalid(schema.GroupKind{Group: c.res.Group, Kind: c.res.Plural}, c.name, field.ErrorList{
+			field.Invalid(field.NewPath("metadata", "resourceVersion"), given, "must be specified for an update"),
+		})
+	case given != 0 && given != revision:
+		return conflict(c.res.GroupResource(), c.name)
+	}
+	return nil
+}
+
+// tryStore writes obj in place of entry. When nothing but the times of managed
+// fields would change, nothing does.
+func (c *call) tryStore(r review, entry *store.Entry, obj, current api.Object) (changed, error) {
+	times := obj.GetManagedFields()
+	same := fieldmanager.SameButTimes(times, current.GetManagedFields())
+	if same {
+		obj.SetManagedFields(current.GetManagedFields())
+	}
+	stored, ops, err := c.hooked(obj, current)
+	if err != nil {
+		return changed{}, err
+	}
+	if r.dryRun {
+		obj.SetResourceVersion(current.GetResourceVersion())
+		return changed{obj: obj}, nil
+	}
+	if same && !c.unchanged(stored, entry) {
+		stored.SetManagedFields(times)
+	}
+	ops[0] = c.res.Collection.Update(entry, stored, c.res.TTL)
+	entries, _, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
+	if err != nil {
+		return changed{}, err
+	}
+	return changed{entry: entries[0]}, nil
+}
+
+// unchanged tells whether storing obj would store the bytes that are there.
+func (c *call) unchanged(stored api.Object, entry *store.Entry) bool {
+	return c.res.SameBytes(stored, entry)
+}
+
+// done tells whether the last obstacle to a deletion that is under way has
+// gone with this update.
+func done(res *api.Resource, obj, old api.Object) bool {
+	if len(obj.GetFinalizers()) > 0 || old.GetDeletionTimestamp() == nil || res.Retain != nil && res.Retain(obj) {
+		return false
+	}
+	grace := old.GetDeletionGracePeriodSeconds()
+	return grace == nil || *grace == 0
+}
+
+// tryRemove completes a deletion.
+func (c *call) tryRemove(r review, entry *store.Entry, obj, current api.Object) (changed, error) {
+	_, ops, err := c.hooked(nil, current)
+	if err != nil {
+		return changed{}, err
+	}
+	obj.SetResourceVersion(current.GetResourceVersion())
+	if r.dryRun {
+		return changed{obj: obj}, nil
+	}
+	ops[0] = c.res.Collection.Delete(entry)
+	_, revision, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
+	if err != nil {
+		return changed{}, err
+	}
+	obj.SetResourceVersion(fmt.Sprint(revision))
+	return changed{obj: obj}, nil
+}
+
+// tryCreate is an update of an object that is not there.
+func (c *call) tryCreate(ch change) (changed, error) {
+	if !ch.create {
+		return changed{}, apierrors.NewNotFound(c.res.GroupResource(), c.name)
+	}
+	obj, err := ch.make(c.ctx, nil)
+	if err != nil {
+		return changed{}, err
+	}
+	if uid := obj.GetUID(); uid != "" {
+		return changed{}, apierrors.NewConflict(c.res.GroupResource(), c.name,
+			fmt.Errorf("uid mismatch: the provided object specified uid %s, and no existing object was found", uid))
+	}
+	if err := c.mayCreate(); err != nil {
+		return changed{}, err
+	}
+	wipe(obj)
+	r := review{operation: admission.Create, obj: obj, name: c.name, options: createOptionsOf(ch.options), dryRun: dryRun(ch.options.DryRun)}
+	if err := c.admit(c.ctx, r); err != nil {
+		return changed{}, err
+	}
+	uniqueOwners(c.ctx, obj, true)
+	obj.SetResourceVersion("")
+	entry, err := c.insertOnce(obj, r)
+	if err != nil {
+		return changed{}, err
+	}
+	return changed{entry: entry, obj: obj, created: true}, nil
+}
+
+// mayCreate asks whether a user who may update may create as well.
+func (c *call) mayCreate() error {
+	user, _ := apirequest.UserFrom(c.ctx)
+	attributes := authorizer.AttributesRecord{
+		User:            user,
+		Verb:            "create",
+		Namespace:       c.info.Namespace,
+		APIGroup:        c.res.Group,
+		APIVersion:      c.res.Version,
+		Resource:        c.res.Plural,
+		Subresource:     c.info.Subresource,
+		Name:            c.name,
+		ResourceRequest: true,
+		Path:            c.req.URL.Path,
+	}
+	decision, reason, err := c.cfg.Authorizer.Authorize(c.ctx, attributes)
+	if decision == authorizer.DecisionAllow {
+		return nil
+	}
+	if err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	return Forbidden(attributes, reason)
+}

@@ -1,0 +1,182 @@
+package rest
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/admission"
+
+	"hyperkube/components/apiserver/fieldmanager"
+	"hyperkube/components/apiserver/request"
+	"hyperkube/internal/api"
+	"hyperkube/internal/store"
+)
+
+// errVersionOnCreate: a new object has no version yet.
+var errVersionOnCreate = errors.New("resourceVersion should not be set on objects to be created")
+
+// Bounds of what is tried again. Races over names that are generated, and over
+// what hooks allocate, end long before.
+const (
+	maxNames    = 8
+	maxAttempts = 100
+)
+
+// create answers with a new object.
+func (c *call) create() error {
+	format, err := c.format()
+	if err != nil {
+		return err
+	}
+	opts, err := request.CreateOptions(c.query)
+	if err != nil {
+		return err
+	}
+	body, err := c.readBody()
+	if err != nil {
+		return err
+	}
+	obj := c.res.New()
+	if err := c.decode(body, obj, c.res.GVK(), fieldValidation(opts.FieldValidation)); err != nil {
+		return err
+	}
+	c.res.Default(obj)
+	name := obj.GetName()
+	if c.info.Namespace == "" && c.res.Group == "" && c.res.Plural == "namespaces" {
+		c.info.Namespace = name
+	}
+	wipe(obj)
+	if err := c.checkNamespace(obj); err != nil {
+		return err
+	}
+	uniqueOwners(c.ctx, obj, false)
+	f, err := c.cfg.Fields.For(c.res.Resource, "")
+	if err != nil {
+		return err
+	}
+	empty := c.res.New()
+	empty.GetObjectKind().SetGroupVersionKind(c.res.GVK())
+	recorded := f.UpdateNoErrors(empty, obj, fieldmanager.Name(opts.FieldManager, c.req.UserAgent()))
+	obj, ok := recorded.(api.Object)
+	if !ok {
+		return fmt.Errorf("managed fields of %s: got a %T", c.res.Kind, recorded)
+	}
+	r := review{operation: admission.Create, obj: obj, name: name, options: opts, dryRun: dryRun(opts.DryRun)}
+	if err := c.admit(c.ctx, r); err != nil {
+		return err
+	}
+	uniqueOwners(c.ctx, obj, true)
+
+	entry, made, err := c.insert(obj, r)
+	if err != nil {
+		return err
+	}
+	if entry == nil {
+		return c.sendAPIObject(format, http.StatusCreated, made)
+	}
+	return c.sendEntry(format, http.StatusCreated, entry)
+}
+
+// insert stores a new object after the last checks. Entry is nil on a dry run;
+// made is the object as it would be stored.
+func (c *call) insert(obj api.Object, r review) (entry *store.Entry, made api.Object, err error) {
+	if obj.GetResourceVersion() != "" && obj.GetResourceVersion() != "0" {
+		return nil, nil, errVersionOnCreate
+	}
+	generated := obj.GetName() == "" && obj.GetGenerateName() != ""
+	hooks := c.res.Hooks()
+	names := 0
+	for range maxAttempts {
+		// Attempts change the object, so all but the last that can happen
+		// work on copies.
+		made = obj
+		if generated || len(hooks) > 0 {
+			made = obj.DeepCopyObject().(api.Object)
+		}
+		entry, err = c.insertOnce(made, r)
+		var lost *store.ConflictError
+		if err == nil || !errors.As(err, &lost) {
+			break
+		}
+		own := lost.Resource == c.res.StoredResource() && lost.Key == c.res.Key(made.GetNamespace(), made.GetName())
+		if own && generated {
+			if names++; names < maxNames {
+				continue
+			}
+			return nil, nil, apierrors.NewGenerateNameConflict(c.res.GroupResource(), made.GetName(), 1)
+		}
+		if own {
+			break
+		}
+		if cerr := c.ctx.Err(); cerr != nil {
+			return nil, nil, c.storeError(cerr, made.GetName())
+		}
+	}
+	if err != nil {
+		return nil, nil, c.storeError(err, made.GetName())
+	}
+	return entry, made, nil
+}
+
+func (c *call) insertOnce(obj api.Object, r review) (*store.Entry, error) {
+	if err := c.prepareNew(c.ctx, obj); err != nil {
+		return nil, err
+	}
+	r.obj = obj
+	if r.name == "" {
+		r.name = obj.GetName()
+	}
+	if err := c.confirm(c.ctx, r); err != nil {
+		return nil, err
+	}
+	key := c.res.Key(obj.GetNamespace(), obj.GetName())
+	stored, ops, err := c.hooked(obj, nil)
+	if err != nil {
+		return nil, err
+	}
+	if r.dryRun {
+		if _, err := c.res.Collection.Get(c.ctx, key, -1); err == nil {
+			return nil, apierrors.NewAlreadyExists(c.res.GroupResource(), obj.GetName())
+		} else if !errors.Is(err, store.ErrNotFound) {
+			return nil, err
+		}
+		return nil, nil
+	}
+	ops[0] = c.res.Collection.Create(key, stored, c.res.TTL)
+	entries, _, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
+	if err != nil {
+		return nil, err
+	}
+	return entries[0], nil
+}
+
+// hooked returns obj as it is stored and the operations of its transaction, of
+// which the first is left for the object itself. What hooks allocate is in obj
+// too, unless it is stored in another form; its resource version is cleared.
+func (c *call) hooked(obj, old api.Object) (stored api.Object, ops []store.Op, err error) {
+	ops = make([]store.Op, 1, 4)
+	if obj != nil {
+		if stored, err = c.res.Stored(obj); err != nil {
+			return nil, nil, err
+		}
+	}
+	hooks := c.res.Hooks()
+	if len(hooks) == 0 {
+		return stored, ops, nil
+	}
+	if old != nil && c.res.StoredAs != nil {
+		if old, err = c.res.StoredAs.ToStored(old); err != nil {
+			return nil, nil, err
+		}
+	}
+	for _, hook := range hooks {
+		more, err := hook(c.ctx, stored, old)
+		if err != nil {
+			return nil, nil, err
+		}
+		ops = append(ops, more...)
+	}
+	return stored, ops, nil
+}

@@ -1,0 +1,227 @@
+package rest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/warning"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/wire"
+)
+
+// readBody reads all of a body, up to the limit.
+func (c *call) readBody() ([]byte, error) {
+	limit := c.cfg.MaxBody
+	if c.req.ContentLength > limit {
+		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", limit))
+	}
+	if c.req.Body == nil {
+		return nil, nil
+	}
+	var data []byte
+	var err error
+	if n := c.req.ContentLength; n > 0 {
+		data = make([]byte, n)
+		_, err = io.ReadFull(c.req.Body, data)
+	} else {
+		data, err = io.ReadAll(io.LimitReader(c.req.Body, limit+1))
+	}
+	if err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", limit))
+		}
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("reading the body: %v", err))
+	}
+	if int64(len(data)) > limit {
+		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", limit))
+	}
+	return data, nil
+}
+
+// strictness is what is done about fields that are unknown or there twice.
+type strictness string
+
+func fieldValidation(s string) strictness {
+	if s == "" {
+		return metav1.FieldValidationWarn
+	}
+	return strictness(s)
+}
+
+func (s strictness) looks() bool { return s != metav1.FieldValidationIgnore }
+
+// decode reads a body of a known kind into the empty object into, which has its
+// kind afterwards. It is not defaulted.
+func (c *call) decode(data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
+	media, err := negotiate.Body(c.req, true)
+	if err != nil {
+		return err
+	}
+	return c.decodeAs(media, data, into, gvk, strict)
+}
+
+func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
+	var given schema.GroupVersionKind
+	var strictErrs []error
+	var err error
+	switch media {
+	case negotiate.Protobuf:
+		given, err = decodeProto(data, into)
+	case negotiate.YAML:
+		given, strictErrs, err = decodeYAML(data, into, strict)
+	default:
+		given, strictErrs, err = decodeJSON(data, into, strict)
+	}
+	if err == nil {
+		err = checkKind(into, given, gvk)
+	}
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		return err
+	}
+	if err == nil && len(strictErrs) > 0 {
+		if strict == metav1.FieldValidationWarn {
+			c.warnStrict(strictErrs)
+		} else {
+			err = runtime.NewStrictDecodingError(strictErrs)
+		}
+	}
+	if err != nil {
+		if given.Kind != "" {
+			version := given.Version
+			return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", given.Kind, version, gvk.Kind, err))
+		}
+		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%s)", gvk.Kind, err, summary(data)))
+	}
+	into.GetObjectKind().SetGroupVersionKind(gvk)
+	return nil
+}
+
+// checkKind compares what the body says it is, where it does, with what it
+// must be.
+func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
+	if given.Version == "" && given.Kind == "" {
+		return nil
+	}
+	if given.Version != "" && given.GroupVersion() != want.GroupVersion() {
+		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", given.GroupVersion(), want.GroupVersion()))
+	}
+	if given.Kind != "" && given.Kind != want.Kind {
+		return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", given.Version, given.Kind, want.Version, want.Kind)
+	}
+	return nil
+}
+
+func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, error) {
+	var gvk schema.GroupVersionKind
+	m, ok := into.(interface{ Unmarshal([]byte) error })
+	if !ok {
+		return gvk, errors.New("it has no protobuf form")
+	}
+	envelope, err := wire.ParseEnvelope(data)
+	if err != nil {
+		return gvk, fmt.Errorf("provided data does not appear to be a protobuf message: %w", err)
+	}
+	gvk = schema.FromAPIVersionAndKind(envelope.APIVersion, envelope.Kind)
+	if err := m.Unmarshal(envelope.Raw); err != nil {
+		return gvk, err
+	}
+	return gvk, nil
+}
+
+func decodeYAML(data []byte, into runtime.Object, strict strictness) (schema.GroupVersionKind, []error, error) {
+	converted, err := yaml.YAMLToJSON(data)
+	if err != nil {
+		return schema.GroupVersionKind{}, nil, err
+	}
+	var strictErrs []error
+	if strict.looks() {
+		// Fields that are there twice are lost by the conversion.
+		if _, err := yaml.YAMLToJSONStrict(data); err != nil {
+			strictErrs = append(strictErrs, err)
+		}
+	}
+	gvk, more, err := decodeJSON(converted, into, strict)
+	return gvk, append(strictErrs, more...), err
+}
+
+func decodeJSON(data []byte, into runtime.Object, strict strictness) (schema.GroupVersionKind, []error, error) {
+	// What the body says it is counts even when the rest of it does not
+	// fit the type, for the message.
+	var strictErrs []error
+	var err error
+	if strict.looks() {
+		strictErrs, err = kjson.UnmarshalStrict(data, into)
+	} else {
+		err = kjson.UnmarshalCaseSensitivePreserveInts(data, into)
+	}
+	gvk := into.GetObjectKind().GroupVersionKind()
+	if err != nil {
+		var meta metav1.TypeMeta
+		if json.Unmarshal(data, &meta) == nil {
+			gvk = meta.GroupVersionKind()
+		}
+	}
+	return gvk, strictErrs, err
+}
+
+// warnStrict tells the client of each strict decoding error.
+func (c *call) warnStrict(errs []error) {
+	for _, err := range errs {
+		warning.AddWarning(c.ctx, "", err.Error())
+	}
+}
+
+// summary shows the beginning of a body in an error.
+func summary(data []byte) string {
+	const most = 30
+	switch {
+	case len(data) == 0:
+		return "<empty>"
+	case utf8.Valid(data) && !bytes.HasPrefix(data, []byte(wire.Magic)):
+		if len(data) > most {
+			return string(data[:most]) + " ..."
+		}
+		return string(data)
+	}
+	if len(data) > most {
+		return fmt.Sprintf("raw: 0x%x ...", data[:most])
+	}
+	return fmt.Sprintf("raw: 0x%x", data)
+}
+
+func dryRun(options []string) bool {
+	for _, s := range options {
+		if strings.EqualFold(s, metav1.DryRunAll) {
+			return true
+		}
+	}
+	return false
+}
+
+// parseRevision reads the resourceVersion of an object, zero for none.
+func parseRevision(s string) (int64, error) {
+	if s == "" || s == "0" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(s, 10, 63)
+	if err != nil {
+		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version %q: %v", s, err))
+	}
+	return int64(n), nil
+}

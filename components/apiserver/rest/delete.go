@@ -1,0 +1,390 @@
+package rest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/request"
+	"hyperkube/internal/api"
+	"hyperkube/internal/store"
+)
+
+// returnsDeleted are the resources whose deletion is answered with the object
+// and not with a Status.
+var returnsDeleted = map[schema.GroupResource]bool{
+	{Resource: "persistentvolumeclaims"}:                     true,
+	{Resource: "persistentvolumes"}:                          true,
+	{Resource: "pods"}:                                       true,
+	{Resource: "podtemplates"}:                               true,
+	{Resource: "resourcequotas"}:                             true,
+	{Resource: "serviceaccounts"}:                            true,
+	{Resource: "services"}:                                   true,
+	{Group: "storage.k8s.io", Resource: "volumeattachments"}: true,
+	{Group: "storage.k8s.io", Resource: "storageclasses"}:    true,
+	{Group: "storage.k8s.io", Resource: "csidrivers"}:        true,
+	{Group: "storage.k8s.io", Resource: "csinodes"}:          true,
+}
+
+// deleteOptions reads how a deletion is meant, from the body or the query.
+func (c *call) deleteOptions() (*metav1.DeleteOptions, error) {
+	body, err := c.readBody()
+	if err != nil {
+		return nil, err
+	}
+	opts := &metav1.DeleteOptions{}
+	if len(body) > 0 {
+		media, err := negotiate.Body(c.req, true)
+		if err != nil {
+			return nil, err
+		}
+		// Clients may say the group's own version of DeleteOptions too.
+		var given schema.GroupVersionKind
+		switch media {
+		case negotiate.Protobuf:
+			given, err = decodeProto(body, opts)
+		case negotiate.YAML:
+			given, _, err = decodeYAML(body, opts, metav1.FieldValidationIgnore)
+		default:
+			given, _, err = decodeJSON(body, opts, metav1.FieldValidationIgnore)
+		}
+		if err == nil && given.Kind != "" && given.Kind != "DeleteOptions" {
+			err = errors.New("decoded object cannot be converted to DeleteOptions")
+		}
+		if err != nil {
+			return nil, apierrors.NewBadRequest(err.Error())
+		}
+	} else if opts, err = request.DeleteOptions(c.query); err != nil {
+		return nil, err
+	}
+	opts.IgnoreStoreReadErrorWithClusterBreakingPotential = nil
+	if err := request.CheckDeleteOptions(opts); err != nil {
+		return nil, err
+	}
+	opts.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("DeleteOptions"))
+	return opts, nil
+}
+
+// delete answers with what became of one object.
+func (c *call) delete() error {
+	format, err := c.format()
+	if err != nil {
+		return err
+	}
+	if c.name == "" {
+		return c.notAllowed()
+	}
+	opts, err := c.deleteOptions()
+	if err != nil {
+		return err
+	}
+	out, err := c.remove(c.name, opts)
+	if err != nil {
+		return err
+	}
+	code := http.StatusOK
+	if !out.gone && opts.OrphanDependents != nil && !*opts.OrphanDependents { //nolint:staticcheck // old clients say it so
+		code = http.StatusAccepted
+	}
+	switch {
+	case !out.gone && out.entry != nil:
+		return c.sendEntry(format, code, out.entry)
+	case !out.gone || returnsDeleted[c.res.GroupResource()]:
+		return c.sendAPIObject(format, code, out.obj)
+	}
+	status := &metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status:   metav1.StatusSuccess,
+		Details: &metav1.StatusDetails{
+			Name: out.obj.GetName(), Group: c.res.Group, Kind: c.res.Plural, UID: out.obj.GetUID(),
+		},
+	}
+	plain, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true})
+	if err != nil {
+		plain = negotiate.Format{}
+	}
+	return c.SendObject(c.w, c.req, plain, code, status)
+}
+
+// removed is the outcome of a deletion. When the object stays, entry or, on a
+// dry run, obj is what it is now; when it is gone obj is what it was.
+type removed struct {
+	gone  bool
+	entry *store.Entry
+	obj   api.Object
+}
+
+// remove deletes an object, or marks it for deletion when something must
+// happen first.
+func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) {
+	key := c.res.Key(c.namespace, name)
+	entry := c.res.Collection.Cached(key)
+	fresh := false
+	var err error
+	for range maxAttempts {
+		if entry == nil {
+			if fresh {
+				return removed{}, apierrors.NewNotFound(c.res.GroupResource(), name)
+			}
+			if entry, err = c.newest(key); err != nil {
+				return removed{}, err
+			}
+			fresh = true
+			continue
+		}
+		var out removed
+		// Options are changed on the way.
+		if out, err = c.tryDelete(name, opts.DeepCopy(), entry); err == nil {
+			return out, nil
+		}
+		if cerr := c.ctx.Err(); cerr != nil {
+			return removed{}, c.storeError(cerr, name)
+		}
+		var lost *store.ConflictError
+		switch {
+		case errors.As(err, &lost):
+			if lost.Resource == c.res.StoredResource() && lost.Key == key {
+				entry, fresh = lost.Current, true
+			}
+		case !fresh:
+			newest, nerr := c.newest(key)
+			if nerr != nil {
+				return removed{}, nerr
+			}
+			fresh = true
+			if revisionOf(newest) == revisionOf(entry) {
+				return removed{}, c.storeError(err, name)
+			}
+			entry = newest
+		default:
+			return removed{}, c.storeError(err, name)
+		}
+	}
+	return removed{}, c.storeError(err, name)
+}
+
+func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.Entry) (removed, error) {
+	current, err := c.res.Read(entry)
+	if err != nil {
+		return removed{}, err
+	}
+	r := review{operation: admission.Delete, old: current, name: name, options: opts, dryRun: dryRun(opts.DryRun)}
+	if err := c.checkPreconditions(current, opts); err != nil {
+		return removed{}, err
+	}
+	if err := c.admit(c.ctx, r); err != nil {
+		return removed{}, err
+	}
+	if err := c.confirm(c.ctx, r); err != nil {
+		return removed{}, err
+	}
+	obj := current.DeepCopyObject().(api.Object)
+	graceful, pending := c.grace(c.ctx, obj, opts)
+	if pending {
+		return removed{entry: entry, obj: current}, nil
+	}
+	if want, changed := dependentFinalizers(c.res.Resource, obj, opts); changed {
+		obj.SetFinalizers(want)
+	}
+	blocked := len(obj.GetFinalizers()) > 0 || c.res.Retain != nil && c.res.Retain(obj)
+	stay := blocked || graceful && opts.GracePeriodSeconds != nil && *opts.GracePeriodSeconds > 0
+	if !graceful && blocked {
+		markDeleting(obj)
+	}
+	if stay {
+		return c.tryMark(r, entry, obj, current)
+	}
+	out, err := c.tryRemove(r, entry, obj, current)
+	if err != nil {
+		return removed{}, err
+	}
+	return removed{gone: true, obj: out.obj}, nil
+}
+
+// tryMark stores an object whose deletion has begun.
+func (c *call) tryMark(r review, entry *store.Entry, obj, current api.Object) (removed, error) {
+	stored, ops, err := c.hooked(obj, current)
+	if err != nil {
+		return removed{}, err
+	}
+	if r.dryRun {
+		obj.SetResourceVersion(current.GetResourceVersion())
+		return removed{obj: obj}, nil
+	}
+	ops[0] = c.res.Collection.Update(entry, stored, c.res.TTL)
+	entries, _, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
+	if err != nil {
+		return removed{}, err
+	}
+	return removed{entry: entries[0]}, nil
+}
+
+func (c *call) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) error {
+	if opts.Preconditions == nil {
+		return nil
+	}
+	if uid := opts.Preconditions.UID; uid != nil && *uid != obj.GetUID() {
+		return apierrors.NewConflict(schema.GroupResource{Group: c.res.Group, Resource: c.res.Kind}, obj.GetName(),
+			fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *uid, obj.GetUID()))
+	}
+	if v := opts.Preconditions.ResourceVersion; v != nil && *v != obj.GetResourceVersion() {
+		return apierrors.NewConflict(schema.GroupResource{Group: c.res.Group, Resource: c.res.Kind}, obj.GetName(),
+			fmt.Errorf("the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified", *v, obj.GetResourceVersion()))
+	}
+	return nil
+}
+
+// grace decides how long the object stays and writes that into obj. Pending
+// means that its deletion is under way already and nothing is to be done.
+func (c *call) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteOptions) (graceful, pending bool) {
+	if g := opts.GracePeriodSeconds; g != nil && *g < 0 {
+		opts.GracePeriodSeconds = new(int64)
+		*opts.GracePeriodSeconds = 1
+	}
+	if c.res.BeforeDelete == nil {
+		return false, false
+	}
+	if deleted := obj.GetDeletionTimestamp(); deleted != nil {
+		if c.res.Retain != nil && c.res.Retain(obj) {
+			return false, true
+		}
+		had := obj.GetDeletionGracePeriodSeconds()
+		if had == nil {
+			opts.GracePeriodSeconds = new(int64)
+			return false, false
+		}
+		wish := opts.GracePeriodSeconds
+		if wish == nil || *wish >= *had {
+			return false, true // it may only be shortened
+		}
+		sooner := metav1.NewTime(deleted.Add(-time.Second * time.Duration(*had)).Add(time.Second * time.Duration(*wish)))
+		obj.SetDeletionTimestamp(&sooner)
+		period := *wish
+		obj.SetDeletionGracePeriodSeconds(&period)
+		return true, false
+	}
+	if !c.res.BeforeDelete(ctx, obj, opts) {
+		return false, false
+	}
+	period := int64(0)
+	if opts.GracePeriodSeconds != nil {
+		period = *opts.GracePeriodSeconds
+	}
+	at := metav1.NewTime(time.Now().Truncate(time.Second).Add(time.Second * time.Duration(period)))
+	obj.SetDeletionTimestamp(&at)
+	if opts.GracePeriodSeconds != nil && (c.res.Retain == nil || !c.res.Retain(obj)) {
+		obj.SetDeletionGracePeriodSeconds(&period)
+	}
+	if g := obj.GetGeneration(); g > 0 {
+		obj.SetGeneration(g + 1)
+	}
+	return true, false
+}
+
+// markDeleting is for objects that stay for their finalizers alone.
+func markDeleting(obj api.Object) {
+	now := metav1.NewTime(time.Now().Truncate(time.Second))
+	if obj.GetDeletionTimestamp() == nil {
+		if g := obj.GetGeneration(); g > 0 {
+			obj.SetGeneration(g + 1)
+		}
+	}
+	if t := obj.GetDeletionTimestamp(); t == nil || t.After(now.Time) {
+		obj.SetDeletionTimestamp(&now)
+	}
+	obj.SetDeletionGracePeriodSeconds(new(int64))
+}
+
+// dependentFinalizers adds and removes the finalizers that make the garbage
+// collector orphan dependents, or delete them first.
+//
+// https://kubernetes.io/docs/concepts/architecture/garbage-collection/
+func dependentFinalizers(res *api.Resource, obj api.Object, opts *metav1.DeleteOptions) ([]string, bool) {
+	has := func(name string) bool { return slices.Contains(obj.GetFinalizers(), name) }
+	orphan, foreground := false, false
+	switch {
+	case opts.OrphanDependents != nil: //nolint:staticcheck // old clients say it so
+		orphan = *opts.OrphanDependents //nolint:staticcheck
+	case opts.PropagationPolicy != nil:
+		orphan = *opts.PropagationPolicy == metav1.DeletePropagationOrphan
+		foreground = *opts.PropagationPolicy == metav1.DeletePropagationForeground
+	case has(metav1.FinalizerOrphanDependents):
+		orphan = true
+	case has(metav1.FinalizerDeleteDependents):
+		foreground = true
+	default:
+		orphan = res.DefaultPropagation == metav1.DeletePropagationOrphan
+		foreground = res.DefaultPropagation == metav1.DeletePropagationForeground
+	}
+	if orphan == has(metav1.FinalizerOrphanDependents) && foreground == has(metav1.FinalizerDeleteDependents) {
+		return nil, false
+	}
+	want := slices.DeleteFunc(slices.Clone(obj.GetFinalizers()), func(f string) bool {
+		return f == metav1.FinalizerOrphanDependents || f == metav1.FinalizerDeleteDependents
+	})
+	if orphan {
+		want = append(want, metav1.FinalizerOrphanDependents)
+	}
+	if foreground {
+		want = append(want, metav1.FinalizerDeleteDependents)
+	}
+	return want, true
+}
+
+// deleteCollection deletes all that a list selects, and answers with them.
+func (c *call) deleteCollection() error {
+	format, err := c.format()
+	if err != nil {
+		return err
+	}
+	listOpts, err := request.ListOptions(c.query)
+	if err != nil {
+		return err
+	}
+	if err := request.CheckListOptions(listOpts); err != nil {
+		return err
+	}
+	opts, err := c.deleteOptions()
+	if err != nil {
+		return err
+	}
+	s, err := selectObjects(c.res, c.namespace, listOpts)
+	if err != nil {
+		return err
+	}
+	page, err := c.page(listOpts, s)
+	if err != nil {
+		return err
+	}
+	for _, e := range page.Entries {
+		obj, err := c.res.Read(e)
+		if err != nil {
+			return err
+		}
+		one := *c
+		one.namespace = obj.GetNamespace()
+		one.name = obj.GetName()
+		info := *c.info
+		info.Namespace, info.Name = one.namespace, one.name
+		one.info = &info
+		one.ctx = apirequest.WithNamespace(c.ctx, one.namespace)
+		if _, err := one.remove(one.name, opts.DeepCopy()); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	meta := tableMeta{revision: page.Revision, remaining: -1}
+	if format.As == negotiate.Table || format.As == negotiate.Metadata {
+		format.As = negotiate.Object
+	}
+	return c.sendList(format, page.Entries, meta)
+}

@@ -1,0 +1,38 @@
+package rest
+
+import (
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+)
+
+// Forbidden is the answer to what authorization does not allow.
+func Forbidden(a authorizer.Attributes, reason string) error {
+	name := ""
+	if u := a.GetUser(); u != nil {
+		name = u.GetName()
+	}
+	if !a.IsResourceRequest() {
+		msg := fmt.Sprintf("User %q cannot %s path %q", name, a.GetVerb(), a.GetPath())
+		if reason != "" {
+			msg += ": " + reason
+		}
+		return apierrors.NewForbidden(schema.GroupResource{}, "", fmt.Errorf("%s", msg))
+	}
+	resource := a.GetResource()
+	if sub := a.GetSubresource(); sub != "" {
+		resource += "/" + sub
+	}
+	msg := fmt.Sprintf("User %q cannot %s resource %q in API group %q", name, a.GetVerb(), resource, a.GetAPIGroup())
+	if ns := a.GetNamespace(); ns != "" {
+		msg += fmt.Sprintf(" in the namespace %q", ns)
+	} else {
+		msg += " at the cluster scope"
+	}
+	if reason != "" {
+		msg += ": " + reason
+	}
+	return apierrors.NewForbidden(schema.GroupResource{Group: a.GetAPIGroup(), Resource: a.GetResource()}, a.GetName(), fmt.Errorf("%s", msg))
+}

@@ -1,0 +1,269 @@
+// Package rest answers requests for API resources: the verbs of
+// https://kubernetes.io/docs/reference/using-api/api-concepts/ on what the
+// registry serves. Who may do what has been decided before a request comes
+// here.
+package rest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"hyperkube/components/apiserver/fieldmanager"
+	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/request"
+)
+
+// Config of a Handler.
+type Config struct {
+	Registry *registry.Registry
+	// Fields keeps managed fields.
+	Fields *fieldmanager.Managers
+	// Admission may change and refuse writes; nil admits all.
+	Admission admission.Interface
+	// Objects is what webhooks convert and default with; nil: the scheme of
+	// client-go.
+	Objects admission.ObjectInterfaces
+	// Authorizer is asked whether an update that creates may create.
+	Authorizer authorizer.UnconditionalAuthorizer
+	// NotFound answers for groups and versions that the registry does not
+	// have: aggregated APIs. Nil: 404.
+	NotFound http.Handler
+	// MaxBody is how many bytes of a body are read; zero means 3 MiB.
+	MaxBody int64
+	// BookmarkEvery is how often watches that asked for bookmarks get one;
+	// zero means a minute.
+	BookmarkEvery time.Duration
+	// Stopping ends when the server begins to stop: watches end with it. It
+	// may be nil.
+	Stopping context.Context
+	Log      *slog.Logger
+}
+
+// Handler answers requests for resources. Their RequestInfo and user are in
+// the context.
+type Handler struct {
+	cfg        Config
+	negotiator negotiate.Negotiator
+	mutate     admission.MutationInterface
+	validate   admission.ValidationInterface
+	compressor compressor
+}
+
+// New makes a Handler.
+func New(cfg Config) (*Handler, error) {
+	if cfg.Registry == nil || cfg.Fields == nil || cfg.Authorizer == nil {
+		return nil, errors.New("rest handler needs a registry, field managers and an authorizer")
+	}
+	if cfg.MaxBody == 0 {
+		cfg.MaxBody = 3 << 20
+	}
+	if cfg.BookmarkEvery == 0 {
+		cfg.BookmarkEvery = time.Minute
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	if cfg.Objects == nil {
+		cfg.Objects = admission.NewObjectInterfacesFromScheme(scheme.Scheme)
+	}
+	h := &Handler{cfg: cfg}
+	h.mutate, _ = cfg.Admission.(admission.MutationInterface)
+	h.validate, _ = cfg.Admission.(admission.ValidationInterface)
+	return h, nil
+}
+
+// call is one request for a resource.
+type call struct {
+	*Handler
+	ctx   context.Context
+	w     http.ResponseWriter
+	req   *http.Request
+	info  *apirequest.RequestInfo
+	query url.Values
+	res   *registry.Resource
+	// namespace of the object; empty for cluster-wide resources, and for
+	// lists of all namespaces.
+	namespace string
+	name      string
+}
+
+// ServeHTTP answers a request.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	ctx := req.Context()
+	info, ok := apirequest.RequestInfoFrom(ctx)
+	if !ok {
+		h.Error(w, req, apierrors.NewInternalError(errors.New("no request information in the context")))
+		return
+	}
+	gvr := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}
+	c := &call{Handler: h, ctx: ctx, w: w, req: req, info: info, res: h.cfg.Registry.Lookup(gvr), name: info.Name}
+	if req.URL.RawQuery != "" {
+		c.query = req.URL.Query()
+	}
+	if c.res == nil {
+		h.notFound(w, req)
+		return
+	}
+	if c.res.Scope {
+		c.namespace = info.Namespace
+	} else if info.Namespace != "" && !(gvr.Resource == "namespaces" && gvr.Group == "") {
+		h.notFound(w, req)
+		return
+	}
+	if info.Namespace != "" {
+		c.ctx = apirequest.WithNamespace(ctx, info.Namespace)
+	}
+	if err := c.dispatch(); err != nil {
+		h.Error(w, req, err)
+	}
+}
+
+// NotFound answers as upstream does for paths that nobody serves.
+func (h *Handler) notFound(w http.ResponseWriter, req *http.Request) {
+	if h.cfg.NotFound != nil {
+		h.cfg.NotFound.ServeHTTP(w, req)
+		return
+	}
+	http.Error(w, "404 page not found", http.StatusNotFound)
+}
+
+// errNoRoute: the resource exists, what was asked of it does not.
+var errNoRoute = &apierrors.StatusError{ErrStatus: metav1.Status{
+	Status:  metav1.StatusFailure,
+	Code:    http.StatusNotFound,
+	Reason:  metav1.StatusReasonNotFound,
+	Message: "the server could not find the requested resource",
+	Details: &metav1.StatusDetails{},
+}}
+
+func (c *call) dispatch() error {
+	if len(c.info.Parts) > 2 {
+		if s := c.res.Stream(c.info.Subresource); s != nil {
+			return c.stream(s)
+		}
+	}
+	if c.info.Subresource != "" {
+		if len(c.info.Parts) > 3 {
+			return errNoRoute
+		}
+		return c.subresource()
+	}
+	verb := c.info.Verb
+	if c.res.Review {
+		a := c.res.Action("")
+		if a == nil || verb != "create" {
+			return c.notAllowed()
+		}
+		return c.action(a)
+	}
+	if !slices.Contains(c.res.Verbs, verb) {
+		return c.notAllowed()
+	}
+	namespaced := bool(c.res.Scope) && c.namespace == ""
+	switch verb {
+	case "list":
+		return c.list()
+	case "watch":
+		return c.watch()
+	}
+	if namespaced && verb != "deletecollection" {
+		// A name, or a body for a namespace, without the namespace.
+		return c.notAllowed()
+	}
+	switch verb {
+	case "get":
+		return c.get()
+	case "create":
+		if len(c.info.Parts) > 1 {
+			return c.notAllowed()
+		}
+		return c.create()
+	case "update":
+		if c.name == "" {
+			return c.notAllowed()
+		}
+		return c.update("", &c.res.Update)
+	case "patch":
+		if c.name == "" {
+			return c.notAllowed()
+		}
+		return c.patch("", &c.res.Update)
+	case "delete":
+		return c.delete()
+	case "deletecollection":
+		return c.deleteCollection()
+	}
+	return c.notAllowed()
+}
+
+func (c *call) subresource() error {
+	if c.name == "" {
+		return errNoRoute
+	}
+	name := c.info.Subresource
+	verb := c.info.Verb
+	if v, ok := c.res.Views[name]; ok {
+		if !slices.Contains(v.Verbs, verb) {
+			return c.notAllowed()
+		}
+		switch verb {
+		case "get":
+			return c.get()
+		case "update":
+			return c.update(name, &v)
+		case "patch":
+			return c.patch(name, &v)
+		}
+		return c.notAllowed()
+	}
+	if name == "scale" && c.res.Scale != nil {
+		return c.scale()
+	}
+	if a := c.res.Action(name); a != nil {
+		if verb != "create" {
+			return c.notAllowed()
+		}
+		return c.action(a)
+	}
+	return errNoRoute
+}
+
+func (c *call) notAllowed() error {
+	return apierrors.NewMethodNotSupported(c.res.GroupResource(), c.req.Method)
+}
+
+// get answers with one object.
+func (c *call) get() error {
+	format, err := c.format()
+	if err != nil {
+		return err
+	}
+	revision, err := request.ResourceVersion(c.query.Get("resourceVersion"))
+	if err != nil {
+		return err
+	}
+	entry, err := c.res.Collection.Get(c.ctx, c.res.Key(c.namespace, c.name), revision)
+	if err != nil {
+		return c.storeError(err, c.name)
+	}
+	return c.sendEntry(format, http.StatusOK, entry)
+}
+
+// format settles the form of the answer when that is of the resource's kind.
+func (c *call) format() (negotiate.Format, error) {
+	return c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: c.res.HasProtobuf(), Metadata: !c.res.Review})
+}

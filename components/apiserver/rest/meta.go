@@ -1,0 +1,150 @@
+package rest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apiserver/pkg/warning"
+
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/api"
+)
+
+// checkNamespace gives obj the namespace of the request, or refuses it when it
+// has another. Objects without namespaces lose theirs.
+func (c *call) checkNamespace(obj api.Object) error {
+	given := obj.GetNamespace()
+	switch {
+	case given == c.namespace:
+	case given == "":
+		obj.SetNamespace(c.namespace)
+	case c.namespace == "":
+		return apierrors.NewBadRequest("namespace specified in object must be empty for cluster-scoped resources")
+	default:
+		return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+	}
+	return nil
+}
+
+// checkName refuses an object with another name than the path's.
+func (c *call) checkName(obj api.Object) error {
+	if obj.GetName() == "" {
+		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s based on URL) was undeterminable: name must be provided", c.name))
+	}
+	if obj.GetName() != c.name {
+		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) does not match the name on the URL (%s)", obj.GetName(), c.name))
+	}
+	return nil
+}
+
+// wipe takes away what the system alone sets.
+func wipe(obj metav1.Object) {
+	obj.SetCreationTimestamp(metav1.Time{})
+	obj.SetUID("")
+	obj.SetDeletionTimestamp(nil)
+	obj.SetDeletionGracePeriodSeconds(nil)
+	obj.SetSelfLink("")
+}
+
+// prepareNew makes obj what will be stored as a new object, and validates it.
+func (c *call) prepareNew(ctx context.Context, obj api.Object) error {
+	obj.SetDeletionTimestamp(nil)
+	obj.SetDeletionGracePeriodSeconds(nil)
+	obj.SetSelfLink("")
+	if obj.GetName() == "" && obj.GetGenerateName() != "" {
+		obj.SetName(generateName(obj.GetGenerateName()))
+	}
+	obj.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
+	obj.SetUID(uuid.NewUUID())
+	c.res.PrepareCreate(ctx, obj)
+	c.res.Default(obj)
+	if errs := c.res.Validate(ctx, obj); len(errs) > 0 {
+		return apierrors.NewInvalid(c.res.GVK().GroupKind(), obj.GetName(), errs)
+	}
+	for _, text := range c.res.Warnings(ctx, obj, nil) {
+		warning.AddWarning(ctx, "", text)
+	}
+	return nil
+}
+
+// generateName makes a name of a prefix, as upstream does.
+func generateName(base string) string {
+	const random, most = 5, 63
+	if len(base) > most-random {
+		base = base[:most-random]
+	}
+	return base + rand.String(random)
+}
+
+// prepareChange makes obj what will be stored in place of old by a way to
+// update, and validates it.
+func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update, obj, old api.Object) error {
+	obj.SetGeneration(old.GetGeneration())
+	obj.SetSelfLink("")
+	way.Prepare(ctx, obj, old)
+	if obj.GetUID() == "" {
+		obj.SetUID(old.GetUID())
+	}
+	if created := old.GetCreationTimestamp(); !created.IsZero() {
+		obj.SetCreationTimestamp(created)
+	} else {
+		obj.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
+	}
+	// An update never takes back a deletion.
+	if t := old.GetDeletionTimestamp(); t != nil {
+		obj.SetDeletionTimestamp(t)
+	}
+	if old.GetDeletionGracePeriodSeconds() != nil && obj.GetDeletionGracePeriodSeconds() == nil {
+		obj.SetDeletionGracePeriodSeconds(old.GetDeletionGracePeriodSeconds())
+	}
+	res.Default(obj)
+	if errs := way.Validate(ctx, obj, old); len(errs) > 0 {
+		return apierrors.NewInvalid(res.GVK().GroupKind(), obj.GetName(), errs)
+	}
+	for _, text := range res.Warnings(ctx, obj, old) {
+		warning.AddWarning(ctx, "", text)
+	}
+	return nil
+}
+
+// uniqueOwners drops owner references that are there twice, and tells.
+func uniqueOwners(ctx context.Context, obj metav1.Object, afterAdmission bool) {
+	owners := obj.GetOwnerReferences()
+	if len(owners) < 2 {
+		return
+	}
+	var kept []metav1.OwnerReference
+	var twice []string
+	for _, o := range owners {
+		if slices.ContainsFunc(kept, func(k metav1.OwnerReference) bool { return sameOwner(k, o) }) {
+			if !slices.Contains(twice, string(o.UID)) {
+				twice = append(twice, string(o.UID))
+			}
+			continue
+		}
+		kept = append(kept, o)
+	}
+	if len(twice) == 0 {
+		return
+	}
+	obj.SetOwnerReferences(kept)
+	format := ".metadata.ownerReferences contains duplicate entries; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: %v"
+	if afterAdmission {
+		format = ".metadata.ownerReferences contains duplicate entries after mutating admission happens; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: %v"
+	}
+	warning.AddWarning(ctx, "", fmt.Sprintf(format, strings.Join(twice, ", ")))
+}
+
+func sameOwner(a, b metav1.OwnerReference) bool {
+	return a.UID == b.UID && a.Name == b.Name && a.Kind == b.Kind && a.APIVersion == b.APIVersion &&
+		sameBool(a.Controller, b.Controller) && sameBool(a.BlockOwnerDeletion, b.BlockOwnerDeletion)
+}
+
+func sameBool(a, b *bool) bool { return (a == nil) == (b == nil) && (a == nil || *a == *b) }

@@ -1,0 +1,288 @@
+package rest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+	"strings"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/mergepatch"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"hyperkube/components/apiserver/fieldmanager"
+	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/request"
+	"hyperkube/internal/api"
+)
+
+// maxPatchOperations bounds the work of one JSON patch.
+const maxPatchOperations = 10000
+
+// patch answers a PATCH of an object, or of a view of it.
+//
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#patch-and-apply
+func (c *call) patch(subresource string, way *api.Update) error {
+	format, err := c.format()
+	if err != nil {
+		return err
+	}
+	p, err := c.newPatcher()
+	if err != nil {
+		return err
+	}
+	if p.fields, err = c.cfg.Fields.For(c.res.Resource, subresource); err != nil {
+		return err
+	}
+	p.kind = c.res.GVK()
+	p.empty = c.res.New
+	p.defaults = c.res.Default
+	out, err := c.change(change{
+		way:     way,
+		create:  p.kindOf == types.ApplyYAMLPatchType && subresource == "",
+		options: updateOptionsOf(p.options),
+		make: func(_ context.Context, current api.Object) (api.Object, error) {
+			obj, err := p.apply(current)
+			if err != nil {
+				return nil, err
+			}
+			if err := c.checkNamespace(obj); err != nil {
+				return nil, err
+			}
+			return obj, c.checkName(obj)
+		},
+	})
+	if err != nil {
+		return err
+	}
+	return c.sendChanged(format, out)
+}
+
+// patcher applies one patch to objects of one kind.
+type patcher struct {
+	*call
+	kindOf  types.PatchType
+	body    []byte
+	options *metav1.PatchOptions
+	strict  strictness
+	fields  *fieldmanager.Manager
+
+	kind     schema.GroupVersionKind
+	empty    func() api.Object
+	defaults func(api.Object)
+}
+
+// newPatcher reads the patch of a request.
+func (c *call) newPatcher() (*patcher, error) {
+	p := &patcher{call: c}
+	header := c.req.Header.Get("Content-Type")
+	media, _, err := mime.ParseMediaType(header)
+	if err != nil {
+		media = strings.TrimSpace(header)
+	}
+	p.kindOf = types.PatchType(media)
+	switch p.kindOf {
+	case types.JSONPatchType, types.MergePatchType, types.ApplyYAMLPatchType, types.StrategicMergePatchType:
+	default:
+		return nil, negotiate.Unsupported([]string{
+			string(types.JSONPatchType), string(types.MergePatchType),
+			string(types.StrategicMergePatchType), string(types.ApplyYAMLPatchType),
+		})
+	}
+	if p.body, err = c.readBody(); err != nil {
+		return nil, err
+	}
+	if p.options, err = request.PatchOptions(c.query, p.kindOf); err != nil {
+		return nil, err
+	}
+	p.strict = fieldValidation(p.options.FieldValidation)
+	return p, nil
+}
+
+// apply returns current as patched; current is nil when there is none, for
+// configurations that are applied alone.
+func (p *patcher) apply(current api.Object) (api.Object, error) {
+	if p.kindOf == types.ApplyYAMLPatchType {
+		return p.applyConfiguration(current)
+	}
+	var obj api.Object
+	var err error
+	if p.kindOf == types.StrategicMergePatchType {
+		obj, err = p.strategic(current)
+	} else {
+		obj, err = p.plain(current)
+	}
+	if err != nil {
+		return nil, err
+	}
+	obj.GetObjectKind().SetGroupVersionKind(p.kind)
+	p.defaults(obj)
+	return asObject(p.fields.UpdateNoErrors(current, obj, fieldmanager.Name(p.options.FieldManager, p.req.UserAgent())))
+}
+
+// plain applies a JSON patch or a JSON merge patch.
+func (p *patcher) plain(current api.Object) (api.Object, error) {
+	original, err := encode(negotiate.Format{}, current)
+	if err != nil {
+		return nil, err
+	}
+	patched, strictErrs, err := patchJSON(p.kindOf, p.body, original, p.strict)
+	if err != nil {
+		return nil, err
+	}
+	obj := p.empty()
+	_, more, err := decodeJSON(patched, obj, p.strict)
+	if err != nil {
+		return nil, invalidPatch(string(patched), err)
+	}
+	return obj, p.judge(append(strictErrs, more...), string(patched))
+}
+
+// judge tells of strict errors, or refuses the patch for them.
+func (p *patcher) judge(errs []error, patched string) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	if p.strict == metav1.FieldValidationWarn {
+		p.warnStrict(errs)
+		return nil
+	}
+	return invalidPatch(patched, runtime.NewStrictDecodingError(errs))
+}
+
+func invalidPatch(patched string, err error) error {
+	return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
+		field.Invalid(field.NewPath("patch"), patched, err.Error()),
+	})
+}
+
+// operation is one of a JSON patch, for finding fields that are there twice.
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	From  string `json:"from"`
+	Value any    `json:"value"`
+}
+
+func patchJSON(kind types.PatchType, patch, original []byte, strict strictness) (patched []byte, strictErrs []error, err error) {
+	if kind == types.MergePatchType {
+		if strict.looks() {
+			v := map[string]any{}
+			if strictErrs, err = kjson.UnmarshalStrict(patch, &v); err != nil {
+				return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
+			}
+		}
+		patched, err = jsonpatch.MergePatch(original, patch)
+		if errors.Is(err, jsonpatch.ErrBadJSONPatch) {
+			return nil, nil, apierrors.NewBadRequest(err.Error())
+		}
+		return patched, strictErrs, err
+	}
+	if strict.looks() {
+		var v []operation
+		if strictErrs, err = kjson.UnmarshalStrict(patch, &v); err != nil {
+			return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
+		}
+		for i, e := range strictErrs {
+			strictErrs[i] = fmt.Errorf("json patch %w", e)
+		}
+	}
+	decoded, err := jsonpatch.DecodePatch(patch)
+	if err != nil {
+		return nil, nil, apierrors.NewBadRequest(err.Error())
+	}
+	if len(decoded) > maxPatchOperations {
+		return nil, nil, apierrors.NewRequestEntityTooLargeError(
+			fmt.Sprintf("The allowed maximum operations in a JSON patch is %d, got %d", maxPatchOperations, len(decoded)))
+	}
+	patched, err = decoded.Apply(original)
+	if err != nil {
+		return nil, nil, apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
+	}
+	return patched, strictErrs, nil
+}
+
+// strategic applies a strategic merge patch.
+func (p *patcher) strategic(current api.Object) (api.Object, error) {
+	original, err := runtime.DefaultUnstructuredConverter.ToUnstructured(current)
+	if err != nil {
+		return nil, fmt.Errorf("patching a %s: %w", p.kind.Kind, err)
+	}
+	patch := map[string]any{}
+	var strictErrs []error
+	if p.strict.looks() {
+		strictErrs, err = kjson.UnmarshalStrict(p.body, &patch)
+	} else {
+		err = kjson.UnmarshalCaseSensitivePreserveInts(p.body, &patch)
+	}
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	obj := p.empty()
+	patched, err := strategicpatch.StrategicMergeMapPatch(original, patch, obj)
+	if err != nil {
+		return nil, strategicError(err)
+	}
+	err = runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(patched, obj, p.strict.looks())
+	if strict, ok := runtime.AsStrictDecodingError(err); ok {
+		strictErrs = append(strictErrs, strict.Errors()...)
+	} else if err != nil {
+		return nil, invalidPatch(fmt.Sprintf("%+v", patch), err)
+	}
+	return obj, p.judge(strictErrs, fmt.Sprintf("%+v", patch))
+}
+
+func strategicError(err error) error {
+	switch {
+	case errors.Is(err, mergepatch.ErrBadJSONDoc), errors.Is(err, mergepatch.ErrBadPatchFormatForPrimitiveList),
+		errors.Is(err, mergepatch.ErrBadPatchFormatForRetainKeys), errors.Is(err, mergepatch.ErrBadPatchFormatForSetElementOrderList),
+		errors.Is(err, mergepatch.ErrUnsupportedStrategicMergePatchFormat):
+		return apierrors.NewBadRequest(err.Error())
+	case errors.Is(err, mergepatch.ErrNoListOfLists):
+		return apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
+	}
+	return err
+}
+
+// applyConfiguration is server-side apply.
+func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
+	config := &unstructured.Unstructured{Object: map[string]any{}}
+	if err := yaml.Unmarshal(p.body, &config.Object); err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
+	}
+	if current == nil {
+		current = p.empty()
+		current.GetObjectKind().SetGroupVersionKind(p.kind)
+	}
+	force := p.options.Force != nil && *p.options.Force
+	applied, err := p.fields.Apply(current, config, p.options.FieldManager, force)
+	if err != nil {
+		return nil, err
+	}
+	if p.strict.looks() {
+		var again map[string]any
+		if err := yaml.UnmarshalStrict(p.body, &again); err != nil {
+			if p.strict == metav1.FieldValidationStrict {
+				return nil, apierrors.NewBadRequest(fmt.Sprintf("error strict decoding patch: %v", err))
+			}
+			p.warnStrict([]error{err})
+		}
+	}
+	obj, err := asObject(applied)
+	if err != nil {
+		return nil, err
+	}
+	obj.GetObjectKind().SetGroupVersionKind(p.kind)
+	return obj, nil
+}

@@ -1,0 +1,280 @@
+package rest
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+
+	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/wire"
+	"hyperkube/internal/api"
+	"hyperkube/internal/store"
+)
+
+// buffers hold answers while they are put together.
+var buffers = sync.Pool{New: func() any { return new(buffer) }}
+
+type buffer struct{ data []byte }
+
+// maxPooled is up to which size a buffer is kept for later.
+const maxPooled = 1 << 20
+
+func getBuffer(size int) *buffer {
+	b := buffers.Get().(*buffer)
+	if cap(b.data) < size {
+		b.data = make([]byte, 0, size)
+	}
+	b.data = b.data[:0]
+	return b
+}
+
+func (b *buffer) free() {
+	if cap(b.data) <= maxPooled {
+		buffers.Put(b)
+	}
+}
+
+// sendEntry answers with a stored object.
+func (c *call) sendEntry(format negotiate.Format, code int, e *store.Entry) error {
+	switch format.As {
+	case negotiate.Table:
+		obj, err := c.res.Read(e)
+		if err != nil {
+			return err
+		}
+		return c.sendTable(format, code, []tableRow{{obj: obj, entry: e}}, tableMeta{revision: e.Revision(), next: "", remaining: -1})
+	case negotiate.MetadataList:
+		return apierrors.NewBadRequest("PartialObjectMetadataList may only be requested for list calls")
+	}
+	b := getBuffer(0)
+	defer b.free()
+	var err error
+	if b.data, err = c.appendEntry(b.data, format, e); err != nil {
+		return err
+	}
+	return c.write(format, code, b.data)
+}
+
+// appendEntry appends a stored object as a whole answer.
+func (c *call) appendEntry(dst []byte, format negotiate.Format, e *store.Entry) ([]byte, error) {
+	kind := c.res.Object
+	if format.As == negotiate.Metadata {
+		kind = partialKind(format.Version)
+	}
+	if format.Media == negotiate.Protobuf {
+		raw, err := c.rawOf(e, format.As == negotiate.Metadata)
+		if err != nil {
+			return dst, err
+		}
+		return kind.AppendProto(dst, raw, e.Revision()), nil
+	}
+	data, err := c.jsonOf(e, format.As == negotiate.Metadata)
+	if err != nil {
+		return dst, err
+	}
+	return kind.AppendJSON(dst, data), nil
+}
+
+// rawOf is the entry's raw protobuf, of all or of its metadata alone.
+func (c *call) rawOf(e *store.Entry, metadata bool) ([]byte, error) {
+	if metadata && !c.res.HasProtobuf() {
+		obj, err := c.res.Read(e)
+		if err != nil {
+			return nil, err
+		}
+		partial := registry.PartialMetadata(obj)
+		partial.ResourceVersion = ""
+		return partial.Marshal()
+	}
+	raw, err := c.res.Raw(e)
+	if err == nil && metadata {
+		raw, err = wire.Metadata(raw)
+	}
+	return raw, err
+}
+
+func (c *call) jsonOf(e *store.Entry, metadata bool) ([]byte, error) {
+	if metadata {
+		return c.res.MetadataJSON(e, 0)
+	}
+	return c.res.JSON(e)
+}
+
+// sendAPIObject answers with an object of the resource that is not stored: of
+// a dry run, or deleted.
+func (c *call) sendAPIObject(format negotiate.Format, code int, obj api.Object) error {
+	switch format.As {
+	case negotiate.Table:
+		revision, _ := strconv.ParseInt(obj.GetResourceVersion(), 10, 64)
+		return c.sendTable(format, code, []tableRow{{obj: obj}}, tableMeta{revision: revision, remaining: -1})
+	case negotiate.MetadataList:
+		return apierrors.NewBadRequest("PartialObjectMetadataList may only be requested for list calls")
+	case negotiate.Metadata:
+		partial := registry.PartialMetadata(obj)
+		partial.SetGroupVersionKind(partialKind(format.Version).GroupVersionKind)
+		return c.SendObject(c.w, c.req, format, code, partial)
+	}
+	return c.SendObject(c.w, c.req, format, code, obj)
+}
+
+var (
+	partialKinds     = metaKinds("PartialObjectMetadata")
+	partialListKinds = metaKinds("PartialObjectMetadataList")
+	tableKinds       = metaKinds("Table")
+)
+
+func metaKinds(kind string) map[string]*wire.Kind {
+	out := map[string]*wire.Kind{}
+	for _, v := range []string{"v1", "v1beta1"} {
+		out[v] = wire.NewKind(schema.GroupVersionKind{Group: "meta.k8s.io", Version: v, Kind: kind})
+	}
+	return out
+}
+
+func partialKind(version string) *wire.Kind { return partialKinds[version] }
+
+// SendObject answers with any object. One without kind gets that of its type;
+// the object is not written to.
+func (h *Handler) SendObject(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, obj runtime.Object) error {
+	data, err := encode(format, obj)
+	if err != nil {
+		return err
+	}
+	return h.write(w, req, format, code, data)
+}
+
+func encode(format negotiate.Format, obj runtime.Object) ([]byte, error) {
+	gvk := obj.GetObjectKind().GroupVersionKind()
+	if gvk.Kind == "" {
+		kinds, _, err := scheme.Scheme.ObjectKinds(obj)
+		if err != nil {
+			return nil, fmt.Errorf("encoding %T: %w", obj, err)
+		}
+		gvk = kinds[0]
+	}
+	kind := wire.NewKind(gvk)
+	if format.Media == negotiate.Protobuf {
+		m, ok := obj.(wire.Sized)
+		if !ok {
+			return nil, fmt.Errorf("encoding %s: it has no protobuf form", gvk.Kind)
+		}
+		raw := make([]byte, m.Size())
+		if _, err := m.MarshalToSizedBuffer(raw); err != nil {
+			return nil, fmt.Errorf("encoding %s: %w", gvk.Kind, err)
+		}
+		return kind.AppendProto(nil, raw, 0), nil
+	}
+	data, err := json.Marshal(obj)
+	if err != nil {
+		return nil, fmt.Errorf("encoding %s: %w", gvk.Kind, err)
+	}
+	if obj.GetObjectKind().GroupVersionKind().Kind == "" {
+		data = kind.AppendJSON(nil, data)
+	}
+	return data, nil
+}
+
+func (c *call) write(format negotiate.Format, code int, data []byte) error {
+	return c.Handler.write(c.w, c.req, format, code, data)
+}
+
+// write sends an answer that is JSON or protobuf already; YAML and indented
+// JSON are made of the JSON.
+func (h *Handler) write(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, data []byte) error {
+	switch {
+	case format.Media == negotiate.YAML:
+		y, err := yaml.JSONToYAML(data)
+		if err != nil {
+			return fmt.Errorf("encoding YAML: %w", err)
+		}
+		data = y
+	case format.Media == negotiate.JSON && format.Pretty:
+		var out bytes.Buffer
+		if err := json.Indent(&out, data, "", "  "); err != nil {
+			return fmt.Errorf("indenting JSON: %w", err)
+		}
+		data = out.Bytes()
+	}
+	header := w.Header()
+	header.Set("Content-Type", format.Media.String())
+	if len(data) > compressFrom && (req.Method == http.MethodGet) && wantsGzip(req) && !local(req) {
+		header.Set("Content-Encoding", "gzip")
+		header.Add("Vary", "Accept-Encoding")
+		w.WriteHeader(code)
+		return h.compressor.write(w, data)
+	}
+	if header.Get("Cache-Control") == "" {
+		header.Set("Cache-Control", "no-cache, private")
+	}
+	header.Set("Content-Length", strconv.Itoa(len(data)))
+	w.WriteHeader(code)
+	// From here on there is nobody to tell of an error.
+	_, _ = w.Write(data)
+	return nil
+}
+
+// compressFrom is from which size on answers are compressed, as upstream.
+const compressFrom = 128 << 10
+
+// compressor keeps gzip writers, which are expensive to make.
+type compressor struct{ pool sync.Pool }
+
+func (p *compressor) write(w http.ResponseWriter, data []byte) error {
+	z, ok := p.pool.Get().(*gzip.Writer)
+	if ok {
+		z.Reset(w)
+	} else {
+		var err error
+		// Level 1 costs a fraction of the default's time for a little more
+		// size.
+		if z, err = gzip.NewWriterLevel(w, gzip.BestSpeed); err != nil {
+			return fmt.Errorf("making a gzip writer: %w", err)
+		}
+	}
+	_, err := z.Write(data)
+	if err = errors.Join(err, z.Close()); err == nil {
+		p.pool.Put(z)
+	}
+	return nil
+}
+
+func wantsGzip(req *http.Request) bool {
+	for _, v := range req.Header.Values("Accept-Encoding") {
+		for part := range strings.SplitSeq(v, ",") {
+			name, _, _ := strings.Cut(part, ";")
+			if strings.TrimSpace(name) == "gzip" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// local tells whether a request came from this machine, where compression
+// costs more than it saves.
+func local(req *http.Request) bool {
+	if req.RemoteAddr == "" {
+		return true
+	}
+	host, _, err := net.SplitHostPort(req.RemoteAddr)
+	if err != nil {
+		return false
+	}
+	addr, err := netip.ParseAddr(host)
+	return err == nil && addr.IsLoopback()
+}

@@ -1,0 +1,226 @@
+package rest
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"hyperkube/components/apiserver/fieldmanager"
+	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/request"
+	"hyperkube/internal/api"
+)
+
+var scaleKind = autoscalingv1.SchemeGroupVersion.WithKind("Scale")
+
+// scaleResource is what the field manager is told of Scale.
+var scaleResource = (api.Kind[*autoscalingv1.Scale]{
+	Names:   api.Names{Kind: "Scale", Plural: "scale"},
+	Group:   autoscalingv1.GroupName,
+	Version: "v1",
+	Scope:   api.Namespaced,
+	New:     func() *autoscalingv1.Scale { return &autoscalingv1.Scale{} },
+	Default: func(*autoscalingv1.Scale) {},
+}).Resource()
+
+// scale answers for the scale subresource, which shows how many replicas of
+// something are wished for and lets that be changed.
+func (c *call) scale() error {
+	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true})
+	if err != nil {
+		return err
+	}
+	switch c.info.Verb {
+	case "get":
+		entry, err := c.res.Collection.Get(c.ctx, c.res.Key(c.namespace, c.name), -1)
+		if err != nil {
+			return c.storeError(err, c.name)
+		}
+		obj, err := c.res.Read(entry)
+		if err != nil {
+			return err
+		}
+		s, _, err := c.scaleOf(obj)
+		if err != nil {
+			return err
+		}
+		return c.SendObject(c.w, c.req, format, http.StatusOK, s)
+	case "update":
+		return c.updateScale(format)
+	case "patch":
+		return c.patchScale(format)
+	}
+	return c.notAllowed()
+}
+
+// scaleOf returns the Scale of an object, with the managed fields that belong
+// to it, and what maps those back.
+func (c *call) scaleOf(obj api.Object) (*autoscalingv1.Scale, *managedfields.ScaleHandler, error) {
+	spec, status, selector := c.res.Scale.Get(obj)
+	parts := make([]any, len(c.res.Scale.SpecReplicasPath))
+	for i, p := range c.res.Scale.SpecReplicasPath {
+		parts[i] = p
+	}
+	path, err := fieldpath.MakePath(parts...)
+	if err != nil {
+		return nil, nil, fmt.Errorf("replicas of %s: %w", c.res.Kind, err)
+	}
+	handler := managedfields.NewScaleHandler(obj.GetManagedFields(), c.res.GroupVersion(),
+		managedfields.ResourcePathMappings{c.res.GroupVersion().String(): path})
+	entries, err := handler.ToSubresource()
+	if err != nil {
+		return nil, nil, fmt.Errorf("managed fields of the scale of %s: %w", obj.GetName(), err)
+	}
+	s := &autoscalingv1.Scale{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: obj.GetName(), Namespace: obj.GetNamespace(), UID: obj.GetUID(),
+			ResourceVersion: obj.GetResourceVersion(), CreationTimestamp: obj.GetCreationTimestamp(),
+			ManagedFields: entries,
+		},
+		Spec:   autoscalingv1.ScaleSpec{Replicas: spec},
+		Status: autoscalingv1.ScaleStatus{Replicas: status, Selector: selector},
+	}
+	s.SetGroupVersionKind(scaleKind)
+	return s, handler, nil
+}
+
+func (c *call) updateScale(format negotiate.Format) error {
+	opts, err := request.UpdateOptions(c.query)
+	if err != nil {
+		return err
+	}
+	body, err := c.readBody()
+	if err != nil {
+		return err
+	}
+	wish := &autoscalingv1.Scale{}
+	if err := c.decode(body, wish, scaleKind, fieldValidation(opts.FieldValidation)); err != nil {
+		return err
+	}
+	if err := c.checkNamespace(wish); err != nil {
+		return err
+	}
+	if err := c.checkName(wish); err != nil {
+		return err
+	}
+	fields, err := c.cfg.Fields.For(scaleResource, "scale")
+	if err != nil {
+		return err
+	}
+	manager := fieldmanager.Name(opts.FieldManager, c.req.UserAgent())
+	return c.changeScale(format, opts, func(current *autoscalingv1.Scale) (*autoscalingv1.Scale, error) {
+		return asScale(fields.UpdateNoErrors(current, wish.DeepCopy(), manager))
+	})
+}
+
+func (c *call) patchScale(format negotiate.Format) error {
+	p, err := c.newPatcher()
+	if err != nil {
+		return err
+	}
+	if p.fields, err = c.cfg.Fields.For(scaleResource, "scale"); err != nil {
+		return err
+	}
+	p.kind = scaleKind
+	p.empty = func() api.Object { return &autoscalingv1.Scale{} }
+	p.defaults = func(api.Object) {}
+	return c.changeScale(format, updateOptionsOf(p.options), func(current *autoscalingv1.Scale) (*autoscalingv1.Scale, error) {
+		return asScale(p.apply(current))
+	})
+}
+
+func asScale(obj any, errs ...error) (*autoscalingv1.Scale, error) {
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	s, ok := obj.(*autoscalingv1.Scale)
+	if !ok {
+		return nil, fmt.Errorf("scale: got a %T", obj)
+	}
+	return s, nil
+}
+
+// changeScale changes the object by its Scale.
+func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, f func(*autoscalingv1.Scale) (*autoscalingv1.Scale, error)) error {
+	way := c.res.Update
+	out, err := c.change(change{
+		way:        &way,
+		options:    opts,
+		unadmitted: true,
+		make: func(ctx context.Context, current api.Object) (api.Object, error) {
+			before, handler, err := c.scaleOf(current)
+			if err != nil {
+				return nil, err
+			}
+			after, err := f(before.DeepCopy())
+			if err != nil {
+				return nil, err
+			}
+			if err := c.admitScale(ctx, after, before, opts); err != nil {
+				return nil, err
+			}
+			if err := validateScale(after); err != nil {
+				return nil, err
+			}
+			if after.UID != "" && after.UID != current.GetUID() {
+				return nil, apierrors.NewConflict(schema.GroupResource{Group: c.res.Group, Resource: c.res.Plural + "/scale"}, c.name,
+					fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", after.UID, current.GetUID()))
+			}
+			obj := current.DeepCopyObject().(api.Object)
+			c.res.Scale.Set(obj, after.Spec.Replicas)
+			obj.SetResourceVersion(after.ResourceVersion)
+			entries, err := handler.ToParent(after.ManagedFields)
+			if err != nil {
+				return nil, fmt.Errorf("managed fields of %s: %w", c.name, err)
+			}
+			obj.SetManagedFields(entries)
+			return obj, nil
+		},
+	})
+	if err != nil {
+		return err
+	}
+	obj := out.obj
+	if out.entry != nil {
+		if obj, err = c.res.Read(out.entry); err != nil {
+			return err
+		}
+	}
+	s, _, err := c.scaleOf(obj)
+	if err != nil {
+		return err
+	}
+	return c.SendObject(c.w, c.req, format, http.StatusOK, s)
+}
+
+// admitScale shows admission the Scale, not the object behind it.
+func (c *call) admitScale(ctx context.Context, after, before *autoscalingv1.Scale, opts *metav1.UpdateOptions) error {
+	r := review{operation: "UPDATE", kind: scaleKind, obj: after, old: before, name: c.name, options: opts, dryRun: dryRun(opts.DryRun)}
+	if err := c.admit(ctx, r); err != nil {
+		return err
+	}
+	return c.confirm(ctx, r)
+}
+
+func validateScale(s *autoscalingv1.Scale) error {
+	var errs field.ErrorList
+	errs = append(errs, validation.ValidateObjectMeta(&s.ObjectMeta, true, validation.NameIsDNSSubdomain, field.NewPath("metadata"))...)
+	if s.Spec.Replicas < 0 {
+		errs = append(errs, field.Invalid(field.NewPath("spec", "replicas"), s.Spec.Replicas, "must be greater than or equal to 0"))
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(scaleKind.GroupKind(), s.Name, errs)
+}

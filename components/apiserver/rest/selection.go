@@ -1,0 +1,119 @@
+package rest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/store"
+)
+
+// selected is which objects of a collection a request is about.
+type selected struct {
+	// prefix of their keys; it is what continue tokens are relative to.
+	prefix string
+	// key, when set, is the only one.
+	key string
+	// match is nil when all with that prefix or key are meant.
+	match func(*store.Entry) bool
+	// filtered: the client gave a selector.
+	filtered bool
+}
+
+// selectObjects understands the selectors of a request.
+func selectObjects(res *registry.Resource, namespace string, o *internalversion.ListOptions) (selected, error) {
+	var s selected
+	if namespace != "" {
+		s.prefix = namespace + "/"
+	}
+	fieldSelector, err := checkFields(res, o.FieldSelector)
+	if err != nil {
+		return s, err
+	}
+	s.filtered = !fieldSelector.Empty() || !o.LabelSelector.Empty()
+
+	// Names and namespaces are in the key.
+	rest := fieldSelector.Requirements()
+	if bool(res.Scope) && namespace == "" {
+		if ns, ok := fieldSelector.RequiresExactMatch("metadata.namespace"); ok && ns != "" {
+			namespace = ns
+			s.prefix = ns + "/"
+			rest = without(rest, "metadata.namespace", ns)
+		}
+	}
+	if name, ok := fieldSelector.RequiresExactMatch("metadata.name"); ok && name != "" && (namespace != "" || !bool(res.Scope)) {
+		s.key = res.Key(namespace, name)
+		rest = without(rest, "metadata.name", name)
+	}
+	byLabel := o.LabelSelector
+	if len(rest) == 0 && byLabel.Empty() {
+		return s, nil
+	}
+	byField := fields.Everything()
+	if len(rest) > 0 {
+		byField = fieldSelector
+	}
+	s.match = func(e *store.Entry) bool {
+		obj, err := res.Read(e)
+		if err != nil {
+			return false
+		}
+		if !byLabel.Empty() && !byLabel.Matches(labels.Set(obj.GetLabels())) {
+			return false
+		}
+		return byField.Empty() || byField.Matches(res.Fields(obj))
+	}
+	return s, nil
+}
+
+func without(rs fields.Requirements, field, value string) fields.Requirements {
+	return slices.DeleteFunc(slices.Clone(rs), func(r fields.Requirement) bool {
+		return r.Field == field && r.Value == value && r.Operator != selection.NotEquals
+	})
+}
+
+// checkFields refuses selectors by fields that the kind does not offer.
+func checkFields(res *registry.Resource, s fields.Selector) (fields.Selector, error) {
+	if s.Empty() {
+		return s, nil
+	}
+	for _, r := range s.Requirements() {
+		if slices.Contains(res.FieldNames, r.Field) || r.Field == "metadata.namespace" {
+			continue
+		}
+		if onlyMeta(res.FieldNames) {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("%q is not a known field selector: only \"metadata.name\", \"metadata.namespace\"", r.Field))
+		}
+		return nil, apierrors.NewBadRequest("field label not supported: " + r.Field)
+	}
+	return s, nil
+}
+
+func onlyMeta(names []string) bool {
+	return !slices.ContainsFunc(names, func(n string) bool { return !strings.HasPrefix(n, "metadata.") })
+}
+
+// listPrefix is what bounds the keys that are read.
+func (s selected) listPrefix() string {
+	if s.key != "" {
+		return s.key
+	}
+	return s.prefix
+}
+
+// listMatch is match for lists, in which a key is but a prefix.
+func (s selected) listMatch() func(*store.Entry) bool {
+	if s.key == "" {
+		return s.match
+	}
+	return func(e *store.Entry) bool {
+		return e.Key() == s.key && (s.match == nil || s.match(e))
+	}
+}

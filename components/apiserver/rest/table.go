@@ -1,0 +1,127 @@
+package rest
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/api"
+	"hyperkube/internal/store"
+)
+
+// tableMeta is the metadata of a table or another list.
+type tableMeta struct {
+	revision  int64
+	next      string
+	remaining int64 // below zero: not told
+}
+
+// tableRow is an object for a row. Entry is nil when it is not stored; gone is
+// the revision at which it went, or zero.
+type tableRow struct {
+	obj   api.Object
+	entry *store.Entry
+	gone  int64
+}
+
+// sendTable answers with a table.
+//
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables
+func (c *call) sendTable(format negotiate.Format, code int, rows []tableRow, meta tableMeta) error {
+	data, err := c.appendTable(nil, format, rows, meta, true)
+	if err != nil {
+		return err
+	}
+	return c.write(format, code, data)
+}
+
+func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow, meta tableMeta, headers bool) ([]byte, error) {
+	include := metav1.IncludeObjectPolicy(c.query.Get("includeObject"))
+	switch include {
+	case metav1.IncludeNone, metav1.IncludeMetadata, metav1.IncludeObject, "":
+	default:
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("unrecognized includeObject value: %q", include))
+	}
+	kind := tableKinds[format.Version]
+	dst = kind.AppendJSONHead(dst)
+	dst = append(dst, `,"metadata":{"resourceVersion":"`...)
+	dst = strconv.AppendInt(dst, meta.revision, 10)
+	dst = append(dst, '"')
+	if meta.next != "" {
+		dst = append(dst, `,"continue":"`...)
+		dst = append(dst, meta.next...)
+		dst = append(dst, '"')
+	}
+	if meta.remaining >= 0 {
+		dst = append(dst, `,"remainingItemCount":`...)
+		dst = strconv.AppendInt(dst, meta.remaining, 10)
+	}
+	dst = append(dst, `},"columnDefinitions":`...)
+	if headers {
+		columns, err := json.Marshal(c.res.Columns)
+		if err != nil {
+			return nil, fmt.Errorf("encoding the columns of %s: %w", c.res.Kind, err)
+		}
+		dst = append(dst, columns...)
+	} else {
+		dst = append(dst, "null"...)
+	}
+	dst = append(dst, `,"rows":[`...)
+	for i, row := range rows {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		cells, err := json.Marshal(c.res.Row(row.obj))
+		if err != nil {
+			return nil, fmt.Errorf("encoding a row of %s: %w", c.res.Kind, err)
+		}
+		dst = append(dst, `{"cells":`...)
+		dst = append(dst, cells...)
+		dst = append(dst, `,"object":`...)
+		if dst, err = c.appendRowObject(dst, format, include, row); err != nil {
+			return nil, err
+		}
+		dst = append(dst, '}')
+	}
+	return append(dst, "]}"...), nil
+}
+
+func (c *call) appendRowObject(dst []byte, format negotiate.Format, include metav1.IncludeObjectPolicy, row tableRow) ([]byte, error) {
+	switch include {
+	case metav1.IncludeNone:
+		return append(dst, "null"...), nil
+	case metav1.IncludeObject:
+		var data []byte
+		var err error
+		switch {
+		case row.entry == nil:
+			data, err = c.res.Marshal(row.obj)
+		case row.gone != 0:
+			data, err = c.res.GoneJSON(row.entry, row.gone)
+		default:
+			data, err = c.res.JSON(row.entry)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return c.res.Object.AppendJSON(dst, data), nil
+	}
+	var data []byte
+	var err error
+	if row.entry != nil {
+		data, err = c.res.MetadataJSON(row.entry, row.gone)
+	} else {
+		partial := registry.PartialMetadata(row.obj)
+		partial.TypeMeta = metav1.TypeMeta{}
+		data, err = json.Marshal(partial)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("encoding the metadata of a %s: %w", c.res.Kind, err)
+	}
+	return partialKind(format.Version).AppendJSON(dst, data), nil
+}

@@ -1,0 +1,101 @@
+package rest
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"hyperkube/components/apiserver/fieldmanager"
+	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/request"
+	"hyperkube/internal/api"
+)
+
+// update answers a PUT of an object, or of a view of it.
+func (c *call) update(subresource string, way *api.Update) error {
+	format, err := c.format()
+	if err != nil {
+		return err
+	}
+	opts, err := request.UpdateOptions(c.query)
+	if err != nil {
+		return err
+	}
+	body, err := c.readBody()
+	if err != nil {
+		return err
+	}
+	strict := fieldValidation(opts.FieldValidation)
+	first, err := c.wished(body, strict)
+	if err != nil {
+		return err
+	}
+	f, err := c.cfg.Fields.For(c.res.Resource, subresource)
+	if err != nil {
+		return err
+	}
+	manager := fieldmanager.Name(opts.FieldManager, c.req.UserAgent())
+	out, err := c.change(change{
+		way:     way,
+		create:  subresource == "" && c.res.AllowCreateOnUpdate,
+		uid:     first.GetUID(),
+		options: opts,
+		make: func(_ context.Context, current api.Object) (api.Object, error) {
+			obj := first
+			first = nil
+			if obj == nil {
+				// The attempt before has changed it.
+				var err error
+				if obj, err = c.wished(body, "Ignore"); err != nil {
+					return nil, err
+				}
+			}
+			live := current
+			if live == nil {
+				live = c.res.New()
+				live.GetObjectKind().SetGroupVersionKind(c.res.GVK())
+			}
+			return asObject(f.UpdateNoErrors(live, obj, manager))
+		},
+	})
+	if err != nil {
+		return err
+	}
+	return c.sendChanged(format, out)
+}
+
+// wished decodes the object of a PUT.
+func (c *call) wished(body []byte, strict strictness) (api.Object, error) {
+	obj := c.res.New()
+	if err := c.decode(body, obj, c.res.GVK(), strict); err != nil {
+		return nil, err
+	}
+	c.res.Default(obj)
+	if err := c.checkNamespace(obj); err != nil {
+		return nil, err
+	}
+	if err := c.checkName(obj); err != nil {
+		return nil, err
+	}
+	uniqueOwners(c.ctx, obj, false)
+	return obj, nil
+}
+
+func (c *call) sendChanged(format negotiate.Format, out changed) error {
+	code := http.StatusOK
+	if out.created {
+		code = http.StatusCreated
+	}
+	if out.entry != nil {
+		return c.sendEntry(format, code, out.entry)
+	}
+	return c.sendAPIObject(format, code, out.obj)
+}
+
+func asObject(obj any) (api.Object, error) {
+	o, ok := obj.(api.Object)
+	if !ok {
+		return nil, fmt.Errorf("managed fields: %T is not an API object", obj)
+	}
+	return o, nil
+}

@@ -1,0 +1,352 @@
+package rest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/request"
+	"hyperkube/components/apiserver/wire"
+	"hyperkube/internal/api"
+	"hyperkube/internal/store"
+)
+
+// minWatch is how long a watch lasts at least whose client did not say; at
+// most it is twice that, so that they do not all end together.
+const minWatch = 30 * time.Minute
+
+// watch answers with a stream of events.
+//
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
+func (c *call) watch() error {
+	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: c.res.HasProtobuf(), Metadata: true, Watch: true})
+	if err != nil {
+		return err
+	}
+	if format.As == negotiate.MetadataList {
+		format.As = negotiate.Metadata
+	}
+	opts, err := request.ListOptions(c.query)
+	if err != nil {
+		return err
+	}
+	opts.Watch = true
+	if err := request.CheckListOptions(opts); err != nil {
+		return err
+	}
+	if len(c.info.Parts) > 1 {
+		// The old form /api/v1/watch/namespaces/ns/pods/name.
+		opts.FieldSelector = fields.AndSelectors(opts.FieldSelector, fields.OneTermEqualSelector("metadata.name", c.name))
+	}
+	s, err := selectObjects(c.res, c.namespace, opts)
+	if err != nil {
+		return err
+	}
+	timeout := minWatch + rand.N(minWatch)
+	if opts.TimeoutSeconds != nil && *opts.TimeoutSeconds > 0 {
+		timeout = seconds(*opts.TimeoutSeconds)
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, timeout)
+	defer cancel()
+	if c.cfg.Stopping != nil {
+		defer context.AfterFunc(c.cfg.Stopping, cancel)()
+	}
+	return c.follow(ctx, format, opts, s)
+}
+
+func seconds(n int64) time.Duration {
+	const most = int64(1<<63-1) / int64(time.Second)
+	return time.Duration(min(n, most)) * time.Second
+}
+
+// follow begins the watch and tells its events until it ends.
+func (c *call) follow(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected) error {
+	revision, err := request.ResourceVersion(opts.ResourceVersion)
+	if err != nil {
+		return err
+	}
+	initial := revision <= 0
+	if opts.SendInitialEvents != nil {
+		initial = *opts.SendInitialEvents
+	}
+	var page *store.Page
+	since := revision
+	switch {
+	case initial:
+		page, err = c.res.Collection.List(ctx, store.ListOptions{Prefix: s.listPrefix(), Match: s.listMatch(), Revision: revision})
+		if errors.Is(err, store.ErrTooNew) {
+			return c.tooNew(revision)
+		}
+		if err != nil {
+			return c.storeError(err, "")
+		}
+		since = page.Revision
+	case revision < 0 || revision == 0:
+		// From now on.
+		if since, err = c.cfg.Registry.Store().CurrentRevision(ctx); err != nil {
+			return c.storeError(err, "")
+		}
+	}
+	watcher, err := c.res.Collection.Watch(ctx, store.WatchOptions{Since: since, Prefix: s.prefix, Key: s.key, Match: s.match})
+	if err != nil {
+		if errors.Is(err, store.ErrTooOld) {
+			// A watch is told in its stream.
+			w := c.newEventWriter(format)
+			w.begin()
+			w.status(apierrors.NewResourceExpired(tooOldMessage(since)))
+			return nil
+		}
+		return c.storeError(err, "")
+	}
+	defer watcher.Close()
+
+	w := c.newEventWriter(format)
+	w.begin()
+	if page != nil {
+		for _, e := range page.Entries {
+			w.entry(watch.Added, e, 0)
+		}
+		if opts.SendInitialEvents != nil && opts.AllowWatchBookmarks {
+			w.bookmark(page.Revision, true)
+		}
+		page = nil
+	}
+	if !w.flush() {
+		return nil
+	}
+	if opts.AllowWatchBookmarks {
+		var timer *time.Timer
+		timer = time.AfterFunc(c.cfg.BookmarkEvery, func() {
+			watcher.RequestProgress()
+			timer.Reset(c.cfg.BookmarkEvery)
+		})
+		defer timer.Stop()
+	}
+	for {
+		batch, err := watcher.Next(ctx)
+		switch {
+		case err == nil:
+		case errors.Is(err, store.ErrTooOld):
+			w.status(apierrors.NewResourceExpired(tooOldMessage(since)))
+			w.flush()
+			return nil
+		default:
+			return nil // the end of the time, of the client or of the server
+		}
+		for i := range batch.Events {
+			w.event(&batch.Events[i], s.match)
+		}
+		if len(batch.Events) == 0 && opts.AllowWatchBookmarks {
+			w.bookmark(batch.Revision, false)
+		}
+		if !w.flush() {
+			return nil
+		}
+	}
+}
+
+func tooOldMessage(revision int64) string {
+	return fmt.Sprintf("too old resource version: %d", revision)
+}
+
+// eventWriter frames events. Nothing is told of errors to the client once the
+// stream has begun, but that it ends.
+type eventWriter struct {
+	*call
+	format  negotiate.Format
+	flusher http.Flusher
+	buf     []byte
+	failed  bool
+	// headers of tables are sent once.
+	headers bool
+}
+
+func (c *call) newEventWriter(format negotiate.Format) *eventWriter {
+	f, _ := c.w.(http.Flusher)
+	return &eventWriter{call: c, format: format, flusher: f, headers: true}
+}
+
+func (w *eventWriter) begin() {
+	contentType := negotiate.TypeJSON
+	if w.format.Media == negotiate.Protobuf {
+		contentType = negotiate.TypeProtobuf + ";stream=watch"
+	}
+	w.w.Header().Set("Content-Type", contentType)
+	w.w.Header().Set("Cache-Control", "no-cache, private")
+	w.w.WriteHeader(http.StatusOK)
+	if w.flusher != nil {
+		w.flusher.Flush()
+	}
+}
+
+// flush sends what was framed; false when the client is gone.
+func (w *eventWriter) flush() bool {
+	w.send()
+	if !w.failed && w.flusher != nil {
+		w.flusher.Flush()
+	}
+	return !w.failed
+}
+
+func (w *eventWriter) send() {
+	if len(w.buf) > 0 && !w.failed {
+		if _, err := w.w.Write(w.buf); err != nil {
+			w.failed = true
+		}
+	}
+	if cap(w.buf) > pieceSize*4 {
+		w.buf = nil
+	}
+	w.buf = w.buf[:0]
+}
+
+// event tells a change: what the watcher sees of it depends on whether the
+// object was and is selected.
+func (w *eventWriter) event(ev *store.Event, match func(*store.Entry) bool) {
+	now := ev.Current != nil && (match == nil || match(ev.Current))
+	before := ev.Previous != nil && (match == nil || match(ev.Previous))
+	switch {
+	case now && before:
+		w.entry(watch.Modified, ev.Current, 0)
+	case now:
+		w.entry(watch.Added, ev.Current, 0)
+	case before:
+		w.entry(watch.Deleted, ev.Previous, ev.Revision)
+	}
+}
+
+// entry frames an entry. Gone is the revision at which it ended, or zero.
+func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
+	if w.failed {
+		return
+	}
+	if err := w.append(event, e, gone); err != nil {
+		w.cfg.Log.ErrorContext(w.ctx, "watch event could not be encoded", "resource", w.res.GVR(), "key", e.Key(), "error", err)
+		w.status(apierrors.NewInternalError(err))
+		w.failed = true
+	}
+	if len(w.buf) >= pieceSize {
+		w.send()
+	}
+}
+
+func (w *eventWriter) append(event watch.EventType, e *store.Entry, gone int64) error {
+	revision := e.Revision()
+	if gone != 0 {
+		revision = gone
+	}
+	metadata := w.format.As == negotiate.Metadata
+	kind := w.res.Object
+	if metadata {
+		kind = partialKind(w.format.Version)
+	}
+	switch {
+	case w.format.As == negotiate.Table:
+		obj, err := w.res.Read(e)
+		if err != nil {
+			return err
+		}
+		return w.table(event, []tableRow{{obj: obj, entry: e, gone: gone}}, revision)
+	case w.format.Media == negotiate.Protobuf:
+		raw, err := w.rawOf(e, metadata)
+		if err != nil {
+			return err
+		}
+		w.buf = kind.AppendProtoEvent(w.buf, string(event), raw, revision)
+		return nil
+	}
+	var data []byte
+	var err error
+	switch {
+	case metadata:
+		data, err = w.res.MetadataJSON(e, gone)
+	case gone != 0:
+		data, err = w.res.GoneJSON(e, gone)
+	default:
+		data, err = w.res.JSON(e)
+	}
+	if err != nil {
+		return err
+	}
+	w.buf = kind.AppendJSONEvent(w.buf, string(event), data)
+	return nil
+}
+
+func (w *eventWriter) table(event watch.EventType, rows []tableRow, revision int64) error {
+	table, err := w.appendTable(nil, w.format, rows, tableMeta{revision: revision, remaining: -1}, w.headers)
+	if err != nil {
+		return err
+	}
+	w.headers = false
+	w.buf = wire.AppendJSONEventObject(w.buf, string(event), table)
+	return nil
+}
+
+// bookmark tells up to where everything has been told. The first one of a
+// list that is streamed says that the list ends there.
+func (w *eventWriter) bookmark(revision int64, initialEnd bool) {
+	obj := w.res.New()
+	obj.GetObjectKind().SetGroupVersionKind(w.res.GVK())
+	obj.SetResourceVersion(strconv.FormatInt(revision, 10))
+	if initialEnd {
+		obj.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+	}
+	if w.format.As == negotiate.Table {
+		if err := w.table(watch.Bookmark, []tableRow{{obj: obj}}, revision); err != nil {
+			w.failed = true
+		}
+		return
+	}
+	w.object(watch.Bookmark, obj)
+}
+
+// object frames an object that is not stored.
+func (w *eventWriter) object(event watch.EventType, obj api.Object) {
+	format := negotiate.Format{Media: w.format.Media}
+	var data []byte
+	var err error
+	if w.format.As == negotiate.Metadata {
+		partial := registry.PartialMetadata(obj)
+		partial.SetGroupVersionKind(partialKind(w.format.Version).GroupVersionKind)
+		data, err = encode(format, partial)
+	} else {
+		data, err = encode(format, obj)
+	}
+	if err != nil {
+		w.failed = true
+		return
+	}
+	w.frame(event, data)
+}
+
+// status frames an ERROR event.
+func (w *eventWriter) status(err error) {
+	s := StatusOf(err)
+	data, e := encode(negotiate.Format{Media: w.format.Media}, s)
+	if e != nil {
+		data, _ = json.Marshal(s)
+	}
+	w.frame(watch.Error, data)
+	w.send()
+}
+
+func (w *eventWriter) frame(event watch.EventType, data []byte) {
+	if w.format.Media == negotiate.Protobuf {
+		w.buf = wire.AppendProtoEventObject(w.buf, string(event), data)
+		return
+	}
+	w.buf = wire.AppendJSONEventObject(w.buf, string(event), data)
+}

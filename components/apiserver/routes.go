@@ -1,0 +1,156 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/pprof"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/apiserver/discovery"
+	"hyperkube/components/apiserver/health"
+	"hyperkube/internal/version"
+)
+
+// routes sends a request to the handler of its path, or of the longest prefix
+// of it that ends with a slash. It never redirects: paths with double slashes
+// and dots may be meant, for they are a proxied server's.
+type routes struct {
+	exact    map[string]http.Handler
+	prefixes []string // the longest first
+}
+
+func newRoutes(handlers map[string]http.Handler) *routes {
+	r := &routes{exact: handlers}
+	for path := range handlers {
+		if strings.HasSuffix(path, "/") {
+			r.prefixes = append(r.prefixes, path)
+		}
+	}
+	slices.SortFunc(r.prefixes, func(a, b string) int { return len(b) - len(a) })
+	return r
+}
+
+// ServeHTTP answers a request.
+func (r *routes) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	path := req.URL.Path
+	if h, ok := r.exact[path]; ok {
+		h.ServeHTTP(w, req)
+		return
+	}
+	for _, prefix := range r.prefixes {
+		if strings.HasPrefix(path, prefix) {
+			r.exact[prefix].ServeHTTP(w, req)
+			return
+		}
+	}
+	http.Error(w, "404 page not found", http.StatusNotFound)
+}
+
+// routes of what is not resources, and where those are.
+func (s *Server) routes() http.Handler {
+	disc := discovery.New(discovery.Config{Registry: s.registry, Sender: s.rest})
+	resources := func(depth int) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if strings.Count(strings.Trim(req.URL.Path, "/"), "/") < depth {
+				disc.ServeHTTP(w, req)
+				return
+			}
+			s.rest.ServeHTTP(w, req)
+		})
+	}
+	all := map[string]http.Handler{
+		"/api":     disc,
+		"/apis":    disc,
+		"/api/":    resources(2),
+		"/apis/":   resources(3),
+		"/version": http.HandlerFunc(serveVersion),
+		"/metrics": s.metrics.Handler(),
+	}
+	all["/version/"] = all["/version"]
+	for path, checks := range s.checks() {
+		h := health.New(path, s.log, checks...)
+		all[path], all[path+"/"] = h, h
+	}
+	if s.cfg.OpenAPI != nil {
+		all["/openapi/"] = s.cfg.OpenAPI
+	}
+	if s.cfg.Profiling {
+		all["/debug/pprof/"] = http.HandlerFunc(pprof.Index)
+		all["/debug/pprof/cmdline"] = http.HandlerFunc(pprof.Cmdline)
+		all["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
+		all["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
+		all["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
+	}
+	for path, h := range s.cfg.Paths {
+		all[path] = h
+	}
+	all["/"] = s.index(all)
+	return newRoutes(all)
+}
+
+// checks of each health path.
+func (s *Server) checks() map[string][]health.Check {
+	etcd := health.Check{Name: "etcd", Look: func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		return s.store.Healthy(ctx)
+	}}
+	live := append([]health.Check{health.Ping(), etcd}, s.cfg.LiveChecks...)
+	started := health.Closed("poststarthook/start-store", s.ready)
+	running := health.Check{Name: "shutdown", Look: func(context.Context) error { return s.stopping.Err() }}
+	ready := slices.Concat(live, []health.Check{started, running}, s.cfg.ReadyChecks)
+	return map[string][]health.Check{
+		"/livez":   live,
+		"/readyz":  ready,
+		"/healthz": append(slices.Clone(live), started),
+	}
+}
+
+// index lists the paths that are served.
+func (s *Server) index(all map[string]http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path != "/" && req.URL.Path != "/index.html" {
+			http.Error(w, "404 page not found", http.StatusNotFound)
+			return
+		}
+		var paths []string
+		for path := range all {
+			if path == "/" || strings.HasSuffix(path, "/") && all[strings.TrimSuffix(path, "/")] != nil {
+				continue
+			}
+			paths = append(paths, strings.TrimSuffix(path, "/"))
+		}
+		for _, gv := range s.registry.GroupVersions() {
+			if gv.Group == "" {
+				paths = append(paths, "/api/"+gv.Version)
+				continue
+			}
+			paths = append(paths, "/apis/"+gv.Group, "/apis/"+gv.String())
+		}
+		for path, checks := range s.checks() {
+			for _, c := range checks {
+				paths = append(paths, path+"/"+c.Name)
+			}
+		}
+		slices.Sort(paths)
+		writeJSON(w, metav1.RootPaths{Paths: slices.Compact(paths)})
+	})
+}
+
+func serveVersion(w http.ResponseWriter, _ *http.Request) { writeJSON(w, version.Get()) }
+
+func writeJSON(w http.ResponseWriter, v any) {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		http.Error(w, fmt.Sprintf("internal server error: %v", err), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(data)
+}

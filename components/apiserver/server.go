@@ -1,0 +1,246 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/user"
+	clientrest "k8s.io/client-go/rest"
+
+	"hyperkube/components/apiserver/fieldmanager"
+	"hyperkube/components/apiserver/filters"
+	"hyperkube/components/apiserver/memory"
+	"hyperkube/components/apiserver/metrics"
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/rest"
+	"hyperkube/internal/api/catalog"
+	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/store"
+)
+
+// Server is the Kubernetes API over one etcd.
+type Server struct {
+	cfg      Config
+	log      *slog.Logger
+	store    *store.Store
+	registry *registry.Registry
+	fields   *fieldmanager.Managers
+	metrics  *metrics.Metrics
+	rest     *rest.Handler
+	chain    *filters.Chain
+	// stopping ends when Run is told to stop: watches end with it.
+	stopping context.Context
+	stop     context.CancelFunc
+	ready    chan struct{}
+}
+
+// New validates cfg and composes the server. Nothing runs yet; but requests
+// from within the process wait for Run, so clients can be made at once.
+func New(cfg Config) (*Server, error) {
+	if cfg.Etcd == nil {
+		return nil, errors.New("the API server needs an etcd client")
+	}
+	if cfg.Listener != nil && (cfg.CertFile == "" || cfg.KeyFile == "") {
+		return nil, errors.New("the API server needs a serving certificate and its key")
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	if cfg.EventTTL == 0 {
+		cfg.EventTTL = time.Hour
+	}
+	if cfg.Resources == nil {
+		cfg.Resources = catalog.Resources()
+	}
+	s := &Server{cfg: cfg, log: cfg.Log, ready: make(chan struct{})}
+	s.stopping, s.stop = context.WithCancel(context.Background())
+	var err error
+	if s.store, err = store.New(store.Config{Client: cfg.Etcd, Prefix: cfg.EtcdPrefix, Log: cfg.Log}); err != nil {
+		return nil, err
+	}
+	s.registry, err = registry.New(registry.Config{
+		Store:       s.store,
+		Resources:   cfg.Resources,
+		Transformer: cfg.Transformer,
+		TTL: func(gr schema.GroupResource) int64 {
+			if gr.Resource == "events" {
+				return int64(cfg.EventTTL / time.Second)
+			}
+			return 0
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Extend != nil {
+		if err := cfg.Extend(s.registry); err != nil {
+			return nil, err
+		}
+	}
+	s.fields = fieldmanager.New()
+	s.metrics = metrics.New()
+	if err := s.compose(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// compose puts the handlers together.
+func (s *Server) compose() error {
+	authn, authz := s.cfg.Authenticator, s.cfg.Authorizer
+	if authn == nil {
+		authn = certificates{s.cfg.ClientCAs}
+	}
+	if authz == nil {
+		authz = mastersOnly
+	}
+	var err error
+	s.rest, err = rest.New(rest.Config{
+		Registry:   s.registry,
+		Fields:     s.fields,
+		Admission:  s.cfg.Admission,
+		Authorizer: authz,
+		Stopping:   s.stopping,
+		Log:        s.log,
+	})
+	if err != nil {
+		return err
+	}
+	s.chain, err = filters.New(filters.Config{
+		Authenticator: authn,
+		Authorizer:    authz,
+		Metrics:       s.metrics,
+		Error:         s.rest.Error,
+		Log:           s.log,
+	}, s.routes())
+	return err
+}
+
+// Registry is what the server serves.
+func (s *Server) Registry() *registry.Registry { return s.registry }
+
+// Handler answers requests as those over the network are answered.
+func (s *Server) Handler() http.Handler { return s.chain }
+
+// Metrics are those of the server.
+func (s *Server) Metrics() *metrics.Metrics { return s.metrics }
+
+// Ready is closed once requests are answered.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// ClientConfig is a way into the server from within its process, as a user
+// with groups; system:authenticated is added. Requests go through the same
+// chain as others but for authentication. Whoever holds the server may thus be
+// anybody.
+func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Config {
+	u := &user.DefaultInfo{Name: userName, Groups: groups}
+	if !slices.Contains(groups, user.AllAuthenticated) {
+		u.Groups = append(slices.Clone(groups), user.AllAuthenticated)
+	}
+	return &clientrest.Config{
+		Host: "http://kubernetes.in-memory",
+		Transport: &memory.Transport{
+			Handler: s.chain,
+			Context: func(ctx context.Context) context.Context { return filters.WithMemoryUser(ctx, u) },
+		},
+		// The server's own fairness limits clients, not they themselves.
+		QPS: -1,
+	}
+}
+
+// Run serves until ctx ends; then watches end, other requests are finished,
+// and the store stops last.
+func (s *Server) Run(ctx context.Context) error {
+	var g lifecycle.Group
+	// Requests in flight need the store when ctx has ended already.
+	g.Start(context.WithoutCancel(ctx), "store", s.store)
+	var server *http.Server
+	served := make(chan error, 1)
+	if s.cfg.Listener != nil {
+		var err error
+		if server, err = s.httpServer(ctx); err != nil {
+			return errors.Join(err, g.Stop())
+		}
+		go func() { served <- server.ServeTLS(s.cfg.Listener, "", "") }()
+	}
+	go s.fields.Warm()
+
+	var err error
+	select {
+	case <-s.warm():
+		close(s.ready)
+		select {
+		case <-ctx.Done():
+		case err = <-g.Failed():
+		case err = <-served:
+			server = nil
+		}
+	case <-ctx.Done():
+	case err = <-g.Failed():
+	case err = <-served:
+		server = nil
+	}
+	s.stop()
+	if server != nil {
+		// Those who are being answered get a moment.
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		if server.Shutdown(grace) != nil {
+			server.Close()
+		}
+		cancel()
+	}
+	if ctx.Err() != nil {
+		err = nil
+	}
+	return errors.Join(err, g.Stop())
+}
+
+// warm fills the cache that every request needs; the channel is closed once
+// that is done, by which the store is known to work. Others fill when they are
+// first asked for.
+func (s *Server) warm() <-chan struct{} {
+	c := s.registry.Collection(schema.GroupResource{Resource: "namespaces"})
+	if c == nil {
+		done := make(chan struct{})
+		close(done)
+		return done
+	}
+	c.Warm()
+	return c.Ready()
+}
+
+// httpServer is the server on the network.
+func (s *Server) httpServer(ctx context.Context) (*http.Server, error) {
+	certs, err := newCertificate(s.cfg.CertFile, s.cfg.KeyFile, s.log)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Server{
+		Handler: s.chain,
+		TLSConfig: &tls.Config{
+			GetCertificate: certs.get,
+			ClientAuth:     tls.RequestClientCert,
+			ClientCAs:      s.cfg.ClientCAs,
+			MinVersion:     tls.VersionTLS12,
+			NextProtos:     []string{"h2", "http/1.1"},
+		},
+		ReadHeaderTimeout: 32 * time.Second,
+		IdleTimeout:       90 * time.Second,
+		MaxHeaderBytes:    1 << 20,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: 250,
+			// A connection whose client vanished is noticed by pings.
+			SendPingTimeout: 30 * time.Second,
+			PingTimeout:     15 * time.Second,
+		},
+		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
+		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}, nil
+}
