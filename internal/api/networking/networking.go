@@ -12,7 +12,10 @@ const (
 // Resources are all kinds of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
+		ingressClass().Resource(),
+		ingress().Resource(),
 		ipAddress().Resource(),
+		networkPolicy().Resource(),
 		serviceCIDR().Resource(),
 	}
 }

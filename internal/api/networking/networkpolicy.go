@@ -1,0 +1,196 @@
+package networking
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	extensionsv1beta1 "k8s.io/api/extensions/v1beta1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+
+	"hyperkube/internal/api"
+)
+
+func networkPolicy() api.Kind[*networkingv1.NetworkPolicy] {
+	return api.Kind[*networkingv1.NetworkPolicy]{
+		Names:   api.Names{Kind: "NetworkPolicy", Plural: "networkpolicies", ShortNames: []string{"netpol"}},
+		Group:   group,
+		Version: version,
+		Scope:   api.Namespaced,
+		New:     func() *networkingv1.NetworkPolicy { return &networkingv1.NetworkPolicy{} },
+		NewList: func() runtime.Object { return &networkingv1.NetworkPolicyList{} },
+		Default: defaultNetworkPolicy,
+		PrepareCreate: func(_ context.Context, p *networkingv1.NetworkPolicy) {
+			p.Generation = 1
+		},
+		Validate: func(_ context.Context, p *networkingv1.NetworkPolicy) field.ErrorList {
+			return validateNetworkPolicy(&p.Spec, field.NewPath("spec"))
+		},
+		Update: api.KindUpdate[*networkingv1.NetworkPolicy]{
+			Prepare: func(_ context.Context, p, old *networkingv1.NetworkPolicy) {
+				p.Generation = old.Generation
+				if !apiequality.Semantic.DeepEqual(p.Spec, old.Spec) {
+					p.Generation++
+				}
+			},
+			Validate: func(_ context.Context, p, _ *networkingv1.NetworkPolicy) field.ErrorList {
+				return validateNetworkPolicy(&p.Spec, field.NewPath("spec"))
+			},
+		},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			api.Column("Pod-Selector", "string", extensionsv1beta1.NetworkPolicySpec{}.SwaggerDoc()["podSelector"]),
+			api.AgeColumn,
+		},
+		Row: func(p *networkingv1.NetworkPolicy) []any {
+			return []any{p.Name, metav1.FormatLabelSelector(&p.Spec.PodSelector), api.Age(p.CreationTimestamp)}
+		},
+	}
+}
+
+func defaultNetworkPolicy(p *networkingv1.NetworkPolicy) {
+	ports := func(list []networkingv1.NetworkPolicyPort) {
+		for i := range list {
+			if list[i].Protocol == nil {
+				tcp := corev1.ProtocolTCP
+				list[i].Protocol = &tcp
+			}
+		}
+	}
+	for i := range p.Spec.Ingress {
+		ports(p.Spec.Ingress[i].Ports)
+	}
+	for i := range p.Spec.Egress {
+		ports(p.Spec.Egress[i].Ports)
+	}
+	if len(p.Spec.PolicyTypes) == 0 {
+		// Whatever it says of traffic outward, it isolates inward.
+		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
+		if len(p.Spec.Egress) != 0 {
+			p.Spec.PolicyTypes = append(p.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
+		}
+	}
+}
+
+func validateNetworkPolicy(spec *networkingv1.NetworkPolicySpec, path *field.Path) field.ErrorList {
+	errs := metav1validation.ValidateLabelSelector(&spec.PodSelector, metav1validation.LabelSelectorValidationOptions{}, path.Child("podSelector"))
+	for i, r := range spec.Ingress {
+		at := path.Child("ingress").Index(i)
+		errs = append(errs, validatePolicyPorts(r.Ports, at.Child("ports"))...)
+		errs = append(errs, validatePeers(r.From, at.Child("from"))...)
+	}
+	for i, r := range spec.Egress {
+		at := path.Child("egress").Index(i)
+		errs = append(errs, validatePolicyPorts(r.Ports, at.Child("ports"))...)
+		errs = append(errs, validatePeers(r.To, at.Child("to"))...)
+	}
+	types := []networkingv1.PolicyType{networkingv1.PolicyTypeEgress, networkingv1.PolicyTypeIngress}
+	if len(spec.PolicyTypes) > len(types) {
+		return append(errs, field.Invalid(path.Child("policyTypes"), &spec.PolicyTypes, "may not specify more than two policyTypes"))
+	}
+	for i, t := range spec.PolicyTypes {
+		if !slices.Contains(types, t) {
+			errs = append(errs, field.NotSupported(path.Child("policyTypes").Index(i), t, types))
+		}
+	}
+	return errs
+}
+
+func validatePolicyPorts(ports []networkingv1.NetworkPolicyPort, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	protocols := []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
+	for i, p := range ports {
+		at := path.Index(i)
+		if p.Protocol != nil && !slices.Contains(protocols, *p.Protocol) {
+			errs = append(errs, field.NotSupported(at.Child("protocol"), *p.Protocol, protocols))
+		}
+		if p.Port == nil {
+			if p.EndPort != nil {
+				errs = append(errs, field.Required(at.Child("port"), "may not be empty when `endPort` is specified"))
+			}
+			continue
+		}
+		if p.Port.Type == intstr.String {
+			if p.EndPort != nil {
+				errs = append(errs, field.Required(at.Child("port"), "may not be non-numeric when `endPort` is specified"))
+			}
+			for _, msg := range validation.IsValidPortName(p.Port.StrVal) {
+				errs = append(errs, field.Invalid(at.Child("port"), p.Port.StrVal, msg))
+			}
+			continue
+		}
+		for _, msg := range validation.IsValidPortNum(int(p.Port.IntVal)) {
+			errs = append(errs, field.Invalid(at.Child("port"), p.Port.IntVal, msg))
+		}
+		if p.EndPort != nil {
+			for _, msg := range validation.IsValidPortNum(int(*p.EndPort)) {
+				errs = append(errs, field.Invalid(at.Child("endPort"), *p.EndPort, msg))
+			}
+			if *p.EndPort < p.Port.IntVal {
+				errs = append(errs, field.Invalid(at.Child("endPort"), p.Port.IntVal, "must be greater than or equal to `port`"))
+			}
+		}
+	}
+	return errs
+}
+
+func validatePeers(peers []networkingv1.NetworkPolicyPeer, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	opts := metav1validation.LabelSelectorValidationOptions{}
+	for i, p := range peers {
+		at := path.Index(i)
+		kinds := 0
+		if p.PodSelector != nil {
+			kinds++
+			errs = append(errs, metav1validation.ValidateLabelSelector(p.PodSelector, opts, at.Child("podSelector"))...)
+		}
+		if p.NamespaceSelector != nil {
+			kinds++
+			errs = append(errs, metav1validation.ValidateLabelSelector(p.NamespaceSelector, opts, at.Child("namespaceSelector"))...)
+		}
+		if p.IPBlock != nil {
+			kinds++
+			errs = append(errs, validateIPBlock(p.IPBlock, at.Child("ipBlock"))...)
+		}
+		switch {
+		case kinds == 0:
+			errs = append(errs, field.Required(at, "must specify a peer"))
+		case kinds > 1 && p.IPBlock != nil:
+			errs = append(errs, field.Forbidden(at, "may not specify both ipBlock and another peer"))
+		}
+	}
+	return errs
+}
+
+func validateIPBlock(b *networkingv1.IPBlock, path *field.Path) field.ErrorList {
+	if b.CIDR == "" {
+		return field.ErrorList{field.Required(path.Child("cidr"), "")}
+	}
+	errs := validation.IsValidCIDRForLegacyField(path.Child("cidr"), b.CIDR, false, nil)
+	_, block, err := netutils.ParseCIDRSloppy(b.CIDR)
+	if err != nil {
+		return errs
+	}
+	for i, except := range b.Except {
+		at := path.Child("except").Index(i)
+		errs = append(errs, validation.IsValidCIDRForLegacyField(at, except, false, nil)...)
+		_, inner, err := netutils.ParseCIDRSloppy(except)
+		if err != nil {
+			continue
+		}
+		is, _ := inner.Mask.Size()
+		of, _ := block.Mask.Size()
+		if !block.Contains(inner.IP) || of >= is {
+			errs = append(errs, field.Invalid(at, except, "must be a strict subset of `cidr`"))
+		}
+	}
+	return errs
+}
