@@ -56,8 +56,6 @@ type Config struct {
 	// Extend, unless nil, is called by New with the registry before anything
 	// is served, to add hooks, actions and streams.
 	Extend func(*registry.Registry) error
-	// OpenAPI serves paths below /openapi; nil: they are not found.
-	OpenAPI http.Handler
 
 	// Paths are served too, behind the same chain; those that end with a
 	// slash with all below them.

@@ -14,6 +14,7 @@ import (
 
 	"hyperkube/components/apiserver/discovery"
 	"hyperkube/components/apiserver/health"
+	"hyperkube/components/apiserver/openapi"
 	"hyperkube/internal/version"
 )
 
@@ -77,9 +78,7 @@ func (s *Server) routes() http.Handler {
 		h := health.New(path, s.log, checks...)
 		all[path], all[path+"/"] = h, h
 	}
-	if s.cfg.OpenAPI != nil {
-		all["/openapi/"] = s.cfg.OpenAPI
-	}
+	all["/openapi/"] = openapi.New(s.registry, version.Get().GitVersion)
 	if s.cfg.Profiling {
 		all["/debug/pprof/"] = http.HandlerFunc(pprof.Index)
 		all["/debug/pprof/cmdline"] = http.HandlerFunc(pprof.Cmdline)
