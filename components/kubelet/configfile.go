@@ -1,0 +1,226 @@
+package kubelet
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	"sigs.k8s.io/yaml"
+)
+
+// DecodeFile reads a KubeletConfiguration, YAML or JSON. Fields that do not
+// exist are an error.
+func DecodeFile(raw []byte) (*kubeletv1beta1.KubeletConfiguration, error) {
+	var meta metav1.TypeMeta
+	if err := yaml.Unmarshal(raw, &meta); err != nil {
+		return nil, fmt.Errorf("reading the kubelet's configuration: %w", err)
+	}
+	if meta.Kind != "KubeletConfiguration" || meta.APIVersion != kubeletv1beta1.SchemeGroupVersion.String() {
+		return nil, fmt.Errorf("reading the kubelet's configuration: want a KubeletConfiguration of %s, got %q of %q",
+			kubeletv1beta1.SchemeGroupVersion, meta.Kind, meta.APIVersion)
+	}
+	var out kubeletv1beta1.KubeletConfiguration
+	if err := yaml.UnmarshalStrict(raw, &out); err != nil {
+		return nil, fmt.Errorf("reading the kubelet's configuration: %w", err)
+	}
+	return &out, nil
+}
+
+// Apply puts what the file says into c. What the file does not say is left as
+// it is. Certificates that the file names are read.
+func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
+	var errs []error
+	text := func(to *string, from string) {
+		if from != "" {
+			*to = from
+		}
+	}
+	duration := func(to *time.Duration, from metav1.Duration) {
+		if from.Duration != 0 {
+			*to = from.Duration
+		}
+	}
+	text(&c.StaticPods, f.StaticPodPath)
+	text(&c.Layout.PodLogs, f.PodLogsDir)
+	text(&c.Address, f.Address)
+	text(&c.ClusterDomain, f.ClusterDomain)
+	text(&c.PodCIDR, f.PodCIDR)
+	text(&c.ProviderID, f.ProviderID)
+	text(&c.Endpoint, f.ContainerRuntimeEndpoint)
+	if f.CgroupRoot != "" {
+		c.Layout.CgroupRoot = f.CgroupRoot
+	}
+	if f.Port != 0 {
+		c.Port = int(f.Port)
+	}
+	if f.HealthzPort != nil {
+		if c.HealthzPort = int(*f.HealthzPort); c.HealthzPort == 0 {
+			c.HealthzPort = -1
+		}
+	}
+	if f.EnableServer != nil {
+		c.NoServer = !*f.EnableServer
+	}
+	if len(f.ClusterDNS) > 0 {
+		c.ClusterDNS = f.ClusterDNS
+	}
+	if f.ResolverConfig != nil {
+		c.ResolvConf = *f.ResolverConfig
+	}
+	if f.MaxPods != 0 {
+		c.MaxPods = int64(f.MaxPods)
+	}
+	if f.PodPidsLimit != nil {
+		c.PodPidsLimit = *f.PodPidsLimit
+	}
+	if f.RegisterNode != nil {
+		c.NoRegister = !*f.RegisterNode
+	}
+	if len(f.RegisterWithTaints) > 0 {
+		c.Taints = f.RegisterWithTaints
+	}
+	if f.ContainerLogMaxSize != "" {
+		q, err := resource.ParseQuantity(f.ContainerLogMaxSize)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("containerLogMaxSize: %w", err))
+		}
+		c.LogMaxSize = q.Value()
+	}
+	if f.ContainerLogMaxFiles != nil {
+		c.LogMaxFiles = int(*f.ContainerLogMaxFiles)
+	}
+	if f.ImageGCHighThresholdPercent != nil {
+		c.ImageGCHigh = int(*f.ImageGCHighThresholdPercent)
+	}
+	if f.ImageGCLowThresholdPercent != nil {
+		c.ImageGCLow = int(*f.ImageGCLowThresholdPercent)
+	}
+	duration(&c.ImageMinAge, f.ImageMinimumGCAge)
+	duration(&c.NodeReport, f.NodeStatusReportFrequency)
+	if f.NodeLeaseDurationSeconds != 0 {
+		c.LeaseDuration = time.Duration(f.NodeLeaseDurationSeconds) * time.Second
+	}
+	if f.SeccompDefault != nil {
+		c.SeccompDefault = *f.SeccompDefault
+	}
+	if f.CPUCFSQuota != nil {
+		c.CPUCFSQuotaOff = !*f.CPUCFSQuota
+	}
+	if f.CPUCFSQuotaPeriod != nil {
+		duration(&c.CPUCFSQuotaPeriod, *f.CPUCFSQuotaPeriod)
+	}
+	if f.CgroupsPerQOS != nil {
+		c.NoCgroups = !*f.CgroupsPerQOS
+	}
+	if len(f.AllowedUnsafeSysctls) > 0 {
+		c.AllowedUnsafeSysctls = f.AllowedUnsafeSysctls
+	}
+	if f.EvictionHard != nil {
+		c.EvictionHard = maps.Clone(f.EvictionHard)
+	}
+	for _, list := range []map[string]string{f.SystemReserved, f.KubeReserved} {
+		for name, value := range list {
+			q, err := resource.ParseQuantity(value)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("reserved %s: %w", name, err))
+				continue
+			}
+			if c.Reserved == nil {
+				c.Reserved = v1.ResourceList{}
+			}
+			sum := c.Reserved[v1.ResourceName(name)]
+			sum.Add(q)
+			c.Reserved[v1.ResourceName(name)] = sum
+		}
+	}
+	if f.Authentication.Anonymous.Enabled != nil {
+		c.Anonymous = *f.Authentication.Anonymous.Enabled
+	}
+	switch f.Authorization.Mode {
+	case "", kubeletv1beta1.KubeletAuthorizationModeWebhook:
+	case kubeletv1beta1.KubeletAuthorizationModeAlwaysAllow:
+		c.AlwaysAllow = true
+	default:
+		errs = append(errs, fmt.Errorf("authorization mode %q: want Webhook or AlwaysAllow", f.Authorization.Mode))
+	}
+	if path := f.Authentication.X509.ClientCAFile; path != "" {
+		pool, err := readPool(path)
+		errs = append(errs, err)
+		c.ClientCA = pool
+	}
+	if f.TLSCertFile != "" || f.TLSPrivateKeyFile != "" {
+		c.Certificate = certificateFiles(f.TLSCertFile, f.TLSPrivateKeyFile)
+		_, err := c.Certificate()
+		errs = append(errs, err)
+	}
+	c.File = f
+	return errors.Join(errs...)
+}
+
+func readPool(path string) (*x509.CertPool, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading the clients' CA: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(raw) {
+		return nil, fmt.Errorf("reading the clients' CA: no certificate in %s", path)
+	}
+	return pool, nil
+}
+
+// certificateFiles returns what reads a certificate anew whenever its file has
+// changed.
+func certificateFiles(cert, key string) func() (*tls.Certificate, error) {
+	var mu sync.Mutex
+	var have *tls.Certificate
+	var of time.Time
+	return func() (*tls.Certificate, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		info, err := os.Stat(cert)
+		if err == nil && have != nil && info.ModTime().Equal(of) {
+			return have, nil
+		}
+		if err == nil {
+			var pair tls.Certificate
+			if pair, err = tls.LoadX509KeyPair(cert, key); err == nil {
+				have, of = &pair, info.ModTime()
+				return have, nil
+			}
+		}
+		if have != nil {
+			// Between the writing of one file and the other they do not fit.
+			return have, nil
+		}
+		return nil, fmt.Errorf("reading the kubelet's certificate: %w", err)
+	}
+}
+
+// parseTaints reads taints as "key=value:effect".
+func parseTaints(list []string) ([]v1.Taint, error) {
+	var out []v1.Taint
+	for _, s := range list {
+		rest, effect, ok := strings.Cut(s, ":")
+		key, value, _ := strings.Cut(rest, "=")
+		t := v1.Taint{Key: key, Value: value, Effect: v1.TaintEffect(effect)}
+		switch {
+		case !ok || key == "":
+			return nil, fmt.Errorf("invalid taint %q: want key=value:effect", s)
+		case t.Effect != v1.TaintEffectNoSchedule && t.Effect != v1.TaintEffectPreferNoSchedule && t.Effect != v1.TaintEffectNoExecute:
+			return nil, fmt.Errorf("invalid taint %q: unsupported effect", s)
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
