@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 
 	"hyperkube/components/controllers/garbagecollector"
@@ -69,6 +71,11 @@ type Config struct {
 	// informers are fed from memory.
 	Metadata garbagecollector.Informer
 
+	// Served tells whether the API server has a resource; controllers of
+	// others are left out, for their informers would never sync. Nil: it has
+	// all.
+	Served func(schema.GroupVersionResource) bool
+
 	// LeaderElect makes Run wait until it holds the Lease kube-system/
 	// kube-controller-manager, and fail when it loses it.
 	LeaderElect bool
@@ -120,6 +127,10 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{cfg: cfg, log: cfg.Log, ready: make(chan struct{})}
 	for _, d := range chosen {
+		if cfg.Served != nil && slices.ContainsFunc(d.needs, func(r schema.GroupVersionResource) bool { return !cfg.Served(r) }) {
+			cfg.Log.Info("controller left out: the API server lacks what it works on", "controller", d.name)
+			continue
+		}
 		clients := cfg.Clients
 		if cfg.Builder != nil && d.user != "" {
 			if clients, err = cfg.Builder.For(d.user); err != nil {

@@ -5,7 +5,13 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"hyperkube/components/controllers/clusterroleaggregation"
+	"hyperkube/components/controllers/daemonset"
 	"hyperkube/components/controllers/deployment"
 	"hyperkube/components/controllers/endpoints"
 	"hyperkube/components/controllers/endpointslice"
@@ -17,9 +23,12 @@ import (
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/components/controllers/podgc"
 	"hyperkube/components/controllers/replicaset"
+	"hyperkube/components/controllers/replicationcontroller"
 	"hyperkube/components/controllers/rootca"
 	"hyperkube/components/controllers/serviceaccount"
+	"hyperkube/components/controllers/statefulset"
 	"hyperkube/components/controllers/tainteviction"
+	"hyperkube/components/controllers/ttlafterfinished"
 	"hyperkube/internal/client"
 )
 
@@ -44,6 +53,9 @@ type descriptor struct {
 	// off says that "*" does not mean it.
 	off     bool
 	workers int
+	// needs are the resources, besides those that every API server of ours
+	// has, without which it has nothing to do.
+	needs []schema.GroupVersionResource
 	// make returns nil when the configuration leaves nothing to do.
 	make func(d *deps) (runner, error)
 }
@@ -88,6 +100,18 @@ func descriptors() []descriptor {
 			make: func(d *deps) (runner, error) { return nodelifecycle.New(d.env, d.NodeLifecycle) }},
 		{name: "taint-eviction-controller", user: "node-controller", source: "taint-eviction-controller", workers: 8,
 			make: func(d *deps) (runner, error) { return tainteviction.New(d.env) }},
+		{name: "replicationcontroller-controller", alias: "replicationcontroller", user: "replication-controller", source: "replication-controller", workers: 5,
+			needs: []schema.GroupVersionResource{corev1.SchemeGroupVersion.WithResource("replicationcontrollers")},
+			make:  func(d *deps) (runner, error) { return replicationcontroller.New(d.env) }},
+		{name: "daemonset-controller", alias: "daemonset", user: "daemon-set-controller", source: "daemonset-controller", workers: 2,
+			needs: []schema.GroupVersionResource{appsv1.SchemeGroupVersion.WithResource("daemonsets"), appsv1.SchemeGroupVersion.WithResource("controllerrevisions")},
+			make:  func(d *deps) (runner, error) { return daemonset.New(d.env) }},
+		{name: "statefulset-controller", alias: "statefulset", user: "statefulset-controller", source: "statefulset-controller", workers: 5,
+			needs: []schema.GroupVersionResource{appsv1.SchemeGroupVersion.WithResource("statefulsets"), appsv1.SchemeGroupVersion.WithResource("controllerrevisions"), corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")},
+			make:  func(d *deps) (runner, error) { return statefulset.New(d.env) }},
+		{name: "ttl-after-finished-controller", alias: "ttl-after-finished", user: "ttl-after-finished-controller", source: "ttl-after-finished-controller", workers: 5,
+			needs: []schema.GroupVersionResource{batchv1.SchemeGroupVersion.WithResource("jobs")},
+			make:  func(d *deps) (runner, error) { return ttlafterfinished.New(d.env) }},
 	}
 }
 

@@ -67,8 +67,11 @@ func Condition(s appsv1.ReplicaSetStatus, kind appsv1.ReplicaSetConditionType) *
 }
 
 // SameStatus tells whether two statuses say the same, the observed generation
-// aside.
-func SameStatus(a, b appsv1.ReplicaSetStatus) bool {
+// aside, and the terminating pods too for a kind that has no field for them.
+func SameStatus(a, b appsv1.ReplicaSetStatus, knowsTerminating bool) bool {
 	a.ObservedGeneration, b.ObservedGeneration = 0, 0
+	if a.TerminatingReplicas == nil && !knowsTerminating {
+		b.TerminatingReplicas = nil
+	}
 	return equality.Semantic.DeepEqual(a, b)
 }

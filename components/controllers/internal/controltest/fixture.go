@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
@@ -185,4 +186,60 @@ func Pod(namespace, name string, labels map[string]string, phase corev1.PodPhase
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(Now.Add(-time.Minute))}}
 	}
 	return p
+}
+
+// Observe brings the informers of kinds up to the API.
+func (f *Fixture) Observe(kinds ...schema.GroupVersionKind) {
+	f.t.Helper()
+	for _, kind := range kinds {
+		gvr, _ := meta.UnsafeGuessKindToResource(kind)
+		list, err := f.Kube.Tracker().List(gvr, kind, "")
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		items, err := meta.ExtractList(list)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		var objs []any
+		for _, i := range items {
+			objs = append(objs, i)
+		}
+		i, err := f.Env.Informers.ForResource(gvr)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		if err := i.Informer().GetIndexer().Replace(objs, ""); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+}
+
+// Pods lists the pods in the API, by name.
+func (f *Fixture) Pods(namespace string) map[string]*corev1.Pod {
+	f.t.Helper()
+	list, err := f.Kube.CoreV1().Pods(namespace).List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	out := map[string]*corev1.Pod{}
+	for i := range list.Items {
+		out[list.Items[i].Name] = &list.Items[i]
+	}
+	return out
+}
+
+// SetPod writes a pod's status and node as a kubelet and a scheduler would.
+func (f *Fixture) SetPod(p *corev1.Pod, phase corev1.PodPhase, ready bool) {
+	f.t.Helper()
+	next := p.DeepCopy()
+	next.Status.Phase = phase
+	status := corev1.ConditionFalse
+	if ready {
+		status = corev1.ConditionTrue
+	}
+	next.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status, LastTransitionTime: metav1.NewTime(Now.Add(-time.Minute))}}
+	if _, err := f.Kube.CoreV1().Pods(p.Namespace).Update(context.Background(), next, metav1.UpdateOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
 }

@@ -1,0 +1,395 @@
+// Package daemonset runs a pod of each DaemonSet on every node that fits.
+//
+// https://kubernetes.io/docs/concepts/workloads/controllers/daemonset/
+package daemonset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// Kind is the kind of the objects that this controller owns.
+var Kind = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
+
+// burst is how many pods of one DaemonSet are made or deleted in one sync.
+const burst = 250
+
+// Waits before a failed pod is replaced: the first, and the longest.
+const (
+	firstBackoff = time.Second
+	lastBackoff  = 15 * time.Minute
+)
+
+// Controller syncs DaemonSets. Make it with New.
+type Controller struct {
+	*control.Loop
+	env       control.Env
+	pods      control.PodControl
+	sets      appslisters.DaemonSetLister
+	nodes     corelisters.NodeLister
+	podIndex  cache.Indexer
+	revisions cache.Indexer
+	expect    *control.Expectations
+
+	mu sync.Mutex
+	// failed counts the failures of each DaemonSet's pods on each node.
+	failed map[string]failure // guarded by mu
+}
+
+type failure struct {
+	wait  time.Duration
+	since time.Time
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	sets, nodes := env.Informers.Apps().V1().DaemonSets(), env.Informers.Core().V1().Nodes()
+	pods, revisions := env.Informers.Core().V1().Pods(), env.Informers.Apps().V1().ControllerRevisions()
+	c := &Controller{
+		env:       env,
+		pods:      control.PodControl{Kube: env.Kube, Events: env.Events},
+		sets:      sets.Lister(),
+		nodes:     nodes.Lister(),
+		podIndex:  pods.Informer().GetIndexer(),
+		revisions: revisions.Informer().GetIndexer(),
+		expect:    control.NewExpectations(env.Clock),
+		failed:    map[string]failure{},
+	}
+	c.Loop = control.NewLoop(env, "daemonset", c.sync)
+	for _, i := range []cache.SharedIndexInformer{pods.Informer(), revisions.Informer()} {
+		if err := control.AddOwnerIndex(i); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.Watch(sets.Informer(), control.Handlers(
+		func(ds *appsv1.DaemonSet) { c.AddObject(ds) },
+		func(old, cur *appsv1.DaemonSet) {
+			if old.UID != cur.UID {
+				c.expect.Forget(key(old))
+			}
+			c.AddObject(cur)
+		},
+		func(ds *appsv1.DaemonSet) {
+			c.expect.Forget(key(ds))
+			c.AddObject(ds)
+		},
+	)); err != nil {
+		return nil, err
+	}
+	if err := c.Watch(pods.Informer(), control.Handlers(c.podAdded, c.podChanged, c.podDeleted)); err != nil {
+		return nil, err
+	}
+	owned := func(r *appsv1.ControllerRevision) {
+		if ds := c.owner(r.Namespace, metav1.GetControllerOfNoCopy(r)); ds != nil {
+			c.AddObject(ds)
+		}
+	}
+	if err := c.Watch(revisions.Informer(), control.Every(owned)); err != nil {
+		return nil, err
+	}
+	return c, c.Watch(nodes.Informer(), control.Handlers(
+		func(n *corev1.Node) { c.nodeChanged(nil, n) },
+		func(old, cur *corev1.Node) {
+			if !equality.Semantic.DeepEqual(old.Labels, cur.Labels) || !equality.Semantic.DeepEqual(old.Spec.Taints, cur.Spec.Taints) {
+				c.nodeChanged(old, cur)
+			}
+		},
+		func(n *corev1.Node) { c.nodeChanged(n, nil) },
+	))
+}
+
+func key(ds *appsv1.DaemonSet) string { return ds.Namespace + "/" + ds.Name }
+
+func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1.DaemonSet {
+	if ref == nil || ref.Kind != Kind.Kind {
+		return nil
+	}
+	ds, err := c.sets.DaemonSets(namespace).Get(ref.Name)
+	if err != nil || ds.UID != ref.UID {
+		return nil
+	}
+	return ds
+}
+
+// nodeChanged wakes those DaemonSets for which the change makes a difference.
+func (c *Controller) nodeChanged(old, cur *corev1.Node) {
+	all, err := c.sets.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, ds := range all {
+		var a, b fit
+		if old != nil {
+			a = fits(ds, old)
+		}
+		if cur != nil {
+			b = fits(ds, cur)
+		}
+		if a != b || cur == nil {
+			c.AddObject(ds)
+		}
+	}
+}
+
+func (c *Controller) podAdded(p *corev1.Pod) {
+	if p.DeletionTimestamp != nil {
+		c.podDeleted(p)
+		return
+	}
+	if ref := metav1.GetControllerOfNoCopy(p); ref != nil {
+		if ds := c.owner(p.Namespace, ref); ds != nil {
+			c.expect.Created(key(ds))
+			c.AddObject(ds)
+		}
+		return
+	}
+	c.addMatching(p)
+}
+
+func (c *Controller) podChanged(old, cur *corev1.Pod) {
+	if cur.DeletionTimestamp != nil {
+		c.podDeleted(cur)
+		return
+	}
+	was, is := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(cur)
+	if was != nil && (is == nil || is.UID != was.UID) {
+		if ds := c.owner(old.Namespace, was); ds != nil {
+			c.AddObject(ds)
+		}
+	}
+	if is != nil {
+		if ds := c.owner(cur.Namespace, is); ds != nil {
+			c.AddObject(ds)
+		}
+	} else if was != nil || !labels.Equals(old.Labels, cur.Labels) {
+		c.addMatching(cur)
+	}
+}
+
+func (c *Controller) podDeleted(p *corev1.Pod) {
+	if ds := c.owner(p.Namespace, metav1.GetControllerOfNoCopy(p)); ds != nil {
+		c.expect.Deleted(key(ds), control.ID(p))
+		c.AddObject(ds)
+	}
+}
+
+func (c *Controller) addMatching(p *corev1.Pod) {
+	all, err := c.sets.DaemonSets(p.Namespace).List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, ds := range all {
+		sel, err := metav1.LabelSelectorAsSelector(ds.Spec.Selector)
+		if err == nil && !sel.Empty() && sel.Matches(labels.Set(p.Labels)) {
+			c.AddObject(ds)
+		}
+	}
+}
+
+func (c *Controller) sync(ctx context.Context, k string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(k)
+	if err != nil {
+		return nil
+	}
+	shared, err := c.sets.DaemonSets(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		c.expect.Forget(k)
+		c.forgetFailures(k)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ds := shared.DeepCopy()
+	if equality.Semantic.DeepEqual(ds.Spec.Selector, &metav1.LabelSelector{}) {
+		c.env.Events.Event(ds, corev1.EventTypeWarning, "SelectingAll", "This daemon set is selecting all pods. A non-empty selector is required.")
+		return nil
+	}
+	if ds.DeletionTimestamp != nil {
+		return nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(ds.Spec.Selector)
+	if err != nil {
+		c.env.Log.ErrorContext(ctx, "selector cannot be read", "key", k, "error", err)
+		return nil
+	}
+	h, err := c.history(ctx, ds, selector)
+	if err != nil {
+		return err
+	}
+	nodes, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	var workErr error
+	if c.expect.Satisfied(k) {
+		workErr = c.work(ctx, ds, selector, nodes, h)
+	}
+	pods, err := c.claim(ctx, ds, selector)
+	if err != nil {
+		return errors.Join(workErr, err)
+	}
+	if err := c.updateStatus(ctx, ds, nodes, pods, h.hash); err != nil {
+		return errors.Join(workErr, fmt.Errorf("updating the status: %w", err))
+	}
+	if next, ok := control.NextAvailable(pods, ds.Spec.MinReadySeconds, c.env.Clock.Now()); ok {
+		c.AddAfter(k, next)
+	}
+	return workErr
+}
+
+// work makes and deletes pods, first those missing and superfluous, then, if
+// that needed nothing, those of an older template.
+func (c *Controller) work(ctx context.Context, ds *appsv1.DaemonSet, selector labels.Selector, nodes []*corev1.Node, h history) error {
+	pods, err := c.claim(ctx, ds, selector)
+	if err != nil {
+		return err
+	}
+	plan := c.place(ds, nodes, byNode(pods), h.hash)
+	if len(plan.create)+len(plan.delete) > 0 {
+		if err := c.apply(ctx, ds, plan, h.hash); err != nil {
+			return err
+		}
+	}
+	if !c.expect.Satisfied(key(ds)) {
+		return nil
+	}
+	if ds.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType {
+		plan, err := c.roll(ds, nodes, byNode(pods), h.hash)
+		if err != nil {
+			return err
+		}
+		if len(plan.create)+len(plan.delete) > 0 {
+			if err := c.apply(ctx, ds, plan, h.hash); err != nil {
+				return err
+			}
+		}
+	}
+	return c.prune(ctx, ds, h, pods)
+}
+
+func (c *Controller) claim(ctx context.Context, ds *appsv1.DaemonSet, selector labels.Selector) ([]*corev1.Pod, error) {
+	pods, err := control.Owned[*corev1.Pod](c.podIndex, ds, true)
+	if err != nil {
+		return nil, err
+	}
+	claimer := control.Claimer[*corev1.Pod]{
+		Owner: ds, Kind: Kind, Selector: selector, Patch: c.pods.Patch, CanAdopt: c.canAdopt(ds),
+	}
+	return claimer.Claim(ctx, pods)
+}
+
+func (c *Controller) canAdopt(ds *appsv1.DaemonSet) func(context.Context) error {
+	return control.CanAdopt(ds, func(ctx context.Context) (*appsv1.DaemonSet, error) {
+		return c.env.Kube.AppsV1().DaemonSets(ds.Namespace).Get(ctx, ds.Name, metav1.GetOptions{})
+	})
+}
+
+// apply carries a plan out.
+func (c *Controller) apply(ctx context.Context, ds *appsv1.DaemonSet, p plan, hash string) error {
+	create, victims := p.create[:min(len(p.create), burst)], p.delete[:min(len(p.delete), burst)]
+	ids := make([]string, len(victims))
+	for i, v := range victims {
+		ids[i] = control.ID(v)
+	}
+	k := key(ds)
+	c.expect.Expect(k, len(create), ids...)
+	template := podTemplate(ds, hash)
+	ref := metav1.NewControllerRef(ds, Kind)
+	names := make(chan string, len(create))
+	for _, n := range create {
+		names <- n
+	}
+	done, err := control.SlowStart(len(create), func() error {
+		node := <-names
+		pod := control.PodFrom(template, ref)
+		pod.GenerateName = control.PodPrefix(ds.Name)
+		pinTo(pod, node)
+		_, err := c.pods.Create(ctx, ds.Namespace, pod, ds)
+		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return nil
+		}
+		return err
+	})
+	for range len(create) - done {
+		c.expect.Created(k)
+	}
+	errs := make([]error, len(victims)+1)
+	errs[len(victims)] = err
+	var wg sync.WaitGroup
+	for i, v := range victims {
+		wg.Go(func() {
+			if err := c.pods.Delete(ctx, v.Namespace, v.Name, "", ds); err != nil {
+				c.expect.Deleted(k, ids[i])
+				if !apierrors.IsNotFound(err) {
+					errs[i] = err
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (c *Controller) updateStatus(ctx context.Context, ds *appsv1.DaemonSet, nodes []*corev1.Node, pods []*corev1.Pod, hash string) error {
+	s := status(ds, nodes, byNode(pods), hash, c.env.Clock.Now())
+	if equality.Semantic.DeepEqual(ds.Status, s) {
+		return nil
+	}
+	next := ds.DeepCopy()
+	next.Status = s
+	_, err := c.env.Kube.AppsV1().DaemonSets(ds.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// backOff tells in how long a failed pod on a node may be replaced, and counts
+// the failure once that is now.
+func (c *Controller) backOff(ds *appsv1.DaemonSet, node string) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k, now := key(ds)+"/"+string(ds.UID)+"/"+node, c.env.Clock.Now()
+	f, ok := c.failed[k]
+	if ok && now.Sub(f.since) > 2*lastBackoff {
+		ok = false
+	}
+	if ok {
+		if left := f.wait - now.Sub(f.since); left > 0 {
+			return left
+		}
+	}
+	next := failure{wait: firstBackoff, since: now}
+	if ok {
+		next.wait = min(2*f.wait, lastBackoff)
+	}
+	c.failed[k] = next
+	return 0
+}
+
+func (c *Controller) forgetFailures(k string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for f := range c.failed {
+		if len(f) > len(k) && f[:len(k)+1] == k+"/" {
+			delete(c.failed, f)
+		}
+	}
+}

@@ -1,0 +1,266 @@
+// Package statefulset gives each pod of a StatefulSet a name and storage that
+// outlive it, and starts, ends and updates them in order.
+//
+// https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/
+package statefulset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/internal/revision"
+)
+
+// Kind is the kind of the objects that this controller owns.
+var Kind = appsv1.SchemeGroupVersion.WithKind("StatefulSet")
+
+// hashLabel is where a revision has the hash that its name ends with.
+const hashLabel = "controller.kubernetes.io/hash"
+
+// Controller syncs StatefulSets. Make it with New.
+type Controller struct {
+	*control.Loop
+	env       control.Env
+	pods      control.PodControl
+	sets      appslisters.StatefulSetLister
+	claims    corelisters.PersistentVolumeClaimLister
+	podIndex  cache.Indexer
+	revisions cache.Indexer
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	sets, pods := env.Informers.Apps().V1().StatefulSets(), env.Informers.Core().V1().Pods()
+	claims, revisions := env.Informers.Core().V1().PersistentVolumeClaims(), env.Informers.Apps().V1().ControllerRevisions()
+	c := &Controller{
+		env:       env,
+		pods:      control.PodControl{Kube: env.Kube, Events: env.Events},
+		sets:      sets.Lister(),
+		claims:    claims.Lister(),
+		podIndex:  pods.Informer().GetIndexer(),
+		revisions: revisions.Informer().GetIndexer(),
+	}
+	c.Loop = control.NewLoop(env, "statefulset", c.sync)
+	for _, i := range []cache.SharedIndexInformer{pods.Informer(), revisions.Informer()} {
+		if err := control.AddOwnerIndex(i); err != nil {
+			return nil, err
+		}
+	}
+	c.Await(claims.Informer())
+	c.Await(revisions.Informer())
+	if err := c.Watch(sets.Informer(), control.Every(func(s *appsv1.StatefulSet) { c.AddObject(s) })); err != nil {
+		return nil, err
+	}
+	changed := func(p *corev1.Pod) {
+		if ref := metav1.GetControllerOfNoCopy(p); ref != nil {
+			c.addOwner(p.Namespace, ref)
+			return
+		}
+		c.addMatching(p)
+	}
+	return c, c.Watch(pods.Informer(), control.Handlers(changed, func(old, cur *corev1.Pod) {
+		if ref := metav1.GetControllerOfNoCopy(old); ref != nil {
+			c.addOwner(old.Namespace, ref)
+		}
+		changed(cur)
+	}, changed))
+}
+
+func (c *Controller) addOwner(namespace string, ref *metav1.OwnerReference) {
+	if ref.Kind != Kind.Kind {
+		return
+	}
+	if s, err := c.sets.StatefulSets(namespace).Get(ref.Name); err == nil && s.UID == ref.UID {
+		c.AddObject(s)
+	}
+}
+
+func (c *Controller) addMatching(p *corev1.Pod) {
+	all, err := c.sets.StatefulSets(p.Namespace).List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, s := range all {
+		sel, err := metav1.LabelSelectorAsSelector(s.Spec.Selector)
+		if err == nil && !sel.Empty() && sel.Matches(labels.Set(p.Labels)) {
+			c.AddObject(s)
+		}
+	}
+}
+
+func (c *Controller) canAdopt(set *appsv1.StatefulSet) func(context.Context) error {
+	return control.CanAdopt(set, func(ctx context.Context) (*appsv1.StatefulSet, error) {
+		return c.env.Kube.AppsV1().StatefulSets(set.Namespace).Get(ctx, set.Name, metav1.GetOptions{})
+	})
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return nil
+	}
+	shared, err := c.sets.StatefulSets(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	set := shared.DeepCopy()
+	selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
+	if err != nil {
+		c.env.Log.ErrorContext(ctx, "selector cannot be read", "key", key, "error", err)
+		return nil
+	}
+	candidates, err := control.Owned[*corev1.Pod](c.podIndex, set, true)
+	if err != nil {
+		return err
+	}
+	claimer := control.Claimer[*corev1.Pod]{
+		Owner: set, Kind: Kind, Selector: selector, Patch: c.pods.Patch, CanAdopt: c.canAdopt(set),
+		Match: func(p *corev1.Pod) bool { _, ok := ordinalOf(set, p); return ok },
+	}
+	pods, err := claimer.Claim(ctx, candidates)
+	if err != nil {
+		return err
+	}
+	u := &update{Controller: c, set: set, pods: pods}
+	if err := u.revise(ctx, selector); err != nil {
+		return err
+	}
+	workErr := u.work(ctx)
+	s := u.status()
+	if err := c.writeStatus(ctx, set, s); err != nil {
+		return errors.Join(workErr, fmt.Errorf("updating the status: %w", err))
+	}
+	if workErr != nil {
+		return workErr
+	}
+	if next, ok := control.NextAvailable(pods, set.Spec.MinReadySeconds, c.env.Clock.Now()); ok {
+		c.AddAfter(key, next)
+	}
+	return u.prune(ctx)
+}
+
+func (c *Controller) writeStatus(ctx context.Context, set *appsv1.StatefulSet, s appsv1.StatefulSetStatus) error {
+	if equality.Semantic.DeepEqual(set.Status, s) {
+		return nil
+	}
+	next := set.DeepCopy()
+	next.Status = s
+	_, err := c.env.Kube.AppsV1().StatefulSets(set.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// create makes a pod and, before it, its claims.
+func (c *Controller) create(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) error {
+	for _, claim := range claims(set, ordinal) {
+		if err := c.ensureClaim(ctx, set, p, claim); err != nil {
+			c.record(set, p, "create", err)
+			return err
+		}
+	}
+	_, err := c.env.Kube.CoreV1().Pods(set.Namespace).Create(ctx, p, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return err // it will be seen
+	}
+	c.record(set, p, "create", err)
+	return err
+}
+
+func (c *Controller) ensureClaim(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, claim *corev1.PersistentVolumeClaim) error {
+	there, err := c.claims.PersistentVolumeClaims(claim.Namespace).Get(claim.Name)
+	switch {
+	case apierrors.IsNotFound(err):
+		_, err := c.env.Kube.CoreV1().PersistentVolumeClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		if err != nil {
+			c.env.Events.Eventf(set, corev1.EventTypeWarning, control.FailedCreate, "create Claim %s for Pod %s in StatefulSet %s failed error: %s", claim.Name, p.Name, set.Name, err)
+			return fmt.Errorf("failed to create PVC %s: %w", claim.Name, err)
+		}
+		c.env.Events.Eventf(set, corev1.EventTypeNormal, control.SuccessfulCreate, "create Claim %s Pod %s in StatefulSet %s success", claim.Name, p.Name, set.Name)
+		return nil
+	case err != nil:
+		return fmt.Errorf("failed to retrieve PVC %s: %w", claim.Name, err)
+	case there.DeletionTimestamp != nil:
+		return fmt.Errorf("pvc %s is being deleted", claim.Name)
+	}
+	return nil
+}
+
+func (c *Controller) delete(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod) error {
+	err := c.env.Kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	c.record(set, p, "delete", err)
+	return err
+}
+
+// record tells of a verb done to a pod, or not.
+func (c *Controller) record(set *appsv1.StatefulSet, p *corev1.Pod, verb string, err error) {
+	reasons := map[string][2]string{
+		"create": {control.SuccessfulCreate, control.FailedCreate},
+		"update": {"SuccessfulUpdate", "FailedUpdate"},
+		"delete": {control.SuccessfulDelete, control.FailedDelete},
+	}[verb]
+	if err == nil {
+		c.env.Events.Eventf(set, corev1.EventTypeNormal, reasons[0], "%s Pod %s in StatefulSet %s successful", verb, p.Name, set.Name)
+		return
+	}
+	c.env.Events.Eventf(set, corev1.EventTypeWarning, reasons[1], "%s Pod %s in StatefulSet %s failed error: %s", verb, p.Name, set.Name, err)
+}
+
+// settleClaims makes the claims of a pod go with whom they should.
+func (c *Controller) settleClaims(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, ordinal int, condemned bool) error {
+	for _, want := range claims(set, ordinal) {
+		there, err := c.claims.PersistentVolumeClaims(want.Namespace).Get(want.Name)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		refs, changed := ownedBy(there.OwnerReferences, wantedOwner(set, p, condemned), set, p)
+		if !changed {
+			continue
+		}
+		next := there.DeepCopy()
+		next.OwnerReferences = refs
+		if _, err := c.env.Kube.CoreV1().PersistentVolumeClaims(next.Namespace).Update(ctx, next, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("updating the owners of claim %s: %w", next.Name, err)
+		}
+	}
+	return nil
+}
+
+// prune deletes revisions beyond the limit that nothing is of.
+func (u *update) prune(ctx context.Context) error {
+	limit := 10
+	if u.set.Spec.RevisionHistoryLimit != nil {
+		limit = int(*u.set.Spec.RevisionHistoryLimit)
+	}
+	live := map[string]bool{u.current.Name: true, u.next.Name: true}
+	for _, p := range u.pods {
+		live[p.Labels[appsv1.ControllerRevisionHashLabelKey]] = true
+	}
+	return revision.Prune(ctx, u.env.Kube, u.all, func(r *appsv1.ControllerRevision) bool { return live[r.Name] }, limit)
+}

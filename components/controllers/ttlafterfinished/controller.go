@@ -1,0 +1,99 @@
+// Package ttlafterfinished deletes finished Jobs once their time to live is
+// over.
+//
+// https://kubernetes.io/docs/concepts/workloads/controllers/ttlafterfinished/
+package ttlafterfinished
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	batchlisters "k8s.io/client-go/listers/batch/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// Controller syncs Jobs. Make it with New.
+type Controller struct {
+	*control.Loop
+	env  control.Env
+	jobs batchlisters.JobLister
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	jobs := env.Informers.Batch().V1().Jobs()
+	c := &Controller{env: env, jobs: jobs.Lister()}
+	c.Loop = control.NewLoop(env, "ttlafterfinished", c.sync)
+	add := func(j *batchv1.Job) {
+		if _, ok := expiry(j); ok {
+			c.AddObject(j)
+		}
+	}
+	return c, c.Watch(jobs.Informer(), control.Handlers(add, func(_, j *batchv1.Job) { add(j) }, nil))
+}
+
+// expiry is when a Job is to go; false if it is not to.
+func expiry(j *batchv1.Job) (time.Time, bool) {
+	if j.Spec.TTLSecondsAfterFinished == nil || j.DeletionTimestamp != nil {
+		return time.Time{}, false
+	}
+	for _, c := range j.Status.Conditions {
+		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Add(time.Duration(*j.Spec.TTLSecondsAfterFinished) * time.Second), true
+		}
+	}
+	return time.Time{}, false
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return nil
+	}
+	j, err := c.jobs.Jobs(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	wait := func(j *batchv1.Job) bool {
+		at, ok := expiry(j)
+		if !ok {
+			return true
+		}
+		left := at.Sub(c.env.Clock.Now())
+		if left > 0 {
+			c.AddAfter(key, left)
+		}
+		return left > 0
+	}
+	if wait(j) {
+		return nil
+	}
+	// Its time to live may have been changed a moment ago.
+	fresh, err := c.env.Kube.BatchV1().Jobs(namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && (fresh.UID != j.UID || wait(fresh)) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	foreground := metav1.DeletePropagationForeground
+	err = c.env.Kube.BatchV1().Jobs(namespace).Delete(ctx, name, metav1.DeleteOptions{
+		PropagationPolicy: &foreground,
+		Preconditions:     &metav1.Preconditions{UID: &fresh.UID, ResourceVersion: &fresh.ResourceVersion},
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting a finished job: %w", err)
+	}
+	return nil
+}
