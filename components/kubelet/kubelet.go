@@ -319,7 +319,7 @@ func (k *Kubelet) ownInformer(field string, example runtime.Object,
 	list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	follow func(context.Context, metav1.ListOptions) (watch.Interface, error)) cache.SharedIndexInformer {
 	selector := fields.OneTermEqualSelector(field, k.cfg.NodeName).String()
-	return cache.NewSharedIndexInformer(&cache.ListWatch{
+	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = selector
 			return list(ctx, o)
@@ -328,7 +328,8 @@ func (k *Kubelet) ownInformer(field string, example runtime.Object,
 			o.FieldSelector = selector
 			return follow(ctx, o)
 		},
-	}, example, 0, cache.Indexers{})
+	}
+	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, k.kube), example, 0, cache.Indexers{})
 }
 
 func (k *Kubelet) podHandler() cache.ResourceEventHandler {
@@ -390,14 +391,15 @@ func (k *Kubelet) nodeHandler() cache.ResourceEventHandler {
 func (k *Kubelet) services(ctx context.Context, start func(func())) {
 	informer := k.cfg.Services
 	if informer == nil {
-		own := cache.NewSharedIndexInformer(&cache.ListWatch{
+		lw := &cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return k.kube.CoreV1().Services("").List(ctx, o)
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				return k.kube.CoreV1().Services("").Watch(ctx, o)
 			},
-		}, &v1.Service{}, 0, cache.Indexers{})
+		}
+		own := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, k.kube), &v1.Service{}, 0, cache.Indexers{})
 		informer = own
 		start(func() { own.RunWithContext(ctx) })
 	}

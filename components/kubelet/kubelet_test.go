@@ -1,0 +1,223 @@
+package kubelet
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"hyperkube/components/kubelet/cri/crifake"
+	"hyperkube/internal/client"
+	"hyperkube/internal/layout"
+)
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// start runs a kubelet over a fake runtime and a fake API.
+func start(t *testing.T, change func(*Config)) (*Kubelet, *fake.Clientset, *crifake.Runtime) {
+	t.Helper()
+	kube := fake.NewClientset()
+	kube.PrependReactor("create", "subjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		return true, &authorizationv1.SubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}}, nil
+	})
+	cfg := Config{
+		NodeName: "node", Layout: layout.Under(t.TempDir()), Clients: &client.Clients{Kube: kube},
+		IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, NoCgroups: true, Address: "127.0.0.1",
+		Port: freePort(t), HealthzPort: freePort(t), Anonymous: true, Log: slog.New(slog.DiscardHandler),
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	k, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rt := crifake.New("busybox:1")
+	k.cri.Runtime, k.cri.Images = rt, rt
+	k.compose()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- k.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case <-k.Ready():
+	case <-time.After(20 * time.Second):
+		t.Fatal("the node never became ready")
+	}
+	return k, kube, rt
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !is() {
+		if time.Now().After(deadline) {
+			t.Fatal("never: " + what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func TestNodeAndPod(t *testing.T) {
+	k, kube, rt := start(t, nil)
+	ctx := context.Background()
+	node, err := kube.CoreV1().Nodes().Get(ctx, "node", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[v1.NodeConditionType]v1.ConditionStatus{}
+	for _, c := range node.Status.Conditions {
+		got[c.Type] = c.Status
+	}
+	if got[v1.NodeReady] != v1.ConditionTrue || got[v1.NodeMemoryPressure] != v1.ConditionFalse || node.Labels["kubernetes.io/hostname"] != "node" ||
+		node.Status.Capacity.Cpu().IsZero() || node.Status.Addresses[0].Address != "192.0.2.1" {
+		t.Errorf("node: %+v", node)
+	}
+	eventually(t, "the lease is there", func() bool {
+		l, err := kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(ctx, "node", metav1.GetOptions{})
+		return err == nil && *l.Spec.HolderIdentity == "node"
+	})
+
+	node = node.DeepCopy()
+	node.Spec.PodCIDR, node.Spec.PodCIDRs, node.ResourceVersion = "10.244.7.0/24", []string{"10.244.7.0/24"}, "90"
+	if _, err := kube.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the runtime knows the pods' addresses", func() bool {
+		return strings.Contains(strings.Join(rt.Calls(), "\n"), "UpdateRuntimeConfig 10.244.7.0/24")
+	})
+
+	pod := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", UID: "1", Generation: 1},
+		Spec:       v1.PodSpec{NodeName: "node", Containers: []v1.Container{{Name: "main", Image: "busybox:1"}}},
+	}
+	if _, err := kube.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the pod runs", func() bool {
+		p, err := kube.CoreV1().Pods("default").Get(ctx, "a", metav1.GetOptions{})
+		return err == nil && p.Status.Phase == v1.PodRunning
+	})
+
+	log := filepath.Join(k.host.LogDir(pod), "main", "0.log")
+	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(log, []byte("2026-01-01T00:00:00Z stdout F one\n2026-01-01T00:00:01Z stderr F two\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	web := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	defer web.CloseIdleConnections()
+	get := func(path string) string {
+		resp, err := web.Get(fmt.Sprintf("https://127.0.0.1:%d%s", k.cfg.Port, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		raw, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(raw)
+	}
+	if got := get("/containerLogs/default/a/main"); got != "one\ntwo\n" {
+		t.Errorf("log: %q", got)
+	}
+	if got := get("/containerLogs/default/a/main?tailLines=1"); got != "two\n" {
+		t.Errorf("log's tail: %q", got)
+	}
+	if got := get("/containerLogs/default/b/main"); !strings.Contains(got, "not found") {
+		t.Errorf("log of nobody: %q", got)
+	}
+	if got := get("/pods"); !strings.Contains(got, `"podIP":"10.0.0.1"`) {
+		t.Errorf("pods: %s", got)
+	}
+	if got := get("/healthz"); got != "ok" {
+		t.Errorf("health: %s", got)
+	}
+	if got := get("/metrics"); !strings.Contains(got, "kubelet_running_pods 1") {
+		t.Errorf("metrics: %s", got)
+	}
+}
+
+func FuzzDecodeFile(f *testing.F) {
+	f.Add([]byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 5\n"))
+	f.Add([]byte(`{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1","evictionHard":{"memory.available":"5%"}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		file, err := DecodeFile(raw)
+		if err != nil {
+			return
+		}
+		// Files that are named are not for a fuzzer to open.
+		file.Authentication.X509.ClientCAFile, file.TLSCertFile, file.TLSPrivateKeyFile = "", "", ""
+		cfg := Config{NodeName: "n"}
+		if cfg.Apply(file) == nil {
+			_ = cfg.complete()
+		}
+	})
+}
+
+func TestDecodeFile(t *testing.T) {
+	file, err := DecodeFile([]byte(`
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+clusterDNS: [10.96.0.10]
+maxPods: 42
+containerLogMaxSize: 1Mi
+healthzPort: 0
+kubeReserved: {cpu: 100m}
+systemReserved: {cpu: 200m, memory: 1Gi}
+authorization: {mode: AlwaysAllow}
+imageMinimumGCAge: 7m
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{NodeName: "n"}
+	if err := cfg.Apply(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.complete(); err != nil {
+		t.Fatal(err)
+	}
+	cpu := cfg.Reserved[v1.ResourceCPU]
+	if cfg.MaxPods != 42 || cfg.LogMaxSize != 1<<20 || cfg.HealthzPort != -1 || cpu.String() != "300m" || !cfg.AlwaysAllow || cfg.ImageMinAge != 7*time.Minute {
+		t.Errorf("config: %+v", cfg)
+	}
+	for _, bad := range []string{
+		"kind: KubeletConfiguration", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnonsense: 1\n", "{",
+	} {
+		if _, err := DecodeFile([]byte(bad)); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
+}
