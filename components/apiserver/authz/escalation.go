@@ -27,8 +27,8 @@ type Escalation struct {
 
 var _ admission.ValidationInterface = (*Escalation)(nil)
 
-// Escalation returns the check, or nil without the mode RBAC.
-func (a *Authorizer) Escalation() *Escalation {
+// Escalation returns the check, an *Escalation, or nil without the mode RBAC.
+func (a *Authorizer) Escalation() admission.ValidationInterface {
 	if a.rbac == nil {
 		return nil
 	}

@@ -123,10 +123,7 @@ func (i *Issuer) Request(ctx context.Context, namespace, name string, req *authe
 	if len(out.Spec.Audiences) == 0 {
 		out.Spec.Audiences = slices.Clone(i.cfg.Audiences)
 	}
-	if out.Spec.ExpirationSeconds == nil {
-		out.Spec.ExpirationSeconds = new(int64)
-		*out.Spec.ExpirationSeconds = defaultExpiration
-	}
+	Default(out)
 	// The expiry told is not after the one in the token.
 	now := i.cfg.Now()
 	out.CreationTimestamp = metav1.NewTime(now)
@@ -156,6 +153,15 @@ func (i *Issuer) Request(ctx context.Context, namespace, name string, req *authe
 		ExpirationTimestamp: metav1.NewTime(now.Add(time.Duration(seconds) * time.Second)),
 	}
 	return out, nil
+}
+
+// Default fills what a request leaves unset and what is the same for all: an
+// hour.
+func Default(req *authenticationv1.TokenRequest) {
+	if req.Spec.ExpirationSeconds == nil {
+		seconds := int64(defaultExpiration)
+		req.Spec.ExpirationSeconds = &seconds
+	}
 }
 
 // forServer tells whether all audiences are the API server.
