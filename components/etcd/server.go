@@ -68,6 +68,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	}
 	client := v3client.New(member.Server)
+	client.KV = &localKV{client.KV, member.Server}
 	defer client.Close()
 	s.client.Store(client)
 	close(s.ready)

@@ -109,6 +109,17 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
+func BenchmarkCurrentRevision(b *testing.B) {
+	s, stop := start(b, localConfig(b))
+	defer stop()
+	kv := s.Client().KV.(*localKV)
+	for b.Loop() {
+		if _, err := kv.CurrentRevision(context.Background()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func BenchmarkGet(b *testing.B) {
 	s, stop := start(b, localConfig(b))
 	defer stop()
@@ -131,6 +142,10 @@ func TestRunTwice(t *testing.T) {
 	s, stop := start(t, cfg)
 	if _, err := s.Client().Put(context.Background(), "k", "v"); err != nil {
 		t.Fatal(err)
+	}
+	current, err := s.Client().KV.(*localKV).CurrentRevision(context.Background())
+	if err != nil || current != 2 {
+		t.Errorf("current revision: %d %v", current, err)
 	}
 	// Others come over the network.
 	remote, err := Dial(DialConfig{Servers: cfg.ListenClientURLs})

@@ -62,6 +62,18 @@ func BenchmarkGetLinearizable(b *testing.B) {
 	}
 }
 
+func BenchmarkGetLinearizableLocal(b *testing.B) {
+	localRevision.Store(true)
+	defer localRevision.Store(false)
+	_, c, entries := benchStore(b, 1000)
+	ctx := context.Background()
+	for b.Loop() {
+		if _, err := c.Get(ctx, entries[7].key, -1); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func BenchmarkGetLinearizableParallel(b *testing.B) {
 	_, c, entries := benchStore(b, 1000)
 	ctx := context.Background()

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
@@ -38,11 +40,25 @@ func startEtcd(t testing.TB, dir string) (*clientv3.Client, func()) {
 	}
 	<-etcd.Server.ReadyNotify()
 	client := v3client.New(etcd.Server)
+	if localRevision.Load() {
+		client.KV = &localKV{client.KV, etcd.Server}
+	}
 	return client, func() {
 		_ = client.Close()
 		etcd.Close()
 	}
 }
+
+// localRevision makes startEtcd's clients tell the current revision as those of
+// an embedded member do.
+var localRevision atomic.Bool
+
+type localKV struct {
+	clientv3.KV
+	server *etcdserver.EtcdServer
+}
+
+func (l *localKV) CurrentRevision(context.Context) (int64, error) { return l.server.KV().Rev(), nil }
 
 func localURL() []url.URL { return []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}} }
 

@@ -133,7 +133,9 @@ func (w *modelWatch) run(ctx context.Context, c *Collection, watcher *Watcher, u
 // TestModel makes random operations and compares lists, exact lists and
 // watches with the model.
 func TestModel(t *testing.T) {
+	defer localRevision.Store(false)
 	for _, history := range []int{0, 20} {
+		localRevision.Store(history > 0)
 		for seed := range uint64(3) {
 			t.Run(fmt.Sprintf("history %d, seed %d", history, seed), func(t *testing.T) {
 				testModel(t, history, rand.New(rand.NewPCG(seed, 1)))

@@ -27,6 +27,8 @@ const (
 // Store is one etcd and all collections in it.
 type Store struct {
 	client *clientv3.Client
+	// local tells the current revision where the client has a cheap way.
+	local currentRevisioner
 	// prefix of all keys, with its slash.
 	prefix                string
 	history, historyBytes int
@@ -55,6 +57,13 @@ type Store struct {
 	toFill      []*Collection
 	// routes is the same, for readers without a lock.
 	routes atomic.Pointer[routes]
+}
+
+// currentRevisioner is what an etcd in this process can do better than tell the
+// revision with each read: return it, linearizably, for next to nothing. The
+// client's KV may implement it.
+type currentRevisioner interface {
+	CurrentRevision(ctx context.Context) (int64, error)
 }
 
 // routes finds the collection of a key.
@@ -97,6 +106,7 @@ func New(cfg Config) (*Store, error) {
 		fills:        make(chan struct{}, 1),
 		collections:  make(map[string]*Collection),
 	}
+	s.local, _ = cfg.Client.KV.(currentRevisioner)
 	s.routes.Store(&routes{})
 	return s, nil
 }
@@ -183,7 +193,15 @@ func (s *Store) Healthy(ctx context.Context) error {
 }
 
 func (s *Store) currentRevision(ctx context.Context) (int64, error) {
-	return s.current.get(ctx, s.readCurrent)
+	if s.local == nil {
+		return s.current.get(ctx, s.readCurrent)
+	}
+	position := s.position.get()
+	revision, err := s.local.CurrentRevision(ctx)
+	if err != nil {
+		return 0, etcdError(err)
+	}
+	return revision, s.learnCurrent(position, revision)
 }
 
 // readCurrent reads a key that does not exist, for the revision that comes
@@ -194,12 +212,18 @@ func (s *Store) readCurrent(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, etcdError(err)
 	}
-	if resp.Header.Revision < position {
+	return resp.Header.Revision, s.learnCurrent(position, resp.Header.Revision)
+}
+
+// learnCurrent notes the revision that was read when the caches had reached
+// position before.
+func (s *Store) learnCurrent(position, revision int64) error {
+	if revision < position {
 		signal(s.wentBack)
-		return 0, fmt.Errorf("%w: it went back from revision %d to %d", ErrUnavailable, position, resp.Header.Revision)
+		return fmt.Errorf("%w: it went back from revision %d to %d", ErrUnavailable, position, revision)
 	}
-	s.position.learn(resp.Header.Revision)
-	return resp.Header.Revision, nil
+	s.position.learn(revision)
+	return nil
 }
 
 // getRange reads keys in [from, end), at a revision or with zero at the
