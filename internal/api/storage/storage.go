@@ -11,6 +11,27 @@ const (
 // Resources are all kinds of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
+		csiDriver().Resource(),
+		csiNode().Resource(),
+		csiStorageCapacity().Resource(),
 		storageClass().Resource(),
+		volumeAttachment().Resource(),
+		volumeAttributesClass().Resource(),
 	}
+}
+
+// set gives a pointer field its default.
+func set[T any](p **T, value T) {
+	if *p == nil {
+		*p = &value
+	}
+}
+
+// value of a pointer field, zero when unset.
+func value[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
 }
