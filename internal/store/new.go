@@ -1,0 +1,250 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/btree"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Defaults of Config.
+const (
+	defaultPrefix       = "/registry"
+	defaultHistory      = 4096
+	defaultHistoryBytes = 8 << 20
+	defaultMemoBytes    = 32 << 20
+)
+
+// Store is one etcd and all collections in it.
+type Store struct {
+	client *clientv3.Client
+	// local tells the current revision where the client has a cheap way.
+	local currentRevisioner
+	// prefix of all keys, with its slash.
+	prefix                string
+	history, historyBytes int
+	log                   *slog.Logger
+
+	position *position
+	current  currentReads
+	own      ownWrites
+	leases   leases
+	memos    memoClock
+	// nodes of trees that are not used any more.
+	nodes *btree.FreeListG[*Entry]
+
+	running atomic.Bool
+	// done is closed when Run has ended.
+	done chan struct{}
+
+	// wentBack has a token when etcd was seen at a revision before the
+	// position: it has been restored from a backup.
+	wentBack chan struct{}
+	// fills has a token when toFill is not empty.
+	fills chan struct{}
+
+	mu          sync.Mutex
+	collections map[string]*Collection // by path; copied on write for routes
+	toFill      []*Collection
+	// routes is the same, for readers without a lock.
+	routes atomic.Pointer[routes]
+}
+
+// currentRevisioner is what an etcd in this process can do better than tell the
+// revision with each read: return it, linearizably, for next to nothing. The
+// client's KV may implement it.
+type currentRevisioner interface {
+	CurrentRevision(ctx context.Context) (int64, error)
+}
+
+// routes finds the collection of a key.
+type routes struct {
+	byPath map[string]*Collection
+	// depth is the highest number of slashes in a path.
+	depth int
+}
+
+// New validates cfg. Collections are added before or while Run runs.
+func New(cfg Config) (*Store, error) {
+	if cfg.Client == nil {
+		return nil, errors.New("store: no etcd client")
+	}
+	if cfg.History < 0 || cfg.HistoryBytes < 0 || cfg.MemoBytes < 0 {
+		return nil, errors.New("store: negative bound")
+	}
+	prefix := strings.Trim(cfg.Prefix, "/")
+	if prefix == "" {
+		prefix = strings.Trim(defaultPrefix, "/")
+	}
+	log := cfg.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	done := make(chan struct{})
+	s := &Store{
+		client:       cfg.Client,
+		prefix:       "/" + prefix + "/",
+		history:      or(cfg.History, defaultHistory),
+		historyBytes: or(cfg.HistoryBytes, defaultHistoryBytes),
+		log:          log,
+		position:     newPosition(done),
+		own:          ownWrites{byKey: make(map[string]*ownWrite)},
+		leases:       leases{client: cfg.Client, byTTL: make(map[int64]*lease)},
+		memos:        memoClock{limit: or(cfg.MemoBytes, defaultMemoBytes)},
+		nodes:        btree.NewFreeListG[*Entry](64),
+		done:         done,
+		wentBack:     make(chan struct{}, 1),
+		fills:        make(chan struct{}, 1),
+		collections:  make(map[string]*Collection),
+	}
+	s.local, _ = cfg.Client.KV.(currentRevisioner)
+	s.routes.Store(&routes{})
+	return s, nil
+}
+
+func or(value, otherwise int) int {
+	if value == 0 {
+		return otherwise
+	}
+	return value
+}
+
+// Collection returns the collection of a resource, adding it at first use; the
+// same Path must come with the same configuration. Its cache fills when it is
+// first read or watched, or at once with Warm. No path may be below another.
+func (s *Store) Collection(cfg CollectionConfig) *Collection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cfg.Path = strings.Trim(cfg.Path, "/")
+	if c := s.collections[cfg.Path]; c != nil {
+		return c
+	}
+	c := newCollection(s, cfg)
+	s.collections[cfg.Path] = c
+	s.reroute()
+	return c
+}
+
+// Drop forgets a collection and all that is cached of it, for a custom
+// resource that is gone. Its watches end with ErrStopped. What is in etcd
+// stays.
+func (s *Store) Drop(c *Collection) {
+	s.mu.Lock()
+	if s.collections[c.cfg.Path] != c {
+		s.mu.Unlock()
+		return
+	}
+	delete(s.collections, c.cfg.Path)
+	s.reroute()
+	s.mu.Unlock()
+
+	close(c.dropped)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.generation++
+	c.watchers.fail(ErrStopped)
+}
+
+func (s *Store) reroute() {
+	r := &routes{byPath: make(map[string]*Collection, len(s.collections))}
+	for path, c := range s.collections {
+		r.byPath[path] = c
+		r.depth = max(r.depth, strings.Count(path, "/"))
+	}
+	s.routes.Store(r)
+}
+
+// route finds the collection with the longest path that a full key is below;
+// nil if there is none.
+func (s *Store) route(fullKey []byte) *Collection {
+	if len(fullKey) <= len(s.prefix) || string(fullKey[:len(s.prefix)]) != s.prefix {
+		return nil
+	}
+	rest := fullKey[len(s.prefix):]
+	r := s.routes.Load()
+	var found *Collection
+	for i, slashes := 0, 0; i < len(rest)-1 && slashes <= r.depth; i++ {
+		if rest[i] != '/' {
+			continue
+		}
+		slashes++
+		if c := r.byPath[string(rest[:i])]; c != nil {
+			found = c
+		}
+	}
+	return found
+}
+
+// Healthy returns nil when etcd answers a linearizable read.
+func (s *Store) Healthy(ctx context.Context) error {
+	if _, err := s.readCurrent(ctx); err != nil {
+		return fmt.Errorf("checking etcd: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) currentRevision(ctx context.Context) (int64, error) {
+	if s.local == nil {
+		return s.current.get(ctx, s.readCurrent)
+	}
+	position := s.position.get()
+	revision, err := s.local.CurrentRevision(ctx)
+	if err != nil {
+		return 0, etcdError(err)
+	}
+	return revision, s.learnCurrent(position, revision)
+}
+
+// readCurrent reads a key that does not exist, for the revision that comes
+// with the answer.
+func (s *Store) readCurrent(ctx context.Context) (int64, error) {
+	position := s.position.get()
+	resp, err := s.client.Get(ctx, s.prefix, clientv3.WithKeysOnly())
+	if err != nil {
+		return 0, etcdError(err)
+	}
+	return resp.Header.Revision, s.learnCurrent(position, resp.Header.Revision)
+}
+
+// learnCurrent notes the revision that was read when the caches had reached
+// position before.
+func (s *Store) learnCurrent(position, revision int64) error {
+	if revision < position {
+		signal(s.wentBack)
+		return fmt.Errorf("%w: it went back from revision %d to %d", ErrUnavailable, position, revision)
+	}
+	s.position.learn(revision)
+	return nil
+}
+
+// getRange reads keys in [from, end), at a revision or with zero at the
+// current one.
+func (s *Store) getRange(ctx context.Context, from, end string, revision, limit int64) (*clientv3.GetResponse, error) {
+	return s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithRev(revision), clientv3.WithLimit(limit))
+}
+
+// askedTimeout is how long a revision that a client named is waited for, as
+// upstream does.
+const askedTimeout = 3 * time.Second
+
+// waitAsked waits for a revision that may never come.
+func (s *Store) waitAsked(ctx context.Context, revision int64) error {
+	if s.position.get() >= revision {
+		return nil
+	}
+	limited, cancel := context.WithTimeout(ctx, askedTimeout)
+	defer cancel()
+	err := s.position.wait(limited, revision)
+	if err != nil && ctx.Err() == nil && limited.Err() != nil {
+		return fmt.Errorf("%w: %d, current: %d", ErrTooNew, revision, s.position.get())
+	}
+	return err
+}
+
