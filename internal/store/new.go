@@ -247,4 +247,3 @@ func (s *Store) waitAsked(ctx context.Context, revision int64) error {
 	}
 	return err
 }
-
