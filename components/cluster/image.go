@@ -3,27 +3,30 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/runtime/runtimeclient"
 )
 
 func newImage() *cobra.Command {
 	var root string
 	cmd := &cobra.Command{Use: "image", Short: "Import, list, pull and remove images"}
 	cmd.PersistentFlags().StringVar(&root, "root", "", "Where the cluster keeps everything, if not in the usual places.")
-	with := func(run func(ctx context.Context, cmd *cobra.Command, cri *criClient, args []string) error) func(*cobra.Command, []string) error {
+	with := func(run func(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, args []string) error) func(*cobra.Command, []string) error {
 		return func(cmd *cobra.Command, args []string) error {
 			if err := needRoot(); err != nil {
 				return err
 			}
-			cri, err := dialRuntime(layoutFor(root))
+			cri, err := runtimeclient.Dial(layoutFor(root).RuntimeSocket())
 			if err != nil {
 				return err
 			}
-			defer cri.conn.Close()
+			defer cri.Close()
 			return run(cmd.Context(), cmd, cri, args)
 		}
 	}
@@ -36,7 +39,7 @@ func newImage() *cobra.Command {
 	return cmd
 }
 
-func listImages(ctx context.Context, cmd *cobra.Command, cri *criClient, _ []string) error {
+func listImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, _ []string) error {
 	images, err := cri.ListImages(ctx, &runtimeapi.ListImagesRequest{})
 	if err != nil {
 		return fmt.Errorf("listing images: %w", err)
@@ -58,7 +61,7 @@ func listImages(ctx context.Context, cmd *cobra.Command, cri *criClient, _ []str
 	return w.Flush()
 }
 
-func removeImages(ctx context.Context, cmd *cobra.Command, cri *criClient, args []string) error {
+func removeImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, args []string) error {
 	for _, name := range args {
 		if _, err := cri.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: name}}); err != nil {
 			return fmt.Errorf("removing %s: %w", name, err)
@@ -68,13 +71,30 @@ func removeImages(ctx context.Context, cmd *cobra.Command, cri *criClient, args 
 	return nil
 }
 
-func pullImages(ctx context.Context, cmd *cobra.Command, cri *criClient, args []string) error {
+func pullImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, args []string) error {
 	for _, name := range args {
 		pulled, err := cri.PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name}})
 		if err != nil {
 			return fmt.Errorf("pulling %s: %w", name, err)
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "pulled %s as %s\n", name, pulled.ImageRef)
+	}
+	return nil
+}
+
+func importImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, args []string) error {
+	for _, file := range args {
+		path, err := filepath.Abs(file)
+		if err != nil {
+			return fmt.Errorf("importing %s: %w", file, err)
+		}
+		names, err := cri.ImportFile(ctx, path)
+		if err != nil {
+			return fmt.Errorf("importing %s: %w", file, err)
+		}
+		for _, name := range names {
+			fmt.Fprintf(cmd.OutOrStdout(), "imported %s\n", name)
+		}
 	}
 	return nil
 }

@@ -10,29 +10,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/layout"
 )
-
-// criClient talks to the container runtime of a node.
-type criClient struct {
-	conn *grpc.ClientConn
-	runtimeapi.RuntimeServiceClient
-	runtimeapi.ImageServiceClient
-}
-
-// dialRuntime makes a client; it connects at the first call.
-func dialRuntime(l layout.Node) (*criClient, error) {
-	conn, err := grpc.NewClient("unix://"+l.RuntimeSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
-	if err != nil {
-		return nil, fmt.Errorf("reaching the container runtime: %w", err)
-	}
-	return &criClient{conn, runtimeapi.NewRuntimeServiceClient(conn), runtimeapi.NewImageServiceClient(conn)}, nil
-}
 
 // runtimePID returns the process that serves the runtime's socket, 0 if none
 // does. The kernel knows it, whatever files say.
@@ -66,7 +48,7 @@ func runtimePID(l layout.Node) (int, error) {
 const stopGrace = 10
 
 // removePods stops and removes everything that the runtime runs.
-func removePods(ctx context.Context, cri *criClient) (int, error) {
+func removePods(ctx context.Context, cri *runtimeclient.Client) (int, error) {
 	containers, err := cri.ListContainers(ctx, &runtimeapi.ListContainersRequest{
 		Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
 	})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/kubeconfig"
 	"hyperkube/internal/layout"
@@ -128,11 +129,11 @@ func stopRuntime(ctx context.Context, out io.Writer, l layout.Node) error {
 	if err != nil || pid == 0 {
 		return err
 	}
-	cri, err := dialRuntime(l)
+	cri, err := runtimeclient.Dial(l.RuntimeSocket())
 	if err != nil {
 		return err
 	}
-	defer cri.conn.Close()
+	defer cri.Close()
 	pods, podErr := removePods(ctx, cri)
 	if podErr == nil && pods > 0 {
 		fmt.Fprintf(out, "%d pods have stopped\n", pods)

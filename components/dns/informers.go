@@ -70,8 +70,8 @@ func trim(obj any) (any, error) {
 }
 
 // synced are what must be true before answers are right.
-func (c *cluster) synced() []cache.InformerSynced {
-	return []cache.InformerSynced{c.services.HasSynced, c.slices.HasSynced, c.namespaces.HasSynced}
+func (c *cluster) synced() []cache.DoneChecker {
+	return []cache.DoneChecker{c.services.HasSyncedChecker(), c.slices.HasSyncedChecker(), c.namespaces.HasSyncedChecker()}
 }
 
 func (c *cluster) Service(namespace, name string) *corev1.Service {

@@ -122,7 +122,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.cfg.Informers.Start(ctx.Done())
 	defer s.cfg.Informers.Shutdown()
 	defer cancel()
-	if !cache.WaitForCacheSync(ctx.Done(), s.cluster.synced()...) {
+	if !cache.WaitFor(ctx, "", s.cluster.synced()...) {
 		return nil
 	}
 	udp, err := net.ListenPacket("udp", s.cfg.Address)

@@ -50,7 +50,7 @@ type Proxy struct {
 	cfg      Config
 	services cache.SharedIndexInformer
 	slices   cache.SharedIndexInformer
-	synced   []cache.InformerSynced
+	synced   []cache.DoneChecker
 	dirty    chan struct{} // has one element when something changed
 	ready    chan struct{}
 	writers  map[bool]*writer // by IPv6
@@ -106,7 +106,7 @@ func New(cfg Config) (*Proxy, error) {
 		if err != nil {
 			return nil, fmt.Errorf("proxy: preparing informers: %w", err)
 		}
-		p.synced = append(p.synced, registration.HasSynced)
+		p.synced = append(p.synced, registration.HasSyncedChecker())
 	}
 	return p, nil
 }
@@ -150,7 +150,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		return fmt.Errorf("proxy: %w", err)
 	}
 	defer stop()
-	if !cache.WaitForCacheSync(ctx.Done(), p.synced...) {
+	if !cache.WaitFor(ctx, "", p.synced...) {
 		return nil
 	}
 	retry := time.NewTimer(0)

@@ -125,9 +125,7 @@ func TestTraffic(t *testing.T) {
 	// The proxy starts programs from this thread, so it is driven step by
 	// step here rather than by Run.
 	for _, synced := range p.synced {
-		for !synced() {
-			time.Sleep(time.Millisecond)
-		}
+		<-synced.Done()
 	}
 	if err := p.routeLocalnet(); err != nil {
 		t.Fatal(err)

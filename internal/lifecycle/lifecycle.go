@@ -103,6 +103,26 @@ func (g *Group) WaitReady(ctx context.Context, name string, ready <-chan struct{
 	}
 }
 
+// While runs f, which waits for something that the members bring about, and
+// ends its context when one of them fails.
+func (g *Group) While(ctx context.Context, what string, f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("waiting for %s: %w", what, err)
+		}
+		return nil
+	case err := <-g.failed:
+		cancel()
+		<-done
+		return err
+	}
+}
+
 // Stop ends all members, the last started first, and returns their errors
 // joined, that of a member which did not end in time among them.
 func (g *Group) Stop() error {

@@ -1,0 +1,249 @@
+// Package compose puts the whole API server together: the server itself, who
+// may enter (authn), what they may do (authz), what is let pass (admission),
+// the addresses of services, and the objects that every cluster starts with.
+// `hyperkube up` and kube-apiserver both run what New returns.
+package compose
+
+import (
+	"crypto"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/storage/value"
+	clientrest "k8s.io/client-go/rest"
+
+	"hyperkube/components/apiserver"
+	"hyperkube/components/apiserver/admission"
+	"hyperkube/components/apiserver/authn"
+	"hyperkube/components/apiserver/authz"
+	"hyperkube/components/apiserver/health"
+	"hyperkube/components/apiserver/inprocess"
+	"hyperkube/components/apiserver/openapi"
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/serviceip"
+	"hyperkube/components/apiserver/tokens"
+	"hyperkube/internal/client"
+	"hyperkube/internal/version"
+)
+
+// Config of a Server. What is empty is off, or as upstream has it where the
+// comment says so.
+type Config struct {
+	// Etcd is where objects are; the server does not close it.
+	Etcd *clientv3.Client
+	// EtcdPrefix of all keys; "/registry" when empty.
+	EtcdPrefix string
+	// Transformer tells how objects are encrypted at rest; nil: not at all.
+	Transformer func(schema.GroupResource) value.Transformer
+	// EventTTL is how long events are kept; zero means an hour.
+	EventTTL time.Duration
+
+	// Listener takes TLS connections; the server closes it. CertFile and
+	// KeyFile are shown to clients.
+	Listener          net.Listener
+	CertFile, KeyFile string
+	// ClientCAFile verifies client certificates.
+	ClientCAFile string
+	// FrontProxyCAFile verifies proxies that vouch for users.
+	FrontProxyCAFile string
+	FrontProxy       authn.FrontProxy
+	// TokenFile is a CSV file of tokens.
+	TokenFile string
+	// BootstrapTokens lets the tokens of joining machines in.
+	BootstrapTokens bool
+	// NoAnonymous turns away requests without credentials, which otherwise
+	// reach what RBAC gives to system:anonymous: health and version.
+	NoAnonymous bool
+
+	// Issuers of service account tokens, the first for new ones. Key signs
+	// them, Keys verify them.
+	Issuers []string
+	Key     crypto.Signer
+	Keys    *tokens.KeySet
+	// Audiences of the API server; nil means the first issuer.
+	Audiences []string
+
+	// AuthorizationModes; nil means Node and RBAC.
+	AuthorizationModes []string
+	// EnableAdmission and DisableAdmission name plugins.
+	EnableAdmission, DisableAdmission []string
+
+	// ServiceCIDRs are the default ranges of services' addresses: one, or
+	// one of each family. NodePorts is their range of ports.
+	ServiceCIDRs []netip.Prefix
+	NodePorts    utilnet.PortRange
+	// Advertise is where others reach this server: the endpoint of the
+	// Service kubernetes.
+	Advertise netip.AddrPort
+
+	Kubelet   apiserver.KubeletConfig
+	Profiling bool
+	// Log may be nil.
+	Log *slog.Logger
+}
+
+// Server is the whole API server.
+type Server struct {
+	cfg       Config
+	server    *apiserver.Server
+	authn     *authn.Authenticator
+	authz     *authz.Authorizer
+	admission *admission.Chain
+	addresses *serviceip.Allocator
+	own       *client.Clients
+	source    *inprocess.Source
+	ready     chan struct{}
+}
+
+// The parts that need a client of the server that they are a part of are given
+// to it empty and filled before it runs.
+type (
+	lateAuthenticator struct{ authenticator.Request }
+	lateAuthorizer    struct{ authorizer.Authorizer }
+	lateHandler       struct{ http.Handler }
+)
+
+// New validates cfg and puts everything together. Nothing runs yet, but clients
+// can be made at once: their requests wait for Run.
+func New(cfg Config) (*Server, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	if len(cfg.Issuers) == 0 || cfg.Key == nil || cfg.Keys == nil {
+		return nil, errors.New("the API server needs an issuer and keys of service account tokens")
+	}
+	s := &Server{cfg: cfg, ready: make(chan struct{})}
+	who, may, admit := &lateAuthenticator{}, &lateAuthorizer{}, &lateAdmission{}
+	docs := &lateHandler{}
+	paths := cfg.discovery()
+	paths["/openapi/"] = docs
+	var err error
+	serverConfig := apiserver.Config{
+		Etcd: cfg.Etcd, EtcdPrefix: cfg.EtcdPrefix, Transformer: cfg.Transformer, EventTTL: cfg.EventTTL,
+		Listener: cfg.Listener, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile,
+		Authenticator: who, Authorizer: may, Admission: admit,
+		Kubelet: cfg.Kubelet, Profiling: cfg.Profiling, Log: cfg.Log,
+		Extend: s.extend, Paths: paths,
+		ReadyChecks: []health.Check{health.Closed("poststarthook/bootstrap", s.ready)},
+	}
+	if s.server, err = apiserver.New(serverConfig); err != nil {
+		return nil, err
+	}
+	docs.Handler = openapi.New(s.server.Registry(), version.Get().GitVersion)
+	s.source = inprocess.New(s.server.Registry(), cfg.Log)
+	if s.own, err = s.Clients("system:apiserver", "system:masters"); err != nil {
+		return nil, err
+	}
+	if err := s.secure(who, may, admit); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// discovery makes the public documents by which others verify service account
+// tokens, if the issuer's name allows any.
+func (c *Config) discovery() map[string]http.Handler {
+	host := "kubernetes.default.svc"
+	if c.Advertise.IsValid() {
+		host = c.Advertise.String()
+	}
+	docs, err := tokens.NewDiscovery(c.Issuers[0], "https://"+host+tokens.JWKSPath, c.Keys)
+	if err != nil {
+		c.Log.Warn("service account tokens cannot be verified by others", "err", err)
+		return map[string]http.Handler{}
+	}
+	return map[string]http.Handler{
+		tokens.ConfigurationPath: http.HandlerFunc(docs.Configuration),
+		tokens.JWKSPath:          http.HandlerFunc(docs.JWKS),
+	}
+}
+
+// secure makes the parts that decide about requests.
+func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *lateAdmission) error {
+	cfg, reg := s.cfg, s.server.Registry()
+	audiences := cfg.Audiences
+	if len(audiences) == 0 {
+		audiences = cfg.Issuers[:1]
+	}
+	objects := tokens.CachedGetter(s.own.Kube, s.own.Informers)
+	verifier, err := tokens.NewVerifier(tokens.VerifierConfig{Issuers: cfg.Issuers, Keys: cfg.Keys, Audiences: audiences, Objects: objects})
+	if err != nil {
+		return err
+	}
+	issuer, err := tokens.NewIssuer(tokens.IssuerConfig{
+		Issuer: cfg.Issuers[0], Key: cfg.Key, Audiences: audiences, ExtendExpiration: true, Objects: tokens.LiveGetter(s.own.Kube),
+	})
+	if err != nil {
+		return err
+	}
+	authnConfig := authn.Config{
+		ClientCAFile: cfg.ClientCAFile, FrontProxyCAFile: cfg.FrontProxyCAFile, FrontProxy: cfg.FrontProxy,
+		TokenFile: cfg.TokenFile, ServiceAccounts: verifier, Audiences: audiences,
+		Anonymous: !cfg.NoAnonymous, Log: cfg.Log,
+	}
+	if cfg.BootstrapTokens {
+		authnConfig.BootstrapTokens = s.own.Kube
+	}
+	if s.authn, err = authn.New(authnConfig); err != nil {
+		return err
+	}
+	if s.authz, err = authz.New(authz.Config{Modes: cfg.AuthorizationModes, Informers: s.own.Informers, Kube: s.own.Kube}); err != nil {
+		return err
+	}
+	s.admission, err = admission.New(admission.Config{
+		Informers: s.own.Informers, Kube: s.own.Kube, Authorizer: s.authz,
+		Enable: cfg.EnableAdmission, Disable: cfg.DisableAdmission,
+		Last:      s.authz.Escalation(),
+		Serves:    func(gvr schema.GroupVersionResource) bool { return reg.Lookup(gvr) != nil },
+		Audiences: audiences,
+	})
+	if err != nil {
+		return err
+	}
+	who.Request, may.Authorizer, admit.Interface = s.authn, s.authz, s.admission
+	_ = issuer
+	return nil
+}
+
+// extend adds what takes part in the writes of single resources.
+func (s *Server) extend(reg *registry.Registry) error {
+	collection := func(group, resource string) schema.GroupResource {
+		return schema.GroupResource{Group: group, Resource: resource}
+	}
+	var err error
+	s.addresses, err = serviceip.New(serviceip.Config{
+		Store:        reg.Store(),
+		Services:     reg.Collection(collection("", "services")),
+		IPAddresses:  reg.Collection(collection("networking.k8s.io", "ipaddresses")),
+		ServiceCIDRs: reg.Collection(collection("networking.k8s.io", "servicecidrs")),
+		CIDRs:        s.cfg.ServiceCIDRs, NodePorts: s.cfg.NodePorts, Log: s.cfg.Log,
+	})
+	if err != nil {
+		return err
+	}
+	return reg.AddHook(collection("", "services"), s.addresses.Hook)
+}
+
+// Clients makes a user's clients within this process. Their informers are fed
+// from the watch cache.
+func (s *Server) Clients(userName string, groups ...string) (*client.Clients, error) {
+	return client.New(client.Config{REST: s.ClientConfig(userName, groups...), Source: s.source})
+}
+
+// ClientConfig is a user's way in within this process.
+func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Config {
+	return s.server.ClientConfig(userName, groups...)
+}
+
+// Ready is closed once requests are decided about and answered, and the objects
+// that a cluster starts with are there.
+func (s *Server) Ready() <-chan struct{} { return s.ready }

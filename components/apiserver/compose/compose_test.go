@@ -1,0 +1,167 @@
+package compose_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"hyperkube/components/apiserver/compose"
+	"hyperkube/components/apiserver/tokens"
+	"hyperkube/components/etcd"
+	"hyperkube/internal/kubeconfig"
+	"hyperkube/internal/pki"
+)
+
+// env is a running API server and a way in by kubectl.
+type env struct {
+	*testing.T
+	server *compose.Server
+	conf   string
+}
+
+func start(t *testing.T) *env {
+	t.Helper()
+	dir := t.TempDir()
+	set, err := pki.Ensure(filepath.Join(dir, "pki"), pki.Config{NodeName: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	free := func() int {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		return l.Addr().(*net.TCPAddr).Port
+	}
+	db, err := etcd.New(etcd.Config{
+		DataDir:          filepath.Join(dir, "etcd"),
+		ListenClientURLs: []string{fmt.Sprintf("http://127.0.0.1:%d", free())},
+		ListenPeerURLs:   []string{fmt.Sprintf("http://127.0.0.1:%d", free())},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(what string, f func(context.Context) error) {
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- f(ctx) }()
+		t.Cleanup(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		})
+	}
+	run("etcd", db.Run)
+	<-db.Ready()
+	keys, err := tokens.LoadKeySet(set.ServiceAccountPubFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	server, err := compose.New(compose.Config{
+		Etcd: db.Client(), Listener: listener, CertFile: set.APIServer.CertFile, KeyFile: set.APIServer.KeyFile,
+		ClientCAFile: set.CA.CertFile, Issuers: []string{"https://kubernetes.default.svc"},
+		Key: set.ServiceAccountKey, Keys: keys, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+		Advertise: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(port)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	run("API server", server.Run)
+	<-server.Ready()
+	t.Logf("the API server was ready after %s", time.Since(began))
+	admin, err := set.CA.NewPair(pki.Client("admin", "system:masters"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &env{T: t, server: server, conf: filepath.Join(dir, "admin.conf")}
+	if err := kubeconfig.Write(e.conf, kubeconfig.Config{
+		Server: fmt.Sprintf("https://127.0.0.1:%d", port), CA: set.CA.CertPEM, Cert: admin.CertPEM, Key: admin.KeyPEM,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func (e *env) kubectl(input string, args ...string) (string, error) {
+	cmd := exec.Command("kubectl", append([]string{"--kubeconfig", e.conf}, args...)...)
+	cmd.Env = append(os.Environ(), "HOME="+e.TempDir())
+	cmd.Stdin = strings.NewReader(input)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// TestKubectl drives the whole API server by a stock kubectl.
+func TestKubectl(t *testing.T) {
+	if _, err := exec.LookPath("kubectl"); err != nil {
+		t.Skip("this machine has no kubectl")
+	}
+	e := start(t)
+	for _, step := range []struct {
+		input string
+		args  string
+		want  []string
+		fails bool
+	}{
+		{"", "version", []string{"Server Version: v1.37"}, false},
+		{"", "get namespaces", []string{"default", "kube-system", "Active"}, false},
+		{"", "api-resources", []string{"deployments", "deploy", "configmaps"}, false},
+		{"", "create configmap one --from-literal=a=b", []string{"configmap/one created"}, false},
+		{"", "create configmap one", []string{"AlreadyExists", `configmaps "one" already exists`}, true},
+		{"", "get configmap one -o yaml", []string{"a: b", "uid:"}, false},
+		{"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: two}\ndata: {x: y}\n", "apply -f -", []string{"configmap/two created"}, false},
+		{"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: two}\ndata: {x: z}\n", "diff -f -", []string{"+  x: z"}, true},
+		{"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: two}\ndata: {x: z}\n", "apply -f -", []string{"configmap/two configured"}, false},
+		{"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: two}\ndata: {x: z}\n", "apply -f -", []string{"configmap/two unchanged"}, false},
+		{"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: three}\ndatum: {x: z}\n", "create -f -", []string{"unknown field"}, true},
+		{"", "get cm", []string{"NAME", "DATA", "AGE", "two"}, false},
+		{"", "explain deployment.spec.replicas", []string{"replicas", "integer"}, false},
+		{"", "create service clusterip web --tcp=80", []string{"created"}, false},
+		{"", "get service kubernetes web", []string{"10.96.0.1", "ClusterIP", "443/TCP"}, false},
+		{"", "get endpointslices", []string{"kubernetes", "192.0.2.1"}, false},
+		{"", "create serviceaccount bob", []string{"created"}, false},
+		{"", "create token bob", []string{"eyJ"}, false},
+		{"", "auth can-i create pods --as=bob", []string{"no"}, true},
+		{"", "auth whoami", []string{"admin", "system:masters"}, false},
+		{"", "get pods --as=bob", []string{"Forbidden", `User "bob" cannot list resource "pods"`}, true},
+		{"", "create deployment web --image=nginx --replicas=2", []string{"created"}, false},
+		{"", "scale deployment web --replicas=5", []string{"scaled"}, false},
+		{"", "get deployment web", []string{"0/5"}, false},
+		{"", "run p --image=busybox", []string{"serviceaccount \"default\" not found"}, true},
+		{"", "create serviceaccount default", nil, false},
+		{"", "run p --image=busybox", []string{"pod/p created"}, false},
+		{"", "get pod p -o yaml", []string{"kube-api-access-", "node.kubernetes.io/not-ready", "phase: Pending"}, false},
+		{"", "get pods", []string{"p ", "0/1", "Pending"}, false},
+		{"", "delete pod p", []string{"deleted"}, false},
+		{"", "label configmap one k=v", []string{"labeled"}, false},
+		{"", "get cm -l k=v -o name", []string{"configmap/one"}, false},
+		{"", "get --raw /readyz?verbose", []string{"[+]etcd ok", "readyz check passed"}, false},
+		{"", "get --raw /.well-known/openid-configuration", []string{"jwks_uri"}, false},
+		{"", "delete configmap --all", []string{`"one" deleted`}, false},
+	} {
+		out, err := e.kubectl(step.input, strings.Fields(step.args)...)
+		if (err != nil) != step.fails {
+			t.Errorf("kubectl %s: %v\n%s", step.args, err, out)
+			continue
+		}
+		for _, want := range step.want {
+			if !strings.Contains(out, want) {
+				t.Errorf("kubectl %s: no %q in\n%s", step.args, want, out)
+			}
+		}
+	}
+}

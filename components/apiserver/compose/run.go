@@ -1,0 +1,93 @@
+package compose
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	utiladmission "k8s.io/apiserver/pkg/admission"
+
+	"hyperkube/components/apiserver/bootstrap"
+	"hyperkube/internal/lifecycle"
+)
+
+// lateAdmission is filled before the server runs.
+type lateAdmission struct{ utiladmission.Interface }
+
+// Admit as admission.MutationInterface.
+func (l *lateAdmission) Admit(ctx context.Context, a utiladmission.Attributes, o utiladmission.ObjectInterfaces) error {
+	if m, ok := l.Interface.(utiladmission.MutationInterface); ok {
+		return m.Admit(ctx, a, o)
+	}
+	return nil
+}
+
+// Validate as admission.ValidationInterface.
+func (l *lateAdmission) Validate(ctx context.Context, a utiladmission.Attributes, o utiladmission.ObjectInterfaces) error {
+	if v, ok := l.Interface.(utiladmission.ValidationInterface); ok {
+		return v.Validate(ctx, a, o)
+	}
+	return nil
+}
+
+// Run serves until ctx ends. What it needs in order: the store, the informers
+// by which requests are decided about, the objects that a cluster starts with.
+func (s *Server) Run(ctx context.Context) error {
+	group := &lifecycle.Group{}
+	background := context.WithoutCancel(ctx)
+	fail := func(err error) error { return errors.Join(err, group.Stop()) }
+
+	group.Start(background, "server", s.server)
+	if err := group.WaitReady(ctx, "the store", s.server.Ready()); err != nil {
+		if ctx.Err() != nil {
+			return group.Stop()
+		}
+		return fail(err)
+	}
+	group.Start(background, "authentication", lifecycle.Func(s.authn.Run))
+	group.Start(background, "informers", lifecycle.Func(func(ctx context.Context) error {
+		s.own.Informers.StartWithContext(ctx)
+		<-ctx.Done()
+		s.own.Informers.Shutdown()
+		return nil
+	}))
+	if err := s.begin(ctx, group, background); err != nil {
+		if ctx.Err() != nil {
+			return group.Stop()
+		}
+		return fail(err)
+	}
+	close(s.ready)
+	select {
+	case <-ctx.Done():
+		return group.Stop()
+	case err := <-group.Failed():
+		return fail(err)
+	}
+}
+
+// begin writes what a cluster starts with, and what is kept from then on.
+// Requests whose fate depends on an informer wait for that by themselves.
+func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background context.Context) error {
+	var cidrs []string
+	for _, c := range s.cfg.ServiceCIDRs {
+		cidrs = append(cidrs, c.String())
+	}
+	if err := bootstrap.Run(ctx, bootstrap.Config{Registry: s.server.Registry(), ServiceCIDRs: cidrs, Log: s.cfg.Log}); err != nil {
+		return err
+	}
+	group.Start(background, "service addresses", lifecycle.Func(s.addresses.Run))
+	if s.cfg.Advertise.IsValid() {
+		keeper, err := bootstrap.NewKeeper(bootstrap.KeeperConfig{
+			Registry: s.server.Registry(), ServiceIP: firstOf(s.cfg.ServiceCIDRs[0]), Advertise: s.cfg.Advertise, Log: s.cfg.Log,
+		})
+		if err != nil {
+			return err
+		}
+		group.Start(background, "the Service kubernetes", keeper)
+	}
+	return nil
+}
+
+// firstOf is the first usable address of a range.
+func firstOf(p netip.Prefix) netip.Addr { return p.Masked().Addr().Next() }

@@ -1,0 +1,344 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"hyperkube/components/apiserver"
+	"hyperkube/components/apiserver/authn"
+	"hyperkube/components/apiserver/compose"
+	"hyperkube/components/apiserver/tokens"
+	"hyperkube/components/controllers"
+	"hyperkube/components/etcd"
+	"hyperkube/components/scheduler"
+	"hyperkube/internal/client"
+	"hyperkube/internal/encryption"
+	"hyperkube/internal/hostchange"
+	"hyperkube/internal/kubeconfig"
+	"hyperkube/internal/layout"
+	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/pki"
+	"hyperkube/internal/version"
+	"hyperkube/manifests"
+)
+
+// clusterRun is one run of a single-node cluster in this process.
+type clusterRun struct {
+	layout          layout.Node
+	identity        identity
+	steps           *steps
+	log             *slog.Logger
+	mergeKubeconfig bool
+
+	address netip.Addr
+	pki     *pki.Set
+	journal *hostchange.Journal
+}
+
+// run starts everything in the order in which one thing stands on another, and
+// stops it in reverse when ctx ends.
+func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
+	group := &lifecycle.Group{Log: c.log}
+	defer func() {
+		err = errors.Join(err, group.Stop())
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			err = nil
+		}
+	}()
+	// Components end when the group stops them, not all at once with ctx.
+	background := context.WithoutCancel(ctx)
+
+	// The runtime is a process of its own and is needed last.
+	runtime := make(chan error, 1)
+	go func() { runtime <- startRuntime(ctx, c.layout, c.identity) }()
+
+	if err := c.prepare(); err != nil {
+		return err
+	}
+	c.steps.done(began, "keys and certificates are made")
+
+	began = time.Now()
+	db, err := c.newEtcd()
+	if err != nil {
+		return err
+	}
+	group.Start(background, "etcd", db)
+	if err := group.WaitReady(ctx, "etcd", db.Ready()); err != nil {
+		return err
+	}
+	c.steps.done(began, "etcd is ready")
+
+	began = time.Now()
+	api, err := c.newAPIServer(ctx, db)
+	if err != nil {
+		return err
+	}
+	group.Start(background, "kube-apiserver", api)
+	parts, err := c.newParts(background, api)
+	if err != nil {
+		return err
+	}
+	if err := group.WaitReady(ctx, "the API server", api.Ready()); err != nil {
+		return err
+	}
+	c.steps.done(began, "the API server is ready on %s", c.server())
+
+	began = time.Now()
+	group.Start(background, "informers", lifecycle.Func(func(ctx context.Context) error {
+		parts.shared.Informers.StartWithContext(ctx)
+		<-ctx.Done()
+		parts.shared.Informers.Shutdown()
+		return nil
+	}))
+	group.Start(background, "kube-controller-manager", parts.controllers)
+	group.Start(background, "kube-scheduler", parts.scheduler)
+	addons := make(chan error, 1)
+	go func() {
+		addons <- applyAddons(ctx, parts.admin.Dynamic, manifests.Values{
+			Image: version.Image(), DNSAddress: c.identity.DNSAddress, Domain: c.identity.Domain,
+		})
+	}()
+	if err := group.WaitReady(ctx, "the controllers", parts.controllers.Ready()); err != nil {
+		return err
+	}
+	if err := group.WaitReady(ctx, "the scheduler", parts.scheduler.Ready()); err != nil {
+		return err
+	}
+	c.steps.done(began, "controllers and scheduler work")
+
+	began = time.Now()
+	if err := <-runtime; err != nil {
+		return err
+	}
+	n, err := newNode(parts.node)
+	if err != nil {
+		return err
+	}
+	parts.shared.Informers.StartWithContext(background)
+	group.Start(background, "node", n)
+	if err := <-addons; err != nil {
+		return err
+	}
+	if err := c.enter(); err != nil {
+		return err
+	}
+	if err := group.While(ctx, "the node", func(ctx context.Context) error {
+		return waitNodeReady(ctx, parts.admin.Kube, c.identity.NodeName)
+	}); err != nil {
+		return err
+	}
+	c.steps.done(began, "node %q is ready", c.identity.NodeName)
+	began = time.Now()
+	if err := group.While(ctx, "DNS", func(ctx context.Context) error {
+		return waitDNS(ctx, parts.admin.Kube, c.identity)
+	}); err != nil {
+		return err
+	}
+	c.steps.done(began, "DNS answers")
+	c.steps.send(step{Text: readyText(c.identity), Ready: true})
+
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-group.Failed():
+		return err
+	}
+}
+
+// prepare makes what is on disk before anything runs.
+func (c *clusterRun) prepare() error {
+	var err error
+	if c.address, err = nodeAddress(); err != nil {
+		return err
+	}
+	cfg := pki.Config{NodeName: c.identity.NodeName, ClusterDomain: c.identity.Domain}
+	if c.address.IsValid() {
+		cfg.NodeAddresses = []net.IP{c.address.AsSlice()}
+	} else {
+		c.address = netip.MustParseAddr("127.0.0.1")
+	}
+	for _, cidr := range c.identity.ServiceCIDRs {
+		first, err := nthAddress(cidr, 1)
+		if err != nil {
+			return err
+		}
+		cfg.ServiceAddresses = append(cfg.ServiceAddresses, first.AsSlice())
+	}
+	if c.pki, err = pki.Ensure(c.layout.PKI(), cfg); err != nil {
+		return err
+	}
+	if err := encryption.Ensure(encryptionFile(c.layout)); err != nil {
+		return err
+	}
+	c.journal, err = hostchange.Open(c.layout.Journal("node"))
+	return err
+}
+
+func (c *clusterRun) newEtcd() (*etcd.Server, error) {
+	url := func(port int) []string { return []string{fmt.Sprintf("https://127.0.0.1:%d", c.layout.Port(port))} }
+	secure := func(p *pki.Pair) etcd.TLS {
+		return etcd.TLS{CertFile: p.CertFile, KeyFile: p.KeyFile, TrustedCAFile: c.pki.EtcdCA.CertFile, ClientCertAuth: true}
+	}
+	return etcd.New(etcd.Config{
+		DataDir: c.layout.Etcd(), Name: c.identity.NodeName,
+		ListenClientURLs: url(layout.PortEtcdClient), ListenPeerURLs: url(layout.PortEtcdPeer),
+		ClientTLS: secure(c.pki.EtcdServer), PeerTLS: secure(c.pki.EtcdPeer),
+		Log: c.log.With("component", "etcd"),
+	})
+}
+
+func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compose.Server, error) {
+	secrets, err := encryption.Load(ctx, encryptionFile(c.layout), "")
+	if err != nil {
+		return nil, err
+	}
+	keys, err := tokens.LoadKeySet(c.pki.ServiceAccountPubFile)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", fmt.Sprintf(":%d", c.layout.Port(layout.PortAPIServer)))
+	if err != nil {
+		return nil, fmt.Errorf("listening for API requests: %w", err)
+	}
+	cfg := compose.Config{
+		Etcd: db.Client(), Transformer: secrets.For,
+		Listener: listener, CertFile: c.pki.APIServer.CertFile, KeyFile: c.pki.APIServer.KeyFile,
+		ClientCAFile: c.pki.CA.CertFile, FrontProxyCAFile: c.pki.FrontProxyCA.CertFile,
+		FrontProxy:      authn.FrontProxy{Names: []string{"front-proxy-client"}},
+		BootstrapTokens: true,
+		Issuers:         []string{"https://kubernetes.default.svc." + c.identity.Domain},
+		Key:             c.pki.ServiceAccountKey, Keys: keys,
+		Advertise: netip.AddrPortFrom(c.address, uint16(c.layout.Port(layout.PortAPIServer))),
+		Kubelet: apiserver.KubeletConfig{
+			ClientCertFile: c.pki.APIServerKubeletClient.CertFile, ClientKeyFile: c.pki.APIServerKubeletClient.KeyFile,
+			CAFile: c.pki.CA.CertFile, AddressTypes: []string{"InternalIP", "Hostname"},
+		},
+		Profiling: true,
+		Log:       c.log.With("component", "kube-apiserver"),
+	}
+	for _, text := range c.identity.ServiceCIDRs {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, codedError{fmt.Errorf("service CIDR: %w", err), ExitConfig}
+		}
+		cfg.ServiceCIDRs = append(cfg.ServiceCIDRs, prefix.Masked())
+	}
+	return compose.New(cfg)
+}
+
+// server is where this machine's users reach the API.
+func (c *clusterRun) server() string {
+	return fmt.Sprintf("https://127.0.0.1:%d", c.layout.Port(layout.PortAPIServer))
+}
+
+// parts are the components that live on the API, and their ways to it. They
+// share one set of informers.
+type parts struct {
+	admin, shared *client.Clients
+	controllers   *controllers.Manager
+	scheduler     *scheduler.Scheduler
+	node          nodeConfig
+}
+
+// builder makes the clients of controllers, each as its own service account.
+type builder struct {
+	api    *compose.Server
+	shared *client.Clients
+}
+
+// For as client.Builder.
+func (b builder) For(name string) (*client.Clients, error) {
+	return b.as("system:serviceaccount:kube-system:"+name, "system:serviceaccounts", "system:serviceaccounts:kube-system")
+}
+
+// as makes a user's clients with the informers of all.
+func (b builder) as(user string, groups ...string) (*client.Clients, error) {
+	clients, err := b.api.Clients(user, groups...)
+	if err != nil {
+		return nil, err
+	}
+	clients.Informers = b.shared.Informers
+	return clients, nil
+}
+
+func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts, error) {
+	p := &parts{}
+	var err error
+	if p.shared, err = api.Clients("system:kube-controller-manager"); err != nil {
+		return nil, err
+	}
+	b := builder{api: api, shared: p.shared}
+	if p.admin, err = b.as("kubernetes-admin", "system:masters"); err != nil {
+		return nil, err
+	}
+	var podCIDRs, serviceCIDRs []netip.Prefix
+	for from, to := range map[*[]string]*[]netip.Prefix{&c.identity.PodCIDRs: &podCIDRs, &c.identity.ServiceCIDRs: &serviceCIDRs} {
+		for _, text := range *from {
+			prefix, err := netip.ParsePrefix(text)
+			if err != nil {
+				return nil, codedError{err, ExitConfig}
+			}
+			*to = append(*to, prefix)
+		}
+	}
+	p.controllers, err = controllers.New(controllers.Config{
+		Clients: p.shared, Builder: b,
+		AllocateNodeCIDRs: true, ClusterCIDRs: podCIDRs, ServiceCIDRs: serviceCIDRs,
+		RootCA:   c.pki.CA.CertPEM,
+		Metadata: controllers.SharedInformers(ctx, p.shared),
+		Log:      c.log.With("component", "kube-controller-manager"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	schedulerClients, err := b.as("system:kube-scheduler")
+	if err != nil {
+		return nil, err
+	}
+	if p.scheduler, err = scheduler.New(scheduler.Config{Clients: schedulerClients, Log: c.log.With("component", "kube-scheduler")}); err != nil {
+		return nil, err
+	}
+	p.node = nodeConfig{
+		Layout: c.layout, Identity: c.identity, Address: c.address, Shared: true,
+		ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
+	}
+	if p.node.Kubelet, err = b.as("system:node:"+c.identity.NodeName, "system:nodes"); err != nil {
+		return nil, err
+	}
+	if p.node.Proxy, err = b.as("system:kube-proxy"); err != nil {
+		return nil, err
+	}
+	serving, err := c.pki.CA.EnsurePair(filepath.Join(c.layout.PKI(), "kubelet"), pki.KubeletServer(c.identity.NodeName, c.address.String(), "127.0.0.1", "localhost"))
+	if err != nil {
+		return nil, err
+	}
+	p.node.Serving = serving.TLS()
+	return p, nil
+}
+
+// enter writes the administrator's kubeconfig, and merges it into the user's.
+func (c *clusterRun) enter() error {
+	admin, err := c.pki.CA.EnsurePair(filepath.Join(c.layout.PKI(), "admin"), pki.Client("kubernetes-admin", "system:masters"))
+	if err != nil {
+		return err
+	}
+	cfg := kubeconfig.Config{Name: contextName, Server: c.server(), CA: c.pki.CA.CertPEM, Cert: admin.CertPEM, Key: admin.KeyPEM}
+	if err := kubeconfig.Write(adminKubeconfig(c.layout), cfg); err != nil {
+		return err
+	}
+	if !c.mergeKubeconfig {
+		return nil
+	}
+	target, err := kubeconfig.UserTarget(os.Getenv)
+	if err != nil {
+		return err
+	}
+	return target.Merge(cfg)
+}

@@ -1,0 +1,155 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"hyperkube/internal/layout"
+	"hyperkube/internal/version"
+)
+
+// contextName is what the cluster is called in kubeconfigs.
+const contextName = "hyperkube"
+
+// upOptions are the flags of `up`.
+type upOptions struct {
+	root         string
+	foreground   bool
+	nodeName     string
+	podCIDRs     []string
+	serviceCIDRs []string
+	domain       string
+	noKubeconfig bool
+	verbose      bool
+}
+
+func newUp() *cobra.Command {
+	var o upOptions
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start a single-node cluster on this machine",
+		Long: "Start a single-node cluster on this machine, or start again what was stopped.\n" +
+			"It returns when the node is ready and DNS answers, and leaves the cluster running in the background.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	flags := cmd.Flags()
+	rootFlag(cmd, &o.root)
+	flags.BoolVar(&o.foreground, "foreground", false, "Stay in the foreground, for service managers; tells systemd when it is ready.")
+	flags.StringVar(&o.nodeName, "node-name", "", "Name of the node at the first start; empty is the hostname.")
+	flags.StringSliceVar(&o.podCIDRs, "pod-cidr", nil, "Range of pod addresses at the first start; empty chooses a free one.")
+	flags.StringSliceVar(&o.serviceCIDRs, "service-cidr", nil, "Range of service addresses at the first start; empty chooses a free one.")
+	flags.StringVar(&o.domain, "cluster-domain", "", "Domain of the cluster at the first start; empty is cluster.local.")
+	flags.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Leave the user's kubeconfig alone.")
+	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
+	return cmd
+}
+
+func (o *upOptions) run(cmd *cobra.Command) error {
+	if err := needRoot(); err != nil {
+		return err
+	}
+	l := layoutFor(o.root)
+	if tell, ok := backgroundSteps(); ok {
+		return o.report(cmd.Context(), l, tell)
+	}
+	if pid, err := holder(l.PIDFile(mainProcess)); err != nil {
+		return err
+	} else if pid != 0 {
+		fmt.Fprintf(cmd.OutOrStdout(), "hyperkube is running already (process %d)\n", pid)
+		return nil
+	}
+	show := printStep(cmd.OutOrStdout())
+	if o.foreground {
+		return o.report(cmd.Context(), l, func(s step) {
+			show(s)
+			if s.Ready {
+				notifySystemd("READY=1")
+			}
+		})
+	}
+	return startBackground(cmd.Context(), os.Args[1:], l.Log(mainProcess), show)
+}
+
+// report runs the cluster and tells how that ended, if it was not by a signal.
+func (o *upOptions) report(ctx context.Context, l layout.Node, tell func(step)) error {
+	s := newSteps(tell)
+	err := o.serve(ctx, l, s)
+	notifySystemd("STOPPING=1")
+	if err != nil {
+		code := ExitGeneral
+		var coded codedError
+		if errors.As(err, &coded) {
+			code = coded.code
+		}
+		s.send(step{Error: err.Error(), Code: code})
+	}
+	return err
+}
+
+// serve runs the cluster until ctx ends.
+func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
+	lock, err := takeLock(l.PIDFile(mainProcess))
+	if errors.Is(err, errHeld) {
+		return errors.New("hyperkube is being started or stopped by another process")
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.release()
+	level := slog.LevelInfo
+	if o.verbose {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	slog.SetDefault(log)
+
+	began := time.Now()
+	ports := []int{
+		l.Port(layout.PortAPIServer), l.Port(layout.PortEtcdClient), l.Port(layout.PortEtcdPeer),
+		l.Port(layout.PortKubelet), l.Port(layout.PortProxyHealthz),
+	}
+	if err := preflight(l, ports); err != nil {
+		return err
+	}
+	for _, dir := range []string{l.Data, l.Run} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("making folders: %w", err)
+		}
+	}
+	id, err := o.identity(l)
+	if err != nil {
+		return err
+	}
+	s.done(began, "this machine is fit for node %q", id.NodeName)
+	c := &clusterRun{layout: l, identity: id, steps: s, log: log, mergeKubeconfig: !o.noKubeconfig}
+	return c.run(ctx, began)
+}
+
+// identity loads what was decided at the first start, or decides now.
+func (o *upOptions) identity(l layout.Node) (identity, error) {
+	id, there, err := loadIdentity(l)
+	if err != nil || there {
+		return id, err
+	}
+	id, err = newIdentity(identity{NodeName: o.nodeName, PodCIDRs: o.podCIDRs, ServiceCIDRs: o.serviceCIDRs, Domain: o.domain})
+	if err != nil {
+		return id, err
+	}
+	return id, id.save(l)
+}
+
+// readyText is the last line that `up` prints, before its time.
+func readyText(id identity) string {
+	return fmt.Sprintf("hyperkube %s is up, node %q is ready", version.Get().GitVersion, id.NodeName)
+}
+
+// encryptionFile is the EncryptionConfiguration that `up` makes.
+func encryptionFile(l layout.Node) string { return filepath.Join(l.PKI(), "encryption.yaml") }
