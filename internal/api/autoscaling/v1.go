@@ -1,0 +1,246 @@
+package autoscaling
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+// v1 only knows the utilisation of the CPU. What else there is stands in
+// annotations, in v2's own form, so that nothing is lost on the way through v1.
+const (
+	metricsAnnotation        = "autoscaling.alpha.kubernetes.io/metrics"
+	currentMetricsAnnotation = "autoscaling.alpha.kubernetes.io/current-metrics"
+	conditionsAnnotation     = "autoscaling.alpha.kubernetes.io/conditions"
+	behaviorAnnotation       = "autoscaling.alpha.kubernetes.io/behavior"
+)
+
+func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler] {
+	// What v1 says is checked as what it means in v2.
+	in := func(h *autoscalingv1.HorizontalPodAutoscaler, check func(*autoscalingv2.HorizontalPodAutoscaler) field.ErrorList) field.ErrorList {
+		v2, err := ToV2(h)
+		if err != nil {
+			return field.ErrorList{field.Invalid(field.NewPath("metadata", "annotations"), h.Annotations, err.Error())}
+		}
+		return check(v2)
+	}
+	spec := func(_ context.Context, h, _ *autoscalingv1.HorizontalPodAutoscaler) field.ErrorList {
+		return in(h, func(v2 *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
+			return validateSpec(&v2.Spec, field.NewPath("spec"))
+		})
+	}
+	status := func(_ context.Context, h, _ *autoscalingv1.HorizontalPodAutoscaler) field.ErrorList {
+		return in(h, func(v2 *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
+			return validateStatus(&v2.Status, field.NewPath("status"))
+		})
+	}
+	return api.Kind[*autoscalingv1.HorizontalPodAutoscaler]{
+		Names:   names(),
+		Group:   group,
+		Version: "v1",
+		Scope:   api.Namespaced,
+		StoredAs: &api.StoredAs{
+			GroupVersionKind: autoscalingv2.SchemeGroupVersion.WithKind("HorizontalPodAutoscaler"),
+			ToStored: func(obj api.Object) (api.Object, error) {
+				return ToV2(obj.(*autoscalingv1.HorizontalPodAutoscaler))
+			},
+			FromStored: func(obj api.Object) (api.Object, error) {
+				return FromV2(obj.(*autoscalingv2.HorizontalPodAutoscaler))
+			},
+		},
+		New:     func() *autoscalingv1.HorizontalPodAutoscaler { return &autoscalingv1.HorizontalPodAutoscaler{} },
+		NewList: func() runtime.Object { return &autoscalingv1.HorizontalPodAutoscalerList{} },
+		Default: func(h *autoscalingv1.HorizontalPodAutoscaler) { set(&h.Spec.MinReplicas, 1) },
+		PrepareCreate: func(_ context.Context, h *autoscalingv1.HorizontalPodAutoscaler) {
+			h.Status = autoscalingv1.HorizontalPodAutoscalerStatus{}
+			h.Generation = 1
+		},
+		Validate: func(ctx context.Context, h *autoscalingv1.HorizontalPodAutoscaler) field.ErrorList {
+			return spec(ctx, h, nil)
+		},
+		Update: api.KindUpdate[*autoscalingv1.HorizontalPodAutoscaler]{
+			Prepare: func(_ context.Context, h, old *autoscalingv1.HorizontalPodAutoscaler) {
+				old.Status.DeepCopyInto(&h.Status)
+				h.Generation = old.Generation
+				if changed(h, old) {
+					h.Generation++
+				}
+			},
+			Validate:    spec,
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*autoscalingv1.HorizontalPodAutoscaler]{
+			"status": {
+				Prepare: func(_ context.Context, h, old *autoscalingv1.HorizontalPodAutoscaler) {
+					old.Spec.DeepCopyInto(&h.Spec)
+					h.Generation = old.Generation
+				},
+				Validate:    status,
+				ResetFields: [][]string{{"spec"}},
+			},
+		},
+		Columns: columns(),
+		Row: func(h *autoscalingv1.HorizontalPodAutoscaler) []any {
+			v2, err := ToV2(h)
+			if err != nil {
+				v2 = &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: h.ObjectMeta}
+			}
+			return row(v2)
+		},
+	}
+}
+
+// changed tells whether the specification is another, in v2.
+func changed(h, old *autoscalingv1.HorizontalPodAutoscaler) bool {
+	is, err := ToV2(h)
+	if err != nil {
+		return true
+	}
+	was, err := ToV2(old)
+	if err != nil {
+		return true
+	}
+	return !apiequality.Semantic.DeepEqual(is.Spec, was.Spec)
+}
+
+// ToV2 makes the object that is stored. The result shares what in points to.
+// It fails when an annotation that stands for a part of v2 cannot be read.
+func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalPodAutoscaler, error) {
+	out := &autoscalingv2.HorizontalPodAutoscaler{
+		ObjectMeta: in.ObjectMeta,
+		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference(in.Spec.ScaleTargetRef),
+			MinReplicas:    in.Spec.MinReplicas,
+			MaxReplicas:    in.Spec.MaxReplicas,
+		},
+		Status: autoscalingv2.HorizontalPodAutoscalerStatus{
+			ObservedGeneration: in.Status.ObservedGeneration,
+			LastScaleTime:      in.Status.LastScaleTime,
+			CurrentReplicas:    in.Status.CurrentReplicas,
+			DesiredReplicas:    in.Status.DesiredReplicas,
+		},
+	}
+	if p := in.Spec.TargetCPUUtilizationPercentage; p != nil {
+		out.Spec.Metrics = append(out.Spec.Metrics, autoscalingv2.MetricSpec{
+			Type: autoscalingv2.ResourceMetricSourceType,
+			Resource: &autoscalingv2.ResourceMetricSource{
+				Name:   corev1.ResourceCPU,
+				Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: p},
+			},
+		})
+	}
+	if p := in.Status.CurrentCPUUtilizationPercentage; p != nil {
+		out.Status.CurrentMetrics = append(out.Status.CurrentMetrics, autoscalingv2.MetricStatus{
+			Type: autoscalingv2.ResourceMetricSourceType,
+			Resource: &autoscalingv2.ResourceMetricStatus{
+				Name:    corev1.ResourceCPU,
+				Current: autoscalingv2.MetricValueStatus{AverageUtilization: p},
+			},
+		})
+	}
+	out.Annotations = maps.Clone(in.Annotations)
+	var metrics []autoscalingv2.MetricSpec
+	var current []autoscalingv2.MetricStatus
+	for key, into := range map[string]any{
+		metricsAnnotation:        &metrics,
+		currentMetricsAnnotation: &current,
+		conditionsAnnotation:     &out.Status.Conditions,
+		behaviorAnnotation:       &out.Spec.Behavior,
+	} {
+		text, ok := out.Annotations[key]
+		if !ok {
+			continue
+		}
+		if err := json.Unmarshal([]byte(text), into); err != nil {
+			return nil, fmt.Errorf("reading annotation %s: %w", key, err)
+		}
+		delete(out.Annotations, key)
+	}
+	if len(out.Annotations) == 0 {
+		out.Annotations = nil
+	}
+	out.Spec.Metrics = append(out.Spec.Metrics, metrics...)
+	for _, m := range current {
+		if m.Resource != nil && m.Resource.Name == corev1.ResourceCPU {
+			// The annotation tells more than the field.
+			out.Status.CurrentMetrics = nil
+		}
+	}
+	out.Status.CurrentMetrics = append(out.Status.CurrentMetrics, current...)
+	return out, nil
+}
+
+// FromV2 makes the v1 object of a stored one. The result shares what in points
+// to.
+func FromV2(in *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.HorizontalPodAutoscaler, error) {
+	out := &autoscalingv1.HorizontalPodAutoscaler{
+		ObjectMeta: in.ObjectMeta,
+		Spec: autoscalingv1.HorizontalPodAutoscalerSpec{
+			ScaleTargetRef: autoscalingv1.CrossVersionObjectReference(in.Spec.ScaleTargetRef),
+			MinReplicas:    in.Spec.MinReplicas,
+			MaxReplicas:    in.Spec.MaxReplicas,
+		},
+		Status: autoscalingv1.HorizontalPodAutoscalerStatus{
+			ObservedGeneration: in.Status.ObservedGeneration,
+			LastScaleTime:      in.Status.LastScaleTime,
+			CurrentReplicas:    in.Status.CurrentReplicas,
+			DesiredReplicas:    in.Status.DesiredReplicas,
+		},
+	}
+	var metrics []autoscalingv2.MetricSpec
+	for _, m := range in.Spec.Metrics {
+		r := m.Resource
+		if out.Spec.TargetCPUUtilizationPercentage == nil && m.Type == autoscalingv2.ResourceMetricSourceType && r != nil &&
+			r.Name == corev1.ResourceCPU && r.Target.AverageUtilization != nil {
+			out.Spec.TargetCPUUtilizationPercentage = r.Target.AverageUtilization
+			continue
+		}
+		metrics = append(metrics, m)
+	}
+	var current []autoscalingv2.MetricStatus
+	for _, m := range in.Status.CurrentMetrics {
+		r := m.Resource
+		if out.Status.CurrentCPUUtilizationPercentage == nil && m.Type == autoscalingv2.ResourceMetricSourceType && r != nil &&
+			r.Name == corev1.ResourceCPU && r.Current.AverageUtilization != nil {
+			out.Status.CurrentCPUUtilizationPercentage = r.Current.AverageUtilization
+			if r.Current.AverageValue == nil {
+				continue
+			}
+		}
+		current = append(current, m)
+	}
+	out.Annotations = maps.Clone(in.Annotations)
+	for _, a := range []struct {
+		key   string
+		value any
+		set   bool
+	}{
+		{metricsAnnotation, metrics, len(metrics) > 0},
+		{currentMetricsAnnotation, current, len(current) > 0},
+		{conditionsAnnotation, in.Status.Conditions, len(in.Status.Conditions) > 0},
+		{behaviorAnnotation, in.Spec.Behavior, in.Spec.Behavior != nil},
+	} {
+		if !a.set {
+			continue
+		}
+		text, err := json.Marshal(a.value)
+		if err != nil {
+			return nil, fmt.Errorf("writing annotation %s: %w", a.key, err)
+		}
+		if out.Annotations == nil {
+			out.Annotations = map[string]string{}
+		}
+		out.Annotations[a.key] = string(text)
+	}
+	return out, nil
+}

@@ -1,0 +1,216 @@
+package autoscaling
+
+import (
+	"fmt"
+	"slices"
+
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+const (
+	maxPeriod        = 1800 // seconds
+	maxStabilization = 3600 // seconds
+)
+
+func validateSpec(spec *autoscalingv2.HorizontalPodAutoscalerSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if spec.MinReplicas != nil && *spec.MinReplicas < 1 {
+		errs = append(errs, field.Invalid(path.Child("minReplicas"), *spec.MinReplicas, "must be greater than or equal to 1"))
+	}
+	if spec.MaxReplicas < 1 {
+		errs = append(errs, field.Invalid(path.Child("maxReplicas"), spec.MaxReplicas, "must be greater than 0"))
+	}
+	if spec.MinReplicas != nil && spec.MaxReplicas < *spec.MinReplicas {
+		errs = append(errs, field.Invalid(path.Child("maxReplicas"), spec.MaxReplicas, "must be greater than or equal to `minReplicas`"))
+	}
+	errs = append(errs, validateRef(&spec.ScaleTargetRef, path.Child("scaleTargetRef"))...)
+	for i := range spec.Metrics {
+		errs = append(errs, validateMetric(&spec.Metrics[i], path.Child("metrics").Index(i))...)
+	}
+	if b := spec.Behavior; b != nil {
+		errs = append(errs, validateRules(b.ScaleUp, path.Child("behavior", "scaleUp"))...)
+		errs = append(errs, validateRules(b.ScaleDown, path.Child("behavior", "scaleDown"))...)
+	}
+	return errs
+}
+
+func validateRef(ref *autoscalingv2.CrossVersionObjectReference, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, f := range []struct{ name, value string }{{"kind", ref.Kind}, {"name", ref.Name}} {
+		if f.value == "" {
+			errs = append(errs, field.Required(path.Child(f.name), ""))
+			continue
+		}
+		for _, msg := range pathvalidation.IsValidPathSegmentName(f.value) {
+			errs = append(errs, field.Invalid(path.Child(f.name), f.value, msg))
+		}
+	}
+	return errs
+}
+
+func validateRules(r *autoscalingv2.HPAScalingRules, path *field.Path) field.ErrorList {
+	if r == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	if w := r.StabilizationWindowSeconds; w != nil {
+		at := path.Child("stabilizationWindowSeconds")
+		if *w < 0 {
+			errs = append(errs, field.Invalid(at, *w, "must be greater than or equal to zero"))
+		}
+		if *w > maxStabilization {
+			errs = append(errs, field.Invalid(at, *w, fmt.Sprintf("must be less than or equal to %v", maxStabilization)))
+		}
+	}
+	selects := []autoscalingv2.ScalingPolicySelect{autoscalingv2.DisabledPolicySelect, autoscalingv2.MaxChangePolicySelect, autoscalingv2.MinChangePolicySelect}
+	if s := r.SelectPolicy; s != nil && !slices.Contains(selects, *s) {
+		errs = append(errs, field.NotSupported(path.Child("selectPolicy"), *s, selects))
+	}
+	policies := path.Child("policies")
+	if len(r.Policies) == 0 {
+		errs = append(errs, field.Required(policies, "must specify at least one Policy"))
+	}
+	types := []autoscalingv2.HPAScalingPolicyType{autoscalingv2.PercentScalingPolicy, autoscalingv2.PodsScalingPolicy}
+	for i, p := range r.Policies {
+		at := policies.Index(i)
+		if !slices.Contains(types, p.Type) {
+			errs = append(errs, field.NotSupported(at.Child("type"), p.Type, types))
+		}
+		if p.Value <= 0 {
+			errs = append(errs, field.Invalid(at.Child("value"), p.Value, "must be greater than zero"))
+		}
+		if p.PeriodSeconds <= 0 {
+			errs = append(errs, field.Invalid(at.Child("periodSeconds"), p.PeriodSeconds, "must be greater than zero"))
+		}
+		if p.PeriodSeconds > maxPeriod {
+			errs = append(errs, field.Invalid(at.Child("periodSeconds"), p.PeriodSeconds, fmt.Sprintf("must be less than or equal to %v", maxPeriod)))
+		}
+	}
+	return errs
+}
+
+func validateMetric(m *autoscalingv2.MetricSpec, path *field.Path) field.ErrorList {
+	types := []autoscalingv2.MetricSourceType{
+		autoscalingv2.ContainerResourceMetricSourceType, autoscalingv2.ExternalMetricSourceType, autoscalingv2.ObjectMetricSourceType,
+		autoscalingv2.PodsMetricSourceType, autoscalingv2.ResourceMetricSourceType,
+	}
+	if m.Type == "" {
+		return field.ErrorList{field.Required(path.Child("type"), "must specify a metric source type")}
+	}
+	if !slices.Contains(types, m.Type) {
+		return field.ErrorList{field.NotSupported(path.Child("type"), m.Type, types)}
+	}
+	sources := []struct {
+		name string
+		typ  autoscalingv2.MetricSourceType
+		set  bool
+	}{
+		{"object", autoscalingv2.ObjectMetricSourceType, m.Object != nil},
+		{"external", autoscalingv2.ExternalMetricSourceType, m.External != nil},
+		{"pods", autoscalingv2.PodsMetricSourceType, m.Pods != nil},
+		{"resource", autoscalingv2.ResourceMetricSourceType, m.Resource != nil},
+		{"containerResource", autoscalingv2.ContainerResourceMetricSourceType, m.ContainerResource != nil},
+	}
+	var errs field.ErrorList
+	for _, s := range sources {
+		if s.typ == m.Type && !s.set {
+			errs = append(errs, field.Required(path.Child(s.name), "must populate information for the given metric source"))
+		}
+		if s.typ != m.Type && s.set {
+			errs = append(errs, field.Forbidden(path.Child(s.name), "must populate the given metric source only"))
+		}
+	}
+	switch {
+	case m.Object != nil:
+		at := path.Child("object")
+		errs = append(errs, validateRef(&m.Object.DescribedObject, at.Child("describedObject"))...)
+		errs = append(errs, validateIdentifier(&m.Object.Metric, at.Child("metric"))...)
+		errs = append(errs, validateTarget(&m.Object.Target, at.Child("target"))...)
+		if m.Object.Target.Value == nil && m.Object.Target.AverageValue == nil {
+			errs = append(errs, field.Required(at.Child("target", "averageValue"), "must set either a target value for metric or a per-pod target"))
+		}
+	case m.External != nil:
+		at := path.Child("external")
+		errs = append(errs, validateIdentifier(&m.External.Metric, at.Child("metric"))...)
+		errs = append(errs, validateTarget(&m.External.Target, at.Child("target"))...)
+		switch {
+		case m.External.Target.Value == nil && m.External.Target.AverageValue == nil:
+			errs = append(errs, field.Required(at.Child("target", "averageValue"), "must set either a target value for metric or a per-pod target"))
+		case m.External.Target.Value != nil && m.External.Target.AverageValue != nil:
+			errs = append(errs, field.Forbidden(at.Child("target", "value"), "may not set both a target value for metric and a per-pod target"))
+		}
+	case m.Pods != nil:
+		at := path.Child("pods")
+		errs = append(errs, validateIdentifier(&m.Pods.Metric, at.Child("metric"))...)
+		errs = append(errs, validateTarget(&m.Pods.Target, at.Child("target"))...)
+		if v := m.Pods.Target.AverageValue; v == nil || v.Sign() != 1 {
+			errs = append(errs, field.Required(at.Child("target", "averageValue"), "must specify a positive target averageValue"))
+		}
+	case m.Resource != nil:
+		at := path.Child("resource")
+		if m.Resource.Name == "" {
+			errs = append(errs, field.Required(at.Child("name"), "must specify a resource name"))
+		}
+		errs = append(errs, validateResourceTarget(&m.Resource.Target, at.Child("target"))...)
+	case m.ContainerResource != nil:
+		at := path.Child("containerResource")
+		if m.ContainerResource.Name == "" {
+			errs = append(errs, field.Required(at.Child("name"), "must specify a resource name"))
+		}
+		if m.ContainerResource.Container == "" {
+			errs = append(errs, field.Required(at.Child("container"), "must specify a container"))
+		}
+		errs = append(errs, validateResourceTarget(&m.ContainerResource.Target, at.Child("target"))...)
+	}
+	return errs
+}
+
+func validateIdentifier(id *autoscalingv2.MetricIdentifier, path *field.Path) field.ErrorList {
+	if id.Name == "" {
+		return field.ErrorList{field.Required(path.Child("name"), "must specify a metric name")}
+	}
+	var errs field.ErrorList
+	for _, msg := range pathvalidation.IsValidPathSegmentName(id.Name) {
+		errs = append(errs, field.Invalid(path.Child("name"), id.Name, msg))
+	}
+	return errs
+}
+
+func validateResourceTarget(t *autoscalingv2.MetricTarget, path *field.Path) field.ErrorList {
+	errs := validateTarget(t, path)
+	switch {
+	case t.AverageUtilization == nil && t.AverageValue == nil:
+		errs = append(errs, field.Required(path.Child("averageUtilization"), "must set either a target raw value or a target utilization"))
+	case t.AverageUtilization != nil && t.AverageValue != nil:
+		errs = append(errs, field.Forbidden(path.Child("averageValue"), "may not set both a target raw value and a target utilization"))
+	}
+	return errs
+}
+
+func validateTarget(t *autoscalingv2.MetricTarget, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	types := []autoscalingv2.MetricTargetType{autoscalingv2.AverageValueMetricType, autoscalingv2.UtilizationMetricType, autoscalingv2.ValueMetricType}
+	if t.Type == "" {
+		errs = append(errs, field.Required(path.Child("type"), "must specify a metric target type"))
+	} else if !slices.Contains(types, t.Type) {
+		errs = append(errs, field.Invalid(path.Child("type"), t.Type, "must be either Utilization, Value, or AverageValue"))
+	}
+	if t.Value != nil && t.Value.Sign() != 1 {
+		errs = append(errs, field.Invalid(path.Child("value"), t.Value, "must be positive"))
+	}
+	if t.AverageValue != nil && t.AverageValue.Sign() != 1 {
+		errs = append(errs, field.Invalid(path.Child("averageValue"), t.AverageValue, "must be positive"))
+	}
+	if t.AverageUtilization != nil && *t.AverageUtilization < 1 {
+		errs = append(errs, field.Invalid(path.Child("averageUtilization"), t.AverageUtilization, "must be greater than 0"))
+	}
+	return errs
+}
+
+func validateStatus(s *autoscalingv2.HorizontalPodAutoscalerStatus, path *field.Path) field.ErrorList {
+	return append(apivalidation.ValidateNonnegativeField(int64(s.CurrentReplicas), path.Child("currentReplicas")),
+		apivalidation.ValidateNonnegativeField(int64(s.DesiredReplicas), path.Child("desiredReplicas"))...)
+}
