@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/storage/value"
 
+	"hyperkube/components/apiserver/connect"
 	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
@@ -73,14 +74,4 @@ type Config struct {
 }
 
 // KubeletConfig says how to reach kubelets.
-type KubeletConfig struct {
-	// ClientCertFile and ClientKeyFile are what the server shows to
-	// kubelets; empty: nothing.
-	ClientCertFile, ClientKeyFile string
-	// CAFile verifies the kubelets' serving certificates; empty: they are
-	// not verified, as upstream does.
-	CAFile string
-	// AddressTypes of nodes in the order of preference; nil means
-	// Hostname, InternalDNS, InternalIP, ExternalDNS, ExternalIP.
-	AddressTypes []string
-}
+type KubeletConfig = connect.KubeletConfig

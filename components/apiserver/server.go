@@ -14,10 +14,12 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	clientrest "k8s.io/client-go/rest"
 
+	"hyperkube/components/apiserver/connect"
 	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/filters"
 	"hyperkube/components/apiserver/memory"
 	"hyperkube/components/apiserver/metrics"
+	"hyperkube/components/apiserver/podactions"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/api/catalog"
@@ -57,7 +59,7 @@ func New(cfg Config) (*Server, error) {
 		cfg.EventTTL = time.Hour
 	}
 	if cfg.Resources == nil {
-		cfg.Resources = catalog.Resources()
+		cfg.Resources = append(catalog.Resources(), podactions.Bindings())
 	}
 	s := &Server{cfg: cfg, log: cfg.Log, ready: make(chan struct{})}
 	s.stopping, s.stop = context.WithCancel(context.Background())
@@ -111,6 +113,18 @@ func (s *Server) compose() error {
 		Log:        s.log,
 	})
 	if err != nil {
+		return err
+	}
+	streams, err := connect.Streams(connect.Config{
+		Registry: s.registry, Kubelet: s.cfg.Kubelet, Authorizer: authz, Error: s.rest.Error,
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.registry.AddStreams(streams...); err != nil {
+		return err
+	}
+	if err := s.registry.AddActions(podactions.Actions(s.registry)...); err != nil {
 		return err
 	}
 	s.chain, err = filters.New(filters.Config{

@@ -46,11 +46,20 @@ type ActionCall struct {
 	// Validate asks validating admission about the final object; an action
 	// that changes something calls it before it does.
 	Validate func(ctx context.Context, obj runtime.Object) error
-	// Change changes the object at the path: f is given a copy, again in
-	// each attempt. Its validation and managed fields, under the name of
-	// manager, are taken care of. The result is shared. Nothing is stored
-	// when dryRun holds "All".
-	Change func(ctx context.Context, dryRun []string, manager string, f func(obj api.Object) error) (api.Object, error)
+	// Change changes an object by the server itself: f is given a copy, again
+	// in each attempt, and may change anything, for nothing is validated or
+	// admitted. The result is shared.
+	Change func(ctx context.Context, what OwnChange, f func(obj api.Object) error) (api.Object, error)
 	// Delete deletes the object at the path as a client's DELETE would.
 	Delete func(ctx context.Context, opts *metav1.DeleteOptions) error
+}
+
+// OwnChange says which object the server itself changes.
+type OwnChange struct {
+	// Resource of the object, in the request's namespace.
+	Resource schema.GroupVersionResource
+	Name     string
+	DryRun   bool
+	// Manager, when set, is recorded in the managed fields.
+	Manager string
 }

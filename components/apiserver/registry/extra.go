@@ -3,6 +3,7 @@ package registry
 import (
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -18,9 +19,11 @@ type Stream struct {
 	Kind schema.GroupVersionKind
 	// Verbs that discovery tells, e.g. "create" and "get".
 	Verbs []string
-	// Options makes an empty object of what the query is decoded into and
-	// admission is shown; nil for streams that do not ask admission.
-	Options func() runtime.Object
+	// Options makes of the query what Serve is told and admission is shown;
+	// it may be nil.
+	Options func(query url.Values) (runtime.Object, error)
+	// Admit asks admission whether to CONNECT.
+	Admit bool
 	// Serve answers, once admission has agreed. Errors that it returns are
 	// written as a Status; after the first byte it returns none.
 	Serve func(w http.ResponseWriter, req *http.Request, call StreamCall) error
@@ -31,7 +34,7 @@ type StreamCall struct {
 	Namespace, Name string
 	// Path behind the subresource, with its leading slash; for proxies.
 	Path string
-	// Options is what Stream.Options made, filled from the query.
+	// Options is what Stream.Options made.
 	Options  runtime.Object
 	Resource *Resource
 }

@@ -3,13 +3,14 @@ package rest
 import (
 	"context"
 	"net/http"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/admission"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/client-go/kubernetes/scheme"
 
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
@@ -97,36 +98,44 @@ func (c *call) action(a *registry.Action) error {
 	return c.SendObject(c.w, c.req, format, code, out)
 }
 
-// changeFor changes the object at the path, by the server itself.
-func (c *call) changeFor(ctx context.Context, dryRun []string, manager string, f func(obj api.Object) error) (api.Object, error) {
-	fields, err := c.cfg.Fields.For(c.res.Resource, c.info.Subresource)
+// changeFor changes an object by the server itself.
+func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(obj api.Object) error) (api.Object, error) {
+	inner := *c
+	inner.ctx, inner.name = ctx, what.Name
+	if inner.res = c.cfg.Registry.Lookup(what.Resource); inner.res == nil {
+		return nil, apierrors.NewNotFound(what.Resource.GroupResource(), what.Name)
+	}
+	fields, err := c.cfg.Fields.For(inner.res.Resource, c.info.Subresource)
 	if err != nil {
 		return nil, err
 	}
-	// Nothing is taken back of what the server itself does.
-	way := &api.Update{
-		Prepare:  func(context.Context, api.Object, api.Object) {},
-		Validate: c.res.Update.Validate,
+	opts := &metav1.UpdateOptions{}
+	if what.DryRun {
+		opts.DryRun = []string{metav1.DryRunAll}
 	}
-	inner := *c
-	inner.ctx = ctx
 	out, err := inner.change(change{
-		way:        way,
+		way: &api.Update{
+			Prepare:  func(context.Context, api.Object, api.Object) {},
+			Validate: func(context.Context, api.Object, api.Object) field.ErrorList { return nil },
+		},
 		unadmitted: true,
-		options:    &metav1.UpdateOptions{DryRun: dryRun},
+		options:    opts,
 		make: func(_ context.Context, current api.Object) (api.Object, error) {
 			obj := current.DeepCopyObject().(api.Object)
 			if err := f(obj); err != nil {
 				return nil, err
 			}
-			return asObject(fields.UpdateNoErrors(current, obj, manager))
+			if what.Manager == "" {
+				return obj, nil
+			}
+			return asObject(fields.UpdateNoErrors(current, obj, what.Manager))
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
 	if out.entry != nil {
-		return c.res.Read(out.entry)
+		return inner.res.Read(out.entry)
 	}
 	return out.obj, nil
 }
@@ -141,6 +150,9 @@ func (c *call) deleteFor(ctx context.Context, opts *metav1.DeleteOptions) error 
 
 // stream hands the request to a subresource that answers by itself.
 func (c *call) stream(s *registry.Stream) error {
+	if c.info.Verb != "" && !slices.Contains(s.Verbs, c.info.Verb) {
+		return c.notAllowed()
+	}
 	call := registry.StreamCall{Namespace: c.namespace, Name: c.name, Resource: c.res}
 	for _, part := range c.info.Parts[3:] {
 		call.Path += "/" + part
@@ -149,13 +161,18 @@ func (c *call) stream(s *registry.Stream) error {
 		call.Path += "/"
 	}
 	if s.Options != nil {
-		opts := s.Options()
-		if err := scheme.ParameterCodec.DecodeParameters(c.query, s.Kind.GroupVersion(), opts); err != nil {
-			return apierrors.NewBadRequest(err.Error())
+		opts, err := s.Options(c.query)
+		if err != nil {
+			return err
 		}
 		call.Options = opts
+	}
+	if s.Admit {
+		if dryRun(c.query["dryRun"]) {
+			return apierrors.NewBadRequest("dryRun is not supported")
+		}
 		ctx := apirequest.WithNamespace(c.ctx, c.namespace)
-		r := review{operation: admission.Connect, kind: s.Kind, obj: opts, name: c.name}
+		r := review{operation: admission.Connect, kind: s.Kind, obj: call.Options, name: c.name}
 		if err := c.admit(ctx, r); err != nil {
 			return err
 		}

@@ -1,0 +1,243 @@
+// Package connect takes requests through to kubelets, pods and services: logs,
+// exec, attach, port-forward and proxy.
+package connect
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/rest"
+)
+
+// KubeletConfig says how to reach kubelets.
+type KubeletConfig struct {
+	// ClientCertFile and ClientKeyFile are what the server shows to
+	// kubelets; empty: nothing. They are read again when they change.
+	ClientCertFile, ClientKeyFile string
+	// CAFile verifies the kubelets' serving certificates; empty: they are
+	// not verified, as upstream does.
+	CAFile string
+	// AddressTypes of nodes in the order of preference; nil means
+	// Hostname, InternalDNS, InternalIP, ExternalDNS, ExternalIP.
+	AddressTypes []string
+}
+
+var defaultAddressTypes = []string{"Hostname", "InternalDNS", "InternalIP", "ExternalDNS", "ExternalIP"}
+
+// kubelets finds and talks to kubelets. Its methods are safe for use by several
+// goroutines.
+type kubelets struct {
+	registry *registry.Registry
+	types    []string
+	verified http.RoundTripper
+	// blind does not look at certificates, for clients who say so.
+	blind http.RoundTripper
+	// anyone talks to pods, whose certificates nobody vouches for.
+	anyone http.RoundTripper
+}
+
+func newKubelets(reg *registry.Registry, cfg KubeletConfig) (*kubelets, error) {
+	k := &kubelets{registry: reg, types: cfg.AddressTypes}
+	if len(k.types) == 0 {
+		k.types = defaultAddressTypes
+	}
+	base := &tls.Config{MinVersion: tls.VersionTLS12}
+	if cfg.ClientCertFile != "" {
+		pair := &clientPair{certFile: cfg.ClientCertFile, keyFile: cfg.ClientKeyFile}
+		if _, err := pair.get(nil); err != nil {
+			return nil, err
+		}
+		base.GetClientCertificate = pair.get
+	}
+	blind := base.Clone()
+	blind.InsecureSkipVerify = true //nolint:gosec // only when asked for, or without a CA
+	if cfg.CAFile == "" {
+		base = blind
+	} else {
+		data, err := os.ReadFile(cfg.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("authority of kubelets: %w", err)
+		}
+		base.RootCAs = x509.NewCertPool()
+		if !base.RootCAs.AppendCertsFromPEM(data) {
+			return nil, fmt.Errorf("authority of kubelets: %s has no certificates", cfg.CAFile)
+		}
+	}
+	k.verified, k.blind = transport(base), transport(blind)
+	k.anyone = transport(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // pods have no identity to verify
+	return k, nil
+}
+
+func transport(cfg *tls.Config) *http.Transport {
+	return &http.Transport{
+		TLSClientConfig:     cfg,
+		DialContext:         (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+		TLSHandshakeTimeout: 10 * time.Second,
+		MaxIdleConnsPerHost: 5,
+		IdleConnTimeout:     90 * time.Second,
+		DisableCompression:  true,
+		// Upgrades need HTTP/1.1.
+		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{},
+	}
+}
+
+// clientPair is the client certificate, read again when its file changes.
+type clientPair struct {
+	certFile, keyFile string
+
+	mu      sync.Mutex
+	pair    *tls.Certificate
+	changed time.Time
+}
+
+func (c *clientPair) get(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	info, err := os.Stat(c.certFile)
+	if err == nil && (c.pair == nil || !info.ModTime().Equal(c.changed)) {
+		var pair tls.Certificate
+		if pair, err = tls.LoadX509KeyPair(c.certFile, c.keyFile); err == nil {
+			c.pair, c.changed = &pair, info.ModTime()
+		}
+	}
+	if c.pair == nil {
+		return nil, fmt.Errorf("client certificate for kubelets: %w", err)
+	}
+	return c.pair, nil
+}
+
+// at returns where the kubelet of a node is: an https URL without a path.
+func (k *kubelets) at(ctx context.Context, name string) (*url.URL, error) {
+	obj, err := k.get(ctx, "nodes", "", name)
+	if err != nil {
+		return nil, err
+	}
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return nil, fmt.Errorf("node %s is a %T", name, obj)
+	}
+	port := int(node.Status.DaemonEndpoints.KubeletEndpoint.Port)
+	if port == 0 {
+		port = 10250
+	}
+	host, err := k.address(node)
+	if err != nil {
+		return nil, apierrors.NewServiceUnavailable(err.Error())
+	}
+	return &url.URL{Scheme: "https", Host: net.JoinHostPort(host, strconv.Itoa(port))}, nil
+}
+
+func (k *kubelets) address(node *corev1.Node) (string, error) {
+	for _, t := range k.types {
+		for _, a := range node.Status.Addresses {
+			if string(a.Type) == t {
+				return a.Address, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("no preferred addresses found; known addresses: %v", node.Status.Addresses)
+}
+
+// get reads an object of core/v1, as new as it is. It is shared.
+func (k *kubelets) get(ctx context.Context, resource, namespace, name string) (any, error) {
+	res := k.registry.Lookup(corev1.SchemeGroupVersion.WithResource(resource))
+	if res == nil {
+		return nil, fmt.Errorf("%s are not served", resource)
+	}
+	entry, err := res.Collection.Get(ctx, res.Key(namespace, name), -1)
+	if err != nil {
+		return nil, rest.StoreError(res, name, err)
+	}
+	return res.Read(entry)
+}
+
+func (k *kubelets) pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	obj, err := k.get(ctx, "pods", namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return nil, fmt.Errorf("pod %s is a %T", name, obj)
+	}
+	return pod, nil
+}
+
+// container returns the container that a request means.
+func container(wanted string, pod *corev1.Pod) (string, error) {
+	if wanted != "" {
+		for _, name := range containerNames(pod) {
+			if name == wanted {
+				return wanted, nil
+			}
+		}
+		return "", badRequest("container %s is not valid for pod %s", wanted, pod.Name)
+	}
+	switch len(pod.Spec.Containers) {
+	case 1:
+		return pod.Spec.Containers[0].Name, nil
+	case 0:
+		return "", badRequest("a container name must be specified for pod %s", pod.Name)
+	}
+	if name := pod.Annotations["kubectl.kubernetes.io/default-container"]; name != "" {
+		for _, c := range pod.Spec.Containers {
+			if c.Name == name {
+				return name, nil
+			}
+		}
+	}
+	names := make([]string, 0, len(pod.Spec.Containers))
+	for _, c := range pod.Spec.Containers {
+		names = append(names, c.Name)
+	}
+	msg := fmt.Sprintf("a container name must be specified for pod %s, choose one of: [%s]", pod.Name, strings.Join(names, " "))
+	if n := len(pod.Spec.InitContainers); n > 0 {
+		init := make([]string, 0, n)
+		for _, c := range pod.Spec.InitContainers {
+			init = append(init, c.Name)
+		}
+		msg += fmt.Sprintf(" or one of the init containers: [%s]", strings.Join(init, " "))
+	}
+	if n := len(pod.Spec.EphemeralContainers); n > 0 {
+		ephemeral := make([]string, 0, n)
+		for _, c := range pod.Spec.EphemeralContainers {
+			ephemeral = append(ephemeral, c.Name)
+		}
+		msg += fmt.Sprintf(" or one of the ephemeral containers: [%s]", strings.Join(ephemeral, " "))
+	}
+	return "", badRequest("%s", msg)
+}
+
+func containerNames(pod *corev1.Pod) []string {
+	var names []string
+	for _, c := range pod.Spec.Containers {
+		names = append(names, c.Name)
+	}
+	for _, c := range pod.Spec.InitContainers {
+		names = append(names, c.Name)
+	}
+	for _, c := range pod.Spec.EphemeralContainers {
+		names = append(names, c.Name)
+	}
+	return names
+}
+
+var (
+	pods     = corev1.SchemeGroupVersion.WithResource("pods")
+	services = corev1.SchemeGroupVersion.WithResource("services")
+	nodes    = corev1.SchemeGroupVersion.WithResource("nodes")
+)

@@ -1,0 +1,203 @@
+package connect
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/proxy"
+
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/rest"
+	"hyperkube/internal/store"
+)
+
+// named takes "scheme:name:port" apart; scheme and port may be left out.
+func named(id string) (scheme, name, port string, err error) {
+	scheme, name, port, ok := utilnet.SplitSchemeNamePort(id)
+	if !ok {
+		return "", "", "", badRequest("invalid service request %q", id)
+	}
+	return scheme, name, port, nil
+}
+
+// podProxy passes a request on to a pod's address.
+func (c *connector) podProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
+	scheme, name, port, ok := utilnet.SplitSchemeNamePort(call.Name)
+	if !ok {
+		return badRequest("invalid pod request %q", call.Name)
+	}
+	pod, err := c.pod(req.Context(), call.Namespace, name)
+	if err != nil {
+		return err
+	}
+	if port == "" {
+		for _, ctr := range pod.Spec.Containers {
+			if len(ctr.Ports) > 0 {
+				port = strconv.Itoa(int(ctr.Ports[0].ContainerPort))
+				break
+			}
+		}
+	} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		for _, ctr := range pod.Spec.Containers {
+			for _, p := range ctr.Ports {
+				if p.Name == port {
+					port = strconv.Itoa(int(p.ContainerPort))
+				}
+			}
+		}
+	}
+	ip := pod.Status.PodIP
+	if len(pod.Status.PodIPs) > 0 {
+		ip = pod.Status.PodIPs[0].IP
+	}
+	if ip == "" {
+		return badRequest("address not allowed")
+	}
+	if err := checkAddress(ip); err != nil {
+		return err
+	}
+	host := ip
+	if port != "" {
+		host = net.JoinHostPort(ip, port)
+	} else if strings.Contains(ip, ":") {
+		host = "[" + ip + "]"
+	}
+	return c.pass(w, req, &url.URL{Scheme: scheme, Host: host}, call, false)
+}
+
+// serviceProxy passes a request on to one of a service's endpoints.
+func (c *connector) serviceProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
+	scheme, name, port, err := named(call.Name)
+	if err != nil {
+		return err
+	}
+	obj, err := c.get(req.Context(), "services", call.Namespace, name)
+	if err != nil {
+		return err
+	}
+	svc, ok := obj.(*corev1.Service)
+	if !ok {
+		return fmt.Errorf("service %s is a %T", name, obj)
+	}
+	// A number is a port of the service, known there by its name.
+	if n, err := strconv.ParseInt(port, 10, 32); err == nil {
+		found := false
+		for _, p := range svc.Spec.Ports {
+			if int64(p.Port) == n {
+				port, found = p.Name, true
+				break
+			}
+		}
+		if !found {
+			return apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", n, name))
+		}
+	}
+	host, err := c.endpoint(req.Context(), svc, port)
+	if err != nil {
+		return err
+	}
+	return c.pass(w, req, &url.URL{Scheme: scheme, Host: host}, call, false)
+}
+
+// endpoint picks a ready endpoint of a service's port.
+func (c *connector) endpoint(ctx context.Context, svc *corev1.Service, port string) (string, error) {
+	none := apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", svc.Name))
+	res := c.registry.Lookup(discoveryv1.SchemeGroupVersion.WithResource("endpointslices"))
+	if res == nil {
+		return "", none
+	}
+	page, err := res.Collection.List(ctx, store.ListOptions{Prefix: svc.Namespace + "/"})
+	if err != nil {
+		return "", rest.StoreError(res, "", err)
+	}
+	var hosts []string
+	for _, e := range page.Entries {
+		obj, err := res.Read(e)
+		if err != nil {
+			return "", err
+		}
+		slice, ok := obj.(*discoveryv1.EndpointSlice)
+		if !ok || slice.Labels[discoveryv1.LabelServiceName] != svc.Name || slice.AddressType == discoveryv1.AddressTypeFQDN {
+			continue
+		}
+		for _, p := range slice.Ports {
+			if p.Port == nil || p.Name == nil && port != "" || p.Name != nil && *p.Name != port {
+				continue
+			}
+			for _, ep := range slice.Endpoints {
+				if len(ep.Addresses) > 0 && (ep.Conditions.Ready == nil || *ep.Conditions.Ready) && checkAddress(ep.Addresses[0]) == nil {
+					hosts = append(hosts, net.JoinHostPort(ep.Addresses[0], strconv.Itoa(int(*p.Port))))
+				}
+			}
+		}
+	}
+	if len(hosts) == 0 {
+		return "", none
+	}
+	return hosts[rand.IntN(len(hosts))], nil
+}
+
+// nodeProxy passes a request on to a kubelet.
+func (c *connector) nodeProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
+	scheme, name, port, ok := utilnet.SplitSchemeNamePort(call.Name)
+	if !ok {
+		return badRequest("invalid node request %q", call.Name)
+	}
+	at, err := c.at(req.Context(), name)
+	if err != nil {
+		return err
+	}
+	if port != "" && port != at.Port() {
+		// Another port of the node is not the kubelet and is not shown its
+		// client certificate.
+		at = &url.URL{Scheme: scheme, Host: net.JoinHostPort(at.Hostname(), port)}
+		if err := checkAddress(at.Hostname()); err != nil {
+			return err
+		}
+		return c.pass(w, req, at, call, false)
+	}
+	return c.pass(w, req, at, call, true)
+}
+
+// checkAddress keeps proxies from what is only meant for the server's own
+// machine.
+func checkAddress(host string) error {
+	ip := net.ParseIP(host)
+	if ip != nil && (ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast() || ip.IsUnspecified()) {
+		return badRequest("address not allowed")
+	}
+	return nil
+}
+
+// pass passes a request on, and the answer back. Links in HTML are rewritten so
+// that they lead through the proxy again.
+func (c *connector) pass(w http.ResponseWriter, req *http.Request, at *url.URL, call registry.StreamCall, kubelet bool) error {
+	if at.Scheme == "" {
+		at.Scheme = "http"
+	}
+	at.Path = "/" + strings.TrimPrefix(call.Path, "/")
+	if clean := path.Clean(at.Path); strings.HasSuffix(at.Path, "/") && clean != "/" {
+		at.Path = clean + "/"
+	} else {
+		at.Path = clean
+	}
+	at.RawQuery = req.URL.RawQuery
+	rt := c.anyone
+	if kubelet {
+		rt = c.verified
+	}
+	h := proxy.NewUpgradeAwareHandler(at, rt, true, false, responder{c.cfg.Error})
+	h.ServeHTTP(w, req)
+	return nil
+}

@@ -1,0 +1,152 @@
+// Package podactions is what is done to pods but not by writing them: binding
+// them to nodes, and evicting them.
+package podactions
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/api"
+)
+
+var (
+	pods        = corev1.SchemeGroupVersion.WithResource("pods")
+	bindings    = corev1.SchemeGroupVersion.WithResource("bindings")
+	bindingKind = corev1.SchemeGroupVersion.WithKind("Binding")
+)
+
+// Bindings is the old resource by which pods are bound: a POST to it is one to
+// pods/binding.
+func Bindings() *api.Resource {
+	return api.Kind[*corev1.Binding]{
+		Names:   api.Names{Kind: "Binding", Plural: "bindings"},
+		Version: "v1",
+		Scope:   api.Namespaced,
+		New:     func() *corev1.Binding { return &corev1.Binding{} },
+		Review:  true,
+		Verbs:   []string{"create"},
+	}.Resource()
+}
+
+// Actions of pods that are served.
+func Actions(reg *registry.Registry) []*registry.Action {
+	if reg.Lookup(pods) == nil {
+		return nil
+	}
+	out := []*registry.Action{bindAction(pods, "binding"), evictAction(reg)}
+	if reg.Lookup(bindings) != nil {
+		out = append(out, bindAction(bindings, ""))
+	}
+	return out
+}
+
+func bindAction(resource schema.GroupVersionResource, subresource string) *registry.Action {
+	return &registry.Action{
+		Resource: resource, Subresource: subresource, Kind: bindingKind,
+		New: func() runtime.Object { return &corev1.Binding{} },
+		Run: bind,
+	}
+}
+
+// bind gives a pod its node, once.
+func bind(ctx context.Context, call registry.ActionCall) (runtime.Object, error) {
+	b, ok := call.Object.(*corev1.Binding)
+	if !ok {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a Binding object: %#v", call.Object))
+	}
+	if b.Name == "" {
+		b.Name = call.Name
+	}
+	if b.Name != call.Name {
+		return nil, apierrors.NewBadRequest("name in URL does not match name in Binding object")
+	}
+	if errs := validateBinding(b); len(errs) > 0 {
+		return nil, apierrors.NewInvalid(bindingKind.GroupKind(), b.Name, errs)
+	}
+	if err := call.Validate(ctx, b); err != nil {
+		return nil, err
+	}
+	_, err := call.Change(ctx, registry.OwnChange{Resource: pods, Name: call.Name, DryRun: call.DryRun}, func(obj api.Object) error {
+		pod, ok := obj.(*corev1.Pod)
+		if !ok {
+			return fmt.Errorf("binding: %s is a %T", call.Name, obj)
+		}
+		if err := assign(pod, b); err != nil {
+			return apierrors.NewConflict(schema.GroupResource{Resource: "pods/binding"}, call.Name, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &metav1.Status{Status: metav1.StatusSuccess}, nil
+}
+
+func validateBinding(b *corev1.Binding) field.ErrorList {
+	var errs field.ErrorList
+	if kind := b.Target.Kind; kind != "" && kind != "Node" {
+		errs = append(errs, field.NotSupported(field.NewPath("target", "kind"), kind, []string{"Node", "<empty>"}))
+	}
+	if b.Target.Name == "" {
+		errs = append(errs, field.Required(field.NewPath("target", "name"), ""))
+	}
+	return errs
+}
+
+func assign(pod *corev1.Pod, b *corev1.Binding) error {
+	switch {
+	case b.UID != "" && b.UID != pod.UID:
+		return fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", b.UID, pod.UID)
+	case b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion:
+		return fmt.Errorf("Precondition failed: ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", b.ResourceVersion, pod.ResourceVersion)
+	case pod.DeletionTimestamp != nil:
+		return fmt.Errorf("pod %s is being deleted, cannot be assigned to a host", pod.Name)
+	case pod.Spec.NodeName != "":
+		return fmt.Errorf("pod %v is already assigned to node %q", pod.Name, pod.Spec.NodeName)
+	case len(pod.Spec.SchedulingGates) != 0:
+		return fmt.Errorf("pod %v has non-empty .spec.schedulingGates", pod.Name)
+	}
+	pod.Spec.NodeName = b.Target.Name
+	if len(b.Annotations) > 0 && pod.Annotations == nil {
+		pod.Annotations = map[string]string{}
+	}
+	for k, v := range b.Annotations {
+		pod.Annotations[k] = v
+	}
+	if len(b.Labels) > 0 && pod.Labels == nil {
+		pod.Labels = map[string]string{}
+	}
+	for k, v := range b.Labels {
+		pod.Labels[k] = v
+	}
+	setCondition(pod, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue})
+	return nil
+}
+
+// setCondition replaces the condition of that type, or adds it. The time of a
+// transition is kept as long as the status is.
+func setCondition(pod *corev1.Pod, c corev1.PodCondition) {
+	c.LastTransitionTime = metav1.NewTime(time.Now().Truncate(time.Second))
+	if c.ObservedGeneration == 0 && c.Type != corev1.PodScheduled {
+		c.ObservedGeneration = pod.Generation
+	}
+	for i := range pod.Status.Conditions {
+		if old := &pod.Status.Conditions[i]; old.Type == c.Type {
+			if old.Status == c.Status {
+				c.LastTransitionTime = old.LastTransitionTime
+			}
+			*old = c
+			return
+		}
+	}
+	pod.Status.Conditions = append(pod.Status.Conditions, c)
+}
