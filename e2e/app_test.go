@@ -18,6 +18,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/internal/testimage"
 )
 
 // web is an application of n replicas behind a Service, with a ConfigMap
@@ -462,7 +464,7 @@ func TestCanI(t *testing.T) {
 
 func TestPull(t *testing.T) {
 	s := newSpace(t)
-	image, err := busyboxImage()
+	image, err := testimage.Busybox()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,6 +29,7 @@ import (
 	"hyperkube/components/apiserver/inprocess"
 	"hyperkube/components/apiserver/openapi"
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/reviews"
 	"hyperkube/components/apiserver/serviceip"
 	"hyperkube/components/apiserver/tokens"
 	"hyperkube/internal/client"
@@ -210,8 +211,9 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 		return err
 	}
 	who.Request, may.Authorizer, admit.Interface = s.authn, s.authz, s.admission
-	_ = issuer
-	return nil
+	return reg.AddActions(reviews.Actions(reviews.Config{
+		Tokens: s.authn, Audiences: audiences, Authorizer: s.authz, Rules: s.authz, Issuer: issuer,
+	})...)
 }
 
 // extend adds what takes part in the writes of single resources.

@@ -9,6 +9,7 @@ import (
 
 	"hyperkube/components/apiserver/bootstrap"
 	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/store"
 )
 
 // lateAdmission is filled before the server runs.
@@ -51,6 +52,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.own.Informers.Shutdown()
 		return nil
 	}))
+	group.Start(background, "compaction", &store.Compactor{Client: s.cfg.Etcd, Log: s.cfg.Log})
 	if err := s.begin(ctx, group, background); err != nil {
 		if ctx.Err() != nil {
 			return group.Stop()

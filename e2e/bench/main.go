@@ -1,0 +1,311 @@
+// Command bench measures a cluster of this program on this machine and prints
+// what docs/performance.md records. It needs root, takes away a cluster that is
+// there, and leaves none.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/runtime/runtimeclient"
+	"hyperkube/internal/testimage"
+)
+
+func main() {
+	binary := flag.String("binary", "bin/hyperkube", "The program to measure.")
+	idle := flag.Duration("idle", time.Minute, "How long to measure at rest.")
+	pods := flag.Int("pods", 50, "How many pods to start one by one, and in a Deployment.")
+	flag.Parse()
+	path, err := filepath.Abs(*binary)
+	if err == nil {
+		err = (&bench{binary: path, idle: *idle, pods: *pods}).run(context.Background())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+type bench struct {
+	binary string
+	idle   time.Duration
+	pods   int
+	kube   kubernetes.Interface
+}
+
+func (b *bench) run(ctx context.Context) (err error) {
+	dir, err := os.MkdirTemp("", "hyperkube-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	os.Setenv("KUBECONFIG", filepath.Join(dir, "kubeconfig"))
+	if err := b.command("reset"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.command("reset")) }()
+	// Once to have the program in the page cache, as on any second run; the
+	// disk is empty again for what counts.
+	for _, round := range []string{"first run", "empty disk"} {
+		began := time.Now()
+		if err := b.command("up"); err != nil {
+			return err
+		}
+		fmt.Printf("up, %s, to a ready node and a running pod (DNS): %v\n", round, time.Since(began).Round(time.Millisecond))
+		if round == "first run" {
+			if err := b.command("reset"); err != nil {
+				return err
+			}
+		}
+	}
+	archive := filepath.Join(dir, "busybox.tar")
+	if err := testimage.WriteBusybox(archive, "busybox:bench"); err != nil {
+		return err
+	}
+	if err := b.command("image", "import", archive); err != nil {
+		return err
+	}
+	rest, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		return err
+	}
+	rest.QPS = -1
+	if b.kube, err = kubernetes.NewForConfig(rest); err != nil {
+		return err
+	}
+	time.Sleep(10 * time.Second)
+	for _, step := range []func(context.Context) error{b.atRest, b.podByPod, b.deployment, b.runtime} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) command(args ...string) error {
+	cmd := exec.Command(b.binary, args...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("hyperkube %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+func pod(name string) *corev1.Pod {
+	zero := int64(0)
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "bench"}},
+		Spec: corev1.PodSpec{
+			TerminationGracePeriodSeconds: &zero,
+			Containers:                    []corev1.Container{{Name: "c", Image: "busybox:bench", Command: []string{"sleep", "3600"}}},
+		},
+	}
+}
+
+// podByPod measures from the create call to a watch that sees Running.
+func (b *bench) podByPod(ctx context.Context) error {
+	pods := b.kube.CoreV1().Pods("default")
+	var took []time.Duration
+	for i := range b.pods {
+		name := fmt.Sprintf("one-%d", i)
+		w, err := pods.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		if err != nil {
+			return err
+		}
+		began := time.Now()
+		if _, err := pods.Create(ctx, pod(name), metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		for e := range w.ResultChan() {
+			if p, ok := e.Object.(*corev1.Pod); ok && e.Type != watch.Deleted && p.Status.Phase == corev1.PodRunning {
+				break
+			}
+		}
+		took = append(took, time.Since(began))
+		w.Stop()
+		if err := pods.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("pod create to Running as a watch sees it, %d pods: %s\n", len(took), spread(took))
+	return nil
+}
+
+func (b *bench) deployment(ctx context.Context) error {
+	deployments := b.kube.AppsV1().Deployments("default")
+	n := int32(b.pods)
+	template := pod("")
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "many"},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &n, Selector: &metav1.LabelSelector{MatchLabels: template.Labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: template.Labels}, Spec: template.Spec},
+		},
+	}
+	w, err := deployments.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=many"})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	before := b.processes()
+	began := time.Now()
+	if _, err := deployments.Create(ctx, d, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	for e := range w.ResultChan() {
+		if d, ok := e.Object.(*appsv1.Deployment); ok && d.Status.ReadyReplicas == n {
+			break
+		}
+	}
+	fmt.Printf("Deployment of %d, to all ready: %v\n", n, time.Since(began).Round(time.Millisecond))
+	time.Sleep(5 * time.Second)
+	after := b.processes()
+	fmt.Printf("memory that a pod adds in the project's processes: %.2f MB PSS\n", float64(after.pss()-before.pss())/1e3/float64(n))
+	return deployments.Delete(ctx, "many", metav1.DeleteOptions{})
+}
+
+// runtime measures container create plus start through CRI alone.
+func (b *bench) runtime(ctx context.Context) error {
+	client, err := runtimeclient.Dial("/run/hyperkube/runtime.sock")
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	sandbox := &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "bench", Namespace: "default", Uid: "bench"},
+		LogDirectory: os.TempDir(), Linux: &runtimeapi.LinuxPodSandboxConfig{},
+	}
+	began := time.Now()
+	s, err := client.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: sandbox})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("sandbox in the runtime: %v\n", time.Since(began).Round(100*time.Microsecond))
+	defer func() {
+		_, _ = client.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: s.PodSandboxId})
+		_, _ = client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: s.PodSandboxId})
+	}()
+	var took []time.Duration
+	for i := range 20 {
+		began := time.Now()
+		c, err := client.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+			PodSandboxId: s.PodSandboxId, SandboxConfig: sandbox,
+			Config: &runtimeapi.ContainerConfig{
+				Metadata: &runtimeapi.ContainerMetadata{Name: fmt.Sprintf("c%d", i)},
+				Image:    &runtimeapi.ImageSpec{Image: "busybox:bench"},
+				Command:  []string{"sleep", "3600"}, LogPath: fmt.Sprintf("bench-%d.log", i),
+				Linux: &runtimeapi.LinuxContainerConfig{},
+			},
+		})
+		if err != nil {
+			return err
+		}
+		if _, err := client.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
+			return err
+		}
+		took = append(took, time.Since(began))
+		os.Remove(filepath.Join(os.TempDir(), fmt.Sprintf("bench-%d.log", i)))
+	}
+	fmt.Printf("container create plus start in the runtime, %d: %s\n", len(took), spread(took))
+	return nil
+}
+
+func spread(took []time.Duration) string {
+	sort.Slice(took, func(i, j int) bool { return took[i] < took[j] })
+	at := func(p int) time.Duration {
+		return took[min(len(took)*p/100, len(took)-1)].Round(100 * time.Microsecond)
+	}
+	return fmt.Sprintf("p50 %v, p90 %v, p99 %v", at(50), at(90), at(99))
+}
+
+// process is one of the project's, with kilobytes of memory and seconds of CPU.
+type process struct {
+	pid           int
+	name          string
+	pssKB, anonKB int
+	cpu           float64
+}
+
+type processes []process
+
+func (p processes) pss() (sum int) {
+	for _, one := range p {
+		sum += one.pssKB
+	}
+	return sum
+}
+
+// processes finds the project's processes: this program, its runtime and the
+// pods of the built-in image.
+func (b *bench) processes() processes {
+	var out processes
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cmdline, _ := os.ReadFile(dir + "/cmdline")
+		words := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
+		base := filepath.Base(words[0])
+		if !strings.HasPrefix(base, "hyperkube") && base != "pause" {
+			continue
+		}
+		p := process{name: base}
+		p.pid, _ = strconv.Atoi(filepath.Base(dir))
+		if len(words) > 1 && !strings.HasPrefix(words[1], "-") {
+			p.name += " " + words[1]
+		}
+		rollup, _ := os.ReadFile(dir + "/smaps_rollup")
+		for _, line := range strings.Split(string(rollup), "\n") {
+			fields := strings.Fields(line)
+			if len(fields) == 3 && fields[0] == "Pss:" {
+				p.pssKB, _ = strconv.Atoi(fields[1])
+			} else if len(fields) == 3 && fields[0] == "Anonymous:" {
+				p.anonKB, _ = strconv.Atoi(fields[1])
+			}
+		}
+		stat, _ := os.ReadFile(dir + "/stat")
+		if i := strings.LastIndexByte(string(stat), ')'); i > 0 {
+			fields := strings.Fields(string(stat[i+1:]))
+			if len(fields) > 12 {
+				user, _ := strconv.ParseFloat(fields[11], 64)
+				system, _ := strconv.ParseFloat(fields[12], 64)
+				p.cpu = (user + system) / 100
+			}
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// atRest measures memory and CPU of a cluster that nobody uses.
+func (b *bench) atRest(context.Context) error {
+	before := map[int]float64{}
+	for _, p := range b.processes() {
+		before[p.pid] = p.cpu
+	}
+	time.Sleep(b.idle)
+	var pss, anon int
+	var cpu float64
+	fmt.Printf("at rest, over %v:\n", b.idle)
+	for _, p := range b.processes() {
+		used := (p.cpu - before[p.pid]) / b.idle.Seconds() * 100
+		fmt.Printf("  %-24s %7.1f MB PSS %7.1f MB anonymous %6.2f %% of a core\n", p.name, float64(p.pssKB)/1e3, float64(p.anonKB)/1e3, used)
+		pss, anon, cpu = pss+p.pssKB, anon+p.anonKB, cpu+used
+	}
+	fmt.Printf("  %-24s %7.1f MB PSS %7.1f MB anonymous %6.2f %% of a core\n", "all", float64(pss)/1e3, float64(anon)/1e3, cpu)
+	return nil
+}
