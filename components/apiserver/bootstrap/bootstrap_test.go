@@ -1,0 +1,311 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"net/url"
+	"slices"
+	"sync"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/serviceip"
+	"hyperkube/internal/api/core"
+	"hyperkube/internal/api/discovery"
+	"hyperkube/internal/api/networking"
+	"hyperkube/internal/api/rbac"
+	"hyperkube/internal/api/scheduling"
+	"hyperkube/internal/store"
+)
+
+func startEtcd(t testing.TB) *clientv3.Client {
+	cfg := embed.NewConfig()
+	cfg.Dir = t.TempDir()
+	local := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = local, local
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = local, local
+	cfg.InitialCluster = cfg.InitialClusterFromName("default")
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	etcd, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-etcd.Server.ReadyNotify()
+	client := v3client.New(etcd.Server)
+	t.Cleanup(func() {
+		client.Close()
+		etcd.Close()
+	})
+	return client
+}
+
+func startRegistry(t testing.TB) *registry.Registry {
+	s, err := store.New(store.Config{Client: startEtcd(t), Prefix: "/registry"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = s.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	r, err := registry.New(registry.Config{Store: s, Resources: slices.Concat(core.Resources(), rbac.Resources(),
+		scheduling.Resources(), networking.Resources(), discovery.Resources())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func get[T any](t *testing.T, r *registry.Registry, gvr schema.GroupVersionResource, key string) (T, *store.Entry) {
+	t.Helper()
+	e, err := r.Lookup(gvr).Collection.Get(t.Context(), key, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj, err := e.Object()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return obj.(T), e
+}
+
+func TestRunWritesWhatIsMissing(t *testing.T) {
+	r := startRegistry(t)
+	cfg := Config{Registry: r, ServiceCIDRs: []string{"10.96.0.0/16"}, Log: quiet()}
+	if err := Run(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	ns, _ := get[*corev1.Namespace](t, r, corev1.SchemeGroupVersion.WithResource("namespaces"), "kube-system")
+	if ns.Status.Phase != corev1.NamespaceActive || len(ns.Spec.Finalizers) != 1 || ns.UID == "" || ns.CreationTimestamp.IsZero() {
+		t.Errorf("namespace %+v", ns)
+	}
+	cidr, _ := get[*networkingv1.ServiceCIDR](t, r, networkingv1.SchemeGroupVersion.WithResource("servicecidrs"), "kubernetes")
+	if len(cidr.Status.Conditions) != 1 {
+		t.Errorf("range %+v", cidr)
+	}
+	roles := rbacv1.SchemeGroupVersion.WithResource("clusterroles")
+	policy := DefaultPolicy()
+	if got := r.Lookup(roles).Collection.Len(); got != len(policy.ClusterRoles) {
+		t.Errorf("%d cluster roles, want %d", got, len(policy.ClusterRoles))
+	}
+	revision, err := r.Store().CurrentRevision(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if again, _ := r.Store().CurrentRevision(t.Context()); again != revision {
+		t.Errorf("a second run wrote up to %d, the first to %d", again, revision)
+	}
+}
+
+func TestRunMendsRoles(t *testing.T) {
+	r := startRegistry(t)
+	cfg := Config{Registry: r, Log: quiet()}
+	if err := Run(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	roles, bindings := rbacv1.SchemeGroupVersion.WithResource("clusterroles"), rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings")
+	change := func(gvr schema.GroupVersionResource, key string, f func(obj any)) {
+		t.Helper()
+		e, err := r.Lookup(gvr).Collection.Get(t.Context(), key, -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		obj, err := e.Object()
+		if err != nil {
+			t.Fatal(err)
+		}
+		is := obj.DeepCopyObject()
+		f(is)
+		is.(interface{ SetResourceVersion(string) }).SetResourceVersion("")
+		if _, _, err := r.Store().Commit(t.Context(), r.Lookup(gvr).Collection.Update(e, is, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	extra := rule("get", "example.com", "things")
+	change(roles, "system:kube-scheduler", func(obj any) {
+		role := obj.(*rbacv1.ClusterRole)
+		role.Rules = append(role.Rules[3:], extra)
+	})
+	change(roles, "system:kube-dns", func(obj any) {
+		role := obj.(*rbacv1.ClusterRole)
+		role.Annotations[rbacv1.AutoUpdateAnnotationKey] = "false"
+		role.Rules = nil
+	})
+	change(bindings, "cluster-admin", func(obj any) { obj.(*rbacv1.ClusterRoleBinding).Subjects = nil })
+	if err := Run(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	scheduler, _ := get[*rbacv1.ClusterRole](t, r, roles, "system:kube-scheduler")
+	if n := len(scheduler.Rules); n < 20 || !slices.ContainsFunc(scheduler.Rules, func(r rbacv1.PolicyRule) bool { return r.APIGroups[0] == "example.com" }) {
+		t.Errorf("the scheduler has %d rules: %v", n, scheduler.Rules)
+	}
+	if dns, _ := get[*rbacv1.ClusterRole](t, r, roles, "system:kube-dns"); len(dns.Rules) != 0 {
+		t.Error("a role that shall stay was changed")
+	}
+	if admin, _ := get[*rbacv1.ClusterRoleBinding](t, r, bindings, "cluster-admin"); len(admin.Subjects) != 1 {
+		t.Errorf("the administrators are %v", admin.Subjects)
+	}
+}
+
+func TestPolicyIsValid(t *testing.T) {
+	r := startRegistry(t)
+	policy := DefaultPolicy()
+	for _, list := range []struct {
+		resource string
+		objects  int
+		check    func(i int) []string
+	}{
+		{"clusterroles", len(policy.ClusterRoles), func(i int) []string {
+			return errorsOf(r.Lookup(rbacv1.SchemeGroupVersion.WithResource("clusterroles")), policy.ClusterRoles[i])
+		}},
+		{"clusterrolebindings", len(policy.ClusterRoleBindings), func(i int) []string {
+			return errorsOf(r.Lookup(rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings")), policy.ClusterRoleBindings[i])
+		}},
+		{"roles", len(policy.Roles), func(i int) []string {
+			return errorsOf(r.Lookup(rbacv1.SchemeGroupVersion.WithResource("roles")), policy.Roles[i])
+		}},
+		{"rolebindings", len(policy.RoleBindings), func(i int) []string {
+			return errorsOf(r.Lookup(rbacv1.SchemeGroupVersion.WithResource("rolebindings")), policy.RoleBindings[i])
+		}},
+	} {
+		for i := range list.objects {
+			for _, e := range list.check(i) {
+				t.Errorf("%s %d: %s", list.resource, i, e)
+			}
+		}
+	}
+	names := map[string]bool{}
+	for _, role := range policy.ClusterRoles {
+		if names[role.Name] {
+			t.Errorf("%s is there twice", role.Name)
+		}
+		names[role.Name] = true
+	}
+	for _, b := range policy.ClusterRoleBindings {
+		if !names[b.RoleRef.Name] {
+			t.Errorf("%s binds a role that is not there", b.Name)
+		}
+	}
+}
+
+func errorsOf(r *registry.Resource, obj interface{ GetName() string }) []string {
+	var out []string
+	switch o := obj.(type) {
+	case *rbacv1.ClusterRole:
+		r.Default(o)
+		for _, e := range r.Validate(context.Background(), o) {
+			out = append(out, e.Error())
+		}
+	case *rbacv1.ClusterRoleBinding:
+		r.Default(o)
+		for _, e := range r.Validate(context.Background(), o) {
+			out = append(out, e.Error())
+		}
+	case *rbacv1.Role:
+		r.Default(o)
+		for _, e := range r.Validate(context.Background(), o) {
+			out = append(out, e.Error())
+		}
+	case *rbacv1.RoleBinding:
+		r.Default(o)
+		for _, e := range r.Validate(context.Background(), o) {
+			out = append(out, e.Error())
+		}
+	}
+	return out
+}
+
+func TestKeeper(t *testing.T) {
+	r := startRegistry(t)
+	alloc, err := serviceip.New(serviceip.Config{
+		Store:       r.Store(),
+		Services:    r.Collection(schema.GroupResource{Resource: "services"}),
+		IPAddresses: r.Collection(schema.GroupResource{Group: "networking.k8s.io", Resource: "ipaddresses"}),
+		CIDRs:       []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+		Log:         quiet(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	services := schema.GroupResource{Resource: "services"}
+	if err := r.AddHook(services, alloc.Hook); err != nil {
+		t.Fatal(err)
+	}
+	k, err := NewKeeper(KeeperConfig{
+		Registry:  r,
+		ServiceIP: netip.MustParseAddr("10.96.0.1"),
+		Advertise: netip.MustParseAddrPort("192.0.2.1:6443"),
+		Log:       quiet(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := k.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	defer running.Wait()
+	defer cancel()
+	<-k.Ready()
+
+	svc, e := get[*corev1.Service](t, r, corev1.SchemeGroupVersion.WithResource("services"), "default/kubernetes")
+	if svc.Spec.ClusterIP != "10.96.0.1" || svc.Spec.Ports[0].TargetPort.IntValue() != 6443 || svc.UID == "" {
+		t.Errorf("service %+v", svc.Spec)
+	}
+	get[*networkingv1.IPAddress](t, r, networkingv1.SchemeGroupVersion.WithResource("ipaddresses"), "10.96.0.1")
+	ep, _ := get[*corev1.Endpoints](t, r, corev1.SchemeGroupVersion.WithResource("endpoints"), "default/kubernetes")
+	if len(ep.Subsets) != 1 || ep.Subsets[0].Addresses[0].IP != "192.0.2.1" {
+		t.Errorf("endpoints %+v", ep.Subsets)
+	}
+	slices, _ := get[*discoveryv1.EndpointSlice](t, r, discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), "default/kubernetes")
+	if slices.Endpoints[0].Addresses[0] != "192.0.2.1" || *slices.Ports[0].Port != 6443 {
+		t.Errorf("slice %+v", slices)
+	}
+
+	// Who deletes it gets it back.
+	c := r.Collection(services)
+	w, err := c.Watch(ctx, store.WatchOptions{Since: e.Revision()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	ops, err := alloc.Hook(ctx, nil, svc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.Store().Commit(ctx, append(ops, c.Delete(e))...); err != nil {
+		t.Fatal(err)
+	}
+	for back := false; !back; {
+		batch, err := w.Next(ctx)
+		if err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		for _, ev := range batch.Events {
+			back = back || ev.Current != nil && ev.Previous == nil
+		}
+	}
+}
