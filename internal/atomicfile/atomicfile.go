@@ -36,7 +36,8 @@ func Write(files ...File) error {
 	defer func() {
 		for _, name := range tmps {
 			if name != "" {
-				os.Remove(name)
+				// What cannot be removed is left over, which does no harm.
+				_ = os.Remove(name)
 			}
 		}
 	}()

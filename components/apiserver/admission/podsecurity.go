@@ -78,7 +78,7 @@ func (p *podSecurity) Validate(ctx context.Context, a admission.Attributes, _ ad
 	if result.Allowed {
 		return nil
 	}
-	err := admission.NewForbidden(a, errors.New("Not allowed by PodSecurity"))
+	err := forbid(a, "Not allowed by PodSecurity")
 	var status *apierrors.StatusError
 	if r := result.Result; r != nil && errors.As(err, &status) {
 		if r.Message != "" {

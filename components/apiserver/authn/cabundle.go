@@ -91,7 +91,7 @@ func (b *CABundle) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("following certificate authorities: %w", err)
 	}
-	defer watcher.Close()
+	defer func() { _ = watcher.Close() }()
 	// The directory and not the file: files are replaced by renaming, and
 	// mounted ones by a symbolic link beside them.
 	if err := watcher.Add(filepath.Dir(b.path)); err != nil {

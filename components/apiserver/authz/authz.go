@@ -117,7 +117,7 @@ func IsSuperuser(u user.Info) bool {
 func (a *Authorizer) Authorize(ctx context.Context, attrs authorizer.Attributes) (authorizer.Decision, string, error) {
 	u := attrs.GetUser()
 	if u == nil {
-		return authorizer.DecisionNoOpinion, "Error", errors.New("no user on request.")
+		return authorizer.DecisionNoOpinion, "Error", errors.New("no user on request")
 	}
 	if IsSuperuser(u) {
 		return authorizer.DecisionAllow, "", nil

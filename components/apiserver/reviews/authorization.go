@@ -2,6 +2,7 @@ package reviews
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -167,13 +168,13 @@ func fieldRequirements(in []metav1.FieldSelectorRequirement) (fields.Requirement
 	for _, r := range in {
 		switch {
 		case len(r.Values) > 1:
-			errs = append(errs, fmt.Errorf("fieldSelectors do not yet support multiple values"))
+			errs = append(errs, errors.New("fieldSelectors do not yet support multiple values"))
 		case r.Operator == metav1.FieldSelectorOpIn && len(r.Values) == 1:
 			out = append(out, fields.Requirement{Operator: selection.Equals, Field: r.Key, Value: r.Values[0]})
 		case r.Operator == metav1.FieldSelectorOpNotIn && len(r.Values) == 1:
 			out = append(out, fields.Requirement{Operator: selection.NotEquals, Field: r.Key, Value: r.Values[0]})
 		case r.Operator == metav1.FieldSelectorOpIn || r.Operator == metav1.FieldSelectorOpNotIn:
-			errs = append(errs, fmt.Errorf("fieldSelectors in must have one value"))
+			errs = append(errs, errors.New("fieldSelectors in must have one value"))
 		case r.Operator == metav1.FieldSelectorOpExists || r.Operator == metav1.FieldSelectorOpDoesNotExist:
 			errs = append(errs, fmt.Errorf("fieldSelectors do not yet support %v", r.Operator))
 		default:
