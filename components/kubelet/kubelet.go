@@ -33,6 +33,7 @@ import (
 	"hyperkube/components/kubelet/objects"
 	"hyperkube/components/kubelet/pods"
 	"hyperkube/components/kubelet/probe"
+	"hyperkube/components/kubelet/staticpod"
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/hostchange"
@@ -47,6 +48,7 @@ type Kubelet struct {
 	manager         *pods.Manager
 	host            *pods.Host
 	keeper          *nodestatus.Keeper
+	mirrors         *staticpod.Mirrors // nil without an API server
 	objects         *objects.Store
 	tokens          *tokens
 	events          record.EventBroadcaster
@@ -144,6 +146,10 @@ func (k *Kubelet) compose() {
 		k.host.Cgroups = k.cgroups
 	}
 	k.manager = pods.NewManager(k.host)
+	if k.kube != nil {
+		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)
+		k.host.Mirror = k.mirrors
+	}
 }
 
 // reserved is what pods cannot have: what is set aside and what eviction keeps.
@@ -270,7 +276,25 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		return err
 	}
 	start(func() { _ = k.manager.Run(ctx) })
+	static := make(chan struct{})
+	if k.cfg.StaticPods != "" {
+		source := &staticpod.Source{Dir: k.cfg.StaticPods, NodeName: k.cfg.NodeName, Sink: &staticSink{k: k, stop: ctx.Done(), start: start}, Log: k.log}
+		start(func() {
+			if err := source.Run(ctx, func() { close(static) }); err != nil {
+				k.log.Error("following static pods ended", "error", err)
+			}
+		})
+	} else {
+		close(static)
+	}
 	if k.kube == nil {
+		select {
+		case <-static:
+			if err := k.manager.Orphans(ctx); err != nil && ctx.Err() == nil {
+				k.log.Warn("looking for pods that nobody wants failed", "error", err)
+			}
+		case <-ctx.Done():
+		}
 		<-ctx.Done()
 		return nil
 	}
@@ -308,6 +332,12 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	if !cache.WaitFor(ctx, "", reg.HasSyncedChecker()) {
 		return nil
 	}
+	select {
+	case <-static:
+	case <-ctx.Done():
+		return nil
+	}
+	start(func() { _ = k.mirrors.Run(ctx) })
 	if err := k.manager.Orphans(ctx); err != nil && ctx.Err() == nil {
 		k.log.Warn("looking for pods that nobody wants failed", "error", err)
 	}
@@ -335,30 +365,39 @@ func (k *Kubelet) ownInformer(field string, example runtime.Object,
 func (k *Kubelet) podHandler() cache.ResourceEventHandler {
 	set := func(obj any) {
 		pod, ok := obj.(*v1.Pod)
-		if !ok || pod.Spec.NodeName != k.cfg.NodeName || pods.IsMirror(pod) {
-			return
+		switch {
+		case !ok || pod.Spec.NodeName != k.cfg.NodeName:
+		case pods.IsMirror(pod):
+			k.mirrors.Seen(pod, false)
+		default:
+			k.manager.Set(pod)
 		}
-		k.manager.Set(pod)
+	}
+	gone := func(obj any) {
+		if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = last.Obj
+		}
+		pod, ok := obj.(*v1.Pod)
+		switch {
+		case !ok || pod.Spec.NodeName != k.cfg.NodeName:
+		case pods.IsMirror(pod):
+			k.mirrors.Seen(pod, true)
+		default:
+			k.removed(pod.UID)
+		}
 	}
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: set,
 		UpdateFunc: func(old, obj any) {
 			before, okOld := old.(*v1.Pod)
 			after, ok := obj.(*v1.Pod)
-			if okOld && ok && before.UID != after.UID && before.Spec.NodeName == k.cfg.NodeName {
+			if okOld && ok && before.UID != after.UID {
 				// Deleted and made anew between two looks.
-				k.removed(before.UID)
+				gone(old)
 			}
 			set(obj)
 		},
-		DeleteFunc: func(obj any) {
-			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = gone.Obj
-			}
-			if pod, ok := obj.(*v1.Pod); ok && pod.Spec.NodeName == k.cfg.NodeName && !pods.IsMirror(pod) {
-				k.removed(pod.UID)
-			}
-		},
+		DeleteFunc: gone,
 	}
 }
 

@@ -98,10 +98,6 @@ func reference(pod *v1.Pod, container string) *v1.ObjectReference {
 	ref := &v1.ObjectReference{
 		Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
 	}
-	if hash, ok := pod.Annotations[annotationMirror]; ok {
-		// Events of a static pod are of its mirror.
-		_ = hash
-	}
 	if container != "" {
 		ref.FieldPath = fieldPath(pod, container)
 	}

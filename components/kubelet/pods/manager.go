@@ -25,9 +25,9 @@ type Manager struct {
 	// verdict refuses it. It is called with no lock held.
 	Admit func(pod *v1.Pod, others []*v1.Pod) *Verdict
 
-	mu      sync.Mutex // guards what follows
-	ctx     context.Context
-	open    bool // the runtime's events are followed
+	mu      sync.Mutex      // guards what follows
+	spawn   func(w *worker) // runs a worker; nil when Run does not run
+	open    bool            // the runtime's events are followed
 	workers map[types.UID]*worker
 	waiters map[string][]chan struct{} // by container ID, closed when it has ended
 }
@@ -43,11 +43,20 @@ func (m *Manager) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	m.mu.Lock()
-	m.ctx = ctx
+	m.spawn = func(w *worker) {
+		defer m.wait.Done()
+		w.run(ctx)
+		if ctx.Err() == nil {
+			m.mu.Lock()
+			delete(m.workers, w.uid)
+			m.mu.Unlock()
+			close(w.done)
+		}
+	}
 	m.mu.Unlock()
 	m.follow(ctx)
 	m.mu.Lock()
-	m.ctx = nil
+	m.spawn = nil
 	m.mu.Unlock()
 	m.wait.Wait()
 	return nil
@@ -94,26 +103,42 @@ func (w *worker) active() []*v1.Pod {
 
 func (m *Manager) start(w *worker) {
 	m.mu.Lock()
-	ctx := m.ctx
-	if ctx == nil || !m.open {
+	defer m.mu.Unlock()
+	if m.spawn == nil || !m.open {
 		// follow starts it once the runtime is there.
-		m.mu.Unlock()
 		return
 	}
 	w.mu.Lock()
+	running := w.running
 	w.running = true
 	w.mu.Unlock()
+	if running {
+		return
+	}
 	m.wait.Add(1)
+	go m.spawn(w)
+}
+
+// Changed makes the pod's worker look again, for a static pod's mirror has
+// changed.
+func (m *Manager) Changed(uid types.UID) {
+	m.mu.Lock()
+	w := m.workers[uid]
 	m.mu.Unlock()
-	go func() {
-		defer m.wait.Done()
-		w.run(ctx)
-		if ctx.Err() == nil {
-			m.mu.Lock()
-			delete(m.workers, w.uid)
-			m.mu.Unlock()
-		}
-	}()
+	if w != nil {
+		w.update(func() { w.report.halted = false })
+	}
+}
+
+// Done returns a channel that is closed once nothing is left of the pod; nil
+// when there is no such pod.
+func (m *Manager) Done(uid types.UID) <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.workers[uid]; w != nil {
+		return w.done
+	}
+	return nil
 }
 
 // Remove says that the pod is not wanted any more: it is stopped, and whatever
@@ -322,17 +347,12 @@ func (m *Manager) follow(ctx context.Context) {
 func (m *Manager) startAll() {
 	m.mu.Lock()
 	m.open = true
-	var idle []*worker
+	workers := make([]*worker, 0, len(m.workers))
 	for _, w := range m.workers {
-		w.mu.Lock()
-		if !w.running {
-			w.running = true
-			idle = append(idle, w)
-		}
-		w.mu.Unlock()
+		workers = append(workers, w)
 	}
 	m.mu.Unlock()
-	for _, w := range idle {
+	for _, w := range workers {
 		m.start(w)
 	}
 }
@@ -498,7 +518,6 @@ func (m *Manager) Orphans(ctx context.Context) error {
 		m.host.Log.Info("ending a pod that nobody wants", "pod", pod.Namespace+"/"+pod.Name)
 		w := newWorker(m.host, pod)
 		w.gone = true
-		w.running = true
 		m.mu.Lock()
 		if m.workers[uid] != nil {
 			m.mu.Unlock()

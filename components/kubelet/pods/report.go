@@ -110,6 +110,8 @@ func (w *worker) send(ctx context.Context) {
 		}
 		if !w.report.dirty || w.report.halted || w.gone || ctx.Err() != nil || pod == nil {
 			w.report.busy = false
+			// A static pod waits for its mirror.
+			w.report.halted = w.report.halted || pod == nil
 			w.mu.Unlock()
 			w.kick()
 			return

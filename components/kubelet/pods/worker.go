@@ -37,6 +37,7 @@ type worker struct {
 	uid  types.UID
 	log  *slog.Logger
 	wake chan struct{} // capacity 1
+	done chan struct{} // closed once nothing is left of the pod
 
 	mu sync.Mutex // guards all below
 	// pod is what is wanted, as the source last told.
@@ -88,6 +89,7 @@ func newWorker(h *Host, pod *v1.Pod) *worker {
 		host: h, uid: pod.UID, pod: pod, dirty: true,
 		log:      h.Log.With("pod", pod.Namespace+"/"+pod.Name),
 		wake:     make(chan struct{}, 1),
+		done:     make(chan struct{}),
 		dirtyIDs: map[string]bool{},
 		slots:    map[string]podstate.Slot{},
 		kills:    map[string]*kill{},

@@ -1,0 +1,201 @@
+// Package staticpod reads pods from a directory of manifests, and keeps the
+// API's stand-ins for them, the mirror pods.
+//
+// https://kubernetes.io/docs/tasks/configure-pod-container/static-pod/
+package staticpod
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
+
+	"hyperkube/components/kubelet/pods"
+	"hyperkube/internal/api/core/pod"
+)
+
+// Sink takes the pods. Its methods are called from one goroutine.
+type Sink interface {
+	// Set says that there is this pod; the UID changes with its manifest.
+	Set(p *v1.Pod)
+	// Remove says that there is no such pod any more.
+	Remove(uid types.UID)
+}
+
+// Source follows a directory. A manifest is a file of one pod, YAML or JSON;
+// names that begin with a dot are passed over.
+type Source struct {
+	Dir      string
+	NodeName string
+	Sink     Sink
+	Log      *slog.Logger
+
+	known map[string]types.UID // by file
+}
+
+// settle is how long a directory must be quiet before it is read, so that a
+// manifest that is being written is not read halfway.
+const settle = 50 * time.Millisecond
+
+// Run follows the directory until ctx ends; first is called once after it has
+// been read for the first time. The directory is made if it is missing.
+func (s *Source) Run(ctx context.Context, first func()) error {
+	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
+		return fmt.Errorf("making the directory of static pods: %w", err)
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watching the directory of static pods: %w", err)
+	}
+	defer watcher.Close()
+	if err := watcher.Add(s.Dir); err != nil {
+		return fmt.Errorf("watching the directory of static pods: %w", err)
+	}
+	s.known = map[string]types.UID{}
+	s.read()
+	first()
+	quiet := time.NewTimer(time.Hour)
+	quiet.Stop()
+	defer quiet.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, ok := <-watcher.Events:
+			if !ok {
+				return errors.New("watching the directory of static pods ended")
+			}
+			quiet.Reset(settle)
+		case err := <-watcher.Errors:
+			s.Log.Warn("watching the directory of static pods", "error", err)
+			quiet.Reset(settle)
+		case <-quiet.C:
+			s.read()
+		}
+	}
+}
+
+// read brings the sink up to what the directory holds. A manifest that cannot
+// be read leaves its pod as it is.
+func (s *Source) read() {
+	entries, err := os.ReadDir(s.Dir)
+	if err != nil {
+		s.Log.Warn("reading the directory of static pods failed", "error", err)
+		return
+	}
+	seen := map[string]bool{}
+	names := map[string]string{}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		path := filepath.Join(s.Dir, e.Name())
+		info, err := os.Stat(path)
+		if err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		seen[path] = true
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			s.Log.Warn("reading a static pod failed", "file", path, "error", err)
+			continue
+		}
+		p, err := Decode(raw, path, s.NodeName)
+		if err != nil {
+			s.Log.Warn("a static pod's manifest is not one", "file", path, "error", err)
+			continue
+		}
+		if other, taken := names[p.Namespace+"/"+p.Name]; taken {
+			s.Log.Warn("two static pods have one name", "file", path, "other", other)
+			continue
+		}
+		names[p.Namespace+"/"+p.Name] = path
+		if s.known[path] == p.UID {
+			continue
+		}
+		if old, ok := s.known[path]; ok {
+			s.Sink.Remove(old)
+		}
+		s.known[path] = p.UID
+		s.Sink.Set(p)
+	}
+	for path, uid := range s.known {
+		if !seen[path] {
+			delete(s.known, path)
+			s.Sink.Remove(uid)
+		}
+	}
+}
+
+// Decode reads a manifest and makes it the pod of this node: its name ends in
+// the node's, its UID is a hash of what it says and where it came from.
+func Decode(raw []byte, file, nodeName string) (*v1.Pod, error) {
+	doc, err := yaml.YAMLToJSON(raw)
+	if err != nil {
+		return nil, fmt.Errorf("reading the manifest: %w", err)
+	}
+	p := &v1.Pod{}
+	if err := json.Unmarshal(doc, p); err != nil {
+		return nil, fmt.Errorf("reading the manifest: %w", err)
+	}
+	if p.Kind != "Pod" || p.APIVersion != "v1" {
+		return nil, fmt.Errorf("want a Pod of v1, got %q of %q", p.Kind, p.APIVersion)
+	}
+	p.TypeMeta.Kind, p.TypeMeta.APIVersion = "", ""
+	if len(p.Spec.Containers) == 0 {
+		return nil, errors.New("spec.containers: Required value")
+	}
+	if p.Name == "" {
+		return nil, errors.New("metadata.name: Required value")
+	}
+	if p.Namespace == "" {
+		p.Namespace = v1.NamespaceDefault
+	}
+	hash := sha256.New()
+	fmt.Fprintf(hash, "host:%s\nfile:%s\n", nodeName, file)
+	hash.Write(doc)
+	uid := hex.EncodeToString(hash.Sum(nil))[:32]
+	p.UID = types.UID(uid)
+	p.Name += "-" + strings.ToLower(nodeName)
+	if list := validation.IsDNS1123Subdomain(p.Name); len(list) > 0 {
+		return nil, fmt.Errorf("metadata.name: %s", strings.Join(list, "; "))
+	}
+	if p.Annotations == nil {
+		p.Annotations = map[string]string{}
+	}
+	p.Annotations[pods.AnnotationHash] = uid
+	p.Annotations[pods.AnnotationSource] = "file"
+	if info, err := os.Stat(file); err == nil {
+		p.Annotations["kubernetes.io/config.seen"] = info.ModTime().Format(time.RFC3339Nano)
+	}
+	p.Spec.NodeName = nodeName
+	if p.Spec.Priority == nil && (p.Spec.PriorityClassName == "system-node-critical" || p.Spec.PriorityClassName == "system-cluster-critical") {
+		priority := int32(2000000000)
+		if p.Spec.PriorityClassName == "system-node-critical" {
+			priority = 2000001000
+		}
+		p.Spec.Priority = &priority
+	}
+	p.Spec.Tolerations = append(p.Spec.Tolerations, v1.Toleration{Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute})
+	pod.Default(p)
+	for _, c := range p.Spec.Containers {
+		if c.Name == "" || c.Image == "" {
+			return nil, errors.New("spec.containers: every container needs a name and an image")
+		}
+	}
+	p.Status = v1.PodStatus{Phase: v1.PodPending, QOSClass: p.Status.QOSClass}
+	return p, nil
+}
