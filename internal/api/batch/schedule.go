@@ -159,6 +159,7 @@ func (l limits) parseRange(s string) (set uint64, star bool, err error) {
 	case by == 0:
 		return 0, false, fmt.Errorf("step of range should be a positive number: %s", s)
 	}
+	by = min(by, to-from+1)
 	for n := from; n <= to; n += by {
 		set |= 1 << n
 	}

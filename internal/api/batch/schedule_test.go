@@ -37,7 +37,7 @@ func TestNext(t *testing.T) {
 }
 
 func FuzzParseSchedule(f *testing.F) {
-	for _, s := range []string{"* * * * *", "*/5 1-3,7 ? jan-mar sun", "@daily", "@every 1h", "1/0 * * * *", "-1 * * * *", "9-1 * * * *"} {
+	for _, s := range []string{"* * * * *", "*/5 1-3,7 ? jan-mar sun", "@daily", "@every 1h", "1/0 * * * *", "-1 * * * *", "9-1 * * * *", "1/9223372036854775807 * * * *"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
