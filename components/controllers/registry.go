@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"hyperkube/components/controllers/clusterroleaggregation"
+	"hyperkube/components/controllers/cronjob"
 	"hyperkube/components/controllers/daemonset"
 	"hyperkube/components/controllers/deployment"
 	"hyperkube/components/controllers/endpoints"
@@ -18,6 +19,7 @@ import (
 	"hyperkube/components/controllers/endpointslicemirroring"
 	"hyperkube/components/controllers/garbagecollector"
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/job"
 	"hyperkube/components/controllers/namespace"
 	"hyperkube/components/controllers/nodeipam"
 	"hyperkube/components/controllers/nodelifecycle"
@@ -109,6 +111,12 @@ func descriptors() []descriptor {
 		{name: "statefulset-controller", alias: "statefulset", user: "statefulset-controller", source: "statefulset-controller", workers: 5,
 			needs: []schema.GroupVersionResource{appsv1.SchemeGroupVersion.WithResource("statefulsets"), appsv1.SchemeGroupVersion.WithResource("controllerrevisions"), corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")},
 			make:  func(d *deps) (runner, error) { return statefulset.New(d.env) }},
+		{name: "job-controller", alias: "job", user: "job-controller", source: "job-controller", workers: 5,
+			needs: []schema.GroupVersionResource{batchv1.SchemeGroupVersion.WithResource("jobs")},
+			make:  func(d *deps) (runner, error) { return job.New(d.env) }},
+		{name: "cronjob-controller", alias: "cronjob", user: "cronjob-controller", source: "cronjob-controller", workers: 5,
+			needs: []schema.GroupVersionResource{batchv1.SchemeGroupVersion.WithResource("jobs"), batchv1.SchemeGroupVersion.WithResource("cronjobs")},
+			make:  func(d *deps) (runner, error) { return cronjob.New(d.env) }},
 		{name: "ttl-after-finished-controller", alias: "ttl-after-finished", user: "ttl-after-finished-controller", source: "ttl-after-finished-controller", workers: 5,
 			needs: []schema.GroupVersionResource{batchv1.SchemeGroupVersion.WithResource("jobs")},
 			make:  func(d *deps) (runner, error) { return ttlafterfinished.New(d.env) }},
@@ -172,7 +180,35 @@ func choose(flag []string) ([]descriptor, error) {
 
 // foreign are names of upstream's controllers that hyperkube does without: a
 // manifest that turns them off, or on, is no mistake.
-var foreign = map[string]bool{}
+var foreign = map[string]bool{
+	"attachdetach": true, "persistentvolume-attach-detach-controller": true,
+	"persistentvolume-binder": true, "persistentvolume-binder-controller": true,
+	"persistentvolume-expander": true, "persistentvolume-expander-controller": true,
+	"pv-protection": true, "persistentvolume-protection-controller": true,
+	"pvc-protection": true, "persistentvolumeclaim-protection-controller": true,
+	"ephemeral-volume": true, "ephemeral-volume-controller": true,
+	"horizontalpodautoscaling": true, "horizontal-pod-autoscaler-controller": true,
+	"ttl": true, "ttl-controller": true,
+	"serviceaccount-token": true, "serviceaccount-token-controller": true,
+	"service": true, "service-lb-controller": true,
+	"route": true, "node-route-controller": true,
+	"cloud-node-lifecycle": true, "cloud-node-lifecycle-controller": true,
+	"resource-claim-controller": true, "resourceclaim-controller": true, "device-taint-eviction-controller": true,
+	"storage-version-gc": true, "storageversion-garbage-collector-controller": true, "storage-version-migrator-controller": true,
+	"legacy-service-account-token-cleaner": true, "legacy-serviceaccount-token-cleaner-controller": true,
+	"validatingadmissionpolicy-status-controller": true, "selinux-warning-controller": true,
+	"kube-apiserver-serving-clustertrustbundle-publisher-controller": true,
+	"volumeattributesclass-protection-controller":                    true,
+	"podcertificaterequest-cleaner-controller":                       true,
+	"disruption": true, "disruption-controller": true,
+	"resourcequota": true, "resourcequota-controller": true,
+	"csrsigning": true, "certificatesigningrequest-signing-controller": true,
+	"csrapproving": true, "certificatesigningrequest-approving-controller": true,
+	"csrcleaner": true, "certificatesigningrequest-cleaner-controller": true,
+	"bootstrapsigner": true, "bootstrap-signer-controller": true,
+	"tokencleaner": true, "token-cleaner-controller": true,
+	"service-cidr-controller": true,
+}
 
 // Known lists the names of all controllers, and those that are off unless asked
 // for.

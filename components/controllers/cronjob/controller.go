@@ -1,0 +1,315 @@
+// Package cronjob makes Jobs on a schedule.
+//
+// https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/
+package cronjob
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	batchlisters "k8s.io/client-go/listers/batch/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// Kind is the kind of the objects that this controller owns.
+var Kind = batchv1.SchemeGroupVersion.WithKind("CronJob")
+
+// slack is added to the wait for the next time, so that it has come when the
+// wait is over.
+const slack = 100 * time.Millisecond
+
+// Controller syncs CronJobs. Make it with New.
+type Controller struct {
+	*control.Loop
+	env      control.Env
+	crons    batchlisters.CronJobLister
+	jobIndex cache.Indexer
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	crons, jobs := env.Informers.Batch().V1().CronJobs(), env.Informers.Batch().V1().Jobs()
+	c := &Controller{env: env, crons: crons.Lister(), jobIndex: jobs.Informer().GetIndexer()}
+	c.Loop = control.NewLoop(env, "cronjob", c.sync)
+	if err := control.AddOwnerIndex(jobs.Informer()); err != nil {
+		return nil, err
+	}
+	if err := c.Watch(crons.Informer(), control.Every(func(cj *batchv1.CronJob) { c.AddObject(cj) })); err != nil {
+		return nil, err
+	}
+	return c, c.Watch(jobs.Informer(), control.Every(func(j *batchv1.Job) {
+		ref := metav1.GetControllerOfNoCopy(j)
+		if ref == nil || ref.Kind != Kind.Kind {
+			return
+		}
+		if cj, err := c.crons.CronJobs(j.Namespace).Get(ref.Name); err == nil && cj.UID == ref.UID {
+			c.AddObject(cj)
+		}
+	}))
+}
+
+// ended returns how a Job ended, empty if it has not.
+func ended(j *batchv1.Job) batchv1.JobConditionType {
+	for _, c := range j.Status.Conditions {
+		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue {
+			return c.Type
+		}
+	}
+	return ""
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return nil
+	}
+	shared, err := c.crons.CronJobs(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	jobs, err := control.Owned[*batchv1.Job](c.jobIndex, shared, false)
+	if err != nil {
+		return err
+	}
+	r := &run{Controller: c, cj: shared.DeepCopy(), jobs: jobs, before: shared.Status}
+	r.takeStock(ctx)
+	after, workErr := r.schedule(ctx)
+	cleanErr := r.cleanup(ctx)
+	if !equality.Semantic.DeepEqual(r.before, r.cj.Status) {
+		if _, err := c.env.Kube.BatchV1().CronJobs(namespace).UpdateStatus(ctx, r.cj, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return errors.Join(workErr, cleanErr, fmt.Errorf("updating the status: %w", err))
+		}
+	}
+	if after > 0 {
+		c.AddAfter(key, after)
+	}
+	return errors.Join(workErr, cleanErr)
+}
+
+// run is one sync of one CronJob.
+type run struct {
+	*Controller
+	cj     *batchv1.CronJob // our own copy
+	jobs   []*batchv1.Job   // shared
+	before batchv1.CronJobStatus
+}
+
+// takeStock brings the list of active Jobs up to date.
+func (r *run) takeStock(ctx context.Context) {
+	cj := r.cj
+	there := map[types.UID]bool{}
+	for _, j := range r.jobs {
+		there[j.UID] = true
+		active := slices.ContainsFunc(cj.Status.Active, func(o corev1.ObjectReference) bool { return o.UID == j.UID })
+		how := ended(j)
+		switch {
+		case !active && how == "":
+			// Just made, and our cache has not the status that says so?
+			live, err := r.env.Kube.BatchV1().CronJobs(cj.Namespace).Get(ctx, cj.Name, metav1.GetOptions{})
+			if err == nil && slices.ContainsFunc(live.Status.Active, func(o corev1.ObjectReference) bool { return o.UID == j.UID }) {
+				cj.ResourceVersion, cj.Status = live.ResourceVersion, live.Status
+				r.before = *live.Status.DeepCopy()
+				continue
+			}
+			r.env.Events.Eventf(cj, corev1.EventTypeWarning, "UnexpectedJob", "Saw a job that the controller did not create or forgot: %s", j.Name)
+		case active && how != "":
+			r.remove(j.UID)
+			status := "Complete"
+			if how == batchv1.JobFailed {
+				status = "Failed"
+			}
+			r.env.Events.Eventf(cj, corev1.EventTypeNormal, "SawCompletedJob", "Saw completed job: %s, condition: %v", j.Name, status)
+			r.noteSuccess(j, how)
+		case how != "":
+			r.noteSuccess(j, how)
+		}
+	}
+	for _, ref := range slices.Clone(cj.Status.Active) {
+		if there[ref.UID] {
+			continue
+		}
+		// The cache may not have it yet.
+		j, err := r.env.Kube.BatchV1().Jobs(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && j.UID != ref.UID {
+			r.env.Events.Eventf(cj, corev1.EventTypeNormal, "MissingJob", "Active job went missing: %v", ref.Name)
+			r.remove(ref.UID)
+		}
+	}
+}
+
+func (r *run) noteSuccess(j *batchv1.Job, how batchv1.JobConditionType) {
+	t := j.Status.CompletionTime
+	if how != batchv1.JobComplete || t == nil {
+		return
+	}
+	if last := r.cj.Status.LastSuccessfulTime; last == nil || last.Before(t) {
+		r.cj.Status.LastSuccessfulTime = t
+	}
+}
+
+func (r *run) remove(uid types.UID) {
+	r.cj.Status.Active = slices.DeleteFunc(r.cj.Status.Active, func(o corev1.ObjectReference) bool { return o.UID == uid })
+}
+
+// schedule makes the Job that is due, if one is, and returns when to come back.
+func (r *run) schedule(ctx context.Context) (time.Duration, error) {
+	cj, now := r.cj, r.env.Clock.Now()
+	if cj.DeletionTimestamp != nil || cj.Spec.Suspend != nil && *cj.Spec.Suspend {
+		return 0, nil
+	}
+	sched, err := parse(cj)
+	if err != nil {
+		// Only a change of the CronJob helps.
+		r.env.Events.Eventf(cj, corev1.EventTypeWarning, "UnparseableSchedule", "unparseable schedule: %q : %s", cj.Spec.Schedule, err)
+		return 0, nil
+	}
+	due, missed := lastDue(cj, sched, now)
+	next := sched.Next(now).Sub(now) + slack
+	if missed > 100 {
+		r.env.Events.Eventf(cj, corev1.EventTypeWarning, "TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew")
+	}
+	if due.IsZero() {
+		return next, nil
+	}
+	if d := cj.Spec.StartingDeadlineSeconds; d != nil && due.Add(time.Duration(*d)*time.Second).Before(now) {
+		r.env.Events.Eventf(cj, corev1.EventTypeWarning, "MissSchedule", "Missed scheduled time to start a job: %s", due.UTC().Format(time.RFC1123Z))
+		return next, nil
+	}
+	name := jobName(cj, due)
+	if slices.ContainsFunc(cj.Status.Active, func(o corev1.ObjectReference) bool { return o.Name == name }) ||
+		cj.Status.LastScheduleTime != nil && cj.Status.LastScheduleTime.Time.Equal(due) {
+		return next, nil
+	}
+	switch {
+	case cj.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && len(cj.Status.Active) > 0:
+		// It comes back when the one that runs ends.
+		r.env.Events.Eventf(cj, corev1.EventTypeNormal, "JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid")
+		return next, nil
+	case cj.Spec.ConcurrencyPolicy == batchv1.ReplaceConcurrent:
+		for _, ref := range slices.Clone(cj.Status.Active) {
+			if err := r.delete(ctx, ref.Name); err != nil {
+				return 0, err
+			}
+			r.remove(ref.UID)
+		}
+	}
+	j := jobOf(cj, name, due)
+	made, err := r.env.Kube.BatchV1().Jobs(cj.Namespace).Create(ctx, j, metav1.CreateOptions{})
+	switch {
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return 0, nil
+	case apierrors.IsAlreadyExists(err):
+		there, getErr := r.env.Kube.BatchV1().Jobs(cj.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if getErr != nil {
+			return 0, getErr
+		}
+		if !metav1.IsControlledBy(there, cj) {
+			return next, err
+		}
+		made = there
+		if ended(there) != "" {
+			cj.Status.LastScheduleTime = &metav1.Time{Time: due}
+			return next, nil
+		}
+	case err != nil:
+		r.env.Events.Eventf(cj, corev1.EventTypeWarning, control.FailedCreate, "Error creating job: %v", err)
+		return 0, err
+	default:
+		r.env.Events.Eventf(cj, corev1.EventTypeNormal, control.SuccessfulCreate, "Created job %v", made.Name)
+	}
+	cj.Status.Active = append(cj.Status.Active, corev1.ObjectReference{
+		APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Namespace: made.Namespace, Name: made.Name, UID: made.UID, ResourceVersion: made.ResourceVersion,
+	})
+	cj.Status.LastScheduleTime = &metav1.Time{Time: due}
+	return next, nil
+}
+
+// jobName is the name of the Job of a time: the same for the same time, so that
+// it is made once.
+func jobName(cj *batchv1.CronJob, due time.Time) string {
+	return fmt.Sprintf("%s-%d", cj.Name, due.Unix()/60)
+}
+
+func jobOf(cj *batchv1.CronJob, name string, due time.Time) *batchv1.Job {
+	t := cj.Spec.JobTemplate.DeepCopy()
+	j := &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Namespace: cj.Namespace, Labels: maps.Clone(t.Labels), Annotations: maps.Clone(t.Annotations),
+			CreationTimestamp: metav1.Time{Time: due},
+			OwnerReferences:   []metav1.OwnerReference{*metav1.NewControllerRef(cj, Kind)},
+		},
+		Spec: t.Spec,
+	}
+	if j.Annotations == nil {
+		j.Annotations = map[string]string{}
+	}
+	if z := cj.Spec.TimeZone; z != nil {
+		if loc, err := time.LoadLocation(*z); err == nil {
+			due = due.In(loc)
+		}
+	}
+	j.Annotations[batchv1.CronJobScheduledTimestampAnnotation] = due.Format(time.RFC3339)
+	return j
+}
+
+func (r *run) delete(ctx context.Context, name string) error {
+	background := metav1.DeletePropagationBackground
+	err := r.env.Kube.BatchV1().Jobs(r.cj.Namespace).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		r.env.Events.Eventf(r.cj, corev1.EventTypeWarning, control.FailedDelete, "Deleted job: %v", err)
+		return fmt.Errorf("deleting job %s: %w", name, err)
+	}
+	r.env.Events.Eventf(r.cj, corev1.EventTypeNormal, control.SuccessfulDelete, "Deleted job %v", name)
+	return nil
+}
+
+// cleanup deletes the oldest ended Jobs beyond the limits.
+func (r *run) cleanup(ctx context.Context) error {
+	var errs []error
+	for how, limit := range map[batchv1.JobConditionType]*int32{
+		batchv1.JobComplete: r.cj.Spec.SuccessfulJobsHistoryLimit,
+		batchv1.JobFailed:   r.cj.Spec.FailedJobsHistoryLimit,
+	} {
+		if limit == nil {
+			continue
+		}
+		var list []*batchv1.Job
+		for _, j := range r.jobs {
+			if ended(j) == how && j.DeletionTimestamp == nil {
+				list = append(list, j)
+			}
+		}
+		slices.SortFunc(list, func(a, b *batchv1.Job) int {
+			x, y := a.Status.StartTime, b.Status.StartTime
+			if x != nil && y != nil && !x.Equal(y) {
+				return x.Compare(y.Time)
+			}
+			return strings.Compare(a.Name, b.Name)
+		})
+		for i := 0; i < len(list)-int(*limit); i++ {
+			errs = append(errs, r.delete(ctx, list[i].Name))
+			r.remove(list[i].UID)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,69 @@
+package cronjob
+
+import (
+	"fmt"
+	"time"
+	_ "time/tzdata" // time zones must be known in an image without files
+
+	"github.com/robfig/cron/v3"
+	batchv1 "k8s.io/api/batch/v1"
+)
+
+// parse reads a CronJob's schedule, in its time zone.
+func parse(cj *batchv1.CronJob) (cron.Schedule, error) {
+	text := cj.Spec.Schedule
+	if z := cj.Spec.TimeZone; z != nil {
+		if _, err := time.LoadLocation(*z); err != nil {
+			return nil, fmt.Errorf("time zone: %w", err)
+		}
+		text = "TZ=" + *z + " " + text
+	}
+	return cron.ParseStandard(text)
+}
+
+// lastDue returns the last time before now at which a Job should have been
+// made and was not, zero if there is none, and how many such times there were,
+// counted no further than a little over a hundred.
+func lastDue(cj *batchv1.CronJob, sched cron.Schedule, now time.Time) (due time.Time, missed int) {
+	from := cj.CreationTimestamp.Time
+	if t := cj.Status.LastScheduleTime; t != nil {
+		from = t.Time
+	}
+	if d := cj.Spec.StartingDeadlineSeconds; d != nil {
+		// What is too late anyway is not looked for.
+		if earliest := now.Add(-time.Duration(*d) * time.Second); earliest.After(from) {
+			from = earliest
+		}
+	}
+	first := sched.Next(from)
+	if first.IsZero() || first.After(now) {
+		return time.Time{}, 0
+	}
+	// The times of a schedule are about evenly spread, but for schedules of
+	// odd days: leap ahead, then walk. A leap too far is taken back.
+	t := first
+	missed = 1
+	if second := sched.Next(first); !second.IsZero() {
+		if step := second.Sub(first); step > 0 && now.Sub(first)/step > 200 {
+			missed = int(min(now.Sub(first)/step, 1<<30))
+			for back := 100 * step; ; back *= 2 {
+				leap := now.Add(-back)
+				if !leap.After(first) {
+					break
+				}
+				if candidate := sched.Next(leap); !candidate.After(now) {
+					t = candidate
+					break
+				}
+			}
+		}
+	}
+	for {
+		next := sched.Next(t)
+		if next.IsZero() || next.After(now) {
+			return t, missed
+		}
+		t = next
+		missed++
+	}
+}

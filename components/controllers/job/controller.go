@@ -1,0 +1,366 @@
+// Package job runs pods until as many have succeeded as a Job asks for.
+//
+// https://kubernetes.io/docs/concepts/workloads/controllers/job/
+//
+// Each pod carries a finalizer until its end is counted. It is counted in three
+// steps, each in a write of its own, so that a crash between them neither loses
+// nor doubles a count: its UID is noted in the status, the finalizer is taken
+// off, the noted UID becomes a number.
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	batchlisters "k8s.io/client-go/listers/batch/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// Kind is the kind of the objects that this controller owns.
+var Kind = batchv1.SchemeGroupVersion.WithKind("Job")
+
+const (
+	// name is what spec.managedBy has for this controller.
+	name = "kubernetes.io/job-controller"
+	// maxCreate and maxCount bound how many pods one sync makes, and counts.
+	maxCreate = 500
+	maxCount  = 500
+	// Waits before failed pods are replaced: the first, doubled with each
+	// failure in a row, and the longest.
+	firstBackoff = 10 * time.Second
+	lastBackoff  = 10 * time.Minute
+)
+
+// Controller syncs Jobs. Make it with New.
+type Controller struct {
+	*control.Loop
+	env      control.Env
+	pods     control.PodControl
+	jobs     batchlisters.JobLister
+	podIndex cache.Indexer
+	expect   *control.Expectations
+
+	mu     sync.Mutex
+	failed map[string]failures // by Job; guarded by mu
+}
+
+// failures are those in a row of a Job's pods.
+type failures struct {
+	count int
+	last  time.Time
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	jobs, pods := env.Informers.Batch().V1().Jobs(), env.Informers.Core().V1().Pods()
+	c := &Controller{
+		env:      env,
+		pods:     control.PodControl{Kube: env.Kube, Events: env.Events},
+		jobs:     jobs.Lister(),
+		podIndex: pods.Informer().GetIndexer(),
+		expect:   control.NewExpectations(env.Clock),
+		failed:   map[string]failures{},
+	}
+	c.Loop = control.NewLoop(env, "job", c.sync)
+	if err := control.AddOwnerIndex(pods.Informer()); err != nil {
+		return nil, err
+	}
+	if err := c.Watch(jobs.Informer(), control.Handlers(
+		func(j *batchv1.Job) { c.AddObject(j) },
+		func(old, cur *batchv1.Job) {
+			if old.UID != cur.UID {
+				c.forget(key(old))
+			}
+			c.AddObject(cur)
+		},
+		func(j *batchv1.Job) {
+			c.forget(key(j))
+			c.AddObject(j)
+			// Its pods' finalizers hold them; nobody else takes those off.
+			c.orphans(j)
+		},
+	)); err != nil {
+		return nil, err
+	}
+	return c, c.Watch(pods.Informer(), control.Handlers(c.podAdded, c.podChanged, c.podDeleted))
+}
+
+func key(j *batchv1.Job) string { return j.Namespace + "/" + j.Name }
+
+func (c *Controller) forget(k string) {
+	c.expect.Forget(k)
+	c.mu.Lock()
+	delete(c.failed, k)
+	c.mu.Unlock()
+}
+
+// podPrefixKey begins the keys of single pods whose Job is gone.
+const podPrefixKey = "/pod/"
+
+func (c *Controller) orphans(j *batchv1.Job) {
+	pods, err := control.Owned[*corev1.Pod](c.podIndex, j, false)
+	if err != nil {
+		return
+	}
+	for _, p := range pods {
+		if tracked(p) {
+			c.Add(podPrefixKey + p.Namespace + "/" + p.Name)
+		}
+	}
+}
+
+func tracked(p *corev1.Pod) bool { return slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) }
+
+func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *batchv1.Job {
+	if ref == nil || ref.Kind != Kind.Kind {
+		return nil
+	}
+	j, err := c.jobs.Jobs(namespace).Get(ref.Name)
+	if err != nil || j.UID != ref.UID {
+		return nil
+	}
+	return j
+}
+
+func (c *Controller) podAdded(p *corev1.Pod) {
+	if p.DeletionTimestamp != nil {
+		c.podDeleted(p)
+		return
+	}
+	ref := metav1.GetControllerOfNoCopy(p)
+	if j := c.owner(p.Namespace, ref); j != nil {
+		c.expect.Created(key(j))
+		c.AddObject(j)
+		return
+	}
+	c.stray(p, ref)
+}
+
+// stray sees to a pod without its Job: another may adopt it, or its finalizer
+// must go.
+func (c *Controller) stray(p *corev1.Pod, ref *metav1.OwnerReference) {
+	if ref == nil {
+		all, err := c.jobs.Jobs(p.Namespace).List(labels.Everything())
+		if err != nil {
+			return
+		}
+		for _, j := range all {
+			sel, err := metav1.LabelSelectorAsSelector(j.Spec.Selector)
+			if err == nil && !sel.Empty() && sel.Matches(labels.Set(p.Labels)) {
+				c.AddObject(j)
+			}
+		}
+	}
+	if tracked(p) {
+		c.Add(podPrefixKey + p.Namespace + "/" + p.Name)
+	}
+}
+
+func (c *Controller) podChanged(old, cur *corev1.Pod) {
+	was, is := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(cur)
+	if cur.DeletionTimestamp != nil {
+		if j := c.owner(cur.Namespace, is); j != nil {
+			c.expect.Deleted(key(j), control.ID(cur))
+		}
+	}
+	if was != nil && (is == nil || is.UID != was.UID) {
+		if j := c.owner(old.Namespace, was); j != nil {
+			c.AddObject(j)
+		}
+	}
+	if j := c.owner(cur.Namespace, is); j != nil {
+		c.AddObject(j)
+		return
+	}
+	if was != nil || !labels.Equals(old.Labels, cur.Labels) || tracked(cur) {
+		c.stray(cur, is)
+	}
+}
+
+func (c *Controller) podDeleted(p *corev1.Pod) {
+	if j := c.owner(p.Namespace, metav1.GetControllerOfNoCopy(p)); j != nil {
+		c.expect.Deleted(key(j), control.ID(p))
+		c.AddObject(j)
+	} else if tracked(p) {
+		c.Add(podPrefixKey + p.Namespace + "/" + p.Name)
+	}
+}
+
+// ended returns the condition that says that a Job is over, nil if it is not.
+func ended(j *batchv1.Job) *batchv1.JobCondition {
+	for _, kind := range []batchv1.JobConditionType{batchv1.JobComplete, batchv1.JobFailed} {
+		if c := condition(&j.Status, kind); c != nil && c.Status == corev1.ConditionTrue {
+			return c
+		}
+	}
+	return nil
+}
+
+func condition(s *batchv1.JobStatus, kind batchv1.JobConditionType) *batchv1.JobCondition {
+	for i := range s.Conditions {
+		if s.Conditions[i].Type == kind {
+			return &s.Conditions[i]
+		}
+	}
+	return nil
+}
+
+func (c *Controller) sync(ctx context.Context, k string) error {
+	if len(k) > len(podPrefixKey) && k[:len(podPrefixKey)] == podPrefixKey {
+		return c.syncStray(ctx, k[len(podPrefixKey):])
+	}
+	namespace, jobName, err := cache.SplitMetaNamespaceKey(k)
+	if err != nil {
+		return nil
+	}
+	shared, err := c.jobs.Jobs(namespace).Get(jobName)
+	if apierrors.IsNotFound(err) {
+		c.forget(k)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if m := shared.Spec.ManagedBy; m != nil && *m != name {
+		return nil
+	}
+	j := shared.DeepCopy()
+	satisfied := c.expect.Satisfied(k)
+	pods, err := c.claim(ctx, j)
+	if err != nil {
+		return err
+	}
+	if ended(j) != nil {
+		return c.release(ctx, pods)
+	}
+	s := &state{Controller: c, job: j, satisfied: satisfied}
+	s.count(pods)
+	return s.advance(ctx)
+}
+
+func (c *Controller) claim(ctx context.Context, j *batchv1.Job) ([]*corev1.Pod, error) {
+	selector, err := metav1.LabelSelectorAsSelector(j.Spec.Selector)
+	if err != nil {
+		return nil, fmt.Errorf("couldn't convert Job selector: %w", err)
+	}
+	pods, err := control.Owned[*corev1.Pod](c.podIndex, j, true)
+	if err != nil {
+		return nil, err
+	}
+	claimer := control.Claimer[*corev1.Pod]{
+		Owner: j, Kind: Kind, Selector: selector, Patch: c.pods.Patch, Finalizers: []string{batchv1.JobTrackingFinalizer},
+		CanAdopt: control.CanAdopt(j, func(ctx context.Context) (*batchv1.Job, error) {
+			return c.env.Kube.BatchV1().Jobs(j.Namespace).Get(ctx, j.Name, metav1.GetOptions{})
+		}),
+		Release: func(p *corev1.Pod) ([]byte, error) {
+			return control.ReleasePatch(p, j.UID, []string{batchv1.JobTrackingFinalizer})
+		},
+	}
+	return claimer.Claim(ctx, pods)
+}
+
+// release takes the finalizer off pods.
+func (c *Controller) release(ctx context.Context, pods []*corev1.Pod) error {
+	errs := make([]error, len(pods))
+	limit := make(chan struct{}, 20)
+	var wg sync.WaitGroup
+	for i, p := range pods {
+		if !tracked(p) {
+			continue
+		}
+		limit <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-limit }()
+			patch := fmt.Sprintf(`{"metadata":{"uid":%q,"$deleteFromPrimitiveList/finalizers":[%q]}}`, p.UID, batchv1.JobTrackingFinalizer)
+			err := c.pods.Patch(ctx, p, types.StrategicMergePatchType, []byte(patch))
+			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
+				errs[i] = err
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// syncStray takes the finalizer off a pod whose Job is gone.
+func (c *Controller) syncStray(ctx context.Context, k string) error {
+	obj, ok, err := c.podIndex.GetByKey(k)
+	p, isPod := obj.(*corev1.Pod)
+	if err != nil || !ok || !isPod || !tracked(p) {
+		return err
+	}
+	ref := metav1.GetControllerOfNoCopy(p)
+	if ref != nil {
+		if ref.Kind != Kind.Kind || c.owner(p.Namespace, ref) != nil {
+			return nil
+		}
+		// The cache may be late.
+		j, err := c.env.Kube.BatchV1().Jobs(p.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+		if err == nil && j.UID == ref.UID {
+			return nil
+		}
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return c.release(ctx, []*corev1.Pod{p})
+}
+
+// backoff returns how long new pods must wait, after n more failures of which
+// the last was at that time, or after a success.
+func (c *Controller) backoff(k string, newFailures int, last time.Time, success bool) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.failed[k]
+	if success {
+		f = failures{}
+	}
+	if newFailures > 0 {
+		f.count += newFailures
+		f.last = last
+	}
+	c.failed[k] = f
+	if f.count == 0 {
+		return 0
+	}
+	wait := firstBackoff
+	for range f.count - 1 {
+		if wait *= 2; wait >= lastBackoff {
+			wait = lastBackoff
+			break
+		}
+	}
+	return max(0, wait-c.env.Clock.Since(f.last))
+}
+
+// write writes the status if it changed, and takes over what came of it.
+func (c *Controller) write(ctx context.Context, j *batchv1.Job, s batchv1.JobStatus) error {
+	if equality.Semantic.DeepEqual(j.Status, s) {
+		return nil
+	}
+	next := j.DeepCopy()
+	next.Status = s
+	written, err := c.env.Kube.BatchV1().Jobs(j.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("updating the status: %w", err)
+	}
+	written.DeepCopyInto(j)
+	return nil
+}

@@ -1,0 +1,117 @@
+package job
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// indexes is a set of completion indexes, as sorted, disjoint, closed
+// intervals that do not touch.
+type indexes []interval
+
+type interval struct{ first, last int }
+
+// parseIndexes reads "1,3-5,7"; what cannot be read or is not below limit is
+// left out.
+func parseIndexes(s string, limit int) indexes {
+	var out indexes
+	for part := range strings.SplitSeq(s, ",") {
+		a, b, isRange := strings.Cut(part, "-")
+		first, err := strconv.Atoi(a)
+		if err != nil || first < 0 || first >= limit {
+			continue
+		}
+		last := first
+		if isRange {
+			if last, err = strconv.Atoi(b); err != nil || last < first {
+				continue
+			}
+			last = min(last, limit-1)
+		}
+		for i := first; i <= last; i++ {
+			// Rare, and short: history is at most as long as the Job.
+			if n := len(out); n > 0 && out[n-1].last == i-1 {
+				out[n-1].last = i
+				continue
+			}
+			out = out.with(i)
+		}
+	}
+	return out
+}
+
+func (x indexes) has(i int) bool {
+	k, found := slices.BinarySearchFunc(x, i, func(v interval, i int) int { return v.last - i })
+	return found || k < len(x) && x[k].first <= i
+}
+
+// with returns the set with i in it. It may reuse x.
+func (x indexes) with(i int) indexes {
+	if x.has(i) {
+		return x
+	}
+	k, _ := slices.BinarySearchFunc(x, i, func(v interval, i int) int { return v.last - i })
+	left, right := k > 0 && x[k-1].last == i-1, k < len(x) && x[k].first == i+1
+	switch {
+	case left && right:
+		x[k-1].last = x[k].last
+		return slices.Delete(x, k, k+1)
+	case left:
+		x[k-1].last = i
+	case right:
+		x[k].first = i
+	default:
+		return slices.Insert(x, k, interval{i, i})
+	}
+	return x
+}
+
+func (x indexes) total() (n int) {
+	for _, v := range x {
+		n += v.last - v.first + 1
+	}
+	return n
+}
+
+// String writes runs of three and more as ranges, as the API has it.
+func (x indexes) String() string {
+	var b strings.Builder
+	for _, v := range x {
+		if b.Len() > 0 {
+			b.WriteByte(',')
+		}
+		switch v.last - v.first {
+		case 0:
+			fmt.Fprintf(&b, "%d", v.first)
+		case 1:
+			fmt.Fprintf(&b, "%d,%d", v.first, v.last)
+		default:
+			fmt.Fprintf(&b, "%d-%d", v.first, v.last)
+		}
+	}
+	return b.String()
+}
+
+func isIndexed(j *batchv1.Job) bool {
+	return j.Spec.CompletionMode != nil && *j.Spec.CompletionMode == batchv1.IndexedCompletion
+}
+
+// indexOf returns the completion index of a pod, false if it has none.
+func indexOf(p *corev1.Pod) (int, bool) {
+	n, err := strconv.Atoi(p.Annotations[batchv1.JobCompletionIndexAnnotation])
+	return n, err == nil && n >= 0
+}
+
+// failuresOf returns how often the index of a pod had failed before it.
+func failuresOf(p *corev1.Pod) int32 {
+	n, err := strconv.ParseInt(p.Annotations[batchv1.JobIndexFailureCountAnnotation], 10, 32)
+	if err != nil {
+		return 0
+	}
+	return int32(n)
+}

@@ -1,0 +1,207 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// want is how many pods should be active.
+func (s *state) want() int {
+	j := s.job
+	parallelism := 1
+	if j.Spec.Parallelism != nil {
+		parallelism = int(*j.Spec.Parallelism)
+	}
+	if j.Spec.Completions == nil {
+		if s.succeeded > 0 {
+			return min(parallelism, len(s.active))
+		}
+		return parallelism
+	}
+	left := int(*j.Spec.Completions) - int(s.succeeded) - s.dead.total()
+	return max(0, min(parallelism, left))
+}
+
+// manage makes and deletes pods until as many are active as should be; wait is
+// how long new ones have to wait for.
+func (s *state) manage(ctx context.Context, wait time.Duration) error {
+	want, have := s.want(), len(s.active)
+	occupied := have
+	if onlyFailed(s.job) {
+		occupied += len(s.terminating)
+	}
+	if have > want {
+		victims := sortVictims(s.job, s.active, s.env.Clock.Now())[:have-want]
+		return s.discard(ctx, victims)
+	}
+	if isIndexed(s.job) {
+		// Two of one index, or of one that is settled: one too many.
+		if extra := s.superfluous(); len(extra) > 0 {
+			return s.discard(ctx, extra)
+		}
+	}
+	n := min(want-occupied, maxCreate)
+	if n <= 0 {
+		return nil
+	}
+	if wait > 0 {
+		s.AddAfter(key(s.job), wait)
+		return nil
+	}
+	return s.create(ctx, n)
+}
+
+// superfluous returns active pods whose index another has, or is done.
+func (s *state) superfluous() (out []*corev1.Pod) {
+	seen := map[int]bool{}
+	for _, p := range s.active {
+		i, ok := indexOf(p)
+		if !ok || i >= s.limit() || s.done.has(i) || s.dead.has(i) || seen[i] {
+			out = append(out, p)
+			continue
+		}
+		seen[i] = true
+	}
+	return out
+}
+
+// free returns the first n indexes that want a pod.
+func (s *state) free(n int) (out []int) {
+	taken := map[int]bool{}
+	for _, p := range s.active {
+		if i, ok := indexOf(p); ok {
+			taken[i] = true
+		}
+	}
+	if onlyFailed(s.job) {
+		for _, p := range s.terminating {
+			if i, ok := indexOf(p); ok {
+				taken[i] = true
+			}
+		}
+	}
+	for i := 0; i < s.limit() && len(out) < n; i++ {
+		if !taken[i] && !s.done.has(i) && !s.dead.has(i) {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+func (s *state) create(ctx context.Context, n int) error {
+	j := s.job
+	var todo chan int
+	if isIndexed(j) {
+		free := s.free(n)
+		n = len(free)
+		todo = make(chan int, n)
+		for _, i := range free {
+			todo <- i
+		}
+	}
+	k := key(j)
+	s.expect.Expect(k, n)
+	ref := metav1.NewControllerRef(j, Kind)
+	var mu sync.Mutex
+	done, err := control.SlowStart(n, func() error {
+		pod := control.PodFrom(&j.Spec.Template, ref)
+		pod.Finalizers = append(pod.Finalizers, batchv1.JobTrackingFinalizer)
+		pod.GenerateName = control.PodPrefix(j.Name)
+		if todo != nil {
+			s.index(pod, <-todo)
+		}
+		_, err := s.pods.Create(ctx, j.Namespace, pod, j)
+		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return nil
+		}
+		if err == nil {
+			mu.Lock()
+			s.next.Active++
+			mu.Unlock()
+		}
+		return err
+	})
+	for range n - done {
+		s.expect.Created(k)
+	}
+	return err
+}
+
+// index makes pod that of a completion index. It writes to pod.
+func (s *state) index(pod *corev1.Pod, i int) {
+	text := strconv.Itoa(i)
+	if pod.Annotations == nil {
+		pod.Annotations = map[string]string{}
+	}
+	if pod.Labels == nil {
+		pod.Labels = map[string]string{}
+	}
+	pod.Annotations[batchv1.JobCompletionIndexAnnotation] = text
+	pod.Labels[batchv1.JobCompletionIndexAnnotation] = text
+	if s.job.Spec.BackoffLimitPerIndex != nil {
+		pod.Annotations[batchv1.JobIndexFailureCountAnnotation] = strconv.Itoa(int(s.attempts[i]))
+	}
+	pod.Spec.Hostname = fmt.Sprintf("%s-%d", s.job.Name, i)
+	pod.GenerateName = fmt.Sprintf("%s-%d-", s.job.Name, i)
+	env := corev1.EnvVar{Name: "JOB_COMPLETION_INDEX", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{
+		FieldPath: fmt.Sprintf("metadata.labels['%s']", batchv1.JobCompletionIndexAnnotation),
+	}}}
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for c := range list {
+			has := false
+			for _, e := range list[c].Env {
+				has = has || e.Name == env.Name
+			}
+			if !has {
+				list[c].Env = append(list[c].Env, env)
+			}
+		}
+	}
+}
+
+// discard deletes active pods that are too many. Without their finalizer, they
+// do not count as failed.
+func (s *state) discard(ctx context.Context, pods []*corev1.Pod) error {
+	if err := s.release(ctx, pods); err != nil {
+		return err
+	}
+	return s.deletePods(ctx, pods)
+}
+
+// deletePods deletes active pods.
+func (s *state) deletePods(ctx context.Context, pods []*corev1.Pod) error {
+	if len(pods) == 0 {
+		return nil
+	}
+	k := key(s.job)
+	ids := make([]string, len(pods))
+	for i, p := range pods {
+		ids[i] = control.ID(p)
+	}
+	s.expect.Expect(k, 0, ids...)
+	errs := make([]error, len(pods))
+	var wg sync.WaitGroup
+	for i, p := range pods {
+		wg.Go(func() {
+			if err := s.pods.Delete(ctx, p.Namespace, p.Name, "", s.job); err != nil {
+				s.expect.Deleted(k, ids[i])
+				if !apierrors.IsNotFound(err) {
+					errs[i] = err
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,404 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"sort"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// state is one sync of one Job. It is used by one goroutine.
+type state struct {
+	*Controller
+	job       *batchv1.Job // our own copy
+	satisfied bool
+
+	// next is the status as it will be written.
+	next batchv1.JobStatus
+	// active, and those whose end is noted and whose finalizer may go.
+	active, ready, terminating []*corev1.Pod
+	counted                    []*corev1.Pod
+	// done and dead are the indexes that completed and that failed for good.
+	done, dead indexes
+	// attempts tells how often each index failed so far.
+	attempts map[int]int32
+	// newFailures count against the back-off limit; lastFailure is when.
+	newFailures int
+	lastFailure time.Time
+	newSuccess  bool
+	// verdict is why the Job fails by its failure policy, empty if it does not.
+	verdict string
+	// succeeded and failed so far, those noted but not yet counted included.
+	succeeded, failed int32
+}
+
+func isFailed(j *batchv1.Job, p *corev1.Pod) bool {
+	if p.Status.Phase == corev1.PodFailed {
+		return true
+	}
+	if onlyFailed(j) {
+		return false
+	}
+	// One that is being deleted may never come to fail.
+	return p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodSucceeded
+}
+
+// onlyFailed tells whether a pod is replaced only once it has fully failed.
+func onlyFailed(j *batchv1.Job) bool {
+	return j.Spec.PodReplacementPolicy != nil && *j.Spec.PodReplacementPolicy == batchv1.Failed || j.Spec.PodReplacementPolicy == nil && j.Spec.PodFailurePolicy != nil
+}
+
+func (s *state) limit() int {
+	if s.job.Spec.Completions == nil {
+		return 0
+	}
+	return int(*s.job.Spec.Completions)
+}
+
+// count sorts the pods and notes those that ended.
+func (s *state) count(pods []*corev1.Pod) {
+	s.next = *s.job.Status.DeepCopy()
+	if s.next.UncountedTerminatedPods == nil {
+		s.next.UncountedTerminatedPods = &batchv1.UncountedTerminatedPods{}
+	}
+	noted := s.next.UncountedTerminatedPods
+	indexed := isIndexed(s.job)
+	if indexed {
+		s.done = parseIndexes(s.next.CompletedIndexes, s.limit())
+		if s.next.FailedIndexes != nil {
+			s.dead = parseIndexes(*s.next.FailedIndexes, s.limit())
+		}
+	}
+	s.attempts = map[int]int32{}
+	held := map[types.UID]bool{}
+	for _, p := range pods {
+		if tracked(p) {
+			held[p.UID] = true
+		}
+	}
+	// The third step: the finalizer is off, the UID becomes a number.
+	settle := func(uids []types.UID, n *int32) []types.UID {
+		var rest []types.UID
+		for _, u := range uids {
+			if held[u] {
+				rest = append(rest, u)
+			} else {
+				*n++
+			}
+		}
+		return rest
+	}
+	noted.Succeeded = settle(noted.Succeeded, &s.next.Succeeded)
+	noted.Failed = settle(noted.Failed, &s.next.Failed)
+	before := map[types.UID]bool{}
+	for _, list := range [][]types.UID{noted.Succeeded, noted.Failed} {
+		for _, u := range list {
+			before[u] = true
+		}
+	}
+	// The first step.
+	for _, p := range pods {
+		index, hasIndex := indexOf(p)
+		failed := isFailed(s.job, p)
+		switch {
+		case p.Status.Phase == corev1.PodSucceeded:
+			if !tracked(p) {
+				continue
+			}
+			if !before[p.UID] && len(s.counted) >= maxCount {
+				continue
+			}
+			s.counted = append(s.counted, p)
+			if indexed {
+				// The index alone says that it is counted.
+				if hasIndex && index < s.limit() && !s.done.has(index) {
+					s.done = s.done.with(index)
+					s.newSuccess = true
+				}
+				continue
+			}
+			if !before[p.UID] {
+				noted.Succeeded = append(noted.Succeeded, p.UID)
+				s.newSuccess = true
+			}
+		case failed:
+			s.noteFailed(p, index, indexed && hasIndex, before[p.UID])
+			if p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodFailed {
+				s.terminating = append(s.terminating, p)
+			}
+		case p.DeletionTimestamp != nil:
+			s.terminating = append(s.terminating, p)
+		default:
+			s.active = append(s.active, p)
+			if control.IsReady(p) {
+				s.ready = append(s.ready, p)
+			}
+		}
+	}
+	s.succeeded = s.next.Succeeded + int32(len(noted.Succeeded))
+	if indexed {
+		s.next.CompletedIndexes = s.done.String()
+		s.next.Succeeded = int32(s.done.total())
+		s.succeeded = s.next.Succeeded
+		if s.job.Spec.BackoffLimitPerIndex != nil {
+			text := s.dead.String()
+			s.next.FailedIndexes = &text
+		}
+	}
+	s.failed = s.next.Failed + int32(len(noted.Failed))
+	s.next.Active = int32(len(s.active))
+	ready, terminating := int32(len(s.ready)), int32(len(s.terminating))
+	s.next.Ready, s.next.Terminating = &ready, &terminating
+}
+
+// noteFailed notes the end of a failed pod by what the failure policy says.
+func (s *state) noteFailed(p *corev1.Pod, index int, hasIndex, before bool) {
+	action, why := judge(s.job, p)
+	if hasIndex && s.job.Spec.BackoffLimitPerIndex != nil {
+		n := failuresOf(p)
+		if action != batchv1.PodFailurePolicyActionIgnore {
+			n++
+		}
+		s.attempts[index] = max(s.attempts[index], n)
+		if action == batchv1.PodFailurePolicyActionFailIndex || n > *s.job.Spec.BackoffLimitPerIndex {
+			if !s.dead.has(index) && index < s.limit() {
+				s.dead = s.dead.with(index)
+			}
+		}
+	}
+	if action == batchv1.PodFailurePolicyActionFailJob && s.verdict == "" {
+		s.verdict = why
+	}
+	if !tracked(p) || !before && len(s.counted) >= maxCount {
+		return
+	}
+	s.counted = append(s.counted, p)
+	if before || action == batchv1.PodFailurePolicyActionIgnore {
+		return
+	}
+	noted := s.next.UncountedTerminatedPods
+	noted.Failed = append(noted.Failed, p.UID)
+	s.newFailures++
+	if at := finishedAt(p, s.env.Clock.Now()); at.After(s.lastFailure) {
+		s.lastFailure = at
+	}
+}
+
+// finishedAt is when the last container of p ended, as far as is known.
+func finishedAt(p *corev1.Pod, now time.Time) time.Time {
+	var last time.Time
+	for i := range p.Status.ContainerStatuses {
+		if t := p.Status.ContainerStatuses[i].State.Terminated; t != nil && t.FinishedAt.After(last) {
+			last = t.FinishedAt.Time
+		}
+	}
+	if last.IsZero() {
+		if p.DeletionTimestamp != nil {
+			return p.DeletionTimestamp.Time
+		}
+		return now
+	}
+	return last
+}
+
+// restarts sums the restarts of containers in pods that are restarted in place.
+func restarts(pods []*corev1.Pod) (n int32) {
+	for _, p := range pods {
+		for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
+			for i := range list {
+				n += list[i].RestartCount
+			}
+		}
+	}
+	return n
+}
+
+// failure returns reason and message of why the Job fails, false if it does
+// not.
+func (s *state) failure() (reason, message string, failed bool) {
+	j := s.job
+	if c := condition(&j.Status, batchv1.JobFailureTarget); c != nil && c.Status == corev1.ConditionTrue {
+		return c.Reason, c.Message, true
+	}
+	limit := int32(6)
+	if j.Spec.BackoffLimit != nil {
+		limit = *j.Spec.BackoffLimit
+	} else if j.Spec.BackoffLimitPerIndex != nil {
+		limit = 1<<31 - 1
+	}
+	switch {
+	case s.verdict != "":
+		return batchv1.JobReasonPodFailurePolicy, s.verdict, true
+	case s.failed > limit, j.Spec.Template.Spec.RestartPolicy == corev1.RestartPolicyOnFailure && s.pastRestarts(limit):
+		return batchv1.JobReasonBackoffLimitExceeded, "Job has reached the specified backoff limit", true
+	case s.deadline() <= 0:
+		return batchv1.JobReasonDeadlineExceeded, "Job was active longer than specified deadline", true
+	}
+	if isIndexed(j) && j.Spec.BackoffLimitPerIndex != nil {
+		n := s.dead.total()
+		if j.Spec.MaxFailedIndexes != nil && n > int(*j.Spec.MaxFailedIndexes) {
+			return batchv1.JobReasonMaxFailedIndexesExceeded, "Job has exceeded the specified maximal number of failed indexes", true
+		}
+		if n > 0 && n+s.done.total() >= s.limit() {
+			return batchv1.JobReasonFailedIndexes, "Job has failed indexes", true
+		}
+	}
+	return "", "", false
+}
+
+func (s *state) pastRestarts(limit int32) bool {
+	n := restarts(s.active)
+	if limit == 0 {
+		return n > 0
+	}
+	return n >= limit
+}
+
+// deadline is how long the Job may still be active, a day if without limit.
+func (s *state) deadline() time.Duration {
+	if s.job.Spec.ActiveDeadlineSeconds == nil || s.next.StartTime == nil || s.suspended() {
+		return 24 * time.Hour
+	}
+	return s.next.StartTime.Add(time.Duration(*s.job.Spec.ActiveDeadlineSeconds) * time.Second).Sub(s.env.Clock.Now())
+}
+
+func (s *state) suspended() bool { return s.job.Spec.Suspend != nil && *s.job.Spec.Suspend }
+
+// success returns reason and message of why the Job is complete.
+func (s *state) success() (reason, message string, done bool) {
+	j := s.job
+	if c := condition(&j.Status, batchv1.JobSuccessCriteriaMet); c != nil && c.Status == corev1.ConditionTrue {
+		return c.Reason, c.Message, true
+	}
+	if msg, ok := succeeds(j, s.done); ok {
+		return batchv1.JobReasonSuccessPolicy, msg, true
+	}
+	if j.Spec.Completions == nil {
+		// A work queue: one success says that it is empty; the others finish.
+		done = s.succeeded > 0 && len(s.active) == 0
+	} else {
+		done = s.succeeded >= *j.Spec.Completions && len(s.active) == 0
+	}
+	return batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods", done
+}
+
+func (s *state) set(kind batchv1.JobConditionType, status corev1.ConditionStatus, reason, message string) bool {
+	now := metav1.NewTime(s.env.Clock.Now())
+	c := condition(&s.next, kind)
+	if c == nil {
+		if status == corev1.ConditionFalse {
+			return false
+		}
+		s.next.Conditions = append(s.next.Conditions, batchv1.JobCondition{
+			Type: kind, Status: status, LastProbeTime: now, LastTransitionTime: now, Reason: reason, Message: message,
+		})
+		return true
+	}
+	if c.Status == status && c.Reason == reason && c.Message == message {
+		return false
+	}
+	if c.Status != status {
+		c.LastTransitionTime = now
+	}
+	c.Status, c.Reason, c.Message, c.LastProbeTime = status, reason, message, now
+	return true
+}
+
+// advance does what the state asks for, and writes the status.
+func (s *state) advance(ctx context.Context) error {
+	k := key(s.job)
+	if s.next.StartTime == nil && !s.suspended() {
+		now := metav1.NewTime(s.env.Clock.Now())
+		s.next.StartTime = &now
+	}
+	wait := s.backoff(k, s.newFailures, s.lastFailure, s.newSuccess)
+	var workErr error
+	failReason, failMessage, failed := s.failure()
+	okReason, okMessage, done := s.success()
+	// What was decided once stays so. Else failure comes first.
+	if c := condition(&s.job.Status, batchv1.JobSuccessCriteriaMet); c != nil && c.Status == corev1.ConditionTrue {
+		failed = false
+	}
+	done = done && !failed
+	switch {
+	case failed:
+		s.set(batchv1.JobFailureTarget, corev1.ConditionTrue, failReason, failMessage)
+		workErr = s.deletePods(ctx, s.active)
+	case done:
+		s.set(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, okReason, okMessage)
+		workErr = s.deletePods(ctx, s.active)
+	case s.suspended():
+		workErr = s.suspend(ctx)
+	default:
+		if c := condition(&s.next, batchv1.JobSuspended); c != nil && c.Status == corev1.ConditionTrue {
+			s.set(batchv1.JobSuspended, corev1.ConditionFalse, "JobResumed", "Job resumed")
+			now := metav1.NewTime(s.env.Clock.Now())
+			s.next.StartTime = &now
+			s.env.Events.Event(s.job, corev1.EventTypeNormal, "Resumed", "Job resumed")
+		}
+		if s.job.DeletionTimestamp == nil && s.satisfied {
+			workErr = s.manage(ctx, wait)
+		}
+	}
+	// Over only when the last pod has ended and is counted.
+	noted := s.next.UncountedTerminatedPods
+	over := (failed || done) && len(s.active)+len(s.terminating)+len(s.counted)+len(noted.Succeeded)+len(noted.Failed) == 0
+	if over {
+		now := metav1.NewTime(s.env.Clock.Now())
+		if done {
+			s.set(batchv1.JobComplete, corev1.ConditionTrue, okReason, okMessage)
+			s.next.CompletionTime = &now
+			s.env.Events.Event(s.job, corev1.EventTypeNormal, "Completed", "Job completed")
+		} else {
+			s.set(batchv1.JobFailed, corev1.ConditionTrue, failReason, failMessage)
+			s.env.Events.Event(s.job, corev1.EventTypeWarning, failReason, failMessage)
+		}
+	}
+	if err := s.write(ctx, s.job, s.next); err != nil {
+		return errors.Join(workErr, err)
+	}
+	// The second step, after the first is written.
+	if err := s.release(ctx, s.counted); err != nil {
+		return errors.Join(workErr, err)
+	}
+	if !over && !s.suspended() && s.job.Spec.ActiveDeadlineSeconds != nil {
+		if left := s.deadline(); left > 0 {
+			s.AddAfter(k, left)
+		}
+	}
+	return workErr
+}
+
+func (s *state) suspend(ctx context.Context) error {
+	// They have not failed: they are not counted.
+	if err := s.discard(ctx, s.active); err != nil {
+		return err
+	}
+	if s.set(batchv1.JobSuspended, corev1.ConditionTrue, "JobSuspended", "Job suspended") {
+		s.env.Events.Event(s.job, corev1.EventTypeNormal, "Suspended", "Job suspended")
+	}
+	s.next.StartTime = nil
+	return nil
+}
+
+// sortVictims orders the pods that are best deleted first: those not running
+// yet, and of indexed Jobs the highest index.
+func sortVictims(j *batchv1.Job, pods []*corev1.Pod, now time.Time) []*corev1.Pod {
+	v := control.Victims{Pods: append([]*corev1.Pod(nil), pods...), Now: now}
+	sort.Sort(v)
+	if isIndexed(j) {
+		sort.SliceStable(v.Pods, func(a, b int) bool {
+			x, _ := indexOf(v.Pods[a])
+			y, _ := indexOf(v.Pods[b])
+			return x > y
+		})
+	}
+	return v.Pods
+}
