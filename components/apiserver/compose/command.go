@@ -1,0 +1,241 @@
+package compose
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"hyperkube/components/apiserver"
+	"hyperkube/components/apiserver/authn"
+	"hyperkube/components/apiserver/tokens"
+	"hyperkube/internal/encryption"
+)
+
+// options are the flags of kube-apiserver, under upstream's names.
+type options struct {
+	etcdServers                    []string
+	etcdCA, etcdCert, etcdKey      string
+	etcdPrefix                     string
+	bind, advertise                string
+	port                           int
+	certFile, keyFile              string
+	clientCA                       string
+	tokenFile                      string
+	bootstrapTokens, anonymous     bool
+	proxyCA                        string
+	proxyNames                     []string
+	proxyUser, proxyGroup          []string
+	proxyExtra                     []string
+	issuers                        []string
+	verifyKeys                     []string
+	signingKey                     string
+	audiences                      []string
+	serviceCIDRs                   string
+	nodePorts                      utilnet.PortRange
+	modes                          []string
+	enable, disable                []string
+	encryptionConfig               string
+	kubeletCert, kubeletKey        string
+	kubeletCA                      string
+	kubeletAddressTypes            []string
+	eventTTL                       time.Duration
+	profiling                      bool
+	verbosity                      int
+	ignoredProxyCert, ignoredProxy string
+	ignoredPrivileged              bool
+}
+
+// NewCommand is `kube-apiserver`.
+func NewCommand() *cobra.Command {
+	o := &options{nodePorts: utilnet.PortRange{Base: 30000, Size: 2768}}
+	cmd := &cobra.Command{
+		Use:   "kube-apiserver",
+		Short: "The API server: the front of the cluster's state",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	o.flags(cmd.Flags())
+	return cmd
+}
+
+func (o *options) flags(f *pflag.FlagSet) {
+	f.StringSliceVar(&o.etcdServers, "etcd-servers", nil, "List of etcd servers to connect with (scheme://ip:port), comma separated.")
+	f.StringVar(&o.etcdCA, "etcd-cafile", "", "Certificate authority of etcd.")
+	f.StringVar(&o.etcdCert, "etcd-certfile", "", "Client certificate for etcd.")
+	f.StringVar(&o.etcdKey, "etcd-keyfile", "", "Key of the client certificate for etcd.")
+	f.StringVar(&o.etcdPrefix, "etcd-prefix", "/registry", "Prefix of all keys in etcd.")
+	f.StringVar(&o.bind, "bind-address", "0.0.0.0", "Address on which to listen for --secure-port.")
+	f.StringVar(&o.advertise, "advertise-address", "", "Address at which members of the cluster reach this server; empty: that of --bind-address, or of the default route.")
+	f.IntVar(&o.port, "secure-port", 6443, "Port on which to serve HTTPS.")
+	f.StringVar(&o.certFile, "tls-cert-file", "", "Serving certificate, with its intermediates.")
+	f.StringVar(&o.keyFile, "tls-private-key-file", "", "Key of the serving certificate.")
+	f.StringVar(&o.clientCA, "client-ca-file", "", "Authorities of client certificates.")
+	f.StringVar(&o.tokenFile, "token-auth-file", "", "CSV file of bearer tokens.")
+	f.BoolVar(&o.bootstrapTokens, "enable-bootstrap-token-auth", false, "Let the tokens of joining machines in.")
+	f.BoolVar(&o.anonymous, "anonymous-auth", true, "Let requests without credentials in as system:anonymous.")
+	f.StringVar(&o.proxyCA, "requestheader-client-ca-file", "", "Authorities of front proxies, who vouch for users by headers.")
+	f.StringSliceVar(&o.proxyNames, "requestheader-allowed-names", nil, "Common names of front proxies; empty: any that the authorities signed.")
+	f.StringSliceVar(&o.proxyUser, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers with the user's name.")
+	f.StringSliceVar(&o.proxyGroup, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers with the user's groups.")
+	f.StringSliceVar(&o.proxyExtra, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"}, "Prefixes of headers with more about the user.")
+	f.StringSliceVar(&o.issuers, "service-account-issuer", nil, "Issuers of service account tokens, the first for new ones.")
+	f.StringSliceVar(&o.verifyKeys, "service-account-key-file", nil, "Keys that verify service account tokens.")
+	f.StringVar(&o.signingKey, "service-account-signing-key-file", "", "Key that signs service account tokens.")
+	f.StringSliceVar(&o.audiences, "api-audiences", nil, "Audiences of this server; empty: the issuers.")
+	f.StringVar(&o.serviceCIDRs, "service-cluster-ip-range", "10.96.0.0/16", "Ranges of services' addresses: one, or one of each family, comma separated.")
+	f.Var(&o.nodePorts, "service-node-port-range", "Range of node ports.")
+	f.StringSliceVar(&o.modes, "authorization-mode", []string{"Node", "RBAC"}, "Authorizers in the order in which they are asked.")
+	f.StringSliceVar(&o.enable, "enable-admission-plugins", nil, "Admission plugins besides the default ones.")
+	f.StringSliceVar(&o.disable, "disable-admission-plugins", nil, "Default admission plugins to leave out.")
+	f.StringVar(&o.encryptionConfig, "encryption-provider-config", "", "EncryptionConfiguration of what is encrypted at rest.")
+	f.StringVar(&o.kubeletCert, "kubelet-client-certificate", "", "Client certificate for kubelets.")
+	f.StringVar(&o.kubeletKey, "kubelet-client-key", "", "Key of the client certificate for kubelets.")
+	f.StringVar(&o.kubeletCA, "kubelet-certificate-authority", "", "Authority of the kubelets' serving certificates; empty: they are not verified.")
+	f.StringSliceVar(&o.kubeletAddressTypes, "kubelet-preferred-address-types", []string{"Hostname", "InternalDNS", "InternalIP", "ExternalDNS", "ExternalIP"}, "Types of node addresses, the preferred first.")
+	f.DurationVar(&o.eventTTL, "event-ttl", time.Hour, "How long events are kept.")
+	f.BoolVar(&o.profiling, "profiling", true, "Serve /debug/pprof.")
+	f.IntVarP(&o.verbosity, "v", "v", 0, "Log level: above 3 shows what is for debugging.")
+	f.StringVar(&o.ignoredProxyCert, "proxy-client-cert-file", "", "Client certificate for aggregated servers.")
+	f.StringVar(&o.ignoredProxy, "proxy-client-key-file", "", "Key of the client certificate for aggregated servers.")
+	f.BoolVar(&o.ignoredPrivileged, "allow-privileged", true, "Privileged containers are for Pod Security to decide about; this is accepted and ignored.")
+}
+
+func (o *options) run(ctx context.Context) error {
+	level := slog.LevelInfo
+	if o.verbosity > 3 {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	cfg, err := o.config(ctx, log)
+	if err != nil {
+		return err
+	}
+	if cfg.Etcd, err = o.dial(); err != nil {
+		return err
+	}
+	defer cfg.Etcd.Close()
+	if cfg.Listener, err = net.Listen("tcp", net.JoinHostPort(o.bind, strconv.Itoa(o.port))); err != nil {
+		return fmt.Errorf("listening for API requests: %w", err)
+	}
+	server, err := New(cfg)
+	if err != nil {
+		return errors.Join(err, cfg.Listener.Close())
+	}
+	return server.Run(ctx)
+}
+
+// config reads the files that the flags name. Etcd and Listener are left.
+func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) {
+	cfg := Config{
+		EtcdPrefix: o.etcdPrefix, EventTTL: o.eventTTL,
+		CertFile: o.certFile, KeyFile: o.keyFile,
+		ClientCAFile: o.clientCA, TokenFile: o.tokenFile, BootstrapTokens: o.bootstrapTokens, NoAnonymous: !o.anonymous,
+		FrontProxyCAFile: o.proxyCA,
+		FrontProxy: authn.FrontProxy{
+			AllowedNames: o.proxyNames, UsernameHeaders: o.proxyUser, GroupHeaders: o.proxyGroup, ExtraHeaderPrefixes: o.proxyExtra,
+		},
+		Issuers: o.issuers, Audiences: o.audiences,
+		AuthorizationModes: o.modes, EnableAdmission: o.enable, DisableAdmission: o.disable,
+		NodePorts: o.nodePorts,
+		Kubelet: apiserver.KubeletConfig{
+			ClientCertFile: o.kubeletCert, ClientKeyFile: o.kubeletKey, CAFile: o.kubeletCA, AddressTypes: o.kubeletAddressTypes,
+		},
+		Profiling: o.profiling,
+		Log:       log,
+	}
+	var err error
+	if o.signingKey == "" {
+		return cfg, errors.New("--service-account-signing-key-file is required")
+	}
+	if cfg.Key, err = tokens.LoadSigner(o.signingKey); err != nil {
+		return cfg, err
+	}
+	keys := o.verifyKeys
+	if len(keys) == 0 {
+		keys = []string{o.signingKey}
+	}
+	if cfg.Keys, err = tokens.LoadKeySet(keys...); err != nil {
+		return cfg, err
+	}
+	if o.encryptionConfig != "" {
+		t, err := encryption.Load(ctx, o.encryptionConfig, "")
+		if err != nil {
+			return cfg, err
+		}
+		cfg.Transformer = t.For
+	}
+	for text := range strings.SplitSeq(o.serviceCIDRs, ",") {
+		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			return cfg, fmt.Errorf("--service-cluster-ip-range: %w", err)
+		}
+		cfg.ServiceCIDRs = append(cfg.ServiceCIDRs, p.Masked())
+	}
+	address, err := o.address()
+	if err != nil {
+		return cfg, err
+	}
+	cfg.Advertise = netip.AddrPortFrom(address, uint16(o.port))
+	return cfg, nil
+}
+
+// address is where others reach this server.
+func (o *options) address() (netip.Addr, error) {
+	for _, text := range []string{o.advertise, o.bind} {
+		if text == "" {
+			continue
+		}
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return a, fmt.Errorf("address to advertise: %w", err)
+		}
+		if !a.IsUnspecified() {
+			return a, nil
+		}
+	}
+	ip, err := utilnet.ChooseHostInterface()
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("address to advertise: %w", err)
+	}
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap(), nil
+}
+
+// dial connects with etcd over the network.
+func (o *options) dial() (*clientv3.Client, error) {
+	if len(o.etcdServers) == 0 {
+		return nil, errors.New("--etcd-servers is required")
+	}
+	cfg := clientv3.Config{
+		Endpoints:            o.etcdServers,
+		DialTimeout:          20 * time.Second,
+		DialKeepAliveTime:    30 * time.Second,
+		DialKeepAliveTimeout: 10 * time.Second,
+	}
+	info := transport.TLSInfo{CertFile: o.etcdCert, KeyFile: o.etcdKey, TrustedCAFile: o.etcdCA}
+	if !info.Empty() || o.etcdCA != "" {
+		t, err := info.ClientConfig()
+		if err != nil {
+			return nil, fmt.Errorf("reaching etcd: %w", err)
+		}
+		cfg.TLS = t
+	}
+	c, err := clientv3.New(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("reaching etcd: %w", err)
+	}
+	return c, nil
+}
