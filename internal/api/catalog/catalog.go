@@ -8,12 +8,15 @@ import (
 	"hyperkube/internal/api/apps"
 	"hyperkube/internal/api/authentication"
 	"hyperkube/internal/api/authorization"
+	"hyperkube/internal/api/autoscaling"
+	"hyperkube/internal/api/batch"
 	"hyperkube/internal/api/coordination"
 	"hyperkube/internal/api/core"
 	"hyperkube/internal/api/discovery"
 	"hyperkube/internal/api/events"
 	"hyperkube/internal/api/networking"
 	"hyperkube/internal/api/node"
+	"hyperkube/internal/api/policy"
 	"hyperkube/internal/api/rbac"
 	"hyperkube/internal/api/scheduling"
 	"hyperkube/internal/api/storage"
@@ -28,7 +31,10 @@ func Resources() []*api.Resource {
 		events.Resources(),
 		authentication.Resources(),
 		authorization.Resources(),
+		autoscaling.Resources(),
+		batch.Resources(),
 		networking.Resources(),
+		policy.Resources(),
 		rbac.Resources(),
 		storage.Resources(),
 		scheduling.Resources(),
