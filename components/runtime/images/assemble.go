@@ -52,7 +52,7 @@ func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, imag
 		}
 		image.Layers = append(image.Layers, layerName(id))
 	}
-	defer s.hold()()
+	defer s.Hold()()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wait sync.WaitGroup

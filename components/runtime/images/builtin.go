@@ -58,7 +58,7 @@ func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) 
 	if have, err := s.Get(normal); err == nil && have.ID == image.ID && s.whole(have) {
 		return have, nil
 	}
-	defer s.hold()()
+	defer s.Hold()()
 	err = s.makeLayer(ctx, image.Layers[0], false, func(dir string) error { return fillBuiltIn(dir, file) })
 	if err != nil {
 		return nil, fmt.Errorf("making the built-in image: %w", err)

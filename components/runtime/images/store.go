@@ -259,9 +259,9 @@ func (s *Store) Collect(used func(layer string) bool) error {
 	return errors.Join(errs...)
 }
 
-// hold keeps Collect from taking layers while an image is put together. The
-// returned function ends it.
-func (s *Store) hold() func() {
+// Hold keeps Collect from taking layers while an image or a container is put
+// together. The returned function ends it.
+func (s *Store) Hold() func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := fmt.Sprintf("hold %p", new(int))

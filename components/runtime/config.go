@@ -1,0 +1,80 @@
+// Package runtime is the container runtime: CRI v1 on a unix socket, over
+// images, sandboxes and containers that it keeps itself. It is a process of
+// its own, the parent of every container; when it is gone, containers live on
+// and its successor adopts them.
+//
+// The tour: images (pull, import, unpack), sandbox (namespaces and the pod's
+// files), container (libcontainer), logs, process (pidfds); this package joins
+// them behind CRI. program is the main package, launch starts it from the one
+// binary.
+//
+// https://kubernetes.io/docs/concepts/architecture/cri/
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+
+	"hyperkube/components/runtime/images"
+)
+
+// Config says where a runtime keeps its things and how it works.
+type Config struct {
+	// Root holds images and containers across reboots; it must be able to
+	// hold the upper folders of overlays.
+	Root string
+	// State holds what a reboot ends: mounts, FIFOs, addresses.
+	State string
+	// Socket is the path of the unix socket that CRI is served on.
+	Socket string
+	// BuiltIn is the program that is the root of the image named
+	// BuiltInImage; both empty for none.
+	BuiltIn, BuiltInImage string
+	// ImagesDir holds archives, *.tar, that are imported at the start; empty
+	// for none.
+	ImagesDir string
+	// LinkPrefix begins the names of network links, at most four bytes.
+	LinkPrefix string
+	// PodCIDRs are used until UpdateRuntimeConfig brings others.
+	PodCIDRs []netip.Prefix
+	// MTU of the pods' links; zero for the kernel's default.
+	MTU int
+	// CgroupRoot is the cgroup below which pods are that name none.
+	CgroupRoot string
+	// Journal is the file of changes to the host; empty for none.
+	Journal string
+	// StreamAddress is where exec, attach and port-forward are served; a port
+	// of zero is any free one.
+	StreamAddress string
+	// Registries says how images are reached.
+	Registries images.Registries
+	// Log receives what happens; nil means slog's default.
+	Log *slog.Logger
+}
+
+func (c *Config) validate() error {
+	for name, path := range map[string]string{"root": c.Root, "state": c.State, "socket": c.Socket} {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("the %s must be an absolute path, not %q", name, path)
+		}
+	}
+	if (c.BuiltIn == "") != (c.BuiltInImage == "") {
+		return errors.New("the built-in image needs both a program and a name")
+	}
+	if c.LinkPrefix == "" {
+		c.LinkPrefix = "hk"
+	}
+	if len(c.PodCIDRs) == 0 {
+		c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")}
+	}
+	if c.StreamAddress == "" {
+		c.StreamAddress = "127.0.0.1:0"
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// socketPair carries a terminal from the container's init to us.
+type socketPair struct{ parent, child *os.File }
+
+func newSocketPair() (*socketPair, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("making a socket for the terminal: %w", err)
+	}
+	return &socketPair{parent: os.NewFile(uintptr(fds[0]), "console"), child: os.NewFile(uintptr(fds[1]), "console")}, nil
+}
+
+func (s *socketPair) Close() {
+	s.parent.Close()
+	s.child.Close()
+}
+
+// receive returns the terminal, which was sent before the process was started.
+func (s *socketPair) receive() (*os.File, error) {
+	name, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(int(s.parent.Fd()), name, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+	if err != nil {
+		return nil, fmt.Errorf("receiving the terminal: %w", err)
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil {
+		return nil, fmt.Errorf("receiving the terminal: %w", err)
+	}
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil || len(fds) == 0 {
+			continue
+		}
+		if err := unix.SetNonblock(fds[0], true); err != nil {
+			unix.Close(fds[0])
+			return nil, fmt.Errorf("receiving the terminal: %w", err)
+		}
+		return os.NewFile(uintptr(fds[0]), "terminal"), nil
+	}
+	return nil, errors.New("the container sent no terminal")
+}
+
+// Resize tells a terminal its size in characters.
+func Resize(console *os.File, width, height uint16) error {
+	conn, err := console.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	if err := conn.Control(func(fd uintptr) {
+		set = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: height, Col: width})
+	}); err != nil {
+		return err
+	}
+	return set
+}

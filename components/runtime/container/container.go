@@ -1,0 +1,236 @@
+package container
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runc/libcontainer/specconv"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/runtime/process"
+	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/cgroup"
+)
+
+// Runner starts containers. Its methods are safe for several goroutines, but
+// for several calls about one container.
+type Runner struct {
+	// State is the folder for what the low level remembers.
+	State string
+	// Cgroups of the machine.
+	Cgroups *cgroup.Manager
+}
+
+// processFile keeps how a container's processes are started, for exec.
+const processFile = "process.json"
+
+// IO are the files that a process is started with. Nil ones read as empty and
+// take everything. With a terminal none is used.
+type IO struct{ Stdin, Stdout, Stderr *os.File }
+
+// Running is a process that was started in a container.
+type Running struct {
+	*process.Handle
+	// Console is the terminal, if there is one; its taker closes it.
+	Console *os.File
+}
+
+// Start makes the container and starts its first process.
+func (r *Runner) Start(id string, spec *specs.Spec, io IO) (*Running, error) {
+	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{CgroupName: id, Spec: spec})
+	if err != nil {
+		return nil, fmt.Errorf("preparing the container: %w", err)
+	}
+	// Nobody reads them, and one leads to the host.
+	config.Labels = nil
+	c, err := libcontainer.Create(r.State, id, config)
+	if err != nil {
+		return nil, fmt.Errorf("creating the container: %w", err)
+	}
+	p := newProcess(spec.Process, true)
+	running, err := start(c, p, spec.Process, io, c.Run)
+	if err != nil {
+		_ = c.Destroy()
+		return nil, err
+	}
+	data, err := json.Marshal(spec.Process)
+	if err == nil {
+		err = atomicfile.Write(atomicfile.File{Path: filepath.Join(r.State, id, processFile), Data: data, Mode: 0o600, Remakeable: true})
+	}
+	if err != nil {
+		_ = running.Signal(unix.SIGKILL)
+		<-running.Done()
+		_ = c.Destroy()
+		return nil, fmt.Errorf("recording the container's process: %w", err)
+	}
+	return running, nil
+}
+
+func newProcess(p *specs.Process, init bool) *libcontainer.Process {
+	out := &libcontainer.Process{
+		Args: p.Args, Env: p.Env, UID: int(p.User.UID), GID: int(p.User.GID), Cwd: p.Cwd,
+		NoNewPrivileges: &p.NoNewPrivileges, AppArmorProfile: p.ApparmorProfile, Init: init, LogLevel: "3",
+	}
+	for _, g := range p.User.AdditionalGids {
+		out.AdditionalGroups = append(out.AdditionalGroups, int(g))
+	}
+	if c := p.Capabilities; c != nil {
+		out.Capabilities = &configs.Capabilities{Bounding: c.Bounding, Effective: c.Effective,
+			Inheritable: c.Inheritable, Permitted: c.Permitted, Ambient: c.Ambient}
+	}
+	return out
+}
+
+// start starts p by run, with io or a terminal.
+func start(c *libcontainer.Container, p *libcontainer.Process, how *specs.Process, io IO, run func(*libcontainer.Process) error) (*Running, error) {
+	var consoles *socketPair
+	if how.Terminal {
+		var err error
+		consoles, err = newSocketPair()
+		if err != nil {
+			return nil, err
+		}
+		defer consoles.Close()
+		p.ConsoleSocket = consoles.child
+		if how.ConsoleSize != nil {
+			p.ConsoleWidth, p.ConsoleHeight = uint16(how.ConsoleSize.Width), uint16(how.ConsoleSize.Height)
+		}
+	} else {
+		// A typed nil would be no nil to the library.
+		if io.Stdin != nil {
+			p.Stdin = io.Stdin
+		}
+		if io.Stdout != nil {
+			p.Stdout = io.Stdout
+		}
+		if io.Stderr != nil {
+			p.Stderr = io.Stderr
+		}
+	}
+	if err := run(p); err != nil {
+		return nil, fmt.Errorf("failed to start the container's process: %w", err)
+	}
+	pid, err := p.Pid()
+	if err != nil {
+		return nil, fmt.Errorf("finding the container's process: %w", err)
+	}
+	h, err := process.Open(pid, 0)
+	if err != nil {
+		return nil, err
+	}
+	running := &Running{Handle: h}
+	if consoles != nil {
+		running.Console, err = consoles.receive()
+		if err != nil {
+			_ = h.Signal(unix.SIGKILL)
+			<-h.Done()
+			return nil, err
+		}
+	}
+	return running, nil
+}
+
+// ExecOptions say what to run in a running container.
+type ExecOptions struct {
+	Args     []string
+	Terminal bool
+	IO       IO
+}
+
+// Exec starts another process in a running container, as its first one was
+// started.
+func (r *Runner) Exec(id string, o ExecOptions) (*Running, error) {
+	data, err := os.ReadFile(filepath.Join(r.State, id, processFile))
+	if err != nil {
+		return nil, fmt.Errorf("reading the container's process: %w", err)
+	}
+	var how specs.Process
+	if err := json.Unmarshal(data, &how); err != nil {
+		return nil, fmt.Errorf("reading the container's process: %w", err)
+	}
+	how.Args, how.Terminal = o.Args, o.Terminal
+	if o.Terminal && !hasVariable(how.Env, "TERM") {
+		how.Env = append(how.Env, "TERM=xterm")
+	}
+	c, err := libcontainer.Load(r.State, id)
+	if err != nil {
+		return nil, fmt.Errorf("loading the container: %w", err)
+	}
+	return start(c, newProcess(&how, false), &how, o.IO, c.Run)
+}
+
+func hasVariable(env []string, name string) bool {
+	for _, v := range env {
+		if len(v) > len(name) && v[:len(name)] == name && v[len(name)] == '=' {
+			return true
+		}
+	}
+	return false
+}
+
+// Update changes the limits of a running container.
+func (r *Runner) Update(id string, resources *runtimeapi.LinuxContainerResources) error {
+	c, err := libcontainer.Load(r.State, id)
+	if err != nil {
+		return fmt.Errorf("loading the container: %w", err)
+	}
+	config := c.Config()
+	cg := *config.Cgroups
+	limits := *cg.Resources
+	next := Resources(resources, r.Cgroups.Unified())
+	if v := next.CPU.Shares; v != nil {
+		limits.CpuShares, limits.CpuWeight = *v, cgroup.CPUWeight(*v)
+	}
+	if v := next.CPU.Quota; v != nil {
+		limits.CpuQuota = *v
+	}
+	if v := next.CPU.Period; v != nil {
+		limits.CpuPeriod = *v
+	}
+	if next.CPU.Cpus != "" {
+		limits.CpusetCpus = next.CPU.Cpus
+	}
+	if next.CPU.Mems != "" {
+		limits.CpusetMems = next.CPU.Mems
+	}
+	if v := next.Memory.Limit; v != nil {
+		limits.Memory = *v
+		limits.MemorySwap = 0
+		if next.Memory.Swap != nil {
+			limits.MemorySwap = *next.Memory.Swap
+		}
+	}
+	for key, value := range next.Unified {
+		if limits.Unified == nil {
+			limits.Unified = map[string]string{}
+		}
+		limits.Unified[key] = value
+	}
+	cg.Resources = &limits
+	config.Cgroups = &cg
+	if err := c.Set(config); err != nil {
+		return fmt.Errorf("updating the container's resources: %w", err)
+	}
+	return nil
+}
+
+// KillAll kills every process of the container.
+func (r *Runner) KillAll(cgroupPath string) error { return r.Cgroups.Kill(cgroupPath) }
+
+// Delete removes all that Start has made of a container whose processes have
+// ended or were killed. What is not there is no error.
+func (r *Runner) Delete(ctx context.Context, id, cgroupPath string) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err := r.Cgroups.Remove(ctx, cgroupPath)
+	return errors.Join(err, os.RemoveAll(filepath.Join(r.State, id)))
+}

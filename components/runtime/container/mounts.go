@@ -1,0 +1,143 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func buildMounts(in Input, security *runtimeapi.LinuxContainerSecurityContext, spec *specs.Spec) error {
+	privileged := security.GetPrivileged()
+	access := "ro"
+	if privileged {
+		access = "rw"
+	}
+	mounts := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
+	}
+	bind := func(source, destination string, options ...string) {
+		mounts = append(mounts, specs.Mount{Destination: destination, Type: "bind", Source: source, Options: append([]string{"rbind", "rprivate"}, options...)})
+	}
+	mine := map[string]bool{}
+	for _, m := range in.Mounts {
+		mine[filepath.Clean(m.GetContainerPath())] = true
+	}
+	rootAccess := "rw"
+	if security.GetReadonlyRootfs() {
+		rootAccess = "ro"
+	}
+	for _, f := range []struct{ source, destination string }{
+		{in.SandboxFiles.Hosts, "/etc/hosts"}, {in.SandboxFiles.Hostname, "/etc/hostname"}, {in.SandboxFiles.ResolvConf, "/etc/resolv.conf"},
+	} {
+		if !mine[f.destination] {
+			bind(f.source, f.destination, rootAccess)
+		}
+	}
+	if !mine["/dev/shm"] {
+		bind(in.SHM, "/dev/shm", "rw")
+	}
+	mounts = slices.DeleteFunc(mounts, func(m specs.Mount) bool { return mine[m.Destination] })
+	for _, m := range in.Mounts {
+		mount, err := bindMount(m, spec)
+		if err != nil {
+			return err
+		}
+		mounts = append(mounts, mount)
+	}
+	// Parents before what is mounted in them.
+	slices.SortStableFunc(mounts, func(a, b specs.Mount) int {
+		return strings.Count(filepath.Clean(a.Destination), "/") - strings.Count(filepath.Clean(b.Destination), "/")
+	})
+	spec.Mounts = mounts
+	return nil
+}
+
+// bindMount translates one mount of CRI, and makes its source if that is
+// missing, as other runtimes do.
+func bindMount(m *runtimeapi.Mount, spec *specs.Spec) (specs.Mount, error) {
+	destination, source := m.GetContainerPath(), m.GetHostPath()
+	if destination == "" || source == "" {
+		return specs.Mount{}, errors.New("a mount has no path")
+	}
+	if !filepath.IsAbs(destination) {
+		destination = "/" + destination
+	}
+	resolved, err := filepath.EvalSymlinks(source)
+	if errors.Is(err, os.ErrNotExist) {
+		if err = os.MkdirAll(source, 0o755); err == nil {
+			resolved, err = filepath.EvalSymlinks(source)
+		}
+	}
+	if err != nil {
+		return specs.Mount{}, fmt.Errorf("failed to resolve mount source %q: %w", source, err)
+	}
+	options := []string{"rbind"}
+	switch m.GetPropagation() {
+	case runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
+		options = append(options, "rprivate")
+	case runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
+		options = append(options, "rslave")
+		if spec.Linux.RootfsPropagation != "rshared" {
+			spec.Linux.RootfsPropagation = "rslave"
+		}
+	case runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+		if err := checkShared(resolved); err != nil {
+			return specs.Mount{}, err
+		}
+		options = append(options, "rshared")
+		spec.Linux.RootfsPropagation = "rshared"
+	}
+	switch {
+	case m.GetRecursiveReadOnly():
+		if !m.GetReadonly() || m.GetPropagation() != runtimeapi.MountPropagation_PROPAGATION_PRIVATE {
+			return specs.Mount{}, fmt.Errorf("mount %q: recursive read-only needs a read-only mount of private propagation", destination)
+		}
+		options = append(options, "rro")
+	case m.GetReadonly():
+		options = append(options, "ro")
+	default:
+		options = append(options, "rw")
+	}
+	for _, o := range m.GetMountOptions() {
+		switch o {
+		case "noexec", "nosuid", "nodev", "noatime", "nodiratime", "relatime", "strictatime", "nosymfollow", "exec", "suid", "dev":
+			options = append(options, o)
+		default:
+			return specs.Mount{}, fmt.Errorf("mount %q: unknown option %q", destination, o)
+		}
+	}
+	return specs.Mount{Destination: filepath.Clean(destination), Type: "bind", Source: resolved, Options: options}, nil
+}
+
+// checkShared demands that mounts below path reach the host.
+func checkShared(path string) error {
+	info, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
+	if err != nil {
+		return fmt.Errorf("reading the mount table: %w", err)
+	}
+	var deepest *mountinfo.Info
+	for _, m := range info {
+		if deepest == nil || len(m.Mountpoint) >= len(deepest.Mountpoint) {
+			deepest = m
+		}
+	}
+	if deepest == nil {
+		return fmt.Errorf("path %q is on no mount", path)
+	}
+	if !strings.Contains(deepest.Optional, "shared:") {
+		return fmt.Errorf("path %q is mounted on %q but it is not a shared mount", path, deepest.Mountpoint)
+	}
+	return nil
+}

@@ -1,0 +1,402 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
+	"github.com/moby/profiles/seccomp"
+	"github.com/moby/sys/capability"
+	"github.com/moby/sys/user"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/runtime/images"
+)
+
+// defaultCapabilities are those that container engines agree on.
+var defaultCapabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
+	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
+}
+
+func allCapabilities() ([]string, error) {
+	known, err := capability.ListSupported()
+	if err != nil {
+		return nil, fmt.Errorf("listing the kernel's capabilities: %w", err)
+	}
+	var all []string
+	for _, c := range known {
+		all = append(all, "CAP_"+strings.ToUpper(c.String()))
+	}
+	return all, nil
+}
+
+func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.LinuxCapabilities, error) {
+	all, err := allCapabilities()
+	if err != nil {
+		return nil, err
+	}
+	if security.GetPrivileged() {
+		return &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all}, nil
+	}
+	names := func(list []string) (out []string, every bool, err error) {
+		for _, name := range list {
+			name = strings.ToUpper(name)
+			if name == "ALL" {
+				every = true
+				continue
+			}
+			if !strings.HasPrefix(name, "CAP_") {
+				name = "CAP_" + name
+			}
+			if !slices.Contains(all, name) {
+				return nil, false, fmt.Errorf("unknown capability %q", name)
+			}
+			out = append(out, name)
+		}
+		return out, every, nil
+	}
+	add, addAll, err := names(security.GetCapabilities().GetAddCapabilities())
+	if err != nil {
+		return nil, err
+	}
+	drop, dropAll, err := names(security.GetCapabilities().GetDropCapabilities())
+	if err != nil {
+		return nil, err
+	}
+	ambient, _, err := names(security.GetCapabilities().GetAddAmbientCapabilities())
+	if err != nil {
+		return nil, err
+	}
+	have := slices.Clone(defaultCapabilities)
+	if addAll {
+		have = slices.Clone(all)
+	}
+	if dropAll {
+		have = nil
+	}
+	// What is named counts more than "ALL".
+	have = append(slices.DeleteFunc(have, func(c string) bool { return slices.Contains(drop, c) }), add...)
+	have = append(have, ambient...)
+	have = slices.DeleteFunc(have, func(c string) bool { return slices.Contains(drop, c) && !slices.Contains(add, c) })
+	slices.Sort(have)
+	have = slices.Compact(have)
+	caps := &specs.LinuxCapabilities{Bounding: have, Effective: have, Permitted: have}
+	if len(ambient) > 0 {
+		caps.Inheritable, caps.Ambient = ambient, ambient
+	}
+	return caps, nil
+}
+
+// ResolveUser finds out who a container runs as, from the pod, the image and
+// the files of its root.
+func ResolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityContext, image images.Config) (User, error) {
+	var name string
+	switch {
+	case security.GetRunAsUser() != nil:
+		name = strconv.FormatInt(security.GetRunAsUser().GetValue(), 10)
+	case security.GetRunAsUsername() != "":
+		name = security.GetRunAsUsername()
+	default:
+		name = image.User
+	}
+	if group := security.GetRunAsGroup(); group != nil {
+		name, _, _ = strings.Cut(name, ":")
+		if name == "" {
+			name = "0"
+		}
+		name += ":" + strconv.FormatInt(group.GetValue(), 10)
+	}
+	passwd, closePasswd := inRoot(rootfs, "etc/passwd")
+	defer closePasswd()
+	groups, closeGroups := inRoot(rootfs, "etc/group")
+	defer closeGroups()
+	who, err := user.GetExecUser(name, &user.ExecUser{}, passwd, groups)
+	if err != nil {
+		return User{}, fmt.Errorf("resolving user %q of the container: %w", name, err)
+	}
+	u := User{UID: int64(who.Uid), GID: int64(who.Gid), Groups: []int64{int64(who.Gid)}}
+	if security.GetSupplementalGroupsPolicy() == runtimeapi.SupplementalGroupsPolicy_Merge {
+		for _, g := range who.Sgids {
+			u.Groups = append(u.Groups, int64(g))
+		}
+		// With a group given the library leaves the user's own ones out.
+		more, closeMore := inRoot(rootfs, "etc/group")
+		defer closeMore()
+		again, closeAgain := inRoot(rootfs, "etc/passwd")
+		defer closeAgain()
+		u.Groups = append(u.Groups, memberships(again, more, u.UID)...)
+	}
+	u.Groups = append(u.Groups, security.GetSupplementalGroups()...)
+	var unique []int64
+	for _, g := range u.Groups {
+		if !slices.Contains(unique, g) {
+			unique = append(unique, g)
+		}
+	}
+	u.Groups = unique
+	return u, nil
+}
+
+// memberships returns the groups that the image's files put a user in.
+func memberships(passwd, groups io.Reader, uid int64) []int64 {
+	users, err := user.ParsePasswdFilter(passwd, func(u user.User) bool { return int64(u.Uid) == uid })
+	if err != nil || len(users) == 0 {
+		return nil
+	}
+	list, err := user.ParseGroupFilter(groups, func(g user.Group) bool { return slices.Contains(g.List, users[0].Name) })
+	if err != nil {
+		return nil
+	}
+	var out []int64
+	for _, g := range list {
+		out = append(out, int64(g.Gid))
+	}
+	return out
+}
+
+// inRoot opens a file of a container's root, in which every link leads
+// somewhere in that root. A missing file reads as empty.
+func inRoot(rootfs, name string) (io.Reader, func()) {
+	handle, err := pathrs.OpenInRoot(rootfs, name)
+	if err != nil {
+		return strings.NewReader(""), func() {}
+	}
+	defer handle.Close()
+	// A FIFO must not hold us up, nor a device do anything.
+	if info, err := handle.Stat(); err != nil || !info.Mode().IsRegular() {
+		return strings.NewReader(""), func() {}
+	}
+	f, err := pathrs.Reopen(handle, unix.O_RDONLY|unix.O_CLOEXEC)
+	if err != nil {
+		return strings.NewReader(""), func() {}
+	}
+	return io.LimitReader(f, 16<<20), func() { f.Close() }
+}
+
+// seccompFor translates the seccomp profile that is asked for; nil for none.
+func seccompFor(security *runtimeapi.LinuxContainerSecurityContext, privileged bool, spec *specs.Spec) (*specs.LinuxSeccomp, error) {
+	profile := security.GetSeccomp()
+	if privileged || profile == nil {
+		return nil, nil
+	}
+	switch profile.GetProfileType() {
+	case runtimeapi.SecurityProfile_Unconfined:
+		return nil, nil
+	case runtimeapi.SecurityProfile_RuntimeDefault:
+		s, err := seccomp.GetDefaultProfile(spec)
+		if err != nil {
+			return nil, fmt.Errorf("making the default seccomp profile: %w", err)
+		}
+		return s, nil
+	case runtimeapi.SecurityProfile_Localhost:
+		data, err := os.ReadFile(profile.GetLocalhostRef())
+		if err != nil {
+			return nil, fmt.Errorf("cannot load seccomp profile %q: %w", profile.GetLocalhostRef(), err)
+		}
+		s, err := seccomp.LoadProfile(string(data), spec)
+		if err != nil {
+			return nil, fmt.Errorf("cannot load seccomp profile %q: %w", profile.GetLocalhostRef(), err)
+		}
+		return s, nil
+	}
+	return nil, errors.New("unknown seccomp profile type")
+}
+
+// AppArmor is what the host can do with AppArmor.
+type AppArmor struct {
+	// Enabled tells that the kernel enforces it.
+	Enabled bool
+	// Default is the name of the loaded default profile; empty if it could
+	// not be loaded.
+	Default string
+}
+
+const appArmorProfile = "hyperkube-default"
+
+// appArmorText is what every container may do: all but write to the kernel's
+// files, mount, and trace or signal those outside.
+const appArmorText = `#include <tunables/global>
+profile ` + appArmorProfile + ` flags=(attach_disconnected,mediate_deleted) {
+  #include <abstractions/base>
+  network,
+  capability,
+  file,
+  umount,
+  signal (receive) peer=unconfined,
+  signal (send,receive) peer=` + appArmorProfile + `,
+  deny @{PROC}/* w,
+  deny @{PROC}/{[^1-9],[^1-9][^0-9],[^1-9s][^0-9y][^0-9s],[^1-9][^0-9][^0-9][^0-9]*}/** w,
+  deny @{PROC}/sys/[^k]** w,
+  deny @{PROC}/sys/kernel/{?,??,[^s][^h][^m]**} w,
+  deny @{PROC}/sysrq-trigger rwklx,
+  deny @{PROC}/mem rwklx,
+  deny @{PROC}/kmem rwklx,
+  deny @{PROC}/kcore rwklx,
+  deny mount,
+  deny /sys/[^f]*/** wklx,
+  deny /sys/f[^s]*/** wklx,
+  deny /sys/fs/[^c]*/** wklx,
+  deny /sys/fs/c[^g]*/** wklx,
+  deny /sys/fs/cg[^r]*/** wklx,
+  deny /sys/firmware/** rwklx,
+  deny /sys/devices/virtual/powercap/** rwklx,
+  deny /sys/kernel/security/** rwklx,
+  ptrace (trace,read,tracedby,readby) peer=` + appArmorProfile + `,
+}
+`
+
+// DetectAppArmor looks at the host and loads the default profile where it can.
+func DetectAppArmor() (AppArmor, error) {
+	enabled, err := os.ReadFile("/sys/module/apparmor/parameters/enabled")
+	if err != nil || !strings.HasPrefix(string(enabled), "Y") {
+		return AppArmor{}, nil
+	}
+	parser, err := exec.LookPath("apparmor_parser")
+	if err != nil {
+		if parser = "/sbin/apparmor_parser"; !exists(parser) {
+			return AppArmor{Enabled: true}, nil
+		}
+	}
+	cmd := exec.Command(parser, "-Kr")
+	cmd.Stdin = strings.NewReader(appArmorText)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return AppArmor{Enabled: true}, fmt.Errorf("loading the default AppArmor profile: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return AppArmor{Enabled: true, Default: appArmorProfile}, nil
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
+}
+
+func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext, privileged bool) (string, error) {
+	profile := security.GetApparmor()
+	switch {
+	case profile == nil && !privileged:
+		return a.Default, nil
+	case profile == nil:
+		return "", nil
+	}
+	switch profile.GetProfileType() {
+	case runtimeapi.SecurityProfile_RuntimeDefault:
+		if privileged {
+			return "", nil
+		}
+		return a.Default, nil
+	case runtimeapi.SecurityProfile_Localhost:
+		if !a.Enabled {
+			return "", errors.New("apparmor is not supported")
+		}
+		name := strings.TrimPrefix(profile.GetLocalhostRef(), "localhost/")
+		if name == "" || strings.ContainsAny(name, "\n") {
+			return "", errors.New("bad name of an AppArmor profile")
+		}
+		return name, nil
+	}
+	if a.Enabled {
+		return "unconfined", nil
+	}
+	return "", nil
+}
+
+// buildDevices says which devices a container has and may use.
+func buildDevices(in Input, privileged bool, spec *specs.Spec) error {
+	resources := spec.Linux.Resources
+	if privileged {
+		resources.Devices = []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}
+		list, err := hostDevices("/dev", "/dev")
+		if err != nil {
+			return err
+		}
+		for _, d := range list {
+			switch d.Path {
+			case "/dev/console", "/dev/ptmx", "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty":
+				continue // the low level makes them
+			}
+			spec.Linux.Devices = append(spec.Linux.Devices, d)
+		}
+	} else {
+		resources.Devices = []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
+	}
+	for _, d := range in.Config.GetDevices() {
+		source, err := filepath.EvalSymlinks(d.GetHostPath())
+		if err != nil {
+			return fmt.Errorf("finding device %q: %w", d.GetHostPath(), err)
+		}
+		list, err := hostDevices(source, d.GetContainerPath())
+		if err != nil {
+			return err
+		}
+		access := d.GetPermissions()
+		if access == "" {
+			access = "rwm"
+		}
+		for _, device := range list {
+			spec.Linux.Devices = slices.DeleteFunc(spec.Linux.Devices, func(o specs.LinuxDevice) bool { return o.Path == device.Path })
+			spec.Linux.Devices = append(spec.Linux.Devices, device)
+			resources.Devices = append(resources.Devices, specs.LinuxDeviceCgroup{Allow: true, Type: device.Type, Major: &device.Major, Minor: &device.Minor, Access: access})
+		}
+	}
+	return nil
+}
+
+// hostDevices describes the device at source, or all in that folder, as found
+// at target in the container.
+func hostDevices(source, target string) ([]specs.LinuxDevice, error) {
+	var list []specs.LinuxDevice
+	err := filepath.WalkDir(source, func(file string, entry os.DirEntry, err error) error {
+		if err != nil {
+			if errors.Is(err, os.ErrNotExist) && file != source {
+				return nil
+			}
+			return err
+		}
+		if entry.IsDir() {
+			switch file {
+			// Others' own, or mounted by the low level.
+			case "/dev/pts", "/dev/shm", "/dev/fd", "/dev/mqueue", "/dev/.lxc", "/dev/.lxd-mounts", "/dev/.udev":
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(file, &st); err != nil {
+			return nil //nolint:nilerr // it went meanwhile
+		}
+		kind := ""
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFCHR:
+			kind = "c"
+		case unix.S_IFBLK:
+			kind = "b"
+		default:
+			if file == source {
+				return fmt.Errorf("%s is not a device", source)
+			}
+			return nil
+		}
+		mode := os.FileMode(st.Mode &^ unix.S_IFMT)
+		uid, gid := st.Uid, st.Gid
+		list = append(list, specs.LinuxDevice{
+			Path: filepath.Join(target, strings.TrimPrefix(file, source)), Type: kind,
+			Major: int64(unix.Major(uint64(st.Rdev))), Minor: int64(unix.Minor(uint64(st.Rdev))),
+			FileMode: &mode, UID: &uid, GID: &gid,
+		})
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing devices: %w", err)
+	}
+	return list, nil
+}

@@ -1,0 +1,286 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/runtime/images"
+	"hyperkube/components/runtime/sandbox"
+)
+
+const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Input is all that a container's specification is made of.
+type Input struct {
+	ID     string
+	Config *runtimeapi.ContainerConfig
+	Image  images.Config
+	// Rootfs is the mounted root of the container.
+	Rootfs string
+	// Mounts are those of Config with every source resolved: those of images
+	// are folders of the host here.
+	Mounts []*runtimeapi.Mount
+	// Cgroup is the container's, as a path below the hierarchies' roots.
+	Cgroup string
+	// UnifiedCgroups tells that the machine has cgroup version 2.
+	UnifiedCgroups bool
+
+	// SandboxPID is the process that holds the pod's namespaces, TargetPID
+	// that whose PID namespace a debugging container joins, if any.
+	SandboxPID, TargetPID int
+	// SandboxFiles are those of the pod.
+	SandboxFiles sandbox.Files
+	// SHM is the pod's /dev/shm.
+	SHM string
+	// Hostname is the pod's.
+	Hostname string
+	// SandboxPrivileged allows privileged containers.
+	SandboxPrivileged bool
+	// AppArmor is what the host can do.
+	AppArmor AppArmor
+}
+
+// User is who a container runs as.
+type User struct {
+	UID, GID int64
+	// Groups are the supplemental ones, the primary one among them.
+	Groups []int64
+}
+
+// Build makes the specification that the low level works from.
+func Build(in Input) (*specs.Spec, error) {
+	security := in.Config.GetLinux().GetSecurityContext()
+	if security == nil {
+		security = &runtimeapi.LinuxContainerSecurityContext{}
+	}
+	privileged := security.GetPrivileged()
+	if privileged && !in.SandboxPrivileged {
+		return nil, errors.New("no privileged container allowed in sandbox")
+	}
+	process, err := buildProcess(in, security)
+	if err != nil {
+		return nil, err
+	}
+	spec := &specs.Spec{
+		Version: specs.Version,
+		Process: process,
+		Root:    &specs.Root{Path: in.Rootfs, Readonly: security.GetReadonlyRootfs()},
+		Linux: &specs.Linux{
+			CgroupsPath: in.Cgroup,
+			Namespaces:  buildNamespaces(in, security),
+			Resources:   Resources(in.Config.GetLinux().GetResources(), in.UnifiedCgroups),
+		},
+	}
+	if err := buildDevices(in, privileged, spec); err != nil {
+		return nil, err
+	}
+	if err := buildMounts(in, security, spec); err != nil {
+		return nil, err
+	}
+	if !privileged {
+		spec.Linux.MaskedPaths = security.GetMaskedPaths()
+		spec.Linux.ReadonlyPaths = security.GetReadonlyPaths()
+		if len(spec.Linux.MaskedPaths)+len(spec.Linux.ReadonlyPaths) == 0 && security.GetNamespaceOptions().GetUsernsOptions() == nil {
+			// A caller that says nothing does not ask for everything.
+			spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = slices.Clone(maskedPaths), slices.Clone(readonlyPaths)
+		}
+	}
+	spec.Linux.Seccomp, err = seccompFor(security, privileged, spec)
+	if err != nil {
+		return nil, err
+	}
+	process.ApparmorProfile, err = in.AppArmor.profileFor(security, privileged)
+	if err != nil {
+		return nil, err
+	}
+	return spec, nil
+}
+
+// The paths that container engines hide and protect when not told otherwise.
+var (
+	maskedPaths = []string{"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+		"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"}
+	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+)
+
+func buildProcess(in Input, security *runtimeapi.LinuxContainerSecurityContext) (*specs.Process, error) {
+	args := command(in.Config.GetCommand(), in.Config.GetArgs(), in.Image)
+	if len(args) == 0 {
+		return nil, errors.New("no command specified")
+	}
+	cwd := in.Config.GetWorkingDir()
+	if cwd == "" {
+		cwd = in.Image.WorkingDir
+	}
+	if cwd == "" {
+		cwd = "/"
+	}
+	if !filepath.IsAbs(cwd) {
+		cwd = "/" + cwd
+	}
+	user, err := ResolveUser(in.Rootfs, security, in.Image)
+	if err != nil {
+		return nil, err
+	}
+	caps, err := capabilities(security)
+	if err != nil {
+		return nil, err
+	}
+	p := &specs.Process{
+		Terminal:        in.Config.GetTty(),
+		Args:            args,
+		Env:             environment(in),
+		Cwd:             filepath.Clean(cwd),
+		User:            specs.User{UID: uint32(user.UID), GID: uint32(user.GID)},
+		Capabilities:    caps,
+		NoNewPrivileges: security.GetNoNewPrivs(),
+	}
+	for _, g := range user.Groups {
+		p.User.AdditionalGids = append(p.User.AdditionalGids, uint32(g))
+	}
+	adj := int(in.Config.GetLinux().GetResources().GetOomScoreAdj())
+	p.OOMScoreAdj = &adj
+	return p, nil
+}
+
+// command merges what the pod and the image say to run.
+func command(command, args []string, image images.Config) []string {
+	if len(command) == 0 {
+		command = image.Entrypoint
+		if len(args) == 0 {
+			args = image.Cmd
+		}
+	}
+	return append(slices.Clone(command), args...)
+}
+
+// environment merges the variables: the later of one name counts, in the place
+// of the first.
+func environment(in Input) []string {
+	env := []string{defaultPath}
+	index := map[string]int{"PATH": 0}
+	set := func(variable string) {
+		name, _, _ := strings.Cut(variable, "=")
+		if i, ok := index[name]; ok {
+			env[i] = variable
+			return
+		}
+		index[name] = len(env)
+		env = append(env, variable)
+	}
+	set("HOSTNAME=" + in.Hostname)
+	if in.Config.GetTty() {
+		set("TERM=xterm")
+	}
+	for _, variable := range in.Image.Env {
+		set(variable)
+	}
+	for _, e := range in.Config.GetEnvs() {
+		set(e.GetKey() + "=" + string(e.GetValue()))
+	}
+	return env
+}
+
+func buildNamespaces(in Input, security *runtimeapi.LinuxContainerSecurityContext) []specs.LinuxNamespace {
+	options := security.GetNamespaceOptions()
+	of := func(pid int, kind string) string { return fmt.Sprintf("/proc/%d/ns/%s", pid, kind) }
+	// Those that the sandbox shares with the host are joined through it too,
+	// so that nobody has to know.
+	list := []specs.LinuxNamespace{
+		{Type: specs.MountNamespace},
+		{Type: specs.NetworkNamespace, Path: of(in.SandboxPID, "net")},
+		{Type: specs.IPCNamespace, Path: of(in.SandboxPID, "ipc")},
+		{Type: specs.UTSNamespace, Path: of(in.SandboxPID, "uts")},
+	}
+	switch options.GetPid() {
+	case runtimeapi.NamespaceMode_CONTAINER:
+		list = append(list, specs.LinuxNamespace{Type: specs.PIDNamespace})
+	case runtimeapi.NamespaceMode_TARGET:
+		list = append(list, specs.LinuxNamespace{Type: specs.PIDNamespace, Path: of(in.TargetPID, "pid")})
+	case runtimeapi.NamespaceMode_POD:
+		list = append(list, specs.LinuxNamespace{Type: specs.PIDNamespace, Path: of(in.SandboxPID, "pid")})
+	}
+	if in.UnifiedCgroups {
+		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})
+	}
+	return list
+}
+
+// Resources translates what CRI says of resources.
+func Resources(r *runtimeapi.LinuxContainerResources, unified bool) *specs.LinuxResources {
+	out := &specs.LinuxResources{CPU: &specs.LinuxCPU{}, Memory: &specs.LinuxMemory{}}
+	if r == nil {
+		return out
+	}
+	if r.CpuShares != 0 {
+		n := uint64(max(r.CpuShares, 2))
+		out.CPU.Shares = &n
+	}
+	if r.CpuQuota != 0 {
+		n := r.CpuQuota
+		out.CPU.Quota = &n
+	}
+	if r.CpuPeriod != 0 {
+		n := uint64(r.CpuPeriod)
+		out.CPU.Period = &n
+	}
+	out.CPU.Cpus, out.CPU.Mems = r.CpusetCpus, r.CpusetMems
+	if r.MemoryLimitInBytes != 0 {
+		n := r.MemoryLimitInBytes
+		out.Memory.Limit = &n
+		swap := n
+		if r.MemorySwapLimitInBytes != 0 {
+			swap = r.MemorySwapLimitInBytes
+		}
+		// Without swap accounting the kernel has no such limit.
+		if n > 0 && swapAccounting(unified) {
+			out.Memory.Swap = &swap
+		}
+	}
+	for _, h := range r.HugepageLimits {
+		if !unified || h.Limit > 0 {
+			if _, err := os.Stat("/sys/kernel/mm/hugepages"); err == nil && hasHugetlb(unified) {
+				out.HugepageLimits = append(out.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: h.PageSize, Limit: h.Limit})
+			}
+		}
+	}
+	if len(r.Unified) > 0 && unified {
+		out.Unified = maps.Clone(r.Unified)
+	}
+	return out
+}
+
+func swapAccounting(unified bool) bool {
+	file := "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
+	if unified {
+		file = "/proc/self/cgroup"
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return false
+		}
+		_, path, _ := strings.Cut(strings.TrimSpace(string(data)), "::")
+		if path == "/" {
+			return true // the root has no such file, and those below it do
+		}
+		file = filepath.Join("/sys/fs/cgroup", path, "memory.swap.max")
+	}
+	_, err := os.Stat(file)
+	return err == nil
+}
+
+func hasHugetlb(unified bool) bool {
+	if !unified {
+		_, err := os.Stat("/sys/fs/cgroup/hugetlb")
+		return err == nil
+	}
+	data, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
+	return err == nil && slices.Contains(strings.Fields(string(data)), "hugetlb")
+}

@@ -1,0 +1,489 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/runtime/container"
+	"hyperkube/components/runtime/images"
+	"hyperkube/components/runtime/logs"
+	"hyperkube/components/runtime/process"
+	"hyperkube/components/runtime/sandbox"
+)
+
+// containerState is a container that this process knows.
+type containerState struct {
+	id, sandbox string
+
+	// life is held while it is started, stopped or removed.
+	life sync.Mutex
+
+	mu     sync.Mutex // guards what follows
+	record containerRecord
+	// spec is kept from creation to start; nil in a successor, which makes it
+	// again.
+	spec *specs.Spec
+	live *liveContainer // nil unless it runs
+	cpu  cpuSample
+	disk diskSample
+}
+
+func (c *containerState) get() containerRecord {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.record
+}
+
+func (c *containerState) running() *liveContainer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.live
+}
+
+func (r *Runtime) containerDir(id string) string  { return r.path("containers", id) }
+func (r *Runtime) containerRoot(id string) string { return r.state("containers", id, "rootfs") }
+
+func (r *Runtime) changeContainer(c *containerState, f func(*containerRecord)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	next := c.record
+	f(&next)
+	if err := save(r.containerDir(c.id), &next); err != nil {
+		return err
+	}
+	c.record = next
+	return nil
+}
+
+func cloneSandboxConfig(c *runtimeapi.PodSandboxConfig) *runtimeapi.PodSandboxConfig {
+	return proto.Clone(c).(*runtimeapi.PodSandboxConfig)
+}
+
+func containerName(m *runtimeapi.ContainerMetadata, pod *runtimeapi.PodSandboxMetadata) string {
+	return strings.Join([]string{m.GetName(), pod.GetName(), pod.GetNamespace(), pod.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
+}
+
+func (r *Runtime) findContainer(id string) (*containerState, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c := r.containers[id]; c != nil {
+		return c, nil
+	}
+	var found *containerState
+	for full, c := range r.containers {
+		if id != "" && strings.HasPrefix(full, id) {
+			if found != nil {
+				return nil, fmt.Errorf("container id %q is ambiguous", id)
+			}
+			found = c
+		}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("an error occurred when try to find container %q: %w", id, errNotFound)
+	}
+	return found, nil
+}
+
+// CreateContainer makes a container's root and checks all that is asked for.
+func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+	config := req.GetConfig()
+	if config.GetMetadata().GetName() == "" {
+		return nil, errors.New("the container has no metadata with a name")
+	}
+	s, err := r.findSandbox(req.GetPodSandboxId())
+	if err != nil {
+		return nil, fmt.Errorf("failed to find sandbox id %q: %w", req.GetPodSandboxId(), err)
+	}
+	pod := s.get()
+	if pod.Phase != phaseRunning {
+		return nil, fmt.Errorf("sandbox container %q is not running", pod.ID)
+	}
+	defer r.images.Hold()()
+	image, err := r.images.Get(config.GetImage().GetImage())
+	if err != nil {
+		return nil, fmt.Errorf("failed to resolve image %q: %w", config.GetImage().GetImage(), err)
+	}
+	id, name := newID(), containerName(config.GetMetadata(), pod.config.GetMetadata())
+	if err := r.reserve("container", name, id); err != nil {
+		return nil, err
+	}
+	c := &containerState{id: id, sandbox: pod.ID, record: containerRecord{
+		ID: id, Sandbox: pod.ID, Boot: r.boot, Phase: phaseCreating, Created: time.Now().UnixNano(),
+		ImageID: image.ID, ImageRef: imageRef(image), Layers: image.Layers,
+		Cgroup:  filepath.Join(r.podCgroup(pod.config), id),
+		LogPath: logs.Path(pod.config.GetLogDirectory(), config.GetLogPath()),
+		Config:  marshal(config), config: config, StopSignal: stopSignal(config, image.Config),
+	}}
+	if err := r.makeContainer(c, pod, image); err != nil {
+		if undoErr := r.unmakeContainer(context.WithoutCancel(ctx), c); undoErr != nil {
+			r.log.Warn("a container that failed cannot be removed", "container", id, "error", undoErr)
+		}
+		r.release("container", name)
+		return nil, err
+	}
+	r.mu.Lock()
+	if r.sandboxes[pod.ID] != s {
+		r.mu.Unlock()
+		_ = r.unmakeContainer(context.WithoutCancel(ctx), c)
+		r.release("container", name)
+		return nil, fmt.Errorf("sandbox %q was removed: %w", pod.ID, errNotFound)
+	}
+	r.containers[id] = c
+	r.mu.Unlock()
+	r.emit(id, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT, s)
+	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
+}
+
+func stopSignal(config *runtimeapi.ContainerConfig, image images.Config) string {
+	if s := config.GetStopSignal(); s != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
+		return strings.TrimPrefix(s.String(), "SIGNAL_")
+	}
+	return image.StopSignal
+}
+
+func imageRef(image *images.Image) string {
+	if len(image.Digests) > 0 {
+		return image.Digests[0]
+	}
+	return image.ID
+}
+
+func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *images.Image) error {
+	dir := r.containerDir(c.id)
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		return fmt.Errorf("making the container's folder: %w", err)
+	}
+	if err := save(dir, &c.record); err != nil {
+		return err
+	}
+	if err := os.Mkdir(r.state("containers", c.id), 0o711); err != nil {
+		return fmt.Errorf("making the container's folder: %w", err)
+	}
+	if err := r.mountRoot(c, image); err != nil {
+		return err
+	}
+	mounts, err := r.resolveMounts(c, image.Config, false)
+	if err != nil {
+		return err
+	}
+	spec, err := r.buildSpec(c, pod, image.Config, mounts)
+	if err != nil {
+		return fmt.Errorf("failed to generate container %q spec: %w", c.id, err)
+	}
+	c.spec = spec
+	return r.changeContainer(c, func(rec *containerRecord) {
+		rec.Phase = phaseCreated
+		rec.User = &user{UID: int64(spec.Process.User.UID), GID: int64(spec.Process.User.GID)}
+		for _, g := range spec.Process.User.AdditionalGids {
+			rec.User.Groups = append(rec.User.Groups, int64(g))
+		}
+	})
+}
+
+// mountRoot mounts the container's root: the image's layers, its own changes
+// above.
+func (r *Runtime) mountRoot(c *containerState, image *images.Image) error {
+	dir := r.containerDir(c.id)
+	overlay := container.Overlay{Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Target: r.containerRoot(c.id)}
+	for _, layer := range image.Layers {
+		overlay.Lower = append(overlay.Lower, r.images.LayerDir(layer))
+	}
+	return overlay.Mount()
+}
+
+// resolveMounts gives each mount a folder of the host: images are mounted
+// first, unless this is done again for a container that has them.
+func (r *Runtime) resolveMounts(c *containerState, config images.Config, again bool) ([]*runtimeapi.Mount, error) {
+	var out []*runtimeapi.Mount
+	covered := map[string]bool{}
+	for i, m := range c.record.config.GetMounts() {
+		covered[filepath.Clean(m.GetContainerPath())] = true
+		if m.GetImage().GetImage() == "" {
+			out = append(out, m)
+			continue
+		}
+		image, err := r.images.Get(m.GetImage().GetImage())
+		if err != nil {
+			return nil, fmt.Errorf("failed to resolve image %q of a mount: %w", m.GetImage().GetImage(), err)
+		}
+		target := r.state("containers", c.id, fmt.Sprintf("image-%d", i))
+		if !again {
+			if err := r.mountImage(c, image, target); err != nil {
+				return nil, err
+			}
+		}
+		source, err := container.Inside(target, m.GetImageSubPath())
+		if err != nil {
+			return nil, fmt.Errorf("failed to mount image volume: subpath %q: %w", m.GetImageSubPath(), err)
+		}
+		m = proto.Clone(m).(*runtimeapi.Mount)
+		m.HostPath, m.Readonly = source, true
+		out = append(out, m)
+	}
+	// With a read-only root what the image calls volumes must be writable.
+	if c.record.config.GetLinux().GetSecurityContext().GetReadonlyRootfs() {
+		n := 0
+		for path := range config.Volumes {
+			if covered[filepath.Clean(path)] || !filepath.IsAbs(path) {
+				continue
+			}
+			dir := filepath.Join(r.containerDir(c.id), "volumes", fmt.Sprint(n))
+			n++
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return nil, fmt.Errorf("making a volume: %w", err)
+			}
+			out = append(out, &runtimeapi.Mount{ContainerPath: path, HostPath: dir})
+		}
+	}
+	return out, nil
+}
+
+// mountImage mounts an image's files, which the container keeps from being
+// collected.
+func (r *Runtime) mountImage(c *containerState, image *images.Image, target string) error {
+	overlay := container.Overlay{Target: target}
+	for _, layer := range image.Layers {
+		overlay.Lower = append(overlay.Lower, r.images.LayerDir(layer))
+	}
+	err := r.changeContainer(c, func(rec *containerRecord) {
+		rec.Layers = append(slices.Clone(rec.Layers), image.Layers...)
+		rec.Volumes = append(slices.Clone(rec.Volumes), target)
+	})
+	if err != nil {
+		return err
+	}
+	return overlay.Mount()
+}
+
+func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.Config, mounts []*runtimeapi.Mount) (*specs.Spec, error) {
+	hostname := pod.config.GetHostname()
+	if hostNetwork(pod.config) || hostname == "" {
+		var err error
+		if hostname, err = os.Hostname(); err != nil {
+			return nil, fmt.Errorf("reading the hostname: %w", err)
+		}
+	}
+	shm := r.shm(pod.ID)
+	if hostIPC(pod.config) {
+		shm = "/dev/shm"
+	}
+	in := container.Input{
+		ID: c.id, Config: c.record.config, Image: image, Rootfs: r.containerRoot(c.id), Mounts: mounts,
+		Cgroup: c.record.Cgroup, UnifiedCgroups: r.cgroups.Unified(),
+		SandboxPID: pod.Process.PID, SandboxFiles: sandbox.PathsIn(r.sandboxDir(pod.ID)), SHM: shm, Hostname: hostname,
+		SandboxPrivileged: pod.config.GetLinux().GetSecurityContext().GetPrivileged(), AppArmor: r.apparmor,
+	}
+	options := c.record.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	if options.GetPid() == runtimeapi.NamespaceMode_TARGET {
+		target, err := r.findContainer(options.GetTargetId())
+		if err != nil {
+			return nil, fmt.Errorf("invalid target container: %w", err)
+		}
+		rec := target.get()
+		if rec.Sandbox != pod.ID || rec.Phase != phaseRunning {
+			return nil, fmt.Errorf("invalid target container %q: it does not run in this sandbox", options.GetTargetId())
+		}
+		in.TargetPID = rec.Process.PID
+	}
+	return container.Build(in)
+}
+
+// unmakeContainer takes apart all that makes a container, whether it has run
+// or not. It can be repeated.
+func (r *Runtime) unmakeContainer(ctx context.Context, c *containerState) error {
+	rec := c.get()
+	errs := []error{r.runner.KillAll(rec.Cgroup), r.runner.Delete(ctx, c.id, rec.Cgroup), r.unmount(c)}
+	if h, err := process.Open(rec.Holder.PID, rec.Holder.Start); err == nil {
+		endHolder(h)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return errors.Join(os.RemoveAll(r.state("containers", c.id)), os.RemoveAll(r.containerDir(c.id)))
+}
+
+// unmount takes a container's mounts away.
+func (r *Runtime) unmount(c *containerState) error {
+	rec := c.get()
+	errs := []error{container.Unmount(r.containerRoot(c.id))}
+	for _, volume := range rec.Volumes {
+		errs = append(errs, container.Unmount(volume))
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveContainer removes a container, running or not. None is no error.
+func (r *Runtime) RemoveContainer(ctx context.Context, req *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
+	c, err := r.findContainer(req.GetContainerId())
+	if errors.Is(err, errNotFound) {
+		return &runtimeapi.RemoveContainerResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := r.removeContainer(ctx, c); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.RemoveContainerResponse{}, nil
+}
+
+func (r *Runtime) removeContainer(ctx context.Context, c *containerState) error {
+	if err := r.stopContainer(ctx, c, 0); err != nil {
+		return fmt.Errorf("failed to forcibly stop container %q: %w", c.id, err)
+	}
+	c.life.Lock()
+	defer c.life.Unlock()
+	r.mu.Lock()
+	_, known := r.containers[c.id]
+	r.mu.Unlock()
+	if !known {
+		return nil
+	}
+	if err := r.unmakeContainer(ctx, c); err != nil {
+		return fmt.Errorf("failed to remove container %q: %w", c.id, err)
+	}
+	s, _ := r.findSandbox(c.sandbox)
+	r.mu.Lock()
+	delete(r.containers, c.id)
+	if s != nil {
+		delete(r.names, "container"+containerName(c.record.config.GetMetadata(), s.record.config.GetMetadata()))
+	}
+	r.mu.Unlock()
+	r.emit(c.id, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, s)
+	return nil
+}
+
+func containerPhase(p phase) runtimeapi.ContainerState {
+	switch p {
+	case phaseRunning:
+		return runtimeapi.ContainerState_CONTAINER_RUNNING
+	case phaseExited:
+		return runtimeapi.ContainerState_CONTAINER_EXITED
+	}
+	return runtimeapi.ContainerState_CONTAINER_CREATED
+}
+
+// containerStatus describes a container.
+func containerStatus(rec containerRecord) *runtimeapi.ContainerStatus {
+	st := &runtimeapi.ContainerStatus{
+		Id: rec.ID, Metadata: rec.config.GetMetadata(), State: containerPhase(rec.Phase),
+		CreatedAt: rec.Created, StartedAt: rec.Started, FinishedAt: rec.Finished, ExitCode: rec.ExitCode,
+		Image: rec.config.GetImage(), ImageRef: rec.ImageRef, ImageId: rec.ImageID, Reason: rec.Reason, Message: rec.Message,
+		Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations(), Mounts: rec.config.GetMounts(), LogPath: rec.LogPath,
+		StopSignal: signalNumber(rec.StopSignal),
+	}
+	if l := rec.config.GetLinux().GetResources(); l != nil {
+		st.Resources = &runtimeapi.ContainerResources{Linux: l}
+	}
+	if rec.User != nil {
+		st.User = &runtimeapi.ContainerUser{Linux: &runtimeapi.LinuxContainerUser{Uid: rec.User.UID, Gid: rec.User.GID, SupplementalGroups: rec.User.Groups}}
+	}
+	return st
+}
+
+// ContainerStatus describes a container.
+func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+	c, err := r.findContainer(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	rec := c.get()
+	resp := &runtimeapi.ContainerStatusResponse{Status: containerStatus(rec)}
+	if req.GetVerbose() {
+		resp.Info = map[string]string{"info": fmt.Sprintf(`{"sandboxID":%q,"pid":%d,"cgroup":%q}`, rec.Sandbox, rec.Process.PID, rec.Cgroup)}
+	}
+	return resp, nil
+}
+
+// ListContainers lists the containers that the filter lets through, the
+// youngest first.
+func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	return &runtimeapi.ListContainersResponse{Containers: r.listContainers(req.GetFilter())}, nil
+}
+
+func (r *Runtime) listContainers(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
+	var items []*runtimeapi.Container
+	for _, c := range r.allContainers() {
+		rec := c.get()
+		if !strings.HasPrefix(rec.ID, filter.GetId()) || !strings.HasPrefix(rec.Sandbox, filter.GetPodSandboxId()) ||
+			!matches(filter.GetLabelSelector(), rec.config.GetLabels()) ||
+			filter.GetState() != nil && filter.GetState().GetState() != containerPhase(rec.Phase) {
+			continue
+		}
+		items = append(items, &runtimeapi.Container{
+			Id: rec.ID, PodSandboxId: rec.Sandbox, Metadata: rec.config.GetMetadata(), Image: rec.config.GetImage(),
+			ImageRef: rec.ImageRef, ImageId: rec.ImageID, State: containerPhase(rec.Phase), CreatedAt: rec.Created,
+			Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations(),
+		})
+	}
+	slices.SortFunc(items, func(a, b *runtimeapi.Container) int { return int(b.CreatedAt - a.CreatedAt) })
+	return items
+}
+
+func (r *Runtime) allContainers() []*containerState {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([]*containerState, 0, len(r.containers))
+	for _, c := range r.containers {
+		all = append(all, c)
+	}
+	return all
+}
+
+// UpdateContainerResources changes a container's limits, now if it runs, else
+// for when it starts.
+func (r *Runtime) UpdateContainerResources(_ context.Context, req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
+	c, err := r.findContainer(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	c.life.Lock()
+	defer c.life.Unlock()
+	rec := c.get()
+	switch rec.Phase {
+	case phaseRunning:
+		if err := r.runner.Update(c.id, req.GetLinux()); err != nil {
+			return nil, err
+		}
+	case phaseExited:
+		return nil, fmt.Errorf("container %q has exited", c.id)
+	}
+	err = r.changeContainer(c, func(rec *containerRecord) {
+		config := proto.Clone(rec.config).(*runtimeapi.ContainerConfig)
+		if config.Linux == nil {
+			config.Linux = &runtimeapi.LinuxContainerConfig{}
+		}
+		merged := &runtimeapi.LinuxContainerResources{}
+		if config.Linux.Resources != nil {
+			merged = config.Linux.Resources
+		}
+		// Zero values mean "as before", which is what merging does, but for
+		// lists.
+		if len(req.GetLinux().GetHugepageLimits()) > 0 {
+			merged.HugepageLimits = nil
+		}
+		proto.Merge(merged, req.GetLinux())
+		config.Linux.Resources = merged
+		rec.config, rec.Config = config, marshal(config)
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	if c.record.Phase != phaseRunning {
+		c.spec = nil // made again with the new limits
+	}
+	c.mu.Unlock()
+	return &runtimeapi.UpdateContainerResourcesResponse{}, nil
+}

@@ -1,0 +1,204 @@
+package runtime
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+
+	"hyperkube/components/runtime/container"
+)
+
+// maxOutput bounds what ExecSync returns of each stream, as other runtimes do.
+const maxOutput = 16 << 20
+
+// limited keeps the first bytes written to it.
+type limited struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.buf.Write(p[:min(len(p), maxOutput-l.buf.Len())])
+	return len(p), nil
+}
+
+func (l *limited) bytes() []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bytes.Clone(l.buf.Bytes())
+}
+
+// runningContainer finds a container that exec and attach can work on.
+func (r *Runtime) runningContainer(id string) (*containerState, *liveContainer, error) {
+	c, err := r.findContainer(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	live := c.running()
+	if live == nil {
+		return nil, nil, fmt.Errorf("container is in %s state", containerPhase(c.get().Phase))
+	}
+	return c, live, nil
+}
+
+// ExecSync runs a command in a container and returns what it wrote.
+func (r *Runtime) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
+	if len(req.GetCmd()) == 0 {
+		return nil, errors.New("failed to exec in container: no command")
+	}
+	c, _, err := r.runningContainer(req.GetContainerId())
+	if err != nil {
+		return nil, fmt.Errorf("failed to exec in container: %w", err)
+	}
+	if t := req.GetTimeout(); t > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(t)*time.Second)
+		defer cancel()
+	}
+	var stdout, stderr limited
+	code, err := r.exec(ctx, c, execRequest{args: req.GetCmd(), stdout: &stdout, stderr: &stderr})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil, status.Errorf(codes.DeadlineExceeded, "failed to exec in container: timeout %ds exceeded: context deadline exceeded", req.GetTimeout())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("failed to exec in container: %w", err)
+	}
+	return &runtimeapi.ExecSyncResponse{Stdout: stdout.bytes(), Stderr: stderr.bytes(), ExitCode: int32(code)}, nil
+}
+
+// execRequest is a command and its streams; nil ones are not wanted.
+type execRequest struct {
+	args           []string
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	tty            bool
+	resize         <-chan remotecommand.TerminalSize
+}
+
+// exec runs a command and returns its exit code. When ctx ends, the command
+// does.
+func (r *Runtime) exec(ctx context.Context, c *containerState, req execRequest) (int, error) {
+	var child container.IO
+	var ours []*os.File // closed when all is over
+	var theirs []*os.File
+	defer func() {
+		for _, f := range append(ours, theirs...) {
+			f.Close()
+		}
+	}()
+	pipe := func() (*os.File, *os.File, error) {
+		pr, pw, err := os.Pipe()
+		if err != nil {
+			return nil, nil, fmt.Errorf("making a pipe: %w", err)
+		}
+		return pr, pw, nil
+	}
+	var in, out, errs *os.File
+	if !req.tty {
+		var err error
+		if req.stdin != nil {
+			if child.Stdin, in, err = pipe(); err != nil {
+				return 0, err
+			}
+			ours, theirs = append(ours, in), append(theirs, child.Stdin)
+		}
+		if out, child.Stdout, err = pipe(); err != nil {
+			return 0, err
+		}
+		ours, theirs = append(ours, out), append(theirs, child.Stdout)
+		if errs, child.Stderr, err = pipe(); err != nil {
+			return 0, err
+		}
+		ours, theirs = append(ours, errs), append(theirs, child.Stderr)
+	}
+	p, err := r.runner.Exec(c.id, container.ExecOptions{Args: req.args, Terminal: req.tty, IO: child})
+	if err != nil {
+		return 0, err
+	}
+	defer p.Close()
+	for _, f := range theirs {
+		f.Close()
+	}
+	theirs = nil
+	if p.Console != nil {
+		in, out = p.Console, p.Console
+		ours = append(ours, p.Console)
+	}
+	var copies sync.WaitGroup
+	carry := func(from *os.File, to io.Writer) {
+		if from == nil {
+			return
+		}
+		if to == nil {
+			to = io.Discard
+		}
+		copies.Go(func() { _, _ = io.Copy(to, from) })
+	}
+	carry(out, req.stdout)
+	carry(errs, req.stderr)
+	if req.stdin != nil && in != nil {
+		// It ends when the caller's stream does; nobody waits for it.
+		go func() {
+			_, _ = io.Copy(in, req.stdin)
+			if !req.tty {
+				in.Close()
+			}
+		}()
+	}
+	over := make(chan struct{})
+	defer close(over)
+	if req.resize != nil && p.Console != nil {
+		go resizeTo(p.Console, req.resize, over)
+	}
+	select {
+	case <-p.Done():
+	case <-ctx.Done():
+		_ = p.Signal(unix.SIGKILL)
+		<-p.Done()
+		return 0, ctx.Err()
+	case <-r.quit:
+		return 0, errors.New("the container runtime is stopping")
+	}
+	// What it left running may keep the streams open.
+	drained := make(chan struct{})
+	go func() {
+		copies.Wait()
+		close(drained)
+	}()
+	timer := time.NewTimer(drainTime)
+	defer timer.Stop()
+	select {
+	case <-drained:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return p.Status().Code, nil
+}
+
+// resizeTo applies sizes until over or the channel is closed.
+func resizeTo(console *os.File, sizes <-chan remotecommand.TerminalSize, over <-chan struct{}) {
+	for {
+		select {
+		case <-over:
+			return
+		case size, ok := <-sizes:
+			if !ok {
+				return
+			}
+			_ = container.Resize(console, size.Width, size.Height)
+		}
+	}
+}

@@ -1,0 +1,169 @@
+// Package launch starts the container runtime, a program of its own that this
+// one carries compressed. It is executed from memory, sealed so that nobody
+// can change it: libcontainer then need not copy it for every container.
+package launch
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/cgroup"
+)
+
+//go:embed program
+var program embed.FS
+
+// name is what the runtime is called by, argv[0].
+const name = "hyperkube-runtime"
+
+// readyEnv names the descriptor on which the program tells how its start went.
+const readyEnv = "HYPERKUBE_RUNTIME_READY_FD"
+
+// ErrNotBuilt tells that this program carries no runtime.
+var ErrNotBuilt = errors.New("this build has no container runtime: build with make")
+
+// unpack puts the program into a sealed file in memory.
+func unpack() (*os.File, error) {
+	packed, err := program.ReadFile("program/runtime.zst")
+	if err != nil {
+		return nil, ErrNotBuilt
+	}
+	// Kernels before 6.3 do not know the flag, and need none.
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) {
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("making a file in memory for the container runtime: %w", err)
+	}
+	// A low number could be taken for another file of the new process.
+	if high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 64); err == nil {
+		unix.Close(fd)
+		fd = high
+	}
+	f := os.NewFile(uintptr(fd), name)
+	z, err := zstd.NewReader(bytes.NewReader(packed))
+	if err == nil {
+		_, err = io.Copy(f, z)
+		z.Close()
+	}
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("unpacking the container runtime: %w", err)
+	}
+	return f, nil
+}
+
+// Exec replaces this process by the runtime, with args after its name. It
+// returns only on an error.
+func Exec(args []string) error {
+	f, err := unpack()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	path := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+	if err := syscall.Exec(path, append([]string{name}, args...), os.Environ()); err != nil {
+		return fmt.Errorf("executing the container runtime: %w", err)
+	}
+	return nil
+}
+
+// Options say how to start a runtime that stays.
+type Options struct {
+	// Args of the runtime's program.
+	Args []string
+	// LogFile is what it writes to; it and its folder are made.
+	LogFile string
+	// PIDFile holds its number, and a lock, while it runs; empty for none.
+	// Its folder is made.
+	PIDFile string
+}
+
+// Start starts a runtime that outlives this process: in a session of its own,
+// in the root of every cgroup hierarchy. It returns the process's number once
+// CRI is served. When ctx ends before that, the runtime is stopped.
+func Start(ctx context.Context, o Options) (pid int, err error) {
+	f, err := unpack()
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	args := o.Args
+	if o.PIDFile != "" {
+		if err := os.MkdirAll(filepath.Dir(o.PIDFile), 0o755); err != nil {
+			return 0, fmt.Errorf("making the folder of the PID file: %w", err)
+		}
+		args = append([]string{"--pid-file", o.PIDFile}, args...)
+	}
+	if err := os.MkdirAll(filepath.Dir(o.LogFile), 0o755); err != nil {
+		return 0, fmt.Errorf("making the log folder: %w", err)
+	}
+	log, err := os.OpenFile(o.LogFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return 0, fmt.Errorf("opening the runtime's log: %w", err)
+	}
+	defer log.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return 0, fmt.Errorf("making a pipe: %w", err)
+	}
+	defer r.Close()
+	cmd := &exec.Cmd{
+		Path: fmt.Sprintf("/proc/self/fd/%d", f.Fd()), Args: append([]string{name}, args...), Dir: "/",
+		Stdout: log, Stderr: log, ExtraFiles: []*os.File{w},
+		Env:         append(os.Environ(), readyEnv+"=3"),
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	}
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		return 0, fmt.Errorf("starting the container runtime: %w", err)
+	}
+	give := func(err error) (int, error) {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return 0, err
+	}
+	groups, err := cgroup.Open()
+	if err == nil {
+		err = groups.Enter("/", cmd.Process.Pid)
+	}
+	if err != nil {
+		return give(fmt.Errorf("moving the container runtime out of our cgroups: %w", err))
+	}
+	told := make(chan string, 1)
+	go func() {
+		word, _ := io.ReadAll(r)
+		told <- string(word)
+	}()
+	select {
+	case word := <-told:
+		if word == "ready" {
+			pid := cmd.Process.Pid
+			return pid, cmd.Process.Release()
+		}
+		err := cmd.Wait()
+		if text, ok := strings.CutPrefix(word, "error: "); ok {
+			return 0, fmt.Errorf("the container runtime did not start: %s", text)
+		}
+		return 0, fmt.Errorf("the container runtime ended at its start (%w): see %s", err, o.LogFile)
+	case <-ctx.Done():
+		return give(fmt.Errorf("starting the container runtime: %w", context.Cause(ctx)))
+	}
+}

@@ -1,0 +1,173 @@
+// The container runtime's own program. It is small on purpose: libcontainer
+// runs it again, as `init`, for every container and every exec. The main
+// program embeds it and executes it from memory; see package launch.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/opencontainers/runc/libcontainer"
+	_ "github.com/opencontainers/runc/libcontainer/nsenter" // its C constructor enters namespaces before Go starts
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"hyperkube/components/runtime"
+	"hyperkube/components/runtime/images"
+)
+
+// init is libcontainer's way in: as a container's first process this program
+// never reaches main.
+func init() {
+	if len(os.Args) > 1 && os.Args[1] == "init" {
+		libcontainer.Init()
+	}
+}
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "hyperkube runtime:", err)
+		tellStarter("error: " + err.Error())
+		os.Exit(1)
+	}
+}
+
+// options are the flags.
+type options struct {
+	cfg            runtime.Config
+	podCIDR        string
+	registryConfig string
+	pidFile        string
+	logLevel       string
+}
+
+func parse(args []string) (*options, error) {
+	o := &options{}
+	f := flag.NewFlagSet("runtime", flag.ContinueOnError)
+	f.StringVar(&o.cfg.Root, "root", "/var/lib/hyperkube/runtime", "folder of images and containers")
+	f.StringVar(&o.cfg.State, "state", "/run/hyperkube/runtime", "folder of what a reboot ends")
+	f.StringVar(&o.cfg.Socket, "socket", "/run/hyperkube/runtime.sock", "unix socket that CRI is served on")
+	f.StringVar(&o.cfg.BuiltIn, "builtin", "", "program that is the root of the built-in image")
+	f.StringVar(&o.cfg.BuiltInImage, "builtin-image", "", "name of the built-in image")
+	f.StringVar(&o.cfg.ImagesDir, "images-dir", "", "folder of image archives, *.tar, to import at the start")
+	f.StringVar(&o.cfg.LinkPrefix, "link-prefix", "hk", "beginning of the names of network links")
+	f.StringVar(&o.podCIDR, "pod-cidr", "10.244.0.0/24", "addresses of pods until the kubelet brings others, one CIDR a family, separated by commas")
+	f.IntVar(&o.cfg.MTU, "mtu", 0, "MTU of the pods' links, 0 for the kernel's default")
+	f.StringVar(&o.cfg.CgroupRoot, "cgroup-root", "", "cgroup below which pods are that name none")
+	f.StringVar(&o.cfg.Journal, "journal", "", "file that records changes to the host")
+	f.StringVar(&o.cfg.StreamAddress, "stream", "127.0.0.1:0", "address that exec, attach and port-forward are served on")
+	f.StringVar(&o.registryConfig, "registry-config", "/etc/hyperkube/registries.yaml", "file of registry mirrors, credentials and TLS settings")
+	f.StringVar(&o.pidFile, "pid-file", "", "file that holds this process's number while it runs")
+	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	if err := f.Parse(args); err != nil {
+		return nil, err
+	}
+	if f.NArg() > 0 {
+		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
+	return o, nil
+}
+
+func run(args []string) error {
+	o, err := parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+		return fmt.Errorf("bad log level: %w", err)
+	}
+	o.cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	slog.SetDefault(o.cfg.Log)
+	// libcontainer's own log: what matters of it comes back as errors.
+	logrus.SetOutput(io.Discard)
+	if os.Geteuid() != 0 {
+		return errors.New("the container runtime must run as root")
+	}
+	for part := range strings.SplitSeq(o.podCIDR, ",") {
+		cidr, err := netip.ParsePrefix(strings.TrimSpace(part))
+		if err != nil {
+			return fmt.Errorf("bad pod CIDR: %w", err)
+		}
+		o.cfg.PodCIDRs = append(o.cfg.PodCIDRs, cidr)
+	}
+	if o.cfg.Registries, err = images.LoadRegistries(o.registryConfig); err != nil {
+		return err
+	}
+	if o.pidFile != "" {
+		unlock, err := lock(o.pidFile)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	r, err := runtime.New(o.cfg)
+	if err != nil {
+		return err
+	}
+	go func() {
+		select {
+		case <-r.Ready():
+			o.cfg.Log.Info("the container runtime is ready", "socket", o.cfg.Socket, "pid", os.Getpid())
+			tellStarter("ready")
+		case <-ctx.Done():
+		}
+	}()
+	return r.Run(ctx)
+}
+
+// lock takes the lock on the PID file, which the kernel lets go of however this
+// process ends, and writes the number.
+func lock(file string) (func(), error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("opening the PID file: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("another container runtime holds %s", file)
+		}
+		return nil, fmt.Errorf("locking the PID file: %w", err)
+	}
+	if err := f.Truncate(0); err == nil {
+		_, err = fmt.Fprintln(f, os.Getpid())
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("writing the PID file: %w", err)
+	}
+	return func() {
+		_ = f.Truncate(0)
+		f.Close()
+	}, nil
+}
+
+// readyEnv names the descriptor on which who started us waits for a word.
+const readyEnv = "HYPERKUBE_RUNTIME_READY_FD"
+
+// tellStarter says how the start went to who waits for it, once.
+func tellStarter(word string) {
+	var fd int
+	if _, err := fmt.Sscan(os.Getenv(readyEnv), &fd); err != nil || fd < 3 {
+		return
+	}
+	os.Unsetenv(readyEnv)
+	f := os.NewFile(uintptr(fd), "starter")
+	_, _ = io.WriteString(f, word)
+	f.Close()
+}

@@ -1,0 +1,164 @@
+package runtime
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/internal/atomicfile"
+)
+
+// Records are what of sandboxes and containers survives this process: one JSON
+// file each, replaced as a whole. They are not synced: a power failure ends
+// the processes they tell of, and a lost record is a pod made anew.
+
+// phase is how far a sandbox or container has come.
+type phase string
+
+const (
+	phaseCreating phase = "creating" // half made: a successor removes it
+	phaseCreated  phase = "created"  // containers only
+	phaseStarting phase = "starting" // containers only: a successor ends it
+	phaseRunning  phase = "running"
+	phaseExited   phase = "exited"
+)
+
+// processID names a process for good.
+type processID struct {
+	PID   int    `json:"pid,omitempty"`
+	Start uint64 `json:"start,omitempty"`
+}
+
+type sandboxRecord struct {
+	ID string `json:"id"`
+	// Boot is the boot that its process was started in.
+	Boot    string    `json:"boot"`
+	Phase   phase     `json:"phase"`
+	Created int64     `json:"created"` // nanoseconds
+	Handler string    `json:"handler,omitempty"`
+	Process processID `json:"process"`
+	IPs     []string  `json:"ips,omitempty"`
+	Config  message   `json:"config"`
+
+	config *runtimeapi.PodSandboxConfig
+}
+
+type containerRecord struct {
+	ID       string    `json:"id"`
+	Sandbox  string    `json:"sandbox"`
+	Boot     string    `json:"boot"`
+	Phase    phase     `json:"phase"`
+	Created  int64     `json:"created"`
+	Started  int64     `json:"started,omitempty"`
+	Finished int64     `json:"finished,omitempty"`
+	ExitCode int32     `json:"exitCode"`
+	Reason   string    `json:"reason,omitempty"`
+	Message  string    `json:"message,omitempty"`
+	Process  processID `json:"process"`
+	// Holder keeps terminal or stdin open for our successor.
+	Holder processID `json:"holder"`
+	// ImageID is the image's, ImageRef how it is shown; Layers keep the
+	// image's folders from being collected.
+	ImageID    string   `json:"imageID"`
+	ImageRef   string   `json:"imageRef"`
+	Layers     []string `json:"layers"`
+	Cgroup     string   `json:"cgroup"`
+	LogPath    string   `json:"logPath,omitempty"`
+	StopSignal string   `json:"stopSignal,omitempty"`
+	User       *user    `json:"user,omitempty"`
+	// Volumes are images mounted into it: folders below its state.
+	Volumes []string `json:"volumes,omitempty"`
+	Config  message  `json:"config"`
+
+	config *runtimeapi.ContainerConfig
+}
+
+type user struct {
+	UID, GID int64
+	Groups   []int64
+}
+
+// message is a protobuf message in a record.
+type message []byte
+
+func marshal(m proto.Message) message {
+	data, err := proto.Marshal(m)
+	if err != nil {
+		return nil
+	}
+	return data
+}
+
+const recordFile = "record.json"
+
+// save writes a record into its folder.
+func save(dir string, record any) error {
+	data, err := json.Marshal(record)
+	if err == nil {
+		err = atomicfile.Write(atomicfile.File{Path: filepath.Join(dir, recordFile), Data: data, Mode: 0o600, Remakeable: true})
+	}
+	if err != nil {
+		return fmt.Errorf("recording: %w", err)
+	}
+	return nil
+}
+
+// errDamaged tells of a record that cannot be read.
+var errDamaged = errors.New("damaged record")
+
+func loadRecord(dir string, record any) error {
+	data, err := os.ReadFile(filepath.Join(dir, recordFile))
+	if err != nil {
+		return fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	if err := json.Unmarshal(data, record); err != nil {
+		return fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	return nil
+}
+
+func loadSandbox(dir string) (*sandboxRecord, error) {
+	r := &sandboxRecord{config: &runtimeapi.PodSandboxConfig{}}
+	if err := loadRecord(dir, r); err != nil {
+		return nil, err
+	}
+	if err := proto.Unmarshal(r.Config, r.config); err != nil || r.ID != filepath.Base(dir) || r.config.GetMetadata() == nil {
+		return nil, fmt.Errorf("%w of a sandbox", errDamaged)
+	}
+	return r, nil
+}
+
+func loadContainer(dir string) (*containerRecord, error) {
+	r := &containerRecord{config: &runtimeapi.ContainerConfig{}}
+	if err := loadRecord(dir, r); err != nil {
+		return nil, err
+	}
+	if err := proto.Unmarshal(r.Config, r.config); err != nil || r.ID != filepath.Base(dir) || r.config.GetMetadata() == nil {
+		return nil, fmt.Errorf("%w of a container", errDamaged)
+	}
+	return r, nil
+}
+
+// newID returns a random id as container engines have them.
+func newID() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// bootID tells this boot of the machine from others.
+func bootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("reading the boot id: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}

@@ -1,0 +1,320 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-streaming/pkg/streaming"
+
+	"hyperkube/components/runtime/container"
+	"hyperkube/components/runtime/images"
+	"hyperkube/components/runtime/importpb"
+	"hyperkube/components/runtime/sandbox"
+	"hyperkube/internal/cgroup"
+	"hyperkube/internal/hostchange"
+	"hyperkube/internal/podnet"
+)
+
+// maxMessage bounds a CRI message, as other runtimes do.
+const maxMessage = 16 << 20
+
+// Runtime serves CRI.
+type Runtime struct {
+	runtimeapi.UnimplementedRuntimeServiceServer
+	runtimeapi.UnimplementedImageServiceServer
+
+	cfg      Config
+	log      *slog.Logger
+	boot     string
+	images   *images.Store
+	cgroups  *cgroup.Manager
+	runner   *container.Runner
+	network  *podnet.Network
+	journal  *hostchange.Journal
+	apparmor container.AppArmor
+	stream   streaming.Server
+	events   broker
+
+	ready chan struct{}
+	// watch is what follows processes and logs; Run waits for it.
+	watch sync.WaitGroup
+	// quit is closed when Run ends.
+	quit chan struct{}
+
+	mu         sync.Mutex // guards what follows
+	sandboxes  map[string]*sandboxState
+	containers map[string]*containerState
+	// names are taken by sandboxes and containers: a repeated request must
+	// not make a second one.
+	names      map[string]string
+	networkErr error // why the pod network is not ready; nil if it is
+}
+
+// New validates cfg and makes the folders.
+func New(cfg Config) (*Runtime, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	r := &Runtime{
+		cfg: cfg, log: cfg.Log, ready: make(chan struct{}), quit: make(chan struct{}),
+		sandboxes: map[string]*sandboxState{}, containers: map[string]*containerState{}, names: map[string]string{},
+		networkErr: errors.New("the pod network is being set up"),
+	}
+	var err error
+	if r.boot, err = bootID(); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{r.cfg.Root, r.cfg.State, r.path("sandboxes"), r.path("containers"),
+		r.state("sandboxes"), r.state("containers"), r.state("empty")} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return nil, fmt.Errorf("making the runtime's folders: %w", err)
+		}
+	}
+	if r.cgroups, err = cgroup.Open(); err != nil {
+		return nil, err
+	}
+	r.runner = &container.Runner{State: r.state("libcontainer"), Cgroups: r.cgroups}
+	if r.images, err = images.Open(r.path("images"), r.log); err != nil {
+		return nil, err
+	}
+	if err := sandbox.Install(r.pauseProgram()); err != nil {
+		return nil, err
+	}
+	if r.apparmor, err = container.DetectAppArmor(); err != nil {
+		r.log.Warn("containers run without the default AppArmor profile", "error", err)
+	}
+	return r, nil
+}
+
+func (r *Runtime) path(parts ...string) string {
+	return filepath.Join(append([]string{r.cfg.Root}, parts...)...)
+}
+
+func (r *Runtime) state(parts ...string) string {
+	return filepath.Join(append([]string{r.cfg.State}, parts...)...)
+}
+
+func (r *Runtime) pauseProgram() string { return r.path("pause") }
+
+// cidrFile keeps the pod CIDRs that UpdateRuntimeConfig brought.
+func (r *Runtime) cidrFile() string { return r.path("pod-cidrs") }
+
+// Ready is closed once CRI is served.
+func (r *Runtime) Ready() <-chan struct{} { return r.ready }
+
+// Run serves CRI until ctx ends. Containers live on.
+func (r *Runtime) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if r.cfg.Journal != "" {
+		var err error
+		if r.journal, err = hostchange.Open(r.cfg.Journal); err != nil {
+			return err
+		}
+		defer r.journal.Close()
+	}
+	if err := r.journal.Record(
+		hostchange.Change{Kind: hostchange.Cgroup, Name: r.defaultCgroup()},
+		hostchange.Change{Kind: hostchange.Mount, Name: r.cfg.State},
+	); err != nil {
+		return err
+	}
+	cidrs := r.cfg.PodCIDRs
+	if data, err := os.ReadFile(r.cidrFile()); err == nil {
+		if saved, err := parseCIDRs(strings.TrimSpace(string(data))); err == nil {
+			cidrs = saved
+		}
+	}
+	var err error
+	r.network, err = podnet.New(podnet.Config{
+		Bridge: r.cfg.LinkPrefix + "-br0", LinkPrefix: r.cfg.LinkPrefix, AddressDir: r.state("addresses"),
+		CIDRs: cidrs, MTU: r.cfg.MTU, Journal: r.journal, Log: r.log,
+	})
+	if err != nil {
+		return err
+	}
+	defer r.network.Close()
+	defer r.stopWatching()
+	if err := r.adopt(); err != nil {
+		return err
+	}
+	if r.cfg.BuiltIn != "" {
+		if _, err := r.images.BuiltIn(ctx, r.cfg.BuiltInImage, r.cfg.BuiltIn); err != nil {
+			return err
+		}
+	}
+	listener, err := r.listen()
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	if err := r.startStreaming(ctx); err != nil {
+		return err
+	}
+	defer func() { _ = r.stream.Stop() }()
+
+	r.watch.Go(func() { r.setupNetwork(ctx) })
+	r.watch.Go(func() { r.importImages(ctx) })
+
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+		grpc.UnaryInterceptor(r.logged), grpc.WaitForHandlers(true))
+	runtimeapi.RegisterRuntimeServiceServer(server, r)
+	runtimeapi.RegisterImageServiceServer(server, r)
+	importpb.Register(server, r)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	close(r.ready)
+	select {
+	case err = <-served:
+		return fmt.Errorf("serving CRI: %w", err)
+	case <-ctx.Done():
+	}
+	close(r.quit)
+	server.Stop()
+	<-served
+	return nil
+}
+
+// stopWatching ends all that follows containers, and waits for it.
+func (r *Runtime) stopWatching() {
+	select {
+	case <-r.quit:
+	default:
+		close(r.quit)
+	}
+	r.mu.Lock()
+	for _, s := range r.sandboxes {
+		if s.handle != nil {
+			s.handle.Close()
+		}
+	}
+	for _, c := range r.containers {
+		c.letGo()
+	}
+	r.mu.Unlock()
+	r.watch.Wait()
+}
+
+// listen opens the socket, in place of one that a dead predecessor left.
+func (r *Runtime) listen() (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(r.cfg.Socket), 0o755); err != nil {
+		return nil, fmt.Errorf("making the socket's folder: %w", err)
+	}
+	if c, err := net.Dial("unix", r.cfg.Socket); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("another process serves %s", r.cfg.Socket)
+	}
+	if err := os.Remove(r.cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("removing an old socket: %w", err)
+	}
+	l, err := net.Listen("unix", r.cfg.Socket)
+	if err != nil {
+		return nil, fmt.Errorf("opening the socket: %w", err)
+	}
+	if err := os.Chmod(r.cfg.Socket, 0o600); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("protecting the socket: %w", err)
+	}
+	return l, nil
+}
+
+// setupNetwork makes the pod network and gives adopted pods their host ports
+// again.
+func (r *Runtime) setupNetwork(ctx context.Context) {
+	err := r.network.Setup(ctx)
+	if err == nil {
+		err = r.restorePorts(ctx)
+	}
+	if err != nil && ctx.Err() == nil {
+		r.log.Error("the pod network cannot be set up", "error", err)
+	}
+	r.mu.Lock()
+	r.networkErr = err
+	r.mu.Unlock()
+}
+
+func (r *Runtime) importImages(ctx context.Context) {
+	if r.cfg.ImagesDir == "" {
+		return
+	}
+	files, err := filepath.Glob(filepath.Join(r.cfg.ImagesDir, "*.tar"))
+	if err != nil {
+		r.log.Warn("images cannot be imported", "error", err)
+		return
+	}
+	for _, file := range files {
+		list, err := r.images.ImportFile(ctx, file)
+		if err != nil {
+			r.log.Warn("an image archive cannot be imported", "file", file, "error", err)
+			continue
+		}
+		for _, image := range list {
+			r.log.Info("image imported", "file", file, "image", image.ID, "names", image.Tags)
+		}
+	}
+}
+
+// logged writes a line for each call that fails.
+func (r *Runtime) logged(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	resp, err := handler(ctx, req)
+	if err == nil {
+		return resp, nil
+	}
+	method := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:]
+	if c := status.Code(err); c != codes.NotFound {
+		r.log.Warn("call failed", "method", method, "error", err)
+	}
+	return resp, grpcError(err)
+}
+
+// grpcError gives an error the code that the kubelet goes by.
+func grpcError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	code := codes.Unknown
+	switch {
+	case errors.Is(err, images.ErrNotFound), errors.Is(err, errNotFound):
+		code = codes.NotFound
+	case errors.Is(err, context.DeadlineExceeded):
+		code = codes.DeadlineExceeded
+	case errors.Is(err, context.Canceled):
+		code = codes.Canceled
+	}
+	return status.Error(code, err.Error())
+}
+
+// errNotFound tells of sandboxes and containers that are not there.
+var errNotFound = errors.New("not found")
+
+func parseCIDRs(text string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for part := range strings.SplitSeq(text, ",") {
+		p, err := netip.ParsePrefix(strings.TrimSpace(part))
+		if err != nil {
+			return nil, fmt.Errorf("bad pod CIDR: %w", err)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// defaultCgroup is for pods that name no cgroup.
+func (r *Runtime) defaultCgroup() string {
+	return filepath.Join("/", r.cfg.CgroupRoot, "hyperkube-pods")
+}

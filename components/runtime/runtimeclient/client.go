@@ -1,0 +1,63 @@
+// Package runtimeclient calls a container runtime: CRI for any, and image
+// import for ours. It is light: nothing of the runtime itself comes with it.
+package runtimeclient
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/runtime/importpb"
+)
+
+// Client is a connection to a runtime. Its methods are safe for several
+// goroutines.
+type Client struct {
+	runtimeapi.RuntimeServiceClient
+	runtimeapi.ImageServiceClient
+	conn *grpc.ClientConn
+}
+
+// Dial prepares a connection to the socket, a path or a unix:// URL. It is
+// made at the first call, and again when it breaks.
+func Dial(socket string) (*Client, error) {
+	target := "unix://" + strings.TrimPrefix(socket, "unix://")
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20), grpc.MaxCallSendMsgSize(16<<20)))
+	if err != nil {
+		return nil, fmt.Errorf("connecting to the container runtime at %s: %w", socket, err)
+	}
+	return &Client{
+		RuntimeServiceClient: runtimeapi.NewRuntimeServiceClient(conn),
+		ImageServiceClient:   runtimeapi.NewImageServiceClient(conn),
+		conn:                 conn,
+	}, nil
+}
+
+// Conn returns the connection, for other services on it.
+func (c *Client) Conn() *grpc.ClientConn { return c.conn }
+
+// Close ends the connection.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Import imports images from an archive of docker's or OCI's form and returns
+// their names.
+func (c *Client) Import(ctx context.Context, archive io.Reader) ([]string, error) {
+	return importpb.Import(ctx, c.conn, archive)
+}
+
+// ImportFile imports images from an archive in a file.
+func (c *Client) ImportFile(ctx context.Context, file string) ([]string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("opening the image archive: %w", err)
+	}
+	defer f.Close()
+	return c.Import(ctx, f)
+}

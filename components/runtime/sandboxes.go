@@ -1,0 +1,541 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/runtime/container"
+	"hyperkube/components/runtime/process"
+	"hyperkube/components/runtime/sandbox"
+	"hyperkube/internal/cgroup"
+	"hyperkube/internal/podnet"
+)
+
+// sandboxState is a sandbox that this process knows.
+type sandboxState struct {
+	// life is held while it is made, stopped or removed.
+	life sync.Mutex
+
+	mu     sync.Mutex // guards the record
+	record sandboxRecord
+	cpu    cpuSample
+	// handle is its process, nil if it has none. Set before the sandbox is
+	// known to others.
+	handle *process.Handle
+}
+
+func (s *sandboxState) get() sandboxRecord {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record
+}
+
+func (r *Runtime) sandboxDir(id string) string { return r.path("sandboxes", id) }
+
+// change changes the record, on disk first.
+func (r *Runtime) changeSandbox(s *sandboxState, f func(*sandboxRecord)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := s.record
+	f(&next)
+	if err := save(r.sandboxDir(next.ID), &next); err != nil {
+		return err
+	}
+	s.record = next
+	return nil
+}
+
+// reserve takes a name for an id.
+func (r *Runtime) reserve(kind, name, id string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if owner, ok := r.names[kind+name]; ok && owner != id {
+		return fmt.Errorf("failed to reserve %s name %q: name %q is reserved for %q", kind, name, name, owner)
+	}
+	r.names[kind+name] = id
+	return nil
+}
+
+func (r *Runtime) release(kind, name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.names, kind+name)
+}
+
+func sandboxName(m *runtimeapi.PodSandboxMetadata) string {
+	return strings.Join([]string{m.GetName(), m.GetNamespace(), m.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
+}
+
+// namespaceOptions of a pod.
+func namespaceOptions(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
+	return c.GetLinux().GetSecurityContext().GetNamespaceOptions()
+}
+
+func hostNetwork(c *runtimeapi.PodSandboxConfig) bool {
+	return namespaceOptions(c).GetNetwork() == runtimeapi.NamespaceMode_NODE
+}
+
+func hostIPC(c *runtimeapi.PodSandboxConfig) bool {
+	return namespaceOptions(c).GetIpc() == runtimeapi.NamespaceMode_NODE
+}
+
+// sandboxCgroup is where a sandbox's own process is.
+func (r *Runtime) sandboxCgroup(c *runtimeapi.PodSandboxConfig, id string) string {
+	return filepath.Join(r.podCgroup(c), id)
+}
+
+// podCgroup is where a pod's containers are.
+func (r *Runtime) podCgroup(c *runtimeapi.PodSandboxConfig) string {
+	if parent := c.GetLinux().GetCgroupParent(); parent != "" {
+		return filepath.Join("/", parent)
+	}
+	return r.defaultCgroup()
+}
+
+// RunPodSandbox makes a sandbox: namespaces, files, network.
+func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
+	config := req.GetConfig()
+	if config.GetMetadata().GetName() == "" {
+		return nil, errors.New("the sandbox has no metadata with a name")
+	}
+	if h := req.GetRuntimeHandler(); h != "" && h != "hyperkube" {
+		return nil, fmt.Errorf("failed to get sandbox runtime: no runtime for %q is configured", h)
+	}
+	if options := namespaceOptions(config); options.GetUsernsOptions().GetMode() == runtimeapi.NamespaceMode_POD && options.GetUsernsOptions() != nil {
+		return nil, errors.New("user namespaces are not supported")
+	}
+	if err := sandbox.CheckSysctls(config.GetLinux().GetSysctls(), hostNetwork(config), hostIPC(config)); err != nil {
+		return nil, err
+	}
+	if !hostNetwork(config) {
+		r.mu.Lock()
+		err := r.networkErr
+		r.mu.Unlock()
+		if err != nil {
+			return nil, fmt.Errorf("failed to setup network for sandbox: %w", err)
+		}
+	}
+	id, name := newID(), sandboxName(config.GetMetadata())
+	if err := r.reserve("sandbox", name, id); err != nil {
+		return nil, err
+	}
+	s := &sandboxState{record: sandboxRecord{
+		ID: id, Boot: r.boot, Phase: phaseCreating, Created: time.Now().UnixNano(),
+		Handler: req.GetRuntimeHandler(), Config: marshal(config), config: config,
+	}}
+	s.life.Lock()
+	defer s.life.Unlock()
+	if err := r.makeSandbox(ctx, s); err != nil {
+		// Taken apart even when the caller is gone.
+		if undoErr := r.unmakeSandbox(context.WithoutCancel(ctx), s); undoErr != nil {
+			r.log.Warn("a sandbox that failed cannot be removed", "sandbox", id, "error", undoErr)
+		}
+		_ = os.RemoveAll(r.sandboxDir(id))
+		r.release("sandbox", name)
+		return nil, err
+	}
+	r.mu.Lock()
+	r.sandboxes[id] = s
+	r.mu.Unlock()
+	r.followSandbox(s)
+	r.emit(id, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT, s)
+	r.emit(id, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT, s)
+	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
+}
+
+func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState) error {
+	id, config := s.record.ID, s.record.config
+	dir := r.sandboxDir(id)
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		return fmt.Errorf("making the sandbox's folder: %w", err)
+	}
+	if err := save(dir, &s.record); err != nil {
+		return err
+	}
+	shared := hostNetwork(config)
+	hostname := config.GetHostname()
+	var dns *sandbox.DNS
+	if d := config.GetDnsConfig(); d != nil {
+		dns = &sandbox.DNS{Servers: d.GetServers(), Searches: d.GetSearches(), Options: d.GetOptions()}
+	}
+	if err := sandbox.WriteFiles(dir, hostname, shared, dns); err != nil {
+		return err
+	}
+	if !hostIPC(config) {
+		if err := sandbox.MountSHM(r.shm(id)); err != nil {
+			return err
+		}
+	}
+	if logDir := config.GetLogDirectory(); logDir != "" {
+		if err := os.MkdirAll(logDir, 0o755); err != nil {
+			return fmt.Errorf("making the pod's log folder: %w", err)
+		}
+	}
+	cg := r.sandboxCgroup(config, id)
+	if err := r.cgroups.Create(cg, cgroup.Resources{}); err != nil {
+		return err
+	}
+	if !shared {
+		if _, err := r.network.Allocate(id); err != nil {
+			return err
+		}
+	}
+	h, err := sandbox.Start(sandbox.Options{
+		ID: id, Program: r.pauseProgram(), Empty: r.state("empty"),
+		HostNetwork: shared, HostIPC: hostIPC(config), OOMScoreAdj: -998,
+		HostPID:  namespaceOptions(config).GetPid() == runtimeapi.NamespaceMode_NODE,
+		SharePID: namespaceOptions(config).GetPid() == runtimeapi.NamespaceMode_POD,
+	})
+	if err != nil {
+		return err
+	}
+	s.handle = h
+	if err := r.cgroups.Enter(cg, h.PID()); err != nil {
+		return err
+	}
+	if err := r.connect(ctx, s, hostname); err != nil {
+		return err
+	}
+	return r.changeSandbox(s, func(rec *sandboxRecord) {
+		rec.Process = processID{h.PID(), h.Start()}
+		rec.Phase = phaseRunning
+		for _, addr := range r.network.Addresses(id) {
+			rec.IPs = append(rec.IPs, addr.String())
+		}
+	})
+}
+
+// connect sets up the inside of the sandbox's namespaces, and its network.
+func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string) error {
+	config := s.record.config
+	shared := hostNetwork(config)
+	inside := func() error {
+		return sandbox.Configure(s.handle, hostname, !shared, !hostIPC(config), config.GetLinux().GetSysctls())
+	}
+	netns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.handle.PID()))
+	if err != nil {
+		return fmt.Errorf("opening the sandbox's network namespace: %w", err)
+	}
+	defer netns.Close()
+	if shared {
+		if hostIPC(config) || len(config.GetLinux().GetSysctls()) == 0 {
+			return nil
+		}
+		return podnet.Loopback(netns, inside)
+	}
+	ports, err := portMappings(config.GetPortMappings())
+	if err != nil {
+		return err
+	}
+	if err := r.network.Attach(ctx, podnet.Pod{ID: s.record.ID, Netns: netns, Ports: ports, Inside: inside}); err != nil {
+		return fmt.Errorf("failed to setup network for sandbox %q: %w", s.record.ID, err)
+	}
+	return nil
+}
+
+func portMappings(list []*runtimeapi.PortMapping) ([]podnet.PortMapping, error) {
+	var out []podnet.PortMapping
+	for _, p := range list {
+		if p.GetHostPort() == 0 {
+			continue
+		}
+		if p.GetHostPort() < 0 || p.GetHostPort() > 65535 || p.GetContainerPort() < 1 || p.GetContainerPort() > 65535 {
+			return nil, fmt.Errorf("bad host port %d to %d", p.GetHostPort(), p.GetContainerPort())
+		}
+		m := podnet.PortMapping{
+			Protocol: strings.ToLower(p.GetProtocol().String()),
+			HostPort: uint16(p.GetHostPort()), PodPort: uint16(p.GetContainerPort()),
+		}
+		if p.GetHostIp() != "" {
+			ip, err := netip.ParseAddr(p.GetHostIp())
+			if err != nil {
+				return nil, fmt.Errorf("bad host IP of a host port: %w", err)
+			}
+			m.HostIP = ip
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+func (r *Runtime) shm(id string) string { return r.state("sandboxes", id, "shm") }
+
+// followSandbox tells when the sandbox's process ends by itself.
+func (r *Runtime) followSandbox(s *sandboxState) {
+	h := s.handle
+	if h == nil {
+		return
+	}
+	done := h.Done()
+	r.watch.Go(func() {
+		select {
+		case <-done:
+		case <-r.quit:
+			return
+		}
+		select {
+		case <-r.quit: // closing the handle ends it too
+			return
+		default:
+		}
+		was := false
+		err := r.changeSandbox(s, func(rec *sandboxRecord) {
+			was = rec.Phase == phaseRunning
+			rec.Phase = phaseExited
+			rec.Process = processID{}
+		})
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			r.log.Warn("the end of a sandbox cannot be recorded", "sandbox", s.record.ID, "error", err)
+		}
+		if was {
+			r.emit(s.record.ID, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)
+		}
+	})
+}
+
+// unmakeSandbox takes apart what makeSandbox makes, as far as it came. It can
+// be repeated. Folder and record stay.
+func (r *Runtime) unmakeSandbox(ctx context.Context, s *sandboxState) error {
+	rec := s.get()
+	var errs []error
+	if !hostNetwork(rec.config) {
+		errs = append(errs, r.network.Detach(ctx, rec.ID))
+	}
+	if s.handle != nil {
+		if err := s.handle.Signal(unix.SIGKILL); err == nil {
+			<-s.handle.Done()
+		}
+	}
+	errs = append(errs, container.Unmount(r.shm(rec.ID)), os.RemoveAll(r.state("sandboxes", rec.ID)))
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	cg := r.sandboxCgroup(rec.config, rec.ID)
+	errs = append(errs, r.cgroups.Kill(cg), r.cgroups.Remove(ctx, cg))
+	// Last, when nobody can use the addresses any more.
+	errs = append(errs, r.network.Free(rec.ID))
+	return errors.Join(errs...)
+}
+
+// findSandbox finds a sandbox by its id or an unambiguous beginning of it.
+func (r *Runtime) findSandbox(id string) (*sandboxState, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.sandboxes[id]; s != nil {
+		return s, nil
+	}
+	var found *sandboxState
+	for full, s := range r.sandboxes {
+		if id != "" && strings.HasPrefix(full, id) {
+			if found != nil {
+				return nil, fmt.Errorf("sandbox id %q is ambiguous", id)
+			}
+			found = s
+		}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("an error occurred when try to find sandbox %q: %w", id, errNotFound)
+	}
+	return found, nil
+}
+
+// containersOf returns the containers of a sandbox.
+func (r *Runtime) containersOf(sandboxID string) []*containerState {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []*containerState
+	for _, c := range r.containers {
+		if c.sandbox == sandboxID {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// StopPodSandbox stops a sandbox with all in it. Nothing to stop is no error.
+func (r *Runtime) StopPodSandbox(ctx context.Context, req *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
+	s, err := r.findSandbox(req.GetPodSandboxId())
+	if errors.Is(err, errNotFound) {
+		return &runtimeapi.StopPodSandboxResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := r.stopSandbox(ctx, s); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.StopPodSandboxResponse{}, nil
+}
+
+func (r *Runtime) stopSandbox(ctx context.Context, s *sandboxState) error {
+	s.life.Lock()
+	defer s.life.Unlock()
+	for _, c := range r.containersOf(s.record.ID) {
+		if err := r.stopContainer(ctx, c, 0); err != nil {
+			return fmt.Errorf("failed to stop container %q: %w", c.id, err)
+		}
+	}
+	if err := r.unmakeSandbox(ctx, s); err != nil {
+		return fmt.Errorf("failed to stop sandbox %q: %w", s.record.ID, err)
+	}
+	was := false
+	err := r.changeSandbox(s, func(rec *sandboxRecord) {
+		was = rec.Phase == phaseRunning
+		rec.Phase = phaseExited
+		rec.Process = processID{}
+		rec.IPs = nil
+	})
+	if was {
+		r.emit(s.record.ID, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)
+	}
+	return err
+}
+
+// RemovePodSandbox removes a sandbox with all in it, stopped or not. Nothing
+// to remove is no error.
+func (r *Runtime) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
+	s, err := r.findSandbox(req.GetPodSandboxId())
+	if errors.Is(err, errNotFound) {
+		return &runtimeapi.RemovePodSandboxResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := r.stopSandbox(ctx, s); err != nil {
+		return nil, err
+	}
+	for _, c := range r.containersOf(s.record.ID) {
+		if err := r.removeContainer(ctx, c); err != nil {
+			return nil, fmt.Errorf("failed to remove container %q: %w", c.id, err)
+		}
+	}
+	s.life.Lock()
+	defer s.life.Unlock()
+	id := s.record.ID
+	if err := os.RemoveAll(r.sandboxDir(id)); err != nil {
+		return nil, fmt.Errorf("removing the sandbox's folder: %w", err)
+	}
+	r.mu.Lock()
+	_, known := r.sandboxes[id]
+	delete(r.sandboxes, id)
+	delete(r.names, "sandbox"+sandboxName(s.record.config.GetMetadata()))
+	r.mu.Unlock()
+	if s.handle != nil {
+		s.handle.Close()
+	}
+	if known {
+		r.emit(id, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, nil)
+	}
+	return &runtimeapi.RemovePodSandboxResponse{}, nil
+}
+
+// sandboxStatus describes a sandbox.
+func sandboxStatus(rec sandboxRecord) *runtimeapi.PodSandboxStatus {
+	st := &runtimeapi.PodSandboxStatus{
+		Id: rec.ID, Metadata: rec.config.GetMetadata(), State: sandboxPhase(rec), CreatedAt: rec.Created,
+		Network: &runtimeapi.PodSandboxNetworkStatus{},
+		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: &runtimeapi.NamespaceOption{
+			Network: namespaceOptions(rec.config).GetNetwork(), Pid: namespaceOptions(rec.config).GetPid(), Ipc: namespaceOptions(rec.config).GetIpc(),
+		}}},
+		Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations(), RuntimeHandler: rec.Handler,
+	}
+	for i, ip := range rec.IPs {
+		if i == 0 {
+			st.Network.Ip = ip
+		} else {
+			st.Network.AdditionalIps = append(st.Network.AdditionalIps, &runtimeapi.PodIP{Ip: ip})
+		}
+	}
+	return st
+}
+
+func sandboxPhase(rec sandboxRecord) runtimeapi.PodSandboxState {
+	if rec.Phase == phaseRunning {
+		return runtimeapi.PodSandboxState_SANDBOX_READY
+	}
+	return runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+}
+
+// PodSandboxStatus describes a sandbox and its containers.
+func (r *Runtime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
+	s, err := r.findSandbox(req.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	rec := s.get()
+	resp := &runtimeapi.PodSandboxStatusResponse{Status: sandboxStatus(rec), Timestamp: time.Now().UnixNano()}
+	for _, c := range r.containersOf(rec.ID) {
+		resp.ContainersStatuses = append(resp.ContainersStatuses, containerStatus(c.get()))
+	}
+	if req.GetVerbose() {
+		resp.Info = map[string]string{"info": fmt.Sprintf(`{"pid":%d,"cgroup":%q}`, rec.Process.PID, r.sandboxCgroup(rec.config, rec.ID))}
+	}
+	return resp, nil
+}
+
+// ListPodSandbox lists the sandboxes that the filter lets through, the
+// youngest first.
+func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	return &runtimeapi.ListPodSandboxResponse{Items: r.listSandboxes(req.GetFilter())}, nil
+}
+
+func (r *Runtime) listSandboxes(filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
+	var items []*runtimeapi.PodSandbox
+	r.mu.Lock()
+	all := make([]*sandboxState, 0, len(r.sandboxes))
+	for _, s := range r.sandboxes {
+		all = append(all, s)
+	}
+	r.mu.Unlock()
+	for _, s := range all {
+		rec := s.get()
+		if !strings.HasPrefix(rec.ID, filter.GetId()) || !matches(filter.GetLabelSelector(), rec.config.GetLabels()) ||
+			filter.GetState() != nil && filter.GetState().GetState() != sandboxPhase(rec) {
+			continue
+		}
+		items = append(items, &runtimeapi.PodSandbox{
+			Id: rec.ID, Metadata: rec.config.GetMetadata(), State: sandboxPhase(rec), CreatedAt: rec.Created,
+			Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations(), RuntimeHandler: rec.Handler,
+		})
+	}
+	slices.SortFunc(items, func(a, b *runtimeapi.PodSandbox) int { return int(b.CreatedAt - a.CreatedAt) })
+	return items
+}
+
+func matches(selector, labels map[string]string) bool {
+	for k, v := range selector {
+		if have, ok := labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
+// UpdatePodSandboxResources takes note: the pod's cgroup is the kubelet's.
+func (r *Runtime) UpdatePodSandboxResources(_ context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
+	s, err := r.findSandbox(req.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	err = r.changeSandbox(s, func(rec *sandboxRecord) {
+		if rec.config.GetLinux() != nil {
+			config := cloneSandboxConfig(rec.config)
+			config.Linux.Overhead, config.Linux.Resources = req.GetOverhead(), req.GetResources()
+			rec.config, rec.Config = config, marshal(config)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
+}

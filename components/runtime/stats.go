@@ -1,0 +1,238 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/runtime/images"
+	"hyperkube/internal/cgroup"
+)
+
+// cpuSample remembers CPU time, to tell a rate.
+type cpuSample struct {
+	time  time.Time
+	nanos uint64
+	rate  uint64
+}
+
+// rateWindow is the least time that a rate is told of.
+const rateWindow = time.Second
+
+// next takes a sample and returns nanoseconds of CPU a second since the last.
+func (s *cpuSample) next(now time.Time, nanos uint64) uint64 {
+	if s.time.IsZero() || nanos < s.nanos {
+		*s = cpuSample{time: now, nanos: nanos}
+		return 0
+	}
+	if elapsed := now.Sub(s.time); elapsed >= rateWindow {
+		s.rate = uint64(float64(nanos-s.nanos) / elapsed.Seconds())
+		s.time, s.nanos = now, nanos
+	}
+	return s.rate
+}
+
+// diskSample remembers how large a container's own files are: large trees are
+// walked less often.
+type diskSample struct {
+	usage images.Usage
+	valid time.Time // until when
+	taken time.Time
+}
+
+func (s *diskSample) get(dir string) (images.Usage, time.Time) {
+	now := time.Now()
+	if now.Before(s.valid) {
+		return s.usage, s.taken
+	}
+	usage, err := images.DiskUsage(dir)
+	if err != nil {
+		return s.usage, s.taken
+	}
+	// At most a hundredth of the time goes into it.
+	s.usage, s.taken, s.valid = usage, now, time.Now().Add(100*time.Since(now))
+	return s.usage, s.taken
+}
+
+func value(n uint64) *runtimeapi.UInt64Value { return &runtimeapi.UInt64Value{Value: n} }
+
+func cpuUsage(s cgroup.Stats, rate uint64) *runtimeapi.CpuUsage {
+	return &runtimeapi.CpuUsage{Timestamp: s.Time.UnixNano(), UsageCoreNanoSeconds: value(s.CPUNanoseconds), UsageNanoCores: value(rate)}
+}
+
+func memoryUsage(s cgroup.Stats) *runtimeapi.MemoryUsage {
+	m := &runtimeapi.MemoryUsage{
+		Timestamp: s.Time.UnixNano(), WorkingSetBytes: value(s.MemoryWorkingSet), UsageBytes: value(s.MemoryUsage),
+		RssBytes: value(s.MemoryRSS), PageFaults: value(s.PageFaults), MajorPageFaults: value(s.MajorPageFaults),
+	}
+	if s.MemoryLimit > s.MemoryWorkingSet {
+		m.AvailableBytes = value(s.MemoryLimit - s.MemoryWorkingSet)
+	}
+	return m
+}
+
+// containerStats measures a container; nil if it does not run.
+func (r *Runtime) containerStats(c *containerState) (*runtimeapi.ContainerStats, error) {
+	rec := c.get()
+	if rec.Phase != phaseRunning {
+		return nil, nil
+	}
+	s, err := r.cgroups.Stats(rec.Cgroup)
+	if errors.Is(err, cgroup.ErrNotExist) {
+		return nil, nil // it ended meanwhile
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	rate := c.cpu.next(s.Time, s.CPUNanoseconds)
+	usage, taken := c.disk.get(filepath.Join(r.containerDir(c.id), "upper"))
+	c.mu.Unlock()
+	return &runtimeapi.ContainerStats{
+		Attributes: &runtimeapi.ContainerAttributes{Id: rec.ID, Metadata: rec.config.GetMetadata(), Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations()},
+		Cpu:        cpuUsage(s, rate),
+		Memory:     memoryUsage(s),
+		Swap:       &runtimeapi.SwapUsage{Timestamp: s.Time.UnixNano(), SwapUsageBytes: value(s.SwapUsage)},
+		WritableLayer: &runtimeapi.FilesystemUsage{
+			Timestamp: taken.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: r.cfg.Root},
+			UsedBytes: value(usage.Bytes), InodesUsed: value(usage.Inodes),
+		},
+	}, nil
+}
+
+// ContainerStats measures a container.
+func (r *Runtime) ContainerStats(_ context.Context, req *runtimeapi.ContainerStatsRequest) (*runtimeapi.ContainerStatsResponse, error) {
+	c, err := r.findContainer(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	s, err := r.containerStats(c)
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.ContainerStatsResponse{Stats: s}, nil
+}
+
+// ListContainerStats measures the running containers that the filter lets
+// through.
+func (r *Runtime) ListContainerStats(_ context.Context, req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
+	list, err := r.listContainerStats(req.GetFilter())
+	return &runtimeapi.ListContainerStatsResponse{Stats: list}, err
+}
+
+func (r *Runtime) listContainerStats(filter *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
+	var list []*runtimeapi.ContainerStats
+	for _, c := range r.allContainers() {
+		if !strings.HasPrefix(c.id, filter.GetId()) || !strings.HasPrefix(c.sandbox, filter.GetPodSandboxId()) ||
+			!matches(filter.GetLabelSelector(), c.get().config.GetLabels()) {
+			continue
+		}
+		s, err := r.containerStats(c)
+		if err != nil {
+			return nil, err
+		}
+		if s != nil {
+			list = append(list, s)
+		}
+	}
+	return list, nil
+}
+
+// podStats measures a pod; nil if it does not run.
+func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error) {
+	rec := s.get()
+	if rec.Phase != phaseRunning {
+		return nil, nil
+	}
+	out := &runtimeapi.PodSandboxStats{
+		Attributes: &runtimeapi.PodSandboxAttributes{Id: rec.ID, Metadata: rec.config.GetMetadata(), Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations()},
+		Linux:      &runtimeapi.LinuxPodSandboxStats{},
+	}
+	// Pods without a cgroup of their own are told of by their containers.
+	if r.podCgroup(rec.config) != r.defaultCgroup() {
+		st, err := r.cgroups.Stats(r.podCgroup(rec.config))
+		if errors.Is(err, cgroup.ErrNotExist) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		rate := s.cpu.next(st.Time, st.CPUNanoseconds)
+		s.mu.Unlock()
+		out.Linux.Cpu, out.Linux.Memory = cpuUsage(st, rate), memoryUsage(st)
+		out.Linux.Process = &runtimeapi.ProcessUsage{Timestamp: st.Time.UnixNano(), ProcessCount: value(st.Pids)}
+	}
+	if !hostNetwork(rec.config) {
+		if t, err := r.network.Traffic(rec.ID); err == nil {
+			link := &runtimeapi.NetworkInterfaceUsage{Name: "eth0", RxBytes: value(t.RxBytes), RxErrors: value(t.RxErrors),
+				TxBytes: value(t.TxBytes), TxErrors: value(t.TxErrors)}
+			out.Linux.Network = &runtimeapi.NetworkUsage{Timestamp: time.Now().UnixNano(), DefaultInterface: link, Interfaces: []*runtimeapi.NetworkInterfaceUsage{link}}
+		}
+	}
+	for _, c := range r.containersOf(rec.ID) {
+		st, err := r.containerStats(c)
+		if err != nil {
+			return nil, err
+		}
+		if st != nil {
+			out.Linux.Containers = append(out.Linux.Containers, st)
+		}
+	}
+	return out, nil
+}
+
+// PodSandboxStats measures a pod.
+func (r *Runtime) PodSandboxStats(_ context.Context, req *runtimeapi.PodSandboxStatsRequest) (*runtimeapi.PodSandboxStatsResponse, error) {
+	s, err := r.findSandbox(req.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	st, err := r.podStats(s)
+	return &runtimeapi.PodSandboxStatsResponse{Stats: st}, err
+}
+
+// ListPodSandboxStats measures the running pods that the filter lets through.
+func (r *Runtime) ListPodSandboxStats(_ context.Context, req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+	list, err := r.listPodStats(req.GetFilter())
+	return &runtimeapi.ListPodSandboxStatsResponse{Stats: list}, err
+}
+
+func (r *Runtime) listPodStats(filter *runtimeapi.PodSandboxStatsFilter) ([]*runtimeapi.PodSandboxStats, error) {
+	r.mu.Lock()
+	var all []*sandboxState
+	for _, s := range r.sandboxes {
+		all = append(all, s)
+	}
+	r.mu.Unlock()
+	all = slices.DeleteFunc(all, func(s *sandboxState) bool {
+		rec := s.get()
+		return !strings.HasPrefix(rec.ID, filter.GetId()) || !matches(filter.GetLabelSelector(), rec.config.GetLabels())
+	})
+	var list []*runtimeapi.PodSandboxStats
+	for _, s := range all {
+		st, err := r.podStats(s)
+		if err != nil {
+			return nil, err
+		}
+		if st != nil {
+			list = append(list, st)
+		}
+	}
+	return list, nil
+}
+
+// ListMetricDescriptors tells of no metrics beside the statistics.
+func (r *Runtime) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
+	return &runtimeapi.ListMetricDescriptorsResponse{}, nil
+}
+
+// ListPodSandboxMetrics returns none.
+func (r *Runtime) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
+	return &runtimeapi.ListPodSandboxMetricsResponse{}, nil
+}

@@ -1,0 +1,293 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-streaming/pkg/streaming"
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+
+	"hyperkube/components/runtime/logs"
+)
+
+// errSlowWatcher ends the stream of who did not keep up.
+var errSlowWatcher = errors.New("the watcher of container events is too slow")
+
+// startStreaming serves exec, attach and port-forward. Each request is for a
+// token that CRI gave out, valid once and for a minute.
+func (r *Runtime) startStreaming(ctx context.Context) error {
+	listener, err := net.Listen("tcp", r.cfg.StreamAddress)
+	if err != nil {
+		return fmt.Errorf("opening the streaming server: %w", err)
+	}
+	config := streaming.DefaultConfig
+	config.Addr = listener.Addr().String()
+	config.BaseURL = &url.URL{Scheme: "http", Host: config.Addr, Path: "/"}
+	if r.stream, err = streaming.NewServer(config, (*streamer)(r)); err != nil {
+		listener.Close()
+		return fmt.Errorf("opening the streaming server: %w", err)
+	}
+	server := &http.Server{Handler: r.stream, ReadHeaderTimeout: 30 * time.Second}
+	r.watch.Go(func() {
+		<-ctx.Done()
+		server.Close()
+	})
+	r.watch.Go(func() {
+		if err := server.Serve(listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			r.log.Error("the streaming server ended", "error", err)
+		}
+	})
+	return nil
+}
+
+// Exec prepares a command with streams.
+func (r *Runtime) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
+	if _, _, err := r.runningContainer(req.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return r.stream.GetExec(req)
+}
+
+// Attach prepares streams to a container's first process.
+func (r *Runtime) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
+	if _, _, err := r.runningContainer(req.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return r.stream.GetAttach(req)
+}
+
+// PortForward prepares streams to ports of a pod.
+func (r *Runtime) PortForward(_ context.Context, req *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
+	s, err := r.findSandbox(req.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	if s.get().Phase != phaseRunning {
+		return nil, fmt.Errorf("sandbox container %q is not running", s.record.ID)
+	}
+	return r.stream.GetPortForward(req)
+}
+
+// streamer is a Runtime as the streaming server sees it.
+type streamer Runtime
+
+var _ streaming.Runtime = (*streamer)(nil)
+
+// exitError tells the streaming server of an exit code.
+type exitError struct{ code int }
+
+func (e exitError) Error() string   { return fmt.Sprintf("command terminated with exit code %d", e.code) }
+func (e exitError) String() string  { return e.Error() }
+func (e exitError) Exited() bool    { return true }
+func (e exitError) ExitStatus() int { return e.code }
+
+// Exec implements streaming.Runtime.
+func (s *streamer) Exec(ctx context.Context, id string, cmd []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
+	r := (*Runtime)(s)
+	c, _, err := r.runningContainer(id)
+	if err != nil {
+		return err
+	}
+	req := execRequest{args: cmd, tty: tty, resize: resize}
+	if in != nil {
+		req.stdin = in
+	}
+	if out != nil {
+		req.stdout = out
+	}
+	if errs != nil {
+		req.stderr = errs
+	}
+	code, err := r.exec(ctx, c, req)
+	if err != nil {
+		return fmt.Errorf("failed to exec in container: %w", err)
+	}
+	if code != 0 {
+		return exitError{code}
+	}
+	return nil
+}
+
+// Attach implements streaming.Runtime.
+func (s *streamer) Attach(ctx context.Context, id string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
+	r := (*Runtime)(s)
+	c, live, err := r.runningContainer(id)
+	if err != nil {
+		return err
+	}
+	config := c.get().config
+	over := make(chan struct{})
+	defer close(over)
+	if resize != nil && live.console != nil {
+		go resizeTo(live.console, resize, over)
+	}
+	var copies sync.WaitGroup
+	carry := func(hub *logs.Hub, to io.WriteCloser) {
+		if to == nil {
+			return
+		}
+		sub := hub.Subscribe()
+		copies.Go(func() {
+			defer sub.Close()
+			_, _ = io.Copy(to, sub)
+		})
+		go func() {
+			select {
+			case <-ctx.Done():
+			case <-over:
+			}
+			sub.Close()
+		}()
+	}
+	carry(&live.out, out)
+	if !tty {
+		carry(&live.err, errs)
+	}
+	inputOver := make(chan struct{})
+	if in != nil {
+		go func() {
+			defer close(inputOver)
+			s.feed(live, in, config)
+		}()
+	}
+	drained := make(chan struct{})
+	go func() {
+		copies.Wait()
+		close(drained)
+	}()
+	if out == nil && errs == nil {
+		drained = nil
+	}
+	select {
+	case <-drained:
+	case <-live.exited:
+		if drained != nil {
+			<-drained
+		}
+	case <-ctx.Done():
+	case <-r.quit:
+	case <-after(in != nil && out == nil && errs == nil, inputOver):
+	}
+	return nil
+}
+
+// after is ch if wanted, else a channel that blocks.
+func after(wanted bool, ch <-chan struct{}) <-chan struct{} {
+	if wanted {
+		return ch
+	}
+	return nil
+}
+
+// feed passes input on to a container.
+func (s *streamer) feed(live *liveContainer, in io.Reader, config *runtimeapi.ContainerConfig) {
+	if live.console != nil {
+		_, _ = io.Copy(live.console, in)
+		return
+	}
+	live.inMu.Lock()
+	stdin := live.stdin
+	live.inMu.Unlock()
+	if stdin == nil {
+		return
+	}
+	_, err := io.Copy(stdin, in)
+	if config.GetStdinOnce() && err == nil {
+		// The first to attach is the only one: the container sees the end.
+		live.closeStdin()
+		if live.holder != nil {
+			_ = live.holder.Signal(unix.SIGKILL)
+		}
+	}
+}
+
+// PortForward implements streaming.Runtime: it calls the pod on its loopback
+// address.
+func (s *streamer) PortForward(ctx context.Context, id string, port int32, stream io.ReadWriteCloser) error {
+	r := (*Runtime)(s)
+	defer stream.Close()
+	sandbox, err := r.findSandbox(id)
+	if err != nil {
+		return err
+	}
+	rec := sandbox.get()
+	if rec.Phase != phaseRunning || sandbox.handle == nil {
+		return fmt.Errorf("sandbox container %q is not running", id)
+	}
+	conn, err := dialInside(ctx, rec.Process.PID, port)
+	if err != nil {
+		return fmt.Errorf("failed to execute portforward in network namespace of sandbox %q: %w", id, err)
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	// The end of one direction is passed on; the end of the pod's answers
+	// ends it all.
+	go func() {
+		_, _ = io.Copy(conn, stream)
+		_ = conn.CloseWrite()
+	}()
+	_, err = io.Copy(stream, conn)
+	if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// dialInside calls a port on the loopback address of a process's network
+// namespace: IPv4, then IPv6.
+func dialInside(ctx context.Context, pid int, port int32) (*net.TCPConn, error) {
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		// The socket stays in the namespace; the thread ends.
+		runtime.LockOSThread()
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			done <- result{nil, err}
+			return
+		}
+		var first error
+		for _, host := range []string{"127.0.0.1", "::1"} {
+			var d net.Dialer
+			conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+			if err == nil {
+				done <- result{conn, nil}
+				return
+			}
+			if first == nil {
+				first = err
+			}
+		}
+		done <- result{nil, first}
+	}()
+	got := <-done
+	if got.err != nil {
+		return nil, got.err
+	}
+	conn, ok := got.conn.(*net.TCPConn)
+	if !ok {
+		got.conn.Close()
+		return nil, errors.New("no TCP connection")
+	}
+	return conn, nil
+}
