@@ -174,6 +174,7 @@ func (s *Scheduler) takeIn() {
 			s.queue.again(m.failed, now)
 		case m.node != nil && m.gone:
 			s.state.RemoveNode(m.node.Name)
+			s.queue.happened(framework.NodeRemoved, now)
 		case m.node != nil:
 			old := s.state.Node(m.node.Name)
 			e := nodeEvent(old, m.node)
@@ -201,7 +202,7 @@ func (s *Scheduler) takePod(pod *corev1.Pod, gone bool, now time.Time) {
 	case pod.Spec.NodeName != "":
 		delete(s.assumed, uid)
 		s.queue.remove(uid)
-		e := framework.PodChanged
+		e := framework.PodScaledDown | framework.PodLabelsChanged
 		if s.state.Pod(uid) == nil {
 			e = framework.PodAdded
 		}

@@ -37,8 +37,19 @@ type Reason struct {
 // Plugin has a name, by which configuration speaks of it.
 type Plugin interface{ Name() string }
 
-// Check tells why a node does not fit, nil when it does.
-type Check func(*state.Node) []Reason
+// Check is what one filter makes of the pod of a cycle.
+type Check struct {
+	// Node tells why a node does not fit, nil when it does.
+	Node func(*state.Node) []Reason
+	// Moved takes notice that a pod has come to a node (by is 1) or gone from
+	// it (by is -1) since the filter was asked, so that what evictions would
+	// change can be tried out. It is nil when Node looks at nothing but the
+	// node.
+	Moved func(p *state.Pod, n *state.Node, by int64)
+	// Only holds the names of the nodes that are worth checking at all; nil
+	// means all.
+	Only map[string]bool
+}
 
 // Filter rules nodes out.
 type Filter interface {
@@ -46,7 +57,7 @@ type Filter interface {
 	// Filter looks at the pod of the cycle, and returns how to check a
 	// node; nil when the pod asks for nothing of this plugin's. An error is
 	// a pod that no node will ever take.
-	Filter(c *Cycle) (Check, error)
+	Filter(c *Cycle) (*Check, error)
 }
 
 // Score ranks the nodes that fit.
@@ -65,22 +76,28 @@ type PreEnqueue interface {
 }
 
 // Event is a change of the cluster that may make room for waiting pods.
-type Event uint8
+type Event uint16
 
 // The events there are. They are bits.
 const (
 	NodeAdded Event = 1 << iota
+	NodeRemoved
 	NodeAllocatableChanged
 	NodeLabelsChanged
 	NodeTaintsChanged
-	NodeOtherChanged
+	// PodRemoved: a pod is no longer on its node.
 	PodRemoved
+	// PodAdded: a pod has come to a node.
 	PodAdded
-	PodChanged
+	// PodLabelsChanged: those of a pod on a node, or it has begun to end,
+	// when spreading no longer counts it.
+	PodLabelsChanged
+	// PodScaledDown: a pod on a node requests less.
+	PodScaledDown
 )
 
-// AnyNode is every change of nodes.
-const AnyNode = NodeAdded | NodeAllocatableChanged | NodeLabelsChanged | NodeTaintsChanged | NodeOtherChanged
+// AnyEvent is every event.
+const AnyEvent = ^Event(0)
 
 // Waker tells which events may help a pod that the plugin turned down. A filter
 // that is no Waker is woken by all.

@@ -1,12 +1,7 @@
 package plugins
 
 import (
-	"fmt"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/selection"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
@@ -15,232 +10,233 @@ import (
 // InterPodAffinity keeps pods near to or away from other pods, both as the pod
 // itself wishes and as those that are there already do.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/
-type InterPodAffinity struct{}
+type InterPodAffinity struct {
+	// HardWeight is what a required affinity of a pod that is there counts
+	// for one that it would be near to; 0 is nothing.
+	HardWeight int64
+	// IgnorePreferred: what pods that are there prefer does not count for
+	// pods that prefer nothing.
+	IgnorePreferred bool
+}
 
 // Name of the plugin.
 func (InterPodAffinity) Name() string { return "InterPodAffinity" }
 
 // Wakes as framework.Waker.
 func (InterPodAffinity) Wakes() framework.Event {
-	return framework.NodeAdded | framework.NodeLabelsChanged | framework.PodAdded | framework.PodRemoved | framework.PodChanged
+	return framework.NodeAdded | framework.NodeLabelsChanged | framework.PodAdded | framework.PodRemoved | framework.PodLabelsChanged
 }
 
-// term is an affinity term made ready for matching.
-type term struct {
-	key        string
-	namespaces map[string]bool // nil with allNamespaces or a selector
-	inLabels   labels.Selector // of namespaces; nil: none
-	selector   labels.Selector
-	weight     int64
+// places counts by the values of one label of nodes.
+type places struct {
+	key      string
+	topology *state.Topology
+	counts   []int64
 }
 
-func newTerm(owner *corev1.Pod, t *corev1.PodAffinityTerm, weight int64) (*term, error) {
-	selector, err := metav1.LabelSelectorAsSelector(t.LabelSelector)
-	if err != nil {
-		return nil, fmt.Errorf("pod affinity term: %w", err)
+func newPlaces(s *state.State, key string) *places {
+	t := s.Topology(key)
+	return &places{key: key, topology: t, counts: make([]int64, t.Len())}
+}
+
+func (p *places) add(n *state.Node, by int64) {
+	if i := p.topology.Of(n); i >= 0 {
+		p.counts[i] += by
 	}
-	add := func(keys []string, op selection.Operator) error {
-		for _, key := range keys {
-			if value, ok := owner.Labels[key]; ok {
-				r, err := labels.NewRequirement(key, op, []string{value})
-				if err != nil {
-					return fmt.Errorf("pod affinity term: %w", err)
-				}
-				selector = selector.Add(*r)
-			}
-		}
-		return nil
+}
+
+// at returns the count of the node's place, false when the node has none.
+func (p *places) at(n *state.Node) (int64, bool) {
+	i := p.topology.Of(n)
+	if i < 0 {
+		return 0, false
 	}
-	if err := add(t.MatchLabelKeys, selection.In); err != nil {
-		return nil, err
-	}
-	if err := add(t.MismatchLabelKeys, selection.NotIn); err != nil {
-		return nil, err
-	}
-	out := &term{key: t.TopologyKey, selector: selector, weight: weight}
-	if t.NamespaceSelector != nil {
-		if out.inLabels, err = metav1.LabelSelectorAsSelector(t.NamespaceSelector); err != nil {
-			return nil, fmt.Errorf("pod affinity term: %w", err)
+	return p.counts[i], true
+}
+
+// byKey finds the places of a label in a list, and makes them if need be; labels
+// that matter at once are few.
+func byKey(list *[]*places, s *state.State, key string) *places {
+	for _, p := range *list {
+		if p.key == key {
+			return p
 		}
 	}
-	out.namespaces = map[string]bool{}
-	for _, ns := range t.Namespaces {
-		out.namespaces[ns] = true
-	}
-	if len(t.Namespaces) == 0 && t.NamespaceSelector == nil {
-		out.namespaces[owner.Namespace] = true
-	}
-	return out, nil
+	p := newPlaces(s, key)
+	*list = append(*list, p)
+	return p
 }
 
-// matches tells whether a pod is one that the term speaks of.
-func (t *term) matches(c *framework.Cycle, pod *corev1.Pod) bool {
-	if !t.namespaces[pod.Namespace] {
-		if t.inLabels == nil || c.Namespaces == nil || !t.inLabels.Matches(labels.Set(c.Namespaces(pod.Namespace))) {
-			return false
-		}
-	}
-	return t.selector.Matches(labels.Set(pod.Labels))
+// nearness is what the filter knows of other pods.
+type nearness struct {
+	c    *framework.Cycle
+	own  *state.Terms
+	pod  labels.Set
+	home string // the pod's namespace
+	// near and away are where pods are that the pod's terms speak of, by
+	// term; unwelcome where pods are that speak of this one, by label.
+	near, away, unwelcome []*places
+	// found counts the pods that all near terms speak of.
+	found int64
+	// first: the pod is one that its own terms speak of, so that the first
+	// of a group may go anywhere.
+	first bool
 }
-
-func terms(owner *corev1.Pod, list []corev1.PodAffinityTerm) ([]*term, error) {
-	var out []*term
-	for i := range list {
-		t, err := newTerm(owner, &list[i], 1)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, t)
-	}
-	return out, nil
-}
-
-func preferred(owner *corev1.Pod, list []corev1.WeightedPodAffinityTerm, sign int64) ([]*term, error) {
-	var out []*term
-	for i := range list {
-		t, err := newTerm(owner, &list[i].PodAffinityTerm, sign*int64(list[i].Weight))
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, t)
-	}
-	return out, nil
-}
-
-// domain is a value of a topology label.
-type domain struct{ key, value string }
 
 // Filter as framework.Filter.
-func (InterPodAffinity) Filter(c *framework.Cycle) (framework.Check, error) {
-	pod := c.Pod.Object
-	var near, away []*term
-	var err error
-	if a := pod.Spec.Affinity; a != nil {
-		if a.PodAffinity != nil {
-			if near, err = terms(pod, a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution); err != nil {
-				return nil, err
-			}
-		}
-		if a.PodAntiAffinity != nil {
-			if away, err = terms(pod, a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution); err != nil {
-				return nil, err
-			}
-		}
+func (InterPodAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
+	own := c.Pod.Terms
+	if own == nil {
+		own = &state.Terms{}
 	}
-	// Domains in which a pod that is there does not want this one, those in
-	// which this one does not want to be, and for each of its own near
-	// terms, those in which its pods are.
-	unwelcome, avoided := map[domain]bool{}, map[domain]bool{}
-	wanted := make([]map[string]bool, len(near))
-	for i := range wanted {
-		wanted[i] = map[string]bool{}
+	if own.Err != nil {
+		return nil, own.Err
 	}
-	anyNear := false
-	for _, n := range c.State.Nodes() {
-		for _, p := range n.Pods {
-			if a := p.Object.Spec.Affinity; a != nil && a.PodAntiAffinity != nil {
-				existing, err := terms(p.Object, a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution)
-				if err == nil {
-					for _, t := range existing {
-						if value, ok := n.Object.Labels[t.key]; ok && t.matches(c, pod) {
-							unwelcome[domain{t.key, value}] = true
-						}
-					}
-				}
-			}
-			for _, t := range away {
-				if value, ok := n.Object.Labels[t.key]; ok && t.matches(c, p.Object) {
-					avoided[domain{t.key, value}] = true
-				}
-			}
-			if len(near) > 0 && matchesAll(c, near, p.Object) {
-				for i, t := range near {
-					if value, ok := n.Object.Labels[t.key]; ok {
-						wanted[i][value] = true
-						anyNear = true
-					}
-				}
-			}
+	k := &nearness{c: c, own: own, pod: c.Pod.Object.Labels, home: c.Pod.Object.Namespace}
+	if len(own.Near)+len(own.Away) > 0 {
+		for _, t := range own.Near {
+			k.near = append(k.near, newPlaces(c.State, t.Key))
 		}
+		for _, t := range own.Away {
+			k.away = append(k.away, newPlaces(c.State, t.Key))
+		}
+		for _, class := range c.State.Classes() {
+			k.mine(class.Namespace, class.Labels, class.On, 1)
+		}
+		k.first = len(own.Near) > 0 && k.all(k.home, k.pod)
 	}
-	if len(near) == 0 && len(away) == 0 && len(unwelcome) == 0 {
+	for _, class := range c.State.AwayClasses() {
+		k.theirs(class.Terms, class.On, 1)
+	}
+	if len(k.near)+len(k.away)+len(k.unwelcome) == 0 && !c.State.AnyNominated() {
 		return nil, nil
 	}
-	// The first of a group that wants to be near itself may go anywhere.
-	first := !anyNear && len(near) > 0 && matchesAll(c, near, pod)
-	return func(n *state.Node) []framework.Reason {
-		for i, t := range near {
-			value, ok := n.Object.Labels[t.key]
-			if !ok || !wanted[i][value] && !first {
-				return reason("node(s) didn't match pod affinity rules", true)
-			}
-		}
-		for _, t := range away {
-			if value, ok := n.Object.Labels[t.key]; ok && avoided[domain{t.key, value}] {
-				return reason("node(s) didn't match pod anti-affinity rules", false)
-			}
-		}
-		for d := range unwelcome {
-			if n.Object.Labels[d.key] == d.value {
-				return reason("node(s) didn't satisfy existing pods anti-affinity rules", false)
-			}
-		}
-		return nil
-	}, nil
+	return &framework.Check{Node: k.check, Moved: k.moved}, nil
 }
 
-func matchesAll(c *framework.Cycle, all []*term, pod *corev1.Pod) bool {
-	for _, t := range all {
-		if !t.matches(c, pod) {
+// mine counts pods that the pod's terms speak of.
+func (k *nearness) mine(namespace string, l labels.Set, on []*state.Tally, by int64) {
+	for i, t := range k.own.Away {
+		if t.Matches(k.c.Namespaces, namespace, l) {
+			for _, tally := range on {
+				k.away[i].add(tally.Node, by*tally.Count)
+			}
+		}
+	}
+	if len(k.near) == 0 || !k.all(namespace, l) {
+		return
+	}
+	for _, p := range k.near {
+		for _, tally := range on {
+			if p.topology.Of(tally.Node) >= 0 {
+				p.add(tally.Node, by*tally.Count)
+				k.found += by * tally.Count
+			}
+		}
+	}
+}
+
+// all tells whether all near terms speak of a pod.
+func (k *nearness) all(namespace string, l labels.Set) bool {
+	for _, t := range k.own.Near {
+		if !t.Matches(k.c.Namespaces, namespace, l) {
 			return false
 		}
 	}
 	return true
 }
 
-// hardPodAffinityWeight is what a required affinity of a pod that is there
-// counts for one that it would be near to.
-const hardPodAffinityWeight = 1
+// theirs counts pods that must be kept away from this one.
+func (k *nearness) theirs(terms *state.Terms, on []*state.Tally, by int64) {
+	for _, t := range terms.Away {
+		if t.Matches(k.c.Namespaces, k.home, k.pod) {
+			p := byKey(&k.unwelcome, k.c.State, t.Key)
+			for _, tally := range on {
+				p.add(tally.Node, by*tally.Count)
+			}
+		}
+	}
+}
+
+// moved as framework.Check.Moved.
+func (k *nearness) moved(p *state.Pod, n *state.Node, by int64) {
+	on := []*state.Tally{{Node: n, Count: 1}}
+	k.mine(p.Object.Namespace, p.Object.Labels, on, by)
+	if p.Terms != nil {
+		k.theirs(p.Terms, on, by)
+	}
+}
+
+// check as framework.Check.Node.
+func (k *nearness) check(n *state.Node) []framework.Reason {
+	for _, p := range k.near {
+		count, ok := p.at(n)
+		if !ok || count <= 0 && (k.found > 0 || !k.first) {
+			return reason("node(s) didn't match pod affinity rules", true)
+		}
+	}
+	for _, p := range k.away {
+		if count, _ := p.at(n); count > 0 {
+			return reason("node(s) didn't match pod anti-affinity rules", false)
+		}
+	}
+	for _, p := range k.unwelcome {
+		if count, _ := p.at(n); count > 0 {
+			return reason("node(s) didn't satisfy existing pods anti-affinity rules", false)
+		}
+	}
+	return nil
+}
 
 // Score as framework.Score.
-func (InterPodAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
-	pod := c.Pod.Object
-	own, err := wishes(pod, false)
-	if err != nil {
+func (p InterPodAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
+	own := c.Pod.Terms
+	if own == nil {
+		own = &state.Terms{}
+	}
+	if len(own.Preferred) == 0 && p.IgnorePreferred {
 		return false
 	}
-	scores := map[domain]int64{}
-	for _, n := range c.State.Nodes() {
-		for _, p := range n.Pods {
-			for _, t := range own {
-				if value, ok := n.Object.Labels[t.key]; ok && t.matches(c, p.Object) {
-					scores[domain{t.key, value}] += t.weight
-				}
-			}
-			if p.Object.Spec.Affinity == nil {
-				continue
-			}
-			theirs, err := wishes(p.Object, true)
-			if err != nil {
-				continue
-			}
-			for _, t := range theirs {
-				if value, ok := n.Object.Labels[t.key]; ok && t.matches(c, pod) {
-					scores[domain{t.key, value}] += t.weight
+	var sums []*places
+	count := func(t *state.Term, weight int64, on []*state.Tally) {
+		sum := byKey(&sums, c.State, t.Key)
+		for _, tally := range on {
+			sum.add(tally.Node, weight*tally.Count)
+		}
+	}
+	if len(own.Preferred) > 0 {
+		for _, class := range c.State.Classes() {
+			for _, t := range own.Preferred {
+				if t.Matches(c.Namespaces, class.Namespace, class.Labels) {
+					count(t, t.Weight, class.On)
 				}
 			}
 		}
 	}
-	if len(scores) == 0 {
+	for _, class := range c.State.AffineClasses() {
+		for _, t := range class.Terms.Preferred {
+			if t.Matches(c.Namespaces, c.Pod.Object.Namespace, c.Pod.Object.Labels) {
+				count(t, t.Weight, class.On)
+			}
+		}
+		if p.HardWeight == 0 {
+			continue
+		}
+		for _, t := range class.Terms.Near {
+			if t.Matches(c.Namespaces, c.Pod.Object.Namespace, c.Pod.Object.Labels) {
+				count(t, p.HardWeight, class.On)
+			}
+		}
+	}
+	if len(sums) == 0 {
 		return false
 	}
 	var lowest, highest int64
 	for i, n := range nodes {
 		out[i] = 0
-		for d, v := range scores {
-			if value, ok := n.Object.Labels[d.key]; ok && value == d.value {
-				out[i] += v
-			}
+		for _, sum := range sums {
+			v, _ := sum.at(n)
+			out[i] += v
 		}
 		if i == 0 {
 			lowest, highest = out[i], out[i]
@@ -255,39 +251,4 @@ func (InterPodAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int
 		out[i] = framework.MaxScore * (out[i] - lowest) / (highest - lowest)
 	}
 	return true
-}
-
-// wishes are the preferred terms of a pod and, of one that is there, also the
-// required ones for nearness.
-func wishes(pod *corev1.Pod, there bool) ([]*term, error) {
-	a := pod.Spec.Affinity
-	if a == nil {
-		return nil, nil
-	}
-	var out []*term
-	if a.PodAffinity != nil {
-		list, err := preferred(pod, a.PodAffinity.PreferredDuringSchedulingIgnoredDuringExecution, 1)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, list...)
-		if there {
-			required, err := terms(pod, a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution)
-			if err != nil {
-				return nil, err
-			}
-			for _, t := range required {
-				t.weight = hardPodAffinityWeight
-			}
-			out = append(out, required...)
-		}
-	}
-	if a.PodAntiAffinity != nil {
-		list, err := preferred(pod, a.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution, -1)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, list...)
-	}
-	return out, nil
 }

@@ -1,7 +1,10 @@
 package plugins
 
 import (
+	"maps"
+
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"hyperkube/components/scheduler/framework"
@@ -18,17 +21,17 @@ func (NodeName) Name() string { return "NodeName" }
 func (NodeName) Wakes() framework.Event { return framework.NodeAdded }
 
 // Filter as framework.Filter.
-func (NodeName) Filter(c *framework.Cycle) (framework.Check, error) {
+func (NodeName) Filter(c *framework.Cycle) (*framework.Check, error) {
 	want := c.Pod.Object.Spec.NodeName
 	if want == "" {
 		return nil, nil
 	}
-	return func(n *state.Node) []framework.Reason {
+	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
 		if n.Name == want {
 			return nil
 		}
 		return reason("node(s) didn't match the requested node name", true)
-	}, nil
+	}}, nil
 }
 
 // NodeUnschedulable keeps pods off cordoned nodes.
@@ -43,25 +46,28 @@ func (NodeUnschedulable) Wakes() framework.Event {
 }
 
 // Filter as framework.Filter.
-func (NodeUnschedulable) Filter(c *framework.Cycle) (framework.Check, error) {
+func (NodeUnschedulable) Filter(c *framework.Cycle) (*framework.Check, error) {
 	tolerates := tolerated(c.Pod.Object.Spec.Tolerations, &corev1.Taint{
 		Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule,
 	})
 	if tolerates {
 		return nil, nil
 	}
-	return func(n *state.Node) []framework.Reason {
+	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
 		if !n.Object.Spec.Unschedulable {
 			return nil
 		}
 		return reason("node(s) were unschedulable", true)
-	}, nil
+	}}, nil
 }
 
 // NodeAffinity keeps pods to the nodes that their selectors and required
 // affinity match, and prefers those of their preferred affinity.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/
-type NodeAffinity struct{}
+type NodeAffinity struct {
+	// Added holds for all pods beside their own; nil is none.
+	Added *corev1.NodeAffinity
+}
 
 // Name of the plugin.
 func (NodeAffinity) Name() string { return "NodeAffinity" }
@@ -72,31 +78,76 @@ func (NodeAffinity) Wakes() framework.Event {
 }
 
 // Filter as framework.Filter.
-func (NodeAffinity) Filter(c *framework.Cycle) (framework.Check, error) {
+func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	spec := &c.Pod.Object.Spec
 	required := spec.Affinity != nil && spec.Affinity.NodeAffinity != nil &&
 		spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil
-	if len(spec.NodeSelector) == 0 && !required {
+	added := p.Added != nil && p.Added.RequiredDuringSchedulingIgnoredDuringExecution != nil
+	if len(spec.NodeSelector) == 0 && !required && !added {
 		return nil, nil
 	}
 	affinity := nodeaffinity.GetRequiredNodeAffinity(c.Pod.Object)
-	return func(n *state.Node) []framework.Reason {
+	everyone := nodeaffinity.NewRequiredNodeAffinity(nil, &corev1.Affinity{NodeAffinity: p.Added})
+	check := &framework.Check{Node: func(n *state.Node) []framework.Reason {
+		if added {
+			if ok, err := everyone.Match(n.Object); !ok || err != nil {
+				return reason("node(s) didn't match scheduler-enforced node affinity", true)
+			}
+		}
 		// An error is a selector that can match nothing.
 		if ok, err := affinity.Match(n.Object); ok && err == nil {
 			return nil
 		}
 		return reason("node(s) didn't match Pod's node affinity/selector", true)
-	}, nil
+	}}
+	if required {
+		check.Only = named(spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms)
+	}
+	return check, nil
+}
+
+// named returns the nodes that all terms speak of by name, as those of the pods
+// of DaemonSets do; nil when one does not.
+func named(terms []corev1.NodeSelectorTerm) map[string]bool {
+	if len(terms) == 0 {
+		return nil
+	}
+	all := map[string]bool{}
+	for i := range terms {
+		var names map[string]bool
+		for _, field := range terms[i].MatchFields {
+			if field.Key != metav1.ObjectNameField || field.Operator != corev1.NodeSelectorOpIn {
+				continue
+			}
+			these := map[string]bool{}
+			for _, name := range field.Values {
+				if names == nil || names[name] {
+					these[name] = true
+				}
+			}
+			names = these
+		}
+		if names == nil {
+			return nil
+		}
+		maps.Copy(all, names)
+	}
+	return all
 }
 
 // Score as framework.Score.
-func (NodeAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
-	affinity := c.Pod.Object.Spec.Affinity
-	if affinity == nil || affinity.NodeAffinity == nil ||
-		len(affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) == 0 {
+func (p NodeAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
+	var all []corev1.PreferredSchedulingTerm
+	if a := c.Pod.Object.Spec.Affinity; a != nil && a.NodeAffinity != nil {
+		all = append(all, a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution...)
+	}
+	if p.Added != nil {
+		all = append(all, p.Added.PreferredDuringSchedulingIgnoredDuringExecution...)
+	}
+	if len(all) == 0 {
 		return false
 	}
-	terms, err := nodeaffinity.NewPreferredSchedulingTerms(affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
+	terms, err := nodeaffinity.NewPreferredSchedulingTerms(all)
 	if err != nil {
 		return false
 	}

@@ -17,6 +17,33 @@ type Set struct {
 	// out most comes first.
 	Filter []framework.Filter
 	Score  []Weighted
+	// Preemption makes room for pods by evicting others; nil: none is made.
+	Preemption *DefaultPreemption
+}
+
+// DefaultPreemption evicts pods of lower priority for those that fit nowhere.
+// What it decides stands where the cycle is.
+// https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/
+type DefaultPreemption struct {
+	// Percentage of nodes that are compared at least, and how many; zero
+	// means 10 and 100.
+	Percentage, Absolute int
+}
+
+// Name of the plugin.
+func (DefaultPreemption) Name() string { return "DefaultPreemption" }
+
+// Enough returns of how many nodes the best is chosen when there are so many
+// where evictions may help.
+func (p *DefaultPreemption) Enough(nodes int) int {
+	percentage, absolute := p.Percentage, p.Absolute
+	if percentage == 0 {
+		percentage = 10
+	}
+	if absolute == 0 {
+		absolute = 100
+	}
+	return min(max(nodes*percentage/100, absolute), nodes)
 }
 
 // Default is upstream's set with its weights.
@@ -25,12 +52,13 @@ func Default() Set {
 		PreEnqueue: []framework.PreEnqueue{SchedulingGates{}},
 		Filter: []framework.Filter{
 			NodeUnschedulable{}, NodeName{}, TaintToleration{}, NodeAffinity{},
-			NodePorts{}, NodeResourcesFit{}, PodTopologySpread{}, InterPodAffinity{},
+			NodePorts{}, NodeResourcesFit{}, PodTopologySpread{}, InterPodAffinity{HardWeight: 1},
 		},
 		Score: []Weighted{
 			{TaintToleration{}, 3}, {NodeAffinity{}, 2}, {NodeResourcesFit{}, 1}, {PodTopologySpread{}, 2},
-			{InterPodAffinity{}, 2}, {NodeResourcesBalancedAllocation{}, 1}, {ImageLocality{}, 1},
+			{InterPodAffinity{HardWeight: 1}, 2}, {NodeResourcesBalancedAllocation{}, 1}, {ImageLocality{}, 1},
 		},
+		Preemption: &DefaultPreemption{},
 	}
 }
 
@@ -56,6 +84,9 @@ func (s Set) Without(names ...string) Set {
 		if keep(p) {
 			out.Score = append(out.Score, p)
 		}
+	}
+	if s.Preemption != nil && keep(s.Preemption) {
+		out.Preemption = s.Preemption
 	}
 	return out
 }

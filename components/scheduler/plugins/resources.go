@@ -1,6 +1,11 @@
 package plugins
 
 import (
+	"math"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
 )
@@ -15,41 +20,52 @@ func (NodePorts) Name() string { return "NodePorts" }
 func (NodePorts) Wakes() framework.Event { return framework.NodeAdded | framework.PodRemoved }
 
 // Filter as framework.Filter.
-func (NodePorts) Filter(c *framework.Cycle) (framework.Check, error) {
+func (NodePorts) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if len(c.Pod.Ports) == 0 {
 		return nil, nil
 	}
-	return func(n *state.Node) []framework.Reason {
+	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
 		for _, port := range c.Pod.Ports {
 			if n.Conflicts(port) {
 				return reason("node(s) didn't have free ports for the requested pod ports", false)
 			}
 		}
 		return nil
-	}, nil
+	}}, nil
 }
 
 // NodeResourcesFit keeps pods to nodes with room for their requests, and
-// prefers those with the most room left.
-type NodeResourcesFit struct{}
+// prefers those with the most room left, or what its strategy says.
+type NodeResourcesFit struct {
+	// Strategy of scoring.
+	Strategy Strategy
+	// Ignored are extended resources that the filter does not look at, and
+	// IgnoredGroups those whose name begins with one of them and a slash.
+	Ignored       map[corev1.ResourceName]bool
+	IgnoredGroups map[string]bool
+}
 
 // Name of the plugin.
 func (NodeResourcesFit) Name() string { return "NodeResourcesFit" }
 
 // Wakes as framework.Waker.
 func (NodeResourcesFit) Wakes() framework.Event {
-	return framework.NodeAdded | framework.NodeAllocatableChanged | framework.PodRemoved | framework.PodChanged
+	return framework.NodeAdded | framework.NodeAllocatableChanged | framework.PodRemoved | framework.PodScaledDown
 }
 
 // Filter as framework.Filter.
-func (NodeResourcesFit) Filter(c *framework.Cycle) (framework.Check, error) {
+func (p NodeResourcesFit) Filter(c *framework.Cycle) (*framework.Check, error) {
 	want := c.Pod.Requests
-	return func(n *state.Node) []framework.Reason {
+	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
 		have, used := &n.Allocatable, &n.Requested
+		if used.Pods < have.Pods && want.CPU <= have.CPU-used.CPU && want.Memory <= have.Memory-used.Memory &&
+			want.Ephemeral <= have.Ephemeral-used.Ephemeral && len(want.Scalar) == 0 {
+			return nil
+		}
 		var reasons []framework.Reason
-		lacks := func(name string, want, have, used int64) {
+		lacks := func(text string, want, have, used int64) {
 			if want > 0 && want > have-used {
-				reasons = append(reasons, framework.Reason{Text: name, Unresolvable: want > have})
+				reasons = append(reasons, framework.Reason{Text: text, Unresolvable: want > have})
 			}
 		}
 		lacks("Too many pods", 1, have.Pods, used.Pods)
@@ -57,59 +73,75 @@ func (NodeResourcesFit) Filter(c *framework.Cycle) (framework.Check, error) {
 		lacks("Insufficient memory", want.Memory, have.Memory, used.Memory)
 		lacks("Insufficient ephemeral-storage", want.Ephemeral, have.Ephemeral, used.Ephemeral)
 		for name, v := range want.Scalar {
+			group, _, _ := strings.Cut(string(name), "/")
+			if p.Ignored[name] || p.IgnoredGroups[group] {
+				continue
+			}
 			lacks("Insufficient "+string(name), v, have.Scalar[name], used.Scalar[name])
 		}
 		return reasons
-	}, nil
+	}}, nil
 }
 
-// Score as framework.Score: the mean of the shares of CPU and memory that are
-// left with the pod there.
-func (NodeResourcesFit) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
-	for i, n := range nodes {
-		out[i] = (left(n.Allocatable.CPU, n.AssumedCPU+c.Pod.AssumedCPU) +
-			left(n.Allocatable.Memory, n.AssumedMemory+c.Pod.AssumedMemory)) / 2
-	}
-	return true
+// Score as framework.Score.
+func (p NodeResourcesFit) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
+	return p.Strategy.score(c, nodes, out)
 }
 
-func left(have, used int64) int64 {
-	if have <= 0 || used > have {
-		return 0
-	}
-	return (have - used) * framework.MaxScore / have
+// NodeResourcesBalancedAllocation prefers nodes on which resources are used
+// alike with the pod there.
+type NodeResourcesBalancedAllocation struct {
+	// Resources to compare; nil means CPU and memory.
+	Resources []corev1.ResourceName
 }
-
-// NodeResourcesBalancedAllocation prefers nodes on which CPU and memory are
-// used alike with the pod there.
-type NodeResourcesBalancedAllocation struct{}
 
 // Name of the plugin.
 func (NodeResourcesBalancedAllocation) Name() string { return "NodeResourcesBalancedAllocation" }
 
 // Score as framework.Score.
-func (NodeResourcesBalancedAllocation) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
-	if c.Pod.Requests.CPU == 0 && c.Pod.Requests.Memory == 0 {
+func (p NodeResourcesBalancedAllocation) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
+	names := p.Resources
+	if names == nil {
+		names = cpuAndMemory
+	}
+	asked := false
+	for _, name := range names {
+		asked = asked || c.Pod.Requests.Get(name) > 0
+	}
+	if !asked {
 		return false
 	}
 	for i, n := range nodes {
-		cpu := share(n.Requested.CPU+c.Pod.Requests.CPU, n.Allocatable.CPU)
-		memory := share(n.Requested.Memory+c.Pod.Requests.Memory, n.Allocatable.Memory)
-		difference := cpu - memory
-		if difference < 0 {
-			difference = -difference
+		var shares [8]float64
+		used := shares[:0]
+		for _, name := range names {
+			have := n.Allocatable.Get(name)
+			if have == 0 {
+				continue
+			}
+			used = append(used, min(float64(n.Requested.Get(name)+c.Pod.Requests.Get(name))/float64(have), 1))
 		}
-		// Of two values the standard deviation is half of the difference.
-		out[i] = framework.MaxScore - difference*framework.MaxScore/2/shareOne
+		out[i] = int64((1 - deviation(used)) * framework.MaxScore)
 	}
 	return true
 }
 
-const shareOne = 1 << 20
+var cpuAndMemory = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory}
 
-func share(used, have int64) int64 {
-	if have <= 0 || used >= have {
-		return shareOne
+// deviation is the standard deviation.
+func deviation(values []float64) float64 {
+	if len(values) < 2 {
+		return 0
 	}
-	return int64(float64(used) / float64(have) * shareOne)
+	if len(values) == 2 {
+		return math.Abs(values[0]-values[1]) / 2
+	}
+	var mean, sum float64
+	for _, v := range values {
+		mean += v / float64(len(values))
+	}
+	for _, v := range values {
+		sum += (v - mean) * (v - mean)
+	}
+	return math.Sqrt(sum / float64(len(values)))
 }

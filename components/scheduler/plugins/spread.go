@@ -3,6 +3,7 @@ package plugins
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,15 +17,26 @@ import (
 
 // PodTopologySpread spreads pods over zones, nodes or whatever a label tells.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/topology-spread-constraints/
-type PodTopologySpread struct{}
+type PodTopologySpread struct {
+	// Defaults are for pods that have no constraints of their own, without
+	// selectors: the selector is what owners and services select the pod by.
+	// Nil means the system's, over nodes and a little over zones.
+	Defaults []corev1.TopologySpreadConstraint
+}
 
 // Name of the plugin.
 func (PodTopologySpread) Name() string { return "PodTopologySpread" }
 
 // Wakes as framework.Waker.
 func (PodTopologySpread) Wakes() framework.Event {
-	return framework.NodeAdded | framework.NodeLabelsChanged | framework.NodeTaintsChanged |
-		framework.PodRemoved | framework.PodAdded | framework.PodChanged
+	return framework.NodeAdded | framework.NodeRemoved | framework.NodeLabelsChanged | framework.NodeTaintsChanged |
+		framework.PodRemoved | framework.PodAdded | framework.PodLabelsChanged
+}
+
+// systemDefaults are upstream's.
+var systemDefaults = []corev1.TopologySpreadConstraint{
+	{TopologyKey: corev1.LabelHostname, MaxSkew: 3, WhenUnsatisfiable: corev1.ScheduleAnyway},
+	{TopologyKey: corev1.LabelTopologyZone, MaxSkew: 5, WhenUnsatisfiable: corev1.ScheduleAnyway},
 }
 
 // constraint is one constraint made ready for counting.
@@ -34,80 +46,170 @@ type constraint struct {
 	selector                  labels.Selector
 	self                      int64 // 1 when the pod matches its own selector
 	honorAffinity, honorTaint bool
-	counts                    map[string]int64 // matching pods by domain
-	least                     int64
+
+	topology *state.Topology
+	// counts are of matching pods, by the number of the domain; -1 where no
+	// node takes part.
+	counts []int64
+	// out holds the nodes with the label that do not take part.
+	out     map[*state.Node]bool
+	domains int64
+	least   int64
 }
 
-// constraints returns those of the pod with the given consequence.
-func constraints(pod *corev1.Pod, when corev1.UnsatisfiableConstraintAction) ([]*constraint, error) {
-	var out []*constraint
-	for i := range pod.Spec.TopologySpreadConstraints {
-		c := &pod.Spec.TopologySpreadConstraints[i]
-		if c.WhenUnsatisfiable != when {
+// constraints returns those of the pod with the given consequence, or the
+// default ones; those that must not rule out nodes for want of a label are lax.
+func (p PodTopologySpread) constraints(c *framework.Cycle, when corev1.UnsatisfiableConstraintAction) (out []*constraint, lax bool, err error) {
+	pod := c.Pod.Object
+	list := pod.Spec.TopologySpreadConstraints
+	var selected labels.Selector
+	if len(list) == 0 {
+		list, lax = p.Defaults, p.Defaults == nil
+		if lax {
+			list = systemDefaults
+		}
+		if !slices.ContainsFunc(list, func(c corev1.TopologySpreadConstraint) bool { return c.WhenUnsatisfiable == when }) || c.SpreadSelector == nil {
+			return nil, false, nil
+		}
+		set := c.SpreadSelector(pod)
+		if len(set) == 0 {
+			return nil, false, nil
+		}
+		selected = labels.SelectorFromSet(set)
+	}
+	for i := range list {
+		if list[i].WhenUnsatisfiable != when {
 			continue
 		}
-		selector, err := metav1.LabelSelectorAsSelector(c.LabelSelector)
+		k, err := newConstraint(pod, &list[i], selected)
 		if err != nil {
-			return nil, fmt.Errorf("topology spread constraint %d: %w", i, err)
+			return nil, false, fmt.Errorf("topology spread constraint %d: %w", i, err)
+		}
+		out = append(out, k)
+	}
+	return out, lax, nil
+}
+
+func newConstraint(pod *corev1.Pod, c *corev1.TopologySpreadConstraint, selector labels.Selector) (*constraint, error) {
+	if selector == nil {
+		var err error
+		if selector, err = metav1.LabelSelectorAsSelector(c.LabelSelector); err != nil {
+			return nil, err
 		}
 		for _, key := range c.MatchLabelKeys {
 			if value, ok := pod.Labels[key]; ok {
 				requirement, err := labels.NewRequirement(key, selection.In, []string{value})
 				if err != nil {
-					return nil, fmt.Errorf("topology spread constraint %d: %w", i, err)
+					return nil, err
 				}
 				selector = selector.Add(*requirement)
 			}
 		}
-		n := &constraint{
-			key: c.TopologyKey, maxSkew: int64(c.MaxSkew), minDomains: 1, selector: selector,
-			honorAffinity: c.NodeAffinityPolicy == nil || *c.NodeAffinityPolicy == corev1.NodeInclusionPolicyHonor,
-			honorTaint:    c.NodeTaintsPolicy != nil && *c.NodeTaintsPolicy == corev1.NodeInclusionPolicyHonor,
-			counts:        map[string]int64{},
-		}
-		if c.MinDomains != nil {
-			n.minDomains = int64(*c.MinDomains)
-		}
-		if selector.Matches(labels.Set(pod.Labels)) {
-			n.self = 1
-		}
-		out = append(out, n)
 	}
-	return out, nil
+	n := &constraint{
+		key: c.TopologyKey, maxSkew: int64(c.MaxSkew), minDomains: 1, selector: selector,
+		honorAffinity: c.NodeAffinityPolicy == nil || *c.NodeAffinityPolicy == corev1.NodeInclusionPolicyHonor,
+		honorTaint:    c.NodeTaintsPolicy != nil && *c.NodeTaintsPolicy == corev1.NodeInclusionPolicyHonor,
+	}
+	if c.MinDomains != nil {
+		n.minDomains = int64(*c.MinDomains)
+	}
+	if selector.Matches(labels.Set(pod.Labels)) {
+		n.self = 1
+	}
+	return n, nil
+}
+
+// counted tells whether a pod is one that the constraint counts.
+func (k *constraint) counted(namespace string, own string, l labels.Set, terminating bool) bool {
+	return namespace == own && !terminating && !k.selector.Empty() && k.selector.Matches(l)
 }
 
 // count counts the pods of the pod's namespace in each domain, over the nodes
-// that take part.
-func (c *constraint) count(cycle *framework.Cycle, nodes []*state.Node, all []*constraint) {
-	pod := cycle.Pod.Object
+// that take part: those with the labels of all constraints, unless lax, that
+// are not kept out by the pod's node affinity or their taints. Only domains of
+// one of the given nodes have a count.
+func count(c *framework.Cycle, all []*constraint, nodes []*state.Node, lax bool) {
+	pod := c.Pod.Object
 	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
-nodes:
-	for _, n := range nodes {
-		domain, ok := n.Object.Labels[c.key]
-		if !ok {
-			continue
+	selects := len(pod.Spec.NodeSelector) > 0 || pod.Spec.Affinity != nil && pod.Spec.Affinity.NodeAffinity != nil
+	for _, k := range all {
+		k.topology = c.State.Topology(k.key)
+		k.counts = make([]int64, k.topology.Len())
+		for i := range k.counts {
+			k.counts[i] = -1
 		}
-		for _, other := range all {
-			if _, ok := n.Object.Labels[other.key]; !ok {
-				continue nodes
+	}
+	takes := func(n *state.Node, k *constraint) bool {
+		if k.topology.Of(n) < 0 {
+			return false
+		}
+		if k.honorAffinity && selects {
+			if ok, err := affinity.Match(n.Object); !ok || err != nil {
+				return false
 			}
 		}
-		if c.honorAffinity {
-			if ok, err := affinity.Match(n.Object); !ok || err != nil {
+		return !k.honorTaint || toleratesNode(pod, n)
+	}
+	complete := func(n *state.Node) bool {
+		for _, k := range all {
+			if k.topology.Of(n) < 0 {
+				return false
+			}
+		}
+		return true
+	}
+	out := make([]map[*state.Node]bool, len(all))
+	// Without any of these every node with the label takes part.
+	for i, k := range all {
+		if k.honorAffinity && selects || k.honorTaint || !lax && len(all) > 1 {
+			out[i] = map[*state.Node]bool{}
+		}
+	}
+	for _, n := range c.State.Nodes() {
+		whole := lax || complete(n)
+		for i, k := range all {
+			if out[i] != nil && (!whole || !takes(n, k)) {
+				out[i][n] = true
+			}
+		}
+	}
+	for i, k := range all {
+		for _, n := range nodes {
+			if at := k.topology.Of(n); at >= 0 && !out[i][n] {
+				k.counts[at] = 0
+			}
+		}
+		for _, class := range c.State.Classes() {
+			if !k.counted(class.Namespace, pod.Namespace, class.Labels, class.Terminating) {
 				continue
 			}
+			for _, t := range class.On {
+				if at := k.topology.Of(t.Node); at >= 0 && k.counts[at] >= 0 && !out[i][t.Node] {
+					k.counts[at] += t.Count
+				}
+			}
 		}
-		if c.honorTaint && !toleratesNode(pod, n) {
-			continue
+		k.out = out[i]
+		for _, v := range k.counts {
+			if v >= 0 {
+				k.domains++
+			}
 		}
-		c.counts[domain] += matching(n, pod.Namespace, c.selector)
+		k.settle()
 	}
-	c.least = math.MaxInt64
-	for _, v := range c.counts {
-		c.least = min(c.least, v)
+}
+
+// settle finds the least count.
+func (k *constraint) settle() {
+	k.least = math.MaxInt64
+	for _, v := range k.counts {
+		if v >= 0 {
+			k.least = min(k.least, v)
+		}
 	}
-	if int64(len(c.counts)) < c.minDomains {
-		c.least = 0
+	if k.domains < k.minDomains {
+		k.least = 0
 	}
 }
 
@@ -121,78 +223,62 @@ func toleratesNode(pod *corev1.Pod, n *state.Node) bool {
 	return true
 }
 
-func matching(n *state.Node, namespace string, selector labels.Selector) int64 {
-	if selector.Empty() {
-		return 0
-	}
-	var count int64
-	for _, p := range n.Pods {
-		if p.Object.Namespace == namespace && p.Object.DeletionTimestamp == nil && selector.Matches(labels.Set(p.Object.Labels)) {
-			count++
-		}
-	}
-	return count
-}
-
 // Filter as framework.Filter.
-func (PodTopologySpread) Filter(c *framework.Cycle) (framework.Check, error) {
-	hard, err := constraints(c.Pod.Object, corev1.DoNotSchedule)
+func (p PodTopologySpread) Filter(c *framework.Cycle) (*framework.Check, error) {
+	hard, lax, err := p.constraints(c, corev1.DoNotSchedule)
 	if err != nil || len(hard) == 0 {
 		return nil, err
 	}
-	for _, k := range hard {
-		k.count(c, c.State.Nodes(), hard)
-	}
-	return func(n *state.Node) []framework.Reason {
+	count(c, hard, c.State.Nodes(), lax)
+	check := func(n *state.Node) []framework.Reason {
 		for _, k := range hard {
-			domain, ok := n.Object.Labels[k.key]
-			if !ok {
+			at := k.topology.Of(n)
+			if at < 0 {
 				return reason("node(s) didn't match pod topology spread constraints (missing required label)", true)
 			}
-			if k.counts[domain]+k.self-k.least > k.maxSkew {
+			if max(k.counts[at], 0)+k.self-k.least > k.maxSkew {
 				return reason("node(s) didn't match pod topology spread constraints", false)
 			}
 		}
 		return nil
-	}, nil
+	}
+	moved := func(p *state.Pod, n *state.Node, by int64) {
+		for _, k := range hard {
+			at := k.topology.Of(n)
+			if at < 0 || k.counts[at] < 0 || k.out[n] ||
+				!k.counted(p.Object.Namespace, c.Pod.Object.Namespace, p.Object.Labels, p.Object.DeletionTimestamp != nil) {
+				continue
+			}
+			k.counts[at] += by
+			k.settle()
+		}
+	}
+	return &framework.Check{Node: check, Moved: moved}, nil
 }
 
 // Score as framework.Score. Pods without constraints of their own are spread by
-// what selects them, over nodes and a little over zones.
-func (PodTopologySpread) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
-	soft, err := constraints(c.Pod.Object, corev1.ScheduleAnyway)
-	if err != nil {
+// what selects them.
+func (p PodTopologySpread) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
+	soft, lax, err := p.constraints(c, corev1.ScheduleAnyway)
+	if err != nil || len(soft) == 0 {
 		return false
 	}
-	ignoreMissing := false
-	if len(c.Pod.Object.Spec.TopologySpreadConstraints) == 0 {
-		if soft = defaultConstraints(c); soft == nil {
-			return false
-		}
-		ignoreMissing = true
-	}
-	if len(soft) == 0 {
-		return false
-	}
-	var all []*constraint
-	if !ignoreMissing {
-		all = soft
-	}
-	for _, k := range soft {
-		k.count(c, c.State.Nodes(), all)
+	count(c, soft, nodes, lax)
+	weights := make([]float64, len(soft))
+	for i, k := range soft {
+		weights[i] = math.Log(float64(k.domains + 2))
 	}
 	var lowest, highest int64 = math.MaxInt64, 0
 	for i, n := range nodes {
 		sum := 0.0
 		missing := false
-		for _, k := range soft {
-			domain, ok := n.Object.Labels[k.key]
-			if !ok {
-				missing = missing || !ignoreMissing
+		for j, k := range soft {
+			at := k.topology.Of(n)
+			if at < 0 {
+				missing = missing || !lax
 				continue
 			}
-			weight := math.Log(float64(len(k.counts) + 2))
-			sum += float64(k.counts[domain])*weight + float64(k.maxSkew-1)
+			sum += float64(max(k.counts[at], 0))*weights[j] + float64(k.maxSkew-1)
 		}
 		if missing {
 			out[i] = -1
@@ -212,19 +298,4 @@ func (PodTopologySpread) Score(c *framework.Cycle, nodes []*state.Node, out []in
 		}
 	}
 	return true
-}
-
-func defaultConstraints(c *framework.Cycle) []*constraint {
-	if c.SpreadSelector == nil {
-		return nil
-	}
-	set := c.SpreadSelector(c.Pod.Object)
-	if len(set) == 0 {
-		return nil
-	}
-	selector := labels.SelectorFromSet(set)
-	return []*constraint{
-		{key: corev1.LabelHostname, maxSkew: 3, selector: selector, counts: map[string]int64{}},
-		{key: corev1.LabelTopologyZone, maxSkew: 5, selector: selector, counts: map[string]int64{}},
-	}
 }

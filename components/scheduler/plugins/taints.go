@@ -23,9 +23,9 @@ func (TaintToleration) Wakes() framework.Event {
 }
 
 // Filter as framework.Filter.
-func (TaintToleration) Filter(c *framework.Cycle) (framework.Check, error) {
+func (TaintToleration) Filter(c *framework.Cycle) (*framework.Check, error) {
 	tolerations := c.Pod.Object.Spec.Tolerations
-	return func(n *state.Node) []framework.Reason {
+	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
 		for i := range n.Object.Spec.Taints {
 			taint := &n.Object.Spec.Taints[i]
 			if taint.Effect != corev1.TaintEffectNoSchedule && taint.Effect != corev1.TaintEffectNoExecute {
@@ -36,7 +36,7 @@ func (TaintToleration) Filter(c *framework.Cycle) (framework.Check, error) {
 			}
 		}
 		return nil
-	}, nil
+	}}, nil
 }
 
 // Score as framework.Score.

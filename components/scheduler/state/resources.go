@@ -36,6 +36,31 @@ func FromList(list corev1.ResourceList) Resources {
 	return r
 }
 
+// Get returns the amount of one resource, 0 if there is none.
+func (r *Resources) Get(name corev1.ResourceName) int64 {
+	switch name {
+	case corev1.ResourceCPU:
+		return r.CPU
+	case corev1.ResourceMemory:
+		return r.Memory
+	case corev1.ResourceEphemeralStorage:
+		return r.Ephemeral
+	case corev1.ResourcePods:
+		return r.Pods
+	}
+	return r.Scalar[name]
+}
+
+// Covers tells whether r has at least as much of everything as o.
+func (r *Resources) Covers(o Resources) bool {
+	for name, v := range o.Scalar {
+		if v > r.Scalar[name] {
+			return false
+		}
+	}
+	return o.CPU <= r.CPU && o.Memory <= r.Memory && o.Ephemeral <= r.Ephemeral && o.Pods <= r.Pods
+}
+
 // Add adds o, sign times.
 func (r *Resources) Add(o Resources, sign int64) {
 	r.CPU += sign * o.CPU
@@ -60,7 +85,11 @@ const (
 // NewPod reads what the scheduler needs of a pod. The object is shared and not
 // written to.
 func NewPod(obj *corev1.Pod) *Pod {
-	p := &Pod{Object: obj}
+	p := &Pod{Object: obj, Terms: newTerms(obj)}
+	p.key = classKey(obj, p.Terms)
+	if obj.Spec.Priority != nil {
+		p.Priority = *obj.Spec.Priority
+	}
 	p.Requests = FromList(resource.PodRequests(obj, resource.PodResourcesOptions{UseStatusResources: obj.Spec.NodeName != ""}))
 	p.Requests.Pods = 1
 	assumed := FromList(resource.PodRequests(obj, resource.PodResourcesOptions{

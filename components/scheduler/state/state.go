@@ -4,6 +4,9 @@
 package state
 
 import (
+	"maps"
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -14,7 +17,12 @@ type State struct {
 	byName map[string]*Node
 	pods   map[types.UID]*Pod
 	// images counts on how many nodes each image is.
-	images map[string]int
+	images     map[string]int
+	byKey      map[string]*Class
+	classes    [classLists][]*Class
+	topologies map[string]*Topology
+	// nominated are the pods for which room is being made, by UID.
+	nominated map[types.UID]*nomination
 }
 
 // Node is one node with the sums over its pods. Plugins read it and never
@@ -33,7 +41,10 @@ type Node struct {
 	Ports                     map[Port]int
 	// Images maps every name of an image to its size in bytes.
 	Images map[string]int64
-	index  int
+	// Nominated are the pods without a node for which room is being made
+	// here.
+	Nominated []*Pod
+	index     int
 }
 
 // Pod is a pod with what is asked of it again and again.
@@ -42,8 +53,15 @@ type Pod struct {
 	Requests                  Resources
 	AssumedCPU, AssumedMemory int64
 	Ports                     []Port
-	node                      *Node
-	place                     int // in node.Pods
+	// Terms of inter-pod affinity; nil when the pod has none.
+	Terms *Terms
+	// Priority, 0 when the pod names none.
+	Priority int32
+
+	key   string // of its class
+	tally *Tally // nil while it is on no node
+	node  *Node
+	place int // in node.Pods
 }
 
 // Port is one port of a host that a pod takes.
@@ -55,7 +73,10 @@ type Port struct {
 
 // New returns an empty state.
 func New() *State {
-	return &State{byName: map[string]*Node{}, pods: map[types.UID]*Pod{}, images: map[string]int{}}
+	return &State{
+		byName: map[string]*Node{}, pods: map[types.UID]*Pod{}, images: map[string]int{},
+		byKey: map[string]*Class{}, topologies: map[string]*Topology{}, nominated: map[types.UID]*nomination{},
+	}
 }
 
 // Nodes returns all known nodes. The slice is the state's own.
@@ -82,6 +103,9 @@ func (s *State) SetNode(obj *corev1.Node) {
 	if n.Object == nil {
 		n.index = len(s.nodes)
 		s.nodes = append(s.nodes, n)
+	}
+	if n.Object == nil || !maps.Equal(n.Object.Labels, obj.Labels) {
+		clear(s.topologies)
 	}
 	s.forgetImages(n)
 	n.Object = obj
@@ -112,14 +136,21 @@ func (s *State) RemoveNode(name string) {
 		return
 	}
 	s.forgetImages(n)
+	clear(s.topologies)
 	last := len(s.nodes) - 1
 	s.nodes[n.index] = s.nodes[last]
 	s.nodes[n.index].index = n.index
+	s.nodes[last] = nil
 	s.nodes = s.nodes[:last]
 	n.Object = nil
 	n.Allocatable = Resources{}
-	if len(n.Pods) == 0 {
-		delete(s.byName, name)
+	s.forgetEmpty(n)
+}
+
+// forgetEmpty forgets a node that is not known and that nothing is on.
+func (s *State) forgetEmpty(n *Node) {
+	if n.Object == nil && len(n.Pods) == 0 && len(n.Nominated) == 0 {
+		delete(s.byName, n.Name)
 	}
 }
 
@@ -149,6 +180,7 @@ func (s *State) SetPod(p *Pod, node string) {
 		n.Ports[port]++
 	}
 	s.pods[p.Object.UID] = p
+	s.count(p)
 }
 
 // RemovePod takes a pod from its node.
@@ -172,10 +204,9 @@ func (s *State) RemovePod(uid types.UID) {
 			delete(n.Ports, port)
 		}
 	}
+	s.discount(p)
 	p.node = nil
-	if len(n.Pods) == 0 && n.Object == nil {
-		delete(s.byName, n.Name)
-	}
+	s.forgetEmpty(n)
 }
 
 // NodeName returns where the pod is, "" if nowhere.
@@ -185,3 +216,43 @@ func (p *Pod) NodeName() string {
 	}
 	return p.node.Name
 }
+
+// nomination is a node on which room is being made for a pod.
+type nomination struct {
+	pod  *Pod
+	node *Node
+}
+
+// Nominate notes that room is being made for a pod without a node.
+func (s *State) Nominate(p *Pod, node string) {
+	s.Withdraw(p.Object.UID)
+	n := s.byName[node]
+	if n == nil {
+		n = s.addName(node)
+	}
+	n.Nominated = append(n.Nominated, p)
+	s.nominated[p.Object.UID] = &nomination{p, n}
+}
+
+// Withdraw forgets for which node a pod was nominated, if it was.
+func (s *State) Withdraw(uid types.UID) {
+	old := s.nominated[uid]
+	if old == nil {
+		return
+	}
+	delete(s.nominated, uid)
+	old.node.Nominated = slices.DeleteFunc(old.node.Nominated, func(p *Pod) bool { return p == old.pod })
+	s.forgetEmpty(old.node)
+}
+
+// NominatedNode returns the node for which a pod is nominated, nil if there is
+// none that is known.
+func (s *State) NominatedNode(uid types.UID) *Node {
+	if n := s.nominated[uid]; n != nil && n.node.Object != nil {
+		return n.node
+	}
+	return nil
+}
+
+// AnyNominated tells whether any pod is nominated for a node.
+func (s *State) AnyNominated() bool { return len(s.nominated) > 0 }

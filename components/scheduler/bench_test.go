@@ -1,0 +1,75 @@
+package scheduler
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/plugins"
+	"hyperkube/components/scheduler/state"
+)
+
+// crowd is 500 nodes in three zones with 2000 pods of twenty applications, all
+// made by the given change.
+func crowd(change ...func(*corev1.Pod)) *state.State {
+	s := state.New()
+	for i := range 500 {
+		s.SetNode(node(fmt.Sprintf("n%d", i), zone(fmt.Sprintf("z%d", i%3))))
+	}
+	for i := range 2000 {
+		p := pod(fmt.Sprintf("there%d", i), append([]func(*corev1.Pod){requests("100m"), labelled(map[string]string{"app": fmt.Sprintf("a%d", i%20)})}, change...)...)
+		s.SetPod(state.NewPod(p), fmt.Sprintf("n%d", i%500))
+	}
+	return s
+}
+
+// spreadAndApart spreads over zones and keeps pods of a kind off each other's
+// nodes.
+func spreadAndApart(p *corev1.Pod) {
+	spread(corev1.LabelTopologyZone, 5)(p)
+	antiAffinity(corev1.LabelHostname)(p)
+}
+
+func likeAll(p *corev1.Pod) {
+	p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{
+		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{Weight: 10, PodAffinityTerm: corev1.PodAffinityTerm{
+			TopologyKey: corev1.LabelTopologyZone, LabelSelector: &metav1.LabelSelector{MatchLabels: p.Labels},
+		}}},
+	}}
+}
+
+// BenchmarkCycle places pods one after the other, as Run does without its API.
+func BenchmarkCycle(b *testing.B) {
+	for _, c := range []struct {
+		name   string
+		change []func(*corev1.Pod)
+	}{
+		{"plain", nil},
+		{"spread+anti-affinity", []func(*corev1.Pod){spreadAndApart}},
+		{"preferred affinity", []func(*corev1.Pod){likeAll}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			s := crowd(c.change...)
+			set := plugins.Default()
+			var pods []*corev1.Pod
+			for i := range 400 {
+				pods = append(pods, pod(fmt.Sprintf("new%d", i), append([]func(*corev1.Pod){requests("10m"), labelled(map[string]string{"app": fmt.Sprintf("a%d", i%20)})}, c.change...)...))
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			for i := range b.N {
+				info := state.NewPod(pods[i%len(pods)])
+				cycle := &framework.Cycle{Pod: info, State: s, SpreadSelector: func(p *corev1.Pod) map[string]string { return p.Labels }}
+				n, failed := findNode(cycle, &set)
+				if n == nil {
+					b.Fatal(failed)
+				}
+				s.SetPod(info, n.Name)
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "pods/s")
+		})
+	}
+}
