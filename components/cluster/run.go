@@ -211,7 +211,7 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 		Etcd: db.Client(), Transformer: secrets.For,
 		Listener: listener, CertFile: c.pki.APIServer.CertFile, KeyFile: c.pki.APIServer.KeyFile,
 		ClientCAFile: c.pki.CA.CertFile, FrontProxyCAFile: c.pki.FrontProxyCA.CertFile,
-		FrontProxy:      authn.FrontProxy{Names: []string{"front-proxy-client"}},
+		FrontProxy:      authn.FrontProxy{AllowedNames: []string{"front-proxy-client"}},
 		BootstrapTokens: true,
 		Issuers:         []string{"https://kubernetes.default.svc." + c.identity.Domain},
 		Key:             c.pki.ServiceAccountKey, Keys: keys,

@@ -106,7 +106,7 @@ func indexed[T any](informer cache.SharedIndexInformer, index, value string) []*
 	}
 	out := make([]*T, len(objs))
 	for i, obj := range objs {
-		out[i] = any(obj).(*T)
+		out[i] = obj.(*T)
 	}
 	return out
 }

@@ -321,3 +321,7 @@ func undoDir(c Change) error {
 	}
 	return os.RemoveAll(c.Name)
 }
+
+// RemoveTree removes a directory with all that is in it, but never what is
+// mounted there: with a mount in it, it fails and removes nothing.
+func RemoveTree(dir string) error { return undoDir(Change{Kind: Dir, Name: dir}) }

@@ -118,7 +118,7 @@ func (g *Group) While(ctx context.Context, what string, f func(ctx context.Conte
 		return nil
 	case err := <-g.failed:
 		cancel()
-		<-done
+		_ = <-done // its error only follows from the member's
 		return err
 	}
 }
