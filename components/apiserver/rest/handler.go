@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/request"
+	"hyperkube/internal/store"
 )
 
 // Config of a Handler.
@@ -256,7 +257,16 @@ func (c *call) get() error {
 	if err != nil {
 		return err
 	}
-	entry, err := c.res.Collection.Get(c.ctx, c.res.Key(c.namespace, c.name), revision)
+	ctx := c.ctx
+	if revision > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, patience)
+		defer cancel()
+	}
+	entry, err := c.res.Collection.Get(ctx, c.res.Key(c.namespace, c.name), revision)
+	if err = late(ctx, err); errors.Is(err, store.ErrTooNew) && revision > 0 {
+		return c.tooNew(revision)
+	}
 	if err != nil {
 		return c.storeError(err, c.name)
 	}

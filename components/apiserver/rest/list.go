@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -101,7 +102,7 @@ func (c *call) page(opts *internalversion.ListOptions, s selected) (*store.Page,
 				opts.ResourceVersionMatch == "" && opts.Limit > 0
 		}
 	}
-	page, err := c.res.Collection.List(c.ctx, lo)
+	page, err := c.listSoon(c.ctx, lo)
 	switch {
 	case errors.Is(err, store.ErrTooOld) && opts.Continue != "":
 		return nil, c.continueExpired(lo.From, s.prefix)
@@ -111,6 +112,28 @@ func (c *call) page(opts *internalversion.ListOptions, s selected) (*store.Page,
 		return nil, c.storeError(err, "")
 	}
 	return page, nil
+}
+
+// patience is how long a read waits for a revision that is yet to come.
+const patience = 3 * time.Second
+
+// listSoon is List, that does not wait long for a revision that may never come.
+func (c *call) listSoon(ctx context.Context, lo store.ListOptions) (*store.Page, error) {
+	if lo.Revision <= 0 {
+		return c.res.Collection.List(ctx, lo)
+	}
+	soon, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	page, err := c.res.Collection.List(soon, lo)
+	return page, late(soon, err)
+}
+
+// late makes ErrTooNew of the end of a short wait.
+func late(soon context.Context, err error) error {
+	if err != nil && errors.Is(soon.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %w", store.ErrTooNew, err)
+	}
+	return err
 }
 
 // continueExpired tells that the rest of a list can only be had as it is now.
@@ -125,7 +148,10 @@ func (c *call) continueExpired(key, prefix string) error {
 }
 
 func (c *call) tooNew(wanted int64) error {
-	current, err := c.cfg.Registry.Store().CurrentRevision(c.ctx)
+	// The request's own time may be over.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), patience)
+	defer cancel()
+	current, err := c.cfg.Registry.Store().CurrentRevision(ctx)
 	if err != nil {
 		current = 0
 	}

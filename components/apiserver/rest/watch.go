@@ -86,7 +86,7 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 	since := revision
 	switch {
 	case initial:
-		page, err = c.res.Collection.List(ctx, store.ListOptions{Prefix: s.listPrefix(), Match: s.listMatch(), Revision: revision})
+		page, err = c.listSoon(ctx, store.ListOptions{Prefix: s.listPrefix(), Match: s.listMatch(), Revision: revision})
 		if errors.Is(err, store.ErrTooNew) {
 			return c.tooNew(revision)
 		}

@@ -1,0 +1,347 @@
+package apiserver
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	clientrest "k8s.io/client-go/rest"
+	kjson "sigs.k8s.io/json"
+)
+
+// api speaks plain HTTP to a server in memory.
+type plainClient struct {
+	t      testing.TB
+	client *http.Client
+}
+
+func newAPI(t testing.TB, s *Server) *plainClient {
+	t.Helper()
+	c, err := clientrest.HTTPClientFor(admin(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &plainClient{t, c}
+}
+
+type answer struct {
+	code   int
+	header http.Header
+	body   string
+}
+
+// do sends a request. Lines of header are "Name: value".
+func (a *plainClient) do(method, path, body string, header ...string) answer {
+	a.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, "http://x"+path, strings.NewReader(body))
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	for _, h := range header {
+		name, value, _ := strings.Cut(h, ": ")
+		req.Header.Set(name, value)
+	}
+	resp, err := a.client.Do(req)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return answer{resp.StatusCode, resp.Header, string(data)}
+}
+
+func (r answer) object(t testing.TB) *unstructured.Unstructured {
+	t.Helper()
+	u := &unstructured.Unstructured{}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts([]byte(r.body), &u.Object); err != nil {
+		t.Fatalf("%v: %s", err, r.body)
+	}
+	return u
+}
+
+const (
+	cms  = "/api/v1/namespaces/default/configmaps"
+	jsn  = "Content-Type: application/json"
+	yml  = "Content-Type: application/yaml"
+	smp  = "Content-Type: application/strategic-merge-patch+json"
+	mrg  = "Content-Type: application/merge-patch+json"
+	jpt  = "Content-Type: application/json-patch+json"
+	ssa  = "Content-Type: application/apply-patch+yaml"
+	tabl = "Accept: application/json;as=Table;v=v1;g=meta.k8s.io"
+)
+
+// TestErrors holds what clients see when something is wrong.
+func TestErrors(t *testing.T) {
+	a := newAPI(t, startServer(t, Config{}))
+	if r := a.do("POST", cms, `{"metadata":{"name":"a"},"data":{"k":"v"}}`, jsn); r.code != 201 {
+		t.Fatalf("%+v", r)
+	}
+	for _, tc := range []struct {
+		name, method, path, body string
+		header                   []string
+		code                     int
+		want                     string
+	}{
+		{"not found", "GET", cms + "/b", "", nil, 404, `configmaps \"b\" not found`},
+		{"unknown resource", "GET", "/api/v1/nothings", "", nil, 404, "404 page not found"},
+		{"unknown group", "GET", "/apis/none.io/v1/nothings", "", nil, 404, "404 page not found"},
+		{"exists", "POST", cms, `{"metadata":{"name":"a"}}`, []string{jsn}, 409, `configmaps \"a\" already exists`},
+		{"wrong namespace", "POST", cms, `{"metadata":{"name":"x","namespace":"other"}}`, []string{jsn}, 400, "the namespace of the provided object does not match the namespace sent on the request"},
+		{"no name", "POST", cms, `{"metadata":{}}`, []string{jsn}, 422, "name or generateName is required"},
+		{"bad name", "POST", cms, `{"metadata":{"name":"A_b"}}`, []string{jsn}, 422, `metadata.name`},
+		{"wrong kind", "POST", cms, `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x"}}`, []string{jsn}, 400, `Pod in version \"v1\" cannot be handled as a ConfigMap`},
+		{"wrong version", "POST", cms, `{"apiVersion":"apps/v1","kind":"ConfigMap","metadata":{"name":"x"}}`, []string{jsn}, 400, `the API version in the data (apps/v1) does not match the expected API version (v1)`},
+		{"not JSON", "POST", cms, `{`, []string{jsn}, 400, "the object provided is unrecognized (must be of type ConfigMap)"},
+		{"with version", "POST", cms, `{"metadata":{"name":"x","resourceVersion":"5"}}`, []string{jsn}, 500, "resourceVersion should not be set on objects to be created"},
+		{"media type", "POST", cms, `x`, []string{"Content-Type: text/plain"}, 415, "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml, application/vnd.kubernetes.protobuf"},
+		{"accept", "GET", cms, ``, []string{"Accept: text/html"}, 406, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf"},
+		{"strict", "POST", cms + "?fieldValidation=Strict", `{"metadata":{"name":"x"},"foo":1}`, []string{jsn}, 400, `strict decoding error: unknown field \"foo\"`},
+		{"strict twice", "POST", cms + "?fieldValidation=Strict", `{"metadata":{"name":"x"},"data":{"a":"1","a":"2"}}`, []string{jsn}, 400, `duplicate field`},
+		{"field validation", "POST", cms + "?fieldValidation=Maybe", `{"metadata":{"name":"x"}}`, []string{jsn}, 422, "fieldValidation"},
+		{"dry run", "POST", cms + "?dryRun=Maybe", `{"metadata":{"name":"x"}}`, []string{jsn}, 422, "dryRun"},
+		{"put other name", "PUT", cms + "/a", `{"metadata":{"name":"b"}}`, []string{jsn}, 400, "the name of the object (b) does not match the name on the URL (a)"},
+		{"put nothing", "PUT", cms + "/zz", `{"metadata":{"name":"zz"}}`, []string{jsn}, 404, "not found"},
+		{"put uid", "PUT", cms + "/a", `{"metadata":{"name":"a","uid":"zz"}}`, []string{jsn}, 409, "Precondition failed: UID in precondition: zz"},
+		{"put old", "PUT", cms + "/a", `{"metadata":{"name":"a","resourceVersion":"1"}}`, []string{jsn}, 409, "the object has been modified; please apply your changes to the latest version and try again"},
+		{"patch type", "PATCH", cms + "/a", `{}`, []string{jsn}, 415, "application/json-patch+json"},
+		{"apply cbor", "PATCH", cms + "/a", `x`, []string{"Content-Type: application/apply-patch+cbor"}, 415, "unknown format"},
+		{"patch not JSON", "PATCH", cms + "/a", `{`, []string{mrg}, 400, ""},
+		{"patch missing path", "PATCH", cms + "/a", `[{"op":"remove","path":"/data/zz"}]`, []string{jpt}, 422, ""},
+		{"patch test", "PATCH", cms + "/a", `[{"op":"test","path":"/data/k","value":"zz"}]`, []string{jpt}, 422, ""},
+		{"patch old version", "PATCH", cms + "/a", `{"metadata":{"resourceVersion":"1"},"data":{"k":"z"}}`, []string{mrg}, 409, "the object has been modified"},
+		{"patch strict", "PATCH", cms + "/a?fieldValidation=Strict", `{"foo":1}`, []string{mrg}, 422, `unknown field \"foo\"`},
+		{"strategic strict", "PATCH", cms + "/a?fieldValidation=Strict", `{"foo":1}`, []string{smp}, 422, `unknown field \"foo\"`},
+		{"apply without manager", "PATCH", cms + "/a", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}`, []string{ssa}, 422, "is required for apply patch"},
+		{"apply unknown field", "PATCH", cms + "/a?fieldManager=m", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"foo":1}`, []string{ssa}, 500, "field not declared in schema"},
+		{"apply conflict", "PATCH", cms + "/a?fieldManager=m", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":{"k":"w"}}`, []string{ssa}, 409, `Apply failed with 1 conflict`},
+		{"delete precondition", "DELETE", cms + "/a", `{"preconditions":{"uid":"zz"}}`, []string{jsn}, 409, "the UID in the precondition (zz) does not match the UID in record"},
+		{"delete policy", "DELETE", cms + "/a", `{"propagationPolicy":"Sometimes"}`, []string{jsn}, 422, "propagationPolicy"},
+		{"list match", "GET", cms + "?resourceVersionMatch=Exact", "", nil, 422, "resourceVersionMatch is forbidden unless resourceVersion is provided"},
+		{"list version", "GET", cms + "?resourceVersion=x", "", nil, 400, "invalid resource version"},
+		{"list future", "GET", cms + "?resourceVersion=999999&timeoutSeconds=1", "", nil, 504, "Too large resource version: 999999"},
+		{"list continue", "GET", cms + "?continue=zz!", "", nil, 400, "continue key is not valid"},
+		{"field selector", "GET", cms + "?fieldSelector=spec.x%3Dy", "", nil, 400, `\"spec.x\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"`},
+		{"label selector", "GET", cms + "?labelSelector=a%3D%3D%3Db", "", nil, 400, "unable to parse requirement"},
+		{"method", "POST", cms + "/a", `{}`, []string{jsn}, 405, "POST is not supported on resources of kind"},
+		{"subresource", "GET", cms + "/a/status", "", nil, 404, "the server could not find the requested resource"},
+		{"too large", "POST", cms, strings.Repeat(" ", 3<<20+1), []string{jsn}, 413, "Request entity too large: limit is 3145728"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := a.do(tc.method, tc.path, tc.body, tc.header...)
+			if r.code != tc.code || !strings.Contains(r.body, tc.want) {
+				t.Errorf("got %d %s\nwant %d %s", r.code, r.body, tc.code, tc.want)
+			}
+		})
+	}
+}
+
+func TestWrites(t *testing.T) {
+	s := startServer(t, Config{})
+	a := newAPI(t, s)
+	t.Run("generateName", func(t *testing.T) {
+		r := a.do("POST", cms, `{"metadata":{"generateName":"gen-"}}`, jsn)
+		if name := r.object(t).GetName(); r.code != 201 || len(name) != 9 {
+			t.Errorf("%d %s", r.code, name)
+		}
+	})
+	t.Run("YAML", func(t *testing.T) {
+		r := a.do("POST", cms, "metadata:\n  name: yy\ndata:\n  k: v\n", yml, "Accept: application/yaml")
+		if r.code != 201 || !strings.Contains(r.body, "kind: ConfigMap") || r.header.Get("Content-Type") != "application/yaml" {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("dry run", func(t *testing.T) {
+		r := a.do("POST", cms+"?dryRun=All", `{"metadata":{"name":"dry"}}`, jsn)
+		if o := r.object(t); r.code != 201 || o.GetUID() == "" || o.GetResourceVersion() != "" {
+			t.Errorf("%+v", r)
+		}
+		if r := a.do("GET", cms+"/dry", ""); r.code != 404 {
+			t.Errorf("%+v", r)
+		}
+		before := a.do("GET", cms+"/yy", "").object(t)
+		after := a.do("PATCH", cms+"/yy?dryRun=All", `{"data":{"k":"w"}}`, mrg).object(t)
+		if v, _, _ := unstructured.NestedString(after.Object, "data", "k"); v != "w" || after.GetResourceVersion() != before.GetResourceVersion() {
+			t.Errorf("%+v", after)
+		}
+		if r := a.do("DELETE", cms+"/yy?dryRun=All", ""); r.code != 200 {
+			t.Errorf("%+v", r)
+		}
+		if r := a.do("GET", cms+"/yy", ""); r.code != 200 || r.object(t).GetResourceVersion() != before.GetResourceVersion() {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("warning", func(t *testing.T) {
+		r := a.do("POST", cms, `{"metadata":{"name":"w"},"foo":1}`, jsn)
+		if r.code != 201 || r.header.Get("Warning") != `299 - "unknown field \"foo\""` {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("same", func(t *testing.T) {
+		before := a.do("GET", cms+"/w", "").object(t).GetResourceVersion()
+		for _, h := range []string{mrg, smp} {
+			if r := a.do("PATCH", cms+"/w", `{"metadata":{"labels":null}}`, h); r.object(t).GetResourceVersion() != before {
+				t.Errorf("%s: %+v", h, r)
+			}
+		}
+		config := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"w"},"data":{"applied":"x"}}`
+		first := a.do("PATCH", cms+"/w?fieldManager=m", config, ssa).object(t).GetResourceVersion()
+		if second := a.do("PATCH", cms+"/w?fieldManager=m", config, ssa).object(t).GetResourceVersion(); first != second {
+			t.Errorf("applied twice: %s %s", first, second)
+		}
+	})
+	t.Run("finalizers", func(t *testing.T) {
+		a.do("POST", cms, `{"metadata":{"name":"f","finalizers":["example.com/x"]}}`, jsn)
+		r := a.do("DELETE", cms+"/f", "")
+		if o := r.object(t); r.code != 200 || o.GetDeletionTimestamp() == nil || *o.GetDeletionGracePeriodSeconds() != 0 {
+			t.Errorf("%+v", r)
+		}
+		if r := a.do("PATCH", cms+"/f", `{"metadata":{"deletionTimestamp":null}}`, mrg); r.object(t).GetDeletionTimestamp() == nil {
+			t.Errorf("undeleted: %+v", r)
+		}
+		if r := a.do("PATCH", cms+"/f", `{"metadata":{"finalizers":null}}`, mrg); r.code != 200 {
+			t.Errorf("%+v", r)
+		}
+		if r := a.do("GET", cms+"/f", ""); r.code != 404 {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("propagation", func(t *testing.T) {
+		for policy, want := range map[string]string{"Foreground": "foregroundDeletion", "Orphan": "orphan"} {
+			a.do("POST", cms, `{"metadata":{"name":"p"}}`, jsn)
+			r := a.do("DELETE", cms+"/p", fmt.Sprintf(`{"propagationPolicy":%q}`, policy), jsn)
+			if f := r.object(t).GetFinalizers(); len(f) != 1 || f[0] != want {
+				t.Errorf("%s: %v", policy, f)
+			}
+			a.do("PATCH", cms+"/p", `{"metadata":{"finalizers":null}}`, mrg)
+		}
+	})
+	t.Run("table", func(t *testing.T) {
+		r := a.do("GET", cms+"/yy", "", tabl)
+		var table struct {
+			Kind              string
+			ColumnDefinitions []struct{ Name string }
+			Rows              []struct {
+				Cells  []any
+				Object map[string]any
+			}
+		}
+		if err := json.Unmarshal([]byte(r.body), &table); err != nil {
+			t.Fatalf("%v %s", err, r.body)
+		}
+		if table.Kind != "Table" || len(table.ColumnDefinitions) != 3 || len(table.Rows) != 1 || table.Rows[0].Object["kind"] != "PartialObjectMetadata" {
+			t.Errorf("%s", r.body)
+		}
+		r = a.do("GET", cms+"?includeObject=Object", "", tabl)
+		if !strings.Contains(r.body, `"object":{"kind":"ConfigMap"`) {
+			t.Errorf("%s", r.body)
+		}
+	})
+	t.Run("partial", func(t *testing.T) {
+		r := a.do("GET", cms, "", "Accept: application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io")
+		if !strings.HasPrefix(r.body, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":`) || strings.Contains(r.body, `"data"`) {
+			t.Errorf("%s", r.body)
+		}
+	})
+	t.Run("pretty", func(t *testing.T) {
+		if r := a.do("GET", cms+"/yy?pretty=true", ""); !strings.HasPrefix(r.body, "{\n  \"kind\"") {
+			t.Errorf("%s", r.body)
+		}
+	})
+	t.Run("delete collection", func(t *testing.T) {
+		a.do("POST", cms, `{"metadata":{"name":"d1","labels":{"x":"y"}}}`, jsn)
+		a.do("POST", cms, `{"metadata":{"name":"d2","labels":{"x":"z"}}}`, jsn)
+		r := a.do("DELETE", cms+"?labelSelector=x%3Dy", "")
+		if r.code != 200 || !strings.Contains(r.body, `"ConfigMapList"`) {
+			t.Errorf("%+v", r)
+		}
+		if a.do("GET", cms+"/d1", "").code != 404 || a.do("GET", cms+"/d2", "").code != 200 {
+			t.Error("deleted the wrong ones")
+		}
+	})
+	t.Run("namespace", func(t *testing.T) {
+		const path = "/api/v1/namespaces/gone"
+		if r := a.do("POST", "/api/v1/namespaces", `{"metadata":{"name":"gone"}}`, jsn); r.code != 201 {
+			t.Fatalf("%+v", r)
+		}
+		r := a.do("DELETE", path, "")
+		if phase, _, _ := unstructured.NestedString(r.object(t).Object, "status", "phase"); r.code != 200 || phase != "Terminating" {
+			t.Errorf("%+v", r)
+		}
+		ns := a.do("DELETE", path, "").object(t)
+		if ns.GetDeletionTimestamp() == nil {
+			t.Errorf("%+v", ns)
+		}
+		unstructured.RemoveNestedField(ns.Object, "spec", "finalizers")
+		data, _ := json.Marshal(ns.Object)
+		if r := a.do("PUT", path+"/finalize", string(data), jsn); r.code != 200 {
+			t.Errorf("%+v", r)
+		}
+		if r := a.do("GET", path, ""); r.code != 404 {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("events in both groups", func(t *testing.T) {
+		r := a.do("POST", "/api/v1/namespaces/default/events", `{"metadata":{"name":"e"},"involvedObject":{"kind":"Pod","name":"p","namespace":"default"},"reason":"R","message":"M","type":"Normal","source":{"component":"c"},"firstTimestamp":"2026-01-01T00:00:00Z","lastTimestamp":"2026-01-01T00:00:00Z","count":1}`, jsn)
+		if r.code != 201 {
+			t.Fatalf("%+v", r)
+		}
+		r = a.do("GET", "/apis/events.k8s.io/v1/namespaces/default/events/e", "")
+		if !strings.HasPrefix(r.body, `{"kind":"Event","apiVersion":"events.k8s.io/v1"`) || !strings.Contains(r.body, `"note":"M"`) {
+			t.Errorf("%+v", r)
+		}
+		r = a.do("GET", "/apis/events.k8s.io/v1/namespaces/default/events", "", "Accept: application/vnd.kubernetes.protobuf")
+		if r.code != 200 || !bytes.Contains([]byte(r.body), []byte("events.k8s.io/v1")) {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+func TestNonResources(t *testing.T) {
+	a := newAPI(t, startServer(t, Config{Profiling: true}))
+	for _, tc := range []struct {
+		path, want string
+		header     []string
+	}{
+		{"/api", `"versions":["v1"]`, nil},
+		{"/apis", `"kind":"APIGroupList"`, nil},
+		{"/apis/apps", `"kind":"APIGroup"`, nil},
+		{"/apis/apps/v1", `"deployments/scale"`, nil},
+		{"/api/v1", `"pods/exec"`, nil},
+		{"/api", `"kind":"APIGroupDiscoveryList"`, []string{"Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}},
+		{"/apis", `"subresource":"scale"`, []string{"Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}},
+		{"/version", `"gitVersion": "v1.37`, nil},
+		{"/metrics", `apiserver_request_total{code="200"`, nil},
+		{"/livez", "ok", nil},
+		{"/livez/ping", "ok", nil},
+		{"/readyz?verbose", "[+]etcd ok", nil},
+		{"/readyz?verbose&exclude=etcd", "[+]etcd excluded: ok", nil},
+		{"/healthz", "ok", nil},
+		{"/", `"/apis/apps/v1"`, nil},
+		{"/openapi/v2", `"swagger":"2.0"`, nil},
+		{"/openapi/v3", `api/v1`, nil},
+		{"/debug/pprof/", "goroutine", nil},
+	} {
+		if r := a.do("GET", tc.path, "", tc.header...); r.code != 200 || !strings.Contains(r.body, tc.want) {
+			t.Errorf("%s %v: %d %.2000s", tc.path, tc.header, r.code, r.body)
+		}
+	}
+	r := a.do("GET", "/apis", "", "Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
+	if r.header.Get("Content-Type") != "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList" {
+		t.Errorf("%v", r.header)
+	}
+	if r := a.do("GET", "/apis", "", "Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", "If-None-Match: "+r.header.Get("Etag")); r.code != 304 {
+		t.Errorf("%+v", r.header)
+	}
+}
