@@ -67,6 +67,9 @@ type Config struct {
 	// Kubelet says how to reach kubelets for logs, exec and the like.
 	Kubelet KubeletConfig
 
+	// BookmarkEvery is how often watches that asked for bookmarks get one;
+	// zero means a minute.
+	BookmarkEvery time.Duration
 	// Profiling serves /debug/pprof.
 	Profiling bool
 	// Log receives what goes wrong; nil: slog's default.

@@ -110,7 +110,9 @@ func (s *Server) compose() error {
 		Admission:  s.cfg.Admission,
 		Authorizer: authz,
 		Stopping:   s.stopping,
-		Log:        s.log,
+
+		BookmarkEvery: s.cfg.BookmarkEvery,
+		Log:           s.log,
 	})
 	if err != nil {
 		return err
