@@ -34,9 +34,10 @@ type options struct {
 func NewCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
-		Use:   "kubelet",
-		Short: "The node agent: runs the pods that are bound to this node",
-		Args:  cobra.NoArgs,
+		Use:          "kubelet",
+		Short:        "The node agent: runs the pods that are bound to this node",
+		SilenceUsage: true,
+		Args:         cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "Path of a KubeletConfiguration. Flags have precedence over it.")

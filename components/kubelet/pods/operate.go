@@ -79,6 +79,10 @@ func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, s
 			return err
 		}
 	}
+	// From here on what fails is one container's affair.
+	w.mu.Lock()
+	w.mountGap, w.mountAt = 0, time.Time{}
+	w.mu.Unlock()
 	for _, s := range starts {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -166,7 +170,7 @@ func (w *worker) mount(ctx context.Context, pod *v1.Pod, tell bool) error {
 	if failed != nil {
 		return failed
 	}
-	w.volumes, w.mounted, w.mountGap, w.mountAt = results, true, 0, time.Time{}
+	w.volumes, w.mounted = results, true
 	return nil
 }
 
@@ -213,6 +217,8 @@ func (w *worker) refreshVolumes(ctx context.Context, now time.Time) time.Time {
 				w.stale = true
 				w.mountGap = min(max(2*w.mountGap, mountFirst), mountMost)
 				w.mountAt = time.Now().Add(w.mountGap)
+			} else if err == nil {
+				w.mountGap, w.mountAt = 0, time.Time{}
 			}
 		})
 	}()

@@ -79,7 +79,9 @@ func (w *worker) statusInput(now time.Time) podstate.StatusInput {
 func (w *worker) report1(ctx context.Context, now time.Time) {
 	w.report.want = podstate.Status(w.statusInput(now))
 	if w.host.Kube == nil || w.gone {
-		w.report.dirty = false
+		// Nobody else remembers since when things are as they are.
+		last := w.report.want
+		w.report.last, w.report.dirty = &last, false
 		return
 	}
 	w.report.dirty = !apiequality.Semantic.DeepEqual(&w.report.want, w.report.last)
