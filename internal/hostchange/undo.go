@@ -252,11 +252,18 @@ func undoRoute(c Change) error {
 	if err != nil {
 		return err
 	}
-	err = netlink.RouteDel(&netlink.Route{Dst: dst, LinkIndex: link.Attrs().Index})
-	if errors.Is(err, unix.ESRCH) {
-		return nil
+	// The kernel removes only what is like the request in every part.
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Dst: dst, LinkIndex: link.Attrs().Index},
+		netlink.RT_FILTER_DST|netlink.RT_FILTER_OIF)
+	if err != nil {
+		return err
 	}
-	return err
+	for _, route := range routes {
+		if err := netlink.RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+	}
+	return nil
 }
 
 // undoLink removes a link. A name that ends in "*" means all that begin so.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	_ "github.com/opencontainers/cgroups/devices" // lets libcontainer set device rules
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runc/libcontainer/specconv"

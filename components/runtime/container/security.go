@@ -28,20 +28,33 @@ var defaultCapabilities = []string{
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 }
 
-func allCapabilities() ([]string, error) {
-	known, err := capability.ListSupported()
+// allCapabilities returns those that the kernel knows, and those of them that
+// this process can pass on: inside of a container or a small machine they may
+// be fewer.
+func allCapabilities() (known, ours []string, err error) {
+	list, err := capability.ListSupported()
 	if err != nil {
-		return nil, fmt.Errorf("listing the kernel's capabilities: %w", err)
+		return nil, nil, fmt.Errorf("listing the kernel's capabilities: %w", err)
 	}
-	var all []string
-	for _, c := range known {
-		all = append(all, "CAP_"+strings.ToUpper(c.String()))
+	mine, err := capability.NewPid2(0)
+	if err == nil {
+		err = mine.Load()
 	}
-	return all, nil
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading this process's capabilities: %w", err)
+	}
+	for _, c := range list {
+		name := "CAP_" + strings.ToUpper(c.String())
+		known = append(known, name)
+		if mine.Get(capability.PERMITTED, c) && mine.Get(capability.BOUNDING, c) {
+			ours = append(ours, name)
+		}
+	}
+	return known, ours, nil
 }
 
 func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.LinuxCapabilities, error) {
-	all, err := allCapabilities()
+	known, all, err := allCapabilities()
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +71,7 @@ func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.Li
 			if !strings.HasPrefix(name, "CAP_") {
 				name = "CAP_" + name
 			}
-			if !slices.Contains(all, name) {
+			if !slices.Contains(known, name) {
 				return nil, false, fmt.Errorf("unknown capability %q", name)
 			}
 			out = append(out, name)
@@ -88,6 +101,8 @@ func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.Li
 	have = append(slices.DeleteFunc(have, func(c string) bool { return slices.Contains(drop, c) }), add...)
 	have = append(have, ambient...)
 	have = slices.DeleteFunc(have, func(c string) bool { return slices.Contains(drop, c) && !slices.Contains(add, c) })
+	missing := func(c string) bool { return !slices.Contains(all, c) }
+	have, ambient = slices.DeleteFunc(have, missing), slices.DeleteFunc(ambient, missing)
 	slices.Sort(have)
 	have = slices.Compact(have)
 	caps := &specs.LinuxCapabilities{Bounding: have, Effective: have, Permitted: have}

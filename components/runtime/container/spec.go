@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/images"
+	"hyperkube/components/runtime/process"
 	"hyperkube/components/runtime/sandbox"
 )
 
@@ -65,13 +66,13 @@ func Build(in Input) (*specs.Spec, error) {
 	if privileged && !in.SandboxPrivileged {
 		return nil, errors.New("no privileged container allowed in sandbox")
 	}
-	process, err := buildProcess(in, security)
+	first, err := buildProcess(in, security)
 	if err != nil {
 		return nil, err
 	}
 	spec := &specs.Spec{
 		Version: specs.Version,
-		Process: process,
+		Process: first,
 		Root:    &specs.Root{Path: in.Rootfs, Readonly: security.GetReadonlyRootfs()},
 		Linux: &specs.Linux{
 			CgroupsPath: in.Cgroup,
@@ -97,7 +98,7 @@ func Build(in Input) (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	process.ApparmorProfile, err = in.AppArmor.profileFor(security, privileged)
+	first.ApparmorProfile, err = in.AppArmor.profileFor(security, privileged)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +147,7 @@ func buildProcess(in Input, security *runtimeapi.LinuxContainerSecurityContext) 
 	for _, g := range user.Groups {
 		p.User.AdditionalGids = append(p.User.AdditionalGids, uint32(g))
 	}
-	adj := int(in.Config.GetLinux().GetResources().GetOomScoreAdj())
+	adj := process.OOMScoreAdj(int(in.Config.GetLinux().GetResources().GetOomScoreAdj()))
 	p.OOMScoreAdj = &adj
 	return p, nil
 }

@@ -87,8 +87,8 @@ func Start(o Options) (*process.Handle, error) {
 		return nil, fmt.Errorf("starting the sandbox: %w", err)
 	}
 	h, err := process.Open(p.Pid, 0)
-	if err == nil && o.OOMScoreAdj != 0 {
-		err = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.Pid), []byte(strconv.Itoa(o.OOMScoreAdj)), 0)
+	if adj := process.OOMScoreAdj(o.OOMScoreAdj); err == nil && adj != 0 {
+		err = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.Pid), []byte(strconv.Itoa(adj)), 0)
 	}
 	if err != nil {
 		_ = p.Kill()
