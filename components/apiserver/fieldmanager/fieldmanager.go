@@ -29,7 +29,7 @@ type Manager = managedfields.FieldManager
 // Managers makes the managers of built-in kinds. It is safe for use by several
 // goroutines.
 type Managers struct {
-	types func() managedfields.TypeConverter
+	types func() (managedfields.TypeConverter, error)
 
 	mu    sync.RWMutex
 	known map[key]*Manager
@@ -44,15 +44,15 @@ type key struct {
 // load, once at first use.
 func New() *Managers {
 	return &Managers{
-		types: sync.OnceValue(func() managedfields.TypeConverter {
-			return applyconfigurations.NewTypeConverter(scheme.Scheme)
+		types: sync.OnceValues(func() (managedfields.TypeConverter, error) {
+			return newWithScale(applyconfigurations.NewTypeConverter(scheme.Scheme))
 		}),
 		known: map[key]*Manager{},
 	}
 }
 
 // Warm loads the schema of all types, so that the first write need not.
-func (m *Managers) Warm() { m.types() }
+func (m *Managers) Warm() { _, _ = m.types() }
 
 // For returns the manager of a resource at a subresource, "" for the object's
 // own path. The objects that it is given must have their kind set.
@@ -86,8 +86,12 @@ func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) 
 			fieldpath.APIVersion(res.GroupVersion().String()): fieldpath.NewExcludeSetFilter(set),
 		}
 	}
+	types, err := m.types()
+	if err != nil {
+		return nil, err
+	}
 	kind := kindOf{res}
-	f, err := managedfields.NewDefaultFieldManager(m.types(), kind, kind, creater{res}, res.GVK(), res.GroupVersion(), subresource, filters)
+	f, err = managedfields.NewDefaultFieldManager(types, kind, kind, creater{res}, res.GVK(), res.GroupVersion(), subresource, filters)
 	if err != nil {
 		return nil, fmt.Errorf("managed fields of %s: %w", res.GVR(), err)
 	}

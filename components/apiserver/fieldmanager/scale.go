@@ -1,0 +1,75 @@
+package fieldmanager
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+)
+
+// scaleKind has no schema among those that client-go publishes.
+var scaleKind = schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"}
+
+const scaleSchema = `types:
+- name: io.k8s.api.autoscaling.v1.Scale
+  map:
+    fields:
+    - name: apiVersion
+      type: {scalar: string}
+    - name: kind
+      type: {scalar: string}
+    - name: metadata
+      type: {namedType: meta}
+    - name: spec
+      type: {namedType: spec}
+    - name: status
+      type: {namedType: status}
+- name: meta
+  map:
+    elementType: {namedType: any}
+- name: spec
+  map:
+    fields:
+    - name: replicas
+      type: {scalar: numeric}
+- name: status
+  map:
+    fields:
+    - name: replicas
+      type: {scalar: numeric}
+    - name: selector
+      type: {scalar: string}
+- name: any
+  scalar: untyped
+  list:
+    elementType: {namedType: any}
+    elementRelationship: atomic
+  map:
+    elementType: {namedType: any}
+    elementRelationship: separable
+`
+
+// withScale adds the schema of Scale to others.
+type withScale struct {
+	managedfields.TypeConverter
+	scale managedfields.TypeConverter
+}
+
+func newWithScale(others managedfields.TypeConverter) (withScale, error) {
+	parser, err := typed.NewParser(typed.YAMLObject(scaleSchema))
+	if err != nil {
+		return withScale{}, fmt.Errorf("schema of Scale: %w", err)
+	}
+	return withScale{others, managedfields.NewSchemeTypeConverter(scheme.Scheme, parser)}, nil
+}
+
+// ObjectToTyped is that of the schema of the object's kind.
+func (w withScale) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
+	if obj.GetObjectKind().GroupVersionKind() == scaleKind {
+		return w.scale.ObjectToTyped(obj, opts...)
+	}
+	return w.TypeConverter.ObjectToTyped(obj, opts...)
+}
