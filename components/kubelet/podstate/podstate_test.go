@@ -1,0 +1,261 @@
+package podstate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+var now = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+var always = v1.ContainerRestartPolicyAlways
+
+func pod(policy v1.RestartPolicy, inits ...string) *v1.Pod {
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u"}, Spec: v1.PodSpec{RestartPolicy: policy}}
+	for _, name := range inits {
+		c := v1.Container{Name: name, Image: "i"}
+		if strings.HasPrefix(name, "side") {
+			c.RestartPolicy = &always
+		}
+		p.Spec.InitContainers = append(p.Spec.InitContainers, c)
+	}
+	p.Spec.Containers = []v1.Container{{Name: "a", Image: "i"}, {Name: "b", Image: "i"}}
+	return p
+}
+
+// see makes what the runtime has of a pod: "a:running", "b:exited=1", each in
+// the sandbox, which is ready unless "dead" is among them; none without "box".
+func see(list ...string) *Observed {
+	o := &Observed{}
+	ready := !slices.Contains(list, "dead")
+	if slices.Contains(list, "box") || len(list) > 0 {
+		o.Sandboxes = []Sandbox{{ID: "box", Ready: ready, IPs: []string{"10.0.0.1"}}}
+	}
+	for _, s := range list {
+		name, state, ok := strings.Cut(s, ":")
+		if !ok {
+			continue
+		}
+		c := Container{ID: "id-" + name, SandboxID: "box", Name: name, Hash: Hash(&v1.Container{Name: name, Image: "i"}), StartedAt: now.Add(-time.Minute), FinishedAt: now.Add(-time.Second)}
+		state, code, _ := strings.Cut(state, "=")
+		switch state {
+		case "running":
+			c.State = Running
+		case "created":
+			c.State = Created
+		case "exited":
+			c.State = Exited
+			_, _ = fmt.Sscan(code, &c.ExitCode)
+		}
+		o.Containers = append(o.Containers, c)
+	}
+	return o
+}
+
+func text(p Plan) string {
+	var out []string
+	if p.NewSandbox {
+		out = append(out, "sandbox")
+	}
+	for _, s := range p.StopSandboxes {
+		out = append(out, "stop "+s)
+	}
+	for _, k := range p.Kill {
+		out = append(out, "kill "+k.Name)
+	}
+	for _, s := range p.Start {
+		out = append(out, fmt.Sprintf("start %s#%d", s.Name, s.Attempt))
+	}
+	for _, b := range p.BackOff {
+		out = append(out, "wait "+b.Name)
+	}
+	if p.Finished {
+		out = append(out, "finished")
+	}
+	return strings.Join(out, ", ")
+}
+
+func TestNext(t *testing.T) {
+	A, F, N := v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever
+	for _, c := range []struct {
+		name   string
+		pod    *v1.Pod
+		seen   *Observed
+		health map[string]Health
+		slots  map[string]Slot
+		want   string
+	}{
+		{name: "new", pod: pod(A), seen: see(), want: "sandbox, start a#0, start b#0"},
+		{name: "sandbox made", pod: pod(A), seen: see("box"), want: "start a#0, start b#0"},
+		{name: "half started", pod: pod(A), seen: see("a:running"), want: "start b#0"},
+		{name: "all runs", pod: pod(A), seen: see("a:running", "b:running"), want: ""},
+		{name: "exit restarts", pod: pod(A), seen: see("a:running", "b:exited=0"), want: "start b#1"},
+		{name: "exit backs off", pod: pod(A), seen: see("a:running", "b:exited=0"),
+			slots: map[string]Slot{"b": {Crash: BackOff{Delay: 10 * time.Second, Updated: now.Add(-time.Minute)}}}, want: "wait b"},
+		{name: "back-off forgotten", pod: pod(A), seen: see("a:running", "b:exited=0"),
+			slots: map[string]Slot{"b": {Crash: BackOff{Delay: 300 * time.Second, Updated: now.Add(-11 * time.Minute)}}}, want: "start b#1"},
+		{name: "failure restarts", pod: pod(F), seen: see("a:exited=0", "b:exited=1"), want: "start b#1"},
+		{name: "success does not", pod: pod(F), seen: see("a:exited=0", "b:exited=0"), want: "finished"},
+		{name: "never", pod: pod(N), seen: see("a:exited=1", "b:running"), want: ""},
+		{name: "never, over", pod: pod(N), seen: see("a:exited=1", "b:exited=0"), want: "finished"},
+		{name: "start failed, later", pod: pod(A), seen: see("a:running"), slots: map[string]Slot{"b": {RetryAt: now.Add(time.Second)}}, want: ""},
+		{name: "being killed", pod: pod(A), seen: see("a:running", "b:running"), slots: map[string]Slot{"b": {Killing: true}},
+			health: map[string]Health{"id-b": {Liveness: Failure}}, want: ""},
+		{name: "liveness", pod: pod(A), seen: see("a:running", "b:running"), health: map[string]Health{"id-b": {Liveness: Failure}}, want: "kill b"},
+		{name: "startup", pod: pod(A), seen: see("a:running", "b:running"), health: map[string]Health{"id-a": {Startup: Failure}}, want: "kill a"},
+		{name: "sandbox died", pod: pod(A), seen: see("dead", "a:exited=137", "b:exited=137"), want: "sandbox, stop box, start a#1, start b#1"},
+		{name: "sandbox died, a runs", pod: pod(A), seen: see("dead", "a:running", "b:exited=137"), want: "sandbox, stop box, kill a, start b#1"},
+		{name: "sandbox died, never", pod: pod(N), seen: see("dead", "a:exited=137", "b:exited=137"), want: "stop box, finished"},
+		{name: "sandbox died, one done", pod: pod(F), seen: see("dead", "a:exited=0", "b:exited=137"), want: "sandbox, stop box, start b#1"},
+
+		{name: "init first", pod: pod(A, "one", "two"), seen: see(), want: "sandbox, start one#0"},
+		{name: "init runs", pod: pod(A, "one", "two"), seen: see("one:running"), want: ""},
+		{name: "init next", pod: pod(A, "one", "two"), seen: see("one:exited=0"), want: "start two#0"},
+		{name: "init gone, next one there", pod: pod(A, "one", "two"), seen: see("two:exited=0"), want: "start a#0, start b#0"},
+		{name: "init done", pod: pod(A, "one", "two"), seen: see("one:exited=0", "two:exited=0"), want: "start a#0, start b#0"},
+		{name: "init fails", pod: pod(A, "one"), seen: see("one:exited=1"), want: "start one#1"},
+		{name: "init fails for good", pod: pod(N, "one"), seen: see("one:exited=1"), want: "finished"},
+		{name: "init removed later", pod: pod(A, "one"), seen: see("a:running", "b:running"), want: ""},
+		{name: "sandbox died, init again", pod: pod(A, "one"), seen: see("dead", "one:exited=0", "a:exited=137", "b:exited=137"), want: "sandbox, stop box, start one#1"},
+		{name: "sandbox died, all done", pod: pod(F, "one"), seen: see("dead", "one:exited=0", "a:exited=0", "b:exited=0"), want: "stop box, finished"},
+
+		{name: "sidecar first", pod: pod(A, "side", "two"), seen: see("box"), want: "start side#0"},
+		{name: "sidecar started", pod: pod(A, "side", "two"), seen: see("side:running"), want: "start two#0"},
+		{name: "sidecar not started", pod: pod(A, "side", "two"), seen: see("side:running"), health: map[string]Health{"id-side": {Startup: Pending}}, want: ""},
+		{name: "sidecar in postStart", pod: pod(A, "side"), seen: see("side:running"), health: map[string]Health{"id-side": {PostStartRunning: true}}, want: ""},
+		{name: "sidecar died early", pod: pod(A, "side", "two"), seen: see("side:exited=0", "two:running"), want: "start side#1"},
+		{name: "sidecar died", pod: pod(N, "side"), seen: see("side:exited=1", "a:running", "b:running"), want: "start side#1"},
+		{name: "sidecar alone left", pod: pod(N, "side"), seen: see("side:running", "a:exited=0", "b:exited=0"), want: "finished"},
+		{name: "sidecar unhealthy", pod: pod(N, "side"), seen: see("side:running", "a:running", "b:running"),
+			health: map[string]Health{"id-side": {Liveness: Failure}}, want: "kill side"},
+	} {
+		got := text(Next(Input{Pod: c.pod, Observed: c.seen, Health: c.health, Slots: c.slots, Now: now}))
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestImageChange(t *testing.T) {
+	p := pod(v1.RestartPolicyNever)
+	p.Spec.Containers[0].Image = "other"
+	plan := Next(Input{Pod: p, Observed: see("a:running", "b:running"), Now: now})
+	if text(plan) != "kill a" || !plan.Kill[0].Replace {
+		t.Errorf("plan %q", text(plan))
+	}
+	plan = Next(Input{Pod: p, Observed: see("a:exited=0", "b:running"), Slots: map[string]Slot{"a": {ForceRestart: "id-a"}}, Now: now})
+	if text(plan) != "start a#1" {
+		t.Errorf("plan after the kill %q", text(plan))
+	}
+}
+
+func TestEphemeral(t *testing.T) {
+	p := pod(v1.RestartPolicyAlways)
+	p.Spec.EphemeralContainers = []v1.EphemeralContainer{{EphemeralContainerCommon: v1.EphemeralContainerCommon{Name: "debug", Image: "i"}}}
+	if got := text(Next(Input{Pod: p, Observed: see("a:running", "b:running"), Now: now})); got != "start debug#0" {
+		t.Errorf("plan %q", got)
+	}
+	if got := text(Next(Input{Pod: p, Observed: see("a:running", "b:running", "debug:exited=0"), Now: now})); got != "" {
+		t.Errorf("plan %q", got)
+	}
+}
+
+func TestBackOff(t *testing.T) {
+	var b BackOff
+	var delays []time.Duration
+	at := now
+	for range 8 {
+		b = b.Next(at)
+		delays = append(delays, b.Delay/time.Second)
+		at = at.Add(time.Second)
+	}
+	if want := []time.Duration{10, 20, 40, 80, 160, 300, 300, 300}; !slices.Equal(delays, want) {
+		t.Errorf("delays %v, want %v", delays, want)
+	}
+}
+
+func TestRestartRules(t *testing.T) {
+	c := &v1.Container{RestartPolicyRules: []v1.ContainerRestartRule{{
+		Action: v1.ContainerRestartRuleActionRestart, ExitCodes: &v1.ContainerRestartRuleOnExitCodes{Operator: v1.ContainerRestartRuleOnExitCodesOpIn, Values: []int32{42}},
+	}}}
+	never := v1.ContainerRestartPolicyNever
+	c.RestartPolicy = &never
+	if p := pod(v1.RestartPolicyAlways); !ShouldRestart(p, c, 42) || ShouldRestart(p, c, 1) {
+		t.Error("rules do not rule")
+	}
+}
+
+func TestStatus(t *testing.T) {
+	A, F, N := v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever
+	for _, c := range []struct {
+		name    string
+		pod     *v1.Pod
+		seen    *Observed
+		last    v1.PodStatus
+		stopped bool
+		health  map[string]Health
+		phase   v1.PodPhase
+		ready   bool
+	}{
+		{name: "new", pod: pod(A), seen: see(), phase: v1.PodPending},
+		{name: "half", pod: pod(A), seen: see("a:running"), phase: v1.PodPending},
+		{name: "runs", pod: pod(A), seen: see("a:running", "b:running"), phase: v1.PodRunning, ready: true},
+		{name: "not ready", pod: pod(A), seen: see("a:running", "b:running"), health: map[string]Health{"id-a": {Readiness: Pending}}, phase: v1.PodRunning},
+		{name: "restarting", pod: pod(A), seen: see("a:exited=1", "b:exited=1"), phase: v1.PodRunning},
+		{name: "init", pod: pod(A, "one"), seen: see("one:running"), phase: v1.PodPending},
+		{name: "init failed", pod: pod(N, "one"), seen: see("one:exited=1"), stopped: true, phase: v1.PodFailed},
+		{name: "succeeded", pod: pod(F), seen: see("a:exited=0", "b:exited=0"), stopped: true, phase: v1.PodSucceeded},
+		{name: "not yet stopped", pod: pod(F), seen: see("a:exited=0", "b:exited=0"), last: v1.PodStatus{Phase: v1.PodRunning}, phase: v1.PodRunning},
+		{name: "failed", pod: pod(N), seen: see("a:exited=0", "b:exited=2"), stopped: true, phase: v1.PodFailed},
+		{name: "deleted while it ran", pod: pod(A), seen: see("a:exited=0", "b:exited=0"), stopped: true, phase: v1.PodSucceeded},
+		{name: "killed", pod: pod(A), seen: see("a:exited=137", "b:exited=0"), stopped: true, phase: v1.PodFailed},
+		{name: "over stays over", pod: pod(A), seen: see("a:running"), last: v1.PodStatus{Phase: v1.PodSucceeded}, phase: v1.PodSucceeded},
+		{name: "never started", pod: pod(A), seen: see(), stopped: true, phase: v1.PodFailed},
+	} {
+		s := Status(StatusInput{
+			Input: Input{Pod: c.pod, Observed: c.seen, Health: c.health, Now: now}, Last: &c.last,
+			RuntimeName: "r", HostIPs: []string{"192.0.2.1"}, Stopped: c.stopped, Terminating: c.stopped,
+		})
+		if s.Phase != c.phase {
+			t.Errorf("%s: phase %s, want %s", c.name, s.Phase, c.phase)
+		}
+		var types []string
+		for _, cond := range s.Conditions {
+			types = append(types, string(cond.Type))
+			if cond.Type == v1.PodReady && (cond.Status == v1.ConditionTrue) != c.ready {
+				t.Errorf("%s: ready %+v", c.name, cond)
+			}
+		}
+		if got := strings.Join(types, " "); got != "PodReadyToStartContainers Initialized Ready ContainersReady PodScheduled" {
+			t.Errorf("%s: conditions %s", c.name, got)
+		}
+	}
+}
+
+func TestReadinessGates(t *testing.T) {
+	p := pod(v1.RestartPolicyAlways)
+	p.Spec.ReadinessGates = []v1.PodReadinessGate{{ConditionType: "example.com/gate"}}
+	in := StatusInput{Input: Input{Pod: p, Observed: see("a:running", "b:running"), Now: now}, Last: &v1.PodStatus{}}
+	find := func(s v1.PodStatus) v1.PodCondition {
+		for _, c := range s.Conditions {
+			if c.Type == v1.PodReady {
+				return c
+			}
+		}
+		return v1.PodCondition{}
+	}
+	c := find(Status(in))
+	if c.Status != v1.ConditionFalse || c.Reason != "ReadinessGatesNotReady" || c.Message != `corresponding condition of pod readiness gate "example.com/gate" does not exist.` {
+		t.Errorf("%+v", c)
+	}
+	in.Last = &v1.PodStatus{Conditions: []v1.PodCondition{{Type: "example.com/gate", Status: v1.ConditionTrue}}}
+	s := Status(in)
+	if find(s).Status != v1.ConditionTrue || len(s.Conditions) != 6 {
+		t.Errorf("%+v", s.Conditions)
+	}
+}
