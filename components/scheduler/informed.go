@@ -1,12 +1,15 @@
 package scheduler
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"sync"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -22,6 +25,9 @@ type message struct {
 	node   *corev1.Node
 	gone   bool
 	failed *item // its binding failed
+	// evicted: others were evicted for this pod, or not, as err tells.
+	evicted *corev1.Pod
+	err     error
 }
 
 // inbox passes messages from many goroutines to one, which never makes them
@@ -85,6 +91,32 @@ func newInformed(factory informers.SharedInformerFactory, in *inbox) (*informed,
 		core.Services().Informer().HasSynced, factory.Apps().V1().ReplicaSets().Informer().HasSynced,
 	}
 	return f, nil
+}
+
+// informBudgets asks for an informer of PodDisruptionBudgets and returns how to
+// list them; nil when the API does not serve them.
+func (s *Scheduler) informBudgets(ctx context.Context) func() []*policyv1.PodDisruptionBudget {
+	gv := policyv1.SchemeGroupVersion.String()
+	served, err := s.cfg.Clients.Kube.Discovery().ServerResourcesForGroupVersion(gv)
+	if err != nil {
+		if !apierrors.IsNotFound(err) && ctx.Err() == nil {
+			s.cfg.Log.Warn("evictions will not respect PodDisruptionBudgets", "err", err)
+		}
+		return nil
+	}
+	if !slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == "poddisruptionbudgets" }) {
+		return nil
+	}
+	factory := s.cfg.Clients.Informers
+	budgets := factory.Policy().V1().PodDisruptionBudgets()
+	informer := budgets.Informer()
+	factory.StartWithContext(ctx)
+	cache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
+	return func() []*policyv1.PodDisruptionBudget {
+		// A lister from memory does not fail.
+		all, _ := budgets.Lister().List(labels.Everything())
+		return all
+	}
 }
 
 func handler[T any](tell func(obj T, gone bool)) cache.ResourceEventHandler {

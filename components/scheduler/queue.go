@@ -2,9 +2,12 @@ package scheduler
 
 import (
 	"container/heap"
+	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 
@@ -16,6 +19,9 @@ import (
 const (
 	initialBackoff = time.Second
 	maxBackoff     = 10 * time.Second
+	// maxWaiting is after how long a pod is tried again though nothing has
+	// happened that seems to help.
+	maxWaiting = 5 * time.Minute
 )
 
 // place is where in the queue a pod is.
@@ -27,38 +33,46 @@ const (
 	waiting              // until something happens that may help
 	gated                // until its gates are gone
 	tried                // taken out, being placed
+	places
 )
 
 // item is one pod without a node.
 type item struct {
 	pod      *corev1.Pod
 	added    time.Time
+	first    time.Time // of the attempts
 	attempts int
 	place    place
 	// wake are the events that may help a waiting pod.
 	wake  framework.Event
 	ready time.Time // end of the backoff
-	index int       // in its heap
+	// latest is when a waiting pod is tried again at the latest.
+	latest time.Time
+	// held: it stays waiting, whatever happens, until others have been
+	// evicted for it.
+	held  bool
+	index int // in its heap
 }
 
 // queue holds the pods without a node. It is pure: the clock is an argument.
 type queue struct {
-	items  map[types.UID]*item
-	active itemHeap
-	later  itemHeap
+	items map[types.UID]*item
+	heaps [places]*itemHeap // nil for places without an order
+	// counts are how many are in each place.
+	counts [places]int
 }
 
 func newQueue() *queue {
-	return &queue{
-		items: map[types.UID]*item{},
-		active: itemHeap{less: func(a, b *item) bool {
-			if pa, pb := corev1helpers.PodPriority(a.pod), corev1helpers.PodPriority(b.pod); pa != pb {
-				return pa > pb
-			}
-			return a.added.Before(b.added)
-		}},
-		later: itemHeap{less: func(a, b *item) bool { return a.ready.Before(b.ready) }},
-	}
+	q := &queue{items: map[types.UID]*item{}}
+	q.heaps[active] = &itemHeap{less: func(a, b *item) bool {
+		if pa, pb := corev1helpers.PodPriority(a.pod), corev1helpers.PodPriority(b.pod); pa != pb {
+			return pa > pb
+		}
+		return a.added.Before(b.added)
+	}}
+	q.heaps[backoff] = &itemHeap{less: func(a, b *item) bool { return a.ready.Before(b.ready) }}
+	q.heaps[waiting] = &itemHeap{less: func(a, b *item) bool { return a.latest.Before(b.latest) }}
+	return q
 }
 
 // set adds a pod, or takes notice of its change: one that was turned down is
@@ -66,26 +80,37 @@ func newQueue() *queue {
 func (q *queue) set(pod *corev1.Pod, isGated bool, now time.Time) {
 	it := q.items[pod.UID]
 	if it == nil {
-		it = &item{pod: pod, added: now}
+		it = &item{pod: pod, added: now, place: tried}
 		q.items[pod.UID] = it
+		q.counts[tried]++
 		q.put(it, placeOf(isGated))
 		return
 	}
 	old := it.pod
 	it.pod = pod
-	switch it.place {
-	case gated:
-		if !isGated {
-			it.added = now
-			q.put(it, active)
-		}
-	case waiting:
-		if old.Generation != pod.Generation || len(old.Labels) != len(pod.Labels) {
-			q.retry(it, now)
-		}
-	case active:
-		heap.Fix(&q.active, it.index)
+	switch {
+	case it.place == tried:
+		// It is on its way to a node.
+	case isGated && it.place != gated:
+		q.put(it, gated)
+	case it.place == gated && !isGated:
+		it.added = now
+		q.put(it, active)
+	case it.place == waiting && differ(old, pod):
+		q.retry(it, now)
+	case it.place == active:
+		heap.Fix(q.heaps[active], it.index)
 	}
+}
+
+// differ tells whether a pod without a node has changed in what decisions
+// depend on.
+func differ(a, b *corev1.Pod) bool {
+	if a.Generation != b.Generation || !maps.Equal(a.Labels, b.Labels) {
+		return true
+	}
+	// The generation stands for the spec, but for objects that have none.
+	return a.Generation == 0 && !apiequality.Semantic.DeepEqual(&a.Spec, &b.Spec)
 }
 
 func placeOf(isGated bool) place {
@@ -95,24 +120,21 @@ func placeOf(isGated bool) place {
 	return active
 }
 
-// put moves an item that is in no heap, or takes it out of its heap first.
+// put moves an item from its place to another.
 func (q *queue) put(it *item, to place) {
 	q.take(it)
 	it.place = to
-	switch to {
-	case active:
-		heap.Push(&q.active, it)
-	case backoff:
-		heap.Push(&q.later, it)
+	q.counts[to]++
+	if h := q.heaps[to]; h != nil {
+		heap.Push(h, it)
 	}
 }
 
+// take takes an item out of its place.
 func (q *queue) take(it *item) {
-	switch {
-	case it.place == active && it.index < q.active.Len() && q.active.items[it.index] == it:
-		heap.Remove(&q.active, it.index)
-	case it.place == backoff && it.index < q.later.Len() && q.later.items[it.index] == it:
-		heap.Remove(&q.later, it.index)
+	q.counts[it.place]--
+	if h := q.heaps[it.place]; h != nil {
+		heap.Remove(h, it.index)
 	}
 }
 
@@ -126,24 +148,44 @@ func (q *queue) remove(uid types.UID) {
 
 // pop takes the next pod to try, nil if there is none now.
 func (q *queue) pop(now time.Time) *item {
-	for q.later.Len() > 0 && !q.later.items[0].ready.After(now) {
-		q.put(q.later.items[0], active)
+	for {
+		it := q.heaps[backoff].first()
+		if it == nil || it.ready.After(now) {
+			break
+		}
+		q.put(it, active)
 	}
-	if q.active.Len() == 0 {
+	for {
+		it := q.heaps[waiting].first()
+		if it == nil || it.latest.After(now) {
+			break
+		}
+		it.held = false
+		q.put(it, active)
+	}
+	it := q.heaps[active].first()
+	if it == nil {
 		return nil
 	}
-	it := heap.Pop(&q.active).(*item)
-	it.place = tried
+	q.put(it, tried)
 	it.attempts++
+	if it.first.IsZero() {
+		it.first = now
+	}
 	return it
 }
 
-// nextReady is when the next backoff ends, zero if there is none.
+// nextReady is when the next backoff ends or the next pod has waited long
+// enough, zero if there is none.
 func (q *queue) nextReady() time.Time {
-	if q.later.Len() == 0 {
-		return time.Time{}
+	var next time.Time
+	if it := q.heaps[backoff].first(); it != nil {
+		next = it.ready
 	}
-	return q.later.items[0].ready
+	if it := q.heaps[waiting].first(); it != nil && (next.IsZero() || it.latest.Before(next)) {
+		next = it.latest
+	}
+	return next
 }
 
 // turnDown puts a pod that was tried where it waits for events.
@@ -153,6 +195,7 @@ func (q *queue) turnDown(it *item, wake framework.Event, now time.Time) {
 	}
 	it.wake = wake
 	it.ready = now.Add(backoffAfter(it.attempts))
+	it.latest = now.Add(maxWaiting)
 	q.put(it, waiting)
 }
 
@@ -166,19 +209,35 @@ func (q *queue) again(it *item, now time.Time) {
 	q.put(it, backoff)
 }
 
-// retry ends the waiting of a pod.
+// retry ends the waiting of a pod, unless it is held.
 func (q *queue) retry(it *item, now time.Time) {
-	if it.ready.After(now) {
+	switch {
+	case it.held:
+	case it.ready.After(now):
 		q.put(it, backoff)
-	} else {
+	default:
 		q.put(it, active)
 	}
 }
 
-// happened wakes the pods that an event may help.
+// release ends the holding of a pod, and its waiting with it.
+func (q *queue) release(uid types.UID, now time.Time) {
+	if it := q.items[uid]; it != nil && it.held {
+		it.held = false
+		if it.place == waiting {
+			q.retry(it, now)
+		}
+	}
+}
+
+// happened wakes the pods that events may help.
 func (q *queue) happened(e framework.Event, now time.Time) {
-	for _, it := range q.items {
-		if it.place == waiting && it.wake&e != 0 {
+	if e == 0 {
+		return
+	}
+	// Those that are woken leave the heap.
+	for _, it := range slices.Clone(q.heaps[waiting].items) {
+		if it.wake&e != 0 {
 			q.retry(it, now)
 		}
 	}
@@ -196,6 +255,14 @@ func backoffAfter(attempts int) time.Duration {
 type itemHeap struct {
 	items []*item
 	less  func(a, b *item) bool
+}
+
+// first returns the first item, nil if there is none.
+func (h *itemHeap) first() *item {
+	if len(h.items) == 0 {
+		return nil
+	}
+	return h.items[0]
 }
 
 func (h *itemHeap) Len() int           { return len(h.items) }

@@ -8,21 +8,20 @@ package scheduler
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"sync"
+	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
+	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/plugins"
@@ -42,6 +41,14 @@ type Config struct {
 	Clients *client.Clients
 	// Profiles; nil is one, default-scheduler, with the default plugins.
 	Profiles []Profile
+	// Extenders are asked over HTTP, in order.
+	Extenders []configv1.Extender
+	// Budgets lists the PodDisruptionBudgets that evictions respect where they
+	// can. Nil: an informer is asked for them, if the API serves them. The
+	// objects are not written to.
+	Budgets func() []*policyv1.PodDisruptionBudget
+	// Metrics is where the scheduler's metrics are registered; nil: nowhere.
+	Metrics prometheus.Registerer
 	// Binders is how many bindings are written at the same time; zero means
 	// sixteen.
 	Binders int
@@ -55,6 +62,8 @@ type Scheduler struct {
 	informed *informed
 	inbox    *inbox
 	ready    chan struct{}
+	metrics  *metrics
+	extended []*extender
 
 	// Owned by the goroutine of Run.
 	state *state.State
@@ -90,7 +99,17 @@ func New(cfg Config) (*Scheduler, error) {
 		}
 		s.profiles[p.SchedulerName] = p
 	}
+	for i := range cfg.Extenders {
+		e, err := newExtender(&cfg.Extenders[i])
+		if err != nil {
+			return nil, fmt.Errorf("scheduler: %w", err)
+		}
+		s.extended = append(s.extended, e)
+	}
 	var err error
+	if s.metrics, err = newMetrics(cfg.Metrics); err != nil {
+		return nil, fmt.Errorf("scheduler: registering metrics: %w", err)
+	}
 	if s.informed, err = newInformed(cfg.Clients.Informers, s.inbox); err != nil {
 		return nil, fmt.Errorf("scheduler: preparing informers: %w", err)
 	}
@@ -114,23 +133,16 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	for name := range s.profiles {
 		recorders[name] = broadcaster.NewRecorder(scheme.Scheme, name)
 	}
-	work := make(chan binding, 1024)
-	var binders sync.WaitGroup
-	for range s.cfg.Binders {
-		binders.Add(1)
-		go func() {
-			defer binders.Done()
-			for b := range work {
-				s.bind(ctx, b, recorders[b.profile])
-			}
-		}()
+	if s.cfg.Budgets == nil {
+		s.cfg.Budgets = s.informBudgets(ctx)
 	}
-	defer binders.Wait()
-	defer close(work)
+	w := s.startWriters(ctx, recorders)
+	defer w.stop()
 	close(s.ready)
 	for {
 		s.takeIn()
 		it := s.queue.pop(time.Now())
+		s.metrics.waiting(s.queue)
 		if it == nil {
 			if !s.wait(ctx) {
 				return nil
@@ -140,7 +152,10 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		s.attempt(ctx, it, work, recorders)
+		d := s.attempt(ctx, it)
+		if !w.write(ctx, d) {
+			return nil
+		}
 	}
 }
 
@@ -162,164 +177,89 @@ func (s *Scheduler) wait(ctx context.Context) bool {
 	return true
 }
 
-// takeIn applies what informers and binders told.
-func (s *Scheduler) takeIn() {
-	now := time.Now()
-	for _, m := range s.inbox.take() {
-		switch {
-		case m.failed != nil:
-			// The pod may have changed or gone meanwhile; the queue knows.
-			delete(s.assumed, m.failed.pod.UID)
-			s.state.RemovePod(m.failed.pod.UID)
-			s.queue.again(m.failed, now)
-		case m.node != nil && m.gone:
-			s.state.RemoveNode(m.node.Name)
-			s.queue.happened(framework.NodeRemoved, now)
-		case m.node != nil:
-			old := s.state.Node(m.node.Name)
-			e := nodeEvent(old, m.node)
-			s.state.SetNode(m.node)
-			if e != 0 {
-				s.queue.happened(e, now)
-			}
-		case m.pod != nil:
-			s.takePod(m.pod, m.gone, now)
-		}
+// attempt tries to find a node for one pod, and returns what is to be written.
+func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
+	start := time.Now()
+	profile := s.profiles[it.pod.Spec.SchedulerName]
+	d := &decision{
+		item: it, pod: it.pod, profile: profile.SchedulerName,
+		start: start, added: it.added, attempts: it.attempts,
 	}
-}
-
-func (s *Scheduler) takePod(pod *corev1.Pod, gone bool, now time.Time) {
-	uid := pod.UID
-	over := gone || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-	switch {
-	case over:
-		delete(s.assumed, uid)
-		s.queue.remove(uid)
-		if s.state.Pod(uid) != nil {
-			s.state.RemovePod(uid)
-			s.queue.happened(framework.PodRemoved, now)
-		}
-	case pod.Spec.NodeName != "":
-		delete(s.assumed, uid)
-		s.queue.remove(uid)
-		e := framework.PodScaledDown | framework.PodLabelsChanged
-		if s.state.Pod(uid) == nil {
-			e = framework.PodAdded
-		}
-		s.state.SetPod(state.NewPod(pod), pod.Spec.NodeName)
-		s.queue.happened(e, now)
-	case s.assumed[uid]:
-		// Its binding is on the way.
-	case pod.DeletionTimestamp != nil:
-		s.queue.remove(uid)
-	default:
-		profile := s.profiles[pod.Spec.SchedulerName]
-		if profile == nil {
-			return
-		}
-		isGated := false
-		for _, p := range profile.Plugins.PreEnqueue {
-			isGated = isGated || p.PreEnqueue(pod) != ""
-		}
-		s.queue.set(pod, isGated, now)
-	}
-}
-
-// nodeEvent tells what changed of a node that matters to waiting pods.
-func nodeEvent(old *state.Node, now *corev1.Node) framework.Event {
-	if old == nil {
-		return framework.NodeAdded
-	}
-	var e framework.Event
-	if !resourcesEqual(old.Object.Status.Allocatable, now.Status.Allocatable) {
-		e |= framework.NodeAllocatableChanged
-	}
-	if !maps.Equal(old.Object.Labels, now.Labels) {
-		e |= framework.NodeLabelsChanged
-	}
-	if old.Object.Spec.Unschedulable != now.Spec.Unschedulable || !taintsEqual(old.Object.Spec.Taints, now.Spec.Taints) {
-		e |= framework.NodeTaintsChanged
-	}
-	return e
-}
-
-// attempt tries to place one pod.
-func (s *Scheduler) attempt(ctx context.Context, it *item, work chan<- binding, recorders map[string]events.EventRecorder) {
-	pod := it.pod
-	profile := s.profiles[pod.Spec.SchedulerName]
-	info := state.NewPod(pod)
+	info := state.NewPod(it.pod)
 	cycle := &framework.Cycle{Pod: info, State: s.state, Namespaces: s.informed.namespaceLabels, SpreadSelector: s.informed.spreadSelector}
-	node, failed := findNode(cycle, &profile.Plugins)
+	node, failed := s.find(ctx, cycle, profile)
 	if node == nil {
-		s.queue.turnDown(it, failed.wake, time.Now())
-		message := failed.Error()
-		recorders[profile.SchedulerName].Eventf(pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", message)
-		select {
-		case work <- binding{item: it, profile: profile.SchedulerName, unfit: message}:
-		case <-ctx.Done():
-		}
-		return
+		s.fail(d, info, failed, profile)
+		return d
 	}
+	d.node = node.Name
+	s.state.Withdraw(it.pod.UID)
 	s.state.SetPod(info, node.Name)
-	s.assumed[pod.UID] = true
-	select {
-	case work <- binding{item: it, profile: profile.SchedulerName, node: node.Name}:
-	case <-ctx.Done():
-	}
+	s.assumed[it.pod.UID] = true
+	return d
 }
 
-// binding is a decision to be written: a node, or why there is none.
-type binding struct {
-	item    *item
-	profile string
-	node    string
-	unfit   string
+// find is findNode with the extenders asked.
+func (s *Scheduler) find(ctx context.Context, cycle *framework.Cycle, profile *Profile) (*state.Node, *unfit) {
+	if len(s.extended) == 0 {
+		return findNode(cycle, &profile.Plugins)
+	}
+	nodes, failed := candidates(cycle, &profile.Plugins)
+	if failed != nil {
+		return nil, failed
+	}
+	if nodes, failed = s.extendFilter(ctx, cycle, nodes); failed != nil {
+		return nil, failed
+	}
+	return best(cycle, &profile.Plugins, nodes, s.extendScore(ctx, cycle.Pod.Object, nodes)), nil
 }
 
-// bind writes a decision. It does not touch what Run owns.
-func (s *Scheduler) bind(ctx context.Context, b binding, recorder events.EventRecorder) {
-	pod := b.item.pod
-	pods := s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace)
-	if b.node == "" {
-		s.tellUnschedulable(ctx, pod, b.unfit)
-		return
-	}
-	err := pods.Bind(ctx, &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
-		Target:     corev1.ObjectReference{Kind: "Node", Name: b.node},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		s.inbox.put(message{failed: b.item})
-		if !apierrors.IsNotFound(err) && ctx.Err() == nil {
-			s.cfg.Log.Warn("binding failed", "pod", pod.Namespace+"/"+pod.Name, "node", b.node, "err", err)
-			recorder.Eventf(pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "binding rejected: "+err.Error())
+// fail decides what becomes of a pod that fits nowhere: it waits, and others may
+// be evicted for it.
+func (s *Scheduler) fail(d *decision, info *state.Pod, failed *unfit, profile *Profile) {
+	now := time.Now()
+	pod := d.pod
+	d.failed = failed.err != nil
+	if p := profile.Plugins.Preemption; p != nil && failed.search != nil {
+		s.metrics.preemptions.Inc()
+		eligible := mayNotPreempt(failed) == ""
+		v := preempt(failed, p, s.budgets(), now)
+		switch {
+		case v != nil:
+			failed.wake |= framework.PodRemoved
+			d.nominate(v.node.Name)
+			// Those less important that room was made for there do not fit
+			// any more.
+			for _, n := range slices.Clone(v.node.Nominated) {
+				if n.Priority < info.Priority {
+					d.denominated = append(d.denominated, n.Object)
+					s.state.Withdraw(n.Object.UID)
+				}
+			}
+			s.state.Nominate(info, v.node.Name)
+			for _, p := range v.pods {
+				d.victims = append(d.victims, p.Object)
+			}
+			d.item.held = true
+			s.metrics.victims.Observe(float64(len(v.pods)))
+		case eligible && (pod.Status.NominatedNodeName != "" || s.state.NominatedNode(pod.UID) != nil):
+			s.state.Withdraw(pod.UID)
+			d.nominate("")
 		}
-		return
 	}
-	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "Scheduled", "Binding",
-		"Successfully assigned %v/%v to %v", pod.Namespace, pod.Name, b.node)
+	d.unfit = failed.Error()
+	s.queue.turnDown(d.item, failed.wake, now)
 }
 
-// tellUnschedulable writes the PodScheduled condition if it says something new.
-func (s *Scheduler) tellUnschedulable(ctx context.Context, pod *corev1.Pod, text string) {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
-			c.Reason == corev1.PodReasonUnschedulable && c.Message == text {
-			return
+func (s *Scheduler) budgets() []*budget {
+	if s.cfg.Budgets == nil {
+		return nil
+	}
+	var out []*budget
+	for _, object := range s.cfg.Budgets() {
+		if b := newBudget(object); b != nil {
+			out = append(out, b)
 		}
 	}
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": pod.UID},
-		"status": map[string]any{"conditions": []corev1.PodCondition{{
-			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, ObservedGeneration: pod.Generation,
-			Reason: corev1.PodReasonUnschedulable, Message: text, LastTransitionTime: metav1.Now(),
-		}}},
-	})
-	if err == nil {
-		_, err = s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Patch(
-			ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-	}
-	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-		s.cfg.Log.Warn("telling that a pod is unschedulable failed", "pod", pod.Namespace+"/"+pod.Name, "err", err)
-	}
+	return out
 }

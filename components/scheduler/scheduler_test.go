@@ -209,8 +209,11 @@ func TestQueue(t *testing.T) {
 	}
 	q.turnDown(last, framework.PodRemoved, now)
 	q.happened(framework.NodeAdded, now)
-	if it := q.pop(now.Add(time.Hour)); it != nil {
+	if it := q.pop(now.Add(maxWaiting - 1)); it != nil {
 		t.Fatalf("%s was woken by what cannot help it", it.pod.Name)
+	}
+	if q.nextReady() != now.Add(maxWaiting) {
+		t.Fatalf("waits until %v", q.nextReady())
 	}
 	q.happened(framework.PodRemoved, now)
 	if it := q.pop(now); it != nil {
@@ -225,6 +228,20 @@ func TestQueue(t *testing.T) {
 	q.set(pod("gated"), false, now)
 	if it := q.pop(now); it == nil || it.pod.Name != "gated" {
 		t.Fatal("not tried after its gates went")
+	}
+	q.turnDown(last, framework.PodRemoved, now)
+	if it := q.pop(now.Add(maxWaiting)); it != last {
+		t.Fatal("a pod was left over")
+	}
+	last.held = true
+	q.turnDown(last, framework.PodRemoved, now)
+	q.happened(framework.PodRemoved, now)
+	if it := q.pop(now.Add(time.Minute)); it != nil {
+		t.Fatal("a held pod was woken")
+	}
+	q.release(last.pod.UID, now)
+	if it := q.pop(now.Add(time.Minute)); it != last {
+		t.Fatal("not tried after it was released")
 	}
 	if backoffAfter(10) != maxBackoff {
 		t.Error("backoff has no bound")

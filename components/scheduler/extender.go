@@ -1,0 +1,265 @@
+package scheduler
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/state"
+)
+
+// extender is a process that has a say over HTTP.
+// https://kubernetes.io/docs/reference/config-api/kube-scheduler-config.v1/
+type extender struct {
+	cfg  *configv1.Extender
+	http *http.Client
+	// managed are the resources that bring pods to this extender; nil: all
+	// pods come.
+	managed map[corev1.ResourceName]bool
+}
+
+// maxExtenderAnswer bounds an answer, in bytes.
+const maxExtenderAnswer = 64 << 20
+
+func newExtender(cfg *configv1.Extender) (*extender, error) {
+	if cfg.URLPrefix == "" {
+		return nil, fmt.Errorf("an extender has no urlPrefix")
+	}
+	if cfg.PrioritizeVerb != "" && cfg.Weight <= 0 {
+		return nil, fmt.Errorf("extender %s: its weight must be positive", cfg.URLPrefix)
+	}
+	transport := &http.Transport{MaxIdleConnsPerHost: 16}
+	if t := cfg.TLSConfig; t != nil {
+		conf := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: t.Insecure, ServerName: t.ServerName}
+		ca, err := dataOr(t.CAData, t.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("extender %s: %w", cfg.URLPrefix, err)
+		}
+		if len(ca) > 0 {
+			conf.RootCAs = x509.NewCertPool()
+			if !conf.RootCAs.AppendCertsFromPEM(ca) {
+				return nil, fmt.Errorf("extender %s: its CAs hold no certificate", cfg.URLPrefix)
+			}
+		}
+		cert, err := dataOr(t.CertData, t.CertFile)
+		if err != nil {
+			return nil, fmt.Errorf("extender %s: %w", cfg.URLPrefix, err)
+		}
+		key, err := dataOr(t.KeyData, t.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("extender %s: %w", cfg.URLPrefix, err)
+		}
+		if len(cert) > 0 {
+			pair, err := tls.X509KeyPair(cert, key)
+			if err != nil {
+				return nil, fmt.Errorf("extender %s: %w", cfg.URLPrefix, err)
+			}
+			conf.Certificates = []tls.Certificate{pair}
+		}
+		transport.TLSClientConfig = conf
+	}
+	timeout := cfg.HTTPTimeout.Duration
+	if timeout == 0 {
+		timeout = 5 * time.Second
+	}
+	e := &extender{cfg: cfg, http: &http.Client{Transport: transport, Timeout: timeout}}
+	if len(cfg.ManagedResources) > 0 {
+		e.managed = map[corev1.ResourceName]bool{}
+		for _, r := range cfg.ManagedResources {
+			e.managed[corev1.ResourceName(r.Name)] = true
+		}
+	}
+	return e, nil
+}
+
+func dataOr(data []byte, file string) ([]byte, error) {
+	if len(data) > 0 || file == "" {
+		return data, nil
+	}
+	return os.ReadFile(file)
+}
+
+// interested tells whether the extender has a say on the pod.
+func (e *extender) interested(pod *corev1.Pod) bool {
+	if e.managed == nil {
+		return true
+	}
+	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
+		for i := range containers {
+			for name := range containers[i].Resources.Requests {
+				if e.managed[name] {
+					return true
+				}
+			}
+			for name := range containers[i].Resources.Limits {
+				if e.managed[name] {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// call posts in and decodes the answer into out.
+func (e *extender) call(ctx context.Context, verb string, in, out any) error {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return fmt.Errorf("encoding for extender %s: %w", e.cfg.URLPrefix, err)
+	}
+	url := strings.TrimRight(e.cfg.URLPrefix, "/") + "/" + verb
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("asking extender %s: %w", url, err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := e.http.Do(r)
+	if err != nil {
+		return fmt.Errorf("asking an extender: %w", err)
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("failed %v with extender at URL %v, code %v", verb, url, answer.StatusCode)
+	}
+	if err := json.NewDecoder(io.LimitReader(answer.Body, maxExtenderAnswer)).Decode(out); err != nil {
+		return fmt.Errorf("decoding the answer of extender %s: %w", url, err)
+	}
+	return nil
+}
+
+// args speak of nodes by name to extenders that know them.
+func (e *extender) args(pod *corev1.Pod, nodes []*state.Node) *extenderv1.ExtenderArgs {
+	args := &extenderv1.ExtenderArgs{Pod: pod}
+	if e.cfg.NodeCacheCapable {
+		names := make([]string, len(nodes))
+		for i, n := range nodes {
+			names[i] = n.Name
+		}
+		args.NodeNames = &names
+		return args
+	}
+	args.Nodes = &corev1.NodeList{Items: make([]corev1.Node, len(nodes))}
+	for i, n := range nodes {
+		args.Nodes.Items[i] = *n.Object
+	}
+	return args
+}
+
+// filter returns those of the nodes that the extender lets pass.
+func (e *extender) filter(ctx context.Context, pod *corev1.Pod, nodes []*state.Node) ([]*state.Node, *extenderv1.ExtenderFilterResult, error) {
+	var result extenderv1.ExtenderFilterResult
+	if err := e.call(ctx, e.cfg.FilterVerb, e.args(pod, nodes), &result); err != nil {
+		return nil, nil, err
+	}
+	if result.Error != "" {
+		return nil, nil, fmt.Errorf("extender %s: %s", e.cfg.URLPrefix, result.Error)
+	}
+	passed := map[string]bool{}
+	switch {
+	case result.NodeNames != nil:
+		for _, name := range *result.NodeNames {
+			passed[name] = true
+		}
+	case result.Nodes != nil:
+		for i := range result.Nodes.Items {
+			passed[result.Nodes.Items[i].Name] = true
+		}
+	}
+	var left []*state.Node
+	for _, n := range nodes {
+		if passed[n.Name] {
+			left = append(left, n)
+		}
+	}
+	return left, &result, nil
+}
+
+// bind has the extender bind a pod.
+func (e *extender) bind(ctx context.Context, b *corev1.Binding) error {
+	var result extenderv1.ExtenderBindingResult
+	err := e.call(ctx, e.cfg.BindVerb, &extenderv1.ExtenderBindingArgs{
+		PodName: b.Name, PodNamespace: b.Namespace, PodUID: b.UID, Node: b.Target.Name,
+	}, &result)
+	if err == nil && result.Error != "" {
+		err = fmt.Errorf("extender %s: %s", e.cfg.URLPrefix, result.Error)
+	}
+	return err
+}
+
+// binder returns the extender that binds the pod, nil if none does.
+func (s *Scheduler) binder(pod *corev1.Pod) *extender {
+	for _, e := range s.extended {
+		if e.cfg.BindVerb != "" && e.interested(pod) {
+			return e
+		}
+	}
+	return nil
+}
+
+// extendFilter asks all extenders which of the nodes fit.
+func (s *Scheduler) extendFilter(ctx context.Context, c *framework.Cycle, nodes []*state.Node) ([]*state.Node, *unfit) {
+	failed := &unfit{nodes: len(c.State.Nodes()), reasons: map[string]int{}, wake: framework.AnyEvent}
+	for _, e := range s.extended {
+		if e.cfg.FilterVerb == "" || !e.interested(c.Pod.Object) {
+			continue
+		}
+		left, result, err := e.filter(ctx, c.Pod.Object, nodes)
+		if err != nil {
+			if e.cfg.Ignorable {
+				s.cfg.Log.Warn("an extender failed that may be ignored", "extender", e.cfg.URLPrefix, "err", err)
+				continue
+			}
+			failed.err = err
+			return nil, failed
+		}
+		reasons := maps.Clone(result.FailedNodes)
+		if reasons == nil {
+			reasons = extenderv1.FailedNodesMap{}
+		}
+		maps.Copy(reasons, result.FailedAndUnresolvableNodes)
+		for _, text := range reasons {
+			failed.reasons[text]++
+		}
+		nodes = left
+		if len(nodes) == 0 {
+			return nil, failed
+		}
+	}
+	return nodes, nil
+}
+
+// extendScore asks all extenders which of the nodes they prefer.
+func (s *Scheduler) extendScore(ctx context.Context, pod *corev1.Pod, nodes []*state.Node) map[string]int64 {
+	if len(nodes) < 2 {
+		return nil
+	}
+	sums := map[string]int64{}
+	for _, e := range s.extended {
+		if e.cfg.PrioritizeVerb == "" || !e.interested(pod) {
+			continue
+		}
+		var list extenderv1.HostPriorityList
+		if err := e.call(ctx, e.cfg.PrioritizeVerb, e.args(pod, nodes), &list); err != nil {
+			s.cfg.Log.Warn("an extender has no preference", "extender", e.cfg.URLPrefix, "err", err)
+			continue
+		}
+		for _, host := range list {
+			sums[host.Host] += host.Score * e.cfg.Weight * (framework.MaxScore / extenderv1.MaxExtenderPriority)
+		}
+	}
+	return sums
+}

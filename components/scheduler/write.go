@@ -1,0 +1,216 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+)
+
+// decision is what an attempt came to: a node, or why there is none and what is
+// done about it. The goroutine of Run does not touch it once it is handed over.
+type decision struct {
+	item     *item // only handed back
+	pod      *corev1.Pod
+	profile  string
+	start    time.Time // of the attempt
+	added    time.Time // to the queue
+	attempts int
+
+	node string // to bind to
+
+	unfit  string // without a node, why
+	failed bool   // because the pod itself is at fault
+	// nominated is the pod's new nominated node, "" for none; nil leaves it.
+	nominated *string
+	// victims are evicted for the pod.
+	victims []*corev1.Pod
+	// denominated lose their nominated node.
+	denominated []*corev1.Pod
+}
+
+func (d *decision) nominate(node string) { d.nominated = &node }
+
+// writers write decisions: those of one pod in order, those of many at once.
+type writers struct {
+	work []chan *decision
+	done sync.WaitGroup
+}
+
+func (s *Scheduler) startWriters(ctx context.Context, recorders map[string]events.EventRecorder) *writers {
+	w := &writers{work: make([]chan *decision, s.cfg.Binders)}
+	for i := range w.work {
+		work := make(chan *decision, 64)
+		w.work[i] = work
+		w.done.Go(func() {
+			for d := range work {
+				s.write(ctx, d, recorders[d.profile])
+			}
+		})
+	}
+	return w
+}
+
+// write hands a decision over; it returns false when ctx has ended.
+func (w *writers) write(ctx context.Context, d *decision) bool {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(d.pod.UID))
+	select {
+	case w.work[h.Sum32()%uint32(len(w.work))] <- d:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// stop waits until all decisions are written.
+func (w *writers) stop() {
+	for _, work := range w.work {
+		close(work)
+	}
+	w.done.Wait()
+}
+
+// write does not touch what Run owns.
+func (s *Scheduler) write(ctx context.Context, d *decision, recorder events.EventRecorder) {
+	switch {
+	case d.node != "":
+		s.bind(ctx, d, recorder)
+		return
+	case d.failed:
+		s.metrics.attempt(d.profile, "error", time.Since(d.start))
+	default:
+		s.metrics.attempt(d.profile, "unschedulable", time.Since(d.start))
+	}
+	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", d.unfit)
+	if err := s.tellUnschedulable(ctx, d); err != nil && ctx.Err() == nil {
+		s.cfg.Log.Warn("telling that a pod is unschedulable failed", "pod", name(d.pod), "err", err)
+	}
+	for _, pod := range d.denominated {
+		if err := s.patchStatus(ctx, pod, map[string]any{"nominatedNodeName": nil}); err != nil && ctx.Err() == nil {
+			s.cfg.Log.Warn("taking back a nominated node failed", "pod", name(pod), "err", err)
+		}
+	}
+	if d.nominated == nil || *d.nominated == "" {
+		return
+	}
+	err := s.evict(ctx, d, recorder)
+	if err != nil && ctx.Err() == nil {
+		s.cfg.Log.Warn("evicting for a pod failed", "pod", name(d.pod), "err", err)
+	}
+	s.inbox.put(message{evicted: d.pod, err: err})
+}
+
+func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.EventRecorder) {
+	pod := d.pod
+	b := &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: d.node},
+	}
+	var err error
+	if e := s.binder(pod); e != nil {
+		err = e.bind(ctx, b)
+	} else {
+		err = s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Bind(ctx, b, metav1.CreateOptions{})
+	}
+	if err != nil {
+		s.metrics.attempt(d.profile, "error", time.Since(d.start))
+		s.inbox.put(message{failed: d.item})
+		if !apierrors.IsNotFound(err) && ctx.Err() == nil {
+			s.cfg.Log.Warn("binding failed", "pod", name(pod), "node", d.node, "err", err)
+			recorder.Eventf(pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "binding rejected: %v", err)
+		}
+		return
+	}
+	s.metrics.attempt(d.profile, "scheduled", time.Since(d.start))
+	s.metrics.placed(d.attempts, time.Since(d.added))
+	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "Scheduled", "Binding",
+		"Successfully assigned %v/%v to %v", pod.Namespace, pod.Name, d.node)
+}
+
+// tellUnschedulable writes the PodScheduled condition and the nominated node, if
+// that says something new.
+func (s *Scheduler) tellUnschedulable(ctx context.Context, d *decision) error {
+	reason := corev1.PodReasonUnschedulable
+	if d.failed {
+		reason = corev1.PodReasonSchedulerError
+	}
+	condition := corev1.PodCondition{
+		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, ObservedGeneration: d.pod.Generation,
+		Reason: reason, Message: d.unfit, LastTransitionTime: metav1.Now(),
+	}
+	same := d.nominated == nil || *d.nominated == d.pod.Status.NominatedNodeName
+	known := false
+	for _, c := range d.pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			known = c.Reason == condition.Reason && c.Message == condition.Message
+			condition.LastTransitionTime = c.LastTransitionTime
+		}
+	}
+	if same && known {
+		return nil
+	}
+	status := map[string]any{"conditions": []corev1.PodCondition{condition}}
+	switch {
+	case same:
+	case *d.nominated == "":
+		status["nominatedNodeName"] = nil
+	default:
+		status["nominatedNodeName"] = *d.nominated
+	}
+	return s.patchStatus(ctx, d.pod, status)
+}
+
+// patchStatus changes the status of a pod that may be gone.
+func (s *Scheduler) patchStatus(ctx context.Context, pod *corev1.Pod, status map[string]any) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
+	if err != nil {
+		return fmt.Errorf("encoding a pod's status: %w", err)
+	}
+	_, err = s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Patch(
+		ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	// Another pod of that name is a conflict.
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}
+
+// evict deletes the victims of a decision, having told each why.
+func (s *Scheduler) evict(ctx context.Context, d *decision, recorder events.EventRecorder) error {
+	var errs []error
+	for _, victim := range d.victims {
+		if victim.DeletionTimestamp != nil {
+			continue
+		}
+		err := s.patchStatus(ctx, victim, map[string]any{"conditions": []corev1.PodCondition{{
+			Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, ObservedGeneration: victim.Generation,
+			Reason:             corev1.PodReasonPreemptionByScheduler,
+			Message:            d.profile + ": preempting to accommodate a higher priority pod",
+			LastTransitionTime: metav1.Now(),
+		}}})
+		if err == nil {
+			err = s.cfg.Clients.Kube.CoreV1().Pods(victim.Namespace).Delete(ctx, victim.Name, metav1.DeleteOptions{
+				Preconditions: &metav1.Preconditions{UID: &victim.UID},
+			})
+		}
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			errs = append(errs, fmt.Errorf("%s: %w", name(victim), err))
+			continue
+		}
+		recorder.Eventf(victim, d.pod, corev1.EventTypeNormal, "Preempted", "Preempting",
+			"Preempted by pod %v on node %v", d.pod.UID, *d.nominated)
+	}
+	return errors.Join(errs...)
+}
+
+func name(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
