@@ -7,7 +7,6 @@ package endpointslice
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/go-logr/logr"
@@ -32,9 +31,6 @@ const MaxEndpointsPerSlice = 100
 
 // ByService is the name of the index that AddServiceIndex adds.
 const ByService = "service"
-
-// errStale says that the cache lacks the controller's own last writes.
-var errStale = errors.New("EndpointSlice informer cache is out of date")
 
 // Controller syncs Services. Make it with New.
 type Controller struct {
@@ -239,7 +235,7 @@ func (c *Controller) sync(_ context.Context, key string) error {
 		}
 	}
 	if c.tracker.StaleSlices(svc, slices) {
-		return errStale
+		return control.ErrStale
 	}
 	trigger := c.triggers.ComputeEndpointLastChangeTriggerTime(namespace, svc, pods)
 	if err := c.reconciler.Reconcile(c.logger, svc, pods, slices, trigger); err != nil {

@@ -28,8 +28,6 @@ const Name = "endpointslicemirroring-controller.k8s.io"
 // maxPerSubset is how many addresses of a subset are mirrored.
 const maxPerSubset = 1000
 
-var errStale = errors.New("EndpointSlice informer cache is out of date")
-
 // Controller syncs Endpoints. Make it with New.
 type Controller struct {
 	*control.Loop
@@ -149,7 +147,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 		return c.write(ctx, nil, existing, nil)
 	}
 	if c.tracker.StaleSlices(svc, existing) {
-		return errStale
+		return control.ErrStale
 	}
 	return c.write(ctx, e, existing, c.want(e, svc))
 }

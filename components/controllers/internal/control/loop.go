@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -17,6 +18,10 @@ const (
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 2 * time.Minute
 )
+
+// ErrStale says that the cache lacks the controller's own last writes: there is
+// nothing to do but to wait for them.
+var ErrStale = errors.New("informer cache is out of date")
 
 // Loop works on keys: each is worked on by one goroutine at a time, again
 // after it was added meanwhile, and again with growing delay after a failure.
@@ -138,8 +143,8 @@ func (l *Loop) next(ctx context.Context) bool {
 		l.queue.Forget(key)
 	case ctx.Err() != nil:
 	default:
-		if apierrors.IsConflict(err) {
-			l.log.DebugContext(ctx, "object changed meanwhile, trying again", "key", key, "error", err)
+		if apierrors.IsConflict(err) || errors.Is(err, ErrStale) {
+			l.log.DebugContext(ctx, "cache was behind, trying again", "key", key, "error", err)
 		} else {
 			l.log.WarnContext(ctx, "sync failed, trying again", "key", key, "error", err)
 		}
