@@ -14,10 +14,17 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"hyperkube/components/apiserver/compose"
 	"hyperkube/components/cluster"
+	"hyperkube/components/controllers"
+	"hyperkube/components/dns"
+	"hyperkube/components/etcd"
 	"hyperkube/components/hello"
 	"hyperkube/components/kubectl"
+	"hyperkube/components/kubelet"
+	"hyperkube/components/proxy"
 	"hyperkube/components/runtime/launch"
+	"hyperkube/components/scheduler"
 )
 
 // component is one thing that this program can be.
@@ -35,6 +42,13 @@ type component struct {
 
 func components() []component {
 	list := []component{
+		{names: []string{"apiserver"}, short: "The API server", command: compose.NewCommand},
+		{names: []string{"controller-manager", "controllers"}, short: "The controllers", command: controllers.NewCommand},
+		{names: []string{"scheduler"}, short: "The scheduler", command: scheduler.NewCommand},
+		{names: []string{"kubelet"}, short: "The kubelet of a node", command: kubelet.NewCommand},
+		{names: []string{"proxy"}, short: "The service proxy of a node", command: proxy.NewCommand},
+		{names: []string{"etcd"}, short: "An etcd member", command: etcd.NewCommand},
+		{names: []string{"dns"}, short: "The cluster's DNS server", command: dns.NewCommand},
 		{names: []string{"hello"}, short: "A small web server to try a cluster with", command: hello.NewCommand},
 		{names: []string{"kubectl"}, short: "The Kubernetes command line client", main: func(args []string) int {
 			kubectl.Main(args)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -135,6 +136,8 @@ func (c *call) try(ch change, key string, entry *store.Entry) (changed, error) {
 	if err := c.checkVersion(obj, entry.Revision()); err != nil {
 		return changed{}, err
 	}
+	// An unconditional update is one of what there is.
+	obj.SetResourceVersion(current.GetResourceVersion())
 	if err := prepareChange(c.ctx, c.res, ch.way, obj, current); err != nil {
 		return changed{}, err
 	}
@@ -163,6 +166,8 @@ func (c *call) checkVersion(obj api.Object, revision int64) error {
 	case given != 0 && given != revision:
 		return conflict(c.res.GroupResource(), c.name)
 	}
+	// Validation wants to see one.
+	obj.SetResourceVersion(strconv.FormatInt(revision, 10))
 	return nil
 }
 
