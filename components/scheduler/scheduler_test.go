@@ -11,11 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/plugins"
@@ -252,22 +250,7 @@ func TestQueue(t *testing.T) {
 // becomes so when room is made.
 func TestRun(t *testing.T) {
 	kube := fake.NewClientset(node("a"))
-	bound := make(chan string, 10)
-	kube.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		create, ok := action.(clienttesting.CreateAction)
-		if !ok || action.GetSubresource() != "binding" {
-			return false, nil, nil
-		}
-		b := create.GetObject().(*corev1.Binding)
-		obj, err := kube.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), b.Namespace, b.Name)
-		if err != nil {
-			return true, nil, err
-		}
-		p := obj.(*corev1.Pod).DeepCopy()
-		p.Spec.NodeName = b.Target.Name
-		bound <- b.Name
-		return true, b, kube.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), p, b.Namespace)
-	})
+	bound := bindable(kube)
 	clients := &client.Clients{Kube: kube, Informers: informers.NewSharedInformerFactory(kube, 0)}
 	s, err := New(Config{Clients: clients})
 	if err != nil {
@@ -285,19 +268,19 @@ func TestRun(t *testing.T) {
 		}
 	}
 	create(pod("one", requests("3")))
-	if got := <-bound; got != "one" {
+	if got := <-bound; got != "one a" {
 		t.Fatalf("bound %s", got)
 	}
 	create(pod("two", requests("3")))
 	create(pod("other", func(p *corev1.Pod) { p.Spec.SchedulerName = "someone-else" }))
 	create(pod("three", requests("1")))
-	if got := <-bound; got != "three" {
+	if got := <-bound; got != "three a" {
 		t.Fatalf("bound %s", got)
 	}
 	if err := kube.CoreV1().Pods("default").Delete(ctx, "one", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := <-bound; got != "two" {
+	if got := <-bound; got != "two a" {
 		t.Fatalf("bound %s", got)
 	}
 	cancel()
