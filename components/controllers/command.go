@@ -17,6 +17,7 @@ import (
 
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/internal/client"
+	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
 )
 
@@ -175,19 +176,24 @@ func (o *options) run(ctx context.Context) error {
 	if o.securePort == 0 {
 		served <- nil
 	} else {
-		s := &server{
-			addr:     net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort)),
-			certFile: o.certFile, keyFile: o.keyFile, clientCAFile: o.clientCAFile,
+		conf := debugserver.Config{
+			Component: "kube-controller-manager",
+			Addr:      net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort)),
+			CertFile:  o.certFile, KeyFile: o.keyFile, ClientCAFile: o.clientCAFile,
 		}
 		if o.authenticationKubeconfig != "" || o.authorizationKubeconfig != "" {
 			reviewer, err := clientsFrom(firstOf(o.authorizationKubeconfig, o.authenticationKubeconfig))
 			if err != nil {
 				return err
 			}
-			s.reviews = reviewer.Kube
+			conf.Reviews = reviewer.Kube
+		}
+		s, err := debugserver.New(conf)
+		if err != nil {
+			return err
 		}
 		go func() {
-			err := s.run(ctx)
+			err := s.Run(ctx)
 			if err != nil {
 				cancel()
 			}
