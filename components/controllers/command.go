@@ -38,10 +38,6 @@ type options struct {
 	serviceCIDR            string
 	mask, mask4, mask6     int
 	rootCAFile             string
-	accountKeyFile         string
-	signCertFile           string
-	signKeyFile            string
-	signDuration           time.Duration
 	concurrent             map[string]*int
 	maxPerSlice            int32
 	terminatedPods         int
@@ -116,10 +112,6 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.mask4, "node-cidr-mask-size-ipv4", 0, "Prefix length of a node's IPv4 part; default 24.")
 	f.IntVar(&o.mask6, "node-cidr-mask-size-ipv6", 0, "Prefix length of a node's IPv6 part; default 64.")
 	f.StringVar(&o.rootCAFile, "root-ca-file", "", "Path of the CAs of the API server, published in each namespace.")
-	f.StringVar(&o.accountKeyFile, "service-account-private-key-file", "", "Path of the key that signs service account tokens in Secrets.")
-	f.StringVar(&o.signCertFile, "cluster-signing-cert-file", "", "Path of the CA that signs certificates for CertificateSigningRequests.")
-	f.StringVar(&o.signKeyFile, "cluster-signing-key-file", "", "Path of the key of --cluster-signing-cert-file.")
-	f.DurationVar(&o.signDuration, "cluster-signing-duration", 365*24*time.Hour, "How long signed certificates are valid at most.")
 	o.concurrent = map[string]*int{}
 	for _, c := range concurrency {
 		o.concurrent[c.controller] = f.Int(c.flag, c.value, "How many objects the "+c.controller+" works on at once.")
@@ -142,6 +134,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 // unused are upstream's flags for what is always so here, has no limit here, or
 // does not exist here.
 var unused = []string{
+	"service-account-private-key-file", "cluster-signing-cert-file", "cluster-signing-key-file", "cluster-signing-duration",
 	"kube-api-qps", "kube-api-burst", "kube-api-content-type", "min-resync-period", "node-monitor-period", "cluster-name",
 	"profiling", "feature-gates", "requestheader-client-ca-file", "requestheader-allowed-names", "requestheader-username-headers",
 	"requestheader-group-headers", "requestheader-extra-headers-prefix", "configure-cloud-routes", "cloud-provider",

@@ -1,0 +1,52 @@
+package controllers
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"hyperkube/internal/client"
+)
+
+// TestFlags reads the flags of a kubeadm manifest.
+func TestFlags(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		args []string
+		err  bool
+	}{
+		{name: "kubeadm", args: []string{
+			"--allocate-node-cidrs=true", "--authentication-kubeconfig=/a", "--authorization-kubeconfig=/a", "--bind-address=127.0.0.1",
+			"--client-ca-file=/ca", "--cluster-cidr=10.244.0.0/16,fd00::/48", "--cluster-name=kubernetes", "--cluster-signing-cert-file=/c",
+			"--cluster-signing-key-file=/k", "--controllers=*,bootstrapsigner,tokencleaner", "--kubeconfig=/k", "--leader-elect=true",
+			"--requestheader-client-ca-file=/r", "--service-account-private-key-file=/s",
+			"--service-cluster-ip-range=10.96.0.0/16", "--use-service-account-credentials=true", "--concurrent-deployment-syncs=9", "-v=2",
+		}},
+		{name: "one size for two families", args: []string{"--cluster-cidr=10.244.0.0/16,fd00::/48", "--node-cidr-mask-size=24"}, err: true},
+		{name: "bad range", args: []string{"--cluster-cidr=nonsense"}, err: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var o options
+			f := pflag.NewFlagSet("t", pflag.ContinueOnError)
+			o.flags(f)
+			if err := f.Parse(tc.args); err != nil {
+				t.Fatal(err)
+			}
+			cfg, err := o.config(&client.Clients{})
+			if (err != nil) != tc.err {
+				t.Fatalf("error %v", err)
+			}
+			if tc.err {
+				return
+			}
+			if cfg.ClusterCIDRs[1] != netip.MustParsePrefix("fd00::/48") || cfg.ServiceCIDRs[0] != netip.MustParsePrefix("10.96.0.0/16") ||
+				cfg.Concurrency["deployment-controller"] != 9 || cfg.Builder == nil || !cfg.LeaderElect || !cfg.AllocateNodeCIDRs {
+				t.Errorf("config %+v", cfg)
+			}
+			if _, err := choose(cfg.Controllers); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
