@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,6 +24,12 @@ var caFiles = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs
 // is done when it is there.
 func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) {
 	normal, err := Normalize(name)
+	if err != nil {
+		return nil, err
+	}
+	// Whoever names no version means the one that runs.
+	repository, _, _ := strings.Cut(name, ":")
+	latest, err := Normalize(repository)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +59,7 @@ func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) 
 	}
 	sum = sha256.Sum256(config)
 	image := &Image{
-		ID: "sha256:" + hex.EncodeToString(sum[:]), Tags: []string{normal}, Layers: []string{"built-in-" + layerName(diffID)},
+		ID: "sha256:" + hex.EncodeToString(sum[:]), Tags: []string{normal, latest}, Layers: []string{"built-in-" + layerName(diffID)},
 		Size: uint64(st.Size), Pinned: true, BuiltIn: true, Config: doc.Config,
 	}
 	if have, err := s.Get(normal); err == nil && have.ID == image.ID && s.whole(have) {
