@@ -107,6 +107,12 @@ func (a *fakeAPI) put(gvr schema.GroupVersionResource, kind schema.GroupVersionK
 	}
 }
 
+func (a *fakeAPI) kindAt(key string) schema.GroupVersionKind {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.kind[key]
+}
+
 func (a *fakeAPI) Resource(gvr schema.GroupVersionResource) metadata.Getter {
 	return &fakeResource{api: a, gvr: gvr}
 }
@@ -157,7 +163,7 @@ func (r *fakeResource) Delete(ctx context.Context, name string, opts metav1.Dele
 	}
 	now := metav1.Now()
 	m.DeletionTimestamp = &now
-	r.api.put(r.gvr, r.api.kind[place(r.gvr, r.ns, name)], m)
+	r.api.put(r.gvr, r.api.kindAt(place(r.gvr, r.ns, name)), m)
 	return nil
 }
 
@@ -189,7 +195,7 @@ func (r *fakeResource) Patch(ctx context.Context, name string, kind types.PatchT
 	if next.UID != m.UID || next.ResourceVersion != m.ResourceVersion {
 		return nil, apierrors.NewConflict(r.gvr.GroupResource(), name, fmt.Errorf("changed"))
 	}
-	r.api.put(r.gvr, r.api.kind[place(r.gvr, r.ns, name)], next)
+	r.api.put(r.gvr, r.api.kindAt(place(r.gvr, r.ns, name)), next)
 	return next, nil
 }
 
