@@ -1,33 +1,55 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"os"
+	"strconv"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	configv1 "k8s.io/kube-scheduler/config/v1"
-	"sigs.k8s.io/yaml"
 
-	"hyperkube/components/scheduler/plugins"
 	"hyperkube/internal/client"
+	"hyperkube/internal/debugserver"
+	"hyperkube/internal/layout"
 )
 
 // options are the flags of kube-scheduler.
 type options struct {
-	kubeconfig  string
-	config      string
-	leaderElect bool
-	lease       time.Duration
-	renew       time.Duration
-	retry       time.Duration
-	name        string
-	namespace   string
+	kubeconfig, authenticationKubeconfig, authorizationKubeconfig string
+
+	config                          string
+	bindAddress                     string
+	securePort                      int
+	certFile, keyFile, clientCAFile string
+	leaderElect                     bool
+	lease                           time.Duration
+	renew                           time.Duration
+	retry                           time.Duration
+	name                            string
+	namespace                       string
+	verbosity                       int
+}
+
+// unused are upstream's flags for what is always so here, has no limit here, or
+// does not exist here.
+var unused = []string{
+	"kube-api-qps", "kube-api-burst", "kube-api-content-type", "profiling", "contention-profiling", "feature-gates", "logging-format",
+	"requestheader-client-ca-file", "requestheader-allowed-names", "requestheader-username-headers", "requestheader-group-headers",
+	"requestheader-extra-headers-prefix", "leader-elect-resource-lock", "authentication-skip-lookup", "authentication-tolerate-lookup-failure",
+	"authentication-token-webhook-cache-ttl", "authorization-webhook-cache-authorized-ttl", "authorization-webhook-cache-unauthorized-ttl",
+	"authorization-always-allow-paths", "tls-cipher-suites", "tls-min-version", "cert-dir", "permit-address-sharing", "permit-port-sharing",
+	"pod-max-in-unschedulable-pods-duration", "http2-max-streams-per-connection",
 }
 
 // NewCommand is `kube-scheduler`.
@@ -37,10 +59,20 @@ func NewCommand() *cobra.Command {
 		Use:   "kube-scheduler",
 		Short: "The scheduler: finds nodes for pods",
 		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.run(cmd.Context(), cmd.Flags().Changed)
+		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
+	flags.StringVar(&o.authenticationKubeconfig, "authentication-kubeconfig", "", "Path of the kubeconfig with which to review tokens of requests to this server.")
+	flags.StringVar(&o.authorizationKubeconfig, "authorization-kubeconfig", "", "Path of the kubeconfig with which to review permissions of requests to this server.")
+	flags.StringVar(&o.bindAddress, "bind-address", "0.0.0.0", "Address on which to serve the secure port.")
+	flags.IntVar(&o.securePort, "secure-port", layout.PortScheduler, "Port of HTTPS with health and metrics; 0 serves none.")
+	flags.StringVar(&o.certFile, "tls-cert-file", "", "Path of the serving certificate. Without one, a self-signed one is made.")
+	flags.StringVar(&o.keyFile, "tls-private-key-file", "", "Path of the key of --tls-cert-file.")
+	flags.StringVar(&o.clientCAFile, "client-ca-file", "", "Path of the CAs of client certificates.")
+	flags.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
 	flags.StringVar(&o.config, "config", "", "Path of a KubeSchedulerConfiguration.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", true, "Work only while holding the lease of the leader.")
 	flags.DurationVar(&o.lease, "leader-elect-lease-duration", 15*time.Second, "How long a leader that is not heard of is waited for.")
@@ -48,35 +80,138 @@ func NewCommand() *cobra.Command {
 	flags.DurationVar(&o.retry, "leader-elect-retry-period", 2*time.Second, "How long between two tries.")
 	flags.StringVar(&o.name, "leader-elect-resource-name", "kube-scheduler", "Name of the lease.")
 	flags.StringVar(&o.namespace, "leader-elect-resource-namespace", metav1.NamespaceSystem, "Namespace of the lease.")
+	for _, name := range unused {
+		flags.String(name, "", "Accepted for compatibility; changes nothing.")
+		_ = flags.MarkHidden(name)
+	}
 	return cmd
 }
 
-func (o *options) run(ctx context.Context) error {
-	profiles, kubeconfig, err := loadConfig(o.config)
+// merge takes from a configuration what no flag says.
+func (o *options) merge(cfg *configv1.KubeSchedulerConfiguration, changed func(flag string) bool) {
+	if o.kubeconfig == "" {
+		o.kubeconfig = cfg.ClientConnection.Kubeconfig
+	}
+	le := &cfg.LeaderElection
+	if le.LeaderElect != nil && !changed("leader-elect") {
+		o.leaderElect = *le.LeaderElect
+	}
+	for _, d := range []struct {
+		flag string
+		to   *time.Duration
+		from time.Duration
+	}{
+		{"leader-elect-lease-duration", &o.lease, le.LeaseDuration.Duration},
+		{"leader-elect-renew-deadline", &o.renew, le.RenewDeadline.Duration},
+		{"leader-elect-retry-period", &o.retry, le.RetryPeriod.Duration},
+	} {
+		if d.from != 0 && !changed(d.flag) {
+			*d.to = d.from
+		}
+	}
+	if le.ResourceName != "" && !changed("leader-elect-resource-name") {
+		o.name = le.ResourceName
+	}
+	if le.ResourceNamespace != "" && !changed("leader-elect-resource-namespace") {
+		o.namespace = le.ResourceNamespace
+	}
+}
+
+func (o *options) run(ctx context.Context, changed func(flag string) bool) error {
+	level := slog.LevelInfo
+	if o.verbosity >= 4 {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	file, err := loadConfig(o.config)
 	if err != nil {
 		return err
 	}
-	if o.kubeconfig != "" {
-		kubeconfig = o.kubeconfig
+	o.merge(file, changed)
+	profiles, err := Profiles(file)
+	if err != nil {
+		return err
 	}
+	clients, err := clientsFrom(o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	registry := debugserver.NewRegistry()
+	cfg := Config{Clients: clients, Profiles: profiles, Extenders: file.Extenders, Metrics: registry, Log: log}
+	if v := file.PodInitialBackoffSeconds; v != nil {
+		cfg.InitialBackoff = time.Duration(*v) * time.Second
+	}
+	if v := file.PodMaxBackoffSeconds; v != nil {
+		cfg.MaxBackoff = time.Duration(*v) * time.Second
+	}
+	s, err := New(cfg)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	served := make(chan error, 1)
+	if o.securePort == 0 {
+		served <- nil
+	} else {
+		server, err := o.server(registry, s)
+		if err != nil {
+			return err
+		}
+		go func() {
+			err := server.Run(ctx)
+			if err != nil {
+				cancel()
+			}
+			served <- err
+		}()
+	}
+	clients.Informers.StartWithContext(ctx)
+	if o.leaderElect {
+		err = lead(ctx, o, clients, s)
+	} else {
+		err = s.Run(ctx)
+	}
+	cancel()
+	clients.Informers.Shutdown()
+	if serveErr := <-served; serveErr != nil {
+		return serveErr
+	}
+	return err
+}
+
+// server is what answers on the secure port.
+func (o *options) server(registry *prometheus.Registry, s *Scheduler) (*debugserver.Server, error) {
+	conf := debugserver.Config{
+		Component: "kube-scheduler",
+		Addr:      net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort)),
+		CertFile:  o.certFile, KeyFile: o.keyFile, ClientCAFile: o.clientCAFile,
+		Metrics: registry,
+		Checks: []debugserver.Check{{Name: "sched-handler-sync", Check: func() error {
+			if !s.Synced() {
+				return errors.New("nodes and pods are not known yet")
+			}
+			return nil
+		}}},
+	}
+	reviewer := cmp.Or(o.authorizationKubeconfig, o.authenticationKubeconfig)
+	if reviewer != "" {
+		clients, err := clientsFrom(reviewer)
+		if err != nil {
+			return nil, err
+		}
+		conf.Reviews = clients.Kube
+	}
+	return debugserver.New(conf)
+}
+
+func clientsFrom(kubeconfig string) (*client.Clients, error) {
 	rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
-		return fmt.Errorf("reading the kubeconfig: %w", err)
+		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
 	}
 	rest.UserAgent = "kube-scheduler"
-	clients, err := client.New(client.Config{REST: rest})
-	if err != nil {
-		return err
-	}
-	s, err := New(Config{Clients: clients, Profiles: profiles})
-	if err != nil {
-		return err
-	}
-	clients.Informers.Start(ctx.Done())
-	if !o.leaderElect {
-		return s.Run(ctx)
-	}
-	return lead(ctx, o, clients, s)
+	return client.New(client.Config{REST: rest})
 }
 
 // lead runs s while it is the leader, and fails when it no longer is.
@@ -122,59 +257,4 @@ func lead(ctx context.Context, o *options, clients *client.Clients, s *Scheduler
 		return nil
 	}
 	return fmt.Errorf("lost the lease %s/%s", o.namespace, o.name)
-}
-
-// loadConfig reads a KubeSchedulerConfiguration: its profiles and kubeconfig.
-// With no path, the default.
-func loadConfig(path string) ([]Profile, string, error) {
-	if path == "" {
-		return nil, "", nil
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, "", fmt.Errorf("reading the scheduler's configuration: %w", err)
-	}
-	var cfg configv1.KubeSchedulerConfiguration
-	if err := yaml.UnmarshalStrict(data, &cfg); err != nil {
-		return nil, "", fmt.Errorf("reading the scheduler's configuration: %s: %w", path, err)
-	}
-	if cfg.Kind != "KubeSchedulerConfiguration" || cfg.APIVersion != configv1.SchemeGroupVersion.String() {
-		return nil, "", fmt.Errorf("%s is a %s of %s, not a KubeSchedulerConfiguration of %s", path, cfg.Kind, cfg.APIVersion, configv1.SchemeGroupVersion)
-	}
-	var profiles []Profile
-	for _, p := range cfg.Profiles {
-		profile := Profile{SchedulerName: "default-scheduler", Plugins: plugins.Default()}
-		if p.SchedulerName != nil {
-			profile.SchedulerName = *p.SchedulerName
-		}
-		if p.Plugins != nil {
-			profile.Plugins = choose(profile.Plugins, p.Plugins)
-		}
-		profiles = append(profiles, profile)
-	}
-	return profiles, cfg.ClientConnection.Kubeconfig, nil
-}
-
-// choose applies what a profile enables and disables.
-func choose(set plugins.Set, p *configv1.Plugins) plugins.Set {
-	set = set.Without(names(p.MultiPoint.Disabled)...)
-	set.PreEnqueue = set.Without(names(p.PreEnqueue.Disabled)...).PreEnqueue
-	set.Filter = set.Without(names(p.Filter.Disabled)...).Filter
-	set.Score = set.Without(names(p.Score.Disabled)...).Score
-	for _, enabled := range append(p.MultiPoint.Enabled, p.Score.Enabled...) {
-		for i := range set.Score {
-			if set.Score[i].Name() == enabled.Name && enabled.Weight != nil {
-				set.Score[i].Weight = int64(*enabled.Weight)
-			}
-		}
-	}
-	return set
-}
-
-func names(list []configv1.Plugin) []string {
-	out := make([]string, len(list))
-	for i, p := range list {
-		out[i] = p.Name
-	}
-	return out
 }

@@ -14,9 +14,8 @@ import (
 	"hyperkube/components/scheduler/framework"
 )
 
-// How long a pod that could not be placed waits at least before it is tried
-// again.
 const (
+	// The backoff by default.
 	initialBackoff = time.Second
 	maxBackoff     = 10 * time.Second
 	// maxWaiting is after how long a pod is tried again though nothing has
@@ -60,10 +59,13 @@ type queue struct {
 	heaps [places]*itemHeap // nil for places without an order
 	// counts are how many are in each place.
 	counts [places]int
+	// initial and most bound how long a pod that could not be placed waits at
+	// least before it is tried again.
+	initial, most time.Duration
 }
 
 func newQueue() *queue {
-	q := &queue{items: map[types.UID]*item{}}
+	q := &queue{items: map[types.UID]*item{}, initial: initialBackoff, most: maxBackoff}
 	q.heaps[active] = &itemHeap{less: func(a, b *item) bool {
 		if pa, pb := corev1helpers.PodPriority(a.pod), corev1helpers.PodPriority(b.pod); pa != pb {
 			return pa > pb
@@ -194,7 +196,7 @@ func (q *queue) turnDown(it *item, wake framework.Event, now time.Time) {
 		return
 	}
 	it.wake = wake
-	it.ready = now.Add(backoffAfter(it.attempts))
+	it.ready = now.Add(q.backoffAfter(it.attempts))
 	it.latest = now.Add(maxWaiting)
 	q.put(it, waiting)
 }
@@ -205,7 +207,7 @@ func (q *queue) again(it *item, now time.Time) {
 	if q.items[it.pod.UID] != it {
 		return
 	}
-	it.ready = now.Add(backoffAfter(it.attempts))
+	it.ready = now.Add(q.backoffAfter(it.attempts))
 	q.put(it, backoff)
 }
 
@@ -243,12 +245,12 @@ func (q *queue) happened(e framework.Event, now time.Time) {
 	}
 }
 
-func backoffAfter(attempts int) time.Duration {
-	d := initialBackoff
-	for i := 1; i < attempts && d < maxBackoff; i++ {
+func (q *queue) backoffAfter(attempts int) time.Duration {
+	d := q.initial
+	for i := 1; i < attempts && d < q.most; i++ {
 		d *= 2
 	}
-	return min(d, maxBackoff)
+	return min(d, q.most)
 }
 
 // itemHeap implements heap.Interface.

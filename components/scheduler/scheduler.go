@@ -49,6 +49,10 @@ type Config struct {
 	Budgets func() []*policyv1.PodDisruptionBudget
 	// Metrics is where the scheduler's metrics are registered; nil: nowhere.
 	Metrics prometheus.Registerer
+	// InitialBackoff is how long a pod that could not be placed waits at least
+	// before it is tried again, doubled each time up to MaxBackoff; zero
+	// means one second and ten.
+	InitialBackoff, MaxBackoff time.Duration
 	// Binders is how many bindings are written at the same time; zero means
 	// sixteen.
 	Binders int
@@ -99,6 +103,15 @@ func New(cfg Config) (*Scheduler, error) {
 		}
 		s.profiles[p.SchedulerName] = p
 	}
+	if cfg.InitialBackoff != 0 {
+		s.queue.initial = cfg.InitialBackoff
+	}
+	if cfg.MaxBackoff != 0 {
+		s.queue.most = cfg.MaxBackoff
+	}
+	if s.queue.initial < 0 || s.queue.most < s.queue.initial {
+		return nil, fmt.Errorf("scheduler: a backoff from %s to %s", s.queue.initial, s.queue.most)
+	}
 	for i := range cfg.Extenders {
 		e, err := newExtender(&cfg.Extenders[i])
 		if err != nil {
@@ -118,6 +131,16 @@ func New(cfg Config) (*Scheduler, error) {
 
 // Ready is closed once all nodes and pods are known.
 func (s *Scheduler) Ready() <-chan struct{} { return s.ready }
+
+// Synced tells whether all nodes and pods are known.
+func (s *Scheduler) Synced() bool {
+	for _, synced := range s.informed.synced {
+		if !synced() {
+			return false
+		}
+	}
+	return true
+}
 
 // Run places pods until ctx ends; bindings under way are finished first.
 func (s *Scheduler) Run(ctx context.Context) error {

@@ -241,7 +241,7 @@ func TestQueue(t *testing.T) {
 	if it := q.pop(now.Add(time.Minute)); it != last {
 		t.Fatal("not tried after it was released")
 	}
-	if backoffAfter(10) != maxBackoff {
+	if q.backoffAfter(10) != maxBackoff {
 		t.Error("backoff has no bound")
 	}
 }

@@ -25,8 +25,7 @@ type Set struct {
 // What it decides stands where the cycle is.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/
 type DefaultPreemption struct {
-	// Percentage of nodes that are compared at least, and how many; zero
-	// means 10 and 100.
+	// Percentage of nodes that are compared at least, and how many.
 	Percentage, Absolute int
 }
 
@@ -36,57 +35,39 @@ func (DefaultPreemption) Name() string { return "DefaultPreemption" }
 // Enough returns of how many nodes the best is chosen when there are so many
 // where evictions may help.
 func (p *DefaultPreemption) Enough(nodes int) int {
-	percentage, absolute := p.Percentage, p.Absolute
-	if percentage == 0 {
-		percentage = 10
-	}
-	if absolute == 0 {
-		absolute = 100
-	}
-	return min(max(nodes*percentage/100, absolute), nodes)
+	return max(min(max(nodes*p.Percentage/100, p.Absolute), nodes), 1)
+}
+
+// Args are the plugins that can be set up.
+type Args struct {
+	Affinity   NodeAffinity
+	Fit        NodeResourcesFit
+	Balanced   NodeResourcesBalancedAllocation
+	Spread     PodTopologySpread
+	InterPod   InterPodAffinity
+	Preemption DefaultPreemption
+}
+
+// DefaultArgs are upstream's.
+func DefaultArgs() Args {
+	return Args{InterPod: InterPodAffinity{HardWeight: 1}, Preemption: DefaultPreemption{Percentage: 10, Absolute: 100}}
 }
 
 // Default is upstream's set with its weights.
-func Default() Set {
+func Default() Set { return With(DefaultArgs()) }
+
+// With is Default with other arguments.
+func With(a Args) Set {
 	return Set{
 		PreEnqueue: []framework.PreEnqueue{SchedulingGates{}},
 		Filter: []framework.Filter{
-			NodeUnschedulable{}, NodeName{}, TaintToleration{}, NodeAffinity{},
-			NodePorts{}, NodeResourcesFit{}, PodTopologySpread{}, InterPodAffinity{HardWeight: 1},
+			NodeUnschedulable{}, NodeName{}, TaintToleration{}, a.Affinity,
+			NodePorts{}, a.Fit, a.Spread, a.InterPod,
 		},
 		Score: []Weighted{
-			{TaintToleration{}, 3}, {NodeAffinity{}, 2}, {NodeResourcesFit{}, 1}, {PodTopologySpread{}, 2},
-			{InterPodAffinity{HardWeight: 1}, 2}, {NodeResourcesBalancedAllocation{}, 1}, {ImageLocality{}, 1},
+			{TaintToleration{}, 3}, {a.Affinity, 2}, {a.Fit, 1}, {a.Spread, 2},
+			{a.InterPod, 2}, {a.Balanced, 1}, {ImageLocality{}, 1},
 		},
-		Preemption: &DefaultPreemption{},
+		Preemption: &a.Preemption,
 	}
-}
-
-// Without returns the set less the named plugins; "*" names all.
-func (s Set) Without(names ...string) Set {
-	gone := map[string]bool{}
-	for _, name := range names {
-		gone[name] = true
-	}
-	keep := func(p framework.Plugin) bool { return !gone["*"] && !gone[p.Name()] }
-	var out Set
-	for _, p := range s.PreEnqueue {
-		if keep(p) {
-			out.PreEnqueue = append(out.PreEnqueue, p)
-		}
-	}
-	for _, p := range s.Filter {
-		if keep(p) {
-			out.Filter = append(out.Filter, p)
-		}
-	}
-	for _, p := range s.Score {
-		if keep(p) {
-			out.Score = append(out.Score, p)
-		}
-	}
-	if s.Preemption != nil && keep(s.Preemption) {
-		out.Preemption = s.Preemption
-	}
-	return out
 }

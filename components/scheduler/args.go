@@ -1,0 +1,196 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+	"sigs.k8s.io/yaml"
+
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/plugins"
+)
+
+// readArgs reads the arguments of plugins.
+// https://kubernetes.io/docs/reference/config-api/kube-scheduler-config.v1/
+func readArgs(list []configv1.PluginConfig) (plugins.Args, error) {
+	args := plugins.DefaultArgs()
+	known := knownNames(plugins.Default())
+	seen := map[string]bool{}
+	for i := range list {
+		c := &list[i]
+		if seen[c.Name] {
+			return args, fmt.Errorf("repeated config for plugin %s", c.Name)
+		}
+		seen[c.Name] = true
+		if !known[c.Name] {
+			return args, fmt.Errorf("arguments for plugin %q, which does not exist", c.Name)
+		}
+		if err := readOne(&args, c); err != nil {
+			return args, fmt.Errorf("arguments of plugin %q: %w", c.Name, err)
+		}
+	}
+	return args, nil
+}
+
+func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
+	data := c.Args.Raw
+	if len(data) == 0 || slices.Contains(elsewhere, c.Name) {
+		return nil
+	}
+	var meta struct{ Kind, APIVersion string }
+	if err := yaml.Unmarshal(data, &meta); err != nil {
+		return err
+	}
+	if meta.Kind != "" && meta.Kind != c.Name+"Args" || meta.APIVersion != "" && meta.APIVersion != configv1.SchemeGroupVersion.String() {
+		return fmt.Errorf("a %s of %s, not %sArgs of %s", meta.Kind, meta.APIVersion, c.Name, configv1.SchemeGroupVersion)
+	}
+	switch c.Name {
+	case args.Fit.Name():
+		return readFit(&args.Fit, data)
+	case args.Spread.Name():
+		return readSpread(&args.Spread, data)
+	case args.Affinity.Name():
+		var a configv1.NodeAffinityArgs
+		if err := yaml.UnmarshalStrict(data, &a); err != nil {
+			return err
+		}
+		args.Affinity.Added = a.AddedAffinity
+	case args.InterPod.Name():
+		var a configv1.InterPodAffinityArgs
+		if err := yaml.UnmarshalStrict(data, &a); err != nil {
+			return err
+		}
+		if a.HardPodAffinityWeight != nil {
+			if *a.HardPodAffinityWeight < 0 || *a.HardPodAffinityWeight > 100 {
+				return errors.New("hardPodAffinityWeight: not in valid range [0-100]")
+			}
+			args.InterPod.HardWeight = int64(*a.HardPodAffinityWeight)
+		}
+		args.InterPod.IgnorePreferred = a.IgnorePreferredTermsOfExistingPods
+	case args.Balanced.Name():
+		var a configv1.NodeResourcesBalancedAllocationArgs
+		if err := yaml.UnmarshalStrict(data, &a); err != nil {
+			return err
+		}
+		for _, r := range a.Resources {
+			if r.Weight > 1 {
+				return fmt.Errorf("resources: weight of %s: only 1 is possible", r.Name)
+			}
+			args.Balanced.Resources = append(args.Balanced.Resources, corev1.ResourceName(r.Name))
+		}
+	case args.Preemption.Name():
+		return readPreemption(&args.Preemption, data)
+	default:
+		return errors.New("it takes none")
+	}
+	return nil
+}
+
+func readPreemption(p *plugins.DefaultPreemption, data []byte) error {
+	var a configv1.DefaultPreemptionArgs
+	if err := yaml.UnmarshalStrict(data, &a); err != nil {
+		return err
+	}
+	if a.MinCandidateNodesPercentage != nil {
+		p.Percentage = int(*a.MinCandidateNodesPercentage)
+	}
+	if a.MinCandidateNodesAbsolute != nil {
+		p.Absolute = int(*a.MinCandidateNodesAbsolute)
+	}
+	switch {
+	case p.Percentage < 0 || p.Percentage > 100:
+		return errors.New("minCandidateNodesPercentage: not in valid range [0, 100]")
+	case p.Absolute < 0:
+		return errors.New("minCandidateNodesAbsolute: not in valid range [0, inf)")
+	case p.Percentage == 0 && p.Absolute == 0:
+		return errors.New("cannot have both minCandidateNodesPercentage and minCandidateNodesAbsolute be 0")
+	}
+	return nil
+}
+
+func readFit(p *plugins.NodeResourcesFit, data []byte) error {
+	var a configv1.NodeResourcesFitArgs
+	if err := yaml.UnmarshalStrict(data, &a); err != nil {
+		return err
+	}
+	p.Ignored, p.IgnoredGroups = map[corev1.ResourceName]bool{}, map[string]bool{}
+	for _, name := range a.IgnoredResources {
+		p.Ignored[corev1.ResourceName(name)] = true
+	}
+	for _, group := range a.IgnoredResourceGroups {
+		p.IgnoredGroups[group] = true
+	}
+	s := a.ScoringStrategy
+	if s == nil {
+		return nil
+	}
+	for _, r := range s.Resources {
+		if r.Weight == 0 {
+			r.Weight = 1
+		}
+		if r.Weight < 1 || r.Weight > 100 {
+			return fmt.Errorf("scoringStrategy.resources: weight of %s: resource weight must be in the range [1, 100]", r.Name)
+		}
+		p.Strategy.Resources = append(p.Strategy.Resources, plugins.WeightedResource{Name: corev1.ResourceName(r.Name), Weight: r.Weight})
+	}
+	switch s.Type {
+	case "", configv1.LeastAllocated:
+	case configv1.MostAllocated:
+		p.Strategy.Most = true
+	case configv1.RequestedToCapacityRatio:
+		if s.RequestedToCapacityRatio == nil || len(s.RequestedToCapacityRatio.Shape) == 0 {
+			return errors.New("scoringStrategy.requestedToCapacityRatio.shape: at least one point must be specified")
+		}
+		for i, point := range s.RequestedToCapacityRatio.Shape {
+			switch {
+			case point.Utilization < 0 || point.Utilization > 100:
+				return errors.New("scoringStrategy.requestedToCapacityRatio.shape: utilization must be between 0 and 100")
+			case i > 0 && point.Utilization <= s.RequestedToCapacityRatio.Shape[i-1].Utilization:
+				return errors.New("scoringStrategy.requestedToCapacityRatio.shape: utilization values must be sorted in increasing order")
+			case point.Score < 0 || point.Score > 10:
+				return errors.New("scoringStrategy.requestedToCapacityRatio.shape: score must be between 0 and 10")
+			}
+			p.Strategy.Shape = append(p.Strategy.Shape, plugins.Point{
+				Utilization: int64(point.Utilization), Score: int64(point.Score) * framework.MaxScore / 10,
+			})
+		}
+	default:
+		return fmt.Errorf("scoringStrategy.type: %q is none of LeastAllocated, MostAllocated, RequestedToCapacityRatio", s.Type)
+	}
+	return nil
+}
+
+func readSpread(p *plugins.PodTopologySpread, data []byte) error {
+	var a configv1.PodTopologySpreadArgs
+	if err := yaml.UnmarshalStrict(data, &a); err != nil {
+		return err
+	}
+	switch a.DefaultingType {
+	case "", configv1.SystemDefaulting:
+		if len(a.DefaultConstraints) > 0 {
+			return errors.New("defaultingType: when .defaultConstraints are specified, it must be List")
+		}
+		return nil
+	case configv1.ListDefaulting:
+	default:
+		return fmt.Errorf("defaultingType: %q is none of System, List", a.DefaultingType)
+	}
+	for i, c := range a.DefaultConstraints {
+		switch {
+		case c.MaxSkew <= 0:
+			return fmt.Errorf("defaultConstraints[%d].maxSkew: not in valid range (0, inf)", i)
+		case c.TopologyKey == "":
+			return fmt.Errorf("defaultConstraints[%d].topologyKey: can not be empty", i)
+		case c.WhenUnsatisfiable != corev1.DoNotSchedule && c.WhenUnsatisfiable != corev1.ScheduleAnyway:
+			return fmt.Errorf("defaultConstraints[%d].whenUnsatisfiable: %q is none of DoNotSchedule, ScheduleAnyway", i, c.WhenUnsatisfiable)
+		case c.LabelSelector != nil:
+			return fmt.Errorf("defaultConstraints[%d].labelSelector: constraint must not define a selector, as they deduced for each pod", i)
+		}
+	}
+	// None at all is not the system's.
+	p.Defaults = append([]corev1.TopologySpreadConstraint{}, a.DefaultConstraints...)
+	return nil
+}

@@ -1,0 +1,113 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	configv1 "k8s.io/kube-scheduler/config/v1"
+
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/plugins"
+)
+
+// elsewhere are upstream's plugins that are none here: what they do is always
+// done, or there is nothing of it to do. A configuration may name them.
+var elsewhere = []string{
+	"PrioritySort", "DefaultBinder", "VolumeBinding", "VolumeRestrictions", "VolumeZone", "NodeVolumeLimits",
+	"DynamicResources", "NodeDeclaredFeatures", "GangScheduling", "DeferredPodScheduling", "TopologyPlacementGenerator", "PodGroupPodsCount",
+}
+
+// choose applies what a profile enables and disables; p may be nil.
+func choose(args plugins.Args, p *configv1.Plugins) (plugins.Set, error) {
+	all := plugins.With(args)
+	if p == nil {
+		return all, nil
+	}
+	known := knownNames(all)
+	var errs []error
+	for _, point := range []configv1.PluginSet{
+		p.MultiPoint, p.PreEnqueue, p.QueueSort, p.PreFilter, p.Filter, p.PostFilter, p.PreScore, p.Score, p.Reserve, p.Permit, p.PreBind, p.Bind, p.PostBind,
+	} {
+		for _, e := range point.Enabled {
+			if !known[e.Name] {
+				errs = append(errs, fmt.Errorf("plugin %q does not exist", e.Name))
+			}
+		}
+		for _, d := range point.Disabled {
+			if d.Name != "*" && !known[d.Name] {
+				errs = append(errs, fmt.Errorf("plugin %q does not exist", d.Name))
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return plugins.Set{}, err
+	}
+	set := plugins.Set{}
+	set.PreEnqueue = pick("PreEnqueue", all.PreEnqueue, p.MultiPoint, p.PreEnqueue, &errs)
+	set.Filter = pick("Filter", all.Filter, p.MultiPoint, p.Filter, &errs)
+	set.Score = pick("Score", all.Score, p.MultiPoint, p.Score, &errs)
+	for i := range set.Score {
+		w := &set.Score[i]
+		for _, e := range slices.Concat(p.MultiPoint.Enabled, p.Score.Enabled) {
+			if e.Name != w.Name() {
+				continue
+			}
+			w.Weight = 1
+			if e.Weight != nil && *e.Weight != 0 {
+				w.Weight = int64(*e.Weight)
+			}
+			if w.Weight < 0 {
+				errs = append(errs, fmt.Errorf("plugin %q: its weight is negative", e.Name))
+			}
+		}
+	}
+	if len(pick("PostFilter", []framework.Plugin{all.Preemption}, p.MultiPoint, p.PostFilter, &errs)) > 0 {
+		set.Preemption = all.Preemption
+	}
+	return set, errors.Join(errs...)
+}
+
+func knownNames(set plugins.Set) map[string]bool {
+	known := map[string]bool{set.Preemption.Name(): true}
+	for _, p := range set.PreEnqueue {
+		known[p.Name()] = true
+	}
+	for _, p := range set.Filter {
+		known[p.Name()] = true
+	}
+	for _, p := range set.Score {
+		known[p.Name()] = true
+	}
+	for _, name := range elsewhere {
+		known[name] = true
+	}
+	return known
+}
+
+// pick returns those plugins of an extension point that are enabled, in the
+// order of all.
+func pick[P framework.Plugin](point string, all []P, multi, own configv1.PluginSet, errs *[]error) []P {
+	for _, e := range own.Enabled {
+		if !slices.Contains(elsewhere, e.Name) && !slices.ContainsFunc(all, func(p P) bool { return p.Name() == e.Name }) {
+			*errs = append(*errs, fmt.Errorf("plugin %q does not extend %s plugin", e.Name, point))
+		}
+	}
+	named := func(list []configv1.Plugin, name string) bool {
+		return slices.ContainsFunc(list, func(p configv1.Plugin) bool { return p.Name == name })
+	}
+	var out []P
+	for _, p := range all {
+		on := true
+		for _, point := range []configv1.PluginSet{multi, own} {
+			if named(point.Disabled, p.Name()) || named(point.Disabled, "*") {
+				on = false
+			}
+			on = on || named(point.Enabled, p.Name())
+		}
+		if on {
+			out = append(out, p)
+		}
+	}
+	return out
+}
