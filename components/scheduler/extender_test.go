@@ -1,0 +1,94 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"hyperkube/internal/client"
+)
+
+// TestExtender: one that rules out node a, prefers c, and binds.
+func TestExtender(t *testing.T) {
+	bound := make(chan string, 10)
+	mux := http.NewServeMux()
+	reply := func(w http.ResponseWriter, v any) { _ = json.NewEncoder(w).Encode(v) }
+	mux.HandleFunc("/x/filter", func(w http.ResponseWriter, r *http.Request) {
+		var args extenderv1.ExtenderArgs
+		if err := json.NewDecoder(r.Body).Decode(&args); err != nil || args.NodeNames == nil {
+			http.Error(w, "bad", http.StatusBadRequest)
+			return
+		}
+		result := extenderv1.ExtenderFilterResult{NodeNames: &[]string{}, FailedNodes: extenderv1.FailedNodesMap{}}
+		for _, n := range *args.NodeNames {
+			if n == "a" || args.Pod.Name == "never" {
+				result.FailedNodes[n] = "the extender says no"
+			} else {
+				*result.NodeNames = append(*result.NodeNames, n)
+			}
+		}
+		reply(w, result)
+	})
+	mux.HandleFunc("/x/prioritize", func(w http.ResponseWriter, r *http.Request) {
+		reply(w, extenderv1.HostPriorityList{{Host: "b", Score: 1}, {Host: "c", Score: 10}})
+	})
+	mux.HandleFunc("/x/bind", func(w http.ResponseWriter, r *http.Request) {
+		var args extenderv1.ExtenderBindingArgs
+		_ = json.NewDecoder(r.Body).Decode(&args)
+		bound <- args.PodName + " " + args.Node
+		reply(w, extenderv1.ExtenderBindingResult{})
+	})
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	kube := fake.NewClientset(node("a"), node("b"), node("c"))
+	clients := &client.Clients{Kube: kube, Informers: informers.NewSharedInformerFactory(kube, 0)}
+	s, err := New(Config{Clients: clients, Extenders: []configv1.Extender{
+		{URLPrefix: server.URL + "/gone", FilterVerb: "filter", Ignorable: true, NodeCacheCapable: true},
+		{URLPrefix: server.URL + "/x", FilterVerb: "filter", PrioritizeVerb: "prioritize", BindVerb: "bind", Weight: 100, NodeCacheCapable: true},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	done := make(chan error, 1)
+	clients.Informers.Start(ctx.Done())
+	go func() { done <- s.Run(ctx) }()
+	<-s.Ready()
+	watch, err := kube.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"p", "never"} {
+		if _, err := kube.CoreV1().Pods("default").Create(ctx, pod(name), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := <-bound; got != "p c" {
+		t.Errorf("bound %s", got)
+	}
+	for e := range watch.ResultChan() {
+		p := e.Object.(*corev1.Pod)
+		if p.Name == "never" && len(p.Status.Conditions) > 0 {
+			if got := p.Status.Conditions[0].Message; got != "0/3 nodes are available: 3 the extender says no." {
+				t.Errorf("message %q", got)
+			}
+			break
+		}
+	}
+	watch.Stop()
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	clients.Informers.Shutdown()
+}
