@@ -206,11 +206,22 @@ func patchJSON(kind types.PatchType, patch, original []byte, strict strictness) 
 		return nil, nil, apierrors.NewRequestEntityTooLargeError(
 			fmt.Sprintf("The allowed maximum operations in a JSON patch is %d, got %d", maxPatchOperations, len(decoded)))
 	}
-	patched, err = decoded.Apply(original)
+	patched, err = applyOperations(decoded, original)
 	if err != nil {
 		return nil, nil, apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
 	}
 	return patched, strictErrs, nil
+}
+
+// applyOperations applies a JSON patch. The library panics on some that are
+// malformed, such as one that replaces the whole document by nothing.
+func applyOperations(patch jsonpatch.Patch, original []byte) (patched []byte, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			patched, err = nil, fmt.Errorf("malformed patch: %v", v)
+		}
+	}()
+	return patch.Apply(original)
 }
 
 // strategic applies a strategic merge patch.
