@@ -19,8 +19,9 @@ import (
 	"hyperkube/components/runtime/container"
 )
 
-// maxOutput bounds what ExecSync returns of each stream, as other runtimes do.
-const maxOutput = 16 << 20
+// maxOutput bounds what ExecSync returns of each stream: both must fit into a
+// message.
+const maxOutput = 7 << 20
 
 // limited keeps the first bytes written to it.
 type limited struct {

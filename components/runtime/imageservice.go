@@ -121,10 +121,10 @@ func (r *Runtime) ImportImages(ctx context.Context, archive io.Reader) ([]string
 	}
 	var names []string
 	for _, i := range list {
-		if len(i.Tags) == 0 {
+		if len(i.Names) == 0 {
 			names = append(names, i.ID)
 		}
-		names = append(names, i.Tags...)
+		names = append(names, i.Names...)
 	}
 	return names, nil
 }

@@ -261,7 +261,7 @@ func (r *Runtime) importImages(ctx context.Context) {
 			continue
 		}
 		for _, image := range list {
-			r.log.Info("image imported", "file", file, "image", image.ID, "names", image.Tags)
+			r.log.Info("image imported", "file", file, "image", image.ID, "names", image.Names)
 		}
 	}
 }

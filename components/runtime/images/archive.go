@@ -25,9 +25,16 @@ type archive struct {
 	links map[string]string
 }
 
+// Imported is an image of an archive.
+type Imported struct {
+	*Image
+	// Names are those that the archive gives it; it may have others.
+	Names []string
+}
+
 // Import reads an archive as `docker save` or an OCI image layout in a tar
 // makes it, compressed or not, and returns the images in it. They are pinned.
-func (s *Store) Import(ctx context.Context, r io.Reader) ([]*Image, error) {
+func (s *Store) Import(ctx context.Context, r io.Reader) ([]Imported, error) {
 	dir, err := os.MkdirTemp(s.path("tmp"), "import-")
 	if err != nil {
 		return nil, fmt.Errorf("importing images: %w", err)
@@ -37,7 +44,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader) ([]*Image, error) {
 	if err := a.spool(ctx, r); err != nil {
 		return nil, fmt.Errorf("reading the image archive: %w", err)
 	}
-	var imported []*Image
+	var imported []Imported
 	if data, err := a.document("manifest.json"); err == nil {
 		imported, err = s.importDocker(ctx, a, data)
 		if err != nil {
@@ -58,7 +65,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader) ([]*Image, error) {
 }
 
 // ImportFile imports the archive in a file.
-func (s *Store) ImportFile(ctx context.Context, file string) ([]*Image, error) {
+func (s *Store) ImportFile(ctx context.Context, file string) ([]Imported, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("importing images: %w", err)
@@ -161,7 +168,7 @@ func (a *archive) blob(name string) blob {
 }
 
 // importDocker reads the list of images of a docker archive.
-func (s *Store) importDocker(ctx context.Context, a *archive, data []byte) ([]*Image, error) {
+func (s *Store) importDocker(ctx context.Context, a *archive, data []byte) ([]Imported, error) {
 	var list []struct {
 		Config   string
 		RepoTags []string
@@ -170,7 +177,7 @@ func (s *Store) importDocker(ctx context.Context, a *archive, data []byte) ([]*I
 	if err := json.Unmarshal(data, &list); err != nil {
 		return nil, fmt.Errorf("reading manifest.json: %w", err)
 	}
-	var out []*Image
+	var out []Imported
 	for _, m := range list {
 		config, err := a.document(m.Config)
 		if err != nil {
@@ -193,7 +200,7 @@ func (s *Store) importDocker(ctx context.Context, a *archive, data []byte) ([]*I
 		if err != nil {
 			return out, err
 		}
-		out = append(out, image)
+		out = append(out, Imported{image, record.Tags})
 	}
 	return out, nil
 }
@@ -216,19 +223,19 @@ type manifest struct {
 	Manifests []descriptor `json:"manifests"`
 }
 
-func (s *Store) importOCI(ctx context.Context, a *archive, data []byte) ([]*Image, error) {
+func (s *Store) importOCI(ctx context.Context, a *archive, data []byte) ([]Imported, error) {
 	var index manifest
 	if err := json.Unmarshal(data, &index); err != nil {
 		return nil, fmt.Errorf("reading index.json: %w", err)
 	}
-	var out []*Image
+	var out []Imported
 	for _, d := range index.Manifests {
 		image, err := s.importManifest(ctx, a, d, nameOf(d), d.Digest, 0)
 		if err != nil {
 			return out, err
 		}
 		if image != nil {
-			out = append(out, image)
+			out = append(out, *image)
 		}
 	}
 	return out, nil
@@ -248,7 +255,7 @@ func nameOf(d descriptor) string {
 // importManifest follows indexes to this machine's manifest. top is the digest
 // that the name stands for. It returns nil when the descriptor is for another
 // platform or is no image.
-func (s *Store) importManifest(ctx context.Context, a *archive, d descriptor, name, top string, depth int) (*Image, error) {
+func (s *Store) importManifest(ctx context.Context, a *archive, d descriptor, name, top string, depth int) (*Imported, error) {
 	if depth > 4 {
 		return nil, errors.New("the archive's indexes are nested too deeply")
 	}
@@ -299,7 +306,11 @@ func (s *Store) importManifest(ctx context.Context, a *archive, d descriptor, na
 		blobs = append(blobs, a.blob(file))
 		record.Size += a.size(file)
 	}
-	return s.assemble(ctx, config, blobs, record)
+	image, err := s.assemble(ctx, config, blobs, record)
+	if err != nil {
+		return nil, err
+	}
+	return &Imported{image, record.Tags}, nil
 }
 
 func blobPath(digest string) (string, error) {

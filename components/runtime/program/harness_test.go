@@ -27,6 +27,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/runtimeclient"
@@ -122,7 +123,9 @@ func (n *node) start() {
 	defer r.Close()
 	program := "/proc/self/exe"
 	if p := os.Getenv("HYPERKUBE_TEST_RUNTIME"); p != "" {
-		program = p
+		sealed := seal(n.t, p)
+		defer sealed.Close()
+		program = fmt.Sprintf("/proc/self/fd/%d", sealed.Fd())
 	}
 	n.cmd = exec.Command(program, append([]string{
 		"--root", n.path("root"), "--state", n.path("state"), "--socket", n.path("cri.sock"), "--cgroup-root", n.cgroup,
@@ -149,6 +152,32 @@ func (n *node) start() {
 		s, err := n.Status(context.Background(), &runtimeapi.StatusRequest{})
 		return err == nil && !slices.ContainsFunc(s.Status.Conditions, func(c *runtimeapi.RuntimeCondition) bool { return !c.Status })
 	})
+}
+
+// seal puts a program into sealed memory, as package launch does.
+func seal(t testing.TB, program string) *os.File {
+	t.Helper()
+	data, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.MemfdCreate("runtime", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	f := os.NewFile(uintptr(high), "runtime")
+	if _, err := f.Write(data); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE); err != nil {
+		t.Fatal(err)
+	}
+	return f
 }
 
 // stop ends the program by a signal and waits for it.

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"bytes"
+	"k8s.io/client-go/tools/remotecommand"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestSuccessor(t *testing.T) {
+	n := newNode(t).imported()
+	ctx := context.Background()
+	pod := n.run(n.pod("kept", func(c *runtimeapi.PodSandboxConfig) {
+		c.PortMappings = []*runtimeapi.PortMapping{{HostPort: 8088, ContainerPort: 80}}
+	}))
+	gone := n.run(n.pod("gone"))
+	keep := n.startContainer(pod, shell("keep", "i=0; while true; do i=$((i+1)); echo $i; test -e /tmp/end && exit 7; sleep 0.01; done"))
+	quits := n.startContainer(pod, shell("quits", "while ! test -e /tmp/end; do sleep 0.01; done; exit 9"))
+	tty := n.startContainer(pod, shell("tty", "read a; echo got $a; exit 6", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true }))
+	created, err := n.create(pod, shell("created", "echo ran"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := n.status(keep)
+	verbose := func() string {
+		resp, err := n.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: keep, Verbose: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.Info["info"]
+	}
+	process := verbose()
+	n.eventually("some log", func() bool { return strings.Contains(n.logText(keep), "5\n") })
+	for _, how := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGKILL} {
+		pidQuits := n.pidOf(quits)
+		pidGone := n.sandboxPID(gone)
+		n.stop(how)
+		if how == syscall.SIGTERM {
+			// These end while nobody is there to see it.
+			if err := os.WriteFile(fmt.Sprintf("/proc/%d/root/tmp/end", pidQuits), nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(pidGone, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			n.eventually("the container's end", func() bool {
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pidQuits))
+				return err != nil || strings.Contains(string(stat), ") Z ")
+			})
+			n.eventually("the sandbox's end", func() bool {
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pidGone))
+				return err != nil || strings.Contains(string(stat), ") Z ")
+			})
+		}
+		n.start()
+		if after := n.status(keep); after.State != runtimeapi.ContainerState_CONTAINER_RUNNING || after.StartedAt != before.StartedAt || verbose() != process {
+			t.Fatalf("after %s it is %v with %s", how, after, verbose())
+		}
+		if got, err := n.exec(keep, 5, "echo", "hi"); err != nil || string(got.Stdout) != "hi\n" {
+			t.Errorf("exec: %q, %v", got.GetStdout(), err)
+		}
+		have := strings.Count(n.logText(keep), "\n")
+		n.eventually("more log", func() bool { return strings.Count(n.logText(keep), "\n") > have })
+		if save, err := exec.Command("iptables-save", "-t", "nat").CombinedOutput(); err != nil || strings.Count(string(save), "--dport 8088 ") != 1 {
+			t.Errorf("host ports are %s, %v", save, err)
+		}
+	}
+	if st := n.status(quits); st.State != runtimeapi.ContainerState_CONTAINER_EXITED || st.ExitCode != 9 && st.ExitCode != 255 {
+		t.Errorf("who ended meanwhile is %v", st)
+	}
+	if st, err := n.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: gone}); err != nil || st.Status.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
+		t.Errorf("the sandbox that ended meanwhile is %v, %v", st, err)
+	}
+	// The log has every number once and in order.
+	i := 0
+	for line := range strings.Lines(n.logText(keep)) {
+		i++
+		if line != fmt.Sprintln(i) {
+			t.Fatalf("line %d of the log is %q", i, line)
+		}
+	}
+	// What was created before starts now, what ran ends with its code.
+	if _, err := n.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: created}); err != nil {
+		t.Error(err)
+	}
+	if n.waitExit(created); n.logText(created) != "ran\n" {
+		t.Errorf("what was created logged %q", n.logText(created))
+	}
+	if _, err := n.exec(keep, 5, "touch", "/tmp/end"); err != nil {
+		t.Error(err)
+	}
+	if st := n.waitExit(keep); st.ExitCode != 7 && st.ExitCode != 255 {
+		t.Errorf("who was adopted ended %v", st)
+	} else {
+		t.Logf("the adopted container's exit code is %d, reason %s", st.ExitCode, st.Reason)
+	}
+	resp, err := n.Attach(ctx, &runtimeapi.AttachRequest{ContainerId: tty, Stdin: true, Stdout: true, Tty: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := stream(t, resp.Url, remotecommand.StreamOptions{Stdin: strings.NewReader("typed\n"), Stdout: &out, Tty: true}); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(out.String(), "got typed") {
+		t.Errorf("the adopted terminal said %q", out.String())
+	}
+}
+
+func (n *node) pidOf(container string) int {
+	n.t.Helper()
+	resp, err := n.ContainerStatus(context.Background(), &runtimeapi.ContainerStatusRequest{ContainerId: container, Verbose: true})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(resp.Info["info"], `"pid":`)
+	var pid int
+	fmt.Sscan(strings.TrimRight(rest, "}"), &pid)
+	if _, err := fmt.Sscanf(rest, "%d", &pid); err != nil {
+		n.t.Fatal(err)
+	}
+	return pid
+}
+
+func (n *node) sandboxPID(id string) int {
+	n.t.Helper()
+	resp, err := n.PodSandboxStatus(context.Background(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(resp.Info["info"], `"pid":`)
+	var pid int
+	if _, err := fmt.Sscanf(rest, "%d", &pid); err != nil {
+		n.t.Fatal(err)
+	}
+	return pid
+}
+
+// TestKilledAtAnyInstant kills the runtime while it makes pods. Its successor
+// must know every pod that is there, and nothing may leak.
+func TestKilledAtAnyInstant(t *testing.T) {
+	n := newNode(t).imported()
+	for round := range 12 {
+		client := n.Client
+		var wait sync.WaitGroup
+		for w := range 2 {
+			wait.Go(func() {
+				for i := range 50 {
+					name := fmt.Sprintf("p-%d-%d-%d", round, w, i)
+					resp, err := client.RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{Config: n.pod(name)})
+					if err != nil {
+						return
+					}
+					c, err := client.CreateContainer(context.Background(), &runtimeapi.CreateContainerRequest{PodSandboxId: resp.PodSandboxId, Config: shell("c", "sleep 1000")})
+					if err != nil {
+						return
+					}
+					if _, err := client.StartContainer(context.Background(), &runtimeapi.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
+						return
+					}
+					if i%2 == 0 {
+						if _, err := client.RemovePodSandbox(context.Background(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: resp.PodSandboxId}); err != nil {
+							return
+						}
+					}
+				}
+			})
+		}
+		time.Sleep(time.Duration(10+23*round) * time.Millisecond)
+		if err := n.cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = n.cmd.Wait()
+		wait.Wait()
+		client.Close()
+		n.start()
+		list, err := n.ListContainers(context.Background(), &runtimeapi.ListContainersRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range list.Containers {
+			if c.State == runtimeapi.ContainerState_CONTAINER_RUNNING {
+				if _, err := n.exec(c.Id, 10, "true"); err != nil {
+					t.Errorf("round %d: a container that runs: %v", round, err)
+				}
+			}
+		}
+	}
+	// Whatever processes there are belong to a pod that is known.
+	known := map[int]bool{}
+	list, err := n.ListPodSandbox(context.Background(), &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list.Items {
+		if s.State == runtimeapi.PodSandboxState_SANDBOX_READY {
+			known[n.sandboxPID(s.Id)] = true
+		}
+	}
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		exe, err := os.Readlink("/proc/" + e.Name() + "/exe")
+		if err != nil || exe != n.path("root", "pause") {
+			continue
+		}
+		var pid int
+		fmt.Sscan(e.Name(), &pid)
+		if !known[pid] {
+			t.Errorf("process %d is a sandbox that nobody knows", pid)
+		}
+	}
+}
+
+func TestEarlierBoot(t *testing.T) {
+	n := newNode(t).imported()
+	pod := n.run(n.pod("old"))
+	id := n.startContainer(pod, shell("c", "sleep 1000"))
+	pid := n.sandboxPID(pod)
+	n.stop(syscall.SIGKILL)
+	// As after a reboot: processes and mounts gone, records of another boot.
+	for _, file := range []string{n.path("root/sandboxes", pod, "record.json"), n.path("root/containers", id, "record.json")} {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		data = bytes.ReplaceAll(data, bytes.TrimSpace(boot), []byte("another"))
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = syscall.Kill(pid, syscall.SIGKILL)
+	n.start()
+	if st := n.status(id); st.State != runtimeapi.ContainerState_CONTAINER_EXITED || st.ExitCode != 255 || st.Reason != "Unknown" {
+		t.Errorf("the container is %v", st)
+	}
+	st, err := n.PodSandboxStatus(context.Background(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pod})
+	if err != nil || st.Status.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY || st.Status.Network.Ip != "" {
+		t.Errorf("the sandbox is %v, %v", st, err)
+	}
+}
