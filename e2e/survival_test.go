@@ -43,8 +43,9 @@ spec:
   terminationGracePeriodSeconds: 1
   containers:
   - name: c
-    image: ` + busybox + `
-    command: [sh, -c, "while true; do wget -qO- -T 3 http://web/ >/dev/null && echo good || echo bad; sleep 0.05; done"]
+    image: hyperkube
+    imagePullPolicy: IfNotPresent
+    args: [hello, get, --every=20ms, "http://web/"]
 `)
 	s.apply(`
 apiVersion: v1

@@ -21,6 +21,7 @@ func NewCommand() *cobra.Command {
 			return server.Run(cmd.Context())
 		},
 	}
+	cmd.AddCommand(newGet())
 	flags := cmd.Flags()
 	flags.StringVar(&cfg.Address, "address", ":8080", "Address to listen on.")
 	flags.StringVar(&cfg.Message, "message", "Hello", "What to say first.")

@@ -62,6 +62,9 @@ type flight struct {
 const (
 	pullBase = 10 * time.Second
 	pullMax  = 300 * time.Second
+	// pullTold is how long a failed pull is told as such before the waiting
+	// for the next one is: users look for both.
+	pullTold = time.Second
 )
 
 // NewPuller makes a Puller.
@@ -149,7 +152,7 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 		p.backoffs[key] = b
 		p.sweep(now)
 		p.mu.Unlock()
-		return "", &Error{Reason: ErrImagePull, Message: text, RetryAt: now.Add(b.delay)}
+		return "", &Error{Reason: ErrImagePull, Message: text, RetryAt: now.Add(pullTold)}
 	}
 	p.mu.Lock()
 	delete(p.backoffs, key)
