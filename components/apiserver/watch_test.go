@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/net/websocket"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +22,7 @@ import (
 	"k8s.io/client-go/metadata/metadatainformer"
 	clientrest "k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 // clients are all client-go kinds of client, in JSON or protobuf.
@@ -269,5 +272,33 @@ func TestTableWatch(t *testing.T) {
 		if ev.Type != want || len(ev.Object.Rows) != 1 || (len(ev.Object.ColumnDefinitions) > 0) != (i == 0) {
 			t.Errorf("%d: %s %+v", i, ev.Type, ev.Object)
 		}
+	}
+}
+
+// TestWebSocketWatch is how browsers watch.
+func TestWebSocketWatch(t *testing.T) {
+	k, s := newKubectl(t, Config{})
+	newAPI(t, s).do("POST", cms, `{"metadata":{"name":"a"}}`, jsn)
+	rc, err := clientcmd.BuildConfigFromFlags("", k.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tlsConfig, err := clientrest.TLSConfigFor(rc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := websocket.NewConfig(strings.Replace(rc.Host, "https://", "wss://", 1)+cms+"?watch=true", rc.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.TlsConfig = tlsConfig
+	conn, err := cfg.DialContext(contextOf(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var message string
+	if err := websocket.Message.Receive(conn, &message); err != nil || !strings.HasPrefix(message, `{"type":"ADDED","object":{"kind":"ConfigMap"`) {
+		t.Errorf("%q %v", message, err)
 	}
 }

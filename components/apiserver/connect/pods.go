@@ -126,6 +126,11 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 	if resp.StatusCode < http.StatusOK || resp.StatusCode > http.StatusPartialContent {
 		return backendError(resp, call)
 	}
+	if wsstream.IsWebSocketRequest(req) {
+		// A broken copy can only end the connection, as below.
+		_ = wsstream.NewReader(resp.Body, true, wsstream.NewDefaultReaderProtocols()).Copy(w, req)
+		return nil
+	}
 	contentType := resp.Header.Get("Content-Type")
 	if contentType == "" {
 		contentType = "text/plain"

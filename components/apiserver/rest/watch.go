@@ -5,16 +5,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"time"
 
+	"golang.org/x/net/websocket"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
 
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
@@ -100,11 +103,38 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 			return c.storeError(err, "")
 		}
 	}
+	if wsstream.IsWebSocketRequest(c.req) {
+		return c.followSocket(ctx, format, opts, s, page, since)
+	}
+	return c.events(ctx, c.newEventWriter(format), opts, s, page, since)
+}
+
+// followSocket is a watch over a WebSocket: each event is a message.
+func (c *call) followSocket(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
+	websocket.Handler(func(conn *websocket.Conn) {
+		defer conn.Close()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go func() {
+			// Clients send nothing; this ends when they go.
+			defer cancel()
+			_, _ = io.Copy(io.Discard, conn)
+		}()
+		w := c.newEventWriter(format)
+		w.socket = conn
+		if err := c.events(ctx, w, opts, s, page, since); err != nil {
+			w.status(err)
+		}
+	}).ServeHTTP(c.w, c.req)
+	return nil
+}
+
+// events tells the entries of page and what happened after since.
+func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
 	watcher, err := c.res.Collection.Watch(ctx, store.WatchOptions{Since: since, Prefix: s.prefix, Key: s.key, Match: s.match})
 	if err != nil {
 		if errors.Is(err, store.ErrTooOld) {
 			// A watch is told in its stream.
-			w := c.newEventWriter(format)
 			w.begin()
 			w.status(apierrors.NewResourceExpired(tooOldMessage(since)))
 			return nil
@@ -113,7 +143,6 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 	}
 	defer watcher.Close()
 
-	w := c.newEventWriter(format)
 	w.begin()
 	if page != nil {
 		for _, e := range page.Entries {
@@ -128,12 +157,7 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 		return nil
 	}
 	if opts.AllowWatchBookmarks {
-		var timer *time.Timer
-		timer = time.AfterFunc(c.cfg.BookmarkEvery, func() {
-			watcher.RequestProgress()
-			timer.Reset(c.cfg.BookmarkEvery)
-		})
-		defer timer.Stop()
+		defer every(c.cfg.BookmarkEvery, watcher.RequestProgress)()
 	}
 	for {
 		batch, err := watcher.Next(ctx)
@@ -172,6 +196,8 @@ type eventWriter struct {
 	failed  bool
 	// headers of tables are sent once.
 	headers bool
+	// socket, unless nil, takes each event as a message.
+	socket *websocket.Conn
 }
 
 func (c *call) newEventWriter(format negotiate.Format) *eventWriter {
@@ -180,6 +206,9 @@ func (c *call) newEventWriter(format negotiate.Format) *eventWriter {
 }
 
 func (w *eventWriter) begin() {
+	if w.socket != nil {
+		return
+	}
 	contentType := negotiate.TypeJSON
 	if w.format.Media == negotiate.Protobuf {
 		contentType = negotiate.TypeProtobuf + ";stream=watch"
@@ -195,7 +224,7 @@ func (w *eventWriter) begin() {
 // flush sends what was framed; false when the client is gone.
 func (w *eventWriter) flush() bool {
 	w.send()
-	if !w.failed && w.flusher != nil {
+	if !w.failed && w.flusher != nil && w.socket == nil {
 		w.flusher.Flush()
 	}
 	return !w.failed
@@ -203,9 +232,17 @@ func (w *eventWriter) flush() bool {
 
 func (w *eventWriter) send() {
 	if len(w.buf) > 0 && !w.failed {
-		if _, err := w.w.Write(w.buf); err != nil {
-			w.failed = true
+		var err error
+		switch {
+		case w.socket == nil:
+			_, err = w.w.Write(w.buf)
+		case w.format.Media == negotiate.Protobuf:
+			// The message has a length of its own.
+			err = websocket.Message.Send(w.socket, w.buf[4:])
+		default:
+			err = websocket.Message.Send(w.socket, string(w.buf))
 		}
+		w.failed = err != nil
 	}
 	if cap(w.buf) > pieceSize*4 {
 		w.buf = nil
@@ -238,7 +275,7 @@ func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
 		w.status(apierrors.NewInternalError(err))
 		w.failed = true
 	}
-	if len(w.buf) >= pieceSize {
+	if w.socket != nil || len(w.buf) >= pieceSize {
 		w.send()
 	}
 }
@@ -330,6 +367,9 @@ func (w *eventWriter) object(event watch.EventType, obj api.Object) {
 		return
 	}
 	w.frame(event, data)
+	if w.socket != nil {
+		w.send()
+	}
 }
 
 // status frames an ERROR event.
