@@ -455,11 +455,11 @@ func (w *worker) stepSync(ctx context.Context, now time.Time) time.Time {
 				starts = append(starts, s)
 			}
 		}
-		needMount := len(starts) > 0 && !w.mounted
+		wanted := len(starts) > 0 || plan.NewSandbox
 		switch {
-		case len(starts) > 0 && needMount && w.mountAt.After(now):
+		case wanted && !w.mounted && w.mountAt.After(now):
 			soon(w.mountAt)
-		case len(starts) > 0:
+		case wanted:
 			w.startOp(ctx, plan, starts)
 		default:
 			soon(w.refreshVolumes(ctx, now))

@@ -153,7 +153,7 @@ func Next(in Input) Plan {
 	if sandbox != nil {
 		in.ephemeral(&p)
 	}
-	if sandbox == nil && len(p.Start) > 0 {
+	if sandbox == nil && len(p.Start)+len(p.BackOff) > 0 {
 		p.NewSandbox = true
 	}
 	return p
