@@ -3,6 +3,7 @@ package scheduler
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,5 +72,19 @@ func BenchmarkCycle(b *testing.B) {
 			}
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "pods/s")
 		})
+	}
+}
+
+// BenchmarkPreempt finds whom to evict, of 500 full nodes.
+func BenchmarkPreempt(b *testing.B) {
+	s := crowd(func(p *corev1.Pod) { requests("1")(p) })
+	set := plugins.Default()
+	p := pod("new", requests("2"), priority(10), labelled(map[string]string{"app": "a0"}))
+	b.ReportAllocs()
+	for b.Loop() {
+		_, failed := findNode(&framework.Cycle{Pod: state.NewPod(p), State: s}, &set)
+		if preempt(failed, set.Preemption, nil, time.Unix(0, 0)) == nil {
+			b.Fatal(failed)
+		}
 	}
 }

@@ -243,7 +243,7 @@ func (s *Scheduler) fail(d *decision, info *state.Pod, failed *unfit, profile *P
 	now := time.Now()
 	pod := d.pod
 	d.failed = failed.err != nil
-	if p := profile.Plugins.Preemption; p != nil && failed.search != nil {
+	if p := profile.Plugins.Preemption; p != nil && failed.search != nil && failed.nodes > 0 {
 		s.metrics.preemptions.Inc()
 		eligible := mayNotPreempt(failed) == ""
 		v := preempt(failed, p, s.budgets(), now)
