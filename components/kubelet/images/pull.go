@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -137,7 +139,7 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 		return "", ctx.Err()
 	}
 	if f.err != nil {
-		text := cri.Message(f.err)
+		text := f.err.Error()
 		msg := fmt.Sprintf("Failed to pull image %q: %s", r.Image, f.err)
 		r.Event(true, "Failed", msg)
 		p.mu.Lock()
@@ -241,7 +243,7 @@ func (p *Puller) fly(ctx context.Context, name string, r Request, f *flight) {
 				f.err = ctx.Err()
 				return
 			}
-			errs = append(errs, err)
+			errs = append(errs, plain(err))
 			continue
 		}
 		f.ref, f.took = resp.ImageRef, p.Now().Sub(began)
@@ -259,6 +261,14 @@ func (p *Puller) fly(ctx context.Context, name string, r Request, f *flight) {
 		f.err = errors.Join(errs...)
 	}
 	f.took = p.Now().Sub(began)
+}
+
+// plain is an error without the code of one that says nothing.
+func plain(err error) error {
+	if s, ok := status.FromError(err); ok && s.Code() == codes.Unknown {
+		return errors.New(s.Message())
+	}
+	return err
 }
 
 // Normalize adds the tag "latest" to a name that has neither tag nor digest,

@@ -124,18 +124,21 @@ func (g *Group) loop(ctx context.Context, name string, spec *v1.Probe, field fun
 	if spec.PeriodSeconds == 0 {
 		period = 10 * time.Second
 	}
-	delay := time.Until(g.started.Add(time.Duration(spec.InitialDelaySeconds) * time.Second))
+	initial := time.Duration(spec.InitialDelaySeconds) * time.Second
+	// What counts begins a period after the start. A container that has just
+	// started is mostly not there yet; asking whether it is, soon and again,
+	// without counting it, makes it ready when it is and not a period later.
+	early := time.Duration(0)
+	if initial == 0 {
+		initial = period
+		if name != "Liveness" && time.Since(g.started) < period {
+			initial, early = 0, firstEarly
+		}
+	}
+	delay := time.Until(g.started.Add(initial))
 	if delay <= 0 && time.Since(g.started) > period {
 		// After a restart of the kubelet its containers are not all probed at once.
 		delay = rand.N(period)
-	}
-	// A container that has just started is mostly not there yet. Asking it
-	// again soon, without counting it, makes it ready when it is and not a
-	// period later. What runs a command in the container is not asked more
-	// often than it was told to.
-	early := time.Duration(0)
-	if spec.Exec == nil && spec.InitialDelaySeconds == 0 && name != "Liveness" && time.Since(g.started) < period {
-		early = firstEarly
 	}
 	timer := time.NewTimer(max(delay, 0))
 	defer timer.Stop()
@@ -152,9 +155,16 @@ func (g *Group) loop(ctx context.Context, name string, spec *v1.Probe, field fun
 		if ctx.Err() != nil {
 			return false
 		}
-		if early > 0 && answer != Success && time.Since(g.started)+early < period {
+		if early > 0 && answer != Success {
+			left := period - time.Since(g.started)
+			if spec.Exec != nil || early >= left {
+				// A command is not run more often than it was asked for.
+				early = left
+			}
 			timer.Reset(early)
-			early *= 2
+			if early *= 2; early >= 2*left {
+				early = 0
+			}
 			continue
 		}
 		early = 0
