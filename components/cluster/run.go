@@ -302,7 +302,13 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 	if err != nil {
 		return nil, err
 	}
-	if p.scheduler, err = scheduler.New(scheduler.Config{Clients: schedulerClients, Log: c.log.With("component", "kube-scheduler")}); err != nil {
+	p.scheduler, err = scheduler.New(scheduler.Config{
+		Clients: schedulerClients,
+		// A pod that comes before the node waits no second for it.
+		InitialBackoff: 20 * time.Millisecond,
+		Log:            c.log.With("component", "kube-scheduler"),
+	})
+	if err != nil {
 		return nil, err
 	}
 	p.node = nodeConfig{

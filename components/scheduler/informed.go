@@ -61,7 +61,7 @@ func (b *inbox) take() []message {
 
 // informed is what the scheduler has informers for.
 type informed struct {
-	synced      []cache.InformerSynced
+	synced      []cache.DoneChecker
 	namespaces  corelisters.NamespaceLister
 	services    corelisters.ServiceLister
 	replicaSets appslisters.ReplicaSetLister
@@ -86,9 +86,9 @@ func newInformed(factory informers.SharedInformerFactory, in *inbox) (*informed,
 	if err != nil {
 		return nil, err
 	}
-	f.synced = []cache.InformerSynced{
-		nodes.HasSynced, pods.HasSynced, core.Namespaces().Informer().HasSynced,
-		core.Services().Informer().HasSynced, factory.Apps().V1().ReplicaSets().Informer().HasSynced,
+	f.synced = []cache.DoneChecker{
+		nodes.HasSyncedChecker(), pods.HasSyncedChecker(), core.Namespaces().Informer().HasSyncedChecker(),
+		core.Services().Informer().HasSyncedChecker(), factory.Apps().V1().ReplicaSets().Informer().HasSyncedChecker(),
 	}
 	return f, nil
 }
@@ -111,7 +111,7 @@ func (s *Scheduler) informBudgets(ctx context.Context) func() []*policyv1.PodDis
 	budgets := factory.Policy().V1().PodDisruptionBudgets()
 	informer := budgets.Informer()
 	factory.StartWithContext(ctx)
-	cache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
+	cache.WaitFor(ctx, "", informer.HasSyncedChecker())
 	return func() []*policyv1.PodDisruptionBudget {
 		// A lister from memory does not fail.
 		all, _ := budgets.Lister().List(labels.Everything())

@@ -46,7 +46,7 @@ type victims struct {
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/
 func preempt(failed *unfit, p *plugins.DefaultPreemption, budgets []*budget, now time.Time) *victims {
-	if failed.search == nil {
+	if failed.search == nil || failed.nodes == 0 {
 		return nil
 	}
 	if why := mayNotPreempt(failed); why != "" {

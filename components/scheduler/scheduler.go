@@ -135,7 +135,7 @@ func (s *Scheduler) Ready() <-chan struct{} { return s.ready }
 // Synced tells whether all nodes and pods are known.
 func (s *Scheduler) Synced() bool {
 	for _, synced := range s.informed.synced {
-		if !synced() {
+		if !cache.IsDone(synced) {
 			return false
 		}
 	}
@@ -144,7 +144,7 @@ func (s *Scheduler) Synced() bool {
 
 // Run places pods until ctx ends; bindings under way are finished first.
 func (s *Scheduler) Run(ctx context.Context) error {
-	if !cache.WaitForCacheSync(ctx.Done(), s.informed.synced...) {
+	if !cache.WaitFor(ctx, "", s.informed.synced...) {
 		return nil
 	}
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: s.cfg.Clients.Kube.EventsV1()})
