@@ -31,8 +31,11 @@ type Manager = managedfields.FieldManager
 type Managers struct {
 	types func() (managedfields.TypeConverter, error)
 
-	mu    sync.RWMutex
-	known map[key]*Manager
+	unowned *fieldpath.Set
+
+	mu      sync.RWMutex
+	known   map[key]*Manager
+	filters map[key]map[fieldpath.APIVersion]fieldpath.Filter
 }
 
 type key struct {
@@ -45,9 +48,15 @@ type key struct {
 func New() *Managers {
 	return &Managers{
 		types: sync.OnceValues(func() (managedfields.TypeConverter, error) {
-			return newWithScale(applyconfigurations.NewTypeConverter(scheme.Scheme))
+			all, err := newWithScale(applyconfigurations.NewTypeConverter(scheme.Scheme))
+			if err != nil {
+				return nil, err
+			}
+			return newTrusting(all), nil
 		}),
-		known: map[key]*Manager{},
+		unowned: unowned(),
+		known:   map[key]*Manager{},
+		filters: map[key]map[fieldpath.APIVersion]fieldpath.Filter{},
 	}
 }
 
@@ -64,11 +73,39 @@ func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) 
 	if f != nil {
 		return f, nil
 	}
+	filters, err := m.resetFields(res, subresource)
+	if err != nil {
+		return nil, err
+	}
+	types, err := m.types()
+	if err != nil {
+		return nil, err
+	}
+	kind := kindOf{res}
+	f, err = managedfields.NewDefaultFieldManager(types, kind, kind, creater{res}, res.GVK(), res.GroupVersion(), subresource, filters)
+	if err != nil {
+		return nil, fmt.Errorf("managed fields of %s: %w", res.GVR(), err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.known[k] = f
+	return f, nil
+}
+
+// resetFields returns what is not recorded at a subresource, because it is
+// taken back; nil when there is nothing.
+func (m *Managers) resetFields(res *api.Resource, subresource string) (map[fieldpath.APIVersion]fieldpath.Filter, error) {
+	k := key{res, subresource}
+	m.mu.RLock()
+	filters, ok := m.filters[k]
+	m.mu.RUnlock()
+	if ok {
+		return filters, nil
+	}
 	reset := res.Update.ResetFields
 	if v, ok := res.Views[subresource]; ok && subresource != "" {
 		reset = v.ResetFields
 	}
-	var filters map[fieldpath.APIVersion]fieldpath.Filter
 	if len(reset) > 0 {
 		set := fieldpath.NewSet()
 		for _, p := range reset {
@@ -86,19 +123,10 @@ func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) 
 			fieldpath.APIVersion(res.GroupVersion().String()): fieldpath.NewExcludeSetFilter(set),
 		}
 	}
-	types, err := m.types()
-	if err != nil {
-		return nil, err
-	}
-	kind := kindOf{res}
-	f, err = managedfields.NewDefaultFieldManager(types, kind, kind, creater{res}, res.GVK(), res.GroupVersion(), subresource, filters)
-	if err != nil {
-		return nil, fmt.Errorf("managed fields of %s: %w", res.GVR(), err)
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.known[k] = f
-	return f, nil
+	m.filters[k] = filters
+	return filters, nil
 }
 
 // kindOf converts, defaults and makes objects of one kind that has one

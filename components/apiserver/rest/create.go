@@ -2,7 +2,6 @@ package rest
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -52,16 +51,9 @@ func (c *call) create() error {
 		return err
 	}
 	uniqueOwners(c.ctx, obj, false)
-	f, err := c.cfg.Fields.For(c.res.Resource, "")
+	obj, err = c.cfg.Fields.Created(c.res.Resource, obj, fieldmanager.Name(opts.FieldManager, c.req.UserAgent()))
 	if err != nil {
 		return err
-	}
-	empty := c.res.New()
-	empty.GetObjectKind().SetGroupVersionKind(c.res.GVK())
-	recorded := f.UpdateNoErrors(empty, obj, fieldmanager.Name(opts.FieldManager, c.req.UserAgent()))
-	obj, ok := recorded.(api.Object)
-	if !ok {
-		return fmt.Errorf("managed fields of %s: got a %T", c.res.Kind, recorded)
 	}
 	r := review{operation: admission.Create, obj: obj, name: name, options: opts, dryRun: dryRun(opts.DryRun)}
 	if err := c.admit(c.ctx, r); err != nil {

@@ -1,0 +1,137 @@
+package fieldmanager
+
+import (
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+	"sigs.k8s.io/structured-merge-diff/v6/value"
+
+	"hyperkube/internal/api"
+)
+
+// unowned are the fields that belong to the system and to no manager.
+func unowned() *fieldpath.Set {
+	set := fieldpath.NewSet(fieldpath.MakePathOrDie("apiVersion"), fieldpath.MakePathOrDie("kind"), fieldpath.MakePathOrDie("metadata"))
+	for _, name := range []string{
+		"name", "namespace", "creationTimestamp", "selfLink", "uid", "clusterName", "generation", "managedFields", "resourceVersion",
+	} {
+		set.Insert(fieldpath.MakePathOrDie("metadata", name))
+	}
+	return set
+}
+
+// Created records that manager set all fields of a new object. It comes to what
+// Manager.Update would record against an empty object, for half the price: there
+// is nothing to compare with.
+func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (api.Object, error) {
+	if len(obj.GetManagedFields()) > 0 {
+		// A client brought its own.
+		f, err := m.For(res, "")
+		if err != nil {
+			return nil, err
+		}
+		empty := res.New()
+		empty.GetObjectKind().SetGroupVersionKind(res.GVK())
+		out, ok := f.UpdateNoErrors(empty, obj, manager).(api.Object)
+		if !ok {
+			return nil, fmt.Errorf("managed fields of a new %s: not an API object", res.Kind)
+		}
+		return out, nil
+	}
+	types, err := m.types()
+	if err != nil {
+		return nil, err
+	}
+	reset, err := m.resetFields(res, "")
+	if err != nil {
+		return nil, err
+	}
+	obj.SetManagedFields(nil)
+	fields, err := types.ObjectToTyped(obj, typed.AllowDuplicates)
+	if err != nil {
+		return obj, nil // as upstream does, rather without than not at all
+	}
+	set, err := fields.ToFieldSet()
+	if err != nil {
+		return obj, nil
+	}
+	if set, err = against(types, res, set, fields); err != nil {
+		return obj, nil
+	}
+	set = set.Difference(m.unowned)
+	if filter := reset[fieldpath.APIVersion(res.GroupVersion().String())]; filter != nil {
+		set = filter.Filter(set)
+	}
+	if set.Empty() {
+		return obj, nil
+	}
+	data, err := set.ToJSON()
+	if err != nil {
+		return obj, nil
+	}
+	if manager == "" {
+		manager = "unknown"
+	}
+	now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
+	owned := &metav1.FieldsV1{}
+	owned.SetRawBytes(data)
+	obj.SetManagedFields([]metav1.ManagedFieldsEntry{{
+		Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: res.GroupVersion().String(),
+		Time: &now, FieldsType: "FieldsV1", FieldsV1: owned,
+	}})
+	return obj, nil
+}
+
+// against makes of all fields of a new object those in which it differs from an
+// empty one, with the maps and lists that the empty one has not.
+func against(types managedfields.TypeConverter, res *api.Resource, set *fieldpath.Set, fields *typed.TypedValue) (*fieldpath.Set, error) {
+	empty := res.New()
+	empty.GetObjectKind().SetGroupVersionKind(res.GVK())
+	of, err := types.ObjectToTyped(empty, typed.AllowDuplicates)
+	if err != nil {
+		return nil, err
+	}
+	same := fieldpath.NewSet()
+	differ(set, same, nil, fields.AsValue(), of.AsValue())
+	return set.Difference(same), nil
+}
+
+// differ walks down a set together with the values that it is of, and collects
+// which are the same in both. Before is nil where the empty object has nothing.
+func differ(set, same *fieldpath.Set, at fieldpath.Path, now, before value.Value) {
+	field := func(pe fieldpath.PathElement) (a, b value.Value) {
+		if pe.FieldName == nil || before == nil || !before.IsMap() || now == nil || !now.IsMap() {
+			return nil, nil
+		}
+		b, ok := before.AsMap().Get(*pe.FieldName)
+		if !ok {
+			return nil, nil
+		}
+		a, _ = now.AsMap().Get(*pe.FieldName)
+		return a, b
+	}
+	if before != nil {
+		set.Members.Iterate(func(pe fieldpath.PathElement) {
+			if a, b := field(pe); a != nil && b != nil && value.Equals(a, b) {
+				same.Insert(append(at.Copy(), pe))
+			}
+		})
+	}
+	set.Children.Iterate(func(pe fieldpath.PathElement) {
+		child, ok := set.Children.Get(pe)
+		if !ok {
+			return
+		}
+		a, b := field(pe)
+		if b == nil {
+			set.Members.Insert(pe)
+			differ(child, same, nil, nil, nil)
+			return
+		}
+		differ(child, same, append(at.Copy(), pe), a, b)
+	})
+}
