@@ -74,6 +74,9 @@ type Host struct {
 	PodPidsLimit int64
 	// AllowedUnsafeSysctls may be set by pods; a trailing * matches the rest.
 	AllowedUnsafeSysctls []string
+	// Fits tells why a resized pod does not fit on the node, empty if it does;
+	// NewManager fills it.
+	Fits func(pod *v1.Pod) (reason, message string)
 	// Mirror reports the status of pods that do not come from the API. Nil:
 	// they have none.
 	Mirror Mirror

@@ -34,7 +34,9 @@ type Manager struct {
 
 // NewManager makes a Manager. Run must be called before anything else is.
 func NewManager(h *Host) *Manager {
-	return &Manager{host: h, workers: map[types.UID]*worker{}, waiters: map[string][]chan struct{}{}}
+	m := &Manager{host: h, workers: map[types.UID]*worker{}, waiters: map[string][]chan struct{}{}}
+	h.Fits = m.fits
+	return m
 }
 
 // Run keeps pods until ctx ends, following what the runtime reports, and

@@ -69,8 +69,13 @@ func (w *worker) statusInput(now time.Time) podstate.StatusInput {
 		QOS:         QOS(w.pod),
 		Actuated:    w.actuated,
 	}
+	if w.resize != nil {
+		in.Conditions = append(in.Conditions, w.resize.condition())
+		in.Pending = w.resize.kind == v1.PodResizePending
+	}
 	if w.verdict != nil {
-		in.Reason, in.Message, in.Conditions = w.verdict.Reason, w.verdict.Message, w.verdict.Conditions
+		in.Reason, in.Message = w.verdict.Reason, w.verdict.Message
+		in.Conditions = append(in.Conditions, w.verdict.Conditions...)
 	}
 	return in
 }

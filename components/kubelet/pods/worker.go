@@ -66,7 +66,10 @@ type worker struct {
 	stage    stage
 	final    finalStep
 	report   reporter
+	// actuated are the resources that containers have, by name, where they are
+	// not yet what the pod says; resize tells why, nil when all are.
 	actuated map[string]v1.ResourceRequirements
+	resize   *resizeState
 }
 
 // stage of a pod's life on the node.
@@ -462,7 +465,9 @@ func (w *worker) stepSync(ctx context.Context, now time.Time) time.Time {
 		case wanted:
 			w.startOp(ctx, plan, starts)
 		default:
-			soon(w.refreshVolumes(ctx, now))
+			if soon(w.startResize(ctx, now)); w.op == nil {
+				soon(w.refreshVolumes(ctx, now))
+			}
 		}
 	}
 	return wakeAt

@@ -8,11 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// owned are the conditions that the kubelet computes at every step.
-var owned = [...]v1.PodConditionType{
-	v1.PodReadyToStartContainers, v1.PodInitialized, v1.PodReady, v1.ContainersReady, v1.PodScheduled,
-}
-
 // conditions fills the pod's conditions: the kubelet's own first, then those of
 // others as they are.
 func (in *StatusInput) conditions(s *v1.PodStatus, initialized bool) {
@@ -35,7 +30,8 @@ func (in *StatusInput) conditions(s *v1.PodStatus, initialized bool) {
 		s.Conditions = append(s.Conditions, in.since(c))
 	}
 	for _, c := range in.Last.Conditions {
-		if !has(s.Conditions, c.Type) {
+		// A resize that is over is not told of any more.
+		if !has(s.Conditions, c.Type) && c.Type != v1.PodResizePending && c.Type != v1.PodResizeInProgress {
 			s.Conditions = append(s.Conditions, c)
 		}
 	}
@@ -150,14 +146,4 @@ func (in *StatusInput) initialized(s *v1.PodStatus, initialized bool) v1.PodCond
 		c.Message = fmt.Sprintf("containers with incomplete status: %s", incomplete)
 	}
 	return c
-}
-
-// Owns tells whether the kubelet computes the condition.
-func Owns(t v1.PodConditionType) bool {
-	for _, o := range owned {
-		if o == t {
-			return true
-		}
-	}
-	return false
 }

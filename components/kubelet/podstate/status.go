@@ -32,6 +32,8 @@ type StatusInput struct {
 	// Actuated are the resources that running containers have, by name, where
 	// they differ from the spec because a resize is not through.
 	Actuated map[string]v1.ResourceRequirements
+	// Pending: the resources of Actuated are all that the pod has been given.
+	Pending bool
 }
 
 // Status makes a pod's status.
@@ -236,6 +238,9 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 			actual = r
 		}
 		s.AllocatedResources = c.Resources.Requests.DeepCopy()
+		if in.Pending && len(in.Actuated) > 0 {
+			s.AllocatedResources = actual.Requests.DeepCopy()
+		}
 		s.Resources = &v1.ResourceRequirements{Limits: actual.Limits.DeepCopy(), Requests: actual.Requests.DeepCopy()}
 	}
 	if latest != nil {
