@@ -120,7 +120,7 @@ func (s *Server) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		_ = hs.Close()
-		<-failed
+		_ = <-failed // says no more than that it was closed
 		return nil
 	case err := <-failed:
 		return fmt.Errorf("serving the port of %s: %w", s.cfg.Component, err)

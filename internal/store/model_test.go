@@ -97,14 +97,13 @@ func matcher(match func(string) bool) func(*Entry) bool {
 
 // modelWatch collects what a watcher sees.
 type modelWatch struct {
-	opts   WatchOptions
-	since  int64
-	match  func(string) bool
-	name   string
-	got    []string
-	err    error
-	last   int64
-	cancel context.CancelFunc
+	opts  WatchOptions
+	since int64
+	match func(string) bool
+	name  string
+	got   []string
+	err   error
+	last  int64
 }
 
 func (w *modelWatch) run(ctx context.Context, c *Collection, watcher *Watcher, until func() int64) {
