@@ -21,6 +21,7 @@ import (
 	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/podactions"
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/request"
 	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/api/catalog"
 	"hyperkube/internal/lifecycle"
@@ -165,10 +166,20 @@ func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Con
 		Transport: &memory.Transport{
 			Handler: s.chain,
 			Context: func(ctx context.Context) context.Context { return filters.WithMemoryUser(ctx, u) },
+			Brief:   brief,
 		},
 		// The server's own fairness limits clients, not they themselves.
 		QPS: -1,
 	}
+}
+
+// brief tells whether a request is answered whole and soon.
+func brief(req *http.Request) bool {
+	if req.Header.Get("Upgrade") != "" {
+		return false
+	}
+	info, err := request.Parse(req.Method, req.URL, req.URL.Query())
+	return err == nil && !request.LongRunning(info)
 }
 
 // Run serves until ctx ends; then watches end, other requests are finished,

@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 )
 
@@ -24,6 +25,10 @@ type Transport struct {
 	// Context, unless nil, adds to the context of every request, such as who
 	// sends it.
 	Context func(context.Context) context.Context
+	// Brief, unless nil, tells which requests are answered whole and soon:
+	// they are answered in the caller's goroutine, which is cheaper. Their
+	// answers do not stream.
+	Brief func(*http.Request) bool
 }
 
 // RoundTrip sends req to the handler and returns once the answer begins.
@@ -46,17 +51,12 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		server.Body = http.NoBody
 	}
 	w := &response{req: req, cancel: cancel, header: http.Header{}, begun: make(chan struct{})}
-	go func() {
-		defer w.finish()
-		defer func() {
-			// The handler has its own recovery; what comes this far breaks
-			// the answer off, as a server would break the connection.
-			if v := recover(); v != nil {
-				w.abort(fmt.Errorf("request aborted: %v", v))
-			}
-		}()
-		t.Handler.ServeHTTP(w, server)
-	}()
+	if t.Brief != nil && t.Brief(req) {
+		w.whole = true
+		t.serve(w, server)
+		return w.result()
+	}
+	go t.serve(w, server)
 	select {
 	case <-w.begun:
 	case <-req.Context().Done():
@@ -66,11 +66,28 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return w.result()
 }
 
+func (t *Transport) serve(w *response, req *http.Request) {
+	defer w.finish()
+	defer func() {
+		// The handler has its own recovery; what comes this far breaks the
+		// answer off, as a server would break the connection.
+		if v := recover(); v != nil {
+			w.abort(fmt.Errorf("request aborted: %v", v))
+		}
+	}()
+	t.Handler.ServeHTTP(w, req)
+}
+
+// maxGrow bounds what is set aside for an announced body.
+const maxGrow = 64 << 20
+
 // response is what the handler writes to. Until the first flush everything is
 // collected; an answer that ends before is passed on without a pipe.
 type response struct {
 	req    *http.Request
 	cancel context.CancelFunc
+	// whole: nobody reads before the handler has ended.
+	whole bool
 	// begun is closed when there is something to return.
 	begun chan struct{}
 
@@ -103,6 +120,9 @@ func (w *response) writeHeader(code int) {
 	}
 	w.code = code
 	w.sent = w.header.Clone()
+	if n, err := strconv.Atoi(w.sent.Get("Content-Length")); err == nil && n > 0 && n < maxGrow {
+		w.body.Grow(n)
+	}
 }
 
 // Write takes a part of the body.
@@ -122,6 +142,10 @@ func (w *response) Write(p []byte) (int, error) {
 func (w *response) Flush() {
 	w.mu.Lock()
 	w.writeHeader(http.StatusOK)
+	if w.whole {
+		w.mu.Unlock()
+		return
+	}
 	var collected []byte
 	var pipe *io.PipeWriter
 	if w.pipe == nil && w.err == nil {
@@ -214,6 +238,9 @@ func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	defer w.mu.Unlock()
 	if w.code != 0 {
 		return nil, nil, errors.New("taking the connection over: the answer has begun")
+	}
+	if w.whole {
+		return nil, nil, fmt.Errorf("taking the connection over: %w", http.ErrNotSupported)
 	}
 	server, client := net.Pipe()
 	w.hijacked = &http.Response{}
