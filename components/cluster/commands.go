@@ -25,6 +25,7 @@ type Command struct {
 func Commands() []Command {
 	return []Command{
 		{"up", "Start a single-node cluster on this machine", newUp},
+		{"node", "Run the node half alone: runtime, kubelet and proxy", newNodeCommand},
 		{"stop", "Stop the control plane and the kubelet; pods go on", newStop},
 		{"down", "Stop everything, pods too, and take back all changes to the host", newDown},
 		{"reset", "Like down, and delete the cluster's data", newReset},

@@ -29,12 +29,14 @@ type nodeConfig struct {
 	// Shared: the clients' informers hold the whole cluster's objects
 	// already, in this process; the kubelet uses them instead of its own.
 	Shared bool
-	// Serving is the kubelet's serving certificate, ClientCA verifies who
-	// calls it.
-	Serving  tls.Certificate
-	ClientCA *x509.CertPool
-	Journal  *hostchange.Journal
-	Log      *slog.Logger
+	// ClusterDNS are the addresses at which pods ask for names; may be empty.
+	ClusterDNS []string
+	// Certificate is the kubelet's serving certificate, nil for one that it
+	// signs itself; ClientCA verifies who calls it, nil for nobody.
+	Certificate func() (*tls.Certificate, error)
+	ClientCA    *x509.CertPool
+	Journal     *hostchange.Journal
+	Log         *slog.Logger
 }
 
 // node is kubelet and proxy of one node.
@@ -50,9 +52,9 @@ func newNode(cfg nodeConfig) (*node, error) {
 		NodeName:      cfg.Identity.NodeName,
 		Layout:        cfg.Layout,
 		Clients:       cfg.Kubelet,
-		ClusterDNS:    []string{cfg.Identity.DNSAddress},
+		ClusterDNS:    cfg.ClusterDNS,
 		ClusterDomain: cfg.Identity.Domain,
-		Certificate:   func() (*tls.Certificate, error) { return &cfg.Serving, nil },
+		Certificate:   cfg.Certificate,
 		ClientCA:      cfg.ClientCA,
 		Journal:       cfg.Journal,
 		Log:           cfg.Log.With("component", "kubelet"),

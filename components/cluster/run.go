@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -313,7 +314,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 	}
 	p.node = nodeConfig{
 		Layout: c.layout, Identity: c.identity, Address: c.address, Shared: true,
-		ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
+		ClusterDNS: []string{c.identity.DNSAddress}, ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
 	}
 	if p.node.Kubelet, err = b.as("system:node:"+c.identity.NodeName, "system:nodes"); err != nil {
 		return nil, err
@@ -325,7 +326,8 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 	if err != nil {
 		return nil, err
 	}
-	p.node.Serving = serving.TLS()
+	certificate := serving.TLS()
+	p.node.Certificate = func() (*tls.Certificate, error) { return &certificate, nil }
 	return p, nil
 }
 

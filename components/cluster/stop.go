@@ -17,11 +17,12 @@ import (
 	"hyperkube/internal/layout"
 )
 
-// mainProcess is the name of the process that `up` starts.
+// mainProcess is the name of the process that `up` starts, or that `node` is.
 const mainProcess = "hyperkube"
 
-// journals are the processes that change the host.
-var journals = []string{"node", "runtime"}
+// journals are the processes that change the host: kubelet and proxy in one,
+// or each alone, and the runtime.
+var journals = []string{"node", "kubelet", "kube-proxy", "runtime"}
 
 // stopTimeout bounds how long the main process may take to stop.
 const stopTimeout = 30 * time.Second

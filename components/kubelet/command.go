@@ -20,6 +20,7 @@ import (
 // options are the flags of kubelet.
 type options struct {
 	config, kubeconfig, hostname, endpoint, root, domain string
+	under                                                string
 	manifests, address, cert, key, clientCA, resolv      string
 	cgroupRoot, providerID, podCIDR                      string
 	nodeIPs, dns, taints                                 []string
@@ -44,6 +45,7 @@ func NewCommand() *cobra.Command {
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server. Without it the kubelet runs static pods alone.")
 	f.StringVar(&o.hostname, "hostname-override", "", "The node's name instead of the hostname.")
 	f.StringVar(&o.endpoint, "container-runtime-endpoint", "", "The container runtime's CRI socket, as in unix:///run/containerd/containerd.sock.")
+	f.StringVar(&o.under, "root", "", "Keep everything below this folder instead of in the usual places, as of the cluster commands.")
 	f.StringVar(&o.root, "root-dir", layout.Default().Kubelet, "Directory of what the kubelet keeps of pods.")
 	f.StringSliceVar(&o.nodeIPs, "node-ip", nil, "The node's address, or two of different families.")
 	f.StringSliceVar(&o.dns, "cluster-dns", nil, "Addresses of the cluster's DNS.")
@@ -74,6 +76,9 @@ func NewCommand() *cobra.Command {
 // build makes a Config of file and flags; given tells which flags were given.
 func (o *options) build(given func(string) bool) (Config, error) {
 	cfg := Config{Layout: layout.Default()}
+	if o.under != "" {
+		cfg.Layout = layout.Under(o.under)
+	}
 	if o.config != "" {
 		raw, err := os.ReadFile(o.config)
 		if err != nil {
@@ -127,12 +132,12 @@ func (o *options) build(given func(string) bool) (Config, error) {
 		cfg.IPs = append(cfg.IPs, ip)
 	}
 	if o.cert != "" || o.key != "" {
-		cfg.Certificate = certificateFiles(o.cert, o.key)
+		cfg.Certificate = CertificateFiles(o.cert, o.key)
 		_, err := cfg.Certificate()
 		errs = append(errs, err)
 	}
 	if o.clientCA != "" {
-		pool, err := readPool(o.clientCA)
+		pool, err := ReadPool(o.clientCA)
 		errs = append(errs, err)
 		cfg.ClientCA = pool
 	}

@@ -154,12 +154,12 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 		errs = append(errs, fmt.Errorf("authorization mode %q: want Webhook or AlwaysAllow", f.Authorization.Mode))
 	}
 	if path := f.Authentication.X509.ClientCAFile; path != "" {
-		pool, err := readPool(path)
+		pool, err := ReadPool(path)
 		errs = append(errs, err)
 		c.ClientCA = pool
 	}
 	if f.TLSCertFile != "" || f.TLSPrivateKeyFile != "" {
-		c.Certificate = certificateFiles(f.TLSCertFile, f.TLSPrivateKeyFile)
+		c.Certificate = CertificateFiles(f.TLSCertFile, f.TLSPrivateKeyFile)
 		_, err := c.Certificate()
 		errs = append(errs, err)
 	}
@@ -167,7 +167,8 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(errs...)
 }
 
-func readPool(path string) (*x509.CertPool, error) {
+// ReadPool reads the authorities of clients, PEM, for Config.ClientCA.
+func ReadPool(path string) (*x509.CertPool, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("reading the clients' CA: %w", err)
@@ -179,9 +180,9 @@ func readPool(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// certificateFiles returns what reads a certificate anew whenever its file has
-// changed.
-func certificateFiles(cert, key string) func() (*tls.Certificate, error) {
+// CertificateFiles returns what reads a certificate anew whenever its file has
+// changed, for Config.Certificate. It is safe for several goroutines.
+func CertificateFiles(cert, key string) func() (*tls.Certificate, error) {
 	var mu sync.Mutex
 	var have *tls.Certificate
 	var of time.Time

@@ -12,12 +12,14 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"hyperkube/internal/client"
+	"hyperkube/internal/hostchange"
+	"hyperkube/internal/layout"
 )
 
 // NewCommand is `kube-proxy`.
 func NewCommand() *cobra.Command {
 	cfg := Config{}
-	var kubeconfig, mode string
+	var kubeconfig, mode, root string
 	var clusterCIDRs []string
 	cmd := &cobra.Command{
 		Use:   "kube-proxy",
@@ -38,11 +40,22 @@ func NewCommand() *cobra.Command {
 				}
 				cfg.NodeName = strings.ToLower(name)
 			}
+			place := layout.Default()
+			if root != "" {
+				place = layout.Under(root)
+			}
+			journal, err := hostchange.Open(place.Journal("kube-proxy"))
+			if err != nil {
+				return err
+			}
+			defer journal.Close()
+			cfg.Journal = journal
 			return run(cmd.Context(), cfg, kubeconfig)
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
+	flags.StringVar(&root, "root", "", "Keep what is on disk below this folder instead of in the usual places, as of the cluster commands.")
 	flags.StringVar(&mode, "proxy-mode", "iptables", "How traffic is led: iptables.")
 	flags.StringVar(&cfg.NodeName, "hostname-override", "", "Name of this node; empty is the hostname.")
 	flags.StringSliceVar(&clusterCIDRs, "cluster-cidr", nil, "Ranges of all pods; traffic to services from elsewhere is masqueraded.")
