@@ -26,6 +26,9 @@ func preflight(l layout.Node, ports []int) error {
 	}
 	var problems []error
 	problems = append(problems, checkPorts(ports)...)
+	if who := otherCluster(l); who != "" {
+		problems = append(problems, fmt.Errorf("another cluster is on this machine: %s is there; take that cluster away first", who))
+	}
 	for _, program := range []string{"iptables", "iptables-restore"} {
 		if _, err := exec.LookPath(program); err != nil {
 			problems = append(problems, fmt.Errorf("%s is not installed: install the package iptables", program))
@@ -44,6 +47,25 @@ func preflight(l layout.Node, ports []int) error {
 		return nil
 	}
 	return codedError{errors.Join(problems...), ExitPreflight}
+}
+
+// otherCluster names a file that some other Kubernetes keeps where this one
+// would keep its own things, "" when there is none. Only a first start looks:
+// later ones find what is theirs.
+func otherCluster(l layout.Node) string {
+	if _, ours, err := loadIdentity(l); ours || err != nil {
+		return ""
+	}
+	for _, path := range []string{
+		filepath.Join(l.Kubelet, "config.yaml"), // kubeadm and most others
+		filepath.Join(l.Etc, "kubelet.conf"),
+		filepath.Join(l.StaticPods(), "kube-apiserver.yaml"),
+	} {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return ""
 }
 
 // checkPorts tells which ports are taken, and by whom.

@@ -1,0 +1,61 @@
+package cluster
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"hyperkube/internal/layout"
+)
+
+func TestTakenPortNamesItsOwner(t *testing.T) {
+	listener, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	port := listener.Addr().(*net.TCPAddr).Port
+	problems := checkPorts([]int{port})
+	if len(problems) != 1 || !strings.Contains(problems[0].Error(), "process "+strconv.Itoa(os.Getpid())) {
+		t.Errorf("problems %v", problems)
+	}
+	listener.Close()
+	if problems := checkPorts([]int{port}); len(problems) > 0 {
+		t.Errorf("problems %v with a port that is free", problems)
+	}
+}
+
+func TestOtherCluster(t *testing.T) {
+	l := layout.Under(t.TempDir())
+	if who := otherCluster(l); who != "" {
+		t.Errorf("%s on an empty machine", who)
+	}
+	config := filepath.Join(l.Kubelet, "config.yaml")
+	mustMkdir(t, l.Kubelet)
+	if err := os.WriteFile(config, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if who := otherCluster(l); who != config {
+		t.Errorf("found %q", who)
+	}
+	// What is ours stays ours.
+	mustMkdir(t, l.Data)
+	if err := (identity{NodeName: "n"}).save(l); err != nil {
+		t.Fatal(err)
+	}
+	if who := otherCluster(l); who != "" {
+		t.Errorf("%s though the cluster is ours", who)
+	}
+}
+
+func TestDisk(t *testing.T) {
+	if err := checkDisk(filepath.Join(t.TempDir(), "not", "there", "yet")); err != nil {
+		t.Error(err)
+	}
+	if err := checkDisk("/proc/1"); err == nil {
+		t.Error("a file system without room is fine")
+	}
+}
