@@ -59,7 +59,7 @@ func (r *Runtime) adopt() error {
 	}
 	return r.network.Reconcile(func(id string) bool {
 		s := r.sandboxes[id]
-		return s != nil && s.record.Phase == phaseRunning
+		return s != nil && s.get().Phase == phaseRunning
 	})
 }
 
@@ -78,7 +78,7 @@ func folders(dir string) ([]string, error) {
 }
 
 func (r *Runtime) adoptSandbox(rec *sandboxRecord) {
-	s := &sandboxState{record: *rec}
+	s := &sandboxState{id: rec.ID, record: *rec}
 	if rec.Boot != r.boot {
 		// All of it went with the boot.
 		err := r.changeSandbox(s, func(rec *sandboxRecord) {
@@ -94,7 +94,7 @@ func (r *Runtime) adoptSandbox(rec *sandboxRecord) {
 		}
 		return
 	}
-	if s.record.Phase == phaseRunning {
+	if s.get().Phase == phaseRunning {
 		h, err := process.Open(rec.Process.PID, rec.Process.Start)
 		if err != nil {
 			if err := r.changeSandbox(s, func(rec *sandboxRecord) { rec.Phase, rec.Process = phaseExited, processID{} }); err != nil {
@@ -118,7 +118,7 @@ func (r *Runtime) adoptContainer(rec *containerRecord) {
 		return
 	}
 	r.containers[rec.ID] = c
-	pod := r.sandboxes[rec.Sandbox].record.config
+	pod := r.sandboxes[rec.Sandbox].get().config
 	r.names["container"+containerName(rec.config.GetMetadata(), pod.GetMetadata())] = rec.ID
 	switch rec.Phase {
 	case phaseCreated:

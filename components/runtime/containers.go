@@ -164,7 +164,7 @@ func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *ima
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		return fmt.Errorf("making the container's folder: %w", err)
 	}
-	if err := save(dir, &c.record); err != nil {
+	if err := r.changeContainer(c, func(*containerRecord) {}); err != nil {
 		return err
 	}
 	if err := os.Mkdir(r.state("containers", c.id), 0o711); err != nil {
@@ -207,7 +207,7 @@ func (r *Runtime) mountRoot(c *containerState, image *images.Image) error {
 func (r *Runtime) resolveMounts(c *containerState, config images.Config, again bool) ([]*runtimeapi.Mount, error) {
 	var out []*runtimeapi.Mount
 	covered := map[string]bool{}
-	for i, m := range c.record.config.GetMounts() {
+	for i, m := range c.get().config.GetMounts() {
 		covered[filepath.Clean(m.GetContainerPath())] = true
 		if m.GetImage().GetImage() == "" {
 			out = append(out, m)
@@ -232,7 +232,7 @@ func (r *Runtime) resolveMounts(c *containerState, config images.Config, again b
 		out = append(out, m)
 	}
 	// With a read-only root what the image calls volumes must be writable.
-	if c.record.config.GetLinux().GetSecurityContext().GetReadonlyRootfs() {
+	if c.get().config.GetLinux().GetSecurityContext().GetReadonlyRootfs() {
 		n := 0
 		for path := range config.Volumes {
 			if covered[filepath.Clean(path)] || !filepath.IsAbs(path) {
@@ -274,27 +274,28 @@ func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.C
 			return nil, fmt.Errorf("reading the hostname: %w", err)
 		}
 	}
+	rec := c.get()
 	shm := r.shm(pod.ID)
 	if hostIPC(pod.config) {
 		shm = "/dev/shm"
 	}
 	in := container.Input{
-		ID: c.id, Config: c.record.config, Image: image, Rootfs: r.containerRoot(c.id), Mounts: mounts,
-		Cgroup: c.record.Cgroup, UnifiedCgroups: r.cgroups.Unified(),
+		ID: c.id, Config: rec.config, Image: image, Rootfs: r.containerRoot(c.id), Mounts: mounts,
+		Cgroup: rec.Cgroup, UnifiedCgroups: r.cgroups.Unified(),
 		SandboxPID: pod.Process.PID, SandboxFiles: sandbox.PathsIn(r.sandboxDir(pod.ID)), SHM: shm, Hostname: hostname,
 		SandboxPrivileged: pod.config.GetLinux().GetSecurityContext().GetPrivileged(), AppArmor: r.apparmor,
 	}
-	options := c.record.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	options := rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if options.GetPid() == runtimeapi.NamespaceMode_TARGET {
 		target, err := r.findContainer(options.GetTargetId())
 		if err != nil {
 			return nil, fmt.Errorf("invalid target container: %w", err)
 		}
-		rec := target.get()
-		if rec.Sandbox != pod.ID || rec.Phase != phaseRunning {
+		other := target.get()
+		if other.Sandbox != pod.ID || other.Phase != phaseRunning {
 			return nil, fmt.Errorf("invalid target container %q: it does not run in this sandbox", options.GetTargetId())
 		}
-		in.TargetPID = rec.Process.PID
+		in.TargetPID = other.Process.PID
 	}
 	return container.Build(in)
 }
@@ -357,7 +358,7 @@ func (r *Runtime) removeContainer(ctx context.Context, c *containerState) error 
 	r.mu.Lock()
 	delete(r.containers, c.id)
 	if s != nil {
-		delete(r.names, "container"+containerName(c.record.config.GetMetadata(), s.record.config.GetMetadata()))
+		delete(r.names, "container"+containerName(c.get().config.GetMetadata(), s.get().config.GetMetadata()))
 	}
 	r.mu.Unlock()
 	r.emit(c.id, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, s)

@@ -116,9 +116,10 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 	spec := c.spec
 	c.spec = nil
 	c.mu.Unlock()
-	config := c.record.config
+	rec := c.get()
+	config := rec.config
 	if spec == nil {
-		image, err := r.images.Get(c.record.ImageID)
+		image, err := r.images.Get(rec.ImageID)
 		if err != nil {
 			return err
 		}
@@ -154,7 +155,7 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 			}
 		}
 	}()
-	if live.log, err = logs.Open(c.record.LogPath, r.log); err != nil {
+	if live.log, err = logs.Open(rec.LogPath, r.log); err != nil {
 		return err
 	}
 	if !config.GetTty() {
@@ -188,7 +189,7 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 	}
 	if err != nil {
 		// Nobody would know of it.
-		_ = r.runner.KillAll(c.record.Cgroup)
+		_ = r.runner.KillAll(rec.Cgroup)
 		_ = live.handle.Signal(unix.SIGKILL)
 		<-live.handle.Done()
 		return err

@@ -24,6 +24,7 @@ import (
 
 // sandboxState is a sandbox that this process knows.
 type sandboxState struct {
+	id string
 	// life is held while it is made, stopped or removed.
 	life sync.Mutex
 
@@ -130,7 +131,7 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	if err := r.reserve("sandbox", name, id); err != nil {
 		return nil, err
 	}
-	s := &sandboxState{record: sandboxRecord{
+	s := &sandboxState{id: id, record: sandboxRecord{
 		ID: id, Boot: r.boot, Phase: phaseCreating, Created: time.Now().UnixNano(),
 		Handler: req.GetRuntimeHandler(), Config: marshal(config), config: config,
 	}}
@@ -155,12 +156,12 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 }
 
 func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState) error {
-	id, config := s.record.ID, s.record.config
+	id, config := s.id, s.get().config
 	dir := r.sandboxDir(id)
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		return fmt.Errorf("making the sandbox's folder: %w", err)
 	}
-	if err := save(dir, &s.record); err != nil {
+	if err := r.changeSandbox(s, func(*sandboxRecord) {}); err != nil {
 		return err
 	}
 	shared := hostNetwork(config)
@@ -218,7 +219,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState) error {
 
 // connect sets up the inside of the sandbox's namespaces, and its network.
 func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string) error {
-	config := s.record.config
+	config := s.get().config
 	shared := hostNetwork(config)
 	inside := func() error {
 		return sandbox.Configure(s.handle, hostname, !shared, !hostIPC(config), config.GetLinux().GetSysctls())
@@ -238,8 +239,8 @@ func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string)
 	if err != nil {
 		return err
 	}
-	if err := r.network.Attach(ctx, podnet.Pod{ID: s.record.ID, Netns: netns, Ports: ports, Inside: inside}); err != nil {
-		return fmt.Errorf("failed to setup network for sandbox %q: %w", s.record.ID, err)
+	if err := r.network.Attach(ctx, podnet.Pod{ID: s.id, Netns: netns, Ports: ports, Inside: inside}); err != nil {
+		return fmt.Errorf("failed to setup network for sandbox %q: %w", s.id, err)
 	}
 	return nil
 }
@@ -296,10 +297,10 @@ func (r *Runtime) followSandbox(s *sandboxState) {
 			rec.Process = processID{}
 		})
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			r.log.Warn("the end of a sandbox cannot be recorded", "sandbox", s.record.ID, "error", err)
+			r.log.Warn("the end of a sandbox cannot be recorded", "sandbox", s.id, "error", err)
 		}
 		if was {
-			r.emit(s.record.ID, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)
+			r.emit(s.id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)
 		}
 	})
 }
@@ -380,13 +381,13 @@ func (r *Runtime) StopPodSandbox(ctx context.Context, req *runtimeapi.StopPodSan
 func (r *Runtime) stopSandbox(ctx context.Context, s *sandboxState) error {
 	s.life.Lock()
 	defer s.life.Unlock()
-	for _, c := range r.containersOf(s.record.ID) {
+	for _, c := range r.containersOf(s.id) {
 		if err := r.stopContainer(ctx, c, 0); err != nil {
 			return fmt.Errorf("failed to stop container %q: %w", c.id, err)
 		}
 	}
 	if err := r.unmakeSandbox(ctx, s); err != nil {
-		return fmt.Errorf("failed to stop sandbox %q: %w", s.record.ID, err)
+		return fmt.Errorf("failed to stop sandbox %q: %w", s.id, err)
 	}
 	was := false
 	err := r.changeSandbox(s, func(rec *sandboxRecord) {
@@ -396,7 +397,7 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandboxState) error {
 		rec.IPs = nil
 	})
 	if was {
-		r.emit(s.record.ID, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)
+		r.emit(s.id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)
 	}
 	return err
 }
@@ -414,21 +415,21 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePo
 	if err := r.stopSandbox(ctx, s); err != nil {
 		return nil, err
 	}
-	for _, c := range r.containersOf(s.record.ID) {
+	for _, c := range r.containersOf(s.id) {
 		if err := r.removeContainer(ctx, c); err != nil {
 			return nil, fmt.Errorf("failed to remove container %q: %w", c.id, err)
 		}
 	}
 	s.life.Lock()
 	defer s.life.Unlock()
-	id := s.record.ID
+	id := s.id
 	if err := os.RemoveAll(r.sandboxDir(id)); err != nil {
 		return nil, fmt.Errorf("removing the sandbox's folder: %w", err)
 	}
 	r.mu.Lock()
 	_, known := r.sandboxes[id]
 	delete(r.sandboxes, id)
-	delete(r.names, "sandbox"+sandboxName(s.record.config.GetMetadata()))
+	delete(r.names, "sandbox"+sandboxName(s.get().config.GetMetadata()))
 	r.mu.Unlock()
 	if s.handle != nil {
 		s.handle.Close()

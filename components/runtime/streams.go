@@ -75,7 +75,7 @@ func (r *Runtime) PortForward(_ context.Context, req *runtimeapi.PortForwardRequ
 		return nil, err
 	}
 	if s.get().Phase != phaseRunning {
-		return nil, fmt.Errorf("sandbox container %q is not running", s.record.ID)
+		return nil, fmt.Errorf("sandbox container %q is not running", s.id)
 	}
 	return r.stream.GetPortForward(req)
 }

@@ -314,7 +314,7 @@ func (s *Store) importManifest(ctx context.Context, a *archive, d descriptor, na
 }
 
 func blobPath(digest string) (string, error) {
-	if !digestForm.MatchString(digest) {
+	if !isSHA256(digest) {
 		return "", fmt.Errorf("bad digest %q in the archive", digest)
 	}
 	return "blobs/sha256/" + strings.TrimPrefix(digest, "sha256:"), nil

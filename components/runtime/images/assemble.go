@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"regexp"
 	"runtime"
 	"sync"
 
@@ -20,8 +19,6 @@ import (
 
 // maxDocument bounds configurations and manifests, as registries do.
 const maxDocument = 8 << 20
-
-var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
 // blob opens one layer as it is stored, compressed or not.
 type blob func(ctx context.Context) (io.ReadCloser, error)
@@ -47,7 +44,7 @@ func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, imag
 	image.Config = doc.Config
 	image.Layers = nil
 	for _, id := range doc.RootFS.DiffIDs {
-		if !digestForm.MatchString(id) {
+		if !isSHA256(id) {
 			return nil, fmt.Errorf("bad layer digest %q in the image's configuration", id)
 		}
 		image.Layers = append(image.Layers, layerName(id))

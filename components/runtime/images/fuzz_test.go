@@ -4,9 +4,12 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/distribution/reference"
 )
 
 // tarOf makes an archive of pairs of a header and content.
@@ -92,10 +95,21 @@ func FuzzImport(f *testing.F) {
 }
 
 func FuzzNormalize(f *testing.F) {
-	f.Add("busybox")
+	for _, s := range []string{"busybox", "a/b", "localhost/x", "Host/x", "x:tag", "h:5000/x", "[::1]:5/x", "a__b", "a--b", "a.-b", "index.docker.io/x", "docker.io/x", "a/", "/a", "a:", "a@", "X", "a..b", "a_b.c-d/e:F"} {
+		f.Add(s)
+	}
 	f.Add("a.b:5000/c/d:e@sha256:0000000000000000000000000000000000000000000000000000000000000000")
 	f.Fuzz(func(t *testing.T, ref string) {
 		one, err := Normalize(ref)
+		want, wantErr := reference.ParseDockerRef(ref)
+		if wantErr == nil && reference.Domain(want) == "" {
+			// What cannot be a registry is taken for a repository without
+			// one there; nobody could pull it.
+			wantErr = errors.New("no registry")
+		}
+		if (err == nil) != (wantErr == nil) || err == nil && one != want.String() {
+			t.Fatalf("%q is %q, %v, want %v, %v", ref, one, err, want, wantErr)
+		}
 		if err != nil {
 			return
 		}

@@ -183,10 +183,8 @@ func (s *Store) List() []*Image {
 func (s *Store) Get(ref string) (*Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if imageID.MatchString(ref) {
-		if image := s.images["sha256:"+strings.TrimPrefix(ref, "sha256:")]; image != nil {
-			return image, nil
-		}
+	if image := s.images["sha256:"+strings.TrimPrefix(ref, "sha256:")]; image != nil {
+		return image, nil
 	}
 	if normal, err := Normalize(ref); err == nil {
 		if image := s.images[s.names[normal]]; image != nil {

@@ -189,7 +189,8 @@ func (n *node) stop(s syscall.Signal) {
 	}
 	err := n.cmd.Wait()
 	if s == syscall.SIGTERM && err != nil {
-		n.t.Errorf("the runtime ended with %v", err)
+		text, _ := os.ReadFile(n.log)
+		n.t.Errorf("the runtime ended with %v:\n%s", err, text)
 	}
 }
 

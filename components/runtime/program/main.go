@@ -16,22 +16,13 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/opencontainers/runc/libcontainer"
-	_ "github.com/opencontainers/runc/libcontainer/nsenter" // its C constructor enters namespaces before Go starts
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"hyperkube/components/runtime"
+	_ "hyperkube/components/runtime/container/initial" // as `init` the program ends there
 	"hyperkube/components/runtime/images"
 )
-
-// init is libcontainer's way in: as a container's first process this program
-// never reaches main.
-func init() {
-	if len(os.Args) > 1 && os.Args[1] == "init" {
-		libcontainer.Init()
-	}
-}
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -91,6 +82,9 @@ func run(args []string) error {
 	}
 	o.cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	slog.SetDefault(o.cfg.Log)
+	// libcontainer passes it on to the first process of a container, which
+	// has nothing to do in parallel.
+	os.Setenv("GOMAXPROCS", "1")
 	// libcontainer's own log: what matters of it comes back as errors.
 	logrus.SetOutput(io.Discard)
 	if os.Geteuid() != 0 {

@@ -56,7 +56,7 @@ func TestContainers(t *testing.T) {
 			c.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}
 		}},
 		{"read-only root", "touch /x 2>&1; touch /dev/shm/x && echo shm", "touch: /x: Read-only file system\nshm\n", func(c *config) { c.Linux.SecurityContext.ReadonlyRootfs = true }},
-		{"masked and protected paths", "wc -c < /proc/version; echo 1 2>&1 > /proc/sys/kernel/printk || true", "0\n/bin/sh: can't create /proc/sys/kernel/printk: Read-only file system\n", nil},
+		{"masked and protected paths", "exec 2>&1; wc -c < /proc/version; echo 1 2>&1 > /proc/sys/kernel/printk || true", "0\n/bin/sh: can't create /proc/sys/kernel/printk: Read-only file system\n", nil},
 		{"privileged", "test $(ls /dev | wc -l) -gt 20 && mount -t tmpfs x /tmp && echo mounted; test -w /sys/kernel && echo sys", "mounted\nsys\n", func(c *config) { c.Linux.SecurityContext.Privileged = true }},
 		{"mounts", "cat /m/file; touch /ro/x 2>&1; echo new > /m/new", "of the hosttouch: /ro/x: Read-only file system\n", func(c *config) {
 			c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/m", HostPath: host}, {ContainerPath: "/ro", HostPath: host, Readonly: true}}
@@ -73,7 +73,7 @@ func TestContainers(t *testing.T) {
 		}},
 		{"PID 1 of its own", "echo $$; ls /proc | grep -c '^[0-9]'", "1\n", func(c *config) { c.Command[2] = "echo $$" }},
 		{"many arguments", "x", "a b\n", func(c *config) { c.Command, c.Args = []string{"echo"}, []string{"a", "b"} }},
-		{"standard devices", "echo out > /dev/stdout; echo err > /dev/stderr; test -c /dev/null && echo null", "out\nerr\nnull\n", func(c *config) {
+		{"standard devices", "exec 2>&1; echo out > /dev/stdout; echo err > /dev/stderr; test -c /dev/null && echo null", "out\nerr\nnull\n", func(c *config) {
 			c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: 1000}
 		}},
 	} {
