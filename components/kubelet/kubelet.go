@@ -146,6 +146,7 @@ func (k *Kubelet) compose() {
 		k.host.Cgroups = k.cgroups
 	}
 	k.manager = pods.NewManager(k.host)
+	k.manager.Admit = k.admit
 	if k.kube != nil {
 		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)
 		k.host.Mirror = k.mirrors

@@ -25,8 +25,6 @@ type Verdict struct {
 	Grace *int64
 	// Conditions are added to the pod's status.
 	Conditions []v1.PodCondition
-	// NeverRan: the pod was refused; nothing of it was started.
-	NeverRan bool
 }
 
 // worker runs one pod. Its loop alone decides; what takes long is done by

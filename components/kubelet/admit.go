@@ -1,0 +1,93 @@
+package kubelet
+
+import (
+	"fmt"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	corev1helpers "k8s.io/component-helpers/resource"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"hyperkube/components/kubelet/pods"
+)
+
+// safeSysctls may be set by any pod: they are the pod's own.
+//
+// https://kubernetes.io/docs/tasks/administer-cluster/sysctl-cluster/
+var safeSysctls = map[string]bool{
+	"kernel.shm_rmid_forced":              true,
+	"net.ipv4.ip_local_port_range":        true,
+	"net.ipv4.tcp_syncookies":             true,
+	"net.ipv4.ping_group_range":           true,
+	"net.ipv4.ip_unprivileged_port_start": true,
+	"net.ipv4.ip_local_reserved_ports":    true,
+	"net.ipv4.tcp_keepalive_time":         true,
+	"net.ipv4.tcp_fin_timeout":            true,
+	"net.ipv4.tcp_keepalive_intvl":        true,
+	"net.ipv4.tcp_keepalive_probes":       true,
+	"net.ipv4.tcp_rmem":                   true,
+	"net.ipv4.tcp_wmem":                   true,
+}
+
+// admit decides whether a pod that is new to this node may run: someone may
+// have bound it without asking the scheduler, or two at once for one place.
+func (k *Kubelet) admit(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
+	refuse := func(reason, message string) *pods.Verdict {
+		return &pods.Verdict{Reason: reason, Message: message}
+	}
+	if sc := pod.Spec.SecurityContext; sc != nil {
+		for _, s := range sc.Sysctls {
+			if !k.sysctlAllowed(s.Name) {
+				return refuse("SysctlForbidden", fmt.Sprintf("forbidden sysctl: %q not allowlisted", s.Name))
+			}
+		}
+	}
+	if pods.IsStatic(pod) {
+		return nil
+	}
+	if node := k.keeper.Node(); node != nil {
+		if ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err == nil && !ok {
+			return refuse("NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector")
+		}
+	}
+	allocatable := k.host.Allocatable()
+	if n := allocatable.Pods().Value(); int64(len(others))+1 > n {
+		return refuse("OutOfpods", fmt.Sprintf("Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), n))
+	}
+	want := corev1helpers.PodRequests(pod, corev1helpers.PodResourcesOptions{})
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage} {
+		need, all := want[name], allocatable[name]
+		if need.IsZero() {
+			continue
+		}
+		value := func(l v1.ResourceList) int64 {
+			q := l[name]
+			if name == v1.ResourceCPU {
+				return q.MilliValue()
+			}
+			return q.Value()
+		}
+		used := int64(0)
+		for _, o := range others {
+			used += value(corev1helpers.PodRequests(o, corev1helpers.PodResourcesOptions{}))
+		}
+		have := value(v1.ResourceList{name: all})
+		if asked := value(want); used+asked > have {
+			return refuse("OutOf"+string(name), fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, asked, used, have))
+		}
+	}
+	return nil
+}
+
+func (k *Kubelet) sysctlAllowed(name string) bool {
+	name = strings.ReplaceAll(name, "/", ".")
+	if safeSysctls[name] {
+		return true
+	}
+	for _, allowed := range k.cfg.AllowedUnsafeSysctls {
+		if prefix, ok := strings.CutSuffix(allowed, "*"); ok && strings.HasPrefix(name, prefix) || allowed == name {
+			return true
+		}
+	}
+	return false
+}

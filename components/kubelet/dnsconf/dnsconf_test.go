@@ -1,0 +1,80 @@
+package dnsconf
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestFor(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := os.WriteFile(file, []byte("# comment\nnameserver 9.9.9.9\nsearch corp.example. other\noptions rotate\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n := Node{ClusterDNS: []string{"10.96.0.10"}, ClusterDomain: "cluster.local", ResolvConf: file}
+	two := "2"
+	cluster := &runtimeapi.DNSConfig{
+		Servers:  []string{"10.96.0.10"},
+		Searches: []string{"ns.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example", "other"}, Options: []string{"ndots:5"},
+	}
+	host := &runtimeapi.DNSConfig{Servers: []string{"9.9.9.9"}, Searches: []string{"corp.example", "other"}, Options: []string{"rotate"}}
+	for _, c := range []struct {
+		name string
+		spec v1.PodSpec
+		want *runtimeapi.DNSConfig
+	}{
+		{"cluster first", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst}, cluster},
+		{"host network", v1.PodSpec{DNSPolicy: v1.DNSClusterFirst, HostNetwork: true}, host},
+		{"cluster first with host network", v1.PodSpec{DNSPolicy: v1.DNSClusterFirstWithHostNet, HostNetwork: true}, cluster},
+		{"default", v1.PodSpec{DNSPolicy: v1.DNSDefault}, host},
+		{"none", v1.PodSpec{DNSPolicy: v1.DNSNone, DNSConfig: &v1.PodDNSConfig{
+			Nameservers: []string{"1.1.1.1"}, Searches: []string{"x"}, Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: &two}, {Name: "edns0"}},
+		}}, &runtimeapi.DNSConfig{Servers: []string{"1.1.1.1"}, Searches: []string{"x"}, Options: []string{"ndots:2", "edns0"}}},
+		{"changed", v1.PodSpec{DNSPolicy: v1.DNSDefault, DNSConfig: &v1.PodDNSConfig{Nameservers: []string{"9.9.9.9", "1.1.1.1"}}},
+			&runtimeapi.DNSConfig{Servers: []string{"9.9.9.9", "1.1.1.1"}, Searches: []string{"corp.example", "other"}, Options: []string{"rotate"}}},
+	} {
+		got, err := n.For(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}, Spec: c.spec}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(got.Servers, c.want.Servers) || !reflect.DeepEqual(got.Searches, c.want.Searches) || !reflect.DeepEqual(got.Options, c.want.Options) {
+			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("nameserver 1.1.1.1\nsearch a b\noptions ndots:5\n"))
+	f.Fuzz(func(_ *testing.T, raw []byte) { _ = File(Parse(raw)) })
+}
+
+func TestHosts(t *testing.T) {
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns"}, Spec: v1.PodSpec{
+		Subdomain: "sub", HostAliases: []v1.HostAlias{{IP: "1.2.3.4", Hostnames: []string{"foo", "bar"}}},
+	}}
+	host, domain, err := Hostname(p, "cluster.local")
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := Hosts(p, []string{"10.0.0.1"}, host, domain, "/nonexistent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n", "10.0.0.1\tp.sub.ns.svc.cluster.local\tp\n", "\n# Entries added by HostAliases.\n1.2.3.4\tfoo\tbar\n",
+	} {
+		if !strings.Contains(string(raw), want) {
+			t.Errorf("no %q in %q", want, raw)
+		}
+	}
+	long := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("a", 62) + "-bcd"}}
+	if got, _, _ := Hostname(long, ""); got != strings.Repeat("a", 62) {
+		t.Errorf("long name: %q", got)
+	}
+}

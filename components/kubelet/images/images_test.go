@@ -1,0 +1,88 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/kubelet/cri/crifake"
+)
+
+func TestNormalize(t *testing.T) {
+	digest := "@sha256:" + strings.Repeat("a", 64)
+	for in, want := range map[string]string{
+		"busybox": "busybox:latest", "busybox:1": "busybox:1", "a/b": "a/b:latest", "localhost:5000/x": "localhost:5000/x:latest",
+		"r.example:5/a/b:t": "r.example:5/a/b:t", "x" + digest: "x" + digest, "x:1" + digest: "x:1" + digest,
+		"": "", " x": "", "Busybox": "", "a//b": "", "x:bad tag": "", "x@sha256:zz": "", "r.example/Upper": "", "-x": "", "x:": "",
+	} {
+		got, err := Normalize(in)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("Normalize(%q) = %q, %v; want %q", in, got, err, want)
+		}
+	}
+}
+
+func FuzzNormalize(f *testing.F) {
+	f.Add("r.example:5/a/b:t@sha256:aa")
+	f.Fuzz(func(t *testing.T, s string) {
+		if got, err := Normalize(s); err == nil && !strings.HasPrefix(got, s) {
+			t.Errorf("Normalize(%q) = %q", s, got)
+		}
+	})
+}
+
+func TestBackOff(t *testing.T) {
+	rt := crifake.New()
+	rt.Fail("PullImage", status.Error(codes.Unknown, "no such host"))
+	p := NewPuller(rt)
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	p.Now = func() time.Time { return now }
+	var events []string
+	r := Request{Pod: &v1.Pod{}, Image: "x:1", Policy: v1.PullIfNotPresent, Event: func(_ bool, reason, _ string) { events = append(events, reason) }}
+	ensure := func(reason, message string, wait time.Duration) {
+		t.Helper()
+		_, err := p.Ensure(context.Background(), r)
+		var e *Error
+		if !errors.As(err, &e) || e.Reason != reason || e.Message != message || !e.RetryAt.Equal(now.Add(wait)) {
+			t.Fatalf("got %+v, want %s", err, reason)
+		}
+	}
+	ensure(ErrImagePull, "no such host", pullTold)
+	now = now.Add(4 * time.Second)
+	ensure(ImagePullBackOff, `Back-off pulling image "x:1": ErrImagePull: no such host`, 6*time.Second)
+	now = now.Add(6 * time.Second)
+	ensure(ErrImagePull, "no such host", pullTold)
+	now = now.Add(20 * time.Second)
+	rt.Fail("PullImage", nil)
+	if ref, err := p.Ensure(context.Background(), r); err != nil || ref != "sha256:x:1" {
+		t.Fatal(ref, err)
+	}
+	if got := strings.Join(events, " "); got != "Pulling Failed BackOff Pulling Failed Pulling Pulled" {
+		t.Errorf("events: %s", got)
+	}
+}
+
+func TestAuths(t *testing.T) {
+	secret := &v1.Secret{Type: v1.SecretTypeDockerConfigJson, Data: map[string][]byte{v1.DockerConfigJsonKey: []byte(`{"auths":{
+		"r.example:5000":{"username":"u","password":"p"},
+		"https://index.docker.io/v1/":{"auth":"aHViOnB3"},
+		"*.wild.example/team":{"username":"w","password":"x"}}}`)}}
+	for image, want := range map[string]string{
+		"r.example:5000/a/b:1": "u:p", "r.example/a": "", "busybox": "hub:pw", "docker.io/library/busybox": "hub:pw",
+		"a.wild.example/team/x": "w:x", "a.wild.example/other": "", "a.b.wild.example/team": "",
+	} {
+		got := ""
+		if list := Auths(image, []*v1.Secret{secret}); len(list) > 0 {
+			got = list[0].Username + ":" + list[0].Password
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", image, got, want)
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package probe
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"hyperkube/components/kubelet/podstate"
+)
+
+func target(t *testing.T, addr string) (Target, intstr.IntOrString) {
+	t.Helper()
+	a, err := net.ResolveTCPAddr("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &v1.Container{Name: "c", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: int32(a.Port)}}}
+	return Target{Pod: &v1.Pod{}, Container: c, ContainerID: "id", PodIP: a.IP.String()}, intstr.FromString("web")
+}
+
+func TestHTTP(t *testing.T) {
+	code := http.StatusOK
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/away":
+			http.Redirect(w, r, "http://elsewhere.invalid/", http.StatusFound)
+		case r.Header.Get("User-Agent") != "kube-probe/1.37" || r.URL.RawQuery != "a=b" || r.Header.Get("X-Test") != "y":
+			t.Errorf("request %v %v", r.URL, r.Header)
+		default:
+			w.WriteHeader(code)
+		}
+	}))
+	defer s.Close()
+	to, port := target(t, s.Listener.Addr().String())
+	p := New(nil, "1.37")
+	spec := &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/x?a=b", Port: port, HTTPHeaders: []v1.HTTPHeader{{Name: "X-Test", Value: "y"}}}}}
+	for want, codes := range map[Answer][]int{Success: {200, 204, 399}, Failure: {400, 404, 500}} {
+		for _, code = range codes {
+			if got, text, err := p.Probe(context.Background(), to, spec); got != want || err != nil {
+				t.Errorf("%d: %v %q %v", code, got, text, err)
+			}
+		}
+	}
+	spec.HTTPGet.Path = "/away"
+	if got, text, err := p.Probe(context.Background(), to, spec); got != Success || err != nil {
+		t.Errorf("a redirect elsewhere: %v %q %v", got, text, err)
+	}
+	s.Close()
+	if got, text, _ := p.Probe(context.Background(), to, spec); got != Failure || !strings.Contains(text, "connection refused") {
+		t.Errorf("nobody there: %v %q", got, text)
+	}
+}
+
+func TestTCPAndGRPC(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	h := health.NewServer()
+	healthpb.RegisterHealthServer(s, h)
+	go func() { _ = s.Serve(l) }()
+	defer s.Stop()
+	to, port := target(t, l.Addr().String())
+	p := New(nil, "1.37")
+	if got, _, err := p.Probe(context.Background(), to, &v1.Probe{ProbeHandler: v1.ProbeHandler{TCPSocket: &v1.TCPSocketAction{Port: port}}}); got != Success || err != nil {
+		t.Error(got, err)
+	}
+	spec := &v1.Probe{ProbeHandler: v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: to.Container.Ports[0].ContainerPort}}}
+	if got, text, err := p.Probe(context.Background(), to, spec); got != Success || err != nil {
+		t.Error(got, text, err)
+	}
+	h.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
+	if got, text, _ := p.Probe(context.Background(), to, spec); got != Failure || text != `service unhealthy (responded with "NOT_SERVING")` {
+		t.Error(got, text)
+	}
+}
+
+func TestGroup(t *testing.T) {
+	var calls atomic.Int32
+	var sick atomic.Bool
+	p := New(func(_ context.Context, _ string, cmd []string, _ time.Duration) (int, []byte, error) {
+		calls.Add(1)
+		if sick.Load() && cmd[0] == "live" {
+			return 1, []byte("sick"), nil
+		}
+		return 0, nil, nil
+	}, "1.37")
+	exec := func(cmd string) *v1.Probe {
+		return &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{cmd}}}, PeriodSeconds: 1, TimeoutSeconds: 1, FailureThreshold: 1, SuccessThreshold: 1}
+	}
+	changed := make(chan struct{}, 100)
+	events := make(chan string, 100)
+	g := p.Start(Options{
+		Target:  Target{Pod: &v1.Pod{}, Container: &v1.Container{StartupProbe: exec("start"), LivenessProbe: exec("live"), ReadinessProbe: exec("ready")}},
+		Started: time.Now(), Changed: func() { changed <- struct{}{} }, Event: func(_ bool, _, message string) { events <- message },
+	})
+	defer g.Stop()
+	if h := g.Health(); h.Startup != podstate.Pending || h.Readiness != podstate.Pending || h.Liveness != podstate.Success {
+		t.Errorf("at first: %+v", h)
+	}
+	wait := func(is func(podstate.Health) bool) {
+		t.Helper()
+		timeout := time.After(10 * time.Second)
+		for !is(g.Health()) {
+			select {
+			case <-changed:
+			case <-timeout:
+				t.Fatalf("never: %+v", g.Health())
+			}
+		}
+	}
+	wait(func(h podstate.Health) bool { return h.Startup == podstate.Success && h.Readiness == podstate.Success })
+	sick.Store(true)
+	wait(func(h podstate.Health) bool { return h.Liveness == podstate.Failure })
+	if got := <-events; got != "Liveness probe failed: sick" {
+		t.Errorf("event %q", got)
+	}
+}
