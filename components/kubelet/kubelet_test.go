@@ -221,3 +221,35 @@ imageMinimumGCAge: 7m
 		}
 	}
 }
+
+func TestStaticPod(t *testing.T) {
+	dir := t.TempDir()
+	manifest := func(image string) {
+		t.Helper()
+		text := "apiVersion: v1\nkind: Pod\nmetadata: {name: s, namespace: default}\nspec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: \"" + image + "\"}]}\n"
+		if err := os.WriteFile(filepath.Join(dir, "s.yaml"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	manifest("busybox:1")
+	_, kube, rt := start(t, func(c *Config) { c.StaticPods = dir })
+	// The fake API gives no UIDs, but what is told apart by them must have some.
+	running := func(image string) func() bool {
+		return func() bool {
+			p, err := kube.CoreV1().Pods("default").Get(context.Background(), "s-node", metav1.GetOptions{})
+			return err == nil && p.Annotations[v1.MirrorPodAnnotationKey] != "" && p.Status.Phase == v1.PodRunning &&
+				p.Spec.Containers[0].Image == image && len(p.OwnerReferences) == 1
+		}
+	}
+	eventually(t, "the mirror pod tells that the static pod runs", running("busybox:1"))
+	manifest("busybox:2")
+	eventually(t, "the mirror follows the manifest", running("busybox:2"))
+	if err := os.Remove(filepath.Join(dir, "s.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the mirror is gone", func() bool {
+		_, err := kube.CoreV1().Pods("default").Get(context.Background(), "s-node", metav1.GetOptions{})
+		return err != nil
+	})
+	eventually(t, "nothing is left", func() bool { s, c := rt.Count(); return s == 0 && c == 0 })
+}
