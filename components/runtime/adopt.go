@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/container"
@@ -57,6 +60,7 @@ func (r *Runtime) adopt() error {
 	if err := r.sweepState(); err != nil {
 		return err
 	}
+	r.reapOthers()
 	return r.network.Reconcile(func(id string) bool {
 		s := r.sandboxes[id]
 		return s != nil && s.get().Phase == phaseRunning
@@ -271,4 +275,32 @@ func (r *Runtime) restorePorts(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// reapOthers reaps children that ended while this process was another program,
+// and that nobody follows any more: the last of exec requests.
+func (r *Runtime) reapOthers() {
+	known := map[int]bool{}
+	for _, s := range r.sandboxes {
+		known[s.get().Process.PID] = true
+	}
+	for _, c := range r.containers {
+		rec := c.get()
+		known[rec.Process.PID], known[rec.Holder.PID] = true, true
+	}
+	tasks, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil {
+		return
+	}
+	for _, file := range tasks {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		for word := range strings.FieldsSeq(string(data)) {
+			if pid, err := strconv.Atoi(word); err == nil && !known[pid] {
+				_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+			}
+		}
+	}
 }

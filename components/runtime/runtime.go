@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -52,6 +53,8 @@ type Runtime struct {
 	watch sync.WaitGroup
 	// quit is closed when Run ends.
 	quit chan struct{}
+	// upgrade receives what Run is to make way for.
+	upgrade chan []string
 
 	mu         sync.Mutex // guards what follows
 	sandboxes  map[string]*sandboxState
@@ -68,7 +71,7 @@ func New(cfg Config) (*Runtime, error) {
 		return nil, err
 	}
 	r := &Runtime{
-		cfg: cfg, log: cfg.Log, ready: make(chan struct{}), quit: make(chan struct{}),
+		cfg: cfg, log: cfg.Log, ready: make(chan struct{}), quit: make(chan struct{}), upgrade: make(chan []string, 1),
 		sandboxes: map[string]*sandboxState{}, containers: map[string]*containerState{}, names: map[string]string{},
 		networkErr: errors.New("the pod network is being set up"),
 	}
@@ -180,11 +183,36 @@ func (r *Runtime) Run(ctx context.Context) error {
 	case err = <-served:
 		return fmt.Errorf("serving CRI: %w", err)
 	case <-ctx.Done():
+	case argv := <-r.upgrade:
+		err = &UpgradeError{Argv: argv}
 	}
 	close(r.quit)
 	server.Stop()
 	<-served
-	return nil
+	cancel()
+	return err
+}
+
+// UpgradeError is what Run returns when another program is to take this one's
+// place, in the same process.
+type UpgradeError struct{ Argv []string }
+
+func (e *UpgradeError) Error() string { return "make way for " + e.Argv[0] }
+
+// Upgrade implements importpb.Server.
+func (r *Runtime) Upgrade(_ context.Context, argv []string) error {
+	if len(argv) == 0 || !filepath.IsAbs(argv[0]) {
+		return status.Error(codes.InvalidArgument, "the program must be an absolute path")
+	}
+	if err := unix.Access(argv[0], unix.X_OK); err != nil {
+		return status.Errorf(codes.InvalidArgument, "%s cannot be executed: %v", argv[0], err)
+	}
+	select {
+	case r.upgrade <- argv:
+		return nil
+	default:
+		return status.Error(codes.FailedPrecondition, "an upgrade is under way")
+	}
 }
 
 // stopWatching ends all that follows containers, and waits for it.

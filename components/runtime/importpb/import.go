@@ -1,6 +1,6 @@
-// Package importpb describes the one call of the runtime that is not in CRI:
-// importing images from an archive. Both directions use messages that protobuf
-// itself defines, so that there is nothing to generate.
+// Package importpb describes the calls of the runtime that are not in CRI:
+// importing images from an archive, and upgrading the runtime itself. They use
+// messages that protobuf itself defines, so that there is nothing to generate.
 package importpb
 
 import (
@@ -10,21 +10,27 @@ import (
 	"io"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 const (
-	service = "hyperkube.runtime.v1.Images"
+	service = "hyperkube.runtime.v1.Runtime"
 	method  = "Import"
+	upgrade = "Upgrade"
 	// chunk is how many bytes of the archive go into a message.
 	chunk = 256 << 10
 )
 
-// Server imports images.
+// Server is what a runtime does beside CRI.
 type Server interface {
 	// ImportImages reads an archive and returns the names of the images in
 	// it, or their IDs where they have no name.
 	ImportImages(ctx context.Context, archive io.Reader) ([]string, error)
+	// Upgrade makes the process execute another program, argv[0], an absolute
+	// path, in its place. It returns before that happens.
+	Upgrade(ctx context.Context, argv []string) error
 }
 
 // Register serves s.
@@ -32,6 +38,20 @@ func Register(registrar grpc.ServiceRegistrar, s Server) {
 	registrar.RegisterService(&grpc.ServiceDesc{
 		ServiceName: service,
 		HandlerType: (*Server)(nil),
+		Methods: []grpc.MethodDesc{{
+			MethodName: upgrade,
+			Handler: func(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+				var list structpb.ListValue
+				if err := decode(&list); err != nil {
+					return nil, err
+				}
+				var argv []string
+				for _, v := range list.GetValues() {
+					argv = append(argv, v.GetStringValue())
+				}
+				return &emptypb.Empty{}, srv.(Server).Upgrade(ctx, argv)
+			},
+		}},
 		Streams: []grpc.StreamDesc{{
 			StreamName: method, ClientStreams: true, ServerStreams: true,
 			Handler: func(srv any, stream grpc.ServerStream) error {
@@ -109,4 +129,19 @@ func Import(ctx context.Context, conn grpc.ClientConnInterface, archive io.Reade
 		}
 		names = append(names, name.GetValue())
 	}
+}
+
+// Upgrade makes the runtime at the end of a connection execute another program
+// in its place, with the same process number, so that it stays the parent of
+// every container. argv[0] is the program's absolute path. The socket is away
+// for a moment afterwards.
+func Upgrade(ctx context.Context, conn grpc.ClientConnInterface, argv []string) error {
+	list := &structpb.ListValue{}
+	for _, arg := range argv {
+		list.Values = append(list.Values, structpb.NewStringValue(arg))
+	}
+	if err := conn.Invoke(ctx, "/"+service+"/"+upgrade, list, &emptypb.Empty{}); err != nil {
+		return fmt.Errorf("upgrading the container runtime: %w", err)
+	}
+	return nil
 }

@@ -121,7 +121,15 @@ func run(args []string) error {
 		case <-ctx.Done():
 		}
 	}()
-	return r.Run(ctx)
+	err = r.Run(ctx)
+	var upgrade *runtime.UpgradeError
+	if errors.As(err, &upgrade) {
+		// The same process: it stays the parent of the containers.
+		os.Unsetenv("GOMAXPROCS")
+		err = syscall.Exec(upgrade.Argv[0], upgrade.Argv, os.Environ())
+		return fmt.Errorf("executing %s: %w", upgrade.Argv[0], err)
+	}
+	return err
 }
 
 // lock takes the lock on the PID file, which the kernel lets go of however this

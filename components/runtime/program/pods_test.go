@@ -80,6 +80,10 @@ func TestContainers(t *testing.T) {
 		if c.change == nil {
 			c.change = func(*config) {}
 		}
+		if c.name == "seccomp" && !hasSeccomp {
+			t.Log("seccomp is not tested: this test was built without its tag")
+			continue
+		}
 		if got := n.output(pod, shell(fmt.Sprint("c", i), c.script, c.change)); got != c.want {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
 		}

@@ -248,3 +248,53 @@ func TestEarlierBoot(t *testing.T) {
 		t.Errorf("the sandbox is %v, %v", st, err)
 	}
 }
+
+func TestUpgrade(t *testing.T) {
+	n := newNode(t).imported()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	pod := n.run(n.pod("upgrade"))
+	id := n.startContainer(pod, shell("c", "i=0; while ! test -e /end; do i=$((i+1)); echo $i; sleep 0.01; done; exit 11"))
+	if err := n.Upgrade(ctx, []string{"relative"}); err == nil {
+		t.Error("a relative path was taken")
+	}
+	// The program's name is all that the new one has of the old: the test's
+	// program needs to be told again what it is.
+	script := n.path("next")
+	text := fmt.Sprintf("#!/bin/sh\n%s=1 exec /proc/%d/exe \"$@\"\n", asRuntime, os.Getpid())
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", n.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	argv := strings.Split(strings.TrimRight(string(args), "\x00"), "\x00")
+	argv[0] = script
+	if err := n.Upgrade(ctx, argv); err != nil {
+		t.Fatal(err)
+	}
+	if st := n.status(id); st.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("it is %v", st)
+	}
+	if pid, err := os.ReadFile(n.path("pid")); err != nil || strings.TrimSpace(string(pid)) != fmt.Sprint(n.cmd.Process.Pid) {
+		t.Errorf("the new process is %q, %v", pid, err)
+	}
+	if _, err := n.exec(id, 5, "touch", "/end"); err != nil {
+		t.Error(err)
+	}
+	if st := n.waitExit(id); st.ExitCode != 11 {
+		t.Errorf("it ended %v", st)
+	}
+	i := 0
+	for line := range strings.Lines(n.logText(id)) {
+		if i++; line != fmt.Sprintln(i) {
+			t.Fatalf("line %d of the log is %q", i, line)
+		}
+	}
+	// What follows waits for the network, as at every start.
+	n.eventually("the pod network", func() bool {
+		s, err := n.Status(ctx, &runtimeapi.StatusRequest{})
+		return err == nil && s.Status.Conditions[1].Status
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -60,4 +61,26 @@ func (c *Client) ImportFile(ctx context.Context, file string) ([]string, error) 
 	}
 	defer f.Close()
 	return c.Import(ctx, f)
+}
+
+// Upgrade makes our runtime execute another program in its place, as after a
+// new version of this one was installed: argv[0] is the main program's path,
+// then "runtime" and the runtime's flags. It returns when the new one serves.
+func (c *Client) Upgrade(ctx context.Context, argv []string) error {
+	if err := importpb.Upgrade(ctx, c.conn, argv); err != nil {
+		return err
+	}
+	// The old one ends our connection when it goes, and not before it has
+	// stopped listening: waiting for the next one is waiting for the new one.
+	state := c.conn.GetState()
+	for state == connectivity.Ready {
+		if !c.conn.WaitForStateChange(ctx, state) {
+			return fmt.Errorf("waiting for the new container runtime: %w", ctx.Err())
+		}
+		state = c.conn.GetState()
+	}
+	if _, err := c.Version(ctx, &runtimeapi.VersionRequest{}, grpc.WaitForReady(true)); err != nil {
+		return fmt.Errorf("waiting for the new container runtime: %w", err)
+	}
+	return nil
 }

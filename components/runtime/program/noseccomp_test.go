@@ -1,0 +1,6 @@
+//go:build !seccomp
+
+package main
+
+// hasSeccomp tells whether this program can filter system calls.
+const hasSeccomp = false
