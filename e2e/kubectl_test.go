@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -48,6 +49,7 @@ func newSpace(t *testing.T) *space {
 func (s *space) run(input string, args ...string) (string, error) {
 	cmd := exec.CommandContext(s.ctx, s.kubectl, append([]string{"-n", s.name}, args...)...)
 	cmd.Stdin = strings.NewReader(input)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.kubeconfig)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
@@ -78,7 +80,7 @@ func (s *space) apply(manifest string) {
 // exec runs a shell command in a pod and returns what it printed.
 func (s *space) exec(pod, command string) string {
 	s.Helper()
-	return s.do("exec", pod, "--", "/bin/busybox", "sh", "-c", command)
+	return s.do("exec", "-q", pod, "--", "/bin/busybox", "sh", "-c", command)
 }
 
 // eventually tries until f returns nil, for at most a while.

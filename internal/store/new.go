@@ -194,34 +194,52 @@ func (s *Store) currentRevision(ctx context.Context) (int64, error) {
 	if s.local == nil {
 		return s.current.get(ctx, s.readCurrent)
 	}
-	position := s.position.get()
-	revision, err := s.local.CurrentRevision(ctx)
-	if err != nil {
-		return 0, etcdError(err)
-	}
-	return revision, s.learnCurrent(position, revision)
+	return s.learnCurrent(ctx, s.local.CurrentRevision)
 }
 
 // readCurrent reads a key that does not exist, for the revision that comes
 // with the answer.
 func (s *Store) readCurrent(ctx context.Context) (int64, error) {
-	position := s.position.get()
-	resp, err := s.client.Get(ctx, s.prefix, clientv3.WithKeysOnly())
-	if err != nil {
-		return 0, etcdError(err)
-	}
-	return resp.Header.Revision, s.learnCurrent(position, resp.Header.Revision)
+	return s.learnCurrent(ctx, func(ctx context.Context) (int64, error) {
+		resp, err := s.client.Get(ctx, s.prefix, clientv3.WithKeysOnly())
+		if err != nil {
+			return 0, err
+		}
+		return resp.Header.Revision, nil
+	})
 }
 
-// learnCurrent notes the revision that was read when the caches had reached
-// position before.
-func (s *Store) learnCurrent(position, revision int64) error {
-	if revision < position {
-		signal(s.wentBack)
-		return fmt.Errorf("%w: it went back from revision %d to %d", ErrUnavailable, position, revision)
+// behind is for how long etcd may tell an earlier revision than its watch did:
+// a member tells its watchers of a write a moment before its own reads show it,
+// and of that moment's end it tells nobody.
+const behind = 100 * time.Millisecond
+
+// learnCurrent asks etcd for its revision and notes it. One that is earlier
+// than what the caches had reached before, and stays so, means that etcd was
+// restored from a backup under the store.
+func (s *Store) learnCurrent(ctx context.Context, ask func(context.Context) (int64, error)) (int64, error) {
+	wait := 50 * time.Microsecond
+	for {
+		position := s.position.get()
+		revision, err := ask(ctx)
+		if err != nil {
+			return 0, etcdError(err)
+		}
+		if revision >= position {
+			s.position.learn(revision)
+			return revision, nil
+		}
+		if wait > behind {
+			signal(s.wentBack)
+			return 0, fmt.Errorf("%w: it went back from revision %d to %d", ErrUnavailable, position, revision)
+		}
+		select {
+		case <-ctx.Done():
+			return 0, etcdError(ctx.Err())
+		case <-time.After(wait):
+		}
+		wait *= 2
 	}
-	s.position.learn(revision)
-	return nil
 }
 
 // getRange reads keys in [from, end), at a revision or with zero at the

@@ -1,0 +1,617 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"hyperkube/internal/kubeconfig"
+	"hyperkube/internal/pki"
+	"hyperkube/internal/testimage"
+)
+
+// The cluster of TestApart is in a network namespace of its own, for its ports
+// are the usual ones, too.
+const (
+	apartNode   = "apart"
+	apartLink   = "apart0" // the host's end of the link into the namespace
+	apartHost   = "198.18.7.1"
+	apartIP     = "198.18.7.2"
+	apartCgroup = "/hyperkube-e2e-apart"
+)
+
+// apart is a cluster whose components are processes of their own, each started
+// through a symlink, with a kubeconfig and a certificate of its own.
+type apart struct {
+	*space
+	home      string // the node's --root
+	namespace string // path of the network namespace
+	pki       *pki.Set
+	running   map[string]*process
+}
+
+// process is one component.
+type process struct {
+	cmd  *exec.Cmd
+	log  string
+	done chan struct{} // closed when it has ended
+	err  error         // how it ended, once done is closed
+}
+
+// TestApart runs the components apart, kills the API server, and at last runs
+// kubelet and proxy apart from each other, too.
+func TestApart(t *testing.T) {
+	a := newApart(t)
+	a.startControlPlane()
+	a.startNode()
+	a.ready()
+
+	t.Run("runs", func(t *testing.T) { a.in(t).runs() })
+	t.Run("leads", func(t *testing.T) { a.in(t).leads() })
+	t.Run("reconnects", func(t *testing.T) { a.in(t).reconnects() })
+	t.Run("kubelet and proxy", func(t *testing.T) { a.in(t).splitNode() })
+	a.alive()
+}
+
+// in returns a for a part of the test.
+func (a *apart) in(t *testing.T) *apart {
+	sub := *a
+	s := *a.space
+	s.T = t
+	sub.space = &s
+	return &sub
+}
+
+// newApart makes namespace, links, certificates and kubeconfigs, and takes
+// everything back at the end of the test.
+func newApart(t *testing.T) *apart {
+	t.Helper()
+	binary := os.Getenv("HYPERKUBE_E2E")
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	t.Cleanup(cancel)
+	// Not t.TempDir: sockets have short paths.
+	dir, err := os.MkdirTemp("", "apart-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &apart{
+		space: &space{T: t, name: "default", ctx: ctx, cluster: &cluster{
+			binary: binary, dir: dir, kubeconfig: filepath.Join(dir, "admin.kubeconfig"),
+			kubectl: filepath.Join(dir, "bin", "kubectl"),
+		}},
+		home: filepath.Join(dir, "node"), running: map[string]*process{},
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	a.makeNamespace()
+	a.link()
+	a.certify()
+	return a
+}
+
+// makeNamespace makes a network namespace that ends with a process, and a link
+// to it. At the end nothing of the node may be left in it.
+func (a *apart) makeNamespace() {
+	holder := exec.Command("unshare", "--net", "sleep", "infinity")
+	if err := holder.Start(); err != nil {
+		a.Fatal(err)
+	}
+	a.Cleanup(func() {
+		_ = exec.Command("ip", "link", "del", apartLink).Run()
+		_ = holder.Process.Kill()
+		_ = holder.Wait()
+	})
+	a.namespace = fmt.Sprintf("/proc/%d/ns/net", holder.Process.Pid)
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		a.Fatal(err)
+	}
+	a.eventually(10*time.Second, func() error {
+		if theirs, err := os.Readlink(a.namespace); err != nil || theirs == own {
+			return fmt.Errorf("no namespace yet: %w", err)
+		}
+		return nil
+	})
+	a.host("ip", "link", "add", apartLink, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprint(holder.Process.Pid))
+	a.host("ip", "addr", "add", apartHost+"/30", "dev", apartLink)
+	a.host("ip", "link", "set", apartLink, "up")
+	a.inside("ip", "link", "set", "lo", "up")
+	a.inside("ip", "addr", "add", apartIP+"/30", "dev", "eth0")
+	a.inside("ip", "link", "set", "eth0", "up")
+	a.inside("ip", "route", "add", "default", "via", apartHost)
+	before := a.changes()
+	a.Cleanup(func() {
+		a.stopAll()
+		if a.Failed() {
+			a.printLogs()
+		}
+		// It must not touch the kubeconfig of the shared cluster.
+		reset := a.command(a.binary, "reset", "--root="+a.home)
+		reset.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(a.dir, "user.kubeconfig"))
+		if out, err := reset.CombinedOutput(); err != nil {
+			a.Errorf("reset: %v: %s", err, out)
+		}
+		if diff := before.diff(a.changes()); diff != "" {
+			a.Errorf("after reset:\n%s", diff)
+		}
+	})
+}
+
+// changes is what of the machine the node changes.
+func (a *apart) changes() host {
+	h := host{}
+	for name, command := range map[string][]string{
+		"links": {"ip", "-o", "link"}, "routes": {"ip", "-4", "route", "show", "table", "all"}, "addresses": {"ip", "-o", "-4", "addr"},
+		"iptables": {"iptables-save"}, "ip6tables": {"ip6tables-save"},
+	} {
+		for _, line := range strings.Split(a.inside(command[0], command[1:]...), "\n") {
+			if line = steady(name, line); line != "" {
+				h[name] = append(h[name], line)
+			}
+		}
+	}
+	all, err := snapshotHost()
+	if err != nil {
+		a.Fatal(err)
+	}
+	// Of the rest what is this cluster's: another is up at the same time.
+	for _, name := range []string{"mounts", "cgroups", "processes"} {
+		for _, line := range all[name] {
+			if strings.Contains(line, a.dir) || strings.Contains(line, apartCgroup) {
+				h[name] = append(h[name], line)
+			}
+		}
+	}
+	if _, err := os.Stat(a.home); err == nil {
+		left, _ := os.ReadDir(a.home)
+		for _, entry := range left {
+			h["folders"] = append(h["folders"], entry.Name())
+		}
+	}
+	return h
+}
+
+// host runs a command that must succeed.
+func (a *apart) host(name string, args ...string) string {
+	a.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		a.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// command is one in the namespace; the process itself is name's.
+func (a *apart) command(name string, args ...string) *exec.Cmd {
+	return exec.Command("nsenter", append([]string{"--net=" + a.namespace, "--", name}, args...)...)
+}
+
+func (a *apart) inside(name string, args ...string) string {
+	a.Helper()
+	out, err := a.command(name, args...).Output()
+	if err != nil {
+		a.Fatalf("%s %s: %v", name, strings.Join(args, " "), err)
+	}
+	return string(out)
+}
+
+// link makes the symlinks.
+func (a *apart) link() {
+	if err := os.Mkdir(filepath.Join(a.dir, "bin"), 0o755); err != nil {
+		a.Fatal(err)
+	}
+	for _, name := range []string{
+		"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "node", "kubectl",
+	} {
+		if err := os.Symlink(a.binary, filepath.Join(a.dir, "bin", name)); err != nil {
+			a.Fatal(err)
+		}
+	}
+}
+
+// certify makes keys, certificates and kubeconfigs, and the client of the test.
+func (a *apart) certify() {
+	var err error
+	a.pki, err = pki.Ensure(filepath.Join(a.dir, "pki"), pki.Config{
+		NodeName: apartNode, NodeAddresses: []net.IP{net.ParseIP(apartIP)}, ServiceAddresses: []net.IP{net.ParseIP("10.53.0.1")},
+	})
+	if err != nil {
+		a.Fatal(err)
+	}
+	for file, spec := range map[string]pki.Spec{
+		"admin": pki.Client("kubernetes-admin", "system:masters"), "kube-controller-manager": pki.Client("system:kube-controller-manager"),
+		"kube-scheduler": pki.Client("system:kube-scheduler"), "kubelet": pki.Node(apartNode), "kube-proxy": pki.Client("system:kube-proxy"),
+	} {
+		pair, err := a.pki.CA.NewPair(spec)
+		if err != nil {
+			a.Fatal(err)
+		}
+		server := "https://127.0.0.1:6443"
+		if file == "admin" {
+			server = "https://" + apartIP + ":6443"
+		}
+		err = kubeconfig.Write(a.config(file), kubeconfig.Config{
+			Name: "apart", User: file, Server: server, CA: a.pki.CA.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM,
+		})
+		if err != nil {
+			a.Fatal(err)
+		}
+	}
+	if _, err := a.pki.CA.EnsurePair(a.path("pki", "kubelet"), pki.KubeletServer(apartNode, apartIP)); err != nil {
+		a.Fatal(err)
+	}
+	rest, err := clientcmd.BuildConfigFromFlags("", a.kubeconfig)
+	if err != nil {
+		a.Fatal(err)
+	}
+	rest.QPS = -1
+	if a.kube, err = kubernetes.NewForConfig(rest); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// path is that of a file of the test.
+func (a *apart) path(parts ...string) string {
+	return filepath.Join(append([]string{a.dir}, parts...)...)
+}
+
+// config is the kubeconfig of a component.
+func (a *apart) config(name string) string { return a.path(name + ".kubeconfig") }
+
+// start starts a component through its symlink.
+func (a *apart) start(name string, args ...string) {
+	a.Helper()
+	p := &process{cmd: a.command(a.path("bin", name), args...), log: a.path(name + ".log"), done: make(chan struct{})}
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		a.Fatal(err)
+	}
+	defer log.Close()
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	if err := p.cmd.Start(); err != nil {
+		a.Fatal(err)
+	}
+	a.running[name] = p
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+}
+
+// stop ends a component by SIGTERM: it must obey, without an error.
+func (a *apart) stop(name string) {
+	a.Helper()
+	p := a.running[name]
+	delete(a.running, name)
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+		if p.err != nil {
+			a.Errorf("%s ended: %v", name, p.err)
+		}
+	case <-time.After(20 * time.Second):
+		a.Errorf("%s does not end", name)
+		_ = p.cmd.Process.Kill()
+		<-p.done
+	}
+}
+
+// stopAll ends what still runs, those that need others first.
+func (a *apart) stopAll() {
+	for _, name := range []string{
+		"node", "kubelet", "kube-proxy", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd",
+	} {
+		if a.running[name] != nil {
+			a.stop(name)
+		}
+	}
+}
+
+// alive fails if a component has ended by itself.
+func (a *apart) alive() {
+	a.Helper()
+	for name, p := range a.running {
+		select {
+		case <-p.done:
+			a.Errorf("%s has ended: %v", name, p.err)
+		default:
+		}
+	}
+}
+
+func (a *apart) printLogs() {
+	logs, _ := filepath.Glob(a.path("*.log"))
+	for _, path := range append(logs, filepath.Join(a.home, "var/lib/hyperkube/logs/runtime.log")) {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		var lines []string
+		for _, line := range strings.Split(string(data), "\n") {
+			if !strings.Contains(line, "Mutation detector is enabled") {
+				lines = append(lines, line)
+			}
+		}
+		fmt.Printf("--- %s\n%s\n", filepath.Base(path), strings.Join(lines[max(0, len(lines)-50):], "\n"))
+	}
+}
+
+// startControlPlane starts its four processes at once: they wait for what they
+// need.
+func (a *apart) startControlPlane() {
+	a.start("kube-scheduler", "--kubeconfig="+a.config("kube-scheduler"),
+		"--authentication-kubeconfig="+a.config("kube-scheduler"), "--authorization-kubeconfig="+a.config("kube-scheduler"))
+	a.start("kube-controller-manager", "--kubeconfig="+a.config("kube-controller-manager"),
+		"--authentication-kubeconfig="+a.config("kube-controller-manager"), "--authorization-kubeconfig="+a.config("kube-controller-manager"),
+		"--use-service-account-credentials", "--root-ca-file="+a.pki.CA.CertFile,
+		"--allocate-node-cidrs", "--cluster-cidr=10.54.0.0/16", "--service-cluster-ip-range=10.53.0.0/16")
+	a.startAPIServer()
+	a.start("etcd", "--data-dir="+a.path("etcd"), "--name="+apartNode,
+		"--listen-client-urls=https://127.0.0.1:2379", "--listen-peer-urls=https://127.0.0.1:2380",
+		"--cert-file="+a.pki.EtcdServer.CertFile, "--key-file="+a.pki.EtcdServer.KeyFile,
+		"--trusted-ca-file="+a.pki.EtcdCA.CertFile, "--client-cert-auth",
+		"--peer-cert-file="+a.pki.EtcdPeer.CertFile, "--peer-key-file="+a.pki.EtcdPeer.KeyFile,
+		"--peer-trusted-ca-file="+a.pki.EtcdCA.CertFile, "--peer-client-cert-auth")
+}
+
+func (a *apart) startAPIServer() {
+	a.Helper()
+	a.start("kube-apiserver", "--etcd-servers=https://127.0.0.1:2379", "--etcd-cafile="+a.pki.EtcdCA.CertFile,
+		"--etcd-certfile="+a.pki.APIServerEtcdClient.CertFile, "--etcd-keyfile="+a.pki.APIServerEtcdClient.KeyFile,
+		"--advertise-address="+apartIP, "--service-cluster-ip-range=10.53.0.0/16",
+		"--tls-cert-file="+a.pki.APIServer.CertFile, "--tls-private-key-file="+a.pki.APIServer.KeyFile,
+		"--client-ca-file="+a.pki.CA.CertFile,
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file="+a.pki.ServiceAccountPubFile, "--service-account-signing-key-file="+a.pki.ServiceAccountKeyFile,
+		"--kubelet-client-certificate="+a.pki.APIServerKubeletClient.CertFile, "--kubelet-client-key="+a.pki.APIServerKubeletClient.KeyFile,
+		"--kubelet-certificate-authority="+a.pki.CA.CertFile, "--kubelet-preferred-address-types=InternalIP")
+}
+
+// startNode starts kubelet and proxy as one process.
+func (a *apart) startNode() {
+	a.Helper()
+	a.start("node", "--root="+a.home, "--cgroup-root="+apartCgroup,
+		"--kubeconfig="+a.config("kubelet"), "--proxy-kubeconfig="+a.config("kube-proxy"),
+		"--node-name="+apartNode, "--node-ip="+apartIP, "--cluster-cidr=10.54.0.0/16",
+		"--cluster-dns=10.53.0.10", "--cluster-domain=cluster.local",
+		"--client-ca-file="+a.pki.CA.CertFile, "--tls-cert-file="+a.path("pki", "kubelet.crt"), "--tls-private-key-file="+a.path("pki", "kubelet.key"))
+}
+
+// ready waits until the node is.
+func (a *apart) ready() {
+	a.Helper()
+	a.eventually(time.Minute, func() error {
+		for name, p := range a.running {
+			select {
+			case <-p.done:
+				a.Fatalf("%s has ended: %v", name, p.err)
+			default:
+			}
+		}
+		node, err := a.kube.CoreV1().Nodes().Get(a.ctx, apartNode, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", node.Status.Conditions)
+	})
+}
+
+// url is where the host reaches the Service web.
+func (a *apart) url() string {
+	a.Helper()
+	return "http://" + apartIP + ":" + a.do("get", "service", "web", "-o", "jsonpath={.spec.ports[0].nodePort}") + "/"
+}
+
+// answers waits until so many pods of web answer.
+func (a *apart) answers(want int) {
+	a.Helper()
+	url := a.url()
+	a.eventually(30*time.Second, func() error {
+		seen := map[string]bool{}
+		for range 20 * want {
+			line, _, _ := strings.Cut(a.get(url), ",")
+			seen[line] = true
+		}
+		if len(seen) != want {
+			return fmt.Errorf("answers from %v, want %d pods", seen, want)
+		}
+		return nil
+	})
+}
+
+// runs starts pods and asks them.
+func (a *apart) runs() {
+	file := a.path("busybox.tar")
+	if err := testimage.WriteBusybox(file, busybox); err != nil {
+		a.Fatal(err)
+	}
+	a.inside(a.binary, "image", "--root="+a.home, "import", file)
+	a.eventually(30*time.Second, func() error {
+		_, err := a.kube.CoreV1().ServiceAccounts(a.name).Get(a.ctx, "default", metav1.GetOptions{})
+		return err
+	})
+	a.apply(web(2))
+	a.apply(clientPod)
+	a.do("wait", "--for=condition=Ready", "pod/client", "--timeout=60s")
+	a.rollout("web")
+	a.answers(2)
+
+	ip := a.do("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
+	if !strings.HasPrefix(ip, "10.53.") {
+		a.Errorf("the Service has %s", ip)
+	}
+	a.contains(a.exec("client", "wget -qO- http://"+ip+"/"), "Hello from pod web-")
+	a.contains(a.exec("client", "wget -qO- http://"+ip+"/env"), "PASSWORD=swordfish")
+	a.contains(a.exec("client", "cat /etc/resolv.conf"), "nameserver 10.53.0.10", "default.svc.cluster.local")
+	a.contains(a.do("logs", "client"), "started")
+	a.contains(a.do("get", "pod", "client", "-o", "wide"), " 10.54.", " "+apartNode+" ")
+	a.contains(a.do("describe", "pod", "client"), "Scheduled", "Started")
+	// A pod knows itself at the API server, whose address is a Service's.
+	a.contains(a.do("exec", "deployment/web", "--", "/hyperkube", "kubectl", "auth", "whoami"), "system:serviceaccount:default:default")
+	a.do("set", "env", "deployment/web", "ROUND=2")
+	a.rollout("web")
+	a.eventually(30*time.Second, func() error {
+		if pods := a.containers(); len(pods) != 3 {
+			return fmt.Errorf("pods %v", pods)
+		}
+		return nil
+	})
+	a.answers(2)
+}
+
+// lease returns one of kube-system.
+func (a *apart) lease(name string) (*coordinationv1.Lease, error) {
+	l, err := a.kube.CoordinationV1().Leases("kube-system").Get(a.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity == "" || l.Spec.RenewTime == nil {
+		return nil, fmt.Errorf("nobody holds lease %s: %+v", name, l.Spec)
+	}
+	return l, nil
+}
+
+// leads looks at the leaders, at who controllers are, and at the secure ports.
+func (a *apart) leads() {
+	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
+		if _, err := a.lease(name); err != nil {
+			a.Error(err)
+		}
+	}
+	if _, err := a.kube.CoreV1().ServiceAccounts("kube-system").Get(a.ctx, "deployment-controller", metav1.GetOptions{}); err != nil {
+		a.Error(err)
+	}
+	// What the deployment controller writes shows that it is not the manager.
+	events, err := a.kube.CoreV1().Events(a.name).List(a.ctx, metav1.ListOptions{})
+	if err != nil {
+		a.Fatal(err)
+	}
+	if !slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Reason == "ScalingReplicaSet" }) {
+		a.Error("no event of the deployment controller")
+	}
+	// A token that may read metrics, and requests without one.
+	a.do("create", "clusterrole", "metrics", "--verb=get", "--non-resource-url=/metrics")
+	a.do("create", "clusterrolebinding", "metrics", "--clusterrole=metrics", "--serviceaccount=default:default")
+	token := strings.TrimSpace(a.do("create", "token", "default"))
+	for _, port := range []string{"10257", "10259", "10250"} {
+		url := "https://" + apartIP + ":" + port + "/metrics"
+		if got := a.inside("curl", "-sk", "-o", "/dev/null", "-w", "%{http_code}", url); got != "401" && got != "403" {
+			a.Errorf("%s without a token: %s", url, got)
+		}
+		if port == "10250" {
+			continue // nodes/metrics is asked for there
+		}
+		if got := a.inside("curl", "-sk", "-o", "/dev/null", "-w", "%{http_code}", "-H", "Authorization: Bearer "+token, url); got != "200" {
+			a.Errorf("%s with a token: %s", url, got)
+		}
+	}
+	a.alive()
+}
+
+// reconnects kills the API server; all others go on when it is there again.
+func (a *apart) reconnects() {
+	before, url := a.containers(), a.url()
+	old := a.running["kube-apiserver"]
+	if err := old.cmd.Process.Kill(); err != nil {
+		a.Fatal(err)
+	}
+	<-old.done
+	a.contains(a.get(url), "Hello from pod web-")
+	killed := time.Now()
+	a.startAPIServer()
+	a.eventually(30*time.Second, func() error {
+		_, err := a.kube.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(a.ctx)
+		return err
+	})
+	// Controllers, scheduler, kubelet and proxy each have a part in this.
+	a.do("scale", "deployment/web", "--replicas=4")
+	a.rollout("web")
+	a.answers(4)
+	after := a.containers()
+	for name, was := range before {
+		if after[name] != was {
+			a.Errorf("%s was %s and is %s", name, was, after[name])
+		}
+	}
+	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
+		a.eventually(30*time.Second, func() error {
+			l, err := a.lease(name)
+			if err != nil {
+				return err
+			}
+			if !l.Spec.RenewTime.After(killed) {
+				return fmt.Errorf("lease %s was last renewed at %s", name, l.Spec.RenewTime)
+			}
+			return nil
+		})
+	}
+	a.contains(a.do("logs", "client"), "started")
+	a.contains(a.exec("client", "echo again"), "again")
+	a.ready()
+	a.alive()
+}
+
+// splitNode replaces `node` by kubelet and proxy, each started through its own
+// symlink; pods go on.
+func (a *apart) splitNode() {
+	before := a.containers()
+	a.stop("node")
+	a.contains(a.get(a.url()), "Hello from pod web-")
+	config := fmt.Sprintf(`
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+containerRuntimeEndpoint: unix://%s
+clusterDNS: [10.53.0.10]
+clusterDomain: cluster.local
+cgroupRoot: %s
+tlsCertFile: %s
+tlsPrivateKeyFile: %s
+authentication:
+  x509: {clientCAFile: %s}
+`, filepath.Join(a.home, "run/hyperkube/runtime.sock"), apartCgroup, a.path("pki", "kubelet.crt"), a.path("pki", "kubelet.key"), a.pki.CA.CertFile)
+	if err := os.WriteFile(a.path("kubelet.yaml"), []byte(config), 0o600); err != nil {
+		a.Fatal(err)
+	}
+	a.start("kubelet", "--root="+a.home, "--config="+a.path("kubelet.yaml"), "--kubeconfig="+a.config("kubelet"),
+		"--hostname-override="+apartNode, "--node-ip="+apartIP)
+	a.start("kube-proxy", "--root="+a.home, "--kubeconfig="+a.config("kube-proxy"), "--hostname-override="+apartNode, "--cluster-cidr=10.54.0.0/16")
+	a.ready()
+	a.do("delete", "pod", "client", "--wait")
+	delete(before, "client")
+	a.do("scale", "deployment/web", "--replicas=5")
+	a.rollout("web")
+	a.answers(5)
+	a.apply(clientPod)
+	a.do("wait", "--for=condition=Ready", "pod/client", "--timeout=60s")
+	a.contains(a.do("logs", "client"), "started")
+	a.contains(a.exec("client", "wget -qO- http://"+a.do("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")+"/"), "Hello from pod web-")
+	for name, was := range before {
+		if is := a.containers()[name]; is != was {
+			a.Errorf("%s was %s and is %s", name, was, is)
+		}
+	}
+	a.do("delete", "deployment,service,pod", "--all", "--wait")
+	a.alive()
+}

@@ -1,0 +1,263 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestSecretsAreEncrypted looks for a Secret's data in etcd's files, and for a
+// ConfigMap's, which is not encrypted, to know that it looks rightly.
+func TestSecretsAreEncrypted(t *testing.T) {
+	s := newSpace(t)
+	s.do("create", "secret", "generic", "hidden", "--from-literal=key=veryhiddenvalue4711")
+	s.do("create", "configmap", "shown", "--from-literal=key=plainlyshownvalue4711")
+	found := func(text string) bool {
+		there := false
+		err := filepath.WalkDir("/var/lib/hyperkube/etcd", func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			data, err := os.ReadFile(path)
+			there = there || bytes.Contains(data, []byte(text))
+			return err
+		})
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		return there
+	}
+	if !found("plainlyshownvalue4711") {
+		t.Error("the ConfigMap is not found in etcd's files: this test looks in the wrong place")
+	}
+	if found("veryhiddenvalue4711") {
+		t.Error("the Secret is on disk as it is")
+	}
+	if got := s.do("get", "secret", "hidden", "-o", "jsonpath={.data.key}"); got != "dmVyeWhpZGRlbnZhbHVlNDcxMQ==" {
+		t.Errorf("read back %s", got)
+	}
+	for _, file := range []string{"pki/ca.key", "pki/sa.key", "pki/encryption.yaml", "admin.conf"} {
+		info, err := os.Stat("/var/lib/hyperkube/" + file)
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", file, info, err)
+		}
+	}
+}
+
+// TestPreflight starts a second cluster, for which the ports are taken.
+func TestPreflight(t *testing.T) {
+	newSpace(t)
+	out, err := exec.Command(shared.binary, "up", "--root", t.TempDir()).CombinedOutput()
+	var failed *exec.ExitError
+	if !errors.As(err, &failed) || failed.ExitCode() != 2 {
+		t.Errorf("exit: %v", err)
+	}
+	for _, port := range []string{"6443", "2379", "10250"} {
+		if !strings.Contains(string(out), "port "+port+" is taken by") {
+			t.Errorf("nothing about port %s in:\n%s", port, out)
+		}
+	}
+	out, err = exec.Command(shared.binary, "nonsense").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), `unknown component or command "nonsense"`) || !strings.Contains(string(out), "controller-manager") {
+		t.Errorf("nonsense: %v\n%s", err, out)
+	}
+}
+
+// TestServices: affinity, headless services and aliases.
+func TestServices(t *testing.T) {
+	s := newSpace(t)
+	s.client()
+	s.apply(web(3))
+	s.rollout("web")
+	s.do("patch", "service", "web", "-p", `{"spec":{"sessionAffinity":"ClientIP"}}`)
+	s.apply(`
+apiVersion: v1
+kind: Service
+metadata: {name: headless}
+spec: {clusterIP: None, selector: {app: web}, ports: [{name: http, port: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: alias}
+spec: {type: ExternalName, externalName: web.` + s.name + `.svc.cluster.local}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: nobody}
+spec: {selector: {app: nobody}, ports: [{port: 80}]}
+`)
+	ip := s.do("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
+	asker := s.do("get", "pods", "-l", "app=web", "-o", "jsonpath={.items[0].metadata.name}")
+	get := func(address string) (string, error) {
+		return s.run("", "exec", asker, "--", "/hyperkube", "hello", "get", "http://"+address+"/")
+	}
+	s.eventually(20*time.Second, func() error {
+		seen := map[string]bool{}
+		for range 12 {
+			out, err := get(ip)
+			if err != nil {
+				return err
+			}
+			line, _, _ := strings.Cut(out, ",")
+			seen[line] = true
+		}
+		if len(seen) != 1 {
+			return fmt.Errorf("with affinity answers from %v", seen)
+		}
+		return nil
+	})
+	s.eventually(20*time.Second, func() error {
+		out := s.exec("client", "nslookup -type=a headless."+s.name+".svc.cluster.local")
+		if n := strings.Count(out, "Address: 10."); n < 3 {
+			return fmt.Errorf("%d addresses in %s", n, out)
+		}
+		return nil
+	})
+	s.contains(s.exec("client", "nslookup -type=srv _http._tcp.headless."+s.name+".svc.cluster.local"), "8080")
+	s.contains(s.exec("client", "nslookup -type=a alias."+s.name+".svc.cluster.local"), ip)
+	nobody := s.do("get", "service", "nobody", "-o", "jsonpath={.spec.clusterIP}")
+	began := time.Now()
+	out, err := get(nobody)
+	if err == nil || !strings.Contains(out, "refused") || time.Since(began) > 4*time.Second {
+		t.Errorf("a service without endpoints: %v after %s: %s", err, time.Since(began), out)
+	}
+}
+
+// TestPod: init containers, volumes, environment, termination.
+func TestPod(t *testing.T) {
+	s := newSpace(t)
+	s.needBusybox()
+	s.apply(`
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: c}
+data: {file: first}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: full, labels: {k: v}, annotations: {a: b}}
+spec:
+  terminationGracePeriodSeconds: 5
+  securityContext: {runAsUser: 1000, fsGroup: 2000}
+  hostAliases: [{ip: 192.0.2.7, hostnames: [seven]}]
+  volumes:
+  - {name: scratch, emptyDir: {}}
+  - {name: memory, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
+  - {name: config, configMap: {name: c}}
+  - name: all
+    projected:
+      sources:
+      - {configMap: {name: c}}
+      - {downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}
+      - {serviceAccountToken: {path: token, audience: someone, expirationSeconds: 600}}
+  initContainers:
+  - name: init
+    image: ` + busybox + `
+    command: [sh, -c, "echo from init > /scratch/file"]
+    volumeMounts: [{name: scratch, mountPath: /scratch}]
+  containers:
+  - name: c
+    image: ` + busybox + `
+    command: [sh, -c, "trap 'echo ending; exit 0' TERM; while true; do sleep 0.1; done"]
+    env:
+    - {name: IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+    - {name: LIMIT, valueFrom: {resourceFieldRef: {resource: limits.memory}}}
+    - {name: BOTH, value: "$(IP)-$(LIMIT)"}
+    resources: {limits: {memory: 64Mi, cpu: 500m}}
+    securityContext: {readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}, allowPrivilegeEscalation: false}
+    volumeMounts:
+    - {name: scratch, mountPath: /scratch}
+    - {name: memory, mountPath: /memory}
+    - {name: config, mountPath: /config}
+    - {name: config, mountPath: /one, subPath: file}
+    - {name: all, mountPath: /all}
+    startupProbe: {exec: {command: [test, -e, /scratch/file]}, periodSeconds: 1}
+    readinessProbe: {exec: {command: ["true"]}, periodSeconds: 1}
+`)
+	s.do("wait", "--for=condition=Ready", "pod/full", "--timeout=60s")
+	out := s.exec("full", "cat /scratch/file /config/file /one /all/file /all/labels; id; echo $BOTH; cat /etc/hosts; hostname; touch /x 2>&1; grep Cap /proc/self/status; grep NoNewPrivs /proc/self/status; cat /all/token | head -c 3; grep ' /memory ' /proc/mounts")
+	ip := s.do("get", "pod", "full", "-o", "jsonpath={.status.podIP}")
+	s.contains(out, "from init", "first", `k="v"`, "uid=1000", "2000", ip+"-67108864", "seven", "full", "Read-only file system",
+		"CapEff:\t0000000000000000", "NoNewPrivs:\t1", "eyJ", "tmpfs")
+	if got := s.do("get", "pod", "full", "-o", "jsonpath={.status.qosClass}"); got != "Burstable" {
+		t.Errorf("QoS class %s", got)
+	}
+	// A change of the ConfigMap reaches the volume, but not the subPath.
+	s.do("patch", "configmap", "c", "-p", `{"data":{"file":"second"}}`)
+	s.eventually(30*time.Second, func() error {
+		if out := s.exec("full", "cat /config/file; echo; cat /one"); out != "second\nfirst" {
+			return fmt.Errorf("files %q", out)
+		}
+		return nil
+	})
+	began := time.Now()
+	s.do("delete", "pod", "full")
+	if took := time.Since(began); took > 4*time.Second {
+		t.Errorf("a container that ends at once took %s", took)
+	}
+}
+
+// TestGarbage deletes a Deployment in each of the three ways.
+func TestGarbage(t *testing.T) {
+	s := newSpace(t)
+	left := func() []string {
+		pods := s.do("get", "replicasets,pods", "-l", "app=web", "-o", "name")
+		return strings.Fields(pods)
+	}
+	for _, c := range []struct {
+		cascade string
+		orphans bool
+	}{{"background", false}, {"foreground", false}, {"orphan", true}} {
+		s.apply(web(1))
+		s.rollout("web")
+		s.do("delete", "deployment", "web", "--cascade="+c.cascade)
+		if c.orphans {
+			time.Sleep(time.Second)
+			if len(left()) != 2 {
+				t.Errorf("orphaned, but left is %v", left())
+			}
+			s.do("delete", "replicaset", "-l", "app=web")
+		}
+		s.eventually(30*time.Second, func() error {
+			if l := left(); len(l) > 0 {
+				return fmt.Errorf("%s: left is %v", c.cascade, l)
+			}
+			return nil
+		})
+	}
+}
+
+// TestTooBig asks for more than the node has: the event says so, and the pod
+// starts once it asks for less of a room that was made.
+func TestTooBig(t *testing.T) {
+	s := newSpace(t)
+	s.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: big}
+spec:
+  containers: [{name: c, image: hyperkube, imagePullPolicy: IfNotPresent, args: [hello], resources: {requests: {cpu: "500"}}}]
+`)
+	s.eventually(20*time.Second, func() error {
+		p, err := s.kube.CoreV1().Pods(s.name).Get(s.ctx, "big", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range p.Status.Conditions {
+			if c.Type == "PodScheduled" && c.Reason == "Unschedulable" && strings.Contains(c.Message, "0/1 nodes are available: 1 Insufficient cpu.") {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", p.Status.Conditions)
+	})
+	s.contains(s.do("describe", "pod", "big"), "FailedScheduling", "Insufficient cpu")
+}
