@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/kubelet"
 	"hyperkube/components/proxy"
+	"hyperkube/internal/cgroup"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
@@ -89,6 +92,25 @@ func newNode(cfg nodeConfig) (*node, error) {
 		return nil, err
 	}
 	return &node{cfg: cfg, kubelet: k, proxy: p}, nil
+}
+
+// recordCgroupRoot records the cgroup above all of the node's, if it is the
+// node that makes it: one that was given is not taken away.
+func recordCgroupRoot(journal *hostchange.Journal, l layout.Node) error {
+	name := filepath.Join("/", l.CgroupRoot)
+	if name == "/" {
+		return nil
+	}
+	groups, err := cgroup.Open()
+	if err != nil {
+		return err
+	}
+	for _, dir := range groups.Dirs(name) {
+		if _, err := os.Stat(dir); err == nil {
+			return nil
+		}
+	}
+	return journal.Record(hostchange.Change{Kind: hostchange.Cgroup, Name: name})
 }
 
 func shared(informer cache.SharedIndexInformer) cache.SharedInformer { return informer }

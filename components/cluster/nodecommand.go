@@ -84,6 +84,9 @@ func (o *nodeOptions) run(ctx context.Context) error {
 		return err
 	}
 	defer cfg.Journal.Close()
+	if err := recordCgroupRoot(cfg.Journal, l); err != nil {
+		return err
+	}
 	if err := startRuntime(ctx, l, cfg.Identity); err != nil {
 		return err
 	}

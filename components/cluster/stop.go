@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -180,9 +181,10 @@ func reset(ctx context.Context, out io.Writer, l layout.Node) error {
 			return fmt.Errorf("deleting data: %w", err)
 		}
 	}
-	// Folders above them that are only there for them.
-	for _, dir := range []string{filepath.Dir(l.Data), filepath.Dir(l.Kubelet), filepath.Dir(l.Run), filepath.Dir(l.PodLogs)} {
-		if dir != "/var/lib" && dir != "/run" && dir != "/var/log" {
+	// Folders above them that are only there for them, the deeper first.
+	above := []string{filepath.Dir(l.Data), filepath.Dir(l.Kubelet), filepath.Dir(l.Run), filepath.Dir(l.PodLogs), filepath.Dir(filepath.Dir(l.Data))}
+	for _, dir := range above {
+		if !slices.Contains([]string{"/var/lib", "/run", "/var/log", "/var"}, dir) {
 			_ = os.Remove(dir)
 		}
 	}

@@ -422,10 +422,15 @@ func (m *Manager) Remove(ctx context.Context, cgroup string) error {
 	if path.Clean("/"+cgroup) == "/" {
 		return errors.New("the root cgroup cannot be removed")
 	}
+	dirs := m.Dirs(cgroup)
+	if m.hybrid != "" {
+		// libcontainer makes cgroups there, too.
+		dirs = append(slices.Clone(dirs), join(m.hybrid, path.Clean("/"+cgroup)))
+	}
 	wait := time.Millisecond
 	for {
 		var busy error
-		for _, dir := range m.Dirs(cgroup) {
+		for _, dir := range dirs {
 			if err := removeTree(dir); err != nil {
 				busy = err
 			}

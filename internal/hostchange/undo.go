@@ -78,9 +78,7 @@ func undoCgroups(ctx context.Context, changes []Change) error {
 	}
 	var errs []error
 	for _, c := range changes {
-		if !m.Exists(c.Name) {
-			continue
-		}
+		// It may be there in some hierarchies only, after an interruption.
 		if err := m.Kill(c.Name); err != nil {
 			errs = append(errs, err)
 		}
