@@ -8,12 +8,14 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"hyperkube/components/controllers/clusterroleaggregation"
 	"hyperkube/components/controllers/cronjob"
 	"hyperkube/components/controllers/daemonset"
 	"hyperkube/components/controllers/deployment"
+	"hyperkube/components/controllers/disruption"
 	"hyperkube/components/controllers/endpoints"
 	"hyperkube/components/controllers/endpointslice"
 	"hyperkube/components/controllers/endpointslicemirroring"
@@ -120,6 +122,11 @@ func descriptors() []descriptor {
 		{name: "ttl-after-finished-controller", alias: "ttl-after-finished", user: "ttl-after-finished-controller", source: "ttl-after-finished-controller", workers: 5,
 			needs: []schema.GroupVersionResource{batchv1.SchemeGroupVersion.WithResource("jobs")},
 			make:  func(d *deps) (runner, error) { return ttlafterfinished.New(d.env) }},
+		{name: "disruption-controller", alias: "disruption", user: "disruption-controller", source: "controllermanager", workers: 5,
+			needs: []schema.GroupVersionResource{policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), appsv1.SchemeGroupVersion.WithResource("statefulsets"), corev1.SchemeGroupVersion.WithResource("replicationcontrollers")},
+			make: func(d *deps) (runner, error) {
+				return disruption.New(d.env, disruption.DiscoveredScales{Discovery: d.clients.Kube.Discovery()})
+			}},
 	}
 }
 
@@ -200,7 +207,6 @@ var foreign = map[string]bool{
 	"kube-apiserver-serving-clustertrustbundle-publisher-controller": true,
 	"volumeattributesclass-protection-controller":                    true,
 	"podcertificaterequest-cleaner-controller":                       true,
-	"disruption": true, "disruption-controller": true,
 	"resourcequota": true, "resourcequota-controller": true,
 	"csrsigning": true, "certificatesigningrequest-signing-controller": true,
 	"csrapproving": true, "certificatesigningrequest-approving-controller": true,

@@ -1,0 +1,183 @@
+// Package disruption keeps the status of PodDisruptionBudgets: how many pods
+// they cover, how many of these are healthy, and how many may be evicted now.
+// The eviction of a pod takes from that status; this package gives back.
+//
+// https://kubernetes.io/docs/concepts/workloads/pods/disruptions/
+package disruption
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	policylisters "k8s.io/client-go/listers/policy/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+const (
+	// deletionTimeout is how long an evicted pod may take to be in deletion
+	// before it counts for its budget again.
+	deletionTimeout = 2 * time.Minute
+	// staleTimeout is how long a pod may be said to be disrupted without being
+	// in deletion.
+	staleTimeout = 2 * time.Minute
+	// podPrefix begins the keys of pods; no namespace has a colon.
+	podPrefix = "pod:"
+)
+
+// Controller keeps the budgets' status. Make it with New.
+type Controller struct {
+	*control.Loop
+	env     control.Env
+	scales  Scales
+	control control.PodControl
+
+	budgets      policylisters.PodDisruptionBudgetLister
+	pods         corelisters.PodLister
+	replicaSets  appslisters.ReplicaSetLister
+	deployments  appslisters.DeploymentLister
+	statefulSets appslisters.StatefulSetLister
+	rcs          corelisters.ReplicationControllerLister
+}
+
+// New makes the controller; scales tells the size of what is none of the
+// built-in workloads.
+func New(env control.Env, scales Scales) (*Controller, error) {
+	if scales == nil {
+		return nil, errors.New("disruption: scales are missing")
+	}
+	env = env.Defaulted()
+	core, apps := env.Informers.Core().V1(), env.Informers.Apps().V1()
+	budgets := env.Informers.Policy().V1().PodDisruptionBudgets()
+	c := &Controller{
+		env:          env,
+		scales:       scales,
+		control:      control.PodControl{Kube: env.Kube, Events: env.Events},
+		budgets:      budgets.Lister(),
+		pods:         core.Pods().Lister(),
+		replicaSets:  apps.ReplicaSets().Lister(),
+		deployments:  apps.Deployments().Lister(),
+		statefulSets: apps.StatefulSets().Lister(),
+		rcs:          core.ReplicationControllers().Lister(),
+	}
+	c.Loop = control.NewLoop(env, "disruption", c.sync)
+	for _, i := range []cache.SharedIndexInformer{
+		apps.ReplicaSets().Informer(), apps.Deployments().Informer(), apps.StatefulSets().Informer(), core.ReplicationControllers().Informer(),
+	} {
+		c.Await(i)
+	}
+	budget := func(b *policyv1.PodDisruptionBudget) { c.AddObject(b) }
+	if err := c.Watch(budgets.Informer(), control.Handlers(budget, func(_, b *policyv1.PodDisruptionBudget) { budget(b) }, nil)); err != nil {
+		return nil, err
+	}
+	return c, c.Watch(core.Pods().Informer(), control.Handlers(
+		func(p *corev1.Pod) {
+			c.budgetsOf(p)
+			c.watchCondition(p)
+		},
+		func(old, p *corev1.Pod) {
+			c.budgetsOf(p)
+			if !maps.Equal(old.Labels, p.Labels) {
+				c.budgetsOf(old)
+			}
+			c.watchCondition(p)
+		},
+		c.budgetsOf))
+}
+
+// budgetsOf asks for the budgets that cover p to be looked at.
+func (c *Controller) budgetsOf(p *corev1.Pod) {
+	all, err := c.budgets.PodDisruptionBudgets(p.Namespace).List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, b := range all {
+		if s, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && s.Matches(labels.Set(p.Labels)) {
+			c.AddObject(b)
+		}
+	}
+}
+
+// watchCondition asks for p to be looked at when its mark of disruption is
+// stale.
+func (c *Controller) watchCondition(p *corev1.Pod) {
+	if left, ok := c.disrupted(p); ok {
+		c.AddAfter(podPrefix+p.Namespace+"/"+p.Name, left)
+	}
+}
+
+// disrupted tells whether p is marked as disrupted though nothing ends it, and
+// how long that may stay so. The kubelet's own marks never get stale, for what
+// they announce may take arbitrarily long.
+func (c *Controller) disrupted(p *corev1.Pod) (left time.Duration, ok bool) {
+	if p.DeletionTimestamp != nil || control.IsTerminal(p) {
+		return 0, false
+	}
+	cond := control.PodCondition(&p.Status, corev1.DisruptionTarget)
+	if cond == nil || cond.Status != corev1.ConditionTrue || cond.Reason == corev1.PodReasonTerminationByKubelet {
+		return 0, false
+	}
+	return max(0, staleTimeout-c.env.Clock.Now().Sub(cond.LastTransitionTime.Time)), true
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	name, isPod := strings.CutPrefix(key, podPrefix)
+	namespace, name, err := cache.SplitMetaNamespaceKey(name)
+	if err != nil {
+		return err
+	}
+	if isPod {
+		return c.syncPod(ctx, namespace, name)
+	}
+	b, err := c.budgets.PodDisruptionBudgets(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = c.syncBudget(ctx, b)
+	if err == nil || apierrors.IsConflict(err) || ctx.Err() != nil {
+		return err
+	}
+	// Until it is known how many pods may go, none may.
+	return errors.Join(err, c.fail(ctx, b, err))
+}
+
+// syncPod takes back a stale mark of disruption.
+func (c *Controller) syncPod(ctx context.Context, namespace, name string) error {
+	p, err := c.pods.Pods(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	left, ok := c.disrupted(p)
+	if !ok {
+		return nil
+	}
+	if left > 0 {
+		c.AddAfter(podPrefix+namespace+"/"+name, left)
+		return nil
+	}
+	next := *p.Status.DeepCopy()
+	control.SetPodCondition(&next, corev1.PodCondition{
+		Type: corev1.DisruptionTarget, Status: corev1.ConditionFalse, ObservedGeneration: p.Generation,
+	}, c.env.Clock.Now())
+	if err := c.control.PatchStatus(ctx, p, next); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	return nil
+}
