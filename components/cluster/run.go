@@ -82,7 +82,10 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 		return err
 	}
 	group.Start(background, "kube-apiserver", api)
-	parts, err := c.newParts(background, api)
+	// Informers are shared by all and outlive whoever asks for one.
+	informing, stopInforming := context.WithCancel(background)
+	defer stopInforming()
+	parts, err := c.newParts(informing, api)
 	if err != nil {
 		return err
 	}
@@ -92,9 +95,10 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	c.steps.done(began, "the API server is ready on %s", c.server())
 
 	began = time.Now()
+	parts.shared.Informers.StartWithContext(informing)
 	group.Start(background, "informers", lifecycle.Func(func(ctx context.Context) error {
-		parts.shared.Informers.StartWithContext(ctx)
 		<-ctx.Done()
+		stopInforming()
 		parts.shared.Informers.Shutdown()
 		return nil
 	}))
@@ -122,7 +126,8 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	if err != nil {
 		return err
 	}
-	parts.shared.Informers.StartWithContext(background)
+	// The node has asked for informers of its own.
+	parts.shared.Informers.StartWithContext(informing)
 	group.Start(background, "node", n)
 	if err := <-addons; err != nil {
 		return err
