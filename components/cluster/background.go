@@ -76,7 +76,7 @@ func backgroundSteps() (func(step), bool) {
 	if os.Getenv(stepsEnv) == "" {
 		return nil, false
 	}
-	os.Unsetenv(stepsEnv)
+	_ = os.Unsetenv(stepsEnv) // fails for a name that is none
 	syscall.CloseOnExec(stepsFD)
 	return sendSteps(os.NewFile(stepsFD, "steps")), true
 }

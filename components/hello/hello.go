@@ -86,7 +86,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if err := server.Shutdown(end); err != nil {
 		return fmt.Errorf("hello: stopping: %w", err)
 	}
-	<-failed
+	_ = <-failed // says no more than that it was shut down
 	return nil
 }
 
