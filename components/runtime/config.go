@@ -1,3 +1,5 @@
+//go:build cgo
+
 // Package runtime is the container runtime: CRI v1 on a unix socket, over
 // images, sandboxes and containers that it keeps itself. It is a process of
 // its own, the parent of every container; when it is gone, containers live on

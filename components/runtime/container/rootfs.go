@@ -1,3 +1,5 @@
+//go:build cgo
+
 // Package container runs containers through libcontainer, and makes what it
 // needs of what CRI asks for. Nothing else of this program knows libcontainer.
 package container

@@ -1,3 +1,5 @@
+//go:build cgo
+
 // The container runtime's own program. It is small on purpose: libcontainer
 // runs it again, as `init`, for every container and every exec. The main
 // program embeds it and executes it from memory; see package launch.

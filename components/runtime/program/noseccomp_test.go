@@ -1,4 +1,4 @@
-//go:build !seccomp
+//go:build cgo && !seccomp
 
 package main
 

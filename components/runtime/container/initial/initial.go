@@ -1,3 +1,5 @@
+//go:build cgo
+
 // Package initial is where this program becomes a container's first process:
 // libcontainer runs it again, as `init`, for every container and every exec.
 // It must then go no further than this package's own initialiser.
