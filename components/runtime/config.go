@@ -46,6 +46,9 @@ type Config struct {
 	MTU int
 	// CgroupRoot is the cgroup below which pods are that name none.
 	CgroupRoot string
+	// SlowCgroups leaves the kernel's way of moving processes between cgroups
+	// as it is; see favorDynamicCgroups.
+	SlowCgroups bool
 	// Journal is the file of changes to the host; empty for none.
 	Journal string
 	// StreamAddress is where exec, attach and port-forward are served; a port

@@ -136,6 +136,14 @@ func (r *Runtime) Run(ctx context.Context) error {
 	); err != nil {
 		return err
 	}
+	if !r.cfg.SlowCgroups {
+		fast, err := favorDynamicCgroups()
+		if err != nil {
+			r.log.Info("containers start slower, for this kernel moves processes between cgroups slowly", "reason", err)
+		} else {
+			defer fast.Close()
+		}
+	}
 	cidrs := r.cfg.PodCIDRs
 	if data, err := os.ReadFile(r.cidrFile()); err == nil {
 		if saved, err := parseCIDRs(strings.TrimSpace(string(data))); err == nil {

@@ -56,6 +56,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.podCIDR, "pod-cidr", "10.244.0.0/24", "addresses of pods until the kubelet brings others, one CIDR a family, separated by commas")
 	f.IntVar(&o.cfg.MTU, "mtu", 0, "MTU of the pods' links, 0 for the kernel's default")
 	f.StringVar(&o.cfg.CgroupRoot, "cgroup-root", "", "cgroup below which pods are that name none")
+	f.BoolVar(&o.cfg.SlowCgroups, "slow-cgroups", false, "do not ask the kernel to favor dynamic changes of cgroups (favordynmods)")
 	f.StringVar(&o.cfg.Journal, "journal", "", "file that records changes to the host")
 	f.StringVar(&o.cfg.StreamAddress, "stream", "127.0.0.1:0", "address that exec, attach and port-forward are served on")
 	f.StringVar(&o.registryConfig, "registry-config", "/etc/hyperkube/registries.yaml", "file of registry mirrors, credentials and TLS settings")

@@ -256,3 +256,64 @@ func BenchmarkPod(b *testing.B) {
 	}
 	b.ReportMetric(float64((used()-begin)/1000)/1000/float64(b.N), "cpu-ms")
 }
+
+// BenchmarkIdle tells what a runtime with pods that do nothing takes: memory of
+// its own in MiB, by how much a pod adds to it in KiB, and CPU in per mille of
+// a core.
+func BenchmarkIdle(b *testing.B) {
+	n := newNode(b).imported()
+	memory := func() (pss, anonymous float64) {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", n.cmd.Process.Pid))
+		if err != nil {
+			b.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			var kib float64
+			name, rest, _ := strings.Cut(line, ":")
+			_, _ = fmt.Sscan(rest, &kib)
+			switch name {
+			case "Pss":
+				pss = kib
+			case "Anonymous":
+				anonymous = kib
+			}
+		}
+		return pss, anonymous
+	}
+	cpu := func() float64 {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", n.cmd.Process.Pid))
+		if err != nil {
+			b.Fatal(err)
+		}
+		var ns float64
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", n.cmd.Process.Pid))
+		for _, task := range tasks {
+			if data, err = os.ReadFile(task); err == nil {
+				var own float64
+				_, _ = fmt.Sscan(string(data), &own)
+				ns += own
+			}
+		}
+		return ns
+	}
+	pss, anonymous := memory()
+	const pods = 30
+	for i := range pods {
+		n.startContainer(n.run(n.pod(fmt.Sprint("idle", i))), shell("c", "exec sleep 1000"))
+	}
+	const rest = 5 * time.Second
+	time.Sleep(rest) // what made the pods is collected meanwhile
+	begin := cpu()
+	time.Sleep(rest)
+	used := cpu() - begin
+	pssAfter, anonymousAfter := memory()
+	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", n.cmd.Process.Pid))
+	for b.Loop() {
+	}
+	b.ReportMetric(pss/1024, "pss-MiB")
+	b.ReportMetric(anonymous/1024, "anonymous-MiB")
+	b.ReportMetric(pssAfter/1024, "pss-with-pods-MiB")
+	b.ReportMetric((anonymousAfter-anonymous)/pods, "anonymous-KiB/pod")
+	b.ReportMetric(used/float64(rest)*1000, "cpu-permille")
+	b.ReportMetric(float64(len(threads)), "threads")
+}
