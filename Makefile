@@ -40,6 +40,7 @@ up: build ## start a cluster on this machine
 test: build ## format, vet, lint, unit tests, then e2e on this kernel
 	@scripts/check-format
 	go vet ./...
+	CGO_ENABLED=1 go vet -tags seccomp ./components/runtime/...
 	$(MAKE) --no-print-directory lint unit e2e
 
 unit: ## unit tests, the concurrent packages under the race detector

@@ -55,8 +55,10 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	os.Setenv("KUBECONFIG", filepath.Join(dir, "kubeconfig"))
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := os.Setenv("KUBECONFIG", filepath.Join(dir, "kubeconfig")); err != nil {
+		return err
+	}
 	if err := b.command("reset"); err != nil {
 		return err
 	}
