@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -196,12 +197,19 @@ func (r *Runtime) Run(ctx context.Context) error {
 	case argv := <-r.upgrade:
 		err = &UpgradeError{Argv: argv}
 	}
+	// Streams end by this, and calls that go on get a moment for their
+	// answers.
 	close(r.quit)
-	server.Stop()
+	timer := time.AfterFunc(stopTime, server.Stop)
+	server.GracefulStop()
+	timer.Stop()
 	<-served
 	cancel()
 	return err
 }
+
+// stopTime bounds the wait for calls at the end.
+const stopTime = 500 * time.Millisecond
 
 // UpgradeError is what Run returns when another program is to take this one's
 // place, in the same process.
