@@ -142,6 +142,33 @@ func TestVersionOneTable(t *testing.T) {
 	}
 }
 
+// TestRemoveHybrid removes what others made in the hierarchy without
+// controllers, too.
+func TestRemoveHybrid(t *testing.T) {
+	memory, unified := t.TempDir(), t.TempDir()
+	m, err := OpenTable(strings.NewReader(fmt.Sprintf(`1 0 0:1 / %s rw - cgroup cgroup rw,memory
+2 0 0:2 / %s rw - cgroup2 cgroup2 rw
+`, memory, unified)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, point := range []string{memory, unified} {
+		if err := os.MkdirAll(filepath.Join(point, "pods", "one"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 { // the second time there is nothing
+		if err := m.Remove(t.Context(), "/pods"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, point := range []string{memory, unified} {
+		if left, err := os.ReadDir(point); err != nil || len(left) > 0 {
+			t.Errorf("left %v, %v", left, err)
+		}
+	}
+}
+
 func TestCPUWeight(t *testing.T) {
 	for shares, want := range map[uint64]uint64{0: 0, 1: 1, 2: 1, 1024: 100, 262144: 10000, 1 << 40: 10000} {
 		if got := CPUWeight(shares); got != want {
