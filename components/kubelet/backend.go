@@ -134,7 +134,7 @@ func (k *Kubelet) selfSigned() (*tls.Certificate, error) {
 // notFound makes err one that the server answers 404.
 func notFound(err error) error {
 	if errors.Is(err, pods.ErrNoPod) {
-		return fmt.Errorf("%w: %w", err, server.NotFound)
+		return fmt.Errorf("%w: %w", err, server.ErrNotFound)
 	}
 	return err
 }

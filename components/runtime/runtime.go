@@ -203,7 +203,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	timer := time.AfterFunc(stopTime, server.Stop)
 	server.GracefulStop()
 	timer.Stop()
-	<-served
+	_ = <-served // says no more than that it was stopped
 	cancel()
 	return err
 }

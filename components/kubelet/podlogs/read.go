@@ -82,7 +82,7 @@ func Read(ctx context.Context, path string, o Options, stdout, stderr io.Writer)
 		}
 		// A new file of that name means that this one is complete.
 		if next := reopened(path, f); next != nil {
-			held, err = w.drain(ctx, r, held)
+			_, err = w.drain(ctx, r, held)
 			f.Close()
 			f, held = next, nil
 			r.Reset(f)

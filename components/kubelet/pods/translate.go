@@ -162,12 +162,6 @@ func pageSize(s string) string {
 	return s
 }
 
-// containerPlan is a container ready to be made.
-type containerPlan struct {
-	config  *runtimeapi.ContainerConfig
-	sandbox *runtimeapi.PodSandboxConfig
-}
-
 // containerInput is what containerConfig needs to know beyond the pod.
 type containerInput struct {
 	container *v1.Container

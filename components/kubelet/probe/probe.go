@@ -118,14 +118,14 @@ func (p *Prober) http(ctx context.Context, t Target, get *v1.HTTPGetAction, time
 	if err != nil {
 		return Unknown, "", err
 	}
-	resp, body, err := p.do(req, timeout, true)
+	code, body, err := p.do(req, timeout, true)
 	if err != nil {
 		return Failure, err.Error(), nil
 	}
-	if resp.StatusCode >= 200 && resp.StatusCode < 400 {
+	if code >= 200 && code < 400 {
 		return Success, body, nil
 	}
-	return Failure, fmt.Sprintf("HTTP probe failed with statuscode: %d", resp.StatusCode), nil
+	return Failure, fmt.Sprintf("HTTP probe failed with statuscode: %d", code), nil
 }
 
 func (p *Prober) request(ctx context.Context, t Target, get *v1.HTTPGetAction) (*http.Request, error) {
@@ -168,7 +168,7 @@ func (p *Prober) request(ctx context.Context, t Target, get *v1.HTTPGetAction) (
 
 // do sends a request on a connection of its own. Redirects are followed within
 // the host; one that leads away counts as the answer.
-func (p *Prober) do(req *http.Request, timeout time.Duration, read bool) (*http.Response, string, error) {
+func (p *Prober) do(req *http.Request, timeout time.Duration, read bool) (code int, body string, err error) {
 	transport := &http.Transport{
 		DialContext:        p.dialer.DialContext,
 		TLSClientConfig:    &tls.Config{InsecureSkipVerify: true}, // probes verify nothing, by their definition
@@ -187,17 +187,17 @@ func (p *Prober) do(req *http.Request, timeout time.Duration, read bool) (*http.
 	}}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, "", err
+		return 0, "", err
 	}
 	defer resp.Body.Close()
 	if !read {
-		return resp, "", nil
+		return resp.StatusCode, "", nil
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	content, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
 	if err != nil {
-		return nil, "", err
+		return 0, "", err
 	}
-	return resp, string(body), nil
+	return resp.StatusCode, string(content), nil
 }
 
 func (p *Prober) tcp(ctx context.Context, host string, port int, timeout time.Duration) (Answer, string, error) {

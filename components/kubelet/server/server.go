@@ -29,7 +29,7 @@ import (
 )
 
 // Backend is what the server serves. Its methods are safe for several
-// goroutines; errors that wrap NotFound are answered 404.
+// goroutines; errors that wrap ErrNotFound are answered 404.
 type Backend interface {
 	// Pods of this node with their newest status.
 	Pods() []*v1.Pod
@@ -57,8 +57,8 @@ type Backend interface {
 	Metrics(which string) prometheus.Gatherer
 }
 
-// NotFound is wrapped by errors of a Backend for what this node does not have.
-var NotFound = errors.New("not found")
+// ErrNotFound is wrapped by errors of a Backend for what this node does not have.
+var ErrNotFound = errors.New("not found")
 
 // StreamOptions of exec and attach.
 type StreamOptions struct {
@@ -227,7 +227,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 
 func fail(w http.ResponseWriter, err error) {
 	code := http.StatusInternalServerError
-	if errors.Is(err, NotFound) {
+	if errors.Is(err, ErrNotFound) {
 		code = http.StatusNotFound
 	}
 	http.Error(w, err.Error(), code)
@@ -243,7 +243,7 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 	_, c, err := s.cfg.Backend.Container(r.PathValue("namespace"), r.PathValue("pod"), "", r.PathValue("container"), previous)
 	if err != nil {
 		code := http.StatusBadRequest
-		if errors.Is(err, NotFound) {
+		if errors.Is(err, ErrNotFound) {
 			code = http.StatusNotFound
 		}
 		http.Error(w, err.Error(), code)

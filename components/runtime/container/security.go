@@ -407,7 +407,7 @@ func hostDevices(source, target string) ([]specs.LinuxDevice, error) {
 		uid, gid := st.Uid, st.Gid
 		list = append(list, specs.LinuxDevice{
 			Path: filepath.Join(target, strings.TrimPrefix(file, source)), Type: kind,
-			Major: int64(unix.Major(uint64(st.Rdev))), Minor: int64(unix.Minor(uint64(st.Rdev))),
+			Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev)),
 			FileMode: &mode, UID: &uid, GID: &gid,
 		})
 		return nil

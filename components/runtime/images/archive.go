@@ -39,7 +39,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader) ([]Imported, error) {
 	if err != nil {
 		return nil, fmt.Errorf("importing images: %w", err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }() // what is left goes when the store is opened
 	a := &archive{dir: dir, links: map[string]string{}}
 	if err := a.spool(ctx, r); err != nil {
 		return nil, fmt.Errorf("reading the image archive: %w", err)

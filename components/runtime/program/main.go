@@ -87,7 +87,9 @@ func run(args []string) error {
 	slog.SetDefault(o.cfg.Log)
 	// libcontainer passes it on to the first process of a container, which
 	// has nothing to do in parallel.
-	os.Setenv("GOMAXPROCS", "1")
+	if err := os.Setenv("GOMAXPROCS", "1"); err != nil {
+		return err
+	}
 	// libcontainer's own log: what matters of it comes back as errors.
 	logrus.SetOutput(io.Discard)
 	if os.Geteuid() != 0 {
@@ -128,7 +130,7 @@ func run(args []string) error {
 	var upgrade *runtime.UpgradeError
 	if errors.As(err, &upgrade) {
 		// The same process: it stays the parent of the containers.
-		os.Unsetenv("GOMAXPROCS")
+		_ = os.Unsetenv("GOMAXPROCS") // fails for a name that is none
 		err = syscall.Exec(upgrade.Argv[0], upgrade.Argv, os.Environ())
 		return fmt.Errorf("executing %s: %w", upgrade.Argv[0], err)
 	}
@@ -149,7 +151,7 @@ func lock(file string) (func(), error) {
 		}
 		return nil, fmt.Errorf("locking the PID file: %w", err)
 	}
-	if err := f.Truncate(0); err == nil {
+	if err = f.Truncate(0); err == nil {
 		_, err = fmt.Fprintln(f, os.Getpid())
 	}
 	if err != nil {
@@ -171,7 +173,7 @@ func tellStarter(word string) {
 	if _, err := fmt.Sscan(os.Getenv(readyEnv), &fd); err != nil || fd < 3 {
 		return
 	}
-	os.Unsetenv(readyEnv)
+	_ = os.Unsetenv(readyEnv) // fails for a name that is none
 	f := os.NewFile(uintptr(fd), "starter")
 	_, _ = io.WriteString(f, word)
 	f.Close()

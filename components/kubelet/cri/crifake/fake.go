@@ -390,7 +390,7 @@ func (r *Runtime) GetContainerEvents(ctx context.Context, _ *runtimeapi.GetEvent
 }
 
 type stream struct {
-	ctx   context.Context
+	ctx   context.Context //nolint:containedctx // a stream of gRPC has one
 	ch    chan *runtimeapi.ContainerEventResponse
 	close func()
 }

@@ -16,7 +16,7 @@ import (
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // its C constructor enters namespaces before Go starts
 )
 
-func init() {
+func init() { //nolint:gochecknoinits // before anything else of the program
 	if len(os.Args) > 1 && os.Args[1] == "init" {
 		libcontainer.Init()
 	}
