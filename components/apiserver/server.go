@@ -39,7 +39,7 @@ type Server struct {
 	rest     *rest.Handler
 	chain    *filters.Chain
 	// stopping ends when Run is told to stop: watches end with it.
-	stopping context.Context
+	stopping context.Context //nolint:containedctx // it is the server's, which outlives calls
 	stop     context.CancelFunc
 	ready    chan struct{}
 }

@@ -82,7 +82,7 @@ func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) 
 		return nil, err
 	}
 	kind := kindOf{res}
-	f, err = managedfields.NewDefaultFieldManager(types, kind, kind, creater{res}, res.GVK(), res.GroupVersion(), subresource, filters)
+	f, err = managedfields.NewDefaultFieldManager(types, kind, kind, creator{res}, res.GVK(), res.GroupVersion(), subresource, filters)
 	if err != nil {
 		return nil, fmt.Errorf("managed fields of %s: %w", res.GVR(), err)
 	}
@@ -169,11 +169,11 @@ func (k kindOf) Default(in runtime.Object) {
 	}
 }
 
-// creater makes empty objects with their kind set.
-type creater struct{ resource *api.Resource }
+// creator makes empty objects with their kind set.
+type creator struct{ resource *api.Resource }
 
 // New makes an empty object; the kind is the only one there is.
-func (c creater) New(schema.GroupVersionKind) (runtime.Object, error) {
+func (c creator) New(schema.GroupVersionKind) (runtime.Object, error) {
 	obj := c.resource.New()
 	obj.GetObjectKind().SetGroupVersionKind(c.resource.GVK())
 	return obj, nil

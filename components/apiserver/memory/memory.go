@@ -186,7 +186,7 @@ func (w *response) finish() {
 		if w.err != nil {
 			w.pipe.CloseWithError(w.err)
 		} else {
-			w.pipe.Close()
+			_ = w.pipe.Close() // never fails
 		}
 	}
 	w.start()
@@ -246,6 +246,7 @@ func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	w.hijacked = &http.Response{}
 	go func() {
 		buffered := bufio.NewReader(client)
+		//nolint:bodyclose // who asked closes it
 		resp, err := http.ReadResponse(buffered, w.req)
 		w.mu.Lock()
 		defer w.mu.Unlock()

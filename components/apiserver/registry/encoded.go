@@ -42,12 +42,11 @@ func (r *Resource) Raw(e *store.Entry) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
+		obj = obj.DeepCopyObject().(api.Object)
 		m, ok := obj.(protoMessage)
 		if !ok {
 			return nil, fmt.Errorf("%s has no protobuf form", r.Kind)
 		}
-		obj = obj.DeepCopyObject().(api.Object)
-		m = obj.(protoMessage)
 		obj.SetResourceVersion("")
 		raw := make([]byte, m.Size())
 		if _, err := m.MarshalToSizedBuffer(raw); err != nil {

@@ -50,7 +50,7 @@ type Config struct {
 	BookmarkEvery time.Duration
 	// Stopping ends when the server begins to stop: watches end with it. It
 	// may be nil.
-	Stopping context.Context
+	Stopping context.Context //nolint:containedctx // it is the server's, which outlives calls
 	Log      *slog.Logger
 }
 
@@ -90,7 +90,7 @@ func New(cfg Config) (*Handler, error) {
 // call is one request for a resource.
 type call struct {
 	*Handler
-	ctx   context.Context
+	ctx   context.Context //nolint:containedctx // it is this request's, and so is the struct
 	w     http.ResponseWriter
 	req   *http.Request
 	info  *apirequest.RequestInfo

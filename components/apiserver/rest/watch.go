@@ -112,7 +112,7 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 // followSocket is a watch over a WebSocket: each event is a message.
 func (c *call) followSocket(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
 	websocket.Handler(func(conn *websocket.Conn) {
-		defer conn.Close()
+		defer func() { _ = conn.Close() }() // the client may have gone first
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		go func() {
