@@ -232,7 +232,7 @@ func take(b *policyv1.PodDisruptionBudget, pod string) error {
 		return apierrors.NewForbidden(gr, b.Name, errors.New("DisruptedPods map too big - too many evictions not confirmed by PDB controller"))
 	case b.Status.DisruptionsAllowed == 0:
 		return tooMany("Cannot evict pod as it would violate the pod's disruption budget.",
-			fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", b.Name, b.Status.DesiredHealthy, b.Status.CurrentHealthy), 0)
+			whyNot(b), 0)
 	}
 	b.Status.DisruptionsAllowed--
 	if b.Status.DisruptionsAllowed == 0 {
@@ -246,6 +246,22 @@ func take(b *policyv1.PodDisruptionBudget, pod string) error {
 	}
 	b.Status.DisruptedPods[pod] = metav1.NewTime(time.Now().Truncate(time.Second))
 	return nil
+}
+
+// whyNot says why a budget allows no eviction. Its numbers mean nothing while
+// its pods cannot be counted.
+func whyNot(b *policyv1.PodDisruptionBudget) string {
+	cond := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition)
+	says := cond != nil && cond.Status == metav1.ConditionFalse && cond.Message != ""
+	switch {
+	case says && cond.Reason == policyv1.SyncFailedReason:
+		return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently because it failed sync: %s", b.Name, cond.Message)
+	case b.Status.CurrentHealthy <= b.Status.DesiredHealthy:
+		return fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", b.Name, b.Status.DesiredHealthy, b.Status.CurrentHealthy)
+	case says:
+		return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently (%s): %s", b.Name, cond.Reason, cond.Message)
+	}
+	return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently", b.Name)
 }
 
 func tooMany(message, cause string, retry int) error {
