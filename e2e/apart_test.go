@@ -170,6 +170,9 @@ func (a *apart) changes() host {
 			}
 		}
 	}
+	for _, name := range []string{"ipv4.ip_forward", "ipv4.conf.all.route_localnet", "ipv4.conf.all.forwarding", "ipv6.conf.all.forwarding"} {
+		h["sysctls"] = append(h["sysctls"], a.inside("sysctl", "net."+name))
+	}
 	all, err := snapshotHost()
 	if err != nil {
 		a.Fatal(err)

@@ -21,9 +21,9 @@ import (
 // mainProcess is the name of the process that `up` starts, or that `node` is.
 const mainProcess = "hyperkube"
 
-// journals are the processes that change the host: kubelet and proxy in one,
-// or each alone, and the runtime.
-var journals = []string{"node", "kubelet", "kube-proxy", "runtime"}
+// journals are the processes that change the host: kubelet and proxy, in one
+// process or apart, and the runtime.
+var journals = []string{"node", "runtime"}
 
 // stopTimeout bounds how long the main process may take to stop.
 const stopTimeout = 30 * time.Second

@@ -170,7 +170,7 @@ func (o *options) run(ctx context.Context, given func(string) bool) error {
 			return err
 		}
 	}
-	journal, err := hostchange.Open(cfg.Layout.Journal("kubelet"))
+	journal, err := hostchange.Open(cfg.Layout.Journal("node"))
 	if err != nil {
 		return err
 	}

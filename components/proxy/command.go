@@ -44,7 +44,7 @@ func NewCommand() *cobra.Command {
 			if root != "" {
 				place = layout.Under(root)
 			}
-			journal, err := hostchange.Open(place.Journal("kube-proxy"))
+			journal, err := hostchange.Open(place.Journal("node"))
 			if err != nil {
 				return err
 			}

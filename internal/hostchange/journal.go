@@ -1,7 +1,9 @@
 // Package hostchange records every change to the host before it is made, so
 // that `hyperkube down` can take it back after any crash. A journal belongs to
-// one process of one node and is a file of JSON lines, synced to disk before
-// Record returns. Recording is idempotent; undoing is too, and survives being
+// one node and is a file of JSON lines, synced to disk before Record returns.
+// Processes of the node that change different things may share one: of a
+// sysctl that several changed, one after the other, the value before the first
+// is what comes back. Recording is idempotent; undoing is too, and survives being
 // interrupted: what is gone already is no error.
 package hostchange
 
