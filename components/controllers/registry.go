@@ -28,12 +28,14 @@ import (
 	"hyperkube/components/controllers/podgc"
 	"hyperkube/components/controllers/replicaset"
 	"hyperkube/components/controllers/replicationcontroller"
+	"hyperkube/components/controllers/resourcequota"
 	"hyperkube/components/controllers/rootca"
 	"hyperkube/components/controllers/serviceaccount"
 	"hyperkube/components/controllers/statefulset"
 	"hyperkube/components/controllers/tainteviction"
 	"hyperkube/components/controllers/ttlafterfinished"
 	"hyperkube/internal/client"
+	"hyperkube/internal/quota"
 )
 
 // deps is what a controller is made from.
@@ -122,6 +124,11 @@ func descriptors() []descriptor {
 		{name: "ttl-after-finished-controller", alias: "ttl-after-finished", user: "ttl-after-finished-controller", source: "ttl-after-finished-controller", workers: 5,
 			needs: []schema.GroupVersionResource{batchv1.SchemeGroupVersion.WithResource("jobs")},
 			make:  func(d *deps) (runner, error) { return ttlafterfinished.New(d.env) }},
+		{name: "resourcequota-controller", alias: "resourcequota", user: "resourcequota-controller", source: "resourcequota-controller", workers: 5,
+			needs: quota.Counted(),
+			make: func(d *deps) (runner, error) {
+				return resourcequota.New(d.env, resourcequota.Config{Discovery: d.clients.Kube.Discovery(), Metadata: d.clients.Metadata, Informer: resourcequota.Informer(d.Metadata)})
+			}},
 		{name: "disruption-controller", alias: "disruption", user: "disruption-controller", source: "controllermanager", workers: 5,
 			needs: []schema.GroupVersionResource{policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), appsv1.SchemeGroupVersion.WithResource("statefulsets"), corev1.SchemeGroupVersion.WithResource("replicationcontrollers")},
 			make: func(d *deps) (runner, error) {
@@ -207,7 +214,6 @@ var foreign = map[string]bool{
 	"kube-apiserver-serving-clustertrustbundle-publisher-controller": true,
 	"volumeattributesclass-protection-controller":                    true,
 	"podcertificaterequest-cleaner-controller":                       true,
-	"resourcequota": true, "resourcequota-controller": true,
 	"csrsigning": true, "certificatesigningrequest-signing-controller": true,
 	"csrapproving": true, "certificatesigningrequest-approving-controller": true,
 	"csrcleaner": true, "certificatesigningrequest-cleaner-controller": true,

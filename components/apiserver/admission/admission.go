@@ -94,7 +94,7 @@ var order = []known{
 	{"MutatingAdmissionWebhook", true, nil},
 	{"ValidatingAdmissionPolicy", true, nil},
 	{"ValidatingAdmissionWebhook", true, nil},
-	{"ResourceQuota", true, nil},
+	{"ResourceQuota", true, newResourceQuota},
 	{"AlwaysDeny", false, newAlwaysDeny},
 }
 

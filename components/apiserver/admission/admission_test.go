@@ -123,7 +123,7 @@ func TestDefaultPlugins(t *testing.T) {
 	}
 	want := "NamespaceLifecycle LimitRanger ServiceAccount NodeRestriction TaintNodesByCondition PodSecurity Priority " +
 		"DefaultTolerationSeconds DefaultStorageClass StorageObjectInUseProtection PersistentVolumeClaimResize RuntimeClass " +
-		"CertificateSubjectRestriction DefaultIngressClass PodTopologyLabels MutatingAdmissionWebhook Ours"
+		"CertificateSubjectRestriction DefaultIngressClass PodTopologyLabels MutatingAdmissionWebhook ResourceQuota Ours"
 	if got := strings.Join(c.Plugins(), " "); got != want {
 		t.Errorf("got %s", got)
 	}

@@ -1,0 +1,209 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
+	quotav1 "k8s.io/apiserver/pkg/quota/v1"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/utils/lru"
+
+	"hyperkube/components/apiserver/informed"
+	"hyperkube/internal/quota"
+)
+
+const (
+	// quotaAttempts to reserve from a quota that others write too.
+	quotaAttempts = 10
+	// quotasKept is of how many quotas the last written state is remembered.
+	quotasKept = 1000
+)
+
+// resourceQuota reserves what a new or changed object uses in the status of the
+// namespace's ResourceQuotas, or refuses it. It comes last, so that nothing is
+// reserved for what another plugin refuses.
+//
+// https://kubernetes.io/docs/concepts/policy/resource-quotas/
+type resourceQuota struct {
+	operations
+	kube       kubernetes.Interface
+	lister     corelisters.ResourceQuotaLister
+	gate       *informed.Gate
+	evaluators quotav1.Registry
+	// written are quotas as this plugin wrote them, by namespace and name: the
+	// informer may be behind. It has a lock of its own.
+	written *lru.Cache
+
+	mu sync.Mutex
+	// turns are of the namespaces with requests at work: one of each at a time
+	// reserves. Guarded by mu.
+	turns map[string]*turn
+}
+
+// turn is taken by putting into its channel.
+type turn struct {
+	taken chan struct{}
+	// users have it or wait for it; guarded by resourceQuota.mu.
+	users int
+}
+
+func newResourceQuota(cfg *Config) (admission.Interface, error) {
+	if !cfg.Serves(corev1.SchemeGroupVersion.WithResource("resourcequotas")) {
+		return nil, nil
+	}
+	inf := cfg.Informers.Core().V1().ResourceQuotas()
+	return &resourceQuota{
+		operations: onCreateUpdate,
+		kube:       cfg.Kube,
+		lister:     inf.Lister(),
+		gate:       informed.NewGate(inf.Informer().HasSyncedChecker()),
+		evaluators: quota.New(nil, time.Now),
+		written:    lru.New(quotasKept),
+		turns:      map[string]*turn{},
+	}, nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	namespace := a.GetNamespace()
+	if namespace == "" || a.GetOperation() == admission.Create && a.GetKind().GroupKind() == corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind() {
+		return nil
+	}
+	resource := a.GetResource().GroupResource()
+	if quota.Ignored(resource) {
+		return nil
+	}
+	evaluator := p.evaluators.Get(resource)
+	if evaluator == nil {
+		evaluator = quota.Count(resource, nil)
+	}
+	if !evaluator.Handles(a) {
+		return nil
+	}
+	if err := p.gate.Wait(ctx); err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	if some, err := p.lister.ResourceQuotas(namespace).List(labels.Everything()); err != nil || len(some) == 0 {
+		return err
+	}
+	done, err := p.wait(ctx, namespace)
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("resource quota evaluation timed out: %w", err))
+	}
+	defer done()
+	quotas, err := p.quotas(namespace)
+	if err != nil {
+		return err
+	}
+	return p.reserve(ctx, a, evaluator, quotas)
+}
+
+// wait takes the namespace's turn; done gives it back.
+func (p *resourceQuota) wait(ctx context.Context, namespace string) (done func(), err error) {
+	p.mu.Lock()
+	t := p.turns[namespace]
+	if t == nil {
+		t = &turn{taken: make(chan struct{}, 1)}
+		p.turns[namespace] = t
+	}
+	t.users++
+	p.mu.Unlock()
+	leave := func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if t.users--; t.users == 0 {
+			delete(p.turns, namespace)
+		}
+	}
+	select {
+	case t.taken <- struct{}{}:
+		return func() { <-t.taken; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, ctx.Err()
+	}
+}
+
+// quotas are the namespace's, each as new as is known here, by name.
+func (p *resourceQuota) quotas(namespace string) ([]corev1.ResourceQuota, error) {
+	found, err := p.lister.ResourceQuotas(namespace).List(labels.Everything())
+	if err != nil {
+		return nil, fmt.Errorf("error resolving quota: %w", err)
+	}
+	out := make([]corev1.ResourceQuota, 0, len(found))
+	for _, q := range found {
+		if own, ok := p.written.Get(q.Namespace + "/" + q.Name); ok {
+			if own, ok := own.(*corev1.ResourceQuota); ok && own.UID == q.UID && newer(own, q) {
+				q = own
+			} else {
+				p.written.Remove(q.Namespace + "/" + q.Name)
+			}
+		}
+		out = append(out, *q.DeepCopy())
+	}
+	slices.SortFunc(out, func(x, y corev1.ResourceQuota) int { return strings.Compare(x.Name, y.Name) })
+	return out, nil
+}
+
+// newer tells whether a is a later state than b.
+func newer(a, b *corev1.ResourceQuota) bool {
+	c, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && c > 0
+}
+
+// reserve checks the request against quotas and writes those of which it uses
+// some. Quotas that others wrote meanwhile are read and checked again.
+func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, evaluator quotav1.Evaluator, quotas []corev1.ResourceQuota) error {
+	for attempt := 1; ; attempt++ {
+		next, err := resourcequota.CheckRequest(quotas, a, evaluator, nil)
+		if err != nil || a.IsDryRun() {
+			return err
+		}
+		var again []corev1.ResourceQuota
+		var lost error
+		for i := range next {
+			if quotav1.Equals(quotas[i].Status.Used, next[i].Status.Used) {
+				continue
+			}
+			client := p.kube.CoreV1().ResourceQuotas(next[i].Namespace)
+			written, err := client.UpdateStatus(ctx, &next[i], metav1.UpdateOptions{})
+			switch {
+			case err == nil:
+				p.written.Add(written.Namespace+"/"+written.Name, written)
+				continue
+			case apierrors.IsNotFound(err):
+				continue // it limits nothing any more
+			case !apierrors.IsConflict(err):
+				return err
+			}
+			lost = err
+			fresh, err := client.Get(ctx, next[i].Name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			again = append(again, *fresh)
+		}
+		if len(again) == 0 {
+			return nil
+		}
+		if attempt == quotaAttempts {
+			return lost
+		}
+		quotas = again
+	}
+}

@@ -1,0 +1,159 @@
+package resourcequota
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	quotav1 "k8s.io/apiserver/pkg/quota/v1"
+	discoveryfake "k8s.io/client-go/discovery/fake"
+	metadatafake "k8s.io/client-go/metadata/fake"
+
+	"hyperkube/components/controllers/internal/controltest"
+)
+
+// list makes a list of "name=quantity" words.
+func list(t *testing.T, words string) corev1.ResourceList {
+	t.Helper()
+	out := corev1.ResourceList{}
+	for w := range strings.FieldsSeq(words) {
+		name, q, _ := strings.Cut(w, "=")
+		out[corev1.ResourceName(name)] = resource.MustParse(q)
+	}
+	return out
+}
+
+func quotaOf(t *testing.T, hard, used string, scopes ...corev1.ResourceQuotaScope) *corev1.ResourceQuota {
+	q := &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "q"},
+		Spec:       corev1.ResourceQuotaSpec{Hard: list(t, hard), Scopes: scopes},
+	}
+	if used != "" {
+		q.Status = corev1.ResourceQuotaStatus{Hard: list(t, hard), Used: list(t, used)}
+	}
+	return q
+}
+
+func read(t *testing.T, f *controltest.Fixture) *corev1.ResourceQuota {
+	t.Helper()
+	q, err := f.Kube.CoreV1().ResourceQuotas("ns").Get(t.Context(), "q", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+func TestCount(t *testing.T) {
+	pod := func(ns, name string, phase corev1.PodPhase, requests string) *corev1.Pod {
+		p := controltest.Pod(ns, name, nil, phase)
+		p.Spec.Containers = []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Requests: list(t, requests)}}}
+		return p
+	}
+	for _, tc := range []struct {
+		name  string
+		quota *corev1.ResourceQuota
+		want  string
+		write bool
+	}{
+		{"new", quotaOf(t, "pods=5 requests.cpu=4 count/pods=9 configmaps=3 secrets=1 services=1 services.nodeports=1 persistentvolumeclaims=2 requests.storage=1Gi resourcequotas=1", ""),
+			"pods=2 requests.cpu=500m count/pods=3 configmaps=1 secrets=1 services=1 services.nodeports=0 persistentvolumeclaims=0 requests.storage=0 resourcequotas=1", true},
+		{"right already", quotaOf(t, "pods=5", "pods=2"), "pods=2", false},
+		{"over", quotaOf(t, "pods=1", "pods=7"), "pods=2", true},
+		{"in a scope", quotaOf(t, "pods=5", "", corev1.ResourceQuotaScopeBestEffort), "pods=1", true},
+		{"of nobody", quotaOf(t, "count/unknown.example.com=1 pods=1", ""), "pods=2", true},
+		{"another kind", quotaOf(t, "count/things.example.com=5", ""), "count/things.example.com=2", true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := controltest.New(t, tc.quota,
+				pod("ns", "a", corev1.PodRunning, "cpu=500m"), pod("ns", "b", corev1.PodPending, ""), pod("ns", "done", corev1.PodSucceeded, "cpu=1"), pod("other", "c", corev1.PodRunning, "cpu=1"),
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x"}},
+				&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x"}},
+				&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x"}})
+			c, err := New(f.Env, Config{Discovery: discovered(f), Metadata: things(t, "ns/1", "ns/2", "other/1")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer func() { cancel(); c.informers.Wait() }()
+			c.Add("ns/q")
+			if err := c.Drain(ctx); err != nil {
+				t.Fatal(err)
+			}
+			q := read(t, f)
+			if !quotav1.Equals(q.Status.Used, list(t, tc.want)) || !quotav1.Equals(q.Status.Hard, tc.quota.Spec.Hard) {
+				t.Errorf("got %v, want %s", q.Status, tc.want)
+			}
+			if n := len(f.Writes()); (n > 0) != tc.write {
+				t.Errorf("%d writes", n)
+			}
+		})
+	}
+}
+
+func discovered(f *controltest.Fixture) *discoveryfake.FakeDiscovery {
+	f.Kube.Resources = []*metav1.APIResourceList{{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{
+		{Name: "things", Kind: "Thing", Namespaced: true, Verbs: metav1.Verbs{"create", "delete", "list", "watch"}},
+	}}}
+	d, _ := f.Kube.Discovery().(*discoveryfake.FakeDiscovery)
+	return d
+}
+
+func things(t *testing.T, names ...string) *metadatafake.FakeMetadataClient {
+	t.Helper()
+	s := runtime.NewScheme()
+	if err := metav1.AddMetaToScheme(s); err != nil {
+		t.Fatal(err)
+	}
+	gvk := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Thing"}
+	var objs []runtime.Object
+	for _, n := range names {
+		ns, name, _ := strings.Cut(n, "/")
+		o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
+		o.SetGroupVersionKind(gvk)
+		objs = append(objs, o)
+	}
+	return metadatafake.NewSimpleMetadataClient(s, objs...)
+}
+
+// TestReplenish tells which events are a reason to count.
+func TestReplenish(t *testing.T) {
+	p := controltest.Pod("ns", "a", nil, corev1.PodRunning)
+	ended, labelled := p.DeepCopy(), p.DeepCopy()
+	ended.Status.Phase = corev1.PodFailed
+	labelled.Labels = map[string]string{"a": "b"}
+	elsewhere := p.DeepCopy()
+	elsewhere.Namespace = "other"
+	for _, tc := range []struct {
+		name, hard string
+		old, cur   *corev1.Pod // without cur, old was deleted
+		want       int
+	}{
+		{"deleted", "pods=1", p, nil, 1},
+		{"deleted elsewhere", "pods=1", elsewhere, nil, 0},
+		{"deleted, but not limited", "secrets=1", p, nil, 0},
+		{"ended", "pods=1", p, ended, 1},
+		{"labelled", "pods=1", p, labelled, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := controltest.New(t, quotaOf(t, tc.hard, ""))
+			c, err := New(f.Env, Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := c.replenish(c.evaluators.Get(corev1.Resource("pods")))
+			if tc.cur == nil {
+				h.OnDelete(tc.old)
+			} else {
+				h.OnUpdate(tc.old, tc.cur)
+			}
+			if got := c.Len(); got != tc.want {
+				t.Errorf("%d quotas wait, want %d", got, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,143 @@
+package resourcequota
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/internal/quota"
+)
+
+const (
+	countPrefix = "count/"
+	// rediscover is how long after a resource was not found it is looked for
+	// again.
+	rediscover = time.Minute
+)
+
+// follow begins to count the resources of q that only count/ names, and waits
+// until they are known.
+func (c *Controller) follow(ctx context.Context, q *corev1.ResourceQuota) error {
+	if c.cfg.Discovery == nil {
+		return nil
+	}
+	for name := range q.Spec.Hard {
+		text, ok := strings.CutPrefix(string(name), countPrefix)
+		if !ok {
+			continue
+		}
+		gr := schema.ParseGroupResource(text)
+		if quota.Ignored(gr) {
+			continue
+		}
+		i, err := c.informer(ctx, gr)
+		if err != nil {
+			return fmt.Errorf("counting %s: %w", gr, err)
+		}
+		if i == nil {
+			continue
+		}
+		select {
+		case <-i.HasSyncedChecker().Done():
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(rediscover):
+			return fmt.Errorf("counting %s: not listed yet", gr)
+		}
+	}
+	return c.lookAgain(q)
+}
+
+// lookAgain asks for q to be looked at later if it limits what is not there.
+func (c *Controller) lookAgain(q *corev1.ResourceQuota) error {
+	for name := range q.Spec.Hard {
+		if text, ok := strings.CutPrefix(string(name), countPrefix); ok {
+			if gr := schema.ParseGroupResource(text); !quota.Ignored(gr) && c.evaluators.Get(gr) == nil {
+				c.AddAfter(q.Namespace+"/"+q.Name, rediscover)
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// informer returns the informer by which gr is counted; nil if it has been
+// counted all along, or is not there.
+func (c *Controller) informer(ctx context.Context, gr schema.GroupResource) (cache.SharedIndexInformer, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i := c.followed[gr]; i != nil {
+		return i, nil
+	}
+	if c.evaluators.Get(gr) != nil {
+		return nil, nil
+	}
+	gvr, kind, ok, err := c.discover(gr)
+	if err != nil || !ok {
+		return nil, err
+	}
+	i, err := c.cfg.Informer(ctx, gvr, kind)
+	if err != nil {
+		return nil, err
+	}
+	e := quota.Count(gr, func(namespace string) ([]runtime.Object, error) { return in(i, namespace) })
+	if _, err := i.AddEventHandler(c.replenish(e)); err != nil {
+		return nil, err
+	}
+	c.evaluators.Add(e)
+	c.followed[gr] = i
+	return i, nil
+}
+
+// discover finds where gr is, in the version that its group prefers if it is in
+// that.
+func (c *Controller) discover(gr schema.GroupResource) (gvr schema.GroupVersionResource, kind schema.GroupVersionKind, ok bool, err error) {
+	groups, lists, err := c.cfg.Discovery.ServerGroupsAndResources()
+	if err != nil && len(lists) == 0 {
+		return gvr, kind, false, err
+	}
+	preferred := ""
+	for _, g := range groups {
+		if g.Name == gr.Group {
+			preferred = g.PreferredVersion.Version
+		}
+	}
+	for _, l := range lists {
+		gv, err := schema.ParseGroupVersion(l.GroupVersion)
+		if err != nil || gv.Group != gr.Group || ok && gv.Version != preferred {
+			continue
+		}
+		for _, r := range l.APIResources {
+			if r.Name == gr.Resource && r.Namespaced && countable(r.Verbs) {
+				gvr, kind, ok = gv.WithResource(r.Name), gv.WithKind(r.Kind), true
+			}
+		}
+	}
+	return gvr, kind, ok, nil
+}
+
+func countable(verbs metav1.Verbs) bool {
+	for _, v := range []string{"create", "list", "watch", "delete"} {
+		if !slices.Contains(verbs, v) {
+			return false
+		}
+	}
+	return true
+}
+
+// watchMetadata is the Informer of who has none.
+func (c *Controller) watchMetadata(ctx context.Context, gvr schema.GroupVersionResource, _ schema.GroupVersionKind) (cache.SharedIndexInformer, error) {
+	i := metadatainformer.NewFilteredMetadataInformer(c.cfg.Metadata, gvr, metav1.NamespaceAll, 0,
+		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, nil).Informer()
+	c.informers.Go(func() { i.RunWithContext(ctx) })
+	return i, nil
+}
