@@ -281,14 +281,10 @@ func BenchmarkIdle(b *testing.B) {
 		return pss, anonymous
 	}
 	cpu := func() float64 {
-		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", n.cmd.Process.Pid))
-		if err != nil {
-			b.Fatal(err)
-		}
 		var ns float64
 		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", n.cmd.Process.Pid))
 		for _, task := range tasks {
-			if data, err = os.ReadFile(task); err == nil {
+			if data, err := os.ReadFile(task); err == nil {
 				var own float64
 				_, _ = fmt.Sscan(string(data), &own)
 				ns += own
