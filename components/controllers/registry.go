@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -31,6 +32,7 @@ import (
 	"hyperkube/components/controllers/resourcequota"
 	"hyperkube/components/controllers/rootca"
 	"hyperkube/components/controllers/serviceaccount"
+	"hyperkube/components/controllers/servicecidr"
 	"hyperkube/components/controllers/statefulset"
 	"hyperkube/components/controllers/tainteviction"
 	"hyperkube/components/controllers/ttlafterfinished"
@@ -129,6 +131,9 @@ func descriptors() []descriptor {
 			make: func(d *deps) (runner, error) {
 				return resourcequota.New(d.env, resourcequota.Config{Discovery: d.clients.Kube.Discovery(), Metadata: d.clients.Metadata, Informer: resourcequota.Informer(d.Metadata)})
 			}},
+		{name: "service-cidr-controller", user: "service-cidrs-controller", source: "service-cidrs-controller", workers: 5,
+			needs: []schema.GroupVersionResource{networkingv1.SchemeGroupVersion.WithResource("servicecidrs"), networkingv1.SchemeGroupVersion.WithResource("ipaddresses")},
+			make:  func(d *deps) (runner, error) { return servicecidr.New(d.env) }},
 		{name: "disruption-controller", alias: "disruption", user: "disruption-controller", source: "controllermanager", workers: 5,
 			needs: []schema.GroupVersionResource{policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), appsv1.SchemeGroupVersion.WithResource("statefulsets"), corev1.SchemeGroupVersion.WithResource("replicationcontrollers")},
 			make: func(d *deps) (runner, error) {
@@ -219,7 +224,6 @@ var foreign = map[string]bool{
 	"csrcleaner": true, "certificatesigningrequest-cleaner-controller": true,
 	"bootstrapsigner": true, "bootstrap-signer-controller": true,
 	"tokencleaner": true, "token-cleaner-controller": true,
-	"service-cidr-controller": true,
 }
 
 // Known lists the names of all controllers, and those that are off unless asked

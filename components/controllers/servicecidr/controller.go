@@ -1,0 +1,196 @@
+// Package servicecidr guards ServiceCIDRs: each has a finalizer that is taken
+// off when no service's address depends on it alone, and a condition that says
+// whether addresses are allocated from it.
+//
+// https://kubernetes.io/docs/tasks/network/extend-service-ip-ranges/
+package servicecidr
+
+import (
+	"context"
+	"encoding/json"
+	"net/netip"
+	"slices"
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	networkinglisters "k8s.io/client-go/listers/networking/v1"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+const (
+	// grace is how long after a deletion every API server has heard of it and
+	// allocates nothing more from the range.
+	grace = 10 * time.Second
+
+	// protection is the finalizer.
+	protection = "networking.k8s.io/service-cidr-finalizer"
+
+	readyMessage       = "Kubernetes Service CIDR is ready"
+	terminatingMessage = "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR"
+)
+
+// Controller guards. Make it with New.
+type Controller struct {
+	*control.Loop
+	env       control.Env
+	cidrs     networkinglisters.ServiceCIDRLister
+	addresses networkinglisters.IPAddressLister
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	cidrs, addresses := env.Informers.Networking().V1().ServiceCIDRs(), env.Informers.Networking().V1().IPAddresses()
+	c := &Controller{env: env, cidrs: cidrs.Lister(), addresses: addresses.Lister()}
+	c.Loop = control.NewLoop(env, "service-cidrs", c.sync)
+	all := func(*networkingv1.ServiceCIDR) { c.wake(nil) }
+	if err := c.Watch(cidrs.Informer(), control.Handlers(
+		// One that is there or gone may decide about those in deletion, too.
+		func(s *networkingv1.ServiceCIDR) { c.Add(s.Name); c.wake(nil) },
+		func(_, s *networkingv1.ServiceCIDR) { c.Add(s.Name); c.wake(nil) },
+		all)); err != nil {
+		return nil, err
+	}
+	return c, c.Watch(addresses.Informer(), control.Handlers(nil, nil, func(a *networkingv1.IPAddress) { c.wake(a) }))
+}
+
+// wake asks for those in deletion to be looked at; with an address, only those
+// that have it.
+func (c *Controller) wake(a *networkingv1.IPAddress) {
+	all, err := c.cidrs.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, s := range all {
+		if s.DeletionTimestamp == nil {
+			continue
+		}
+		if a != nil {
+			if addr, err := netip.ParseAddr(a.Name); err != nil || !contains(s, addr) {
+				continue
+			}
+		}
+		c.Add(s.Name)
+	}
+}
+
+func (c *Controller) sync(ctx context.Context, name string) error {
+	s, err := c.cidrs.Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	has := slices.Contains(s.Finalizers, protection)
+	if s.DeletionTimestamp == nil {
+		if !has {
+			if err := c.finalizers(ctx, s, append(slices.Clone(s.Finalizers), protection)); err != nil {
+				return err
+			}
+		}
+		return c.condition(ctx, name, metav1.Condition{Status: metav1.ConditionTrue, Message: readyMessage})
+	}
+	if !has {
+		return nil
+	}
+	needed, err := c.needed(s)
+	if err != nil {
+		return err
+	}
+	if needed {
+		return c.condition(ctx, name, metav1.Condition{
+			Status: metav1.ConditionFalse, Reason: networkingv1.ServiceCIDRReasonTerminating, Message: terminatingMessage,
+		})
+	}
+	if left := grace - c.env.Clock.Now().Sub(s.DeletionTimestamp.Time); left > 0 {
+		c.AddAfter(name, left)
+		return nil
+	}
+	return c.finalizers(ctx, s, slices.DeleteFunc(slices.Clone(s.Finalizers), func(f string) bool { return f == protection }))
+}
+
+// needed tells whether an address would be in no range without s.
+func (c *Controller) needed(s *networkingv1.ServiceCIDR) (bool, error) {
+	all, err := c.cidrs.List(labels.Everything())
+	if err != nil {
+		return false, err
+	}
+	others := slices.DeleteFunc(slices.Clone(all), func(o *networkingv1.ServiceCIDR) bool { return o.Name == s.Name || o.DeletionTimestamp != nil })
+	addresses, err := c.addresses.List(labels.Everything())
+	if err != nil {
+		return false, err
+	}
+	for _, a := range addresses {
+		addr, err := netip.ParseAddr(a.Name)
+		if err != nil || !contains(s, addr) {
+			continue
+		}
+		if !slices.ContainsFunc(others, func(o *networkingv1.ServiceCIDR) bool { return contains(o, addr) }) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func contains(s *networkingv1.ServiceCIDR, addr netip.Addr) bool {
+	return slices.ContainsFunc(s.Spec.CIDRs, func(text string) bool {
+		p, err := netip.ParsePrefix(text)
+		return err == nil && p.Contains(addr)
+	})
+}
+
+// finalizers sets s's finalizers, unless it was changed meanwhile.
+func (c *Controller) finalizers(ctx context.Context, s *networkingv1.ServiceCIDR, next []string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": s.UID, "resourceVersion": s.ResourceVersion, "finalizers": next,
+	}})
+	if err != nil {
+		return err
+	}
+	_, err = c.env.Kube.NetworkingV1().ServiceCIDRs().Patch(ctx, s.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// condition sets the Ready condition of the ServiceCIDR of that name if it is
+// another.
+func (c *Controller) condition(ctx context.Context, name string, cond metav1.Condition) error {
+	cond.Type, cond.LastTransitionTime = networkingv1.ServiceCIDRConditionReady, metav1.NewTime(c.env.Clock.Now())
+	s, err := c.cidrs.Get(name)
+	if err != nil {
+		return err
+	}
+	if old := meta.FindStatusCondition(s.Status.Conditions, cond.Type); old != nil && old.Status == cond.Status && old.Reason == cond.Reason && old.Message == cond.Message {
+		return nil
+	}
+	// The finalizer may just have been added.
+	if s, err = c.env.Kube.NetworkingV1().ServiceCIDRs().Get(ctx, name, metav1.GetOptions{}); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	}
+	s = s.DeepCopy()
+	if !meta.SetStatusCondition(&s.Status.Conditions, cond) {
+		return nil
+	}
+	next := s.Status.Conditions
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": s.UID, "resourceVersion": s.ResourceVersion}, "status": map[string]any{"conditions": next}})
+	if err != nil {
+		return err
+	}
+	_, err = c.env.Kube.NetworkingV1().ServiceCIDRs().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
