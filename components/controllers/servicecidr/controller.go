@@ -95,6 +95,9 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 				return err
 			}
 		}
+		if meta.FindStatusCondition(s.Status.Conditions, networkingv1.ServiceCIDRConditionReady) != nil {
+			return nil // somebody has said whether it is ready
+		}
 		return c.condition(ctx, name, metav1.Condition{Status: metav1.ConditionTrue, Message: readyMessage})
 	}
 	if !has {
