@@ -12,6 +12,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"hyperkube/components/controllers/bootstraptokens"
 	"hyperkube/components/controllers/clusterroleaggregation"
 	"hyperkube/components/controllers/cronjob"
 	"hyperkube/components/controllers/daemonset"
@@ -134,6 +135,10 @@ func descriptors() []descriptor {
 		{name: "service-cidr-controller", user: "service-cidrs-controller", source: "service-cidrs-controller", workers: 5,
 			needs: []schema.GroupVersionResource{networkingv1.SchemeGroupVersion.WithResource("servicecidrs"), networkingv1.SchemeGroupVersion.WithResource("ipaddresses")},
 			make:  func(d *deps) (runner, error) { return servicecidr.New(d.env) }},
+		{name: "bootstrap-signer-controller", alias: "bootstrapsigner", user: "bootstrap-signer", source: "bootstrap-signer", off: true, workers: 1,
+			make: func(d *deps) (runner, error) { return bootstraptokens.NewSigner(d.env) }},
+		{name: "token-cleaner-controller", alias: "tokencleaner", user: "token-cleaner", source: "token-cleaner", off: true, workers: 1,
+			make: func(d *deps) (runner, error) { return bootstraptokens.NewCleaner(d.env) }},
 		{name: "disruption-controller", alias: "disruption", user: "disruption-controller", source: "controllermanager", workers: 5,
 			needs: []schema.GroupVersionResource{policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), appsv1.SchemeGroupVersion.WithResource("statefulsets"), corev1.SchemeGroupVersion.WithResource("replicationcontrollers")},
 			make: func(d *deps) (runner, error) {
@@ -222,8 +227,6 @@ var foreign = map[string]bool{
 	"csrsigning": true, "certificatesigningrequest-signing-controller": true,
 	"csrapproving": true, "certificatesigningrequest-approving-controller": true,
 	"csrcleaner": true, "certificatesigningrequest-cleaner-controller": true,
-	"bootstrapsigner": true, "bootstrap-signer-controller": true,
-	"tokencleaner": true, "token-cleaner-controller": true,
 }
 
 // Known lists the names of all controllers, and those that are off unless asked
