@@ -206,6 +206,36 @@ spec:
 	}
 }
 
+// TestMetrics reads what the components tell of themselves and of pods.
+func TestMetrics(t *testing.T) {
+	s := newSpace(t)
+	s.client()
+	for path, want := range map[string]string{
+		"/metrics":                                "apiserver_request_total{",
+		"/api/v1/nodes/%s/proxy/metrics":          "go_goroutines",
+		"/api/v1/nodes/%s/proxy/metrics/cadvisor": `container_network_receive_bytes_total{interface="eth0"`,
+		"/api/v1/nodes/%s/proxy/metrics/resource": "node_memory_working_set_bytes",
+		"/api/v1/nodes/%s/proxy/stats/summary":    `"podRef"`,
+		"/api/v1/nodes/%s/proxy/configz":          "KubeletConfiguration",
+		"/readyz?verbose":                         "readyz check passed",
+		"/openapi/v3":                             "/openapi/v3/apis/apps/v1?hash=",
+	} {
+		node := s.do("get", "nodes", "-o", "jsonpath={.items[0].metadata.name}")
+		s.contains(s.do("get", "--raw", strings.ReplaceAll(path, "%s", node)), want)
+	}
+}
+
+// TestRun runs a pod for as long as somebody is attached to it.
+func TestRun(t *testing.T) {
+	s := newSpace(t)
+	s.needBusybox()
+	out, err := s.run("echo typed; exit\n", "run", "it", "--rm", "-i", "--image="+busybox, "--restart=Never", "--", "sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.contains(out, "typed", "deleted")
+}
+
 // TestGarbage deletes a Deployment in each of the three ways.
 func TestGarbage(t *testing.T) {
 	s := newSpace(t)

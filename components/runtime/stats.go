@@ -174,7 +174,7 @@ func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error)
 		if t, err := r.network.Traffic(rec.ID); err == nil {
 			link := &runtimeapi.NetworkInterfaceUsage{Name: "eth0", RxBytes: value(t.RxBytes), RxErrors: value(t.RxErrors),
 				TxBytes: value(t.TxBytes), TxErrors: value(t.TxErrors)}
-			out.Linux.Network = &runtimeapi.NetworkUsage{Timestamp: time.Now().UnixNano(), DefaultInterface: link, Interfaces: []*runtimeapi.NetworkInterfaceUsage{link}}
+			out.Linux.Network = &runtimeapi.NetworkUsage{Timestamp: time.Now().UnixNano(), DefaultInterface: link}
 		}
 	}
 	for _, c := range r.containersOf(rec.ID) {

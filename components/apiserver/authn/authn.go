@@ -127,6 +127,8 @@ func (a *Authenticator) Run(ctx context.Context) error {
 	for _, b := range a.bundles {
 		g.Go(func() error { return b.Run(ctx, a.cfg.Log) })
 	}
+	// There may be no file to follow.
+	<-ctx.Done()
 	return g.Wait()
 }
 

@@ -350,6 +350,10 @@ func network(n *runtimeapi.NetworkUsage, now time.Time) *statsv1alpha1.NetworkSt
 		out.Interfaces = append(out.Interfaces, out.InterfaceStats)
 	}
 	for _, i := range n.Interfaces {
+		// Some runtimes list the default one here, too.
+		if i.GetName() == n.GetDefaultInterface().GetName() {
+			continue
+		}
 		out.Interfaces = append(out.Interfaces, one(i))
 	}
 	return out
