@@ -179,7 +179,25 @@ func (b *bench) deployment(ctx context.Context) error {
 	time.Sleep(5 * time.Second)
 	after := b.processes()
 	fmt.Printf("memory that a pod adds in the project's processes: %.2f MB PSS\n", float64(after.pss()-before.pss())/1e3/float64(n))
-	return deployments.Delete(ctx, "many", metav1.DeleteOptions{})
+	if err := deployments.Delete(ctx, "many", metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	return b.emptied(ctx)
+}
+
+// emptied waits until the pods of the measurements are gone, so that their end
+// is no part of the next one.
+func (b *bench) emptied(ctx context.Context) error {
+	for {
+		pods, err := b.kube.CoreV1().Pods("default").List(ctx, metav1.ListOptions{Limit: 1})
+		if err != nil {
+			return err
+		}
+		if len(pods.Items) == 0 {
+			return nil
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
 }
 
 // runtime measures container create plus start through CRI alone.
