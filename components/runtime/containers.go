@@ -79,22 +79,7 @@ func containerName(m *runtimeapi.ContainerMetadata, pod *runtimeapi.PodSandboxMe
 func (r *Runtime) findContainer(id string) (*containerState, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if c := r.containers[id]; c != nil {
-		return c, nil
-	}
-	var found *containerState
-	for full, c := range r.containers {
-		if id != "" && strings.HasPrefix(full, id) {
-			if found != nil {
-				return nil, fmt.Errorf("container id %q is ambiguous", id)
-			}
-			found = c
-		}
-	}
-	if found == nil {
-		return nil, fmt.Errorf("an error occurred when try to find container %q: %w", id, errNotFound)
-	}
-	return found, nil
+	return find("container", r.containers, id)
 }
 
 // CreateContainer makes a container's root and checks all that is asked for.

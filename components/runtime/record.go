@@ -164,3 +164,24 @@ func bootID() (string, error) {
 	}
 	return strings.TrimSpace(string(data)), nil
 }
+
+// find finds one of all by its id or an unambiguous beginning of it; what says
+// what it is. The caller holds the lock of all.
+func find[S any](what string, all map[string]*S, id string) (*S, error) {
+	if s := all[id]; s != nil {
+		return s, nil
+	}
+	var found *S
+	for full, s := range all {
+		if id != "" && strings.HasPrefix(full, id) {
+			if found != nil {
+				return nil, fmt.Errorf("%s id %q is ambiguous", what, id)
+			}
+			found = s
+		}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("an error occurred when try to find %s %q: %w", what, id, errNotFound)
+	}
+	return found, nil
+}

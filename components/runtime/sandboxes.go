@@ -330,26 +330,10 @@ func (r *Runtime) unmakeSandbox(ctx context.Context, s *sandboxState) error {
 	return errors.Join(errs...)
 }
 
-// findSandbox finds a sandbox by its id or an unambiguous beginning of it.
 func (r *Runtime) findSandbox(id string) (*sandboxState, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if s := r.sandboxes[id]; s != nil {
-		return s, nil
-	}
-	var found *sandboxState
-	for full, s := range r.sandboxes {
-		if id != "" && strings.HasPrefix(full, id) {
-			if found != nil {
-				return nil, fmt.Errorf("sandbox id %q is ambiguous", id)
-			}
-			found = s
-		}
-	}
-	if found == nil {
-		return nil, fmt.Errorf("an error occurred when try to find sandbox %q: %w", id, errNotFound)
-	}
-	return found, nil
+	return find("sandbox", r.sandboxes, id)
 }
 
 // containersOf returns the containers of a sandbox.
