@@ -64,7 +64,9 @@ func (o *nodeOptions) run(ctx context.Context) error {
 		return err
 	}
 	l := layoutFor(o.root)
-	l.CgroupRoot = o.cgroupRoot
+	if o.cgroupRoot != "" {
+		l.CgroupRoot = o.cgroupRoot
+	}
 	cfg, err := o.config(l)
 	if err != nil {
 		return codedError{err, ExitConfig}

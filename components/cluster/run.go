@@ -183,8 +183,10 @@ func (c *clusterRun) prepare() error {
 	if err := encryption.Ensure(encryptionFile(c.layout)); err != nil {
 		return err
 	}
-	c.journal, err = hostchange.Open(c.layout.Journal("node"))
-	return err
+	if c.journal, err = hostchange.Open(c.layout.Journal("node")); err != nil {
+		return err
+	}
+	return recordCgroupRoot(c.journal, c.layout)
 }
 
 func (c *clusterRun) newEtcd() (*etcd.Server, error) {

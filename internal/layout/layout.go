@@ -4,6 +4,8 @@
 package layout
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"path/filepath"
 	"strconv"
 )
@@ -48,7 +50,8 @@ func Default() Node {
 }
 
 // Under is the default layout with every path below root, for tests and for
-// clusters that must not touch the usual places.
+// clusters that must not touch the usual places. Its cgroups are below one
+// named for root, so that they never meet those of the default layout.
 func Under(root string) Node {
 	n := Default()
 	n.Etc = filepath.Join(root, n.Etc)
@@ -57,6 +60,8 @@ func Under(root string) Node {
 	n.Kubelet = filepath.Join(root, n.Kubelet)
 	n.PodLogs = filepath.Join(root, n.PodLogs)
 	n.ContainerLogs = filepath.Join(root, n.ContainerLogs)
+	sum := sha256.Sum256([]byte(filepath.Clean(root)))
+	n.CgroupRoot = "/hyperkube-" + hex.EncodeToString(sum[:4])
 	return n
 }
 
