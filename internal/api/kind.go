@@ -59,7 +59,9 @@ type Kind[T Object] struct {
 	Row     func(obj T) []any
 	// StoredAs: nil but for kinds served in two groups or versions.
 	StoredAs *StoredAs
-	Review   bool
+	// StoredJSON: JSON in etcd.
+	StoredJSON bool
+	Review     bool
 }
 
 // KindUpdate is Update for a known type.
@@ -108,6 +110,7 @@ func (k Kind[T]) Resource() *Resource {
 		AllowUnconditionalUpdate: !k.ForbidUnconditionalUpdate,
 		DefaultPropagation:       k.DefaultPropagation,
 		StoredAs:                 k.StoredAs,
+		StoredJSON:               k.StoredJSON,
 		Review:                   k.Review,
 		Default:                  func(Object) {},
 		PrepareCreate:            func(context.Context, Object) {},

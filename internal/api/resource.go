@@ -127,6 +127,11 @@ type Resource struct {
 	// Resource: events.k8s.io/v1 events are core/v1 events in etcd.
 	StoredAs *StoredAs
 
+	// StoredJSON keeps objects as JSON in etcd although their Go type has a
+	// protobuf form: the kinds that upstream's aggregator and extension
+	// server own.
+	StoredJSON bool
+
 	// Review, when set, makes this a resource without storage that only
 	// serves create: it is answered by the API server's handler of that
 	// name. Such are the authentication and authorization reviews.

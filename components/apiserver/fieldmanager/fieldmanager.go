@@ -48,7 +48,7 @@ type key struct {
 func New() *Managers {
 	return &Managers{
 		types: sync.OnceValues(func() (managedfields.TypeConverter, error) {
-			all, err := newWithScale(applyconfigurations.NewTypeConverter(scheme.Scheme))
+			all, err := newWithScale(withAggregation(applyconfigurations.NewTypeConverter(scheme.Scheme)))
 			if err != nil {
 				return nil, err
 			}

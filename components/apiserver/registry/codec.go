@@ -19,7 +19,8 @@ type protoMessage interface {
 	Unmarshal(data []byte) error
 }
 
-// codec stores built-in kinds: protobuf, and JSON where the type has none.
+// codec stores built-in kinds: protobuf, and JSON where the type has none or
+// Resource.StoredJSON says so.
 // What it reads is decoded by its content. It implements store.Codec.
 type codec struct {
 	resource *api.Resource
@@ -28,7 +29,7 @@ type codec struct {
 
 // Encode returns the bytes to store. The object's type meta is ignored.
 func (c *codec) Encode(obj runtime.Object) ([]byte, error) {
-	if m, ok := obj.(wire.Sized); ok {
+	if m, ok := obj.(wire.Sized); ok && !c.resource.StoredJSON {
 		return c.kind.Store(m)
 	}
 	data, err := json.Marshal(obj)

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/apiregistration"
 	"hyperkube/internal/api/apps"
 	"hyperkube/internal/api/authentication"
 	"hyperkube/internal/api/authorization"
@@ -41,5 +42,6 @@ func Resources() []*api.Resource {
 		coordination.Resources(),
 		node.Resources(),
 		discovery.Resources(),
+		apiregistration.Resources(),
 	)
 }
