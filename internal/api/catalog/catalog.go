@@ -15,6 +15,7 @@ import (
 	"hyperkube/internal/api/core"
 	"hyperkube/internal/api/discovery"
 	"hyperkube/internal/api/events"
+	"hyperkube/internal/api/flowcontrol"
 	"hyperkube/internal/api/networking"
 	"hyperkube/internal/api/node"
 	"hyperkube/internal/api/policy"
@@ -43,5 +44,6 @@ func Resources() []*api.Resource {
 		node.Resources(),
 		discovery.Resources(),
 		apiregistration.Resources(),
+		flowcontrol.Resources(),
 	)
 }

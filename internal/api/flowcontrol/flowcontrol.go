@@ -1,0 +1,48 @@
+// Package flowcontrol describes the kinds of flowcontrol.apiserver.k8s.io/v1,
+// by which the API server's capacity is shared among those who use it, one
+// file a kind.
+//
+// https://kubernetes.io/docs/concepts/cluster-administration/flow-control/
+package flowcontrol
+
+import (
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+// Resources are all kinds of the group.
+func Resources() []*api.Resource {
+	return []*api.Resource{flowSchema().Resource(), priorityLevel().Resource()}
+}
+
+// keepMeta gives an object of which only the status may change the metadata of
+// its predecessor, but for the record of who owns which field.
+func keepMeta(obj, old *metav1.ObjectMeta) {
+	managed := obj.ManagedFields
+	old.DeepCopyInto(obj)
+	obj.ManagedFields = managed
+}
+
+// validateConditions checks that conditions have types, and no two the same.
+func validateConditions[T ~string](types []T, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := map[T]bool{}
+	for i, t := range types {
+		at := path.Child("conditions").Index(i).Child("type")
+		if seen[t] {
+			errs = append(errs, field.Duplicate(at, t))
+		}
+		seen[t] = true
+		if t == "" {
+			errs = append(errs, field.Required(at, "must not be empty"))
+		}
+	}
+	return errs
+}
+
+const version = "v1"
+
+const group = flowcontrolv1.GroupName
