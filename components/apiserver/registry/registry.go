@@ -43,6 +43,8 @@ type Registry struct {
 
 	mu    sync.Mutex // for writers of table
 	table atomic.Pointer[table]
+	// change tells of new tables.
+	change change
 }
 
 // table is never changed once it is published.
@@ -112,7 +114,7 @@ func (r *Registry) Add(resources ...*api.Resource) error {
 		t.byGVR[res.GVR()] = added
 		t.all = append(t.all, added)
 	}
-	r.table.Store(t)
+	r.publish(t)
 	return nil
 }
 
