@@ -132,6 +132,9 @@ type Resource struct {
 	// server own.
 	StoredJSON bool
 
+	// Custom is what a custom resource has besides; nil for built-in kinds.
+	Custom *Custom
+
 	// Review, when set, makes this a resource without storage that only
 	// serves create: it is answered by the API server's handler of that
 	// name. Such are the authentication and authorization reviews.
@@ -177,6 +180,11 @@ type Scale struct {
 	Get func(obj Object) (spec, status int32, selector string)
 	// Set writes the wish.
 	Set func(obj Object, replicas int32)
+	// Check, unless nil, tells why an object has no scale.
+	Check func(obj Object) error
+	// OtherPaths are the SpecReplicasPath of other versions of the kind, by
+	// API version; an empty one has no scale.
+	OtherPaths map[string][]string
 }
 
 // GroupVersion of the resource.

@@ -260,6 +260,9 @@ func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIR
 	if res.Review {
 		verbs = []string{"create"}
 	}
+	if res.Custom != nil && res.Custom.Terminating {
+		verbs = []string{"delete", "deletecollection", "get", "list", "watch"}
+	}
 	main := metav1.APIResource{
 		Name: res.Plural, SingularName: res.Singular, Namespaced: bool(res.Scope), Kind: res.Kind,
 		Verbs: verbs, ShortNames: res.ShortNames, Categories: res.Categories,

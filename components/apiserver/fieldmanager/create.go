@@ -28,8 +28,8 @@ func unowned() *fieldpath.Set {
 // Manager.Update would record against an empty object, for half the price: there
 // is nothing to compare with.
 func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (api.Object, error) {
-	if len(obj.GetManagedFields()) > 0 {
-		// A client brought its own.
+	if len(obj.GetManagedFields()) > 0 || res.Custom != nil {
+		// A client brought its own, or the schema is another for each.
 		f, err := m.For(res, "")
 		if err != nil {
 			return nil, err

@@ -48,7 +48,7 @@ type key struct {
 func New() *Managers {
 	return &Managers{
 		types: sync.OnceValues(func() (managedfields.TypeConverter, error) {
-			all, err := newWithScale(withAggregation(applyconfigurations.NewTypeConverter(scheme.Scheme)))
+			all, err := newWithScale(withExtensions(withAggregation(applyconfigurations.NewTypeConverter(scheme.Scheme))))
 			if err != nil {
 				return nil, err
 			}
@@ -63,6 +63,22 @@ func New() *Managers {
 // Warm loads the schema of all types, so that the first write need not.
 func (m *Managers) Warm() { _, _ = m.types() }
 
+// Forget drops what is kept of a custom resource that is not served any more.
+func (m *Managers) Forget(res *api.Resource) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k := range m.known {
+		if k.resource == res {
+			delete(m.known, k)
+		}
+	}
+	for k := range m.filters {
+		if k.resource == res {
+			delete(m.filters, k)
+		}
+	}
+}
+
 // For returns the manager of a resource at a subresource, "" for the object's
 // own path. The objects that it is given must have their kind set.
 func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) {
@@ -76,6 +92,15 @@ func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) 
 	filters, err := m.resetFields(res, subresource)
 	if err != nil {
 		return nil, err
+	}
+	if res.Custom != nil {
+		if f, err = newCustom(res, subresource, filters); err != nil {
+			return nil, fmt.Errorf("managed fields of %s: %w", res.GVR(), err)
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.known[k] = f
+		return f, nil
 	}
 	types, err := m.types()
 	if err != nil {

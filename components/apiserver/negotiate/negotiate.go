@@ -152,7 +152,7 @@ func accept(header string, endpoint Endpoint) (Format, bool) {
 func offer(media Media, params map[string]string, endpoint Endpoint) (Format, bool) {
 	f := Format{Media: media, Version: "v1"}
 	switch {
-	case media == Protobuf && !endpoint.Protobuf,
+	case media == Protobuf && !endpoint.Protobuf && !strings.HasPrefix(params["as"], "PartialObjectMetadata"),
 		media == YAML && endpoint.Watch:
 		return f, false
 	}

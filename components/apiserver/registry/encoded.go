@@ -19,6 +19,7 @@ const (
 	slotRaw
 	slotMetadataJSON
 	slotGoneMetadataJSON
+	slotConverted
 	slotsPerResource
 )
 
@@ -84,6 +85,9 @@ func (r *Resource) GoneJSON(e *store.Entry, revision int64) ([]byte, error) {
 
 // Marshal returns the JSON of an object without its type meta.
 func (r *Resource) Marshal(obj api.Object) ([]byte, error) {
+	if r.Custom != nil {
+		return marshalCustom(obj)
+	}
 	data, err := json.Marshal(obj)
 	if err != nil {
 		return nil, fmt.Errorf("encoding %s: %w", r.Kind, err)

@@ -10,11 +10,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"hyperkube/components/apiserver/wire"
@@ -195,20 +197,28 @@ func (r *Registry) Collection(gr schema.GroupResource) *store.Collection {
 func (r *Registry) Store() *store.Store { return r.cfg.Store }
 
 // GroupVersions returns what is served, each once, groups in the order in
-// which they were added and the preferred version of each first.
+// which they were added and the preferred version of each first. Groups that
+// have custom resources alone come last, by name, with stable versions first.
 func (r *Registry) GroupVersions() []schema.GroupVersion {
+	const custom = 1 << 20
 	var out []schema.GroupVersion
 	order := map[string]int{}
 	for _, res := range r.table.Load().all {
-		if _, ok := order[res.Group]; !ok {
+		if at, ok := order[res.Group]; !ok || at == custom && res.Custom == nil {
 			order[res.Group] = len(order)
+			if res.Custom != nil {
+				order[res.Group] = custom
+			}
 		}
 		if gv := res.GroupVersion(); !slices.Contains(out, gv) {
 			out = append(out, gv)
 		}
 	}
 	slices.SortStableFunc(out, func(a, b schema.GroupVersion) int {
-		return cmp.Compare(order[a.Group], order[b.Group])
+		if c := cmp.Compare(order[a.Group], order[b.Group]); c != 0 || order[a.Group] != custom {
+			return c
+		}
+		return cmp.Or(strings.Compare(a.Group, b.Group), version.CompareKubeAwareVersionStrings(b.Version, a.Version))
 	})
 	return out
 }
@@ -226,7 +236,9 @@ func (r *Resource) Stored(obj api.Object) (api.Object, error) {
 		}
 		obj = stored
 	}
-	r.storage.Default(obj)
+	if r.Custom == nil {
+		r.storage.Default(obj)
+	}
 	obj.SetResourceVersion("")
 	return obj, nil
 }
@@ -238,13 +250,16 @@ func (r *Resource) Read(e *store.Entry) (api.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.served(stored)
+	return r.served(e, stored)
 }
 
-func (r *Resource) served(stored runtime.Object) (api.Object, error) {
+func (r *Resource) served(e *store.Entry, stored runtime.Object) (api.Object, error) {
 	obj, ok := stored.(api.Object)
 	if !ok {
 		return nil, fmt.Errorf("%T is not an API object", stored)
+	}
+	if r.Custom != nil {
+		return r.customOf(e, obj)
 	}
 	if r.StoredAs == nil {
 		return obj, nil
@@ -265,5 +280,8 @@ func (r *Resource) SameBytes(obj api.Object, e *store.Entry) bool {
 }
 
 func (r *Resource) encode(obj api.Object) ([]byte, error) {
+	if r.Custom != nil {
+		return encodeCustom(obj)
+	}
 	return (&codec{resource: r.Resource, kind: r.Object}).Encode(obj)
 }

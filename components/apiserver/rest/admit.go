@@ -35,7 +35,7 @@ func (c *call) admit(ctx context.Context, r review) error {
 	if c.mutate == nil || !c.mutate.Handles(r.operation) {
 		return nil
 	}
-	return c.mutate.Admit(ctx, c.attributes(r), c.cfg.Objects)
+	return c.mutate.Admit(ctx, c.attributes(r), c.objects())
 }
 
 // confirm lets admission refuse what will be written.
@@ -43,7 +43,7 @@ func (c *call) confirm(ctx context.Context, r review) error {
 	if c.validate == nil || !c.validate.Handles(r.operation) {
 		return nil
 	}
-	return c.validate.Validate(ctx, c.attributes(r), c.cfg.Objects)
+	return c.validate.Validate(ctx, c.attributes(r), c.objects())
 }
 
 func createOptionsOf(o *metav1.UpdateOptions) *metav1.CreateOptions {

@@ -248,6 +248,9 @@ func (c *call) tryCreate(ch change) (changed, error) {
 	if err := c.mayCreate(); err != nil {
 		return changed{}, err
 	}
+	if err := c.mayBegin(c.name); err != nil {
+		return changed{}, err
+	}
 	wipe(obj)
 	r := review{operation: admission.Create, obj: obj, name: c.name, options: createOptionsOf(ch.options), dryRun: dryRun(ch.options.DryRun)}
 	if err := c.admit(c.ctx, r); err != nil {

@@ -51,6 +51,9 @@ func (c *call) create() error {
 		return err
 	}
 	uniqueOwners(c.ctx, obj, false)
+	if err := c.mayBegin(name); err != nil {
+		return err
+	}
 	obj, err = c.cfg.Fields.Created(c.res.Resource, obj, fieldmanager.Name(opts.FieldManager, c.req.UserAgent()))
 	if err != nil {
 		return err

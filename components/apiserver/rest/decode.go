@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/warning"
@@ -87,8 +88,18 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 	default:
 		given, strictErrs, err = decodeJSON(data, into, strict)
 	}
+	custom, isCustom := into.(*unstructured.Unstructured)
 	if err == nil {
 		err = checkKind(into, given, gvk)
+	}
+	if err == nil && isCustom {
+		var more []error
+		if more, err = c.coerce(custom, strict); err == nil {
+			strictErrs = append(strictErrs, more...)
+			if err := checkCustomKind(custom, gvk); err != nil {
+				return err
+			}
+		}
 	}
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
@@ -121,6 +132,9 @@ func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
 	if given.Version != "" && given.GroupVersion() != want.GroupVersion() {
 		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", given.GroupVersion(), want.GroupVersion()))
 	}
+	if _, ok := into.(*unstructured.Unstructured); ok {
+		return nil // see checkCustomKind
+	}
 	if given.Kind != "" && given.Kind != want.Kind {
 		return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", given.Version, given.Kind, want.Version, want.Kind)
 	}
@@ -131,7 +145,7 @@ func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, err
 	var gvk schema.GroupVersionKind
 	m, ok := into.(interface{ Unmarshal([]byte) error })
 	if !ok {
-		return gvk, errors.New("it has no protobuf form")
+		return gvk, fmt.Errorf("object %T does not implement the protobuf marshalling interface and cannot be encoded to a protobuf message", into)
 	}
 	envelope, err := wire.ParseEnvelope(data)
 	if err != nil {
@@ -161,6 +175,9 @@ func decodeYAML(data []byte, into runtime.Object, strict strictness) (schema.Gro
 }
 
 func decodeJSON(data []byte, into runtime.Object, strict strictness) (schema.GroupVersionKind, []error, error) {
+	if u, ok := into.(*unstructured.Unstructured); ok {
+		return decodeUnstructured(data, u, strict)
+	}
 	// What the body says it is counts even when the rest of it does not
 	// fit the type, for the message.
 	var strictErrs []error

@@ -128,6 +128,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if info.Namespace != "" {
 		c.ctx = apirequest.WithNamespace(ctx, info.Namespace)
 	}
+	c.warnDeprecated()
 	if err := c.dispatch(); err != nil {
 		h.Error(w, req, err)
 	}

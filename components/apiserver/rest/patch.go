@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
@@ -92,13 +93,12 @@ func (c *call) newPatcher() (*patcher, error) {
 		media = strings.TrimSpace(header)
 	}
 	p.kindOf = types.PatchType(media)
-	switch p.kindOf {
-	case types.JSONPatchType, types.MergePatchType, types.ApplyYAMLPatchType, types.StrategicMergePatchType:
-	default:
-		return nil, negotiate.Unsupported([]string{
-			string(types.JSONPatchType), string(types.MergePatchType),
-			string(types.StrategicMergePatchType), string(types.ApplyYAMLPatchType),
-		})
+	taken := []string{string(types.JSONPatchType), string(types.MergePatchType)}
+	if c.res.Custom == nil {
+		taken = append(taken, string(types.StrategicMergePatchType))
+	}
+	if taken = append(taken, string(types.ApplyYAMLPatchType)); !slices.Contains(taken, media) {
+		return nil, negotiate.Unsupported(taken)
 	}
 	if p.body, err = c.readBody(); err != nil {
 		return nil, err
@@ -146,7 +146,11 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 	if err != nil {
 		return nil, invalidPatch(string(patched), err)
 	}
-	return obj, p.judge(append(strictErrs, more...), string(patched))
+	unknown, err := p.coerce(obj, p.strict)
+	if err != nil {
+		return nil, invalidPatch(string(patched), err)
+	}
+	return obj, p.judge(slices.Concat(strictErrs, more, unknown), string(patched))
 }
 
 // judge tells of strict errors, or refuses the patch for them.
@@ -275,6 +279,10 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 	if current == nil {
 		current = p.empty()
 		current.GetObjectKind().SetGroupVersionKind(p.kind)
+	}
+	if p.res.Custom != nil {
+		// What comes out may share maps with what goes in.
+		current = current.DeepCopyObject().(api.Object)
 	}
 	force := p.options.Force != nil && *p.options.Force
 	applied, err := p.fields.Apply(current, config, p.options.FieldManager, force)

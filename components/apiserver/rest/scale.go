@@ -49,6 +49,11 @@ func (c *call) scale() error {
 		if err != nil {
 			return err
 		}
+		if c.res.Scale.Check != nil {
+			if err := c.res.Scale.Check(obj); err != nil {
+				return apierrors.NewInternalError(err)
+			}
+		}
 		s, _, err := c.scaleOf(obj)
 		if err != nil {
 			return err
@@ -74,8 +79,13 @@ func (c *call) scaleOf(obj api.Object) (*autoscalingv1.Scale, *managedfields.Sca
 	if err != nil {
 		return nil, nil, fmt.Errorf("replicas of %s: %w", c.res.Kind, err)
 	}
-	handler := managedfields.NewScaleHandler(obj.GetManagedFields(), c.res.GroupVersion(),
-		managedfields.ResourcePathMappings{c.res.GroupVersion().String(): path})
+	paths := managedfields.ResourcePathMappings{c.res.GroupVersion().String(): path}
+	for version, other := range c.res.Scale.OtherPaths {
+		if _, ok := paths[version]; !ok {
+			paths[version] = fieldPath(other)
+		}
+	}
+	handler := managedfields.NewScaleHandler(obj.GetManagedFields(), c.res.GroupVersion(), paths)
 	entries, err := handler.ToSubresource()
 	if err != nil {
 		return nil, nil, fmt.Errorf("managed fields of the scale of %s: %w", obj.GetName(), err)
@@ -91,6 +101,15 @@ func (c *call) scaleOf(obj api.Object) (*autoscalingv1.Scale, *managedfields.Sca
 	}
 	s.SetGroupVersionKind(scaleKind)
 	return s, handler, nil
+}
+
+// fieldPath is nil for a version without scale.
+func fieldPath(names []string) fieldpath.Path {
+	var path fieldpath.Path
+	for i := range names {
+		path = append(path, fieldpath.PathElement{FieldName: &names[i]})
+	}
+	return path
 }
 
 func (c *call) updateScale(format negotiate.Format) error {
@@ -179,7 +198,9 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 			}
 			obj := current.DeepCopyObject().(api.Object)
 			c.res.Scale.Set(obj, after.Spec.Replicas)
-			obj.SetResourceVersion(after.ResourceVersion)
+			if after.ResourceVersion != "" {
+				obj.SetResourceVersion(after.ResourceVersion)
+			}
 			entries, err := handler.ToParent(after.ManagedFields)
 			if err != nil {
 				return nil, fmt.Errorf("managed fields of %s: %w", c.name, err)

@@ -88,7 +88,7 @@ func checkFields(res *registry.Resource, s fields.Selector) (fields.Selector, er
 		if slices.Contains(res.FieldNames, r.Field) || r.Field == "metadata.namespace" {
 			continue
 		}
-		if onlyMeta(res.FieldNames) {
+		if res.Custom == nil && onlyMeta(res.FieldNames) {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("%q is not a known field selector: only \"metadata.name\", \"metadata.namespace\"", r.Field))
 		}
 		return nil, apierrors.NewBadRequest("field label not supported: " + r.Field)

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/apiextensions"
 	"hyperkube/internal/api/apiregistration"
 	"hyperkube/internal/api/apps"
 	"hyperkube/internal/api/authentication"
@@ -40,6 +41,7 @@ func Resources() []*api.Resource {
 		rbac.Resources(),
 		storage.Resources(),
 		scheduling.Resources(),
+		apiextensions.Resources(),
 		coordination.Resources(),
 		node.Resources(),
 		discovery.Resources(),

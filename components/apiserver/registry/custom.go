@@ -1,0 +1,160 @@
+package registry
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	kjson "sigs.k8s.io/json"
+
+	"hyperkube/components/apiserver/wire"
+	"hyperkube/internal/api"
+	"hyperkube/internal/store"
+)
+
+// Replace serves resources, all versions of one custom resource, in place of
+// those that were served under the name; none takes it away. Watches of what
+// was there end, and what was cached of it is forgotten, for the new resources
+// may read it otherwise. What is built in is never replaced: Replace returns
+// false and does nothing when there is such a resource.
+func (r *Registry) Replace(gr schema.GroupResource, resources ...*api.Resource) bool {
+	r.mu.Lock()
+	old := r.table.Load()
+	t := &table{byGVR: maps.Clone(old.byGVR)}
+	var gone *store.Collection
+	extra := newExtra()
+	for _, res := range old.all {
+		if res.GroupResource() != gr {
+			t.all = append(t.all, res)
+			continue
+		}
+		if res.Custom == nil {
+			r.mu.Unlock()
+			return false
+		}
+		delete(t.byGVR, res.GVR())
+		gone, extra = res.Collection, res.extra
+	}
+	if gone != nil {
+		r.cfg.Store.Drop(gone)
+	}
+	if len(resources) > 0 {
+		collection := r.customCollection(resources[0])
+		for i, res := range resources {
+			added := &Resource{
+				Resource:   res,
+				Collection: collection,
+				Object:     wire.NewKind(res.GVK()),
+				List:       wire.NewKind(res.GroupVersion().WithKind(res.ListKind)),
+				slot:       i * slotsPerResource,
+				extra:      extra,
+			}
+			added.storage = added
+			t.byGVR[res.GVR()] = added
+			t.all = append(t.all, added)
+		}
+	}
+	t.all = slices.Clip(t.all)
+	r.publish(t)
+	r.mu.Unlock()
+	return true
+}
+
+func (r *Registry) customCollection(res *api.Resource) *store.Collection {
+	cfg := store.CollectionConfig{
+		Resource: res.GroupResource(),
+		Path:     res.StoragePath,
+		Codec:    customCodec{res.Custom},
+	}
+	if r.cfg.Transformer != nil {
+		cfg.Transformer = r.cfg.Transformer(res.GroupResource())
+	}
+	return r.cfg.Store.Collection(cfg)
+}
+
+// customCodec stores custom resources as JSON, each in the version that it
+// says. It implements store.Codec.
+type customCodec struct{ *api.Custom }
+
+// Encode returns the bytes to store, with the type meta of the object.
+func (customCodec) Encode(obj runtime.Object) ([]byte, error) { return encodeCustom(obj) }
+
+// Decode returns a new object of the version that was stored, with what the
+// schema of that version says of it done.
+func (c customCodec) Decode(data []byte, revision int64) (runtime.Object, error) {
+	obj, err := decodeCustom(data)
+	if err != nil {
+		return nil, err
+	}
+	if obj.GetKind() == "" || obj.GetAPIVersion() == "" {
+		return nil, fmt.Errorf("decoding a custom resource: it has no kind")
+	}
+	if err := c.Load(obj); err != nil {
+		return nil, fmt.Errorf("decoding %s: %w", obj.GetKind(), err)
+	}
+	obj.SetResourceVersion(strconv.FormatInt(revision, 10))
+	return obj, nil
+}
+
+func decodeCustom(data []byte) (*unstructured.Unstructured, error) {
+	obj := &unstructured.Unstructured{}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &obj.Object); err != nil {
+		return nil, fmt.Errorf("decoding a custom resource: %w", err)
+	}
+	if obj.Object == nil {
+		return nil, fmt.Errorf("decoding a custom resource: it is null")
+	}
+	return obj, nil
+}
+
+func encodeCustom(obj runtime.Object) ([]byte, error) {
+	gvk := obj.GetObjectKind().GroupVersionKind()
+	data, err := marshalCustom(obj)
+	if err != nil {
+		return nil, err
+	}
+	return wire.NewKind(gvk).AppendJSON(nil, data), nil
+}
+
+// marshalCustom returns the JSON of a custom resource without its type meta.
+func marshalCustom(obj runtime.Object) ([]byte, error) {
+	u, ok := obj.(*unstructured.Unstructured)
+	if !ok {
+		return nil, fmt.Errorf("encoding a custom resource: it is a %T", obj)
+	}
+	untyped := make(map[string]any, len(u.Object))
+	for name, value := range u.Object {
+		if name != "kind" && name != "apiVersion" {
+			untyped[name] = value
+		}
+	}
+	data, err := json.Marshal(untyped)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a %s: %w", u.GetKind(), err)
+	}
+	return data, nil
+}
+
+// customOf returns the object of an entry in the version of this resource.
+// What a webhook has converted is kept as JSON.
+func (r *Resource) customOf(e *store.Entry, stored api.Object) (api.Object, error) {
+	if !r.Custom.Remote || stored.GetObjectKind().GroupVersionKind().Version == r.Version {
+		return r.StoredAs.FromStored(stored)
+	}
+	data, err := e.Memo(r.slot+slotConverted, func() ([]byte, error) {
+		obj, err := r.StoredAs.FromStored(stored)
+		if err != nil {
+			return nil, err
+		}
+		return encodeCustom(obj)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return decodeCustom(data)
+}

@@ -1,0 +1,185 @@
+package rest
+
+import (
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/warning"
+	kjson "sigs.k8s.io/json"
+
+	"hyperkube/internal/api"
+)
+
+// warnDeprecated tells the client of a version that ought not to be used any
+// more.
+func (c *call) warnDeprecated() {
+	if c.res.Custom != nil && c.res.Custom.Deprecation != "" {
+		warning.AddWarning(c.ctx, "", c.res.Custom.Deprecation)
+	}
+}
+
+// errTerminating: the definition of a custom resource is being deleted.
+var errTerminating = errors.New("create not allowed while custom resource definition is terminating")
+
+// mayBegin refuses new objects of a definition that is going.
+func (c *call) mayBegin(name string) error {
+	if c.res.Custom != nil && c.res.Custom.Terminating {
+		return apierrors.NewForbidden(c.res.GroupResource(), name, errTerminating)
+	}
+	return nil
+}
+
+// decodeUnstructured reads JSON without a Go type.
+func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict strictness) (schema.GroupVersionKind, []error, error) {
+	var strictErrs []error
+	var err error
+	content := map[string]any{}
+	if strict.looks() {
+		strictErrs, err = kjson.UnmarshalStrict(data, &content)
+	} else {
+		err = kjson.UnmarshalCaseSensitivePreserveInts(data, &content)
+	}
+	if err != nil {
+		return schema.GroupVersionKind{}, nil, err
+	}
+	if content == nil {
+		content = map[string]any{}
+	}
+	into.Object = content
+	gvk := into.GroupVersionKind()
+	if gvk.Kind == "" {
+		return gvk, nil, runtime.NewMissingKindErr(string(data))
+	}
+	return gvk, strictErrs, nil
+}
+
+// coerce does what remains to be done to an object without a Go type, and
+// returns what is strictly wrong with it.
+func (c *call) coerce(into runtime.Object, strict strictness) ([]error, error) {
+	obj, ok := into.(*unstructured.Unstructured)
+	if !ok || c.res.Custom == nil {
+		return nil, nil
+	}
+	unknown, err := c.res.Custom.Coerce(obj, strict.looks())
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, path := range unknown {
+		errs = append(errs, fmt.Errorf("unknown field %q", path))
+	}
+	return errs, nil
+}
+
+// checkCustomKind refuses an object of another kind than the resource's.
+func checkCustomKind(obj *unstructured.Unstructured, want schema.GroupVersionKind) error {
+	if kind := obj.GetKind(); kind != want.Kind {
+		return apierrors.NewInvalid(want.GroupKind(), obj.GetName(), field.ErrorList{
+			field.Invalid(field.NewPath("kind"), kind, fmt.Sprintf("must be %v", want.Kind)),
+		})
+	}
+	return nil
+}
+
+// objects is what admission converts and defaults objects with.
+func (c *call) objects() admission.ObjectInterfaces {
+	if c.res.Custom == nil {
+		return c.cfg.Objects
+	}
+	return customObjects{ObjectInterfaces: c.cfg.Objects, res: c.res.Resource}
+}
+
+// customObjects converts and defaults custom resources.
+type customObjects struct {
+	admission.ObjectInterfaces
+	res *api.Resource
+}
+
+// GetObjectCreater as admission.ObjectInterfaces.
+func (o customObjects) GetObjectCreater() runtime.ObjectCreater {
+	return customCreator{o.ObjectInterfaces.GetObjectCreater(), o.res.Group}
+}
+
+// GetObjectDefaulter as admission.ObjectInterfaces.
+func (o customObjects) GetObjectDefaulter() runtime.ObjectDefaulter {
+	return customDefaulter{o.ObjectInterfaces.GetObjectDefaulter(), o.res}
+}
+
+// GetObjectConvertor as admission.ObjectInterfaces.
+func (o customObjects) GetObjectConvertor() runtime.ObjectConvertor {
+	return customConvertor{o.ObjectInterfaces.GetObjectConvertor(), o.res}
+}
+
+type customCreator struct {
+	others runtime.ObjectCreater
+	group  string
+}
+
+// New as runtime.ObjectCreater.
+func (o customCreator) New(gvk schema.GroupVersionKind) (runtime.Object, error) {
+	if gvk.Group != o.group {
+		return o.others.New(gvk)
+	}
+	obj := &unstructured.Unstructured{Object: map[string]any{}}
+	obj.SetGroupVersionKind(gvk)
+	return obj, nil
+}
+
+type customDefaulter struct {
+	others runtime.ObjectDefaulter
+	res    *api.Resource
+}
+
+// Default as runtime.ObjectDefaulter.
+func (o customDefaulter) Default(in runtime.Object) {
+	if obj, ok := in.(*unstructured.Unstructured); ok {
+		if obj.GroupVersionKind() == o.res.GVK() {
+			o.res.Default(obj)
+		}
+		return
+	}
+	o.others.Default(in)
+}
+
+type customConvertor struct {
+	runtime.ObjectConvertor
+	res *api.Resource
+}
+
+// ConvertToVersion as runtime.ObjectConvertor.
+func (o customConvertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
+	obj, ok := in.(*unstructured.Unstructured)
+	if !ok {
+		return o.ObjectConvertor.ConvertToVersion(in, gv)
+	}
+	to, ok := gv.KindForGroupVersionKinds([]schema.GroupVersionKind{obj.GroupVersionKind()})
+	if !ok {
+		return nil, fmt.Errorf("%v is unstructured and is not suitable for converting to %q", obj.GroupVersionKind(), gv)
+	}
+	return o.res.Custom.Convert(obj, to.Version)
+}
+
+// Convert as runtime.ObjectConvertor.
+func (o customConvertor) Convert(in, out, context any) error {
+	from, ok1 := in.(*unstructured.Unstructured)
+	to, ok2 := out.(*unstructured.Unstructured)
+	if !ok1 || !ok2 {
+		return o.ObjectConvertor.Convert(in, out, context)
+	}
+	converted, err := o.res.Custom.Convert(from, to.GroupVersionKind().Version)
+	if err != nil {
+		return err
+	}
+	u, ok := converted.(*unstructured.Unstructured)
+	if !ok {
+		return fmt.Errorf("converting a %s: got a %T", from.GetKind(), converted)
+	}
+	to.Object = u.Object
+	return nil
+}

@@ -1,0 +1,74 @@
+package apiextensions
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	internal "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
+	schemavalidation "k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/cel/environment"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+)
+
+// warnings tells of what a schema says in vain, unless it said so before.
+func warnings(_ context.Context, d, old *crd) []string {
+	now := futile(d)
+	if old == nil || len(now) == 0 {
+		return now
+	}
+	before := futile(old)
+	return slices.DeleteFunc(now, func(w string) bool { return slices.Contains(before, w) })
+}
+
+func futile(d *crd) []string {
+	in, err := toInternal(d)
+	if err != nil {
+		return nil
+	}
+	known := environment.DefaultCompatibilityVersion()
+	var formats, sets []string
+	look := func(v *internal.CustomResourceValidation) {
+		if v == nil || v.OpenAPIV3Schema == nil {
+			return
+		}
+		validation.SchemaHas(v.OpenAPIV3Schema, func(s *internal.JSONSchemaProps) bool {
+			formats = append(formats, unknownFormats(s, known)...)
+			if text := setOfWhat(s); text != "" && !slices.Contains(sets, text) {
+				sets = append(sets, text)
+			}
+			return false
+		})
+	}
+	look(in.Spec.Validation)
+	for i := range in.Spec.Versions {
+		look(in.Spec.Versions[i].Schema)
+	}
+	slices.Sort(sets)
+	return append(formats, sets...)
+}
+
+func unknownFormats(s *internal.JSONSchemaProps, known *version.Version) []string {
+	if s.Format == "" {
+		return nil
+	}
+	var out []string
+	of := &spec.Schema{SchemaProps: spec.SchemaProps{Format: s.Format, Type: []string{s.Type}}}
+	for _, f := range schemavalidation.GetUnrecognizedFormats(of, known) {
+		out = append(out, fmt.Sprintf("unrecognized format %q", f))
+	}
+	return out
+}
+
+func setOfWhat(s *internal.JSONSchemaProps) string {
+	if s.XListType == nil || *s.XListType != "set" || s.Items == nil || s.Items.Schema == nil {
+		return ""
+	}
+	switch t := s.Items.Schema.Type; t {
+	case "object", "array":
+		return fmt.Sprintf("x-kubernetes-list-type: set for items of type %q is not supported by server-side apply or CEL validation rules", t)
+	}
+	return ""
+}
