@@ -12,6 +12,7 @@ import (
 	"hyperkube/internal/api/authorization"
 	"hyperkube/internal/api/autoscaling"
 	"hyperkube/internal/api/batch"
+	"hyperkube/internal/api/certificates"
 	"hyperkube/internal/api/coordination"
 	"hyperkube/internal/api/core"
 	"hyperkube/internal/api/discovery"
@@ -21,8 +22,10 @@ import (
 	"hyperkube/internal/api/node"
 	"hyperkube/internal/api/policy"
 	"hyperkube/internal/api/rbac"
+	"hyperkube/internal/api/resource"
 	"hyperkube/internal/api/scheduling"
 	"hyperkube/internal/api/storage"
+	"hyperkube/internal/api/storagemigration"
 )
 
 // Resources are all built-in resources, in the order in which groups and kinds
@@ -36,6 +39,7 @@ func Resources() []*api.Resource {
 		authorization.Resources(),
 		autoscaling.Resources(),
 		batch.Resources(),
+		certificates.Resources(),
 		networking.Resources(),
 		policy.Resources(),
 		rbac.Resources(),
@@ -45,6 +49,8 @@ func Resources() []*api.Resource {
 		coordination.Resources(),
 		node.Resources(),
 		discovery.Resources(),
+		storagemigration.Resources(),
+		resource.Resources(),
 		apiregistration.Resources(),
 		flowcontrol.Resources(),
 	)

@@ -1,0 +1,83 @@
+package catalog
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// elsewhere are kinds that are no resource of their own, and where they are
+// found.
+var elsewhere = map[string]string{
+	"/Binding":                              "pods/binding",
+	"/NodeProxyOptions":                     "options",
+	"/PodAttachOptions":                     "options",
+	"/PodExecOptions":                       "options",
+	"/PodLogOptions":                        "options",
+	"/PodPortForwardOptions":                "options",
+	"/PodProxyOptions":                      "options",
+	"/PodStatusResult":                      "nothing serves it",
+	"/RangeAllocation":                      "written to etcd by upstream's allocators alone",
+	"/SerializedReference":                  "an annotation",
+	"/ServiceProxyOptions":                  "options",
+	"admission.k8s.io/AdmissionReview":      "sent to webhooks",
+	"authentication.k8s.io/TokenRequest":    "serviceaccounts/token",
+	"autoscaling/Scale":                     "the scale subresource",
+	"policy/Eviction":                       "pods/eviction",
+	"apidiscovery.k8s.io/APIGroupDiscovery": "aggregated discovery",
+}
+
+// coming are groups whose kinds are described by those who make what they
+// configure.
+var coming = map[string]bool{
+	"admissionregistration.k8s.io": true,
+}
+
+// TestEveryStableKindIsServed holds the catalog against the published types:
+// whoever raises their version sees what is new.
+func TestEveryStableKindIsServed(t *testing.T) {
+	served := map[schema.GroupVersionKind]bool{}
+	groups := map[string]bool{}
+	for _, r := range Resources() {
+		if served[r.GVK()] {
+			t.Errorf("%s is there twice", r.GVK())
+		}
+		served[r.GVK()] = true
+		groups[r.Group] = true
+	}
+	found := 0
+	for gvk := range scheme.Scheme.AllKnownTypes() {
+		if gvk.Version != "v1" && gvk.Version != "v2" || served[gvk] || gvk.Group == "" && gvk.Kind == "List" {
+			continue
+		}
+		obj, err := scheme.Scheme.New(gvk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if gvk.Kind == "WatchEvent" || gvk.Kind == "Status" || strings.HasPrefix(gvk.Kind, "API") && gvk.Group == "" || slices.Contains([]string{"CreateOptions", "DeleteOptions", "GetOptions", "ListOptions", "PatchOptions", "UpdateOptions"}, gvk.Kind) {
+			continue
+		}
+		if _, ok := obj.(metav1.ListInterface); ok || meta.IsListType(obj) {
+			continue
+		}
+		if elsewhere[gvk.Group+"/"+gvk.Kind] != "" {
+			continue
+		}
+		if coming[gvk.Group] {
+			if groups[gvk.Group] {
+				t.Errorf("%s is not served, though others of its group are", gvk)
+			}
+			continue
+		}
+		found++
+		t.Errorf("%s is not served", gvk)
+	}
+	if found > 0 {
+		t.Logf("%d kinds are missing", found)
+	}
+}

@@ -1,0 +1,154 @@
+package certificates
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"hyperkube/internal/api"
+)
+
+// signing is what the functions of the kind are about.
+type signing = *certificatesv1.CertificateSigningRequest
+
+func signingRequest() api.Kind[signing] {
+	spec := certificatesv1.CertificateSigningRequestSpec{}.SwaggerDoc()
+	return api.Kind[signing]{
+		Names:   api.Names{Kind: "CertificateSigningRequest", Plural: "certificatesigningrequests", ShortNames: []string{"csr"}},
+		Group:   group,
+		Version: version,
+		Scope:   api.Cluster,
+		New:     func() signing { return &certificatesv1.CertificateSigningRequest{} },
+		NewList: func() runtime.Object { return &certificatesv1.CertificateSigningRequestList{} },
+
+		PrepareCreate: prepareSigningRequest,
+		// Any name will do.
+		ValidateName: func(string, bool) []string { return nil },
+		Validate: func(_ context.Context, r signing) field.ErrorList {
+			return checkSigningRequest(r, nil)
+		},
+		Update: api.KindUpdate[signing]{
+			Prepare: func(_ context.Context, r, old signing) {
+				old.Spec.DeepCopyInto(&r.Spec)
+				old.Status.DeepCopyInto(&r.Status)
+			},
+			Validate:    func(_ context.Context, r, old signing) field.ErrorList { return checkUpdate(r, old, objectItself) },
+			ResetFields: [][]string{{"spec"}, {"status"}},
+		},
+		Views: map[string]api.KindUpdate[signing]{
+			"status": {
+				Prepare: func(_ context.Context, r, old signing) {
+					old.Spec.DeepCopyInto(&r.Spec)
+					stampConditions(r, old)
+				},
+				Validate:    func(_ context.Context, r, old signing) field.ErrorList { return checkUpdate(r, old, itsStatus) },
+				ResetFields: [][]string{{"spec"}},
+			},
+			"approval": {
+				Prepare: func(_ context.Context, r, old signing) {
+					old.Spec.DeepCopyInto(&r.Spec)
+					r.Status.Certificate = slices.Clone(old.Status.Certificate)
+					stampConditions(r, old)
+				},
+				Validate:    func(_ context.Context, r, old signing) field.ErrorList { return checkUpdate(r, old, itsApproval) },
+				ResetFields: [][]string{{"spec"}, {"status", "certificate"}},
+			},
+		},
+		Fields:     func(r signing) fields.Set { return fields.Set{"spec.signerName": r.Spec.SignerName} },
+		FieldNames: []string{"spec.signerName"},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			api.AgeColumn,
+			api.Column("SignerName", "string", spec["signerName"]),
+			api.Column("Requestor", "string", spec["request"]),
+			api.Column("RequestedDuration", "string", spec["expirationSeconds"]),
+			api.Column("Condition", "string", certificatesv1.CertificateSigningRequestStatus{}.SwaggerDoc()["conditions"]),
+		},
+		Row: signingRequestRow,
+	}
+}
+
+// prepareSigningRequest notes who asks, which nobody may say themselves.
+func prepareSigningRequest(ctx context.Context, r signing) {
+	r.Spec.Username, r.Spec.UID, r.Spec.Groups, r.Spec.Extra = "", "", nil, nil
+	if u, ok := request.UserFrom(ctx); ok {
+		r.Spec.Username, r.Spec.UID, r.Spec.Groups = u.GetName(), u.GetUID(), slices.Clone(u.GetGroups())
+		if extra := u.GetExtra(); len(extra) > 0 {
+			r.Spec.Extra = make(map[string]certificatesv1.ExtraValue, len(extra))
+			for _, k := range slices.Sorted(maps.Keys(extra)) {
+				r.Spec.Extra[k] = slices.Clone(extra[k])
+			}
+		}
+	}
+	r.Status = certificatesv1.CertificateSigningRequestStatus{}
+}
+
+// stampConditions sets the times that a client left out.
+func stampConditions(r, old signing) {
+	now := metav1.Now()
+	for i := range r.Status.Conditions {
+		c := &r.Status.Conditions[i]
+		if c.LastUpdateTime.IsZero() {
+			c.LastUpdateTime = now
+		}
+		if !c.LastTransitionTime.IsZero() {
+			continue
+		}
+		c.LastTransitionTime = now
+		for _, was := range old.Status.Conditions {
+			if was.Type == c.Type && was.Status == c.Status && !was.LastTransitionTime.IsZero() {
+				c.LastTransitionTime = was.LastTransitionTime
+				break
+			}
+		}
+	}
+}
+
+func signingRequestRow(r signing) []any {
+	signer, wish := "<none>", "<none>"
+	if r.Spec.SignerName != "" {
+		signer = r.Spec.SignerName
+	}
+	if s := r.Spec.ExpirationSeconds; s != nil {
+		wish = duration.HumanDuration(time.Duration(*s) * time.Second)
+	}
+	return []any{r.Name, api.Age(r.CreationTimestamp), signer, r.Spec.Username, wish, signingRequestState(r)}
+}
+
+func signingRequestState(r signing) string {
+	has := func(t certificatesv1.RequestConditionType) bool { return len(conditions(r, t)) > 0 }
+	state := "Pending"
+	switch {
+	case has(certificatesv1.CertificateDenied):
+		state = "Denied"
+	case has(certificatesv1.CertificateApproved):
+		state = "Approved"
+	}
+	if has(certificatesv1.CertificateFailed) {
+		state += ",Failed"
+	}
+	if len(r.Status.Certificate) > 0 {
+		state += ",Issued"
+	}
+	return state
+}
+
+// conditions of one type.
+func conditions(r signing, t certificatesv1.RequestConditionType) []certificatesv1.CertificateSigningRequestCondition {
+	var found []certificatesv1.CertificateSigningRequestCondition
+	for _, c := range r.Status.Conditions {
+		if c.Type == t {
+			found = append(found, c)
+		}
+	}
+	return found
+}

@@ -1,0 +1,232 @@
+package certificates
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/diff"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
+)
+
+// minExpiration is the shortest life that may be asked for, in seconds.
+const minExpiration = 600
+
+// usages are all that may be asked for, sorted as errors list them.
+var usages = func() []string {
+	all := []certificatesv1.KeyUsage{
+		certificatesv1.UsageSigning, certificatesv1.UsageDigitalSignature, certificatesv1.UsageContentCommitment,
+		certificatesv1.UsageKeyEncipherment, certificatesv1.UsageKeyAgreement, certificatesv1.UsageDataEncipherment,
+		certificatesv1.UsageCertSign, certificatesv1.UsageCRLSign, certificatesv1.UsageEncipherOnly,
+		certificatesv1.UsageDecipherOnly, certificatesv1.UsageAny, certificatesv1.UsageServerAuth,
+		certificatesv1.UsageClientAuth, certificatesv1.UsageCodeSigning, certificatesv1.UsageEmailProtection,
+		certificatesv1.UsageSMIME, certificatesv1.UsageIPsecEndSystem, certificatesv1.UsageIPsecTunnel,
+		certificatesv1.UsageIPsecUser, certificatesv1.UsageTimestamping, certificatesv1.UsageOCSPSigning,
+		certificatesv1.UsageMicrosoftSGC, certificatesv1.UsageNetscapeSGC,
+	}
+	names := make([]string, len(all))
+	for i, u := range all {
+		names[i] = string(u)
+	}
+	slices.Sort(names)
+	return names
+}()
+
+// lasting conditions are never taken back, and never anything but true.
+var lasting = []certificatesv1.RequestConditionType{
+	certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed,
+}
+
+// way tells by which path a request is changed.
+type way int
+
+const (
+	objectItself way = iota
+	itsStatus
+	itsApproval
+)
+
+// ParseRequest reads the PKCS#10 request in the PEM of a signing request.
+func ParseRequest(data []byte) (*x509.CertificateRequest, error) {
+	block, _ := pem.Decode(data)
+	if block == nil || block.Type != "CERTIFICATE REQUEST" {
+		return nil, errors.New("PEM block type must be CERTIFICATE REQUEST")
+	}
+	return x509.ParseCertificateRequest(block.Bytes)
+}
+
+// checkSigningRequest checks r. Faults that old has already are let pass; old is
+// nil for a new one.
+func checkSigningRequest(r, old signing) field.ErrorList {
+	var e validate.Errors
+	spec := field.NewPath("spec")
+	req, err := ParseRequest(r.Spec.Request)
+	if err == nil {
+		err = req.CheckSignature()
+	}
+	if err != nil {
+		e.Invalid(spec.Child("request"), r.Spec.Request, err.Error())
+	}
+	if len(r.Spec.Usages) == 0 {
+		e.Required(spec.Child("usages"), "")
+	}
+	checkUsages(&e, r, old)
+	if r.Spec.SignerName == LegacyUnknownSigner && (old == nil || old.Spec.SignerName != LegacyUnknownSigner) {
+		e.Invalid(spec.Child("signerName"), r.Spec.SignerName, "the legacy signerName is not allowed via this API version")
+	} else {
+		checkSignerName(&e, r.Spec.SignerName, spec.Child("signerName"))
+	}
+	if s := r.Spec.ExpirationSeconds; s != nil && *s < minExpiration {
+		e.Invalid(spec.Child("expirationSeconds"), *s, "may not specify a duration less than 600 seconds (10 minutes)")
+	}
+	checkConditions(&e, r, old)
+	if old != nil && (bytes.Equal(r.Status.Certificate, old.Status.Certificate) || checkCertificates(old.Status.Certificate) != nil) {
+		return e.List
+	}
+	if err := checkCertificates(r.Status.Certificate); err != nil {
+		e.Invalid(field.NewPath("status", "certificate"), "<certificate data>", err.Error())
+	}
+	return e.List
+}
+
+func checkUsages(e *validate.Errors, r, old signing) {
+	at := field.NewPath("spec", "usages")
+	unknown := func(u certificatesv1.KeyUsage) bool { return !slices.Contains(usages, string(u)) }
+	if old == nil || !slices.ContainsFunc(old.Spec.Usages, unknown) {
+		for i, u := range r.Spec.Usages {
+			if unknown(u) {
+				e.Add(field.ErrorList{field.NotSupported(at.Index(i), u, usages)})
+			}
+		}
+	}
+	if old == nil || !repeats(old.Spec.Usages, func(u certificatesv1.KeyUsage) certificatesv1.KeyUsage { return u }) {
+		for i, u := range r.Spec.Usages {
+			if slices.Contains(r.Spec.Usages[:i], u) {
+				e.Duplicate(at.Index(i), u)
+			}
+		}
+	}
+}
+
+func repeats[T any, K comparable](list []T, key func(T) K) bool {
+	seen := make(map[K]bool, len(list))
+	for _, v := range list {
+		if seen[key(v)] {
+			return true
+		}
+		seen[key(v)] = true
+	}
+	return false
+}
+
+func checkConditions(e *validate.Errors, r, old signing) {
+	typeOf := func(c certificatesv1.CertificateSigningRequestCondition) certificatesv1.RequestConditionType {
+		return c.Type
+	}
+	mayBoth, mayRepeat, mayLackType := false, false, false
+	if old != nil {
+		mayBoth = len(conditions(old, certificatesv1.CertificateApproved)) > 0 && len(conditions(old, certificatesv1.CertificateDenied)) > 0
+		mayRepeat = repeats(old.Status.Conditions, typeOf)
+		mayLackType = len(conditions(old, "")) > 0
+	}
+	seen := map[certificatesv1.RequestConditionType]bool{}
+	for i, c := range r.Status.Conditions {
+		at := field.NewPath("status", "conditions").Index(i)
+		if c.Type == "" && !mayLackType {
+			e.Required(at.Child("type"), "")
+		}
+		allowed := []string{string(corev1.ConditionFalse), string(corev1.ConditionTrue), string(corev1.ConditionUnknown)}
+		if slices.Contains(lasting, c.Type) {
+			allowed = []string{string(corev1.ConditionTrue)}
+		}
+		switch {
+		case c.Status == "":
+			e.Required(at.Child("status"), "")
+		case !slices.Contains(allowed, string(c.Status)):
+			e.Add(field.ErrorList{field.NotSupported(at.Child("status"), c.Status, allowed)})
+		}
+		if !mayBoth && (c.Type == certificatesv1.CertificateApproved && seen[certificatesv1.CertificateDenied] ||
+			c.Type == certificatesv1.CertificateDenied && seen[certificatesv1.CertificateApproved]) {
+			e.Invalid(at.Child("type"), c.Type, "Approved and Denied conditions are mutually exclusive")
+		}
+		if seen[c.Type] && !mayRepeat {
+			e.Duplicate(at.Child("type"), c.Type)
+		}
+		seen[c.Type] = true
+	}
+}
+
+// checkCertificates checks PEM in which nothing but certificates may be; none at
+// all is fine.
+func checkCertificates(data []byte) error {
+	if len(data) == 0 {
+		return nil
+	}
+	blocks := 0
+	for {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			break
+		}
+		if block.Type != blockType {
+			return fmt.Errorf("only CERTIFICATE PEM blocks are allowed, found %q", block.Type)
+		}
+		if len(block.Headers) > 0 {
+			return errors.New("no PEM block headers are permitted")
+		}
+		certs, err := x509.ParseCertificates(block.Bytes)
+		if err != nil {
+			return err
+		}
+		if len(certs) == 0 {
+			return errors.New("found CERTIFICATE PEM block containing 0 certificates")
+		}
+		blocks++
+	}
+	if blocks == 0 {
+		return errors.New("must contain at least one CERTIFICATE PEM block")
+	}
+	return nil
+}
+
+// checkUpdate checks what may change by which way: approval is apart from the
+// certificate, so that the two can be granted apart.
+func checkUpdate(r, old signing, by way) field.ErrorList {
+	e := validate.Errors{List: checkSigningRequest(r, old)}
+	at := field.NewPath("status", "conditions")
+	for _, t := range lasting {
+		if len(conditions(r, t)) < len(conditions(old, t)) {
+			e.Forbidden(at, fmt.Sprintf("updates may not remove a condition of type %q", t))
+		}
+	}
+	if by != itsApproval {
+		for _, t := range lasting[:2] {
+			was, is := conditions(old, t), conditions(r, t)
+			switch {
+			case len(is) < len(was): // said above
+			case len(is) > len(was):
+				e.Forbidden(at, fmt.Sprintf("updates may not add a condition of type %q", t))
+			case !apiequality.Semantic.DeepEqual(was, is):
+				e.Forbidden(at, fmt.Sprintf("updates may not modify a condition of type %q\n%v", t, diff.Diff(was, is)))
+			}
+		}
+	}
+	if !bytes.Equal(r.Status.Certificate, old.Status.Certificate) {
+		at := field.NewPath("status", "certificate")
+		switch {
+		case by != itsStatus:
+			e.Forbidden(at, "updates may not set certificate content")
+		case len(old.Status.Certificate) > 0:
+			e.Forbidden(at, "updates may not modify existing certificate content")
+		}
+	}
+	return e.List
+}

@@ -1,0 +1,152 @@
+package resource
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+func resourceClaim() api.Kind[*resourcev1.ResourceClaim] {
+	return api.Kind[*resourcev1.ResourceClaim]{
+		Names:   api.Names{Kind: "ResourceClaim", Plural: "resourceclaims"},
+		Group:   group,
+		Version: version,
+		Scope:   api.Namespaced,
+		New:     func() *resourcev1.ResourceClaim { return &resourcev1.ResourceClaim{} },
+		NewList: func() runtime.Object { return &resourcev1.ResourceClaimList{} },
+
+		Default: func(c *resourcev1.ResourceClaim) {
+			defaultClaim(&c.Spec)
+			if a := c.Status.Allocation; a != nil {
+				for i := range a.Devices.Results {
+					defaultTolerations(a.Devices.Results[i].Tolerations)
+				}
+			}
+		},
+		PrepareCreate: func(_ context.Context, c *resourcev1.ResourceClaim) {
+			c.Status = resourcev1.ResourceClaimStatus{}
+			dropClaim(&c.Spec, nil)
+		},
+		Validate: func(ctx context.Context, c *resourcev1.ResourceClaim) field.ErrorList {
+			var e checker
+			e.claim(&c.Spec.Devices, field.NewPath("spec", "devices"))
+			e.Add(declared(ctx, resourcev1.Validate_ResourceClaimSpec, field.NewPath("spec"), &c.Spec, nil))
+			return e.List
+		},
+		Update: api.KindUpdate[*resourcev1.ResourceClaim]{
+			Prepare: func(_ context.Context, c, old *resourcev1.ResourceClaim) {
+				old.Status.DeepCopyInto(&c.Status)
+				dropClaim(&c.Spec, &old.Spec)
+			},
+			Validate: func(_ context.Context, c, old *resourcev1.ResourceClaim) field.ErrorList {
+				return apivalidation.ValidateImmutableField(c.Spec, old.Spec, field.NewPath("spec"))
+			},
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*resourcev1.ResourceClaim]{
+			"status": {
+				Prepare: func(_ context.Context, c, old *resourcev1.ResourceClaim) {
+					old.Spec.DeepCopyInto(&c.Spec)
+					metav1.ResetObjectMetaForStatus(&c.ObjectMeta, &old.ObjectMeta)
+					forgetFreed(c, old)
+					dropSkipped(c, old)
+				},
+				Validate:    checkClaimStatus,
+				ResetFields: [][]string{{"metadata"}, {"spec"}},
+			},
+		},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			api.Column("State", "string", "A summary of the current state (allocated, pending, reserved, etc.)."),
+			api.AgeColumn,
+		},
+		Row: func(c *resourcev1.ResourceClaim) []any {
+			return []any{c.Name, claimState(c), api.Age(c.CreationTimestamp)}
+		},
+	}
+}
+
+func claimState(c *resourcev1.ResourceClaim) string {
+	var states []string
+	if c.DeletionTimestamp != nil {
+		states = append(states, "deleted")
+	}
+	switch {
+	case c.Status.Allocation == nil:
+		if c.DeletionTimestamp == nil {
+			states = append(states, "pending")
+		}
+	case len(c.Status.ReservedFor) > 0:
+		states = append(states, "allocated", "reserved")
+	default:
+		states = append(states, "allocated")
+	}
+	return strings.Join(states, ",")
+}
+
+// device names an allocated device, or the share of one.
+type device struct{ driver, pool, name, share string }
+
+func (d device) String() string {
+	s := d.driver + "/" + d.pool + "/" + d.name
+	if d.share != "" {
+		s += "/" + d.share
+	}
+	return s
+}
+
+func allocated(c *resourcev1.ResourceClaim, shares bool) []device {
+	if c.Status.Allocation == nil {
+		return nil
+	}
+	var all []device
+	for _, r := range c.Status.Allocation.Devices.Results {
+		d := device{driver: r.Driver, pool: r.Pool, name: r.Device}
+		if shares && r.ShareID != nil {
+			d.share = string(*r.ShareID)
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+// forgetFreed drops the status of devices that the claim had and has no longer.
+func forgetFreed(c, old *resourcev1.ResourceClaim) {
+	is := allocated(c, false)
+	var freed []device
+	for _, d := range allocated(old, false) {
+		if !slices.Contains(is, d) {
+			freed = append(freed, d)
+		}
+	}
+	c.Status.Devices = slices.DeleteFunc(c.Status.Devices, func(s resourcev1.AllocatedDeviceStatus) bool {
+		return slices.Contains(freed, device{driver: s.Driver, pool: s.Pool, name: s.Device})
+	})
+	if len(c.Status.Devices) == 0 {
+		c.Status.Devices = nil
+	}
+}
+
+// dropSkipped takes away what belongs to a feature that is off, unless old has
+// it.
+func dropSkipped(c, old *resourcev1.ResourceClaim) {
+	skips := func(c *resourcev1.ResourceClaim) bool {
+		return c.Status.Allocation != nil && slices.ContainsFunc(c.Status.Allocation.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool {
+			return len(r.SkipNodeOperations) > 0
+		})
+	}
+	if !skips(c) || skips(old) {
+		return
+	}
+	for i := range c.Status.Allocation.Devices.Results {
+		c.Status.Allocation.Devices.Results[i].SkipNodeOperations = nil
+	}
+}

@@ -1,0 +1,119 @@
+// Package resource describes the kinds of resource.k8s.io/v1, dynamic resource
+// allocation, one file a kind. Rules that the published types declare themselves
+// are checked by the functions that k8s.io/api generates from them; here is the
+// rest.
+//
+// https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
+package resource
+
+import (
+	"context"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/operation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+const (
+	group   = "resource.k8s.io"
+	version = "v1"
+)
+
+// Resources are all kinds of the group.
+func Resources() []*api.Resource {
+	return []*api.Resource{
+		deviceClass().Resource(),
+		resourceClaim().Resource(),
+		resourceClaimTemplate().Resource(),
+		resourceSlice().Resource(),
+		deviceTaintRule().Resource(),
+	}
+}
+
+// generated is a function of k8s.io/api that checks what a type declares.
+type generated[T any] func(ctx context.Context, op operation.Operation, at *field.Path, obj, old *T) field.ErrorList
+
+// declared checks by a generated function; old is nil for a new object. Rules
+// that are in alpha are not enforced.
+func declared[T any](ctx context.Context, check generated[T], at *field.Path, obj, old *T) field.ErrorList {
+	op := operation.Operation{
+		Type:    operation.Create,
+		Options: map[string]bool{"DRAPartitionableDevicesType": false},
+	}
+	if old != nil {
+		op.Type = operation.Update
+	}
+	var errs field.ErrorList
+	for _, err := range check(ctx, op, at, obj, old) {
+		if !err.IsAlpha() {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}
+
+// defaultMode is one device, exactly, unless something else is asked for.
+func defaultMode(mode *resourcev1.DeviceAllocationMode, count *int64) {
+	if *mode == "" {
+		*mode = resourcev1.DeviceAllocationModeExactCount
+	}
+	if *mode == resourcev1.DeviceAllocationModeExactCount && *count == 0 {
+		*count = 1
+	}
+}
+
+func defaultTolerations(list []resourcev1.DeviceToleration) {
+	for i := range list {
+		if list[i].Operator == "" {
+			list[i].Operator = resourcev1.DeviceTolerationOpEqual
+		}
+	}
+}
+
+func defaultClaim(spec *resourcev1.ResourceClaimSpec) {
+	for i := range spec.Devices.Requests {
+		r := &spec.Devices.Requests[i]
+		if x := r.Exactly; x != nil {
+			defaultMode(&x.AllocationMode, &x.Count)
+			defaultTolerations(x.Tolerations)
+		}
+		for j := range r.FirstAvailable {
+			s := &r.FirstAvailable[j]
+			defaultMode(&s.AllocationMode, &s.Count)
+			defaultTolerations(s.Tolerations)
+		}
+	}
+}
+
+// dropClaim takes fields away that belong to features which are off: attributes
+// derived by expressions. They stay when was has such already.
+func dropClaim(spec, was *resourcev1.ResourceClaimSpec) {
+	if was != nil && derives(was) {
+		return
+	}
+	for i := range spec.Devices.Requests {
+		r := &spec.Devices.Requests[i]
+		if r.Exactly != nil {
+			r.Exactly.DerivedAttributes = nil
+		}
+		for j := range r.FirstAvailable {
+			r.FirstAvailable[j].DerivedAttributes = nil
+		}
+	}
+}
+
+func derives(spec *resourcev1.ResourceClaimSpec) bool {
+	for _, r := range spec.Devices.Requests {
+		if r.Exactly != nil && len(r.Exactly.DerivedAttributes) > 0 {
+			return true
+		}
+		for _, s := range r.FirstAvailable {
+			if len(s.DerivedAttributes) > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,486 @@
+package resource
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/api/validate/content"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
+)
+
+// maxPolicyValues is how many values a request policy may offer.
+const maxPolicyValues = 10
+
+func checkSlice(ctx context.Context, slice, old *resourcev1.ResourceSlice) field.ErrorList {
+	var c checker
+	s, at := &slice.Spec, field.NewPath("spec")
+	var was *resourcev1.ResourceSliceSpec
+	c.driver(s.Driver, at.Child("driver"))
+	pool := at.Child("pool")
+	c.pool(s.Pool.Name, pool.Child("name"))
+	if s.Pool.ResourceSliceCount <= 0 {
+		c.Invalid(pool.Child("resourceSliceCount"), s.Pool.ResourceSliceCount, "must be greater than zero")
+	}
+	if s.Pool.Generation < 0 {
+		c.Invalid(pool.Child("generation"), s.Pool.Generation, "must be greater than or equal to zero")
+	}
+	if old != nil {
+		was = &old.Spec
+		c.Add(apivalidation.ValidateImmutableField(s.Pool.Name, was.Pool.Name, pool.Child("name")))
+		c.Add(apivalidation.ValidateImmutableField(s.Driver, was.Driver, at.Child("driver")))
+		c.Add(apivalidation.ValidateImmutableField(s.NodeName, was.NodeName, at.Child("nodeName")))
+	}
+	c.sliceNodes(s, at)
+	if s.SharedCounters != nil && s.Devices != nil {
+		c.Invalid(at, "", "only one of `sharedCounters` or `devices` is allowed")
+	}
+	most := resourcev1.ResourceSliceMaxDevices
+	if hasLists(s) || slices.ContainsFunc(s.Devices, func(d resourcev1.Device) bool { return len(d.Taints) > 0 || len(d.ConsumesCounters) > 0 }) {
+		most = resourcev1.ResourceSliceMaxDevicesWithAdvancedFeatures
+	}
+	c.devices(s, was, at.Child("devices"), most)
+	if len(s.SharedCounters) <= resourcev1.ResourceSliceMaxCounterSets {
+		for i, set := range s.SharedCounters {
+			c.counters(set.Counters, at.Child("sharedCounters").Index(i).Child("counters"), resourcev1.ResourceSliceMaxCountersPerCounterSet)
+		}
+	}
+	c.skipped(s.SkipNodeOperations, at.Child("skipNodeOperations"))
+	c.Add(declared(ctx, resourcev1.Validate_ResourceSliceSpec, at, s, was))
+	return c.List
+}
+
+// sliceNodes checks that a slice says, once, to which nodes it belongs.
+func (c *checker) sliceNodes(s *resourcev1.ResourceSliceSpec, at *field.Path) {
+	const which = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"
+	var set []string
+	if s.NodeName != nil {
+		if *s.NodeName == "" {
+			c.Invalid(at.Child("nodeName"), "", "must be either unset or set to a non-empty string")
+		} else {
+			set = append(set, "`nodeName`")
+			c.nodeName(*s.NodeName, at.Child("nodeName"))
+		}
+	}
+	if s.NodeSelector != nil {
+		set = append(set, "`nodeSelector`")
+		c.NodeSelector(at.Child("nodeSelector"), s.NodeSelector)
+		if len(s.NodeSelector.NodeSelectorTerms) != 1 {
+			c.Invalid(at.Child("nodeSelector", "nodeSelectorTerms"), s.NodeSelector.NodeSelectorTerms, "must have exactly one node selector term")
+		}
+	}
+	for _, f := range []struct {
+		name  string
+		value *bool
+	}{{"allNodes", s.AllNodes}, {"perDeviceNodeSelection", s.PerDeviceNodeSelection}} {
+		switch {
+		case f.value == nil:
+		case *f.value:
+			set = append(set, "`"+f.name+"`")
+		default:
+			c.Invalid(at.Child(f.name), false, "must be either unset or set to true")
+		}
+	}
+	switch {
+	case len(set) == 0:
+		c.Required(at, which)
+	case len(set) > 1:
+		c.Invalid(at, "{"+strings.Join(set, ", ")+"}", which+", but multiple fields are set")
+	}
+}
+
+func (c *checker) nodeName(name string, at *field.Path) {
+	c.InvalidAll(at, name, apivalidation.NameIsDNSSubdomain(name, false))
+}
+
+func (c *checker) devices(s, was *resourcev1.ResourceSliceSpec, at *field.Path, most int) {
+	if n := len(s.Devices); n > most {
+		c.Add(field.ErrorList{field.TooMany(at, n, most)})
+		return
+	}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		var before *resourcev1.Device
+		if was != nil {
+			if j := slices.IndexFunc(was.Devices, func(o resourcev1.Device) bool { return o.Name == d.Name }); j >= 0 {
+				before = &was.Devices[j]
+			}
+		}
+		c.device(d, before, at.Index(i), s.PerDeviceNodeSelection != nil && *s.PerDeviceNodeSelection)
+	}
+	seen := map[string]bool{}
+	for i, d := range s.Devices {
+		if seen[d.Name] {
+			c.Duplicate(at.Index(i), d.Name)
+		}
+		seen[d.Name] = true
+	}
+}
+
+// device checks one device; before is what it was, if it was.
+func (c *checker) device(d, before *resourcev1.Device, at *field.Path, ownNodes bool) {
+	c.Label(at.Child("name"), d.Name)
+	if n := len(d.Attributes) + len(d.Capacity); n > resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+		c.Invalid(at, n, fmt.Sprintf("the total number of attributes and capacities must not exceed %d", resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice))
+	}
+	values := 0
+	for _, a := range d.Attributes {
+		values += max(1, len(a.BoolValues)+len(a.IntValues)+len(a.StringValues)+len(a.VersionValues))
+	}
+	if values > resourcev1.ResourceSliceMaxAttributeValuesPerDevice {
+		c.Invalid(at, values, fmt.Sprintf("the total number of attribute values must not exceed %d", resourcev1.ResourceSliceMaxAttributeValuesPerDevice))
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.Attributes)) {
+		c.qualifiedName(string(name), at.Child("attributes"))
+		c.attribute(d.Attributes[name], at.Child("attributes").Key(shortened(string(name))))
+	}
+	if before == nil || !apiequality.Semantic.DeepEqual(before.Capacity, d.Capacity) {
+		shared := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+		for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
+			at := at.Child("capacity")
+			c.qualifiedName(string(name), at)
+			capacity := d.Capacity[name]
+			policy := at.Key(shortened(string(name))).Child("requestPolicy")
+			switch {
+			case capacity.RequestPolicy == nil:
+			case shared:
+				c.policy(capacity.Value, capacity.RequestPolicy, policy)
+			default:
+				c.Forbidden(policy, "allowMultipleAllocations must be true")
+			}
+		}
+	}
+	if before == nil || !apiequality.Semantic.DeepEqual(before.Taints, d.Taints) {
+		if n := len(d.Taints); n > resourcev1.DeviceTaintsMaxLength {
+			c.Add(field.ErrorList{field.TooMany(at.Child("taints"), n, resourcev1.DeviceTaintsMaxLength)})
+		} else {
+			for i := range d.Taints {
+				c.taint(&d.Taints[i], at.Child("taints").Index(i))
+			}
+		}
+	}
+	if len(d.ConsumesCounters) <= resourcev1.ResourceSliceMaxDeviceCounterConsumptionsPerDevice {
+		for i, x := range d.ConsumesCounters {
+			c.counters(x.Counters, at.Child("consumesCounters").Index(i).Child("counters"), resourcev1.ResourceSliceMaxCountersPerDeviceCounterConsumption)
+		}
+	}
+	c.deviceNodes(d, at, ownNodes)
+	c.bindingConditions(d.BindingConditions, d.BindingFailureConditions, at)
+	c.nodeAllocatable(d, at.Child("nodeAllocatableResources"))
+}
+
+func (c *checker) counters(all map[string]resourcev1.Counter, at *field.Path, most int) {
+	if n := len(all); n > most {
+		c.Add(field.ErrorList{field.TooMany(at, n, most)})
+	}
+}
+
+// deviceNodes checks to which nodes a device belongs, if the slice leaves that to
+// its devices.
+func (c *checker) deviceNodes(d *resourcev1.Device, at *field.Path, own bool) {
+	const which = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to true in the ResourceSlice spec"
+	if !own {
+		if d.NodeName != nil || d.NodeSelector != nil || d.AllNodes != nil {
+			c.Invalid(at, nil, "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec")
+		}
+		return
+	}
+	var set []string
+	if d.NodeName != nil {
+		if *d.NodeName == "" {
+			c.Invalid(at.Child("nodeName"), "", "must not be empty")
+		} else {
+			set = append(set, "`nodeName`")
+			c.nodeName(*d.NodeName, at.Child("nodeName"))
+		}
+	}
+	if d.NodeSelector != nil {
+		set = append(set, "`nodeSelector`")
+		c.NodeSelector(at.Child("nodeSelector"), d.NodeSelector)
+	}
+	if d.AllNodes != nil {
+		if *d.AllNodes {
+			set = append(set, "`allNodes`")
+		} else {
+			c.Invalid(at.Child("allNodes"), false, "must be either unset or set to true")
+		}
+	}
+	switch {
+	case len(set) == 0:
+		c.Required(at, which)
+	case len(set) > 1:
+		c.Invalid(at, "{"+strings.Join(set, ", ")+"}", which)
+	}
+}
+
+// shortened cuts a key that is longer than keys may be, for paths in errors.
+func shortened(key string) string {
+	const most = resourcev1.DeviceMaxDomainLength + 1 + resourcev1.DeviceMaxIDLength
+	if len(key) <= most {
+		return key
+	}
+	left := most - len("...")
+	return key[:(left+1)/2] + "..." + key[len(key)-left/2:]
+}
+
+// qualifiedName checks an identifier with or without a domain before it.
+func (c *checker) qualifiedName(name string, at *field.Path) {
+	domain, id, ok := strings.Cut(name, "/")
+	switch {
+	case !ok:
+		c.identifier(name, at)
+		return
+	case strings.Contains(id, "/"):
+		c.Invalid(at, name, "must not contain more than one slash")
+		return
+	}
+	if domain == "" {
+		c.Invalid(at, "", "the domain must not be empty")
+	} else {
+		c.driver(domain, at)
+	}
+	if id == "" {
+		c.Invalid(at, "", "the name must not be empty")
+	} else {
+		c.identifier(id, at)
+	}
+}
+
+func (c *checker) identifier(id string, at *field.Path) {
+	if len(id) > resourcev1.DeviceMaxIDLength {
+		c.Add(field.ErrorList{field.TooLong(at, "", resourcev1.DeviceMaxIDLength)})
+	}
+	c.InvalidAll(at, id, content.IsCIdentifier(id))
+}
+
+// semver is the grammar of semver.org, 2.0.0.
+var semver = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
+	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?` +
+	`(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
+
+// attribute checks the values; that there is one of them the type declares.
+func (c *checker) attribute(a resourcev1.DeviceAttribute, at *field.Path) {
+	length := func(value string, at *field.Path) {
+		if len(value) > resourcev1.DeviceAttributeMaxValueLength {
+			c.Add(field.ErrorList{field.TooLong(at, "", resourcev1.DeviceAttributeMaxValueLength)})
+		}
+	}
+	version := func(value string, at *field.Path) {
+		if !semver.MatchString(value) {
+			c.Invalid(at, value, "must be a string compatible with semver.org spec 2.0.0")
+		}
+		length(value, at)
+	}
+	if a.StringValue != nil {
+		length(*a.StringValue, at.Child("string"))
+	}
+	if a.VersionValue != nil {
+		version(*a.VersionValue, at.Child("version"))
+	}
+	empty := func(name string, is bool, value any) {
+		if is {
+			c.Invalid(at.Child(name), value, "must not be empty if specified")
+		}
+	}
+	empty("bools", a.BoolValues != nil && len(a.BoolValues) == 0, a.BoolValues)
+	empty("ints", a.IntValues != nil && len(a.IntValues) == 0, a.IntValues)
+	empty("strings", a.StringValues != nil && len(a.StringValues) == 0, a.StringValues)
+	empty("versions", a.VersionValues != nil && len(a.VersionValues) == 0, a.VersionValues)
+	for i, v := range a.VersionValues {
+		version(v, at.Child("versions").Index(i))
+	}
+}
+
+// policy checks how much of a shared capacity may be asked for.
+func (c *checker) policy(capacity resource.Quantity, p *resourcev1.CapacityRequestPolicy, at *field.Path) {
+	switch {
+	case len(p.ValidValues) > 0 && p.ValidRange != nil:
+		c.Forbidden(at, `exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time`)
+	case len(p.ValidValues) > 0 && p.Default == nil:
+		c.Required(at.Child("default"), "required when validValues is defined")
+	case len(p.ValidValues) > 0:
+		c.policyValues(*p.Default, capacity, p.ValidValues, at.Child("validValues"))
+	case p.ValidRange != nil && p.Default == nil:
+		c.Required(at.Child("default"), "required when validRange is defined")
+	case p.ValidRange != nil:
+		c.policyRange(*p.Default, capacity, p.ValidRange, at.Child("validRange"))
+	}
+}
+
+func (c *checker) policyValues(byDefault, capacity resource.Quantity, values []resource.Quantity, at *field.Path) {
+	for i := 1; i < len(values); i++ {
+		if values[i-1].Cmp(values[i]) > 0 {
+			c.Invalid(at.Index(i), values[i].String(), "values must be sorted in ascending order")
+		}
+	}
+	found := false
+	if n := len(values); n > maxPolicyValues {
+		c.Add(field.ErrorList{field.TooMany(at, n, maxPolicyValues)})
+	} else {
+		seen := map[string]bool{}
+		for i, v := range values {
+			if v.Cmp(capacity) > 0 {
+				c.Invalid(at.Index(i), v.String(), fmt.Sprintf("option is larger than capacity value: %s", capacity.String()))
+			}
+			found = found || v.Cmp(byDefault) == 0
+			key := v.AsDec().String()
+			if seen[key] {
+				c.Duplicate(at.Index(i), key)
+			}
+			seen[key] = true
+		}
+	}
+	if !found {
+		c.Invalid(at, byDefault.String(), "default value is not valid according to the requestPolicy")
+	}
+}
+
+func (c *checker) policyRange(byDefault, capacity resource.Quantity, r *resourcev1.CapacityRequestPolicyRange, at *field.Path) {
+	if r.Min == nil {
+		c.Required(at.Child("min"), "required when validRange is defined")
+		return
+	}
+	compare := func(field string, shown, a, b resource.Quantity, text string) {
+		if a.Cmp(b) > 0 {
+			c.Invalid(at.Child(field), shown.String(), fmt.Sprintf(text, b.String()))
+		}
+	}
+	compare("min", *r.Min, *r.Min, capacity, "min is larger than capacity value: %s")
+	if byDefault.Cmp(*r.Min) < 0 {
+		c.Invalid(at.Child("default"), byDefault.String(), fmt.Sprintf("default is less than min: %s", r.Min.String()))
+	}
+	if r.Max != nil {
+		compare("max", *r.Min, *r.Min, *r.Max, "min is larger than max: %s")
+		compare("max", *r.Max, *r.Max, capacity, "max is larger than capacity value: %s")
+		compare("default", byDefault, byDefault, *r.Max, "default is more than max: %s")
+	}
+	type named struct {
+		q    *resource.Quantity
+		name string
+	}
+	all := slices.DeleteFunc([]named{{&byDefault, "default"}, {r.Min, "min"}, {r.Max, "max"}, {r.Step, "step"}}, func(n named) bool { return n.q == nil })
+	milli := slices.ContainsFunc(all, func(n named) bool { return fractional(*n.q) })
+	if milli {
+		before := len(c.List)
+		for _, n := range all {
+			if n.q.Cmp(*resource.NewMilliQuantity(n.q.MilliValue(), n.q.Format)) != 0 {
+				c.Invalid(at.Child(n.name), n.q.String(), "value cannot be represented as a milli value")
+			}
+		}
+		if len(c.List) > before {
+			return
+		}
+	}
+	if r.Step == nil {
+		return
+	}
+	if r.Step.Sign() <= 0 {
+		c.Invalid(at.Child("step"), r.Step.String(), "must be greater than zero")
+		return
+	}
+	sum := r.Min.DeepCopy()
+	sum.Add(*r.Step)
+	if sum.Cmp(capacity) > 0 {
+		c.Invalid(at.Child("step"), r.Step.String(), fmt.Sprintf("one step %s is larger than capacity value: %s", sum.String(), capacity.String()))
+	}
+	number := func(q *resource.Quantity) int64 { return q.MilliValue() }
+	if !milli {
+		number = func(q *resource.Quantity) int64 { return q.Value() }
+		before := len(c.List)
+		for _, n := range all {
+			switch {
+			case n.q.Sign() < 0:
+				c.Invalid(at.Child(n.name), n.q.String(), apivalidation.IsNegativeErrorMsg)
+			case n.q.CmpInt64(math.MaxInt64) > 0:
+				c.Invalid(at.Child(n.name), n.q.String(), "must not be larger than 9223372036854775807")
+			}
+		}
+		if len(c.List) > before {
+			return
+		}
+	}
+	step, from := number(r.Step), number(r.Min)
+	for _, q := range []*resource.Quantity{&byDefault, r.Max} {
+		if q != nil && (number(q)-from)%step != 0 {
+			c.Invalid(at.Child("step"), q.String(), fmt.Sprintf("value is not a multiple of a given step (%s) from (%s)", r.Step.String(), r.Min.String()))
+		}
+	}
+}
+
+// fractional tells whether q is no whole number.
+func fractional(q resource.Quantity) bool {
+	whole := q.DeepCopy()
+	whole.RoundUp(0)
+	return whole.Cmp(q) != 0
+}
+
+// nodeAllocatable checks which of a node's resources a device is made of.
+func (c *checker) nodeAllocatable(d *resourcev1.Device, at *field.Path) {
+	for _, name := range slices.Sorted(maps.Keys(d.NodeAllocatableResources)) {
+		r, at := d.NodeAllocatableResources[name], at.Key(string(name))
+		if validate.IsExtended(name) || !isNodeResource(name) {
+			c.Invalid(at, name, "must be a node allocatable resource name")
+		}
+		if r.Mapping == nil && r.Overhead == nil {
+			c.Required(at, "at least one of mapping or overhead must be set")
+		}
+		if m := r.Mapping; m != nil {
+			c.mapping(m, d, at.Child("mapping"))
+		}
+		o := r.Overhead
+		if o == nil {
+			continue
+		}
+		at = at.Child("overhead")
+		if o.PerPod == nil && o.PerContainer == nil {
+			c.Invalid(at, "", "at least one of perPod or perContainer must be set")
+		}
+		if o.PerPod != nil && o.PerPod.Sign() < 0 {
+			c.Invalid(at.Child("perPod"), o.PerPod.String(), "must be non-negative")
+		}
+		if o.PerContainer != nil && o.PerContainer.Sign() < 0 {
+			c.Invalid(at.Child("perContainer"), o.PerContainer.String(), "must be non-negative")
+		}
+	}
+}
+
+func isNodeResource(name corev1.ResourceName) bool {
+	switch name {
+	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
+		return true
+	}
+	return validate.IsHugePage(name)
+}
+
+func (c *checker) mapping(m *resourcev1.NodeAllocatableMapping, d *resourcev1.Device, at *field.Path) {
+	positive := func(q *resource.Quantity, name string) {
+		if q != nil && q.Sign() <= 0 {
+			c.Invalid(at.Child(name), q.String(), "must be positive")
+		}
+	}
+	if m.CapacityKey != nil {
+		if *m.CapacityKey == "" {
+			c.Invalid(at.Child("capacityKey"), "", "capacityKey must not be an empty string")
+		} else if _, ok := d.Capacity[*m.CapacityKey]; !ok {
+			c.NotFound(at.Child("capacityKey"), *m.CapacityKey)
+		}
+		if m.CapacityMultiplier == nil {
+			c.Required(at.Child("capacityMultiplier"), "capacityMultiplier is required when capacityKey is set")
+		}
+		positive(m.CapacityMultiplier, "capacityMultiplier")
+	} else if m.CapacityMultiplier != nil {
+		c.Required(at.Child("capacityKey"), "capacityKey is required when capacityMultiplier is set")
+	}
+	positive(m.DeviceMultiplier, "deviceMultiplier")
+}

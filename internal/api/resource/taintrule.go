@@ -1,0 +1,103 @@
+package resource
+
+import (
+	"context"
+	"time"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+func deviceTaintRule() api.Kind[*resourcev1.DeviceTaintRule] {
+	return api.Kind[*resourcev1.DeviceTaintRule]{
+		Names:   api.Names{Kind: "DeviceTaintRule", Plural: "devicetaintrules"},
+		Group:   group,
+		Version: version,
+		Scope:   api.Cluster,
+		New:     func() *resourcev1.DeviceTaintRule { return &resourcev1.DeviceTaintRule{} },
+		NewList: func() runtime.Object { return &resourcev1.DeviceTaintRuleList{} },
+
+		Default: func(r *resourcev1.DeviceTaintRule) { defaultTaint(&r.Spec.Taint) },
+		PrepareCreate: func(_ context.Context, r *resourcev1.DeviceTaintRule) {
+			r.Status = resourcev1.DeviceTaintRuleStatus{}
+			r.Generation = 1
+		},
+		Validate: func(ctx context.Context, r *resourcev1.DeviceTaintRule) field.ErrorList {
+			return checkTaintRule(ctx, r, nil)
+		},
+		Update: api.KindUpdate[*resourcev1.DeviceTaintRule]{
+			Prepare: func(_ context.Context, r, old *resourcev1.DeviceTaintRule) {
+				old.Status.DeepCopyInto(&r.Status)
+				is, was := &r.Spec.Taint, &old.Spec.Taint
+				if is.Effect != was.Effect && is.TimeAdded.Equal(was.TimeAdded) {
+					is.TimeAdded = now()
+				}
+				r.Generation = old.Generation
+				if !apiequality.Semantic.DeepEqual(r.Spec, old.Spec) {
+					r.Generation++
+				}
+			},
+			Validate:    checkTaintRule,
+			ResetFields: [][]string{{"status"}},
+		},
+		Views: map[string]api.KindUpdate[*resourcev1.DeviceTaintRule]{
+			"status": {
+				Prepare: func(_ context.Context, r, old *resourcev1.DeviceTaintRule) {
+					old.Spec.DeepCopyInto(&r.Spec)
+					metav1.ResetObjectMetaForStatus(&r.ObjectMeta, &old.ObjectMeta)
+				},
+				Validate: func(ctx context.Context, r, old *resourcev1.DeviceTaintRule) field.ErrorList {
+					var e checker
+					at := field.NewPath("status", "conditions")
+					e.Add(metavalidation.ValidateConditions(r.Status.Conditions, at))
+					if n := len(r.Status.Conditions); n > resourcev1.DeviceTaintRuleStatusMaxConditions {
+						e.Add(field.ErrorList{field.TooMany(at, n, resourcev1.DeviceTaintRuleStatusMaxConditions)})
+					}
+					e.Add(declared(ctx, resourcev1.Validate_DeviceTaintRuleStatus, field.NewPath("status"), &r.Status, &old.Status))
+					return e.List
+				},
+				ResetFields: [][]string{{"metadata"}, {"spec"}},
+			},
+		},
+	}
+}
+
+// now to the second, as times are stored.
+func now() *metav1.Time { return &metav1.Time{Time: time.Now().Truncate(time.Second)} }
+
+// defaultTaint notes when a taint was added.
+func defaultTaint(t *resourcev1.DeviceTaint) {
+	if t.TimeAdded == nil {
+		t.TimeAdded = now()
+	}
+}
+
+func checkTaintRule(ctx context.Context, r, old *resourcev1.DeviceTaintRule) field.ErrorList {
+	var e checker
+	spec := field.NewPath("spec")
+	if s := r.Spec.DeviceSelector; s != nil {
+		at := spec.Child("deviceSelector")
+		if s.Driver != nil {
+			e.driver(*s.Driver, at.Child("driver"))
+		}
+		if s.Pool != nil {
+			e.pool(*s.Pool, at.Child("pool"))
+		}
+		if s.Device != nil {
+			e.Label(at.Child("device"), *s.Device)
+		}
+	}
+	e.taint(&r.Spec.Taint, spec.Child("taint"))
+	var was *resourcev1.DeviceTaintRuleSpec
+	if old != nil {
+		was = &old.Spec
+	}
+	e.Add(declared(ctx, resourcev1.Validate_DeviceTaintRuleSpec, spec, &r.Spec, was))
+	return e.List
+}
