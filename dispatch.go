@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/proxy"
 	"hyperkube/components/runtime/launch"
 	"hyperkube/components/scheduler"
+	"hyperkube/components/scrub"
 )
 
 // component is one thing that this program can be.
@@ -50,6 +51,7 @@ func components() []component {
 		{names: []string{"etcd"}, short: "An etcd member", command: etcd.NewCommand},
 		{names: []string{"dns"}, short: "The cluster's DNS server", command: dns.NewCommand},
 		{names: []string{"hello"}, short: "A small web server to try a cluster with", command: hello.NewCommand},
+		{names: []string{"scrub"}, short: "Remove what is in a volume, in a pod of the controllers", command: scrub.NewCommand},
 		{names: []string{"kubectl"}, short: "The Kubernetes command line client", main: func(args []string) int {
 			kubectl.Main(args)
 			return 0

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -49,6 +50,14 @@ func apply(ctx context.Context, client dynamic.Interface, obj *unstructured.Unst
 	var resource dynamic.ResourceInterface = client.Resource(gvr)
 	if obj.GetNamespace() != "" {
 		resource = client.Resource(gvr).Namespace(obj.GetNamespace())
+	}
+	if obj.GetKind() == "StorageClass" {
+		// Hardly anything of it can be changed, and whether it is the default
+		// is the user's to say.
+		if _, err := resource.Create(ctx, obj, metav1.CreateOptions{FieldManager: fieldManager}); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("making %s %s: %w", obj.GetKind(), obj.GetName(), err)
+		}
+		return nil
 	}
 	if _, err := resource.Apply(ctx, obj.GetName(), obj, metav1.ApplyOptions{FieldManager: fieldManager, Force: true}); err != nil {
 		return fmt.Errorf("applying %s %s: %w", obj.GetKind(), obj.GetName(), err)

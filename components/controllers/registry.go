@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"hyperkube/components/controllers/bootstraptokens"
@@ -24,9 +25,11 @@ import (
 	"hyperkube/components/controllers/garbagecollector"
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/job"
+	"hyperkube/components/controllers/localpath"
 	"hyperkube/components/controllers/namespace"
 	"hyperkube/components/controllers/nodeipam"
 	"hyperkube/components/controllers/nodelifecycle"
+	"hyperkube/components/controllers/persistentvolume"
 	"hyperkube/components/controllers/podgc"
 	"hyperkube/components/controllers/replicaset"
 	"hyperkube/components/controllers/replicationcontroller"
@@ -37,8 +40,11 @@ import (
 	"hyperkube/components/controllers/statefulset"
 	"hyperkube/components/controllers/tainteviction"
 	"hyperkube/components/controllers/ttlafterfinished"
+	"hyperkube/components/controllers/volumeprotection"
 	"hyperkube/internal/client"
+	localpathnames "hyperkube/internal/localpath"
 	"hyperkube/internal/quota"
+	"hyperkube/internal/version"
 )
 
 // deps is what a controller is made from.
@@ -139,12 +145,26 @@ func descriptors() []descriptor {
 			make: func(d *deps) (runner, error) { return bootstraptokens.NewSigner(d.env) }},
 		{name: "token-cleaner-controller", alias: "tokencleaner", user: "token-cleaner", source: "token-cleaner", off: true, workers: 1,
 			make: func(d *deps) (runner, error) { return bootstraptokens.NewCleaner(d.env) }},
+		{name: "persistentvolume-binder-controller", alias: "persistentvolume-binder", user: "persistent-volume-binder", source: "persistentvolume-controller", workers: 1,
+			needs: volumeKinds, make: func(d *deps) (runner, error) { return persistentvolume.New(d.env, version.Image()) }},
+		{name: "local-path-provisioner-controller", alias: "local-path-provisioner", user: "local-path-provisioner", source: localpathnames.Provisioner, workers: 5,
+			needs: volumeKinds, make: func(d *deps) (runner, error) { return localpath.New(d.env, version.Image()) }},
+		{name: "persistentvolumeclaim-protection-controller", alias: "pvc-protection", user: "pvc-protection-controller", source: "pvc-protection-controller", workers: 1,
+			needs: volumeKinds, make: func(d *deps) (runner, error) { return volumeprotection.NewClaims(d.env) }},
+		{name: "persistentvolume-protection-controller", alias: "pv-protection", user: "pv-protection-controller", source: "pv-protection-controller", workers: 1,
+			needs: volumeKinds, make: func(d *deps) (runner, error) { return volumeprotection.NewVolumes(d.env) }},
 		{name: "disruption-controller", alias: "disruption", user: "disruption-controller", source: "controllermanager", workers: 5,
 			needs: []schema.GroupVersionResource{policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), appsv1.SchemeGroupVersion.WithResource("statefulsets"), corev1.SchemeGroupVersion.WithResource("replicationcontrollers")},
 			make: func(d *deps) (runner, error) {
 				return disruption.New(d.env, disruption.DiscoveredScales{Discovery: d.clients.Kube.Discovery()})
 			}},
 	}
+}
+
+// volumeKinds are what the controllers of volumes work on.
+var volumeKinds = []schema.GroupVersionResource{
+	corev1.SchemeGroupVersion.WithResource("persistentvolumes"), corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims"),
+	storagev1.SchemeGroupVersion.WithResource("storageclasses"),
 }
 
 func makeNodeIPAM(d *deps) (runner, error) {
@@ -206,10 +226,7 @@ func choose(flag []string) ([]descriptor, error) {
 // manifest that turns them off, or on, is no mistake.
 var foreign = map[string]bool{
 	"attachdetach": true, "persistentvolume-attach-detach-controller": true,
-	"persistentvolume-binder": true, "persistentvolume-binder-controller": true,
 	"persistentvolume-expander": true, "persistentvolume-expander-controller": true,
-	"pv-protection": true, "persistentvolume-protection-controller": true,
-	"pvc-protection": true, "persistentvolumeclaim-protection-controller": true,
 	"ephemeral-volume": true, "ephemeral-volume-controller": true,
 	"horizontalpodautoscaling": true, "horizontal-pod-autoscaler-controller": true,
 	"ttl": true, "ttl-controller": true,

@@ -37,6 +37,7 @@ import (
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/localpath"
 )
 
 // Kubelet is one node's kubelet.
@@ -111,7 +112,7 @@ func (k *Kubelet) compose() {
 	getAllocatable := func() v1.ResourceList { return allocatable }
 	k.keeper = nodestatus.New(nodestatus.Config{
 		Name: cfg.NodeName, Kube: k.kube, CRI: k.cri, Events: recorder, Log: k.log,
-		Register: !cfg.NoRegister, Labels: cfg.Labels, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
+		Register: !cfg.NoRegister, Labels: cfg.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
 		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
 		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure.get, PodCIDR: cfg.PodCIDR,
 		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Report: cfg.NodeReport, MaxImages: 50,
@@ -130,6 +131,9 @@ func (k *Kubelet) compose() {
 			volume.DownwardAPI{Allocatable: getAllocatable},
 			volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: getAllocatable},
 			volume.Image{},
+			volume.Claim{Claims: apiClaims{k.kube}, Node: k.keeper.Node, Types: []volume.PersistentType{
+				volume.HostPath{}, volume.Local{Folders: cfg.Layout.Volumes()},
+			}},
 		}},
 		Puller: images.NewPuller(k.cri.Images),
 		Prober: probe.New(k.execSync, "1.37"),

@@ -20,6 +20,8 @@ type unfit struct {
 	// resolvable are the nodes where evictions may help, found by search.
 	resolvable []*state.Node
 	search     *search
+	// refused says why no node takes the pod for now; reasons is empty then.
+	refused string
 	// preemption says why no eviction helps, "" when one does or none was
 	// thought of.
 	preemption string
@@ -31,6 +33,9 @@ func (u *unfit) Error() string {
 		return u.err.Error()
 	}
 	text := fitText(u.nodes, u.reasons)
+	if u.refused != "" && u.nodes > 0 {
+		text = fmt.Sprintf("0/%d nodes are available: %s.", u.nodes, u.refused)
+	}
 	if u.preemption != "" {
 		text += " " + u.preemption
 	}
@@ -57,6 +62,9 @@ type search struct {
 	// nil means all.
 	only   map[string]bool
 	onlyBy []string
+	// refused is of the first filter that refuses all nodes, with its wake.
+	refused string
+	wake    framework.Event
 }
 
 type check struct {
@@ -77,6 +85,12 @@ func newSearch(c *framework.Cycle, set *plugins.Set) (*search, error) {
 		wake := framework.AnyEvent
 		if w, ok := p.(framework.Waker); ok {
 			wake = w.Wakes()
+		}
+		if k.Refused != "" {
+			if s.refused == "" {
+				s.refused, s.wake = k.Refused, wake
+			}
+			continue
 		}
 		s.checks = append(s.checks, check{k, wake})
 		if k.Only != nil {
@@ -169,6 +183,11 @@ func candidates(c *framework.Cycle, set *plugins.Set) ([]*state.Node, *unfit) {
 		return nil, failed
 	}
 	failed.search = s
+	if s.refused != "" {
+		failed.refused = s.refused
+		failed.wake |= s.wake
+		return nil, failed
+	}
 	// Room was made there, at some cost.
 	if n := c.State.NominatedNode(c.Pod.Object.UID); n != nil && (s.only == nil || s.only[n.Name]) {
 		if reasons, _ := s.check(n); reasons == nil {

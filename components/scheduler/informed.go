@@ -17,6 +17,8 @@ import (
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/scheduler/framework"
 )
 
 // message is one thing for the scheduler's goroutine to take in.
@@ -25,6 +27,9 @@ type message struct {
 	node   *corev1.Node
 	gone   bool
 	failed *item // its binding failed
+	// claim, by namespace/name, has changed; event is another change.
+	claim string
+	event framework.Event
 	// evicted: others were evicted for this pod, or not, as err tells.
 	evicted *corev1.Pod
 	err     error
@@ -62,6 +67,7 @@ func (b *inbox) take() []message {
 // informed is what the scheduler has informers for.
 type informed struct {
 	synced      []cache.DoneChecker
+	nodes       corelisters.NodeLister
 	namespaces  corelisters.NamespaceLister
 	services    corelisters.ServiceLister
 	replicaSets appslisters.ReplicaSetLister
@@ -70,6 +76,7 @@ type informed struct {
 func newInformed(factory informers.SharedInformerFactory, in *inbox) (*informed, error) {
 	core := factory.Core().V1()
 	f := &informed{
+		nodes:       core.Nodes().Lister(),
 		namespaces:  core.Namespaces().Lister(),
 		services:    core.Services().Lister(),
 		replicaSets: factory.Apps().V1().ReplicaSets().Lister(),

@@ -20,6 +20,10 @@ func (s *Scheduler) takeIn() {
 		switch {
 		case m.failed != nil:
 			happened |= s.takeFailure(m.failed, now)
+		case m.claim != "":
+			s.queue.claimChanged(m.claim, now)
+		case m.event != 0:
+			happened |= m.event
 		case m.evicted != nil:
 			s.takeEvicted(m.evicted, m.err, now)
 		case m.node != nil && m.gone:

@@ -245,6 +245,23 @@ func (q *queue) happened(e framework.Event, now time.Time) {
 	}
 }
 
+// claimChanged wakes the pods that a change of a claim, named by
+// namespace/name, may help: those that have it.
+func (q *queue) claimChanged(key string, now time.Time) {
+	for _, it := range slices.Clone(q.heaps[waiting].items) {
+		if it.wake&framework.ClaimChanged != 0 && hasClaim(it.pod, key) {
+			q.retry(it, now)
+		}
+	}
+}
+
+func hasClaim(pod *corev1.Pod, key string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil && pod.Namespace+"/"+v.PersistentVolumeClaim.ClaimName == key ||
+			v.Ephemeral != nil && pod.Namespace+"/"+pod.Name+"-"+v.Name == key
+	})
+}
+
 func (q *queue) backoffAfter(attempts int) time.Duration {
 	d := q.initial
 	for i := 1; i < attempts && d < q.most; i++ {

@@ -64,6 +64,7 @@ type Scheduler struct {
 	cfg      Config
 	profiles map[string]*Profile
 	informed *informed
+	volumes  *volumes
 	inbox    *inbox
 	ready    chan struct{}
 	metrics  *metrics
@@ -126,6 +127,10 @@ func New(cfg Config) (*Scheduler, error) {
 	if s.informed, err = newInformed(cfg.Clients.Informers, s.inbox); err != nil {
 		return nil, fmt.Errorf("scheduler: preparing informers: %w", err)
 	}
+	if s.volumes, err = newVolumes(cfg.Clients.Informers, s.inbox); err != nil {
+		return nil, fmt.Errorf("scheduler: preparing informers: %w", err)
+	}
+	s.informed.synced = append(s.informed.synced, s.volumes.synced...)
 	return s, nil
 }
 
@@ -209,12 +214,19 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 		start: start, added: it.added, attempts: it.attempts,
 	}
 	info := state.NewPod(it.pod)
-	cycle := &framework.Cycle{Pod: info, State: s.state, Namespaces: s.informed.namespaceLabels, SpreadSelector: s.informed.spreadSelector}
+	cycle := &framework.Cycle{Pod: info, State: s.state, Namespaces: s.informed.namespaceLabels, SpreadSelector: s.informed.spreadSelector, Volumes: s.volumes}
 	node, failed := s.find(ctx, cycle, profile)
 	if node == nil {
 		s.fail(d, info, failed, profile)
 		return d
 	}
+	r, err := reserve(cycle, profile.Plugins.Filter, node)
+	if err != nil {
+		s.fail(d, info, &unfit{err: err, wake: framework.AnyEvent}, profile)
+		return d
+	}
+	d.reservation = r
+	s.volumes.assume(r)
 	d.node = node.Name
 	s.state.Withdraw(it.pod.UID)
 	s.state.SetPod(info, node.Name)

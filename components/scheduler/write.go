@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+
+	"hyperkube/components/scheduler/framework"
 )
 
 // decision is what an attempt came to: a node, or why there is none and what is
@@ -27,6 +29,8 @@ type decision struct {
 	attempts int
 
 	node string // to bind to
+	// reservation is written before the binding; may be nil.
+	reservation *framework.Reservation
 
 	unfit  string // without a node, why
 	failed bool   // because the pod itself is at fault
@@ -53,7 +57,7 @@ func (s *Scheduler) startWriters(ctx context.Context, recorders map[string]event
 		w.work[i] = work
 		w.done.Go(func() {
 			for d := range work {
-				s.write(ctx, d, recorders[d.profile])
+				s.write(ctx, d, recorders[d.profile], &w.done)
 			}
 		})
 	}
@@ -81,8 +85,12 @@ func (w *writers) stop() {
 }
 
 // write does not touch what Run owns.
-func (s *Scheduler) write(ctx context.Context, d *decision, recorder events.EventRecorder) {
+func (s *Scheduler) write(ctx context.Context, d *decision, recorder events.EventRecorder, waiting *sync.WaitGroup) {
 	switch {
+	case d.node != "" && d.reservation != nil:
+		// It may wait long for its volumes, others must not with it.
+		waiting.Go(func() { s.bind(ctx, d, recorder) })
+		return
 	case d.node != "":
 		s.bind(ctx, d, recorder)
 		return
@@ -117,7 +125,15 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 		Target:     corev1.ObjectReference{Kind: "Node", Name: d.node},
 	}
 	var err error
-	if e := s.binder(pod); e != nil {
+	if d.reservation != nil {
+		if err = s.bindVolumes(ctx, d.reservation, d.node); err != nil {
+			err = fmt.Errorf("running PreBind plugin %q: binding volumes: %w", "VolumeBinding", err)
+			s.volumes.forget(d.reservation)
+		}
+	}
+	if e := s.binder(pod); err != nil {
+		// It stays unbound.
+	} else if e != nil {
 		err = e.bind(ctx, b)
 	} else {
 		err = s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Bind(ctx, b, metav1.CreateOptions{})
@@ -127,7 +143,7 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 		s.inbox.put(message{failed: d.item})
 		if !apierrors.IsNotFound(err) && ctx.Err() == nil {
 			s.cfg.Log.Warn("binding failed", "pod", name(pod), "node", d.node, "err", err)
-			recorder.Eventf(pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "binding rejected: %v", err)
+			recorder.Eventf(pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", rejection(d, err))
 		}
 		return
 	}
@@ -135,6 +151,14 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 	s.metrics.placed(d.attempts, time.Since(d.added))
 	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "Scheduled", "Binding",
 		"Successfully assigned %v/%v to %v", pod.Namespace, pod.Name, d.node)
+}
+
+// rejection says why a pod was not bound.
+func rejection(d *decision, err error) string {
+	if d.reservation != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("binding rejected: %v", err)
 }
 
 // tellUnschedulable writes the PodScheduled condition and the nominated node, if

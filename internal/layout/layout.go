@@ -93,6 +93,9 @@ func (n Node) RuntimeState() string { return filepath.Join(n.Run, "runtime") }
 // RuntimeSocket is the CRI endpoint, a unix socket's path.
 func (n Node) RuntimeSocket() string { return filepath.Join(n.Run, "runtime.sock") }
 
+// Volumes is where the folders of local persistent volumes are.
+func (n Node) Volumes() string { return filepath.Join(n.Data, "volumes") }
+
 // Images is a directory whose *.tar are imported at start.
 func (n Node) Images() string { return filepath.Join(n.Data, "images") }
 

@@ -242,6 +242,16 @@ func controllers() []controller {
 		rule("get list", "core", "nodes"),
 		rule("watch", "core", "events"),
 		events)
+	// Upstream has no provisioner of its own; like every external one this
+	// reads nodes and makes volumes, and pods remove their folders.
+	add("local-path-provisioner",
+		rule("create delete get list update watch", "core", "persistentvolumes"),
+		rule("get list update watch", "core", "persistentvolumeclaims"),
+		rule("update", "core", "persistentvolumeclaims/status"),
+		rule("create delete get list watch", "core", "pods"),
+		rule(read, "core", "nodes"),
+		rule(read, "storage.k8s.io", "storageclasses"),
+		events)
 	add("pvc-protection-controller",
 		rule("get list update watch", "core", "persistentvolumeclaims"),
 		rule(read, "core", "pods"),

@@ -42,9 +42,10 @@ type Config struct {
 	Log    *slog.Logger
 	// Register: make the Node if there is none.
 	Register bool
-	// Labels and Taints are added when the Node is registered; may be nil.
-	Labels map[string]string
-	Taints []v1.Taint
+	// Labels, Annotations and Taints are added when the Node is registered; may
+	// be nil.
+	Labels, Annotations map[string]string
+	Taints              []v1.Taint
 	// Unschedulable as registered.
 	Unschedulable bool
 	// IPs returns the node's addresses, the primary one first.
@@ -377,6 +378,7 @@ func (k *Keeper) initial(ctx context.Context) *v1.Node {
 		},
 		Spec: v1.NodeSpec{ProviderID: k.cfg.ProviderID, Taints: slices.Clone(k.cfg.Taints), Unschedulable: k.cfg.Unschedulable},
 	}
+	maps.Copy(n.Annotations, k.cfg.Annotations)
 	k.fill(ctx, n, time.Now())
 	return n
 }

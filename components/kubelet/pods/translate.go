@@ -288,7 +288,7 @@ func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 		}
 		hosts = hosts || target == "/etc/hosts"
 		mount := &runtimeapi.Mount{
-			ContainerPath: target, HostPath: v.Path, Readonly: m.ReadOnly || v.ReadOnly && v.Image != nil,
+			ContainerPath: target, HostPath: v.Path, Readonly: m.ReadOnly || v.ReadOnly && (v.Image != nil || v.Persistent),
 			Propagation: propagation(m.MountPropagation),
 		}
 		if m.RecursiveReadOnly != nil && *m.RecursiveReadOnly == v1.RecursiveReadOnlyEnabled {
@@ -299,7 +299,8 @@ func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 			var missing []string
 			sub = env.Expand(m.SubPathExpr, func(name string) (string, bool) {
 				value, ok := vars[name]
-				if !ok {
+				if value == "" {
+					// Nobody wants the volume's root for want of an annotation.
 					missing = append(missing, name)
 				}
 				return value, ok

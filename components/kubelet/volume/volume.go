@@ -47,6 +47,8 @@ type Result struct {
 	Image *v1.ImageVolumeSource
 	// ReadOnly volumes are mounted so whatever the container asks.
 	ReadOnly bool
+	// Persistent: it is what a claim is bound to.
+	Persistent bool
 	// Refresh is when SetUp must be called again; zero is never.
 	Refresh time.Time
 }

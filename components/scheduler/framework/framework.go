@@ -24,6 +24,8 @@ type Cycle struct {
 	// SpreadSelector tells the labels by which the pod's owners and services
 	// select it; it is what default spreading goes by. Nil map: nothing.
 	SpreadSelector func(pod *corev1.Pod) map[string]string
+	// Volumes is what is known of storage; nil: pods' claims are not looked at.
+	Volumes Volumes
 }
 
 // Reason says why a node does not fit.
@@ -46,6 +48,9 @@ type Check struct {
 	// change can be tried out. It is nil when Node looks at nothing but the
 	// node.
 	Moved func(p *state.Pod, n *state.Node, by int64)
+	// Refused says why no node takes the pod for now, whatever is evicted; the
+	// rest is nil then.
+	Refused string
 	// Only holds the names of the nodes that are worth checking at all; nil
 	// means all.
 	Only map[string]bool
@@ -76,7 +81,7 @@ type PreEnqueue interface {
 }
 
 // Event is a change of the cluster that may make room for waiting pods.
-type Event uint16
+type Event uint32
 
 // The events there are. They are bits.
 const (
@@ -94,6 +99,15 @@ const (
 	PodLabelsChanged
 	// PodScaledDown: a pod on a node requests less.
 	PodScaledDown
+	// ClaimChanged: a claim of the pod's.
+	ClaimChanged
+	// VolumeChanged and those below: any of the kind.
+	VolumeChanged
+	ClassChanged
+	CSIDriverChanged
+	CSINodeChanged
+	CapacityChanged
+	AttachmentChanged
 )
 
 // AnyEvent is every event.

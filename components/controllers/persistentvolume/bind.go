@@ -1,0 +1,125 @@
+package persistentvolume
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
+)
+
+// bind makes volume and claim each other's. Of the four writes every one that
+// was done already is left out, so that a binding that was interrupted is
+// finished by doing it again.
+func (c *Controller) bind(ctx context.Context, pv *corev1.PersistentVolume, pvc *corev1.PersistentVolumeClaim) error {
+	next, changed, err := volumehelpers.GetBindVolumeToClaim(pv, pvc)
+	if err != nil {
+		return fmt.Errorf("binding volume %s: %w", pv.Name, err)
+	}
+	if changed {
+		if pv, err = c.writeVolume(ctx, pv, next); err != nil {
+			return err
+		}
+	}
+	if pv, err = c.volumePhase(ctx, pv, corev1.VolumeBound, ""); err != nil {
+		return err
+	}
+	bound := pvc.DeepCopy()
+	if bound.Spec.VolumeName != pv.Name {
+		bound.Spec.VolumeName = pv.Name
+		metav1.SetMetaDataAnnotation(&bound.ObjectMeta, volumehelpers.AnnBoundByController, "yes")
+	}
+	if !metav1.HasAnnotation(bound.ObjectMeta, volumehelpers.AnnBindCompleted) {
+		metav1.SetMetaDataAnnotation(&bound.ObjectMeta, volumehelpers.AnnBindCompleted, "yes")
+		if err := c.writeClaim(ctx, pvc, bound); err != nil {
+			return err
+		}
+		if pvc, err = c.claim(pvc.Namespace, pvc.Name); pvc == nil || err != nil {
+			return err
+		}
+	}
+	return c.claimStatus(ctx, pvc, corev1.ClaimBound, pv)
+}
+
+// writeVolume updates a volume and returns it as it is now.
+func (c *Controller) writeVolume(ctx context.Context, old, next *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
+	written, err := c.env.Kube.CoreV1().PersistentVolumes().Update(ctx, next, metav1.UpdateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("writing volume %s: %w", next.Name, err)
+	}
+	c.lastVolume.Wrote(old, written)
+	return written, nil
+}
+
+// writeClaim updates a claim.
+func (c *Controller) writeClaim(ctx context.Context, old, next *corev1.PersistentVolumeClaim) error {
+	written, err := c.env.Kube.CoreV1().PersistentVolumeClaims(next.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	if err != nil {
+		return fmt.Errorf("writing claim %s/%s: %w", next.Namespace, next.Name, err)
+	}
+	c.lastClaim.Wrote(old, written)
+	return nil
+}
+
+// volumePhase writes the phase of a volume if it is another.
+func (c *Controller) volumePhase(ctx context.Context, pv *corev1.PersistentVolume, phase corev1.PersistentVolumePhase, message string) (*corev1.PersistentVolume, error) {
+	if pv.Status.Phase == phase {
+		return pv, nil
+	}
+	next := pv.DeepCopy()
+	next.Status.Phase, next.Status.Message = phase, message
+	written, err := c.env.Kube.CoreV1().PersistentVolumes().UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("writing the status of volume %s: %w", pv.Name, err)
+	}
+	c.lastVolume.Wrote(pv, written)
+	return written, nil
+}
+
+// failVolume makes a volume Failed and says why, once.
+func (c *Controller) failVolume(ctx context.Context, pv *corev1.PersistentVolume, reason, message string) error {
+	if pv.Status.Phase == corev1.VolumeFailed {
+		return nil
+	}
+	written, err := c.volumePhase(ctx, pv, corev1.VolumeFailed, message)
+	if err != nil {
+		return err
+	}
+	c.env.Events.Event(written, corev1.EventTypeWarning, reason, message)
+	return nil
+}
+
+// claimStatus writes the status of a claim if it is another; pv is its volume,
+// nil when it has none.
+func (c *Controller) claimStatus(ctx context.Context, pvc *corev1.PersistentVolumeClaim, phase corev1.PersistentVolumeClaimPhase, pv *corev1.PersistentVolume) error {
+	next := pvc.DeepCopy()
+	s := &next.Status
+	s.Phase = phase
+	if pv == nil {
+		s.AccessModes, s.Capacity, s.CurrentVolumeAttributesClassName = nil, nil, nil
+	} else {
+		s.AccessModes = pv.Spec.AccessModes
+		// Of a volume that has grown, who grew it tells when the claim has
+		// the new size.
+		if has, ok := pv.Spec.Capacity[corev1.ResourceStorage]; ok && pvc.Status.Phase != corev1.ClaimBound || s.Capacity == nil {
+			s.Capacity = corev1.ResourceList{corev1.ResourceStorage: has}
+		}
+		if pvc.Status.Phase != corev1.ClaimBound {
+			s.CurrentVolumeAttributesClassName = nil
+			if name := pv.Spec.VolumeAttributesClassName; name != nil && *name != "" {
+				s.CurrentVolumeAttributesClassName = name
+			}
+		}
+	}
+	if apiequality.Semantic.DeepEqual(next.Status, pvc.Status) {
+		return nil
+	}
+	written, err := c.env.Kube.CoreV1().PersistentVolumeClaims(pvc.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if err != nil {
+		return fmt.Errorf("writing the status of claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
+	}
+	c.lastClaim.Wrote(pvc, written)
+	return nil
+}

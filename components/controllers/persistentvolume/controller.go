@@ -1,0 +1,219 @@
+// Package persistentvolume binds claims to volumes, and takes volumes back when
+// their claims are gone.
+//
+// https://kubernetes.io/docs/concepts/storage/persistent-volumes/
+package persistentvolume
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	storagelisters "k8s.io/client-go/listers/storage/v1"
+	"k8s.io/client-go/tools/cache"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
+
+	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/internal/storage"
+)
+
+// The prefixes of the loop's keys.
+const (
+	volumeKey = "volume/"
+	claimKey  = "claim/"
+)
+
+// byVolume indexes claims by the name of their volume, "" for those without.
+const byVolume = "spec.volumeName"
+
+// Controller syncs volumes and claims, one after the other: which volume is
+// free is told by what was given away before. Make it with New.
+type Controller struct {
+	*control.Loop
+	env     control.Env
+	image   string
+	volumes corelisters.PersistentVolumeLister
+	claims  corelisters.PersistentVolumeClaimLister
+	byClaim cache.Indexer // of claims
+	classes storagelisters.StorageClassLister
+	pods    corelisters.PodLister
+
+	lastVolume storage.Latest[*corev1.PersistentVolume]
+	lastClaim  storage.Latest[*corev1.PersistentVolumeClaim]
+}
+
+// New makes the controller. image is what the pods run that empty volumes
+// whose reclaim policy is Recycle, "" for none.
+func New(env control.Env, image string) (*Controller, error) {
+	env = env.Defaulted()
+	env.Workers = 1
+	core := env.Informers.Core().V1()
+	c := &Controller{
+		env: env, image: image,
+		volumes: core.PersistentVolumes().Lister(),
+		claims:  core.PersistentVolumeClaims().Lister(),
+		byClaim: core.PersistentVolumeClaims().Informer().GetIndexer(),
+		classes: env.Informers.Storage().V1().StorageClasses().Lister(),
+		pods:    core.Pods().Lister(),
+	}
+	if err := addVolumeIndex(core.PersistentVolumeClaims().Informer()); err != nil {
+		return nil, fmt.Errorf("indexing claims: %w", err)
+	}
+	c.Loop = control.NewLoop(env, "persistentvolume-binder", c.sync)
+	if err := c.Watch(core.PersistentVolumes().Informer(), control.Handlers(c.volumeChanged, func(_, pv *corev1.PersistentVolume) { c.volumeChanged(pv) }, c.volumeGone)); err != nil {
+		return nil, err
+	}
+	if err := c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(c.claimChanged, func(_, pvc *corev1.PersistentVolumeClaim) { c.claimChanged(pvc) }, c.claimGone)); err != nil {
+		return nil, err
+	}
+	if err := c.Watch(env.Informers.Storage().V1().StorageClasses().Informer(), control.Every(func(*storagev1.StorageClass) { c.retryUnbound() })); err != nil {
+		return nil, err
+	}
+	// A finished pod of the Recycle policy, and pods whose claims wait for
+	// them, which tells what the events of those say.
+	recycled := func(p *corev1.Pod) {
+		if name := p.Annotations[recyclerAnnotation]; name != "" && p.Namespace == recyclerNamespace {
+			c.Add(volumeKey + name)
+		}
+	}
+	return c, c.Watch(core.Pods().Informer(), control.Every(recycled))
+}
+
+// addVolumeIndex indexes claims by their volumes, unless somebody did already.
+func addVolumeIndex(claims cache.SharedIndexInformer) error {
+	if _, ok := claims.GetIndexer().GetIndexers()[byVolume]; ok {
+		return nil
+	}
+	return claims.AddIndexers(cache.Indexers{byVolume: func(obj any) ([]string, error) {
+		if pvc, ok := obj.(*corev1.PersistentVolumeClaim); ok {
+			return []string{pvc.Spec.VolumeName}, nil
+		}
+		return nil, nil
+	}})
+}
+
+func (c *Controller) volumeChanged(pv *corev1.PersistentVolume) {
+	c.Add(volumeKey + pv.Name)
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		c.Add(claimKey + ref.Namespace + "/" + ref.Name)
+	}
+	switch {
+	case pv.Spec.ClaimRef == nil && pv.Status.Phase == corev1.VolumeAvailable:
+		c.retryUnbound()
+	default:
+		c.retryOf(pv.Name)
+	}
+}
+
+func (c *Controller) volumeGone(pv *corev1.PersistentVolume) {
+	c.lastVolume.Gone(pv)
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		c.Add(claimKey + ref.Namespace + "/" + ref.Name)
+	}
+	c.retryOf(pv.Name)
+}
+
+func (c *Controller) claimChanged(pvc *corev1.PersistentVolumeClaim) {
+	c.Add(claimKey + pvc.Namespace + "/" + pvc.Name)
+	if pvc.Spec.VolumeName != "" {
+		c.Add(volumeKey + pvc.Spec.VolumeName)
+	}
+}
+
+func (c *Controller) claimGone(pvc *corev1.PersistentVolumeClaim) {
+	c.lastClaim.Gone(pvc)
+	if pvc.Spec.VolumeName != "" {
+		c.Add(volumeKey + pvc.Spec.VolumeName)
+		return
+	}
+	// A volume may have been bound to it, though it did not know yet.
+	all, err := c.volumes.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, pv := range all {
+		if ref := pv.Spec.ClaimRef; ref != nil && ref.UID == pvc.UID {
+			c.Add(volumeKey + pv.Name)
+		}
+	}
+}
+
+// retryUnbound works on all claims without a volume.
+func (c *Controller) retryUnbound() { c.retryOf("") }
+
+// retryOf works on all claims that name a volume.
+func (c *Controller) retryOf(volume string) {
+	objs, err := c.byClaim.ByIndex(byVolume, volume)
+	if err != nil {
+		return
+	}
+	for _, o := range objs {
+		if pvc, ok := o.(*corev1.PersistentVolumeClaim); ok {
+			c.Add(claimKey + pvc.Namespace + "/" + pvc.Name)
+		}
+	}
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	if name, ok := strings.CutPrefix(key, volumeKey); ok {
+		pv, err := c.volume(name)
+		if pv == nil || err != nil {
+			return err
+		}
+		return c.syncVolume(ctx, pv)
+	}
+	namespace, name, err := cache.SplitMetaNamespaceKey(strings.TrimPrefix(key, claimKey))
+	if err != nil {
+		return nil
+	}
+	pvc, err := c.claim(namespace, name)
+	if pvc == nil || err != nil {
+		return err
+	}
+	if _, bound := pvc.Annotations[volumehelpers.AnnBindCompleted]; bound {
+		return c.syncBoundClaim(ctx, pvc)
+	}
+	return c.syncUnboundClaim(ctx, pvc)
+}
+
+// volume returns the newest that is known of a volume, nil if there is none.
+func (c *Controller) volume(name string) (*corev1.PersistentVolume, error) {
+	pv, err := c.volumes.Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.lastVolume.Of(pv), nil
+}
+
+// claim returns the newest that is known of a claim, nil if there is none.
+func (c *Controller) claim(namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.lastClaim.Of(pvc), nil
+}
+
+// allVolumes lists the newest that is known of all volumes.
+func (c *Controller) allVolumes() ([]*corev1.PersistentVolume, error) {
+	listed, err := c.volumes.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	all := make([]*corev1.PersistentVolume, len(listed))
+	for i, pv := range listed {
+		all[i] = c.lastVolume.Of(pv)
+	}
+	return all, nil
+}

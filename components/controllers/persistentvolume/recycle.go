@@ -1,0 +1,64 @@
+package persistentvolume
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
+
+	"hyperkube/components/controllers/internal/storage"
+)
+
+const (
+	// recyclerNamespace is where upstream's recyclers are too.
+	recyclerNamespace = metav1.NamespaceDefault
+	// recyclerAnnotation is the name of the volume that a pod empties.
+	recyclerAnnotation = "hyperkube.io/recycled-volume"
+)
+
+// recycle has a pod empty a volume, and makes it available again.
+func (c *Controller) recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if c.image == "" || pv.Spec.HostPath == nil && pv.Spec.NFS == nil {
+		return c.failVolume(ctx, pv, "VolumeFailedRecycle", "no recyclable volume plugin matched")
+	}
+	name := "recycler-for-" + pv.Name
+	pods := c.env.Kube.CoreV1().Pods(recyclerNamespace)
+	pod, err := c.pods.Pods(recyclerNamespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		_, err = pods.Create(ctx, storage.Scrubber{
+			Image: c.image, Namespace: recyclerNamespace, Name: name,
+			Annotations: map[string]string{recyclerAnnotation: pv.Name},
+			Source:      corev1.VolumeSource{HostPath: pv.Spec.HostPath, NFS: pv.Spec.NFS},
+		}.Pod(), metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("making the pod that recycles volume %s: %w", pv.Name, err)
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ended, failure := storage.Ended(pod)
+	if !ended || pod.DeletionTimestamp != nil || pod.Annotations[recyclerAnnotation] != pv.Name {
+		return nil
+	}
+	if err := pods.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("removing the pod that recycled volume %s: %w", pv.Name, err)
+	}
+	if failure != "" {
+		return c.failVolume(ctx, pv, "VolumeFailedRecycle", "Recycle failed: "+failure)
+	}
+	c.env.Events.Event(pv, corev1.EventTypeNormal, "VolumeRecycled", "Volume recycled")
+	next := pv.DeepCopy()
+	// Nobody's any more, whoever bound it.
+	next.Spec.ClaimRef = nil
+	delete(next.Annotations, volumehelpers.AnnBoundByController)
+	if pv, err = c.writeVolume(ctx, pv, next); err != nil {
+		return err
+	}
+	_, err = c.volumePhase(ctx, pv, corev1.VolumeAvailable, "")
+	return err
+}

@@ -1,0 +1,161 @@
+// Package volumeprotection keeps claims that pods use and volumes that claims
+// are bound to, though they were deleted, until that has ended.
+//
+// https://kubernetes.io/docs/concepts/storage/persistent-volumes/#storage-object-in-use-protection
+package volumeprotection
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+const claimFinalizer = "kubernetes.io/pvc-protection"
+
+// byClaim indexes pods by the claims that they use.
+const byClaim = "claims"
+
+// Claims protects claims. Make it with NewClaims.
+type Claims struct {
+	*control.Loop
+	env    control.Env
+	claims corelisters.PersistentVolumeClaimLister
+	pods   cache.Indexer
+}
+
+// NewClaims makes the controller.
+func NewClaims(env control.Env) (*Claims, error) {
+	env = env.Defaulted()
+	core := env.Informers.Core().V1()
+	pods := core.Pods().Informer()
+	c := &Claims{env: env, claims: core.PersistentVolumeClaims().Lister(), pods: pods.GetIndexer()}
+	if _, ok := pods.GetIndexer().GetIndexers()[byClaim]; !ok {
+		if err := pods.AddIndexers(cache.Indexers{byClaim: claimsOf}); err != nil {
+			return nil, fmt.Errorf("indexing pods: %w", err)
+		}
+	}
+	c.Loop = control.NewLoop(env, "pvc-protection", c.sync)
+	claim := func(pvc *corev1.PersistentVolumeClaim) {
+		if (pvc.DeletionTimestamp != nil) == slices.Contains(pvc.Finalizers, claimFinalizer) {
+			c.AddObject(pvc)
+		}
+	}
+	ended := func(p *corev1.Pod) {
+		keys, _ := claimsOf(p)
+		for _, key := range keys {
+			c.Add(key)
+		}
+	}
+	if err := c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(claim, func(_, pvc *corev1.PersistentVolumeClaim) { claim(pvc) }, nil)); err != nil {
+		return nil, err
+	}
+	return c, c.Watch(pods, control.Handlers(nil, func(old, p *corev1.Pod) {
+		if old.UID != p.UID {
+			ended(old)
+		}
+	}, ended))
+}
+
+// claimsOf returns the keys of the claims of a pod.
+func claimsOf(obj any) ([]string, error) {
+	p, ok := obj.(*corev1.Pod)
+	if !ok {
+		return nil, nil
+	}
+	var keys []string
+	for i := range p.Spec.Volumes {
+		v := &p.Spec.Volumes[i]
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			keys = append(keys, p.Namespace+"/"+v.PersistentVolumeClaim.ClaimName)
+		case v.Ephemeral != nil:
+			keys = append(keys, p.Namespace+"/"+p.Name+"-"+v.Name)
+		}
+	}
+	return keys, nil
+}
+
+func (c *Claims) sync(ctx context.Context, key string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return nil
+	}
+	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	has := slices.Contains(pvc.Finalizers, claimFinalizer)
+	switch {
+	case pvc.DeletionTimestamp == nil && !has:
+		return c.write(ctx, pvc, append(slices.Clone(pvc.Finalizers), claimFinalizer))
+	case pvc.DeletionTimestamp == nil || !has:
+		return nil
+	}
+	used, err := c.used(ctx, pvc)
+	if used || err != nil {
+		return err
+	}
+	return c.write(ctx, pvc, slices.DeleteFunc(slices.Clone(pvc.Finalizers), func(f string) bool { return f == claimFinalizer }))
+}
+
+// used tells whether a pod that is on a node, and so may have the volume
+// mounted, uses a claim. Before it says no it asks the API, for the informer of
+// pods may be behind that of claims.
+func (c *Claims) used(ctx context.Context, pvc *corev1.PersistentVolumeClaim) (bool, error) {
+	objs, err := c.pods.ByIndex(byClaim, pvc.Namespace+"/"+pvc.Name)
+	if err != nil {
+		return false, err
+	}
+	for _, o := range objs {
+		if p, ok := o.(*corev1.Pod); ok && holds(p, pvc) {
+			return true, nil
+		}
+	}
+	list, err := c.env.Kube.CoreV1().Pods(pvc.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("looking for pods that use claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
+	}
+	for i := range list.Items {
+		if holds(&list.Items[i], pvc) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// holds tells whether a pod keeps a claim: one that has ended does so until it
+// is deleted.
+func holds(p *corev1.Pod, pvc *corev1.PersistentVolumeClaim) bool {
+	if p.Spec.NodeName == "" {
+		return false
+	}
+	for i := range p.Spec.Volumes {
+		v := &p.Spec.Volumes[i]
+		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == pvc.Name ||
+			v.Ephemeral != nil && p.Name+"-"+v.Name == pvc.Name && metav1.IsControlledBy(pvc, p) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Claims) write(ctx context.Context, pvc *corev1.PersistentVolumeClaim, finalizers []string) error {
+	next := pvc.DeepCopy()
+	next.Finalizers = finalizers
+	_, err := c.env.Kube.CoreV1().PersistentVolumeClaims(pvc.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("protecting claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
+	}
+	return nil
+}

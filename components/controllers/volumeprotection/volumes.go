@@ -1,0 +1,61 @@
+package volumeprotection
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+const volumeFinalizer = "kubernetes.io/pv-protection"
+
+// Volumes protects volumes. Make it with NewVolumes.
+type Volumes struct {
+	*control.Loop
+	env     control.Env
+	volumes corelisters.PersistentVolumeLister
+}
+
+// NewVolumes makes the controller.
+func NewVolumes(env control.Env) (*Volumes, error) {
+	env = env.Defaulted()
+	volumes := env.Informers.Core().V1().PersistentVolumes()
+	c := &Volumes{env: env, volumes: volumes.Lister()}
+	c.Loop = control.NewLoop(env, "pv-protection", c.sync)
+	changed := func(pv *corev1.PersistentVolume) {
+		if (pv.DeletionTimestamp != nil) == slices.Contains(pv.Finalizers, volumeFinalizer) {
+			c.AddObject(pv)
+		}
+	}
+	return c, c.Watch(volumes.Informer(), control.Handlers(changed, func(_, pv *corev1.PersistentVolume) { changed(pv) }, nil))
+}
+
+func (c *Volumes) sync(ctx context.Context, name string) error {
+	pv, err := c.volumes.Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	next := pv.DeepCopy()
+	has := slices.Contains(pv.Finalizers, volumeFinalizer)
+	switch {
+	case pv.DeletionTimestamp == nil && !has:
+		next.Finalizers = append(next.Finalizers, volumeFinalizer)
+	case pv.DeletionTimestamp != nil && has && pv.Status.Phase != corev1.VolumeBound:
+		next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == volumeFinalizer })
+	default:
+		return nil
+	}
+	if _, err := c.env.Kube.CoreV1().PersistentVolumes().Update(ctx, next, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("protecting volume %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,163 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
+)
+
+// Claims gets claims and the volumes that they are bound to; their errors are
+// the API's.
+type Claims interface {
+	Claim(ctx context.Context, namespace, name string) (*v1.PersistentVolumeClaim, error)
+	Volume(ctx context.Context, name string) (*v1.PersistentVolume, error)
+}
+
+// PersistentRequest is a persistent volume to be set up for a pod.
+type PersistentRequest struct {
+	Pod *v1.Pod
+	// Volume is the pod's, Claim and PV what it stands for. They are shared.
+	Volume *v1.Volume
+	Claim  *v1.PersistentVolumeClaim
+	PV     *v1.PersistentVolume
+	// Dir is the pod's own place for the volume: …/volumes/NAME/PV. Its parent
+	// exists. It must exist once the volume is set up, for it tells which pods
+	// of this node use which volumes, and what is mounted there is unmounted
+	// when the pod ends.
+	Dir string
+	// Fresh: the volume has not been set up for the pod before.
+	Fresh bool
+	// ReadOnly: the pod mounts it so.
+	ReadOnly bool
+}
+
+// PersistentType is a type of persistent volumes, e.g. local or CSI.
+type PersistentType interface {
+	// Name is the folder's name below a pod's volumes, as upstream's plugins
+	// are named.
+	Name() string
+	// IsPersistent tells whether the volume is of this type.
+	IsPersistent(pv *v1.PersistentVolume) bool
+	// SetUpPersistent makes the volume usable for the pod, or sees that it is.
+	// It is idempotent.
+	SetUpPersistent(ctx context.Context, r PersistentRequest) (Result, error)
+}
+
+// Claim is a volume by the claim that it is bound to, the pod's own one if it
+// is ephemeral.
+// https://kubernetes.io/docs/concepts/storage/persistent-volumes/
+type Claim struct {
+	Claims Claims
+	// Node returns the node's API object, nil while it is not known.
+	Node  func() *v1.Node
+	Types []PersistentType
+}
+
+// Name implements Type: the folder is that of the volume's own type.
+func (Claim) Name() string { return "" }
+
+// Is implements Type.
+func (Claim) Is(v *v1.Volume) bool { return v.PersistentVolumeClaim != nil || v.Ephemeral != nil }
+
+// SetUp implements Type.
+func (t Claim) SetUp(ctx context.Context, r Request) (Result, error) {
+	name, readOnly := r.Pod.Name+"-"+r.Volume.Name, false
+	if src := r.Volume.PersistentVolumeClaim; src != nil {
+		name, readOnly = src.ClaimName, src.ReadOnly
+	}
+	pvc, err := t.Claims.Claim(ctx, r.Pod.Namespace, name)
+	if err != nil {
+		return Result{}, fmt.Errorf("error processing PVC %s/%s: failed to fetch PVC from API server: %w", r.Pod.Namespace, name, err)
+	}
+	fail := func(err error) (Result, error) {
+		return Result{}, fmt.Errorf("error processing PVC %s/%s: %w", r.Pod.Namespace, name, err)
+	}
+	if r.Volume.Ephemeral != nil && !metav1.IsControlledBy(pvc, r.Pod) {
+		return fail(fmt.Errorf("PVC %s/%s was not created for pod %s/%s (pod is not owner)", pvc.Namespace, pvc.Name, r.Pod.Namespace, r.Pod.Name))
+	}
+	if pvc.Status.Phase != v1.ClaimBound || pvc.Spec.VolumeName == "" {
+		return fail(errors.New("PVC is not bound"))
+	}
+	pv, err := t.Claims.Volume(ctx, pvc.Spec.VolumeName)
+	if err != nil {
+		return fail(fmt.Errorf("failed to fetch PV %s from API server: %w", pvc.Spec.VolumeName, err))
+	}
+	if ref := pv.Spec.ClaimRef; ref == nil || ref.UID != pvc.UID {
+		return fail(fmt.Errorf("PV %s is not bound to the claim", pv.Name))
+	}
+	if pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock {
+		return fail(fmt.Errorf("volume %s has volumeMode Block, which is not supported for it", r.Volume.Name))
+	}
+	node := t.Node()
+	if node == nil {
+		return fail(errors.New("the node is not known yet"))
+	}
+	if err := volumehelpers.CheckNodeAffinity(pv, node.Labels); err != nil {
+		return fail(fmt.Errorf("PV %s has a node affinity that this node does not match: %w", pv.Name, err))
+	}
+	for _, own := range t.Types {
+		if !own.IsPersistent(pv) {
+			continue
+		}
+		return t.setUp(ctx, own, PersistentRequest{Pod: r.Pod, Volume: r.Volume, Claim: pvc, PV: pv, ReadOnly: readOnly}, filepath.Dir(r.Dir))
+	}
+	return Result{}, ErrUnsupported
+}
+
+func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentRequest, volumes string) (Result, error) {
+	parent := filepath.Join(volumes, own.Name())
+	if err := os.MkdirAll(parent, 0o750); err != nil {
+		return Result{}, fmt.Errorf("making the volume's directory: %w", err)
+	}
+	r.Dir = filepath.Join(parent, r.PV.Name)
+	_, err := os.Lstat(r.Dir)
+	r.Fresh = errors.Is(err, os.ErrNotExist)
+	if r.Fresh {
+		if r.Claim.DeletionTimestamp != nil {
+			return Result{}, fmt.Errorf("can't start pod because PVC %s is being deleted", r.Claim.Name)
+		}
+		if err := soleUser(volumes, own.Name(), r.PV); err != nil {
+			return Result{}, err
+		}
+	}
+	result, err := own.SetUpPersistent(ctx, r)
+	if err != nil {
+		return Result{}, err
+	}
+	result.Persistent = true
+	result.ReadOnly = result.ReadOnly || r.ReadOnly
+	return result, nil
+}
+
+// soleUser refuses a volume that one pod may use and another of this node does.
+func soleUser(volumes, kind string, pv *v1.PersistentVolume) error {
+	if len(pv.Spec.AccessModes) != 1 || pv.Spec.AccessModes[0] != v1.ReadWriteOncePod {
+		return nil
+	}
+	// …/pods/UID/volumes
+	pods := filepath.Dir(filepath.Dir(volumes))
+	entries, err := os.ReadDir(pods)
+	if err != nil {
+		return fmt.Errorf("looking for other users of the volume: %w", err)
+	}
+	for _, e := range entries {
+		if _, err := os.Lstat(filepath.Join(pods, e.Name(), "volumes", kind, pv.Name)); err == nil {
+			return errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+		}
+	}
+	return nil
+}
+
+// own makes the pod's own place for a volume that is used where it is.
+func (r PersistentRequest) own() error {
+	if err := os.Mkdir(r.Dir, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("making the volume's directory: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,92 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/internal/localpath"
+)
+
+// Local is a persistent volume that is a path of the node.
+type Local struct {
+	// Folders is where the volumes of the built-in provisioner are, each a
+	// folder that is made when it is first used.
+	Folders string
+}
+
+// Name implements PersistentType.
+func (Local) Name() string { return "kubernetes.io~local-volume" }
+
+// IsPersistent implements PersistentType.
+func (Local) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.Local != nil }
+
+// SetUpPersistent implements PersistentType. The path is used where it is.
+func (t Local) SetUpPersistent(_ context.Context, r PersistentRequest) (Result, error) {
+	path := r.PV.Spec.Local.Path
+	if localpath.Is(r.PV) && filepath.Dir(path) == filepath.Clean(t.Folders) {
+		if err := os.MkdirAll(t.Folders, 0o700); err != nil {
+			return Result{}, fmt.Errorf("making the folder of local volumes: %w", err)
+		}
+		if _, err := makeDir(path); err != nil {
+			return Result{}, err
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return Result{}, fmt.Errorf("path %q does not exist: %w", path, err)
+	}
+	if !info.IsDir() {
+		return Result{}, fmt.Errorf("local volume %q is no directory", path)
+	}
+	if group := fsGroup(r.Pod); group != nil && r.Fresh && !r.ReadOnly && !owned(r.Pod, info, *group) {
+		if err := SetGroup(path, *group, false); err != nil {
+			return Result{}, err
+		}
+	}
+	if err := r.own(); err != nil {
+		return Result{}, err
+	}
+	return Result{Path: path}, nil
+}
+
+// owned tells whether a volume need not be given to the pod's group: its root is
+// that already, and the pod asks for no more than to look there.
+func owned(pod *v1.Pod, root os.FileInfo, group int64) bool {
+	policy := pod.Spec.SecurityContext.FSGroupChangePolicy
+	if policy == nil || *policy != v1.FSGroupChangeOnRootMismatch {
+		return false
+	}
+	st, ok := root.Sys().(*syscall.Stat_t)
+	return ok && int64(st.Gid) == group && root.Mode()&os.ModeSetgid != 0 && root.Mode()&0o070 == 0o070
+}
+
+// IsPersistent implements PersistentType.
+func (HostPath) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.HostPath != nil }
+
+// SetUpPersistent implements PersistentType.
+func (HostPath) SetUpPersistent(_ context.Context, r PersistentRequest) (Result, error) {
+	src := r.PV.Spec.HostPath
+	kind := v1.HostPathUnset
+	if src.Type != nil {
+		kind = *src.Type
+	}
+	if err := checkHostPath(src.Path, kind); err != nil {
+		return Result{}, err
+	}
+	if _, err := os.Stat(src.Path); errors.Is(err, os.ErrNotExist) {
+		// The runtime would make it, but a subPath is looked for before.
+		if err := os.MkdirAll(src.Path, 0o755); err != nil {
+			return Result{}, fmt.Errorf("making the host path: %w", err)
+		}
+	}
+	if err := r.own(); err != nil {
+		return Result{}, err
+	}
+	return Result{Path: src.Path}, nil
+}

@@ -1,0 +1,320 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	storagelisters "k8s.io/client-go/listers/storage/v1"
+	"k8s.io/client-go/tools/cache"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
+
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/state"
+)
+
+// bindTimeout is how long a pod waits for its volumes.
+const bindTimeout = 10 * time.Minute
+
+// volumes is framework.Volumes: what informers tell, and over it what was
+// decided and has not come back.
+type volumes struct {
+	claims      corelisters.PersistentVolumeClaimLister
+	volumes     corelisters.PersistentVolumeLister
+	classes     storagelisters.StorageClassLister
+	drivers     storagelisters.CSIDriverLister
+	csiNodes    storagelisters.CSINodeLister
+	capacities  storagelisters.CSIStorageCapacityLister
+	attachments storagelisters.VolumeAttachmentLister
+	synced      []cache.DoneChecker
+
+	mu sync.Mutex // guards what follows
+	// assumed are by namespace/name, good while the informer has what they
+	// were made of.
+	assumedClaims  map[string]framework.Provisioned
+	assumedVolumes map[string]framework.Bound
+	// changed is closed when a claim or a volume changes.
+	changed chan struct{}
+}
+
+var _ framework.Volumes = (*volumes)(nil)
+
+func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, error) {
+	core, store := factory.Core().V1(), factory.Storage().V1()
+	v := &volumes{
+		claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(),
+		classes: store.StorageClasses().Lister(), drivers: store.CSIDrivers().Lister(), csiNodes: store.CSINodes().Lister(),
+		capacities: store.CSIStorageCapacities().Lister(), attachments: store.VolumeAttachments().Lister(),
+		assumedClaims: map[string]framework.Provisioned{}, assumedVolumes: map[string]framework.Bound{},
+		changed: make(chan struct{}),
+	}
+	event := func(e framework.Event) cache.ResourceEventHandler {
+		tell := func(any) { in.put(message{event: e}) }
+		return cache.ResourceEventHandlerFuncs{AddFunc: tell, UpdateFunc: func(_, _ any) { in.put(message{event: e}) }, DeleteFunc: tell}
+	}
+	for _, w := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		{core.PersistentVolumeClaims().Informer(), handler(func(pvc *corev1.PersistentVolumeClaim, _ bool) {
+			v.tell()
+			in.put(message{claim: pvc.Namespace + "/" + pvc.Name})
+		})},
+		{core.PersistentVolumes().Informer(), handler(func(*corev1.PersistentVolume, bool) {
+			v.tell()
+			in.put(message{event: framework.VolumeChanged})
+		})},
+		{store.StorageClasses().Informer(), event(framework.ClassChanged)},
+		{store.CSIDrivers().Informer(), event(framework.CSIDriverChanged)},
+		{store.CSINodes().Informer(), event(framework.CSINodeChanged)},
+		{store.CSIStorageCapacities().Informer(), event(framework.CapacityChanged)},
+		{store.VolumeAttachments().Informer(), event(framework.AttachmentChanged)},
+	} {
+		reg, err := w.informer.AddEventHandler(w.handler)
+		if err != nil {
+			return nil, err
+		}
+		v.synced = append(v.synced, reg.HasSyncedChecker())
+	}
+	return v, nil
+}
+
+// tell wakes those who wait for claims and volumes.
+func (v *volumes) tell() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	close(v.changed)
+	v.changed = make(chan struct{})
+}
+
+func (v *volumes) next() <-chan struct{} {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.changed
+}
+
+// Claim as framework.Volumes.
+func (v *volumes) Claim(namespace, name string) *corev1.PersistentVolumeClaim {
+	pvc, err := v.claims.PersistentVolumeClaims(namespace).Get(name)
+	if err != nil {
+		return nil
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	key := namespace + "/" + name
+	if a, ok := v.assumedClaims[key]; ok {
+		if a.Was.UID == pvc.UID && a.Was.ResourceVersion == pvc.ResourceVersion {
+			return a.Claim
+		}
+		delete(v.assumedClaims, key)
+	}
+	return pvc
+}
+
+// Volume as framework.Volumes.
+func (v *volumes) Volume(name string) *corev1.PersistentVolume {
+	pv, err := v.volumes.Get(name)
+	if err != nil {
+		return nil
+	}
+	return v.assumed(pv)
+}
+
+func (v *volumes) assumed(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if a, ok := v.assumedVolumes[pv.Name]; ok {
+		if a.Was.UID == pv.UID && a.Was.ResourceVersion == pv.ResourceVersion {
+			return a.Volume
+		}
+		delete(v.assumedVolumes, pv.Name)
+	}
+	return pv
+}
+
+// VolumesOf as framework.Volumes.
+func (v *volumes) VolumesOf(class string) []*corev1.PersistentVolume {
+	// A lister from memory does not fail, here and below.
+	all, _ := v.volumes.List(labels.Everything())
+	var out []*corev1.PersistentVolume
+	for _, pv := range all {
+		if volumehelpers.GetPersistentVolumeClass(pv) == class {
+			out = append(out, v.assumed(pv))
+		}
+	}
+	return out
+}
+
+// Class as framework.Volumes.
+func (v *volumes) Class(name string) *storagev1.StorageClass {
+	class, err := v.classes.Get(name)
+	if err != nil {
+		return nil
+	}
+	return class
+}
+
+// Driver as framework.Volumes.
+func (v *volumes) Driver(name string) *storagev1.CSIDriver {
+	driver, err := v.drivers.Get(name)
+	if err != nil {
+		return nil
+	}
+	return driver
+}
+
+// CSINode as framework.Volumes.
+func (v *volumes) CSINode(name string) *storagev1.CSINode {
+	node, err := v.csiNodes.Get(name)
+	if err != nil {
+		return nil
+	}
+	return node
+}
+
+// Capacities as framework.Volumes.
+func (v *volumes) Capacities() []*storagev1.CSIStorageCapacity {
+	all, _ := v.capacities.List(labels.Everything())
+	return all
+}
+
+// Attachments as framework.Volumes.
+func (v *volumes) Attachments() []*storagev1.VolumeAttachment {
+	all, _ := v.attachments.List(labels.Everything())
+	return all
+}
+
+// assume shows a reservation as done.
+func (v *volumes) assume(r *framework.Reservation) {
+	if r == nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, b := range r.Bind {
+		v.assumedVolumes[b.Volume.Name] = b
+	}
+	for _, p := range r.Provision {
+		v.assumedClaims[p.Claim.Namespace+"/"+p.Claim.Name] = p
+	}
+}
+
+// forget takes an assumption back.
+func (v *volumes) forget(r *framework.Reservation) {
+	if r == nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, b := range r.Bind {
+		delete(v.assumedVolumes, b.Volume.Name)
+	}
+	for _, p := range r.Provision {
+		delete(v.assumedClaims, p.Claim.Namespace+"/"+p.Claim.Name)
+	}
+}
+
+// reserve asks the plugins what comes with a node.
+func reserve(c *framework.Cycle, filters []framework.Filter, n *state.Node) (*framework.Reservation, error) {
+	var all *framework.Reservation
+	for _, p := range filters {
+		r, ok := p.(framework.Reserver)
+		if !ok {
+			continue
+		}
+		one, err := r.Reserve(c, n)
+		if err != nil {
+			return nil, fmt.Errorf("running Reserve plugin %q: %w", p.Name(), err)
+		}
+		switch {
+		case one == nil:
+		case all == nil:
+			all = one
+		default:
+			all.Bind, all.Provision = append(all.Bind, one.Bind...), append(all.Provision, one.Provision...)
+		}
+	}
+	return all, nil
+}
+
+// bindVolumes writes a reservation and waits until the claims are bound.
+func (s *Scheduler) bindVolumes(ctx context.Context, r *framework.Reservation, node string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, bindTimeout, errors.New("timed out waiting for the condition"))
+	defer cancel()
+	core := s.cfg.Clients.Kube.CoreV1()
+	for _, b := range r.Bind {
+		if _, err := core.PersistentVolumes().Update(ctx, b.Volume, metav1.UpdateOptions{}); err != nil {
+			return err
+		}
+	}
+	for _, p := range r.Provision {
+		if p.Was.Annotations[volumehelpers.AnnSelectedNode] == node {
+			continue
+		}
+		if _, err := core.PersistentVolumeClaims(p.Claim.Namespace).Update(ctx, p.Claim, metav1.UpdateOptions{}); err != nil {
+			return err
+		}
+	}
+	// Until the informer has the node of a claim its lack is no withdrawal.
+	chosen := map[string]bool{}
+	for {
+		changed := s.volumes.next()
+		done, err := s.volumesBound(ctx, r, node, chosen)
+		if done || err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (s *Scheduler) volumesBound(ctx context.Context, r *framework.Reservation, node string, chosen map[string]bool) (bool, error) {
+	claims := make([]*corev1.PersistentVolumeClaim, 0, len(r.Bind)+len(r.Provision))
+	for _, b := range r.Bind {
+		claims = append(claims, b.Claim)
+	}
+	for _, p := range r.Provision {
+		claims = append(claims, p.Claim)
+	}
+	for i, want := range claims {
+		pvc, err := s.volumes.claims.PersistentVolumeClaims(want.Namespace).Get(want.Name)
+		if err != nil || pvc.UID != want.UID || pvc.DeletionTimestamp != nil {
+			return false, fmt.Errorf("claim %q is gone or being deleted", want.Namespace+"/"+want.Name)
+		}
+		if i >= len(r.Bind) {
+			selected := pvc.Annotations[volumehelpers.AnnSelectedNode]
+			key := want.Namespace + "/" + want.Name
+			if selected == node {
+				chosen[key] = true
+			} else if chosen[key] || selected != "" {
+				return false, fmt.Errorf("provisioning failed for PVC %q", pvc.Name)
+			}
+		}
+		if pvc.Spec.VolumeName == "" || !metav1.HasAnnotation(pvc.ObjectMeta, volumehelpers.AnnBindCompleted) {
+			return false, nil
+		}
+		pv, err := s.volumes.volumes.Get(pvc.Spec.VolumeName)
+		if err != nil {
+			return false, nil // the informer is behind
+		}
+		n, err := s.informed.nodes.Get(node)
+		if err != nil {
+			return false, fmt.Errorf("node %q is gone", node)
+		}
+		if err := volumehelpers.CheckNodeAffinity(pv, n.Labels); err != nil {
+			return false, fmt.Errorf("pv %q node affinity doesn't match node %q: %w", pv.Name, node, err)
+		}
+	}
+	return true, ctx.Err()
+}
