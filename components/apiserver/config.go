@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"hyperkube/components/apiserver/connect"
+	"hyperkube/components/apiserver/discovery"
 	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
@@ -61,6 +62,8 @@ type Config struct {
 	// Paths are served too, behind the same chain; those that end with a
 	// slash with all below them.
 	Paths map[string]http.Handler
+	// Aggregation, unless nil, knows the APIs that other servers serve.
+	Aggregation Aggregation
 	// LiveChecks and ReadyChecks add to /livez and /readyz.
 	LiveChecks, ReadyChecks []health.Check
 
@@ -74,6 +77,14 @@ type Config struct {
 	Profiling bool
 	// Log receives what goes wrong; nil: slog's default.
 	Log *slog.Logger
+}
+
+// Aggregation knows the APIs that other servers serve.
+type Aggregation interface {
+	discovery.Aggregation
+	// Handler returns who answers requests for a path below /api or /apis if
+	// that is another server, else nil. It is asked for every request.
+	Handler(path string) http.Handler
 }
 
 // KubeletConfig says how to reach kubelets.

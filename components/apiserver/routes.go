@@ -55,9 +55,16 @@ func (r *routes) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 
 // routes of what is not resources, and where those are.
 func (s *Server) routes() http.Handler {
-	disc := discovery.New(discovery.Config{Registry: s.registry, Sender: s.rest})
+	others := s.cfg.Aggregation
+	disc := discovery.New(discovery.Config{Registry: s.registry, Sender: s.rest, Aggregation: others})
 	resources := func(depth int) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if others != nil {
+				if h := others.Handler(req.URL.Path); h != nil {
+					h.ServeHTTP(w, req)
+					return
+				}
+			}
 			if strings.Count(strings.Trim(req.URL.Path, "/"), "/") < depth {
 				disc.ServeHTTP(w, req)
 				return

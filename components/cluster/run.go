@@ -220,6 +220,9 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 		Listener: listener, CertFile: c.pki.APIServer.CertFile, KeyFile: c.pki.APIServer.KeyFile,
 		ClientCAFile: c.pki.CA.CertFile, FrontProxyCAFile: c.pki.FrontProxyCA.CertFile,
 		FrontProxy:      authn.FrontProxy{AllowedNames: []string{"front-proxy-client"}},
+		ProxyCertFile: c.pki.FrontProxyClient.CertFile, ProxyKeyFile: c.pki.FrontProxyClient.KeyFile,
+		// Pods are reached from here as soon as they are there.
+		EndpointRouting: true,
 		BootstrapTokens: true,
 		Issuers:         []string{"https://kubernetes.default.svc." + c.identity.Domain},
 		Key:             c.pki.ServiceAccountKey, Keys: keys,

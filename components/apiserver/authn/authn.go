@@ -66,6 +66,8 @@ type Authenticator struct {
 	proxyCA  *CABundle
 	requests []authenticator.Request
 	tokens   []authenticator.Token
+	// changed has room for the news that bundles are others.
+	changed chan struct{}
 }
 
 var (
@@ -78,7 +80,7 @@ func New(cfg Config) (*Authenticator, error) {
 	if cfg.Log == nil {
 		return nil, errors.New("authentication takes a log")
 	}
-	a := &Authenticator{cfg: cfg}
+	a := &Authenticator{cfg: cfg, changed: make(chan struct{}, 1)}
 	var err error
 	if cfg.FrontProxyCAFile != "" {
 		if a.proxyCA, err = LoadCABundle(cfg.FrontProxyCAFile); err != nil {
@@ -125,7 +127,7 @@ func New(cfg Config) (*Authenticator, error) {
 func (a *Authenticator) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, b := range a.bundles {
-		g.Go(func() error { return b.Run(ctx, a.cfg.Log) })
+		g.Go(func() error { return b.Run(ctx, a.cfg.Log, a.tell) })
 	}
 	// There may be no file to follow.
 	<-ctx.Done()
@@ -160,6 +162,16 @@ func (a *Authenticator) CABundles() (client, frontProxy []byte) {
 		frontProxy = a.proxyCA.PEM()
 	}
 	return client, frontProxy
+}
+
+// Changed is received from, by one, when CABundles may return something else.
+func (a *Authenticator) Changed() <-chan struct{} { return a.changed }
+
+func (a *Authenticator) tell() {
+	select {
+	case a.changed <- struct{}{}:
+	default:
+	}
 }
 
 // AuthenticateRequest tells who req is from. Without credentials, and without

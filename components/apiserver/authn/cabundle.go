@@ -84,9 +84,9 @@ func parsePool(data []byte) (*x509.CertPool, int, error) {
 	}
 }
 
-// Run follows the file until ctx ends. A content that cannot be used is logged
-// and the one before stays.
-func (b *CABundle) Run(ctx context.Context, log *slog.Logger) error {
+// Run follows the file until ctx ends, and calls changed whenever it has been
+// read again. A content that cannot be used is logged and the one before stays.
+func (b *CABundle) Run(ctx context.Context, log *slog.Logger, changed func()) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("following certificate authorities: %w", err)
@@ -105,6 +105,7 @@ func (b *CABundle) Run(ctx context.Context, log *slog.Logger) error {
 		if now := sha256.Sum256(b.PEM()); now != seen {
 			seen = now
 			log.InfoContext(ctx, "certificate authorities reloaded", "file", b.path)
+			changed()
 		}
 		select {
 		case <-ctx.Done():

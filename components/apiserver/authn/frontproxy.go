@@ -31,19 +31,24 @@ type frontProxy struct {
 	headers authenticator.Request
 }
 
-func newFrontProxy(cfg FrontProxy) (*frontProxy, error) {
+// Defaulted returns f with the usual headers where it names none.
+func (f FrontProxy) Defaulted() FrontProxy {
 	or := func(headers []string, usual string) []string {
 		if len(headers) == 0 {
 			return []string{usual}
 		}
 		return headers
 	}
-	headers, err := headerrequest.New(
-		or(cfg.UsernameHeaders, "X-Remote-User"),
-		or(cfg.UIDHeaders, "X-Remote-Uid"),
-		or(cfg.GroupHeaders, "X-Remote-Group"),
-		or(cfg.ExtraHeaderPrefixes, "X-Remote-Extra-"),
-	)
+	f.UsernameHeaders = or(f.UsernameHeaders, "X-Remote-User")
+	f.UIDHeaders = or(f.UIDHeaders, "X-Remote-Uid")
+	f.GroupHeaders = or(f.GroupHeaders, "X-Remote-Group")
+	f.ExtraHeaderPrefixes = or(f.ExtraHeaderPrefixes, "X-Remote-Extra-")
+	return f
+}
+
+func newFrontProxy(cfg FrontProxy) (*frontProxy, error) {
+	cfg = cfg.Defaulted()
+	headers, err := headerrequest.New(cfg.UsernameHeaders, cfg.UIDHeaders, cfg.GroupHeaders, cfg.ExtraHeaderPrefixes)
 	if err != nil {
 		return nil, fmt.Errorf("configuring request headers: %w", err)
 	}

@@ -26,36 +26,38 @@ import (
 
 // options are the flags of kube-apiserver, under upstream's names.
 type options struct {
-	etcdServers                    []string
-	etcdCA, etcdCert, etcdKey      string
-	etcdPrefix                     string
-	bind, advertise                string
-	port                           int
-	certFile, keyFile              string
-	clientCA                       string
-	tokenFile                      string
-	bootstrapTokens, anonymous     bool
-	proxyCA                        string
-	proxyNames                     []string
-	proxyUser, proxyGroup          []string
-	proxyExtra                     []string
-	issuers                        []string
-	verifyKeys                     []string
-	signingKey                     string
-	audiences                      []string
-	serviceCIDRs                   string
-	nodePorts                      utilnet.PortRange
-	modes                          []string
-	enable, disable                []string
-	encryptionConfig               string
-	kubeletCert, kubeletKey        string
-	kubeletCA                      string
-	kubeletAddressTypes            []string
-	eventTTL                       time.Duration
-	profiling                      bool
-	verbosity                      int
-	ignoredProxyCert, ignoredProxy string
-	ignoredPrivileged              bool
+	etcdServers                []string
+	etcdCA, etcdCert, etcdKey  string
+	etcdPrefix                 string
+	bind, advertise            string
+	port                       int
+	certFile, keyFile          string
+	clientCA                   string
+	tokenFile                  string
+	bootstrapTokens, anonymous bool
+	proxyCA                    string
+	proxyNames                 []string
+	proxyUser, proxyGroup      []string
+	proxyExtra                 []string
+	issuers                    []string
+	verifyKeys                 []string
+	signingKey                 string
+	audiences                  []string
+	serviceCIDRs               string
+	nodePorts                  utilnet.PortRange
+	modes                      []string
+	enable, disable            []string
+	encryptionConfig           string
+	kubeletCert, kubeletKey    string
+	kubeletCA                  string
+	kubeletAddressTypes        []string
+	eventTTL                   time.Duration
+	profiling                  bool
+	verbosity                  int
+	proxyCert, proxyKey        string
+	endpointRouting            bool
+	proxyUID                   []string
+	ignoredPrivileged          bool
 }
 
 // NewCommand is `kube-apiserver`.
@@ -89,6 +91,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.proxyCA, "requestheader-client-ca-file", "", "Authorities of front proxies, who vouch for users by headers.")
 	f.StringSliceVar(&o.proxyNames, "requestheader-allowed-names", nil, "Common names of front proxies; empty: any that the authorities signed.")
 	f.StringSliceVar(&o.proxyUser, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers with the user's name.")
+	f.StringSliceVar(&o.proxyUID, "requestheader-uid-headers", []string{"X-Remote-Uid"}, "Headers with the user's UID.")
 	f.StringSliceVar(&o.proxyGroup, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers with the user's groups.")
 	f.StringSliceVar(&o.proxyExtra, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"}, "Prefixes of headers with more about the user.")
 	f.StringSliceVar(&o.issuers, "service-account-issuer", nil, "Issuers of service account tokens, the first for new ones.")
@@ -108,8 +111,9 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.eventTTL, "event-ttl", time.Hour, "How long events are kept.")
 	f.BoolVar(&o.profiling, "profiling", true, "Serve /debug/pprof.")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Log level: above 3 shows what is for debugging.")
-	f.StringVar(&o.ignoredProxyCert, "proxy-client-cert-file", "", "Client certificate for aggregated servers.")
-	f.StringVar(&o.ignoredProxy, "proxy-client-key-file", "", "Key of the client certificate for aggregated servers.")
+	f.StringVar(&o.proxyCert, "proxy-client-cert-file", "", "Client certificate for aggregated servers.")
+	f.StringVar(&o.proxyKey, "proxy-client-key-file", "", "Key of the client certificate for aggregated servers.")
+	f.BoolVar(&o.endpointRouting, "enable-aggregator-routing", false, "Reach aggregated servers at the addresses of their pods and not at that of their Service.")
 	f.BoolVar(&o.ignoredPrivileged, "allow-privileged", true, "Privileged containers are for Pod Security to decide about; this is accepted and ignored.")
 }
 
@@ -145,8 +149,9 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 		ClientCAFile: o.clientCA, TokenFile: o.tokenFile, BootstrapTokens: o.bootstrapTokens, NoAnonymous: !o.anonymous,
 		FrontProxyCAFile: o.proxyCA,
 		FrontProxy: authn.FrontProxy{
-			AllowedNames: o.proxyNames, UsernameHeaders: o.proxyUser, GroupHeaders: o.proxyGroup, ExtraHeaderPrefixes: o.proxyExtra,
+			AllowedNames: o.proxyNames, UsernameHeaders: o.proxyUser, UIDHeaders: o.proxyUID, GroupHeaders: o.proxyGroup, ExtraHeaderPrefixes: o.proxyExtra,
 		},
+		ProxyCertFile: o.proxyCert, ProxyKeyFile: o.proxyKey, EndpointRouting: o.endpointRouting,
 		Issuers: o.issuers, Audiences: o.audiences,
 		AuthorizationModes: o.modes, EnableAdmission: o.enable, DisableAdmission: o.disable,
 		NodePorts: o.nodePorts,

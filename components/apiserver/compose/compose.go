@@ -23,6 +23,7 @@ import (
 
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/admission"
+	"hyperkube/components/apiserver/aggregation"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/authz"
 	"hyperkube/components/apiserver/health"
@@ -57,6 +58,11 @@ type Config struct {
 	// FrontProxyCAFile verifies proxies that vouch for users.
 	FrontProxyCAFile string
 	FrontProxy       authn.FrontProxy
+	// ProxyCertFile and ProxyKeyFile show aggregated servers who passes
+	// requests on to them; empty: nothing does.
+	ProxyCertFile, ProxyKeyFile string
+	// EndpointRouting reaches aggregated servers at their pods' addresses.
+	EndpointRouting bool
 	// TokenFile is a CSV file of tokens.
 	TokenFile string
 	// BootstrapTokens lets the tokens of joining machines in.
@@ -100,6 +106,8 @@ type Server struct {
 	authz     *authz.Authorizer
 	admission *admission.Chain
 	addresses *serviceip.Allocator
+	others    *aggregation.Aggregator
+	trust     *aggregation.Trust
 	own       *client.Clients
 	source    *inprocess.Source
 	ready     chan struct{}
@@ -111,6 +119,7 @@ type (
 	lateAuthenticator struct{ authenticator.Request }
 	lateAuthorizer    struct{ authorizer.Authorizer }
 	lateHandler       struct{ http.Handler }
+	lateAggregation   struct{ *aggregation.Aggregator }
 )
 
 // New validates cfg and puts everything together. Nothing runs yet, but clients
@@ -124,6 +133,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, ready: make(chan struct{})}
 	who, may, admit := &lateAuthenticator{}, &lateAuthorizer{}, &lateAdmission{}
+	others := &lateAggregation{}
 	docs := &lateHandler{}
 	paths := cfg.discovery()
 	paths["/openapi/"] = docs
@@ -133,13 +143,14 @@ func New(cfg Config) (*Server, error) {
 		Listener: cfg.Listener, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile,
 		Authenticator: who, Authorizer: may, Admission: admit,
 		Kubelet: cfg.Kubelet, Profiling: cfg.Profiling, Log: cfg.Log,
-		Extend: s.extend, Paths: paths,
+		Extend: s.extend, Paths: paths, Aggregation: others,
 		ReadyChecks: []health.Check{health.Closed("poststarthook/bootstrap", s.ready)},
 	}
 	if s.server, err = apiserver.New(serverConfig); err != nil {
 		return nil, err
 	}
-	docs.Handler = openapi.New(s.server.Registry(), version.Get().GitVersion)
+	documents := openapi.New(s.server.Registry(), version.Get().GitVersion)
+	docs.Handler = documents
 	s.source = inprocess.New(s.server.Registry(), cfg.Log)
 	if s.own, err = s.Clients("system:apiserver", "system:masters"); err != nil {
 		return nil, err
@@ -147,6 +158,11 @@ func New(cfg Config) (*Server, error) {
 	if err := s.secure(who, may, admit); err != nil {
 		return nil, err
 	}
+	if err := s.aggregate(); err != nil {
+		return nil, err
+	}
+	others.Aggregator = s.others
+	documents.Aggregate(s.others)
 	return s, nil
 }
 

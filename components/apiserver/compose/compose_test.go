@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/compose"
 	"hyperkube/components/apiserver/tokens"
 	"hyperkube/components/etcd"
@@ -73,6 +74,8 @@ func start(t *testing.T) *env {
 	port := listener.Addr().(*net.TCPAddr).Port
 	server, err := compose.New(compose.Config{
 		Etcd: db.Client(), Listener: listener, CertFile: set.APIServer.CertFile, KeyFile: set.APIServer.KeyFile,
+		FrontProxyCAFile: set.FrontProxyCA.CertFile, FrontProxy: authn.FrontProxy{AllowedNames: []string{"front-proxy-client"}},
+		ProxyCertFile: set.FrontProxyClient.CertFile, ProxyKeyFile: set.FrontProxyClient.KeyFile, EndpointRouting: true,
 		ClientCAFile: set.CA.CertFile, Issuers: []string{"https://kubernetes.default.svc"},
 		Key: set.ServiceAccountKey, Keys: keys, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		Advertise: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(port)),

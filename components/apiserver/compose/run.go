@@ -79,6 +79,8 @@ func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background c
 		return err
 	}
 	group.Start(background, "service addresses", lifecycle.Func(s.addresses.Run))
+	group.Start(background, "aggregation", s.others)
+	group.Start(background, "the trust of aggregated servers", s.trust)
 	if s.cfg.Advertise.IsValid() {
 		keeper, err := bootstrap.NewKeeper(bootstrap.KeeperConfig{
 			Registry: s.server.Registry(), ServiceIP: firstOf(s.cfg.ServiceCIDRs[0]), Advertise: s.cfg.Advertise, Log: s.cfg.Log,

@@ -39,11 +39,29 @@ type Config struct {
 	// Addresses tells clients in which networks they reach the server where;
 	// it may be nil.
 	Addresses []metav1.ServerAddressByClientCIDR
-	// Groups, unless nil, returns groups that others serve, for APIs that
-	// are aggregated.
-	Groups func() []apidiscoveryv2.APIGroupDiscovery
+	// Aggregation, unless nil, tells of what other servers serve, and in
+	// which order all is shown.
+	Aggregation Aggregation
 	// NotFound answers for groups that the registry does not have. Nil: 404.
 	NotFound http.Handler
+}
+
+// Aggregation tells of APIs that other servers serve. Its methods are called by
+// several goroutines.
+type Aggregation interface {
+	// Generation changes with what the other methods return.
+	Generation() uint64
+	// Priority of a version; what has the higher one is shown first.
+	Priority(gv schema.GroupVersion) (group, version int32)
+	// Versions are those of other servers. They stand in for what the
+	// registry has of the same name.
+	Versions() []Version
+}
+
+// Version is one version that another server serves.
+type Version struct {
+	Group     string
+	Discovery apidiscoveryv2.APIVersionDiscovery
 }
 
 // Handler answers /api, /apis and what is right below them.
@@ -55,8 +73,9 @@ type Handler struct {
 
 // documents are made anew when what is served has changed.
 type documents struct {
-	of      *registry.Resource // the last one when they were made
-	n       int
+	of []*registry.Resource // what was served when they were made
+	// generation of the aggregation.
+	generation uint64
 	core    *apidiscoveryv2.APIGroupDiscoveryList
 	groups  *apidiscoveryv2.APIGroupDiscoveryList
 	list    *metav1.APIGroupList
@@ -163,27 +182,32 @@ func (c contentType) WriteHeader(code int) {
 
 func (h *Handler) documents() *documents {
 	all := h.cfg.Registry.Resources()
+	var generation uint64
+	if h.cfg.Aggregation != nil {
+		generation = h.cfg.Aggregation.Generation()
+	}
 	d := h.cached.Load()
-	if d != nil && h.cfg.Groups == nil && d.n == len(all) && (d.n == 0 || d.of == all[d.n-1]) {
+	if d != nil && d.generation == generation && same(d.of, all) {
 		return d
 	}
 	d = h.build(all)
+	d.generation = generation
 	h.cached.Store(d)
 	return d
 }
 
+// same tells whether a and b are one slice.
+func same(a, b []*registry.Resource) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
+
 func (h *Handler) build(all []*registry.Resource) *documents {
 	d := &documents{
-		n:       len(all),
+		of:      all,
 		core:    &apidiscoveryv2.APIGroupDiscoveryList{},
 		groups:  &apidiscoveryv2.APIGroupDiscoveryList{},
 		list:    &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{}},
 		byGroup: map[string]*metav1.APIGroup{},
 		byGV:    map[schema.GroupVersion]*metav1.APIResourceList{},
 		etags:   map[string]string{},
-	}
-	if d.n > 0 {
-		d.of = all[d.n-1]
 	}
 	groups := map[string]*apidiscoveryv2.APIGroupDiscovery{}
 	var order []string
@@ -213,15 +237,15 @@ func (h *Handler) build(all []*registry.Resource) *documents {
 		g := groups[gv.Group]
 		g.Versions = append(g.Versions, version)
 	}
+	if h.cfg.Aggregation != nil {
+		order = h.merge(groups, order)
+	}
 	for _, name := range order {
 		if name == "" {
 			d.core.Items = append(d.core.Items, *groups[name])
 			continue
 		}
 		d.groups.Items = append(d.groups.Items, *groups[name])
-	}
-	if h.cfg.Groups != nil {
-		d.groups.Items = append(d.groups.Items, h.cfg.Groups()...)
 	}
 	for _, g := range d.groups.Items {
 		out := metav1.APIGroup{Name: g.Name}

@@ -8,6 +8,7 @@ package openapi
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	_ "embed" // the schemas
 	"encoding/json"
@@ -38,14 +39,17 @@ type Registry interface {
 
 // Handler serves /openapi/v2, /openapi/v3 and what is below it.
 type Handler struct {
-	registry Registry
-	version  string
+	registry    Registry
+	version     string
+	aggregation Aggregation
 
 	mu sync.Mutex // guards what follows
 	// documents made, by path and form. They are dropped when what is served
 	// has changed.
 	documents map[string]*document
 	served    []*registry.Resource
+	// generation of the aggregation when they were made.
+	generation uint64
 }
 
 // document is one document in one form.
@@ -69,11 +73,17 @@ const (
 // ServeHTTP as http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimSuffix(r.URL.Path, "/")
+	if name, ok := strings.CutPrefix(path, "/openapi/v3/"); ok && h.aggregation != nil {
+		if other := h.aggregation.OpenAPIV3Handler(name); other != nil {
+			other.ServeHTTP(w, r)
+			return
+		}
+	}
 	form := mimeJSON
 	if path == "/openapi/v2" && wantsProto(r.Header.Get("Accept")) {
 		form = mimeProtoV2
 	}
-	doc, err := h.document(path, form)
+	doc, err := h.document(r.Context(), path, form)
 	switch {
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -114,12 +124,18 @@ func wantsProto(accept string) bool {
 
 // document returns a document, made now if it must be, or nil if there is none
 // at that path.
-func (h *Handler) document(path, form string) (*document, error) {
+func (h *Handler) document(ctx context.Context, path, form string) (*document, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if resources := h.registry.Resources(); !slices.Equal(resources, h.served) {
 		h.served = resources
 		clear(h.documents)
+	}
+	if h.aggregation != nil {
+		if now := h.aggregation.Generation(); now != h.generation {
+			h.generation = now
+			clear(h.documents)
+		}
 	}
 	if doc := h.documents[path+form]; doc != nil {
 		return doc, nil
@@ -129,6 +145,15 @@ func (h *Handler) document(path, form string) (*document, error) {
 		return nil, err
 	}
 	etag := h.etag(path)
+	if h.aggregation != nil {
+		merged, changed, err := h.merge(ctx, path, data)
+		if err != nil {
+			return nil, err
+		}
+		if changed {
+			data, etag = merged, contentTag(merged)
+		}
+	}
 	if form == mimeProtoV2 {
 		parsed, err := openapi_v2.ParseDocument(data)
 		if err != nil {

@@ -1,0 +1,240 @@
+package aggregation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
+
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/store"
+)
+
+// How often a server is asked that answers, and one that does not: what goes
+// on in the network between is not told by any event.
+const (
+	probeEvery   = 30 * time.Second
+	probeSoonest = 50 * time.Millisecond
+)
+
+// probe looks whether the server is there, whenever its Service or that one's
+// endpoints change and from time to time, and writes down what it finds, until
+// ctx ends.
+func (b *backend) probe(ctx context.Context) {
+	changed := make(chan struct{}, 1)
+	b.probes.Go(func() {
+		b.follow(ctx, b.directory.services, store.WatchOptions{Key: b.namespace + "/" + b.service}, changed)
+	})
+	b.probes.Go(func() {
+		b.follow(ctx, b.directory.slices, store.WatchOptions{Prefix: b.namespace + "/", Match: b.isSlice}, changed)
+	})
+	failures := 0
+	for {
+		condition, err := b.check(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = b.write(ctx, condition)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		wait := probeEvery
+		if err != nil {
+			b.cfg.Log.WarnContext(ctx, "the state of an APIService could not be written", "name", b.name, "error", err)
+		}
+		if err != nil || condition.Reason == reasonFailed {
+			wait = min(probeEvery, probeSoonest<<min(failures, 10))
+			failures++
+		} else {
+			failures = 0
+		}
+		if condition.Status == apiregistrationv1.ConditionTrue {
+			b.discover(ctx)
+		} else {
+			b.lost()
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-changed:
+			timer.Stop()
+			failures = 0
+		case <-timer.C:
+		}
+	}
+}
+
+// isSlice tells whether an entry is a slice of the Service.
+func (b *backend) isSlice(e *store.Entry) bool {
+	obj, err := b.directory.slices.Read(e)
+	if err != nil {
+		return false
+	}
+	return obj.GetLabels()[discoveryv1.LabelServiceName] == b.service
+}
+
+// follow tells of every change of what opts selects, until ctx ends.
+func (b *backend) follow(ctx context.Context, res *registry.Resource, opts store.WatchOptions, changed chan<- struct{}) {
+	for res != nil && ctx.Err() == nil {
+		if err := b.watch(ctx, res, opts, changed); ctx.Err() == nil && !errors.Is(err, store.ErrTooOld) {
+			b.cfg.Log.WarnContext(ctx, "the Service of an APIService could not be followed", "name", b.name, "error", err)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+func (b *backend) watch(ctx context.Context, res *registry.Resource, opts store.WatchOptions, changed chan<- struct{}) error {
+	w, err := res.Collection.Watch(ctx, opts)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	for {
+		// What came before the watch counts as a change, too.
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+		for {
+			batch, err := w.Next(ctx)
+			if err != nil {
+				return err
+			}
+			if len(batch.Events) > 0 {
+				break
+			}
+		}
+	}
+}
+
+// Reasons of the condition Available, as clients know them.
+const (
+	reasonFailed = "FailedDiscoveryCheck"
+	reasonPassed = "Passed"
+)
+
+// check returns the condition that is true now.
+func (b *backend) check(ctx context.Context) (apiregistrationv1.APIServiceCondition, error) {
+	no := func(status apiregistrationv1.ConditionStatus, reason, message string, args ...any) (apiregistrationv1.APIServiceCondition, error) {
+		return apiregistrationv1.APIServiceCondition{
+			Type: apiregistrationv1.Available, Status: status, Reason: reason, Message: fmt.Sprintf(message, args...),
+			LastTransitionTime: metav1.Now(),
+		}, nil
+	}
+	const unknown, isFalse = apiregistrationv1.ConditionUnknown, apiregistrationv1.ConditionFalse
+	svc, err := b.directory.service(ctx, b.namespace, b.service)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return no(isFalse, "ServiceNotFound", "service/%s in %q is not present", b.service, b.namespace)
+	case err != nil:
+		return no(unknown, "ServiceAccessError", "service/%s in %q cannot be checked due to: %v", b.service, b.namespace, err)
+	}
+	if svc.Spec.Type == corev1.ServiceTypeClusterIP {
+		port, ok := portOf(svc, b.port)
+		if !ok {
+			return no(isFalse, "ServicePortError", "service/%s in %q is not listening on port %d", b.service, b.namespace, b.port)
+		}
+		all, err := b.directory.slicesOf(ctx, b.namespace, b.service)
+		switch {
+		case err != nil:
+			return no(unknown, "EndpointsAccessError", "service/%s in %q cannot be checked due to: %v", b.service, b.namespace, err)
+		case len(all) == 0:
+			return no(isFalse, "EndpointsNotFound", "cannot find endpointslices for service/%s in %q", b.service, b.namespace)
+		case !slices.ContainsFunc(all, func(s *discoveryv1.EndpointSlice) bool { return serves(s, port.Name) }):
+			return no(isFalse, "MissingEndpoints", "endpointslices for service/%s in %q have no addresses with port name %q", b.service, b.namespace, port.Name)
+		}
+	}
+	if err := b.ask(ctx); err != nil {
+		return no(isFalse, reasonFailed, "%v", err)
+	}
+	return no(apiregistrationv1.ConditionTrue, reasonPassed, "all checks passed")
+}
+
+// serves tells whether a slice has a ready endpoint and the port.
+func serves(s *discoveryv1.EndpointSlice, port string) bool {
+	return slices.ContainsFunc(s.Endpoints, func(ep discoveryv1.Endpoint) bool { return isReady(&ep) }) &&
+		slices.ContainsFunc(s.Ports, func(p discoveryv1.EndpointPort) bool { return p.Name != nil && *p.Name == port && p.Port != nil })
+}
+
+// ask asks for what every server has. Several ask at the same time, for one of
+// several endpoints may not answer; one answer is enough.
+func (b *backend) ask(ctx context.Context) error {
+	const attempts = 5
+	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
+	defer cancel()
+	results := make(chan error, attempts)
+	for range attempts {
+		go func() {
+			resp, err := b.get(ctx, b.path(), nil)
+			if err == nil {
+				_ = resp.Body.Close()
+				if resp.StatusCode < http.StatusOK || resp.StatusCode >= http.StatusMultipleChoices {
+					err = fmt.Errorf("bad status from %v: %d", resp.Request.URL, resp.StatusCode)
+				}
+			}
+			results <- err
+		}()
+	}
+	var err error
+	for range attempts {
+		if err = <-results; err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// write writes the condition down if it is news.
+func (b *backend) write(ctx context.Context, condition apiregistrationv1.APIServiceCondition) error {
+	s := b.object(b.name)
+	for range 3 {
+		if s == nil {
+			return nil
+		}
+		changed := s.DeepCopy()
+		helper.SetAPIServiceCondition(changed, condition)
+		if equality.Semantic.DeepEqual(s.Status, changed.Status) {
+			return nil
+		}
+		_, err := b.client.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+		switch {
+		case err == nil:
+			b.cfg.Log.InfoContext(ctx, "availability of an APIService", "name", b.name, "status", condition.Status, "reason", condition.Reason)
+			return nil
+		case apierrors.IsNotFound(err):
+			return nil
+		case !apierrors.IsConflict(err):
+			return err
+		}
+		// Somebody else wrote it; what they wrote may be older than what the
+		// watch has told.
+		fresh, err := b.client.Get(ctx, b.name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
+		case fresh.UID != s.UID || !equality.Semantic.DeepEqual(fresh.Spec, s.Spec):
+			return nil // it is another one now, and has a probe of its own
+		}
+		s = fresh
+	}
+	return errors.New("others keep changing it")
+}

@@ -1,0 +1,118 @@
+package openapi
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// Aggregation has the documents of other servers. Its methods are called by
+// several goroutines.
+type Aggregation interface {
+	// Generation changes when the documents may have.
+	Generation() uint64
+	// OpenAPIV3 returns where the documents of v3 are, by group and version
+	// in the form of "apis/GROUP/VERSION".
+	OpenAPIV3(ctx context.Context) map[string]string
+	// OpenAPIV3Handler returns who answers for one of them, nil if that is
+	// not another server.
+	OpenAPIV3Handler(name string) http.Handler
+	// OpenAPIV2 returns what is to be added to the document of v2.
+	OpenAPIV2(ctx context.Context) []Part
+}
+
+// Part is what another server adds to the document of v2.
+type Part struct {
+	Paths       map[string]json.RawMessage
+	Definitions map[string]json.RawMessage
+}
+
+// Aggregate merges the documents of other servers from now on. It is to be
+// called before the handler answers.
+func (h *Handler) Aggregate(a Aggregation) { h.aggregation = a }
+
+// merge adds what other servers have to the documents that show all.
+func (h *Handler) merge(ctx context.Context, path string, data []byte) ([]byte, bool, error) {
+	switch path {
+	case "/openapi/v2":
+		if parts := h.aggregation.OpenAPIV2(ctx); len(parts) > 0 {
+			return mergeV2(data, parts)
+		}
+	case "/openapi/v3":
+		if others := h.aggregation.OpenAPIV3(ctx); len(others) > 0 {
+			return mergeV3(data, others)
+		}
+	}
+	return data, false, nil
+}
+
+// mergeV2 adds paths and what they refer to. A definition that is there
+// already stays: what has one name is one type.
+func mergeV2(data []byte, parts []Part) ([]byte, bool, error) {
+	var doc map[string]json.RawMessage
+	var paths, definitions map[string]json.RawMessage
+	if err := json.Unmarshal(data, &doc); err != nil {
+		return nil, false, fmt.Errorf("merging OpenAPI v2: %w", err)
+	}
+	if err := json.Unmarshal(doc["paths"], &paths); err != nil {
+		return nil, false, fmt.Errorf("merging OpenAPI v2: %w", err)
+	}
+	if err := json.Unmarshal(doc["definitions"], &definitions); err != nil {
+		return nil, false, fmt.Errorf("merging OpenAPI v2: %w", err)
+	}
+	for _, p := range parts {
+		var names []string
+		for path, item := range p.Paths {
+			if _, ok := paths[path]; ok {
+				continue
+			}
+			paths[path] = item
+			names = append(names, references(item)...)
+		}
+		for name, definition := range closure(p.Definitions, names) {
+			if _, ok := definitions[name]; !ok {
+				definitions[name] = definition
+			}
+		}
+	}
+	var err error
+	if doc["paths"], err = json.Marshal(paths); err != nil {
+		return nil, false, fmt.Errorf("merging OpenAPI v2: %w", err)
+	}
+	if doc["definitions"], err = json.Marshal(definitions); err != nil {
+		return nil, false, fmt.Errorf("merging OpenAPI v2: %w", err)
+	}
+	data, err = json.Marshal(doc)
+	return data, true, err
+}
+
+// references are the names of the models that JSON refers to.
+func references(raw []byte) []string {
+	var out []string
+	for _, m := range reference.FindAllSubmatch(raw, -1) {
+		out = append(out, string(m[1]))
+	}
+	return out
+}
+
+func mergeV3(data []byte, others map[string]string) ([]byte, bool, error) {
+	var doc struct {
+		Paths map[string]map[string]string `json:"paths"`
+	}
+	if err := json.Unmarshal(data, &doc); err != nil {
+		return nil, false, fmt.Errorf("merging OpenAPI v3: %w", err)
+	}
+	for name, at := range others {
+		doc.Paths[name] = map[string]string{"serverRelativeURL": at}
+	}
+	data, err := json.Marshal(doc)
+	return data, true, err
+}
+
+// contentTag is the ETag of what is not made of parts that are known before.
+func contentTag(data []byte) string {
+	return fmt.Sprintf("%q", strings.ToUpper(fmt.Sprintf("%x", sha256.Sum256(data))))
+}
