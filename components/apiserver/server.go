@@ -10,11 +10,13 @@ import (
 	"slices"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
 	clientrest "k8s.io/client-go/rest"
 
 	"hyperkube/components/apiserver/connect"
+	"hyperkube/components/apiserver/customresource"
 	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/filters"
 	"hyperkube/components/apiserver/memory"
@@ -35,9 +37,11 @@ type Server struct {
 	store    *store.Store
 	registry *registry.Registry
 	fields   *fieldmanager.Managers
-	metrics  *metrics.Metrics
-	rest     *rest.Handler
-	chain    *filters.Chain
+	// custom is nil when there are no definitions to be served.
+	custom  *customresource.Server
+	metrics *metrics.Metrics
+	rest    *rest.Handler
+	chain   *filters.Chain
 	// stopping ends when Run is told to stop: watches end with it.
 	stopping context.Context //nolint:containedctx // it is the server's, which outlives calls
 	stop     context.CancelFunc
@@ -88,6 +92,12 @@ func New(cfg Config) (*Server, error) {
 		}
 	}
 	s.fields = fieldmanager.New()
+	if s.registry.Lookup(apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")) != nil {
+		s.custom, err = customresource.New(customresource.Config{Registry: s.registry, Fields: s.fields, Log: cfg.Log})
+		if err != nil {
+			return nil, err
+		}
+	}
 	s.metrics = metrics.New()
 	if err := s.compose(); err != nil {
 		return nil, err
@@ -188,6 +198,9 @@ func (s *Server) Run(ctx context.Context) error {
 	var g lifecycle.Group
 	// Requests in flight need the store when ctx has ended already.
 	g.Start(context.WithoutCancel(ctx), "store", s.store)
+	if s.custom != nil {
+		g.Start(context.WithoutCancel(ctx), "custom resources", s.custom)
+	}
 	var server *http.Server
 	served := make(chan error, 1)
 	if s.cfg.Listener != nil {
@@ -230,8 +243,8 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // warm fills the cache that every request needs; the channel is closed once
-// that is done, by which the store is known to work. Others fill when they are
-// first asked for.
+// that is done, by which the store is known to work, and what is defined is
+// served. Others fill when they are first asked for.
 func (s *Server) warm() <-chan struct{} {
 	c := s.registry.Collection(schema.GroupResource{Resource: "namespaces"})
 	if c == nil {
@@ -240,7 +253,21 @@ func (s *Server) warm() <-chan struct{} {
 		return done
 	}
 	c.Warm()
-	return c.Ready()
+	if s.custom == nil {
+		return c.Ready()
+	}
+	both := make(chan struct{})
+	go func() {
+		for _, ready := range []<-chan struct{}{c.Ready(), s.custom.Ready()} {
+			select {
+			case <-ready:
+			case <-s.stopping.Done():
+				return
+			}
+		}
+		close(both)
+	}()
+	return both
 }
 
 // httpServer is the server on the network.

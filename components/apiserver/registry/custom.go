@@ -18,11 +18,12 @@ import (
 )
 
 // Replace serves resources, all versions of one custom resource, in place of
-// those that were served under the name; none takes it away. Watches of what
-// was there end, and what was cached of it is forgotten, for the new resources
-// may read it otherwise. What is built in is never replaced: Replace returns
-// false and does nothing when there is such a resource.
-func (r *Registry) Replace(gr schema.GroupResource, resources ...*api.Resource) bool {
+// those that were served under the name; none takes it away. Unless keep is
+// set, watches of what was there end, and what was cached of it is forgotten,
+// for the new resources may read it otherwise. What is built in is never
+// replaced: Replace returns false and does nothing when there is such a
+// resource.
+func (r *Registry) Replace(gr schema.GroupResource, keep bool, resources ...*api.Resource) bool {
 	r.mu.Lock()
 	old := r.table.Load()
 	t := &table{byGVR: maps.Clone(old.byGVR)}
@@ -40,11 +41,15 @@ func (r *Registry) Replace(gr schema.GroupResource, resources ...*api.Resource) 
 		delete(t.byGVR, res.GVR())
 		gone, extra = res.Collection, res.extra
 	}
-	if gone != nil {
+	collection := gone
+	if gone != nil && (!keep || len(resources) == 0) {
 		r.cfg.Store.Drop(gone)
+		collection = nil
 	}
 	if len(resources) > 0 {
-		collection := r.customCollection(resources[0])
+		if collection == nil {
+			collection = r.customCollection(resources[0])
+		}
 		for i, res := range resources {
 			added := &Resource{
 				Resource:   res,

@@ -91,7 +91,7 @@ func StoreError(res *registry.Resource, name string, err error) error {
 	case errors.Is(err, store.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 		return apierrors.NewServerTimeout(gr, "", 1)
 	case errors.Is(err, store.ErrStopped):
-		return apierrors.NewServiceUnavailable("the server is shutting down")
+		return errStopped
 	case errors.Is(err, context.Canceled):
 		return apierrors.NewTimeoutError("the request was cancelled", 0)
 	case errors.Is(err, store.ErrCorrupt):
@@ -99,6 +99,9 @@ func StoreError(res *registry.Resource, name string, err error) error {
 	}
 	return err
 }
+
+// errStopped: the server stops, or what was served is served anew.
+var errStopped = apierrors.NewServiceUnavailable("the server is shutting down")
 
 // optimisticLock is what a client is told whose copy of an object is old.
 const optimisticLock = "the object has been modified; please apply your changes to the latest version and try again"

@@ -129,7 +129,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		c.ctx = apirequest.WithNamespace(ctx, info.Namespace)
 	}
 	c.warnDeprecated()
-	if err := c.dispatch(); err != nil {
+	err := c.dispatch()
+	if now := h.cfg.Registry.Lookup(gvr); errors.Is(err, errStopped) && req.Method == http.MethodGet && now != nil && now != c.res {
+		// The definition has just changed.
+		c.res = now
+		err = c.dispatch()
+	}
+	if err != nil {
 		h.Error(w, req, err)
 	}
 }

@@ -1,0 +1,234 @@
+package customresource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"hyperkube/internal/api"
+	"hyperkube/internal/store"
+)
+
+const (
+	// manager is who is recorded for what this package writes, as upstream.
+	manager = "kube-apiserver"
+	// attempts to write what others write too.
+	attempts = 20
+	// patience with instances that have finalizers before that is told.
+	patience = time.Minute
+	// deletions of instances at once.
+	deletions = 16
+)
+
+// update changes a definition by change, again in each attempt, and returns
+// what is stored then. Change returns false to leave it; then, and when the
+// definition is gone or goes with this, update returns nil.
+func (s *Server) update(ctx context.Context, name string, change func(*crd) bool) (*crd, error) {
+	entry, err := s.definitions.Collection.Get(ctx, name, -1)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	for range attempts {
+		if err != nil {
+			return nil, err
+		}
+		old := s.read(entry)
+		if old == nil {
+			return nil, fmt.Errorf("definition %s cannot be read", name)
+		}
+		d := old.DeepCopy()
+		if !change(d) {
+			return nil, nil
+		}
+		var op store.Op
+		if d.DeletionTimestamp != nil && len(d.Finalizers) == 0 {
+			op = s.definitions.Collection.Delete(entry)
+		} else {
+			obj, err := s.record(d, old)
+			if err != nil {
+				return nil, err
+			}
+			op = s.definitions.Collection.Update(entry, obj, 0)
+		}
+		var entries []*store.Entry
+		entries, _, err = s.cfg.Registry.Store().Commit(ctx, op)
+		var lost *store.ConflictError
+		switch {
+		case err == nil && entries[0] == nil:
+			return nil, nil
+		case err == nil:
+			return s.read(entries[0]), nil
+		case errors.As(err, &lost) && lost.Current == nil:
+			return nil, nil
+		case errors.As(err, &lost):
+			entry, err = lost.Current, nil
+		}
+	}
+	return nil, fmt.Errorf("definition %s is always changed by others", name)
+}
+
+// record notes who wrote the status.
+func (s *Server) record(d, old *crd) (api.Object, error) {
+	fields, err := s.cfg.Fields.For(s.definitions.Resource, "status")
+	if err != nil {
+		return nil, err
+	}
+	obj, ok := fields.UpdateNoErrors(old, d, manager).(api.Object)
+	if !ok {
+		return nil, errors.New("managed fields of a definition: not an API object")
+	}
+	obj.SetResourceVersion("")
+	return obj, nil
+}
+
+// startCleanup deletes the instances of a definition that goes, once.
+func (s *Server) startCleanup(ctx context.Context, d *crd) {
+	uid := string(d.UID)
+	if s.cleaning[uid] {
+		return
+	}
+	s.cleaning[uid] = true
+	collection := s.cfg.Registry.Collection(schema.GroupResource{Group: d.Spec.Group, Resource: d.Status.AcceptedNames.Plural})
+	s.cleaners.Go(func() {
+		for ctx.Err() == nil {
+			err := s.cleanup(ctx, d, collection)
+			if err == nil || ctx.Err() != nil {
+				return
+			}
+			s.cfg.Log.Error("instances of a custom resource definition cannot be deleted", "name", d.Name, "err", err)
+			s.tell(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err))
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	})
+}
+
+// tell writes the condition Terminating.
+func (s *Server) tell(ctx context.Context, d *crd, status apiextensionsv1.ConditionStatus, reason, message string) {
+	_, err := s.update(ctx, d.Name, func(now *crd) bool {
+		if now.UID != d.UID {
+			return false
+		}
+		setCondition(now, condition{Type: apiextensionsv1.Terminating, Status: status, Reason: reason, Message: message})
+		return true
+	})
+	if err != nil && ctx.Err() == nil {
+		s.cfg.Log.Error("the status of a custom resource definition cannot be written", "name", d.Name, "err", err)
+	}
+}
+
+func (s *Server) cleanup(ctx context.Context, d *crd, collection *store.Collection) error {
+	reason, message := "NeverEstablished", "resource was never established"
+	if collection != nil && apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) {
+		s.tell(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionInProgress", "CustomResource deletion is in progress")
+		if err := s.deleteInstances(ctx, d, collection); err != nil {
+			return err
+		}
+		reason, message = "InstanceDeletionCompleted", "removed all instances"
+	}
+	_, err := s.update(ctx, d.Name, func(now *crd) bool {
+		if now.UID != d.UID {
+			return false
+		}
+		setCondition(now, condition{Type: apiextensionsv1.Terminating, Status: apiextensionsv1.ConditionFalse, Reason: reason, Message: message})
+		apihelpers.CRDRemoveFinalizer(now, apiextensionsv1.CustomResourceCleanupFinalizer)
+		return true
+	})
+	return err
+}
+
+// deleteInstances returns when there are none left.
+func (s *Server) deleteInstances(ctx context.Context, d *crd, collection *store.Collection) error {
+	asked := false
+	for {
+		page, err := collection.List(ctx, store.ListOptions{Revision: -1})
+		if err != nil {
+			return err
+		}
+		if len(page.Entries) == 0 {
+			return nil
+		}
+		if !asked {
+			if err := s.deleteAll(ctx, collection, page.Entries); err != nil {
+				return err
+			}
+			asked = true
+			continue
+		}
+		if err := waitChange(ctx, collection, page.Revision); err != nil {
+			if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, store.ErrTooOld) {
+				return err
+			}
+			s.tell(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionCheck",
+				"could not confirm zero CustomResources remaining: context deadline exceeded")
+			asked = false
+		}
+	}
+}
+
+// waitChange returns at the next change of a collection.
+func waitChange(ctx context.Context, collection *store.Collection, since int64) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	w, err := collection.Watch(ctx, store.WatchOptions{Since: since})
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	if _, err = w.Next(ctx); err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+func (s *Server) deleteAll(ctx context.Context, collection *store.Collection, entries []*store.Entry) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(deletions)
+	for _, e := range entries {
+		group.Go(func() error { return s.deleteOne(ctx, collection, e) })
+	}
+	return group.Wait()
+}
+
+// deleteOne deletes an instance, or marks it when somebody has something to do
+// first. What cannot be read is deleted.
+func (s *Server) deleteOne(ctx context.Context, collection *store.Collection, e *store.Entry) error {
+	for range attempts {
+		op := collection.Delete(e)
+		if stored, err := e.Object(); err == nil {
+			if obj, ok := stored.(api.Object); ok && len(obj.GetFinalizers()) > 0 {
+				if obj.GetDeletionTimestamp() != nil {
+					return nil
+				}
+				marked := obj.DeepCopyObject().(api.Object)
+				now, none := metav1.NewTime(time.Now().Truncate(time.Second)), int64(0)
+				marked.SetDeletionTimestamp(&now)
+				marked.SetDeletionGracePeriodSeconds(&none)
+				marked.SetGeneration(obj.GetGeneration() + 1)
+				marked.SetResourceVersion("")
+				op = collection.Update(e, marked, 0)
+			}
+		}
+		_, _, err := s.cfg.Registry.Store().Commit(ctx, op)
+		var lost *store.ConflictError
+		switch {
+		case errors.As(err, &lost) && lost.Current == nil:
+			return nil
+		case errors.As(err, &lost):
+			e = lost.Current
+		default:
+			return err
+		}
+	}
+	return fmt.Errorf("instance %s is always changed by others", strings.TrimPrefix(e.Key(), "/"))
+}

@@ -1,0 +1,63 @@
+package customresource
+
+import (
+	"fmt"
+	"sync"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/conversion"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/util/webhook"
+)
+
+// converter makes of an object one of another version. It may change the
+// object that it is given, and return it.
+type converter func(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error)
+
+// relabel is the strategy None.
+func relabel(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error) {
+	obj.SetAPIVersion(to.String())
+	return obj, nil
+}
+
+// webhooks makes converters that call webhooks, with the clients that it keeps
+// of them.
+//
+// https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definition-versioning/#webhook-conversion
+type webhooks struct {
+	factory func() (*conversion.CRConverterFactory, error)
+}
+
+// newWebhooks finds Services by resolver. Wrap says who calls a webhook; nil:
+// nobody in particular.
+func newWebhooks(resolver webhook.ServiceResolver, wrap webhook.AuthenticationInfoResolverWrapper) *webhooks {
+	if wrap == nil {
+		wrap = func(r webhook.AuthenticationInfoResolver) webhook.AuthenticationInfoResolver { return r }
+	}
+	return &webhooks{sync.OnceValues(func() (*conversion.CRConverterFactory, error) {
+		return conversion.NewCRConverterFactory(resolver, wrap)
+	})}
+}
+
+func (w *webhooks) converter(crd *apiextensionsv1.CustomResourceDefinition) (converter, error) {
+	factory, err := w.factory()
+	if err != nil {
+		return nil, fmt.Errorf("conversion webhook of %s: %w", crd.Name, err)
+	}
+	_, convert, err := factory.NewConverter(crd)
+	if err != nil {
+		return nil, fmt.Errorf("conversion webhook of %s: %w", crd.Name, err)
+	}
+	return func(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error) {
+		out, err := convert.ConvertToVersion(obj, to)
+		if err != nil {
+			return nil, err
+		}
+		u, ok := out.(*unstructured.Unstructured)
+		if !ok {
+			return nil, fmt.Errorf("conversion webhook of %s returned a %T", crd.Name, out)
+		}
+		return u, nil
+	}, nil
+}

@@ -1,0 +1,190 @@
+package customresource
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apimachinery/pkg/version"
+
+	"hyperkube/internal/api"
+)
+
+// definition is one state of a CustomResourceDefinition as it is served. What
+// costs something is made when it is first needed. It is never changed and is
+// safe for use by several goroutines.
+type definition struct {
+	crd   *apiextensionsv1.CustomResourceDefinition // shared
+	names apiextensionsv1.CustomResourceDefinitionNames
+	// storage is the version that objects are stored in.
+	storage  string
+	versions map[string]*kindVersion
+	convert  converter
+	types    func() (managedfields.TypeConverter, error)
+}
+
+// kindVersion is one version of a definition.
+type kindVersion struct {
+	*apiextensionsv1.CustomResourceDefinitionVersion
+	of     *definition
+	gvk    schema.GroupVersionKind
+	schema func() (*compiled, error)
+	checks func() (*checks, error)
+}
+
+// newDefinition reads a definition whose names have been accepted, at least
+// once. Remote makes what converts by webhook.
+func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, remote func(*apiextensionsv1.CustomResourceDefinition) (converter, error)) (*definition, error) {
+	d := &definition{crd: crd, names: crd.Status.AcceptedNames, versions: map[string]*kindVersion{}}
+	if d.names.Plural == "" || d.names.Singular == "" || d.names.Kind == "" || d.names.ListKind == "" {
+		return nil, fmt.Errorf("definition %s has no accepted names", crd.Name)
+	}
+	for i := range crd.Spec.Versions {
+		spec := &crd.Spec.Versions[i]
+		v := &kindVersion{
+			CustomResourceDefinitionVersion: spec, of: d,
+			gvk: schema.GroupVersionKind{Group: crd.Spec.Group, Version: spec.Name, Kind: d.names.Kind},
+		}
+		v.schema = sync.OnceValues(v.compile)
+		v.checks = sync.OnceValues(v.compileChecks)
+		d.versions[spec.Name] = v
+		if spec.Storage {
+			d.storage = spec.Name
+		}
+	}
+	if d.storage == "" {
+		return nil, fmt.Errorf("definition %s has no storage version", crd.Name)
+	}
+	d.convert = relabel
+	if c := crd.Spec.Conversion; c != nil && c.Strategy == apiextensionsv1.WebhookConverter {
+		// The client is made when something must be converted.
+		make := sync.OnceValues(func() (converter, error) { return remote(crd) })
+		d.convert = func(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error) {
+			convert, err := make()
+			if err != nil {
+				return nil, err
+			}
+			return convert(obj, to)
+		}
+	}
+	d.types = sync.OnceValues(d.makeTypes)
+	return d, nil
+}
+
+// resources are the versions that are served, the preferred one first.
+func (d *definition) resources(terminating bool) []*api.Resource {
+	var out []*api.Resource
+	for _, v := range d.versions {
+		if v.Served {
+			out = append(out, v.resource(terminating))
+		}
+	}
+	slices.SortFunc(out, func(a, b *api.Resource) int {
+		return cmp.Or(version.CompareKubeAwareVersionStrings(b.Version, a.Version), strings.Compare(a.Version, b.Version))
+	})
+	return out
+}
+
+// remote tells whether a webhook converts.
+func (d *definition) remote() bool {
+	c := d.crd.Spec.Conversion
+	return c != nil && c.Strategy == apiextensionsv1.WebhookConverter
+}
+
+func (v *kindVersion) resource(terminating bool) *api.Resource {
+	d := v.of
+	res := &api.Resource{
+		Names: api.Names{
+			Kind: d.names.Kind, ListKind: d.names.ListKind, Plural: d.names.Plural, Singular: d.names.Singular,
+			ShortNames: d.names.ShortNames, Categories: d.names.Categories,
+		},
+		Group: v.gvk.Group, Version: v.gvk.Version,
+		Scope:       d.crd.Spec.Scope == apiextensionsv1.NamespaceScoped,
+		Verbs:       api.AllVerbs,
+		StoragePath: v.gvk.Group + "/" + d.names.Plural,
+		New:         func() api.Object { return &unstructured.Unstructured{Object: map[string]any{}} },
+		NewList:     func() runtime.Object { return &unstructured.UnstructuredList{} },
+
+		Default:       v.setDefaults,
+		PrepareCreate: v.prepareCreate,
+		Validate:      v.validateCreate,
+		Warnings:      v.warnings,
+		Update: api.Update{
+			Prepare:  v.prepareUpdate,
+			Validate: v.validateUpdate,
+		},
+		StoredAs: &api.StoredAs{
+			GroupVersionKind: schema.GroupVersionKind{Group: v.gvk.Group, Version: d.storage, Kind: d.names.Kind},
+			ToStored:         v.toStored,
+			FromStored:       v.fromStored,
+		},
+		Custom: &api.Custom{
+			State:       fmt.Sprintf("%s %d %v %t", d.crd.UID, d.crd.Generation, d.names, terminating),
+			Terminating: terminating,
+			Deprecation: v.deprecation(),
+			Coerce: func(obj api.Object, report bool) ([]string, error) {
+				return d.coerce(obj, coercion{report: report})
+			},
+			Load:    d.load,
+			Convert: d.convertTo,
+			Remote:  d.remote(),
+			Types:   d.types,
+			Models:  v.models,
+		},
+	}
+	res.Fields, res.FieldNames = v.fields(bool(res.Scope))
+	res.Columns, res.Row = v.table()
+	if sub := v.Subresources; sub != nil && sub.Status != nil {
+		res.Update.ResetFields = [][]string{{"status"}}
+		res.Views = map[string]api.Update{"status": {
+			Verbs:       []string{"get", "patch", "update"},
+			Prepare:     prepareStatus,
+			Validate:    v.validateStatus,
+			ResetFields: [][]string{{"metadata"}, {"spec"}},
+		}}
+	}
+	if sub := v.Subresources; sub != nil && sub.Scale != nil {
+		res.Scale = v.scale()
+	}
+	return res
+}
+
+// deprecation is the warning about a version that ought not to be used any
+// more, "" for others.
+func (v *kindVersion) deprecation() string {
+	if !v.Deprecated {
+		return ""
+	}
+	if v.DeprecationWarning != nil {
+		return *v.DeprecationWarning
+	}
+	text := fmt.Sprintf("%s/%s %s is deprecated", v.gvk.Group, v.gvk.Version, v.of.crd.Spec.Names.Kind)
+	best := ""
+	for _, other := range v.of.crd.Spec.Versions {
+		if other.Served && !other.Deprecated && version.CompareKubeAwareVersionStrings(v.gvk.Version, other.Name) < 0 &&
+			(best == "" || version.CompareKubeAwareVersionStrings(best, other.Name) < 0) {
+			best = other.Name
+		}
+	}
+	if best != "" {
+		text += fmt.Sprintf("; use %s/%s %s", v.gvk.Group, best, v.of.crd.Spec.Names.Kind)
+	}
+	return text
+}
+
+// content is the object as it is decoded. It is not nil.
+func content(obj api.Object) *unstructured.Unstructured {
+	u, ok := obj.(*unstructured.Unstructured)
+	if !ok {
+		// Resources of this package make no other objects.
+		return &unstructured.Unstructured{Object: map[string]any{}}
+	}
+	return u
+}

@@ -1,0 +1,61 @@
+package customresource
+
+import (
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"hyperkube/internal/api"
+)
+
+// splitPath makes names of a simple path such as ".spec.replicas".
+func splitPath(path string) []string { return strings.Split(strings.TrimPrefix(path, "."), ".") }
+
+// scale maps objects by the paths of the definition.
+//
+// https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#scale-subresource
+func (v *kindVersion) scale() *api.Scale {
+	s := v.Subresources.Scale
+	spec, status := splitPath(s.SpecReplicasPath), splitPath(s.StatusReplicasPath)
+	var selector []string
+	if s.LabelSelectorPath != nil && *s.LabelSelectorPath != "" {
+		selector = splitPath(*s.LabelSelectorPath)
+	}
+	others := map[string][]string{}
+	for name, other := range v.of.versions {
+		var path []string
+		if other.Subresources != nil && other.Subresources.Scale != nil {
+			path = splitPath(other.Subresources.Scale.SpecReplicasPath)
+		}
+		others[schema.GroupVersion{Group: v.gvk.Group, Version: name}.String()] = path
+	}
+	return &api.Scale{
+		SpecReplicasPath: spec,
+		OtherPaths:       others,
+		Get: func(o api.Object) (int32, int32, string) {
+			obj := content(o)
+			// What is no number has been refused by validation.
+			want, _, _ := unstructured.NestedInt64(obj.Object, spec...)
+			have, _, _ := unstructured.NestedInt64(obj.Object, status...)
+			text := ""
+			if selector != nil {
+				text, _, _ = unstructured.NestedString(obj.Object, selector...)
+			}
+			return int32(want), int32(have), text
+		},
+		Set: func(o api.Object, replicas int32) {
+			// It fails when a part of the path is no object, which
+			// validation has refused.
+			_ = unstructured.SetNestedField(content(o).Object, int64(replicas), spec...)
+		},
+		Check: func(o api.Object) error {
+			_, found, err := unstructured.NestedInt64(content(o).Object, spec...)
+			if err == nil && !found {
+				err = fmt.Errorf("the spec replicas field %q does not exist", s.SpecReplicasPath)
+			}
+			return err
+		},
+	}
+}

@@ -1,0 +1,83 @@
+package customresource
+
+import (
+	"fmt"
+
+	internal "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+)
+
+// compiled is the schema of a version in the forms that reads need.
+type compiled struct {
+	// props is the schema itself; nil if there is none.
+	props *internal.JSONSchemaProps
+	// structural is nil if there is none.
+	structural *structuralschema.Structural
+}
+
+// checks are what writes are validated by.
+type checks struct {
+	schema, status validation.SchemaValidator
+	// rules is nil if there are none.
+	rules *cel.Validator
+}
+
+// properties returns the schema in the library's internal form, a copy.
+func (v *kindVersion) properties() (*internal.JSONSchemaProps, error) {
+	if v.Schema == nil || v.Schema.OpenAPIV3Schema == nil {
+		return nil, nil
+	}
+	out := &internal.CustomResourceValidation{}
+	if err := apiextensionsv1.Convert_v1_CustomResourceValidation_To_apiextensions_CustomResourceValidation(v.Schema.DeepCopy(), out, nil); err != nil {
+		return nil, fmt.Errorf("schema of %s: %w", v.gvk, err)
+	}
+	return out.OpenAPIV3Schema, nil
+}
+
+func (v *kindVersion) compile() (*compiled, error) {
+	props, err := v.properties()
+	if err != nil || props == nil {
+		return &compiled{}, err
+	}
+	s, err := structuralschema.NewStructural(props)
+	if v.of.crd.Spec.PreserveUnknownFields {
+		// Then the schema need not be structural.
+		return &compiled{props: props, structural: s}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("schema of %s is not structural: %w", v.gvk, err)
+	}
+	// It shares defaults with the schema, which are pruned.
+	s = s.DeepCopy()
+	if err := defaulting.PruneDefaults(s); err != nil {
+		return nil, fmt.Errorf("defaults of %s: %w", v.gvk, err)
+	}
+	return &compiled{props: props, structural: s}, nil
+}
+
+func (v *kindVersion) compileChecks() (*checks, error) {
+	c, err := v.schema()
+	if err != nil {
+		return nil, err
+	}
+	out := &checks{}
+	if out.schema, _, err = validation.NewSchemaValidator(c.props); err != nil {
+		return nil, fmt.Errorf("schema of %s: %w", v.gvk, err)
+	}
+	if c.props != nil && v.Subresources != nil && v.Subresources.Status != nil {
+		if status, ok := c.props.Properties["status"]; ok {
+			if out.status, _, err = validation.NewSchemaValidator(&status); err != nil {
+				return nil, fmt.Errorf("schema of the status of %s: %w", v.gvk, err)
+			}
+		}
+	}
+	if c.structural != nil {
+		out.rules = cel.NewValidator(c.structural, true, celconfig.PerCallLimit)
+	}
+	return out, nil
+}

@@ -1,0 +1,223 @@
+package customresource
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	internal "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	"k8s.io/apimachinery/pkg/api/equality"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/util/webhook"
+)
+
+type (
+	crd       = apiextensionsv1.CustomResourceDefinition
+	condition = apiextensionsv1.CustomResourceDefinitionCondition
+)
+
+// taken are the names that definitions of a group have been given.
+type taken struct{ resources, kinds map[string]bool }
+
+func takenOf(group string, all map[string]*crd) taken {
+	t := taken{map[string]bool{}, map[string]bool{}}
+	for _, d := range all {
+		if d.Spec.Group != group {
+			continue
+		}
+		n := &d.Status.AcceptedNames
+		for _, name := range append([]string{n.Plural, n.Singular}, n.ShortNames...) {
+			t.resources[name] = true
+		}
+		t.kinds[n.Kind], t.kinds[n.ListKind] = true, true
+	}
+	return t
+}
+
+// decide sets in d, which is changed, the status that it ought to have: what
+// it is called, whether it is served, and what is wrong with it.
+func decide(d *crd, t taken) {
+	if !equality.Semantic.DeepEqual(d.Spec.Names, d.Status.AcceptedNames) {
+		names, accepted := acceptNames(d, t)
+		d.Status.AcceptedNames = names
+		setCondition(d, accepted)
+		if accepted.Status != apiextensionsv1.ConditionTrue && apihelpers.FindCRDCondition(d, apiextensionsv1.Established) == nil {
+			setCondition(d, condition{
+				Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionFalse,
+				Reason: "NotAccepted", Message: "not all names are accepted",
+			})
+		}
+	}
+	establish(d)
+	if c := nonStructural(d); c != nil {
+		setCondition(d, *c)
+	} else {
+		removeCondition(d, apiextensionsv1.NonStructuralSchema)
+	}
+	if c := approval(d); c != nil {
+		setCondition(d, *c)
+	}
+}
+
+// setCondition leaves alone what says the same already.
+func setCondition(d *crd, c condition) {
+	if !apihelpers.IsCRDConditionEquivalent(&c, apihelpers.FindCRDCondition(d, c.Type)) {
+		apihelpers.SetCRDCondition(d, c)
+	}
+}
+
+func removeCondition(d *crd, what apiextensionsv1.CustomResourceDefinitionConditionType) {
+	if apihelpers.FindCRDCondition(d, what) != nil {
+		apihelpers.RemoveCRDCondition(d, what)
+	}
+}
+
+// acceptNames takes over each wished name that nobody else in the group has.
+func acceptNames(d *crd, t taken) (apiextensionsv1.CustomResourceDefinitionNames, condition) {
+	want, have := &d.Spec.Names, &d.Status.AcceptedNames
+	got := *have.DeepCopy()
+	c := condition{
+		Type: apiextensionsv1.NamesAccepted, Status: apiextensionsv1.ConditionTrue,
+		Reason: "NoConflicts", Message: "no conflicts found",
+	}
+	refuse := func(reason string, err error) {
+		c.Status, c.Reason, c.Message = apiextensionsv1.ConditionFalse, reason, err.Error()
+	}
+	for _, n := range []struct {
+		want, have string
+		into       *string
+		used       map[string]bool
+		reason     string
+	}{
+		{want.Plural, have.Plural, &got.Plural, t.resources, "PluralConflict"},
+		{want.Singular, have.Singular, &got.Singular, t.resources, "SingularConflict"},
+	} {
+		if err := free(n.want, n.have, n.used); err != nil {
+			refuse(n.reason, err)
+		} else {
+			*n.into = n.want
+		}
+	}
+	if !slices.Equal(want.ShortNames, have.ShortNames) {
+		var errs []error
+		for _, name := range want.ShortNames {
+			if !slices.Contains(have.ShortNames, name) {
+				if err := free(name, "", t.resources); err != nil {
+					errs = append(errs, err)
+				}
+			}
+		}
+		if len(errs) > 0 {
+			refuse("ShortNamesConflict", utilerrors.NewAggregate(errs))
+		} else {
+			got.ShortNames = slices.Clone(want.ShortNames)
+		}
+	}
+	if err := free(want.Kind, have.Kind, t.kinds); err != nil {
+		refuse("KindConflict", err)
+	} else {
+		got.Kind = want.Kind
+	}
+	if err := free(want.ListKind, have.ListKind, t.kinds); err != nil {
+		refuse("ListKindConflict", err)
+	} else {
+		got.ListKind = want.ListKind
+	}
+	got.Categories = slices.Clone(want.Categories)
+	return got, c
+}
+
+func free(want, have string, used map[string]bool) error {
+	if want != have && used[want] {
+		return fmt.Errorf("%q is already in use", want)
+	}
+	return nil
+}
+
+// errBundle: the certificates of a conversion webhook cannot be read.
+var errBundle = errors.New("The conversion webhook CABundle is invalid") //nolint:staticcheck // the text is upstream's
+
+// establish lets a definition be served once its names have been accepted;
+// that is never taken back.
+func establish(d *crd) {
+	if !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) || apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) {
+		return
+	}
+	c := condition{
+		Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue,
+		Reason: "InitialNamesAccepted", Message: "the initial names have been accepted",
+	}
+	if conv := d.Spec.Conversion; conv != nil && conv.Webhook != nil && conv.Webhook.ClientConfig != nil &&
+		len(webhook.ValidateCABundle(field.NewPath(""), conv.Webhook.ClientConfig.CABundle)) > 0 {
+		c.Status, c.Reason, c.Message = apiextensionsv1.ConditionFalse, "InvalidCABundle", errBundle.Error()
+	}
+	setCondition(d, c)
+}
+
+// nonStructural tells of schemas that the first version of the API allowed;
+// nil if there is nothing to tell.
+func nonStructural(d *crd) *condition {
+	c := &condition{Type: apiextensionsv1.NonStructuralSchema, Status: apiextensionsv1.ConditionUnknown}
+	if d.Generation > 0 && !d.Spec.PreserveUnknownFields && apihelpers.FindCRDCondition(d, apiextensionsv1.NonStructuralSchema) == nil &&
+		apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) {
+		// Validation has refused all others since; this spares starting
+		// with definitions their compilation.
+		return nil
+	}
+	var errs field.ErrorList
+	if d.Spec.PreserveUnknownFields {
+		errs = append(errs, field.Invalid(field.NewPath("spec", "preserveUnknownFields"), true, "must be false"))
+	}
+	for i := range d.Spec.Versions {
+		v := &d.Spec.Versions[i]
+		if v.Schema == nil || v.Schema.OpenAPIV3Schema == nil {
+			continue
+		}
+		in := &internal.CustomResourceValidation{}
+		if err := apiextensionsv1.Convert_v1_CustomResourceValidation_To_apiextensions_CustomResourceValidation(v.Schema.DeepCopy(), in, nil); err != nil {
+			continue
+		}
+		s, err := structuralschema.NewStructural(in.OpenAPIV3Schema)
+		if err != nil {
+			c.Reason = "StructuralError"
+			c.Message = fmt.Sprintf("failed to check validation schema for version %s: %v", v.Name, err)
+			return c
+		}
+		errs = append(errs, structuralschema.ValidateStructural(field.NewPath("spec", "versions").Index(i).Child("schema", "openAPIV3Schema"), s)...)
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	c.Status, c.Reason, c.Message = apiextensionsv1.ConditionTrue, "Violations", errs.ToAggregate().Error()
+	return c
+}
+
+// approval tells whether a definition in a group of the Kubernetes community
+// says who agreed to it; nil for other groups.
+//
+// https://github.com/kubernetes/enhancements/pull/1111
+func approval(d *crd) *condition {
+	if !apihelpers.IsProtectedCommunityGroup(d.Spec.Group) {
+		return nil
+	}
+	c := &condition{Type: apiextensionsv1.KubernetesAPIApprovalPolicyConformant, Status: apiextensionsv1.ConditionFalse}
+	state, text := apihelpers.GetAPIApprovalState(d.Annotations)
+	c.Message = text
+	switch state {
+	case apihelpers.APIApprovalInvalid:
+		c.Reason = "InvalidAnnotation"
+	case apihelpers.APIApprovalMissing:
+		c.Reason = "MissingAnnotation"
+	case apihelpers.APIApproved:
+		c.Status, c.Reason = apiextensionsv1.ConditionTrue, "ApprovedAnnotation"
+	case apihelpers.APIApprovalBypassed:
+		c.Reason = "UnapprovedAnnotation"
+	default:
+		c.Status, c.Reason = apiextensionsv1.ConditionUnknown, "UnknownAnnotation"
+	}
+	return c
+}

@@ -1,0 +1,100 @@
+package customresource
+
+import (
+	"fmt"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"hyperkube/internal/api"
+)
+
+// ageColumn is what a definition without columns has.
+var ageColumn = apiextensionsv1.CustomResourceColumnDefinition{
+	Name: "Age", Type: "date", JSONPath: ".metadata.creationTimestamp",
+	Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"],
+}
+
+// table returns the columns and what makes a row of an object.
+//
+// https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#additional-printer-columns
+func (v *kindVersion) table() ([]metav1.TableColumnDefinition, func(api.Object) []any) {
+	given := v.AdditionalPrinterColumns
+	if len(given) == 0 {
+		given = []apiextensionsv1.CustomResourceColumnDefinition{ageColumn}
+	}
+	columns := []metav1.TableColumnDefinition{api.NameColumn}
+	var paths []*path
+	for _, c := range given {
+		p, err := parsePath(c.JSONPath)
+		if err != nil {
+			break // as far as it can be understood, as upstream shows it
+		}
+		description := c.Description
+		if description == "" {
+			description = fmt.Sprintf("Custom resource definition column (in JSONPath format): %s", c.JSONPath)
+		}
+		paths = append(paths, p)
+		columns = append(columns, metav1.TableColumnDefinition{
+			Name: c.Name, Type: c.Type, Format: c.Format, Description: description, Priority: c.Priority,
+		})
+	}
+	return columns, func(o api.Object) []any {
+		obj := content(o)
+		cells := make([]any, 1, len(columns))
+		cells[0] = obj.GetName()
+		for i, p := range paths {
+			value, ok := p.find(obj.Object)
+			if !ok {
+				cells = append(cells, nil)
+				continue
+			}
+			cells = append(cells, cell(columns[i+1].Type, value))
+		}
+		return cells
+	}
+}
+
+// cell is how a value looks in a column; nil if it does not fit there.
+func cell(columnType string, value any) any {
+	if columnType == "string" {
+		if text, ok := printed(value); ok {
+			return text
+		}
+		return nil
+	}
+	switch value := value.(type) {
+	case int64:
+		switch columnType {
+		case "integer":
+			return value
+		case "number":
+			return float64(value)
+		}
+	case float64:
+		switch columnType {
+		case "integer":
+			return int64(value)
+		case "number":
+			return value
+		}
+	case bool:
+		if columnType == "boolean" {
+			return value
+		}
+	case string:
+		if columnType == "date" {
+			var at metav1.Time
+			switch err := at.UnmarshalQueryParameter(value); {
+			case err != nil:
+				return "<invalid>"
+			case at.IsZero():
+				return "<unknown>"
+			}
+			return duration.HumanDuration(time.Since(at.Time))
+		}
+	}
+	return nil
+}

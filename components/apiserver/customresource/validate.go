@@ -1,0 +1,169 @@
+package customresource
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel/model"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/listtype"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/objectmeta"
+	schemavalidation "k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/cel/common"
+
+	"hyperkube/internal/api"
+)
+
+// parts are what validation needs.
+func (v *kindVersion) parts() (*compiled, *checks, field.ErrorList) {
+	s, err := v.schema()
+	if err == nil {
+		var c *checks
+		if c, err = v.checks(); err == nil {
+			return s, c, nil
+		}
+	}
+	return nil, nil, field.ErrorList{field.InternalError(nil, err)}
+}
+
+func (v *kindVersion) validateCreate(ctx context.Context, o api.Object) field.ErrorList {
+	obj := content(o)
+	s, c, errs := v.parts()
+	if errs != nil {
+		return errs
+	}
+	if errs := v.validateType(obj); errs != nil {
+		return errs
+	}
+	namespaced := v.of.crd.Spec.Scope == "Namespaced"
+	errs = apivalidation.ValidateObjectMetaAccessor(obj, namespaced, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
+	errs = append(errs, schemavalidation.ValidateCustomResource(nil, obj.Object, c.schema)...)
+	errs = append(errs, v.validateScaleSpec(obj)...)
+	errs = append(errs, v.validateScaleStatus(obj)...)
+	errs = append(errs, objectmeta.Validate(ctx, nil, obj.Object, s.structural, false)...)
+	errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s.structural, obj.Object)...)
+	return v.validateRules(ctx, errs, obj, nil)
+}
+
+// validateUpdate leaves alone what is wrong already and does not change.
+//
+// https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#validation-ratcheting
+func (v *kindVersion) validateUpdate(ctx context.Context, o, before api.Object) field.ErrorList {
+	obj, old := content(o), content(before)
+	s, c, errs := v.parts()
+	if errs != nil {
+		return errs
+	}
+	if errs := v.validateType(obj); errs != nil {
+		return errs
+	}
+	pair := common.NewCorrelatedObject(obj.Object, old.Object, &model.Structural{Structural: s.structural})
+	errs = apivalidation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))
+	errs = append(errs, schemavalidation.ValidateCustomResourceUpdate(nil, obj.Object, old.Object, c.schema, schemavalidation.WithRatcheting(pair))...)
+	errs = append(errs, v.validateScaleSpec(obj)...)
+	errs = append(errs, v.validateScaleStatus(obj)...)
+	errs = append(errs, objectmeta.Validate(ctx, nil, obj.Object, s.structural, false)...)
+	if len(listtype.ValidateListSetsAndMaps(nil, s.structural, old.Object)) == 0 {
+		errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s.structural, obj.Object)...)
+	}
+	return v.validateRules(ctx, errs, obj, old, cel.WithRatcheting(pair))
+}
+
+func (v *kindVersion) validateStatus(ctx context.Context, o, before api.Object) field.ErrorList {
+	obj, old := content(o), content(before)
+	s, c, errs := v.parts()
+	if errs != nil {
+		return errs
+	}
+	if errs := v.validateType(obj); errs != nil {
+		return errs
+	}
+	pair := common.NewCorrelatedObject(obj.Object, old.Object, &model.Structural{Structural: s.structural})
+	var options []schemavalidation.ValidationOption
+	if s.structural != nil {
+		options = append(options, schemavalidation.WithRatcheting(pair.Key("status")))
+	}
+	errs = apivalidation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))
+	if status, ok := obj.Object["status"]; ok {
+		errs = append(errs, schemavalidation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old.Object["status"], c.status, options...)...)
+	}
+	errs = append(errs, v.validateScaleStatus(obj)...)
+	if len(listtype.ValidateListSetsAndMaps(nil, s.structural, old.Object)) == 0 {
+		errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s.structural, obj.Object)...)
+	}
+	return v.validateRules(ctx, errs, obj, old, cel.WithRatcheting(pair))
+}
+
+// validateRules adds what the rules of the schema find. They may rely on the
+// object having the schema's shape.
+//
+// https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#validation-rules
+func (v *kindVersion) validateRules(ctx context.Context, errs field.ErrorList, obj, old *unstructured.Unstructured, options ...cel.Option) field.ErrorList {
+	s, c, failed := v.parts()
+	if failed != nil || c.rules == nil {
+		return append(errs, failed...)
+	}
+	for _, e := range errs {
+		switch e.Type {
+		case field.ErrorTypeNotSupported, field.ErrorTypeRequired, field.ErrorTypeTooLong, field.ErrorTypeTooMany, field.ErrorTypeTypeInvalid:
+			return append(errs, field.Invalid(nil, nil,
+				"some validation rules were not checked because the object was invalid; correct the existing errors to complete validation"))
+		}
+	}
+	var before any
+	if old != nil {
+		before = old.Object
+	}
+	more, _ := c.rules.Validate(ctx, nil, s.structural, obj.Object, before, celconfig.RuntimeCELCostBudget, options...)
+	return append(errs, more...)
+}
+
+func (v *kindVersion) validateType(obj *unstructured.Unstructured) field.ErrorList {
+	var errs field.ErrorList
+	if kind := obj.GetKind(); kind != v.gvk.Kind {
+		errs = append(errs, field.Invalid(field.NewPath("kind"), kind, fmt.Sprintf("must be %v", v.gvk.Kind)))
+	}
+	if want := v.gvk.GroupVersion().String(); obj.GetAPIVersion() != want {
+		errs = append(errs, field.Invalid(field.NewPath("apiVersion"), obj.GetAPIVersion(), fmt.Sprintf("must be %v", want)))
+	}
+	return errs
+}
+
+func (v *kindVersion) validateScaleSpec(obj *unstructured.Unstructured) field.ErrorList {
+	if v.Subresources == nil || v.Subresources.Scale == nil {
+		return nil
+	}
+	return validateReplicas(obj, v.Subresources.Scale.SpecReplicasPath)
+}
+
+func (v *kindVersion) validateScaleStatus(obj *unstructured.Unstructured) field.ErrorList {
+	if v.Subresources == nil || v.Subresources.Scale == nil {
+		return nil
+	}
+	s := v.Subresources.Scale
+	errs := validateReplicas(obj, s.StatusReplicasPath)
+	if s.LabelSelectorPath != nil {
+		if value, _, err := unstructured.NestedString(obj.Object, splitPath(*s.LabelSelectorPath)...); err != nil {
+			errs = append(errs, field.Invalid(field.NewPath(*s.LabelSelectorPath), value, err.Error()))
+		}
+	}
+	return errs
+}
+
+func validateReplicas(obj *unstructured.Unstructured, path string) field.ErrorList {
+	n, _, err := unstructured.NestedInt64(obj.Object, splitPath(path)...)
+	switch {
+	case err != nil:
+		return field.ErrorList{field.Invalid(field.NewPath(path), n, err.Error())}
+	case n < 0:
+		return field.ErrorList{field.Invalid(field.NewPath(path), n, "should be a non-negative integer")}
+	case n > math.MaxInt32:
+		return field.ErrorList{field.Invalid(field.NewPath(path), n, fmt.Sprintf("should be less than or equal to %v", math.MaxInt32))}
+	}
+	return nil
+}
