@@ -157,7 +157,7 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 	latest := in.Observed.Latest(c.Name)
 	s := v1.ContainerStatus{Name: c.Name, Image: c.Image}
 	waiting := &v1.ContainerStateWaiting{Reason: "ContainerCreating"}
-	if hasInit && kind == App {
+	if hasInit {
 		waiting.Reason = "PodInitializing"
 	}
 

@@ -155,11 +155,12 @@ func (s *Splitter) Add(now time.Time, chunk []byte) []byte {
 	return s.out
 }
 
-// Flush returns an entry for what is left at the end of the stream.
+// Flush returns an entry for what is left at the end of the stream. It is a
+// partial one, since no newline ended it: readers then add none.
 func (s *Splitter) Flush(now time.Time) []byte {
 	s.out = s.out[:0]
 	if len(s.pending) > 0 {
-		s.entry(now, 'F', nil)
+		s.entry(now, 'P', nil)
 	}
 	return s.out
 }
