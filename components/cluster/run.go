@@ -303,6 +303,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 		Clients: p.shared, Builder: b,
 		AllocateNodeCIDRs: true, ClusterCIDRs: podCIDRs, ServiceCIDRs: serviceCIDRs,
 		RootCA:   c.pki.CA.CertPEM,
+		Signing:  controllers.SignWith(c.pki.CA.Cert, c.pki.CA.Key),
 		Metadata: controllers.SharedInformers(ctx, p.shared),
 		Log:      c.log.With("component", "kube-controller-manager"),
 	})

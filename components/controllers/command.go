@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"hyperkube/components/controllers/csrsigning"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/internal/client"
 	"hyperkube/internal/debugserver"
@@ -38,6 +39,8 @@ type options struct {
 	serviceCIDR            string
 	mask, mask4, mask6     int
 	rootCAFile             string
+	signing                []*signingFlags
+	signingDuration        time.Duration
 	concurrent             map[string]*int
 	maxPerSlice            int32
 	terminatedPods         int
@@ -112,6 +115,16 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.mask4, "node-cidr-mask-size-ipv4", 0, "Prefix length of a node's IPv4 part; default 24.")
 	f.IntVar(&o.mask6, "node-cidr-mask-size-ipv6", 0, "Prefix length of a node's IPv6 part; default 64.")
 	f.StringVar(&o.rootCAFile, "root-ca-file", "", "Path of the CAs of the API server, published in each namespace.")
+	o.signing = newSigningFlags()
+	for _, s := range o.signing {
+		whose := s.signer
+		if whose == "" {
+			whose = "all signers"
+		}
+		f.StringVar(&s.certFile, s.flag+"-cert-file", "", "Path of the certificate with which requests are signed in the name of "+whose+".")
+		f.StringVar(&s.keyFile, s.flag+"-key-file", "", "Path of the key of --"+s.flag+"-cert-file.")
+	}
+	f.DurationVar(&o.signingDuration, "cluster-signing-duration", csrsigning.DefaultDuration, "How long a signed certificate lives at most.")
 	o.concurrent = map[string]*int{}
 	for _, c := range concurrency {
 		o.concurrent[c.controller] = f.Int(c.flag, c.value, "How many objects the "+c.controller+" works on at once.")
@@ -134,7 +147,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 // unused are upstream's flags for what is always so here, has no limit here, or
 // does not exist here.
 var unused = []string{
-	"service-account-private-key-file", "cluster-signing-cert-file", "cluster-signing-key-file", "cluster-signing-duration",
+	"service-account-private-key-file",
 	"kube-api-qps", "kube-api-burst", "kube-api-content-type", "min-resync-period", "node-monitor-period", "cluster-name",
 	"profiling", "feature-gates", "requestheader-client-ca-file", "requestheader-allowed-names", "requestheader-username-headers",
 	"requestheader-group-headers", "requestheader-extra-headers-prefix", "configure-cloud-routes", "cloud-provider",
@@ -257,6 +270,10 @@ func (o *options) config(own *client.Clients) (Config, error) {
 	if o.useAccounts {
 		cfg.Builder = NewTokenBuilder(own)
 	}
+	if cfg.Signing.Authorities, err = readSigning(o.signing); err != nil {
+		return cfg, err
+	}
+	cfg.Signing.Duration = o.signingDuration
 	if o.rootCAFile != "" {
 		if cfg.RootCA, err = os.ReadFile(o.rootCAFile); err != nil {
 			return cfg, fmt.Errorf("reading the root CA: %w", err)

@@ -18,8 +18,7 @@ func TestFlags(t *testing.T) {
 	}{
 		{name: "kubeadm", args: []string{
 			"--allocate-node-cidrs=true", "--authentication-kubeconfig=/a", "--authorization-kubeconfig=/a", "--bind-address=127.0.0.1",
-			"--client-ca-file=/ca", "--cluster-cidr=10.244.0.0/16,fd00::/48", "--cluster-name=kubernetes", "--cluster-signing-cert-file=/c",
-			"--cluster-signing-key-file=/k", "--controllers=*,bootstrapsigner,tokencleaner", "--kubeconfig=/k", "--leader-elect=true",
+			"--client-ca-file=/ca", "--cluster-cidr=10.244.0.0/16,fd00::/48", "--cluster-name=kubernetes", "--controllers=*,bootstrapsigner,tokencleaner", "--kubeconfig=/k", "--leader-elect=true",
 			"--requestheader-client-ca-file=/r", "--service-account-private-key-file=/s",
 			"--service-cluster-ip-range=10.96.0.0/16", "--use-service-account-credentials=true", "--concurrent-deployment-syncs=9", "-v=2",
 		}},

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 
+	"hyperkube/components/controllers/csrsigning"
 	"hyperkube/components/controllers/garbagecollector"
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/nodelifecycle"
@@ -49,6 +50,10 @@ type Config struct {
 	// RootCA are the certificates, in PEM, by which pods verify the API
 	// server. Empty: they are not published.
 	RootCA []byte
+
+	// Signing says who signs approved requests for certificates. Without
+	// authorities nobody does.
+	Signing csrsigning.Config
 
 	// Concurrency is how many objects a controller works on at once, by the
 	// controller's name; those not named take upstream's default.

@@ -22,6 +22,7 @@ import (
 	"hyperkube/components/controllers/endpoints"
 	"hyperkube/components/controllers/endpointslice"
 	"hyperkube/components/controllers/endpointslicemirroring"
+	"hyperkube/components/controllers/ephemeralvolume"
 	"hyperkube/components/controllers/garbagecollector"
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/job"
@@ -40,6 +41,7 @@ import (
 	"hyperkube/components/controllers/statefulset"
 	"hyperkube/components/controllers/tainteviction"
 	"hyperkube/components/controllers/ttlafterfinished"
+	"hyperkube/components/controllers/volumeexpand"
 	"hyperkube/components/controllers/volumeprotection"
 	"hyperkube/internal/client"
 	localpathnames "hyperkube/internal/localpath"
@@ -78,7 +80,7 @@ type descriptor struct {
 // descriptors are all controllers there are, in the order of their start: what
 // a cluster needs for its first pod comes first.
 func descriptors() []descriptor {
-	return []descriptor{
+	return append([]descriptor{
 		{name: "node-ipam-controller", alias: "nodeipam", user: "node-controller", source: "cidrAllocator", workers: 5, make: makeNodeIPAM},
 		{name: "serviceaccount-controller", alias: "serviceaccount", user: "service-account-controller", source: "serviceaccount-controller", workers: 1,
 			make: func(d *deps) (runner, error) { return serviceaccount.New(d.env) }},
@@ -153,12 +155,19 @@ func descriptors() []descriptor {
 			needs: volumeKinds, make: func(d *deps) (runner, error) { return volumeprotection.NewClaims(d.env) }},
 		{name: "persistentvolume-protection-controller", alias: "pv-protection", user: "pv-protection-controller", source: "pv-protection-controller", workers: 1,
 			needs: volumeKinds, make: func(d *deps) (runner, error) { return volumeprotection.NewVolumes(d.env) }},
+		{name: "ephemeral-volume-controller", alias: "ephemeral-volume", user: "ephemeral-volume-controller", source: "ephemeral_volume", workers: 5,
+			needs: volumeKinds, make: func(d *deps) (runner, error) { return ephemeralvolume.New(d.env) }},
+		{name: "persistentvolume-expander-controller", alias: "persistentvolume-expander", user: "expand-controller", source: "volume_expand", workers: 1,
+			needs: volumeKinds, make: func(d *deps) (runner, error) { return volumeexpand.New(d.env) }},
+		{name: "volumeattributesclass-protection-controller", user: "volumeattributesclass-protection-controller", source: "volumeattributesclass-protection-controller", workers: 1,
+			needs: append([]schema.GroupVersionResource{storagev1.SchemeGroupVersion.WithResource("volumeattributesclasses")}, volumeKinds...),
+			make:  func(d *deps) (runner, error) { return volumeprotection.NewClasses(d.env) }},
 		{name: "disruption-controller", alias: "disruption", user: "disruption-controller", source: "controllermanager", workers: 5,
 			needs: []schema.GroupVersionResource{policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), appsv1.SchemeGroupVersion.WithResource("statefulsets"), corev1.SchemeGroupVersion.WithResource("replicationcontrollers")},
 			make: func(d *deps) (runner, error) {
 				return disruption.New(d.env, disruption.DiscoveredScales{Discovery: d.clients.Kube.Discovery()})
 			}},
-	}
+	}, certificateDescriptors()...)
 }
 
 // volumeKinds are what the controllers of volumes work on.
@@ -226,24 +235,17 @@ func choose(flag []string) ([]descriptor, error) {
 // manifest that turns them off, or on, is no mistake.
 var foreign = map[string]bool{
 	"attachdetach": true, "persistentvolume-attach-detach-controller": true,
-	"persistentvolume-expander": true, "persistentvolume-expander-controller": true,
-	"ephemeral-volume": true, "ephemeral-volume-controller": true,
+
 	"horizontalpodautoscaling": true, "horizontal-pod-autoscaler-controller": true,
 	"ttl": true, "ttl-controller": true,
 	"serviceaccount-token": true, "serviceaccount-token-controller": true,
 	"service": true, "service-lb-controller": true,
 	"route": true, "node-route-controller": true,
 	"cloud-node-lifecycle": true, "cloud-node-lifecycle-controller": true,
-	"resource-claim-controller": true, "resourceclaim-controller": true, "device-taint-eviction-controller": true,
-	"storage-version-gc": true, "storageversion-garbage-collector-controller": true, "storage-version-migrator-controller": true,
+	"device-taint-eviction-controller": true,
+	"storage-version-gc":               true, "storageversion-garbage-collector-controller": true,
 	"legacy-service-account-token-cleaner": true, "legacy-serviceaccount-token-cleaner-controller": true,
 	"validatingadmissionpolicy-status-controller": true, "selinux-warning-controller": true,
-	"kube-apiserver-serving-clustertrustbundle-publisher-controller": true,
-	"volumeattributesclass-protection-controller":                    true,
-	"podcertificaterequest-cleaner-controller":                       true,
-	"csrsigning": true, "certificatesigningrequest-signing-controller": true,
-	"csrapproving": true, "certificatesigningrequest-approving-controller": true,
-	"csrcleaner": true, "certificatesigningrequest-cleaner-controller": true,
 }
 
 // Known lists the names of all controllers, and those that are off unless asked

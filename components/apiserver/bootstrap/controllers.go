@@ -195,6 +195,17 @@ func controllers() []controller {
 			"kubernetes.io/legacy-unknown"),
 		rule("create", "authorization.k8s.io", "subjectaccessreviews"),
 		events)
+	add("podcertificaterequestcleaner",
+		rule("delete get list watch", "certificates.k8s.io", "podcertificaterequests"),
+		events)
+	add("kube-apiserver-serving-clustertrustbundle-publisher",
+		rule("attest", "certificates.k8s.io", "signers", "kubernetes.io/kube-apiserver-serving"),
+		rule("create delete list update watch", "certificates.k8s.io", "clustertrustbundles"),
+		events)
+	// Nothing is applied to every object, which has it stored anew.
+	add("storage-version-migrator-controller",
+		rule("create list patch", "*", "*"),
+		rule("update", "storagemigration.k8s.io", "storageversionmigrations/status"))
 	add("root-ca-cert-publisher",
 		rule("create update", "core", "configmaps"),
 		events)

@@ -1,0 +1,96 @@
+// Package clustertrustbundle publishes the certificates by which the API server is
+// verified as a ClusterTrustBundle, which pods may mount.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#kube-apiserver-serving-signer
+package clustertrustbundle
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	certificateslisters "k8s.io/client-go/listers/certificates/v1"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// Signer is whose bundle it is.
+const Signer = "kubernetes.io/kube-apiserver-serving"
+
+// Controller keeps one bundle of the signer and deletes others. Make it with New.
+type Controller struct {
+	*control.Loop
+	env     control.Env
+	name    string
+	bundle  string
+	bundles certificateslisters.ClusterTrustBundleLister
+}
+
+// New makes the controller. ca are the certificates in PEM.
+func New(env control.Env, ca []byte) (*Controller, error) {
+	env = env.Defaulted()
+	if len(ca) == 0 {
+		return nil, errors.New("clustertrustbundle: no certificates")
+	}
+	bundles := env.Informers.Certificates().V1().ClusterTrustBundles()
+	c := &Controller{env: env, name: Name(ca), bundle: string(ca), bundles: bundles.Lister()}
+	c.Loop = control.NewLoop(env, "clustertrustbundle", c.sync)
+	c.Prepare(func(context.Context) error {
+		c.Add(Signer)
+		return nil
+	})
+	return c, c.Watch(bundles.Informer(), control.Every(func(b *certificatesv1.ClusterTrustBundle) {
+		if b.Spec.SignerName == Signer {
+			c.Add(Signer)
+		}
+	}))
+}
+
+// Name of the bundle of these certificates: it changes with them, so that the new
+// is there before the old is gone.
+func Name(ca []byte) string {
+	return fmt.Sprintf("%s:%x", strings.ReplaceAll(Signer, "/", ":"), sha256.Sum256(ca))
+}
+
+func (c *Controller) sync(ctx context.Context, _ string) error {
+	client := c.env.Kube.CertificatesV1().ClusterTrustBundles()
+	there, err := c.bundles.Get(c.name)
+	switch {
+	case apierrors.IsNotFound(err):
+		_, err = client.Create(ctx, &certificatesv1.ClusterTrustBundle{
+			ObjectMeta: metav1.ObjectMeta{Name: c.name},
+			Spec:       certificatesv1.ClusterTrustBundleSpec{SignerName: Signer, TrustBundle: c.bundle},
+		}, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("publishing the trust bundle: %w", err)
+		}
+	case err != nil:
+		return err
+	case there.Spec.TrustBundle != c.bundle:
+		next := there.DeepCopy()
+		next.Spec.TrustBundle = c.bundle
+		if _, err = client.Update(ctx, next, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("publishing the trust bundle: %w", err)
+		}
+	}
+	all, err := c.bundles.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	var failed error
+	for _, b := range all {
+		if b.Spec.SignerName != Signer || b.Name == c.name {
+			continue
+		}
+		if err := client.Delete(ctx, b.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
+}

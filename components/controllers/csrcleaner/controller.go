@@ -1,0 +1,86 @@
+// Package csrcleaner deletes requests for certificates that nobody needs any
+// more: issued, denied and failed ones after an hour, those that nobody looked at
+// after a day.
+package csrcleaner
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	certificateslisters "k8s.io/client-go/listers/certificates/v1"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// How long requests are kept.
+const (
+	done    = time.Hour
+	pending = 24 * time.Hour
+)
+
+// Controller deletes requests. Make it with New.
+type Controller struct {
+	*control.Loop
+	env      control.Env
+	requests certificateslisters.CertificateSigningRequestLister
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	requests := env.Informers.Certificates().V1().CertificateSigningRequests()
+	c := &Controller{env: env, requests: requests.Lister()}
+	c.Loop = control.NewLoop(env, "csrcleaner", c.sync)
+	look := func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }
+	return c, c.Watch(requests.Informer(), control.Handlers(look, func(_, r *certificatesv1.CertificateSigningRequest) { look(r) }, nil))
+}
+
+func (c *Controller) sync(ctx context.Context, name string) error {
+	r, err := c.requests.Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if wait := end(r).Sub(c.env.Clock.Now()); wait > 0 {
+		c.AddAfter(name, wait)
+		return nil
+	}
+	err = c.env.Kube.CertificatesV1().CertificateSigningRequests().Delete(ctx, name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(r.UID))})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // it is gone, or another of that name
+	}
+	return err
+}
+
+// end is when a request may go.
+func end(r *certificatesv1.CertificateSigningRequest) time.Time {
+	if len(r.Status.Conditions) == 0 {
+		return r.CreationTimestamp.Add(pending)
+	}
+	end := r.CreationTimestamp.Add(pending)
+	for _, t := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed} {
+		if condition := control.CSRCondition(r, t); condition != nil {
+			end = earlier(end, condition.LastUpdateTime.Add(done))
+		}
+	}
+	if block, _ := pem.Decode(r.Status.Certificate); block != nil {
+		if certs, err := x509.ParseCertificates(block.Bytes); err == nil && len(certs) > 0 {
+			end = earlier(end, certs[0].NotAfter)
+		}
+	}
+	return end
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,162 @@
+// Package csrsigning signs approved requests for certificates, in the name of the
+// signers that are Kubernetes' own.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#kubernetes-signers
+package csrsigning
+
+import (
+	"context"
+	"crypto"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	certificateslisters "k8s.io/client-go/listers/certificates/v1"
+
+	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/api/certificates"
+)
+
+// DefaultDuration is how long a certificate lives at most, unless configured.
+const DefaultDuration = 365 * 24 * time.Hour
+
+// Authority signs certificates.
+type Authority struct {
+	Cert *x509.Certificate
+	Key  crypto.Signer
+}
+
+// Config says who signs.
+type Config struct {
+	// Authorities by the name of the signer; a signer without one is left to
+	// others.
+	Authorities map[string]Authority
+	// Duration is how long a certificate lives at most; zero means a year.
+	Duration time.Duration
+}
+
+// Signers are the names of all that Config.Authorities may have.
+func Signers() []string {
+	return []string{
+		certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName,
+		certificatesv1.KubeletServingSignerName, certificates.LegacyUnknownSigner,
+	}
+}
+
+// Controller signs. Make it with New.
+type Controller struct {
+	*control.Loop
+	env      control.Env
+	cfg      Config
+	requests certificateslisters.CertificateSigningRequestLister
+}
+
+// New makes the controller.
+func New(env control.Env, cfg Config) (*Controller, error) {
+	env = env.Defaulted()
+	if len(cfg.Authorities) == 0 {
+		return nil, errors.New("csrsigning: no authority")
+	}
+	for name, a := range cfg.Authorities {
+		if a.Cert == nil || a.Key == nil {
+			return nil, fmt.Errorf("csrsigning: the authority of %s lacks its certificate or key", name)
+		}
+	}
+	if cfg.Duration <= 0 {
+		cfg.Duration = DefaultDuration
+	}
+	requests := env.Informers.Certificates().V1().CertificateSigningRequests()
+	c := &Controller{env: env, cfg: cfg, requests: requests.Lister()}
+	c.Loop = control.NewLoop(env, "csrsigning", c.sync)
+	look := func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }
+	return c, c.Watch(requests.Informer(), control.Handlers(look, func(_, r *certificatesv1.CertificateSigningRequest) { look(r) }, nil))
+}
+
+func (c *Controller) sync(ctx context.Context, name string) error {
+	r, err := c.requests.Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	has := func(t certificatesv1.RequestConditionType) bool { return control.CSRCondition(r, t) != nil }
+	authority, ours := c.cfg.Authorities[r.Spec.SignerName]
+	if !ours || len(r.Status.Certificate) > 0 || !has(certificatesv1.CertificateApproved) ||
+		has(certificatesv1.CertificateDenied) || has(certificatesv1.CertificateFailed) {
+		return nil
+	}
+	req, err := certificates.ParseRequest(r.Spec.Request)
+	if err != nil {
+		return fmt.Errorf("unable to parse csr %q: %w", name, err)
+	}
+	next := r.DeepCopy()
+	if err := check(req, r.Spec.Usages, r.Spec.SignerName); err != nil {
+		next.Status.Conditions = append(next.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+			Type: certificatesv1.CertificateFailed, Status: corev1.ConditionTrue, Reason: "SignerValidationFailure", Message: err.Error(),
+			LastUpdateTime: metav1.NewTime(c.env.Clock.Now()),
+		})
+		if err := c.update(ctx, next); err != nil {
+			return fmt.Errorf("error adding failure condition for csr: %w", err)
+		}
+		return nil
+	}
+	der, err := authority.sign(req, r.Spec.Usages, c.duration(r.Spec.ExpirationSeconds), c.env.Clock.Now())
+	if err != nil {
+		return fmt.Errorf("error auto signing csr: %w", err)
+	}
+	next.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	if err := c.update(ctx, next); err != nil {
+		return fmt.Errorf("error updating signature for csr: %w", err)
+	}
+	return nil
+}
+
+func (c *Controller) update(ctx context.Context, r *certificatesv1.CertificateSigningRequest) error {
+	_, err := c.env.Kube.CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, r, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// shortest life that is given, whatever was asked for.
+const shortest = 10 * time.Minute
+
+func (c *Controller) duration(seconds *int32) time.Duration {
+	if seconds == nil {
+		return c.cfg.Duration
+	}
+	return min(max(time.Duration(*seconds)*time.Second, shortest), c.cfg.Duration)
+}
+
+// check tells why a signer does not sign a request.
+func check(req *x509.CertificateRequest, usages []certificatesv1.KeyUsage, signer string) error {
+	switch signer {
+	case certificatesv1.KubeAPIServerClientKubeletSignerName:
+		return control.CheckKubeletClient(req, usages)
+	case certificatesv1.KubeletServingSignerName:
+		return control.CheckKubeletServing(req, usages)
+	case certificatesv1.KubeAPIServerClientSignerName:
+		client := false
+		for _, u := range usages {
+			switch u {
+			case certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment:
+			case certificatesv1.UsageClientAuth:
+				client = true
+			default:
+				return fmt.Errorf("invalid usage for client certificate: %s", u)
+			}
+		}
+		if !client {
+			return fmt.Errorf("missing required usage for client certificate: %s", certificatesv1.UsageClientAuth)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,59 @@
+// Package podcertificatecleaner deletes the requests of kubelets for pods'
+// certificates a quarter of an hour after they were made: by then a kubelet has
+// its answer, or has asked again.
+package podcertificatecleaner
+
+import (
+	"context"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	certificateslisters "k8s.io/client-go/listers/certificates/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// kept is how long a request is kept.
+const kept = 15 * time.Minute
+
+// Controller deletes requests. Make it with New.
+type Controller struct {
+	*control.Loop
+	env      control.Env
+	requests certificateslisters.PodCertificateRequestLister
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	requests := env.Informers.Certificates().V1().PodCertificateRequests()
+	c := &Controller{env: env, requests: requests.Lister()}
+	c.Loop = control.NewLoop(env, "podcertificaterequestcleaner", c.sync)
+	return c, c.Watch(requests.Informer(), control.Handlers(func(r *certificatesv1.PodCertificateRequest) { c.AddObject(r) }, nil, nil))
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return err
+	}
+	r, err := c.requests.PodCertificateRequests(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if wait := r.CreationTimestamp.Add(kept).Sub(c.env.Clock.Now()); wait > 0 {
+		c.AddAfter(key, wait)
+		return nil
+	}
+	err = c.env.Kube.CertificatesV1().PodCertificateRequests(namespace).Delete(ctx, name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(r.UID))})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // it is gone, or another of that name
+	}
+	return err
+}

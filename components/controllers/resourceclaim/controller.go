@@ -1,0 +1,271 @@
+// Package resourceclaim makes the ResourceClaims that pods ask for by template,
+// takes back the reservations of pods that are done, and frees and deletes claims
+// that nobody uses any more.
+//
+// https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
+package resourceclaim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	resourcelisters "k8s.io/client-go/listers/resource/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+const (
+	// claimNameKey marks a claim with the name that its pod knows it by.
+	claimNameKey = "resource.kubernetes.io/pod-claim-name"
+	fieldManager = "ResourceClaimController"
+
+	podKey   = "pod:"
+	claimKey = "claim:"
+
+	// byClaim indexes pods by the claims that they use.
+	byClaim = "resourceclaims"
+	// byTemplate indexes pods by the templates of their claims.
+	byTemplate = "resourceclaimtemplates"
+)
+
+// Controller makes and frees claims. Make it with New.
+type Controller struct {
+	*control.Loop
+	env       control.Env
+	pods      corelisters.PodLister
+	index     cache.Indexer
+	claims    resourcelisters.ResourceClaimLister
+	templates resourcelisters.ResourceClaimTemplateLister
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	pods := env.Informers.Core().V1().Pods()
+	claims := env.Informers.Resource().V1().ResourceClaims()
+	templates := env.Informers.Resource().V1().ResourceClaimTemplates()
+	c := &Controller{
+		env: env, pods: pods.Lister(), index: pods.Informer().GetIndexer(),
+		claims: claims.Lister(), templates: templates.Lister(),
+	}
+	c.Loop = control.NewLoop(env, "resource_claim", c.sync)
+	err := pods.Informer().AddIndexers(cache.Indexers{byClaim: claimsOf, byTemplate: templatesOf})
+	return c, errors.Join(err,
+		c.Watch(pods.Informer(), control.Handlers(c.podChanged, func(_, p *corev1.Pod) { c.podChanged(p) }, c.podGone)),
+		c.Watch(claims.Informer(), control.Every(c.claimChanged)),
+		c.Watch(templates.Informer(), control.Handlers(c.templateMade, nil, nil)),
+	)
+}
+
+// claimsOf lists the claims of a pod that are known by name, for the index.
+func claimsOf(obj any) ([]string, error) {
+	p, ok := obj.(*corev1.Pod)
+	if !ok {
+		return nil, nil
+	}
+	var keys []string
+	for i := range p.Spec.ResourceClaims {
+		if name, _, err := resourceclaim.Name(p, &p.Spec.ResourceClaims[i]); err == nil && name != nil {
+			keys = append(keys, p.Namespace+"/"+*name)
+		}
+	}
+	return keys, nil
+}
+
+func templatesOf(obj any) ([]string, error) {
+	p, ok := obj.(*corev1.Pod)
+	if !ok {
+		return nil, nil
+	}
+	var keys []string
+	for _, r := range p.Spec.ResourceClaims {
+		if r.ResourceClaimTemplateName != nil {
+			keys = append(keys, p.Namespace+"/"+*r.ResourceClaimTemplateName)
+		}
+	}
+	return keys, nil
+}
+
+func (c *Controller) podChanged(p *corev1.Pod) {
+	if len(p.Spec.ResourceClaims) == 0 {
+		return
+	}
+	if isDone(p) {
+		c.podGone(p)
+		return
+	}
+	c.Add(podKey + p.Namespace + "/" + p.Name)
+}
+
+func (c *Controller) podGone(p *corev1.Pod) {
+	keys, _ := claimsOf(p)
+	for _, k := range keys {
+		c.Add(claimKey + k)
+	}
+}
+
+func (c *Controller) claimChanged(claim *resourcev1.ResourceClaim) {
+	key := claim.Namespace + "/" + claim.Name
+	c.Add(claimKey + key)
+	c.addPods(byClaim, key)
+	// A claim that was deleted, or that its pod does not know of yet.
+	if owner := metav1.GetControllerOf(claim); owner != nil && owner.Kind == "Pod" {
+		c.Add(podKey + claim.Namespace + "/" + owner.Name)
+	}
+}
+
+func (c *Controller) templateMade(t *resourcev1.ResourceClaimTemplate) {
+	c.addPods(byTemplate, t.Namespace+"/"+t.Name)
+}
+
+func (c *Controller) addPods(index, key string) {
+	objs, err := c.index.ByIndex(index, key)
+	if err != nil {
+		return
+	}
+	for _, o := range objs {
+		if p, ok := o.(*corev1.Pod); ok {
+			c.Add(podKey + p.Namespace + "/" + p.Name)
+		}
+	}
+}
+
+// isDone tells whether a pod will not use its devices any more.
+func isDone(p *corev1.Pod) bool {
+	return control.IsTerminal(p) || p.DeletionTimestamp != nil && p.Spec.NodeName == ""
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	kind, object, _ := strings.Cut(key, ":")
+	namespace, name, err := cache.SplitMetaNamespaceKey(object)
+	if err != nil {
+		return err
+	}
+	if kind+":" == podKey {
+		return c.syncPod(ctx, namespace, name)
+	}
+	return c.syncClaim(ctx, namespace, name)
+}
+
+// syncClaim frees a claim of pods that are done.
+func (c *Controller) syncClaim(ctx context.Context, namespace, name string) error {
+	claim, err := c.claims.ResourceClaims(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var valid []resourcev1.ResourceClaimConsumerReference
+	for _, r := range claim.Status.ReservedFor {
+		keep := true
+		if r.APIGroup == "" && r.Resource == "pods" {
+			if keep, err = c.inUse(ctx, namespace, r.Name, string(r.UID)); err != nil {
+				return err
+			}
+		}
+		if keep {
+			valid = append(valid, r)
+		}
+	}
+	// Only what the scheduler allocated, which it marks, is ours to free.
+	guarded := false
+	for _, f := range claim.Finalizers {
+		guarded = guarded || f == resourcev1.Finalizer
+	}
+	free := guarded && len(valid) == 0 && claim.Status.Allocation != nil && (len(claim.Status.ReservedFor) > 0 || claim.DeletionTimestamp != nil)
+	if len(valid) < len(claim.Status.ReservedFor) || free {
+		next := claim.DeepCopy()
+		next.Status.ReservedFor = valid
+		if free {
+			next.Status.Allocation = nil
+		}
+		if claim, err = c.env.Kube.ResourceV1().ResourceClaims(namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{}); err != nil {
+			return ignoreGone(err)
+		}
+	}
+	if guarded && len(valid) == 0 && claim.Status.Allocation == nil && (free || claim.DeletionTimestamp != nil) {
+		next := claim.DeepCopy()
+		next.Finalizers = nil
+		for _, f := range claim.Finalizers {
+			if f != resourcev1.Finalizer {
+				next.Finalizers = append(next.Finalizers, f)
+			}
+		}
+		if claim, err = c.env.Kube.ResourceV1().ResourceClaims(namespace).Update(ctx, next, metav1.UpdateOptions{}); err != nil {
+			return ignoreGone(err)
+		}
+	}
+	if len(valid) > 0 || claim.DeletionTimestamp != nil {
+		return nil
+	}
+	return c.deleteOrphan(ctx, claim)
+}
+
+func ignoreGone(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// inUse tells whether the pod is there and not done.
+func (c *Controller) inUse(ctx context.Context, namespace, name, uid string) (bool, error) {
+	p, err := c.pods.Pods(namespace).Get(name)
+	if apierrors.IsNotFound(err) || err == nil && string(p.UID) != uid {
+		// The cache may be behind whoever reserved it.
+		p, err = c.env.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+	}
+	if err != nil {
+		return false, err
+	}
+	return string(p.UID) == uid && !isDone(p), nil
+}
+
+// deleteOrphan deletes a claim that was made for a pod which is done.
+func (c *Controller) deleteOrphan(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+	owner := metav1.GetControllerOf(claim)
+	if owner == nil || owner.Kind != "Pod" || owner.APIVersion != "v1" {
+		return nil
+	}
+	used, err := c.inUse(ctx, claim.Namespace, owner.Name, string(owner.UID))
+	if err != nil || used {
+		return err
+	}
+	err = c.env.Kube.ResourceV1().ResourceClaims(claim.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(claim.UID))})
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	return ignoreGone(err)
+}
+
+// made returns the claim that was made for a pod's entry, if its status got lost.
+func (c *Controller) made(p *corev1.Pod, entry string) (*resourcev1.ResourceClaim, error) {
+	all, err := c.claims.ResourceClaims(p.Namespace).List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	for _, claim := range all {
+		if metav1.IsControlledBy(claim, p) && claim.Annotations[claimNameKey] == entry && claim.DeletionTimestamp == nil {
+			return claim, nil
+		}
+	}
+	return nil, nil
+}
+
+func missing(p *corev1.Pod, template string) error {
+	return fmt.Errorf("resource claim template %q: not found, for pod %s/%s", template, p.Namespace, p.Name)
+}
