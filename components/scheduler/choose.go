@@ -14,7 +14,7 @@ import (
 // elsewhere are upstream's plugins that are none here: what they do is always
 // done, or there is nothing of it to do. A configuration may name them.
 var elsewhere = []string{
-	"PrioritySort", "DefaultBinder", "VolumeRestrictions", "VolumeZone", "NodeVolumeLimits",
+	"PrioritySort", "DefaultBinder",
 	"DynamicResources", "NodeDeclaredFeatures", "GangScheduling", "DeferredPodScheduling", "TopologyPlacementGenerator", "PodGroupPodsCount",
 }
 

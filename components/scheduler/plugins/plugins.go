@@ -62,7 +62,7 @@ func With(a Args) Set {
 		PreEnqueue: []framework.PreEnqueue{SchedulingGates{}},
 		Filter: []framework.Filter{
 			NodeUnschedulable{}, NodeName{}, TaintToleration{}, a.Affinity,
-			NodePorts{}, a.Fit, VolumeBinding{}, a.Spread, a.InterPod,
+			NodePorts{}, a.Fit, VolumeRestrictions{}, NodeVolumeLimits{}, VolumeBinding{}, VolumeZone{}, a.Spread, a.InterPod,
 		},
 		Score: []Weighted{
 			{TaintToleration{}, 3}, {a.Affinity, 2}, {a.Fit, 1}, {a.Spread, 2},

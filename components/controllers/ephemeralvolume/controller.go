@@ -1,0 +1,98 @@
+// Package ephemeralvolume makes the claims of pods' generic ephemeral volumes.
+// They are the pods' own, and the garbage collector takes them with these.
+//
+// https://kubernetes.io/docs/concepts/storage/ephemeral-volumes/#generic-ephemeral-volumes
+package ephemeralvolume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/ephemeral"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// Controller syncs pods. Make it with New.
+type Controller struct {
+	*control.Loop
+	env    control.Env
+	pods   corelisters.PodLister
+	claims corelisters.PersistentVolumeClaimLister
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	core := env.Informers.Core().V1()
+	c := &Controller{env: env, pods: core.Pods().Lister(), claims: core.PersistentVolumeClaims().Lister()}
+	c.Loop = control.NewLoop(env, "ephemeral-volume", c.sync)
+	pod := func(p *corev1.Pod) {
+		if p.DeletionTimestamp == nil && slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Ephemeral != nil }) {
+			c.AddObject(p)
+		}
+	}
+	gone := func(pvc *corev1.PersistentVolumeClaim) {
+		if owner := metav1.GetControllerOf(pvc); owner != nil && owner.Kind == "Pod" {
+			c.Add(pvc.Namespace + "/" + owner.Name)
+		}
+	}
+	return c, errors.Join(
+		// What volumes a pod has never changes.
+		c.Watch(core.Pods().Informer(), control.Handlers(pod, nil, nil)),
+		c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(nil, nil, gone)),
+	)
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return nil
+	}
+	pod, err := c.pods.Pods(namespace).Get(name)
+	if apierrors.IsNotFound(err) || err == nil && pod.DeletionTimestamp != nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range pod.Spec.Volumes {
+		if v := &pod.Spec.Volumes[i]; v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil {
+			errs = append(errs, c.claim(ctx, pod, v))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// claim makes the claim of one volume if it is not there.
+func (c *Controller) claim(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) error {
+	name := ephemeral.VolumeClaimName(pod, v)
+	pvc, err := c.claims.PersistentVolumeClaims(pod.Namespace).Get(name)
+	if err == nil {
+		// One of another owner must not be taken; the scheduler tells.
+		return ephemeral.VolumeIsForPod(pod, pvc)
+	}
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	template := v.Ephemeral.VolumeClaimTemplate
+	_, err = c.env.Kube.CoreV1().PersistentVolumeClaims(pod.Namespace).Create(ctx, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Labels: template.Labels, Annotations: template.Annotations,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pod, corev1.SchemeGroupVersion.WithKind("Pod"))},
+		},
+		Spec: template.Spec,
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("create PVC %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,76 @@
+// Package volumeexpand tells of claims that ask for more than they have who will
+// grow them: whoever made their volumes.
+//
+// https://kubernetes.io/docs/concepts/storage/persistent-volumes/#expanding-persistent-volumes-claims
+package volumeexpand
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
+
+	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/localpath"
+)
+
+// Controller syncs claims. Make it with New.
+type Controller struct {
+	*control.Loop
+	env     control.Env
+	claims  corelisters.PersistentVolumeClaimLister
+	volumes corelisters.PersistentVolumeLister
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	core := env.Informers.Core().V1()
+	c := &Controller{env: env, claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister()}
+	c.Loop = control.NewLoop(env, "persistentvolume-expander", c.sync)
+	c.Await(core.PersistentVolumes().Informer())
+	grown := func(old, pvc *corev1.PersistentVolumeClaim) {
+		before, now := old.Spec.Resources.Requests[corev1.ResourceStorage], pvc.Spec.Resources.Requests[corev1.ResourceStorage]
+		if now.Cmp(before) > 0 {
+			c.AddObject(pvc)
+		}
+	}
+	return c, c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(nil, grown, nil))
+}
+
+func (c *Controller) sync(_ context.Context, key string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return nil
+	}
+	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)
+	if apierrors.IsNotFound(err) || err == nil && pvc.Status.Phase != corev1.ClaimBound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	want, has := pvc.Spec.Resources.Requests[corev1.ResourceStorage], pvc.Status.Capacity[corev1.ResourceStorage]
+	if want.Cmp(has) <= 0 {
+		return nil
+	}
+	pv, err := c.volumes.Get(pvc.Spec.VolumeName)
+	if apierrors.IsNotFound(err) || err == nil && (pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != pvc.UID) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if pv.Annotations[volumehelpers.AnnDynamicallyProvisioned] == localpath.Provisioner {
+		return nil // the provisioner grows it by itself
+	}
+	if pv.Spec.CSI == nil && pv.Spec.FlexVolume == nil {
+		c.env.Events.Event(pvc, corev1.EventTypeWarning, "ExternalExpanding", "Ignoring the PVC: didn't find a plugin capable of expanding the volume; waiting for an external controller to process this PVC.")
+		return nil
+	}
+	c.env.Events.Event(pvc, corev1.EventTypeNormal, "ExternalExpanding", "waiting for an external controller to expand this PVC")
+	return nil
+}

@@ -1,0 +1,121 @@
+package plugins
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
+
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/state"
+)
+
+// NodeVolumeLimits keeps nodes to the number of volumes that their CSI drivers
+// can attach.
+// https://kubernetes.io/docs/concepts/storage/storage-limits/
+type NodeVolumeLimits struct{}
+
+// Name of the plugin.
+func (NodeVolumeLimits) Name() string { return "NodeVolumeLimits" }
+
+// Wakes as framework.Waker.
+func (NodeVolumeLimits) Wakes() framework.Event {
+	return framework.NodeAdded | framework.CSINodeChanged | framework.PodRemoved | framework.ClaimChanged |
+		framework.VolumeChanged | framework.AttachmentChanged
+}
+
+// csiVolume is one volume as a driver counts it.
+type csiVolume struct{ driver, handle string }
+
+// csiVolumes adds the volumes of a pod's claims to out. Those that are not made
+// yet count by their claims.
+func csiVolumes(v framework.Volumes, pod *corev1.Pod, out sets.Set[csiVolume]) {
+	for i := range pod.Spec.Volumes {
+		name := claimName(pod, &pod.Spec.Volumes[i])
+		if name == "" {
+			continue
+		}
+		pvc := v.Claim(pod.Namespace, name)
+		if pvc == nil || pod.Spec.Volumes[i].Ephemeral != nil && !metav1.IsControlledBy(pvc, pod) {
+			continue
+		}
+		if pv := v.Volume(pvc.Spec.VolumeName); pvc.Spec.VolumeName != "" && pv != nil {
+			if pv.Spec.CSI != nil {
+				out.Insert(csiVolume{pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle})
+			}
+			continue
+		}
+		if class := v.Class(volumehelpers.GetPersistentVolumeClaimClass(pvc)); class != nil && !strings.HasPrefix(class.Provisioner, "kubernetes.io/") {
+			out.Insert(csiVolume{class.Provisioner, "claim " + pvc.Namespace + "/" + pvc.Name})
+		}
+	}
+}
+
+// Filter as framework.Filter.
+func (NodeVolumeLimits) Filter(c *framework.Cycle) (*framework.Check, error) {
+	if c.Volumes == nil || !hasClaims(c.Pod.Object) {
+		return nil, nil
+	}
+	wanted := sets.New[csiVolume]()
+	csiVolumes(c.Volumes, c.Pod.Object, wanted)
+	if wanted.Len() == 0 {
+		return nil, nil
+	}
+	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
+		limits := driverLimits(c.Volumes, n.Name, wanted)
+		if len(limits) == 0 {
+			return nil
+		}
+		there := sets.New[csiVolume]()
+		for _, p := range n.Pods {
+			csiVolumes(c.Volumes, p.Object, there)
+		}
+		// What is attached though no pod uses it any more takes a place too.
+		for _, a := range c.Volumes.Attachments() {
+			if a.Spec.NodeName != n.Name || a.Spec.Source.PersistentVolumeName == nil {
+				continue
+			}
+			if pv := c.Volumes.Volume(*a.Spec.Source.PersistentVolumeName); pv != nil && pv.Spec.CSI != nil {
+				there.Insert(csiVolume{pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle})
+			}
+		}
+		fresh := map[string]int32{}
+		for w := range wanted.Difference(there) {
+			fresh[w.driver]++
+		}
+		used := map[string]int32{}
+		for t := range there {
+			used[t.driver]++
+		}
+		for driver, count := range fresh {
+			if limit, ok := limits[driver]; ok && used[driver]+count > limit {
+				return reason("node(s) exceed max volume count", false)
+			}
+		}
+		return nil
+	}}, nil
+}
+
+// driverLimits returns how many volumes a node takes of the drivers wanted, those
+// only that say so.
+func driverLimits(v framework.Volumes, node string, wanted sets.Set[csiVolume]) map[string]int32 {
+	info := v.CSINode(node)
+	if info == nil {
+		return nil
+	}
+	limits := map[string]int32{}
+	for i := range info.Spec.Drivers {
+		d := &info.Spec.Drivers[i]
+		if d.Allocatable == nil || d.Allocatable.Count == nil {
+			continue
+		}
+		for w := range wanted {
+			if w.driver == d.Name {
+				limits[d.Name] = *d.Allocatable.Count
+			}
+		}
+	}
+	return limits
+}

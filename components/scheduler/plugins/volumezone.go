@@ -1,0 +1,84 @@
+package plugins
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/state"
+)
+
+// VolumeZone keeps pods to the zones and regions that their volumes are labelled
+// with.
+type VolumeZone struct{}
+
+// Name of the plugin.
+func (VolumeZone) Name() string { return "VolumeZone" }
+
+// Wakes as framework.Waker.
+func (VolumeZone) Wakes() framework.Event {
+	return framework.NodeAdded | framework.NodeLabelsChanged | framework.ClaimChanged | framework.VolumeChanged | framework.ClassChanged
+}
+
+// zoneLabels are those of places, each with the other name that it goes by.
+var zoneLabels = [][2]string{
+	{corev1.LabelTopologyZone, corev1.LabelFailureDomainBetaZone},
+	{corev1.LabelTopologyRegion, corev1.LabelFailureDomainBetaRegion},
+	{corev1.LabelFailureDomainBetaZone, corev1.LabelTopologyZone},
+	{corev1.LabelFailureDomainBetaRegion, corev1.LabelTopologyRegion},
+}
+
+// place is one label of a volume: any of the values, under either name.
+type place struct {
+	keys   [2]string
+	values []string
+}
+
+// Filter as framework.Filter.
+func (VolumeZone) Filter(c *framework.Cycle) (*framework.Check, error) {
+	pod := c.Pod.Object
+	if c.Volumes == nil {
+		return nil, nil
+	}
+	var places []place
+	for i := range pod.Spec.Volumes {
+		name := claimName(pod, &pod.Spec.Volumes[i])
+		if name == "" {
+			continue
+		}
+		pvc := c.Volumes.Claim(pod.Namespace, name)
+		if pvc == nil || pvc.Spec.VolumeName == "" {
+			continue // VolumeBinding has its say
+		}
+		pv := c.Volumes.Volume(pvc.Spec.VolumeName)
+		if pv == nil {
+			continue
+		}
+		for _, keys := range zoneLabels {
+			if value, ok := pv.Labels[keys[0]]; ok && value != "" {
+				places = append(places, place{keys, strings.Split(value, "__")})
+			}
+		}
+	}
+	if len(places) == 0 {
+		return nil, nil
+	}
+	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
+		has := n.Object.Labels
+		if !slices.ContainsFunc(zoneLabels, func(keys [2]string) bool { _, ok := has[keys[0]]; return ok }) {
+			return nil // it is nowhere in particular
+		}
+		for _, p := range places {
+			value, ok := has[p.keys[0]]
+			if !ok {
+				value, ok = has[p.keys[1]]
+			}
+			if !ok || !slices.Contains(p.values, value) {
+				return reason("node(s) had no available volume zone", true)
+			}
+		}
+		return nil
+	}}, nil
+}
