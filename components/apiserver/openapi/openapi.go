@@ -177,6 +177,9 @@ func (h *Handler) etag(path string) string {
 	for _, r := range h.served {
 		if path == "/openapi/v2" || path == "/openapi/v3" || path == "/openapi/v3/"+groupPath(r.GroupVersion()) {
 			fmt.Fprintln(sum, r.GVR(), r.Kind, r.Verbs)
+			if r.Custom != nil {
+				fmt.Fprintln(sum, r.Custom.State)
+			}
 		}
 	}
 	return fmt.Sprintf("%q", strings.ToUpper(fmt.Sprintf("%x", sum.Sum(nil))))
@@ -232,7 +235,7 @@ func (h *Handler) group(gv schema.GroupVersion) ([]byte, error) {
 		"info":    map[string]string{"title": "Kubernetes", "version": h.version},
 		"paths":   p.out,
 		"components": map[string]any{
-			"schemas": closure(schemas["v3"], p.models),
+			"schemas": closure(p.with(schemas["v3"]), p.models),
 			"securitySchemes": map[string]any{"BearerToken": map[string]string{
 				"type": "apiKey", "name": "authorization", "in": "header", "description": "Bearer Token authentication",
 			}},
@@ -254,7 +257,7 @@ func (h *Handler) whole() ([]byte, error) {
 		"swagger":     "2.0",
 		"info":        map[string]string{"title": "Kubernetes", "version": h.version},
 		"paths":       p.out,
-		"definitions": closure(schemas["v2"], p.models),
+		"definitions": closure(p.with(schemas["v2"]), p.models),
 		"security":    []any{map[string]any{"BearerToken": []string{}}},
 		"securityDefinitions": map[string]any{"BearerToken": map[string]string{
 			"type": "apiKey", "name": "authorization", "in": "header", "description": "Bearer Token authentication",

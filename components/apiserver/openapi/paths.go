@@ -1,6 +1,7 @@
 package openapi
 
 import (
+	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
@@ -18,6 +19,8 @@ type paths struct {
 	out    map[string]any
 	// models are the schemas that the paths refer to.
 	models []string
+	// custom are the schemas of custom resources.
+	custom map[string]json.RawMessage
 }
 
 const (
@@ -72,15 +75,39 @@ func modelOf(obj runtime.Object) string {
 	return ""
 }
 
-// add adds the paths of a resource and its subresources.
-func (p *paths) add(r *registry.Resource) {
-	model := modelOf(r.New())
-	if model == "" {
-		return
+// modelsOf names the schemas of a resource's objects and lists, "" if there are
+// none.
+func (p *paths) modelsOf(r *registry.Resource) (model, listModel string) {
+	if r.Custom != nil {
+		// A definition that cannot be published does not take the others
+		// with it.
+		m, err := r.Custom.Models(p.v3)
+		if err != nil {
+			return "", ""
+		}
+		if p.custom == nil {
+			p.custom = map[string]json.RawMessage{}
+		}
+		p.custom[m.Name], p.custom[m.ListName] = m.Object, m.List
+		return m.Name, m.ListName
 	}
-	listModel := ""
 	if r.NewList != nil {
 		listModel = modelOf(r.NewList())
+	}
+	return modelOf(r.New()), listModel
+}
+
+// with adds the schemas of custom resources to all, which is the caller's.
+func (p *paths) with(all map[string]json.RawMessage) map[string]json.RawMessage {
+	maps.Copy(all, p.custom)
+	return all
+}
+
+// add adds the paths of a resource and its subresources.
+func (p *paths) add(r *registry.Resource) {
+	model, listModel := p.modelsOf(r)
+	if model == "" {
+		return
 	}
 	p.models = append(p.models, model, statusModel, metaModel+"DeleteOptions", metaModel+"Patch", metaModel+"WatchEvent")
 	if listModel != "" {
@@ -146,7 +173,7 @@ func (p *paths) operation(path string, r *registry.Resource, sub string, v verb,
 		"tags":                            []string{tag(r)},
 		"x-kubernetes-action":             v.action,
 		"x-kubernetes-group-version-kind": gvk,
-		"responses":                       p.responses(v, answer),
+		"responses":                       p.responses(r, v, answer),
 	}
 	var parameters []any
 	for _, name := range v.query {
@@ -156,7 +183,11 @@ func (p *paths) operation(path string, r *registry.Resource, sub string, v verb,
 	case "post", "put":
 		parameters = p.body(op, parameters, body, []string{"*/*"}, true)
 	case "patch":
-		parameters = p.body(op, parameters, metaModel+"Patch", patchTypes, true)
+		types := patchTypes
+		if r.Custom != nil {
+			types = patchTypes[:3]
+		}
+		parameters = p.body(op, parameters, metaModel+"Patch", types, true)
 	case "delete":
 		parameters = p.body(op, parameters, metaModel+"DeleteOptions", []string{"*/*"}, false)
 	}
@@ -165,7 +196,7 @@ func (p *paths) operation(path string, r *registry.Resource, sub string, v verb,
 	}
 	if !p.v3 {
 		op["schemes"] = []string{"https"}
-		op["produces"] = answerTypes(v)
+		op["produces"] = answerTypes(r, v)
 	}
 	item[v.method] = op
 }
@@ -197,17 +228,20 @@ func (p *paths) content(model string, types []string) map[string]any {
 	return content
 }
 
-func answerTypes(v verb) []string {
+func answerTypes(r *registry.Resource, v verb) []string {
+	if r.Custom != nil {
+		return bodyTypes[:2]
+	}
 	if v.action == "list" {
 		return watchTypes
 	}
 	return bodyTypes
 }
 
-func (p *paths) responses(v verb, model string) map[string]any {
+func (p *paths) responses(r *registry.Resource, v verb, model string) map[string]any {
 	answer := func(text string) map[string]any {
 		if p.v3 {
-			return map[string]any{"description": text, "content": p.content(model, answerTypes(v))}
+			return map[string]any{"description": text, "content": p.content(model, answerTypes(r, v))}
 		}
 		return map[string]any{"description": text, "schema": p.ref(model)}
 	}

@@ -17,6 +17,8 @@ import (
 	"slices"
 	"strings"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/validation/spec"
@@ -65,7 +67,13 @@ func main() {
 // kindsByModel maps the names of models to the kinds they are served as.
 func kindsByModel() map[string][]map[string]string {
 	out := map[string][]map[string]string{}
-	for gvk, goType := range scheme.Scheme.AllKnownTypes() {
+	known := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, apiextensionsv1.AddToScheme} {
+		if err := add(known); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for gvk, goType := range known.AllKnownTypes() {
 		named, ok := reflect.New(goType).Interface().(interface{ OpenAPIModelName() string })
 		if !ok || gvk.Version == "__internal" || strings.Contains(gvk.Version, "alpha") || strings.Contains(gvk.Version, "beta") {
 			continue
