@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/admissionregistration"
 	"hyperkube/internal/api/apiextensions"
 	"hyperkube/internal/api/apiregistration"
 	"hyperkube/internal/api/apps"
@@ -46,6 +47,7 @@ func Resources() []*api.Resource {
 		storage.Resources(),
 		scheduling.Resources(),
 		apiextensions.Resources(),
+		admissionregistration.Resources(),
 		coordination.Resources(),
 		node.Resources(),
 		discovery.Resources(),

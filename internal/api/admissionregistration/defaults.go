@@ -1,0 +1,35 @@
+package admissionregistration
+
+import (
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+)
+
+func defaultRule(r *admissionv1.Rule) {
+	setDefault(&r.Scope, admissionv1.AllScopes)
+}
+
+func defaultClientConfig(c *admissionv1.WebhookClientConfig) {
+	if c.Service != nil {
+		setDefault(&c.Service.Port, 443)
+	}
+}
+
+func defaultMatchResources(m *admissionv1.MatchResources) {
+	if m == nil {
+		return
+	}
+	setDefault(&m.MatchPolicy, admissionv1.Equivalent)
+	selectAll(&m.NamespaceSelector)
+	selectAll(&m.ObjectSelector)
+	for _, rules := range [][]admissionv1.NamedRuleWithOperations{m.ResourceRules, m.ExcludeResourceRules} {
+		for i := range rules {
+			defaultRule(&rules[i].Rule)
+		}
+	}
+}
+
+func defaultParamRef(p *admissionv1.ParamRef) {
+	if p != nil {
+		setDefault(&p.ParameterNotFoundAction, admissionv1.DenyAction)
+	}
+}

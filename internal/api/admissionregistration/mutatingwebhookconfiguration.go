@@ -1,0 +1,59 @@
+package admissionregistration
+
+import (
+	"context"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+func mutatingWebhookConfiguration() api.Kind[*admissionv1.MutatingWebhookConfiguration] {
+	type configuration = admissionv1.MutatingWebhookConfiguration
+	return api.Kind[*configuration]{
+		Names:   api.Names{Kind: "MutatingWebhookConfiguration", Plural: "mutatingwebhookconfigurations", Categories: []string{"api-extensions"}},
+		Group:   group,
+		Version: version,
+		Scope:   api.Cluster,
+		New:     func() *configuration { return &configuration{} },
+		NewList: func() runtime.Object { return &admissionv1.MutatingWebhookConfigurationList{} },
+		Default: func(c *configuration) {
+			for i := range c.Webhooks {
+				h := &c.Webhooks[i]
+				setDefault(&h.FailurePolicy, admissionv1.Fail)
+				setDefault(&h.MatchPolicy, admissionv1.Equivalent)
+				selectAll(&h.NamespaceSelector)
+				selectAll(&h.ObjectSelector)
+				setDefault(&h.TimeoutSeconds, 10)
+				setDefault(&h.ReinvocationPolicy, admissionv1.NeverReinvocationPolicy)
+				defaultClientConfig(&h.ClientConfig)
+				for j := range h.Rules {
+					defaultRule(&h.Rules[j].Rule)
+				}
+			}
+		},
+		PrepareCreate: firstGeneration[*configuration],
+		Validate: func(_ context.Context, c *configuration) field.ErrorList {
+			return validateHooks(mutatingHooks(c.Webhooks), leniency{})
+		},
+		Warnings: func(_ context.Context, c, _ *configuration) []string {
+			return warnVirtual(mutatingHooks(c.Webhooks))
+		},
+		Update: api.KindUpdate[*configuration]{
+			Prepare: func(_ context.Context, c, old *configuration) {
+				prepareGeneration(c, old, apiequality.Semantic.DeepEqual(c.Webhooks, old.Webhooks))
+			},
+			Validate: func(_ context.Context, c, old *configuration) field.ErrorList {
+				hooks := mutatingHooks(c.Webhooks)
+				return validateHooks(hooks, leniencyOf(hooks, mutatingHooks(old.Webhooks)))
+			},
+		},
+		Columns: webhookColumns,
+		Row: func(c *configuration) []any {
+			return []any{c.Name, int64(len(c.Webhooks)), api.Age(c.CreationTimestamp)}
+		},
+	}
+}

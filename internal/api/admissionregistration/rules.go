@@ -1,0 +1,136 @@
+package admissionregistration
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+var (
+	scopes        = []admissionv1.ScopeType{admissionv1.AllScopes, admissionv1.ClusterScope, admissionv1.NamespacedScope}
+	allOperations = []admissionv1.OperationType{admissionv1.OperationAll, admissionv1.Connect, admissionv1.Create, admissionv1.Delete, admissionv1.Update}
+	// mutableOperations leave out deletion: there is nothing to change.
+	mutableOperations = []admissionv1.OperationType{admissionv1.OperationAll, admissionv1.Connect, admissionv1.Create, admissionv1.Update}
+)
+
+// alone refuses "*" beside others.
+func alone[T ~string](path *field.Path, values []T, what string) field.ErrorList {
+	if len(values) > 1 && slices.Contains(values, "*") {
+		return field.ErrorList{field.Invalid(path, values, "if '*' is present, must not specify other "+what)}
+	}
+	return nil
+}
+
+func validateRule(r *admissionv1.RuleWithOperations, operations []admissionv1.OperationType, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if len(r.Operations) == 0 {
+		errs = append(errs, field.Required(path.Child("operations"), ""))
+	}
+	errs = append(errs, alone(path.Child("operations"), r.Operations, "operations")...)
+	for i := range r.Operations {
+		errs = append(errs, notSupported(path.Child("operations").Index(i), &r.Operations[i], operations)...)
+	}
+	if len(r.APIGroups) == 0 {
+		errs = append(errs, field.Required(path.Child("apiGroups"), ""))
+	}
+	errs = append(errs, alone(path.Child("apiGroups"), r.APIGroups, "API groups")...)
+	if len(r.APIVersions) == 0 {
+		errs = append(errs, field.Required(path.Child("apiVersions"), ""))
+	}
+	errs = append(errs, alone(path.Child("apiVersions"), r.APIVersions, "API versions")...)
+	for i, v := range r.APIVersions {
+		if v == "" {
+			errs = append(errs, field.Required(path.Child("apiVersions").Index(i), ""))
+		}
+	}
+	errs = append(errs, validateResources(r.Resources, path.Child("resources"))...)
+	return append(errs, notSupported(path.Child("scope"), r.Scope, scopes)...)
+}
+
+func validateResources(resources []string, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if len(resources) == 0 {
+		errs = append(errs, field.Required(path, ""))
+	}
+	// whole has the x of "x/*", sub the x of "*/x".
+	whole, sub := map[string]bool{}, map[string]bool{}
+	plain := false
+	for i, name := range resources {
+		if name == "" {
+			errs = append(errs, field.Required(path.Index(i), ""))
+			continue
+		}
+		r, s, ok := strings.Cut(name, "/")
+		if !ok {
+			// The last one counts, as upstream has it.
+			plain = name != "*"
+			continue
+		}
+		if whole[r] {
+			errs = append(errs, field.Invalid(path.Index(i), name, fmt.Sprintf("if '%s/*' is present, must not specify %s", r, name)))
+		}
+		if sub[s] {
+			errs = append(errs, field.Invalid(path.Index(i), name, fmt.Sprintf("if '*/%s' is present, must not specify %s", s, name)))
+		}
+		if s == "*" {
+			whole[r] = true
+		}
+		if r == "*" {
+			sub[s] = true
+		}
+	}
+	if len(resources) > 1 && slices.Contains(resources, "*/*") {
+		errs = append(errs, field.Invalid(path, resources, "if '*/*' is present, must not specify other resources"))
+	}
+	if plain && slices.Contains(resources, "*") {
+		errs = append(errs, field.Invalid(path, resources, "if '*' is present, must not specify other resources without subresources"))
+	}
+	return errs
+}
+
+func validateMatchResources(m *admissionv1.MatchResources, operations []admissionv1.OperationType, path *field.Path) field.ErrorList {
+	if m == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	if m.MatchPolicy == nil {
+		errs = append(errs, field.Required(path.Child("matchPolicy"), ""))
+	}
+	errs = append(errs, notSupported(path.Child("matchPolicy"), m.MatchPolicy, matches)...)
+	if m.NamespaceSelector == nil {
+		errs = append(errs, field.Required(path.Child("namespaceSelector"), ""))
+	} else {
+		errs = append(errs, metav1validation.ValidateLabelSelector(m.NamespaceSelector, metav1validation.LabelSelectorValidationOptions{}, path.Child("namespaceSelector"))...)
+	}
+	if m.ObjectSelector == nil {
+		errs = append(errs, field.Required(path.Child("objectSelector"), ""))
+	} else {
+		errs = append(errs, metav1validation.ValidateLabelSelector(m.ObjectSelector, metav1validation.LabelSelectorValidationOptions{}, path.Child("objectSelector"))...)
+	}
+	for i := range m.ResourceRules {
+		errs = append(errs, validateNamedRule(&m.ResourceRules[i], operations, path.Child("resourceRules").Index(i))...)
+	}
+	for i := range m.ExcludeResourceRules {
+		errs = append(errs, validateNamedRule(&m.ExcludeResourceRules[i], operations, path.Child("excludeResourceRules").Index(i))...)
+	}
+	return errs
+}
+
+func validateNamedRule(r *admissionv1.NamedRuleWithOperations, operations []admissionv1.OperationType, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, name := range r.ResourceNames {
+		at := path.Child("resourceNames").Index(i)
+		for _, msg := range pathvalidation.ValidatePathSegmentName(name, false) {
+			errs = append(errs, field.Invalid(at, name, msg))
+		}
+		if slices.Contains(r.ResourceNames[:i], name) {
+			errs = append(errs, field.Duplicate(at, name))
+		}
+	}
+	return append(errs, validateRule(&r.RuleWithOperations, operations, path)...)
+}

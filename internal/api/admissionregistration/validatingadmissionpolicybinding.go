@@ -1,0 +1,68 @@
+package admissionregistration
+
+import (
+	"context"
+	"strings"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
+)
+
+func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissionPolicyBinding] {
+	type binding = admissionv1.ValidatingAdmissionPolicyBinding
+	validate := func(b *binding) field.ErrorList {
+		path := field.NewPath("spec")
+		return append(validateReferences(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, allOperations, path),
+			validateActions(b.Spec.ValidationActions, path.Child("validationActions"))...)
+	}
+	return api.Kind[*binding]{
+		Names:   api.Names{Kind: "ValidatingAdmissionPolicyBinding", Plural: "validatingadmissionpolicybindings", Categories: []string{"api-extensions"}},
+		Group:   group,
+		Version: version,
+		Scope:   api.Cluster,
+		New:     func() *binding { return &binding{} },
+		NewList: func() runtime.Object { return &admissionv1.ValidatingAdmissionPolicyBindingList{} },
+		Default: func(b *binding) {
+			defaultMatchResources(b.Spec.MatchResources)
+			defaultParamRef(b.Spec.ParamRef)
+		},
+		PrepareCreate: firstGeneration[*binding],
+		Validate:      func(_ context.Context, b *binding) field.ErrorList { return validate(b) },
+		Update: api.KindUpdate[*binding]{
+			Prepare: func(_ context.Context, b, old *binding) {
+				prepareGeneration(b, old, apiequality.Semantic.DeepEqual(b.Spec, old.Spec))
+			},
+			Validate: func(_ context.Context, b, _ *binding) field.ErrorList { return validate(b) },
+		},
+		Columns: []metav1.TableColumnDefinition{
+			nameColumn,
+			api.Column("PolicyName", "string", "PolicyName indicates the policy definition which the policy binding binded to"),
+			api.Column("ParamRef", "string", "ParamRef indicates the param resource which sets the configration param"),
+			ageColumn,
+		},
+		Row: func(b *binding) []any {
+			return []any{b.Name, b.Spec.PolicyName, paramRefCell(b.Spec.ParamRef), api.Age(b.CreationTimestamp)}
+		},
+	}
+}
+
+func paramRefCell(p *admissionv1.ParamRef) string {
+	switch {
+	case p == nil:
+		return "<unset>"
+	case p.Name != "":
+		var parts []string
+		if p.Namespace != "" {
+			parts = append(parts, p.Namespace)
+		}
+		return strings.Join(append(parts, p.Name), "/")
+	case p.Selector != nil:
+		return metav1.FormatLabelSelector(p.Selector)
+	}
+	return "<unset>"
+}
