@@ -94,6 +94,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	header := w.Header()
 	header.Set("Content-Type", form)
+	if form == mimeProtoV2 {
+		// What it is asked for by is no valid media type.
+		header.Set("Content-Type", mimeProtoV2Old)
+	}
 	header.Set("Etag", doc.etag)
 	header.Set("Vary", "Accept")
 	if hash := r.URL.Query().Get("hash"); hash != "" && `"`+hash+`"` == doc.etag {

@@ -58,6 +58,7 @@ func (c *call) scale() error {
 		if err != nil {
 			return err
 		}
+		s.ManagedFields = nil // they are the object's
 		return c.SendObject(c.w, c.req, format, http.StatusOK, s)
 	case "update":
 		return c.updateScale(format)
@@ -222,6 +223,7 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 	if err != nil {
 		return err
 	}
+	s.ManagedFields = nil
 	return c.SendObject(c.w, c.req, format, http.StatusOK, s)
 }
 
