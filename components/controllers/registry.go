@@ -80,7 +80,7 @@ type descriptor struct {
 // descriptors are all controllers there are, in the order of their start: what
 // a cluster needs for its first pod comes first.
 func descriptors() []descriptor {
-	return []descriptor{
+	return append([]descriptor{
 		{name: "node-ipam-controller", alias: "nodeipam", user: "node-controller", source: "cidrAllocator", workers: 5, make: makeNodeIPAM},
 		{name: "serviceaccount-controller", alias: "serviceaccount", user: "service-account-controller", source: "serviceaccount-controller", workers: 1,
 			make: func(d *deps) (runner, error) { return serviceaccount.New(d.env) }},
@@ -167,7 +167,7 @@ func descriptors() []descriptor {
 			make: func(d *deps) (runner, error) {
 				return disruption.New(d.env, disruption.DiscoveredScales{Discovery: d.clients.Kube.Discovery()})
 			}},
-	}
+	}, certificateDescriptors()...)
 }
 
 // volumeKinds are what the controllers of volumes work on.
@@ -242,16 +242,10 @@ var foreign = map[string]bool{
 	"service": true, "service-lb-controller": true,
 	"route": true, "node-route-controller": true,
 	"cloud-node-lifecycle": true, "cloud-node-lifecycle-controller": true,
-	"resource-claim-controller": true, "resourceclaim-controller": true, "device-taint-eviction-controller": true,
-	"storage-version-gc": true, "storageversion-garbage-collector-controller": true, "storage-version-migrator-controller": true,
+	"device-taint-eviction-controller": true,
+	"storage-version-gc":               true, "storageversion-garbage-collector-controller": true,
 	"legacy-service-account-token-cleaner": true, "legacy-serviceaccount-token-cleaner-controller": true,
 	"validatingadmissionpolicy-status-controller": true, "selinux-warning-controller": true,
-	"kube-apiserver-serving-clustertrustbundle-publisher-controller": true,
-
-	"podcertificaterequest-cleaner-controller": true,
-	"csrsigning": true, "certificatesigningrequest-signing-controller": true,
-	"csrapproving": true, "certificatesigningrequest-approving-controller": true,
-	"csrcleaner": true, "certificatesigningrequest-cleaner-controller": true,
 }
 
 // Known lists the names of all controllers, and those that are off unless asked
