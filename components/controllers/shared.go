@@ -20,14 +20,18 @@ import (
 
 // SharedInformers makes the garbage collector's informers for a process whose
 // informers are fed from the watch cache: those of built-in kinds are
-// clients.Informers' own, which cost next to nothing there; only the rest,
-// custom resources, is watched by the metadata API. Informers that it adds to
-// clients.Informers run until running ends, which is the context of whoever
-// started the others.
+// clients.Informers' own, which cost next to nothing there, and so do those of
+// custom resources; only what other servers serve is watched by the metadata
+// API. Informers that it adds to clients.Informers run until running ends,
+// which is the context of whoever started the others.
 func SharedInformers(running context.Context, clients *client.Clients) garbagecollector.Informer {
 	return func(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (cache.SharedIndexInformer, error) {
 		obj, err := scheme.Scheme.New(kind)
 		if err != nil {
+			if i := fromMemory(clients, kind); i != nil {
+				go i.RunWithContext(ctx)
+				return i, nil
+			}
 			i := metadatainformer.NewFilteredMetadataInformer(clients.Metadata, gvr, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
 			go i.RunWithContext(ctx)
 			return i, nil
@@ -43,6 +47,19 @@ func SharedInformers(running context.Context, clients *client.Clients) garbageco
 		clients.Informers.StartWithContext(running)
 		return i, nil
 	}
+}
+
+// fromMemory makes an informer of a kind that client-go has no type of; nil if
+// it is not fed from memory.
+func fromMemory(clients *client.Clients, kind schema.GroupVersionKind) cache.SharedIndexInformer {
+	if clients.Source == nil {
+		return nil
+	}
+	lw, ok := clients.Source.ListWatch(kind)
+	if !ok {
+		return nil
+	}
+	return cache.NewSharedIndexInformerWithOptions(lw, nil, cache.SharedIndexInformerOptions{ObjectDescription: kind.String()})
 }
 
 func listWatch(config *rest.Config, gvr schema.GroupVersionResource) (cache.ListerWatcher, error) {

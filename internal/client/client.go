@@ -46,6 +46,9 @@ type Clients struct {
 	// the process starts it, after every component has asked for what it
 	// needs, and again when one asks later.
 	Informers informers.SharedInformerFactory
+	// Source is that of Config, for informers of kinds without a Go type in
+	// client-go; nil when the API server is elsewhere.
+	Source Source
 }
 
 // New makes all clients from cfg.
@@ -79,6 +82,7 @@ func New(cfg Config) (*Clients, error) {
 		Dynamic:   dyn,
 		Metadata:  meta,
 		Informers: newInformers(kube, cfg.Source),
+		Source:    cfg.Source,
 	}
 	return c, nil
 }

@@ -44,14 +44,28 @@ func (s *Source) ListWatch(gvk schema.GroupVersionKind) (cache.ListerWatcher, bo
 	if resource == nil || resource.Collection == nil {
 		return nil, false
 	}
-	return &listWatch{resource: resource, log: s.log}, true
+	return &listWatch{registry: s.registry, kind: gvk, resource: resource, log: s.log}, true
 }
 
 // listWatch lists and watches all objects of one resource. It serves initial
 // lists as streams, in which no list is ever made.
 type listWatch struct {
+	registry *registry.Registry
+	kind     schema.GroupVersionKind
 	resource *registry.Resource
 	log      *slog.Logger
+}
+
+// now is l for what is served now: the definition of a custom resource may
+// have changed since, or gone.
+func (l *listWatch) now() (*listWatch, error) {
+	resource := l.registry.Kind(l.kind)
+	if resource == nil {
+		return nil, apierrors.NewNotFound(l.resource.GroupResource(), "")
+	}
+	again := *l
+	again.resource = resource
+	return &again, nil
 }
 
 // List as cache.ListerWatcher.
@@ -67,6 +81,10 @@ func (l *listWatch) Watch(opts metav1.ListOptions) (watch.Interface, error) {
 // ListWithContext returns all objects; the items of the list are copies of the
 // shared ones as far as Go's assignment copies.
 func (l *listWatch) ListWithContext(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
+	l, err := l.now()
+	if err != nil {
+		return nil, err
+	}
 	page, err := l.resource.Collection.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {
 		return nil, fmt.Errorf("listing %s: %w", l.resource.GroupResource(), err)
@@ -103,6 +121,10 @@ func (l *listWatch) read(e *store.Entry) api.Object {
 // WatchWithContext sends what is there, if that is asked for, a bookmark, and
 // then what changes.
 func (l *listWatch) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	l, err := l.now()
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	s := &stream{listWatch: l, cancel: cancel, events: make(chan watch.Event, 64)}
 	since, err := strconv.ParseInt(or(opts.ResourceVersion, "0"), 10, 64)
