@@ -43,8 +43,17 @@ type Config struct {
 	// BootstrapTokens, when not nil, is where the tokens of joining machines
 	// are read.
 	BootstrapTokens kubernetes.Interface
-	// Tokens are further authenticators of bearer tokens, asked last. This is
-	// the place of OpenID Connect and webhooks.
+	// ConfigFile is an AuthenticationConfiguration: issuers of tokens, and who
+	// may come without credentials. It is read again when it changes.
+	// --authentication-config.
+	ConfigFile string
+	// OIDC is an issuer of tokens, instead of those of ConfigFile; nil: none.
+	OIDC *OIDC
+	// Issuers are the server's own, which no other may claim to be.
+	Issuers []string
+	// Webhook is asked whose a bearer token is, after all others.
+	Webhook Webhook
+	// Tokens are further authenticators of bearer tokens, asked last.
 	Tokens []authenticator.Token
 	// Audiences are those of the API server, for tokens that do not know of
 	// audiences.
@@ -66,6 +75,7 @@ type Authenticator struct {
 	proxyCA  *CABundle
 	requests []authenticator.Request
 	tokens   []authenticator.Token
+	issuers  *issuers
 	// changed has room for the news that bundles are others.
 	changed chan struct{}
 }
@@ -116,6 +126,24 @@ func New(cfg Config) (*Authenticator, error) {
 		b := bootstrapTokens{kube: cfg.BootstrapTokens, now: time.Now}
 		a.tokens = append(a.tokens, authenticator.WrapAudienceAgnosticToken(cfg.Audiences, b))
 	}
+	// What verifies by signatures, and what asks others, comes after what
+	// knows its tokens.
+	if cfg.ConfigFile != "" && cfg.OIDC != nil {
+		return nil, errors.New("authentication-config file and oidc-* flags are mutually exclusive")
+	}
+	if cfg.ConfigFile != "" || cfg.OIDC != nil {
+		if a.issuers, err = newIssuers(cfg.ConfigFile, cfg.OIDC, cfg.Issuers, cfg.Log); err != nil {
+			return nil, err
+		}
+		a.tokens = append(a.tokens, authenticator.WrapAudienceAgnosticToken(cfg.Audiences, a.issuers))
+	}
+	if cfg.Webhook.ConfigFile != "" {
+		w, err := newWebhook(cfg.Webhook, cfg.Audiences)
+		if err != nil {
+			return nil, err
+		}
+		a.tokens = append(a.tokens, w)
+	}
 	a.tokens = append(a.tokens, cfg.Tokens...)
 	if len(a.tokens) > 0 {
 		a.requests = append(a.requests, bearertoken.New(a), websocket.NewProtocolAuthenticator(a))
@@ -123,11 +151,14 @@ func New(cfg Config) (*Authenticator, error) {
 	return a, nil
 }
 
-// Run follows the files of certificate authorities until ctx ends.
+// Run follows the files that may change until ctx ends.
 func (a *Authenticator) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, b := range a.bundles {
 		g.Go(func() error { return b.Run(ctx, a.cfg.Log, a.tell) })
+	}
+	if a.issuers != nil {
+		g.Go(func() error { return a.issuers.run(ctx) })
 	}
 	// There may be no file to follow.
 	<-ctx.Done()
@@ -191,12 +222,23 @@ func (a *Authenticator) AuthenticateRequest(req *http.Request) (*authenticator.R
 	if len(errs) > 0 {
 		return nil, false, utilerrors.NewAggregate(errs)
 	}
-	if !a.cfg.Anonymous || len(a.cfg.AnonymousPaths) > 0 && !slices.Contains(a.cfg.AnonymousPaths, req.URL.Path) {
+	if !a.anonymousAllowed(req.URL.Path) {
 		return nil, false, nil
 	}
 	// Whoever is anonymous is so for every audience.
 	audiences, _ := authenticator.AudiencesFrom(req.Context())
 	return &authenticator.Response{User: anonymous, Audiences: audiences}, true, nil
+}
+
+// anonymousAllowed tells whether a request without credentials may go to a
+// path. A configuration file that says something about that has the say.
+func (a *Authenticator) anonymousAllowed(path string) bool {
+	if a.issuers != nil {
+		if cfg := a.issuers.current.Load().anonymous; cfg != nil {
+			return anonymousAllowed(cfg, path)
+		}
+	}
+	return a.cfg.Anonymous && (len(a.cfg.AnonymousPaths) == 0 || slices.Contains(a.cfg.AnonymousPaths, path))
 }
 
 // AuthenticateToken tells whose bearer token it is, for TokenReview as well.

@@ -10,10 +10,9 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"sync/atomic"
 
-	"github.com/fsnotify/fsnotify"
+	"hyperkube/internal/configfile"
 )
 
 // CABundle is a file of certificate authorities that is read again when it
@@ -87,18 +86,8 @@ func parsePool(data []byte) (*x509.CertPool, int, error) {
 // Run follows the file until ctx ends, and calls changed whenever it has been
 // read again. A content that cannot be used is logged and the one before stays.
 func (b *CABundle) Run(ctx context.Context, log *slog.Logger, changed func()) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("following certificate authorities: %w", err)
-	}
-	defer func() { _ = watcher.Close() }()
-	// The directory and not the file: files are replaced by renaming, and
-	// mounted ones by a symbolic link beside them.
-	if err := watcher.Add(filepath.Dir(b.path)); err != nil {
-		return fmt.Errorf("following certificate authorities: %w", err)
-	}
 	seen := sha256.Sum256(b.PEM())
-	for {
+	return configfile.Follow(ctx, b.path, log, func() {
 		if err := b.reload(); err != nil && !errors.Is(err, os.ErrNotExist) {
 			log.ErrorContext(ctx, "certificate authorities not reloaded", "file", b.path, "error", err)
 		}
@@ -107,12 +96,5 @@ func (b *CABundle) Run(ctx context.Context, log *slog.Logger, changed func()) er
 			log.InfoContext(ctx, "certificate authorities reloaded", "file", b.path)
 			changed()
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case err := <-watcher.Errors:
-			log.ErrorContext(ctx, "following certificate authorities", "file", b.path, "error", err)
-		case <-watcher.Events:
-		}
-	}
+	})
 }
