@@ -9,12 +9,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 )
@@ -26,6 +32,7 @@ const (
 	ModeNode        = "Node"
 	ModeRBAC        = "RBAC"
 	ModeWebhook     = "Webhook"
+	ModeABAC        = "ABAC"
 )
 
 // Config says who decides.
@@ -36,16 +43,32 @@ type Config struct {
 	// superuser's.
 	Informers informers.SharedInformerFactory
 	Kube      kubernetes.Interface
-	// Webhook is asked for the mode of that name.
-	Webhook authorizer.Authorizer
+	// Webhook is for the mode of that name.
+	Webhook Webhook
+	// PolicyFile has the policies of the mode ABAC.
+	PolicyFile string
+	// ConfigFile is an AuthorizationConfiguration instead of all that, with
+	// the same modes and any number of webhooks: --authorization-config. It
+	// is read again when it changes.
+	ConfigFile string
+	// Log tells of that; it may be nil without a file.
+	Log *slog.Logger
 }
 
 // Authorizer decides. Its methods are safe for several goroutines.
 type Authorizer struct {
-	// chain is asked in order.
-	chain []authorizer.Authorizer
-	rbac  *RBAC
-	node  *nodeAuthorizer
+	cfg Config
+	// chain is asked in order. It is replaced when the file changes.
+	chain atomic.Pointer[[]authorizer.UnconditionalAuthorizer]
+	// What is on, wherever it is in the chain; else nil.
+	rbac *RBAC
+	node *nodeAuthorizer
+	abac abac
+	// compiler of match conditions is made when it is first needed.
+	compiler func() authorizationcel.Compiler
+	// read is the file's content that was last tried; only New and Run use
+	// it.
+	read []byte
 }
 
 var (
@@ -56,56 +79,93 @@ var (
 // New makes an authorizer and registers with the informers that it needs,
 // which must not have been started.
 func New(cfg Config) (*Authorizer, error) {
-	modes := cfg.Modes
-	if modes == nil {
-		modes = []string{ModeNode, ModeRBAC}
-	}
-	if len(modes) == 0 {
-		return nil, errors.New("at least one authorization mode must be given")
-	}
-	a := &Authorizer{}
-	for i, mode := range modes {
-		if slices.Contains(modes[:i], mode) {
-			return nil, fmt.Errorf("authorization mode %s is given twice", mode)
+	a := &Authorizer{cfg: cfg, compiler: sync.OnceValue(authorizationcel.NewDefaultCompiler)}
+	var modes *apiserver.AuthorizationConfiguration
+	if cfg.ConfigFile != "" {
+		if cfg.Modes != nil {
+			return nil, errors.New("--authorization-config can not be specified when --authorization-mode or --authorization-webhook-* flags are defined")
 		}
-		if (mode == ModeNode || mode == ModeRBAC) && (cfg.Informers == nil || cfg.Kube == nil) {
-			return nil, fmt.Errorf("authorization mode %s takes informers and a client", mode)
+		if cfg.Log == nil {
+			return nil, errors.New("following the authorization configuration takes a log")
 		}
-		switch mode {
-		case ModeAlwaysAllow:
-			a.chain = append(a.chain, always(authorizer.DecisionAllow, ""))
-		case ModeAlwaysDeny:
-			a.chain = append(a.chain, always(authorizer.DecisionNoOpinion, "Everything is forbidden."))
-		case ModeNode:
-			node, err := newNodeAuthorizer(cfg.Informers, cfg.Kube)
-			if err != nil {
-				return nil, err
+		var err error
+		if a.read, err = os.ReadFile(cfg.ConfigFile); err != nil {
+			return nil, fmt.Errorf("reading the authorization configuration: %w", err)
+		}
+		if modes, err = parse(a.read, a.compiler()); err != nil {
+			return nil, err
+		}
+	} else {
+		names := cfg.Modes
+		if names == nil {
+			names = []string{ModeNode, ModeRBAC}
+		}
+		if len(names) == 0 {
+			return nil, errors.New("at least one authorization mode must be given")
+		}
+		for i, mode := range names {
+			if slices.Contains(names[:i], mode) {
+				return nil, fmt.Errorf("authorization mode %s is given twice", mode)
 			}
-			a.node = node
-			a.chain = append(a.chain, authorizer.AuthorizerFunc(node.authorize))
-		case ModeRBAC:
-			rbac, err := NewRBAC(cfg.Informers)
-			if err != nil {
-				return nil, err
-			}
-			a.rbac = rbac
-			a.chain = append(a.chain, authorizer.AuthorizerFunc(rbac.Authorize))
-		case ModeWebhook:
-			if cfg.Webhook == nil {
-				return nil, errors.New("authorization mode Webhook takes a configuration")
-			}
-			a.chain = append(a.chain, cfg.Webhook)
-		default:
-			return nil, fmt.Errorf("%q is not a valid authorization mode", mode)
+		}
+		modes = ofFlags(names, cfg.Webhook)
+	}
+	for _, m := range modes.Authorizers {
+		if err := a.prepare(string(m.Type)); err != nil {
+			return nil, err
 		}
 	}
+	chain, err := a.build(modes)
+	if err != nil {
+		return nil, err
+	}
+	a.chain.Store(&chain)
 	return a, nil
 }
 
-func always(d authorizer.Decision, reason string) authorizer.Authorizer {
-	return authorizer.AuthorizerFunc(func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-		return d, reason, nil
-	})
+// prepare makes what a mode decides by, once.
+func (a *Authorizer) prepare(mode string) error {
+	if (mode == ModeNode || mode == ModeRBAC) && (a.cfg.Informers == nil || a.cfg.Kube == nil) {
+		return fmt.Errorf("authorization mode %s takes informers and a client", mode)
+	}
+	var err error
+	switch mode {
+	case ModeNode:
+		a.node, err = newNodeAuthorizer(a.cfg.Informers, a.cfg.Kube)
+	case ModeRBAC:
+		a.rbac, err = NewRBAC(a.cfg.Informers)
+	case ModeABAC:
+		if a.abac, err = loadABAC(a.cfg.PolicyFile); err == nil && a.abac == nil {
+			a.abac = abac{} // the file is there and has no policy
+		}
+	}
+	return err
+}
+
+// always decides the same about everything.
+type always struct {
+	decision authorizer.Decision
+	reason   string
+}
+
+// Authorize implements authorizer.UnconditionalAuthorizer.
+func (a always) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+	return a.decision, a.reason, nil
+}
+
+// RulesFor implements authorizer.RuleResolver.
+func (a always) RulesFor(context.Context, user.Info, string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+	if a.decision != authorizer.DecisionAllow {
+		return nil, nil, false, nil
+	}
+	res, urls := allRules()
+	return res, urls, false, nil
+}
+
+func allRules() ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo) {
+	all := []string{"*"}
+	return []authorizer.ResourceRuleInfo{&authorizer.DefaultResourceRuleInfo{Verbs: all, APIGroups: all, Resources: all}},
+		[]authorizer.NonResourceRuleInfo{&authorizer.DefaultNonResourceRuleInfo{Verbs: all, NonResourceURLs: all}}
 }
 
 // IsSuperuser tells whether u may do everything, whatever is configured.
@@ -124,7 +184,7 @@ func (a *Authorizer) Authorize(ctx context.Context, attrs authorizer.Attributes)
 	}
 	var reasons []string
 	var errs []error
-	for _, next := range a.chain {
+	for _, next := range *a.chain.Load() {
 		decision, reason, err := next.Authorize(ctx, attrs)
 		if decision != authorizer.DecisionNoOpinion {
 			return decision, reason, err
@@ -153,19 +213,26 @@ func (a *Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAw
 // list is incomplete (true) where a mode cannot list.
 func (a *Authorizer) RulesFor(ctx context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	if IsSuperuser(u) {
-		all := []string{"*"}
-		return []authorizer.ResourceRuleInfo{&authorizer.DefaultResourceRuleInfo{Verbs: all, APIGroups: all, Resources: all}},
-			[]authorizer.NonResourceRuleInfo{&authorizer.DefaultNonResourceRuleInfo{Verbs: all, NonResourceURLs: all}}, false, nil
+		res, urls := allRules()
+		return res, urls, false, nil
 	}
-	if a.rbac == nil {
-		return nil, nil, true, errors.New("no authorization mode that is on can list rules")
+	var res []authorizer.ResourceRuleInfo
+	var urls []authorizer.NonResourceRuleInfo
+	incomplete := false
+	var errs []error
+	for _, next := range *a.chain.Load() {
+		resolver, ok := next.(authorizer.RuleResolver)
+		if !ok {
+			continue
+		}
+		r, n, some, err := resolver.RulesFor(ctx, u, namespace)
+		res, urls = append(res, r...), append(urls, n...)
+		incomplete = incomplete || some
+		if err != nil {
+			errs = append(errs, err)
+		}
 	}
-	res, nonRes, incomplete, err := a.rbac.RulesFor(ctx, u, namespace)
-	if a.node != nil && isNode(u) {
-		incomplete = true
-		err = utilerrors.NewAggregate([]error{err, errors.New("node authorizer does not support user rule resolution")})
-	}
-	return res, nonRes, incomplete, err
+	return res, urls, incomplete, utilerrors.NewAggregate(errs)
 }
 
 // Ready tells whether all that the authorizer decides by is known. Requests

@@ -2,6 +2,7 @@ package authz
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -85,7 +86,17 @@ func no(format string, args ...any) (authorizer.Decision, string, error) {
 
 func yes() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "", nil }
 
-func (n *nodeAuthorizer) authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+// RulesFor implements authorizer.RuleResolver: what a node may do depends on
+// its pods and cannot be listed.
+func (n *nodeAuthorizer) RulesFor(_ context.Context, u user.Info, _ string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+	if u == nil || !isNode(u) {
+		return nil, nil, false, nil
+	}
+	return nil, nil, true, errors.New("node authorizer does not support user rule resolution")
+}
+
+// Authorize implements authorizer.UnconditionalAuthorizer.
+func (n *nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	u := a.GetUser()
 	if !isNode(u) {
 		return authorizer.DecisionNoOpinion, "", nil

@@ -1,0 +1,133 @@
+package authz
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"sigs.k8s.io/json"
+)
+
+// abac decides by a file of policies, one JSON object a line.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/abac/
+type abac []abacPolicy
+
+// abacPolicy is one line. What is empty matches nothing, "*" everything.
+type abacPolicy struct {
+	metav1.TypeMeta `json:",inline"`
+	Spec            struct {
+		User            string `json:"user,omitempty"`
+		Group           string `json:"group,omitempty"`
+		Readonly        bool   `json:"readonly,omitempty"`
+		APIGroup        string `json:"apiGroup,omitempty"`
+		Resource        string `json:"resource,omitempty"`
+		Namespace       string `json:"namespace,omitempty"`
+		NonResourcePath string `json:"nonResourcePath,omitempty"`
+	} `json:"spec"`
+}
+
+const abacVersion = "abac.authorization.kubernetes.io/v1beta1"
+
+func loadABAC(path string) (abac, error) {
+	if path == "" {
+		return nil, errors.New("authorization-mode ABAC's authorization policy file not passed")
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading the policies of ABAC: %w", err)
+	}
+	return parseABAC(data)
+}
+
+func parseABAC(data []byte) (abac, error) {
+	var out abac
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	lines.Buffer(nil, 1<<20)
+	for n := 1; lines.Scan(); n++ {
+		line := bytes.TrimSpace(lines.Bytes())
+		if len(line) == 0 || line[0] == '#' {
+			continue
+		}
+		var p abacPolicy
+		strict, err := json.UnmarshalStrict(line, &p)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("policy of ABAC in line %d: %w", n, err)
+		case len(strict) > 0:
+			return nil, fmt.Errorf("policy of ABAC in line %d: %w", n, errors.Join(strict...))
+		case p.APIVersion != abacVersion || p.Kind != "Policy":
+			return nil, fmt.Errorf("policy of ABAC in line %d: it is not a Policy of %s", n, abacVersion)
+		}
+		out = append(out, p)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("reading the policies of ABAC: %w", err)
+	}
+	return out, nil
+}
+
+// Authorize implements authorizer.UnconditionalAuthorizer.
+func (p abac) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	for i := range p {
+		if p[i].subject(a.GetUser()) && (!p[i].Spec.Readonly || a.IsReadOnly()) && p[i].object(a) {
+			return authorizer.DecisionAllow, "", nil
+		}
+	}
+	return authorizer.DecisionNoOpinion, "No policy matched.", nil
+}
+
+func (p *abacPolicy) subject(u user.Info) bool {
+	if u == nil || p.Spec.User == "" && p.Spec.Group == "" {
+		return false
+	}
+	if s := p.Spec.User; s != "" && s != "*" && s != u.GetName() {
+		return false
+	}
+	g := p.Spec.Group
+	return g == "" || g == "*" || slices.Contains(u.GetGroups(), g)
+}
+
+func (p *abacPolicy) object(a authorizer.Attributes) bool {
+	is := func(want, s string) bool { return want == "*" || want == s }
+	if a.IsResourceRequest() {
+		return is(p.Spec.Namespace, a.GetNamespace()) && is(p.Spec.Resource, a.GetResource()) && is(p.Spec.APIGroup, a.GetAPIGroup())
+	}
+	path := p.Spec.NonResourcePath
+	if is(path, a.GetPath()) {
+		return true
+	}
+	prefix, any := strings.CutSuffix(path, "*")
+	return any && strings.HasPrefix(a.GetPath(), strings.TrimRight(prefix, "*"))
+}
+
+// RulesFor implements authorizer.RuleResolver.
+func (p abac) RulesFor(_ context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+	var res []authorizer.ResourceRuleInfo
+	var urls []authorizer.NonResourceRuleInfo
+	for i := range p {
+		s := &p[i].Spec
+		if !p[i].subject(u) {
+			continue
+		}
+		verbs := []string{"*"}
+		if s.Readonly {
+			verbs = []string{"get", "list", "watch"}
+		}
+		if s.Resource != "" && (s.Namespace == "*" || s.Namespace == namespace) {
+			res = append(res, &authorizer.DefaultResourceRuleInfo{Verbs: verbs, APIGroups: []string{s.APIGroup}, Resources: []string{s.Resource}})
+		}
+		if s.NonResourcePath != "" {
+			urls = append(urls, &authorizer.DefaultNonResourceRuleInfo{Verbs: verbs, NonResourceURLs: []string{s.NonResourcePath}})
+		}
+	}
+	return res, urls, false, nil
+}

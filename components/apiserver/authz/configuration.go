@@ -1,0 +1,197 @@
+package authz
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/apis/apiserver/load"
+	"k8s.io/apiserver/pkg/apis/apiserver/validation"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
+	utilwebhook "k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/apiserver/plugin/pkg/authorizer/webhook"
+	webhookmetrics "k8s.io/apiserver/plugin/pkg/authorizer/webhook/metrics"
+
+	"hyperkube/internal/configfile"
+)
+
+// Webhook asks another server what somebody may do, for the mode Webhook of
+// flags.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/webhook/
+type Webhook struct {
+	// ConfigFile is a kubeconfig of the server:
+	// --authorization-webhook-config-file.
+	ConfigFile string
+	// Version of the SubjectAccessReview: "v1" or "v1beta1", which is also
+	// meant by an empty one.
+	Version string
+	// AuthorizedTTL and UnauthorizedTTL are how long answers are remembered;
+	// zero: not at all.
+	AuthorizedTTL, UnauthorizedTTL time.Duration
+}
+
+// ofFlags says in the form of a file what flags say.
+func ofFlags(modes []string, hook Webhook) *apiserver.AuthorizationConfiguration {
+	out := &apiserver.AuthorizationConfiguration{}
+	for _, mode := range modes {
+		a := apiserver.AuthorizerConfiguration{Type: apiserver.AuthorizerType(mode), Name: defaultName(mode)}
+		if mode == ModeWebhook {
+			version := hook.Version
+			if version == "" {
+				version = "v1beta1"
+			}
+			a.Webhook = &apiserver.WebhookConfiguration{
+				AuthorizedTTL: metav1.Duration{Duration: hook.AuthorizedTTL}, CacheAuthorizedRequests: hook.AuthorizedTTL > 0,
+				UnauthorizedTTL: metav1.Duration{Duration: hook.UnauthorizedTTL}, CacheUnauthorizedRequests: hook.UnauthorizedTTL > 0,
+				Timeout:                                  metav1.Duration{Duration: 30 * time.Second},
+				FailurePolicy:                            apiserver.FailurePolicyNoOpinion,
+				SubjectAccessReviewVersion:               version,
+				MatchConditionSubjectAccessReviewVersion: "v1",
+				ConnectionInfo:                           apiserver.WebhookConnectionInfo{Type: apiserver.AuthorizationWebhookConnectionInfoTypeKubeConfigFile, KubeConfigFile: &hook.ConfigFile},
+			}
+		}
+		out.Authorizers = append(out.Authorizers, a)
+	}
+	return out
+}
+
+// defaultName is that of an authorizer which only a flag names.
+func defaultName(mode string) string {
+	if mode == ModeWebhook {
+		return "default"
+	}
+	return string(bytes.ToLower([]byte(mode)))
+}
+
+// parse reads an AuthorizationConfiguration of any version.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/authorization/#using-configuration-file-for-authorization
+func parse(data []byte, compiler authorizationcel.Compiler) (*apiserver.AuthorizationConfiguration, error) {
+	cfg, err := load.LoadFromData(data)
+	if err != nil {
+		return nil, fmt.Errorf("reading the authorization configuration: %w", err)
+	}
+	known := sets.New(ModeAlwaysAllow, ModeAlwaysDeny, ModeABAC, ModeWebhook, ModeRBAC, ModeNode)
+	if err := validation.ValidateAuthorizationConfiguration(compiler, nil, cfg, known, sets.New(ModeWebhook)).ToAggregate(); err != nil {
+		return nil, fmt.Errorf("authorization configuration: %w", err)
+	}
+	return cfg, nil
+}
+
+// build makes the chain of cfg. Modes that look at informers or files must
+// have been on from the start.
+func (a *Authorizer) build(cfg *apiserver.AuthorizationConfiguration) ([]authorizer.UnconditionalAuthorizer, error) {
+	var chain []authorizer.UnconditionalAuthorizer
+	absent := func(mode string) error {
+		return fmt.Errorf("authorizer type %s is not allowed if it was not enabled at initial server startup", mode)
+	}
+	for _, c := range cfg.Authorizers {
+		switch mode := string(c.Type); mode {
+		case ModeAlwaysAllow:
+			chain = append(chain, always{decision: authorizer.DecisionAllow})
+		case ModeAlwaysDeny:
+			chain = append(chain, always{decision: authorizer.DecisionNoOpinion, reason: "Everything is forbidden."})
+		case ModeNode:
+			if a.node == nil {
+				return nil, absent(mode)
+			}
+			chain = append(chain, a.node)
+		case ModeRBAC:
+			if a.rbac == nil {
+				return nil, absent(mode)
+			}
+			chain = append(chain, a.rbac)
+		case ModeABAC:
+			if a.abac == nil {
+				return nil, absent(mode)
+			}
+			chain = append(chain, a.abac)
+		case ModeWebhook:
+			w, err := a.webhook(c.Name, c.Webhook)
+			if err != nil {
+				return nil, err
+			}
+			chain = append(chain, w)
+		default:
+			return nil, fmt.Errorf("%q is not a valid authorization mode", mode)
+		}
+	}
+	return chain, nil
+}
+
+// webhookBackoff is the first pause before a server that does not answer is
+// asked again; it is asked five times.
+const webhookBackoff = 500 * time.Millisecond
+
+func (a *Authorizer) webhook(name string, cfg *apiserver.WebhookConfiguration) (authorizer.UnconditionalAuthorizer, error) {
+	if cfg == nil || cfg.ConnectionInfo.KubeConfigFile == nil || *cfg.ConnectionInfo.KubeConfigFile == "" {
+		return nil, errors.New("authorization mode Webhook takes a configuration")
+	}
+	at, err := utilwebhook.LoadKubeconfig(*cfg.ConnectionInfo.KubeConfigFile, nil)
+	if err != nil {
+		return nil, fmt.Errorf("reading the configuration of the authorization webhook %s: %w", name, err)
+	}
+	if cfg.Timeout.Duration != 0 {
+		at.Timeout = cfg.Timeout.Duration
+	}
+	onError := authorizer.DecisionNoOpinion
+	if cfg.FailurePolicy == apiserver.FailurePolicyDeny {
+		onError = authorizer.DecisionDeny
+	}
+	authorized, unauthorized := cfg.AuthorizedTTL.Duration, cfg.UnauthorizedTTL.Duration
+	if !cfg.CacheAuthorizedRequests {
+		authorized = 0
+	}
+	if !cfg.CacheUnauthorizedRequests {
+		unauthorized = 0
+	}
+	w, err := webhook.New(at, cfg.SubjectAccessReviewVersion, authorized, unauthorized,
+		utilwebhook.DefaultRetryBackoffWithInitialDelay(webhookBackoff), onError, cfg.MatchConditions, name,
+		webhookmetrics.NoopAuthorizerMetrics{}, a.compiler())
+	if err != nil {
+		return nil, fmt.Errorf("making the authorization webhook %s: %w", name, err)
+	}
+	return w, nil
+}
+
+// Run follows the configuration file, if there is one, until ctx ends. A
+// content that cannot be used is logged and the one before stays.
+func (a *Authorizer) Run(ctx context.Context) error {
+	if a.cfg.ConfigFile == "" {
+		<-ctx.Done()
+		return nil
+	}
+	log := a.cfg.Log
+	return configfile.Follow(ctx, a.cfg.ConfigFile, log, func() {
+		data, err := os.ReadFile(a.cfg.ConfigFile)
+		if err != nil {
+			if !errors.Is(err, os.ErrNotExist) {
+				log.ErrorContext(ctx, "authorization configuration not reloaded", "error", err)
+			}
+			return
+		}
+		if bytes.Equal(data, a.read) {
+			return
+		}
+		a.read = data
+		cfg, err := parse(data, a.compiler())
+		var chain []authorizer.UnconditionalAuthorizer
+		if err == nil {
+			chain, err = a.build(cfg)
+		}
+		if err != nil {
+			log.ErrorContext(ctx, "authorization configuration not reloaded", "error", err)
+			return
+		}
+		a.chain.Store(&chain)
+		log.InfoContext(ctx, "authorization configuration reloaded", "file", a.cfg.ConfigFile)
+	})
+}

@@ -1,0 +1,187 @@
+package authz
+
+import (
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+)
+
+// hook is a webhook that allows "jane" and denies "joe".
+func hook(t *testing.T, asked *atomic.Int32, last *atomic.Pointer[authorizationv1.SubjectAccessReviewSpec]) (kubeconfig string) {
+	t.Helper()
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		asked.Add(1)
+		var review authorizationv1.SubjectAccessReview
+		_ = json.NewDecoder(req.Body).Decode(&review)
+		last.Store(review.Spec.DeepCopy())
+		review.Status = authorizationv1.SubjectAccessReviewStatus{
+			Allowed: review.Spec.User == "jane", Denied: review.Spec.User == "joe", Reason: "as the hook says",
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(review)
+	}))
+	t.Cleanup(server.Close)
+	kubeconfig = filepath.Join(t.TempDir(), "webhook.conf")
+	if err := os.WriteFile(kubeconfig, []byte("apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster: {server: "+server.URL+
+		", insecure-skip-tls-verify: true}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\ncurrent-context: c\nusers: [{name: u, user: {}}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
+}
+
+func asks(name, namespace string) authorizer.AttributesRecord {
+	return authorizer.AttributesRecord{
+		User: &user.DefaultInfo{Name: name, Groups: []string{"g"}}, Verb: "get", Namespace: namespace,
+		APIVersion: "v1", Resource: "pods", ResourceRequest: true,
+	}
+}
+
+func decide(t *testing.T, a *Authorizer, attrs authorizer.AttributesRecord, want authorizer.Decision, reason string) {
+	t.Helper()
+	got, why, err := a.Authorize(t.Context(), attrs)
+	if got != want || err != nil || !strings.Contains(why, reason) {
+		t.Errorf("%s in %q: %v, %q, %v", attrs.User.GetName(), attrs.Namespace, got, why, err)
+	}
+}
+
+func TestWebhook(t *testing.T) {
+	var asked atomic.Int32
+	var last atomic.Pointer[authorizationv1.SubjectAccessReviewSpec]
+	a, err := New(Config{Modes: []string{ModeWebhook, ModeAlwaysDeny}, Webhook: Webhook{
+		ConfigFile: hook(t, &asked, &last), Version: "v1", AuthorizedTTL: time.Minute,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	decide(t, a, asks("jane", "x"), authorizer.DecisionAllow, "as the hook says")
+	decide(t, a, asks("jane", "x"), authorizer.DecisionAllow, "")
+	if asked.Load() != 1 {
+		t.Errorf("asked %d times", asked.Load())
+	}
+	decide(t, a, asks("joe", "x"), authorizer.DecisionDeny, "as the hook says")
+	decide(t, a, asks("jim", "x"), authorizer.DecisionNoOpinion, "Everything is forbidden.")
+	if _, _, incomplete, err := a.RulesFor(t.Context(), asks("jim", "").User, "x"); !incomplete || err == nil {
+		t.Errorf("rules of a webhook: %v %v", incomplete, err)
+	}
+}
+
+func TestAuthorizationConfiguration(t *testing.T) {
+	var asked atomic.Int32
+	var last atomic.Pointer[authorizationv1.SubjectAccessReviewSpec]
+	kubeconfig := hook(t, &asked, &last)
+	file := filepath.Join(t.TempDir(), "config")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file+"~", []byte("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers:\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+"~", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	webhook := func(condition string) string {
+		return `- type: Webhook
+  name: first
+  webhook:
+    timeout: 3s
+    subjectAccessReviewVersion: v1
+    matchConditionSubjectAccessReviewVersion: v1
+    failurePolicy: Deny
+    unauthorizedTTL: 30s
+    authorizedTTL: 5m
+    connectionInfo: {type: KubeConfigFile, kubeConfigFile: ` + kubeconfig + `}
+    matchConditions:
+    - expression: ` + condition + "\n"
+	}
+	const allow = "- {type: AlwaysAllow, name: allow}\n"
+	write(webhook(`has(request.resourceAttributes) && request.resourceAttributes.namespace == "guarded"`) + allow)
+	a, err := New(Config{ConfigFile: file, Log: slog.Default()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	ctx := t.Context()
+	go func() { done <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	decide(t, a, asks("joe", "other"), authorizer.DecisionAllow, "")
+	if asked.Load() != 0 {
+		t.Error("the webhook is asked though its conditions are not met")
+	}
+	decide(t, a, asks("joe", "guarded"), authorizer.DecisionDeny, "as the hook says")
+	if s := last.Load(); s.ResourceAttributes.Resource != "pods" || s.Groups[0] != "g" {
+		t.Errorf("asked for %+v", s)
+	}
+	write("- {type: Node, name: node}\n") // was not on
+	write(allow)
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		if d, _, _ := a.Authorize(ctx, asks("joe", "guarded")); d == authorizer.DecisionAllow {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the configuration is not reloaded")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	for _, text := range []string{"- {type: Other, name: x}\n", allow + allow, webhook("1 +"), "- {type: Webhook, name: x}\n", "[]"} {
+		write(text)
+		if _, err := New(Config{ConfigFile: file, Log: slog.Default()}); err == nil {
+			t.Errorf("accepted: %s", text)
+		}
+	}
+}
+
+func TestABAC(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policies")
+	line := func(spec string) string {
+		return `{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{` + spec + "}}\n"
+	}
+	text := "# policies\n\n" + line(`"user":"jane","namespace":"*","resource":"*","apiGroup":"*"`) +
+		line(`"user":"joe","namespace":"x","resource":"pods","readonly":true`) +
+		line(`"group":"g","nonResourcePath":"/api*"`)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a, err := New(Config{Modes: []string{ModeABAC}, PolicyFile: file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	decide(t, a, asks("jane", "y"), authorizer.DecisionAllow, "")
+	decide(t, a, asks("joe", "x"), authorizer.DecisionAllow, "")
+	decide(t, a, asks("joe", "y"), authorizer.DecisionNoOpinion, "No policy matched.")
+	write := asks("joe", "x")
+	write.Verb = "create"
+	decide(t, a, write, authorizer.DecisionNoOpinion, "")
+	path := authorizer.AttributesRecord{User: asks("any", "").User, Verb: "get", Path: "/apis/x"}
+	decide(t, a, path, authorizer.DecisionAllow, "")
+	path.Path = "/metrics"
+	decide(t, a, path, authorizer.DecisionNoOpinion, "")
+	if res, urls, _, err := a.RulesFor(t.Context(), asks("joe", "").User, "x"); len(res) != 1 || len(urls) != 1 || err != nil {
+		t.Errorf("rules %v %v %v", res, urls, err)
+	}
+	for _, bad := range []string{"{", `{"kind":"Policy"}`, line(`"userr":"x"`)} {
+		if _, err := parseABAC([]byte(bad)); err == nil {
+			t.Errorf("accepted: %s", bad)
+		}
+	}
+}
+
+func FuzzABAC(f *testing.F) {
+	f.Add([]byte(`{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"*"}}`))
+	f.Fuzz(func(_ *testing.T, data []byte) { _, _ = parseABAC(data) })
+}
