@@ -26,9 +26,11 @@ func ingress() api.Kind[*networkingv1.Ingress] {
 		Names:   api.Names{Kind: "Ingress", Plural: "ingresses", ShortNames: []string{"ing"}},
 		Group:   group,
 		Version: version,
-		Scope:   api.Namespaced,
-		New:     func() *networkingv1.Ingress { return &networkingv1.Ingress{} },
-		NewList: func() runtime.Object { return &networkingv1.IngressList{} },
+		// Upstream's name of old.
+		StoragePath: "ingress",
+		Scope:       api.Namespaced,
+		New:         func() *networkingv1.Ingress { return &networkingv1.Ingress{} },
+		NewList:     func() runtime.Object { return &networkingv1.IngressList{} },
 		PrepareCreate: func(_ context.Context, i *networkingv1.Ingress) {
 			i.Status = networkingv1.IngressStatus{}
 			i.Generation = 1
