@@ -232,20 +232,37 @@ type pieces struct {
 	err  error
 }
 
-const pieceSize = 32 << 10
+// pieceSize is what one HTTP/2 frame carries if it and its header of nine
+// bytes are to fill one TLS record. Go cuts longer writes into frames of 16384
+// bytes, each of which then takes two records and two system calls.
+const pieceSize = 16<<10 - 9
 
+// flush passes on all whole pieces.
 func (p *pieces) flush() {
 	if p.to == nil || len(p.data) < pieceSize {
 		return
 	}
-	p.send()
+	rest := p.data
+	for len(rest) >= pieceSize {
+		p.write(rest[:pieceSize])
+		rest = rest[pieceSize:]
+	}
+	p.data = p.data[:copy(p.data, rest)]
 }
 
+// send passes on all there is.
 func (p *pieces) send() {
-	if p.err == nil {
-		_, p.err = p.to.Write(p.data)
+	p.flush()
+	if len(p.data) > 0 {
+		p.write(p.data)
 	}
 	p.data = p.data[:0]
+}
+
+func (p *pieces) write(data []byte) {
+	if p.err == nil {
+		_, p.err = p.to.Write(data)
+	}
 }
 
 // writePieces sends an answer of a known size. Nobody can be told of an error
