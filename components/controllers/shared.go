@@ -32,7 +32,8 @@ func SharedInformers(running context.Context, clients *client.Clients) garbageco
 				go i.RunWithContext(ctx)
 				return i, nil
 			}
-			i := metadatainformer.NewFilteredMetadataInformer(clients.Metadata, gvr, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+			i := metadatainformer.NewFilteredMetadataInformer(clients.Metadata, gvr, metav1.NamespaceAll, 0,
+				cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, nil).Informer()
 			go i.RunWithContext(ctx)
 			return i, nil
 		}
@@ -59,7 +60,10 @@ func fromMemory(clients *client.Clients, kind schema.GroupVersionKind) cache.Sha
 	if !ok {
 		return nil
 	}
-	return cache.NewSharedIndexInformerWithOptions(lw, nil, cache.SharedIndexInformerOptions{ObjectDescription: kind.String()})
+	return cache.NewSharedIndexInformerWithOptions(lw, nil, cache.SharedIndexInformerOptions{
+		ObjectDescription: kind.String(),
+		Indexers:          cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
+	})
 }
 
 func listWatch(config *rest.Config, gvr schema.GroupVersionResource) (cache.ListerWatcher, error) {
