@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -13,6 +14,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"hyperkube/components/controllers/attachdetach"
 	"hyperkube/components/controllers/bootstraptokens"
 	"hyperkube/components/controllers/clusterroleaggregation"
 	"hyperkube/components/controllers/cronjob"
@@ -155,6 +157,11 @@ func descriptors() []descriptor {
 			needs: volumeKinds, make: func(d *deps) (runner, error) { return volumeprotection.NewClaims(d.env) }},
 		{name: "persistentvolume-protection-controller", alias: "pv-protection", user: "pv-protection-controller", source: "pv-protection-controller", workers: 1,
 			needs: volumeKinds, make: func(d *deps) (runner, error) { return volumeprotection.NewVolumes(d.env) }},
+		{name: "persistentvolume-attach-detach-controller", alias: "attachdetach", user: "attachdetach-controller", source: "attachdetach-controller", workers: 5,
+			needs: append([]schema.GroupVersionResource{
+				storagev1.SchemeGroupVersion.WithResource("volumeattachments"), storagev1.SchemeGroupVersion.WithResource("csidrivers"),
+			}, volumeKinds...),
+			make: func(d *deps) (runner, error) { return attachdetach.New(d.env, forceDetach) }},
 		{name: "ephemeral-volume-controller", alias: "ephemeral-volume", user: "ephemeral-volume-controller", source: "ephemeral_volume", workers: 5,
 			needs: volumeKinds, make: func(d *deps) (runner, error) { return ephemeralvolume.New(d.env) }},
 		{name: "persistentvolume-expander-controller", alias: "persistentvolume-expander", user: "expand-controller", source: "volume_expand", workers: 1,
@@ -169,6 +176,10 @@ func descriptors() []descriptor {
 			}},
 	}, certificateDescriptors()...)
 }
+
+// forceDetach is after how long a volume is detached from a node that no longer
+// answers, as upstream has it.
+const forceDetach = 6 * time.Minute
 
 // volumeKinds are what the controllers of volumes work on.
 var volumeKinds = []schema.GroupVersionResource{
@@ -234,7 +245,6 @@ func choose(flag []string) ([]descriptor, error) {
 // foreign are names of upstream's controllers that hyperkube does without: a
 // manifest that turns them off, or on, is no mistake.
 var foreign = map[string]bool{
-	"attachdetach": true, "persistentvolume-attach-detach-controller": true,
 
 	"horizontalpodautoscaling": true, "horizontal-pod-autoscaler-controller": true,
 	"ttl": true, "ttl-controller": true,

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	configv1 "k8s.io/kube-scheduler/config/v1"
@@ -80,6 +81,17 @@ func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
 				return fmt.Errorf("resources: weight of %s: only 1 is possible", r.Name)
 			}
 			args.Balanced.Resources = append(args.Balanced.Resources, corev1.ResourceName(r.Name))
+		}
+	case args.Volumes.Name():
+		var a configv1.VolumeBindingArgs
+		if err := yaml.UnmarshalStrict(data, &a); err != nil {
+			return err
+		}
+		if a.BindTimeoutSeconds != nil {
+			if *a.BindTimeoutSeconds < 0 {
+				return fmt.Errorf("bindTimeoutSeconds: Invalid value: %d: invalid BindTimeoutSeconds, should not be a negative value", *a.BindTimeoutSeconds)
+			}
+			args.Volumes.BindTimeout = time.Duration(*a.BindTimeoutSeconds) * time.Second
 		}
 	case args.Preemption.Name():
 		return readPreemption(&args.Preemption, data)

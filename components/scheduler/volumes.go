@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -20,9 +19,6 @@ import (
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
 )
-
-// bindTimeout is how long a pod waits for its volumes.
-const bindTimeout = 10 * time.Minute
 
 // volumes is framework.Volumes: what informers tell, and over it what was
 // decided and has not come back.
@@ -240,6 +236,7 @@ func reserve(c *framework.Cycle, filters []framework.Filter, n *state.Node) (*fr
 			all = one
 		default:
 			all.Bind, all.Provision = append(all.Bind, one.Bind...), append(all.Provision, one.Provision...)
+			all.Timeout = max(all.Timeout, one.Timeout)
 		}
 	}
 	return all, nil
@@ -247,7 +244,7 @@ func reserve(c *framework.Cycle, filters []framework.Filter, n *state.Node) (*fr
 
 // bindVolumes writes a reservation and waits until the claims are bound.
 func (s *Scheduler) bindVolumes(ctx context.Context, r *framework.Reservation, node string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, bindTimeout, errors.New("timed out waiting for the condition"))
+	ctx, cancel := context.WithTimeoutCause(ctx, r.Timeout, errors.New("timed out waiting for the condition"))
 	defer cancel()
 	core := s.cfg.Clients.Kube.CoreV1()
 	for _, b := range r.Bind {

@@ -1,6 +1,8 @@
 package framework
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
@@ -28,6 +30,8 @@ type Reservation struct {
 	Bind []Bound
 	// Provision are claims as they are to be, with their node.
 	Provision []Provisioned
+	// Timeout is how long it may take.
+	Timeout time.Duration
 }
 
 // Bound is a volume for a claim.

@@ -2,7 +2,11 @@
 // pure: what they say depends on the cycle alone.
 package plugins
 
-import "hyperkube/components/scheduler/framework"
+import (
+	"time"
+
+	"hyperkube/components/scheduler/framework"
+)
 
 // Weighted is a score with its weight in the sum.
 type Weighted struct {
@@ -46,11 +50,12 @@ type Args struct {
 	Spread     PodTopologySpread
 	InterPod   InterPodAffinity
 	Preemption DefaultPreemption
+	Volumes    VolumeBinding
 }
 
 // DefaultArgs are upstream's.
 func DefaultArgs() Args {
-	return Args{InterPod: InterPodAffinity{HardWeight: 1}, Preemption: DefaultPreemption{Percentage: 10, Absolute: 100}}
+	return Args{InterPod: InterPodAffinity{HardWeight: 1}, Preemption: DefaultPreemption{Percentage: 10, Absolute: 100}, Volumes: VolumeBinding{BindTimeout: 10 * time.Minute}}
 }
 
 // Default is upstream's set with its weights.
@@ -62,7 +67,7 @@ func With(a Args) Set {
 		PreEnqueue: []framework.PreEnqueue{SchedulingGates{}},
 		Filter: []framework.Filter{
 			NodeUnschedulable{}, NodeName{}, TaintToleration{}, a.Affinity,
-			NodePorts{}, a.Fit, VolumeRestrictions{}, NodeVolumeLimits{}, VolumeBinding{}, VolumeZone{}, a.Spread, a.InterPod,
+			NodePorts{}, a.Fit, VolumeRestrictions{}, NodeVolumeLimits{}, a.Volumes, VolumeZone{}, a.Spread, a.InterPod,
 		},
 		Score: []Weighted{
 			{TaintToleration{}, 3}, {a.Affinity, 2}, {a.Fit, 1}, {a.Spread, 2},

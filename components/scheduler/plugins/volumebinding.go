@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -18,7 +19,10 @@ import (
 // VolumeBinding keeps pods to the nodes where their volumes are, and chooses
 // volumes with the node for claims that wait for it.
 // https://kubernetes.io/docs/concepts/storage/storage-classes/#volume-binding-mode
-type VolumeBinding struct{}
+type VolumeBinding struct {
+	// BindTimeout is how long a pod waits for its volumes on the node chosen.
+	BindTimeout time.Duration
+}
 
 // Name of the plugin.
 func (VolumeBinding) Name() string { return "VolumeBinding" }
@@ -209,7 +213,7 @@ func mayProvision(v framework.Volumes, pvc *corev1.PersistentVolumeClaim, n *sta
 }
 
 // Reserve as framework.Reserver.
-func (VolumeBinding) Reserve(c *framework.Cycle, n *state.Node) (*framework.Reservation, error) {
+func (p VolumeBinding) Reserve(c *framework.Cycle, n *state.Node) (*framework.Reservation, error) {
 	if c.Volumes == nil || !hasClaims(c.Pod.Object) {
 		return nil, nil
 	}
@@ -233,9 +237,10 @@ func (VolumeBinding) Reserve(c *framework.Cycle, n *state.Node) (*framework.Rese
 		b.Volume = bound
 	}
 	for i := range r.Provision {
-		p := &r.Provision[i]
-		p.Claim = p.Was.DeepCopy()
-		metav1.SetMetaDataAnnotation(&p.Claim.ObjectMeta, volumehelpers.AnnSelectedNode, n.Name)
+		claim := &r.Provision[i]
+		claim.Claim = claim.Was.DeepCopy()
+		metav1.SetMetaDataAnnotation(&claim.Claim.ObjectMeta, volumehelpers.AnnSelectedNode, n.Name)
 	}
+	r.Timeout = p.BindTimeout
 	return r, nil
 }

@@ -1,0 +1,218 @@
+package attachdetach
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// want is a volume that pods of a node use.
+type want struct {
+	pv   *corev1.PersistentVolume
+	pods []*corev1.Pod
+}
+
+func (w *want) tell(events record.EventRecorder, kind, reason, message string) {
+	for _, p := range w.pods {
+		events.Event(p, kind, reason, message)
+	}
+}
+
+// wanted returns the volumes to be attached to a node, by their attachments.
+func (c *Controller) wanted(node string) (map[string]*want, error) {
+	pods, err := control.PodsOn(c.pods, node)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]*want{}
+	for _, p := range pods {
+		if ended(p) {
+			continue
+		}
+		for i := range p.Spec.Volumes {
+			v := &p.Spec.Volumes[i]
+			name := claimName(p, v)
+			if name == "" {
+				continue
+			}
+			pvc, err := c.claims.PersistentVolumeClaims(p.Namespace).Get(name)
+			if err != nil || pvc.Spec.VolumeName == "" || pvc.Status.Phase != corev1.ClaimBound || v.Ephemeral != nil && !metav1.IsControlledBy(pvc, p) {
+				continue
+			}
+			pv, err := c.volumes.Get(pvc.Spec.VolumeName)
+			if err != nil || pv.Spec.CSI == nil || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != pvc.UID || !c.attachable(pv.Spec.CSI.Driver) {
+				continue
+			}
+			key := attachmentName(pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle, node)
+			if out[key] == nil {
+				out[key] = &want{pv: pv}
+			}
+			out[key].pods = append(out[key].pods, p)
+		}
+	}
+	return out, nil
+}
+
+// attachable tells whether a driver's volumes are to be attached: unless it says
+// otherwise, they are.
+func (c *Controller) attachable(driver string) bool {
+	d, err := c.drivers.Get(driver)
+	return err != nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
+}
+
+// attached returns the attachments to a node that this controller makes, by
+// name. Those of others are theirs.
+func (c *Controller) attached(node string) (map[string]*storagev1.VolumeAttachment, error) {
+	all, err := c.attachments.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]*storagev1.VolumeAttachment{}
+	for _, a := range all {
+		if a.Spec.NodeName != node || a.Spec.Source.PersistentVolumeName == nil {
+			continue
+		}
+		pv, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
+		if err != nil || pv.Spec.CSI == nil || a.Name != attachmentName(pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle, node) {
+			continue
+		}
+		out[a.Name] = a
+	}
+	return out, nil
+}
+
+// attach asks for a volume to be attached, unless another node has it that it
+// cannot share.
+func (c *Controller) attach(ctx context.Context, node, name string, w *want) error {
+	shared := slices.ContainsFunc(w.pv.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
+		return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
+	})
+	if !shared && len(w.pv.Spec.AccessModes) > 0 {
+		all, err := c.attachments.List(labels.Everything())
+		if err != nil {
+			return err
+		}
+		for _, a := range all {
+			if a.Spec.NodeName != node && a.Spec.Source.PersistentVolumeName != nil && *a.Spec.Source.PersistentVolumeName == w.pv.Name {
+				w.tell(c.env.Events, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf(
+					"Multi-Attach error for volume %q Volume is already exclusively attached to one node and can't be attached to another", w.pv.Name))
+				// Its going is heard of.
+				return nil
+			}
+		}
+	}
+	_, err := c.env.Kube.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: w.pv.Spec.CSI.Driver, NodeName: node,
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &w.pv.Name},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("attaching volume %s to node %s: %w", w.pv.Name, node, err)
+	}
+	return nil
+}
+
+// keep forgets since when nobody wanted an attachment.
+func (c *Controller) keep(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.unwanted, name)
+}
+
+// mayDetach tells whether a volume that nobody wants can go: once the node no
+// longer has it mounted, or is gone, or is known or must be taken to be dead.
+func (c *Controller) mayDetach(n *corev1.Node, a *storagev1.VolumeAttachment) bool {
+	if a.DeletionTimestamp != nil {
+		return false // it is going
+	}
+	pv, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
+	if err != nil || pv.Spec.CSI == nil {
+		return false
+	}
+	if n == nil || outOfService(n) || !slices.Contains(n.Status.VolumesInUse, uniqueName(pv.Spec.CSI)) {
+		return true
+	}
+	if c.force <= 0 {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	since, ok := c.unwanted[a.Name]
+	if !ok {
+		since = c.env.Clock.Now()
+		c.unwanted[a.Name] = since
+	}
+	left := c.force - c.env.Clock.Since(since)
+	if left > 0 {
+		c.AddAfter(n.Name, left+time.Millisecond)
+		return false
+	}
+	return !healthy(n)
+}
+
+func (c *Controller) detach(ctx context.Context, a *storagev1.VolumeAttachment) error {
+	err := c.env.Kube.StorageV1().VolumeAttachments().Delete(ctx, a.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &a.UID}})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("detaching volume %s: %w", *a.Spec.Source.PersistentVolumeName, err)
+	}
+	c.keep(a.Name)
+	return nil
+}
+
+// tellNode writes what is attached into the node's status.
+func (c *Controller) tellNode(ctx context.Context, n *corev1.Node, have map[string]*storagev1.VolumeAttachment, wanted map[string]*want, drop map[string]bool) error {
+	next := []corev1.AttachedVolume{}
+	for name, a := range have {
+		if !a.Status.Attached || a.DeletionTimestamp != nil || drop[name] {
+			continue
+		}
+		pv, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
+		if err != nil || pv.Spec.CSI == nil {
+			continue
+		}
+		v := corev1.AttachedVolume{Name: uniqueName(pv.Spec.CSI)}
+		next = append(next, v)
+		if w := wanted[name]; w != nil && !slices.ContainsFunc(n.Status.VolumesAttached, func(o corev1.AttachedVolume) bool { return o.Name == v.Name }) {
+			w.tell(c.env.Events, corev1.EventTypeNormal, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q ", pv.Name))
+		}
+	}
+	slices.SortFunc(next, func(x, y corev1.AttachedVolume) int {
+		if x.Name < y.Name {
+			return -1
+		}
+		return 1
+	})
+	old := slices.Clone(n.Status.VolumesAttached)
+	slices.SortFunc(old, func(x, y corev1.AttachedVolume) int {
+		if x.Name < y.Name {
+			return -1
+		}
+		return 1
+	})
+	if slices.Equal(old, next) {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": n.UID}, "status": map[string]any{"volumesAttached": next}})
+	if err != nil {
+		return fmt.Errorf("encoding the node's status: %w", err)
+	}
+	_, err = c.env.Kube.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("telling node %s what is attached: %w", n.Name, err)
+	}
+	return nil
+}
