@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	clientrest "k8s.io/client-go/rest"
 
+	"hyperkube/components/apiserver/admission/objects"
 	"hyperkube/components/apiserver/connect"
 	"hyperkube/components/apiserver/customresource"
 	"hyperkube/components/apiserver/fieldmanager"
@@ -119,6 +120,7 @@ func (s *Server) compose() error {
 		Registry:   s.registry,
 		Fields:     s.fields,
 		Admission:  s.cfg.Admission,
+		Objects:    objects.New(s.registry),
 		Authorizer: authz,
 		Stopping:   s.stopping,
 

@@ -192,8 +192,24 @@ func (c *Chain) Handles(op admission.Operation) bool {
 		slices.ContainsFunc(c.validating, func(p admission.ValidationInterface) bool { return p.Handles(op) })
 }
 
-// Admit implements admission.MutationInterface.
+// Admit implements admission.MutationInterface. When a webhook or a policy
+// asks for it, all are asked a second time: plugins see what webhooks changed,
+// and those what plugins made of that.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#reinvocation-policy
 func (c *Chain) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	if err := c.admit(ctx, a, o); err != nil {
+		return err
+	}
+	again := a.GetReinvocationContext()
+	if !again.ShouldReinvoke() {
+		return nil
+	}
+	again.SetIsReinvoke()
+	return c.admit(ctx, a, o)
+}
+
+func (c *Chain) admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	for _, p := range c.mutating {
 		if !p.Handles(a.GetOperation()) {
 			continue

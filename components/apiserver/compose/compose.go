@@ -16,6 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	utiladmission "k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -23,6 +24,7 @@ import (
 
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/admission"
+	"hyperkube/components/apiserver/admission/dynamic"
 	"hyperkube/components/apiserver/aggregation"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/authz"
@@ -105,6 +107,7 @@ type Server struct {
 	authn     *authn.Authenticator
 	authz     *authz.Authorizer
 	admission *admission.Chain
+	dynamic   *dynamic.Plugins
 	addresses *serviceip.Allocator
 	others    *aggregation.Aggregator
 	trust     *aggregation.Trust
@@ -216,9 +219,15 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	if s.authz, err = authz.New(authz.Config{Modes: cfg.AuthorizationModes, Informers: s.own.Informers, Kube: s.own.Kube}); err != nil {
 		return err
 	}
+	s.dynamic, err = dynamic.New(dynamic.Config{
+		Informers: s.own.Informers, Kube: s.own.Kube, Dynamic: s.own.Dynamic, Authorizer: s.authz, Registry: reg,
+	})
+	if err != nil {
+		return err
+	}
 	s.admission, err = admission.New(admission.Config{
 		Informers: s.own.Informers, Kube: s.own.Kube, Authorizer: s.authz,
-		Enable: cfg.EnableAdmission, Disable: cfg.DisableAdmission,
+		Enable: cfg.EnableAdmission, Disable: cfg.DisableAdmission, Extra: s.dynamic.All(),
 		Last:      s.authz.Escalation(),
 		Serves:    func(gvr schema.GroupVersionResource) bool { return reg.Lookup(gvr) != nil },
 		Audiences: audiences,
@@ -226,7 +235,8 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	if err != nil {
 		return err
 	}
-	who.Request, may.Authorizer, admit.Interface = s.authn, s.authz, s.admission
+	// What plugins annotate goes into the audit event of the request.
+	who.Request, may.Authorizer, admit.Interface = s.authn, s.authz, utiladmission.WithAudit(s.admission)
 	return reg.AddActions(reviews.Actions(reviews.Config{
 		Tokens: s.authn, Audiences: audiences, Authorizer: s.authz, Rules: s.authz, Issuer: issuer,
 	})...)

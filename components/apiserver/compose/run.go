@@ -52,6 +52,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.own.Informers.Shutdown()
 		return nil
 	}))
+	group.Start(background, "webhooks and policies", s.dynamic)
 	group.Start(background, "compaction", &store.Compactor{Client: s.cfg.Etcd, Log: s.cfg.Log})
 	if err := s.begin(ctx, group, background); err != nil {
 		if ctx.Err() != nil {
