@@ -17,7 +17,7 @@ import (
 )
 
 // v1 only knows the utilisation of the CPU. What else there is stands in
-// annotations, in v2's own form, so that nothing is lost on the way through v1.
+// annotations, so that nothing is lost on the way through v1.
 const (
 	metricsAnnotation        = "autoscaling.alpha.kubernetes.io/metrics"
 	currentMetricsAnnotation = "autoscaling.alpha.kubernetes.io/current-metrics"
@@ -114,7 +114,6 @@ func changed(h, old *autoscalingv1.HorizontalPodAutoscaler) bool {
 }
 
 // ToV2 makes the object that is stored. The result shares what in points to.
-// It fails when an annotation that stands for a part of v2 cannot be read.
 func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalPodAutoscaler, error) {
 	out := &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: in.ObjectMeta,
@@ -149,34 +148,37 @@ func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalP
 		})
 	}
 	out.Annotations = maps.Clone(in.Annotations)
-	var metrics []autoscalingv2.MetricSpec
-	var current []autoscalingv2.MetricStatus
-	for key, into := range map[string]any{
-		metricsAnnotation:        &metrics,
-		currentMetricsAnnotation: &current,
-		conditionsAnnotation:     &out.Status.Conditions,
-		behaviorAnnotation:       &out.Spec.Behavior,
-	} {
+	// What cannot be read is taken for absent, as it always was.
+	read := func(key string, into any) bool {
 		text, ok := out.Annotations[key]
-		if !ok {
-			continue
-		}
-		if err := json.Unmarshal([]byte(text), into); err != nil {
-			return nil, fmt.Errorf("reading annotation %s: %w", key, err)
-		}
 		delete(out.Annotations, key)
+		return ok && json.Unmarshal([]byte(text), into) == nil
+	}
+	var metrics []autoscalingv1.MetricSpec
+	if read(metricsAnnotation, &metrics) {
+		for i := range metrics {
+			out.Spec.Metrics = append(out.Spec.Metrics, metricFromV1(&metrics[i]))
+		}
+	}
+	var current []autoscalingv1.MetricStatus
+	if read(currentMetricsAnnotation, &current) && len(current) > 0 {
+		// They are all there, more fully than in the field.
+		out.Status.CurrentMetrics = nil
+		for i := range current {
+			out.Status.CurrentMetrics = append(out.Status.CurrentMetrics, statusFromV1(&current[i]))
+		}
+	}
+	var conditions []autoscalingv2.HorizontalPodAutoscalerCondition
+	if read(conditionsAnnotation, &conditions) {
+		out.Status.Conditions = conditions
+	}
+	behavior := &autoscalingv2.HorizontalPodAutoscalerBehavior{}
+	if read(behaviorAnnotation, behavior) && (behavior.ScaleUp != nil || behavior.ScaleDown != nil) {
+		out.Spec.Behavior = behavior
 	}
 	if len(out.Annotations) == 0 {
 		out.Annotations = nil
 	}
-	out.Spec.Metrics = append(out.Spec.Metrics, metrics...)
-	for _, m := range current {
-		if m.Resource != nil && m.Resource.Name == corev1.ResourceCPU {
-			// The annotation tells more than the field.
-			out.Status.CurrentMetrics = nil
-		}
-	}
-	out.Status.CurrentMetrics = append(out.Status.CurrentMetrics, current...)
 	return out, nil
 }
 
@@ -197,27 +199,29 @@ func FromV2(in *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Horizonta
 			DesiredReplicas:    in.Status.DesiredReplicas,
 		},
 	}
-	var metrics []autoscalingv2.MetricSpec
-	for _, m := range in.Spec.Metrics {
+	var metrics []autoscalingv1.MetricSpec
+	for i := range in.Spec.Metrics {
+		m := &in.Spec.Metrics[i]
 		r := m.Resource
 		if out.Spec.TargetCPUUtilizationPercentage == nil && m.Type == autoscalingv2.ResourceMetricSourceType && r != nil &&
 			r.Name == corev1.ResourceCPU && r.Target.AverageUtilization != nil {
 			out.Spec.TargetCPUUtilizationPercentage = r.Target.AverageUtilization
 			continue
 		}
-		metrics = append(metrics, m)
+		metrics = append(metrics, metricToV1(m))
 	}
-	var current []autoscalingv2.MetricStatus
-	for _, m := range in.Status.CurrentMetrics {
-		r := m.Resource
-		if out.Status.CurrentCPUUtilizationPercentage == nil && m.Type == autoscalingv2.ResourceMetricSourceType && r != nil &&
+	var current []autoscalingv1.MetricStatus
+	for i := range in.Status.CurrentMetrics {
+		m := &in.Status.CurrentMetrics[i]
+		if r := m.Resource; out.Status.CurrentCPUUtilizationPercentage == nil && m.Type == autoscalingv2.ResourceMetricSourceType && r != nil &&
 			r.Name == corev1.ResourceCPU && r.Current.AverageUtilization != nil {
 			out.Status.CurrentCPUUtilizationPercentage = r.Current.AverageUtilization
-			if r.Current.AverageValue == nil {
-				continue
-			}
 		}
-		current = append(current, m)
+		current = append(current, statusToV1(m))
+	}
+	var behavior behavior
+	if in.Spec.Behavior != nil {
+		behavior = behaviorToV1(in.Spec.Behavior)
 	}
 	out.Annotations = maps.Clone(in.Annotations)
 	for _, a := range []struct {
@@ -228,7 +232,7 @@ func FromV2(in *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Horizonta
 		{metricsAnnotation, metrics, len(metrics) > 0},
 		{currentMetricsAnnotation, current, len(current) > 0},
 		{conditionsAnnotation, in.Status.Conditions, len(in.Status.Conditions) > 0},
-		{behaviorAnnotation, in.Spec.Behavior, in.Spec.Behavior != nil},
+		{behaviorAnnotation, behavior, in.Spec.Behavior != nil},
 	} {
 		if !a.set {
 			continue
