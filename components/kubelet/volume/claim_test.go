@@ -1,0 +1,120 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
+
+	"hyperkube/internal/localpath"
+)
+
+type fakeClaims struct {
+	pvc *v1.PersistentVolumeClaim
+	pv  *v1.PersistentVolume
+}
+
+func (f fakeClaims) Claim(context.Context, string, string) (*v1.PersistentVolumeClaim, error) {
+	return f.pvc, nil
+}
+func (f fakeClaims) Volume(context.Context, string) (*v1.PersistentVolume, error) { return f.pv, nil }
+
+func TestClaim(t *testing.T) {
+	now := metav1.Now()
+	for name, tc := range map[string]struct {
+		edit func(pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, folders string)
+		want string // part of the error
+	}{
+		"bound":     {},
+		"not bound": {func(c *v1.PersistentVolumeClaim, _ *v1.PersistentVolume, _ string) { c.Status.Phase = v1.ClaimPending }, "PVC is not bound"},
+		"another's": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, _ string) { pv.Spec.ClaimRef.UID = "other" }, "not bound to the claim"},
+		"deleted":   {func(c *v1.PersistentVolumeClaim, _ *v1.PersistentVolume, _ string) { c.DeletionTimestamp = &now }, "PVC c is being deleted"},
+		"another node's": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, _ string) {
+			pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values[0] = "other"
+		}, "node affinity"},
+		"a forged folder": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, folders string) {
+			pv.Spec.Local.Path = filepath.Join(filepath.Dir(folders), "elsewhere", "v")
+		}, "does not exist"},
+		"another's name": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, folders string) {
+			pv.Spec.Local.Path = filepath.Join(folders, "w")
+		}, "does not exist"},
+		"block": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, _ string) {
+			block := v1.PersistentVolumeBlock
+			pv.Spec.VolumeMode = &block
+		}, "volumeMode Block"},
+		"of no known type": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, _ string) {
+			pv.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{}}
+		}, ErrUnsupported.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			folders := filepath.Join(root, "folders")
+			pvc := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "c"}}
+			pvc.Spec.VolumeName, pvc.Status.Phase = "v", v1.ClaimBound
+			pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v", Annotations: map[string]string{volumehelpers.AnnDynamicallyProvisioned: localpath.Provisioner}}}
+			pv.Spec.ClaimRef = &v1.ObjectReference{UID: "c"}
+			pv.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}
+			pv.Spec.Local = &v1.LocalVolumeSource{Path: filepath.Join(folders, "v")}
+			pv.Spec.NodeAffinity = &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+				MatchExpressions: []v1.NodeSelectorRequirement{{Key: "n", Operator: v1.NodeSelectorOpIn, Values: []string{"here"}}},
+			}}}}
+			if tc.edit != nil {
+				tc.edit(pvc, pv, folders)
+			}
+			set := &Set{Root: root, Types: []Type{Claim{
+				Claims: fakeClaims{pvc, pv}, Types: []PersistentType{HostPath{}, Local{Folders: folders}},
+				Node: func() *v1.Node { return &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"n": "here"}}} },
+			}}}
+			group := int64(os.Getgid())
+			pod := func(uid string) *v1.Pod {
+				return &v1.Pod{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: types.UID(uid)},
+					Spec:       v1.PodSpec{SecurityContext: &v1.PodSecurityContext{FSGroup: &group}},
+				}
+			}
+			vol := &v1.Volume{Name: "data", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "c", ReadOnly: true}}}
+			r, err := set.SetUp(t.Context(), pod("p1"), vol)
+			if tc.want != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.want) {
+					t.Errorf("%v, want %q", err, tc.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Path != pv.Spec.Local.Path || !r.ReadOnly || !r.Persistent {
+				t.Errorf("result %+v", r)
+			}
+			if err := os.WriteFile(filepath.Join(r.Path, "file"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			// Again for the same pod, though the claim is being deleted; not
+			// for another before the first has gone.
+			pvc.DeletionTimestamp = &now
+			if _, err := set.SetUp(t.Context(), pod("p1"), vol); err != nil {
+				t.Error(err)
+			}
+			pvc.DeletionTimestamp = nil
+			if _, err := set.SetUp(t.Context(), pod("p2"), vol); err == nil || !strings.Contains(err.Error(), "ReadWriteOncePod") {
+				t.Errorf("a second pod: %v", err)
+			}
+			if err := set.TearDown("p1"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := set.SetUp(t.Context(), pod("p2"), vol); err != nil {
+				t.Error(err)
+			}
+			if _, err := os.Stat(filepath.Join(r.Path, "file")); errors.Is(err, os.ErrNotExist) {
+				t.Error("the data is gone with the pod")
+			}
+		})
+	}
+}
