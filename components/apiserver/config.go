@@ -46,6 +46,9 @@ type Config struct {
 	// certificates are asked for is told to clients in the handshake.
 	ClientCAs *x509.CertPool
 
+	// TLS says more about connections.
+	TLS TLSConfig
+
 	// Authenticator tells who sends a request. Nil: client certificates of
 	// ClientCAs by common name and organisations.
 	Authenticator authenticator.Request

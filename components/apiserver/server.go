@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"log/slog"
 	"net"
@@ -274,19 +273,13 @@ func (s *Server) warm() <-chan struct{} {
 
 // httpServer is the server on the network.
 func (s *Server) httpServer(ctx context.Context) (*http.Server, error) {
-	certs, err := newCertificate(s.cfg.CertFile, s.cfg.KeyFile, s.log)
+	secure, err := s.tlsConfig()
 	if err != nil {
 		return nil, err
 	}
 	return &http.Server{
-		Handler: s.chain,
-		TLSConfig: &tls.Config{
-			GetCertificate: certs.get,
-			ClientAuth:     tls.RequestClientCert,
-			ClientCAs:      s.cfg.ClientCAs,
-			MinVersion:     tls.VersionTLS12,
-			NextProtos:     []string{"h2", "http/1.1"},
-		},
+		Handler:           s.chain,
+		TLSConfig:         secure,
 		ReadHeaderTimeout: 32 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		MaxHeaderBytes:    1 << 20,

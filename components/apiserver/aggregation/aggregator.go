@@ -47,10 +47,6 @@ type Config struct {
 	// EndpointRouting reaches other servers at the addresses of their pods
 	// and not at that of their Service: --enable-aggregator-routing.
 	EndpointRouting bool
-	// Settled is closed once the registry has all custom resources that were
-	// there when the server started: before, no APIService is thought to be
-	// left over. Nil: it has.
-	Settled <-chan struct{}
 	// Log must not be nil.
 	Log *slog.Logger
 }
@@ -109,7 +105,8 @@ func New(cfg Config) (*Aggregator, error) {
 // pause before what failed is tried again.
 const pause = time.Second
 
-// Run follows the APIServices until ctx ends.
+// Run follows the APIServices until ctx ends. The registry must have all custom
+// resources by now: APIServices of others are thought to be left over.
 func (a *Aggregator) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer a.probes.Wait()
@@ -186,27 +183,16 @@ func (a *Aggregator) follow(ctx context.Context, r *registrar) error {
 			}
 		}
 	}()
-	settled := a.cfg.Settled
-	if settled == nil {
-		now := make(chan struct{})
-		close(now)
-		settled = now
-	}
-	var again <-chan time.Time
 	for {
 		changed := a.cfg.Registry.Changed()
-		if settled == nil {
-			again = nil
-			if err := r.register(ctx); err != nil && ctx.Err() == nil {
-				a.cfg.Log.ErrorContext(ctx, "APIServices could not be registered", "error", err)
-				again = time.After(pause)
-			}
+		var again <-chan time.Time
+		if err := r.register(ctx); err != nil && ctx.Err() == nil {
+			a.cfg.Log.ErrorContext(ctx, "APIServices could not be registered", "error", err)
+			again = time.After(pause)
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-settled:
-			settled = nil
 		case <-changed:
 		case <-again:
 		case got := <-results:

@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -76,6 +77,8 @@ type Authenticator struct {
 	requests []authenticator.Request
 	tokens   []authenticator.Token
 	issuers  *issuers
+	// joined is what ClientCAs returned last.
+	joined atomic.Pointer[joinedPools]
 	// changed has room for the news that bundles are others.
 	changed chan struct{}
 }
@@ -169,17 +172,28 @@ func (a *Authenticator) Run(ctx context.Context) error {
 // those of front proxies included; nil if there are none. It is to be asked
 // for every connection (tls.Config.GetConfigForClient), for they may change.
 func (a *Authenticator) ClientCAs() *x509.CertPool {
-	switch {
-	case len(a.bundles) == 0:
+	if len(a.bundles) == 0 {
 		return nil
-	case len(a.bundles) == 1:
-		return a.bundles[0].Pool()
 	}
-	pool := x509.NewCertPool()
-	for _, b := range a.bundles {
-		pool.AppendCertsFromPEM(b.PEM())
+	now := make([]*caPool, len(a.bundles))
+	for i, b := range a.bundles {
+		now[i] = b.current.Load()
 	}
-	return pool
+	if known := a.joined.Load(); known != nil && slices.Equal(known.of, now) {
+		return known.pool
+	}
+	next := &joinedPools{of: now, pool: x509.NewCertPool()}
+	for _, p := range now {
+		next.pool.AppendCertsFromPEM(p.pem)
+	}
+	a.joined.Store(next)
+	return next.pool
+}
+
+// joinedPools is one pool of the contents of several files.
+type joinedPools struct {
+	of   []*caPool
+	pool *x509.CertPool
 }
 
 // CABundles are the present files of client and front proxy authorities, for

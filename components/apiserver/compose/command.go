@@ -58,6 +58,7 @@ type options struct {
 	endpointRouting            bool
 	proxyUID                   []string
 	ignoredPrivileged          bool
+	security                   securityOptions
 }
 
 // NewCommand is `kube-apiserver`.
@@ -113,6 +114,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Log level: above 3 shows what is for debugging.")
 	f.StringVar(&o.proxyCert, "proxy-client-cert-file", "", "Client certificate for aggregated servers.")
 	f.StringVar(&o.proxyKey, "proxy-client-key-file", "", "Key of the client certificate for aggregated servers.")
+	o.security.flags(f)
 	f.BoolVar(&o.endpointRouting, "enable-aggregator-routing", false, "Reach aggregated servers at the addresses of their pods and not at that of their Service.")
 	f.BoolVar(&o.ignoredPrivileged, "allow-privileged", true, "Privileged containers are for Pod Security to decide about; this is accepted and ignored.")
 }
@@ -162,6 +164,12 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 		Log:       log,
 	}
 	var err error
+	if cfg.Security, err = o.security.config(); err != nil {
+		return cfg, err
+	}
+	if cfg.AuthorizationConfigFile != "" {
+		cfg.AuthorizationModes = nil
+	}
 	if o.signingKey == "" {
 		return cfg, errors.New("--service-account-signing-key-file is required")
 	}

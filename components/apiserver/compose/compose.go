@@ -81,6 +81,8 @@ type Config struct {
 	// Audiences of the API server; nil means the first issuer.
 	Audiences []string
 
+	Security
+
 	// AuthorizationModes; nil means Node and RBAC.
 	AuthorizationModes []string
 	// EnableAdmission and DisableAdmission name plugins.
@@ -141,12 +143,13 @@ func New(cfg Config) (*Server, error) {
 	paths := cfg.discovery()
 	paths["/openapi/"] = docs
 	var err error
+	cfg.TLS.ClientCAs = who.clientCAs
 	serverConfig := apiserver.Config{
 		Etcd: cfg.Etcd, EtcdPrefix: cfg.EtcdPrefix, Transformer: cfg.Transformer, EventTTL: cfg.EventTTL,
 		Listener: cfg.Listener, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile,
 		Authenticator: who, Authorizer: may, Admission: admit,
 		Kubelet: cfg.Kubelet, Profiling: cfg.Profiling, Log: cfg.Log,
-		Extend: s.extend, Paths: paths, Aggregation: others,
+		Extend: s.extend, Paths: paths, Aggregation: others, TLS: cfg.TLS,
 		ReadyChecks: []health.Check{health.Closed("poststarthook/bootstrap", s.ready)},
 	}
 	if s.server, err = apiserver.New(serverConfig); err != nil {
@@ -176,7 +179,11 @@ func (c *Config) discovery() map[string]http.Handler {
 	if c.Advertise.IsValid() {
 		host = c.Advertise.String()
 	}
-	docs, err := tokens.NewDiscovery(c.Issuers[0], "https://"+host+tokens.JWKSPath, c.Keys)
+	uri := c.JWKSURI
+	if uri == "" {
+		uri = "https://" + host + tokens.JWKSPath
+	}
+	docs, err := tokens.NewDiscovery(c.Issuers[0], uri, c.Keys)
 	if err != nil {
 		c.Log.Warn("service account tokens cannot be verified by others", "err", err)
 		return map[string]http.Handler{}
@@ -200,7 +207,8 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 		return err
 	}
 	issuer, err := tokens.NewIssuer(tokens.IssuerConfig{
-		Issuer: cfg.Issuers[0], Key: cfg.Key, Audiences: audiences, ExtendExpiration: true, Objects: tokens.LiveGetter(s.own.Kube),
+		Issuer: cfg.Issuers[0], Key: cfg.Key, Audiences: audiences, Objects: tokens.LiveGetter(s.own.Kube),
+		ExtendExpiration: !cfg.NoExtendedExpiration, MaxExpiration: cfg.MaxTokenExpiration,
 	})
 	if err != nil {
 		return err
@@ -208,6 +216,7 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	authnConfig := authn.Config{
 		ClientCAFile: cfg.ClientCAFile, FrontProxyCAFile: cfg.FrontProxyCAFile, FrontProxy: cfg.FrontProxy,
 		TokenFile: cfg.TokenFile, ServiceAccounts: verifier, Audiences: audiences,
+		ConfigFile: cfg.AuthenticationConfigFile, OIDC: cfg.OIDC, Webhook: cfg.TokenWebhook, Issuers: cfg.Issuers,
 		Anonymous: !cfg.NoAnonymous, Log: cfg.Log,
 	}
 	if cfg.BootstrapTokens {
@@ -216,7 +225,11 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	if s.authn, err = authn.New(authnConfig); err != nil {
 		return err
 	}
-	if s.authz, err = authz.New(authz.Config{Modes: cfg.AuthorizationModes, Informers: s.own.Informers, Kube: s.own.Kube}); err != nil {
+	s.authz, err = authz.New(authz.Config{
+		Modes: cfg.AuthorizationModes, Informers: s.own.Informers, Kube: s.own.Kube,
+		ConfigFile: cfg.AuthorizationConfigFile, Webhook: cfg.AuthorizationWebhook, PolicyFile: cfg.PolicyFile, Log: cfg.Log,
+	})
+	if err != nil {
 		return err
 	}
 	s.dynamic, err = dynamic.New(dynamic.Config{

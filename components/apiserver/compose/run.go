@@ -46,6 +46,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return fail(err)
 	}
 	group.Start(background, "authentication", lifecycle.Func(s.authn.Run))
+	group.Start(background, "authorization", lifecycle.Func(s.authz.Run))
 	group.Start(background, "informers", lifecycle.Func(func(ctx context.Context) error {
 		s.own.Informers.StartWithContext(ctx)
 		<-ctx.Done()

@@ -76,12 +76,12 @@ type documents struct {
 	of []*registry.Resource // what was served when they were made
 	// generation of the aggregation.
 	generation uint64
-	core    *apidiscoveryv2.APIGroupDiscoveryList
-	groups  *apidiscoveryv2.APIGroupDiscoveryList
-	list    *metav1.APIGroupList
-	byGroup map[string]*metav1.APIGroup
-	byGV    map[schema.GroupVersion]*metav1.APIResourceList
-	etags   map[string]string
+	core       *apidiscoveryv2.APIGroupDiscoveryList
+	groups     *apidiscoveryv2.APIGroupDiscoveryList
+	list       *metav1.APIGroupList
+	byGroup    map[string]*metav1.APIGroup
+	byGV       map[schema.GroupVersion]*metav1.APIResourceList
+	etags      map[string]string
 }
 
 // New makes a Handler.
