@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -43,6 +44,7 @@ import (
 	"hyperkube/components/controllers/statefulset"
 	"hyperkube/components/controllers/tainteviction"
 	"hyperkube/components/controllers/ttlafterfinished"
+	"hyperkube/components/controllers/validatingadmissionpolicystatus"
 	"hyperkube/components/controllers/volumeexpand"
 	"hyperkube/components/controllers/volumeprotection"
 	"hyperkube/internal/client"
@@ -173,6 +175,11 @@ func descriptors() []descriptor {
 			needs: []schema.GroupVersionResource{policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), appsv1.SchemeGroupVersion.WithResource("statefulsets"), corev1.SchemeGroupVersion.WithResource("replicationcontrollers")},
 			make: func(d *deps) (runner, error) {
 				return disruption.New(d.env, disruption.DiscoveredScales{Discovery: d.clients.Kube.Discovery()})
+			}},
+		{name: "validatingadmissionpolicy-status-controller", user: "validatingadmissionpolicy-status-controller", source: "validatingadmissionpolicy-status-controller", workers: 5,
+			needs: []schema.GroupVersionResource{admissionregistrationv1.SchemeGroupVersion.WithResource("validatingadmissionpolicies")},
+			make: func(d *deps) (runner, error) {
+				return validatingadmissionpolicystatus.New(d.env, d.clients.Kube.Discovery())
 			}},
 	}, certificateDescriptors()...)
 }
