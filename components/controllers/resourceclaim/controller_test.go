@@ -1,0 +1,118 @@
+package resourceclaim
+
+import (
+	"context"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"hyperkube/components/controllers/internal/controltest"
+)
+
+func pod(phase corev1.PodPhase) *corev1.Pod {
+	template := "t"
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "pod-uid"},
+		Spec:       corev1.PodSpec{NodeName: "n", ResourceClaims: []corev1.PodResourceClaim{{Name: "g", ResourceClaimTemplateName: &template}}},
+		Status:     corev1.PodStatus{Phase: phase},
+	}
+}
+
+func claim(owner *corev1.Pod, reservedFor types.UID) *resourcev1.ResourceClaim {
+	c := &resourcev1.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "ns", UID: "claim-uid", Finalizers: []string{resourcev1.Finalizer}},
+		Status: resourcev1.ResourceClaimStatus{
+			Allocation:  &resourcev1.AllocationResult{},
+			ReservedFor: []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: reservedFor}},
+		},
+	}
+	if owner != nil {
+		c.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, corev1.SchemeGroupVersion.WithKind("Pod"))}
+	}
+	return c
+}
+
+// TestMake makes a pod's claim once, however often it looks.
+func TestMake(t *testing.T) {
+	ctx := context.Background()
+	f := controltest.New(t, pod(corev1.PodPending), &resourcev1.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{Name: "t", Namespace: "ns"},
+		Spec:       resourcev1.ResourceClaimTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}}},
+	})
+	c, err := New(f.Env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		c.Add("pod:ns/p")
+		if err := c.Drain(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := f.Kube.ResourceV1().ResourceClaims("ns").List(ctx, metav1.ListOptions{})
+	if err != nil || len(all.Items) != 1 {
+		t.Fatalf("%v, claims %v", err, all.Items)
+	}
+	made := all.Items[0]
+	if made.Annotations[claimNameKey] != "g" || made.Labels["a"] != "b" || !metav1.IsControlledBy(&made, pod("")) {
+		t.Errorf("%+v", made.ObjectMeta)
+	}
+	p, err := f.Kube.CoreV1().Pods("ns").Get(ctx, "p", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := p.Status.ResourceClaimStatuses; len(s) != 1 || s[0].ResourceClaimName == nil || *s[0].ResourceClaimName != made.Name {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestFree takes claims back from pods that are done.
+func TestFree(t *testing.T) {
+	ctx := context.Background()
+	for _, tc := range []struct {
+		name     string
+		pod      *corev1.Pod
+		owned    bool
+		reserved types.UID
+		// wanted
+		allocated, gone bool
+	}{
+		{"in use", pod(corev1.PodRunning), true, "pod-uid", true, false},
+		{"used by a pod of that name that is gone", pod(corev1.PodRunning), false, "other", false, false},
+		{"done", pod(corev1.PodSucceeded), false, "pod-uid", false, false},
+		{"done, and its owner", pod(corev1.PodFailed), true, "pod-uid", false, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var owner *corev1.Pod
+			if tc.owned {
+				owner = tc.pod
+			}
+			f := controltest.New(t, tc.pod, claim(owner, tc.reserved))
+			c, err := New(f.Env)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Add("claim:ns/c")
+			if err := c.Drain(ctx); err != nil {
+				t.Fatal(err)
+			}
+			all, err := f.Kube.ResourceV1().ResourceClaims("ns").List(ctx, metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if gone := len(all.Items) == 0; gone != tc.gone {
+				t.Fatalf("gone %v", gone)
+			}
+			if tc.gone {
+				return
+			}
+			got := all.Items[0]
+			if allocated := got.Status.Allocation != nil; allocated != tc.allocated || (len(got.Finalizers) > 0) != tc.allocated || (len(got.Status.ReservedFor) > 0) != tc.allocated {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
