@@ -57,7 +57,9 @@ func TestCustomResources(t *testing.T) {
 	s.apply(fill(gadgets))
 	t.Cleanup(func() { _, _ = s.run("", "delete", "crd", name, "--ignore-not-found") })
 	s.do("wait", "--for=condition=Established", "crd/"+name, "--timeout=10s")
-	s.apply(gadget("one", "color: red, parts: [{name: a, size: 1}]"))
+	if out, err := s.run(gadget("one", "color: red, parts: [{name: a, size: 1}]"), "apply", "--server-side", "-f", "-"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 
 	s.contains(s.do("get", fill("gd%NS%")), "COLOR", "REPLICAS", "one", "red")
 	s.contains(s.do("explain", fill("gadgets.%NS%.example.com.spec")), "What the gadget should be", "replicas")
