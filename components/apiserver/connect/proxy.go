@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/httpstream"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/proxy"
 
@@ -183,6 +184,13 @@ func checkAddress(host string) error {
 // pass passes a request on, and the answer back. Links in HTML are rewritten so
 // that they lead through the proxy again.
 func (c *connector) pass(w http.ResponseWriter, req *http.Request, at *url.URL, call registry.StreamCall, kubelet bool) error {
+	if call.Path == "" && !strings.HasSuffix(req.URL.Path, "/") && (req.Method == http.MethodGet || req.Method == http.MethodHead) && !httpstream.IsUpgradeRequest(req) {
+		// Relative links of the page would lead beside it.
+		to := url.URL{Path: req.URL.Path + "/", RawQuery: req.URL.RawQuery}
+		w.Header().Set("Location", to.String())
+		w.WriteHeader(http.StatusMovedPermanently)
+		return nil
+	}
 	if at.Scheme == "" {
 		at.Scheme = "http"
 	}

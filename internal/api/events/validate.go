@@ -2,12 +2,9 @@ package events
 
 import (
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -48,37 +45,10 @@ func validateCreate(e *eventsv1.Event) field.ErrorList {
 	return errs
 }
 
-// validateUpdate checks that nothing but the series and metadata changes.
-func validateUpdate(e, old *eventsv1.Event) field.ErrorList {
-	errs := validateBoth(e)
-	if !apiequality.Semantic.DeepEqual(e.Series, old.Series) {
-		errs = append(errs, validateSeries(e)...)
-	}
-	for _, f := range []struct {
-		name    string
-		is, was any
-	}{
-		{"involvedObject", e.Regarding, old.Regarding},
-		{"reason", e.Reason, old.Reason},
-		{"message", e.Note, old.Note},
-		{"source", e.DeprecatedSource, old.DeprecatedSource},
-		{"firstTimestamp", e.DeprecatedFirstTimestamp, old.DeprecatedFirstTimestamp},
-		{"lastTimestamp", e.DeprecatedLastTimestamp, old.DeprecatedLastTimestamp},
-		{"count", e.DeprecatedCount, old.DeprecatedCount},
-		{"type", e.Type, old.Type},
-		{"action", e.Action, old.Action},
-		{"related", e.Related, old.Related},
-		{"reportingController", e.ReportingController, old.ReportingController},
-		{"reportingInstance", e.ReportingInstance, old.ReportingInstance},
-	} {
-		errs = append(errs, apivalidation.ValidateImmutableField(f.is, f.was, field.NewPath(f.name))...)
-	}
-	// Protobuf keeps nanoseconds of which JSON drops the last three digits.
-	if !e.EventTime.Truncate(time.Microsecond).Equal(old.EventTime.Truncate(time.Microsecond)) {
-		errs = append(errs, apivalidation.ValidateImmutableField(e.EventTime, old.EventTime, field.NewPath("eventTime"))...)
-	}
-	return errs
-}
+// validateUpdate lets anything change that is valid: Kubernetes documents what
+// an event says as immutable but has never refused a new note, and clients
+// patch it.
+func validateUpdate(e *eventsv1.Event) field.ErrorList { return validateBoth(e) }
 
 func validateSeries(e *eventsv1.Event) field.ErrorList {
 	if e.Series == nil {
