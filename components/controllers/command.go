@@ -49,6 +49,8 @@ type options struct {
 	secondaryEvictionRate  float32
 	unhealthyZoneThreshold float32
 	verbosity              int
+	dynamicProvisioning    bool
+	noForceDetach          bool
 }
 
 // concurrency are upstream's --concurrent-…-syncs flags with the controllers
@@ -59,6 +61,7 @@ var concurrency = []struct {
 }{
 	{"concurrent-deployment-syncs", "deployment-controller", 5},
 	{"concurrent-endpoint-syncs", "endpoints-controller", 5},
+	{"concurrent-ephemeralvolume-syncs", "ephemeral-volume-controller", 5},
 	{"concurrent-service-endpoint-syncs", "endpointslice-controller", 5},
 	{"mirroring-concurrent-service-endpoint-syncs", "endpointslice-mirroring-controller", 5},
 	{"concurrent-gc-syncs", "garbage-collector-controller", 20},
@@ -137,6 +140,8 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.Float32Var(&o.secondaryEvictionRate, "secondary-node-eviction-rate", 0.01, "Nodes a second of an unhealthy, large zone from which pods are evicted.")
 	f.Float32Var(&o.unhealthyZoneThreshold, "unhealthy-zone-threshold", 0.55, "Part of nodes not ready from which on a zone is unhealthy.")
 	f.IntVar(&o.lifecycle.LargeCluster, "large-cluster-size-threshold", 50, "Size up to which a zone is small.")
+	f.BoolVar(&o.dynamicProvisioning, "disable-attach-detach-reconcile-sync", true, "Have volumes made for claims whose class says who makes them.")
+	f.BoolVar(&o.noForceDetach, "disable-force-detach-on-timeout", false, "Leave volumes attached that a node says are in use, however long it has been silent.")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
 	for _, name := range unused {
 		f.String(name, "", "Accepted for compatibility; changes nothing.")
@@ -244,6 +249,8 @@ func (o *options) config(own *client.Clients) (Config, error) {
 		MaxEndpointsPerSlice:   o.maxPerSlice,
 		NamespaceDelay:         5 * time.Second,
 		TerminatedPodThreshold: o.terminatedPods,
+		NoDynamicProvisioning:  !o.dynamicProvisioning,
+		NoForceDetach:          o.noForceDetach,
 		NodeLifecycle:          o.lifecycle,
 		LeaderElect:            o.leaderElect,
 		Election:               o.election,

@@ -71,6 +71,10 @@ type Config struct {
 	TerminatedPodThreshold int
 	// NodeLifecycle tunes how silent Nodes are treated.
 	NodeLifecycle nodelifecycle.Config
+	// NoDynamicProvisioning leaves claims without a volume alone.
+	NoDynamicProvisioning bool
+	// NoForceDetach leaves volumes attached that a silent node says are in use.
+	NoForceDetach bool
 	// Metadata gives the garbage collector a resource's informer. Nil: it
 	// watches the metadata API. SharedInformers makes one for a process whose
 	// informers are fed from memory.

@@ -152,7 +152,9 @@ func descriptors() []descriptor {
 		{name: "token-cleaner-controller", alias: "tokencleaner", user: "token-cleaner", source: "token-cleaner", off: true, workers: 1,
 			make: func(d *deps) (runner, error) { return bootstraptokens.NewCleaner(d.env) }},
 		{name: "persistentvolume-binder-controller", alias: "persistentvolume-binder", user: "persistent-volume-binder", source: "persistentvolume-controller", workers: 1,
-			needs: volumeKinds, make: func(d *deps) (runner, error) { return persistentvolume.New(d.env, version.Image()) }},
+			needs: volumeKinds, make: func(d *deps) (runner, error) {
+				return persistentvolume.New(d.env, persistentvolume.Config{Image: version.Image(), NoProvisioning: d.NoDynamicProvisioning})
+			}},
 		{name: "local-path-provisioner-controller", alias: "local-path-provisioner", user: "local-path-provisioner", source: localpathnames.Provisioner, workers: 5,
 			needs: volumeKinds, make: func(d *deps) (runner, error) { return localpath.New(d.env, version.Image()) }},
 		{name: "persistentvolumeclaim-protection-controller", alias: "pvc-protection", user: "pvc-protection-controller", source: "pvc-protection-controller", workers: 1,
@@ -163,7 +165,12 @@ func descriptors() []descriptor {
 			needs: append([]schema.GroupVersionResource{
 				storagev1.SchemeGroupVersion.WithResource("volumeattachments"), storagev1.SchemeGroupVersion.WithResource("csidrivers"),
 			}, volumeKinds...),
-			make: func(d *deps) (runner, error) { return attachdetach.New(d.env, forceDetach) }},
+			make: func(d *deps) (runner, error) {
+				if d.NoForceDetach {
+					return attachdetach.New(d.env, 0)
+				}
+				return attachdetach.New(d.env, forceDetach)
+			}},
 		{name: "ephemeral-volume-controller", alias: "ephemeral-volume", user: "ephemeral-volume-controller", source: "ephemeral_volume", workers: 5,
 			needs: volumeKinds, make: func(d *deps) (runner, error) { return ephemeralvolume.New(d.env) }},
 		{name: "persistentvolume-expander-controller", alias: "persistentvolume-expander", user: "expand-controller", source: "volume_expand", workers: 1,

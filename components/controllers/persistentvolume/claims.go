@@ -186,6 +186,9 @@ func (c *Controller) syncBoundClaim(ctx context.Context, pvc *corev1.PersistentV
 
 // provision asks whoever makes the volumes of the claim's class for one.
 func (c *Controller) provision(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
+	if c.cfg.NoProvisioning {
+		return c.claimStatus(ctx, pvc, corev1.ClaimPending, nil)
+	}
 	fail := func(message string) error {
 		c.env.Events.Event(pvc, corev1.EventTypeWarning, "ProvisioningFailed", message)
 		return c.claimStatus(ctx, pvc, corev1.ClaimPending, nil)

@@ -36,7 +36,7 @@ const byVolume = "spec.volumeName"
 type Controller struct {
 	*control.Loop
 	env     control.Env
-	image   string
+	cfg     Config
 	volumes corelisters.PersistentVolumeLister
 	claims  corelisters.PersistentVolumeClaimLister
 	byClaim cache.Indexer // of claims
@@ -47,14 +47,22 @@ type Controller struct {
 	lastClaim  storage.Latest[*corev1.PersistentVolumeClaim]
 }
 
-// New makes the controller. image is what the pods run that empty volumes
-// whose reclaim policy is Recycle, "" for none.
-func New(env control.Env, image string) (*Controller, error) {
+// Config tunes a Controller.
+type Config struct {
+	// Image is what the pods run that empty volumes whose reclaim policy is
+	// Recycle, "" for none.
+	Image string
+	// NoProvisioning: nobody is asked to make volumes.
+	NoProvisioning bool
+}
+
+// New makes the controller.
+func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	env.Workers = 1
 	core := env.Informers.Core().V1()
 	c := &Controller{
-		env: env, image: image,
+		env: env, cfg: cfg,
 		volumes: core.PersistentVolumes().Lister(),
 		claims:  core.PersistentVolumeClaims().Lister(),
 		byClaim: core.PersistentVolumeClaims().Informer().GetIndexer(),

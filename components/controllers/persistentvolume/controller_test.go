@@ -230,7 +230,7 @@ func TestBinding(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := controltest.New(t, tc.objects...)
 			version(f)
-			c, err := New(f.Env, "image")
+			c, err := New(f.Env, Config{Image: "image"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -248,7 +248,7 @@ func TestBinding(t *testing.T) {
 func TestRecycle(t *testing.T) {
 	ctx := context.Background()
 	f := controltest.New(t, volume("v", "1Gi", claimedBy("c", "uid-old"), reclaim(corev1.PersistentVolumeReclaimRecycle)))
-	c, err := New(f.Env, "image")
+	c, err := New(f.Env, Config{Image: "image"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ const (
 
 // recycle has a pod empty a volume, and makes it available again.
 func (c *Controller) recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
-	if c.image == "" || pv.Spec.HostPath == nil && pv.Spec.NFS == nil {
+	if c.cfg.Image == "" || pv.Spec.HostPath == nil && pv.Spec.NFS == nil {
 		return c.failVolume(ctx, pv, "VolumeFailedRecycle", "no recyclable volume plugin matched")
 	}
 	name := "recycler-for-" + pv.Name
@@ -29,7 +29,7 @@ func (c *Controller) recycle(ctx context.Context, pv *corev1.PersistentVolume) e
 	pod, err := c.pods.Pods(recyclerNamespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		_, err = pods.Create(ctx, storage.Scrubber{
-			Image: c.image, Namespace: recyclerNamespace, Name: name,
+			Image: c.cfg.Image, Namespace: recyclerNamespace, Name: name,
 			Annotations: map[string]string{recyclerAnnotation: pv.Name},
 			Source:      corev1.VolumeSource{HostPath: pv.Spec.HostPath, NFS: pv.Spec.NFS},
 		}.Pod(), metav1.CreateOptions{})

@@ -110,7 +110,7 @@ func (VolumeBinding) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if all.refused != "" {
 		return &framework.Check{Refused: all.refused}, nil
 	}
-	check := &framework.Check{Node: func(n *state.Node) []framework.Reason {
+	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
 		var reasons []framework.Reason
 		for _, pvc := range all.bound {
 			pv := c.Volumes.Volume(pvc.Spec.VolumeName)
@@ -126,16 +126,7 @@ func (VolumeBinding) Filter(c *framework.Cycle) (*framework.Check, error) {
 			reasons = append(reasons, framework.Reason{Text: why, Unresolvable: true})
 		}
 		return reasons
-	}}
-	for _, pvc := range all.bound {
-		if pv := c.Volumes.Volume(pvc.Spec.VolumeName); pv != nil && pv.Spec.NodeAffinity != nil && pv.Spec.NodeAffinity.Required != nil {
-			if only := named(pv.Spec.NodeAffinity.Required.NodeSelectorTerms); only != nil {
-				check.Only = only
-				break
-			}
-		}
-	}
-	return check, nil
+	}}, nil
 }
 
 // The reasons why claims cannot get a volume on a node.
