@@ -140,7 +140,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.Float32Var(&o.secondaryEvictionRate, "secondary-node-eviction-rate", 0.01, "Nodes a second of an unhealthy, large zone from which pods are evicted.")
 	f.Float32Var(&o.unhealthyZoneThreshold, "unhealthy-zone-threshold", 0.55, "Part of nodes not ready from which on a zone is unhealthy.")
 	f.IntVar(&o.lifecycle.LargeCluster, "large-cluster-size-threshold", 50, "Size up to which a zone is small.")
-	f.BoolVar(&o.dynamicProvisioning, "disable-attach-detach-reconcile-sync", true, "Have volumes made for claims whose class says who makes them.")
+	f.BoolVar(&o.dynamicProvisioning, "enable-dynamic-provisioning", true, "Have volumes made for claims whose class says who makes them.")
 	f.BoolVar(&o.noForceDetach, "disable-force-detach-on-timeout", false, "Leave volumes attached that a node says are in use, however long it has been silent.")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
 	for _, name := range unused {
@@ -158,7 +158,7 @@ var unused = []string{
 	"requestheader-group-headers", "requestheader-extra-headers-prefix", "configure-cloud-routes", "cloud-provider",
 	"namespace-sync-period", "resource-quota-sync-period", "enable-garbage-collector", "leader-elect-resource-lock", "logging-format",
 	"authentication-skip-lookup", "authentication-tolerate-lookup-failure", "authorization-always-allow-paths", "tls-cipher-suites",
-	"tls-min-version", "cert-dir", "contention-profiling", "enable-dynamic-provisioning", "flex-volume-plugin-dir",
+	"tls-min-version", "cert-dir", "contention-profiling", "disable-attach-detach-reconcile-sync", "flex-volume-plugin-dir",
 	"permit-address-sharing", "permit-port-sharing", "pvclaimbinder-sync-period", "attach-detach-reconcile-sync-period",
 }
 

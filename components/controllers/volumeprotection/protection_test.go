@@ -1,0 +1,85 @@
+package volumeprotection
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+
+	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/internal/controltest"
+)
+
+func meta(name, finalizer string, deleted bool) metav1.ObjectMeta {
+	m := metav1.ObjectMeta{Name: name, UID: "u"}
+	if finalizer != "" {
+		m.Finalizers = []string{"other", finalizer}
+	}
+	if deleted {
+		now := metav1.NewTime(controltest.Now)
+		m.DeletionTimestamp = &now
+	}
+	return m
+}
+
+func user(node string, phase corev1.PodPhase) *corev1.Pod {
+	p := controltest.Pod("ns", "p", nil, phase)
+	p.Spec.NodeName = node
+	p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}}}
+	return p
+}
+
+func TestProtection(t *testing.T) {
+	claim := func(finalizer string, deleted bool) *corev1.PersistentVolumeClaim {
+		pvc := &corev1.PersistentVolumeClaim{ObjectMeta: meta("x", finalizer, deleted)}
+		pvc.Namespace = "ns"
+		return pvc
+	}
+	volume := func(deleted bool, phase corev1.PersistentVolumePhase) *corev1.PersistentVolume {
+		return &corev1.PersistentVolume{ObjectMeta: meta("x", volumeFinalizer, deleted), Status: corev1.PersistentVolumeStatus{Phase: phase}}
+	}
+	naming := claim("", false)
+	naming.Spec.VolumeAttributesClassName = ptr.To("x")
+	claims := func(env control.Env) (*control.Loop, error) { c, err := NewClaims(env); return c.Loop, err }
+	volumes := func(env control.Env) (*control.Loop, error) { c, err := NewVolumes(env); return c.Loop, err }
+	classes := func(env control.Env) (*control.Loop, error) { c, err := NewClasses(env); return c.Loop, err }
+	for name, tc := range map[string]struct {
+		make    func(control.Env) (*control.Loop, error)
+		objects []runtime.Object
+		want    string
+	}{
+		"a claim without":                  {claims, []runtime.Object{claim("", false)}, "[update persistentvolumeclaims]"},
+		"a claim with":                     {claims, []runtime.Object{claim(claimFinalizer, false)}, "[]"},
+		"a claim that goes":                {claims, []runtime.Object{claim(claimFinalizer, true)}, "[update persistentvolumeclaims]"},
+		"a claim that goes, used":          {claims, []runtime.Object{claim(claimFinalizer, true), user("n", corev1.PodRunning)}, "[]"},
+		"a claim that goes, used before":   {claims, []runtime.Object{claim(claimFinalizer, true), user("n", corev1.PodSucceeded)}, "[]"},
+		"a claim that goes, no node":       {claims, []runtime.Object{claim(claimFinalizer, true), user("", corev1.PodPending)}, "[update persistentvolumeclaims]"},
+		"a volume that goes":               {volumes, []runtime.Object{volume(true, corev1.VolumeReleased)}, "[update persistentvolumes]"},
+		"a volume that goes, bound":        {volumes, []runtime.Object{volume(true, corev1.VolumeBound)}, "[]"},
+		"a class that goes":                {classes, []runtime.Object{&storagev1.VolumeAttributesClass{ObjectMeta: meta("x", classFinalizer, true)}}, "[update volumeattributesclasses]"},
+		"a class that goes, named":         {classes, []runtime.Object{&storagev1.VolumeAttributesClass{ObjectMeta: meta("x", classFinalizer, true)}, naming}, "[]"},
+		"a class without, nobody names it": {classes, []runtime.Object{&storagev1.VolumeAttributesClass{ObjectMeta: meta("x", "", false)}}, "[update volumeattributesclasses]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := controltest.New(t, tc.objects...)
+			l, err := tc.make(f.Env)
+			if err != nil {
+				t.Fatal(err)
+			}
+			key := "x"
+			if _, ok := tc.objects[0].(*corev1.PersistentVolumeClaim); ok {
+				key = "ns/x"
+			}
+			if err := controltest.Sync(t, l, key); err != nil {
+				t.Fatal(err)
+			}
+			if w := f.Writes(); fmt.Sprint(w) != tc.want {
+				t.Errorf("writes %v, want %s", w, tc.want)
+			}
+		})
+	}
+}
