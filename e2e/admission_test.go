@@ -33,7 +33,12 @@ func admissionHook(w http.ResponseWriter, req *http.Request) {
 	} else if req.URL.Path == "/mutate" {
 		patch := admissionv1.PatchTypeJSONPatch
 		answer.PatchType = &patch
-		answer.Patch = []byte(`[{"op": "add", "path": "/metadata/labels", "value": {"hooked": "yes"}}]`)
+		// Custom objects lose what their schema does not have.
+		junk := "/data"
+		if r.Kind.Kind != "ConfigMap" {
+			junk = "/junk"
+		}
+		answer.Patch = fmt.Appendf(nil, `[{"op": "add", "path": "/metadata/labels", "value": {"hooked": "yes"}}, {"op": "add", "path": %q, "value": {"a": "b"}}]`, junk)
 	}
 	review.Request, review.Response = nil, answer
 	w.Header().Set("Content-Type", "application/json")
@@ -151,7 +156,7 @@ spec:
 		{"", "create configmap dry --dry-run=server -o jsonpath={.metadata.labels.hooked}", "yes"},
 		{"", "create configmap refused", `error: failed to create configmap: admission webhook "mutate.example.com" denied the request: no ConfigMap of that name`},
 		{"", "create configmap one", "Warning: seen by the webhook"},
-		{gadget("small", 2), "create -f - -o jsonpath={.metadata.labels.hooked}", "yes"},
+		{gadget("small", 2), "create -f - -o jsonpath=<{.metadata.labels.hooked}{.junk}>", "<yes>"},
 		{gadget("refused", 2), "create -f -", "no Gadget of that name"},
 		{gadget("big", 20), "create -f -", "failed expression: !has(object.size) || object.size < 10"},
 		{"", "scale deployment none --replicas=7", "denied request: no more than 3, not 7"},

@@ -181,5 +181,10 @@ func (o customConvertor) Convert(in, out, context any) error {
 		return fmt.Errorf("converting a %s: got a %T", from.GetKind(), converted)
 	}
 	to.Object = u.Object
-	return nil
+	if to.GroupVersionKind() != o.res.GVK() {
+		return nil
+	}
+	// What admission added meets the schema as what clients send does.
+	_, err = o.res.Custom.Coerce(to, false)
+	return err
 }

@@ -180,7 +180,7 @@ func TestWarnings(t *testing.T) {
 func TestTables(t *testing.T) {
 	for text, want := range map[string]string{
 		webhookText: "1", policyText: "1 <unset>", mutatingText: "1 <unset>", bindingText: "p <unset>",
-		edit(bindingText, "policyName", "paramRef: {name: m, namespace: x}, policyName"):         "p x/m",
+		edit(bindingText, "policyName", "paramRef: {name: m, namespace: x}, policyName"):          "p x/m",
 		edit(policyText, "validations", "paramKind: {apiVersion: a/v1, kind: Limit},validations"): "1 a/v1/Limit",
 	} {
 		r, obj := parse(t, text)
