@@ -126,3 +126,20 @@ func TestOperationIDsAreUnique(t *testing.T) {
 		}
 	}
 }
+
+// TestReferences holds that every model that a schema refers to is there.
+func TestReferences(t *testing.T) {
+	schemas, err := unpack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for version, all := range schemas {
+		for name, raw := range all {
+			for _, to := range references(raw) {
+				if _, ok := all[to]; !ok {
+					t.Errorf("%s: %s refers to %s, which is not there", version, name, to)
+				}
+			}
+		}
+	}
+}
