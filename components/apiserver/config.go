@@ -16,6 +16,7 @@ import (
 
 	"hyperkube/components/apiserver/connect"
 	"hyperkube/components/apiserver/discovery"
+	"hyperkube/components/apiserver/filters"
 	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
@@ -58,6 +59,13 @@ type Config struct {
 	// Admission may change or refuse writes. Nil: all are admitted.
 	Admission admission.Interface
 
+	// Limiter decides when requests are worked on; nil: at once.
+	Limiter filters.Limiter
+	// Auditor records requests; nil: nobody does.
+	Auditor filters.Auditor
+	// Limits of what requests and connections may take.
+	Limits Limits
+
 	// Extend, unless nil, is called by New with the registry before anything
 	// is served, to add hooks, actions and streams.
 	Extend func(*registry.Registry) error
@@ -80,6 +88,27 @@ type Config struct {
 	Profiling bool
 	// Log receives what goes wrong; nil: slog's default.
 	Log *slog.Logger
+}
+
+// Limits of what requests and connections may take. Zeros are upstream's
+// defaults.
+type Limits struct {
+	// Request is how long a request that does not stream may take; zero means
+	// a minute.
+	Request time.Duration
+	// Watch is how long watches last at least whose clients do not say; zero
+	// means half an hour.
+	Watch time.Duration
+	// Streams of one HTTP/2 connection at the same time; zero means 250.
+	Streams int
+	// ShutdownDelay is for how long the server goes on as ever after it was
+	// told to stop, but is not ready, so that load balancers notice.
+	ShutdownDelay time.Duration
+	// LivezGrace is for how long /livez does not mind what has not finished
+	// yet at the start.
+	LivezGrace time.Duration
+	// Guard is what is done for browsers and load balancers.
+	Guard filters.Guard
 }
 
 // Aggregation knows the APIs that other servers serve.

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/pprof"
@@ -109,12 +110,23 @@ func (s *Server) checks() map[string][]health.Check {
 	}}
 	live := append([]health.Check{health.Ping(), etcd}, s.cfg.LiveChecks...)
 	started := health.Closed("poststarthook/start-store", s.ready)
-	running := health.Check{Name: "shutdown", Look: func(context.Context) error { return s.stopping.Err() }}
-	ready := slices.Concat(live, []health.Check{started, running}, s.cfg.ReadyChecks)
+	running := health.Check{Name: "shutdown", Look: func(context.Context) error {
+		select {
+		case <-s.leaving:
+			return errors.New("process is shutting down")
+		default:
+			return nil
+		}
+	}}
+	hooks := append([]health.Check{started}, s.cfg.ReadyChecks...)
+	ready := slices.Concat(live, hooks, []health.Check{running})
+	for _, h := range hooks {
+		live = append(live, health.Grace(h, s.made.Add(s.cfg.Limits.LivezGrace)))
+	}
 	return map[string][]health.Check{
 		"/livez":   live,
 		"/readyz":  ready,
-		"/healthz": append(slices.Clone(live), started),
+		"/healthz": ready[:len(ready)-1],
 	}
 }
 

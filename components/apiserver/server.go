@@ -46,6 +46,9 @@ type Server struct {
 	stopping context.Context //nolint:containedctx // it is the server's, which outlives calls
 	stop     context.CancelFunc
 	ready    chan struct{}
+	// leaving is closed when Run was told to stop.
+	leaving chan struct{}
+	made    time.Time
 }
 
 // New validates cfg and composes the server. Nothing runs yet; but requests
@@ -66,7 +69,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Resources == nil {
 		cfg.Resources = append(catalog.Resources(), podactions.Bindings())
 	}
-	s := &Server{cfg: cfg, log: cfg.Log, ready: make(chan struct{})}
+	s := &Server{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), leaving: make(chan struct{}), made: time.Now()}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	var err error
 	if s.store, err = store.New(store.Config{Client: cfg.Etcd, Prefix: cfg.EtcdPrefix, Log: cfg.Log}); err != nil {
@@ -122,6 +125,7 @@ func (s *Server) compose() error {
 		Objects:    objects.New(s.registry),
 		Authorizer: authz,
 		Stopping:   s.stopping,
+		MinWatch:   s.cfg.Limits.Watch,
 
 		BookmarkEvery: s.cfg.BookmarkEvery,
 		Log:           s.log,
@@ -145,6 +149,10 @@ func (s *Server) compose() error {
 		Authenticator: authn,
 		Authorizer:    authz,
 		Metrics:       s.metrics,
+		Timeout:       s.cfg.Limits.Request,
+		Limiter:       s.cfg.Limiter,
+		Auditor:       s.cfg.Auditor,
+		Guard:         s.cfg.Limits.Guard,
 		Error:         s.rest.Error,
 		Log:           s.log,
 	}, s.routes())
@@ -228,6 +236,10 @@ func (s *Server) Run(ctx context.Context) error {
 	case err = <-served:
 		server = nil
 	}
+	close(s.leaving)
+	if delay := s.cfg.Limits.ShutdownDelay; delay > 0 && err == nil {
+		time.Sleep(delay) // what the flag asks for
+	}
 	s.stop()
 	if server != nil {
 		// Those who are being answered get a moment.
@@ -271,20 +283,37 @@ func (s *Server) warm() <-chan struct{} {
 	return both
 }
 
+// answerTime is for the answer to a request whose time is over.
+const answerTime = 5 * time.Second
+
 // httpServer is the server on the network.
 func (s *Server) httpServer(ctx context.Context) (*http.Server, error) {
 	secure, err := s.tlsConfig()
 	if err != nil {
 		return nil, err
 	}
+	limit := s.cfg.Limits.Request
+	if limit == 0 {
+		limit = time.Minute
+	}
+	streams := s.cfg.Limits.Streams
+	if streams == 0 {
+		streams = 250
+	}
 	return &http.Server{
-		Handler:           s.chain,
+		Handler: s.chain,
+		// Slow bodies and slow readers are cut off a little after their
+		// request's time is over; requests that stream take these limits off.
+		ReadTimeout:       limit + answerTime,
+		WriteTimeout:      limit + answerTime,
 		TLSConfig:         secure,
 		ReadHeaderTimeout: 32 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		MaxHeaderBytes:    1 << 20,
 		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams: 250,
+			MaxConcurrentStreams: streams,
+			// A connection that takes nothing is closed.
+			WriteByteTimeout: limit,
 			// A connection whose client vanished is noticed by pings.
 			SendPingTimeout: 30 * time.Second,
 			PingTimeout:     15 * time.Second,

@@ -143,6 +143,25 @@ func (c *Collection) Len() int {
 	return c.tree.Len()
 }
 
+// sampled is over how many entries Stats takes the mean.
+const sampled = 16
+
+// Stats tells how many entries the cache has and about how many bytes each of
+// them takes in etcd; false when the cache has not been filled.
+func (c *Collection) Stats() (count, size int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.tree == nil || !c.filled() {
+		return 0, 0, false
+	}
+	n, total := 0, 0
+	c.tree.Ascend(func(e *Entry) bool {
+		n, total = n+1, total+e.size
+		return n < sampled
+	})
+	return c.tree.Len(), total / max(n, 1), true
+}
+
 // Cached returns the cache's entry without any wait, nil if there is none (or
 // the cache has not been filled). It may be stale: writes made from it fail
 // with ErrConflict then, which carries the current one.

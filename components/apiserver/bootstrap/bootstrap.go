@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
@@ -94,6 +95,7 @@ func wants(cfg Config) []want {
 		{rbac("rolebindings"), objects(policy.RoleBindings), mendRoleBinding},
 		{schedulingv1.SchemeGroupVersion.WithResource("priorityclasses"), objects(scheduling.SystemPriorityClasses()), nil},
 	}
+	all = append(all, flowControl()...)
 	if len(cfg.ServiceCIDRs) > 0 {
 		all = append(all, want{
 			networkingv1.SchemeGroupVersion.WithResource("servicecidrs"),
@@ -193,15 +195,15 @@ func missing(ctx context.Context, res *registry.Resource, w want) ([]store.Op, e
 
 // prepare makes a new object complete, as a create through the API does.
 func prepare(ctx context.Context, res *api.Resource, obj api.Object) api.Object {
-	status, _ := obj.(*networkingv1.ServiceCIDR)
-	var keep networkingv1.ServiceCIDRStatus
-	if status != nil {
-		keep = status.Status
-	}
+	given := obj.DeepCopyObject()
 	res.Default(obj)
 	res.PrepareCreate(ctx, obj)
-	if status != nil {
-		status.Status = keep
+	// A create through the API takes no status; some of these have one.
+	switch o := obj.(type) {
+	case *networkingv1.ServiceCIDR:
+		o.Status = given.(*networkingv1.ServiceCIDR).Status
+	case *flowcontrolv1.FlowSchema:
+		o.Status = given.(*flowcontrolv1.FlowSchema).Status
 	}
 	obj.GetObjectKind().SetGroupVersionKind(res.GVK())
 	obj.SetUID(uuid.NewUUID())

@@ -19,6 +19,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"hyperkube/components/apiserver"
+	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/tokens"
 	"hyperkube/internal/encryption"
@@ -52,6 +53,8 @@ type options struct {
 	kubeletCA                  string
 	kubeletAddressTypes        []string
 	eventTTL                   time.Duration
+	limits                     limitOptions
+	audit                      audit.Config
 	profiling                  bool
 	verbosity                  int
 	proxyCert, proxyKey        string
@@ -71,6 +74,8 @@ func NewCommand() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	o.flags(cmd.Flags())
+	o.limits.flags(cmd.Flags())
+	o.audit.Flags(cmd.Flags())
 	return cmd
 }
 

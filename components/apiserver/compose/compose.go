@@ -26,8 +26,10 @@ import (
 	"hyperkube/components/apiserver/admission"
 	"hyperkube/components/apiserver/admission/dynamic"
 	"hyperkube/components/apiserver/aggregation"
+	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/authz"
+	"hyperkube/components/apiserver/fairness"
 	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/inprocess"
 	"hyperkube/components/apiserver/openapi"
@@ -96,6 +98,12 @@ type Config struct {
 	// Service kubernetes.
 	Advertise netip.AddrPort
 
+	// InFlight is how many requests are worked on at the same time, Limits
+	// what they may take. Audit says what is recorded of them.
+	InFlight InFlight
+	Limits   apiserver.Limits
+	Audit    audit.Config
+
 	Kubelet   apiserver.KubeletConfig
 	Profiling bool
 	// Log may be nil.
@@ -111,6 +119,8 @@ type Server struct {
 	admission *admission.Chain
 	dynamic   *dynamic.Plugins
 	addresses *serviceip.Allocator
+	fairness  *fairness.Limiter // nil when it is off
+	audit     *audit.Auditor    // nil when nothing is recorded
 	others    *aggregation.Aggregator
 	trust     *aggregation.Trust
 	own       *client.Clients
@@ -142,6 +152,8 @@ func New(cfg Config) (*Server, error) {
 	docs := &lateHandler{}
 	paths := cfg.discovery()
 	paths["/openapi/"] = docs
+	limiter := &lateLimiter{}
+	paths[fairness.DebugPath] = s.debugPaths()
 	var err error
 	cfg.TLS.ClientCAs = who.clientCAs
 	serverConfig := apiserver.Config{
@@ -151,6 +163,13 @@ func New(cfg Config) (*Server, error) {
 		Kubelet: cfg.Kubelet, Profiling: cfg.Profiling, Log: cfg.Log,
 		Extend: s.extend, Paths: paths, Aggregation: others, TLS: cfg.TLS,
 		ReadyChecks: []health.Check{health.Closed("poststarthook/bootstrap", s.ready)},
+		Limiter:     limiter, Limits: cfg.Limits,
+	}
+	if s.audit, err = audit.New(cfg.Audit); err != nil {
+		return nil, err
+	}
+	if s.audit != nil {
+		serverConfig.Auditor = s.audit
 	}
 	if s.server, err = apiserver.New(serverConfig); err != nil {
 		return nil, err
@@ -162,6 +181,9 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	if err := s.secure(who, may, admit); err != nil {
+		return nil, err
+	}
+	if err := s.limit(limiter); err != nil {
 		return nil, err
 	}
 	if err := s.aggregate(); err != nil {

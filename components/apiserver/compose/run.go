@@ -8,6 +8,7 @@ import (
 	utiladmission "k8s.io/apiserver/pkg/admission"
 
 	"hyperkube/components/apiserver/bootstrap"
+	"hyperkube/components/apiserver/fairness"
 	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 )
@@ -38,6 +39,10 @@ func (s *Server) Run(ctx context.Context) error {
 	background := context.WithoutCancel(ctx)
 	fail := func(err error) error { return errors.Join(err, group.Stop()) }
 
+	if s.audit != nil {
+		// It is stopped last, and sends what it still has.
+		group.Start(background, "audit", s.audit)
+	}
 	group.Start(background, "server", s.server)
 	if err := group.WaitReady(ctx, "the store", s.server.Ready()); err != nil {
 		if ctx.Err() != nil {
@@ -79,6 +84,13 @@ func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background c
 	}
 	if err := bootstrap.Run(ctx, bootstrap.Config{Registry: s.server.Registry(), ServiceCIDRs: cidrs, Log: s.cfg.Log}); err != nil {
 		return err
+	}
+	if s.fairness != nil {
+		group.Start(background, "priority and fairness", s.fairness)
+		group.Start(background, "the configuration of priority and fairness", &fairness.Keeper{
+			Informers: s.own.Informers, Log: s.cfg.Log,
+			Keep: func(ctx context.Context) error { return bootstrap.KeepFlowControl(ctx, s.server.Registry()) },
+		})
 	}
 	group.Start(background, "service addresses", lifecycle.Func(s.addresses.Run))
 	group.Start(background, "aggregation", s.others)

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -48,7 +49,28 @@ func (c *Chain) authorize(ctx context.Context, info *apirequest.RequestInfo, u u
 			a.LabelSelectorRequirements = rs
 		}
 	}
-	return c.allowed(ctx, a)
+	return c.decide(ctx, a)
+}
+
+// The audit annotations of what was decided about a request.
+const (
+	decisionKey = "authorization.k8s.io/decision"
+	reasonKey   = "authorization.k8s.io/reason"
+)
+
+// decide is allowed for the request itself: the decision goes on the record.
+func (c *Chain) decide(ctx context.Context, a authorizer.Attributes) error {
+	decision, reason, err := c.cfg.Authorizer.Authorize(ctx, a)
+	switch {
+	case decision == authorizer.DecisionAllow:
+		audit.AddAuditAnnotations(ctx, decisionKey, "allow", reasonKey, reason)
+		return nil
+	case err != nil:
+		audit.AddAuditAnnotation(ctx, reasonKey, "internal error")
+		return apierrors.NewInternalError(err)
+	}
+	audit.AddAuditAnnotations(ctx, decisionKey, "forbid", reasonKey, reason)
+	return rest.Forbidden(a, reason)
 }
 
 // allowed returns nil when the authorizer agrees, and what to answer when not.
@@ -63,8 +85,8 @@ func (c *Chain) allowed(ctx context.Context, a authorizer.Attributes) error {
 	return rest.Forbidden(a, reason)
 }
 
-// impersonate returns as whom a request is to be treated. Its sender must be
-// allowed to be each part of that.
+// impersonate returns as whom a request is to be treated; nil: its sender, who
+// must otherwise be allowed to be each part of that.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/
 func (c *Chain) impersonate(ctx context.Context, req *http.Request, u user.Info) (user.Info, error) {
@@ -90,7 +112,7 @@ func (c *Chain) impersonate(ctx context.Context, req *http.Request, u user.Info)
 		if len(groups) > 0 || uid != "" || len(extra) > 0 {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("requested groups %v, uid %q and extra %v without impersonating a user", groups, uid, extra))
 		}
-		return u, nil
+		return nil, nil
 	}
 
 	ask := func(a authorizer.AttributesRecord) error {

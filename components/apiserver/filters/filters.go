@@ -16,6 +16,8 @@ import (
 
 	"github.com/google/uuid"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -35,9 +37,30 @@ type Config struct {
 	Metrics   *metrics.Metrics
 	// Timeout of requests that do not run for long; zero means a minute.
 	Timeout time.Duration
+	// Limiter decides when a request is worked on; nil: at once.
+	Limiter Limiter
+	// Auditor records requests; nil: nobody does.
+	Auditor Auditor
+	// Guard is what is done for browsers and load balancers.
+	Guard Guard
 	// Error answers with a Status.
 	Error func(w http.ResponseWriter, req *http.Request, err error)
 	Log   *slog.Logger
+}
+
+// Limiter lets requests through as there is room for them. Serve calls next, at
+// once or later, or answers that there are too many.
+type Limiter interface {
+	Serve(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info, next http.Handler)
+}
+
+// Auditor records requests. User and RequestInfo are in the requests' context.
+type Auditor interface {
+	// Serve calls next and records how that went.
+	Serve(w http.ResponseWriter, req *http.Request, received time.Time, next http.Handler)
+	// Refused is Serve for a request that is answered with an error before
+	// much is known about it; message says which.
+	Refused(w http.ResponseWriter, req *http.Request, received time.Time, message string, next http.Handler)
 }
 
 // Chain lets through to its next handler what is well-formed, authenticated
@@ -45,6 +68,9 @@ type Config struct {
 type Chain struct {
 	cfg  Config
 	next http.Handler
+	// authenticated is the rest of the chain once the user is known, limited
+	// what is behind the limiter.
+	authenticated, limited http.Handler
 }
 
 // New makes a chain in front of next.
@@ -58,7 +84,10 @@ func New(cfg Config, next http.Handler) (*Chain, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	return &Chain{cfg: cfg, next: next}, nil
+	c := &Chain{cfg: cfg, next: next}
+	c.authenticated = http.HandlerFunc(c.serveUser)
+	c.limited = http.HandlerFunc(c.serveLimited)
+	return c, nil
 }
 
 type memoryUser struct{}
@@ -79,7 +108,11 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	}
 	info, err := request.Parse(req.Method, req.URL, query)
 	defer c.recover(w, req)
-	w.Header().Set("Audit-Id", auditID(req))
+	id := auditID(req)
+	w.Header()["Audit-Id"] = []string{id}
+	if c.cfg.Guard.on() && c.cfg.Guard.answer(w, req) {
+		return
+	}
 	if err != nil {
 		c.cfg.Error(w, req, apierrors.NewBadRequest(err.Error()))
 		return
@@ -95,37 +128,102 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	}
 
 	ctx := req.Context()
-	if !long {
-		timeout := c.cfg.Timeout
-		if s := query.Get("timeout"); s != "" {
-			d, err := time.ParseDuration(s)
-			if err != nil {
-				c.cfg.Error(w, req, apierrors.NewBadRequest(fmt.Sprintf("invalid timeout specified in the request URL: %v", err)))
-				return
-			}
-			if d > 0 {
-				timeout = min(timeout, d)
-			}
-		}
+	timeout, err := c.timeout(query)
+	if long {
+		unbound(w)
+	} else {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
 	ctx = apirequest.WithRequestInfo(ctx, info)
+	if c.cfg.Auditor != nil {
+		ctx = audit.WithAuditContext(ctx)
+		audit.WithAuditID(ctx, types.UID(id))
+	}
+	if err != nil && !long {
+		c.refuse(w, req.WithContext(ctx), start, err.Error(), err)
+		return
+	}
 	ctx = warning.WithWarningRecorder(ctx, &warnings{header: w.Header()})
 
 	u, err := c.authenticate(ctx, req)
 	if err != nil {
 		c.cfg.Log.DebugContext(ctx, "request not authenticated", "path", req.URL.Path, "error", err)
-		c.cfg.Error(w, req, apierrors.NewUnauthorized("Unauthorized"))
+		c.refuse(w, req.WithContext(ctx), start, attempted(req), apierrors.NewUnauthorized("Unauthorized"))
 		return
 	}
-	if u, err = c.impersonate(ctx, req, u); err != nil {
+	req = req.WithContext(apirequest.WithUser(ctx, u))
+	if c.cfg.Auditor != nil {
+		c.cfg.Auditor.Serve(w, req, start, c.authenticated)
+		return
+	}
+	c.serveUser(w, req)
+}
+
+// timeout of a request that does not run for long: the client's wish, up to
+// the server's own.
+func (c *Chain) timeout(query url.Values) (time.Duration, error) {
+	s := query.Get("timeout")
+	if s == "" {
+		return c.cfg.Timeout, nil
+	}
+	d, err := time.ParseDuration(s)
+	switch {
+	case err != nil:
+		return c.cfg.Timeout, apierrors.NewBadRequest(fmt.Sprintf("invalid timeout specified in the request URL - %v", err))
+	case d <= 0:
+		return c.cfg.Timeout, nil
+	}
+	return min(d, c.cfg.Timeout), nil
+}
+
+// unbound takes the limits of time off a connection or stream, which hold for
+// bodies and answers of other requests.
+func unbound(w *writer) {
+	rc := http.NewResponseController(w.ResponseWriter)
+	_ = rc.SetReadDeadline(time.Time{})  // requests in memory have none
+	_ = rc.SetWriteDeadline(time.Time{}) // nor this
+}
+
+// refuse answers with err, on the record.
+func (c *Chain) refuse(w http.ResponseWriter, req *http.Request, start time.Time, message string, err error) {
+	if c.cfg.Auditor == nil {
 		c.cfg.Error(w, req, err)
 		return
 	}
-	ctx = apirequest.WithUser(ctx, u)
-	req = req.WithContext(ctx)
+	c.cfg.Auditor.Refused(w, req, start, message, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		c.cfg.Error(w, req, err)
+	}))
+}
+
+// serveUser goes on once the sender is known.
+func (c *Chain) serveUser(w http.ResponseWriter, req *http.Request) {
+	ctx := req.Context()
+	u, _ := apirequest.UserFrom(ctx)
+	other, err := c.impersonate(ctx, req, u)
+	if err != nil {
+		c.cfg.Error(w, req, err)
+		return
+	}
+	if other != nil {
+		u = other
+		audit.LogImpersonatedUser(ctx, u, "")
+		req = req.WithContext(apirequest.WithUser(ctx, u))
+	}
+	if c.cfg.Limiter == nil {
+		c.serveLimited(w, req)
+		return
+	}
+	info, _ := apirequest.RequestInfoFrom(ctx)
+	c.cfg.Limiter.Serve(w, req, info, u, c.limited)
+}
+
+// serveLimited goes on when there is room.
+func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
+	ctx := req.Context()
+	info, _ := apirequest.RequestInfoFrom(ctx)
+	u, _ := apirequest.UserFrom(ctx)
 	if err := c.authorize(ctx, info, u); err != nil {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		c.cfg.Error(w, req, err)

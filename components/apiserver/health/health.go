@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Check is one thing that is looked at.
@@ -32,6 +33,17 @@ func Closed(name string, done <-chan struct{}) Check {
 		default:
 			return errors.New("not finished")
 		}
+	}}
+}
+
+// Grace makes a check of c that is well until then, whatever c says.
+func Grace(c Check, until time.Time) Check {
+	return Check{c.Name, func(ctx context.Context) error {
+		err := c.Look(ctx)
+		if err != nil && time.Now().Before(until) {
+			return nil
+		}
+		return err
 	}}
 }
 

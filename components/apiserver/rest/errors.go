@@ -88,7 +88,9 @@ func StoreError(res *registry.Resource, name string, err error) error {
 		return apierrors.NewResourceExpired("The resourceVersion for the provided list is too old.")
 	case errors.Is(err, store.ErrTooLarge):
 		return apierrors.NewRequestEntityTooLargeError("etcdserver: request is too large")
-	case errors.Is(err, store.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded):
+		return apierrors.NewTimeoutError("request did not complete within requested timeout - context deadline exceeded", 0)
+	case errors.Is(err, store.ErrUnavailable):
 		return apierrors.NewServerTimeout(gr, "", 1)
 	case errors.Is(err, store.ErrStopped):
 		return errStopped

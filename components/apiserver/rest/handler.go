@@ -45,6 +45,9 @@ type Config struct {
 	NotFound http.Handler
 	// MaxBody is how many bytes of a body are read; zero means 3 MiB.
 	MaxBody int64
+	// MinWatch is how long a watch lasts at least whose client did not say;
+	// zero means half an hour.
+	MinWatch time.Duration
 	// BookmarkEvery is how often watches that asked for bookmarks get one;
 	// zero means a minute.
 	BookmarkEvery time.Duration
@@ -71,6 +74,9 @@ func New(cfg Config) (*Handler, error) {
 	}
 	if cfg.MaxBody == 0 {
 		cfg.MaxBody = 3 << 20
+	}
+	if cfg.MinWatch <= 0 {
+		cfg.MinWatch = minWatch
 	}
 	if cfg.BookmarkEvery == 0 {
 		cfg.BookmarkEvery = time.Minute

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 
 	"hyperkube/components/apiserver/negotiate"
@@ -27,7 +28,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// minWatch is how long a watch lasts at least whose client did not say; at
+// minWatch is, unless the configuration says otherwise, how long a watch lasts at least whose client did not say; at
 // most it is twice that, so that they do not all end together.
 const minWatch = 30 * time.Minute
 
@@ -58,7 +59,8 @@ func (c *call) watch() error {
 	if err != nil {
 		return err
 	}
-	timeout := minWatch + rand.N(minWatch)
+	least := c.cfg.MinWatch
+	timeout := least + rand.N(least)
 	if opts.TimeoutSeconds != nil && *opts.TimeoutSeconds > 0 {
 		timeout = seconds(*opts.TimeoutSeconds)
 	}
@@ -156,6 +158,8 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 	if !w.flush() {
 		return nil
 	}
+	// From here on it costs little: its seats are free.
+	flowcontrol.WatchInitialized(ctx)
 	if opts.AllowWatchBookmarks {
 		defer every(c.cfg.BookmarkEvery, watcher.RequestProgress)()
 	}

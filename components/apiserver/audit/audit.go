@@ -1,0 +1,121 @@
+// Package audit records who did what, as a policy says, in upstream's events
+// and with upstream's backends. It stands in the filter chain and takes what
+// it records of bodies from the wire, so that nothing else pays for it.
+//
+// https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditapi "k8s.io/apiserver/pkg/apis/audit"
+	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"hyperkube/components/apiserver/request"
+)
+
+type event = auditapi.Event
+
+// Auditor records requests. It is safe for use by several goroutines.
+type Auditor struct {
+	policy  audit.PolicyRuleEvaluator
+	backend audit.Backend
+	ready   chan struct{}
+}
+
+func newAuditor(policy audit.PolicyRuleEvaluator, backend audit.Backend) *Auditor {
+	return &Auditor{policy: policy, backend: backend, ready: make(chan struct{})}
+}
+
+// Ready is closed once events are taken.
+func (a *Auditor) Ready() <-chan struct{} { return a.ready }
+
+// Run sends events until ctx ends, and then those that wait.
+func (a *Auditor) Run(ctx context.Context) error {
+	if err := a.backend.Run(ctx.Done()); err != nil {
+		return fmt.Errorf("starting audit: %w", err)
+	}
+	close(a.ready)
+	<-ctx.Done()
+	a.backend.Shutdown()
+	return nil
+}
+
+// begin makes the event of a request, whose context has an audit context; nil
+// when the policy wants none.
+func (a *Auditor) begin(req *http.Request, received time.Time) (*audit.AuditContext, audit.RequestAuditConfig, error) {
+	ctx := req.Context()
+	var none audit.RequestAuditConfig
+	info, ok := apirequest.RequestInfoFrom(ctx)
+	ac := audit.AuditContextFrom(ctx)
+	if !ok || ac == nil {
+		return nil, none, errors.New("no request information in the context")
+	}
+	u, _ := apirequest.UserFrom(ctx)
+	attributes := &authorizer.AttributesRecord{
+		User: u, Verb: info.Verb, Namespace: info.Namespace, APIGroup: info.APIGroup, APIVersion: info.APIVersion,
+		Resource: info.Resource, Subresource: info.Subresource, Name: info.Name, ResourceRequest: info.IsResourceRequest, Path: info.Path,
+	}
+	rules := a.policy.EvaluatePolicyRule(attributes)
+	audit.ObservePolicyLevel(ctx, rules.Level)
+	if err := ac.Init(rules, a.backend); err != nil {
+		return nil, none, err
+	}
+	if rules.Level == auditapi.LevelNone {
+		return nil, rules, nil
+	}
+	audit.LogRequestMetadata(ctx, req, received, attributes)
+	return ac, rules, nil
+}
+
+// Serve calls next and records how that went.
+func (a *Auditor) Serve(w http.ResponseWriter, req *http.Request, received time.Time, next http.Handler) {
+	ac, rules, err := a.begin(req, received)
+	if err != nil {
+		http.Error(w, "Internal Server Error: failed to create audit event", http.StatusInternalServerError)
+		return
+	}
+	if ac == nil {
+		next.ServeHTTP(w, req)
+		return
+	}
+	ctx := req.Context()
+	if !ac.ProcessEventStage(ctx, auditapi.StageRequestReceived) {
+		audit.ApiserverAuditDroppedCounter.WithContext(ctx).Inc()
+		http.Error(w, "Internal Server Error: failed to store audit event", http.StatusInternalServerError)
+		return
+	}
+	info, _ := apirequest.RequestInfoFrom(ctx)
+	t := newTrail(w, ac, rules, info, ctx)
+	t.long = request.LongRunning(info)
+	req = t.listen(req)
+	defer func() {
+		v := recover()
+		t.end(v)
+		if v != nil {
+			panic(v) // the filter chain answers for it
+		}
+	}()
+	next.ServeHTTP(t, req)
+}
+
+// Refused is Serve for requests that fail before much is known of them.
+func (a *Auditor) Refused(w http.ResponseWriter, req *http.Request, received time.Time, message string, next http.Handler) {
+	ac, rules, err := a.begin(req, received)
+	if err != nil || ac == nil {
+		next.ServeHTTP(w, req)
+		return
+	}
+	ac.SetEventResponseStatus(&metav1.Status{Message: message})
+	info, _ := apirequest.RequestInfoFrom(req.Context())
+	t := newTrail(w, ac, rules, info, req.Context())
+	t.long = true // its last stage is that the answer has begun
+	next.ServeHTTP(t, req)
+}
