@@ -14,6 +14,7 @@ import (
 
 	"hyperkube/components/kubelet"
 	"hyperkube/components/proxy"
+	"hyperkube/components/proxy/serviceroute"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
@@ -42,11 +43,12 @@ type nodeConfig struct {
 	Log         *slog.Logger
 }
 
-// node is kubelet and proxy of one node.
+// node is kubelet and proxy of one node, and the host's own way to services.
 type node struct {
 	cfg     nodeConfig
 	kubelet *kubelet.Kubelet
 	proxy   *proxy.Proxy
+	routes  *serviceroute.Keeper
 }
 
 // newNode composes the node half: it is the same for up, node, init and join.
@@ -91,7 +93,14 @@ func newNode(cfg nodeConfig) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &node{cfg: cfg, kubelet: k, proxy: p}, nil
+	routes, err := serviceroute.New(serviceroute.Config{
+		CIDRs: cfg.Proxy.Informers.Networking().V1().ServiceCIDRs().Informer(), Bridge: cfg.Layout.Bridge(),
+		Journal: cfg.Journal, Log: cfg.Log.With("component", "kube-proxy"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &node{cfg: cfg, kubelet: k, proxy: p, routes: routes}, nil
 }
 
 // recordCgroupRoot records the cgroup above all of the node's, if it is the
@@ -120,6 +129,7 @@ func (n *node) Run(ctx context.Context) error {
 	group := &lifecycle.Group{Log: n.cfg.Log}
 	background := context.WithoutCancel(ctx)
 	group.Start(background, "kube-proxy", n.proxy)
+	group.Start(background, "service routes", n.routes)
 	group.Start(background, "kubelet", n.kubelet)
 	select {
 	case <-ctx.Done():

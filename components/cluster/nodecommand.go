@@ -71,10 +71,7 @@ func (o *nodeOptions) run(ctx context.Context) error {
 	if err != nil {
 		return codedError{err, ExitConfig}
 	}
-	lock, err := takeLock(l.PIDFile(mainProcess))
-	if errors.Is(err, errHeld) {
-		return errors.New("hyperkube runs here already")
-	}
+	lock, err := takeMain(ctx, l)
 	if err != nil {
 		return err
 	}

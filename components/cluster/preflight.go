@@ -42,6 +42,8 @@ func preflight(l layout.Node, ports []int) error {
 	}
 	if err := checkDisk(l.Data); err != nil {
 		problems = append(problems, err)
+	} else if err := checkOverlay(existing(l.Data)); err != nil {
+		problems = append(problems, err)
 	}
 	if len(problems) == 0 {
 		return nil
@@ -116,14 +118,49 @@ func listenerOf(port int) string {
 	return ""
 }
 
-// checkDisk looks at the file system that path is or will be on.
-func checkDisk(path string) error {
+// existing is path or, if it is not there yet, the nearest folder above it.
+func existing(path string) string {
 	for path != "/" {
 		if _, err := os.Stat(path); err == nil {
 			break
 		}
 		path = filepath.Dir(path)
 	}
+	return path
+}
+
+// checkOverlay tries whether the file system of dir can hold what containers
+// write: an overlay, another one's above all, cannot. The overlay that is made
+// to find out is mounted nowhere.
+func checkOverlay(dir string) (err error) {
+	probe, err := os.MkdirTemp(dir, ".hyperkube-probe-")
+	if err != nil {
+		return fmt.Errorf("writing below %s: %w", dir, err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(probe)) }()
+	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil // an old kernel, or one whose lack of overlays was told
+	}
+	defer unix.Close(fd)
+	for _, option := range []string{"lowerdir", "upperdir", "workdir"} {
+		sub := filepath.Join(probe, option)
+		if err := os.Mkdir(sub, 0o700); err != nil {
+			return fmt.Errorf("writing below %s: %w", dir, err)
+		}
+		if err := unix.FsconfigSetString(fd, option, sub); err != nil {
+			return fmt.Errorf("the file system of %s cannot hold containers (overlayfs: %s: %w): choose another with --root", dir, option, err)
+		}
+	}
+	if err := unix.FsconfigCreate(fd); err != nil {
+		return fmt.Errorf("the file system of %s cannot hold containers (overlayfs: %w): choose another with --root", dir, err)
+	}
+	return nil
+}
+
+// checkDisk looks at the file system that path is or will be on.
+func checkDisk(path string) error {
+	path = existing(path)
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
 		return fmt.Errorf("asking for the free space of %s: %w", path, err)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/layout"
 )
 
 // processLock is held by the one process of its name as long as it lives: an
@@ -125,4 +127,84 @@ func waitPidfd(ctx context.Context, fd int) error {
 			return fmt.Errorf("waiting for a process: %w", ctx.Err())
 		}
 	}
+}
+
+// turn is held by who starts or takes away a cluster, so that these never
+// happen at once: an flock on a file beside the folder that is taken away.
+type turn struct {
+	file *os.File
+	path string
+}
+
+// takeTurn takes the turn for the cluster at l. Alone, nobody else may have it,
+// and it is waited for; else several may have it at once, and errHeld says that
+// somebody has it alone.
+func takeTurn(ctx context.Context, l layout.Node, alone bool) (*turn, error) {
+	path := l.Run + ".lock"
+	for {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return nil, fmt.Errorf("making the folder of the lock: %w", err)
+		}
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // its folder was taken away meanwhile
+		}
+		if err != nil {
+			return nil, fmt.Errorf("opening the lock: %w", err)
+		}
+		if err := lockTurn(ctx, f, alone); err != nil {
+			return nil, err
+		}
+		// Who had it before may have removed the file, and another may have
+		// the one that is there now.
+		var locked, there unix.Stat_t
+		if unix.Fstat(int(f.Fd()), &locked) == nil && unix.Stat(path, &there) == nil && locked.Ino == there.Ino && locked.Dev == there.Dev {
+			return &turn{file: f, path: path}, nil
+		}
+		f.Close()
+	}
+}
+
+// lockTurn locks f, or closes it. When ctx ends first f is left to the
+// goroutine that waits for it.
+func lockTurn(ctx context.Context, f *os.File, alone bool) error {
+	how := unix.LOCK_EX
+	if !alone {
+		how = unix.LOCK_SH | unix.LOCK_NB
+	}
+	done := make(chan error, 1)
+	go func() {
+		err := unix.Flock(int(f.Fd()), how)
+		for errors.Is(err, unix.EINTR) {
+			err = unix.Flock(int(f.Fd()), how)
+		}
+		if err != nil || ctx.Err() != nil {
+			f.Close()
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return errHeld
+		}
+		if err != nil {
+			return fmt.Errorf("locking %s: %w", f.Name(), err)
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("waiting for %s: %w", f.Name(), ctx.Err())
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for another process that takes the cluster away: %w", ctx.Err())
+	}
+}
+
+// end gives the turn to the next.
+func (t *turn) end() { t.file.Close() }
+
+// remove ends the turn and leaves nothing of it. Only who has it alone may.
+func (t *turn) remove() {
+	_ = os.Remove(t.path) // the next makes it again
+	t.file.Close()
 }

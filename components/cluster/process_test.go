@@ -9,8 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"hyperkube/internal/layout"
 )
 
 func mustMkdir(t *testing.T, dir string) {
@@ -74,5 +78,52 @@ func TestStepsTravel(t *testing.T) {
 	}
 	if err := receiveSteps(strings.NewReader(""), printStep(&out)); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("silence: %v", err)
+	}
+}
+
+func TestTurn(t *testing.T) {
+	l := layout.Under(t.TempDir())
+	ctx := t.Context()
+	// Several may start something, ...
+	a, err := takeTurn(ctx, l, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := takeTurn(ctx, l, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// ... which who takes it away waits for.
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := takeTurn(ended, l, true); !errors.Is(err, context.Canceled) {
+		t.Errorf("taken while others have it: %v", err)
+	}
+	a.end()
+	b.end()
+	// Many take it away at once: one after the other, though each leaves
+	// nothing behind, not even the file.
+	var inside atomic.Int32
+	var group sync.WaitGroup
+	for range 20 {
+		group.Go(func() {
+			alone, err := takeTurn(ctx, l, true)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if n := inside.Add(1); n != 1 {
+				t.Errorf("%d at once", n)
+			}
+			if _, err := takeTurn(ctx, l, false); !errors.Is(err, errHeld) {
+				t.Errorf("started while it is taken away: %v", err)
+			}
+			inside.Add(-1)
+			alone.remove()
+		})
+	}
+	group.Wait()
+	if _, err := os.Stat(l.Run + ".lock"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the lock's file stays: %v", err)
 	}
 }

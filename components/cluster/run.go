@@ -71,7 +71,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 		return err
 	}
 	group.Start(background, "etcd", db)
-	if err := group.WaitReady(ctx, "etcd", db.Ready()); err != nil {
+	if err := c.wait(ctx, group, "etcd", nil, ready(db)); err != nil {
 		return err
 	}
 	c.steps.done(began, "etcd is ready")
@@ -89,7 +89,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := group.WaitReady(ctx, "the API server", api.Ready()); err != nil {
+	if err := c.wait(ctx, group, "the API server", nil, ready(api)); err != nil {
 		return err
 	}
 	c.steps.done(began, "the API server is ready on %s", c.server())
@@ -110,16 +110,16 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 			Image: version.Image(), DNSAddress: c.identity.DNSAddress, Domain: c.identity.Domain,
 		})
 	}()
-	if err := group.WaitReady(ctx, "the controllers", parts.controllers.Ready()); err != nil {
+	if err := c.wait(ctx, group, "the controllers", nil, ready(parts.controllers)); err != nil {
 		return err
 	}
-	if err := group.WaitReady(ctx, "the scheduler", parts.scheduler.Ready()); err != nil {
+	if err := c.wait(ctx, group, "the scheduler", nil, ready(parts.scheduler)); err != nil {
 		return err
 	}
 	c.steps.done(began, "controllers and scheduler work")
 
 	began = time.Now()
-	if err := <-runtime; err != nil {
+	if err := c.wait(ctx, group, "the container runtime", nil, result(runtime)); err != nil {
 		return err
 	}
 	n, err := newNode(parts.node)
@@ -129,22 +129,25 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	// The node has asked for informers of its own.
 	parts.shared.Informers.StartWithContext(informing)
 	group.Start(background, "node", n)
-	if err := <-addons; err != nil {
+	if err := c.wait(ctx, group, "the add-ons' objects", nil, result(addons)); err != nil {
 		return err
 	}
 	if err := c.enter(); err != nil {
 		return err
 	}
-	if err := group.While(ctx, "the node", func(ctx context.Context) error {
-		return waitNodeReady(ctx, parts.admin.Kube, c.identity.NodeName)
-	}); err != nil {
+	kube, informers := parts.admin.Kube, parts.shared.Informers
+	if err := c.wait(ctx, group, fmt.Sprintf("node %q", c.identity.NodeName),
+		func(ctx context.Context) string { return describeNode(ctx, kube, c.identity.NodeName) },
+		func(ctx context.Context) error {
+			return waitNodeReady(ctx, informers.Core().V1().Nodes().Informer(), c.identity.NodeName)
+		},
+	); err != nil {
 		return err
 	}
 	c.steps.done(began, "node %q is ready", c.identity.NodeName)
 	began = time.Now()
-	if err := group.While(ctx, "DNS", func(ctx context.Context) error {
-		return waitDNS(ctx, parts.admin.Kube, c.identity)
-	}); err != nil {
+	names := &dnsWait{slices: informers.Discovery().V1().EndpointSlices().Informer(), kube: kube, address: c.identity.DNSAddress, domain: c.identity.Domain}
+	if err := c.wait(ctx, group, "DNS", names.describe, names.wait); err != nil {
 		return err
 	}
 	c.steps.done(began, "DNS answers")
@@ -158,18 +161,64 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	}
 }
 
+// The patience of `up`: on a healthy machine no wait comes near the first.
+const (
+	firstWord = 5 * time.Second
+	everyWord = 15 * time.Second
+	waitBound = 4 * time.Minute
+)
+
+// wait runs f, which waits for what, says from time to time what stands in the
+// way, as describe knows, and fails after a bound or when a member of the group
+// does. describe may be nil.
+func (c *clusterRun) wait(ctx context.Context, group *lifecycle.Group, what string, describe func(context.Context) string, f func(context.Context) error) error {
+	p := patience{
+		first: firstWord, every: everyWord, bound: waitBound,
+		say: func(text string) { c.steps.send(step{Text: text, Waiting: true}) },
+		advice: fmt.Sprintf("see %s and %s; `hyperkube down` takes back what was changed, `hyperkube up` tries again",
+			c.layout.Log(mainProcess), c.layout.Log("runtime")),
+	}
+	return group.While(ctx, what, func(ctx context.Context) error { return p.wait(ctx, what, describe, f) })
+}
+
+// ready waits for a component.
+func ready(r lifecycle.Readier) func(context.Context) error {
+	return func(ctx context.Context) error {
+		select {
+		case <-r.Ready():
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// result waits for the one error, or nil, that comes.
+func result(from <-chan error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		select {
+		case err := <-from:
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
 // prepare makes what is on disk before anything runs.
 func (c *clusterRun) prepare() error {
 	var err error
 	if c.address, err = nodeAddress(); err != nil {
 		return err
 	}
-	cfg := pki.Config{NodeName: c.identity.NodeName, ClusterDomain: c.identity.Domain}
-	if c.address.IsValid() {
-		cfg.NodeAddresses = []net.IP{c.address.AsSlice()}
-	} else {
-		c.address = netip.MustParseAddr("127.0.0.1")
+	if !c.address.IsValid() {
+		// A machine apart from all others: the gateway of the first node's
+		// pods, on the bridge, is where pods reach it.
+		if c.address, err = nthAddress(c.identity.PodCIDRs[0], 1); err != nil {
+			return err
+		}
 	}
+	cfg := pki.Config{NodeName: c.identity.NodeName, ClusterDomain: c.identity.Domain, NodeAddresses: []net.IP{c.address.AsSlice()}}
 	for _, cidr := range c.identity.ServiceCIDRs {
 		first, err := nthAddress(cidr, 1)
 		if err != nil {
@@ -219,7 +268,7 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 		Etcd: db.Client(), Transformer: secrets.For,
 		Listener: listener, CertFile: c.pki.APIServer.CertFile, KeyFile: c.pki.APIServer.KeyFile,
 		ClientCAFile: c.pki.CA.CertFile, FrontProxyCAFile: c.pki.FrontProxyCA.CertFile,
-		FrontProxy:      authn.FrontProxy{AllowedNames: []string{"front-proxy-client"}},
+		FrontProxy:    authn.FrontProxy{AllowedNames: []string{"front-proxy-client"}},
 		ProxyCertFile: c.pki.FrontProxyClient.CertFile, ProxyKeyFile: c.pki.FrontProxyClient.KeyFile,
 		// Pods are reached from here as soon as they are there.
 		EndpointRouting: true,

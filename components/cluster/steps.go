@@ -18,6 +18,8 @@ type step struct {
 	At time.Duration `json:"at"`
 	// Took is how long the step itself took; zero: not known.
 	Took time.Duration `json:"took,omitempty"`
+	// Waiting: nothing was done, and Text says what is waited for.
+	Waiting bool `json:"waiting,omitempty"`
 	// Ready ends the steps: the cluster is up.
 	Ready bool `json:"ready,omitempty"`
 	// Error ends the steps: it is not going to be. Code is the exit code.
@@ -52,6 +54,8 @@ func printStep(w io.Writer) func(step) {
 	return func(s step) {
 		switch {
 		case s.Error != "":
+		case s.Waiting:
+			fmt.Fprintf(w, "  %s\n", s.Text)
 		case s.Ready:
 			fmt.Fprintf(w, "%s after %s\n", s.Text, human(s.At))
 		default:

@@ -93,14 +93,20 @@ func newDown() *cobra.Command {
 			if err := needRoot(); err != nil {
 				return err
 			}
-			return down(cmd.Context(), cmd.OutOrStdout(), layoutFor(root))
+			l := layoutFor(root)
+			t, err := takeTurn(cmd.Context(), l, true)
+			if err != nil {
+				return err
+			}
+			defer t.remove()
+			return down(cmd.Context(), cmd.OutOrStdout(), l)
 		},
 	}
 	rootFlag(cmd, &root)
 	return cmd
 }
 
-// down stops the main process, the pods and the runtime, in this order so that
+// down, which needs the turn alone, stops the main process, the pods and the runtime, in this order so that
 // nobody starts what was just stopped, and takes back what they changed.
 func down(ctx context.Context, out io.Writer, l layout.Node) error {
 	if err := stopMain(ctx, out, l); err != nil {
@@ -158,7 +164,15 @@ func newReset() *cobra.Command {
 			if err := needRoot(); err != nil {
 				return err
 			}
-			return reset(cmd.Context(), cmd.OutOrStdout(), layoutFor(root))
+			l := layoutFor(root)
+			t, err := takeTurn(cmd.Context(), l, true)
+			if err != nil {
+				return err
+			}
+			err = reset(cmd.Context(), cmd.OutOrStdout(), l)
+			t.remove()
+			removeEmpty(l)
+			return err
 		},
 	}
 	rootFlag(cmd, &root)
@@ -181,13 +195,17 @@ func reset(ctx context.Context, out io.Writer, l layout.Node) error {
 			return fmt.Errorf("deleting data: %w", err)
 		}
 	}
-	// Folders above them that are only there for them, the deeper first.
+	fmt.Fprintln(out, "the cluster's data is deleted")
+	return nil
+}
+
+// removeEmpty removes the folders that were only there for a cluster elsewhere
+// than in the usual places, the deeper first.
+func removeEmpty(l layout.Node) {
 	above := []string{filepath.Dir(l.Data), filepath.Dir(l.Kubelet), filepath.Dir(l.Run), filepath.Dir(l.PodLogs), filepath.Dir(filepath.Dir(l.Data))}
 	for _, dir := range above {
 		if !slices.Contains([]string{"/var/lib", "/run", "/var/log", "/var"}, dir) {
 			_ = os.Remove(dir)
 		}
 	}
-	fmt.Fprintln(out, "the cluster's data is deleted")
-	return nil
 }

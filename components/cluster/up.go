@@ -75,6 +75,10 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 			}
 		})
 	}
+	// The log is below the data: what keeps it from there is told as it is.
+	if err := checkDisk(l.Data); err != nil {
+		return codedError{err, ExitPreflight}
+	}
 	return startBackground(cmd.Context(), os.Args[1:], l.Log(mainProcess), show)
 }
 
@@ -96,10 +100,7 @@ func (o *upOptions) report(ctx context.Context, l layout.Node, tell func(step)) 
 
 // serve runs the cluster until ctx ends.
 func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
-	lock, err := takeLock(l.PIDFile(mainProcess))
-	if errors.Is(err, errHeld) {
-		return errors.New("hyperkube is being started or stopped by another process")
-	}
+	lock, err := takeMain(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -131,6 +132,26 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
 	s.done(began, "this machine is fit for node %q", id.NodeName)
 	c := &clusterRun{layout: l, identity: id, steps: s, log: log, mergeKubeconfig: !o.noKubeconfig}
 	return c.run(ctx, began)
+}
+
+// takeMain makes this process the main one of the cluster at l, unless another
+// is it or takes the cluster away.
+func takeMain(ctx context.Context, l layout.Node) (*processLock, error) {
+	busy := errors.New("hyperkube is being started or stopped by another process")
+	t, err := takeTurn(ctx, l, false)
+	if errors.Is(err, errHeld) {
+		return nil, busy
+	}
+	if err != nil {
+		return nil, err
+	}
+	// From then on whoever takes the cluster away ends this process first.
+	defer t.end()
+	lock, err := takeLock(l.PIDFile(mainProcess))
+	if errors.Is(err, errHeld) {
+		return nil, busy
+	}
+	return lock, err
 }
 
 // identity loads what was decided at the first start, or decides now.

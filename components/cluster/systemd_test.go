@@ -1,0 +1,34 @@
+package cluster
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestNotifySystemd(t *testing.T) {
+	for _, address := range []string{filepath.Join(t.TempDir(), "notify"), "@hyperkube-test-notify"} {
+		socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: address, Net: "unixgram"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer socket.Close()
+		t.Setenv("NOTIFY_SOCKET", address)
+		notifySystemd("READY=1")
+		if err := socket.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 64)
+		n, err := socket.Read(got)
+		if err != nil || string(got[:n]) != "READY=1" {
+			t.Errorf("%s: got %q, %v", address, got[:n], err)
+		}
+	}
+	// Without systemd, or with one that is gone, nothing happens.
+	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "gone"))
+	notifySystemd("READY=1")
+	os.Unsetenv("NOTIFY_SOCKET")
+	notifySystemd("READY=1")
+}

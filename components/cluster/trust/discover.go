@@ -1,0 +1,209 @@
+package trust
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"hyperkube/components/controllers/bootstraptokens"
+)
+
+// infoName is the ConfigMap of the namespace kube-public that everybody may
+// read, with a kubeconfig without credentials and its signatures.
+const (
+	infoName      = "cluster-info"
+	kubeconfigKey = "kubeconfig"
+)
+
+// Cluster is what a machine must know of a cluster to enter it.
+type Cluster struct {
+	// Server is the API server's URL.
+	Server string
+	// CA are the PEM certificates that it is verified by.
+	CA []byte
+}
+
+// Info is what the cluster says of itself to everybody. The controller
+// manager signs it with each token.
+func (c Cluster) Info() (*corev1.ConfigMap, error) {
+	config := clientcmdapi.NewConfig()
+	cluster := clientcmdapi.NewCluster()
+	cluster.Server, cluster.CertificateAuthorityData = c.Server, c.CA
+	config.Clusters[""] = cluster
+	data, err := clientcmd.Write(*config)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the cluster's information: %w", err)
+	}
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: infoName, Namespace: metav1.NamespacePublic},
+		Data:       map[string]string{kubeconfigKey: string(data)},
+	}, nil
+}
+
+// Hash is how a person writes down which authority a cluster has: the SHA-256
+// of its public key.
+func Hash(cert *x509.Certificate) string {
+	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// Discovery is what a machine was told of a cluster.
+type Discovery struct {
+	// Endpoint is host and port of the API server.
+	Endpoint string
+	Token    Token
+	// Hashes are those of the authorities that are right. Without any,
+	// Unsafe must say that whoever has the token may be believed.
+	Hashes []string
+	Unsafe bool
+}
+
+// Validate tells what is wrong with what was told.
+func (d *Discovery) Validate() error {
+	if _, _, err := net.SplitHostPort(d.Endpoint); err != nil {
+		return fmt.Errorf("the address of the API server, HOST:PORT: %w", err)
+	}
+	if len(d.Hashes) == 0 && !d.Unsafe {
+		return errors.New("the hash of the cluster's authority is needed, so that nobody can pose as the cluster: " +
+			"give --discovery-token-ca-cert-hash, or --discovery-token-unsafe-skip-ca-verification")
+	}
+	for _, h := range d.Hashes {
+		digest, ok := strings.CutPrefix(strings.ToLower(h), "sha256:")
+		raw, err := hex.DecodeString(digest)
+		if !ok || err != nil || len(raw) != sha256.Size {
+			return fmt.Errorf("%q is no hash of an authority: want sha256: and 64 hexadecimal digits", h)
+		}
+	}
+	return nil
+}
+
+// errNotYet is what is worth another try: the cluster does not answer, or has
+// not signed with the token yet.
+var errNotYet = errors.New("the cluster is not ready to be joined")
+
+// Find asks the cluster who it is, until it says so in a way that can be
+// believed or ctx ends. What it says is signed with the token; the certificate
+// that it shows must then be of an authority that has one of the hashes.
+func (d *Discovery) Find(ctx context.Context) (*Cluster, error) {
+	if err := d.Validate(); err != nil {
+		return nil, err
+	}
+	wait := 100 * time.Millisecond
+	for {
+		c, err := d.find(ctx)
+		if err == nil || !errors.Is(err, errNotYet) {
+			return c, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("asking %s for the cluster's information: %w", d.Endpoint, err)
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, 2*time.Second)
+	}
+}
+
+func (d *Discovery) find(ctx context.Context) (*Cluster, error) {
+	// Nothing is known of the server yet, so nothing secret is sent to it.
+	text, err := d.read(ctx, rest.TLSClientConfig{Insecure: true}, true)
+	if err != nil {
+		return nil, err
+	}
+	c, err := parseInfo(text)
+	if err != nil {
+		return nil, err
+	}
+	if len(d.Hashes) == 0 {
+		return c, nil
+	}
+	if err := d.pinned(c.CA); err != nil {
+		return nil, err
+	}
+	// Whoever has the token can sign; only the cluster can show this.
+	again, err := d.read(ctx, rest.TLSClientConfig{CAData: c.CA}, false)
+	if err != nil {
+		return nil, err
+	}
+	if again != text {
+		return nil, errors.New("the cluster says something else of itself over a verified connection")
+	}
+	return c, nil
+}
+
+// read gets the cluster's information and, if wanted, verifies its signature.
+func (d *Discovery) read(ctx context.Context, tls rest.TLSClientConfig, signed bool) (string, error) {
+	kube, err := kubernetes.NewForConfig(&rest.Config{Host: "https://" + d.Endpoint, TLSClientConfig: tls, Timeout: 10 * time.Second})
+	if err != nil {
+		return "", err
+	}
+	info, err := kube.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, infoName, metav1.GetOptions{})
+	var unknown x509.UnknownAuthorityError
+	var wrong x509.HostnameError
+	switch {
+	case errors.As(err, &unknown), errors.As(err, &wrong):
+		return "", fmt.Errorf("the API server is not verified by the authority that the cluster names: %w", err)
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return "", fmt.Errorf("%w: %w", errNotYet, err)
+	case err != nil:
+		return "", fmt.Errorf("%w: %w", errNotYet, err)
+	}
+	text := info.Data[kubeconfigKey]
+	if text == "" {
+		return "", fmt.Errorf("%w: there is no kubeconfig in the ConfigMap %s", errNotYet, infoName)
+	}
+	if !signed {
+		return text, nil
+	}
+	signature, ok := info.Data[bootstraptokens.SignatureKey(d.Token.ID)]
+	if !ok {
+		return "", fmt.Errorf("%w: there is no signature by the token %s: it may have expired", errNotYet, d.Token.ID)
+	}
+	if !bootstraptokens.Verify(text, signature, d.Token.ID, d.Token.Key) {
+		return "", errors.New("the cluster's information is not signed with this token: the token is wrong, or somebody poses as the cluster")
+	}
+	return text, nil
+}
+
+func parseInfo(text string) (*Cluster, error) {
+	config, err := clientcmd.Load([]byte(text))
+	if err != nil {
+		return nil, fmt.Errorf("reading the cluster's information: %w", err)
+	}
+	for _, c := range config.Clusters {
+		if c.Server != "" && len(c.CertificateAuthorityData) > 0 {
+			return &Cluster{Server: c.Server, CA: c.CertificateAuthorityData}, nil
+		}
+	}
+	return nil, errors.New("the cluster's information names no server with its authority")
+}
+
+// pinned tells whether one of the authorities has one of the hashes.
+func (d *Discovery) pinned(ca []byte) error {
+	for block, rest := pem.Decode(ca); block != nil; block, rest = pem.Decode(rest) {
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return fmt.Errorf("reading the cluster's authority: %w", err)
+		}
+		for _, h := range d.Hashes {
+			if strings.EqualFold(h, Hash(cert)) {
+				return nil
+			}
+		}
+	}
+	return errors.New("the cluster's authority has none of the hashes given: this is not the cluster that is meant")
+}

@@ -1,0 +1,193 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// alone is a machine without any network but loopback: a network namespace
+// that ends with a process.
+type alone struct {
+	t      *testing.T
+	ctx    context.Context
+	binary string
+	dir    string
+	holder int
+}
+
+func newAlone(t *testing.T) *alone {
+	t.Helper()
+	if os.Getenv("HYPERKUBE_E2E") == "" {
+		t.Skip("needs a program to test")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	dir, err := os.MkdirTemp("", "alone-") // sockets have short paths
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	// It says when it is in its namespace, by ending its first line.
+	holder := exec.Command("unshare", "--net", "sh", "-c", "ip link set lo up && echo here && exec sleep infinity")
+	out, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = holder.Process.Kill()
+		_ = holder.Wait()
+	})
+	if _, err := out.Read(make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	return &alone{t: t, ctx: ctx, binary: os.Getenv("HYPERKUBE_E2E"), dir: dir, holder: holder.Process.Pid}
+}
+
+// command is a program in the namespace.
+func (a *alone) command(name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(a.ctx, "nsenter", append([]string{fmt.Sprintf("--net=/proc/%d/ns/net", a.holder), name}, args...)...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(a.dir, "kubeconfig"))
+	return cmd
+}
+
+func (a *alone) hyperkube(args ...string) string {
+	a.t.Helper()
+	out, err := a.command(a.binary, args...).CombinedOutput()
+	if err != nil {
+		a.t.Fatalf("hyperkube %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// network is all that there is of links, addresses, routes and rules.
+func (a *alone) network() string {
+	a.t.Helper()
+	var all strings.Builder
+	for _, words := range []string{"ip -o link", "ip -o -4 addr", "ip route show table all", "iptables-save"} {
+		out, err := a.command("sh", "-c", words).Output()
+		if err != nil {
+			a.t.Fatalf("%s: %v", words, err)
+		}
+		for _, line := range strings.Split(string(out), "\n") {
+			if line = steady(map[bool]string{true: "iptables"}[words == "iptables-save"], line); line != "" && !strings.Contains(line, "local 127.") && !strings.Contains(line, "multicast") {
+				all.WriteString(line + "\n")
+			}
+		}
+	}
+	return all.String()
+}
+
+// TestAlone runs a cluster on a machine without a route to anywhere, in the
+// foreground as a service manager would, and takes it away twice at once.
+func TestAlone(t *testing.T) {
+	a := newAlone(t)
+	root := filepath.Join(a.dir, "r")
+	before := a.network()
+	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(a.dir, "notify"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	hears := func(want string) {
+		t.Helper()
+		if err := socket.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 64)
+		if n, err := socket.Read(got); err != nil || string(got[:n]) != want {
+			t.Fatalf("the service manager heard %q, %v; want %q", got[:n], err, want)
+		}
+	}
+	up := a.command(a.binary, "up", "--foreground", "--root", root)
+	up.Env = append(up.Env, "NOTIFY_SOCKET="+filepath.Join(a.dir, "notify"))
+	var said strings.Builder
+	up.Stdout = &said
+	if err := up.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = up.Process.Kill()
+		_ = a.command(a.binary, "reset", "--root", root).Run()
+	})
+	hears("READY=1")
+	if out := a.hyperkube("kubectl", "get", "node", "-o", "wide"); !strings.Contains(out, "10.244.0.1") {
+		t.Errorf("the node has no address on the bridge:\n%s", out)
+	}
+	// The host reaches a ClusterIP, and a pod the API.
+	if out, err := a.command("sh", "-c", "curl -sk --max-time 10 https://10.96.0.1/version || wget -qO- --no-check-certificate https://10.96.0.1/version").CombinedOutput(); err != nil || !strings.Contains(string(out), "gitVersion") {
+		t.Errorf("the API by its ClusterIP: %v\n%s", err, out)
+	}
+	if err := up.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	hears("STOPPING=1")
+	if err := up.Wait(); err != nil {
+		t.Errorf("up in the foreground ended with %v\n%s", err, said.String())
+	}
+	// And again, with pods, links and routes still there; no word of waiting.
+	if out := a.hyperkube("up", "--root", root); !strings.Contains(out, "is ready after") || strings.Contains(out, "still waiting") {
+		t.Errorf("up again said\n%s", out)
+	}
+	var resets sync.WaitGroup
+	for range 2 {
+		resets.Go(func() {
+			if out, err := a.command(a.binary, "reset", "--root", root).CombinedOutput(); err != nil {
+				t.Errorf("one of two resets at once: %v\n%s", err, out)
+			}
+		})
+	}
+	resets.Wait()
+	if left, err := os.ReadDir(root); err != nil || len(left) > 0 {
+		t.Errorf("after two resets there is %v, %v", left, err)
+	}
+	if after := a.network(); after != before {
+		t.Errorf("the network is not as before:\n%s\nnow\n%s", before, after)
+	}
+}
+
+// TestPreflightDisk starts where no cluster can be.
+func TestPreflightDisk(t *testing.T) {
+	a := newAlone(t)
+	mount := func(name string, args ...string) string {
+		t.Helper()
+		dir := filepath.Join(a.dir, name)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command("mount", append(args, dir)...).CombinedOutput(); err != nil {
+			t.Fatalf("mounting: %v\n%s", err, out)
+		}
+		t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+		return dir
+	}
+	for _, sub := range []string{"lower", "upper", "work"} {
+		if err := os.Mkdir(filepath.Join(a.dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	options := fmt.Sprintf("lowerdir=%[1]s/lower,upperdir=%[1]s/upper,workdir=%[1]s/work", a.dir)
+	for _, c := range []struct{ name, root, want string }{
+		{"full", mount("small", "-t", "tmpfs", "-o", "size=8m", "small"), "MiB free: 512 MiB are needed"},
+		{"no overlay upon an overlay", mount("overlay", "-t", "overlay", "-o", options, "overlay"), "cannot hold containers"},
+		{"read-only", mount("ro", "-t", "tmpfs", "-o", "ro", "ro"), "read-only"},
+	} {
+		out, err := a.command(a.binary, "up", "--root", c.root).CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(out), c.want) {
+			t.Errorf("%s: got %v:\n%s", c.name, err, out)
+		}
+	}
+}
