@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"hyperkube/components/controllers/csrsigning"
+	"hyperkube/components/controllers/horizontalpodautoscaling"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/internal/client"
 	"hyperkube/internal/debugserver"
@@ -41,6 +42,7 @@ type options struct {
 	rootCAFile             string
 	signing                []*signingFlags
 	signingDuration        time.Duration
+	autoscaling            horizontalpodautoscaling.Config
 	concurrent             map[string]*int
 	maxPerSlice            int32
 	terminatedPods         int
@@ -128,6 +130,11 @@ func (o *options) flags(f *pflag.FlagSet) {
 		f.StringVar(&s.keyFile, s.flag+"-key-file", "", "Path of the key of --"+s.flag+"-cert-file.")
 	}
 	f.DurationVar(&o.signingDuration, "cluster-signing-duration", csrsigning.DefaultDuration, "How long a signed certificate lives at most.")
+	f.DurationVar(&o.autoscaling.SyncPeriod, "horizontal-pod-autoscaler-sync-period", 15*time.Second, "How often each autoscaler is looked at.")
+	f.DurationVar(&o.autoscaling.Stabilization, "horizontal-pod-autoscaler-downscale-stabilization", 5*time.Minute, "How long a recommendation holds back a lower one.")
+	f.Float64Var(&o.autoscaling.Tolerance, "horizontal-pod-autoscaler-tolerance", 0.1, "How far usage may be off its target, as a part of it.")
+	f.DurationVar(&o.autoscaling.CPUInitialization, "horizontal-pod-autoscaler-cpu-initialization-period", 5*time.Minute, "How long after its start a pod's use of the CPU may be that of its start.")
+	f.DurationVar(&o.autoscaling.ReadinessDelay, "horizontal-pod-autoscaler-initial-readiness-delay", 30*time.Second, "How long after its start a pod that is not ready is taken to have never been.")
 	o.concurrent = map[string]*int{}
 	for _, c := range concurrency {
 		o.concurrent[c.controller] = f.Int(c.flag, c.value, "How many objects the "+c.controller+" works on at once.")
@@ -281,6 +288,7 @@ func (o *options) config(own *client.Clients) (Config, error) {
 		return cfg, err
 	}
 	cfg.Signing.Duration = o.signingDuration
+	cfg.Autoscaling = o.autoscaling
 	if o.rootCAFile != "" {
 		if cfg.RootCA, err = os.ReadFile(o.rootCAFile); err != nil {
 			return cfg, fmt.Errorf("reading the root CA: %w", err)

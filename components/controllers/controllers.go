@@ -19,6 +19,7 @@ import (
 
 	"hyperkube/components/controllers/csrsigning"
 	"hyperkube/components/controllers/garbagecollector"
+	"hyperkube/components/controllers/horizontalpodautoscaling"
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/internal/client"
@@ -54,6 +55,9 @@ type Config struct {
 	// Signing says who signs approved requests for certificates. Without
 	// authorities nobody does.
 	Signing csrsigning.Config
+
+	// Autoscaling tunes how workloads are sized; its clients are made here.
+	Autoscaling horizontalpodautoscaling.Config
 
 	// Concurrency is how many objects a controller works on at once, by the
 	// controller's name; those not named take upstream's default.

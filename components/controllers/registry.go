@@ -188,7 +188,7 @@ func descriptors() []descriptor {
 			make: func(d *deps) (runner, error) {
 				return validatingadmissionpolicystatus.New(d.env, d.clients.Kube.Discovery())
 			}},
-	}, certificateDescriptors()...)
+	}, append(certificateDescriptors(), autoscalingDescriptors()...)...)
 }
 
 // forceDetach is after how long a volume is detached from a node that no longer
@@ -260,7 +260,6 @@ func choose(flag []string) ([]descriptor, error) {
 // manifest that turns them off, or on, is no mistake.
 var foreign = map[string]bool{
 
-	"horizontalpodautoscaling": true, "horizontal-pod-autoscaler-controller": true,
 	"ttl": true, "ttl-controller": true,
 	"serviceaccount-token": true, "serviceaccount-token-controller": true,
 	"service": true, "service-lb-controller": true,

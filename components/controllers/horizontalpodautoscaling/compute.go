@@ -1,0 +1,228 @@
+package horizontalpodautoscaling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// failure is a metric that says nothing, with the reason of its condition.
+type failure struct {
+	reason string
+	err    error
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+// proposal is what one metric asks for.
+type proposal struct {
+	replicas int32
+	name     string
+	status   autoscalingv2.MetricStatus
+}
+
+// compute asks all metrics and takes the largest size. With a metric that says
+// nothing the target may grow, but not shrink.
+func (r *round) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, string, error) {
+	h := r.hpa
+	if s.Status.Selector == "" {
+		const message = "selector is required"
+		r.env.Events.Event(h, corev1.EventTypeWarning, "SelectorRequired", message)
+		r.condition(autoscalingv2.ScalingActive, corev1.ConditionFalse, "InvalidSelector", "the HPA target's scale is missing a selector")
+		return 0, "", errors.New(message)
+	}
+	selector, err := labels.Parse(s.Status.Selector)
+	if err != nil {
+		message := fmt.Sprintf("couldn't convert selector into a corresponding internal selector object: %v", err)
+		r.env.Events.Event(h, corev1.EventTypeWarning, "InvalidSelector", message)
+		r.condition(autoscalingv2.ScalingActive, corev1.ConditionFalse, "InvalidSelector", message)
+		return 0, "", errors.New(message)
+	}
+	pods, err := r.pods.Pods(h.Namespace).List(selector)
+	if err != nil {
+		return 0, "", fmt.Errorf("unable to get pods while calculating replica count: %w", err)
+	}
+	var best *proposal
+	var first *failure
+	invalid := 0
+	var statuses []autoscalingv2.MetricStatus
+	for i := range h.Spec.Metrics {
+		p, err := r.ask(ctx, &h.Spec.Metrics[i], s, pods, selector)
+		if err != nil {
+			if invalid++; first == nil {
+				first = err
+			}
+			statuses = append(statuses, autoscalingv2.MetricStatus{})
+			continue
+		}
+		statuses = append(statuses, p.status)
+		if best == nil || p.replicas > best.replicas {
+			best = p
+		}
+	}
+	if first != nil && (best == nil || best.replicas < s.Spec.Replicas) {
+		r.condition(autoscalingv2.ScalingActive, corev1.ConditionFalse, first.reason, fmt.Sprintf("the HPA was unable to compute the replica count: %v", errors.Unwrap(first.err)))
+		return 0, "", fmt.Errorf("invalid metrics (%v invalid out of %v), first error is: %w", invalid, len(h.Spec.Metrics), first.err)
+	}
+	h.Status.CurrentMetrics = statuses
+	if best == nil {
+		return s.Spec.Replicas, "", nil // no metrics at all
+	}
+	r.condition(autoscalingv2.ScalingActive, corev1.ConditionTrue, "ValidMetricFound", "the HPA was able to successfully calculate a replica count from "+best.name)
+	return best.replicas, best.name, nil
+}
+
+// fail records that a metric says nothing: what it wanted, and why.
+func (r *round) fail(reason, what string, err error) *failure {
+	r.env.Events.Event(r.hpa, corev1.EventTypeWarning, reason, err.Error())
+	return &failure{reason, fmt.Errorf("failed to get %s metric value: %w", what, err)}
+}
+
+func (r *round) tolerance() tolerance {
+	t := tolerance{r.cfg.Tolerance, r.cfg.Tolerance}
+	b := r.hpa.Spec.Behavior
+	if b != nil && b.ScaleDown != nil && b.ScaleDown.Tolerance != nil {
+		t.down = b.ScaleDown.Tolerance.AsApproximateFloat64()
+	}
+	if b != nil && b.ScaleUp != nil && b.ScaleUp.Tolerance != nil {
+		t.up = b.ScaleUp.Tolerance.AsApproximateFloat64()
+	}
+	return t
+}
+
+func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autoscalingv1.Scale, pods []*corev1.Pod, selector labels.Selector) (*proposal, *failure) {
+	namespace := r.hpa.Namespace
+	switch {
+	case m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil:
+		p, current, err := r.askResource(ctx, m.Resource.Name, "", m.Resource.Target, s, pods, selector)
+		if err != nil {
+			return nil, r.fail("FailedGetResourceMetric", fmt.Sprintf("%s resource", m.Resource.Name), err)
+		}
+		p.status = autoscalingv2.MetricStatus{Type: m.Type, Resource: &autoscalingv2.ResourceMetricStatus{Name: m.Resource.Name, Current: current}}
+		return p, nil
+	case m.Type == autoscalingv2.ContainerResourceMetricSourceType && m.ContainerResource != nil:
+		x := m.ContainerResource
+		p, current, err := r.askResource(ctx, x.Name, x.Container, x.Target, s, pods, selector)
+		if err != nil {
+			return nil, r.fail("FailedGetContainerResourceMetric", fmt.Sprintf("%s container", x.Name), err)
+		}
+		p.status = autoscalingv2.MetricStatus{Type: m.Type, ContainerResource: &autoscalingv2.ContainerResourceMetricStatus{Name: x.Name, Container: x.Container, Current: current}}
+		return p, nil
+	case m.Type == autoscalingv2.PodsMetricSourceType && m.Pods != nil:
+		samples, err := r.cfg.Metrics.Pods(ctx, m.Pods.Metric, namespace, selector)
+		average, n := int64(-1), int32(0)
+		if err != nil {
+			err = fmt.Errorf("unable to get metric %s: %w", m.Pods.Metric.Name, err)
+		} else {
+			n, err = r.replicasFor(s.Spec.Replicas, pods, samples, "", r.tolerance(), usage(milli(m.Pods.Target.AverageValue), &average))
+		}
+		if err != nil {
+			return nil, r.fail("FailedGetPodsMetric", "pods", err)
+		}
+		return &proposal{n, "pods metric " + m.Pods.Metric.Name, autoscalingv2.MetricStatus{Type: m.Type, Pods: &autoscalingv2.PodsMetricStatus{
+			Metric: m.Pods.Metric, Current: autoscalingv2.MetricValueStatus{AverageValue: quantity(average)},
+		}}}, nil
+	case m.Type == autoscalingv2.ObjectMetricSourceType && m.Object != nil:
+		x := m.Object
+		value, err := r.cfg.Metrics.Object(ctx, x.Metric, namespace, x.DescribedObject)
+		if err != nil {
+			return nil, r.fail("FailedGetObjectMetric", "object", fmt.Errorf("unable to get metric %s: %s on %s %s/%w", x.Metric.Name, x.DescribedObject.Kind, namespace, x.DescribedObject.Name, err))
+		}
+		n, current := r.whole(value, x.Target, s, pods)
+		return &proposal{n, fmt.Sprintf("%s metric %s", x.DescribedObject.Kind, x.Metric.Name), autoscalingv2.MetricStatus{Type: m.Type, Object: &autoscalingv2.ObjectMetricStatus{
+			DescribedObject: x.DescribedObject, Metric: x.Metric, Current: current,
+		}}}, nil
+	case m.Type == autoscalingv2.ExternalMetricSourceType && m.External != nil:
+		x := m.External
+		value, err := r.cfg.Metrics.External(ctx, x.Metric, namespace)
+		if err != nil {
+			return nil, r.fail("FailedGetExternalMetric", "external", fmt.Errorf("unable to get external metric %s/%s/%+v: %w", namespace, x.Metric.Name, x.Metric.Selector, err))
+		}
+		n, current := r.whole(value, x.Target, s, pods)
+		return &proposal{n, fmt.Sprintf("external metric %s(%+v)", x.Metric.Name, x.Metric.Selector), autoscalingv2.MetricStatus{Type: m.Type, External: &autoscalingv2.ExternalMetricStatus{
+			Metric: x.Metric, Current: current,
+		}}}, nil
+	}
+	err := fmt.Errorf("unknown metric source type %q", string(m.Type))
+	return nil, &failure{"InvalidMetricSourceType", fmt.Errorf("%w", err)}
+}
+
+func (r *round) askResource(ctx context.Context, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, s *autoscalingv1.Scale, pods []*corev1.Pod, selector labels.Selector) (*proposal, autoscalingv2.MetricValueStatus, error) {
+	none := autoscalingv2.MetricValueStatus{}
+	what := string(name) + " resource"
+	if container != "" {
+		what = string(name) + " container resource"
+	}
+	if target.AverageValue == nil && target.AverageUtilization == nil {
+		return nil, none, errors.New("invalid resource metric source: neither an average utilization target nor an average value (usage) target was set")
+	}
+	samples, err := r.cfg.Metrics.Resource(ctx, name, r.hpa.Namespace, selector, container)
+	if err != nil {
+		err = fmt.Errorf("unable to get metrics for resource %s: %w", name, err)
+	}
+	average := int64(-1)
+	if target.AverageValue != nil {
+		n := int32(0)
+		if err == nil {
+			n, err = r.replicasFor(s.Spec.Replicas, pods, samples, name, r.tolerance(), usage(target.AverageValue.MilliValue(), &average))
+		}
+		if err != nil {
+			return nil, none, fmt.Errorf("failed to get %s usage: %w", name, err)
+		}
+		return &proposal{replicas: n, name: what}, autoscalingv2.MetricValueStatus{AverageValue: quantity(average)}, nil
+	}
+	var percent, n int32
+	var requests map[string]int64
+	if err == nil {
+		requests, err = requestsOf(pods, container, name)
+	}
+	if err == nil {
+		n, err = r.replicasFor(s.Spec.Replicas, pods, samples, name, r.tolerance(), utilization(*target.AverageUtilization, requests, &percent, &average))
+	}
+	if err != nil {
+		return nil, none, fmt.Errorf("failed to get %s utilization: %w", name, err)
+	}
+	return &proposal{replicas: n, name: what + " utilization (percentage of request)"},
+		autoscalingv2.MetricValueStatus{AverageUtilization: &percent, AverageValue: quantity(average)}, nil
+}
+
+// whole computes the size from one value of the whole target.
+func (r *round) whole(value int64, target autoscalingv2.MetricTarget, s *autoscalingv1.Scale, pods []*corev1.Pod) (int32, autoscalingv2.MetricValueStatus) {
+	if target.Type == autoscalingv2.AverageValueMetricType && target.AverageValue != nil {
+		n := perPod(value, milli(target.AverageValue), s.Status.Replicas, r.tolerance())
+		each := value
+		if s.Status.Replicas > 0 {
+			each = (value + int64(s.Status.Replicas) - 1) / int64(s.Status.Replicas)
+		}
+		return n, autoscalingv2.MetricValueStatus{AverageValue: quantity(each)}
+	}
+	ready := 0
+	for _, p := range pods {
+		if p.Status.Phase == corev1.PodRunning && control.IsReady(p) {
+			ready++
+		}
+	}
+	n := byRatio(s.Spec.Replicas, float64(value)/float64(milli(target.Value)), ready, r.tolerance())
+	return n, autoscalingv2.MetricValueStatus{Value: quantity(value)}
+}
+
+// milli is a target in thousandths; never zero, for it divides.
+func milli(q *resource.Quantity) int64 {
+	if q == nil {
+		return 1
+	}
+	return max(q.MilliValue(), 1)
+}
+
+func quantity(milli int64) *resource.Quantity {
+	return resource.NewMilliQuantity(milli, resource.DecimalSI)
+}

@@ -1,0 +1,268 @@
+// Package horizontalpodautoscaling sizes workloads by what they use: it compares
+// metrics of pods and of other things with what autoscalers aim at.
+//
+// https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/
+package horizontalpodautoscaling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	autoscalinglisters "k8s.io/client-go/listers/autoscaling/v2"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/scale"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// Config tunes the controller; zero values are upstream's defaults.
+type Config struct {
+	Metrics Metrics
+	Scales  scale.ScalesGetter
+	Mapper  meta.RESTMapper
+
+	// SyncPeriod is how often each autoscaler is looked at.
+	SyncPeriod time.Duration
+	// Stabilization is how long a recommendation holds back a lower one.
+	Stabilization time.Duration
+	// Tolerance is how far usage may be off its target, as a part of it.
+	Tolerance float64
+	// CPUInitialization is how long after its start a pod's use of the CPU
+	// may be that of its start.
+	CPUInitialization time.Duration
+	// ReadinessDelay is how long after its start a pod that is not ready is
+	// taken to have never been.
+	ReadinessDelay time.Duration
+}
+
+// Controller sizes workloads. Make it with New.
+type Controller struct {
+	*control.Loop
+	env         control.Env
+	cfg         Config
+	autoscalers autoscalinglisters.HorizontalPodAutoscalerLister
+	pods        corelisters.PodLister
+
+	mu       sync.Mutex
+	memories map[string]*memory // by key; guarded by mu, each used by one worker at a time
+}
+
+// New makes the controller.
+func New(env control.Env, cfg Config) (*Controller, error) {
+	env = env.Defaulted()
+	if cfg.Metrics == nil || cfg.Scales == nil || cfg.Mapper == nil {
+		return nil, errors.New("horizontalpodautoscaling: a client is missing")
+	}
+	for d, byDefault := range map[*time.Duration]time.Duration{
+		&cfg.SyncPeriod: 15 * time.Second, &cfg.Stabilization: 5 * time.Minute,
+		&cfg.CPUInitialization: 5 * time.Minute, &cfg.ReadinessDelay: 30 * time.Second,
+	} {
+		if *d <= 0 {
+			*d = byDefault
+		}
+	}
+	if cfg.Tolerance <= 0 {
+		cfg.Tolerance = 0.1
+	}
+	autoscalers := env.Informers.Autoscaling().V2().HorizontalPodAutoscalers()
+	pods := env.Informers.Core().V1().Pods()
+	c := &Controller{env: env, cfg: cfg, autoscalers: autoscalers.Lister(), pods: pods.Lister(), memories: map[string]*memory{}}
+	c.Loop = control.NewLoop(env, "horizontalpodautoscaler", c.sync)
+	c.Await(pods.Informer())
+	changed := func(old, h *autoscalingv2.HorizontalPodAutoscaler) {
+		// Its own status is no news.
+		if !apiequality.Semantic.DeepEqual(old.Spec, h.Spec) {
+			c.AddObject(h)
+		}
+	}
+	added := func(h *autoscalingv2.HorizontalPodAutoscaler) { c.AddObject(h) }
+	return c, c.Watch(autoscalers.Informer(), control.Handlers(added, changed, added))
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return err
+	}
+	h, err := c.autoscalers.HorizontalPodAutoscalers(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		c.mu.Lock()
+		delete(c.memories, key)
+		c.mu.Unlock()
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// Metrics come when they come, and an error may be over by then.
+	defer c.AddAfter(key, c.cfg.SyncPeriod)
+	c.mu.Lock()
+	m := c.memories[key]
+	if m == nil {
+		m = &memory{}
+		c.memories[key] = m
+	}
+	c.mu.Unlock()
+	r := &round{Controller: c, was: h, hpa: h.DeepCopy(), memory: m, now: c.env.Clock.Now()}
+	if err := r.run(ctx); err != nil {
+		c.env.Log.DebugContext(ctx, "autoscaler could not do its work", "key", key, "error", err)
+	}
+	if apiequality.Semantic.DeepEqual(r.was.Status, r.hpa.Status) {
+		return nil
+	}
+	_, err = c.env.Kube.AutoscalingV2().HorizontalPodAutoscalers(namespace).UpdateStatus(ctx, r.hpa, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // the next round sees what is there now
+	}
+	return err
+}
+
+// round is one look at one autoscaler.
+type round struct {
+	*Controller
+	was, hpa *autoscalingv2.HorizontalPodAutoscaler
+	memory   *memory
+	now      time.Time
+}
+
+func (r *round) condition(t autoscalingv2.HorizontalPodAutoscalerConditionType, status corev1.ConditionStatus, reason, message string) {
+	for i := range r.hpa.Status.Conditions {
+		if c := &r.hpa.Status.Conditions[i]; c.Type == t {
+			if c.Status != status {
+				c.LastTransitionTime = metav1.NewTime(r.now)
+			}
+			c.Status, c.Reason, c.Message = status, reason, message
+			return
+		}
+	}
+	r.hpa.Status.Conditions = append(r.hpa.Status.Conditions, autoscalingv2.HorizontalPodAutoscalerCondition{
+		Type: t, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(r.now),
+	})
+}
+
+// scale finds the target.
+func (r *round) scale(ctx context.Context) (*autoscalingv1.Scale, schema.GroupResource, error) {
+	ref := r.hpa.Spec.ScaleTargetRef
+	gv, err := schema.ParseGroupVersion(ref.APIVersion)
+	if err != nil {
+		return nil, schema.GroupResource{}, fmt.Errorf("invalid API version in scale target reference: %w", err)
+	}
+	mappings, err := r.cfg.Mapper.RESTMappings(schema.GroupKind{Group: gv.Group, Kind: ref.Kind})
+	if meta.IsNoMatchError(err) {
+		meta.MaybeResetRESTMapper(r.cfg.Mapper)
+		mappings, err = r.cfg.Mapper.RESTMappings(schema.GroupKind{Group: gv.Group, Kind: ref.Kind})
+	}
+	if err != nil {
+		return nil, schema.GroupResource{}, fmt.Errorf("unable to determine resource for scale target reference: %w", err)
+	}
+	for _, m := range mappings {
+		target := m.Resource.GroupResource()
+		var s *autoscalingv1.Scale
+		if s, err = r.cfg.Scales.Scales(r.hpa.Namespace).Get(ctx, target, ref.Name, metav1.GetOptions{}); err == nil {
+			return s, target, nil
+		}
+	}
+	return nil, schema.GroupResource{}, err
+}
+
+func (r *round) run(ctx context.Context) error {
+	h := r.hpa
+	h.Status.ObservedGeneration = &h.Generation
+	reference := fmt.Sprintf("%s/%s/%s", h.Spec.ScaleTargetRef.Kind, h.Namespace, h.Spec.ScaleTargetRef.Name)
+	s, target, err := r.scale(ctx)
+	if err != nil {
+		r.env.Events.Event(h, corev1.EventTypeWarning, "FailedGetScale", err.Error())
+		r.condition(autoscalingv2.AbleToScale, corev1.ConditionFalse, "FailedGetScale", fmt.Sprintf("the HPA controller was unable to get the target's current scale: %v", err))
+		return fmt.Errorf("failed to query scale subresource for %s: %w", reference, err)
+	}
+	r.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededGetScale", "the HPA controller was able to get the target's current scale")
+	current := s.Spec.Replicas
+	if len(r.memory.recommendations) == 0 {
+		r.memory.recommendations = []recommendation{{current, r.now}}
+	}
+	least := int32(1)
+	if h.Spec.MinReplicas != nil {
+		least = *h.Spec.MinReplicas
+	}
+	desired, reason := current, ""
+	switch {
+	case current == 0 && least != 0:
+		r.condition(autoscalingv2.ScalingActive, corev1.ConditionFalse, "ScalingDisabled", "scaling is disabled since the replica count of the target is zero")
+	case current > h.Spec.MaxReplicas:
+		desired, reason = h.Spec.MaxReplicas, "Current number of replicas above Spec.MaxReplicas"
+	case current < least:
+		desired, reason = least, "Current number of replicas below Spec.MinReplicas"
+	default:
+		proposed, metric, err := r.compute(ctx, s)
+		if err != nil {
+			h.Status.CurrentReplicas = current
+			r.env.Events.Event(h, corev1.EventTypeWarning, "FailedComputeMetricsReplicas", err.Error())
+			return fmt.Errorf("failed to compute desired number of replicas based on listed metrics for %s: %w", reference, err)
+		}
+		switch {
+		case proposed > current:
+			reason = metric + " above target"
+		case proposed < current:
+			reason = "All metrics below target"
+		}
+		desired = r.normalize(current, proposed, limits{least, h.Spec.MaxReplicas})
+	}
+	if desired != current {
+		s.Spec.Replicas = desired
+		if _, err := r.cfg.Scales.Scales(h.Namespace).Update(ctx, target, s, metav1.UpdateOptions{}); err != nil {
+			r.env.Events.Eventf(h, corev1.EventTypeWarning, "FailedRescale", "New size: %d; reason: %s; error: %v", desired, reason, err)
+			r.condition(autoscalingv2.AbleToScale, corev1.ConditionFalse, "FailedUpdateScale", fmt.Sprintf("the HPA controller was unable to update the target scale: %v", err))
+			h.Status.CurrentReplicas = current
+			return fmt.Errorf("failed to rescale %s: %w", reference, err)
+		}
+		r.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededRescale", fmt.Sprintf("the HPA controller was able to update the target scale to %d", desired))
+		r.env.Events.Eventf(h, corev1.EventTypeNormal, "SuccessfulRescale", "New size: %d; reason: %s", desired, reason)
+		r.memory.changed(r.now, current, desired)
+		at := metav1.NewTime(r.now)
+		h.Status.LastScaleTime = &at
+	}
+	h.Status.CurrentReplicas, h.Status.DesiredReplicas = current, desired
+	return nil
+}
+
+// normalize damps and limits what the metrics ask for.
+func (r *round) normalize(current, proposed int32, l limits) int32 {
+	b := r.hpa.Spec.Behavior
+	up, down := time.Duration(0), r.cfg.Stabilization
+	if b != nil {
+		up, down = window(b.ScaleUp, 0), window(b.ScaleDown, r.cfg.Stabilization)
+	}
+	stable := r.memory.stabilize(r.now, up, down, current, proposed)
+	r.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, stable.reason, stable.message)
+	var bounded verdict
+	if b == nil {
+		bounded = bound(l, current, stable.replicas)
+	} else {
+		bounded = r.memory.boundBy(r.now, b, l, current, stable.replicas)
+	}
+	status := corev1.ConditionTrue
+	if bounded.reason == withinRange {
+		status = corev1.ConditionFalse
+	}
+	r.condition(autoscalingv2.ScalingLimited, status, bounded.reason, bounded.message)
+	return bounded.replicas
+}
+
+func window(rules *autoscalingv2.HPAScalingRules, byDefault time.Duration) time.Duration {
+	if rules == nil || rules.StabilizationWindowSeconds == nil {
+		return byDefault
+	}
+	return time.Duration(*rules.StabilizationWindowSeconds) * time.Second
+}

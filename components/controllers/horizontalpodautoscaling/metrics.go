@@ -1,0 +1,185 @@
+package horizontalpodautoscaling
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+)
+
+// Metrics asks the metrics APIs. Values are in thousandths.
+type Metrics interface {
+	// Resource tells what the pods use of a resource, or one container of
+	// each if it is named.
+	Resource(ctx context.Context, name corev1.ResourceName, namespace string, selector labels.Selector, container string) (map[string]sample, error)
+	// Pods tells a custom metric of pods.
+	Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, selector labels.Selector) (map[string]sample, error)
+	// Object tells a custom metric of one object.
+	Object(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, of autoscalingv2.CrossVersionObjectReference) (int64, error)
+	// External tells a metric of something outside of the cluster, of all
+	// series together.
+	External(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string) (int64, error)
+}
+
+// REST asks over the API server, behind which the metrics APIs are.
+type REST struct {
+	Client rest.Interface
+	Mapper meta.RESTMapper
+}
+
+// What the APIs answer, as far as it is needed here.
+type (
+	podMetricsList struct {
+		Items []struct {
+			Metadata   metav1.ObjectMeta `json:"metadata"`
+			Timestamp  metav1.Time       `json:"timestamp"`
+			Window     metav1.Duration   `json:"window"`
+			Containers []struct {
+				Name  string              `json:"name"`
+				Usage corev1.ResourceList `json:"usage"`
+			} `json:"containers"`
+		} `json:"items"`
+	}
+	valueList struct {
+		Items []struct {
+			DescribedObject corev1.ObjectReference `json:"describedObject"`
+			Timestamp       metav1.Time            `json:"timestamp"`
+			WindowSeconds   *int64                 `json:"windowSeconds"`
+			Value           resource.Quantity      `json:"value"`
+		} `json:"items"`
+	}
+)
+
+func (r REST) get(ctx context.Context, into any, params map[string]string, path ...string) error {
+	req := r.Client.Get().AbsPath(path...).SetHeader("Accept", "application/json")
+	for k, v := range params {
+		if v != "" {
+			req.Param(k, v)
+		}
+	}
+	data, err := req.DoRaw(ctx)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, into)
+}
+
+// Resource is Metrics'.
+func (r REST) Resource(ctx context.Context, name corev1.ResourceName, namespace string, selector labels.Selector, container string) (map[string]sample, error) {
+	var list podMetricsList
+	err := r.get(ctx, &list, map[string]string{"labelSelector": selector.String()}, "/apis/metrics.k8s.io/v1beta1/namespaces", namespace, "pods")
+	if err != nil {
+		return nil, fmt.Errorf("unable to fetch metrics from resource metrics API: %w", err)
+	}
+	if len(list.Items) == 0 {
+		return nil, errors.New("no metrics returned from resource metrics API")
+	}
+	all := make(map[string]sample, len(list.Items))
+	for _, p := range list.Items {
+		s, found, whole := sample{at: p.Timestamp.Time, window: p.Window.Duration}, false, true
+		for _, c := range p.Containers {
+			if container != "" && c.Name != container {
+				continue
+			}
+			q, ok := c.Usage[name]
+			whole = whole && ok
+			found = found || ok
+			s.value += q.MilliValue()
+		}
+		if container != "" && !found {
+			return nil, fmt.Errorf("failed to get container metrics: container %s not present in metrics for pod %s/%s", container, namespace, p.Metadata.Name)
+		}
+		if found && whole {
+			all[p.Metadata.Name] = s
+		}
+	}
+	return all, nil
+}
+
+// Pods is Metrics'.
+func (r REST) Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, selector labels.Selector) (map[string]sample, error) {
+	of, err := metav1.LabelSelectorAsSelector(metric.Selector)
+	if err != nil {
+		return nil, err
+	}
+	var list valueList
+	params := map[string]string{"labelSelector": selector.String()}
+	if metric.Selector != nil {
+		params["metricLabelSelector"] = of.String()
+	}
+	if err := r.get(ctx, &list, params, "/apis/custom.metrics.k8s.io/v1beta2/namespaces", namespace, "pods/*", metric.Name); err != nil {
+		return nil, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
+	}
+	if len(list.Items) == 0 {
+		return nil, errors.New("no metrics returned from custom metrics API")
+	}
+	all := make(map[string]sample, len(list.Items))
+	for _, m := range list.Items {
+		s := sample{value: m.Value.MilliValue(), at: m.Timestamp.Time, window: time.Minute}
+		if m.WindowSeconds != nil {
+			s.window = time.Duration(*m.WindowSeconds) * time.Second
+		}
+		all[m.DescribedObject.Name] = s
+	}
+	return all, nil
+}
+
+// Object is Metrics'.
+func (r REST) Object(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, of autoscalingv2.CrossVersionObjectReference) (int64, error) {
+	gvk := schema.FromAPIVersionAndKind(of.APIVersion, of.Kind)
+	mapping, err := r.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	if err != nil {
+		return 0, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
+	}
+	path := []string{"/apis/custom.metrics.k8s.io/v1beta2"}
+	if of.Kind == "Namespace" && gvk.Group == "" {
+		path = append(path, "namespaces", of.Name, "metrics", metric.Name)
+	} else {
+		if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+			path = append(path, "namespaces", namespace)
+		}
+		path = append(path, mapping.Resource.GroupResource().String(), of.Name, metric.Name)
+	}
+	params := map[string]string{}
+	if metric.Selector != nil {
+		params["metricLabelSelector"] = metav1.FormatLabelSelector(metric.Selector)
+	}
+	var list valueList
+	if err := r.get(ctx, &list, params, path...); err != nil {
+		return 0, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
+	}
+	if len(list.Items) == 0 {
+		return 0, errors.New("no metrics returned from custom metrics API")
+	}
+	return list.Items[0].Value.MilliValue(), nil
+}
+
+// External is Metrics'.
+func (r REST) External(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string) (int64, error) {
+	params := map[string]string{}
+	if metric.Selector != nil {
+		params["labelSelector"] = metav1.FormatLabelSelector(metric.Selector)
+	}
+	var list valueList
+	if err := r.get(ctx, &list, params, "/apis/external.metrics.k8s.io/v1beta1/namespaces", namespace, metric.Name); err != nil {
+		return 0, fmt.Errorf("unable to fetch metrics from external metrics API: %w", err)
+	}
+	if len(list.Items) == 0 {
+		return 0, errors.New("no metrics returned from external metrics API")
+	}
+	var sum int64
+	for _, m := range list.Items {
+		sum += m.Value.MilliValue()
+	}
+	return sum, nil
+}

@@ -1,0 +1,239 @@
+package horizontalpodautoscaling
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// sample is a metric of a pod, in thousandths.
+type sample struct {
+	value  int64
+	at     time.Time
+	window time.Duration
+}
+
+// tolerance is how far usage may be from its target without consequence.
+type tolerance struct{ down, up float64 }
+
+func (t tolerance) covers(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
+
+// group is how pods and their samples fit together.
+type group struct {
+	ready                     int
+	unready, missing, ignored map[string]bool
+}
+
+// sort tells the pods apart: those that are starting have a usage that says
+// nothing yet.
+func (c *Controller) sort(pods []*corev1.Pod, samples map[string]sample, name corev1.ResourceName) group {
+	g := group{unready: map[string]bool{}, missing: map[string]bool{}, ignored: map[string]bool{}}
+	now := c.env.Clock.Now()
+	for _, p := range pods {
+		if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodFailed {
+			g.ignored[p.Name] = true
+			continue
+		}
+		if p.Status.Phase == corev1.PodPending {
+			g.unready[p.Name] = true
+			continue
+		}
+		s, ok := samples[p.Name]
+		if !ok {
+			g.missing[p.Name] = true
+			continue
+		}
+		if name == corev1.ResourceCPU && c.starting(p, s, now) {
+			g.unready[p.Name] = true
+			continue
+		}
+		g.ready++
+	}
+	return g
+}
+
+func (c *Controller) starting(p *corev1.Pod, s sample, now time.Time) bool {
+	ready := control.PodCondition(&p.Status, corev1.PodReady)
+	if ready == nil || p.Status.StartTime == nil {
+		return true
+	}
+	if p.Status.StartTime.Add(c.cfg.CPUInitialization).After(now) {
+		return ready.Status == corev1.ConditionFalse || s.at.Before(ready.LastTransitionTime.Add(s.window))
+	}
+	return ready.Status == corev1.ConditionFalse && p.Status.StartTime.Add(c.cfg.ReadinessDelay).After(ready.LastTransitionTime.Time)
+}
+
+// roundUp makes a size of x, of anything that x may be.
+func roundUp(x float64) int32 {
+	switch x = math.Ceil(x); {
+	case !(x > 0): // or not a number
+		return 0
+	case x > math.MaxInt32:
+		return math.MaxInt32
+	}
+	return int32(x)
+}
+
+// measure is how usage is compared: each returns the ratio of usage to target of
+// all samples.
+type measure struct {
+	ratio func(samples map[string]sample) (float64, error)
+	// full is what a pod without a sample counts for when others use less
+	// than their target.
+	full func(pod string) int64
+}
+
+// replicasFor computes the size at which usage meets its target.
+func (c *Controller) replicasFor(current int32, pods []*corev1.Pod, samples map[string]sample, name corev1.ResourceName, t tolerance, m measure) (int32, error) {
+	if len(pods) == 0 {
+		return 0, errors.New("no pods returned by selector while calculating replica count")
+	}
+	g := c.sort(pods, samples, name)
+	for p := range g.ignored {
+		delete(samples, p)
+	}
+	for p := range g.unready {
+		delete(samples, p)
+	}
+	if len(samples) == 0 {
+		return 0, errors.New("did not receive metrics for targeted pods (pods might be unready)")
+	}
+	ratio, err := m.ratio(samples)
+	if err != nil {
+		return 0, err
+	}
+	growing := len(g.unready) > 0 && ratio > 1
+	if !growing && len(g.missing) == 0 {
+		if t.covers(ratio) {
+			return current, nil
+		}
+		return roundUp(ratio * float64(g.ready)), nil
+	}
+	// The unknown counts against a change.
+	for p := range g.missing {
+		switch {
+		case ratio < 1:
+			samples[p] = sample{value: m.full(p)}
+		case ratio > 1:
+			samples[p] = sample{}
+		}
+	}
+	if growing {
+		for p := range g.unready {
+			samples[p] = sample{}
+		}
+	}
+	again, err := m.ratio(samples)
+	if err != nil {
+		return 0, err
+	}
+	if t.covers(again) || ratio < 1 && again > 1 || ratio > 1 && again < 1 {
+		return current, nil
+	}
+	n := roundUp(again * float64(len(samples)))
+	if again < 1 && n > current || again > 1 && n < current {
+		return current, nil
+	}
+	return n, nil
+}
+
+// utilization compares with what pods request, in percent.
+func utilization(target int32, requests map[string]int64, now *int32, average *int64) measure {
+	return measure{
+		ratio: func(samples map[string]sample) (float64, error) {
+			var used, requested int64
+			n := int64(0)
+			for p, s := range samples {
+				r, ok := requests[p]
+				if !ok {
+					continue
+				}
+				used, requested, n = used+s.value, requested+r, n+1
+			}
+			if requested == 0 {
+				return 0, errors.New("no metrics returned matched known pods")
+			}
+			percent := int32(used * 100 / requested)
+			if *average < 0 { // what was measured, not what is assumed
+				*now, *average = percent, used/n
+			}
+			return float64(percent) / float64(target), nil
+		},
+		full: func(p string) int64 { return requests[p] * int64(max(100, target)) / 100 },
+	}
+}
+
+// usage compares with a value a pod, in thousandths.
+func usage(target int64, average *int64) measure {
+	return measure{
+		ratio: func(samples map[string]sample) (float64, error) {
+			var sum int64
+			for _, s := range samples {
+				sum += s.value
+			}
+			mean := sum / int64(len(samples))
+			if *average < 0 {
+				*average = mean
+			}
+			return float64(mean) / float64(target), nil
+		},
+		full: func(string) int64 { return target },
+	}
+}
+
+// byRatio computes the size from a value of the whole.
+func byRatio(current int32, ratio float64, ready int, t tolerance) int32 {
+	if current == 0 {
+		return roundUp(ratio)
+	}
+	if t.covers(ratio) {
+		return current
+	}
+	return roundUp(ratio * float64(ready))
+}
+
+// perPod computes the size from a value of the whole that pods share.
+func perPod(value, target int64, replicas int32, t tolerance) int32 {
+	ratio := float64(value) / (float64(target) * float64(replicas))
+	if replicas > 0 && t.covers(ratio) {
+		return replicas
+	}
+	return roundUp(float64(value) / float64(target))
+}
+
+// requestsOf sums what each pod's containers, or one of them, request.
+func requestsOf(pods []*corev1.Pod, container string, name corev1.ResourceName) (map[string]int64, error) {
+	all := make(map[string]int64, len(pods))
+	for _, p := range pods {
+		var sum int64
+		containers := p.Spec.Containers
+		for i := range p.Spec.InitContainers {
+			if r := p.Spec.InitContainers[i].RestartPolicy; r != nil && *r == corev1.ContainerRestartPolicyAlways {
+				containers = append(containers[:len(containers):len(containers)], p.Spec.InitContainers[i])
+			}
+		}
+		if r := p.Spec.Resources; r != nil && container == "" {
+			if q, ok := r.Requests[name]; ok {
+				all[p.Name] = q.MilliValue()
+				continue
+			}
+		}
+		for _, x := range containers {
+			if container != "" && container != x.Name {
+				continue
+			}
+			q, ok := x.Resources.Requests[name]
+			if !ok {
+				return nil, fmt.Errorf("missing request for %s in container %s of Pod %s", name, x.Name, p.Name)
+			}
+			sum += q.MilliValue()
+		}
+		all[p.Name] = sum
+	}
+	return all, nil
+}
