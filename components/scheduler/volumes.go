@@ -10,6 +10,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
@@ -252,19 +254,22 @@ func (s *Scheduler) bindVolumes(ctx context.Context, r *framework.Reservation, n
 			return err
 		}
 	}
+	// written are the versions of claims with their node: that an older one has
+	// none is no withdrawal.
+	written := map[types.UID]string{}
 	for _, p := range r.Provision {
-		if p.Was.Annotations[volumehelpers.AnnSelectedNode] == node {
-			continue
+		claim := p.Was
+		if claim.Annotations[volumehelpers.AnnSelectedNode] != node {
+			var err error
+			if claim, err = core.PersistentVolumeClaims(p.Claim.Namespace).Update(ctx, p.Claim, metav1.UpdateOptions{}); err != nil {
+				return err
+			}
 		}
-		if _, err := core.PersistentVolumeClaims(p.Claim.Namespace).Update(ctx, p.Claim, metav1.UpdateOptions{}); err != nil {
-			return err
-		}
+		written[claim.UID] = claim.ResourceVersion
 	}
-	// Until the informer has the node of a claim its lack is no withdrawal.
-	chosen := map[string]bool{}
 	for {
 		changed := s.volumes.next()
-		done, err := s.volumesBound(ctx, r, node, chosen)
+		done, err := s.volumesBound(ctx, r, node, written)
 		if done || err != nil {
 			return err
 		}
@@ -276,7 +281,7 @@ func (s *Scheduler) bindVolumes(ctx context.Context, r *framework.Reservation, n
 	}
 }
 
-func (s *Scheduler) volumesBound(ctx context.Context, r *framework.Reservation, node string, chosen map[string]bool) (bool, error) {
+func (s *Scheduler) volumesBound(ctx context.Context, r *framework.Reservation, node string, written map[types.UID]string) (bool, error) {
 	claims := make([]*corev1.PersistentVolumeClaim, 0, len(r.Bind)+len(r.Provision))
 	for _, b := range r.Bind {
 		claims = append(claims, b.Claim)
@@ -284,19 +289,16 @@ func (s *Scheduler) volumesBound(ctx context.Context, r *framework.Reservation, 
 	for _, p := range r.Provision {
 		claims = append(claims, p.Claim)
 	}
-	for i, want := range claims {
+	for _, want := range claims {
 		pvc, err := s.volumes.claims.PersistentVolumeClaims(want.Namespace).Get(want.Name)
 		if err != nil || pvc.UID != want.UID || pvc.DeletionTimestamp != nil {
 			return false, fmt.Errorf("claim %q is gone or being deleted", want.Namespace+"/"+want.Name)
 		}
-		if i >= len(r.Bind) {
-			selected := pvc.Annotations[volumehelpers.AnnSelectedNode]
-			key := want.Namespace + "/" + want.Name
-			if selected == node {
-				chosen[key] = true
-			} else if chosen[key] || selected != "" {
-				return false, fmt.Errorf("provisioning failed for PVC %q", pvc.Name)
+		if version, ok := written[want.UID]; ok && pvc.Annotations[volumehelpers.AnnSelectedNode] != node {
+			if order, err := resourceversion.CompareResourceVersion(pvc.ResourceVersion, version); err != nil || order < 0 {
+				return false, nil // the informer is behind
 			}
+			return false, fmt.Errorf("provisioning failed for PVC %q", pvc.Name)
 		}
 		if pvc.Spec.VolumeName == "" || !metav1.HasAnnotation(pvc.ObjectMeta, volumehelpers.AnnBindCompleted) {
 			return false, nil

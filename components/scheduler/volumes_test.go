@@ -1,0 +1,114 @@
+package scheduler
+
+import (
+	"context"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
+
+	"hyperkube/internal/client"
+)
+
+// TestVolumes: a pod is bound only when its claim is, and tried again when the
+// provisioner will not have the node.
+func TestVolumes(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	mode, name := storagev1.VolumeBindingWaitForFirstConsumer, "late"
+	pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: "c", ResourceVersion: "1"}}
+	pvc.Spec.StorageClassName = &name
+	kube := fake.NewClientset(node("n"), pvc,
+		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: "p", VolumeBindingMode: &mode},
+		pod("p", func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}}
+		}))
+	var version atomic.Int64
+	version.Store(10)
+	kube.PrependReactor("update", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if m, err := meta.Accessor(a.(clienttesting.UpdateAction).GetObject()); err == nil {
+			m.SetResourceVersion(strconv.FormatInt(version.Add(1), 10))
+		}
+		return false, nil, nil
+	})
+	boundTo := make(chan string, 4)
+	kube.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if a.GetSubresource() != "binding" {
+			return false, nil, nil
+		}
+		b := a.(clienttesting.CreateAction).GetObject().(*corev1.Binding)
+		boundTo <- b.Target.Name
+		return true, b, nil
+	})
+	claims := kube.CoreV1().PersistentVolumeClaims("default")
+	watch, err := claims.Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Stop()
+	clients := &client.Clients{Kube: kube, Informers: informers.NewSharedInformerFactory(kube, 0)}
+	s, err := New(Config{Clients: clients, InitialBackoff: time.Millisecond, MaxBackoff: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	clients.Informers.StartWithContext(ctx)
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+
+	// selected waits until the scheduler has chosen a node.
+	selected := func() *corev1.PersistentVolumeClaim {
+		t.Helper()
+		for {
+			select {
+			case e := <-watch.ResultChan():
+				if c, ok := e.Object.(*corev1.PersistentVolumeClaim); ok && c.Annotations[volumehelpers.AnnSelectedNode] == "n" && c.Spec.VolumeName == "" {
+					return c.DeepCopy()
+				}
+			case <-ctx.Done():
+				t.Fatal("no node was selected")
+			}
+		}
+	}
+	c := selected()
+	delete(c.Annotations, volumehelpers.AnnSelectedNode)
+	if _, err := claims.Update(ctx, c, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c = selected()
+	select {
+	case <-boundTo:
+		t.Fatal("the pod was bound before its claim")
+	default:
+	}
+	if _, err := kube.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.Spec.VolumeName = "v"
+	metav1.SetMetaDataAnnotation(&c.ObjectMeta, volumehelpers.AnnBindCompleted, "yes")
+	if _, err := claims.Update(ctx, c, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case got := <-boundTo:
+		if got != "n" {
+			t.Errorf("bound to %s", got)
+		}
+	case <-ctx.Done():
+		t.Fatal("the pod was not bound")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	clients.Informers.Shutdown()
+}
