@@ -20,6 +20,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -39,15 +40,22 @@ func csr(t *testing.T, signer, cn string, orgs ...string) *certificatesv1.Certif
 		SignerName: signer, Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})}}
 }
 
+func podCertificate(node types.NodeName, pod string, uid types.UID) *certificatesv1.PodCertificateRequest {
+	return &certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Name: "r", Namespace: "ns"}, Spec: certificatesv1.PodCertificateRequestSpec{
+		PodName: pod, PodUID: uid, NodeName: node, NodeUID: "n1-uid", ServiceAccountName: "certified", ServiceAccountUID: "sa-uid",
+	}}
+}
+
 func TestNodeRestriction(t *testing.T) {
 	on := func(node, name string) *corev1.Pod {
-		return pod(func(p *corev1.Pod) { p.Name, p.UID, p.Spec.NodeName = name, "uid-"+"1", node })
+		return pod(func(p *corev1.Pod) { p.Name, p.UID, p.Spec.NodeName, p.Spec.ServiceAccountName = name, "uid-"+"1", node, "certified" })
 	}
 	withAudience := on("n1", "audience")
 	withAudience.Spec.Volumes = []corev1.Volume{{Name: "t", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
 		Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Audience: "vault"}}}}}}}
 	c, _ := chain(t, Config{Audiences: []string{"k8s"}}, []string{"NodeRestriction"},
-		on("n1", "mine"), on("n2", "other"), withAudience, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "n1-uid"}})
+		on("n1", "mine"), on("n2", "other"), withAudience, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "n1-uid"}},
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "certified", Namespace: "ns", UID: "sa-uid"}})
 	n1 := &user.DefaultInfo{Name: "system:node:n1", Groups: []string{"system:nodes"}}
 	yes := true
 	mirror := func(change func(*corev1.Pod)) *corev1.Pod {
@@ -132,6 +140,11 @@ func TestNodeRestriction(t *testing.T) {
 		{"other's lease", write{resource: "coordination.k8s.io/leases", ns: "kube-node-lease", obj: lease("n2")}, "can only access node lease with the same name as the requesting node"},
 		{"lease elsewhere", write{resource: "coordination.k8s.io/leases", ns: "ns", obj: lease("n1")}, `can only access leases in the "kube-node-lease" system namespace`},
 		{"own request", write{resource: "certificates.k8s.io/certificatesigningrequests", obj: csr(t, "kubernetes.io/kubelet-serving", "system:node:n1", "system:nodes")}, ""},
+		{"own pod's certificate", write{resource: "certificates.k8s.io/podcertificaterequests", obj: podCertificate("n1", "mine", "uid-1")}, ""},
+		{"another node's", write{resource: "certificates.k8s.io/podcertificaterequests", obj: podCertificate("n2", "other", "uid-1")}, `PodCertificateRequest.Spec.NodeName="n2", which is not the requesting node "n1"`},
+		{"another node's pod's", write{resource: "certificates.k8s.io/podcertificaterequests", obj: podCertificate("n1", "other", "uid-1")}, `is not running on node "n1" named in the PodCertificateRequest`},
+		{"a former pod's", write{resource: "certificates.k8s.io/podcertificaterequests", obj: podCertificate("n1", "mine", "uid-0")}, "which differs from running pod"},
+		{"no pod's", write{resource: "certificates.k8s.io/podcertificaterequests", obj: podCertificate("n1", "none", "uid-1")}, "while retrieving pod"},
 		{"other's request", write{resource: "certificates.k8s.io/certificatesigningrequests", obj: csr(t, "kubernetes.io/kubelet-serving", "system:node:n2", "system:nodes")}, "can only create a node CSR with CN=system:node:n1"},
 	}
 	for _, tt := range tests {

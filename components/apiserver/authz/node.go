@@ -74,7 +74,6 @@ var nodeRules = []rbacv1.PolicyRule{
 	{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"endpoints"}},
 	{Verbs: []string{"create", "get", "list", "watch"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests"}},
 	{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}},
-	{Verbs: []string{"create", "get", "list", "watch"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"podcertificaterequests"}},
 	{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers"}},
 	{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"node.k8s.io"}, Resources: []string{"runtimeclasses"}},
 }
@@ -134,6 +133,8 @@ func (n *nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes)
 			return n.csiNode(node, a)
 		case "coordination.k8s.io/leases":
 			return n.lease(node, a)
+		case "certificates.k8s.io/podcertificaterequests":
+			return n.podCertificate(ctx, node, a)
 		}
 	}
 	if reason, ok := n.fixed.allows(a); ok {
@@ -387,4 +388,29 @@ func (n *nodeAuthorizer) resourceSlice(ctx context.Context, node string, a autho
 		return no("can only list/watch/deletecollection resourceslices with nodeName field selector")
 	}
 	return no("only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection")
+}
+
+// podCertificate allows requests of the node itself; those by name are read
+// through the API, for kubelets list and watch them.
+func (n *nodeAuthorizer) podCertificate(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetSubresource() != "" {
+		return no("nodes may not access the status subresource of PodCertificateRequests")
+	}
+	switch a.GetVerb() {
+	case "create":
+		// NodeRestriction says which.
+		return yes()
+	case "get":
+		r, err := n.kube.CertificatesV1().PodCertificateRequests(a.GetNamespace()).Get(ctx, a.GetName(), metav1.GetOptions{})
+		if err != nil || string(r.Spec.NodeName) != node {
+			return unrelated(node)
+		}
+		return yes()
+	case "list", "watch":
+		if selects(a, "spec.nodeName", node) {
+			return yes()
+		}
+		return no("can only list/watch podcertificaterequests with nodeName field selector")
+	}
+	return no("unsupported verb %q", a.GetVerb())
 }

@@ -3,6 +3,7 @@ package authz
 import (
 	"testing"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -57,6 +58,8 @@ func TestNode(t *testing.T) {
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
 				NodePublishSecretRef: &corev1.SecretReference{Namespace: "csi", Name: "publish"}}}}},
 		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "other-pv"}, Spec: corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{Namespace: "ns", Name: "x"}}},
+		&certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "own"}, Spec: certificatesv1.PodCertificateRequestSpec{NodeName: "n1"}},
+		&certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "other"}, Spec: certificatesv1.PodCertificateRequestSpec{NodeName: "n2"}},
 		&storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va1"}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n1"}},
 		&storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va2"}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n2"}},
 	)
@@ -124,6 +127,12 @@ func TestNode(t *testing.T) {
 		{attrs(n1, "list", "kube-node-lease", "coordination.k8s.io", "leases", ""), false},
 		{attrs(n1, "get", "", "storage.k8s.io", "csinodes", "n1"), true},
 		{attrs(n1, "update", "", "storage.k8s.io", "csinodes", "n2"), false},
+		{attrs(n1, "create", "ns", "certificates.k8s.io", "podcertificaterequests", ""), true},
+		{attrs(n1, "get", "ns", "certificates.k8s.io", "podcertificaterequests", "own"), true},
+		{attrs(n1, "get", "ns", "certificates.k8s.io", "podcertificaterequests", "other"), false},
+		{attrs(n1, "get", "ns", "certificates.k8s.io", "podcertificaterequests/status", "own"), false},
+		{attrs(n1, "list", "", "certificates.k8s.io", "podcertificaterequests", ""), false},
+		{on(attrs(n1, "watch", "", "certificates.k8s.io", "podcertificaterequests", ""), "spec.nodeName", "n1"), true},
 		{attrs(n1, "list", "", "", "services", ""), true},
 		{attrs(n1, "create", "ns", "events.k8s.io", "events", ""), true},
 		{attrs(n1, "create", "", "authorization.k8s.io", "subjectaccessreviews", ""), true},

@@ -1,0 +1,73 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission"
+)
+
+// podCertificate keeps a node from asking for certificates of pods that do not
+// run on it. What is refused without being forbidden may be the fault of a
+// cache that is a little behind: the kubelet tries again.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#pod-certificate-requests
+func (p *nodeRestriction) podCertificate(ctx context.Context, node string, a admission.Attributes) error {
+	if a.GetOperation() != admission.Create {
+		return forbid(a, "unexpected operation %v", a.GetOperation())
+	}
+	if sub := a.GetSubresource(); sub != "" {
+		return forbid(a, "unexpected subresource %v", sub)
+	}
+	req, ok := a.GetObject().(*certificatesv1.PodCertificateRequest)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	spec := &req.Spec
+	if string(spec.NodeName) != node {
+		return forbid(a, "PodCertificateRequest.Spec.NodeName=%q, which is not the requesting node %q", spec.NodeName, node)
+	}
+	lost := func(kind, name string, err error) error {
+		if apierrors.IsNotFound(err) {
+			return fmt.Errorf("while retrieving %s %q named in the PodCertificateRequest: %w", kind, name, err)
+		}
+		return forbid(a, "while retrieving %s %q named in the PodCertificateRequest: %w", kind, name, err)
+	}
+	is, err := p.kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return lost("node", node, err)
+	}
+	ref := a.GetNamespace() + "/" + spec.PodName
+	if is.UID != spec.NodeUID {
+		return fmt.Errorf("PodCertificateRequest for pod %q names node UID %q, inconsistent with the running node (%q)", ref, spec.NodeUID, is.UID)
+	}
+	pod, err := p.find(ctx, a.GetNamespace(), spec.PodName)
+	if err != nil {
+		return lost("pod", ref, err)
+	}
+	switch {
+	case pod.UID != spec.PodUID:
+		return fmt.Errorf("PodCertificateRequest for pod %q contains pod UID (%q) which differs from running pod %q", ref, spec.PodUID, pod.UID)
+	case pod.Spec.NodeName != node:
+		return forbid(a, "pod %q is not running on node %q named in the PodCertificateRequest", ref, node)
+	case pod.Annotations[corev1.MirrorPodAnnotationKey] != "":
+		return forbid(a, "pod %q is a mirror pod", ref)
+	case pod.Spec.ServiceAccountName != spec.ServiceAccountName:
+		return forbid(a, "PodCertificateRequest for pod %q contains serviceAccountName (%q) that differs from running pod (%q)",
+			ref, spec.ServiceAccountName, pod.Spec.ServiceAccountName)
+	}
+	account := a.GetNamespace() + "/" + spec.ServiceAccountName
+	sa, err := p.kube.CoreV1().ServiceAccounts(a.GetNamespace()).Get(ctx, spec.ServiceAccountName, metav1.GetOptions{})
+	if err != nil {
+		return lost("service account", account, err)
+	}
+	if sa.UID != spec.ServiceAccountUID {
+		return fmt.Errorf("PodCertificateRequest for pod %q names service account UID %q, which differs from the running service account (%q)",
+			ref, spec.ServiceAccountUID, sa.UID)
+	}
+	return nil
+}
