@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 )
 
@@ -33,6 +34,8 @@ type Custom struct {
 	// Remote: a webhook converts, so that the outcome is worth keeping.
 	Remote bool
 
+	// Equivalents tells admission of the other versions.
+	Equivalents func() runtime.EquivalentResourceMapper
 	// Types is the schema for server-side apply.
 	Types func() (managedfields.TypeConverter, error)
 	// Models returns the OpenAPI schemas, v2 or v3.

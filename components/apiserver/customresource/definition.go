@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -28,6 +29,8 @@ type definition struct {
 	versions map[string]*kindVersion
 	convert  converter
 	types    func() (managedfields.TypeConverter, error)
+	// equivalents are all versions.
+	equivalents func() runtime.EquivalentResourceMapper
 }
 
 // kindVersion is one version of a definition.
@@ -75,6 +78,7 @@ func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, remote func(*a
 		}
 	}
 	d.types = sync.OnceValues(d.makeTypes)
+	d.equivalents = sync.OnceValue(d.makeEquivalents)
 	return d, nil
 }
 
@@ -90,6 +94,21 @@ func (d *definition) resources(terminating bool) []*api.Resource {
 		return cmp.Or(version.CompareKubeAwareVersionStrings(b.Version, a.Version), strings.Compare(a.Version, b.Version))
 	})
 	return out
+}
+
+func (d *definition) makeEquivalents() runtime.EquivalentResourceMapper {
+	all := runtime.NewEquivalentResourceRegistry()
+	for _, v := range d.versions {
+		gvr := v.gvk.GroupVersion().WithResource(d.names.Plural)
+		all.RegisterKindFor(gvr, "", v.gvk)
+		if v.hasStatus() {
+			all.RegisterKindFor(gvr, "status", v.gvk)
+		}
+		if v.Subresources != nil && v.Subresources.Scale != nil {
+			all.RegisterKindFor(gvr, "scale", autoscalingv1.SchemeGroupVersion.WithKind("Scale"))
+		}
+	}
+	return all
 }
 
 // remote tells whether a webhook converts.
@@ -135,8 +154,10 @@ func (v *kindVersion) resource(terminating bool) *api.Resource {
 			Load:    d.load,
 			Convert: d.convertTo,
 			Remote:  d.remote(),
-			Types:   d.types,
-			Models:  v.models,
+
+			Equivalents: d.equivalents,
+			Types:       d.types,
+			Models:      v.models,
 		},
 	}
 	res.Fields, res.FieldNames = v.fields(bool(res.Scope))

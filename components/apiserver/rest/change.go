@@ -161,7 +161,7 @@ func (c *call) checkVersion(obj api.Object, revision int64) error {
 		return err
 	case given == 0 && !c.res.AllowUnconditionalUpdate:
 		return apierrors.NewInvalid(schema.GroupKind{Group: c.res.Group, Kind: c.res.Plural}, c.name, field.ErrorList{
-			field.Invalid(field.NewPath("metadata", "resourceVersion"), given, "must be specified for an update"),
+			field.Invalid(field.NewPath("metadata", "resourceVersion"), uint64(0), "must be specified for an update"),
 		})
 	case given != 0 && given != revision:
 		return conflict(c.res.GroupResource(), c.name)

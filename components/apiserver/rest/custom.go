@@ -24,6 +24,12 @@ func (c *call) warnDeprecated() {
 	}
 }
 
+// misplaced tells whether a path lacks the namespace of a custom resource;
+// nothing is there then.
+func (c *call) misplaced() bool {
+	return c.res.Custom != nil && bool(c.res.Scope) && c.namespace == "" && c.info.Verb != "list" && c.info.Verb != "watch"
+}
+
 // errTerminating: the definition of a custom resource is being deleted.
 var errTerminating = errors.New("create not allowed while custom resource definition is terminating")
 
@@ -114,6 +120,11 @@ func (o customObjects) GetObjectDefaulter() runtime.ObjectDefaulter {
 // GetObjectConvertor as admission.ObjectInterfaces.
 func (o customObjects) GetObjectConvertor() runtime.ObjectConvertor {
 	return customConvertor{o.ObjectInterfaces.GetObjectConvertor(), o.res}
+}
+
+// GetEquivalentResourceMapper as admission.ObjectInterfaces.
+func (o customObjects) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper {
+	return o.res.Custom.Equivalents()
 }
 
 type customCreator struct {

@@ -134,6 +134,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if info.Namespace != "" {
 		c.ctx = apirequest.WithNamespace(ctx, info.Namespace)
 	}
+	if c.misplaced() {
+		h.notFound(w, req)
+		return
+	}
 	c.warnDeprecated()
 	err := c.dispatch()
 	if now := h.cfg.Registry.Lookup(gvr); errors.Is(err, errStopped) && req.Method == http.MethodGet && now != nil && now != c.res {
@@ -252,6 +256,9 @@ func (c *call) subresource() error {
 			return c.notAllowed()
 		}
 		return c.action(a)
+	}
+	if c.res.Custom != nil {
+		return apierrors.NewNotFound(c.res.GroupResource(), c.name)
 	}
 	return errNoRoute
 }
