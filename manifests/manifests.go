@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-//go:embed addons/*.yaml
+//go:embed addons/*.yaml controlplane/*.yaml
 var files embed.FS
 
 // Values are what manifests are filled with.
@@ -41,13 +41,13 @@ func Addons(v Values) ([]*unstructured.Unstructured, error) {
 	return objects, err
 }
 
-func render(name string, v Values) ([]*unstructured.Unstructured, error) {
+func render(name string, values any) ([]*unstructured.Unstructured, error) {
 	tmpl, err := template.New("").Option("missingkey=error").ParseFS(files, name)
 	if err != nil {
 		return nil, fmt.Errorf("manifest %s: %w", name, err)
 	}
 	var text bytes.Buffer
-	if err := tmpl.ExecuteTemplate(&text, path.Base(name), v); err != nil {
+	if err := tmpl.ExecuteTemplate(&text, path.Base(name), values); err != nil {
 		return nil, fmt.Errorf("manifest %s: %w", name, err)
 	}
 	var objects []*unstructured.Unstructured

@@ -96,6 +96,15 @@ func (s *Signer) sync(ctx context.Context, _ string) error {
 	return err
 }
 
+// SignatureKey is where the ConfigMap has the signature by the token of an ID.
+func SignatureKey(id string) string { return signaturePrefix + id }
+
+// Verify tells whether a signature of content is that by a token.
+func Verify(content, signature, id, secret string) bool {
+	right, err := sign(content, id, secret)
+	return err == nil && hmac.Equal([]byte(right), []byte(signature))
+}
+
 // sign makes a JSON web signature of content without content itself.
 func sign(content, id, secret string) (string, error) {
 	header, err := json.Marshal(struct {

@@ -1,0 +1,85 @@
+package manifests
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+)
+
+// ControlPlane is what the static pods of a master are filled with.
+type ControlPlane struct {
+	// Image is the reference of the built-in image.
+	Image string
+	// NodeName names the master, and its member of etcd.
+	NodeName string
+	// Advertise is the master's address, AdvertiseURL the same as it stands in
+	// URLs: with brackets when it is of IPv6. Port is the API server's.
+	Advertise, AdvertiseURL string
+	Port                    int
+	// Etc is where the kubeconfigs of the components are, PKI where keys and
+	// certificates are, Encryption the EncryptionConfiguration, in PKI.
+	Etc, PKI, Encryption string
+	// EtcdData is etcd's folder.
+	EtcdData string
+	// PodCIDR and ServiceCIDR are one range or, with a comma, one of each
+	// family.
+	PodCIDR, ServiceCIDR string
+	// Domain is the cluster's DNS domain.
+	Domain string
+	// Extra are further flags of each component, by the names of the
+	// manifests; they take the place of ours of the same name.
+	Extra map[string][]Flag
+}
+
+// Flag is one flag of a component, without dashes.
+type Flag struct{ Name, Value string }
+
+// Components are the names of the static pods, in the order in which one needs
+// the other.
+func Components() []string {
+	return []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+}
+
+// StaticPod renders the manifest of one of Components.
+func (v ControlPlane) StaticPod(component string) ([]byte, error) {
+	objects, err := render(path.Join("controlplane", component+".yaml"), v)
+	if err != nil {
+		return nil, err
+	}
+	if len(objects) != 1 {
+		return nil, fmt.Errorf("manifest of %s: %d objects", component, len(objects))
+	}
+	var pod corev1.Pod
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(objects[0].Object, &pod, true); err != nil {
+		return nil, fmt.Errorf("manifest of %s: %w", component, err)
+	}
+	c := &pod.Spec.Containers[0]
+	for _, flag := range v.Extra[component] {
+		c.Args = setFlag(c.Args, flag)
+	}
+	data, err := yaml.Marshal(&pod)
+	if err != nil {
+		return nil, fmt.Errorf("manifest of %s: %w", component, err)
+	}
+	return data, nil
+}
+
+// setFlag puts a flag in the place of those of its name, or at the end.
+func setFlag(args []string, flag Flag) []string {
+	text := "--" + flag.Name + "=" + flag.Value
+	same := func(arg string) bool {
+		name, _, _ := strings.Cut(arg, "=")
+		return name == "--"+flag.Name
+	}
+	i := slices.IndexFunc(args, same)
+	if i < 0 {
+		return append(args, text)
+	}
+	args[i] = text
+	return append(args[:i+1], slices.DeleteFunc(args[i+1:], same)...)
+}

@@ -1,0 +1,56 @@
+package manifests
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+func values() ControlPlane {
+	return ControlPlane{
+		Image: "hyperkube:v1", NodeName: "m", Advertise: "fd00::1", AdvertiseURL: "[fd00::1]", Port: 6443,
+		Etc: "/etc/kubernetes", PKI: "/etc/kubernetes/pki", Encryption: "/etc/kubernetes/pki/encryption.yaml",
+		EtcdData: "/var/lib/hyperkube/etcd", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/16", Domain: "cluster.local",
+	}
+}
+
+func TestStaticPods(t *testing.T) {
+	for _, component := range Components() {
+		data, err := values().StaticPod(component)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var pod corev1.Pod
+		if err := yaml.UnmarshalStrict(data, &pod); err != nil {
+			t.Fatal(err)
+		}
+		c := pod.Spec.Containers[0]
+		if pod.Name != component || pod.Namespace != "kube-system" || !pod.Spec.HostNetwork || c.Args[0] != component {
+			t.Errorf("%s: %s", component, data)
+		}
+		if pod.Spec.PriorityClassName != "system-node-critical" || c.LivenessProbe == nil || c.StartupProbe == nil || len(c.Resources.Requests) != 2 {
+			t.Errorf("%s lacks what a master's pod must have: %s", component, data)
+		}
+		for _, m := range c.VolumeMounts {
+			if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) {
+				t.Errorf("%s: no volume %s", component, m.Name)
+			}
+		}
+	}
+}
+
+func TestExtraFlags(t *testing.T) {
+	v := values()
+	v.Extra = map[string][]Flag{"kube-scheduler": {{"leader-elect", "false"}, {"v", "4"}}}
+	data, err := v.StaticPod("kube-scheduler")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	if !strings.Contains(text, "--leader-elect=false") || strings.Contains(text, "--leader-elect=true") || !strings.Contains(text, "--v=4") {
+		t.Error(text)
+	}
+}
