@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// alone is a machine without any network but loopback: a network namespace
-// that ends with a process.
+// alone is a machine without any network but loopback: namespaces for network
+// and mounts that end with a process.
 type alone struct {
 	t      *testing.T
 	ctx    context.Context
@@ -38,7 +38,7 @@ func newAlone(t *testing.T) *alone {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	// It says when it is in its namespace, by ending its first line.
-	holder := exec.Command("unshare", "--net", "sh", "-c", "ip link set lo up && echo here && exec sleep infinity")
+	holder := exec.Command("unshare", "--net", "--mount", "sh", "-c", "ip link set lo up && echo here && exec sleep infinity")
 	out, err := holder.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +58,9 @@ func newAlone(t *testing.T) *alone {
 
 // command is a program in the namespace.
 func (a *alone) command(name string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(a.ctx, "nsenter", append([]string{fmt.Sprintf("--net=/proc/%d/ns/net", a.holder), name}, args...)...)
+	cmd := exec.CommandContext(a.ctx, "nsenter", append([]string{
+		fmt.Sprintf("--net=/proc/%d/ns/net", a.holder), fmt.Sprintf("--mount=/proc/%d/ns/mnt", a.holder), name,
+	}, args...)...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(a.dir, "kubeconfig"))
 	return cmd
 }
@@ -167,10 +169,9 @@ func TestPreflightDisk(t *testing.T) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := exec.Command("mount", append(args, dir)...).CombinedOutput(); err != nil {
+		if out, err := a.command("mount", append(args, dir)...).CombinedOutput(); err != nil {
 			t.Fatalf("mounting: %v\n%s", err, out)
 		}
-		t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
 		return dir
 	}
 	for _, sub := range []string{"lower", "upper", "work"} {

@@ -24,6 +24,10 @@ import (
 type Config struct {
 	// Address to listen on, such as ":8080".
 	Address string
+	// GRPCAddress is where gRPC's health service is served, which says the
+	// same as /healthz, and for the service "ready" the same as /readyz.
+	// Empty serves none.
+	GRPCAddress string
 	// Message is said first. Empty means "Hello".
 	Message string
 	// StartDelay is how long after the start the server becomes ready.
@@ -71,6 +75,14 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.started = time.Now()
 	server := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second}
+	if s.cfg.GRPCAddress != "" {
+		stop, err := s.serveGRPC()
+		if err != nil {
+			listener.Close()
+			return err
+		}
+		defer stop()
+	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 	close(s.ready)
@@ -101,9 +113,7 @@ func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", s.whoami)
 	mux.HandleFunc("/healthz", s.check(&s.unhealthy, func() bool { return true }))
-	mux.HandleFunc("/readyz", s.check(&s.unready, func() bool {
-		return !s.draining.Load() && time.Since(s.started) >= s.cfg.StartDelay
-	}))
+	mux.HandleFunc("/readyz", s.check(&s.unready, s.takesRequests))
 	mux.HandleFunc("POST /crash", func(w http.ResponseWriter, r *http.Request) {
 		code, err := strconv.Atoi(r.FormValue("code"))
 		if err != nil {
@@ -130,6 +140,11 @@ func (s *Server) Handler() http.Handler {
 		}
 	})
 	return mux
+}
+
+// takesRequests tells whether the server has started and is not to stop.
+func (s *Server) takesRequests() bool {
+	return !s.draining.Load() && time.Since(s.started) >= s.cfg.StartDelay
 }
 
 // answer is what / tells.

@@ -116,6 +116,8 @@ func assign(pod *corev1.Pod, b *corev1.Binding) error {
 		return fmt.Errorf("pod %v has non-empty .spec.schedulingGates", pod.Name)
 	}
 	pod.Spec.NodeName = b.Target.Name
+	// A nomination is a hint until then, and stale from then on (KEP-5278).
+	pod.Status.NominatedNodeName = ""
 	if len(b.Annotations) > 0 && pod.Annotations == nil {
 		pod.Annotations = map[string]string{}
 	}

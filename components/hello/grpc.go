@@ -1,0 +1,54 @@
+package hello
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+)
+
+// readyService is the name under which gRPC's health service tells readiness.
+const readyService = "ready"
+
+// grpcHealth says over gRPC what the health endpoints say over HTTP.
+// https://github.com/grpc/grpc/blob/master/doc/health-checking.md
+type grpcHealth struct {
+	healthpb.UnimplementedHealthServer
+	s *Server
+}
+
+// Check implements the health service.
+func (h grpcHealth) Check(_ context.Context, req *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+	ok := !h.s.unhealthy.Load()
+	switch req.GetService() {
+	case "":
+	case readyService:
+		ok = !h.s.unready.Load() && h.s.takesRequests()
+	default:
+		return nil, status.Error(codes.NotFound, "unknown service")
+	}
+	if ok {
+		return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}, nil
+	}
+	return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_NOT_SERVING}, nil
+}
+
+// serveGRPC serves until stop is called.
+func (s *Server) serveGRPC() (stop func(), err error) {
+	listener, err := net.Listen("tcp", s.cfg.GRPCAddress)
+	if err != nil {
+		return nil, fmt.Errorf("hello: %w", err)
+	}
+	server := grpc.NewServer()
+	healthpb.RegisterHealthServer(server, grpcHealth{s: s})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(listener) // ends when it is stopped
+	}()
+	return func() { server.Stop(); <-done }, nil
+}
