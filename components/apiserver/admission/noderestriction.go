@@ -508,35 +508,6 @@ func resourceSlice(node string, a admission.Attributes) error {
 	return nil
 }
 
-// podCertificate lets a node ask for certificates of its own pods alone.
-func (p *nodeRestriction) podCertificate(ctx context.Context, node string, a admission.Attributes) error {
-	if a.GetOperation() != admission.Create || a.GetSubresource() != "" {
-		return forbid(a, "nodes can only create PodCertificateRequests")
-	}
-	r, ok := a.GetObject().(*certificatesv1.PodCertificateRequest)
-	if !ok {
-		return unexpected(a, nil)
-	}
-	if string(r.Spec.NodeName) != node {
-		return forbid(a, "PodCertificateRequest.Spec.NodeName=%q, which is not the requesting node %q", r.Spec.NodeName, node)
-	}
-	pod, err := p.find(ctx, r.Namespace, r.Spec.PodName)
-	if err != nil {
-		return forbid(a, "while retrieving pod named in the PodCertificateRequest: %w", err)
-	}
-	switch {
-	case pod.UID != r.Spec.PodUID:
-		return forbid(a, "PodCertificateRequest for pod %q contains pod UID (%q) which differs from running pod %q", r.Namespace+"/"+r.Spec.PodName, r.Spec.PodUID, pod.UID)
-	case pod.Spec.NodeName != node:
-		return forbid(a, "pod %q is not running on node %q", r.Namespace+"/"+r.Spec.PodName, node)
-	case pod.Annotations[corev1.MirrorPodAnnotationKey] != "":
-		return forbid(a, "pod %q is a mirror pod", r.Namespace+"/"+r.Spec.PodName)
-	case pod.Spec.ServiceAccountName != r.Spec.ServiceAccountName:
-		return forbid(a, "PodCertificateRequest for pod %q contains serviceAccountName (%q) that differs from running pod %q", r.Namespace+"/"+r.Spec.PodName, r.Spec.ServiceAccountName, pod.Spec.ServiceAccountName)
-	}
-	return nil
-}
-
 // signingRequest keeps a node from asking for another's certificate.
 func signingRequest(node string, a admission.Attributes) error {
 	if a.GetOperation() != admission.Create || a.GetSubresource() != "" {
