@@ -6,14 +6,18 @@ package metrics
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/component-base/metrics/legacyregistry"
 
 	"hyperkube/internal/version"
 )
@@ -23,6 +27,7 @@ type Metrics struct {
 	registry           *prometheus.Registry
 	total              *prometheus.CounterVec
 	duration           *prometheus.HistogramVec
+	sli                *prometheus.HistogramVec
 	inflight           *prometheus.GaugeVec
 	watchers           *prometheus.GaugeVec
 	readOnly, mutating prometheus.Gauge
@@ -43,8 +48,8 @@ type requestKey struct {
 type runningKey struct{ verb, group, version, resource, subresource, scope string }
 
 type requestMetrics struct {
-	total    prometheus.Counter
-	duration prometheus.Observer
+	total         prometheus.Counter
+	duration, sli prometheus.Observer
 }
 
 // maxKept bounds what is kept; clients choose some of the labels.
@@ -65,6 +70,12 @@ func New() *Metrics {
 			Buckets: []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3,
 				4, 5, 6, 8, 10, 15, 20, 30, 45, 60},
 		}, []string{"verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"}),
+		sli: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_request_sli_duration_seconds",
+			Help: "Response latency distribution (not counting webhook duration and priority & fairness queue wait times) in seconds for each verb, group, version, resource, subresource, scope and component.",
+			Buckets: []float64{0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3,
+				4, 5, 6, 8, 10, 15, 20, 30, 45, 60},
+		}, labels),
 		inflight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "apiserver_current_inflight_requests",
 			Help: "Maximal number of currently used inflight request limit of this apiserver per request kind in last second.",
@@ -83,7 +94,7 @@ func New() *Metrics {
 	}, []string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform"})
 	v := version.Get()
 	build.WithLabelValues(v.Major, v.Minor, v.GitVersion, v.GitCommit, v.GitTreeState, v.BuildDate, v.GoVersion, v.Compiler, v.Platform).Set(1)
-	m.registry.MustRegister(m.total, m.duration, m.inflight, m.watchers, build,
+	m.registry.MustRegister(m.total, m.duration, m.sli, m.inflight, m.watchers, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -93,7 +104,32 @@ func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
 
 // Handler shows all metrics.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+	return promhttp.HandlerFor(both{m.registry}, promhttp.HandlerOpts{})
+}
+
+// both adds to our metrics those that Kubernetes' libraries keep in the
+// registry of the process: of fairness, audit, admission, authentication and
+// the like. Where both have a metric, ours is shown.
+type both struct{ own prometheus.Gatherer }
+
+// Gather as prometheus.Gatherer.
+func (b both) Gather() ([]*dto.MetricFamily, error) {
+	all, err := b.own.Gather()
+	if err != nil {
+		return all, err
+	}
+	known := make(map[string]bool, len(all))
+	for _, f := range all {
+		known[f.GetName()] = true
+	}
+	others, err := legacyregistry.DefaultGatherer.Gather()
+	for _, f := range others {
+		if name := f.GetName(); !known[name] && !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
+			all = append(all, f)
+		}
+	}
+	slices.SortFunc(all, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) })
+	return all, err
 }
 
 // Scope is the label of what a request is about: an object, a namespace or all.
@@ -169,6 +205,7 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, method string, dryRun bo
 		r = &requestMetrics{
 			total:    m.total.WithLabelValues(k.verb, dry, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(code)),
 			duration: m.duration.WithLabelValues(k.verb, dry, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver"),
+			sli:      m.sli.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver"),
 		}
 		m.mu.Lock()
 		if len(m.requests) < maxKept {
@@ -178,6 +215,7 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, method string, dryRun bo
 	}
 	r.total.Inc()
 	r.duration.Observe(took.Seconds())
+	r.sli.Observe(took.Seconds())
 }
 
 // LongRunning counts a request that runs for long from now until the returned

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -217,6 +218,10 @@ func patchJSON(kind types.PatchType, patch, original []byte, strict strictness) 
 	return patched, strictErrs, nil
 }
 
+// limitCopies bounds what the copy operations of one JSON patch add, as
+// upstream. The library knows one bound for the whole process.
+var limitCopies = sync.OnceFunc(func() { jsonpatch.AccumulatedCopySizeLimit = 3 << 20 })
+
 // applyOperations applies a JSON patch. The library panics on some that are
 // malformed, such as one that replaces the whole document by nothing.
 func applyOperations(patch jsonpatch.Patch, original []byte) (patched []byte, err error) {
@@ -225,6 +230,7 @@ func applyOperations(patch jsonpatch.Patch, original []byte) (patched []byte, er
 			patched, err = nil, fmt.Errorf("malformed patch: %v", v)
 		}
 	}()
+	limitCopies()
 	return patch.Apply(original)
 }
 
