@@ -140,11 +140,11 @@ func TestNodeRestriction(t *testing.T) {
 		{"other's lease", write{resource: "coordination.k8s.io/leases", ns: "kube-node-lease", obj: lease("n2")}, "can only access node lease with the same name as the requesting node"},
 		{"lease elsewhere", write{resource: "coordination.k8s.io/leases", ns: "ns", obj: lease("n1")}, `can only access leases in the "kube-node-lease" system namespace`},
 		{"own request", write{resource: "certificates.k8s.io/certificatesigningrequests", obj: csr(t, "kubernetes.io/kubelet-serving", "system:node:n1", "system:nodes")}, ""},
-		{"own pod's certificate", write{resource: "certificates.k8s.io/podcertificaterequests", obj: podCertificate("n1", "mine", "uid-1")}, ""},
-		{"another node's", write{resource: "certificates.k8s.io/podcertificaterequests", obj: podCertificate("n2", "other", "uid-1")}, `PodCertificateRequest.Spec.NodeName="n2", which is not the requesting node "n1"`},
-		{"another node's pod's", write{resource: "certificates.k8s.io/podcertificaterequests", obj: podCertificate("n1", "other", "uid-1")}, `is not running on node "n1" named in the PodCertificateRequest`},
-		{"a former pod's", write{resource: "certificates.k8s.io/podcertificaterequests", obj: podCertificate("n1", "mine", "uid-0")}, "which differs from running pod"},
-		{"no pod's", write{resource: "certificates.k8s.io/podcertificaterequests", obj: podCertificate("n1", "none", "uid-1")}, "while retrieving pod"},
+		{"own pod's certificate", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: podCertificate("n1", "mine", "uid-1")}, ""},
+		{"another node's", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: podCertificate("n2", "other", "uid-1")}, `PodCertificateRequest.Spec.NodeName="n2", which is not the requesting node "n1"`},
+		{"another node's pod's", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: podCertificate("n1", "other", "uid-1")}, `is not running on node "n1" named in the PodCertificateRequest`},
+		{"a former pod's", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: podCertificate("n1", "mine", "uid-0")}, "which differs from running pod"},
+		{"no pod's", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: podCertificate("n1", "none", "uid-1")}, "while retrieving pod"},
 		{"other's request", write{resource: "certificates.k8s.io/certificatesigningrequests", obj: csr(t, "kubernetes.io/kubelet-serving", "system:node:n2", "system:nodes")}, "can only create a node CSR with CN=system:node:n1"},
 	}
 	for _, tt := range tests {
