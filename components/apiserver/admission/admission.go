@@ -61,10 +61,10 @@ type known struct {
 // order is upstream's.
 var order = []known{
 	{"AlwaysAdmit", false, newAlwaysAdmit},
-	{"NamespaceAutoProvision", false, nil},
+	{"NamespaceAutoProvision", false, newNamespaceAutoProvision},
 	{"NamespaceLifecycle", true, newNamespaceLifecycle},
 	{"NamespaceExists", false, newNamespaceExists},
-	{"LimitPodHardAntiAffinityTopology", false, nil},
+	{"LimitPodHardAntiAffinityTopology", false, newHardAntiAffinity},
 	{"LimitRanger", true, newLimitRanger},
 	{"ServiceAccount", true, newServiceAccount},
 	{"NodeRestriction", true, newNodeRestriction},

@@ -8,6 +8,7 @@ import (
 	"crypto"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -260,9 +261,16 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	if err != nil {
 		return err
 	}
+	extra := maps.Clone(s.dynamic.All())
+	extra["PolicyParams"] = admission.PolicyParams{Authorizer: s.authz, Resource: func(gvk schema.GroupVersionKind) string {
+		if r := reg.Kind(gvk); r != nil {
+			return r.Plural
+		}
+		return ""
+	}}
 	s.admission, err = admission.New(admission.Config{
 		Informers: s.own.Informers, Kube: s.own.Kube, Authorizer: s.authz,
-		Enable: cfg.EnableAdmission, Disable: cfg.DisableAdmission, Extra: s.dynamic.All(),
+		Enable: cfg.EnableAdmission, Disable: cfg.DisableAdmission, Extra: extra,
 		Last:      s.authz.Escalation(),
 		Serves:    func(gvr schema.GroupVersionResource) bool { return reg.Lookup(gvr) != nil },
 		Audiences: audiences,

@@ -1,0 +1,32 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/admission"
+)
+
+// hardAntiAffinity lets required anti-affinity of pods be about nodes alone.
+type hardAntiAffinity struct{ operations }
+
+func newHardAntiAffinity(*Config) (admission.Interface, error) {
+	return hardAntiAffinity{onCreateUpdate}, nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (hardAntiAffinity) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok || !is(a, "", "pods") || pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAntiAffinity == nil {
+		return nil
+	}
+	for _, term := range pod.Spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution {
+		if term.TopologyKey != corev1.LabelHostname {
+			return apierrors.NewForbidden(a.GetResource().GroupResource(), pod.Name,
+				fmt.Errorf("affinity.PodAntiAffinity.RequiredDuringScheduling has TopologyKey %v but only key %v is allowed", term.TopologyKey, corev1.LabelHostname))
+		}
+	}
+	return nil
+}
