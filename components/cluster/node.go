@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/kubelet"
@@ -35,6 +36,11 @@ type nodeConfig struct {
 	Shared bool
 	// ClusterDNS are the addresses at which pods ask for names; may be empty.
 	ClusterDNS []string
+	// StaticPods is the folder of the manifests of static pods; may be empty.
+	StaticPods string
+	// Labels and Taints of the node when it is registered.
+	Labels map[string]string
+	Taints []corev1.Taint
 	// Certificate is the kubelet's serving certificate, nil for one that it
 	// signs itself; ClientCA verifies who calls it, nil for nobody.
 	Certificate func() (*tls.Certificate, error)
@@ -59,6 +65,9 @@ func newNode(cfg nodeConfig) (*node, error) {
 		Clients:       cfg.Kubelet,
 		ClusterDNS:    cfg.ClusterDNS,
 		ClusterDomain: cfg.Identity.Domain,
+		StaticPods:    cfg.StaticPods,
+		Labels:        cfg.Labels,
+		Taints:        cfg.Taints,
 		Certificate:   cfg.Certificate,
 		ClientCA:      cfg.ClientCA,
 		Journal:       cfg.Journal,

@@ -2,17 +2,22 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"hyperkube/components/kubelet"
+	"hyperkube/components/kubelet/certificates"
+	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
@@ -20,15 +25,28 @@ import (
 )
 
 // nodeOptions are the flags of `node`, under the names that kubelet and
-// kube-proxy have for them.
+// kube-proxy have for them. `init` and `join` keep theirs on disk, for `node`
+// without flags.
 type nodeOptions struct {
-	root, cgroupRoot            string
-	kubeconfig, proxyKubeconfig string
-	name, ip                    string
-	dns, clusterCIDRs           []string
-	domain                      string
-	clientCA, certFile, keyFile string
-	verbose                     bool
+	root, cgroupRoot string
+	verbose          bool
+
+	Kubeconfig          string   `json:"kubeconfig"`
+	ProxyKubeconfig     string   `json:"proxyKubeconfig,omitempty"`
+	BootstrapKubeconfig string   `json:"bootstrapKubeconfig,omitempty"`
+	Rotate              bool     `json:"rotateCertificates,omitempty"`
+	RotateServing       bool     `json:"rotateServerCertificates,omitempty"`
+	Name                string   `json:"nodeName"`
+	IP                  string   `json:"nodeIP,omitempty"`
+	Labels              []string `json:"nodeLabels,omitempty"`
+	Taints              []string `json:"registerWithTaints,omitempty"`
+	StaticPods          string   `json:"podManifestPath,omitempty"`
+	DNS                 []string `json:"clusterDNS,omitempty"`
+	Domain              string   `json:"clusterDomain"`
+	ClusterCIDRs        []string `json:"clusterCIDRs,omitempty"`
+	ClientCA            string   `json:"clientCAFile,omitempty"`
+	CertFile            string   `json:"tlsCertFile,omitempty"`
+	KeyFile             string   `json:"tlsPrivateKeyFile,omitempty"`
 }
 
 func newNodeCommand() *cobra.Command {
@@ -39,27 +57,47 @@ func newNodeCommand() *cobra.Command {
 		Long: "Run the node half of a cluster whose control plane is elsewhere: the container runtime, the kubelet\n" +
 			"and the service proxy. It stays in the foreground; when it ends, pods go on, until down.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.command(cmd.Context()) },
 	}
 	flags := cmd.Flags()
 	rootFlag(cmd, &o.root)
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubelet's kubeconfig, whose user is system:node:NAME.")
-	flags.StringVar(&o.proxyKubeconfig, "proxy-kubeconfig", "", "Path of the proxy's kubeconfig, whose user is system:kube-proxy.")
-	flags.StringVar(&o.name, "node-name", "", "Name of the node; empty is the hostname.")
-	flags.StringVar(&o.ip, "node-ip", "", "Address of the node; empty is that of the default route's interface.")
-	flags.StringSliceVar(&o.dns, "cluster-dns", nil, "Addresses of the cluster's DNS.")
-	flags.StringVar(&o.domain, "cluster-domain", "cluster.local", "The cluster's DNS domain.")
-	flags.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "Ranges of all pods; traffic to services from elsewhere is masqueraded.")
-	flags.StringVar(&o.clientCA, "client-ca-file", "", "Certificate authority of who calls the kubelet.")
-	flags.StringVar(&o.certFile, "tls-cert-file", "", "The kubelet's serving certificate. Without it one is made and signed by itself.")
-	flags.StringVar(&o.keyFile, "tls-private-key-file", "", "Key of --tls-cert-file.")
+	flags.StringVar(&o.Kubeconfig, "kubeconfig", "", "Path of the kubelet's kubeconfig, whose user is system:node:NAME.")
+	flags.StringVar(&o.ProxyKubeconfig, "proxy-kubeconfig", "", "Path of the proxy's kubeconfig, whose user is system:kube-proxy; empty is the kubelet's.")
+	flags.StringVar(&o.BootstrapKubeconfig, "bootstrap-kubeconfig", "", "Path of the kubeconfig with which the kubelet asks for its first certificate; --kubeconfig is then written.")
+	flags.BoolVar(&o.Rotate, "rotate-certificates", false, "Renew the kubelet's client certificate before it expires.")
+	flags.BoolVar(&o.RotateServing, "rotate-server-certificates", false, "Ask the cluster for the kubelet's serving certificate; somebody must approve that.")
+	flags.StringSliceVar(&o.Labels, "node-labels", nil, "Labels of the node when it is registered: key=value.")
+	flags.StringSliceVar(&o.Taints, "register-with-taints", nil, "Taints of the node when it is registered: key=value:effect.")
+	flags.StringVar(&o.StaticPods, "pod-manifest-path", "", "Folder of the manifests of static pods.")
+	flags.StringVar(&o.Name, "node-name", "", "Name of the node; empty is the hostname.")
+	flags.StringVar(&o.IP, "node-ip", "", "Address of the node; empty is that of the default route's interface.")
+	flags.StringSliceVar(&o.DNS, "cluster-dns", nil, "Addresses of the cluster's DNS.")
+	flags.StringVar(&o.Domain, "cluster-domain", "cluster.local", "The cluster's DNS domain.")
+	flags.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil, "Ranges of all pods; traffic to services from elsewhere is masqueraded.")
+	flags.StringVar(&o.ClientCA, "client-ca-file", "", "Certificate authority of who calls the kubelet.")
+	flags.StringVar(&o.CertFile, "tls-cert-file", "", "The kubelet's serving certificate. Without it one is made and signed by itself.")
+	flags.StringVar(&o.KeyFile, "tls-private-key-file", "", "Key of --tls-cert-file.")
 	flags.StringVar(&o.cgroupRoot, "cgroup-root", "", "Cgroup below which all of the node's cgroups are.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	return cmd
 }
 
+// command runs the node, and tells whoever started it in the background.
+func (o *nodeOptions) command(ctx context.Context) error {
+	tell, background := backgroundSteps()
+	if !background {
+		return o.run(ctx, newSteps(func(step) {}))
+	}
+	s := newSteps(tell)
+	err := o.run(ctx, s)
+	if err != nil {
+		s.fail(err)
+	}
+	return err
+}
+
 // run runs the node until ctx ends.
-func (o *nodeOptions) run(ctx context.Context) error {
+func (o *nodeOptions) run(ctx context.Context, s *steps) error {
 	if err := needRoot(); err != nil {
 		return err
 	}
@@ -67,9 +105,10 @@ func (o *nodeOptions) run(ctx context.Context) error {
 	if o.cgroupRoot != "" {
 		l.CgroupRoot = o.cgroupRoot
 	}
-	cfg, err := o.config(l)
-	if err != nil {
-		return codedError{err, ExitConfig}
+	if o.Kubeconfig == "" {
+		if err := o.load(l); err != nil {
+			return codedError{err, ExitConfig}
+		}
 	}
 	lock, err := takeMain(ctx, l)
 	if err != nil {
@@ -79,11 +118,26 @@ func (o *nodeOptions) run(ctx context.Context) error {
 	if err := preflight(l, []int{l.Port(layout.PortKubelet), l.Port(layout.PortProxyHealthz)}); err != nil {
 		return err
 	}
-	if cfg.Journal, err = hostchange.Open(l.Journal("node")); err != nil {
+	journal, err := hostchange.Open(l.Journal("node"))
+	if err != nil {
 		return err
 	}
-	defer cfg.Journal.Close()
-	if err := recordCgroupRoot(cfg.Journal, l); err != nil {
+	defer journal.Close()
+	if err := recordCgroupRoot(journal, l); err != nil {
+		return err
+	}
+	group := &lifecycle.Group{Log: o.log()}
+	defer group.Stop()
+	client, err := o.enter(ctx, l, group, s)
+	if err != nil {
+		return err
+	}
+	cfg, err := o.config(l)
+	if err != nil {
+		return codedError{err, ExitConfig}
+	}
+	cfg.Journal = journal
+	if err := o.serving(&cfg, group, client); err != nil {
 		return err
 	}
 	if err := startRuntime(ctx, l, cfg.Identity); err != nil {
@@ -93,11 +147,103 @@ func (o *nodeOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return o.serve(ctx, cfg, n)
+	return o.serve(ctx, cfg, n, s)
+}
+
+// certificates says where those of this node's kubelet are.
+func (o *nodeOptions) certificates(l layout.Node) certificates.Config {
+	return certificates.Config{
+		NodeName: o.Name, Dir: filepath.Join(l.Kubelet, "pki"), Kubeconfig: o.Kubeconfig, Bootstrap: o.BootstrapKubeconfig,
+	}
+}
+
+// enter gets the kubelet's client certificate, if it has none, and renews it
+// from then on. It returns where the certificates are.
+func (o *nodeOptions) enter(ctx context.Context, l layout.Node, group *lifecycle.Group, s *steps) (certificates.Config, error) {
+	var err error
+	if o.Name, err = o.nodeName(); err != nil {
+		return certificates.Config{}, err
+	}
+	cfg := o.certificates(l)
+	if !o.Rotate && o.BootstrapKubeconfig == "" {
+		return cfg, nil
+	}
+	began := time.Now()
+	keeper, err := certificates.NewClient(cfg)
+	if err != nil {
+		return cfg, err
+	}
+	group.Start(context.WithoutCancel(ctx), "client certificate", keeper)
+	what := "the certificate of node " + o.Name
+	p := patience{
+		first: firstWord, every: everyWord, bound: waitBound,
+		say:    func(text string) { s.send(step{Text: text, Waiting: true}) },
+		advice: "see `kubectl get csr`",
+	}
+	err = group.While(ctx, what, func(ctx context.Context) error { return p.wait(ctx, what, nil, ready(keeper)) })
+	if err == nil {
+		s.done(began, "the cluster knows this machine as node %q", o.Name)
+	}
+	return cfg, err
+}
+
+// serving gets the certificate that the kubelet shows from the cluster, if that
+// is wanted.
+func (o *nodeOptions) serving(cfg *nodeConfig, group *lifecycle.Group, where certificates.Config) error {
+	if !o.RotateServing {
+		return nil
+	}
+	address := cfg.Address
+	if !address.IsValid() {
+		var err error
+		if address, err = nodeAddress(); err != nil {
+			return err
+		}
+	}
+	keeper, err := certificates.NewServing(where, func() []string { return []string{o.Name, address.String()} })
+	if err != nil {
+		return err
+	}
+	group.Start(context.Background(), "serving certificate", keeper)
+	cfg.Certificate = keeper.Certificate
+	return nil
+}
+
+// nodeFile is where `init` and `join` keep the options of their node.
+func nodeFile(l layout.Node) string { return filepath.Join(l.Data, "node.json") }
+
+// load reads the options that `init` or `join` kept.
+func (o *nodeOptions) load(l layout.Node) error {
+	data, err := os.ReadFile(nodeFile(l))
+	if errors.Is(err, os.ErrNotExist) {
+		return errors.New("--kubeconfig is required on a machine that neither init nor join has set up")
+	}
+	if err != nil {
+		return fmt.Errorf("reading what the node is like: %w", err)
+	}
+	if err := json.Unmarshal(data, o); err != nil {
+		return fmt.Errorf("reading what the node is like: %s: %w", nodeFile(l), err)
+	}
+	return nil
+}
+
+// save keeps the options.
+func (o *nodeOptions) save(l layout.Node) error {
+	data, err := json.MarshalIndent(o, "", "  ")
+	if err != nil {
+		return fmt.Errorf("keeping what the node is like: %w", err)
+	}
+	if err := os.MkdirAll(l.Data, 0o755); err != nil {
+		return fmt.Errorf("keeping what the node is like: %w", err)
+	}
+	if err := atomicfile.Write(atomicfile.File{Path: nodeFile(l), Data: append(data, '\n'), Mode: 0o600}); err != nil {
+		return fmt.Errorf("keeping what the node is like: %w", err)
+	}
+	return nil
 }
 
 // serve runs n, and what feeds the proxy, until ctx ends.
-func (o *nodeOptions) serve(ctx context.Context, cfg nodeConfig, n *node) (err error) {
+func (o *nodeOptions) serve(ctx context.Context, cfg nodeConfig, n *node, s *steps) (err error) {
 	group := &lifecycle.Group{Log: cfg.Log}
 	defer func() {
 		err = errors.Join(err, group.Stop())
@@ -117,6 +263,7 @@ func (o *nodeOptions) serve(ctx context.Context, cfg nodeConfig, n *node) (err e
 		return err
 	}
 	notifySystemd("READY=1")
+	s.send(step{Text: fmt.Sprintf("node %q is known to the cluster", cfg.Identity.NodeName), Ready: true})
 	cfg.Log.Info("the node is known to the API server", "node", cfg.Identity.NodeName)
 	select {
 	case <-ctx.Done():
@@ -127,49 +274,75 @@ func (o *nodeOptions) serve(ctx context.Context, cfg nodeConfig, n *node) (err e
 	}
 }
 
-// config makes of the flags what newNode needs. The journal is left.
-func (o *nodeOptions) config(l layout.Node) (nodeConfig, error) {
+// nodeName is what was given, or the hostname.
+func (o *nodeOptions) nodeName() (string, error) {
+	if o.Name != "" {
+		return o.Name, nil
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("asking for the hostname: %w", err)
+	}
+	return strings.ToLower(name), nil
+}
+
+func (o *nodeOptions) log() *slog.Logger {
 	level := slog.LevelInfo
 	if o.verbose {
 		level = slog.LevelDebug
 	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+}
+
+// config makes of the flags what newNode needs. The journal is left.
+func (o *nodeOptions) config(l layout.Node) (nodeConfig, error) {
 	cfg := nodeConfig{
 		Layout:     l,
-		Identity:   identity{NodeName: o.name, PodCIDRs: o.clusterCIDRs, Domain: o.domain},
-		ClusterDNS: o.dns,
-		Log:        slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
-	}
-	if cfg.Identity.NodeName == "" {
-		name, err := os.Hostname()
-		if err != nil {
-			return cfg, fmt.Errorf("asking for the hostname: %w", err)
-		}
-		cfg.Identity.NodeName = strings.ToLower(name)
+		Identity:   identity{PodCIDRs: o.ClusterCIDRs, Domain: o.Domain},
+		ClusterDNS: o.DNS, StaticPods: o.StaticPods,
+		Log: o.log(),
 	}
 	var err error
-	if o.ip != "" {
-		if cfg.Address, err = netip.ParseAddr(o.ip); err != nil {
+	if cfg.Identity.NodeName, err = o.nodeName(); err != nil {
+		return cfg, err
+	}
+	for _, text := range o.Labels {
+		key, value, _ := strings.Cut(text, "=")
+		if cfg.Labels == nil {
+			cfg.Labels = map[string]string{}
+		}
+		cfg.Labels[key] = value
+	}
+	if cfg.Taints, err = kubelet.ParseTaints(o.Taints); err != nil {
+		return cfg, fmt.Errorf("--register-with-taints: %w", err)
+	}
+	if o.IP != "" {
+		if cfg.Address, err = netip.ParseAddr(o.IP); err != nil {
 			return cfg, fmt.Errorf("--node-ip: %w", err)
 		}
 	}
-	if (o.certFile == "") != (o.keyFile == "") {
+	if (o.CertFile == "") != (o.KeyFile == "") {
 		return cfg, errors.New("--tls-cert-file and --tls-private-key-file go together")
 	}
-	if o.certFile != "" {
-		cfg.Certificate = kubelet.CertificateFiles(o.certFile, o.keyFile)
+	if o.CertFile != "" {
+		cfg.Certificate = kubelet.CertificateFiles(o.CertFile, o.KeyFile)
 		if _, err := cfg.Certificate(); err != nil {
 			return cfg, err
 		}
 	}
-	if o.clientCA != "" {
-		if cfg.ClientCA, err = kubelet.ReadPool(o.clientCA); err != nil {
+	if o.ClientCA != "" {
+		if cfg.ClientCA, err = kubelet.ReadPool(o.ClientCA); err != nil {
 			return cfg, err
 		}
 	}
-	if cfg.Kubelet, err = clientsOf("kubeconfig", o.kubeconfig, "kubelet"); err != nil {
+	if cfg.Kubelet, err = clientsOf("kubeconfig", o.Kubeconfig, "kubelet"); err != nil {
 		return cfg, err
 	}
-	cfg.Proxy, err = clientsOf("proxy-kubeconfig", o.proxyKubeconfig, "kube-proxy")
+	proxy := o.ProxyKubeconfig
+	if proxy == "" {
+		proxy = o.Kubeconfig
+	}
+	cfg.Proxy, err = clientsOf("proxy-kubeconfig", proxy, "kube-proxy")
 	return cfg, err
 }
 

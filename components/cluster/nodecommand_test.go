@@ -27,7 +27,7 @@ func TestNodeConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := func(change func(*nodeOptions)) nodeOptions {
-		o := nodeOptions{kubeconfig: enter, proxyKubeconfig: enter, name: "n", domain: "cluster.local"}
+		o := nodeOptions{Kubeconfig: enter, ProxyKubeconfig: enter, Name: "n", Domain: "cluster.local"}
 		change(&o)
 		return o
 	}
@@ -38,24 +38,25 @@ func TestNodeConfig(t *testing.T) {
 	}{
 		{"little", good(func(*nodeOptions) {}), ""},
 		{"all", good(func(o *nodeOptions) {
-			o.ip, o.dns, o.clientCA = "192.0.2.1", []string{"10.96.0.10"}, set.CA.CertFile
-			o.certFile, o.keyFile = set.APIServer.CertFile, set.APIServer.KeyFile
+			o.IP, o.DNS, o.ClientCA = "192.0.2.1", []string{"10.96.0.10"}, set.CA.CertFile
+			o.CertFile, o.KeyFile = set.APIServer.CertFile, set.APIServer.KeyFile
 		}), ""},
-		{"no kubeconfig", good(func(o *nodeOptions) { o.kubeconfig = "" }), "--kubeconfig is required"},
-		{"no kubeconfig of the proxy", good(func(o *nodeOptions) { o.proxyKubeconfig = "" }), "--proxy-kubeconfig is required"},
-		{"kubeconfig not there", good(func(o *nodeOptions) { o.kubeconfig = "/nowhere" }), "--kubeconfig: "},
-		{"no address", good(func(o *nodeOptions) { o.ip = "here" }), "--node-ip: "},
-		{"certificate without key", good(func(o *nodeOptions) { o.certFile = set.APIServer.CertFile }), "go together"},
-		{"no certificate", good(func(o *nodeOptions) { o.certFile, o.keyFile = empty, empty }), "certificate"},
-		{"no authority", good(func(o *nodeOptions) { o.clientCA = empty }), "no certificate in"},
+		{"no kubeconfig", good(func(o *nodeOptions) { o.Kubeconfig = "" }), "--kubeconfig is required"},
+		{"the kubelet's kubeconfig for the proxy", good(func(o *nodeOptions) { o.ProxyKubeconfig = "" }), ""},
+		{"taints that are none", good(func(o *nodeOptions) { o.Taints = []string{"a b"} }), "--register-with-taints"},
+		{"kubeconfig not there", good(func(o *nodeOptions) { o.Kubeconfig = "/nowhere" }), "--kubeconfig: "},
+		{"no address", good(func(o *nodeOptions) { o.IP = "here" }), "--node-ip: "},
+		{"certificate without key", good(func(o *nodeOptions) { o.CertFile = set.APIServer.CertFile }), "go together"},
+		{"no certificate", good(func(o *nodeOptions) { o.CertFile, o.KeyFile = empty, empty }), "certificate"},
+		{"no authority", good(func(o *nodeOptions) { o.ClientCA = empty }), "no certificate in"},
 	} {
 		cfg, err := c.o.config(layout.Under(dir))
 		switch {
 		case c.want == "" && err != nil:
 			t.Errorf("%s: %v", c.name, err)
 		case c.want == "":
-			if cfg.Kubelet == nil || cfg.Proxy == nil || cfg.Address.IsValid() != (c.o.ip != "") ||
-				(cfg.Certificate != nil) != (c.o.certFile != "") || (cfg.ClientCA != nil) != (c.o.clientCA != "") {
+			if cfg.Kubelet == nil || cfg.Proxy == nil || cfg.Address.IsValid() != (c.o.IP != "") ||
+				(cfg.Certificate != nil) != (c.o.CertFile != "") || (cfg.ClientCA != nil) != (c.o.ClientCA != "") {
 				t.Errorf("%s: %+v", c.name, cfg)
 			}
 		case err == nil || !strings.Contains(err.Error(), c.want):

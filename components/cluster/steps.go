@@ -3,6 +3,7 @@ package cluster
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -40,6 +41,16 @@ func newSteps(tell func(step)) *steps { return &steps{tell: tell, start: time.No
 // done tells of a step that began at the given time.
 func (s *steps) done(began time.Time, format string, args ...any) {
 	s.send(step{Text: fmt.Sprintf(format, args...), Took: time.Since(began)})
+}
+
+// fail tells that it is not going to be, with the exit code of the error.
+func (s *steps) fail(err error) {
+	code := ExitGeneral
+	var coded codedError
+	if errors.As(err, &coded) {
+		code = coded.code
+	}
+	s.send(step{Error: err.Error(), Code: code})
 }
 
 func (s *steps) send(st step) {

@@ -88,12 +88,7 @@ func (o *upOptions) report(ctx context.Context, l layout.Node, tell func(step)) 
 	err := o.serve(ctx, l, s)
 	notifySystemd("STOPPING=1")
 	if err != nil {
-		code := ExitGeneral
-		var coded codedError
-		if errors.As(err, &coded) {
-			code = coded.code
-		}
-		s.send(step{Error: err.Error(), Code: code})
+		s.fail(err)
 	}
 	return err
 }

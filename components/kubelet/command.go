@@ -122,7 +122,7 @@ func (o *options) build(given func(string) bool) (Config, error) {
 	}
 	var errs []error
 	if len(o.taints) > 0 {
-		taints, err := parseTaints(o.taints)
+		taints, err := ParseTaints(o.taints)
 		errs = append(errs, err)
 		cfg.Taints = taints
 	}

@@ -208,8 +208,8 @@ func CertificateFiles(cert, key string) func() (*tls.Certificate, error) {
 	}
 }
 
-// parseTaints reads taints as "key=value:effect".
-func parseTaints(list []string) ([]v1.Taint, error) {
+// ParseTaints reads taints as "key=value:effect".
+func ParseTaints(list []string) ([]v1.Taint, error) {
 	var out []v1.Taint
 	for _, s := range list {
 		rest, effect, ok := strings.Cut(s, ":")

@@ -43,6 +43,9 @@ type Config struct {
 	Bootstrap string
 }
 
+// clientName begins the names of the files of client certificates.
+const clientName = "kubelet-client"
+
 // Keeper keeps one certificate. Make it with NewClient or NewServing.
 type Keeper struct {
 	cfg     Config
@@ -58,7 +61,7 @@ type Keeper struct {
 // NewClient makes the keeper of the certificate with which the kubelet enters
 // the API server.
 func NewClient(cfg Config) (*Keeper, error) {
-	k, err := newKeeper(cfg, "kubelet-client")
+	k, err := newKeeper(cfg, clientName)
 	if err != nil {
 		return nil, err
 	}
@@ -216,11 +219,30 @@ func (k *Keeper) writeKubeconfig() error {
 	if err := rest.LoadTLSFiles(from); err != nil {
 		return fmt.Errorf("reading the bootstrap kubeconfig: %w", err)
 	}
+	return writeKubeconfig(k.cfg.Kubeconfig, from.Host, from.CAData, k.store.CurrentPath())
+}
+
+// Put makes a certificate that was signed elsewhere, as on a master, the
+// newest of a node, and writes the kubeconfig that refers to it.
+func Put(cfg Config, server string, ca, certPEM, keyPEM []byte) error {
+	k, err := newKeeper(cfg, clientName)
+	if err != nil {
+		return err
+	}
+	if _, err := k.current(); err != nil {
+		if _, err := k.store.Update(certPEM, keyPEM); err != nil {
+			return fmt.Errorf("keeping the node's certificate: %w", err)
+		}
+	}
+	return writeKubeconfig(cfg.Kubeconfig, server, ca, k.store.CurrentPath())
+}
+
+func writeKubeconfig(path, server string, ca []byte, certificate string) error {
 	const name = "default-cluster"
 	config := clientcmdapi.NewConfig()
 	cluster, user, context := clientcmdapi.NewCluster(), clientcmdapi.NewAuthInfo(), clientcmdapi.NewContext()
-	cluster.Server, cluster.CertificateAuthorityData = from.Host, from.CAData
-	user.ClientCertificate, user.ClientKey = k.store.CurrentPath(), k.store.CurrentPath()
+	cluster.Server, cluster.CertificateAuthorityData = server, ca
+	user.ClientCertificate, user.ClientKey = certificate, certificate
 	context.Cluster, context.AuthInfo = name, "default-auth"
 	config.Clusters[name], config.AuthInfos[context.AuthInfo], config.Contexts["default-context"] = cluster, user, context
 	config.CurrentContext = "default-context"
@@ -228,10 +250,10 @@ func (k *Keeper) writeKubeconfig() error {
 	if err != nil {
 		return fmt.Errorf("encoding the kubelet's kubeconfig: %w", err)
 	}
-	if err := os.MkdirAll(filepath.Dir(k.cfg.Kubeconfig), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("making the folder of the kubelet's kubeconfig: %w", err)
 	}
-	return atomicfile.Write(atomicfile.File{Path: k.cfg.Kubeconfig, Data: data, Mode: 0o600})
+	return atomicfile.Write(atomicfile.File{Path: path, Data: data, Mode: 0o600})
 }
 
 // Certificate is the newest certificate, for tls.Config; nil before there is
