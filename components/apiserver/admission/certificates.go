@@ -74,6 +74,9 @@ func newCertificateSigning(cfg *Config) (admission.Interface, error) {
 
 // Validate implements admission.ValidationInterface.
 func (p certificateSigning) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if is(a, certificatesv1.GroupName, "podcertificaterequests") && a.GetSubresource() == "status" {
+		return p.podRequest(ctx, a)
+	}
 	if !isSigningRequest(a) || a.GetSubresource() != "status" {
 		return nil
 	}
@@ -92,6 +95,23 @@ func (p certificateSigning) Validate(ctx context.Context, a admission.Attributes
 		return forbid(a, "user not permitted to sign requests with signerName %q", old.Spec.SignerName)
 	}
 	return nil
+}
+
+// podRequest guards the answer to a request for a pod's certificate in the same
+// way. Upstream has that in the storage of the kind, with the same words.
+func (p certificateSigning) podRequest(ctx context.Context, a admission.Attributes) error {
+	old, ok := a.GetOldObject().(*certificatesv1.PodCertificateRequest)
+	if !ok {
+		return unexpected(a, a.GetOldObject())
+	}
+	r, ok := a.GetObject().(*certificatesv1.PodCertificateRequest)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	if equality.Semantic.DeepEqual(old.Status, r.Status) || maySigner(ctx, p.may, a.GetUserInfo(), "sign", old.Spec.SignerName) {
+		return nil
+	}
+	return forbid(a, "User %q is not permitted to \"sign\" for signer %q", a.GetUserInfo().GetName(), old.Spec.SignerName)
 }
 
 // certificateSubject refuses requests for a superuser's certificate.
