@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"fmt"
+	"iter"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -50,6 +51,11 @@ func (k *Kubelet) admit(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 			return refuse("NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector")
 		}
 	}
+	for _, o := range others {
+		if portsClash(pod, o) {
+			return refuse("NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports")
+		}
+	}
 	allocatable := k.host.Allocatable()
 	if n := allocatable.Pods().Value(); int64(len(others))+1 > n {
 		return refuse("OutOfpods", fmt.Sprintf("Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), n))
@@ -77,6 +83,56 @@ func (k *Kubelet) admit(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 		}
 	}
 	return nil
+}
+
+// portsClash tells whether two pods want the same port of the host: of one
+// protocol, and at one address or at all of them.
+func portsClash(a, b *v1.Pod) bool {
+	for x := range hostPorts(a) {
+		for y := range hostPorts(b) {
+			if x.HostPort == y.HostPort && x.Protocol == y.Protocol && (x.HostIP == y.HostIP || x.HostIP == anyAddress || y.HostIP == anyAddress) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+const anyAddress = "0.0.0.0"
+
+// hostPorts gives the ports of the host that a pod's containers and sidecars
+// take, with their defaults.
+func hostPorts(pod *v1.Pod) iter.Seq[v1.ContainerPort] {
+	return func(yield func(v1.ContainerPort) bool) {
+		take := func(ports []v1.ContainerPort) bool {
+			for _, p := range ports {
+				if p.HostPort == 0 {
+					continue
+				}
+				if p.HostIP == "" || p.HostIP == "::" {
+					p.HostIP = anyAddress
+				}
+				if p.Protocol == "" {
+					p.Protocol = v1.ProtocolTCP
+				}
+				if !yield(p) {
+					return false
+				}
+			}
+			return true
+		}
+		for i := range pod.Spec.InitContainers {
+			c := &pod.Spec.InitContainers[i]
+			if c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways && !take(c.Ports) {
+				return
+			}
+		}
+		for i := range pod.Spec.Containers {
+			if !take(pod.Spec.Containers[i].Ports) {
+				return
+			}
+		}
+	}
 }
 
 func (k *Kubelet) sysctlAllowed(name string) bool {

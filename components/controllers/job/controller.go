@@ -337,14 +337,18 @@ func (c *Controller) backoff(k string, newFailures int, last time.Time, success 
 	if f.count == 0 {
 		return 0
 	}
+	return max(0, backoffAfter(f.count)-c.env.Clock.Since(f.last))
+}
+
+// backoffAfter returns how long to wait after n failures in a row.
+func backoffAfter(n int) time.Duration {
 	wait := firstBackoff
-	for range f.count - 1 {
+	for range n - 1 {
 		if wait *= 2; wait >= lastBackoff {
-			wait = lastBackoff
-			break
+			return lastBackoff
 		}
 	}
-	return max(0, wait-c.env.Clock.Since(f.last))
+	return wait
 }
 
 // write writes the status if it changed, and takes over what came of it.

@@ -213,6 +213,42 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
+// TestBackoffPerIndex lets one index fail: it waits, and no other does.
+func TestBackoffPerIndex(t *testing.T) {
+	j := testJob(2, 3)
+	j.Spec.CompletionMode = ptr.To(batchv1.IndexedCompletion)
+	j.Spec.BackoffLimit, j.Spec.BackoffLimitPerIndex = nil, ptr.To[int32](1)
+	w := newWorld(t, j)
+	live := func() (out []int) {
+		w.t.Helper()
+		for _, p := range w.live() {
+			i, _ := indexOf(p)
+			out = append(out, i)
+		}
+		slices.Sort(out)
+		return out
+	}
+	w.sync()
+	for _, p := range w.live() {
+		if i, _ := indexOf(p); i == 0 {
+			w.end(p, corev1.PodFailed, 1)
+		} else {
+			w.end(p, corev1.PodSucceeded, 0)
+		}
+	}
+	for range 3 {
+		w.sync()
+	}
+	if got := live(); !slices.Equal(got, []int{2}) {
+		t.Fatalf("pods of indexes %v, want that of 2 alone", got)
+	}
+	w.later(firstBackoff)
+	w.sync()
+	if got := live(); !slices.Equal(got, []int{0, 2}) {
+		t.Fatalf("pods of indexes %v after the wait", got)
+	}
+}
+
 func TestDeadline(t *testing.T) {
 	j := testJob(1, 1)
 	j.Spec.ActiveDeadlineSeconds = ptr.To[int64](30)

@@ -55,11 +55,41 @@ func (s *state) manage(ctx context.Context, wait time.Duration) error {
 	if n <= 0 {
 		return nil
 	}
-	if wait > 0 {
+	var free []int
+	if isIndexed(s.job) {
+		free = s.free(n)
+		n = len(free)
+	}
+	if s.job.Spec.BackoffLimitPerIndex != nil {
+		// Each index waits for itself alone, and keeps its place meanwhile.
+		free, wait = s.due(free)
+		n = len(free)
+		if wait > 0 {
+			s.AddAfter(key(s.job), wait)
+		}
+	} else if wait > 0 {
 		s.AddAfter(key(s.job), wait)
 		return nil
 	}
-	return s.create(ctx, n)
+	if n == 0 {
+		return nil
+	}
+	return s.create(ctx, n, free)
+}
+
+// due returns those of indexes that need not wait after a failure, and how long
+// the first of the others has to.
+func (s *state) due(indexes []int) (now []int, wait time.Duration) {
+	for _, i := range indexes {
+		left := backoffAfter(int(s.attempts[i])) - s.env.Clock.Since(s.failedAt[i])
+		switch {
+		case s.attempts[i] == 0 || left <= 0:
+			now = append(now, i)
+		case wait == 0 || left < wait:
+			wait = left
+		}
+	}
+	return now, wait
 }
 
 // superfluous returns active pods whose index another has, or is done.
@@ -99,12 +129,11 @@ func (s *state) free(n int) (out []int) {
 	return out
 }
 
-func (s *state) create(ctx context.Context, n int) error {
+// create makes n pods; those of an indexed Job are for the indexes free.
+func (s *state) create(ctx context.Context, n int, free []int) error {
 	j := s.job
 	var todo chan int
 	if isIndexed(j) {
-		free := s.free(n)
-		n = len(free)
 		todo = make(chan int, n)
 		for _, i := range free {
 			todo <- i

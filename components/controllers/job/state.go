@@ -29,6 +29,8 @@ type state struct {
 	done, dead indexes
 	// attempts tells how often each index failed so far.
 	attempts map[int]int32
+	// failedAt is when each index failed last.
+	failedAt map[int]time.Time
 	// newFailures count against the back-off limit; lastFailure is when.
 	newFailures int
 	lastFailure time.Time
@@ -76,7 +78,7 @@ func (s *state) count(pods []*corev1.Pod) {
 			s.dead = parseIndexes(*s.next.FailedIndexes, s.limit())
 		}
 	}
-	s.attempts = map[int]int32{}
+	s.attempts, s.failedAt = map[int]int32{}, map[int]time.Time{}
 	held := map[types.UID]bool{}
 	for _, p := range pods {
 		if tracked(p) {
@@ -167,6 +169,9 @@ func (s *state) noteFailed(p *corev1.Pod, index int, hasIndex, before bool) {
 			n++
 		}
 		s.attempts[index] = max(s.attempts[index], n)
+		if at := finishedAt(p, s.env.Clock.Now()); at.After(s.failedAt[index]) {
+			s.failedAt[index] = at
+		}
 		if action == batchv1.PodFailurePolicyActionFailIndex || n > *s.job.Spec.BackoffLimitPerIndex {
 			if !s.dead.has(index) && index < s.limit() {
 				s.dead = s.dead.with(index)

@@ -484,8 +484,15 @@ func (k *Keeper) fill(ctx context.Context, n *v1.Node, now time.Time) {
 	says := k.runtime
 	k.mu.Unlock()
 	s := &n.Status
+	announced := s.Capacity
 	s.Capacity, s.Allocatable = k.cfg.Capacity.DeepCopy(), k.cfg.Allocatable.DeepCopy()
-	// What device plugins and others announce is theirs.
+	// Extended resources that others announce are theirs, and all of them can
+	// be allocated.
+	for name, quantity := range announced {
+		if _, own := s.Capacity[name]; !own && strings.Contains(string(name), "/") && !strings.HasPrefix(string(name), v1.ResourceDefaultNamespacePrefix) {
+			s.Capacity[name], s.Allocatable[name] = quantity.DeepCopy(), quantity.DeepCopy()
+		}
+	}
 	s.Addresses = nil
 	for _, ip := range k.cfg.IPs() {
 		s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})
