@@ -220,8 +220,7 @@ func (r *round) run(ctx context.Context) error {
 		desired = r.normalize(current, proposed, limits{least, h.Spec.MaxReplicas})
 	}
 	if desired != current {
-		s.Spec.Replicas = desired
-		if _, err := r.cfg.Scales.Scales(h.Namespace).Update(ctx, target, s, metav1.UpdateOptions{}); err != nil {
+		if err := r.resize(ctx, target, s, desired); err != nil {
 			r.env.Events.Eventf(h, corev1.EventTypeWarning, "FailedRescale", "New size: %d; reason: %s; error: %v", desired, reason, err)
 			r.condition(autoscalingv2.AbleToScale, corev1.ConditionFalse, "FailedUpdateScale", fmt.Sprintf("the HPA controller was unable to update the target scale: %v", err))
 			h.Status.CurrentReplicas = current
@@ -235,6 +234,25 @@ func (r *round) run(ctx context.Context) error {
 	}
 	h.Status.CurrentReplicas, h.Status.DesiredReplicas = current, desired
 	return nil
+}
+
+// resize writes the size. A target whose status changed meanwhile is tried again,
+// one whose size did is left to the next round.
+func (r *round) resize(ctx context.Context, target schema.GroupResource, s *autoscalingv1.Scale, n int32) error {
+	scales := r.cfg.Scales.Scales(r.hpa.Namespace)
+	was := s.Spec.Replicas
+	for tries := 0; ; tries++ {
+		s.Spec.Replicas = n
+		_, err := scales.Update(ctx, target, s, metav1.UpdateOptions{})
+		if !apierrors.IsConflict(err) || tries == 3 {
+			return err
+		}
+		now, getErr := scales.Get(ctx, target, s.Name, metav1.GetOptions{})
+		if getErr != nil || now.Spec.Replicas != was {
+			return err
+		}
+		s = now
+	}
 }
 
 // normalize damps and limits what the metrics ask for.

@@ -89,18 +89,17 @@ func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
 		}}
 	}
 	if b := h.Spec.Behavior; b != nil {
-		if b.ScaleUp != nil {
-			zero := int32(0)
-			defaultRules(b.ScaleUp, &zero, []autoscalingv2.HPAScalingPolicy{
-				{Type: autoscalingv2.PodsScalingPolicy, Value: 4, PeriodSeconds: 15},
-				{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15},
-			})
-		}
-		if b.ScaleDown != nil {
-			defaultRules(b.ScaleDown, nil, []autoscalingv2.HPAScalingPolicy{
-				{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15},
-			})
-		}
+		// Who says something of one direction gets the rules of both.
+		set(&b.ScaleUp, autoscalingv2.HPAScalingRules{})
+		set(&b.ScaleDown, autoscalingv2.HPAScalingRules{})
+		zero := int32(0)
+		defaultRules(b.ScaleUp, &zero, []autoscalingv2.HPAScalingPolicy{
+			{Type: autoscalingv2.PodsScalingPolicy, Value: 4, PeriodSeconds: 15},
+			{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15},
+		})
+		defaultRules(b.ScaleDown, nil, []autoscalingv2.HPAScalingPolicy{
+			{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15},
+		})
 	}
 }
 

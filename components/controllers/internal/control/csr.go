@@ -63,7 +63,7 @@ func checkKubeletSubject(req *x509.CertificateRequest) error {
 		return errors.New("subject organization is not system:nodes")
 	}
 	if !strings.HasPrefix(req.Subject.CommonName, "system:node:") {
-		return errors.New("subject common name does not begin with system:node:")
+		return errors.New("subject common name does not begin with system:node:") //nolint:staticcheck // upstream's words
 	}
 	return nil
 }
