@@ -10,6 +10,8 @@ LDFLAGS := -s -w -X $(STAMP).gitVersion=$(VERSION) -X $(STAMP).gitCommit=$(COMMI
 PREFIX  ?= /usr/local
 LINKS   := kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy etcd kubectl
 SUDO    := $(shell [ $$(id -u) = 0 ] || echo sudo)
+# ARCH=arm64 builds bin/arm64/hyperkube on an amd64 machine, and the other way round.
+ARCH    ?= $(shell go env GOARCH 2>/dev/null)
 # Packages whose tests run under the race detector: those with concurrency of their own.
 RACE    := ./internal/store/... ./internal/lifecycle/... ./internal/hostchange/... ./components/scheduler/... ./components/proxy/...
 
@@ -23,9 +25,14 @@ export CGO_ENABLED := 0
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-build: setup runtime ## build bin/hyperkube and its symlinks
+ifeq ($(ARCH),$(shell go env GOARCH 2>/dev/null))
+build: setup runtime ## build bin/hyperkube and its symlinks; ARCH=arm64 for another architecture
 	go build -ldflags '$(LDFLAGS)' -o bin/hyperkube .
 	@for link in $(LINKS); do ln -sfn hyperkube bin/$$link; done
+else
+build: setup
+	@scripts/build-arch $(ARCH) '$(LDFLAGS)'
+endif
 
 runtime: setup
 	@scripts/build-runtime
