@@ -27,6 +27,7 @@ func TestBehaviours(t *testing.T) {
 		"extended resource": resourceKept,
 		"proxied root":      proxiedRoot,
 		"event":             eventPatched,
+		"gone at once":      goneAtOnce,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -201,4 +202,25 @@ func eventPatched(s *space) {
 	if err != nil {
 		s.Error(err)
 	}
+}
+
+// goneAtOnce deletes pods while they are being made: nothing of them stays.
+func goneAtOnce(s *space) {
+	pods := s.kube.CoreV1().Pods(s.name)
+	grace := int64(1)
+	for i := range 10 {
+		p := s.pod(fmt.Sprint("p", i), corev1.PodSpec{Containers: []corev1.Container{{Command: []string{"sleep", "1000"}}}})
+		s.becomes(p.Name, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
+		time.Sleep(time.Duration(i) * 2 * time.Millisecond)
+		if err := pods.Delete(s.ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace}); err != nil {
+			s.Fatal(err)
+		}
+	}
+	s.eventually(20*time.Second, func() error {
+		list, err := pods.List(s.ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) > 0 {
+			err = fmt.Errorf("%d pods are still there", len(list.Items))
+		}
+		return err
+	})
 }

@@ -173,6 +173,9 @@ func (w *worker) stopAll(ctx context.Context, _ *v1.Pod) error {
 	return nil
 }
 
+// patience is how long the last processes of a pod may take to leave its cgroup.
+const patience = 5 * time.Second
+
 // tearDown takes back the pod's volumes and cgroup.
 func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
 	w.host.Objects.Refer(w.uid, nil, nil)
@@ -180,7 +183,11 @@ func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
 		return err
 	}
 	if w.host.Cgroups != nil {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
 		if err := w.host.Cgroups.Remove(ctx, w.host.cgroupOf(pod)); err != nil {
+			// Someone is in it still: all is looked at again.
+			w.update(func() { w.stage, w.final, w.dirty = terminating, stopSandboxes, true })
 			return err
 		}
 	}

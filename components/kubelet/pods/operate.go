@@ -225,6 +225,19 @@ func (w *worker) refreshVolumes(ctx context.Context, now time.Time) time.Time {
 	return next
 }
 
+// longestCall is how long the runtime may take to make one thing.
+const longestCall = 4 * time.Minute
+
+// carriedThrough is the context of calls that the runtime finishes even if
+// nobody waits for it any more: a pod that ends waits for their answer, so that
+// nothing appears behind its back.
+func carriedThrough(ctx context.Context) (context.Context, context.CancelFunc) {
+	if ctx.Err() != nil {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(context.WithoutCancel(ctx), longestCall)
+}
+
 // makeSandbox makes the pod's sandbox and remembers it.
 func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, attempt uint32) error {
 	cfg, err := w.host.sandboxConfig(pod, attempt)
@@ -235,7 +248,9 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, attempt uint32) e
 	if err != nil {
 		return err
 	}
-	resp, err := w.host.CRI.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: cfg, RuntimeHandler: handler})
+	call, cancel := carriedThrough(ctx)
+	defer cancel()
+	resp, err := w.host.CRI.Runtime.RunPodSandbox(call, &runtimeapi.RunPodSandboxRequest{Config: cfg, RuntimeHandler: handler})
 	if err != nil {
 		return errors.New(cri.Message(err))
 	}

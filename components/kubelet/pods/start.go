@@ -88,7 +88,9 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 		w.host.event(pod, s.Name, true, "Failed", "Error: "+msg)
 		return fail(createContainerConfigError, msg, time.Now().Add(retryStart))
 	}
-	created, err := w.host.CRI.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+	call, cancel := carriedThrough(ctx)
+	defer cancel()
+	created, err := w.host.CRI.Runtime.CreateContainer(call, &runtimeapi.CreateContainerRequest{
 		PodSandboxId: box.ID, Config: cfg, SandboxConfig: sandbox,
 	})
 	if err != nil {
@@ -109,7 +111,7 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 	}
 	w.mu.Unlock()
 	id := created.ContainerId
-	_, startErr := w.host.CRI.Runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id})
+	_, startErr := w.host.CRI.Runtime.StartContainer(call, &runtimeapi.StartContainerRequest{ContainerId: id})
 	if startErr == nil {
 		w.host.event(pod, s.Name, false, "Started", "Container started")
 	}
