@@ -157,10 +157,10 @@ func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *ima
 	if err := os.Mkdir(r.state("containers", c.id), 0o711); err != nil {
 		return fmt.Errorf("making the container's folder: %w", err)
 	}
-	if err := r.mountRoot(c, image); err != nil {
+	if err := r.mountRoot(c, pod, image); err != nil {
 		return err
 	}
-	mounts, err := r.resolveMounts(c, image.Config, false)
+	mounts, err := r.resolveMounts(c, pod, image.Config, false)
 	if err != nil {
 		return err
 	}
@@ -180,9 +180,10 @@ func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *ima
 
 // mountRoot mounts the container's root: the image's layers, its own changes
 // above.
-func (r *Runtime) mountRoot(c *containerState, image *images.Image) error {
+func (r *Runtime) mountRoot(c *containerState, pod sandboxRecord, image *images.Image) error {
 	dir := r.containerDir(c.id)
-	overlay := container.Overlay{Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Target: r.containerRoot(c.id)}
+	overlay := container.Overlay{Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Target: r.containerRoot(c.id),
+		UserNS: r.mappedUsers(c, pod)}
 	for _, layer := range image.Layers {
 		overlay.Lower = append(overlay.Lower, r.images.LayerDir(layer))
 	}
@@ -191,7 +192,7 @@ func (r *Runtime) mountRoot(c *containerState, image *images.Image) error {
 
 // resolveMounts gives each mount a folder of the host: images are mounted
 // first, unless this is done again for a container that has them.
-func (r *Runtime) resolveMounts(c *containerState, config images.Config, again bool) ([]*runtimeapi.Mount, error) {
+func (r *Runtime) resolveMounts(c *containerState, pod sandboxRecord, config images.Config, again bool) ([]*runtimeapi.Mount, error) {
 	var out []*runtimeapi.Mount
 	covered := map[string]bool{}
 	for i, m := range c.get().config.GetMounts() {
@@ -200,13 +201,16 @@ func (r *Runtime) resolveMounts(c *containerState, config images.Config, again b
 			out = append(out, m)
 			continue
 		}
+		if !m.GetReadonly() {
+			return nil, fmt.Errorf("failed to mount image volume at %q: image volumes must be read-only", m.GetContainerPath())
+		}
 		image, err := r.images.Get(m.GetImage().GetImage())
 		if err != nil {
 			return nil, fmt.Errorf("failed to resolve image %q of a mount: %w", m.GetImage().GetImage(), err)
 		}
 		target := r.state("containers", c.id, fmt.Sprintf("image-%d", i))
 		if !again {
-			if err := r.mountImage(c, image, target); err != nil {
+			if err := r.mountImage(c, pod, image, target, i); err != nil {
 				return nil, err
 			}
 		}
@@ -215,7 +219,7 @@ func (r *Runtime) resolveMounts(c *containerState, config images.Config, again b
 			return nil, fmt.Errorf("failed to mount image volume: subpath %q: %w", m.GetImageSubPath(), err)
 		}
 		m = proto.Clone(m).(*runtimeapi.Mount)
-		m.HostPath, m.Readonly = source, true
+		m.HostPath, m.UidMappings, m.GidMappings = source, nil, nil // they were mapped when it was mounted
 		out = append(out, m)
 	}
 	// With a read-only root what the image calls volumes must be writable.
@@ -230,22 +234,42 @@ func (r *Runtime) resolveMounts(c *containerState, config images.Config, again b
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				return nil, fmt.Errorf("making a volume: %w", err)
 			}
+			if u := r.mappedUsers(c, pod); u != nil {
+				if err := os.Chown(dir, u.UID, u.GID); err != nil {
+					return nil, fmt.Errorf("making a volume: %w", err)
+				}
+			}
 			out = append(out, &runtimeapi.Mount{ContainerPath: path, HostPath: dir})
 		}
 	}
 	return out, nil
 }
 
-// mountImage mounts an image's files, which the container keeps from being
-// collected.
-func (r *Runtime) mountImage(c *containerState, image *images.Image, target string) error {
-	overlay := container.Overlay{Target: target}
+// mappedUsers are those of the container's user namespace, nil for the host's.
+func (r *Runtime) mappedUsers(c *containerState, pod sandboxRecord) *container.MappedUsers {
+	u, err := userNS(pod.config)
+	if err != nil || u == nil {
+		return nil // it was checked when the pod was made
+	}
+	return &container.MappedUsers{
+		File: fmt.Sprintf("/proc/%d/ns/user", pod.Process.PID), UID: u.HostUID, GID: u.HostGID,
+		Dir: r.state("containers", c.id, "layers"),
+	}
+}
+
+// mountImage mounts an image's files for one of the container's mounts, which
+// keeps it from being collected and tells from now on which image it is.
+func (r *Runtime) mountImage(c *containerState, pod sandboxRecord, image *images.Image, target string, mount int) error {
+	overlay := container.Overlay{Target: target, UserNS: r.mappedUsers(c, pod)}
 	for _, layer := range image.Layers {
 		overlay.Lower = append(overlay.Lower, r.images.LayerDir(layer))
 	}
 	err := r.changeContainer(c, func(rec *containerRecord) {
 		rec.Layers = append(slices.Clone(rec.Layers), image.Layers...)
 		rec.Volumes = append(slices.Clone(rec.Volumes), target)
+		rec.config = proto.Clone(rec.config).(*runtimeapi.ContainerConfig)
+		rec.config.Mounts[mount].Image.ImageRef = image.ID
+		rec.Config = marshal(rec.config)
 	})
 	if err != nil {
 		return err
@@ -270,6 +294,7 @@ func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.C
 		ID: c.id, Config: rec.config, Image: image, Rootfs: r.containerRoot(c.id), Mounts: mounts,
 		Cgroup: rec.Cgroup, UnifiedCgroups: r.cgroups.Unified(),
 		SandboxPID: pod.Process.PID, SandboxFiles: sandbox.PathsIn(r.sandboxDir(pod.ID)), SHM: shm, Hostname: hostname,
+		UserNS: r.mappedUsers(c, pod) != nil,
 		SandboxPrivileged: pod.config.GetLinux().GetSecurityContext().GetPrivileged(), AppArmor: r.apparmor,
 	}
 	options := rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions()

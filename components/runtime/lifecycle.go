@@ -125,7 +125,7 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 		if err != nil {
 			return err
 		}
-		mounts, err := r.resolveMounts(c, image.Config, true)
+		mounts, err := r.resolveMounts(c, pod, image.Config, true)
 		if err != nil {
 			return err
 		}

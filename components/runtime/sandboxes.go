@@ -115,8 +115,8 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	if h := req.GetRuntimeHandler(); h != "" && h != "hyperkube" {
 		return nil, fmt.Errorf("failed to get sandbox runtime: no runtime for %q is configured", h)
 	}
-	if options := namespaceOptions(config); options.GetUsernsOptions().GetMode() == runtimeapi.NamespaceMode_POD && options.GetUsernsOptions() != nil {
-		return nil, errors.New("user namespaces are not supported")
+	if _, err := userNS(config); err != nil {
+		return nil, err
 	}
 	if err := sandbox.CheckSysctls(config.GetLinux().GetSysctls(), hostNetwork(config), hostIPC(config)); err != nil {
 		return nil, err
@@ -167,6 +167,10 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState) error {
 		return err
 	}
 	shared := hostNetwork(config)
+	user, err := userNS(config)
+	if err != nil {
+		return err
+	}
 	hostname := config.GetHostname()
 	var dns *sandbox.DNS
 	if d := config.GetDnsConfig(); d != nil {
@@ -176,7 +180,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState) error {
 		return err
 	}
 	if !hostIPC(config) {
-		if err := sandbox.MountSHM(r.shm(id)); err != nil {
+		if err := sandbox.MountSHM(r.shm(id), user); err != nil {
 			return err
 		}
 	}
@@ -199,6 +203,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState) error {
 		HostNetwork: shared, HostIPC: hostIPC(config), OOMScoreAdj: -998,
 		HostPID:  namespaceOptions(config).GetPid() == runtimeapi.NamespaceMode_NODE,
 		SharePID: namespaceOptions(config).GetPid() == runtimeapi.NamespaceMode_POD,
+		UserNS:   user,
 	})
 	if err != nil {
 		return err
@@ -223,8 +228,12 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState) error {
 func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string) error {
 	config := s.get().config
 	shared := hostNetwork(config)
+	user, err := userNS(config)
+	if err != nil {
+		return err
+	}
 	inside := func() error {
-		return sandbox.Configure(s.handle, hostname, !shared, !hostIPC(config), config.GetLinux().GetSysctls())
+		return sandbox.Configure(s.handle, hostname, !shared, !hostIPC(config), user, config.GetLinux().GetSysctls())
 	}
 	netns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.handle.PID()))
 	if err != nil {
@@ -433,6 +442,7 @@ func sandboxStatus(rec sandboxRecord) *runtimeapi.PodSandboxStatus {
 		Network: &runtimeapi.PodSandboxNetworkStatus{},
 		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: &runtimeapi.NamespaceOption{
 			Network: namespaceOptions(rec.config).GetNetwork(), Pid: namespaceOptions(rec.config).GetPid(), Ipc: namespaceOptions(rec.config).GetIpc(),
+			UsernsOptions: namespaceOptions(rec.config).GetUsernsOptions(),
 		}}},
 		Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations(), RuntimeHandler: rec.Handler,
 	}

@@ -43,8 +43,12 @@ func buildMounts(in Input, security *runtimeapi.LinuxContainerSecurityContext, s
 	for _, f := range []struct{ source, destination string }{
 		{in.SandboxFiles.Hosts, "/etc/hosts"}, {in.SandboxFiles.Hostname, "/etc/hostname"}, {in.SandboxFiles.ResolvConf, "/etc/resolv.conf"},
 	} {
-		if !mine[f.destination] {
-			bind(f.source, f.destination, rootAccess)
+		if mine[f.destination] {
+			continue
+		}
+		bind(f.source, f.destination, rootAccess)
+		if in.UserNS {
+			mounts[len(mounts)-1].Options = append(mounts[len(mounts)-1].Options, "idmap")
 		}
 	}
 	if !mine["/dev/shm"] {
@@ -86,6 +90,10 @@ func bindMount(m *runtimeapi.Mount, spec *specs.Spec) (specs.Mount, error) {
 		return specs.Mount{}, fmt.Errorf("failed to resolve mount source %q: %w", source, err)
 	}
 	options := []string{"rbind"}
+	if len(m.GetUidMappings())+len(m.GetGidMappings()) > 0 {
+		// The kubelet sends those of the pod, which are the container's own.
+		options = append(options, "idmap")
+	}
 	switch m.GetPropagation() {
 	case runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
 		options = append(options, "rprivate")

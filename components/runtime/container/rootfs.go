@@ -26,6 +26,18 @@ type Overlay struct {
 	Upper, Work string
 	// Target is where it is mounted.
 	Target string
+	// UserNS is nil for the host's users.
+	UserNS *MappedUsers
+}
+
+// MappedUsers lets files of the image belong to the users of a pod.
+type MappedUsers struct {
+	// File is the pod's user namespace, as a file of /proc.
+	File string
+	// UID and GID are the pod's root, as the host sees it.
+	UID, GID int
+	// Dir is a folder that is made for mounts that are gone afterwards.
+	Dir string
 }
 
 // Mount mounts the overlay.
@@ -40,6 +52,19 @@ func (o Overlay) Mount() error {
 	}
 	if len(o.Lower) == 0 {
 		return errors.New("mounting the container's root: the image has no layers")
+	}
+	if u := o.UserNS; u != nil {
+		defer func() { _ = u.forget(len(o.Lower)) }()
+		lower, err := u.mapAll(o.Lower)
+		if err != nil {
+			return fmt.Errorf("mounting the image for the pod's users: %w", err)
+		}
+		o.Lower = lower
+		if o.Upper != "" {
+			if err := os.Chown(o.Upper, u.UID, u.GID); err != nil {
+				return fmt.Errorf("mounting the container's root: %w", err)
+			}
+		}
 	}
 	if len(o.Lower) == 1 && o.Upper == "" {
 		// Overlays of one layer alone are not allowed.
@@ -80,6 +105,57 @@ func (o Overlay) mount(lower []string) error {
 		return unix.E2BIG
 	}
 	return unix.Mount("overlay", o.Target, "overlay", 0, data)
+}
+
+// mapAll mounts each folder once more, with owners mapped: overlays themselves
+// cannot be.
+func (u *MappedUsers) mapAll(dirs []string) ([]string, error) {
+	ns, err := os.Open(u.File)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	out := make([]string, len(dirs))
+	for i, dir := range dirs {
+		out[i] = u.layer(i)
+		if err := os.MkdirAll(out[i], 0o700); err != nil {
+			return nil, err
+		}
+		if err := mountMapped(dir, out[i], int(ns.Fd())); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func (u *MappedUsers) layer(i int) string { return filepath.Join(u.Dir, fmt.Sprint(i)) }
+
+// forget takes the mounts of mapAll away again; who uses them keeps them.
+func (u *MappedUsers) forget(n int) error {
+	var errs []error
+	for i := range n {
+		errs = append(errs, Unmount(u.layer(i)))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return os.RemoveAll(u.Dir)
+}
+
+func mountMapped(dir, target string, ns int) error {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("cloning the mount of %s: %w", dir, err)
+	}
+	defer unix.Close(fd)
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ns), Propagation: unix.MS_PRIVATE}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return fmt.Errorf("mapping the owners of %s (Linux 5.19 or newer and a file system that can are needed): %w", dir, err)
+	}
+	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("mounting at %s: %w", target, err)
+	}
+	return nil
 }
 
 // mountRelative mounts from the layers' common folder, for options must fit

@@ -127,10 +127,10 @@ func ResolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityConte
 		name = image.User
 	}
 	if group := security.GetRunAsGroup(); group != nil {
-		name, _, _ = strings.Cut(name, ":")
-		if name == "" {
-			name = "0"
+		if security.GetRunAsUser() == nil && security.GetRunAsUsername() == "" {
+			return User{}, fmt.Errorf("user group \"%d\" is specified without user", group.GetValue())
 		}
+		name, _, _ = strings.Cut(name, ":")
 		name += ":" + strconv.FormatInt(group.GetValue(), 10)
 	}
 	passwd, closePasswd := inRoot(rootfs, "etc/passwd")

@@ -45,6 +45,8 @@ type Input struct {
 	SHM string
 	// Hostname is the pod's.
 	Hostname string
+	// UserNS tells that the pod has a user namespace of its own.
+	UserNS bool
 	// SandboxPrivileged allows privileged containers.
 	SandboxPrivileged bool
 	// AppArmor is what the host can do.
@@ -67,6 +69,9 @@ func Build(in Input) (*specs.Spec, error) {
 	privileged := security.GetPrivileged()
 	if privileged && !in.SandboxPrivileged {
 		return nil, errors.New("no privileged container allowed in sandbox")
+	}
+	if privileged && in.UserNS {
+		return nil, errors.New("no privileged container allowed in a pod with a user namespace of its own")
 	}
 	first, err := buildProcess(in, security)
 	if err != nil {
@@ -210,6 +215,9 @@ func buildNamespaces(in Input, security *runtimeapi.LinuxContainerSecurityContex
 		list = append(list, specs.LinuxNamespace{Type: specs.PIDNamespace, Path: of(in.TargetPID, "pid")})
 	case runtimeapi.NamespaceMode_POD:
 		list = append(list, specs.LinuxNamespace{Type: specs.PIDNamespace, Path: of(in.SandboxPID, "pid")})
+	}
+	if in.UserNS {
+		list = append(list, specs.LinuxNamespace{Type: specs.UserNamespace, Path: of(in.SandboxPID, "user")})
 	}
 	if in.UnifiedCgroups {
 		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})

@@ -103,6 +103,10 @@ func newNode(t testing.TB, extra ...string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Users of pods, too, go through it.
+	if err := os.Chmod(root, 0o711); err != nil {
+		t.Fatal(err)
+	}
 	n := &node{t: t, root: root, log: filepath.Join(root, "log"), extra: extra,
 		cgroup: fmt.Sprintf("/hyperkube-test-%d-%s", os.Getpid(), filepath.Base(root)[len("hyperkube-runtime-test-"):])}
 	t.Cleanup(n.finish)
@@ -345,7 +349,7 @@ func busybox(t testing.TB) v1.Image {
 		{name: "old/", kind: tar.TypeDir}, {name: "old/file", data: "covered"},
 	}
 	for _, applet := range []string{"sh", "cat", "echo", "sleep", "id", "ls", "stty", "wget", "nc", "httpd", "hostname", "mount", "touch", "mkdir",
-		"true", "false", "kill", "dd", "test", "env", "tail", "ps", "grep", "yes", "head", "wc", "ip", "sysctl", "chmod", "unshare"} {
+		"true", "false", "kill", "dd", "test", "env", "tail", "ps", "grep", "yes", "head", "wc", "ip", "awk", "sort", "tr", "chown", "rm", "seq", "sysctl", "chmod", "unshare"} {
 		files = append(files, file{name: "bin/" + applet, kind: tar.TypeSymlink, data: "busybox"})
 	}
 	image, err := mutate.AppendLayers(empty.Image, layer(t, files...), layer(t,

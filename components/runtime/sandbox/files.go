@@ -78,13 +78,17 @@ func resolvConf(dns DNS) string {
 	return b.String()
 }
 
-// MountSHM mounts the pod's /dev/shm at dir, of the usual 64 MiB.
-func MountSHM(dir string) error {
+// MountSHM mounts the pod's /dev/shm at dir, of the usual 64 MiB, as the pod's
+// root sees it: user is nil for a pod of the host's users.
+func MountSHM(dir string, user *UserNS) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the pod's /dev/shm: %w", err)
 	}
-	size := strconv.Itoa(64 << 20)
-	if err := unix.Mount("shm", dir, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size="+size); err != nil {
+	options := "mode=1777,size=" + strconv.Itoa(64<<20)
+	if user != nil {
+		options += fmt.Sprintf(",uid=%d,gid=%d", user.HostUID, user.HostGID)
+	}
+	if err := unix.Mount("shm", dir, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mounting the pod's /dev/shm: %w", err)
 	}
 	return nil

@@ -4,11 +4,14 @@
 package sandbox
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -37,7 +40,13 @@ type Options struct {
 	HostNetwork, HostIPC, HostPID, SharePID bool
 	// OOMScoreAdj of the process.
 	OOMScoreAdj int
+	// UserNS gives the pod a user namespace of its own, nil the host's.
+	UserNS *UserNS
 }
+
+// UserNS says which users of the host those of a pod are: its first Length
+// users are HostUID and those that follow, and groups likewise.
+type UserNS struct{ HostUID, HostGID, Length int }
 
 // Install writes the pause program to file, unless it is there as it should be.
 func Install(file string) error {
@@ -77,12 +86,29 @@ func Start(o Options) (*process.Handle, error) {
 		return nil, fmt.Errorf("starting the sandbox: %w", err)
 	}
 	defer null.Close()
-	p, err := os.StartProcess(o.Program, args, &os.ProcAttr{
+	attr := &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{marker + o.ID},
 		Files: []*os.File{null, null, null},
 		Sys:   &syscall.SysProcAttr{Cloneflags: flags, Setsid: true},
-	})
+	}
+	file := o.Program
+	if u := o.UserNS; u != nil {
+		attr.Sys.Cloneflags |= unix.CLONE_NEWUSER
+		attr.Sys.UidMappings = []syscall.SysProcIDMap{{HostID: u.HostUID, Size: u.Length}}
+		attr.Sys.GidMappings = []syscall.SysProcIDMap{{HostID: u.HostGID, Size: u.Length}}
+		attr.Sys.GidMappingsEnableSetgroups = true
+		attr.Sys.Credential = &syscall.Credential{}
+		// The pod's root may have no way through the folders to the program,
+		// so that it is opened here.
+		program, err := os.Open(o.Program)
+		if err != nil {
+			return nil, fmt.Errorf("starting the sandbox: %w", err)
+		}
+		defer program.Close()
+		file = fmt.Sprintf("/proc/self/fd/%d", program.Fd())
+	}
+	p, err := os.StartProcess(file, args, attr)
 	if err != nil {
 		return nil, fmt.Errorf("starting the sandbox: %w", err)
 	}
@@ -138,8 +164,8 @@ func Orphans(id string) error {
 
 // Configure sets the hostname and the sysctls of a sandbox. It is called on a
 // locked thread that is in the sandbox's network namespace, if that is its
-// own, and that ends afterwards.
-func Configure(h *process.Handle, hostname string, ownUTS, ownIPC bool, sysctls map[string]string) error {
+// own, and that ends afterwards. user is nil for a pod of the host's users.
+func Configure(h *process.Handle, hostname string, ownUTS, ownIPC bool, user *UserNS, sysctls map[string]string) error {
 	kinds := 0
 	if ownUTS {
 		kinds |= unix.CLONE_NEWUTS
@@ -157,16 +183,40 @@ func Configure(h *process.Handle, hostname string, ownUTS, ownIPC bool, sysctls 
 			return fmt.Errorf("setting the pod's hostname: %w", err)
 		}
 	}
-	for name, value := range sysctls {
+	names := slices.Collect(maps.Keys(sysctls))
+	slices.SortFunc(names, func(a, b string) int { // those of the network first
+		return cmp.Or(-cmp.Compare(btoi(ofNetwork(a)), btoi(ofNetwork(b))), cmp.Compare(a, b))
+	})
+	for _, name := range names {
 		file, err := sysctlFile(name)
 		if err != nil {
 			return err
+		}
+		value := sysctls[name]
+		if user != nil && !ofNetwork(name) {
+			// Those of an IPC namespace can only be set by who is its root,
+			// whatever capabilities one has. This thread has no way back.
+			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(user.HostUID), ^uintptr(0)); errno != 0 {
+				return fmt.Errorf("setting sysctl %q: %w", name, errno)
+			}
 		}
 		if err := os.WriteFile(file, []byte(value), 0o644); err != nil {
 			return fmt.Errorf("setting sysctl %q: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// ofNetwork tells whether a sysctl belongs to a network namespace.
+func ofNetwork(sysctl string) bool {
+	return strings.HasPrefix(sysctl, "net.") || strings.HasPrefix(sysctl, "net/")
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // CheckSysctls refuses those that would change the host: only namespaced ones
