@@ -36,6 +36,10 @@ type worker struct {
 	log  *slog.Logger
 	wake chan struct{} // capacity 1
 	done chan struct{} // closed once nothing is left of the pod
+	// cleaned is closed, by clean, once nothing of the pod runs and its volumes
+	// are gone.
+	cleaned chan struct{}
+	clean   func()
 
 	mu sync.Mutex // guards all below
 	// pod is what is wanted, as the source last told.
@@ -91,6 +95,7 @@ func newWorker(h *Host, pod *v1.Pod) *worker {
 		log:      h.Log.With("pod", pod.Namespace+"/"+pod.Name),
 		wake:     make(chan struct{}, 1),
 		done:     make(chan struct{}),
+		cleaned:  make(chan struct{}),
 		dirtyIDs: map[string]bool{},
 		slots:    map[string]podstate.Slot{},
 		kills:    map[string]*kill{},
@@ -100,6 +105,7 @@ func newWorker(h *Host, pod *v1.Pod) *worker {
 		volumes:  map[string]volume.Result{},
 		actuated: map[string]v1.ResourceRequirements{},
 	}
+	w.clean = sync.OnceFunc(func() { close(w.cleaned) })
 	w.report.last = pod.Status.DeepCopy()
 	w.report.version = pod.ResourceVersion
 	return w
@@ -127,7 +133,8 @@ func (w *worker) setPod(pod *v1.Pod) {
 		old := w.pod
 		w.pod = pod
 		w.report.seen(pod)
-		if old.Generation != pod.Generation || !apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) {
+		marks := !maps.Equal(old.Labels, pod.Labels) || !maps.Equal(old.Annotations, pod.Annotations)
+		if marks || old.Generation != pod.Generation || !apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) {
 			// What failed may work now.
 			for name, s := range w.slots {
 				if !s.RetryAt.IsZero() {
@@ -137,7 +144,7 @@ func (w *worker) setPod(pod *v1.Pod) {
 			}
 			w.mountAt = time.Time{}
 		}
-		if !maps.Equal(old.Labels, pod.Labels) || !maps.Equal(old.Annotations, pod.Annotations) {
+		if marks {
 			w.stale = true
 		}
 	})
