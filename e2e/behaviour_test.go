@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/net/websocket"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +30,7 @@ func TestBehaviours(t *testing.T) {
 		"proxied root":      proxiedRoot,
 		"event":             eventPatched,
 		"gone at once":      goneAtOnce,
+		"log by WebSocket":  logBySocket,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -223,4 +226,35 @@ func goneAtOnce(s *space) {
 		}
 		return err
 	})
+}
+
+func logBySocket(s *space) {
+	s.pod("p", corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Command: []string{"echo", "alive"}}}})
+	s.becomes("p", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded })
+	config, err := clientcmd.BuildConfigFromFlags("", s.kubeconfig)
+	if err != nil {
+		s.Fatal(err)
+	}
+	url := strings.Replace(config.Host, "https", "wss", 1) + "/api/v1/namespaces/" + s.name + "/pods/p/log"
+	socket, err := websocket.NewConfig(url, "http://localhost")
+	if err != nil {
+		s.Fatal(err)
+	}
+	if socket.TlsConfig, err = rest.TLSConfigFor(config); err != nil {
+		s.Fatal(err)
+	}
+	socket.Protocol = []string{"binary.k8s.io"}
+	conn, err := websocket.DialConfig(socket)
+	if err != nil {
+		s.Fatal(err)
+	}
+	var all, message []byte
+	for err == nil {
+		all = append(all, message...)
+		err = websocket.Message.Receive(conn, &message)
+	}
+	if string(all) != "alive\n" {
+		s.Errorf("%q, then %v", all, err)
+	}
+	_ = conn.Close() // the server has closed it already
 }

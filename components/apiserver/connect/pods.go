@@ -1,6 +1,7 @@
 package connect
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -127,8 +128,9 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 		return backendError(resp, call)
 	}
 	if wsstream.IsWebSocketRequest(req) {
-		// A broken copy can only end the connection, as below.
-		_ = wsstream.NewReader(resp.Body, true, wsstream.NewDefaultReaderProtocols()).Copy(w, req)
+		// It loses what is read together with the end: the buffer parts them. A
+		// broken copy can only end the connection, as below.
+		_ = wsstream.NewReader(bufio.NewReader(resp.Body), true, wsstream.NewDefaultReaderProtocols()).Copy(w, req)
 		return nil
 	}
 	contentType := resp.Header.Get("Content-Type")
