@@ -106,9 +106,9 @@ func (c *Collection) Create(key string, object runtime.Object, ttl int64) Op {
 	return Op{collection: c, key: key, object: object, ttl: ttl}
 }
 
-// Update replaces expect by object. When that would store the very same bytes
-// and there is no ttl, Commit writes nothing, but still makes sure that expect
-// is what etcd has, and returns expect.
+// Update replaces expect by object. When that would store the very same bytes,
+// Commit writes nothing, but still makes sure that expect is what etcd has, and
+// returns expect. The ttl does not start anew then, as in upstream.
 func (c *Collection) Update(expect *Entry, object runtime.Object, ttl int64) Op {
 	return Op{collection: c, key: expect.key, object: object, expect: expect.revision, ttl: ttl, from: expect}
 }

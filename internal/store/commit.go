@@ -99,7 +99,7 @@ func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 		if err != nil {
 			return nil, fmt.Errorf("encoding %s %q: %w", c.cfg.Resource, op.key, err)
 		}
-		if op.from != nil && op.ttl == 0 && !op.from.Stale() && bytes.Equal(data, op.from.Bytes()) {
+		if op.from != nil && !op.from.Stale() && bytes.Equal(data, op.from.Bytes()) {
 			w.keep = true
 			continue
 		}

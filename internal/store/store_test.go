@@ -292,6 +292,10 @@ func TestTTL(t *testing.T) {
 	if err != nil || ttl.GrantedTTL < 3600 || ttl.GrantedTTL > 3700 {
 		t.Errorf("time to live: %v %v", ttl, err)
 	}
+	// A change of nothing writes nothing, and the time goes on.
+	if same, _ := mustCommit(t, s, c.Update(ops[0], configMap("x", "1"), 3600)); same[0].Revision() != ops[0].Revision() {
+		t.Errorf("a change of nothing made revision %d of %d", same[0].Revision(), ops[0].Revision())
+	}
 	w, err := c.Watch(ctx, WatchOptions{Since: ops[4].Revision()})
 	if err != nil {
 		t.Fatal(err)
