@@ -13,7 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"hyperkube/components/cluster/localnodes"
 	"hyperkube/components/kubelet"
+	"hyperkube/components/network"
 	"hyperkube/components/proxy"
 	"hyperkube/components/proxy/serviceroute"
 	"hyperkube/internal/cgroup"
@@ -45,6 +47,8 @@ type nodeConfig struct {
 	// signs itself; ClientCA verifies who calls it, nil for nobody.
 	Certificate func() (*tls.Certificate, error)
 	ClientCA    *x509.CertPool
+	// NetworkMode is how nodes reach each other's pods; may be empty.
+	NetworkMode network.Mode
 	Journal     *hostchange.Journal
 	Log         *slog.Logger
 }
@@ -55,6 +59,7 @@ type node struct {
 	kubelet *kubelet.Kubelet
 	proxy   *proxy.Proxy
 	routes  *serviceroute.Keeper
+	network *network.Network
 }
 
 // newNode composes the node half: it is the same for up, node, init and join.
@@ -109,7 +114,16 @@ func newNode(cfg nodeConfig) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &node{cfg: cfg, kubelet: k, proxy: p, routes: routes}, nil
+	between, err := network.New(network.Config{
+		NodeName: cfg.Identity.NodeName, Nodes: cfg.Proxy.Informers.Core().V1().Nodes().Informer(), Kube: cfg.Kubelet.Kube,
+		Bridge: cfg.Layout.Bridge(), Tunnel: cfg.Layout.LinkPrefix + "-vxlan", Links: []string{localnodes.Bridge(cfg.Layout)},
+		PodCIDRs: pc.PodCIDRs, Mode: cfg.NetworkMode,
+		Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &node{cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between}, nil
 }
 
 // recordCgroupRoot records the cgroup above all of the node's, if it is the
@@ -139,6 +153,7 @@ func (n *node) Run(ctx context.Context) error {
 	background := context.WithoutCancel(ctx)
 	group.Start(background, "kube-proxy", n.proxy)
 	group.Start(background, "service routes", n.routes)
+	group.Start(background, "network", n.network)
 	group.Start(background, "kubelet", n.kubelet)
 	select {
 	case <-ctx.Done():

@@ -30,6 +30,9 @@ import (
 type nodeOptions struct {
 	root, cgroupRoot string
 	verbose          bool
+	// further is the number of a further node that `up` has made; zero: it is
+	// none.
+	further int
 
 	Kubeconfig          string   `json:"kubeconfig"`
 	ProxyKubeconfig     string   `json:"proxyKubeconfig,omitempty"`
@@ -79,6 +82,7 @@ func newNodeCommand() *cobra.Command {
 	flags.StringVar(&o.KeyFile, "tls-private-key-file", "", "Key of --tls-cert-file.")
 	flags.StringVar(&o.cgroupRoot, "cgroup-root", "", "Cgroup below which all of the node's cgroups are.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
+	flags.IntVar(&o.further, "further", 0, "Run the further node of this number that up --nodes has made on this machine; its network namespace is the caller's.")
 	return cmd
 }
 
@@ -97,11 +101,14 @@ func (o *nodeOptions) command(ctx context.Context) error {
 }
 
 // run runs the node until ctx ends.
-func (o *nodeOptions) run(ctx context.Context, s *steps) error {
+func (o *nodeOptions) run(ctx context.Context, s *steps) (err error) {
 	if err := needRoot(); err != nil {
 		return err
 	}
 	l := layoutFor(o.root)
+	if o.further > 0 {
+		l = l.Numbered(o.further)
+	}
 	if o.cgroupRoot != "" {
 		l.CgroupRoot = o.cgroupRoot
 	}
@@ -127,7 +134,7 @@ func (o *nodeOptions) run(ctx context.Context, s *steps) error {
 		return err
 	}
 	group := &lifecycle.Group{Log: o.log()}
-	defer group.Stop()
+	defer func() { err = errors.Join(err, group.Stop()) }()
 	client, err := o.enter(ctx, l, group, s)
 	if err != nil {
 		return err

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/compose"
@@ -34,6 +36,7 @@ import (
 type clusterRun struct {
 	layout          layout.Node
 	identity        identity
+	further         furtherNodes
 	steps           *steps
 	log             *slog.Logger
 	mergeKubeconfig bool
@@ -110,6 +113,8 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 			Image: version.Image(), DNSAddress: c.identity.DNSAddress, Domain: c.identity.Domain,
 		})
 	}()
+	further := make(chan error, 1)
+	go func() { further <- c.startFurther(ctx, parts) }()
 	if err := c.wait(ctx, group, "the controllers", nil, ready(parts.controllers)); err != nil {
 		return err
 	}
@@ -146,12 +151,15 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	}
 	c.steps.done(began, "node %q is ready", c.identity.NodeName)
 	began = time.Now()
-	names := &dnsWait{slices: informers.Discovery().V1().EndpointSlices().Informer(), kube: kube, address: c.identity.DNSAddress, domain: c.identity.Domain}
+	names := &dnsWait{slices: informers.Discovery().V1().EndpointSlices().Informer(), kube: kube, server: net.JoinHostPort(c.identity.DNSAddress, "53"), domain: c.identity.Domain}
 	if err := c.wait(ctx, group, "DNS", names.describe, names.wait); err != nil {
 		return err
 	}
 	c.steps.done(began, "DNS answers")
-	c.steps.send(step{Text: readyText(c.identity), Ready: true})
+	if err := c.wait(ctx, group, "the further nodes", nil, result(further)); err != nil {
+		return err
+	}
+	c.steps.send(step{Text: readyText(c.identity, c.further.Count), Ready: true})
 
 	select {
 	case <-ctx.Done():
@@ -167,6 +175,22 @@ const (
 	everyWord = 15 * time.Second
 	waitBound = 4 * time.Minute
 )
+
+// startFurther starts the further nodes of this machine. The first node comes
+// first, for the first range of pods is its.
+func (c *clusterRun) startFurther(ctx context.Context, p *parts) error {
+	nodes := p.shared.Informers.Core().V1().Nodes().Informer()
+	if err := until(ctx, nodes, func(n *corev1.Node) bool {
+		return n.Name == c.identity.NodeName && len(n.Spec.PodCIDRs) > 0
+	}); err != nil {
+		return err
+	}
+	f := fleet{
+		layout: c.layout, identity: c.identity, wish: c.further, ca: c.pki.CA,
+		kube: p.admin.Kube, nodes: nodes, steps: c.steps,
+	}
+	return f.ensure(ctx)
+}
 
 // wait runs f, which waits for what, says from time to time what stands in the
 // way, as describe knows, and fails after a bound or when a member of the group

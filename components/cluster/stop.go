@@ -50,7 +50,10 @@ func newStop() *cobra.Command {
 			if err := needRoot(); err != nil {
 				return err
 			}
-			return stopMain(cmd.Context(), cmd.OutOrStdout(), layoutFor(root))
+			l := layoutFor(root)
+			return errors.Join(
+				stopMain(cmd.Context(), cmd.OutOrStdout(), l),
+				stopFurther(cmd.Context(), cmd.OutOrStdout(), l))
 		},
 	}
 	rootFlag(cmd, &root)
@@ -109,15 +112,21 @@ func newDown() *cobra.Command {
 // down, which needs the turn alone, stops the main process, the pods and the runtime, in this order so that
 // nobody starts what was just stopped, and takes back what they changed.
 func down(ctx context.Context, out io.Writer, l layout.Node) error {
+	if err := removeUnit(ctx, l); err != nil {
+		return err
+	}
 	if err := stopMain(ctx, out, l); err != nil {
 		return err
 	}
 	var errs []error
+	if err := downFurtherAll(ctx, out, l); err != nil {
+		errs = append(errs, err)
+	}
 	if err := stopRuntime(ctx, out, l); err != nil {
 		// What holds a pod may be broken: the journals know its cgroup.
 		errs = append(errs, err)
 	}
-	for _, process := range journals {
+	for _, process := range append([]string{"nodes"}, journals...) {
 		if err := hostchange.Undo(ctx, l.Journal(process)); err != nil {
 			errs = append(errs, err)
 		}
@@ -183,6 +192,9 @@ func reset(ctx context.Context, out io.Writer, l layout.Node) error {
 	if err := down(ctx, out, l); err != nil {
 		return err
 	}
+	if err := removeEtc(l); err != nil {
+		return err
+	}
 	target, err := kubeconfig.UserTarget(os.Getenv)
 	if err != nil {
 		return err
@@ -202,9 +214,9 @@ func reset(ctx context.Context, out io.Writer, l layout.Node) error {
 // removeEmpty removes the folders that were only there for a cluster elsewhere
 // than in the usual places, the deeper first.
 func removeEmpty(l layout.Node) {
-	above := []string{filepath.Dir(l.Data), filepath.Dir(l.Kubelet), filepath.Dir(l.Run), filepath.Dir(l.PodLogs), filepath.Dir(filepath.Dir(l.Data))}
+	above := []string{filepath.Dir(l.Data), filepath.Dir(l.Kubelet), filepath.Dir(l.Run), filepath.Dir(l.PodLogs), filepath.Dir(filepath.Dir(l.Data)), filepath.Dir(l.Etc)}
 	for _, dir := range above {
-		if !slices.Contains([]string{"/var/lib", "/run", "/var/log", "/var"}, dir) {
+		if !slices.Contains([]string{"/var/lib", "/run", "/var/log", "/var", "/etc"}, dir) {
 			_ = os.Remove(dir)
 		}
 	}

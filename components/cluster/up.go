@@ -28,6 +28,8 @@ type upOptions struct {
 	domain       string
 	noKubeconfig bool
 	verbose      bool
+	// nodes in all; zero: as many as there were.
+	nodes int
 }
 
 func newUp() *cobra.Command {
@@ -48,6 +50,7 @@ func newUp() *cobra.Command {
 	flags.StringSliceVar(&o.serviceCIDRs, "service-cidr", nil, "Range of service addresses at the first start; empty chooses a free one.")
 	flags.StringVar(&o.domain, "cluster-domain", "", "Domain of the cluster at the first start; empty is cluster.local.")
 	flags.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Leave the user's kubeconfig alone.")
+	flags.IntVar(&o.nodes, "nodes", 0, "Nodes in all, the further ones in network namespaces of this machine; 0 is as many as before, one at first.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	return cmd
 }
@@ -64,7 +67,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		return err
 	} else if pid != 0 {
 		fmt.Fprintf(cmd.OutOrStdout(), "hyperkube is running already (process %d)\n", pid)
-		return nil
+		return o.changeNodes(cmd.Context(), l, newSteps(printStep(cmd.OutOrStdout())))
 	}
 	show := printStep(cmd.OutOrStdout())
 	if o.foreground {
@@ -124,8 +127,12 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
 	if err != nil {
 		return err
 	}
+	further, err := wishFurtherNodes(l, o.nodes)
+	if err != nil {
+		return err
+	}
 	s.done(began, "this machine is fit for node %q", id.NodeName)
-	c := &clusterRun{layout: l, identity: id, steps: s, log: log, mergeKubeconfig: !o.noKubeconfig}
+	c := &clusterRun{layout: l, identity: id, further: further, steps: s, log: log, mergeKubeconfig: !o.noKubeconfig}
 	return c.run(ctx, began)
 }
 
@@ -163,7 +170,10 @@ func (o *upOptions) identity(l layout.Node) (identity, error) {
 }
 
 // readyText is the last line that `up` prints, before its time.
-func readyText(id identity) string {
+func readyText(id identity, nodes int) string {
+	if nodes > 1 {
+		return fmt.Sprintf("hyperkube %s is up, %d nodes are ready", version.Get().GitVersion, nodes)
+	}
 	return fmt.Sprintf("hyperkube %s is up, node %q is ready", version.Get().GitVersion, id.NodeName)
 }
 

@@ -27,6 +27,9 @@ type Config struct {
 	User string
 	// Server is the API server's URL.
 	Server string
+	// ServerName is what the server's certificate is for, if not the name or
+	// address in Server; may be empty.
+	ServerName string
 	// CA are the PEM certificates that the server is verified by.
 	CA []byte
 	// Cert and Key are a client certificate in PEM; or Token is a bearer
@@ -48,6 +51,7 @@ func New(cfg Config) *clientcmdapi.Config {
 	}
 	cluster := clientcmdapi.NewCluster()
 	cluster.Server = cfg.Server
+	cluster.TLSServerName = cfg.ServerName
 	cluster.CertificateAuthorityData = cfg.CA
 	cluster.DisableCompression = true
 	auth := clientcmdapi.NewAuthInfo()

@@ -1,0 +1,275 @@
+// Package localnodes makes the network of the further nodes that `up --nodes`
+// has on the same machine: for each a network namespace, and a bridge that
+// joins them with the machine.
+//
+//	machine: hk-nodes .1 ──┬── hkn1 ═ eth0 .2  namespace of the first further node
+//	                       └── hkn2 ═ eth0 .3  namespace of the second
+//
+// A namespace is held by a bind mount in the node's run folder and by nothing
+// else, so it outlives every process. All names derive from the layout, and
+// everything is idempotent and recorded before it is made.
+package localnodes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/hostchange"
+	"hyperkube/internal/iptables"
+	"hyperkube/internal/layout"
+)
+
+// Link is the name of a node's own link in its namespace.
+const Link = "eth0"
+
+// Machine is the network of the nodes of one machine.
+type Machine struct {
+	// Layout is that of the machine's first node, whose namespace is the
+	// caller's.
+	Layout layout.Node
+	// Subnet has the addresses of the bridge and the nodes.
+	Subnet netip.Prefix
+	// PodCIDRs are those of the cluster.
+	PodCIDRs []netip.Prefix
+	// Journal records the changes to the host.
+	Journal *hostchange.Journal
+}
+
+// Bridge is the name of the bridge between the nodes.
+func Bridge(l layout.Node) string { return l.LinkPrefix + "-nodes" }
+
+// Veth is the name of the machine's end of the i-th further node's link.
+func Veth(l layout.Node, i int) string { return l.LinkPrefix + "n" + strconv.Itoa(i) }
+
+// Namespace is the path of the i-th further node's network namespace.
+func Namespace(l layout.Node, i int) string { return filepath.Join(l.Numbered(i).Run, "netns") }
+
+// Gateway is the machine's own address on the bridge.
+func (m *Machine) Gateway() netip.Addr { return m.Subnet.Masked().Addr().Next() }
+
+// Address is that of the i-th further node.
+func (m *Machine) Address(i int) netip.Addr {
+	addr := m.Gateway()
+	for range i {
+		addr = addr.Next()
+	}
+	return addr
+}
+
+const chain = "HK-NODES"
+
+var jumps = []iptables.Jump{
+	{Table: "nat", Chain: "POSTROUTING", To: chain, Comment: "hyperkube nodes of this machine"},
+	{Table: "filter", Chain: "FORWARD", To: chain, Comment: "hyperkube nodes of this machine"},
+}
+
+// EnsureBridge makes the bridge, or mends what is missing of it: its address,
+// forwarding, and the rules by which nodes reach what is outside.
+func (m *Machine) EnsureBridge(ctx context.Context) error {
+	name := Bridge(m.Layout)
+	changes := []hostchange.Change{{Kind: hostchange.Link, Name: name}}
+	for _, j := range jumps {
+		changes = append(changes,
+			hostchange.Change{Kind: hostchange.Chain, Name: "4 " + j.Table + " " + chain}, j.Change(iptables.IPv4))
+	}
+	if err := m.Journal.Record(changes...); err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.Flags = name, net.FlagUp
+		// Otherwise it is the lowest of the ports', which come and go.
+		attrs.HardwareAddr = hardwareAddr(m.Gateway())
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("making the bridge of the nodes: %w", err)
+		}
+		link, err = netlink.LinkByName(name)
+	}
+	if err != nil {
+		return fmt.Errorf("finding the bridge of the nodes: %w", err)
+	}
+	if err := netlink.AddrReplace(link, m.addr(m.Gateway())); err != nil {
+		return fmt.Errorf("giving the bridge of the nodes its address: %w", err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fmt.Errorf("setting up the bridge of the nodes: %w", err)
+	}
+	if err := m.forward(); err != nil {
+		return err
+	}
+	saved, err := iptables.Save(ctx, iptables.IPv4)
+	if err != nil {
+		return err
+	}
+	if err := iptables.Restore(ctx, iptables.IPv4, m.rules(saved)); err != nil {
+		return fmt.Errorf("writing the rules of the nodes: %w", err)
+	}
+	return nil
+}
+
+// rules are those of the bridge. What goes between it and the pods' is left to
+// the pod network, whose policies it passes.
+func (m *Machine) rules(saved string) string {
+	bridge, pods := Bridge(m.Layout), m.Layout.Bridge()
+	var b strings.Builder
+	write := func(table string, lines ...string) {
+		fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n%s", table, chain, strings.Join(lines, ""))
+		for _, j := range jumps {
+			if j.Table == table && !j.In(saved) {
+				b.WriteString(j.Insert() + "\n")
+			}
+		}
+		b.WriteString("COMMIT\n")
+	}
+	var nat []string
+	for _, cidr := range m.PodCIDRs {
+		if cidr.Addr().Is4() {
+			nat = append(nat, fmt.Sprintf("-A %s -d %s -j RETURN\n", chain, cidr))
+		}
+	}
+	write("nat", append(nat, fmt.Sprintf("-A %s -s %s ! -o %s -j MASQUERADE\n", chain, m.Subnet.Masked(), bridge))...)
+	write("filter",
+		fmt.Sprintf("-A %s -i %s ! -o %s -j ACCEPT\n", chain, bridge, pods),
+		fmt.Sprintf("-A %s ! -i %s -o %s -j ACCEPT\n", chain, pods, bridge))
+	return b.String()
+}
+
+func (m *Machine) forward() error {
+	const name, file = "net/ipv4/ip_forward", "/proc/sys/net/ipv4/ip_forward"
+	before, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("reading sysctl net.ipv4.ip_forward: %w", err)
+	}
+	old := strings.TrimSpace(string(before))
+	if old == "1" {
+		return nil
+	}
+	if err := m.Journal.Record(hostchange.Change{Kind: hostchange.Sysctl, Name: name, Before: old}); err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, []byte("1"), 0o644); err != nil {
+		return fmt.Errorf("setting sysctl net.ipv4.ip_forward: %w", err)
+	}
+	return nil
+}
+
+func (m *Machine) addr(a netip.Addr) *netlink.Addr {
+	return &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(m.Subnet.Bits(), a.BitLen())}}
+}
+
+// hardwareAddr derives a locally administered MAC from an IPv4 address, so that
+// neighbours' caches stay right when a link is made again.
+func hardwareAddr(a netip.Addr) net.HardwareAddr {
+	b := a.As4()
+	return net.HardwareAddr{0x0a, 0x5a, b[0], b[1], b[2], b[3]}
+}
+
+// EnsureNode makes namespace and link of the i-th further node, or mends what
+// is missing of them. The bridge must be there.
+func (m *Machine) EnsureNode(i int) error {
+	path, veth := Namespace(m.Layout, i), Veth(m.Layout, i)
+	if err := m.Journal.Record(
+		hostchange.Change{Kind: hostchange.Mount, Name: path},
+		hostchange.Change{Kind: hostchange.Link, Name: veth},
+	); err != nil {
+		return err
+	}
+	if err := ensureNamespace(path); err != nil {
+		return fmt.Errorf("making the network namespace of node %d: %w", i, err)
+	}
+	if err := m.ensureLink(path, veth, i); err != nil {
+		return fmt.Errorf("linking node %d: %w", i, err)
+	}
+	return nil
+}
+
+func (m *Machine) ensureLink(path, veth string, i int) error {
+	bridge, err := netlink.LinkByName(Bridge(m.Layout))
+	if err != nil {
+		return err
+	}
+	netns, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer netns.Close()
+	inside := Inside(path, func() error { _, err := netlink.LinkByName(Link); return err })
+	link, err := netlink.LinkByName(veth)
+	if err == nil && inside != nil {
+		// An end without the other is a leftover.
+		if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+			return err
+		}
+	}
+	if err != nil || inside != nil {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.TxQLen = veth, -1
+		err := netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs: attrs, PeerName: Link, PeerNamespace: netlink.NsFd(int(netns.Fd())), PeerHardwareAddr: hardwareAddr(m.Address(i)),
+		})
+		if err != nil {
+			return fmt.Errorf("making link %s: %w", veth, err)
+		}
+		if link, err = netlink.LinkByName(veth); err != nil {
+			return err
+		}
+	}
+	if err := netlink.LinkSetMaster(link, bridge); err != nil {
+		return fmt.Errorf("joining %s to the bridge: %w", veth, err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fmt.Errorf("setting up %s: %w", veth, err)
+	}
+	return Inside(path, func() error {
+		if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"}}); err != nil {
+			return fmt.Errorf("setting up lo: %w", err)
+		}
+		link, err := netlink.LinkByName(Link)
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrReplace(link, m.addr(m.Address(i))); err != nil {
+			return fmt.Errorf("giving the node its address: %w", err)
+		}
+		if err := netlink.LinkSetUp(link); err != nil {
+			return fmt.Errorf("setting up %s: %w", Link, err)
+		}
+		if err := netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: m.Gateway().AsSlice()}); err != nil {
+			return fmt.Errorf("making the node's default route: %w", err)
+		}
+		return nil
+	})
+}
+
+// Remove takes away namespace and link of the i-th further node. What is gone
+// already is no error.
+func Remove(l layout.Node, i int) error {
+	link, err := netlink.LinkByName(Veth(l, i))
+	if err == nil {
+		err = netlink.LinkDel(link)
+	}
+	if errors.As(err, &netlink.LinkNotFoundError{}) || errors.Is(err, unix.ENODEV) {
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("removing the link of node %d: %w", i, err)
+	}
+	path := Namespace(l, i)
+	for isNamespace(path) {
+		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return fmt.Errorf("removing the network namespace of node %d: %w", i, err)
+		}
+	}
+	return nil
+}

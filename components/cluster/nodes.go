@@ -1,0 +1,394 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/cluster/localnodes"
+	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/client"
+	"hyperkube/internal/hostchange"
+	"hyperkube/internal/kubeconfig"
+	"hyperkube/internal/layout"
+	"hyperkube/internal/pki"
+)
+
+// furtherNodes is what a cluster keeps of the nodes that it has on this machine
+// besides the first.
+type furtherNodes struct {
+	// Count of nodes in all; the first is one.
+	Count int `json:"count"`
+	// Subnet of the bridge that joins them.
+	Subnet string `json:"subnet"`
+}
+
+func furtherNodesFile(l layout.Node) string { return filepath.Join(l.Data, "nodes.json") }
+
+// loadFurtherNodes returns what is kept; a Count of one if nothing is.
+func loadFurtherNodes(l layout.Node) (furtherNodes, error) {
+	f := furtherNodes{Count: 1}
+	data, err := os.ReadFile(furtherNodesFile(l))
+	if errors.Is(err, os.ErrNotExist) {
+		return f, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &f)
+	}
+	if err != nil {
+		return f, fmt.Errorf("reading how many nodes there are: %w", err)
+	}
+	return f, nil
+}
+
+// maxLocalNodes is how many nodes `up` makes at most: more than the addresses
+// of the bridge allow is no use to anybody.
+const maxLocalNodes = 100
+
+// wishFurtherNodes changes what is kept to count nodes in all, and returns it.
+// Zero leaves it as it is.
+func wishFurtherNodes(l layout.Node, count int) (furtherNodes, error) {
+	f, err := loadFurtherNodes(l)
+	if err != nil || count == 0 || count == f.Count {
+		return f, err
+	}
+	if count < 1 || count > maxLocalNodes {
+		return f, codedError{fmt.Errorf("--nodes must be from 1 to %d", maxLocalNodes), ExitConfig}
+	}
+	f.Count = count
+	if f.Subnet == "" {
+		routes, err := hostRoutes()
+		if err != nil {
+			return f, err
+		}
+		if f.Subnet, err = freeRange(routes, "192.168.94.0/24", "192.168.%d.0/24", 95); err != nil {
+			return f, err
+		}
+	}
+	data, err := json.MarshalIndent(f, "", "  ")
+	if err != nil {
+		return f, fmt.Errorf("keeping how many nodes there are: %w", err)
+	}
+	if err := atomicfile.Write(atomicfile.File{Path: furtherNodesFile(l), Data: append(data, '\n'), Mode: 0o644}); err != nil {
+		return f, fmt.Errorf("keeping how many nodes there are: %w", err)
+	}
+	return f, nil
+}
+
+// furtherNumbers are the numbers of the further nodes of which anything is on
+// this machine.
+func furtherNumbers(l layout.Node) ([]int, error) {
+	var found []int
+	for _, dir := range []string{filepath.Dir(l.Numbered(1).Data), filepath.Dir(l.Numbered(1).Run)} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("looking for further nodes: %w", err)
+		}
+		for _, e := range entries {
+			if i, err := strconv.Atoi(e.Name()); err == nil && i > 0 && e.IsDir() && !slices.Contains(found, i) {
+				found = append(found, i)
+			}
+		}
+	}
+	slices.Sort(found)
+	return found, nil
+}
+
+// furtherName is the name of the i-th further node.
+func furtherName(id identity, i int) string { return fmt.Sprintf("%s-%d", id.NodeName, i+1) }
+
+// fleet brings the further nodes of a running cluster to their number.
+type fleet struct {
+	layout   layout.Node
+	identity identity
+	wish     furtherNodes
+	ca       *pki.CA
+	kube     kubernetes.Interface
+	nodes    cache.SharedIndexInformer
+	steps    *steps
+}
+
+// ensure starts those that are missing and removes those that are too many. It
+// returns when all are ready.
+func (f *fleet) ensure(ctx context.Context) error {
+	present, err := furtherNumbers(f.layout)
+	if err != nil {
+		return err
+	}
+	if f.wish.Count < 2 && len(present) == 0 {
+		return nil
+	}
+	lock, err := takeLock(f.layout.PIDFile("nodes"))
+	if errors.Is(err, errHeld) {
+		return errors.New("another process starts or removes nodes of this cluster")
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.release()
+	group, ctx := errgroup.WithContext(ctx)
+	for _, i := range present {
+		if i >= f.wish.Count {
+			group.Go(func() error { return f.remove(ctx, i) })
+		}
+	}
+	if f.wish.Count > 1 {
+		machine, err := f.machine()
+		if err != nil {
+			return err
+		}
+		defer machine.Journal.Close()
+		if err := machine.EnsureBridge(ctx); err != nil {
+			return errors.Join(err, group.Wait())
+		}
+		for i := 1; i < f.wish.Count; i++ {
+			group.Go(func() error { return f.start(ctx, machine, i) })
+		}
+	}
+	return group.Wait()
+}
+
+func (f *fleet) machine() (*localnodes.Machine, error) {
+	m := &localnodes.Machine{Layout: f.layout}
+	var err error
+	if m.Subnet, err = netip.ParsePrefix(f.wish.Subnet); err != nil {
+		return nil, fmt.Errorf("%s: %w", furtherNodesFile(f.layout), err)
+	}
+	for _, text := range f.identity.PodCIDRs {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("pod CIDR: %w", err)
+		}
+		m.PodCIDRs = append(m.PodCIDRs, prefix.Masked())
+	}
+	m.Journal, err = hostchange.Open(f.layout.Journal("nodes"))
+	return m, err
+}
+
+// start starts the i-th further node, unless it runs, and waits until it is
+// ready.
+func (f *fleet) start(ctx context.Context, machine *localnodes.Machine, i int) error {
+	began := time.Now()
+	l, name := f.layout.Numbered(i), furtherName(f.identity, i)
+	if err := machine.EnsureNode(i); err != nil {
+		return err
+	}
+	pid, err := holder(l.PIDFile(mainProcess))
+	if err != nil {
+		return err
+	}
+	if pid == 0 {
+		if err := f.configure(machine, i); err != nil {
+			return fmt.Errorf("node %q: %w", name, err)
+		}
+		args := []string{"node", "--further=" + strconv.Itoa(i)}
+		if f.layout != layout.Default() {
+			args = append(args, "--root="+strings.TrimSuffix(f.layout.Data, layout.Default().Data))
+		}
+		err := localnodes.Inside(localnodes.Namespace(f.layout, i), func() error {
+			return startBackground(ctx, args, l.Log(mainProcess), func(step) {})
+		})
+		if err != nil {
+			return fmt.Errorf("node %q: %w", name, err)
+		}
+	}
+	if err := waitNodeReady(ctx, f.nodes, name); err != nil {
+		return fmt.Errorf("node %q: %w; see %s", name, err, l.Log(mainProcess))
+	}
+	f.steps.done(began, "node %q is ready", name)
+	return nil
+}
+
+// configure makes what the i-th further node's process needs on disk.
+func (f *fleet) configure(machine *localnodes.Machine, i int) error {
+	l, name, address := f.layout.Numbered(i), furtherName(f.identity, i), machine.Address(i).String()
+	o := nodeOptions{
+		Kubeconfig: filepath.Join(l.Data, "kubelet.conf"), ProxyKubeconfig: filepath.Join(l.Data, "proxy.conf"),
+		Name: name, IP: address, DNS: []string{f.identity.DNSAddress}, Domain: f.identity.Domain,
+		ClusterCIDRs: f.identity.PodCIDRs, ClientCA: f.ca.CertFile,
+	}
+	serving, err := f.ca.EnsurePair(filepath.Join(l.PKI(), "kubelet"), pki.KubeletServer(name, address, "127.0.0.1", "localhost"))
+	if err != nil {
+		return err
+	}
+	o.CertFile, o.KeyFile = serving.CertFile, serving.KeyFile
+	for base, way := range map[string]struct {
+		spec pki.Spec
+		file string
+	}{
+		"kubelet-client": {pki.Node(name), o.Kubeconfig},
+		"proxy-client":   {pki.Client("system:kube-proxy"), o.ProxyKubeconfig},
+	} {
+		pair, err := f.ca.EnsurePair(filepath.Join(l.PKI(), base), way.spec)
+		if err != nil {
+			return err
+		}
+		if err := kubeconfig.Write(way.file, kubeconfig.Config{
+			Name: contextName, User: way.spec.CommonName, CA: f.ca.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM,
+			Server: fmt.Sprintf("https://%s:%d", machine.Gateway(), f.layout.Port(layout.PortAPIServer)),
+			// The bridge may be younger than the server's certificate.
+			ServerName: "kubernetes",
+		}); err != nil {
+			return err
+		}
+	}
+	return o.save(l)
+}
+
+// remove takes the i-th further node out of the cluster and off the machine.
+// Its pods are deleted, so that others take their place.
+func (f *fleet) remove(ctx context.Context, i int) error {
+	began := time.Now()
+	name := furtherName(f.identity, i)
+	if err := downFurther(ctx, io.Discard, f.layout, i); err != nil {
+		return err
+	}
+	if err := hostchange.RemoveTree(f.layout.Numbered(i).Data); err != nil {
+		return fmt.Errorf("deleting the data of node %q: %w", name, err)
+	}
+	if err := f.kube.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting node %q: %w", name, err)
+	}
+	pods, err := f.kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", name).String()})
+	if err != nil {
+		return fmt.Errorf("listing the pods of node %q: %w", name, err)
+	}
+	now := int64(0)
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		err := f.kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &p.UID}})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fmt.Errorf("deleting pod %s of node %q: %w", p.Name, name, err)
+		}
+	}
+	f.steps.done(began, "node %q is removed", name)
+	return nil
+}
+
+// stopFurther ends the processes of all further nodes; pods go on.
+func stopFurther(ctx context.Context, out io.Writer, l layout.Node) error {
+	return eachFurther(l, func(i int) error {
+		n := l.Numbered(i)
+		pid, err := holder(n.PIDFile(mainProcess))
+		if err != nil || pid == 0 {
+			return err
+		}
+		if err := stopMain(ctx, io.Discard, n); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "further node %d has stopped\n", i)
+		return nil
+	})
+}
+
+// downFurtherAll takes all further nodes away from the machine; their data
+// stays.
+func downFurtherAll(ctx context.Context, out io.Writer, l layout.Node) error {
+	return eachFurther(l, func(i int) error { return downFurther(ctx, out, l, i) })
+}
+
+// eachFurther calls f for all further nodes at once.
+func eachFurther(l layout.Node, f func(i int) error) error {
+	numbers, err := furtherNumbers(l)
+	if err != nil {
+		return err
+	}
+	errs := make([]error, len(numbers))
+	var group errgroup.Group
+	for at, i := range numbers {
+		group.Go(func() error {
+			if err := f(i); err != nil {
+				errs[at] = fmt.Errorf("further node %d: %w", i, err)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // errs has them
+	return errors.Join(errs...)
+}
+
+// downFurther stops the i-th further node with its pods, and takes back what it
+// changed, in its own network namespace: what there is of that name in the
+// machine's is the first node's.
+func downFurther(ctx context.Context, out io.Writer, l layout.Node, i int) error {
+	n := l.Numbered(i)
+	if err := stopMain(ctx, io.Discard, n); err != nil {
+		return err
+	}
+	var errs []error
+	if err := stopRuntime(ctx, out, n); err != nil {
+		// What holds a pod may be broken: the journals know its cgroup.
+		errs = append(errs, err)
+	}
+	undo := func() error {
+		var errs []error
+		for _, process := range journals {
+			errs = append(errs, hostchange.Undo(ctx, n.Journal(process)))
+		}
+		return errors.Join(errs...)
+	}
+	err := localnodes.Inside(localnodes.Namespace(l, i), undo)
+	if errors.Is(err, os.ErrNotExist) {
+		// It went with a reboot.
+		err = localnodes.Nowhere(undo)
+	}
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return err
+	}
+	if err := localnodes.Remove(l, i); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(n.Run); err != nil {
+		return fmt.Errorf("removing %s: %w", n.Run, err)
+	}
+	_ = os.Remove(n.Run + ".lock") // only there if it was started
+	return nil
+}
+
+// changeNodes brings a cluster that runs to count nodes.
+func (o *upOptions) changeNodes(ctx context.Context, l layout.Node, s *steps) error {
+	t, err := takeTurn(ctx, l, false)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	f := fleet{layout: l, steps: s}
+	var there bool
+	if f.identity, there, err = loadIdentity(l); err != nil || !there {
+		return errors.Join(err, errors.New("the cluster is only just starting"))
+	}
+	if f.wish, err = wishFurtherNodes(l, o.nodes); err != nil {
+		return err
+	}
+	if f.ca, err = pki.LoadCA(filepath.Join(l.PKI(), "ca")); err != nil {
+		return err
+	}
+	var clients *client.Clients
+	if clients, err = clientsOf("kubeconfig", adminKubeconfig(l), "hyperkube"); err != nil {
+		return err
+	}
+	f.kube, f.nodes = clients.Kube, clients.Informers.Core().V1().Nodes().Informer()
+	informing, stop := context.WithCancel(ctx)
+	defer clients.Informers.Shutdown()
+	defer stop()
+	clients.Informers.StartWithContext(informing)
+	ctx, cancel := context.WithTimeout(ctx, waitBound)
+	defer cancel()
+	return f.ensure(ctx)
+}

@@ -1,0 +1,127 @@
+// Package iptables runs iptables-save and iptables-restore: one call to see
+// what is there, one to write many rules at one instant.
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+
+	"hyperkube/internal/hostchange"
+)
+
+// Family is an address family, as the journal of host changes names it.
+type Family string
+
+// The families there are.
+const (
+	IPv4 Family = "4"
+	IPv6 Family = "6"
+)
+
+// Of returns the family of an address.
+func Of(is6 bool) Family {
+	if is6 {
+		return IPv6
+	}
+	return IPv4
+}
+
+// Save returns the rules of all tables, as iptables-save prints them.
+func Save(ctx context.Context, family Family) (string, error) {
+	path, err := tool(family, "save")
+	if err != nil {
+		return "", err
+	}
+	return run(exec.CommandContext(ctx, path))
+}
+
+// Restore applies rules, the input of iptables-restore, at one instant a table,
+// and leaves alone what they do not name. Empty rules are no call.
+func Restore(ctx context.Context, family Family, rules string) error {
+	if rules == "" {
+		return nil
+	}
+	path, err := tool(family, "restore")
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, path, "--noflush", "-w", "10")
+	cmd.Stdin = strings.NewReader(rules)
+	_, err = run(cmd)
+	return err
+}
+
+func tool(family Family, verb string) (string, error) {
+	name := "iptables-" + verb
+	if family == IPv6 {
+		name = "ip6tables-" + verb
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	for _, dir := range []string{"/usr/sbin", "/sbin", "/usr/local/sbin"} {
+		if _, err := os.Stat(dir + "/" + name); err == nil {
+			return dir + "/" + name, nil
+		}
+	}
+	return "", fmt.Errorf("%s is not on this machine: install iptables", name)
+}
+
+func run(cmd *exec.Cmd) (string, error) {
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", cmd.Path, err, strings.TrimSpace(stderr.String()))
+	}
+	return string(out), nil
+}
+
+// Jump is a rule in a chain of the kernel's that leads to one of ours.
+type Jump struct {
+	Table, Chain, To string
+	// Comment says whose it is; it must have no quotes.
+	Comment string
+}
+
+func (j Jump) rule() []string {
+	return []string{"-m", "comment", "--comment", j.Comment, "-j", j.To}
+}
+
+// Change is what the journal must know before the jump is made.
+func (j Jump) Change(family Family) hostchange.Change {
+	return hostchange.Change{Kind: hostchange.Rule, Name: fmt.Sprintf("%s %s %s", family, j.Table, j.Chain), Args: j.rule()}
+}
+
+// Insert is the line of iptables-restore that puts the jump first.
+func (j Jump) Insert() string {
+	words := j.rule()
+	words[3] = strconv.Quote(words[3])
+	return "-I " + j.Chain + " 1 " + strings.Join(words, " ")
+}
+
+// In tells whether the output of iptables-save has the jump, in whatever order
+// its parts are printed.
+func (j Jump) In(saved string) bool {
+	table := ""
+	for line := range strings.Lines(saved) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "*") {
+			table = line[1:]
+		}
+		if table != j.Table || !strings.HasPrefix(line, "-A "+j.Chain+" ") {
+			continue
+		}
+		words := strings.Fields(line)
+		if i := slices.Index(words, "-j"); i >= 0 && i+1 < len(words) && words[i+1] == j.To {
+			return true
+		}
+	}
+	return false
+}
