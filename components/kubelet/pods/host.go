@@ -17,6 +17,7 @@ import (
 	"hyperkube/components/kubelet/images"
 	"hyperkube/components/kubelet/objects"
 	"hyperkube/components/kubelet/probe"
+	"hyperkube/components/kubelet/usernamespaces"
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/internal/cgroup"
 )
@@ -80,6 +81,9 @@ type Host struct {
 	// Mirror reports the status of pods that do not come from the API. Nil:
 	// they have none.
 	Mirror Mirror
+
+	// users are of pods with user namespaces of their own.
+	users usernamespaces.Allocator
 }
 
 // Mirror finds the API's object that stands for a static pod.

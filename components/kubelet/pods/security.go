@@ -20,7 +20,7 @@ var (
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
-func namespaces(pod *v1.Pod) *runtimeapi.NamespaceOption {
+func (h *Host) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
 	o := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
 	if pod.Spec.HostNetwork {
 		o.Network = runtimeapi.NamespaceMode_NODE
@@ -34,12 +34,29 @@ func namespaces(pod *v1.Pod) *runtimeapi.NamespaceOption {
 	case pod.Spec.ShareProcessNamespace != nil && *pod.Spec.ShareProcessNamespace:
 		o.Pid = runtimeapi.NamespaceMode_POD
 	}
-	return o
+	var err error
+	if o.UsernsOptions, err = h.userNamespace(pod); err != nil {
+		return nil, err
+	}
+	return o, nil
 }
 
-func (h *Host) sandboxSecurity(pod *v1.Pod) *runtimeapi.LinuxSandboxSecurityContext {
+// userNamespace returns the users that a pod has of its own, nil if they are
+// the host's.
+func (h *Host) userNamespace(pod *v1.Pod) (*runtimeapi.UserNamespace, error) {
+	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
+		return nil, nil
+	}
+	return h.users.For(filepath.Dir(h.Volumes.PodDir(pod.UID)), pod.UID)
+}
+
+func (h *Host) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {
+	options, err := h.namespaces(pod)
+	if err != nil {
+		return nil, err
+	}
 	out := &runtimeapi.LinuxSandboxSecurityContext{
-		NamespaceOptions: namespaces(pod),
+		NamespaceOptions: options,
 		Privileged:       anyPrivileged(pod),
 		Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 	}
@@ -54,7 +71,7 @@ func (h *Host) sandboxSecurity(pod *v1.Pod) *runtimeapi.LinuxSandboxSecurityCont
 		out.SupplementalGroupsPolicy = groupsPolicy(sc)
 		out.SelinuxOptions = selinux(sc.SELinuxOptions)
 	}
-	return out
+	return out, nil
 }
 
 func anyPrivileged(pod *v1.Pod) bool {
@@ -149,12 +166,16 @@ func verifyNonRoot(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image) error 
 	return nil
 }
 
-func (h *Host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image, target string) *runtimeapi.LinuxContainerSecurityContext {
+func (h *Host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image, target string) (*runtimeapi.LinuxContainerSecurityContext, error) {
 	sc := effective(pod, c)
+	options, err := h.namespaces(pod)
+	if err != nil {
+		return nil, err
+	}
 	out := &runtimeapi.LinuxContainerSecurityContext{
 		Privileged:         isTrue(sc.Privileged),
 		ReadonlyRootfs:     isTrue(sc.ReadOnlyRootFilesystem),
-		NamespaceOptions:   namespaces(pod),
+		NamespaceOptions:   options,
 		SelinuxOptions:     selinux(sc.SELinuxOptions),
 		SupplementalGroups: groups(pod),
 		Seccomp:            h.seccomp(sc),
@@ -196,7 +217,7 @@ func (h *Host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi
 	if sc.ProcMount == nil || *sc.ProcMount == v1.DefaultProcMount {
 		out.MaskedPaths, out.ReadonlyPaths = slices.Clone(maskedPaths), slices.Clone(readonlyPaths)
 	}
-	return out
+	return out, nil
 }
 
 func (h *Host) seccomp(sc *v1.SecurityContext) *runtimeapi.SecurityProfile {

@@ -34,6 +34,10 @@ func (h *Host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 	if err != nil {
 		return nil, err
 	}
+	security, err := h.sandboxSecurity(pod)
+	if err != nil {
+		return nil, err
+	}
 	cfg := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: attempt},
 		LogDirectory: h.LogDir(pod),
@@ -42,7 +46,7 @@ func (h *Host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 		Annotations:  map[string]string{},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
 			CgroupParent:    h.cgroupParent(pod),
-			SecurityContext: h.sandboxSecurity(pod),
+			SecurityContext: security,
 			Sysctls:         map[string]string{},
 		},
 	}
@@ -228,14 +232,18 @@ func (h *Host) containerConfig(ctx context.Context, pod *v1.Pod, in containerInp
 		}
 	}
 	if c.Lifecycle != nil && c.Lifecycle.StopSignal != nil {
-		cfg.StopSignal = runtimeapi.Signal(runtimeapi.Signal_value[string(*c.Lifecycle.StopSignal)])
+		cfg.StopSignal = runtimeapi.Signal(runtimeapi.Signal_value["SIGNAL_"+string(*c.Lifecycle.StopSignal)])
 	}
 	if cfg.Mounts, err = h.mounts(pod, c, in, values); err != nil {
 		return nil, err
 	}
+	security, err := h.containerSecurity(pod, c, image, in.target)
+	if err != nil {
+		return nil, err
+	}
 	cfg.Linux = &runtimeapi.LinuxContainerConfig{
 		Resources:       h.containerResources(pod, c),
-		SecurityContext: h.containerSecurity(pod, c, image, in.target),
+		SecurityContext: security,
 	}
 	return cfg, nil
 }
@@ -359,6 +367,17 @@ func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 			return nil, fmt.Errorf("making the termination message's file: %w", err)
 		}
 		out = append(out, &runtimeapi.Mount{ContainerPath: c.TerminationMessagePath, HostPath: path})
+	}
+	users, err := h.userNamespace(pod)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range out {
+		// What is the host's root's is the pod's root's in its mounts; images
+		// are mounted by the runtime.
+		if users != nil && m.Image == nil {
+			m.UidMappings, m.GidMappings = users.Uids, users.Gids
+		}
 	}
 	return out, nil
 }

@@ -1,0 +1,55 @@
+package usernamespaces
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func TestRanges(t *testing.T) {
+	dir := t.TempDir()
+	var a Allocator
+	first := func(uid types.UID) uint32 {
+		t.Helper()
+		u, err := a.For(dir, uid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(u.Uids) != 1 || len(u.Gids) != 1 || u.Uids[0].HostId != u.Gids[0].HostId || u.Uids[0].Length != 65536 {
+			t.Fatalf("%s has %v", uid, u)
+		}
+		return u.Uids[0].HostId
+	}
+	if a, b := first("a"), first("b"); a != 65536 || b != 2*65536 {
+		t.Errorf("the pods begin at %d, %d", a, b)
+	}
+	if got := first("a"); got != 65536 {
+		t.Errorf("asked again, it begins at %d", got)
+	}
+	a = Allocator{} // as after a restart
+	if got := first("c"); got != 3*65536 {
+		t.Errorf("the third begins at %d", got)
+	}
+	// What is given back is used again.
+	if err := os.RemoveAll(filepath.Join(dir, "b")); err != nil {
+		t.Fatal(err)
+	}
+	if got := first("d"); got != 2*65536 {
+		t.Errorf("after one went, the next begins at %d", got)
+	}
+	// Nobody knows which range a damaged record stands for.
+	for _, text := range []string{"{", `{"uidMappings":[],"gidMappings":[]}`,
+		`{"uidMappings":[{"hostId":0,"containerId":0,"length":65536}],"gidMappings":[{"hostId":0,"containerId":0,"length":65536}]}`} {
+		if err := os.WriteFile(filepath.Join(dir, "a", "userns"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.For(dir, "a"); err == nil {
+			t.Errorf("%s was taken", text)
+		}
+		if _, err := a.For(dir, "e"); err == nil {
+			t.Errorf("a range was given beside %s", text)
+		}
+	}
+}
