@@ -36,6 +36,9 @@ func (k *Kubelet) admit(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	refuse := func(reason, message string) *pods.Verdict {
 		return &pods.Verdict{Reason: reason, Message: message}
 	}
+	if message := k.eviction.Refuse(pod, pods.QOS(pod)); message != "" {
+		return refuse("Evicted", message)
+	}
 	if sc := pod.Spec.SecurityContext; sc != nil {
 		for _, s := range sc.Sysctls {
 			if !k.sysctlAllowed(s.Name) {

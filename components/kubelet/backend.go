@@ -41,15 +41,13 @@ type backend struct {
 }
 
 func (k *Kubelet) newBackend() *backend {
-	b := &backend{k: k, stats: &stats.Provider{
-		CRI: k.cri, NodeName: k.cfg.NodeName, Root: k.cfg.Layout.Kubelet, Pods: k.manager.Pods, Boot: time.Now(),
-	}, metrics: map[string]prometheus.Gatherer{}}
+	b := &backend{k: k, stats: k.stats, metrics: map[string]prometheus.Gatherer{}}
 	registry := func(list ...prometheus.Collector) prometheus.Gatherer {
 		r := prometheus.NewRegistry()
 		r.MustRegister(list...)
 		return r
 	}
-	b.metrics["/metrics"] = registry(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k})
+	b.metrics["/metrics"] = registry(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k}, k.eviction.Metrics())
 	b.metrics["/metrics/resource"] = registry(b.stats.Resource())
 	b.metrics["/metrics/cadvisor"] = registry(b.stats.Cadvisor(k.machine.CPUs, k.machine.MemoryBytes))
 	b.metrics["/metrics/probes"] = registry()
@@ -238,7 +236,7 @@ func (b *backend) Configz() any {
 	}
 	out := &kubeletv1beta1.KubeletConfiguration{
 		Port: int32(cfg.Port), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, StaticPodPath: cfg.StaticPods,
-		MaxPods: int32(cfg.MaxPods), ContainerRuntimeEndpoint: "unix://" + cfg.Endpoint, EvictionHard: cfg.EvictionHard,
+		MaxPods: int32(cfg.MaxPods), ContainerRuntimeEndpoint: "unix://" + cfg.Endpoint, EvictionHard: cfg.Eviction.Hard,
 	}
 	out.Kind, out.APIVersion = "KubeletConfiguration", kubeletv1beta1.SchemeGroupVersion.String()
 	return out

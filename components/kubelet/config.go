@@ -16,17 +16,18 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"crypto/tls"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/cache"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
+	"hyperkube/components/kubelet/eviction"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
@@ -75,9 +76,24 @@ type Config struct {
 	PodCIDR string
 	// Reserved is what the machine keeps for itself, out of the allocatable.
 	Reserved v1.ResourceList
-	// Eviction thresholds, as in {"memory.available": "100Mi"}; upstream's by
-	// default.
-	EvictionHard map[string]string
+	// Eviction thresholds, as in {"memory.available": "100Mi"}; the hard ones
+	// are upstream's by default.
+	Eviction eviction.Settings
+	// EvictionTransition is how long a pressure is told after it has passed, 5
+	// minutes; EvictionMaxGrace the most seconds that a pod has to end at a soft
+	// threshold.
+	EvictionTransition time.Duration
+	EvictionMaxGrace   int64
+	// NoStorageLimits: limits of local storage are not enforced.
+	NoStorageLimits bool
+	// Enforce names whose limits are enforced: "pods" (all together get no more
+	// than the allocatable; the default), "kube-reserved" and "system-reserved"
+	// (their cgroups get no more than what is reserved). "none" is nobody.
+	Enforce []string
+	// KubeReservedCgroup and SystemReservedCgroup are the latter's cgroups, and
+	// KubeReserved and SystemReserved their limits.
+	KubeReservedCgroup, SystemReservedCgroup string
+	KubeReserved, SystemReserved             v1.ResourceList
 	// NoServer: the HTTPS server is not run.
 	NoServer bool
 	// Address and Port of the HTTPS server: all addresses and Layout's port by
@@ -122,6 +138,16 @@ type Config struct {
 	Journal *hostchange.Journal
 	// Log is where the kubelet says what it does; slog.Default() by default.
 	Log *slog.Logger
+
+	thresholds []eviction.Threshold // of Eviction, once validated
+}
+
+// defaultEvictionHard are the hard thresholds of who says nothing.
+func defaultEvictionHard() map[string]string {
+	return map[string]string{
+		"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%",
+		"imagefs.available": "15%", "imagefs.inodesFree": "5%",
+	}
 }
 
 // complete fills what is empty and validates.
@@ -169,17 +195,30 @@ func (c *Config) complete() error {
 	if c.LeaseDuration == 0 {
 		c.LeaseDuration = 40 * time.Second
 	}
+	if c.Enforce == nil {
+		c.Enforce = []string{enforcePods}
+	}
 	if c.CPUCFSQuotaPeriod == 0 {
 		c.CPUCFSQuotaPeriod = 100 * time.Millisecond
 	}
-	if c.EvictionHard == nil {
-		c.EvictionHard = map[string]string{
-			"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%",
-			"imagefs.available": "15%", "imagefs.inodesFree": "5%",
-		}
+	if c.Eviction.Hard == nil {
+		c.Eviction.Hard = defaultEvictionHard()
+	}
+	if c.EvictionTransition == 0 {
+		c.EvictionTransition = 5 * time.Minute
 	}
 	return c.validate()
 }
+
+// What Config.Enforce names.
+const (
+	enforcePods   = "pods"
+	enforceKube   = "kube-reserved"
+	enforceSystem = "system-reserved"
+)
+
+// enforces tells whether Config.Enforce has name.
+func (c *Config) enforces(name string) bool { return slices.Contains(c.Enforce, name) }
 
 func (c *Config) validate() error {
 	var errs []error
@@ -210,10 +249,9 @@ func (c *Config) validate() error {
 			errs = append(errs, fmt.Errorf("cluster DNS: %w", err))
 		}
 	}
-	for name, value := range c.EvictionHard {
-		if _, err := parseThreshold(name, value); err != nil {
-			errs = append(errs, err)
-		}
+	var err error
+	if c.thresholds, err = c.Eviction.Thresholds(); err != nil {
+		errs = append(errs, err)
 	}
 	for key, value := range c.Labels {
 		if list := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); len(list) > 0 {
@@ -221,44 +259,4 @@ func (c *Config) validate() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// threshold is how much of something must be left.
-type threshold struct {
-	signal  string
-	bytes   int64
-	percent float64 // used when bytes is zero
-}
-
-// of returns the threshold in units of what there is.
-func (t threshold) of(all int64) int64 {
-	if t.bytes > 0 {
-		return t.bytes
-	}
-	return int64(float64(all) * t.percent / 100)
-}
-
-func parseThreshold(signal, value string) (threshold, error) {
-	t := threshold{signal: signal}
-	switch signal {
-	case "memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree",
-		"pid.available", "containerfs.available", "containerfs.inodesFree", "allocatableMemory.available":
-	default:
-		return t, fmt.Errorf("eviction threshold: unsupported signal %q", signal)
-	}
-	if p, ok := strings.CutSuffix(value, "%"); ok {
-		if _, err := fmt.Sscanf(p, "%g", &t.percent); err != nil || t.percent < 0 || t.percent > 100 {
-			return t, fmt.Errorf("eviction threshold %s: invalid percentage %q", signal, value)
-		}
-		return t, nil
-	}
-	q, err := resource.ParseQuantity(value)
-	if err != nil {
-		return t, fmt.Errorf("eviction threshold %s: %w", signal, err)
-	}
-	if q.Sign() < 0 {
-		return t, fmt.Errorf("eviction threshold %s: must be positive", signal)
-	}
-	t.bytes = q.Value()
-	return t, nil
 }

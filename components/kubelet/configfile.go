@@ -126,7 +126,25 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 		c.AllowedUnsafeSysctls = f.AllowedUnsafeSysctls
 	}
 	if f.EvictionHard != nil {
-		c.EvictionHard = maps.Clone(f.EvictionHard)
+		c.Eviction.Hard = maps.Clone(f.EvictionHard)
+		if f.MergeDefaultEvictionSettings != nil && *f.MergeDefaultEvictionSettings {
+			c.Eviction.Hard = defaultEvictionHard()
+			maps.Copy(c.Eviction.Hard, f.EvictionHard)
+		}
+	}
+	for to, from := range map[*map[string]string]map[string]string{
+		&c.Eviction.Soft: f.EvictionSoft, &c.Eviction.SoftGrace: f.EvictionSoftGracePeriod, &c.Eviction.MinimumReclaim: f.EvictionMinimumReclaim,
+	} {
+		if from != nil {
+			*to = maps.Clone(from)
+		}
+	}
+	duration(&c.EvictionTransition, f.EvictionPressureTransitionPeriod)
+	if f.EvictionMaxPodGracePeriod != 0 {
+		c.EvictionMaxGrace = int64(f.EvictionMaxPodGracePeriod)
+	}
+	if f.LocalStorageCapacityIsolation != nil {
+		c.NoStorageLimits = !*f.LocalStorageCapacityIsolation
 	}
 	for _, list := range []map[string]string{f.SystemReserved, f.KubeReserved} {
 		for name, value := range list {

@@ -28,12 +28,14 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/dnsconf"
+	"hyperkube/components/kubelet/eviction"
 	"hyperkube/components/kubelet/images"
 	"hyperkube/components/kubelet/nodestatus"
 	"hyperkube/components/kubelet/objects"
 	"hyperkube/components/kubelet/pods"
 	"hyperkube/components/kubelet/probe"
 	"hyperkube/components/kubelet/staticpod"
+	"hyperkube/components/kubelet/stats"
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/hostchange"
@@ -57,8 +59,9 @@ type Kubelet struct {
 	ips             []netip.Addr
 	machine         nodestatus.Machine
 	serviceInformer atomic.Pointer[cache.SharedInformer]
-
-	pressure pressure
+	collector       *images.Collector
+	eviction        *eviction.Manager
+	stats           *stats.Provider
 }
 
 // New validates cfg, fills it, and looks at the machine.
@@ -114,7 +117,7 @@ func (k *Kubelet) compose() {
 		Name: cfg.NodeName, Kube: k.kube, CRI: k.cri, Events: recorder, Log: k.log,
 		Register: !cfg.NoRegister, Labels: cfg.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
 		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
-		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure.get, PodCIDR: cfg.PodCIDR,
+		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, PodCIDR: cfg.PodCIDR,
 		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Report: cfg.NodeReport, MaxImages: 50,
 	})
 	resolv := cfg.ResolvConf
@@ -151,6 +154,14 @@ func (k *Kubelet) compose() {
 	}
 	k.manager = pods.NewManager(k.host)
 	k.manager.Admit = k.admit
+	k.collector = &images.Collector{
+		CRI: k.cri, High: cfg.ImageGCHigh, Low: cfg.ImageGCLow, MinAge: cfg.ImageMinAge, Log: k.log, Path: cfg.Layout.Data,
+	}
+	k.stats = &stats.Provider{
+		CRI: k.cri, NodeName: cfg.NodeName, Root: cfg.Layout.Kubelet, Logs: cfg.Layout.PodLogs, Images: cfg.Layout.Data,
+		Pods: k.manager.Pods, Boot: time.Now(),
+	}
+	k.eviction = k.newEviction(recorder)
 	if k.kube != nil {
 		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)
 		k.host.Mirror = k.mirrors
@@ -168,16 +179,13 @@ func (k *Kubelet) reserved() v1.ResourceList {
 		q.Add(*resource.NewQuantity(n, resource.BinarySI))
 		out[name] = q
 	}
-	for name, value := range k.cfg.EvictionHard {
-		t, err := parseThreshold(name, value)
-		if err != nil {
-			continue // validated
-		}
-		switch name {
-		case "memory.available":
-			add(v1.ResourceMemory, t.of(k.machine.MemoryBytes))
-		case "nodefs.available":
-			add(v1.ResourceEphemeralStorage, t.of(k.machine.DiskBytes))
+	for _, t := range k.cfg.thresholds {
+		switch {
+		case t.Grace > 0:
+		case t.Signal == eviction.MemoryAvailable:
+			add(v1.ResourceMemory, t.Value.Of(k.machine.MemoryBytes))
+		case t.Signal == eviction.NodeFsAvailable:
+			add(v1.ResourceEphemeralStorage, t.Value.Of(k.machine.DiskBytes))
 		}
 	}
 	return out
@@ -231,6 +239,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	run("keeping the node", k.keeper.Run)
 	run("running pods", k.runPods)
 	run("housekeeping", k.housekeep)
+	run("watching what runs short", k.eviction.Run)
 
 	var err error
 	select {
@@ -245,7 +254,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 // prepareHost records and makes what all pods share.
 func (k *Kubelet) prepareHost() error {
 	root := filepath.Join(k.cfg.Layout.Kubelet, "pods")
-	kubepods := filepath.Join("/", k.cfg.Layout.CgroupRoot, "kubepods")
+	kubepods := k.kubepods()
 	changes := []hostchange.Change{{Kind: hostchange.Mount, Name: root}}
 	if k.cgroups != nil {
 		changes = append(changes, hostchange.Change{Kind: hostchange.Cgroup, Name: kubepods})
@@ -257,7 +266,10 @@ func (k *Kubelet) prepareHost() error {
 		return nil
 	}
 	memory := nodestatus.Allocatable(k.machine.Capacity(k.cfg.MaxPods), k.cfg.Reserved)[v1.ResourceMemory]
-	all := cgroup.Resources{CPUShares: uint64(k.machine.CPUs * 1024), MemoryLimit: memory.Value()}
+	all := cgroup.Resources{CPUShares: uint64(k.machine.CPUs * 1024), MemoryLimit: cgroup.Unlimited}
+	if k.cfg.enforces(enforcePods) {
+		all.MemoryLimit = memory.Value()
+	}
 	if err := k.cgroups.Create(kubepods, all); err != nil {
 		return fmt.Errorf("making the cgroup of all pods: %w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,18 +16,20 @@ import (
 )
 
 // Collector removes images that nobody uses when the disk fills: the one used
-// longest ago first, never a pinned one. It is not safe for several goroutines.
+// longest ago first, never a pinned one. It is safe for several goroutines.
 type Collector struct {
 	CRI *cri.Client
 	// High and Low are percentages of the disk at Path: above High images go
 	// until it is at Low.
 	High, Low int
-	// MinAge is how long an image has been known before it may go.
-	MinAge time.Duration
+	// MinAge is how long an image has been known before it may go; MaxAge how
+	// long it stays unused though there is room, 0: for ever.
+	MinAge, MaxAge time.Duration
 	// Path is on the images' file system, unless the runtime names another.
 	Path string
 	Log  *slog.Logger
 
+	mu   sync.Mutex // held while it looks; guards seen
 	seen map[string]seen
 }
 
@@ -35,6 +38,8 @@ type seen struct{ first, used time.Time }
 // Collect looks once. With all every unused image goes, as when the disk is
 // too full for pods.
 func (c *Collector) Collect(ctx context.Context, all bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	list, used, err := c.look(ctx)
 	if err != nil {
 		return err
@@ -49,10 +54,11 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 	if err := unix.Statfs(path, &st); err != nil {
 		return fmt.Errorf("measuring the images' disk: %w", err)
 	}
+	old := c.expired(ctx, list, used)
 	capacity := int64(st.Blocks) * st.Bsize
 	taken := capacity - int64(st.Bavail)*st.Bsize
 	if capacity == 0 || (!all && taken*100 < capacity*int64(c.High)) {
-		return nil
+		return old
 	}
 	goal := taken - capacity*int64(c.Low)/100
 	if all {
@@ -83,6 +89,31 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 		}
 		c.Log.Info("removed an unused image", "image", i.RepoTags, "bytes", i.Size)
 		goal -= int64(i.Size)
+	}
+	return errors.Join(append(errs, old)...)
+}
+
+// expired removes what nobody has used for longer than MaxAge.
+func (c *Collector) expired(ctx context.Context, list []*runtimeapi.Image, used map[string]bool) error {
+	if c.MaxAge <= 0 {
+		return nil
+	}
+	var errs []error
+	now := time.Now()
+	for _, i := range list {
+		s := c.seen[i.Id]
+		last := s.used
+		if last.IsZero() {
+			last = s.first
+		}
+		if i.Pinned || used[i.Id] || now.Sub(last) < c.MaxAge {
+			continue
+		}
+		if _, err := c.CRI.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: i.Id}}); err != nil {
+			errs = append(errs, fmt.Errorf("removing image %s: %w", i.Id, err))
+			continue
+		}
+		c.Log.Info("removed an image that was long not used", "image", i.RepoTags, "bytes", i.Size)
 	}
 	return errors.Join(errs...)
 }

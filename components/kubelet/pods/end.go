@@ -192,6 +192,7 @@ func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
 		}
 	}
 	w.update(func() { w.final = deleteObject })
+	w.clean()
 	return nil
 }
 

@@ -52,6 +52,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			m.mu.Lock()
 			delete(m.workers, w.uid)
 			m.mu.Unlock()
+			w.clean()
 			close(w.done)
 		}
 	}
@@ -141,6 +142,19 @@ func (m *Manager) Done(uid types.UID) <-chan struct{} {
 		return w.done
 	}
 	return nil
+}
+
+// Cleaned returns a channel that is closed once nothing of the pod runs and its
+// volumes are gone; it is closed when there is no such pod.
+func (m *Manager) Cleaned(uid types.UID) <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.workers[uid]; w != nil {
+		return w.cleaned
+	}
+	none := make(chan struct{})
+	close(none)
+	return none
 }
 
 // Remove says that the pod is not wanted any more: it is stopped, and whatever

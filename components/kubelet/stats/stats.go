@@ -26,8 +26,10 @@ import (
 type Provider struct {
 	CRI      *cri.Client
 	NodeName string
-	// Root is a path on the file system of pods, Logs that of their logs.
-	Root string
+	// Root is a path on the file system of pods, Logs the directory of their
+	// logs, Images a path on that of images; without the latter two they are
+	// not told of.
+	Root, Logs, Images string
 	// Pods returns the node's pods, for their start times.
 	Pods func() []*v1.Pod
 	// Boot is when the node's statistics began.
@@ -75,6 +77,7 @@ func (p *Provider) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) 
 			if fs := c.GetWritableLayer(); fs != nil {
 				cs.Rootfs = &statsv1alpha1.FsStats{Time: at(fs.GetTimestamp(), now), UsedBytes: value(fs.GetUsedBytes()), InodesUsed: value(fs.GetInodesUsed())}
 			}
+			cs.Logs = p.logs(pod.PodRef, cs.Name, now)
 			pod.Containers = append(pod.Containers, cs)
 		}
 		id := box.GetAttributes().GetId()
@@ -151,19 +154,46 @@ func (p *Provider) node(now time.Time) statsv1alpha1.NodeStats {
 		out.Memory = &statsv1alpha1.MemoryStats{Time: metav1.NewTime(now), AvailableBytes: &available, UsageBytes: &used, WorkingSetBytes: &working, RSSBytes: &rss}
 	}
 	out.Fs = FileSystem(p.Root, now)
-	out.Runtime = &statsv1alpha1.RuntimeStats{ImageFs: FileSystem(p.Root, now), ContainerFs: FileSystem(p.Root, now)}
+	images := p.Images
+	if images == "" {
+		images = p.Root
+	}
+	out.Runtime = &statsv1alpha1.RuntimeStats{ImageFs: FileSystem(images, now), ContainerFs: FileSystem(images, now)}
 	out.Network = nodeNetwork(now)
-	var info unix.Sysinfo_t
-	if unix.Sysinfo(&info) == nil {
-		procs := int64(info.Procs)
-		out.Rlimit = &statsv1alpha1.RlimitStats{Time: metav1.NewTime(now), NumOfRunningProcesses: &procs}
-		if raw, err := os.ReadFile("/proc/sys/kernel/pid_max"); err == nil {
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64); err == nil {
-				out.Rlimit.MaxPID = &n
-			}
-		}
+	if running, most, err := Processes(); err == nil {
+		out.Rlimit = &statsv1alpha1.RlimitStats{Time: metav1.NewTime(now), MaxPID: &most, NumOfRunningProcesses: &running}
 	}
 	return out
+}
+
+// Processes tells how many processes and threads there are, and may be.
+func Processes() (running, most int64, err error) {
+	for _, name := range []string{"pid_max", "threads-max"} {
+		raw, err := os.ReadFile("/proc/sys/kernel/" + name)
+		if err != nil {
+			return 0, 0, fmt.Errorf("counting processes: %w", err)
+		}
+		n, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("counting processes: %w", err)
+		}
+		if most == 0 || n < most {
+			most = n
+		}
+	}
+	raw, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0, 0, fmt.Errorf("counting processes: %w", err)
+	}
+	fields := strings.Fields(string(raw))
+	if len(fields) < 4 {
+		return 0, 0, fmt.Errorf("counting processes: unexpected %q", raw)
+	}
+	_, all, _ := strings.Cut(fields[3], "/")
+	if running, err = strconv.ParseInt(all, 10, 64); err != nil {
+		return 0, 0, fmt.Errorf("counting processes: %w", err)
+	}
+	return running, most, nil
 }
 
 // nodeCPU is the CPU time used since boot.
@@ -254,9 +284,36 @@ func (p *Provider) ephemeral(pod statsv1alpha1.PodStats, now time.Time) *statsv1
 				inodes += *fs.InodesUsed
 			}
 		}
+		if l := pod.Containers[i].Logs; l != nil {
+			used, inodes = used+*l.UsedBytes, inodes+*l.InodesUsed
+		}
 	}
 	out.UsedBytes, out.InodesUsed = &used, &inodes
 	return out
+}
+
+// logs is what a container's logs take; nil when they are not known.
+func (p *Provider) logs(pod statsv1alpha1.PodReference, container string, now time.Time) *statsv1alpha1.FsStats {
+	if p.Logs == "" {
+		return nil
+	}
+	out := FileSystem(p.Logs, now)
+	if out == nil {
+		return nil
+	}
+	used, inodes := DiskUsage(p.LogDir(pod.Namespace, pod.Name, pod.UID, container))
+	out.UsedBytes, out.InodesUsed = &used, &inodes
+	return out
+}
+
+// LogDir is where the logs of a pod's container are.
+func (p *Provider) LogDir(namespace, pod, uid, container string) string {
+	return filepath.Join(p.Logs, namespace+"_"+pod+"_"+uid, container)
+}
+
+// EmptyDir is where a pod's volume is.
+func (p *Provider) EmptyDir(uid, volume string) string {
+	return filepath.Join(p.Root, "pods", uid, "volumes", "kubernetes.io~empty-dir", volume)
 }
 
 // DiskUsage is what a tree takes on its own file system.

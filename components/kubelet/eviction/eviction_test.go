@@ -1,0 +1,239 @@
+package eviction
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+)
+
+func TestThresholds(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		in   Settings
+		want int
+		err  string
+	}{
+		{"amounts and parts", Settings{Hard: map[string]string{"memory.available": "100Mi", "nodefs.available": "10%"}}, 2, ""},
+		{"none", Settings{Hard: map[string]string{"memory.available": "0%", "pid.available": "100%"}}, 0, ""},
+		{"soft", Settings{Soft: map[string]string{"memory.available": "1Gi"}, SoftGrace: map[string]string{"memory.available": "30s"}}, 1, ""},
+		{"soft without grace", Settings{Soft: map[string]string{"memory.available": "1Gi"}}, 0, "grace period must be specified"},
+		{"unknown signal", Settings{Hard: map[string]string{"disk.available": "1Gi"}}, 0, "unsupported signal"},
+		{"internal signal", Settings{Hard: map[string]string{"allocatableMemory.available": "1Gi"}}, 0, "unsupported signal"},
+		{"no percentage", Settings{Hard: map[string]string{"memory.available": "110%"}}, 0, "invalid percentage"},
+		{"no number", Settings{Hard: map[string]string{"memory.available": "NaN%"}}, 0, "invalid percentage"},
+		{"negative", Settings{Hard: map[string]string{"memory.available": "-1"}}, 0, "must not be negative"},
+		{"negative grace", Settings{SoftGrace: map[string]string{"memory.available": "-1s"}}, 0, "must not be negative"},
+	} {
+		got, err := c.in.Thresholds()
+		if len(got) != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %v, %v", c.name, got, err)
+		}
+	}
+}
+
+func TestStep(t *testing.T) {
+	reclaim := Value{Quantity: resource.MustParse("50")}
+	all := []Threshold{
+		{Signal: NodeFsAvailable, Value: Value{Percent: 10}},
+		{Signal: MemoryAvailable, Value: Value{Quantity: resource.MustParse("100")}, Reclaim: &reclaim},
+		{Signal: MemoryAvailable, Value: Value{Quantity: resource.MustParse("200")}, Grace: time.Minute},
+	}
+	var s State
+	start := time.Unix(1000, 0)
+	for i, c := range []struct {
+		at           int // seconds
+		memory, disk int64
+		due          []int64 // of memory in bytes, of disk in percent
+		conditions   string
+	}{
+		{0, 500, 50, nil, ""},
+		{10, 150, 50, nil, "MemoryPressure"},          // the soft one waits
+		{60, 150, 50, nil, "MemoryPressure"},          // still
+		{70, 150, 50, []int64{200}, "MemoryPressure"}, // and is due
+		{80, 90, 5, []int64{100, 200, 10}, "DiskPressure MemoryPressure"},
+		{90, 120, 50, []int64{100, 200}, "DiskPressure MemoryPressure"}, // less than what is to be made free
+		{100, 500, 50, nil, "DiskPressure MemoryPressure"},              // for the transition's time
+		{380, 500, 50, nil, "MemoryPressure"},
+		{400, 500, 50, nil, ""},
+		{410, 150, 50, nil, "MemoryPressure"}, // the grace begins anew
+	} {
+		now := map[Signal]Observation{MemoryAvailable: {c.memory, 1000}, NodeFsAvailable: {c.disk, 100}}
+		due := s.Step(all, now, start.Add(time.Duration(c.at)*time.Second), 300*time.Second)
+		var got []int64
+		for _, d := range due {
+			got = append(got, d.Value.Of(100))
+		}
+		var names []string
+		for _, n := range s.Conditions() {
+			names = append(names, string(n))
+		}
+		if len(got) != len(c.due) || strings.Join(names, " ") != c.conditions {
+			t.Fatalf("step %d: due %v, want %v; conditions %v, want %q", i, got, c.due, names, c.conditions)
+		}
+		for j := range got {
+			if got[j] != c.due[j] {
+				t.Errorf("step %d: due %v, want %v", i, got, c.due)
+			}
+		}
+	}
+}
+
+func pod(name string, priority int32, request string) *v1.Pod {
+	p := &v1.Pod{}
+	p.Name, p.UID, p.Spec.Priority = name, types.UID(name), &priority
+	c := v1.Container{Name: "c"}
+	if request != "" {
+		c.Resources.Requests = v1.ResourceList{v1.ResourceMemory: resource.MustParse(request)}
+	}
+	p.Spec.Containers = []v1.Container{c}
+	return p
+}
+
+func TestRank(t *testing.T) {
+	list := func() []*Candidate {
+		return []*Candidate{
+			{Pod: pod("within", 0, "1Gi"), Memory: 900 << 20, Processes: 5, Measured: true},
+			{Pod: pod("over", 0, "100Mi"), Memory: 200 << 20, Processes: 50, Measured: true},
+			{Pod: pod("far-over", 0, ""), Memory: 500 << 20, Processes: 1, Measured: true},
+			{Pod: pod("important", 1000, ""), Memory: 4 << 30, Processes: 500, Measured: true},
+			{Pod: pod("unknown", 2000, "")},
+		}
+	}
+	for short, want := range map[v1.ResourceName]string{
+		v1.ResourceMemory: "unknown far-over over important within",
+		ResourcePIDs:      "unknown over within far-over important",
+	} {
+		got := list()
+		Rank(got, short)
+		var names []string
+		for _, c := range got {
+			names = append(names, c.Pod.Name)
+		}
+		if strings.Join(names, " ") != want {
+			t.Errorf("%s: %v, want %s", short, names, want)
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	c := &Candidate{Pod: pod("p", 0, "100Mi"), Containers: []Usage{{Name: "c", Memory: 150 << 20}, {Name: "gone", Memory: 1}}}
+	message, notes := explain(c, Threshold{Signal: MemoryAvailable, Value: Value{Quantity: resource.MustParse("1Gi")}},
+		map[Signal]Observation{MemoryAvailable: {512 << 20, 4 << 30}})
+	want := "The node was low on resource: memory. Threshold quantity: 1Gi, available: 512Mi. Container c was using 150Mi, request is 100Mi, has larger consumption of memory. "
+	if message != want {
+		t.Errorf("message %q", message)
+	}
+	if notes["offending_containers"] != "c" || notes["starved_resource"] != "memory" || notes["offending_containers_usage"] != "150Mi" {
+		t.Errorf("notes %v", notes)
+	}
+}
+
+func TestOverLimit(t *testing.T) {
+	size := resource.MustParse("1Mi")
+	p := &v1.Pod{Spec: v1.PodSpec{
+		Containers: []v1.Container{
+			{Name: "a", Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceEphemeralStorage: resource.MustParse("10Mi")}}},
+			{Name: "b", Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceEphemeralStorage: resource.MustParse("10Mi")}}},
+		},
+		Volumes: []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &size}}}, {Name: "w", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}},
+	}}
+	if !HasLimits(p) || HasLimits(&v1.Pod{}) {
+		t.Error("limits are not seen")
+	}
+	for _, c := range []struct {
+		storage Storage
+		want    string
+	}{
+		{Storage{}, ""},
+		{Storage{EmptyDirs: map[string]int64{"v": 2 << 20}}, `Usage of EmptyDir volume "v" exceeds the limit "1Mi". `},
+		{Storage{Containers: map[string]int64{"a": 9 << 20, "b": 9 << 20}, EmptyDirs: map[string]int64{"w": 5 << 20}}, "Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. "},
+		{Storage{Containers: map[string]int64{"a": 11 << 20}}, `Container a exceeded its local ephemeral storage limit "10Mi". `},
+	} {
+		if got := OverLimit(p, c.storage); got != c.want {
+			t.Errorf("%v: %q, want %q", c.storage, got, c.want)
+		}
+	}
+}
+
+// scene is a node whose memory an eviction makes free.
+type scene struct {
+	left    int64
+	pods    []*v1.Pod
+	evicted []string
+}
+
+func (s *scene) manager() *Manager {
+	done := make(chan struct{})
+	close(done)
+	return New(Config{
+		NodeName: "n", Thresholds: []Threshold{{Signal: MemoryAvailable, Value: Value{Quantity: resource.MustParse("100")}}},
+		Transition: time.Minute, Events: record.NewFakeRecorder(10), Log: slog.New(slog.NewTextHandler(&bytes.Buffer{}, nil)),
+		Measure: func(context.Context) (map[Signal]Observation, error) {
+			return map[Signal]Observation{MemoryAvailable: {s.left, 1000}}, nil
+		},
+		Pods:     func() []*v1.Pod { return s.pods },
+		Critical: func(p *v1.Pod) bool { return *p.Spec.Priority >= 2000000000 },
+		Usage: func(context.Context) (map[types.UID]*Candidate, error) {
+			return map[types.UID]*Candidate{"a": {Memory: 10, Measured: true}, "b": {Memory: 20, Measured: true}}, nil
+		},
+		Evict: func(p *v1.Pod, _ int64, _ string) <-chan struct{} {
+			s.evicted = append(s.evicted, p.Name)
+			s.left = 500
+			return done
+		},
+		Changed: func() {},
+	})
+}
+
+func TestManager(t *testing.T) {
+	s := &scene{left: 50, pods: []*v1.Pod{pod("critical", 2000000000, ""), pod("a", 0, ""), pod("b", 0, "")}}
+	m := s.manager()
+	if _, err := m.look(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.evicted) != 1 || s.evicted[0] != "b" || !m.Pressure(v1.NodeMemoryPressure) {
+		t.Errorf("evicted %v", s.evicted)
+	}
+	if ended, err := m.look(t.Context()); err != nil || len(ended) != 0 {
+		t.Errorf("ended more: %v, %v", ended, err)
+	}
+	if got := m.Refuse(pod("new", 0, ""), v1.PodQOSBestEffort); got != "The node had condition: [MemoryPressure]. " {
+		t.Errorf("refused with %q", got)
+	}
+	tolerant := pod("new", 0, "")
+	tolerant.Spec.Tolerations = []v1.Toleration{{Key: v1.TaintNodeMemoryPressure, Operator: v1.TolerationOpExists}}
+	if m.Refuse(tolerant, v1.PodQOSBestEffort) != "" || m.Refuse(pod("new", 0, "1"), v1.PodQOSBurstable) != "" || m.Refuse(pod("new", 2000000000, ""), v1.PodQOSBestEffort) != "" {
+		t.Error("refused who may come")
+	}
+}
+
+func FuzzParseValue(f *testing.F) {
+	for _, s := range []string{"10%", "100Mi", "1e3", "-5", "%", "1e400%"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if v, err := ParseValue(text); err == nil && (v.Percent < 0 || v.Percent > 100 || v.Quantity.Sign() < 0) {
+			t.Errorf("%q: %v", text, v)
+		}
+	})
+}
+
+// TestMemoryWatch asks the kernel to tell of what is the case already.
+func TestMemoryWatch(t *testing.T) {
+	for name, dir := range map[string]string{"stalls": ""} {
+		w := NewMemoryWatch(dir)
+		if err := w.Arm(1 << 30); err != nil {
+			t.Skipf("%s: %v", name, err)
+		}
+		w.Close()
+		w.Close()
+	}
+}

@@ -1,0 +1,69 @@
+package eviction
+
+import (
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
+)
+
+// Storage is what a pod has on the node's disk, in bytes.
+type Storage struct {
+	// Containers are layers and logs by name; EmptyDirs by the volume's name.
+	Containers, EmptyDirs map[string]int64
+}
+
+// HasLimits tells whether the pod has limits of local storage: only then it is
+// to be measured.
+func HasLimits(pod *v1.Pod) bool {
+	for i := range pod.Spec.Volumes {
+		if e := pod.Spec.Volumes[i].EmptyDir; e != nil && e.SizeLimit != nil && e.SizeLimit.Sign() != 0 {
+			return true
+		}
+	}
+	for i := range pod.Spec.Containers {
+		if _, ok := pod.Spec.Containers[i].Resources.Limits[v1.ResourceEphemeralStorage]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// OverLimit says which limit of local storage the pod exceeds, empty if none.
+//
+// https://kubernetes.io/docs/concepts/storage/ephemeral-storage/
+func OverLimit(pod *v1.Pod, s Storage) string {
+	for i := range pod.Spec.Volumes {
+		e := pod.Spec.Volumes[i].EmptyDir
+		if e == nil || e.SizeLimit == nil || e.SizeLimit.Sign() == 0 {
+			continue
+		}
+		name := pod.Spec.Volumes[i].Name
+		if s.EmptyDirs[name] > e.SizeLimit.Value() {
+			return fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", name, e.SizeLimit.String())
+		}
+	}
+	limits := resourcehelper.PodLimits(pod, resourcehelper.PodResourcesOptions{})
+	if limit, ok := limits[v1.ResourceEphemeralStorage]; ok {
+		total := int64(0)
+		for _, n := range s.Containers {
+			total += n
+		}
+		for i := range pod.Spec.Volumes {
+			if e := pod.Spec.Volumes[i].EmptyDir; e == nil || e.Medium == v1.StorageMediumDefault {
+				total += s.EmptyDirs[pod.Spec.Volumes[i].Name]
+			}
+		}
+		if total > limit.Value() {
+			return fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", limit.String())
+		}
+	}
+	for i := range pod.Spec.Containers {
+		c := &pod.Spec.Containers[i]
+		limit, ok := c.Resources.Limits[v1.ResourceEphemeralStorage]
+		if ok && limit.Sign() != 0 && s.Containers[c.Name] > limit.Value() {
+			return fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", c.Name, limit.String())
+		}
+	}
+	return ""
+}
