@@ -25,6 +25,9 @@ type Command struct {
 func Commands() []Command {
 	return []Command{
 		{"up", "Start a single-node cluster on this machine", newUp},
+		{"init", "Make this machine the master of a new cluster", newInit},
+		{"join", "Make this machine a node of a cluster that init has made", newJoin},
+		{"token", "Manage the tokens with which machines join", newToken},
 		{"node", "Run the node half alone: runtime, kubelet and proxy", newNodeCommand},
 		{"stop", "Stop the control plane and the kubelet; pods go on", newStop},
 		{"down", "Stop everything, pods too, and take back all changes to the host", newDown},

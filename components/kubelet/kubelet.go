@@ -462,21 +462,23 @@ func (k *Kubelet) services(ctx context.Context, start func(func())) {
 	k.serviceInformer.Store(&informer)
 }
 
-// listServices returns all services once they are known.
-func (k *Kubelet) listServices(ctx context.Context) ([]*v1.Service, error) {
+// listServices returns all services once they are known or, without wait,
+// those that are.
+func (k *Kubelet) listServices(ctx context.Context, wait bool) ([]*v1.Service, error) {
+	unknown := errors.New("services have not yet been read at least once, cannot construct envvars")
 	p := k.serviceInformer.Load()
 	if p == nil {
-		if k.kube == nil {
+		if k.kube == nil || !wait {
 			return nil, nil
 		}
-		return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
+		return nil, unknown
 	}
 	informer := *p
-	if !informer.HasSynced() {
+	if wait && !informer.HasSynced() {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		if !cache.WaitFor(ctx, "", informer.HasSyncedChecker()) {
-			return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
+			return nil, unknown
 		}
 	}
 	list := informer.GetStore().List()

@@ -65,7 +65,7 @@ func loadPair(certFile, keyFile string) (*Pair, error) {
 	if p.CertPEM, err = os.ReadFile(certFile); err != nil {
 		return nil, err
 	}
-	if p.Cert, err = firstCertificate(p.CertPEM); err != nil {
+	if p.Cert, err = ParseCertificate(p.CertPEM); err != nil {
 		return nil, fmt.Errorf("%s: %w", certFile, err)
 	}
 	p.KeyPEM, err = os.ReadFile(keyFile)
@@ -85,7 +85,8 @@ func loadPair(certFile, keyFile string) (*Pair, error) {
 	return p, nil
 }
 
-func firstCertificate(data []byte) (*x509.Certificate, error) {
+// ParseCertificate reads the first certificate of PEM data.
+func ParseCertificate(data []byte) (*x509.Certificate, error) {
 	for {
 		var block *pem.Block
 		block, data = pem.Decode(data)

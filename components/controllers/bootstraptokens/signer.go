@@ -79,7 +79,7 @@ func (s *Signer) sync(ctx context.Context, _ string) error {
 		if !ok {
 			continue
 		}
-		if next.Data[signaturePrefix+id], err = sign(content, id, secret); err != nil {
+		if next.Data[signaturePrefix+id], err = Sign(content, id, secret); err != nil {
 			return err
 		}
 		if d, expires := left(t, now); expires {
@@ -101,12 +101,12 @@ func SignatureKey(id string) string { return signaturePrefix + id }
 
 // Verify tells whether a signature of content is that by a token.
 func Verify(content, signature, id, secret string) bool {
-	right, err := sign(content, id, secret)
+	right, err := Sign(content, id, secret)
 	return err == nil && hmac.Equal([]byte(right), []byte(signature))
 }
 
-// sign makes a JSON web signature of content without content itself.
-func sign(content, id, secret string) (string, error) {
+// Sign makes a JSON web signature of content without content itself.
+func Sign(content, id, secret string) (string, error) {
 	header, err := json.Marshal(struct {
 		Alg string `json:"alg"`
 		Kid string `json:"kid"`

@@ -72,7 +72,7 @@ func TestSign(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, _ := sign("payload", "good", "tokenSecret")
+	want, _ := Sign("payload", "good", "tokenSecret")
 	if len(got.Data) != 2 || got.Data[kubeconfigKey] != "payload" || got.Data[signaturePrefix+"good"] != want {
 		t.Errorf("%v", got.Data)
 	}
@@ -88,7 +88,7 @@ func TestSign(t *testing.T) {
 
 // TestSignature compares with an HMAC that openssl computed.
 func TestSignature(t *testing.T) {
-	got, err := sign("payload", "tokenID", "tokenSecret")
+	got, err := Sign("payload", "tokenID", "tokenSecret")
 	if want := "eyJhbGciOiJIUzI1NiIsImtpZCI6InRva2VuSUQifQ..QAvK9DAjF0hSyASEkH1MOTB5rJMmbWEY9j-z1NSYILE"; err != nil || got != want {
 		t.Errorf("got %s %v, want %s", got, err, want)
 	}

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -120,7 +121,7 @@ func newKeeper(cfg Config, name string) (*Keeper, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o750); err != nil {
 		return nil, fmt.Errorf("making the folder of the node's certificates: %w", err)
 	}
-	store, err := certificate.NewFileStore(name, cfg.Dir, cfg.Dir, "", "")
+	store, err := certificate.NewFileStoreWithLogger(logr.Discard(), name, cfg.Dir, cfg.Dir, "", "")
 	if err != nil {
 		return nil, fmt.Errorf("the store of the node's certificates: %w", err)
 	}

@@ -57,8 +57,9 @@ type Host struct {
 	// Allocatable and MemoryCapacity are the node's.
 	Allocatable    func() v1.ResourceList
 	MemoryCapacity int64
-	// Services returns all services once they are known.
-	Services func(ctx context.Context) ([]*v1.Service, error)
+	// Services returns all services: with wait once they are known, else those
+	// that are.
+	Services func(ctx context.Context, wait bool) ([]*v1.Service, error)
 	// RuntimeName begins container IDs in the API.
 	RuntimeName string
 	// PodLogs and ContainerLogs are the directories of logs.

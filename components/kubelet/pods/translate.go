@@ -262,7 +262,8 @@ func (h *Host) imageStatus(ctx context.Context, ref string) (*runtimeapi.Image, 
 func (h *Host) environment(ctx context.Context, pod *v1.Pod, c *v1.Container, in containerInput) ([]env.Var, error) {
 	var services []env.Var
 	if h.Services != nil {
-		all, err := h.Services(ctx)
+		// A static pod may be the API server that knows the services.
+		all, err := h.Services(ctx, !IsStatic(pod))
 		if err != nil {
 			return nil, err
 		}

@@ -1,0 +1,379 @@
+package cluster
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"hyperkube/components/cluster/trust"
+	"hyperkube/components/kubelet/certificates"
+	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/encryption"
+	"hyperkube/internal/kubeconfig"
+	"hyperkube/internal/layout"
+	"hyperkube/internal/pki"
+	"hyperkube/internal/version"
+	"hyperkube/manifests"
+)
+
+// initOptions are the flags of `init`, under kubeadm's names.
+type initOptions struct {
+	root         string
+	config       string
+	noKubeconfig bool
+	verbose      bool
+	given        masterSettings
+}
+
+func newInit() *cobra.Command {
+	o := &initOptions{}
+	cmd := &cobra.Command{
+		Use:   "init",
+		Short: "Make this machine the master of a new cluster",
+		Long: "Make this machine the master of a new cluster: keys and kubeconfigs in /etc/kubernetes, the control plane as\n" +
+			"static pods in /etc/kubernetes/manifests, and a node that runs them. It prints how other machines join.\n" +
+			"Run again it starts what does not run, and changes what the flags or the configuration file say differently.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.Flags().Changed)
+		},
+	}
+	f, g := cmd.Flags(), &o.given
+	rootFlag(cmd, &o.root)
+	f.StringVar(&o.config, "config", "", "Path of a kubeadm configuration file: InitConfiguration and ClusterConfiguration of v1beta4.")
+	f.StringVar(&g.NodeName, "node-name", "", "Name of the node; empty is the hostname.")
+	f.StringVar(&g.Advertise, "apiserver-advertise-address", "", "Address at which others reach the API server; empty is that of the default route's interface.")
+	f.IntVar(&g.Port, "apiserver-bind-port", layout.PortAPIServer, "Port of the API server.")
+	f.StringVar(&g.Endpoint, "control-plane-endpoint", "", "Stable name or address of the control plane, HOST[:PORT], such as that of a load balancer.")
+	f.StringSliceVar(&g.SANs, "apiserver-cert-extra-sans", nil, "Further names and addresses of the API server's certificate.")
+	f.StringSliceVar(&g.PodCIDRs, "pod-network-cidr", nil, "Range of pod addresses; empty chooses a free one.")
+	f.StringSliceVar(&g.ServiceCIDRs, "service-cidr", nil, "Range of service addresses; empty chooses a free one.")
+	f.StringVar(&g.Domain, "service-dns-domain", "", "Domain of the cluster; empty is cluster.local.")
+	f.StringVar(&g.Token, "token", "", "Token with which machines join; empty makes one.")
+	f.DurationVar(&g.TokenTTL, "token-ttl", trust.DefaultTTL, "How long the token lives; 0 is for ever.")
+	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Leave the user's kubeconfig alone.")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
+	return cmd
+}
+
+// run makes the master, or starts it again.
+func (o *initOptions) run(ctx context.Context, out io.Writer, given func(string) bool) error {
+	if err := needRoot(); err != nil {
+		return err
+	}
+	l := layoutFor(o.root)
+	settings, err := o.settings(given)
+	if err != nil {
+		return codedError{err, ExitConfig}
+	}
+	m := &master{layout: l, settings: settings, steps: newSteps(printStep(out)), verbose: o.verbose, mergeKubeconfig: !o.noKubeconfig}
+	if err := m.decide(); err != nil {
+		return err
+	}
+	running, err := holder(l.PIDFile(mainProcess))
+	if err != nil {
+		return err
+	}
+	if running == 0 {
+		if err := preflight(l, m.ports()); err != nil {
+			return err
+		}
+	}
+	began := time.Now()
+	if err := m.prepare(); err != nil {
+		return err
+	}
+	m.steps.done(began, "keys, kubeconfigs and manifests are in %s", l.Etc)
+	began = time.Now()
+	if running == 0 {
+		if err := startNode(ctx, l, o.verbose, m.steps); err != nil {
+			return err
+		}
+		m.steps.done(began, "the control plane runs and node %q is known to it", m.identity.NodeName)
+	}
+	began = time.Now()
+	token, err := m.configure(ctx)
+	if err != nil {
+		return err
+	}
+	m.steps.done(began, "the cluster is ready to be joined")
+	return m.tell(out, token)
+}
+
+// settings are those of the configuration file with the flags that were given
+// over them.
+func (o *initOptions) settings(given func(string) bool) (masterSettings, error) {
+	if o.config == "" {
+		return o.given, nil
+	}
+	data, err := os.ReadFile(o.config)
+	if err != nil {
+		return masterSettings{}, fmt.Errorf("--config: %w", err)
+	}
+	s, err := decodeInit(data)
+	if err != nil {
+		return s, fmt.Errorf("--config %s: %w", o.config, err)
+	}
+	g := &o.given
+	for flag, take := range map[string]func(){
+		"node-name":                   func() { s.NodeName = g.NodeName },
+		"apiserver-advertise-address": func() { s.Advertise = g.Advertise },
+		"apiserver-bind-port":         func() { s.Port = g.Port },
+		"control-plane-endpoint":      func() { s.Endpoint = g.Endpoint },
+		"apiserver-cert-extra-sans":   func() { s.SANs = g.SANs },
+		"pod-network-cidr":            func() { s.PodCIDRs = g.PodCIDRs },
+		"service-cidr":                func() { s.ServiceCIDRs = g.ServiceCIDRs },
+		"service-dns-domain":          func() { s.Domain = g.Domain },
+		"token":                       func() { s.Token = g.Token },
+		"token-ttl":                   func() { s.TokenTTL = g.TokenTTL },
+	} {
+		if given(flag) {
+			take()
+		}
+	}
+	return s, nil
+}
+
+// masterSettings are what a person may say of a master.
+type masterSettings struct {
+	NodeName               string
+	Advertise              string
+	Port                   int
+	Endpoint               string
+	SANs                   []string
+	PodCIDRs, ServiceCIDRs []string
+	Domain                 string
+	Token                  string
+	TokenTTL               time.Duration
+	// Taints of the node, as key=value:effect; nil is that of masters.
+	Taints []string
+	// Extra are further flags of the components.
+	Extra map[string][]manifests.Flag
+}
+
+// master is one run of `init`.
+type master struct {
+	layout          layout.Node
+	settings        masterSettings
+	steps           *steps
+	verbose         bool
+	mergeKubeconfig bool
+
+	identity identity
+	address  netip.Addr
+	pki      *pki.Set
+}
+
+// decide settles what was left open, and keeps it for later runs.
+func (m *master) decide() error {
+	id, there, err := loadIdentity(m.layout)
+	if err != nil {
+		return err
+	}
+	if there {
+		if _, err := os.Stat(nodeFile(m.layout)); errors.Is(err, os.ErrNotExist) {
+			return codedError{fmt.Errorf("a cluster made by `hyperkube up` is in %s: take it away with `hyperkube reset` first", m.layout.Data), ExitPreflight}
+		}
+	} else {
+		s := m.settings
+		if id, err = newIdentity(identity{NodeName: s.NodeName, PodCIDRs: s.PodCIDRs, ServiceCIDRs: s.ServiceCIDRs, Domain: s.Domain}); err != nil {
+			return err
+		}
+	}
+	m.identity = id
+	if m.settings.Advertise != "" {
+		if m.address, err = netip.ParseAddr(m.settings.Advertise); err != nil {
+			return codedError{fmt.Errorf("--apiserver-advertise-address: %w", err), ExitConfig}
+		}
+		return nil
+	}
+	if m.address, err = nodeAddress(); err != nil {
+		return err
+	}
+	if !m.address.IsValid() {
+		return codedError{errors.New("this machine has no address that others could reach: give --apiserver-advertise-address"), ExitPreflight}
+	}
+	return nil
+}
+
+// ports are those that must be free.
+func (m *master) ports() []int {
+	return []int{
+		m.settings.Port, layout.PortEtcdClient, layout.PortEtcdPeer, layout.PortKubelet, layout.PortKubeletHealthz,
+		layout.PortProxyHealthz, layout.PortControllerManager, layout.PortScheduler,
+	}
+}
+
+// server is the URL of the API server as other machines reach it, and own as
+// this one does.
+func (m *master) server() string {
+	if m.settings.Endpoint == "" {
+		return m.own()
+	}
+	if _, _, err := net.SplitHostPort(m.settings.Endpoint); err != nil {
+		return "https://" + net.JoinHostPort(m.settings.Endpoint, fmt.Sprint(m.settings.Port))
+	}
+	return "https://" + m.settings.Endpoint
+}
+
+func (m *master) own() string {
+	return "https://" + netip.AddrPortFrom(m.address, uint16(m.settings.Port)).String()
+}
+
+func (m *master) pkiDir() string          { return filepath.Join(m.layout.Etc, "pki") }
+func (m *master) encryptionFile() string  { return filepath.Join(m.pkiDir(), "encryption.yaml") }
+func (m *master) conf(name string) string { return filepath.Join(m.layout.Etc, name+".conf") }
+
+// prepare writes everything that is on disk before the node starts.
+func (m *master) prepare() error {
+	cfg := pki.Config{
+		NodeName: m.identity.NodeName, ClusterDomain: m.identity.Domain,
+		NodeAddresses: []net.IP{m.address.AsSlice()}, ExtraNames: m.settings.SANs,
+	}
+	if host, _, err := net.SplitHostPort(strings.TrimPrefix(m.server(), "https://")); err == nil {
+		cfg.ExtraNames = append(cfg.ExtraNames, host)
+	}
+	for _, cidr := range m.identity.ServiceCIDRs {
+		first, err := nthAddress(cidr, 1)
+		if err != nil {
+			return codedError{err, ExitConfig}
+		}
+		cfg.ServiceAddresses = append(cfg.ServiceAddresses, first.AsSlice())
+	}
+	var err error
+	if m.pki, err = pki.Ensure(m.pkiDir(), cfg); err != nil {
+		return err
+	}
+	if err := encryption.Ensure(m.encryptionFile()); err != nil {
+		return err
+	}
+	// What says that this machine is a master comes before all that follows
+	// from it, so that reset knows.
+	options, err := m.nodeOptions()
+	if err != nil {
+		return err
+	}
+	if err := options.save(m.layout); err != nil {
+		return err
+	}
+	if err := m.identity.save(m.layout); err != nil {
+		return err
+	}
+	if err := m.kubeconfigs(options); err != nil {
+		return err
+	}
+	return m.staticPods()
+}
+
+// nodeOptions are those of the master's own node.
+func (m *master) nodeOptions() (*nodeOptions, error) {
+	serving, err := m.pki.CA.EnsurePair(filepath.Join(m.layout.Kubelet, "pki", "kubelet"),
+		pki.KubeletServer(m.identity.NodeName, m.address.String(), "127.0.0.1", "localhost"))
+	if err != nil {
+		return nil, err
+	}
+	return &nodeOptions{
+		Kubeconfig: m.conf("kubelet"), Rotate: true, Name: m.identity.NodeName, IP: m.address.String(),
+		StaticPods: m.layout.StaticPods(), DNS: []string{m.identity.DNSAddress}, Domain: m.identity.Domain,
+		ClusterCIDRs: m.identity.PodCIDRs, ClientCA: m.pki.CA.CertFile,
+		CertFile: serving.CertFile, KeyFile: serving.KeyFile,
+	}, nil
+}
+
+// kubeconfigs are under kubeadm's names.
+func (m *master) kubeconfigs(node *nodeOptions) error {
+	for _, c := range []struct {
+		name, user, server string
+		groups             []string
+	}{
+		{"admin", "kubernetes-admin", m.server(), []string{trust.AdminGroup}},
+		{"super-admin", "kubernetes-super-admin", m.server(), []string{"system:masters"}},
+		{"controller-manager", "system:kube-controller-manager", m.own(), nil},
+		{"scheduler", "system:kube-scheduler", m.own(), nil},
+	} {
+		pair, err := m.pki.CA.EnsurePair(filepath.Join(m.layout.Data, "kubeconfig-keys", c.name), pki.Client(c.user, c.groups...))
+		if err != nil {
+			return err
+		}
+		cfg := kubeconfig.Config{Name: "kubernetes", User: c.user, Server: c.server, CA: m.pki.CA.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM}
+		if err := kubeconfig.Write(m.conf(c.name), cfg); err != nil {
+			return err
+		}
+	}
+	pair, err := m.pki.CA.NewPair(pki.Node(m.identity.NodeName))
+	if err != nil {
+		return err
+	}
+	return certificates.Put(node.certificates(m.layout), m.own(), m.pki.CA.CertPEM, pair.CertPEM, pair.KeyPEM)
+}
+
+// staticPods writes the manifests of the control plane. Those that say the same
+// already are left alone, so that nothing restarts.
+func (m *master) staticPods() error {
+	advertise := m.address.String()
+	host := advertise
+	if m.address.Is6() {
+		host = "[" + host + "]"
+	}
+	values := manifests.ControlPlane{
+		Image: version.Image(), NodeName: m.identity.NodeName, Advertise: advertise, AdvertiseURL: host, Port: m.settings.Port,
+		Etc: m.layout.Etc, PKI: m.pkiDir(), Encryption: m.encryptionFile(), EtcdData: m.layout.Etcd(),
+		PodCIDR: strings.Join(m.identity.PodCIDRs, ","), ServiceCIDR: strings.Join(m.identity.ServiceCIDRs, ","),
+		Domain: m.identity.Domain, Extra: m.settings.Extra,
+	}
+	if err := os.MkdirAll(m.layout.StaticPods(), 0o755); err != nil {
+		return fmt.Errorf("making the folder of static pods: %w", err)
+	}
+	for _, name := range manifests.Components() {
+		data, err := values.StaticPod(name)
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(m.layout.StaticPods(), name+".yaml")
+		if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
+			continue
+		}
+		if err := atomicfile.Write(atomicfile.File{Path: path, Data: data, Mode: 0o600}); err != nil {
+			return fmt.Errorf("writing the manifest of %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// tell merges the kubeconfig and prints how other machines join.
+func (m *master) tell(out io.Writer, token trust.Token) error {
+	if m.mergeKubeconfig {
+		target, err := kubeconfig.UserTarget(os.Getenv)
+		if err != nil {
+			return err
+		}
+		pair, err := m.pki.CA.EnsurePair(filepath.Join(m.layout.Data, "kubeconfig-keys", "admin"), pki.Client("kubernetes-admin", trust.AdminGroup))
+		if err != nil {
+			return err
+		}
+		cfg := kubeconfig.Config{Name: contextName, Server: m.server(), CA: m.pki.CA.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM}
+		if err := target.Merge(cfg); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(out, "\nThis machine is a master of Kubernetes %s. Other machines join with:\n\n  %s\n\n"+
+		"No pods of users run here; to let them: kubectl taint nodes %s node-role.kubernetes.io/control-plane-\n",
+		version.Get().GitVersion, joinCommand(m.server(), token, m.pki.CA.Cert), m.identity.NodeName)
+	return nil
+}
+
+// joinCommand is what is typed on a machine that is to join.
+func joinCommand(server string, token trust.Token, ca *x509.Certificate) string {
+	return fmt.Sprintf("hyperkube join %s --token %s --discovery-token-ca-cert-hash %s",
+		strings.TrimPrefix(server, "https://"), token, trust.Hash(ca))
+}

@@ -1,0 +1,174 @@
+package trust
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/controllers/bootstraptokens"
+	"hyperkube/internal/pki"
+)
+
+func TestTokens(t *testing.T) {
+	seen := map[Token]bool{}
+	for range 100 {
+		token := NewToken()
+		again, err := ParseToken(token.String())
+		if err != nil || again != token || seen[token] {
+			t.Fatalf("%s: %v", token, err)
+		}
+		seen[token] = true
+	}
+	for _, text := range []string{"", "abcdef", "abcdef.0123456789abcde", "ABCDEF.0123456789abcdef", "abcdef.0123456789abcdef ", "abcdef.0123456789abcdefg"} {
+		if _, err := ParseToken(text); err == nil {
+			t.Errorf("%q is taken for a token", text)
+		}
+	}
+}
+
+func TestRecords(t *testing.T) {
+	full := &Record{
+		Token: Token{"abcdef", "0123456789abcdef"}, Expires: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC),
+		Usages: []string{Authentication, Signing}, Groups: []string{NodeGroup}, Description: "for tests",
+	}
+	for _, r := range []*Record{full, {Token: full.Token, Usages: []string{Signing}}} {
+		if err := r.Validate(); err != nil {
+			t.Error(err)
+		}
+		s := r.Secret()
+		if s.Namespace != "kube-system" || s.Name != "bootstrap-token-abcdef" || string(s.Data["usage-bootstrap-signing"]) != "true" {
+			t.Errorf("secret %+v", s)
+		}
+		again, err := FromSecret(s)
+		if err != nil || !reflect.DeepEqual(again, r) {
+			t.Errorf("%+v, %v; want %+v", again, err, r)
+		}
+	}
+	for name, change := range map[string]func(*corev1.Secret){
+		"another type":    func(s *corev1.Secret) { s.Type = corev1.SecretTypeOpaque },
+		"another name":    func(s *corev1.Secret) { s.Name = "bootstrap-token-ghijkl" },
+		"no key":          func(s *corev1.Secret) { delete(s.Data, "token-secret") },
+		"no time to read": func(s *corev1.Secret) { s.Data["expiration"] = []byte("soon") },
+	} {
+		s := full.Secret()
+		change(s)
+		if _, err := FromSecret(s); err == nil {
+			t.Errorf("%s: read", name)
+		}
+	}
+	for _, r := range []*Record{{}, {Usages: []string{"drinking"}}, {Usages: []string{Signing}, Groups: []string{"system:masters"}}} {
+		if r.Validate() == nil {
+			t.Errorf("%+v is valid", r)
+		}
+	}
+}
+
+// master serves what a cluster says of itself.
+func master(t *testing.T) (d Discovery, set *pki.Set, info *corev1.ConfigMap) {
+	t.Helper()
+	set, err := pki.Ensure(t.TempDir(), pki.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info = &corev1.ConfigMap{}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/api/v1/namespaces/kube-public/configmaps/cluster-info" || r.Header.Get("Authorization") != "" {
+			t.Errorf("%s with %q", r.URL, r.Header.Get("Authorization"))
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(info)
+	}))
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{set.APIServer.TLS()}}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	made, err := Cluster{Server: s.URL, CA: set.CA.CertPEM}.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	*info = *made
+	info.TypeMeta = metav1.TypeMeta{Kind: "ConfigMap", APIVersion: "v1"}
+	d = Discovery{Endpoint: strings.TrimPrefix(s.URL, "https://"), Token: NewToken(), Hashes: []string{Hash(set.CA.Cert)}}
+	sign(t, info, d.Token)
+	return d, set, info
+}
+
+func sign(t *testing.T, info *corev1.ConfigMap, token Token) {
+	t.Helper()
+	signature, err := bootstraptokens.Sign(info.Data[kubeconfigKey], token.ID, token.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info.Data[bootstraptokens.SignatureKey(token.ID)] = signature
+}
+
+func TestFind(t *testing.T) {
+	d, set, _ := master(t)
+	c, err := d.Find(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Server != "https://"+d.Endpoint || string(c.CA) != string(set.CA.CertPEM) {
+		t.Errorf("found %+v", c)
+	}
+	d.Hashes, d.Unsafe = nil, true
+	if _, err := d.Find(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFindsNoImpostor(t *testing.T) {
+	other, err := pki.Ensure(t.TempDir(), pki.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		change func(*Discovery, *corev1.ConfigMap)
+		want   string
+	}{
+		"wrong key": {func(d *Discovery, _ *corev1.ConfigMap) { d.Token.Key = NewToken().Key }, "not signed with this token"},
+		"changed": {func(_ *Discovery, info *corev1.ConfigMap) {
+			info.Data[kubeconfigKey] = strings.ReplaceAll(info.Data[kubeconfigKey], "127.0.0.1", "127.0.0.2")
+		}, "not signed with this token"},
+		"another authority": {func(d *Discovery, _ *corev1.ConfigMap) { d.Hashes = []string{Hash(other.CA.Cert)} }, "none of the hashes"},
+		"a stolen authority": {func(d *Discovery, info *corev1.ConfigMap) {
+			// Who has the token poses as a cluster whose authority is known,
+			// without its key.
+			stolen, _ := Cluster{Server: "https://" + d.Endpoint, CA: other.CA.CertPEM}.Info()
+			info.Data = stolen.Data
+			sign(t, info, d.Token)
+			d.Hashes = []string{Hash(other.CA.Cert)}
+		}, "not verified"},
+		"no hash":             {func(d *Discovery, _ *corev1.ConfigMap) { d.Hashes = nil }, "hash of the cluster's authority is needed"},
+		"a hash that is none": {func(d *Discovery, _ *corev1.ConfigMap) { d.Hashes = []string{"md5:00"} }, "is no hash"},
+		"no port":             {func(d *Discovery, _ *corev1.ConfigMap) { d.Endpoint = "master" }, "HOST:PORT"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, _, info := master(t)
+			c.change(&d, info)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if found, err := d.Find(ctx); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("found %+v, %v; want an error with %q", found, err, c.want)
+			}
+		})
+	}
+}
+
+func TestWaitsForTheSignature(t *testing.T) {
+	d, _, info := master(t)
+	delete(info.Data, bootstraptokens.SignatureKey(d.Token.ID))
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := d.Find(ctx); err == nil || !strings.Contains(err.Error(), "no signature by the token") {
+		t.Error(err)
+	}
+}
