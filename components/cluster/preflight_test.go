@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"hyperkube/internal/layout"
 )
 
@@ -57,5 +59,38 @@ func TestDisk(t *testing.T) {
 	}
 	if err := checkDisk("/proc/1"); err == nil {
 		t.Error("a file system without room is fine")
+	}
+}
+
+// TestWhatHoldsContainers mounts an overlay, on which there can be no other.
+func TestWhatHoldsContainers(t *testing.T) {
+	if holdsContainers("/proc/self") {
+		t.Error("procfs holds containers")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	dir := t.TempDir()
+	sub := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"lower", "upper", "work", "merged"} {
+		mustMkdir(t, sub(name))
+	}
+	options := "lowerdir=" + sub("lower") + ",upperdir=" + sub("upper") + ",workdir=" + sub("work")
+	if err := unix.Mount("overlay", sub("merged"), "overlay", 0, options); err != nil {
+		t.Skipf("no overlay can be mounted here: %v", err)
+	}
+	defer func() {
+		if err := unix.Unmount(sub("merged"), 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	if holdsContainers(sub("merged")) {
+		t.Error("an overlay is taken to hold containers")
+	}
+	if err := checkOverlay(sub("merged")); err == nil {
+		t.Error("an overlay above another is fine")
+	}
+	if err := checkOverlay(dir); err != nil {
+		t.Error(err)
 	}
 }

@@ -398,7 +398,8 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 	}
 	p.node = nodeConfig{
 		Layout: c.layout, Identity: c.identity, Address: c.address, Shared: true,
-		ClusterDNS: []string{c.identity.DNSAddress}, ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
+		NetworkMode: c.further.Network,
+		ClusterDNS:  []string{c.identity.DNSAddress}, ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
 	}
 	if p.node.Kubelet, err = b.as("system:node:"+c.identity.NodeName, "system:nodes"); err != nil {
 		return nil, err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -75,10 +74,10 @@ func describeNode(ctx context.Context, kube kubernetes.Interface, name string) s
 
 // dnsWait waits for the cluster's DNS.
 type dnsWait struct {
-	slices  cache.SharedIndexInformer
-	kube    kubernetes.Interface
-	address string // of the service
-	domain  string
+	slices cache.SharedIndexInformer
+	kube   kubernetes.Interface
+	server string // the service's address and port
+	domain string
 	// said is what the service last said when it was asked; nil: it was not
 	// asked yet, for there is no endpoint.
 	said atomic.Pointer[string]
@@ -97,27 +96,30 @@ func (w *dnsWait) wait(ctx context.Context) error {
 }
 
 // ask asks until there is an answer: the proxy leads there a moment after the
-// endpoint is known, of which this process hears nothing.
+// endpoint is known, of which this process hears nothing. A question that comes
+// before the proxy's rules leaves the machine and is lost without a word, so
+// the first answers are not waited for long.
 func (w *dnsWait) ask(ctx context.Context) error {
 	query := new(dns.Msg).SetQuestion(dns.Fqdn("kubernetes.default.svc."+w.domain), dns.TypeA)
-	client := dns.Client{Timeout: time.Second}
-	wait := 5 * time.Millisecond
+	wait := 10 * time.Millisecond
 	for {
-		answer, _, err := client.ExchangeContext(ctx, query, net.JoinHostPort(w.address, "53"))
+		began := time.Now()
+		client := dns.Client{Timeout: wait}
+		answer, _, err := client.ExchangeContext(ctx, query, w.server)
 		if err == nil && answer.Rcode == dns.RcodeSuccess {
 			return nil
 		}
 		if err == nil {
 			err = fmt.Errorf("it answers %s", dns.RcodeToString[answer.Rcode])
 		}
-		text := fmt.Sprintf("its pod is ready, but asked at %s: %v", w.address, err)
+		text := fmt.Sprintf("its pod is ready, but asked at %s: %v", w.server, err)
 		w.said.Store(&text)
 		select {
 		case <-ctx.Done():
 			return errors.Join(context.Cause(ctx), err)
-		case <-time.After(wait):
+		case <-time.After(wait - time.Since(began)):
 		}
-		wait = min(2*wait, 200*time.Millisecond)
+		wait = min(2*wait, time.Second)
 	}
 }
 

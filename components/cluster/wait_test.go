@@ -3,10 +3,12 @@ package cluster
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
@@ -68,5 +70,34 @@ func TestDescribeDNS(t *testing.T) {
 	w.said.Store(&said)
 	if got := w.describe(t.Context()); got != said {
 		t.Errorf("asked: %q", got)
+	}
+}
+
+// TestLostQuestions asks a server that hears only the seventh question, as the
+// cluster's name server does before the proxy leads to it.
+func TestLostQuestions(t *testing.T) {
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	server := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		if asked++; asked > 6 {
+			_ = w.WriteMsg(new(dns.Msg).SetReply(q))
+		}
+	})}
+	served := make(chan error, 1)
+	go func() { served <- server.ActivateAndServe() }()
+	// A second's wait for each lost question would be longer than this.
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := (&dnsWait{server: conn.LocalAddr().String(), domain: "cluster.local"}).ask(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := server.Shutdown(); err != nil {
+		t.Error(err)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
 	}
 }

@@ -52,15 +52,21 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	group.Start(background, "authentication", lifecycle.Func(s.authn.Run))
 	group.Start(background, "authorization", lifecycle.Func(s.authz.Run))
+	// Closed once all that a cluster starts with is written.
+	written := make(chan struct{})
 	group.Start(background, "informers", lifecycle.Func(func(ctx context.Context) error {
-		s.own.Informers.StartWithContext(ctx)
-		<-ctx.Done()
+		select {
+		case <-written:
+			s.own.Informers.StartWithContext(ctx)
+			<-ctx.Done()
+		case <-ctx.Done():
+		}
 		s.own.Informers.Shutdown()
 		return nil
 	}))
 	group.Start(background, "webhooks and policies", s.dynamic)
 	group.Start(background, "compaction", &store.Compactor{Client: s.cfg.Etcd, Log: s.cfg.Log})
-	if err := s.begin(ctx, group, background); err != nil {
+	if err := s.begin(ctx, group, background, written); err != nil {
 		if ctx.Err() != nil {
 			return group.Stop()
 		}
@@ -75,9 +81,12 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// begin writes what a cluster starts with, and what is kept from then on.
-// Requests whose fate depends on an informer wait for that by themselves.
-func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background context.Context) error {
+// begin writes what a cluster starts with, then closes written, and starts what
+// keeps it from then on.
+// Requests whose fate depends on an informer wait for that by themselves, so
+// informers begin with all of it: whoever hears that the server is ready is
+// not refused for a role that an informer has yet to see.
+func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background context.Context, written chan<- struct{}) error {
 	var cidrs []string
 	for _, c := range s.cfg.ServiceCIDRs {
 		cidrs = append(cidrs, c.String())
@@ -85,6 +94,7 @@ func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background c
 	if err := bootstrap.Run(ctx, bootstrap.Config{Registry: s.server.Registry(), ServiceCIDRs: cidrs, Log: s.cfg.Log}); err != nil {
 		return err
 	}
+	close(written)
 	if s.fairness != nil {
 		group.Start(background, "priority and fairness", s.fairness)
 		group.Start(background, "the configuration of priority and fairness", &fairness.Keeper{
