@@ -49,7 +49,9 @@ test $HOSTNAME = ends || exec sleep 1000`},
 	for name, users := range map[string]*bool{"host": &host, "apart": &apart, "other": &apart, "ends": &apart} {
 		s.pod(name, spec(users))
 		if name == "ends" {
-			p := s.becomes(name, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed })
+			p := s.becomes(name, func(p *corev1.Pod) bool {
+				return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+			})
 			if done := p.Status.ContainerStatuses[0].State.Terminated; done == nil || done.Message != "bye\n" {
 				t.Errorf("it ended %v", done)
 			}

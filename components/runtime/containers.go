@@ -294,7 +294,7 @@ func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.C
 		ID: c.id, Config: rec.config, Image: image, Rootfs: r.containerRoot(c.id), Mounts: mounts,
 		Cgroup: rec.Cgroup, UnifiedCgroups: r.cgroups.Unified(),
 		SandboxPID: pod.Process.PID, SandboxFiles: sandbox.PathsIn(r.sandboxDir(pod.ID)), SHM: shm, Hostname: hostname,
-		UserNS: r.mappedUsers(c, pod) != nil,
+		UserNS:            r.mappedUsers(c, pod) != nil,
 		SandboxPrivileged: pod.config.GetLinux().GetSecurityContext().GetPrivileged(), AppArmor: r.apparmor,
 	}
 	options := rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
