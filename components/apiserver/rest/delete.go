@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime/debug"
 	"slices"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -366,25 +369,64 @@ func (c *call) deleteCollection() error {
 	if err != nil {
 		return err
 	}
-	for _, e := range page.Entries {
-		obj, err := c.res.Read(e)
-		if err != nil {
-			return err
-		}
-		one := *c
-		one.namespace = obj.GetNamespace()
-		one.name = obj.GetName()
-		info := *c.info
-		info.Namespace, info.Name = one.namespace, one.name
-		one.info = &info
-		one.ctx = apirequest.WithNamespace(c.ctx, one.namespace)
-		if _, err := one.remove(one.name, opts.DeepCopy()); err != nil && !apierrors.IsNotFound(err) {
-			return err
-		}
+	if err := c.removeAll(page.Entries, opts); err != nil {
+		return err
 	}
 	meta := tableMeta{revision: page.Revision, remaining: -1}
 	if format.As == negotiate.Table || format.As == negotiate.Metadata {
 		format.As = negotiate.Object
 	}
 	return c.sendList(format, page.Entries, meta)
+}
+
+// deletionsAtOnce bounds how many deletions of one collection are under way at
+// a time: enough for etcd to sync many with one write, few enough to leave room
+// for others.
+const deletionsAtOnce = 32
+
+var errPanicked = errors.New("deletion panicked")
+
+// removeAll deletes what a list found, several at a time and in no certain
+// order. After the first failure no deletion begins; what is gone already is
+// none.
+func (c *call) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) error {
+	var panicked atomic.Value // of string
+	group, ctx := errgroup.WithContext(c.ctx)
+	group.SetLimit(deletionsAtOnce)
+	for _, e := range entries {
+		if ctx.Err() != nil {
+			break
+		}
+		group.Go(func() (err error) {
+			defer func() {
+				if v := recover(); v != nil {
+					panicked.Store(fmt.Sprintf("%v, in %s", v, debug.Stack()))
+					err = errPanicked
+				}
+			}()
+			obj, err := c.res.Read(e)
+			if err != nil {
+				return err
+			}
+			one := *c
+			one.namespace = obj.GetNamespace()
+			one.name = obj.GetName()
+			info := *c.info
+			info.Namespace, info.Name = one.namespace, one.name
+			one.info = &info
+			one.ctx = apirequest.WithNamespace(ctx, one.namespace)
+			if _, err := one.remove(one.name, opts.DeepCopy()); err != nil && !apierrors.IsNotFound(err) {
+				return err
+			}
+			return nil
+		})
+	}
+	err := group.Wait()
+	if v := panicked.Load(); v != nil {
+		panic(v) // where the request's own recovery finds it
+	}
+	if err != nil {
+		return err
+	}
+	return c.ctx.Err()
 }
