@@ -17,6 +17,7 @@ import (
 
 	"hyperkube/components/kubelet"
 	"hyperkube/components/kubelet/certificates"
+	"hyperkube/components/network"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
@@ -50,6 +51,7 @@ type nodeOptions struct {
 	ClientCA            string   `json:"clientCAFile,omitempty"`
 	CertFile            string   `json:"tlsCertFile,omitempty"`
 	KeyFile             string   `json:"tlsPrivateKeyFile,omitempty"`
+	Network             string   `json:"podNetwork,omitempty"`
 }
 
 func newNodeCommand() *cobra.Command {
@@ -80,6 +82,7 @@ func newNodeCommand() *cobra.Command {
 	flags.StringVar(&o.ClientCA, "client-ca-file", "", "Certificate authority of who calls the kubelet.")
 	flags.StringVar(&o.CertFile, "tls-cert-file", "", "The kubelet's serving certificate. Without it one is made and signed by itself.")
 	flags.StringVar(&o.KeyFile, "tls-private-key-file", "", "Key of --tls-cert-file.")
+	flags.StringVar(&o.Network, "pod-network", "", "How nodes reach each other's pods: auto (routes within a subnet, else VXLAN), vxlan or direct.")
 	flags.StringVar(&o.cgroupRoot, "cgroup-root", "", "Cgroup below which all of the node's cgroups are.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	flags.IntVar(&o.further, "further", 0, "Run the further node of this number that up --nodes has made on this machine; its network namespace is the caller's.")
@@ -306,7 +309,7 @@ func (o *nodeOptions) config(l layout.Node) (nodeConfig, error) {
 	cfg := nodeConfig{
 		Layout:     l,
 		Identity:   identity{PodCIDRs: o.ClusterCIDRs, Domain: o.Domain},
-		ClusterDNS: o.DNS, StaticPods: o.StaticPods,
+		ClusterDNS: o.DNS, StaticPods: o.StaticPods, NetworkMode: network.Mode(o.Network),
 		Log: o.log(),
 	}
 	var err error

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/cluster/localnodes"
+	"hyperkube/components/network"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
@@ -36,7 +37,9 @@ type furtherNodes struct {
 	// Count of nodes in all; the first is one.
 	Count int `json:"count"`
 	// Subnet of the bridge that joins them.
-	Subnet string `json:"subnet"`
+	Subnet string `json:"subnet,omitempty"`
+	// Network is how nodes reach each other's pods; empty: the default.
+	Network network.Mode `json:"network,omitempty"`
 }
 
 func furtherNodesFile(l layout.Node) string { return filepath.Join(l.Data, "nodes.json") }
@@ -61,18 +64,31 @@ func loadFurtherNodes(l layout.Node) (furtherNodes, error) {
 // of the bridge allow is no use to anybody.
 const maxLocalNodes = 100
 
-// wishFurtherNodes changes what is kept to count nodes in all, and returns it.
-// Zero leaves it as it is.
-func wishFurtherNodes(l layout.Node, count int) (furtherNodes, error) {
+// wishFurtherNodes changes what is kept to count nodes in all and that mode of
+// the network, and returns it. What is zero stays as it is.
+func wishFurtherNodes(l layout.Node, count int, mode network.Mode) (furtherNodes, error) {
 	f, err := loadFurtherNodes(l)
-	if err != nil || count == 0 || count == f.Count {
+	if err != nil {
 		return f, err
 	}
+	if count == 0 {
+		count = f.Count
+	}
+	if mode == "" {
+		mode = f.Network
+	}
+	if count == f.Count && mode == f.Network {
+		return f, nil
+	}
+	if err := mode.Validate(); err != nil {
+		return f, codedError{fmt.Errorf("--pod-network: %w", err), ExitConfig}
+	}
+	f.Network = mode
 	if count < 1 || count > maxLocalNodes {
 		return f, codedError{fmt.Errorf("--nodes must be from 1 to %d", maxLocalNodes), ExitConfig}
 	}
 	f.Count = count
-	if f.Subnet == "" {
+	if f.Subnet == "" && f.Count > 1 {
 		routes, err := hostRoutes()
 		if err != nil {
 			return f, err
@@ -221,7 +237,7 @@ func (f *fleet) configure(machine *localnodes.Machine, i int) error {
 	o := nodeOptions{
 		Kubeconfig: filepath.Join(l.Data, "kubelet.conf"), ProxyKubeconfig: filepath.Join(l.Data, "proxy.conf"),
 		Name: name, IP: address, DNS: []string{f.identity.DNSAddress}, Domain: f.identity.Domain,
-		ClusterCIDRs: f.identity.PodCIDRs, ClientCA: f.ca.CertFile,
+		ClusterCIDRs: f.identity.PodCIDRs, ClientCA: f.ca.CertFile, Network: string(f.wish.Network),
 	}
 	serving, err := f.ca.EnsurePair(filepath.Join(l.PKI(), "kubelet"), pki.KubeletServer(name, address, "127.0.0.1", "localhost"))
 	if err != nil {
@@ -373,7 +389,7 @@ func (o *upOptions) changeNodes(ctx context.Context, l layout.Node, s *steps) er
 	if f.identity, there, err = loadIdentity(l); err != nil || !there {
 		return errors.Join(err, errors.New("the cluster is only just starting"))
 	}
-	if f.wish, err = wishFurtherNodes(l, o.nodes); err != nil {
+	if f.wish, err = wishFurtherNodes(l, o.nodes, network.Mode(o.podNetwork)); err != nil {
 		return err
 	}
 	if f.ca, err = pki.LoadCA(filepath.Join(l.PKI(), "ca")); err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"hyperkube/components/network"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/version"
 )
@@ -30,6 +31,8 @@ type upOptions struct {
 	verbose      bool
 	// nodes in all; zero: as many as there were.
 	nodes int
+	// podNetwork is a network.Mode; empty: as it was.
+	podNetwork string
 }
 
 func newUp() *cobra.Command {
@@ -51,6 +54,7 @@ func newUp() *cobra.Command {
 	flags.StringVar(&o.domain, "cluster-domain", "", "Domain of the cluster at the first start; empty is cluster.local.")
 	flags.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Leave the user's kubeconfig alone.")
 	flags.IntVar(&o.nodes, "nodes", 0, "Nodes in all, the further ones in network namespaces of this machine; 0 is as many as before, one at first.")
+	flags.StringVar(&o.podNetwork, "pod-network", "", "How nodes reach each other's pods, from the next start of each: auto (routes within a subnet, else VXLAN), vxlan or direct.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	return cmd
 }
@@ -127,7 +131,7 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
 	if err != nil {
 		return err
 	}
-	further, err := wishFurtherNodes(l, o.nodes)
+	further, err := wishFurtherNodes(l, o.nodes, network.Mode(o.podNetwork))
 	if err != nil {
 		return err
 	}

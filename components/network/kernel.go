@@ -275,9 +275,7 @@ func (k *kernel) writeRules(ctx context.Context, family iptables.Family, rules s
 	chain := func(table, name string) hostchange.Change {
 		return hostchange.Change{Kind: hostchange.Chain, Name: fmt.Sprintf("%s %s %s", family, table, name)}
 	}
-	if err := k.journal.Record(chain("nat", chainNoMasq)); err != nil {
-		return err
-	}
+	// HK-NOMASQ is in the journal of the runtime, whose chains lead there.
 	if tunnel {
 		if err := k.journal.Record(chain("mangle", chainMSS), mss.Change(family)); err != nil {
 			return err

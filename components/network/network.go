@@ -69,12 +69,8 @@ func New(cfg Config) (*Network, error) {
 	if cfg.NodeName == "" || cfg.Nodes == nil || cfg.Kube == nil || cfg.Bridge == "" || cfg.Tunnel == "" {
 		return nil, errors.New("network: a node name, an informer, a client and the names of links are needed")
 	}
-	switch cfg.Mode {
-	case "":
-		cfg.Mode = Auto
-	case Auto, VXLAN, Direct:
-	default:
-		return nil, fmt.Errorf("network: unknown mode %q", cfg.Mode)
+	if err := cfg.Mode.Validate(); err != nil {
+		return nil, fmt.Errorf("network: %w", err)
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()

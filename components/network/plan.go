@@ -3,6 +3,7 @@ package network
 import (
 	"bytes"
 	"crypto/sha256"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -29,6 +30,15 @@ const (
 	// whose routes somebody else makes.
 	Direct Mode = "direct"
 )
+
+// Validate tells whether it is one of them; empty is Auto.
+func (m Mode) Validate() error {
+	switch m {
+	case "", Auto, VXLAN, Direct:
+		return nil
+	}
+	return fmt.Errorf("unknown mode %q of the pod network: auto, vxlan and direct are known", string(m))
+}
 
 // member is what matters of a Node.
 type member struct {
