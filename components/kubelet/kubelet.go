@@ -37,6 +37,7 @@ import (
 	"hyperkube/components/kubelet/staticpod"
 	"hyperkube/components/kubelet/stats"
 	"hyperkube/components/kubelet/volume"
+	"hyperkube/components/kubelet/volume/csi"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/localpath"
@@ -54,6 +55,7 @@ type Kubelet struct {
 	mirrors         *staticpod.Mirrors // nil without an API server
 	objects         *objects.Store
 	tokens          *tokens
+	csi             *csi.Plugin
 	events          record.EventBroadcaster
 	cgroups         *cgroup.Manager // nil with NoCgroups
 	ips             []netip.Addr
@@ -99,12 +101,14 @@ func New(cfg Config) (*Kubelet, error) {
 			return nil, fmt.Errorf("kubelet: %w", err)
 		}
 	}
-	k.compose()
+	if err := k.compose(); err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
 	return k, nil
 }
 
 // compose builds the parts.
-func (k *Kubelet) compose() {
+func (k *Kubelet) compose() error {
 	cfg := k.cfg
 	capacity := k.machine.Capacity(cfg.MaxPods)
 	allocatable := nodestatus.Allocatable(capacity, k.reserved())
@@ -113,12 +117,17 @@ func (k *Kubelet) compose() {
 	k.objects = objects.New(k.kube, k.log)
 	k.tokens = newTokens(k.kube)
 	getAllocatable := func() v1.ResourceList { return allocatable }
+	var err error
+	if k.csi, err = k.newCSI(recorder); err != nil {
+		return err
+	}
 	k.keeper = nodestatus.New(nodestatus.Config{
 		Name: cfg.NodeName, Kube: k.kube, CRI: k.cri, Events: recorder, Log: k.log,
 		Register: !cfg.NoRegister, Labels: cfg.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
 		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
 		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, PodCIDR: cfg.PodCIDR,
 		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Report: cfg.NodeReport, MaxImages: 50,
+		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe,
 	})
 	resolv := cfg.ResolvConf
 	if resolv == "" {
@@ -135,8 +144,10 @@ func (k *Kubelet) compose() {
 			volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: getAllocatable},
 			volume.Image{},
 			volume.Claim{Claims: apiClaims{k.kube}, Node: k.keeper.Node, Types: []volume.PersistentType{
-				volume.HostPath{}, volume.Local{Folders: cfg.Layout.Volumes()},
+				volume.HostPath{}, volume.Local{Folders: cfg.Layout.Volumes()}, volume.NFS{}, k.csi,
 			}},
+			volume.NFS{},
+			k.csi,
 		}},
 		Puller: images.NewPuller(k.cri.Images),
 		Prober: probe.New(k.execSync, "1.37"),
@@ -166,6 +177,7 @@ func (k *Kubelet) compose() {
 		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)
 		k.host.Mirror = k.mirrors
 	}
+	return nil
 }
 
 // reserved is what pods cannot have: what is set aside and what eviction keeps.
@@ -239,6 +251,8 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	run("keeping the node", k.keeper.Run)
 	run("running pods", k.runPods)
 	run("housekeeping", k.housekeep)
+	run("following plugins", k.followPlugins)
+	run("keeping volumes of drivers", k.csi.Run)
 	run("watching what runs short", k.eviction.Run)
 
 	var err error
@@ -253,13 +267,15 @@ func (k *Kubelet) Run(ctx context.Context) error {
 
 // prepareHost records and makes what all pods share.
 func (k *Kubelet) prepareHost() error {
-	root := filepath.Join(k.cfg.Layout.Kubelet, "pods")
 	kubepods := k.kubepods()
-	changes := []hostchange.Change{{Kind: hostchange.Mount, Name: root}}
+	changes := []hostchange.Change{{Kind: hostchange.Mount, Name: k.cfg.Layout.Kubelet}}
 	if k.cgroups != nil {
 		changes = append(changes, hostchange.Change{Kind: hostchange.Cgroup, Name: kubepods})
 	}
 	if err := k.cfg.Journal.Record(changes...); err != nil {
+		return err
+	}
+	if err := volume.Share(k.cfg.Layout.Kubelet); err != nil {
 		return err
 	}
 	if k.cgroups == nil {

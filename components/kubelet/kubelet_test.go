@@ -3,6 +3,7 @@ package kubelet
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -58,13 +60,19 @@ func start(t *testing.T, change func(*Config)) (*Kubelet, *fake.Clientset, *crif
 	}
 	rt := crifake.New("busybox:1")
 	k.cri.Runtime, k.cri.Images = rt, rt
-	k.compose()
+	if err := k.compose(); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- k.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		// It was made a shared mount, where the host's is none.
+		if err := unix.Unmount(cfg.Layout.Kubelet, unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EPERM) {
 			t.Error(err)
 		}
 	})

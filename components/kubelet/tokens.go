@@ -42,37 +42,44 @@ func newTokens(kube kubernetes.Interface) *tokens {
 
 // Token implements volume.Tokens.
 func (t *tokens) Token(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountTokenProjection) (string, time.Time, error) {
+	text, _, refresh, err := t.Bound(ctx, pod, p.Audience, p.ExpirationSeconds)
+	return text, refresh, err
+}
+
+// Bound implements csi.Tokens.
+func (t *tokens) Bound(ctx context.Context, pod *v1.Pod, audience string, lifetime *int64) (text string, expires, refresh time.Time, err error) {
+	none := time.Time{}
 	if t.kube == nil {
-		return "", time.Time{}, fmt.Errorf("a token of service account %s: %w", pod.Spec.ServiceAccountName, objects.ErrNoAPI)
+		return "", none, none, fmt.Errorf("a token of service account %s: %w", pod.Spec.ServiceAccountName, objects.ErrNoAPI)
 	}
 	seconds := int64(3600)
-	if p.ExpirationSeconds != nil {
-		seconds = *p.ExpirationSeconds
+	if lifetime != nil {
+		seconds = *lifetime
 	}
-	key := tokenKey{pod.UID, pod.Spec.ServiceAccountName, p.Audience, seconds}
+	key := tokenKey{pod.UID, pod.Spec.ServiceAccountName, audience, seconds}
 	now := time.Now()
 	t.mu.Lock()
 	have, ok := t.held[key]
 	t.mu.Unlock()
 	if ok && now.Before(have.refresh) {
-		return have.text, have.refresh, nil
+		return have.text, have.expires, have.refresh, nil
 	}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: &seconds,
 		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
 	}}
-	if p.Audience != "" {
-		request.Spec.Audiences = []string{p.Audience}
+	if audience != "" {
+		request.Spec.Audiences = []string{audience}
 	}
 	got, err := t.kube.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request, metav1.CreateOptions{})
 	if err != nil {
 		if ok && now.Before(have.expires) {
 			// The old one does for a while.
-			return have.text, now.Add(time.Minute), nil
+			return have.text, have.expires, now.Add(time.Minute), nil
 		}
-		return "", time.Time{}, fmt.Errorf("failed to fetch token: %w", err)
+		return "", none, none, fmt.Errorf("failed to fetch token: %w", err)
 	}
-	expires := got.Status.ExpirationTimestamp.Time
+	expires = got.Status.ExpirationTimestamp.Time
 	life := min(expires.Sub(now)*8/10, 24*time.Hour)
 	fresh := token{text: got.Status.Token, expires: expires, refresh: now.Add(life - rand.N(10*time.Second))}
 	t.mu.Lock()
@@ -83,7 +90,7 @@ func (t *tokens) Token(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountTok
 		}
 	}
 	t.mu.Unlock()
-	return fresh.text, fresh.refresh, nil
+	return fresh.text, fresh.expires, fresh.refresh, nil
 }
 
 // forget drops the tokens of a pod that is gone.

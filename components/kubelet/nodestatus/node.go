@@ -59,6 +59,11 @@ type Config struct {
 	Capacity, Allocatable v1.ResourceList
 	// Pressure returns what runs short; may be nil.
 	Pressure func() Pressure
+	// VolumesInUse returns the volumes that must not be detached, sorted; may be
+	// nil.
+	VolumesInUse func() []v1.UniqueVolumeName
+	// Seen is called when the Node that the API has has changed; may be nil.
+	Seen func()
 	// PodCIDR is given to the runtime until the Node has one; may be empty.
 	PodCIDR string
 	// Lease is the lease's duration, Renew how often it is renewed, Report how
@@ -126,6 +131,7 @@ func (k *Keeper) Observe(node *v1.Node) {
 	}
 	k.node = node
 	k.mu.Unlock()
+	k.seen()
 	k.Changed()
 }
 
@@ -358,10 +364,17 @@ func (k *Keeper) report(ctx context.Context, force bool) (bool, error) {
 	return true, nil
 }
 
+func (k *Keeper) seen() {
+	if k.cfg.Seen != nil {
+		k.cfg.Seen()
+	}
+}
+
 func (k *Keeper) set(node *v1.Node) {
 	k.mu.Lock()
 	k.node = node
 	k.mu.Unlock()
+	k.seen()
 	// The runtime must know its addresses before pods come.
 	if node.Spec.PodCIDR != "" {
 		k.Changed()
@@ -511,6 +524,9 @@ func (k *Keeper) fill(ctx context.Context, n *v1.Node, now time.Time) {
 		s.NodeInfo.Swap = &v1.NodeSwapStatus{Capacity: &swap}
 	}
 	s.RuntimeHandlers, s.Features = says.handlers, says.features
+	if k.cfg.VolumesInUse != nil {
+		s.VolumesInUse = k.cfg.VolumesInUse()
+	}
 	if images, err := k.images(ctx); err == nil {
 		s.Images = images
 	}

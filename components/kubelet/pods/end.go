@@ -179,7 +179,7 @@ const patience = 5 * time.Second
 // tearDown takes back the pod's volumes and cgroup.
 func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
 	w.host.Objects.Refer(w.uid, nil, nil)
-	if err := w.host.Volumes.TearDown(w.uid); err != nil {
+	if err := w.host.Volumes.TearDown(ctx, w.uid); err != nil {
 		return err
 	}
 	if w.host.Cgroups != nil {

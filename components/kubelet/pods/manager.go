@@ -133,6 +133,28 @@ func (m *Manager) Changed(uid types.UID) {
 	}
 }
 
+// RetryVolumes makes the pods whose volumes could not be set up or taken back
+// try again at once, for something has changed that may have been in the way.
+func (m *Manager) RetryVolumes() {
+	m.mu.Lock()
+	workers := make([]*worker, 0, len(m.workers))
+	for _, w := range m.workers {
+		workers = append(workers, w)
+	}
+	m.mu.Unlock()
+	for _, w := range workers {
+		w.mu.Lock()
+		waits := w.op == nil && !w.mountAt.IsZero()
+		if waits {
+			w.mountAt = time.Time{}
+		}
+		w.mu.Unlock()
+		if waits {
+			w.kick()
+		}
+	}
+}
+
 // Done returns a channel that is closed once nothing is left of the pod; nil
 // when there is no such pod.
 func (m *Manager) Done(uid types.UID) <-chan struct{} {
@@ -525,8 +547,12 @@ func (m *Manager) Orphans(ctx context.Context) error {
 	}
 	for _, uid := range dirs {
 		if !known[uid] && orphans[uid] == nil {
-			if err := m.host.Volumes.TearDown(uid); err != nil {
-				m.host.Log.Warn("removing the directory of a pod that is gone failed", "uid", uid, "error", err)
+			if err := m.host.Volumes.TearDown(ctx, uid); err != nil {
+				// A driver may not be there yet: it is tried again as for others.
+				m.host.Log.Info("removing the directory of a pod that is gone failed, trying again", "uid", uid, "error", err)
+				pod := &v1.Pod{}
+				pod.UID = uid
+				orphans[uid] = pod
 			}
 		}
 	}

@@ -15,7 +15,6 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/podstate"
-	"hyperkube/components/kubelet/volume"
 )
 
 func isNotFound(err error) bool { return cri.IsNotFound(errors.Unwrap(err)) || cri.IsNotFound(err) }
@@ -140,37 +139,6 @@ func (h *Host) makeDirs(pod *v1.Pod) error {
 			return fmt.Errorf("making the pod's directories: %w", err)
 		}
 	}
-	return nil
-}
-
-// mount sets up all volumes, or brings them up to date.
-func (w *worker) mount(ctx context.Context, pod *v1.Pod, tell bool) error {
-	w.mu.Lock()
-	w.stale = false
-	w.mu.Unlock()
-	results := make(map[string]volume.Result, len(pod.Spec.Volumes))
-	var failed error
-	for i := range pod.Spec.Volumes {
-		v := &pod.Spec.Volumes[i]
-		r, err := w.host.Volumes.SetUp(ctx, pod, v)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err != nil {
-			if tell {
-				w.host.event(pod, "", true, "FailedMount", fmt.Sprintf("MountVolume.SetUp failed for volume %q : %s", v.Name, apiText(err)))
-			}
-			failed = fmt.Errorf("setting up volume %s: %w", v.Name, err)
-			continue
-		}
-		results[v.Name] = r
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if failed != nil {
-		return failed
-	}
-	w.volumes, w.mounted = results, true
 	return nil
 }
 

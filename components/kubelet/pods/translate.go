@@ -237,6 +237,9 @@ func (h *Host) containerConfig(ctx context.Context, pod *v1.Pod, in containerInp
 	if cfg.Mounts, err = h.mounts(pod, c, in, values); err != nil {
 		return nil, err
 	}
+	if cfg.Devices, err = volumeDevices(c, in.volumes); err != nil {
+		return nil, err
+	}
 	security, err := h.containerSecurity(pod, c, image, in.target)
 	if err != nil {
 		return nil, err
@@ -285,6 +288,7 @@ func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 	var out []*runtimeapi.Mount
 	podDir := h.Volumes.PodDir(pod.UID)
 	hosts := false
+	var err error
 	for i := range c.VolumeMounts {
 		m := &c.VolumeMounts[i]
 		v, ok := in.volumes[m.Name]
@@ -300,8 +304,11 @@ func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 			ContainerPath: target, HostPath: v.Path, Readonly: m.ReadOnly || v.ReadOnly && (v.Image != nil || v.Persistent),
 			Propagation: propagation(m.MountPropagation),
 		}
-		if m.RecursiveReadOnly != nil && *m.RecursiveReadOnly == v1.RecursiveReadOnlyEnabled {
-			mount.RecursiveReadOnly = true
+		if v.Device != "" {
+			return nil, fmt.Errorf("volume %s has volumeMode Block, but is specified in volumeMounts", m.Name)
+		}
+		if mount.RecursiveReadOnly, err = h.recursive(pod, m); err != nil {
+			return nil, err
 		}
 		sub := m.SubPath
 		if m.SubPathExpr != "" {
@@ -381,6 +388,62 @@ func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 		}
 	}
 	return out, nil
+}
+
+// volumeDevices are the container's volumes that are devices.
+func volumeDevices(c *v1.Container, volumes map[string]volume.Result) ([]*runtimeapi.Device, error) {
+	var out []*runtimeapi.Device
+	for _, d := range c.VolumeDevices {
+		v, ok := volumes[d.Name]
+		if !ok || v.Device == "" {
+			return nil, fmt.Errorf("cannot find volume %q to pass into container %q", d.Name, c.Name)
+		}
+		access := "mrw"
+		if v.ReadOnly {
+			access = "r"
+		}
+		out = append(out, &runtimeapi.Device{HostPath: v.Device, ContainerPath: d.DevicePath, Permissions: access})
+	}
+	return out, nil
+}
+
+// recursive tells whether what is mounted below a read-only volume is to be
+// read-only as well.
+// https://kubernetes.io/docs/concepts/storage/volumes/#recursive-read-only-mounts
+func (h *Host) recursive(pod *v1.Pod, m *v1.VolumeMount) (bool, error) {
+	if !m.ReadOnly || m.RecursiveReadOnly == nil || *m.RecursiveReadOnly == v1.RecursiveReadOnlyDisabled {
+		return false, nil
+	}
+	able := false
+	if node := h.Node(); node != nil {
+		handler := ""
+		if pod.Spec.RuntimeClassName != nil {
+			handler = *pod.Spec.RuntimeClassName
+		}
+		able = supportsRecursive(node, handler)
+	}
+	if m.MountPropagation != nil && *m.MountPropagation != v1.MountPropagationNone {
+		if *m.RecursiveReadOnly == v1.RecursiveReadOnlyEnabled {
+			return false, fmt.Errorf("recursive read-only mount of %q needs private propagation", m.Name)
+		}
+		return false, nil
+	}
+	if !able && *m.RecursiveReadOnly == v1.RecursiveReadOnlyEnabled {
+		return false, fmt.Errorf("recursive read-only mount is not supported by the runtime (volume mount %q)", m.Name)
+	}
+	return able, nil
+}
+
+func supportsRecursive(node *v1.Node, handler string) bool {
+	fallback := false
+	for _, r := range node.Status.RuntimeHandlers {
+		can := r.Features != nil && r.Features.RecursiveReadOnlyMounts != nil && *r.Features.RecursiveReadOnlyMounts
+		if r.Name == handler {
+			return can
+		}
+		fallback = fallback || can && r.Name == ""
+	}
+	return fallback
 }
 
 func propagation(p *v1.MountPropagationMode) runtimeapi.MountPropagation {

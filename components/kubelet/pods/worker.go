@@ -63,11 +63,14 @@ type worker struct {
 	stale    bool // volumes are to be brought up to date
 	mountAt  time.Time
 	mountGap time.Duration
-	adopted  bool
-	running  bool // its loop has been started
-	stage    stage
-	final    finalStep
-	report   reporter
+	// mountSince is since when volumes have been set up in vain; zero: they are
+	// not.
+	mountSince time.Time
+	adopted    bool
+	running    bool // its loop has been started
+	stage      stage
+	final      finalStep
+	report     reporter
 	// actuated are the resources that containers have, by name, where they are
 	// not yet what the pod says; resize tells why, nil when all are.
 	actuated map[string]v1.ResourceRequirements

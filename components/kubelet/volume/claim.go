@@ -49,6 +49,13 @@ type PersistentType interface {
 	SetUpPersistent(ctx context.Context, r PersistentRequest) (Result, error)
 }
 
+// BlockType is a PersistentType whose volumes can be devices.
+type BlockType interface {
+	// SetUpBlock is what SetUpPersistent is, for volumes of volumeMode Block: Dir
+	// is …/volumeDevices/NAME/PV, and the Result has a Device.
+	SetUpBlock(ctx context.Context, r PersistentRequest) (Result, error)
+}
+
 // Claim is a volume by the claim that it is bound to, the pod's own one if it
 // is ephemeral.
 // https://kubernetes.io/docs/concepts/storage/persistent-volumes/
@@ -91,8 +98,13 @@ func (t Claim) SetUp(ctx context.Context, r Request) (Result, error) {
 	if ref := pv.Spec.ClaimRef; ref == nil || ref.UID != pvc.UID {
 		return fail(fmt.Errorf("PV %s is not bound to the claim", pv.Name))
 	}
-	if pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock {
-		return fail(fmt.Errorf("volume %s has volumeMode Block, which is not supported for it", r.Volume.Name))
+	block := pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock
+	mounts, devices := usedAs(r.Pod, r.Volume.Name)
+	if mounts && block {
+		return Result{}, fmt.Errorf("volume %s has volumeMode Block, but is specified in volumeMounts", r.Volume.Name)
+	}
+	if devices && !block {
+		return Result{}, fmt.Errorf("volume %s has volumeMode Filesystem, but is specified in volumeDevices", r.Volume.Name)
 	}
 	node := t.Node()
 	if node == nil {
@@ -105,13 +117,20 @@ func (t Claim) SetUp(ctx context.Context, r Request) (Result, error) {
 		if !own.IsPersistent(pv) {
 			continue
 		}
-		return t.setUp(ctx, own, PersistentRequest{Pod: r.Pod, Volume: r.Volume, Claim: pvc, PV: pv, ReadOnly: readOnly}, filepath.Dir(r.Dir))
+		return t.setUp(ctx, own, PersistentRequest{Pod: r.Pod, Volume: r.Volume, Claim: pvc, PV: pv, ReadOnly: readOnly}, filepath.Dir(r.Dir), block)
 	}
 	return Result{}, ErrUnsupported
 }
 
-func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentRequest, volumes string) (Result, error) {
-	parent := filepath.Join(volumes, own.Name())
+func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentRequest, volumes string, block bool) (Result, error) {
+	parent, setUp, operation := filepath.Join(volumes, own.Name()), own.SetUpPersistent, "MountVolume.SetUp"
+	if block {
+		device, ok := own.(BlockType)
+		if !ok {
+			return Result{}, fmt.Errorf("no volume plugin matched for block volume %s", r.PV.Name)
+		}
+		parent, setUp, operation = filepath.Join(filepath.Dir(volumes), devicesFolder, own.Name()), device.SetUpBlock, "MapVolume.SetUpDevice"
+	}
 	if err := os.MkdirAll(parent, 0o750); err != nil {
 		return Result{}, fmt.Errorf("making the volume's directory: %w", err)
 	}
@@ -126,11 +145,15 @@ func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentReques
 			return Result{}, err
 		}
 	}
-	result, err := own.SetUpPersistent(ctx, r)
+	result, err := setUp(ctx, r)
 	if err != nil {
+		var told *Failure
+		if !errors.As(err, &told) && !errors.Is(err, context.DeadlineExceeded) {
+			err = &Failure{Operation: operation, Volume: r.PV.Name, Err: err}
+		}
 		return Result{}, err
 	}
-	result.Persistent = true
+	result.Persistent, result.Name = true, r.PV.Name
 	result.ReadOnly = result.ReadOnly || r.ReadOnly
 	return result, nil
 }
@@ -147,11 +170,30 @@ func soleUser(volumes, kind string, pv *v1.PersistentVolume) error {
 		return fmt.Errorf("looking for other users of the volume: %w", err)
 	}
 	for _, e := range entries {
-		if _, err := os.Lstat(filepath.Join(pods, e.Name(), "volumes", kind, pv.Name)); err == nil {
-			return errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+		for _, folder := range []string{mountsFolder, devicesFolder} {
+			if _, err := os.Lstat(filepath.Join(pods, e.Name(), folder, kind, pv.Name)); err == nil {
+				return errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+			}
 		}
 	}
 	return nil
+}
+
+// usedAs tells how the pod's containers use a volume.
+func usedAs(pod *v1.Pod, name string) (mounts, devices bool) {
+	look := func(list []v1.Container) {
+		for i := range list {
+			for j := range list[i].VolumeMounts {
+				mounts = mounts || list[i].VolumeMounts[j].Name == name
+			}
+			for j := range list[i].VolumeDevices {
+				devices = devices || list[i].VolumeDevices[j].Name == name
+			}
+		}
+	}
+	look(pod.Spec.InitContainers)
+	look(pod.Spec.Containers)
+	return mounts, devices
 }
 
 // own makes the pod's own place for a volume that is used where it is.

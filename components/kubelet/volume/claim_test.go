@@ -48,7 +48,7 @@ func TestClaim(t *testing.T) {
 		"block": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, _ string) {
 			block := v1.PersistentVolumeBlock
 			pv.Spec.VolumeMode = &block
-		}, "volumeMode Block"},
+		}, "MapVolume.SetUpDevice failed for volume \"v\""},
 		"of no known type": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, _ string) {
 			pv.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{}}
 		}, ErrUnsupported.Error()},
@@ -70,7 +70,9 @@ func TestClaim(t *testing.T) {
 			}
 			set := &Set{Root: root, Types: []Type{Claim{
 				Claims: fakeClaims{pvc, pv}, Types: []PersistentType{HostPath{}, Local{Folders: folders}},
-				Node: func() *v1.Node { return &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"n": "here"}}} },
+				Node: func() *v1.Node {
+					return &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"n": "here"}}}
+				},
 			}}}
 			group := int64(os.Getgid())
 			pod := func(uid string) *v1.Pod {
@@ -106,7 +108,7 @@ func TestClaim(t *testing.T) {
 			if _, err := set.SetUp(t.Context(), pod("p2"), vol); err == nil || !strings.Contains(err.Error(), "ReadWriteOncePod") {
 				t.Errorf("a second pod: %v", err)
 			}
-			if err := set.TearDown("p1"); err != nil {
+			if err := set.TearDown(t.Context(), "p1"); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := set.SetUp(t.Context(), pod("p2"), vol); err != nil {

@@ -27,7 +27,7 @@ func (Local) Name() string { return "kubernetes.io~local-volume" }
 func (Local) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.Local != nil }
 
 // SetUpPersistent implements PersistentType. The path is used where it is.
-func (t Local) SetUpPersistent(_ context.Context, r PersistentRequest) (Result, error) {
+func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result, error) {
 	path := r.PV.Spec.Local.Path
 	if localpath.Is(r.PV) && filepath.Dir(path) == filepath.Clean(t.Folders) {
 		if err := os.MkdirAll(t.Folders, 0o700); err != nil {
@@ -41,11 +41,23 @@ func (t Local) SetUpPersistent(_ context.Context, r PersistentRequest) (Result, 
 	if err != nil {
 		return Result{}, fmt.Errorf("path %q does not exist: %w", path, err)
 	}
-	if !info.IsDir() {
-		return Result{}, fmt.Errorf("local volume %q is no directory", path)
+	if isBlock(info) {
+		if err := r.own(); err != nil {
+			return Result{}, err
+		}
+		fsType := ""
+		if t := r.PV.Spec.Local.FSType; t != nil {
+			fsType = *t
+		}
+		if err := mountDevice(ctx, path, r.Dir, fsType, r.PV.Spec.MountOptions, r.ReadOnly); err != nil {
+			return Result{}, &Failure{Operation: "MountVolume.MountDevice", Volume: r.PV.Name, Err: fmt.Errorf("local: failed to mount device %s at %s (fstype: %s), error %w", path, r.Dir, fsType, err)}
+		}
+		path = r.Dir
+	} else if !info.IsDir() {
+		return Result{}, fmt.Errorf("only directory and block device are supported: %q is neither", path)
 	}
-	if group := fsGroup(r.Pod); group != nil && r.Fresh && !r.ReadOnly && !owned(r.Pod, info, *group) {
-		if err := SetGroup(path, *group, false); err != nil {
+	if group := fsGroup(r.Pod); group != nil && r.Fresh && !r.ReadOnly {
+		if err := GiveTo(r.Pod, path, *group); err != nil {
 			return Result{}, err
 		}
 	}
@@ -53,6 +65,48 @@ func (t Local) SetUpPersistent(_ context.Context, r PersistentRequest) (Result, 
 		return Result{}, err
 	}
 	return Result{Path: path}, nil
+}
+
+// SetUpBlock implements BlockType.
+func (Local) SetUpBlock(_ context.Context, r PersistentRequest) (Result, error) {
+	return r.device(r.PV.Spec.Local.Path)
+}
+
+// device makes the pod's own place for a device of the host, and finds it.
+func (r PersistentRequest) device(path string) (Result, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return Result{}, fmt.Errorf("path %q does not exist: %w", path, err)
+	}
+	info, err := os.Stat(real)
+	if err != nil {
+		return Result{}, fmt.Errorf("path %q does not exist: %w", path, err)
+	}
+	if !isBlock(info) {
+		return Result{}, fmt.Errorf("%q is not a block device", path)
+	}
+	if err := r.own(); err != nil {
+		return Result{}, err
+	}
+	return Result{Device: real}, nil
+}
+
+func isBlock(info os.FileInfo) bool {
+	return info.Mode()&os.ModeDevice != 0 && info.Mode()&os.ModeCharDevice == 0
+}
+
+// GiveTo gives a volume to a pod's group, unless the pod asks for a look at its
+// root first and that is the group's already.
+// https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods
+func GiveTo(pod *v1.Pod, root string, group int64) error {
+	info, err := os.Stat(root)
+	if err != nil {
+		return fmt.Errorf("looking at the volume: %w", err)
+	}
+	if owned(pod, info, group) {
+		return nil
+	}
+	return SetGroup(root, group, false)
 }
 
 // owned tells whether a volume need not be given to the pod's group: its root is

@@ -41,13 +41,18 @@ type Request struct {
 
 // Result is a volume that is set up.
 type Result struct {
-	// Path is on the host. Empty for a volume that is an image.
+	// Name is the volume's own, where it has one: the persistent volume's.
+	Name string
+	// Path is on the host. Empty for a volume that is an image or a device.
 	Path string
+	// Device is the path on the host of a volume that is one.
+	Device string
 	// Image is the reference of the image that is the volume, empty else.
 	Image *v1.ImageVolumeSource
 	// ReadOnly volumes are mounted so whatever the container asks.
 	ReadOnly bool
-	// Persistent: it is what a claim is bound to.
+	// Persistent: it is what a claim is bound to, or a driver's; one that is
+	// ReadOnly is so in every container.
 	Persistent bool
 	// Refresh is when SetUp must be called again; zero is never.
 	Refresh time.Time
@@ -64,6 +69,14 @@ type Type interface {
 	// SetUp makes the volume or brings it up to date. It is idempotent.
 	SetUp(ctx context.Context, r Request) (Result, error)
 }
+
+// Slow tells whether setting up a volume may have to wait for others.
+func Slow(v *v1.Volume) bool {
+	return ByClaim(v) || v.CSI != nil || v.NFS != nil || v.ISCSI != nil
+}
+
+// ByClaim tells whether the volume is what a claim is bound to.
+func ByClaim(v *v1.Volume) bool { return v.PersistentVolumeClaim != nil || v.Ephemeral != nil }
 
 // Set makes the volumes of all pods of the node. It keeps no state.
 type Set struct {
@@ -93,23 +106,6 @@ func (s *Set) SetUp(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Result, err
 	return Result{}, ErrUnsupported
 }
 
-// TearDown takes back all that was made for a pod: everything mounted below
-// its directory is unmounted, then the directory is removed. It is idempotent,
-// and refuses to remove anything while a mount is left.
-func (s *Set) TearDown(uid types.UID) error {
-	dir := s.PodDir(uid)
-	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err := unmountBelow(dir); err != nil {
-		return err
-	}
-	if err := os.RemoveAll(dir); err != nil {
-		return fmt.Errorf("removing the pod's directory: %w", err)
-	}
-	return nil
-}
-
 // UIDs returns the pods that have a directory.
 func (s *Set) UIDs() ([]types.UID, error) {
 	entries, err := os.ReadDir(filepath.Join(s.Root, "pods"))
@@ -128,6 +124,9 @@ func (s *Set) UIDs() ([]types.UID, error) {
 // unmountBelow unmounts everything at or below dir, the deepest first.
 func unmountBelow(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("finding mounts: %w", err)
 	}

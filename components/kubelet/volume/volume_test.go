@@ -123,7 +123,7 @@ func TestTypes(t *testing.T) {
 			{ConfigMap: &v1.ConfigMapProjection{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}}},
 		}}}},
 	}
-	defer func() { _ = set.TearDown("u") }()
+	defer func() { _ = set.TearDown(context.WithoutCancel(t.Context()), "u") }()
 	paths := map[string]string{}
 	for range 2 { // again is nothing new
 		for i := range vols {
@@ -179,13 +179,13 @@ func TestTypes(t *testing.T) {
 	if err != nil || read(t, p) != "v" {
 		t.Errorf("subPath of a file: %v", err)
 	}
-	if err := set.TearDown("u"); err != nil {
+	if err := set.TearDown(t.Context(), "u"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(set.PodDir("u")); !os.IsNotExist(err) {
 		t.Error("something is left")
 	}
-	if err := set.TearDown("u"); err != nil {
+	if err := set.TearDown(t.Context(), "u"); err != nil {
 		t.Error("again:", err)
 	}
 }

@@ -1,0 +1,217 @@
+// Package pluginwatch follows the sockets by which plugins make themselves known
+// to the kubelet. Each socket below the folder is asked who it is, and whoever
+// handles plugins of that type is told; when the socket goes, so is the plugin.
+// https://kubernetes.io/docs/reference/node/kubelet-files/#plugin-registration
+package pluginwatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// Plugin is what a plugin says of itself.
+type Plugin struct {
+	// Name is that of the driver.
+	Name string
+	// Endpoint is the path of the socket that the plugin serves on, Socket that
+	// of the one that it was found by; often the same.
+	Endpoint, Socket string
+	// Versions are those of its type's protocol.
+	Versions []string
+}
+
+// Handler takes in plugins of one type. Its methods are called by several
+// goroutines, though never at once for one socket.
+type Handler interface {
+	// Register takes in a plugin. Its error is told to the plugin, which is then
+	// asked again later.
+	Register(ctx context.Context, p Plugin) error
+	// Deregister is called when the socket of a registered plugin has gone.
+	Deregister(p Plugin)
+}
+
+// Bounds of the time between two attempts at one socket, and how long one takes.
+const (
+	retryFirst = 200 * time.Millisecond
+	retryMost  = 30 * time.Second
+	askFor     = 10 * time.Second
+)
+
+// Watcher follows one folder.
+type Watcher struct {
+	// Dir is made if it is missing.
+	Dir string
+	// Handlers by type: CSIPlugin, DevicePlugin, DRAPlugin.
+	Handlers map[string]Handler
+	Log      *slog.Logger
+}
+
+// socket is one that is there.
+type socket struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// Run follows the folder until ctx ends. The plugins are not deregistered then.
+func (w *Watcher) Run(ctx context.Context) error {
+	if err := os.MkdirAll(w.Dir, 0o750); err != nil {
+		return fmt.Errorf("making the folder of plugins' sockets: %w", err)
+	}
+	notify, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watching plugins' sockets: %w", err)
+	}
+	defer notify.Close()
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	sockets := map[string]*socket{}
+	appeared := func(path string) {
+		if old := sockets[path]; old != nil {
+			old.cancel()
+			<-old.done
+		}
+		own, stop := context.WithCancel(ctx)
+		s := &socket{cancel: stop, done: make(chan struct{})}
+		sockets[path] = s
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			defer close(s.done)
+			w.follow(ctx, own, path)
+		}()
+	}
+	walk := func(root string) error {
+		return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				return nil
+			case err != nil:
+				return err
+			case path != w.Dir && strings.HasPrefix(d.Name(), "."):
+				if d.IsDir() {
+					return filepath.SkipDir
+				}
+			case d.IsDir():
+				return notify.Add(path)
+			case d.Type()&fs.ModeSocket != 0:
+				appeared(path)
+			}
+			return nil
+		})
+	}
+	if err := walk(w.Dir); err != nil {
+		return fmt.Errorf("looking for plugins' sockets: %w", err)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err, ok := <-notify.Errors:
+			if !ok {
+				return nil
+			}
+			w.Log.Warn("following plugins' sockets", "error", err)
+		case ev, ok := <-notify.Events:
+			if !ok {
+				return nil
+			}
+			switch {
+			case ev.Has(fsnotify.Create):
+				if err := walk(ev.Name); err != nil {
+					w.Log.Warn("following plugins' sockets", "error", err)
+				}
+			case ev.Has(fsnotify.Remove) || ev.Has(fsnotify.Rename):
+				if s := sockets[ev.Name]; s != nil {
+					s.cancel()
+					<-s.done
+					delete(sockets, ev.Name)
+				}
+			}
+		}
+	}
+}
+
+// follow registers the plugin at a socket, and deregisters it when own ends
+// before ctx does.
+func (w *Watcher) follow(ctx, own context.Context, path string) {
+	pause := retryFirst
+	for {
+		plugin, handler, err := w.register(own, path)
+		if err == nil {
+			<-own.Done()
+			if ctx.Err() == nil {
+				w.Log.Info("a plugin has gone", "plugin", plugin.Name, "socket", path)
+				handler.Deregister(plugin)
+			}
+			return
+		}
+		if own.Err() != nil {
+			return
+		}
+		w.Log.Info("a plugin could not be registered, trying again", "socket", path, "error", err)
+		timer := time.NewTimer(pause)
+		select {
+		case <-own.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		pause = min(2*pause, retryMost)
+	}
+}
+
+func (w *Watcher) register(ctx context.Context, path string) (Plugin, Handler, error) {
+	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return Plugin{}, nil, fmt.Errorf("connecting to a plugin: %w", err)
+	}
+	defer conn.Close()
+	client := registerapi.NewRegistrationClient(conn)
+	ask, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	// A socket is there before it is listened on.
+	info, err := client.GetInfo(ask, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return Plugin{}, nil, fmt.Errorf("asking a plugin who it is: %w", err)
+	}
+	p := Plugin{Name: info.Name, Endpoint: info.Endpoint, Socket: path, Versions: info.SupportedVersions}
+	if p.Endpoint == "" {
+		p.Endpoint = path
+	}
+	handler := w.Handlers[info.Type]
+	if handler == nil {
+		err = fmt.Errorf("no handler registered for plugin type: %s at socket %s", info.Type, path)
+	} else {
+		err = handler.Register(ctx, p)
+	}
+	status := &registerapi.RegistrationStatus{PluginRegistered: err == nil}
+	if err != nil {
+		status.Error = "RegisterPlugin error -- plugin registration failed with err: " + err.Error()
+	}
+	tell, cancelTell := context.WithTimeout(ctx, askFor)
+	defer cancelTell()
+	if _, told := client.NotifyRegistrationStatus(tell, status); told != nil && err == nil {
+		handler.Deregister(p)
+		err = fmt.Errorf("telling a plugin that it is registered: %w", told)
+	}
+	if err != nil {
+		return Plugin{}, nil, err
+	}
+	w.Log.Info("a plugin is registered", "plugin", p.Name, "type", info.Type, "endpoint", p.Endpoint)
+	return p, handler, nil
+}

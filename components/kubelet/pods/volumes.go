@@ -1,0 +1,100 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/kubelet/volume"
+)
+
+// mountTimeout is after how long it is told that a pod's volumes are not there,
+// whatever else was told before; upstream's two minutes and three seconds.
+const mountTimeout = 2*time.Minute + 3*time.Second
+
+// mount sets up all volumes, or brings them up to date. Those that may have to
+// wait for others are set up side by side.
+func (w *worker) mount(ctx context.Context, pod *v1.Pod, tell bool) error {
+	w.mu.Lock()
+	w.stale = false
+	if w.mountSince.IsZero() {
+		w.mountSince = time.Now()
+	}
+	w.mu.Unlock()
+	list := pod.Spec.Volumes
+	results := make([]volume.Result, len(list))
+	errs := make([]error, len(list))
+	var wait sync.WaitGroup
+	for i := range list {
+		one := func() { results[i], errs[i] = w.host.Volumes.SetUp(ctx, pod, &list[i]) }
+		if volume.Slow(&list[i]) && len(list) > 1 {
+			wait.Go(one)
+		} else {
+			one()
+		}
+	}
+	wait.Wait()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	made := make(map[string]volume.Result, len(list))
+	var failed error
+	var unmounted, unattached, unknown []string
+	var why error = context.DeadlineExceeded
+	for i := range list {
+		name, err := list[i].Name, errs[i]
+		if err == nil {
+			made[name] = results[i]
+			continue
+		}
+		failed = errors.Join(failed, fmt.Errorf("setting up volume %s: %w", name, err))
+		unmounted = append(unmounted, name)
+		var step *volume.Failure
+		switch {
+		case errors.As(err, &step):
+			w.tellMount(tell, pod, step.Operation, step.Volume, apiText(step.Err))
+		case errors.Is(err, context.DeadlineExceeded):
+			unattached = append(unattached, name)
+		case volume.ByClaim(&list[i]):
+			unknown, why = append(unknown, name), err
+		default:
+			w.tellMount(tell, pod, "MountVolume.SetUp", name, apiText(err))
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if failed == nil {
+		w.volumes, w.mounted, w.mountSince = made, true, time.Time{}
+		return nil
+	}
+	if late := time.Since(w.mountSince) > mountTimeout; tell && (late || len(unattached)+len(unknown) > 0) {
+		w.mountSince = time.Time{}
+		slices.Sort(unmounted)
+		names := func(list []string) string { return "[" + strings.Join(list, " ") + "]" }
+		w.host.event(pod, "", true, "FailedMount", fmt.Sprintf("Unable to attach or mount volumes: unmounted volumes=%s, unattached volumes=%s, failed to process volumes=%s: %v",
+			names(unmounted), names(unattached), names(unknown), why))
+	}
+	return failed
+}
+
+func (w *worker) tellMount(tell bool, pod *v1.Pod, operation, name, text string) {
+	if !tell {
+		return
+	}
+	reason := "FailedMount"
+	switch {
+	case strings.HasPrefix(operation, "MapVolume."):
+		reason = "FailedMapVolume"
+	case strings.HasSuffix(operation, ".WaitForAttach"):
+		reason = "FailedMount"
+	case strings.HasSuffix(operation, ".NodeExpandVolume"):
+		reason = "VolumeResizeFailed"
+	}
+	w.host.event(pod, "", true, reason, fmt.Sprintf("%s failed for volume %q : %s", operation, name, text))
+}

@@ -1,0 +1,475 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"hyperkube/components/kubelet/pluginwatch"
+	"hyperkube/components/kubelet/volume"
+	"hyperkube/components/kubelet/volume/csi/csidriver"
+)
+
+const driverName = "csi.example.com"
+
+// fixture is a plugin with one driver, in a folder of its own.
+type fixture struct {
+	*testing.T
+	root   string
+	node   *v1.Node
+	kube   *fake.Clientset
+	object *storagev1.CSIDriver
+	driver *csidriver.Driver
+	plugin *Plugin
+	pv     *v1.PersistentVolume
+	pvc    *v1.PersistentVolumeClaim
+}
+
+func isFalse() *bool { f := false; return &f }
+
+func newFixture(t *testing.T, can ...csipb.NodeServiceCapability_RPC_Type) *fixture {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	root := t.TempDir()
+	f := &fixture{T: t, root: filepath.Join(root, "kubelet")}
+	if err := os.MkdirAll(filepath.Join(f.root, "pods"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	f.node = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "n"}}
+	f.object = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName}, Spec: storagev1.CSIDriverSpec{AttachRequired: isFalse()}}
+	f.pvc = &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "c"}}
+	f.pvc.Status.Capacity = v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Mi")}
+	f.pv = &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}}
+	f.pv.Spec.Capacity = v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Mi")}
+	f.pv.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}
+	f.pv.Spec.CSI = &v1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: "vol-1", FSType: "ext4"}
+	f.kube = fake.NewClientset(f.node, f.object, f.pvc)
+	f.driver = &csidriver.Driver{Name: driverName, NodeID: "node-1", Dir: filepath.Join(root, "content"), Can: can, Max: 7, Topology: map[string]string{"topology.example.com/zone": "a"}}
+	_, stop, err := f.driver.Serve(filepath.Join(root, "d.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	f.start()
+	t.Cleanup(func() {
+		all, err := mountinfo.GetMounts(mountinfo.PrefixFilter(root))
+		if err != nil || len(all) > 0 {
+			t.Errorf("mounts are left: %v %v", all, err)
+		}
+	})
+	return f
+}
+
+// start makes a new plugin, as a kubelet does that starts, with the driver.
+func (f *fixture) start() {
+	f.Helper()
+	var err error
+	f.plugin, err = New(Config{Root: f.root, NodeName: "n", Kube: f.kube, Node: func() *v1.Node { return f.node }, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		f.Fatal(err)
+	}
+	err = f.plugin.Register(f.Context(), pluginwatch.Plugin{Name: driverName, Endpoint: filepath.Join(filepath.Dir(f.root), "d.sock"), Socket: "s", Versions: []string{"1.0.0"}})
+	if err != nil {
+		f.Fatal(err)
+	}
+}
+
+func (f *fixture) set() *volume.Set {
+	return &volume.Set{Root: f.root, Types: []volume.Type{f.plugin, volume.Claim{
+		Claims: claims{f}, Node: func() *v1.Node { return f.node }, Types: []volume.PersistentType{f.plugin},
+	}}}
+}
+
+type claims struct{ f *fixture }
+
+func (c claims) Claim(context.Context, string, string) (*v1.PersistentVolumeClaim, error) {
+	pvc := c.f.pvc.DeepCopy()
+	pvc.Spec.VolumeName, pvc.Status.Phase = c.f.pv.Name, v1.ClaimBound
+	return pvc, nil
+}
+
+func (c claims) Volume(context.Context, string) (*v1.PersistentVolume, error) {
+	pv := c.f.pv.DeepCopy()
+	pv.Spec.ClaimRef = &v1.ObjectReference{UID: c.f.pvc.UID}
+	return pv, nil
+}
+
+func pod(uid string) *v1.Pod {
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p-" + uid, UID: types.UID(uid)}, Spec: v1.PodSpec{ServiceAccountName: "sa"}}
+}
+
+func claimed() *v1.Volume {
+	return &v1.Volume{Name: "data", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
+}
+
+func (f *fixture) up(uid string) volume.Result {
+	f.Helper()
+	r, err := f.set().SetUp(f.Context(), pod(uid), claimed())
+	if err != nil {
+		f.Fatal(err)
+	}
+	return r
+}
+
+func (f *fixture) down(uid types.UID) {
+	f.Helper()
+	if err := f.set().TearDown(f.Context(), uid); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// methods are the calls that change something.
+func (f *fixture) methods() string {
+	var out []string
+	for _, c := range f.driver.Calls("") {
+		if c.Volume != "" {
+			out = append(out, strings.TrimSuffix(strings.TrimPrefix(c.Method, "Node"), "Volume"))
+		}
+	}
+	f.driver.Forget()
+	return strings.Join(out, " ")
+}
+
+const stages = csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME
+
+func TestStageAndPublish(t *testing.T) {
+	f := newFixture(t, stages)
+	a := f.up("a")
+	if err := os.WriteFile(filepath.Join(a.Path, "file"), []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f.up("a")
+	b := f.up("b")
+	if got := f.methods(); got != "Stage Publish Publish" {
+		t.Errorf("set up: %s", got)
+	}
+	if data, err := os.ReadFile(filepath.Join(b.Path, "file")); string(data) != "x" {
+		t.Errorf("the other pod: %q %v", data, err)
+	}
+	f.down("a")
+	if got := f.methods(); got != "Unpublish" {
+		t.Errorf("first down: %s", got)
+	}
+	// The kubelet is started anew: the volume is published again, for the driver
+	// may not have finished.
+	f.start()
+	f.up("b")
+	f.down("b")
+	if got := f.methods(); got != "Stage Publish Unpublish Unstage" {
+		t.Errorf("after a restart: %s", got)
+	}
+	if data, err := os.ReadFile(filepath.Join(f.driver.Dir, "vol-1", "file")); string(data) != "x" {
+		t.Errorf("the volume's content: %q %v", data, err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(f.root, "plugins/kubernetes.io/csi/*/*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	node, err := f.kube.StorageV1().CSINodes().Get(t.Context(), "n", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := node.Spec.Drivers; len(d) != 1 || d[0].NodeID != "node-1" || *d[0].Allocatable.Count != 7 || !slices.Equal(d[0].TopologyKeys, []string{"topology.example.com/zone"}) {
+		t.Errorf("CSINode: %+v", d)
+	}
+	n, err := f.kube.CoreV1().Nodes().Get(t.Context(), "n", metav1.GetOptions{})
+	if err != nil || n.Labels["topology.example.com/zone"] != "a" || n.Annotations[nodeIDs] != `{"csi.example.com":"node-1"}` {
+		t.Errorf("node: %v %v %v", n.Labels, n.Annotations, err)
+	}
+}
+
+// TestKilledHalfWay: whatever step was the last one, the next kubelet takes all
+// back.
+func TestKilledHalfWay(t *testing.T) {
+	for _, at := range []string{"NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"} {
+		t.Run(at, func(t *testing.T) {
+			f := newFixture(t, stages)
+			broken := true
+			f.driver.Fail = func(method, _ string) error {
+				if broken && method == at {
+					return status.Error(codes.Unavailable, "the driver is gone")
+				}
+				return nil
+			}
+			set := f.set()
+			_, up := set.SetUp(t.Context(), pod("a"), claimed())
+			down := error(nil)
+			if up == nil {
+				down = set.TearDown(t.Context(), "a")
+			}
+			if up == nil && down == nil {
+				t.Fatal("nothing failed")
+			}
+			broken = false
+			f.start()
+			f.down("a")
+			if err := f.plugin.unstageLeft(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Lstat(filepath.Join(f.root, "pods", "a")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the pod's folder: %v", err)
+			}
+			if left, _ := filepath.Glob(filepath.Join(f.root, "plugins/kubernetes.io/csi/*/*")); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+func TestNothingPublishedNeedsNoDriver(t *testing.T) {
+	f := newFixture(t)
+	f.pv.Spec.CSI.Driver = "other.example.com"
+	set := f.set()
+	f.kube.StorageV1().CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "other.example.com"}, Spec: f.object.Spec}, metav1.CreateOptions{})
+	_, err := set.SetUp(t.Context(), pod("a"), claimed())
+	if err == nil || err.Error() != `MountVolume.MountDevice failed for volume "pv" : kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name other.example.com not found in the list of registered CSI drivers` {
+		t.Errorf("%v", err)
+	}
+	f.down("a")
+}
+
+func TestAttach(t *testing.T) {
+	f := newFixture(t)
+	f.object.Spec.AttachRequired = nil
+	if _, err := f.kube.StorageV1().CSIDrivers().Update(t.Context(), f.object, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: attachmentName(key{driverName, "vol-1"}, "n")}}
+	a.Status.Attached, a.Status.AttachmentMetadata = true, map[string]string{"device": "7"}
+	if _, err := f.kube.StorageV1().VolumeAttachments().Create(t.Context(), a, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	inUse := make(chan struct{}, 8)
+	f.plugin.cfg.InUse = func() { inUse <- struct{}{} }
+	node := make(chan *v1.Node, 1)
+	node <- f.node
+	f.plugin.cfg.Node = func() *v1.Node { n := <-node; node <- n; return n }
+	done := make(chan error, 1)
+	go func() {
+		_, err := f.set().SetUp(t.Context(), pod("a"), claimed())
+		done <- err
+	}()
+	<-inUse
+	names := f.plugin.VolumesInUse()
+	if len(names) != 1 || names[0] != "kubernetes.io/csi/csi.example.com^vol-1" {
+		t.Fatalf("in use: %v", names)
+	}
+	select {
+	case err := <-done:
+		t.Fatalf("not attached: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	fresh := (<-node).DeepCopy()
+	fresh.Status.VolumesInUse, fresh.Status.VolumesAttached = names, []v1.AttachedVolume{{Name: names[0]}}
+	node <- fresh
+	f.plugin.Observe()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range f.driver.Calls("vol-1") {
+		if r, ok := c.Request.(*csipb.NodePublishVolumeRequest); ok && r.PublishContext["device"] != "7" {
+			t.Errorf("publish context %v", r.PublishContext)
+		}
+	}
+	// A kubelet that starts knows what is in use.
+	f.start()
+	if n := f.plugin.VolumesInUse(); len(n) != 1 {
+		t.Errorf("after a restart: %v", n)
+	}
+	f.down("a")
+	if n := f.plugin.VolumesInUse(); len(n) != 0 {
+		t.Errorf("after the end: %v", n)
+	}
+}
+
+func TestInline(t *testing.T) {
+	f := newFixture(t, stages)
+	yes := true
+	f.object.Spec.PodInfoOnMount, f.object.Spec.RequiresRepublish = &yes, &yes
+	seconds := int64(600)
+	f.object.Spec.TokenRequests = []storagev1.TokenRequest{{Audience: "aud", ExpirationSeconds: &seconds}}
+	f.plugin.cfg.Tokens = tokens{}
+	f.object.Spec.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
+	update := func() {
+		if _, err := f.kube.StorageV1().CSIDrivers().Update(t.Context(), f.object, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	update()
+	v := &v1.Volume{Name: "scratch", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: driverName, VolumeAttributes: map[string]string{"size": "1"}}}}
+	if _, err := f.set().SetUp(t.Context(), pod("a"), v); err == nil || !strings.Contains(err.Error(), `volume mode "Ephemeral" not supported by driver csi.example.com`) {
+		t.Errorf("a driver of persistent volumes: %v", err)
+	}
+	f.object.Spec.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}
+	update()
+	r, err := f.set().SetUp(t.Context(), pod("a"), v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Refresh.IsZero() {
+		t.Error("the driver wants to be asked again")
+	}
+	got, err := os.ReadFile(filepath.Join(r.Path, "context"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `csi.storage.k8s.io/ephemeral=true
+csi.storage.k8s.io/pod.name=p-a
+csi.storage.k8s.io/pod.namespace=ns
+csi.storage.k8s.io/pod.uid=a
+csi.storage.k8s.io/serviceAccount.name=sa
+csi.storage.k8s.io/serviceAccount.tokens={"aud":{"token":"t","expirationTimestamp":"2030-01-01T00:00:00Z"}}
+size=1
+`
+	if string(got) != want {
+		t.Errorf("context:\n%s", got)
+	}
+	if _, err := f.set().SetUp(t.Context(), pod("a"), v); err != nil {
+		t.Fatal(err)
+	}
+	f.down("a")
+	if got := f.methods(); got != "Publish Publish Unpublish" {
+		t.Errorf("calls: %s", got)
+	}
+}
+
+type tokens struct{}
+
+func (tokens) Bound(context.Context, *v1.Pod, string, *int64) (string, time.Time, time.Time, error) {
+	at := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	return "t", at, at, nil
+}
+
+func TestGroup(t *testing.T) {
+	none, file := storagev1.NoneFSGroupPolicy, storagev1.FileFSGroupPolicy
+	group := int64(2345)
+	for name, tc := range map[string]struct {
+		policy *storagev1.FSGroupPolicy
+		fsType string
+		access v1.PersistentVolumeAccessMode
+		can    []csipb.NodeServiceCapability_RPC_Type
+		own    bool // the kubelet does it
+		told   string
+	}{
+		"by default":            {fsType: "ext4", access: v1.ReadWriteOnce, own: true},
+		"no file system":        {access: v1.ReadWriteOnce},
+		"many nodes":            {fsType: "ext4", access: v1.ReadWriteMany},
+		"never":                 {policy: &none, fsType: "ext4", access: v1.ReadWriteOnce},
+		"always":                {policy: &file, access: v1.ReadWriteMany, own: true},
+		"the driver does it":    {fsType: "ext4", access: v1.ReadWriteOnce, can: []csipb.NodeServiceCapability_RPC_Type{csipb.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP}, told: "2345"},
+		"neither does nor asks": {policy: &none, access: v1.ReadWriteOnce, can: []csipb.NodeServiceCapability_RPC_Type{csipb.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, tc.can...)
+			f.object.Spec.FSGroupPolicy = tc.policy
+			if _, err := f.kube.StorageV1().CSIDrivers().Update(t.Context(), f.object, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			f.pv.Spec.CSI.FSType, f.pv.Spec.AccessModes = tc.fsType, []v1.PersistentVolumeAccessMode{tc.access}
+			p := pod("a")
+			p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &group}
+			r, err := f.set().SetUp(t.Context(), p, claimed())
+			if err != nil {
+				t.Fatal(err)
+			}
+			info, err := os.Stat(r.Path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := info.Mode()&os.ModeSetgid != 0; got != tc.own {
+				t.Errorf("given to the group: %v", got)
+			}
+			for _, c := range f.driver.Calls("vol-1") {
+				if r, ok := c.Request.(*csipb.NodePublishVolumeRequest); ok && r.GetVolumeCapability().GetMount().GetVolumeMountGroup() != tc.told {
+					t.Errorf("the driver was told %q", r.GetVolumeCapability().GetMount().GetVolumeMountGroup())
+				}
+			}
+			f.down("a")
+		})
+	}
+}
+
+func TestBlock(t *testing.T) {
+	f := newFixture(t, stages)
+	block := v1.PersistentVolumeBlock
+	f.pv.Spec.VolumeMode = &block
+	r := f.up("a")
+	info, err := os.Stat(r.Device)
+	if err != nil || info.Mode()&os.ModeDevice == 0 {
+		t.Fatalf("the device %q: %v %v", r.Device, info, err)
+	}
+	f.start()
+	f.down("a")
+	if got := f.methods(); got != "Stage Publish Unpublish Unstage" {
+		t.Errorf("calls: %s", got)
+	}
+}
+
+func TestGrow(t *testing.T) {
+	f := newFixture(t, csipb.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	if r := f.up("a"); r.Refresh.IsZero() {
+		t.Error("nobody looks whether it grows")
+	}
+	f.pv.Spec.Capacity[v1.ResourceStorage] = resource.MustParse("2Mi")
+	f.pvc.Status.Conditions = []v1.PersistentVolumeClaimCondition{{Type: v1.PersistentVolumeClaimFileSystemResizePending, Status: v1.ConditionTrue}}
+	f.up("a")
+	pvc, err := f.kube.CoreV1().PersistentVolumeClaims("ns").Get(t.Context(), "c", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size := pvc.Status.Capacity[v1.ResourceStorage]; size.String() != "2Mi" || len(pvc.Status.Conditions) != 0 {
+		t.Errorf("status %+v", pvc.Status)
+	}
+	f.down("a")
+	if got := f.methods(); got != "Publish Expand Unpublish" {
+		t.Errorf("calls: %s", got)
+	}
+}
+
+func TestAccessMode(t *testing.T) {
+	plain := &driver{}
+	fine := &driver{can: map[csipb.NodeServiceCapability_RPC_Type]bool{csipb.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER: true}}
+	for _, tc := range []struct {
+		d    *driver
+		mode v1.PersistentVolumeAccessMode
+		want csipb.VolumeCapability_AccessMode_Mode
+	}{
+		{plain, v1.ReadWriteOnce, csipb.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		{plain, v1.ReadWriteOncePod, csipb.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		{plain, v1.ReadWriteMany, csipb.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
+		{plain, v1.ReadOnlyMany, csipb.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY},
+		{fine, v1.ReadWriteOnce, csipb.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
+		{fine, v1.ReadWriteOncePod, csipb.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER},
+	} {
+		if got := accessMode(tc.d, []v1.PersistentVolumeAccessMode{tc.mode}); got != tc.want {
+			t.Errorf("%s: %v", tc.mode, got)
+		}
+	}
+}
+
+func FuzzDecodeData(f *testing.F) {
+	f.Add([]byte(`{"volumeHandle":"v","driverName":"d"}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if d, err := decodeData(raw); err == nil && (d.Driver == "" || d.Handle == "") {
+			t.Errorf("%+v", d)
+		}
+	})
+}

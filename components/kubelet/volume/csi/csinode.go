@@ -1,0 +1,192 @@
+package csi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+)
+
+// nodeIDs is the annotation of Nodes that has the drivers' names of the node.
+const nodeIDs = "csi.volume.kubernetes.io/nodeid"
+
+// tellNode tells the API of a driver: in the CSINode, and by the Node's labels
+// and annotation.
+func (p *Plugin) tellNode(ctx context.Context, d *driver) error {
+	if p.cfg.Kube == nil {
+		return nil
+	}
+	p.csiNode.Lock()
+	defer p.csiNode.Unlock()
+	var node *v1.Node
+	if err := p.await(ctx, func() bool { node = p.cfg.Node(); return node != nil }); err != nil {
+		return fmt.Errorf("waiting for the node to be known: %w", err)
+	}
+	name := d.plugin.Name
+	ids, err := drivenIDs(node)
+	if err != nil {
+		return err
+	}
+	segments := d.info.GetAccessibleTopology().GetSegments()
+	for key, value := range segments {
+		if have, ok := node.Labels[key]; ok && have != value && strings.HasPrefix(key, "kubernetes.io/") {
+			return fmt.Errorf("detected topology value collision: driver reported %q:%q but existing label is %q:%q", key, value, key, have)
+		}
+	}
+	if ids[name] != d.info.NodeId || !contains(node.Labels, segments) {
+		// Another driver may have registered since the node was heard of.
+		fresh, err := p.cfg.Kube.CoreV1().Nodes().Get(ctx, p.cfg.NodeName, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("error updating node: %w", err)
+		}
+		if ids, err = drivenIDs(fresh); err != nil {
+			return err
+		}
+		ids[name] = d.info.NodeId
+		if err := p.patchNode(ctx, ids, segments); err != nil {
+			return err
+		}
+	}
+	entry := storagev1.CSINodeDriver{Name: name, NodeID: d.info.NodeId, TopologyKeys: slices.Sorted(maps.Keys(segments))}
+	if n := d.info.MaxVolumesPerNode; n > 0 {
+		count := int32(min(n, 1<<31-1))
+		entry.Allocatable = &storagev1.VolumeNodeResources{Count: &count}
+	}
+	add := func(list []storagev1.CSINodeDriver) []storagev1.CSINodeDriver {
+		return append(without(list, name), entry)
+	}
+	err = p.changeCSINode(ctx, node, add)
+	if apierrors.IsInvalid(err) {
+		// A driver's entry cannot change, but it can be another.
+		err = p.changeCSINode(ctx, node, func(list []storagev1.CSINodeDriver) []storagev1.CSINodeDriver { return without(list, name) })
+		if err == nil {
+			err = p.changeCSINode(ctx, node, add)
+		}
+	}
+	return err
+}
+
+// forgetDriver takes back what tellNode told.
+func (p *Plugin) forgetDriver(ctx context.Context, name string) error {
+	if p.cfg.Kube == nil {
+		return nil
+	}
+	p.csiNode.Lock()
+	defer p.csiNode.Unlock()
+	p.mu.Lock()
+	back := p.drivers[name] != nil
+	p.mu.Unlock()
+	node := p.cfg.Node()
+	if back || node == nil {
+		return nil
+	}
+	err := p.changeCSINode(ctx, node, func(list []storagev1.CSINodeDriver) []storagev1.CSINodeDriver { return without(list, name) })
+	ids, idErr := drivenIDs(node)
+	if idErr == nil && ids[name] != "" {
+		delete(ids, name)
+		idErr = p.patchNode(ctx, ids, nil)
+	}
+	return errors.Join(err, idErr)
+}
+
+func without(list []storagev1.CSINodeDriver, name string) []storagev1.CSINodeDriver {
+	return slices.DeleteFunc(slices.Clone(list), func(d storagev1.CSINodeDriver) bool { return d.Name == name })
+}
+
+func contains(all, part map[string]string) bool {
+	for k, v := range part {
+		if have, ok := all[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
+func drivenIDs(node *v1.Node) (map[string]string, error) {
+	out := map[string]string{}
+	if raw := node.Annotations[nodeIDs]; raw != "" {
+		if err := json.Unmarshal([]byte(raw), &out); err != nil {
+			return nil, fmt.Errorf("decoding the node's annotation %s: %w", nodeIDs, err)
+		}
+	}
+	return out, nil
+}
+
+func (p *Plugin) patchNode(ctx context.Context, ids, labels map[string]string) error {
+	meta := map[string]any{}
+	if len(ids) == 0 {
+		meta["annotations"] = map[string]any{nodeIDs: nil}
+	} else {
+		raw, err := json.Marshal(ids)
+		if err != nil {
+			return fmt.Errorf("encoding the node's IDs: %w", err)
+		}
+		meta["annotations"] = map[string]string{nodeIDs: string(raw)}
+	}
+	if len(labels) > 0 {
+		meta["labels"] = labels
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": meta})
+	if err != nil {
+		return fmt.Errorf("encoding the node's patch: %w", err)
+	}
+	if _, err := p.cfg.Kube.CoreV1().Nodes().Patch(ctx, p.cfg.NodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("error updating node: %w", err)
+	}
+	return nil
+}
+
+// changeCSINode makes the drivers of the CSINode what change returns; the CSINode
+// is made if there is none.
+func (p *Plugin) changeCSINode(ctx context.Context, node *v1.Node, change func([]storagev1.CSINodeDriver) []storagev1.CSINodeDriver) error {
+	nodes := p.cfg.Kube.StorageV1().CSINodes()
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		have, err := nodes.Get(ctx, p.cfg.NodeName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			fresh := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{
+				Name:            p.cfg.NodeName,
+				OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
+			}}
+			fresh.Spec.Drivers = change([]storagev1.CSINodeDriver{})
+			_, err = nodes.Create(ctx, fresh, metav1.CreateOptions{})
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		want := have.DeepCopy()
+		want.Spec.Drivers = change(have.Spec.Drivers)
+		if want.Spec.Drivers == nil {
+			want.Spec.Drivers = []storagev1.CSINodeDriver{}
+		}
+		if slices.EqualFunc(have.Spec.Drivers, want.Spec.Drivers, sameDriver) {
+			return nil
+		}
+		_, err = nodes.Update(ctx, want, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("error updating CSINode: %w", err)
+	}
+	return nil
+}
+
+func sameDriver(a, b storagev1.CSINodeDriver) bool {
+	count := func(d storagev1.CSINodeDriver) int32 {
+		if d.Allocatable == nil || d.Allocatable.Count == nil {
+			return -1
+		}
+		return *d.Allocatable.Count
+	}
+	return a.Name == b.Name && a.NodeID == b.NodeID && slices.Equal(a.TopologyKeys, b.TopologyKeys) && count(a) == count(b)
+}

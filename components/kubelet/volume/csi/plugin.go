@@ -1,0 +1,381 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+
+	"hyperkube/components/kubelet/pluginwatch"
+)
+
+// Tokens gets service account tokens bound to a pod.
+type Tokens interface {
+	// Bound returns a token for an audience, empty for the API's own, when it
+	// expires and when a new one should be asked for. seconds may be nil.
+	Bound(ctx context.Context, pod *v1.Pod, audience string, seconds *int64) (token string, expires, refresh time.Time, err error)
+}
+
+// Config of a Plugin.
+type Config struct {
+	// Root is the kubelet's root directory.
+	Root, NodeName string
+	// Kube may be nil: then there are no CSIDrivers, and no CSINode is kept.
+	Kube kubernetes.Interface
+	// Node returns the Node as the API has it, nil while it is not known.
+	Node   func() *v1.Node
+	Tokens Tokens
+	Events record.EventRecorder
+	Log    *slog.Logger
+	// InUse is called, and must not block, when what InUse returns has changed;
+	// Registered when a driver has registered. They may be nil.
+	InUse, Registered func()
+}
+
+// Plugin uses volumes of CSI drivers. Its methods are safe for several
+// goroutines. It is a handler of plugins of type CSIPlugin, a volume.Type for
+// inline volumes and a volume.PersistentType.
+type Plugin struct {
+	cfg    Config
+	places places
+	sweep  chan struct{} // capacity 1: look for staged volumes that nobody uses
+
+	mu      sync.Mutex // guards what follows
+	drivers map[string]*driver
+	// users of volumes that are to be attached, by the pods' own places; the
+	// node's status tells of them.
+	users map[key]map[string]bool
+	// made are the places published to by this process, staged the volumes.
+	made   map[string]bool
+	staged map[key]bool
+	locks  map[key]*volumeLock
+	// changed is closed, and another made, when the node, the drivers or what is
+	// attached has changed.
+	changed chan struct{}
+
+	csiNode sync.Mutex // serializes changes of the CSINode
+}
+
+type volumeLock struct {
+	sync.Mutex
+	waiting int // guarded by Plugin.mu
+}
+
+// New makes a Plugin. What earlier kubelets left is in use at once.
+func New(cfg Config) (*Plugin, error) {
+	p := &Plugin{
+		cfg: cfg, places: places{cfg.Root}, sweep: make(chan struct{}, 1), drivers: map[string]*driver{}, users: map[key]map[string]bool{},
+		made: map[string]bool{}, staged: map[key]bool{}, locks: map[key]*volumeLock{}, changed: make(chan struct{}),
+	}
+	uses, err := p.places.uses()
+	if err != nil {
+		return nil, err
+	}
+	for _, u := range uses {
+		if u.Attachment != "" {
+			p.use(u.key(), u.dir)
+		}
+	}
+	staged, err := p.places.allStaged()
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range staged {
+		if s.Attachment != "" {
+			p.use(s.key(), p.places.staged(s.key()))
+		}
+	}
+	return p, nil
+}
+
+// Run keeps the CSINode, and takes back volumes that were left staged though
+// nobody uses them, until ctx ends.
+func (p *Plugin) Run(ctx context.Context) error {
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for _, d := range p.drivers {
+			d.conn.Close()
+		}
+	}()
+	for {
+		var again <-chan time.Time
+		if err := p.unstageLeft(ctx); err != nil && ctx.Err() == nil {
+			p.cfg.Log.Warn("taking back staged volumes that nobody uses failed, trying again", "error", err)
+			again = time.After(30 * time.Second)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.sweep:
+		case <-again:
+		}
+	}
+}
+
+// Register implements pluginwatch.Handler.
+func (p *Plugin) Register(ctx context.Context, plugin pluginwatch.Plugin) error {
+	if err := checkPlugin(plugin); err != nil {
+		return err
+	}
+	d, err := dial(plugin)
+	if err != nil {
+		return err
+	}
+	err = d.ask(ctx)
+	if err == nil {
+		err = p.tellNode(ctx, d)
+	}
+	if err != nil {
+		d.conn.Close()
+		return err
+	}
+	p.mu.Lock()
+	old := p.drivers[plugin.Name]
+	p.drivers[plugin.Name] = d
+	p.tell()
+	p.mu.Unlock()
+	if old != nil {
+		old.conn.Close()
+	}
+	select {
+	case p.sweep <- struct{}{}:
+	default:
+	}
+	if p.cfg.Registered != nil {
+		p.cfg.Registered()
+	}
+	return nil
+}
+
+// Deregister implements pluginwatch.Handler.
+func (p *Plugin) Deregister(plugin pluginwatch.Plugin) {
+	p.mu.Lock()
+	d := p.drivers[plugin.Name]
+	if d == nil || d.plugin.Socket != plugin.Socket {
+		// Another instance has taken its place.
+		p.mu.Unlock()
+		return
+	}
+	delete(p.drivers, plugin.Name)
+	p.mu.Unlock()
+	d.conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := p.forgetDriver(ctx, plugin.Name); err != nil {
+		p.cfg.Log.Warn("telling the API that a CSI driver has gone failed", "driver", plugin.Name, "error", err)
+	}
+}
+
+// Observe says that the Node has changed.
+func (p *Plugin) Observe() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tell()
+}
+
+// tell wakes who waits for a change. The caller holds mu.
+func (p *Plugin) tell() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// await returns once ok does, which is called anew after every change.
+func (p *Plugin) await(ctx context.Context, ok func() bool) error {
+	for {
+		p.mu.Lock()
+		changed := p.changed
+		p.mu.Unlock()
+		if ok() {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// driver returns a driver, waiting for it to register for no longer than wait.
+func (p *Plugin) driver(ctx context.Context, name string, wait time.Duration) (*driver, error) {
+	var d *driver
+	get := func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		d = p.drivers[name]
+		return d != nil
+	}
+	if !get() && wait > 0 {
+		short, cancel := context.WithTimeout(ctx, wait)
+		defer cancel()
+		_ = p.await(short, get)
+	}
+	if d == nil {
+		return nil, fmt.Errorf("driver name %s not found in the list of registered CSI drivers", name)
+	}
+	return d, nil
+}
+
+// lock makes the caller the only one who works on a volume until unlock is
+// called.
+func (p *Plugin) lock(k key) (unlock func()) {
+	p.mu.Lock()
+	l := p.locks[k]
+	if l == nil {
+		l = &volumeLock{}
+		p.locks[k] = l
+	}
+	l.waiting++
+	p.mu.Unlock()
+	l.Lock()
+	return func() {
+		l.Unlock()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if l.waiting--; l.waiting == 0 {
+			delete(p.locks, k)
+		}
+	}
+}
+
+// use and leave say that a volume must not be detached for the sake of what is
+// at dir.
+func (p *Plugin) use(k key, dir string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	first := p.users[k] == nil
+	if first {
+		p.users[k] = map[string]bool{}
+	}
+	p.users[k][dir] = true
+	if first && p.cfg.InUse != nil {
+		p.cfg.InUse()
+	}
+}
+
+func (p *Plugin) leave(dir string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k, dirs := range p.users {
+		delete(dirs, dir)
+		if len(dirs) == 0 {
+			delete(p.users, k)
+			if p.cfg.InUse != nil {
+				p.cfg.InUse()
+			}
+		}
+	}
+}
+
+// VolumesInUse returns what must not be detached, sorted.
+func (p *Plugin) VolumesInUse() []v1.UniqueVolumeName {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []v1.UniqueVolumeName
+	for k := range p.users {
+		out = append(out, k.unique())
+	}
+	slices.Sort(out)
+	return out
+}
+
+// object returns the API's CSIDriver, nil if there is none.
+func (p *Plugin) object(ctx context.Context, name string) (*storagev1.CSIDriver, error) {
+	if p.cfg.Kube == nil {
+		return nil, nil
+	}
+	obj, err := p.cfg.Kube.StorageV1().CSIDrivers().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("getting CSIDriver %s: %w", name, err)
+	}
+	return obj, nil
+}
+
+// attachFor bounds the wait for a volume to be attached, as upstream does.
+const attachFor = 2*time.Minute + 3*time.Second
+
+// attachment waits until the volume is attached, and returns what the attacher
+// has to tell the driver. The node says that the volume is in use before it is,
+// lest it be detached at once.
+func (p *Plugin) attachment(ctx context.Context, k key, dir string) (map[string]string, error) {
+	p.use(k, dir)
+	wait, cancel := context.WithTimeout(ctx, attachFor)
+	defer cancel()
+	name := k.unique()
+	err := p.await(wait, func() bool {
+		n := p.cfg.Node()
+		return n != nil && slices.Contains(n.Status.VolumesInUse, name) &&
+			slices.ContainsFunc(n.Status.VolumesAttached, func(a v1.AttachedVolume) bool { return a.Name == name })
+	})
+	if err != nil {
+		return nil, err
+	}
+	id := attachmentName(k, p.cfg.NodeName)
+	a, err := p.cfg.Kube.StorageV1().VolumeAttachments().Get(ctx, id, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes.io/csi: attachment.Get failed: %w", err)
+	}
+	if !a.Status.Attached || a.DeletionTimestamp != nil {
+		return nil, fmt.Errorf("kubernetes.io/csi: volume attachment %s is not attached", id)
+	}
+	return a.Status.AttachmentMetadata, nil
+}
+
+// secret returns a Secret's keys for a driver; nil for no reference.
+func (p *Plugin) secret(ctx context.Context, ref *v1.SecretReference) (map[string]string, error) {
+	if ref == nil {
+		return nil, nil
+	}
+	s, err := p.cfg.Kube.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("failed to get secret from %q:%q: %w", ref.Namespace, ref.Name, err)
+	}
+	out := make(map[string]string, len(s.Data))
+	for k, v := range s.Data {
+		out[k] = string(v)
+	}
+	return out, nil
+}
+
+// unstageLeft takes back volumes that are staged though no pod uses them, for a
+// kubelet was killed in between.
+func (p *Plugin) unstageLeft(ctx context.Context) error {
+	staged, err := p.places.allStaged()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, s := range staged {
+		d, err := p.driver(ctx, s.Driver, 0)
+		if err != nil {
+			continue // when it registers
+		}
+		unlock := p.lock(s.key())
+		err = p.unstage(ctx, d, s.key(), "")
+		unlock()
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// missing tells whether err is that there is no such file.
+func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+
+// under tells whether path is below dir.
+func under(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }

@@ -1,0 +1,448 @@
+package csi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"hyperkube/components/kubelet/volume"
+)
+
+// republishEvery is how often a volume is published anew whose driver asks for
+// it.
+const republishEvery = time.Minute
+
+// growEvery is how often it is looked whether a volume has grown that the driver
+// must grow here, too: a node may not watch claims.
+const growEvery = 10 * time.Second
+
+// returnFor is how long a pod that has its volume waits for a driver that has
+// not registered yet, when the kubelet has been started anew.
+const returnFor = 10 * time.Second
+
+// job is a volume to be made usable for a pod.
+type job struct {
+	k    key
+	pod  *v1.Pod
+	spec string
+	// dir is the pod's own place for the volume.
+	dir       string
+	inline    bool
+	block     bool
+	readOnly  bool
+	fsType    string
+	options   []string
+	access    []v1.PersistentVolumeAccessMode
+	context   map[string]string
+	stageRef  *v1.SecretReference
+	pubRef    *v1.SecretReference
+	expandRef *v1.SecretReference
+	claim     *v1.PersistentVolumeClaim
+	pv        *v1.PersistentVolume
+}
+
+// target is where the driver publishes the volume.
+func (j *job) target() string { return target(j.dir, j.block) }
+
+func target(dir string, block bool) string {
+	if block {
+		return filepath.Join(dir, "dev")
+	}
+	return filepath.Join(dir, "mount")
+}
+
+// Name implements volume.Type and volume.PersistentType.
+func (p *Plugin) Name() string { return pluginName }
+
+// Is implements volume.Type.
+func (p *Plugin) Is(v *v1.Volume) bool { return v.CSI != nil }
+
+// IsPersistent implements volume.PersistentType.
+func (p *Plugin) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.CSI != nil }
+
+// SetUp implements volume.Type, for volumes that live with their pod.
+func (p *Plugin) SetUp(ctx context.Context, r volume.Request) (volume.Result, error) {
+	src := r.Volume.CSI
+	j := &job{
+		k: key{src.Driver, inlineHandle(r.Volume.Name, r.Pod.UID)}, pod: r.Pod, spec: r.Volume.Name, dir: r.Dir, inline: true,
+		readOnly: src.ReadOnly != nil && *src.ReadOnly, context: src.VolumeAttributes,
+		access: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+	}
+	if src.FSType != nil {
+		j.fsType = *src.FSType
+	}
+	if src.NodePublishSecretRef != nil {
+		j.pubRef = &v1.SecretReference{Name: src.NodePublishSecretRef.Name, Namespace: r.Pod.Namespace}
+	}
+	return p.setUp(ctx, j)
+}
+
+// SetUpPersistent implements volume.PersistentType.
+func (p *Plugin) SetUpPersistent(ctx context.Context, r volume.PersistentRequest) (volume.Result, error) {
+	return p.setUp(ctx, persistent(r, false))
+}
+
+// SetUpBlock implements volume.BlockType.
+func (p *Plugin) SetUpBlock(ctx context.Context, r volume.PersistentRequest) (volume.Result, error) {
+	return p.setUp(ctx, persistent(r, true))
+}
+
+func persistent(r volume.PersistentRequest, block bool) *job {
+	src := r.PV.Spec.CSI
+	return &job{
+		k: key{src.Driver, src.VolumeHandle}, pod: r.Pod, spec: r.PV.Name, dir: r.Dir, block: block, readOnly: r.ReadOnly || src.ReadOnly,
+		fsType: src.FSType, options: r.PV.Spec.MountOptions, access: r.PV.Spec.AccessModes, context: src.VolumeAttributes,
+		stageRef: src.NodeStageSecretRef, pubRef: src.NodePublishSecretRef, expandRef: src.NodeExpandSecretRef, claim: r.Claim, pv: r.PV,
+	}
+}
+
+// failure names the step that failed as upstream's events do.
+func (j *job) failure(step string, err error) error {
+	op := "MountVolume." + step
+	if j.block {
+		op = "MapVolume." + step
+	}
+	return &volume.Failure{Operation: op, Volume: j.spec, Err: err}
+}
+
+func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
+	p.mu.Lock()
+	made := p.made[j.dir]
+	p.mu.Unlock()
+	obj, err := p.object(ctx, j.k.driver)
+	if err != nil {
+		return volume.Result{}, j.failure("SetUp", err)
+	}
+	if err := checkMode(obj, j); err != nil {
+		return volume.Result{}, j.failure("SetUp", err)
+	}
+	var wait time.Duration
+	before, err := readData(j.dir)
+	if err == nil && !made {
+		wait = returnFor
+	} else if err != nil && !missing(err) {
+		return volume.Result{}, j.failure("SetUp", err)
+	}
+	again := obj != nil && isTrue(obj.Spec.RequiresRepublish)
+	var published map[string]string
+	attached := !j.inline && (obj == nil || obj.Spec.AttachRequired == nil || *obj.Spec.AttachRequired)
+	if attached && p.cfg.Kube != nil && (!made || again) {
+		if err := os.MkdirAll(j.dir, 0o750); err != nil {
+			return volume.Result{}, j.failure("SetUp", fmt.Errorf("making the volume's folder: %w", err))
+		}
+		if published, err = p.attachment(ctx, j.k, j.dir); errors.Is(err, context.DeadlineExceeded) {
+			return volume.Result{}, err
+		} else if err != nil {
+			return volume.Result{}, j.failure("WaitForAttach", err)
+		}
+	}
+	d, err := p.driver(ctx, j.k.driver, wait)
+	if err != nil {
+		step, what := "MountDevice", "attacher.MountDevice failed to create newCsiDriverClient: "
+		if j.inline {
+			step, what = "SetUp", "mounter.SetUpAt failed to get CSI client: "
+		} else if j.block {
+			step, what = "SetUpDevice", "blockMapper.SetUpDevice failed to get CSI client: "
+		}
+		return volume.Result{}, j.failure(step, fmt.Errorf("kubernetes.io/csi: %s%w", what, err))
+	}
+	unlock := p.lock(j.k)
+	defer unlock()
+	result := volume.Result{Name: j.spec, ReadOnly: j.readOnly, Persistent: true}
+	if j.block {
+		result.Device = j.target()
+	} else {
+		result.Path = j.target()
+	}
+	now := time.Now()
+	if again {
+		result.Refresh = now.Add(republishEvery)
+	} else if j.claim != nil && d.expands() && !j.readOnly {
+		result.Refresh = now.Add(growEvery)
+	}
+	if !made || again {
+		state := data{Spec: j.spec, Handle: j.k.handle, Driver: j.k.driver, Node: p.cfg.NodeName, Mode: string(j.mode()), Block: j.block}
+		if attached {
+			state.Attachment = attachmentName(j.k, p.cfg.NodeName)
+		}
+		if err := writeData(j.dir, state); err != nil {
+			return volume.Result{}, j.failure("SetUp", err)
+		}
+		err := p.place(ctx, d, obj, j, published, state)
+		if err != nil {
+			if !made && before.Handle == "" && final(cause(err)) {
+				// Nothing was published: there is nothing to take back.
+				os.Remove(filepath.Join(j.dir, dataFile))
+			}
+			return volume.Result{}, err
+		}
+		p.mu.Lock()
+		p.made[j.dir] = true
+		p.mu.Unlock()
+	}
+	if err := p.grow(ctx, d, j); err != nil {
+		return volume.Result{}, j.failure("NodeExpandVolume", err)
+	}
+	return result, nil
+}
+
+// cause is the driver's own error.
+func cause(err error) error {
+	for {
+		next := errors.Unwrap(err)
+		if next == nil {
+			return err
+		}
+		err = next
+	}
+}
+
+func (j *job) mode() storagev1.VolumeLifecycleMode {
+	if j.inline {
+		return storagev1.VolumeLifecycleEphemeral
+	}
+	return storagev1.VolumeLifecyclePersistent
+}
+
+// checkMode refuses what the driver is not for. A driver that says nothing has
+// persistent volumes.
+func checkMode(obj *storagev1.CSIDriver, j *job) error {
+	modes := []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
+	if obj != nil && len(obj.Spec.VolumeLifecycleModes) > 0 {
+		modes = obj.Spec.VolumeLifecycleModes
+	}
+	if !slices.Contains(modes, j.mode()) {
+		return fmt.Errorf("kubernetes.io/csi: mounter.SetUpAt failed to check volume lifecycle mode: volume mode %q not supported by driver %s (only supports %q)", j.mode(), j.k.driver, modes)
+	}
+	return nil
+}
+
+// place has the driver stage the volume, if it has not yet, and publish it for
+// the pod.
+func (p *Plugin) place(ctx context.Context, d *driver, obj *storagev1.CSIDriver, j *job, published map[string]string, state data) error {
+	capability := j.capability(d)
+	group := fsGroup(j.pod)
+	apply := group != nil && !j.block && p.appliesGroup(obj, j)
+	if apply && d.givesGroup() {
+		if m := capability.GetMount(); m != nil {
+			m.VolumeMountGroup = strconv.FormatInt(*group, 10)
+		}
+		apply = false
+	}
+	staging := ""
+	if d.stages() && !j.inline {
+		staging = globalMount(p.places.staged(j.k))
+		if err := p.stage(ctx, d, j, published, capability, state, staging); err != nil {
+			return err
+		}
+	}
+	attributes, secrets, err := p.about(ctx, obj, j)
+	if err != nil {
+		return j.failure("SetUp", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(j.target()), 0o750); err != nil {
+		return j.failure("SetUp", fmt.Errorf("making the volume's folder: %w", err))
+	}
+	call, cancel := context.WithTimeout(ctx, callFor)
+	defer cancel()
+	_, err = d.node.NodePublishVolume(call, &csipb.NodePublishVolumeRequest{
+		VolumeId: j.k.handle, PublishContext: published, StagingTargetPath: staging, TargetPath: j.target(), VolumeCapability: capability,
+		Readonly: j.readOnly, Secrets: secrets, VolumeContext: attributes,
+	})
+	if err != nil {
+		return j.failure("SetUp", err)
+	}
+	if apply {
+		if err := volume.GiveTo(j.pod, j.target(), *group); err != nil {
+			return j.failure("SetUp", fmt.Errorf("applyFSGroup failed for vol %s: %w", j.k.handle, err))
+		}
+	}
+	return nil
+}
+
+// stage has the driver stage the volume unless it has done so for this process
+// already.
+func (p *Plugin) stage(ctx context.Context, d *driver, j *job, published map[string]string, capability *csipb.VolumeCapability, state data, staging string) error {
+	p.mu.Lock()
+	done := p.staged[j.k]
+	p.mu.Unlock()
+	if done {
+		return nil
+	}
+	step := "MountDevice"
+	if j.block {
+		step = "SetUpDevice"
+	}
+	secrets, err := p.secret(ctx, j.stageRef)
+	if err != nil {
+		return j.failure(step, err)
+	}
+	dir := filepath.Dir(staging)
+	_, err = readData(dir)
+	fresh := missing(err)
+	if err := writeData(dir, data{Handle: state.Handle, Driver: state.Driver, Attachment: state.Attachment}); err != nil {
+		return j.failure(step, err)
+	}
+	if err := os.MkdirAll(staging, 0o750); err != nil {
+		return j.failure(step, fmt.Errorf("making the place of a staged volume: %w", err))
+	}
+	if state.Attachment != "" {
+		p.use(j.k, dir)
+	}
+	call, cancel := context.WithTimeout(ctx, callFor)
+	defer cancel()
+	_, err = d.node.NodeStageVolume(call, &csipb.NodeStageVolumeRequest{
+		VolumeId: j.k.handle, PublishContext: published, StagingTargetPath: staging, VolumeCapability: capability, Secrets: secrets, VolumeContext: j.context,
+	})
+	if err != nil {
+		if fresh && final(err) {
+			p.removeStaged(dir)
+		}
+		return j.failure(step, err)
+	}
+	p.mu.Lock()
+	p.staged[j.k] = true
+	p.mu.Unlock()
+	return nil
+}
+
+// removeStaged removes the folder of a volume that is not staged. It removes
+// nothing that has content.
+func (p *Plugin) removeStaged(dir string) {
+	if err := removeEmpty(globalMount(dir)); err == nil {
+		os.Remove(filepath.Join(dir, dataFile))
+		os.Remove(dir)
+		p.leave(dir)
+	}
+}
+
+// removeEmpty removes an empty folder or file that nothing is mounted on.
+func removeEmpty(path string) error {
+	if _, err := os.Lstat(path); missing(err) {
+		return nil
+	}
+	mounted, err := mountinfo.Mounted(path)
+	if err != nil {
+		return fmt.Errorf("looking for a mount: %w", err)
+	}
+	if mounted {
+		return fmt.Errorf("%s is still mounted", path)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("removing a mount point: %w", err)
+	}
+	return nil
+}
+
+// about returns what the driver is told of the volume and the pod, and the
+// secrets.
+func (p *Plugin) about(ctx context.Context, obj *storagev1.CSIDriver, j *job) (attributes, secrets map[string]string, err error) {
+	attributes = map[string]string{}
+	maps.Copy(attributes, j.context)
+	if secrets, err = p.secret(ctx, j.pubRef); err != nil || obj == nil {
+		return attributes, secrets, err
+	}
+	if isTrue(obj.Spec.PodInfoOnMount) {
+		attributes["csi.storage.k8s.io/pod.name"] = j.pod.Name
+		attributes["csi.storage.k8s.io/pod.namespace"] = j.pod.Namespace
+		attributes["csi.storage.k8s.io/pod.uid"] = string(j.pod.UID)
+		attributes["csi.storage.k8s.io/serviceAccount.name"] = j.pod.Spec.ServiceAccountName
+		attributes["csi.storage.k8s.io/ephemeral"] = strconv.FormatBool(j.inline)
+	}
+	if len(obj.Spec.TokenRequests) == 0 || p.cfg.Tokens == nil {
+		return attributes, secrets, nil
+	}
+	type told struct {
+		Token   string    `json:"token"`
+		Expires time.Time `json:"expirationTimestamp"`
+	}
+	tokens := map[string]told{}
+	for _, r := range obj.Spec.TokenRequests {
+		token, expires, _, err := p.cfg.Tokens.Bound(ctx, j.pod, r.Audience, r.ExpirationSeconds)
+		if err != nil {
+			return nil, nil, fmt.Errorf("kubernetes.io/csi: mounter.SetupAt failed to get service accoount token attributes: %w", err)
+		}
+		tokens[r.Audience] = told{token, expires.UTC().Truncate(time.Second)}
+	}
+	raw, err := json.Marshal(tokens)
+	if err != nil {
+		return nil, nil, fmt.Errorf("encoding tokens: %w", err)
+	}
+	const name = "csi.storage.k8s.io/serviceAccount.tokens"
+	if isTrue(obj.Spec.ServiceAccountTokenInSecrets) {
+		all := map[string]string{name: string(raw)}
+		maps.Copy(all, secrets)
+		all[name] = string(raw)
+		secrets = all
+	} else {
+		attributes[name] = string(raw)
+	}
+	return attributes, secrets, nil
+}
+
+// appliesGroup tells whether the volume is to be given to the pod's group.
+// https://kubernetes-csi.github.io/docs/support-fsgroup.html
+func (p *Plugin) appliesGroup(obj *storagev1.CSIDriver, j *job) bool {
+	policy := storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
+	if obj != nil && obj.Spec.FSGroupPolicy != nil && *obj.Spec.FSGroupPolicy != "" {
+		policy = *obj.Spec.FSGroupPolicy
+	}
+	switch {
+	case policy == storagev1.NoneFSGroupPolicy || j.readOnly:
+		return false
+	case policy == storagev1.FileFSGroupPolicy:
+		return true
+	}
+	return j.fsType != "" && slices.Contains(j.access, v1.ReadWriteOnce)
+}
+
+// capability is how the volume is wanted.
+func (j *job) capability(d *driver) *csipb.VolumeCapability {
+	c := &csipb.VolumeCapability{AccessMode: &csipb.VolumeCapability_AccessMode{Mode: accessMode(d, j.access)}}
+	if j.block {
+		c.AccessType = &csipb.VolumeCapability_Block{Block: &csipb.VolumeCapability_BlockVolume{}}
+	} else {
+		c.AccessType = &csipb.VolumeCapability_Mount{Mount: &csipb.VolumeCapability_MountVolume{FsType: j.fsType, MountFlags: j.options}}
+	}
+	return c
+}
+
+func accessMode(d *driver, modes []v1.PersistentVolumeAccessMode) csipb.VolumeCapability_AccessMode_Mode {
+	mode := v1.ReadWriteOnce
+	if len(modes) > 0 {
+		mode = modes[0]
+	}
+	single := d.can[csipb.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER]
+	switch {
+	case mode == v1.ReadWriteMany:
+		return csipb.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	case mode == v1.ReadOnlyMany:
+		return csipb.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	case !single:
+		return csipb.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	case mode == v1.ReadWriteOncePod:
+		return csipb.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	}
+	return csipb.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+}
+
+func fsGroup(pod *v1.Pod) *int64 {
+	if pod.Spec.SecurityContext == nil {
+		return nil
+	}
+	return pod.Spec.SecurityContext.FSGroup
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
