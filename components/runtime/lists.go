@@ -66,7 +66,9 @@ func (r *Runtime) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsReq
 	})
 }
 
-// StreamPodSandboxMetrics is ListPodSandboxMetrics in pieces: none.
-func (r *Runtime) StreamPodSandboxMetrics(*runtimeapi.StreamPodSandboxMetricsRequest, runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
-	return nil
+// StreamPodSandboxMetrics is ListPodSandboxMetrics in pieces.
+func (r *Runtime) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
+	return inChunks(r.podMetrics(), func(items []*runtimeapi.PodSandboxMetrics) error {
+		return stream.Send(&runtimeapi.StreamPodSandboxMetricsResponse{PodSandboxMetrics: items})
+	})
 }

@@ -228,13 +228,3 @@ func (r *Runtime) listPodStats(filter *runtimeapi.PodSandboxStatsFilter) ([]*run
 	}
 	return list, nil
 }
-
-// ListMetricDescriptors tells of no metrics beside the statistics.
-func (r *Runtime) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
-	return &runtimeapi.ListMetricDescriptorsResponse{}, nil
-}
-
-// ListPodSandboxMetrics returns none.
-func (r *Runtime) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
-	return &runtimeapi.ListPodSandboxMetricsResponse{}, nil
-}

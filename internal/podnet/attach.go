@@ -262,7 +262,8 @@ func (n *Network) Detach(ctx context.Context, id string) error {
 
 // Traffic is what a pod's link has carried, seen from the pod.
 type Traffic struct {
-	RxBytes, RxErrors, TxBytes, TxErrors uint64
+	RxBytes, RxErrors, TxBytes, TxErrors       uint64
+	RxPackets, RxDropped, TxPackets, TxDropped uint64
 }
 
 // Traffic returns the counters of a pod's link.
@@ -276,5 +277,8 @@ func (n *Network) Traffic(id string) (Traffic, error) {
 		return Traffic{}, nil
 	}
 	// What the host's end sends, the pod receives.
-	return Traffic{RxBytes: s.TxBytes, RxErrors: s.TxErrors, TxBytes: s.RxBytes, TxErrors: s.RxErrors}, nil
+	return Traffic{
+		RxBytes: s.TxBytes, RxErrors: s.TxErrors, RxPackets: s.TxPackets, RxDropped: s.TxDropped,
+		TxBytes: s.RxBytes, TxErrors: s.RxErrors, TxPackets: s.RxPackets, TxDropped: s.RxDropped,
+	}, nil
 }
