@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/cluster/localnodes"
 	"hyperkube/components/kubelet"
@@ -40,6 +41,9 @@ type nodeConfig struct {
 	ClusterDNS []string
 	// StaticPods is the folder of the manifests of static pods; may be empty.
 	StaticPods string
+	// File is a KubeletConfiguration; what it says goes before the rest. Nil:
+	// none.
+	File *kubeletv1beta1.KubeletConfiguration
 	// Labels and Taints of the node when it is registered.
 	Labels map[string]string
 	Taints []corev1.Taint
@@ -84,6 +88,11 @@ func newNode(cfg nodeConfig) (*node, error) {
 	if cfg.Shared {
 		core := cfg.Kubelet.Informers.Core().V1()
 		kc.Pods, kc.Services, kc.Nodes = shared(core.Pods().Informer()), shared(core.Services().Informer()), shared(core.Nodes().Informer())
+	}
+	if cfg.File != nil {
+		if err := kc.Apply(cfg.File); err != nil {
+			return nil, err
+		}
 	}
 	k, err := kubelet.New(kc)
 	if err != nil {

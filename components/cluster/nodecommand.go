@@ -52,6 +52,8 @@ type nodeOptions struct {
 	CertFile            string   `json:"tlsCertFile,omitempty"`
 	KeyFile             string   `json:"tlsPrivateKeyFile,omitempty"`
 	Network             string   `json:"podNetwork,omitempty"`
+	Config              string   `json:"config,omitempty"`
+	ConfigDir           string   `json:"configDir,omitempty"`
 }
 
 func newNodeCommand() *cobra.Command {
@@ -83,6 +85,8 @@ func newNodeCommand() *cobra.Command {
 	flags.StringVar(&o.CertFile, "tls-cert-file", "", "The kubelet's serving certificate. Without it one is made and signed by itself.")
 	flags.StringVar(&o.KeyFile, "tls-private-key-file", "", "Key of --tls-cert-file.")
 	flags.StringVar(&o.Network, "pod-network", "", "How nodes reach each other's pods: auto (routes within a subnet, else VXLAN), vxlan or direct.")
+	flags.StringVar(&o.Config, "config", "", "Path of a KubeletConfiguration.")
+	flags.StringVar(&o.ConfigDir, "config-dir", "", "Folder whose *.conf files change the KubeletConfiguration, in the order of their names.")
 	flags.StringVar(&o.cgroupRoot, "cgroup-root", "", "Cgroup below which all of the node's cgroups are.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	flags.IntVar(&o.further, "further", 0, "Run the further node of this number that up --nodes has made on this machine; its network namespace is the caller's.")
@@ -330,6 +334,9 @@ func (o *nodeOptions) config(l layout.Node) (nodeConfig, error) {
 		if cfg.Address, err = netip.ParseAddr(o.IP); err != nil {
 			return cfg, fmt.Errorf("--node-ip: %w", err)
 		}
+	}
+	if cfg.File, err = kubelet.LoadFiles(o.Config, o.ConfigDir, nil); err != nil {
+		return cfg, err
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return cfg, errors.New("--tls-cert-file and --tls-private-key-file go together")

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/authn"
@@ -40,6 +41,8 @@ type clusterRun struct {
 	steps           *steps
 	log             *slog.Logger
 	mergeKubeconfig bool
+	// kubelet is its KubeletConfiguration; nil: none.
+	kubelet *kubeletv1beta1.KubeletConfiguration
 
 	address netip.Addr
 	pki     *pki.Set
@@ -400,6 +403,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 		Layout: c.layout, Identity: c.identity, Address: c.address, Shared: true,
 		NetworkMode: c.further.Network,
 		ClusterDNS:  []string{c.identity.DNSAddress}, ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
+		File: c.kubelet,
 	}
 	if p.node.Kubelet, err = b.as("system:node:"+c.identity.NodeName, "system:nodes"); err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"hyperkube/components/kubelet"
 	"hyperkube/components/network"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/version"
@@ -29,6 +30,8 @@ type upOptions struct {
 	domain       string
 	noKubeconfig bool
 	verbose      bool
+	// config and configDir are the kubelet's.
+	config, configDir string
 	// nodes in all; zero: as many as there were.
 	nodes int
 	// podNetwork is a network.Mode; empty: as it was.
@@ -55,6 +58,8 @@ func newUp() *cobra.Command {
 	flags.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Leave the user's kubeconfig alone.")
 	flags.IntVar(&o.nodes, "nodes", 0, "Nodes in all, the further ones in network namespaces of this machine; 0 is as many as before, one at first.")
 	flags.StringVar(&o.podNetwork, "pod-network", "", "How nodes reach each other's pods, from the next start of each: auto (routes within a subnet, else VXLAN), vxlan or direct.")
+	flags.StringVar(&o.config, "kubelet-config", "", "Path of a KubeletConfiguration.")
+	flags.StringVar(&o.configDir, "kubelet-config-dir", "", "Folder whose *.conf files change the KubeletConfiguration, in the order of their names.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	return cmd
 }
@@ -135,8 +140,12 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
 	if err != nil {
 		return err
 	}
+	file, err := kubelet.LoadFiles(o.config, o.configDir, nil)
+	if err != nil {
+		return codedError{err, ExitConfig}
+	}
 	s.done(began, "this machine is fit for node %q", id.NodeName)
-	c := &clusterRun{layout: l, identity: id, further: further, steps: s, log: log, mergeKubeconfig: !o.noKubeconfig}
+	c := &clusterRun{layout: l, identity: id, further: further, steps: s, log: log, mergeKubeconfig: !o.noKubeconfig, kubelet: file}
 	return c.run(ctx, began)
 }
 

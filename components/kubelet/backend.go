@@ -23,7 +23,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"hyperkube/components/kubelet/cri"
@@ -69,14 +68,19 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 		return nil, fmt.Errorf("listening: %w", err)
 	}
 	b := k.newBackend()
+	logs := "/var/log"
+	if k.cfg.NoNodeLogs {
+		logs = ""
+	}
 	s := server.New(server.Config{
-		Listener: l, Certificate: certificate, ClientCA: k.cfg.ClientCA, NodeLogs: "/var/log", Backend: b, Log: k.log,
+		NoDebug: k.cfg.NoDebug, NoProfiling: k.cfg.NoProfiling, MinVersion: k.cfg.TLSMinVersion, CipherSuites: k.cfg.CipherSuites,
+		Listener: l, Certificate: certificate, ClientCA: k.cfg.ClientCA, NodeLogs: logs, Backend: b, Log: k.log,
 		Auth: &server.Auth{Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Anonymous, AlwaysAllow: k.cfg.AlwaysAllow},
 	})
 	if k.cfg.HealthzPort < 0 {
 		return s.Serve, nil
 	}
-	h, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(k.cfg.HealthzPort)))
+	h, err := net.Listen("tcp", net.JoinHostPort(k.cfg.HealthzAddress, strconv.Itoa(k.cfg.HealthzPort)))
 	if err != nil {
 		l.Close()
 		return nil, fmt.Errorf("listening for health checks: %w", err)
@@ -227,20 +231,8 @@ func (b *backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 	return b.stats.Summary(ctx)
 }
 
-// Configz is the file that the kubelet was started with or, without one, what
-// would have meant the same.
-func (b *backend) Configz() any {
-	cfg := b.k.cfg
-	if cfg.File != nil {
-		return cfg.File
-	}
-	out := &kubeletv1beta1.KubeletConfiguration{
-		Port: int32(cfg.Port), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, StaticPodPath: cfg.StaticPods,
-		MaxPods: int32(cfg.MaxPods), ContainerRuntimeEndpoint: "unix://" + cfg.Endpoint, EvictionHard: cfg.Eviction.Hard,
-	}
-	out.Kind, out.APIVersion = "KubeletConfiguration", kubeletv1beta1.SchemeGroupVersion.String()
-	return out
-}
+// Configz is the configuration in force, in the terms of a file.
+func (b *backend) Configz() any { return b.k.cfg.Effective() }
 
 func (b *backend) Healthy() error { return b.k.manager.Healthy() }
 

@@ -19,21 +19,25 @@ import (
 
 // options are the flags of kubelet.
 type options struct {
-	config, kubeconfig, hostname, endpoint, root, domain string
-	under                                                string
-	manifests, address, cert, key, clientCA, resolv      string
-	cgroupRoot, providerID, podCIDR                      string
-	nodeIPs, dns, taints                                 []string
-	labels                                               map[string]string
-	register, anonymous, seccomp                         bool
-	port, healthzPort, maxPods                           int
-	verbosity                                            int
-	mode                                                 string
+	config, configDir                               string
+	fields                                          fieldFlags
+	kubeconfig, hostname, endpoint, root, domain    string
+	under                                           string
+	manifests, address, cert, key, clientCA, resolv string
+	cgroupRoot, providerID, podCIDR                 string
+	nodeIPs, dns, taints                            []string
+	labels                                          map[string]string
+	register, anonymous, seccomp                    bool
+	port, healthzPort, maxPods                      int
+	verbosity                                       int
+	mode                                            string
 }
 
 // NewCommand is `kubelet`.
-func NewCommand() *cobra.Command {
-	var o options
+func NewCommand() *cobra.Command { return newCommand(&options{}) }
+
+// newCommand is the command that fills o.
+func newCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:          "kubelet",
 		Short:        "The node agent: runs the pods that are bound to this node",
@@ -42,6 +46,8 @@ func NewCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "Path of a KubeletConfiguration. Flags have precedence over it.")
+	f.StringVar(&o.configDir, "config-dir", "", "Folder whose *.conf files change the KubeletConfiguration, in the order of their names.")
+	o.fields.register(f)
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server. Without it the kubelet runs static pods alone.")
 	f.StringVar(&o.hostname, "hostname-override", "", "The node's name instead of the hostname.")
 	f.StringVar(&o.endpoint, "container-runtime-endpoint", "", "The container runtime's CRI socket, as in unix:///run/containerd/containerd.sock.")
@@ -79,15 +85,11 @@ func (o *options) build(given func(string) bool) (Config, error) {
 	if o.under != "" {
 		cfg.Layout = layout.Under(o.under)
 	}
-	if o.config != "" {
-		raw, err := os.ReadFile(o.config)
-		if err != nil {
-			return cfg, fmt.Errorf("reading the kubelet's configuration: %w", err)
-		}
-		file, err := DecodeFile(raw)
-		if err != nil {
-			return cfg, err
-		}
+	file, err := LoadFiles(o.config, o.configDir, o.over(given))
+	if err != nil {
+		return cfg, err
+	}
+	if file != nil {
 		if err := cfg.Apply(file); err != nil {
 			return cfg, err
 		}
@@ -156,16 +158,23 @@ func (o *options) run(ctx context.Context, given func(string) bool) error {
 		return err
 	}
 	level := slog.LevelInfo
-	if o.verbosity >= 2 {
+	if o.verbosity >= 2 || cfg.File != nil && cfg.File.Logging.Verbosity >= 2 {
 		level = slog.LevelDebug
 	}
-	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	var handler slog.Handler = slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})
+	if cfg.File != nil && cfg.File.Logging.Format == "json" {
+		handler = slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})
+	}
+	cfg.Log = slog.New(handler)
 	if o.kubeconfig != "" {
 		rest, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 		if err != nil {
 			return fmt.Errorf("reading the kubeconfig: %w", err)
 		}
 		rest.UserAgent = "kubelet"
+		if n := cfg.Effective(); n.KubeAPIQPS != nil {
+			rest.QPS, rest.Burst = float32(*n.KubeAPIQPS), int(n.KubeAPIBurst)
+		}
 		if cfg.Clients, err = client.New(client.Config{REST: rest}); err != nil {
 			return err
 		}

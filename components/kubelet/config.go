@@ -28,6 +28,7 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/kubelet/eviction"
+	"hyperkube/components/kubelet/podstate"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
@@ -68,8 +69,9 @@ type Config struct {
 	ResolvConf string
 	// StaticPods is the directory of static pods' manifests; empty: none.
 	StaticPods string
-	// MaxPods is 110 by default.
-	MaxPods int64
+	// MaxPods is 110 by default; PodsPerCore bounds it by the number of CPUs, 0
+	// does not.
+	MaxPods, PodsPerCore int64
 	// PodPidsLimit bounds the processes of each pod; 0: no bound.
 	PodPidsLimit int64
 	// PodCIDR is told to the runtime until the Node has one of its own.
@@ -118,10 +120,37 @@ type Config struct {
 	// unused images are removed until it is below the other. 85 and 80.
 	ImageGCHigh, ImageGCLow int
 	// ImageMinAge is how long an unused image stays at least; 2 minutes.
-	ImageMinAge time.Duration
-	// NodeReport is how often the Node's status is sent when nothing changed,
-	// 5 minutes; LeaseDuration is 40 seconds, and renewed at a quarter of it.
-	NodeReport, LeaseDuration time.Duration
+	// ImageMaxAge is how long it stays though there is room; 0: for ever.
+	ImageMinAge, ImageMaxAge time.Duration
+	// ParallelPulls is how many images are pulled at a time; 0: no bound.
+	ParallelPulls int
+	// LogInterval is how often logs are looked at for their size; 10 seconds.
+	LogInterval time.Duration
+	// NodeUpdate is how often the Node's status is computed, 10 seconds;
+	// NodeReport how often it is sent when nothing changed, 5 minutes;
+	// LeaseDuration is 40 seconds, and renewed at a quarter of it. MaxImages is
+	// how many images the status lists, 50; negative: all.
+	NodeUpdate, NodeReport, LeaseDuration time.Duration
+	MaxImages                             int
+	// CrashMax is the longest that a restart waits after crashes; 5 minutes.
+	CrashMax time.Duration
+	// LimitedSwap lets burstable pods have swap in proportion to the memory that
+	// they ask for, on cgroup version 2; without it pods have none.
+	LimitedSwap bool
+	// FailSwapOn and FailCgroupV1 refuse to run on a machine that has swap, or
+	// cgroups of version 1; ProtectKernel on one whose kernel is not set as
+	// the kubelet wants it.
+	FailSwapOn, FailCgroupV1, ProtectKernel bool
+	// OOMScore is that of this process; nil leaves it.
+	OOMScore *int
+	// NoDebug: no logs, exec, attach, port-forward and profiles are served;
+	// NoProfiling and NoNodeLogs: no profiles, no logs of the node's alone.
+	NoDebug, NoProfiling, NoNodeLogs bool
+	// HealthzAddress is where the health check is served; loopback by default.
+	HealthzAddress string
+	// TLSMinVersion and CipherSuites are of crypto/tls; zero is Go's choice.
+	TLSMinVersion uint16
+	CipherSuites  []uint16
 	// NoCgroups: pods get no cgroups of their own, for machines where the
 	// kubelet may not make any.
 	NoCgroups bool
@@ -174,6 +203,19 @@ func (c *Config) complete() error {
 	if c.HealthzPort == 0 {
 		c.HealthzPort = c.Layout.Port(layout.PortKubeletHealthz)
 	}
+	def(&c.HealthzAddress, "127.0.0.1")
+	if c.LogInterval == 0 {
+		c.LogInterval = 10 * time.Second
+	}
+	if c.NodeUpdate == 0 {
+		c.NodeUpdate = 10 * time.Second
+	}
+	if c.MaxImages == 0 {
+		c.MaxImages = 50
+	}
+	if c.CrashMax == 0 {
+		c.CrashMax = podstate.CrashMax
+	}
 	if c.LogMaxSize == 0 {
 		c.LogMaxSize = 10 << 20
 	}
@@ -197,6 +239,9 @@ func (c *Config) complete() error {
 	}
 	if c.Enforce == nil {
 		c.Enforce = []string{enforcePods}
+		if c.NoCgroups {
+			c.Enforce = []string{"none"}
+		}
 	}
 	if c.CPUCFSQuotaPeriod == 0 {
 		c.CPUCFSQuotaPeriod = 100 * time.Millisecond
@@ -220,6 +265,25 @@ const (
 // enforces tells whether Config.Enforce has name.
 func (c *Config) enforces(name string) bool { return slices.Contains(c.Enforce, name) }
 
+func (c *Config) validateEnforce() error {
+	for _, name := range c.Enforce {
+		switch {
+		case name == "none" && len(c.Enforce) > 1:
+			return errors.New("enforceNodeAllocatable: none goes with nothing else")
+		case name == "none", name == enforcePods && !c.NoCgroups:
+		case name == enforcePods:
+			return errors.New("enforceNodeAllocatable: pods needs cgroupsPerQOS")
+		case name == enforceKube && c.KubeReservedCgroup == "":
+			return errors.New("enforceNodeAllocatable: kube-reserved needs kubeReservedCgroup")
+		case name == enforceSystem && c.SystemReservedCgroup == "":
+			return errors.New("enforceNodeAllocatable: system-reserved needs systemReservedCgroup")
+		case name != enforceKube && name != enforceSystem:
+			return fmt.Errorf("enforceNodeAllocatable: unsupported %q: want none, pods, kube-reserved or system-reserved", name)
+		}
+	}
+	return nil
+}
+
 func (c *Config) validate() error {
 	var errs []error
 	if c.NodeName == "" {
@@ -233,6 +297,13 @@ func (c *Config) validate() error {
 	if c.MaxPods < 0 {
 		errs = append(errs, errors.New("maxPods must not be negative"))
 	}
+	if c.PodsPerCore < 0 {
+		errs = append(errs, errors.New("podsPerCore must not be negative"))
+	}
+	if c.CrashMax < time.Second || c.CrashMax > podstate.CrashMax {
+		errs = append(errs, fmt.Errorf("crashLoopBackOff.maxContainerRestartPeriod must be between 1s and %v", podstate.CrashMax))
+	}
+	errs = append(errs, c.validateEnforce())
 	for _, p := range []int{c.Port, c.HealthzPort} {
 		if p > 65535 {
 			errs = append(errs, fmt.Errorf("port %d is not one", p))

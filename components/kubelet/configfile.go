@@ -146,20 +146,13 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.LocalStorageCapacityIsolation != nil {
 		c.NoStorageLimits = !*f.LocalStorageCapacityIsolation
 	}
-	for _, list := range []map[string]string{f.SystemReserved, f.KubeReserved} {
-		for name, value := range list {
-			q, err := resource.ParseQuantity(value)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("reserved %s: %w", name, err))
-				continue
-			}
-			if c.Reserved == nil {
-				c.Reserved = v1.ResourceList{}
-			}
-			sum := c.Reserved[v1.ResourceName(name)]
-			sum.Add(q)
-			c.Reserved[v1.ResourceName(name)] = sum
-		}
+	errs = append(errs, c.applyReserved(f), c.applyNode(f), c.applyServer(f), c.refuse(f))
+	if f.CrashLoopBackOff.MaxContainerRestartPeriod != nil {
+		duration(&c.CrashMax, *f.CrashLoopBackOff.MaxContainerRestartPeriod)
+	}
+	duration(&c.ImageMaxAge, f.ImageMaximumGCAge)
+	if f.ContainerLogMonitorInterval != nil {
+		duration(&c.LogInterval, *f.ContainerLogMonitorInterval)
 	}
 	if f.Authentication.Anonymous.Enabled != nil {
 		c.Anonymous = *f.Authentication.Anonymous.Enabled

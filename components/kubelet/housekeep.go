@@ -14,14 +14,13 @@ import (
 // How often the house is looked at. The kernel and the runtime have no events
 // for what is looked for here.
 const (
-	lookEvery   = 10 * time.Second
 	imagesEvery = 5 * time.Minute
 )
 
 // housekeep rotates logs and removes dead containers and unused images.
 func (k *Kubelet) housekeep(ctx context.Context) error {
 	rotation := podlogs.Rotation{MaxSize: k.cfg.LogMaxSize, MaxFiles: k.cfg.LogMaxFiles}
-	ticker := time.NewTicker(lookEvery)
+	ticker := time.NewTicker(k.cfg.LogInterval)
 	defer ticker.Stop()
 	var lastImages time.Time
 	for {

@@ -93,6 +93,9 @@ func New(cfg Config) (*Kubelet, error) {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	k.machine = machine
+	if err := k.refuseMachine(); err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
 	if k.cri, err = cri.Dial(cfg.Endpoint); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
@@ -110,7 +113,7 @@ func New(cfg Config) (*Kubelet, error) {
 // compose builds the parts.
 func (k *Kubelet) compose() error {
 	cfg := k.cfg
-	capacity := k.machine.Capacity(cfg.MaxPods)
+	capacity := k.capacity()
 	allocatable := nodestatus.Allocatable(capacity, k.reserved())
 	k.events = record.NewBroadcaster()
 	recorder := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: cfg.NodeName})
@@ -126,13 +129,15 @@ func (k *Kubelet) compose() error {
 		Register: !cfg.NoRegister, Labels: cfg.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
 		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
 		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, PodCIDR: cfg.PodCIDR,
-		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Report: cfg.NodeReport, MaxImages: 50,
+		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Update: cfg.NodeUpdate, Report: cfg.NodeReport, MaxImages: cfg.MaxImages,
 		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe,
 	})
 	resolv := cfg.ResolvConf
 	if resolv == "" {
 		resolv = dnsconf.Upstream()
 	}
+	puller := images.NewPuller(k.cri.Images)
+	puller.Limit(cfg.ParallelPulls)
 	k.host = &pods.Host{
 		Log: k.log, NodeName: cfg.NodeName, CRI: k.cri, Kube: k.kube, Objects: k.objects,
 		Volumes: &volume.Set{Root: cfg.Layout.Kubelet, Types: []volume.Type{
@@ -149,7 +154,7 @@ func (k *Kubelet) compose() error {
 			volume.NFS{},
 			k.csi,
 		}},
-		Puller: images.NewPuller(k.cri.Images),
+		Puller: puller,
 		Prober: probe.New(k.execSync, "1.37"),
 		Events: recorder, CgroupRoot: cfg.Layout.CgroupRoot,
 		DNS:     dnsconf.Node{ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, ResolvConf: resolv},
@@ -159,14 +164,21 @@ func (k *Kubelet) compose() error {
 		CPUCFSQuota: !cfg.CPUCFSQuotaOff, CPUCFSQuotaPeriod: cfg.CPUCFSQuotaPeriod,
 		Services:     k.listServices,
 		PodPidsLimit: cfg.PodPidsLimit, AllowedUnsafeSysctls: cfg.AllowedUnsafeSysctls,
+		CrashMax: cfg.CrashMax,
 	}
 	if k.cgroups != nil {
 		k.host.Cgroups = k.cgroups
+		if k.cgroups.Unified() {
+			k.host.Swap = func() int64 { return 0 }
+			if cfg.LimitedSwap {
+				k.host.Swap = func() int64 { return k.machine.SwapBytes }
+			}
+		}
 	}
 	k.manager = pods.NewManager(k.host)
 	k.manager.Admit = k.admit
 	k.collector = &images.Collector{
-		CRI: k.cri, High: cfg.ImageGCHigh, Low: cfg.ImageGCLow, MinAge: cfg.ImageMinAge, Log: k.log, Path: cfg.Layout.Data,
+		CRI: k.cri, High: cfg.ImageGCHigh, Low: cfg.ImageGCLow, MinAge: cfg.ImageMinAge, MaxAge: cfg.ImageMaxAge, Log: k.log, Path: cfg.Layout.Data,
 	}
 	k.stats = &stats.Provider{
 		CRI: k.cri, NodeName: cfg.NodeName, Root: cfg.Layout.Kubelet, Logs: cfg.Layout.PodLogs, Images: cfg.Layout.Data,
@@ -281,10 +293,9 @@ func (k *Kubelet) prepareHost() error {
 	if k.cgroups == nil {
 		return nil
 	}
-	memory := nodestatus.Allocatable(k.machine.Capacity(k.cfg.MaxPods), k.cfg.Reserved)[v1.ResourceMemory]
 	all := cgroup.Resources{CPUShares: uint64(k.machine.CPUs * 1024), MemoryLimit: cgroup.Unlimited}
 	if k.cfg.enforces(enforcePods) {
-		all.MemoryLimit = memory.Value()
+		all.MemoryLimit = k.memoryOfPods()
 	}
 	if err := k.cgroups.Create(kubepods, all); err != nil {
 		return fmt.Errorf("making the cgroup of all pods: %w", err)
@@ -294,7 +305,7 @@ func (k *Kubelet) prepareHost() error {
 			return fmt.Errorf("making the cgroup of %s pods: %w", name, err)
 		}
 	}
-	return nil
+	return k.enforceReserved()
 }
 
 // runPods follows the sources of pods.

@@ -45,6 +45,7 @@ type Puller struct {
 	mu       sync.Mutex
 	backoffs map[string]backoff
 	flights  map[string]*flight
+	places   chan struct{} // one for each pull at a time; nil for no bound
 }
 
 type backoff struct {
@@ -72,6 +73,14 @@ const (
 // NewPuller makes a Puller.
 func NewPuller(images runtimeapi.ImageServiceClient) *Puller {
 	return &Puller{Images: images, Now: time.Now, backoffs: map[string]backoff{}, flights: map[string]*flight{}}
+}
+
+// Limit bounds how many images are pulled at a time; 0 does not. It is called
+// before anything else is.
+func (p *Puller) Limit(n int) {
+	if n > 0 {
+		p.places = make(chan struct{}, n)
+	}
 }
 
 // Request is an image that a container needs.
@@ -228,6 +237,15 @@ func (p *Puller) pull(ctx context.Context, name string, r Request) *flight {
 }
 
 func (p *Puller) fly(ctx context.Context, name string, r Request, f *flight) {
+	if p.places != nil {
+		select {
+		case p.places <- struct{}{}:
+			defer func() { <-p.places }()
+		case <-ctx.Done():
+			f.err = ctx.Err()
+			return
+		}
+	}
 	began := p.Now()
 	auths := r.Auths
 	if len(auths) == 0 {

@@ -66,9 +66,10 @@ type Config struct {
 	Seen func()
 	// PodCIDR is given to the runtime until the Node has one; may be empty.
 	PodCIDR string
-	// Lease is the lease's duration, Renew how often it is renewed, Report how
-	// often the status is sent when nothing has changed.
-	Lease, Renew, Report time.Duration
+	// Lease is the lease's duration, Renew how often it is renewed, Update how
+	// often the status is computed, Report how often it is sent when nothing has
+	// changed.
+	Lease, Renew, Update, Report time.Duration
 	// MaxImages is how many images the status lists.
 	MaxImages int
 }
@@ -171,7 +172,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	for {
 		k.askRuntime(ctx)
 		err := k.tellRuntime(ctx)
-		next := k.cfg.Renew
+		next := k.cfg.Update
 		if err == nil && k.cfg.Kube != nil {
 			var sent bool
 			if sent, err = k.report(ctx, time.Since(lastReport) >= k.cfg.Report); sent {

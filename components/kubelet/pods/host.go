@@ -76,6 +76,11 @@ type Host struct {
 	PodPidsLimit int64
 	// AllowedUnsafeSysctls may be set by pods; a trailing * matches the rest.
 	AllowedUnsafeSysctls []string
+	// CrashMax bounds the waiting for a restart after crashes; zero is upstream's.
+	CrashMax time.Duration
+	// Swap is how much swap the machine has for burstable pods in all, in
+	// bytes. Nil: memory limits say nothing of swap.
+	Swap func() int64
 	// Fits tells why a resized pod does not fit on the node, empty if it does;
 	// NewManager fills it.
 	Fits func(pod *v1.Pod) (reason, message string)

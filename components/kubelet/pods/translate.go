@@ -150,6 +150,7 @@ func cpuRequest(requests, limits v1.ResourceList) int64 {
 func (h *Host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
 	r := h.linuxResources(c.Resources.Requests, c.Resources.Limits)
 	r.OomScoreAdj = oomScore(pod, c, h.MemoryCapacity)
+	r.MemorySwapLimitInBytes = h.swapLimit(pod, c)
 	for name, q := range c.Resources.Limits {
 		if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
 			r.HugepageLimits = append(r.HugepageLimits, &runtimeapi.HugepageLimit{PageSize: pageSize(size), Limit: uint64(q.Value())})

@@ -430,7 +430,7 @@ func (w *worker) input(now time.Time) podstate.Input {
 		h.PostStartRunning = true
 		health[id] = h
 	}
-	return podstate.Input{Pod: w.pod, Observed: &w.obs, Health: health, Slots: w.slots, Now: now}
+	return podstate.Input{Pod: w.pod, Observed: &w.obs, Health: health, Slots: w.slots, Now: now, CrashMax: w.host.CrashMax}
 }
 
 // stepSync does one step of a pod that is to run. The caller holds mu.

@@ -16,6 +16,8 @@ type Input struct {
 	// Slots by container name.
 	Slots map[string]Slot
 	Now   time.Time
+	// CrashMax bounds the waiting for a restart; zero is the usual bound.
+	CrashMax time.Duration
 }
 
 // Kill is a container to stop, with the reason in words for the event.
@@ -380,7 +382,9 @@ func (in *Input) start(p *Plan, c *v1.Container) {
 			p.wake(until)
 			return
 		}
-		s.Crash = slot.Crash.Next(in.Now)
+		crash := slot.Crash
+		crash.Max = in.CrashMax
+		s.Crash = crash.Next(in.Now)
 	}
 	p.Start = append(p.Start, s)
 }

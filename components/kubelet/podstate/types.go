@@ -165,6 +165,8 @@ type Slot struct {
 type BackOff struct {
 	Delay   time.Duration
 	Updated time.Time
+	// Max bounds Delay; zero is CrashMax.
+	Max time.Duration
 }
 
 // Limits of the back-off of restarts.
@@ -184,12 +186,15 @@ func (b BackOff) Until(finished, now time.Time) time.Time {
 
 // Next returns the back-off after one more start at now.
 func (b BackOff) Next(now time.Time) BackOff {
-	switch {
-	case b.Delay == 0 || now.Sub(b.Updated) > 2*CrashMax:
-		return BackOff{Delay: CrashBase, Updated: now}
-	default:
-		return BackOff{Delay: min(2*b.Delay, CrashMax), Updated: now}
+	most := b.Max
+	if most == 0 {
+		most = CrashMax
 	}
+	next := BackOff{Delay: min(CrashBase, most), Updated: now, Max: b.Max}
+	if b.Delay != 0 && now.Sub(b.Updated) <= 2*CrashMax {
+		next.Delay = min(2*b.Delay, most)
+	}
+	return next
 }
 
 // IsSidecar tells whether an init container is restarted always, so that it

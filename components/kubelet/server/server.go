@@ -77,10 +77,16 @@ type Config struct {
 	// Auth decides who may do what; nil lets everyone do everything, for
 	// tests.
 	Auth *Auth
-	// NodeLogs is the directory served at /logs/.
+	// NodeLogs is the directory served at /logs/; empty: none.
 	NodeLogs string
-	Backend  Backend
-	Log      *slog.Logger
+	// NoDebug: neither logs nor what enters containers is served; NoProfiling:
+	// no profiles.
+	NoDebug, NoProfiling bool
+	// MinVersion and CipherSuites of TLS; zero is TLS 1.2 and Go's choice.
+	MinVersion   uint16
+	CipherSuites []uint16
+	Backend      Backend
+	Log          *slog.Logger
 }
 
 // Server serves.
@@ -98,8 +104,9 @@ func New(cfg Config) *Server {
 		IdleTimeout:       90 * time.Second,
 		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 		TLSConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12,
-			ClientAuth: tls.RequestClientCert,
+			MinVersion:   max(cfg.MinVersion, tls.VersionTLS12),
+			CipherSuites: cfg.CipherSuites,
+			ClientAuth:   tls.RequestClientCert,
 			// Upgrades to SPDY and WebSocket exist in HTTP/1.1 alone; clients
 			// that want HTTP/2 for the rest get it.
 			NextProtos:     []string{"h2", "http/1.1"},
@@ -162,6 +169,9 @@ func (s *Server) handler() http.Handler {
 	for _, which := range []string{"/metrics", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"} {
 		mux.Handle("GET "+which, promhttp.HandlerFor(b.Metrics(which), promhttp.HandlerOpts{}))
 	}
+	if s.cfg.NoDebug {
+		return s.guard(mux)
+	}
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
 	for _, at := range []string{"/exec/{namespace}/{pod}/{container}", "/exec/{namespace}/{pod}/{uid}/{container}"} {
 		mux.HandleFunc(at, s.stream(false))
@@ -178,11 +188,18 @@ func (s *Server) handler() http.Handler {
 	if s.cfg.NodeLogs != "" {
 		mux.Handle("GET /logs/", http.StripPrefix("/logs/", http.FileServer(http.Dir(s.cfg.NodeLogs))))
 	}
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	if !s.cfg.NoProfiling {
+		mux.HandleFunc("/debug/pprof/", pprof.Index)
+		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
+	return s.guard(mux)
+}
+
+// guard lets only those through who may.
+func (s *Server) guard(mux *http.ServeMux) http.Handler {
 	if s.cfg.Auth == nil {
 		return mux
 	}

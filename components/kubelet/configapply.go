@@ -1,0 +1,257 @@
+package kubelet
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+
+	"hyperkube/components/kubelet/nodestatus"
+	"hyperkube/internal/cgroup"
+)
+
+// reservable are the resources that can be set aside.
+var reservable = []string{"cpu", "memory", "ephemeral-storage", "pid"}
+
+// applyReserved takes what is set aside and whose bounds are enforced.
+func (c *Config) applyReserved(f *kubeletv1beta1.KubeletConfiguration) error {
+	var errs []error
+	read := func(what string, list map[string]string) v1.ResourceList {
+		out := v1.ResourceList{}
+		for name, value := range list {
+			q, err := resource.ParseQuantity(value)
+			switch {
+			case err != nil:
+			case !slices.Contains(reservable, name):
+				err = errors.New("cannot be reserved")
+			case q.Sign() < 0:
+				err = errors.New("must not be negative")
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s %s: %w", what, name, err))
+				continue
+			}
+			out[v1.ResourceName(name)] = q
+		}
+		return out
+	}
+	kube, system := read("kubeReserved", f.KubeReserved), read("systemReserved", f.SystemReserved)
+	if len(kube) > 0 || len(system) > 0 {
+		c.KubeReserved, c.SystemReserved, c.Reserved = kube, system, v1.ResourceList{}
+		for _, list := range []v1.ResourceList{kube, system} {
+			for name, q := range list {
+				sum := c.Reserved[name]
+				sum.Add(q)
+				c.Reserved[name] = sum
+			}
+		}
+	}
+	if f.EnforceNodeAllocatable != nil {
+		c.Enforce = slices.Clone(f.EnforceNodeAllocatable)
+		if len(c.Enforce) == 0 {
+			c.Enforce = []string{"none"}
+		}
+	}
+	if f.KubeReservedCgroup != "" {
+		c.KubeReservedCgroup = f.KubeReservedCgroup
+	}
+	if f.SystemReservedCgroup != "" {
+		c.SystemReservedCgroup = f.SystemReservedCgroup
+	}
+	return errors.Join(errs...)
+}
+
+// applyNode takes what concerns the node and its pods as a whole.
+func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
+	if f.PodsPerCore != 0 {
+		c.PodsPerCore = int64(f.PodsPerCore)
+	}
+	if d := f.NodeStatusUpdateFrequency.Duration; d != 0 {
+		c.NodeUpdate = d
+		// Who looks often tells often, unless told otherwise.
+		if f.NodeStatusReportFrequency.Duration == 0 {
+			c.NodeReport = d
+		}
+	}
+	if n := f.NodeStatusMaxImages; n != nil {
+		if c.MaxImages = int(*n); *n == 0 {
+			return errors.New("nodeStatusMaxImages must be -1 or greater than 0")
+		}
+	}
+	switch serial := f.SerializeImagePulls; {
+	case serial != nil && *serial:
+		if n := f.MaxParallelImagePulls; n != nil && *n > 1 {
+			return errors.New("maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls is false")
+		}
+		c.ParallelPulls = 1
+	case f.MaxParallelImagePulls != nil:
+		if c.ParallelPulls = int(*f.MaxParallelImagePulls); c.ParallelPulls < 1 {
+			return errors.New("maxParallelImagePulls must be a positive number")
+		}
+	}
+	switch f.MemorySwap.SwapBehavior {
+	case "", "NoSwap":
+	case "LimitedSwap":
+		c.LimitedSwap = true
+	default:
+		return fmt.Errorf("memorySwap.swapBehavior %q: want NoSwap or LimitedSwap", f.MemorySwap.SwapBehavior)
+	}
+	for to, from := range map[*bool]*bool{&c.FailSwapOn: f.FailSwapOn, &c.FailCgroupV1: f.FailCgroupV1} {
+		if from != nil {
+			*to = *from
+		}
+	}
+	c.ProtectKernel = c.ProtectKernel || f.ProtectKernelDefaults
+	if n := f.OOMScoreAdj; n != nil {
+		score := int(*n)
+		if score < -1000 || score > 1000 {
+			return errors.New("oomScoreAdj must be in the range [-1000, 1000]")
+		}
+		c.OOMScore = &score
+	}
+	return nil
+}
+
+// applyServer takes what concerns the HTTPS server.
+func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
+	off := func(to *bool, on *bool) {
+		if on != nil {
+			*to = !*on
+		}
+	}
+	off(&c.NoDebug, f.EnableDebuggingHandlers)
+	off(&c.NoProfiling, f.EnableProfilingHandler)
+	off(&c.NoNodeLogs, f.EnableSystemLogHandler)
+	if f.HealthzBindAddress != "" {
+		c.HealthzAddress = f.HealthzBindAddress
+	}
+	switch f.TLSMinVersion {
+	case "":
+	case "VersionTLS12":
+		c.TLSMinVersion = tls.VersionTLS12
+	case "VersionTLS13":
+		c.TLSMinVersion = tls.VersionTLS13
+	default:
+		return fmt.Errorf("tlsMinVersion %q: want VersionTLS12 or VersionTLS13", f.TLSMinVersion)
+	}
+	for _, name := range f.TLSCipherSuites {
+		i := slices.IndexFunc(tls.CipherSuites(), func(s *tls.CipherSuite) bool { return s.Name == name })
+		if i < 0 {
+			return fmt.Errorf("tlsCipherSuites: %q is unknown or not safe", name)
+		}
+		c.CipherSuites = append(c.CipherSuites, tls.CipherSuites()[i].ID)
+	}
+	return nil
+}
+
+// refuse names what is asked for and is not to be had: silence would look like
+// consent.
+func (c *Config) refuse(f *kubeletv1beta1.KubeletConfiguration) error {
+	var errs []error
+	no := func(asked bool, field string) {
+		if asked {
+			errs = append(errs, fmt.Errorf("%s is not supported", field))
+		}
+	}
+	no(f.ReadOnlyPort != 0, "readOnlyPort")
+	no(f.RunOnce, "runOnce")
+	no(f.StaticPodURL != "", "staticPodURL")
+	no(len(f.QOSReserved) > 0, "qosReserved")
+	no(f.CPUManagerPolicy != "" && f.CPUManagerPolicy != "none", "cpuManagerPolicy "+f.CPUManagerPolicy)
+	no(f.MemoryManagerPolicy != "" && f.MemoryManagerPolicy != "None", "memoryManagerPolicy "+f.MemoryManagerPolicy)
+	no(f.TopologyManagerPolicy != "" && f.TopologyManagerPolicy != "none", "topologyManagerPolicy "+f.TopologyManagerPolicy)
+	return errors.Join(errs...)
+}
+
+// capacity is all that the machine has, as the Node tells it.
+func (k *Kubelet) capacity() v1.ResourceList {
+	most := k.cfg.MaxPods
+	if n := k.cfg.PodsPerCore * k.machine.CPUs; n > 0 {
+		most = min(most, n)
+	}
+	return k.machine.Capacity(most)
+}
+
+// wanted are the kernel's settings that ProtectKernel asks for.
+var wanted = map[string]string{
+	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
+	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
+}
+
+// refuseMachine tells why this machine is not to be run on.
+func (k *Kubelet) refuseMachine() error {
+	if k.cfg.FailSwapOn && k.machine.SwapBytes > 0 {
+		return errors.New("running with swap on is not supported, please disable swap or set --fail-swap-on flag to false")
+	}
+	if k.cfg.FailCgroupV1 {
+		groups, err := cgroup.Open()
+		if err != nil {
+			return err
+		}
+		if !groups.Unified() {
+			return errors.New("kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is in maintenance mode")
+		}
+	}
+	if !k.cfg.ProtectKernel {
+		return nil
+	}
+	var errs []error
+	for name, want := range wanted {
+		raw, err := os.ReadFile("/proc/sys/" + name)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("reading a setting of the kernel: %w", err))
+			continue
+		}
+		if have := strings.TrimSpace(string(raw)); have != want {
+			errs = append(errs, fmt.Errorf("invalid kernel flag: %s, expected value: %s, actual value: %s", name, want, have))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// enforceReserved bounds the cgroups of what is not pods, and sets this
+// process's own place in the order of who is killed first.
+func (k *Kubelet) enforceReserved() error {
+	for _, e := range []struct {
+		name, cgroup string
+		list         v1.ResourceList
+	}{
+		{enforceKube, k.cfg.KubeReservedCgroup, k.cfg.KubeReserved}, {enforceSystem, k.cfg.SystemReservedCgroup, k.cfg.SystemReserved},
+	} {
+		if !k.cfg.enforces(e.name) {
+			continue
+		}
+		if !k.cgroups.Exists(e.cgroup) {
+			return fmt.Errorf("failed to enforce %s cgroup limits on %q: cgroup does not exist", e.name, e.cgroup)
+		}
+		r := cgroup.Resources{MemoryLimit: e.list.Memory().Value()}
+		if cpu := e.list.Cpu().MilliValue(); cpu > 0 {
+			r.CPUShares = uint64(max(cpu*1024/1000, 2))
+		}
+		if pids, ok := e.list["pid"]; ok {
+			r.PidsLimit = pids.Value()
+		}
+		if err := k.cgroups.Set(e.cgroup, r); err != nil {
+			return fmt.Errorf("enforcing what is reserved: %w", err)
+		}
+	}
+	if k.cfg.OOMScore != nil {
+		if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(*k.cfg.OOMScore)), 0); err != nil {
+			k.log.Warn("setting the kubelet's place among those that the kernel kills failed", "error", err)
+		}
+	}
+	return nil
+}
+
+// memoryOfPods is the bound of all pods together, in bytes.
+func (k *Kubelet) memoryOfPods() int64 {
+	q := nodestatus.Allocatable(k.capacity(), k.cfg.Reserved)[v1.ResourceMemory]
+	return q.Value()
+}
