@@ -225,6 +225,9 @@ func (r *Runtime) sweepState() error {
 		if r.containers[id] != nil {
 			continue
 		}
+		if err := container.UnmountIn(r.layersDir(id)); err != nil {
+			return err
+		}
 		mounts, err := folders(r.state("containers", id))
 		if err != nil {
 			return err

@@ -53,7 +53,10 @@ func (c *containerState) running() *liveContainer {
 	return c.live
 }
 
-func (r *Runtime) containerDir(id string) string  { return r.path("containers", id) }
+func (r *Runtime) containerDir(id string) string { return r.path("containers", id) }
+
+// layersDir is where layers are mounted for a moment, see container.MappedUsers.
+func (r *Runtime) layersDir(id string) string     { return r.state("containers", id, "layers") }
 func (r *Runtime) containerRoot(id string) string { return r.state("containers", id, "rootfs") }
 
 func (r *Runtime) changeContainer(c *containerState, f func(*containerRecord)) error {
@@ -253,7 +256,7 @@ func (r *Runtime) mappedUsers(c *containerState, pod sandboxRecord) *container.M
 	}
 	return &container.MappedUsers{
 		File: fmt.Sprintf("/proc/%d/ns/user", pod.Process.PID), UID: u.HostUID, GID: u.HostGID,
-		Dir: r.state("containers", c.id, "layers"),
+		Dir: r.layersDir(c.id),
 	}
 }
 
@@ -329,7 +332,7 @@ func (r *Runtime) unmakeContainer(ctx context.Context, c *containerState) error 
 // unmount takes a container's mounts away.
 func (r *Runtime) unmount(c *containerState) error {
 	rec := c.get()
-	errs := []error{container.Unmount(r.containerRoot(c.id))}
+	errs := []error{container.UnmountIn(r.layersDir(c.id)), container.Unmount(r.containerRoot(c.id))}
 	for _, volume := range rec.Volumes {
 		errs = append(errs, container.Unmount(volume))
 	}

@@ -54,7 +54,7 @@ func (o Overlay) Mount() error {
 		return errors.New("mounting the container's root: the image has no layers")
 	}
 	if u := o.UserNS; u != nil {
-		defer func() { _ = u.forget(len(o.Lower)) }()
+		defer func() { _ = UnmountIn(u.Dir) }()
 		lower, err := u.mapAll(o.Lower)
 		if err != nil {
 			return fmt.Errorf("mounting the image for the pod's users: %w", err)
@@ -117,7 +117,7 @@ func (u *MappedUsers) mapAll(dirs []string) ([]string, error) {
 	defer ns.Close()
 	out := make([]string, len(dirs))
 	for i, dir := range dirs {
-		out[i] = u.layer(i)
+		out[i] = filepath.Join(u.Dir, fmt.Sprint(i))
 		if err := os.MkdirAll(out[i], 0o700); err != nil {
 			return nil, err
 		}
@@ -128,27 +128,14 @@ func (u *MappedUsers) mapAll(dirs []string) ([]string, error) {
 	return out, nil
 }
 
-func (u *MappedUsers) layer(i int) string { return filepath.Join(u.Dir, fmt.Sprint(i)) }
-
-// forget takes the mounts of mapAll away again; who uses them keeps them.
-func (u *MappedUsers) forget(n int) error {
-	var errs []error
-	for i := range n {
-		errs = append(errs, Unmount(u.layer(i)))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	return os.RemoveAll(u.Dir)
-}
-
 func mountMapped(dir, target string, ns int) error {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("cloning the mount of %s: %w", dir, err)
 	}
 	defer unix.Close(fd)
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ns), Propagation: unix.MS_PRIVATE}
+	// Read-only, so that nothing that goes wrong later can change the image.
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP | unix.MOUNT_ATTR_RDONLY, Userns_fd: uint64(ns), Propagation: unix.MS_PRIVATE}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		return fmt.Errorf("mapping the owners of %s (Linux 5.19 or newer and a file system that can are needed): %w", dir, err)
 	}
@@ -197,6 +184,27 @@ func Unmount(target string) error {
 			return fmt.Errorf("unmounting %s: %w", target, err)
 		}
 	}
+}
+
+// UnmountIn takes away what is mounted at the folders in dir, and dir; who uses
+// what was mounted keeps it. No folder is no error.
+func UnmountIn(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("unmounting below %s: %w", dir, err)
+	}
+	for _, e := range entries {
+		if err := Unmount(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			return fmt.Errorf("unmounting below %s: %w", dir, err)
+		}
+	}
+	return os.Remove(dir)
 }
 
 // Inside returns the path of what sub names in the folder root, which it never

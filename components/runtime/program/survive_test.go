@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +17,8 @@ import (
 	"bytes"
 	"k8s.io/client-go/tools/remotecommand"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/runtime/runtimeclient"
 )
 
 func TestSuccessor(t *testing.T) {
@@ -260,22 +263,7 @@ func TestUpgrade(t *testing.T) {
 	if err := n.Upgrade(ctx, []string{"relative"}); err == nil {
 		t.Error("a relative path was taken")
 	}
-	// The program's name is all that the new one has of the old: the test's
-	// program needs to be told again what it is.
-	script := n.path("next")
-	text := fmt.Sprintf("#!/bin/sh\n%s=1 exec /proc/%d/exe \"$@\"\n", asRuntime, os.Getpid())
-	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", n.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	argv := strings.Split(strings.TrimRight(string(args), "\x00"), "\x00")
-	argv[0] = script
-	if err := n.Upgrade(ctx, argv); err != nil {
-		t.Fatal(err)
-	}
+	n.replace()
 	if st := n.status(id); st.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
 		t.Errorf("it is %v", st)
 	}
@@ -298,5 +286,41 @@ func TestUpgrade(t *testing.T) {
 	n.eventually("the pod network", func() bool {
 		s, err := n.Status(ctx, &runtimeapi.StatusRequest{})
 		return err == nil && s.Status.Conditions[1].Status
+	})
+}
+
+// replace puts the program in its own place, in the same process.
+func (n *node) replace() {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	// The program's name is all that the new one has of the old: the test's
+	// program needs to be told again what it is.
+	script := n.path("next")
+	text := fmt.Sprintf("#!/bin/sh\n%s=1 exec /proc/%d/exe \"$@\"\n", asRuntime, os.Getpid())
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", n.cmd.Process.Pid))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	argv := strings.Split(strings.TrimRight(string(args), "\x00"), "\x00")
+	argv[0] = script
+	if err := n.Upgrade(ctx, argv); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// reconnect waits for the program that took the place of another.
+func (n *node) reconnect() {
+	n.t.Helper()
+	var err error
+	if n.Client, err = runtimeclient.Dial(n.path("cri.sock")); err != nil {
+		n.t.Fatal(err)
+	}
+	n.eventually("the next program", func() bool {
+		s, err := n.Status(context.Background(), &runtimeapi.StatusRequest{})
+		return err == nil && !slices.ContainsFunc(s.Status.Conditions, func(c *runtimeapi.RuntimeCondition) bool { return !c.Status })
 	})
 }

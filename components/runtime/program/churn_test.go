@@ -1,0 +1,177 @@
+//go:build cgo
+
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+var (
+	churnRounds = flag.Int("churn-rounds", 8, "how often TestChurn kills or replaces the runtime")
+	churnSeed   = flag.Uint64("churn-seed", 0, "what the schedule of TestChurn follows from; 0 for one of its own")
+)
+
+// TestChurn kills the runtime, or lets another take its place, at random
+// instants of containers' lives: while they are created, started, run commands,
+// are stopped and removed. Who runs goes on undisturbed, no line of a log is
+// lost, exit codes that somebody saw are right, and nothing is left at the end.
+func TestChurn(t *testing.T) {
+	seed := *churnSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("the seed is %d", seed)
+	n := newNode(t).imported()
+	steady := n.run(n.pod("steady"))
+	counter := n.startContainer(steady, shell("counter", "i=0; while ! test -e /end; do i=$((i+1)); echo $i; sleep 0.003; done; exit 42"))
+	pid := n.pidOf(counter)
+	for round := range *churnRounds {
+		random := rand.New(rand.NewPCG(seed, uint64(round)))
+		client := n.Client
+		var wait sync.WaitGroup
+		for w := range 3 {
+			worker := rand.New(rand.NewPCG(seed, uint64(round*3+w)<<32|1))
+			wait.Go(func() { n.churn(client, worker, fmt.Sprintf("r%d-w%d", round, w)) })
+		}
+		time.Sleep(time.Duration(5+random.IntN(300)) * time.Millisecond)
+		if random.IntN(4) == 0 {
+			// In place: calls that go on fail, too, but the process stays.
+			n.replace()
+			client.Close()
+			wait.Wait()
+			n.reconnect()
+		} else {
+			if err := n.cmd.Process.Signal(syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			_ = n.cmd.Wait()
+			wait.Wait()
+			client.Close()
+			n.start()
+		}
+		if st := n.status(counter); st.State != runtimeapi.ContainerState_CONTAINER_RUNNING || n.pidOf(counter) != pid {
+			t.Fatalf("round %d: who should run on is %v", round, st)
+		}
+		if out, err := n.exec(counter, 10, "echo", "there"); err != nil || string(out.Stdout) != "there\n" {
+			t.Errorf("round %d: exec: %v, %v", round, out, err)
+		}
+		list, err := n.ListContainers(context.Background(), &runtimeapi.ListContainersRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range list.Containers {
+			st := n.status(c.Id)
+			switch st.State {
+			case runtimeapi.ContainerState_CONTAINER_RUNNING:
+				if _, err := os.Stat(fmt.Sprintf("/proc/%d", n.pidOf(c.Id))); err != nil {
+					t.Errorf("round %d: %s runs without a process", round, c.Metadata.Name)
+				}
+			case runtimeapi.ContainerState_CONTAINER_EXITED:
+				// Code 3 is its own, 137 by force, 255 when nobody saw it.
+				if code := st.ExitCode; code != 3 && code != 137 && code != 255 && code != 128 {
+					t.Errorf("round %d: %s ended %v", round, c.Metadata.Name, st)
+				}
+				if st.FinishedAt == 0 || st.Reason == "" {
+					t.Errorf("round %d: %s ended without %v", round, c.Metadata.Name, st)
+				}
+			}
+		}
+	}
+	if _, err := n.exec(counter, 10, "touch", "/end"); err != nil {
+		t.Error(err)
+	}
+	if st := n.waitExit(counter); st.ExitCode != 42 && st.ExitCode != 255 {
+		t.Errorf("it ended %v", st)
+	} else {
+		t.Logf("the exit code of who ran all the time is %d", st.ExitCode)
+	}
+	i := 0
+	for line := range strings.Lines(n.logText(counter)) {
+		if i++; line != fmt.Sprintln(i) {
+			t.Fatalf("line %d of the log is %q", i, line)
+		}
+	}
+	// All else is removed: whatever process is left then is a leak.
+	pods, err := n.ListPodSandbox(context.Background(), &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		if _, err := n.RemovePodSandbox(context.Background(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.Id}); err != nil {
+			t.Error(err)
+		}
+	}
+	n.eventually("processes of pods to be gone", func() bool { return len(n.processes()) == 0 })
+}
+
+// churn makes and ends pods until the runtime is gone.
+func (n *node) churn(client runtimeapi.RuntimeServiceClient, random *rand.Rand, name string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for i := range 100 {
+		pod, err := client.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.pod(fmt.Sprintf("%s-%d", name, i), func(c *runtimeapi.PodSandboxConfig) {
+			switch random.IntN(4) {
+			case 0:
+				c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
+			case 1:
+				inUserNS(65536 * 9)(c)
+			}
+		})})
+		if err != nil {
+			return
+		}
+		config := shell("c", []string{"sleep 1000", "exit 3", "sleep 0.02; exit 3", "trap '' TERM INT; while true; do echo line; sleep 0.01; done"}[random.IntN(4)],
+			func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = random.IntN(3) == 0, random.IntN(3) == 0 })
+		c, err := client.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod.PodSandboxId, Config: config})
+		if err != nil {
+			return
+		}
+		if random.IntN(6) > 0 {
+			if _, err := client.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
+				return
+			}
+		}
+		if random.IntN(2) == 0 {
+			_, _ = client.ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: c.ContainerId, Cmd: []string{"sleep", "0.02"}, Timeout: 5})
+		}
+		switch random.IntN(4) {
+		case 0:
+			_, err = client.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: c.ContainerId, Timeout: int64(random.IntN(2))})
+		case 1:
+			_, err = client.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: c.ContainerId})
+		case 2:
+			_, err = client.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.PodSandboxId})
+		}
+		if err != nil {
+			return
+		}
+		if random.IntN(3) > 0 {
+			if _, err := client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod.PodSandboxId}); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// processes are those of pods: what has one of this node's cgroups.
+func (n *node) processes() (pids []string) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		text, err := os.ReadFile("/proc/" + e.Name() + "/cgroup")
+		if err == nil && strings.Contains(string(text), n.cgroup+"/") {
+			pids = append(pids, e.Name())
+		}
+	}
+	return pids
+}
