@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/version"
 	"k8s.io/kubectl/pkg/cmd"
@@ -29,11 +30,26 @@ func NewCommand(args []string) *cobra.Command {
 		PluginHandler: cmd.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes),
 		Arguments:     append([]string{"kubectl"}, args...),
 		ConfigFlags: genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
-			WithDiscoveryBurst(300).WithDiscoveryQPS(50).WithWarningPrinter(streams),
+			WithDiscoveryBurst(burst).WithDiscoveryQPS(perSecond).WithWarningPrinter(streams).
+			WithWrapConfigFn(hurry),
 		IOStreams: streams,
 	})
 	command.SetArgs(args)
 	return command
+}
+
+// What kubectl may ask of a server: discovery and all else alike.
+const (
+	perSecond = 50
+	burst     = 300
+)
+
+// hurry lets a command that waits for many objects ask for them faster than
+// client-go's 5 a second, which make deleting a hundred objects take 18 s.
+// Servers defend themselves.
+func hurry(c *rest.Config) *rest.Config {
+	c.QPS, c.Burst = perSecond, burst
+	return c
 }
 
 // Main runs kubectl and ends the process as kubectl does.
