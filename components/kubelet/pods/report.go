@@ -68,6 +68,10 @@ func (w *worker) statusInput(now time.Time) podstate.StatusInput {
 		Stopped:     w.stage == stopped,
 		QOS:         QOS(w.pod),
 		Actuated:    w.actuated,
+		Recursive: func(m *v1.VolumeMount) bool {
+			all, err := w.host.recursive(w.pod, m)
+			return err == nil && all
+		},
 	}
 	if w.resize != nil {
 		in.Conditions = append(in.Conditions, w.resize.condition())

@@ -14,6 +14,9 @@ import (
 // the result shares no memory with Pod.Status that is written later.
 type StatusInput struct {
 	Input
+	// Recursive tells whether a read-only mount is so for all that is mounted
+	// below, too; nil: none is.
+	Recursive func(m *v1.VolumeMount) bool
 	// Last is the status that the API has, on which this one builds.
 	Last *v1.PodStatus
 	// RuntimeName begins container IDs, as in "hyperkube://…".
@@ -249,6 +252,9 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 			vm := v1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
 			if m.ReadOnly {
 				mode := v1.RecursiveReadOnlyDisabled
+				if in.Recursive != nil && in.Recursive(&m) {
+					mode = v1.RecursiveReadOnlyEnabled
+				}
 				vm.RecursiveReadOnly = &mode
 			}
 			s.VolumeMounts = append(s.VolumeMounts, vm)

@@ -1,0 +1,379 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"hyperkube/components/kubelet/volume/csi/csidriver"
+)
+
+// TestNodeVolumes: drivers, devices, links and mounts that containers make.
+func TestNodeVolumes(t *testing.T) {
+	newSpace(t).needBusybox()
+	t.Run("CSI", func(t *testing.T) { t.Parallel(); newSpace(t).driver() })
+	t.Run("block", func(t *testing.T) { t.Parallel(); newSpace(t).block() })
+	t.Run("subPath", func(t *testing.T) { t.Parallel(); newSpace(t).subPathAttack() })
+	t.Run("propagation", func(t *testing.T) { t.Parallel(); newSpace(t).propagation() })
+	t.Run("read-only", func(t *testing.T) { t.Parallel(); newSpace(t).recursiveReadOnly() })
+}
+
+// volumeOf is a volume of the driver with a claim that is bound to it.
+func (s *space) volumeOf(driver, name, mode string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: %[1]s-%[3]s}
+spec:
+  capacity: {storage: 1Mi}
+  accessModes: [ReadWriteOnce]
+  volumeMode: %[4]s
+  storageClassName: ""
+  persistentVolumeReclaimPolicy: Retain
+  claimRef: {namespace: %[1]s, name: %[3]s}
+  csi: {driver: %[2]s, volumeHandle: %[3]s, fsType: ext4}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: %[3]s}
+spec: {accessModes: [ReadWriteOnce], volumeMode: %[4]s, storageClassName: "", volumeName: %[1]s-%[3]s, resources: {requests: {storage: 1Mi}}}
+---
+`, s.name, driver, name, mode)
+}
+
+func (s *space) driver() {
+	name := s.name + ".example.com"
+	node := s.do("get", "node", "-o", "jsonpath={.items[0].metadata.name}")
+	d := &csidriver.Driver{
+		Name: name, NodeID: "here", Dir: s.TempDir(), Max: 3, Topology: map[string]string{"topology." + name + "/zone": "a"},
+		Can: []csipb.NodeServiceCapability_RPC_Type{csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS},
+	}
+	socket := filepath.Join("/var/lib/kubelet/plugins_registry", name+"-reg.sock")
+	status, stop, err := d.Serve(socket)
+	if err != nil {
+		s.Fatal(err)
+	}
+	stopped := false
+	s.Cleanup(func() {
+		if !stopped {
+			stop()
+		}
+	})
+	s.registered(status)
+	s.apply(`
+apiVersion: storage.k8s.io/v1
+kind: CSIDriver
+metadata: {name: ` + name + `}
+spec: {attachRequired: true, podInfoOnMount: true, fsGroupPolicy: File, volumeLifecycleModes: [Persistent, Ephemeral]}
+`)
+	s.Cleanup(func() { s.do("delete", "csidriver", name) })
+	if got := s.do("get", "csinode", node, "-o", `jsonpath={.spec.drivers[?(@.name=="`+name+`")]}`); !strings.Contains(got, `"count":3`) || !strings.Contains(got, `"nodeID":"here"`) {
+		s.Errorf("CSINode: %s", got)
+	}
+	s.contains(s.do("get", "node", node, "--show-labels"), "topology."+name+"/zone=a")
+
+	// The test attaches what is to be attached, as a driver's attacher does.
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	go s.attach(ctx, name)
+	s.apply(s.volumeOf(name, "v", "Filesystem") + s.volumeOf(name, "b", "Block") + `
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  terminationGracePeriodSeconds: 0
+  securityContext: {fsGroup: 2000}
+  volumes:
+  - {name: v, persistentVolumeClaim: {claimName: v}}
+  - {name: b, persistentVolumeClaim: {claimName: b}}
+  - {name: inline, csi: {driver: ` + name + `, volumeAttributes: {colour: green}}}
+  containers:
+  - name: c
+    image: ` + busybox + `
+    command: [sleep, "3600"]
+    volumeMounts: [{name: v, mountPath: /v}, {name: inline, mountPath: /inline, readOnly: true}]
+    volumeDevices: [{name: b, devicePath: /dev/block}]
+`)
+	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+	got := s.exec("p", "echo x > /v/file; stat -c %g /v/file; cat /inline/context; echo device > /dev/block; head -c 6 /dev/block")
+	s.contains(got, "2000", "colour=green", "csi.storage.k8s.io/ephemeral=true", "csi.storage.k8s.io/pod.name=p", "device")
+	if data, err := os.ReadFile(filepath.Join(d.Dir, "v", "file")); string(data) != "x\n" {
+		s.Errorf("the driver's volume: %q %v", data, err)
+	}
+	if used := s.do("get", "node", node, "-o", "jsonpath={.status.volumesInUse}"); !strings.Contains(used, name+"^v") || !strings.Contains(used, name+"^b") {
+		s.Errorf("volumes in use: %s", used)
+	}
+	s.do("delete", "pod", "p")
+	s.eventually(20*time.Second, func() error {
+		list, err := s.kube.StorageV1().VolumeAttachments().List(s.ctx, metav1.ListOptions{})
+		if err == nil {
+			for i := range list.Items {
+				if list.Items[i].Spec.Attacher == name {
+					err = errors.New("still attached")
+				}
+			}
+		}
+		return err
+	})
+	var calls []string
+	for _, c := range d.Calls("v") {
+		calls = append(calls, c.Method)
+	}
+	calls = slices.DeleteFunc(calls, func(m string) bool { return m == "NodeGetVolumeStats" })
+	if got := strings.Join(calls, " "); got != "NodeStageVolume NodePublishVolume NodeUnpublishVolume NodeUnstageVolume" {
+		s.Errorf("calls: %s", got)
+	}
+	for _, v := range []string{"v", "b"} {
+		s.do("delete", "pvc", v)
+		s.do("delete", "pv", s.name+"-"+v)
+	}
+	stop()
+	stopped = true
+	s.eventually(10*time.Second, func() error {
+		if got := s.do("get", "csinode", node, "-o", "jsonpath={.spec.drivers[*].name}"); strings.Contains(got, name) {
+			return errors.New("the driver is still there: " + got)
+		}
+		return nil
+	})
+}
+
+func (s *space) registered(status <-chan *registerapi.RegistrationStatus) {
+	s.Helper()
+	select {
+	case st := <-status:
+		if !st.PluginRegistered {
+			s.Fatal(st.Error)
+		}
+	case <-time.After(20 * time.Second):
+		s.Fatal("the kubelet does not register the driver")
+	}
+}
+
+// attach says of all that is to be attached that it is, until ctx ends.
+func (s *space) attach(ctx context.Context, driver string) {
+	w, err := s.kube.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		return
+	}
+	defer w.Stop()
+	list, err := s.kube.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return
+	}
+	attach := func(attacher, name string, attached bool) {
+		if attacher == driver && !attached {
+			_, _ = s.kube.StorageV1().VolumeAttachments().Patch(ctx, name, types.MergePatchType, []byte(`{"status":{"attached":true}}`), metav1.PatchOptions{}, "status")
+		}
+	}
+	for _, a := range list.Items {
+		attach(a.Spec.Attacher, a.Name, a.Status.Attached)
+	}
+	for ev := range w.ResultChan() {
+		if a, ok := ev.Object.(interface {
+			metav1.Object
+		}); ok && ev.Type == "ADDED" {
+			attach(driver, a.GetName(), false)
+		}
+	}
+}
+
+// block: local volumes of a loop device, as a device and as a file system that
+// is made on it.
+func (s *space) block() {
+	device := func(name string) string {
+		file := filepath.Join(s.TempDir(), name)
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			s.Fatal(err)
+		}
+		if err := os.Truncate(file, 4<<20); err != nil {
+			s.Fatal(err)
+		}
+		out, err := exec.Command("losetup", "--show", "-f", file).Output()
+		if err != nil {
+			s.Skip("no loop devices: ", err)
+		}
+		loop := strings.TrimSpace(string(out))
+		s.Cleanup(func() {
+			if out, err := exec.Command("losetup", "-d", loop).CombinedOutput(); err != nil {
+				s.Errorf("%v: %s", err, out)
+			}
+		})
+		return loop
+	}
+	local := func(name, mode, path string) string {
+		return fmt.Sprintf(`
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: %[1]s-%[2]s}
+spec:
+  capacity: {storage: 1Mi}
+  accessModes: [ReadWriteOnce]
+  volumeMode: %[3]s
+  storageClassName: ""
+  claimRef: {namespace: %[1]s, name: %[2]s}
+  local: {path: %[4]s}
+  nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/os, operator: In, values: [linux]}]}]}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: %[2]s}
+spec: {accessModes: [ReadWriteOnce], volumeMode: %[3]s, storageClassName: "", volumeName: %[1]s-%[2]s, resources: {requests: {storage: 1Mi}}}
+---
+`, s.name, name, mode, path)
+	}
+	raw, fs := device("raw"), device("fs")
+	s.apply(local("raw", "Block", raw) + local("fs", "Filesystem", fs) + `
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  terminationGracePeriodSeconds: 0
+  volumes:
+  - {name: raw, persistentVolumeClaim: {claimName: raw}}
+  - {name: fs, persistentVolumeClaim: {claimName: fs}}
+  containers:
+  - name: c
+    image: ` + busybox + `
+    command: [sleep, "3600"]
+    volumeMounts: [{name: fs, mountPath: /fs}]
+    volumeDevices: [{name: raw, devicePath: /dev/raw}]
+`)
+	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+	s.contains(s.exec("p", "echo hello > /dev/raw; sync; head -c 6 /dev/raw; echo kept > /fs/file; grep ' /fs ' /proc/mounts"), "hello", "/fs ext4")
+	s.do("delete", "pod", "p")
+	if data, err := os.ReadFile(raw); err != nil || !strings.HasPrefix(string(data), "hello\n") {
+		s.Errorf("the device: %v", err)
+	}
+	for _, v := range []string{"raw", "fs"} {
+		s.do("delete", "pvc", v)
+		s.do("delete", "pv", s.name+"-"+v)
+	}
+}
+
+// subPathAttack: a container swaps the folder that another mounts for a link to
+// the host's root, again and again.
+func (s *space) subPathAttack() {
+	s.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  terminationGracePeriodSeconds: 0
+  restartPolicy: Always
+  volumes: [{name: v, emptyDir: {}}]
+  containers:
+  - name: attacker
+    image: ` + busybox + `
+    command: [sh, -c, "cd /v; mkdir -p real; while :; do rm -rf sub; ln -s / sub; ln -sfn ../../../../../../.. sub/x 2>/dev/null; rm -f sub; mkdir -p sub; done"]
+    volumeMounts: [{name: v, mountPath: /v}]
+  - name: victim
+    image: ` + busybox + `
+    command: [sh, -c, "ls -a /mnt; test ! -e /mnt/etc; test ! -e /mnt/proc"]
+    volumeMounts: [{name: v, mountPath: /mnt, subPath: sub}]
+  - name: plain
+    image: ` + busybox + `
+    command: [sh, -c, "ln -s /etc /v/link; sleep 3600"]
+    volumeMounts: [{name: v, mountPath: /v}]
+`)
+	// However often it is started, it never sees the host.
+	s.eventually(30*time.Second, func() error {
+		out := s.do("get", "pod", "p", "-o", `jsonpath={.status.containerStatuses[?(@.name=="victim")]}`)
+		if strings.Contains(out, `"exitCode":1`) {
+			s.Fatalf("the container has seen the host: %s", out)
+		}
+		if !strings.Contains(out, `"exitCode":0`) && !strings.Contains(out, "CreateContainerConfigError") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	s.do("delete", "pod", "p")
+}
+
+// propagation: what one container mounts is seen by who asks for it.
+func (s *space) propagation() {
+	dir := s.TempDir()
+	if err := exec.Command("mount", "--bind", dir, dir).Run(); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = exec.Command("umount", "-l", dir).Run() })
+	if err := exec.Command("mount", "--make-rshared", dir).Run(); err != nil {
+		s.Fatal(err)
+	}
+	one := func(name, mode string, privileged bool) string {
+		return fmt.Sprintf(`
+  - {name: %s, image: %s, command: [sleep, "3600"], securityContext: {privileged: %v}, volumeMounts: [{name: v, mountPath: /v, mountPropagation: %s}]}`, name, busybox, privileged, mode)
+	}
+	s.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  terminationGracePeriodSeconds: 0
+  volumes: [{name: v, hostPath: {path: ` + dir + `}}]
+  containers:` + one("both", "Bidirectional", true) + one("slave", "HostToContainer", false) + one("private", "None", false))
+	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+	s.do("exec", "p", "-c", "both", "--", "sh", "-c", "mkdir -p /v/m && mount -t tmpfs none /v/m && touch /v/m/file")
+	if out := s.do("exec", "p", "-c", "slave", "--", "ls", "/v/m"); out != "file" && out != "file\n" {
+		s.Errorf("HostToContainer: %q", out)
+	}
+	if out := s.do("exec", "p", "-c", "private", "--", "ls", "/v/m"); strings.TrimSpace(out) != "" {
+		s.Errorf("None: %q", out)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "m", "file")); err != nil {
+		s.Errorf("the host: %v", err)
+	}
+	s.do("delete", "pod", "p")
+	if err := exec.Command("umount", filepath.Join(dir, "m")).Run(); err != nil {
+		s.Errorf("what was mounted is gone with the pod: %v", err)
+	}
+}
+
+// recursiveReadOnly: what is mounted below a volume that is so is, too.
+func (s *space) recursiveReadOnly() {
+	dir := s.TempDir()
+	sub := filepath.Join(dir, "sub")
+	if err := os.Mkdir(sub, 0o755); err != nil {
+		s.Fatal(err)
+	}
+	if err := exec.Command("mount", "-t", "tmpfs", "none", sub).Run(); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = exec.Command("umount", "-l", sub).Run() })
+	s.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  terminationGracePeriodSeconds: 0
+  volumes: [{name: v, hostPath: {path: ` + dir + `, type: Directory}}]
+  containers:
+  - name: c
+    image: ` + busybox + `
+    command: [sleep, "3600"]
+    volumeMounts:
+    - {name: v, mountPath: /plain, readOnly: true}
+    - {name: v, mountPath: /all, readOnly: true, recursiveReadOnly: Enabled}
+    - {name: v, mountPath: /maybe, readOnly: true, recursiveReadOnly: IfPossible}
+`)
+	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+	out := s.exec("p", "for d in plain all maybe; do touch /$d/sub/x 2>/dev/null && echo $d; touch /$d/y 2>/dev/null && echo $d; done; true")
+	if strings.TrimSpace(out) != "plain" {
+		s.Errorf("written to: %q", out)
+	}
+	got := s.do("get", "pod", "p", "-o", "jsonpath={.status.containerStatuses[0].volumeMounts[*].recursiveReadOnly}")
+	if !strings.HasPrefix(got, "Disabled Enabled Enabled") {
+		s.Errorf("status: %q", got)
+	}
+}
