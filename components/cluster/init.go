@@ -206,12 +206,14 @@ func (m *master) decide() error {
 	return nil
 }
 
-// ports are those that must be free.
+// ports are those that must be free. The control plane of a master that is
+// started again may have outlived its node.
 func (m *master) ports() []int {
-	return []int{
-		m.settings.Port, layout.PortEtcdClient, layout.PortEtcdPeer, layout.PortKubelet, layout.PortKubeletHealthz,
-		layout.PortProxyHealthz, layout.PortControllerManager, layout.PortScheduler,
+	ports := []int{layout.PortKubelet, layout.PortKubeletHealthz, layout.PortProxyHealthz}
+	if _, err := os.Stat(nodeFile(m.layout)); err == nil {
+		return ports
 	}
+	return append(ports, m.settings.Port, layout.PortEtcdClient, layout.PortEtcdPeer, layout.PortControllerManager, layout.PortScheduler)
 }
 
 // server is the URL of the API server as other machines reach it, and own as
