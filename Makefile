@@ -7,6 +7,11 @@ COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 DATE    := $(shell git log -1 --format=%cd --date=format:%Y-%m-%dT%H:%M:%SZ 2>/dev/null || echo 1970-01-01T00:00:00Z)
 STAMP   := hyperkube/internal/version
 LDFLAGS := -s -w -X $(STAMP).gitVersion=$(VERSION) -X $(STAMP).gitCommit=$(COMMIT) -X $(STAMP).buildDate=$(DATE)
+# What kubectl says of itself, and every client in its User-Agent.
+NUMBERS := $(subst ., ,$(VERSION:v%=%))
+LDFLAGS += $(foreach lib,k8s.io/component-base/version k8s.io/client-go/pkg/version,\
+  -X $(lib).gitMajor=$(word 1,$(NUMBERS)) -X $(lib).gitMinor=$(word 2,$(NUMBERS)) -X $(lib).gitVersion=$(VERSION) \
+  -X $(lib).gitCommit=$(COMMIT) -X $(lib).gitTreeState=clean -X $(lib).buildDate=$(DATE))
 PREFIX  ?= /usr/local
 LINKS   := kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy etcd kubectl
 SUDO    := $(shell [ $$(id -u) = 0 ] || echo sudo)

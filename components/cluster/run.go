@@ -375,10 +375,14 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 			*to = append(*to, prefix)
 		}
 	}
+	secretTokens, err := tokens.NewSecretSigner(c.pki.ServiceAccountKey)
+	if err != nil {
+		return nil, err
+	}
 	p.controllers, err = controllers.New(controllers.Config{
 		Clients: p.shared, Builder: b,
 		AllocateNodeCIDRs: true, ClusterCIDRs: podCIDRs, ServiceCIDRs: serviceCIDRs,
-		RootCA:   c.pki.CA.CertPEM,
+		RootCA:   c.pki.CA.CertPEM, SecretTokens: secretTokens,
 		Signing:  controllers.SignWith(c.pki.CA.Cert, c.pki.CA.Key),
 		Metadata: controllers.SharedInformers(ctx, p.shared),
 		Log:      c.log.With("component", "kube-controller-manager"),

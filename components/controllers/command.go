@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"hyperkube/components/apiserver/tokens"
 	"hyperkube/components/controllers/csrsigning"
 	"hyperkube/components/controllers/horizontalpodautoscaling"
 	"hyperkube/components/controllers/nodelifecycle"
@@ -40,6 +41,7 @@ type options struct {
 	serviceCIDR            string
 	mask, mask4, mask6     int
 	rootCAFile             string
+	accountKeyFile         string
 	signing                []*signingFlags
 	signingDuration        time.Duration
 	autoscaling            horizontalpodautoscaling.Config
@@ -150,6 +152,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.dynamicProvisioning, "enable-dynamic-provisioning", true, "Have volumes made for claims whose class says who makes them.")
 	f.BoolVar(&o.noForceDetach, "disable-force-detach-on-timeout", false, "Leave volumes attached that a node says are in use, however long it has been silent.")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
+	f.StringVar(&o.accountKeyFile, "service-account-private-key-file", "", "Key that signs the tokens of service accounts that are kept in Secrets.")
 	for _, name := range unused {
 		f.String(name, "", "Accepted for compatibility; changes nothing.")
 		_ = f.MarkHidden(name)
@@ -159,7 +162,6 @@ func (o *options) flags(f *pflag.FlagSet) {
 // unused are upstream's flags for what is always so here, has no limit here, or
 // does not exist here.
 var unused = []string{
-	"service-account-private-key-file",
 	"kube-api-qps", "kube-api-burst", "kube-api-content-type", "min-resync-period", "node-monitor-period", "cluster-name",
 	"profiling", "feature-gates", "requestheader-client-ca-file", "requestheader-allowed-names", "requestheader-username-headers",
 	"requestheader-group-headers", "requestheader-extra-headers-prefix", "configure-cloud-routes", "cloud-provider",
@@ -292,6 +294,15 @@ func (o *options) config(own *client.Clients) (Config, error) {
 	if o.rootCAFile != "" {
 		if cfg.RootCA, err = os.ReadFile(o.rootCAFile); err != nil {
 			return cfg, fmt.Errorf("reading the root CA: %w", err)
+		}
+	}
+	if o.accountKeyFile != "" {
+		key, err := tokens.LoadSigner(o.accountKeyFile)
+		if err != nil {
+			return cfg, err
+		}
+		if cfg.SecretTokens, err = tokens.NewSecretSigner(key); err != nil {
+			return cfg, err
 		}
 	}
 	return cfg, nil

@@ -2,15 +2,26 @@ package controllers
 
 import (
 	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/spf13/pflag"
+	"k8s.io/client-go/util/keyutil"
 
 	"hyperkube/internal/client"
 )
 
 // TestFlags reads the flags of a kubeadm manifest.
 func TestFlags(t *testing.T) {
+	data, err := keyutil.MakeEllipticPrivateKeyPEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := filepath.Join(t.TempDir(), "sa.key")
+	if err := os.WriteFile(key, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct {
 		name string
 		args []string
@@ -19,7 +30,7 @@ func TestFlags(t *testing.T) {
 		{name: "kubeadm", args: []string{
 			"--allocate-node-cidrs=true", "--authentication-kubeconfig=/a", "--authorization-kubeconfig=/a", "--bind-address=127.0.0.1",
 			"--client-ca-file=/ca", "--cluster-cidr=10.244.0.0/16,fd00::/48", "--cluster-name=kubernetes", "--controllers=*,bootstrapsigner,tokencleaner", "--kubeconfig=/k", "--leader-elect=true",
-			"--requestheader-client-ca-file=/r", "--service-account-private-key-file=/s",
+			"--requestheader-client-ca-file=/r", "--service-account-private-key-file=" + key,
 			"--service-cluster-ip-range=10.96.0.0/16", "--use-service-account-credentials=true", "--concurrent-deployment-syncs=9", "-v=2",
 		}},
 		{name: "one size for two families", args: []string{"--cluster-cidr=10.244.0.0/16,fd00::/48", "--node-cidr-mask-size=24"}, err: true},

@@ -22,6 +22,7 @@ import (
 	"hyperkube/components/controllers/horizontalpodautoscaling"
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/nodelifecycle"
+	"hyperkube/components/controllers/serviceaccounttoken"
 	"hyperkube/internal/client"
 )
 
@@ -51,6 +52,10 @@ type Config struct {
 	// RootCA are the certificates, in PEM, by which pods verify the API
 	// server. Empty: they are not published.
 	RootCA []byte
+
+	// SecretTokens signs the tokens of service accounts that are kept in
+	// Secrets. Nil: those Secrets stay without.
+	SecretTokens serviceaccounttoken.Signer
 
 	// Signing says who signs approved requests for certificates. Without
 	// authorities nobody does.

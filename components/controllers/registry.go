@@ -40,6 +40,7 @@ import (
 	"hyperkube/components/controllers/resourcequota"
 	"hyperkube/components/controllers/rootca"
 	"hyperkube/components/controllers/serviceaccount"
+	"hyperkube/components/controllers/serviceaccounttoken"
 	"hyperkube/components/controllers/servicecidr"
 	"hyperkube/components/controllers/statefulset"
 	"hyperkube/components/controllers/tainteviction"
@@ -88,6 +89,14 @@ func descriptors() []descriptor {
 		{name: "node-ipam-controller", alias: "nodeipam", user: "node-controller", source: "cidrAllocator", workers: 5, make: makeNodeIPAM},
 		{name: "serviceaccount-controller", alias: "serviceaccount", user: "service-account-controller", source: "serviceaccount-controller", workers: 1,
 			make: func(d *deps) (runner, error) { return serviceaccount.New(d.env) }},
+		// Upstream's has no account of its own either.
+		{name: "serviceaccount-token-controller", alias: "serviceaccount-token", source: "serviceaccount-token-controller", workers: 5,
+			make: func(d *deps) (runner, error) {
+				if d.SecretTokens == nil {
+					return nil, nil
+				}
+				return serviceaccounttoken.New(d.env, d.SecretTokens, d.RootCA)
+			}},
 		{name: "root-ca-certificate-publisher-controller", alias: "root-ca-cert-publisher", user: "root-ca-cert-publisher", source: "root-ca-cert-publisher", workers: 1,
 			make: func(d *deps) (runner, error) {
 				if len(d.RootCA) == 0 {
@@ -261,7 +270,6 @@ func choose(flag []string) ([]descriptor, error) {
 var foreign = map[string]bool{
 
 	"ttl": true, "ttl-controller": true,
-	"serviceaccount-token": true, "serviceaccount-token-controller": true,
 	"service": true, "service-lb-controller": true,
 	"route": true, "node-route-controller": true,
 	"cloud-node-lifecycle": true, "cloud-node-lifecycle-controller": true,

@@ -233,9 +233,3 @@ func (i *Issuer) bind(ctx context.Context, sa *corev1.ServiceAccount, to *authen
 	}
 	return b, nil
 }
-
-// Legacy signs a token that is kept in a Secret of type
-// kubernetes.io/service-account-token, for whoever controls those.
-func (i *Issuer) Legacy(sa *corev1.ServiceAccount, secret *corev1.Secret) (string, error) {
-	return legacyToken(i.signer, sa, secret)
-}

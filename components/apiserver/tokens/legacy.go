@@ -2,6 +2,7 @@ package tokens
 
 import (
 	"context"
+	"crypto"
 	"crypto/subtle"
 	"errors"
 	"fmt"
@@ -12,7 +13,23 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 )
 
-func legacyToken(signer jose.Signer, sa *corev1.ServiceAccount, secret *corev1.Secret) (string, error) {
+// SecretSigner signs tokens that are kept in Secrets of the type
+// kubernetes.io/service-account-token, for whoever controls those. It is safe
+// for several goroutines.
+type SecretSigner struct{ signer jose.Signer }
+
+// NewSecretSigner makes a signer with key, which is one that the API server
+// verifies tokens by.
+func NewSecretSigner(key crypto.Signer) (*SecretSigner, error) {
+	signer, err := newSigner(key)
+	if err != nil {
+		return nil, err
+	}
+	return &SecretSigner{signer: signer}, nil
+}
+
+// Sign makes the token of sa that is good while secret has it.
+func (s *SecretSigner) Sign(sa *corev1.ServiceAccount, secret *corev1.Secret) (string, error) {
 	c := claims{
 		Claims: jwt.Claims{Issuer: legacyIssuer, Subject: serviceaccount.MakeUsername(sa.Namespace, sa.Name)},
 		legacyClaims: legacyClaims{
@@ -22,7 +39,7 @@ func legacyToken(signer jose.Signer, sa *corev1.ServiceAccount, secret *corev1.S
 			LegacyUID:       string(sa.UID),
 		},
 	}
-	token, err := jwt.Signed(signer).Claims(c).Serialize()
+	token, err := jwt.Signed(s.signer).Claims(c).Serialize()
 	if err != nil {
 		return "", fmt.Errorf("signing the token of a Secret: %w", err)
 	}

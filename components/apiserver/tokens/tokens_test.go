@@ -294,7 +294,11 @@ func TestForgery(t *testing.T) {
 func TestLegacy(t *testing.T) {
 	f := newFixture(t, nil)
 	secret := f.secrets["secret"]
-	token, err := f.issuer.Legacy(f.accounts["sa"], secret)
+	signer, err := NewSecretSigner(f.issuer.cfg.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := signer.Sign(f.accounts["sa"], secret)
 	if err != nil {
 		t.Fatal(err)
 	}
