@@ -115,6 +115,9 @@ spec:
 	if used := s.do("get", "node", node, "-o", "jsonpath={.status.volumesInUse}"); !strings.Contains(used, name+"^v") || !strings.Contains(used, name+"^b") {
 		s.Errorf("volumes in use: %s", used)
 	}
+	s.contains(s.do("get", "--raw", "/api/v1/nodes/"+node+"/proxy/metrics"),
+		`kubelet_volume_stats_capacity_bytes{namespace="`+s.name+`",persistentvolumeclaim="v"} 1000`)
+	s.contains(s.do("get", "--raw", "/api/v1/nodes/"+node+"/proxy/stats/summary"), `"pvcRef"`)
 	s.do("delete", "pod", "p")
 	s.eventually(20*time.Second, func() error {
 		list, err := s.kube.StorageV1().VolumeAttachments().List(s.ctx, metav1.ListOptions{})

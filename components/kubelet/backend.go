@@ -36,11 +36,13 @@ import (
 type backend struct {
 	k       *Kubelet
 	stats   *stats.Provider
+	volumes *volumeStats
 	metrics map[string]prometheus.Gatherer
 }
 
 func (k *Kubelet) newBackend() *backend {
 	b := &backend{k: k, stats: k.stats, metrics: map[string]prometheus.Gatherer{}}
+	b.volumes = &volumeStats{pods: k.manager.Pods, made: k.manager.Volumes}
 	registry := func(list ...prometheus.Collector) prometheus.Gatherer {
 		r := prometheus.NewRegistry()
 		r.MustRegister(list...)
@@ -228,7 +230,15 @@ func (b *backend) Run(ctx context.Context, id string, cmd []string) ([]byte, err
 }
 
 func (b *backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
-	return b.stats.Summary(ctx)
+	out, err := b.stats.Summary(ctx)
+	if err != nil {
+		return nil, err
+	}
+	volumes := b.volumes.all(ctx)
+	for i := range out.Pods {
+		out.Pods[i].VolumeStats = volumes[types.UID(out.Pods[i].PodRef.UID)]
+	}
+	return out, nil
 }
 
 // Configz is the configuration in force, in the terms of a file.

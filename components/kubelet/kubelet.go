@@ -280,14 +280,22 @@ func (k *Kubelet) Run(ctx context.Context) error {
 // prepareHost records and makes what all pods share.
 func (k *Kubelet) prepareHost() error {
 	kubepods := k.kubepods()
-	changes := []hostchange.Change{{Kind: hostchange.Mount, Name: k.cfg.Layout.Kubelet}}
+	root := k.cfg.Layout.Kubelet
+	sharing, err := volume.Shared(root)
+	if err != nil {
+		return err
+	}
+	changes := []hostchange.Change{{Kind: hostchange.Mount, Name: filepath.Join(root, "pods")}, {Kind: hostchange.Mount, Name: filepath.Join(root, "plugins")}}
+	if sharing.Bind {
+		changes = append(changes, hostchange.Change{Kind: hostchange.Mount, Name: root})
+	}
 	if k.cgroups != nil {
 		changes = append(changes, hostchange.Change{Kind: hostchange.Cgroup, Name: kubepods})
 	}
 	if err := k.cfg.Journal.Record(changes...); err != nil {
 		return err
 	}
-	if err := volume.Share(k.cfg.Layout.Kubelet); err != nil {
+	if err := sharing.Do(); err != nil {
 		return err
 	}
 	if k.cgroups == nil {

@@ -14,6 +14,7 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/volume"
 )
 
 // Manager runs all pods of the node. Its methods are safe for several
@@ -153,6 +154,23 @@ func (m *Manager) RetryVolumes() {
 			w.kick()
 		}
 	}
+}
+
+// Volumes returns what a pod's volumes are, by name; nil before they are set up.
+// It is shared and must not be changed.
+func (m *Manager) Volumes(uid types.UID) map[string]volume.Result {
+	m.mu.Lock()
+	w := m.workers[uid]
+	m.mu.Unlock()
+	if w == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stage != syncing || !w.mounted {
+		return nil
+	}
+	return w.volumes
 }
 
 // Done returns a channel that is closed once nothing is left of the pod; nil

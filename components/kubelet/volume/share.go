@@ -1,7 +1,6 @@
 package volume
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -10,18 +9,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Share sees that what containers mount below dir, such as those of drivers of
+// Sharing is how dir becomes a shared mount.
+type Sharing struct {
+	dir string
+	// Bind: dir is to be mounted on itself.
+	Bind  bool
+	share bool
+}
+
+// Shared sees that what containers mount below dir, such as those of drivers of
 // volumes, is seen by the host and by other containers: where the host has no
-// shared mount at dir, dir becomes one. It is idempotent.
+// shared mount at dir, dir is to become one. Nothing is changed before Do.
 // https://kubernetes.io/docs/concepts/storage/volumes/#mount-propagation
-func Share(dir string) error {
+func Shared(dir string) (Sharing, error) {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
-		return fmt.Errorf("finding the mount of %s: %w", dir, err)
+		return Sharing{}, fmt.Errorf("finding the mount of %s: %w", dir, err)
 	}
 	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(real))
 	if err != nil {
-		return fmt.Errorf("reading the mount table: %w", err)
+		return Sharing{}, fmt.Errorf("reading the mount table: %w", err)
 	}
 	var deepest *mountinfo.Info
 	for _, m := range mounts {
@@ -30,21 +37,23 @@ func Share(dir string) error {
 		}
 	}
 	if deepest == nil {
-		return fmt.Errorf("%s is on no mount", dir)
+		return Sharing{}, fmt.Errorf("%s is on no mount", dir)
 	}
-	if strings.Contains(deepest.Optional, "shared:") {
-		return nil
-	}
-	if deepest.Mountpoint != real {
-		if err := unix.Mount(real, real, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-			return fmt.Errorf("making %s a mount: %w", dir, err)
+	share := !strings.Contains(deepest.Optional, "shared:")
+	return Sharing{dir: real, share: share, Bind: share && deepest.Mountpoint != real}, nil
+}
+
+// Do does it.
+func (s Sharing) Do() error {
+	if s.Bind {
+		if err := unix.Mount(s.dir, s.dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("making %s a mount: %w", s.dir, err)
 		}
 	}
-	if err := unix.Mount("", real, "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
-		if errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("making the mount of %s shared (are we root?): %w", dir, err)
+	if s.share {
+		if err := unix.Mount("", s.dir, "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("making the mount of %s shared: %w", s.dir, err)
 		}
-		return fmt.Errorf("making the mount of %s shared: %w", dir, err)
 	}
 	return nil
 }

@@ -56,6 +56,15 @@ type Result struct {
 	Persistent bool
 	// Refresh is when SetUp must be called again; zero is never.
 	Refresh time.Time
+	// Measure tells how full the volume is, where that is not what its files or
+	// its file system tell; nil: it is.
+	Measure func(ctx context.Context) (*Usage, error)
+}
+
+// Usage is how full a volume is, in bytes and files. What is nil is not known.
+type Usage struct {
+	Capacity, Available, Used      *uint64
+	Inodes, InodesFree, InodesUsed *uint64
 }
 
 // Type is one type of volume. Methods are safe for several goroutines, though

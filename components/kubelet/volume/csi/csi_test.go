@@ -444,6 +444,22 @@ func TestGrow(t *testing.T) {
 	}
 }
 
+func TestMeasure(t *testing.T) {
+	f := newFixture(t, csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS)
+	r := f.up("a")
+	if r.Measure == nil {
+		t.Fatal("nobody tells how full it is")
+	}
+	u, err := r.Measure(t.Context())
+	if err != nil || *u.Capacity != 1000 || *u.Used != 300 || *u.InodesFree != 70 {
+		t.Errorf("%+v %v", u, err)
+	}
+	f.down("a")
+	if _, err := r.Measure(t.Context()); err == nil {
+		t.Error("measured though it is gone")
+	}
+}
+
 func TestAccessMode(t *testing.T) {
 	plain := &driver{}
 	fine := &driver{can: map[csipb.NodeServiceCapability_RPC_Type]bool{csipb.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER: true}}

@@ -166,6 +166,9 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 	} else {
 		result.Path = j.target()
 	}
+	if d.can[csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS] {
+		result.Measure = func(ctx context.Context) (*volume.Usage, error) { return p.measure(ctx, j) }
+	}
 	now := time.Now()
 	if again {
 		result.Refresh = now.Add(republishEvery)

@@ -1,0 +1,131 @@
+package kubelet
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"hyperkube/components/kubelet/stats"
+	"hyperkube/components/kubelet/volume"
+)
+
+// volumesFresh is how long a measurement of a pod's volumes is good: it walks
+// over files and calls drivers.
+const volumesFresh = time.Minute
+
+// volumeStats measures the volumes of pods when asked. Its methods are safe for
+// several goroutines.
+type volumeStats struct {
+	pods func() []*v1.Pod
+	// made returns the volumes that a pod has.
+	made func(uid types.UID) map[string]volume.Result
+
+	mu   sync.Mutex // guards held, and makes measuring one at a time
+	held map[types.UID]measured
+}
+
+type measured struct {
+	at      time.Time
+	volumes []statsv1alpha1.VolumeStats
+}
+
+// all returns the volumes of all pods.
+func (s *volumeStats) all(ctx context.Context) map[types.UID][]statsv1alpha1.VolumeStats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	fresh := map[types.UID]measured{}
+	out := map[types.UID][]statsv1alpha1.VolumeStats{}
+	for _, pod := range s.pods() {
+		made := s.made(pod.UID)
+		if len(made) == 0 {
+			continue
+		}
+		m, ok := s.held[pod.UID]
+		if !ok || now.Sub(m.at) >= volumesFresh {
+			m = measured{at: now, volumes: measureVolumes(ctx, pod, made, now)}
+		}
+		fresh[pod.UID], out[pod.UID] = m, m.volumes
+	}
+	s.held = fresh
+	return out
+}
+
+func measureVolumes(ctx context.Context, pod *v1.Pod, made map[string]volume.Result, now time.Time) []statsv1alpha1.VolumeStats {
+	var out []statsv1alpha1.VolumeStats
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		r, ok := made[v.Name]
+		if !ok {
+			continue
+		}
+		one := statsv1alpha1.VolumeStats{Name: v.Name, FsStats: statsv1alpha1.FsStats{Time: metav1.NewTime(now)}}
+		switch {
+		case r.Measure != nil:
+			u, err := r.Measure(ctx)
+			if err != nil {
+				continue
+			}
+			one.CapacityBytes, one.AvailableBytes, one.UsedBytes = u.Capacity, u.Available, u.Used
+			one.Inodes, one.InodesFree, one.InodesUsed = u.Inodes, u.InodesFree, u.InodesUsed
+		case r.Path == "" || v.HostPath != nil || v.CSI != nil:
+			continue
+		default:
+			fs := stats.FileSystem(r.Path, now)
+			if fs == nil {
+				continue
+			}
+			one.FsStats = *fs
+			if !r.Persistent {
+				// The file system is the node's, the files are the volume's.
+				used, inodes := stats.DiskUsage(r.Path)
+				one.UsedBytes, one.InodesUsed = &used, &inodes
+			}
+		}
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			one.PVCRef = &statsv1alpha1.PVCReference{Name: v.PersistentVolumeClaim.ClaimName, Namespace: pod.Namespace}
+		case v.Ephemeral != nil:
+			one.PVCRef = &statsv1alpha1.PVCReference{Name: pod.Name + "-" + v.Name, Namespace: pod.Namespace}
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// Describe implements prometheus.Collector; nothing is told beforehand.
+func (s *volumeStats) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector: volumes by their claims, each once.
+func (s *volumeStats) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	labels := []string{"namespace", "persistentvolumeclaim"}
+	seen := map[statsv1alpha1.PVCReference]bool{}
+	for _, list := range s.all(ctx) {
+		for i := range list {
+			v := &list[i]
+			if v.PVCRef == nil || seen[*v.PVCRef] {
+				continue
+			}
+			seen[*v.PVCRef] = true
+			put := func(name, help string, value *uint64) {
+				if value != nil {
+					ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("kubelet_volume_stats_"+name, help, labels, nil), prometheus.GaugeValue, float64(*value), v.PVCRef.Namespace, v.PVCRef.Name)
+				}
+			}
+			put("capacity_bytes", "Capacity in bytes of the volume", v.CapacityBytes)
+			put("available_bytes", "Number of available bytes in the volume", v.AvailableBytes)
+			put("used_bytes", "Number of used bytes in the volume", v.UsedBytes)
+			put("inodes", "Maximum number of inodes in the volume", v.Inodes)
+			put("inodes_free", "Number of free inodes in the volume", v.InodesFree)
+			put("inodes_used", "Number of used inodes in the volume", v.InodesUsed)
+		}
+	}
+}
