@@ -142,6 +142,12 @@ func TestMasters(t *testing.T) {
 		t.Errorf("the pod answers the master %q", out)
 	}
 
+	for _, x := range []*machine{m, w} {
+		if out := x.hyperkube("status", "--root", x.root); !strings.Contains(out, "worker Ready") {
+			t.Errorf("status says\n%s", out)
+		}
+	}
+
 	t.Run("tokens", func(t *testing.T) { m.tokens(t) })
 
 	// Another manifest restarts that component alone.
@@ -189,6 +195,9 @@ func TestMasters(t *testing.T) {
 		}
 		return nil
 	})
+
+	w.hyperkube("stop", "--root", w.root)
+	w.hyperkube("join", "--root", w.root)
 
 	for _, x := range []*machine{w, m} {
 		x.hyperkube("reset", "--root", x.root)

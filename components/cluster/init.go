@@ -181,7 +181,7 @@ func (m *master) decide() error {
 		return err
 	}
 	if there {
-		if _, err := os.Stat(nodeFile(m.layout)); errors.Is(err, os.ErrNotExist) {
+		if !hasJoined(m.layout) {
 			return codedError{fmt.Errorf("a cluster made by `hyperkube up` is in %s: take it away with `hyperkube reset` first", m.layout.Data), ExitPreflight}
 		}
 	} else {
@@ -210,7 +210,7 @@ func (m *master) decide() error {
 // started again may have outlived its node.
 func (m *master) ports() []int {
 	ports := []int{layout.PortKubelet, layout.PortKubeletHealthz, layout.PortProxyHealthz}
-	if _, err := os.Stat(nodeFile(m.layout)); err == nil {
+	if hasJoined(m.layout) {
 		return ports
 	}
 	return append(ports, m.settings.Port, layout.PortEtcdClient, layout.PortEtcdPeer, layout.PortControllerManager, layout.PortScheduler)

@@ -39,10 +39,11 @@ type joinOptions struct {
 func newJoin() *cobra.Command {
 	o := &joinOptions{}
 	cmd := &cobra.Command{
-		Use:   "join HOST:PORT",
+		Use:   "join [HOST:PORT]",
 		Short: "Make this machine a node of a cluster that init has made",
 		Long: "Make this machine a node of a cluster that init has made. `hyperkube init` prints the command, and\n" +
-			"`hyperkube token create --print-join-command` prints one with a new token.",
+			"`hyperkube token create --print-join-command` prints one with a new token. Without arguments it starts\n" +
+			"the node again that has joined already.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -77,6 +78,10 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 		fmt.Fprintf(out, "hyperkube is running already (process %d)\n", pid)
 		return nil
 	}
+	s := newSteps(printStep(out))
+	if o.discovery.Endpoint == "" && o.config == "" && hasJoined(l) {
+		return o.start(ctx, l, s)
+	}
 	bootstrap, err := o.complete()
 	if err != nil {
 		return codedError{err, ExitConfig}
@@ -87,12 +92,11 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 		return codedError{fmt.Errorf("this machine has a cluster of its own in %s: take it away with `hyperkube reset` first", l.Data), ExitPreflight}
 	}
 	ports := []int{l.Port(layout.PortKubelet), l.Port(layout.PortKubeletHealthz), l.Port(layout.PortProxyHealthz)}
-	if _, err := os.Stat(nodeFile(l)); errors.Is(err, os.ErrNotExist) {
+	if !hasJoined(l) {
 		if err := preflight(l, ports); err != nil {
 			return err
 		}
 	}
-	s := newSteps(printStep(out))
 	began := time.Now()
 	finding, cancel := context.WithTimeout(ctx, findBound)
 	defer cancel()
@@ -104,12 +108,23 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	if err := o.prepare(ctx, l, cluster, bootstrap); err != nil {
 		return err
 	}
-	began = time.Now()
+	if err := o.start(ctx, l, s); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nThis machine has joined the cluster: see it on a master with kubectl get nodes.\n")
+	return nil
+}
+
+// hasJoined tells whether init or join has set up this machine.
+func hasJoined(l layout.Node) bool { return exists(nodeFile(l)) }
+
+// start starts the node that was set up.
+func (o *joinOptions) start(ctx context.Context, l layout.Node, s *steps) error {
+	began := time.Now()
 	if err := startNode(ctx, l, o.verbose, s); err != nil {
 		return err
 	}
-	s.done(began, "node %q runs", o.node.Name)
-	fmt.Fprintf(out, "\nThis machine has joined the cluster: see it on a master with kubectl get nodes.\n")
+	s.done(began, "the node runs")
 	return nil
 }
 

@@ -120,7 +120,7 @@ func systemctl(ctx context.Context, args ...string) error {
 // removeEtc takes away what init and join have written below Etc. Only machines
 // that they have set up have anything of theirs there.
 func removeEtc(l layout.Node) error {
-	if _, err := os.Stat(nodeFile(l)); errors.Is(err, os.ErrNotExist) {
+	if !hasJoined(l) {
 		return nil
 	}
 	var errs []error

@@ -57,7 +57,7 @@ func preflight(l layout.Node, ports []int) error {
 // would keep its own things, "" when there is none. Only a first start looks:
 // later ones find what is theirs.
 func otherCluster(l layout.Node) string {
-	if _, ours, err := loadIdentity(l); ours || err != nil {
+	if _, ours, err := loadIdentity(l); ours || err != nil || hasJoined(l) {
 		return ""
 	}
 	for _, path := range []string{

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -67,8 +69,34 @@ func newStatus() *cobra.Command {
 	return cmd
 }
 
-// adminKubeconfig is the way in that the commands themselves use.
-func adminKubeconfig(l layout.Node) string { return filepath.Join(l.Data, "admin.conf") }
+// adminKubeconfig is the way in that the commands themselves use. A worker has
+// only that of its kubelet.
+func adminKubeconfig(l layout.Node) string {
+	if !hasJoined(l) {
+		return filepath.Join(l.Data, "admin.conf")
+	}
+	if admin := filepath.Join(l.Etc, "admin.conf"); exists(admin) {
+		return admin
+	}
+	return filepath.Join(l.Etc, "kubelet.conf")
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// again is the command that starts what was set up here.
+func again(l layout.Node) string {
+	switch {
+	case !hasJoined(l):
+		return "hyperkube up"
+	case exists(identityFile(l)):
+		return "hyperkube init"
+	default:
+		return "hyperkube join"
+	}
+}
 
 // status looks at everything; what it cannot see is a problem, never an error.
 func status(ctx context.Context, l layout.Node) report {
@@ -84,8 +112,8 @@ func status(ctx context.Context, l layout.Node) report {
 		problem("the container runtime does not run: see %s", l.Log("runtime"))
 	}
 	if r.Running == 0 {
-		if _, there, _ := loadIdentity(l); there {
-			problem("hyperkube is not running: start it with hyperkube up")
+		if hasJoined(l) || exists(identityFile(l)) {
+			problem("hyperkube is not running: start it with %s", again(l))
 		} else {
 			problem("there is no cluster here: make one with hyperkube up")
 		}
@@ -132,7 +160,7 @@ func status(ctx context.Context, l layout.Node) report {
 		r.Ready = r.Ready && state == "Ready"
 		r.Nodes = append(r.Nodes, n.Name+" "+state)
 	}
-	pods, err := kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	pods, err := kube.CoreV1().Pods("").List(ctx, ofNode(l))
 	if err != nil {
 		problem("pods cannot be listed: %v", err)
 		return r
@@ -150,6 +178,15 @@ func status(ctx context.Context, l layout.Node) report {
 		}
 	}
 	return r
+}
+
+// ofNode selects the pods that may be listed: a worker lists its own.
+func ofNode(l layout.Node) metav1.ListOptions {
+	var o nodeOptions
+	if adminKubeconfig(l) != filepath.Join(l.Etc, "kubelet.conf") || o.load(l) != nil {
+		return metav1.ListOptions{}
+	}
+	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", o.Name).String()}
 }
 
 func (r report) print(w io.Writer) {
