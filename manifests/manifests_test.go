@@ -14,7 +14,7 @@ func TestAddons(t *testing.T) {
 			t.Errorf("unnamed: %v", obj.Object)
 		}
 	}
-	if kinds["Deployment"] != 1 || kinds["Service"] != 1 || kinds["StorageClass"] != 1 || len(objects) != 6 {
+	if kinds["Deployment"] != 1 || kinds["Service"] != 1 || kinds["StorageClass"] != 1 || len(objects) != 8 {
 		t.Errorf("kinds %v", kinds)
 	}
 }

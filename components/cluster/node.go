@@ -17,6 +17,7 @@ import (
 	"hyperkube/components/cluster/localnodes"
 	"hyperkube/components/kubelet"
 	"hyperkube/components/network"
+	"hyperkube/components/network/policy"
 	"hyperkube/components/proxy"
 	"hyperkube/components/proxy/serviceroute"
 	"hyperkube/internal/cgroup"
@@ -64,6 +65,7 @@ type node struct {
 	proxy   *proxy.Proxy
 	routes  *serviceroute.Keeper
 	network *network.Network
+	policy  *policy.Enforcer
 }
 
 // newNode composes the node half: it is the same for up, node, init and join.
@@ -132,7 +134,13 @@ func newNode(cfg nodeConfig) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &node{cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between}, nil
+	enforcer, err := policy.New(policy.Config{
+		NodeName: cfg.Identity.NodeName, Bridge: cfg.Layout.Bridge(), Informers: cfg.Proxy.Informers, Log: cfg.Log.With("component", "network"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &node{cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between, policy: enforcer}, nil
 }
 
 // recordCgroupRoot records the cgroup above all of the node's, if it is the
@@ -163,6 +171,7 @@ func (n *node) Run(ctx context.Context) error {
 	group.Start(background, "kube-proxy", n.proxy)
 	group.Start(background, "service routes", n.routes)
 	group.Start(background, "network", n.network)
+	group.Start(background, "network policies", n.policy)
 	group.Start(background, "kubelet", n.kubelet)
 	select {
 	case <-ctx.Done():

@@ -251,7 +251,7 @@ func (k *kernel) rules(ctx context.Context, self member, p plan) error {
 			}
 		}
 		b.WriteString("COMMIT\n")
-		rules, mss := b.String(), iptables.Jump{Table: "mangle", Chain: "FORWARD", To: chainMSS, Comment: "hyperkube tunnel"}
+		rules, mss := b.String(), iptables.Jump{Table: "mangle", Chain: "POSTROUTING", To: chainMSS, Comment: "hyperkube tunnel"}
 		if len(p.tunnels) > 0 {
 			rules += fmt.Sprintf("*mangle\n:%s - [0:0]\n-A %s -o %s -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu\n",
 				chainMSS, chainMSS, k.tunnel)

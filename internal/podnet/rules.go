@@ -15,9 +15,13 @@ import (
 	"hyperkube/internal/hostchange"
 )
 
-// The chains of this package. Only HK-NOMASQ is for others to write to.
+// The chains of this package. HK-NOMASQ, HK-POLICY, and what begins as policies
+// does, are for others to write to: only their names are known here, so that
+// they go together with the chains that lead to them.
 const (
 	chainForward     = "HK-FORWARD"
+	chainPolicy      = "HK-POLICY"
+	policies         = "HK-NP-*"
 	chainMasquerade  = "HK-POSTROUTING"
 	chainNoMasq      = "HK-NOMASQ"
 	chainHostPorts   = "HK-HOSTPORTS"
@@ -36,11 +40,14 @@ var jumps = []jump{
 	{"nat", "PREROUTING", []string{"-m", "comment", "--comment", "hyperkube host ports", "-m", "addrtype", "--dst-type", "LOCAL", "-j", chainHostPorts}, false},
 	{"nat", "OUTPUT", []string{"-m", "comment", "--comment", "hyperkube host ports", "-m", "addrtype", "--dst-type", "LOCAL", "-j", chainHostPorts}, false},
 	{"filter", "FORWARD", []string{"-m", "comment", "--comment", "hyperkube pod network", "-j", chainForward}, true},
+	// Before everything in the table filter, whoever writes there.
+	{"mangle", "FORWARD", []string{"-m", "comment", "--comment", "hyperkube network policies", "-j", chainPolicy}, false},
 }
 
 var chains = map[string][]string{
 	"nat":    {chainMasquerade, chainNoMasq, chainHostPorts, chainHostPortsSN},
 	"filter": {chainForward},
+	"mangle": {chainPolicy, policies},
 }
 
 // setupRules writes the rules of each family that has a CIDR: one call to see
@@ -49,7 +56,7 @@ func (n *Network) setupRules(ctx context.Context) error {
 	var changes []hostchange.Change
 	for _, cidr := range n.cidrs {
 		family := familyOf(cidr.Addr())
-		for _, table := range []string{"filter", "nat"} {
+		for _, table := range []string{"filter", "nat", "mangle"} {
 			for _, name := range chains[table] {
 				changes = append(changes, hostchange.Change{Kind: hostchange.Chain, Name: family + " " + table + " " + name})
 			}
@@ -101,6 +108,11 @@ func (n *Network) rules(cidr netip.Prefix, have string) string {
 	fmt.Fprintf(&b, "-A %s -i %s -j ACCEPT\n", chainForward, n.cfg.Bridge)
 	fmt.Fprintf(&b, "-A %s -o %s -j ACCEPT\n", chainForward, n.cfg.Bridge)
 	writeJumps(&b, "filter", existing)
+	b.WriteString("COMMIT\n*mangle\n")
+	if !existing["mangle :"+chainPolicy] {
+		fmt.Fprintf(&b, ":%s - [0:0]\n", chainPolicy)
+	}
+	writeJumps(&b, "mangle", existing)
 	b.WriteString("COMMIT\n")
 	return b.String()
 }

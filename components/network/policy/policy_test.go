@@ -1,0 +1,352 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// packet opens a connection.
+type packet struct {
+	src, dst netip.Addr
+	protocol corev1.Protocol
+	port     uint16
+}
+
+// passes runs a packet through the rules as the kernel would.
+func passes(t *testing.T, set Set, p packet) bool {
+	t.Helper()
+	verdict := run(t, set, chainPolicy, p, 0)
+	return verdict != drop
+}
+
+// run returns accept, drop or back for the end of the chain.
+func run(t *testing.T, set Set, chain string, p packet, depth int) string {
+	t.Helper()
+	rules, ok := set[chain]
+	if !ok || depth > 10 {
+		t.Fatalf("chain %s at depth %d: there %v", chain, depth, ok)
+	}
+	for _, r := range rules {
+		if r.answers || r.src.IsValid() && !r.src.Contains(p.src) || r.dst.IsValid() && !r.dst.Contains(p.dst) ||
+			r.protocol != "" && r.protocol != p.protocol || r.from != 0 && (p.port < r.from || p.port > r.to) {
+			continue
+		}
+		switch r.target {
+		case accept, drop, back:
+			return r.target
+		}
+		if v := run(t, set, r.target, p, depth+1); v != back {
+			return v
+		}
+	}
+	return back
+}
+
+// naive decides as the documentation tells, without rules.
+func naive(s *State, p packet) bool {
+	if p.src == p.dst {
+		return true
+	}
+	of := func(ip netip.Addr) *Pod {
+		for _, pod := range s.Pods {
+			if slices.Contains(pod.IPs, ip) {
+				return pod
+			}
+		}
+		return nil
+	}
+	src, dst := of(p.src), of(p.dst)
+	ok := true
+	if src != nil && src.Local {
+		ok = ok && naiveSide(s, src, p.dst, dst, p, false, dst)
+	}
+	if dst != nil && dst.Local {
+		ok = ok && naiveSide(s, dst, p.src, src, p, true, dst)
+	}
+	return ok
+}
+
+func naiveSide(s *State, pod *Pod, otherIP netip.Addr, other *Pod, p packet, ingress bool, to *Pod) bool {
+	isolated := false
+	for _, policy := range s.Policies {
+		in, out := directions(&policy.Spec)
+		if ingress && !in || !ingress && !out || policy.Namespace != pod.Namespace || !selector(&policy.Spec.PodSelector).Matches(pod.Labels) {
+			continue
+		}
+		isolated = true
+		type clause struct {
+			peers []networkingv1.NetworkPolicyPeer
+			ports []networkingv1.NetworkPolicyPort
+		}
+		var clauses []clause
+		if ingress {
+			for _, r := range policy.Spec.Ingress {
+				clauses = append(clauses, clause{r.From, r.Ports})
+			}
+		} else {
+			for _, r := range policy.Spec.Egress {
+				clauses = append(clauses, clause{r.To, r.Ports})
+			}
+		}
+		for _, c := range clauses {
+			if naivePeer(s, policy.Namespace, c.peers, otherIP, other) && naivePort(c.ports, p, to) {
+				return true
+			}
+		}
+	}
+	return !isolated
+}
+
+func naivePeer(s *State, ns string, peers []networkingv1.NetworkPolicyPeer, ip netip.Addr, pod *Pod) bool {
+	if len(peers) == 0 {
+		return true
+	}
+	for _, peer := range peers {
+		if b := peer.IPBlock; b != nil {
+			in := netip.MustParsePrefix(b.CIDR).Contains(ip)
+			for _, e := range b.Except {
+				in = in && !netip.MustParsePrefix(e).Contains(ip)
+			}
+			if in {
+				return true
+			}
+			continue
+		}
+		if pod == nil {
+			continue
+		}
+		if peer.NamespaceSelector == nil && pod.Namespace != ns ||
+			peer.NamespaceSelector != nil && !selector(peer.NamespaceSelector).Matches(s.Namespaces[pod.Namespace]) {
+			continue
+		}
+		if peer.PodSelector == nil || selector(peer.PodSelector).Matches(pod.Labels) {
+			return true
+		}
+	}
+	return false
+}
+
+func naivePort(ports []networkingv1.NetworkPolicyPort, p packet, to *Pod) bool {
+	if len(ports) == 0 {
+		return true
+	}
+	for _, port := range ports {
+		protocol := corev1.ProtocolTCP
+		if port.Protocol != nil {
+			protocol = *port.Protocol
+		}
+		if protocol != p.protocol {
+			continue
+		}
+		switch {
+		case port.Port == nil:
+			return true
+		case port.Port.Type == intstr.String:
+			if to != nil && to.named(port.Port.StrVal, protocol) == p.port {
+				return true
+			}
+		case port.EndPort != nil:
+			if int32(p.port) >= port.Port.IntVal && int32(p.port) <= *port.EndPort {
+				return true
+			}
+		case int32(p.port) == port.Port.IntVal:
+			return true
+		}
+	}
+	return false
+}
+
+// TestRandom compares the rules with the naive model.
+func TestRandom(t *testing.T) {
+	for seed := range uint64(1500) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		s := randomState(r)
+		for _, is6 := range []bool{false, true} {
+			set := Build(s, "br", is6)
+			for range 60 {
+				p := randomPacket(r, s, is6)
+				if got, want := passes(t, set, p), naive(s, p); got != want {
+					t.Fatalf("seed %d: %+v: passes %v, want %v\n%s", seed, p, got, want, show(set))
+				}
+			}
+		}
+	}
+}
+
+func show(set Set) string {
+	var b strings.Builder
+	b.WriteString(difference(nil, texts(set)))
+	return b.String()
+}
+
+func texts(set Set) map[string]string {
+	out := map[string]string{}
+	for chain, rules := range set {
+		for _, r := range rules {
+			out[chain] += "-A " + chain + " " + r.text() + "\n"
+		}
+	}
+	return out
+}
+
+var protocols = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
+
+func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
+
+func randomLabels(r *rand.Rand) labels.Set {
+	l := labels.Set{}
+	for _, key := range []string{"a", "b"} {
+		if r.IntN(2) == 0 {
+			l[key] = pick(r, "x", "y")
+		}
+	}
+	return l
+}
+
+func randomSelector(r *rand.Rand) *metav1.LabelSelector {
+	s := &metav1.LabelSelector{MatchLabels: map[string]string{}}
+	switch r.IntN(4) {
+	case 0:
+	case 1:
+		s.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "b", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"x"}}}
+	default:
+		s.MatchLabels[pick(r, "a", "b")] = pick(r, "x", "y")
+	}
+	return s
+}
+
+func randomState(r *rand.Rand) *State {
+	s := &State{Namespaces: map[string]labels.Set{"one": randomLabels(r), "two": randomLabels(r)}}
+	for i := range 2 + r.IntN(6) {
+		p := &Pod{
+			Namespace: pick(r, "one", "two"), Name: fmt.Sprint("p", i), Labels: randomLabels(r), Local: r.IntN(2) == 0,
+			IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(r.IntN(2)), byte(i + 1)}), netip.MustParseAddr(fmt.Sprintf("fd00::%d:%d", r.IntN(2), i+1))},
+		}
+		for _, name := range []string{"http", "dns"} {
+			if r.IntN(2) == 0 {
+				p.Ports = append(p.Ports, Port{name, pick(r, protocols...), int32(1 + r.IntN(6))})
+			}
+		}
+		s.Pods = append(s.Pods, p)
+	}
+	for i := range r.IntN(4) {
+		p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: pick(r, "one", "two"), Name: fmt.Sprint("n", i)}}
+		p.Spec.PodSelector = *randomSelector(r)
+		p.Spec.PolicyTypes = pick(r, nil, []networkingv1.PolicyType{"Ingress"}, []networkingv1.PolicyType{"Egress"}, []networkingv1.PolicyType{"Ingress", "Egress"})
+		for range r.IntN(3) {
+			p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{From: randomPeers(r), Ports: randomPorts(r)})
+		}
+		for range r.IntN(3) {
+			p.Spec.Egress = append(p.Spec.Egress, networkingv1.NetworkPolicyEgressRule{To: randomPeers(r), Ports: randomPorts(r)})
+		}
+		s.Policies = append(s.Policies, p)
+	}
+	return s
+}
+
+func randomPeers(r *rand.Rand) []networkingv1.NetworkPolicyPeer {
+	var out []networkingv1.NetworkPolicyPeer
+	for range r.IntN(3) {
+		switch r.IntN(5) {
+		case 0:
+			out = append(out, networkingv1.NetworkPolicyPeer{PodSelector: randomSelector(r)})
+		case 1:
+			out = append(out, networkingv1.NetworkPolicyPeer{NamespaceSelector: randomSelector(r)})
+		case 2:
+			out = append(out, networkingv1.NetworkPolicyPeer{NamespaceSelector: randomSelector(r), PodSelector: randomSelector(r)})
+		case 3:
+			out = append(out, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{
+				CIDR: pick(r, "0.0.0.0/0", "10.0.0.0/16", "10.0.1.0/24"), Except: pick(r, nil, []string{"10.0.1.0/24"}, []string{"10.0.1.4/30", "10.0.0.2/32"}),
+			}})
+		default:
+			out = append(out, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{
+				CIDR: pick(r, "::/0", "fd00::/64"), Except: pick(r, nil, []string{"fd00::1:0/112"}),
+			}})
+		}
+	}
+	return out
+}
+
+func randomPorts(r *rand.Rand) []networkingv1.NetworkPolicyPort {
+	var out []networkingv1.NetworkPolicyPort
+	for range r.IntN(3) {
+		p := networkingv1.NetworkPolicyPort{}
+		if r.IntN(3) > 0 {
+			p.Protocol = new(pick(r, protocols...))
+		}
+		switch r.IntN(4) {
+		case 0:
+		case 1:
+			p.Port = new(intstr.FromString(pick(r, "http", "dns")))
+		case 2:
+			p.Port = new(intstr.FromInt32(int32(1 + r.IntN(3))))
+			p.EndPort = new(int32(3 + r.IntN(3)))
+		default:
+			p.Port = new(intstr.FromInt32(int32(1 + r.IntN(6))))
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+func randomPacket(r *rand.Rand, s *State, is6 bool) packet {
+	ip := func() netip.Addr {
+		if r.IntN(4) == 0 {
+			if is6 {
+				return pick(r, netip.MustParseAddr("fd00::9"), netip.MustParseAddr("fd01::1:9"))
+			}
+			return pick(r, netip.MustParseAddr("10.0.1.99"), netip.MustParseAddr("8.8.8.8"))
+		}
+		return pick(r, s.Pods...).ip(is6)
+	}
+	return packet{src: ip(), dst: ip(), protocol: pick(r, protocols...), port: uint16(1 + r.IntN(6))}
+}
+
+func TestText(t *testing.T) {
+	for _, c := range []struct {
+		rule rule
+		want string
+	}{
+		{rule{target: drop}, "-j DROP"},
+		{rule{answers: true, target: accept}, "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"},
+		{rule{src: netip.MustParsePrefix("10.0.0.1/32"), protocol: "TCP", from: 80, to: 80, target: accept}, "-s 10.0.0.1/32 -p tcp -m tcp --dport 80 -j ACCEPT"},
+		{rule{dst: netip.MustParsePrefix("fd00::/64"), protocol: "SCTP", from: 80, to: 90, target: "X"}, "-d fd00::/64 -p sctp -m sctp --dport 80:90 -j X"},
+		{rule{in: "a", target: "X"}, "-i a -j X"},
+		{rule{out: "b", target: "X"}, "-o b -j X"},
+		{rule{protocol: "UDP", target: back}, "-p udp -j RETURN"},
+	} {
+		if got := c.rule.text(); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
+
+func TestDifference(t *testing.T) {
+	there := map[string]string{"HK-NP-A": "-A HK-NP-A -j DROP\n", "HK-NP-B": unknown, chainPolicy: ""}
+	want := map[string]string{"HK-NP-A": "-A HK-NP-A -j DROP\n", "HK-NP-C": "-A HK-NP-C -j DROP\n", chainPolicy: ""}
+	const input = "*mangle\n:HK-NP-C - [0:0]\n:HK-NP-B - [0:0]\n-A HK-NP-C -j DROP\n-X HK-NP-B\nCOMMIT\n"
+	if got := difference(there, want); got != input {
+		t.Errorf("%q", got)
+	}
+	if got := difference(want, want); got != "" {
+		t.Errorf("nothing changed: %q", got)
+	}
+}
+
+func TestLeftover(t *testing.T) {
+	saved := "*nat\n:HK-NP-X - [0:0]\nCOMMIT\n*mangle\n:INPUT ACCEPT [0:0]\n:HK-POLICY - [0:0]\n:HK-NP-IN - [0:0]\n-A HK-POLICY -j HK-NP-IN\nCOMMIT\n"
+	got := leftover(saved)
+	if len(got) != 2 || got[chainPolicy] != unknown || got[chainIn] != unknown {
+		t.Errorf("%v", got)
+	}
+}
