@@ -1,9 +1,11 @@
 package kubelet
 
 import (
+	"context"
 	"fmt"
 	"iter"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	corev1helpers "k8s.io/component-helpers/resource"
@@ -30,9 +32,26 @@ var safeSysctls = map[string]bool{
 	"net.ipv4.tcp_wmem":                   true,
 }
 
-// admit decides whether a pod that is new to this node may run: someone may
-// have bound it without asking the scheduler, or two at once for one place.
+// admit decides whether a pod that is new to this node may run, and gives it
+// what it has for itself.
 func (k *Kubelet) admit(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
+	if v := k.fits(pod, others); v != nil {
+		return v
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), allocateWithin)
+	defer cancel()
+	if err := k.devices.Allocate(ctx, pod); err != nil {
+		return &pods.Verdict{Reason: "UnexpectedAdmissionError", Message: fmt.Sprintf("Allocate failed due to %v, which is unexpected", err)}
+	}
+	return nil
+}
+
+// allocateWithin bounds how long plugins may take to give devices.
+const allocateWithin = 30 * time.Second
+
+// fits decides whether a pod that is new to this node may run: someone may
+// have bound it without asking the scheduler, or two at once for one place.
+func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	refuse := func(reason, message string) *pods.Verdict {
 		return &pods.Verdict{Reason: reason, Message: message}
 	}

@@ -27,6 +27,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/devices"
 	"hyperkube/components/kubelet/dnsconf"
 	"hyperkube/components/kubelet/eviction"
 	"hyperkube/components/kubelet/images"
@@ -64,6 +65,7 @@ type Kubelet struct {
 	collector       *images.Collector
 	eviction        *eviction.Manager
 	stats           *stats.Provider
+	devices         *devices.Manager
 }
 
 // New validates cfg, fills it, and looks at the machine.
@@ -128,7 +130,7 @@ func (k *Kubelet) compose() error {
 		Name: cfg.NodeName, Kube: k.kube, CRI: k.cri, Events: recorder, Log: k.log,
 		Register: !cfg.NoRegister, Labels: cfg.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
 		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
-		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, PodCIDR: cfg.PodCIDR,
+		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Devices: k.deviceCapacity, PodCIDR: cfg.PodCIDR,
 		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Update: cfg.NodeUpdate, Report: cfg.NodeReport, MaxImages: cfg.MaxImages,
 		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe,
 	})
@@ -165,6 +167,7 @@ func (k *Kubelet) compose() error {
 		Services:     k.listServices,
 		PodPidsLimit: cfg.PodPidsLimit, AllowedUnsafeSysctls: cfg.AllowedUnsafeSysctls,
 		CrashMax: cfg.CrashMax,
+		Extend:   k.extend,
 	}
 	if k.cgroups != nil {
 		k.host.Cgroups = k.cgroups
@@ -185,6 +188,12 @@ func (k *Kubelet) compose() error {
 		Pods: k.manager.Pods, Boot: time.Now(),
 	}
 	k.eviction = k.newEviction(recorder)
+	if k.devices, err = devices.New(devices.Config{
+		Dir: filepath.Join(cfg.Layout.Kubelet, "device-plugins"), Active: k.manager.Active, Changed: k.devicesChanged, Log: k.log,
+	}); err != nil {
+		return err
+	}
+	k.host.DeviceHealth = k.devices.Health
 	if k.kube != nil {
 		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)
 		k.host.Mirror = k.mirrors
@@ -264,6 +273,8 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	run("running pods", k.runPods)
 	run("housekeeping", k.housekeep)
 	run("following plugins", k.followPlugins)
+	run("giving devices", k.devices.Run)
+	run("telling of pods' resources", k.podResources)
 	run("keeping volumes of drivers", k.csi.Run)
 	run("watching what runs short", k.eviction.Run)
 

@@ -57,6 +57,9 @@ type Config struct {
 	Machine Machine
 	// Capacity and Allocatable are shared; they are not changed.
 	Capacity, Allocatable v1.ResourceList
+	// Devices returns what device plugins have: all, and what can be given to
+	// pods. May be nil.
+	Devices func() (all, healthy v1.ResourceList)
 	// Pressure returns what runs short; may be nil.
 	Pressure func() Pressure
 	// VolumesInUse returns the volumes that must not be detached, sorted; may be
@@ -506,6 +509,11 @@ func (k *Keeper) fill(ctx context.Context, n *v1.Node, now time.Time) {
 		if _, own := s.Capacity[name]; !own && strings.Contains(string(name), "/") && !strings.HasPrefix(string(name), v1.ResourceDefaultNamespacePrefix) {
 			s.Capacity[name], s.Allocatable[name] = quantity.DeepCopy(), quantity.DeepCopy()
 		}
+	}
+	if k.cfg.Devices != nil {
+		all, healthy := k.cfg.Devices()
+		maps.Copy(s.Capacity, all)
+		maps.Copy(s.Allocatable, healthy)
 	}
 	s.Addresses = nil
 	for _, ip := range k.cfg.IPs() {

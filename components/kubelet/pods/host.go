@@ -9,8 +9,10 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/dnsconf"
@@ -76,6 +78,12 @@ type Host struct {
 	PodPidsLimit int64
 	// AllowedUnsafeSysctls may be set by pods; a trailing * matches the rest.
 	AllowedUnsafeSysctls []string
+	// Extend adds to a container what is beyond the pod's own words: devices,
+	// CPUs of its own. Nil: nothing. Its error keeps the container from being
+	// made.
+	Extend func(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg *runtimeapi.ContainerConfig) error
+	// DeviceHealth tells how a container's devices are; may be nil.
+	DeviceHealth func(pod types.UID, container string) []v1.ResourceStatus
 	// CrashMax bounds the waiting for a restart after crashes; zero is upstream's.
 	CrashMax time.Duration
 	// Swap is how much swap the machine has for burstable pods in all, in

@@ -73,6 +73,9 @@ func (w *worker) statusInput(now time.Time) podstate.StatusInput {
 			return err == nil && all
 		},
 	}
+	if w.host.DeviceHealth != nil {
+		in.Devices = func(container string) []v1.ResourceStatus { return w.host.DeviceHealth(w.uid, container) }
+	}
 	if w.resize != nil {
 		in.Conditions = append(in.Conditions, w.resize.condition())
 		in.Pending = w.resize.kind == v1.PodResizePending

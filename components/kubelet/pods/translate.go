@@ -249,6 +249,11 @@ func (h *Host) containerConfig(ctx context.Context, pod *v1.Pod, in containerInp
 		Resources:       h.containerResources(pod, c),
 		SecurityContext: security,
 	}
+	if h.Extend != nil {
+		if err := h.Extend(ctx, pod, c, cfg); err != nil {
+			return nil, err
+		}
+	}
 	return cfg, nil
 }
 

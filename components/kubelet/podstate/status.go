@@ -29,6 +29,8 @@ type StatusInput struct {
 	// Reason and Message say why the kubelet failed the pod (Evicted,
 	// DeadlineExceeded, an admission failure); empty else.
 	Reason, Message string
+	// Devices tells how a container's devices are; may be nil.
+	Devices func(container string) []v1.ResourceStatus
 	// Conditions are further conditions, such as DisruptionTarget.
 	Conditions []v1.PodCondition
 	QOS        v1.PodQOSClass
@@ -235,6 +237,9 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 	}
 
 	in.readiness(c, kind, latest, &s)
+	if in.Devices != nil {
+		s.AllocatedResourcesStatus = in.Devices(c.Name)
+	}
 	if s.State.Running != nil && kind != Ephemeral {
 		actual := c.Resources
 		if r, ok := in.Actuated[c.Name]; ok {

@@ -1,0 +1,384 @@
+// Package devices gives pods the devices of device plugins: it takes in plugins
+// that register, follows which devices they have, and allocates them.
+//
+// https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/
+package devices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// gone is how long the devices of a plugin that has ended are still told of, as
+// unhealthy ones, for it may come back.
+const gone = 5 * time.Minute
+
+// Config of a Manager. All fields must be filled.
+type Config struct {
+	// Dir is where plugins find the kubelet's socket and have their own.
+	Dir string
+	// Active returns the pods that have not ended: devices of others are free.
+	Active func() []*v1.Pod
+	// Changed is called when there are more or fewer devices, and with whose
+	// devices' health has changed.
+	Changed func(pods []types.UID)
+	Log     *slog.Logger
+}
+
+// Manager knows all devices and who has them. Its methods are safe for several
+// goroutines.
+type Manager struct {
+	cfg Config
+
+	allocating sync.Mutex // held while devices are chosen and allocated
+
+	mu        sync.Mutex // guards what follows
+	resources map[string]*pool
+	given     map[types.UID]map[string]map[string]*Grant // by pod, container, resource
+}
+
+// pool is the devices of one resource.
+type pool struct {
+	client  api.DevicePluginClient
+	conn    *grpc.ClientConn
+	options *api.DevicePluginOptions
+	devices map[string]*api.Device
+	ended   time.Time // zero while the plugin is there
+}
+
+// Grant is what one container has of one resource.
+type Grant struct {
+	IDs []string
+	// Response is what the plugin wants to be done for them.
+	Response *api.ContainerAllocateResponse
+}
+
+// New makes a Manager that remembers what was given before.
+func New(cfg Config) (*Manager, error) {
+	m := &Manager{cfg: cfg, resources: map[string]*pool{}, given: map[types.UID]map[string]map[string]*Grant{}}
+	if err := m.load(); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *Manager) checkpoint() string {
+	return filepath.Join(m.cfg.Dir, "kubelet_internal_checkpoint")
+}
+
+// Capacity is how many devices there are, and how many of them are healthy. A
+// resource whose plugin is long gone has none, of which the node must be told.
+func (m *Manager) Capacity() (all, healthy v1.ResourceList) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all, healthy = v1.ResourceList{}, v1.ResourceList{}
+	for name, p := range m.resources {
+		n, well := int64(len(p.devices)), int64(0)
+		if !p.ended.IsZero() && time.Since(p.ended) > gone {
+			n = 0
+		}
+		for _, d := range p.devices {
+			if n > 0 && d.Health == api.Healthy {
+				well++
+			}
+		}
+		all[v1.ResourceName(name)] = *resource.NewQuantity(n, resource.DecimalSI)
+		healthy[v1.ResourceName(name)] = *resource.NewQuantity(well, resource.DecimalSI)
+	}
+	return all, healthy
+}
+
+// Allocate gives all containers of a pod their devices. Devices of init
+// containers that end are reused by those that come after them. It changes
+// nothing when it fails.
+func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
+	if !m.wants(pod) {
+		return nil
+	}
+	m.allocating.Lock()
+	defer m.allocating.Unlock()
+	m.forget(pod.UID)
+	reusable := map[string]map[string]bool{}
+	one := func(c *v1.Container, passing bool) error {
+		for _, name := range slices.Sorted(maps.Keys(c.Resources.Limits)) {
+			q := c.Resources.Limits[name]
+			n := int(q.Value())
+			if n <= 0 || !m.known(string(name)) {
+				continue
+			}
+			ids, err := m.allocate(ctx, pod, c.Name, string(name), n, reusable[string(name)])
+			if err != nil {
+				return err
+			}
+			if reusable[string(name)] == nil {
+				reusable[string(name)] = map[string]bool{}
+			}
+			for _, id := range ids {
+				if passing {
+					reusable[string(name)][id] = true
+				} else {
+					delete(reusable[string(name)], id)
+				}
+			}
+		}
+		return nil
+	}
+	err := func() error {
+		for i := range pod.Spec.InitContainers {
+			c := &pod.Spec.InitContainers[i]
+			if err := one(c, c.RestartPolicy == nil || *c.RestartPolicy != v1.ContainerRestartPolicyAlways); err != nil {
+				return err
+			}
+		}
+		for i := range pod.Spec.Containers {
+			if err := one(&pod.Spec.Containers[i], false); err != nil {
+				return err
+			}
+		}
+		return nil
+	}()
+	m.mu.Lock()
+	if err != nil {
+		delete(m.given, pod.UID)
+	}
+	err = errors.Join(err, m.save())
+	m.mu.Unlock()
+	return err
+}
+
+// wants tells whether the pod has limits of a resource that is known.
+func (m *Manager) wants(pod *v1.Pod) bool {
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			for name := range list[i].Resources.Limits {
+				if m.known(string(name)) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func (m *Manager) known(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.resources[name] != nil
+}
+
+// forget frees the devices of pods that have ended; but is one that has not.
+func (m *Manager) forget(but types.UID) {
+	active := map[types.UID]bool{but: true}
+	for _, p := range m.cfg.Active() {
+		active[p.UID] = true
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for uid := range m.given {
+		if !active[uid] {
+			delete(m.given, uid)
+		}
+	}
+}
+
+// allocate gives one container n devices of a resource. The caller holds
+// allocating.
+func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name string, n int, reusable map[string]bool) ([]string, error) {
+	m.mu.Lock()
+	if have := m.given[pod.UID][container][name]; have != nil {
+		m.mu.Unlock()
+		return have.IDs, nil
+	}
+	p := m.resources[name]
+	taken := map[string]bool{}
+	for _, containers := range m.given {
+		for _, byName := range containers {
+			if g := byName[name]; g != nil {
+				for _, id := range g.IDs {
+					taken[id] = true
+				}
+			}
+		}
+	}
+	var must, free []string
+	for _, id := range slices.Sorted(maps.Keys(reusable)) {
+		if len(must) < n && reusable[id] {
+			must = append(must, id)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(p.devices)) {
+		if p.devices[id].Health == api.Healthy && !taken[id] {
+			free = append(free, id)
+		}
+	}
+	client, options := p.client, p.options
+	m.mu.Unlock()
+	need := n - len(must)
+	if need > len(free) {
+		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, need, len(free))
+	}
+	ids := slices.Concat(must, free[:need])
+	if need > 0 && need < len(free) && options.GetGetPreferredAllocationAvailable() {
+		ids = m.preferred(ctx, client, slices.Concat(must, free), must, n, ids)
+	}
+	resp, err := client.Allocate(ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
+	if err != nil {
+		return nil, fmt.Errorf("rpc call to %s failed: %w", name, err)
+	}
+	if len(resp.ContainerResponses) != 1 {
+		return nil, fmt.Errorf("no containers return in allocation response %v", resp)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.given[pod.UID] == nil {
+		m.given[pod.UID] = map[string]map[string]*Grant{}
+	}
+	if m.given[pod.UID][container] == nil {
+		m.given[pod.UID][container] = map[string]*Grant{}
+	}
+	m.given[pod.UID][container][name] = &Grant{IDs: ids, Response: resp.ContainerResponses[0]}
+	return ids, nil
+}
+
+// preferred asks the plugin which devices go well together; what it says is
+// taken if it is of what there is, and else as many as it says rightly.
+func (m *Manager) preferred(ctx context.Context, client api.DevicePluginClient, available, must []string, n int, otherwise []string) []string {
+	resp, err := client.GetPreferredAllocation(ctx, &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{{
+		AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(n),
+	}}})
+	if err != nil || len(resp.ContainerResponses) != 1 {
+		m.cfg.Log.Warn("asking a device plugin what it prefers failed", "error", err)
+		return otherwise
+	}
+	out := slices.Clone(must)
+	for _, id := range slices.Concat(resp.ContainerResponses[0].DeviceIDs, otherwise) {
+		if len(out) < n && slices.Contains(available, id) && !slices.Contains(out, id) {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// Grants returns what a container has, by resource; it must not be changed. A
+// device that the plugin wants to make ready before each start is made so.
+func (m *Manager) Grants(ctx context.Context, pod *v1.Pod, c *v1.Container) (map[string]*Grant, error) {
+	if !m.wants(pod) {
+		m.mu.Lock()
+		none := len(m.given[pod.UID][c.Name]) == 0
+		m.mu.Unlock()
+		if none {
+			return nil, nil
+		}
+	}
+	for name, q := range c.Resources.Limits {
+		m.mu.Lock()
+		missing := m.resources[string(name)] != nil && q.Value() > 0 && m.given[pod.UID][c.Name][string(name)] == nil
+		m.mu.Unlock()
+		if missing {
+			// The plugin came, or the record went, after the pod was admitted.
+			if err := m.Allocate(ctx, pod); err != nil {
+				return nil, err
+			}
+		}
+	}
+	m.mu.Lock()
+	grants := maps.Clone(m.given[pod.UID][c.Name])
+	m.mu.Unlock()
+	for name, g := range grants {
+		m.mu.Lock()
+		p := m.resources[name]
+		m.mu.Unlock()
+		if p == nil || !p.options.GetPreStartRequired() {
+			continue
+		}
+		call, cancel := context.WithTimeout(ctx, api.KubeletPreStartContainerRPCTimeoutInSecs*time.Second)
+		_, err := p.client.PreStartContainer(call, &api.PreStartContainerRequest{DevicesIds: g.IDs})
+		cancel()
+		if err != nil {
+			return nil, fmt.Errorf("device plugin PreStartContainer rpc failed with err: %w", err)
+		}
+	}
+	return grants, nil
+}
+
+// Health tells how a container's devices are; empty when it has none.
+func (m *Manager) Health(pod types.UID, container string) []v1.ResourceStatus {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []v1.ResourceStatus
+	grants := m.given[pod][container]
+	for _, name := range slices.Sorted(maps.Keys(grants)) {
+		s := v1.ResourceStatus{Name: v1.ResourceName(name)}
+		for _, id := range grants[name].IDs {
+			health := v1.ResourceHealthStatusUnknown
+			if p := m.resources[name]; p != nil && p.devices[id] != nil {
+				health = v1.ResourceHealthStatusUnhealthy
+				if p.devices[id].Health == api.Healthy {
+					health = v1.ResourceHealthStatusHealthy
+				}
+			}
+			s.Resources = append(s.Resources, v1.ResourceHealth{ResourceID: v1.ResourceID(id), Health: health})
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// Devices returns the IDs that a container has, by resource.
+func (m *Manager) Devices(pod types.UID, container string) map[string][]string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[string][]string{}
+	for name, g := range m.given[pod][container] {
+		out[name] = slices.Clone(g.IDs)
+	}
+	return out
+}
+
+// All returns all devices that are healthy, by resource; they are shared.
+func (m *Manager) All() map[string][]*api.Device {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[string][]*api.Device{}
+	for name, p := range m.resources {
+		for _, id := range slices.Sorted(maps.Keys(p.devices)) {
+			if p.devices[id].Health == api.Healthy {
+				out[name] = append(out[name], p.devices[id])
+			}
+		}
+	}
+	return out
+}
+
+// holders are the pods that have devices of a resource. The caller holds mu.
+func (m *Manager) holders(name string) []types.UID {
+	var out []types.UID
+	for uid, containers := range m.given {
+		for _, grants := range containers {
+			if grants[name] != nil {
+				out = append(out, uid)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// same compares devices.
+func same(a, b map[string]*api.Device) bool {
+	return maps.EqualFunc(a, b, func(x, y *api.Device) bool { return proto.Equal(x, y) })
+}

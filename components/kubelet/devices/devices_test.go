@@ -1,0 +1,261 @@
+package devices
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+const testResource = "example.com/thing"
+
+// plugin has the devices that are sent to it.
+type plugin struct {
+	api.UnimplementedDevicePluginServer
+	lists   chan []*api.Device
+	started chan []string
+}
+
+func (p *plugin) ListAndWatch(_ *api.Empty, s grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
+	for {
+		select {
+		case list := <-p.lists:
+			if err := s.Send(&api.ListAndWatchResponse{Devices: list}); err != nil {
+				return err
+			}
+		case <-s.Context().Done():
+			return nil
+		}
+	}
+}
+
+// GetPreferredAllocation prefers what comes last.
+func (p *plugin) GetPreferredAllocation(_ context.Context, r *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
+	ids := slices.Clone(r.ContainerRequests[0].AvailableDeviceIDs)
+	slices.Reverse(ids)
+	return &api.PreferredAllocationResponse{ContainerResponses: []*api.ContainerPreferredAllocationResponse{{DeviceIDs: ids[:r.ContainerRequests[0].AllocationSize]}}}, nil
+}
+
+func (p *plugin) Allocate(_ context.Context, r *api.AllocateRequest) (*api.AllocateResponse, error) {
+	return &api.AllocateResponse{ContainerResponses: []*api.ContainerAllocateResponse{{
+		Envs: map[string]string{"THINGS": strings.Join(r.ContainerRequests[0].DevicesIds, ",")},
+	}}}, nil
+}
+
+func (p *plugin) PreStartContainer(_ context.Context, r *api.PreStartContainerRequest) (*api.PreStartContainerResponse, error) {
+	p.started <- r.DevicesIds
+	return &api.PreStartContainerResponse{}, nil
+}
+
+// serve runs the plugin and registers it; the function ends it.
+func (p *plugin) serve(t *testing.T, dir string) func() {
+	t.Helper()
+	path := filepath.Join(dir, "thing.sock")
+	_ = os.Remove(path)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	api.RegisterDevicePluginServer(s, p)
+	go func() { _ = s.Serve(l) }()
+	conn, err := grpc.NewClient("unix://"+filepath.Join(dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, err = api.NewRegistrationClient(conn).Register(t.Context(), &api.RegisterRequest{
+		Version: api.Version, Endpoint: "thing.sock", ResourceName: testResource,
+		Options: &api.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true},
+	}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Stop
+}
+
+func pod(name string, containers ...int64) *v1.Pod {
+	p := &v1.Pod{}
+	p.Name, p.UID = name, types.UID(name)
+	for i, n := range containers {
+		c := v1.Container{Name: string(rune('a' + i))}
+		c.Resources.Limits = v1.ResourceList{testResource: *resource.NewQuantity(n, resource.DecimalSI)}
+		p.Spec.Containers = append(p.Spec.Containers, c)
+	}
+	return p
+}
+
+func devices(health ...string) []*api.Device {
+	var out []*api.Device
+	for i, h := range health {
+		out = append(out, &api.Device{ID: string(rune('0' + i)), Health: h})
+	}
+	return out
+}
+
+func TestDevices(t *testing.T) {
+	dir, err := os.MkdirTemp("", "devices") // sockets have short paths
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	var active []*v1.Pod
+	changed := make(chan []types.UID, 100)
+	cfg := Config{
+		Dir: dir, Active: func() []*v1.Pod { return active }, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Changed: func(pods []types.UID) { changed <- pods },
+	}
+	m, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- m.Run(ctx) }()
+	p := &plugin{lists: make(chan []*api.Device, 1), started: make(chan []string, 1)}
+	stop := p.serve(t, dir)
+	p.lists <- devices(api.Healthy, api.Healthy, api.Healthy, api.Unhealthy)
+	wait := func() []types.UID {
+		select {
+		case pods := <-changed:
+			return pods
+		case <-time.After(10 * time.Second):
+			t.Fatal("nothing has changed")
+			return nil
+		}
+	}
+	wait()
+	count := func(want, healthy int64) {
+		t.Helper()
+		all, well := m.Capacity()
+		a, b := all[testResource], well[testResource]
+		if a.Value() != want || b.Value() != healthy {
+			t.Errorf("%d devices, %d healthy; want %d, %d", a.Value(), b.Value(), want, healthy)
+		}
+	}
+	count(4, 3)
+
+	first := pod("first", 1, 1)
+	if err := m.Allocate(ctx, first); err != nil {
+		t.Fatal(err)
+	}
+	active = []*v1.Pod{first}
+	grants, err := m.Grants(ctx, first, &first.Spec.Containers[0])
+	if err != nil || grants[testResource].Response.Envs["THINGS"] != "2" {
+		t.Errorf("granted %v, %v", grants, err)
+	}
+	if got := <-p.started; !slices.Equal(got, []string{"2"}) {
+		t.Errorf("made ready %v", got)
+	}
+	second := pod("second", 2)
+	if err := m.Allocate(ctx, second); err == nil || err.Error() != "requested number of devices unavailable for example.com/thing. Requested: 2, Available: 1" {
+		t.Errorf("too many: %v", err)
+	}
+	if len(m.Devices("second", "a")) != 0 {
+		t.Error("the failed one holds devices")
+	}
+	active = nil // the first has ended
+	if err := m.Allocate(ctx, second); err != nil {
+		t.Fatal(err)
+	}
+	active = []*v1.Pod{second}
+	p.lists <- devices(api.Healthy, api.Healthy, api.Unhealthy, api.Unhealthy)
+	if pods := wait(); !slices.Equal(pods, []types.UID{"second"}) {
+		t.Errorf("told of %v", pods)
+	}
+	health := m.Health("second", "a")
+	if len(health) != 1 || len(health[0].Resources) != 2 || health[0].Resources[0].Health == health[0].Resources[1].Health {
+		t.Errorf("health %v", health)
+	}
+
+	// The plugin ends, then the kubelet; both come again.
+	stop()
+	wait()
+	count(4, 0)
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	again, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := again.Devices("second", "a")[testResource]; len(got) != 2 {
+		t.Errorf("remembered %v", got)
+	}
+	if grants, err := again.Grants(t.Context(), second, &second.Spec.Containers[0]); err != nil || len(grants) != 1 {
+		t.Errorf("granted again %v, %v", grants, err)
+	}
+}
+
+func TestReuseOfInitContainers(t *testing.T) {
+	m := &Manager{
+		cfg:       Config{Dir: t.TempDir(), Active: func() []*v1.Pod { return nil }, Log: slog.New(slog.NewTextHandler(io.Discard, nil))},
+		resources: map[string]*pool{testResource: {client: direct{&plugin{}}, options: &api.DevicePluginOptions{}, devices: map[string]*api.Device{}}},
+		given:     map[types.UID]map[string]map[string]*Grant{},
+	}
+	for _, d := range devices(api.Healthy, api.Healthy) {
+		m.resources[testResource].devices[d.ID] = d
+	}
+	p := pod("p", 2)
+	p.Spec.InitContainers = pod("", 2).Spec.Containers
+	p.Spec.InitContainers[0].Name = "init"
+	if err := m.Allocate(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(m.Devices("p", "init")[testResource], m.Devices("p", "a")[testResource]) {
+		t.Error("the init container's devices are not used again")
+	}
+}
+
+// direct calls a plugin without a connection.
+type direct struct{ p *plugin }
+
+func (d direct) GetDevicePluginOptions(context.Context, *api.Empty, ...grpc.CallOption) (*api.DevicePluginOptions, error) {
+	return &api.DevicePluginOptions{}, nil
+}
+
+func (d direct) ListAndWatch(context.Context, *api.Empty, ...grpc.CallOption) (grpc.ServerStreamingClient[api.ListAndWatchResponse], error) {
+	return nil, io.EOF
+}
+
+func (d direct) GetPreferredAllocation(ctx context.Context, r *api.PreferredAllocationRequest, _ ...grpc.CallOption) (*api.PreferredAllocationResponse, error) {
+	return d.p.GetPreferredAllocation(ctx, r)
+}
+
+func (d direct) Allocate(ctx context.Context, r *api.AllocateRequest, _ ...grpc.CallOption) (*api.AllocateResponse, error) {
+	return d.p.Allocate(ctx, r)
+}
+
+func (d direct) PreStartContainer(ctx context.Context, r *api.PreStartContainerRequest, _ ...grpc.CallOption) (*api.PreStartContainerResponse, error) {
+	return d.p.PreStartContainer(ctx, r)
+}
+
+func TestNames(t *testing.T) {
+	for name, ok := range map[string]bool{
+		"example.com/thing": true, "cpu": false, "kubernetes.io/thing": false, "a.kubernetes.io/x": false,
+		"requests.example.com/x": false, "example.com/": false, "example.com/a/b": false,
+	} {
+		if (extended(name) == nil) != ok {
+			t.Errorf("%s: %v", name, extended(name))
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte(`{"podDeviceEntries":[{"podUID":"u","deviceIDs":["1"]}]}`))
+	f.Fuzz(func(_ *testing.T, raw []byte) { _, _ = decode(raw) })
+}

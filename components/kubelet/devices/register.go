@@ -1,0 +1,152 @@
+package devices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// Run takes in plugins until ctx ends.
+func (m *Manager) Run(ctx context.Context) error {
+	if err := os.MkdirAll(m.cfg.Dir, 0o750); err != nil {
+		return fmt.Errorf("making the directory of device plugins: %w", err)
+	}
+	path := filepath.Join(m.cfg.Dir, "kubelet.sock")
+	// Plugins register again when the socket is made anew.
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("removing the socket of device plugins: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return fmt.Errorf("listening for device plugins: %w", err)
+	}
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s := grpc.NewServer()
+	api.RegisterRegistrationServer(s, &registration{m: m, ctx: func() context.Context { return ctx }, wait: &wait})
+	stop := context.AfterFunc(ctx, s.Stop)
+	defer stop()
+	if err := s.Serve(l); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("serving device plugins: %w", err)
+	}
+	return nil
+}
+
+// registration is the service that plugins call.
+type registration struct {
+	api.UnimplementedRegistrationServer
+	m    *Manager
+	ctx  func() context.Context // lives as long as Run does
+	wait *sync.WaitGroup
+}
+
+// Register implements api.RegistrationServer.
+func (r *registration) Register(_ context.Context, in *api.RegisterRequest) (*api.Empty, error) {
+	if !slices.Contains(api.SupportedVersions[:], in.Version) {
+		return nil, fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q", in.Version, api.SupportedVersions)
+	}
+	if err := extended(in.ResourceName); err != nil {
+		return nil, err
+	}
+	if in.Endpoint != filepath.Base(in.Endpoint) {
+		return nil, fmt.Errorf("endpoint %q is not the name of a socket", in.Endpoint)
+	}
+	r.wait.Add(1)
+	go func() {
+		defer r.wait.Done()
+		if err := r.m.follow(r.ctx(), in); err != nil && r.ctx().Err() == nil {
+			r.m.cfg.Log.Warn("a device plugin has ended", "resource", in.ResourceName, "error", err)
+		}
+	}()
+	return &api.Empty{}, nil
+}
+
+// extended tells why a name is not one of an extended resource.
+func extended(name string) error {
+	domain, _, ok := strings.Cut(name, "/")
+	if !ok || domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io") || strings.HasPrefix(name, v1.DefaultResourceRequestsPrefix) ||
+		len(validation.IsQualifiedName(v1.DefaultResourceRequestsPrefix+name)) > 0 {
+		return fmt.Errorf("the ResourceName %q is invalid", name)
+	}
+	return nil
+}
+
+// follow keeps the devices of one plugin until it ends.
+func (m *Manager) follow(ctx context.Context, in *api.RegisterRequest) error {
+	conn, err := grpc.NewClient("unix://"+filepath.Join(m.cfg.Dir, in.Endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	client := api.NewDevicePluginClient(conn)
+	p := &pool{client: client, conn: conn, options: in.Options, devices: map[string]*api.Device{}}
+	if p.options == nil {
+		call, cancel := context.WithTimeout(ctx, 10*time.Second)
+		p.options, err = client.GetDevicePluginOptions(call, &api.Empty{}, grpc.WaitForReady(true))
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := client.ListAndWatch(ctx, &api.Empty{})
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	if old := m.resources[in.ResourceName]; old != nil {
+		// The devices are known until the new plugin says otherwise.
+		p.devices = old.devices
+		if old.ended.IsZero() {
+			old.conn.Close()
+		}
+	}
+	m.resources[in.ResourceName] = p
+	m.mu.Unlock()
+	m.cfg.Log.Info("a device plugin has registered", "resource", in.ResourceName)
+	for {
+		list, err := stream.Recv()
+		m.mu.Lock()
+		if m.resources[in.ResourceName] != p {
+			m.mu.Unlock()
+			return nil // another one took its place
+		}
+		before := p.devices
+		p.devices = map[string]*api.Device{}
+		if err != nil {
+			p.ended = time.Now()
+			for id, d := range before {
+				p.devices[id] = &api.Device{ID: id, Health: api.Unhealthy, Topology: d.Topology}
+			}
+		} else {
+			for _, d := range list.Devices {
+				p.devices[d.ID] = d
+			}
+		}
+		changed := err != nil || !same(before, p.devices)
+		pods := m.holders(in.ResourceName)
+		m.mu.Unlock()
+		if changed {
+			m.cfg.Changed(pods)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

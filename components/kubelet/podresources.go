@@ -1,0 +1,157 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// deviceCapacity is what device plugins have.
+func (k *Kubelet) deviceCapacity() (all, healthy v1.ResourceList) { return k.devices.Capacity() }
+
+// devicesChanged tells the Node, and the pods that have such devices.
+func (k *Kubelet) devicesChanged(list []types.UID) {
+	k.keeper.Changed()
+	for _, uid := range list {
+		k.manager.Changed(uid)
+	}
+}
+
+// extend adds a container's devices to it.
+func (k *Kubelet) extend(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg *runtimeapi.ContainerConfig) error {
+	grants, err := k.devices.Grants(ctx, pod, c)
+	if err != nil {
+		return err
+	}
+	var vars []*runtimeapi.KeyValue
+	for _, name := range slices.Sorted(maps.Keys(grants)) {
+		r := grants[name].Response
+		for _, key := range slices.Sorted(maps.Keys(r.Envs)) {
+			vars = append(vars, &runtimeapi.KeyValue{Key: key, Value: []byte(r.Envs[key])})
+		}
+		for _, m := range r.Mounts {
+			cfg.Mounts = append(cfg.Mounts, &runtimeapi.Mount{ContainerPath: m.ContainerPath, HostPath: m.HostPath, Readonly: m.ReadOnly})
+		}
+		for _, d := range r.Devices {
+			cfg.Devices = append(cfg.Devices, &runtimeapi.Device{ContainerPath: d.ContainerPath, HostPath: d.HostPath, Permissions: d.Permissions})
+		}
+		for key, value := range r.Annotations {
+			cfg.Annotations[key] = value
+		}
+		for _, d := range r.CdiDevices {
+			cfg.CDIDevices = append(cfg.CDIDevices, &runtimeapi.CDIDevice{Name: d.Name})
+		}
+	}
+	// What the pod says itself comes last and wins.
+	cfg.Envs = append(vars, cfg.Envs...)
+	return nil
+}
+
+// podResources serves which resources pods have for themselves, until ctx ends.
+//
+// https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/#monitoring-device-plugin-resources
+func (k *Kubelet) podResources(ctx context.Context) error {
+	dir := filepath.Join(k.cfg.Layout.Kubelet, "pod-resources")
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return fmt.Errorf("making the directory of pods' resources: %w", err)
+	}
+	path := filepath.Join(dir, "kubelet.sock")
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("removing the socket of pods' resources: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return fmt.Errorf("listening for who asks of pods' resources: %w", err)
+	}
+	s := grpc.NewServer()
+	podresourcesapi.RegisterPodResourcesListerServer(s, &lister{k: k})
+	stop := context.AfterFunc(ctx, s.Stop)
+	defer stop()
+	if err := s.Serve(l); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("serving pods' resources: %w", err)
+	}
+	return nil
+}
+
+// lister is the service.
+type lister struct {
+	podresourcesapi.UnimplementedPodResourcesListerServer
+	k *Kubelet
+}
+
+// List implements podresourcesapi.PodResourcesListerServer.
+func (l *lister) List(context.Context, *podresourcesapi.ListPodResourcesRequest) (*podresourcesapi.ListPodResourcesResponse, error) {
+	out := &podresourcesapi.ListPodResourcesResponse{}
+	for _, pod := range l.k.manager.Active() {
+		out.PodResources = append(out.PodResources, l.of(pod))
+	}
+	return out, nil
+}
+
+// Get implements podresourcesapi.PodResourcesListerServer.
+func (l *lister) Get(_ context.Context, r *podresourcesapi.GetPodResourcesRequest) (*podresourcesapi.GetPodResourcesResponse, error) {
+	for _, pod := range l.k.manager.Active() {
+		if pod.Name == r.PodName && pod.Namespace == r.PodNamespace {
+			return &podresourcesapi.GetPodResourcesResponse{PodResources: l.of(pod)}, nil
+		}
+	}
+	return nil, status.Errorf(codes.NotFound, "pod %s in namespace %s not found", r.PodName, r.PodNamespace)
+}
+
+// GetAllocatableResources implements podresourcesapi.PodResourcesListerServer.
+func (l *lister) GetAllocatableResources(context.Context, *podresourcesapi.AllocatableResourcesRequest) (*podresourcesapi.AllocatableResourcesResponse, error) {
+	out := &podresourcesapi.AllocatableResourcesResponse{}
+	all := l.k.devices.All()
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		for _, d := range all[name] {
+			out.Devices = append(out.Devices, &podresourcesapi.ContainerDevices{ResourceName: name, DeviceIds: []string{d.ID}, Topology: topology(d)})
+		}
+	}
+	return out, nil
+}
+
+func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
+	out := &podresourcesapi.PodResources{Name: pod.Name, Namespace: pod.Namespace}
+	add := func(c *v1.Container) {
+		r := &podresourcesapi.ContainerResources{Name: c.Name}
+		given := l.k.devices.Devices(pod.UID, c.Name)
+		for _, name := range slices.Sorted(maps.Keys(given)) {
+			r.Devices = append(r.Devices, &podresourcesapi.ContainerDevices{ResourceName: name, DeviceIds: given[name]})
+		}
+		out.Containers = append(out.Containers, r)
+	}
+	for i := range pod.Spec.InitContainers {
+		if c := &pod.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+			add(c)
+		}
+	}
+	for i := range pod.Spec.Containers {
+		add(&pod.Spec.Containers[i])
+	}
+	return out
+}
+
+func topology(d *pluginapi.Device) *podresourcesapi.TopologyInfo {
+	if d.Topology == nil {
+		return nil
+	}
+	out := &podresourcesapi.TopologyInfo{}
+	for _, n := range d.Topology.Nodes {
+		out.Nodes = append(out.Nodes, &podresourcesapi.NUMANode{ID: n.ID})
+	}
+	return out
+}
