@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync/atomic"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -46,6 +47,11 @@ func (s *Server) Client() *clientv3.Client { return s.client.Load() }
 func (s *Server) Run(ctx context.Context) error {
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
 		return fmt.Errorf("starting etcd: %w", err)
+	}
+	if s.cfg.ClusterState == embed.ClusterStateFlagNew {
+		if err := clearUnborn(s.cfg.Dir, strings.Count(s.cfg.InitialCluster, ",")+1); err != nil {
+			return fmt.Errorf("starting etcd: %w", err)
+		}
 	}
 	member, err := embed.StartEtcd(s.cfg)
 	if err != nil {

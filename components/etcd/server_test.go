@@ -134,6 +134,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv("ETCD_TEST_WRITE"); dir != "" {
 		os.Exit(writeUntilKilled(dir))
 	}
+	if dir := os.Getenv("ETCD_TEST_START"); dir != "" {
+		os.Exit(startAndExit(dir))
+	}
 	goleak.VerifyTestMain(m)
 }
 

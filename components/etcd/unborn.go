@@ -1,0 +1,123 @@
+package etcd
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"go.etcd.io/etcd/client/pkg/v3/fileutil"
+	"go.etcd.io/etcd/server/v3/storage/datadir"
+	"go.etcd.io/etcd/server/v3/storage/schema"
+	"go.etcd.io/etcd/server/v3/storage/wal"
+	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
+)
+
+// firstSegment is the file in which a write-ahead log begins.
+const firstSegment = "0000000000000000-0000000000000000.wal"
+
+// clearUnborn takes away what a first start has left that ended before its
+// first words were in the write-ahead log. etcd would take that for a member
+// that knows its cluster, and wait for ever for a leader: the log says who it
+// is, but not yet that it is a member. Nothing can have been acknowledged, not
+// even a vote, so that it may start anew.
+//
+// A database that knows more than the log is not touched; the log has been
+// lost then, which is an error.
+func clearUnborn(dir string, members int) error {
+	logDir := datadir.ToWALDir(dir)
+	entries, err := os.ReadDir(logDir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	segments := 0
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) == ".wal" {
+			segments++
+		}
+	}
+	first := filepath.Join(logDir, firstSegment)
+	if segments != 1 || !fileutil.Exist(first) {
+		return nil
+	}
+	if empty, err := isEmptyLog(first); !empty || err != nil {
+		return err
+	}
+	applied, err := appliedIndex(datadir.ToBackendFileName(dir))
+	if err != nil {
+		return err
+	}
+	// What adds the members is applied while it is written.
+	if applied > uint64(members) {
+		return fmt.Errorf("%s is empty, but the database has %d entries of it: restore a backup", logDir, applied)
+	}
+	// etcd removes a log of that name itself, should this end here.
+	unborn := logDir + ".tmp"
+	if err := os.RemoveAll(unborn); err != nil {
+		return err
+	}
+	if err := os.Rename(logDir, unborn); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(datadir.ToSnapDir(dir)); err != nil {
+		return err
+	}
+	return os.RemoveAll(unborn)
+}
+
+// isEmptyLog tells whether a log begins with file and has no state of raft.
+// One that cannot be read is etcd's matter.
+func isEmptyLog(file string) (bool, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	decoder := wal.NewDecoder(fileutil.NewFileReader(f))
+	for {
+		var record walpb.Record
+		switch err := decoder.Decode(&record); {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return true, nil
+		case err != nil:
+			return false, nil
+		}
+		switch record.GetType() {
+		case wal.StateType:
+			return false, nil
+		case wal.CrcType:
+			decoder.UpdateCRC(record.GetCrc())
+		}
+	}
+}
+
+// appliedIndex is how much of the log is in the database; zero if there is
+// none.
+func appliedIndex(file string) (index uint64, err error) {
+	if stat, err := os.Stat(file); errors.Is(err, os.ErrNotExist) || err == nil && stat.Size() == 0 {
+		return 0, nil
+	}
+	db, err := bolt.Open(file, 0o600, &bolt.Options{ReadOnly: true, Timeout: time.Second})
+	if err != nil {
+		return 0, fmt.Errorf("reading %s: %w", file, err)
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	err = db.View(func(tx *bolt.Tx) error {
+		bucket := tx.Bucket(schema.Meta.Name())
+		if bucket == nil {
+			return nil
+		}
+		if value := bucket.Get(schema.MetaConsistentIndexKeyName); len(value) == 8 {
+			index = binary.BigEndian.Uint64(value)
+		}
+		return nil
+	})
+	return index, err
+}
