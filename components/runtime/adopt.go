@@ -87,12 +87,9 @@ func (r *Runtime) adoptSandbox(rec *sandboxRecord) {
 	s := &sandboxState{id: rec.ID, record: *rec}
 	if rec.Boot != r.boot {
 		// All of it went with the boot.
-		err := r.changeSandbox(s, func(rec *sandboxRecord) {
+		r.endSandbox(s, func(rec *sandboxRecord) {
 			rec.Phase, rec.Process, rec.IPs, rec.Boot = phaseExited, processID{}, nil, r.boot
 		})
-		if err != nil {
-			r.log.Warn("a sandbox of an earlier boot cannot be recorded", "sandbox", rec.ID, "error", err)
-		}
 	}
 	if rec.Phase == phaseCreating {
 		if err := errors.Join(sandbox.Orphans(rec.ID), r.unmakeSandbox(context.Background(), s), os.RemoveAll(r.sandboxDir(rec.ID))); err != nil {
@@ -103,9 +100,7 @@ func (r *Runtime) adoptSandbox(rec *sandboxRecord) {
 	if s.get().Phase == phaseRunning {
 		h, err := process.Open(rec.Process.PID, rec.Process.Start)
 		if err != nil {
-			if err := r.changeSandbox(s, func(rec *sandboxRecord) { rec.Phase, rec.Process = phaseExited, processID{} }); err != nil {
-				r.log.Warn("the end of a sandbox cannot be recorded", "sandbox", rec.ID, "error", err)
-			}
+			r.endSandbox(s, func(rec *sandboxRecord) { rec.Phase, rec.Process = phaseExited, processID{} })
 		} else {
 			s.handle = h
 		}
@@ -195,13 +190,10 @@ func (r *Runtime) lost(c *containerState) {
 	if h, err := process.Open(rec.Holder.PID, rec.Holder.Start); err == nil && rec.Holder.PID != 0 {
 		endHolder(h)
 	}
-	err := r.changeContainer(c, func(rec *containerRecord) {
+	r.endContainer(c, func(rec *containerRecord) {
 		rec.Phase, rec.Finished, rec.ExitCode, rec.Reason = phaseExited, time.Now().UnixNano(), int32(process.Unknown.Code), "Unknown"
 		rec.Process, rec.Holder = processID{}, processID{}
 	})
-	if err != nil {
-		r.log.Warn("the end of a container cannot be recorded", "container", c.id, "error", err)
-	}
 }
 
 // removeDebris removes what is left of a sandbox without a record.

@@ -48,7 +48,7 @@ func (r *Runtime) listImages(filter *runtimeapi.ImageFilter) []*runtimeapi.Image
 
 // ImageStatus describes an image; none is an empty answer.
 func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
-	i, err := r.images.Get(req.GetImage().GetImage())
+	i, err := r.images.Verify(req.GetImage().GetImage())
 	if errors.Is(err, images.ErrNotFound) {
 		return &runtimeapi.ImageStatusResponse{}, nil
 	}

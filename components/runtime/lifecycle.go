@@ -103,11 +103,11 @@ func (r *Runtime) StartContainer(ctx context.Context, req *runtimeapi.StartConta
 	}
 	if err := r.startContainer(c, pod); err != nil {
 		now := time.Now().UnixNano()
-		recordErr := r.changeContainer(c, func(rec *containerRecord) {
+		r.endContainer(c, func(rec *containerRecord) {
 			rec.Phase, rec.Finished, rec.ExitCode = phaseExited, now, 128
 			rec.Reason, rec.Message = "StartError", err.Error()
 		})
-		return nil, errors.Join(fmt.Errorf("failed to start container %q: %w", c.id, err), recordErr)
+		return nil, fmt.Errorf("failed to start container %q: %w", c.id, err)
 	}
 	r.emit(c.id, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT, s)
 	return &runtimeapi.StartContainerResponse{}, nil
@@ -357,14 +357,11 @@ func (r *Runtime) ended(c *containerState, live *liveContainer, how process.Stat
 	default:
 		reason = "Error"
 	}
-	err := r.changeContainer(c, func(rec *containerRecord) {
+	r.endContainer(c, func(rec *containerRecord) {
 		rec.Phase, rec.Finished, rec.ExitCode = phaseExited, now, int32(how.Code)
 		rec.Reason, rec.Message = reason, note
 		rec.Process = processID{}
 	})
-	if err != nil {
-		r.log.Error("the end of a container cannot be recorded", "container", c.id, "error", err)
-	}
 	for _, f := range []*os.File{live.stdout, live.stderr, live.console} {
 		if f != nil {
 			f.Close()

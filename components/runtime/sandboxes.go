@@ -59,6 +59,20 @@ func (r *Runtime) changeSandbox(s *sandboxState, f func(*sandboxRecord)) error {
 	return nil
 }
 
+// endSandbox changes the record to say that the sandbox has ended, even if the
+// disk does not take it: what is on a full disk must still be removable. A
+// successor finds the end out by itself.
+func (r *Runtime) endSandbox(s *sandboxState, f func(*sandboxRecord)) {
+	if err := r.changeSandbox(s, f); err != nil {
+		if !errors.Is(err, os.ErrNotExist) { // it was removed meanwhile
+			r.log.Error("the end of a sandbox cannot be recorded", "sandbox", s.id, "error", err)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f(&s.record)
+	}
+}
+
 // reserve takes a name for an id.
 func (r *Runtime) reserve(kind, name, id string) error {
 	r.mu.Lock()
@@ -302,14 +316,11 @@ func (r *Runtime) followSandbox(s *sandboxState) {
 		default:
 		}
 		was := false
-		err := r.changeSandbox(s, func(rec *sandboxRecord) {
+		r.endSandbox(s, func(rec *sandboxRecord) {
 			was = rec.Phase == phaseRunning
 			rec.Phase = phaseExited
 			rec.Process = processID{}
 		})
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			r.log.Warn("the end of a sandbox cannot be recorded", "sandbox", s.id, "error", err)
-		}
 		if was {
 			r.emit(s.id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)
 		}
@@ -385,7 +396,7 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandboxState) error {
 		return fmt.Errorf("failed to stop sandbox %q: %w", s.id, err)
 	}
 	was := false
-	err := r.changeSandbox(s, func(rec *sandboxRecord) {
+	r.endSandbox(s, func(rec *sandboxRecord) {
 		was = rec.Phase == phaseRunning
 		rec.Phase = phaseExited
 		rec.Process = processID{}
@@ -394,7 +405,7 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandboxState) error {
 	if was {
 		r.emit(s.id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)
 	}
-	return err
+	return nil
 }
 
 // RemovePodSandbox removes a sandbox with all in it, stopped or not. Nothing

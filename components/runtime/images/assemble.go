@@ -15,6 +15,7 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 )
 
 // maxDocument bounds configurations and manifests, as registries do.
@@ -94,7 +95,7 @@ func unpackBlob(ctx context.Context, dir string, open blob, diffID string) error
 	}
 	defer plain.Close()
 	sum := sha256.New()
-	content := io.TeeReader(plain, sum)
+	content := io.TeeReader(&spaceGuard{r: plain, dir: dir}, sum)
 	if err := unpack(ctx, dir, content); err != nil {
 		return err
 	}
@@ -106,6 +107,37 @@ func unpackBlob(ctx context.Context, dir string, open blob, diffID string) error
 		return fmt.Errorf("reading the layer: %w", err)
 	}
 	return checkSum(sum, diffID)
+}
+
+// spaceGuard ends a layer before it fills the disk: what a few bytes unpack to
+// may have no end.
+type spaceGuard struct {
+	r    io.Reader
+	dir  string
+	next int64 // bytes until the disk is looked at
+}
+
+const (
+	guardStep = 4 << 20
+	// maxReserve of a file system is left to others, or a fiftieth if that is
+	// less.
+	maxReserve = 256 << 20
+)
+
+func (g *spaceGuard) Read(p []byte) (int, error) {
+	if g.next <= 0 {
+		var st unix.Statfs_t
+		if err := unix.Statfs(g.dir, &st); err == nil {
+			size, free := st.Blocks*uint64(st.Bsize), st.Bavail*uint64(st.Bsize)
+			if free < min(size/50, maxReserve) || st.Files > 0 && st.Ffree < st.Files/50 {
+				return 0, fmt.Errorf("the layer would fill the disk: %w", unix.ENOSPC)
+			}
+			g.next = int64(min(guardStep, free/2+1))
+		}
+	}
+	n, err := g.r.Read(p)
+	g.next -= int64(n)
+	return n, err
 }
 
 func checkSum(sum hash.Hash, want string) error {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -232,14 +233,29 @@ func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Au
 	resolve := func(err error) error {
 		return fmt.Errorf("failed to resolve reference %q: %w", normal, explain(err, normal))
 	}
-	desc, err := remote.Get(ref, remote.WithContext(ctx), remote.WithAuth(login), remote.WithTransport(base),
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	desc, err := remote.Get(ref, remote.WithContext(ctx), remote.WithAuth(login), remote.WithTransport(&guarded{base, cancel}),
 		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}), remote.WithUserAgent("hyperkube"))
 	if err != nil {
 		return nil, resolve(err)
 	}
+	if desc.MediaType.IsSchema1() {
+		return nil, resolve(fmt.Errorf("media type %q is no longer supported, please rebuild the image with a manifest of schema version 2 or of OCI", desc.MediaType))
+	}
 	image, err := desc.Image()
+	if err != nil && desc.MediaType.IsIndex() {
+		return nil, resolve(fmt.Errorf("no match for platform linux/%s in manifest %s: %w", runtime.GOARCH, desc.Digest, err))
+	}
 	if err != nil {
 		return nil, resolve(err)
+	}
+	manifest, err := image.Manifest()
+	if err != nil {
+		return nil, resolve(err)
+	}
+	if manifest.Config.Size > maxDocument {
+		return nil, resolve(fmt.Errorf("the image's configuration of %d bytes is too large", manifest.Config.Size))
 	}
 	config, err := image.RawConfigFile()
 	if err != nil {
@@ -268,7 +284,63 @@ func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Au
 			return r, nil
 		})
 	}
-	return s.assemble(ctx, config, blobs, record)
+	done, err := s.assemble(ctx, config, blobs, record)
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errStalled) {
+		err = cause
+	}
+	return done, err
+}
+
+// stallTime is how long a registry may send nothing in the middle of an
+// answer.
+const stallTime = 2 * time.Minute
+
+var errStalled = fmt.Errorf("the registry sent nothing for %s", stallTime)
+
+// guarded calls registries and trusts none of them: documents are bounded, and
+// one that falls silent is not waited for.
+type guarded struct {
+	http.RoundTripper
+	cancel context.CancelCauseFunc
+}
+
+// RoundTrip implements http.RoundTripper.
+func (g *guarded) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := g.RoundTripper.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	body := &guardedBody{ReadCloser: resp.Body, left: math.MaxInt64}
+	if !strings.Contains(r.URL.Path, "/blobs/") && resp.StatusCode < 300 {
+		body.left = maxDocument
+	}
+	body.timer = time.AfterFunc(stallTime, func() { g.cancel(errStalled) })
+	resp.Body = body
+	return resp, nil
+}
+
+type guardedBody struct {
+	io.ReadCloser
+	left  int64
+	timer *time.Timer
+}
+
+func (b *guardedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, fmt.Errorf("the registry's answer is larger than %d bytes", maxDocument)
+	}
+	if err != nil {
+		b.timer.Stop()
+	} else {
+		b.timer.Reset(stallTime)
+	}
+	return n, err
+}
+
+func (b *guardedBody) Close() error {
+	b.timer.Stop()
+	return b.ReadCloser.Close()
 }
 
 // explain puts a registry's answer into the words that users know.

@@ -97,8 +97,27 @@ func (s *Store) whole(image *Image) bool {
 }
 
 func (s *Store) hasLayer(layer string) bool {
-	_, err := os.Stat(s.LayerDir(layer))
-	return err == nil
+	info, err := os.Stat(s.LayerDir(layer))
+	if err != nil || !info.IsDir() {
+		return false
+	}
+	want, err := os.ReadFile(s.path("layers", layer, countFile))
+	if err != nil {
+		return true // made before layers were counted, or not by a pull
+	}
+	return strings.TrimSpace(string(want)) == fmt.Sprint(topEntries(s.LayerDir(layer)))
+}
+
+// countFile, beside a layer's files, says how many there are at its top:
+// enough to tell when a disk's repair, or someone's tidying, has taken them.
+const countFile = "count"
+
+func topEntries(dir string) int {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return -1
+	}
+	return len(entries)
 }
 
 // takeNames gives the image its names, taking them from others. The caller
@@ -194,6 +213,37 @@ func (s *Store) Get(ref string) (*Image, error) {
 	return nil, fmt.Errorf("image %q: %w", ref, ErrNotFound)
 }
 
+// Verify finds an image as Get does and sees that all its layers are there. An
+// image that has lost one, or whose layer is empty though it was not when it
+// was made, is forgotten, so that it is pulled again: it is ErrNotFound.
+func (s *Store) Verify(ref string) (*Image, error) {
+	image, err := s.Get(ref)
+	if err != nil || s.whole(image) {
+		return image, err
+	}
+	s.log.Warn("an image has lost layers and is forgotten", "image", image.ID)
+	if err := s.forget(image); err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("image %q has lost layers: %w", ref, ErrNotFound)
+}
+
+// forget removes the record and the names of an image.
+func (s *Store) forget(image *Image) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := os.Remove(s.record(image.ID)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("removing image %s: %w", image.ID, err)
+	}
+	delete(s.images, image.ID)
+	for name, id := range s.names {
+		if id == image.ID {
+			delete(s.names, name)
+		}
+	}
+	return nil
+}
+
 // Remove removes an image with all its names, and the layers that no other
 // image has and for which used is false. No such image is no error.
 func (s *Store) Remove(ref string, used func(layer string) bool) error {
@@ -204,18 +254,9 @@ func (s *Store) Remove(ref string, used func(layer string) bool) error {
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	if err := os.Remove(s.record(image.ID)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		s.mu.Unlock()
-		return fmt.Errorf("removing image %s: %w", image.ID, err)
+	if err := s.forget(image); err != nil {
+		return err
 	}
-	delete(s.images, image.ID)
-	for name, id := range s.names {
-		if id == image.ID {
-			delete(s.names, name)
-		}
-	}
-	s.mu.Unlock()
 	return s.Collect(used)
 }
 
@@ -330,14 +371,30 @@ func (s *Store) fillLayer(layer string, durable bool, fill func(dir string) erro
 	if err := fill(dir); err != nil {
 		return err
 	}
+	if err := os.WriteFile(filepath.Join(tmp, countFile), fmt.Appendln(nil, topEntries(dir)), 0o600); err != nil {
+		return fmt.Errorf("making a layer: %w", err)
+	}
 	if durable {
 		// One call for all its files, however many.
 		if err := syncFS(tmp); err != nil {
 			return err
 		}
 	}
-	if err := os.Rename(tmp, s.path("layers", layer)); err != nil && !s.hasLayer(layer) {
+	if err := s.moveAside(layer); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, s.path("layers", layer)); err != nil {
 		return fmt.Errorf("committing a layer: %w", err)
+	}
+	return nil
+}
+
+// moveAside makes room for a layer where a damaged one is, which Collect takes
+// away: a container may live on what is left of it.
+func (s *Store) moveAside(layer string) error {
+	err := os.Rename(s.path("layers", layer), s.path("layers", fmt.Sprintf("damaged-%s-%d", layer, time.Now().UnixNano())))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("replacing a damaged layer: %w", err)
 	}
 	return nil
 }
