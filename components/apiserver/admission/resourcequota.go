@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/lru"
 
 	"hyperkube/components/apiserver/informed"
+	"hyperkube/components/apiserver/request"
 	"hyperkube/internal/quota"
 )
 
@@ -42,8 +43,8 @@ type resourceQuota struct {
 	lister     corelisters.ResourceQuotaLister
 	gate       *informed.Gate
 	evaluators quotav1.Registry
-	// written are quotas as this plugin wrote them, by namespace and name: the
-	// informer may be behind. It has a lock of its own.
+	// written are quotas as this plugin wrote them (of type ledger), by
+	// namespace and name: the informer may be behind. It has a lock of its own.
 	written *lru.Cache
 
 	mu sync.Mutex
@@ -51,6 +52,17 @@ type resourceQuota struct {
 	// reserves. Guarded by mu.
 	turns map[string]*turn
 }
+
+// ledger is a quota as this plugin wrote it.
+type ledger struct {
+	quota *corev1.ResourceQuota
+	// line is the same for all that was written with nobody else's write
+	// between.
+	line *line
+}
+
+// line is compared by address, so it has one of its own.
+type line struct{ _ byte }
 
 // turn is taken by putting into its channel.
 type turn struct {
@@ -145,9 +157,11 @@ func (p *resourceQuota) quotas(namespace string) ([]corev1.ResourceQuota, error)
 	out := make([]corev1.ResourceQuota, 0, len(found))
 	for _, q := range found {
 		if own, ok := p.written.Get(q.Namespace + "/" + q.Name); ok {
-			if own, ok := own.(*corev1.ResourceQuota); ok && own.UID == q.UID && newer(own, q) {
-				q = own
-			} else {
+			own, ok := own.(ledger)
+			switch {
+			case ok && own.quota.UID == q.UID && newer(own.quota, q):
+				q = own.quota
+			case !ok || own.quota.UID != q.UID || newer(q, own.quota):
 				p.written.Remove(q.Namespace + "/" + q.Name)
 			}
 		}
@@ -165,6 +179,8 @@ func newer(a, b *corev1.ResourceQuota) bool {
 
 // reserve checks the request against quotas and writes those of which it uses
 // some. Quotas that others wrote meanwhile are read and checked again.
+//
+// What is reserved is given back when the request fails nevertheless.
 func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, evaluator quotav1.Evaluator, quotas []corev1.ResourceQuota) error {
 	for attempt := 1; ; attempt++ {
 		next, err := resourcequota.CheckRequest(quotas, a, evaluator, nil)
@@ -181,7 +197,7 @@ func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, eva
 			written, err := client.UpdateStatus(ctx, &next[i], metav1.UpdateOptions{})
 			switch {
 			case err == nil:
-				p.written.Add(written.Namespace+"/"+written.Name, written)
+				p.noted(ctx, &quotas[i], written)
 				continue
 			case apierrors.IsNotFound(err):
 				continue // it limits nothing any more
@@ -205,5 +221,46 @@ func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, eva
 			return lost
 		}
 		quotas = again
+	}
+}
+
+// noted remembers written, which was made from base, and how to give back what
+// it reserves.
+func (p *resourceQuota) noted(ctx context.Context, base, written *corev1.ResourceQuota) {
+	key := written.Namespace + "/" + written.Name
+	now := ledger{quota: written, line: &line{}}
+	if before, ok := p.written.Get(key); ok {
+		if before, ok := before.(ledger); ok && before.quota.UID == base.UID && before.quota.ResourceVersion == base.ResourceVersion {
+			now.line = before.line
+		}
+	}
+	p.written.Add(key, now)
+	reserved := quotav1.Subtract(written.Status.Used, base.Status.Used)
+	request.OnFailure(ctx, func(ctx context.Context) { p.giveBack(ctx, key, now.line, reserved) })
+}
+
+// giveBack takes reserved off a quota, unless someone else has written it since
+// it was reserved: the controller has then counted what there is, and what
+// failed is not in it. What cannot be given back is found by its next count.
+func (p *resourceQuota) giveBack(ctx context.Context, key string, since *line, reserved corev1.ResourceList) {
+	namespace, _, _ := strings.Cut(key, "/")
+	done, err := p.wait(ctx, namespace)
+	if err != nil {
+		return
+	}
+	defer done()
+	found, ok := p.written.Get(key)
+	if !ok {
+		return
+	}
+	own, ok := found.(ledger)
+	if !ok || own.line != since {
+		return
+	}
+	next := own.quota.DeepCopy()
+	next.Status.Used = quotav1.SubtractWithNonNegativeResult(next.Status.Used, reserved)
+	// Based on the state that this plugin wrote: another's is a conflict.
+	if written, err := p.kube.CoreV1().ResourceQuotas(namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{}); err == nil {
+		p.written.Add(key, ledger{quota: written, line: own.line})
 	}
 }

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -12,8 +13,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"hyperkube/components/apiserver/request"
 )
 
 // amounts makes a list of "name=quantity" words.
@@ -143,5 +147,56 @@ func TestResourceQuotaTurns(t *testing.T) {
 	wg.Wait()
 	if n != 50 || len(p.turns) != 0 {
 		t.Errorf("%d, %v", n, p.turns)
+	}
+}
+
+// TestResourceQuotaGivenBack lets requests fail after they were allowed: what
+// they reserved is given back, unless another has counted anew since.
+func TestResourceQuotaGivenBack(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		others bool // write the quota between the reservation and the failure
+		used   string
+	}{
+		{"alone", false, "pods=2"},
+		{"counted by another", true, "pods=4"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c, kube := chain(t, Config{}, []string{"ResourceQuota"}, quotaOf(t, "q", "pods=10", "pods=1"))
+			version := 1
+			kube.(*fake.Clientset).PrependReactor("update", "resourcequotas", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				q := a.(clienttesting.UpdateAction).GetObject().(*corev1.ResourceQuota)
+				if q.ResourceVersion != strconv.Itoa(version) {
+					return true, nil, apierrors.NewConflict(corev1.Resource("resourcequotas"), "q", errors.New("the object has been modified"))
+				}
+				version++
+				q.ResourceVersion = strconv.Itoa(version)
+				return false, nil, nil
+			})
+			ctx, undo := request.Undoable(t.Context())
+			attributes := func() admission.Attributes {
+				return admission.NewAttributesRecord(pod(nil), nil, corev1.SchemeGroupVersion.WithKind("Pod"), "ns", "p",
+					corev1.SchemeGroupVersion.WithResource("pods"), "", admission.Create, nil, false, &user.DefaultInfo{Name: "ann"})
+			}
+			if err := c.Validate(ctx, attributes(), nil); err != nil {
+				t.Fatal(err)
+			}
+			if tc.others {
+				q := quotaOf(t, "q", "pods=10", "pods=3")
+				q.ResourceVersion = "2"
+				if _, err := kube.CoreV1().ResourceQuotas("ns").UpdateStatus(t.Context(), q, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// Another request that succeeds.
+			if err := c.Validate(t.Context(), attributes(), nil); err != nil {
+				t.Fatal(err)
+			}
+			undo()
+			q, err := kube.CoreV1().ResourceQuotas("ns").Get(t.Context(), "q", metav1.GetOptions{})
+			if err != nil || !sameAmounts(q.Status.Used, amounts(t, tc.used)) {
+				t.Errorf("%v %v, want %s", q.Status.Used, err, tc.used)
+			}
+		})
 	}
 }

@@ -16,6 +16,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"hyperkube/components/apiserver/fieldmanager"
+	"hyperkube/components/apiserver/request"
 	"hyperkube/internal/api"
 	"hyperkube/internal/store"
 )
@@ -110,7 +111,7 @@ func revisionOf(e *store.Entry) int64 {
 	return e.Revision()
 }
 
-func (c *call) try(ch change, key string, entry *store.Entry) (changed, error) {
+func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err error) {
 	if entry == nil {
 		return c.tryCreate(ch)
 	}
@@ -141,8 +142,14 @@ func (c *call) try(ch change, key string, entry *store.Entry) (changed, error) {
 	if err := prepareChange(c.ctx, c.res, ch.way, obj, current); err != nil {
 		return changed{}, err
 	}
+	ctx, undo := request.Undoable(c.ctx)
+	defer func() {
+		if err != nil && !uncertain(err) {
+			undo()
+		}
+	}()
 	if !ch.unadmitted {
-		if err := c.confirm(c.ctx, r); err != nil {
+		if err := c.confirm(ctx, r); err != nil {
 			return changed{}, err
 		}
 	}
@@ -193,7 +200,7 @@ func (c *call) tryStore(r review, entry *store.Entry, obj, current api.Object) (
 	ops[0] = c.res.Collection.Update(entry, stored, c.res.TTL)
 	entries, _, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
 	if err != nil {
-		return changed{}, err
+		return changed{}, unlessLost(err)
 	}
 	return changed{entry: entries[0]}, nil
 }
@@ -226,7 +233,7 @@ func (c *call) tryRemove(r review, entry *store.Entry, obj, current api.Object) 
 	ops[0] = c.res.Collection.Delete(entry)
 	_, revision, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
 	if err != nil {
-		return changed{}, err
+		return changed{}, unlessLost(err)
 	}
 	obj.SetResourceVersion(fmt.Sprint(revision))
 	return changed{obj: obj}, nil

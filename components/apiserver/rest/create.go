@@ -115,7 +115,7 @@ func (c *call) insert(obj api.Object, r review) (entry *store.Entry, made api.Ob
 	return entry, made, nil
 }
 
-func (c *call) insertOnce(obj api.Object, r review) (*store.Entry, error) {
+func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) {
 	if err := c.prepareNew(c.ctx, obj); err != nil {
 		return nil, err
 	}
@@ -123,7 +123,13 @@ func (c *call) insertOnce(obj api.Object, r review) (*store.Entry, error) {
 	if r.name == "" {
 		r.name = obj.GetName()
 	}
-	if err := c.confirm(c.ctx, r); err != nil {
+	ctx, undo := request.Undoable(c.ctx)
+	defer func() {
+		if err != nil && !uncertain(err) {
+			undo()
+		}
+	}()
+	if err := c.confirm(ctx, r); err != nil {
 		return nil, err
 	}
 	key := c.res.Key(obj.GetNamespace(), obj.GetName())
@@ -142,9 +148,29 @@ func (c *call) insertOnce(obj api.Object, r review) (*store.Entry, error) {
 	ops[0] = c.res.Collection.Create(key, stored, c.res.TTL)
 	entries, _, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
 	if err != nil {
-		return nil, err
+		return nil, unlessLost(err)
 	}
 	return entries[0], nil
+}
+
+// uncertainError is of a write that may have happened in spite of it.
+type uncertainError struct{ error }
+
+func (e uncertainError) Unwrap() error { return e.error }
+
+// unlessLost marks the error of a commit, but for a conflict: that alone says
+// for certain that nothing was written.
+func unlessLost(err error) error {
+	var lost *store.ConflictError
+	if errors.As(err, &lost) {
+		return err
+	}
+	return uncertainError{err}
+}
+
+func uncertain(err error) bool {
+	var u uncertainError
+	return errors.As(err, &u)
 }
 
 // hooked returns obj as it is stored and the operations of its transaction, of
