@@ -20,6 +20,7 @@ import (
 	"hyperkube/components/apiserver/compose"
 	"hyperkube/components/apiserver/tokens"
 	"hyperkube/components/controllers"
+	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/components/etcd"
 	"hyperkube/components/scheduler"
 	"hyperkube/internal/client"
@@ -38,6 +39,7 @@ type clusterRun struct {
 	layout          layout.Node
 	identity        identity
 	further         furtherNodes
+	nodeGrace       time.Duration
 	steps           *steps
 	log             *slog.Logger
 	mergeKubeconfig bool
@@ -382,10 +384,11 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 	p.controllers, err = controllers.New(controllers.Config{
 		Clients: p.shared, Builder: b,
 		AllocateNodeCIDRs: true, ClusterCIDRs: podCIDRs, ServiceCIDRs: serviceCIDRs,
-		RootCA:   c.pki.CA.CertPEM, SecretTokens: secretTokens,
-		Signing:  controllers.SignWith(c.pki.CA.Cert, c.pki.CA.Key),
-		Metadata: controllers.SharedInformers(ctx, p.shared),
-		Log:      c.log.With("component", "kube-controller-manager"),
+		RootCA: c.pki.CA.CertPEM, SecretTokens: secretTokens,
+		Signing:       controllers.SignWith(c.pki.CA.Cert, c.pki.CA.Key),
+		NodeLifecycle: nodelifecycle.Config{GracePeriod: c.nodeGrace},
+		Metadata:      controllers.SharedInformers(ctx, p.shared),
+		Log:           c.log.With("component", "kube-controller-manager"),
 	})
 	if err != nil {
 		return nil, err
