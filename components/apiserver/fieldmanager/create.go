@@ -1,7 +1,9 @@
 package fieldmanager
 
 import (
+	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,36 +44,10 @@ func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (a
 		}
 		return out, nil
 	}
-	types, err := m.types()
-	if err != nil {
-		return nil, err
-	}
-	reset, err := m.resetFields(res, "")
-	if err != nil {
-		return nil, err
-	}
 	obj.SetManagedFields(nil)
-	fields, err := types.ObjectToTyped(obj, typed.AllowDuplicates)
-	if err != nil {
+	data, err := m.ownedBy(res, obj)
+	if err != nil || len(data) == 0 {
 		return obj, nil // as upstream does, rather without than not at all
-	}
-	set, err := fields.ToFieldSet()
-	if err != nil {
-		return obj, nil
-	}
-	if set, err = against(types, res, set, fields); err != nil {
-		return obj, nil
-	}
-	set = set.Difference(m.unowned)
-	if filter := reset[fieldpath.APIVersion(res.GroupVersion().String())]; filter != nil {
-		set = filter.Filter(set)
-	}
-	if set.Empty() {
-		return obj, nil
-	}
-	data, err := set.ToJSON()
-	if err != nil {
-		return obj, nil
 	}
 	if manager == "" {
 		manager = "unknown"
@@ -84,6 +60,73 @@ func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (a
 		Time: &now, FieldsType: "FieldsV1", FieldsV1: owned,
 	}})
 	return obj, nil
+}
+
+// ownedBy returns, in the form that is stored, what who makes obj owns of it.
+func (m *Managers) ownedBy(res *api.Resource, obj api.Object) ([]byte, error) {
+	p, err := m.plan(res, obj)
+	if err != nil {
+		return nil, err
+	}
+	data, err := m.writers.fields(p, reflect.ValueOf(obj).Elem())
+	if errors.Is(err, errUnplanned) {
+		return m.slowlyOwnedBy(res, obj)
+	}
+	return data, err
+}
+
+// plan returns the plan of new objects of a resource.
+func (m *Managers) plan(res *api.Resource, obj api.Object) (*plan, error) {
+	m.mu.RLock()
+	p := m.plans[res]
+	m.mu.RUnlock()
+	if p != nil {
+		return p, nil
+	}
+	types, err := m.types()
+	if err != nil {
+		return nil, err
+	}
+	fields, err := types.ObjectToTyped(obj, typed.AllowDuplicates)
+	if err != nil {
+		return nil, err
+	}
+	p = newPlan(fields.Schema(), fields.TypeRef(), reflect.TypeOf(obj), m.unowned, res.Update.ResetFields)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.plans[res] = p
+	return p, nil
+}
+
+// slowlyOwnedBy is ownedBy by way of the library.
+func (m *Managers) slowlyOwnedBy(res *api.Resource, obj api.Object) ([]byte, error) {
+	types, err := m.types()
+	if err != nil {
+		return nil, err
+	}
+	reset, err := m.resetFields(res, "")
+	if err != nil {
+		return nil, err
+	}
+	fields, err := types.ObjectToTyped(obj, typed.AllowDuplicates)
+	if err != nil {
+		return nil, err
+	}
+	set, err := fields.ToFieldSet()
+	if err != nil {
+		return nil, err
+	}
+	if set, err = against(types, res, set, fields); err != nil {
+		return nil, err
+	}
+	set = set.Difference(m.unowned)
+	if filter := reset[fieldpath.APIVersion(res.GroupVersion().String())]; filter != nil {
+		set = filter.Filter(set)
+	}
+	if set.Empty() {
+		return nil, nil
+	}
+	return set.ToJSON()
 }
 
 // against makes of all fields of a new object those in which it differs from an

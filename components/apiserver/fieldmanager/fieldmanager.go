@@ -32,9 +32,11 @@ type Managers struct {
 	types func() (managedfields.TypeConverter, error)
 
 	unowned *fieldpath.Set
+	writers writers
 
 	mu      sync.RWMutex
 	known   map[key]*Manager
+	plans   map[*api.Resource]*plan
 	filters map[key]map[fieldpath.APIVersion]fieldpath.Filter
 }
 
@@ -56,6 +58,7 @@ func New() *Managers {
 		}),
 		unowned: unowned(),
 		known:   map[key]*Manager{},
+		plans:   map[*api.Resource]*plan{},
 		filters: map[key]map[fieldpath.APIVersion]fieldpath.Filter{},
 	}
 }

@@ -2,9 +2,11 @@ package fieldmanager
 
 import (
 	"encoding/json"
+	"reflect"
 	"testing"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -65,10 +67,21 @@ func TestCreated(t *testing.T) {
 		func(v *metav1.MicroTime, c randfill.Continue) {
 			*v = metav1.NewMicroTime(time.Unix(int64(c.Intn(9)), 0))
 		},
+		func(v *string, c randfill.Continue) {
+			switch c.Intn(400) {
+			case 0:
+				*v = c.String(0)
+			case 1:
+				*v = ""
+			default:
+				*v = string(rune('a'+c.Intn(26))) + "/b"
+			}
+		},
+		func(v *apiextensionsv1.JSON, c randfill.Continue) { v.Raw = []byte(`{"a":1}`) },
 		func(v *runtime.RawExtension, c randfill.Continue) { v.Raw = []byte(`{"a":1}`) },
 		func(v *[]metav1.ManagedFieldsEntry, c randfill.Continue) { *v = nil },
 	)
-	compared := 0
+	compared, planned, letter := 0, 0, 0
 	for _, res := range catalog.Resources() {
 		if res.Review {
 			continue
@@ -80,6 +93,7 @@ func TestCreated(t *testing.T) {
 		for range 20 {
 			obj := res.New()
 			fill.Fill(obj)
+			plainNames(reflect.ValueOf(obj).Elem(), &letter)
 			obj.SetManagedFields(nil)
 			obj.GetObjectKind().SetGroupVersionKind(res.GVK())
 			empty := res.New()
@@ -97,7 +111,38 @@ func TestCreated(t *testing.T) {
 				t.Fatalf("%s %s: %s\nnot %s", data, res.GVK(), got.GetManagedFields()[0].FieldsV1, w[0].FieldsV1)
 			}
 			compared++
+			if p, err := m.plan(res, obj); err != nil {
+				t.Fatal(err)
+			} else if _, err := m.writers.fields(p, reflect.ValueOf(got).Elem()); err == nil {
+				planned++
+			}
 		}
 	}
-	t.Logf("compared %d", compared)
+	t.Logf("compared %d, of which %d had a plan", compared, planned)
+}
+
+// plainNames gives strings of types of their own, such as protocols, values
+// that look as they are in JSON.
+func plainNames(v reflect.Value, n *int) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			plainNames(v.Elem(), n)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			plainNames(v.Index(i), n)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				plainNames(v.Field(i), n)
+			}
+		}
+	case reflect.String:
+		if v.Type() != reflect.TypeFor[string]() && v.Len() > 0 && v.CanSet() {
+			*n++
+			v.SetString(string(rune('A' + *n%26)))
+		}
+	}
 }
