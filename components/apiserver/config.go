@@ -99,6 +99,9 @@ type Limits struct {
 	// Watch is how long watches last at least whose clients do not say; zero
 	// means half an hour.
 	Watch time.Duration
+	// SlowReader is for how long a watch waits for its client to take what it
+	// was sent before it is cut off; zero means a minute.
+	SlowReader time.Duration
 	// Streams of one HTTP/2 connection at the same time; zero means 250.
 	Streams int
 	// ShutdownDelay is for how long the server goes on as ever after it was

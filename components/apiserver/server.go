@@ -128,6 +128,7 @@ func (s *Server) compose() error {
 		MinWatch:   s.cfg.Limits.Watch,
 
 		BookmarkEvery: s.cfg.BookmarkEvery,
+		SlowReader:    s.cfg.Limits.SlowReader,
 		Log:           s.log,
 	})
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -152,11 +153,19 @@ func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, err
 		return gvk, fmt.Errorf("provided data does not appear to be a protobuf message: %w", err)
 	}
 	gvk = schema.FromAPIVersionAndKind(envelope.APIVersion, envelope.Kind)
+	// Of all kinds this one alone has a type that contains itself.
+	if _, recursive := into.(*apiextensionsv1.CustomResourceDefinition); recursive && wire.Deeper(envelope.Raw, maxDepth) {
+		return gvk, errors.New("exceeded max depth")
+	}
 	if err := m.Unmarshal(envelope.Raw); err != nil {
 		return gvk, err
 	}
 	return gvk, nil
 }
+
+// maxDepth is how deep messages may be nested; that of JSON in the decoder of
+// Go.
+const maxDepth = 10000
 
 func decodeYAML(data []byte, into runtime.Object, strict strictness) (schema.GroupVersionKind, []error, error) {
 	converted, err := yaml.YAMLToJSON(data)

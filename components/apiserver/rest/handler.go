@@ -48,6 +48,9 @@ type Config struct {
 	// MinWatch is how long a watch lasts at least whose client did not say;
 	// zero means half an hour.
 	MinWatch time.Duration
+	// SlowReader is for how long a watch waits for its client to take what
+	// it was sent before it is cut off; zero means a minute.
+	SlowReader time.Duration
 	// BookmarkEvery is how often watches that asked for bookmarks get one;
 	// zero means a minute.
 	BookmarkEvery time.Duration
@@ -77,6 +80,9 @@ func New(cfg Config) (*Handler, error) {
 	}
 	if cfg.MinWatch <= 0 {
 		cfg.MinWatch = minWatch
+	}
+	if cfg.SlowReader <= 0 {
+		cfg.SlowReader = time.Minute
 	}
 	if cfg.BookmarkEvery == 0 {
 		cfg.BookmarkEvery = time.Minute

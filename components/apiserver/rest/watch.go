@@ -124,6 +124,7 @@ func (c *call) followSocket(ctx context.Context, format negotiate.Format, opts *
 		}()
 		w := c.newEventWriter(format)
 		w.socket = conn
+		w.stalled.deadline = conn
 		if err := c.events(ctx, w, opts, s, page, since); err != nil {
 			w.status(err)
 		}
@@ -202,11 +203,13 @@ type eventWriter struct {
 	headers bool
 	// socket, unless nil, takes each event as a message.
 	socket *websocket.Conn
+	// stalled cuts a client off that takes nothing.
+	stalled *watchdog
 }
 
 func (c *call) newEventWriter(format negotiate.Format) *eventWriter {
 	f, _ := c.w.(http.Flusher)
-	return &eventWriter{call: c, format: format, flusher: f, headers: true}
+	return &eventWriter{call: c, format: format, flusher: f, headers: true, stalled: newWatchdog(c.w, c.cfg.SlowReader)}
 }
 
 func (w *eventWriter) begin() {
@@ -229,7 +232,9 @@ func (w *eventWriter) begin() {
 func (w *eventWriter) flush() bool {
 	w.send()
 	if !w.failed && w.flusher != nil && w.socket == nil {
+		w.stalled.arm()
 		w.flusher.Flush()
+		w.failed = !w.stalled.disarm()
 	}
 	return !w.failed
 }
@@ -237,6 +242,7 @@ func (w *eventWriter) flush() bool {
 func (w *eventWriter) send() {
 	if len(w.buf) > 0 && !w.failed {
 		var err error
+		w.stalled.arm()
 		switch {
 		case w.socket == nil:
 			_, err = w.w.Write(w.buf)
@@ -246,7 +252,7 @@ func (w *eventWriter) send() {
 		default:
 			err = websocket.Message.Send(w.socket, string(w.buf))
 		}
-		w.failed = err != nil
+		w.failed = !w.stalled.disarm() || err != nil
 	}
 	if cap(w.buf) > pieceSize*4 {
 		w.buf = nil
