@@ -48,7 +48,7 @@ func (k *Kubelet) newBackend() *backend {
 		r.MustRegister(list...)
 		return r
 	}
-	b.metrics["/metrics"] = registry(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k}, k.eviction.Metrics())
+	b.metrics["/metrics"] = registry(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k}, b.volumes, k.eviction.Metrics())
 	b.metrics["/metrics/resource"] = registry(b.stats.Resource())
 	b.metrics["/metrics/cadvisor"] = registry(b.stats.Cadvisor(k.machine.CPUs, k.machine.MemoryBytes))
 	b.metrics["/metrics/probes"] = registry()

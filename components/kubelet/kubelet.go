@@ -33,6 +33,7 @@ import (
 	"hyperkube/components/kubelet/images"
 	"hyperkube/components/kubelet/nodestatus"
 	"hyperkube/components/kubelet/objects"
+	"hyperkube/components/kubelet/podcerts"
 	"hyperkube/components/kubelet/pods"
 	"hyperkube/components/kubelet/probe"
 	"hyperkube/components/kubelet/staticpod"
@@ -57,6 +58,8 @@ type Kubelet struct {
 	objects         *objects.Store
 	tokens          *tokens
 	csi             *csi.Plugin
+	trust           *trustBundles
+	podCerts        *podcerts.Issuer
 	events          record.EventBroadcaster
 	cgroups         *cgroup.Manager // nil with NoCgroups
 	ips             []netip.Addr
@@ -121,6 +124,8 @@ func (k *Kubelet) compose() error {
 	recorder := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: cfg.NodeName})
 	k.objects = objects.New(k.kube, k.log)
 	k.tokens = newTokens(k.kube)
+	k.trust = &trustBundles{kube: k.kube, changed: func() { k.manager.Refresh(usesTrust) }}
+	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.keeper.Node() }}
 	getAllocatable := func() v1.ResourceList { return allocatable }
 	var err error
 	if k.csi, err = k.newCSI(recorder); err != nil {
@@ -148,7 +153,7 @@ func (k *Kubelet) compose() error {
 			volume.ConfigMapVolume{Objects: k.objects},
 			volume.SecretVolume{Objects: k.objects},
 			volume.DownwardAPI{Allocatable: getAllocatable},
-			volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: getAllocatable},
+			volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: getAllocatable, Trust: k.trust, Certificates: k.podCerts},
 			volume.Image{},
 			volume.Claim{Claims: apiClaims{k.kube}, Node: k.keeper.Node, Types: []volume.PersistentType{
 				volume.HostPath{}, volume.Local{Folders: cfg.Layout.Volumes()}, volume.NFS{}, k.csi,
@@ -241,6 +246,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	defer cancel()
 	defer k.cri.Close()
 	defer k.objects.Close()
+	defer k.trust.close()
 	if err := k.prepareHost(); err != nil {
 		return fmt.Errorf("kubelet: %w", err)
 	}
@@ -467,6 +473,7 @@ func (k *Kubelet) podHandler() cache.ResourceEventHandler {
 func (k *Kubelet) removed(uid types.UID) {
 	k.manager.Remove(uid)
 	k.tokens.forget(uid)
+	k.podCerts.Forget(uid)
 }
 
 func (k *Kubelet) nodeHandler() cache.ResourceEventHandler {

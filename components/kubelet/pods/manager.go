@@ -156,6 +156,24 @@ func (m *Manager) RetryVolumes() {
 	}
 }
 
+// Refresh makes the pods that uses is true for bring their volumes up to date.
+func (m *Manager) Refresh(uses func(*v1.Pod) bool) {
+	m.mu.Lock()
+	workers := make([]*worker, 0, len(m.workers))
+	for _, w := range m.workers {
+		workers = append(workers, w)
+	}
+	m.mu.Unlock()
+	for _, w := range workers {
+		w.mu.Lock()
+		pod := w.pod
+		w.mu.Unlock()
+		if uses(pod) {
+			w.objectsChanged()
+		}
+	}
+}
+
 // Volumes returns what a pod's volumes are, by name; nil before they are set up.
 // It is shared and must not be changed.
 func (m *Manager) Volumes(uid types.UID) map[string]volume.Result {

@@ -5,8 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/component-helpers/resource"
 )
 
@@ -38,6 +42,12 @@ func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {
 				return Result{}, err
 			}
 		default:
+			if pages, ok := strings.CutPrefix(string(src.Medium), string(v1.StorageMediumHugePages)); ok {
+				if err := mountHugePages(r.Pod, r.Dir, pages); err != nil {
+					return Result{}, err
+				}
+				break
+			}
 			return Result{}, fmt.Errorf("unknown storage medium %q", src.Medium)
 		}
 	}
@@ -47,6 +57,41 @@ func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {
 		}
 	}
 	return Result{Path: r.Dir}, nil
+}
+
+// mountHugePages mounts huge pages at dir unless they are. suffix is empty, for
+// the one size that the pod's containers ask for, or "-" and a size.
+// https://kubernetes.io/docs/tasks/manage-hugepages/scheduling-hugepages/
+func mountHugePages(pod *v1.Pod, dir, suffix string) error {
+	if mounted, err := mountinfo.Mounted(dir); err != nil || mounted {
+		return err
+	}
+	asked := resource.PodRequests(pod, resource.PodResourcesOptions{})
+	size := strings.TrimPrefix(suffix, "-")
+	for name := range asked {
+		own, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix)
+		if !ok || suffix != "" {
+			continue
+		}
+		if size != "" {
+			return errors.New("medium HugePages can be used only if container requests/limits has one page size")
+		}
+		size = own
+	}
+	if size == "" {
+		return errors.New("containers have no huge page limits")
+	}
+	if _, ok := asked[v1.ResourceName(v1.ResourceHugePagesPrefix+size)]; !ok {
+		return fmt.Errorf("medium HugePages-%s has no container that requests such pages", size)
+	}
+	bytes, err := apiresource.ParseQuantity(size)
+	if err != nil {
+		return fmt.Errorf("unknown page size %q: %w", size, err)
+	}
+	if err := unix.Mount("nodev", dir, "hugetlbfs", 0, fmt.Sprintf("pagesize=%d,mode=1777", bytes.Value())); err != nil {
+		return fmt.Errorf("mounting huge pages: %w", err)
+	}
+	return nil
 }
 
 // makeDir makes a directory that all may write to, and tells whether it is new.

@@ -73,6 +73,9 @@ type Projected struct {
 	Objects     Objects
 	Tokens      Tokens
 	Allocatable func() v1.ResourceList
+	// Trust and Certificates may be nil: then there are none.
+	Trust        Trust
+	Certificates Certificates
 }
 
 // Name implements Type.
@@ -87,6 +90,11 @@ func (t Projected) SetUp(ctx context.Context, r Request) (Result, error) {
 	def := mode(src.DefaultMode)
 	payload := Payload{}
 	var refresh time.Time
+	sooner := func(again time.Time) {
+		if refresh.IsZero() || (!again.IsZero() && again.Before(refresh)) {
+			refresh = again
+		}
+	}
 	for i := range src.Sources {
 		s := &src.Sources[i]
 		var err error
@@ -106,9 +114,13 @@ func (t Projected) SetUp(ctx context.Context, r Request) (Result, error) {
 				f.Mode = 0o600
 			}
 			payload[s.ServiceAccountToken.Path] = f
-			if refresh.IsZero() || (!again.IsZero() && again.Before(refresh)) {
-				refresh = again
-			}
+			sooner(again)
+		case s.ClusterTrustBundle != nil && t.Trust != nil:
+			err = addTrust(ctx, t.Trust, payload, s.ClusterTrustBundle, def)
+		case s.PodCertificate != nil && t.Certificates != nil:
+			var again time.Time
+			again, err = t.addCertificate(ctx, payload, r, i, s.PodCertificate, def)
+			sooner(again)
 		default:
 			err = fmt.Errorf("unsupported projected volume source")
 		}

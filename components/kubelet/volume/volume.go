@@ -81,6 +81,9 @@ type Type interface {
 
 // Slow tells whether setting up a volume may have to wait for others.
 func Slow(v *v1.Volume) bool {
+	if v.Projected != nil {
+		return slices.ContainsFunc(v.Projected.Sources, func(s v1.VolumeProjection) bool { return s.PodCertificate != nil })
+	}
 	return ByClaim(v) || v.CSI != nil || v.NFS != nil || v.ISCSI != nil
 }
 

@@ -1,0 +1,119 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/kubelet/objects"
+)
+
+// trustBundles follows ClusterTrustBundles once a pod uses one: most nodes have
+// none that does. Its methods are safe for several goroutines.
+type trustBundles struct {
+	kube kubernetes.Interface // may be nil
+	// changed is called after a bundle has changed.
+	changed func()
+
+	mu       sync.Mutex // guards what follows
+	informer cache.SharedIndexInformer
+	stop     context.CancelFunc
+	done     chan struct{}
+	closed   bool
+}
+
+// Bundles implements volume.Trust.
+func (t *trustBundles) Bundles(ctx context.Context) ([]*certificatesv1.ClusterTrustBundle, error) {
+	if t.kube == nil {
+		return nil, objects.ErrNoAPI
+	}
+	informer, err := t.start()
+	if err != nil {
+		return nil, err
+	}
+	short, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if !cache.WaitFor(short, "", informer.HasSyncedChecker()) {
+		return nil, errors.New("ClusterTrustBundles have not been read yet")
+	}
+	var out []*certificatesv1.ClusterTrustBundle
+	for _, obj := range informer.GetStore().List() {
+		if b, ok := obj.(*certificatesv1.ClusterTrustBundle); ok {
+			out = append(out, b)
+		}
+	}
+	return out, nil
+}
+
+func (t *trustBundles) start() (cache.SharedIndexInformer, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil, errors.New("the kubelet is stopping")
+	}
+	if t.informer != nil {
+		return t.informer, nil
+	}
+	client := t.kube.CertificatesV1().ClusterTrustBundles()
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) },
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return client.Watch(ctx, o)
+		},
+	}
+	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, t.kube), &certificatesv1.ClusterTrustBundle{}, 0, cache.Indexers{})
+	handler := cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(_ any, initial bool) {
+			if !initial {
+				t.changed()
+			}
+		},
+		UpdateFunc: func(any, any) { t.changed() },
+		DeleteFunc: func(any) { t.changed() },
+	}
+	if _, err := informer.AddEventHandler(handler); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t.informer, t.stop, t.done = informer, cancel, make(chan struct{})
+	go func() {
+		defer close(t.done)
+		informer.RunWithContext(ctx)
+	}()
+	return informer, nil
+}
+
+// close ends the watch and returns when it has ended.
+func (t *trustBundles) close() {
+	t.mu.Lock()
+	t.closed = true
+	stop, done := t.stop, t.done
+	t.mu.Unlock()
+	if stop != nil {
+		stop()
+		<-done
+	}
+}
+
+// usesTrust tells whether a pod has a volume of ClusterTrustBundles.
+func usesTrust(pod *v1.Pod) bool {
+	for i := range pod.Spec.Volumes {
+		if p := pod.Spec.Volumes[i].Projected; p != nil {
+			for j := range p.Sources {
+				if p.Sources[j].ClusterTrustBundle != nil {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}

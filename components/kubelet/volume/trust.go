@@ -1,0 +1,108 @@
+package volume
+
+import (
+	"bytes"
+	"context"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Trust gets ClusterTrustBundles.
+type Trust interface {
+	// Bundles returns all there are; they are shared.
+	Bundles(ctx context.Context) ([]*certificatesv1.ClusterTrustBundle, error)
+}
+
+// Certificates gets certificates for pods.
+type Certificates interface {
+	// Credential returns a private key, its certificates, both PEM-encoded, and
+	// when to call again, for a source of a projected volume.
+	Credential(ctx context.Context, pod *v1.Pod, volume string, source int, p *v1.PodCertificateProjection) (key, chain []byte, refresh time.Time, err error)
+}
+
+// addTrust adds the anchors of the bundles that a source selects, each once.
+// https://kubernetes.io/docs/concepts/storage/projected-volumes/#clustertrustbundle
+func addTrust(ctx context.Context, trust Trust, payload Payload, p *v1.ClusterTrustBundleProjection, def os.FileMode) error {
+	all, err := trust.Bundles(ctx)
+	if err != nil {
+		return err
+	}
+	var chosen []*certificatesv1.ClusterTrustBundle
+	switch {
+	case p.Name != nil:
+		for _, b := range all {
+			if b.Name == *p.Name {
+				chosen = append(chosen, b)
+			}
+		}
+		if len(chosen) == 0 && !isTrue(p.Optional) {
+			return fmt.Errorf("clustertrustbundle.certificates.k8s.io %q not found", *p.Name)
+		}
+	case p.SignerName != nil:
+		selector, err := metav1.LabelSelectorAsSelector(p.LabelSelector)
+		if err != nil {
+			return fmt.Errorf("reading the label selector of a projection of ClusterTrustBundles: %w", err)
+		}
+		for _, b := range all {
+			if b.Spec.SignerName == *p.SignerName && selector.Matches(labels.Set(b.Labels)) {
+				chosen = append(chosen, b)
+			}
+		}
+		if len(chosen) == 0 && !isTrue(p.Optional) {
+			return fmt.Errorf("combination of signerName and labelSelector matched zero ClusterTrustBundles")
+		}
+	}
+	payload[p.Path] = File{Data: anchors(chosen), Mode: def, User: p.User}
+	return nil
+}
+
+// anchors are the certificates of bundles, each once, in an order that depends on
+// nothing but them.
+func anchors(bundles []*certificatesv1.ClusterTrustBundle) []byte {
+	var list [][]byte
+	for _, b := range bundles {
+		rest := []byte(b.Spec.TrustBundle)
+		for {
+			var block *pem.Block
+			if block, rest = pem.Decode(rest); block == nil {
+				break
+			}
+			list = append(list, pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes}))
+		}
+	}
+	slices.SortFunc(list, bytes.Compare)
+	return bytes.Join(slices.CompactFunc(list, bytes.Equal), nil)
+}
+
+// addCertificate adds a pod's certificate and key.
+func (t Projected) addCertificate(ctx context.Context, payload Payload, r Request, source int, p *v1.PodCertificateProjection, def os.FileMode) (time.Time, error) {
+	key, chain, refresh, err := t.Certificates.Credential(ctx, r.Pod, r.Volume.Name, source, p)
+	if err != nil {
+		return time.Time{}, err
+	}
+	add := func(path string, parts ...[]byte) {
+		if path == "" {
+			return
+		}
+		f := File{Data: bytes.Join(parts, nil), Mode: def, User: p.User}
+		if f.User == nil {
+			f.User = fsUser(r.Pod)
+		}
+		if f.User != nil || fsGroup(r.Pod) != nil {
+			f.Mode = 0o600
+		}
+		payload[path] = f
+	}
+	add(p.CredentialBundlePath, key, chain)
+	add(p.KeyPath, key)
+	add(p.CertificateChainPath, chain)
+	return refresh, nil
+}

@@ -1,0 +1,65 @@
+package volume
+
+import (
+	"context"
+	"encoding/pem"
+	"strings"
+	"testing"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+type fakeTrust []*certificatesv1.ClusterTrustBundle
+
+func (f fakeTrust) Bundles(context.Context) ([]*certificatesv1.ClusterTrustBundle, error) {
+	return f, nil
+}
+
+func TestTrust(t *testing.T) {
+	block := func(s string) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte(s)}))
+	}
+	bundle := func(name, signer, label, text string) *certificatesv1.ClusterTrustBundle {
+		return &certificatesv1.ClusterTrustBundle{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"l": label}},
+			Spec:       certificatesv1.ClusterTrustBundleSpec{SignerName: signer, TrustBundle: text},
+		}
+	}
+	trust := fakeTrust{
+		bundle("a", "example.com/s", "1", "words\n"+block("one")+block("two")), bundle("b", "example.com/s", "2", block("two")+block("three")), bundle("c", "", "", block("four")),
+	}
+	name, none, signer, other, yes := "c", "none", "example.com/s", "example.com/other", true
+	for what, tc := range map[string]struct {
+		p     v1.ClusterTrustBundleProjection
+		count int
+		fails string
+	}{
+		"by name":             {p: v1.ClusterTrustBundleProjection{Name: &name}, count: 1},
+		"no such":             {p: v1.ClusterTrustBundleProjection{Name: &none}, fails: "not found"},
+		"no such, optional":   {p: v1.ClusterTrustBundleProjection{Name: &none, Optional: &yes}},
+		"by signer":           {p: v1.ClusterTrustBundleProjection{SignerName: &signer, LabelSelector: &metav1.LabelSelector{}}, count: 3},
+		"by label":            {p: v1.ClusterTrustBundleProjection{SignerName: &signer, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"l": "2"}}}, count: 2},
+		"nothing selected":    {p: v1.ClusterTrustBundleProjection{SignerName: &signer}, fails: "matched zero"},
+		"no signer, optional": {p: v1.ClusterTrustBundleProjection{SignerName: &other, LabelSelector: &metav1.LabelSelector{}, Optional: &yes}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			tc.p.Path = "ca.pem"
+			payload := Payload{}
+			err := addTrust(t.Context(), trust, payload, &tc.p, 0o644)
+			if tc.fails != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.fails) {
+					t.Errorf("%v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Count(string(payload["ca.pem"].Data), "BEGIN CERTIFICATE"); got != tc.count {
+				t.Errorf("%d anchors", got)
+			}
+		})
+	}
+}
