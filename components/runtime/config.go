@@ -56,6 +56,9 @@ type Config struct {
 	StreamAddress string
 	// Registries says how images are reached.
 	Registries images.Registries
+	// CDIDirs are where vendors describe devices (Container Device
+	// Interface), the later counts more; empty for the usual ones.
+	CDIDirs []string
 	// Log receives what happens; nil means slog's default.
 	Log *slog.Logger
 }

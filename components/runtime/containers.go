@@ -311,6 +311,7 @@ func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.C
 		SandboxPID: pod.Process.PID, SandboxFiles: sandbox.PathsIn(r.sandboxDir(pod.ID)), SHM: shm, Hostname: hostname,
 		UserNS:            r.mappedUsers(c, pod) != nil,
 		SandboxPrivileged: pod.config.GetLinux().GetSecurityContext().GetPrivileged(), AppArmor: r.apparmor,
+		CDIDirs: r.cfg.CDIDirs,
 	}
 	options := rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if options.GetPid() == runtimeapi.NamespaceMode_TARGET {

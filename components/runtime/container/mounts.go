@@ -62,12 +62,17 @@ func buildMounts(in Input, security *runtimeapi.LinuxContainerSecurityContext, s
 		}
 		mounts = append(mounts, mount)
 	}
-	// Parents before what is mounted in them.
+	mounts = append(mounts, spec.Mounts...) // devices
+	sortMounts(mounts)
+	spec.Mounts = mounts
+	return nil
+}
+
+// sortMounts puts parents before what is mounted in them.
+func sortMounts(mounts []specs.Mount) {
 	slices.SortStableFunc(mounts, func(a, b specs.Mount) int {
 		return strings.Count(filepath.Clean(a.Destination), "/") - strings.Count(filepath.Clean(b.Destination), "/")
 	})
-	spec.Mounts = mounts
-	return nil
 }
 
 // bindMount translates one mount of CRI, and makes its source if that is

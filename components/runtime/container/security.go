@@ -360,12 +360,23 @@ func buildDevices(in Input, privileged bool, spec *specs.Spec) error {
 			access = "rwm"
 		}
 		for _, device := range list {
-			spec.Linux.Devices = slices.DeleteFunc(spec.Linux.Devices, func(o specs.LinuxDevice) bool { return o.Path == device.Path })
-			spec.Linux.Devices = append(spec.Linux.Devices, device)
+			placeDevice(in, filepath.Join(source, strings.TrimPrefix(device.Path, d.GetContainerPath())), device, spec)
 			resources.Devices = append(resources.Devices, specs.LinuxDeviceCgroup{Allow: true, Type: device.Type, Major: &device.Major, Minor: &device.Minor, Access: access})
 		}
 	}
 	return nil
+}
+
+// placeDevice puts the device that the host has at source into the container.
+func placeDevice(in Input, source string, device specs.LinuxDevice, spec *specs.Spec) {
+	if in.UserNS && source != device.Path {
+		// Who is root in a user namespace makes no devices; the low level
+		// mounts the host's instead, but only under their own names.
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: device.Path, Source: source, Type: "bind", Options: []string{"bind", "nosuid", "noexec"}})
+		return
+	}
+	spec.Linux.Devices = slices.DeleteFunc(spec.Linux.Devices, func(o specs.LinuxDevice) bool { return o.Path == device.Path })
+	spec.Linux.Devices = append(spec.Linux.Devices, device)
 }
 
 // hostDevices describes the device at source, or all in that folder, as found

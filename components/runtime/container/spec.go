@@ -51,6 +51,8 @@ type Input struct {
 	SandboxPrivileged bool
 	// AppArmor is what the host can do.
 	AppArmor AppArmor
+	// CDIDirs are where vendors describe devices; nil for the usual ones.
+	CDIDirs []string
 }
 
 // User is who a container runs as.
@@ -91,6 +93,9 @@ func Build(in Input) (*specs.Spec, error) {
 		return nil, err
 	}
 	if err := buildMounts(in, security, spec); err != nil {
+		return nil, err
+	}
+	if err := applyCDI(in, spec); err != nil {
 		return nil, err
 	}
 	if !privileged {

@@ -68,6 +68,9 @@ func TestUserNamespaces(t *testing.T) {
 				c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/vol", Image: &runtimeapi.ImageSpec{Image: "busybox"}, Readonly: true},
 					{ContainerPath: "/sub", Image: &runtimeapi.ImageSpec{Image: "busybox"}, ImageSubPath: "old", Readonly: true}}
 			}},
+			{"devices", "head -c 1 /dev/zz | wc -c; head -c 1 /dev/kmsg >/dev/null 2>&1; echo x > /dev/null && head -c 2 /dev/zero | wc -c", "1\n2\n", func(c *runtimeapi.ContainerConfig) {
+				c.Devices = []*runtimeapi.Device{{ContainerPath: "/dev/zz", HostPath: "/dev/zero", Permissions: "r"}, {ContainerPath: "/dev/kmsg", HostPath: "/dev/kmsg", Permissions: "r"}}
+			}},
 			{"user", "id -u; id -G; touch /tmp/mine; touch /x 2>&1", "1000\n1001 1002\ntouch: /x: Permission denied\n", func(c *runtimeapi.ContainerConfig) {
 				c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: 1000}
 			}},

@@ -1,0 +1,255 @@
+// Package cdi finds out what containers get for devices that are named by the
+// Container Device Interface: vendors say in files what a device is made of.
+//
+// https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// usual is where vendors put files; the later counts more.
+func usual() []string { return []string{"/etc/cdi", "/var/run/cdi"} }
+
+// maxFile bounds a vendor's file in bytes.
+const maxFile = 4 << 20
+
+// Edits are changes to a container.
+type Edits struct {
+	Env            []string     `json:"env,omitempty"`
+	DeviceNodes    []DeviceNode `json:"deviceNodes,omitempty"`
+	Mounts         []Mount      `json:"mounts,omitempty"`
+	Hooks          []Hook       `json:"hooks,omitempty"`
+	AdditionalGIDs []uint32     `json:"additionalGids,omitempty"`
+}
+
+// DeviceNode is a device of the host in the container. What is not given is as
+// on the host.
+type DeviceNode struct {
+	Path        string  `json:"path"`
+	HostPath    string  `json:"hostPath,omitempty"`
+	Type        string  `json:"type,omitempty"`
+	Major       int64   `json:"major,omitempty"`
+	Minor       int64   `json:"minor,omitempty"`
+	FileMode    *uint32 `json:"fileMode,omitempty"`
+	Permissions string  `json:"permissions,omitempty"`
+	UID         *uint32 `json:"uid,omitempty"`
+	GID         *uint32 `json:"gid,omitempty"`
+}
+
+// Mount is a mount of the container.
+type Mount struct {
+	HostPath      string   `json:"hostPath"`
+	ContainerPath string   `json:"containerPath"`
+	Options       []string `json:"options,omitempty"`
+	Type          string   `json:"type,omitempty"`
+}
+
+// Hook is a program of the host that is run at a point of a container's life.
+type Hook struct {
+	HookName string   `json:"hookName"`
+	Path     string   `json:"path"`
+	Args     []string `json:"args,omitempty"`
+	Env      []string `json:"env,omitempty"`
+	Timeout  *int     `json:"timeout,omitempty"` // seconds
+}
+
+// file is a vendor's.
+type file struct {
+	Version string   `json:"cdiVersion"`
+	Kind    string   `json:"kind"`
+	Devices []device `json:"devices"`
+	Edits   Edits    `json:"containerEdits"`
+	path    string
+	rank    int // of its folder
+}
+
+type device struct {
+	Name  string `json:"name"`
+	Edits Edits  `json:"containerEdits"`
+}
+
+// Resolve returns the edits that the named devices bring, as read from dirs,
+// the later counting more; none means /etc/cdi and /var/run/cdi. Files that cannot be read count only when a device is found
+// nowhere else, and are then part of the error.
+func Resolve(names, dirs []string) (Edits, error) {
+	var all Edits
+	if len(names) == 0 {
+		return all, nil
+	}
+	if len(dirs) == 0 {
+		dirs = usual()
+	}
+	files, bad := load(dirs)
+	var missing []string
+	seen := map[*file]bool{}
+	for _, name := range slices.Compact(slices.Clone(names)) {
+		kind, id, ok := strings.Cut(name, "=")
+		if !ok || kind == "" || id == "" || !strings.Contains(kind, "/") {
+			return Edits{}, fmt.Errorf("invalid CDI device name %q", name)
+		}
+		f, d, err := find(files, kind, id)
+		if err != nil {
+			return Edits{}, err
+		}
+		if f == nil {
+			missing = append(missing, name)
+			continue
+		}
+		if !seen[f] {
+			seen[f] = true
+			all.add(f.Edits)
+		}
+		all.add(d.Edits)
+	}
+	if len(missing) > 0 {
+		return Edits{}, errors.Join(fmt.Errorf("unresolvable CDI devices %s", strings.Join(missing, ", ")), bad)
+	}
+	return all, nil
+}
+
+// find looks for a device. In two files of one folder it is a conflict.
+func find(files []*file, kind, id string) (*file, *device, error) {
+	var in *file
+	var found *device
+	for _, f := range files {
+		if f.Kind != kind {
+			continue
+		}
+		for i := range f.Devices {
+			if f.Devices[i].Name != id {
+				continue
+			}
+			switch {
+			case in == nil || f.rank > in.rank:
+				in, found = f, &f.Devices[i]
+			case f.rank == in.rank:
+				return nil, nil, fmt.Errorf("conflicting device %q (specs %q, %q)", kind+"="+id, in.path, f.path)
+			}
+		}
+	}
+	return in, found, nil
+}
+
+func (e *Edits) add(o Edits) {
+	e.Env = append(e.Env, o.Env...)
+	e.DeviceNodes = append(e.DeviceNodes, o.DeviceNodes...)
+	e.Mounts = append(e.Mounts, o.Mounts...)
+	e.Hooks = append(e.Hooks, o.Hooks...)
+	e.AdditionalGIDs = append(e.AdditionalGIDs, o.AdditionalGIDs...)
+}
+
+func load(dirs []string) ([]*file, error) {
+	var files []*file
+	var bad []error
+	for rank, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			if !errors.Is(err, os.ErrNotExist) {
+				bad = append(bad, fmt.Errorf("reading CDI files: %w", err))
+			}
+			continue
+		}
+		for _, entry := range entries {
+			if ext := filepath.Ext(entry.Name()); ext != ".json" && ext != ".yaml" {
+				continue
+			}
+			path := filepath.Join(dir, entry.Name())
+			f, err := read(path)
+			if err != nil {
+				bad = append(bad, err)
+				continue
+			}
+			f.path, f.rank = path, rank
+			files = append(files, f)
+		}
+	}
+	return files, errors.Join(bad...)
+}
+
+func read(path string) (*file, error) {
+	in, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading a CDI file: %w", err)
+	}
+	defer in.Close()
+	data, err := io.ReadAll(io.LimitReader(in, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("reading a CDI file: %w", err)
+	}
+	f, err := parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("reading CDI file %s: %w", path, err)
+	}
+	return f, nil
+}
+
+// parse reads a vendor's file, JSON or YAML, and checks what is in it.
+func parse(data []byte) (*file, error) {
+	if len(data) > maxFile {
+		return nil, errors.New("it is too large")
+	}
+	f := &file{}
+	if err := yaml.Unmarshal(data, f); err != nil {
+		return nil, err
+	}
+	if f.Version == "" {
+		return nil, errors.New("it has no cdiVersion")
+	}
+	if vendor, class, ok := strings.Cut(f.Kind, "/"); !ok || vendor == "" || class == "" {
+		return nil, fmt.Errorf("bad kind %q", f.Kind)
+	}
+	if err := f.Edits.check(); err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for _, d := range f.Devices {
+		if d.Name == "" || names[d.Name] {
+			return nil, fmt.Errorf("the name %q of a device is empty or there twice", d.Name)
+		}
+		names[d.Name] = true
+		if err := d.Edits.check(); err != nil {
+			return nil, fmt.Errorf("device %q: %w", d.Name, err)
+		}
+	}
+	return f, nil
+}
+
+func (e *Edits) check() error {
+	for _, v := range e.Env {
+		if name, _, ok := strings.Cut(v, "="); !ok || name == "" {
+			return fmt.Errorf("bad environment variable %q", v)
+		}
+	}
+	for _, d := range e.DeviceNodes {
+		if !filepath.IsAbs(d.Path) {
+			return fmt.Errorf("bad path %q of a device node", d.Path)
+		}
+		if !slices.Contains([]string{"", "b", "c", "u", "p"}, d.Type) || strings.Trim(d.Permissions, "rwm") != "" {
+			return fmt.Errorf("device node %q: bad type %q or permissions %q", d.Path, d.Type, d.Permissions)
+		}
+	}
+	for _, m := range e.Mounts {
+		if m.HostPath == "" || !filepath.IsAbs(m.ContainerPath) {
+			return fmt.Errorf("bad mount of %q at %q", m.HostPath, m.ContainerPath)
+		}
+	}
+	for _, h := range e.Hooks {
+		// Nothing of ours runs after the end of a container but its removal.
+		if !slices.Contains([]string{"prestart", "createRuntime", "createContainer", "startContainer", "poststart"}, h.HookName) {
+			return fmt.Errorf("hooks named %q are not supported", h.HookName)
+		}
+		if !filepath.IsAbs(h.Path) {
+			return fmt.Errorf("bad path %q of a hook", h.Path)
+		}
+	}
+	return nil
+}
