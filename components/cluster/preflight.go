@@ -139,7 +139,7 @@ func holdsContainers(dir string) bool {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return false
 	}
-	switch int64(st.Type) {
+	switch st.Type {
 	case unix.EXT4_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.F2FS_SUPER_MAGIC:
 		return true
 	}

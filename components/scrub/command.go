@@ -35,7 +35,7 @@ func entry(dir, name string) error {
 	if err != nil {
 		return fmt.Errorf("opening the directory: %w", err)
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }() // nothing was written to it
 	return remove(root, name)
 }
 
@@ -45,7 +45,7 @@ func all(dir string) error {
 	if err != nil {
 		return fmt.Errorf("opening the directory: %w", err)
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }() // nothing was written to it
 	f, err := root.Open(".")
 	if err != nil {
 		return fmt.Errorf("reading the directory: %w", err)

@@ -175,6 +175,10 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 	if cfg.AuthorizationConfigFile != "" {
 		cfg.AuthorizationModes = nil
 	}
+	cfg.Audit = o.audit
+	if err := o.limits.apply(&cfg); err != nil {
+		return cfg, err
+	}
 	if o.signingKey == "" {
 		return cfg, errors.New("--service-account-signing-key-file is required")
 	}

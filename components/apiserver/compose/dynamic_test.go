@@ -346,7 +346,7 @@ func testPolicy(t *testing.T, kube kubernetes.Interface) {
 	soon(t, func() error {
 		_, err := kube.CoreV1().Secrets("policy").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"a": "", "b": "", "c": ""}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil || err.Error() != want {
-			return fmt.Errorf("%v, want %s", err, want)
+			return fmt.Errorf("%w, want %s", err, want)
 		}
 		return nil
 	})

@@ -39,7 +39,7 @@ func mutatingAdmissionPolicyBinding() api.Kind[*admissionv1.MutatingAdmissionPol
 		Columns: []metav1.TableColumnDefinition{
 			nameColumn,
 			api.Column("PolicyName", "string", "PolicyName indicates the policy definition which the policy binding binded to"),
-			api.Column("ParamRef", "string", "ParamRef indicates the param resource which sets the configration param"),
+			api.Column("ParamRef", "string", "ParamRef indicates the param resource which sets the configration param"), //nolint:misspell // as upstream prints it
 			ageColumn,
 		},
 		Row: func(b *binding) []any {

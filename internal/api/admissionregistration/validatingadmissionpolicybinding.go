@@ -42,7 +42,7 @@ func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissio
 		Columns: []metav1.TableColumnDefinition{
 			nameColumn,
 			api.Column("PolicyName", "string", "PolicyName indicates the policy definition which the policy binding binded to"),
-			api.Column("ParamRef", "string", "ParamRef indicates the param resource which sets the configration param"),
+			api.Column("ParamRef", "string", "ParamRef indicates the param resource which sets the configration param"), //nolint:misspell // as upstream prints it
 			ageColumn,
 		},
 		Row: func(b *binding) []any {
