@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"net/http/pprof"
 	"slices"
@@ -15,7 +16,9 @@ import (
 
 	"hyperkube/components/apiserver/discovery"
 	"hyperkube/components/apiserver/health"
+	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/openapi"
+	"hyperkube/internal/store"
 	"hyperkube/internal/version"
 )
 
@@ -81,8 +84,18 @@ func (s *Server) routes() http.Handler {
 		"/version": http.HandlerFunc(serveVersion),
 		"/metrics": s.metrics.Handler(),
 	}
+	s.metrics.ShowStored(s.stored)
+	slis := metrics.NewHealth()
+	all["/metrics/slis"] = slis.Handler()
 	all["/version/"] = all["/version"]
 	for path, checks := range s.checks() {
+		for i, c := range checks {
+			checks[i].Look = func(ctx context.Context) error {
+				err := c.Look(ctx)
+				slis.Observe(c.Name, path[1:], err)
+				return err
+			}
+		}
 		h := health.New(path, s.log, checks...)
 		all[path], all[path+"/"] = h, h
 	}
@@ -126,7 +139,25 @@ func (s *Server) checks() map[string][]health.Check {
 	return map[string][]health.Check{
 		"/livez":   live,
 		"/readyz":  ready,
-		"/healthz": ready[:len(ready)-1],
+		"/healthz": slices.Clone(ready[:len(ready)-1]),
+	}
+}
+
+// stored tells of what the cache has. A resource that nobody has asked for yet
+// has not been counted.
+func (s *Server) stored() iter.Seq[metrics.Stored] {
+	return func(yield func(metrics.Stored) bool) {
+		told := map[*store.Collection]bool{}
+		for _, r := range s.registry.Resources() {
+			if r.Collection == nil || told[r.Collection] {
+				continue
+			}
+			told[r.Collection] = true
+			n, size, ok := r.Collection.Stats()
+			if ok && !yield(metrics.Stored{Group: r.Group, Resource: r.Plural, Objects: n, Bytes: n * size}) {
+				return
+			}
+		}
 	}
 }
 
