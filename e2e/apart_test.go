@@ -63,6 +63,7 @@ func TestApart(t *testing.T) {
 	t.Run("leads", func(t *testing.T) { a.in(t).leads() })
 	t.Run("reconnects", func(t *testing.T) { a.in(t).reconnects() })
 	t.Run("kubelet and proxy", func(t *testing.T) { a.in(t).splitNode() })
+	t.Run("unused images", func(t *testing.T) { a.in(t).collectsImages() })
 	a.alive()
 }
 
@@ -592,6 +593,13 @@ func (a *apart) reconnects() {
 	a.alive()
 }
 
+// startKubelet starts the kubelet by itself, with its configuration file.
+func (a *apart) startKubelet() {
+	a.Helper()
+	a.start("kubelet", "--root="+a.home, "--config="+a.path("kubelet.yaml"), "--kubeconfig="+a.config("kubelet"),
+		"--hostname-override="+apartNode, "--node-ip="+apartIP)
+}
+
 // splitNode replaces `node` by kubelet and proxy, each started through its own
 // symlink; pods go on.
 func (a *apart) splitNode() {
@@ -613,8 +621,7 @@ authentication:
 	if err := os.WriteFile(a.path("kubelet.yaml"), []byte(config), 0o600); err != nil {
 		a.Fatal(err)
 	}
-	a.start("kubelet", "--root="+a.home, "--config="+a.path("kubelet.yaml"), "--kubeconfig="+a.config("kubelet"),
-		"--hostname-override="+apartNode, "--node-ip="+apartIP)
+	a.startKubelet()
 	a.start("kube-proxy", "--root="+a.home, "--kubeconfig="+a.config("kube-proxy"), "--hostname-override="+apartNode, "--cluster-cidr=10.54.0.0/16")
 	a.ready()
 	a.do("delete", "pod", "client", "--wait")

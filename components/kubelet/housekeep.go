@@ -22,6 +22,10 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 	rotation := podlogs.Rotation{MaxSize: k.cfg.LogMaxSize, MaxFiles: k.cfg.LogMaxFiles}
 	ticker := time.NewTicker(k.cfg.LogInterval)
 	defer ticker.Stop()
+	// What is unused from now on has its age from now.
+	if err := k.collector.Note(ctx); err != nil && ctx.Err() == nil {
+		k.log.Warn("looking at images failed", "error", err)
+	}
 	var lastImages time.Time
 	for {
 		select {

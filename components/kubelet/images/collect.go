@@ -35,6 +35,14 @@ type Collector struct {
 
 type seen struct{ first, used time.Time }
 
+// Note looks which images there are and which are used, and removes none.
+func (c *Collector) Note(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, _, err := c.look(ctx)
+	return err
+}
+
 // Collect looks once. With all every unused image goes, as when the disk is
 // too full for pods.
 func (c *Collector) Collect(ctx context.Context, all bool) error {
