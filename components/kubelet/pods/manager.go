@@ -84,6 +84,7 @@ func (m *Manager) Set(pod *v1.Pod) {
 		m.mu.Unlock()
 		if admit {
 			if v := m.Admit(pod, others); v != nil {
+				v.Rejected = true
 				w.setVerdict(v)
 				m.host.event(pod, "", true, v.Reason, v.Message)
 			}

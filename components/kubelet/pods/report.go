@@ -81,7 +81,10 @@ func (w *worker) statusInput(now time.Time) podstate.StatusInput {
 		in.Pending = w.resize.kind == v1.PodResizePending
 	}
 	if w.verdict != nil {
-		in.Reason, in.Message = w.verdict.Reason, w.verdict.Message
+		in.Reason, in.Message, in.Rejected = w.verdict.Reason, w.verdict.Message, w.verdict.Rejected
+		if in.Rejected {
+			in.Message = "Pod was rejected: " + in.Message
+		}
 		in.Conditions = append(in.Conditions, w.verdict.Conditions...)
 	}
 	return in

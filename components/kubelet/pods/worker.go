@@ -21,6 +21,8 @@ import (
 // Verdict is the kubelet's own decision to end a pod.
 type Verdict struct {
 	Reason, Message string
+	// Rejected: the pod was not let in at all; the Manager sets it.
+	Rejected bool
 	// Grace overrides the pod's grace period, in seconds; nil does not.
 	Grace *int64
 	// Conditions are added to the pod's status.

@@ -17,13 +17,11 @@ func (in *StatusInput) conditions(s *v1.PodStatus, initialized bool) {
 	if box := in.Observed.Sandbox(); box != nil && (in.Pod.Spec.HostNetwork || len(box.IPs) > 0) {
 		sandbox.Status = v1.ConditionTrue
 	}
-	computed := []v1.PodCondition{
-		sandbox,
-		in.initialized(s, initialized),
-		ready,
-		containers,
-		{Type: v1.PodScheduled, Status: v1.ConditionTrue},
+	computed := []v1.PodCondition{sandbox}
+	if !in.rejected() {
+		computed = append(computed, in.initialized(s, initialized))
 	}
+	computed = append(computed, ready, containers, v1.PodCondition{Type: v1.PodScheduled, Status: v1.ConditionTrue})
 	computed = append(computed, in.Conditions...)
 	for _, c := range computed {
 		c.ObservedGeneration = in.Pod.Generation

@@ -259,3 +259,17 @@ func TestReadinessGates(t *testing.T) {
 		t.Errorf("%+v", s.Conditions)
 	}
 }
+
+func TestRejected(t *testing.T) {
+	pod := &v1.Pod{Spec: v1.PodSpec{InitContainers: []v1.Container{{Name: "i"}}, Containers: []v1.Container{{Name: "c"}}}}
+	in := StatusInput{Input: Input{Pod: pod, Observed: &Observed{}, Now: time.Unix(1000, 0)}, Last: &v1.PodStatus{}, Reason: "OutOfcpu", Rejected: true, Stopped: true}
+	s := Status(in)
+	if s.Phase != v1.PodFailed || s.Reason != "OutOfcpu" || len(s.ContainerStatuses) != 0 || len(s.InitContainerStatuses) != 0 {
+		t.Errorf("status %+v", s)
+	}
+	// The next kubelet says the same.
+	again := Status(StatusInput{Input: in.Input, Last: &s, Stopped: true})
+	if again.Phase != v1.PodFailed || again.Reason != "OutOfcpu" || len(again.ContainerStatuses) != 0 {
+		t.Errorf("status %+v", again)
+	}
+}

@@ -29,6 +29,8 @@ type StatusInput struct {
 	// Reason and Message say why the kubelet failed the pod (Evicted,
 	// DeadlineExceeded, an admission failure); empty else.
 	Reason, Message string
+	// Rejected: the pod was refused and nothing of it ever ran.
+	Rejected bool
 	// Devices tells how a container's devices are; may be nil.
 	Devices func(container string) []v1.ResourceStatus
 	// Conditions are further conditions, such as DisruptionTarget.
@@ -64,6 +66,14 @@ func Status(in StatusInput) v1.PodStatus {
 	}
 	in.addresses(&s)
 
+	if in.rejected() {
+		s.Phase = v1.PodFailed
+		if terminal(last.Phase) {
+			s.Phase = last.Phase
+		}
+		in.conditions(&s, false)
+		return s
+	}
 	hasInit := len(pod.Spec.InitContainers) > 0
 	for i := range pod.Spec.InitContainers {
 		s.InitContainerStatuses = append(s.InitContainerStatuses, in.container(&pod.Spec.InitContainers[i], Init, hasInit))
@@ -113,6 +123,13 @@ func Status(in StatusInput) v1.PodStatus {
 	}
 	in.conditions(&s, initialized)
 	return s
+}
+
+// rejected tells whether there is nothing to say of containers: the pod is
+// refused, or was by an earlier kubelet.
+func (in *StatusInput) rejected() bool {
+	return in.Rejected || terminal(in.Last.Phase) && len(in.Observed.Containers) == 0 &&
+		len(in.Last.ContainerStatuses) == 0 && len(in.Last.InitContainerStatuses) == 0
 }
 
 func terminal(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.PodFailed }
