@@ -315,6 +315,11 @@ func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Con
 	return s.server.ClientConfig(userName, groups...)
 }
 
+// Serves tells whether a resource is served.
+func (s *Server) Serves(gvr schema.GroupVersionResource) bool {
+	return s.server.Registry().Lookup(gvr) != nil
+}
+
 // Ready is closed once requests are decided about and answered, and the objects
 // that a cluster starts with are there.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
