@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -18,6 +20,7 @@ import (
 // Server is one member.
 type Server struct {
 	cfg   *embed.Config
+	log   *slog.Logger
 	alone bool
 	ready chan struct{}
 	// stopping silences etcd's complaints of being stopped.
@@ -32,7 +35,11 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{cfg: out, alone: cfg.alone(), ready: make(chan struct{}), stopping: stopping}, nil
+	log := cfg.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Server{cfg: out, log: log, alone: cfg.alone(), ready: make(chan struct{}), stopping: stopping}, nil
 }
 
 // Ready is closed once the member takes requests.
@@ -78,6 +85,15 @@ func (s *Server) Run(ctx context.Context) error {
 	defer client.Close()
 	s.client.Store(client)
 	close(s.ready)
+	if s.alone {
+		ctx, cancel := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			(&space{server: member.Server, log: s.log, worth: worthDefragment}).run(ctx, spaceInterval)
+		})
+		defer wg.Wait()
+		defer cancel()
+	}
 	select {
 	case err := <-member.Err():
 		return fmt.Errorf("etcd: %w", err)

@@ -90,6 +90,8 @@ func StoreError(res *registry.Resource, name string, err error) error {
 		return apierrors.NewRequestEntityTooLargeError("etcdserver: request is too large")
 	case errors.Is(err, context.DeadlineExceeded):
 		return apierrors.NewTimeoutError("request did not complete within requested timeout - context deadline exceeded", 0)
+	case errors.Is(err, store.ErrNoSpace):
+		return errors.New("etcdserver: mvcc: database space exceeded")
 	case errors.Is(err, store.ErrUnavailable):
 		return apierrors.NewServerTimeout(gr, "", 1)
 	case errors.Is(err, store.ErrStopped):

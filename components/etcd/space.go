@@ -1,0 +1,95 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.etcd.io/etcd/server/v3/storage/mvcc"
+)
+
+// When the only member of a cluster sees to the size of its database.
+const (
+	// spaceInterval between looks; a look reads a few numbers.
+	spaceInterval = 30 * time.Second
+	// A database file never shrinks by itself. It is written anew, which
+	// holds everybody up for some 10 ms a MB, when less than half of it is in
+	// use and it is not small.
+	worthDefragment = 128 << 20
+	// An alarm of no space ends when no more than this of the quota is used.
+	calmPercent = 90
+)
+
+// space keeps the database of the only member of a cluster from using up its
+// quota for ever. Nobody else is there who would: etcd leaves it to people, and
+// takes no writes from when the quota is used up until they have come.
+type space struct {
+	server *etcdserver.EtcdServer
+	log    *slog.Logger
+	// worth is worthDefragment.
+	worth int64
+}
+
+// run looks every interval until ctx ends.
+func (s *space) run(ctx context.Context, interval time.Duration) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+		if err := s.look(ctx); err != nil && ctx.Err() == nil {
+			s.log.Error("cannot make space in the database", "error", err)
+		}
+	}
+}
+
+// look makes space if it is needed, and ends the alarm once there is some.
+func (s *space) look(ctx context.Context) error {
+	db := s.server.Backend()
+	full := s.full()
+	if full {
+		// What is forgotten early costs those their places who watch from
+		// before; without it nobody can write anything but deletions.
+		revision := s.server.KV().Rev()
+		s.log.Warn("the database has used up its quota; forgetting what was", "size", db.Size(), "quota", s.server.Cfg.QuotaBackendBytes, "revision", revision)
+		_, err := s.server.Compact(ctx, &etcdserverpb.CompactionRequest{Revision: revision, Physical: true})
+		if err != nil && !errors.Is(err, mvcc.ErrCompacted) {
+			return fmt.Errorf("compacting: %w", err)
+		}
+	}
+	if size := db.Size(); full || size >= s.worth && db.SizeInUse() < size/2 {
+		began := time.Now()
+		if err := s.server.Defragment(); err != nil {
+			return fmt.Errorf("defragmenting: %w", err)
+		}
+		s.log.Info("wrote the database anew", "before", size, "after", db.Size(), "took", time.Since(began))
+	}
+	if !full || db.Size() > s.server.Cfg.QuotaBackendBytes/100*calmPercent {
+		return nil
+	}
+	_, err := s.server.Alarm(ctx, &etcdserverpb.AlarmRequest{
+		MemberID: uint64(s.server.MemberID()), Action: etcdserverpb.AlarmRequest_DEACTIVATE, Alarm: etcdserverpb.AlarmType_NOSPACE,
+	})
+	if err != nil {
+		return fmt.Errorf("ending the alarm: %w", err)
+	}
+	s.log.Info("the database has space again", "size", db.Size())
+	return nil
+}
+
+// full tells whether there is an alarm of no space.
+func (s *space) full() bool {
+	for _, alarm := range s.server.Alarms() {
+		if alarm.GetAlarm() == etcdserverpb.AlarmType_NOSPACE {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,85 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+)
+
+// A database that has used up its quota with what was, not with what is, takes
+// writes again by itself.
+func TestSpace(t *testing.T) {
+	ctx := t.Context()
+	config := localConfig(t)
+	config.DataDir = filepath.Join(t.TempDir(), "data")
+	config.QuotaBackendBytes = 24 << 20
+	cfg, err := config.embed(zapLogger(nil, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	member, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer member.Close()
+	campaign(ctx, member.Server)
+	<-member.Server.ReadyNotify()
+	client := v3client.New(member.Server)
+	defer client.Close()
+	s := &space{server: member.Server, log: slog.New(slog.DiscardHandler), worth: 1 << 20}
+
+	value := strings.Repeat("v", 1<<20)
+	for i := 0; ; i++ {
+		member.Server.KV().Commit() // the file is written seldom
+		_, err := client.Put(ctx, fmt.Sprint("k", i%3), value)
+		if errors.Is(err, rpctypes.ErrNoSpace) {
+			break
+		}
+		if err != nil || i > 100 {
+			t.Fatal(i, err)
+		}
+	}
+	if err := s.look(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if s.full() {
+		t.Fatal("the alarm was not ended")
+	}
+	for i := range 5 {
+		if _, err := client.Put(ctx, fmt.Sprint("k", i%3), value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	resp, err := client.Get(ctx, "k1")
+	if err != nil || resp.Count != 1 || string(resp.Kvs[0].Value) != value {
+		t.Errorf("after that: %v", err)
+	}
+
+	// What is in use fills it: the alarm stays.
+	for i := 0; !s.full() || s.look(ctx) == nil && !s.full(); i++ {
+		member.Server.KV().Commit()
+		if _, err := client.Put(ctx, fmt.Sprint("more", i), value); err != nil && !errors.Is(err, rpctypes.ErrNoSpace) || i > 100 {
+			t.Fatal(i, err)
+		}
+	}
+	if _, err := client.Put(ctx, "k1", value); !errors.Is(err, rpctypes.ErrNoSpace) {
+		t.Errorf("when all is in use: %v", err)
+	}
+	// Deletions make space.
+	for i := range 40 {
+		if _, err := client.Delete(context.Background(), fmt.Sprint("more", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.look(ctx); err != nil || s.full() {
+		t.Errorf("after deletions: %v, alarm %v", err, s.full())
+	}
+}
