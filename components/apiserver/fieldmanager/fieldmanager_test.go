@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/randfill"
 
+	"hyperkube/internal/api"
 	"hyperkube/internal/api/catalog"
 )
 
@@ -54,11 +55,9 @@ func TestName(t *testing.T) {
 	}
 }
 
-// TestCreated compares with what the library records, for random objects of
-// every kind.
-func TestCreated(t *testing.T) {
-	m := New()
-	fill := randfill.NewWithSeed(1).NilChance(0.3).NumElements(1, 2).MaxDepth(12).Funcs(
+// filler makes random objects that clients could send.
+func filler() *randfill.Filler {
+	return randfill.NewWithSeed(1).NilChance(0.3).NumElements(1, 2).MaxDepth(12).Funcs(
 		func(v *resource.Quantity, c randfill.Continue) {
 			*v = *resource.NewQuantity(int64(c.Intn(9)), resource.DecimalSI)
 		},
@@ -81,6 +80,13 @@ func TestCreated(t *testing.T) {
 		func(v *runtime.RawExtension, c randfill.Continue) { v.Raw = []byte(`{"a":1}`) },
 		func(v *[]metav1.ManagedFieldsEntry, c randfill.Continue) { *v = nil },
 	)
+}
+
+// TestCreated compares with what the library records, for random objects of
+// every kind.
+func TestCreated(t *testing.T) {
+	m := New()
+	fill := filler()
 	compared, planned, letter := 0, 0, 0
 	for _, res := range catalog.Resources() {
 		if res.Review {
@@ -145,4 +151,64 @@ func plainNames(v reflect.Value, n *int) {
 			v.SetString(string(rune('A' + *n%26)))
 		}
 	}
+}
+
+// TestUpdated compares with what the library records, for updates of random
+// objects in some of their fields.
+func TestUpdated(t *testing.T) {
+	m := New()
+	fill := filler()
+	letter, compared := 0, 0
+	for _, res := range catalog.Resources() {
+		if res.Review {
+			continue
+		}
+		for view := range res.Views {
+			if view != "status" {
+				continue
+			}
+			for _, subresource := range []string{"", view} {
+				f, err := m.For(res, subresource)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range 12 {
+					live, other := res.New(), res.New()
+					for _, obj := range []api.Object{live, other} {
+						fill.Fill(obj)
+						plainNames(reflect.ValueOf(obj).Elem(), &letter)
+						obj.SetManagedFields(nil)
+						obj.GetObjectKind().SetGroupVersionKind(res.GVK())
+					}
+					if live, err = m.Created(res, live, "first"); err != nil {
+						t.Fatal(err)
+					}
+					obj := live.DeepCopyObject().(api.Object)
+					to := reflect.ValueOf(obj).Elem()
+					for j := range to.NumField() {
+						if name := to.Type().Field(j).Name; name == "Status" || name == "Spec" && i%3 == 0 {
+							to.Field(j).Set(reflect.ValueOf(other).Elem().Field(j))
+						}
+					}
+					if i%4 == 0 {
+						obj.SetLabels(other.GetLabels())
+					}
+					want, err := f.Update(live.DeepCopyObject(), obj.DeepCopyObject(), "m")
+					if err != nil {
+						continue
+					}
+					before := live.DeepCopyObject()
+					got := Updated(f, live, obj, "m").(metav1.Object)
+					if w := want.(metav1.Object).GetManagedFields(); !SameButTimes(got.GetManagedFields(), w) {
+						t.Fatalf("%s: %v\nnot %v", res.GVK(), got.GetManagedFields(), w)
+					}
+					if !reflect.DeepEqual(live, before) {
+						t.Fatalf("%s: the old object was written to", res.GVK())
+					}
+					compared++
+				}
+			}
+		}
+	}
+	t.Logf("compared %d", compared)
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/request"
@@ -128,7 +129,7 @@ func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(ob
 			if what.Manager == "" {
 				return obj, nil
 			}
-			return asObject(fields.UpdateNoErrors(current, obj, what.Manager))
+			return asObject(fieldmanager.Updated(fields, current, obj, what.Manager))
 		},
 	})
 	if err != nil {

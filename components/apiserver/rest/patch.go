@@ -129,7 +129,7 @@ func (p *patcher) apply(current api.Object) (api.Object, error) {
 	}
 	obj.GetObjectKind().SetGroupVersionKind(p.kind)
 	p.defaults(obj)
-	return asObject(p.fields.UpdateNoErrors(current, obj, fieldmanager.Name(p.options.FieldManager, p.req.UserAgent())))
+	return asObject(fieldmanager.Updated(p.fields, current, obj, fieldmanager.Name(p.options.FieldManager, p.req.UserAgent())))
 }
 
 // plain applies a JSON patch or a JSON merge patch.
@@ -236,12 +236,9 @@ func applyOperations(patch jsonpatch.Patch, original []byte) (patched []byte, er
 
 // strategic applies a strategic merge patch.
 func (p *patcher) strategic(current api.Object) (api.Object, error) {
-	original, err := runtime.DefaultUnstructuredConverter.ToUnstructured(current)
-	if err != nil {
-		return nil, fmt.Errorf("patching a %s: %w", p.kind.Kind, err)
-	}
 	patch := map[string]any{}
 	var strictErrs []error
+	var err error
 	if p.strict.looks() {
 		strictErrs, err = kjson.UnmarshalStrict(p.body, &patch)
 	} else {
@@ -251,6 +248,12 @@ func (p *patcher) strategic(current api.Object) (api.Object, error) {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
 	obj := p.empty()
+	touched := touchedFields(current, obj, patch)
+	original, err := runtime.DefaultUnstructuredConverter.ToUnstructured(touched.of(current))
+	if err != nil {
+		return nil, fmt.Errorf("patching a %s: %w", p.kind.Kind, err)
+	}
+	touched.keep(original)
 	patched, err := strategicpatch.StrategicMergeMapPatch(original, patch, obj)
 	if err != nil {
 		return nil, strategicError(err)
@@ -261,7 +264,10 @@ func (p *patcher) strategic(current api.Object) (api.Object, error) {
 	} else if err != nil {
 		return nil, invalidPatch(fmt.Sprintf("%+v", patch), err)
 	}
-	return obj, p.judge(strictErrs, fmt.Sprintf("%+v", patch))
+	if err := p.judge(strictErrs, fmt.Sprintf("%+v", patch)); err != nil {
+		return nil, err
+	}
+	return touched.with(current, obj), nil
 }
 
 func strategicError(err error) error {

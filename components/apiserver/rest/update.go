@@ -55,7 +55,7 @@ func (c *call) update(subresource string, way *api.Update) error {
 				live = c.res.New()
 				live.GetObjectKind().SetGroupVersionKind(c.res.GVK())
 			}
-			return asObject(f.UpdateNoErrors(live, obj, manager))
+			return asObject(fieldmanager.Updated(f, live, obj, manager))
 		},
 	})
 	if err != nil {
