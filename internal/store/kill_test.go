@@ -3,13 +3,17 @@ package store
 import (
 	"bufio"
 	"context"
+	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"testing"
 
 	"go.uber.org/goleak"
 )
+
+var long = flag.Bool("long", false, "kill 200 times, and look for histories that do not fit for a minute")
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("STORE_TEST_WRITE"); dir != "" {
@@ -57,14 +61,24 @@ func writeUntilKilled(dir string) int {
 	}
 }
 
+// told is a write that was acknowledged.
+type told struct{ key, value string }
+
 // Every acknowledged write is there after the process was killed at any
-// instant, again and again on the same data.
+// instant, again and again on the same data, and a watch from before tells each
+// of them once.
 func TestKill(t *testing.T) {
 	ctx := testContext(t)
 	dir := t.TempDir()
 	acknowledged := make(map[string]string)
 	var revision int64
-	for round := range 4 {
+	rounds := 4
+	if *long {
+		rounds = 200
+	}
+	var before *seen
+	for round := range rounds {
+		writes := make(map[int64]told)
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), "STORE_TEST_WRITE="+dir)
 		cmd.Stderr = os.Stderr
@@ -82,7 +96,8 @@ func TestKill(t *testing.T) {
 				t.Fatal(err)
 			}
 			acknowledged[key] = value
-			if n == 300+round*137 {
+			writes[revision] = told{key, value}
+			if n == 300+round%8*137 {
 				_ = cmd.Process.Kill()
 			}
 		}
@@ -128,7 +143,55 @@ func TestKill(t *testing.T) {
 		for _, e := range page.Entries {
 			acknowledged[e.Key()] = valueOf(e)
 		}
+		if before != nil {
+			before.follow(t, c, page.Revision, writes)
+			if !maps.Equal(before.objects, acknowledged) {
+				t.Errorf("round %d: the watch has told %v, there is %v", round, before.objects, acknowledged)
+			}
+		}
+		before = &seen{revision: page.Revision, objects: maps.Clone(acknowledged)}
 		stop()
 		stopEtcd()
+	}
+}
+
+// seen is what a client knows that lists and watches.
+type seen struct {
+	revision int64
+	objects  map[string]string
+}
+
+// follow takes over what a watch tells from then until the revision until. All
+// writes must be told, each once and in order.
+func (s *seen) follow(t *testing.T, c *Collection, until int64, writes map[int64]told) {
+	t.Helper()
+	w, err := c.Watch(t.Context(), WatchOptions{Since: s.revision})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for len(writes) > 0 || s.revision < until {
+		batch, err := w.Next(t.Context())
+		if err != nil {
+			t.Fatalf("%d acknowledged writes were not told: %v", len(writes), err)
+		}
+		for _, ev := range batch.Events {
+			if ev.Revision <= s.revision {
+				t.Errorf("revision %d was told after %d", ev.Revision, s.revision)
+			}
+			s.revision = ev.Revision
+			var is told
+			if ev.Current == nil {
+				is = told{ev.Previous.Key(), "-"}
+				delete(s.objects, is.key)
+			} else {
+				is = told{ev.Current.Key(), valueOf(ev.Current)}
+				s.objects[is.key] = is.value
+			}
+			if was, ok := writes[ev.Revision]; ok && was != is {
+				t.Errorf("at %d %v was told, %v was acknowledged", ev.Revision, is, was)
+			}
+			delete(writes, ev.Revision)
+		}
 	}
 }
