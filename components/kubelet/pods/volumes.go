@@ -46,7 +46,7 @@ func (w *worker) mount(ctx context.Context, pod *v1.Pod, tell bool) error {
 	made := make(map[string]volume.Result, len(list))
 	var failed error
 	var unmounted, unattached, unknown []string
-	var why error = context.DeadlineExceeded
+	why := context.DeadlineExceeded
 	for i := range list {
 		name, err := list[i].Name, errs[i]
 		if err == nil {

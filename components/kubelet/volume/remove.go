@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -73,7 +72,3 @@ func removeAt(dir int, name string) error {
 	}
 	return nil
 }
-
-// procFD is a path by which a descriptor is what is mounted or looked at,
-// whatever is at the path that it was opened by.
-func procFD(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }

@@ -199,13 +199,24 @@ func TestStageAndPublish(t *testing.T) {
 // TestKilledHalfWay: whatever step was the last one, the next kubelet takes all
 // back.
 func TestKilledHalfWay(t *testing.T) {
-	for _, at := range []string{"NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"} {
-		t.Run(at, func(t *testing.T) {
+	for _, tc := range []struct {
+		at   string
+		code codes.Code
+	}{
+		{"NodeStageVolume", codes.Unavailable},
+		{"NodePublishVolume", codes.Unavailable},
+		{"NodeUnpublishVolume", codes.Unavailable},
+		{"NodeUnstageVolume", codes.Unavailable},
+		{"NodeStageVolume", codes.InvalidArgument},
+		{"NodePublishVolume", codes.InvalidArgument},
+	} {
+		t.Run(tc.at+tc.code.String(), func(t *testing.T) {
+			at := tc.at
 			f := newFixture(t, stages)
 			broken := true
 			f.driver.Fail = func(method, _ string) error {
 				if broken && method == at {
-					return status.Error(codes.Unavailable, "the driver is gone")
+					return status.Error(tc.code, "the driver says no")
 				}
 				return nil
 			}
@@ -219,6 +230,14 @@ func TestKilledHalfWay(t *testing.T) {
 				t.Fatal("nothing failed")
 			}
 			broken = false
+			// What was being written is left, too.
+			for _, dir := range []string{filepath.Join(f.root, "pods", "a", "volumes", pluginName, "pv"), f.plugin.places.staged(key{driverName, "vol-1"})} {
+				if _, err := os.Stat(dir); err == nil {
+					if err := os.WriteFile(filepath.Join(dir, "."+dataFile+"123"), nil, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
 			f.start()
 			f.down("a")
 			if err := f.plugin.unstageLeft(t.Context()); err != nil {

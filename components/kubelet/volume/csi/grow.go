@@ -73,7 +73,7 @@ func (p *Plugin) tellSize(ctx context.Context, j *job, size resource.Quantity) e
 	}
 	p.event(j.pod, v1.EventTypeNormal, "FileSystemResizeSuccessful", fmt.Sprintf("MountVolume.NodeExpandVolume succeeded for volume %q %s", j.spec, p.cfg.NodeName))
 	if p.cfg.Events != nil {
-		ref := &v1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: j.claim.Namespace, Name: j.claim.Name, UID: types.UID(j.claim.UID)}
+		ref := &v1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: j.claim.Namespace, Name: j.claim.Name, UID: j.claim.UID}
 		p.cfg.Events.Event(ref, v1.EventTypeNormal, "FileSystemResizeSuccessful", "MountVolume.NodeExpandVolume succeeded")
 	}
 	return nil

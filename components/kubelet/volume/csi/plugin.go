@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -376,6 +375,3 @@ func (p *Plugin) unstageLeft(ctx context.Context) error {
 
 // missing tells whether err is that there is no such file.
 func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
-
-// under tells whether path is below dir.
-func under(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }

@@ -185,8 +185,8 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 		}
 		err := p.place(ctx, d, obj, j, published, state)
 		if err != nil {
-			if !made && before.Handle == "" && final(cause(err)) {
-				// Nothing was published: there is nothing to take back.
+			if !made && before.Handle == "" && final(cause(err)) && !p.isStaged(j.k) {
+				// There is nothing to take back.
 				os.Remove(filepath.Join(j.dir, dataFile))
 			}
 			return volume.Result{}, err
@@ -278,10 +278,7 @@ func (p *Plugin) place(ctx context.Context, d *driver, obj *storagev1.CSIDriver,
 // stage has the driver stage the volume unless it has done so for this process
 // already.
 func (p *Plugin) stage(ctx context.Context, d *driver, j *job, published map[string]string, capability *csipb.VolumeCapability, state data, staging string) error {
-	p.mu.Lock()
-	done := p.staged[j.k]
-	p.mu.Unlock()
-	if done {
+	if p.isStaged(j.k) {
 		return nil
 	}
 	step := "MountDevice"
@@ -321,12 +318,16 @@ func (p *Plugin) stage(ctx context.Context, d *driver, j *job, published map[str
 	return nil
 }
 
+func (p *Plugin) isStaged(k key) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.staged[k]
+}
+
 // removeStaged removes the folder of a volume that is not staged. It removes
 // nothing that has content.
 func (p *Plugin) removeStaged(dir string) {
-	if err := removeEmpty(globalMount(dir)); err == nil {
-		os.Remove(filepath.Join(dir, dataFile))
-		os.Remove(dir)
+	if err := removeEmpty(globalMount(dir)); err == nil && removeData(dir) == nil {
 		p.leave(dir)
 	}
 }

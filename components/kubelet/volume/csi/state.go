@@ -107,6 +107,21 @@ func writeData(dir string, d data) error {
 	return nil
 }
 
+// removeData removes a data file, what is left of writing one, and its folder,
+// which has nothing else in it.
+func removeData(dir string) error {
+	half, err := filepath.Glob(filepath.Join(dir, "."+dataFile+"*"))
+	if err != nil {
+		return fmt.Errorf("removing a volume's data: %w", err)
+	}
+	for _, path := range append(half, filepath.Join(dir, dataFile), dir) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("removing a volume's data: %w", err)
+		}
+	}
+	return nil
+}
+
 // places of the driver's volumes on the node.
 type places struct{ root string }
 

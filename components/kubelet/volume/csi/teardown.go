@@ -17,8 +17,11 @@ import (
 func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 	d, err := readData(r.Dir)
 	if missing(err) {
-		// No driver was called for it.
-		if err := removeEmpty(r.Dir); err != nil {
+		// No driver has anything of it; it may have left a mount point.
+		if err := errors.Join(removeEmpty(target(r.Dir, false)), removeEmpty(target(r.Dir, true))); err != nil {
+			return err
+		}
+		if err := removeData(r.Dir); err != nil {
 			return err
 		}
 		p.leave(r.Dir)
@@ -48,11 +51,8 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 	if err := p.unstage(ctx, driver, d.key(), r.Dir); err != nil {
 		return fmt.Errorf("UnmountDevice failed for volume %q : %w", d.Spec, err)
 	}
-	if err := os.Remove(filepath.Join(r.Dir, dataFile)); err != nil && !missing(err) {
-		return fmt.Errorf("removing a volume's data: %w", err)
-	}
-	if err := os.Remove(r.Dir); err != nil && !missing(err) {
-		return fmt.Errorf("removing a volume's folder: %w", err)
+	if err := removeData(r.Dir); err != nil {
+		return err
 	}
 	p.leave(r.Dir)
 	return nil
@@ -86,12 +86,8 @@ func (p *Plugin) unstage(ctx context.Context, d *driver, k key, leaving string) 
 	if err := removeEmpty(at); err != nil {
 		return err
 	}
-	err = os.Remove(filepath.Join(dir, dataFile))
-	if err == nil || missing(err) {
-		err = os.Remove(dir)
-	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("removing the folder of a staged volume: %w", err)
+	if err := removeData(dir); err != nil {
+		return err
 	}
 	p.leave(dir)
 	return nil
