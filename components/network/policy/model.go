@@ -21,6 +21,7 @@
 package policy
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -78,6 +79,16 @@ func PodOf(pod *corev1.Pod, node string) *Pod {
 		}
 	}
 	return p
+}
+
+// equal tells whether two pods, each of which may be nil, are alike in all that
+// matters.
+func (p *Pod) equal(o *Pod) bool {
+	if p == nil || o == nil {
+		return p == o
+	}
+	return p.Namespace == o.Namespace && p.Name == o.Name && p.Local == o.Local && maps.Equal(p.Labels, o.Labels) &&
+		slices.Equal(p.IPs, o.IPs) && slices.Equal(p.Ports, o.Ports)
 }
 
 // ip returns the pod's address of a family, none if it has none.

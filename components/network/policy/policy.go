@@ -158,7 +158,7 @@ func (e *Enforcer) look(ctx context.Context) error {
 	}
 	pods, namespaces := e.cfg.Informers.Core().V1().Pods().Informer(), e.cfg.Informers.Core().V1().Namespaces().Informer()
 	podsSynced, err := pods.AddEventHandler(e.handler(func(old, obj any) bool {
-		return equality.Semantic.DeepEqual(PodOf(old.(*corev1.Pod), e.cfg.NodeName), PodOf(obj.(*corev1.Pod), e.cfg.NodeName))
+		return PodOf(old.(*corev1.Pod), e.cfg.NodeName).equal(PodOf(obj.(*corev1.Pod), e.cfg.NodeName))
 	}))
 	if err != nil {
 		return fmt.Errorf("asking for pods: %w", err)

@@ -350,3 +350,33 @@ func TestLeftover(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 }
+
+func TestPodEqual(t *testing.T) {
+	pod := func(change func(*corev1.Pod)) *Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "one", Name: "p", Labels: map[string]string{"a": "x"}}}
+		p.Spec.NodeName = "here"
+		p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 80}}}}
+		p.Status.PodIPs = []corev1.PodIP{{IP: "10.0.0.1"}}
+		if change != nil {
+			change(p)
+		}
+		return PodOf(p, "here")
+	}
+	for name, c := range map[string]struct {
+		change func(*corev1.Pod)
+		same   bool
+	}{
+		"nothing":      {nil, true},
+		"condition":    {func(p *corev1.Pod) { p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady}} }, true},
+		"label":        {func(p *corev1.Pod) { p.Labels["a"] = "y" }, false},
+		"address":      {func(p *corev1.Pod) { p.Status.PodIPs[0].IP = "10.0.0.2" }, false},
+		"no address":   {func(p *corev1.Pod) { p.Status.PodIPs = nil }, false},
+		"port":         {func(p *corev1.Pod) { p.Spec.Containers[0].Ports[0].ContainerPort = 81 }, false},
+		"end":          {func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, false},
+		"host network": {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, false},
+	} {
+		if got := pod(nil).equal(pod(c.change)); got != c.same {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
