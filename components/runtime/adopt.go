@@ -184,7 +184,7 @@ func (r *Runtime) reattach(c *containerState) (*liveContainer, error) {
 // left of it.
 func (r *Runtime) lost(c *containerState) {
 	rec := c.get()
-	if err := errors.Join(r.runner.KillAll(rec.Cgroup), r.runner.Delete(context.Background(), c.id, rec.Cgroup), r.unmount(c)); err != nil {
+	if err := errors.Join(r.engineOf(rec).KillAll(rec.Cgroup), r.engineOf(rec).Delete(context.Background(), c.id, rec.Cgroup), r.unmount(c)); err != nil {
 		r.log.Warn("a container that ended cannot be tidied up", "container", c.id, "error", err)
 	}
 	if h, err := process.Open(rec.Holder.PID, rec.Holder.Start); err == nil && rec.Holder.PID != 0 {

@@ -56,6 +56,9 @@ type Config struct {
 	StreamAddress string
 	// Registries says how images are reached.
 	Registries images.Registries
+	// Handlers are further ways to run containers, by the names that
+	// RuntimeClasses have for them.
+	Handlers map[string]Handler
 	// CDIDirs are where vendors describe devices (Container Device
 	// Interface), the later counts more; empty for the usual ones.
 	CDIDirs []string
@@ -71,6 +74,9 @@ func (c *Config) validate() error {
 	}
 	if (c.BuiltIn == "") != (c.BuiltInImage == "") {
 		return errors.New("the built-in image needs both a program and a name")
+	}
+	if err := checkHandlers(c.Handlers); err != nil {
+		return err
 	}
 	if c.LinkPrefix == "" {
 		c.LinkPrefix = "hk"

@@ -123,7 +123,7 @@ func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateCon
 	c := &containerState{id: id, sandbox: pod.ID, record: containerRecord{
 		ID: id, Sandbox: pod.ID, Boot: r.boot, Phase: phaseCreating, Created: time.Now().UnixNano(),
 		ImageID: image.ID, ImageRef: imageRef(image), Layers: image.Layers,
-		Cgroup:  filepath.Join(r.podCgroup(pod.config), id),
+		Cgroup: filepath.Join(r.podCgroup(pod.config), id), Handler: pod.Handler,
 		LogPath: logs.Path(pod.config.GetLogDirectory(), config.GetLogPath()),
 		Config:  marshal(config), config: config, StopSignal: stopSignal(config, image.Config),
 	}}
@@ -332,7 +332,7 @@ func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.C
 // or not. It can be repeated.
 func (r *Runtime) unmakeContainer(ctx context.Context, c *containerState) error {
 	rec := c.get()
-	errs := []error{r.runner.KillAll(rec.Cgroup), r.runner.Delete(ctx, c.id, rec.Cgroup), r.unmount(c)}
+	errs := []error{r.engineOf(rec).KillAll(rec.Cgroup), r.engineOf(rec).Delete(ctx, c.id, rec.Cgroup), r.unmount(c)}
 	if h, err := process.Open(rec.Holder.PID, rec.Holder.Start); err == nil {
 		endHolder(h)
 	}
@@ -482,7 +482,7 @@ func (r *Runtime) UpdateContainerResources(_ context.Context, req *runtimeapi.Up
 	rec := c.get()
 	switch rec.Phase {
 	case phaseRunning:
-		if err := r.runner.Update(c.id, req.GetLinux()); err != nil {
+		if err := r.engineOf(rec).Update(c.id, req.GetLinux()); err != nil {
 			return nil, err
 		}
 	case phaseExited:

@@ -127,7 +127,7 @@ func (r *Runtime) exec(ctx context.Context, c *containerState, req execRequest) 
 		}
 		ours, theirs = append(ours, errs), append(theirs, child.Stderr)
 	}
-	p, err := r.runner.Exec(c.id, container.ExecOptions{Args: req.args, Terminal: req.tty, IO: child})
+	p, err := r.engineOf(c.get()).Exec(c.id, container.ExecOptions{Args: req.args, Terminal: req.tty, IO: child})
 	if err != nil {
 		return 0, err
 	}

@@ -152,12 +152,9 @@ func (r *Runtime) Status(_ context.Context, req *runtimeapi.StatusRequest) (*run
 	if networkErr != nil {
 		network.Reason, network.Message = "NetworkPluginNotReady", "Network plugin returns error: "+networkErr.Error()
 	}
-	handler := func(name string) *runtimeapi.RuntimeHandler {
-		return &runtimeapi.RuntimeHandler{Name: name, Features: &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true, UserNamespaces: userNamespaces()}}
-	}
 	resp := &runtimeapi.StatusResponse{
 		Status:          &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{{Type: "RuntimeReady", Status: true}, network}},
-		RuntimeHandlers: []*runtimeapi.RuntimeHandler{handler(""), handler(runtimeName)},
+		RuntimeHandlers: r.handlerFeatures(),
 		Features:        &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
 	}
 	if req.GetVerbose() {

@@ -173,7 +173,7 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 			}
 		}
 	}
-	running, err := r.runner.Start(c.id, spec, child)
+	running, err := r.engineOf(rec).Start(c.id, spec, child)
 	if err != nil {
 		return err
 	}
@@ -191,7 +191,7 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 	}
 	if err != nil {
 		// Nobody would know of it.
-		_ = r.runner.KillAll(rec.Cgroup)
+		_ = r.engineOf(rec).KillAll(rec.Cgroup)
 		_ = live.handle.Signal(unix.SIGKILL)
 		<-live.handle.Done()
 		return err
@@ -336,7 +336,7 @@ func (r *Runtime) ended(c *containerState, live *liveContainer, how process.Stat
 	now := time.Now().UnixNano()
 	if rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() != runtimeapi.NamespaceMode_CONTAINER {
 		// In its own PID namespace all others have gone with the first.
-		if err := r.runner.KillAll(rec.Cgroup); err != nil {
+		if err := r.engineOf(rec).KillAll(rec.Cgroup); err != nil {
 			r.log.Warn("processes of a container that ended cannot be killed", "container", c.id, "error", err)
 		}
 	}
@@ -382,7 +382,7 @@ func (r *Runtime) ended(c *containerState, live *liveContainer, how process.Stat
 	// Nobody waits for what follows.
 	c.life.Lock()
 	defer c.life.Unlock()
-	if err := errors.Join(r.runner.Delete(context.Background(), c.id, rec.Cgroup), r.unmount(c)); err != nil {
+	if err := errors.Join(r.engineOf(rec).Delete(context.Background(), c.id, rec.Cgroup), r.unmount(c)); err != nil {
 		r.log.Warn("a container that ended cannot be tidied up", "container", c.id, "error", err)
 	}
 }

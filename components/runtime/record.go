@@ -73,6 +73,7 @@ type containerRecord struct {
 	ImageRef   string   `json:"imageRef"`
 	Layers     []string `json:"layers"`
 	Cgroup     string   `json:"cgroup"`
+	Handler    string   `json:"handler,omitempty"`
 	LogPath    string   `json:"logPath,omitempty"`
 	StopSignal string   `json:"stopSignal,omitempty"`
 	User       *user    `json:"user,omitempty"`

@@ -45,6 +45,7 @@ type Runtime struct {
 	images   *images.Store
 	cgroups  *cgroup.Manager
 	runner   *container.Runner
+	engines  map[string]engine // by handler; not changed after New
 	network  *podnet.Network
 	journal  *hostchange.Journal
 	apparmor container.AppArmor
@@ -91,7 +92,9 @@ func New(cfg Config) (*Runtime, error) {
 	if r.cgroups, err = cgroup.Open(); err != nil {
 		return nil, err
 	}
-	r.runner = &container.Runner{State: r.state("libcontainer"), Cgroups: r.cgroups}
+	if err := r.makeEngines(); err != nil {
+		return nil, err
+	}
 	if r.images, err = images.Open(r.path("images"), r.log); err != nil {
 		return nil, err
 	}

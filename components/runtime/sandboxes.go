@@ -126,7 +126,7 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	if config.GetMetadata().GetName() == "" {
 		return nil, errors.New("the sandbox has no metadata with a name")
 	}
-	if h := req.GetRuntimeHandler(); h != "" && h != "hyperkube" {
+	if h := req.GetRuntimeHandler(); r.engines[h] == nil {
 		return nil, fmt.Errorf("failed to get sandbox runtime: no runtime for %q is configured", h)
 	}
 	if _, err := userNS(config); err != nil {

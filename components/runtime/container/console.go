@@ -33,7 +33,12 @@ func (s *socketPair) receive() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("receiving the terminal: %w", err)
 	}
-	messages, err := unix.ParseSocketControlMessage(oob[:n])
+	return terminalOf(oob[:n])
+}
+
+// terminalOf returns the terminal that came with a message.
+func terminalOf(oob []byte) (*os.File, error) {
+	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
 		return nil, fmt.Errorf("receiving the terminal: %w", err)
 	}

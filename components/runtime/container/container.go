@@ -45,6 +45,24 @@ type Running struct {
 	*process.Handle
 	// Console is the terminal, if there is one; its taker closes it.
 	Console *os.File
+	// inner is the process itself if Handle is of who waits for it; nil else.
+	inner *process.Handle
+}
+
+// Signal sends a signal to the process.
+func (r *Running) Signal(s unix.Signal) error {
+	if r.inner != nil {
+		return r.inner.Signal(s)
+	}
+	return r.Handle.Signal(s)
+}
+
+// Close lets go of the process.
+func (r *Running) Close() error {
+	if r.inner != nil {
+		return errors.Join(r.Handle.Close(), r.inner.Close())
+	}
+	return r.Handle.Close()
 }
 
 // Start makes the container and starts its first process.

@@ -41,6 +41,7 @@ type options struct {
 	registryConfig string
 	pidFile        string
 	cdiDirs        string
+	handlers       string
 	logLevel       string
 }
 
@@ -60,6 +61,7 @@ func parse(args []string) (*options, error) {
 	f.BoolVar(&o.cfg.SlowCgroups, "slow-cgroups", false, "do not ask the kernel to favor dynamic changes of cgroups (favordynmods)")
 	f.StringVar(&o.cfg.Journal, "journal", "", "file that records changes to the host")
 	f.StringVar(&o.cfg.StreamAddress, "stream", "127.0.0.1:0", "address that exec, attach and port-forward are served on")
+	f.StringVar(&o.handlers, "runtime-handlers", "/etc/hyperkube/handlers.yaml", "file of further programs that run containers, by the handlers of RuntimeClasses")
 	f.StringVar(&o.cdiDirs, "cdi-dirs", "/etc/cdi,/var/run/cdi", "folders of files that describe devices, separated by commas; the later counts more")
 	f.StringVar(&o.registryConfig, "registry-config", "/etc/hyperkube/registries.yaml", "file of registry mirrors, credentials and TLS settings")
 	f.StringVar(&o.pidFile, "pid-file", "", "file that holds this process's number while it runs")
@@ -103,6 +105,9 @@ func run(args []string) error {
 			return fmt.Errorf("bad pod CIDR: %w", err)
 		}
 		o.cfg.PodCIDRs = append(o.cfg.PodCIDRs, cidr)
+	}
+	if o.cfg.Handlers, err = runtime.LoadHandlers(o.handlers); err != nil {
+		return err
 	}
 	o.cfg.CDIDirs = strings.FieldsFunc(o.cdiDirs, func(r rune) bool { return r == ',' })
 	if o.cfg.Registries, err = images.LoadRegistries(o.registryConfig); err != nil {
