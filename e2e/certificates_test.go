@@ -31,7 +31,8 @@ func TestCertificates(t *testing.T) {
 			t.Fatal(err)
 		}
 		data := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
-		manifest := fmt.Sprintf(`{apiVersion: certificates.k8s.io/v1, kind: CertificateSigningRequest, metadata: {name: %s},
+		manifest := fmt.Sprintf(`---
+{apiVersion: certificates.k8s.io/v1, kind: CertificateSigningRequest, metadata: {name: %s},
 			spec: {request: %s, signerName: %s, usages: [client auth, digital signature]}}`, name, data, signer)
 		if out, err := s.run(manifest, append([]string{"create", "-f", "-"}, as...)...); err != nil {
 			t.Fatalf("%v: %s", err, out)

@@ -52,7 +52,7 @@ func TestCustomResources(t *testing.T) {
 	fill := strings.NewReplacer("%NS%", s.name).Replace
 	name := fill("gadgets.%NS%.example.com")
 	gadget := func(name, spec string) string {
-		return fill("{apiVersion: %NS%.example.com/v1, kind: Gadget, metadata: {name: " + name + "}, spec: {" + spec + "}}")
+		return fill("---\n{apiVersion: %NS%.example.com/v1, kind: Gadget, metadata: {name: " + name + "}, spec: {" + spec + "}}")
 	}
 	s.apply(fill(gadgets))
 	t.Cleanup(func() { _, _ = s.run("", "delete", "crd", name, "--ignore-not-found") })
