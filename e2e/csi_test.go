@@ -69,7 +69,7 @@ func (s *space) driver() {
 	node := s.do("get", "node", "-o", "jsonpath={.items[0].metadata.name}")
 	d := &csidriver.Driver{
 		Name: name, NodeID: "here", Dir: s.TempDir(), Max: 3, Topology: map[string]string{"topology." + name + "/zone": "a"},
-		Can: []csipb.NodeServiceCapability_RPC_Type{csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS},
+		Can: []csipb.NodeServiceCapability_RPC_Type{csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS, csipb.NodeServiceCapability_RPC_EXPAND_VOLUME},
 	}
 	socket := filepath.Join("/var/lib/kubelet/plugins_registry", name+"-reg.sock")
 	status, stop, err := d.Serve(socket)
@@ -99,7 +99,11 @@ spec: {attachRequired: true, podInfoOnMount: true, fsGroupPolicy: File, volumeLi
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
 	go s.attach(ctx, name)
-	s.apply(s.volumeOf(name, "v", "Filesystem") + s.volumeOf(name, "b", "Block") + `
+	s.apply(s.volumeOf(name, "v", "Filesystem") + s.volumeOf(name, "b", "Block"))
+	s.do("wait", "pvc/v", "--for=jsonpath={.status.phase}=Bound", "--timeout=20s")
+	// As if it had grown before the pod came: the node's part is left.
+	s.do("patch", "pv", s.name+"-v", "-p", `{"spec":{"capacity":{"storage":"2Mi"}}}`)
+	s.apply(`
 apiVersion: v1
 kind: Pod
 metadata: {name: p}
@@ -122,6 +126,9 @@ spec:
 	s.contains(got, "2000", "colour=green", "csi.storage.k8s.io/ephemeral=true", "csi.storage.k8s.io/pod.name=p", "device")
 	if data, err := os.ReadFile(filepath.Join(d.Dir, "v", "file")); string(data) != "x\n" {
 		s.Errorf("the driver's volume: %q %v", data, err)
+	}
+	if size := s.do("get", "pvc", "v", "-o", "jsonpath={.status.capacity.storage}"); size != "2Mi" {
+		s.Errorf("the claim's size: %s", size)
 	}
 	if used := s.do("get", "node", node, "-o", "jsonpath={.status.volumesInUse}"); !strings.Contains(used, name+"^v") || !strings.Contains(used, name+"^b") {
 		s.Errorf("volumes in use: %s", used)
@@ -146,7 +153,7 @@ spec:
 		calls = append(calls, c.Method)
 	}
 	calls = slices.DeleteFunc(calls, func(m string) bool { return m == "NodeGetVolumeStats" })
-	if got := strings.Join(calls, " "); got != "NodeStageVolume NodePublishVolume NodeUnpublishVolume NodeUnstageVolume" {
+	if got := strings.Join(calls, " "); got != "NodeStageVolume NodePublishVolume NodeExpandVolume NodeUnpublishVolume NodeUnstageVolume" {
 		s.Errorf("calls: %s", got)
 	}
 	for _, v := range []string{"v", "b"} {
@@ -304,10 +311,11 @@ spec:
 	// However often it is started, it never sees the host.
 	s.eventually(30*time.Second, func() error {
 		out := s.do("get", "pod", "p", "-o", `jsonpath={.status.containerStatuses[?(@.name=="victim")]}`)
-		if strings.Contains(out, `"exitCode":1`) {
+		if strings.Contains(out, `"exitCode":1,`) {
 			s.Fatalf("the container has seen the host: %s", out)
 		}
-		if !strings.Contains(out, `"exitCode":0`) && !strings.Contains(out, "CreateContainerConfigError") {
+		// What was removed since cannot be mounted: the start fails.
+		if !strings.Contains(out, `"exitCode":0`) && !strings.Contains(out, `"exitCode":128`) && !strings.Contains(out, "CreateContainerConfigError") {
 			return errors.New(out)
 		}
 		return nil
