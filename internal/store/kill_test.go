@@ -68,7 +68,7 @@ type told struct{ key, value string }
 // instant, again and again on the same data, and a watch from before tells each
 // of them once.
 func TestKill(t *testing.T) {
-	ctx := testContext(t)
+	ctx := t.Context()
 	dir := t.TempDir()
 	acknowledged := make(map[string]string)
 	var revision int64
