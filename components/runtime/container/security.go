@@ -319,6 +319,11 @@ func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext,
 		if name == "" || strings.ContainsAny(name, "\n") {
 			return "", errors.New("bad name of an AppArmor profile")
 		}
+		// Lines of the name and its mode. What cannot be read is left to the
+		// kernel to refuse.
+		if loaded, err := os.ReadFile("/sys/kernel/security/apparmor/profiles"); err == nil && !strings.Contains("\n"+string(loaded), "\n"+name+" (") {
+			return "", fmt.Errorf("apparmor profile not found %s", name)
+		}
 		return name, nil
 	}
 	if a.Enabled {
