@@ -43,7 +43,7 @@ func (k *Kubelet) admit(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	if err := k.devices.Allocate(ctx, pod); err != nil {
 		return &pods.Verdict{Reason: "UnexpectedAdmissionError", Message: fmt.Sprintf("Allocate failed due to %v, which is unexpected", err)}
 	}
-	return nil
+	return k.allocateCPUs(ctx, pod)
 }
 
 // allocateWithin bounds how long plugins may take to give devices.

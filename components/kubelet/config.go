@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/cache"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	"k8s.io/utils/cpuset"
 
 	"hyperkube/components/kubelet/eviction"
 	"hyperkube/components/kubelet/podstate"
@@ -96,6 +97,12 @@ type Config struct {
 	// KubeReserved and SystemReserved their limits.
 	KubeReservedCgroup, SystemReservedCgroup string
 	KubeReserved, SystemReserved             v1.ResourceList
+	// StaticCPUs gives containers of guaranteed pods that ask for whole CPUs some
+	// of their own; WholeCores and StrictCPUs are its options full-pcpus-only
+	// and strict-cpu-reservation. ReservedCPUs are never anybody's own; by
+	// default as many as are reserved.
+	StaticCPUs, WholeCores, StrictCPUs bool
+	ReservedCPUs                       cpuset.CPUSet
 	// NoServer: the HTTPS server is not run.
 	NoServer bool
 	// Address and Port of the HTTPS server: all addresses and Layout's port by

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
+	"k8s.io/utils/cpuset"
+
 	"hyperkube/components/kubelet/nodestatus"
 	"hyperkube/internal/cgroup"
 )
@@ -119,6 +121,49 @@ func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 	return nil
 }
 
+// applyCPUs takes who gets CPUs of their own.
+func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
+	switch f.CPUManagerPolicy {
+	case "":
+	case "none":
+		c.StaticCPUs = false
+	case "static":
+		c.StaticCPUs = true
+	default:
+		return fmt.Errorf("cpuManagerPolicy %q: want none or static", f.CPUManagerPolicy)
+	}
+	for name, value := range f.CPUManagerPolicyOptions {
+		on, err := strconv.ParseBool(value)
+		if err != nil {
+			return fmt.Errorf("cpuManagerPolicyOptions %s: %w", name, err)
+		}
+		switch name {
+		case "full-pcpus-only":
+			c.WholeCores = on
+		case "strict-cpu-reservation":
+			c.StrictCPUs = on
+		default:
+			return fmt.Errorf("cpuManagerPolicyOptions: %q is not supported", name)
+		}
+		if on && !c.StaticCPUs {
+			return fmt.Errorf("cpuManagerPolicyOptions: %s needs the static policy", name)
+		}
+	}
+	if f.ReservedSystemCPUs == "" {
+		return nil
+	}
+	set, err := cpuset.Parse(f.ReservedSystemCPUs)
+	if err != nil {
+		return fmt.Errorf("reservedSystemCPUs: %w", err)
+	}
+	if c.Reserved == nil {
+		c.Reserved = v1.ResourceList{}
+	}
+	// They go before what is reserved of CPUs otherwise.
+	c.ReservedCPUs, c.Reserved[v1.ResourceCPU] = set, *resource.NewQuantity(int64(set.Size()), resource.DecimalSI)
+	return nil
+}
+
 // applyServer takes what concerns the HTTPS server.
 func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
 	off := func(to *bool, on *bool) {
@@ -164,7 +209,6 @@ func (c *Config) refuse(f *kubeletv1beta1.KubeletConfiguration) error {
 	no(f.RunOnce, "runOnce")
 	no(f.StaticPodURL != "", "staticPodURL")
 	no(len(f.QOSReserved) > 0, "qosReserved")
-	no(f.CPUManagerPolicy != "" && f.CPUManagerPolicy != "none", "cpuManagerPolicy "+f.CPUManagerPolicy)
 	no(f.MemoryManagerPolicy != "" && f.MemoryManagerPolicy != "None", "memoryManagerPolicy "+f.MemoryManagerPolicy)
 	no(f.TopologyManagerPolicy != "" && f.TopologyManagerPolicy != "none", "topologyManagerPolicy "+f.TopologyManagerPolicy)
 	return errors.Join(errs...)

@@ -62,6 +62,10 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	f.EnforceNodeAllocatable = slices.Clone(c.Enforce)
 	f.KubeReserved, f.SystemReserved = texts(c.KubeReserved), texts(c.SystemReserved)
 	f.CrashLoopBackOff.MaxContainerRestartPeriod = new(seconds(c.CrashMax))
+	f.CPUManagerPolicy = "none"
+	if c.StaticCPUs {
+		f.CPUManagerPolicy = "static"
+	}
 	f.FailSwapOn, f.FailCgroupV1 = new(c.FailSwapOn), new(c.FailCgroupV1)
 	f.EnableDebuggingHandlers, f.EnableProfilingHandler, f.EnableSystemLogHandler = new(!c.NoDebug), new(!c.NoProfiling && !c.NoDebug), new(!c.NoNodeLogs)
 	f.Authentication.Anonymous.Enabled = new(c.Anonymous)

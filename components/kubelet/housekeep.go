@@ -52,6 +52,9 @@ func (k *Kubelet) runtimeFacts(ctx context.Context) error {
 		return fmt.Errorf("asking the runtime for its version: %w", err)
 	}
 	k.host.RuntimeName = v.RuntimeName
+	if k.cpus != nil {
+		k.spread(ctx)
+	}
 	if resp, err := k.cri.Runtime.RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{}); err == nil {
 		k.host.Systemd = resp.GetLinux().GetCgroupDriver() == runtimeapi.CgroupDriver_SYSTEMD && resp.Linux != nil
 	}

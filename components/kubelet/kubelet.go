@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/kubelet/cpus"
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/devices"
 	"hyperkube/components/kubelet/dnsconf"
@@ -69,6 +70,7 @@ type Kubelet struct {
 	eviction        *eviction.Manager
 	stats           *stats.Provider
 	devices         *devices.Manager
+	cpus            *cpus.Manager // nil when nobody has CPUs of its own
 }
 
 // New validates cfg, fills it, and looks at the machine.
@@ -199,6 +201,10 @@ func (k *Kubelet) compose() error {
 		return err
 	}
 	k.host.DeviceHealth = k.devices.Health
+	if k.cpus, err = k.newCPUs(); err != nil {
+		return err
+	}
+	k.host.StaticCPUs, k.host.Ended = k.cpus != nil, k.released
 	if k.kube != nil {
 		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)
 		k.host.Mirror = k.mirrors

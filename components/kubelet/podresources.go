@@ -56,6 +56,10 @@ func (k *Kubelet) extend(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg 
 			cfg.CDIDevices = append(cfg.CDIDevices, &runtimeapi.CDIDevice{Name: d.Name})
 		}
 	}
+	if k.cpus != nil {
+		set, _ := k.cpus.Of(pod.UID, c.Name)
+		cfg.Linux.Resources.CpusetCpus = set.String()
+	}
 	// What the pod says itself comes last and wins.
 	cfg.Envs = append(vars, cfg.Envs...)
 	return nil
@@ -115,6 +119,9 @@ func (l *lister) Get(_ context.Context, r *podresourcesapi.GetPodResourcesReques
 // GetAllocatableResources implements podresourcesapi.PodResourcesListerServer.
 func (l *lister) GetAllocatableResources(context.Context, *podresourcesapi.AllocatableResourcesRequest) (*podresourcesapi.AllocatableResourcesResponse, error) {
 	out := &podresourcesapi.AllocatableResourcesResponse{}
+	if l.k.cpus != nil {
+		out.CpuIds = numbers(l.k.cpus.Allocatable())
+	}
 	all := l.k.devices.All()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		for _, d := range all[name] {
@@ -127,7 +134,7 @@ func (l *lister) GetAllocatableResources(context.Context, *podresourcesapi.Alloc
 func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
 	out := &podresourcesapi.PodResources{Name: pod.Name, Namespace: pod.Namespace}
 	add := func(c *v1.Container) {
-		r := &podresourcesapi.ContainerResources{Name: c.Name}
+		r := &podresourcesapi.ContainerResources{Name: c.Name, CpuIds: l.k.ownCPUs(pod.UID, c.Name)}
 		given := l.k.devices.Devices(pod.UID, c.Name)
 		for _, name := range slices.Sorted(maps.Keys(given)) {
 			r.Devices = append(r.Devices, &podresourcesapi.ContainerDevices{ResourceName: name, DeviceIds: given[name]})

@@ -193,6 +193,9 @@ func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
 	}
 	w.update(func() { w.final = deleteObject })
 	w.clean()
+	if w.host.Ended != nil {
+		w.host.Ended(w.uid)
+	}
 	return nil
 }
 

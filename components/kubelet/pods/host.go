@@ -84,6 +84,11 @@ type Host struct {
 	Extend func(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg *runtimeapi.ContainerConfig) error
 	// DeviceHealth tells how a container's devices are; may be nil.
 	DeviceHealth func(pod types.UID, container string) []v1.ResourceStatus
+	// StaticCPUs: containers may have CPUs of their own, which cannot be resized.
+	StaticCPUs bool
+	// Ended is called when nothing of a pod runs any more, maybe twice; may be
+	// nil. It must not call the Manager.
+	Ended func(pod types.UID)
 	// CrashMax bounds the waiting for a restart after crashes; zero is upstream's.
 	CrashMax time.Duration
 	// Swap is how much swap the machine has for burstable pods in all, in

@@ -174,6 +174,9 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing) resizeS
 
 // fits tells why a resized pod does not fit on the node; empty if it does.
 func (m *Manager) fits(pod *v1.Pod) (reason, message string) {
+	if m.host.StaticCPUs && QOS(pod) == v1.PodQOSGuaranteed {
+		return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside CPU Manager static policy"
+	}
 	allocatable := m.host.Allocatable()
 	want := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {

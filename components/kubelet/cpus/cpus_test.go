@@ -1,0 +1,134 @@
+package cpus
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/cpuset"
+)
+
+// machine has two sockets of two cores of two threads: 0-3 are the first
+// threads, 4-7 the second ones.
+var machine = Topology{{0, 0, 0}, {1, 1, 0}, {2, 0, 1}, {3, 1, 1}, {4, 0, 0}, {5, 1, 0}, {6, 0, 1}, {7, 1, 1}}
+
+func TestChoose(t *testing.T) {
+	for _, c := range []struct {
+		free string
+		n    int
+		want string
+	}{
+		{"0-7", 4, "0-1,4-5"},
+		{"0-7", 2, "0,4"},
+		{"1-7", 4, "2-3,6-7"},
+		{"1-7", 1, "4"}, // the core of 0 is in use
+		{"1-7", 3, "1,4-5"},
+		{"0-7", 8, "0-7"},
+		{"0-7", 0, ""},
+		{"1,2,3", 2, "1-2"},
+	} {
+		free, err := cpuset.Parse(c.free)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := machine.Choose(free, c.n).String(); got != c.want {
+			t.Errorf("%d of %s: %s, want %s", c.n, c.free, got, c.want)
+		}
+	}
+	if n := machine.Threads(); n != 2 {
+		t.Errorf("%d threads", n)
+	}
+}
+
+func pod(name string, cpus ...string) *v1.Pod {
+	p := &v1.Pod{}
+	p.UID = types.UID(name)
+	for i, n := range cpus {
+		c := v1.Container{Name: string(rune('a' + i))}
+		c.Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse(n)}
+		p.Spec.Containers = append(p.Spec.Containers, c)
+	}
+	return p
+}
+
+func TestManager(t *testing.T) {
+	var active []*v1.Pod
+	cfg := Config{
+		Machine: machine, Reserved: cpuset.New(0), File: filepath.Join(t.TempDir(), "cpu_manager_state"),
+		Guaranteed: func(p *v1.Pod) bool { return p.UID != "loose" }, Active: func() []*v1.Pod { return active },
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+	m, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		pod     *v1.Pod
+		changed bool
+		err     string
+	}{
+		{pod("loose", "2"), false, ""},
+		{pod("half", "1500m"), false, ""},
+		{pod("one", "2", "100m", "1"), true, ""},
+		{pod("two", "5"), false, "not enough cpus available to satisfy request: requested=5, available=4"},
+	} {
+		active = append(active, c.pod)
+		changed, err := m.Allocate(c.pod)
+		if changed != c.changed || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
+			t.Errorf("%s: %v, %v", c.pod.UID, changed, err)
+		}
+	}
+	if set, own := m.Of("one", "a"); !own || set.Size() != 2 || set.Contains(0) {
+		t.Errorf("a has %s, %v", set, own)
+	}
+	if set, own := m.Of("one", "b"); own || set.Size() != 5 || !set.Contains(0) {
+		t.Errorf("b has %s, %v", set, own)
+	}
+	again, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if set, own := again.Of("one", "a"); !own || set.Size() != 2 {
+		t.Errorf("remembered %s, %v", set, own)
+	}
+	if changed, err := again.Release("one"); !changed || err != nil {
+		t.Errorf("released: %v, %v", changed, err)
+	}
+	if set, _ := again.Of("x", "y"); set.Size() != 8 {
+		t.Errorf("shared %s", set)
+	}
+	cfg.Machine = machine[:2]
+	if err := os.WriteFile(cfg.File, []byte(`{"policyName":"static","entries":{"u":{"c":"7"}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), "not all of the machine's") {
+		t.Errorf("another machine: %v", err)
+	}
+}
+
+func TestWholeCores(t *testing.T) {
+	m := &Manager{cfg: Config{Machine: machine, WholeCores: true}}
+	var align *AlignmentError
+	if _, err := m.take(machine.All(), cpuset.New(), 3); !errors.As(err, &align) || align.Threads != 2 {
+		t.Errorf("three: %v", err)
+	}
+}
+
+func TestReadTopology(t *testing.T) {
+	top, err := Read("/sys/devices/system/cpu")
+	if err != nil || len(top) == 0 {
+		t.Errorf("%v, %v", top, err)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte(`{"policyName":"static","entries":{"u":{"c":"0-3"}}}`))
+	f.Fuzz(func(_ *testing.T, raw []byte) { _, _ = decode(raw) })
+}
