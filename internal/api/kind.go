@@ -54,6 +54,8 @@ type Kind[T Object] struct {
 	// Fields adds to metadata.name and metadata.namespace.
 	Fields     func(obj T) fields.Set
 	FieldNames []string
+	// Direct has single ones of Fields that are selected by often.
+	Direct map[string]func(obj T) string
 	// Columns: nil means Name and Age.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj T) []any
@@ -167,6 +169,10 @@ func (k Kind[T]) Resource() *Resource {
 	r.FieldNames = append([]string{"metadata.name"}, k.FieldNames...)
 	if k.Scope == Namespaced {
 		r.FieldNames = append(r.FieldNames, "metadata.namespace")
+	}
+	r.Direct = make(map[string]func(Object) string, len(k.Direct))
+	for name, of := range k.Direct {
+		r.Direct[name] = func(obj Object) string { return of(obj.(T)) }
 	}
 	r.Fields = func(obj Object) fields.Set {
 		set := fields.Set{"metadata.name": obj.GetName()}

@@ -117,6 +117,9 @@ type Resource struct {
 	// Fields returns the selectable fields, metadata.name and
 	// metadata.namespace included.
 	Fields func(obj Object) fields.Set
+	// Direct returns single fields of those of Fields, where making all of
+	// them for each object would cost too much. Others are not in it.
+	Direct map[string]func(obj Object) string
 	// FieldNames are the labels that field selectors may use.
 	FieldNames []string
 	// Columns and Row make tables: a cell a column, in order.

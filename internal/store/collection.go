@@ -289,7 +289,7 @@ func (c *Collection) applyLocked(changes []change) {
 		}
 		changed = true
 		c.revision = ch.revision
-		c.watchers.notify(c.ring.add(ev), ch.key)
+		c.watchers.notify(c.ring.add(ev), ch.key, &ev)
 	}
 	if !changed {
 		return

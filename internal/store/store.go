@@ -127,6 +127,10 @@ type WatchOptions struct {
 	// of it an addition, change or removal by asking Match again. It is
 	// called for each watcher, maybe concurrently, and must be cheap.
 	Match func(*Entry) bool
+	// Narrow: Match costs next to nothing once the entry is decoded, and never
+	// blocks. It is asked before the watcher is woken, so that hundreds that
+	// want different objects of a collection do not all wake for each.
+	Narrow bool
 }
 
 // Batch is what Watcher.Next returns.

@@ -263,37 +263,46 @@ func (x *watcherIndex) remove(w *Watcher) {
 }
 
 // notify marks event number n as pending for all whom it concerns.
-func (x *watcherIndex) notify(n uint64, key string) {
+func (x *watcherIndex) notify(n uint64, key string, ev *Event) {
 	for _, w := range x.all {
-		w.mark(n)
+		w.mark(n, ev)
 	}
 	if list := x.byKey[key]; list != nil {
 		for _, w := range *list {
-			w.mark(n)
+			w.mark(n, ev)
 		}
 	}
 	if len(x.byNamespace) > 0 {
 		if i := strings.IndexByte(key, '/'); i >= 0 {
 			if list := x.byNamespace[key[:i+1]]; list != nil {
 				for _, w := range *list {
-					w.mark(n)
+					w.mark(n, ev)
 				}
 			}
 		}
 	}
 	for _, w := range x.others {
 		if strings.HasPrefix(key, w.opts.Prefix) {
-			w.mark(n)
+			w.mark(n, ev)
 		}
 	}
 }
 
-func (w *Watcher) mark(n uint64) {
-	if !w.pending {
+func (w *Watcher) mark(n uint64, ev *Event) {
+	if !w.pending && w.wants(ev) {
 		w.pending = true
 		w.first = n
 		signal(w.wake)
 	}
+}
+
+// wants tells whether the watcher is to look at an event.
+func (w *Watcher) wants(ev *Event) bool {
+	match := w.opts.Match
+	if match == nil || !w.opts.Narrow || w.collection.cfg.Transformer != nil {
+		return true // to decrypt may take long
+	}
+	return ev.Current != nil && match(ev.Current) || ev.Previous != nil && match(ev.Previous)
 }
 
 // fail ends all watches.

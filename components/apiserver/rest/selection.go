@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/api"
 	"hyperkube/internal/store"
 )
 
@@ -23,6 +24,8 @@ type selected struct {
 	key string
 	// match is nil when all with that prefix or key are meant.
 	match func(*store.Entry) bool
+	// direct: match costs next to nothing.
+	direct bool
 	// filtered: the client gave a selector.
 	filtered bool
 }
@@ -60,6 +63,18 @@ func selectObjects(res *registry.Resource, namespace string, o *internalversion.
 	if len(rest) > 0 {
 		byField = fieldSelector
 	}
+	if byLabel.Empty() && res.Custom == nil && res.StoredAs == nil {
+		if wanted, ok := directly(res, rest); ok {
+			s.direct = true
+			s.match = func(e *store.Entry) bool {
+				obj, err := res.Read(e)
+				return err == nil && !slices.ContainsFunc(wanted, func(w directField) bool {
+					return (w.of(obj) == w.value) == w.not
+				})
+			}
+			return s, nil
+		}
+	}
 	s.match = func(e *store.Entry) bool {
 		obj, err := res.Read(e)
 		if err != nil {
@@ -71,6 +86,26 @@ func selectObjects(res *registry.Resource, namespace string, o *internalversion.
 		return byField.Empty() || byField.Matches(res.Fields(obj))
 	}
 	return s, nil
+}
+
+// directField is what a requirement is about, without a set of all fields.
+type directField struct {
+	of    func(api.Object) string
+	value string
+	not   bool
+}
+
+// directly returns requirements so, if all of them can be had so.
+func directly(res *registry.Resource, rs fields.Requirements) ([]directField, bool) {
+	out := make([]directField, len(rs))
+	for i, r := range rs {
+		of := res.Direct[r.Field]
+		if of == nil {
+			return nil, false
+		}
+		out[i] = directField{of: of, value: r.Value, not: r.Operator == selection.NotEquals}
+	}
+	return out, true
 }
 
 func without(rs fields.Requirements, field, value string) fields.Requirements {

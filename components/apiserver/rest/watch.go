@@ -134,7 +134,7 @@ func (c *call) followSocket(ctx context.Context, format negotiate.Format, opts *
 
 // events tells the entries of page and what happened after since.
 func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
-	watcher, err := c.res.Collection.Watch(ctx, store.WatchOptions{Since: since, Prefix: s.prefix, Key: s.key, Match: s.match})
+	watcher, err := c.res.Collection.Watch(ctx, store.WatchOptions{Since: since, Prefix: s.prefix, Key: s.key, Match: s.match, Narrow: s.direct})
 	if err != nil {
 		if errors.Is(err, store.ErrTooOld) {
 			// A watch is told in its stream.

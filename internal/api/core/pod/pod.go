@@ -76,6 +76,12 @@ func Kind() api.Kind[*corev1.Pod] {
 			return beforeDelete(p, opts)
 		},
 		Fields: selectable,
+		Direct: map[string]func(*corev1.Pod) string{
+			// Each kubelet watches its own, and every change is held against
+			// what each of them wants.
+			"spec.nodeName": func(p *corev1.Pod) string { return p.Spec.NodeName },
+			"status.phase":  func(p *corev1.Pod) string { return string(p.Status.Phase) },
+		},
 		FieldNames: []string{
 			"spec.host", "spec.hostNetwork", "spec.nodeName", "spec.restartPolicy", "spec.schedulerName",
 			"spec.serviceAccountName", "status.nominatedNodeName", "status.phase", "status.podIP", "status.podIPs",
