@@ -1,0 +1,115 @@
+package pluginwatch
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// plugin is one that registers.
+type plugin struct {
+	registerapi.UnimplementedRegistrationServer
+	kind string
+	told chan *registerapi.RegistrationStatus
+}
+
+func (p *plugin) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{Type: p.kind, Name: "p", Endpoint: "/e", SupportedVersions: []string{"1.0.0"}}, nil
+}
+
+func (p *plugin) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+	p.told <- s
+	return &registerapi.RegistrationStatusResponse{}, nil
+}
+
+func (p *plugin) serve(t *testing.T, socket string) *grpc.Server {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	registerapi.RegisterRegistrationServer(s, p)
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(s.Stop)
+	return s
+}
+
+// handler refuses the first attempt.
+type handler struct{ came, gone chan Plugin }
+
+func (h *handler) Register(_ context.Context, p Plugin) error {
+	h.came <- p
+	if len(h.came) == 1 {
+		return errors.New("not now")
+	}
+	return nil
+}
+
+func (h *handler) Deregister(p Plugin) { h.gone <- p }
+
+func TestWatcher(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "registry")
+	early := &plugin{kind: "CSIPlugin", told: make(chan *registerapi.RegistrationStatus, 9)}
+	path := filepath.Join(dir, "early.sock")
+	server := early.serve(t, path)
+	h := &handler{came: make(chan Plugin, 9), gone: make(chan Plugin, 9)}
+	w := &Watcher{Dir: dir, Handlers: map[string]Handler{"CSIPlugin": h}, Log: slog.New(slog.DiscardHandler)}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	next := func(c chan *registerapi.RegistrationStatus) *registerapi.RegistrationStatus {
+		t.Helper()
+		select {
+		case s := <-c:
+			return s
+		case <-time.After(30 * time.Second):
+			t.Fatal("nothing was told")
+			return nil
+		}
+	}
+	if s := next(early.told); s.PluginRegistered || s.Error != "RegisterPlugin error -- plugin registration failed with err: not now" {
+		t.Errorf("refused: %v", s)
+	}
+	if s := next(early.told); !s.PluginRegistered {
+		t.Errorf("the second time: %v", s)
+	}
+	// One that comes later, in a folder of its own, and one of no known type.
+	late := &plugin{kind: "CSIPlugin", told: make(chan *registerapi.RegistrationStatus, 9)}
+	late.serve(t, filepath.Join(dir, "sub", "late.sock"))
+	if s := next(late.told); !s.PluginRegistered {
+		t.Errorf("late: %v", s)
+	}
+	odd := &plugin{kind: "Odd", told: make(chan *registerapi.RegistrationStatus, 9)}
+	odd.serve(t, filepath.Join(dir, "odd.sock"))
+	if s := next(odd.told); s.PluginRegistered || s.Error == "" {
+		t.Errorf("of no known type: %v", s)
+	}
+	server.Stop() // it removes its socket
+	select {
+	case p := <-h.gone:
+		if p.Socket != path || p.Endpoint != "/e" {
+			t.Errorf("gone: %+v", p)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("a plugin whose socket has gone is still there")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if len(h.gone) > 0 {
+		t.Error("the end of the watch is no end of the plugins")
+	}
+}
