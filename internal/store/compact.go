@@ -27,6 +27,9 @@ type Compactor struct {
 	Client *clientv3.Client
 	// Interval between compactions; zero means five minutes.
 	Interval time.Duration
+	// Compacted is told the revision before which etcd forgets, whoever of
+	// its API servers asked for that. It may be nil.
+	Compacted func(revision int64)
 	// Log receives what goes wrong. Nil: nothing.
 	Log *slog.Logger
 }
@@ -75,6 +78,9 @@ func (c *Compactor) compact(ctx context.Context, round, revision int64) (next, c
 	current = resp.Header.Revision
 	if !resp.Succeeded {
 		if kvs := resp.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
+			if taken, err := strconv.ParseInt(string(kvs[0].Value), 10, 64); err == nil {
+				c.tell(taken)
+			}
 			return kvs[0].Version, current, nil
 		}
 		return 0, current, nil // somebody deleted it
@@ -86,5 +92,25 @@ func (c *Compactor) compact(ctx context.Context, round, revision int64) (next, c
 	if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
 		return 0, 0, fmt.Errorf("compacting: %w", etcdError(err))
 	}
+	c.tell(revision)
 	return round + 1, current, nil
+}
+
+func (c *Compactor) tell(revision int64) {
+	if c.Compacted != nil && revision > 0 {
+		c.Compacted(revision)
+	}
+}
+
+// Forget makes lists of exactly a revision before this one fail with
+// ErrTooOld, as etcd's own do, though a cache could still answer them: who
+// reads on with an old token is to learn of it in time, in a collection that
+// has not changed since, too.
+func (s *Store) Forget(revision int64) {
+	for {
+		old := s.forgotten.Load()
+		if old >= revision || s.forgotten.CompareAndSwap(old, revision) {
+			return
+		}
+	}
 }

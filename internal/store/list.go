@@ -27,6 +27,9 @@ func (c *Collection) List(ctx context.Context, opts ListOptions) (*Page, error) 
 }
 
 func (c *Collection) list(ctx context.Context, opts ListOptions) (*Page, error) {
+	if opts.Exact && opts.Revision > 0 && opts.Revision < c.store.forgotten.Load() {
+		return nil, ErrTooOld
+	}
 	if err := c.reach(ctx, opts.Revision); err != nil {
 		return nil, err
 	}

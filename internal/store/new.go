@@ -40,6 +40,9 @@ type Store struct {
 	// nodes of trees that are not used any more.
 	nodes *btree.FreeListG[*Entry]
 
+	// forgotten is the revision before which etcd has been compacted.
+	forgotten atomic.Int64
+
 	running atomic.Bool
 	// done is closed when Run has ended.
 	done chan struct{}

@@ -105,6 +105,9 @@ func (s *Store) feed(ctx context.Context, established chan struct{}) {
 			return
 		}
 		s.log.Warn("the watch on etcd broke", "revision", s.position.get(), "error", err)
+		if errors.Is(err, errWentBack) {
+			s.forgotten.Store(0) // that was another history
+		}
 		if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, errWentBack) {
 			if err := s.relist(ctx); err != nil && ctx.Err() == nil {
 				s.log.Warn("cannot read all collections anew", "error", err)

@@ -418,8 +418,10 @@ func TestCompactor(t *testing.T) {
 	ctx := testContext(t)
 	s := newStore(t, Config{})
 	c := s.Collection(collectionConfig("configmaps"))
-	one, two := &Compactor{Client: s.client}, &Compactor{Client: s.client}
+	var told []int64
+	one, two := &Compactor{Client: s.client, Compacted: s.Forget}, &Compactor{Client: s.client, Compacted: func(r int64) { told = append(told, r) }}
 	a := mustCreate(t, c, "ns/a", "1")
+	first := a.Revision()
 	round1, revision1, err := one.compact(ctx, 0, 0)
 	if err != nil || round1 != 1 {
 		t.Fatal(round1, revision1, err)
@@ -435,6 +437,16 @@ func TestCompactor(t *testing.T) {
 	}
 	if round2, _, err = two.compact(ctx, round2, revision2); err != nil || round2 != 2 {
 		t.Fatal(round2, err)
+	}
+	if len(told) != 1 || told[0] != revision1 {
+		t.Errorf("told of %v, not of %d", told, revision1)
+	}
+	// What the cache still knows is as old as what etcd has forgotten.
+	if _, err := c.List(ctx, ListOptions{Revision: first, Exact: true}); !errors.Is(err, ErrTooOld) {
+		t.Errorf("a list at %d: %v", first, err)
+	}
+	if _, err := c.List(ctx, ListOptions{Revision: first}); err != nil {
+		t.Error(err)
 	}
 	_, err = s.client.Get(ctx, "x", clientv3.WithRev(revision1-1))
 	if !errors.Is(etcdError(err), ErrTooOld) {

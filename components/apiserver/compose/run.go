@@ -65,7 +65,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	}))
 	group.Start(background, "webhooks and policies", s.dynamic)
-	group.Start(background, "compaction", &store.Compactor{Client: s.cfg.Etcd, Log: s.cfg.Log})
+	group.Start(background, "compaction", &store.Compactor{Client: s.cfg.Etcd, Compacted: s.server.Registry().Store().Forget, Log: s.cfg.Log})
 	if err := s.begin(ctx, group, background, written); err != nil {
 		if ctx.Err() != nil {
 			return group.Stop()
