@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/runtimeclient"
+	"hyperkube/internal/layout"
 )
 
 func newImage() *cobra.Command {
@@ -34,7 +35,12 @@ func newImage() *cobra.Command {
 		&cobra.Command{Use: "ls", Short: "List images", Args: cobra.NoArgs, RunE: with(listImages)},
 		&cobra.Command{Use: "rm IMAGE...", Short: "Remove images", Args: cobra.MinimumNArgs(1), RunE: with(removeImages)},
 		&cobra.Command{Use: "pull IMAGE...", Short: "Pull images", Args: cobra.MinimumNArgs(1), RunE: with(pullImages)},
-		&cobra.Command{Use: "import FILE...", Short: "Import images from docker or OCI archives", Args: cobra.MinimumNArgs(1), RunE: with(importImages)},
+		&cobra.Command{Use: "import FILE...", Short: "Import images from docker or OCI archives", Args: cobra.MinimumNArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+			if err := with(importImages)(cmd, args); err != nil {
+				return err
+			}
+			return importFurther(cmd.Context(), layoutFor(root), args)
+		}},
 	)
 	return cmd
 }
@@ -97,4 +103,29 @@ func importImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Cl
 		}
 	}
 	return nil
+}
+
+// importFurther imports to the further nodes of this machine that run.
+func importFurther(ctx context.Context, l layout.Node, files []string) error {
+	return eachFurther(l, func(i int) error {
+		n := l.Numbered(i)
+		if pid, err := runtimePID(n); err != nil || pid == 0 {
+			return err
+		}
+		cri, err := runtimeclient.Dial(n.RuntimeSocket())
+		if err != nil {
+			return err
+		}
+		defer cri.Close()
+		for _, file := range files {
+			path, err := filepath.Abs(file)
+			if err == nil {
+				_, err = cri.ImportFile(ctx, path)
+			}
+			if err != nil {
+				return fmt.Errorf("importing %s: %w", file, err)
+			}
+		}
+		return nil
+	})
 }

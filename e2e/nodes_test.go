@@ -1,0 +1,352 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// fleet is a cluster of several nodes on a machine of its own.
+type fleet struct {
+	*alone
+	root  string
+	first string // the name of the first node
+}
+
+// TestNodes runs three nodes: their network, network policies, the loss of two
+// of them in two ways, their return, and their removal.
+func TestNodes(t *testing.T) {
+	a := newAlone(t)
+	f := &fleet{alone: a, root: filepath.Join(a.dir, "r")}
+	before := a.network()
+	t.Cleanup(func() {
+		if t.Failed() {
+			f.printLogs()
+		}
+		_ = a.command(a.binary, "reset", "--root", f.root).Run()
+	})
+	a.hyperkube("up", "--nodes=3", "--node-monitor-grace-period=12s", "--root", f.root)
+	f.first = strings.Fields(f.kubectl("get", "node", "--sort-by=.metadata.name", "-o", "jsonpath={.items[*].metadata.name}"))[0]
+	f.apply(`
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers:
+      - {name: web, image: hyperkube, imagePullPolicy: Never, args: [hello], ports: [{name: http, containerPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {type: NodePort, selector: {app: web}, ports: [{port: 80, targetPort: http, nodePort: 30080}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: app}
+spec:
+  replicas: 3
+  selector: {matchLabels: {app: app}}
+  template:
+    metadata: {labels: {app: app}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      topologySpreadConstraints:
+      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: app}}}
+      tolerations:
+      - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 1}
+      - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 1}
+      containers:
+      - {name: app, image: hyperkube, imagePullPolicy: Never, args: [hello], ports: [{name: http, containerPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: app}
+spec: {selector: {app: app}, ports: [{port: 80, targetPort: http}]}
+`)
+	f.kubectl("rollout", "status", "ds/web", "--timeout=30s")
+	f.kubectl("rollout", "status", "deploy/app", "--timeout=30s")
+	t.Run("network", f.sub((*fleet).network3))
+	t.Run("policies", f.sub((*fleet).policies))
+	t.Run("loss and return", f.sub((*fleet).loss))
+	t.Run("removal", f.sub((*fleet).removal))
+	a.hyperkube("down", "--root", f.root)
+	if after := a.network(); after != before {
+		t.Errorf("down left something in the machine's network:\n%s\nbefore:\n%s", after, before)
+	}
+	if out := a.hyperkube("reset", "--root", f.root); !strings.Contains(out, "deleted") {
+		t.Error(out)
+	}
+	if entries, err := os.ReadDir(f.root); err == nil && len(entries) > 0 {
+		t.Errorf("reset left %v", entries)
+	}
+}
+
+func (f *fleet) sub(test func(*fleet)) func(*testing.T) {
+	return func(t *testing.T) {
+		a := *f.alone
+		a.t = t
+		test(&fleet{alone: &a, root: f.root, first: f.first})
+	}
+}
+
+// printLogs shows the end of all logs.
+func (f *fleet) printLogs() {
+	files, _ := filepath.Glob(filepath.Join(f.root, "var/lib/hyperkube/logs/*.log")) // the pattern is good
+	further, _ := filepath.Glob(filepath.Join(f.root, "var/lib/hyperkube/nodes/*/logs/*.log"))
+	for _, file := range append(files, further...) {
+		if data, err := os.ReadFile(file); err == nil {
+			f.t.Logf("--- %s\n%s", file, data[max(0, len(data)-6000):])
+		}
+	}
+}
+
+func (f *fleet) kubectl(args ...string) string {
+	f.t.Helper()
+	return f.hyperkube(append([]string{"kubectl"}, args...)...)
+}
+
+func (f *fleet) apply(manifest string) {
+	f.t.Helper()
+	cmd := f.command(f.binary, "kubectl", "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(manifest)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		f.t.Fatalf("apply: %v\n%s", err, out)
+	}
+}
+
+func (f *fleet) eventually(within time.Duration, try func() error) {
+	f.t.Helper()
+	(&space{T: f.t}).eventually(within, try)
+}
+
+// pods returns the pods with a label.
+func (f *fleet) pods(selector string) []corev1.Pod {
+	f.t.Helper()
+	var list corev1.PodList
+	if err := json.Unmarshal([]byte(f.kubectl("get", "pods", "-l", selector, "-o", "json")), &list); err != nil {
+		f.t.Fatal(err)
+	}
+	return list.Items
+}
+
+// ask asks a URL from a pod.
+func (f *fleet) ask(pod, url string) error {
+	out, err := f.command(f.binary, "kubectl", "exec", pod, "--", "hyperkube", "hello", "get", "--timeout=500ms", url).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "Hello from pod") {
+		return fmt.Errorf("from %s to %s: %w: %s", pod, url, err, out)
+	}
+	return nil
+}
+
+// reach has every pod of web ask every other.
+func (f *fleet) reach() {
+	f.t.Helper()
+	pods := f.pods("app=web")
+	for _, from := range pods {
+		for _, to := range pods {
+			f.eventually(5*time.Second, func() error { return f.ask(from.Name, "http://"+to.Status.PodIP+":8080/") })
+		}
+	}
+}
+
+func (f *fleet) network3() {
+	f.reach()
+	for _, pod := range f.pods("app=web") {
+		if err := f.ask(pod.Name, "http://web.default.svc.cluster.local/"); err != nil {
+			f.t.Error(err)
+		}
+		// Node ports answer on every node, and every kubelet is reached.
+		if out, err := f.command("curl", "-s", "-m", "5", "http://"+pod.Status.HostIP+":30080/").CombinedOutput(); err != nil || !strings.Contains(string(out), "Hello") {
+			f.t.Errorf("node port of %s: %v %s", pod.Spec.NodeName, err, out)
+		}
+		f.kubectl("logs", pod.Name)
+	}
+}
+
+func (f *fleet) policies() {
+	f.apply(`
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: deny}
+spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}
+`)
+	web, app := f.pods("app=web"), f.pods("app=app")
+	refused := func(from, to string) {
+		f.t.Helper()
+		f.eventually(5*time.Second, func() error {
+			if f.ask(from, "http://"+to+":8080/") == nil {
+				return fmt.Errorf("%s still reaches %s", from, to)
+			}
+			return nil
+		})
+	}
+	for _, to := range web {
+		refused(app[0].Name, to.Status.PodIP)
+		if err := f.ask(to.Name, "http://"+to.Status.PodIP+":8080/"); err != nil {
+			f.t.Errorf("a pod does not reach itself: %v", err)
+		}
+	}
+	f.apply(`
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: allow}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  ingress: [{from: [{podSelector: {matchLabels: {app: app}}}], ports: [{port: http}]}]
+`)
+	for _, to := range web {
+		f.eventually(5*time.Second, func() error { return f.ask(app[0].Name, "http://"+to.Status.PodIP+":8080/") })
+	}
+	refused(web[0].Name, web[1].Status.PodIP)
+	// The egress of one end, and an exception of a block.
+	f.apply(`
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: out}
+spec:
+  podSelector: {matchLabels: {app: app}}
+  policyTypes: [Egress]
+  egress: [{to: [{ipBlock: {cidr: 0.0.0.0/0, except: [` + web[0].Status.PodIP + `/32]}}]}]
+`)
+	refused(app[0].Name, web[0].Status.PodIP)
+	f.eventually(5*time.Second, func() error { return f.ask(app[0].Name, "http://"+web[1].Status.PodIP+":8080/") })
+	f.kubectl("delete", "networkpolicy", "--all")
+	f.reach()
+}
+
+// ready returns for each node whether it is.
+func (f *fleet) ready() map[string]corev1.ConditionStatus {
+	var list corev1.NodeList
+	if err := json.Unmarshal([]byte(f.kubectl("get", "nodes", "-o", "json")), &list); err != nil {
+		f.t.Fatal(err)
+	}
+	out := map[string]corev1.ConditionStatus{}
+	for _, n := range list.Items {
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				out[n.Name] = c.Status
+			}
+		}
+	}
+	return out
+}
+
+// loss cuts one node off and kills everything but the pods of another.
+func (f *fleet) loss() {
+	if out, err := f.command("ip", "link", "set", "hkn1", "down").CombinedOutput(); err != nil {
+		f.t.Fatalf("cutting a node off: %v %s", err, out)
+	}
+	for _, name := range []string{"hyperkube", "runtime"} {
+		data, err := os.ReadFile(filepath.Join(f.root, "run/hyperkube/nodes/2", name+".pid"))
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	cut, dead := f.first+"-2", f.first+"-3"
+	f.eventually(30*time.Second, func() error {
+		if r := f.ready(); r[f.first] != corev1.ConditionTrue || r[cut] != corev1.ConditionUnknown || r[dead] != corev1.ConditionUnknown {
+			return fmt.Errorf("nodes: %v", r)
+		}
+		return nil
+	})
+	// Somebody vouches for it that the dead one is off.
+	f.kubectl("taint", "node", dead, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
+	// Who tolerates it for a while only is somewhere else, and services follow.
+	// Nodes are taken for lost one after the other, every 10 s.
+	f.eventually(30*time.Second, func() error {
+		running := 0
+		for _, p := range f.pods("app=app") {
+			if p.Spec.NodeName == f.first && p.Status.Phase == corev1.PodRunning {
+				running++
+			}
+		}
+		if running != 3 {
+			return fmt.Errorf("%d of 3 pods are on the node that is left", running)
+		}
+		var slices discoveryv1.EndpointSliceList
+		if err := json.Unmarshal([]byte(f.kubectl("get", "endpointslices", "-l", "kubernetes.io/service-name in (app,web)", "-o", "json")), &slices); err != nil {
+			return err
+		}
+		for _, s := range slices.Items {
+			for _, e := range s.Endpoints {
+				if *e.NodeName != f.first && *e.Conditions.Ready {
+					return fmt.Errorf("an endpoint of lost node %s is ready", *e.NodeName)
+				}
+			}
+		}
+		return nil
+	})
+	for range 5 {
+		out, err := f.command("curl", "-s", "-m", "2", "http://127.0.0.1:30080/").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "Hello") {
+			f.t.Errorf("the service while nodes are lost: %v %s", err, out)
+		}
+	}
+	f.eventually(30*time.Second, func() error {
+		for _, p := range append(f.pods("app=app"), f.pods("app=web")...) {
+			if p.Spec.NodeName == dead && p.DeletionTimestamp != nil {
+				return fmt.Errorf("pod %s of the node that is out of service is still there", p.Name)
+			}
+		}
+		return nil
+	})
+
+	if out, err := f.command("ip", "link", "set", "hkn1", "up").CombinedOutput(); err != nil {
+		f.t.Fatalf("joining the node again: %v %s", err, out)
+	}
+	f.kubectl("taint", "node", dead, "node.kubernetes.io/out-of-service-")
+	f.hyperkube("up", "--root", f.root)
+	f.eventually(30*time.Second, func() error {
+		for name, r := range f.ready() {
+			if r != corev1.ConditionTrue {
+				return fmt.Errorf("node %s: %s", name, r)
+			}
+		}
+		for _, p := range append(f.pods("app=app"), f.pods("app=web")...) {
+			if p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodRunning {
+				return fmt.Errorf("pod %s on %s: %s", p.Name, p.Spec.NodeName, p.Status.Phase)
+			}
+		}
+		return nil
+	})
+	f.kubectl("rollout", "status", "ds/web", "--timeout=30s")
+	f.reach()
+}
+
+func (f *fleet) removal() {
+	f.hyperkube("up", "--nodes=2", "--root", f.root)
+	if r := f.ready(); len(r) != 2 || r[f.first+"-3"] != "" {
+		f.t.Errorf("nodes: %v", r)
+	}
+	f.hyperkube("stop", "--root", f.root)
+	f.hyperkube("up", "--root", f.root)
+	if r := f.ready(); len(r) != 2 {
+		f.t.Errorf("nodes after a restart: %v", r)
+	}
+	f.reach()
+	out := f.hyperkube("status", "--root", f.root)
+	if !strings.Contains(out, f.first+"-2 Ready") {
+		f.t.Errorf("status:\n%s", out)
+	}
+}
