@@ -1,0 +1,69 @@
+package network
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+)
+
+func prefixes(texts ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, text := range texts {
+		out = append(out, netip.MustParsePrefix(text))
+	}
+	return out
+}
+
+func node(name, address string, cidrs, subnets []netip.Prefix) member {
+	return member{name: name, address: netip.MustParseAddr(address), cidrs: cidrs, subnets: subnets}
+}
+
+func TestPlan(t *testing.T) {
+	self := node("a", "192.0.2.1", prefixes("10.1.0.0/24"), prefixes("192.0.2.1/24", "192.168.94.1/24"))
+	for name, c := range map[string]struct {
+		peer member
+		mode Mode
+		want string
+	}{
+		"itself":          {self, "", "[]"},
+		"says nothing":    {node("b", "192.0.2.2", prefixes("10.1.1.0/24"), nil), "", "[]"},
+		"no pods":         {node("b", "192.0.2.2", nil, prefixes("192.0.2.2/24")), "", "[]"},
+		"same subnet":     {node("b", "192.0.2.2", prefixes("10.1.1.0/24"), prefixes("192.0.2.2/24")), "", "[{10.1.1.0/24 192.0.2.2 false}]"},
+		"another bridge":  {node("b", "192.168.94.2", prefixes("10.1.1.0/24"), prefixes("192.168.94.2/24")), Auto, "[{10.1.1.0/24 192.168.94.2 false}]"},
+		"its own machine": {node("b", "198.51.100.2", prefixes("10.1.1.0/24"), prefixes("198.51.100.2/24", "192.168.94.1/24")), "", "[{10.1.1.0/24 10.1.1.0 true}]"},
+		"other subnet":    {node("b", "198.51.100.2", prefixes("10.1.1.0/24"), prefixes("198.51.100.2/24")), "", "[{10.1.1.0/24 10.1.1.0 true}]"},
+		"never a tunnel":  {node("b", "198.51.100.2", prefixes("10.1.1.0/24"), prefixes("198.51.100.2/24")), Direct, "[]"},
+		"always a tunnel": {node("b", "192.0.2.2", prefixes("10.1.1.0/24"), prefixes("192.0.2.2/24")), VXLAN, "[{10.1.1.0/24 10.1.1.0 true}]"},
+		"both families":   {node("b", "192.0.2.2", prefixes("10.1.1.0/24", "fd00:1::/64"), prefixes("192.0.2.2/24")), "", "[{10.1.1.0/24 192.0.2.2 false} {fd00:1::/64 fd00:1:: true}]"},
+	} {
+		p := makePlan(self, []member{c.peer}, c.mode)
+		tunnelled, texts := 0, []string{}
+		for _, r := range p.routes {
+			texts = append(texts, fmt.Sprintf("{%s %s %v}", r.dst, r.via, r.tunnel))
+			if r.tunnel {
+				tunnelled++
+			}
+		}
+		if got := fmt.Sprint(texts); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+		if len(p.tunnels) != min(tunnelled, 1) {
+			t.Errorf("%s: tunnels %v", name, p.tunnels)
+		}
+		// What one end decides the other does, too.
+		back := makePlan(c.peer, []member{self}, c.mode)
+		if c.peer.name != "a" && len(c.peer.subnets) > 0 && len(c.peer.cidrs) == 1 && len(back.tunnels) != len(p.tunnels) {
+			t.Errorf("%s: the other end decides otherwise: %v", name, back)
+		}
+	}
+}
+
+func TestSubnets(t *testing.T) {
+	in := prefixes("192.0.2.1/24", "fd00::1/64")
+	if out := parseSubnets(formatSubnets(in)); fmt.Sprint(out) != fmt.Sprint(in) {
+		t.Errorf("%v", out)
+	}
+	if out := parseSubnets("x, ,192.0.2.1/24"); len(out) != 1 {
+		t.Errorf("%v", out)
+	}
+}
