@@ -134,7 +134,7 @@ func (p *plan) cut(path []string) {
 			// Another place of the same type keeps its field.
 			p.fields = slices.Delete(slices.Clone(p.fields), i, i+1)
 		case f.self || !f.zero:
-			f.plan = &plan{}
+			f.plan = &plan{kind: unplanned}
 		default:
 			below := *f.plan
 			p.fields = slices.Clone(p.fields)
@@ -214,7 +214,7 @@ func (p *planner) record(out *plan, m *schema.Map, zero bool) {
 		if sf, ok := m.FindField(entry.JsonName); ok {
 			f.plan = p.of(at.Type(), sf.Type, f.zero && at.Kind() == reflect.Struct)
 		} else {
-			f.plan = &plan{}
+			f.plan = &plan{kind: unplanned}
 		}
 		out.fields = append(out.fields, f)
 	}
