@@ -27,7 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"hyperkube/components/kubelet/volume/csi/csidriver"
+	"hyperkube/internal/testcsi"
 )
 
 // TestNodeVolumes: drivers, devices, links and mounts that containers make.
@@ -67,7 +67,7 @@ spec: {accessModes: [ReadWriteOnce], volumeMode: %[4]s, storageClassName: "", vo
 func (s *space) driver() {
 	name := s.name + ".example.com"
 	node := s.do("get", "node", "-o", "jsonpath={.items[0].metadata.name}")
-	d := &csidriver.Driver{
+	d := &testcsi.Driver{
 		Name: name, NodeID: "here", Dir: s.TempDir(), Max: 3, Topology: map[string]string{"topology." + name + "/zone": "a"},
 		Can: []csipb.NodeServiceCapability_RPC_Type{csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS, csipb.NodeServiceCapability_RPC_EXPAND_VOLUME},
 	}

@@ -24,7 +24,7 @@ import (
 
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/volume"
-	"hyperkube/components/kubelet/volume/csi/csidriver"
+	"hyperkube/internal/testcsi"
 )
 
 const driverName = "csi.example.com"
@@ -36,7 +36,7 @@ type fixture struct {
 	node   *v1.Node
 	kube   *fake.Clientset
 	object *storagev1.CSIDriver
-	driver *csidriver.Driver
+	driver *testcsi.Driver
 	plugin *Plugin
 	pv     *v1.PersistentVolume
 	pvc    *v1.PersistentVolumeClaim
@@ -63,7 +63,7 @@ func newFixture(t *testing.T, can ...csipb.NodeServiceCapability_RPC_Type) *fixt
 	f.pv.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}
 	f.pv.Spec.CSI = &v1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: "vol-1", FSType: "ext4"}
 	f.kube = fake.NewClientset(f.node, f.object, f.pvc)
-	f.driver = &csidriver.Driver{Name: driverName, NodeID: "node-1", Dir: filepath.Join(root, "content"), Can: can, Max: 7, Topology: map[string]string{"topology.example.com/zone": "a"}}
+	f.driver = &testcsi.Driver{Name: driverName, NodeID: "node-1", Dir: filepath.Join(root, "content"), Can: can, Max: 7, Topology: map[string]string{"topology.example.com/zone": "a"}}
 	_, stop, err := f.driver.Serve(filepath.Join(root, "d.sock"))
 	if err != nil {
 		t.Fatal(err)

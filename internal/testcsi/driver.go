@@ -1,7 +1,7 @@
-// Package csidriver is a small CSI driver for tests: volumes are folders of the
+// Package testcsi is a small CSI driver for tests: volumes are folders of the
 // host that are bind-mounted, block volumes files behind loop devices. It
 // registers with a kubelet as real drivers do, and records what it was asked.
-package csidriver
+package testcsi
 
 import (
 	"context"
