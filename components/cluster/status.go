@@ -119,6 +119,15 @@ func status(ctx context.Context, l layout.Node) report {
 		}
 		return r
 	}
+	if err := eachFurther(l, func(i int) error {
+		pid, err := holder(l.Numbered(i).PIDFile(mainProcess))
+		if err == nil && pid == 0 {
+			err = fmt.Errorf("it is not running: start it with hyperkube up; see %s", l.Numbered(i).Log(mainProcess))
+		}
+		return err
+	}); err != nil {
+		problem("%v", err)
+	}
 	rest, err := clientcmd.BuildConfigFromFlags("", adminKubeconfig(l))
 	if err != nil {
 		problem("%v", err)
