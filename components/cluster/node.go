@@ -96,6 +96,9 @@ func newNode(cfg nodeConfig) (*node, error) {
 			return nil, err
 		}
 	}
+	if kc.Eviction.Hard == nil {
+		kc.Eviction.Hard = evictionHard()
+	}
 	k, err := kubelet.New(kc)
 	if err != nil {
 		return nil, err
@@ -141,6 +144,16 @@ func newNode(cfg nodeConfig) (*node, error) {
 		return nil, err
 	}
 	return &node{cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between, policy: enforcer}, nil
+}
+
+// evictionHard are the eviction thresholds of whoever says nothing: upstream's,
+// but for the disk. A developer's is often nearly full, and 15 % of a large one
+// is no shortage.
+func evictionHard() map[string]string {
+	return map[string]string{
+		"memory.available": "100Mi", "nodefs.available": "5%", "nodefs.inodesFree": "5%",
+		"imagefs.available": "5%", "imagefs.inodesFree": "5%",
+	}
 }
 
 // recordCgroupRoot records the cgroup above all of the node's, if it is the

@@ -48,7 +48,9 @@ func podCertificate(node types.NodeName, pod string, uid types.UID) *certificate
 
 func TestNodeRestriction(t *testing.T) {
 	on := func(node, name string) *corev1.Pod {
-		return pod(func(p *corev1.Pod) { p.Name, p.UID, p.Spec.NodeName, p.Spec.ServiceAccountName = name, "uid-"+"1", node, "certified" })
+		return pod(func(p *corev1.Pod) {
+			p.Name, p.UID, p.Spec.NodeName, p.Spec.ServiceAccountName = name, "uid-"+"1", node, "certified"
+		})
 	}
 	withAudience := on("n1", "audience")
 	withAudience.Spec.Volumes = []corev1.Volume{{Name: "t", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{

@@ -15,7 +15,9 @@ type Stored struct {
 
 // ShowStored adds the metrics of what is stored. Stored is asked whenever
 // somebody looks, and must be quick.
-func (m *Metrics) ShowStored(stored func() iter.Seq[Stored]) { m.registry.MustRegister(storedCollector(stored)) }
+func (m *Metrics) ShowStored(stored func() iter.Seq[Stored]) {
+	m.registry.MustRegister(storedCollector(stored))
+}
 
 type storedCollector func() iter.Seq[Stored]
 

@@ -24,13 +24,15 @@ func TestValidate(t *testing.T) {
 		change func(*apiregistrationv1.APIService)
 		want   string
 	}{
-		"good":           {func(*apiregistrationv1.APIService) {}, ""},
-		"other name":     {func(s *apiregistrationv1.APIService) { s.Name = "x" }, "must be `spec.version"},
-		"no group":       {func(s *apiregistrationv1.APIService) { s.Spec.Group, s.Name = "", "v1alpha1." }, "only v1 may have an empty group"},
-		"priority":       {func(s *apiregistrationv1.APIService) { s.Spec.GroupPriorityMinimum = 20001 }, "must be positive and less than 20000"},
-		"version prio":   {func(s *apiregistrationv1.APIService) { s.Spec.VersionPriority = 0 }, "must be positive and less than 1000"},
-		"local with CA":  {func(s *apiregistrationv1.APIService) { s.Spec.Service, s.Spec.CABundle = nil, []byte("x") }, "local APIServices may not have a caBundle"},
-		"insecure":       {func(s *apiregistrationv1.APIService) { s.Spec.InsecureSkipTLSVerify, s.Spec.CABundle = true, []byte("x") }, "may not be true if caBundle is present"},
+		"good":          {func(*apiregistrationv1.APIService) {}, ""},
+		"other name":    {func(s *apiregistrationv1.APIService) { s.Name = "x" }, "must be `spec.version"},
+		"no group":      {func(s *apiregistrationv1.APIService) { s.Spec.Group, s.Name = "", "v1alpha1." }, "only v1 may have an empty group"},
+		"priority":      {func(s *apiregistrationv1.APIService) { s.Spec.GroupPriorityMinimum = 20001 }, "must be positive and less than 20000"},
+		"version prio":  {func(s *apiregistrationv1.APIService) { s.Spec.VersionPriority = 0 }, "must be positive and less than 1000"},
+		"local with CA": {func(s *apiregistrationv1.APIService) { s.Spec.Service, s.Spec.CABundle = nil, []byte("x") }, "local APIServices may not have a caBundle"},
+		"insecure": {func(s *apiregistrationv1.APIService) {
+			s.Spec.InsecureSkipTLSVerify, s.Spec.CABundle = true, []byte("x")
+		}, "may not be true if caBundle is present"},
 		"no name":        {func(s *apiregistrationv1.APIService) { s.Spec.Service.Name = "" }, "spec.service.name"},
 		"port of no use": {func(s *apiregistrationv1.APIService) { port := int32(70000); s.Spec.Service.Port = &port }, "port is not valid"},
 	} {

@@ -6,11 +6,11 @@ import "testing"
 // has them, so that one can take over from the other.
 func TestStoragePaths(t *testing.T) {
 	irregular := map[string]string{
-		"nodes":                                          "minions",
-		"services":                                       "services/specs",
-		"endpoints":                                      "services/endpoints",
-		"replicationcontrollers":                         "controllers",
-		"ingresses.networking.k8s.io":                    "ingress",
+		"nodes":                       "minions",
+		"services":                    "services/specs",
+		"endpoints":                   "services/endpoints",
+		"replicationcontrollers":      "controllers",
+		"ingresses.networking.k8s.io": "ingress",
 		"customresourcedefinitions.apiextensions.k8s.io": "apiextensions.k8s.io/customresourcedefinitions",
 		"apiservices.apiregistration.k8s.io":             "apiregistration.k8s.io/apiservices",
 	}
