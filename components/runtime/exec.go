@@ -131,7 +131,7 @@ func (r *Runtime) exec(ctx context.Context, c *containerState, req execRequest) 
 	if err != nil {
 		return 0, err
 	}
-	defer p.Close()
+	defer func() { _ = p.Close() }()
 	for _, f := range theirs {
 		f.Close()
 	}

@@ -122,7 +122,7 @@ func (o *OCI) Start(id string, spec *specs.Spec, io IO) (running *Running, err e
 	defer func() {
 		if err != nil {
 			if running != nil {
-				running.Close()
+				_ = running.Close()
 			}
 			err = errors.Join(err, o.call("delete", "--force", id))
 			running = nil
@@ -178,7 +178,7 @@ func (o *OCI) Exec(id string, e ExecOptions) (*Running, error) {
 	if err != nil {
 		return nil, fmt.Errorf("preparing a process: %w", err)
 	}
-	defer os.RemoveAll(work)
+	defer func() { _ = os.RemoveAll(work) }()
 	if data, err = json.Marshal(how); err == nil {
 		err = os.WriteFile(filepath.Join(work, "process.json"), data, 0o600)
 	}
@@ -307,7 +307,7 @@ func newConsoleSocket(wanted bool) (*consoleSocket, error) {
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s"), Net: "unix"})
 	if err != nil {
-		os.RemoveAll(dir)
+		_ = os.RemoveAll(dir)
 		return nil, fmt.Errorf("making a socket for the terminal: %w", err)
 	}
 	return &consoleSocket{dir: dir, listener: l}, nil
@@ -323,8 +323,8 @@ func (s *consoleSocket) args() []string {
 // Close removes the socket.
 func (s *consoleSocket) Close() {
 	if s != nil {
-		s.listener.Close()
-		os.RemoveAll(s.dir)
+		_ = s.listener.Close()
+		_ = os.RemoveAll(s.dir)
 	}
 }
 
