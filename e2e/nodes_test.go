@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -32,7 +33,12 @@ func TestNodes(t *testing.T) {
 		if t.Failed() {
 			f.printLogs()
 		}
-		_ = a.command(a.binary, "reset", "--root", f.root).Run()
+		// Whatever time the test has taken.
+		var cancel context.CancelFunc
+		last := *a
+		last.ctx, cancel = context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		_ = last.command(a.binary, "reset", "--root", f.root).Run()
 	})
 	a.hyperkube("up", "--nodes=3", "--node-monitor-grace-period=12s", "--root", f.root)
 	f.first = strings.Fields(f.kubectl("get", "node", "--sort-by=.metadata.name", "-o", "jsonpath={.items[*].metadata.name}"))[0]
