@@ -18,7 +18,6 @@ import (
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/compose"
-	"hyperkube/components/apiserver/tokens"
 	"hyperkube/components/controllers"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/components/etcd"
@@ -30,6 +29,7 @@ import (
 	"hyperkube/internal/layout"
 	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/pki"
+	"hyperkube/internal/tokens"
 	"hyperkube/internal/version"
 	"hyperkube/manifests"
 )

@@ -15,13 +15,13 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"hyperkube/components/apiserver/tokens"
 	"hyperkube/components/controllers/csrsigning"
 	"hyperkube/components/controllers/horizontalpodautoscaling"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/internal/client"
 	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/tokens"
 )
 
 // options are the flags of kube-controller-manager. Those that upstream has and

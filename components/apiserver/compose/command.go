@@ -21,8 +21,8 @@ import (
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/authn"
-	"hyperkube/components/apiserver/tokens"
 	"hyperkube/internal/encryption"
+	"hyperkube/internal/tokens"
 )
 
 // options are the flags of kube-apiserver, under upstream's names.

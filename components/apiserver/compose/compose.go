@@ -37,8 +37,8 @@ import (
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/reviews"
 	"hyperkube/components/apiserver/serviceip"
-	"hyperkube/components/apiserver/tokens"
 	"hyperkube/internal/client"
+	"hyperkube/internal/tokens"
 	"hyperkube/internal/version"
 )
 

@@ -14,10 +14,10 @@ import (
 
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/compose"
-	"hyperkube/components/apiserver/tokens"
 	"hyperkube/components/etcd"
 	"hyperkube/internal/kubeconfig"
 	"hyperkube/internal/pki"
+	"hyperkube/internal/tokens"
 )
 
 // env is a running API server and a way in by kubectl.

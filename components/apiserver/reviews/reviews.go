@@ -14,7 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"hyperkube/components/apiserver/registry"
-	"hyperkube/components/apiserver/tokens"
+	"hyperkube/internal/tokens"
 )
 
 // Config says who answers.

@@ -19,9 +19,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	"hyperkube/components/apiserver/compose"
-	"hyperkube/components/apiserver/tokens"
 	"hyperkube/components/etcd"
 	"hyperkube/internal/pki"
+	"hyperkube/internal/tokens"
 )
 
 // TestServer asks a whole API server over TLS, under several users, what these
