@@ -28,7 +28,8 @@ func startAndExit(dir string) int {
 	if os.Getenv("ETCD_TEST_BUSY") != "" {
 		for range 4 * runtime.GOMAXPROCS(0) {
 			go func() {
-				for {
+				for i := 0; ; i++ {
+					_ = i * i
 				}
 			}()
 		}

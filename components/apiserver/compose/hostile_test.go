@@ -46,6 +46,9 @@ func TestHostile(t *testing.T) {
 			t.Fatal(err)
 		}
 		rc.QPS = -1
+		// With a dialer of its own nobody shares a connection, and its limit
+		// of streams, with another.
+		rc.Dial = (&net.Dialer{}).DialContext
 		if name != "" {
 			rc.Impersonate = clientrest.ImpersonationConfig{UserName: name, Groups: []string{"system:authenticated"}}
 		}
