@@ -21,6 +21,7 @@ import (
 	"hyperkube/internal/client"
 	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/leader"
 	"hyperkube/internal/tokens"
 )
 
@@ -35,7 +36,7 @@ type options struct {
 	controllers            []string
 	useAccounts            bool
 	leaderElect            bool
-	election               Election
+	election               leader.Election
 	allocateNodeCIDRs      bool
 	clusterCIDR            string
 	serviceCIDR            string

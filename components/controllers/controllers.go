@@ -24,6 +24,7 @@ import (
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/components/controllers/serviceaccounttoken"
 	"hyperkube/internal/client"
+	"hyperkube/internal/leader"
 )
 
 // Config says what to run and what the single controllers need.
@@ -98,7 +99,7 @@ type Config struct {
 	// kube-controller-manager, and fail when it loses it.
 	LeaderElect bool
 	// Election tunes that; its zero value is upstream's default.
-	Election Election
+	Election leader.Election
 
 	// Clock tells the time. Nil: the real one.
 	Clock clock.PassiveClock

@@ -15,13 +15,12 @@ import (
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"hyperkube/internal/client"
 	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/leader"
 )
 
 // options are the flags of kube-scheduler.
@@ -33,11 +32,7 @@ type options struct {
 	securePort                      int
 	certFile, keyFile, clientCAFile string
 	leaderElect                     bool
-	lease                           time.Duration
-	renew                           time.Duration
-	retry                           time.Duration
-	name                            string
-	namespace                       string
+	election                        leader.Election
 	verbosity                       int
 }
 
@@ -75,11 +70,11 @@ func NewCommand() *cobra.Command {
 	flags.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
 	flags.StringVar(&o.config, "config", "", "Path of a KubeSchedulerConfiguration.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", true, "Work only while holding the lease of the leader.")
-	flags.DurationVar(&o.lease, "leader-elect-lease-duration", 15*time.Second, "How long a leader that is not heard of is waited for.")
-	flags.DurationVar(&o.renew, "leader-elect-renew-deadline", 10*time.Second, "How long a leader tries to renew before it gives up.")
-	flags.DurationVar(&o.retry, "leader-elect-retry-period", 2*time.Second, "How long between two tries.")
-	flags.StringVar(&o.name, "leader-elect-resource-name", "kube-scheduler", "Name of the lease.")
-	flags.StringVar(&o.namespace, "leader-elect-resource-namespace", metav1.NamespaceSystem, "Namespace of the lease.")
+	flags.DurationVar(&o.election.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "How long a leader that is not heard of is waited for.")
+	flags.DurationVar(&o.election.RenewDeadline, "leader-elect-renew-deadline", 10*time.Second, "How long a leader tries to renew before it gives up.")
+	flags.DurationVar(&o.election.RetryPeriod, "leader-elect-retry-period", 2*time.Second, "How long between two tries.")
+	flags.StringVar(&o.election.Name, "leader-elect-resource-name", "kube-scheduler", "Name of the lease.")
+	flags.StringVar(&o.election.Namespace, "leader-elect-resource-namespace", metav1.NamespaceSystem, "Namespace of the lease.")
 	for _, name := range unused {
 		flags.String(name, "", "Accepted for compatibility; changes nothing.")
 		_ = flags.MarkHidden(name)
@@ -101,19 +96,19 @@ func (o *options) merge(cfg *configv1.KubeSchedulerConfiguration, changed func(f
 		to   *time.Duration
 		from time.Duration
 	}{
-		{"leader-elect-lease-duration", &o.lease, le.LeaseDuration.Duration},
-		{"leader-elect-renew-deadline", &o.renew, le.RenewDeadline.Duration},
-		{"leader-elect-retry-period", &o.retry, le.RetryPeriod.Duration},
+		{"leader-elect-lease-duration", &o.election.LeaseDuration, le.LeaseDuration.Duration},
+		{"leader-elect-renew-deadline", &o.election.RenewDeadline, le.RenewDeadline.Duration},
+		{"leader-elect-retry-period", &o.election.RetryPeriod, le.RetryPeriod.Duration},
 	} {
 		if d.from != 0 && !changed(d.flag) {
 			*d.to = d.from
 		}
 	}
 	if le.ResourceName != "" && !changed("leader-elect-resource-name") {
-		o.name = le.ResourceName
+		o.election.Name = le.ResourceName
 	}
 	if le.ResourceNamespace != "" && !changed("leader-elect-resource-namespace") {
-		o.namespace = le.ResourceNamespace
+		o.election.Namespace = le.ResourceNamespace
 	}
 }
 
@@ -168,7 +163,7 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool) error
 	}
 	clients.Informers.StartWithContext(ctx)
 	if o.leaderElect {
-		err = lead(ctx, o, clients, s)
+		err = leader.Run(ctx, o.election, clients.Kube, nil, s.Run)
 	} else {
 		err = s.Run(ctx)
 	}
@@ -212,49 +207,4 @@ func clientsFrom(kubeconfig string) (*client.Clients, error) {
 	}
 	rest.UserAgent = "kube-scheduler"
 	return client.New(client.Config{REST: rest})
-}
-
-// lead runs s while it is the leader, and fails when it no longer is.
-func lead(ctx context.Context, o *options, clients *client.Clients, s *Scheduler) error {
-	hostname, err := os.Hostname()
-	if err != nil {
-		return fmt.Errorf("asking for the hostname: %w", err)
-	}
-	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, o.namespace, o.name,
-		clients.Kube.CoreV1(), clients.Kube.CoordinationV1(),
-		resourcelock.ResourceLockConfig{Identity: fmt.Sprintf("%s_%d", hostname, os.Getpid())})
-	if err != nil {
-		return fmt.Errorf("preparing leader election: %w", err)
-	}
-	electing, cancel := context.WithCancel(ctx)
-	defer cancel()
-	leading := make(chan struct{})
-	ended := make(chan error, 1)
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: lock, LeaseDuration: o.lease, RenewDeadline: o.renew, RetryPeriod: o.retry,
-		ReleaseOnCancel: true, Name: o.name,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(ctx context.Context) {
-				close(leading)
-				ended <- s.Run(ctx)
-				cancel()
-			},
-			OnStoppedLeading: func() {},
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("preparing leader election: %w", err)
-	}
-	elector.Run(electing)
-	select {
-	case <-leading:
-		if err := <-ended; err != nil {
-			return err
-		}
-	default:
-	}
-	if ctx.Err() != nil {
-		return nil
-	}
-	return fmt.Errorf("lost the lease %s/%s", o.namespace, o.name)
 }
