@@ -236,6 +236,9 @@ type AppArmor struct {
 	// Default is the name of the loaded default profile; empty if it could
 	// not be loaded.
 	Default string
+
+	// sys is where sysfs is, with securityfs in kernel/security.
+	sys string
 }
 
 const appArmorProfile = "hyperkube-default"
@@ -274,22 +277,34 @@ profile ` + appArmorProfile + ` flags=(attach_disconnected,mediate_deleted) {
 
 // DetectAppArmor looks at the host and loads the default profile where it can.
 func DetectAppArmor() (AppArmor, error) {
-	enabled, err := os.ReadFile("/sys/module/apparmor/parameters/enabled")
+	return detectAppArmor("/sys", func() (string, error) {
+		parser, err := exec.LookPath("apparmor_parser")
+		if err != nil && exists("/sbin/apparmor_parser") {
+			return "/sbin/apparmor_parser", nil
+		}
+		return parser, err
+	})
+}
+
+// detectAppArmor is DetectAppArmor with sysfs in sys, and the program that
+// loads profiles where find says; without one there is no default profile.
+func detectAppArmor(sys string, find func() (string, error)) (AppArmor, error) {
+	enabled, err := os.ReadFile(filepath.Join(sys, "module/apparmor/parameters/enabled"))
 	if err != nil || !strings.HasPrefix(string(enabled), "Y") {
 		return AppArmor{}, nil
 	}
-	parser, err := exec.LookPath("apparmor_parser")
+	host := AppArmor{Enabled: true, sys: sys}
+	parser, err := find()
 	if err != nil {
-		if parser = "/sbin/apparmor_parser"; !exists(parser) {
-			return AppArmor{Enabled: true}, nil
-		}
+		return host, nil // the program is not everywhere
 	}
 	cmd := exec.Command(parser, "-Kr")
 	cmd.Stdin = strings.NewReader(appArmorText)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return AppArmor{Enabled: true}, fmt.Errorf("loading the default AppArmor profile: %w: %s", err, strings.TrimSpace(string(out)))
+		return host, fmt.Errorf("loading the default AppArmor profile: %w: %s", err, strings.TrimSpace(string(out)))
 	}
-	return AppArmor{Enabled: true, Default: appArmorProfile}, nil
+	host.Default = appArmorProfile
+	return host, nil
 }
 
 func exists(file string) bool {
@@ -321,7 +336,7 @@ func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext,
 		}
 		// Lines of the name and its mode. What cannot be read is left to the
 		// kernel to refuse.
-		if loaded, err := os.ReadFile("/sys/kernel/security/apparmor/profiles"); err == nil && !strings.Contains("\n"+string(loaded), "\n"+name+" (") {
+		if loaded, err := os.ReadFile(filepath.Join(a.sys, "kernel/security/apparmor/profiles")); err == nil && !strings.Contains("\n"+string(loaded), "\n"+name+" (") {
 			return "", fmt.Errorf("apparmor profile not found %s", name)
 		}
 		return name, nil
