@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -97,7 +96,7 @@ func validatePersistentVolumeUpdate(_ context.Context, pv, old *corev1.Persisten
 	}
 	if !apiequality.Semantic.DeepEqual(source, before) {
 		e.Forbidden(field.NewPath("spec", "persistentvolumesource"),
-			fmt.Sprintf("spec.persistentvolumesource is immutable after creation\n%v", cmp.Diff(before, source)))
+			fmt.Sprintf("spec.persistentvolumesource is immutable after creation\n%v", validate.Diff(&before, &source)))
 	}
 	e.Add(apivalidation.ValidateImmutableField(pv.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode")))
 	if old.Spec.NodeAffinity != nil && !sameNodes(pv.Spec.NodeAffinity, old.Spec.NodeAffinity) {

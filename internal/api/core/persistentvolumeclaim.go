@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -111,7 +110,7 @@ func validateClaimUpdate(_ context.Context, c, old *corev1.PersistentVolumeClaim
 		}
 	}
 	if !apiequality.Semantic.DeepEqual(is, was) {
-		e.Forbidden(path, fmt.Sprintf("spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n%v", cmp.Diff(*was, *is)))
+		e.Forbidden(path, fmt.Sprintf("spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n%v", validate.Diff(was, is)))
 	}
 	size, before, real := c.Spec.Resources.Requests[corev1.ResourceStorage], old.Spec.Resources.Requests[corev1.ResourceStorage], old.Status.Capacity[corev1.ResourceStorage]
 	if size.Cmp(before) < 0 && size.Cmp(real) <= 0 {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -130,18 +129,9 @@ func validateUpdate(p, old *corev1.Pod) field.ErrorList {
 	}
 	spec := withoutAllowedChanges(&e, p, old, path)
 	if !apiequality.Semantic.DeepEqual(*spec, old.Spec) {
-		e.Forbidden(path, fmt.Sprintf("pod updates may not change fields other than %s\n%v", updatable, diff(&old.Spec, spec)))
+		e.Forbidden(path, fmt.Sprintf("pod updates may not change fields other than %s\n%v", updatable, validate.Diff(&old.Spec, spec)))
 	}
 	return e.List
-}
-
-// diff shows users what they changed. It works on copies, for quantities
-// change their form when they are shown.
-func diff[T any, P interface {
-	*T
-	DeepCopy() *T
-}](old, now P) string {
-	return cmp.Diff(*old.DeepCopy(), *now.DeepCopy())
 }
 
 // withoutAllowedChanges is a copy of p's specification in which what may
@@ -269,7 +259,7 @@ func validateEphemeralUpdate(p, old *corev1.Pod) field.ErrorList {
 		case i < 0:
 			e.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be removed\n", was.Name))
 		case !apiequality.Semantic.DeepEqual(was, p.Spec.EphemeralContainers[i]):
-			e.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be changed\n%v", was.Name, diff(&was, &p.Spec.EphemeralContainers[i])))
+			e.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be changed\n%v", was.Name, validate.Diff(&was, &p.Spec.EphemeralContainers[i])))
 		}
 	}
 	return e.List
