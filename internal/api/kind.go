@@ -36,6 +36,7 @@ type Kind[T Object] struct {
 	// ValidateName checks metadata.name, or the prefix of a generated name.
 	// Nil means a DNS subdomain.
 	ValidateName func(name string, prefix bool) []string
+	Canonicalize func(obj T)
 	// Warnings' old is nil on create.
 	Warnings func(ctx context.Context, obj, old T) []string
 
@@ -59,6 +60,8 @@ type Kind[T Object] struct {
 	// Columns: nil means Name and Age.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj T) []any
+	// RowConditions may be nil, as may be what it returns.
+	RowConditions func(obj T) []metav1.TableRowCondition
 	// StoredAs: nil but for kinds served in two groups or versions.
 	StoredAs *StoredAs
 	// StoredJSON: JSON in etcd.
@@ -143,6 +146,9 @@ func (k Kind[T]) Resource() *Resource {
 			return k.Warnings(ctx, obj.(T), o)
 		}
 	}
+	if k.Canonicalize != nil {
+		r.Canonicalize = func(obj Object) { k.Canonicalize(obj.(T)) }
+	}
 	r.Update = k.Update.erase()
 	r.Update.Verbs = nil
 	if len(k.Views) > 0 {
@@ -187,6 +193,9 @@ func (k Kind[T]) Resource() *Resource {
 		return set
 	}
 	r.Columns, r.Row = k.Columns, func(obj Object) []any { return k.Row(obj.(T)) }
+	if k.RowConditions != nil {
+		r.RowConditions = func(obj Object) []metav1.TableRowCondition { return k.RowConditions(obj.(T)) }
+	}
 	if k.Row == nil {
 		r.Columns, r.Row = nameAndAge, func(obj Object) []any {
 			return []any{obj.GetName(), Age(obj.GetCreationTimestamp())}

@@ -81,6 +81,9 @@ type Resource struct {
 	PrepareCreate func(ctx context.Context, obj Object)
 	// Validate checks a new object, metadata included.
 	Validate func(ctx context.Context, obj Object) field.ErrorList
+	// Canonicalize, unless nil, brings what was found valid into the one form
+	// that is stored, at the object's own path and its views.
+	Canonicalize func(obj Object)
 	// Warnings are told to the client; old is nil on create.
 	Warnings func(ctx context.Context, obj, old Object) []string
 
@@ -125,6 +128,9 @@ type Resource struct {
 	// Columns and Row make tables: a cell a column, in order.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj Object) []any
+	// RowConditions, unless nil, tells what is to be known of a row, such as
+	// that its object has ended; most rows have none.
+	RowConditions func(obj Object) []metav1.TableRowCondition
 
 	// StoredAs, unless nil, tells that objects are stored as those of another
 	// Resource: events.k8s.io/v1 events are core/v1 events in etcd.

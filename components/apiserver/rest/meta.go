@@ -68,6 +68,9 @@ func (c *call) prepareNew(ctx context.Context, obj api.Object) error {
 	if errs := c.res.Validate(ctx, obj); len(errs) > 0 {
 		return apierrors.NewInvalid(c.res.GVK().GroupKind(), obj.GetName(), errs)
 	}
+	if c.res.Canonicalize != nil {
+		c.res.Canonicalize(obj)
+	}
 	for _, text := range c.res.Warnings(ctx, obj, nil) {
 		warning.AddWarning(ctx, "", text)
 	}
@@ -107,6 +110,9 @@ func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update,
 	res.Default(obj)
 	if errs := way.Validate(ctx, obj, old); len(errs) > 0 {
 		return apierrors.NewInvalid(res.GVK().GroupKind(), obj.GetName(), errs)
+	}
+	if res.Canonicalize != nil {
+		res.Canonicalize(obj)
 	}
 	for _, text := range res.Warnings(ctx, obj, old) {
 		warning.AddWarning(ctx, "", text)

@@ -82,6 +82,9 @@ func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow,
 		}
 		dst = append(dst, `{"cells":`...)
 		dst = append(dst, cells...)
+		if dst, err = c.appendRowConditions(dst, row.obj); err != nil {
+			return nil, err
+		}
 		dst = append(dst, `,"object":`...)
 		if dst, err = c.appendRowObject(dst, format, include, row); err != nil {
 			return nil, err
@@ -89,6 +92,23 @@ func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow,
 		dst = append(dst, '}')
 	}
 	return append(dst, "]}"...), nil
+}
+
+// appendRowConditions appends the member of a row that tells its conditions,
+// which most rows do not have.
+func (c *call) appendRowConditions(dst []byte, obj api.Object) ([]byte, error) {
+	if c.res.RowConditions == nil {
+		return dst, nil
+	}
+	conditions := c.res.RowConditions(obj)
+	if len(conditions) == 0 {
+		return dst, nil
+	}
+	data, err := json.Marshal(conditions)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the conditions of a row of %s: %w", c.res.Kind, err)
+	}
+	return append(append(dst, `,"conditions":`...), data...), nil
 }
 
 func (c *call) appendRowObject(dst []byte, format negotiate.Format, include metav1.IncludeObjectPolicy, row tableRow) ([]byte, error) {

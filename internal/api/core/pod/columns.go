@@ -41,6 +41,20 @@ func row(p *corev1.Pod) []any {
 	}
 }
 
+// rowConditions tells of pods that have ended, which clients show apart.
+func rowConditions(p *corev1.Pod) []metav1.TableRowCondition {
+	ended := metav1.TableRowCondition{Type: metav1.RowCompleted, Status: metav1.ConditionTrue, Reason: string(p.Status.Phase)}
+	switch p.Status.Phase {
+	case corev1.PodSucceeded:
+		ended.Message = "The pod has completed successfully."
+	case corev1.PodFailed:
+		ended.Message = "The pod failed."
+	default:
+		return nil
+	}
+	return []metav1.TableRowCondition{ended}
+}
+
 func orNone(s string) string {
 	if s == "" {
 		return "<none>"

@@ -86,8 +86,9 @@ func Kind() api.Kind[*corev1.Pod] {
 			"spec.host", "spec.hostNetwork", "spec.nodeName", "spec.restartPolicy", "spec.schedulerName",
 			"spec.serviceAccountName", "status.nominatedNodeName", "status.phase", "status.podIP", "status.podIPs",
 		},
-		Columns: columns(),
-		Row:     row,
+		Columns:       columns(),
+		Row:           row,
+		RowConditions: rowConditions,
 	}
 }
 

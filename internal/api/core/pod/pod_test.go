@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -375,6 +376,21 @@ func TestRow(t *testing.T) {
 			if got[i+1] != want {
 				t.Errorf("%s: %s is %v, want %v", name, columns()[i+1].Name, got[i+1], want)
 			}
+		}
+	}
+}
+
+func TestRowConditions(t *testing.T) {
+	for phase, want := range map[corev1.PodPhase]string{
+		corev1.PodPending:   "[]",
+		corev1.PodRunning:   "[]",
+		corev1.PodUnknown:   "[]",
+		corev1.PodSucceeded: "[{Completed True Succeeded The pod has completed successfully.}]",
+		corev1.PodFailed:    "[{Completed True Failed The pod failed.}]",
+	} {
+		got := Kind().Resource().RowConditions(&corev1.Pod{Status: corev1.PodStatus{Phase: phase}})
+		if text := fmt.Sprint(got); text != want {
+			t.Errorf("%s: %s, want %s", phase, text, want)
 		}
 	}
 }
