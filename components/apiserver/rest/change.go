@@ -74,6 +74,9 @@ func (c *call) change(ch change) (changed, error) {
 			if lost.Resource == c.res.StoredResource() && lost.Key == key {
 				current, fresh = lost.Current, true
 			}
+		case uncertain(err):
+			// It may have happened: tried again, it would be told as refused.
+			return changed{}, c.storeError(err, c.name)
 		case !fresh:
 			// Perhaps the cache was behind.
 			newest, nerr := c.newest(key)

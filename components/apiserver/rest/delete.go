@@ -159,6 +159,8 @@ func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) 
 			if lost.Resource == c.res.StoredResource() && lost.Key == key {
 				entry, fresh = lost.Current, true
 			}
+		case uncertain(err):
+			return removed{}, c.storeError(err, name)
 		case !fresh:
 			newest, nerr := c.newest(key)
 			if nerr != nil {
@@ -227,7 +229,7 @@ func (c *call) tryMark(r review, entry *store.Entry, obj, current api.Object) (r
 	ops[0] = c.res.Collection.Update(entry, stored, c.res.TTL)
 	entries, _, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
 	if err != nil {
-		return removed{}, err
+		return removed{}, unlessLost(err)
 	}
 	return removed{entry: entries[0]}, nil
 }
