@@ -3,6 +3,7 @@ package batch
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -26,6 +27,7 @@ const (
 	maxExitCodes          = 255
 	maxConditions         = 20
 	maxSuccessRules       = 20
+	maxSuccessIndexes     = 64 * 1024 // bytes
 	maxManagedBy          = 63
 )
 
@@ -287,14 +289,63 @@ func validateSuccessPolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorL
 		if r.SucceededCount == nil && r.SucceededIndexes == nil {
 			errs = append(errs, field.Required(at, "at least one of succeededCount or succeededIndexes must be specified"))
 		}
+		indexes := int32(0)
+		if text := r.SucceededIndexes; text != nil {
+			at := at.Child("succeededIndexes")
+			if len(*text) > maxSuccessIndexes {
+				errs = append(errs, field.TooLong(at, *text, maxSuccessIndexes))
+			}
+			var err error
+			if indexes, err = countIndexes(*text, value(spec.Completions)); err != nil {
+				errs = append(errs, field.Invalid(at, *text, fmt.Sprintf("error parsing succeededIndexes: %s", err)))
+			}
+		}
 		if c := r.SucceededCount; c != nil {
 			errs = append(errs, nonNegative(c, at.Child("succeededCount"))...)
 			if most := value(spec.Completions); *c > most {
 				errs = append(errs, field.Invalid(at.Child("succeededCount"), *c, fmt.Sprintf("must be less than or equal to %d (the number of specified completions)", most)))
 			}
+			if r.SucceededIndexes != nil && *c > indexes {
+				errs = append(errs, field.Invalid(at.Child("succeededCount"), *c, fmt.Sprintf("must be less than or equal to %d (the number of indexes in the specified succeededIndexes field)", indexes)))
+			}
 		}
 	}
 	return errs
+}
+
+// countIndexes counts the indexes in a text such as "0,2-4", which have to rise
+// and to be below completions.
+func countIndexes(text string, completions int32) (int32, error) {
+	if text == "" {
+		return 0, nil
+	}
+	count, last := int32(0), int32(-1)
+	for part := range strings.SplitSeq(text, ",") {
+		limits := strings.Split(part, "-")
+		if len(limits) > 2 {
+			return 0, fmt.Errorf("the fragment %q violates the requirement that an index interval can have at most two parts separated by '-'", part)
+		}
+		var ends [2]int32
+		for i, limit := range limits {
+			n, err := strconv.Atoi(limit)
+			if err != nil {
+				return 0, fmt.Errorf("cannot convert string to integer for index: %q", limit)
+			}
+			if n >= int(completions) {
+				return 0, fmt.Errorf("too large index: %q", limit)
+			}
+			ends[i] = int32(n)
+		}
+		first, end := ends[0], ends[len(limits)-1]
+		if len(limits) == 2 && first >= end {
+			return 0, fmt.Errorf("non-increasing order, previous: %d, current: %d", first, end)
+		}
+		if count > 0 && last >= first {
+			return 0, fmt.Errorf("non-increasing order, previous: %d, current: %d", last, first)
+		}
+		count, last = count+end-first+1, end
+	}
+	return count, nil
 }
 
 func validateJobUpdate(j, old *batchv1.Job) field.ErrorList {
