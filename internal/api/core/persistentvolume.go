@@ -81,7 +81,18 @@ func persistentVolume() api.Kind[*corev1.PersistentVolume] {
 func validatePersistentVolume(pv *corev1.PersistentVolume) field.ErrorList {
 	e := &validate.Errors{}
 	volume.PersistentSpec(e, &pv.Spec, pv.Name, field.NewPath("spec"))
+	if _, ok := pv.Annotations[corev1.MountOptionAnnotation]; ok && !takesMountOptions(&pv.Spec.PersistentVolumeSource) {
+		e.Forbidden(field.NewPath("metadata", "annotations", corev1.MountOptionAnnotation), "may not specify mount options for this volume type")
+	}
 	return e.List
+}
+
+// takesMountOptions tells the kinds of volumes for which the old annotation
+// may say how to mount them; others have spec.mountOptions at most.
+func takesMountOptions(s *corev1.PersistentVolumeSource) bool {
+	return s.GCEPersistentDisk != nil || s.AWSElasticBlockStore != nil || s.Glusterfs != nil || s.NFS != nil || s.RBD != nil ||
+		s.Quobyte != nil || s.ISCSI != nil || s.Cinder != nil || s.CephFS != nil || s.AzureFile != nil || s.VsphereVolume != nil ||
+		s.AzureDisk != nil || s.PhotonPersistentDisk != nil
 }
 
 func validatePersistentVolumeUpdate(_ context.Context, pv, old *corev1.PersistentVolume) field.ErrorList {
