@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/warning"
 
 	"hyperkube/internal/api"
 )
@@ -30,8 +31,11 @@ func Kind() api.Kind[*corev1.Pod] {
 		New:     func() *corev1.Pod { return &corev1.Pod{} },
 		NewList: func() runtime.Object { return &corev1.PodList{} },
 		Default: Default,
-		PrepareCreate: func(_ context.Context, p *corev1.Pod) {
+		PrepareCreate: func(ctx context.Context, p *corev1.Pod) {
 			prepareCreate(p)
+			for _, text := range copyAppArmor(p) {
+				warning.AddWarning(ctx, "", text)
+			}
 		},
 		Validate: func(_ context.Context, p *corev1.Pod) field.ErrorList { return validateCreate(p) },
 		Warnings: func(_ context.Context, p, old *corev1.Pod) []string {

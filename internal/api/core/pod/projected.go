@@ -153,19 +153,23 @@ func (c *checker) checkPodCertificate(s *corev1.PodCertificateProjection, at *fi
 		if strings.HasPrefix(s.SignerName, "kubernetes.io/") {
 			most = 24 * 60 * 60
 		}
-		if *s.MaxExpirationSeconds < 60*60 || *s.MaxExpirationSeconds > most {
-			c.Invalid(at.Child("maxExpirationSeconds"), *s.MaxExpirationSeconds, fmt.Sprintf("must be in the range [3600, %d]", most))
+		const least = 60 * 60
+		switch is := *s.MaxExpirationSeconds; {
+		case is < least:
+			c.Invalid(at.Child("maxExpirationSeconds"), is, fmt.Sprintf("if provided, maxExpirationSeconds must be >= %d", least))
+		case is > most:
+			c.Invalid(at.Child("maxExpirationSeconds"), is, fmt.Sprintf("if provided, maxExpirationSeconds must be <= %d", most))
 		}
 	}
 	paths := 0
-	for name, path := range map[string]string{
-		"credentialBundlePath": s.CredentialBundlePath,
-		"keyPath":              s.KeyPath,
-		"certificateChainPath": s.CertificateChainPath,
+	for _, file := range [...]struct{ name, path string }{
+		{"credentialBundlePath", s.CredentialBundlePath},
+		{"keyPath", s.KeyPath},
+		{"certificateChainPath", s.CertificateChainPath},
 	} {
-		if path != "" {
+		if file.path != "" {
 			paths++
-			c.NonReservedPath(at.Child(name), path)
+			c.NonReservedPath(at.Child(file.name), file.path)
 		}
 	}
 	if paths == 0 {

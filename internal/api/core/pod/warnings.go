@@ -142,6 +142,9 @@ func (w *warner) profiles(ctr *corev1.Container, at *field.Path) {
 	if _, ok := w.meta.Annotations[key]; ok && sc.SeccompProfile == nil {
 		w.add(at.Key(key), `non-functional in v1.27+; use the "seccompProfile" field instead`)
 	}
+	if w.path == nil {
+		return // copyAppArmor has told
+	}
 	inherited := w.spec.SecurityContext != nil && w.spec.SecurityContext.AppArmorProfile != nil
 	key = corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix + ctr.Name
 	if _, ok := w.meta.Annotations[key]; ok && sc.AppArmorProfile == nil && !inherited {

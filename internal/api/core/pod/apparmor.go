@@ -1,0 +1,66 @@
+package pod
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// copyAppArmor puts what the old annotations of a new pod say of AppArmor into
+// the fields that replaced them, for nodes look at no annotation. It returns
+// what the user shall be told.
+//
+// https://github.com/kubernetes/enhancements/tree/master/keps/sig-node/24-apparmor#version-skew-strategy
+func copyAppArmor(p *corev1.Pod) []string {
+	if len(p.Annotations) == 0 || p.Spec.OS != nil && p.Spec.OS.Name == corev1.Windows {
+		return nil
+	}
+	var inherited *corev1.AppArmorProfile
+	if p.Spec.SecurityContext != nil {
+		inherited = p.Spec.SecurityContext.AppArmorProfile
+	}
+	var out []string
+	eachContainer(&p.Spec, nil, func(ctr *corev1.Container, _ *field.Path) {
+		key := corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix + ctr.Name
+		value, ok := p.Annotations[key]
+		if !ok || ctr.SecurityContext != nil && ctr.SecurityContext.AppArmorProfile != nil {
+			return
+		}
+		profile := appArmorOf(value)
+		if profile != nil && apiequality.Semantic.DeepEqual(profile, inherited) {
+			return
+		}
+		if profile != nil {
+			if ctr.SecurityContext == nil {
+				ctr.SecurityContext = &corev1.SecurityContext{}
+			}
+			ctr.SecurityContext.AppArmorProfile = profile
+		}
+		out = append(out, fmt.Sprintf("%s: deprecated since v1.30; use the \"appArmorProfile\" field instead", field.NewPath("metadata", "annotations").Key(key)))
+	})
+	return out
+}
+
+// appArmorOf is what an annotation says; nil when that is no valid profile.
+func appArmorOf(value string) *corev1.AppArmorProfile {
+	out := &corev1.AppArmorProfile{}
+	local, isLocal := strings.CutPrefix(value, corev1.DeprecatedAppArmorBetaProfileNamePrefix)
+	switch {
+	case value == corev1.DeprecatedAppArmorBetaProfileNameUnconfined:
+		out.Type = corev1.AppArmorProfileTypeUnconfined
+	case value == corev1.DeprecatedAppArmorBetaProfileRuntimeDefault:
+		out.Type = corev1.AppArmorProfileTypeRuntimeDefault
+	case isLocal:
+		out.Type, out.LocalhostProfile = corev1.AppArmorProfileTypeLocalhost, &local
+	default:
+		return nil
+	}
+	var c checker
+	if c.checkAppArmor(out, nil); len(c.List) > 0 {
+		return nil
+	}
+	return out
+}
