@@ -617,6 +617,9 @@ tlsCertFile: %s
 tlsPrivateKeyFile: %s
 authentication:
   x509: {clientCAFile: %s}
+# How full the disk of the machine is, is not what is tested.
+evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available: 1%%}
+imageGCHighThresholdPercent: 100
 `, filepath.Join(a.home, "run/hyperkube/runtime.sock"), apartCgroup, a.path("pki", "kubelet.crt"), a.path("pki", "kubelet.key"), a.pki.CA.CertFile)
 	if err := os.WriteFile(a.path("kubelet.yaml"), []byte(config), 0o600); err != nil {
 		a.Fatal(err)

@@ -99,8 +99,7 @@ func (a *apart) collectsImages() {
 	if err != nil {
 		a.Fatal(err)
 	}
-	config := string(old) + `
-imageGCHighThresholdPercent: 1
+	config := strings.Replace(string(old), "imageGCHighThresholdPercent: 100", "imageGCHighThresholdPercent: 1", 1) + `
 imageGCLowThresholdPercent: 0
 imageMinimumGCAge: 1ms
 containerLogMonitorInterval: 3s
