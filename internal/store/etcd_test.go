@@ -5,48 +5,29 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
-	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"hyperkube/internal/testetcd"
 )
 
-// startEtcd runs an etcd member in dir, on ports that nobody knows, and returns
-// a client in process.
+// startEtcd runs an etcd member in dir and returns a client in process.
 func startEtcd(t testing.TB, dir string) (*clientv3.Client, func()) {
 	t.Helper()
-	cfg := embed.NewConfig()
-	cfg.Dir = dir
-	cfg.TickMs, cfg.ElectionMs = 50, 250
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = localURL(), localURL()
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = localURL(), localURL()
-	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	cfg.Logger = "zap"
-	etcd, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-etcd.Server.ReadyNotify()
-	client := v3client.New(etcd.Server)
+	m := testetcd.Start(t, testetcd.Config{Dir: dir, Fsync: true})
 	if localRevision.Load() {
-		client.KV = &localKV{client.KV, etcd.Server}
+		m.Client.KV = &localKV{m.Client.KV, m.Server}
 	}
-	return client, func() {
-		_ = client.Close()
-		etcd.Close()
-	}
+	return m.Client, m.Stop
 }
 
 // localRevision makes startEtcd's clients tell the current revision as those of
@@ -59,8 +40,6 @@ type localKV struct {
 }
 
 func (l *localKV) CurrentRevision(context.Context) (int64, error) { return l.server.KV().Rev(), nil }
-
-func localURL() []url.URL { return []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}} }
 
 // testCodec stores ConfigMaps as JSON.
 type testCodec struct{}

@@ -5,15 +5,10 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
-	"net/url"
 	"slices"
 	"sync"
 	"testing"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
-	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -28,31 +23,11 @@ import (
 	"hyperkube/internal/api/rbac"
 	"hyperkube/internal/api/scheduling"
 	"hyperkube/internal/store"
+	"hyperkube/internal/testetcd"
 )
 
-func startEtcd(t testing.TB) *clientv3.Client {
-	cfg := embed.NewConfig()
-	cfg.Dir = t.TempDir()
-	local := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = local, local
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = local, local
-	cfg.InitialCluster = cfg.InitialClusterFromName("default")
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	etcd, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-etcd.Server.ReadyNotify()
-	client := v3client.New(etcd.Server)
-	t.Cleanup(func() {
-		client.Close()
-		etcd.Close()
-	})
-	return client
-}
-
 func startRegistry(t testing.TB) *registry.Registry {
-	s, err := store.New(store.Config{Client: startEtcd(t), Prefix: "/registry"})
+	s, err := store.New(store.Config{Client: testetcd.Client(t), Prefix: "/registry"})
 	if err != nil {
 		t.Fatal(err)
 	}

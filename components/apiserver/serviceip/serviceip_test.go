@@ -6,15 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
-	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,30 +21,8 @@ import (
 
 	"hyperkube/internal/api"
 	"hyperkube/internal/store"
+	"hyperkube/internal/testetcd"
 )
-
-// startEtcd runs an etcd member in process.
-func startEtcd(t testing.TB) *clientv3.Client {
-	cfg := embed.NewConfig()
-	cfg.Dir = t.TempDir()
-	local := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = local, local
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = local, local
-	cfg.InitialCluster = cfg.InitialClusterFromName("default")
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	cfg.UnsafeNoFsync = true
-	etcd, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-etcd.Server.ReadyNotify()
-	client := v3client.New(etcd.Server)
-	t.Cleanup(func() {
-		client.Close()
-		etcd.Close()
-	})
-	return client
-}
 
 // protoCodec stores objects as plain protobuf.
 type protoCodec[T any, P interface {
@@ -243,7 +217,7 @@ func wantError(t *testing.T, err error, part string) {
 }
 
 func TestAddressesLiveWithTheirService(t *testing.T) {
-	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/16")
+	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16")
 	svc := c.mustCreate(service("web", corev1.ServiceTypeClusterIP))
 	if svc.Spec.ClusterIP == "" || svc.Spec.ClusterIPs[0] != svc.Spec.ClusterIP {
 		t.Fatalf("clusterIP %q, clusterIPs %q", svc.Spec.ClusterIP, svc.Spec.ClusterIPs)
@@ -289,7 +263,7 @@ func TestAddressesLiveWithTheirService(t *testing.T) {
 }
 
 func TestAddressesThatCannotBeHad(t *testing.T) {
-	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/28")
+	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/28")
 	for _, test := range []struct{ ip, want string }{
 		{"10.97.0.1", "failed to allocate IP 10.97.0.1: the provided network does not match the current range"},
 		{"10.96.0.0", "the provided IP (10.96.0.0) is not in the valid range. The range of valid IPs is 10.96.0.0/28"},
@@ -313,7 +287,7 @@ func TestAddressesThatCannotBeHad(t *testing.T) {
 }
 
 func TestHeadlessServicesHaveNoAddress(t *testing.T) {
-	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/16")
+	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16")
 	none := func(s *corev1.ServiceSpec) { s.ClusterIP, s.ClusterIPs = "None", []string{"None"} }
 	svc := c.mustCreate(with(service("a", corev1.ServiceTypeClusterIP), none))
 	if *svc.Spec.IPFamilyPolicy != corev1.IPFamilyPolicySingleStack || len(svc.Spec.IPFamilies) != 1 {
@@ -331,7 +305,7 @@ func TestHeadlessServicesHaveNoAddress(t *testing.T) {
 }
 
 func TestDualStack(t *testing.T) {
-	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/16", "fd00:96::/108")
+	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16", "fd00:96::/108")
 	svc := c.mustCreate(service("web", corev1.ServiceTypeClusterIP))
 	if len(svc.Spec.ClusterIPs) != 1 {
 		t.Fatalf("by default %v", svc.Spec.ClusterIPs)
@@ -370,7 +344,7 @@ func TestDualStack(t *testing.T) {
 }
 
 func TestNodePorts(t *testing.T) {
-	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/16")
+	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16")
 	dns := c.mustCreate(service("dns", corev1.ServiceTypeNodePort,
 		corev1.ServicePort{Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP},
 		corev1.ServicePort{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP},
@@ -426,7 +400,7 @@ func TestNodePorts(t *testing.T) {
 }
 
 func TestManyAtOnceGetDifferentOnes(t *testing.T) {
-	client := startEtcd(t)
+	client := testetcd.Client(t)
 	ports := utilnet.PortRange{Base: 30000, Size: 200}
 	// Two API servers on one etcd.
 	servers := []*cluster{
@@ -477,7 +451,7 @@ func TestManyAtOnceGetDifferentOnes(t *testing.T) {
 }
 
 func TestRepair(t *testing.T) {
-	c := newCluster(t, startEtcd(t), utilnet.PortRange{}, "10.96.0.0/16")
+	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16")
 	svc := c.mustCreate(service("web", corev1.ServiceTypeNodePort))
 	ctx := t.Context()
 	// A leaked address and port, and a missing one.
