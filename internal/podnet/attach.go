@@ -84,13 +84,15 @@ func (n *Network) Reconcile(alive func(id string) bool) error {
 	if err != nil {
 		return fmt.Errorf("listing links: %w", err)
 	}
+	var gone []int
 	for _, link := range links {
 		name := link.Attrs().Name
 		if link.Type() == "veth" && len(name) > len(n.vethPrefix()) && name[:len(n.vethPrefix())] == n.vethPrefix() && !names[name] {
-			if err := n.netlink.LinkDel(link); err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) && !errors.Is(err, unix.ENODEV) {
-				return fmt.Errorf("removing link %s: %w", name, err)
-			}
+			gone = append(gone, link.Attrs().Index)
 		}
+	}
+	if err := n.remover.remove(gone...); err != nil {
+		return fmt.Errorf("removing links of pods that are gone: %w", err)
 	}
 	return nil
 }
@@ -246,12 +248,11 @@ func within(netns *os.File, f func(*netlink.Handle) error) error {
 // until Free. What is gone already is no error.
 func (n *Network) Detach(ctx context.Context, id string) error {
 	err := n.SetPorts(ctx, id, nil, nil)
-	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: n.veth(id)}}
-	found, linkErr := n.netlink.LinkByName(link.Name)
+	found, linkErr := n.netlink.LinkByName(n.veth(id))
 	if linkErr == nil {
-		linkErr = n.netlink.LinkDel(found)
+		linkErr = n.remover.remove(found.Attrs().Index)
 	}
-	if errors.As(linkErr, &netlink.LinkNotFoundError{}) || errors.Is(linkErr, unix.ENODEV) {
+	if errors.As(linkErr, &netlink.LinkNotFoundError{}) {
 		linkErr = nil
 	}
 	if linkErr != nil {

@@ -53,6 +53,7 @@ type Network struct {
 	log     *slog.Logger
 	pool    *pool
 	netlink *netlink.Handle
+	remover *remover
 
 	mu     sync.Mutex // guards what follows, and changes to bridge and iptables
 	bridge int        // link index; zero until Setup has succeeded
@@ -83,7 +84,12 @@ func New(cfg Config) (*Network, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening netlink: %w", err)
 	}
-	return &Network{cfg: cfg, log: cfg.Log, pool: pool, netlink: handle, cidrs: cidrs, ports: map[string][]portRule{}}, nil
+	remover, err := newRemover()
+	if err != nil {
+		handle.Close()
+		return nil, err
+	}
+	return &Network{cfg: cfg, log: cfg.Log, pool: pool, netlink: handle, remover: remover, cidrs: cidrs, ports: map[string][]portRule{}}, nil
 }
 
 func checkCIDRs(cidrs []netip.Prefix) ([]netip.Prefix, error) {
@@ -108,7 +114,10 @@ func checkCIDRs(cidrs []netip.Prefix) ([]netip.Prefix, error) {
 }
 
 // Close closes what is open. The network stays.
-func (n *Network) Close() { n.netlink.Close() }
+func (n *Network) Close() {
+	n.netlink.Close()
+	n.remover.netlink.Close()
+}
 
 // CIDRs returns the pod CIDRs in use.
 func (n *Network) CIDRs() []netip.Prefix {

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -328,5 +329,60 @@ func BenchmarkAttach(b *testing.B) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		b.StartTimer()
+	}
+}
+
+// TestRemover deletes links of pods one by one and together, some of them twice
+// and some of them gone.
+func TestRemover(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	r, err := newRemover()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.netlink.Close()
+	var links []int
+	for i := range 20 {
+		name := fmt.Sprintf("hkt%d", i)
+		if err := r.netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "p" + name}); err != nil {
+			t.Fatal(err)
+		}
+		link, err := r.netlink.LinkByName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		links = append(links, link.Attrs().Index)
+	}
+	if err := r.remove(links[0]); err != nil {
+		t.Error(err)
+	}
+	if err := r.remove(links[:3]...); err != nil {
+		t.Error(err)
+	}
+	if err := r.remove(links[:3]...); err != nil {
+		t.Errorf("what is gone: %v", err)
+	}
+	var wait sync.WaitGroup
+	for i := range links {
+		wait.Go(func() {
+			if err := r.remove(links[i], links[(i+1)%len(links)]); err != nil {
+				t.Error(err)
+			}
+			if _, err := r.netlink.LinkByIndex(links[i]); err == nil {
+				t.Errorf("link %d is there still", i)
+			}
+		})
+	}
+	wait.Wait()
+	all, err := r.netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range all {
+		if strings.Contains(l.Attrs().Name, "hkt") {
+			t.Errorf("%s is left", l.Attrs().Name)
+		}
 	}
 }

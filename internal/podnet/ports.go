@@ -85,6 +85,9 @@ func (n *Network) writePorts(b *strings.Builder, family string) {
 			to := ""
 			if r.HostIP.IsValid() && !r.HostIP.IsUnspecified() {
 				to = " -d " + r.HostIP.Unmap().String()
+			} else if family == "6" {
+				// Nothing leads from ::1 to a pod, so let callers there know.
+				to = " ! -d ::1/128"
 			}
 			fmt.Fprintf(b, "-A %s%s -p %s -m %s --dport %d -j DNAT --to-destination %s\n",
 				chainHostPorts, to, r.Protocol, r.Protocol, r.HostPort, netip.AddrPortFrom(r.pod, r.PodPort))

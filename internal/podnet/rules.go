@@ -32,7 +32,9 @@ const (
 type jump struct {
 	table, chain string
 	rule         []string
-	first        bool // else it is the last
+	// first: before all others but those of the service proxy, which refuses
+	// and drops what is for services that are not there; else it is the last.
+	first bool
 }
 
 var jumps = []jump{
@@ -90,7 +92,7 @@ func (n *Network) rules(cidr netip.Prefix, have string) string {
 	for _, chain := range []string{chainMasquerade, chainHostPorts, chainHostPortsSN} {
 		fmt.Fprintf(&b, ":%s - [0:0]\n", chain)
 	}
-	if !existing["nat :"+chainNoMasq] {
+	if !existing.chains["nat "+chainNoMasq] {
 		fmt.Fprintf(&b, ":%s - [0:0]\n", chainNoMasq)
 	}
 	multicast := "224.0.0.0/4"
@@ -109,7 +111,7 @@ func (n *Network) rules(cidr netip.Prefix, have string) string {
 	fmt.Fprintf(&b, "-A %s -o %s -j ACCEPT\n", chainForward, n.cfg.Bridge)
 	writeJumps(&b, "filter", existing)
 	b.WriteString("COMMIT\n*mangle\n")
-	if !existing["mangle :"+chainPolicy] {
+	if !existing.chains["mangle "+chainPolicy] {
 		fmt.Fprintf(&b, ":%s - [0:0]\n", chainPolicy)
 	}
 	writeJumps(&b, "mangle", existing)
@@ -117,21 +119,36 @@ func (n *Network) rules(cidr netip.Prefix, have string) string {
 	return b.String()
 }
 
-func writeJumps(b *strings.Builder, table string, existing map[string]bool) {
+func writeJumps(b *strings.Builder, table string, existing saved) {
 	for _, j := range jumps {
 		if j.table != table {
 			continue
 		}
 		// Looked up by its target, for iptables-save may order and quote the
 		// rest its own way.
-		if existing[table+" "+j.chain+" "+j.rule[len(j.rule)-1]] {
+		targets := existing.targets[table+" "+j.chain]
+		at := slices.Index(targets, j.rule[len(j.rule)-1])
+		if !j.first {
+			if at < 0 {
+				fmt.Fprintf(b, "-A %s %s\n", j.chain, quote(j.rule))
+			}
 			continue
 		}
-		how := "-A " + j.chain
-		if j.first {
-			how = "-I " + j.chain + " 1"
+		behind := 0 // the proxy's
+		for i, target := range targets {
+			if strings.HasPrefix(target, "KUBE-") {
+				behind = i + 1
+			}
 		}
-		fmt.Fprintf(b, "%s %s\n", how, quote(j.rule))
+		if at >= behind {
+			continue
+		}
+		if at >= 0 {
+			// The proxy came while this was being written.
+			fmt.Fprintf(b, "-D %s %d\n", j.chain, at+1)
+			behind--
+		}
+		fmt.Fprintf(b, "-I %s %d %s\n", j.chain, behind+1, quote(j.rule))
 	}
 }
 
@@ -145,10 +162,17 @@ func quote(rule []string) string {
 	return strings.Join(words, " ")
 }
 
-// parseSave returns what of ours iptables-save shows: "TABLE :CHAIN" and
-// "TABLE CHAIN TARGET" for jumps.
-func parseSave(text string) map[string]bool {
-	have := map[string]bool{}
+// saved is what iptables-save shows of chains.
+type saved struct {
+	// chains that there are, as "TABLE CHAIN".
+	chains map[string]bool
+	// targets of the rules of each chain, by "TABLE CHAIN" and in order; ""
+	// for a rule without.
+	targets map[string][]string
+}
+
+func parseSave(text string) saved {
+	have := saved{chains: map[string]bool{}, targets: map[string][]string{}}
 	table := ""
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
@@ -156,13 +180,16 @@ func parseSave(text string) map[string]bool {
 		case strings.HasPrefix(line, "*"):
 			table = line[1:]
 		case strings.HasPrefix(line, ":"):
-			name, _, _ := strings.Cut(line, " ")
-			have[table+" "+name] = true
+			name, _, _ := strings.Cut(line[1:], " ")
+			have.chains[table+" "+name] = true
 		case strings.HasPrefix(line, "-A "):
 			words := strings.Fields(line)
-			if i := slices.Index(words, "-j"); i >= 0 && i+1 < len(words) && strings.HasPrefix(words[i+1], "HK-") {
-				have[table+" "+words[1]+" "+words[i+1]] = true
+			target := ""
+			if i := slices.Index(words, "-j"); i >= 0 && i+1 < len(words) {
+				target = words[i+1]
 			}
+			chain := table + " " + words[1]
+			have.targets[chain] = append(have.targets[chain], target)
 		}
 	}
 	return have

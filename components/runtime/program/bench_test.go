@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -72,4 +73,52 @@ func (n *node) cpu() (ticks int) {
 		ticks += t
 	}
 	return ticks
+}
+
+// BenchmarkSandbox tells how long a sandbox takes when nothing else goes on,
+// and when it is asked for right after many others were to be removed, as
+// removals go on.
+func BenchmarkSandbox(b *testing.B) {
+	const others = 50
+	n := newNode(b).imported()
+	ctx := context.Background()
+	var calm, removing, removal time.Duration
+	i := 0
+	run := func(name string) (string, time.Duration) {
+		begin := time.Now()
+		id := n.run(n.pod(name))
+		return id, time.Since(begin)
+	}
+	for b.Loop() {
+		i++
+		ids := make([]string, others)
+		for k := range ids {
+			ids[k], _ = run(fmt.Sprintf("other-%d-%d", i, k))
+			n.startContainer(ids[k], shell("c", "exec sleep 1000"))
+		}
+		id, took := run(fmt.Sprintf("calm-%d", i))
+		calm += took
+		ids = append(ids, id)
+		var wait sync.WaitGroup
+		begin := time.Now()
+		for _, id := range ids {
+			wait.Go(func() {
+				if _, err := n.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id}); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		time.Sleep(5 * time.Millisecond)
+		id, took = run(fmt.Sprintf("late-%d", i))
+		removing += took
+		wait.Wait()
+		removal += time.Since(begin)
+		if _, err := n.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for name, sum := range map[string]time.Duration{"calm-ms": calm, "while-removing-ms": removing, "removal-of-51-ms": removal} {
+		b.ReportMetric(float64(sum.Microseconds())/1000/float64(i), name)
+	}
+	b.ReportMetric(0, "ns/op")
 }
