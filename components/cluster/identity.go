@@ -66,19 +66,8 @@ func newIdentity(wish identity) (identity, error) {
 	if err != nil {
 		return id, err
 	}
-	if len(id.PodCIDRs) == 0 {
-		cidr, err := freeRange(routes, "10.244.0.0/16", "10.%d.0.0/16", 245)
-		if err != nil {
-			return id, err
-		}
-		id.PodCIDRs = []string{cidr}
-	}
-	if len(id.ServiceCIDRs) == 0 {
-		cidr, err := freeRange(routes, "10.96.0.0/16", "10.%d.0.0/16", 97)
-		if err != nil {
-			return id, err
-		}
-		id.ServiceCIDRs = []string{cidr}
+	if err := id.chooseRanges(routes); err != nil {
+		return id, err
 	}
 	if id.DNSAddress == "" {
 		address, err := nthAddress(id.ServiceCIDRs[0], 10)
@@ -88,6 +77,53 @@ func newIdentity(wish identity) (identity, error) {
 		id.DNSAddress = address.String()
 	}
 	return id, nil
+}
+
+// chooseRanges chooses what was left open of the ranges of addresses, of the
+// families that the other has, and checks what was given.
+func (id *identity) chooseRanges(routes []netip.Prefix) error {
+	given := id.PodCIDRs
+	if len(given) == 0 {
+		given = id.ServiceCIDRs
+	}
+	families, err := familiesOf(given)
+	if err != nil {
+		return err
+	}
+	for _, r := range []struct {
+		ranges       *[]string
+		what         string
+		usual4, form string
+		from         int
+		usual6       string
+	}{
+		{&id.PodCIDRs, "pods", "10.244.0.0/16", "10.%d.0.0/16", 245, "fd00:10:244::/56"},
+		{&id.ServiceCIDRs, "services", "10.96.0.0/16", "10.%d.0.0/16", 97, "fd00:10:96::/112"},
+	} {
+		if len(*r.ranges) == 0 {
+			for _, family := range families {
+				cidr := r.usual6
+				if family == netlink.FAMILY_V4 {
+					if cidr, err = freeRange(routes, r.usual4, r.form, r.from); err != nil {
+						return err
+					}
+				}
+				*r.ranges = append(*r.ranges, cidr)
+			}
+		}
+		has, err := familiesOf(*r.ranges)
+		if err != nil {
+			return err
+		}
+		if len(has) != len(*r.ranges) {
+			return codedError{fmt.Errorf("the ranges of %s must be one, or one of each address family: %s", r.what, strings.Join(*r.ranges, ",")), ExitConfig}
+		}
+		if has[0] != families[0] {
+			return codedError{fmt.Errorf("the ranges of pods and of services must begin with the same address family: %s and %s",
+				strings.Join(id.PodCIDRs, ","), strings.Join(id.ServiceCIDRs, ",")), ExitConfig}
+		}
+	}
+	return nil
 }
 
 // save keeps the identity, synced to disk.
@@ -158,7 +194,7 @@ func freeRange(routes []netip.Prefix, usual, pattern string, from int) (string, 
 			return cidr, nil
 		}
 	}
-	return "", codedError{errors.New("every private range for pods or services is taken by a route of this host: choose with --pod-cidr and --service-cidr"), ExitPreflight}
+	return "", codedError{errors.New("every private range for pods or services is taken by a route of this host: choose with --cluster-cidr and --service-cidr"), ExitPreflight}
 }
 
 // nthAddress returns the n-th address of a range, counted from its base.
@@ -175,54 +211,4 @@ func nthAddress(cidr string, n int) (netip.Addr, error) {
 		return netip.Addr{}, fmt.Errorf("the range %s is too small", cidr)
 	}
 	return addr, nil
-}
-
-// nodeAddress is the address by which this node is known: that of the default
-// route's link, else the first global one, else none.
-func nodeAddress() (netip.Addr, error) {
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("listing the host's routes: %w", err)
-	}
-	for _, r := range routes {
-		if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
-			continue
-		}
-		if src, ok := netip.AddrFromSlice(r.Src); ok {
-			return src.Unmap(), nil
-		}
-		link, err := netlink.LinkByIndex(r.LinkIndex)
-		if err != nil {
-			continue
-		}
-		if addr, ok := globalAddress(link); ok {
-			return addr, nil
-		}
-	}
-	links, err := netlink.LinkList()
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("listing the host's links: %w", err)
-	}
-	for _, link := range links {
-		if strings.HasPrefix(link.Attrs().Name, "hk") {
-			continue
-		}
-		if addr, ok := globalAddress(link); ok {
-			return addr, nil
-		}
-	}
-	return netip.Addr{}, nil
-}
-
-func globalAddress(link netlink.Link) (netip.Addr, bool) {
-	addrs, err := netlink.AddrList(link, netlink.FAMILY_V4)
-	if err != nil {
-		return netip.Addr{}, false
-	}
-	for _, a := range addrs {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok && addr.Unmap().IsGlobalUnicast() {
-			return addr.Unmap(), true
-		}
-	}
-	return netip.Addr{}, false
 }

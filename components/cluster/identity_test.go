@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"hyperkube/internal/layout"
@@ -54,5 +55,24 @@ func TestIdentityIsKept(t *testing.T) {
 	}
 	if _, err := newIdentity(identity{NodeName: "No_Name"}); err == nil {
 		t.Error("a bad node name was taken")
+	}
+}
+
+func TestRangesOfBothFamilies(t *testing.T) {
+	for _, c := range []struct {
+		name, pods, services string
+		want                 string // of pods and services; empty: refused
+	}{
+		{"pods given", "10.1.0.0/16,fd01::/56", "", "10.1.0.0/16,fd01::/56 10.96.0.0/16,fd00:10:96::/112"},
+		{"services given", "", "fd02::/112", "fd00:10:244::/56 fd02::/112"},
+		{"two of a family", "10.1.0.0/16,10.2.0.0/16", "", ""},
+		{"the other family first", "10.1.0.0/16", "fd02::/112,10.2.0.0/16", ""},
+		{"no range", "10.1.0.0", "", ""},
+	} {
+		id := identity{PodCIDRs: list(c.pods), ServiceCIDRs: list(c.services)}
+		err := id.chooseRanges(nil)
+		if got := strings.Join(id.PodCIDRs, ",") + " " + strings.Join(id.ServiceCIDRs, ","); (err != nil) != (c.want == "") || err == nil && got != c.want {
+			t.Errorf("%s: %s, %v; want %q", c.name, got, err, c.want)
+		}
 	}
 }

@@ -170,8 +170,11 @@ type master struct {
 	mergeKubeconfig bool
 
 	identity identity
-	address  netip.Addr
-	pki      *pki.Set
+	// address is where others reach the API server and etcd, addresses are all
+	// of the node, beginning with it.
+	address   netip.Addr
+	addresses []netip.Addr
+	pki       *pki.Set
 }
 
 // decide settles what was left open, and keeps it for later runs.
@@ -191,18 +194,26 @@ func (m *master) decide() error {
 		}
 	}
 	m.identity = id
+	return m.decideAddress()
+}
+
+// decideAddress settles at which addresses others reach this machine.
+func (m *master) decideAddress() error {
+	var err error
+	if m.addresses, err = nodeAddresses(m.identity.PodCIDRs); err != nil {
+		return err
+	}
 	if m.settings.Advertise != "" {
 		if m.address, err = netip.ParseAddr(m.settings.Advertise); err != nil {
 			return codedError{fmt.Errorf("--apiserver-advertise-address: %w", err), ExitConfig}
 		}
+		m.addresses = withAddress(m.address, m.addresses)
 		return nil
 	}
-	if m.address, err = nodeAddress(); err != nil {
-		return err
-	}
-	if !m.address.IsValid() {
+	if len(m.addresses) == 0 {
 		return codedError{errors.New("this machine has no address that others could reach: give --apiserver-advertise-address"), ExitPreflight}
 	}
+	m.address = m.addresses[0]
 	return nil
 }
 
@@ -280,12 +291,12 @@ func (m *master) prepare() error {
 // nodeOptions are those of the master's own node.
 func (m *master) nodeOptions() (*nodeOptions, error) {
 	serving, err := m.pki.CA.EnsurePair(filepath.Join(m.layout.Kubelet, "pki", "kubelet"),
-		pki.KubeletServer(m.identity.NodeName, m.address.String(), "127.0.0.1", "localhost"))
+		pki.KubeletServer(m.identity.NodeName, servingNames(m.addresses)...))
 	if err != nil {
 		return nil, err
 	}
 	return &nodeOptions{
-		Kubeconfig: m.conf("kubelet"), Rotate: true, Name: m.identity.NodeName, IP: m.address.String(),
+		Kubeconfig: m.conf("kubelet"), Rotate: true, Name: m.identity.NodeName, IP: strings.Join(texts(m.addresses), ","),
 		StaticPods: m.layout.StaticPods(), DNS: []string{m.identity.DNSAddress}, Domain: m.identity.Domain,
 		ClusterCIDRs: m.identity.PodCIDRs, ClientCA: m.pki.CA.CertFile,
 		CertFile: serving.CertFile, KeyFile: serving.KeyFile,

@@ -61,7 +61,7 @@ func newJoin() *cobra.Command {
 	f.StringSliceVar(&o.discovery.Hashes, "discovery-token-ca-cert-hash", nil, "Hash of the key of the cluster's authority: sha256:HEX.")
 	f.BoolVar(&o.discovery.Unsafe, "discovery-token-unsafe-skip-ca-verification", false, "Believe whoever has the token, whatever the authority.")
 	f.StringVar(&o.node.Name, "node-name", "", "Name of the node; empty is the hostname.")
-	f.StringVar(&o.node.IP, "node-ip", "", "Address of the node; empty is that of the default route's interface.")
+	f.StringVar(&o.node.IP, "node-ip", "", "Address of the node, or one of each family with a comma; empty is what the default route's interface has.")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	return cmd
 }

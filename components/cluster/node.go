@@ -31,8 +31,8 @@ import (
 type nodeConfig struct {
 	Layout   layout.Node
 	Identity identity
-	// Address of the node.
-	Address netip.Addr
+	// Addresses of the node, one of each family; none: the kubelet finds them.
+	Addresses []netip.Addr
 	// Kubelet and Proxy are the clients of the two, under their own users.
 	Kubelet, Proxy *client.Clients
 	// Shared: the clients' informers hold the whole cluster's objects
@@ -77,15 +77,13 @@ func newNode(cfg nodeConfig) (*node, error) {
 		ClusterDNS:    cfg.ClusterDNS,
 		ClusterDomain: cfg.Identity.Domain,
 		StaticPods:    cfg.StaticPods,
+		IPs:           cfg.Addresses,
 		Labels:        cfg.Labels,
 		Taints:        cfg.Taints,
 		Certificate:   cfg.Certificate,
 		ClientCA:      cfg.ClientCA,
 		Journal:       cfg.Journal,
 		Log:           cfg.Log.With("component", "kubelet"),
-	}
-	if cfg.Address.IsValid() {
-		kc.IPs = []netip.Addr{cfg.Address}
 	}
 	if cfg.Shared {
 		core := cfg.Kubelet.Informers.Core().V1()

@@ -77,7 +77,7 @@ func newNodeCommand() *cobra.Command {
 	flags.StringSliceVar(&o.Taints, "register-with-taints", nil, "Taints of the node when it is registered: key=value:effect.")
 	flags.StringVar(&o.StaticPods, "pod-manifest-path", "", "Folder of the manifests of static pods.")
 	flags.StringVar(&o.Name, "node-name", "", "Name of the node; empty is the hostname.")
-	flags.StringVar(&o.IP, "node-ip", "", "Address of the node; empty is that of the default route's interface.")
+	flags.StringVar(&o.IP, "node-ip", "", "Address of the node, or one of each family with a comma; empty is what the default route's interface has.")
 	flags.StringSliceVar(&o.DNS, "cluster-dns", nil, "Addresses of the cluster's DNS.")
 	flags.StringVar(&o.Domain, "cluster-domain", "cluster.local", "The cluster's DNS domain.")
 	flags.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil, "Ranges of all pods; traffic to services from elsewhere is masqueraded.")
@@ -207,14 +207,7 @@ func (o *nodeOptions) serving(cfg *nodeConfig, group *lifecycle.Group, where cer
 	if !o.RotateServing {
 		return nil
 	}
-	address := cfg.Address
-	if !address.IsValid() {
-		var err error
-		if address, err = nodeAddress(); err != nil {
-			return err
-		}
-	}
-	keeper, err := certificates.NewServing(where, func() []string { return []string{o.Name, address.String()} })
+	keeper, err := certificates.NewServing(where, func() []string { return append([]string{o.Name}, texts(cfg.Addresses)...) })
 	if err != nil {
 		return err
 	}
@@ -300,6 +293,41 @@ func (o *nodeOptions) nodeName() (string, error) {
 	return strings.ToLower(name), nil
 }
 
+// addresses are those of --node-ip, one of each family at most, else what the
+// machine has of the families of the cluster's pods.
+func (o *nodeOptions) addresses() ([]netip.Addr, error) {
+	if o.IP == "" {
+		return nodeAddresses(o.ClusterCIDRs)
+	}
+	var out []netip.Addr
+	for _, text := range strings.Split(o.IP, ",") {
+		addr, err := netip.ParseAddr(strings.TrimSpace(text))
+		if err != nil {
+			return nil, fmt.Errorf("--node-ip: %w", err)
+		}
+		if len(out) > 1 || len(out) == 1 && familyOf(out[0]) == familyOf(addr) {
+			return nil, fmt.Errorf("--node-ip: %s: want at most one address of each family", o.IP)
+		}
+		out = append(out, addr.Unmap())
+	}
+	return out, nil
+}
+
+// texts are addresses as people write them.
+func texts(addrs []netip.Addr) []string {
+	out := make([]string, len(addrs))
+	for i, a := range addrs {
+		out[i] = a.String()
+	}
+	return out
+}
+
+// servingNames are what the serving certificate of a node's kubelet is good
+// for, besides the node's name.
+func servingNames(addrs []netip.Addr) []string {
+	return append(texts(addrs), "127.0.0.1", "::1", "localhost")
+}
+
 func (o *nodeOptions) log() *slog.Logger {
 	level := slog.LevelInfo
 	if o.verbose {
@@ -330,10 +358,8 @@ func (o *nodeOptions) config(l layout.Node) (nodeConfig, error) {
 	if cfg.Taints, err = kubelet.ParseTaints(o.Taints); err != nil {
 		return cfg, fmt.Errorf("--register-with-taints: %w", err)
 	}
-	if o.IP != "" {
-		if cfg.Address, err = netip.ParseAddr(o.IP); err != nil {
-			return cfg, fmt.Errorf("--node-ip: %w", err)
-		}
+	if cfg.Addresses, err = o.addresses(); err != nil {
+		return cfg, err
 	}
 	if cfg.File, err = kubelet.LoadFiles(o.Config, o.ConfigDir, nil); err != nil {
 		return cfg, err

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +46,8 @@ func TestNodeConfig(t *testing.T) {
 		{"the kubelet's kubeconfig for the proxy", good(func(o *nodeOptions) { o.ProxyKubeconfig = "" }), ""},
 		{"taints that are none", good(func(o *nodeOptions) { o.Taints = []string{"a b"} }), "--register-with-taints"},
 		{"kubeconfig not there", good(func(o *nodeOptions) { o.Kubeconfig = "/nowhere" }), "--kubeconfig: "},
+		{"addresses of both families", good(func(o *nodeOptions) { o.IP = "fd00::1,192.0.2.7" }), ""},
+		{"two addresses of a family", good(func(o *nodeOptions) { o.IP = "192.0.2.8,192.0.2.7" }), "--node-ip: "},
 		{"no address", good(func(o *nodeOptions) { o.IP = "here" }), "--node-ip: "},
 		{"certificate without key", good(func(o *nodeOptions) { o.CertFile = set.APIServer.CertFile }), "go together"},
 		{"no certificate", good(func(o *nodeOptions) { o.CertFile, o.KeyFile = empty, empty }), "certificate"},
@@ -55,7 +58,7 @@ func TestNodeConfig(t *testing.T) {
 		case c.want == "" && err != nil:
 			t.Errorf("%s: %v", c.name, err)
 		case c.want == "":
-			if cfg.Kubelet == nil || cfg.Proxy == nil || cfg.Address.IsValid() != (c.o.IP != "") ||
+			if cfg.Kubelet == nil || cfg.Proxy == nil || c.o.IP != "" && fmt.Sprint(cfg.Addresses) != "["+strings.ReplaceAll(c.o.IP, ",", " ")+"]" ||
 				(cfg.Certificate != nil) != (c.o.CertFile != "") || (cfg.ClientCA != nil) != (c.o.ClientCA != "") {
 				t.Errorf("%s: %+v", c.name, cfg)
 			}

@@ -46,9 +46,10 @@ type clusterRun struct {
 	// kubelet is its KubeletConfiguration; nil: none.
 	kubelet *kubeletv1beta1.KubeletConfiguration
 
-	address netip.Addr
-	pki     *pki.Set
-	journal *hostchange.Journal
+	// addresses of the node, the primary family's first.
+	addresses []netip.Addr
+	pki       *pki.Set
+	journal   *hostchange.Journal
 }
 
 // run starts everything in the order in which one thing stands on another, and
@@ -237,17 +238,23 @@ func result(from <-chan error) func(context.Context) error {
 // prepare makes what is on disk before anything runs.
 func (c *clusterRun) prepare() error {
 	var err error
-	if c.address, err = nodeAddress(); err != nil {
+	if c.addresses, err = nodeAddresses(c.identity.PodCIDRs); err != nil {
 		return err
 	}
-	if !c.address.IsValid() {
-		// A machine apart from all others: the gateway of the first node's
-		// pods, on the bridge, is where pods reach it.
-		if c.address, err = nthAddress(c.identity.PodCIDRs[0], 1); err != nil {
-			return err
-		}
+	// On a machine apart from all others, or from those of the cluster's first
+	// family, the gateway of the first node's pods, on the bridge, is where pods
+	// reach it.
+	gateway, err := nthAddress(c.identity.PodCIDRs[0], 1)
+	if err != nil {
+		return err
 	}
-	cfg := pki.Config{NodeName: c.identity.NodeName, ClusterDomain: c.identity.Domain, NodeAddresses: []net.IP{c.address.AsSlice()}}
+	if len(c.addresses) == 0 || familyOf(c.addresses[0]) != familyOf(gateway) {
+		c.addresses = withAddress(gateway, c.addresses)
+	}
+	cfg := pki.Config{NodeName: c.identity.NodeName, ClusterDomain: c.identity.Domain}
+	for _, a := range c.addresses {
+		cfg.NodeAddresses = append(cfg.NodeAddresses, a.AsSlice())
+	}
 	for _, cidr := range c.identity.ServiceCIDRs {
 		first, err := nthAddress(cidr, 1)
 		if err != nil {
@@ -304,7 +311,7 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 		BootstrapTokens: true,
 		Issuers:         []string{"https://kubernetes.default.svc." + c.identity.Domain},
 		Key:             c.pki.ServiceAccountKey, Keys: keys,
-		Advertise: netip.AddrPortFrom(c.address, uint16(c.layout.Port(layout.PortAPIServer))),
+		Advertise: netip.AddrPortFrom(c.addresses[0], uint16(c.layout.Port(layout.PortAPIServer))),
 		Kubelet: apiserver.KubeletConfig{
 			ClientCertFile: c.pki.APIServerKubeletClient.CertFile, ClientKeyFile: c.pki.APIServerKubeletClient.KeyFile,
 			CAFile: c.pki.CA.CertFile, AddressTypes: []string{"InternalIP", "Hostname"},
@@ -407,7 +414,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 		return nil, err
 	}
 	p.node = nodeConfig{
-		Layout: c.layout, Identity: c.identity, Address: c.address, Shared: true,
+		Layout: c.layout, Identity: c.identity, Addresses: c.addresses, Shared: true,
 		NetworkMode: c.further.Network,
 		ClusterDNS:  []string{c.identity.DNSAddress}, ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
 		File: c.kubelet,
@@ -418,7 +425,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 	if p.node.Proxy, err = b.as("system:kube-proxy"); err != nil {
 		return nil, err
 	}
-	serving, err := c.pki.CA.EnsurePair(filepath.Join(c.layout.PKI(), "kubelet"), pki.KubeletServer(c.identity.NodeName, c.address.String(), "127.0.0.1", "localhost"))
+	serving, err := c.pki.CA.EnsurePair(filepath.Join(c.layout.PKI(), "kubelet"), pki.KubeletServer(c.identity.NodeName, servingNames(c.addresses)...))
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"hyperkube/components/kubelet"
 	"hyperkube/components/network"
@@ -54,8 +55,9 @@ func newUp() *cobra.Command {
 	rootFlag(cmd, &o.root)
 	flags.BoolVar(&o.foreground, "foreground", false, "Stay in the foreground, for service managers; tells systemd when it is ready.")
 	flags.StringVar(&o.nodeName, "node-name", "", "Name of the node at the first start; empty is the hostname.")
-	flags.StringSliceVar(&o.podCIDRs, "pod-cidr", nil, "Range of pod addresses at the first start; empty chooses a free one.")
-	flags.StringSliceVar(&o.serviceCIDRs, "service-cidr", nil, "Range of service addresses at the first start; empty chooses a free one.")
+	flags.StringSliceVar(&o.podCIDRs, "cluster-cidr", nil, "Range of pod addresses at the first start, or one of each family; empty chooses a free one.")
+	flags.StringSliceVar(&o.serviceCIDRs, "service-cidr", nil, "Range of service addresses at the first start, or one of each family; empty chooses a free one.")
+	flags.SetNormalizeFunc(rangeNames)
 	flags.StringVar(&o.domain, "cluster-domain", "", "Domain of the cluster at the first start; empty is cluster.local.")
 	flags.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Leave the user's kubeconfig alone.")
 	flags.IntVar(&o.nodes, "nodes", 0, "Nodes in all, the further ones in network namespaces of this machine; 0 is as many as before, one at first.")
@@ -65,6 +67,18 @@ func newUp() *cobra.Command {
 	flags.DurationVar(&o.nodeGrace, "node-monitor-grace-period", 0, "How long a node may be silent before it is taken for lost; nodes report every 10 s. 0 is 50 s.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	return cmd
+}
+
+// rangeNames lets the ranges of addresses have the names that other programs
+// have for them, too.
+func rangeNames(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	switch name {
+	case "pod-cidr", "pod-network-cidr":
+		name = "cluster-cidr"
+	case "service-cluster-ip-range":
+		name = "service-cidr"
+	}
+	return pflag.NormalizedName(name)
 }
 
 func (o *upOptions) run(cmd *cobra.Command) error {
