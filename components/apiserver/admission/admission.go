@@ -33,6 +33,11 @@ type Config struct {
 	// Enable and Disable are --enable-admission-plugins and
 	// --disable-admission-plugins.
 	Enable, Disable []string
+	// Files are the configurations of plugins by their names, as
+	// LoadConfiguration returns them.
+	Files map[string][]byte
+	// Kinds finds the resource of a kind; "" when it is not served.
+	Kinds func(schema.GroupVersionKind) (resource string, namespaced bool)
 	// Extra are plugins made elsewhere, by their names: webhooks, policies,
 	// quota. Those of upstream's names run in upstream's place when they are
 	// on; others always, at the end.
@@ -54,11 +59,14 @@ type known struct {
 	name string
 	// on tells whether it runs unless disabled.
 	on bool
-	// make is nil for those made elsewhere or not at all.
+	// make is nil for those made elsewhere, and for those of features that this
+	// server has not: their kinds or fields are not served.
 	make maker
 }
 
 // order is upstream's.
+//
+// https://github.com/kubernetes/kubernetes/blob/master/pkg/kubeapiserver/options/plugins.go
 var order = []known{
 	{"AlwaysAdmit", false, newAlwaysAdmit},
 	{"NamespaceAutoProvision", false, newNamespaceAutoProvision},
@@ -70,17 +78,18 @@ var order = []known{
 	{"NodeRestriction", true, newNodeRestriction},
 	{"TaintNodesByCondition", true, newTaintNodes},
 	{"AlwaysPullImages", false, newAlwaysPullImages},
-	{"ImagePolicyWebhook", false, nil},
+	{"ImagePolicyWebhook", false, newImagePolicy},
 	{"PodSecurity", true, newPodSecurity},
-	{"PodNodeSelector", false, nil},
+	{"PodNodeSelector", false, newPodNodeSelector},
 	{"Priority", true, newPriority},
 	{"DefaultTolerationSeconds", true, newDefaultTolerations},
-	{"PodTolerationRestriction", false, nil},
-	{"EventRateLimit", false, nil},
+	{"PodTolerationRestriction", false, newTolerationRestriction},
+	{"EventRateLimit", false, newEventRateLimit},
 	{"ExtendedResourceToleration", false, newExtendedResourceToleration},
 	{"DefaultStorageClass", true, newDefaultStorageClass},
 	{"StorageObjectInUseProtection", true, newStorageInUse},
-	{"OwnerReferencesPermissionEnforcement", false, nil},
+	{"PodGroupProtection", true, nil},
+	{"OwnerReferencesPermissionEnforcement", false, newOwnerReferences},
 	{"PersistentVolumeClaimResize", true, newClaimResize},
 	{"RuntimeClass", true, newRuntimeClass},
 	{"CertificateApproval", true, newCertificateApproval},
@@ -88,8 +97,12 @@ var order = []known{
 	{"ClusterTrustBundleAttest", true, newTrustBundleAttest},
 	{"CertificateSubjectRestriction", true, newCertificateSubject},
 	{"DefaultIngressClass", true, newDefaultIngressClass},
-	{"PodTopologyLabels", true, newPodTopologyLabels},
 	{"DenyServiceExternalIPs", false, newDenyExternalIPs},
+	{"PodTopologyLabels", true, newPodTopologyLabels},
+	{"PodGroupWorkloadExists", true, nil},
+	{"NodeDeclaredFeatureValidator", true, nil},
+	{"JobValidation", true, nil},
+	{"PodResizeValidator", true, newPodResize},
 	{"MutatingAdmissionPolicy", true, nil},
 	{"MutatingAdmissionWebhook", true, nil},
 	{"ValidatingAdmissionPolicy", true, nil},
@@ -131,12 +144,8 @@ func New(cfg Config) (*Chain, error) {
 	if cfg.Serves == nil {
 		cfg.Serves = func(schema.GroupVersionResource) bool { return true }
 	}
-	for flag, names := range map[string][]string{"enable-admission-plugins": cfg.Enable, "disable-admission-plugins": cfg.Disable} {
-		for _, name := range names {
-			if !slices.ContainsFunc(order, func(k known) bool { return k.name == name }) {
-				return nil, fmt.Errorf("%s plugin %q is unknown", flag, name)
-			}
-		}
+	if err := checkNames(cfg.Enable, cfg.Disable); err != nil {
+		return nil, err
 	}
 	c := &Chain{}
 	for _, k := range order {
@@ -153,8 +162,6 @@ func New(cfg Config) (*Chain, error) {
 			if plugin != nil {
 				c.add(k.name, plugin)
 			}
-		case slices.Contains(cfg.Enable, k.name):
-			return nil, fmt.Errorf("admission plugin %s is not supported", k.name)
 		}
 	}
 	var others []string
@@ -171,6 +178,31 @@ func New(cfg Config) (*Chain, error) {
 		c.validating = append(c.validating, cfg.Last)
 	}
 	return c, nil
+}
+
+// checkNames says which names are unknown, and which are in both lists.
+func checkNames(enable, disable []string) error {
+	var errs []error
+	unknown := func(flag string, names []string) {
+		for _, name := range names {
+			if !slices.ContainsFunc(order, func(k known) bool { return k.name == name }) {
+				errs = append(errs, fmt.Errorf("%s plugin %q is unknown", flag, name))
+			}
+		}
+	}
+	unknown("enable-admission-plugins", enable)
+	unknown("disable-admission-plugins", disable)
+	var both []string
+	for _, name := range enable {
+		if slices.Contains(disable, name) {
+			both = append(both, name)
+		}
+	}
+	if len(both) > 0 {
+		slices.Sort(both)
+		errs = append(errs, fmt.Errorf("%v in enable-admission-plugins and disable-admission-plugins overlapped", slices.Compact(both)))
+	}
+	return errors.Join(errs...)
 }
 
 func (c *Chain) add(name string, plugin admission.Interface) {

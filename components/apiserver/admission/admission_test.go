@@ -102,6 +102,8 @@ func TestNewRefuses(t *testing.T) {
 		func(c *Config) { c.Enable = []string{"Magic"} },
 		func(c *Config) { c.Disable = []string{"Magic"} },
 		func(c *Config) { c.Enable = []string{"EventRateLimit"} },
+		func(c *Config) { c.Enable = []string{"ImagePolicyWebhook"} },
+		func(c *Config) { c.Enable, c.Disable = []string{"AlwaysAdmit"}, []string{"AlwaysAdmit"} },
 		func(c *Config) { c.Kube = nil },
 	} {
 		cfg := base
@@ -123,7 +125,7 @@ func TestDefaultPlugins(t *testing.T) {
 	}
 	want := "NamespaceLifecycle LimitRanger ServiceAccount NodeRestriction TaintNodesByCondition PodSecurity Priority " +
 		"DefaultTolerationSeconds DefaultStorageClass StorageObjectInUseProtection PersistentVolumeClaimResize RuntimeClass " +
-		"CertificateSubjectRestriction DefaultIngressClass PodTopologyLabels MutatingAdmissionWebhook ResourceQuota Ours"
+		"CertificateSubjectRestriction DefaultIngressClass PodTopologyLabels PodResizeValidator MutatingAdmissionWebhook ResourceQuota Ours"
 	if got := strings.Join(c.Plugins(), " "); got != want {
 		t.Errorf("got %s", got)
 	}

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/warning"
 	psa "k8s.io/pod-security-admission/admission"
-	psaconfig "k8s.io/pod-security-admission/admission/api"
+	psaload "k8s.io/pod-security-admission/admission/api/load"
 	psaapi "k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/metrics"
 	"k8s.io/pod-security-admission/policy"
@@ -33,14 +33,15 @@ func newPodSecurity(cfg *Config) (admission.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the checks: %w", err)
 	}
+	// Without a file: everybody is privileged.
+	configuration, err := psaload.LoadFromData(cfg.Files["PodSecurity"])
+	if err != nil {
+		return nil, err
+	}
 	extractor := psa.DefaultPodSpecExtractor{}
 	core := cfg.Informers.Core().V1()
 	a := &psa.Admission{
-		Configuration: &psaconfig.PodSecurityConfiguration{Defaults: psaconfig.PodSecurityDefaults{
-			Enforce: "privileged", EnforceVersion: "latest",
-			Audit: "privileged", AuditVersion: "latest",
-			Warn: "privileged", WarnVersion: "latest",
-		}},
+		Configuration:    configuration,
 		Evaluator:        evaluator,
 		Metrics:          unrecorded{},
 		PodSpecExtractor: extractor,

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -15,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
+	quotaconfig "k8s.io/apiserver/pkg/admission/plugin/resourcequota/apis/resourcequota"
+	quotavalidation "k8s.io/apiserver/pkg/admission/plugin/resourcequota/apis/resourcequota/validation"
 	quotav1 "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -43,6 +46,8 @@ type resourceQuota struct {
 	lister     corelisters.ResourceQuotaLister
 	gate       *informed.Gate
 	evaluators quotav1.Registry
+	// limited may only be used where a quota covers them.
+	limited []quotaconfig.LimitedResource
 	// written are quotas as this plugin wrote them (of type ledger), by
 	// namespace and name: the informer may be behind. It has a lock of its own.
 	written *lru.Cache
@@ -75,6 +80,10 @@ func newResourceQuota(cfg *Config) (admission.Interface, error) {
 	if !cfg.Serves(corev1.SchemeGroupVersion.WithResource("resourcequotas")) {
 		return nil, nil
 	}
+	limited, err := limitedResources(cfg.Files["ResourceQuota"])
+	if err != nil {
+		return nil, err
+	}
 	inf := cfg.Informers.Core().V1().ResourceQuotas()
 	return &resourceQuota{
 		operations: onCreateUpdate,
@@ -82,9 +91,24 @@ func newResourceQuota(cfg *Config) (admission.Interface, error) {
 		lister:     inf.Lister(),
 		gate:       informed.NewGate(inf.Informer().HasSyncedChecker()),
 		evaluators: quota.New(nil, time.Now),
+		limited:    limited,
 		written:    lru.New(quotasKept),
 		turns:      map[string]*turn{},
 	}, nil
+}
+
+// limitedResources are those of the plugin's configuration.
+//
+// https://kubernetes.io/docs/concepts/policy/resource-quotas/#limit-priority-class-consumption-by-default
+func limitedResources(data []byte) ([]quotaconfig.LimitedResource, error) {
+	if len(data) == 0 {
+		return nil, nil
+	}
+	c, err := resourcequota.LoadConfiguration(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	return c.LimitedResources, quotavalidation.ValidateConfiguration(c).ToAggregate()
 }
 
 // Validate implements admission.ValidationInterface.
@@ -107,7 +131,7 @@ func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ 
 	if err := p.gate.Wait(ctx); err != nil {
 		return apierrors.NewInternalError(err)
 	}
-	if some, err := p.lister.ResourceQuotas(namespace).List(labels.Everything()); err != nil || len(some) == 0 {
+	if some, err := p.lister.ResourceQuotas(namespace).List(labels.Everything()); err != nil || len(some) == 0 && len(p.limited) == 0 {
 		return err
 	}
 	done, err := p.wait(ctx, namespace)
@@ -183,7 +207,7 @@ func newer(a, b *corev1.ResourceQuota) bool {
 // What is reserved is given back when the request fails nevertheless.
 func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, evaluator quotav1.Evaluator, quotas []corev1.ResourceQuota) error {
 	for attempt := 1; ; attempt++ {
-		next, err := resourcequota.CheckRequest(quotas, a, evaluator, nil)
+		next, err := resourcequota.CheckRequest(quotas, a, evaluator, p.limited)
 		if err != nil || a.IsDryRun() {
 			return err
 		}

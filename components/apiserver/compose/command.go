@@ -48,6 +48,7 @@ type options struct {
 	nodePorts                  utilnet.PortRange
 	modes                      []string
 	enable, disable            []string
+	admissionConfig            string
 	encryptionConfig           string
 	kubeletCert, kubeletKey    string
 	kubeletCA                  string
@@ -109,6 +110,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.modes, "authorization-mode", []string{"Node", "RBAC"}, "Authorizers in the order in which they are asked.")
 	f.StringSliceVar(&o.enable, "enable-admission-plugins", nil, "Admission plugins besides the default ones.")
 	f.StringSliceVar(&o.disable, "disable-admission-plugins", nil, "Default admission plugins to leave out.")
+	f.StringVar(&o.admissionConfig, "admission-control-config-file", "", "AdmissionConfiguration: the configurations of admission plugins.")
 	f.StringVar(&o.encryptionConfig, "encryption-provider-config", "", "EncryptionConfiguration of what is encrypted at rest.")
 	f.StringVar(&o.kubeletCert, "kubelet-client-certificate", "", "Client certificate for kubelets.")
 	f.StringVar(&o.kubeletKey, "kubelet-client-key", "", "Key of the client certificate for kubelets.")
@@ -160,7 +162,7 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 		},
 		ProxyCertFile: o.proxyCert, ProxyKeyFile: o.proxyKey, EndpointRouting: o.endpointRouting,
 		Issuers: o.issuers, Audiences: o.audiences,
-		AuthorizationModes: o.modes, EnableAdmission: o.enable, DisableAdmission: o.disable,
+		AuthorizationModes: o.modes, EnableAdmission: o.enable, DisableAdmission: o.disable, AdmissionConfigFile: o.admissionConfig,
 		NodePorts: o.nodePorts,
 		Kubelet: apiserver.KubeletConfig{
 			ClientCertFile: o.kubeletCert, ClientKeyFile: o.kubeletKey, CAFile: o.kubeletCA, AddressTypes: o.kubeletAddressTypes,

@@ -90,6 +90,8 @@ type Config struct {
 	AuthorizationModes []string
 	// EnableAdmission and DisableAdmission name plugins.
 	EnableAdmission, DisableAdmission []string
+	// AdmissionConfigFile is an AdmissionConfiguration; empty: none.
+	AdmissionConfigFile string
 
 	// ServiceCIDRs are the default ranges of services' addresses: one, or
 	// one of each family. NodePorts is their range of ports.
@@ -255,8 +257,15 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	if err != nil {
 		return err
 	}
+	var files map[string][]byte
+	if cfg.AdmissionConfigFile != "" {
+		if files, err = admission.LoadConfiguration(cfg.AdmissionConfigFile); err != nil {
+			return err
+		}
+	}
 	s.dynamic, err = dynamic.New(dynamic.Config{
 		Informers: s.own.Informers, Kube: s.own.Kube, Dynamic: s.own.Dynamic, Authorizer: s.authz, Registry: reg,
+		Files: files,
 	})
 	if err != nil {
 		return err
@@ -271,6 +280,13 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	s.admission, err = admission.New(admission.Config{
 		Informers: s.own.Informers, Kube: s.own.Kube, Authorizer: s.authz,
 		Enable: cfg.EnableAdmission, Disable: cfg.DisableAdmission, Extra: extra,
+		Files: files,
+		Kinds: func(gvk schema.GroupVersionKind) (string, bool) {
+			if r := reg.Kind(gvk); r != nil {
+				return r.Plural, bool(r.Scope)
+			}
+			return "", false
+		},
 		Last:      s.authz.Escalation(),
 		Serves:    func(gvr schema.GroupVersionResource) bool { return reg.Lookup(gvr) != nil },
 		Audiences: audiences,

@@ -1,15 +1,19 @@
 package compose_test
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -19,42 +23,33 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	clientrest "k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-var long = flag.Bool("long", false, "with 10,000 idle connections, 1,000 watches and 1,000 requests measured")
+var (
+	long    = flag.Bool("long", false, "with 10,000 idle connections, 1,000 watches and 1,000 requests measured")
+	attacks = flag.String("attacks", "idle,bodies,stalled,watches,lists,heavy,writes,handshakes", "what TestHostile does to the server")
+)
+
+// The environment of the processes that TestHostile starts: which part they
+// play and by which kubeconfig.
+const (
+	roleEnv = "HYPERKUBE_TEST_ROLE"
+	confEnv = "HYPERKUBE_TEST_CONF"
+)
 
 // TestHostile measures what one user notices while another does what hurts:
-// lists of everything as fast as they come, watches, bodies that trickle, and
-// connections without requests. The user must be served; how soon is told.
+// lists of everything as fast as they come, watches, bodies that trickle, new
+// connections, and connections without requests. The user must be served; how
+// soon is told. Both are processes of their own, on the same machine.
 func TestHostile(t *testing.T) {
-	idle, watches, requests := 200, 200, 40
-	if *long {
-		idle, watches, requests = 10_000, 1_000, 1_000
-	}
 	e := start(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel()
-	config := func(name string) *clientrest.Config {
-		rc, err := clientcmd.BuildConfigFromFlags("", e.conf)
-		if err != nil {
-			t.Fatal(err)
-		}
-		rc.QPS = -1
-		// With a dialer of its own nobody shares a connection, and its limit
-		// of streams, with another.
-		rc.Dial = (&net.Dialer{}).DialContext
-		if name != "" {
-			rc.Impersonate = clientrest.ImpersonationConfig{UserName: name, Groups: []string{"system:authenticated"}}
-		}
-		return rc
-	}
-	admin, good := kubernetes.NewForConfigOrDie(config("")), kubernetes.NewForConfigOrDie(config("good"))
+	admin := kubernetes.NewForConfigOrDie(as(t, e.conf, ""))
 	if _, err := admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "hostile"},
 		Subjects:   []rbacv1.Subject{{Kind: "User", Name: "good", APIGroup: rbacv1.GroupName}, {Kind: "User", Name: "bad", APIGroup: rbacv1.GroupName}},
@@ -68,54 +63,258 @@ func TestHostile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	role := func(name string) (*exec.Cmd, io.WriteCloser, *bufio.Scanner) {
+		cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestHostileRole$", fmt.Sprintf("-long=%v", *long), "-attacks="+*attacks)
+		cmd.Env = append(os.Environ(), roleEnv+"="+name, confEnv+"="+e.conf)
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd, in, bufio.NewScanner(out)
+	}
 	measure := func(when string) {
-		var gets, creates []time.Duration
-		for i := range requests {
-			began := time.Now()
-			if _, err := good.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(when, i)}}, metav1.CreateOptions{}); err != nil {
-				t.Fatalf("%s: %v", when, err)
+		cmd, _, out := role("good:" + when)
+		for out.Scan() {
+			if line, ok := strings.CutPrefix(out.Text(), "> "); ok {
+				t.Logf("%s: %s", when, line)
 			}
-			creates = append(creates, time.Since(began))
-			began = time.Now()
-			if _, err := good.CoreV1().ConfigMaps("default").Get(ctx, fmt.Sprint(when, i), metav1.GetOptions{}); err != nil {
-				t.Fatalf("%s: %v", when, err)
-			}
-			gets = append(gets, time.Since(began))
 		}
-		for _, all := range [][]time.Duration{gets, creates} {
-			slices.Sort(all)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s: the user was not served: %v", when, err)
 		}
-		t.Logf("%s: GET p50 %v p99 %v, CREATE p50 %v p99 %v", when,
-			gets[len(gets)/2], gets[len(gets)*99/100], creates[len(creates)/2], creates[len(creates)*99/100])
 	}
 	measure("calm")
+	bad, in, told := role("bad")
+	defer func() {
+		_ = in.Close() // at which it ends
+		for told.Scan() {
+			if line, ok := strings.CutPrefix(told.Text(), "> "); ok {
+				t.Logf("meanwhile: %s", line)
+			}
+		}
+		if err := bad.Wait(); err != nil {
+			t.Errorf("the hostile one: %v", err)
+		}
+		cancel()
+	}()
+	measure("beginning")
+	for told.Scan() && told.Text() != "> ready" {
+		continue
+	}
+	measure("hostile")
+}
 
-	bad := config("bad")
-	address, err := url.Parse(bad.Host)
+// TestHostileRole is one of the processes of TestHostile.
+func TestHostileRole(t *testing.T) {
+	role, conf := os.Getenv(roleEnv), os.Getenv(confEnv)
+	switch when, good := strings.CutPrefix(role, "good:"); {
+	case good:
+		beGood(t, conf, when)
+	case role == "bad":
+		beBad(t, conf)
+	default:
+		t.Skip("no part to play")
+	}
+}
+
+func as(t *testing.T, conf, name string) *clientrest.Config {
+	rc, err := clientcmd.BuildConfigFromFlags("", conf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(bad.CAData)
-	var mu sync.Mutex
-	var conns []net.Conn
-	defer func() {
-		mu.Lock()
-		defer mu.Unlock()
-		for _, c := range conns {
-			c.Close()
+	rc.QPS = -1
+	// With a dialer of its own nobody shares a connection, and its limit
+	// of streams, with another.
+	rc.Dial = (&net.Dialer{}).DialContext
+	if name != "" {
+		rc.Impersonate = clientrest.ImpersonationConfig{UserName: name, Groups: []string{"system:authenticated"}}
+	}
+	return rc
+}
+
+// beGood sends ordinary requests one after the other and tells how long they
+// took.
+func beGood(t *testing.T, conf, when string) {
+	requests := 40
+	if *long {
+		requests = 1_000
+	}
+	ctx := t.Context()
+	kube := kubernetes.NewForConfigOrDie(as(t, conf, "good"))
+	var gets, creates, connects []time.Duration
+	timed := func(into *[]time.Duration, what string, f func() error) {
+		began := time.Now()
+		if err := f(); err != nil {
+			t.Fatalf("%s after %s: %v", what, time.Since(began), err)
 		}
+		*into = append(*into, time.Since(began))
+	}
+	for i := range requests {
+		name := fmt.Sprint(when, i)
+		timed(&creates, "CREATE", func() error {
+			_, err := kube.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+			if apierrors.IsAlreadyExists(err) {
+				return nil // the client has come again after 429
+			}
+			return err
+		})
+		timed(&gets, "GET", func() error {
+			_, err := kube.CoreV1().ConfigMaps("default").Get(ctx, name, metav1.GetOptions{})
+			return err
+		})
+		if i%10 == 0 {
+			client, err := clientrest.HTTPClientFor(as(t, conf, "good"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			timed(&connects, "GET by a new connection", func() error {
+				if code, _ := send(ctx, client, http.MethodGet, as(t, conf, "").Host+"/api/v1/namespaces/default", nil); code != http.StatusOK {
+					return fmt.Errorf("status %d", code)
+				}
+				return nil
+			})
+			client.CloseIdleConnections()
+		}
+	}
+	for _, c := range []struct {
+		what string
+		all  []time.Duration
+	}{{"GET", gets}, {"CREATE", creates}, {"GET by a new connection", connects}} {
+		slices.Sort(c.all)
+		fmt.Printf("> %s p50 %v p99 %v max %v\n", c.what, c.all[len(c.all)/2], c.all[len(c.all)*99/100], c.all[len(c.all)-1])
+	}
+}
+
+// beBad attacks until its input ends.
+func beBad(t *testing.T, conf string) {
+	idle, watches, slows, stalled := 200, 200, 50, 100
+	if *long {
+		idle, watches, slows, stalled = 10_000, 1_000, 1_000, 500
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		defer cancel()
+		_, _ = io.Copy(io.Discard, os.Stdin)
 	}()
-	for i := range idle {
-		conn, err := tls.Dial("tcp", address.Host, &tls.Config{RootCAs: pool})
-		if err != nil {
-			t.Fatalf("after %d connections: %v", i, err)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	does := func(what string) bool { return strings.Contains(*attacks, what) }
+	bad := as(t, conf, "bad")
+	var begun, watching, lists, refused, connected, shaken, cut, heavy, heavyRefused, written atomic.Int64
+	client, err := clientrest.HTTPClientFor(as(t, conf, "bad"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if does("watches") {
+		for range watches {
+			wg.Go(func() {
+				begun.Add(1)
+				for ctx.Err() == nil {
+					if code, _ := send(ctx, client, http.MethodGet, bad.Host+"/api/v1/namespaces?watch=1", nil); code == http.StatusOK {
+						watching.Add(1)
+					}
+				}
+			})
 		}
-		conns = append(conns, conn)
+	}
+	if does("lists") {
+		for range 50 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					switch code, n := send(ctx, client, http.MethodGet, bad.Host+"/api/v1/configmaps", nil); {
+					case code == http.StatusOK && n > 10_000_000:
+						lists.Add(1)
+					default:
+						refused.Add(1)
+					}
+				}
+			})
+		}
+	}
+	// Answers that nobody reads: their windows fill, and no more.
+	if does("stalled") {
+		for range stalled / 100 {
+			client, err := clientrest.HTTPClientFor(as(t, conf, "bad"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 100 {
+				wg.Go(func() {
+					for ctx.Err() == nil {
+						req, err := http.NewRequestWithContext(ctx, http.MethodGet, bad.Host+"/api/v1/configmaps", nil)
+						if err != nil {
+							continue
+						}
+						resp, err := client.Do(req)
+						if err != nil {
+							continue
+						}
+						time.Sleep(time.Second)
+						for err == nil {
+							if _, err = io.CopyN(io.Discard, resp.Body, 1); err == nil {
+								select {
+								case <-time.After(100 * time.Millisecond):
+								case <-ctx.Done():
+								}
+							}
+						}
+						resp.Body.Close()
+						cut.Add(1)
+					}
+				})
+			}
+		}
+	}
+	// What costs the server most for a request.
+	if does("heavy") {
+		for _, path := range []string{"/api/v1/configmaps?pretty=true", "/api/v1/configmaps?fieldSelector=metadata.name%3Dbig7", "/api/v1/configmaps?labelSelector=" + strings.Repeat("a%21%3Db,", 5000) + "a"} {
+			for _, accept := range []string{"application/yaml", "application/json", "application/json;as=Table;g=meta.k8s.io;v=v1"} {
+				for range 4 {
+					wg.Go(func() {
+						for ctx.Err() == nil {
+							if code := get(ctx, client, bad.Host+path, accept); code != http.StatusOK {
+								heavyRefused.Add(1)
+								continue
+							}
+							heavy.Add(1)
+						}
+					})
+				}
+			}
+		}
+	}
+	if does("writes") {
+		for i := range 32 {
+			wg.Go(func() {
+				kube := kubernetes.NewForConfigOrDie(as(t, conf, "bad")).CoreV1().ConfigMaps("default")
+				for n := 0; ctx.Err() == nil; n++ {
+					cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("w", i, "-", n)}, Data: map[string]string{}}
+					for k := range n % 3 * 3000 {
+						cm.Data[fmt.Sprint("k", k)] = "v"
+					}
+					if _, err := kube.Create(ctx, cm, metav1.CreateOptions{}); err == nil {
+						written.Add(1)
+						_ = kube.Delete(ctx, cm.Name, metav1.DeleteOptions{})
+					}
+				}
+			})
+		}
 	}
 	// Bodies that come a byte at a time.
-	for range 50 {
-		transport, err := clientrest.HTTPClientFor(config("bad"))
+	for range slows {
+		if !does("bodies") {
+			break
+		}
+		transport, err := clientrest.HTTPClientFor(as(t, conf, "bad"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,42 +329,82 @@ func TestHostile(t *testing.T) {
 				}
 			}
 		})
-		wg.Go(func() { send(ctx, transport, http.MethodPost, bad.Host+"/api/v1/namespaces/default/configmaps", body) })
-	}
-	var begun, lists atomic.Int64
-	client, err := clientrest.HTTPClientFor(config("bad"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range watches {
 		wg.Go(func() {
-			begun.Add(1)
 			for ctx.Err() == nil {
-				send(ctx, client, http.MethodGet, bad.Host+"/api/v1/namespaces?watch=1", nil)
+				_, _ = send(ctx, transport, http.MethodPost, bad.Host+"/api/v1/namespaces/default/configmaps", body)
 			}
 		})
 	}
-	for range 50 {
+	address, err := url.Parse(bad.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(bad.CAData)
+	dial := func() (net.Conn, error) {
+		d := &tls.Dialer{Config: &tls.Config{RootCAs: pool, NextProtos: []string{"h2", "http/1.1"}}}
+		return d.DialContext(ctx, "tcp", address.Host)
+	}
+	var idlers sync.WaitGroup
+	var next atomic.Int64
+	conns := make([]net.Conn, idle)
+	defer func() {
+		for _, c := range conns {
+			if c != nil {
+				c.Close()
+			}
+		}
+	}()
+	for range 64 {
+		if !does("idle") {
+			break
+		}
+		idlers.Go(func() {
+			for ctx.Err() == nil {
+				i := next.Add(1) - 1
+				if i >= int64(idle) {
+					return
+				}
+				conn, err := dial()
+				if err != nil {
+					if !errors.Is(err, context.Canceled) {
+						fmt.Printf("> connection %d: %v\n", i, err)
+					}
+					continue
+				}
+				connected.Add(1)
+				conns[i] = conn
+			}
+		})
+	}
+	idlers.Wait()
+	// Whoever connects and goes again costs the server a signature each time.
+	for range 16 {
+		if !does("handshakes") {
+			break
+		}
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				if send(ctx, client, http.MethodGet, bad.Host+"/api/v1/configmaps", nil) == http.StatusOK {
-					lists.Add(1)
+				if conn, err := dial(); err == nil {
+					conn.Close()
+					shaken.Add(1)
 				}
 			}
 		})
 	}
-	measure("hostile")
-	t.Logf("meanwhile: %d lists of 10 MB, %d watches, %d idle connections", lists.Load(), begun.Load(), idle)
+	fmt.Println("> ready")
+	<-ctx.Done()
+	wg.Wait()
+	fmt.Printf("> %d lists of 10 MB, %d without their end, %d of %d watches have ended, %d idle connections, %d handshakes, %d stalled lists were cut off, %d heavy requests and %d without success, %d writes\n",
+		lists.Load(), refused.Load(), watching.Load(), begun.Load(), connected.Load(), shaken.Load(), cut.Load(), heavy.Load(), heavyRefused.Load(), written.Load())
 }
 
-// send sends a request, reads all of the answer and returns its status; zero
-// without one.
-func send(ctx context.Context, client *http.Client, method, url string, body io.Reader) int {
-	req, err := http.NewRequestWithContext(ctx, method, url, body)
+func get(ctx context.Context, client *http.Client, url, accept string) int {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0
 	}
-	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", accept)
 	resp, err := client.Do(req)
 	if err != nil {
 		return 0
@@ -173,4 +412,21 @@ func send(ctx context.Context, client *http.Client, method, url string, body io.
 	defer resp.Body.Close()
 	_, _ = io.Copy(io.Discard, resp.Body)
 	return resp.StatusCode
+}
+
+// send sends a request, reads all of the answer and returns its status and how
+// many bytes came; zero without one.
+func send(ctx context.Context, client *http.Client, method, url string, body io.Reader) (int, int64) {
+	req, err := http.NewRequestWithContext(ctx, method, url, body)
+	if err != nil {
+		return 0, 0
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, 0
+	}
+	defer resp.Body.Close()
+	n, _ := io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode, n
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	mutatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
 	validatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	webhookconfig "k8s.io/apiserver/pkg/admission/plugin/webhook/config"
 	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
 	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -65,6 +66,14 @@ type Plugins struct {
 func New(cfg Config) (*Plugins, error) {
 	if cfg.Informers == nil || cfg.Kube == nil || cfg.Dynamic == nil || cfg.Authorizer == nil || cfg.Registry == nil {
 		return nil, errors.New("dynamic admission takes informers, clients, an authorizer and a registry")
+	}
+	for _, name := range []string{mutatingwebhook.PluginName, validatingwebhook.PluginName} {
+		// The plugins are made later; who wrote it shall hear now.
+		if data := cfg.Files[name]; len(data) > 0 {
+			if _, err := webhookconfig.LoadConfig(bytes.NewReader(data)); err != nil {
+				return nil, fmt.Errorf("admission plugin %s: %w", name, err)
+			}
+		}
 	}
 	p := &Plugins{cfg: cfg, stop: make(chan struct{}), mapper: mapper{cfg.Registry}, all: map[string]admission.Interface{}}
 	v1 := cfg.Informers.Admissionregistration().V1()

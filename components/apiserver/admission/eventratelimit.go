@@ -1,0 +1,165 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/utils/lru"
+)
+
+// limitType is what a limit of events is counted by.
+type limitType string
+
+const (
+	limitServer    limitType = "Server"
+	limitNamespace limitType = "Namespace"
+	limitUser      limitType = "User"
+	limitSource    limitType = "SourceAndObject"
+)
+
+// eventLimit is one limit of the plugin's configuration.
+type eventLimit struct {
+	Type limitType `json:"type"`
+	// QPS is how many events a second each key may bring, Burst how many at
+	// once.
+	QPS   int32 `json:"qps"`
+	Burst int32 `json:"burst"`
+	// CacheSize is of how many keys the last events are remembered; zero means
+	// 4096.
+	CacheSize int32 `json:"cacheSize,omitempty"`
+}
+
+// eventLimits is the plugin's configuration.
+//
+// https://kubernetes.io/docs/reference/config-api/apiserver-eventratelimit.v1alpha1/
+type eventLimits struct {
+	metav1.TypeMeta `json:",inline"`
+	Limits          []eventLimit `json:"limits"`
+}
+
+func (c *eventLimits) validate() error {
+	var errs field.ErrorList
+	limits := field.NewPath("limits")
+	if len(c.Limits) == 0 {
+		errs = append(errs, field.Invalid(limits, c.Limits, "must not be empty"))
+	}
+	types := []limitType{limitNamespace, limitServer, limitSource, limitUser}
+	for i, l := range c.Limits {
+		p := limits.Index(i)
+		if !slices.Contains(types, l.Type) {
+			errs = append(errs, field.NotSupported(p.Child("type"), l.Type, types))
+		}
+		if l.Burst <= 0 {
+			errs = append(errs, field.Invalid(p.Child("burst"), l.Burst, "must be positive"))
+		}
+		if l.QPS <= 0 {
+			errs = append(errs, field.Invalid(p.Child("qps"), l.QPS, "must be positive"))
+		}
+		if l.Type != limitServer && l.CacheSize < 0 {
+			errs = append(errs, field.Invalid(p.Child("cacheSize"), l.CacheSize, "must not be negative"))
+		}
+	}
+	return errs.ToAggregate()
+}
+
+// eventRateLimit refuses events that come too fast.
+type eventRateLimit struct {
+	operations
+	meters []*eventMeter
+}
+
+// eventMeter counts events by their keys. It is safe for several goroutines.
+type eventMeter struct {
+	limit eventLimit
+	// buckets are flowcontrol.RateLimiters by keys; it has a lock of its own.
+	buckets *lru.Cache
+}
+
+func newEventRateLimit(cfg *Config) (admission.Interface, error) {
+	data := cfg.Files["EventRateLimit"]
+	if len(data) == 0 {
+		return nil, errors.New("it needs a configuration with limits")
+	}
+	var limits eventLimits
+	if err := decodeConfiguration(data, "eventratelimit.admission.k8s.io/v1alpha1", &limits); err != nil {
+		return nil, err
+	}
+	if err := limits.validate(); err != nil {
+		return nil, err
+	}
+	p := &eventRateLimit{operations: onCreateUpdate}
+	for _, l := range limits.Limits {
+		size := int(l.CacheSize)
+		if size == 0 {
+			size = 4096
+		}
+		if l.Type == limitServer {
+			size = 1
+		}
+		p.meters = append(p.meters, &eventMeter{limit: l, buckets: lru.New(size)})
+	}
+	return p, nil
+}
+
+// Validate implements admission.ValidationInterface. Every meter counts every
+// event, also one that another has refused.
+func (p *eventRateLimit) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if !is(a, corev1.GroupName, "events") && !is(a, eventsv1.GroupName, "events") {
+		return nil
+	}
+	var refused error
+	for _, m := range p.meters {
+		if err := m.take(a); err != nil {
+			refused = err
+		}
+	}
+	return refused
+}
+
+func (m *eventMeter) take(a admission.Attributes) error {
+	key := m.limit.Type.key(a)
+	// Two that come first at the same time may each have a bucket for a moment,
+	// of which one stays.
+	bucket, ok := m.buckets.Get(key)
+	if !ok {
+		bucket = flowcontrol.NewTokenBucketRateLimiter(float32(m.limit.QPS), int(m.limit.Burst))
+		m.buckets.Add(key, bucket)
+	}
+	if limiter, ok := bucket.(flowcontrol.RateLimiter); ok && !limiter.TryAccept() {
+		return apierrors.NewTooManyRequestsError(fmt.Sprintf("limit reached on type %v for key %v", m.limit.Type, key))
+	}
+	return nil
+}
+
+func (t limitType) key(a admission.Attributes) string {
+	switch t {
+	case limitNamespace:
+		return a.GetNamespace()
+	case limitUser:
+		if u := a.GetUserInfo(); u != nil {
+			return u.GetName()
+		}
+	case limitSource:
+		switch e := a.GetObject().(type) {
+		case *corev1.Event:
+			return sourceKey(e.Source.Component, e.Source.Host, e.InvolvedObject)
+		case *eventsv1.Event:
+			return sourceKey(e.DeprecatedSource.Component, e.DeprecatedSource.Host, e.Regarding)
+		}
+	}
+	return ""
+}
+
+func sourceKey(component, host string, o corev1.ObjectReference) string {
+	return strings.Join([]string{component, host, o.Kind, o.Namespace, o.Name, string(o.UID), o.APIVersion}, "")
+}

@@ -1,0 +1,199 @@
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	imagepolicy "k8s.io/api/imagepolicy/v1alpha1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	// imageAuditPrefix of annotations of audit events.
+	imageAuditPrefix = "imagepolicywebhook.image-policy.k8s.io/"
+	// imageFailedOpen marks pods that nobody has judged.
+	imageFailedOpen = "alpha.image-policy.k8s.io/failed-open"
+)
+
+// imagePolicy asks a server whether the images of a pod may be used.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#imagepolicywebhook
+type imagePolicy struct {
+	operations
+	hook *webhook.GenericWebhook
+	// answers are ImageReviewStatuses by the JSON of what was asked.
+	answers           *utilcache.LRUExpireCache
+	allowTTL, denyTTL time.Duration
+	// open lets pods pass when the server does not answer.
+	open bool
+}
+
+// imagePolicyConfig is the plugin's configuration. Times of 0 are the default's,
+// of -1 none.
+type imagePolicyConfig struct {
+	KubeConfigFile string `json:"kubeConfigFile"`
+	// AllowTTL and DenyTTL are seconds for which answers are remembered.
+	AllowTTL int64 `json:"allowTTL"`
+	DenyTTL  int64 `json:"denyTTL"`
+	// RetryBackoff is in milliseconds.
+	RetryBackoff int64 `json:"retryBackoff"`
+	DefaultAllow bool  `json:"defaultAllow"`
+}
+
+func newImagePolicy(cfg *Config) (admission.Interface, error) {
+	data := cfg.Files["ImagePolicyWebhook"]
+	if len(data) == 0 {
+		return nil, errors.New("no config specified")
+	}
+	var file struct {
+		ImagePolicy imagePolicyConfig `json:"imagePolicy"`
+	}
+	if err := yaml.Unmarshal(data, &file); err != nil {
+		return nil, err
+	}
+	c := file.ImagePolicy
+	backoff, err := durationWithin(c.RetryBackoff, time.Millisecond, 1, 5*time.Minute, 500*time.Millisecond)
+	if err != nil {
+		return nil, err
+	}
+	p := &imagePolicy{operations: onCreateUpdate, answers: utilcache.NewLRUExpireCache(1024), open: c.DefaultAllow}
+	if p.allowTTL, err = durationWithin(c.AllowTTL, time.Second, time.Second, 30*time.Minute, 5*time.Minute); err != nil {
+		return nil, err
+	}
+	if p.denyTTL, err = durationWithin(c.DenyTTL, time.Second, time.Second, 30*time.Minute, 30*time.Second); err != nil {
+		return nil, err
+	}
+	client, err := webhook.LoadKubeconfig(c.KubeConfigFile, nil)
+	if err != nil {
+		return nil, err
+	}
+	scheme := runtime.NewScheme()
+	if err := imagepolicy.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	p.hook, err = webhook.NewGenericWebhook(scheme, serializer.NewCodecFactory(scheme), client,
+		[]schema.GroupVersion{imagepolicy.SchemeGroupVersion}, webhook.DefaultRetryBackoffWithInitialDelay(backoff))
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// durationWithin is n units, which must be longer than least and not longer
+// than most.
+func durationWithin(n int64, unit, least, most, otherwise time.Duration) (time.Duration, error) {
+	switch n {
+	case -1:
+		return 0, nil
+	case 0:
+		return otherwise, nil
+	}
+	d := time.Duration(n) * unit
+	if d <= least || d > most || n > int64(most/unit) {
+		return 0, fmt.Errorf("valid value is between %v and %v, got %v", least, most, d)
+	}
+	return d, nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (p *imagePolicy) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	r, sub := a.GetResource(), a.GetSubresource()
+	if r.Group != "" || r.Resource != "pods" || sub != "" && sub != "ephemeralcontainers" {
+		return nil
+	}
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok {
+		return apierrors.NewBadRequest("Resource was marked with kind Pod but was unable to be converted")
+	}
+	review := imagepolicy.ImageReview{Spec: imagepolicy.ImageReviewSpec{Namespace: a.GetNamespace(), Annotations: map[string]string{}}}
+	add := func(image string) {
+		review.Spec.Containers = append(review.Spec.Containers, imagepolicy.ImageReviewContainerSpec{Image: image})
+	}
+	if sub == "" {
+		for i := range pod.Spec.Containers {
+			add(pod.Spec.Containers[i].Image)
+		}
+		for i := range pod.Spec.InitContainers {
+			add(pod.Spec.InitContainers[i].Image)
+		}
+	} else {
+		for i := range pod.Spec.EphemeralContainers {
+			add(pod.Spec.EphemeralContainers[i].Image)
+		}
+	}
+	for k, v := range pod.Annotations {
+		if strings.Contains(k, ".image-policy.k8s.io/") {
+			review.Spec.Annotations[k] = v
+		}
+	}
+	return p.judge(ctx, a, pod, &review)
+}
+
+func (p *imagePolicy) judge(ctx context.Context, a admission.Attributes, pod *corev1.Pod, review *imagepolicy.ImageReview) error {
+	key, err := json.Marshal(review.Spec)
+	if err != nil {
+		return admission.NewForbidden(a, err)
+	}
+	if found, ok := p.answers.Get(string(key)); ok {
+		if status, ok := found.(imagepolicy.ImageReviewStatus); ok {
+			review.Status = status
+		}
+	} else {
+		if err := p.ask(ctx, review); err != nil {
+			if !p.open {
+				return admission.NewForbidden(a, err)
+			}
+			// It is told both in the audit event and on the pod.
+			_ = a.AddAnnotation(imageAuditPrefix+"failed-open", "true")
+			if pod.Annotations == nil {
+				pod.Annotations = map[string]string{}
+			}
+			pod.Annotations[imageFailedOpen] = "true"
+			return nil
+		}
+		ttl := p.denyTTL
+		if review.Status.Allowed {
+			ttl = p.allowTTL
+		}
+		p.answers.Add(string(key), review.Status, ttl)
+	}
+	for k, v := range review.Status.AuditAnnotations {
+		_ = a.AddAnnotation(imageAuditPrefix+k, v)
+	}
+	switch {
+	case review.Status.Allowed:
+		return nil
+	case review.Status.Reason != "":
+		return forbid(a, "image policy webhook backend denied one or more images: %s", review.Status.Reason)
+	default:
+		return forbid(a, "one or more images rejected by webhook backend")
+	}
+}
+
+// ask fills the status of review.
+func (p *imagePolicy) ask(ctx context.Context, review *imagepolicy.ImageReview) error {
+	result := p.hook.WithExponentialBackoff(ctx, func() rest.Result {
+		return p.hook.RestClient.Post().Body(review).Do(ctx)
+	})
+	if err := result.Error(); err != nil {
+		return err
+	}
+	var code int
+	if result.StatusCode(&code); code < 200 || code >= 300 {
+		return fmt.Errorf("error contacting webhook: %d", code)
+	}
+	return result.Into(review)
+}

@@ -1,0 +1,66 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
+)
+
+// podResize refuses to resize a pod to more than its node has.
+//
+// https://kubernetes.io/docs/tasks/configure-pod-container/resize-container-resources/
+type podResize struct {
+	operations
+	nodes corelisters.NodeLister
+	kube  kubernetes.Interface
+}
+
+func newPodResize(cfg *Config) (admission.Interface, error) {
+	return &podResize{onUpdate, cfg.Informers.Core().V1().Nodes().Lister(), cfg.Kube}, nil
+}
+
+// Validate implements admission.ValidationInterface.
+func (p *podResize) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	r := a.GetResource()
+	if r.Group != "" || r.Resource != "pods" || a.GetSubresource() != "resize" {
+		return nil
+	}
+	pod, ok := a.GetObject().(*corev1.Pod)
+	old, was := a.GetOldObject().(*corev1.Pod)
+	if !ok || !was || pod.Spec.NodeName == "" || pod.Generation == old.Generation {
+		return nil
+	}
+	node, err := p.nodes.Get(pod.Spec.NodeName)
+	if err != nil {
+		node, err = p.kube.CoreV1().Nodes().Get(ctx, pod.Spec.NodeName, metav1.GetOptions{})
+	}
+	if apierrors.IsNotFound(err) {
+		return forbid(a, "node %q not found", pod.Spec.NodeName)
+	}
+	if err != nil {
+		return forbid(a, "failed to get node %q: %w", pod.Spec.NodeName, err)
+	}
+	asks, has := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}), node.Status.Allocatable
+	var more []string
+	if q, n := asks.Cpu().MilliValue(), has.Cpu().MilliValue(); q > n {
+		more = append(more, fmt.Sprintf("cpu, requested: %d, allocatable: %d", q, n))
+	}
+	if q, n := asks.Memory().Value(), has.Memory().Value(); q > n {
+		more = append(more, fmt.Sprintf("memory, requested: %d, allocatable: %d", q, n))
+	}
+	if len(more) > 0 {
+		return forbid(a, "Node didn't have enough allocatable resources: %s", strings.Join(more, "; "))
+	}
+	if os := node.Labels[corev1.LabelOSStable]; os != "linux" {
+		return forbid(a, "pod resize is only supported on linux nodes, node %q is %q", node.Name, os)
+	}
+	return nil
+}

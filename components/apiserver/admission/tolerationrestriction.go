@@ -1,0 +1,162 @@
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission"
+)
+
+// Annotations of namespaces with tolerations as JSON.
+const (
+	defaultTolerationsAnnotation = "scheduler.alpha.kubernetes.io/defaultTolerations"
+	allowedTolerationsAnnotation = "scheduler.alpha.kubernetes.io/tolerationsWhitelist"
+)
+
+// tolerationRestriction gives pods the tolerations of their namespace and
+// refuses those that it does not allow.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#podtolerationrestriction
+type tolerationRestriction struct {
+	operations
+	namespaces namespaces
+	// clusterWide is for namespaces without the annotations.
+	clusterWide tolerationLists
+}
+
+// tolerationLists is the plugin's configuration.
+type tolerationLists struct {
+	metav1.TypeMeta `json:",inline"`
+	Default         []corev1.Toleration `json:"default,omitempty"`
+	Whitelist       []corev1.Toleration `json:"whitelist,omitempty"`
+}
+
+func newTolerationRestriction(cfg *Config) (admission.Interface, error) {
+	p := &tolerationRestriction{operations: onCreateUpdate, namespaces: newNamespaces(cfg)}
+	if data := cfg.Files["PodTolerationRestriction"]; len(data) > 0 {
+		if err := decodeConfiguration(data, "podtolerationrestriction.admission.k8s.io/v1alpha1", &p.clusterWide); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// Admit implements admission.MutationInterface.
+func (p *tolerationRestriction) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok || !is(a, "", "pods") {
+		return nil
+	}
+	var add []corev1.Toleration
+	if a.GetOperation() == admission.Create {
+		var err error
+		if add, err = p.of(ctx, a.GetNamespace(), defaultTolerationsAnnotation, p.clusterWide.Default); err != nil {
+			return err
+		}
+	}
+	add = append(slices.Clone(add), pod.Spec.Tolerations...)
+	if podAsks(pod) {
+		// Only pods that ask for nothing are kept off nodes short of memory.
+		add = append(add, corev1.Toleration{Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})
+	}
+	if len(add) > 0 {
+		pod.Spec.Tolerations = mergeTolerations(add)
+	}
+	return p.Validate(ctx, a, o)
+}
+
+// Validate implements admission.ValidationInterface.
+func (p *tolerationRestriction) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok || !is(a, "", "pods") || len(pod.Spec.Tolerations) == 0 {
+		return nil
+	}
+	allowed, err := p.of(ctx, a.GetNamespace(), allowedTolerationsAnnotation, p.clusterWide.Whitelist)
+	if err != nil || len(allowed) == 0 {
+		return err
+	}
+	for i := range pod.Spec.Tolerations {
+		if !slices.ContainsFunc(allowed, func(w corev1.Toleration) bool { return covers(&w, &pod.Spec.Tolerations[i]) }) {
+			return errors.New("pod tolerations (possibly merged with namespace default tolerations) conflict with its namespace whitelist")
+		}
+	}
+	return nil
+}
+
+// of reads an annotation of the namespace; otherwise is for one without.
+func (p *tolerationRestriction) of(ctx context.Context, namespace, annotation string, otherwise []corev1.Toleration) ([]corev1.Toleration, error) {
+	ns, err := p.namespaces.get(ctx, namespace)
+	if err != nil {
+		return nil, err
+	}
+	text, ok := ns.Annotations[annotation]
+	if !ok {
+		return otherwise, nil
+	}
+	if text == "" {
+		return nil, nil
+	}
+	var out []corev1.Toleration
+	return out, json.Unmarshal([]byte(text), &out)
+}
+
+// podAsks tells whether any container asks for or is limited in CPU or memory.
+func podAsks(pod *corev1.Pod) bool {
+	asks := func(r corev1.ResourceRequirements) bool {
+		for _, list := range []corev1.ResourceList{r.Requests, r.Limits} {
+			for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+				if q, ok := list[name]; ok && !q.IsZero() {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	if pod.Spec.Resources != nil && asks(*pod.Spec.Resources) {
+		return true
+	}
+	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c corev1.Container) bool { return asks(c.Resources) })
+}
+
+// mergeTolerations leaves out what another of the list covers; of equal ones
+// the first stays.
+func mergeTolerations(all []corev1.Toleration) []corev1.Toleration {
+	var out []corev1.Toleration
+	for i := range all {
+		t := &all[i]
+		covered := slices.ContainsFunc(out, func(o corev1.Toleration) bool { return covers(&o, t) }) ||
+			slices.ContainsFunc(all[i+1:], func(o corev1.Toleration) bool { return !apiequality.Semantic.DeepEqual(&o, t) && covers(&o, t) })
+		if !covered {
+			out = append(out, *t)
+		}
+	}
+	return out
+}
+
+// covers tells whether all that t tolerates is tolerated by wide too.
+func covers(wide, t *corev1.Toleration) bool {
+	switch {
+	case apiequality.Semantic.DeepEqual(wide, t):
+		return true
+	case t.Key != wide.Key && (wide.Key != "" || wide.Operator != corev1.TolerationOpExists):
+		return false
+	case t.Effect != wide.Effect && wide.Effect != "":
+		return false
+	case wide.Effect == corev1.TaintEffectNoExecute && wide.TolerationSeconds != nil &&
+		(t.TolerationSeconds == nil || *t.TolerationSeconds > *wide.TolerationSeconds):
+		return false
+	}
+	switch wide.Operator {
+	case corev1.TolerationOpEqual, "":
+		return (t.Operator == corev1.TolerationOpEqual || t.Operator == "") && t.Value == wide.Value
+	case corev1.TolerationOpExists:
+		return true
+	default:
+		return false
+	}
+}
