@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,10 +42,7 @@ func (k *Kubelet) admit(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), allocateWithin)
 	defer cancel()
-	if err := k.devices.Allocate(ctx, pod); err != nil {
-		return &pods.Verdict{Reason: "UnexpectedAdmissionError", Message: fmt.Sprintf("Allocate failed due to %v, which is unexpected", err)}
-	}
-	return k.allocateCPUs(ctx, pod)
+	return k.allocate(ctx, pod)
 }
 
 // allocateWithin bounds how long plugins may take to give devices.
@@ -83,9 +82,10 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 		return refuse("OutOfpods", fmt.Sprintf("Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), n))
 	}
 	want := corev1helpers.PodRequests(pod, corev1helpers.PodResourcesOptions{})
-	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage} {
+	for _, name := range slices.Sorted(maps.Keys(want)) {
 		need, all := want[name], allocatable[name]
-		if need.IsZero() {
+		if need.IsZero() || !fixedResource(name) {
+			// Extended resources are looked after by their own managers.
 			continue
 		}
 		value := func(l v1.ResourceList) int64 {
@@ -105,6 +105,15 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 		}
 	}
 	return nil
+}
+
+// fixedResource tells whether a node has as much of a resource as its hardware.
+func fixedResource(name v1.ResourceName) bool {
+	switch name {
+	case v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage:
+		return true
+	}
+	return strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix)
 }
 
 // portsClash tells whether two pods want the same port of the host: of one

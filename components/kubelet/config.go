@@ -30,6 +30,7 @@ import (
 
 	"hyperkube/components/kubelet/eviction"
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/topology"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
@@ -103,6 +104,17 @@ type Config struct {
 	// default as many as are reserved.
 	StaticCPUs, WholeCores, StrictCPUs bool
 	ReservedCPUs                       cpuset.CPUSet
+	// CPUsByCache and SpreadCPUs are its options prefer-align-cpus-by-uncorecache
+	// and distribute-cpus-across-numa.
+	CPUsByCache, SpreadCPUs bool
+	// StaticMemory gives containers of guaranteed pods memory on as few NUMA
+	// nodes as can be. ReservedMemory are the bytes of each kind that are set
+	// aside on each node; in all they are what Reserved and the hard threshold of
+	// eviction are.
+	StaticMemory   bool
+	ReservedMemory map[int]map[v1.ResourceName]int64
+	// Topology is how near to each other what a container has is to be.
+	Topology TopologyPolicy
 	// NoServer: the HTTPS server is not run.
 	NoServer bool
 	// Address and Port of the HTTPS server: all addresses and Layout's port by
@@ -176,6 +188,13 @@ type Config struct {
 	Log *slog.Logger
 
 	thresholds []eviction.Threshold // of Eviction, once validated
+}
+
+// TopologyPolicy is what the topology manager is told, in the words of a
+// KubeletConfiguration.
+type TopologyPolicy struct {
+	Policy, Scope string
+	Options       map[string]string
 }
 
 // defaultEvictionHard are the hard thresholds of who says nothing.
@@ -311,6 +330,8 @@ func (c *Config) validate() error {
 		errs = append(errs, fmt.Errorf("crashLoopBackOff.maxContainerRestartPeriod must be between 1s and %v", podstate.CrashMax))
 	}
 	errs = append(errs, c.validateEnforce())
+	_, _, err := topology.Check(c.Topology.Policy, c.Topology.Scope, c.Topology.Options)
+	errs = append(errs, err)
 	for _, p := range []int{c.Port, c.HealthzPort} {
 		if p > 65535 {
 			errs = append(errs, fmt.Errorf("port %d is not one", p))
@@ -327,7 +348,6 @@ func (c *Config) validate() error {
 			errs = append(errs, fmt.Errorf("cluster DNS: %w", err))
 		}
 	}
-	var err error
 	if c.thresholds, err = c.Eviction.Thresholds(); err != nil {
 		errs = append(errs, err)
 	}

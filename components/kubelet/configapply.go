@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -142,12 +143,19 @@ func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 			c.WholeCores = on
 		case "strict-cpu-reservation":
 			c.StrictCPUs = on
+		case "prefer-align-cpus-by-uncorecache":
+			c.CPUsByCache = on
+		case "distribute-cpus-across-numa":
+			c.SpreadCPUs = on
 		default:
 			return fmt.Errorf("cpuManagerPolicyOptions: %q is not supported", name)
 		}
 		if on && !c.StaticCPUs {
 			return fmt.Errorf("cpuManagerPolicyOptions: %s needs the static policy", name)
 		}
+	}
+	if c.SpreadCPUs && c.CPUsByCache {
+		return errors.New("cpuManagerPolicyOptions: prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa do not go together")
 	}
 	if f.ReservedSystemCPUs == "" {
 		return nil
@@ -161,6 +169,57 @@ func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 	}
 	// They go before what is reserved of CPUs otherwise.
 	c.ReservedCPUs, c.Reserved[v1.ResourceCPU] = set, *resource.NewQuantity(int64(set.Size()), resource.DecimalSI)
+	return nil
+}
+
+// applyMemory takes who gets memory of their own, and how near what a container
+// has is to be.
+func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
+	switch f.MemoryManagerPolicy {
+	case "":
+	case kubeletv1beta1.NoneMemoryManagerPolicy:
+		c.StaticMemory = false
+	case kubeletv1beta1.StaticMemoryManagerPolicy:
+		c.StaticMemory = true
+	default:
+		return fmt.Errorf("memoryManagerPolicy %q: want None or Static", f.MemoryManagerPolicy)
+	}
+	if len(f.ReservedMemory) > 0 {
+		c.ReservedMemory = map[int]map[v1.ResourceName]int64{}
+	}
+	for _, r := range f.ReservedMemory {
+		if len(r.Limits) == 0 {
+			return fmt.Errorf("reservedMemory: NUMA node %d has no limits", r.NumaNode)
+		}
+		if r.NumaNode < 0 {
+			return fmt.Errorf("reservedMemory: NUMA node %d is not one", r.NumaNode)
+		}
+		id := int(r.NumaNode)
+		if c.ReservedMemory[id] == nil {
+			c.ReservedMemory[id] = map[v1.ResourceName]int64{}
+		}
+		for name, q := range r.Limits {
+			_, twice := c.ReservedMemory[id][name]
+			switch {
+			case name != v1.ResourceMemory && !strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix):
+				return fmt.Errorf("reservedMemory: the limit type %q for NUMA node %d is not allowed, only memory and hugepages-<size> are", name, id)
+			case q.Sign() <= 0:
+				return fmt.Errorf("reservedMemory: %s of NUMA node %d must be positive", name, id)
+			case twice:
+				return fmt.Errorf("reservedMemory: %s of NUMA node %d is given twice", name, id)
+			}
+			c.ReservedMemory[id][name] = q.Value()
+		}
+	}
+	if f.TopologyManagerPolicy != "" {
+		c.Topology.Policy = f.TopologyManagerPolicy
+	}
+	if f.TopologyManagerScope != "" {
+		c.Topology.Scope = f.TopologyManagerScope
+	}
+	if f.TopologyManagerPolicyOptions != nil {
+		c.Topology.Options = maps.Clone(f.TopologyManagerPolicyOptions)
+	}
 	return nil
 }
 
@@ -209,8 +268,6 @@ func (c *Config) refuse(f *kubeletv1beta1.KubeletConfiguration) error {
 	no(f.RunOnce, "runOnce")
 	no(f.StaticPodURL != "", "staticPodURL")
 	no(len(f.QOSReserved) > 0, "qosReserved")
-	no(f.MemoryManagerPolicy != "" && f.MemoryManagerPolicy != "None", "memoryManagerPolicy "+f.MemoryManagerPolicy)
-	no(f.TopologyManagerPolicy != "" && f.TopologyManagerPolicy != "none", "topologyManagerPolicy "+f.TopologyManagerPolicy)
 	return errors.Join(errs...)
 }
 

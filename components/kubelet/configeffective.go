@@ -66,6 +66,11 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	if c.StaticCPUs {
 		f.CPUManagerPolicy = "static"
 	}
+	f.MemoryManagerPolicy = kubeletv1beta1.NoneMemoryManagerPolicy
+	if c.StaticMemory {
+		f.MemoryManagerPolicy = kubeletv1beta1.StaticMemoryManagerPolicy
+	}
+	f.TopologyManagerPolicy, f.TopologyManagerScope, f.TopologyManagerPolicyOptions = c.Topology.Policy, c.Topology.Scope, maps.Clone(c.Topology.Options)
 	f.FailSwapOn, f.FailCgroupV1 = new(c.FailSwapOn), new(c.FailCgroupV1)
 	f.EnableDebuggingHandlers, f.EnableProfilingHandler, f.EnableSystemLogHandler = new(!c.NoDebug), new(!c.NoProfiling && !c.NoDebug), new(!c.NoNodeLogs)
 	f.Authentication.Anonymous.Enabled = new(c.Anonymous)

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +34,7 @@ import (
 	"hyperkube/components/kubelet/dnsconf"
 	"hyperkube/components/kubelet/eviction"
 	"hyperkube/components/kubelet/images"
+	"hyperkube/components/kubelet/memory"
 	"hyperkube/components/kubelet/nodestatus"
 	"hyperkube/components/kubelet/objects"
 	"hyperkube/components/kubelet/podcerts"
@@ -39,6 +42,7 @@ import (
 	"hyperkube/components/kubelet/probe"
 	"hyperkube/components/kubelet/staticpod"
 	"hyperkube/components/kubelet/stats"
+	"hyperkube/components/kubelet/topology"
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/components/kubelet/volume/csi"
 	"hyperkube/internal/cgroup"
@@ -70,7 +74,11 @@ type Kubelet struct {
 	eviction        *eviction.Manager
 	stats           *stats.Provider
 	devices         *devices.Manager
-	cpus            *cpus.Manager // nil when nobody has CPUs of its own
+	cpus            *cpus.Manager   // nil when nobody has CPUs of its own
+	memory          *memory.Manager // nil when nobody has memory of its own
+	topology        *topology.Manager
+	// sourcesKnown: all sources have told their pods.
+	sourcesKnown atomic.Bool
 }
 
 // New validates cfg, fills it, and looks at the machine.
@@ -176,6 +184,11 @@ func (k *Kubelet) compose() error {
 		CrashMax: cfg.CrashMax,
 		Extend:   k.extend,
 	}
+	for _, size := range slices.Sorted(maps.Keys(k.machine.Hugepages)) {
+		if k.machine.Hugepages[size] > 0 {
+			k.host.Hugepages = append(k.host.Hugepages, size)
+		}
+	}
 	if k.cgroups != nil {
 		k.host.Cgroups = k.cgroups
 		if k.cgroups.Unified() {
@@ -195,15 +208,10 @@ func (k *Kubelet) compose() error {
 		Pods: k.manager.Pods, Boot: time.Now(),
 	}
 	k.eviction = k.newEviction(recorder)
-	if k.devices, err = devices.New(devices.Config{
-		Dir: filepath.Join(cfg.Layout.Kubelet, "device-plugins"), Active: k.manager.Active, Changed: k.devicesChanged, Log: k.log,
-	}); err != nil {
+	if err = k.newOwn(); err != nil {
 		return err
 	}
 	k.host.DeviceHealth = k.devices.Health
-	if k.cpus, err = k.newCPUs(); err != nil {
-		return err
-	}
 	k.host.StaticCPUs, k.host.Ended = k.cpus != nil, k.released
 	if k.kube != nil {
 		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)
@@ -365,6 +373,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	if k.kube == nil {
 		select {
 		case <-static:
+			k.sourcesKnown.Store(true)
 			if err := k.manager.Orphans(ctx); err != nil && ctx.Err() == nil {
 				k.log.Warn("looking for pods that nobody wants failed", "error", err)
 			}
@@ -412,6 +421,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
+	k.sourcesKnown.Store(true)
 	start(func() { _ = k.mirrors.Run(ctx) })
 	if err := k.manager.Orphans(ctx); err != nil && ctx.Err() == nil {
 		k.log.Warn("looking for pods that nobody wants failed", "error", err)

@@ -18,6 +18,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"hyperkube/components/kubelet/memory"
 )
 
 // deviceCapacity is what device plugins have.
@@ -59,6 +61,11 @@ func (k *Kubelet) extend(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg 
 	if k.cpus != nil {
 		set, _ := k.cpus.Of(pod.UID, c.Name)
 		cfg.Linux.Resources.CpusetCpus = set.String()
+	}
+	if k.memory != nil {
+		if nodes := k.memory.Nodes(pod.UID, c.Name); nodes != 0 {
+			cfg.Linux.Resources.CpusetMems = nodes.String()
+		}
 	}
 	// What the pod says itself comes last and wins.
 	cfg.Envs = append(vars, cfg.Envs...)
@@ -122,10 +129,13 @@ func (l *lister) GetAllocatableResources(context.Context, *podresourcesapi.Alloc
 	if l.k.cpus != nil {
 		out.CpuIds = numbers(l.k.cpus.Allocatable())
 	}
+	if l.k.memory != nil {
+		out.Memory = memoryBlocks(l.k.memory.Allocatable())
+	}
 	all := l.k.devices.All()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		for _, d := range all[name] {
-			out.Devices = append(out.Devices, &podresourcesapi.ContainerDevices{ResourceName: name, DeviceIds: []string{d.ID}, Topology: topology(d)})
+			out.Devices = append(out.Devices, &podresourcesapi.ContainerDevices{ResourceName: name, DeviceIds: []string{d.ID}, Topology: deviceTopology(d)})
 		}
 	}
 	return out, nil
@@ -133,11 +143,15 @@ func (l *lister) GetAllocatableResources(context.Context, *podresourcesapi.Alloc
 
 func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
 	out := &podresourcesapi.PodResources{Name: pod.Name, Namespace: pod.Namespace}
+	all := l.k.devices.All()
 	add := func(c *v1.Container) {
 		r := &podresourcesapi.ContainerResources{Name: c.Name, CpuIds: l.k.ownCPUs(pod.UID, c.Name)}
+		if l.k.memory != nil {
+			r.Memory = memoryBlocks(l.k.memory.Of(pod.UID, c.Name))
+		}
 		given := l.k.devices.Devices(pod.UID, c.Name)
 		for _, name := range slices.Sorted(maps.Keys(given)) {
-			r.Devices = append(r.Devices, &podresourcesapi.ContainerDevices{ResourceName: name, DeviceIds: given[name]})
+			r.Devices = append(r.Devices, &podresourcesapi.ContainerDevices{ResourceName: name, DeviceIds: given[name], Topology: devicesTopology(all[name], given[name])})
 		}
 		out.Containers = append(out.Containers, r)
 	}
@@ -152,7 +166,41 @@ func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
 	return out
 }
 
-func topology(d *pluginapi.Device) *podresourcesapi.TopologyInfo {
+// memoryBlocks are blocks of memory in the service's terms.
+func memoryBlocks(list []memory.Block) []*podresourcesapi.ContainerMemory {
+	var out []*podresourcesapi.ContainerMemory
+	for _, b := range list {
+		m := &podresourcesapi.ContainerMemory{MemoryType: string(b.Type), Size: uint64(b.Size), Topology: &podresourcesapi.TopologyInfo{}}
+		for _, id := range b.Nodes {
+			m.Topology.Nodes = append(m.Topology.Nodes, &podresourcesapi.NUMANode{ID: int64(id)})
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// devicesTopology are the NUMA nodes of the devices of all that ids name; nil
+// when they are on none.
+func devicesTopology(all []*pluginapi.Device, ids []string) *podresourcesapi.TopologyInfo {
+	var out *podresourcesapi.TopologyInfo
+	for _, d := range all {
+		info := deviceTopology(d)
+		if info == nil || !slices.Contains(ids, d.ID) {
+			continue
+		}
+		if out == nil {
+			out = &podresourcesapi.TopologyInfo{}
+		}
+		for _, n := range info.Nodes {
+			if !slices.ContainsFunc(out.Nodes, func(have *podresourcesapi.NUMANode) bool { return have.ID == n.ID }) {
+				out.Nodes = append(out.Nodes, n)
+			}
+		}
+	}
+	return out
+}
+
+func deviceTopology(d *pluginapi.Device) *podresourcesapi.TopologyInfo {
 	if d.Topology == nil {
 		return nil
 	}

@@ -5,19 +5,22 @@
 package cpus
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"log/slog"
 	"os"
-	"slices"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/resource"
 	"k8s.io/utils/cpuset"
 
+	"hyperkube/components/kubelet/numa"
+	"hyperkube/components/kubelet/topology"
 	"hyperkube/internal/atomicfile"
 )
 
@@ -29,14 +32,18 @@ type Config struct {
 	Reserved cpuset.CPUSet
 	// Strict keeps those that share from the reserved CPUs, too.
 	Strict bool
-	// WholeCores gives out nothing less than all threads of a core.
-	WholeCores bool
+	// WholeCores gives out nothing less than all threads of a core; ByCache
+	// prefers all CPUs of a cache; Spread takes what does not fit on one NUMA
+	// node in equal parts of several.
+	WholeCores, ByCache, Spread bool
 	// File is where it is remembered who has what.
 	File string
 	// Guaranteed tells whether a pod's class lets it have CPUs of its own.
 	Guaranteed func(*v1.Pod) bool
-	// Active returns the pods that have not ended: CPUs of others are free.
+	// Active returns the pods that have not ended: CPUs of others are free,
+	// once Known tells that these are all. Nil: they always are.
 	Active func() []*v1.Pod
+	Known  func() bool
 	Log    *slog.Logger
 }
 
@@ -162,81 +169,156 @@ func (m *Manager) Of(pod types.UID, container string) (set cpuset.CPUSet, own bo
 // Allocatable are the CPUs that can be someone's own.
 func (m *Manager) Allocatable() cpuset.CPUSet { return m.cfg.Machine.All().Difference(m.cfg.Reserved) }
 
-// Allocate gives the containers of a pod that ask for whole CPUs, in a pod whose
-// class allows it, CPUs of their own. It tells whether those of others have
-// changed by that. Those of init containers are used again. It changes nothing
-// when it fails.
-func (m *Manager) Allocate(pod *v1.Pod) (changed bool, err error) {
-	if !m.cfg.Guaranteed(pod) {
-		return false, nil
+// Hints implements topology.Provider.
+func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.hints(pod, m.whole(pod, c))
+}
+
+// PodHints implements topology.Provider.
+func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.hints(pod, int(topology.Request(pod, func(c *v1.Container) int64 { return int64(m.whole(pod, c)) })))
+}
+
+// hints are for n CPUs of a pod. The caller holds mu.
+func (m *Manager) hints(pod *v1.Pod, n int) topology.Hints {
+	if n == 0 {
+		return nil
 	}
-	active := map[types.UID]bool{pod.UID: true}
+	m.forget(pod.UID)
+	again := m.reusable(pod)
+	free := m.Allocatable().Difference(m.taken())
+	var used numa.Set
+	for _, c := range m.cfg.Machine {
+		if again.Contains(c.ID) {
+			used |= numa.Of(c.NUMA)
+		}
+	}
+	return topology.Hints{string(v1.ResourceCPU): topology.Fitting(m.cfg.Machine.nodes(), int64(n), func(s numa.Set) (int64, int64, bool) {
+		in := m.cfg.Machine.In(s)
+		// What is to be used again has to be of it.
+		return int64(in.Size()), int64(in.Intersection(free).Size() + again.Size()), used&^s == 0
+	})}
+}
+
+// whole is how many CPUs a container has for itself, 0 for none.
+func (m *Manager) whole(pod *v1.Pod, c *v1.Container) int {
+	if !m.cfg.Guaranteed(pod) || resource.IsPodLevelResourcesSet(pod) {
+		return 0
+	}
+	return Whole(c)
+}
+
+// forget frees the CPUs of pods that have ended; but is one that has not. The
+// caller holds mu.
+func (m *Manager) forget(but types.UID) {
+	if len(m.own) == 0 || m.cfg.Known != nil && !m.cfg.Known() {
+		return
+	}
+	active := map[types.UID]bool{but: true}
 	for _, p := range m.cfg.Active() {
 		active[p.UID] = true
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	before := m.shared()
 	for uid := range m.own {
 		if !active[uid] {
 			delete(m.own, uid)
 		}
 	}
-	if _, there := m.own[pod.UID]; there {
-		return !before.Equals(m.shared()), nil
+}
+
+// reusable are the CPUs of a pod's containers that end before others start,
+// unless another has them again already. The caller holds mu.
+func (m *Manager) reusable(pod *v1.Pod) cpuset.CPUSet {
+	out := cpuset.New()
+	for c := range topology.Containers(pod) {
+		if set, ok := m.own[pod.UID][c.Name]; ok && topology.Passing(pod, c.Name) {
+			out = out.Union(set)
+		} else if ok {
+			out = out.Difference(set)
+		}
 	}
-	given := map[string]cpuset.CPUSet{}
-	reusable := cpuset.New()
-	free := m.Allocatable().Difference(m.taken())
-	one := func(c *v1.Container, passing bool) error {
-		n := Whole(c)
-		if n == 0 {
-			return nil
-		}
-		set, err := m.take(free, reusable, n)
-		if err != nil {
-			return err
-		}
-		given[c.Name] = set
-		free = free.Difference(set)
-		if passing {
-			reusable = reusable.Union(set)
-		} else {
-			reusable = reusable.Difference(set)
-		}
+	return out
+}
+
+// Allocate implements topology.Provider: a container that asks for whole CPUs,
+// in a pod whose class allows it, gets CPUs of its own.
+func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.whole(pod, c)
+	if n == 0 {
 		return nil
 	}
-	for i := range pod.Spec.InitContainers {
-		c := &pod.Spec.InitContainers[i]
-		if err := one(c, c.RestartPolicy == nil || *c.RestartPolicy != v1.ContainerRestartPolicyAlways); err != nil {
-			return false, err
-		}
+	m.forget(pod.UID)
+	if _, there := m.own[pod.UID][c.Name]; there {
+		return nil
 	}
-	for i := range pod.Spec.Containers {
-		if err := one(&pod.Spec.Containers[i], false); err != nil {
-			return false, err
-		}
+	set, err := m.take(m.Allocatable().Difference(m.taken()), m.reusable(pod), n, nodes)
+	if err != nil {
+		return err
 	}
-	if len(given) > 0 {
-		m.own[pod.UID] = given
+	if m.own[pod.UID] == nil {
+		m.own[pod.UID] = map[string]cpuset.CPUSet{}
+	}
+	m.own[pod.UID][c.Name] = set
+	return nil
+}
+
+// Settle implements topology.Provider.
+func (m *Manager) Settle(pod *v1.Pod, ok bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.own[pod.UID] == nil {
+		return nil
+	}
+	if !ok {
+		delete(m.own, pod.UID)
+		return nil
 	}
 	if err := m.save(); err != nil {
 		delete(m.own, pod.UID)
-		return false, err
+		return err
 	}
-	return !before.Equals(m.shared()), nil
+	return nil
 }
 
-// take chooses n CPUs, those that can be used again first.
-func (m *Manager) take(free, reusable cpuset.CPUSet, n int) (cpuset.CPUSet, error) {
-	if threads := m.cfg.Machine.Threads(); m.cfg.WholeCores && n%threads != 0 {
+// Shared are the CPUs of all containers that have none of their own.
+func (m *Manager) Shared() cpuset.CPUSet {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.shared()
+}
+
+// take chooses n CPUs, those that can be used again first, then those on nodes.
+func (m *Manager) take(free, again cpuset.CPUSet, n int, nodes numa.Set) (cpuset.CPUSet, error) {
+	threads := m.cfg.Machine.Threads()
+	if m.cfg.WholeCores && n%threads != 0 {
 		return cpuset.CPUSet{}, &AlignmentError{Requested: n, Threads: threads}
 	}
-	if all := free.Size() + reusable.Size(); all < n {
+	if all := free.Size() + again.Size(); all < n {
 		return cpuset.CPUSet{}, fmt.Errorf("not enough cpus available to satisfy request: requested=%d, available=%d", n, all)
 	}
-	out := cpuset.New(reusable.List()[:min(n, reusable.Size())]...)
-	return out.Union(m.cfg.Machine.Choose(free, n-out.Size())), nil
+	group := 1
+	if m.cfg.WholeCores {
+		group = threads
+	}
+	choose := func(of cpuset.CPUSet, n int) cpuset.CPUSet {
+		if m.cfg.Spread {
+			return m.cfg.Machine.Spread(of, n, group, m.cfg.ByCache)
+		}
+		return m.cfg.Machine.Choose(of, n, m.cfg.ByCache)
+	}
+	out := cpuset.New(again.List()[:min(n, again.Size())]...)
+	free = free.Difference(out)
+	if nodes != 0 {
+		near := free.Intersection(m.cfg.Machine.In(nodes))
+		out = out.Union(choose(near, min(n-out.Size(), near.Size())))
+		free = free.Difference(out)
+	}
+	return out.Union(choose(free, n-out.Size())), nil
 }
 
 // AlignmentError says that a request is not one of whole cores.
@@ -264,14 +346,4 @@ func Whole(c *v1.Container) int {
 		return 0
 	}
 	return int(q.Value())
-}
-
-// sorted returns the keys in their order.
-func sorted(groups map[int]cpuset.CPUSet) []int {
-	var keys []int
-	for k := range groups {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

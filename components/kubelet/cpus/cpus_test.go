@@ -1,11 +1,13 @@
 package cpus
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,11 +15,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/cpuset"
+
+	"hyperkube/components/kubelet/numa"
+	"hyperkube/components/kubelet/topology"
 )
 
 // machine has two sockets of two cores of two threads: 0-3 are the first
-// threads, 4-7 the second ones.
-var machine = Topology{{0, 0, 0}, {1, 1, 0}, {2, 0, 1}, {3, 1, 1}, {4, 0, 0}, {5, 1, 0}, {6, 0, 1}, {7, 1, 1}}
+// threads, 4-7 the second ones. Each socket is a NUMA node.
+var machine = Topology{
+	{0, 0, 0, 0, 0}, {1, 1, 0, 0, 0}, {2, 0, 1, 1, 2}, {3, 1, 1, 1, 2}, {4, 0, 0, 0, 0}, {5, 1, 0, 0, 0}, {6, 0, 1, 1, 2}, {7, 1, 1, 1, 2},
+}
 
 func TestChoose(t *testing.T) {
 	for _, c := range []struct {
@@ -38,7 +45,7 @@ func TestChoose(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := machine.Choose(free, c.n).String(); got != c.want {
+		if got := machine.Choose(free, c.n, false).String(); got != c.want {
 			t.Errorf("%d of %s: %s, want %s", c.n, c.free, got, c.want)
 		}
 	}
@@ -56,6 +63,19 @@ func pod(name string, cpus ...string) *v1.Pod {
 		p.Spec.Containers = append(p.Spec.Containers, c)
 	}
 	return p
+}
+
+// allocate gives a pod its CPUs, and tells whether those of others have changed.
+func allocate(m *Manager, p *v1.Pod, nodes numa.Set) (bool, error) {
+	before := m.Shared()
+	var err error
+	for c := range topology.Containers(p) {
+		if err == nil {
+			err = m.Allocate(context.Background(), p, c, nodes)
+		}
+	}
+	err = errors.Join(err, m.Settle(p, err == nil))
+	return !before.Equals(m.Shared()), err
 }
 
 func TestManager(t *testing.T) {
@@ -80,7 +100,7 @@ func TestManager(t *testing.T) {
 		{pod("two", "5"), false, "not enough cpus available to satisfy request: requested=5, available=4"},
 	} {
 		active = append(active, c.pod)
-		changed, err := m.Allocate(c.pod)
+		changed, err := allocate(m, c.pod, 0)
 		if changed != c.changed || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
 			t.Errorf("%s: %v, %v", c.pod.UID, changed, err)
 		}
@@ -116,7 +136,7 @@ func TestManager(t *testing.T) {
 func TestWholeCores(t *testing.T) {
 	m := &Manager{cfg: Config{Machine: machine, WholeCores: true}}
 	var align *AlignmentError
-	if _, err := m.take(machine.All(), cpuset.New(), 3); !errors.As(err, &align) || align.Threads != 2 {
+	if _, err := m.take(machine.All(), cpuset.New(), 3, 0); !errors.As(err, &align) || align.Threads != 2 {
 		t.Errorf("three: %v", err)
 	}
 }
@@ -131,4 +151,66 @@ func TestReadTopology(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"policyName":"static","entries":{"u":{"c":"0-3"}}}`))
 	f.Fuzz(func(_ *testing.T, raw []byte) { _, _ = decode(raw) })
+}
+
+func TestHints(t *testing.T) {
+	m, err := New(Config{
+		Machine: machine, Reserved: cpuset.New(0), File: filepath.Join(t.TempDir(), "cpu_manager_state"),
+		Guaranteed: func(*v1.Pod) bool { return true }, Active: func() []*v1.Pod { return nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		pod  *v1.Pod
+		want []topology.Hint
+	}{
+		{pod("p", "100m"), nil},
+		{pod("p", "2"), []topology.Hint{{Nodes: 1, Preferred: true}, {Nodes: 2, Preferred: true}, {Nodes: 3}}},
+		{pod("p", "4"), []topology.Hint{{Nodes: 2, Preferred: true}, {Nodes: 3}}},
+		{pod("p", "5"), []topology.Hint{{Nodes: 3, Preferred: true}}},
+		{pod("p", "8"), []topology.Hint{}},
+	} {
+		got := m.Hints(c.pod, &c.pod.Spec.Containers[0])["cpu"]
+		if !slices.Equal(got, c.want) || (got == nil) != (c.want == nil) {
+			t.Errorf("%v: %v, want %v", c.pod.Spec.Containers[0].Resources.Requests, got, c.want)
+		}
+	}
+	// A node that is named is used, and the other one only for the rest.
+	p := pod("near", "2", "3")
+	if _, err := allocate(m, p, 2); err != nil {
+		t.Fatal(err)
+	}
+	if a, _ := m.Of("near", "a"); !a.IsSubsetOf(machine.In(2)) {
+		t.Errorf("a has %s", a)
+	}
+	if b, _ := m.Of("near", "b"); b.Intersection(machine.In(2)).Size() != 2 {
+		t.Errorf("b has %s", b)
+	}
+	// What an init container has is used again.
+	again := pod("again", "1")
+	again.Spec.InitContainers = pod("", "2").Spec.Containers
+	again.Spec.InitContainers[0].Name = "init"
+	if _, err := allocate(m, again, 0); err != nil {
+		t.Fatal(err)
+	}
+	first, _ := m.Of("again", "init")
+	if second, _ := m.Of("again", "a"); !second.IsSubsetOf(first) {
+		t.Errorf("%s after %s", second, first)
+	}
+	if n := m.PodHints(again)["cpu"]; len(n) == 0 {
+		t.Error("no hints for the pod that has its CPUs")
+	}
+}
+
+func TestSpread(t *testing.T) {
+	for _, c := range []struct {
+		n, group int
+		want     int // of the first node
+	}{{2, 1, 2}, {6, 1, 3}, {6, 2, 4}, {8, 2, 4}} {
+		got := machine.Spread(machine.All(), c.n, c.group, false)
+		if got.Size() != c.n || got.Intersection(machine.In(1)).Size() != c.want {
+			t.Errorf("%d by %d: %s", c.n, c.group, got)
+		}
+	}
 }

@@ -6,7 +6,6 @@ package devices
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -21,6 +20,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"hyperkube/components/kubelet/numa"
+	"hyperkube/components/kubelet/topology"
 )
 
 // gone is how long the devices of a plugin that has ended are still told of, as
@@ -31,8 +33,12 @@ const gone = 5 * time.Minute
 type Config struct {
 	// Dir is where plugins find the kubelet's socket and have their own.
 	Dir string
-	// Active returns the pods that have not ended: devices of others are free.
+	// Nodes are the machine's NUMA nodes.
+	Nodes numa.Set
+	// Active returns the pods that have not ended: devices of others are free,
+	// once Known tells that these are all. Nil: they always are.
 	Active func() []*v1.Pod
+	Known  func() bool
 	// Changed is called when there are more or fewer devices, and with whose
 	// devices' health has changed.
 	Changed func(pods []types.UID)
@@ -102,73 +108,152 @@ func (m *Manager) Capacity() (all, healthy v1.ResourceList) {
 	return all, healthy
 }
 
-// Allocate gives all containers of a pod their devices. Devices of init
-// containers that end are reused by those that come after them. It changes
-// nothing when it fails.
-func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
-	if !m.wants(pod) {
+// Hints implements topology.Provider.
+func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
+	m.forget(pod.UID)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := topology.Hints{}
+	for name, q := range c.Resources.Limits {
+		if n := int(q.Value()); n > 0 && m.resources[string(name)] != nil {
+			out[string(name)] = m.hints(pod, string(name), n)
+		}
+	}
+	return out
+}
+
+// PodHints implements topology.Provider.
+func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
+	m.forget(pod.UID)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := topology.Hints{}
+	for c := range topology.Containers(pod) {
+		for name := range c.Resources.Limits {
+			if m.resources[string(name)] == nil {
+				continue
+			}
+			n := topology.Request(pod, func(c *v1.Container) int64 {
+				q := c.Resources.Limits[name]
+				return q.Value()
+			})
+			if n > 0 {
+				out[string(name)] = m.hints(pod, string(name), int(n))
+			}
+		}
+	}
+	return out
+}
+
+// hints are for n devices of a resource; nil when its devices are on no nodes.
+// The caller holds mu.
+func (m *Manager) hints(pod *v1.Pod, name string, n int) []topology.Hint {
+	p := m.resources[name]
+	aligned := false
+	for _, d := range p.devices {
+		aligned = aligned || len(d.GetTopology().GetNodes()) > 0
+	}
+	if !aligned {
+		return nil
+	}
+	again := m.reusable(pod, name)
+	free := m.free(name)
+	if len(free)+len(again) < n {
+		return []topology.Hint{}
+	}
+	return topology.Fitting(m.cfg.Nodes, int64(n), func(s numa.Set) (could, have int64, ok bool) {
+		for _, d := range p.devices {
+			if nodesOf(d)&s != 0 {
+				could++
+			}
+		}
+		for _, id := range free {
+			if nodesOf(p.devices[id])&s != 0 {
+				have++
+			}
+		}
+		for _, id := range again {
+			if nodesOf(p.devices[id])&s == 0 {
+				return could, 0, false
+			}
+			have++
+		}
+		return could, have, true
+	})
+}
+
+// nodesOf are the NUMA nodes of a device, which may be nil.
+func nodesOf(d *api.Device) numa.Set {
+	var s numa.Set
+	for _, n := range d.GetTopology().GetNodes() {
+		s |= numa.Of(int(n.ID))
+	}
+	return s
+}
+
+// Allocate implements topology.Provider. Devices of init containers that end are
+// used again by those that come after them.
+func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error {
+	if !m.needs(c) {
 		return nil
 	}
 	m.allocating.Lock()
 	defer m.allocating.Unlock()
 	m.forget(pod.UID)
-	reusable := map[string]map[string]bool{}
-	one := func(c *v1.Container, passing bool) error {
-		for _, name := range slices.Sorted(maps.Keys(c.Resources.Limits)) {
-			q := c.Resources.Limits[name]
-			n := int(q.Value())
-			if n <= 0 || !m.known(string(name)) {
-				continue
-			}
-			ids, err := m.allocate(ctx, pod, c.Name, string(name), n, reusable[string(name)])
-			if err != nil {
+	for _, name := range slices.Sorted(maps.Keys(c.Resources.Limits)) {
+		q := c.Resources.Limits[name]
+		if n := int(q.Value()); n > 0 && m.known(string(name)) {
+			if err := m.allocate(ctx, pod, c.Name, string(name), n, nodes); err != nil {
 				return err
 			}
-			if reusable[string(name)] == nil {
-				reusable[string(name)] = map[string]bool{}
-			}
-			for _, id := range ids {
-				if passing {
-					reusable[string(name)][id] = true
-				} else {
-					delete(reusable[string(name)], id)
-				}
-			}
 		}
-		return nil
 	}
-	err := func() error {
-		for i := range pod.Spec.InitContainers {
-			c := &pod.Spec.InitContainers[i]
-			if err := one(c, c.RestartPolicy == nil || *c.RestartPolicy != v1.ContainerRestartPolicyAlways); err != nil {
-				return err
-			}
-		}
-		for i := range pod.Spec.Containers {
-			if err := one(&pod.Spec.Containers[i], false); err != nil {
-				return err
-			}
-		}
-		return nil
-	}()
+	return nil
+}
+
+// Settle implements topology.Provider.
+func (m *Manager) Settle(pod *v1.Pod, ok bool) error {
 	m.mu.Lock()
-	if err != nil {
-		delete(m.given, pod.UID)
+	defer m.mu.Unlock()
+	if m.given[pod.UID] == nil {
+		return nil
 	}
-	err = errors.Join(err, m.save())
-	m.mu.Unlock()
-	return err
+	if !ok {
+		delete(m.given, pod.UID)
+		return nil
+	}
+	if err := m.save(); err != nil {
+		delete(m.given, pod.UID)
+		return err
+	}
+	return nil
+}
+
+// again allocates to a pod that was admitted what it has not.
+func (m *Manager) again(ctx context.Context, pod *v1.Pod) error {
+	for c := range topology.Containers(pod) {
+		if err := m.Allocate(ctx, pod, c, 0); err != nil {
+			return err
+		}
+	}
+	return m.Settle(pod, true)
+}
+
+// needs tells whether the container has limits of a resource that is known.
+func (m *Manager) needs(c *v1.Container) bool {
+	for name := range c.Resources.Limits {
+		if m.known(string(name)) {
+			return true
+		}
+	}
+	return false
 }
 
 // wants tells whether the pod has limits of a resource that is known.
 func (m *Manager) wants(pod *v1.Pod) bool {
-	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for i := range list {
-			for name := range list[i].Resources.Limits {
-				if m.known(string(name)) {
-					return true
-				}
-			}
+	for c := range topology.Containers(pod) {
+		if m.needs(c) {
+			return true
 		}
 	}
 	return false
@@ -182,6 +267,9 @@ func (m *Manager) known(name string) bool {
 
 // forget frees the devices of pods that have ended; but is one that has not.
 func (m *Manager) forget(but types.UID) {
+	if m.cfg.Known != nil && !m.cfg.Known() {
+		return
+	}
 	active := map[types.UID]bool{but: true}
 	for _, p := range m.cfg.Active() {
 		active[p.UID] = true
@@ -195,15 +283,9 @@ func (m *Manager) forget(but types.UID) {
 	}
 }
 
-// allocate gives one container n devices of a resource. The caller holds
-// allocating.
-func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name string, n int, reusable map[string]bool) ([]string, error) {
-	m.mu.Lock()
-	if have := m.given[pod.UID][container][name]; have != nil {
-		m.mu.Unlock()
-		return have.IDs, nil
-	}
-	p := m.resources[name]
+// free are the devices of a resource that are healthy and nobody's. The caller
+// holds mu.
+func (m *Manager) free(name string) []string {
 	taken := map[string]bool{}
 	for _, containers := range m.given {
 		for _, byName := range containers {
@@ -214,33 +296,83 @@ func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name str
 			}
 		}
 	}
-	var must, free []string
-	for _, id := range slices.Sorted(maps.Keys(reusable)) {
-		if len(must) < n && reusable[id] {
-			must = append(must, id)
-		}
-	}
+	var out []string
+	p := m.resources[name]
 	for _, id := range slices.Sorted(maps.Keys(p.devices)) {
 		if p.devices[id].Health == api.Healthy && !taken[id] {
-			free = append(free, id)
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// reusable are the devices of a pod's containers that end before others start,
+// unless another has them again already. The caller holds mu.
+func (m *Manager) reusable(pod *v1.Pod, name string) []string {
+	out := map[string]bool{}
+	for c := range topology.Containers(pod) {
+		if g := m.given[pod.UID][c.Name][name]; g != nil {
+			for _, id := range g.IDs {
+				if out[id] = true; !topology.Passing(pod, c.Name) {
+					delete(out, id)
+				}
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(out))
+}
+
+// allocate gives one container n devices of a resource, those on nodes first.
+// The caller holds allocating.
+func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name string, n int, nodes numa.Set) error {
+	m.mu.Lock()
+	if m.given[pod.UID][container][name] != nil {
+		m.mu.Unlock()
+		return nil
+	}
+	p := m.resources[name]
+	must := m.reusable(pod, name)
+	must = must[:min(n, len(must))]
+	free := m.free(name)
+	near := len(free)
+	if nodes != 0 {
+		rank := func(id string) int {
+			switch on := nodesOf(p.devices[id]); {
+			case on&nodes != 0:
+				return 0
+			case on != 0:
+				return 1
+			}
+			return 2
+		}
+		slices.SortStableFunc(free, func(a, b string) int { return rank(a) - rank(b) })
+		if near = slices.IndexFunc(free, func(id string) bool { return rank(id) > 0 }); near < 0 {
+			near = len(free)
 		}
 	}
 	client, options := p.client, p.options
 	m.mu.Unlock()
 	need := n - len(must)
 	if need > len(free) {
-		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, need, len(free))
+		return fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, need, len(free))
 	}
 	ids := slices.Concat(must, free[:need])
-	if need > 0 && need < len(free) && options.GetGetPreferredAllocationAvailable() {
-		ids = m.preferred(ctx, client, slices.Concat(must, free), must, n, ids)
+	// The plugin chooses among those that are near, or else what is added to all
+	// of those.
+	if options.GetGetPreferredAllocationAvailable() {
+		switch {
+		case need > 0 && need < near:
+			ids = m.preferred(ctx, client, slices.Concat(must, free[:near]), must, n, ids)
+		case need > near && need < len(free):
+			ids = m.preferred(ctx, client, slices.Concat(must, free), slices.Concat(must, free[:near]), n, ids)
+		}
 	}
 	resp, err := client.Allocate(ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if err != nil {
-		return nil, fmt.Errorf("rpc call to %s failed: %w", name, err)
+		return fmt.Errorf("rpc call to %s failed: %w", name, err)
 	}
 	if len(resp.ContainerResponses) != 1 {
-		return nil, fmt.Errorf("no containers return in allocation response %v", resp)
+		return fmt.Errorf("no containers return in allocation response %v", resp)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -251,7 +383,7 @@ func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name str
 		m.given[pod.UID][container] = map[string]*Grant{}
 	}
 	m.given[pod.UID][container][name] = &Grant{IDs: ids, Response: resp.ContainerResponses[0]}
-	return ids, nil
+	return nil
 }
 
 // preferred asks the plugin which devices go well together; what it says is
@@ -290,7 +422,7 @@ func (m *Manager) Grants(ctx context.Context, pod *v1.Pod, c *v1.Container) (map
 		m.mu.Unlock()
 		if missing {
 			// The plugin came, or the record went, after the pod was admitted.
-			if err := m.Allocate(ctx, pod); err != nil {
+			if err := m.again(ctx, pod); err != nil {
 				return nil, err
 			}
 		}

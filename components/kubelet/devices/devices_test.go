@@ -2,6 +2,7 @@ package devices
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -18,6 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"hyperkube/components/kubelet/numa"
+	"hyperkube/components/kubelet/topology"
 )
 
 const testResource = "example.com/thing"
@@ -106,6 +110,17 @@ func devices(health ...string) []*api.Device {
 	return out
 }
 
+// allocate gives a pod its devices.
+func allocate(ctx context.Context, m *Manager, p *v1.Pod, nodes numa.Set) error {
+	var err error
+	for c := range topology.Containers(p) {
+		if err == nil {
+			err = m.Allocate(ctx, p, c, nodes)
+		}
+	}
+	return errors.Join(err, m.Settle(p, err == nil))
+}
+
 func TestDevices(t *testing.T) {
 	dir, err := os.MkdirTemp("", "devices") // sockets have short paths
 	if err != nil {
@@ -149,7 +164,7 @@ func TestDevices(t *testing.T) {
 	count(4, 3)
 
 	first := pod("first", 1, 1)
-	if err := m.Allocate(ctx, first); err != nil {
+	if err := allocate(ctx, m, first, 0); err != nil {
 		t.Fatal(err)
 	}
 	active = []*v1.Pod{first}
@@ -161,14 +176,14 @@ func TestDevices(t *testing.T) {
 		t.Errorf("made ready %v", got)
 	}
 	second := pod("second", 2)
-	if err := m.Allocate(ctx, second); err == nil || err.Error() != "requested number of devices unavailable for example.com/thing. Requested: 2, Available: 1" {
+	if err := allocate(ctx, m, second, 0); err == nil || err.Error() != "requested number of devices unavailable for example.com/thing. Requested: 2, Available: 1" {
 		t.Errorf("too many: %v", err)
 	}
 	if len(m.Devices("second", "a")) != 0 {
 		t.Error("the failed one holds devices")
 	}
 	active = nil // the first has ended
-	if err := m.Allocate(ctx, second); err != nil {
+	if err := allocate(ctx, m, second, 0); err != nil {
 		t.Fatal(err)
 	}
 	active = []*v1.Pod{second}
@@ -213,11 +228,47 @@ func TestReuseOfInitContainers(t *testing.T) {
 	p := pod("p", 2)
 	p.Spec.InitContainers = pod("", 2).Spec.Containers
 	p.Spec.InitContainers[0].Name = "init"
-	if err := m.Allocate(t.Context(), p); err != nil {
+	if err := allocate(t.Context(), m, p, 0); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(m.Devices("p", "init")[testResource], m.Devices("p", "a")[testResource]) {
 		t.Error("the init container's devices are not used again")
+	}
+}
+
+func TestNodes(t *testing.T) {
+	m := &Manager{
+		cfg:       Config{Dir: t.TempDir(), Nodes: 3, Active: func() []*v1.Pod { return nil }, Log: slog.New(slog.NewTextHandler(io.Discard, nil))},
+		resources: map[string]*pool{testResource: {client: direct{&plugin{}}, options: &api.DevicePluginOptions{GetPreferredAllocationAvailable: true}, devices: map[string]*api.Device{}}},
+		given:     map[types.UID]map[string]map[string]*Grant{},
+	}
+	for i, d := range devices(api.Healthy, api.Healthy, api.Healthy, api.Unhealthy, api.Healthy) {
+		if i < 4 {
+			d.Topology = &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(i / 2)}}}
+		}
+		m.resources[testResource].devices[d.ID] = d
+	}
+	for n, want := range map[int64][]topology.Hint{
+		1: {{Nodes: 1, Preferred: true}, {Nodes: 2, Preferred: true}, {Nodes: 3}},
+		2: {{Nodes: 1, Preferred: true}, {Nodes: 3}},
+		3: {{Nodes: 3, Preferred: true}},
+		4: {}, // one of them is on no node
+		6: {},
+	} {
+		p := pod("p", n)
+		for _, got := range []topology.Hints{m.Hints(p, &p.Spec.Containers[0]), m.PodHints(p)} {
+			if !slices.Equal(got[testResource], want) || got[testResource] == nil {
+				t.Errorf("%d: %v, want %v", n, got, want)
+			}
+		}
+	}
+	p := pod("p", 1, 2)
+	if err := allocate(t.Context(), m, p, 2); err != nil {
+		t.Fatal(err)
+	}
+	// The plugin prefers what comes last, but only of what is left to choose.
+	if a, b := m.Devices("p", "a")[testResource], m.Devices("p", "b")[testResource]; !slices.Equal(a, []string{"2"}) || len(b) != 2 {
+		t.Errorf("a has %v, b has %v", a, b)
 	}
 }
 

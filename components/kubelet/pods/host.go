@@ -76,6 +76,8 @@ type Host struct {
 	CPUCFSQuotaPeriod time.Duration
 	// PodPidsLimit is the most processes of a pod; 0 or less: no limit.
 	PodPidsLimit int64
+	// Hugepages are the sizes of which the machine has any, as in "2Mi".
+	Hugepages []string
 	// AllowedUnsafeSysctls may be set by pods; a trailing * matches the rest.
 	AllowedUnsafeSysctls []string
 	// Extend adds to a container what is beyond the pod's own words: devices,

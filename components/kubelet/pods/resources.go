@@ -153,6 +153,14 @@ func (h *Host) podResources(pod *v1.Pod) cgroup.Resources {
 	if h.PodPidsLimit > 0 {
 		r.PidsLimit = h.PodPidsLimit
 	}
+	// Where there are huge pages nobody gets any that did not ask for them.
+	for _, size := range h.Hugepages {
+		if r.HugepageLimits == nil {
+			r.HugepageLimits = map[string]uint64{}
+		}
+		q := limits[v1.ResourceName(v1.ResourceHugePagesPrefix+size)]
+		r.HugepageLimits[pageSize(size)] = uint64(q.Value())
+	}
 	return r
 }
 
