@@ -6,9 +6,11 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -26,8 +28,10 @@ import (
 	"hyperkube/internal/testetcd"
 )
 
-func startRegistry(t testing.TB) *registry.Registry {
-	s, err := store.New(store.Config{Client: testetcd.Client(t), Prefix: "/registry"})
+func startRegistry(t testing.TB) *registry.Registry { return startRegistryOn(t, testetcd.Client(t)) }
+
+func startRegistryOn(t testing.TB, client *clientv3.Client) *registry.Registry {
+	s, err := store.New(store.Config{Client: client, Prefix: "/registry"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,4 +287,56 @@ func TestKeeper(t *testing.T) {
 			back = back || ev.Current != nil && ev.Previous == nil
 		}
 	}
+}
+
+// TestSeveralServers: all API servers of a cluster are endpoints of its Service,
+// as long as they run.
+func TestSeveralServers(t *testing.T) {
+	client := testetcd.Client(t)
+	r := startRegistryOn(t, client)
+	start := func(address string) (stop func()) {
+		k, err := NewKeeper(KeeperConfig{
+			Registry: r, ServiceIP: netip.MustParseAddr("10.96.0.1"), Advertise: netip.MustParseAddrPort(address),
+			Etcd: client, Prefix: "/registry", Log: quiet(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() {
+			if err := k.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		<-k.Ready()
+		return func() { cancel(); running.Wait() }
+	}
+	w, err := r.Lookup(discoveryv1.SchemeGroupVersion.WithResource("endpointslices")).Collection.Watch(t.Context(), store.WatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	expect := func(want string) {
+		t.Helper()
+		for {
+			s, _ := get[*discoveryv1.EndpointSlice](t, r, discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), "default/kubernetes")
+			var got []string
+			for _, e := range s.Endpoints {
+				got = append(got, e.Addresses...)
+			}
+			if strings.Join(got, " ") == want {
+				return
+			}
+			if _, err := w.Next(t.Context()); err != nil {
+				t.Fatalf("%v, want %s: %v", got, want, err)
+			}
+		}
+	}
+	defer start("192.0.2.2:6443")()
+	expect("192.0.2.2")
+	stop := start("192.0.2.1:6443")
+	expect("192.0.2.1 192.0.2.2")
+	stop()
+	expect("192.0.2.2")
 }

@@ -6,8 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path"
+	"slices"
+	"sync"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -30,9 +34,10 @@ type KeeperConfig struct {
 	ServiceIP netip.Addr
 	// Advertise is where this API server is reached by pods.
 	Advertise netip.AddrPort
-	// Shared tells that there may be other API servers: addresses of others
-	// are left in the endpoints. Else they are just this one's.
-	Shared bool
+	// Etcd is where other API servers of the cluster are known, below Prefix;
+	// nil: there are no others, and the only address is this one's.
+	Etcd   *clientv3.Client
+	Prefix string
 	// Log receives what goes wrong; nil: slog's default.
 	Log *slog.Logger
 }
@@ -45,6 +50,10 @@ type Keeper struct {
 	ready chan struct{}
 
 	services, endpoints, slices *registry.Resource
+
+	mu      sync.Mutex // guards servers
+	servers []netip.Addr
+	moved   chan struct{} // has one element when servers changed
 }
 
 // kubernetes is the name of the Service, of its Endpoints and of its slice.
@@ -55,7 +64,7 @@ func NewKeeper(cfg KeeperConfig) (*Keeper, error) {
 	if !cfg.ServiceIP.IsValid() || !cfg.Advertise.IsValid() {
 		return nil, fmt.Errorf("the Service kubernetes: no address: %s, %s", cfg.ServiceIP, cfg.Advertise)
 	}
-	k := &Keeper{cfg: cfg, log: cfg.Log, ready: make(chan struct{})}
+	k := &Keeper{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), moved: make(chan struct{}, 1), servers: []netip.Addr{cfg.Advertise.Addr()}}
 	if k.log == nil {
 		k.log = slog.Default()
 	}
@@ -85,6 +94,22 @@ const pause = time.Second
 // it, until ctx ends.
 func (k *Keeper) Run(ctx context.Context) error {
 	started := false
+	if k.cfg.Etcd != nil {
+		var following sync.WaitGroup
+		defer following.Wait()
+		known := make(chan struct{})
+		s := &servers{client: k.cfg.Etcd, prefix: path.Join(k.cfg.Prefix, "masterleases"), self: k.cfg.Advertise.Addr(), log: k.log}
+		var once sync.Once
+		s.found = func(addrs []netip.Addr) {
+			k.serve(addrs)
+			once.Do(func() { close(known) })
+		}
+		following.Go(func() { s.Run(ctx) })
+		select {
+		case <-known:
+		case <-ctx.Done():
+		}
+	}
 	for ctx.Err() == nil {
 		err := k.keep(ctx, func() {
 			if !started {
@@ -102,6 +127,26 @@ func (k *Keeper) Run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// serve takes note of the servers that there are.
+func (k *Keeper) serve(addrs []netip.Addr) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if slices.Equal(k.servers, addrs) {
+		return
+	}
+	k.servers = addrs
+	select {
+	case k.moved <- struct{}{}:
+	default:
+	}
+}
+
+func (k *Keeper) addresses() []netip.Addr {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.servers
 }
 
 // keep writes what is missing, calls done and does so again whenever one of
@@ -140,6 +185,7 @@ func (k *Keeper) keep(ctx context.Context, done func()) error {
 			if err != nil {
 				return err
 			}
+		case <-k.moved:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -251,10 +297,9 @@ func (k *Keeper) endpointsObject(obj api.Object) {
 	ep := obj.(*corev1.Endpoints)
 	// The slice is kept here too, not mirrored.
 	label(ep, discoveryv1.LabelSkipMirror, "true")
-	self := corev1.EndpointAddress{IP: k.cfg.Advertise.Addr().String()}
-	addresses := []corev1.EndpointAddress{self}
-	if k.cfg.Shared && len(ep.Subsets) == 1 {
-		addresses = with(ep.Subsets[0].Addresses, self, func(a corev1.EndpointAddress) bool { return a.IP == self.IP })
+	var addresses []corev1.EndpointAddress
+	for _, addr := range k.addresses() {
+		addresses = append(addresses, corev1.EndpointAddress{IP: addr.String()})
 	}
 	ep.Subsets = []corev1.EndpointSubset{{
 		Addresses: addresses,
@@ -270,27 +315,12 @@ func (k *Keeper) slice(obj api.Object) {
 		s.AddressType = discoveryv1.AddressTypeIPv6
 	}
 	ready := true
-	self := discoveryv1.Endpoint{
-		Addresses:  []string{k.cfg.Advertise.Addr().String()},
-		Conditions: discoveryv1.EndpointConditions{Ready: &ready},
-	}
-	endpoints := []discoveryv1.Endpoint{self}
-	if k.cfg.Shared {
-		endpoints = with(s.Endpoints, self, func(e discoveryv1.Endpoint) bool {
-			return len(e.Addresses) == 1 && e.Addresses[0] == self.Addresses[0]
+	s.Endpoints = nil
+	for _, addr := range k.addresses() {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{addr.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
 		})
 	}
-	s.Endpoints = endpoints
 	name, port, protocol := "https", int32(k.cfg.Advertise.Port()), corev1.ProtocolTCP
 	s.Ports = []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}}
-}
-
-// with returns list with one more at the end, unless it is there.
-func with[T any](list []T, one T, is func(T) bool) []T {
-	for _, t := range list {
-		if is(t) {
-			return list
-		}
-	}
-	return append(list[:len(list):len(list)], one)
 }

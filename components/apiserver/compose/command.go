@@ -153,7 +153,7 @@ func (o *options) run(ctx context.Context) error {
 // config reads the files that the flags name. Etcd and Listener are left.
 func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) {
 	cfg := Config{
-		EtcdPrefix: o.etcdPrefix, EventTTL: o.eventTTL,
+		EtcdPrefix: o.etcdPrefix, EventTTL: o.eventTTL, Shared: true,
 		CertFile: o.certFile, KeyFile: o.keyFile,
 		ClientCAFile: o.clientCA, TokenFile: o.tokenFile, BootstrapTokens: o.bootstrapTokens, NoAnonymous: !o.anonymous,
 		FrontProxyCAFile: o.proxyCA,

@@ -100,6 +100,9 @@ type Config struct {
 	// Advertise is where others reach this server: the endpoint of the
 	// Service kubernetes.
 	Advertise netip.AddrPort
+	// Shared: other API servers may serve the same etcd. They and this one
+	// are all endpoints of that Service.
+	Shared bool
 
 	// InFlight is how many requests are worked on at the same time, Limits
 	// what they may take. Audit says what is recorded of them.

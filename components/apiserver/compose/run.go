@@ -106,9 +106,16 @@ func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background c
 	group.Start(background, "aggregation", s.others)
 	group.Start(background, "the trust of aggregated servers", s.trust)
 	if s.cfg.Advertise.IsValid() {
-		keeper, err := bootstrap.NewKeeper(bootstrap.KeeperConfig{
+		cfg := bootstrap.KeeperConfig{
 			Registry: s.server.Registry(), ServiceIP: firstOf(s.cfg.ServiceCIDRs[0]), Advertise: s.cfg.Advertise, Log: s.cfg.Log,
-		})
+		}
+		if s.cfg.Shared {
+			cfg.Etcd, cfg.Prefix = s.cfg.Etcd, s.cfg.EtcdPrefix
+			if cfg.Prefix == "" {
+				cfg.Prefix = "/registry"
+			}
+		}
+		keeper, err := bootstrap.NewKeeper(cfg)
 		if err != nil {
 			return err
 		}
