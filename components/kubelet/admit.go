@@ -14,6 +14,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"hyperkube/components/kubelet/pods"
+	"hyperkube/components/kubelet/shutdown"
 )
 
 // safeSysctls may be set by any pod: they are the pod's own.
@@ -53,6 +54,9 @@ const allocateWithin = 30 * time.Second
 func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	refuse := func(reason, message string) *pods.Verdict {
 		return &pods.Verdict{Reason: reason, Message: message}
+	}
+	if k.shutdown != nil && k.shutdown.Down() {
+		return refuse(shutdown.RefusedReason, shutdown.RefusedMessage)
 	}
 	if message := k.eviction.Refuse(pod, pods.QOS(pod)); message != "" {
 		return refuse("Evicted", message)

@@ -280,6 +280,11 @@ func (m kubeletMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge("kubelet_running_pods", "Number of pods that have a running pod sandbox", float64(running), nil)
 	gauge("kubelet_desired_pods", "The number of pods the kubelet is being instructed to run.", float64(len(all)), map[string]string{"static": ""})
+	if m.k.shutdown != nil {
+		for name, at := range m.k.shutdownTimes() {
+			gauge("kubelet_graceful_shutdown_"+name+"_time_seconds", "Last graceful shutdown "+name+" time since unix epoch in seconds", at, nil)
+		}
+	}
 	for state, n := range states {
 		gauge("kubelet_running_containers", "Number of containers currently running", float64(n), map[string]string{"container_state": state})
 	}

@@ -30,6 +30,7 @@ import (
 
 	"hyperkube/components/kubelet/eviction"
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/shutdown"
 	"hyperkube/components/kubelet/topology"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
@@ -69,6 +70,9 @@ type Config struct {
 	// ResolvConf is the node's resolver configuration for pods that want it;
 	// found by default.
 	ResolvConf string
+	// Shutdown is how long pods may take when the machine shuts down, by their
+	// priority; empty: the machine does not wait.
+	Shutdown []shutdown.Period
 	// StaticPods is the directory of static pods' manifests; empty: none.
 	StaticPods string
 	// MaxPods is 110 by default; PodsPerCore bounds it by the number of CPUs, 0

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"hyperkube/components/kubelet/nodestatus"
+	"hyperkube/components/kubelet/shutdown"
 	"hyperkube/internal/cgroup"
 )
 
@@ -221,6 +223,19 @@ func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
 		c.Topology.Options = maps.Clone(f.TopologyManagerPolicyOptions)
 	}
 	return nil
+}
+
+// applyShutdown takes how long pods may take when the machine shuts down.
+func (c *Config) applyShutdown(f *kubeletv1beta1.KubeletConfiguration) error {
+	var by []shutdown.Period
+	for _, p := range f.ShutdownGracePeriodByPodPriority {
+		by = append(by, shutdown.Period{Priority: p.Priority, Grace: time.Duration(p.ShutdownGracePeriodSeconds) * time.Second})
+	}
+	periods, err := shutdown.Periods(f.ShutdownGracePeriod.Duration, f.ShutdownGracePeriodCriticalPods.Duration, by)
+	if err == nil && len(periods) > 0 {
+		c.Shutdown = periods
+	}
+	return err
 }
 
 // applyServer takes what concerns the HTTPS server.

@@ -40,6 +40,7 @@ import (
 	"hyperkube/components/kubelet/podcerts"
 	"hyperkube/components/kubelet/pods"
 	"hyperkube/components/kubelet/probe"
+	"hyperkube/components/kubelet/shutdown"
 	"hyperkube/components/kubelet/staticpod"
 	"hyperkube/components/kubelet/stats"
 	"hyperkube/components/kubelet/topology"
@@ -77,6 +78,7 @@ type Kubelet struct {
 	cpus            *cpus.Manager   // nil when nobody has CPUs of its own
 	memory          *memory.Manager // nil when nobody has memory of its own
 	topology        *topology.Manager
+	shutdown        *shutdown.Manager // nil when a shutdown does not wait
 	// sourcesKnown: all sources have told their pods.
 	sourcesKnown atomic.Bool
 }
@@ -145,7 +147,7 @@ func (k *Kubelet) compose() error {
 		Name: cfg.NodeName, Kube: k.kube, CRI: k.cri, Events: recorder, Log: k.log,
 		Register: !cfg.NoRegister, Labels: cfg.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
 		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
-		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Devices: k.deviceCapacity, PodCIDR: cfg.PodCIDR,
+		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Wrong: k.wrong, Devices: k.deviceCapacity, PodCIDR: cfg.PodCIDR,
 		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Update: cfg.NodeUpdate, Report: cfg.NodeReport, MaxImages: cfg.MaxImages,
 		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe,
 	})
@@ -208,6 +210,7 @@ func (k *Kubelet) compose() error {
 		Pods: k.manager.Pods, Boot: time.Now(),
 	}
 	k.eviction = k.newEviction(recorder)
+	k.shutdown = k.newShutdown(recorder)
 	if err = k.newOwn(); err != nil {
 		return err
 	}
@@ -297,6 +300,9 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	run("telling of pods' resources", k.podResources)
 	run("keeping volumes of drivers", k.csi.Run)
 	run("watching what runs short", k.eviction.Run)
+	if k.shutdown != nil {
+		run("waiting for the machine's shutdown", k.shutdown.Run)
+	}
 
 	var err error
 	select {

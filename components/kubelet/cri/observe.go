@@ -19,6 +19,11 @@ import (
 // IsNotFound tells whether the runtime says that it has no such thing.
 func IsNotFound(err error) bool { return status.Code(err) == codes.NotFound }
 
+// IsGone tells whether the runtime is not there, or has gone during the call: an
+// end of its own that says nothing of what was asked for. What came of the call
+// is seen when the runtime is there again.
+func IsGone(err error) bool { return status.Code(err) == codes.Unavailable }
+
 // IsUnimplemented tells whether the runtime does not know the call.
 func IsUnimplemented(err error) bool { return status.Code(err) == codes.Unimplemented }
 

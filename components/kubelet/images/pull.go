@@ -100,7 +100,8 @@ type Request struct {
 }
 
 // Ensure makes sure that the image is there by its policy, and returns the
-// runtime's reference to it. Errors are of type *Error, or the context's.
+// runtime's reference to it. Errors are of type *Error, or the context's, or
+// such that cri.IsGone tells.
 func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) {
 	name, err := Normalize(r.Image)
 	if err != nil {
@@ -109,6 +110,9 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 		return "", &Error{Reason: InvalidImageName, Message: msg}
 	}
 	present, err := p.present(ctx, name)
+	if cri.IsGone(err) {
+		return "", fmt.Errorf("inspecting image %q: %w", r.Image, err)
+	}
 	if err != nil {
 		msg := fmt.Sprintf("Failed to inspect image %q: %s", r.Image, cri.Message(err))
 		r.Event(true, "InspectFailed", msg)
@@ -146,6 +150,9 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 	f := p.pull(ctx, name, r)
 	if ctx.Err() != nil {
 		return "", ctx.Err()
+	}
+	if cri.IsGone(f.err) {
+		return "", fmt.Errorf("pulling image %q: %w", r.Image, f.err)
 	}
 	if f.err != nil {
 		text := f.err.Error()

@@ -62,6 +62,8 @@ type Config struct {
 	Devices func() (all, healthy v1.ResourceList)
 	// Pressure returns what runs short; may be nil.
 	Pressure func() Pressure
+	// Wrong returns why the node is not ready though its runtime is; may be nil.
+	Wrong func() []string
 	// VolumesInUse returns the volumes that must not be detached, sorted; may be
 	// nil.
 	VolumesInUse func() []v1.UniqueVolumeName
@@ -591,6 +593,9 @@ func (k *Keeper) conditions(s *v1.NodeStatus, says runtimeSays, now metav1.Time)
 		if !says.netOK {
 			wrong = append(wrong, "container runtime network not ready: "+says.netText)
 		}
+	}
+	if k.cfg.Wrong != nil {
+		wrong = append(wrong, k.cfg.Wrong()...)
 	}
 	switch len(wrong) {
 	case 0:

@@ -128,7 +128,7 @@ func (w *worker) stop(ctx context.Context, pod *v1.Pod, name, id, ip string, gra
 					return
 				}
 			}
-		} else if ctx.Err() == nil {
+		} else if ctx.Err() == nil && !cri.IsGone(err) {
 			w.log.Warn("stopping a container failed", "container", name, "error", err)
 			w.host.event(pod, name, true, "FailedKillContainer", "error killing container: "+cri.Message(err))
 		}

@@ -49,6 +49,10 @@ func (w *worker) startOp(ctx context.Context, plan podstate.Plan, starts []podst
 			if err != nil && ctx.Err() == nil {
 				w.log.Debug("starting a pod failed", "error", err)
 			}
+			if cri.IsGone(err) {
+				// What came of the last call is seen when it is there again.
+				w.dirty = true
+			}
 		})
 	}()
 }
@@ -62,7 +66,9 @@ func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, s
 	}
 	for _, id := range plan.StopSandboxes {
 		if err := w.host.stopSandbox(ctx, id); err != nil {
-			w.failMount()
+			if !cri.IsGone(err) {
+				w.failMount()
+			}
 			return err
 		}
 	}
@@ -71,7 +77,7 @@ func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, s
 			w.host.event(pod, "", false, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
 		}
 		if err := w.makeSandbox(ctx, pod, plan.Attempt); err != nil {
-			if ctx.Err() == nil {
+			if ctx.Err() == nil && !cri.IsGone(err) {
 				w.host.event(pod, "", true, "FailedCreatePodSandBox", "Failed to create pod sandbox: "+err.Error())
 				w.failMount()
 			}
@@ -89,6 +95,9 @@ func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, s
 		if err := w.startContainer(ctx, pod, s); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
+			}
+			if cri.IsGone(err) {
+				return err
 			}
 			_, kind := podstate.Find(pod, s.Name)
 			if kind == podstate.Init {
@@ -219,6 +228,9 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, attempt uint32) e
 	call, cancel := carriedThrough(ctx)
 	defer cancel()
 	resp, err := w.host.CRI.Runtime.RunPodSandbox(call, &runtimeapi.RunPodSandboxRequest{Config: cfg, RuntimeHandler: handler})
+	if cri.IsGone(err) {
+		return err
+	}
 	if err != nil {
 		return errors.New(cri.Message(err))
 	}
@@ -228,6 +240,7 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, attempt uint32) e
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.learned++
 	for i := range w.obs.Sandboxes {
 		w.obs.Sandboxes[i].Ready = false
 	}

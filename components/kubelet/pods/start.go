@@ -63,6 +63,9 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 		return fail(createContainerConfigError, err.Error(), time.Now().Add(retryStart))
 	}
 	image, err := w.ensureImage(ctx, pod, c, sandbox, volumes)
+	if cri.IsGone(err) {
+		return err
+	}
 	if err != nil {
 		var ie *images.Error
 		if !errors.As(err, &ie) {
@@ -90,12 +93,20 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 	}
 	call, cancel := carriedThrough(ctx)
 	defer cancel()
+	if s.Stale != "" {
+		if err := w.dropStale(call, pod, s); err != nil {
+			return err
+		}
+	}
 	created, err := w.host.CRI.Runtime.CreateContainer(call, &runtimeapi.CreateContainerRequest{
 		PodSandboxId: box.ID, Config: cfg, SandboxConfig: sandbox,
 	})
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if cri.IsGone(err) {
+			return err
 		}
 		w.host.event(pod, s.Name, true, "Failed", "Error: "+cri.Message(err))
 		return fail(createContainerError, cri.Message(err), time.Now().Add(retryStart))
@@ -116,11 +127,18 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 		w.host.event(pod, s.Name, false, "Started", "Container started")
 	}
 	if err := w.learn(ctx, pod, id, box.ID); err != nil {
+		// Nobody knows whether it runs; should it, its hook is lost.
+		w.update(func() { delete(w.hooks, id) })
 		return err
 	}
 	if startErr != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if cri.IsGone(startErr) {
+			// The runtime is there again and knows what came of it.
+			w.update(func() { delete(w.hooks, id) })
+			return startErr
 		}
 		w.host.event(pod, s.Name, true, "Failed", "Error: "+cri.Message(startErr))
 		w.mu.Lock()
@@ -147,6 +165,19 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 	return nil
 }
 
+// dropStale removes a container that was made and never started, so that
+// another of the same attempt takes its place.
+func (w *worker) dropStale(ctx context.Context, pod *v1.Pod, s podstate.Start) error {
+	if _, err := w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: s.Stale}); err != nil && !cri.IsNotFound(err) {
+		return fmt.Errorf("removing a container that was never started: %w", err)
+	}
+	w.host.unlinkLog(pod, s.Name, s.Stale)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.forget(s.Stale)
+	return nil
+}
+
 // learn asks the runtime for a container that was just made.
 func (w *worker) learn(ctx context.Context, pod *v1.Pod, id, sandbox string) error {
 	st, err := w.host.CRI.Container(ctx, id)
@@ -158,6 +189,7 @@ func (w *worker) learn(ctx context.Context, pod *v1.Pod, id, sandbox string) err
 	w.host.fillMessage(pod, &st, nil)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.learned++
 	if old := w.obs.ByID(id); old != nil {
 		*old = st
 	} else {

@@ -55,6 +55,9 @@ type worker struct {
 	dirtyIDs map[string]bool
 	slots    map[string]podstate.Slot
 	obs      podstate.Observed
+	// learned counts what operations have told of obs, so that what was asked
+	// for before does not undo it.
+	learned int
 	op       *operation
 	kills    map[string]*kill
 	probes   map[string]*probe.Group
@@ -357,6 +360,9 @@ func (w *worker) refresh(ctx context.Context) error {
 	}
 	w.mu.Unlock()
 	if all {
+		w.mu.Lock()
+		before := w.learned
+		w.mu.Unlock()
 		obs, err := w.host.CRI.Observe(ctx, w.uid)
 		if err != nil {
 			w.mu.Lock()
@@ -372,8 +378,14 @@ func (w *worker) refresh(ctx context.Context) error {
 			w.host.fillMessage(pod, &obs.Containers[i], known.ByID(obs.Containers[i].ID))
 		}
 		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.learned != before {
+			// It may be older than what an operation has told meanwhile.
+			w.dirty = true
+			w.kick()
+			return nil
+		}
 		w.obs = obs
-		w.mu.Unlock()
 		return nil
 	}
 	for id := range ids {
@@ -387,18 +399,24 @@ func (w *worker) refresh(ctx context.Context) error {
 	return nil
 }
 
+// forget says that the runtime has a container no more. The caller holds mu.
+func (w *worker) forget(id string) {
+	w.learned++
+	for i := range w.obs.Containers {
+		if w.obs.Containers[i].ID == id {
+			w.obs.Containers = append(w.obs.Containers[:i:i], w.obs.Containers[i+1:]...)
+			return
+		}
+	}
+}
+
 // observe asks the runtime for one container that is known.
 func (w *worker) observe(ctx context.Context, id string) error {
 	c, err := w.host.CRI.Container(ctx, id)
 	if err != nil {
 		if isNotFound(err) {
 			w.mu.Lock()
-			for i := range w.obs.Containers {
-				if w.obs.Containers[i].ID == id {
-					w.obs.Containers = append(w.obs.Containers[:i:i], w.obs.Containers[i+1:]...)
-					break
-				}
-			}
+			w.forget(id)
 			w.mu.Unlock()
 			return nil
 		}

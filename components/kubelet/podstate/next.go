@@ -31,6 +31,10 @@ type Kill struct {
 type Start struct {
 	Name    string
 	Attempt uint32
+	// Stale is a container of that attempt that was made and never started,
+	// for its maker or the runtime was killed in between; it goes first. Empty:
+	// there is none.
+	Stale string
 	// Crash is the back-off to remember once it has started.
 	Crash BackOff
 }
@@ -376,6 +380,9 @@ func (in *Input) start(p *Plan, c *v1.Container) {
 		return
 	}
 	s := Start{Name: c.Name, Attempt: in.nextAttempt(c.Name), Crash: slot.Crash}
+	if st := in.Observed.Latest(c.Name); st != nil && st.State == Created {
+		s.Attempt, s.Stale = st.Attempt, st.ID
+	}
 	if st := in.Observed.Latest(c.Name); st != nil && st.State == Exited {
 		if until := slot.Crash.Until(st.FinishedAt, in.Now); until.After(in.Now) {
 			p.BackOff = append(p.BackOff, Wait{Name: c.Name, Until: until, Delay: slot.Crash.Delay})
