@@ -93,6 +93,23 @@ func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
 			}
 			args.Volumes.BindTimeout = time.Duration(*a.BindTimeoutSeconds) * time.Second
 		}
+	case args.Devices.Name():
+		var a configv1.DynamicResourcesArgs
+		if err := yaml.UnmarshalStrict(data, &a); err != nil {
+			return err
+		}
+		if a.FilterTimeout != nil {
+			if a.FilterTimeout.Duration < 0 {
+				return fmt.Errorf("filterTimeout: Invalid value: %s: must be zero or positive", a.FilterTimeout.Duration)
+			}
+			args.Devices.FilterTimeout = a.FilterTimeout.Duration
+		}
+		if a.BindingTimeout != nil {
+			if a.BindingTimeout.Duration < time.Second {
+				return fmt.Errorf("bindingTimeout: Invalid value: %s: must be at least 1 second", a.BindingTimeout.Duration)
+			}
+			args.Devices.BindingTimeout = a.BindingTimeout.Duration
+		}
 	case args.Preemption.Name():
 		return readPreemption(&args.Preemption, data)
 	default:

@@ -15,7 +15,7 @@ import (
 // done, or there is nothing of it to do. A configuration may name them.
 var elsewhere = []string{
 	"PrioritySort", "DefaultBinder",
-	"DynamicResources", "NodeDeclaredFeatures", "GangScheduling", "DeferredPodScheduling", "TopologyPlacementGenerator", "PodGroupPodsCount",
+	"NodeDeclaredFeatures", "GangScheduling", "DeferredPodScheduling", "TopologyPlacementGenerator", "PodGroupPodsCount",
 }
 
 // choose applies what a profile enables and disables; p may be nil.
@@ -46,6 +46,9 @@ func choose(args plugins.Args, p *configv1.Plugins) (plugins.Set, error) {
 	set := plugins.Set{}
 	set.PreEnqueue = pick("PreEnqueue", all.PreEnqueue, p.MultiPoint, p.PreEnqueue, &errs)
 	set.Filter = pick("Filter", all.Filter, p.MultiPoint, p.Filter, &errs)
+	if slices.ContainsFunc(set.Filter, func(f framework.Filter) bool { return f.Name() == all.Devices.Name() }) {
+		set.Devices = all.Devices
+	}
 	set.Score = pick("Score", all.Score, p.MultiPoint, p.Score, &errs)
 	for i := range set.Score {
 		w := &set.Score[i]
@@ -89,7 +92,8 @@ func knownNames(set plugins.Set) map[string]bool {
 // order of all.
 func pick[P framework.Plugin](point string, all []P, multi, own configv1.PluginSet, errs *[]error) []P {
 	for _, e := range own.Enabled {
-		if !slices.Contains(elsewhere, e.Name) && !slices.ContainsFunc(all, func(p P) bool { return p.Name() == e.Name }) {
+		// DynamicResources is at most points, and all of it is chosen with its filter.
+		if !slices.Contains(elsewhere, e.Name) && e.Name != (plugins.DynamicResources{}).Name() && !slices.ContainsFunc(all, func(p P) bool { return p.Name() == e.Name }) {
 			*errs = append(*errs, fmt.Errorf("plugin %q does not extend %s plugin", e.Name, point))
 		}
 	}

@@ -54,11 +54,11 @@ profiles:
 	if len(profiles) != 2 || profiles[0].SchedulerName != "default-scheduler" || profiles[1].SchedulerName != "packer" {
 		t.Fatalf("profiles: %+v", profiles)
 	}
-	if p := profiles[0].Plugins; len(p.Score) != 7 || len(p.Filter) != 12 || p.Preemption == nil {
+	if p := profiles[0].Plugins; len(p.Score) != 7 || len(p.Filter) != 13 || p.Preemption == nil || p.Devices == nil {
 		t.Errorf("the default profile: %+v", p)
 	}
 	p := profiles[1].Plugins
-	if p.Preemption != nil || len(p.Filter) != 10 || len(p.Score) != 2 || p.Score[0].Name() != "TaintToleration" || p.Score[0].Weight != 1 ||
+	if p.Preemption != nil || len(p.Filter) != 11 || len(p.Score) != 2 || p.Score[0].Name() != "TaintToleration" || p.Score[0].Weight != 1 ||
 		p.Score[1].Name() != "NodeResourcesFit" || p.Score[1].Weight != 5 {
 		t.Errorf("the other profile: %+v", p)
 	}

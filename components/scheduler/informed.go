@@ -33,6 +33,8 @@ type message struct {
 	// evicted: others were evicted for this pod, or not, as err tells.
 	evicted *corev1.Pod
 	err     error
+	// devices is what has happened to devices.
+	devices *devicesMessage
 }
 
 // inbox passes messages from many goroutines to one, which never makes them

@@ -24,6 +24,8 @@ func (s *Scheduler) takeIn() {
 			s.queue.claimChanged(m.claim, now)
 		case m.event != 0:
 			happened |= m.event
+		case m.devices != nil:
+			happened |= s.takeDevices(m.devices, now)
 		case m.evicted != nil:
 			s.takeEvicted(m.evicted, m.err, now)
 		case m.node != nil && m.gone:
@@ -81,20 +83,15 @@ func (s *Scheduler) takePod(pod *corev1.Pod, gone bool, now time.Time) framework
 	case pod.DeletionTimestamp != nil && !s.assumed[uid]:
 		return s.forget(uid)
 	}
-	profile := s.profiles[pod.Spec.SchedulerName]
-	if profile == nil {
+	if s.profiles[pod.Spec.SchedulerName] == nil {
 		return 0
-	}
-	isGated := false
-	for _, p := range profile.Plugins.PreEnqueue {
-		isGated = isGated || p.PreEnqueue(pod) != ""
 	}
 	old := s.queue.items[uid]
 	was := ""
 	if old != nil {
 		was = old.pod.Status.NominatedNodeName
 	}
-	s.queue.set(pod, isGated, now)
+	s.queue.set(pod, s.gated(pod), now)
 	// What was nominated here and has not come back yet stays.
 	if is := pod.Status.NominatedNodeName; is != was && !s.assumed[uid] {
 		s.state.Withdraw(uid)

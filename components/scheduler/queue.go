@@ -255,6 +255,29 @@ func (q *queue) claimChanged(key string, now time.Time) {
 	}
 }
 
+// resourceClaimChanged is claimChanged for resource claims.
+func (q *queue) resourceClaimChanged(key string, now time.Time) {
+	for _, it := range slices.Clone(q.heaps[waiting].items) {
+		if it.wake&framework.ClaimChanged != 0 && len(it.pod.Spec.ResourceClaims) > 0 && usesClaim(it.pod, key) {
+			q.retry(it, now)
+		}
+	}
+}
+
+// gatedWithClaims returns the gated pods that have resource claims.
+func (q *queue) gatedWithClaims() []*item {
+	if q.counts[gated] == 0 {
+		return nil
+	}
+	var out []*item
+	for _, it := range q.items {
+		if it.place == gated && len(it.pod.Spec.ResourceClaims) > 0 {
+			out = append(out, it)
+		}
+	}
+	return out
+}
+
 func hasClaim(pod *corev1.Pod, key string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.PersistentVolumeClaim != nil && pod.Namespace+"/"+v.PersistentVolumeClaim.ClaimName == key ||

@@ -71,8 +71,9 @@ type Scheduler struct {
 	extended []*extender
 
 	// Owned by the goroutine of Run.
-	state *state.State
-	queue *queue
+	state   *state.State
+	queue   *queue
+	devices *devices
 	// assumed are the pods whose binding is being written, or was and has
 	// not come back by the watch.
 	assumed map[types.UID]bool
@@ -95,7 +96,7 @@ func New(cfg Config) (*Scheduler, error) {
 	}
 	s := &Scheduler{
 		cfg: cfg, profiles: map[string]*Profile{}, inbox: newInbox(), ready: make(chan struct{}),
-		state: state.New(), queue: newQueue(), assumed: map[types.UID]bool{},
+		state: state.New(), queue: newQueue(), devices: newDevices(), assumed: map[types.UID]bool{},
 	}
 	for i := range cfg.Profiles {
 		p := &cfg.Profiles[i]
@@ -169,6 +170,11 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	close(s.ready)
 	for {
 		s.takeIn()
+		if s.devices.wanted && !s.devices.started {
+			if err := s.devices.start(ctx, s.cfg.Clients, s.inbox); err != nil {
+				return fmt.Errorf("scheduler: %w", err)
+			}
+		}
 		it := s.queue.pop(time.Now())
 		s.metrics.waiting(s.queue)
 		if it == nil {
@@ -215,6 +221,9 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	}
 	info := state.NewPod(it.pod)
 	cycle := &framework.Cycle{Pod: info, State: s.state, Namespaces: s.informed.namespaceLabels, SpreadSelector: s.informed.spreadSelector, Volumes: s.volumes}
+	if profile.Plugins.Devices != nil && len(it.pod.Spec.ResourceClaims) > 0 {
+		cycle.Devices = s.devices
+	}
 	node, failed := s.find(ctx, cycle, profile)
 	if node == nil {
 		s.fail(d, info, failed, profile)
@@ -227,6 +236,7 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	}
 	d.reservation = r
 	s.volumes.assume(r)
+	s.devices.assume(r)
 	d.node = node.Name
 	s.state.Withdraw(it.pod.UID)
 	s.state.SetPod(info, node.Name)
@@ -255,6 +265,13 @@ func (s *Scheduler) fail(d *decision, info *state.Pod, failed *unfit, profile *P
 	now := time.Now()
 	pod := d.pod
 	d.failed = failed.err != nil
+	if p := profile.Plugins.Devices; p != nil && failed.search != nil {
+		if d.freed = p.Freeable(failed.search.c); d.freed != nil {
+			d.unfit = failed.Error()
+			s.queue.turnDown(d.item, failed.wake|framework.ClaimChanged, now)
+			return
+		}
+	}
 	if p := profile.Plugins.Preemption; p != nil && failed.search != nil && failed.nodes > 0 {
 		s.metrics.preemptions.Inc()
 		eligible := mayNotPreempt(failed) == ""

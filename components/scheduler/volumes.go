@@ -33,14 +33,14 @@ type volumes struct {
 	capacities  storagelisters.CSIStorageCapacityLister
 	attachments storagelisters.VolumeAttachmentLister
 	synced      []cache.DoneChecker
+	// changed rings when a claim or a volume changes.
+	changed *bell
 
 	mu sync.Mutex // guards what follows
 	// assumed are by namespace/name, good while the informer has what they
 	// were made of.
 	assumedClaims  map[string]framework.Provisioned
 	assumedVolumes map[string]framework.Bound
-	// changed is closed when a claim or a volume changes.
-	changed chan struct{}
 }
 
 var _ framework.Volumes = (*volumes)(nil)
@@ -52,7 +52,7 @@ func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, e
 		classes: store.StorageClasses().Lister(), drivers: store.CSIDrivers().Lister(), csiNodes: store.CSINodes().Lister(),
 		capacities: store.CSIStorageCapacities().Lister(), attachments: store.VolumeAttachments().Lister(),
 		assumedClaims: map[string]framework.Provisioned{}, assumedVolumes: map[string]framework.Bound{},
-		changed: make(chan struct{}),
+		changed: newBell(),
 	}
 	event := func(e framework.Event) cache.ResourceEventHandler {
 		tell := func(any) { in.put(message{event: e}) }
@@ -63,11 +63,11 @@ func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, e
 		handler  cache.ResourceEventHandler
 	}{
 		{core.PersistentVolumeClaims().Informer(), handler(func(pvc *corev1.PersistentVolumeClaim, _ bool) {
-			v.tell()
+			v.changed.ring()
 			in.put(message{claim: pvc.Namespace + "/" + pvc.Name})
 		})},
 		{core.PersistentVolumes().Informer(), handler(func(*corev1.PersistentVolume, bool) {
-			v.tell()
+			v.changed.ring()
 			in.put(message{event: framework.VolumeChanged})
 		})},
 		{store.StorageClasses().Informer(), event(framework.ClassChanged)},
@@ -83,20 +83,6 @@ func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, e
 		v.synced = append(v.synced, reg.HasSyncedChecker())
 	}
 	return v, nil
-}
-
-// tell wakes those who wait for claims and volumes.
-func (v *volumes) tell() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	close(v.changed)
-	v.changed = make(chan struct{})
-}
-
-func (v *volumes) next() <-chan struct{} {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.changed
 }
 
 // Claim as framework.Volumes.
@@ -239,6 +225,8 @@ func reserve(c *framework.Cycle, filters []framework.Filter, n *state.Node) (*fr
 		default:
 			all.Bind, all.Provision = append(all.Bind, one.Bind...), append(all.Provision, one.Provision...)
 			all.Timeout = max(all.Timeout, one.Timeout)
+			all.Claims = append(all.Claims, one.Claims...)
+			all.DevicesTimeout = max(all.DevicesTimeout, one.DevicesTimeout)
 		}
 	}
 	return all, nil
@@ -268,7 +256,7 @@ func (s *Scheduler) bindVolumes(ctx context.Context, r *framework.Reservation, n
 		written[claim.UID] = claim.ResourceVersion
 	}
 	for {
-		changed := s.volumes.next()
+		changed := s.volumes.changed.next()
 		done, err := s.volumesBound(ctx, r, node, written)
 		if done || err != nil {
 			return err

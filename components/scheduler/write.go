@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -38,6 +39,9 @@ type decision struct {
 	nominated *string
 	// victims are evicted for the pod.
 	victims []*corev1.Pod
+	// freed is a claim whose devices are given back, so that the pod may get
+	// others; nil for none.
+	freed *resourcev1.ResourceClaim
 	// denominated lose their nominated node.
 	denominated []*corev1.Pod
 }
@@ -103,6 +107,11 @@ func (s *Scheduler) write(ctx context.Context, d *decision, recorder events.Even
 	if err := s.tellUnschedulable(ctx, d); err != nil && ctx.Err() == nil {
 		s.cfg.Log.Warn("telling that a pod is unschedulable failed", "pod", name(d.pod), "err", err)
 	}
+	if d.freed != nil {
+		if err := s.deallocate(ctx, d.freed); err != nil && ctx.Err() == nil {
+			s.cfg.Log.Warn("giving devices back failed", "claim", d.freed.Namespace+"/"+d.freed.Name, "err", err)
+		}
+	}
 	for _, pod := range d.denominated {
 		if err := s.patchStatus(ctx, pod, map[string]any{"nominatedNodeName": nil}); err != nil && ctx.Err() == nil {
 			s.cfg.Log.Warn("taking back a nominated node failed", "pod", name(pod), "err", err)
@@ -126,10 +135,7 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 	}
 	var err error
 	if d.reservation != nil {
-		if err = s.bindVolumes(ctx, d.reservation, d.node); err != nil {
-			err = fmt.Errorf("running PreBind plugin %q: binding volumes: %w", "VolumeBinding", err)
-			s.volumes.forget(d.reservation)
-		}
+		err = s.reserve(ctx, d.reservation, d.node)
 	}
 	if e := s.binder(pod); err != nil {
 		// It stays unbound.
@@ -139,6 +145,9 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 		err = s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Bind(ctx, b, metav1.CreateOptions{})
 	}
 	if err != nil {
+		if d.reservation != nil {
+			s.releaseClaims(ctx, d.reservation)
+		}
 		s.metrics.attempt(d.profile, "error", time.Since(d.start))
 		s.inbox.put(message{failed: d.item})
 		if !apierrors.IsNotFound(err) && ctx.Err() == nil {
@@ -151,6 +160,22 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 	s.metrics.placed(d.attempts, time.Since(d.added))
 	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "Scheduled", "Binding",
 		"Successfully assigned %v/%v to %v", pod.Namespace, pod.Name, d.node)
+}
+
+// reserve writes what comes with a node.
+func (s *Scheduler) reserve(ctx context.Context, r *framework.Reservation, node string) error {
+	if len(r.Bind)+len(r.Provision) > 0 {
+		if err := s.bindVolumes(ctx, r, node); err != nil {
+			s.volumes.forget(r)
+			return fmt.Errorf("running PreBind plugin %q: binding volumes: %w", "VolumeBinding", err)
+		}
+	}
+	if len(r.Claims) > 0 {
+		if err := s.bindClaims(ctx, r); err != nil {
+			return fmt.Errorf("running PreBind plugin %q: %w", "DynamicResources", err)
+		}
+	}
+	return nil
 }
 
 // rejection says why a pod was not bound.

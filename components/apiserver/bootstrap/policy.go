@@ -227,7 +227,7 @@ func componentRoles() []*rbacv1.ClusterRole {
 			rule("get list patch update watch", "resource.k8s.io", "resourceclaims"),
 			rule("get list patch update watch", "resource.k8s.io", "resourceclaims/status"),
 			rule("get list patch update watch", "core", "pods/finalizers"),
-			rule(read, "resource.k8s.io", "resourceslices"),
+			rule(read, "resource.k8s.io", "resourceslices devicetaintrules"),
 			// Priorities are read when pods are preempted.
 			rule(read, "scheduling.k8s.io", "priorityclasses")),
 	}

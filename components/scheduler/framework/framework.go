@@ -26,6 +26,9 @@ type Cycle struct {
 	SpreadSelector func(pod *corev1.Pod) map[string]string
 	// Volumes is what is known of storage; nil: pods' claims are not looked at.
 	Volumes Volumes
+	// Devices is what is known of devices; nil: pods' resource claims are not
+	// looked at.
+	Devices Devices
 }
 
 // Reason says why a node does not fit.
@@ -108,6 +111,9 @@ const (
 	CSINodeChanged
 	CapacityChanged
 	AttachmentChanged
+	// DevicesChanged: slices of devices, classes or taints of them, or devices
+	// were given back.
+	DevicesChanged
 )
 
 // AnyEvent is every event.

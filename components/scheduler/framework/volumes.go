@@ -30,8 +30,12 @@ type Reservation struct {
 	Bind []Bound
 	// Provision are claims as they are to be, with their node.
 	Provision []Provisioned
-	// Timeout is how long it may take.
+	// Timeout is how long volumes may take.
 	Timeout time.Duration
+	// Claims are those to devices.
+	Claims []Claimed
+	// DevicesTimeout is how long drivers may take to make devices ready.
+	DevicesTimeout time.Duration
 }
 
 // Bound is a volume for a claim.

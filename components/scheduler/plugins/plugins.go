@@ -21,6 +21,9 @@ type Set struct {
 	// out most comes first.
 	Filter []framework.Filter
 	Score  []Weighted
+	// Devices allocates devices, and is among the filters; nil: pods' resource
+	// claims are not looked at.
+	Devices *DynamicResources
 	// Preemption makes room for pods by evicting others; nil: none is made.
 	Preemption *DefaultPreemption
 }
@@ -51,11 +54,13 @@ type Args struct {
 	InterPod   InterPodAffinity
 	Preemption DefaultPreemption
 	Volumes    VolumeBinding
+	Devices    DynamicResources
 }
 
 // DefaultArgs are upstream's.
 func DefaultArgs() Args {
-	return Args{InterPod: InterPodAffinity{HardWeight: 1}, Preemption: DefaultPreemption{Percentage: 10, Absolute: 100}, Volumes: VolumeBinding{BindTimeout: 10 * time.Minute}}
+	return Args{InterPod: InterPodAffinity{HardWeight: 1}, Preemption: DefaultPreemption{Percentage: 10, Absolute: 100}, Volumes: VolumeBinding{BindTimeout: 10 * time.Minute},
+		Devices: DynamicResources{FilterTimeout: 10 * time.Second, BindingTimeout: 10 * time.Minute}}
 }
 
 // Default is upstream's set with its weights.
@@ -67,12 +72,13 @@ func With(a Args) Set {
 		PreEnqueue: []framework.PreEnqueue{SchedulingGates{}},
 		Filter: []framework.Filter{
 			NodeUnschedulable{}, NodeName{}, TaintToleration{}, a.Affinity,
-			NodePorts{}, a.Fit, VolumeRestrictions{}, NodeVolumeLimits{}, a.Volumes, VolumeZone{}, a.Spread, a.InterPod,
+			NodePorts{}, a.Fit, VolumeRestrictions{}, NodeVolumeLimits{}, a.Volumes, VolumeZone{}, a.Spread, a.InterPod, a.Devices,
 		},
 		Score: []Weighted{
 			{TaintToleration{}, 3}, {a.Affinity, 2}, {a.Fit, 1}, {a.Spread, 2},
 			{a.InterPod, 2}, {a.Balanced, 1}, {ImageLocality{}, 1},
 		},
+		Devices:    &a.Devices,
 		Preemption: &a.Preemption,
 	}
 }

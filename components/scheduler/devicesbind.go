@@ -1,0 +1,186 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/util/retry"
+
+	"hyperkube/components/scheduler/framework"
+)
+
+// bindClaims writes the allocations of a reservation, reserves the claims for the
+// pod and waits until the devices are ready.
+func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation) error {
+	var wait []*resourcev1.ResourceClaim
+	for _, c := range r.Claims {
+		claim, err := s.writeClaim(ctx, c)
+		if err != nil {
+			return fmt.Errorf("claim %s/%s: %w", c.Claim.Namespace, c.Claim.Name, err)
+		}
+		if c.Allocation != nil {
+			s.inbox.put(message{devices: &devicesMessage{written: c.Claim, version: claim.ResourceVersion}})
+		}
+		ready, err := deviceConditions(claim)
+		if err != nil {
+			return err
+		}
+		if !ready {
+			wait = append(wait, claim)
+		}
+	}
+	if len(wait) == 0 {
+		return nil
+	}
+	waiting, cancel := context.WithTimeoutCause(ctx, r.DevicesTimeout, errors.New("timed out waiting for devices to be ready"))
+	defer cancel()
+	for _, claim := range wait {
+		if err := s.awaitDevices(waiting, claim); err != nil {
+			// The next attempt may find devices that will be.
+			return errors.Join(err, s.deallocate(ctx, claim))
+		}
+	}
+	return nil
+}
+
+// releaseClaims ends the reservation of a pod that is not bound after all.
+func (s *Scheduler) releaseClaims(ctx context.Context, r *framework.Reservation) {
+	for _, c := range r.Claims {
+		if err := s.unreserve(ctx, c); err != nil && ctx.Err() == nil {
+			s.cfg.Log.Warn("taking back a reservation failed", "claim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
+		}
+		if c.Allocation == nil {
+			continue
+		}
+		// What was written of it, and whether at all, only the API server knows.
+		m := &devicesMessage{written: c.Claim}
+		if now, err := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(c.Claim.Namespace).Get(ctx, c.Claim.Name, metav1.GetOptions{}); err == nil && now.UID == c.Claim.UID {
+			m.version = now.ResourceVersion
+		}
+		s.inbox.put(message{devices: m})
+	}
+}
+
+// writeClaim allocates a claim, if that is to be done, and reserves it.
+func (s *Scheduler) writeClaim(ctx context.Context, c framework.Claimed) (*resourcev1.ResourceClaim, error) {
+	claims := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(c.Claim.Namespace)
+	claim := c.Claim
+	first := true
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		var err error
+		if !first {
+			if claim, err = claims.Get(ctx, c.Claim.Name, metav1.GetOptions{}); err != nil {
+				return err
+			}
+		}
+		first = false
+		switch {
+		case claim.UID != c.Claim.UID:
+			return errors.New("it was made anew meanwhile")
+		case claim.DeletionTimestamp != nil:
+			return errors.New("it is being deleted")
+		case c.Allocation == nil && claim.Status.Allocation == nil:
+			return errors.New("it was deallocated meanwhile")
+		case c.Allocation != nil && claim.Status.Allocation != nil:
+			return errors.New("it was allocated by others meanwhile")
+		}
+		// The finalizer comes first: an allocated claim must not vanish.
+		if c.Allocation != nil && !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
+			next := claim.DeepCopy()
+			next.Finalizers = append(next.Finalizers, resourcev1.Finalizer)
+			if claim, err = claims.Update(ctx, next, metav1.UpdateOptions{}); err != nil {
+				return err
+			}
+		}
+		reserved := slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == c.Pod.UID })
+		if c.Allocation == nil && reserved {
+			return nil
+		}
+		next := claim.DeepCopy()
+		if c.Allocation != nil {
+			next.Status.Allocation = c.Allocation.DeepCopy()
+			now := metav1.Now()
+			next.Status.Allocation.AllocationTimestamp = &now
+		}
+		if !reserved {
+			next.Status.ReservedFor = append(next.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: c.Pod.Name, UID: c.Pod.UID})
+		}
+		claim, err = claims.UpdateStatus(ctx, next, metav1.UpdateOptions{})
+		return err
+	})
+	return claim, err
+}
+
+// awaitDevices waits until the devices of a claim, as it was written, are ready.
+func (s *Scheduler) awaitDevices(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+	for {
+		changed := s.devices.changed.next()
+		now, err := s.devices.lister.ResourceClaims(claim.Namespace).Get(claim.Name)
+		switch {
+		case apierrors.IsNotFound(err):
+			return fmt.Errorf("claim %s/%s is gone", claim.Namespace, claim.Name)
+		case err != nil:
+			return err
+		case now.UID != claim.UID:
+			return fmt.Errorf("claim %s/%s was made anew", claim.Namespace, claim.Name)
+		}
+		order, err := resourceversion.CompareResourceVersion(now.ResourceVersion, claim.ResourceVersion)
+		if err != nil {
+			return err
+		}
+		if order >= 0 { // else the informer is behind
+			if ready, err := deviceConditions(now); ready || err != nil {
+				return err
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// unreserve takes a pod off those that a claim is reserved for. The devices stay
+// the claim's: the next attempt uses or frees them.
+func (s *Scheduler) unreserve(ctx context.Context, c framework.Claimed) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": c.Claim.UID},
+		"status":   map[string]any{"reservedFor": []any{map[string]any{"$patch": "delete", "uid": c.Pod.UID}}},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = s.cfg.Clients.Kube.ResourceV1().ResourceClaims(c.Claim.Namespace).Patch(ctx, c.Claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // another claim of that name
+	}
+	return err
+}
+
+// deallocate gives the devices of a claim back.
+func (s *Scheduler) deallocate(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+	claims := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(claim.Namespace)
+	uid := claim.UID
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		now, err := claims.Get(ctx, claim.Name, metav1.GetOptions{})
+		if err != nil || now.UID != uid || now.Status.Allocation == nil || len(now.Status.ReservedFor) > 1 {
+			return err
+		}
+		now.Status.Allocation, now.Status.ReservedFor, now.Status.Devices = nil, nil, nil
+		_, err = claims.UpdateStatus(ctx, now, metav1.UpdateOptions{})
+		return err
+	})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

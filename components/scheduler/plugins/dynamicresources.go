@@ -1,0 +1,266 @@
+package plugins
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/dynamic-resource-allocation/structured"
+
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/state"
+)
+
+// allocationFeatures are those of Kubernetes v1.37 that are on by default.
+var allocationFeatures = structured.Features{
+	AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
+	PartitionableDevices: true, PrioritizedList: true,
+}
+
+// DynamicResources finds nodes where the devices are that a pod's resource claims
+// ask for, and allocates them.
+// https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
+type DynamicResources struct {
+	// FilterTimeout bounds the search for devices of one node; zero: nothing does.
+	FilterTimeout time.Duration
+	// BindingTimeout bounds how long drivers may take to make devices ready.
+	BindingTimeout time.Duration
+}
+
+// Name of the plugin.
+func (DynamicResources) Name() string { return "DynamicResources" }
+
+// Wakes as framework.Waker. What becomes of a pod's own claims is told by
+// ClaimChanged.
+func (DynamicResources) Wakes() framework.Event {
+	return framework.NodeAdded | framework.NodeLabelsChanged | framework.PodRemoved | framework.ClaimChanged | framework.DevicesChanged
+}
+
+// MissingClaim returns why a pod must wait for a resource claim of its that is
+// not there, "" when all are.
+func (DynamicResources) MissingClaim(d framework.Devices, pod *corev1.Pod) string {
+	for i := range pod.Spec.ResourceClaims {
+		name, owned, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
+		if err != nil {
+			return err.Error()
+		}
+		if name == nil {
+			continue // none is needed
+		}
+		claim := d.Claim(pod.Namespace, *name)
+		if claim == nil {
+			return fmt.Sprintf("resourceclaim.resource.k8s.io %q not found", *name)
+		}
+		if owned {
+			if err := resourceclaim.IsForPod(pod, claim, false); err != nil {
+				return err.Error()
+			}
+		}
+	}
+	return ""
+}
+
+// claimsOf returns the claims of a pod, or why it must wait for them.
+func (p DynamicResources) claimsOf(c *framework.Cycle) ([]*resourcev1.ResourceClaim, string) {
+	pod := c.Pod.Object
+	if why := p.MissingClaim(c.Devices, pod); why != "" {
+		return nil, why
+	}
+	var claims []*resourcev1.ResourceClaim
+	for i := range pod.Spec.ResourceClaims {
+		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
+		if err != nil || name == nil {
+			continue
+		}
+		claim := c.Devices.Claim(pod.Namespace, *name)
+		switch {
+		case claim.DeletionTimestamp != nil:
+			return nil, fmt.Sprintf("resourceclaim %q is being deleted", claim.Name)
+		case c.Devices.Pending(claim):
+			return nil, fmt.Sprintf("resource claim %s/%s is in the process of being allocated", claim.Namespace, claim.Name)
+		case claim.Status.Allocation == nil:
+			if why := unknownClass(c.Devices.Classes(), claim); why != "" {
+				return nil, why
+			}
+		case len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize && !resourceclaim.IsReservedForPod(pod, claim, false):
+			return nil, fmt.Sprintf("resourceclaim %q in use", claim.Name)
+		}
+		claims = append(claims, claim)
+	}
+	return claims, ""
+}
+
+// unknownClass tells which class of devices that a claim asks for is not there.
+func unknownClass(classes structured.DeviceClassLister, claim *resourcev1.ResourceClaim) string {
+	for _, r := range claim.Spec.Devices.Requests {
+		if r.Exactly != nil {
+			if _, err := classes.Get(r.Exactly.DeviceClassName); err != nil {
+				return fmt.Sprintf("request %s: device class %s does not exist", r.Name, r.Exactly.DeviceClassName)
+			}
+		}
+		for _, sub := range r.FirstAvailable {
+			if _, err := classes.Get(sub.DeviceClassName); err != nil {
+				return fmt.Sprintf("request %s/%s: device class %s does not exist", r.Name, sub.Name, sub.DeviceClassName)
+			}
+		}
+	}
+	return ""
+}
+
+// Filter as framework.Filter.
+func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
+	if c.Devices == nil || len(c.Pod.Object.Spec.ResourceClaims) == 0 {
+		return nil, nil
+	}
+	claims, refused := p.claimsOf(c)
+	if refused != "" {
+		return &framework.Check{Refused: refused}, nil
+	}
+	var where []*nodeaffinity.NodeSelector
+	var open []*resourcev1.ResourceClaim
+	for _, claim := range claims {
+		switch a := claim.Status.Allocation; {
+		case a == nil:
+			open = append(open, claim)
+		case a.NodeSelector != nil:
+			s, err := nodeaffinity.NewNodeSelector(a.NodeSelector)
+			if err != nil {
+				return nil, fmt.Errorf("resourceclaim %q: %w", claim.Name, err)
+			}
+			where = append(where, s)
+		}
+	}
+	allocator, err := allocatorOf(c, open)
+	if err != nil {
+		return nil, err
+	}
+	var fatal error
+	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
+		for _, s := range where {
+			if !s.Match(n.Object) {
+				return reason("resourceclaim not available on the node", false)
+			}
+		}
+		if allocator == nil {
+			return nil
+		}
+		if fatal != nil {
+			return reason(fatal.Error(), true)
+		}
+		_, why, err := p.allocate(allocator, n, open)
+		if err != nil {
+			// What is asked for is wrong, wherever it is asked.
+			fatal = err
+			return reason(err.Error(), true)
+		}
+		if why != "" {
+			return reason(why, false)
+		}
+		return nil
+	}}, nil
+}
+
+// allocatorOf returns nil when there is nothing to allocate.
+func allocatorOf(c *framework.Cycle, open []*resourcev1.ResourceClaim) (structured.Allocator, error) {
+	if len(open) == 0 {
+		return nil, nil
+	}
+	return structured.NewAllocator(context.Background(), allocationFeatures, c.Devices.Allocated(), c.Devices.Classes(), c.Devices.Slices(), c.Devices.Expressions())
+}
+
+// allocate finds devices of a node, one allocation for each claim, or tells why
+// there are none. An error is the claims' own.
+func (p DynamicResources) allocate(a structured.Allocator, n *state.Node, open []*resourcev1.ResourceClaim) ([]resourcev1.AllocationResult, string, error) {
+	ctx := context.Background()
+	if p.FilterTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, p.FilterTimeout)
+		defer cancel()
+	}
+	found, err := a.Allocate(ctx, n.Object, open)
+	switch {
+	case errors.Is(err, structured.ErrFailedAllocationOnNode):
+		return nil, err.Error(), nil
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, "timed out trying to allocate devices", nil
+	case err != nil:
+		return nil, "", err
+	case len(found) == 0:
+		return nil, "cannot allocate all claims", nil
+	case len(found) != len(open):
+		return nil, "", fmt.Errorf("got %d allocations for %d claims", len(found), len(open))
+	}
+	return found, "", nil
+}
+
+// Reserve as framework.Reserver.
+func (p DynamicResources) Reserve(c *framework.Cycle, n *state.Node) (*framework.Reservation, error) {
+	pod := c.Pod.Object
+	if c.Devices == nil || len(pod.Spec.ResourceClaims) == 0 {
+		return nil, nil
+	}
+	claims, refused := p.claimsOf(c)
+	if refused != "" {
+		return nil, errors.New(refused)
+	}
+	if len(claims) == 0 {
+		return nil, nil
+	}
+	open := slices.DeleteFunc(slices.Clone(claims), func(claim *resourcev1.ResourceClaim) bool { return claim.Status.Allocation != nil })
+	allocator, err := allocatorOf(c, open)
+	if err != nil {
+		return nil, err
+	}
+	var found []resourcev1.AllocationResult
+	if allocator != nil {
+		var why string
+		if found, why, err = p.allocate(allocator, n, open); err != nil {
+			return nil, err
+		}
+		if why != "" {
+			return nil, errors.New(why)
+		}
+	}
+	r := &framework.Reservation{DevicesTimeout: p.BindingTimeout}
+	for _, claim := range claims {
+		one := framework.Claimed{Claim: claim, Pod: pod}
+		if claim.Status.Allocation == nil {
+			one.Allocation, found = &found[0], found[1:]
+		}
+		r.Claims = append(r.Claims, one)
+	}
+	return r, nil
+}
+
+// Freeable returns a claim of a pod that fits nowhere whose devices may be given
+// back, so that others are looked for; nil if there is none. It is one that keeps
+// the pod off a node and that nobody else uses.
+func (p DynamicResources) Freeable(c *framework.Cycle) *resourcev1.ResourceClaim {
+	if c.Devices == nil || len(c.Pod.Object.Spec.ResourceClaims) == 0 {
+		return nil
+	}
+	claims, refused := p.claimsOf(c)
+	if refused != "" {
+		return nil
+	}
+	for _, claim := range claims {
+		a := claim.Status.Allocation
+		if a == nil || a.NodeSelector == nil || slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID != c.Pod.Object.UID }) {
+			continue
+		}
+		s, err := nodeaffinity.NewNodeSelector(a.NodeSelector)
+		if err != nil {
+			continue
+		}
+		if slices.ContainsFunc(c.State.Nodes(), func(n *state.Node) bool { return !s.Match(n.Object) }) {
+			return claim
+		}
+	}
+	return nil
+}
