@@ -2,25 +2,22 @@ package shutdown
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"syscall"
 	"time"
 
-	"github.com/godbus/dbus/v5"
+	"hyperkube/internal/dbus"
 )
 
 // Names on the bus.
 const (
 	loginName    = "org.freedesktop.login1"
-	loginPath    = dbus.ObjectPath("/org/freedesktop/login1")
+	loginPath    = "/org/freedesktop/login1"
 	loginManager = loginName + ".Manager"
 
-	systemdName    = "org.freedesktop.systemd1"
-	systemdPath    = dbus.ObjectPath("/org/freedesktop/systemd1")
-	systemdManager = systemdName + ".Manager"
+	prepare = "PrepareForShutdown"
 )
 
 // Logind is who tells of the machine's shutdown and lets it wait.
@@ -41,7 +38,7 @@ type Logind interface {
 
 // Connect connects with the machine's logind.
 func Connect(ctx context.Context) (Logind, error) {
-	conn, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
+	conn, err := dbus.Dial(ctx, dbus.SystemBus())
 	if err != nil {
 		return nil, fmt.Errorf("connecting with the system bus: %w", err)
 	}
@@ -53,72 +50,72 @@ type logind struct{ conn *dbus.Conn }
 
 func (l *logind) Close() error { return l.conn.Close() }
 
-func (l *logind) Delay(ctx context.Context) (time.Duration, error) {
-	var value dbus.Variant
-	call := l.conn.Object(loginName, loginPath).CallWithContext(ctx, "org.freedesktop.DBus.Properties.Get", 0, loginManager, "InhibitDelayMaxUSec")
-	if err := call.Store(&value); err != nil {
-		return 0, fmt.Errorf("asking logind for its longest delay: %w", err)
+// call calls a method of logind that returns one value.
+func (l *logind) call(ctx context.Context, face, member string, args ...any) (any, error) {
+	out, err := l.conn.Call(ctx, dbus.Call{Destination: loginName, Path: loginPath, Interface: face, Member: member, Args: args})
+	if err == nil && len(out) != 1 {
+		err = fmt.Errorf("unexpected answer %v", out)
 	}
-	n, ok := value.Value().(uint64)
-	if !ok {
-		return 0, fmt.Errorf("asking logind for its longest delay: unexpected %v", value)
+	if err != nil {
+		return nil, err
+	}
+	return out[0], nil
+}
+
+func (l *logind) Delay(ctx context.Context) (time.Duration, error) {
+	out, err := l.call(ctx, "org.freedesktop.DBus.Properties", "Get", loginManager, "InhibitDelayMaxUSec")
+	n, ok := out.(uint64)
+	if err == nil && !ok {
+		err = fmt.Errorf("unexpected answer %v", out)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("asking logind for its longest delay: %w", err)
 	}
 	return time.Duration(n) * time.Microsecond, nil
 }
 
 func (l *logind) Reload(ctx context.Context) error {
-	call := l.conn.Object(systemdName, systemdPath).CallWithContext(ctx, systemdManager+".KillUnit", 0, "systemd-logind.service", "all", int32(syscall.SIGHUP))
-	if call.Err != nil {
-		return fmt.Errorf("making logind read its configuration: %w", call.Err)
+	_, err := l.conn.Call(ctx, dbus.Call{
+		Destination: "org.freedesktop.systemd1", Path: "/org/freedesktop/systemd1", Interface: "org.freedesktop.systemd1.Manager",
+		Member: "KillUnit", Args: []any{"systemd-logind.service", "all", int32(syscall.SIGHUP)},
+	})
+	if err != nil {
+		return fmt.Errorf("making logind read its configuration: %w", err)
 	}
 	return nil
 }
 
 func (l *logind) Inhibit(ctx context.Context) (io.Closer, error) {
-	var fd dbus.UnixFD
-	call := l.conn.Object(loginName, loginPath).CallWithContext(ctx, loginManager+".Inhibit", 0,
-		"shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay")
-	if err := call.Store(&fd); err != nil {
-		return nil, fmt.Errorf("taking logind's lock: %w", err)
+	out, err := l.call(ctx, loginManager, "Inhibit", "shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay")
+	lock, ok := out.(*os.File)
+	if err == nil && !ok {
+		err = fmt.Errorf("unexpected answer %v", out)
 	}
-	lock := os.NewFile(uintptr(fd), "inhibitor")
-	if lock == nil {
-		return nil, errors.New("taking logind's lock: no descriptor")
+	if err != nil {
+		return nil, fmt.Errorf("taking logind's lock: %w", err)
 	}
 	return lock, nil
 }
 
 func (l *logind) Events(ctx context.Context) (<-chan bool, error) {
-	err := l.conn.AddMatchSignalContext(ctx, dbus.WithMatchObjectPath(loginPath), dbus.WithMatchInterface(loginManager), dbus.WithMatchMember("PrepareForShutdown"))
-	if err != nil {
+	if err := l.conn.Match(ctx, "type='signal',path='"+loginPath+"',interface='"+loginManager+"',member='"+prepare+"'"); err != nil {
 		return nil, fmt.Errorf("following logind: %w", err)
 	}
-	// The library loses signals for which there is no room.
-	signals := make(chan *dbus.Signal, 16)
-	l.conn.Signal(signals)
 	out := make(chan bool)
 	go func() {
 		defer close(out)
-		for {
+		for s := range l.conn.Signals() {
+			if s.Interface != loginManager || s.Member != prepare || len(s.Body) != 1 {
+				continue
+			}
+			begins, ok := s.Body[0].(bool)
+			if !ok {
+				continue
+			}
 			select {
+			case out <- begins:
 			case <-ctx.Done():
 				return
-			case s, ok := <-signals:
-				if !ok {
-					return
-				}
-				if s.Name != loginManager+".PrepareForShutdown" || len(s.Body) != 1 {
-					continue
-				}
-				begins, ok := s.Body[0].(bool)
-				if !ok {
-					continue
-				}
-				select {
-				case out <- begins:
-				case <-ctx.Done():
-					return
-				}
 			}
 		}
 	}()

@@ -1,0 +1,416 @@
+package dbus
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+)
+
+// Kinds of messages.
+const (
+	kindCall   = 1
+	kindReply  = 2
+	kindError  = 3
+	kindSignal = 4
+)
+
+// Fields of a message's head.
+const (
+	fieldPath        = 1
+	fieldInterface   = 2
+	fieldMember      = 3
+	fieldErrorName   = 4
+	fieldReplySerial = 5
+	fieldDestination = 6
+	fieldSignature   = 8
+	fieldDescriptors = 9
+)
+
+// longest is how long a message may be that is taken in; the specification
+// allows more than anyone has a use for.
+const longest = 1 << 20
+
+// deepest is how far values may be within each other.
+const deepest = 32
+
+// handle is the number of a descriptor within its message.
+type handle uint32
+
+// message is one that was read.
+type message struct {
+	kind                           byte
+	path, iface, member, errorName string
+	replyTo                        uint32
+	fds                            int
+	body                           []any
+}
+
+// drop closes the descriptors of a message that nobody takes.
+func (m *message) drop() {
+	for _, v := range m.body {
+		if f, ok := v.(*os.File); ok {
+			f.Close()
+		}
+	}
+}
+
+// writer makes the bytes of a message, little end first.
+type writer struct{ bytes.Buffer }
+
+func (w *writer) align(n int) {
+	for w.Len()%n != 0 {
+		w.WriteByte(0)
+	}
+}
+
+func (w *writer) uint32(n uint32) {
+	w.align(4)
+	w.Write(binary.LittleEndian.AppendUint32(nil, n))
+}
+
+func (w *writer) string(s string) {
+	w.uint32(uint32(len(s)))
+	w.WriteString(s)
+	w.WriteByte(0)
+}
+
+func (w *writer) signature(s string) {
+	w.WriteByte(byte(len(s)))
+	w.WriteString(s)
+	w.WriteByte(0)
+}
+
+// encodeCall makes the message that calls a method.
+func encodeCall(c Call, serial uint32) ([]byte, error) {
+	var body writer
+	types := ""
+	for _, a := range c.Args {
+		switch v := a.(type) {
+		case string:
+			types += "s"
+			body.string(v)
+		case int32:
+			types += "i"
+			body.uint32(uint32(v))
+		default:
+			return nil, fmt.Errorf("an argument of type %T cannot be sent", a)
+		}
+	}
+	var fields writer
+	field := func(code byte, kind, value string) {
+		if value == "" {
+			return
+		}
+		fields.align(8)
+		fields.WriteByte(code)
+		fields.signature(kind)
+		if kind == "g" {
+			fields.signature(value)
+		} else {
+			fields.string(value)
+		}
+	}
+	field(fieldPath, "o", c.Path)
+	field(fieldInterface, "s", c.Interface)
+	field(fieldMember, "s", c.Member)
+	field(fieldDestination, "s", c.Destination)
+	field(fieldSignature, "g", types)
+	var out writer
+	out.Write([]byte{'l', kindCall, 0, 1})
+	out.uint32(uint32(body.Len()))
+	out.uint32(serial)
+	out.uint32(uint32(fields.Len()))
+	out.Write(fields.Bytes()) // begins at a multiple of 8
+	out.align(8)
+	out.Write(body.Bytes())
+	return out.Bytes(), nil
+}
+
+// order is in which order a message's bytes are.
+func order(head []byte) (binary.ByteOrder, error) {
+	switch head[0] {
+	case 'l':
+		return binary.LittleEndian, nil
+	case 'B':
+		return binary.BigEndian, nil
+	}
+	return nil, errors.New("not a message")
+}
+
+// sizeOf is the length of a message of which there are the first 16 bytes.
+func sizeOf(head []byte) (int, error) {
+	o, err := order(head)
+	if err != nil {
+		return 0, err
+	}
+	body, fields := o.Uint32(head[4:]), o.Uint32(head[12:])
+	if body > longest || fields > longest {
+		return 0, errors.New("a message is too long")
+	}
+	return 16 + (int(fields)+7)/8*8 + int(body), nil
+}
+
+// decode reads a whole message.
+func decode(raw []byte) (*message, error) {
+	if len(raw) < 16 {
+		return nil, errors.New("not a message")
+	}
+	o, err := order(raw)
+	if err != nil {
+		return nil, err
+	}
+	if size, err := sizeOf(raw); err != nil || size != len(raw) {
+		return nil, errors.New("a message is not as long as it says")
+	}
+	m := &message{kind: raw[1]}
+	d := &decoder{raw: raw, at: 12, order: o}
+	fields, err := d.value("a(yv)", 0)
+	if err != nil {
+		return nil, err
+	}
+	types := ""
+	for _, f := range fields.([]any) {
+		pair := f.([]any)
+		text, _ := pair[1].(string)
+		number, _ := pair[1].(uint32)
+		switch pair[0].(byte) {
+		case fieldPath:
+			m.path = text
+		case fieldInterface:
+			m.iface = text
+		case fieldMember:
+			m.member = text
+		case fieldErrorName:
+			m.errorName = text
+		case fieldReplySerial:
+			m.replyTo = number
+		case fieldSignature:
+			types = text
+		case fieldDescriptors:
+			if number > 16 {
+				return nil, errors.New("a message has too many descriptors")
+			}
+			m.fds = int(number)
+		}
+	}
+	if err := d.align(8); err != nil {
+		return nil, err
+	}
+	// The body is aligned by itself, which begins at a multiple of 8.
+	for types != "" {
+		one, rest, err := split(types)
+		if err != nil {
+			return nil, err
+		}
+		v, err := d.value(one, 0)
+		if err != nil {
+			return nil, err
+		}
+		m.body, types = append(m.body, v), rest
+	}
+	return m, nil
+}
+
+// decoder reads values.
+type decoder struct {
+	raw   []byte
+	at    int
+	order binary.ByteOrder
+}
+
+var errShort = errors.New("a message is too short for what it says it has")
+
+func (d *decoder) align(n int) error {
+	d.at = (d.at + n - 1) / n * n
+	if d.at > len(d.raw) {
+		return errShort
+	}
+	return nil
+}
+
+func (d *decoder) take(n int) ([]byte, error) {
+	if n < 0 || n > len(d.raw)-d.at {
+		return nil, errShort
+	}
+	d.at += n
+	return d.raw[d.at-n : d.at], nil
+}
+
+func (d *decoder) number(size int) (uint64, error) {
+	if err := d.align(size); err != nil {
+		return 0, err
+	}
+	b, err := d.take(size)
+	if err != nil {
+		return 0, err
+	}
+	switch size {
+	case 1:
+		return uint64(b[0]), nil
+	case 2:
+		return uint64(d.order.Uint16(b)), nil
+	case 4:
+		return uint64(d.order.Uint32(b)), nil
+	}
+	return d.order.Uint64(b), nil
+}
+
+// text reads a string whose length is a number of so many bytes.
+func (d *decoder) text(size int) (string, error) {
+	n, err := d.number(size)
+	if err != nil {
+		return "", err
+	}
+	b, err := d.take(int(n) + 1)
+	if err != nil {
+		return "", err
+	}
+	return string(b[:n]), nil
+}
+
+// value reads one of the type that is named; structs, arrays and pairs of a map
+// are []any.
+func (d *decoder) value(kind string, depth int) (any, error) {
+	if depth > deepest {
+		return nil, errors.New("a message has values too far within each other")
+	}
+	switch kind[0] {
+	case 'y':
+		n, err := d.number(1)
+		return byte(n), err
+	case 'b':
+		n, err := d.number(4)
+		return n != 0, err
+	case 'n':
+		n, err := d.number(2)
+		return int16(n), err
+	case 'q':
+		n, err := d.number(2)
+		return uint16(n), err
+	case 'i':
+		n, err := d.number(4)
+		return int32(n), err
+	case 'u':
+		n, err := d.number(4)
+		return uint32(n), err
+	case 'h':
+		n, err := d.number(4)
+		return handle(n), err
+	case 'x':
+		n, err := d.number(8)
+		return int64(n), err
+	case 't':
+		return d.number(8)
+	case 'd':
+		n, err := d.number(8)
+		return math.Float64frombits(n), err
+	case 's', 'o':
+		return d.text(4)
+	case 'g':
+		return d.text(1)
+	case 'v':
+		inner, err := d.text(1)
+		if err != nil {
+			return nil, err
+		}
+		one, rest, err := split(inner)
+		if err != nil || rest != "" {
+			return nil, errors.New("a variant is not of one type")
+		}
+		return d.value(one, depth+1)
+	case 'a':
+		return d.array(kind[1:], depth)
+	case '(', '{':
+		if err := d.align(8); err != nil {
+			return nil, err
+		}
+		out := []any{}
+		for rest := kind[1 : len(kind)-1]; rest != ""; {
+			one, more, err := split(rest)
+			if err != nil {
+				return nil, err
+			}
+			v, err := d.value(one, depth+1)
+			if err != nil {
+				return nil, err
+			}
+			out, rest = append(out, v), more
+		}
+		return out, nil
+	}
+	return nil, fmt.Errorf("a message has a value of the unknown type %q", kind)
+}
+
+func (d *decoder) array(of string, depth int) (any, error) {
+	n, err := d.number(4)
+	if err != nil {
+		return nil, err
+	}
+	switch of[0] {
+	case '(', '{', 'x', 't', 'd':
+		if err := d.align(8); err != nil {
+			return nil, err
+		}
+	}
+	if int(n) > len(d.raw)-d.at {
+		return nil, errShort
+	}
+	out := []any{}
+	for end := d.at + int(n); d.at < end; {
+		before := d.at
+		v, err := d.value(of, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		if d.at > end || d.at == before {
+			return nil, errShort
+		}
+		out = append(out, v)
+	}
+	return out, nil
+}
+
+// split takes the first whole type off a signature.
+func split(types string) (one, rest string, err error) {
+	end, err := after(types, 0)
+	if err != nil {
+		return "", "", err
+	}
+	return types[:end], types[end:], nil
+}
+
+// after is where the type ends with which a signature begins.
+func after(types string, depth int) (int, error) {
+	if types == "" || depth > deepest {
+		return 0, errors.New("a message has a type that is not one")
+	}
+	closing := byte(0)
+	switch types[0] {
+	case 'a':
+		n, err := after(types[1:], depth+1)
+		return n + 1, err
+	case '(':
+		closing = ')'
+	case '{':
+		closing = '}'
+	default:
+		return 1, nil
+	}
+	for at := 1; at < len(types); {
+		if types[at] == closing {
+			if at == 1 {
+				break // nothing in it
+			}
+			return at + 1, nil
+		}
+		n, err := after(types[at:], depth+1)
+		if err != nil {
+			return 0, err
+		}
+		at += n
+	}
+	return 0, errors.New("a message has a type that does not end")
+}
