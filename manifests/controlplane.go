@@ -24,8 +24,12 @@ type ControlPlane struct {
 	// Etc is where the kubeconfigs of the components are, PKI where keys and
 	// certificates are, Encryption the EncryptionConfiguration, in PKI.
 	Etc, PKI, Encryption string
-	// EtcdData is etcd's folder.
-	EtcdData string
+	// EtcdData is etcd's folder. EtcdMembers are all members of the cluster that
+	// this one enters, with itself, as NAME=URL,…; empty: it is the first.
+	EtcdData, EtcdMembers string
+	// EtcdShared: there are going to be other members, so that its clock ticks
+	// as theirs.
+	EtcdShared bool
 	// PodCIDR and ServiceCIDR are one range or, with a comma, one of each
 	// family.
 	PodCIDR, ServiceCIDR string

@@ -3,6 +3,8 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,6 +52,11 @@ func (m *master) configure(ctx context.Context) (trust.Token, error) {
 	}
 	for _, obj := range objects {
 		if err := apply(ctx, clients.Dynamic, obj); err != nil {
+			return record.Token, err
+		}
+	}
+	if m.certificateKey != nil {
+		if err := m.uploadCerts(ctx, clients); err != nil {
 			return record.Token, err
 		}
 	}
@@ -153,19 +160,53 @@ func (m *master) objects(token *trust.Record) ([]*unstructured.Unstructured, err
 	}
 	out := make([]*unstructured.Unstructured, len(all))
 	for i, obj := range all {
-		kinds, _, err := scheme.Scheme.ObjectKinds(obj)
-		if err != nil {
-			return nil, fmt.Errorf("the cluster's first objects: %w", err)
+		if out[i], err = untyped(obj); err != nil {
+			return nil, err
 		}
-		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-		if err != nil {
-			return nil, fmt.Errorf("the cluster's first objects: %w", err)
-		}
-		out[i] = &unstructured.Unstructured{Object: fields}
-		out[i].SetGroupVersionKind(kinds[0])
-		unstructured.RemoveNestedField(out[i].Object, "metadata", "creationTimestamp")
 	}
 	return out, nil
+}
+
+// untyped is an object as it can be applied.
+func untyped(obj runtime.Object) (*unstructured.Unstructured, error) {
+	kinds, _, err := scheme.Scheme.ObjectKinds(obj)
+	if err != nil {
+		return nil, fmt.Errorf("the cluster's first objects: %w", err)
+	}
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+	if err != nil {
+		return nil, fmt.Errorf("the cluster's first objects: %w", err)
+	}
+	out := &unstructured.Unstructured{Object: fields}
+	out.SetGroupVersionKind(kinds[0])
+	unstructured.RemoveNestedField(out.Object, "metadata", "creationTimestamp")
+	return out, nil
+}
+
+// uploadCerts puts the keys that all masters share into the cluster, encrypted.
+// They go together with a token that is of no other use.
+func (m *master) uploadCerts(ctx context.Context, clients *client.Clients) error {
+	files := map[string][]byte{}
+	for _, name := range trust.SharedFiles() {
+		data, err := os.ReadFile(filepath.Join(m.pkiDir(), name))
+		if err != nil {
+			return fmt.Errorf("uploading certificates: %w", err)
+		}
+		files[name] = data
+	}
+	owner, err := clients.Kube.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, trust.CertsToken(time.Now()).Secret(), metav1.CreateOptions{FieldManager: fieldManager})
+	if err != nil {
+		return fmt.Errorf("uploading certificates: %w", err)
+	}
+	secret, err := trust.SealCerts(files, *m.certificateKey, owner)
+	if err != nil {
+		return err
+	}
+	obj, err := untyped(secret)
+	if err != nil {
+		return err
+	}
+	return apply(ctx, clients.Dynamic, obj)
 }
 
 func (m *master) configMap(name, key string, content any) (*corev1.ConfigMap, error) {

@@ -23,6 +23,9 @@ type identity struct {
 	ServiceCIDRs []string `json:"serviceCIDRs"`
 	DNSAddress   string   `json:"dnsAddress"`
 	Domain       string   `json:"domain"`
+	// Endpoint is the stable address of the control plane, if `init` was told
+	// one.
+	Endpoint string `json:"controlPlaneEndpoint,omitempty"`
 }
 
 // loadIdentity returns the identity kept in the layout's data, or false when

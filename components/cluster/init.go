@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,6 +62,9 @@ func newInit() *cobra.Command {
 	f.StringVar(&g.Domain, "service-dns-domain", "", "Domain of the cluster; empty is cluster.local.")
 	f.StringVar(&g.Token, "token", "", "Token with which machines join; empty makes one.")
 	f.DurationVar(&g.TokenTTL, "token-ttl", trust.DefaultTTL, "How long the token lives; 0 is for ever.")
+	f.BoolVar(&g.UploadCerts, "upload-certs", false, "Upload the keys that all masters share, encrypted, so that others can join as masters within two hours.")
+	f.StringVar(&g.CertificateKey, "certificate-key", "", "Key that --upload-certs encrypts with; empty makes one.")
+	f.BoolVar(&g.HideKey, "skip-certificate-key-print", false, "Do not print that key.")
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Leave the user's kubeconfig alone.")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	return cmd
@@ -136,11 +140,13 @@ func (o *initOptions) settings(given func(string) bool) (masterSettings, error) 
 		"service-dns-domain":          func() { s.Domain = g.Domain },
 		"token":                       func() { s.Token = g.Token },
 		"token-ttl":                   func() { s.TokenTTL = g.TokenTTL },
+		"certificate-key":             func() { s.CertificateKey = g.CertificateKey },
 	} {
 		if given(flag) {
 			take()
 		}
 	}
+	s.UploadCerts, s.HideKey = g.UploadCerts, g.HideKey
 	return s, nil
 }
 
@@ -157,6 +163,11 @@ type masterSettings struct {
 	TokenTTL               time.Duration
 	// Taints of the node, as key=value:effect; nil is that of masters.
 	Taints []string
+	// UploadCerts: further masters get the keys that all share from the cluster,
+	// encrypted with CertificateKey, which is printed unless HideKey.
+	UploadCerts    bool
+	CertificateKey string
+	HideKey        bool
 	// Extra are further flags of the components.
 	Extra map[string][]manifests.Flag
 }
@@ -170,6 +181,12 @@ type master struct {
 	mergeKubeconfig bool
 
 	identity identity
+	// certificateKey is what the uploaded keys were encrypted with; nil: none
+	// were.
+	certificateKey *trust.CertificateKey
+	// etcdMembers are those that the machine's own has entered with; empty: it
+	// was the first.
+	etcdMembers string
 	// address is where others reach the API server and etcd, addresses are all
 	// of the node, beginning with it.
 	address   netip.Addr
@@ -188,10 +205,26 @@ func (m *master) decide() error {
 			return codedError{fmt.Errorf("a cluster made by `hyperkube up` is in %s: take it away with `hyperkube reset` first", m.layout.Data), ExitPreflight}
 		}
 	} else {
+		if hasJoined(m.layout) {
+			return codedError{errors.New("this machine has joined a cluster: `hyperkube join` starts it again, `hyperkube reset` takes it out"), ExitPreflight}
+		}
 		s := m.settings
 		if id, err = newIdentity(identity{NodeName: s.NodeName, PodCIDRs: s.PodCIDRs, ServiceCIDRs: s.ServiceCIDRs, Domain: s.Domain}); err != nil {
 			return err
 		}
+	}
+	if m.settings.Endpoint != "" {
+		id.Endpoint = m.settings.Endpoint
+	}
+	m.settings.Endpoint = id.Endpoint
+	if m.settings.UploadCerts {
+		key := trust.NewCertificateKey()
+		if m.settings.CertificateKey != "" {
+			if key, err = trust.ParseCertificateKey(m.settings.CertificateKey); err != nil {
+				return codedError{fmt.Errorf("--certificate-key: %w", err), ExitConfig}
+			}
+		}
+		m.certificateKey = &key
 	}
 	m.identity = id
 	return m.decideAddress()
@@ -249,6 +282,29 @@ func (m *master) conf(name string) string { return filepath.Join(m.layout.Etc, n
 
 // prepare writes everything that is on disk before the node starts.
 func (m *master) prepare() error {
+	if err := m.keys(); err != nil {
+		return err
+	}
+	// What says that this machine is a master comes before all that follows
+	// from it, so that reset knows.
+	options, err := m.nodeOptions()
+	if err != nil {
+		return err
+	}
+	if err := options.save(m.layout); err != nil {
+		return err
+	}
+	if err := m.identity.save(m.layout); err != nil {
+		return err
+	}
+	if err := m.kubeconfigs(options, "admin", "super-admin", "controller-manager", "scheduler"); err != nil {
+		return err
+	}
+	return m.staticPods(manifests.Components()...)
+}
+
+// keys makes what is missing of keys and certificates.
+func (m *master) keys() error {
 	cfg := pki.Config{
 		NodeName: m.identity.NodeName, ClusterDomain: m.identity.Domain,
 		NodeAddresses: []net.IP{m.address.AsSlice()}, ExtraNames: m.settings.SANs,
@@ -267,25 +323,7 @@ func (m *master) prepare() error {
 	if m.pki, err = pki.Ensure(m.pkiDir(), cfg); err != nil {
 		return err
 	}
-	if err := encryption.Ensure(m.encryptionFile()); err != nil {
-		return err
-	}
-	// What says that this machine is a master comes before all that follows
-	// from it, so that reset knows.
-	options, err := m.nodeOptions()
-	if err != nil {
-		return err
-	}
-	if err := options.save(m.layout); err != nil {
-		return err
-	}
-	if err := m.identity.save(m.layout); err != nil {
-		return err
-	}
-	if err := m.kubeconfigs(options); err != nil {
-		return err
-	}
-	return m.staticPods()
+	return encryption.Ensure(m.encryptionFile())
 }
 
 // nodeOptions are those of the master's own node.
@@ -303,8 +341,8 @@ func (m *master) nodeOptions() (*nodeOptions, error) {
 	}, nil
 }
 
-// kubeconfigs are under kubeadm's names.
-func (m *master) kubeconfigs(node *nodeOptions) error {
+// kubeconfigs writes those of the names, which are kubeadm's, and the kubelet's.
+func (m *master) kubeconfigs(node *nodeOptions, names ...string) error {
 	for _, c := range []struct {
 		name, user, server string
 		groups             []string
@@ -314,6 +352,9 @@ func (m *master) kubeconfigs(node *nodeOptions) error {
 		{"controller-manager", "system:kube-controller-manager", m.own(), nil},
 		{"scheduler", "system:kube-scheduler", m.own(), nil},
 	} {
+		if !slices.Contains(names, c.name) {
+			continue
+		}
 		pair, err := m.pki.CA.EnsurePair(filepath.Join(m.layout.Data, "kubeconfig-keys", c.name), pki.Client(c.user, c.groups...))
 		if err != nil {
 			return err
@@ -330,9 +371,9 @@ func (m *master) kubeconfigs(node *nodeOptions) error {
 	return certificates.Put(node.certificates(m.layout), m.own(), m.pki.CA.CertPEM, pair.CertPEM, pair.KeyPEM)
 }
 
-// staticPods writes the manifests of the control plane. Those that say the same
+// staticPods writes the manifests of those components. Those that say the same
 // already are left alone, so that nothing restarts.
-func (m *master) staticPods() error {
+func (m *master) staticPods(components ...string) error {
 	advertise := m.address.String()
 	host := advertise
 	if m.address.Is6() {
@@ -340,14 +381,14 @@ func (m *master) staticPods() error {
 	}
 	values := manifests.ControlPlane{
 		Image: version.Image(), NodeName: m.identity.NodeName, Advertise: advertise, AdvertiseURL: host, Port: m.settings.Port,
-		Etc: m.layout.Etc, PKI: m.pkiDir(), Encryption: m.encryptionFile(), EtcdData: m.layout.Etcd(),
+		Etc: m.layout.Etc, PKI: m.pkiDir(), Encryption: m.encryptionFile(), EtcdData: m.layout.Etcd(), EtcdMembers: m.etcdMembers, EtcdShared: m.settings.Endpoint != "",
 		PodCIDR: strings.Join(m.identity.PodCIDRs, ","), ServiceCIDR: strings.Join(m.identity.ServiceCIDRs, ","),
 		Domain: m.identity.Domain, Extra: m.settings.Extra,
 	}
 	if err := os.MkdirAll(m.layout.StaticPods(), 0o755); err != nil {
 		return fmt.Errorf("making the folder of static pods: %w", err)
 	}
-	for _, name := range manifests.Components() {
+	for _, name := range components {
 		data, err := values.StaticPod(name)
 		if err != nil {
 			return err
@@ -363,26 +404,40 @@ func (m *master) staticPods() error {
 	return nil
 }
 
+// enter merges the administrator's kubeconfig into the user's, if that is wanted.
+func (m *master) enter() error {
+	if !m.mergeKubeconfig {
+		return nil
+	}
+	target, err := kubeconfig.UserTarget(os.Getenv)
+	if err != nil {
+		return err
+	}
+	pair, err := m.pki.CA.EnsurePair(filepath.Join(m.layout.Data, "kubeconfig-keys", "admin"), pki.Client("kubernetes-admin", trust.AdminGroup))
+	if err != nil {
+		return err
+	}
+	return target.Merge(kubeconfig.Config{Name: contextName, Server: m.server(), CA: m.pki.CA.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM})
+}
+
 // tell merges the kubeconfig and prints how other machines join.
 func (m *master) tell(out io.Writer, token trust.Token) error {
-	if m.mergeKubeconfig {
-		target, err := kubeconfig.UserTarget(os.Getenv)
-		if err != nil {
-			return err
-		}
-		pair, err := m.pki.CA.EnsurePair(filepath.Join(m.layout.Data, "kubeconfig-keys", "admin"), pki.Client("kubernetes-admin", trust.AdminGroup))
-		if err != nil {
-			return err
-		}
-		cfg := kubeconfig.Config{Name: contextName, Server: m.server(), CA: m.pki.CA.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM}
-		if err := target.Merge(cfg); err != nil {
-			return err
-		}
+	if err := m.enter(); err != nil {
+		return err
 	}
-	fmt.Fprintf(out, "\nThis machine is a master of Kubernetes %s. Other machines join with:\n\n  %s\n\n"+
-		"No pods of users run here; to let them: kubectl taint nodes %s node-role.kubernetes.io/control-plane-\n",
-		version.Get().GitVersion, joinCommand(m.server(), token, m.pki.CA.Cert), m.identity.NodeName)
+	join := joinCommand(m.server(), token, m.pki.CA.Cert)
+	fmt.Fprintf(out, "\nThis machine is a master of Kubernetes %s. Other machines join with:\n\n  %s\n\n", version.Get().GitVersion, join)
+	if m.certificateKey != nil && !m.settings.HideKey {
+		fmt.Fprintf(out, "Further masters join, within two hours, with:\n\n  %s\n\n", join+masterFlags(m.certificateKey.String()))
+	}
+	fmt.Fprintf(out, "No pods of users run here; to let them: kubectl taint nodes %s node-role.kubernetes.io/control-plane-\n", m.identity.NodeName)
 	return nil
+}
+
+// masterFlags are what makes of the command with which a machine joins that of
+// a master.
+func masterFlags(certificateKey string) string {
+	return " --control-plane --certificate-key " + certificateKey
 }
 
 // joinCommand is what is typed on a machine that is to join.

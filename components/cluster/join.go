@@ -34,6 +34,14 @@ type joinOptions struct {
 	token         string
 	node          nodeOptions
 	discovery     trust.Discovery
+	// asMaster: the machine becomes a master, with the keys that the cluster
+	// holds under certificateKey, or with those that are there.
+	asMaster       bool
+	certificateKey string
+	advertise      string
+	port           int
+	// mergeKubeconfig is for masters.
+	noKubeconfig bool
 }
 
 func newJoin() *cobra.Command {
@@ -62,6 +70,11 @@ func newJoin() *cobra.Command {
 	f.BoolVar(&o.discovery.Unsafe, "discovery-token-unsafe-skip-ca-verification", false, "Believe whoever has the token, whatever the authority.")
 	f.StringVar(&o.node.Name, "node-name", "", "Name of the node; empty is the hostname.")
 	f.StringVar(&o.node.IP, "node-ip", "", "Address of the node, or one of each family with a comma; empty is what the default route's interface has.")
+	f.BoolVar(&o.asMaster, "control-plane", false, "Become a further master of the cluster.")
+	f.StringVar(&o.certificateKey, "certificate-key", "", "Key of the certificates that a master has uploaded; empty: they are in the folder pki already.")
+	f.StringVar(&o.advertise, "apiserver-advertise-address", "", "With --control-plane: address at which others reach the API server; empty is that of the default route's interface.")
+	f.IntVar(&o.port, "apiserver-bind-port", layout.PortAPIServer, "With --control-plane: port of the API server.")
+	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "With --control-plane: leave the user's kubeconfig alone.")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	return cmd
 }
@@ -80,6 +93,9 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	}
 	s := newSteps(printStep(out))
 	if o.discovery.Endpoint == "" && o.config == "" && hasJoined(l) {
+		if err := renewManifests(l, s, o.verbose); err != nil {
+			return err
+		}
 		return o.start(ctx, l, s)
 	}
 	bootstrap, err := o.complete()
@@ -92,6 +108,9 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 		return codedError{fmt.Errorf("this machine has a cluster of its own in %s: take it away with `hyperkube reset` first", l.Data), ExitPreflight}
 	}
 	ports := []int{l.Port(layout.PortKubelet), l.Port(layout.PortKubeletHealthz), l.Port(layout.PortProxyHealthz)}
+	if o.asMaster {
+		ports = append(ports, o.port, layout.PortEtcdClient, layout.PortEtcdPeer, layout.PortControllerManager, layout.PortScheduler)
+	}
 	if !hasJoined(l) {
 		if err := preflight(l, ports); err != nil {
 			return err
@@ -105,6 +124,9 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	s.done(began, "the cluster at %s is the one that is meant", o.discovery.Endpoint)
+	if o.asMaster {
+		return o.joinMaster(ctx, out, l, cluster, bootstrap, s)
+	}
 	if err := o.prepare(ctx, l, cluster, bootstrap); err != nil {
 		return err
 	}
@@ -176,6 +198,14 @@ func (o *joinOptions) read() error {
 	}
 	def(&o.node.Name, file.NodeRegistration.Name)
 	def(&o.tlsToken, file.Discovery.TLSBootstrapToken)
+	if c := file.ControlPlane; c != nil {
+		o.asMaster = true
+		def(&o.certificateKey, c.CertificateKey)
+		def(&o.advertise, c.LocalAPIEndpoint.AdvertiseAddress)
+		if o.port == layout.PortAPIServer && c.LocalAPIEndpoint.BindPort != 0 {
+			o.port = c.LocalAPIEndpoint.BindPort
+		}
+	}
 	if o.node.Taints, err = file.NodeRegistration.taints(); err != nil {
 		return err
 	}
@@ -193,18 +223,12 @@ func (o *joinOptions) read() error {
 // prepare asks the cluster what it is like, and writes what the node starts
 // with.
 func (o *joinOptions) prepare(ctx context.Context, l layout.Node, c *trust.Cluster, token trust.Token) error {
-	kube, err := kubernetes.NewForConfig(&rest.Config{
-		Host: c.Server, BearerToken: token.String(), TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, Timeout: 30 * time.Second,
-	})
+	kube, err := enterWith(c, token)
 	if err != nil {
 		return err
 	}
-	var cluster clusterConfiguration
-	if err := readConfig(ctx, kube, trust.ClusterConfig, "ClusterConfiguration", &cluster); err != nil {
-		return err
-	}
-	var kubelet kubeletv1beta1.KubeletConfiguration
-	if err := readConfig(ctx, kube, trust.KubeletConfig, "kubelet", &kubelet); err != nil {
+	cluster, kubelet, err := clusterLike(ctx, kube)
+	if err != nil {
 		return err
 	}
 	n := &o.node
@@ -234,6 +258,24 @@ func (o *joinOptions) prepare(ctx context.Context, l layout.Node, c *trust.Clust
 	return kubeconfig.Write(n.BootstrapKubeconfig, kubeconfig.Config{
 		Name: "kubernetes", User: "tls-bootstrap-token-user", Server: c.Server, CA: c.CA, Token: token.String(),
 	})
+}
+
+// enterWith reaches a cluster with a bootstrap token.
+func enterWith(c *trust.Cluster, token trust.Token) (kubernetes.Interface, error) {
+	return kubernetes.NewForConfig(&rest.Config{
+		Host: c.Server, BearerToken: token.String(), TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, Timeout: 30 * time.Second,
+	})
+}
+
+// clusterLike asks a cluster what it is like.
+func clusterLike(ctx context.Context, kube kubernetes.Interface) (*clusterConfiguration, *kubeletv1beta1.KubeletConfiguration, error) {
+	var cluster clusterConfiguration
+	if err := readConfig(ctx, kube, trust.ClusterConfig, "ClusterConfiguration", &cluster); err != nil {
+		return nil, nil, err
+	}
+	var kubelet kubeletv1beta1.KubeletConfiguration
+	err := readConfig(ctx, kube, trust.KubeletConfig, "kubelet", &kubelet)
+	return &cluster, &kubelet, err
 }
 
 // readConfig reads a document that init keeps in the cluster.

@@ -33,6 +33,7 @@ type (
 			BindPort         int    `json:"bindPort,omitempty"`
 		} `json:"localAPIEndpoint,omitempty"`
 		NodeRegistration nodeRegistration `json:"nodeRegistration,omitempty"`
+		CertificateKey   string           `json:"certificateKey,omitempty"`
 	}
 
 	bootstrapToken struct {
@@ -89,6 +90,13 @@ type (
 			} `json:"bootstrapToken,omitempty"`
 			TLSBootstrapToken string `json:"tlsBootstrapToken,omitempty"`
 		} `json:"discovery,omitempty"`
+		ControlPlane *struct {
+			LocalAPIEndpoint struct {
+				AdvertiseAddress string `json:"advertiseAddress,omitempty"`
+				BindPort         int    `json:"bindPort,omitempty"`
+			} `json:"localAPIEndpoint,omitempty"`
+			CertificateKey string `json:"certificateKey,omitempty"`
+		} `json:"controlPlane,omitempty"`
 	}
 )
 
@@ -132,16 +140,16 @@ func decodeKubeadm(data []byte, into map[string]any) error {
 func decodeInit(data []byte) (masterSettings, error) {
 	var in initConfiguration
 	var cluster clusterConfiguration
-	s := masterSettings{Port: layout.PortAPIServer, TokenTTL: trust.DefaultTTL, Extra: map[string][]manifests.Flag{}}
+	s := masterSettings{Port: layout.PortAPIServer, TokenTTL: trust.DefaultTTL}
 	if err := decodeKubeadm(data, map[string]any{"InitConfiguration": &in, "ClusterConfiguration": &cluster}); err != nil {
 		return s, err
 	}
+	s.CertificateKey = in.CertificateKey
 	s.NodeName, s.Advertise = in.NodeRegistration.Name, in.LocalAPIEndpoint.AdvertiseAddress
 	if in.LocalAPIEndpoint.BindPort != 0 {
 		s.Port = in.LocalAPIEndpoint.BindPort
 	}
-	s.Endpoint, s.SANs, s.Domain = cluster.ControlPlaneEndpoint, cluster.APIServer.CertSANs, cluster.Networking.DNSDomain
-	s.PodCIDRs, s.ServiceCIDRs = list(cluster.Networking.PodSubnet), list(cluster.Networking.ServiceSubnet)
+	s.ofCluster(&cluster)
 	switch len(in.BootstrapTokens) {
 	case 0:
 	case 1:
@@ -153,9 +161,14 @@ func decodeInit(data []byte) (masterSettings, error) {
 		return s, errors.New("bootstrapTokens: one is read; make others with `hyperkube token create`")
 	}
 	var err error
-	if s.Taints, err = in.NodeRegistration.taints(); err != nil {
-		return s, err
-	}
+	s.Taints, err = in.NodeRegistration.taints()
+	return s, err
+}
+
+// ofCluster takes what all masters of a cluster have alike.
+func (s *masterSettings) ofCluster(cluster *clusterConfiguration) {
+	s.Endpoint, s.SANs, s.Domain = cluster.ControlPlaneEndpoint, cluster.APIServer.CertSANs, cluster.Networking.DNSDomain
+	s.PodCIDRs, s.ServiceCIDRs = list(cluster.Networking.PodSubnet), list(cluster.Networking.ServiceSubnet)
 	extra := map[string][]argument{
 		"kube-apiserver": cluster.APIServer.ExtraArgs, "kube-controller-manager": cluster.ControllerManager.ExtraArgs,
 		"kube-scheduler": cluster.Scheduler.ExtraArgs,
@@ -163,12 +176,12 @@ func decodeInit(data []byte) (masterSettings, error) {
 	if cluster.Etcd.Local != nil {
 		extra["etcd"] = cluster.Etcd.Local.ExtraArgs
 	}
+	s.Extra = map[string][]manifests.Flag{}
 	for name, args := range extra {
 		for _, a := range args {
 			s.Extra[name] = append(s.Extra[name], manifests.Flag(a))
 		}
 	}
-	return s, nil
 }
 
 // taints are those of a node as flags have them; nil says that nobody spoke of

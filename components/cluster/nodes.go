@@ -348,7 +348,7 @@ func downFurther(ctx context.Context, out io.Writer, l layout.Node, i int) error
 		return err
 	}
 	var errs []error
-	if err := stopRuntime(ctx, out, n); err != nil {
+	if err := stopRuntime(ctx, out, n, nil); err != nil {
 		// What holds a pod may be broken: the journals know its cgroup.
 		errs = append(errs, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -47,30 +48,55 @@ func runtimePID(l layout.Node) (int, error) {
 // stopGrace is how many seconds a container has to end by itself on `down`.
 const stopGrace = 10
 
-// removePods stops and removes everything that the runtime runs.
-func removePods(ctx context.Context, cri *runtimeclient.Client) (int, error) {
+// stages are the parts of a control plane's static pods that are stopped after
+// all else, in this order: what is left of the others' requests is answered.
+var stages = []string{"kube-apiserver", "etcd"}
+
+// stageOf tells when a pod is stopped.
+func stageOf(labels map[string]string) int {
+	if labels["tier"] != "control-plane" {
+		return 0
+	}
+	return 1 + slices.Index(stages, labels["component"])
+}
+
+// removePods stops and removes everything that the runtime runs, etcd last.
+// Before etcd it calls last, if that is not nil.
+func removePods(ctx context.Context, cri *runtimeclient.Client, last func()) (int, error) {
+	sandboxes, err := cri.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return 0, fmt.Errorf("listing pods: %w", err)
+	}
+	stage := map[string]int{} // by sandbox
+	for _, s := range sandboxes.Items {
+		stage[s.Id] = stageOf(s.Labels)
+	}
 	containers, err := cri.ListContainers(ctx, &runtimeapi.ListContainersRequest{
 		Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
 	})
 	if err != nil {
 		return 0, fmt.Errorf("listing containers: %w", err)
 	}
-	group, stopping := errgroup.WithContext(ctx)
-	group.SetLimit(32)
-	for _, c := range containers.Containers {
-		group.Go(func() error {
-			if _, err := cri.StopContainer(stopping, &runtimeapi.StopContainerRequest{ContainerId: c.Id, Timeout: stopGrace}); err != nil {
-				return fmt.Errorf("stopping container %s: %w", c.Id, err)
+	for now := 0; now <= len(stages); now++ {
+		if now == len(stages) && last != nil {
+			last()
+		}
+		group, stopping := errgroup.WithContext(ctx)
+		group.SetLimit(32)
+		for _, c := range containers.Containers {
+			if stage[c.PodSandboxId] != now {
+				continue
 			}
-			return nil
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return 0, err
-	}
-	sandboxes, err := cri.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
-	if err != nil {
-		return 0, fmt.Errorf("listing pods: %w", err)
+			group.Go(func() error {
+				if _, err := cri.StopContainer(stopping, &runtimeapi.StopContainerRequest{ContainerId: c.Id, Timeout: stopGrace}); err != nil {
+					return fmt.Errorf("stopping container %s: %w", c.Id, err)
+				}
+				return nil
+			})
+		}
+		if err := group.Wait(); err != nil {
+			return 0, err
+		}
 	}
 	group, removing := errgroup.WithContext(ctx)
 	group.SetLimit(16)

@@ -102,7 +102,7 @@ func newDown() *cobra.Command {
 				return err
 			}
 			defer t.remove()
-			return down(cmd.Context(), cmd.OutOrStdout(), l)
+			return down(cmd.Context(), cmd.OutOrStdout(), l, nil)
 		},
 	}
 	rootFlag(cmd, &root)
@@ -110,8 +110,9 @@ func newDown() *cobra.Command {
 }
 
 // down, which needs the turn alone, stops the main process, the pods and the runtime, in this order so that
-// nobody starts what was just stopped, and takes back what they changed.
-func down(ctx context.Context, out io.Writer, l layout.Node) error {
+// nobody starts what was just stopped, and takes back what they changed. leave is
+// called when nothing but etcd runs any more; it may be nil.
+func down(ctx context.Context, out io.Writer, l layout.Node, leave func()) error {
 	if err := removeUnit(ctx, l); err != nil {
 		return err
 	}
@@ -122,7 +123,7 @@ func down(ctx context.Context, out io.Writer, l layout.Node) error {
 	if err := downFurtherAll(ctx, out, l); err != nil {
 		errs = append(errs, err)
 	}
-	if err := stopRuntime(ctx, out, l); err != nil {
+	if err := stopRuntime(ctx, out, l, leave); err != nil {
 		// What holds a pod may be broken: the journals know its cgroup.
 		errs = append(errs, err)
 	}
@@ -141,17 +142,23 @@ func down(ctx context.Context, out io.Writer, l layout.Node) error {
 	return nil
 }
 
-func stopRuntime(ctx context.Context, out io.Writer, l layout.Node) error {
+func stopRuntime(ctx context.Context, out io.Writer, l layout.Node, leave func()) error {
 	pid, err := runtimePID(l)
-	if err != nil || pid == 0 {
+	if err != nil {
 		return err
+	}
+	if pid == 0 {
+		if leave != nil {
+			leave()
+		}
+		return nil
 	}
 	cri, err := runtimeclient.Dial(l.RuntimeSocket())
 	if err != nil {
 		return err
 	}
 	defer cri.Close()
-	pods, podErr := removePods(ctx, cri)
+	pods, podErr := removePods(ctx, cri, leave)
 	if podErr == nil && pods > 0 {
 		fmt.Fprintf(out, "%d pods have stopped\n", pods)
 	}
@@ -189,7 +196,7 @@ func newReset() *cobra.Command {
 }
 
 func reset(ctx context.Context, out io.Writer, l layout.Node) error {
-	if err := down(ctx, out, l); err != nil {
+	if err := down(ctx, out, l, func() { leaveEtcd(ctx, out, l) }); err != nil {
 		return err
 	}
 	if err := removeEtc(l); err != nil {

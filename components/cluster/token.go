@@ -63,6 +63,7 @@ func (o *tokenOptions) create() *cobra.Command {
 	r := &trust.Record{}
 	var ttl time.Duration
 	var print bool
+	var certificateKey string
 	cmd := &cobra.Command{
 		Use: "create [TOKEN]", Short: "Make a token in the cluster, and print it", Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -76,10 +77,15 @@ func (o *tokenOptions) create() *cobra.Command {
 			if err := r.Validate(); err != nil {
 				return codedError{err, ExitConfig}
 			}
+			if certificateKey != "" {
+				if _, err := trust.ParseCertificateKey(certificateKey); err != nil {
+					return codedError{fmt.Errorf("--certificate-key: %w", err), ExitConfig}
+				}
+			}
 			if ttl > 0 {
 				r.Expires = time.Now().Add(ttl)
 			}
-			return o.make(cmd.Context(), cmd.OutOrStdout(), r, print)
+			return o.make(cmd.Context(), cmd.OutOrStdout(), r, print, certificateKey)
 		},
 	}
 	f := cmd.Flags()
@@ -88,10 +94,11 @@ func (o *tokenOptions) create() *cobra.Command {
 	f.StringSliceVar(&r.Usages, "usages", []string{trust.Signing, trust.Authentication}, "What the token may be used for.")
 	f.StringSliceVar(&r.Groups, "groups", []string{trust.NodeGroup}, "Groups of whoever comes with the token.")
 	f.BoolVar(&print, "print-join-command", false, "Print the whole command with which a machine joins.")
+	f.StringVar(&certificateKey, "certificate-key", "", "With --print-join-command: print the command with which a further master joins, with the key that `hyperkube init --upload-certs` has printed.")
 	return cmd
 }
 
-func (o *tokenOptions) make(ctx context.Context, out io.Writer, r *trust.Record, join bool) error {
+func (o *tokenOptions) make(ctx context.Context, out io.Writer, r *trust.Record, join bool, certificateKey string) error {
 	kube, config, err := o.clients()
 	if err != nil {
 		return err
@@ -114,7 +121,11 @@ func (o *tokenOptions) make(ctx context.Context, out io.Writer, r *trust.Record,
 	if err != nil {
 		return fmt.Errorf("the cluster's authority: %w", err)
 	}
-	fmt.Fprintln(out, joinCommand(config.Host, r.Token, cert))
+	command := joinCommand(config.Host, r.Token, cert)
+	if certificateKey != "" {
+		command += masterFlags(certificateKey)
+	}
+	fmt.Fprintln(out, command)
 	return nil
 }
 

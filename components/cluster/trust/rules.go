@@ -61,6 +61,15 @@ func Roles() ([]*rbacv1.Role, []*rbacv1.RoleBinding) {
 			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: r.name},
 		})
 	}
+	// A further master gets the keys that masters share; they are encrypted.
+	certs := metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "kubeadm:kubeadm-certs"}
+	roles = append(roles, &rbacv1.Role{ObjectMeta: certs, Rules: []rbacv1.PolicyRule{{
+		APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{CertsSecret}, Verbs: []string{"get"},
+	}}})
+	bindings = append(bindings, &rbacv1.RoleBinding{
+		ObjectMeta: certs, Subjects: []rbacv1.Subject{group(NodeGroup)},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: certs.Name},
+	})
 	return roles, bindings
 }
 

@@ -1,0 +1,182 @@
+// Package members lets masters enter and leave the etcd cluster that they
+// make up together.
+//
+// A new member enters as a learner, which has no vote: as long as it catches
+// up, or should it never start, the others need nothing of it.
+//
+// https://etcd.io/docs/v3.6/op-guide/runtime-configuration/
+package members
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Dialer makes a client of the members at the URLs.
+type Dialer func(urls []string) (*clientv3.Client, error)
+
+// Cluster is an etcd cluster as seen by an administrator.
+type Cluster struct {
+	client *clientv3.Client
+	log    *slog.Logger
+}
+
+// Dial reaches a cluster by the URLs of any of its members. Log may be nil.
+func Dial(urls []string, dial Dialer, log *slog.Logger) (*Cluster, error) {
+	client, err := dial(urls)
+	if err != nil {
+		return nil, err
+	}
+	if log == nil {
+		log = slog.Default()
+	}
+	return &Cluster{client: client, log: log}, nil
+}
+
+// Close ends the connections.
+func (c *Cluster) Close() { _ = c.client.Close() }
+
+// pace is between two tries of what cannot be waited for.
+const pace = 50 * time.Millisecond
+
+// AddLearner makes peerURL one of the cluster's members, without a vote, and
+// returns what a member called name must be told of all: NAME=URL,…. A member
+// of that URL that never started is taken as it is; one that did start is an
+// error, for its data would be missing.
+func (c *Cluster) AddLearner(ctx context.Context, name, peerURL string) (initial string, err error) {
+	list, err := c.client.MemberList(ctx)
+	if err != nil {
+		return "", fmt.Errorf("asking etcd for its members: %w", err)
+	}
+	members := list.Members
+	if m := find(members, peerURL); m != nil {
+		if m.Name != "" {
+			return "", fmt.Errorf("etcd has a member %q at %s already: remove it first, or reset this machine while it runs", m.Name, peerURL)
+		}
+	} else if members, err = c.addLearner(ctx, peerURL); err != nil {
+		return "", err
+	}
+	var all []string
+	for _, m := range members {
+		for _, url := range m.PeerURLs {
+			who := m.Name
+			if slices.Contains(m.PeerURLs, peerURL) {
+				who = name
+			}
+			if who != "" { // others that are just entering are told by etcd
+				all = append(all, who+"="+url)
+			}
+		}
+	}
+	return strings.Join(all, ","), nil
+}
+
+// addLearner waits while others are entering: there is one learner at a time.
+func (c *Cluster) addLearner(ctx context.Context, peerURL string) ([]*etcdserverpb.Member, error) {
+	for {
+		added, err := c.client.MemberAddAsLearner(ctx, []string{peerURL})
+		if err == nil {
+			return added.Members, nil
+		}
+		if !errors.Is(err, rpctypes.ErrTooManyLearners) && !errors.Is(err, rpctypes.ErrUnhealthy) {
+			return nil, fmt.Errorf("entering etcd: %w", err)
+		}
+		if !sleep(ctx, pace) {
+			return nil, fmt.Errorf("entering etcd: %w", errors.Join(err, ctx.Err()))
+		}
+	}
+}
+
+// Promote gives the member at peerURL its vote, as soon as it has what the
+// others have. It may be called before the member has started, and again.
+func (c *Cluster) Promote(ctx context.Context, peerURL string) error {
+	list, err := c.client.MemberList(ctx)
+	if err != nil {
+		return fmt.Errorf("asking etcd for its members: %w", err)
+	}
+	m := find(list.Members, peerURL)
+	if m == nil {
+		return fmt.Errorf("etcd has no member at %s", peerURL)
+	}
+	if !m.IsLearner {
+		return nil
+	}
+	for {
+		_, err := c.client.MemberPromote(ctx, m.ID)
+		if err == nil || errors.Is(err, rpctypes.ErrMemberNotLearner) {
+			return nil
+		}
+		if errors.Is(err, rpctypes.ErrMemberNotFound) {
+			return fmt.Errorf("giving this member of etcd a vote: %w", err)
+		}
+		// It is behind, or the others are about to choose a leader.
+		c.log.Debug("etcd's new member has no vote yet", "err", err)
+		if !sleep(ctx, pace) {
+			return fmt.Errorf("giving this member of etcd a vote: %w", errors.Join(err, ctx.Err()))
+		}
+	}
+}
+
+// Remove takes the member at peerURL out of the cluster, unless it is the only
+// one, whose data is all that there is. No such member is no error.
+func (c *Cluster) Remove(ctx context.Context, peerURL string) (removed bool, err error) {
+	for {
+		list, err := c.client.MemberList(ctx)
+		if err != nil {
+			return false, fmt.Errorf("asking etcd for its members: %w", err)
+		}
+		m := find(list.Members, peerURL)
+		if m == nil || len(list.Members) == 1 {
+			return false, nil
+		}
+		_, err = c.client.MemberRemove(ctx, m.ID)
+		if err == nil || errors.Is(err, rpctypes.ErrMemberNotFound) {
+			return true, nil
+		}
+		// The others have to agree, and may just choose a leader.
+		if !sleep(ctx, pace) {
+			return false, fmt.Errorf("leaving etcd: %w", errors.Join(err, ctx.Err()))
+		}
+	}
+}
+
+// URLs are those at which clients reach the members.
+func (c *Cluster) URLs(ctx context.Context) ([]string, error) {
+	list, err := c.client.MemberList(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("asking etcd for its members: %w", err)
+	}
+	var urls []string
+	for _, m := range list.Members {
+		urls = append(urls, m.ClientURLs...)
+	}
+	return urls, nil
+}
+
+func find(members []*etcdserverpb.Member, peerURL string) *etcdserverpb.Member {
+	for _, m := range members {
+		if slices.Contains(m.PeerURLs, peerURL) {
+			return m
+		}
+	}
+	return nil
+}
+
+// sleep tells whether ctx still goes on after d.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
