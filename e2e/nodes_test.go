@@ -181,6 +181,20 @@ func (f *fleet) network3() {
 		}
 		f.kubectl("logs", pod.Name)
 	}
+	// A pod reaches itself by way of another node's port.
+	machine := f.kubectl("get", "node", f.first, "-o", `jsonpath={.status.addresses[?(@.type=="InternalIP")].address}`)
+	for _, pod := range f.pods("app=web") {
+		if pod.Spec.NodeName == f.first {
+			continue
+		}
+		f.kubectl("label", "pod", pod.Name, "self="+pod.Spec.NodeName)
+		name := "self-" + pod.Name
+		f.kubectl("create", "service", "nodeport", name, "--tcp=80:8080")
+		f.kubectl("set", "selector", "service", name, "self="+pod.Spec.NodeName)
+		port := f.kubectl("get", "service", name, "-o", "jsonpath={.spec.ports[0].nodePort}")
+		f.eventually(5*time.Second, func() error { return f.ask(pod.Name, "http://"+strings.Fields(machine)[0]+":"+port+"/") })
+		f.kubectl("delete", "service", name)
+	}
 }
 
 func (f *fleet) policies() {

@@ -228,6 +228,12 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 	if err := netlink.LinkSetMaster(link, bridge); err != nil {
 		return fmt.Errorf("joining %s to the bridge: %w", veth, err)
 	}
+	// Where the kernel shows bridged packets to iptables (bridge-nf-call-iptables)
+	// one that a Service's rules lead back to the node that it came from stays on
+	// the bridge instead of being routed, and leaves by the port that it came in by.
+	if err := netlink.LinkSetHairpin(link, true); err != nil {
+		return fmt.Errorf("setting hairpin mode of %s: %w", veth, err)
+	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("setting up %s: %w", veth, err)
 	}
