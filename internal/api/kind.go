@@ -56,7 +56,7 @@ type Kind[T Object] struct {
 	Fields     func(obj T) fields.Set
 	FieldNames []string
 	// Direct has single ones of Fields that are selected by often.
-	Direct map[string]func(obj T) string
+	Direct map[string]KindDirect[T]
 	// Columns: nil means Name and Age.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj T) []any
@@ -67,6 +67,13 @@ type Kind[T Object] struct {
 	// StoredJSON: JSON in etcd.
 	StoredJSON bool
 	Review     bool
+}
+
+// KindDirect is Direct for a known type.
+type KindDirect[T Object] struct {
+	Of      func(obj T) string
+	Path    []int
+	Indexed bool
 }
 
 // KindUpdate is Update for a known type.
@@ -176,9 +183,9 @@ func (k Kind[T]) Resource() *Resource {
 	if k.Scope == Namespaced {
 		r.FieldNames = append(r.FieldNames, "metadata.namespace")
 	}
-	r.Direct = make(map[string]func(Object) string, len(k.Direct))
-	for name, of := range k.Direct {
-		r.Direct[name] = func(obj Object) string { return of(obj.(T)) }
+	r.Direct = make(map[string]Direct, len(k.Direct))
+	for name, d := range k.Direct {
+		r.Direct[name] = Direct{Of: func(obj Object) string { return d.Of(obj.(T)) }, Path: d.Path, Indexed: d.Indexed}
 	}
 	r.Fields = func(obj Object) fields.Set {
 		set := fields.Set{"metadata.name": obj.GetName()}

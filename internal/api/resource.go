@@ -120,9 +120,9 @@ type Resource struct {
 	// Fields returns the selectable fields, metadata.name and
 	// metadata.namespace included.
 	Fields func(obj Object) fields.Set
-	// Direct returns single fields of those of Fields, where making all of
-	// them for each object would cost too much. Others are not in it.
-	Direct map[string]func(obj Object) string
+	// Direct has single fields of those of Fields, where making all of them
+	// for each object would cost too much. Others are not in it.
+	Direct map[string]Direct
 	// FieldNames are the labels that field selectors may use.
 	FieldNames []string
 	// Columns and Row make tables: a cell a column, in order.
@@ -220,4 +220,16 @@ func (r *Resource) Key(namespace, name string) string {
 		return namespace + "/" + name
 	}
 	return name
+}
+
+// Direct is a field that is selected by often, a string.
+type Direct struct {
+	// Of returns it.
+	Of func(obj Object) string
+	// Path are the numbers of the protobuf fields that lead to it in the
+	// published type: stored objects are selected by it without being decoded.
+	Path []int
+	// Indexed: lists and watches that ask for one value find their objects
+	// without looking at the others. It costs memory for each object.
+	Indexed bool
 }

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/google/btree"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -34,14 +33,14 @@ type Collection struct {
 	// incoming belongs to the goroutine that feeds the store.
 	incoming []change
 
-	// view is a snapshot of tree, nil when tree has changed since.
+	// view is a snapshot of current, nil when that has changed since.
 	view atomic.Pointer[view]
 
 	// mu guards what follows. It is never held while something blocks.
 	mu sync.Mutex
-	// tree has the current entries; nil until it has been filled.
-	tree *btree.BTreeG[*Entry]
-	// revision of the last change in tree, or at which it was filled.
+	// current has the entries; nil until it has been filled.
+	current *contents
+	// revision of the last change in current, or at which it was filled.
 	revision int64
 	// filling: changes go to pending until the fill has been installed.
 	filling bool
@@ -58,9 +57,9 @@ type Collection struct {
 	replayed   bool
 }
 
-// view is a snapshot: nobody writes to its tree.
+// view is a snapshot: nobody writes to its contents.
 type view struct {
-	tree *btree.BTreeG[*Entry]
+	*contents
 	// revision of the last change in it. It is what the collection was until
 	// the next change of it.
 	revision int64
@@ -72,15 +71,6 @@ type change struct {
 	revision int64
 	// value is nil when the key was deleted.
 	value []byte
-}
-
-func entryLess(a, b *Entry) bool { return a.key < b.key }
-
-// treeDegree trades the bytes copied for a write against depth.
-const treeDegree = 16
-
-func (s *Store) newTree() *btree.BTreeG[*Entry] {
-	return btree.NewWithFreeListG(treeDegree, entryLess, s.nodes)
 }
 
 func newCollection(s *Store, cfg CollectionConfig) *Collection {
@@ -137,10 +127,10 @@ func (c *Collection) filled() bool {
 func (c *Collection) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.tree == nil {
+	if c.current == nil {
 		return 0
 	}
-	return c.tree.Len()
+	return c.current.entries.Len()
 }
 
 // sampled is over how many entries Stats takes the mean.
@@ -151,33 +141,30 @@ const sampled = 16
 func (c *Collection) Stats() (count, size int, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.tree == nil || !c.filled() {
+	if c.current == nil || !c.filled() {
 		return 0, 0, false
 	}
 	n, total := 0, 0
-	c.tree.Ascend(func(e *Entry) bool {
+	c.current.entries.Ascend(func(e *Entry) bool {
 		n, total = n+1, total+e.size
 		return n < sampled
 	})
-	return c.tree.Len(), total / max(n, 1), true
+	return c.current.entries.Len(), total / max(n, 1), true
 }
 
 // Cached returns the cache's entry without any wait, nil if there is none (or
 // the cache has not been filled). It may be stale: writes made from it fail
 // with ErrConflict then, which carries the current one.
 func (c *Collection) Cached(key string) *Entry {
-	pivot := Entry{key: key}
 	if v := c.view.Load(); v != nil {
-		e, _ := v.tree.Get(&pivot)
-		return e
+		return v.get(key)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.tree == nil {
+	if c.current == nil {
 		return nil
 	}
-	e, _ := c.tree.Get(&pivot)
-	return e
+	return c.current.get(key)
 }
 
 // Get returns an entry. Revision is as in ListOptions; ErrNotFound if there is
@@ -252,7 +239,7 @@ func (c *Collection) snapshot() (*view, int64) {
 func (c *Collection) viewLocked() *view {
 	v := c.view.Load()
 	if v == nil {
-		v = &view{tree: c.tree.Clone(), revision: c.revision}
+		v = &view{contents: c.current.clone(), revision: c.revision}
 		c.view.Store(v)
 	}
 	return v
@@ -265,7 +252,7 @@ func (c *Collection) apply(changes []change) {
 	switch {
 	case c.filling:
 		c.pending = append(c.pending, changes...)
-	case c.tree != nil:
+	case c.current != nil:
 		c.applyLocked(changes)
 	}
 }
@@ -279,13 +266,13 @@ func (c *Collection) applyLocked(changes []change) {
 		}
 		ev := Event{Revision: ch.revision}
 		if ch.value == nil {
-			ev.Previous, _ = c.tree.Delete(&Entry{key: ch.key})
+			ev.Previous = c.current.remove(ch.key)
 			if ev.Previous == nil {
 				continue
 			}
 		} else {
 			ev.Current = c.store.own.claim(c, ch)
-			ev.Previous, _ = c.tree.ReplaceOrInsert(ev.Current)
+			ev.Previous = c.current.put(ev.Current)
 		}
 		changed = true
 		c.revision = ch.revision
@@ -337,17 +324,17 @@ func (c *Collection) refill(kvs []*mvccpb.KeyValue, revision int64) {
 }
 
 func (c *Collection) install(kvs []*mvccpb.KeyValue, revision int64) {
-	old := c.tree
-	c.tree = c.store.newTree()
+	old := c.current
+	c.current = c.newContents()
 	for _, kv := range kvs {
 		key := string(kv.Key[len(c.prefix):])
 		if old != nil {
-			if e, ok := old.Get(&Entry{key: key}); ok && e.revision == kv.ModRevision {
-				c.tree.ReplaceOrInsert(e)
+			if e := old.get(key); e != nil && e.revision == kv.ModRevision {
+				c.current.put(e)
 				continue
 			}
 		}
-		c.tree.ReplaceOrInsert(c.newEntry(key, kv.ModRevision, kv.Value))
+		c.current.put(c.newEntry(key, kv.ModRevision, kv.Value))
 	}
 	c.revision = revision
 	c.ring.reset(revision)

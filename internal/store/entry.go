@@ -27,9 +27,12 @@ type Entry struct {
 	// one it is guarded by mu and nil once plain is set.
 	stored []byte
 	// plain is set once when there is a transformer.
-	plain  atomic.Pointer[plain]
-	object atomic.Pointer[runtime.Object]
-	memos  atomic.Pointer[memo]
+	plain atomic.Pointer[plain]
+	// held keeps the decoded object for as long as the store's bound allows;
+	// weak finds it beyond that, as long as anybody else has it.
+	held  atomic.Pointer[memo]
+	weak  atomic.Pointer[weakObject]
+	memos atomic.Pointer[memo]
 }
 
 // plain is a decrypted value.
@@ -50,15 +53,35 @@ func (e *Entry) Key() string { return e.key }
 func (e *Entry) Revision() int64 { return e.revision }
 
 // Object returns the decoded object, decoding it at first use. It is shared:
-// nobody may write to it. The error wraps ErrCorrupt and names the key.
-func (e *Entry) Object() (runtime.Object, error) {
-	if p := e.object.Load(); p != nil {
-		return *p, nil
+// nobody may write to it. It is kept within the store's bound, and beyond that
+// for as long as somebody has it. The error wraps ErrCorrupt and names the key.
+func (e *Entry) Object() (runtime.Object, error) { return e.decoded(holding) }
+
+// Shared is Object for those who keep what they get, such as informers: the
+// store does not keep it for them, but others get the same object meanwhile.
+func (e *Entry) Shared() (runtime.Object, error) { return e.decoded(sharing) }
+
+// Peek is Object for those who look at it once: nothing is kept of what had to
+// be decoded.
+func (e *Entry) Peek() (runtime.Object, error) { return e.decoded(peeking) }
+
+// keeping is what becomes of an object that had to be decoded.
+type keeping int
+
+const (
+	peeking keeping = iota
+	sharing
+	holding
+)
+
+func (e *Entry) decoded(keep keeping) (runtime.Object, error) {
+	if obj := e.living(); obj != nil {
+		return obj, nil
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if p := e.object.Load(); p != nil {
-		return *p, nil
+	if obj := e.living(); obj != nil {
+		return obj, nil
 	}
 	data, err := e.decrypt()
 	if err != nil {
@@ -68,8 +91,26 @@ func (e *Entry) Object() (runtime.Object, error) {
 	if err != nil {
 		return nil, e.corrupt("decoding", err)
 	}
-	e.object.Store(&obj)
+	if keep >= sharing {
+		e.weak.Store(weaken(obj))
+	}
+	if keep == holding {
+		e.collection.store.memos.hold(e, obj)
+	}
 	return obj, nil
+}
+
+// living returns the object if there still is one.
+func (e *Entry) living() runtime.Object {
+	if m := e.held.Load(); m != nil {
+		if obj := m.held(); obj != nil {
+			return obj
+		}
+	}
+	if w := e.weak.Load(); w != nil {
+		return w.get()
+	}
+	return nil
 }
 
 // Bytes returns what Codec.Encode made, decrypted; nobody may write to it. It
@@ -178,7 +219,10 @@ func (e *Entry) memo(slot int) *memo {
 
 // forget drops what can be derived again. Those who hold it keep it.
 func (e *Entry) forget() {
-	e.object.Store(nil)
+	e.weak.Store(nil)
+	if m := e.held.Load(); m != nil {
+		e.collection.store.memos.drop(m)
+	}
 	for m := e.memos.Load(); m != nil; m = m.sibling {
 		e.collection.store.memos.drop(m)
 	}

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"fmt"
-	"strings"
 )
 
 // pastView is a snapshot of an older revision.
@@ -43,7 +42,7 @@ func (c *Collection) list(ctx context.Context, opts ListOptions) (*Page, error) 
 	} else if opts.Exact && opts.Revision > 0 {
 		revision = opts.Revision
 	}
-	page := v.page(opts)
+	page := v.page(opts, c.indexNamed(opts.Index))
 	page.Revision = revision
 	if page.Next != "" {
 		c.keep(v)
@@ -51,19 +50,16 @@ func (c *Collection) list(ctx context.Context, opts ListOptions) (*Page, error) 
 	return page, nil
 }
 
-// page selects from a snapshot.
-func (v *view) page(opts ListOptions) *Page {
+// page selects from a snapshot, by an index unless that is negative.
+func (v *view) page(opts ListOptions, index int) *Page {
 	page := &Page{}
 	size := opts.Limit
 	if size == 0 && opts.Prefix == "" && opts.Match == nil {
-		size = v.tree.Len()
+		size = v.entries.Len()
 	}
-	page.Entries = make([]*Entry, 0, min(size, v.tree.Len()))
+	page.Entries = make([]*Entry, 0, min(size, v.entries.Len()))
 	var rest int64
-	v.tree.AscendGreaterOrEqual(&Entry{key: max(opts.From, opts.Prefix)}, func(e *Entry) bool {
-		if !strings.HasPrefix(e.key, opts.Prefix) {
-			return false
-		}
+	v.ascend(opts.Prefix, opts.From, index, opts.Value, func(e *Entry) bool {
 		if opts.Limit > 0 && len(page.Entries) == opts.Limit {
 			if page.Next == "" {
 				page.Next = e.key
@@ -124,20 +120,20 @@ func (c *Collection) viewAt(revision int64) *view {
 			return p.view
 		}
 	}
-	tree := c.viewLocked().tree.Clone()
+	then := c.viewLocked().clone()
 	from := c.ring.after(revision)
 	for n := c.ring.next; n > from; n-- {
 		if ev := c.ring.at(n - 1); ev.Previous != nil {
-			tree.ReplaceOrInsert(ev.Previous)
+			then.put(ev.Previous)
 		} else {
-			tree.Delete(ev.Current)
+			then.remove(ev.Current.key)
 		}
 	}
 	at := c.ring.start
 	if from > c.ring.first {
 		at = c.ring.at(from - 1).Revision
 	}
-	v := &view{tree: tree, revision: at}
+	v := &view{contents: then, revision: at}
 	c.keepLocked(v)
 	return v
 }

@@ -3,9 +3,12 @@ package store
 import (
 	"sync"
 	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// memo is one derived value of one entry.
+// memo is one derived value of one entry: bytes of some slot, or the decoded
+// object.
 type memo struct {
 	slot int
 	// sibling is the entry's next memo; it never changes once published.
@@ -13,6 +16,9 @@ type memo struct {
 	// mu lets one caller make the value while others wait for it.
 	mu   sync.Mutex
 	data atomic.Pointer[[]byte]
+	// object is set instead of data for the decoded object of entry.
+	object atomic.Pointer[runtime.Object]
+	entry  *Entry
 	// used since the clock's hand last passed.
 	used atomic.Bool
 
@@ -27,14 +33,31 @@ func (m *memo) get() []byte {
 	if p == nil {
 		return nil
 	}
+	m.touch()
+	return *p
+}
+
+// held returns the decoded object, or nil.
+func (m *memo) held() runtime.Object {
+	p := m.object.Load()
+	if p == nil {
+		return nil
+	}
+	m.touch()
+	return *p
+}
+
+func (m *memo) touch() {
 	if !m.used.Load() {
 		m.used.Store(true)
 	}
-	return *p
 }
 
 // memoOverhead is what a memo costs beside its value.
 const memoOverhead = 128
+
+// decodedSize is about how many bytes an object takes that is stored in size.
+func decodedSize(size int) int { return 2*size + 512 }
 
 // memoClock bounds the bytes of all memos of a store. When they are too many
 // its hand goes round and drops those that nobody used since its last visit.
@@ -57,6 +80,25 @@ func (c *memoClock) add(m *memo, data []byte) {
 	defer c.mu.Unlock()
 	c.remove(m)
 	m.data.Store(&data)
+	c.insert(m, size)
+}
+
+// hold takes the decoded object of an entry in.
+func (c *memoClock) hold(e *Entry, obj runtime.Object) {
+	size := decodedSize(e.size) + memoOverhead
+	if size > c.limit/4 {
+		return
+	}
+	m := &memo{entry: e}
+	m.object.Store(&obj)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e.held.Store(m)
+	c.insert(m, size)
+}
+
+// insert wants mu held.
+func (c *memoClock) insert(m *memo, size int) {
 	m.size = size
 	if c.hand == nil {
 		m.prev, m.next = m, m
@@ -98,5 +140,9 @@ func (c *memoClock) remove(m *memo) {
 	}
 	m.prev, m.next = nil, nil
 	m.data.Store(nil)
+	if m.entry != nil {
+		m.object.Store(nil)
+		m.entry.held.CompareAndSwap(m, nil)
+	}
 	c.used -= m.size
 }

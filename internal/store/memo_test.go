@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -39,6 +40,56 @@ func TestMemo(t *testing.T) {
 	e.forget()
 	if s.memos.used != 0 || s.memos.hand != nil {
 		t.Errorf("%d bytes are left", s.memos.used)
+	}
+}
+
+// TestDecoded holds that decoded objects are bounded, that an object which
+// somebody has is not decoded again, and that looking at one keeps nothing.
+func TestDecoded(t *testing.T) {
+	s := &Store{memos: memoClock{limit: 10 * (decodedSize(20) + memoOverhead)}}
+	c := newCollection(s, collectionConfig("x"))
+	stored := []byte(`{"data":{"v":"12345"}}`)[:22]
+	entry := func() *Entry { return c.newEntry("a", 1, stored) }
+	held := func(e *Entry) bool { return e.held.Load() != nil }
+
+	peeked := entry()
+	if _, err := peeked.Peek(); err != nil || held(peeked) || peeked.weak.Load() != nil {
+		t.Errorf("kept after a look: %v", err)
+	}
+	shared := entry()
+	one, err := shared.Shared()
+	if err != nil || held(shared) {
+		t.Fatal("kept for who keeps it", err)
+	}
+	entries := make([]*Entry, 30)
+	for i := range entries {
+		entries[i] = entry()
+		if _, err := entries[i].Object(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := 0
+	for _, e := range entries {
+		if held(e) {
+			n++
+		}
+	}
+	if n == 0 || n > 10 || s.memos.used > s.memos.limit {
+		t.Errorf("%d objects are kept, %d bytes of %d", n, s.memos.used, s.memos.limit)
+	}
+	for range 2 {
+		runtime.GC()
+	}
+	if again, err := shared.Object(); err != nil || again != one {
+		t.Errorf("decoded again though somebody has it: %v", err)
+	}
+	runtime.KeepAlive(one)
+	if gone := entries[0]; gone.living() != nil {
+		t.Error("an object lives that nobody has")
+	}
+	shared.forget()
+	if held(shared) || shared.weak.Load() != nil {
+		t.Error("not forgotten")
 	}
 }
 

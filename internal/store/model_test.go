@@ -91,6 +91,16 @@ func anyValue(string) bool { return true }
 
 func even(value string) bool { return strings.HasSuffix(value, "0") || strings.HasSuffix(value, "2") }
 
+// indexedConfig has an index that tells whether values are even.
+func indexedConfig(path string) CollectionConfig {
+	cfg := collectionConfig(path)
+	cfg.Indexes = []Index{
+		{Name: "first", Of: func(e *Entry) string { return e.key[:1] }},
+		{Name: "even", Of: func(e *Entry) string { return fmt.Sprint(even(valueOf(e))) }},
+	}
+	return cfg
+}
+
 func matcher(match func(string) bool) func(*Entry) bool {
 	return func(e *Entry) bool { return match(valueOf(e)) }
 }
@@ -146,7 +156,7 @@ func TestModel(t *testing.T) {
 func testModel(t *testing.T, history int, rnd *rand.Rand) {
 	ctx := testContext(t)
 	s := newStore(t, Config{History: history})
-	cols := []*Collection{s.Collection(collectionConfig("services/specs")), s.Collection(collectionConfig("services/endpoints"))}
+	cols := []*Collection{s.Collection(indexedConfig("services/specs")), s.Collection(indexedConfig("services/endpoints"))}
 	models := []*model{{}, {}}
 	namespaces := []string{"a/", "b/", "bb/"}
 	randomKey := func() string { return namespaces[rnd.IntN(3)] + fmt.Sprint(rnd.IntN(8)) }
@@ -235,6 +245,9 @@ func testModel(t *testing.T, history int, rnd *rand.Rand) {
 			if rnd.IntN(3) == 0 {
 				match = even
 				opts.Match = matcher(even)
+				if rnd.IntN(2) == 0 {
+					opts.Index, opts.Value = "even", "true"
+				}
 			}
 			page := mustList(t, cols[i], opts)
 			if page.Revision < revision {
@@ -246,13 +259,13 @@ func testModel(t *testing.T, history int, rnd *rand.Rand) {
 		case action < 17: // pages at an exact revision
 			i := rnd.IntN(2)
 			at := models[i].start + rnd.Int64N(max(1, revision-models[i].start+1))
-			checkPages(t, cols[i], models[i], at, 1+rnd.IntN(4), rnd.IntN(3) == 0)
+			checkPages(t, cols[i], models[i], at, 1+rnd.IntN(4), rnd.IntN(3) == 0, []string{"", "even", "unknown"}[rnd.IntN(3)])
 		case len(watches) < 40: // a watch
 			i := rnd.IntN(2)
 			w := &modelWatch{match: anyValue, since: max(1, revision-rnd.Int64N(40))}
 			wanted := func(string) bool { return true }
 			w.opts.Since = w.since
-			switch rnd.IntN(4) {
+			switch rnd.IntN(5) {
 			case 0:
 				prefix := namespaces[rnd.IntN(3)]
 				w.opts.Prefix = prefix
@@ -263,6 +276,14 @@ func testModel(t *testing.T, history int, rnd *rand.Rand) {
 				wanted = func(k string) bool { return k == key }
 			case 2:
 				w.match, w.opts.Match = even, matcher(even)
+			case 3:
+				w.match, w.opts.Match = even, matcher(even)
+				w.opts.Index, w.opts.Value = "even", "true"
+				if rnd.IntN(2) == 0 {
+					prefix := namespaces[rnd.IntN(3)]
+					w.opts.Prefix = prefix
+					wanted = func(key string) bool { return strings.HasPrefix(key, prefix) }
+				}
 			}
 			w.name = fmt.Sprintf("%s %q %q since %d", cols[i].cfg.Path, w.opts.Prefix, w.opts.Key, w.since)
 			watcher, err := cols[i].Watch(ctx, w.opts)
@@ -316,12 +337,13 @@ func testModel(t *testing.T, history int, rnd *rand.Rand) {
 }
 
 // checkPages compares all pages at a revision with the model.
-func checkPages(t *testing.T, c *Collection, m *model, at int64, limit int, matched bool) {
+func checkPages(t *testing.T, c *Collection, m *model, at int64, limit int, matched bool, index string) {
 	t.Helper()
 	opts := ListOptions{Revision: at, Exact: true, Limit: limit}
 	match := anyValue
 	if matched {
 		match, opts.Match = even, matcher(even)
+		opts.Index, opts.Value = index, "true"
 	}
 	want := m.list(at, opts, match)
 	got := []string{}

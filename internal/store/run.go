@@ -234,7 +234,7 @@ func (c *Collection) restart() bool {
 	defer c.mu.Unlock()
 	c.generation++
 	c.pending = nil
-	return c.tree != nil
+	return c.current != nil
 }
 
 // backoff waits longer each time, from 10 ms to 2 s.

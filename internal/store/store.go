@@ -75,6 +75,17 @@ type CollectionConfig struct {
 	Codec Codec
 	// Transformer encrypts what is stored; nil stores as is.
 	Transformer value.Transformer
+	// Indexes by which lists and watches find their entries. What is encrypted
+	// is not indexed.
+	Indexes []Index
+}
+
+// Index is something that many ask for by its value, such as the pods of a node.
+type Index struct {
+	Name string
+	// Of returns the value of an entry, always the same one. It is called for
+	// every change, with the collection locked, so it must be quick.
+	Of func(*Entry) string
 }
 
 // Op is one operation of a transaction. Make it with the methods of
@@ -127,6 +138,10 @@ type WatchOptions struct {
 	// of it an addition, change or removal by asking Match again. It is
 	// called for each watcher, maybe concurrently, and must be cheap.
 	Match func(*Entry) bool
+	// Index, when it names one, leaves out entries that have another Value
+	// there; the watcher does not even wake for them. It may be ignored, so
+	// Match has to ask for the same.
+	Index, Value string
 	// Narrow: Match costs next to nothing once the entry is decoded, and never
 	// blocks. It is asked before the watcher is woken, so that hundreds that
 	// want different objects of a collection do not all wake for each.
@@ -160,6 +175,10 @@ type ListOptions struct {
 	Limit int
 	// Match, when not nil, tells which entries are wanted.
 	Match func(*Entry) bool
+	// Index, when it names one, leaves out entries that have another Value
+	// there without looking at them. It may be ignored, so Match has to ask
+	// for the same.
+	Index, Value string
 }
 
 // Page is what List returns.

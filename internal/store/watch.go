@@ -212,6 +212,8 @@ type watcherIndex struct {
 	// byKey and byNamespace have those with a Key, or with a Prefix that
 	// ends with its only slash.
 	byKey, byNamespace map[string]*[]*Watcher
+	// byIndex has those with an Index, by its place and their Value.
+	byIndex []map[string]*[]*Watcher
 	// others have other prefixes.
 	others []*Watcher
 }
@@ -228,7 +230,13 @@ func (x *watcherIndex) add(w *Watcher) {
 		}
 		return list
 	}
+	index := w.collection.indexNamed(w.opts.Index)
 	switch prefix := w.opts.Prefix; {
+	case index >= 0:
+		for len(x.byIndex) <= index {
+			x.byIndex = append(x.byIndex, nil)
+		}
+		w.list = bucket(&x.byIndex[index], w.opts.Value)
 	case w.opts.Key != "":
 		w.list = bucket(&x.byKey, w.opts.Key)
 	case prefix == "":
@@ -253,7 +261,9 @@ func (x *watcherIndex) remove(w *Watcher) {
 	list[last] = nil
 	*w.list = list[:last]
 	if last == 0 {
-		if w.opts.Key != "" {
+		if index := w.collection.indexNamed(w.opts.Index); index >= 0 {
+			delete(x.byIndex[index], w.opts.Value)
+		} else if w.opts.Key != "" {
 			delete(x.byKey, w.opts.Key)
 		} else {
 			delete(x.byNamespace, w.opts.Prefix)
@@ -284,6 +294,38 @@ func (x *watcherIndex) notify(n uint64, key string, ev *Event) {
 	for _, w := range x.others {
 		if strings.HasPrefix(key, w.opts.Prefix) {
 			w.mark(n, ev)
+		}
+	}
+	x.notifyIndexed(n, key, ev)
+}
+
+// notifyIndexed is notify for those who watch by an index.
+func (x *watcherIndex) notifyIndexed(n uint64, key string, ev *Event) {
+	for i, watchers := range x.byIndex {
+		if len(watchers) == 0 {
+			continue
+		}
+		notify := func(e *Entry) string {
+			value := e.collection.indexes()[i].Of(e)
+			if list := watchers[value]; list != nil {
+				for _, w := range *list {
+					if w.concerns(key) {
+						w.mark(n, ev)
+					}
+				}
+			}
+			return value
+		}
+		switch {
+		case ev.Previous == nil:
+			notify(ev.Current)
+		case ev.Current == nil:
+			notify(ev.Previous)
+		default:
+			of := ev.Current.collection.indexes()[i].Of
+			if value := notify(ev.Current); of(ev.Previous) != value {
+				notify(ev.Previous)
+			}
 		}
 	}
 }
@@ -321,6 +363,11 @@ func (x *watcherIndex) fail(err error) {
 	}
 	for _, list := range x.byNamespace {
 		end(*list)
+	}
+	for _, watchers := range x.byIndex {
+		for _, list := range watchers {
+			end(*list)
+		}
 	}
 	*x = watcherIndex{}
 }

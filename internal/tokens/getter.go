@@ -38,17 +38,24 @@ func (g live) Node(ctx context.Context, name string) (*corev1.Node, error) {
 type cached struct {
 	live
 	accounts corelisters.ServiceAccountLister
-	pods     corelisters.PodLister
+	pods     Pods
 }
 
-// CachedGetter reads service accounts and pods from informers, and through the
-// API what these do not have yet: for verifying. Secrets and nodes, to which
-// few tokens are bound, always come through the API.
-func CachedGetter(kube kubernetes.Interface, inf informers.SharedInformerFactory) Getter {
+// Pods reads pods from a cache.
+type Pods interface {
+	// Pod returns false when the cache has none: it may be behind. Nobody
+	// writes to what it returns.
+	Pod(namespace, name string) (*corev1.Pod, bool)
+}
+
+// CachedGetter reads service accounts from an informer and pods from a cache,
+// and through the API what these do not have yet: for verifying. Secrets and
+// nodes, to which few tokens are bound, always come through the API.
+func CachedGetter(kube kubernetes.Interface, inf informers.SharedInformerFactory, pods Pods) Getter {
 	return cached{
 		live:     live{kube},
 		accounts: inf.Core().V1().ServiceAccounts().Lister(),
-		pods:     inf.Core().V1().Pods().Lister(),
+		pods:     pods,
 	}
 }
 
@@ -60,7 +67,7 @@ func (g cached) ServiceAccount(ctx context.Context, namespace, name string) (*co
 }
 
 func (g cached) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
-	if pod, err := g.pods.Pods(namespace).Get(name); err == nil {
+	if pod, ok := g.pods.Pod(namespace, name); ok {
 		return pod, nil
 	}
 	return g.live.Pod(ctx, namespace, name)

@@ -28,6 +28,8 @@ type Config struct {
 	Informers informers.SharedInformerFactory
 	// Kube is a superuser's way to the same API.
 	Kube kubernetes.Interface
+	// Pods reads pods; nil means an informer, which keeps all of them decoded.
+	Pods Pods
 	// Authorizer is asked by plugins that guard a verb.
 	Authorizer authorizer.Authorizer
 	// Enable and Disable are --enable-admission-plugins and

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/kubernetes"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	kubeletapis "k8s.io/kubelet/pkg/apis"
 
 	"hyperkube/components/apiserver/authz"
@@ -30,7 +29,7 @@ import (
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#noderestriction
 type nodeRestriction struct {
 	operations
-	pods      corelisters.PodLister
+	pods      Pods
 	kube      kubernetes.Interface
 	may       authorizer.Authorizer
 	audiences []string
@@ -39,7 +38,7 @@ type nodeRestriction struct {
 func newNodeRestriction(cfg *Config) (admission.Interface, error) {
 	return &nodeRestriction{
 		operations: operations{admission.Create, admission.Update, admission.Delete},
-		pods:       cfg.Informers.Core().V1().Pods().Lister(),
+		pods:       cfg.pods(),
 		kube:       cfg.Kube,
 		may:        cfg.Authorizer,
 		audiences:  cfg.Audiences,
@@ -99,7 +98,7 @@ func unexpected(a admission.Attributes, obj any) error {
 }
 
 func (p *nodeRestriction) find(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
-	if pod, err := p.pods.Pods(namespace).Get(name); err == nil {
+	if pod, ok := p.pods.Pod(namespace, name); ok {
 		return pod, nil
 	}
 	return p.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})

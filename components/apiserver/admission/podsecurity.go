@@ -46,7 +46,7 @@ func newPodSecurity(cfg *Config) (admission.Interface, error) {
 		Metrics:          unrecorded{},
 		PodSpecExtractor: extractor,
 		NamespaceGetter:  psa.NamespaceGetterFromListerAndClient(core.Namespaces().Lister(), cfg.Kube),
-		PodLister:        psa.PodListerFromInformer(core.Pods().Lister()),
+		PodLister:        cfg.pods(),
 	}
 	if err := a.CompleteConfiguration(); err != nil {
 		return nil, err

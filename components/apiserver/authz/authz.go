@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	corev1 "k8s.io/api/core/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -43,6 +44,9 @@ type Config struct {
 	// superuser's.
 	Informers informers.SharedInformerFactory
 	Kube      kubernetes.Interface
+	// Pods tells of pods; nil means an informer, which keeps all of them
+	// decoded.
+	Pods Pods
 	// Webhook is for the mode of that name.
 	Webhook Webhook
 	// PolicyFile has the policies of the mode ABAC.
@@ -53,6 +57,16 @@ type Config struct {
 	ConfigFile string
 	// Log tells of that; it may be nil without a file.
 	Log *slog.Logger
+}
+
+// Pods tells of pods and what becomes of them.
+type Pods interface {
+	// Follow calls set for all pods that are on a node and when one of them
+	// changes, removed when a pod is gone, and listed once all that there
+	// were have been told. It may begin again: those that is tells false of
+	// are gone then. One goroutine makes the calls, and none of them keeps a
+	// pod. It returns when ctx ends.
+	Follow(ctx context.Context, set func(*corev1.Pod), removed func(namespace, name string), listed func(is func(namespace, name string) bool)) error
 }
 
 // Authorizer decides. Its methods are safe for several goroutines.
@@ -131,7 +145,7 @@ func (a *Authorizer) prepare(mode string) error {
 	var err error
 	switch mode {
 	case ModeNode:
-		a.node, err = newNodeAuthorizer(a.cfg.Informers, a.cfg.Kube)
+		a.node, err = newNodeAuthorizer(a.cfg.Informers, a.cfg.Kube, a.cfg.Pods)
 	case ModeRBAC:
 		a.rbac, err = NewRBAC(a.cfg.Informers)
 	case ModeABAC:

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/apis/apiserver"
@@ -165,6 +166,15 @@ func (a *Authorizer) webhook(name string, cfg *apiserver.WebhookConfiguration) (
 // Run follows the configuration file, if there is one, until ctx ends. A
 // content that cannot be used is logged and the one before stays.
 func (a *Authorizer) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	if a.node != nil && a.cfg.Pods != nil {
+		group.Go(func() error { return a.node.follow(ctx, a.cfg.Pods) })
+	}
+	group.Go(func() error { return a.followFile(ctx) })
+	return group.Wait()
+}
+
+func (a *Authorizer) followFile(ctx context.Context) error {
 	if a.cfg.ConfigFile == "" {
 		<-ctx.Done()
 		return nil

@@ -2,8 +2,11 @@ package authz
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -19,24 +22,28 @@ type graph struct {
 	nodes map[string]map[ref]int
 	// changed is closed and replaced when a node gains a reference.
 	changed chan struct{}
+	// filled is closed once all pods have been told, where no informer tells.
+	filled chan struct{}
 }
+
+// Name as cache.DoneChecker.
+func (g *graph) Name() string { return "the graph of nodes and pods" }
+
+// Done as cache.DoneChecker.
+func (g *graph) Done() <-chan struct{} { return g.filled }
 
 type podEntry struct {
 	node string
-	uid  types.UID
-	// shape tells whether anything that can change about a pod's references
-	// did.
-	shape podShape
-	refs  []ref
+	// refs are those to other objects.
+	refs []ref
 }
-
-type podShape struct{ ephemeral, claims int }
 
 func newGraph() *graph {
 	return &graph{
 		pods:    map[types.NamespacedName]*podEntry{},
 		nodes:   map[string]map[ref]int{},
 		changed: make(chan struct{}),
+		filled:  make(chan struct{}),
 	}
 }
 
@@ -68,19 +75,20 @@ func (g *graph) set(pod *corev1.Pod) {
 	if pod.Spec.NodeName == "" {
 		return
 	}
-	key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-	shape := podShape{ephemeral: len(pod.Spec.EphemeralContainers), claims: len(pod.Status.ResourceClaimStatuses)}
-	if pod.Status.ExtendedResourceClaimStatus != nil {
-		shape.claims++
-	}
+	// The pod may not be kept for its strings.
+	key := types.NamespacedName{Namespace: own(pod.Namespace), Name: strings.Clone(pod.Name)}
+	entry := &podEntry{node: own(pod.Spec.NodeName), refs: podRefs(pod)}
 	// Handlers are called by one goroutine, so what is read here stays.
 	g.mu.RLock()
 	old := g.pods[key]
 	g.mu.RUnlock()
-	if old != nil && old.uid == pod.UID && old.node == pod.Spec.NodeName && old.shape == shape {
+	if old != nil && old.node == entry.node && slices.Equal(old.refs, entry.refs) {
 		return
 	}
-	entry := &podEntry{node: pod.Spec.NodeName, uid: pod.UID, shape: shape, refs: podRefs(pod)}
+	for i := range entry.refs {
+		entry.refs[i].namespace, entry.refs[i].name = key.Namespace, own(entry.refs[i].name)
+	}
+	entry.refs = slices.Clip(entry.refs)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.drop(key)
@@ -95,6 +103,24 @@ func (g *graph) set(pod *corev1.Pod) {
 	}
 	close(g.changed)
 	g.changed = make(chan struct{})
+}
+
+// own returns a copy of s that many share.
+func own(s string) string { return unique.Make(s).Value() }
+
+// keep removes the pods that there are none of any more.
+func (g *graph) keep(is func(namespace, name string) bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for key := range g.pods {
+		if !is(key.Namespace, key.Name) {
+			g.drop(key)
+		}
+	}
+}
+
+func (g *graph) removed(namespace, name string) {
+	g.remove(types.NamespacedName{Namespace: namespace, Name: name})
 }
 
 func (g *graph) remove(key types.NamespacedName) {
@@ -128,7 +154,7 @@ func (g *graph) has(ctx context.Context, node string, r ref, patience time.Durat
 	var timeout <-chan time.Time
 	for {
 		g.mu.RLock()
-		found, changed := g.nodes[node][r] > 0, g.changed
+		found, changed := g.refers(node, r), g.changed
 		g.mu.RUnlock()
 		if found || patience == 0 {
 			return found
@@ -146,6 +172,15 @@ func (g *graph) has(ctx context.Context, node string, r ref, patience time.Durat
 			return false
 		}
 	}
+}
+
+// refers wants the lock held.
+func (g *graph) refers(node string, r ref) bool {
+	if r.kind == refPod {
+		entry := g.pods[types.NamespacedName{Namespace: r.namespace, Name: r.name}]
+		return entry != nil && entry.node == node
+	}
+	return g.nodes[node][r] > 0
 }
 
 // claims lists the claims that the node's pods refer to.

@@ -40,15 +40,33 @@ const (
 	leaseNamespace = corev1.NamespaceNodeLease
 )
 
-func newNodeAuthorizer(inf informers.SharedInformerFactory, kube kubernetes.Interface) (*nodeAuthorizer, error) {
+// newNodeAuthorizer learns of pods from an informer, unless pods is not nil.
+func newNodeAuthorizer(inf informers.SharedInformerFactory, kube kubernetes.Interface, pods Pods) (*nodeAuthorizer, error) {
 	n := &nodeAuthorizer{graph: newGraph(), kube: kube, patience: 100 * time.Millisecond}
+	n.fixed.add(nodeRules, "")
+	if pods != nil {
+		n.gate = informed.NewGate(n.graph)
+		return n, nil
+	}
 	reg, err := inf.Core().V1().Pods().Informer().AddEventHandler(n.graph.handler())
 	if err != nil {
 		return nil, fmt.Errorf("following the pods of nodes: %w", err)
 	}
 	n.gate = informed.NewGate(reg.HasSyncedChecker())
-	n.fixed.add(nodeRules, "")
 	return n, nil
+}
+
+// follow keeps the graph up to date until ctx ends.
+func (n *nodeAuthorizer) follow(ctx context.Context, pods Pods) error {
+	first := true
+	return pods.Follow(ctx, n.graph.set, n.graph.removed, func(is func(namespace, name string) bool) {
+		if first {
+			first = false
+			close(n.graph.filled)
+			return
+		}
+		n.graph.keep(is)
+	})
 }
 
 // isNode tells whether u is a kubelet, with or without a name.

@@ -21,10 +21,10 @@ const (
 	refResourceClaim
 )
 
-// podRefs lists what the kubelet reads for a pod, the pod itself included. A
+// podRefs lists what the kubelet reads for a pod, but for the pod itself. A
 // reference may be listed twice.
 func podRefs(pod *corev1.Pod) []ref {
-	refs := []ref{{refPod, pod.Namespace, pod.Name}}
+	var refs []ref
 	// Mirror pods show what a node runs by itself. They may not refer to
 	// anything: whoever holds a node's credentials could make one that does.
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {

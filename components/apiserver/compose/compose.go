@@ -229,7 +229,11 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	if len(audiences) == 0 {
 		audiences = cfg.Issuers[:1]
 	}
-	objects := tokens.CachedGetter(s.own.Kube, s.own.Informers)
+	pods, err := inprocess.NewPods(reg, cfg.Log)
+	if err != nil {
+		return err
+	}
+	objects := tokens.CachedGetter(s.own.Kube, s.own.Informers, pods)
 	verifier, err := tokens.NewVerifier(tokens.VerifierConfig{Issuers: cfg.Issuers, Keys: cfg.Keys, Audiences: audiences, Objects: objects})
 	if err != nil {
 		return err
@@ -254,7 +258,7 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 		return err
 	}
 	s.authz, err = authz.New(authz.Config{
-		Modes: cfg.AuthorizationModes, Informers: s.own.Informers, Kube: s.own.Kube,
+		Modes: cfg.AuthorizationModes, Informers: s.own.Informers, Kube: s.own.Kube, Pods: pods,
 		ConfigFile: cfg.AuthorizationConfigFile, Webhook: cfg.AuthorizationWebhook, PolicyFile: cfg.PolicyFile, Log: cfg.Log,
 	})
 	if err != nil {
@@ -281,7 +285,7 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 		return ""
 	}}
 	s.admission, err = admission.New(admission.Config{
-		Informers: s.own.Informers, Kube: s.own.Kube, Authorizer: s.authz,
+		Informers: s.own.Informers, Kube: s.own.Kube, Pods: pods, Authorizer: s.authz,
 		Enable: cfg.EnableAdmission, Disable: cfg.DisableAdmission, Extra: extra,
 		Files: files,
 		Kinds: func(gvk schema.GroupVersionKind) (string, bool) {

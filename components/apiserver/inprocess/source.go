@@ -110,7 +110,7 @@ func (l *listWatch) ListWithContext(ctx context.Context, _ metav1.ListOptions) (
 // read returns the object of an entry, or nil when it cannot be read: it must
 // not take all others of its kind with it.
 func (l *listWatch) read(e *store.Entry) api.Object {
-	obj, err := l.resource.Read(e)
+	obj, err := l.resource.Share(e)
 	if err != nil {
 		l.log.Error("an object cannot be read and is left out", "resource", l.resource.GroupResource().String(), "key", e.Key(), "err", err)
 		return nil

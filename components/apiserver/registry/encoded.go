@@ -39,7 +39,7 @@ func (r *Resource) Raw(e *store.Entry) ([]byte, error) {
 		}
 	}
 	return e.Memo(r.slot+slotRaw, func() ([]byte, error) {
-		obj, err := r.Read(e)
+		obj, err := r.Peek(e)
 		if err != nil {
 			return nil, err
 		}
@@ -61,7 +61,7 @@ func (r *Resource) Raw(e *store.Entry) ([]byte, error) {
 // It is shared.
 func (r *Resource) JSON(e *store.Entry) ([]byte, error) {
 	return e.Memo(r.slot+slotJSON, func() ([]byte, error) {
-		obj, err := r.Read(e)
+		obj, err := r.Peek(e)
 		if err != nil {
 			return nil, err
 		}
@@ -73,7 +73,7 @@ func (r *Resource) JSON(e *store.Entry) ([]byte, error) {
 // that is what its resource version says. An entry ends only once.
 func (r *Resource) GoneJSON(e *store.Entry, revision int64) ([]byte, error) {
 	return e.Memo(r.slot+slotGoneJSON, func() ([]byte, error) {
-		obj, err := r.Read(e)
+		obj, err := r.Peek(e)
 		if err != nil {
 			return nil, err
 		}
@@ -103,7 +103,7 @@ func (r *Resource) MetadataJSON(e *store.Entry, revision int64) ([]byte, error) 
 		slot = slotGoneMetadataJSON
 	}
 	return e.Memo(r.slot+slot, func() ([]byte, error) {
-		obj, err := r.Read(e)
+		obj, err := r.Peek(e)
 		if err != nil {
 			return nil, err
 		}

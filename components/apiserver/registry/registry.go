@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
@@ -160,6 +161,14 @@ func (r *Registry) makeResource(t *table, res *api.Resource) (*Resource, error) 
 	if r.cfg.Transformer != nil {
 		cfg.Transformer = r.cfg.Transformer(res.GroupResource())
 	}
+	for _, name := range slices.Sorted(maps.Keys(res.Direct)) {
+		if d := res.Direct[name]; d.Indexed {
+			cfg.Indexes = append(cfg.Indexes, store.Index{Name: name, Of: func(e *store.Entry) string {
+				value, _ := out.FieldOf(e, d)
+				return value
+			}})
+		}
+	}
 	out.Collection = r.cfg.Store.Collection(cfg)
 	return out, nil
 }
@@ -251,6 +260,57 @@ func (r *Resource) Read(e *store.Entry) (api.Object, error) {
 		return nil, err
 	}
 	return r.served(e, stored)
+}
+
+// Share is Read for who keeps the object for long, such as an informer.
+func (r *Resource) Share(e *store.Entry) (api.Object, error) {
+	stored, err := e.Shared()
+	if err != nil {
+		return nil, err
+	}
+	return r.served(e, stored)
+}
+
+// Peek is Read for who looks at many objects once.
+func (r *Resource) Peek(e *store.Entry) (api.Object, error) {
+	stored, err := e.Peek()
+	if err != nil {
+		return nil, err
+	}
+	return r.served(e, stored)
+}
+
+// stored returns the protobuf object in an entry, if it has one that says what
+// decoding it would.
+func (r *Resource) stored(e *store.Entry) (raw []byte, ok bool) {
+	if r.StoredAs != nil || !r.built || r.StoredJSON {
+		return nil, false
+	}
+	raw, current, err := wire.Raw(e.Bytes())
+	return raw, err == nil && current
+}
+
+// FieldOf returns a field of an entry, and false when that cannot be read.
+func (r *Resource) FieldOf(e *store.Entry, d api.Direct) (string, bool) {
+	if raw, ok := r.stored(e); ok && len(d.Path) > 0 {
+		value, err := wire.Look(raw, d.Path)
+		return string(value), err == nil
+	}
+	obj, err := r.Peek(e)
+	if err != nil {
+		return "", false
+	}
+	return d.Of(obj), true
+}
+
+// Labelled tells whether a selector selects an entry; false when that cannot be
+// read.
+func (r *Resource) Labelled(e *store.Entry, by labels.Selector) bool {
+	if raw, ok := r.stored(e); ok {
+		return by.Matches(wire.LabelsOf(raw))
+	}
+	obj, err := r.Read(e)
+	return err == nil && by.Matches(labels.Set(obj.GetLabels()))
 }
 
 func (r *Resource) served(e *store.Entry, stored runtime.Object) (api.Object, error) {

@@ -75,7 +75,7 @@ func (c *call) list() error {
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list
 func (c *call) page(opts *internalversion.ListOptions, s selected) (*store.Page, error) {
-	lo := store.ListOptions{Prefix: s.listPrefix(), Match: s.listMatch(), Limit: int(opts.Limit)}
+	lo := store.ListOptions{Prefix: s.listPrefix(), Match: s.listMatch(), Index: s.index, Value: s.value, Limit: int(opts.Limit)}
 	if opts.Limit < 0 {
 		lo.Limit = 0
 	}

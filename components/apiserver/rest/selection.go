@@ -26,6 +26,8 @@ type selected struct {
 	match func(*store.Entry) bool
 	// direct: match costs next to nothing.
 	direct bool
+	// index and value, when set, find all that match may select.
+	index, value string
 	// filtered: the client gave a selector.
 	filtered bool
 }
@@ -63,17 +65,19 @@ func selectObjects(res *registry.Resource, namespace string, o *internalversion.
 	if len(rest) > 0 {
 		byField = fieldSelector
 	}
+	if res.Custom == nil && res.StoredAs == nil {
+		s.findBy(res, rest)
+	}
 	if byLabel.Empty() && res.Custom == nil && res.StoredAs == nil {
 		if wanted, ok := directly(res, rest); ok {
 			s.direct = true
-			s.match = func(e *store.Entry) bool {
-				obj, err := res.Read(e)
-				return err == nil && !slices.ContainsFunc(wanted, func(w directField) bool {
-					return (w.of(obj) == w.value) == w.not
-				})
-			}
+			s.match = func(e *store.Entry) bool { return matches(res, e, wanted) }
 			return s, nil
 		}
+	}
+	if byField.Empty() && res.Custom == nil {
+		s.match = func(e *store.Entry) bool { return res.Labelled(e, byLabel) }
+		return s, nil
 	}
 	s.match = func(e *store.Entry) bool {
 		obj, err := res.Read(e)
@@ -88,9 +92,29 @@ func selectObjects(res *registry.Resource, namespace string, o *internalversion.
 	return s, nil
 }
 
+// findBy chooses an index for requirements, the first of their fields by name:
+// for pods the node tells them better apart than the phase.
+func (s *selected) findBy(res *registry.Resource, rs fields.Requirements) {
+	for _, r := range rs {
+		if res.Direct[r.Field].Indexed && r.Operator != selection.NotEquals && (s.index == "" || r.Field < s.index) {
+			s.index, s.value = r.Field, r.Value
+		}
+	}
+}
+
+func matches(res *registry.Resource, e *store.Entry, wanted []directField) bool {
+	for i := range wanted {
+		w := &wanted[i]
+		if value, ok := res.FieldOf(e, w.field); !ok || (value == w.value) == w.not {
+			return false
+		}
+	}
+	return true
+}
+
 // directField is what a requirement is about, without a set of all fields.
 type directField struct {
-	of    func(api.Object) string
+	field api.Direct
 	value string
 	not   bool
 }
@@ -99,11 +123,11 @@ type directField struct {
 func directly(res *registry.Resource, rs fields.Requirements) ([]directField, bool) {
 	out := make([]directField, len(rs))
 	for i, r := range rs {
-		of := res.Direct[r.Field]
-		if of == nil {
+		field, ok := res.Direct[r.Field]
+		if !ok {
 			return nil, false
 		}
-		out[i] = directField{of: of, value: r.Value, not: r.Operator == selection.NotEquals}
+		out[i] = directField{field: field, value: r.Value, not: r.Operator == selection.NotEquals}
 	}
 	return out, true
 }

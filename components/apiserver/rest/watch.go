@@ -91,7 +91,7 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 	since := revision
 	switch {
 	case initial:
-		page, err = c.listSoon(ctx, store.ListOptions{Prefix: s.listPrefix(), Match: s.listMatch(), Revision: revision})
+		page, err = c.listSoon(ctx, store.ListOptions{Prefix: s.listPrefix(), Match: s.listMatch(), Index: s.index, Value: s.value, Revision: revision})
 		if errors.Is(err, store.ErrTooNew) {
 			return c.tooNew(revision)
 		}
@@ -134,7 +134,7 @@ func (c *call) followSocket(ctx context.Context, format negotiate.Format, opts *
 
 // events tells the entries of page and what happened after since.
 func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
-	watcher, err := c.res.Collection.Watch(ctx, store.WatchOptions{Since: since, Prefix: s.prefix, Key: s.key, Match: s.match, Narrow: s.direct})
+	watcher, err := c.res.Collection.Watch(ctx, store.WatchOptions{Since: since, Prefix: s.prefix, Key: s.key, Match: s.match, Index: s.index, Value: s.value, Narrow: s.direct})
 	if err != nil {
 		if errors.Is(err, store.ErrTooOld) {
 			// A watch is told in its stream.

@@ -80,11 +80,16 @@ func Kind() api.Kind[*corev1.Pod] {
 			return beforeDelete(p, opts)
 		},
 		Fields: selectable,
-		Direct: map[string]func(*corev1.Pod) string{
-			// Each kubelet watches its own, and every change is held against
-			// what each of them wants.
-			"spec.nodeName": func(p *corev1.Pod) string { return p.Spec.NodeName },
-			"status.phase":  func(p *corev1.Pod) string { return string(p.Status.Phase) },
+		Direct: map[string]api.KindDirect[*corev1.Pod]{
+			// Each kubelet watches its own.
+			"spec.nodeName": {
+				Of:   func(p *corev1.Pod) string { return p.Spec.NodeName },
+				Path: []int{fieldSpec, fieldNodeName}, Indexed: true,
+			},
+			"status.phase": {
+				Of:   func(p *corev1.Pod) string { return string(p.Status.Phase) },
+				Path: []int{fieldStatus, fieldPhase}, Indexed: true,
+			},
 		},
 		FieldNames: []string{
 			"spec.host", "spec.hostNetwork", "spec.nodeName", "spec.restartPolicy", "spec.schedulerName",
@@ -95,6 +100,14 @@ func Kind() api.Kind[*corev1.Pod] {
 		RowConditions: rowConditions,
 	}
 }
+
+// Numbers of fields in the protobuf form of a pod.
+const (
+	fieldSpec     = 2
+	fieldNodeName = 10
+	fieldStatus   = 3
+	fieldPhase    = 1
+)
 
 func prepareCreate(p *corev1.Pod) {
 	p.Generation = 1

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// frames reads the events of a watch in protobuf.
+type frames struct {
+	r   *bufio.Reader
+	buf []byte
+}
+
+func newFrames(r io.Reader) *frames { return &frames{r: bufio.NewReaderSize(r, 64<<10)} }
+
+// next returns an event, which is overwritten by the next one.
+func (f *frames) next() ([]byte, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(f.r, head[:]); err != nil {
+		return nil, err
+	}
+	n := int(binary.BigEndian.Uint32(head[:]))
+	if n > cap(f.buf) {
+		f.buf = make([]byte, n)
+	}
+	f.buf = f.buf[:n]
+	_, err := io.ReadFull(f.r, f.buf)
+	return f.buf, err
+}
+
+// field returns the first field of a number that is a string or a message.
+func field(data []byte, number protowire.Number) ([]byte, error) {
+	for len(data) > 0 {
+		n, typ, size := protowire.ConsumeTag(data)
+		if size < 0 {
+			return nil, protowire.ParseError(size)
+		}
+		data = data[size:]
+		if n == number && typ == protowire.BytesType {
+			value, size := protowire.ConsumeBytes(data)
+			return value, protowire.ParseError(min(size, 0))
+		}
+		if size = protowire.ConsumeFieldValue(n, typ, data); size < 0 {
+			return nil, protowire.ParseError(size)
+		}
+		data = data[size:]
+	}
+	return nil, nil
+}
+
+// eventType is ADDED and so on.
+func eventType(frame []byte) string {
+	// An event comes bare, in upstream's framing.
+	t, err := field(frame, 1)
+	if err != nil {
+		return ""
+	}
+	return string(t)
+}
+
+// continueOf is the token in a list in protobuf.
+func continueOf(data []byte) (string, error) {
+	if len(data) < 4 || string(data[:4]) != "k8s\x00" {
+		return "", errors.New("the list is not in protobuf")
+	}
+	raw, err := field(data[4:], 2)
+	if err != nil {
+		return "", err
+	}
+	meta, err := field(raw, 1)
+	if err != nil {
+		return "", err
+	}
+	var list metav1.ListMeta
+	if err := list.Unmarshal(meta); err != nil {
+		return "", fmt.Errorf("the list's metadata: %w", err)
+	}
+	return list.Continue, nil
+}

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// measure is one run with one number of pods.
+type measure struct {
+	*bench
+	*servers
+	// pods that there are, encoded the bytes of their values.
+	pods, encoded int
+}
+
+func (m *measure) all(ctx context.Context) error {
+	fmt.Printf("%d pods of %d bytes, API server apart\n", m.pods, m.encoded/m.pods)
+	for _, part := range []struct {
+		name string
+		run  func(context.Context) error
+	}{
+		{"start", m.warmStart}, {"list", m.listPages}, {"select", m.selected}, {"informers", m.informers},
+		{"watch", m.watch}, {"slow", m.slow},
+	} {
+		if part.name != "start" && !m.wants(part.name) {
+			continue
+		}
+		if err := part.run(ctx); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
+	}
+	return nil
+}
+
+// tell prints one line.
+func (m *measure) tell(what, format string, args ...any) {
+	fmt.Printf("  %-44s %s\n", what, fmt.Sprintf(format, args...))
+}
+
+// usage of a process.
+type usage struct {
+	anonymous, pss int // bytes
+	cpu            time.Duration
+}
+
+func (u usage) String() string { return fmt.Sprintf("%d MB anonymous", u.anonymous/1e6) }
+
+// usageOf reads that of a process.
+func usageOf(pid int) (usage, error) {
+	var u usage
+	rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return u, err
+	}
+	for line := range strings.SplitSeq(string(rollup), "\n") {
+		fields := strings.Fields(line)
+		if len(fields) != 3 {
+			continue
+		}
+		kb, _ := strconv.Atoi(fields[1])
+		switch fields[0] {
+		case "Anonymous:":
+			u.anonymous = kb << 10
+		case "Pss:":
+			u.pss = kb << 10
+		}
+	}
+	u.cpu = cpuOf(pid)
+	return u, nil
+}
+
+func cpuOf(pid int) time.Duration {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	i := strings.LastIndexByte(string(stat), ')')
+	if i < 0 {
+		return 0
+	}
+	fields := strings.Fields(string(stat[i+1:]))
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
+// settle is how long a server is left alone before its memory is measured.
+const settle = 5 * time.Second
+
+// memory tells what the server uses.
+func (m *measure) memory(what string) (usage, error) {
+	time.Sleep(settle)
+	u, err := usageOf(m.api.Process.Pid)
+	if err != nil {
+		return u, err
+	}
+	m.tell(what, "%v, %.2f times the encoded pods", u, float64(u.anonymous)/float64(m.encoded))
+	return u, m.heap(what)
+}
+
+// heap leaves a profile.
+func (m *measure) heap(what string) error {
+	if !m.profile {
+		return nil
+	}
+	data, err := m.kube.CoreV1().RESTClient().Get().AbsPath("/debug/pprof/heap").DoRaw(context.Background())
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(fmt.Sprintf("heap-%d-%s.pprof", m.pods, strings.ReplaceAll(what, " ", "-")), data, 0o644)
+}
+
+// page asks for one page of a list and throws it away, but for the token of
+// the next.
+func (m *measure) page(ctx context.Context, query map[string]string) (took time.Duration, next string, size int, err error) {
+	req := m.kube.CoreV1().RESTClient().Get().Namespace(namespace).Resource("pods")
+	for k, v := range query {
+		req = req.Param(k, v)
+	}
+	began := time.Now()
+	data, err := req.DoRaw(ctx)
+	took = time.Since(began)
+	if err != nil {
+		return 0, "", 0, err
+	}
+	next, err = continueOf(data)
+	return took, next, len(data), err
+}
+
+// warmStart starts the API server on what there is.
+func (m *measure) warmStart(ctx context.Context) error {
+	began := time.Now()
+	if err := m.startAPI(ctx); err != nil {
+		return err
+	}
+	ready := time.Since(began)
+	if _, _, _, err := m.page(ctx, map[string]string{"limit": "500"}); err != nil {
+		return err
+	}
+	m.tell("start with a warm store: ready, first page", "%v, %v", ready.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+	_, err := m.memory("memory after the start")
+	return err
+}
+
+// listPages reads all pods in pages.
+func (m *measure) listPages(ctx context.Context) error {
+	for _, accept := range []string{"protobuf"} {
+		var took []time.Duration
+		before := cpuOf(m.api.Process.Pid)
+		query := map[string]string{"limit": "500"}
+		pages := 0
+		for {
+			t, next, _, err := m.page(ctx, query)
+			if err != nil {
+				return err
+			}
+			took = append(took, t)
+			pages++
+			if next == "" {
+				break
+			}
+			query["continue"] = next
+		}
+		cpu := cpuOf(m.api.Process.Pid) - before
+		m.tell("LIST in pages of 500, "+accept, "%s, server CPU %.2f ms a page", spread(took), cpu.Seconds()*1e3/float64(pages))
+	}
+	_, err := m.memory("memory after that")
+	return err
+}
+
+// selected lists the pods of a node, as kubelets do.
+func (m *measure) selected(ctx context.Context) error {
+	for _, selector := range []string{"spec.nodeName=node-0007", "spec.nodeName=node-0007,status.phase=Pending", "status.phase=Running"} {
+		var took []time.Duration
+		size := 0
+		before := cpuOf(m.api.Process.Pid)
+		const times = 50
+		began := time.Now()
+		for range times {
+			t, _, n, err := m.page(ctx, map[string]string{"fieldSelector": selector})
+			if err != nil {
+				return err
+			}
+			took, size = append(took, t), n
+			if time.Since(began) > 10*time.Second {
+				break
+			}
+		}
+		cpu := cpuOf(m.api.Process.Pid) - before
+		m.tell("LIST by "+selector, "%d kB, %s, server CPU %.2f ms", size/1000, spread(took), cpu.Seconds()*1e3/float64(len(took)))
+	}
+	return nil
+}
+
+func spread(took []time.Duration) string {
+	sort.Slice(took, func(i, j int) bool { return took[i] < took[j] })
+	at := func(p int) time.Duration {
+		return took[min(len(took)*p/100, len(took)-1)].Round(100 * time.Microsecond)
+	}
+	return fmt.Sprintf("p50 %v, p99 %v", at(50), at(99))
+}
+
+// informers has ten clients sync at once, as after a restart of the server.
+func (m *measure) informers(ctx context.Context) error {
+	const n = 10
+	before, err := usageOf(m.api.Process.Pid)
+	if err != nil {
+		return err
+	}
+	stop := make(chan struct{})
+	peak := make(chan int)
+	go func() {
+		most := 0
+		for {
+			select {
+			case <-stop:
+				peak <- most
+				return
+			case <-time.After(20 * time.Millisecond):
+				if u, err := usageOf(m.api.Process.Pid); err == nil {
+					most = max(most, u.anonymous)
+				}
+			}
+		}
+	}()
+	began := time.Now()
+	done := make(chan error, n)
+	for range n {
+		go func() { done <- m.sync(ctx) }()
+	}
+	for range n {
+		err = errors.Join(err, <-done)
+	}
+	took := time.Since(began)
+	close(stop)
+	most := <-peak
+	if err != nil {
+		return err
+	}
+	after, err := usageOf(m.api.Process.Pid)
+	if err != nil {
+		return err
+	}
+	m.tell("ten informers sync at once", "%v, server CPU %v, memory at most %+.1f %% (%d MB)", took.Round(time.Millisecond),
+		(after.cpu - before.cpu).Round(time.Millisecond), 100*float64(most-before.anonymous)/float64(before.anonymous), most/1e6)
+	_, err = m.memory("memory after that")
+	return err
+}
+
+// sync reads what there is as an informer does, without keeping it.
+func (m *measure) sync(ctx context.Context) error {
+	w, err := m.open(ctx, map[string]string{
+		"watch": "1", "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true",
+	})
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	frames := newFrames(w)
+	for {
+		frame, err := frames.next()
+		if err != nil {
+			return err
+		}
+		if eventType(frame) == "BOOKMARK" {
+			return nil
+		}
+	}
+}
+
+// open begins a watch of pods over a connection of its own.
+func (m *measure) open(ctx context.Context, query map[string]string) (io.ReadCloser, error) {
+	kube, err := m.client()
+	if err != nil {
+		return nil, err
+	}
+	req := kube.CoreV1().RESTClient().Get().Namespace(namespace).Resource("pods").
+		SetHeader("Accept", "application/vnd.kubernetes.protobuf;stream=watch")
+	for k, v := range query {
+		req = req.Param(k, v)
+	}
+	return req.Stream(ctx)
+}

@@ -1,0 +1,47 @@
+package store
+
+import (
+	"testing"
+)
+
+// TestIndexedWatch holds that who watches by an index is not woken for what has
+// another value there, and sees objects that come and go.
+func TestIndexedWatch(t *testing.T) {
+	ctx := testContext(t)
+	s := newStore(t, Config{})
+	cfg := collectionConfig("configmaps")
+	cfg.Indexes = []Index{{Name: "value", Of: valueOf}}
+	c := s.Collection(cfg)
+	a := mustCreate(t, c, "ns/a", "mine")
+	w, err := c.Watch(ctx, WatchOptions{
+		Since: a.Revision(), Index: "value", Value: "mine", Match: func(e *Entry) bool { return valueOf(e) == "mine" },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustUpdate(t, mustCreate(t, c, "ns/b", "other"), "another")
+	mustList(t, c, ListOptions{Revision: -1}) // the cache has them now
+	c.mu.Lock()
+	pending := w.pending
+	c.mu.Unlock()
+	if pending {
+		t.Error("woken for what it does not want")
+	}
+	mustUpdate(t, mustUpdate(t, a, "lost"), "mine")
+	for n := 0; n < 2; {
+		batch, err := w.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ev := range batch.Events {
+			if got, want := valueOf(ev.Current), []string{"lost", "mine"}[n]; got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+			n++
+		}
+	}
+	w.Close()
+	if n := len(c.watchers.byIndex[0]); n != 0 {
+		t.Errorf("%d values are still watched", n)
+	}
+}
