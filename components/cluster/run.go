@@ -67,7 +67,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 
 	// The runtime is a process of its own and is needed last.
 	runtime := make(chan error, 1)
-	go func() { runtime <- startRuntime(ctx, c.layout, c.identity) }()
+	go func() { runtime <- startRuntime(ctx, c.layout) }()
 
 	if err := c.prepare(); err != nil {
 		return err
@@ -133,6 +133,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	if err := c.wait(ctx, group, "the container runtime", nil, result(runtime)); err != nil {
 		return err
 	}
+	group.Start(background, "container runtime", runtimeKeeper{layout: c.layout, log: c.log})
 	n, err := newNode(parts.node)
 	if err != nil {
 		return err

@@ -2,13 +2,16 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/launch"
+	"hyperkube/components/runtime/process"
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/version"
@@ -17,28 +20,39 @@ import (
 // runtimeStart is how long a runtime may take until it answers.
 const runtimeStart = 30 * time.Second
 
+// runtimeOptions say how a node's container runtime is started.
+func runtimeOptions(l layout.Node) (launch.Options, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return launch.Options{}, fmt.Errorf("finding this program: %w", err)
+	}
+	return launch.Options{
+		LogFile: l.Log("runtime"), PIDFile: l.PIDFile("runtime"),
+		Args: []string{
+			"--root=" + l.Runtime(), "--state=" + l.RuntimeState(), "--socket=" + l.RuntimeSocket(),
+			"--builtin=" + self, "--builtin-image=" + version.Image(), "--images-dir=" + l.Images(),
+			"--link-prefix=" + l.LinkPrefix, "--cgroup-root=" + l.CgroupRoot, "--journal=" + l.Journal("runtime"),
+		},
+	}, nil
+}
+
 // startRuntime starts the container runtime of a node, unless it runs, and
-// returns when it answers. It is a process of its own that outlives this one.
-func startRuntime(ctx context.Context, l layout.Node, id identity) error {
+// returns when it answers. It is a process of its own that outlives this one;
+// one that another version of this program has left makes way in place.
+func startRuntime(ctx context.Context, l layout.Node) error {
 	ctx, cancel := context.WithTimeout(ctx, runtimeStart)
 	defer cancel()
 	pid, err := runtimePID(l)
 	if err != nil {
 		return err
 	}
+	o, err := runtimeOptions(l)
+	if err != nil {
+		return err
+	}
 	if pid == 0 {
-		self, err := os.Executable()
-		if err != nil {
-			return fmt.Errorf("finding this program: %w", err)
-		}
-		args := []string{
-			"--root=" + l.Runtime(), "--state=" + l.RuntimeState(), "--socket=" + l.RuntimeSocket(),
-			"--builtin=" + self, "--builtin-image=" + version.Image(), "--images-dir=" + l.Images(),
-			"--link-prefix=" + l.LinkPrefix, "--cgroup-root=" + l.CgroupRoot, "--journal=" + l.Journal("runtime"),
-		}
 		// It returns when CRI is served.
-		_, err = launch.Start(ctx, launch.Options{Args: args, LogFile: l.Log("runtime"), PIDFile: l.PIDFile("runtime")})
-		if err != nil {
+		if _, err = launch.Start(ctx, o); err != nil {
 			return fmt.Errorf("starting the container runtime, see %s: %w", l.Log("runtime"), err)
 		}
 	}
@@ -49,6 +63,96 @@ func startRuntime(ctx context.Context, l layout.Node, id identity) error {
 	defer client.Close()
 	if _, err := client.Version(ctx, &runtimeapi.VersionRequest{}); err != nil {
 		return fmt.Errorf("the container runtime does not answer, see %s: %w", l.Log("runtime"), err)
+	}
+	if pid == 0 {
+		return nil
+	}
+	outdated, err := o.Outdated(pid)
+	if err != nil || !outdated {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this program: %w", err)
+	}
+	if err := client.Upgrade(ctx, o.Successor(self)); err != nil {
+		return fmt.Errorf("replacing the container runtime by that of this version, see %s: %w", l.Log("runtime"), err)
+	}
+	return nil
+}
+
+// runtimeKeeper starts the container runtime again whenever it ends while the
+// node is there: containers do without it, but nobody else could start it.
+type runtimeKeeper struct {
+	layout layout.Node
+	log    *slog.Logger
+}
+
+// The pause between the tries to start a runtime that does not stay.
+const (
+	keepFirst = 100 * time.Millisecond
+	keepMost  = 10 * time.Second
+)
+
+// Run keeps the runtime until ctx ends. The runtime stays then.
+func (k runtimeKeeper) Run(ctx context.Context) error {
+	pause := keepFirst
+	for {
+		began := time.Now()
+		if err := k.watch(ctx); err != nil {
+			k.log.Warn("the container runtime cannot be watched", "error", err)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(began) > time.Minute {
+			pause = keepFirst
+		}
+		k.log.Warn("the container runtime has ended and is started again")
+		err := startRuntime(ctx, k.layout)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == nil && pause == keepFirst {
+			// The first time nothing is waited for.
+			pause *= 2
+			continue
+		}
+		if err != nil {
+			k.log.Error("the container runtime cannot be started again", "error", err, "nextTry", pause)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+		pause = min(2*pause, keepMost)
+	}
+}
+
+// watch returns when the runtime has ended, or none is there.
+func (k runtimeKeeper) watch(ctx context.Context) error {
+	pid, err := runtimePID(k.layout)
+	if err != nil || pid == 0 {
+		return err
+	}
+	h, err := process.Open(pid, 0)
+	if errors.Is(err, process.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	// Its number might have become another's before it was opened.
+	if now, err := runtimePID(k.layout); err != nil || now != pid {
+		return err
+	}
+	select {
+	case <-h.Done():
+	case <-ctx.Done():
 	}
 	return nil
 }

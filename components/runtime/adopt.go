@@ -128,6 +128,10 @@ func (r *Runtime) adoptContainer(rec *containerRecord) {
 		}
 	case phaseExited:
 		return
+	case phaseStarting:
+		if rec.Boot == r.boot && r.resume(c) {
+			return
+		}
 	case phaseRunning:
 		if rec.Boot != r.boot {
 			break
@@ -142,9 +146,47 @@ func (r *Runtime) adoptContainer(rec *containerRecord) {
 	r.lost(c)
 }
 
+// resume goes on with a container whose start was cut short: one that runs is
+// adopted, one whose program was never executed is as it was before. It tells
+// whether it is either.
+func (r *Runtime) resume(c *containerState) bool {
+	rec := c.get()
+	h, progress := r.engineOf(rec).Resume(c.id)
+	if h != nil {
+		defer h.Close()
+	}
+	switch {
+	case progress == container.Before:
+		err := errors.Join(r.engineOf(rec).KillAll(rec.Cgroup), r.engineOf(rec).Delete(context.Background(), c.id, rec.Cgroup))
+		if err == nil {
+			err = r.changeContainer(c, func(rec *containerRecord) { rec.Phase = phaseCreated })
+		}
+		if err != nil {
+			r.log.Warn("a container that was about to start cannot be taken back", "container", c.id, "error", err)
+		}
+		return err == nil
+	case progress == container.After && !rec.config.GetTty() && !rec.config.GetStdin():
+		// Without these, nothing of it went with the predecessor.
+		now := time.Now().UnixNano()
+		err := r.changeContainer(c, func(rec *containerRecord) {
+			rec.Phase, rec.Started, rec.Process = phaseRunning, now, processID{h.PID(), h.Start()}
+		})
+		if err != nil {
+			return false
+		}
+		live, err := r.reattach(c)
+		if err != nil {
+			return false
+		}
+		r.follow(c, live)
+		return true
+	}
+	return false
+}
+
 // reattach finds a running container's process and the ends of its streams.
 func (r *Runtime) reattach(c *containerState) (*liveContainer, error) {
-	rec := c.record
+	rec := c.get()
 	h, err := process.Open(rec.Process.PID, rec.Process.Start)
 	if err != nil {
 		return nil, err

@@ -15,12 +15,14 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/components/runtime/container"
+	"hyperkube/components/runtime/process"
 )
 
 // engine runs containers: ours in this program, others by another one.
 type engine interface {
 	Start(id string, spec *specs.Spec, io container.IO) (*container.Running, error)
 	Exec(id string, o container.ExecOptions) (*container.Running, error)
+	Resume(id string) (*process.Handle, container.Progress)
 	Update(id string, resources *runtimeapi.LinuxContainerResources) error
 	KillAll(cgroupPath string) error
 	Delete(ctx context.Context, id, cgroupPath string) error

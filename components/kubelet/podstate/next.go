@@ -354,7 +354,8 @@ func (in *Input) watchAppContainers(p *Plan) {
 func (in *Input) ephemeral(p *Plan) {
 	for i := range in.Pod.Spec.EphemeralContainers {
 		c := v1.Container(in.Pod.Spec.EphemeralContainers[i].EphemeralContainerCommon)
-		if in.Observed.Latest(c.Name) == nil && !reportedBefore(in.Pod.Status.EphemeralContainerStatuses, c.Name) {
+		st := in.Observed.Latest(c.Name)
+		if st == nil && !reportedBefore(in.Pod.Status.EphemeralContainerStatuses, c.Name) || st != nil && st.State == Created {
 			in.start(p, &c)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	_ "github.com/opencontainers/cgroups/devices" // lets libcontainer set device rules
@@ -77,23 +78,74 @@ func (r *Runner) Start(id string, spec *specs.Spec, io IO) (*Running, error) {
 	if err != nil {
 		return nil, fmt.Errorf("creating the container: %w", err)
 	}
-	p := newProcess(spec.Process, true)
-	running, err := start(c, p, spec.Process, io, c.Run)
-	if err != nil {
-		_ = c.Destroy()
-		return nil, err
-	}
+	// Before it runs: a successor may have to go on from there.
 	data, err := json.Marshal(spec.Process)
 	if err == nil {
 		err = atomicfile.Write(atomicfile.File{Path: filepath.Join(r.State, id, processFile), Data: data, Mode: 0o600, Remakeable: true})
 	}
 	if err != nil {
-		_ = running.Signal(unix.SIGKILL)
-		<-running.Done()
 		_ = c.Destroy()
 		return nil, fmt.Errorf("recording the container's process: %w", err)
 	}
+	running, err := start(c, newProcess(spec.Process, true), spec.Process, io, c.Run)
+	if err != nil {
+		_ = c.Destroy()
+		return nil, err
+	}
 	return running, nil
+}
+
+// Progress is how far a start has come that was cut short.
+type Progress int
+
+// The ways that a start which was cut short can have taken.
+const (
+	// Lost: nobody can tell, or it has ended already.
+	Lost Progress = iota
+	// Before: the container's own program has not been executed.
+	Before
+	// After: the container's own program runs.
+	After
+)
+
+// Resume tells what has become of a Start that this process's predecessor was
+// killed in. The handle is nil but for After.
+func (r *Runner) Resume(id string) (*process.Handle, Progress) {
+	c, err := libcontainer.Load(r.State, id)
+	if errors.Is(err, libcontainer.ErrNotExist) {
+		return nil, Before
+	}
+	if err != nil {
+		return nil, Lost
+	}
+	state, err := c.State()
+	if err != nil {
+		return nil, Lost
+	}
+	h, err := process.Open(state.InitProcessPid, state.InitProcessStartTime)
+	if err != nil {
+		if _, err := os.Stat(filepath.Join(r.State, id, startFIFO)); err == nil {
+			return nil, Before // it waited at the gate
+		}
+		return nil, Lost
+	}
+	program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", state.InitProcessPid))
+	if err != nil || isOurs(program) {
+		h.Close()
+		return nil, Before
+	}
+	return h, After
+}
+
+// startFIFO is where libcontainer's first process waits until it may execute
+// the container's program.
+const startFIFO = "exec.fifo"
+
+// isOurs tells whether the link of a process's program leads to this one, or to
+// one like it that was its predecessor.
+func isOurs(program string) bool {
+	own, err := os.Readlink("/proc/self/exe")
+	return err == nil && own == program || strings.HasPrefix(program, "/memfd:")
 }
 
 func newProcess(p *specs.Process, init bool) *libcontainer.Process {

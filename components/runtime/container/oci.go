@@ -269,6 +269,9 @@ func (o *OCI) Update(id string, resources *runtimeapi.LinuxContainerResources) e
 	return o.finish(cmd, "update")
 }
 
+// Resume cannot tell what has become of a Start that was cut short.
+func (o *OCI) Resume(string) (*process.Handle, Progress) { return nil, Lost }
+
 // KillAll kills every process of the container.
 func (o *OCI) KillAll(cgroupPath string) error { return o.Cgroups.Kill(cgroupPath) }
 

@@ -76,9 +76,21 @@ func (o Overlay) Mount() error {
 		}
 		return nil
 	}
-	err := o.mount(o.Lower)
-	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.EINVAL) && len(strings.Join(o.Lower, ":")) > 3500 {
-		err = o.mountRelative()
+	// Nobody sees a container's own changes again after a power failure: they
+	// need not be synced, least of all when it is unmounted. Kernels before
+	// 5.10 do not know that.
+	var err error
+	for _, option := range []string{",volatile", ""} {
+		if option != "" && o.Upper == "" {
+			continue
+		}
+		err = o.mount(o.Lower, option)
+		if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.EINVAL) && len(strings.Join(o.Lower, ":")) > 3500 {
+			err = o.mountRelative(option)
+		}
+		if !errors.Is(err, unix.EINVAL) {
+			break
+		}
 	}
 	if errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("mounting the container's root: %w (is %s itself on an overlay?)", err, o.Upper)
@@ -89,7 +101,8 @@ func (o Overlay) Mount() error {
 	return nil
 }
 
-func (o Overlay) mount(lower []string) error {
+// mount mounts with a further option, which is empty or begins with a comma.
+func (o Overlay) mount(lower []string, option string) error {
 	options := make([]string, 0, 4)
 	top := make([]string, len(lower))
 	for i, dir := range lower {
@@ -100,7 +113,7 @@ func (o Overlay) mount(lower []string) error {
 	if o.Upper != "" {
 		options = append(options, "upperdir="+o.Upper, "workdir="+o.Work)
 	}
-	data := strings.Join(options, ",")
+	data := strings.Join(options, ",") + option
 	if len(data) >= os.Getpagesize() {
 		return unix.E2BIG
 	}
@@ -147,7 +160,7 @@ func mountMapped(dir, target string, ns int) error {
 
 // mountRelative mounts from the layers' common folder, for options must fit
 // one page. It takes a thread that nobody else's working folder depends on.
-func (o Overlay) mountRelative() error {
+func (o Overlay) mountRelative(option string) error {
 	base := filepath.Dir(filepath.Dir(o.Lower[0]))
 	lower := make([]string, len(o.Lower))
 	for i, dir := range o.Lower {
@@ -167,7 +180,7 @@ func (o Overlay) mountRelative() error {
 			if err := unix.Chdir(base); err != nil {
 				return err
 			}
-			return o.mount(lower)
+			return o.mount(lower, option)
 		}()
 	}()
 	return <-done

@@ -4,7 +4,6 @@
 package launch
 
 import (
-	"bytes"
 	"context"
 	"embed"
 	"errors"
@@ -13,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -31,15 +31,19 @@ const name = "hyperkube-runtime"
 // readyEnv names the descriptor on which the program tells how its start went.
 const readyEnv = "HYPERKUBE_RUNTIME_READY_FD"
 
+// packedFile is the compressed program, see scripts/build-runtime.
+const packedFile = "program/runtime.zst"
+
 // ErrNotBuilt tells that this program carries no runtime.
 var ErrNotBuilt = errors.New("this build has no container runtime: build with make")
 
 // unpack puts the program into a sealed file in memory.
 func unpack() (*os.File, error) {
-	packed, err := program.ReadFile("program/runtime.zst")
+	packed, err := program.Open(packedFile)
 	if err != nil {
 		return nil, ErrNotBuilt
 	}
+	defer packed.Close()
 	// Kernels before 6.3 do not know the flag, and need none.
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
 	if errors.Is(err, unix.EINVAL) {
@@ -54,7 +58,7 @@ func unpack() (*os.File, error) {
 		fd = high
 	}
 	f := os.NewFile(uintptr(fd), name)
-	z, err := zstd.NewReader(bytes.NewReader(packed))
+	z, err := zstd.NewReader(packed, zstd.WithDecoderConcurrency(1))
 	if err == nil {
 		_, err = io.Copy(f, z)
 		z.Close()
@@ -67,6 +71,30 @@ func unpack() (*os.File, error) {
 		return nil, fmt.Errorf("unpacking the container runtime: %w", err)
 	}
 	return f, nil
+}
+
+// Build tells the program that this one carries from others: by its size and by
+// the checksum of its content that ends its compressed form. It is empty when
+// there is none.
+func Build() string {
+	packed, err := program.Open(packedFile)
+	if err != nil {
+		return ""
+	}
+	defer packed.Close()
+	info, err := packed.Stat()
+	if err != nil || info.Size() < 4 {
+		return ""
+	}
+	sum := make([]byte, 4)
+	at, ok := packed.(io.ReaderAt)
+	if !ok {
+		return ""
+	}
+	if _, err := at.ReadAt(sum, info.Size()-4); err != nil && !errors.Is(err, io.EOF) {
+		return ""
+	}
+	return fmt.Sprintf("%d-%x", info.Size(), sum)
 }
 
 // Exec replaces this process by the runtime, with args after its name. It
@@ -95,6 +123,39 @@ type Options struct {
 	PIDFile string
 }
 
+// argv is what the runtime is executed with.
+func (o Options) argv() []string {
+	argv := []string{name}
+	if o.PIDFile != "" {
+		argv = append(argv, "--pid-file", o.PIDFile)
+	}
+	argv = append(argv, "--build", Build())
+	return append(argv, o.Args...)
+}
+
+// Outdated tells whether the process is a runtime that Start has started with
+// the same PID file, but another program or other options: it is to make way.
+// Whoever was started by others stays.
+func (o Options) Outdated(pid int) (bool, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return false, fmt.Errorf("looking at the container runtime: %w", err)
+	}
+	return o.outdated(strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")), nil
+}
+
+func (o Options) outdated(argv []string) bool {
+	want := o.argv()
+	ours := o.PIDFile != "" && len(argv) > 3 && slices.Equal(argv[:3], want[:3])
+	return ours && !slices.Equal(argv, want)
+}
+
+// Successor is what a runtime that serves executes to make place for the one
+// that main, the path of the main program, carries.
+func (o Options) Successor(main string) []string {
+	return append([]string{main, "runtime"}, o.argv()[1:]...)
+}
+
 // Start starts a runtime that outlives this process: in a session of its own,
 // in the root of every cgroup hierarchy. It returns the process's number once
 // CRI is served. When ctx ends before that, the runtime is stopped.
@@ -104,12 +165,10 @@ func Start(ctx context.Context, o Options) (pid int, err error) {
 		return 0, err
 	}
 	defer f.Close()
-	args := o.Args
 	if o.PIDFile != "" {
 		if err := os.MkdirAll(filepath.Dir(o.PIDFile), 0o755); err != nil {
 			return 0, fmt.Errorf("making the folder of the PID file: %w", err)
 		}
-		args = append([]string{"--pid-file", o.PIDFile}, args...)
 	}
 	if err := os.MkdirAll(filepath.Dir(o.LogFile), 0o755); err != nil {
 		return 0, fmt.Errorf("making the log folder: %w", err)
@@ -125,7 +184,7 @@ func Start(ctx context.Context, o Options) (pid int, err error) {
 	}
 	defer r.Close()
 	cmd := &exec.Cmd{
-		Path: fmt.Sprintf("/proc/self/fd/%d", f.Fd()), Args: append([]string{name}, args...), Dir: "/",
+		Path: fmt.Sprintf("/proc/self/fd/%d", f.Fd()), Args: o.argv(), Dir: "/",
 		Stdout: log, Stderr: log, ExtraFiles: []*os.File{w},
 		Env:         append(os.Environ(), readyEnv+"=3"),
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},

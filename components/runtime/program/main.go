@@ -17,6 +17,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -65,6 +66,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.cdiDirs, "cdi-dirs", "/etc/cdi,/var/run/cdi", "folders of files that describe devices, separated by commas; the later counts more")
 	f.StringVar(&o.registryConfig, "registry-config", "/etc/hyperkube/registries.yaml", "file of registry mirrors, credentials and TLS settings")
 	f.StringVar(&o.pidFile, "pid-file", "", "file that holds this process's number while it runs")
+	_ = f.String("build", "", "what tells this program from other builds of it; it is for who looks at the command line")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	if err := f.Parse(args); err != nil {
 		return nil, err
@@ -145,6 +147,9 @@ func run(args []string) error {
 	return err
 }
 
+// lockTime bounds the wait for the lock on the PID file.
+const lockTime = time.Second
+
 // lock takes the lock on the PID file, which the kernel lets go of however this
 // process ends, and writes the number.
 func lock(file string) (func(), error) {
@@ -152,7 +157,15 @@ func lock(file string) (func(), error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the PID file: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	// A child of a runtime that was killed may hold the lock until it executes
+	// its program.
+	deadline := time.Now().Add(lockTime)
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	for errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(deadline) {
+		time.Sleep(5 * time.Millisecond)
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("another container runtime holds %s", file)
