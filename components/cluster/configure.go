@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -85,29 +87,37 @@ func (m *master) waitAnswer(ctx context.Context, clients *client.Clients) error 
 		say:    func(text string) { m.steps.send(step{Text: text, Waiting: true}) },
 		advice: fmt.Sprintf("see the logs below %s and %s", m.layout.PodLogs, m.layout.Log(mainProcess)),
 	}
-	var last error
+	var last atomic.Pointer[error]
 	ask := func(ctx context.Context) error {
-		wait := 20 * time.Millisecond
-		for {
-			_, err := clients.Kube.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
-			if err == nil {
-				return nil
-			}
-			last = err
-			select {
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			case <-time.After(wait):
-			}
-			wait = min(2*wait, 500*time.Millisecond)
-		}
+		return awaitAPI(ctx, clients.Kube, func(err error) { last.Store(&err) })
 	}
 	return p.wait(ctx, "the API server", func(context.Context) string {
-		if last == nil {
-			return ""
+		if err := last.Load(); err != nil {
+			return (*err).Error()
 		}
-		return last.Error()
+		return ""
 	}, ask)
+}
+
+// awaitAPI asks an API server, which is another process, until it is ready or
+// ctx ends, and tells failed, if that is not nil, why it is not.
+func awaitAPI(ctx context.Context, kube kubernetes.Interface, failed func(error)) error {
+	wait := 20 * time.Millisecond
+	for {
+		_, err := kube.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		if err == nil {
+			return nil
+		}
+		if failed != nil {
+			failed(err)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, 500*time.Millisecond)
+	}
 }
 
 // token is the record of the token that was given, or of a new one.

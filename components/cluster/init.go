@@ -334,7 +334,7 @@ func (m *master) nodeOptions() (*nodeOptions, error) {
 		return nil, err
 	}
 	return &nodeOptions{
-		Kubeconfig: m.conf("kubelet"), Rotate: true, Name: m.identity.NodeName, IP: strings.Join(texts(m.addresses), ","),
+		Kubeconfig: m.conf("kubelet"), ProxyKubeconfig: filepath.Join(m.layout.Data, "proxy.conf"), Rotate: true, Name: m.identity.NodeName, IP: strings.Join(texts(m.addresses), ","),
 		StaticPods: m.layout.StaticPods(), DNS: []string{m.identity.DNSAddress}, Domain: m.identity.Domain,
 		ClusterCIDRs: m.identity.PodCIDRs, ClientCA: m.pki.CA.CertFile,
 		CertFile: serving.CertFile, KeyFile: serving.KeyFile,
@@ -363,6 +363,17 @@ func (m *master) kubeconfigs(node *nodeOptions, names ...string) error {
 		if err := kubeconfig.Write(m.conf(c.name), cfg); err != nil {
 			return err
 		}
+	}
+	// The proxy of this machine needs none of the bindings that are only made
+	// when the node is there.
+	proxy, err := m.pki.CA.EnsurePair(filepath.Join(m.layout.Data, "kubeconfig-keys", "proxy"), pki.Client("system:kube-proxy"))
+	if err != nil {
+		return err
+	}
+	if err := kubeconfig.Write(node.ProxyKubeconfig, kubeconfig.Config{
+		Name: "kubernetes", User: "system:kube-proxy", Server: m.own(), CA: m.pki.CA.CertPEM, Cert: proxy.CertPEM, Key: proxy.KeyPEM,
+	}); err != nil {
+		return err
 	}
 	pair, err := m.pki.CA.NewPair(pki.Node(m.identity.NodeName))
 	if err != nil {

@@ -97,10 +97,6 @@ func newNode(cfg nodeConfig) (*node, error) {
 	if kc.Eviction.Hard == nil {
 		kc.Eviction.Hard = evictionHard()
 	}
-	k, err := kubelet.New(kc)
-	if err != nil {
-		return nil, err
-	}
 	pc := proxy.Config{
 		Clients: cfg.Proxy, NodeName: cfg.Identity.NodeName, LocalhostNodePorts: true,
 		HealthzAddress: fmt.Sprintf(":%d", cfg.Layout.Port(layout.PortProxyHealthz)),
@@ -116,6 +112,11 @@ func newNode(cfg nodeConfig) (*node, error) {
 		pc.PodCIDRs = append(pc.PodCIDRs, prefix)
 	}
 	p, err := proxy.New(pc)
+	if err != nil {
+		return nil, err
+	}
+	kc.ServicesReady = p.Ready()
+	k, err := kubelet.New(kc)
 	if err != nil {
 		return nil, err
 	}

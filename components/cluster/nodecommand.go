@@ -261,6 +261,11 @@ func (o *nodeOptions) serve(ctx context.Context, cfg nodeConfig, n *node, s *ste
 	}()
 	background := context.WithoutCancel(ctx)
 	group.Start(background, "informers", lifecycle.Func(func(ctx context.Context) error {
+		// Informers that are refused at first wait for seconds before they try
+		// again, and nobody reaches services meanwhile.
+		if awaitAPI(ctx, cfg.Proxy.Kube, nil) != nil {
+			return nil
+		}
 		cfg.Proxy.Informers.StartWithContext(ctx)
 		<-ctx.Done()
 		cfg.Proxy.Informers.Shutdown()

@@ -52,6 +52,9 @@ func (s *space) run(ctx context.Context, interval time.Duration) {
 
 // look makes space if it is needed, and ends the alarm once there is some.
 func (s *space) look(ctx context.Context) error {
+	if len(s.server.Cluster().Members()) > 1 {
+		return nil // others have come: who is written anew holds all of them up
+	}
 	db := s.server.Backend()
 	full := s.full()
 	if full {

@@ -119,6 +119,10 @@ type Config struct {
 	ReservedMemory map[int]map[v1.ResourceName]int64
 	// Topology is how near to each other what a container has is to be.
 	Topology TopologyPolicy
+	// ServicesReady is closed once pods reach services; until then the node is
+	// not ready, for the first packet of a connection that comes earlier keeps
+	// the whole connection from its way. Nil: it is not waited for.
+	ServicesReady <-chan struct{}
 	// NoServer: the HTTPS server is not run.
 	NoServer bool
 	// Address and Port of the HTTPS server: all addresses and Layout's port by

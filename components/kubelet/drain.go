@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"context"
 	"path/filepath"
 	"time"
 
@@ -46,6 +47,23 @@ func (k *Kubelet) endForShutdown(pod *v1.Pod, grace int64) <-chan struct{} {
 func (k *Kubelet) wrong() []string {
 	if k.shutdown != nil && k.shutdown.Down() {
 		return []string{shutdown.NodeMessage}
+	}
+	if ready := k.cfg.ServicesReady; ready != nil {
+		select {
+		case <-ready:
+		default:
+			return []string{"service proxy not ready: the rules of services are not written yet"}
+		}
+	}
+	return nil
+}
+
+// followServices has the node's status looked at again once pods reach services.
+func (k *Kubelet) followServices(ctx context.Context) error {
+	select {
+	case <-k.cfg.ServicesReady:
+		k.keeper.Changed()
+	case <-ctx.Done():
 	}
 	return nil
 }

@@ -300,6 +300,9 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	run("telling of pods' resources", k.podResources)
 	run("keeping volumes of drivers", k.csi.Run)
 	run("watching what runs short", k.eviction.Run)
+	if k.cfg.ServicesReady != nil {
+		run("waiting for services", k.followServices)
+	}
 	if k.shutdown != nil {
 		run("waiting for the machine's shutdown", k.shutdown.Run)
 	}
