@@ -32,6 +32,7 @@ import (
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/devices"
 	"hyperkube/components/kubelet/dnsconf"
+	"hyperkube/components/kubelet/dra"
 	"hyperkube/components/kubelet/eviction"
 	"hyperkube/components/kubelet/images"
 	"hyperkube/components/kubelet/memory"
@@ -75,6 +76,7 @@ type Kubelet struct {
 	eviction        *eviction.Manager
 	stats           *stats.Provider
 	devices         *devices.Manager
+	claims          *dra.Manager
 	cpus            *cpus.Manager   // nil when nobody has CPUs of its own
 	memory          *memory.Manager // nil when nobody has memory of its own
 	topology        *topology.Manager
@@ -215,6 +217,7 @@ func (k *Kubelet) compose() error {
 		return err
 	}
 	k.host.DeviceHealth = k.devices.Health
+	k.host.Claims = k.claims
 	k.host.StaticCPUs, k.host.Ended = k.cpus != nil, k.released
 	if k.kube != nil {
 		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)
@@ -297,6 +300,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	run("housekeeping", k.housekeep)
 	run("following plugins", k.followPlugins)
 	run("giving devices", k.devices.Run)
+	run("following drivers of resource claims", k.claims.Run)
 	run("telling of pods' resources", k.podResources)
 	run("keeping volumes of drivers", k.csi.Run)
 	run("watching what runs short", k.eviction.Run)
@@ -435,6 +439,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	if err := k.manager.Orphans(ctx); err != nil && ctx.Err() == nil {
 		k.log.Warn("looking for pods that nobody wants failed", "error", err)
 	}
+	k.reconcileClaims(ctx)
 	<-ctx.Done()
 	return nil
 }

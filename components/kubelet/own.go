@@ -17,6 +17,7 @@ import (
 	"hyperkube/components/kubelet/cpus"
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/devices"
+	"hyperkube/components/kubelet/dra"
 	"hyperkube/components/kubelet/memory"
 	"hyperkube/components/kubelet/numa"
 	"hyperkube/components/kubelet/pods"
@@ -39,6 +40,9 @@ func (k *Kubelet) newOwn() error {
 		Dir: filepath.Join(k.cfg.Layout.Kubelet, "device-plugins"), Nodes: machine.All(), Active: k.manager.Active, Known: known,
 		Changed: k.devicesChanged, Log: k.log,
 	}); err != nil {
+		return err
+	}
+	if k.claims, err = dra.New(dra.Config{Root: k.cfg.Layout.Kubelet, NodeName: k.cfg.NodeName, Kube: k.kube, Log: k.log}); err != nil {
 		return err
 	}
 	providers := []topology.Provider{k.devices}

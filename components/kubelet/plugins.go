@@ -3,8 +3,10 @@ package kubelet
 import (
 	"context"
 	"path/filepath"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/kubelet/pluginwatch"
@@ -30,7 +32,39 @@ func (k *Kubelet) newCSI(events record.EventRecorder) (*csi.Plugin, error) {
 func (k *Kubelet) followPlugins(ctx context.Context) error {
 	w := &pluginwatch.Watcher{
 		Dir: filepath.Join(k.cfg.Layout.Kubelet, "plugins_registry"), Log: k.log,
-		Handlers: map[string]pluginwatch.Handler{"CSIPlugin": k.csi},
+		Handlers: map[string]pluginwatch.Handler{"CSIPlugin": k.csi, "DRAPlugin": k.claims},
 	}
 	return w.Run(ctx)
+}
+
+// Bounds of the time between attempts to take back what pods had that went while
+// the kubelet was away: their drivers may not be there yet.
+const (
+	reconcileFirst = time.Second
+	reconcileMost  = 5 * time.Minute
+)
+
+// reconcileClaims has the devices of pods that are not there any more taken back.
+// All that are there must be known.
+func (k *Kubelet) reconcileClaims(ctx context.Context) {
+	there := func(uid types.UID) bool {
+		select {
+		case <-k.manager.Cleaned(uid):
+			return false
+		default:
+			return true
+		}
+	}
+	for pause := reconcileFirst; ; pause = min(2*pause, reconcileMost) {
+		err := k.claims.Reconcile(ctx, there)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		k.log.Warn("taking back devices of pods that have gone failed, trying again", "error", err)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
 }

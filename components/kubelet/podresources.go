@@ -58,6 +58,9 @@ func (k *Kubelet) extend(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg 
 			cfg.CDIDevices = append(cfg.CDIDevices, &runtimeapi.CDIDevice{Name: d.Name})
 		}
 	}
+	for _, name := range k.claims.CDI(pod, c) {
+		cfg.CDIDevices = append(cfg.CDIDevices, &runtimeapi.CDIDevice{Name: name})
+	}
 	if k.cpus != nil {
 		set, _ := k.cpus.Of(pod.UID, c.Name)
 		cfg.Linux.Resources.CpusetCpus = set.String()
@@ -152,6 +155,20 @@ func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
 		given := l.k.devices.Devices(pod.UID, c.Name)
 		for _, name := range slices.Sorted(maps.Keys(given)) {
 			r.Devices = append(r.Devices, &podresourcesapi.ContainerDevices{ResourceName: name, DeviceIds: given[name], Topology: devicesTopology(all[name], given[name])})
+		}
+		for _, u := range l.k.claims.Uses(pod, c) {
+			d := &podresourcesapi.DynamicResource{ClaimNamespace: u.Namespace, ClaimName: u.Name}
+			for _, have := range u.Devices {
+				one := &podresourcesapi.ClaimResource{DriverName: have.Driver, PoolName: have.Pool, DeviceName: have.Name}
+				if have.ShareID != "" {
+					one.ShareId = &have.ShareID
+				}
+				for _, name := range have.CDI {
+					one.CdiDevices = append(one.CdiDevices, &podresourcesapi.CDIDevice{Name: name})
+				}
+				d.ClaimResources = append(d.ClaimResources, one)
+			}
+			r.DynamicResources = append(r.DynamicResources, d)
 		}
 		out.Containers = append(out.Containers, r)
 	}

@@ -176,9 +176,14 @@ func (w *worker) stopAll(ctx context.Context, _ *v1.Pod) error {
 // patience is how long the last processes of a pod may take to leave its cgroup.
 const patience = 5 * time.Second
 
-// tearDown takes back the pod's volumes and cgroup.
+// tearDown takes back the pod's devices, volumes and cgroup.
 func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
 	w.host.Objects.Refer(w.uid, nil, nil)
+	if w.host.Claims != nil {
+		if err := w.host.Claims.Release(ctx, w.uid); err != nil {
+			return err
+		}
+	}
 	if err := w.host.Volumes.TearDown(ctx, w.uid); err != nil {
 		return err
 	}

@@ -84,6 +84,9 @@ type Host struct {
 	// CPUs of its own. Nil: nothing. Its error keeps the container from being
 	// made.
 	Extend func(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg *runtimeapi.ContainerConfig) error
+	// Claims makes the devices of resource claims ready; nil: pods with such
+	// claims run without.
+	Claims ResourceClaims
 	// DeviceHealth tells how a container's devices are; may be nil.
 	DeviceHealth func(pod types.UID, container string) []v1.ResourceStatus
 	// StaticCPUs: containers may have CPUs of their own, which cannot be resized.
@@ -105,6 +108,14 @@ type Host struct {
 
 	// users are of pods with user namespaces of their own.
 	users usernamespaces.Allocator
+}
+
+// ResourceClaims is how the devices of pods' resource claims come and go.
+type ResourceClaims interface {
+	// Prepare makes them ready; it may be called again.
+	Prepare(ctx context.Context, pod *v1.Pod) error
+	// Release is called when nothing of the pod runs any more, until it works.
+	Release(ctx context.Context, pod types.UID) error
 }
 
 // Mirror finds the API's object that stands for a static pod.

@@ -135,6 +135,12 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 			return err
 		}
 	}
+	if w.host.Claims != nil && len(pod.Spec.ResourceClaims) > 0 {
+		if err := w.host.Claims.Prepare(ctx, pod); err != nil {
+			w.host.event(pod, "", true, "FailedPrepareDynamicResources", "Failed to prepare dynamic resources: "+apiText(err))
+			return err
+		}
+	}
 	return w.mount(ctx, pod, true)
 }
 

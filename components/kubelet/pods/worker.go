@@ -57,7 +57,7 @@ type worker struct {
 	obs      podstate.Observed
 	// learned counts what operations have told of obs, so that what was asked
 	// for before does not undo it.
-	learned int
+	learned  int
 	op       *operation
 	kills    map[string]*kill
 	probes   map[string]*probe.Group

@@ -1,0 +1,173 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	draapi "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"hyperkube/components/kubelet/pluginwatch"
+)
+
+// absence is how long a driver may be away before what it has said of its devices
+// is not believed any more.
+const absence = 30 * time.Second
+
+// driver is one that has registered. There may be two sockets of a driver for a
+// while, when it is replaced: the newer one counts.
+type driver struct {
+	sockets []socket
+	// leave ends the wait after which the driver's devices are forgotten; nil
+	// while it is there.
+	leave *time.Timer
+}
+
+type socket struct {
+	path   string
+	conn   *grpc.ClientConn
+	client draapi.DRAPluginClient
+}
+
+var _ pluginwatch.Handler = (*Manager)(nil)
+
+// Register implements pluginwatch.Handler.
+func (m *Manager) Register(_ context.Context, p pluginwatch.Plugin) error {
+	if p.Name == "" {
+		return errors.New("DRA plugin name is empty")
+	}
+	if !slices.Contains(p.Versions, draapi.DRAPluginService) {
+		return fmt.Errorf("none of the DRA gRPC API versions are supported: %q, need %q", p.Versions, draapi.DRAPluginService)
+	}
+	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("connecting to the driver: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.drivers[p.Name]
+	if d == nil {
+		d = &driver{}
+		m.drivers[p.Name] = d
+	}
+	if d.leave != nil {
+		d.leave.Stop()
+		d.leave = nil
+	}
+	d.sockets = append(d.sockets, socket{p.Socket, conn, draapi.NewDRAPluginClient(conn)})
+	return nil
+}
+
+// Deregister implements pluginwatch.Handler.
+func (m *Manager) Deregister(p pluginwatch.Plugin) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.drivers[p.Name]
+	if d == nil {
+		return
+	}
+	d.sockets = slices.DeleteFunc(d.sockets, func(s socket) bool {
+		if s.path == p.Socket {
+			_ = s.conn.Close()
+			return true
+		}
+		return false
+	})
+	if len(d.sockets) == 0 && d.leave == nil {
+		d.leave = time.AfterFunc(absence, func() { m.forget(p.Name) })
+	}
+}
+
+// client returns the newest connection to a driver.
+func (m *Manager) client(name string) (draapi.DRAPluginClient, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.drivers[name]
+	if d == nil || len(d.sockets) == 0 {
+		return nil, fmt.Errorf("DRA driver %s is not registered", name)
+	}
+	return d.sockets[len(d.sockets)-1].client, nil
+}
+
+// there tells whether a driver is registered.
+func (m *Manager) there(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.drivers[name]
+	return d != nil && len(d.sockets) > 0
+}
+
+// forget removes what a driver has told of its devices, unless it is back.
+func (m *Manager) forget(name string) {
+	if m.there(name) || m.cfg.Kube == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askFor)
+	defer cancel()
+	err := m.cfg.Kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{
+		FieldSelector: fields.Set{resourcev1.ResourceSliceSelectorNodeName: m.cfg.NodeName, resourcev1.ResourceSliceSelectorDriver: name}.String(),
+	})
+	if err != nil {
+		m.cfg.Log.Warn("removing the resource slices of a driver that has gone failed", "driver", name, "error", err)
+	}
+}
+
+// Run removes, some time after the kubelet's start, what drivers told before it of
+// which nothing has been seen since, and waits for ctx to end; then it leaves the
+// drivers.
+func (m *Manager) Run(ctx context.Context) error {
+	timer := time.NewTimer(absence)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+		if err := m.forgetOld(ctx); err != nil && ctx.Err() == nil {
+			m.cfg.Log.Warn("removing the resource slices of drivers that have gone failed", "error", err)
+		}
+		<-ctx.Done()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.drivers {
+		if d.leave != nil {
+			d.leave.Stop()
+		}
+		for _, s := range d.sockets {
+			_ = s.conn.Close()
+		}
+		d.sockets = nil
+	}
+	return nil
+}
+
+func (m *Manager) forgetOld(ctx context.Context) error {
+	if m.cfg.Kube == nil {
+		return nil
+	}
+	list, err := m.cfg.Kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.Set{resourcev1.ResourceSliceSelectorNodeName: m.cfg.NodeName}.String(),
+	})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range list.Items {
+		s := &list.Items[i]
+		if m.there(s.Spec.Driver) {
+			continue
+		}
+		err := m.cfg.Kube.ResourceV1().ResourceSlices().Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(s.UID))})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
