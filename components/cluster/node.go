@@ -129,7 +129,7 @@ func newNode(cfg nodeConfig) (*node, error) {
 	}
 	between, err := network.New(network.Config{
 		NodeName: cfg.Identity.NodeName, Nodes: cfg.Proxy.Informers.Core().V1().Nodes().Informer(), Kube: cfg.Kubelet.Kube,
-		Bridge: cfg.Layout.Bridge(), Tunnel: cfg.Layout.LinkPrefix + "-vxlan", Links: []string{localnodes.Bridge(cfg.Layout)},
+		Bridge: cfg.Layout.Bridge(), Tunnel: cfg.Layout.Tunnel(), Links: []string{localnodes.Bridge(cfg.Layout)},
 		PodCIDRs: pc.PodCIDRs, Mode: cfg.NetworkMode,
 		Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
 	})

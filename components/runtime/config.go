@@ -42,7 +42,7 @@ type Config struct {
 	LinkPrefix string
 	// PodCIDRs are used until UpdateRuntimeConfig brings others.
 	PodCIDRs []netip.Prefix
-	// MTU of the pods' links; zero for the kernel's default.
+	// MTU of the pods' links; zero for that of the default route's link.
 	MTU int
 	// CgroupRoot is the cgroup below which pods are that name none.
 	CgroupRoot string

@@ -116,6 +116,9 @@ func (n Node) StaticPods() string { return filepath.Join(n.Etc, "manifests") }
 // Bridge is the name of the pods' bridge.
 func (n Node) Bridge() string { return n.LinkPrefix + "-br0" }
 
+// Tunnel is the name of the link through which pods of other nodes are reached.
+func (n Node) Tunnel() string { return n.LinkPrefix + "-vxlan" }
+
 // Kubernetes' usual ports, before PortOffset.
 const (
 	PortAPIServer         = 6443

@@ -135,33 +135,37 @@ func (n *Network) Attach(ctx context.Context, pod Pod) error {
 		return errors.New("the pod has no address")
 	}
 	n.mu.Lock()
-	bridge, cidrs := n.bridge, n.cidrs
+	bridge, mtu, cidrs := n.bridge, n.mtu, n.cidrs
 	n.mu.Unlock()
 	if bridge == 0 {
 		return errors.New("the pod network is not set up")
+	}
+	offNode, err := n.offNodeMTU(mtu)
+	if err != nil {
+		return err
 	}
 	name := n.veth(pod.ID)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	attrs.MasterIndex = bridge
-	attrs.MTU = n.cfg.MTU
+	attrs.MTU = mtu
 	attrs.TxQLen = -1
 	attrs.Flags = net.FlagUp
 	veth := &netlink.Veth{
 		LinkAttrs:        attrs,
 		PeerName:         PodLink,
 		PeerHardwareAddr: hardwareAddr(addrs[0]),
-		PeerMTU:          uint32(n.cfg.MTU),
+		PeerMTU:          uint32(mtu),
 		PeerNamespace:    netlink.NsFd(int(pod.Netns.Fd())),
 	}
 	if err := n.netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("making the pod's link %s: %w", name, err)
 	}
-	err := within(pod.Netns, func(h *netlink.Handle) error {
+	err = within(pod.Netns, func(h *netlink.Handle) error {
 		if err := loopbackUp(h); err != nil {
 			return err
 		}
-		if err := configure(h, addrs, cidrs); err != nil {
+		if err := configure(h, addrs, cidrs, offNode); err != nil {
 			return err
 		}
 		if pod.Inside != nil {
@@ -193,8 +197,9 @@ func (n *Network) setHairpin(name string) error {
 	return nil
 }
 
-// configure sets addresses and routes of the pod's link.
-func configure(h *netlink.Handle, addrs []netip.Addr, cidrs []netip.Prefix) error {
+// configure sets addresses and routes of the pod's link. Packets by the default
+// route are at most mtu bytes large, if that is not zero.
+func configure(h *netlink.Handle, addrs []netip.Addr, cidrs []netip.Prefix, mtu int) error {
 	link, err := h.LinkByName(PodLink)
 	if err != nil {
 		return fmt.Errorf("finding %s in the pod: %w", PodLink, err)
@@ -215,7 +220,7 @@ func configure(h *netlink.Handle, addrs []netip.Addr, cidrs []netip.Prefix) erro
 		if err := h.AddrAdd(link, a); err != nil {
 			return fmt.Errorf("giving the pod address %s: %w", addr, err)
 		}
-		route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway(cidrs[i]).AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway(cidrs[i]).AsSlice(), MTU: mtu, Flags: int(netlink.FLAG_ONLINK)}
 		if err := h.RouteAdd(route); err != nil {
 			return fmt.Errorf("adding the pod's default route: %w", err)
 		}

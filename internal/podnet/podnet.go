@@ -38,8 +38,13 @@ type Config struct {
 	AddressDir string
 	// CIDRs are the node's pod CIDRs, at most one of each family.
 	CIDRs []netip.Prefix
-	// MTU of the pods' links in bytes; zero means the kernel's default.
+	// MTU of the pods' links in bytes; zero means that of the default route's
+	// link when the bridge is made.
 	MTU int
+	// Tunnel is the name of the link through which pods of other nodes are
+	// reached; it may come and go, or be empty. What new pods send off the node
+	// is made to fit into it.
+	Tunnel string
 	// Journal records what is changed on the host; nil records nothing.
 	Journal *hostchange.Journal
 	// Log receives warnings; nil means slog's default.
@@ -57,6 +62,7 @@ type Network struct {
 
 	mu     sync.Mutex // guards what follows, and changes to bridge and iptables
 	bridge int        // link index; zero until Setup has succeeded
+	mtu    int        // the bridge's
 	cidrs  []netip.Prefix
 	ports  map[string][]portRule // host ports by pod
 }
@@ -153,7 +159,7 @@ func (n *Network) Setup(ctx context.Context) error {
 	); err != nil {
 		return err
 	}
-	index, err := n.setupBridge()
+	bridge, err := n.setupBridge()
 	if err != nil {
 		return fmt.Errorf("making the pods' bridge: %w", err)
 	}
@@ -163,34 +169,35 @@ func (n *Network) Setup(ctx context.Context) error {
 	if err := n.setupRules(ctx); err != nil {
 		return err
 	}
-	n.bridge = index
+	n.bridge, n.mtu = bridge.Index, bridge.MTU
 	return nil
 }
 
 // setupBridge makes the bridge and gives it the gateway addresses.
-func (n *Network) setupBridge() (int, error) {
+func (n *Network) setupBridge() (*netlink.LinkAttrs, error) {
 	bridge, err := n.netlink.LinkByName(n.cfg.Bridge)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = n.cfg.Bridge
-		attrs.MTU = n.cfg.MTU
 		// Otherwise it is the lowest of the ports', which come and go.
 		attrs.HardwareAddr = hardwareAddr(gateway(n.cidrs[0]))
 		attrs.Flags = net.FlagUp
 		if err := n.netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, os.ErrExist) {
-			return 0, err
+			return nil, err
 		}
-		bridge, err = n.netlink.LinkByName(n.cfg.Bridge)
+		if bridge, err = n.netlink.LinkByName(n.cfg.Bridge); err == nil {
+			err = n.setMTU(bridge)
+		}
 	}
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	if bridge.Type() != "bridge" {
-		return 0, fmt.Errorf("link %s is there already and is no bridge but of type %s", n.cfg.Bridge, bridge.Type())
+		return nil, fmt.Errorf("link %s is there already and is no bridge but of type %s", n.cfg.Bridge, bridge.Type())
 	}
 	have, err := n.netlink.AddrList(bridge, netlink.FAMILY_ALL)
 	if err != nil {
-		return 0, fmt.Errorf("listing its addresses: %w", err)
+		return nil, fmt.Errorf("listing its addresses: %w", err)
 	}
 	var keep []netip.Prefix
 	for _, cidr := range n.cidrs {
@@ -204,7 +211,7 @@ func (n *Network) setupBridge() (int, error) {
 			addr.Flags = unix.IFA_F_NODAD
 		}
 		if err := n.netlink.AddrReplace(bridge, addr); err != nil {
-			return 0, fmt.Errorf("giving it address %s: %w", want, err)
+			return nil, fmt.Errorf("giving it address %s: %w", want, err)
 		}
 	}
 	// Old gateways go, unless pods still use them.
@@ -214,13 +221,13 @@ func (n *Network) setupBridge() (int, error) {
 			continue
 		}
 		if err := n.netlink.AddrDel(bridge, &a); err != nil {
-			return 0, fmt.Errorf("taking address %s away: %w", p, err)
+			return nil, fmt.Errorf("taking address %s away: %w", p, err)
 		}
 	}
 	if err := n.netlink.LinkSetUp(bridge); err != nil {
-		return 0, fmt.Errorf("setting it up: %w", err)
+		return nil, fmt.Errorf("setting it up: %w", err)
 	}
-	return bridge.Attrs().Index, nil
+	return bridge.Attrs(), nil
 }
 
 // gateway is the first address of a CIDR.

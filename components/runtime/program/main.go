@@ -57,7 +57,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.cfg.ImagesDir, "images-dir", "", "folder of image archives, *.tar, to import at the start")
 	f.StringVar(&o.cfg.LinkPrefix, "link-prefix", "hk", "beginning of the names of network links")
 	f.StringVar(&o.podCIDR, "pod-cidr", "10.244.0.0/24", "addresses of pods until the kubelet brings others, one CIDR a family, separated by commas")
-	f.IntVar(&o.cfg.MTU, "mtu", 0, "MTU of the pods' links, 0 for the kernel's default")
+	f.IntVar(&o.cfg.MTU, "mtu", 0, "MTU of the pods' links, 0 for that of the default route's link")
 	f.StringVar(&o.cfg.CgroupRoot, "cgroup-root", "", "cgroup below which pods are that name none")
 	f.BoolVar(&o.cfg.SlowCgroups, "slow-cgroups", false, "do not ask the kernel to favor dynamic changes of cgroups (favordynmods)")
 	f.StringVar(&o.cfg.Journal, "journal", "", "file that records changes to the host")
