@@ -76,8 +76,12 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 	}
 	s := server.New(server.Config{
 		NoDebug: k.cfg.NoDebug, NoProfiling: k.cfg.NoProfiling, MinVersion: k.cfg.TLSMinVersion, CipherSuites: k.cfg.CipherSuites,
+		Curves: k.cfg.Curves, StreamIdle: k.cfg.StreamIdle,
 		Listener: l, Certificate: certificate, ClientCA: k.cfg.ClientCA, NodeLogs: logs, Backend: b, Log: k.log,
-		Auth: &server.Auth{Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Anonymous, AlwaysAllow: k.cfg.AlwaysAllow},
+		Auth: &server.Auth{
+			Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Anonymous, AlwaysAllow: k.cfg.AlwaysAllow, NoTokens: k.cfg.NoTokens,
+			TokenTTL: k.cfg.TokenTTL, AllowTTL: k.cfg.AllowTTL, DenyTTL: k.cfg.DenyTTL,
+		},
 	})
 	if k.cfg.HealthzPort < 0 {
 		return s.Serve, nil

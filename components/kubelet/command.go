@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
@@ -30,6 +31,8 @@ type options struct {
 	register, anonymous, seccomp                    bool
 	port, healthzPort, maxPods                      int
 	verbosity                                       int
+	deadEach, deadAll                               int
+	deadAge                                         time.Duration
 	mode                                            string
 }
 
@@ -74,6 +77,9 @@ func newCommand(o *options) *cobra.Command {
 	f.StringVar(&o.providerID, "provider-id", "", "The cloud's name of this node.")
 	f.StringVar(&o.podCIDR, "pod-cidr", "", "The pods' addresses until the Node has some.")
 	f.BoolVar(&o.seccomp, "seccomp-default", false, "Containers that say nothing get the runtime's seccomp profile.")
+	f.DurationVar(&o.deadAge, "minimum-container-ttl-duration", 0, "How long a container that has ended is kept at least.")
+	f.IntVar(&o.deadEach, "maximum-dead-containers-per-container", 1, "How many ended containers of one name are kept besides the newest; -1: all.")
+	f.IntVar(&o.deadAll, "maximum-dead-containers", -1, "How many ended containers of all pods are kept; -1: no bound.")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity; 2 and more show what is done to each pod.")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), cmd.Flags().Changed) }
 	return cmd
@@ -85,7 +91,11 @@ func (o *options) build(given func(string) bool) (Config, error) {
 	if o.under != "" {
 		cfg.Layout = layout.Under(o.under)
 	}
-	file, err := LoadFiles(o.config, o.configDir, o.over(given))
+	over, err := o.over(given)
+	if err != nil {
+		return cfg, err
+	}
+	file, err := LoadFiles(o.config, o.configDir, over)
 	if err != nil {
 		return cfg, err
 	}
@@ -112,11 +122,14 @@ func (o *options) build(given func(string) bool) (Config, error) {
 				cfg.HealthzPort = -1
 			}
 		},
-		"max-pods":        func() { cfg.MaxPods = int64(o.maxPods) },
-		"cgroup-root":     func() { cfg.Layout.CgroupRoot = o.cgroupRoot },
-		"provider-id":     func() { cfg.ProviderID = o.providerID },
-		"pod-cidr":        func() { cfg.PodCIDR = o.podCIDR },
-		"seccomp-default": func() { cfg.SeccompDefault = o.seccomp },
+		"max-pods":                              func() { cfg.MaxPods = int64(o.maxPods) },
+		"cgroup-root":                           func() { cfg.Layout.CgroupRoot = o.cgroupRoot },
+		"provider-id":                           func() { cfg.ProviderID = o.providerID },
+		"pod-cidr":                              func() { cfg.PodCIDR = o.podCIDR },
+		"minimum-container-ttl-duration":        func() { cfg.Dead.MinAge = o.deadAge },
+		"maximum-dead-containers-per-container": func() { cfg.Dead.Each = &o.deadEach },
+		"maximum-dead-containers":               func() { cfg.Dead.All = &o.deadAll },
+		"seccomp-default":                       func() { cfg.SeccompDefault = o.seccomp },
 	} {
 		if given(name) {
 			set()

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -29,10 +30,12 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"hyperkube/components/kubelet/eviction"
+	"hyperkube/components/kubelet/pods"
 	"hyperkube/components/kubelet/podstate"
 	"hyperkube/components/kubelet/shutdown"
 	"hyperkube/components/kubelet/topology"
 	"hyperkube/internal/client"
+	"hyperkube/internal/featuregates"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
 )
@@ -75,6 +78,41 @@ type Config struct {
 	Shutdown []shutdown.Period
 	// StaticPods is the directory of static pods' manifests; empty: none.
 	StaticPods string
+	// StaticPodURL is where more of them are fetched from each HTTPCheck, 20
+	// seconds, with StaticPodHeader; empty: from nowhere.
+	StaticPodURL    string
+	StaticPodHeader http.Header
+	HTTPCheck       time.Duration
+	// Gates are feature gates that were set.
+	Gates featuregates.Set
+	// PullQPS and PullBurst bound how many pulls begin in a second, 5 and 10;
+	// EventQPS and EventBurst how many events are told, 50 and 100. 0 QPS is no
+	// bound.
+	PullQPS, EventQPS     *int32
+	PullBurst, EventBurst int
+	// Dead is which containers that have ended are kept.
+	Dead pods.DeadContainers
+	// NoTokens: bearer tokens are not accepted. TokenTTL, AllowTTL and DenyTTL
+	// are how long the API server's answers about who someone is and what they
+	// may do hold: 2 minutes, 5 minutes and 30 seconds.
+	NoTokens                    bool
+	TokenTTL, AllowTTL, DenyTTL time.Duration
+	// Curves are the key exchanges of the HTTPS server; empty is Go's choice.
+	Curves []tls.CurveID
+	// StreamIdle ends exec, attach and port-forward that are silent for so long;
+	// 4 hours.
+	StreamIdle time.Duration
+	// ContentionProfile makes the process note who waits for locks.
+	ContentionProfile bool
+	// ImageEndpoint is the socket of images, if not the runtime's.
+	ImageEndpoint string
+	// SingleOOMKill: of a container on cgroup version 2 that has no memory left
+	// the kernel kills one process and not all.
+	SingleOOMKill bool
+	// MemoryThrottling is memoryThrottlingFactor; nil: nobody is slowed down.
+	MemoryThrottling *float64
+	// PodSysctls are set in all pods unless they say otherwise.
+	PodSysctls map[string]string
 	// MaxPods is 110 by default; PodsPerCore bounds it by the number of CPUs, 0
 	// does not.
 	MaxPods, PodsPerCore int64
@@ -156,9 +194,9 @@ type Config struct {
 	// NodeUpdate is how often the Node's status is computed, 10 seconds;
 	// NodeReport how often it is sent when nothing changed, 5 minutes;
 	// LeaseDuration is 40 seconds, and renewed at a quarter of it. MaxImages is
-	// how many images the status lists, 50; negative: all.
+	// how many images the status lists, nil: 50; negative: all.
 	NodeUpdate, NodeReport, LeaseDuration time.Duration
-	MaxImages                             int
+	MaxImages                             *int32
 	// CrashMax is the longest that a restart waits after crashes; 5 minutes.
 	CrashMax time.Duration
 	// LimitedSwap lets burstable pods have swap in proportion to the memory that
@@ -244,9 +282,10 @@ func (c *Config) complete() error {
 	if c.NodeUpdate == 0 {
 		c.NodeUpdate = 10 * time.Second
 	}
-	if c.MaxImages == 0 {
-		c.MaxImages = 50
+	if c.MaxImages == nil {
+		c.MaxImages = new(int32(50))
 	}
+	c.completeLimits()
 	if c.CrashMax == 0 {
 		c.CrashMax = podstate.CrashMax
 	}
@@ -294,6 +333,9 @@ const (
 	enforcePods   = "pods"
 	enforceKube   = "kube-reserved"
 	enforceSystem = "system-reserved"
+	// of which only the CPU, which can be had back, is enforced.
+	enforceKubeCPU   = "kube-reserved-compressible"
+	enforceSystemCPU = "system-reserved-compressible"
 )
 
 // enforces tells whether Config.Enforce has name.
@@ -307,12 +349,14 @@ func (c *Config) validateEnforce() error {
 		case name == "none", name == enforcePods && !c.NoCgroups:
 		case name == enforcePods:
 			return errors.New("enforceNodeAllocatable: pods needs cgroupsPerQOS")
-		case name == enforceKube && c.KubeReservedCgroup == "":
-			return errors.New("enforceNodeAllocatable: kube-reserved needs kubeReservedCgroup")
-		case name == enforceSystem && c.SystemReservedCgroup == "":
-			return errors.New("enforceNodeAllocatable: system-reserved needs systemReservedCgroup")
-		case name != enforceKube && name != enforceSystem:
-			return fmt.Errorf("enforceNodeAllocatable: unsupported %q: want none, pods, kube-reserved or system-reserved", name)
+		case (name == enforceKube || name == enforceKubeCPU) && c.KubeReservedCgroup == "":
+			return fmt.Errorf("enforceNodeAllocatable: %s needs kubeReservedCgroup", name)
+		case (name == enforceSystem || name == enforceSystemCPU) && c.SystemReservedCgroup == "":
+			return fmt.Errorf("enforceNodeAllocatable: %s needs systemReservedCgroup", name)
+		case name == enforceKubeCPU && c.enforces(enforceKube), name == enforceSystemCPU && c.enforces(enforceSystem):
+			return fmt.Errorf("enforceNodeAllocatable: %s does not go with the same that is not compressible", name)
+		case name != enforceKube && name != enforceSystem && name != enforceKubeCPU && name != enforceSystemCPU:
+			return fmt.Errorf("enforceNodeAllocatable: unsupported %q: want none, pods, kube-reserved, system-reserved, kube-reserved-compressible or system-reserved-compressible", name)
 		}
 	}
 	return nil
@@ -337,7 +381,7 @@ func (c *Config) validate() error {
 	if c.CrashMax < time.Second || c.CrashMax > podstate.CrashMax {
 		errs = append(errs, fmt.Errorf("crashLoopBackOff.maxContainerRestartPeriod must be between 1s and %v", podstate.CrashMax))
 	}
-	errs = append(errs, c.validateEnforce())
+	errs = append(errs, c.validateEnforce(), c.validateLimits())
 	_, _, err := topology.Check(c.Topology.Policy, c.Topology.Scope, c.Topology.Options)
 	errs = append(errs, err)
 	for _, p := range []int{c.Port, c.HealthzPort} {

@@ -20,6 +20,7 @@ import (
 	"hyperkube/components/kubelet/nodestatus"
 	"hyperkube/components/kubelet/shutdown"
 	"hyperkube/internal/cgroup"
+	"hyperkube/internal/featuregates"
 )
 
 // reservable are the resources that can be set aside.
@@ -86,9 +87,7 @@ func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 		}
 	}
 	if n := f.NodeStatusMaxImages; n != nil {
-		if c.MaxImages = int(*n); *n == 0 {
-			return errors.New("nodeStatusMaxImages must be -1 or greater than 0")
-		}
+		c.MaxImages = new(*n)
 	}
 	switch serial := f.SerializeImagePulls; {
 	case serial != nil && *serial:
@@ -231,6 +230,9 @@ func (c *Config) applyShutdown(f *kubeletv1beta1.KubeletConfiguration) error {
 	for _, p := range f.ShutdownGracePeriodByPodPriority {
 		by = append(by, shutdown.Period{Priority: p.Priority, Grace: time.Duration(p.ShutdownGracePeriodSeconds) * time.Second})
 	}
+	if len(by) > 0 && f.FeatureGates != nil && !featuregates.Set(f.FeatureGates).Enabled(gateShutdownByPriority, true) {
+		return errors.New("shutdownGracePeriodByPodPriority needs the feature gate GracefulNodeShutdownBasedOnPodPriority")
+	}
 	periods, err := shutdown.Periods(f.ShutdownGracePeriod.Duration, f.ShutdownGracePeriodCriticalPods.Duration, by)
 	if err == nil && len(periods) > 0 {
 		c.Shutdown = periods
@@ -268,22 +270,6 @@ func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
 		c.CipherSuites = append(c.CipherSuites, tls.CipherSuites()[i].ID)
 	}
 	return nil
-}
-
-// refuse names what is asked for and is not to be had: silence would look like
-// consent.
-func (c *Config) refuse(f *kubeletv1beta1.KubeletConfiguration) error {
-	var errs []error
-	no := func(asked bool, field string) {
-		if asked {
-			errs = append(errs, fmt.Errorf("%s is not supported", field))
-		}
-	}
-	no(f.ReadOnlyPort != 0, "readOnlyPort")
-	no(f.RunOnce, "runOnce")
-	no(f.StaticPodURL != "", "staticPodURL")
-	no(len(f.QOSReserved) > 0, "qosReserved")
-	return errors.Join(errs...)
 }
 
 // capacity is all that the machine has, as the Node tells it.
@@ -340,6 +326,7 @@ func (k *Kubelet) enforceReserved() error {
 		list         v1.ResourceList
 	}{
 		{enforceKube, k.cfg.KubeReservedCgroup, k.cfg.KubeReserved}, {enforceSystem, k.cfg.SystemReservedCgroup, k.cfg.SystemReserved},
+		{enforceKubeCPU, k.cfg.KubeReservedCgroup, k.cfg.KubeReserved}, {enforceSystemCPU, k.cfg.SystemReservedCgroup, k.cfg.SystemReserved},
 	} {
 		if !k.cfg.enforces(e.name) {
 			continue
@@ -347,11 +334,15 @@ func (k *Kubelet) enforceReserved() error {
 		if !k.cgroups.Exists(e.cgroup) {
 			return fmt.Errorf("failed to enforce %s cgroup limits on %q: cgroup does not exist", e.name, e.cgroup)
 		}
-		r := cgroup.Resources{MemoryLimit: e.list.Memory().Value()}
+		whole := e.name == enforceKube || e.name == enforceSystem
+		r := cgroup.Resources{}
+		if whole {
+			r.MemoryLimit = e.list.Memory().Value()
+		}
 		if cpu := e.list.Cpu().MilliValue(); cpu > 0 {
 			r.CPUShares = uint64(max(cpu*1024/1000, 2))
 		}
-		if pids, ok := e.list["pid"]; ok {
+		if pids, ok := e.list["pid"]; ok && whole {
 			r.PidsLimit = pids.Value()
 		}
 		if err := k.cgroups.Set(e.cgroup, r); err != nil {

@@ -51,7 +51,7 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 		f.MaxParallelImagePulls = new(int32(c.ParallelPulls))
 	}
 	f.NodeStatusUpdateFrequency, f.NodeStatusReportFrequency = seconds(c.NodeUpdate), seconds(c.NodeReport)
-	f.NodeLeaseDurationSeconds, f.NodeStatusMaxImages = int32(c.LeaseDuration/time.Second), new(int32(c.MaxImages))
+	f.NodeLeaseDurationSeconds, f.NodeStatusMaxImages = int32(c.LeaseDuration/time.Second), c.MaxImages
 	f.SeccompDefault, f.CPUCFSQuota = new(c.SeccompDefault), new(!c.CPUCFSQuotaOff)
 	f.CPUCFSQuotaPeriod = new(seconds(c.CPUCFSQuotaPeriod))
 	f.AllowedUnsafeSysctls = slices.Clone(c.AllowedUnsafeSysctls)
@@ -71,6 +71,11 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 		f.MemoryManagerPolicy = kubeletv1beta1.StaticMemoryManagerPolicy
 	}
 	f.TopologyManagerPolicy, f.TopologyManagerScope, f.TopologyManagerPolicyOptions = c.Topology.Policy, c.Topology.Scope, maps.Clone(c.Topology.Options)
+	f.StaticPodURL, f.HTTPCheckFrequency, f.FeatureGates = c.StaticPodURL, seconds(c.HTTPCheck), maps.Clone(c.Gates)
+	f.RegistryPullQPS, f.RegistryBurst, f.EventRecordQPS, f.EventBurst = c.PullQPS, int32(c.PullBurst), c.EventQPS, int32(c.EventBurst)
+	f.Authentication.Webhook.Enabled, f.Authentication.Webhook.CacheTTL = new(!c.NoTokens), seconds(c.TokenTTL)
+	f.Authorization.Webhook.CacheAuthorizedTTL, f.Authorization.Webhook.CacheUnauthorizedTTL = seconds(c.AllowTTL), seconds(c.DenyTTL)
+	f.StreamingConnectionIdleTimeout, f.EnableContentionProfiling = seconds(c.StreamIdle), c.ContentionProfile
 	f.FailSwapOn, f.FailCgroupV1 = new(c.FailSwapOn), new(c.FailCgroupV1)
 	f.EnableDebuggingHandlers, f.EnableProfilingHandler, f.EnableSystemLogHandler = new(!c.NoDebug), new(!c.NoProfiling && !c.NoDebug), new(!c.NoNodeLogs)
 	f.Authentication.Anonymous.Enabled = new(c.Anonymous)

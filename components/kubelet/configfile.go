@@ -146,7 +146,7 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.LocalStorageCapacityIsolation != nil {
 		c.NoStorageLimits = !*f.LocalStorageCapacityIsolation
 	}
-	errs = append(errs, c.applyReserved(f), c.applyCPUs(f), c.applyMemory(f), c.applyShutdown(f), c.applyNode(f), c.applyServer(f), c.refuse(f))
+	errs = append(errs, c.applyReserved(f), c.applyCPUs(f), c.applyMemory(f), c.applyShutdown(f), c.applyLimits(f), c.applyNode(f), c.applyServer(f), refuseUnsupported(f))
 	if f.CrashLoopBackOff.MaxContainerRestartPeriod != nil {
 		duration(&c.CrashMax, *f.CrashLoopBackOff.MaxContainerRestartPeriod)
 	}

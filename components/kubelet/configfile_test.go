@@ -3,9 +3,13 @@ package kubelet
 import (
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 )
 
 const fileHead = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
@@ -69,22 +73,40 @@ func TestFlagsGoFirst(t *testing.T) {
 
 func TestRefusedFiles(t *testing.T) {
 	for text, want := range map[string]string{
-		"evictionSoft: {memory.available: 1Gi}":                           "grace period must be specified",
-		"enforceNodeAllocatable: [pods, none]":                            "none goes with nothing else",
-		"enforceNodeAllocatable: [kube-reserved]":                         "needs kubeReservedCgroup",
-		"enforceNodeAllocatable: [everything]":                            "unsupported",
-		"kubeReserved: {cpu: lots}":                                       "kubeReserved cpu",
-		"kubeReserved: {gpu: '1'}":                                        "cannot be reserved",
-		"serializeImagePulls: true\nmaxParallelImagePulls: 3":             "unless serializeImagePulls is false",
-		"crashLoopBackOff: {maxContainerRestartPeriod: 10m}":              "maxContainerRestartPeriod",
-		"memorySwap: {swapBehavior: Some}":                                "want NoSwap or LimitedSwap",
-		"tlsMinVersion: VersionTLS10":                                     "want VersionTLS12",
-		"tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA]":                     "not safe",
-		"readOnlyPort: 10255":                                             "readOnlyPort is not supported",
-		"containerLogMaxFiles: 1":                                         "containerLogMaxFiles must be greater than 1",
-		"imageGCHighThresholdPercent: 10\nimageGCLowThresholdPercent: 50": "imageGCHighThresholdPercent",
-		"nodeStatusMaxImages: 0":                                          "nodeStatusMaxImages",
-		"evictionMinimumReclaim: {memory.used: 1Gi}":                      "unsupported signal",
+		"evictionSoft: {memory.available: 1Gi}":                                 "grace period must be specified",
+		"enforceNodeAllocatable: [pods, none]":                                  "none goes with nothing else",
+		"enforceNodeAllocatable: [kube-reserved]":                               "needs kubeReservedCgroup",
+		"enforceNodeAllocatable: [everything]":                                  "unsupported",
+		"kubeReserved: {cpu: lots}":                                             "kubeReserved cpu",
+		"kubeReserved: {gpu: '1'}":                                              "cannot be reserved",
+		"serializeImagePulls: true\nmaxParallelImagePulls: 3":                   "unless serializeImagePulls is false",
+		"crashLoopBackOff: {maxContainerRestartPeriod: 10m}":                    "maxContainerRestartPeriod",
+		"memorySwap: {swapBehavior: Some}":                                      "want NoSwap or LimitedSwap",
+		"tlsMinVersion: VersionTLS10":                                           "want VersionTLS12",
+		"tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA]":                           "not safe",
+		"readOnlyPort: 10255":                                                   "readOnlyPort is not supported",
+		"containerLogMaxFiles: 1":                                               "containerLogMaxFiles must be greater than 1",
+		"imageGCHighThresholdPercent: 10\nimageGCLowThresholdPercent: 50":       "imageGCHighThresholdPercent",
+		"nodeStatusMaxImages: -2":                                               "nodeStatusMaxImages",
+		"featureGates: {NoSuch: true}":                                          "unrecognized feature gate: NoSuch",
+		"featureGates: {SidecarContainers: false}":                              "feature is locked to true",
+		"shutdownGracePeriodCriticalPods: 10s":                                  "must be <= shutdownGracePeriod",
+		"shutdownGracePeriod: 10s\nfeatureGates: {GracefulNodeShutdown: false}": "needs the feature gate",
+		"memoryManagerPolicy: Some":                                             "want None or Static",
+		"reservedMemory: [{numaNode: 0, limits: {cpu: '1'}}]":                   "is not allowed",
+		"reservedMemory: [{numaNode: 0, limits: {memory: '0'}}]":                "must be positive",
+		"topologyManagerPolicy: some":                                           "want none, best-effort",
+		"topologyManagerPolicyOptions: {some: 'true'}":                          "is not supported",
+		"staticPodURL: ftp://x/y":                                               "want http or https",
+		"registryPullQPS: -1":                                                   "must not be a negative number",
+		"imageMaximumGCAge: 1m":                                                 "must be greater than imageMinimumGCAge",
+		"cpuCFSQuotaPeriod: 2s":                                                 "between 1ms and 1sec",
+		"memoryThrottlingFactor: 0.9":                                           "needs the feature gate MemoryQoS",
+		"defaultPodSysctls: {vm.swappiness: '1'}":                               "is not of a pod's own",
+		"tracing: {samplingRatePerMillion: 1}":                                  "tracing is not supported",
+		"logging: {format: xml}":                                                "want text or json",
+		"enforceNodeAllocatable: [system-reserved-compressible]":                "needs systemReservedCgroup",
+		"evictionMinimumReclaim: {memory.used: 1Gi}":                            "unsupported signal",
 	} {
 		f, err := DecodeFile([]byte(fileHead + text))
 		cfg := Config{NodeName: "n"}
@@ -97,6 +119,60 @@ func TestRefusedFiles(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
+	}
+}
+
+// meaningless are the fields that may be set and change nothing, because what
+// they are about is done another way here: see docs/node.md. All others are read
+// by Apply or refused by it, which a test of each would only repeat.
+var meaningless = []string{
+	"SyncFrequency", "FileCheckFrequency", "RotateCertificates", "ServerTLSBootstrap", "VolumeStatsAggPeriod", "CgroupDriver", "CPUManagerReconcilePeriod",
+	"RuntimeRequestTimeout", "HairpinMode", "MaxOpenFiles", "ContentType", "MakeIPTablesUtilChains", "IPTablesMasqueradeBit", "IPTablesDropBit",
+	"ContainerLogMaxWorkers", "ConfigMapAndSecretChangeDetectionStrategy", "ShowHiddenMetricsForVersion", "VolumePluginDir",
+	"KernelMemcgNotification", "EnableDebugFlagsHandler",
+}
+
+// TestEveryField holds that somebody has thought of each field: its name is in
+// the sources that read a KubeletConfiguration, or among those without meaning.
+func TestEveryField(t *testing.T) {
+	var sources strings.Builder
+	for _, name := range []string{"configapply.go", "configfile.go", "configlimits.go", "command.go"} {
+		raw, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sources.Write(raw)
+	}
+	kind := reflect.TypeOf(kubeletv1beta1.KubeletConfiguration{})
+	for i := range kind.NumField() {
+		name := kind.Field(i).Name
+		if !strings.Contains(sources.String(), "."+name) && !slices.Contains(meaningless, name) && name != "TypeMeta" {
+			t.Errorf("nobody reads %s", name)
+		}
+	}
+}
+
+func TestFlagsOfFields(t *testing.T) {
+	var o options
+	cmd := newCommand(&o)
+	if err := cmd.ParseFlags([]string{
+		"--hostname-override=n", "--manifest-url=http://x/y", "--manifest-url-header=a:b,a:c", "--feature-gates=MemoryQoS=true", "--registry-qps=0",
+		"--reserved-memory=0:memory=1Gi,hugepages-2Mi=2Mi;1:memory=2Gi", "--topology-manager-policy-options=prefer-closest-numa-nodes=true",
+		"--maximum-dead-containers-per-container=3", "--minimum-container-ttl-duration=1m", "--image-service-endpoint=unix:///x",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := o.build(cmd.Flags().Changed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.complete(); err != nil {
+		t.Fatal(err)
+	}
+	if cfg.StaticPodURL != "http://x/y" || len(cfg.StaticPodHeader["A"]) != 2 || !cfg.Gates["MemoryQoS"] || *cfg.PullQPS != 0 || cfg.ReservedMemory[1]["memory"] != 2<<30 ||
+		cfg.ReservedMemory[0]["hugepages-2Mi"] != 2<<20 || cfg.Topology.Options["prefer-closest-numa-nodes"] != "true" || *cfg.Dead.Each != 3 ||
+		cfg.Dead.MinAge != time.Minute || cfg.ImageEndpoint != "unix:///x" {
+		t.Errorf("%+v", cfg)
 	}
 }
 

@@ -1,11 +1,15 @@
 package kubelet
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"hyperkube/internal/featuregates"
 )
 
 // fieldFlags are the flags that are nothing but a field of KubeletConfiguration
@@ -16,6 +20,7 @@ type fieldFlags struct {
 	numbers   map[string]*int64
 	switches  map[string]*bool
 	durations map[string]*string
+	lists     map[string]*[]string
 }
 
 // fieldOf tells which field a flag is.
@@ -32,29 +37,40 @@ var fieldOf = map[string]string{
 	"container-log-max-files": "containerLogMaxFiles", "node-status-max-images": "nodeStatusMaxImages", "oom-score-adj": "oomScoreAdj",
 	"kube-api-qps": "kubeAPIQPS", "kube-api-burst": "kubeAPIBurst", "fail-swap-on": "failSwapOn", "cpu-cfs-quota": "cpuCFSQuota",
 	"serialize-image-pulls": "serializeImagePulls", "protect-kernel-defaults": "protectKernelDefaults",
+	"topology-manager-policy-options": "topologyManagerPolicyOptions", "cpu-manager-policy-options": "cpuManagerPolicyOptions",
+	"manifest-url": "staticPodURL", "manifest-url-header": "staticPodURLHeader", "http-check-frequency": "httpCheckFrequency",
+	"feature-gates": "featureGates", "registry-qps": "registryPullQPS", "registry-burst": "registryBurst", "event-qps": "eventRecordQPS",
+	"event-burst": "eventBurst", "image-service-endpoint": "imageServiceEndpoint", "streaming-connection-idle-timeout": "streamingConnectionIdleTimeout",
+	"reserved-memory": "reservedMemory", "enforce-node-allocatable": "enforceNodeAllocatable", "allowed-unsafe-sysctls": "allowedUnsafeSysctls",
+	"contention-profiling": "enableContentionProfiling", "tls-min-version": "tlsMinVersion", "tls-cipher-suites": "tlsCipherSuites",
 	"enable-debugging-handlers": "enableDebuggingHandlers", "cgroups-per-qos": "cgroupsPerQOS", "local-storage-capacity-isolation": "localStorageCapacityIsolation",
 }
 
 // register adds the flags.
 func (o *fieldFlags) register(f *pflag.FlagSet) {
 	o.pairs, o.texts, o.numbers = map[string]*map[string]string{}, map[string]*string{}, map[string]*int64{}
-	o.switches, o.durations = map[string]*bool{}, map[string]*string{}
+	o.switches, o.durations, o.lists = map[string]*bool{}, map[string]*string{}, map[string]*[]string{}
 	for _, name := range slices.Sorted(maps.Keys(fieldOf)) {
 		usage := "As " + fieldOf[name] + " of KubeletConfiguration."
 		switch name {
 		case "eviction-hard", "eviction-soft":
 			// As in memory.available<100Mi,nodefs.available<10%.
 			o.texts[name] = f.String(name, "", usage)
-		case "eviction-soft-grace-period", "eviction-minimum-reclaim", "kube-reserved", "system-reserved":
+		case "eviction-soft-grace-period", "eviction-minimum-reclaim", "kube-reserved", "system-reserved", "topology-manager-policy-options",
+			"cpu-manager-policy-options":
 			o.pairs[name] = f.StringToString(name, nil, usage)
-		case "eviction-pressure-transition-period", "node-status-update-frequency", "minimum-image-ttl-duration", "cpu-cfs-quota-period":
+		case "eviction-pressure-transition-period", "node-status-update-frequency", "minimum-image-ttl-duration", "cpu-cfs-quota-period",
+			"http-check-frequency", "streaming-connection-idle-timeout":
 			o.durations[name] = f.String(name, "", usage)
 		case "eviction-max-pod-grace-period", "pod-max-pids", "pods-per-core", "image-gc-high-threshold", "image-gc-low-threshold",
-			"container-log-max-files", "node-status-max-images", "oom-score-adj", "kube-api-qps", "kube-api-burst":
+			"container-log-max-files", "node-status-max-images", "oom-score-adj", "kube-api-qps", "kube-api-burst",
+			"registry-qps", "registry-burst", "event-qps", "event-burst":
 			o.numbers[name] = f.Int64(name, 0, usage)
 		case "fail-swap-on", "cpu-cfs-quota", "serialize-image-pulls", "protect-kernel-defaults", "enable-debugging-handlers",
-			"cgroups-per-qos", "local-storage-capacity-isolation":
+			"cgroups-per-qos", "local-storage-capacity-isolation", "contention-profiling":
 			o.switches[name] = f.Bool(name, false, usage)
+		case "enforce-node-allocatable", "allowed-unsafe-sysctls", "tls-cipher-suites":
+			o.lists[name] = f.StringSlice(name, nil, usage)
 		default:
 			o.texts[name] = f.String(name, "", usage)
 		}
@@ -62,7 +78,7 @@ func (o *fieldFlags) register(f *pflag.FlagSet) {
 }
 
 // over is what the flags that were given say, as a file would.
-func (o *options) over(given func(string) bool) map[string]any {
+func (o *options) over(given func(string) bool) (map[string]any, error) {
 	out := map[string]any{}
 	for name, field := range fieldOf {
 		if !given(name) {
@@ -79,6 +95,30 @@ func (o *options) over(given func(string) bool) map[string]any {
 				}
 			}
 			out[field] = list
+		case name == "feature-gates":
+			gates, err := featuregates.Parse(*o.fields.texts[name])
+			if err != nil {
+				return nil, fmt.Errorf("--feature-gates: %w", err)
+			}
+			out[field] = gates
+		case name == "manifest-url-header":
+			headers := map[string][]string{}
+			for _, part := range strings.Split(*o.fields.texts[name], ",") {
+				key, value, ok := strings.Cut(part, ":")
+				if !ok {
+					return nil, fmt.Errorf("--manifest-url-header: %q is not of the form name:value", part)
+				}
+				headers[key] = append(headers[key], value)
+			}
+			out[field] = headers
+		case name == "reserved-memory":
+			list, err := reservedMemory(*o.fields.texts[name])
+			if err != nil {
+				return nil, fmt.Errorf("--reserved-memory: %w", err)
+			}
+			out[field] = list
+		case o.fields.lists[name] != nil:
+			out[field] = *o.fields.lists[name]
 		case o.fields.pairs[name] != nil:
 			list := map[string]any{}
 			for k, v := range *o.fields.pairs[name] {
@@ -95,5 +135,27 @@ func (o *options) over(given func(string) bool) map[string]any {
 			out[field] = *o.fields.switches[name]
 		}
 	}
-	return out
+	return out, nil
+}
+
+// reservedMemory reads "0:memory=1Gi,hugepages-2Mi=64Mi;1:memory=2Gi".
+func reservedMemory(text string) ([]any, error) {
+	var out []any
+	for _, node := range strings.Split(text, ";") {
+		id, rest, ok := strings.Cut(node, ":")
+		n, err := strconv.ParseInt(strings.TrimSpace(id), 10, 32)
+		if !ok || err != nil {
+			return nil, fmt.Errorf("invalid format of %q: want NODE:TYPE=QUANTITY", node)
+		}
+		limits := map[string]any{}
+		for _, pair := range strings.Split(rest, ",") {
+			kind, value, ok := strings.Cut(strings.TrimSpace(pair), "=")
+			if !ok {
+				return nil, fmt.Errorf("invalid format of %q: want TYPE=QUANTITY", pair)
+			}
+			limits[kind] = value
+		}
+		out = append(out, map[string]any{"numaNode": n, "limits": limits})
+	}
+	return out, nil
 }

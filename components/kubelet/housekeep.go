@@ -37,6 +37,11 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 			}
 			if now.Sub(lastImages) >= imagesEvery {
 				lastImages = now
+				if k.sourcesKnown.Load() {
+					if err := k.manager.ClearLogs(); err != nil {
+						k.log.Warn("removing logs of pods that are gone failed", "error", err)
+					}
+				}
 				if err := k.collector.Collect(ctx, false); err != nil && ctx.Err() == nil {
 					k.log.Warn("removing unused images failed", "error", err)
 				}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/flowcontrol"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cpus"
@@ -118,6 +120,14 @@ func New(cfg Config) (*Kubelet, error) {
 	if k.cri, err = cri.Dial(cfg.Endpoint); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
+	if cfg.ImageEndpoint != "" {
+		if err := k.cri.ImagesOf(cfg.ImageEndpoint); err != nil {
+			return nil, fmt.Errorf("kubelet: %w", err)
+		}
+	}
+	if cfg.ContentionProfile && !cfg.NoProfiling {
+		goruntime.SetBlockProfileRate(1)
+	}
 	if !cfg.NoCgroups {
 		if k.cgroups, err = cgroup.Open(); err != nil {
 			return nil, fmt.Errorf("kubelet: %w", err)
@@ -150,7 +160,7 @@ func (k *Kubelet) compose() error {
 		Register: !cfg.NoRegister, Labels: cfg.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
 		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
 		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Wrong: k.wrong, Devices: k.deviceCapacity, PodCIDR: cfg.PodCIDR,
-		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Update: cfg.NodeUpdate, Report: cfg.NodeReport, MaxImages: cfg.MaxImages,
+		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Update: cfg.NodeUpdate, Report: cfg.NodeReport, MaxImages: int(*cfg.MaxImages),
 		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe,
 	})
 	resolv := cfg.ResolvConf
@@ -159,6 +169,7 @@ func (k *Kubelet) compose() error {
 	}
 	puller := images.NewPuller(k.cri.Images)
 	puller.Limit(cfg.ParallelPulls)
+	puller.LimitRate(int(*cfg.PullQPS), cfg.PullBurst)
 	k.host = &pods.Host{
 		Log: k.log, NodeName: cfg.NodeName, CRI: k.cri, Kube: k.kube, Objects: k.objects,
 		Volumes: &volume.Set{Root: cfg.Layout.Kubelet, Types: []volume.Type{
@@ -184,8 +195,10 @@ func (k *Kubelet) compose() error {
 		SeccompDefault: cfg.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),
 		CPUCFSQuota: !cfg.CPUCFSQuotaOff, CPUCFSQuotaPeriod: cfg.CPUCFSQuotaPeriod,
 		Services:     k.listServices,
+		Sysctls:      cfg.PodSysctls,
 		PodPidsLimit: cfg.PodPidsLimit, AllowedUnsafeSysctls: cfg.AllowedUnsafeSysctls,
 		CrashMax: cfg.CrashMax,
+		Dead:     cfg.Dead,
 		Extend:   k.extend,
 	}
 	for _, size := range slices.Sorted(maps.Keys(k.machine.Hugepages)) {
@@ -196,6 +209,10 @@ func (k *Kubelet) compose() error {
 	if k.cgroups != nil {
 		k.host.Cgroups = k.cgroups
 		if k.cgroups.Unified() {
+			k.host.WholeOOMKill = !cfg.SingleOOMKill
+			if cfg.MemoryThrottling != nil {
+				k.host.Throttling = *cfg.MemoryThrottling
+			}
 			k.host.Swap = func() int64 { return 0 }
 			if cfg.LimitedSwap {
 				k.host.Swap = func() int64 { return k.machine.SwapBytes }
@@ -217,6 +234,12 @@ func (k *Kubelet) compose() error {
 		return err
 	}
 	k.host.DeviceHealth = k.devices.Health
+	if k.cpus != nil && cfg.Gates.Enabled(gateNoQuota, true) {
+		k.host.OwnCPUs = func(pod types.UID, container string) bool {
+			_, own := k.cpus.Of(pod, container)
+			return own
+		}
+	}
 	k.host.Claims = k.claims
 	k.host.StaticCPUs, k.host.Ended = k.cpus != nil, k.released
 	if k.kube != nil {
@@ -271,7 +294,10 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		return fmt.Errorf("kubelet: %w", err)
 	}
 	if k.kube != nil {
-		sink := &typedcorev1.EventSinkImpl{Interface: k.kube.CoreV1().Events("")}
+		var sink record.EventSink = &typedcorev1.EventSinkImpl{Interface: k.kube.CoreV1().Events("")}
+		if n := *k.cfg.EventQPS; n > 0 {
+			sink = &limitedSink{EventSink: sink, limit: flowcontrol.NewTokenBucketRateLimiter(float32(n), k.cfg.EventBurst)}
+		}
 		k.events.StartRecordingToSink(sink)
 	}
 	defer k.events.Shutdown()
@@ -319,6 +345,27 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	cancel()
 	wait.Wait()
 	return err
+}
+
+// limitedSink waits before an event when there are too many.
+type limitedSink struct {
+	record.EventSink
+	limit flowcontrol.RateLimiter
+}
+
+func (s *limitedSink) Create(e *v1.Event) (*v1.Event, error) {
+	s.limit.Accept()
+	return s.EventSink.Create(e)
+}
+
+func (s *limitedSink) Update(e *v1.Event) (*v1.Event, error) {
+	s.limit.Accept()
+	return s.EventSink.Update(e)
+}
+
+func (s *limitedSink) Patch(old *v1.Event, data []byte) (*v1.Event, error) {
+	s.limit.Accept()
+	return s.EventSink.Patch(old, data)
 }
 
 // prepareHost records and makes what all pods share.
@@ -372,17 +419,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		return err
 	}
 	start(func() { _ = k.manager.Run(ctx) })
-	static := make(chan struct{})
-	if k.cfg.StaticPods != "" {
-		source := &staticpod.Source{Dir: k.cfg.StaticPods, NodeName: k.cfg.NodeName, Sink: &staticSink{k: k, stop: ctx.Done(), start: start}, Log: k.log}
-		start(func() {
-			if err := source.Run(ctx, func() { close(static) }); err != nil {
-				k.log.Error("following static pods ended", "error", err)
-			}
-		})
-	} else {
-		close(static)
-	}
+	static := k.staticPods(ctx, start)
 	if k.kube == nil {
 		select {
 		case <-static:

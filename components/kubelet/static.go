@@ -1,11 +1,47 @@
 package kubelet
 
 import (
+	"context"
 	"sync"
+	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"hyperkube/components/kubelet/staticpod"
 )
+
+// staticPods follows the sources of static pods; what it returns is closed once
+// all of them have told theirs.
+func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan struct{} {
+	told := make(chan struct{})
+	var left atomic.Int32
+	left.Store(1)
+	one := func() {
+		if left.Add(-1) == 0 {
+			close(told)
+		}
+	}
+	sink := &staticSink{k: k, stop: ctx.Done(), start: start}
+	follow := func(what string, run func(context.Context, func()) error) {
+		left.Add(1)
+		start(func() {
+			if err := run(ctx, one); err != nil {
+				k.log.Error("following static pods ended", "of", what, "error", err)
+			}
+		})
+	}
+	if dir := k.cfg.StaticPods; dir != "" {
+		source := &staticpod.Source{Dir: dir, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log}
+		follow(dir, source.Run)
+	}
+	if url := k.cfg.StaticPodURL; url != "" {
+		source := &staticpod.URL{URL: url, Header: k.cfg.StaticPodHeader, Every: k.cfg.HTTPCheck, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log}
+		follow(url, source.Run)
+	}
+	one()
+	return told
+}
 
 // staticSink takes static pods. A pod whose manifest has changed is a new pod:
 // it starts once the old one of its name has ended, for the two would want the

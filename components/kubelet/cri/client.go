@@ -5,6 +5,7 @@
 package cri
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -26,7 +27,7 @@ type Client struct {
 	Runtime runtimeapi.RuntimeServiceClient
 	Images  runtimeapi.ImageServiceClient
 
-	conn *grpc.ClientConn
+	conn, other *grpc.ClientConn // other: of images, if not the same; may be nil
 }
 
 // Dial makes a client of the runtime at endpoint, a socket's path with or
@@ -59,12 +60,25 @@ func Dial(endpoint string) (*Client, error) {
 	}, nil
 }
 
-// Close ends the connection.
-func (c *Client) Close() error {
-	if c.conn == nil {
-		return nil
+// ImagesOf makes c take images from another socket than the runtime's.
+func (c *Client) ImagesOf(endpoint string) error {
+	other, err := Dial(endpoint)
+	if err != nil {
+		return err
 	}
-	return c.conn.Close()
+	c.Images, c.other = other.Images, other.conn
+	return nil
+}
+
+// Close ends the connections.
+func (c *Client) Close() error {
+	var errs []error
+	for _, conn := range []*grpc.ClientConn{c.conn, c.other} {
+		if conn != nil {
+			errs = append(errs, conn.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Wait makes a call wait for the runtime to be there.

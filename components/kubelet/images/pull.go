@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
@@ -46,6 +47,7 @@ type Puller struct {
 	backoffs map[string]backoff
 	flights  map[string]*flight
 	places   chan struct{} // one for each pull at a time; nil for no bound
+	rate     *rate.Limiter // nil for no bound
 }
 
 type backoff struct {
@@ -80,6 +82,14 @@ func NewPuller(images runtimeapi.ImageServiceClient) *Puller {
 func (p *Puller) Limit(n int) {
 	if n > 0 {
 		p.places = make(chan struct{}, n)
+	}
+}
+
+// LimitRate bounds how many pulls begin in a second; one more than burst at once
+// fails. It is called before anything else is.
+func (p *Puller) LimitRate(qps, burst int) {
+	if qps > 0 {
+		p.rate = rate.NewLimiter(rate.Limit(qps), burst)
 	}
 }
 
@@ -260,6 +270,10 @@ func (p *Puller) fly(ctx context.Context, name string, r Request, f *flight) {
 	}
 	var errs []error
 	for _, a := range auths {
+		if p.rate != nil && !p.rate.Allow() {
+			errs = append(errs, errors.New("pull QPS exceeded"))
+			continue
+		}
 		resp, err := p.Images.PullImage(ctx, &runtimeapi.PullImageRequest{
 			Image: &runtimeapi.ImageSpec{Image: name}, Auth: a, SandboxConfig: r.Sandbox,
 		})

@@ -76,6 +76,17 @@ type Host struct {
 	CPUCFSQuotaPeriod time.Duration
 	// PodPidsLimit is the most processes of a pod; 0 or less: no limit.
 	PodPidsLimit int64
+	// Sysctls are set in all pods that do not say otherwise.
+	Sysctls map[string]string
+	// WholeOOMKill: of a container on cgroup version 2 that has no memory left
+	// the kernel kills all processes.
+	WholeOOMKill bool
+	// Throttling is how much of what a container may use above what it asks for
+	// it gets before it is slowed down, on cgroup version 2; 0: it is not.
+	Throttling float64
+	// OwnCPUs tells whether a container has CPUs of its own, which no quota
+	// holds back. May be nil.
+	OwnCPUs func(pod types.UID, container string) bool
 	// Hugepages are the sizes of which the machine has any, as in "2Mi".
 	Hugepages []string
 	// AllowedUnsafeSysctls may be set by pods; a trailing * matches the rest.
@@ -94,6 +105,8 @@ type Host struct {
 	// Ended is called when nothing of a pod runs any more, maybe twice; may be
 	// nil. It must not call the Manager.
 	Ended func(pod types.UID)
+	// Dead is which containers that have ended are kept.
+	Dead DeadContainers
 	// CrashMax bounds the waiting for a restart after crashes; zero is upstream's.
 	CrashMax time.Duration
 	// Swap is how much swap the machine has for burstable pods in all, in

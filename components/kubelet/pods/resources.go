@@ -125,6 +125,25 @@ func (h *Host) cgroupParent(pod *v1.Pod) string {
 	return full
 }
 
+// throttled is from how many bytes on a container is slowed down; 0: it is not.
+//
+// https://kep.k8s.io/2570
+func (h *Host) throttled(pod *v1.Pod, c *v1.Container) int64 {
+	if h.Throttling == 0 || QOS(pod) == v1.PodQOSGuaranteed {
+		return 0
+	}
+	request, most := c.Resources.Requests.Memory().Value(), c.Resources.Limits.Memory().Value()
+	if most == 0 {
+		all := h.Allocatable()
+		most = all.Memory().Value()
+	}
+	if most <= request {
+		return 0
+	}
+	const page = 4096
+	return int64(float64(request)+h.Throttling*float64(most-request)) / page * page
+}
+
 // podResources is what the pod's cgroup may use: limits only where every
 // container has them.
 func (h *Host) podResources(pod *v1.Pod) cgroup.Resources {
@@ -144,6 +163,12 @@ func (h *Host) podResources(pod *v1.Pod) cgroup.Resources {
 		r.CPUShares = minShares
 	}
 	period := h.CPUCFSQuotaPeriod.Microseconds()
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			// Who has CPUs of its own is not held back.
+			cpuLimited = cpuLimited && (h.OwnCPUs == nil || !h.OwnCPUs(pod.UID, list[i].Name))
+		}
+	}
 	if cpuLimited && h.CPUCFSQuota && !limits.Cpu().IsZero() {
 		r.CPUQuota, r.CPUPeriod = quota(limits.Cpu().MilliValue(), period), uint64(period)
 	}

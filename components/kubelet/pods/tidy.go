@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -13,8 +14,19 @@ import (
 	"hyperkube/components/kubelet/podstate"
 )
 
+// DeadContainers is which containers that have ended are kept.
+type DeadContainers struct {
+	// MinAge is how long they are kept at least.
+	MinAge time.Duration
+	// Each is how many of one name are kept, 1 when it is nil, and besides them
+	// the newest, which tells how the container is. Negative: all.
+	Each *int
+	// All is how many of all pods are; nil or negative: no bound.
+	All *int
+}
+
 // Tidy rotates the logs of running containers and removes dead containers but
-// the newest of each name, and dead sandboxes but the newest of each pod.
+// those that are kept, and dead sandboxes but the newest of each pod.
 func (m *Manager) Tidy(ctx context.Context, rotation podlogs.Rotation) error {
 	m.mu.Lock()
 	workers := make([]*worker, 0, len(m.workers))
@@ -23,13 +35,29 @@ func (m *Manager) Tidy(ctx context.Context, rotation podlogs.Rotation) error {
 	}
 	m.mu.Unlock()
 	var errs []error
+	each := 1
+	if n := m.host.Dead.Each; n != nil {
+		each = *n
+	}
+	if n := m.host.Dead.All; n != nil && *n >= 0 {
+		// All have the same part of what is kept at most.
+		names := 0
+		for _, w := range workers {
+			w.mu.Lock()
+			names += len(w.pod.Spec.Containers) + len(w.pod.Spec.InitContainers)
+			w.mu.Unlock()
+		}
+		if part := *n / max(names, 1); each < 0 || part < each {
+			each = part
+		}
+	}
 	for _, w := range workers {
-		errs = append(errs, w.tidy(ctx, rotation))
+		errs = append(errs, w.tidy(ctx, rotation, each))
 	}
 	return errors.Join(errs...)
 }
 
-func (w *worker) tidy(ctx context.Context, rotation podlogs.Rotation) error {
+func (w *worker) tidy(ctx context.Context, rotation podlogs.Rotation, each int) error {
 	w.mu.Lock()
 	pod, busy := w.pod, w.op != nil
 	containers := append([]podstate.Container(nil), w.obs.Containers...)
@@ -62,7 +90,7 @@ func (w *worker) tidy(ctx context.Context, rotation podlogs.Rotation) error {
 			if err != nil && !cri.IsNotFound(err) {
 				errs = append(errs, err)
 			}
-		case c.State == podstate.Exited && seen[c.Name] > 2 && !busy, c.State == podstate.Created && seen[c.Name] > 1 && !busy:
+		case c.State == podstate.Exited && each >= 0 && seen[c.Name] > 1+each && !busy && time.Since(c.FinishedAt) >= w.host.Dead.MinAge, c.State == podstate.Created && seen[c.Name] > 1 && !busy:
 			// The newest, and the one that tells the last termination, stay.
 			if _, err := w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: c.ID}); err != nil && !cri.IsNotFound(err) {
 				errs = append(errs, fmt.Errorf("removing a dead container: %w", err))

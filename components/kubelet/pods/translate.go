@@ -73,6 +73,11 @@ func (h *Host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 			}
 		}
 	}
+	for name, value := range h.Sysctls {
+		if !shared(pod, name) {
+			cfg.Linux.Sysctls[name] = value
+		}
+	}
 	if sc := pod.Spec.SecurityContext; sc != nil {
 		for _, s := range sc.Sysctls {
 			cfg.Linux.Sysctls[s.Name] = s.Value
@@ -84,6 +89,18 @@ func (h *Host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 		cfg.Linux.Overhead = h.linuxResources(pod.Spec.Overhead, pod.Spec.Overhead)
 	}
 	return cfg, nil
+}
+
+// shared tells whether a setting of the kernel is not the pod's own but the
+// node's, whose namespace the pod shares.
+func shared(pod *v1.Pod, sysctl string) bool {
+	switch name := strings.ReplaceAll(sysctl, "/", "."); {
+	case strings.HasPrefix(name, "net."), name == "kernel.domainname":
+		return pod.Spec.HostNetwork
+	case strings.HasPrefix(name, "user."):
+		return pod.Spec.HostUsers == nil || *pod.Spec.HostUsers
+	}
+	return pod.Spec.HostIPC
 }
 
 func portOwners(pod *v1.Pod) []*v1.Container {
@@ -151,6 +168,18 @@ func (h *Host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.Linu
 	r := h.linuxResources(c.Resources.Requests, c.Resources.Limits)
 	r.OomScoreAdj = oomScore(pod, c, h.MemoryCapacity)
 	r.MemorySwapLimitInBytes = h.swapLimit(pod, c)
+	if h.OwnCPUs != nil && h.OwnCPUs(pod.UID, c.Name) {
+		r.CpuQuota = -1
+	}
+	if h.WholeOOMKill {
+		r.Unified = map[string]string{"memory.oom.group": "1"}
+	}
+	if high := h.throttled(pod, c); high > 0 {
+		if r.Unified == nil {
+			r.Unified = map[string]string{}
+		}
+		r.Unified["memory.high"] = strconv.FormatInt(high, 10)
+	}
 	for name, q := range c.Resources.Limits {
 		if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
 			r.HugepageLimits = append(r.HugepageLimits, &runtimeapi.HugepageLimit{PageSize: pageSize(size), Limit: uint64(q.Value())})

@@ -16,13 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// How long answers of the API server hold.
-const (
-	tokenTTL = 2 * time.Minute
-	allowTTL = 5 * time.Minute
-	denyTTL  = 30 * time.Second
-	maxHeld  = 4096
-)
+// maxHeld is how many answers of the API server are held at most.
+const maxHeld = 4096
 
 // Auth authenticates by client certificate and bearer token and authorises,
 // both by asking the API server. Its methods are safe for several goroutines.
@@ -34,6 +29,10 @@ type Auth struct {
 	Anonymous bool
 	// AlwaysAllow: who is authenticated may do everything.
 	AlwaysAllow bool
+	// NoTokens: bearer tokens are not accepted.
+	NoTokens bool
+	// TokenTTL, AllowTTL and DenyTTL are how long the API server's answers hold.
+	TokenTTL, AllowTTL, DenyTTL time.Duration
 
 	mu      sync.Mutex // guards what follows
 	tokens  map[[sha256.Size]byte]heldUser
@@ -101,7 +100,7 @@ func (a *Auth) authenticate(r *http.Request, ca *x509.CertPool) (*user, error) {
 }
 
 func (a *Auth) token(ctx context.Context, token string) (*user, error) {
-	if a.Kube == nil {
+	if a.Kube == nil || a.NoTokens {
 		return nil, nil
 	}
 	key := sha256.Sum256([]byte(token))
@@ -129,7 +128,7 @@ func (a *Auth) token(ctx context.Context, token string) (*user, error) {
 	if a.tokens == nil || len(a.tokens) >= maxHeld {
 		a.tokens = map[[sha256.Size]byte]heldUser{}
 	}
-	a.tokens[key] = heldUser{u, now.Add(tokenTTL)}
+	a.tokens[key] = heldUser{u, now.Add(a.TokenTTL)}
 	a.mu.Unlock()
 	return u, nil
 }
@@ -203,9 +202,9 @@ func (a *Auth) ask(ctx context.Context, u *user, verb, sub, path string) (bool, 
 	if err != nil {
 		return false, fmt.Errorf("asking whether %s may %s: %w", u.name, path, err)
 	}
-	ttl := denyTTL
+	ttl := a.DenyTTL
 	if review.Status.Allowed {
-		ttl = allowTTL
+		ttl = a.AllowTTL
 	}
 	a.mu.Lock()
 	if a.allowed == nil || len(a.allowed) >= maxHeld {

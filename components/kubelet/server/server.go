@@ -85,8 +85,13 @@ type Config struct {
 	// MinVersion and CipherSuites of TLS; zero is TLS 1.2 and Go's choice.
 	MinVersion   uint16
 	CipherSuites []uint16
-	Backend      Backend
-	Log          *slog.Logger
+	// Curves are the key exchanges; empty is Go's choice.
+	Curves []tls.CurveID
+	// StreamIdle ends streams on which nothing goes either way for so long; 0
+	// does not.
+	StreamIdle time.Duration
+	Backend    Backend
+	Log        *slog.Logger
 }
 
 // Server serves.
@@ -104,9 +109,10 @@ func New(cfg Config) *Server {
 		IdleTimeout:       90 * time.Second,
 		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 		TLSConfig: &tls.Config{
-			MinVersion:   max(cfg.MinVersion, tls.VersionTLS12),
-			CipherSuites: cfg.CipherSuites,
-			ClientAuth:   tls.RequestClientCert,
+			MinVersion:       max(cfg.MinVersion, tls.VersionTLS12),
+			CipherSuites:     cfg.CipherSuites,
+			CurvePreferences: cfg.Curves,
+			ClientAuth:       tls.RequestClientCert,
 			// Upgrades to SPDY and WebSocket exist in HTTP/1.1 alone; clients
 			// that want HTTP/2 for the rest get it.
 			NextProtos:     []string{"h2", "http/1.1"},

@@ -1,10 +1,14 @@
 package server
 
 import (
+	"bufio"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/proxy"
@@ -90,7 +94,51 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 func (s *Server) pass(w http.ResponseWriter, r *http.Request, at *url.URL) {
 	h := proxy.NewUpgradeAwareHandler(at, http.DefaultTransport, false, true, responder{})
 	h.UseLocationHost = true
-	h.ServeHTTP(w, r)
+	h.ServeHTTP(&idling{ResponseWriter: w, idle: s.cfg.StreamIdle}, r)
+}
+
+// idling hands out connections that end when nothing goes either way for so
+// long.
+type idling struct {
+	http.ResponseWriter
+	idle time.Duration
+}
+
+// Unwrap is for http.ResponseController.
+func (i *idling) Unwrap() http.ResponseWriter { return i.ResponseWriter }
+
+// Hijack implements http.Hijacker.
+func (i *idling) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(i.ResponseWriter).Hijack()
+	if err != nil || i.idle <= 0 {
+		return conn, rw, err
+	}
+	return &idleConn{Conn: conn, idle: i.idle}, rw, nil
+}
+
+// idleConn moves the connection's deadline whenever something goes over it.
+type idleConn struct {
+	net.Conn
+	idle  time.Duration
+	moved atomic.Int64 // when it was, in nanoseconds
+}
+
+func (c *idleConn) move() {
+	// Once in a hundredth of the time is enough.
+	now := time.Now()
+	if last := c.moved.Load(); now.UnixNano()-last > int64(c.idle/100) && c.moved.CompareAndSwap(last, now.UnixNano()) {
+		_ = c.SetDeadline(now.Add(c.idle))
+	}
+}
+
+func (c *idleConn) Read(p []byte) (int, error) {
+	c.move()
+	return c.Conn.Read(p)
+}
+
+func (c *idleConn) Write(p []byte) (int, error) {
+	c.move()
+	return c.Conn.Write(p)
 }
 
 type responder struct{}

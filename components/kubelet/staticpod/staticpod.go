@@ -27,7 +27,7 @@ import (
 	"hyperkube/internal/api/core/pod"
 )
 
-// Sink takes the pods. Its methods are called from one goroutine.
+// Sink takes the pods. Its methods are called from the goroutine of each source.
 type Sink interface {
 	// Set says that there is this pod; the UID changes with its manifest.
 	Set(p *v1.Pod)
@@ -147,6 +147,20 @@ func Decode(raw []byte, file, nodeName string) (*v1.Pod, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the manifest: %w", err)
 	}
+	p, err := decode(doc, "file", file, nodeName)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := os.Stat(file); err == nil {
+		p.Annotations[annotationSeen] = info.ModTime().Format(time.RFC3339Nano)
+	}
+	return p, nil
+}
+
+const annotationSeen = "kubernetes.io/config.seen"
+
+// decode reads one pod that is from a file or from a URL.
+func decode(doc []byte, source, from, nodeName string) (*v1.Pod, error) {
 	p := &v1.Pod{}
 	if err := json.Unmarshal(doc, p); err != nil {
 		return nil, fmt.Errorf("reading the manifest: %w", err)
@@ -165,7 +179,7 @@ func Decode(raw []byte, file, nodeName string) (*v1.Pod, error) {
 		p.Namespace = v1.NamespaceDefault
 	}
 	hash := sha256.New()
-	fmt.Fprintf(hash, "host:%s\nfile:%s\n", nodeName, file)
+	fmt.Fprintf(hash, "host:%s\n%s:%s\n", nodeName, source, from)
 	hash.Write(doc)
 	uid := hex.EncodeToString(hash.Sum(nil))[:32]
 	p.UID = types.UID(uid)
@@ -177,10 +191,7 @@ func Decode(raw []byte, file, nodeName string) (*v1.Pod, error) {
 		p.Annotations = map[string]string{}
 	}
 	p.Annotations[pods.AnnotationHash] = uid
-	p.Annotations[pods.AnnotationSource] = "file"
-	if info, err := os.Stat(file); err == nil {
-		p.Annotations["kubernetes.io/config.seen"] = info.ModTime().Format(time.RFC3339Nano)
-	}
+	p.Annotations[pods.AnnotationSource] = source
 	p.Spec.NodeName = nodeName
 	if p.Spec.Priority == nil && (p.Spec.PriorityClassName == "system-node-critical" || p.Spec.PriorityClassName == "system-cluster-critical") {
 		priority := int32(2000000000)

@@ -1,0 +1,217 @@
+package kubelet
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+
+	"hyperkube/internal/featuregates"
+)
+
+// switches are the feature gates that the kubelet turns on and off.
+var switches = []string{gateShutdown, gateShutdownByPriority, gateMemoryQoS, gateNoQuota, gatePulledImages}
+
+const (
+	gateShutdown           = "GracefulNodeShutdown"
+	gateShutdownByPriority = "GracefulNodeShutdownBasedOnPodPriority"
+	gateMemoryQoS          = "MemoryQoS"
+	gateNoQuota            = "DisableCPUQuotaWithExclusiveCPUs"
+	gatePulledImages       = "KubeletEnsureSecretPulledImages"
+)
+
+// applyLimits takes what bounds the kubelet's own doing, and what has come to a
+// KubeletConfiguration over time.
+func (c *Config) applyLimits(f *kubeletv1beta1.KubeletConfiguration) error {
+	duration := func(to *time.Duration, from time.Duration) {
+		if from != 0 {
+			*to = from
+		}
+	}
+	if f.StaticPodURL != "" {
+		c.StaticPodURL = f.StaticPodURL
+	}
+	if len(f.StaticPodURLHeader) > 0 {
+		c.StaticPodHeader = http.Header{}
+		for name, values := range f.StaticPodURLHeader {
+			for _, v := range values {
+				c.StaticPodHeader.Add(name, v)
+			}
+		}
+	}
+	duration(&c.HTTPCheck, f.HTTPCheckFrequency.Duration)
+	if len(f.FeatureGates) > 0 {
+		c.Gates = featuregates.Set(maps.Clone(f.FeatureGates))
+	}
+	if f.RegistryPullQPS != nil {
+		c.PullQPS = new(*f.RegistryPullQPS)
+	}
+	if f.RegistryBurst != 0 {
+		c.PullBurst = int(f.RegistryBurst)
+	}
+	if f.EventRecordQPS != nil {
+		c.EventQPS = new(*f.EventRecordQPS)
+	}
+	if f.EventBurst != 0 {
+		c.EventBurst = int(f.EventBurst)
+	}
+	if on := f.Authentication.Webhook.Enabled; on != nil {
+		c.NoTokens = !*on
+	}
+	duration(&c.TokenTTL, f.Authentication.Webhook.CacheTTL.Duration)
+	duration(&c.AllowTTL, f.Authorization.Webhook.CacheAuthorizedTTL.Duration)
+	duration(&c.DenyTTL, f.Authorization.Webhook.CacheUnauthorizedTTL.Duration)
+	if len(f.TLSCurvePreferences) > 0 {
+		c.Curves = nil
+	}
+	for _, id := range f.TLSCurvePreferences {
+		c.Curves = append(c.Curves, tls.CurveID(id))
+	}
+	duration(&c.StreamIdle, f.StreamingConnectionIdleTimeout.Duration)
+	c.ContentionProfile = c.ContentionProfile || f.EnableContentionProfiling
+	if f.ImageServiceEndpoint != "" {
+		c.ImageEndpoint = f.ImageServiceEndpoint
+	}
+	if f.SingleProcessOOMKill != nil {
+		c.SingleOOMKill = *f.SingleProcessOOMKill
+	}
+	if f.MemoryThrottlingFactor != nil {
+		c.MemoryThrottling = new(*f.MemoryThrottlingFactor)
+	}
+	if f.DefaultPodSysctls != nil {
+		c.PodSysctls = maps.Clone(f.DefaultPodSysctls)
+	}
+	return nil
+}
+
+// completeLimits fills what is empty.
+func (c *Config) completeLimits() {
+	duration := func(to *time.Duration, otherwise time.Duration) {
+		if *to == 0 {
+			*to = otherwise
+		}
+	}
+	duration(&c.HTTPCheck, 20*time.Second)
+	duration(&c.TokenTTL, 2*time.Minute)
+	duration(&c.AllowTTL, 5*time.Minute)
+	duration(&c.DenyTTL, 30*time.Second)
+	duration(&c.StreamIdle, 4*time.Hour)
+	if c.PullQPS == nil {
+		c.PullQPS = new(int32(5))
+	}
+	if c.PullBurst == 0 {
+		c.PullBurst = 10
+	}
+	if c.EventQPS == nil {
+		c.EventQPS = new(int32(50))
+	}
+	if c.EventBurst == 0 {
+		c.EventBurst = 100
+	}
+}
+
+func (c *Config) validateLimits() error {
+	errs := []error{c.Gates.Check(switches...)}
+	if c.StaticPodURL != "" {
+		if u, err := url.Parse(c.StaticPodURL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			errs = append(errs, fmt.Errorf("staticPodURL %q: want http or https", c.StaticPodURL))
+		}
+	}
+	for name, n := range map[string]int{
+		"registryPullQPS": int(*c.PullQPS), "registryBurst": c.PullBurst, "eventRecordQPS": int(*c.EventQPS), "eventBurst": c.EventBurst,
+	} {
+		if n < 0 {
+			errs = append(errs, fmt.Errorf("%s must not be a negative number", name))
+		}
+	}
+	if c.ImageMaxAge != 0 && c.ImageMaxAge <= c.ImageMinAge {
+		errs = append(errs, fmt.Errorf("imageMaximumGCAge %v must be greater than imageMinimumGCAge %v", c.ImageMaxAge, c.ImageMinAge))
+	}
+	if p := c.CPUCFSQuotaPeriod; p < time.Millisecond || p > time.Second {
+		errs = append(errs, fmt.Errorf("cpuCFSQuotaPeriod %v must be between 1ms and 1sec, inclusive", p))
+	}
+	if c.LogInterval < 3*time.Second {
+		errs = append(errs, fmt.Errorf("containerLogMonitorInterval %v must be at least 3 seconds", c.LogInterval))
+	}
+	if n := *c.MaxImages; n < -1 {
+		errs = append(errs, fmt.Errorf("nodeStatusMaxImages (--node-status-max-images) %d must be -1 or greater", n))
+	}
+	if c.ImageEndpoint != "" && !filepath.IsAbs(strings.TrimPrefix(c.ImageEndpoint, "unix://")) {
+		errs = append(errs, fmt.Errorf("imageServiceEndpoint %q: want unix:// and an absolute path", c.ImageEndpoint))
+	}
+	if f := c.MemoryThrottling; f != nil {
+		if *f <= 0 || *f > 1 {
+			errs = append(errs, fmt.Errorf("memoryThrottlingFactor %v must be greater than 0 and less than or equal to 1.0", *f))
+		}
+		if !c.Gates.Enabled(gateMemoryQoS, false) {
+			errs = append(errs, errors.New("memoryThrottlingFactor needs the feature gate MemoryQoS"))
+		}
+	}
+	if len(c.Shutdown) > 0 && !c.Gates.Enabled(gateShutdown, true) {
+		errs = append(errs, errors.New("shutdownGracePeriod needs the feature gate GracefulNodeShutdown"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.PodSysctls)) {
+		if !namespaced(name) {
+			errs = append(errs, fmt.Errorf("defaultPodSysctls: %q is not of a pod's own", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// namespaced tells whether a setting of the kernel is one that each pod has for
+// itself.
+func namespaced(name string) bool {
+	name = strings.ReplaceAll(name, "/", ".")
+	return name == "kernel.sem" || name == "kernel.domainname" ||
+		slices.ContainsFunc([]string{"kernel.shm", "kernel.msg", "fs.mqueue.", "net.", "user."}, func(p string) bool { return strings.HasPrefix(name, p) })
+}
+
+// refuseUnsupported names what is asked for and is not to be had: silence would
+// look like consent. What is not named here and nothing reads has no meaning,
+// because this kubelet follows events where upstream looks from time to time, or
+// leaves to the runtime what upstream does itself; docs/node.md lists it.
+func refuseUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
+	var errs []error
+	no := func(asked bool, field string) {
+		if asked {
+			errs = append(errs, fmt.Errorf("%s is not supported", field))
+		}
+	}
+	set := func(b *bool) bool { return b != nil && *b }
+	unset := func(b *bool) bool { return b != nil && !*b }
+	no(f.ReadOnlyPort != 0, "readOnlyPort")
+	no(f.RunOnce, "runOnce")
+	no(len(f.QOSReserved) > 0, "qosReserved")
+	no(f.KubeletCgroups != "", "kubeletCgroups")
+	no(f.SystemCgroups != "", "systemCgroups")
+	no(unset(f.EnableControllerAttachDetach), "enableControllerAttachDetach: false")
+	no(set(f.EnableSystemLogQuery), "enableSystemLogQuery")
+	no(f.Tracing != nil, "tracing")
+	no(f.MemoryReservationPolicy != "" && f.MemoryReservationPolicy != kubeletv1beta1.NoneMemoryReservationPolicy, "memoryReservationPolicy "+string(f.MemoryReservationPolicy))
+	no(f.UserNamespaces != nil && f.UserNamespaces.IDsPerPod != nil && *f.UserNamespaces.IDsPerPod != 65536, "userNamespaces.idsPerPod other than 65536")
+	if d := f.CgroupDriver; d != "" && d != "cgroupfs" && d != "systemd" {
+		errs = append(errs, fmt.Errorf("cgroupDriver %q: want cgroupfs or systemd", d))
+	}
+	if s := f.ConfigMapAndSecretChangeDetectionStrategy; s != "" && s != kubeletv1beta1.WatchChangeDetectionStrategy &&
+		s != kubeletv1beta1.TTLCacheChangeDetectionStrategy && s != kubeletv1beta1.GetChangeDetectionStrategy {
+		errs = append(errs, fmt.Errorf("configMapAndSecretChangeDetectionStrategy %q: want Watch, Cache or Get", s))
+	}
+	if m := f.HairpinMode; m != "" && m != kubeletv1beta1.HairpinNone && m != kubeletv1beta1.HairpinVeth && m != kubeletv1beta1.PromiscuousBridge {
+		errs = append(errs, fmt.Errorf("hairpinMode %q: want none, hairpin-veth or promiscuous-bridge", m))
+	}
+	if l := f.Logging.Format; l != "" && l != "text" && l != "json" {
+		errs = append(errs, fmt.Errorf("logging.format %q: want text or json", l))
+	}
+	if n := f.ContainerLogMaxWorkers; n != nil && *n < 1 {
+		errs = append(errs, errors.New("containerLogMaxWorkers must be greater than or equal to 1"))
+	}
+	return errors.Join(errs...)
+}
