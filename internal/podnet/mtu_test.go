@@ -65,7 +65,7 @@ func TestMTU(t *testing.T) {
 		if err := netlink.LinkSetUp(out); err != nil {
 			return err
 		}
-		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: out.Attrs().Index, Scope: netlink.SCOPE_LINK}); err != nil {
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: out.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0"))}); err != nil {
 			return err
 		}
 		n, err := New(Config{
