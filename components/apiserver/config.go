@@ -29,11 +29,17 @@ type Config struct {
 	Etcd *clientv3.Client
 	// EtcdPrefix of all keys; "/registry" when empty.
 	EtcdPrefix string
+	// EtcdApart are other etcds that have the objects of single built-in
+	// resources. Of services, ipaddresses and servicecidrs they cannot: those
+	// are written together.
+	EtcdApart map[schema.GroupResource]*clientv3.Client
 	// Transformer returns how the objects of a resource are encrypted, or
 	// nil. Nil: nothing is encrypted.
 	Transformer func(schema.GroupResource) value.Transformer
 	// Resources are served; nil means all that are built in.
 	Resources []*api.Resource
+	// Without tells which of them are not served. It may be nil.
+	Without func(schema.GroupVersionResource) bool
 	// EventTTL is how long events are kept; zero means an hour.
 	EventTTL time.Duration
 

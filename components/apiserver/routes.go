@@ -116,12 +116,18 @@ func (s *Server) routes() http.Handler {
 
 // checks of each health path.
 func (s *Server) checks() map[string][]health.Check {
-	etcd := health.Check{Name: "etcd", Look: func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-		defer cancel()
-		return s.store.Healthy(ctx)
-	}}
-	live := append([]health.Check{health.Ping(), etcd}, s.cfg.LiveChecks...)
+	etcd := func(name string, one *store.Store) health.Check {
+		return health.Check{Name: name, Look: func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			return one.Healthy(ctx)
+		}}
+	}
+	live := []health.Check{health.Ping(), etcd("etcd", s.store)}
+	for i, one := range s.apart {
+		live = append(live, etcd(fmt.Sprintf("etcd-override-%d", i), one))
+	}
+	live = append(live, s.cfg.LiveChecks...)
 	started := health.Closed("poststarthook/start-store", s.ready)
 	running := health.Check{Name: "shutdown", Look: func(context.Context) error {
 		select {
@@ -132,7 +138,7 @@ func (s *Server) checks() map[string][]health.Check {
 		}
 	}}
 	hooks := append([]health.Check{started}, s.cfg.ReadyChecks...)
-	ready := slices.Concat(live, hooks, []health.Check{running})
+	ready := slices.Concat(live, hooks, []health.Check{etcd("etcd-readiness", s.store), running})
 	for _, h := range hooks {
 		live = append(live, health.Grace(h, s.made.Add(s.cfg.Limits.LivezGrace)))
 	}

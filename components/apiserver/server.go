@@ -3,12 +3,14 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"slices"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -25,6 +27,7 @@ import (
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/request"
 	"hyperkube/components/apiserver/rest"
+	"hyperkube/internal/api"
 	"hyperkube/internal/api/catalog"
 	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
@@ -35,6 +38,7 @@ type Server struct {
 	cfg      Config
 	log      *slog.Logger
 	store    *store.Store
+	apart    []*store.Store // of cfg.EtcdApart
 	registry *registry.Registry
 	fields   *fieldmanager.Managers
 	// custom is nil when there are no definitions to be served.
@@ -69,14 +73,22 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Resources == nil {
 		cfg.Resources = append(catalog.Resources(), podactions.Bindings())
 	}
+	if cfg.Without != nil {
+		cfg.Resources = slices.DeleteFunc(slices.Clone(cfg.Resources), func(r *api.Resource) bool { return cfg.Without(r.GVR()) })
+	}
 	s := &Server{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), leaving: make(chan struct{}), made: time.Now()}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	var err error
 	if s.store, err = store.New(store.Config{Client: cfg.Etcd, Prefix: cfg.EtcdPrefix, Log: cfg.Log}); err != nil {
 		return nil, err
 	}
+	apart, err := s.storesApart()
+	if err != nil {
+		return nil, err
+	}
 	s.registry, err = registry.New(registry.Config{
 		Store:       s.store,
+		Apart:       func(gr schema.GroupResource) *store.Store { return apart[gr] },
 		Resources:   cfg.Resources,
 		Transformer: cfg.Transformer,
 		TTL: func(gr schema.GroupResource) int64 {
@@ -106,6 +118,28 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// storesApart makes a store of each etcd that has single resources.
+func (s *Server) storesApart() (map[schema.GroupResource]*store.Store, error) {
+	made := map[*clientv3.Client]*store.Store{}
+	apart := map[schema.GroupResource]*store.Store{}
+	for gr, client := range s.cfg.EtcdApart {
+		switch gr.String() {
+		case "services", "ipaddresses.networking.k8s.io", "servicecidrs.networking.k8s.io":
+			return nil, fmt.Errorf("%s cannot be in an etcd of their own: services and their addresses are written together", gr)
+		}
+		if made[client] == nil {
+			one, err := store.New(store.Config{Client: client, Prefix: s.cfg.EtcdPrefix, Log: s.cfg.Log})
+			if err != nil {
+				return nil, err
+			}
+			made[client] = one
+			s.apart = append(s.apart, one)
+		}
+		apart[gr] = made[client]
+	}
+	return apart, nil
 }
 
 // compose puts the handlers together.
@@ -163,6 +197,17 @@ func (s *Server) compose() error {
 // Registry is what the server serves.
 func (s *Server) Registry() *registry.Registry { return s.registry }
 
+// Stores are those that the server has, by their etcds.
+func (s *Server) Stores() map[*clientv3.Client]*store.Store {
+	all := map[*clientv3.Client]*store.Store{s.cfg.Etcd: s.store}
+	for gr, client := range s.cfg.EtcdApart {
+		if c := s.registry.Collection(gr); c != nil {
+			all[client] = c.Store()
+		}
+	}
+	return all
+}
+
 // Handler answers requests as those over the network are answered.
 func (s *Server) Handler() http.Handler { return s.chain }
 
@@ -208,6 +253,9 @@ func (s *Server) Run(ctx context.Context) error {
 	var g lifecycle.Group
 	// Requests in flight need the store when ctx has ended already.
 	g.Start(context.WithoutCancel(ctx), "store", s.store)
+	for _, one := range s.apart {
+		g.Start(context.WithoutCancel(ctx), "store of single resources", one)
+	}
 	if s.custom != nil {
 		g.Start(context.WithoutCancel(ctx), "custom resources", s.custom)
 	}

@@ -111,6 +111,9 @@ func (c *Collection) Delete(expect *Entry) Op {
 // Ready is closed once the cache has been filled.
 func (c *Collection) Ready() <-chan struct{} { return c.ready }
 
+// Store is what the collection is in.
+func (c *Collection) Store() *Store { return c.store }
+
 // Warm begins to fill the cache, if nobody has asked for it yet.
 func (c *Collection) Warm() { c.wanted.Do(func() { c.store.wantFill(c) }) }
 

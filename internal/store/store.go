@@ -99,6 +99,9 @@ type Op struct {
 	from       *Entry         // what expect is the revision of, for updates
 }
 
+// Store is where the operation is to be committed.
+func (o Op) Store() *Store { return o.collection.store }
+
 // Key of the operation, below its collection.
 func (o Op) Key() string { return o.key }
 

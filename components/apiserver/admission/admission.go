@@ -38,6 +38,8 @@ type Config struct {
 	// Files are the configurations of plugins by their names, as
 	// LoadConfiguration returns them.
 	Files map[string][]byte
+	// TolerationSeconds that pods get which do not say; nil: five minutes.
+	TolerationSeconds *TolerationSeconds
 	// Kinds finds the resource of a kind; "" when it is not served.
 	Kinds func(schema.GroupVersionKind) (resource string, namespaced bool)
 	// Extra are plugins made elsewhere, by their names: webhooks, policies,

@@ -27,13 +27,13 @@ func TestLoadConfiguration(t *testing.T) {
 			{name: PodSecurity, configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration}},
 			{name: EventRateLimit, path: limits.yaml}, {name: Nothing}]}`,
 			map[string]string{"PodSecurity": "PodSecurityConfiguration", "EventRateLimit": "limits"}, ""},
-		"missing path":  {`---
+		"missing path": {`---
 {apiVersion: apiserver.config.k8s.io/v1, kind: AdmissionConfiguration, plugins: [{name: X, path: none}]}`, nil, "admission plugin X"},
 		"unknown field": {`---
 {apiVersion: apiserver.config.k8s.io/v1, kind: AdmissionConfiguration, plugin: []}`, nil, "unknown field"},
-		"other kind":    {"---\n{apiVersion: v1, kind: Pod}", nil, `no kind "Pod" is registered`},
-		"unversioned":   {"podNodeSelectorPluginConfig: {a: b=c}", map[string]string{"PodNodeSelector": "b=c", "ImagePolicyWebhook": "b=c"}, ""},
-		"nothing":       {`{}`, nil, "Object 'Kind' is missing"},
+		"other kind":  {"---\n{apiVersion: v1, kind: Pod}", nil, `no kind "Pod" is registered`},
+		"unversioned": {"podNodeSelectorPluginConfig: {a: b=c}", map[string]string{"PodNodeSelector": "b=c", "ImagePolicyWebhook": "b=c"}, ""},
+		"nothing":     {`{}`, nil, "Object 'Kind' is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := LoadConfiguration(write("config.yaml", tc.text))

@@ -9,19 +9,25 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// tolerationSeconds is how long pods stay on a node that has gone.
-const tolerationSeconds = 300
+// TolerationSeconds is how long pods stay on a node that has gone.
+type TolerationSeconds struct{ NotReady, Unreachable int64 }
 
 // defaultTolerations gives pods that say nothing about nodes that are not
 // ready or not reachable five minutes on such.
-type defaultTolerations struct{ operations }
+type defaultTolerations struct {
+	operations
+	seconds TolerationSeconds
+}
 
-func newDefaultTolerations(*Config) (admission.Interface, error) {
-	return defaultTolerations{onCreateUpdate}, nil
+func newDefaultTolerations(cfg *Config) (admission.Interface, error) {
+	if cfg.TolerationSeconds != nil {
+		return defaultTolerations{onCreateUpdate, *cfg.TolerationSeconds}, nil
+	}
+	return defaultTolerations{onCreateUpdate, TolerationSeconds{300, 300}}, nil
 }
 
 // Admit implements admission.MutationInterface.
-func (defaultTolerations) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+func (p defaultTolerations) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !is(a, "", "pods") {
 		return nil
 	}
@@ -29,12 +35,15 @@ func (defaultTolerations) Admit(_ context.Context, a admission.Attributes, _ adm
 	if !ok {
 		return nil
 	}
-	for _, key := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
+	for _, gone := range []struct {
+		key     string
+		seconds int64
+	}{{corev1.TaintNodeNotReady, p.seconds.NotReady}, {corev1.TaintNodeUnreachable, p.seconds.Unreachable}} {
+		key, seconds := gone.key, gone.seconds
 		tolerated := slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool {
 			return (t.Key == key || t.Key == "") && (t.Effect == corev1.TaintEffectNoExecute || t.Effect == "")
 		})
 		if !tolerated {
-			seconds := int64(tolerationSeconds)
 			pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{
 				Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &seconds,
 			})

@@ -154,7 +154,7 @@ func pass(ctx context.Context, cfg Config) (int, error) {
 	if err := group.Wait(); err != nil {
 		return 0, err
 	}
-	return commit(ctx, cfg.Registry.Store(), ops)
+	return commit(ctx, ops)
 }
 
 // missing returns the operations that make w true.
@@ -212,26 +212,30 @@ func prepare(ctx context.Context, res *api.Resource, obj api.Object) api.Object 
 }
 
 // commit writes all operations in as many transactions as the longest list
-// has, since a transaction has at most one of each resource. They run at the
+// has, since a transaction has at most one of each resource (and is of one
+// store). They run at the
 // same time, so that etcd syncs many with one write to the disk.
-func commit(ctx context.Context, s *store.Store, ops [][]store.Op) (int, error) {
+func commit(ctx context.Context, ops [][]store.Op) (int, error) {
 	written := 0
 	group, ctx := errgroup.WithContext(ctx)
 	for i := 0; ; i++ {
-		var txn []store.Op
+		txns := map[*store.Store][]store.Op{}
 		for _, list := range ops {
 			if i < len(list) {
-				txn = append(txn, list[i])
+				s := list[i].Store()
+				txns[s] = append(txns[s], list[i])
 			}
 		}
-		if len(txn) == 0 {
+		if len(txns) == 0 {
 			break
 		}
-		written += len(txn)
-		group.Go(func() error {
-			_, _, err := s.Commit(ctx, txn...)
-			return err
-		})
+		for s, txn := range txns {
+			written += len(txn)
+			group.Go(func() error {
+				_, _, err := s.Commit(ctx, txn...)
+				return err
+			})
+		}
 	}
 	if err := group.Wait(); err != nil {
 		return 0, err

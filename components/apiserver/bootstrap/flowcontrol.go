@@ -153,7 +153,7 @@ func keepFlowControl(ctx context.Context, reg *registry.Registry) error {
 		}
 		ops = append(ops, append(list, old...))
 	}
-	_, err := commit(ctx, reg.Store(), ops)
+	_, err := commit(ctx, ops)
 	return err
 }
 

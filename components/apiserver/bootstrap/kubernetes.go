@@ -38,6 +38,10 @@ type KeeperConfig struct {
 	// nil: there are no others, and the only address is this one's.
 	Etcd   *clientv3.Client
 	Prefix string
+	// NoEndpoints keeps the Service alone.
+	NoEndpoints bool
+	// NodePort of the Service when it is made; zero: none.
+	NodePort int32
 	// Log receives what goes wrong; nil: slog's default.
 	Log *slog.Logger
 }
@@ -194,7 +198,7 @@ func (k *Keeper) keep(ctx context.Context, done func()) error {
 
 // write makes all three what they shall be.
 func (k *Keeper) write(ctx context.Context) error {
-	if err := k.ensure(ctx, k.services, k.service); err != nil {
+	if err := k.ensure(ctx, k.services, k.service); err != nil || k.cfg.NoEndpoints {
 		return err
 	}
 	if err := k.ensure(ctx, k.endpoints, k.endpointsObject); err != nil {
@@ -248,7 +252,7 @@ func (k *Keeper) ensure(ctx context.Context, res *registry.Resource, make func(o
 		} else {
 			ops = append(ops, res.Collection.Update(e, obj, res.TTL))
 		}
-		_, _, err = k.cfg.Registry.Store().Commit(ctx, ops...)
+		_, _, err = res.Collection.Store().Commit(ctx, ops...)
 		if err == nil {
 			return nil
 		}
@@ -288,6 +292,10 @@ func (k *Keeper) service(obj api.Object) {
 		return
 	}
 	svc.Spec.Type = corev1.ServiceTypeClusterIP
+	if k.cfg.NodePort != 0 {
+		svc.Spec.Type = corev1.ServiceTypeNodePort
+		svc.Spec.Ports[0].NodePort = k.cfg.NodePort
+	}
 	svc.Spec.ClusterIP = k.cfg.ServiceIP.String()
 	svc.Spec.ClusterIPs = []string{k.cfg.ServiceIP.String()}
 	svc.Spec.SessionAffinity = corev1.ServiceAffinityNone

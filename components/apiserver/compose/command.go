@@ -63,6 +63,7 @@ type options struct {
 	proxyUID                   []string
 	ignoredPrivileged          bool
 	security                   securityOptions
+	more                       moreOptions
 }
 
 // NewCommand is `kube-apiserver`.
@@ -77,6 +78,7 @@ func NewCommand() *cobra.Command {
 	o.flags(cmd.Flags())
 	o.limits.flags(cmd.Flags())
 	o.audit.Flags(cmd.Flags())
+	o.more.flags(cmd.Flags())
 	return cmd
 }
 
@@ -140,8 +142,12 @@ func (o *options) run(ctx context.Context) error {
 		return err
 	}
 	defer cfg.Etcd.Close()
-	if cfg.Listener, err = net.Listen("tcp", net.JoinHostPort(o.bind, strconv.Itoa(o.port))); err != nil {
-		return fmt.Errorf("listening for API requests: %w", err)
+	if cfg.EtcdApart, err = o.dialApart(); err != nil {
+		return err
+	}
+	defer closeApart(cfg.EtcdApart)
+	if cfg.Listener, err = o.more.listen(ctx, net.JoinHostPort(o.bind, strconv.Itoa(o.port))); err != nil {
+		return err
 	}
 	server, err := New(cfg)
 	if err != nil {
@@ -179,6 +185,9 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 	}
 	cfg.Audit = o.audit
 	if err := o.limits.apply(&cfg); err != nil {
+		return cfg, err
+	}
+	if err := o.more.apply(&cfg); err != nil {
 		return cfg, err
 	}
 	if o.signingKey == "" {
@@ -238,13 +247,18 @@ func (o *options) address() (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
-// dial connects with etcd over the network.
+// dial connects with the main etcd.
 func (o *options) dial() (*clientv3.Client, error) {
 	if len(o.etcdServers) == 0 {
-		return nil, errors.New("--etcd-servers is required")
+		return nil, errors.New("--etcd-servers must be specified")
 	}
+	return o.dialTo(o.etcdServers)
+}
+
+// dialTo connects with an etcd over the network.
+func (o *options) dialTo(servers []string) (*clientv3.Client, error) {
 	cfg := clientv3.Config{
-		Endpoints:            o.etcdServers,
+		Endpoints:            servers,
 		DialTimeout:          20 * time.Second,
 		DialKeepAliveTime:    30 * time.Second,
 		DialKeepAliveTimeout: 10 * time.Second,

@@ -3,10 +3,12 @@ package compose
 import (
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"hyperkube/internal/pki"
 )
@@ -25,6 +27,7 @@ func TestFlags(t *testing.T) {
 		o.flags(flags)
 		o.limits.flags(flags)
 		o.audit.Flags(flags)
+		o.more.flags(flags)
 		flags.VisitAll(func(f *pflag.Flag) {
 			if cmd.Flags().Lookup(f.Name) == nil {
 				t.Errorf("the command has no flag --%s", f.Name)
@@ -61,7 +64,54 @@ func TestFlags(t *testing.T) {
 	if cfg.Audit.PolicyFile != policy || cfg.EventTTL != 2*time.Hour {
 		t.Errorf("audit %+v, events %v", cfg.Audit, cfg.EventTTL)
 	}
-	if _, err := read("--goaway-chance=0.5"); err == nil {
-		t.Error("a chance of one half is taken")
+	cfg, err = read("--etcd-compaction-interval=0", "--endpoint-reconciler-type=none", "--default-not-ready-toleration-seconds=7",
+		"--kubernetes-service-node-port=30443", "--runtime-config=api/all=true,batch/v1=false,apps/v1/deployments=false", "--watch-cache",
+		"--v=2", "--logging-format=text", "--feature-gates=A=true,B=false", "--default-watch-cache-size=5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.CompactionInterval >= 0 || !cfg.NoEndpoints || cfg.TolerationSeconds.NotReady != 7 || cfg.TolerationSeconds.Unreachable != 300 || cfg.ServiceNodePort != 30443 {
+		t.Errorf("got %+v", cfg)
+	}
+	for text, want := range map[string]bool{"batch/v1/jobs": true, "apps/v1/deployments": true, "apps/v1/daemonsets": false} {
+		part := strings.Split(text, "/")
+		if got := cfg.Without(schema.GroupVersionResource{Group: part[0], Version: part[1], Resource: part[2]}); got != want {
+			t.Errorf("%s is left out: %v", text, got)
+		}
+	}
+	for _, wrong := range []string{"--goaway-chance=0.5", "--endpoint-reconciler-type=master-count", "--endpoint-reconciler-type=x",
+		"--default-not-ready-toleration-seconds=-1", "--kubernetes-service-node-port=70000", "--runtime-config=v1=false", "--runtime-config=api/all=false", "--runtime-config=batch/v1=maybe"} {
+		if _, err := read(wrong); err == nil {
+			t.Errorf("%s is taken", wrong)
+		}
+	}
+	for _, wrong := range []string{"--watch-cache=false", "--egress-selector-config-file=x", "--tracing-config-file=x", "--logging-format=json"} {
+		if err := NewCommand().Flags().Parse([]string{wrong}); err == nil {
+			t.Errorf("%s is taken", wrong)
+		}
+	}
+}
+
+func TestEtcdOverrides(t *testing.T) {
+	for text, want := range map[string]string{
+		"/events#http://127.0.0.1:1;http://127.0.0.1:2": "events",
+		"coordination.k8s.io/leases#http://127.0.0.1:1": "leases.coordination.k8s.io",
+		"events#http://127.0.0.1:1":                     "",
+		"/events":                                       "",
+		"/events#":                                      "",
+		"/events#http://127.0.0.1:1#http://127.0.0.1:1": "",
+		"apps/v1/deployments#http://127.0.0.1:1":        "",
+	} {
+		o := options{more: moreOptions{overrides: []string{text}}}
+		apart, err := o.dialApart()
+		if (err == nil) != (want != "") {
+			t.Errorf("%s: %v", text, err)
+		}
+		for gr := range apart {
+			if gr.String() != want {
+				t.Errorf("%s: %s", text, gr)
+			}
+		}
+		closeApart(apart)
 	}
 }

@@ -49,8 +49,14 @@ type Config struct {
 	Etcd *clientv3.Client
 	// EtcdPrefix of all keys; "/registry" when empty.
 	EtcdPrefix string
+	// EtcdApart are other etcds that have the objects of single resources; the
+	// server does not close them.
+	EtcdApart map[schema.GroupResource]*clientv3.Client
 	// Transformer tells how objects are encrypted at rest; nil: not at all.
 	Transformer func(schema.GroupResource) value.Transformer
+	// CompactionInterval is how often etcd is told to forget what was; zero
+	// means five minutes, less than zero never.
+	CompactionInterval time.Duration
 	// EventTTL is how long events are kept; zero means an hour.
 	EventTTL time.Duration
 
@@ -92,6 +98,10 @@ type Config struct {
 	EnableAdmission, DisableAdmission []string
 	// AdmissionConfigFile is an AdmissionConfiguration; empty: none.
 	AdmissionConfigFile string
+	// TolerationSeconds of pods that do not say; nil: five minutes each.
+	TolerationSeconds *admission.TolerationSeconds
+	// Without tells which resources are not served. It may be nil.
+	Without func(schema.GroupVersionResource) bool
 
 	// ServiceCIDRs are the default ranges of services' addresses: one, or
 	// one of each family. NodePorts is their range of ports.
@@ -103,6 +113,10 @@ type Config struct {
 	// Shared: other API servers may serve the same etcd. They and this one
 	// are all endpoints of that Service.
 	Shared bool
+	// NoEndpoints leaves the endpoints of that Service to somebody else.
+	NoEndpoints bool
+	// ServiceNodePort is the node port of that Service; zero: it has none.
+	ServiceNodePort int32
 
 	// InFlight is how many requests are worked on at the same time, Limits
 	// what they may take. Audit says what is recorded of them.
@@ -163,7 +177,7 @@ func New(cfg Config) (*Server, error) {
 	var err error
 	cfg.TLS.ClientCAs = who.clientCAs
 	serverConfig := apiserver.Config{
-		Etcd: cfg.Etcd, EtcdPrefix: cfg.EtcdPrefix, Transformer: cfg.Transformer, EventTTL: cfg.EventTTL,
+		Etcd: cfg.Etcd, EtcdPrefix: cfg.EtcdPrefix, EtcdApart: cfg.EtcdApart, Without: cfg.Without, Transformer: cfg.Transformer, EventTTL: cfg.EventTTL,
 		Listener: cfg.Listener, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile,
 		Authenticator: who, Authorizer: may, Admission: admit,
 		Kubelet: cfg.Kubelet, Profiling: cfg.Profiling, Log: cfg.Log,
@@ -287,7 +301,7 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	s.admission, err = admission.New(admission.Config{
 		Informers: s.own.Informers, Kube: s.own.Kube, Pods: pods, Authorizer: s.authz,
 		Enable: cfg.EnableAdmission, Disable: cfg.DisableAdmission, Extra: extra,
-		Files: files,
+		Files: files, TolerationSeconds: cfg.TolerationSeconds,
 		Kinds: func(gvk schema.GroupVersionKind) (string, bool) {
 			if r := reg.Kind(gvk); r != nil {
 				return r.Plural, bool(r.Scope)

@@ -3,12 +3,17 @@ package compose
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
+	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utiladmission "k8s.io/apiserver/pkg/admission"
 
 	"hyperkube/components/apiserver/bootstrap"
 	"hyperkube/components/apiserver/fairness"
+	"hyperkube/components/apiserver/identity"
 	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 )
@@ -65,7 +70,11 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	}))
 	group.Start(background, "webhooks and policies", s.dynamic)
-	group.Start(background, "compaction", &store.Compactor{Client: s.cfg.Etcd, Compacted: s.server.Registry().Store().Forget, Log: s.cfg.Log})
+	if s.cfg.CompactionInterval >= 0 {
+		for client, one := range s.server.Stores() {
+			group.Start(background, "compaction", &store.Compactor{Client: client, Interval: s.cfg.CompactionInterval, Compacted: one.Forget, Log: s.cfg.Log})
+		}
+	}
 	if err := s.begin(ctx, group, background, written); err != nil {
 		if ctx.Err() != nil {
 			return group.Stop()
@@ -105,11 +114,15 @@ func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background c
 	group.Start(background, "service addresses", lifecycle.Func(s.addresses.Run))
 	group.Start(background, "aggregation", s.others)
 	group.Start(background, "the trust of aggregated servers", s.trust)
+	if err := s.identify(group, background); err != nil {
+		return err
+	}
 	if s.cfg.Advertise.IsValid() {
 		cfg := bootstrap.KeeperConfig{
 			Registry: s.server.Registry(), ServiceIP: firstOf(s.cfg.ServiceCIDRs[0]), Advertise: s.cfg.Advertise, Log: s.cfg.Log,
 		}
-		if s.cfg.Shared {
+		cfg.NoEndpoints, cfg.NodePort = s.cfg.NoEndpoints, s.cfg.ServiceNodePort
+		if s.cfg.Shared && !s.cfg.NoEndpoints {
 			cfg.Etcd, cfg.Prefix = s.cfg.Etcd, s.cfg.EtcdPrefix
 			if cfg.Prefix == "" {
 				cfg.Prefix = "/registry"
@@ -121,6 +134,22 @@ func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background c
 		}
 		group.Start(background, "the Service kubernetes", keeper)
 	}
+	return nil
+}
+
+// identify lets others know of this server.
+func (s *Server) identify(group *lifecycle.Group, background context.Context) error {
+	hostname, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("the identity of this API server: %w", err)
+	}
+	keeper, err := identity.New(identity.Config{
+		Leases: s.own.Kube.CoordinationV1().Leases(metav1.NamespaceSystem), Hostname: strings.ToLower(hostname), Log: s.cfg.Log,
+	})
+	if err != nil {
+		return err
+	}
+	group.Start(background, "identity", keeper)
 	return nil
 }
 

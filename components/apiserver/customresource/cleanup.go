@@ -59,7 +59,7 @@ func (s *Server) update(ctx context.Context, name string, change func(*crd) bool
 			op = s.definitions.Collection.Update(entry, obj, 0)
 		}
 		var entries []*store.Entry
-		entries, _, err = s.cfg.Registry.Store().Commit(ctx, op)
+		entries, _, err = s.definitions.Collection.Store().Commit(ctx, op)
 		var lost *store.ConflictError
 		switch {
 		case err == nil && entries[0] == nil:
@@ -219,7 +219,7 @@ func (s *Server) deleteOne(ctx context.Context, collection *store.Collection, e 
 				op = collection.Update(e, marked, 0)
 			}
 		}
-		_, _, err := s.cfg.Registry.Store().Commit(ctx, op)
+		_, _, err := collection.Store().Commit(ctx, op)
 		var lost *store.ConflictError
 		switch {
 		case errors.As(err, &lost) && lost.Current == nil:

@@ -179,7 +179,7 @@ func (e *evictor) ask(ctx context.Context, pod *corev1.Pod, dryRun bool) error {
 		if err != nil {
 			return err
 		}
-		_, _, err = e.registry.Store().Commit(ctx, res.Collection.Update(mine, stored, 0))
+		_, _, err = res.Collection.Store().Commit(ctx, res.Collection.Update(mine, stored, 0))
 		var lost *store.ConflictError
 		switch {
 		case err == nil:

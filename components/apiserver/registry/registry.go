@@ -27,8 +27,11 @@ import (
 
 // Config of a Registry.
 type Config struct {
-	// Store has all objects.
+	// Store has all objects but those of built-in resources for which Apart
+	// returns another one, which may then not be in one transaction with
+	// others. Apart may be nil.
 	Store *store.Store
+	Apart func(schema.GroupResource) *store.Store
 	// Resources are served from the beginning. A resource with StoredAs
 	// comes after the one whose storage it shares.
 	Resources []*api.Resource
@@ -169,8 +172,17 @@ func (r *Registry) makeResource(t *table, res *api.Resource) (*Resource, error) 
 			}})
 		}
 	}
-	out.Collection = r.cfg.Store.Collection(cfg)
+	out.Collection = r.storeOf(res.GroupResource()).Collection(cfg)
 	return out, nil
+}
+
+func (r *Registry) storeOf(gr schema.GroupResource) *store.Store {
+	if r.cfg.Apart != nil {
+		if s := r.cfg.Apart(gr); s != nil {
+			return s
+		}
+	}
+	return r.cfg.Store
 }
 
 // Lookup returns a resource, or nil.
@@ -202,7 +214,7 @@ func (r *Registry) Collection(gr schema.GroupResource) *store.Collection {
 	return nil
 }
 
-// Store is where all objects are.
+// Store is where all objects are but those that Config.Apart puts elsewhere.
 func (r *Registry) Store() *store.Store { return r.cfg.Store }
 
 // GroupVersions returns what is served, each once, groups in the order in

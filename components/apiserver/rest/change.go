@@ -201,7 +201,7 @@ func (c *call) tryStore(r review, entry *store.Entry, obj, current api.Object) (
 		stored.SetManagedFields(times)
 	}
 	ops[0] = c.res.Collection.Update(entry, stored, c.res.TTL)
-	entries, _, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
+	entries, _, err := c.res.Collection.Store().Commit(c.ctx, ops...)
 	if err != nil {
 		return changed{}, unlessLost(err)
 	}
@@ -234,7 +234,7 @@ func (c *call) tryRemove(r review, entry *store.Entry, obj, current api.Object) 
 		return changed{obj: obj}, nil
 	}
 	ops[0] = c.res.Collection.Delete(entry)
-	_, revision, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
+	_, revision, err := c.res.Collection.Store().Commit(c.ctx, ops...)
 	if err != nil {
 		return changed{}, unlessLost(err)
 	}

@@ -146,7 +146,7 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 		return nil, nil
 	}
 	ops[0] = c.res.Collection.Create(key, stored, c.res.TTL)
-	entries, _, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
+	entries, _, err := c.res.Collection.Store().Commit(c.ctx, ops...)
 	if err != nil {
 		return nil, unlessLost(err)
 	}

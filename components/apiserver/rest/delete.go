@@ -227,7 +227,7 @@ func (c *call) tryMark(r review, entry *store.Entry, obj, current api.Object) (r
 		return removed{obj: obj}, nil
 	}
 	ops[0] = c.res.Collection.Update(entry, stored, c.res.TTL)
-	entries, _, err := c.cfg.Registry.Store().Commit(c.ctx, ops...)
+	entries, _, err := c.res.Collection.Store().Commit(c.ctx, ops...)
 	if err != nil {
 		return removed{}, unlessLost(err)
 	}

@@ -151,7 +151,7 @@ func (c *call) tooNew(wanted int64) error {
 	// The request's own time may be over.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), patience)
 	defer cancel()
-	current, err := c.cfg.Registry.Store().CurrentRevision(ctx)
+	current, err := c.res.Collection.Store().CurrentRevision(ctx)
 	if err != nil {
 		current = 0
 	}

@@ -101,7 +101,7 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 		since = page.Revision
 	case revision < 0 || revision == 0:
 		// From now on.
-		if since, err = c.cfg.Registry.Store().CurrentRevision(ctx); err != nil {
+		if since, err = c.res.Collection.Store().CurrentRevision(ctx); err != nil {
 			return c.storeError(err, "")
 		}
 	}

@@ -1,0 +1,113 @@
+// Package accepted has the flags that upstream's components have and that
+// nothing here depends on: what they ask for is always so, or does not exist.
+// A flag that asks for something else is refused, so that nobody believes to
+// have got it.
+package accepted
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// Flag is one of them.
+type Flag struct {
+	Name string
+	// Why nothing depends on it: the end of a sentence that begins with the
+	// flag.
+	Why string
+	// Only are the values that may be given; nil: any may.
+	Only []string
+	// Bool flags may come without a value.
+	Bool bool
+}
+
+// Add adds flags to f, hidden from the help. A flag that is there already stays.
+func Add(f *pflag.FlagSet, flags ...Flag) {
+	for _, one := range flags {
+		if f.Lookup(one.Name) != nil {
+			continue
+		}
+		added := f.VarPF(&value{flag: one}, one.Name, "", "Accepted for compatibility: "+one.Why+".")
+		added.Hidden = true
+		if one.Bool {
+			added.NoOptDefVal = "true"
+		}
+	}
+}
+
+// value is of a flag that was given. It implements pflag.Value.
+type value struct {
+	flag Flag
+	text string
+}
+
+// String is what was given.
+func (v *value) String() string { return v.text }
+
+// Type is how pflag calls it.
+func (v *value) Type() string {
+	if v.flag.Bool {
+		return "bool"
+	}
+	return "string"
+}
+
+// Set takes what is given, or refuses it.
+func (v *value) Set(text string) error {
+	if v.flag.Only != nil && !slices.Contains(v.flag.Only, strings.ToLower(text)) {
+		return fmt.Errorf("not supported: %s", v.flag.Why)
+	}
+	v.text = text
+	return nil
+}
+
+// Logging are the flags of logs. What is logged and how is decided by -v alone.
+func Logging() []Flag {
+	const why = "logs are lines of text on standard error"
+	return []Flag{
+		{Name: "logging-format", Why: why, Only: []string{"", "text"}},
+		{Name: "log-flush-frequency", Why: "nothing is held back"},
+		{Name: "log-text-info-buffer-size", Why: "nothing is held back"},
+		{Name: "log-text-split-stream", Why: why, Only: []string{"false"}, Bool: true},
+		{Name: "log-json-info-buffer-size", Why: why},
+		{Name: "log-json-split-stream", Why: why, Only: []string{"false"}, Bool: true},
+		{Name: "vmodule", Why: "verbosity is the same everywhere"},
+	}
+}
+
+// Metrics are the flags of metrics.
+func Metrics() []Flag {
+	return []Flag{
+		{Name: "show-hidden-metrics-for-version", Why: "no metrics are hidden"},
+		{Name: "disabled-metrics", Why: "all metrics are served", Only: []string{""}},
+		{Name: "allow-metric-labels", Why: "labels of metrics are as they are", Only: []string{""}},
+		{Name: "allow-metric-labels-manifest", Why: "labels of metrics are as they are", Only: []string{""}},
+	}
+}
+
+// Versions are the flags that choose features and versions to be like.
+func Versions() []Flag {
+	return []Flag{
+		{Name: "feature-gates", Why: "the features are those that are on by default"},
+		{Name: "emulated-version", Why: "it is of one version alone", Only: []string{"", "1.37", "v1.37", "kube=1.37"}},
+		{Name: "min-compatibility-version", Why: "it is of one version alone"},
+		{Name: "emulation-forward-compatible", Why: "it is of one version alone", Bool: true},
+	}
+}
+
+// Leading are the flags of leader election that have one value.
+func Leading() []Flag {
+	return []Flag{{Name: "leader-elect-resource-lock", Why: "leaders are elected by leases", Only: []string{"leases"}}}
+}
+
+// Client are the flags of a component's requests to the API server.
+func Client() []Flag {
+	return []Flag{
+		{Name: "kube-api-qps", Why: "clients are limited by the server's fairness"},
+		{Name: "kube-api-burst", Why: "clients are limited by the server's fairness"},
+		{Name: "kube-api-content-type", Why: "it is application/vnd.kubernetes.protobuf"},
+	}
+}
