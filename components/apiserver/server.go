@@ -29,6 +29,7 @@ import (
 	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/catalog"
+	"hyperkube/internal/h2"
 	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 )
@@ -266,7 +267,7 @@ func (s *Server) Run(ctx context.Context) error {
 		if server, err = s.httpServer(ctx); err != nil {
 			return errors.Join(err, g.Stop())
 		}
-		go func() { served <- server.ServeTLS(s.cfg.Listener, "", "") }()
+		go func() { served <- server.ServeTLS(h2.Listen(s.cfg.Listener), "", "") }()
 	}
 	go s.fields.Warm()
 
@@ -349,7 +350,7 @@ func (s *Server) httpServer(ctx context.Context) (*http.Server, error) {
 	if streams == 0 {
 		streams = 250
 	}
-	return &http.Server{
+	server := &http.Server{
 		Handler: s.chain,
 		// Slow bodies and slow readers are cut off a little after their
 		// request's time is over; requests that stream take these limits off.
@@ -359,15 +360,16 @@ func (s *Server) httpServer(ctx context.Context) (*http.Server, error) {
 		ReadHeaderTimeout: 32 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		MaxHeaderBytes:    1 << 20,
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams: streams,
-			// A connection that takes nothing is closed.
-			WriteByteTimeout: limit,
-			// A connection whose client vanished is noticed by pings.
-			SendPingTimeout: 30 * time.Second,
-			PingTimeout:     15 * time.Second,
-		},
-		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
-		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-	}, nil
+		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	h2.Configure(server, h2.Config{
+		MaxStreams: uint32(streams),
+		// A connection that takes nothing is closed.
+		WriteTimeout: limit,
+		// A connection whose client vanished is noticed by pings.
+		PingAfter: 30 * time.Second, PingTimeout: 15 * time.Second,
+		Log: s.log,
+	})
+	return server, nil
 }

@@ -1,6 +1,7 @@
 // Command bench measures a cluster of this program on this machine and prints
 // what docs/performance.md records. It needs root, takes away a cluster that is
-// there, and leaves none.
+// there, and leaves none. With -part api it measures the API server apart, which
+// needs neither and touches nothing.
 package main
 
 import (
@@ -32,9 +33,21 @@ func main() {
 	binary := flag.String("binary", "bin/hyperkube", "The program to measure.")
 	idle := flag.Duration("idle", time.Minute, "How long to measure at rest.")
 	pods := flag.Int("pods", 50, "How many pods to start one by one, and in a Deployment.")
+	part := flag.String("part", "all", "What to measure: all, cluster or api.")
+	slice := flag.Duration("api-slice", time.Second, "How long one measurement of an operation of the API server lasts.")
+	rounds := flag.Int("api-rounds", 5, "How many measurements there are of each.")
+	only := flag.String("api-only", "", "The operations to be measured, separated by commas; empty: all.")
+	profiles := flag.String("api-profiles", "", "A folder that gets a CPU profile of the API server for each operation.")
 	flag.Parse()
 	path, err := filepath.Abs(*binary)
-	if err == nil {
+	if err == nil && *part != "cluster" {
+		api := &apiBench{binary: path, slice: *slice, rounds: max(1, *rounds), profiles: *profiles}
+		if *only != "" {
+			api.only = strings.Split(*only, ",")
+		}
+		err = api.run(context.Background())
+	}
+	if err == nil && *part != "api" {
 		err = (&bench{binary: path, idle: *idle, pods: *pods}).run(context.Background())
 	}
 	if err != nil {

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -166,7 +168,9 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 	if metadata {
 		kind = partialListKinds[format.Version]
 	}
-	items := make([][]byte, len(entries))
+	gathered := itemsOf(len(entries))
+	defer gathered.free()
+	items := gathered.bytes
 	var err error
 	if format.Media == negotiate.Protobuf {
 		list := wire.NewProtoList(kind, wire.ListMeta(nil, meta.revision, meta.next, meta.remaining))
@@ -225,44 +229,56 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 	return c.writePieces(format, size, write)
 }
 
+// items are what a list is put together from.
+type items struct{ bytes [][]byte }
+
+var manyItems = sync.Pool{New: func() any { return new(items) }}
+
+// maxItems is up to which length they are kept for later.
+const maxItems = 1 << 14
+
+func itemsOf(n int) *items {
+	i := manyItems.Get().(*items)
+	i.bytes = slices.Grow(i.bytes[:0], n)[:n]
+	return i
+}
+
+func (i *items) free() {
+	clear(i.bytes) // they hold entries
+	if cap(i.bytes) <= maxItems {
+		manyItems.Put(i)
+	}
+}
+
 // pieces collects an answer and passes it on whenever there is enough.
 type pieces struct {
 	data []byte
 	to   io.Writer // nil collects all
+	size int       // how much is enough
 	err  error
 }
 
-// pieceSize is what one HTTP/2 frame carries if it and its header of nine
-// bytes are to fill one TLS record. Go cuts longer writes into frames of 16384
-// bytes, each of which then takes two records and two system calls.
-const pieceSize = 16<<10 - 9
+// pieceSize is enough where each write becomes one of the connection's.
+// The server's HTTP/2 puts frames together itself, so that little is best: what
+// is copied twice is then still in the nearest cache.
+const (
+	pieceSize = 16 << 10
+	smallSize = 2 << 10
+)
 
-// flush passes on all whole pieces.
+// flush passes on what there is, if it is enough.
 func (p *pieces) flush() {
-	if p.to == nil || len(p.data) < pieceSize {
-		return
+	if p.to != nil && len(p.data) >= p.size {
+		p.send()
 	}
-	rest := p.data
-	for len(rest) >= pieceSize {
-		p.write(rest[:pieceSize])
-		rest = rest[pieceSize:]
-	}
-	p.data = p.data[:copy(p.data, rest)]
 }
 
 // send passes on all there is.
 func (p *pieces) send() {
-	p.flush()
-	if len(p.data) > 0 {
-		p.write(p.data)
+	if len(p.data) > 0 && p.err == nil {
+		_, p.err = p.to.Write(p.data)
 	}
 	p.data = p.data[:0]
-}
-
-func (p *pieces) write(data []byte) {
-	if p.err == nil {
-		_, p.err = p.to.Write(data)
-	}
 }
 
 // writePieces sends an answer of a known size. Nobody can be told of an error
@@ -278,8 +294,12 @@ func (c *call) writePieces(format negotiate.Format, size int, write func(*pieces
 	header.Set("Cache-Control", "no-cache, private")
 	header.Set("Content-Length", strconv.Itoa(size))
 	c.w.WriteHeader(http.StatusOK)
-	b := getBuffer(min(size, 2*pieceSize))
-	p := &pieces{data: b.data, to: c.w}
+	p := &pieces{to: c.w, size: pieceSize}
+	if c.req.ProtoMajor == 2 {
+		p.size = smallSize
+	}
+	b := getBuffer(min(size, 2*p.size))
+	p.data = b.data
 	write(p)
 	p.send()
 	b.data = p.data

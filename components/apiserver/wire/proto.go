@@ -25,10 +25,12 @@ func (k *Kind) Store(obj Sized) ([]byte, error) {
 	if _, err := obj.MarshalToSizedBuffer(data[head:]); err != nil {
 		return nil, fmt.Errorf("encoding %s: %w", k.Kind, err)
 	}
-	data = append(data, 3<<3|2, 0, 4<<3|2, 0) // contentEncoding and contentType
-	data = binary.AppendUvarint(data, levelField<<3)
-	return binary.AppendUvarint(data, Level), nil
+	return append(data, storedEnd...), nil
 }
+
+// storedEnd is what Store appends behind the object: no contentEncoding, no
+// contentType, and the Level.
+var storedEnd = binary.AppendUvarint(binary.AppendUvarint([]byte{3<<3 | 2, 0, 4<<3 | 2, 0}, levelField<<3), Level)
 
 // Envelope is what surrounds a protobuf object.
 type Envelope struct {
@@ -75,6 +77,9 @@ func Raw(data []byte) (raw []byte, current bool, err error) {
 	if !ok {
 		return nil, false, ErrEnvelope
 	}
+	if raw, ok := ours(data); ok {
+		return raw, true, nil
+	}
 	var level uint64
 	for len(data) > 0 {
 		var number int
@@ -91,6 +96,23 @@ func Raw(data []byte) (raw []byte, current bool, err error) {
 		}
 	}
 	return raw, level == Level, nil
+}
+
+// ours is Raw for what Store writes.
+func ours(data []byte) ([]byte, bool) {
+	if len(data) < 2 || data[0] != tagTypeMeta || data[1] >= 0x80 || len(data) < 3+int(data[1]) {
+		return nil, false
+	}
+	data = data[2+int(data[1]):]
+	if data[0] != tagRaw {
+		return nil, false
+	}
+	length, size := binary.Uvarint(data[1:])
+	if size <= 0 || length > uint64(len(data)-1-size) {
+		return nil, false
+	}
+	end := 1 + size + int(length)
+	return data[1+size : end : end], string(data[end:]) == string(storedEnd)
 }
 
 func fields(data []byte, f func(number int, value []byte, n uint64) error) error {

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"hyperkube/internal/kubeconfig"
+	"hyperkube/internal/pki"
+)
+
+// apiBench measures the API server apart from everything else: etcd, this
+// program as the client and the server are three processes on loopback, with
+// TLS between all. Nothing else of the machine is touched.
+type apiBench struct {
+	binary string
+	// slice is how long one measurement of an operation lasts; there are
+	// rounds of each, and what is told is their median and their least.
+	slice  time.Duration
+	rounds int
+	// only names the operations to be measured; empty: all.
+	only []string
+	// profiles is the folder that gets a CPU profile of each operation;
+	// empty: none are made.
+	profiles string
+
+	dir    string
+	server *exec.Cmd
+	config *rest.Config
+}
+
+func (a *apiBench) run(ctx context.Context) (err error) {
+	if a.dir, err = os.MkdirTemp("", "hyperkube-bench-api-"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(a.dir)) }()
+	set, err := pki.Ensure(filepath.Join(a.dir, "pki"), pki.Config{
+		NodeName: "bench", NodeAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ServiceAddresses: []net.IP{net.IPv4(10, 96, 0, 1)},
+	})
+	if err != nil {
+		return err
+	}
+	ports, err := freePorts(3)
+	if err != nil {
+		return err
+	}
+	etcdURL, peerURL := "https://127.0.0.1:"+ports[0], "https://127.0.0.1:"+ports[1]
+	etcd, err := a.start("etcd", "etcd", "--data-dir="+filepath.Join(a.dir, "etcd"), "--name=bench",
+		"--listen-client-urls="+etcdURL, "--advertise-client-urls="+etcdURL,
+		"--listen-peer-urls="+peerURL, "--initial-advertise-peer-urls="+peerURL, "--initial-cluster=bench="+peerURL,
+		"--cert-file="+set.EtcdServer.CertFile, "--key-file="+set.EtcdServer.KeyFile,
+		"--trusted-ca-file="+set.EtcdCA.CertFile, "--client-cert-auth",
+		"--peer-cert-file="+set.EtcdPeer.CertFile, "--peer-key-file="+set.EtcdPeer.KeyFile,
+		"--peer-trusted-ca-file="+set.EtcdCA.CertFile, "--peer-client-cert-auth")
+	if err != nil {
+		return err
+	}
+	defer stop(etcd)
+	a.server, err = a.start("kube-apiserver", "kube-apiserver", "--etcd-servers="+etcdURL, "--etcd-cafile="+set.EtcdCA.CertFile,
+		"--etcd-certfile="+set.APIServerEtcdClient.CertFile, "--etcd-keyfile="+set.APIServerEtcdClient.KeyFile,
+		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port="+ports[2],
+		"--service-cluster-ip-range=10.96.0.0/16",
+		"--tls-cert-file="+set.APIServer.CertFile, "--tls-private-key-file="+set.APIServer.KeyFile,
+		"--client-ca-file="+set.CA.CertFile, "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file="+set.ServiceAccountPubFile, "--service-account-signing-key-file="+set.ServiceAccountKeyFile)
+	if err != nil {
+		return err
+	}
+	defer stop(a.server)
+	if err := a.connect(ctx, set, "https://127.0.0.1:"+ports[2]); err != nil {
+		return err
+	}
+	return a.measure(ctx)
+}
+
+// connect makes the configuration of an administrator, and waits until the
+// server answers.
+func (a *apiBench) connect(ctx context.Context, set *pki.Set, url string) error {
+	admin, err := set.CA.NewPair(pki.Client("bench", "system:masters"))
+	if err != nil {
+		return err
+	}
+	a.config, err = clientcmd.NewDefaultClientConfig(*kubeconfig.New(kubeconfig.Config{
+		Server: url, CA: set.CA.CertPEM, Cert: admin.CertPEM, Key: admin.KeyPEM,
+	}), nil).ClientConfig()
+	if err != nil {
+		return err
+	}
+	a.config.QPS = -1
+	kube, err := kubernetes.NewForConfig(a.config)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		_, err := kube.RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("the API server is not ready: %w", err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// start starts a component, whose words are in a file beside its data.
+func (a *apiBench) start(name string, args ...string) (*exec.Cmd, error) {
+	log, err := os.Create(filepath.Join(a.dir, name+".log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(a.binary, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd, cmd.Start()
+}
+
+func stop(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill() // its data goes, too
+	_ = cmd.Wait()
+}
+
+// freePorts are of loopback, and free a moment ago.
+func freePorts(n int) ([]string, error) {
+	var ports []string
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		_, port, err := net.SplitHostPort(l.Addr().String())
+		if err != nil {
+			return nil, err
+		}
+		ports = append(ports, port)
+	}
+	return ports, nil
+}
+
+// used returns the CPU time that the server has taken.
+func (a *apiBench) used() time.Duration {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", a.server.Process.Pid))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
+// memory returns the server's anonymous memory in MiB.
+func (a *apiBench) memory() int {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.server.Process.Pid))
+	for line := range strings.SplitSeq(string(status), "\n") {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "RssAnon:" {
+			kb, _ := strconv.Atoi(f[1])
+			return kb >> 10
+		}
+	}
+	return 0
+}
+
+// profile records the server's CPU from now on, for as long as an operation is
+// measured, until the returned function is called.
+func (a *apiBench) profile(ctx context.Context, name string) (func() error, error) {
+	if a.profiles == "" {
+		return func() error { return nil }, nil
+	}
+	client, err := rest.HTTPClientFor(rest.CopyConfig(a.config))
+	if err != nil {
+		return nil, err
+	}
+	done := make(chan error, 1)
+	go func() {
+		done <- func() error {
+			length := max(1, int((a.slice*time.Duration(a.rounds)-100*time.Millisecond)/time.Second))
+			url := fmt.Sprintf("%s/debug/pprof/profile?seconds=%d", a.config.Host, length)
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+			if err != nil {
+				return err
+			}
+			resp, err := client.Do(req)
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			file, err := os.Create(filepath.Join(a.profiles, name+".pprof"))
+			if err != nil {
+				return err
+			}
+			_, err = io.Copy(file, resp.Body)
+			return errors.Join(err, file.Close())
+		}()
+	}()
+	return func() error { return <-done }, nil
+}

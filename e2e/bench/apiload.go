@@ -1,0 +1,275 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// The load: so many workers over so many connections, with so many pods in the
+// namespace and so many watchers of one object.
+const (
+	apiWorkers     = 16
+	apiConnections = 4
+	apiPods        = 1000
+	apiWatchers    = 50
+	apiNamespace   = "bench"
+)
+
+// operation is one that is measured: do is called by workers, again and again.
+// Its budget is in milliseconds of the server's CPU.
+type operation struct {
+	name   string
+	budget float64
+	do     func(ctx context.Context, worker int) error
+	// each is how many things one call of do is; zero: one.
+	each int
+	// alone: one worker does it all.
+	alone bool
+}
+
+// measure prints the table.
+func (a *apiBench) measure(ctx context.Context) error {
+	proto, err := a.clients("application/vnd.kubernetes.protobuf")
+	if err != nil {
+		return err
+	}
+	plain, err := a.clients("application/json")
+	if err != nil {
+		return err
+	}
+	if err := a.fill(ctx, proto); err != nil {
+		return err
+	}
+	fmt.Printf("API server apart, %d workers over %d connections, CPU of its process:\n", apiWorkers, apiConnections)
+	fmt.Printf("%-28s %10s %10s %10s %10s %10s\n", "operation", "op/s", "median ms", "CPU ms", "least", "budget")
+	fan, err := a.watchers(ctx, proto)
+	if err != nil {
+		return err
+	}
+	for _, op := range append(a.operations(proto, plain), fan) {
+		if len(a.only) > 0 && !slices.Contains(a.only, op.name) {
+			continue
+		}
+		if err := a.one(ctx, op); err != nil {
+			return fmt.Errorf("%s: %w", op.name, err)
+		}
+	}
+	fmt.Printf("anonymous memory of the API server: %d MiB\n", a.memory())
+	began := time.Now()
+	now := int64(0)
+	if err := proto[0].CoreV1().Pods(apiNamespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{}); err != nil {
+		return err
+	}
+	fmt.Printf("delete of the collection of pods: %v\n", time.Since(began).Round(10*time.Millisecond))
+	return nil
+}
+
+// clients have a connection each.
+func (a *apiBench) clients(media string) ([]kubernetes.Interface, error) {
+	var out []kubernetes.Interface
+	for range apiConnections {
+		c := rest.CopyConfig(a.config)
+		c.ContentType, c.AcceptContentTypes = media, media
+		// A proxy function keeps client-go from sharing one transport.
+		c.Proxy = http.ProxyFromEnvironment
+		kube, err := kubernetes.NewForConfig(c)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, kube)
+	}
+	return out, nil
+}
+
+func apiPod(name string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Labels: map[string]string{"app": "bench", "tier": "web"},
+			Annotations: map[string]string{"example.com/note": strings.Repeat("a", 200)},
+		},
+		Spec: corev1.PodSpec{SchedulerName: "nobody", Containers: []corev1.Container{{
+			Name: "c", Image: "registry.k8s.io/pause:3.10",
+			Env:   []corev1.EnvVar{{Name: "A", Value: "b"}, {Name: "C", Value: "d"}},
+			Ports: []corev1.ContainerPort{{ContainerPort: 80}},
+		}}},
+	}
+}
+
+// fill makes the namespace and what is in it.
+func (a *apiBench) fill(ctx context.Context, clients []kubernetes.Interface) error {
+	core := clients[0].CoreV1()
+	if _, err := core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: apiNamespace}}, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	if _, err := core.ServiceAccounts(apiNamespace).Create(ctx, account, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	fan := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fan"}, Data: map[string]string{"pad": strings.Repeat("x", 1000)}}
+	if _, err := core.ConfigMaps(apiNamespace).Create(ctx, fan, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	failed := make([]error, apiWorkers)
+	for w := range apiWorkers {
+		wg.Go(func() {
+			for i := w; i < apiPods && failed[w] == nil; i += apiWorkers {
+				_, failed[w] = clients[w%len(clients)].CoreV1().Pods(apiNamespace).Create(ctx, apiPod(fmt.Sprintf("pod-%d", i)), metav1.CreateOptions{})
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(failed...)
+}
+
+func (a *apiBench) operations(proto, plain []kubernetes.Interface) []operation {
+	of := func(clients []kubernetes.Interface, w int) kubernetes.Interface { return clients[w%len(clients)] }
+	list := func(clients []kubernetes.Interface) func(context.Context, int) error {
+		return func(ctx context.Context, w int) error {
+			_, err := of(clients, w).CoreV1().RESTClient().Get().Namespace(apiNamespace).Resource("pods").DoRaw(ctx)
+			return err
+		}
+	}
+	var n atomic.Int64
+	apply := func(ctx context.Context, w int, resource, name, body string) error {
+		return of(proto, w).CoreV1().RESTClient().Patch(types.ApplyPatchType).Namespace(apiNamespace).Resource(resource).Name(name).
+			Param("fieldManager", "bench").Body([]byte(body)).Do(ctx).Error()
+	}
+	return []operation{
+		{name: "get-pod", budget: 0.08, do: func(ctx context.Context, w int) error {
+			_, err := of(proto, w).CoreV1().Pods(apiNamespace).Get(ctx, fmt.Sprintf("pod-%d", w), metav1.GetOptions{})
+			return err
+		}},
+		{name: "list-pods", budget: 1.2, do: list(proto)},
+		{name: "list-pods-json", budget: 4, do: list(plain)},
+		{name: "create-pod", budget: 0.25, do: func(ctx context.Context, w int) error {
+			_, err := of(proto, w).CoreV1().Pods(apiNamespace).Create(ctx, apiPod(fmt.Sprintf("more-%d", n.Add(1))), metav1.CreateOptions{})
+			return err
+		}},
+		{name: "patch-status", budget: 0.5, do: func(ctx context.Context, w int) error {
+			_, err := of(proto, w).CoreV1().Pods(apiNamespace).Patch(ctx, fmt.Sprintf("pod-%d", w), types.StrategicMergePatchType,
+				fmt.Appendf(nil, `{"status":{"message":"m%d"}}`, n.Add(1)), metav1.PatchOptions{}, "status")
+			return err
+		}},
+		{name: "apply-configmap", budget: 0.3, do: func(ctx context.Context, w int) error {
+			return apply(ctx, w, "configmaps", fmt.Sprintf("cm-%d", w),
+				fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"cm-%d"},"data":{"k":"%d"}}`, w, n.Add(1)))
+		}},
+		{name: "apply-pod", budget: 0.9, do: func(ctx context.Context, w int) error {
+			return apply(ctx, w, "pods", fmt.Sprintf("applied-%d", w), fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod",
+"metadata":{"name":"applied-%d","labels":{"app":"bench","tier":"web"},"annotations":{"example.com/note":"%d"}},
+"spec":{"schedulerName":"nobody","containers":[{"name":"c","image":"registry.k8s.io/pause:3.10",
+"env":[{"name":"A","value":"b"},{"name":"C","value":"d"}],"ports":[{"containerPort":80}]}]}}`, w, n.Add(1)))
+		}},
+	}
+}
+
+// watchers begin to watch one object, and are told of each of its updates that
+// the operation makes.
+func (a *apiBench) watchers(ctx context.Context, clients []kubernetes.Interface) (operation, error) {
+	var told sync.WaitGroup
+	for i := range apiWatchers {
+		w, err := clients[i%len(clients)].CoreV1().ConfigMaps(apiNamespace).Watch(ctx, metav1.ListOptions{
+			FieldSelector: "metadata.name=fan", SendInitialEvents: new(bool), ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+		})
+		if err != nil {
+			return operation{}, err
+		}
+		go func() {
+			for e := range w.ResultChan() {
+				if e.Type == watch.Modified {
+					told.Done()
+				}
+			}
+		}()
+	}
+	fan, err := clients[0].CoreV1().ConfigMaps(apiNamespace).Get(ctx, "fan", metav1.GetOptions{})
+	if err != nil {
+		return operation{}, err
+	}
+	fan.ResourceVersion = "" // whatever there is
+	n := 0
+	return operation{name: "watch-event", budget: 0.020, each: apiWatchers, alone: true, do: func(ctx context.Context, _ int) error {
+		n++
+		fan.Data["i"] = strconv.Itoa(n)
+		told.Add(apiWatchers)
+		if _, err := clients[0].CoreV1().ConfigMaps(apiNamespace).Update(ctx, fan, metav1.UpdateOptions{}); err != nil {
+			return err
+		}
+		told.Wait()
+		return nil
+	}}, nil
+}
+
+// one measures an operation and prints its row.
+func (a *apiBench) one(ctx context.Context, op operation) error {
+	workers, each := apiWorkers, max(1, op.each)
+	if op.alone {
+		workers = 1
+	}
+	if _, _, err := a.load(ctx, op, workers, a.slice/4); err != nil { // warm
+		return err
+	}
+	profiled, err := a.profile(ctx, op.name)
+	if err != nil {
+		return err
+	}
+	var costs, latencies []time.Duration
+	var calls int
+	began := time.Now()
+	for range a.rounds {
+		before := a.used()
+		n, latency, err := a.load(ctx, op, workers, a.slice)
+		if err != nil {
+			return err
+		}
+		calls += n
+		costs = append(costs, (a.used()-before)/time.Duration(n*each))
+		latencies = append(latencies, latency)
+	}
+	took := time.Since(began)
+	slices.Sort(costs)
+	slices.Sort(latencies)
+	ms := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
+	fmt.Printf("%-28s %10.0f %10.2f %10.4f %10.4f %10.3f\n", op.name, float64(calls*each)/took.Seconds(), ms(latencies[a.rounds/2]),
+		ms(costs[a.rounds/2]), ms(costs[0]), op.budget)
+	return profiled()
+}
+
+// load has workers do an operation for some time; it returns how often they
+// did and the median of how long that took.
+func (a *apiBench) load(ctx context.Context, op operation, workers int, length time.Duration) (int, time.Duration, error) {
+	took := make([][]time.Duration, workers)
+	failed := make([]error, workers)
+	end := time.Now().Add(length)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for failed[w] == nil && time.Now().Before(end) {
+				began := time.Now()
+				failed[w] = op.do(ctx, w)
+				took[w] = append(took[w], time.Since(began))
+			}
+		})
+	}
+	wg.Wait()
+	all := slices.Concat(took...)
+	slices.Sort(all)
+	return len(all), all[len(all)/2], errors.Join(failed...)
+}
