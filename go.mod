@@ -66,6 +66,8 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
+require tags.cncf.io/container-device-interface/specs-go v1.1.0 // indirect
+
 require (
 	cel.dev/expr v0.25.2 // indirect
 	cyphar.com/go-pathrs v0.2.6 // indirect
