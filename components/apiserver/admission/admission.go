@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"slices"
 
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -177,6 +178,9 @@ func New(cfg Config) (*Chain, error) {
 	slices.Sort(others)
 	for _, name := range others {
 		c.add(name, cfg.Extra[name])
+	}
+	if cfg.Serves(resourcev1.SchemeGroupVersion.WithResource("resourceclaims")) {
+		c.validating = append(c.validating, newAdminAccess(&cfg))
 	}
 	if cfg.Last != nil {
 		c.validating = append(c.validating, cfg.Last)

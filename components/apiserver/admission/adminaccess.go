@@ -1,0 +1,55 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/admission"
+)
+
+// adminAccess lets claims reach devices that others have in namespaces only that
+// are marked for it. Upstream counts it to the validation of claims: it always
+// runs.
+//
+// https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#admin-access
+type adminAccess struct {
+	operations
+	namespaces namespaces
+}
+
+func newAdminAccess(cfg *Config) admission.ValidationInterface {
+	return &adminAccess{onCreate, newNamespaces(cfg)}
+}
+
+// Validate implements admission.ValidationInterface.
+func (p *adminAccess) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	var requests []resourcev1.DeviceRequest
+	name := a.GetName()
+	switch o := a.GetObject().(type) {
+	case *resourcev1.ResourceClaim:
+		requests, name = o.Spec.Devices.Requests, o.Name
+	case *resourcev1.ResourceClaimTemplate:
+		requests, name = o.Spec.Spec.Devices.Requests, o.Name
+	default:
+		return nil
+	}
+	path := field.NewPath("spec", "devices", "requests")
+	for i, r := range requests {
+		if r.Exactly == nil || r.Exactly.AdminAccess == nil || !*r.Exactly.AdminAccess {
+			continue
+		}
+		ns, err := p.namespaces.get(ctx, a.GetNamespace())
+		if err != nil {
+			return apierrors.NewInternalError(fmt.Errorf("could not retrieve namespace to verify admin access: %w", err))
+		}
+		if ns.Labels[resourcev1.DRAAdminNamespaceLabelKey] == "true" {
+			return nil
+		}
+		return apierrors.NewInvalid(a.GetKind().GroupKind(), name, field.ErrorList{field.Forbidden(path.Index(i).Child("adminAccess"),
+			fmt.Sprintf("admin access to devices requires the `%s: true` label on the containing namespace", resourcev1.DRAAdminNamespaceLabelKey))})
+	}
+	return nil
+}
