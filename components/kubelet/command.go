@@ -31,6 +31,7 @@ type options struct {
 	register, anonymous, seccomp                    bool
 	port, healthzPort, maxPods                      int
 	verbosity                                       int
+	providers, providerDir                          string
 	deadEach, deadAll                               int
 	deadAge                                         time.Duration
 	mode                                            string
@@ -77,6 +78,8 @@ func newCommand(o *options) *cobra.Command {
 	f.StringVar(&o.providerID, "provider-id", "", "The cloud's name of this node.")
 	f.StringVar(&o.podCIDR, "pod-cidr", "", "The pods' addresses until the Node has some.")
 	f.BoolVar(&o.seccomp, "seccomp-default", false, "Containers that say nothing get the runtime's seccomp profile.")
+	f.StringVar(&o.providers, "image-credential-provider-config", "", "Path of a CredentialProviderConfig, or of a folder of them.")
+	f.StringVar(&o.providerDir, "image-credential-provider-bin-dir", "", "Folder of the credential providers' programs.")
 	f.DurationVar(&o.deadAge, "minimum-container-ttl-duration", 0, "How long a container that has ended is kept at least.")
 	f.IntVar(&o.deadEach, "maximum-dead-containers-per-container", 1, "How many ended containers of one name are kept besides the newest; -1: all.")
 	f.IntVar(&o.deadAll, "maximum-dead-containers", -1, "How many ended containers of all pods are kept; -1: no bound.")
@@ -126,6 +129,8 @@ func (o *options) build(given func(string) bool) (Config, error) {
 		"cgroup-root":                           func() { cfg.Layout.CgroupRoot = o.cgroupRoot },
 		"provider-id":                           func() { cfg.ProviderID = o.providerID },
 		"pod-cidr":                              func() { cfg.PodCIDR = o.podCIDR },
+		"image-credential-provider-config":      func() { cfg.CredentialProviders = o.providers },
+		"image-credential-provider-bin-dir":     func() { cfg.CredentialProviderDir = o.providerDir },
 		"minimum-container-ttl-duration":        func() { cfg.Dead.MinAge = o.deadAge },
 		"maximum-dead-containers-per-container": func() { cfg.Dead.Each = &o.deadEach },
 		"maximum-dead-containers":               func() { cfg.Dead.All = &o.deadAll },

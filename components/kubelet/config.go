@@ -111,6 +111,13 @@ type Config struct {
 	SingleOOMKill bool
 	// MemoryThrottling is memoryThrottlingFactor; nil: nobody is slowed down.
 	MemoryThrottling *float64
+	// CredentialProviders is a CredentialProviderConfig, or a folder of them, and
+	// CredentialProviderDir where their programs are; empty: there are none.
+	CredentialProviders, CredentialProviderDir string
+	// Verification is who has to show credentials for images that are there, and
+	// Allowlist which images it lets be; NeverVerifyPreloadedImages by default.
+	Verification kubeletv1beta1.ImagePullCredentialsVerificationPolicy
+	Allowlist    []string
 	// PodSysctls are set in all pods unless they say otherwise.
 	PodSysctls map[string]string
 	// MaxPods is 110 by default; PodsPerCore bounds it by the number of CPUs, 0

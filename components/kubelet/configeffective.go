@@ -71,6 +71,7 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 		f.MemoryManagerPolicy = kubeletv1beta1.StaticMemoryManagerPolicy
 	}
 	f.TopologyManagerPolicy, f.TopologyManagerScope, f.TopologyManagerPolicyOptions = c.Topology.Policy, c.Topology.Scope, maps.Clone(c.Topology.Options)
+	f.ImagePullCredentialsVerificationPolicy, f.PreloadedImagesVerificationAllowlist = c.Verification, slices.Clone(c.Allowlist)
 	f.StaticPodURL, f.HTTPCheckFrequency, f.FeatureGates = c.StaticPodURL, seconds(c.HTTPCheck), maps.Clone(c.Gates)
 	f.RegistryPullQPS, f.RegistryBurst, f.EventRecordQPS, f.EventBurst = c.PullQPS, int32(c.PullBurst), c.EventQPS, int32(c.EventBurst)
 	f.Authentication.Webhook.Enabled, f.Authentication.Webhook.CacheTTL = new(!c.NoTokens), seconds(c.TokenTTL)

@@ -14,6 +14,7 @@ import (
 
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
+	"hyperkube/components/kubelet/images"
 	"hyperkube/internal/featuregates"
 )
 
@@ -86,6 +87,12 @@ func (c *Config) applyLimits(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.MemoryThrottlingFactor != nil {
 		c.MemoryThrottling = new(*f.MemoryThrottlingFactor)
 	}
+	if f.ImagePullCredentialsVerificationPolicy != "" {
+		c.Verification = f.ImagePullCredentialsVerificationPolicy
+	}
+	if f.PreloadedImagesVerificationAllowlist != nil {
+		c.Allowlist = slices.Clone(f.PreloadedImagesVerificationAllowlist)
+	}
 	if f.DefaultPodSysctls != nil {
 		c.PodSysctls = maps.Clone(f.DefaultPodSysctls)
 	}
@@ -104,6 +111,9 @@ func (c *Config) completeLimits() {
 	duration(&c.AllowTTL, 5*time.Minute)
 	duration(&c.DenyTTL, 30*time.Second)
 	duration(&c.StreamIdle, 4*time.Hour)
+	if c.Verification == "" {
+		c.Verification = kubeletv1beta1.NeverVerifyPreloadedImages
+	}
 	if c.PullQPS == nil {
 		c.PullQPS = new(int32(5))
 	}
@@ -119,7 +129,13 @@ func (c *Config) completeLimits() {
 }
 
 func (c *Config) validateLimits() error {
-	errs := []error{c.Gates.Check(switches...)}
+	errs := []error{c.Gates.Check(switches...), images.ParseVerification(c.Verification, c.Allowlist)}
+	if (c.CredentialProviders == "") != (c.CredentialProviderDir == "") {
+		errs = append(errs, errors.New("--image-credential-provider-config and --image-credential-provider-bin-dir go together"))
+	}
+	if c.Verification != kubeletv1beta1.NeverVerifyPreloadedImages && !c.Gates.Enabled(gatePulledImages, true) {
+		errs = append(errs, errors.New("imagePullCredentialsVerificationPolicy needs the feature gate KubeletEnsureSecretPulledImages"))
+	}
 	if c.StaticPodURL != "" {
 		if u, err := url.Parse(c.StaticPodURL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 			errs = append(errs, fmt.Errorf("staticPodURL %q: want http or https", c.StaticPodURL))

@@ -26,6 +26,11 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 	if err := k.collector.Note(ctx); err != nil && ctx.Err() == nil {
 		k.log.Warn("looking at images failed", "error", err)
 	}
+	if r := k.host.Puller.Records; r != nil {
+		if err := r.Recover(ctx, k.cri.Images); err != nil && ctx.Err() == nil {
+			k.log.Warn("looking at pulls that were cut short failed", "error", err)
+		}
+	}
 	var lastImages time.Time
 	for {
 		select {

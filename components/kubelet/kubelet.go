@@ -168,6 +168,13 @@ func (k *Kubelet) compose() error {
 		resolv = dnsconf.Upstream()
 	}
 	puller := images.NewPuller(k.cri.Images)
+	if cfg.Gates.Enabled(gatePulledImages, true) {
+		puller.Records = &images.Records{Dir: filepath.Join(cfg.Layout.Kubelet, "image_manager"), Policy: cfg.Verification, Allowed: cfg.Allowlist, Log: k.log}
+	}
+	providers, err := k.newProviders()
+	if err != nil {
+		return err
+	}
 	puller.Limit(cfg.ParallelPulls)
 	puller.LimitRate(int(*cfg.PullQPS), cfg.PullBurst)
 	k.host = &pods.Host{
@@ -186,7 +193,7 @@ func (k *Kubelet) compose() error {
 			volume.NFS{},
 			k.csi,
 		}},
-		Puller: puller,
+		Puller: puller, Providers: providers, DockerConfigs: dockerConfigs(cfg.Layout.Kubelet),
 		Prober: probe.New(k.execSync, "1.37"),
 		Events: recorder, CgroupRoot: cfg.Layout.CgroupRoot,
 		DNS:     dnsconf.Node{ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, ResolvConf: resolv},
@@ -222,7 +229,7 @@ func (k *Kubelet) compose() error {
 	k.manager = pods.NewManager(k.host)
 	k.manager.Admit = k.admit
 	k.collector = &images.Collector{
-		CRI: k.cri, High: cfg.ImageGCHigh, Low: cfg.ImageGCLow, MinAge: cfg.ImageMinAge, MaxAge: cfg.ImageMaxAge, Log: k.log, Path: cfg.Layout.Data,
+		CRI: k.cri, High: cfg.ImageGCHigh, Low: cfg.ImageGCLow, MinAge: cfg.ImageMinAge, MaxAge: cfg.ImageMaxAge, Log: k.log, Path: cfg.Layout.Data, Records: puller.Records,
 	}
 	k.stats = &stats.Provider{
 		CRI: k.cri, NodeName: cfg.NodeName, Root: cfg.Layout.Kubelet, Logs: cfg.Layout.PodLogs, Images: cfg.Layout.Data,

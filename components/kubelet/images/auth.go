@@ -1,15 +1,19 @@
 package images
 
 import (
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"net/url"
+	"os"
 	"path"
 	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 )
 
 type dockerEntry struct {
@@ -20,39 +24,88 @@ type dockerEntry struct {
 	RegistryToken string `json:"registrytoken"`
 }
 
+// Credential is one way to pull an image. One that is neither of a secret nor of
+// a service account is for all pods of the node.
+type Credential struct {
+	Auth *runtimeapi.AuthConfig // nil: none is needed
+	// Secret and Account are whose it is; at most one of them is not nil.
+	Secret  *kubeletv1beta1.ImagePullSecret
+	Account *kubeletv1beta1.ImagePullServiceAccount
+}
+
 // Auths returns the credentials among secrets that fit the image, the most
 // specific first. Secrets that cannot be read are passed over.
-func Auths(image string, secrets []*v1.Secret) []*runtimeapi.AuthConfig {
-	type match struct {
-		key  string
-		auth *runtimeapi.AuthConfig
-	}
+func Auths(image string, secrets []*v1.Secret) []Credential {
 	var found []match
 	for _, s := range secrets {
-		for key, e := range entries(s) {
-			if !fits(key, image) {
+		for _, m := range matches(image, entries(s)) {
+			raw, err := json.Marshal(m.auth)
+			if err != nil {
 				continue
 			}
-			user, password := e.Username, e.Password
-			if user == "" && e.Auth != "" {
-				if raw, err := base64.StdEncoding.DecodeString(e.Auth); err == nil {
-					user, password, _ = strings.Cut(strings.TrimRight(string(raw), "\x00"), ":")
-				}
+			sum := sha256.Sum256(raw)
+			m.Secret = &kubeletv1beta1.ImagePullSecret{
+				UID: string(s.UID), Namespace: s.Namespace, Name: s.Name, CredentialHash: hex.EncodeToString(sum[:]),
 			}
-			found = append(found, match{key, &runtimeapi.AuthConfig{
-				Username: user, Password: password, Auth: e.Auth, IdentityToken: e.IdentityToken, RegistryToken: e.RegistryToken,
-			}})
+			found = append(found, m)
 		}
 	}
+	return ordered(found)
+}
+
+// NodeAuths returns the credentials that fit the image of the node's own files,
+// which are as ~/.docker/config.json is. Files that are not there are passed
+// over.
+func NodeAuths(image string, files []string) []Credential {
+	var found []match
+	for _, path := range files {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		found = append(found, matches(image, entries(&v1.Secret{Type: v1.SecretTypeDockerConfigJson, Data: map[string][]byte{v1.DockerConfigJsonKey: raw}}))...)
+		if len(found) > 0 {
+			break // the first file that has any, as upstream
+		}
+	}
+	return ordered(found)
+}
+
+type match struct {
+	key  string
+	auth dockerEntry
+	Credential
+}
+
+func matches(image string, list map[string]dockerEntry) []match {
+	var found []match
+	for key, e := range list {
+		if !Fits(key, image) {
+			continue
+		}
+		user, password := e.Username, e.Password
+		if user == "" && e.Auth != "" {
+			if raw, err := base64.StdEncoding.DecodeString(e.Auth); err == nil {
+				user, password, _ = strings.Cut(strings.TrimRight(string(raw), "\x00"), ":")
+			}
+		}
+		found = append(found, match{key, e, Credential{Auth: &runtimeapi.AuthConfig{
+			Username: user, Password: password, Auth: e.Auth, IdentityToken: e.IdentityToken, RegistryToken: e.RegistryToken,
+		}}})
+	}
+	return found
+}
+
+func ordered(found []match) []Credential {
 	slices.SortStableFunc(found, func(a, b match) int {
 		if len(a.key) != len(b.key) {
 			return len(b.key) - len(a.key)
 		}
 		return strings.Compare(a.key, b.key)
 	})
-	var out []*runtimeapi.AuthConfig
+	var out []Credential
 	for _, m := range found {
-		out = append(out, m.auth)
+		out = append(out, m.Credential)
 	}
 	return out
 }
@@ -75,9 +128,9 @@ func entries(s *v1.Secret) map[string]dockerEntry {
 	return nil
 }
 
-// fits tells whether credentials for key, a registry with an optional path and
+// Fits tells whether credentials for key, a registry with an optional path and
 // wildcards in its host's parts, are for the image.
-func fits(key, image string) bool {
+func Fits(key, image string) bool {
 	if !strings.Contains(key, "://") {
 		key = "https://" + key
 	}

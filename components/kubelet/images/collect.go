@@ -25,6 +25,8 @@ type Collector struct {
 	// MinAge is how long an image has been known before it may go; MaxAge how
 	// long it stays unused though there is room, 0: for ever.
 	MinAge, MaxAge time.Duration
+	// Records forget images that are gone; may be nil.
+	Records *Records
 	// Path is on the images' file system, unless the runtime names another.
 	Path string
 	Log  *slog.Logger
@@ -48,9 +50,15 @@ func (c *Collector) Note(ctx context.Context) error {
 func (c *Collector) Collect(ctx context.Context, all bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	began := time.Now()
 	list, used, err := c.look(ctx)
 	if err != nil {
 		return err
+	}
+	if c.Records != nil {
+		if err := c.Records.Keep(list, began); err != nil {
+			c.Log.Warn("forgetting how images were pulled that are gone failed", "error", err)
+		}
 	}
 	path := c.Path
 	if fs, err := c.CRI.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{}); err == nil && len(fs.ImageFilesystems) > 0 {

@@ -79,7 +79,7 @@ func TestAuths(t *testing.T) {
 	} {
 		got := ""
 		if list := Auths(image, []*v1.Secret{secret}); len(list) > 0 {
-			got = list[0].Username + ":" + list[0].Password
+			got = list[0].Auth.Username + ":" + list[0].Auth.Password
 		}
 		if got != want {
 			t.Errorf("%s: %q, want %q", image, got, want)

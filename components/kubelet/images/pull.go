@@ -40,6 +40,9 @@ func (e *Error) Error() string { return e.Reason + ": " + e.Message }
 // Puller pulls images. Its methods are safe for several goroutines.
 type Puller struct {
 	Images runtimeapi.ImageServiceClient
+	// Records remember whose credentials were used; nil: everyone may have what
+	// is there.
+	Records *Records
 	// Now is time.Now but in tests.
 	Now func() time.Time
 
@@ -58,6 +61,8 @@ type backoff struct {
 
 type flight struct {
 	done chan struct{}
+	used int    // which of the credentials; -1: none
+	id   string // the image's, once it is there
 	ref  string
 	err  error
 	took time.Duration
@@ -100,9 +105,10 @@ type Request struct {
 	Container string
 	Image     string
 	Policy    v1.PullPolicy
-	// Auths are the credentials to try, in order; empty: none.
-	Auths   []*runtimeapi.AuthConfig
-	Sandbox *runtimeapi.PodSandboxConfig
+	// Own are the credentials that are the pod's own, for which nobody else is
+	// asked; All are all credentials to try, in order. Either may be nil.
+	Own, All func(ctx context.Context) ([]Credential, error)
+	Sandbox  *runtimeapi.PodSandboxConfig
 	// Event reports what happens to the pod's users.
 	Event func(warning bool, reason, message string)
 	// Pulling is called before a pull begins. It may be nil.
@@ -128,7 +134,22 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 		r.Event(true, "InspectFailed", msg)
 		return "", &Error{Reason: InspectFailed, Message: msg, RetryAt: p.Now().Add(pullBase)}
 	}
-	if !r.pulls(present != nil) {
+	pulls := r.pulls(present != nil)
+	if p.Records != nil && !pulls && present != nil {
+		must, err := p.Records.MustPull(r.Image, present.Id, func() ([]Credential, error) { return r.credentials(ctx, r.Own) })
+		if err != nil {
+			msg := fmt.Sprintf("Failed to verify the credentials of image %q: %s", r.Image, err)
+			r.Event(true, "Failed", msg)
+			return "", &Error{Reason: ErrImagePull, Message: msg, RetryAt: p.Now().Add(pullBase)}
+		}
+		if must && r.Policy == v1.PullNever {
+			msg := fmt.Sprintf("Container image %q is present with pull policy of Never but does not have the proper credentials to access the image", r.Image)
+			r.Event(true, "ErrImageNeverPull", msg)
+			return "", &Error{Reason: ErrImageNever, Message: msg, RetryAt: p.Now().Add(pullBase)}
+		}
+		pulls = must
+	}
+	if !pulls {
 		if present != nil {
 			r.Event(false, "Pulled", fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", r.Image))
 			return present.Id, nil
@@ -157,7 +178,7 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 		r.Pulling()
 	}
 	began := p.Now()
-	f := p.pull(ctx, name, r)
+	f := p.recorded(ctx, name, r)
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}
@@ -220,10 +241,51 @@ func (p *Puller) present(ctx context.Context, name string) (*runtimeapi.Image, e
 	return resp.Image, nil
 }
 
-// pull pulls an image once for all who want the same with the same secrets.
-func (p *Puller) pull(ctx context.Context, name string, r Request) *flight {
+// credentials asks for some; nil has none.
+func (r *Request) credentials(ctx context.Context, ask func(context.Context) ([]Credential, error)) ([]Credential, error) {
+	if ask == nil {
+		return nil, nil
+	}
+	return ask(ctx)
+}
+
+// recorded pulls an image and remembers with whose credentials.
+func (p *Puller) recorded(ctx context.Context, name string, r Request) *flight {
+	list, err := r.credentials(ctx, r.All)
+	if err != nil {
+		return &flight{err: err}
+	}
+	if p.Records == nil {
+		return p.pull(ctx, name, r, list)
+	}
+	if err := p.Records.Begin(r.Image); err != nil {
+		return &flight{err: fmt.Errorf("failed to record image pull intent for image %q: %w", r.Image, err)}
+	}
+	f := p.pull(ctx, name, r, list)
+	var used Credential
+	ref := f.id
+	if ref == "" {
+		ref = f.ref
+	}
+	switch {
+	case f.err != nil:
+		ref = ""
+	case f.used >= 0:
+		used = list[f.used]
+	}
+	if err := p.Records.End(r.Image, ref, used); err != nil && f.err == nil {
+		// The image is known to have come by the kubelet: who wants it next shows
+		// their credentials.
+		p.Records.Log.Warn("recording whose credentials pulled an image failed", "image", r.Image, "error", err)
+	}
+	return f
+}
+
+// pull pulls an image once for all who want the same with the same credentials.
+func (p *Puller) pull(ctx context.Context, name string, r Request, list []Credential) *flight {
 	key := name
-	for _, a := range r.Auths {
+	for _, c := range list {
+		a := c.Auth
 		key += "\x00" + a.Username + "\x00" + a.Password + "\x00" + a.Auth + "\x00" + a.IdentityToken + "\x00" + a.RegistryToken
 	}
 	for {
@@ -233,7 +295,7 @@ func (p *Puller) pull(ctx context.Context, name string, r Request) *flight {
 			f = &flight{done: make(chan struct{})}
 			p.flights[key] = f
 			p.mu.Unlock()
-			p.fly(ctx, name, r, f)
+			p.fly(ctx, name, r, list, f)
 			p.mu.Lock()
 			delete(p.flights, key)
 			p.mu.Unlock()
@@ -253,7 +315,7 @@ func (p *Puller) pull(ctx context.Context, name string, r Request) *flight {
 	}
 }
 
-func (p *Puller) fly(ctx context.Context, name string, r Request, f *flight) {
+func (p *Puller) fly(ctx context.Context, name string, r Request, list []Credential, f *flight) {
 	if p.places != nil {
 		select {
 		case p.places <- struct{}{}:
@@ -264,12 +326,16 @@ func (p *Puller) fly(ctx context.Context, name string, r Request, f *flight) {
 		}
 	}
 	began := p.Now()
-	auths := r.Auths
+	f.used = -1
+	auths := make([]*runtimeapi.AuthConfig, len(list))
+	for i := range list {
+		auths[i] = list[i].Auth
+	}
 	if len(auths) == 0 {
 		auths = []*runtimeapi.AuthConfig{nil}
 	}
 	var errs []error
-	for _, a := range auths {
+	for i, a := range auths {
 		if p.rate != nil && !p.rate.Allow() {
 			errs = append(errs, errors.New("pull QPS exceeded"))
 			continue
@@ -286,8 +352,11 @@ func (p *Puller) fly(ctx context.Context, name string, r Request, f *flight) {
 			continue
 		}
 		f.ref, f.took = resp.ImageRef, p.Now().Sub(began)
+		if len(list) > 0 {
+			f.used = i
+		}
 		if img, err := p.present(ctx, name); err == nil && img != nil {
-			f.size = img.Size
+			f.size, f.id = img.Size, img.Id
 			if f.ref == "" {
 				f.ref = img.Id
 			}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/kubelet/credentials"
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/dnsconf"
 	"hyperkube/components/kubelet/images"
@@ -43,8 +44,12 @@ type Host struct {
 	Objects *objects.Store
 	Volumes *volume.Set
 	Puller  *images.Puller
-	Prober  *probe.Prober
-	Events  record.EventRecorder
+	// Providers are asked for credentials of images, and DockerConfigs are files
+	// that have some; both may be nil.
+	Providers     *credentials.Providers
+	DockerConfigs []string
+	Prober        *probe.Prober
+	Events        record.EventRecorder
 	// Cgroups may be nil: pods then have no cgroups of their own.
 	Cgroups Cgroups
 	// CgroupRoot is above kubepods, "" or "/…".

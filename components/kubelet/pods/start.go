@@ -7,10 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/images"
@@ -241,19 +243,46 @@ func (w *worker) targetOf(pod *v1.Pod, name string) string {
 // volumes of it.
 func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
 	var secrets []*v1.Secret
-	for _, ref := range pod.Spec.ImagePullSecrets {
-		s, err := w.host.Objects.Secret(ctx, pod.Namespace, ref.Name)
-		if err != nil {
-			w.host.event(pod, "", true, "FailedToRetrieveImagePullSecret",
-				fmt.Sprintf("Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", ref.Name))
-			continue
+	read := sync.OnceFunc(func() {
+		for _, ref := range pod.Spec.ImagePullSecrets {
+			s, err := w.host.Objects.Secret(ctx, pod.Namespace, ref.Name)
+			if err != nil {
+				w.host.event(pod, "", true, "FailedToRetrieveImagePullSecret",
+					fmt.Sprintf("Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", ref.Name))
+				continue
+			}
+			secrets = append(secrets, s)
 		}
-		secrets = append(secrets, s)
-	}
+	})
 	ensure := func(image string, policy v1.PullPolicy) (string, error) {
+		own := func(ctx context.Context) ([]images.Credential, error) {
+			read()
+			list := images.Auths(image, secrets)
+			if w.host.Providers.Accounts(image) {
+				account, err := w.host.Providers.Account(ctx, pod)
+				if err != nil {
+					return nil, err
+				}
+				if account != nil {
+					list = append(list, images.Credential{Account: pullAccount(account)})
+				}
+			}
+			return list, nil
+		}
+		all := func(ctx context.Context) ([]images.Credential, error) {
+			read()
+			list := append(images.Auths(image, secrets), images.NodeAuths(image, w.host.DockerConfigs)...)
+			for _, c := range w.host.Providers.For(ctx, pod, image) {
+				one := images.Credential{Auth: c.Auth}
+				if c.Account != nil {
+					one.Account = pullAccount(c.Account)
+				}
+				list = append(list, one)
+			}
+			return list, nil
+		}
 		return w.host.Puller.Ensure(ctx, images.Request{
-			Pod: pod, Container: c.Name, Image: image, Policy: policy,
-			Auths: images.Auths(image, secrets), Sandbox: sandbox,
+			Pod: pod, Container: c.Name, Image: image, Policy: policy, Own: own, All: all, Sandbox: sandbox,
 			Event: func(warning bool, reason, message string) { w.host.event(pod, c.Name, warning, reason, message) },
 			// A pull may take long: what is known so far is told.
 			Pulling: w.kick,
@@ -271,6 +300,10 @@ func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, 
 		policy = v1.PullIfNotPresent
 	}
 	return ensure(c.Image, policy)
+}
+
+func pullAccount(a *v1.ServiceAccount) *kubeletv1beta1.ImagePullServiceAccount {
+	return &kubeletv1beta1.ImagePullServiceAccount{UID: string(a.UID), Namespace: a.Namespace, Name: a.Name}
 }
 
 // linkLog makes the link by which log collectors find a container's log.

@@ -1,0 +1,373 @@
+package images
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+
+	"hyperkube/internal/atomicfile"
+)
+
+// Records remembers with whose credentials images were pulled, so that pods
+// without such do not get images that are there already. Its methods are safe
+// for several goroutines.
+//
+// https://kep.k8s.io/2535
+type Records struct {
+	// Dir is where they are kept.
+	Dir string
+	// Policy is when one has to show credentials for an image that is there;
+	// Allowed are the images that need none with the policy of that name, without
+	// tag and digest, and with "/*" at the end all below.
+	Policy  kubeletv1beta1.ImagePullCredentialsVerificationPolicy
+	Allowed []string
+	Log     *slog.Logger
+
+	mu      sync.Mutex // guards what follows
+	read    bool
+	pulled  map[string]*kubeletv1beta1.ImagePulledRecord // by the runtime's reference
+	intents map[string]int                               // pulls that have begun, by image
+}
+
+// mostMatches bounds how many credentials of one image are remembered because
+// they were seen to be the same as those of others.
+const mostMatches = 100
+
+// ParseVerification checks a policy and its list.
+func ParseVerification(policy kubeletv1beta1.ImagePullCredentialsVerificationPolicy, allowed []string) error {
+	switch policy {
+	case "", kubeletv1beta1.NeverVerify, kubeletv1beta1.NeverVerifyPreloadedImages, kubeletv1beta1.AlwaysVerify:
+		if len(allowed) > 0 {
+			return fmt.Errorf("preloadedImagesVerificationAllowlist: can't set for %q imagePullCredentialsVerificationPolicy", policy)
+		}
+		return nil
+	case kubeletv1beta1.NeverVerifyAllowlistedImages:
+		for _, a := range allowed {
+			name := strings.TrimSuffix(a, "/*")
+			if bare(name) != name || strings.Contains(name, "*") || name == "" {
+				return fmt.Errorf("preloadedImagesVerificationAllowlist: %q is not an image without tag and digest", a)
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("imagePullCredentialsVerificationPolicy %q: want NeverVerify, NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages or AlwaysVerify", policy)
+}
+
+// bare is an image without tag and digest.
+func bare(image string) string {
+	image, _, _ = strings.Cut(image, "@")
+	if i := strings.LastIndexByte(image, ':'); i > strings.LastIndexByte(image, '/') {
+		image = image[:i]
+	}
+	return image
+}
+
+func (r *Records) path(kind, name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return filepath.Join(r.Dir, kind, "sha256-"+hex.EncodeToString(sum[:]))
+}
+
+// load reads what is on the disk. The caller holds mu.
+func (r *Records) load() error {
+	if r.read {
+		return nil
+	}
+	r.pulled, r.intents = map[string]*kubeletv1beta1.ImagePulledRecord{}, map[string]int{}
+	for _, kind := range []string{"pulled", "pulling"} {
+		dir := filepath.Join(r.Dir, kind)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("reading how images were pulled: %w", err)
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return fmt.Errorf("reading how images were pulled: %w", err)
+		}
+		for _, e := range entries {
+			if !strings.HasPrefix(e.Name(), "sha256-") {
+				continue
+			}
+			raw, err := os.ReadFile(filepath.Join(dir, e.Name()))
+			if err != nil {
+				return fmt.Errorf("reading how images were pulled: %w", err)
+			}
+			if err := r.take(kind, raw); err != nil {
+				// Whoever wants the image shows their credentials again.
+				r.Log.Warn("a record of a pulled image is not readable", "file", e.Name(), "error", err)
+			}
+		}
+	}
+	r.read = true
+	return nil
+}
+
+func (r *Records) take(kind string, raw []byte) error {
+	if kind == "pulling" {
+		var intent kubeletv1beta1.ImagePullIntent
+		if err := json.Unmarshal(raw, &intent); err != nil {
+			return err
+		}
+		r.intents[intent.Image] = 0
+		return nil
+	}
+	record := &kubeletv1beta1.ImagePulledRecord{}
+	if err := json.Unmarshal(raw, record); err != nil {
+		return err
+	}
+	if record.ImageRef == "" {
+		return errors.New("it names no image")
+	}
+	r.pulled[record.ImageRef] = record
+	return nil
+}
+
+func (r *Records) write(kind, name string, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("recording how an image is pulled: %w", err)
+	}
+	return atomicfile.Write(atomicfile.File{Path: r.path(kind, name), Data: raw, Mode: 0o600})
+}
+
+// Begin says that an image is being pulled: if the kubelet ends meanwhile, the
+// image is known to have come by it.
+func (r *Records) Begin(image string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.load(); err != nil {
+		return err
+	}
+	if _, there := r.intents[image]; !there {
+		intent := kubeletv1beta1.ImagePullIntent{Image: image}
+		intent.Kind, intent.APIVersion = "ImagePullIntent", kubeletv1beta1.SchemeGroupVersion.String()
+		if err := r.write("pulling", image, intent); err != nil {
+			return err
+		}
+	}
+	r.intents[image]++
+	return nil
+}
+
+// End says that the pull has ended: with ref, as the runtime calls the image,
+// and the credentials it took or, without ref, in vain.
+func (r *Records) End(image, ref string, used Credential) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if ref != "" {
+		if err := r.add(image, ref, used); err != nil {
+			return err
+		}
+	}
+	if r.intents[image]--; r.intents[image] > 0 {
+		return nil
+	}
+	delete(r.intents, image)
+	if err := os.Remove(r.path("pulling", image)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("recording how an image is pulled: %w", err)
+	}
+	return nil
+}
+
+// add remembers that an image can be had with a credential. The caller holds mu.
+func (r *Records) add(image, ref string, used Credential) error {
+	record := &kubeletv1beta1.ImagePulledRecord{ImageRef: ref}
+	if old := r.pulled[ref]; old != nil {
+		record = old.DeepCopy()
+	}
+	record.Kind, record.APIVersion = "ImagePulledRecord", kubeletv1beta1.SchemeGroupVersion.String()
+	if record.CredentialMapping == nil {
+		record.CredentialMapping = map[string]kubeletv1beta1.ImagePullCredentials{}
+	}
+	name := bare(image)
+	of := record.CredentialMapping[name]
+	switch {
+	case of.NodePodsAccessible:
+		return nil
+	case used.Secret != nil:
+		if slices.Contains(of.KubernetesSecrets, *used.Secret) {
+			return nil
+		}
+		// The same secret may have had other contents.
+		of.KubernetesSecrets = slices.DeleteFunc(of.KubernetesSecrets, func(s kubeletv1beta1.ImagePullSecret) bool {
+			return s.UID == used.Secret.UID && s.Namespace == used.Secret.Namespace && s.Name == used.Secret.Name
+		})
+		of.KubernetesSecrets = append(of.KubernetesSecrets, *used.Secret)
+	case used.Account != nil:
+		if slices.Contains(of.KubernetesServiceAccounts, *used.Account) {
+			return nil
+		}
+		of.KubernetesServiceAccounts = append(of.KubernetesServiceAccounts, *used.Account)
+	default:
+		of = kubeletv1beta1.ImagePullCredentials{NodePodsAccessible: true}
+	}
+	record.CredentialMapping[name], record.LastUpdatedTime = of, metav1.NewTime(time.Now())
+	if err := r.write("pulled", ref, record); err != nil {
+		return err
+	}
+	r.pulled[ref] = record
+	return nil
+}
+
+// MustPull tells whether a pod has to show that it may have an image that is
+// there, by pulling it again; credentials are what the pod has itself.
+func (r *Records) MustPull(image, ref string, credentials func() ([]Credential, error)) (bool, error) {
+	if r.Policy == kubeletv1beta1.NeverVerify {
+		return false, nil
+	}
+	r.mu.Lock()
+	if err := r.load(); err != nil {
+		r.mu.Unlock()
+		return false, err
+	}
+	record := r.pulled[ref]
+	_, begun := r.intents[image]
+	r.mu.Unlock()
+	if !r.verifies(image, record != nil || begun) {
+		return false, nil
+	}
+	if record == nil {
+		return true, nil
+	}
+	of := record.CredentialMapping[bare(image)]
+	if of.NodePodsAccessible {
+		return false, nil
+	}
+	if len(of.KubernetesSecrets) == 0 && len(of.KubernetesServiceAccounts) == 0 {
+		return true, nil
+	}
+	mine, err := credentials()
+	if err != nil {
+		return true, err
+	}
+	for _, c := range mine {
+		switch {
+		case c.Account != nil && slices.Contains(of.KubernetesServiceAccounts, *c.Account):
+			return false, nil
+		case c.Secret == nil:
+			continue
+		}
+		for _, s := range of.KubernetesSecrets {
+			same := s.UID == c.Secret.UID && s.Namespace == c.Secret.Namespace && s.Name == c.Secret.Name
+			content := s.CredentialHash != "" && s.CredentialHash == c.Secret.CredentialHash
+			if !same && !content {
+				continue
+			}
+			if !(same && content) && len(of.KubernetesSecrets) < mostMatches {
+				r.mu.Lock()
+				err := r.add(image, ref, c)
+				r.mu.Unlock()
+				if err != nil {
+					r.Log.Warn("recording who may have an image failed", "image", image, "error", err)
+				}
+			}
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// verifies tells whether an image that is there needs credentials.
+func (r *Records) verifies(image string, pulled bool) bool {
+	switch r.Policy {
+	case kubeletv1beta1.AlwaysVerify:
+		return true
+	case kubeletv1beta1.NeverVerifyAllowlistedImages:
+		if pulled {
+			return true
+		}
+		name := bare(image)
+		return !slices.ContainsFunc(r.Allowed, func(a string) bool {
+			if below, ok := strings.CutSuffix(a, "*"); ok {
+				return strings.HasPrefix(name, below)
+			}
+			return a == name
+		})
+	}
+	return pulled
+}
+
+// Keep forgets the images that the runtime does not have any more; what was
+// pulled since the list was made stays.
+func (r *Records) Keep(list []*runtimeapi.Image, since time.Time) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.load(); err != nil {
+		return err
+	}
+	there := map[string]bool{}
+	for _, i := range list {
+		there[i.Id] = true
+	}
+	var errs []error
+	for ref, record := range r.pulled {
+		if there[ref] || !record.LastUpdatedTime.Time.Before(since) {
+			continue
+		}
+		if err := os.Remove(r.path("pulled", ref)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("forgetting how an image was pulled: %w", err))
+			continue
+		}
+		delete(r.pulled, ref)
+	}
+	return errors.Join(errs...)
+}
+
+// Recover takes in what an earlier kubelet was pulling when it ended: what the
+// runtime has of it was pulled with nobody knows whose credentials.
+func (r *Records) Recover(ctx context.Context, images runtimeapi.ImageServiceClient) error {
+	r.mu.Lock()
+	err := r.load()
+	var left []string
+	for image, n := range r.intents {
+		if n == 0 {
+			left = append(left, image)
+		}
+	}
+	r.mu.Unlock()
+	if err != nil || len(left) == 0 {
+		return err
+	}
+	var errs []error
+	for _, image := range left {
+		name, err := Normalize(image)
+		if err != nil {
+			name = image
+		}
+		resp, err := images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: name}})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("asking for an image that was being pulled: %w", err))
+			continue
+		}
+		r.mu.Lock()
+		if ref := resp.GetImage().GetId(); ref != "" && r.pulled[ref] == nil {
+			record := &kubeletv1beta1.ImagePulledRecord{ImageRef: ref, LastUpdatedTime: metav1.NewTime(time.Now())}
+			record.Kind, record.APIVersion = "ImagePulledRecord", kubeletv1beta1.SchemeGroupVersion.String()
+			if err := r.write("pulled", ref, record); err != nil {
+				errs = append(errs, err)
+				r.mu.Unlock()
+				continue
+			}
+			r.pulled[ref] = record
+		}
+		if r.intents[image] == 0 {
+			delete(r.intents, image)
+			_ = os.Remove(r.path("pulling", image))
+		}
+		r.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,48 @@
+package kubelet
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/kubelet/credentials"
+	"hyperkube/components/kubelet/images"
+	"hyperkube/components/kubelet/objects"
+)
+
+// newProviders makes what asks the node's credential providers; nil when there
+// are none.
+func (k *Kubelet) newProviders() (*credentials.Providers, error) {
+	if k.cfg.CredentialProviders == "" {
+		return nil, nil
+	}
+	list, err := credentials.Load(k.cfg.CredentialProviders)
+	if err != nil {
+		return nil, err
+	}
+	return credentials.New(credentials.Config{
+		Providers: list, Dir: k.cfg.CredentialProviderDir, Match: images.Fits, Log: k.log,
+		Account: func(ctx context.Context, pod *v1.Pod) (*v1.ServiceAccount, error) {
+			if k.kube == nil {
+				return nil, objects.ErrNoAPI
+			}
+			return k.kube.CoreV1().ServiceAccounts(pod.Namespace).Get(ctx, pod.Spec.ServiceAccountName, metav1.GetOptions{})
+		},
+		Token: func(ctx context.Context, pod *v1.Pod, audience string) (string, error) {
+			text, _, _, err := k.tokens.Bound(ctx, pod, audience, nil)
+			return text, err
+		},
+	})
+}
+
+// dockerConfigs are the files in which a node may have credentials of its own.
+func dockerConfigs(root string) []string {
+	out := []string{filepath.Join(root, "config.json")}
+	if home, err := os.UserHomeDir(); err == nil {
+		out = append(out, filepath.Join(home, ".docker", "config.json"))
+	}
+	return append(out, "/.docker/config.json")
+}
