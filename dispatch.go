@@ -26,6 +26,7 @@ import (
 	"hyperkube/components/runtime/launch"
 	"hyperkube/components/scheduler"
 	"hyperkube/components/scrub"
+	"hyperkube/internal/idle"
 )
 
 // component is one thing that this program can be.
@@ -126,6 +127,8 @@ func execute(command *cobra.Command, args []string) int {
 		<-ctx.Done()
 		stop()
 	}()
+	// Commands that return soon have ended before it looks for the first time.
+	go idle.Keep(ctx)
 	command.SetArgs(args)
 	command.SilenceErrors = true
 	command.SilenceUsage = true

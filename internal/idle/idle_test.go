@@ -1,0 +1,36 @@
+package idle
+
+import (
+	"testing"
+)
+
+func TestResting(t *testing.T) {
+	const mb = 1 << 20
+	for name, test := range map[string]struct {
+		before, now state
+		want        bool
+	}{
+		"nothing to gain":         {state{}, state{live: 10 * mb, objects: 11 * mb}, false},
+		"garbage":                 {state{}, state{live: 10 * mb, objects: 20 * mb}, true},
+		"free memory":             {state{}, state{live: 10 * mb, objects: 10 * mb, free: 5 * mb}, true},
+		"soon needed again":       {state{allocated: mb}, state{allocated: 6 * mb, live: 10 * mb, objects: 20 * mb}, false},
+		"needed again some time":  {state{allocated: 4 * mb}, state{allocated: 6 * mb, live: 10 * mb, objects: 20 * mb}, true},
+		"the program's file":      {state{}, state{live: 10 * mb, objects: 10 * mb, mapped: 30 * mb}, true},
+		"what of it is needed":    {state{}, state{live: 10 * mb, objects: 10 * mb, mapped: 22 * mb}, false},
+		"less than at collection": {state{}, state{live: 10 * mb, objects: 5 * mb}, false},
+	} {
+		if got := test.before.resting(test.now, 20*mb); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// TestKeepsItself gives back the pages of the test itself, which has to live on.
+func TestKeepsItself(t *testing.T) {
+	var w watch
+	if s := w.read(); s.allocated == 0 || s.objects == 0 {
+		t.Errorf("no memory is in use: %+v", s)
+	}
+	release()
+	release()
+}
