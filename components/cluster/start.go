@@ -30,7 +30,7 @@ func runtimeOptions(l layout.Node) (launch.Options, error) {
 		LogFile: l.Log("runtime"), PIDFile: l.PIDFile("runtime"),
 		Args: []string{
 			"--root=" + l.Runtime(), "--state=" + l.RuntimeState(), "--socket=" + l.RuntimeSocket(),
-			"--builtin=" + self, "--builtin-image=" + version.Image(), "--images-dir=" + l.Images(),
+			"--builtin=" + self, "--builtin-image=" + version.Image(), "--images-dir=" + l.Images(), "--cni-conf-dir=" + l.CNIConf(),
 			"--link-prefix=" + l.LinkPrefix, "--cgroup-root=" + l.CgroupRoot, "--journal=" + l.Journal("runtime"),
 		},
 	}, nil

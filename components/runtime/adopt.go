@@ -302,7 +302,7 @@ func (r *Runtime) restorePorts(ctx context.Context) error {
 	r.mu.Unlock()
 	for _, s := range list {
 		rec := s.get()
-		if rec.Phase != phaseRunning || hostNetwork(rec.config) {
+		if rec.Phase != phaseRunning || hostNetwork(rec.config) || len(rec.CNI) > 0 {
 			continue
 		}
 		ports, err := portMappings(rec.config.GetPortMappings())

@@ -44,6 +44,11 @@ type Config struct {
 	PodCIDRs []netip.Prefix
 	// MTU of the pods' links; zero for that of the default route's link.
 	MTU int
+	// CNIConfDir is where a configuration of network plugins may be; while there
+	// is one, they connect new pods. CNIBinDirs are where the plugins are. Empty:
+	// the usual places.
+	CNIConfDir string
+	CNIBinDirs []string
 	// CgroupRoot is the cgroup below which pods are that name none.
 	CgroupRoot string
 	// SlowCgroups leaves the kernel's way of moving processes between cgroups
@@ -83,6 +88,12 @@ func (c *Config) validate() error {
 	}
 	if len(c.PodCIDRs) == 0 {
 		c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")}
+	}
+	if c.CNIConfDir == "" {
+		c.CNIConfDir = "/etc/cni/net.d"
+	}
+	if len(c.CNIBinDirs) == 0 {
+		c.CNIBinDirs = []string{"/opt/cni/bin", "/usr/lib/cni"}
 	}
 	if c.StreamAddress == "" {
 		c.StreamAddress = "127.0.0.1:0"

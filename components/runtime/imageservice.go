@@ -144,16 +144,9 @@ func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 }
 
 // Status tells whether pods can be made.
-func (r *Runtime) Status(_ context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
-	r.mu.Lock()
-	networkErr := r.networkErr
-	r.mu.Unlock()
-	network := &runtimeapi.RuntimeCondition{Type: "NetworkReady", Status: networkErr == nil}
-	if networkErr != nil {
-		network.Reason, network.Message = "NetworkPluginNotReady", "Network plugin returns error: "+networkErr.Error()
-	}
+func (r *Runtime) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	resp := &runtimeapi.StatusResponse{
-		Status:          &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{{Type: "RuntimeReady", Status: true}, network}},
+		Status:          &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{{Type: "RuntimeReady", Status: true}, r.networkCondition(ctx)}},
 		RuntimeHandlers: r.handlerFeatures(),
 		Features:        &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
 	}
@@ -186,14 +179,22 @@ func (r *Runtime) UpdateRuntimeConfig(ctx context.Context, req *runtimeapi.Updat
 	if err != nil {
 		return nil, err
 	}
-	if err := r.network.SetCIDRs(ctx, cidrs); err != nil {
+	external, err := r.external()
+	if err != nil {
 		return nil, err
+	}
+	if external == nil {
+		if err := r.network.SetCIDRs(ctx, cidrs); err != nil {
+			return nil, err
+		}
 	}
 	if err := os.WriteFile(r.cidrFile(), []byte(text), 0o600); err != nil {
 		return nil, fmt.Errorf("keeping the pod CIDR: %w", err)
 	}
-	r.mu.Lock()
-	r.networkErr = nil
-	r.mu.Unlock()
+	if external == nil {
+		r.mu.Lock()
+		r.networkErr = nil
+		r.mu.Unlock()
+	}
 	return &runtimeapi.UpdateRuntimeConfigResponse{}, nil
 }

@@ -49,6 +49,9 @@ type sandboxRecord struct {
 	Process processID `json:"process"`
 	IPs     []string  `json:"ips,omitempty"`
 	Config  message   `json:"config"`
+	// CNI is the configuration of the plugins that have connected it; empty: it
+	// has a link of podnet's.
+	CNI []byte `json:"cni,omitempty"`
 
 	config *runtimeapi.PodSandboxConfig
 }

@@ -22,6 +22,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-streaming/pkg/streaming"
 
+	"hyperkube/components/runtime/cni"
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/images"
 	"hyperkube/components/runtime/importpb"
@@ -47,6 +48,7 @@ type Runtime struct {
 	runner   *container.Runner
 	engines  map[string]engine // by handler; not changed after New
 	network  *podnet.Network
+	plugins  *cni.Plugins
 	journal  *hostchange.Journal
 	apparmor container.AppArmor
 	stream   streaming.Server
@@ -154,6 +156,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 			cidrs = saved
 		}
 	}
+	r.plugins = cni.New(r.cfg.CNIConfDir, r.cfg.CNIBinDirs, r.path("cni"))
 	var err error
 	r.network, err = podnet.New(podnet.Config{
 		Bridge: r.cfg.LinkPrefix + "-br0", LinkPrefix: r.cfg.LinkPrefix, AddressDir: r.state("addresses"),
@@ -182,7 +185,16 @@ func (r *Runtime) Run(ctx context.Context) error {
 	}
 	defer func() { _ = r.stream.Stop() }()
 
-	r.watch.Go(func() { r.setupNetwork(ctx) })
+	r.watch.Go(func() {
+		if n, _ := r.external(); n == nil {
+			r.setupNetwork(ctx)
+			return
+		}
+		r.mu.Lock()
+		r.networkErr = errExternal
+		r.mu.Unlock()
+		r.lookAtPlugins(ctx)
+	})
 	r.watch.Go(func() { r.importImages(ctx) })
 
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/runtime/cni"
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/process"
 	"hyperkube/components/runtime/sandbox"
@@ -135,10 +136,12 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	if err := sandbox.CheckSysctls(config.GetLinux().GetSysctls(), hostNetwork(config), hostIPC(config)); err != nil {
 		return nil, err
 	}
+	var external *cni.Network
 	if !hostNetwork(config) {
-		r.mu.Lock()
-		err := r.networkErr
-		r.mu.Unlock()
+		var err error
+		if external, err = r.external(); err == nil && external == nil {
+			err = r.ownNetwork(ctx)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("failed to setup network for sandbox: %w", err)
 		}
@@ -153,7 +156,7 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	}}
 	s.life.Lock()
 	defer s.life.Unlock()
-	if err := r.makeSandbox(ctx, s); err != nil {
+	if err := r.makeSandbox(ctx, s, external); err != nil {
 		// Taken apart even when the caller is gone.
 		if undoErr := r.unmakeSandbox(context.WithoutCancel(ctx), s); undoErr != nil {
 			r.log.Warn("a sandbox that failed cannot be removed", "sandbox", id, "error", undoErr)
@@ -171,7 +174,9 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
-func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState) error {
+// makeSandbox makes what a sandbox is made of. external is the network of the
+// plugins that connect it, nil if this project's does.
+func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState, external *cni.Network) error {
 	id, config := s.id, s.get().config
 	dir := r.sandboxDir(id)
 	if err := os.Mkdir(dir, 0o711); err != nil {
@@ -207,7 +212,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState) error {
 	if err := r.cgroups.Create(cg, cgroup.Resources{}); err != nil {
 		return err
 	}
-	if !shared {
+	if !shared && external == nil {
 		if _, err := r.network.Allocate(id); err != nil {
 			return err
 		}
@@ -226,7 +231,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState) error {
 	if err := r.cgroups.Enter(cg, h.PID()); err != nil {
 		return err
 	}
-	if err := r.connect(ctx, s, hostname); err != nil {
+	if err := r.connect(ctx, s, hostname, external); err != nil {
 		return err
 	}
 	return r.changeSandbox(s, func(rec *sandboxRecord) {
@@ -239,7 +244,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState) error {
 }
 
 // connect sets up the inside of the sandbox's namespaces, and its network.
-func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string) error {
+func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string, external *cni.Network) error {
 	config := s.get().config
 	shared := hostNetwork(config)
 	user, err := userNS(config)
@@ -259,6 +264,12 @@ func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string)
 			return nil
 		}
 		return podnet.Loopback(netns, inside)
+	}
+	if external != nil {
+		if err := r.plugIn(ctx, s, external, netns, inside); err != nil {
+			return fmt.Errorf("failed to setup network for sandbox %q: %w", s.id, err)
+		}
+		return nil
 	}
 	ports, err := portMappings(config.GetPortMappings())
 	if err != nil {
@@ -332,7 +343,11 @@ func (r *Runtime) followSandbox(s *sandboxState) {
 func (r *Runtime) unmakeSandbox(ctx context.Context, s *sandboxState) error {
 	rec := s.get()
 	var errs []error
-	if !hostNetwork(rec.config) {
+	switch {
+	case hostNetwork(rec.config):
+	case len(rec.CNI) > 0:
+		errs = append(errs, r.unplug(ctx, s))
+	default:
 		errs = append(errs, r.network.Detach(ctx, rec.ID))
 	}
 	if s.handle != nil {
@@ -400,7 +415,7 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandboxState) error {
 		was = rec.Phase == phaseRunning
 		rec.Phase = phaseExited
 		rec.Process = processID{}
-		rec.IPs = nil
+		rec.IPs, rec.CNI = nil, nil
 	})
 	if was {
 		r.emit(s.id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)

@@ -110,6 +110,9 @@ func (n Node) PIDFile(process string) string { return filepath.Join(n.Run, proce
 // Log is the log file of a process that was started in the background.
 func (n Node) Log(process string) string { return filepath.Join(n.Data, "logs", process+".log") }
 
+// CNIConf is the folder of configurations of network plugins.
+func (n Node) CNIConf() string { return filepath.Join(filepath.Dir(n.Etc), "cni", "net.d") }
+
 // StaticPods is the directory of static pod manifests.
 func (n Node) StaticPods() string { return filepath.Join(n.Etc, "manifests") }
 

@@ -42,6 +42,7 @@ type options struct {
 	registryConfig string
 	pidFile        string
 	cdiDirs        string
+	cniBinDirs     string
 	handlers       string
 	logLevel       string
 }
@@ -58,6 +59,8 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.cfg.LinkPrefix, "link-prefix", "hk", "beginning of the names of network links")
 	f.StringVar(&o.podCIDR, "pod-cidr", "10.244.0.0/24", "addresses of pods until the kubelet brings others, one CIDR a family, separated by commas")
 	f.IntVar(&o.cfg.MTU, "mtu", 0, "MTU of the pods' links, 0 for that of the default route's link")
+	f.StringVar(&o.cfg.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "folder of configurations of network plugins; while there is one, they connect new pods")
+	f.StringVar(&o.cniBinDirs, "cni-bin-dirs", "/opt/cni/bin,/usr/lib/cni", "folders of network plugins, separated by commas")
 	f.StringVar(&o.cfg.CgroupRoot, "cgroup-root", "", "cgroup below which pods are that name none")
 	f.BoolVar(&o.cfg.SlowCgroups, "slow-cgroups", false, "do not ask the kernel to favor dynamic changes of cgroups (favordynmods)")
 	f.StringVar(&o.cfg.Journal, "journal", "", "file that records changes to the host")
@@ -111,6 +114,7 @@ func run(args []string) error {
 	if o.cfg.Handlers, err = runtime.LoadHandlers(o.handlers); err != nil {
 		return err
 	}
+	o.cfg.CNIBinDirs = strings.FieldsFunc(o.cniBinDirs, func(r rune) bool { return r == ',' })
 	o.cfg.CDIDirs = strings.FieldsFunc(o.cdiDirs, func(r rune) bool { return r == ',' })
 	if o.cfg.Registries, err = images.LoadRegistries(o.registryConfig); err != nil {
 		return err
