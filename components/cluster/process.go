@@ -57,8 +57,11 @@ func (l *processLock) release() {
 	l.file.Close()
 }
 
+// dyingTime bounds the wait for the end of a process that was killed.
+const dyingTime = 10 * time.Second
+
 // holder returns the PID of the process that holds the lock at path, 0 if
-// nobody does.
+// nobody does. One that was killed is not counted, and waited for.
 func holder(path string) (int, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -68,20 +71,49 @@ func holder(path string) (int, error) {
 		return 0, fmt.Errorf("opening the PID file: %w", err)
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
-		return 0, nil
-	} else if !errors.Is(err, unix.EWOULDBLOCK) {
-		return 0, fmt.Errorf("asking for the lock of %s: %w", path, err)
+	deadline := time.Now().Add(dyingTime)
+	for {
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
+			return 0, nil
+		} else if !errors.Is(err, unix.EWOULDBLOCK) {
+			return 0, fmt.Errorf("asking for the lock of %s: %w", path, err)
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return 0, fmt.Errorf("reading the PID file: %w", err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		if err != nil {
+			return 0, fmt.Errorf("%s is held, but names no process: %w", path, err)
+		}
+		if !dying(pid) || time.Now().After(deadline) {
+			return pid, nil
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return 0, fmt.Errorf("reading the PID file: %w", err)
+}
+
+// dying tells whether a process was killed and is only not gone yet: a large one
+// needs a moment to give its memory back, and its locks are the last to go.
+func dying(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if errors.Is(err, os.ErrNotExist) {
+		return true
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-	if err != nil {
-		return 0, fmt.Errorf("%s is held, but names no process: %w", path, err)
+	for line := range strings.Lines(string(data)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		value = strings.TrimSpace(value)
+		switch name {
+		case "State":
+			if strings.HasPrefix(value, "Z") || strings.HasPrefix(value, "X") {
+				return true
+			}
+		case "SigPnd":
+			pending, err := strconv.ParseUint(value, 16, 64)
+			return err == nil && pending&(1<<(unix.SIGKILL-1)) != 0
+		}
 	}
-	return pid, nil
+	return false
 }
 
 // endProcess asks pid to end and waits, by its pidfd; when ctx ends first it is

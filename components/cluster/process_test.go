@@ -127,3 +127,26 @@ func TestTurn(t *testing.T) {
 		t.Errorf("the lock's file stays: %v", err)
 	}
 }
+
+// TestDying tells a process that was killed from one that lives: its lock may be
+// the last to go.
+func TestDying(t *testing.T) {
+	cmd := exec.Command("sleep", "100")
+	if err := cmd.Start(); err != nil {
+		t.Skip(err)
+	}
+	if dying(cmd.Process.Pid) {
+		t.Error("who lives is dying")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	// Killed, a zombie, or gone: none of these comes back.
+	if !dying(cmd.Process.Pid) {
+		t.Error("who was killed is not dying")
+	}
+	_ = cmd.Wait()
+	if !dying(cmd.Process.Pid) {
+		t.Error("who is gone is not dying")
+	}
+}
