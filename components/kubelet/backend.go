@@ -25,11 +25,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"hyperkube/components/kubelet/cpus"
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/pods"
 	"hyperkube/components/kubelet/podstate"
 	"hyperkube/components/kubelet/server"
 	"hyperkube/components/kubelet/stats"
+	"hyperkube/internal/version"
 )
 
 // backend is what the HTTPS server serves.
@@ -48,11 +50,30 @@ func (k *Kubelet) newBackend() *backend {
 		r.MustRegister(list...)
 		return r
 	}
-	b.metrics["/metrics"] = registry(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k}, b.volumes, k.eviction.Metrics())
+	own := []prometheus.Collector{
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k}, b.volumes, k.eviction.Metrics(),
+	}
+	if k.cri.Metrics != nil {
+		own = append(own, k.cri.Metrics)
+	}
+	b.metrics["/metrics"] = registry(own...)
 	b.metrics["/metrics/resource"] = registry(b.stats.Resource())
-	b.metrics["/metrics/cadvisor"] = registry(b.stats.Cadvisor(k.machine.CPUs, k.machine.MemoryBytes))
-	b.metrics["/metrics/probes"] = registry()
+	b.metrics["/metrics/cadvisor"] = registry(b.stats.Cadvisor(k.hardware()))
+	b.metrics["/metrics/probes"] = registry(k.host.Prober.Metrics)
 	return b
+}
+
+// hardware is what is told of the machine.
+func (k *Kubelet) hardware() stats.Hardware {
+	m := k.machine
+	h := stats.Hardware{
+		BootID: m.Boot, MachineID: m.MachineID, SystemUUID: m.SystemUUID, CPUs: m.CPUs, Cores: m.CPUs, Sockets: 1, MemoryBytes: m.MemoryBytes, SwapBytes: m.SwapBytes,
+		CgroupOf: func(uid string) string { return k.manager.Cgroup(types.UID(uid)) },
+	}
+	if top, err := cpus.Read("/sys/devices/system/cpu"); err == nil {
+		h.Cores, h.Sockets = top.Count()
+	}
+	return h
 }
 
 // server listens and returns what serves.
@@ -284,6 +305,7 @@ func (m kubeletMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge("kubelet_running_pods", "Number of pods that have a running pod sandbox", float64(running), nil)
 	gauge("kubelet_desired_pods", "The number of pods the kubelet is being instructed to run.", float64(len(all)), map[string]string{"static": ""})
+	m.own(ch)
 	if m.k.shutdown != nil {
 		for name, at := range m.k.shutdownTimes() {
 			gauge("kubelet_graceful_shutdown_"+name+"_time_seconds", "Last graceful shutdown "+name+" time since unix epoch in seconds", at, nil)
@@ -292,4 +314,20 @@ func (m kubeletMetrics) Collect(ch chan<- prometheus.Metric) {
 	for state, n := range states {
 		gauge("kubelet_running_containers", "Number of containers currently running", float64(n), map[string]string{"container_state": state})
 	}
+}
+
+// own tells of what containers have for themselves.
+func (m kubeletMetrics) own(ch chan<- prometheus.Metric) {
+	counter := func(name, help string, n int64) {
+		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("kubelet_"+name, help, nil, nil), prometheus.CounterValue, float64(n))
+	}
+	requests, refused := m.k.topology.Counts()
+	counter("topology_manager_admission_requests_total", "The number of admission requests where resources have to be aligned.", requests)
+	counter("topology_manager_admission_errors_total", "The number of admission request failures where resource alignment failed.", refused)
+	version := version.Get()
+	ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("kubernetes_build_info", "A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.",
+		nil, prometheus.Labels{
+			"major": version.Major, "minor": version.Minor, "git_version": version.GitVersion, "git_commit": version.GitCommit, "git_tree_state": version.GitTreeState,
+			"build_date": version.BuildDate, "go_version": version.GoVersion, "compiler": version.Compiler, "platform": version.Platform,
+		}), prometheus.GaugeValue, 1)
 }

@@ -235,6 +235,10 @@ func (k *Kubelet) compose() error {
 		CRI: k.cri, NodeName: cfg.NodeName, Root: cfg.Layout.Kubelet, Logs: cfg.Layout.PodLogs, Images: cfg.Layout.Data,
 		Pods: k.manager.Pods, Boot: time.Now(),
 	}
+	k.host.Prober.Metrics = probe.NewMetrics()
+	if k.cgroups != nil {
+		k.stats.Whole = func() (cgroup.Stats, error) { return k.cgroups.Stats(k.kubepods()) }
+	}
 	k.eviction = k.newEviction(recorder)
 	k.shutdown = k.newShutdown(recorder)
 	if err = k.newOwn(); err != nil {

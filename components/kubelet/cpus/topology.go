@@ -121,6 +121,11 @@ func (t Topology) Threads() int {
 	return most
 }
 
+// Count is how many cores and sockets there are.
+func (t Topology) Count() (cores, sockets int64) {
+	return int64(len(t.groups(t.All(), core))), int64(len(t.groups(t.All(), func(c CPU) int { return c.Socket })))
+}
+
 // groups splits a set.
 func (t Topology) groups(of cpuset.CPUSet, by func(CPU) int) map[int]cpuset.CPUSet {
 	out := map[int]cpuset.CPUSet{}

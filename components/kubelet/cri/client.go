@@ -27,13 +27,18 @@ type Client struct {
 	Runtime runtimeapi.RuntimeServiceClient
 	Images  runtimeapi.ImageServiceClient
 
+	// Metrics counts the calls; nil in tests that fill the clients themselves.
+	Metrics *Metrics
+
 	conn, other *grpc.ClientConn // other: of images, if not the same; may be nil
 }
 
 // Dial makes a client of the runtime at endpoint, a socket's path with or
 // without "unix://". It does not wait for the runtime to be there: calls made
 // with WaitForReady do.
-func Dial(endpoint string) (*Client, error) {
+func Dial(endpoint string) (*Client, error) { return dial(endpoint, NewMetrics()) }
+
+func dial(endpoint string, metrics *Metrics) (*Client, error) {
 	path := strings.TrimPrefix(endpoint, "unix://")
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("container runtime endpoint %q: want unix:// and an absolute path", endpoint)
@@ -48,12 +53,14 @@ func Dial(endpoint string) (*Client, error) {
 			MinConnectTimeout: time.Second,
 		}),
 		grpc.WithIdleTimeout(0),
+		grpc.WithUnaryInterceptor(metrics.intercept),
 		grpc.WithNoProxy(),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("dialling the container runtime: %w", err)
 	}
 	return &Client{
+		Metrics: metrics,
 		Runtime: runtimeapi.NewRuntimeServiceClient(conn),
 		Images:  runtimeapi.NewImageServiceClient(conn),
 		conn:    conn,
@@ -62,7 +69,7 @@ func Dial(endpoint string) (*Client, error) {
 
 // ImagesOf makes c take images from another socket than the runtime's.
 func (c *Client) ImagesOf(endpoint string) error {
-	other, err := Dial(endpoint)
+	other, err := dial(endpoint, c.Metrics)
 	if err != nil {
 		return err
 	}

@@ -192,6 +192,20 @@ func (m *Manager) Volumes(uid types.UID) map[string]volume.Result {
 	return w.volumes
 }
 
+// Cgroup is a pod's cgroup as a path from the root of the hierarchy; empty when
+// there is no such pod.
+func (m *Manager) Cgroup(uid types.UID) string {
+	m.mu.Lock()
+	w := m.workers[uid]
+	m.mu.Unlock()
+	if w == nil {
+		return ""
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return m.host.cgroupOf(w.pod)
+}
+
 // Done returns a channel that is closed once nothing is left of the pod; nil
 // when there is no such pod.
 func (m *Manager) Done(uid types.UID) <-chan struct{} {

@@ -111,6 +111,7 @@ func (g *Group) Stop() {
 	g.cancel()
 	g.stopSoft()
 	g.wait.Wait()
+	g.prober.Metrics.forget(&g.target)
 }
 
 // firstEarly is how soon a container that has just started is asked again.
@@ -151,9 +152,13 @@ func (g *Group) loop(ctx context.Context, name string, spec *v1.Probe, field fun
 		case <-timer.C:
 		}
 		next := time.Now().Add(period)
+		began := time.Now()
 		answer, text, err := g.attempt(ctx, spec)
 		if ctx.Err() != nil {
 			return false
+		}
+		if early == 0 || answer == Success {
+			g.prober.Metrics.note(name, &g.target, answer, time.Since(began))
 		}
 		if early > 0 && answer != Success {
 			left := period - time.Since(g.started)

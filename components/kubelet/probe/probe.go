@@ -55,6 +55,9 @@ var ErrTimeout = errors.New("command timed out")
 
 // Prober asks. Its methods are safe for several goroutines.
 type Prober struct {
+	// Metrics counts what is found; may be nil. It is set before anything is
+	// probed.
+	Metrics   *Metrics
 	exec      Exec
 	userAgent string
 	dialer    *net.Dialer

@@ -147,7 +147,10 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	b := s.cfg.Backend
 	mux.HandleFunc("/healthz", Healthz(b.Healthy))
-	mux.HandleFunc("/healthz/{check}", Healthz(b.Healthy))
+	for _, check := range []string{"ping", "log"} {
+		mux.HandleFunc("/healthz/"+check, Healthz(func() error { return nil }))
+	}
+	mux.HandleFunc("/healthz/syncloop", Healthz(b.Healthy))
 	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, podList(b.Pods())) })
 	running := func(w http.ResponseWriter, r *http.Request) {
 		pods, err := b.RunningPods(r.Context())
@@ -358,8 +361,16 @@ func logOptions(q url.Values, now time.Time) (o podlogs.Options, previous bool, 
 		o.Since = t
 	}
 	stream = q.Get("stream")
-	if stream == "" {
+	switch stream {
+	case "":
 		stream = "All"
+	case "All":
+	case "Stdout", "Stderr":
+		if o.Tail >= 0 {
+			err = errors.New("`tailLines` and specific `stream` are mutually exclusive for now")
+		}
+	default:
+		err = fmt.Errorf("invalid stream %q: want All, Stdout or Stderr", stream)
 	}
 	return o, previous, stream, err
 }

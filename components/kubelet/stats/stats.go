@@ -20,6 +20,7 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/nodestatus"
+	"hyperkube/internal/cgroup"
 )
 
 // Provider measures. Its methods are safe for several goroutines.
@@ -34,6 +35,8 @@ type Provider struct {
 	Pods func() []*v1.Pod
 	// Boot is when the node's statistics began.
 	Boot time.Time
+	// Whole measures all pods together; may be nil.
+	Whole func() (cgroup.Stats, error)
 
 	mu   sync.Mutex // guards last
 	last map[string]sample
@@ -48,19 +51,34 @@ type sample struct {
 
 // Summary returns what everything uses.
 func (p *Provider) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
+	out, _, err := p.summary(ctx)
+	return out, err
+}
+
+// summary also returns the nanoseconds of CPU that each container has used, by
+// its ID.
+func (p *Provider) summary(ctx context.Context) (*statsv1alpha1.Summary, map[string]uint64, error) {
 	now := time.Now()
 	out := &statsv1alpha1.Summary{Node: p.node(now), Pods: []statsv1alpha1.PodStats{}}
 	boxes, err := p.sandboxes(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	nanos := map[string]uint64{}
 	started := map[string]metav1.Time{}
 	for _, pod := range p.Pods() {
 		if pod.Status.StartTime != nil {
 			started[string(pod.UID)] = *pod.Status.StartTime
 		}
+		for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+			for i := range list {
+				if r := list[i].State.Running; r != nil {
+					started[string(pod.UID)+"/"+list[i].Name] = r.StartedAt
+				}
+			}
+		}
 	}
-	seen := map[string]bool{"node": true}
+	seen := map[string]bool{"node": true, "system/" + statsv1alpha1.SystemContainerKubelet: true, "system/" + statsv1alpha1.SystemContainerPods: true}
 	for _, box := range boxes {
 		meta := box.GetAttributes().GetMetadata()
 		pod := statsv1alpha1.PodStats{
@@ -71,8 +89,15 @@ func (p *Provider) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) 
 		linux := box.GetLinux()
 		for _, c := range linux.GetContainers() {
 			cs := statsv1alpha1.ContainerStats{Name: c.GetAttributes().GetMetadata().GetName(), StartTime: pod.StartTime}
+			if at, ok := started[meta.GetUid()+"/"+cs.Name]; ok {
+				cs.StartTime = at
+			}
 			id := c.GetAttributes().GetId()
 			seen[id] = true
+			if n := c.GetCpu().GetUsageCoreNanoSeconds(); n != nil {
+				nanos[id] = n.Value
+			}
+			cs.Swap = swap(c.GetSwap(), now)
 			cs.CPU, cs.Memory = p.cpu(id, c.GetCpu(), now), memory(c.GetMemory(), now)
 			if fs := c.GetWritableLayer(); fs != nil {
 				cs.Rootfs = &statsv1alpha1.FsStats{Time: at(fs.GetTimestamp(), now), UsedBytes: value(fs.GetUsedBytes()), InodesUsed: value(fs.GetInodesUsed())}
@@ -89,6 +114,7 @@ func (p *Provider) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) 
 		if pod.Memory == nil {
 			pod.Memory = sumMemory(pod.Containers, now)
 		}
+		pod.Swap = sumSwap(pod.Containers, now)
 		pod.Network = network(linux.GetNetwork(), now)
 		if n := linux.GetProcess().GetProcessCount(); n != nil {
 			pod.ProcessStats = &statsv1alpha1.ProcessStats{ProcessCount: value(n)}
@@ -103,7 +129,28 @@ func (p *Provider) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) 
 		}
 	}
 	p.mu.Unlock()
-	return out, nil
+	return out, nanos, nil
+}
+
+func swap(s *runtimeapi.SwapUsage, now time.Time) *statsv1alpha1.SwapStats {
+	if s == nil || s.SwapUsageBytes == nil {
+		return nil
+	}
+	return &statsv1alpha1.SwapStats{Time: at(s.Timestamp, now), SwapAvailableBytes: value(s.SwapAvailableBytes), SwapUsageBytes: value(s.SwapUsageBytes)}
+}
+
+func sumSwap(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha1.SwapStats {
+	var used uint64
+	known := false
+	for i := range list {
+		if s := list[i].Swap; s != nil && s.SwapUsageBytes != nil {
+			used, known = used+*s.SwapUsageBytes, true
+		}
+	}
+	if !known {
+		return nil
+	}
+	return &statsv1alpha1.SwapStats{Time: metav1.NewTime(now), SwapUsageBytes: &used}
 }
 
 // sandboxes returns the stats of all sandboxes with their containers, put
@@ -151,8 +198,11 @@ func (p *Provider) node(now time.Time) statsv1alpha1.NodeStats {
 		used := total - uint64(info["MemFree"])
 		working := total - available
 		rss := uint64(info["AnonPages"])
+		free, swapped := uint64(info["SwapFree"]), uint64(info["SwapTotal"]-info["SwapFree"])
+		out.Swap = &statsv1alpha1.SwapStats{Time: metav1.NewTime(now), SwapAvailableBytes: &free, SwapUsageBytes: &swapped}
 		out.Memory = &statsv1alpha1.MemoryStats{Time: metav1.NewTime(now), AvailableBytes: &available, UsageBytes: &used, WorkingSetBytes: &working, RSSBytes: &rss}
 	}
+	out.SystemContainers = p.systemContainers(now)
 	out.Fs = FileSystem(p.Root, now)
 	images := p.Images
 	if images == "" {

@@ -1,0 +1,217 @@
+package stats
+
+import (
+	"context"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"hyperkube/components/kubelet/cri"
+)
+
+// Hardware is what /metrics/cadvisor tells of the machine.
+type Hardware struct {
+	BootID, MachineID, SystemUUID string
+	// CPUs are the logical ones.
+	CPUs, Cores, Sockets   int64
+	MemoryBytes, SwapBytes int64
+	CgroupOf               func(uid string) string // a pod's cgroup; may be nil
+}
+
+// containerLabels are those of what was cAdvisor's to tell.
+var containerLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
+
+const cpuSeconds = "container_cpu_usage_seconds_total"
+
+// Cadvisor is what /metrics/cadvisor tells: the machine, what the runtime
+// measures under the names that cAdvisor had for it, and pods and the node as a
+// whole. Of a runtime that measures less the main series are told.
+//
+// https://kep.k8s.io/2371
+func (p *Provider) Cadvisor(h Hardware) prometheus.Collector { return &cadvisor{p: p, hardware: h} }
+
+type cadvisor struct {
+	p        *Provider
+	hardware Hardware
+}
+
+// Describe implements prometheus.Collector; nothing is told beforehand.
+func (*cadvisor) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (c *cadvisor) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	failed := 0.0
+	if err := c.collect(ctx, ch); err != nil {
+		failed = 1
+	}
+	ch <- prometheus.MustNewConstMetric(desc("container_scrape_error", "1 if there was an error while getting container metrics, 0 otherwise"), prometheus.GaugeValue, failed)
+	c.machine(ch)
+}
+
+// machine tells of the hardware.
+func (c *cadvisor) machine(ch chan<- prometheus.Metric) {
+	h := c.hardware
+	for _, m := range []struct {
+		name, help string
+		value      int64
+	}{
+		{"machine_cpu_cores", "Number of logical CPU cores.", h.CPUs},
+		{"machine_cpu_physical_cores", "Number of physical CPU cores.", h.Cores},
+		{"machine_cpu_sockets", "Number of CPU sockets.", h.Sockets},
+		{"machine_memory_bytes", "Amount of memory installed on the machine.", h.MemoryBytes},
+		{"machine_swap_bytes", "Amount of swap memory available on the machine.", h.SwapBytes},
+	} {
+		ch <- prometheus.MustNewConstMetric(desc(m.name, m.help, "boot_id", "machine_id", "system_uuid"), prometheus.GaugeValue, float64(m.value), h.BootID, h.MachineID, h.SystemUUID)
+	}
+	ch <- prometheus.MustNewConstMetric(desc("machine_scrape_error", "1 if there was an error while getting machine metrics, 0 otherwise."), prometheus.GaugeValue, 0)
+}
+
+func (c *cadvisor) collect(ctx context.Context, ch chan<- prometheus.Metric) error {
+	summary, nanos, err := c.p.summary(ctx)
+	if err != nil {
+		return err
+	}
+	c.whole(summary, ch)
+	described, err := c.p.CRI.Runtime.ListMetricDescriptors(ctx, &runtimeapi.ListMetricDescriptorsRequest{})
+	if cri.IsUnimplemented(err) || err == nil && len(described.Descriptors) == 0 {
+		c.plain(summary, ch)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	list, err := c.p.CRI.Runtime.ListPodSandboxMetrics(ctx, &runtimeapi.ListPodSandboxMetricsRequest{})
+	if err != nil {
+		return err
+	}
+	descs, named := map[string]*prometheus.Desc{}, map[string]int{}
+	for _, d := range described.Descriptors {
+		descs[d.Name] = prometheus.NewDesc(d.Name, d.Help, d.LabelKeys, nil)
+		named[d.Name] = slices.Index(d.LabelKeys, "name")
+	}
+	put := func(m *runtimeapi.Metric) {
+		d := descs[m.Name]
+		if d == nil {
+			return
+		}
+		kind, value := prometheus.GaugeValue, float64(m.GetValue().GetValue())
+		if m.MetricType == runtimeapi.MetricType_COUNTER {
+			kind = prometheus.CounterValue
+		}
+		// By CRI these are whole seconds, of which nobody can tell a rate.
+		if i := named[m.Name]; m.Name == cpuSeconds && i >= 0 && i < len(m.LabelValues) {
+			if n, ok := nanos[m.LabelValues[i]]; ok {
+				value = float64(n) / 1e9
+			}
+		}
+		metric, err := prometheus.NewConstMetric(d, kind, value, m.LabelValues...)
+		if err != nil {
+			return // not as it was described
+		}
+		if m.Timestamp > 0 {
+			metric = prometheus.NewMetricWithTimestamp(time.Unix(0, m.Timestamp), metric)
+		}
+		ch <- metric
+	}
+	for _, pod := range list.PodMetrics {
+		for _, m := range pod.Metrics {
+			put(m)
+		}
+		for _, one := range pod.ContainerMetrics {
+			for _, m := range one.Metrics {
+				put(m)
+			}
+		}
+	}
+	return nil
+}
+
+// main are the series that everyone looks at.
+type main struct {
+	ch     chan<- prometheus.Metric
+	labels []string
+}
+
+func (m *main) put(name, help string, kind prometheus.ValueType, v *uint64, scale float64, extra ...string) {
+	if v == nil {
+		return
+	}
+	keys, values := slices.Clone(containerLabels), slices.Clone(m.labels)
+	for i := 0; i+1 < len(extra); i += 2 {
+		keys, values = append(keys, extra[i]), append(values, extra[i+1])
+	}
+	m.ch <- prometheus.MustNewConstMetric(desc(name, help, keys...), kind, float64(*v)/scale, values...)
+}
+
+func (m *main) usage(cpu *statsv1alpha1.CPUStats, memory *statsv1alpha1.MemoryStats) {
+	if cpu != nil {
+		m.put(cpuSeconds, "Cumulative cpu time consumed in seconds.", prometheus.CounterValue, cpu.UsageCoreNanoSeconds, 1e9, "cpu", "total")
+	}
+	if memory != nil {
+		m.put("container_memory_usage_bytes", "Current memory usage in bytes, including all memory regardless of when it was accessed", prometheus.GaugeValue, memory.UsageBytes, 1)
+		m.put("container_memory_working_set_bytes", "Current working set in bytes.", prometheus.GaugeValue, memory.WorkingSetBytes, 1)
+		m.put("container_memory_rss", "Size of RSS in bytes.", prometheus.GaugeValue, memory.RSSBytes, 1)
+	}
+}
+
+func (m *main) network(n *statsv1alpha1.NetworkStats) {
+	if n == nil {
+		return
+	}
+	for i := range n.Interfaces {
+		one := &n.Interfaces[i]
+		m.put("container_network_receive_bytes_total", "Cumulative count of bytes received", prometheus.CounterValue, one.RxBytes, 1, "interface", one.Name)
+		m.put("container_network_receive_errors_total", "Cumulative count of errors encountered while receiving", prometheus.CounterValue, one.RxErrors, 1, "interface", one.Name)
+		m.put("container_network_transmit_bytes_total", "Cumulative count of bytes transmitted", prometheus.CounterValue, one.TxBytes, 1, "interface", one.Name)
+		m.put("container_network_transmit_errors_total", "Cumulative count of errors encountered while transmitting", prometheus.CounterValue, one.TxErrors, 1, "interface", one.Name)
+	}
+}
+
+// whole tells of the node and of each pod as a whole.
+func (c *cadvisor) whole(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric) {
+	node := &main{ch: ch, labels: []string{"", "/", "", "", "", ""}}
+	node.usage(s.Node.CPU, s.Node.Memory)
+	node.network(s.Node.Network)
+	if fs := s.Node.Fs; fs != nil {
+		node.put("container_fs_limit_bytes", "Number of bytes that can be consumed by the container on this filesystem.", prometheus.GaugeValue, fs.CapacityBytes, 1, "device", "")
+		node.put("container_fs_usage_bytes", "Number of bytes that are consumed by the container on this filesystem.", prometheus.GaugeValue, fs.UsedBytes, 1, "device", "")
+	}
+	for i := range s.Pods {
+		pod := &s.Pods[i]
+		(&main{ch: ch, labels: []string{"", c.cgroup(pod.PodRef.UID), "", "", pod.PodRef.Namespace, pod.PodRef.Name}}).usage(pod.CPU, pod.Memory)
+	}
+}
+
+func (c *cadvisor) cgroup(uid string) string {
+	if c.hardware.CgroupOf == nil {
+		return ""
+	}
+	return c.hardware.CgroupOf(uid)
+}
+
+// plain tells the main series of each container.
+func (c *cadvisor) plain(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric) {
+	for i := range s.Pods {
+		pod := &s.Pods[i]
+		id := c.cgroup(pod.PodRef.UID)
+		(&main{ch: ch, labels: []string{"POD", id, "", "", pod.PodRef.Namespace, pod.PodRef.Name}}).network(pod.Network)
+		for j := range pod.Containers {
+			one := &pod.Containers[j]
+			m := &main{ch: ch, labels: []string{one.Name, path.Join(id, one.Name), "", "", pod.PodRef.Namespace, pod.PodRef.Name}}
+			m.usage(one.CPU, one.Memory)
+			if one.Rootfs != nil {
+				m.put("container_fs_usage_bytes", "Number of bytes that are consumed by the container on this filesystem.", prometheus.GaugeValue, one.Rootfs.UsedBytes, 1, "device", "")
+			}
+			if !one.StartTime.IsZero() {
+				at := uint64(one.StartTime.Unix())
+				m.put("container_start_time_seconds", "Start time of the container since unix epoch in seconds.", prometheus.GaugeValue, &at, 1)
+			}
+		}
+	}
+}
