@@ -83,9 +83,8 @@ func TestHostile(t *testing.T) {
 	measure := func(when string) {
 		cmd, _, out := role("good:" + when)
 		for out.Scan() {
-			if line, ok := strings.CutPrefix(out.Text(), "> "); ok {
-				t.Logf("%s: %s", when, line)
-			}
+			line, _ := strings.CutPrefix(out.Text(), "> ")
+			t.Logf("%s: %s", when, line)
 		}
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("%s: the user was not served: %v", when, err)
@@ -209,7 +208,7 @@ func beBad(t *testing.T, conf string) {
 	defer wg.Wait()
 	does := func(what string) bool { return strings.Contains(*attacks, what) }
 	bad := as(t, conf, "bad")
-	var begun, watching, lists, refused, connected, shaken, cut, heavy, heavyRefused, written atomic.Int64
+	var begun, watching, lists, refused, connected, shaken, cut, heavy, heavyRefused, written, trickled atomic.Int64
 	client, err := clientrest.HTTPClientFor(as(t, conf, "bad"))
 	if err != nil {
 		t.Fatal(err)
@@ -318,20 +317,10 @@ func beBad(t *testing.T, conf string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		body, slow := io.Pipe()
-		wg.Go(func() {
-			defer slow.Close()
-			for ctx.Err() == nil {
-				_, _ = slow.Write([]byte(" "))
-				select {
-				case <-time.After(100 * time.Millisecond):
-				case <-ctx.Done():
-				}
-			}
-		})
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				_, _ = send(ctx, transport, http.MethodPost, bad.Host+"/api/v1/namespaces/default/configmaps", body)
+				_, _ = send(ctx, transport, http.MethodPost, bad.Host+"/api/v1/namespaces/default/configmaps", trickle{ctx})
+				trickled.Add(1)
 			}
 		})
 	}
@@ -395,10 +384,26 @@ func beBad(t *testing.T, conf string) {
 	fmt.Println("> ready")
 	<-ctx.Done()
 	wg.Wait()
-	fmt.Printf("> %d lists of 10 MB, %d without their end, %d of %d watches have ended, %d idle connections, %d handshakes, %d stalled lists were cut off, %d heavy requests and %d without success, %d writes\n",
-		lists.Load(), refused.Load(), watching.Load(), begun.Load(), connected.Load(), shaken.Load(), cut.Load(), heavy.Load(), heavyRefused.Load(), written.Load())
+	fmt.Printf("> %d lists of 10 MB, %d without their end, %d of %d watches have ended, %d idle connections, %d handshakes, %d stalled lists were cut off, %d heavy requests and %d without success, %d writes, %d slow bodies ended\n",
+		lists.Load(), refused.Load(), watching.Load(), begun.Load(), connected.Load(), shaken.Load(), cut.Load(), heavy.Load(), heavyRefused.Load(), written.Load(), trickled.Load())
 }
 
+// trickle is a body of a byte a second, without an end.
+type trickle struct {
+	ctx context.Context //nolint:containedctx // a reader has no other way to be told
+}
+
+func (t trickle) Read(p []byte) (int, error) {
+	select {
+	case <-t.ctx.Done():
+		return 0, t.ctx.Err()
+	case <-time.After(time.Second):
+		p[0] = ' '
+		return 1, nil
+	}
+}
+
+// get asks for a form of a list, and takes all of it.
 func get(ctx context.Context, client *http.Client, url, accept string) int {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -71,6 +71,7 @@ type Chain struct {
 	// authenticated is the rest of the chain once the user is known, limited
 	// what is behind the limiter.
 	authenticated, limited http.Handler
+	shares                 shares
 }
 
 // New makes a chain in front of next.
@@ -216,12 +217,44 @@ func (c *Chain) serveUser(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	info, _ := apirequest.RequestInfoFrom(ctx)
+	own := ownWriter(w)
+	if _, inProcess := ctx.Value(memoryUser{}).(user.Info); !inProcess {
+		begun, ok := c.shares.body(w, req, info, u)
+		if !ok {
+			return
+		}
+		defer begun()
+		own.begun = begun
+	}
+	own.deferred = true
 	c.cfg.Limiter.Serve(w, req, info, u, c.limited)
+	own.deferred = false
+	if own.later != nil {
+		c.shares.send(w, u.GetName(), own.private, own.later)
+	}
+}
+
+// ownWriter finds the chain's own writer in w; an auditor may have put its own
+// around it.
+func ownWriter(w http.ResponseWriter) *writer {
+	for {
+		if own, ok := w.(*writer); ok {
+			return own
+		}
+		u, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return &writer{ResponseWriter: w}
+		}
+		w = u.Unwrap()
+	}
 }
 
 // serveLimited goes on when there is room.
 func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
+	if own := ownWriter(w); own.begun != nil {
+		own.begun()
+	}
 	info, _ := apirequest.RequestInfoFrom(ctx)
 	u, _ := apirequest.UserFrom(ctx)
 	if err := c.authorize(ctx, info, u); err != nil {

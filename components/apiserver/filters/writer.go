@@ -12,6 +12,21 @@ type writer struct {
 	http.ResponseWriter
 	code     int
 	hijacked bool
+	// deferred: somebody calls later once the request has no seats.
+	deferred bool
+	later    func()
+	private  int
+	// begun, unless nil, is called when the request has its seats.
+	begun func()
+}
+
+// Later as request.Sender.
+func (w *writer) Later(private int, send func()) {
+	if !w.deferred {
+		send()
+		return
+	}
+	w.private, w.later = private, send
 }
 
 // WriteHeader remembers code.

@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/request"
 )
 
 //go:generate ../../../scripts/generate-openapi
@@ -109,7 +110,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
-	_, _ = w.Write(doc.data)
+	request.SendLater(w, 0, func() { _, _ = w.Write(doc.data) })
 }
 
 func wantsProto(accept string) bool {

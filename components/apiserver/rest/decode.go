@@ -22,12 +22,19 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/request"
 	"hyperkube/components/apiserver/wire"
 )
 
 // readBody reads all of a body, up to the limit.
 func (c *call) readBody() ([]byte, error) {
 	limit := c.cfg.MaxBody
+	if b, ok := c.req.Body.(*request.Body); ok && int64(len(b.Data)) <= limit {
+		if b.Err != nil {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("reading the body: %v", b.Err))
+		}
+		return b.Data, nil
+	}
 	if c.req.ContentLength > limit {
 		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", limit))
 	}
@@ -78,6 +85,13 @@ func (c *call) decode(data []byte, into runtime.Object, gvk schema.GroupVersionK
 }
 
 func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
+	if len(data) > largeWork {
+		done, err := c.turns.take(c.ctx)
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
 	var given schema.GroupVersionKind
 	var strictErrs []error
 	var err error

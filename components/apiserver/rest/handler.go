@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"runtime"
 	"slices"
 	"time"
 
@@ -68,6 +69,7 @@ type Handler struct {
 	mutate     admission.MutationInterface
 	validate   admission.ValidationInterface
 	compressor compressor
+	turns      *turns
 }
 
 // New makes a Handler.
@@ -93,7 +95,7 @@ func New(cfg Config) (*Handler, error) {
 	if cfg.Objects == nil {
 		cfg.Objects = admission.NewObjectInterfacesFromScheme(scheme.Scheme)
 	}
-	h := &Handler{cfg: cfg}
+	h := &Handler{cfg: cfg, turns: newTurns(max(1, runtime.GOMAXPROCS(0)-1))}
 	h.mutate, _ = cfg.Admission.(admission.MutationInterface)
 	h.validate, _ = cfg.Admission.(admission.ValidationInterface)
 	return h, nil

@@ -43,7 +43,12 @@ func (c *call) list() error {
 	if err != nil {
 		return err
 	}
+	done, err := c.selecting(opts)
+	if err != nil {
+		return err
+	}
 	page, err := c.page(opts, s)
+	done()
 	if err != nil {
 		return err
 	}
@@ -56,21 +61,83 @@ func (c *call) list() error {
 			meta.remaining = page.Remaining
 		}
 	}
-	switch format.As {
-	case negotiate.Table:
-		rows := make([]tableRow, len(page.Entries))
-		for i, e := range page.Entries {
-			obj, err := c.res.Read(e)
-			if err != nil {
-				return err
-			}
-			rows[i] = tableRow{obj: obj, entry: e}
-		}
-		return c.sendTable(format, http.StatusOK, rows, meta)
-	case negotiate.Metadata:
+	if format.As == negotiate.Metadata {
 		return apierrors.NewBadRequest(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", c.res.ListKind))
 	}
-	return c.sendList(format, page.Entries, meta)
+	size := c.sizeOf(len(page.Entries))
+	if size <= laterFrom {
+		return c.answerList(format, page, meta)
+	}
+	// What is not shared with the cache is the answer's own.
+	private := size
+	if format.Media == negotiate.Protobuf {
+		private = 0
+	}
+	request.SendLater(c.w, private, func() {
+		if err := c.answerList(format, page, meta); err != nil {
+			c.Error(c.w, c.req, err)
+		}
+	})
+	return nil
+}
+
+// sizeOf estimates the bytes of so many objects of the resource.
+func (c *call) sizeOf(n int) int {
+	_, average, ok := c.res.Collection.Stats()
+	if !ok {
+		average = 1 << 10
+	}
+	return n * average
+}
+
+// selecting waits for a turn when selecting objects takes long. Done is called
+// when they have been selected.
+func (c *call) selecting(opts *internalversion.ListOptions) (done func(), err error) {
+	const long = 100_000 // requirements that are looked at, five milliseconds or so
+	requirements, _ := opts.LabelSelector.Requirements()
+	n, _, _ := c.res.Collection.Stats()
+	if n*(len(requirements)+len(opts.FieldSelector.Requirements())) < long {
+		return func() {}, nil
+	}
+	return c.turns.take(c.ctx)
+}
+
+// answerList answers with a page. It is sent in pieces if it can be.
+func (c *call) answerList(format negotiate.Format, page *store.Page, meta tableMeta) error {
+	if format.As != negotiate.Table {
+		return c.sendList(format, page.Entries, meta)
+	}
+	data, err := c.tableOf(format, page, meta)
+	if err != nil {
+		return err
+	}
+	return c.write(format, http.StatusOK, data)
+}
+
+func (c *call) tableOf(format negotiate.Format, page *store.Page, meta tableMeta) ([]byte, error) {
+	done, err := c.making(len(page.Entries))
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	rows := make([]tableRow, len(page.Entries))
+	for i, e := range page.Entries {
+		obj, err := c.res.Read(e)
+		if err != nil {
+			return nil, err
+		}
+		rows[i] = tableRow{obj: obj, entry: e}
+	}
+	return c.appendTable(nil, format, rows, meta, true)
+}
+
+// making waits for a turn to make the JSON of so many objects, if that takes
+// long. Done is called when it is made.
+func (c *call) making(n int) (done func(), err error) {
+	if c.sizeOf(n) < largeWork {
+		return func() {}, nil
+	}
+	return c.turns.take(c.ctx)
 }
 
 // page reads what a list is about.
@@ -191,8 +258,13 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 	}
 	partial := partialKind(format.Version)
 	size := 0
+	done, err := c.making(len(entries))
+	if err != nil {
+		return err
+	}
 	for i, e := range entries {
 		if items[i], err = c.jsonOf(e, metadata); err != nil {
+			done()
 			return err
 		}
 		size += len(items[i]) + 1
@@ -200,6 +272,7 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 			size += len(partial.AppendJSON(nil, []byte("{}")))
 		}
 	}
+	done()
 	head := kind.AppendJSONListHead(nil, meta.revision, meta.next, meta.remaining)
 	size += len(head) + 2
 	if len(items) > 0 {

@@ -120,6 +120,13 @@ func (c *call) newPatcher() (*patcher, error) {
 // apply returns current as patched; current is nil when there is none, for
 // configurations that are applied alone.
 func (p *patcher) apply(current api.Object) (api.Object, error) {
+	if len(p.body) > largeWork {
+		done, err := p.turns.take(p.ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+	}
 	if p.kindOf == types.ApplyYAMLPatchType {
 		return p.applyConfiguration(current)
 	}

@@ -3,6 +3,7 @@ package rest
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/request"
 	"hyperkube/components/apiserver/wire"
 	"hyperkube/internal/api"
 	"hyperkube/internal/store"
@@ -62,10 +64,12 @@ func (c *call) sendEntry(format negotiate.Format, code int, e *store.Entry) erro
 		return apierrors.NewBadRequest("PartialObjectMetadataList may only be requested for list calls")
 	}
 	b := getBuffer(0)
-	defer b.free()
 	var err error
 	if b.data, err = c.appendEntry(b.data, format, e); err != nil {
 		return err
+	}
+	if len(b.data) <= laterFrom {
+		defer b.free()
 	}
 	return c.write(format, code, b.data)
 }
@@ -193,22 +197,29 @@ func (c *call) write(format negotiate.Format, code int, data []byte) error {
 	return c.Handler.write(c.w, c.req, format, code, data)
 }
 
+// laterFrom is from how many bytes on an answer is sent without seats: the
+// connection may make it wait. Less goes into its buffers.
+const laterFrom = 32 << 10
+
 // write sends an answer that is JSON or protobuf already; YAML and indented
-// JSON are made of the JSON.
+// JSON are made of the JSON. Data may be used after write has returned, if it
+// is longer than laterFrom.
 func (h *Handler) write(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, data []byte) error {
-	switch {
-	case format.Media == negotiate.YAML:
-		y, err := yaml.JSONToYAML(data)
-		if err != nil {
-			return fmt.Errorf("encoding YAML: %w", err)
+	if len(data) <= laterFrom {
+		return h.writeNow(w, req, format, code, data)
+	}
+	request.SendLater(w, len(data), func() {
+		if err := h.writeNow(w, req, format, code, data); err != nil {
+			h.Error(w, req, err)
 		}
-		data = y
-	case format.Media == negotiate.JSON && format.Pretty:
-		var out bytes.Buffer
-		if err := json.Indent(&out, data, "", "  "); err != nil {
-			return fmt.Errorf("indenting JSON: %w", err)
-		}
-		data = out.Bytes()
+	})
+	return nil
+}
+
+func (h *Handler) writeNow(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, data []byte) error {
+	data, err := h.readable(req.Context(), format, data)
+	if err != nil {
+		return err
 	}
 	header := w.Header()
 	header.Set("Content-Type", format.Media.String())
@@ -226,6 +237,33 @@ func (h *Handler) write(w http.ResponseWriter, req *http.Request, format negotia
 	// From here on there is nobody to tell of an error.
 	_, _ = w.Write(data)
 	return nil
+}
+
+// readable makes YAML or indented JSON of JSON, if that was asked for.
+func (h *Handler) readable(ctx context.Context, format negotiate.Format, data []byte) ([]byte, error) {
+	indent := format.Media == negotiate.JSON && format.Pretty
+	if format.Media != negotiate.YAML && !indent {
+		return data, nil
+	}
+	if len(data) > largeWork {
+		done, err := h.turns.take(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+	}
+	if !indent {
+		y, err := yaml.JSONToYAML(data)
+		if err != nil {
+			return nil, fmt.Errorf("encoding YAML: %w", err)
+		}
+		return y, nil
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, data, "", "  "); err != nil {
+		return nil, fmt.Errorf("indenting JSON: %w", err)
+	}
+	return out.Bytes(), nil
 }
 
 // compressFrom is from which size on answers are compressed, as upstream.
