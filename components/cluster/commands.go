@@ -33,6 +33,7 @@ func Commands() []Command {
 		{"down", "Stop everything, pods too, and take back all changes to the host", newDown},
 		{"reset", "Like down, and delete the cluster's data", newReset},
 		{"status", "Tell what runs, where, and what is wrong", newStatus},
+		{"snapshot", "Save, restore and look at the state of the cluster", newSnapshot},
 		{"image", "Import, list, pull and remove images", newImage},
 		{"version", "Tell the version", newVersion},
 	}

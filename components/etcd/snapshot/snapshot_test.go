@@ -1,0 +1,69 @@
+package snapshot
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"hyperkube/internal/testetcd"
+)
+
+func TestSaveAndRestore(t *testing.T) {
+	dir, out := t.TempDir(), t.TempDir()
+	data, file := filepath.Join(dir, "etcd"), filepath.Join(out, "one.db")
+	m := testetcd.Start(t, testetcd.Config{Dir: data})
+	put := func(m *testetcd.Member, value string) int64 {
+		t.Helper()
+		resp, err := m.Client.Put(t.Context(), "key", value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.Header.Revision
+	}
+	then := put(m, "old")
+	if err := Save(t.Context(), m.Client, file); err != nil {
+		t.Fatal(err)
+	}
+	if err := Save(t.Context(), m.Client, file); err == nil {
+		t.Error("a file was overwritten")
+	}
+	put(m, "new")
+	r := Restored{Snapshot: file, DataDir: data, Name: "default", PeerURL: "http://127.0.0.1:2380", RevisionBump: 1000}
+	if _, err := Restore(r); err == nil || !strings.Contains(err.Error(), "stop it first") {
+		t.Errorf("restored under a running member: %v", err)
+	}
+	m.Stop()
+	if s, err := Read(file); err != nil || s.Revision != then || s.TotalKey != 1 {
+		t.Errorf("got %+v, %v", s, err)
+	}
+	broken := filepath.Join(out, "broken.db")
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content[len(content)/2] ^= 1
+	if err := os.WriteFile(broken, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bad := r
+	bad.Snapshot = broken
+	if _, err := Restore(bad); err == nil {
+		t.Error("a broken snapshot was restored")
+	}
+	for i := range 2 { // twice does no harm
+		old, err := Restore(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := data + ".before-restore-" + string(rune('1'+i)); old != want {
+			t.Errorf("what was there is in %q", old)
+		}
+	}
+	m = testetcd.Start(t, testetcd.Config{Dir: data})
+	defer m.Stop()
+	got, err := m.Client.Get(t.Context(), "key")
+	if err != nil || len(got.Kvs) != 1 || string(got.Kvs[0].Value) != "old" || got.Header.Revision < then+1000 {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
