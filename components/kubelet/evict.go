@@ -200,7 +200,7 @@ func (k *Kubelet) evict(pod *v1.Pod, grace int64, message string) <-chan struct{
 
 // freeDisk removes dead containers and unused images.
 func (k *Kubelet) freeDisk(ctx context.Context) error {
-	err := k.manager.Tidy(ctx, podlogs.Rotation{MaxSize: k.cfg.LogMaxSize, MaxFiles: k.cfg.LogMaxFiles})
+	_, err := k.manager.Tidy(ctx, podlogs.Rotation{MaxSize: k.cfg.LogMaxSize, MaxFiles: k.cfg.LogMaxFiles})
 	return errors.Join(err, k.collector.Collect(ctx, true))
 }
 

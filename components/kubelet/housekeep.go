@@ -15,6 +15,9 @@ import (
 // for what is looked for here.
 const (
 	imagesEvery = 5 * time.Minute
+	// busyEvery is how often logs are looked at while one grows fast: no sooner,
+	// for old logs are named by the second.
+	busyEvery = 1100 * time.Millisecond
 )
 
 // housekeep rotates logs and removes dead containers and unused images.
@@ -37,9 +40,15 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case now := <-ticker.C:
-			if err := k.manager.Tidy(ctx, rotation); err != nil && ctx.Err() == nil {
+			rotated, err := k.manager.Tidy(ctx, rotation)
+			if err != nil && ctx.Err() == nil {
 				k.log.Warn("tidying up containers failed", "error", err)
 			}
+			next := k.cfg.LogInterval
+			if rotated {
+				next = min(next, busyEvery)
+			}
+			ticker.Reset(next)
 			if now.Sub(lastImages) >= imagesEvery {
 				lastImages = now
 				if k.sourcesKnown.Load() {

@@ -26,8 +26,9 @@ type DeadContainers struct {
 }
 
 // Tidy rotates the logs of running containers and removes dead containers but
-// those that are kept, and dead sandboxes but the newest of each pod.
-func (m *Manager) Tidy(ctx context.Context, rotation podlogs.Rotation) error {
+// those that are kept, and dead sandboxes but the newest of each pod. It tells
+// whether a log was rotated: one that grows fast is to be looked at again soon.
+func (m *Manager) Tidy(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error) {
 	m.mu.Lock()
 	workers := make([]*worker, 0, len(m.workers))
 	for _, w := range m.workers {
@@ -52,12 +53,13 @@ func (m *Manager) Tidy(ctx context.Context, rotation podlogs.Rotation) error {
 		}
 	}
 	for _, w := range workers {
-		errs = append(errs, w.tidy(ctx, rotation, each))
+		one, err := w.tidy(ctx, rotation, each)
+		rotated, errs = rotated || one, append(errs, err)
 	}
-	return errors.Join(errs...)
+	return rotated, errors.Join(errs...)
 }
 
-func (w *worker) tidy(ctx context.Context, rotation podlogs.Rotation, each int) error {
+func (w *worker) tidy(ctx context.Context, rotation podlogs.Rotation, each int) (rotated bool, err error) {
 	w.mu.Lock()
 	pod, busy := w.pod, w.op != nil
 	containers := append([]podstate.Container(nil), w.obs.Containers...)
@@ -65,7 +67,7 @@ func (w *worker) tidy(ctx context.Context, rotation podlogs.Rotation, each int) 
 	ending := w.stage != syncing
 	w.mu.Unlock()
 	if ending {
-		return nil
+		return false, nil
 	}
 	var errs []error
 	seen := map[string]int{}
@@ -83,13 +85,14 @@ func (w *worker) tidy(ctx context.Context, rotation podlogs.Rotation, each int) 
 			if !filepath.IsAbs(path) {
 				path = filepath.Join(w.host.LogDir(pod), path)
 			}
-			_, err := rotation.Rotate(path, func() error {
+			one, err := rotation.Rotate(path, func() error {
 				_, err := w.host.CRI.Runtime.ReopenContainerLog(ctx, &runtimeapi.ReopenContainerLogRequest{ContainerId: c.ID})
 				return err
 			})
 			if err != nil && !cri.IsNotFound(err) {
 				errs = append(errs, err)
 			}
+			rotated = rotated || one
 		case c.State == podstate.Exited && each >= 0 && seen[c.Name] > 1+each && !busy && time.Since(c.FinishedAt) >= w.host.Dead.MinAge, c.State == podstate.Created && seen[c.Name] > 1 && !busy:
 			// The newest, and the one that tells the last termination, stay.
 			if _, err := w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: c.ID}); err != nil && !cri.IsNotFound(err) {
@@ -104,7 +107,7 @@ func (w *worker) tidy(ctx context.Context, rotation podlogs.Rotation, each int) 
 		}
 	}
 	if busy {
-		return errors.Join(errs...)
+		return rotated, errors.Join(errs...)
 	}
 	for i, s := range sandboxes {
 		if i == 0 || s.Ready || live[s.ID] {
@@ -116,5 +119,5 @@ func (w *worker) tidy(ctx context.Context, rotation podlogs.Rotation, each int) 
 		}
 		w.update(func() { w.dirty = true })
 	}
-	return errors.Join(errs...)
+	return rotated, errors.Join(errs...)
 }

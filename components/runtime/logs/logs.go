@@ -49,9 +49,10 @@ type Log struct {
 	path string
 	log  *slog.Logger
 
-	mu     sync.Mutex // guards what follows
-	file   *os.File
-	failed bool // the last write failed, and was told of
+	mu       sync.Mutex // guards what follows
+	file     *os.File
+	failed   bool // the last write failed, and was told of
+	throttle throttle
 }
 
 // Open opens or makes the log file at path and its folder. An empty path gives
@@ -85,6 +86,7 @@ func (l *Log) Reopen() error {
 		l.file.Close()
 	}
 	l.file = f
+	l.throttle.renew()
 	return nil
 }
 
@@ -102,21 +104,23 @@ func (l *Log) Close() {
 }
 
 // write appends whole entries. A log that cannot be written must not stop the
-// container: the entries are lost and it is told once.
-func (l *Log) write(entries []byte) {
+// container: the entries are lost and it is told once. The writer is to wait for
+// the time that is returned before it writes more.
+func (l *Log) write(entries []byte) time.Duration {
 	if l == nil || len(entries) == 0 {
-		return
+		return 0
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.file == nil {
-		return
+		return 0
 	}
 	_, err := l.file.Write(entries)
 	if err != nil && !l.failed {
 		l.log.Warn("a container's log cannot be written", "file", l.path, "error", err)
 	}
 	l.failed = err != nil
+	return l.throttle.wrote(time.Now(), len(entries))
 }
 
 // Splitter makes log entries of the bytes of one stream. It is not for several
@@ -288,8 +292,11 @@ func Copy(r io.Reader, stream Stream, log *Log, hub *Hub) {
 	for {
 		n, err := r.Read(buf)
 		if n > 0 {
-			log.write(split.Add(time.Now(), buf[:n]))
+			wait := log.write(split.Add(time.Now(), buf[:n]))
 			hub.write(buf[:n])
+			if wait > 0 {
+				time.Sleep(wait)
+			}
 		}
 		if err != nil {
 			log.write(split.Flush(time.Now()))
