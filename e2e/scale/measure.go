@@ -27,9 +27,9 @@ func (m *measure) all(ctx context.Context) error {
 		run  func(context.Context) error
 	}{
 		{"start", m.warmStart}, {"list", m.listPages}, {"select", m.selected}, {"informers", m.informers},
-		{"watch", m.watch}, {"slow", m.slow},
+		{"watch", m.watch}, {"slow", m.slow}, {"rest", m.atRest},
 	} {
-		if part.name != "start" && !m.wants(part.name) {
+		if part.name != "start" && part.name != "rest" && !m.wants(part.name) {
 			continue
 		}
 		if err := part.run(ctx); err != nil {
@@ -91,9 +91,12 @@ func cpuOf(pid int) time.Duration {
 // settle is how long a server is left alone before its memory is measured.
 const settle = 5 * time.Second
 
+// resting is after how long a server is at rest.
+const resting = 30 * time.Second
+
 // memory tells what the server uses.
-func (m *measure) memory(what string) (usage, error) {
-	time.Sleep(settle)
+func (m *measure) memory(what string, after time.Duration) (usage, error) {
+	time.Sleep(after)
 	u, err := usageOf(m.api.Process.Pid)
 	if err != nil {
 		return u, err
@@ -142,7 +145,13 @@ func (m *measure) warmStart(ctx context.Context) error {
 		return err
 	}
 	m.tell("start with a warm store: ready, first page", "%v, %v", ready.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
-	_, err := m.memory("memory after the start")
+	_, err := m.memory("memory after the start", settle)
+	return err
+}
+
+// atRest measures memory when nothing has happened for a while.
+func (m *measure) atRest(context.Context) error {
+	_, err := m.memory("memory at rest", resting)
 	return err
 }
 
@@ -168,7 +177,7 @@ func (m *measure) listPages(ctx context.Context) error {
 		cpu := cpuOf(m.api.Process.Pid) - before
 		m.tell("LIST in pages of 500, "+accept, "%s, server CPU %.2f ms a page", spread(took), cpu.Seconds()*1e3/float64(pages))
 	}
-	_, err := m.memory("memory after that")
+	_, err := m.memory("memory after that", settle)
 	return err
 }
 
@@ -247,7 +256,7 @@ func (m *measure) informers(ctx context.Context) error {
 	}
 	m.tell("ten informers sync at once", "%v, server CPU %v, memory at most %+.1f %% (%d MB)", took.Round(time.Millisecond),
 		(after.cpu - before.cpu).Round(time.Millisecond), 100*float64(most-before.anonymous)/float64(before.anonymous), most/1e6)
-	_, err = m.memory("memory after that")
+	_, err = m.memory("memory after that", settle)
 	return err
 }
 

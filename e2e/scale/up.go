@@ -34,8 +34,12 @@ func (b *bench) whole(ctx context.Context, n int) (err error) {
 		cmd := exec.CommandContext(ctx, b.binary, args...)
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+config)
 		began := time.Now()
-		if out, err := cmd.CombinedOutput(); err != nil {
+		out, err := cmd.CombinedOutput()
+		if err != nil {
 			return 0, fmt.Errorf("hyperkube %s: %w: %s", name, err, out)
+		}
+		if b.profile {
+			fmt.Printf("%s", out)
 		}
 		return time.Since(began), nil
 	}
@@ -81,8 +85,8 @@ func (b *bench) whole(ctx context.Context, n int) (err error) {
 		return err
 	}
 	fmt.Printf("%d pods of %d bytes, up\n", n, encoded/n)
-	tell := func(what string) error {
-		time.Sleep(2 * settle)
+	tell := func(what string, after time.Duration) error {
+		time.Sleep(after)
 		text, err := os.ReadFile(l.PIDFile("hyperkube"))
 		if err != nil {
 			return err
@@ -105,7 +109,7 @@ func (b *bench) whole(ctx context.Context, n int) (err error) {
 		}
 		return os.WriteFile(fmt.Sprintf("heap-up-%d-%s.pprof", n, strings.ReplaceAll(what, " ", "-")), data, 0o644)
 	}
-	if err := tell("memory after writing"); err != nil {
+	if err := tell("memory after writing", settle); err != nil {
 		return err
 	}
 	if _, err := command("stop"); err != nil {
@@ -116,5 +120,8 @@ func (b *bench) whole(ctx context.Context, n int) (err error) {
 		return err
 	}
 	fmt.Printf("  %-44s %v\n", "up again", took.Round(time.Millisecond))
-	return tell("memory after that")
+	if err := tell("memory after that", settle); err != nil {
+		return err
+	}
+	return tell("memory at rest", resting)
 }

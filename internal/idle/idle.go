@@ -8,6 +8,7 @@ package idle
 
 import (
 	"context"
+	"os"
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
@@ -24,8 +25,11 @@ const (
 	restful = 4
 )
 
-// Keep looks after this process until ctx ends. One a process is enough.
+// Keep looks after this process until ctx ends. One a process is enough. It
+// leaves the pace of collections alone where $GOGC sets that.
 func Keep(ctx context.Context) {
+	_, set := os.LookupEnv("GOGC")
+	pace := unhurried
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	w := watch{}
@@ -43,6 +47,10 @@ func Keep(ctx context.Context) {
 		if released {
 			needed = now.mapped
 		}
+		if p := paceFor(now.live); p != pace && !set {
+			pace = p
+			debug.SetGCPercent(pace)
+		}
 		if released = before.resting(now, needed); released {
 			debug.FreeOSMemory()
 			release()
@@ -50,6 +58,30 @@ func Keep(ctx context.Context) {
 		}
 		before = now
 	}
+}
+
+// Paces of collections: how many percent of what is live may be garbage. What a
+// large process keeps is for the most part the stored bytes of objects, which
+// collections do not read, so that it can be thrifty.
+const (
+	unhurried = 100
+	thrifty   = 50
+	// small and large are how many bytes are live where these paces apply;
+	// between them it goes in steps.
+	small, large = 64 << 20, 256 << 20
+	step         = 10
+)
+
+// paceFor is a value for debug.SetGCPercent.
+func paceFor(live uint64) int {
+	switch {
+	case live <= small:
+		return unhurried
+	case live >= large:
+		return thrifty
+	}
+	steps := uint64((unhurried-thrifty)/step) * (live - small) / (large - small)
+	return unhurried - step*int(steps)
 }
 
 // state is what Go tells of its heap, in bytes.
