@@ -252,6 +252,7 @@ func (k *Kubelet) compose() error {
 		}
 	}
 	k.host.Claims = k.claims
+	k.host.StaticMemory = k.memory != nil
 	k.host.StaticCPUs, k.host.Ended = k.cpus != nil, k.released
 	if k.kube != nil {
 		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)

@@ -107,6 +107,10 @@ type Host struct {
 	DeviceHealth func(pod types.UID, container string) []v1.ResourceStatus
 	// StaticCPUs: containers may have CPUs of their own, which cannot be resized.
 	StaticCPUs bool
+	// StaticMemory: the same of memory.
+	StaticMemory bool
+	// Resized is called when a pod has been resized; NewManager fills it.
+	Resized func()
 	// Ended is called when nothing of a pod runs any more, maybe twice; may be
 	// nil. It must not call the Manager.
 	Ended func(pod types.UID)

@@ -36,7 +36,7 @@ type Manager struct {
 // NewManager makes a Manager. Run must be called before anything else is.
 func NewManager(h *Host) *Manager {
 	m := &Manager{host: h, workers: map[types.UID]*worker{}, waiters: map[string][]chan struct{}{}}
-	h.Fits = m.fits
+	h.Fits, h.Resized = m.fits, m.RetryResizes
 	return m
 }
 
@@ -55,6 +55,8 @@ func (m *Manager) Run(ctx context.Context) error {
 			m.mu.Unlock()
 			w.clean()
 			close(w.done)
+			// There is more room for those who wait for some.
+			m.RetryResizes()
 		}
 	}
 	m.mu.Unlock()

@@ -1,8 +1,10 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -99,13 +101,23 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 	pod := w.pod
 	opCtx, cancel := context.WithCancel(ctx)
 	w.op = &operation{cancel: cancel}
-	w.resize = &resizeState{generation: pod.Generation, kind: v1.PodResizeInProgress}
+	since := time.Now()
+	if old := w.resize; old != nil && old.generation == pod.Generation && !old.since.IsZero() {
+		since = old.since
+	}
+	if old := w.resize; old == nil || old.kind != v1.PodResizePending || old.generation != pod.Generation {
+		w.resize = &resizeState{generation: pod.Generation, kind: v1.PodResizeInProgress}
+	}
 	w.report.wait.Add(1)
 	go func() {
 		defer w.report.wait.Done()
 		defer cancel()
 		state := w.host.resize(opCtx, pod, list)
-		state.generation, state.retry = pod.Generation, time.Now().Add(resizeRetry)
+		state.generation, state.retry, state.since = pod.Generation, time.Now().Add(resizeRetry), since
+		if state.kind == v1.PodResizeInProgress && state.reason == "" && w.host.Resized != nil {
+			// Others may fit now.
+			defer w.host.Resized()
+		}
 		w.update(func() {
 			w.op = nil
 			w.resize = &state
@@ -131,6 +143,7 @@ type resizeState struct {
 	kind            v1.PodConditionType
 	reason, message string
 	retry           time.Time
+	since           time.Time // when it was first put off
 }
 
 func (s *resizeState) condition() v1.PodCondition {
@@ -172,36 +185,153 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing) resizeS
 	return resizeState{kind: v1.PodResizeInProgress}
 }
 
-// fits tells why a resized pod does not fit on the node; empty if it does.
+// claim is what a pod takes of the node, or wants of it.
+type claim struct {
+	pod      *v1.Pod
+	has      v1.ResourceList // what it takes
+	wants    v1.ResourceList // what its resize would take; nil without one
+	priority int32
+	since    time.Time // when its resize was put off
+}
+
+// claims are those of all pods that have not ended. A pod whose resize waits
+// takes what its containers have.
+func (m *Manager) claims() []claim {
+	m.mu.Lock()
+	workers := make([]*worker, 0, len(m.workers))
+	for _, w := range m.workers {
+		workers = append(workers, w)
+	}
+	m.mu.Unlock()
+	var out []claim
+	for _, w := range workers {
+		w.mu.Lock()
+		if w.stage == stopped {
+			w.mu.Unlock()
+			continue
+		}
+		c := claim{pod: w.pod}
+		if w.pod.Spec.Priority != nil {
+			c.priority = *w.pod.Spec.Priority
+		}
+		has := w.pod
+		if r := w.resize; r != nil && r.kind == v1.PodResizePending && len(w.actuated) > 0 {
+			has = w.pod.DeepCopy()
+			for _, list := range [][]v1.Container{has.Spec.InitContainers, has.Spec.Containers} {
+				for i := range list {
+					if old, ok := w.actuated[list[i].Name]; ok {
+						list[i].Resources = old
+					}
+				}
+			}
+			if r.reason == v1.PodReasonDeferred {
+				c.wants, c.since = resource.PodRequests(w.pod, resource.PodResourcesOptions{}), r.since
+			}
+		}
+		w.mu.Unlock()
+		c.has = resource.PodRequests(has, resource.PodResourcesOptions{})
+		out = append(out, c)
+	}
+	return out
+}
+
+// before orders resizes that wait: by priority, then by class, then by time.
+func (c *claim) before(d *claim) int {
+	class := map[v1.PodQOSClass]int{v1.PodQOSGuaranteed: 0, v1.PodQOSBurstable: 1, v1.PodQOSBestEffort: 2}
+	return cmp.Or(cmp.Compare(d.priority, c.priority), cmp.Compare(class[QOS(c.pod)], class[QOS(d.pod)]), c.since.Compare(d.since), cmp.Compare(c.pod.UID, d.pod.UID))
+}
+
+// resizable are the resources that a resize may change.
+var resizable = []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
+
+// fits tells why a resized pod does not fit on the node; empty if it does. What
+// there is goes first to those that have waited before it.
 func (m *Manager) fits(pod *v1.Pod) (reason, message string) {
 	if m.host.StaticCPUs && QOS(pod) == v1.PodQOSGuaranteed {
 		return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside CPU Manager static policy"
 	}
+	if m.host.StaticMemory && QOS(pod) == v1.PodQOSGuaranteed {
+		return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside Memory Manager static policy"
+	}
 	allocatable := m.host.Allocatable()
 	want := resource.PodRequests(pod, resource.PodResourcesOptions{})
-	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+	for _, name := range resizable {
 		all, ok := allocatable[name]
-		if !ok {
-			continue
-		}
 		need := want[name]
-		if need.Cmp(all) > 0 {
+		if ok && need.Cmp(all) > 0 {
 			return v1.PodReasonInfeasible, fmt.Sprintf("Node didn't have enough capacity: %s, requested: %d, capacity: %d", name, units(name, need.MilliValue()), units(name, all.MilliValue()))
 		}
-		used := int64(0)
-		for _, other := range m.Active() {
-			if other.UID != pod.UID {
-				requests := resource.PodRequests(other, resource.PodResourcesOptions{})
-				q := requests[name]
-				used += q.MilliValue()
+	}
+	used := map[v1.ResourceName]int64{}
+	milli := func(l v1.ResourceList, name v1.ResourceName) int64 { q := l[name]; return q.MilliValue() }
+	var waiting []claim
+	mine := claim{pod: pod, since: time.Now()}
+	if pod.Spec.Priority != nil {
+		mine.priority = *pod.Spec.Priority
+	}
+	for _, c := range m.claims() {
+		switch {
+		case c.pod.UID == pod.UID:
+			if mine.has = c.has; c.wants != nil {
+				mine.since = c.since
+			} else {
+				mine.has = nil // it is all new
+			}
+			continue
+		case c.wants != nil:
+			waiting = append(waiting, c)
+		}
+		for _, name := range resizable {
+			used[name] += milli(c.has, name)
+		}
+	}
+	waiting = slices.DeleteFunc(waiting, func(c claim) bool { return c.before(&mine) > 0 })
+	slices.SortFunc(waiting, func(a, b claim) int { return a.before(&b) })
+	room := func(name v1.ResourceName, more int64) bool {
+		all, ok := allocatable[name]
+		return !ok || used[name]+more <= all.MilliValue()
+	}
+	for _, c := range waiting {
+		fit := true
+		for _, name := range resizable {
+			// This pod's own part is its own as long as it waits.
+			fit = fit && room(name, milli(mine.has, name)+milli(c.wants, name)-milli(c.has, name))
+		}
+		for _, name := range resizable {
+			if fit {
+				used[name] += milli(c.wants, name) - milli(c.has, name)
 			}
 		}
-		if used+need.MilliValue() > all.MilliValue() {
+	}
+	for _, name := range resizable {
+		if all, need := allocatable[name], milli(want, name); !room(name, need) {
 			return v1.PodReasonDeferred, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d",
-				name, units(name, need.MilliValue()), units(name, used), units(name, all.MilliValue()))
+				name, units(name, need), units(name, used[name]), units(name, all.MilliValue()))
 		}
 	}
 	return "", ""
+}
+
+// RetryResizes makes the pods whose resizes wait for room try again at once, for
+// there is more of it.
+func (m *Manager) RetryResizes() {
+	m.mu.Lock()
+	workers := make([]*worker, 0, len(m.workers))
+	for _, w := range m.workers {
+		workers = append(workers, w)
+	}
+	m.mu.Unlock()
+	for _, w := range workers {
+		w.mu.Lock()
+		waits := w.op == nil && w.resize != nil && w.resize.kind == v1.PodResizePending && w.resize.reason == v1.PodReasonDeferred
+		if waits {
+			w.resize.retry = time.Time{}
+		}
+		w.mu.Unlock()
+		if waits {
+			w.kick()
+		}
+	}
 }
 
 // units are millicores, or bytes.

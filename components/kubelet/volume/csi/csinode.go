@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -19,6 +20,44 @@ import (
 
 // nodeIDs is the annotation of Nodes that has the drivers' names of the node.
 const nodeIDs = "csi.volume.kubernetes.io/nodeid"
+
+// migrated is the annotation of CSINodes that names the volume plugins of old
+// whose volumes are those of drivers, here and upstream all of them.
+const migrated = "storage.alpha.kubernetes.io/migrated-plugins"
+
+const migratedPlugins = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,kubernetes.io/azure-file,kubernetes.io/cinder," +
+	"kubernetes.io/gce-pd,kubernetes.io/portworx-volume,kubernetes.io/vsphere-volume"
+
+// beginNode makes sure that there is a CSINode, though no driver has registered:
+// the scheduler and autoscalers tell by it that the node is no stranger to
+// drivers. It tries until it is done or ctx ends.
+func (p *Plugin) beginNode(ctx context.Context) {
+	if p.cfg.Kube == nil {
+		return
+	}
+	var node *v1.Node
+	if err := p.await(ctx, func() bool { node = p.cfg.Node(); return node != nil }); err != nil {
+		return
+	}
+	pause := 100 * time.Millisecond
+	for {
+		p.csiNode.Lock()
+		err := p.changeCSINode(ctx, node, func(list []storagev1.CSINodeDriver) []storagev1.CSINodeDriver { return slices.Clone(list) })
+		p.csiNode.Unlock()
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		p.cfg.Log.Warn("making the CSINode failed, trying again", "error", err)
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		pause = min(2*pause, 10*time.Second)
+	}
+}
 
 // tellNode tells the API of a driver: in the CSINode, and by the Node's labels
 // and annotation.
@@ -154,7 +193,7 @@ func (p *Plugin) changeCSINode(ctx context.Context, node *v1.Node, change func([
 		have, err := nodes.Get(ctx, p.cfg.NodeName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			fresh := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{
-				Name:            p.cfg.NodeName,
+				Name: p.cfg.NodeName, Annotations: map[string]string{migrated: migratedPlugins},
 				OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
 			}}
 			fresh.Spec.Drivers = change([]storagev1.CSINodeDriver{})
@@ -169,9 +208,13 @@ func (p *Plugin) changeCSINode(ctx context.Context, node *v1.Node, change func([
 		if want.Spec.Drivers == nil {
 			want.Spec.Drivers = []storagev1.CSINodeDriver{}
 		}
-		if slices.EqualFunc(have.Spec.Drivers, want.Spec.Drivers, sameDriver) {
+		if slices.EqualFunc(have.Spec.Drivers, want.Spec.Drivers, sameDriver) && have.Annotations[migrated] == migratedPlugins {
 			return nil
 		}
+		if want.Annotations == nil {
+			want.Annotations = map[string]string{}
+		}
+		want.Annotations[migrated] = migratedPlugins
 		_, err = nodes.Update(ctx, want, metav1.UpdateOptions{})
 		return err
 	})

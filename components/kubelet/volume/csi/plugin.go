@@ -109,6 +109,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 			d.conn.Close()
 		}
 	}()
+	var begin sync.WaitGroup
+	defer begin.Wait()
+	begin.Add(1)
+	go func() {
+		defer begin.Done()
+		p.beginNode(ctx)
+	}()
 	for {
 		var again <-chan time.Time
 		if err := p.unstageLeft(ctx); err != nil && ctx.Err() == nil {
