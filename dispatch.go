@@ -16,6 +16,7 @@ import (
 
 	"hyperkube/components/apiserver/compose"
 	"hyperkube/components/cluster"
+	"hyperkube/components/cni"
 	"hyperkube/components/controllers"
 	"hyperkube/components/dns"
 	"hyperkube/components/etcd"
@@ -49,6 +50,7 @@ func components() []component {
 		{names: []string{"scheduler"}, short: "The scheduler", command: scheduler.NewCommand},
 		{names: []string{"kubelet"}, short: "The kubelet of a node", command: kubelet.NewCommand},
 		{names: []string{"proxy"}, short: "The service proxy of a node", command: proxy.NewCommand},
+		{names: []string{"cni", "hyperkube-cni"}, short: "The pod network as a plugin for other container runtimes", command: cni.NewCommand},
 		{names: []string{"etcd"}, short: "An etcd member", command: etcd.NewCommand},
 		{names: []string{"dns"}, short: "The cluster's DNS server", command: dns.NewCommand},
 		{names: []string{"hello"}, short: "A small web server to try a cluster with", command: hello.NewCommand},

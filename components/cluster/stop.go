@@ -23,7 +23,7 @@ const mainProcess = "hyperkube"
 
 // journals are the processes that change the host: kubelet and proxy, in one
 // process or apart, and the runtime.
-var journals = []string{"node", "runtime"}
+var journals = []string{"node", "runtime", "cni"}
 
 // stopTimeout bounds how long the main process may take to stop.
 const stopTimeout = 30 * time.Second

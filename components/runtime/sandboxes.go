@@ -275,7 +275,12 @@ func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string,
 	if err != nil {
 		return err
 	}
-	if err := r.network.Attach(ctx, podnet.Pod{ID: s.id, Netns: netns, Ports: ports, Inside: inside}); err != nil {
+	bandwidth, err := cni.BandwidthOf(config.GetAnnotations())
+	if err != nil {
+		return fmt.Errorf("failed to setup network for sandbox %q: %w", s.id, err)
+	}
+	pod := podnet.Pod{ID: s.id, Netns: netns, Ports: ports, Ingress: bandwidth.Ingress, Egress: bandwidth.Egress, Inside: inside}
+	if err := r.network.Attach(ctx, pod); err != nil {
 		return fmt.Errorf("failed to setup network for sandbox %q: %w", s.id, err)
 	}
 	return nil

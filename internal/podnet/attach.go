@@ -25,6 +25,9 @@ type Pod struct {
 	Netns *os.File
 	// Ports are its host ports.
 	Ports []PortMapping
+	// Ingress and Egress bound what it receives and sends, in bits a second;
+	// zero: not at all.
+	Ingress, Egress uint64
 	// Inside, when not nil, is called in the namespace, on a thread that
 	// ends after it: it may enter further namespaces of the pod.
 	Inside func() error
@@ -168,13 +171,22 @@ func (n *Network) Attach(ctx context.Context, pod Pod) error {
 		if err := configure(h, addrs, cidrs, offNode); err != nil {
 			return err
 		}
+		if pod.Egress > 0 {
+			link, err := h.LinkByName(PodLink)
+			if err == nil {
+				err = limit(h, link, pod.Egress)
+			}
+			if err != nil {
+				return err
+			}
+		}
 		if pod.Inside != nil {
 			return pod.Inside()
 		}
 		return nil
 	})
 	if err == nil {
-		err = n.setHairpin(name)
+		err = n.setHairpin(name, pod.Ingress)
 	}
 	if err == nil && len(pod.Ports) > 0 {
 		err = n.SetPorts(ctx, pod.ID, addrs, pod.Ports)
@@ -185,7 +197,8 @@ func (n *Network) Attach(ctx context.Context, pod Pod) error {
 	return nil
 }
 
-func (n *Network) setHairpin(name string) error {
+// setHairpin sets up the host's end of a pod's link.
+func (n *Network) setHairpin(name string, ingress uint64) error {
 	link, err := n.netlink.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("finding link %s: %w", name, err)
@@ -193,6 +206,9 @@ func (n *Network) setHairpin(name string) error {
 	// A pod reaches itself through its own Service.
 	if err := n.netlink.LinkSetHairpin(link, true); err != nil {
 		return fmt.Errorf("setting hairpin mode of %s: %w", name, err)
+	}
+	if ingress > 0 {
+		return limit(n.netlink, link, ingress)
 	}
 	return nil
 }
@@ -220,7 +236,7 @@ func configure(h *netlink.Handle, addrs []netip.Addr, cidrs []netip.Prefix, mtu 
 		if err := h.AddrAdd(link, a); err != nil {
 			return fmt.Errorf("giving the pod address %s: %w", addr, err)
 		}
-		route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway(cidrs[i]).AsSlice(), MTU: mtu, Flags: int(netlink.FLAG_ONLINK)}
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: Gateway(cidrs[i]).AsSlice(), MTU: mtu, Flags: int(netlink.FLAG_ONLINK)}
 		if err := h.RouteAdd(route); err != nil {
 			return fmt.Errorf("adding the pod's default route: %w", err)
 		}

@@ -173,6 +173,35 @@ func (n *Network) Setup(ctx context.Context) error {
 	return nil
 }
 
+// Ensure is Setup where the bridge is not there or lacks an address; else it is
+// taken as it is.
+func (n *Network) Ensure(ctx context.Context) error {
+	complete := func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		bridge, err := n.netlink.LinkByName(n.cfg.Bridge)
+		if err != nil || bridge.Type() != "bridge" {
+			return false
+		}
+		have, err := n.netlink.AddrList(bridge, netlink.FAMILY_ALL)
+		if err != nil {
+			return false
+		}
+		for _, cidr := range n.cidrs {
+			want := netip.PrefixFrom(Gateway(cidr), cidr.Bits())
+			if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return prefixOf(a.IPNet) == want }) {
+				return false
+			}
+		}
+		n.bridge, n.mtu = bridge.Attrs().Index, bridge.Attrs().MTU
+		return true
+	}
+	if complete() {
+		return nil
+	}
+	return n.Setup(ctx)
+}
+
 // setupBridge makes the bridge and gives it the gateway addresses.
 func (n *Network) setupBridge() (*netlink.LinkAttrs, error) {
 	bridge, err := n.netlink.LinkByName(n.cfg.Bridge)
@@ -180,7 +209,7 @@ func (n *Network) setupBridge() (*netlink.LinkAttrs, error) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = n.cfg.Bridge
 		// Otherwise it is the lowest of the ports', which come and go.
-		attrs.HardwareAddr = hardwareAddr(gateway(n.cidrs[0]))
+		attrs.HardwareAddr = hardwareAddr(Gateway(n.cidrs[0]))
 		attrs.Flags = net.FlagUp
 		if err := n.netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, err
@@ -201,7 +230,7 @@ func (n *Network) setupBridge() (*netlink.LinkAttrs, error) {
 	}
 	var keep []netip.Prefix
 	for _, cidr := range n.cidrs {
-		want := netip.PrefixFrom(gateway(cidr), cidr.Bits())
+		want := netip.PrefixFrom(Gateway(cidr), cidr.Bits())
 		keep = append(keep, want)
 		if slices.ContainsFunc(have, func(a netlink.Addr) bool { return prefixOf(a.IPNet) == want }) {
 			continue
@@ -230,8 +259,8 @@ func (n *Network) setupBridge() (*netlink.LinkAttrs, error) {
 	return bridge.Attrs(), nil
 }
 
-// gateway is the first address of a CIDR.
-func gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() }
+// Gateway is the first address of a CIDR, which the bridge has.
+func Gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() }
 
 // hardwareAddr derives a locally administered MAC from an address, so that a
 // neighbour's cache entry stays right when the address comes back.

@@ -51,11 +51,11 @@ var errExhausted = errors.New("no free address")
 func (p *pool) take(cidr netip.Prefix, id string) (netip.Addr, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	first := gateway(cidr).Next()
+	first := Gateway(cidr).Next()
 	last := lastOf(cidr)
 	start := p.last[cidr]
 	if !start.IsValid() {
-		start = gateway(cidr)
+		start = Gateway(cidr)
 	}
 	addr := start.Next()
 	for wrapped := false; ; addr = addr.Next() {

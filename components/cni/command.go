@@ -1,0 +1,253 @@
+// Package cni is the pod network of this project as a network plugin, for nodes
+// whose container runtime is another one, such as containerd. It gives pods
+// addresses and links as the built-in runtime does, by the same package.
+//
+// Runtimes start it under the name hyperkube-cni, a symlink to this program in
+// /opt/cni/bin, for a configuration such as
+//
+//	{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+//	  {"type": "hyperkube-cni", "podCIDRs": ["10.244.1.0/24"]},
+//	  {"type": "portmap", "capabilities": {"portMappings": true}}]}
+//
+// Host ports and bandwidth are left to the plugins that come after it.
+//
+// https://www.cni.dev/docs/spec/
+package cni
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	cniversion "github.com/containernetworking/cni/pkg/version"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/hostchange"
+	"hyperkube/internal/layout"
+	"hyperkube/internal/podnet"
+	"hyperkube/internal/version"
+)
+
+// NewCommand is `hyperkube cni`.
+func NewCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "cni",
+		Short: "The pod network as a network plugin for other container runtimes",
+		Long: "The pod network as a network plugin (CNI) for other container runtimes, which start it by a symlink\n" +
+			"named hyperkube-cni. What is wanted comes in the environment and the standard input.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context()) },
+	}
+}
+
+// bound is how long one request may take.
+const bound = time.Minute
+
+func run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	about := "CNI plugin hyperkube-cni " + version.Get().GitVersion
+	with := func(do func(context.Context, *plugin, *skel.CmdArgs) error) func(*skel.CmdArgs) error {
+		return func(args *skel.CmdArgs) error {
+			p, err := open(args.StdinData)
+			if err != nil {
+				return err
+			}
+			defer p.close()
+			return do(ctx, p, args)
+		}
+	}
+	failed := skel.PluginMainFuncsWithError(skel.CNIFuncs{
+		Add: with(add), Del: with(del), Check: with(check),
+		GC:     with(func(_ context.Context, p *plugin, _ *skel.CmdArgs) error { return p.collect() }),
+		Status: with(func(context.Context, *plugin, *skel.CmdArgs) error { return nil }),
+	}, cniversion.All, about)
+	if failed == nil {
+		return nil
+	}
+	return errors.Join(failed, failed.Print())
+}
+
+// config is what is read from the standard input.
+type config struct {
+	types.PluginConf
+	// PodCIDRs are the node's, one of each family.
+	PodCIDRs []string `json:"podCIDRs"`
+	// MTU of the pods' links; zero: that of the default route's link.
+	MTU int `json:"mtu,omitempty"`
+	// Root is where everything is kept, as of the cluster commands.
+	Root string `json:"root,omitempty"`
+}
+
+// plugin is one request. Requests come one after the other, for they share the
+// addresses and the bridge.
+type plugin struct {
+	config  config
+	network *podnet.Network
+	journal *hostchange.Journal
+	lock    *os.File
+}
+
+func open(data []byte) (*plugin, error) {
+	p := &plugin{}
+	if err := json.Unmarshal(data, &p.config); err != nil {
+		return nil, types.NewError(types.ErrDecodingFailure, "reading the network configuration", err.Error())
+	}
+	if err := cniversion.ParsePrevResult(&p.config.PluginConf); err != nil {
+		return nil, types.NewError(types.ErrDecodingFailure, "reading the result of the plugin before", err.Error())
+	}
+	var cidrs []netip.Prefix
+	for _, text := range p.config.PodCIDRs {
+		cidr, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, types.NewError(types.ErrInvalidNetworkConfig, "podCIDRs", err.Error())
+		}
+		cidrs = append(cidrs, cidr)
+	}
+	l := layout.Default()
+	if p.config.Root != "" {
+		l = layout.Under(p.config.Root)
+	}
+	dir := filepath.Join(l.Run, "cni")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("making the folder of pods' addresses: %w", err)
+	}
+	var err error
+	if p.lock, err = lock(filepath.Join(dir, "lock")); err != nil {
+		return nil, err
+	}
+	if p.journal, err = hostchange.Open(l.Journal("cni")); err != nil {
+		p.close()
+		return nil, err
+	}
+	p.network, err = podnet.New(podnet.Config{
+		Bridge: l.Bridge(), LinkPrefix: l.LinkPrefix, AddressDir: filepath.Join(dir, "addresses"),
+		CIDRs: cidrs, MTU: p.config.MTU, Tunnel: l.Tunnel(), Journal: p.journal,
+	})
+	if err != nil {
+		p.close()
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, "podCIDRs", err.Error())
+	}
+	return p, nil
+}
+
+func (p *plugin) close() {
+	if p.network != nil {
+		p.network.Close()
+	}
+	if p.journal != nil {
+		_ = p.journal.Close() // everything was synced
+	}
+	p.lock.Close()
+}
+
+// lock waits until no other request is under way.
+func lock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("taking the lock: %w", err)
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			f.Close()
+			return nil, fmt.Errorf("taking the lock: %w", err)
+		}
+	}
+}
+
+// podID is a container's name as links can have it: they begin with it.
+func podID(container string) string {
+	sum := sha256.Sum256([]byte(container))
+	return hex.EncodeToString(sum[:16])
+}
+
+func add(ctx context.Context, p *plugin, args *skel.CmdArgs) error {
+	if args.IfName != podnet.PodLink {
+		return types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_IFNAME", "pods have one link of this network, named "+podnet.PodLink)
+	}
+	netns, err := os.Open(args.Netns)
+	if err != nil {
+		return types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_NETNS", err.Error())
+	}
+	defer netns.Close()
+	if err := p.network.Ensure(ctx); err != nil {
+		return err
+	}
+	id := podID(args.ContainerID)
+	addrs, err := p.network.Allocate(id)
+	if err != nil {
+		return err
+	}
+	if err := p.network.Attach(ctx, podnet.Pod{ID: id, Netns: netns}); err != nil {
+		return errors.Join(err, p.network.Free(id))
+	}
+	return types.PrintResult(p.result(addrs, args.Netns), p.config.CNIVersion)
+}
+
+// result tells of a pod's addresses and ways.
+func (p *plugin) result(addrs []netip.Addr, netns string) *types100.Result {
+	result := &types100.Result{
+		CNIVersion: types100.ImplementedSpecVersion,
+		Interfaces: []*types100.Interface{{Name: podnet.PodLink, Sandbox: netns}},
+	}
+	for _, addr := range addrs {
+		for _, cidr := range p.network.CIDRs() {
+			if !cidr.Contains(addr) {
+				continue
+			}
+			gateway := net.IP(podnet.Gateway(cidr).AsSlice())
+			everything := net.IPNet{IP: make(net.IP, addr.BitLen()/8), Mask: net.CIDRMask(0, addr.BitLen())}
+			result.IPs = append(result.IPs, &types100.IPConfig{
+				Interface: types100.Int(0), Gateway: gateway,
+				Address: net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(cidr.Bits(), addr.BitLen())},
+			})
+			result.Routes = append(result.Routes, &types.Route{Dst: everything, GW: gateway})
+		}
+	}
+	return result
+}
+
+func del(ctx context.Context, p *plugin, args *skel.CmdArgs) error {
+	id := podID(args.ContainerID)
+	if err := p.network.Detach(ctx, id); err != nil {
+		return err
+	}
+	return p.network.Free(id)
+}
+
+// check tells whether a pod has what add gave it.
+func check(_ context.Context, p *plugin, args *skel.CmdArgs) error {
+	id := podID(args.ContainerID)
+	if len(p.network.Addresses(id)) == 0 {
+		return types.NewError(types.ErrUnknownContainer, "the pod has no address", args.ContainerID)
+	}
+	if _, err := p.network.Traffic(id); err != nil {
+		return types.NewError(types.ErrUnknownContainer, "the pod has no link", err.Error())
+	}
+	return nil
+}
+
+// collect takes back what pods have that are not among those named.
+func (p *plugin) collect() error {
+	alive := map[string]bool{}
+	for _, a := range p.config.ValidAttachments {
+		alive[podID(a.ContainerID)] = true
+	}
+	return p.network.Reconcile(func(id string) bool { return alive[id] })
+}
