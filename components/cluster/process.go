@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -96,6 +97,15 @@ func holder(path string) (int, error) {
 // dying tells whether a process was killed and is only not gone yet: a large one
 // needs a moment to give its memory back, and its locks are the last to go.
 func dying(pid int) bool {
+	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(fields) > 6 {
+			const exiting = 4 // PF_EXITING of <linux/sched.h>
+			if flags, err := strconv.ParseUint(fields[6], 10, 32); err == nil && flags&exiting != 0 {
+				return true
+			}
+		}
+	}
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if errors.Is(err, os.ErrNotExist) {
 		return true

@@ -14,6 +14,7 @@ import (
 
 	"hyperkube/components/kubelet"
 	"hyperkube/components/network"
+	"hyperkube/components/runtime/process"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/version"
 )
@@ -89,11 +90,8 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	if tell, ok := backgroundSteps(); ok {
 		return o.report(cmd.Context(), l, tell)
 	}
-	if pid, err := holder(l.PIDFile(mainProcess)); err != nil {
+	if done, err := o.running(cmd, l); err != nil || done {
 		return err
-	} else if pid != 0 {
-		fmt.Fprintf(cmd.OutOrStdout(), "hyperkube is running already (process %d)\n", pid)
-		return o.changeNodes(cmd.Context(), l, newSteps(printStep(cmd.OutOrStdout())))
 	}
 	show := printStep(cmd.OutOrStdout())
 	if o.foreground {
@@ -109,6 +107,43 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		return codedError{err, ExitPreflight}
 	}
 	return startBackground(cmd.Context(), os.Args[1:], l.Log(mainProcess), show)
+}
+
+// running does what is left to do if the cluster runs already, and tells whether
+// it does. A main process that ends meanwhile does not count.
+func (o *upOptions) running(cmd *cobra.Command, l layout.Node) (bool, error) {
+	for {
+		pid, err := holder(l.PIDFile(mainProcess))
+		if err != nil || pid == 0 {
+			return false, err
+		}
+		h, err := process.Open(pid, 0)
+		if errors.Is(err, process.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		ctx, cancel := context.WithCancel(cmd.Context())
+		ended := make(chan bool, 1)
+		go func() {
+			select {
+			case <-h.Done():
+				cancel()
+				ended <- true
+			case <-ctx.Done():
+				ended <- false
+			}
+		}()
+		fmt.Fprintf(cmd.OutOrStdout(), "hyperkube is running already (process %d)\n", pid)
+		err = o.changeNodes(ctx, l, newSteps(printStep(cmd.OutOrStdout())))
+		cancel()
+		gone := <-ended
+		h.Close()
+		if !gone || err == nil {
+			return true, err
+		}
+	}
 }
 
 // report runs the cluster and tells how that ended, if it was not by a signal.
