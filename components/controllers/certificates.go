@@ -16,6 +16,7 @@ import (
 	"hyperkube/components/controllers/csrapproving"
 	"hyperkube/components/controllers/csrcleaner"
 	"hyperkube/components/controllers/csrsigning"
+	"hyperkube/components/controllers/devicetainteviction"
 	"hyperkube/components/controllers/podcertificatecleaner"
 	"hyperkube/components/controllers/resourceclaim"
 	"hyperkube/components/controllers/storageversionmigrator"
@@ -52,6 +53,9 @@ func certificateDescriptors() []descriptor {
 		{name: "resourceclaim-controller", alias: "resource-claim-controller", user: "resource-claim-controller", source: "resource_claim", workers: 10,
 			needs: []schema.GroupVersionResource{resourcev1.SchemeGroupVersion.WithResource("resourceclaims"), resourcev1.SchemeGroupVersion.WithResource("resourceclaimtemplates")},
 			make:  func(d *deps) (runner, error) { return resourceclaim.New(d.env) }},
+		{name: "device-taint-eviction-controller", user: "device-taint-eviction-controller", source: "device-taint-eviction", workers: 8,
+			needs: []schema.GroupVersionResource{resourcev1.SchemeGroupVersion.WithResource("resourceclaims"), resourcev1.SchemeGroupVersion.WithResource("devicetaintrules")},
+			make:  func(d *deps) (runner, error) { return devicetainteviction.New(d.env) }},
 	}
 }
 

@@ -1,0 +1,355 @@
+// Package devicetainteviction deletes pods that use devices with NoExecute taints
+// which their claims do not tolerate, at once or when the time of the toleration
+// is up, and tells in each DeviceTaintRule how far that is.
+//
+// https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#device-taints-and-tolerations
+package devicetainteviction
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	resourcelisters "k8s.io/client-go/listers/resource/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+const (
+	claimKey = "claim:"
+	ruleKey  = "rule:"
+
+	// byPool indexes claims and slices by "driver/pool".
+	byPool = "devicepool"
+)
+
+// Controller syncs claims and rules. Make it with New.
+type Controller struct {
+	*control.Loop
+	env    control.Env
+	pods   corelisters.PodLister
+	claims resourcelisters.ResourceClaimLister
+	rules  resourcelisters.DeviceTaintRuleLister
+	// claimIndex and sliceIndex have byPool.
+	claimIndex, sliceIndex cache.Indexer
+	control                control.PodControl
+
+	mu sync.Mutex // guards what follows
+	// due are the evictions that wait, by the claim's key and the pod.
+	due map[string]map[types.UID]bool
+	// evicted counts pods by rule since the start.
+	evicted map[types.UID]int
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	res := env.Informers.Resource().V1()
+	pods := env.Informers.Core().V1().Pods()
+	claims, slices, rules := res.ResourceClaims().Informer(), res.ResourceSlices().Informer(), res.DeviceTaintRules().Informer()
+	c := &Controller{
+		env: env, pods: pods.Lister(), claims: res.ResourceClaims().Lister(), rules: res.DeviceTaintRules().Lister(),
+		claimIndex: claims.GetIndexer(), sliceIndex: slices.GetIndexer(),
+		control: control.PodControl{Kube: env.Kube, Events: env.Events},
+		due:     map[string]map[types.UID]bool{}, evicted: map[types.UID]int{},
+	}
+	c.Loop = control.NewLoop(env, "device-taint-eviction", c.sync)
+	// Shared informers: another controller may index them too.
+	if err := errors.Join(
+		claims.AddIndexers(cache.Indexers{byPool: poolsOfClaim}), slices.AddIndexers(cache.Indexers{byPool: poolOfSlice}),
+	); err != nil {
+		return nil, err
+	}
+	c.Await(pods.Informer())
+	return c, errors.Join(
+		c.Watch(claims, control.Every(c.claimChanged)),
+		c.Watch(slices, control.Every(func(s *resourcev1.ResourceSlice) { c.addClaims(s.Spec.Driver + "/" + s.Spec.Pool.Name) })),
+		c.Watch(rules, control.Every(func(r *resourcev1.DeviceTaintRule) {
+			c.Add(ruleKey + r.Name)
+			for _, claim := range c.selected(r) {
+				c.Add(claimKey + claim.Namespace + "/" + claim.Name)
+			}
+		})),
+	)
+}
+
+// poolsOfClaim and poolOfSlice are index functions.
+func poolsOfClaim(obj any) ([]string, error) {
+	claim, ok := obj.(*resourcev1.ResourceClaim)
+	if !ok || claim.Status.Allocation == nil {
+		return nil, nil
+	}
+	var out []string
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		out = append(out, r.Driver+"/"+r.Pool)
+	}
+	return out, nil
+}
+
+func poolOfSlice(obj any) ([]string, error) {
+	s, ok := obj.(*resourcev1.ResourceSlice)
+	if !ok {
+		return nil, nil
+	}
+	return []string{s.Spec.Driver + "/" + s.Spec.Pool.Name}, nil
+}
+
+func (c *Controller) claimChanged(claim *resourcev1.ResourceClaim) {
+	c.Add(claimKey + claim.Namespace + "/" + claim.Name)
+	rules, err := c.rules.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, r := range rules {
+		if devices(r, claim) > 0 {
+			c.Add(ruleKey + r.Name)
+		}
+	}
+}
+
+func (c *Controller) addClaims(pool string) {
+	objs, err := c.claimIndex.ByIndex(byPool, pool)
+	if err != nil {
+		return
+	}
+	for _, o := range objs {
+		if claim, ok := o.(*resourcev1.ResourceClaim); ok {
+			c.Add(claimKey + claim.Namespace + "/" + claim.Name)
+		}
+	}
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	if name, ok := strings.CutPrefix(key, ruleKey); ok {
+		return c.syncRule(ctx, name)
+	}
+	key = strings.TrimPrefix(key, claimKey)
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return nil
+	}
+	claim, err := c.claims.ResourceClaims(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		c.cancel(key, nil)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return c.syncClaim(ctx, key, claim)
+}
+
+// syncClaim evicts the pods of a claim whose time is up, and comes back when the
+// next one's is.
+func (c *Controller) syncClaim(ctx context.Context, key string, claim *resourcev1.ResourceClaim) error {
+	at, by, tainted, err := c.when(claim)
+	if err != nil {
+		return err
+	}
+	if !tainted {
+		c.cancel(key, nil)
+		return nil
+	}
+	left := at.Sub(c.env.Clock.Now())
+	waiting := map[types.UID]bool{}
+	var errs []error
+	for _, p := range c.users(claim) {
+		if left > 0 {
+			waiting[p.UID] = true
+			continue
+		}
+		errs = append(errs, c.evict(ctx, p, by))
+	}
+	c.cancel(key, waiting)
+	if left > 0 {
+		c.AddAfter(claimKey+key, left)
+	}
+	return errors.Join(errs...)
+}
+
+// cancel sets which evictions wait for a claim, and tells of those that do not any
+// more though their pod is there.
+func (c *Controller) cancel(key string, waiting map[types.UID]bool) {
+	c.mu.Lock()
+	was := c.due[key]
+	if len(waiting) > 0 {
+		c.due[key] = waiting
+	} else {
+		delete(c.due, key)
+	}
+	c.mu.Unlock()
+	if len(waiting) > 0 || len(was) == 0 {
+		return
+	}
+	namespace, _, _ := strings.Cut(key, "/")
+	pods, err := c.pods.Pods(namespace).List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, p := range pods {
+		if was[p.UID] && p.DeletionTimestamp == nil {
+			c.env.Events.Event(p, corev1.EventTypeNormal, "DeviceTaintManagerEviction", "Cancelling deletion")
+		}
+	}
+}
+
+// users are the pods that a claim is reserved for and that may still run.
+func (c *Controller) users(claim *resourcev1.ResourceClaim) []*corev1.Pod {
+	var out []*corev1.Pod
+	for _, r := range claim.Status.ReservedFor {
+		if r.APIGroup != "" || r.Resource != "pods" {
+			continue
+		}
+		p, err := c.pods.Pods(claim.Namespace).Get(r.Name)
+		if err == nil && p.UID == r.UID && p.DeletionTimestamp == nil && !control.IsTerminal(p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// taint is one of a device, with the rule that it is of; nil: it is the driver's.
+type taint struct {
+	resourcev1.DeviceTaint
+	rule *resourcev1.DeviceTaintRule
+}
+
+// taints are all those of one allocated device.
+func (c *Controller) taints(r *resourcev1.DeviceRequestAllocationResult) ([]taint, error) {
+	var out []taint
+	objs, err := c.sliceIndex.ByIndex(byPool, r.Driver+"/"+r.Pool)
+	if err != nil {
+		return nil, err
+	}
+	newest := int64(-1)
+	var device *resourcev1.Device
+	for _, o := range objs {
+		s, ok := o.(*resourcev1.ResourceSlice)
+		if !ok || s.Spec.Pool.Generation < newest {
+			continue
+		}
+		if s.Spec.Pool.Generation > newest {
+			newest, device = s.Spec.Pool.Generation, nil
+		}
+		for i := range s.Spec.Devices {
+			if s.Spec.Devices[i].Name == r.Device {
+				device = &s.Spec.Devices[i]
+			}
+		}
+	}
+	if device != nil {
+		for _, t := range device.Taints {
+			out = append(out, taint{t, nil})
+		}
+	}
+	rules, err := c.rules.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	for _, rule := range rules {
+		if selects(rule.Spec.DeviceSelector, r.Driver, r.Pool, r.Device) {
+			out = append(out, taint{rule.Spec.Taint, rule})
+		}
+	}
+	return out, nil
+}
+
+func selects(s *resourcev1.DeviceTaintSelector, driver, pool, device string) bool {
+	return s != nil && (s.Driver == nil || *s.Driver == driver) && (s.Pool == nil || *s.Pool == pool) && (s.Device == nil || *s.Device == device)
+}
+
+// when tells from when on the pods of a claim must not run any more, if that is so
+// at all, and by which rules.
+func (c *Controller) when(claim *resourcev1.ResourceClaim) (at time.Time, by []*resourcev1.DeviceTaintRule, tainted bool, err error) {
+	if claim.Status.Allocation == nil {
+		return time.Time{}, nil, false, nil
+	}
+	for i := range claim.Status.Allocation.Devices.Results {
+		r := &claim.Status.Allocation.Devices.Results[i]
+		taints, err := c.taints(r)
+		if err != nil {
+			return time.Time{}, nil, false, err
+		}
+		for _, t := range taints {
+			end, evicts := evictsAt(t.DeviceTaint, r.Tolerations)
+			if !evicts {
+				continue
+			}
+			if t.rule != nil {
+				by = append(by, t.rule)
+			}
+			if !tainted || end.Before(at) {
+				at = end
+			}
+			tainted = true
+		}
+	}
+	return at, by, tainted, nil
+}
+
+// evictsAt tells from when on a taint ends the pods of a claim with tolerations.
+func evictsAt(t resourcev1.DeviceTaint, tolerations []resourcev1.DeviceToleration) (time.Time, bool) {
+	if t.Effect != resourcev1.DeviceTaintEffectNoExecute {
+		return time.Time{}, false
+	}
+	var at time.Time
+	if t.TimeAdded != nil {
+		at = t.TimeAdded.Time
+	}
+	found, wait := false, time.Duration(0)
+	for _, toleration := range tolerations {
+		if !resourceclaim.ToleratesTaint(toleration, t) {
+			continue
+		}
+		if toleration.TolerationSeconds == nil {
+			return time.Time{}, false
+		}
+		d := time.Duration(max(0, *toleration.TolerationSeconds)) * time.Second
+		if !found || d < wait {
+			found, wait = true, d
+		}
+	}
+	return at.Add(wait), true
+}
+
+// evict deletes a pod, having told it why.
+func (c *Controller) evict(ctx context.Context, p *corev1.Pod, by []*resourcev1.DeviceTaintRule) error {
+	c.env.Events.Event(p, corev1.EventTypeNormal, "DeviceTaintManagerEviction", "Marking for deletion")
+	next := *p.Status.DeepCopy()
+	if control.SetPodCondition(&next, corev1.PodCondition{
+		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, ObservedGeneration: p.Generation,
+		Reason: "DeletionByDeviceTaintManager", Message: "Device Taint manager: deleting due to NoExecute taint",
+	}, c.env.Clock.Now()) {
+		if err := c.control.PatchStatus(ctx, p, next); err != nil {
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return err
+		}
+	}
+	err := c.env.Kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, rule := range by {
+		c.evicted[rule.UID]++
+		c.Add(ruleKey + rule.Name)
+	}
+	return nil
+}
