@@ -21,13 +21,16 @@ import (
 // from client-side apply to server-side apply.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// Applied applies config to live by f, the manager of res at a subresource. Most
+// Applied applies config to live by f, the manager of res at a subresource; res
+// nil: by f alone. Most
 // often somebody applies the same fields again: then nothing is taken away from
 // live, and what the library does to find out is left out. It comes to what
 // f.Apply does (TestReapplied); config is its own afterwards.
 func (m *Managers) Applied(res *api.Resource, subresource string, f *Manager, live api.Object, config *unstructured.Unstructured, manager string, force bool) (runtime.Object, error) {
-	if obj := m.reapplied(res, subresource, live, config, manager); obj != nil {
-		return obj, nil
+	if res != nil {
+		if obj := m.reapplied(res, subresource, live, config, manager); obj != nil {
+			return obj, nil
+		}
 	}
 	return f.Apply(live, config, manager, force)
 }

@@ -2,6 +2,7 @@ package fieldmanager
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"reflect"
 	"testing"
 	"time"
@@ -158,7 +159,7 @@ func plainNames(v reflect.Value, n *int) {
 func TestUpdated(t *testing.T) {
 	m := New()
 	fill := filler()
-	letter, compared := 0, 0
+	letter, compared, simple := 0, 0, 0
 	for _, res := range catalog.Resources() {
 		if res.Review {
 			continue
@@ -193,22 +194,62 @@ func TestUpdated(t *testing.T) {
 					if i%4 == 0 {
 						obj.SetLabels(other.GetLabels())
 					}
-					want, err := f.Update(live.DeepCopyObject(), obj.DeepCopyObject(), "m")
-					if err != nil {
-						continue
+					// Once, and again with other values in the same fields.
+					for range 2 {
+						want, err := f.Update(live.DeepCopyObject(), obj.DeepCopyObject(), "m")
+						if err != nil {
+							break
+						}
+						before := live.DeepCopyObject()
+						if lessLive, lessObj := different(live, obj); lessObj != nil &&
+							m.updatedAgain(res, subresource, live, obj.DeepCopyObject().(api.Object), lessLive, lessObj, "m") {
+							simple++
+						}
+						got := m.Updated(res, subresource, f, live, obj, "m").(api.Object)
+						if w := want.(metav1.Object).GetManagedFields(); !SameButTimes(got.GetManagedFields(), w) {
+							t.Fatalf("%s: %v\nnot %v", res.GVK(), got.GetManagedFields(), w)
+						}
+						if !reflect.DeepEqual(live, before) {
+							t.Fatalf("%s: the old object was written to", res.GVK())
+						}
+						compared++
+						live, obj = got, got.DeepCopyObject().(api.Object)
+						changeStrings(reflect.ValueOf(obj).Elem())
 					}
-					before := live.DeepCopyObject()
-					got := Updated(f, live, obj, "m").(metav1.Object)
-					if w := want.(metav1.Object).GetManagedFields(); !SameButTimes(got.GetManagedFields(), w) {
-						t.Fatalf("%s: %v\nnot %v", res.GVK(), got.GetManagedFields(), w)
-					}
-					if !reflect.DeepEqual(live, before) {
-						t.Fatalf("%s: the old object was written to", res.GVK())
-					}
-					compared++
 				}
 			}
 		}
 	}
-	t.Logf("compared %d", compared)
+	t.Logf("compared %d, of which simple %d", compared, simple)
+	if simple < 100 {
+		t.Error("hardly any was simple")
+	}
+}
+
+// changeStrings gives some strings of specification and status other values.
+func changeStrings(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			changeStrings(v.Elem())
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			switch v.Type().Field(i).Name {
+			case "TypeMeta", "ObjectMeta", "Name", "Type", "Key":
+			default:
+				changeStrings(v.Field(i))
+			}
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			if v.Index(i).Kind() != reflect.String { // sets
+				changeStrings(v.Index(i))
+			}
+		}
+	case reflect.String:
+		if v.CanSet() && rand.N(4) == 0 {
+			v.SetString(v.String() + "x")
+		}
+	}
 }

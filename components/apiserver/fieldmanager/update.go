@@ -1,28 +1,137 @@
 package fieldmanager
 
 import (
+	"bytes"
 	"reflect"
+	"slices"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"hyperkube/internal/api"
 )
 
-// Updated records in obj that manager made it of live. It comes to what
-// Manager.UpdateNoErrors does, but the library does not compare what is the
-// same in both: a status is most often all that changes.
-func Updated(m *Manager, live, obj api.Object, manager string) runtime.Object {
+// Updated records in obj that manager made it of live, by f, the manager of res
+// at a subresource; res nil: by f alone. It comes to what f.UpdateNoErrors does,
+// but the library does not compare what is the same in both, for a status is
+// most often all that changes; and who changes what it has changed before only
+// gets another time.
+func (m *Managers) Updated(res *api.Resource, subresource string, f *Manager, live, obj api.Object, manager string) runtime.Object {
 	lessLive, lessObj := different(live, obj)
 	if lessObj == nil {
-		return m.UpdateNoErrors(live, obj, manager)
+		lessLive, lessObj = live, obj
 	}
-	out, ok := m.UpdateNoErrors(lessLive, lessObj, manager).(metav1.Object)
+	if res != nil && m.updatedAgain(res, subresource, live, obj, lessLive, lessObj, manager) {
+		return obj
+	}
+	out, ok := f.UpdateNoErrors(lessLive, lessObj, manager).(metav1.Object)
 	if !ok {
-		return m.UpdateNoErrors(live, obj, manager)
+		return f.UpdateNoErrors(live, obj, manager)
 	}
 	obj.SetManagedFields(out.GetManagedFields())
 	return obj
+}
+
+// updatedAgain does Updated if all that changes belongs to manager alone; else
+// obj is as it was. Less is what of each differs.
+func (m *Managers) updatedAgain(res *api.Resource, subresource string, live, obj, lessLive, lessObj api.Object, manager string) bool {
+	version := res.GroupVersion().String()
+	entries := live.GetManagedFields()
+	if res.Custom != nil || len(entries) == 0 || len(entries) > maxUpdaters || manager == "" {
+		return false
+	}
+	if given := obj.GetManagedFields(); subresource == "" && given != nil && !sameEntries(given, entries) {
+		return false // the client's own
+	}
+	mine := -1
+	for i := range entries {
+		e := &entries[i]
+		if e.APIVersion != version || e.FieldsType != "FieldsV1" || e.FieldsV1 == nil {
+			return false
+		}
+		if e.Manager == manager && e.Operation == metav1.ManagedFieldsOperationUpdate && e.Subresource == subresource {
+			mine = i
+		}
+	}
+	if mine < 0 {
+		return false
+	}
+	types, err := m.types()
+	if err != nil {
+		return false
+	}
+	reset, err := m.resetFields(res, subresource)
+	if err != nil {
+		return false
+	}
+	before, err := types.ObjectToTyped(plainOf(lessLive), typed.AllowDuplicates)
+	if err != nil {
+		return false
+	}
+	after, err := types.ObjectToTyped(plainOf(lessObj), typed.AllowDuplicates)
+	if err != nil {
+		return false
+	}
+	difference, err := before.Compare(after)
+	if err != nil {
+		return false
+	}
+	if filter := reset[fieldpath.APIVersion(version)]; filter != nil {
+		difference = difference.FilterFields(filter)
+	}
+	if !difference.Removed.Difference(m.unowned).Empty() {
+		return false
+	}
+	changes := difference.Modified.Union(difference.Added).Difference(m.unowned)
+	if taken(entries, mine, before, changes) {
+		return false
+	}
+	var owned fieldpath.Set
+	if err := owned.FromJSON(bytes.NewReader(entries[mine].FieldsV1.GetRawBytes())); err != nil || !changes.Difference(&owned).Empty() {
+		return false
+	}
+	if reconciled, err := typed.ReconcileFieldSetWithSchema(&owned, before); err != nil || reconciled != nil {
+		return false
+	}
+	entries = slices.Clone(entries)
+	if !changes.Empty() {
+		entries[mine].Time = &metav1.Time{Time: time.Now().UTC()}
+		slices.SortStableFunc(entries, inOrder)
+	}
+	obj.SetManagedFields(entries)
+	return true
+}
+
+// maxUpdaters is up to how many entries the library does not put any together.
+const maxUpdaters = 10
+
+// plainOf returns obj without managed fields. It shares the rest.
+func plainOf(obj api.Object) api.Object {
+	if obj.GetManagedFields() == nil {
+		return obj
+	}
+	from := reflect.ValueOf(obj).Elem()
+	to := reflect.New(from.Type())
+	to.Elem().Set(from)
+	out := to.Interface().(api.Object)
+	out.SetManagedFields(nil)
+	return out
+}
+
+// sameEntries tells whether two lists of managed fields are the same.
+func sameEntries(a, b []metav1.ManagedFieldsEntry) bool {
+	if !SameButTimes(a, b) {
+		return false
+	}
+	for i := range a {
+		if !a[i].Time.Equal(b[i].Time) {
+			return false
+		}
+	}
+	return true
 }
 
 // different returns a and b without what is the same in both, but for their

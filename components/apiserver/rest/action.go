@@ -12,7 +12,6 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
-	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/request"
@@ -129,7 +128,7 @@ func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(ob
 			if what.Manager == "" {
 				return obj, nil
 			}
-			return asObject(fieldmanager.Updated(fields, current, obj, what.Manager))
+			return asObject(c.cfg.Fields.Updated(inner.res.Resource, c.info.Subresource, fields, current, obj, what.Manager))
 		},
 	})
 	if err != nil {

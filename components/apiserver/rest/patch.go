@@ -51,9 +51,7 @@ func (c *call) patch(subresource string, way *api.Update) error {
 	p.kind = c.res.GVK()
 	p.empty = c.res.New
 	p.defaults = c.res.Default
-	p.applied = func(current api.Object, config *unstructured.Unstructured, manager string, force bool) (runtime.Object, error) {
-		return c.cfg.Fields.Applied(c.res.Resource, subresource, p.fields, current, config, manager, force)
-	}
+	p.owner, p.subresource = c.res.Resource, subresource
 	out, err := c.change(change{
 		way:     way,
 		create:  p.kindOf == types.ApplyYAMLPatchType && subresource == "",
@@ -83,8 +81,10 @@ type patcher struct {
 	options *metav1.PatchOptions
 	strict  strictness
 	fields  *fieldmanager.Manager
-	// applied applies a configuration; nil: by fields.
-	applied func(current api.Object, config *unstructured.Unstructured, manager string, force bool) (runtime.Object, error)
+	// owner and subresource are what fields is for; nil when it is for another
+	// kind than the resource's.
+	owner       *api.Resource
+	subresource string
 
 	kind     schema.GroupVersionKind
 	empty    func() api.Object
@@ -142,7 +142,8 @@ func (p *patcher) apply(current api.Object) (api.Object, error) {
 	}
 	obj.GetObjectKind().SetGroupVersionKind(p.kind)
 	p.defaults(obj)
-	return asObject(fieldmanager.Updated(p.fields, current, obj, fieldmanager.Name(p.options.FieldManager, p.req.UserAgent())))
+	manager := fieldmanager.Name(p.options.FieldManager, p.req.UserAgent())
+	return asObject(p.cfg.Fields.Updated(p.owner, p.subresource, p.fields, current, obj, manager))
 }
 
 // plain applies a JSON patch or a JSON merge patch.
@@ -310,13 +311,7 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 		current = current.DeepCopyObject().(api.Object)
 	}
 	force := p.options.Force != nil && *p.options.Force
-	apply := p.applied
-	if apply == nil {
-		apply = func(current api.Object, config *unstructured.Unstructured, manager string, force bool) (runtime.Object, error) {
-			return p.fields.Apply(current, config, manager, force)
-		}
-	}
-	applied, err := apply(current, config, p.options.FieldManager, force)
+	applied, err := p.cfg.Fields.Applied(p.owner, p.subresource, p.fields, current, config, p.options.FieldManager, force)
 	if err != nil {
 		return nil, err
 	}

@@ -55,7 +55,7 @@ func (c *call) update(subresource string, way *api.Update) error {
 				live = c.res.New()
 				live.GetObjectKind().SetGroupVersionKind(c.res.GVK())
 			}
-			return asObject(fieldmanager.Updated(f, live, obj, manager))
+			return asObject(c.cfg.Fields.Updated(c.res.Resource, subresource, f, live, obj, manager))
 		},
 	})
 	if err != nil {
