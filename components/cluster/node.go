@@ -45,6 +45,8 @@ type nodeConfig struct {
 	// File is a KubeletConfiguration; what it says goes before the rest. Nil:
 	// none.
 	File *kubeletv1beta1.KubeletConfiguration
+	// Providers are those of the kubelet's credentials for images.
+	Providers providerFlags
 	// Labels and Taints of the node when it is registered.
 	Labels map[string]string
 	Taints []corev1.Taint
@@ -77,13 +79,15 @@ func newNode(cfg nodeConfig) (*node, error) {
 		ClusterDNS:    cfg.ClusterDNS,
 		ClusterDomain: cfg.Identity.Domain,
 		StaticPods:    cfg.StaticPods,
-		IPs:           cfg.Addresses,
-		Labels:        cfg.Labels,
-		Taints:        cfg.Taints,
-		Certificate:   cfg.Certificate,
-		ClientCA:      cfg.ClientCA,
-		Journal:       cfg.Journal,
-		Log:           cfg.Log.With("component", "kubelet"),
+
+		CredentialProviders: cfg.Providers.Config, CredentialProviderDir: cfg.Providers.Dir,
+		IPs:         cfg.Addresses,
+		Labels:      cfg.Labels,
+		Taints:      cfg.Taints,
+		Certificate: cfg.Certificate,
+		ClientCA:    cfg.ClientCA,
+		Journal:     cfg.Journal,
+		Log:         cfg.Log.With("component", "kubelet"),
 	}
 	if cfg.Shared {
 		core := cfg.Kubelet.Informers.Core().V1()

@@ -35,25 +35,26 @@ type nodeOptions struct {
 	// none.
 	further int
 
-	Kubeconfig          string   `json:"kubeconfig"`
-	ProxyKubeconfig     string   `json:"proxyKubeconfig,omitempty"`
-	BootstrapKubeconfig string   `json:"bootstrapKubeconfig,omitempty"`
-	Rotate              bool     `json:"rotateCertificates,omitempty"`
-	RotateServing       bool     `json:"rotateServerCertificates,omitempty"`
-	Name                string   `json:"nodeName"`
-	IP                  string   `json:"nodeIP,omitempty"`
-	Labels              []string `json:"nodeLabels,omitempty"`
-	Taints              []string `json:"registerWithTaints,omitempty"`
-	StaticPods          string   `json:"podManifestPath,omitempty"`
-	DNS                 []string `json:"clusterDNS,omitempty"`
-	Domain              string   `json:"clusterDomain"`
-	ClusterCIDRs        []string `json:"clusterCIDRs,omitempty"`
-	ClientCA            string   `json:"clientCAFile,omitempty"`
-	CertFile            string   `json:"tlsCertFile,omitempty"`
-	KeyFile             string   `json:"tlsPrivateKeyFile,omitempty"`
-	Network             string   `json:"podNetwork,omitempty"`
-	Config              string   `json:"config,omitempty"`
-	ConfigDir           string   `json:"configDir,omitempty"`
+	Kubeconfig          string        `json:"kubeconfig"`
+	ProxyKubeconfig     string        `json:"proxyKubeconfig,omitempty"`
+	BootstrapKubeconfig string        `json:"bootstrapKubeconfig,omitempty"`
+	Rotate              bool          `json:"rotateCertificates,omitempty"`
+	RotateServing       bool          `json:"rotateServerCertificates,omitempty"`
+	Name                string        `json:"nodeName"`
+	IP                  string        `json:"nodeIP,omitempty"`
+	Labels              []string      `json:"nodeLabels,omitempty"`
+	Providers           providerFlags `json:"imageCredentialProviders,omitzero"`
+	Taints              []string      `json:"registerWithTaints,omitempty"`
+	StaticPods          string        `json:"podManifestPath,omitempty"`
+	DNS                 []string      `json:"clusterDNS,omitempty"`
+	Domain              string        `json:"clusterDomain"`
+	ClusterCIDRs        []string      `json:"clusterCIDRs,omitempty"`
+	ClientCA            string        `json:"clientCAFile,omitempty"`
+	CertFile            string        `json:"tlsCertFile,omitempty"`
+	KeyFile             string        `json:"tlsPrivateKeyFile,omitempty"`
+	Network             string        `json:"podNetwork,omitempty"`
+	Config              string        `json:"config,omitempty"`
+	ConfigDir           string        `json:"configDir,omitempty"`
 }
 
 func newNodeCommand() *cobra.Command {
@@ -87,6 +88,7 @@ func newNodeCommand() *cobra.Command {
 	flags.StringVar(&o.Network, "pod-network", "", "How nodes reach each other's pods: auto (routes within a subnet, else VXLAN), vxlan or direct.")
 	flags.StringVar(&o.Config, "config", "", "Path of a KubeletConfiguration.")
 	flags.StringVar(&o.ConfigDir, "config-dir", "", "Folder whose *.conf files change the KubeletConfiguration, in the order of their names.")
+	o.Providers.register(flags)
 	flags.StringVar(&o.cgroupRoot, "cgroup-root", "", "Cgroup below which all of the node's cgroups are.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	flags.IntVar(&o.further, "further", 0, "Run the further node of this number that up --nodes has made on this machine; its network namespace is the caller's.")
@@ -367,6 +369,7 @@ func (o *nodeOptions) config(l layout.Node) (nodeConfig, error) {
 	if cfg.Addresses, err = o.addresses(); err != nil {
 		return cfg, err
 	}
+	cfg.Providers = o.Providers
 	if cfg.File, err = kubelet.LoadFiles(o.Config, o.ConfigDir, nil); err != nil {
 		return cfg, err
 	}

@@ -45,6 +45,8 @@ type clusterRun struct {
 	mergeKubeconfig bool
 	// kubelet is its KubeletConfiguration; nil: none.
 	kubelet *kubeletv1beta1.KubeletConfiguration
+	// providers are those of its credentials for images.
+	providers providerFlags
 
 	// addresses of the node, the primary family's first.
 	addresses []netip.Addr
@@ -418,7 +420,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 		Layout: c.layout, Identity: c.identity, Addresses: c.addresses, Shared: true,
 		NetworkMode: c.further.Network,
 		ClusterDNS:  []string{c.identity.DNSAddress}, ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
-		File: c.kubelet,
+		File: c.kubelet, Providers: c.providers,
 	}
 	if p.node.Kubelet, err = b.as("system:node:"+c.identity.NodeName, "system:nodes"); err != nil {
 		return nil, err

@@ -34,6 +34,7 @@ type upOptions struct {
 	verbose      bool
 	// config and configDir are the kubelet's.
 	config, configDir string
+	providers         providerFlags
 	// nodes in all; zero: as many as there were.
 	nodes int
 	// podNetwork is a network.Mode; empty: as it was.
@@ -65,6 +66,7 @@ func newUp() *cobra.Command {
 	flags.StringVar(&o.podNetwork, "pod-network", "", "How nodes reach each other's pods, from the next start of each: auto (routes within a subnet, else VXLAN), vxlan or direct.")
 	flags.StringVar(&o.config, "kubelet-config", "", "Path of a KubeletConfiguration.")
 	flags.StringVar(&o.configDir, "kubelet-config-dir", "", "Folder whose *.conf files change the KubeletConfiguration, in the order of their names.")
+	o.providers.register(flags)
 	flags.DurationVar(&o.nodeGrace, "node-monitor-grace-period", 0, "How long a node may be silent before it is taken for lost; nodes report every 10 s. 0 is 50 s.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	return cmd
@@ -197,7 +199,7 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
 		return codedError{err, ExitConfig}
 	}
 	s.done(began, "this machine is fit for node %q", id.NodeName)
-	c := &clusterRun{layout: l, identity: id, further: further, nodeGrace: o.nodeGrace, steps: s, log: log, mergeKubeconfig: !o.noKubeconfig, kubelet: file}
+	c := &clusterRun{layout: l, identity: id, further: further, nodeGrace: o.nodeGrace, steps: s, log: log, mergeKubeconfig: !o.noKubeconfig, kubelet: file, providers: o.providers}
 	return c.run(ctx, began)
 }
 
