@@ -77,14 +77,19 @@ func (c *cadvisor) collect(ctx context.Context, ch chan<- prometheus.Metric) err
 	if err != nil {
 		return err
 	}
-	c.whole(summary, ch)
 	described, err := c.p.CRI.Runtime.ListMetricDescriptors(ctx, &runtimeapi.ListMetricDescriptorsRequest{})
-	if cri.IsUnimplemented(err) || err == nil && len(described.Descriptors) == 0 {
-		c.plain(summary, ch)
-		return nil
-	}
-	if err != nil {
+	if err != nil && !cri.IsUnimplemented(err) {
 		return err
+	}
+	// One series has one text, wherever it comes from.
+	help := map[string]string{}
+	for _, d := range described.GetDescriptors() {
+		help[d.Name] = d.Help
+	}
+	c.whole(summary, ch, help)
+	if len(help) == 0 {
+		c.plain(summary, ch, help)
+		return nil
 	}
 	list, err := c.p.CRI.Runtime.ListPodSandboxMetrics(ctx, &runtimeapi.ListPodSandboxMetricsRequest{})
 	if err != nil {
@@ -135,6 +140,7 @@ func (c *cadvisor) collect(ctx context.Context, ch chan<- prometheus.Metric) err
 // main are the series that everyone looks at.
 type main struct {
 	ch     chan<- prometheus.Metric
+	help   map[string]string // the runtime's texts
 	labels []string
 }
 
@@ -145,6 +151,9 @@ func (m *main) put(name, help string, kind prometheus.ValueType, v *uint64, scal
 	keys, values := slices.Clone(containerLabels), slices.Clone(m.labels)
 	for i := 0; i+1 < len(extra); i += 2 {
 		keys, values = append(keys, extra[i]), append(values, extra[i+1])
+	}
+	if text, ok := m.help[name]; ok {
+		help = text
 	}
 	m.ch <- prometheus.MustNewConstMetric(desc(name, help, keys...), kind, float64(*v)/scale, values...)
 }
@@ -174,8 +183,8 @@ func (m *main) network(n *statsv1alpha1.NetworkStats) {
 }
 
 // whole tells of the node and of each pod as a whole.
-func (c *cadvisor) whole(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric) {
-	node := &main{ch: ch, labels: []string{"", "/", "", "", "", ""}}
+func (c *cadvisor) whole(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric, help map[string]string) {
+	node := &main{ch: ch, help: help, labels: []string{"", "/", "", "", "", ""}}
 	node.usage(s.Node.CPU, s.Node.Memory)
 	node.network(s.Node.Network)
 	if fs := s.Node.Fs; fs != nil {
@@ -184,7 +193,7 @@ func (c *cadvisor) whole(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric) 
 	}
 	for i := range s.Pods {
 		pod := &s.Pods[i]
-		(&main{ch: ch, labels: []string{"", c.cgroup(pod.PodRef.UID), "", "", pod.PodRef.Namespace, pod.PodRef.Name}}).usage(pod.CPU, pod.Memory)
+		(&main{ch: ch, help: help, labels: []string{"", c.cgroup(pod.PodRef.UID), "", "", pod.PodRef.Namespace, pod.PodRef.Name}}).usage(pod.CPU, pod.Memory)
 	}
 }
 
@@ -196,14 +205,14 @@ func (c *cadvisor) cgroup(uid string) string {
 }
 
 // plain tells the main series of each container.
-func (c *cadvisor) plain(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric) {
+func (c *cadvisor) plain(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric, help map[string]string) {
 	for i := range s.Pods {
 		pod := &s.Pods[i]
 		id := c.cgroup(pod.PodRef.UID)
-		(&main{ch: ch, labels: []string{"POD", id, "", "", pod.PodRef.Namespace, pod.PodRef.Name}}).network(pod.Network)
+		(&main{ch: ch, help: help, labels: []string{"POD", id, "", "", pod.PodRef.Namespace, pod.PodRef.Name}}).network(pod.Network)
 		for j := range pod.Containers {
 			one := &pod.Containers[j]
-			m := &main{ch: ch, labels: []string{one.Name, path.Join(id, one.Name), "", "", pod.PodRef.Namespace, pod.PodRef.Name}}
+			m := &main{ch: ch, help: help, labels: []string{one.Name, path.Join(id, one.Name), "", "", pod.PodRef.Namespace, pod.PodRef.Name}}
 			m.usage(one.CPU, one.Memory)
 			if one.Rootfs != nil {
 				m.put("container_fs_usage_bytes", "Number of bytes that are consumed by the container on this filesystem.", prometheus.GaugeValue, one.Rootfs.UsedBytes, 1, "device", "")

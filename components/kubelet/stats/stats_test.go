@@ -1,0 +1,92 @@
+package stats
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	v1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/cri/crifake"
+)
+
+// measuring is a runtime that measures one pod of one container.
+type measuring struct {
+	runtimeapi.RuntimeServiceClient
+	described bool
+}
+
+func number(n uint64) *runtimeapi.UInt64Value { return &runtimeapi.UInt64Value{Value: n} }
+
+func (m *measuring) ListPodSandboxStats(context.Context, *runtimeapi.ListPodSandboxStatsRequest, ...grpc.CallOption) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+	return &runtimeapi.ListPodSandboxStatsResponse{Stats: []*runtimeapi.PodSandboxStats{{
+		Attributes: &runtimeapi.PodSandboxAttributes{Id: "box", Metadata: &runtimeapi.PodSandboxMetadata{Name: "p", Namespace: "ns", Uid: "u"}},
+		Linux: &runtimeapi.LinuxPodSandboxStats{
+			Cpu:     &runtimeapi.CpuUsage{UsageCoreNanoSeconds: number(2e9)},
+			Network: &runtimeapi.NetworkUsage{DefaultInterface: &runtimeapi.NetworkInterfaceUsage{Name: "eth0", RxBytes: number(7)}},
+			Containers: []*runtimeapi.ContainerStats{{
+				Attributes: &runtimeapi.ContainerAttributes{Id: "id", Metadata: &runtimeapi.ContainerMetadata{Name: "c"}},
+				Cpu:        &runtimeapi.CpuUsage{UsageCoreNanoSeconds: number(1500000000)}, Memory: &runtimeapi.MemoryUsage{WorkingSetBytes: number(11)},
+				Swap: &runtimeapi.SwapUsage{SwapUsageBytes: number(13)},
+			}},
+		},
+	}}}, nil
+}
+
+func (m *measuring) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest, ...grpc.CallOption) (*runtimeapi.ListMetricDescriptorsResponse, error) {
+	if !m.described {
+		return &runtimeapi.ListMetricDescriptorsResponse{}, nil
+	}
+	return &runtimeapi.ListMetricDescriptorsResponse{Descriptors: []*runtimeapi.MetricDescriptor{
+		{Name: cpuSeconds, Help: "Another text", LabelKeys: append([]string{}, append(containerLabels, "cpu")...)},
+	}}, nil
+}
+
+func (m *measuring) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandboxMetricsRequest, ...grpc.CallOption) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
+	one := func(name string, labels ...string) *runtimeapi.Metric {
+		return &runtimeapi.Metric{Name: name, MetricType: runtimeapi.MetricType_COUNTER, LabelValues: labels, Value: number(1), Timestamp: 1}
+	}
+	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: []*runtimeapi.PodSandboxMetrics{{ContainerMetrics: []*runtimeapi.ContainerMetrics{{Metrics: []*runtimeapi.Metric{
+		one(cpuSeconds, "c", "/g", "i", "id", "ns", "p", "total"), one("not_described", "x"), one(cpuSeconds, "too few"),
+	}}}}}}, nil
+}
+
+// TestCadvisor holds that a registry takes all that is told, and that the CPU
+// time is not cut to seconds.
+func TestCadvisor(t *testing.T) {
+	for _, described := range []bool{true, false} {
+		rt := crifake.New()
+		p := &Provider{CRI: &cri.Client{Runtime: &measuring{rt, described}, Images: rt}, Root: t.TempDir(), Pods: func() []*v1.Pod { return nil }}
+		for name, c := range map[string]prometheus.Collector{"cadvisor": p.Cadvisor(Hardware{BootID: "boot", CPUs: 2}), "resource": p.Resource()} {
+			r := prometheus.NewRegistry()
+			r.MustRegister(c)
+			families, err := r.Gather()
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			var all strings.Builder
+			for _, f := range families {
+				for _, m := range f.Metric {
+					all.WriteString(f.GetName() + " " + m.String() + "\n")
+				}
+			}
+			want := []string{"machine_cpu_cores", `value:"boot"`, "value:1.5", `value:"/"`, "container_scrape_error"}
+			if name == "resource" {
+				want = []string{"container_swap_usage_bytes", "value:13", "pod_swap_usage_bytes", "container_memory_working_set_bytes", "value:11"}
+			}
+			for _, w := range want {
+				if !strings.Contains(all.String(), w) {
+					t.Errorf("%s (described: %v) has no %s:\n%s", name, described, w, all.String())
+				}
+			}
+		}
+		s, err := p.Summary(t.Context())
+		if err != nil || len(s.Pods) != 1 || *s.Pods[0].Swap.SwapUsageBytes != 13 || len(s.Node.SystemContainers) != 1 {
+			t.Errorf("%+v, %v", s, err)
+		}
+	}
+}
