@@ -33,14 +33,16 @@ func main() {
 	binary := flag.String("binary", "bin/hyperkube", "The program to measure.")
 	idle := flag.Duration("idle", time.Minute, "How long to measure at rest.")
 	pods := flag.Int("pods", 50, "How many pods to start one by one, and in a Deployment.")
-	part := flag.String("part", "all", "What to measure: all, cluster or api.")
+	full := flag.Int("full", 200, "How many pods fill the node; 0 leaves that out.")
+	root := flag.String("root", "", "A folder for the cluster, instead of the usual places.")
+	part := flag.String("part", "all", "What to measure: all, cluster, node (of the cluster the runtime and the full node alone) or api.")
 	slice := flag.Duration("api-slice", time.Second, "How long one measurement of an operation of the API server lasts.")
 	rounds := flag.Int("api-rounds", 5, "How many measurements there are of each.")
 	only := flag.String("api-only", "", "The operations to be measured, separated by commas; empty: all.")
 	profiles := flag.String("api-profiles", "", "A folder that gets a CPU profile of the API server for each operation.")
 	flag.Parse()
 	path, err := filepath.Abs(*binary)
-	if err == nil && *part != "cluster" {
+	if err == nil && *part != "cluster" && *part != "node" {
 		api := &apiBench{binary: path, slice: *slice, rounds: max(1, *rounds), profiles: *profiles}
 		if *only != "" {
 			api.only = strings.Split(*only, ",")
@@ -48,7 +50,7 @@ func main() {
 		err = api.run(context.Background())
 	}
 	if err == nil && *part != "api" {
-		err = (&bench{binary: path, idle: *idle, pods: *pods}).run(context.Background())
+		err = (&bench{binary: path, root: *root, idle: *idle, pods: *pods, full: *full, nodeOnly: *part == "node"}).run(context.Background())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -57,10 +59,11 @@ func main() {
 }
 
 type bench struct {
-	binary string
-	idle   time.Duration
-	pods   int
-	kube   kubernetes.Interface
+	binary, root string
+	idle         time.Duration
+	pods, full   int
+	nodeOnly     bool
+	kube         kubernetes.Interface
 }
 
 func (b *bench) run(ctx context.Context) (err error) {
@@ -72,6 +75,10 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if err := os.Setenv("KUBECONFIG", filepath.Join(dir, "kubeconfig")); err != nil {
 		return err
 	}
+	config, err := b.kubeletConfig(dir)
+	if err != nil {
+		return err
+	}
 	if err := b.command("reset"); err != nil {
 		return err
 	}
@@ -80,7 +87,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	// disk is empty again for what counts.
 	for _, round := range []string{"first run", "empty disk"} {
 		began := time.Now()
-		if err := b.command("up"); err != nil {
+		if err := b.command("up", "--kubelet-config="+config); err != nil {
 			return err
 		}
 		fmt.Printf("up, %s, to a ready node and a running pod (DNS): %v\n", round, time.Since(began).Round(time.Millisecond))
@@ -106,7 +113,11 @@ func (b *bench) run(ctx context.Context) (err error) {
 		return err
 	}
 	time.Sleep(10 * time.Second)
-	for _, step := range []func(context.Context) error{b.atRest, b.podByPod, b.deployment, b.runtime} {
+	steps := []func(context.Context) error{b.atRest, b.podByPod, b.deployment, b.runtime, b.afterRemovals, b.fullNode}
+	if b.nodeOnly {
+		steps = steps[3:]
+	}
+	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -115,6 +126,12 @@ func (b *bench) run(ctx context.Context) (err error) {
 }
 
 func (b *bench) command(args ...string) error {
+	if b.root != "" {
+		args = append([]string{args[0], "--root=" + b.root}, args[1:]...)
+		if args[0] == "image" {
+			args = append(append([]string{"image"}, args[2:]...), args[1])
+		}
+	}
 	cmd := exec.Command(b.binary, args...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("hyperkube %s: %w: %s", strings.Join(args, " "), err, out)
@@ -215,7 +232,7 @@ func (b *bench) emptied(ctx context.Context) error {
 
 // runtime measures container create plus start through CRI alone.
 func (b *bench) runtime(ctx context.Context) error {
-	client, err := runtimeclient.Dial("/run/hyperkube/runtime.sock")
+	client, err := runtimeclient.Dial(b.layout().RuntimeSocket())
 	if err != nil {
 		return err
 	}
@@ -235,6 +252,7 @@ func (b *bench) runtime(ctx context.Context) error {
 		_, _ = client.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: s.PodSandboxId})
 	}()
 	var took []time.Duration
+	var last string
 	for i := range 20 {
 		began := time.Now()
 		c, err := client.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
@@ -252,11 +270,11 @@ func (b *bench) runtime(ctx context.Context) error {
 		if _, err := client.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
 			return err
 		}
-		took = append(took, time.Since(began))
+		took, last = append(took, time.Since(began)), c.ContainerId
 		os.Remove(filepath.Join(os.TempDir(), fmt.Sprintf("bench-%d.log", i)))
 	}
 	fmt.Printf("container create plus start in the runtime, %d: %s\n", len(took), spread(took))
-	return nil
+	return b.execs(ctx, client, last)
 }
 
 func spread(took []time.Duration) string {
@@ -298,6 +316,9 @@ func (b *bench) processes() processes {
 		}
 		p := process{name: base}
 		p.pid, _ = strconv.Atoi(filepath.Base(dir))
+		if !b.mine(p.pid, words) {
+			continue
+		}
 		if len(words) > 1 && !strings.HasPrefix(words[1], "-") {
 			p.name += " " + words[1]
 		}
@@ -331,14 +352,32 @@ func (b *bench) atRest(context.Context) error {
 		before[p.pid] = p.cpu
 	}
 	time.Sleep(b.idle)
-	var pss, anon int
-	var cpu float64
-	fmt.Printf("at rest, over %v:\n", b.idle)
-	for _, p := range b.processes() {
-		used := (p.cpu - before[p.pid]) / b.idle.Seconds() * 100
-		fmt.Printf("  %-24s %7.1f MB PSS %7.1f MB anonymous %6.2f %% of a core\n", p.name, float64(p.pssKB)/1e3, float64(p.anonKB)/1e3, used)
-		pss, anon, cpu = pss+p.pssKB, anon+p.anonKB, cpu+used
+	type sum struct {
+		count, pssKB, anonKB int
+		cpu                  float64
 	}
-	fmt.Printf("  %-24s %7.1f MB PSS %7.1f MB anonymous %6.2f %% of a core\n", "all", float64(pss)/1e3, float64(anon)/1e3, cpu)
+	sums := map[string]*sum{}
+	var names []string
+	for _, p := range b.processes() {
+		for _, name := range []string{p.name, "all"} {
+			if sums[name] == nil {
+				sums[name] = &sum{}
+				names = append(names, name)
+			}
+			s := sums[name]
+			s.count, s.pssKB, s.anonKB = s.count+1, s.pssKB+p.pssKB, s.anonKB+p.anonKB
+			s.cpu += (p.cpu - before[p.pid]) / b.idle.Seconds() * 100
+		}
+	}
+	fmt.Printf("at rest, over %v:\n", b.idle)
+	sort.SliceStable(names, func(i, j int) bool { return names[i] != "all" && names[j] == "all" })
+	for _, name := range names {
+		s := sums[name]
+		label := name
+		if s.count > 1 && name != "all" {
+			label = fmt.Sprintf("%d %s", s.count, name)
+		}
+		fmt.Printf("  %-24s %7.1f MB PSS %7.1f MB anonymous %6.2f %% of a core\n", label, float64(s.pssKB)/1e3, float64(s.anonKB)/1e3, s.cpu)
+	}
 	return nil
 }
