@@ -71,13 +71,33 @@ func (n *Network) setupRules(ctx context.Context) error {
 		return err
 	}
 	for _, cidr := range n.cidrs {
-		family := familyOf(cidr.Addr())
+		if err := n.writeRules(ctx, cidr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settleTries is how often the place of a jump is looked at again: the proxy
+// inserts its own once, at its start.
+const settleTries = 3
+
+// writeRules writes the rules of the CIDR's family. The proxy may insert its
+// jumps between what is read here and what is written, so that the place of ours
+// is looked at once more.
+func (n *Network) writeRules(ctx context.Context, cidr netip.Prefix) error {
+	family := familyOf(cidr.Addr())
+	for range settleTries {
 		have, err := tables(ctx, family, "save")
 		if err != nil {
 			return err
 		}
-		if _, err := restore(ctx, family, n.rules(cidr, string(have))); err != nil {
+		rules := n.rules(cidr, string(have))
+		if _, err := restore(ctx, family, rules); err != nil {
 			return fmt.Errorf("writing the pod network's iptables rules: %w", err)
+		}
+		if !strings.Contains(rules, "\n-I ") {
+			break
 		}
 	}
 	return nil
@@ -256,6 +276,12 @@ func (n *Network) setupSysctls() error {
 			want["net/bridge/bridge-nf-call-iptables"] = "1"
 			// Host ports on 127.0.0.1 leave for the bridge with that source.
 			want["net/ipv4/conf/"+n.cfg.Bridge+"/route_localnet"] = "1"
+			// Where services are routed to the bridge the kernel would tell pods
+			// of a better way, which there is none, and then owe them the answer
+			// that nobody is there: both count against one limit. Other links
+			// still do, if their own parameter says so.
+			want["net/ipv4/conf/all/send_redirects"] = "0"
+			want["net/ipv4/conf/"+n.cfg.Bridge+"/send_redirects"] = "0"
 		} else {
 			want["net/ipv6/conf/all/forwarding"] = "1"
 			want["net/bridge/bridge-nf-call-ip6tables"] = "1"

@@ -1,0 +1,218 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/internal/version"
+)
+
+// newNetworked makes a machine with addresses of the families on a link that
+// leads nowhere.
+func newNetworked(t *testing.T, addresses ...string) *machine {
+	t.Helper()
+	m := &machine{alone: newAlone(t)}
+	m.root = filepath.Join(m.dir, "r")
+	m.sh("ip link add eth0 type veth peer name away && ip link set away up && ip link set eth0 up")
+	for _, a := range addresses {
+		m.sh("ip addr add " + a + " dev eth0 nodad")
+	}
+	t.Cleanup(func() { _ = m.command(m.binary, "reset", "--root", m.root).Run() })
+	return m
+}
+
+func (m *machine) apply(manifest string) {
+	m.t.Helper()
+	cmd := m.command(m.binary, "kubectl", "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(strings.ReplaceAll(manifest, "IMAGE", version.Image()))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		m.t.Fatalf("apply: %v\n%s", err, out)
+	}
+}
+
+// reaches tries until the URL answers: from a pod, or from the machine if pod is
+// empty.
+func (m *machine) reaches(pod, url string) {
+	m.t.Helper()
+	words := []string{"hello", "get", "--timeout=1s", url}
+	if pod != "" {
+		words = append([]string{"kubectl", "exec", pod, "--", "/hyperkube"}, words...)
+	}
+	m.eventually(10*time.Second, func() error {
+		if out, err := m.command(m.binary, words...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s from %q: %w\n%s", url, pod, err, out)
+		}
+		return nil
+	})
+}
+
+const familiesManifest = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+  labels: {app: web}
+  annotations: {kubernetes.io/ingress-bandwidth: 80M, kubernetes.io/egress-bandwidth: 40M}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: web
+    image: IMAGE
+    args: [hello]
+    ports: [{containerPort: 8080, hostPort: 18080}, {containerPort: 5000, hostPort: 15000, protocol: UDP}, {containerPort: 5000, hostPort: 15000, protocol: SCTP}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - {name: client, image: IMAGE, args: [hello]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: web}, ipFamilyPolicy: PreferDualStack, type: NodePort, ports: [{port: 80, targetPort: 8080, nodePort: 30808}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: messages}
+spec: {selector: {app: web}, ports: [{name: m, port: 5000, protocol: SCTP}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: nobody}
+spec: {selector: {app: nobody}, ports: [{port: 80}]}
+`
+
+// TestFamilies runs a cluster of both address families, and one of IPv6 alone on
+// a machine that has no other.
+func TestFamilies(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		addresses []string
+		flags     []string
+		node      []string // the node's addresses
+	}{
+		"both": {
+			[]string{"198.18.11.1/24", "fd00:18:11::1/64"},
+			[]string{"--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--service-cidr=10.96.0.0/16,fd00:10:96::/112"},
+			[]string{"198.18.11.1", "fd00:18:11::1"},
+		},
+		"IPv6": {[]string{"fd00:18:12::1/64"}, []string{"--cluster-cidr=fd00:10:244::/56"}, []string{"fd00:18:12::1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newNetworked(t, c.addresses...)
+			m.hyperkube(append([]string{"up", "--root", m.root}, c.flags...)...)
+			m.apply(familiesManifest)
+			m.kubectl("wait", "--for=condition=Ready", "pod/web", "pod/client", "--timeout=30s")
+			var pod corev1.Pod
+			if err := json.Unmarshal([]byte(m.kubectl("get", "pod", "web", "-o", "json")), &pod); err != nil {
+				t.Fatal(err)
+			}
+			var svc corev1.Service
+			if err := json.Unmarshal([]byte(m.kubectl("get", "service", "web", "-o", "json")), &svc); err != nil {
+				t.Fatal(err)
+			}
+			if n := len(c.node); len(pod.Status.PodIPs) != n || len(pod.Status.HostIPs) != n || len(svc.Spec.ClusterIPs) != n || len(svc.Spec.IPFamilies) != n {
+				t.Fatalf("pod %v on %v, service %v", pod.Status.PodIPs, pod.Status.HostIPs, svc.Spec.ClusterIPs)
+			}
+			m.reaches("client", "http://web.default.svc.cluster.local/")
+			bracket := func(ip string) string {
+				if strings.Contains(ip, ":") {
+					return "[" + ip + "]"
+				}
+				return ip
+			}
+			for i, node := range c.node {
+				if pod.Status.HostIPs[i].IP != node {
+					t.Errorf("the node is %v, want %v", pod.Status.HostIPs, c.node)
+				}
+				for _, from := range []string{"", "client", "web"} {
+					m.reaches(from, "http://"+bracket(pod.Status.PodIPs[i].IP)+":8080/")
+					m.reaches(from, "http://"+bracket(svc.Spec.ClusterIPs[i])+"/")
+					m.reaches(from, "http://"+bracket(node)+":30808/")
+					m.reaches(from, "http://"+bracket(node)+":18080/")
+				}
+			}
+			// Services that cannot be tried on every kernel, and those of nobody.
+			tool := "iptables-save"
+			if strings.Contains(c.node[0], ":") {
+				tool = "ip6tables-save"
+			}
+			m.eventually(10*time.Second, func() error {
+				saved := m.sh(tool)
+				for _, want := range []string{"-p sctp -m sctp --dport 5000", "-p udp -m udp --dport 15000", "-p sctp -m sctp --dport 15000"} {
+					if !strings.Contains(saved, want) {
+						return fmt.Errorf("no rule with %s in\n%s", want, saved)
+					}
+				}
+				return nil
+			})
+			out, err := m.command(m.binary, "kubectl", "exec", "client", "--", "/hyperkube", "hello", "get", "--timeout=3s", "http://nobody/").CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "refused") {
+				t.Errorf("a service without endpoints: %v\n%s", err, out)
+			}
+			if out := m.sh("tc qdisc show"); !strings.Contains(out, "tbf") || !strings.Contains(out, "rate 80Mbit") {
+				t.Errorf("the bandwidth of the pod is not bounded:\n%s", out)
+			}
+		})
+	}
+}
+
+// TestNetworkPlugin has pods connected by a plugin that a configuration names:
+// this program's own, as other runtimes would start it, and one that only
+// writes down what it is told.
+func TestNetworkPlugin(t *testing.T) {
+	t.Parallel()
+	m := newNetworked(t, "198.18.13.1/24")
+	told := filepath.Join(m.dir, "told")
+	m.sh("mount -t tmpfs none /opt && mkdir -p /opt/cni/bin && ln -s " + m.binary + " /opt/cni/bin/hyperkube-cni")
+	script := "#!/bin/sh\nconfig=$(cat)\necho \"$CNI_COMMAND $CNI_ARGS $config\" | tr -d '\\n' >> " + told + "\necho >> " + told + "\n" +
+		"case $CNI_COMMAND in\nADD) echo \"$config\" | sed 's/.*\"prevResult\"://; s/}$//; s/,\"runtimeConfig\".*//; s/,\"type\".*//';;\n" +
+		"VERSION) echo '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\",\"1.1.0\"]}';;\nesac\n"
+	file := filepath.Join(m.dir, "tell")
+	if err := os.WriteFile(file, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m.sh("cp " + file + " /opt/cni/bin/tell")
+	conf := filepath.Join(m.root, "etc", "cni", "net.d")
+	if err := os.MkdirAll(conf, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	list := fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "pods", "plugins": [
+  {"type": "hyperkube-cni", "podCIDRs": ["10.66.0.0/24"], "root": %q},
+  {"type": "tell", "capabilities": {"portMappings": true, "bandwidth": true}}]}`, m.root)
+	if err := os.WriteFile(filepath.Join(conf, "10-pods.conflist"), []byte(list), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.hyperkube("up", "--root", m.root, "--cluster-cidr=10.66.0.0/16")
+	m.apply(familiesManifest)
+	m.kubectl("wait", "--for=condition=Ready", "pod/web", "pod/client", "--timeout=30s")
+	if ip := m.kubectl("get", "pod", "web", "-o", "jsonpath={.status.podIP}"); !strings.HasPrefix(ip, "10.66.0.") {
+		t.Errorf("the pod has address %q", ip)
+	}
+	m.reaches("client", "http://web.default.svc.cluster.local/")
+	m.kubectl("delete", "pod", "web")
+	m.hyperkube("down", "--root", m.root)
+	said, err := os.ReadFile(told)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"ADD IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web", `"hostPort":18080`, `"egressRate":40000000`, "DEL IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web", "STATUS ", "GC "} {
+		if !strings.Contains(string(said), want) {
+			t.Errorf("the plugin was not told %s:\n%s", want, said)
+		}
+	}
+	if left := m.sh("ip -o link; iptables-save"); strings.Contains(left, "hk") || strings.Contains(left, "HK-") {
+		t.Errorf("down leaves\n%s", left)
+	}
+}
