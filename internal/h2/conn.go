@@ -572,8 +572,8 @@ const (
 	frameHeader = 9
 	// fullAt is from how much on what is framed is written at once; more
 	// than mostOut waits.
-	fullAt  = 64 << 10
-	mostOut = 256 << 10
+	fullAt  = 32 << 10
+	mostOut = 128 << 10
 	// tooMuch is how far answers to a client's frames may go beyond that,
 	// which it does not take.
 	tooMuch = 1 << 20
