@@ -86,6 +86,7 @@ spec: {selector: {app: app}, ports: [{port: 80, targetPort: http}]}
 	f.kubectl("rollout", "status", "ds/web", "--timeout=30s")
 	f.kubectl("rollout", "status", "deploy/app", "--timeout=30s")
 	t.Run("network", f.sub((*fleet).network3))
+	t.Run("names", f.sub((*fleet).names))
 	t.Run("policies", f.sub((*fleet).policies))
 	t.Run("loss and return", f.sub((*fleet).loss))
 	t.Run("removal", f.sub((*fleet).removal))
@@ -194,6 +195,29 @@ func (f *fleet) network3() {
 		port := f.kubectl("get", "service", name, "-o", "jsonpath={.spec.ports[0].nodePort}")
 		f.eventually(5*time.Second, func() error { return f.ask(pod.Name, "http://"+strings.Fields(machine)[0]+":"+port+"/") })
 		f.kubectl("delete", "service", name)
+	}
+}
+
+// names has a pod in the network of each further node say its host's name.
+func (f *fleet) names() {
+	for _, node := range []string{f.first + "-2", f.first + "-3"} {
+		f.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: on-` + node + `}
+spec:
+  nodeName: ` + node + `
+  hostNetwork: true
+  terminationGracePeriodSeconds: 0
+  containers: [{name: c, image: hyperkube, imagePullPolicy: Never, args: [hello, "--address=:8081", "--message=Name"]}]
+`)
+		f.kubectl("wait", "--for=condition=Ready", "--timeout=20s", "pod/on-"+node)
+		address := f.kubectl("get", "pod", "on-"+node, "-o", "jsonpath={.status.podIP}")
+		out, err := f.command("curl", "-s", "-m", "5", "--retry", "5", "--retry-connrefused", "http://"+address+":8081/").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "from pod "+node+",") {
+			f.t.Errorf("a pod on %s says %q, %v", node, out, err)
+		}
+		f.kubectl("delete", "pod", "on-"+node)
 	}
 }
 

@@ -217,7 +217,7 @@ func (f *fleet) start(ctx context.Context, machine *localnodes.Machine, i int) e
 		if f.layout != layout.Default() {
 			args = append(args, "--root="+strings.TrimSuffix(f.layout.Data, layout.Default().Data))
 		}
-		err := localnodes.Inside(localnodes.Namespace(f.layout, i), func() error {
+		err := localnodes.AsNode(localnodes.Namespace(f.layout, i), name, func() error {
 			return startBackground(ctx, args, l.Log(mainProcess), func(step) {})
 		})
 		if err != nil {

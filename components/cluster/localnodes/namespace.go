@@ -57,6 +57,27 @@ func Inside(path string, f func() error) error {
 	})
 }
 
+// AsNode is Inside for starting a node's processes: they, and the pods of theirs
+// that are in the host's network, have the node's name for the host's. A name
+// that is too long for the kernel is not set.
+func AsNode(path, name string, f func() error) error {
+	return Inside(path, func() error {
+		if len(name) > maxHostname {
+			return f()
+		}
+		if err := unix.Unshare(unix.CLONE_NEWUTS); err != nil {
+			return fmt.Errorf("making a namespace for the hostname: %w", err)
+		}
+		if err := unix.Sethostname([]byte(name)); err != nil {
+			return fmt.Errorf("setting the hostname: %w", err)
+		}
+		return f()
+	})
+}
+
+// maxHostname is the kernel's bound, __NEW_UTS_LEN.
+const maxHostname = 64
+
 // Nowhere runs f on a thread in an empty network namespace, which ends with it.
 func Nowhere(f func() error) error {
 	return apart(func() error {
