@@ -23,6 +23,7 @@ import (
 	"hyperkube/components/hello"
 	"hyperkube/components/kubectl"
 	"hyperkube/components/kubelet"
+	"hyperkube/components/metrics"
 	"hyperkube/components/proxy"
 	"hyperkube/components/runtime/launch"
 	"hyperkube/components/scheduler"
@@ -52,6 +53,7 @@ func components() []component {
 		{names: []string{"proxy"}, short: "The service proxy of a node", command: proxy.NewCommand},
 		{names: []string{"cni", "hyperkube-cni"}, short: "The pod network as a plugin for other container runtimes", command: cni.NewCommand},
 		{names: []string{"etcd"}, short: "An etcd member", command: etcd.NewCommand},
+		{names: []string{"metrics"}, short: "The metrics server: what pods and nodes use", command: metrics.NewCommand},
 		{names: []string{"dns"}, short: "The cluster's DNS server", command: dns.NewCommand},
 		{names: []string{"hello"}, short: "A small web server to try a cluster with", command: hello.NewCommand},
 		{names: []string{"scrub"}, short: "Remove what is in a volume, in a pod of the controllers", command: scrub.NewCommand},

@@ -10,13 +10,15 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"slices"
+	"strings"
 	"text/template"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-//go:embed addons/*.yaml controlplane/*.yaml
+//go:embed addons/*.yaml optional/*.yaml controlplane/*.yaml
 var files embed.FS
 
 // Values are what manifests are filled with.
@@ -39,6 +41,17 @@ func Addons(v Values) ([]*unstructured.Unstructured, error) {
 		return err
 	})
 	return objects, err
+}
+
+// Optional names the add-ons that are there when somebody asks for them.
+func Optional() []string { return []string{"metrics"} }
+
+// Addon returns the objects of an optional add-on.
+func Addon(name string, v Values) ([]*unstructured.Unstructured, error) {
+	if !slices.Contains(Optional(), name) {
+		return nil, fmt.Errorf("there is no add-on %q; there are: %s", name, strings.Join(Optional(), ", "))
+	}
+	return render("optional/"+name+".yaml", v)
 }
 
 func render(name string, values any) ([]*unstructured.Unstructured, error) {

@@ -19,10 +19,17 @@ const fieldManager = "hyperkube"
 
 // applyAddons applies the add-ons' objects. Those without workload come first,
 // for pods need their service account and its rights.
-func applyAddons(ctx context.Context, client dynamic.Interface, v manifests.Values) error {
+func applyAddons(ctx context.Context, client dynamic.Interface, v manifests.Values, optional ...string) error {
 	objects, err := manifests.Addons(v)
 	if err != nil {
 		return err
+	}
+	for _, name := range optional {
+		more, err := manifests.Addon(name, v)
+		if err != nil {
+			return err
+		}
+		objects = append(objects, more...)
 	}
 	var first, then []*unstructured.Unstructured
 	for _, obj := range objects {

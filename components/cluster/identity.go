@@ -23,6 +23,8 @@ type identity struct {
 	ServiceCIDRs []string `json:"serviceCIDRs"`
 	DNSAddress   string   `json:"dnsAddress"`
 	Domain       string   `json:"domain"`
+	// With are the optional add-ons.
+	With []string `json:"with,omitempty"`
 	// Endpoint is the stable address of the control plane, if `init` was told
 	// one.
 	Endpoint string `json:"controlPlaneEndpoint,omitempty"`

@@ -119,7 +119,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	go func() {
 		addons <- applyAddons(ctx, parts.admin.Dynamic, manifests.Values{
 			Image: version.Image(), DNSAddress: c.identity.DNSAddress, Domain: c.identity.Domain,
-		})
+		}, c.identity.With...)
 	}()
 	further := make(chan error, 1)
 	go func() { further <- c.startFurther(ctx, parts) }()

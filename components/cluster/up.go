@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +19,7 @@ import (
 	"hyperkube/components/runtime/process"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/version"
+	"hyperkube/manifests"
 )
 
 // contextName is what the cluster is called in kubeconfigs.
@@ -37,6 +40,8 @@ type upOptions struct {
 	providers         providerFlags
 	// nodes in all; zero: as many as there were.
 	nodes int
+	// with are optional add-ons.
+	with []string
 	// podNetwork is a network.Mode; empty: as it was.
 	podNetwork string
 	// nodeGrace is how long a node may be silent; zero: the default.
@@ -68,6 +73,7 @@ func newUp() *cobra.Command {
 	flags.StringVar(&o.configDir, "kubelet-config-dir", "", "Folder whose *.conf files change the KubeletConfiguration, in the order of their names.")
 	o.providers.register(flags)
 	flags.DurationVar(&o.nodeGrace, "node-monitor-grace-period", 0, "How long a node may be silent before it is taken for lost; nodes report every 10 s. 0 is 50 s.")
+	flags.StringSliceVar(&o.with, "with", nil, "Add-ons besides the usual ones, from then on at each start: "+strings.Join(manifests.Optional(), ", ")+".")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
 	return cmd
 }
@@ -190,6 +196,9 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
 	if err != nil {
 		return err
 	}
+	if err := o.addons(l, &id); err != nil {
+		return err
+	}
 	further, err := wishFurtherNodes(l, o.nodes, network.Mode(o.podNetwork))
 	if err != nil {
 		return err
@@ -221,6 +230,23 @@ func takeMain(ctx context.Context, l layout.Node) (*processLock, error) {
 		return nil, busy
 	}
 	return lock, err
+}
+
+// addons notes which optional add-ons are wanted from now on.
+func (o *upOptions) addons(l layout.Node, id *identity) error {
+	before := len(id.With)
+	for _, name := range o.with {
+		if !slices.Contains(manifests.Optional(), name) {
+			return codedError{fmt.Errorf("--with: there is no add-on %q; there are: %s", name, strings.Join(manifests.Optional(), ", ")), ExitConfig}
+		}
+		if !slices.Contains(id.With, name) {
+			id.With = append(id.With, name)
+		}
+	}
+	if len(id.With) == before {
+		return nil
+	}
+	return id.save(l)
 }
 
 // identity loads what was decided at the first start, or decides now.

@@ -1,0 +1,206 @@
+package metrics
+
+import (
+	"cmp"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
+)
+
+const prefix = "/apis/metrics.k8s.io"
+
+var version = metricsv1beta1.SchemeGroupVersion.String()
+
+// handler answers all requests.
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	alive := func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) }
+	mux.HandleFunc("GET /livez", alive)
+	mux.HandleFunc("GET /healthz", alive)
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) {
+		select {
+		case <-s.ready:
+			alive(w, req)
+		default:
+			http.Error(w, "kubelets have not been asked yet", http.StatusServiceUnavailable)
+		}
+	})
+	serve := func(pattern string, answer func(*http.Request) (any, error)) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) {
+			if err := s.trust.check(req); err != nil {
+				s.cfg.Log.Debug("Turned a request away", "err", err)
+				send(w, http.StatusUnauthorized, apierrors.NewUnauthorized("Unauthorized").Status())
+				return
+			}
+			obj, err := answer(req)
+			if err != nil {
+				status := apierrors.NewInternalError(err).Status()
+				if told, ok := err.(apierrors.APIStatus); ok { //nolint:errorlint // answers are made here
+					status = told.Status()
+				}
+				send(w, int(status.Code), status)
+				return
+			}
+			send(w, http.StatusOK, obj)
+		})
+	}
+	group := metav1.APIGroup{
+		TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}, Name: metricsv1beta1.GroupName,
+		Versions:         []metav1.GroupVersionForDiscovery{{GroupVersion: version, Version: "v1beta1"}},
+		PreferredVersion: metav1.GroupVersionForDiscovery{GroupVersion: version, Version: "v1beta1"},
+	}
+	serve("GET /apis", func(*http.Request) (any, error) {
+		return metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{group}}, nil
+	})
+	serve("GET "+prefix, func(*http.Request) (any, error) { return group, nil })
+	serve("GET "+prefix+"/v1beta1", func(*http.Request) (any, error) { return resources(), nil })
+	serve("GET "+prefix+"/v1beta1/nodes", s.listNodes)
+	serve("GET "+prefix+"/v1beta1/nodes/{name}", s.getNode)
+	serve("GET "+prefix+"/v1beta1/pods", s.listPods)
+	serve("GET "+prefix+"/v1beta1/namespaces/{namespace}/pods", s.listPods)
+	serve("GET "+prefix+"/v1beta1/namespaces/{namespace}/pods/{name}", s.getPod)
+	return mux
+}
+
+func resources() metav1.APIResourceList {
+	verbs := metav1.Verbs{"get", "list"}
+	return metav1.APIResourceList{
+		TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: version,
+		APIResources: []metav1.APIResource{
+			{Name: "nodes", Kind: "NodeMetrics", Verbs: verbs},
+			{Name: "pods", Kind: "PodMetrics", Namespaced: true, Verbs: verbs},
+		},
+	}
+}
+
+func send(w http.ResponseWriter, code int, obj any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(obj) // a client that is gone needs no answer
+}
+
+// chosen reads which objects a list is of.
+func chosen(req *http.Request) (func(metav1.Object) bool, error) {
+	query := req.URL.Query()
+	byLabel, err := labels.Parse(query.Get("labelSelector"))
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	byField, err := fields.ParseSelector(query.Get("fieldSelector"))
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	for _, r := range byField.Requirements() {
+		if r.Field != "metadata.name" && r.Field != "metadata.namespace" {
+			return nil, apierrors.NewBadRequest("field label not supported: " + r.Field)
+		}
+	}
+	return func(obj metav1.Object) bool {
+		return byLabel.Matches(labels.Set(obj.GetLabels())) &&
+			byField.Matches(fields.Set{"metadata.name": obj.GetName(), "metadata.namespace": obj.GetNamespace()})
+	}, nil
+}
+
+func (s *Server) listNodes(req *http.Request) (any, error) {
+	match, err := chosen(req)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := s.nodes.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	out := metricsv1beta1.NodeMetricsList{TypeMeta: metav1.TypeMeta{Kind: "NodeMetricsList", APIVersion: version}, Items: []metricsv1beta1.NodeMetrics{}}
+	for _, n := range nodes {
+		if m, ok := s.ofNode(n); ok && match(n) {
+			out.Items = append(out.Items, m)
+		}
+	}
+	slices.SortFunc(out.Items, func(a, b metricsv1beta1.NodeMetrics) int { return cmp.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+func (s *Server) getNode(req *http.Request) (any, error) {
+	name := req.PathValue("name")
+	if n, err := s.nodes.Get(name); err == nil {
+		if m, ok := s.ofNode(n); ok {
+			return m, nil
+		}
+	}
+	return nil, apierrors.NewNotFound(schema.GroupResource{Group: metricsv1beta1.GroupName, Resource: "nodes"}, name)
+}
+
+func (s *Server) ofNode(n *corev1.Node) (metricsv1beta1.NodeMetrics, bool) {
+	u, ok := s.book.node(n.Name)
+	return metricsv1beta1.NodeMetrics{
+		TypeMeta:   metav1.TypeMeta{Kind: "NodeMetrics", APIVersion: version},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels, CreationTimestamp: metav1.NewTime(time.Now())},
+		Timestamp:  metav1.NewTime(u.at), Window: metav1.Duration{Duration: u.window}, Usage: u.list,
+	}, ok
+}
+
+func (s *Server) listPods(req *http.Request) (any, error) {
+	match, err := chosen(req)
+	if err != nil {
+		return nil, err
+	}
+	var pods []*corev1.Pod
+	if namespace := req.PathValue("namespace"); namespace == "" {
+		pods, err = s.pods.List(labels.Everything())
+	} else {
+		pods, err = s.pods.Pods(namespace).List(labels.Everything())
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := metricsv1beta1.PodMetricsList{TypeMeta: metav1.TypeMeta{Kind: "PodMetricsList", APIVersion: version}, Items: []metricsv1beta1.PodMetrics{}}
+	for _, p := range pods {
+		if !match(p) {
+			continue
+		}
+		if m, ok := s.ofPod(p); ok {
+			out.Items = append(out.Items, m)
+		}
+	}
+	slices.SortFunc(out.Items, func(a, b metricsv1beta1.PodMetrics) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return out, nil
+}
+
+func (s *Server) getPod(req *http.Request) (any, error) {
+	namespace, name := req.PathValue("namespace"), req.PathValue("name")
+	if p, err := s.pods.Pods(namespace).Get(name); err == nil {
+		if m, ok := s.ofPod(p); ok {
+			return m, nil
+		}
+	}
+	return nil, apierrors.NewNotFound(schema.GroupResource{Group: metricsv1beta1.GroupName, Resource: "pods"}, namespace+"/"+name)
+}
+
+func (s *Server) ofPod(p *corev1.Pod) (metricsv1beta1.PodMetrics, bool) {
+	out := metricsv1beta1.PodMetrics{
+		TypeMeta:   metav1.TypeMeta{Kind: "PodMetrics", APIVersion: version},
+		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels, CreationTimestamp: metav1.NewTime(time.Now())},
+	}
+	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		return out, false
+	}
+	for _, c := range s.book.pod(p.Spec.NodeName, p.Namespace, p.Name) {
+		// The oldest end of a window is the pod's.
+		if at := metav1.NewTime(c.at); out.Timestamp.IsZero() || at.Before(&out.Timestamp) {
+			out.Timestamp, out.Window = at, metav1.Duration{Duration: c.window}
+		}
+		out.Containers = append(out.Containers, metricsv1beta1.ContainerMetrics{Name: c.name, Usage: c.list})
+	}
+	return out, len(out.Containers) > 0
+}
