@@ -319,8 +319,9 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 			ClientCertFile: c.pki.APIServerKubeletClient.CertFile, ClientKeyFile: c.pki.APIServerKubeletClient.KeyFile,
 			CAFile: c.pki.CA.CertFile, AddressTypes: []string{"InternalIP", "Hostname"},
 		},
-		Profiling: true,
-		Log:       c.log.With("component", "kube-apiserver"),
+		Components: map[string]func(context.Context) (string, error){"scheduler": here, "controller-manager": here},
+		Profiling:  true,
+		Log:        c.log.With("component", "kube-apiserver"),
 	}
 	for _, text := range c.identity.ServiceCIDRs {
 		prefix, err := netip.ParsePrefix(text)
@@ -331,6 +332,10 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 	}
 	return compose.New(cfg)
 }
+
+// here tells how a component is that runs in this process: when it fails, the
+// process ends.
+func here(context.Context) (string, error) { return "ok", nil }
 
 // server is where this machine's users reach the API.
 func (c *clusterRun) server() string {

@@ -57,6 +57,11 @@ func New(cfg Config) (*Clients, error) {
 	// The limits of client-go guard a remote server from its clients; here
 	// the server's own fairness does.
 	rc.QPS = -1
+	if rc.WarningHandler == nil && rc.WarningHandlerWithContext == nil {
+		// What is deprecated is the business of who wrote a component, not of
+		// who runs it.
+		rc.WarningHandler = rest.NoWarnings{}
+	}
 	httpClient, err := rest.HTTPClientFor(rc)
 	if err != nil {
 		return nil, fmt.Errorf("making an API client: %w", err)

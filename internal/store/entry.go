@@ -46,6 +46,17 @@ func (c *Collection) newEntry(key string, revision int64, stored []byte) *Entry 
 	return &Entry{collection: c, key: key, revision: revision, stored: stored, size: len(stored)}
 }
 
+// Unstored makes an entry of an object that no etcd has.
+func (c *Collection) Unstored(key string, obj runtime.Object) (*Entry, error) {
+	data, err := c.cfg.Codec.Encode(obj)
+	if err != nil {
+		return nil, fmt.Errorf("encoding %s %q: %w", c.cfg.Resource, key, err)
+	}
+	e := c.newEntry(key, 0, data)
+	e.plain.Store(&plain{data: data})
+	return e, nil
+}
+
 // Key below the collection, e.g. "default/web".
 func (e *Entry) Key() string { return e.key }
 

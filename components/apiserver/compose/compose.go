@@ -5,6 +5,7 @@
 package compose
 
 import (
+	"context"
 	"crypto"
 	"errors"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	utiladmission "k8s.io/apiserver/pkg/admission"
@@ -123,6 +125,10 @@ type Config struct {
 	InFlight InFlight
 	Limits   apiserver.Limits
 	Audit    audit.Config
+
+	// Components tell how the scheduler and the controller-manager are, under
+	// these names; those that are not there are asked on this machine.
+	Components map[string]func(context.Context) (string, error)
 
 	Kubelet   apiserver.KubeletConfig
 	Profiling bool
@@ -337,6 +343,11 @@ func (s *Server) extend(reg *registry.Registry) error {
 	})
 	if err != nil {
 		return err
+	}
+	if s.cfg.Without == nil || !s.cfg.Without(corev1.SchemeGroupVersion.WithResource("componentstatuses")) {
+		if err := s.components(reg); err != nil {
+			return err
+		}
 	}
 	return reg.AddHook(collection("", "services"), s.addresses.Hook)
 }

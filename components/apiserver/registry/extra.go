@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -8,6 +9,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"hyperkube/internal/api"
 )
 
 // Stream is a subresource that answers HTTP by itself: log, exec, proxy.
@@ -37,6 +40,27 @@ type StreamCall struct {
 	// Options is what Stream.Options made.
 	Options  runtime.Object
 	Resource *Resource
+}
+
+// Compute makes the objects of a resource be what list returns at the time of a
+// request, instead of what is stored. Such a resource can only be read.
+func (r *Registry) Compute(gr schema.GroupResource, list func(context.Context) ([]api.Object, error)) error {
+	for _, res := range r.Resources() {
+		if res.GroupResource() == gr {
+			res.extra.mu.Lock()
+			defer res.extra.mu.Unlock()
+			res.extra.computed = list
+			return nil
+		}
+	}
+	return fmt.Errorf("objects of %s, which is not served", gr)
+}
+
+// Computed returns what Compute was given, or nil.
+func (r *Resource) Computed() func(context.Context) ([]api.Object, error) {
+	r.extra.mu.RLock()
+	defer r.extra.mu.RUnlock()
+	return r.extra.computed
 }
 
 func newExtra() *extra {

@@ -7,6 +7,7 @@ package registry
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/apiserver/pkg/endpoints/deprecation"
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"hyperkube/components/apiserver/wire"
@@ -77,6 +79,9 @@ type Resource struct {
 	storage *Resource
 	// slot is the first of the resource's memo slots.
 	slot int
+	// deprecation is the warning for whoever uses a deprecated version; empty:
+	// it is not deprecated.
+	deprecation string
 	// built tells that objects are of a generated Go type with a protobuf
 	// form, in which they are stored.
 	built bool
@@ -91,6 +96,8 @@ type extra struct {
 	hooks   []Hook
 	actions map[schema.GroupVersionResource]map[string]*Action
 	streams map[schema.GroupVersionResource]map[string]*Stream
+	// computed may be nil.
+	computed func(context.Context) ([]api.Object, error)
 }
 
 // New makes a registry of cfg.Resources. Their caches fill at first use.
@@ -132,6 +139,10 @@ func (r *Registry) makeResource(t *table, res *api.Resource) (*Resource, error) 
 		extra:    newExtra(),
 	}
 	out.storage = out
+	if obj := res.New(); deprecation.IsDeprecated(obj, kubernetesMajor, kubernetesMinor) {
+		obj.GetObjectKind().SetGroupVersionKind(res.GVK())
+		out.deprecation = deprecation.WarningMessage(obj)
+	}
 	if res.Review {
 		return out, nil
 	}
@@ -183,6 +194,17 @@ func (r *Registry) storeOf(gr schema.GroupResource) *store.Store {
 		}
 	}
 	return r.cfg.Store
+}
+
+// The version of Kubernetes of which types may be deprecated.
+const kubernetesMajor, kubernetesMinor = 1, 37
+
+// Deprecation is the warning for whoever uses the resource; empty: none.
+func (r *Resource) Deprecation() string {
+	if r.Custom != nil {
+		return r.Custom.Deprecation
+	}
+	return r.deprecation
 }
 
 // Lookup returns a resource, or nil.

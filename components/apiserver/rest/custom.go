@@ -19,8 +19,8 @@ import (
 // warnDeprecated tells the client of a version that ought not to be used any
 // more.
 func (c *call) warnDeprecated() {
-	if c.res.Custom != nil && c.res.Custom.Deprecation != "" {
-		warning.AddWarning(c.ctx, "", c.res.Custom.Deprecation)
+	if text := c.res.Deprecation(); text != "" {
+		warning.AddWarning(c.ctx, "", text)
 	}
 }
 

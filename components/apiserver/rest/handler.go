@@ -291,6 +291,13 @@ func (c *call) get() error {
 		ctx, cancel = context.WithTimeout(ctx, patience)
 		defer cancel()
 	}
+	if c.res.Computed() != nil {
+		entry, err := c.computed(ctx, c.name)
+		if err != nil {
+			return err
+		}
+		return c.sendEntry(format, http.StatusOK, entry[0])
+	}
 	entry, err := c.res.Collection.Get(ctx, c.res.Key(c.namespace, c.name), revision)
 	if err = late(ctx, err); errors.Is(err, store.ErrTooNew) && revision > 0 {
 		return c.tooNew(revision)

@@ -47,7 +47,12 @@ func (c *call) list() error {
 	if err != nil {
 		return err
 	}
-	page, err := c.page(opts, s)
+	var page *store.Page
+	if c.res.Computed() != nil {
+		page, err = c.computedPage(s)
+	} else {
+		page, err = c.page(opts, s)
+	}
 	done()
 	if err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 )
 
 // componentStatus is deprecated since v1.19 and there for old clients that
-// look for it. Nothing is stored, so the list is empty.
+// look for it. Nothing is stored: the API server looks when it is asked.
 func componentStatus() api.Kind[*corev1.ComponentStatus] {
 	return api.Kind[*corev1.ComponentStatus]{
 		Names: api.Names{

@@ -1,0 +1,49 @@
+package rest
+
+import (
+	"context"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"hyperkube/internal/store"
+)
+
+// computed returns the objects of a resource that are made when they are asked
+// for: all, or the one of a name.
+func (c *call) computed(ctx context.Context, name string) ([]*store.Entry, error) {
+	objects, err := c.res.Computed()(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []*store.Entry
+	for _, obj := range objects {
+		if name != "" && obj.GetName() != name {
+			continue
+		}
+		entry, err := c.res.Collection.Unstored(c.res.Key(obj.GetNamespace(), obj.GetName()), obj)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, entry)
+	}
+	if name != "" && len(out) == 0 {
+		return nil, apierrors.NewNotFound(c.res.GroupResource(), name)
+	}
+	return out, nil
+}
+
+// computedPage is all of them that are selected.
+func (c *call) computedPage(s selected) (*store.Page, error) {
+	all, err := c.computed(c.ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	page := &store.Page{Remaining: -1}
+	match := s.listMatch()
+	for _, e := range all {
+		if match == nil || match(e) {
+			page.Entries = append(page.Entries, e)
+		}
+	}
+	return page, nil
+}
