@@ -27,7 +27,7 @@ func newAdminAccess(cfg *Config) admission.ValidationInterface {
 // Validate implements admission.ValidationInterface.
 func (p *adminAccess) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	var requests []resourcev1.DeviceRequest
-	name := a.GetName()
+	var name string
 	switch o := a.GetObject().(type) {
 	case *resourcev1.ResourceClaim:
 		requests, name = o.Spec.Devices.Requests, o.Name

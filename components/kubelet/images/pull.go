@@ -136,7 +136,7 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 	}
 	pulls := r.pulls(present != nil)
 	if p.Records != nil && !pulls && present != nil {
-		must, err := p.Records.MustPull(r.Image, present.Id, func() ([]Credential, error) { return r.credentials(ctx, r.Own) })
+		must, err := p.Records.MustPull(r.Image, present, func() ([]Credential, error) { return r.credentials(ctx, r.Own) })
 		if err != nil {
 			msg := fmt.Sprintf("Failed to verify the credentials of image %q: %s", r.Image, err)
 			r.Event(true, "Failed", msg)

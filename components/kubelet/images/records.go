@@ -223,8 +223,10 @@ func (r *Records) add(image, ref string, used Credential) error {
 }
 
 // MustPull tells whether a pod has to show that it may have an image that is
-// there, by pulling it again; credentials are what the pod has itself.
-func (r *Records) MustPull(image, ref string, credentials func() ([]Credential, error)) (bool, error) {
+// there, by pulling it again; credentials are what the pod has itself. An image
+// that is pinned was put there by the operator: it is for all, even if the same
+// was pulled by another name too.
+func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials func() ([]Credential, error)) (bool, error) {
 	if r.Policy == kubeletv1beta1.NeverVerify {
 		return false, nil
 	}
@@ -233,10 +235,11 @@ func (r *Records) MustPull(image, ref string, credentials func() ([]Credential, 
 		r.mu.Unlock()
 		return false, err
 	}
+	ref := there.Id
 	record := r.pulled[ref]
 	_, begun := r.intents[image]
 	r.mu.Unlock()
-	if !r.verifies(image, record != nil || begun) {
+	if !r.verifies(image, (record != nil || begun) && !there.Pinned) {
 		return false, nil
 	}
 	if record == nil {

@@ -69,7 +69,12 @@ func TestRecords(t *testing.T) {
 		t.Errorf("left %v", left)
 	}
 
+	// Of an image that the operator has put there another name may be pulled.
+	rt.Pin("r.example/b:1", true)
+	check("a pinned image", "r.example/b:1", false)
+
 	// Another kubelet has the same records.
+	rt.Pin("r.example/b:1", false)
 	p.Records = records(kubeletv1beta1.NeverVerifyPreloadedImages)
 	check("after a restart", "r.example/b:1", false, secret("one", "p"))
 	check("another after a restart", "r.example/b:1", true, secret("two", "x"))

@@ -62,6 +62,13 @@ func New(images ...string) *Runtime {
 	return r
 }
 
+// Pin makes an image one that an operator has put there, or not.
+func (r *Runtime) Pin(image string, pinned bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.images[image].Pinned = pinned
+}
+
 // Client is the kubelet's way to it.
 func (r *Runtime) Client() *cri.Client { return &cri.Client{Runtime: r, Images: r} }
 
