@@ -108,6 +108,9 @@ func (c *Collection) Delete(expect *Entry) Op {
 	return Op{collection: c, key: expect.key, expect: expect.revision}
 }
 
+// FullKey is where etcd has the entry of a key.
+func (c *Collection) FullKey(key string) string { return c.prefix + key }
+
 // Ready is closed once the cache has been filled.
 func (c *Collection) Ready() <-chan struct{} { return c.ready }
 

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -100,7 +99,7 @@ func (e *Entry) decoded(keep keeping) (runtime.Object, error) {
 	}
 	obj, err := e.collection.cfg.Codec.Decode(data.data, e.revision)
 	if err != nil {
-		return nil, e.corrupt("decoding", err)
+		return nil, e.corrupt(false, err)
 	}
 	if keep >= sharing {
 		e.weak.Store(weaken(obj))
@@ -173,7 +172,7 @@ func (e *Entry) decrypt() (plain, error) {
 	fullKey := e.collection.prefix + e.key
 	data, stale, err := transformer.TransformFromStorage(context.Background(), e.stored, value.DefaultContext(fullKey))
 	if err != nil {
-		return plain{}, e.corrupt("decrypting", err)
+		return plain{}, e.corrupt(true, err)
 	}
 	p := plain{data: data, stale: stale}
 	e.plain.Store(&p)
@@ -181,8 +180,8 @@ func (e *Entry) decrypt() (plain, error) {
 	return p, nil
 }
 
-func (e *Entry) corrupt(doing string, err error) error {
-	return fmt.Errorf("%w: %s %s: %w", ErrCorrupt, doing, e.collection.prefix+e.key, err)
+func (e *Entry) corrupt(encrypted bool, err error) error {
+	return &CorruptError{Key: e.collection.prefix + e.key, Encrypted: encrypted, Revision: e.revision, Err: err}
 }
 
 // Memo returns a value derived from the entry, made once by make and then

@@ -28,6 +28,29 @@ var (
 	ErrStopped = errors.New("store has stopped")
 )
 
+// CorruptError is of a stored value that cannot be read; it wraps ErrCorrupt.
+type CorruptError struct {
+	// Key of the value in etcd, with the prefix of all keys.
+	Key string
+	// Encrypted: it could not be decrypted. Else what was decrypted could not
+	// be decoded.
+	Encrypted bool
+	Revision  int64
+	Err       error
+}
+
+// Error as the interface.
+func (e *CorruptError) Error() string {
+	doing := "decoding"
+	if e.Encrypted {
+		doing = "decrypting"
+	}
+	return fmt.Sprintf("%v: %s %s: %v", ErrCorrupt, doing, e.Key, e.Err)
+}
+
+// Unwrap is for package errors.
+func (e *CorruptError) Unwrap() []error { return []error{ErrCorrupt, e.Err} }
+
 // etcdError gives an error of the etcd client one of this package's meanings.
 func etcdError(err error) error {
 	switch {

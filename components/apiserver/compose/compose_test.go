@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/compose"
 	"hyperkube/components/etcd"
@@ -27,7 +29,10 @@ type env struct {
 	conf   string
 }
 
-func start(t *testing.T) *env {
+// start runs an API server on an etcd that filled, unless nil, has prepared.
+func start(t *testing.T) *env { return startOn(t, nil) }
+
+func startOn(t *testing.T, filled func(*clientv3.Client)) *env {
 	t.Helper()
 	dir := t.TempDir()
 	set, err := pki.Ensure(filepath.Join(dir, "pki"), pki.Config{NodeName: "test"})
@@ -63,6 +68,9 @@ func start(t *testing.T) *env {
 	}
 	run("etcd", db.Run)
 	<-db.Ready()
+	if filled != nil {
+		filled(db.Client())
+	}
 	keys, err := tokens.LoadKeySet(set.ServiceAccountPubFile)
 	if err != nil {
 		t.Fatal(err)

@@ -65,8 +65,13 @@ func (c *codec) Decode(data []byte, revision int64) (runtime.Object, error) {
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(data, obj); err != nil {
 			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, err)
 		}
-		if kind := obj.GetObjectKind().GroupVersionKind().Kind; kind != "" && kind != c.kind.Kind {
-			return nil, fmt.Errorf("decoding %s: stored is a %s", c.kind.Kind, kind)
+		switch gvk := obj.GetObjectKind().GroupVersionKind(); {
+		case gvk.Kind == "":
+			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, runtime.NewMissingKindErr(shown(data)))
+		case gvk.Version == "":
+			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, runtime.NewMissingVersionErr(shown(data)))
+		case gvk.Kind != c.kind.Kind:
+			return nil, fmt.Errorf("decoding %s: stored is a %s", c.kind.Kind, gvk.Kind)
 		}
 	}
 	if !current {
@@ -76,3 +81,6 @@ func (c *codec) Decode(data []byte, revision int64) (runtime.Object, error) {
 	obj.SetResourceVersion(strconv.FormatInt(revision, 10))
 	return obj, nil
 }
+
+// shown is the beginning of a value, for errors.
+func shown(data []byte) string { return string(data[:min(len(data), 100)]) }

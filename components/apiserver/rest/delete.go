@@ -70,7 +70,6 @@ func (c *call) deleteOptions() (*metav1.DeleteOptions, error) {
 	} else if opts, err = request.DeleteOptions(c.query); err != nil {
 		return nil, err
 	}
-	opts.IgnoreStoreReadErrorWithClusterBreakingPotential = nil
 	if err := request.CheckDeleteOptions(opts); err != nil {
 		return nil, err
 	}
@@ -90,6 +89,9 @@ func (c *call) delete() error {
 	opts, err := c.deleteOptions()
 	if err != nil {
 		return err
+	}
+	if unsafe(opts) {
+		return c.deleteCorrupt(opts)
 	}
 	out, err := c.remove(c.name, opts)
 	if err != nil {
@@ -362,6 +364,9 @@ func (c *call) deleteCollection() error {
 	opts, err := c.deleteOptions()
 	if err != nil {
 		return err
+	}
+	if unsafe(opts) {
+		return errUnsafeCollection()
 	}
 	s, err := selectObjects(c.res, c.namespace, listOpts)
 	if err != nil {

@@ -18,6 +18,9 @@ import (
 
 // StatusOf returns err as a client sees it.
 func StatusOf(err error) *metav1.Status {
+	if corrupt := corruptStatus(err); corrupt != nil {
+		err = corrupt
+	}
 	var known apierrors.APIStatus
 	if errors.As(err, &known) {
 		s := known.Status()
@@ -98,8 +101,6 @@ func StoreError(res *registry.Resource, name string, err error) error {
 		return errStopped
 	case errors.Is(err, context.Canceled):
 		return apierrors.NewTimeoutError("the request was cancelled", 0)
-	case errors.Is(err, store.ErrCorrupt):
-		return apierrors.NewInternalError(err)
 	}
 	return err
 }

@@ -110,11 +110,11 @@ func (c *call) selecting(opts *internalversion.ListOptions) (done func(), err er
 // answerList answers with a page. It is sent in pieces if it can be.
 func (c *call) answerList(format negotiate.Format, page *store.Page, meta tableMeta) error {
 	if format.As != negotiate.Table {
-		return c.sendList(format, page.Entries, meta)
+		return corruptList(c.res, page.Entries, c.sendList(format, page.Entries, meta))
 	}
 	data, err := c.tableOf(format, page, meta)
 	if err != nil {
-		return err
+		return corruptList(c.res, page.Entries, err)
 	}
 	return c.write(format, http.StatusOK, data)
 }

@@ -282,7 +282,7 @@ func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
 	}
 	if err := w.append(event, e, gone); err != nil {
 		w.cfg.Log.ErrorContext(w.ctx, "watch event could not be encoded", "resource", w.res.GVR(), "key", e.Key(), "error", err)
-		w.status(apierrors.NewInternalError(err))
+		w.status(corruptEvent(err, gone != 0))
 		w.failed = true
 	}
 	if w.socket != nil || len(w.buf) >= pieceSize {

@@ -1,0 +1,173 @@
+package compose_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	clientrest "k8s.io/client-go/rest"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"hyperkube/internal/api"
+	"hyperkube/internal/api/catalog"
+)
+
+// garbage are values that cannot be read, one way or another.
+func garbage(t *testing.T) map[string]string {
+	t.Helper()
+	envelope := func(version, kind string, raw []byte) string {
+		data, err := (&runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: version, Kind: kind}, Raw: raw}).Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return "k8s\x00" + string(data)
+	}
+	return map[string]string{
+		"nothing":   "",
+		"magic":     "k8s\x00",
+		"binary":    "\x00\xff\xfe\x80garbage",
+		"cut":       `{"kind":"Pod","apiVersion":"v1","metadata":{"na`,
+		"list":      "[]",
+		"null":      "null",
+		"deep":      strings.Repeat(`{"a":`, 100_000),
+		"truncated": "k8s\x00\n\x09\n\x02v1\x12\x03Pod\x12\xff\xff\xff\xff\x0f",
+		"raw":       envelope("v1", "Pod", []byte("\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f")),
+		"other":     envelope("example.org/v9", "Strange", []byte("x")),
+		"encrypted": "k8s:enc:aescbc:v1:key1:0123456789abcdef",
+	}
+}
+
+// TestGarbage holds that a server whose etcd holds what cannot be read starts
+// and serves what can be, tells which objects these are, and deletes them for
+// who insists.
+func TestGarbage(t *testing.T) {
+	values := garbage(t)
+	keyOf := func(r *api.Resource, name string) string {
+		return path.Join("/registry", r.StoragePath, r.Key("default", name))
+	}
+	// Some share what is stored with another.
+	var resources []*api.Resource
+	seen := map[string]bool{}
+	for _, r := range catalog.Resources() {
+		if !r.Review && slices.Contains(r.Verbs, "delete") && !seen[r.StoragePath] {
+			seen[r.StoragePath] = true
+			resources = append(resources, r)
+		}
+	}
+	e := startOn(t, func(client *clientv3.Client) {
+		for _, r := range resources {
+			var puts []clientv3.Op
+			for name, value := range values {
+				puts = append(puts, clientv3.OpPut(keyOf(r, name), value))
+			}
+			if _, err := client.Txn(context.Background()).Then(puts...).Commit(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	config := as(t, e.conf, "")
+	client, err := clientrest.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(method, url, accept, contentType, body string) (int, string) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, method, config.Host+url, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Accept", accept)
+		req.Header.Set("Content-Type", contentType)
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Errorf("%s %s: %v", method, url, err)
+			return 0, ""
+		}
+		defer resp.Body.Close()
+		data, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Errorf("%s %s: %v", method, url, err)
+		}
+		if bytes.Contains(data, []byte("caused apiserver to panic")) {
+			t.Errorf("%s %s panicked", method, url)
+		}
+		return resp.StatusCode, string(data)
+	}
+	kube := kubernetes.NewForConfigOrDie(config)
+	if _, err := kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "works"}}, metav1.CreateOptions{}); err != nil {
+		t.Errorf("creating a namespace: %v", err)
+	}
+	if _, err := kube.CoreV1().ConfigMaps("works").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "works"}}, metav1.CreateOptions{}); err != nil {
+		t.Errorf("creating a config map: %v", err)
+	}
+	const table = "application/json;as=Table;g=meta.k8s.io;v=v1"
+	for _, r := range resources {
+		base := "/apis/" + r.Group + "/" + r.Version
+		if r.Group == "" {
+			base = "/api/v1"
+		}
+		all := base + "/" + r.Plural
+		if bool(r.Scope) {
+			base += "/namespaces/default"
+		}
+		base += "/" + r.Plural
+		for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf, application/json", table, "application/yaml", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"} {
+			code, body := ask(http.MethodGet, all, accept, "", "")
+			if code != http.StatusInternalServerError && code != http.StatusNotFound && code != http.StatusMethodNotAllowed {
+				t.Errorf("list of %s as %s: %d", all, accept, code)
+			}
+			var status metav1.Status
+			if accept == "application/json" && code == http.StatusInternalServerError {
+				if err := json.Unmarshal([]byte(body), &status); err != nil || status.Reason != metav1.StatusReasonStoreReadError || len(status.Details.Causes) < len(values)-2 {
+					t.Errorf("list of %s: %s", all, body)
+				}
+			}
+		}
+		// The first event is that there is one that cannot be told.
+		ask(http.MethodGet, all+"?watch=1&timeoutSeconds=5", "application/json", "", "")
+		for name := range values {
+			object := base + "/" + name
+			code, body := ask(http.MethodGet, object, "application/json", "", "")
+			if code == http.StatusInternalServerError && !strings.Contains(body, "Internal error occurred: StorageError: corrupt object, Code: 7, Key: "+keyOf(r, name)+", ResourceVersion: 0, AdditionalErrorMsg: object not decodable revision=") {
+				t.Errorf("%s: %s", object, body)
+			}
+			ask(http.MethodPatch, object, "application/json", "application/merge-patch+json", `{"metadata":{"labels":{"a":"b"}}}`)
+			ask(http.MethodPatch, object+"?fieldManager=x", "application/json", "application/apply-patch+yaml", fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q}}`, r.GVK().GroupVersion(), r.Kind, name))
+			ask(http.MethodPut, object, "application/json", "application/json", fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q}}`, r.GVK().GroupVersion(), r.Kind, name))
+			ask(http.MethodDelete, object, "application/json", "application/json", "")
+			const insist = "?ignoreStoreReadErrorWithClusterBreakingPotential=true"
+			if name != "cut" {
+				continue
+			}
+			if code, body := ask(http.MethodDelete, object+insist+"&dryRun=All", "application/json", "application/json", ""); code != http.StatusOK {
+				t.Errorf("trying to delete %s: %d %s", object, code, body)
+			}
+			if code, body := ask(http.MethodDelete, object+insist, "application/json", "application/json", ""); code != http.StatusOK {
+				t.Errorf("deleting %s: %d %s", object, code, body)
+			}
+			if code, _ := ask(http.MethodGet, object, "application/json", "", ""); code != http.StatusNotFound {
+				t.Errorf("%s after its end: %d", object, code)
+			}
+		}
+	}
+	if code, body := ask(http.MethodDelete, "/api/v1/namespaces/works/configmaps/works?ignoreStoreReadErrorWithClusterBreakingPotential=true", "application/json", "", ""); code != http.StatusConflict || !strings.Contains(body, "unsafe deletion is not allowed because the object is decodable from storage") {
+		t.Errorf("insisting on what can be read: %d %s", code, body)
+	}
+	if code, _ := ask(http.MethodDelete, "/api/v1/namespaces/works/configmaps?ignoreStoreReadErrorWithClusterBreakingPotential=true", "application/json", "", ""); code != http.StatusUnprocessableEntity {
+		t.Errorf("insisting on a collection: %d", code)
+	}
+}

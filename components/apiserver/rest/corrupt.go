@@ -1,0 +1,181 @@
+package rest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/store"
+)
+
+// What is stored and cannot be read is told as upstream tells it, so that an
+// administrator can find it, and delete it for good.
+//
+// https://kep.k8s.io/3926
+
+// unreadable says what is wrong with a value.
+func unreadable(e *store.CorruptError) string {
+	if e.Encrypted {
+		return fmt.Sprintf("data from the storage is not transformable revision=0: %v", e.Err)
+	}
+	return fmt.Sprintf("object not decodable revision=%d: %v", e.Revision, e.Err)
+}
+
+// storageMessage is what upstream's storage says of a corrupt object.
+func storageMessage(e *store.CorruptError) string {
+	const code = 7
+	return fmt.Sprintf("StorageError: corrupt object, Code: %d, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: %s", code, e.Key, unreadable(e))
+}
+
+// corruptStatus is the answer to a request for an object that is corrupt; nil
+// when err is not about one.
+func corruptStatus(err error) *apierrors.StatusError {
+	var corrupt *store.CorruptError
+	if !errors.As(err, &corrupt) {
+		return nil
+	}
+	return apierrors.NewInternalError(errors.New(storageMessage(corrupt)))
+}
+
+// maxCorrupt is of how many corrupt objects of a list a client is told.
+const maxCorrupt = 100
+
+// corruptList is the answer to a list of entries one of which cannot be read;
+// err when it is about something else.
+func corruptList(res *registry.Resource, entries []*store.Entry, err error) error {
+	if !errors.Is(err, store.ErrCorrupt) {
+		return err
+	}
+	var causes []metav1.StatusCause
+	first, n := "", 0
+	for _, e := range entries {
+		var corrupt *store.CorruptError
+		if _, err := res.Peek(e); !errors.As(err, &corrupt) {
+			continue
+		}
+		message := storageMessage(corrupt)
+		if n++; n == 1 {
+			first = message
+		}
+		causes = append(causes, metav1.StatusCause{Type: metav1.CauseTypeUnexpectedServerResponse, Field: corrupt.Key, Message: message})
+		if n == maxCorrupt {
+			causes = append(causes, metav1.StatusCause{Type: metav1.CauseTypeTooMany, Message: "too many errors, the list is truncated"})
+			break
+		}
+	}
+	if n == 0 {
+		return err
+	}
+	gr := res.GroupResource()
+	message := fmt.Sprintf("failed to read one or more %s from the storage: %s", gr, first)
+	if n > 1 {
+		message = fmt.Sprintf("%s (and %d more)", message, n-1)
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonStoreReadError, Message: message,
+		Details: &metav1.StatusDetails{Group: gr.Group, Kind: gr.Resource, Name: "list", Causes: causes},
+	}}
+}
+
+// corruptEvent is the end of a watch for which an object's event cannot be
+// told.
+func corruptEvent(err error, gone bool) error {
+	var corrupt *store.CorruptError
+	if !gone || !errors.As(err, &corrupt) {
+		return apierrors.NewInternalError(err)
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonStoreReadError,
+		Message: "saw a DELETED event, but object data is corrupt - " + unreadable(corrupt),
+	}}
+}
+
+// unsafe tells whether an object is to be deleted because it cannot be read.
+func unsafe(opts *metav1.DeleteOptions) bool {
+	o := opts.IgnoreStoreReadErrorWithClusterBreakingPotential
+	return o != nil && *o
+}
+
+// errUnsafeCollection: objects are deleted so one by one.
+func errUnsafeCollection() error {
+	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "DeleteOptions"}, "", field.ErrorList{
+		field.Invalid(field.NewPath("ignoreStoreReadErrorWithClusterBreakingPotential"), true, "is not allowed with DELETECOLLECTION, try again after removing the option"),
+	})
+}
+
+// deleteCorrupt deletes an object that cannot be read, without admission,
+// finalizers or preconditions, for they would have to read it.
+func (c *call) deleteCorrupt(opts *metav1.DeleteOptions) error {
+	audit.AddAuditAnnotation(c.ctx, "apiserver.k8s.io/unsafe-delete-ignore-read-error", "")
+	if err := c.mayDeleteUnread(c.ctx, opts); err != nil {
+		return err
+	}
+	key := c.res.Key(c.namespace, c.name)
+	for range maxAttempts {
+		entry, err := c.newest(key)
+		if err != nil {
+			return err
+		}
+		if entry == nil {
+			return apierrors.NewNotFound(c.res.GroupResource(), c.name)
+		}
+		if _, err := c.res.Peek(entry); err == nil {
+			return apierrors.NewConflict(c.res.GroupResource(), c.name, fmt.Errorf(
+				"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: unsafe deletion is not allowed because the object is decodable from storage", c.res.Collection.FullKey(key)))
+		} else if !errors.Is(err, store.ErrCorrupt) {
+			return c.storeError(err, c.name)
+		}
+		if !dryRun(opts.DryRun) {
+			_, _, err := c.res.Collection.Store().Commit(c.ctx, c.res.Collection.Delete(entry))
+			var lost *store.ConflictError
+			if errors.As(err, &lost) {
+				continue
+			}
+			if err != nil {
+				return c.storeError(err, c.name)
+			}
+		}
+		format, err := c.format()
+		if err != nil {
+			return err
+		}
+		return c.SendObject(c.w, c.req, format, http.StatusOK, &metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status:   metav1.StatusSuccess, Code: http.StatusOK,
+			Details: &metav1.StatusDetails{Name: c.name, Kind: c.res.Kind},
+		})
+	}
+	return conflict(c.res.GroupResource(), c.name)
+}
+
+// mayDeleteUnread asks for the permission that takes.
+func (c *call) mayDeleteUnread(ctx context.Context, opts *metav1.DeleteOptions) error {
+	const verb = "unsafe-delete-ignore-read-errors"
+	u, _ := apirequest.UserFrom(ctx)
+	a := &authorizer.AttributesRecord{
+		User: u, Verb: verb, Namespace: c.namespace, Name: c.name,
+		APIGroup: c.res.Group, APIVersion: c.res.Version, Resource: c.res.Plural, ResourceRequest: true,
+	}
+	decision, reason, err := c.cfg.Authorizer.Authorize(ctx, a)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("error while checking permission for %q, %w", verb, err)
+	case decision == authorizer.DecisionAllow:
+		return nil
+	default:
+		err = fmt.Errorf("not permitted to do %q, reason: %s", verb, reason)
+	}
+	r := review{operation: admission.Delete, name: c.name, options: opts}
+	return admission.NewForbidden(c.attributes(r), err)
+}
