@@ -10,9 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"runtime"
-	"strconv"
 	"sync"
 	"time"
 
@@ -246,50 +243,4 @@ func (s *streamer) PortForward(ctx context.Context, id string, port int32, strea
 		return nil
 	}
 	return err
-}
-
-// dialInside calls a port on the loopback address of a process's network
-// namespace: IPv4, then IPv6.
-func dialInside(ctx context.Context, pid int, port int32) (*net.TCPConn, error) {
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	done := make(chan result, 1)
-	go func() {
-		// The socket stays in the namespace; the thread ends.
-		runtime.LockOSThread()
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- result{nil, err}
-			return
-		}
-		var first error
-		for _, host := range []string{"127.0.0.1", "::1"} {
-			var d net.Dialer
-			conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
-			if err == nil {
-				done <- result{conn, nil}
-				return
-			}
-			if first == nil {
-				first = err
-			}
-		}
-		done <- result{nil, first}
-	}()
-	got := <-done
-	if got.err != nil {
-		return nil, got.err
-	}
-	conn, ok := got.conn.(*net.TCPConn)
-	if !ok {
-		got.conn.Close()
-		return nil, errors.New("no TCP connection")
-	}
-	return conn, nil
 }

@@ -273,3 +273,15 @@ func TestRejected(t *testing.T) {
 		t.Errorf("status %+v", again)
 	}
 }
+
+// TestClockSetBack restarts a container whose end lies in the future.
+func TestClockSetBack(t *testing.T) {
+	now := time.Now()
+	b := BackOff{Delay: 10 * time.Second, Updated: now.Add(-30 * time.Second)}
+	if until := b.Until(now.Add(time.Hour), now); until.After(now) {
+		t.Errorf("it waits for %s", until.Sub(now))
+	}
+	if until := b.Until(now.Add(-time.Second), now); !until.After(now) {
+		t.Error("with a steady clock it does not wait")
+	}
+}

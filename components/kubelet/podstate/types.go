@@ -181,6 +181,11 @@ func (b BackOff) Until(finished, now time.Time) time.Time {
 	if b.Delay == 0 || now.Sub(b.Updated) > 2*CrashMax {
 		return time.Time{}
 	}
+	if finished.After(now) {
+		// The clock was set back since; the start before was told by one that
+		// never is.
+		finished = b.Updated
+	}
 	return finished.Add(b.Delay)
 }
 

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -197,6 +198,16 @@ func TestStreams(t *testing.T) {
 		if got, err := get(ports[0].Local); err != nil || got != "hello\n" {
 			t.Errorf("got %q, %v", got, err)
 		}
+		// Many at once.
+		var wait sync.WaitGroup
+		for range 500 {
+			wait.Go(func() {
+				if got, err := get(ports[0].Local); err != nil || got != "hello\n" {
+					t.Errorf("one of many: %q, %v", got, err)
+				}
+			})
+		}
+		wait.Wait()
 		if _, err := get(ports[1].Local); err == nil {
 			t.Error("a port that nobody listens on answered")
 		}
