@@ -104,7 +104,7 @@ func TestRecover(t *testing.T) {
 		t.Fatal(err)
 	}
 	none := func() ([]Credential, error) { return nil, nil }
-	if must, err := again.MustPull("r.example/there:1", "sha256:r.example/there:1", none); !must || err != nil {
+	if must, err := again.MustPull("r.example/there:1", &runtimeapi.Image{Id: "sha256:r.example/there:1"}, none); !must || err != nil {
 		t.Errorf("%v, %v", must, err)
 	}
 	if left, _ := os.ReadDir(filepath.Join(r.Dir, "pulling")); len(left) != 0 {
