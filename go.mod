@@ -56,6 +56,7 @@ require (
 	k8s.io/cri-streaming v0.37.2
 	k8s.io/endpointslice v0.37.2
 	k8s.io/kube-openapi v0.0.0-20260721132016-d427ff9ee9ad
+	k8s.io/kube-proxy v0.37.2
 	k8s.io/kube-scheduler v0.37.2
 	k8s.io/metrics v0.37.2
 	k8s.io/kubectl v0.37.2

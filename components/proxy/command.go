@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -9,66 +10,147 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
 
+	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
 )
 
+// options are the flags of `kube-proxy`, under upstream's names. With a
+// configuration file only --hostname-override, --root and what concerns the way
+// to the API counts beside it, as upstream.
+type options struct {
+	file, writeTo      string
+	kubeconfig, master string
+	root, hostname     string
+	config             *kubeproxyv1alpha1.KubeProxyConfiguration
+
+	maxPerCore, min, masqueradeBit int32
+	established, closeWait         time.Duration
+	clusterCIDRs                   []string
+	mode                           string
+}
+
 // NewCommand is `kube-proxy`.
 func NewCommand() *cobra.Command {
-	cfg := Config{}
-	var kubeconfig, mode, root string
-	var clusterCIDRs []string
+	o := &options{config: defaults()}
 	cmd := &cobra.Command{
 		Use:   "kube-proxy",
 		Short: "The service proxy of a node",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if mode != "" && mode != "iptables" {
-				return fmt.Errorf("--proxy-mode=%s is not known: iptables is", mode)
-			}
-			var err error
-			if cfg.PodCIDRs, err = parsePrefixes(clusterCIDRs); err != nil {
-				return fmt.Errorf("--cluster-cidr: %w", err)
-			}
-			if cfg.NodeName == "" {
-				name, err := os.Hostname()
-				if err != nil {
-					return fmt.Errorf("asking for the hostname: %w", err)
-				}
-				cfg.NodeName = strings.ToLower(name)
-			}
-			place := layout.Default()
-			if root != "" {
-				place = layout.Under(root)
-			}
-			journal, err := hostchange.Open(place.Journal("node"))
-			if err != nil {
+			if err := o.complete(cmd.Flags().Changed); err != nil {
 				return err
 			}
-			defer journal.Close()
-			cfg.Journal = journal
-			return run(cmd.Context(), cfg, kubeconfig)
+			if o.writeTo != "" {
+				return o.write()
+			}
+			return o.run(cmd.Context())
 		},
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
-	flags.StringVar(&root, "root", "", "Keep what is on disk below this folder instead of in the usual places, as of the cluster commands.")
-	flags.StringVar(&mode, "proxy-mode", "iptables", "How traffic is led: iptables.")
-	flags.StringVar(&cfg.NodeName, "hostname-override", "", "Name of this node; empty is the hostname.")
-	flags.StringSliceVar(&clusterCIDRs, "cluster-cidr", nil, "Ranges of all pods; traffic to services from elsewhere is masqueraded.")
-	flags.BoolVar(&cfg.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
-	flags.BoolVar(&cfg.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Let node ports answer on 127.0.0.1.")
-	flags.DurationVar(&cfg.MinSyncPeriod, "iptables-min-sync-period", 50*time.Millisecond, "Least time between two writes of the rules.")
-	flags.StringVar(&cfg.HealthzAddress, "healthz-bind-address", "0.0.0.0:10256", "Address of /healthz; empty serves none.")
-	flags.StringVar(&cfg.MetricsAddress, "metrics-bind-address", "127.0.0.1:10249", "Address of /metrics; empty serves none.")
+	f, c := cmd.Flags(), o.config
+	f.StringVar(&o.file, "config", "", "Path of a KubeProxyConfiguration; other flags of what it says do not count then.")
+	f.StringVar(&o.writeTo, "write-config-to", "", "Write the configuration with all defaults to this file, and end.")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
+	f.StringVar(&o.master, "master", "", "Address of the API server, instead of what the kubeconfig says.")
+	f.StringVar(&o.root, "root", "", "Keep what is on disk below this folder instead of in the usual places, as of the cluster commands.")
+	f.StringVar(&o.hostname, "hostname-override", "", "Name of this node; empty is the hostname.")
+	f.StringVar(&o.mode, "proxy-mode", mode, "How traffic is led: iptables.")
+	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "Ranges of all pods; traffic to services from elsewhere is masqueraded.")
+	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "Ranges of the node's addresses on which node ports answer; empty is all.")
+	f.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
+	f.Int32Var(&o.masqueradeBit, "iptables-masquerade-bit", 14, "Bit of packets' marks that asks for masquerading, from 1 to 31.")
+	f.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Let node ports answer on 127.0.0.1.")
+	f.DurationVar(&c.IPTables.SyncPeriod.Duration, "iptables-sync-period", c.IPTables.SyncPeriod.Duration, "How often all rules are written again, whatever others have made of them; 0 is never.")
+	f.DurationVar(&c.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", c.IPTables.MinSyncPeriod.Duration, "Least time between two writes of the rules.")
+	f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", c.HealthzBindAddress, "Address of /healthz; empty serves none.")
+	f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", c.MetricsBindAddress, "Address of /metrics; empty serves none.")
+	f.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof beside the metrics.")
+	f.Int32Var(&o.maxPerCore, "conntrack-max-per-core", 0, "Connections that the kernel remembers for each core; 0 leaves its bound as it is.")
+	f.Int32Var(&o.min, "conntrack-min", 131072, "Connections that it remembers at least, with --conntrack-max-per-core.")
+	f.DurationVar(&o.established, "conntrack-tcp-timeout-established", 0, "How long it remembers silent TCP connections; 0 leaves that as it is.")
+	f.DurationVar(&o.closeWait, "conntrack-tcp-timeout-close-wait", 0, "How long it remembers half closed ones; 0 leaves that as it is.")
+	f.BoolVar(&c.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Let the kernel follow connections whose packets are out of their window.")
+	f.DurationVar(&c.Conntrack.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "How long it remembers UDP packets without an answer; 0 leaves that as it is.")
+	f.DurationVar(&c.Conntrack.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "How long it remembers those with answers; 0 leaves that as it is.")
 	return cmd
 }
 
-func run(ctx context.Context, cfg Config, kubeconfig string) error {
-	rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+// complete puts flags and file together.
+func (o *options) complete(given func(string) bool) error {
+	c := o.config
+	c.Kind, c.APIVersion = "KubeProxyConfiguration", kubeproxyv1alpha1.SchemeGroupVersion.String()
+	if o.file != "" {
+		data, err := os.ReadFile(o.file)
+		if err != nil {
+			return fmt.Errorf("--config: %w", err)
+		}
+		*c = *defaults()
+		if err := decode(data, c); err != nil {
+			return fmt.Errorf("--config %s: %w", o.file, err)
+		}
+	} else {
+		c.Mode, c.ClusterCIDR = kubeproxyv1alpha1.ProxyMode(o.mode), strings.Join(o.clusterCIDRs, ",")
+		c.IPTables.MasqueradeBit = &o.masqueradeBit
+		if given("conntrack-max-per-core") {
+			c.Conntrack.MaxPerCore, c.Conntrack.Min = &o.maxPerCore, &o.min
+		}
+		if o.established > 0 {
+			c.Conntrack.TCPEstablishedTimeout = &metav1.Duration{Duration: o.established}
+		}
+		if o.closeWait > 0 {
+			c.Conntrack.TCPCloseWaitTimeout = &metav1.Duration{Duration: o.closeWait}
+		}
+	}
+	if o.hostname != "" {
+		c.HostnameOverride = o.hostname
+	}
+	if o.kubeconfig != "" {
+		c.ClientConnection.Kubeconfig = o.kubeconfig
+	}
+	return nil
+}
+
+// write writes the whole configuration to a file.
+func (o *options) write() error {
+	data, err := yaml.Marshal(o.config)
+	if err != nil {
+		return fmt.Errorf("--write-config-to: %w", err)
+	}
+	if err := atomicfile.Write(atomicfile.File{Path: o.writeTo, Data: data, Mode: 0o600}); err != nil {
+		return fmt.Errorf("--write-config-to: %w", err)
+	}
+	return nil
+}
+
+func (o *options) run(ctx context.Context) (err error) {
+	var cfg Config
+	if err := apply(o.config, &cfg); err != nil {
+		return err
+	}
+	if cfg.NodeName == "" {
+		if cfg.NodeName, err = os.Hostname(); err != nil {
+			return fmt.Errorf("asking for the hostname: %w", err)
+		}
+	}
+	cfg.NodeName = strings.ToLower(cfg.NodeName)
+	place := layout.Default()
+	if o.root != "" {
+		place = layout.Under(o.root)
+	}
+	if cfg.Journal, err = hostchange.Open(place.Journal("node")); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, cfg.Journal.Close()) }()
+	if err := conntrack(&o.config.Conntrack, cfg.Journal); err != nil {
+		return err
+	}
+	rest, err := clientcmd.BuildConfigFromFlags(o.master, o.config.ClientConnection.Kubeconfig)
 	if err != nil {
 		return fmt.Errorf("reading the kubeconfig: %w", err)
 	}
@@ -87,7 +169,7 @@ func run(ctx context.Context, cfg Config, kubeconfig string) error {
 func parsePrefixes(texts []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, text := range texts {
-		prefix, err := netip.ParsePrefix(text)
+		prefix, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil {
 			return nil, err
 		}

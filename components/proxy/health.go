@@ -6,48 +6,29 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	corev1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/proxy/rules"
 )
 
-// metrics have upstream's names.
-type metrics struct {
-	registry *prometheus.Registry
-	duration prometheus.Histogram
-	failures prometheus.Counter
-}
-
-func newMetrics() *metrics {
-	m := &metrics{
-		registry: prometheus.NewRegistry(),
-		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "How long writing the rules took.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
-		}),
-		failures: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", Help: "How often writing the rules failed.",
-		}),
-	}
-	m.registry.MustRegister(m.duration, m.failures, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return m
-}
-
 // health serves /healthz, /metrics, and for load balancers the health of single
 // services on ports of their own.
 type health struct {
 	healthz, metricsAddress string
+	profiling               bool
 	metrics                 *metrics
 	log                     *slog.Logger
 
 	mu       sync.Mutex // guards what follows
 	healthy  bool
+	leaving  bool // the node is
 	updated  time.Time
 	services map[string]*serviceHealth // by namespace/name
 }
@@ -59,8 +40,18 @@ type serviceHealth struct {
 	server *http.Server
 }
 
-func newHealth(healthz, metricsAddress string, m *metrics, log *slog.Logger) *health {
-	return &health{healthz: healthz, metricsAddress: metricsAddress, metrics: m, log: log, services: map[string]*serviceHealth{}}
+func newHealth(cfg Config, m *metrics) *health {
+	return &health{
+		healthz: cfg.HealthzAddress, metricsAddress: cfg.MetricsAddress, profiling: cfg.Profiling,
+		metrics: m, log: cfg.Log, services: map[string]*serviceHealth{},
+	}
+}
+
+// eligible takes note whether load balancers may send traffic to this node.
+func (h *health) eligible(yes bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.leaving = !yes
 }
 
 func (h *health) failed() {
@@ -89,13 +80,25 @@ func (h *health) start() (stop func(), err error) {
 		}
 		h.services = map[string]*serviceHealth{}
 	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", h.serveHealthz)
-	mux.HandleFunc("/livez", h.serveHealthz)
-	for address, handler := range map[string]http.Handler{
-		h.healthz:        mux,
-		h.metricsAddress: promhttp.HandlerFor(h.metrics.registry, promhttp.HandlerOpts{}),
-	} {
+	probes := http.NewServeMux()
+	probes.HandleFunc("/healthz", h.serveHealthz)
+	probes.HandleFunc("/livez", h.serveLivez)
+	numbers := http.NewServeMux()
+	numbers.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
+	numbers.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		fmt.Fprint(w, "iptables")
+	})
+	numbers.Handle("/metrics", promhttp.HandlerFor(h.metrics.registry, promhttp.HandlerOpts{}))
+	if h.profiling {
+		numbers.HandleFunc("/debug/pprof/", pprof.Index)
+		numbers.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+		numbers.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		numbers.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		numbers.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
+	for address, handler := range map[string]http.Handler{h.healthz: probes, h.metricsAddress: numbers} {
 		if address == "" {
 			continue
 		}
@@ -119,18 +122,39 @@ func serve(address string, handler http.Handler) (*http.Server, error) {
 	return server, nil
 }
 
+// serveHealthz tells load balancers whether this node takes traffic: not when it
+// is about to go, either.
 func (h *health) serveHealthz(w http.ResponseWriter, _ *http.Request) {
+	h.mu.Lock()
+	healthy, leaving, updated := h.healthy, h.leaving, h.updated
+	h.mu.Unlock()
+	code := h.answer(w, healthy && !leaving, map[string]any{
+		"lastUpdated": updated.Format(time.RFC3339), "currentTime": time.Now().Format(time.RFC3339), "nodeEligible": !leaving,
+	})
+	h.metrics.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
+}
+
+// serveLivez tells whether the proxy works, whatever becomes of the node.
+func (h *health) serveLivez(w http.ResponseWriter, _ *http.Request) {
 	h.mu.Lock()
 	healthy, updated := h.healthy, h.updated
 	h.mu.Unlock()
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	if !healthy {
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}
-	_ = json.NewEncoder(w).Encode(map[string]string{
+	code := h.answer(w, healthy, map[string]any{
 		"lastUpdated": updated.Format(time.RFC3339), "currentTime": time.Now().Format(time.RFC3339),
 	})
+	h.metrics.livez.WithLabelValues(strconv.Itoa(code)).Inc()
+}
+
+func (h *health) answer(w http.ResponseWriter, ok bool, body any) int {
+	code := http.StatusOK
+	if !ok {
+		code = http.StatusServiceUnavailable
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body)
+	return code
 }
 
 // healthCheckPorts returns, for those of the changed services that have one,
@@ -201,10 +225,11 @@ func (h *health) serviceHandler(key string) http.HandlerFunc {
 		}
 		healthy := h.healthy
 		h.mu.Unlock()
-		w.Header().Set("Content-Type", "application/json")
-		if local == 0 {
-			w.WriteHeader(http.StatusServiceUnavailable)
-		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"service": key, "localEndpoints": local, "serviceProxyHealthy": healthy})
+		namespace, name, _ := strings.Cut(key, "/")
+		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(local))
+		h.answer(w, local > 0 && healthy, map[string]any{
+			"service":        map[string]string{"namespace": namespace, "name": name},
+			"localEndpoints": local, "serviceProxyHealthy": healthy,
+		})
 	}
 }

@@ -19,6 +19,8 @@ type writer struct {
 	// there is what the kernel has; valid once started is true.
 	there   rules.Set
 	started bool
+	// again: it had started before.
+	again bool
 }
 
 func newWriter(ipv6 bool, journal *hostchange.Journal) *writer {
@@ -131,6 +133,13 @@ func (w *writer) start(ctx context.Context, set rules.Set) error {
 	}
 	w.there, w.started = set, true
 	return nil
+}
+
+// forget has the next write look at what is there, if there was one.
+func (w *writer) forget() {
+	if w.started {
+		w.started, w.again = false, true
+	}
 }
 
 func (w *writer) changes(set rules.Set) []hostchange.Change {

@@ -87,12 +87,12 @@ func addresses(texts []string, ipv6 bool) []netip.Addr {
 
 // endpointsOf returns the endpoints of a service's port that take connections:
 // those that are ready, or while none is, those that still serve though they
-// are going (KEP-1669). With hints for all of them, those for this zone
-// (topology aware routing). any tells whether there are endpoints at all.
+// are going (KEP-1669). With hints for all of them, those for this node, else
+// for this zone (topology aware routing, traffic distribution). any tells whether there are endpoints at all.
 func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here node, ipv6, anyPolicyLocal bool) (out []rules.Endpoint, hasAny bool) {
 	type found struct {
 		rules.Endpoint
-		ready, serving, hinted, forZone bool
+		ready, serving, zoneHint, forZone, nodeHint, forNode bool
 	}
 	var all []found
 	seen := map[netip.AddrPort]bool{}
@@ -117,10 +117,13 @@ func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here
 			f := found{Endpoint: rules.Endpoint{Address: at, Local: e.NodeName != nil && *e.NodeName == here.name}}
 			f.ready = e.Conditions.Ready == nil || *e.Conditions.Ready
 			f.serving = e.Conditions.Serving != nil && *e.Conditions.Serving || e.Conditions.Serving == nil && f.ready
-			if e.Hints != nil && len(e.Hints.ForZones) > 0 {
-				f.hinted = true
+			if e.Hints != nil {
+				f.zoneHint, f.nodeHint = len(e.Hints.ForZones) > 0, len(e.Hints.ForNodes) > 0
 				for _, z := range e.Hints.ForZones {
 					f.forZone = f.forZone || z.Name == here.zone
+				}
+				for _, n := range e.Hints.ForNodes {
+					f.forNode = f.forNode || n.Name == here.name
 				}
 			}
 			if f.ready || f.serving {
@@ -143,17 +146,17 @@ func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here
 		use = pick(func(f found) bool { return f.serving })
 	}
 	hasAny = len(use) > 0
-	if !anyPolicyLocal && here.zone != "" {
-		hinted, forZone := true, 0
-		for _, f := range use {
-			hinted = hinted && f.hinted
-			if f.forZone {
-				forZone++
-			}
+	// near keeps those that are for here, if all say for whom they are and some
+	// are for here.
+	near := func(hinted, forHere func(found) bool) bool {
+		if slices.ContainsFunc(use, func(f found) bool { return !hinted(f) }) || !slices.ContainsFunc(use, forHere) {
+			return false
 		}
-		if hinted && forZone > 0 {
-			use = slices.DeleteFunc(use, func(f found) bool { return !f.forZone })
-		}
+		use = slices.DeleteFunc(use, func(f found) bool { return !forHere(f) })
+		return true
+	}
+	if !anyPolicyLocal && !near(func(f found) bool { return f.nodeHint }, func(f found) bool { return f.forNode }) && here.zone != "" {
+		near(func(f found) bool { return f.zoneHint }, func(f found) bool { return f.forZone })
 	}
 	for _, f := range use {
 		out = append(out, f.Endpoint)

@@ -28,8 +28,8 @@ type Config struct {
 	// Clients of system:kube-proxy; their informers are started by who
 	// composes the process.
 	Clients *client.Clients
-	// NodeName and Zone tell which endpoints are near.
-	NodeName, Zone string
+	// NodeName tells which endpoints are near.
+	NodeName string
 	// PodCIDRs of the whole cluster.
 	PodCIDRs []netip.Prefix
 	// MasqueradeAll masquerades all traffic to cluster IPs.
@@ -38,6 +38,16 @@ type Config struct {
 	LocalhostNodePorts bool
 	// MinSyncPeriod is the least time between two writes; zero is a default.
 	MinSyncPeriod time.Duration
+	// SyncPeriod is how often everything is written again, whatever others have
+	// made of it; zero: never.
+	SyncPeriod time.Duration
+	// MasqueradeBit of packets' marks asks for masquerading; zero is bit 14.
+	MasqueradeBit uint
+	// NodePortRanges are those of the node's addresses on which node ports
+	// answer; none: all.
+	NodePortRanges []netip.Prefix
+	// Profiling serves /debug/pprof beside the metrics.
+	Profiling bool
 	// HealthzAddress and MetricsAddress to serve on; empty serves none.
 	HealthzAddress, MetricsAddress string
 	// Journal records the changes to the host; nil records none.
@@ -50,17 +60,22 @@ type Proxy struct {
 	cfg      Config
 	services cache.SharedIndexInformer
 	slices   cache.SharedIndexInformer
+	nodes    cache.SharedIndexInformer
 	synced   []cache.DoneChecker
 	dirty    chan struct{} // has one element when something changed
 	ready    chan struct{}
+	started  time.Time
 	writers  map[bool]*writer // by IPv6
 	health   *health
 	metrics  *metrics
 
-	mu sync.Mutex // guards changed
+	mu sync.Mutex // guards what follows
 	// changed are the services ("namespace/name") whose ports are to be
 	// made anew.
 	changed map[string]bool
+	// triggered is when something happened to pods that endpoints now tell of.
+	triggered []time.Time
+	zone      string
 
 	// Owned by the goroutine of Run.
 	ports map[bool]map[string][]*rules.Port // by IPv6, then by service
@@ -83,14 +98,16 @@ func New(cfg Config) (*Proxy, error) {
 		cfg:      cfg,
 		services: cfg.Clients.Informers.Core().V1().Services().Informer(),
 		slices:   cfg.Clients.Informers.Discovery().V1().EndpointSlices().Informer(),
+		nodes:    cfg.Clients.Informers.Core().V1().Nodes().Informer(),
 		dirty:    make(chan struct{}, 1),
 		ready:    make(chan struct{}),
+		started:  time.Now(),
 		writers:  map[bool]*writer{false: newWriter(false, cfg.Journal), true: newWriter(true, cfg.Journal)},
 		changed:  map[string]bool{},
 		ports:    map[bool]map[string][]*rules.Port{false: {}, true: {}},
 		metrics:  newMetrics(),
 	}
-	p.health = newHealth(cfg.HealthzAddress, cfg.MetricsAddress, p.metrics, cfg.Log)
+	p.health = newHealth(cfg, p.metrics)
 	if err := p.slices.AddIndexers(cache.Indexers{byService: func(obj any) ([]string, error) {
 		slice := obj.(*discoveryv1.EndpointSlice)
 		return []string{slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName]}, nil
@@ -108,6 +125,13 @@ func New(cfg Config) (*Proxy, error) {
 		}
 		p.synced = append(p.synced, registration.HasSyncedChecker())
 	}
+	registration, err := p.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: p.observe, UpdateFunc: func(_, obj any) { p.observe(obj) }, DeleteFunc: func(obj any) { p.leaves(obj) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("proxy: preparing informers: %w", err)
+	}
+	p.synced = append(p.synced, registration.HasSyncedChecker())
 	return p, nil
 }
 
@@ -120,20 +144,68 @@ func (p *Proxy) touch(obj any) {
 		obj = unknown.Obj
 	}
 	var key string
+	var triggered time.Time
 	switch o := obj.(type) {
 	case *corev1.Service:
 		key = o.Namespace + "/" + o.Name
+		p.metrics.serviceChanges.Inc()
 	case *discoveryv1.EndpointSlice:
 		key = o.Namespace + "/" + o.Labels[discoveryv1.LabelServiceName]
+		p.metrics.endpointChanges.Inc()
+		// Those that were there before are no news.
+		if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil && at.After(p.started) {
+			triggered = at
+		}
 	default:
 		return
 	}
 	p.mu.Lock()
 	p.changed[key] = true
+	if !triggered.IsZero() {
+		p.triggered = append(p.triggered, triggered)
+	}
 	p.mu.Unlock()
+	p.metrics.queued()
 	select {
 	case p.dirty <- struct{}{}:
 	default:
+	}
+}
+
+// observe takes note of this node: of its zone, and whether it goes.
+func (p *Proxy) observe(obj any) {
+	n, ok := obj.(*corev1.Node)
+	if !ok || n.Name != p.cfg.NodeName {
+		return
+	}
+	leaving := n.DeletionTimestamp != nil
+	for _, t := range n.Spec.Taints {
+		leaving = leaving || t.Key == toBeDeleted
+	}
+	p.health.eligible(!leaving)
+	zone := n.Labels[corev1.LabelTopologyZone]
+	p.mu.Lock()
+	moved := zone != p.zone
+	p.zone = zone
+	p.mu.Unlock()
+	if !moved {
+		return
+	}
+	for _, svc := range p.services.GetStore().List() {
+		p.touch(svc)
+	}
+}
+
+// toBeDeleted taints nodes that the cluster autoscaler is about to remove.
+const toBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// leaves takes note that this node is gone.
+func (p *Proxy) leaves(obj any) {
+	if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = unknown.Obj
+	}
+	if n, ok := obj.(*corev1.Node); ok && n.Name == p.cfg.NodeName {
+		p.health.eligible(false)
 	}
 }
 
@@ -155,6 +227,12 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 	retry := time.NewTimer(0)
 	defer retry.Stop()
+	var again <-chan time.Time
+	if p.cfg.SyncPeriod > 0 {
+		ticker := time.NewTicker(p.cfg.SyncPeriod)
+		defer ticker.Stop()
+		again = ticker.C
+	}
 	first := true
 	for {
 		select {
@@ -162,6 +240,10 @@ func (p *Proxy) Run(ctx context.Context) error {
 			return nil
 		case <-p.dirty:
 		case <-retry.C:
+		case <-again:
+			for _, w := range p.writers {
+				w.forget()
+			}
 		}
 		began := time.Now()
 		if err := p.sync(ctx); err != nil {
@@ -169,12 +251,11 @@ func (p *Proxy) Run(ctx context.Context) error {
 				return nil
 			}
 			p.cfg.Log.Error("writing the rules of services failed, trying again", "err", err)
-			p.metrics.failures.Inc()
 			p.health.failed()
 			retry.Reset(time.Second)
 			continue
 		}
-		p.metrics.duration.Observe(time.Since(began).Seconds())
+		p.metrics.synced(began, p.takeTriggered())
 		p.health.succeeded()
 		if first {
 			close(p.ready)
@@ -197,7 +278,7 @@ func (p *Proxy) sync(ctx context.Context) error {
 	changed := p.changed
 	p.changed = map[string]bool{}
 	p.mu.Unlock()
-	here := node{p.cfg.NodeName, p.cfg.Zone}
+	here := node{p.cfg.NodeName, p.nodeZone()}
 	stale := map[bool]*staleFlows{}
 	for _, ipv6 := range []bool{false, true} {
 		stale[ipv6] = &staleFlows{}
@@ -215,18 +296,34 @@ func (p *Proxy) sync(ctx context.Context) error {
 	p.health.serveServices(p.healthCheckPorts(changed))
 	for _, ipv6 := range []bool{false, true} {
 		// A family that nobody uses is left alone.
-		if ipv6 && len(p.ports[ipv6]) == 0 && !p.writers[ipv6].started {
+		if ipv6 && len(p.ports[ipv6]) == 0 && !p.writers[ipv6].started && !p.writers[ipv6].again {
 			continue
 		}
 		if err := p.writers[ipv6].write(ctx, rules.Build(p.rulesConfig(ipv6), p.sorted(ipv6))); err != nil {
+			p.metrics.failures.WithLabelValues(familyName(ipv6)).Inc()
 			p.again(changed)
 			return err
 		}
+		p.metrics.wrote(ipv6, p.writers[ipv6].there)
 		if err := stale[ipv6].flush(ipv6); err != nil {
 			p.cfg.Log.Warn("old UDP flows could not be ended", "err", err)
 		}
 	}
 	return nil
+}
+
+func (p *Proxy) nodeZone() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.zone
+}
+
+func (p *Proxy) takeTriggered() []time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := p.triggered
+	p.triggered = nil
+	return out
 }
 
 // again has the services looked at in the next sync, too.
@@ -259,7 +356,14 @@ func (p *Proxy) slicesOf(key string) []*discoveryv1.EndpointSlice {
 }
 
 func (p *Proxy) rulesConfig(ipv6 bool) rules.Config {
-	cfg := rules.Config{IPv6: ipv6, MasqueradeAll: p.cfg.MasqueradeAll, LocalhostNodePorts: p.cfg.LocalhostNodePorts}
+	cfg := rules.Config{
+		IPv6: ipv6, MasqueradeAll: p.cfg.MasqueradeAll, LocalhostNodePorts: p.cfg.LocalhostNodePorts, MasqueradeBit: p.cfg.MasqueradeBit,
+	}
+	for _, r := range p.cfg.NodePortRanges {
+		if r.Addr().Is6() == ipv6 {
+			cfg.NodePortRanges = append(cfg.NodePortRanges, r)
+		}
+	}
 	for _, cidr := range p.cfg.PodCIDRs {
 		if cidr.Addr().Is6() == ipv6 {
 			cfg.PodCIDRs = append(cfg.PodCIDRs, cidr)

@@ -19,6 +19,20 @@ type Config struct {
 	MasqueradeAll bool
 	// LocalhostNodePorts: node ports answer on 127.0.0.1 too.
 	LocalhostNodePorts bool
+	// MasqueradeBit of packets' marks asks for masquerading; zero is bit 14.
+	MasqueradeBit uint
+	// NodePortRanges are those of the node's addresses on which node ports
+	// answer; none: all.
+	NodePortRanges []netip.Prefix
+}
+
+// mark asks for masquerading.
+func (c Config) mark() string {
+	bit := c.MasqueradeBit
+	if bit == 0 {
+		bit = 14
+	}
+	return fmt.Sprintf("%#x", uint32(1)<<bit)
 }
 
 // Table is the chains of one iptables table, with their rules in iptables-save
@@ -30,9 +44,6 @@ type Set struct {
 	NAT, Filter Table
 }
 
-// markMasq is the bit of the packet mark that asks for masquerading.
-const markMasq = "0x4000"
-
 // Build makes the chains for ports.
 func Build(cfg Config, ports []*Port) Set {
 	b := &builder{cfg: cfg, nat: Table{}, filter: Table{}}
@@ -42,8 +53,13 @@ func Build(cfg Config, ports []*Port) Set {
 	}
 	// Node ports come last: whatever is for an address of this node and was
 	// for no service by its address.
-	b.add(b.nat, "KUBE-SERVICES", `-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain"`,
-		"-m addrtype --dst-type LOCAL", "-j KUBE-NODEPORTS")
+	const last = `-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain"`
+	for _, r := range cfg.NodePortRanges {
+		b.add(b.nat, "KUBE-SERVICES", last, "-d", r.String(), "-m addrtype --dst-type LOCAL", "-j KUBE-NODEPORTS")
+	}
+	if len(cfg.NodePortRanges) == 0 {
+		b.add(b.nat, "KUBE-SERVICES", last, "-m addrtype --dst-type LOCAL", "-j KUBE-NODEPORTS")
+	}
 	return Set{NAT: b.nat, Filter: b.filter}
 }
 
@@ -64,6 +80,7 @@ func (b *builder) add(t Table, chain string, parts ...string) {
 
 // fixed makes the chains that are there with no services, too.
 func (b *builder) fixed() {
+	markMasq := b.cfg.mark()
 	for _, chain := range []string{"KUBE-SERVICES", "KUBE-NODEPORTS"} {
 		b.nat[chain] = nil
 	}

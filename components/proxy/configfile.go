@@ -1,0 +1,133 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+
+	"hyperkube/internal/hostchange"
+)
+
+// Defaults are those of kube-proxy, for what this proxy has.
+// https://kubernetes.io/docs/reference/config-api/kube-proxy-config.v1alpha1/
+func defaults() *kubeproxyv1alpha1.KubeProxyConfiguration {
+	localhost := true
+	c := &kubeproxyv1alpha1.KubeProxyConfiguration{
+		HealthzBindAddress: "0.0.0.0:10256", MetricsBindAddress: "127.0.0.1:10249", Mode: mode,
+	}
+	c.IPTables.LocalhostNodePorts = &localhost
+	c.IPTables.SyncPeriod = metav1.Duration{Duration: 30 * time.Second}
+	c.IPTables.MinSyncPeriod = metav1.Duration{Duration: 50 * time.Millisecond}
+	return c
+}
+
+// mode is the only one of the proxy.
+const mode = "iptables"
+
+// decode reads a KubeProxyConfiguration over c, and refuses what is unknown.
+func decode(data []byte, c *kubeproxyv1alpha1.KubeProxyConfiguration) error {
+	if err := yaml.UnmarshalStrict(data, c); err != nil {
+		return err
+	}
+	if c.Kind != "KubeProxyConfiguration" || c.APIVersion != kubeproxyv1alpha1.SchemeGroupVersion.String() {
+		return fmt.Errorf("want KubeProxyConfiguration of %s, not %s of %s", kubeproxyv1alpha1.SchemeGroupVersion, c.Kind, c.APIVersion)
+	}
+	return nil
+}
+
+// apply makes of a configuration what New needs, or says what of it cannot be
+// had here.
+func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
+	if c.Mode != "" && c.Mode != mode {
+		return fmt.Errorf("mode %s is not known: %s is", c.Mode, mode)
+	}
+	if m := c.DetectLocalMode; m != "" && m != "ClusterCIDR" {
+		return fmt.Errorf("detectLocalMode %s is not known: ClusterCIDR is", m)
+	}
+	var err error
+	if c.ClusterCIDR != "" {
+		if cfg.PodCIDRs, err = parsePrefixes(strings.Split(c.ClusterCIDR, ",")); err != nil {
+			return fmt.Errorf("clusterCIDR: %w", err)
+		}
+	}
+	if cfg.NodePortRanges, err = nodePortRanges(c.NodePortAddresses); err != nil {
+		return fmt.Errorf("nodePortAddresses: %w", err)
+	}
+	if bit := c.IPTables.MasqueradeBit; bit != nil {
+		if *bit < 0 || *bit > 31 {
+			return fmt.Errorf("iptables.masqueradeBit: %d must be within the range [0, 31]", *bit)
+		}
+		if *bit == 0 {
+			return fmt.Errorf("iptables.masqueradeBit: 0 cannot be had here")
+		}
+		cfg.MasqueradeBit = uint(*bit)
+	}
+	cfg.NodeName = c.HostnameOverride
+	cfg.MasqueradeAll = c.IPTables.MasqueradeAll
+	cfg.LocalhostNodePorts = c.IPTables.LocalhostNodePorts == nil || *c.IPTables.LocalhostNodePorts
+	cfg.MinSyncPeriod, cfg.SyncPeriod = c.IPTables.MinSyncPeriod.Duration, c.IPTables.SyncPeriod.Duration
+	cfg.HealthzAddress, cfg.MetricsAddress, cfg.Profiling = c.HealthzBindAddress, c.MetricsBindAddress, c.EnableProfiling
+	return nil
+}
+
+// nodePortRanges reads ranges. "primary", which upstream's proxy takes for the
+// node's own address, is refused by name.
+func nodePortRanges(list []string) ([]netip.Prefix, error) {
+	if len(list) == 1 && list[0] == "primary" {
+		return nil, fmt.Errorf("%s cannot be had here: name ranges", list[0])
+	}
+	return parsePrefixes(list)
+}
+
+// conntrack sets the kernel's bounds for connections, where they are given.
+func conntrack(c *kubeproxyv1alpha1.KubeProxyConntrackConfiguration, journal *hostchange.Journal) error {
+	value := func(p *int32) int {
+		if p == nil {
+			return 0
+		}
+		return int(*p)
+	}
+	set := map[string]int{}
+	if per := value(c.MaxPerCore); per > 0 {
+		set["net/netfilter/nf_conntrack_max"] = max(per*goruntime.NumCPU(), value(c.Min))
+	}
+	seconds := func(name string, d *metav1.Duration) {
+		if d != nil && d.Duration > 0 {
+			set["net/netfilter/"+name] = int(d.Seconds())
+		}
+	}
+	seconds("nf_conntrack_tcp_timeout_established", c.TCPEstablishedTimeout)
+	seconds("nf_conntrack_tcp_timeout_close_wait", c.TCPCloseWaitTimeout)
+	seconds("nf_conntrack_udp_timeout", &c.UDPTimeout)
+	seconds("nf_conntrack_udp_timeout_stream", &c.UDPStreamTimeout)
+	if c.TCPBeLiberal {
+		set["net/netfilter/nf_conntrack_tcp_be_liberal"] = 1
+	}
+	for name, want := range set {
+		path := filepath.Join("/proc/sys", name)
+		before, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("reading the kernel parameter %s: %w", name, err)
+		}
+		old := strings.TrimSpace(string(before))
+		if old == strconv.Itoa(want) {
+			continue
+		}
+		if err := journal.Record(hostchange.Change{Kind: hostchange.Sysctl, Name: name, Before: old}); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(strconv.Itoa(want)), 0o644); err != nil {
+			return fmt.Errorf("setting the kernel parameter %s: %w", name, err)
+		}
+	}
+	return nil
+}

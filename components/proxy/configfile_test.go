@@ -1,0 +1,104 @@
+package proxy
+
+import (
+	"encoding/json"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestConfigurationFile(t *testing.T) {
+	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	for name, c := range map[string]struct {
+		text, want string // want is part of the error
+	}{
+		"defaults":       {head, ""},
+		"all that is":    {head + "mode: iptables\nclusterCIDR: 10.1.0.0/16,fd00::/56\nnodePortAddresses: [192.0.2.0/24]\niptables: {masqueradeAll: true, masqueradeBit: 7, syncPeriod: 1m}\n", ""},
+		"another mode":   {head + "mode: ipvs\n", "mode ipvs"},
+		"no such field":  {head + "modes: iptables\n", "modes"},
+		"another kind":   {"apiVersion: v1\nkind: ConfigMap\n", "want KubeProxyConfiguration"},
+		"no such range":  {head + "nodePortAddresses: [here]\n", "nodePortAddresses"},
+		"no such bit":    {head + "iptables: {masqueradeBit: 32}\n", "masqueradeBit"},
+		"detect a link":  {head + "detectLocalMode: BridgeInterface\n", "detectLocalMode"},
+		"no range, pods": {head + "clusterCIDR: x\n", "clusterCIDR"},
+	} {
+		file := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		o := &options{config: defaults(), file: file, hostname: "Here"}
+		var cfg Config
+		err := o.complete(func(string) bool { return false })
+		if err == nil {
+			err = apply(o.config, &cfg)
+		}
+		if c.want == "" && (err != nil || cfg.NodeName != "Here" || !cfg.LocalhostNodePorts || cfg.HealthzAddress != "0.0.0.0:10256") {
+			t.Errorf("%s: %+v, %v", name, cfg, err)
+		}
+		if c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+		if name == "all that is" && (len(cfg.PodCIDRs) != 2 || len(cfg.NodePortRanges) != 1 || cfg.MasqueradeBit != 7 || cfg.SyncPeriod != time.Minute) {
+			t.Errorf("%s: %+v", name, cfg)
+		}
+	}
+}
+
+// TestHealth: load balancers are told of the service, of the proxy and of the
+// node as by upstream's proxy.
+func TestHealth(t *testing.T) {
+	h := newHealth(Config{}, newMetrics())
+	h.services["ns/web"] = &serviceHealth{local: 2}
+	ask := func(path string) (int, map[string]any, string) {
+		t.Helper()
+		w := httptest.NewRecorder()
+		handler := h.serveHealthz
+		switch path {
+		case "/livez":
+			handler = h.serveLivez
+		case "/web":
+			handler = h.serviceHandler("ns/web")
+		}
+		handler(w, nil)
+		var body map[string]any
+		if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil {
+			t.Fatal(err)
+		}
+		return w.Code, body, w.Header().Get("X-Load-Balancing-Endpoint-Weight")
+	}
+	for i, want := range [][]int{{503, 503, 503}, {200, 200, 200}, {503, 200, 200}, {503, 503, 503}} {
+		switch i {
+		case 1:
+			h.succeeded()
+		case 2:
+			h.eligible(false)
+		case 3:
+			h.failed()
+		}
+		for j, path := range []string{"/healthz", "/livez", "/web"} {
+			code, body, weight := ask(path)
+			if code != want[j] {
+				t.Errorf("step %d: %s is %d %v, want %d", i, path, code, body, want[j])
+			}
+			if path == "/web" && (weight != "2" || body["localEndpoints"] != 2.0 || body["serviceProxyHealthy"] != (i == 1 || i == 2)) {
+				t.Errorf("step %d: %v, weight %s", i, body, weight)
+			}
+			if path == "/healthz" && body["nodeEligible"] != (i < 2) {
+				t.Errorf("step %d: %v", i, body)
+			}
+		}
+	}
+}
+
+// FuzzConfiguration: whatever is in the file is read or refused.
+func FuzzConfiguration(f *testing.F) {
+	f.Add([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: iptables\n"))
+	f.Fuzz(func(_ *testing.T, data []byte) {
+		if c := defaults(); decode(data, c) == nil {
+			_ = apply(c, &Config{})
+		}
+	})
+}

@@ -1,0 +1,86 @@
+package proxy
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"hyperkube/components/proxy/rules"
+)
+
+// metrics have upstream's names.
+// https://kubernetes.io/docs/reference/instrumentation/metrics/
+type metrics struct {
+	registry                        *prometheus.Registry
+	duration, programming           *prometheus.HistogramVec
+	last, lastQueued, rules         *prometheus.GaugeVec
+	failures, healthz, livez        *prometheus.CounterVec
+	endpointChanges, serviceChanges prometheus.Counter
+}
+
+func newMetrics() *metrics {
+	byFamily := []string{"ip_family"}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubeproxy_" + name, Help: help}, labels)
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubeproxy_" + name, Help: help}, labels)
+	}
+	changes := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "kubeproxy_" + name, Help: help})
+	}
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "How long writing the rules took.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+		}, byFamily),
+		programming: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kubeproxy_network_programming_duration_seconds", Help: "From the change of a pod or service to the rules.",
+			Buckets: []float64{0.25, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 105, 150, 195, 240, 285, 300},
+		}, byFamily),
+		last:            gauge("sync_proxy_rules_last_timestamp_seconds", "When the rules were written last.", byFamily...),
+		lastQueued:      gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When something changed last.", byFamily...),
+		rules:           gauge("sync_proxy_rules_iptables_total", "Rules by table.", "ip_family", "table"),
+		failures:        counter("sync_proxy_rules_iptables_restore_failures_total", "How often writing the rules failed.", byFamily...),
+		healthz:         counter("proxy_healthz_total", "Answers of /healthz.", "code"),
+		livez:           counter("proxy_livez_total", "Answers of /livez.", "code"),
+		endpointChanges: changes("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints."),
+		serviceChanges:  changes("sync_proxy_rules_service_changes_total", "Changes of services."),
+	}
+	m.registry.MustRegister(m.duration, m.programming, m.last, m.lastQueued, m.rules, m.failures, m.healthz, m.livez, m.endpointChanges, m.serviceChanges,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func familyName(ipv6 bool) string {
+	if ipv6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// queued takes note that there is something to write.
+func (m *metrics) queued() { m.lastQueued.WithLabelValues(familyName(false)).SetToCurrentTime() }
+
+// synced takes note that what began then is written, and what it was for.
+func (m *metrics) synced(began time.Time, triggered []time.Time) {
+	family := familyName(false)
+	m.duration.WithLabelValues(family).Observe(time.Since(began).Seconds())
+	m.last.WithLabelValues(family).SetToCurrentTime()
+	for _, at := range triggered {
+		m.programming.WithLabelValues(family).Observe(time.Since(at).Seconds())
+	}
+}
+
+// wrote takes note of how many rules there are.
+func (m *metrics) wrote(ipv6 bool, set rules.Set) {
+	for name, table := range map[string]rules.Table{"nat": set.NAT, "filter": set.Filter} {
+		n := 0
+		for _, lines := range table {
+			n += len(lines)
+		}
+		m.rules.WithLabelValues(familyName(ipv6), name).Set(float64(n))
+	}
+}
