@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -82,6 +84,17 @@ func TestNode(t *testing.T) {
 	if out, err := up.CombinedOutput(); err != nil {
 		t.Fatalf("up: %v\n%s", err, out)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, args := range [][]string{{"get", "pods", "-A", "-o", "wide"}, {"describe", "pods"}, {"describe", "nodes"}} {
+				out, _ := a.command(a.binary, append([]string{"kubectl"}, args...)...).CombinedOutput()
+				t.Logf("%v\n%s", args, out)
+			}
+			if log, err := os.ReadFile(filepath.Join(root, "var/lib/hyperkube/logs/hyperkube.log")); err == nil {
+				t.Logf("%s", log[max(0, len(log)-8000):])
+			}
+		}
+	})
 	n.name = strings.TrimSpace(n.kubectl("get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"))
 	n.ownResources()
 	n.farDevice()
@@ -174,7 +187,7 @@ func (n *aloneNode) serve() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	inner := registry.New()
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	open := httptest.NewServer(inner)
 	defer open.Close()
 	for _, repository := range []string{"open/busybox", "team/busybox"} {

@@ -208,13 +208,14 @@ func (k *Kubelet) compose() error {
 		Dead:     cfg.Dead,
 		Extend:   k.extend,
 	}
-	for _, size := range slices.Sorted(maps.Keys(k.machine.Hugepages)) {
-		if k.machine.Hugepages[size] > 0 {
-			k.host.Hugepages = append(k.host.Hugepages, size)
-		}
-	}
 	if k.cgroups != nil {
 		k.host.Cgroups = k.cgroups
+		// A kernel without the controller cannot tell pods apart.
+		for _, size := range slices.Sorted(maps.Keys(k.machine.Hugepages)) {
+			if k.machine.Hugepages[size] > 0 && slices.Contains(k.cgroups.Controllers(), "hugetlb") {
+				k.host.Hugepages = append(k.host.Hugepages, size)
+			}
+		}
 		if k.cgroups.Unified() {
 			k.host.WholeOOMKill = !cfg.SingleOOMKill
 			if cfg.MemoryThrottling != nil {

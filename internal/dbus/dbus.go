@@ -101,7 +101,7 @@ func Dial(ctx context.Context, address string) (*Conn, error) {
 	c := &Conn{conn: conn, signals: make(chan Signal, 64), done: make(chan struct{}), waiting: map[uint32]chan *message{}}
 	go c.read()
 	if _, err := c.Call(ctx, bus("Hello")); err != nil {
-		c.Close()
+		_ = c.Close()
 		return nil, err
 	}
 	return c, nil

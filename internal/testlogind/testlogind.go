@@ -75,7 +75,7 @@ func Listen(path string, delay time.Duration, reload func() time.Duration) (*Bus
 
 // Close ends it with all connections.
 func (b *Bus) Close() {
-	b.listener.Close()
+	_ = b.listener.Close()
 	b.Drop()
 	b.wait.Wait()
 }
