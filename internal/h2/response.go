@@ -153,19 +153,20 @@ func (w *response) FlushError() error {
 	if err := w.frame(nil, false); err != nil {
 		return err
 	}
-	c.sendWithOthers()
+	c.yield()
+	c.send()
 	return nil
 }
 
-// sendWithOthers lets others who are about to send something do so first: what
-// wakes one watch often wakes many.
-func (c *conn) sendWithOthers() {
+// yield lets others who are about to send something on the connection do so
+// first: what wakes one watch often wakes many. The lock is held, but not
+// meanwhile.
+func (c *conn) yield() {
 	if !c.writing && len(c.streams) > 1 {
 		c.mu.Unlock()
 		runtime.Gosched()
 		c.mu.Lock()
 	}
-	c.send()
 }
 
 // SetReadDeadline is for http.ResponseController.
