@@ -21,6 +21,7 @@ func main() {
 	defer stop()
 	b := bench{}
 	sizes := flag.String("pods", "10000,30000,100000", "Numbers of pods to measure with.")
+	created := flag.Int("created", 20000, "How many pods to create one by one, for the memory of a server in use; 0 is none.")
 	flag.StringVar(&b.binary, "binary", "bin/hyperkube", "The program to measure.")
 	flag.BoolVar(&b.up, "up", false, "Measure `hyperkube up` as well; a cluster that is there is taken away.")
 	flag.StringVar(&b.root, "root", "", "Where that cluster is; empty is the usual places.")
@@ -28,7 +29,7 @@ func main() {
 	flag.BoolVar(&b.profile, "profile", false, "Leave heap profiles in the working directory.")
 	flag.StringVar(&b.only, "only", "", "Parts to measure: start, list, select, informers, watch, slow, or up alone; empty is all.")
 	flag.Parse()
-	err := b.run(ctx, *sizes)
+	err := b.run(ctx, *created, *sizes)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "scale:", err)
 		os.Exit(1)
@@ -47,14 +48,19 @@ func (b *bench) wants(part string) bool {
 	return b.only == "" || strings.Contains(","+b.only+",", ","+part+",")
 }
 
-func (b *bench) run(ctx context.Context, sizes string) error {
+func (b *bench) run(ctx context.Context, created int, sizes string) error {
 	path, err := filepath.Abs(b.binary)
 	if err != nil {
 		return err
 	}
 	b.binary = path
 	apart := b.only != "up"
-	for text := range strings.SplitSeq(sizes, ",") {
+	if created > 0 {
+		if err := b.created(ctx, created); err != nil {
+			return fmt.Errorf("%d pods created: %w", created, err)
+		}
+	}
+	for text := range strings.FieldsFuncSeq(sizes, func(r rune) bool { return r == ',' }) {
 		n, err := strconv.Atoi(text)
 		if err != nil {
 			return fmt.Errorf("-pods: %w", err)

@@ -144,7 +144,8 @@ func (m *measure) warmStart(ctx context.Context) error {
 	if _, _, _, err := m.page(ctx, map[string]string{"limit": "500"}); err != nil {
 		return err
 	}
-	m.tell("start with a warm store: ready, first page", "%v, %v", ready.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+	m.tell("start with a warm store: ready, first page", "%v, %v, CPU %v", ready.Round(time.Millisecond),
+		time.Since(began).Round(time.Millisecond), cpuOf(m.api.Process.Pid))
 	_, err := m.memory("memory after the start", settle)
 	return err
 }

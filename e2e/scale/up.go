@@ -99,7 +99,8 @@ func (b *bench) whole(ctx context.Context, n int) (err error) {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("  %-44s %v, %.2f times the encoded pods; %d MB PSS\n", what, u, float64(u.anonymous)/float64(encoded), u.pss/1e6)
+		fmt.Printf("  %-44s %v, %.2f times the encoded pods; %d MB PSS; CPU so far %v\n", what, u,
+			float64(u.anonymous)/float64(encoded), u.pss/1e6, u.cpu)
 		if !b.profile {
 			return nil
 		}

@@ -68,8 +68,8 @@ const (
 	thrifty   = 50
 	// small and large are how many bytes are live where these paces apply;
 	// between them it goes in steps.
-	small, large = 64 << 20, 256 << 20
-	step         = 10
+	small, large = 32 << 20, 128 << 20
+	step         = 5
 )
 
 // paceFor is a value for debug.SetGCPercent.

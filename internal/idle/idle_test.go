@@ -37,7 +37,7 @@ func TestKeepsItself(t *testing.T) {
 
 func TestPace(t *testing.T) {
 	const mb = 1 << 20
-	for live, want := range map[uint64]int{0: 100, 64 * mb: 100, 70 * mb: 100, 110 * mb: 90, 200 * mb: 70, 255 * mb: 60, 256 * mb: 50, 5000 * mb: 50} {
+	for live, want := range map[uint64]int{0: 100, 32 * mb: 100, 40 * mb: 100, 42 * mb: 95, 80 * mb: 75, 127 * mb: 55, 128 * mb: 50, 5000 * mb: 50} {
 		if got := paceFor(live); got != want {
 			t.Errorf("%d MB: %d, want %d", live/mb, got, want)
 		}

@@ -28,8 +28,9 @@ type Entry struct {
 	stored []byte
 	// plain is set once when there is a transformer.
 	plain atomic.Pointer[plain]
-	// held keeps the decoded object for as long as the store's bound allows;
-	// weak finds it beyond that, as long as anybody else has it.
+	// weak finds the decoded object as long as anybody has it; held keeps it
+	// for as long as the store's bound allows. Most are wanted but once, by
+	// the next write, so that it takes a second time to be held.
 	held  atomic.Pointer[memo]
 	weak  atomic.Pointer[weakObject]
 	memos atomic.Pointer[memo]
@@ -64,8 +65,9 @@ func (e *Entry) Key() string { return e.key }
 func (e *Entry) Revision() int64 { return e.revision }
 
 // Object returns the decoded object, decoding it at first use. It is shared:
-// nobody may write to it. It is kept within the store's bound, and beyond that
-// for as long as somebody has it. The error wraps ErrCorrupt and names the key.
+// nobody may write to it. It lives for as long as somebody has it, or until the
+// next garbage collection; one that is asked for again meanwhile is kept within
+// the store's bound. The error wraps ErrCorrupt and names the key.
 func (e *Entry) Object() (runtime.Object, error) { return e.decoded(holding) }
 
 // Shared is Object for those who keep what they get, such as informers: the
@@ -86,12 +88,12 @@ const (
 )
 
 func (e *Entry) decoded(keep keeping) (runtime.Object, error) {
-	if obj := e.living(); obj != nil {
+	if obj := e.living(keep); obj != nil {
 		return obj, nil
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if obj := e.living(); obj != nil {
+	if obj := e.living(keep); obj != nil {
 		return obj, nil
 	}
 	data, err := e.decrypt()
@@ -105,23 +107,25 @@ func (e *Entry) decoded(keep keeping) (runtime.Object, error) {
 	if keep >= sharing {
 		e.weak.Store(weaken(obj))
 	}
-	if keep == holding {
-		e.collection.store.memos.hold(e, obj)
-	}
 	return obj, nil
 }
 
 // living returns the object if there still is one.
-func (e *Entry) living() runtime.Object {
+func (e *Entry) living(keep keeping) runtime.Object {
 	if m := e.held.Load(); m != nil {
 		if obj := m.held(); obj != nil {
 			return obj
 		}
 	}
-	if w := e.weak.Load(); w != nil {
-		return w.get()
+	w := e.weak.Load()
+	if w == nil {
+		return nil
 	}
-	return nil
+	obj := w.get()
+	if obj != nil && keep == holding {
+		e.collection.store.memos.hold(e, obj)
+	}
+	return obj
 }
 
 // Bytes returns what Codec.Encode made, decrypted; nobody may write to it. It

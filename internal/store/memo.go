@@ -93,7 +93,9 @@ func (c *memoClock) hold(e *Entry, obj runtime.Object) {
 	m.object.Store(&obj)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.held.Store(m)
+	if !e.held.CompareAndSwap(nil, m) {
+		return
+	}
 	c.insert(m, size)
 }
 

@@ -64,8 +64,15 @@ func TestDecoded(t *testing.T) {
 	entries := make([]*Entry, 30)
 	for i := range entries {
 		entries[i] = entry()
-		if _, err := entries[i].Object(); err != nil {
+		obj, err := entries[i].Object()
+		if err != nil {
 			t.Fatal(err)
+		}
+		if held(entries[i]) {
+			t.Error("kept at first use")
+		}
+		if again, err := entries[i].Object(); err != nil || again != obj {
+			t.Error("decoded twice", err)
 		}
 	}
 	n := 0
@@ -84,7 +91,7 @@ func TestDecoded(t *testing.T) {
 		t.Errorf("decoded again though somebody has it: %v", err)
 	}
 	runtime.KeepAlive(one)
-	if gone := entries[0]; gone.living() != nil {
+	if entries[0].living(peeking) != nil {
 		t.Error("an object lives that nobody has")
 	}
 	shared.forget()
