@@ -16,6 +16,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -48,6 +51,9 @@ type Config struct {
 	PodCIDRs []netip.Prefix
 	// Mode is Auto when empty.
 	Mode Mode
+	// PluginConf is the folder of configurations of network plugins; while there
+	// is one, the ways to other nodes' pods are theirs. Empty: not looked at.
+	PluginConf string
 	// Journal records the changes to the host; nil records none.
 	Journal *hostchange.Journal
 	// Log receives warnings; nil means slog's default.
@@ -169,6 +175,9 @@ func (n *Network) members() (self member, peers []member) {
 // sync tells how this node is reached, if others want to know, and makes the
 // ways to them.
 func (n *Network) sync(ctx context.Context, self member, peers []member) error {
+	if n.plugins() {
+		return n.kernel.apply(ctx, self, plan{})
+	}
 	if len(peers) > 0 && self.address.IsValid() {
 		subnets, err := subnetsOf(self.address, n.cfg.Links)
 		if err != nil {
@@ -182,6 +191,30 @@ func (n *Network) sync(ctx context.Context, self member, peers []member) error {
 		self.subnets = subnets
 	}
 	return n.kernel.apply(ctx, self, makePlan(self, peers, n.cfg.Mode))
+}
+
+// ownPlugin is this project's pod network as a plugin: its pods are like those
+// of the built-in runtime.
+const ownPlugin = `"hyperkube-cni"`
+
+// plugins tells whether pods are connected by plugins of others: those of the
+// first configuration by name.
+func (n *Network) plugins() bool {
+	if n.cfg.PluginConf == "" {
+		return false
+	}
+	entries, err := os.ReadDir(n.cfg.PluginConf) // in order
+	if err != nil {
+		return false
+	}
+	for _, e := range entries {
+		switch filepath.Ext(e.Name()) {
+		case ".conf", ".conflist", ".json":
+			data, err := os.ReadFile(filepath.Join(n.cfg.PluginConf, e.Name()))
+			return err == nil && !strings.Contains(string(data), ownPlugin)
+		}
+	}
+	return false
 }
 
 func (n *Network) tell(ctx context.Context, subnets string) error {

@@ -3,6 +3,8 @@ package network
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
 )
 
@@ -65,5 +67,26 @@ func TestSubnets(t *testing.T) {
 	}
 	if out := parseSubnets("x, ,192.0.2.1/24"); len(out) != 1 {
 		t.Errorf("%v", out)
+	}
+}
+
+func TestPlugins(t *testing.T) {
+	dir := t.TempDir()
+	n := &Network{cfg: Config{PluginConf: dir}}
+	for _, c := range []struct {
+		file, text string
+		want       bool
+	}{
+		{"README", "{}", false},
+		{"20-other.conflist", `{"plugins": [{"type": "bridge"}]}`, true},
+		{"10-own.conflist", `{"plugins": [{"type": "hyperkube-cni"}]}`, false},
+		{"05-other.conf", `{"type": "bridge"}`, true},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, c.file), []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if n.plugins() != c.want {
+			t.Errorf("with %s: %v", c.file, !c.want)
+		}
 	}
 }
