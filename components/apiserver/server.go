@@ -115,6 +115,13 @@ func New(cfg Config) (*Server, error) {
 		}
 	}
 	s.metrics = metrics.New()
+	etcds := []*clientv3.Client{cfg.Etcd}
+	for client := range s.Stores() {
+		if client != cfg.Etcd {
+			etcds = append(etcds, client)
+		}
+	}
+	s.metrics.ShowSize(etcds...)
 	if err := s.compose(); err != nil {
 		return nil, err
 	}

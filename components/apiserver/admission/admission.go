@@ -14,7 +14,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
@@ -52,6 +54,8 @@ type Config struct {
 	// Serves tells which resources the API has. Plugins whose resources it
 	// has not are left out. Nil means all.
 	Serves func(schema.GroupVersionResource) bool
+	// Metrics is where metrics are registered. It may be nil.
+	Metrics prometheus.Registerer
 	// Audiences are those of the API server.
 	Audiences []string
 }
@@ -131,10 +135,25 @@ func Names() (all, byDefault []string) {
 // Chain asks its plugins one after another. It is safe for several goroutines.
 type Chain struct {
 	names    []string
-	mutating []admission.MutationInterface
+	mutating []mutating
 	// validating come after all mutating ones.
-	validating []admission.ValidationInterface
+	validating []validating
+	durations  *durations
+	// admitting and checking time all of them.
+	admitting, checking *timer
 }
+
+// mutating and validating are plugins with their timers, which may be nil.
+type (
+	mutating struct {
+		admission.MutationInterface
+		timer *timer
+	}
+	validating struct {
+		admission.ValidationInterface
+		timer *timer
+	}
+)
 
 var (
 	_ admission.MutationInterface   = (*Chain)(nil)
@@ -152,7 +171,11 @@ func New(cfg Config) (*Chain, error) {
 	if err := checkNames(cfg.Enable, cfg.Disable); err != nil {
 		return nil, err
 	}
-	c := &Chain{}
+	measured, err := newDurations(cfg.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("metrics of admission: %w", err)
+	}
+	c := &Chain{durations: measured, admitting: measured.step("admit"), checking: measured.step("validate")}
 	for _, k := range order {
 		on := (k.on || slices.Contains(cfg.Enable, k.name)) && !slices.Contains(cfg.Disable, k.name)
 		switch extra := cfg.Extra[k.name]; {
@@ -180,10 +203,10 @@ func New(cfg Config) (*Chain, error) {
 		c.add(name, cfg.Extra[name])
 	}
 	if cfg.Serves(resourcev1.SchemeGroupVersion.WithResource("resourceclaims")) {
-		c.validating = append(c.validating, newAdminAccess(&cfg))
+		c.validating = append(c.validating, validating{ValidationInterface: newAdminAccess(&cfg)})
 	}
 	if cfg.Last != nil {
-		c.validating = append(c.validating, cfg.Last)
+		c.validating = append(c.validating, validating{ValidationInterface: cfg.Last})
 	}
 	return c, nil
 }
@@ -216,10 +239,10 @@ func checkNames(enable, disable []string) error {
 func (c *Chain) add(name string, plugin admission.Interface) {
 	c.names = append(c.names, name)
 	if m, ok := plugin.(admission.MutationInterface); ok {
-		c.mutating = append(c.mutating, m)
+		c.mutating = append(c.mutating, mutating{m, c.durations.plugin(name, "admit")})
 	}
 	if v, ok := plugin.(admission.ValidationInterface); ok {
-		c.validating = append(c.validating, v)
+		c.validating = append(c.validating, validating{v, c.durations.plugin(name, "validate")})
 	}
 }
 
@@ -228,8 +251,8 @@ func (c *Chain) Plugins() []string { return slices.Clone(c.names) }
 
 // Handles implements admission.Interface.
 func (c *Chain) Handles(op admission.Operation) bool {
-	return slices.ContainsFunc(c.mutating, func(p admission.MutationInterface) bool { return p.Handles(op) }) ||
-		slices.ContainsFunc(c.validating, func(p admission.ValidationInterface) bool { return p.Handles(op) })
+	return slices.ContainsFunc(c.mutating, func(p mutating) bool { return p.Handles(op) }) ||
+		slices.ContainsFunc(c.validating, func(p validating) bool { return p.Handles(op) })
 }
 
 // Admit implements admission.MutationInterface. When a webhook or a policy
@@ -237,7 +260,9 @@ func (c *Chain) Handles(op admission.Operation) bool {
 // and those what plugins made of that.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#reinvocation-policy
-func (c *Chain) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+func (c *Chain) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
+	began := time.Now()
+	defer func() { c.admitting.took(a.GetOperation(), began, err) }()
 	if err := c.admit(ctx, a, o); err != nil {
 		return err
 	}
@@ -254,7 +279,10 @@ func (c *Chain) admit(ctx context.Context, a admission.Attributes, o admission.O
 		if !p.Handles(a.GetOperation()) {
 			continue
 		}
-		if err := p.Admit(ctx, a, o); err != nil {
+		began := time.Now()
+		err := p.Admit(ctx, a, o)
+		p.timer.took(a.GetOperation(), began, err)
+		if err != nil {
 			return err
 		}
 	}
@@ -262,12 +290,17 @@ func (c *Chain) admit(ctx context.Context, a admission.Attributes, o admission.O
 }
 
 // Validate implements admission.ValidationInterface.
-func (c *Chain) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+func (c *Chain) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
+	start := time.Now()
+	defer func() { c.checking.took(a.GetOperation(), start, err) }()
 	for _, p := range c.validating {
 		if !p.Handles(a.GetOperation()) {
 			continue
 		}
-		if err := p.Validate(ctx, a, o); err != nil {
+		began := time.Now()
+		err := p.Validate(ctx, a, o)
+		p.timer.took(a.GetOperation(), began, err)
+		if err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	imagepolicy "k8s.io/api/imagepolicy/v1alpha1"
@@ -322,4 +323,39 @@ func TestPodSecurityDefaults(t *testing.T) {
 	wantErr(t, ask(t, c, write{resource: "/pods", ns: "ns", obj: host}), `violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)`)
 	wantErr(t, ask(t, c, write{resource: "/pods", ns: "free", obj: host}), "")
 	wantErr(t, ask(t, c, write{resource: "/pods", ns: "ns", obj: host, user: &user.DefaultInfo{Name: "root"}}), "")
+}
+
+func TestDurations(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	c, _ := chain(t, Config{Metrics: reg}, []string{"AlwaysPullImages", "PodResizeValidator"})
+	wantErr(t, ask(t, c, write{resource: "/pods", ns: "ns", obj: pod(nil)}), "")
+	old := pod(func(p *corev1.Pod) { p.Spec.NodeName = "none" })
+	next := old.DeepCopy()
+	next.Generation = 2
+	wantErr(t, ask(t, c, write{op: admission.Update, resource: "/pods", sub: "resize", obj: next, old: old}), "not found")
+	got := map[string]uint64{}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			key := f.GetName()
+			for _, l := range m.GetLabel() {
+				key += " " + l.GetValue()
+			}
+			got[key] = m.GetHistogram().GetSampleCount()
+		}
+	}
+	for key, want := range map[string]uint64{
+		"apiserver_admission_controller_admission_duration_seconds AlwaysPullImages CREATE false admit":     1,
+		"apiserver_admission_controller_admission_duration_seconds PodResizeValidator UPDATE true validate": 1,
+		"apiserver_admission_step_admission_duration_seconds CREATE false admit":                            1,
+		"apiserver_admission_step_admission_duration_seconds CREATE false validate":                         1,
+		"apiserver_admission_step_admission_duration_seconds UPDATE true validate":                          1,
+	} {
+		if got[key] != want {
+			t.Errorf("%s: %d of %v", key, got[key], got)
+		}
+	}
 }

@@ -307,7 +307,7 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	s.admission, err = admission.New(admission.Config{
 		Informers: s.own.Informers, Kube: s.own.Kube, Pods: pods, Authorizer: s.authz,
 		Enable: cfg.EnableAdmission, Disable: cfg.DisableAdmission, Extra: extra,
-		Files: files, TolerationSeconds: cfg.TolerationSeconds,
+		Files: files, Metrics: s.server.Metrics().Registry(), TolerationSeconds: cfg.TolerationSeconds,
 		Kinds: func(gvk schema.GroupVersionKind) (string, bool) {
 			if r := reg.Kind(gvk); r != nil {
 				return r.Plural, bool(r.Scope)
