@@ -86,12 +86,12 @@ func TestNode(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			for _, args := range [][]string{{"get", "pods", "-A", "-o", "wide"}, {"describe", "pods"}, {"describe", "nodes"}} {
+			for _, args := range [][]string{{"get", "pods", "-A", "-o", "wide"}, {"get", "events"}} {
 				out, _ := a.command(a.binary, append([]string{"kubectl"}, args...)...).CombinedOutput()
 				t.Logf("%v\n%s", args, out)
 			}
 			if log, err := os.ReadFile(filepath.Join(root, "var/lib/hyperkube/logs/hyperkube.log")); err == nil {
-				t.Logf("%s", log[max(0, len(log)-8000):])
+				t.Logf("%s", log[max(0, len(log)-2000):])
 			}
 		}
 	})
@@ -252,7 +252,19 @@ providers:
 func (n *aloneNode) ownResources() {
 	t := n.t
 	t.Helper()
-	n.apply(`apiVersion: v1
+	// Nodes may ask for tokens of an audience that no pod names if they are let.
+	n.apply(`apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: keeper}
+rules: [{verbs: [request-serviceaccounts-token-audience], apiGroups: [""], resources: [keeper]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: keeper}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: keeper}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:nodes"}]
+---
+apiVersion: v1
 kind: ServiceAccount
 metadata: {name: team, annotations: {team: "yes"}}
 ---
