@@ -43,7 +43,7 @@ func unpack() (*os.File, error) {
 	if err != nil {
 		return nil, ErrNotBuilt
 	}
-	defer packed.Close()
+	defer func() { _ = packed.Close() }()
 	// Kernels before 6.3 do not know the flag, and need none.
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
 	if errors.Is(err, unix.EINVAL) {
@@ -81,7 +81,7 @@ func Build() string {
 	if err != nil {
 		return ""
 	}
-	defer packed.Close()
+	defer func() { _ = packed.Close() }()
 	info, err := packed.Stat()
 	if err != nil || info.Size() < 4 {
 		return ""
