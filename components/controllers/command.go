@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"hyperkube/components/controllers/csrsigning"
 	"hyperkube/components/controllers/horizontalpodautoscaling"
 	"hyperkube/components/controllers/nodelifecycle"
+	"hyperkube/internal/accepted"
 	"hyperkube/internal/client"
 	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
@@ -154,22 +156,40 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.noForceDetach, "disable-force-detach-on-timeout", false, "Leave volumes attached that a node says are in use, however long it has been silent.")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
 	f.StringVar(&o.accountKeyFile, "service-account-private-key-file", "", "Key that signs the tokens of service accounts that are kept in Secrets.")
-	for _, name := range unused {
-		f.String(name, "", "Accepted for compatibility; changes nothing.")
-		_ = f.MarkHidden(name)
-	}
+	accepted.Add(f, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Leading(), accepted.Client(), accepted.Serving(), unused)...)
 }
 
 // unused are upstream's flags for what is always so here, has no limit here, or
 // does not exist here.
-var unused = []string{
-	"kube-api-qps", "kube-api-burst", "kube-api-content-type", "min-resync-period", "node-monitor-period", "cluster-name",
-	"profiling", "feature-gates", "requestheader-client-ca-file", "requestheader-allowed-names", "requestheader-username-headers",
-	"requestheader-group-headers", "requestheader-extra-headers-prefix", "configure-cloud-routes", "cloud-provider",
-	"namespace-sync-period", "resource-quota-sync-period", "enable-garbage-collector", "leader-elect-resource-lock", "logging-format",
-	"authentication-skip-lookup", "authentication-tolerate-lookup-failure", "authorization-always-allow-paths", "tls-cipher-suites",
-	"tls-min-version", "cert-dir", "contention-profiling", "disable-attach-detach-reconcile-sync", "flex-volume-plugin-dir",
-	"permit-address-sharing", "permit-port-sharing", "pvclaimbinder-sync-period", "attach-detach-reconcile-sync-period",
+var unused = []accepted.Flag{
+	{Name: "min-resync-period", Why: "nothing is looked at again without a reason"},
+	{Name: "controller-start-interval", Why: "controllers start together"},
+	{Name: "controller-shutdown-timeout", Why: "controllers end at once"},
+	{Name: "node-monitor-period", Why: "nodes are looked at when they could be silent for too long"},
+	{Name: "node-sync-period", Why: "nodes are followed"},
+	{Name: "namespace-sync-period", Why: "namespaces are followed"},
+	{Name: "resource-quota-sync-period", Why: "quotas are followed"},
+	{Name: "pvclaimbinder-sync-period", Why: "claims are followed"},
+	{Name: "attach-detach-reconcile-sync-period", Why: "attachments are followed"},
+	{Name: "disable-attach-detach-reconcile-sync", Why: "attachments are followed", Bool: true},
+	{Name: "endpoint-updates-batch-period", Why: "endpoints are written as soon as they are known"},
+	{Name: "endpointslice-updates-batch-period", Why: "endpoints are written as soon as they are known"},
+	{Name: "mirroring-endpointslice-updates-batch-period", Why: "endpoints are written as soon as they are known"},
+	{Name: "mirroring-max-endpoints-per-subset", Why: "1000 of a subset are mirrored"},
+	{Name: "cluster-name", Why: "no volumes are named by it"},
+	{Name: "enable-garbage-collector", Why: "the garbage collector is left out by --controllers", Only: []string{"true"}, Bool: true},
+	{Name: "cloud-provider", Why: "there are no cloud providers in it", Only: []string{"", "external"}},
+	{Name: "cloud-config", Why: "there are no cloud providers in it"},
+	{Name: "configure-cloud-routes", Why: "there are no cloud providers in it", Bool: true},
+	{Name: "external-cloud-volume-plugin", Why: "there are no cloud providers in it"},
+	{Name: "route-reconciliation-period", Why: "there are no cloud providers in it"},
+	{Name: "concurrent-service-syncs", Why: "there are no cloud providers in it"},
+	{Name: "flex-volume-plugin-dir", Why: "there are no flex volumes"},
+	{Name: "enable-hostpath-provisioner", Why: "there is none", Only: []string{"false"}, Bool: true},
+	{Name: "enable-leader-migration", Why: "leaders do not migrate", Only: []string{"false"}, Bool: true},
+	{Name: "leader-migration-config", Why: "leaders do not migrate", Only: []string{""}},
+	{Name: "concurrent-validating-admission-policy-status-syncs", Why: "one is worked on at a time"},
+	{Name: "legacy-service-account-token-clean-up-period", Why: "tokens in Secrets are kept"},
 }
 
 func (o *options) run(ctx context.Context) error {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
+	"hyperkube/internal/accepted"
 	"hyperkube/internal/client"
 	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
@@ -38,13 +40,9 @@ type options struct {
 
 // unused are upstream's flags for what is always so here, has no limit here, or
 // does not exist here.
-var unused = []string{
-	"kube-api-qps", "kube-api-burst", "kube-api-content-type", "profiling", "contention-profiling", "feature-gates", "logging-format",
-	"requestheader-client-ca-file", "requestheader-allowed-names", "requestheader-username-headers", "requestheader-group-headers",
-	"requestheader-extra-headers-prefix", "leader-elect-resource-lock", "authentication-skip-lookup", "authentication-tolerate-lookup-failure",
-	"authentication-token-webhook-cache-ttl", "authorization-webhook-cache-authorized-ttl", "authorization-webhook-cache-unauthorized-ttl",
-	"authorization-always-allow-paths", "tls-cipher-suites", "tls-min-version", "cert-dir", "permit-address-sharing", "permit-port-sharing",
-	"pod-max-in-unschedulable-pods-duration", "http2-max-streams-per-connection",
+var unused = []accepted.Flag{
+	{Name: "pod-max-in-unschedulable-pods-duration", Why: "pods wait for five minutes at most"},
+	{Name: "write-config-to", Why: "the configuration is not written", Only: []string{""}},
 }
 
 // NewCommand is `kube-scheduler`.
@@ -75,10 +73,7 @@ func NewCommand() *cobra.Command {
 	flags.DurationVar(&o.election.RetryPeriod, "leader-elect-retry-period", 2*time.Second, "How long between two tries.")
 	flags.StringVar(&o.election.Name, "leader-elect-resource-name", "kube-scheduler", "Name of the lease.")
 	flags.StringVar(&o.election.Namespace, "leader-elect-resource-namespace", metav1.NamespaceSystem, "Namespace of the lease.")
-	for _, name := range unused {
-		flags.String(name, "", "Accepted for compatibility; changes nothing.")
-		_ = flags.MarkHidden(name)
-	}
+	accepted.Add(flags, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Leading(), accepted.Client(), accepted.Serving(), unused)...)
 	return cmd
 }
 

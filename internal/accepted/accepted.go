@@ -111,3 +111,36 @@ func Client() []Flag {
 		{Name: "kube-api-content-type", Why: "it is application/vnd.kubernetes.protobuf"},
 	}
 }
+
+// Serving are the flags of the secure port of components that serve health and
+// metrics alone.
+func Serving() []Flag {
+	const delegated = "who may see what is asked of the API server for each request"
+	const trusted = "client certificates are those of --client-ca-file"
+	return []Flag{
+		{Name: "profiling", Why: "profiles are not served", Bool: true},
+		{Name: "contention-profiling", Why: "profiles are not served", Bool: true},
+		{Name: "requestheader-client-ca-file", Why: trusted},
+		{Name: "requestheader-allowed-names", Why: trusted},
+		{Name: "requestheader-username-headers", Why: trusted},
+		{Name: "requestheader-uid-headers", Why: trusted},
+		{Name: "requestheader-group-headers", Why: trusted},
+		{Name: "requestheader-extra-headers-prefix", Why: trusted},
+		{Name: "authentication-skip-lookup", Why: trusted, Bool: true},
+		{Name: "authentication-tolerate-lookup-failure", Why: trusted, Bool: true},
+		{Name: "authentication-token-webhook-cache-ttl", Why: delegated},
+		{Name: "authorization-webhook-cache-authorized-ttl", Why: delegated},
+		{Name: "authorization-webhook-cache-unauthorized-ttl", Why: delegated},
+		{Name: "authorization-always-allow-paths", Why: "health is for everybody, the rest is asked for"},
+		{Name: "tls-cipher-suites", Why: "cipher suites are Go's choice"},
+		{Name: "tls-curve-preferences", Why: "curves are Go's choice"},
+		{Name: "tls-min-version", Why: "it is TLS 1.2"},
+		{Name: "tls-sni-cert-key", Why: "the certificate is that of --tls-cert-file", Only: []string{"", "[]"}},
+		{Name: "cert-dir", Why: "a certificate that it makes is not kept"},
+		{Name: "permit-address-sharing", Why: "the port is its own", Bool: true},
+		{Name: "permit-port-sharing", Why: "the port is its own", Bool: true},
+		{Name: "http2-max-streams-per-connection", Why: "it is Go's choice"},
+		{Name: "disable-http2-serving", Why: "clients choose between HTTP/1.1 and HTTP/2", Only: []string{"false"}, Bool: true},
+		{Name: "master", Why: "the server is that of --kubeconfig", Only: []string{""}},
+	}
+}
