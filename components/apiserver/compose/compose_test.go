@@ -24,15 +24,15 @@ import (
 
 // env is a running API server and a way in by kubectl.
 type env struct {
-	*testing.T
+	testing.TB
 	server *compose.Server
 	conf   string
 }
 
 // start runs an API server on an etcd that filled, unless nil, has prepared.
-func start(t *testing.T) *env { return startOn(t, nil) }
+func start(t testing.TB) *env { return startOn(t, nil) }
 
-func startOn(t *testing.T, filled func(*clientv3.Client)) *env {
+func startOn(t testing.TB, filled func(*clientv3.Client)) *env {
 	t.Helper()
 	dir := t.TempDir()
 	set, err := pki.Ensure(filepath.Join(dir, "pki"), pki.Config{NodeName: "test"})
@@ -99,7 +99,7 @@ func startOn(t *testing.T, filled func(*clientv3.Client)) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &env{T: t, server: server, conf: filepath.Join(dir, "admin.conf")}
+	e := &env{TB: t, server: server, conf: filepath.Join(dir, "admin.conf")}
 	if err := kubeconfig.Write(e.conf, kubeconfig.Config{
 		Server: fmt.Sprintf("https://127.0.0.1:%d", port), CA: set.CA.CertPEM, Cert: admin.CertPEM, Key: admin.KeyPEM,
 	}); err != nil {
