@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -146,14 +147,14 @@ func resizeInPlace(s *space) {
 	}
 	s.pod("sized", corev1.PodSpec{Containers: []corev1.Container{{Command: []string{"sleep", "1000"}, Resources: limits("100m")}}})
 	s.becomes("sized", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
-	resize := func(cpu string) {
-		s.Helper()
+	resize := func(cpu string) error {
 		patch := fmt.Sprintf(`{"spec":{"containers":[{"name":"c","resources":{"requests":{"cpu":%q},"limits":{"cpu":%q}}}]}}`, cpu, cpu)
-		if _, err := s.kube.CoreV1().Pods(s.name).Patch(s.ctx, "sized", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "resize"); err != nil {
-			s.Fatal(err)
-		}
+		_, err := s.kube.CoreV1().Pods(s.name).Patch(s.ctx, "sized", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "resize")
+		return err
 	}
-	resize("200m")
+	if err := resize("200m"); err != nil {
+		s.Fatal(err)
+	}
 	p := s.becomes("sized", func(p *corev1.Pod) bool {
 		r := p.Status.ContainerStatuses[0].Resources
 		return r != nil && r.Limits.Cpu().MilliValue() == 200 && condition(p, corev1.PodResizeInProgress) == nil
@@ -161,9 +162,19 @@ func resizeInPlace(s *space) {
 	if p.Status.ContainerStatuses[0].RestartCount != 0 {
 		s.Error("the container was restarted")
 	}
-	resize("1000")
+	// What the node can never have is refused, what others have now is waited for.
+	if err := resize("1000"); !apierrors.HasStatusCause(err, "NodeCapacity") || !apierrors.IsForbidden(err) {
+		s.Errorf("to a thousand CPUs: %v", err)
+	}
+	node, err := s.kube.CoreV1().Nodes().Get(s.ctx, p.Spec.NodeName, metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	if err := resize(node.Status.Allocatable.Cpu().String()); err != nil {
+		s.Fatal(err)
+	}
 	p = s.becomes("sized", func(p *corev1.Pod) bool { return condition(p, corev1.PodResizePending) != nil })
-	if c := condition(p, corev1.PodResizePending); c.Reason != corev1.PodReasonInfeasible || !strings.Contains(c.Message, "cpu") {
+	if c := condition(p, corev1.PodResizePending); c.Reason != corev1.PodReasonDeferred || !strings.Contains(c.Message, "cpu") {
 		s.Errorf("condition %+v", c)
 	}
 }

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -13,6 +14,21 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 )
+
+// Causes of a refusal, by which autoscalers tell that trying again is of no use.
+const (
+	causeNodeCapacity metav1.CauseType = "NodeCapacity"
+	causePlatform     metav1.CauseType = "UnsupportedPlatform"
+)
+
+// becauseOf adds a cause to an answer.
+func becauseOf(cause metav1.CauseType, err error) error {
+	var status *apierrors.StatusError
+	if errors.As(err, &status) && status.ErrStatus.Details != nil {
+		status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{Type: cause, Message: status.ErrStatus.Message})
+	}
+	return err
+}
 
 // podResize refuses to resize a pod to more than its node has.
 //
@@ -57,10 +73,10 @@ func (p *podResize) Validate(ctx context.Context, a admission.Attributes, _ admi
 		more = append(more, fmt.Sprintf("memory, requested: %d, allocatable: %d", q, n))
 	}
 	if len(more) > 0 {
-		return forbid(a, "Node didn't have enough allocatable resources: %s", strings.Join(more, "; "))
+		return becauseOf(causeNodeCapacity, forbid(a, "Node didn't have enough allocatable resources: %s", strings.Join(more, "; ")))
 	}
 	if os := node.Labels[corev1.LabelOSStable]; os != "linux" {
-		return forbid(a, "pod resize is only supported on linux nodes, node %q is %q", node.Name, os)
+		return becauseOf(causePlatform, forbid(a, "pod resize is only supported on linux nodes, node %q is %q", node.Name, os))
 	}
 	return nil
 }
