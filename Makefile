@@ -25,10 +25,10 @@ RACE    := ./internal/store/... ./internal/lifecycle/... ./internal/hostchange/.
 export GOFLAGS := -buildvcs=false -trimpath
 export CGO_ENABLED := 0
 
-.PHONY: help build setup up test unit e2e lint generate bench install clean runtime
+.PHONY: help build setup up test unit e2e lint generate bench bench-scale install clean runtime
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ifeq ($(ARCH),$(shell go env GOARCH 2>/dev/null))
 build: setup runtime ## build bin/hyperkube and its symlinks; ARCH=arm64 for another architecture
@@ -71,6 +71,9 @@ generate: ## make generated files anew
 
 bench: build ## measure what docs/performance.md records
 	$(SUDO) env "PATH=$$PATH" scripts/bench
+
+bench-scale: build ## measure how the API server grows with 10,000 to 100,000 pods; takes minutes
+	$(SUDO) env "PATH=$$PATH" go run ./e2e/scale -up
 
 install: build ## install to PREFIX (/usr/local)
 	install -D -m 0755 bin/hyperkube $(DESTDIR)$(PREFIX)/bin/hyperkube
