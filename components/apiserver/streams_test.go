@@ -148,4 +148,56 @@ func TestStreams(t *testing.T) {
 			t.Errorf("%q", out)
 		}
 	})
+	// Slices may come later than Endpoints: another controller writes them.
+	t.Run("service with Endpoints only", func(t *testing.T) {
+		l := listenOutside(t)
+		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { fmt.Fprintf(w, "service at %s", req.URL.Path) })}
+		go server.Serve(l) //nolint:errcheck // its end is Close
+		defer server.Close()
+		at := l.Addr().(*net.TCPAddr)
+		ports := []corev1.ServicePort{{Name: "web", Port: 80}, {Name: "other", Port: 81}}
+		_, err := kube.CoreV1().Services("default").Create(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: corev1.ServiceSpec{Ports: ports}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err := k.try("", "get", "--raw", "/api/v1/namespaces/default/services/s:web/proxy/a"); err == nil || !strings.Contains(out, `no endpoints available for service "s"`) {
+			t.Errorf("without endpoints: %q %v", out, err)
+		}
+		//nolint:staticcheck // what older clients know
+		_, err = kube.CoreV1().Endpoints("default").Create(ctx, &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Subsets: []corev1.EndpointSubset{{
+			Addresses: []corev1.EndpointAddress{{IP: at.IP.String()}}, Ports: []corev1.EndpointPort{{Name: "web", Port: int32(at.Port)}},
+		}}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, port := range []string{"web", "80"} {
+			if out := k.run("", "get", "--raw", "/api/v1/namespaces/default/services/s:"+port+"/proxy/a"); out != "service at /a" {
+				t.Errorf("port %s: %q", port, out)
+			}
+		}
+		if out, err := k.try("", "get", "--raw", "/api/v1/namespaces/default/services/s:other/proxy/a"); err == nil {
+			t.Errorf("another port: %q", out)
+		}
+	})
+}
+
+// listenOutside listens at an address that is not the loopback's, which proxies
+// keep away from.
+func listenOutside(t *testing.T) net.Listener {
+	t.Helper()
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		n, ok := a.(*net.IPNet)
+		if !ok || n.IP.To4() == nil || n.IP.IsLoopback() || n.IP.IsLinkLocalUnicast() {
+			continue
+		}
+		if l, err := net.Listen("tcp4", net.JoinHostPort(n.IP.String(), "0")); err == nil {
+			return l
+		}
+	}
+	t.Skip("this machine has no address but loopback's")
+	return nil
 }

@@ -144,9 +144,45 @@ func (c *connector) endpoint(ctx context.Context, svc *corev1.Service, port stri
 		}
 	}
 	if len(hosts) == 0 {
+		// Who waited for the service's Endpoints, which another controller writes,
+		// is not told that there are none.
+		if hosts, err = c.olderEndpoints(ctx, svc, port); err != nil {
+			return "", err
+		}
+	}
+	if len(hosts) == 0 {
 		return "", none
 	}
 	return hosts[rand.IntN(len(hosts))], nil
+}
+
+// olderEndpoints are the ready addresses of a service's port in its Endpoints.
+func (c *connector) olderEndpoints(ctx context.Context, svc *corev1.Service, port string) ([]string, error) {
+	obj, err := c.get(ctx, "endpoints", svc.Namespace, svc.Name)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	endpoints, ok := obj.(*corev1.Endpoints)
+	if !ok {
+		return nil, fmt.Errorf("endpoints %s are a %T", svc.Name, obj)
+	}
+	var hosts []string
+	for _, subset := range endpoints.Subsets {
+		for _, p := range subset.Ports {
+			if p.Name != port {
+				continue
+			}
+			for _, a := range subset.Addresses {
+				if checkAddress(a.IP) == nil {
+					hosts = append(hosts, net.JoinHostPort(a.IP, strconv.Itoa(int(p.Port))))
+				}
+			}
+		}
+	}
+	return hosts, nil
 }
 
 // nodeProxy passes a request on to a kubelet.
