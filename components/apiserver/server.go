@@ -14,6 +14,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	clientrest "k8s.io/client-go/rest"
 
 	"hyperkube/components/apiserver/admission/objects"
@@ -115,6 +116,7 @@ func New(cfg Config) (*Server, error) {
 		}
 	}
 	s.metrics = metrics.New()
+	s.metrics.Served = s.serves
 	etcds := []*clientv3.Client{cfg.Etcd}
 	for client := range s.Stores() {
 		if client != cfg.Etcd {
@@ -148,6 +150,18 @@ func (s *Server) storesApart() (map[schema.GroupResource]*store.Store, error) {
 		apart[gr] = made[client]
 	}
 	return apart, nil
+}
+
+// serves tells whether a request is for a resource and subresource that there
+// are.
+func (s *Server) serves(info *apirequest.RequestInfo) bool {
+	res := s.registry.Lookup(schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource})
+	if res == nil {
+		return false
+	}
+	sub := info.Subresource
+	_, view := res.Views[sub]
+	return sub == "" || view || sub == "scale" && res.Scale != nil || res.Action(sub) != nil || res.Stream(sub) != nil
 }
 
 // compose puts the handlers together.

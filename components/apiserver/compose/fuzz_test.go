@@ -43,6 +43,7 @@ func FuzzRequests(f *testing.F) {
 		{"POST", "/api/v1/namespaces/default/serviceaccounts/default/token", "Content-Type: application/json", `{"spec":{"expirationSeconds":9223372036854775807,"boundObjectRef":{"kind":"Pod"}}}`},
 		{"POST", "/apis/authentication.k8s.io/v1/tokenreviews", "Authorization: Bearer a.b.c\nContent-Type: application/json", `{"spec":{"token":"eyJhbGciOiJub25lIn0.e30."}}`},
 		{"GET", "/openapi/v3/apis/../api?hash=x", "Accept: application/com.github.proto-openapi.spec.v3.v1.0+protobuf", ""},
+		{"FLY", "/api/\xff/\xfe/portforward", "", ""},
 		{"OPTIONS", "//apis/apps/v1//namespaces/%00/deployments/%2e%2e/scale", "", "{}"},
 	} {
 		f.Add(seed.method, seed.target, seed.headers, []byte(seed.body))

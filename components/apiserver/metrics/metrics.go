@@ -24,6 +24,11 @@ import (
 
 // Metrics of one API server. Its methods are safe for several goroutines.
 type Metrics struct {
+	// Served tells whether there is such a resource; what anybody asks for
+	// that is not served is counted without its names, which are any number
+	// and need not be text. Nil: all is. It is set before requests come.
+	Served func(*apirequest.RequestInfo) bool
+
 	registry           *prometheus.Registry
 	total              *prometheus.CounterVec
 	duration           *prometheus.HistogramVec
@@ -148,7 +153,11 @@ func Scope(info *apirequest.RequestInfo) string {
 // Verb is the label of a request's verb, in upstream's capitals.
 func Verb(info *apirequest.RequestInfo, method string) string {
 	if !info.IsResourceRequest {
-		return method
+		switch method {
+		case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions, http.MethodConnect:
+			return method
+		}
+		return "other"
 	}
 	switch info.Verb {
 	case "create":
@@ -193,6 +202,8 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, method string, dryRun bo
 		if code == http.StatusNotFound {
 			k.verb = "other"
 		}
+	} else if m.unknown(info) {
+		k = requestKey{verb: k.verb, scope: k.scope, code: code}
 	}
 	m.mu.RLock()
 	r := m.requests[k]
@@ -222,6 +233,9 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, method string, dryRun bo
 // function is called.
 func (m *Metrics) LongRunning(info *apirequest.RequestInfo, method string) func() {
 	k := runningKey{Verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, Scope(info)}
+	if m.unknown(info) {
+		k = runningKey{verb: k.verb, scope: k.scope}
+	}
 	m.mu.RLock()
 	g := m.running[k]
 	m.mu.RUnlock()
@@ -235,4 +249,8 @@ func (m *Metrics) LongRunning(info *apirequest.RequestInfo, method string) func(
 	}
 	g.Inc()
 	return g.Dec
+}
+
+func (m *Metrics) unknown(info *apirequest.RequestInfo) bool {
+	return info.IsResourceRequest && m.Served != nil && !m.Served(info)
 }
