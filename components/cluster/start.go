@@ -11,9 +11,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/launch"
-	"hyperkube/components/runtime/process"
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/process"
 	"hyperkube/internal/version"
 )
 

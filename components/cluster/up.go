@@ -16,8 +16,8 @@ import (
 
 	"hyperkube/components/kubelet"
 	"hyperkube/components/network"
-	"hyperkube/components/runtime/process"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/process"
 	"hyperkube/internal/version"
 	"hyperkube/manifests"
 )

@@ -17,8 +17,8 @@ import (
 
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/logs"
-	"hyperkube/components/runtime/process"
 	"hyperkube/components/runtime/sandbox"
+	"hyperkube/internal/process"
 )
 
 // adopt takes over what a predecessor left: records on the disk, and the

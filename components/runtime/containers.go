@@ -20,8 +20,8 @@ import (
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/images"
 	"hyperkube/components/runtime/logs"
-	"hyperkube/components/runtime/process"
 	"hyperkube/components/runtime/sandbox"
+	"hyperkube/internal/process"
 )
 
 // containerState is a container that this process knows.

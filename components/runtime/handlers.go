@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/components/runtime/container"
-	"hyperkube/components/runtime/process"
+	"hyperkube/internal/process"
 )
 
 // engine runs containers: ours in this program, others by another one.

@@ -17,8 +17,8 @@ import (
 
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/logs"
-	"hyperkube/components/runtime/process"
 	"hyperkube/components/runtime/sandbox"
+	"hyperkube/internal/process"
 )
 
 // liveContainer is what belongs to a container while it runs.

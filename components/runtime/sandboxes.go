@@ -19,10 +19,10 @@ import (
 
 	"hyperkube/components/runtime/cni"
 	"hyperkube/components/runtime/container"
-	"hyperkube/components/runtime/process"
 	"hyperkube/components/runtime/sandbox"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/podnet"
+	"hyperkube/internal/process"
 )
 
 // sandboxState is a sandbox that this process knows.

@@ -20,9 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"hyperkube/components/runtime/process"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/cgroup"
+	"hyperkube/internal/process"
 )
 
 // Runner starts containers. Its methods are safe for several goroutines, but

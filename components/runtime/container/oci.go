@@ -20,9 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"hyperkube/components/runtime/process"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/cgroup"
+	"hyperkube/internal/process"
 )
 
 // OCI starts containers through another program, one with the command line

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/components/runtime/pause"
-	"hyperkube/components/runtime/process"
 	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/process"
 )
 
 // marker in the environment of a sandbox's process tells whose it is, for when
