@@ -5,15 +5,19 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/utils/lru"
 
 	"hyperkube/components/apiserver/informed"
 )
@@ -25,14 +29,30 @@ type limitRanger struct {
 	operations
 	lister corelisters.LimitRangeLister
 	gate   *informed.Gate
+	kube   kubernetes.Interface
+	asked  *lru.Cache // askedRanges by namespace; safe for several goroutines
 }
+
+// askedRanges are what the API has said of a namespace of which the informer
+// knows none.
+type askedRanges struct {
+	found []*corev1.LimitRange
+	until time.Time
+}
+
+// What the API says of a namespace is believed that long, as in upstream's
+// server, for that many namespaces.
+const (
+	askedFor   = 30 * time.Second
+	askedAbout = 10000
+)
 
 func newLimitRanger(cfg *Config) (admission.Interface, error) {
 	if !cfg.Serves(corev1.SchemeGroupVersion.WithResource("limitranges")) {
 		return nil, nil
 	}
 	inf := cfg.Informers.Core().V1().LimitRanges()
-	return &limitRanger{operations: onCreateUpdate, lister: inf.Lister(), gate: informed.NewGate(inf.Informer().HasSyncedChecker())}, nil
+	return &limitRanger{operations: onCreateUpdate, lister: inf.Lister(), gate: informed.NewGate(inf.Informer().HasSyncedChecker()), kube: cfg.Kube, asked: lru.New(askedAbout)}, nil
 }
 
 // ranges returns those that apply to the request, none for most.
@@ -54,8 +74,33 @@ func (p *limitRanger) ranges(ctx context.Context, a admission.Attributes) ([]*co
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
+	if len(found) == 0 {
+		if found, err = p.ask(ctx, a.GetNamespace()); err != nil {
+			return nil, err
+		}
+	}
 	slices.SortFunc(found, func(x, y *corev1.LimitRange) int { return strings.Compare(x.Name, y.Name) })
 	return found, nil
+}
+
+// ask asks the API: who has just made the first LimitRange of a namespace wants
+// it in force. The slice is the caller's, the objects are shared.
+func (p *limitRanger) ask(ctx context.Context, namespace string) ([]*corev1.LimitRange, error) {
+	if said, ok := p.asked.Get(namespace); ok {
+		if said, ok := said.(askedRanges); ok && time.Now().Before(said.until) {
+			return slices.Clone(said.found), nil
+		}
+	}
+	list, err := p.kube.CoreV1().LimitRanges(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	said := askedRanges{until: time.Now().Add(askedFor)}
+	for i := range list.Items {
+		said.found = append(said.found, &list.Items[i])
+	}
+	p.asked.Add(namespace, said)
+	return slices.Clone(said.found), nil
 }
 
 // Admit implements admission.MutationInterface.
