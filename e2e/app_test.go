@@ -136,6 +136,9 @@ func TestApplication(t *testing.T) {
 	if out, err := s.run("", "exec", asker, "--", "/hyperkube", "kubectl", "get", "pods"); err == nil || !strings.Contains(out, "Forbidden") {
 		t.Errorf("a pod without rights lists pods: %s", out)
 	}
+	// Whoever wrote to it is known by the name that it has everywhere.
+	writers := s.do("get", "pod", pod, "-o", "jsonpath={.metadata.managedFields[*].manager}", "--show-managed-fields")
+	s.contains(writers, "kube-controller-manager", "kubelet")
 }
 
 // get asks a URL from the host.

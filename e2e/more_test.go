@@ -213,7 +213,7 @@ func TestMetrics(t *testing.T) {
 	for path, want := range map[string]string{
 		"/metrics":                                "apiserver_request_total{",
 		"/api/v1/nodes/%s/proxy/metrics":          "go_goroutines",
-		"/api/v1/nodes/%s/proxy/metrics/cadvisor": `container_network_receive_bytes_total{interface="eth0"`,
+		"/api/v1/nodes/%s/proxy/metrics/cadvisor": `container_network_receive_bytes_total{container="POD",id="/kubepods/`,
 		"/api/v1/nodes/%s/proxy/metrics/resource": "node_memory_working_set_bytes",
 		"/api/v1/nodes/%s/proxy/stats/summary":    `"podRef"`,
 		"/api/v1/nodes/%s/proxy/configz":          "KubeletConfiguration",

@@ -359,12 +359,12 @@ type builder struct {
 
 // For as client.Builder.
 func (b builder) For(name string) (*client.Clients, error) {
-	return b.as("system:serviceaccount:kube-system:"+name, "system:serviceaccounts", "system:serviceaccounts:kube-system")
+	return b.as("kube-controller-manager", "system:serviceaccount:kube-system:"+name, "system:serviceaccounts", "system:serviceaccounts:kube-system")
 }
 
 // as makes a user's clients with the informers of all.
-func (b builder) as(user string, groups ...string) (*client.Clients, error) {
-	clients, err := b.api.Clients(user, groups...)
+func (b builder) as(agent, user string, groups ...string) (*client.Clients, error) {
+	clients, err := b.api.Clients(agent, user, groups...)
 	if err != nil {
 		return nil, err
 	}
@@ -375,11 +375,11 @@ func (b builder) as(user string, groups ...string) (*client.Clients, error) {
 func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts, error) {
 	p := &parts{}
 	var err error
-	if p.shared, err = api.Clients("system:kube-controller-manager"); err != nil {
+	if p.shared, err = api.Clients("kube-controller-manager", "system:kube-controller-manager"); err != nil {
 		return nil, err
 	}
 	b := builder{api: api, shared: p.shared}
-	if p.admin, err = b.as("kubernetes-admin", "system:masters"); err != nil {
+	if p.admin, err = b.as("hyperkube", "kubernetes-admin", "system:masters"); err != nil {
 		return nil, err
 	}
 	var podCIDRs, serviceCIDRs []netip.Prefix
@@ -408,7 +408,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 	if err != nil {
 		return nil, err
 	}
-	schedulerClients, err := b.as("system:kube-scheduler")
+	schedulerClients, err := b.as("kube-scheduler", "system:kube-scheduler")
 	if err != nil {
 		return nil, err
 	}
@@ -427,10 +427,10 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 		ClusterDNS:  []string{c.identity.DNSAddress}, ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
 		File: c.kubelet, Providers: c.providers,
 	}
-	if p.node.Kubelet, err = b.as("system:node:"+c.identity.NodeName, "system:nodes"); err != nil {
+	if p.node.Kubelet, err = b.as("kubelet", "system:node:"+c.identity.NodeName, "system:nodes"); err != nil {
 		return nil, err
 	}
-	if p.node.Proxy, err = b.as("system:kube-proxy"); err != nil {
+	if p.node.Proxy, err = b.as("kube-proxy", "system:kube-proxy"); err != nil {
 		return nil, err
 	}
 	serving, err := c.pki.CA.EnsurePair(filepath.Join(c.layout.PKI(), "kubelet"), pki.KubeletServer(c.identity.NodeName, servingNames(c.addresses)...))

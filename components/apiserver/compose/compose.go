@@ -203,7 +203,7 @@ func New(cfg Config) (*Server, error) {
 	documents := openapi.New(s.server.Registry(), version.Get().GitVersion)
 	docs.Handler = documents
 	s.source = inprocess.New(s.server.Registry(), cfg.Log)
-	if s.own, err = s.Clients("system:apiserver", "system:masters"); err != nil {
+	if s.own, err = s.Clients("kube-apiserver", "system:apiserver", "system:masters"); err != nil {
 		return nil, err
 	}
 	if err := s.secure(who, may, admit); err != nil {
@@ -353,9 +353,12 @@ func (s *Server) extend(reg *registry.Registry) error {
 }
 
 // Clients makes a user's clients within this process. Their informers are fed
-// from the watch cache.
-func (s *Server) Clients(userName string, groups ...string) (*client.Clients, error) {
-	return client.New(client.Config{REST: s.ClientConfig(userName, groups...), Source: s.source})
+// from the watch cache. The agent is how they call themselves: it is in managed
+// fields.
+func (s *Server) Clients(agent, userName string, groups ...string) (*client.Clients, error) {
+	cfg := s.ClientConfig(userName, groups...)
+	cfg.UserAgent = agent
+	return client.New(client.Config{REST: cfg, Source: s.source})
 }
 
 // ClientConfig is a user's way in within this process.

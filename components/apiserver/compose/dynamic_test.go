@@ -129,7 +129,7 @@ func newNamespace(t *testing.T, kube kubernetes.Interface, name string) {
 // server.
 func TestDynamicAdmission(t *testing.T) {
 	e := start(t)
-	clients, err := e.server.Clients("admin", "system:masters")
+	clients, err := e.server.Clients("test", "admin", "system:masters")
 	if err != nil {
 		t.Fatal(err)
 	}

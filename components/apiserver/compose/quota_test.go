@@ -14,7 +14,7 @@ import (
 // reserved is given back with its failure. No controller runs that would count.
 func TestQuotaOfFailedCreates(t *testing.T) {
 	e := start(t)
-	clients, err := e.server.Clients("admin", "system:masters")
+	clients, err := e.server.Clients("test", "admin", "system:masters")
 	if err != nil {
 		t.Fatal(err)
 	}
