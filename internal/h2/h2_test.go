@@ -653,3 +653,46 @@ func FuzzConn(f *testing.F) {
 		}
 	})
 }
+
+// TestEarlyAnswer: who is answered before the end of its body hears so, unless it
+// ends it all the same.
+func TestEarlyAnswer(t *testing.T) {
+	t.Parallel()
+	s := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/later" {
+			time.Sleep(3 * resetAfter)
+		}
+	}, Config{}, nil)
+	r := s.dial(t)
+	r.request(1, "/", false)
+	if f := r.expect(http2.FrameHeaders); !f.Header().Flags.Has(http2.FlagHeadersEndStream) {
+		t.Errorf("the answer goes on: %v", f)
+	}
+	if f, ok := r.expect(http2.FrameRSTStream).(*http2.RSTStreamFrame); !ok || f.StreamID != 1 || f.ErrCode != http2.ErrCodeNo {
+		t.Errorf("%v", f)
+	}
+	for i, finish := range []func(id uint32) error{
+		func(id uint32) error { return r.WriteData(id, true, []byte("the rest")) },
+		func(id uint32) error { r.headers(id, true, "a", "trailer"); return nil },
+	} {
+		id := uint32(3 + 4*i)
+		r.request(id, "/", false)
+		r.expect(http2.FrameHeaders)
+		if err := finish(id); err != nil {
+			t.Fatal(err)
+		}
+		r.request(id+2, "/later", true)
+		for {
+			f, err := r.ReadFrame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Header().Type == http2.FrameRSTStream {
+				t.Fatalf("a reset: %v", f)
+			}
+			if f.Header().Type == http2.FrameHeaders {
+				break
+			}
+		}
+	}
+}

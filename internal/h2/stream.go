@@ -38,7 +38,9 @@ type stream struct {
 	returned           int64 // of what was received, not told to the client yet
 	// ended: all of the body has come. Unwanted: nobody reads it any more.
 	ended, unwanted bool
-	trailer         http.Header // what came behind the body; nil without
+	// abandoned: the answer is complete, though the body is not.
+	abandoned bool
+	trailer   http.Header // what came behind the body; nil without
 
 	sendWindow int64
 	// closed: nothing more is received or sent, because of err.
@@ -231,15 +233,36 @@ func (st *stream) finish(panicked bool) {
 	} else {
 		st.answer.end()
 	}
-	if !st.closed {
-		if !st.ended {
-			// The answer does not depend on the rest of the body.
-			c.appendReset(st.id, http2.ErrCodeNo)
-		}
+	switch {
+	case st.closed:
+	case st.ended:
 		st.close(errClosed)
+	default:
+		st.abandon()
 	}
 	c.handlerReturned()
 	c.sendAll()
+}
+
+// resetAfter is how much later than the answer a client is told that the rest of
+// its body is not wanted.
+const resetAfter = 50 * time.Millisecond
+
+// abandon ends a stream whose answer does not depend on the rest of the body. Some
+// clients, curl 7.88 among them, throw an answer away that comes together with the
+// reset of its stream, so that comes a little later. The lock is held.
+func (st *stream) abandon() {
+	c := st.c
+	st.abandoned, st.unwanted = true, true
+	c.giveBack(int64(len(st.body) - st.read))
+	st.body, st.read = nil, 0
+	st.cancel()
+	time.AfterFunc(resetAfter, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		st.reset(http2.ErrCodeNo)
+		c.sendSoon()
+	})
 }
 
 // reset closes a stream with a reason. The lock is held, and the caller sends.
@@ -328,12 +351,16 @@ func (st *stream) onData(f *http2.DataFrame) error {
 	} else {
 		st.keep(data)
 	}
-	if f.StreamEnded() {
+	switch {
+	case f.StreamEnded():
 		st.ended = true
-	} else {
+	case !st.abandoned:
 		st.giveBack(n - kept)
 	}
 	c.giveBack(n - kept)
+	if st.ended && st.abandoned {
+		st.close(errClosed)
+	}
 	st.wake.Broadcast()
 	return c.answerSoon()
 }
@@ -376,6 +403,9 @@ func (st *stream) onTrailer(f *http2.MetaHeadersFrame) error {
 		st.trailer.Add(canonical(field.Name), field.Value)
 	}
 	st.ended = true
+	if st.abandoned {
+		st.close(errClosed)
+	}
 	st.wake.Broadcast()
 	return nil
 }

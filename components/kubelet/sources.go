@@ -1,0 +1,223 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/kubelet/pods"
+)
+
+// runPods follows the sources of pods.
+func (k *Kubelet) runPods(ctx context.Context) error {
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	start := func(f func()) {
+		wait.Add(1)
+		go func() { defer wait.Done(); f() }()
+	}
+	if err := k.runtimeFacts(ctx); err != nil {
+		return err
+	}
+	start(func() { _ = k.manager.Run(ctx) })
+	static := k.staticPods(ctx, start)
+	if k.kube == nil {
+		select {
+		case <-static:
+			k.sourcesKnown.Store(true)
+			if err := k.manager.Orphans(ctx); err != nil && ctx.Err() == nil {
+				k.log.Warn("looking for pods that nobody wants failed", "error", err)
+			}
+		case <-ctx.Done():
+		}
+		<-ctx.Done()
+		return nil
+	}
+	informer := k.cfg.Pods
+	if informer == nil {
+		own := k.ownInformer("spec.nodeName", &v1.Pod{}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return k.kube.CoreV1().Pods("").List(ctx, o)
+		}, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return k.kube.CoreV1().Pods("").Watch(ctx, o)
+		})
+		informer = own
+		start(func() { own.RunWithContext(ctx) })
+	}
+	reg, err := informer.AddEventHandler(k.podHandler())
+	if err != nil {
+		return fmt.Errorf("following pods: %w", err)
+	}
+	defer func() { _ = informer.RemoveEventHandler(reg) }()
+	nodes := k.cfg.Nodes
+	if nodes == nil {
+		own := k.ownInformer(metav1.ObjectNameField, &v1.Node{}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return k.kube.CoreV1().Nodes().List(ctx, o)
+		}, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return k.kube.CoreV1().Nodes().Watch(ctx, o)
+		})
+		nodes = own
+		start(func() { own.RunWithContext(ctx) })
+	}
+	nodeReg, err := nodes.AddEventHandler(k.nodeHandler())
+	if err != nil {
+		return fmt.Errorf("following the node: %w", err)
+	}
+	defer func() { _ = nodes.RemoveEventHandler(nodeReg) }()
+	k.services(ctx, start)
+	if !cache.WaitFor(ctx, "", reg.HasSyncedChecker()) {
+		return nil
+	}
+	select {
+	case <-static:
+	case <-ctx.Done():
+		return nil
+	}
+	k.sourcesKnown.Store(true)
+	start(func() { _ = k.mirrors.Run(ctx) })
+	if err := k.manager.Orphans(ctx); err != nil && ctx.Err() == nil {
+		k.log.Warn("looking for pods that nobody wants failed", "error", err)
+	}
+	k.reconcileClaims(ctx)
+	<-ctx.Done()
+	return nil
+}
+
+func (k *Kubelet) ownInformer(field string, example runtime.Object,
+	list func(context.Context, metav1.ListOptions) (runtime.Object, error),
+	follow func(context.Context, metav1.ListOptions) (watch.Interface, error)) cache.SharedIndexInformer {
+	selector := fields.OneTermEqualSelector(field, k.cfg.NodeName).String()
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = selector
+			return list(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = selector
+			return follow(ctx, o)
+		},
+	}
+	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, k.kube), example, 0, cache.Indexers{})
+}
+
+func (k *Kubelet) podHandler() cache.ResourceEventHandler {
+	set := func(obj any) {
+		pod, ok := obj.(*v1.Pod)
+		switch {
+		case !ok || pod.Spec.NodeName != k.cfg.NodeName:
+		case pods.IsMirror(pod):
+			k.mirrors.Seen(pod, false)
+		default:
+			k.manager.Set(pod)
+		}
+	}
+	gone := func(obj any) {
+		if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = last.Obj
+		}
+		pod, ok := obj.(*v1.Pod)
+		switch {
+		case !ok || pod.Spec.NodeName != k.cfg.NodeName:
+		case pods.IsMirror(pod):
+			k.mirrors.Seen(pod, true)
+		default:
+			k.removed(pod.UID)
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: set,
+		UpdateFunc: func(old, obj any) {
+			before, okOld := old.(*v1.Pod)
+			after, ok := obj.(*v1.Pod)
+			if okOld && ok && before.UID != after.UID {
+				// Deleted and made anew between two looks.
+				gone(old)
+			}
+			set(obj)
+		},
+		DeleteFunc: gone,
+	}
+}
+
+func (k *Kubelet) removed(uid types.UID) {
+	k.manager.Remove(uid)
+	k.tokens.forget(uid)
+	k.podCerts.Forget(uid)
+}
+
+func (k *Kubelet) nodeHandler() cache.ResourceEventHandler {
+	seen := func(obj any) {
+		if node, ok := obj.(*v1.Node); ok && node.Name == k.cfg.NodeName {
+			k.keeper.Observe(node)
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    seen,
+		UpdateFunc: func(_, obj any) { seen(obj) },
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			if node, ok := obj.(*v1.Node); ok && node.Name == k.cfg.NodeName {
+				k.keeper.Deleted()
+			}
+		},
+	}
+}
+
+// services makes services known to the pods' environments.
+func (k *Kubelet) services(ctx context.Context, start func(func())) {
+	informer := k.cfg.Services
+	if informer == nil {
+		lw := &cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return k.kube.CoreV1().Services("").List(ctx, o)
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				return k.kube.CoreV1().Services("").Watch(ctx, o)
+			},
+		}
+		own := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, k.kube), &v1.Service{}, 0, cache.Indexers{})
+		informer = own
+		start(func() { own.RunWithContext(ctx) })
+	}
+	k.serviceInformer.Store(&informer)
+}
+
+// listServices returns all services once they are known or, without wait,
+// those that are.
+func (k *Kubelet) listServices(ctx context.Context, wait bool) ([]*v1.Service, error) {
+	unknown := errors.New("services have not yet been read at least once, cannot construct envvars")
+	p := k.serviceInformer.Load()
+	if p == nil {
+		if k.kube == nil || !wait {
+			return nil, nil
+		}
+		return nil, unknown
+	}
+	informer := *p
+	if wait && !informer.HasSynced() {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		if !cache.WaitFor(ctx, "", informer.HasSyncedChecker()) {
+			return nil, unknown
+		}
+	}
+	list := informer.GetStore().List()
+	out := make([]*v1.Service, 0, len(list))
+	for _, obj := range list {
+		if s, ok := obj.(*v1.Service); ok {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
