@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"hyperkube/internal/testport"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -64,12 +66,7 @@ func start(t *testing.T, resolvConf string) string {
 	if err := os.WriteFile(file, []byte(resolvConf), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	probe, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := probe.LocalAddr().String()
-	probe.Close()
+	address := testport.Address(t)
 	server, err := New(Config{
 		Address: address, Domain: "cluster.local", TTL: 5, ResolvConf: file,
 		Informers: informers.NewSharedInformerFactory(fake.NewClientset(objects()...), 0),
