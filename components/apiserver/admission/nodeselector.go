@@ -51,7 +51,7 @@ func newPodNodeSelector(cfg *Config) (admission.Interface, error) {
 }
 
 // Admit implements admission.MutationInterface.
-func (p *podNodeSelector) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+func (p *podNodeSelector) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || !is(a, "", "pods") {
 		return nil
@@ -60,13 +60,10 @@ func (p *podNodeSelector) Admit(ctx context.Context, a admission.Attributes, o a
 	if err != nil {
 		return err
 	}
-	if labels.Conflicts(want, pod.Spec.NodeSelector) {
-		return selectorConflict(a, pod)
-	}
-	if len(want) > 0 {
+	if len(want) > 0 && !labels.Conflicts(want, pod.Spec.NodeSelector) {
 		pod.Spec.NodeSelector = labels.Merge(want, pod.Spec.NodeSelector)
 	}
-	return p.Validate(ctx, a, o)
+	return p.check(a, pod, want)
 }
 
 // Validate implements admission.ValidationInterface.
@@ -79,8 +76,14 @@ func (p *podNodeSelector) Validate(ctx context.Context, a admission.Attributes, 
 	if err != nil {
 		return err
 	}
+	return p.check(a, pod, want)
+}
+
+// check refuses a pod that selects other nodes than those of its namespace, or by
+// labels that its namespace may not.
+func (p *podNodeSelector) check(a admission.Attributes, pod *corev1.Pod, want labels.Set) error {
 	if labels.Conflicts(want, pod.Spec.NodeSelector) {
-		return selectorConflict(a, pod)
+		return apierrors.NewForbidden(a.GetResource().GroupResource(), pod.Name, fmt.Errorf("pod node label selector conflicts with its namespace node label selector"))
 	}
 	if allowed := p.allowed[a.GetNamespace()]; len(allowed) > 0 {
 		for k, v := range pod.Spec.NodeSelector {
@@ -90,10 +93,6 @@ func (p *podNodeSelector) Validate(ctx context.Context, a admission.Attributes, 
 		}
 	}
 	return nil
-}
-
-func selectorConflict(a admission.Attributes, pod *corev1.Pod) error {
-	return apierrors.NewForbidden(a.GetResource().GroupResource(), pod.Name, fmt.Errorf("pod node label selector conflicts with its namespace node label selector"))
 }
 
 // of is the selector of a namespace.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"maps"
 	"os"
 	"sync"
 
@@ -215,18 +216,11 @@ func (m *Manager) whole(pod *v1.Pod, c *v1.Container) int {
 // forget frees the CPUs of pods that have ended; but is one that has not. The
 // caller holds mu.
 func (m *Manager) forget(but types.UID) {
-	if len(m.own) == 0 || m.cfg.Known != nil && !m.cfg.Known() {
+	if len(m.own) == 0 {
 		return
 	}
-	active := map[types.UID]bool{but: true}
-	for _, p := range m.cfg.Active() {
-		active[p.UID] = true
-	}
-	for uid := range m.own {
-		if !active[uid] {
-			delete(m.own, uid)
-		}
-	}
+	gone := topology.Gone(m.cfg.Active, m.cfg.Known, but)
+	maps.DeleteFunc(m.own, func(uid types.UID, _ map[string]cpuset.CPUSet) bool { return gone(uid) })
 }
 
 // reusable are the CPUs of a pod's containers that end before others start,
@@ -271,18 +265,7 @@ func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, node
 func (m *Manager) Settle(pod *v1.Pod, ok bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.own[pod.UID] == nil {
-		return nil
-	}
-	if !ok {
-		delete(m.own, pod.UID)
-		return nil
-	}
-	if err := m.save(); err != nil {
-		delete(m.own, pod.UID)
-		return err
-	}
-	return nil
+	return topology.Settle(m.own, pod.UID, ok, m.save)
 }
 
 // Shared are the CPUs of all containers that have none of their own.

@@ -215,18 +215,7 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod, c *v1.Container, no
 func (m *Manager) Settle(pod *v1.Pod, ok bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.given[pod.UID] == nil {
-		return nil
-	}
-	if !ok {
-		delete(m.given, pod.UID)
-		return nil
-	}
-	if err := m.save(); err != nil {
-		delete(m.given, pod.UID)
-		return err
-	}
-	return nil
+	return topology.Settle(m.given, pod.UID, ok, m.save)
 }
 
 // again allocates to a pod that was admitted what it has not.
@@ -267,20 +256,11 @@ func (m *Manager) known(name string) bool {
 
 // forget frees the devices of pods that have ended; but is one that has not.
 func (m *Manager) forget(but types.UID) {
-	if m.cfg.Known != nil && !m.cfg.Known() {
-		return
-	}
-	active := map[types.UID]bool{but: true}
-	for _, p := range m.cfg.Active() {
-		active[p.UID] = true
-	}
+	// Not under mu: who is asked has locks of its own.
+	gone := topology.Gone(m.cfg.Active, m.cfg.Known, but)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for uid := range m.given {
-		if !active[uid] {
-			delete(m.given, uid)
-		}
-	}
+	maps.DeleteFunc(m.given, func(uid types.UID, _ map[string]map[string]*Grant) bool { return gone(uid) })
 }
 
 // free are the devices of a resource that are healthy and nobody's. The caller

@@ -206,14 +206,11 @@ func (m *Manager) reusable(pod *v1.Pod, s numa.Set, kind v1.ResourceName) int64 
 // forget frees the memory of pods that have ended; but is one that has not. The
 // caller holds mu.
 func (m *Manager) forget(but types.UID) {
-	if len(m.given) == 0 || m.cfg.Known != nil && !m.cfg.Known() {
+	if len(m.given) == 0 {
 		return
 	}
-	active := map[types.UID]bool{but: true}
-	for _, p := range m.cfg.Active() {
-		active[p.UID] = true
-	}
-	maps.DeleteFunc(m.given, func(uid types.UID, _ map[string][]Block) bool { return !active[uid] })
+	gone := topology.Gone(m.cfg.Active, m.cfg.Known, but)
+	maps.DeleteFunc(m.given, func(uid types.UID, _ map[string][]Block) bool { return gone(uid) })
 }
 
 // Allocate implements topology.Provider.
@@ -288,18 +285,7 @@ func (m *Manager) reuse(pod *v1.Pod, s numa.Set, kind v1.ResourceName, n int64) 
 func (m *Manager) Settle(pod *v1.Pod, ok bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.given[pod.UID] == nil {
-		return nil
-	}
-	if !ok {
-		delete(m.given, pod.UID)
-		return nil
-	}
-	if err := m.save(); err != nil {
-		delete(m.given, pod.UID)
-		return err
-	}
-	return nil
+	return topology.Settle(m.given, pod.UID, ok, m.save)
 }
 
 // Release frees the memory of a pod that has ended.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -140,18 +142,21 @@ func (m *Manager) Changed(uid types.UID) {
 // RetryVolumes makes the pods whose volumes could not be set up or taken back
 // try again at once, for something has changed that may have been in the way.
 func (m *Manager) RetryVolumes() {
-	m.mu.Lock()
-	workers := make([]*worker, 0, len(m.workers))
-	for _, w := range m.workers {
-		workers = append(workers, w)
-	}
-	m.mu.Unlock()
-	for _, w := range workers {
-		w.mu.Lock()
+	m.retry(func(w *worker) bool {
 		waits := w.op == nil && !w.mountAt.IsZero()
 		if waits {
 			w.mountAt = time.Time{}
 		}
+		return waits
+	})
+}
+
+// retry wakes the workers that ready, which is called with the worker's lock held,
+// has put to trying again.
+func (m *Manager) retry(ready func(*worker) bool) {
+	for _, w := range m.all() {
+		w.mu.Lock()
+		waits := ready(w)
 		w.mu.Unlock()
 		if waits {
 			w.kick()
@@ -159,15 +164,17 @@ func (m *Manager) RetryVolumes() {
 	}
 }
 
+// all returns the workers that there are now, for who must not hold mu while it
+// looks at them.
+func (m *Manager) all() []*worker {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.workers))
+}
+
 // Refresh makes the pods that uses is true for bring their volumes up to date.
 func (m *Manager) Refresh(uses func(*v1.Pod) bool) {
-	m.mu.Lock()
-	workers := make([]*worker, 0, len(m.workers))
-	for _, w := range m.workers {
-		workers = append(workers, w)
-	}
-	m.mu.Unlock()
-	for _, w := range workers {
+	for _, w := range m.all() {
 		w.mu.Lock()
 		pod := w.pod
 		w.mu.Unlock()
@@ -255,12 +262,7 @@ func (m *Manager) End(uid types.UID, v *Verdict) {
 
 // Pods returns what is wanted, with the newest status.
 func (m *Manager) Pods() []*v1.Pod {
-	m.mu.Lock()
-	workers := make([]*worker, 0, len(m.workers))
-	for _, w := range m.workers {
-		workers = append(workers, w)
-	}
-	m.mu.Unlock()
+	workers := m.all()
 	out := make([]*v1.Pod, 0, len(workers))
 	for _, w := range workers {
 		w.mu.Lock()
@@ -278,12 +280,7 @@ func (m *Manager) Pods() []*v1.Pod {
 
 // Active returns the pods that have not ended.
 func (m *Manager) Active() []*v1.Pod {
-	m.mu.Lock()
-	workers := make([]*worker, 0, len(m.workers))
-	for _, w := range m.workers {
-		workers = append(workers, w)
-	}
-	m.mu.Unlock()
+	workers := m.all()
 	var out []*v1.Pod
 	for _, w := range workers {
 		out = append(out, w.active()...)
@@ -438,10 +435,7 @@ func (m *Manager) follow(ctx context.Context) {
 func (m *Manager) startAll() {
 	m.mu.Lock()
 	m.open = true
-	workers := make([]*worker, 0, len(m.workers))
-	for _, w := range m.workers {
-		workers = append(workers, w)
-	}
+	workers := slices.Collect(maps.Values(m.workers))
 	m.mu.Unlock()
 	for _, w := range workers {
 		m.start(w)
@@ -489,13 +483,7 @@ func (m *Manager) dispatch(ev *runtimeapi.ContainerEventResponse) {
 }
 
 func (m *Manager) relistAll() {
-	m.mu.Lock()
-	workers := make([]*worker, 0, len(m.workers))
-	for _, w := range m.workers {
-		workers = append(workers, w)
-	}
-	m.mu.Unlock()
-	for _, w := range workers {
+	for _, w := range m.all() {
 		w.relist()
 	}
 }

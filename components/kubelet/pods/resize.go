@@ -197,12 +197,7 @@ type claim struct {
 // claims are those of all pods that have not ended. A pod whose resize waits
 // takes what its containers have.
 func (m *Manager) claims() []claim {
-	m.mu.Lock()
-	workers := make([]*worker, 0, len(m.workers))
-	for _, w := range m.workers {
-		workers = append(workers, w)
-	}
-	m.mu.Unlock()
+	workers := m.all()
 	var out []claim
 	for _, w := range workers {
 		w.mu.Lock()
@@ -315,23 +310,13 @@ func (m *Manager) fits(pod *v1.Pod) (reason, message string) {
 // RetryResizes makes the pods whose resizes wait for room try again at once, for
 // there is more of it.
 func (m *Manager) RetryResizes() {
-	m.mu.Lock()
-	workers := make([]*worker, 0, len(m.workers))
-	for _, w := range m.workers {
-		workers = append(workers, w)
-	}
-	m.mu.Unlock()
-	for _, w := range workers {
-		w.mu.Lock()
+	m.retry(func(w *worker) bool {
 		waits := w.op == nil && w.resize != nil && w.resize.kind == v1.PodResizePending && w.resize.reason == v1.PodReasonDeferred
 		if waits {
 			w.resize.retry = time.Time{}
 		}
-		w.mu.Unlock()
-		if waits {
-			w.kick()
-		}
-	}
+		return waits
+	})
 }
 
 // units are millicores, or bytes.

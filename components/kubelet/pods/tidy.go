@@ -29,12 +29,7 @@ type DeadContainers struct {
 // those that are kept, and dead sandboxes but the newest of each pod. It tells
 // whether a log was rotated: one that grows fast is to be looked at again soon.
 func (m *Manager) Tidy(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error) {
-	m.mu.Lock()
-	workers := make([]*worker, 0, len(m.workers))
-	for _, w := range m.workers {
-		workers = append(workers, w)
-	}
-	m.mu.Unlock()
+	workers := m.all()
 	var errs []error
 	each := 1
 	if n := m.host.Dead.Each; n != nil {

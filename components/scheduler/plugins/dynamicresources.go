@@ -45,40 +45,40 @@ func (DynamicResources) Wakes() framework.Event {
 // MissingClaim returns why a pod must wait for a resource claim of its that is
 // not there, "" when all are.
 func (DynamicResources) MissingClaim(d framework.Devices, pod *corev1.Pod) string {
+	_, why := claimsOf(d, pod)
+	return why
+}
+
+// claimsOf returns the claims of a pod, or which of them is not there.
+func claimsOf(d framework.Devices, pod *corev1.Pod) ([]*resourcev1.ResourceClaim, string) {
+	var out []*resourcev1.ResourceClaim
 	for i := range pod.Spec.ResourceClaims {
 		name, owned, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil {
-			return err.Error()
+			return nil, err.Error()
 		}
 		if name == nil {
 			continue // none is needed
 		}
 		claim := d.Claim(pod.Namespace, *name)
 		if claim == nil {
-			return fmt.Sprintf("resourceclaim.resource.k8s.io %q not found", *name)
+			return nil, fmt.Sprintf("resourceclaim.resource.k8s.io %q not found", *name)
 		}
 		if owned {
 			if err := resourceclaim.IsForPod(pod, claim, false); err != nil {
-				return err.Error()
+				return nil, err.Error()
 			}
 		}
+		out = append(out, claim)
 	}
-	return ""
+	return out, ""
 }
 
-// claimsOf returns the claims of a pod, or why it must wait for them.
-func (p DynamicResources) claimsOf(c *framework.Cycle) ([]*resourcev1.ResourceClaim, string) {
+// usable returns the claims of the pod of a cycle, or why it must wait for them.
+func usable(c *framework.Cycle) ([]*resourcev1.ResourceClaim, string) {
 	pod := c.Pod.Object
-	if why := p.MissingClaim(c.Devices, pod); why != "" {
-		return nil, why
-	}
-	var claims []*resourcev1.ResourceClaim
-	for i := range pod.Spec.ResourceClaims {
-		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
-		if err != nil || name == nil {
-			continue
-		}
-		claim := c.Devices.Claim(pod.Namespace, *name)
+	all, why := claimsOf(c.Devices, pod)
+	for _, claim := range all {
 		switch {
 		case claim.DeletionTimestamp != nil:
 			return nil, fmt.Sprintf("resourceclaim %q is being deleted", claim.Name)
@@ -91,9 +91,8 @@ func (p DynamicResources) claimsOf(c *framework.Cycle) ([]*resourcev1.ResourceCl
 		case len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize && !resourceclaim.IsReservedForPod(pod, claim, false):
 			return nil, fmt.Sprintf("resourceclaim %q in use", claim.Name)
 		}
-		claims = append(claims, claim)
 	}
-	return claims, ""
+	return all, why
 }
 
 // unknownClass tells which class of devices that a claim asks for is not there.
@@ -118,7 +117,7 @@ func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if c.Devices == nil || len(c.Pod.Object.Spec.ResourceClaims) == 0 {
 		return nil, nil
 	}
-	claims, refused := p.claimsOf(c)
+	claims, refused := usable(c)
 	if refused != "" {
 		return &framework.Check{Refused: refused}, nil
 	}
@@ -205,7 +204,7 @@ func (p DynamicResources) Reserve(c *framework.Cycle, n *state.Node) (*framework
 	if c.Devices == nil || len(pod.Spec.ResourceClaims) == 0 {
 		return nil, nil
 	}
-	claims, refused := p.claimsOf(c)
+	claims, refused := usable(c)
 	if refused != "" {
 		return nil, errors.New(refused)
 	}
@@ -241,11 +240,11 @@ func (p DynamicResources) Reserve(c *framework.Cycle, n *state.Node) (*framework
 // Freeable returns a claim of a pod that fits nowhere whose devices may be given
 // back, so that others are looked for; nil if there is none. It is one that keeps
 // the pod off a node and that nobody else uses.
-func (p DynamicResources) Freeable(c *framework.Cycle) *resourcev1.ResourceClaim {
+func (DynamicResources) Freeable(c *framework.Cycle) *resourcev1.ResourceClaim {
 	if c.Devices == nil || len(c.Pod.Object.Spec.ResourceClaims) == 0 {
 		return nil
 	}
-	claims, refused := p.claimsOf(c)
+	claims, refused := usable(c)
 	if refused != "" {
 		return nil
 	}
