@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -23,6 +22,7 @@ import (
 	clientrest "k8s.io/client-go/rest"
 
 	"hyperkube/components/etcd"
+	"hyperkube/internal/testport"
 )
 
 var long = flag.Bool("long", false, "look for a minute for histories that do not fit")
@@ -104,12 +104,7 @@ func TestLinearizable(t *testing.T) {
 	if *long {
 		length, kills = time.Minute, 30
 	}
-	reserved, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	url := "http://" + reserved.Addr().String()
-	reserved.Close()
+	url := "http://" + testport.Address(t)
 	dir := t.TempDir() + "/data"
 	startMember := func() *exec.Cmd {
 		cmd := exec.Command(os.Args[0])

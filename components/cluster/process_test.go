@@ -50,7 +50,7 @@ func TestEndProcess(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := endProcess(ctx, cmd.Process.Pid); err != nil {
 		t.Error(err)

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -9,7 +10,7 @@ import (
 )
 
 func TestNotifySystemd(t *testing.T) {
-	for _, address := range []string{filepath.Join(t.TempDir(), "notify"), "@hyperkube-test-notify"} {
+	for _, address := range []string{filepath.Join(t.TempDir(), "notify"), fmt.Sprintf("@hyperkube-test-notify-%d", os.Getpid())} {
 		socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: address, Net: "unixgram"})
 		if err != nil {
 			t.Fatal(err)
@@ -17,7 +18,7 @@ func TestNotifySystemd(t *testing.T) {
 		defer socket.Close()
 		t.Setenv("NOTIFY_SOCKET", address)
 		notifySystemd("READY=1")
-		if err := socket.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		if err := socket.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		got := make([]byte, 64)

@@ -9,6 +9,7 @@ import (
 	"sort"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 	corev1 "k8s.io/api/core/v1"
@@ -96,7 +97,7 @@ func ask(t *testing.T, address, network, name string, qtype uint16) *dns.Msg {
 	t.Helper()
 	query := new(dns.Msg)
 	query.SetQuestion(name, qtype)
-	answer, _, err := (&dns.Client{Net: network}).Exchange(query, address)
+	answer, _, err := (&dns.Client{Net: network, Timeout: time.Minute}).Exchange(query, address)
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
@@ -173,7 +174,7 @@ func TestForwards(t *testing.T) {
 	})}
 	go server.ActivateAndServe()
 	defer server.Shutdown()
-	f := &forwarder{upstreams: []string{upstream.LocalAddr().String()}, timeout: 2e9}
+	f := &forwarder{upstreams: []string{upstream.LocalAddr().String()}, timeout: time.Minute}
 	query := new(dns.Msg).SetQuestion("example.org.", dns.TypeA)
 	answer, err := f.exchange(context.Background(), query, false)
 	if err != nil || brief(answer.Answer) != "A 192.0.2.1" {

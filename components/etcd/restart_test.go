@@ -61,7 +61,7 @@ func startAndExit(dir string) int {
 
 // child is a process that runs startAndExit.
 func child(t *testing.T, dir string, writes int, busy bool) (cmd *exec.Cmd, out, errs *bytes.Buffer) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
 	cmd = exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(os.Environ(), "ETCD_TEST_START="+dir, fmt.Sprint("ETCD_TEST_WRITES=", writes))

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -27,17 +26,8 @@ import (
 	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/internal/client"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/testport"
 )
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
 
 // start runs a kubelet over a fake runtime and a fake API.
 func start(t *testing.T, change func(*Config)) (*Kubelet, *fake.Clientset, *crifake.Runtime) {
@@ -49,7 +39,7 @@ func start(t *testing.T, change func(*Config)) (*Kubelet, *fake.Clientset, *crif
 	cfg := Config{
 		NodeName: "node", Layout: layout.Under(t.TempDir()), Clients: &client.Clients{Kube: kube},
 		IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, NoCgroups: true, Address: "127.0.0.1",
-		Port: freePort(t), HealthzPort: freePort(t), Anonymous: true, Log: slog.New(slog.DiscardHandler),
+		Port: testport.Port(t), HealthzPort: testport.Port(t), Anonymous: true, Log: slog.New(slog.DiscardHandler),
 	}
 	if change != nil {
 		change(&cfg)
@@ -78,7 +68,7 @@ func start(t *testing.T, change func(*Config)) (*Kubelet, *fake.Clientset, *crif
 	})
 	select {
 	case <-k.Ready():
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("the node never became ready")
 	}
 	return k, kube, rt
@@ -86,7 +76,7 @@ func start(t *testing.T, change func(*Config)) (*Kubelet, *fake.Clientset, *crif
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for !is() {
 		if time.Now().After(deadline) {
 			t.Fatal("never: " + what)

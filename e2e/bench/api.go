@@ -21,6 +21,7 @@ import (
 
 	"hyperkube/internal/kubeconfig"
 	"hyperkube/internal/pki"
+	"hyperkube/internal/testport"
 )
 
 // apiBench measures the API server apart from everything else: etcd, this
@@ -54,10 +55,11 @@ func (a *apiBench) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	ports, err := freePorts(3)
+	ports, release, err := freePorts(3)
 	if err != nil {
 		return err
 	}
+	defer release()
 	etcdURL, peerURL := "https://127.0.0.1:"+ports[0], "https://127.0.0.1:"+ports[1]
 	etcd, err := a.start("etcd", "etcd", "--data-dir="+filepath.Join(a.dir, "etcd"), "--name=bench",
 		"--listen-client-urls="+etcdURL, "--advertise-client-urls="+etcdURL,
@@ -105,7 +107,7 @@ func (a *apiBench) connect(ctx context.Context, set *pki.Set, url string) error 
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for {
 		_, err := kube.RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
@@ -137,22 +139,23 @@ func stop(cmd *exec.Cmd) {
 	_ = cmd.Wait()
 }
 
-// freePorts are of loopback, and free a moment ago.
-func freePorts(n int) ([]string, error) {
-	var ports []string
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
+// freePorts are this process's until release is called.
+func freePorts(n int) (ports []string, release func(), err error) {
+	var releases []func()
+	release = func() {
+		for _, f := range releases {
+			f()
 		}
-		defer l.Close()
-		_, port, err := net.SplitHostPort(l.Addr().String())
-		if err != nil {
-			return nil, err
-		}
-		ports = append(ports, port)
 	}
-	return ports, nil
+	for range n {
+		port, f, err := testport.Claim()
+		if err != nil {
+			release()
+			return nil, nil, err
+		}
+		ports, releases = append(ports, strconv.Itoa(port)), append(releases, f)
+	}
+	return ports, release, nil
 }
 
 // used returns the CPU time that the server has taken.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"hyperkube/internal/pki"
+	"hyperkube/internal/testport"
 )
 
 // servers are an etcd and an API server, each a process.
@@ -31,6 +33,7 @@ type servers struct {
 	etcdURL     string
 	port        string
 	etcd, api   *exec.Cmd
+	release     func() // gives the ports back
 	// store is a client of etcd, rest and kube of the API server.
 	store *clientv3.Client
 	rest  *rest.Config
@@ -56,10 +59,11 @@ func newServers(ctx context.Context, binary string) (s *servers, err error) {
 	if err != nil {
 		return s, err
 	}
-	ports, err := freePorts(3)
+	ports, release, err := freePorts(3)
 	if err != nil {
 		return s, err
 	}
+	s.release = release
 	s.etcdURL, s.port = "https://127.0.0.1:"+ports[0], ports[2]
 	if s.etcd, err = s.start("etcd", "--data-dir="+filepath.Join(dir, "etcd"), "--name=scale",
 		"--listen-client-urls="+s.etcdURL, "--listen-peer-urls=https://127.0.0.1:"+ports[1],
@@ -87,22 +91,23 @@ func newServers(ctx context.Context, binary string) (s *servers, err error) {
 	return s, s.startAPI(ctx)
 }
 
-// freePorts finds ports of the loopback address that nobody listens on.
-func freePorts(n int) ([]string, error) {
-	var out []string
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
+// freePorts are this process's until release is called.
+func freePorts(n int) (ports []string, release func(), err error) {
+	var releases []func()
+	release = func() {
+		for _, f := range releases {
+			f()
 		}
-		defer l.Close()
-		_, port, err := net.SplitHostPort(l.Addr().String())
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, port)
 	}
-	return out, nil
+	for range n {
+		port, f, err := testport.Claim()
+		if err != nil {
+			release()
+			return nil, nil, err
+		}
+		ports, releases = append(ports, strconv.Itoa(port)), append(releases, f)
+	}
+	return ports, release, nil
 }
 
 func (s *servers) start(name string, args ...string) (*exec.Cmd, error) {
@@ -168,6 +173,9 @@ func (s *servers) close() error {
 	var err error
 	if s.store != nil {
 		err = s.store.Close()
+	}
+	if s.release != nil {
+		defer s.release()
 	}
 	return errors.Join(err, end(s.api), end(s.etcd), os.RemoveAll(s.dir))
 }

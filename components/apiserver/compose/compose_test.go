@@ -19,6 +19,7 @@ import (
 	"hyperkube/components/etcd"
 	"hyperkube/internal/kubeconfig"
 	"hyperkube/internal/pki"
+	"hyperkube/internal/testport"
 	"hyperkube/internal/tokens"
 )
 
@@ -39,18 +40,10 @@ func startOn(t testing.TB, filled func(*clientv3.Client)) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	free := func() int {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		return l.Addr().(*net.TCPAddr).Port
-	}
 	db, err := etcd.New(etcd.Config{
 		DataDir:          filepath.Join(dir, "etcd"),
-		ListenClientURLs: []string{fmt.Sprintf("http://127.0.0.1:%d", free())},
-		ListenPeerURLs:   []string{fmt.Sprintf("http://127.0.0.1:%d", free())},
+		ListenClientURLs: []string{"http://" + testport.Address(t)},
+		ListenPeerURLs:   []string{"http://" + testport.Address(t)},
 	})
 	if err != nil {
 		t.Fatal(err)

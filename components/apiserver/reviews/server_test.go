@@ -21,6 +21,7 @@ import (
 	"hyperkube/components/apiserver/compose"
 	"hyperkube/components/etcd"
 	"hyperkube/internal/pki"
+	"hyperkube/internal/testport"
 	"hyperkube/internal/tokens"
 )
 
@@ -32,16 +33,8 @@ func TestServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	free := func() int {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		return l.Addr().(*net.TCPAddr).Port
-	}
 	db, err := etcd.New(etcd.Config{DataDir: filepath.Join(dir, "etcd"),
-		ListenClientURLs: []string{fmt.Sprintf("http://127.0.0.1:%d", free())}, ListenPeerURLs: []string{fmt.Sprintf("http://127.0.0.1:%d", free())}})
+		ListenClientURLs: []string{"http://" + testport.Address(t)}, ListenPeerURLs: []string{"http://" + testport.Address(t)}})
 	if err != nil {
 		t.Fatal(err)
 	}

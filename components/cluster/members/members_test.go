@@ -2,8 +2,6 @@ package members_test
 
 import (
 	"context"
-	"fmt"
-	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,18 +11,14 @@ import (
 
 	"hyperkube/components/cluster/members"
 	"hyperkube/components/etcd"
+	"hyperkube/internal/testport"
 )
 
 func freeURLs(t *testing.T, n int) []string {
 	t.Helper()
 	var urls []string
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		urls = append(urls, fmt.Sprintf("http://%s", l.Addr()))
+		urls = append(urls, "http://"+testport.Address(t))
 	}
 	return urls
 }
@@ -48,7 +42,7 @@ func start(t *testing.T, cfg etcd.Config) (ended chan error) {
 
 // TestMembers lets a second member enter and leave.
 func TestMembers(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	urls := freeURLs(t, 4)
 	config := func(name string, client, peer string) etcd.Config {

@@ -104,11 +104,16 @@ func (d *Discovery) Find(ctx context.Context) (*Cluster, error) {
 		return nil, err
 	}
 	wait := 100 * time.Millisecond
+	var last error
 	for {
 		c, err := d.find(ctx)
 		if err == nil || !errors.Is(err, errNotYet) {
 			return c, err
 		}
+		if ctx.Err() != nil && last != nil {
+			err = last // what was missing, rather than that a question was cut short
+		}
+		last = err
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("asking %s for the cluster's information: %w", d.Endpoint, err)
