@@ -60,9 +60,12 @@ func (s *Server) Run(ctx context.Context) error {
 			return fmt.Errorf("starting etcd: %w", err)
 		}
 	}
+	if err := checkDamage(s.cfg.Dir); err != nil {
+		return fmt.Errorf("starting etcd: %w", err)
+	}
 	member, err := embed.StartEtcd(s.cfg)
 	if err != nil {
-		return fmt.Errorf("starting etcd: %w", err)
+		return fmt.Errorf("starting etcd: %w", explain(err))
 	}
 	defer func() {
 		s.stopping.Store(true)

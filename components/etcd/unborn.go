@@ -1,18 +1,14 @@
 package etcd
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 
-	bolt "go.etcd.io/bbolt"
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 	"go.etcd.io/etcd/server/v3/storage/datadir"
-	"go.etcd.io/etcd/server/v3/storage/schema"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
 )
@@ -50,13 +46,13 @@ func clearUnborn(dir string, members int) error {
 	if empty, err := isEmptyLog(first); !empty || err != nil {
 		return err
 	}
-	applied, err := appliedIndex(datadir.ToBackendFileName(dir))
+	db, err := lookAtDatabase(datadir.ToBackendFileName(dir))
 	if err != nil {
-		return err
+		return fmt.Errorf("reading the database: %w", err)
 	}
 	// What adds the members is applied while it is written.
-	if applied > uint64(members) {
-		return fmt.Errorf("%s is empty, but the database has %d entries of it: restore a backup", logDir, applied)
+	if db.applied > uint64(members) {
+		return fmt.Errorf("%s is empty, but the database has %d entries of it: %s", logDir, db.applied, adviseLog)
 	}
 	// etcd removes a log of that name itself, should this end here.
 	unborn := logDir + ".tmp"
@@ -96,28 +92,4 @@ func isEmptyLog(file string) (bool, error) {
 			decoder.UpdateCRC(record.GetCrc())
 		}
 	}
-}
-
-// appliedIndex is how much of the log is in the database; zero if there is
-// none.
-func appliedIndex(file string) (index uint64, err error) {
-	if stat, err := os.Stat(file); errors.Is(err, os.ErrNotExist) || err == nil && stat.Size() == 0 {
-		return 0, nil
-	}
-	db, err := bolt.Open(file, 0o600, &bolt.Options{ReadOnly: true, Timeout: time.Second})
-	if err != nil {
-		return 0, fmt.Errorf("reading %s: %w", file, err)
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	err = db.View(func(tx *bolt.Tx) error {
-		bucket := tx.Bucket(schema.Meta.Name())
-		if bucket == nil {
-			return nil
-		}
-		if value := bucket.Get(schema.MetaConsistentIndexKeyName); len(value) == 8 {
-			index = binary.BigEndian.Uint64(value)
-		}
-		return nil
-	})
-	return index, err
 }
