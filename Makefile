@@ -56,9 +56,9 @@ test: build ## format, vet, lint, unit tests, then e2e on this kernel
 	$(MAKE) --no-print-directory lint unit e2e
 
 unit: ## unit tests, the concurrent packages under the race detector
-	go test $$(go list ./... | grep -v /components/runtime)
-	CGO_ENABLED=1 go test -race $(RACE)
-	CGO_ENABLED=1 go test -tags seccomp ./components/runtime/...
+	go test -timeout 30m $$(go list ./... | grep -v /components/runtime)
+	CGO_ENABLED=1 go test -timeout 30m -race $(RACE)
+	CGO_ENABLED=1 go test -timeout 30m -tags seccomp ./components/runtime/...
 
 e2e: build ## tests of running clusters on this kernel; needs root
 	$(SUDO) env "PATH=$$PATH" HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube go test -count=1 -timeout 20m -v ./e2e/...

@@ -30,7 +30,7 @@ func TestConfigMaps(t *testing.T) {
 }
 
 func testConfigMaps(t *testing.T, kube kubernetes.Interface) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	cms := kube.CoreV1().ConfigMaps("default")
 	w, err := cms.Watch(ctx, metav1.ListOptions{})

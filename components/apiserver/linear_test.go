@@ -135,7 +135,8 @@ func TestLinearizable(t *testing.T) {
 	var mu sync.Mutex
 	var ops []porcupine.Operation
 	var wg sync.WaitGroup
-	ctx, cancel := context.WithTimeout(t.Context(), length)
+	const least = 100 // requests, however slow the machine is
+	ctx, cancel := context.WithTimeout(t.Context(), length+2*time.Minute)
 	defer cancel()
 	for id := range 6 {
 		wg.Go(func() {
@@ -166,6 +167,13 @@ func TestLinearizable(t *testing.T) {
 		_ = member.Wait()
 		member = startMember()
 	}
+	for enough := false; !enough && ctx.Err() == nil; {
+		time.Sleep(length / time.Duration(kills+1))
+		mu.Lock()
+		enough = len(ops) >= least
+		mu.Unlock()
+	}
+	cancel()
 	wg.Wait()
 	unknown := 0
 	for _, op := range ops {
@@ -174,7 +182,7 @@ func TestLinearizable(t *testing.T) {
 		}
 	}
 	t.Logf("%d requests, of %d the end is not known", len(ops), unknown)
-	if len(ops) < 100 {
+	if len(ops) < least {
 		t.Error("hardly anything happened")
 	}
 	if result := porcupine.CheckOperationsTimeout(history, ops, 30*time.Second); result == porcupine.Illegal {

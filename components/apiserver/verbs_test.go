@@ -40,7 +40,7 @@ type answer struct {
 // do sends a request. Lines of header are "Name: value".
 func (a *plainClient) do(method, path, body string, header ...string) answer {
 	a.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, "http://x"+path, strings.NewReader(body))
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -40,7 +41,7 @@ func kubeOf(t testing.TB, s *Server, contentType string) kubernetes.Interface {
 const protobuf = "application/vnd.kubernetes.protobuf"
 
 func contextOf(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -54,7 +55,7 @@ func next(t testing.TB, w watch.Interface) watch.Event {
 			t.Fatal("the watch ended")
 		}
 		return ev
-	case <-time.After(10 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("no event")
 	}
 	return watch.Event{}
@@ -187,12 +188,20 @@ func TestBookmarks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	made, err := strconv.ParseInt(ns.ResourceVersion, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for {
 		ev := next(t, w)
 		if ev.Type != watch.Bookmark {
 			t.Fatalf("%+v", ev)
 		}
-		if ev.Object.(metav1.Object).GetResourceVersion() >= ns.ResourceVersion {
+		told, err := strconv.ParseInt(ev.Object.(metav1.Object).GetResourceVersion(), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if told >= made {
 			return
 		}
 	}

@@ -31,7 +31,7 @@ type deviceCluster struct {
 }
 
 func startDevices(t *testing.T, objects ...runtime.Object) *deviceCluster {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	c := &deviceCluster{T: t, ctx: ctx, bound: make(chan string, 16)}
 	objects = append(objects, node("a"), node("b"), &resourcev1.DeviceClass{
 		ObjectMeta: metav1.ObjectMeta{Name: "gpu"},

@@ -23,7 +23,7 @@ import (
 // TestVolumes: a pod is bound only when its claim is, and tried again when the
 // provisioner will not have the node.
 func TestVolumes(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	mode, name := storagev1.VolumeBindingWaitForFirstConsumer, "late"
 	pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: "c", ResourceVersion: "1"}}

@@ -27,8 +27,8 @@ const (
 )
 
 // Claim holds a port that nothing listens on, for TCP or UDP at any address of
-// this network namespace, until release is called or the process ends. Only who
-// claims respects it; it does not keep others from listening. It is safe for
+// this network namespace, until release is called, which must be kept for as
+// long, or the process ends. Only who claims respects it; it does not keep others from listening. It is safe for
 // concurrent use.
 func Claim() (port int, release func(), err error) {
 	for range tries {

@@ -90,7 +90,7 @@ func run(t *testing.T, a *Authenticator) {
 // until asks again until the answer is good: keys come in the background.
 func until(t *testing.T, a *Authenticator, token string, good func(*authenticator.Response, error) bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		resp, _, err := a.AuthenticateToken(t.Context(), token)
 		if good(resp, err) {

@@ -128,7 +128,7 @@ func TestAuthorizationConfiguration(t *testing.T) {
 	}
 	write("- {type: Node, name: node}\n") // was not on
 	write(allow)
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		if d, _, _ := a.Authorize(ctx, asks("joe", "guarded")); d == authorizer.DecisionAllow {
 			break

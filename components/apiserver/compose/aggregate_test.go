@@ -239,7 +239,7 @@ func upgrade(t *testing.T, cfg *rest.Config, path string) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(2 * time.Minute))
 	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", path)
 	r := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(r, nil)
@@ -254,7 +254,7 @@ func upgrade(t *testing.T, cfg *rest.Config, path string) {
 
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for {
 		err := f()

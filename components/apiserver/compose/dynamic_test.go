@@ -102,14 +102,15 @@ func rule(group, version, resource string, ops ...registrationv1.OperationType) 
 // no time.
 func soon(t *testing.T, f func() error) {
 	t.Helper()
-	var err error
-	for range 200 {
-		if err = f(); err == nil {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(25 * time.Millisecond) {
+		err := f()
+		if err == nil {
 			return
 		}
-		time.Sleep(25 * time.Millisecond)
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
 	}
-	t.Fatal(err)
 }
 
 // only keeps a webhook to the namespaces of a test.

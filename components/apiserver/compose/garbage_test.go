@@ -84,7 +84,7 @@ func TestGarbage(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask := func(method, url, accept, contentType, body string) (int, string) {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, method, config.Host+url, strings.NewReader(body))
 		if err != nil {

@@ -19,7 +19,7 @@ func ask(t *testing.T, l interface {
 }, verb string, u *user.DefaultInfo, next http.HandlerFunc) *httptest.ResponseRecorder {
 	t.Helper()
 	info := &apirequest.RequestInfo{IsResourceRequest: true, Verb: verb, APIVersion: "v1", Resource: "pods", Namespace: "x", Path: "/api/v1/namespaces/x/pods"}
-	ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(context.Background(), info), 400*time.Millisecond)
+	ctx, cancel := context.WithTimeout(apirequest.WithRequestInfo(context.Background(), info), 2*time.Second)
 	defer cancel()
 	w := httptest.NewRecorder()
 	l.Serve(w, httptest.NewRequestWithContext(ctx, http.MethodGet, info.Path, nil), info, u, next)

@@ -122,7 +122,7 @@ func run(t *testing.T, k *Keeper) {
 	})
 	select {
 	case <-k.Ready():
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("no certificate")
 	}
 }

@@ -147,7 +147,7 @@ func TestDevices(t *testing.T) {
 		select {
 		case pods := <-changed:
 			return pods
-		case <-time.After(10 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Fatal("nothing has changed")
 			return nil
 		}

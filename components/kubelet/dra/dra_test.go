@@ -264,7 +264,7 @@ func TestGone(t *testing.T) {
 // TestOccupied: claims of one pod wait for those of another.
 func TestOccupied(t *testing.T) {
 	m := manager(t, t.TempDir(), fake.NewClientset([]runtime.Object{}...))
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if err := m.occupy(ctx, []types.UID{"a", "b"}); err != nil {
 		t.Fatal(err)

@@ -98,7 +98,7 @@ func TestFollowThroughRotation(t *testing.T) {
 	}()
 	await := func(want string) {
 		t.Helper()
-		deadline := time.Now().Add(10 * time.Second)
+		deadline := time.Now().Add(2 * time.Minute)
 		for out.String() != want {
 			if time.Now().After(deadline) {
 				t.Fatalf("got %q, want %q", out.String(), want)

@@ -101,7 +101,7 @@ func (b *bench) add(p *v1.Pod) {
 // await waits until the API's pod is as wanted.
 func (b *bench) await(name, what string, is func(*v1.Pod) bool) *v1.Pod {
 	b.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	var last *v1.Pod
 	for time.Now().Before(deadline) {
 		p, err := b.kube.CoreV1().Pods("default").Get(b.ctx, name, metav1.GetOptions{})
@@ -176,7 +176,7 @@ func TestDelete(t *testing.T) {
 	p = p.DeepCopy()
 	p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.ResourceVersion = &now, new(int64), "100"
 	b.manager.Set(p)
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		if _, err := b.kube.CoreV1().Pods("default").Get(b.ctx, "a", metav1.GetOptions{}); err != nil {
 			break

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/internal/testport"
 )
 
 func target(t *testing.T, addr string) (Target, intstr.IntOrString) {
@@ -44,7 +45,7 @@ func TestHTTP(t *testing.T) {
 	defer s.Close()
 	to, port := target(t, s.Listener.Addr().String())
 	p := New(nil, "1.37")
-	spec := &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/x?a=b", Port: port, HTTPHeaders: []v1.HTTPHeader{{Name: "X-Test", Value: "y"}}}}}
+	spec := &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/x?a=b", Port: port, HTTPHeaders: []v1.HTTPHeader{{Name: "X-Test", Value: "y"}}}}, TimeoutSeconds: 60}
 	for want, codes := range map[Answer][]int{Success: {200, 204, 399}, Failure: {400, 404, 500}} {
 		for _, code = range codes {
 			if got, text, err := p.Probe(context.Background(), to, spec); got != want || err != nil {
@@ -57,6 +58,8 @@ func TestHTTP(t *testing.T) {
 		t.Errorf("a redirect elsewhere: %v %q %v", got, text, err)
 	}
 	s.Close()
+	to, port = target(t, testport.Address(t))
+	spec.HTTPGet.Port = port
 	if got, text, _ := p.Probe(context.Background(), to, spec); got != Failure || !strings.Contains(text, "connection refused") {
 		t.Errorf("nobody there: %v %q", got, text)
 	}
@@ -74,10 +77,10 @@ func TestTCPAndGRPC(t *testing.T) {
 	defer s.Stop()
 	to, port := target(t, l.Addr().String())
 	p := New(nil, "1.37")
-	if got, _, err := p.Probe(context.Background(), to, &v1.Probe{ProbeHandler: v1.ProbeHandler{TCPSocket: &v1.TCPSocketAction{Port: port}}}); got != Success || err != nil {
+	if got, _, err := p.Probe(context.Background(), to, &v1.Probe{ProbeHandler: v1.ProbeHandler{TCPSocket: &v1.TCPSocketAction{Port: port}}, TimeoutSeconds: 60}); got != Success || err != nil {
 		t.Error(got, err)
 	}
-	spec := &v1.Probe{ProbeHandler: v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: to.Container.Ports[0].ContainerPort}}}
+	spec := &v1.Probe{ProbeHandler: v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: to.Container.Ports[0].ContainerPort}}, TimeoutSeconds: 60}
 	if got, text, err := p.Probe(context.Background(), to, spec); got != Success || err != nil {
 		t.Error(got, text, err)
 	}
@@ -112,7 +115,7 @@ func TestGroup(t *testing.T) {
 	}
 	wait := func(is func(podstate.Health) bool) {
 		t.Helper()
-		timeout := time.After(10 * time.Second)
+		timeout := time.After(2 * time.Minute)
 		for !is(g.Health()) {
 			select {
 			case <-changed:

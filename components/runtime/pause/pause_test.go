@@ -64,7 +64,7 @@ func start(t *testing.T, attr *syscall.SysProcAttr, args ...string) *exec.Cmd {
 // blocked waits until the process waits for its signals.
 func blocked(t *testing.T, pid int) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		status := string(data)
 		// Whoever started the test may have had more signals ignored.

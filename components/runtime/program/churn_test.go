@@ -135,7 +135,7 @@ func (n *node) removePods(but string) {
 
 // churn makes and ends pods until the runtime is gone.
 func (n *node) churn(client runtimeapi.RuntimeServiceClient, random *rand.Rand, name string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	for i := range 100 {
 		pod, err := client.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.pod(fmt.Sprintf("%s-%d", name, i), func(c *runtimeapi.PodSandboxConfig) {

@@ -66,7 +66,7 @@ func stream(t *testing.T, address string, o remotecommand.StreamOptions) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	return e.StreamWithContext(ctx, o)
 }

@@ -214,7 +214,7 @@ func (n *node) path(parts ...string) string {
 // eventually waits for what has no event that a test could see.
 func (n *node) eventually(what string, ok func() bool) {
 	n.t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for !ok() {
 		if time.Now().After(deadline) {
 			n.t.Fatalf("waited in vain for %s", what)

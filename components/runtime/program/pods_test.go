@@ -289,7 +289,7 @@ func TestPods(t *testing.T) {
 
 func TestEvents(t *testing.T) {
 	n := newNode(t).imported()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	events, err := n.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
 	if err != nil {

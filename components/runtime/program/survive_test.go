@@ -256,7 +256,7 @@ func TestEarlierBoot(t *testing.T) {
 
 func TestUpgrade(t *testing.T) {
 	n := newNode(t).imported()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	pod := n.run(n.pod("upgrade"))
 	id := n.startContainer(pod, shell("c", "i=0; while ! test -e /end; do i=$((i+1)); echo $i; sleep 0.01; done; exit 11"))
@@ -292,7 +292,7 @@ func TestUpgrade(t *testing.T) {
 // replace puts the program in its own place, in the same process.
 func (n *node) replace() {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	// The program's name is all that the new one has of the old: the test's
 	// program needs to be told again what it is.
