@@ -116,13 +116,19 @@ func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateCon
 	if err != nil {
 		return nil, fmt.Errorf("failed to resolve image %q: %w", config.GetImage().GetImage(), err)
 	}
+	points, err := r.images.MountPoints(ctx, slices.ContainsFunc(config.GetMounts(), func(m *runtimeapi.Mount) bool {
+		return filepath.Clean(m.GetContainerPath()) == serviceAccountDir
+	}))
+	if err != nil {
+		return nil, err
+	}
 	id, name := newID(), containerName(config.GetMetadata(), pod.config.GetMetadata())
 	if err := r.reserve("container", name, id); err != nil {
 		return nil, err
 	}
 	c := &containerState{id: id, sandbox: pod.ID, record: containerRecord{
 		ID: id, Sandbox: pod.ID, Boot: r.boot, Phase: phaseCreating, Created: time.Now().UnixNano(),
-		ImageID: image.ID, ImageRef: imageRef(image), Layers: image.Layers,
+		ImageID: image.ID, ImageRef: imageRef(image), Layers: slices.Concat([]string{points}, image.Layers),
 		Cgroup: filepath.Join(r.podCgroup(pod.config), id), Handler: pod.Handler,
 		LogPath: logs.Path(pod.config.GetLogDirectory(), config.GetLogPath()),
 		Config:  marshal(config), config: config, StopSignal: stopSignal(config, image.Config),
@@ -172,7 +178,7 @@ func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *ima
 	if err := os.Mkdir(r.state("containers", c.id), 0o711); err != nil {
 		return fmt.Errorf("making the container's folder: %w", err)
 	}
-	if err := r.mountRoot(c, pod, image); err != nil {
+	if err := r.mountRoot(c, pod); err != nil {
 		return err
 	}
 	mounts, err := r.resolveMounts(c, pod, image.Config, false)
@@ -193,13 +199,16 @@ func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *ima
 	})
 }
 
-// mountRoot mounts the container's root: the image's layers, its own changes
-// above.
-func (r *Runtime) mountRoot(c *containerState, pod sandboxRecord, image *images.Image) error {
-	dir := r.containerDir(c.id)
+// serviceAccountDir is where most containers have their token.
+const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// mountRoot mounts the container's root: mount points, the image's layers, its
+// own changes above.
+func (r *Runtime) mountRoot(c *containerState, pod sandboxRecord) error {
+	dir, layers := r.containerDir(c.id), c.get().Layers
 	overlay := container.Overlay{Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Target: r.containerRoot(c.id),
 		UserNS: r.mappedUsers(c, pod)}
-	for _, layer := range image.Layers {
+	for _, layer := range layers {
 		overlay.Lower = append(overlay.Lower, r.images.LayerDir(layer))
 	}
 	return overlay.Mount()

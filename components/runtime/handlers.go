@@ -69,18 +69,15 @@ func checkHandlers(handlers map[string]Handler) error {
 }
 
 // makeEngines makes what runs the containers of each handler.
-func (r *Runtime) makeEngines() error {
+func (r *Runtime) makeEngines() {
 	r.runner = &container.Runner{State: r.state("libcontainer"), Cgroups: r.cgroups}
 	r.engines = map[string]engine{"": r.runner, runtimeName: r.runner}
 	for name, h := range r.cfg.Handlers {
-		state := r.state("handlers", name)
-		if err := os.MkdirAll(state, 0o711); err != nil {
-			return fmt.Errorf("making the runtime's folders: %w", err)
-		}
-		r.engines[name] = &container.OCI{Binary: h.Binary, State: state, Cgroups: r.cgroups}
+		r.engines[name] = &container.OCI{Binary: h.Binary, State: r.handlerState(name), Cgroups: r.cgroups}
 	}
-	return nil
 }
+
+func (r *Runtime) handlerState(name string) string { return r.state("handlers", name) }
 
 // engineOf returns what runs a container. That of a handler that is no longer
 // configured is stopped and removed as far as our own way goes.

@@ -85,8 +85,7 @@ func New(cfg Config) (*Runtime, error) {
 	if r.boot, err = bootID(); err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{r.cfg.Root, r.cfg.State, r.path("sandboxes"), r.path("containers"),
-		r.state("sandboxes"), r.state("containers"), r.state("empty")} {
+	for _, dir := range []string{r.cfg.Root, r.path("sandboxes"), r.path("containers")} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return nil, fmt.Errorf("making the runtime's folders: %w", err)
 		}
@@ -94,9 +93,7 @@ func New(cfg Config) (*Runtime, error) {
 	if r.cgroups, err = cgroup.Open(); err != nil {
 		return nil, err
 	}
-	if err := r.makeEngines(); err != nil {
-		return nil, err
-	}
+	r.makeEngines()
 	if r.images, err = images.Open(r.path("images"), r.log); err != nil {
 		return nil, err
 	}
@@ -140,6 +137,9 @@ func (r *Runtime) Run(ctx context.Context) error {
 		hostchange.Change{Kind: hostchange.Cgroup, Name: r.defaultCgroup()},
 		hostchange.Change{Kind: hostchange.Mount, Name: r.cfg.State},
 	); err != nil {
+		return err
+	}
+	if err := r.makeState(); err != nil {
 		return err
 	}
 	if !r.cfg.SlowCgroups {
