@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 
+	"hyperkube/internal/accepted"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
@@ -34,6 +36,7 @@ type options struct {
 	established, closeWait         time.Duration
 	clusterCIDRs                   []string
 	mode                           string
+	cleanup, initOnly              bool
 }
 
 // NewCommand is `kube-proxy`.
@@ -50,6 +53,9 @@ func NewCommand() *cobra.Command {
 			if o.writeTo != "" {
 				return o.write()
 			}
+			if o.cleanup {
+				return cleanUp(cmd.Context())
+			}
 			return o.run(cmd.Context())
 		},
 	}
@@ -62,11 +68,16 @@ func NewCommand() *cobra.Command {
 	f.StringVar(&o.hostname, "hostname-override", "", "Name of this node; empty is the hostname.")
 	f.StringVar(&o.mode, "proxy-mode", mode, "How traffic is led: iptables.")
 	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "Ranges of all pods; traffic to services from elsewhere is masqueraded.")
-	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "Ranges of the node's addresses on which node ports answer; empty is all.")
+	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "Ranges of the node's addresses on which node ports answer, or primary, localhost, all; empty is all.")
+	f.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", "", "How traffic of this node's pods is told: ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix; empty is ClusterCIDR.")
+	f.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "The bridge of BridgeInterface.")
+	f.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "How the names of links of InterfaceNamePrefix begin.")
+	f.BoolVar(&o.cleanup, "cleanup", false, "Take away all rules of service proxies, and end.")
+	f.BoolVar(&o.initOnly, "init-only", false, "Set kernel parameters, and end.")
 	f.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
 	f.Int32Var(&o.masqueradeBit, "iptables-masquerade-bit", 14, "Bit of packets' marks that asks for masquerading, from 1 to 31.")
 	f.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Let node ports answer on 127.0.0.1.")
-	f.DurationVar(&c.IPTables.SyncPeriod.Duration, "iptables-sync-period", c.IPTables.SyncPeriod.Duration, "How often all rules are written again, whatever others have made of them; 0 is never.")
+	f.DurationVar(&c.IPTables.SyncPeriod.Duration, "iptables-sync-period", c.IPTables.SyncPeriod.Duration, "How often it is looked whether the rules are still there, where the kernel does not tell.")
 	f.DurationVar(&c.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", c.IPTables.MinSyncPeriod.Duration, "Least time between two writes of the rules.")
 	f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", c.HealthzBindAddress, "Address of /healthz; empty serves none.")
 	f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", c.MetricsBindAddress, "Address of /metrics; empty serves none.")
@@ -78,7 +89,24 @@ func NewCommand() *cobra.Command {
 	f.BoolVar(&c.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Let the kernel follow connections whose packets are out of their window.")
 	f.DurationVar(&c.Conntrack.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "How long it remembers UDP packets without an answer; 0 leaves that as it is.")
 	f.DurationVar(&c.Conntrack.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "How long it remembers those with answers; 0 leaves that as it is.")
+	accepted.Add(f, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Client(), unused)...)
 	return cmd
+}
+
+// unused are upstream's flags for what is another way here.
+var unused = []accepted.Flag{
+	{Name: "bind-address", Why: "the node's addresses are those of its Node"},
+	{Name: "bind-address-hard-fail", Why: "an address that cannot be served is an error always", Bool: true},
+	{Name: "config-sync-period", Why: "changes are told by the API server"},
+	{Name: "oom-score-adj", Why: "it is as the process is started"},
+	{Name: "ipvs-sync-period", Why: "the mode is iptables"},
+	{Name: "ipvs-min-sync-period", Why: "the mode is iptables"},
+	{Name: "ipvs-scheduler", Why: "the mode is iptables"},
+	{Name: "ipvs-exclude-cidrs", Why: "the mode is iptables"},
+	{Name: "ipvs-strict-arp", Why: "the mode is iptables", Bool: true},
+	{Name: "ipvs-tcp-timeout", Why: "the mode is iptables"},
+	{Name: "ipvs-tcpfin-timeout", Why: "the mode is iptables"},
+	{Name: "ipvs-udp-timeout", Why: "the mode is iptables"},
 }
 
 // complete puts flags and file together.
@@ -149,6 +177,13 @@ func (o *options) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, cfg.Journal.Close()) }()
 	if err := conntrack(&o.config.Conntrack, cfg.Journal); err != nil {
 		return err
+	}
+	if o.initOnly {
+		p := &Proxy{cfg: cfg}
+		if p.localhostNodePorts() {
+			return p.routeLocalnet()
+		}
+		return nil
 	}
 	rest, err := clientcmd.BuildConfigFromFlags(o.master, o.config.ClientConnection.Kubeconfig)
 	if err != nil {

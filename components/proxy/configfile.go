@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -50,8 +51,22 @@ func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 	if c.Mode != "" && c.Mode != mode {
 		return fmt.Errorf("mode %s is not known: %s is", c.Mode, mode)
 	}
-	if m := c.DetectLocalMode; m != "" && m != "ClusterCIDR" {
-		return fmt.Errorf("detectLocalMode %s is not known: ClusterCIDR is", m)
+	switch c.DetectLocalMode {
+	case "", "ClusterCIDR":
+	case "NodeCIDR":
+		cfg.Local = LocalByNodeCIDR
+	case "BridgeInterface":
+		cfg.Local, cfg.PodLink = LocalByBridge, c.DetectLocal.BridgeInterface
+		if cfg.PodLink == "" {
+			return errors.New("detectLocal.bridgeInterface: Required value: cannot be empty")
+		}
+	case "InterfaceNamePrefix":
+		cfg.Local, cfg.PodLink = LocalByLinkPrefix, c.DetectLocal.InterfaceNamePrefix
+		if cfg.PodLink == "" {
+			return errors.New("detectLocal.interfaceNamePrefix: Required value: cannot be empty")
+		}
+	default:
+		return fmt.Errorf(`detectLocalMode: Unsupported value: %q: supported values: "BridgeInterface", "ClusterCIDR", "InterfaceNamePrefix", "NodeCIDR", ""`, c.DetectLocalMode)
 	}
 	var err error
 	if c.ClusterCIDR != "" {
@@ -59,17 +74,14 @@ func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 			return fmt.Errorf("clusterCIDR: %w", err)
 		}
 	}
-	if cfg.NodePortRanges, err = nodePortRanges(c.NodePortAddresses); err != nil {
+	if cfg.NodePortRanges, cfg.NodePortsOnPrimary, err = nodePortRanges(c.NodePortAddresses); err != nil {
 		return fmt.Errorf("nodePortAddresses: %w", err)
 	}
 	if bit := c.IPTables.MasqueradeBit; bit != nil {
 		if *bit < 0 || *bit > 31 {
 			return fmt.Errorf("iptables.masqueradeBit: %d must be within the range [0, 31]", *bit)
 		}
-		if *bit == 0 {
-			return fmt.Errorf("iptables.masqueradeBit: 0 cannot be had here")
-		}
-		cfg.MasqueradeBit = uint(*bit)
+		cfg.MasqueradeMark = 1 << *bit
 	}
 	cfg.NodeName = c.HostnameOverride
 	cfg.MasqueradeAll = c.IPTables.MasqueradeAll
@@ -79,13 +91,26 @@ func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 	return nil
 }
 
-// nodePortRanges reads ranges. "primary", which upstream's proxy takes for the
-// node's own address, is refused by name.
-func nodePortRanges(list []string) ([]netip.Prefix, error) {
-	if len(list) == 1 && list[0] == "primary" {
-		return nil, fmt.Errorf("%s cannot be had here: name ranges", list[0])
+// nodePortRanges reads ranges and upstream's words for some; primary is the
+// node's own addresses, which are known when the Node is.
+func nodePortRanges(list []string) (ranges []netip.Prefix, primary bool, err error) {
+	for _, text := range list {
+		words := []string{text}
+		switch text {
+		case "primary":
+			primary, words = true, nil
+		case "localhost":
+			words = []string{"127.0.0.0/8", "::1/128"}
+		case "all":
+			words = []string{"0.0.0.0/0", "::/0"}
+		}
+		some, err := parsePrefixes(words)
+		if err != nil {
+			return nil, false, err
+		}
+		ranges = append(ranges, some...)
 	}
-	return parsePrefixes(list)
+	return ranges, primary, nil
 }
 
 // conntrack sets the kernel's bounds for connections, where they are given.

@@ -22,7 +22,10 @@ func TestConfigurationFile(t *testing.T) {
 		"another kind":   {"apiVersion: v1\nkind: ConfigMap\n", "want KubeProxyConfiguration"},
 		"no such range":  {head + "nodePortAddresses: [here]\n", "nodePortAddresses"},
 		"no such bit":    {head + "iptables: {masqueradeBit: 32}\n", "masqueradeBit"},
-		"detect a link":  {head + "detectLocalMode: BridgeInterface\n", "detectLocalMode"},
+		"no link":        {head + "detectLocalMode: BridgeInterface\n", "detectLocal.bridgeInterface: Required value"},
+		"no prefix":      {head + "detectLocalMode: InterfaceNamePrefix\n", "detectLocal.interfaceNamePrefix: Required value"},
+		"another way":    {head + "detectLocalMode: Guess\n", "detectLocalMode: Unsupported value"},
+		"bridge":         {head + "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br0}\n", ""},
 		"no range, pods": {head + "clusterCIDR: x\n", "clusterCIDR"},
 	} {
 		file := filepath.Join(t.TempDir(), "config.yaml")
@@ -41,7 +44,7 @@ func TestConfigurationFile(t *testing.T) {
 		if c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
-		if name == "all that is" && (len(cfg.PodCIDRs) != 2 || len(cfg.NodePortRanges) != 1 || cfg.MasqueradeBit != 7 || cfg.SyncPeriod != time.Minute) {
+		if name == "all that is" && (len(cfg.PodCIDRs) != 2 || len(cfg.NodePortRanges) != 1 || cfg.MasqueradeMark != 1<<7 || cfg.SyncPeriod != time.Minute) {
 			t.Errorf("%s: %+v", name, cfg)
 		}
 	}
@@ -77,6 +80,7 @@ func TestHealth(t *testing.T) {
 			h.eligible(false)
 		case 3:
 			h.failed()
+			h.pending = h.pending.Add(-2 * tolerance)
 		}
 		for j, path := range []string{"/healthz", "/livez", "/web"} {
 			code, body, weight := ask(path)

@@ -14,8 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	corev1 "k8s.io/api/core/v1"
-
-	"hyperkube/components/proxy/rules"
+	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // health serves /healthz, /metrics, and for load balancers the health of single
@@ -26,10 +25,11 @@ type health struct {
 	metrics                 *metrics
 	log                     *slog.Logger
 
-	mu       sync.Mutex // guards what follows
-	healthy  bool
-	leaving  bool // the node is
-	updated  time.Time
+	mu      sync.Mutex // guards what follows
+	leaving bool       // the node is
+	updated time.Time
+	// pending is since when something could not be written; zero: all is.
+	pending  time.Time
 	services map[string]*serviceHealth // by namespace/name
 }
 
@@ -57,13 +57,24 @@ func (h *health) eligible(yes bool) {
 func (h *health) failed() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.healthy = false
+	if h.pending.IsZero() {
+		h.pending = time.Now()
+	}
 }
 
 func (h *health) succeeded() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.healthy, h.updated = true, time.Now()
+	h.updated, h.pending = time.Now(), time.Time{}
+}
+
+// tolerance is how long the rules may be behind before load balancers are told:
+// twice upstream's default period of synchronization.
+const tolerance = time.Minute
+
+// healthy tells whether the rules are as they should be; mu is held.
+func (h *health) healthy() bool {
+	return !h.updated.IsZero() && (h.pending.IsZero() || time.Since(h.pending) < tolerance)
 }
 
 // start listens; the returned function ends all that serves.
@@ -126,7 +137,7 @@ func serve(address string, handler http.Handler) (*http.Server, error) {
 // is about to go, either.
 func (h *health) serveHealthz(w http.ResponseWriter, _ *http.Request) {
 	h.mu.Lock()
-	healthy, leaving, updated := h.healthy, h.leaving, h.updated
+	healthy, leaving, updated := h.healthy(), h.leaving, h.updated
 	h.mu.Unlock()
 	code := h.answer(w, healthy && !leaving, map[string]any{
 		"lastUpdated": updated.Format(time.RFC3339), "currentTime": time.Now().Format(time.RFC3339), "nodeEligible": !leaving,
@@ -137,7 +148,7 @@ func (h *health) serveHealthz(w http.ResponseWriter, _ *http.Request) {
 // serveLivez tells whether the proxy works, whatever becomes of the node.
 func (h *health) serveLivez(w http.ResponseWriter, _ *http.Request) {
 	h.mu.Lock()
-	healthy, updated := h.healthy, h.updated
+	healthy, updated := h.healthy(), h.updated
 	h.mu.Unlock()
 	code := h.answer(w, healthy, map[string]any{
 		"lastUpdated": updated.Format(time.RFC3339), "currentTime": time.Now().Format(time.RFC3339),
@@ -173,20 +184,30 @@ func (p *Proxy) healthCheckPorts(changed map[string]bool) map[string]*serviceHea
 			continue
 		}
 		s := &serviceHealth{port: uint16(svc.Spec.HealthCheckNodePort)}
-		for _, ports := range []map[string][]*rules.Port{p.ports[false], p.ports[true]} {
-			for _, port := range ports[key] {
-				local := 0
-				for _, e := range port.Endpoints {
-					if e.Local {
-						local++
-					}
-				}
-				s.local = max(s.local, local)
-			}
+		for _, ipv6 := range []bool{false, true} {
+			s.local = max(s.local, readyHere(p.slicesOf(key), p.cfg.NodeName, ipv6))
 		}
 		out[key] = s
 	}
 	return out
+}
+
+// readyHere counts the addresses of a node that are ready in slices.
+func readyHere(list []*discoveryv1.EndpointSlice, node string, ipv6 bool) int {
+	seen := map[string]bool{}
+	for _, slice := range list {
+		if (slice.AddressType == discoveryv1.AddressTypeIPv6) != ipv6 {
+			continue
+		}
+		for i := range slice.Endpoints {
+			e := &slice.Endpoints[i]
+			here := e.NodeName != nil && *e.NodeName == node && len(e.Addresses) > 0
+			if here && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
+				seen[e.Addresses[0]] = true
+			}
+		}
+	}
+	return len(seen)
 }
 
 // serveServices brings the health check ports to what is wanted.
@@ -223,7 +244,7 @@ func (h *health) serviceHandler(key string) http.HandlerFunc {
 		if s := h.services[key]; s != nil {
 			local = s.local
 		}
-		healthy := h.healthy
+		healthy := h.healthy()
 		h.mu.Unlock()
 		namespace, name, _ := strings.Cut(key, "/")
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(local))

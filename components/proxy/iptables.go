@@ -16,6 +16,7 @@ type writer struct {
 	family  string // "4" or "6", as the journal names it
 	command string // "iptables" or "ip6tables", with which -restore and -save begin
 	journal *hostchange.Journal
+	guard   *guard
 	// there is what the kernel has; valid once started is true.
 	there   rules.Set
 	started bool
@@ -23,11 +24,13 @@ type writer struct {
 	again bool
 }
 
-func newWriter(ipv6 bool, journal *hostchange.Journal) *writer {
+// newWriter returns the writer of a family. guard learns which programs write for
+// it; nil: nobody does.
+func newWriter(ipv6 bool, journal *hostchange.Journal, guard *guard) *writer {
 	if ipv6 {
-		return &writer{family: "6", command: "ip6tables", journal: journal}
+		return &writer{family: "6", command: "ip6tables", journal: journal, guard: guard}
 	}
-	return &writer{family: "4", command: "iptables", journal: journal}
+	return &writer{family: "4", command: "iptables", journal: journal, guard: guard}
 }
 
 // jump is a rule in a chain that is not ours, which leads to one that is.
@@ -117,6 +120,7 @@ func (w *writer) start(ctx context.Context, set rules.Set) error {
 	}
 	var input strings.Builder
 	input.WriteString(rules.Restore(rules.Leftover(saved), set))
+	input.WriteString("*mangle\n:" + rules.Canary + " - [0:0]\nCOMMIT\n")
 	for _, table := range []string{"filter", "nat"} {
 		var lines string
 		for _, j := range jumps() {
@@ -135,15 +139,52 @@ func (w *writer) start(ctx context.Context, set rules.Set) error {
 	return nil
 }
 
-// forget has the next write look at what is there, if there was one.
-func (w *writer) forget() {
-	if w.started {
-		w.started, w.again = false, true
+// check looks whether all is there that was written, and has the next write write
+// all if it is not, which it tells.
+func (w *writer) check(ctx context.Context) (gone bool) {
+	if !w.started {
+		return false
 	}
+	saved, err := w.run(ctx, w.command+"-save", nil)
+	if err == nil && w.complete(saved) {
+		return false
+	}
+	w.started, w.again = false, true
+	return true
+}
+
+// complete tells whether the output of iptables-save has all chains with as many
+// rules as were written. How a rule is printed is not how it was written.
+func (w *writer) complete(saved string) bool {
+	for name, table := range map[string]rules.Table{"nat": w.there.NAT, "filter": w.there.Filter} {
+		_, rest, _ := strings.Cut(saved, "*"+name+"\n")
+		text, _, _ := strings.Cut(rest, "COMMIT")
+		count := map[string]int{}
+		for line := range strings.Lines(text) {
+			if chain, ok := strings.CutPrefix(line, ":"); ok {
+				chain, _, _ = strings.Cut(chain, " ")
+				count[chain] += 0
+			} else if chain, ok := strings.CutPrefix(line, "-A "); ok {
+				chain, _, _ = strings.Cut(chain, " ")
+				count[chain]++
+			}
+		}
+		for chain, list := range table {
+			if n, there := count[chain]; !there || n != len(list) {
+				return false
+			}
+		}
+	}
+	for _, j := range jumps() {
+		if !j.in(saved) {
+			return false
+		}
+	}
+	return true
 }
 
 func (w *writer) changes(set rules.Set) []hostchange.Change {
-	var changes []hostchange.Change
+	changes := []hostchange.Change{{Kind: hostchange.Chain, Name: w.family + " mangle " + rules.Canary}}
 	for table, chains := range map[string]rules.Table{"nat": set.NAT, "filter": set.Filter} {
 		for chain := range chains {
 			if !perService(chain) {
@@ -178,7 +219,12 @@ func (w *writer) run(ctx context.Context, name string, input []byte, args ...str
 	cmd := exec.CommandContext(ctx, name, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, &errs
-	if err := cmd.Run(); err != nil {
+	err := cmd.Start()
+	if err == nil {
+		w.guard.own(cmd.Process.Pid)
+		err = cmd.Wait()
+	}
+	if err != nil {
 		if ctx.Err() != nil {
 			return "", ctx.Err()
 		}

@@ -59,13 +59,24 @@ func portsOf(svc *corev1.Service, slices []*discoveryv1.EndpointSlice, here node
 				p.SourceRanges = append(p.SourceRanges, prefix.Masked())
 			}
 		}
-		p.Endpoints, p.HasAny = endpointsOf(slices, sp, here, ipv6, p.LocalInternal || p.LocalExternal)
+		if containsAll(p.SourceRanges) {
+			p.SourceRanges = nil
+		}
+		if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && p.LocalExternal {
+			p.HealthCheckPort = uint16(svc.Spec.HealthCheckNodePort)
+		}
+		p.Endpoints, p.LocalEndpoints, p.Serving = endpointsOf(slices, sp, here, ipv6)
+		p.HasAny = len(p.Endpoints) > 0
 		ports = append(ports, p)
 	}
 	return ports
 }
 
-// labelProxyName on a service says that another proxy takes care of it.
+func containsAll(ranges []netip.Prefix) bool {
+	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() == 0 })
+}
+
+// labelProxyName on a service or slice says that another proxy takes care of it.
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
 func clusterIPs(svc *corev1.Service) []string {
@@ -85,19 +96,16 @@ func addresses(texts []string, ipv6 bool) []netip.Addr {
 	return out
 }
 
-// endpointsOf returns the endpoints of a service's port that take connections:
-// those that are ready, or while none is, those that still serve though they
-// are going (KEP-1669). With hints for all of them, those for this node, else
-// for this zone (topology aware routing, traffic distribution). any tells whether there are endpoints at all.
-func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here node, ipv6, anyPolicyLocal bool) (out []rules.Endpoint, hasAny bool) {
-	type found struct {
-		rules.Endpoint
-		ready, serving, zoneHint, forZone, nodeHint, forNode bool
-	}
+// endpointsOf returns the endpoints of a service's port. Those of any node: the
+// ready ones; with hints for all of them, those for this node, else for this zone
+// (topology aware routing, traffic distribution); while none is ready, those that
+// still serve though they are going (KEP-1669). Those of this node alike, whatever
+// there is elsewhere and whatever is hinted. And all that serve.
+func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here node, ipv6 bool) (anywhere, local []rules.Endpoint, serving []netip.AddrPort) {
 	var all []found
 	seen := map[netip.AddrPort]bool{}
 	for _, slice := range list {
-		if (slice.AddressType == discoveryv1.AddressTypeIPv6) != ipv6 || slice.AddressType == discoveryv1.AddressTypeFQDN {
+		if (slice.AddressType == discoveryv1.AddressTypeIPv6) != ipv6 || slice.AddressType == discoveryv1.AddressTypeFQDN || slice.Labels[labelProxyName] != "" {
 			continue
 		}
 		port := portIn(slice, sp)
@@ -111,63 +119,87 @@ func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here
 			}
 			addr, err := netip.ParseAddr(e.Addresses[0])
 			at := netip.AddrPortFrom(addr, port)
-			if err != nil || seen[at] {
-				continue
-			}
-			f := found{Endpoint: rules.Endpoint{Address: at, Local: e.NodeName != nil && *e.NodeName == here.name}}
-			f.ready = e.Conditions.Ready == nil || *e.Conditions.Ready
-			f.serving = e.Conditions.Serving != nil && *e.Conditions.Serving || e.Conditions.Serving == nil && f.ready
-			if e.Hints != nil {
-				f.zoneHint, f.nodeHint = len(e.Hints.ForZones) > 0, len(e.Hints.ForNodes) > 0
-				for _, z := range e.Hints.ForZones {
-					f.forZone = f.forZone || z.Name == here.zone
-				}
-				for _, n := range e.Hints.ForNodes {
-					f.forNode = f.forNode || n.Name == here.name
-				}
-			}
-			if f.ready || f.serving {
+			if f := see(e, here); err == nil && !seen[at] && (f.ready || f.serving) {
+				f.address = at
 				seen[at] = true
 				all = append(all, f)
 			}
 		}
 	}
-	pick := func(want func(found) bool) []found {
-		var some []found
-		for _, f := range all {
-			if want(f) {
-				some = append(some, f)
-			}
-		}
-		return some
-	}
-	use := pick(func(f found) bool { return f.ready })
-	if len(use) == 0 {
-		use = pick(func(f found) bool { return f.serving })
-	}
-	hasAny = len(use) > 0
-	// near keeps those that are for here, if all say for whom they are and some
-	// are for here.
-	near := func(hinted, forHere func(found) bool) bool {
-		if slices.ContainsFunc(use, func(f found) bool { return !hinted(f) }) || !slices.ContainsFunc(use, forHere) {
-			return false
-		}
-		use = slices.DeleteFunc(use, func(f found) bool { return !forHere(f) })
-		return true
-	}
-	if !anyPolicyLocal && !near(func(f found) bool { return f.nodeHint }, func(f found) bool { return f.forNode }) && here.zone != "" {
-		near(func(f found) bool { return f.zoneHint }, func(f found) bool { return f.forZone })
-	}
-	for _, f := range use {
-		out = append(out, f.Endpoint)
-	}
-	slices.SortFunc(out, func(a, b rules.Endpoint) int {
-		if c := a.Address.Addr().Compare(b.Address.Addr()); c != 0 {
+	slices.SortFunc(all, func(a, b found) int {
+		if c := a.address.Addr().Compare(b.address.Addr()); c != 0 {
 			return c
 		}
-		return cmp.Compare(a.Address.Port(), b.Address.Port())
+		return cmp.Compare(a.address.Port(), b.address.Port())
 	})
-	return out, hasAny
+	for _, f := range all {
+		if f.serving {
+			serving = append(serving, f.address)
+		}
+	}
+	return usable(near(all, here)), usable(pick(all, func(f found) bool { return f.local })), serving
+}
+
+// found is an endpoint, and what matters of it to this node.
+type found struct {
+	address                                          netip.AddrPort
+	ready, serving, terminating, local               bool
+	zoneHinted, forThisZone, nodeHinted, forThisNode bool
+}
+
+func see(e *discoveryv1.Endpoint, here node) found {
+	f := found{local: e.NodeName != nil && *e.NodeName == here.name}
+	f.ready = e.Conditions.Ready == nil || *e.Conditions.Ready
+	f.serving = e.Conditions.Serving == nil || *e.Conditions.Serving
+	f.terminating = e.Conditions.Terminating != nil && *e.Conditions.Terminating
+	if e.Hints != nil {
+		f.zoneHinted, f.nodeHinted = len(e.Hints.ForZones) > 0, len(e.Hints.ForNodes) > 0
+		f.forThisZone = slices.ContainsFunc(e.Hints.ForZones, func(z discoveryv1.ForZone) bool { return z.Name == here.zone })
+		f.forThisNode = slices.ContainsFunc(e.Hints.ForNodes, func(n discoveryv1.ForNode) bool { return n.Name == here.name })
+	}
+	return f
+}
+
+func pick(all []found, want func(found) bool) []found {
+	var some []found
+	for _, f := range all {
+		if want(f) {
+			some = append(some, f)
+		}
+	}
+	return some
+}
+
+// usable keeps the ready ones, and while there is none, those that go and still
+// serve.
+func usable(all []found) []rules.Endpoint {
+	use := pick(all, func(f found) bool { return f.ready })
+	if len(use) == 0 {
+		use = pick(all, func(f found) bool { return f.serving && f.terminating })
+	}
+	var out []rules.Endpoint
+	for _, f := range use {
+		out = append(out, rules.Endpoint{Address: f.address})
+	}
+	return out
+}
+
+// near keeps of the ready ones those that are for here, if all say for whom they
+// are and some are for here. Without any that is ready all are kept.
+func near(all []found, here node) []found {
+	ready := pick(all, func(f found) bool { return f.ready })
+	if len(ready) == 0 {
+		return all
+	}
+	for _, by := range []struct{ hinted, forHere func(found) bool }{
+		{func(f found) bool { return f.nodeHinted }, func(f found) bool { return f.forThisNode }},
+		{func(f found) bool { return f.zoneHinted }, func(f found) bool { return f.forThisZone && here.zone != "" }},
+	} {
+		if len(pick(ready, by.hinted)) == len(ready) && slices.ContainsFunc(ready, by.forHere) {
+			return pick(ready, by.forHere)
+		}
+	}
+	return ready
 }
 
 // portIn returns the number of a service's port in a slice, 0 if it is not

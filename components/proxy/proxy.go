@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -30,22 +32,31 @@ type Config struct {
 	Clients *client.Clients
 	// NodeName tells which endpoints are near.
 	NodeName string
-	// PodCIDRs of the whole cluster.
+	// Local says how traffic of this node's pods is told from other traffic.
+	Local Local
+	// PodCIDRs of the whole cluster, for LocalByClusterCIDR; the first of each
+	// family counts.
 	PodCIDRs []netip.Prefix
+	// PodLink is the bridge of LocalByBridge, or how the names of links begin
+	// of LocalByLinkPrefix.
+	PodLink string
 	// MasqueradeAll masquerades all traffic to cluster IPs.
 	MasqueradeAll bool
 	// LocalhostNodePorts makes node ports answer on 127.0.0.1.
 	LocalhostNodePorts bool
 	// MinSyncPeriod is the least time between two writes; zero is a default.
 	MinSyncPeriod time.Duration
-	// SyncPeriod is how often everything is written again, whatever others have
-	// made of it; zero: never.
+	// SyncPeriod is how often it is looked whether the rules are still there,
+	// where the kernel does not tell of their removal; zero: half a minute.
 	SyncPeriod time.Duration
-	// MasqueradeBit of packets' marks asks for masquerading; zero is bit 14.
-	MasqueradeBit uint
+	// MasqueradeMark is the bit of packets' marks that asks for masquerading;
+	// zero is rules.DefaultMasqueradeMark.
+	MasqueradeMark uint32
 	// NodePortRanges are those of the node's addresses on which node ports
-	// answer; none: all.
-	NodePortRanges []netip.Prefix
+	// answer; of a family without any: all. NodePortsOnPrimary adds the node's
+	// own address of each family as its Node says.
+	NodePortRanges     []netip.Prefix
+	NodePortsOnPrimary bool
 	// Profiling serves /debug/pprof beside the metrics.
 	Profiling bool
 	// HealthzAddress and MetricsAddress to serve on; empty serves none.
@@ -54,6 +65,17 @@ type Config struct {
 	Journal *hostchange.Journal
 	Log     *slog.Logger
 }
+
+// Local is a way to tell traffic of this node's pods.
+type Local int
+
+// The ways there are: upstream's detectLocalMode.
+const (
+	LocalByClusterCIDR Local = iota // its addresses are of all pods' range
+	LocalByNodeCIDR                 // its addresses are of the node's range
+	LocalByBridge                   // it comes in by a bridge
+	LocalByLinkPrefix               // it comes in by a link whose name begins so
+)
 
 // Proxy keeps the rules as services and endpoints are.
 type Proxy struct {
@@ -68,6 +90,7 @@ type Proxy struct {
 	writers  map[bool]*writer // by IPv6
 	health   *health
 	metrics  *metrics
+	guard    *guard
 
 	mu sync.Mutex // guards what follows
 	// changed are the services ("namespace/name") whose ports are to be
@@ -75,10 +98,38 @@ type Proxy struct {
 	changed map[string]bool
 	// triggered is when something happened to pods that endpoints now tell of.
 	triggered []time.Time
-	zone      string
+	node      nodeFacts
 
 	// Owned by the goroutine of Run.
-	ports map[bool]map[string][]*rules.Port // by IPv6, then by service
+	ports   map[bool]map[string][]*rules.Port // by IPv6, then by service
+	liberal bool                              // rules.Config's
+}
+
+// nodeFacts are what of the Node the rules depend on.
+type nodeFacts struct {
+	zone string
+	// addresses and podCIDRs by IPv6: the first of each family.
+	addresses map[bool]netip.Addr
+	podCIDRs  map[bool]netip.Prefix
+}
+
+func factsOf(n *corev1.Node) nodeFacts {
+	f := nodeFacts{zone: n.Labels[corev1.LabelTopologyZone], addresses: map[bool]netip.Addr{}, podCIDRs: map[bool]netip.Prefix{}}
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for _, a := range n.Status.Addresses {
+			addr, err := netip.ParseAddr(a.Address)
+			if _, known := f.addresses[addr.Is6()]; err == nil && a.Type == kind && !known {
+				f.addresses[addr.Is6()] = addr
+			}
+		}
+	}
+	for _, text := range n.Spec.PodCIDRs {
+		prefix, err := netip.ParsePrefix(text)
+		if _, known := f.podCIDRs[prefix.Addr().Is6()]; err == nil && !known {
+			f.podCIDRs[prefix.Addr().Is6()] = prefix.Masked()
+		}
+	}
+	return f
 }
 
 const byService = "proxy-service"
@@ -102,11 +153,12 @@ func New(cfg Config) (*Proxy, error) {
 		dirty:    make(chan struct{}, 1),
 		ready:    make(chan struct{}),
 		started:  time.Now(),
-		writers:  map[bool]*writer{false: newWriter(false, cfg.Journal), true: newWriter(true, cfg.Journal)},
+		guard:    newGuard(cfg.SyncPeriod, cfg.Log),
 		changed:  map[string]bool{},
 		ports:    map[bool]map[string][]*rules.Port{false: {}, true: {}},
 		metrics:  newMetrics(),
 	}
+	p.writers = map[bool]*writer{false: newWriter(false, cfg.Journal, p.guard), true: newWriter(true, cfg.Journal, p.guard)}
 	p.health = newHealth(cfg, p.metrics)
 	if err := p.slices.AddIndexers(cache.Indexers{byService: func(obj any) ([]string, error) {
 		slice := obj.(*discoveryv1.EndpointSlice)
@@ -166,6 +218,11 @@ func (p *Proxy) touch(obj any) {
 	}
 	p.mu.Unlock()
 	p.metrics.queued()
+	p.wake()
+}
+
+// wake has the rules looked at.
+func (p *Proxy) wake() {
 	select {
 	case p.dirty <- struct{}{}:
 	default:
@@ -183,16 +240,18 @@ func (p *Proxy) observe(obj any) {
 		leaving = leaving || t.Key == toBeDeleted
 	}
 	p.health.eligible(!leaving)
-	zone := n.Labels[corev1.LabelTopologyZone]
+	facts := factsOf(n)
 	p.mu.Lock()
-	moved := zone != p.zone
-	p.zone = zone
+	before := p.node
+	p.node = facts
 	p.mu.Unlock()
-	if !moved {
-		return
+	if facts.zone != before.zone {
+		for _, svc := range p.services.GetStore().List() {
+			p.touch(svc)
+		}
 	}
-	for _, svc := range p.services.GetStore().List() {
-		p.touch(svc)
+	if !maps.Equal(facts.addresses, before.addresses) || !maps.Equal(facts.podCIDRs, before.podCIDRs) {
+		p.wake()
 	}
 }
 
@@ -212,7 +271,7 @@ func (p *Proxy) leaves(obj any) {
 // Run keeps the rules until ctx ends. They stay then: traffic goes on while the
 // proxy is away.
 func (p *Proxy) Run(ctx context.Context) error {
-	if p.cfg.LocalhostNodePorts {
+	if p.localhostNodePorts() {
 		if err := p.routeLocalnet(); err != nil {
 			return fmt.Errorf("proxy: %w", err)
 		}
@@ -225,14 +284,15 @@ func (p *Proxy) Run(ctx context.Context) error {
 	if !cache.WaitFor(ctx, "", p.synced...) {
 		return nil
 	}
+	p.liberal = readLiberal()
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	suspect := make(chan struct{}, 1)
+	watching.Go(func() { p.guard.run(ctx, suspect) })
 	retry := time.NewTimer(0)
 	defer retry.Stop()
-	var again <-chan time.Time
-	if p.cfg.SyncPeriod > 0 {
-		ticker := time.NewTicker(p.cfg.SyncPeriod)
-		defer ticker.Stop()
-		again = ticker.C
-	}
 	first := true
 	for {
 		select {
@@ -240,10 +300,15 @@ func (p *Proxy) Run(ctx context.Context) error {
 			return nil
 		case <-p.dirty:
 		case <-retry.C:
-		case <-again:
+		case <-suspect:
+			gone := false
 			for _, w := range p.writers {
-				w.forget()
+				gone = w.check(ctx) || gone
 			}
+			if !gone {
+				continue
+			}
+			p.cfg.Log.Info("somebody removed rules of services: all are written again")
 		}
 		began := time.Now()
 		if err := p.sync(ctx); err != nil {
@@ -278,16 +343,21 @@ func (p *Proxy) sync(ctx context.Context) error {
 	changed := p.changed
 	p.changed = map[string]bool{}
 	p.mu.Unlock()
-	here := node{p.cfg.NodeName, p.nodeZone()}
-	stale := map[bool]*staleFlows{}
+	facts := p.facts()
+	here := node{p.cfg.NodeName, facts.zone}
+	datagrams := map[bool]bool{} // by IPv6: UDP ports changed
+	removed := map[bool][]*rules.Port{}
 	for _, ipv6 := range []bool{false, true} {
-		stale[ipv6] = &staleFlows{}
 		for key := range changed {
 			before := p.ports[ipv6][key]
 			after := p.portsOf(key, here, ipv6)
-			stale[ipv6].compare(before, after)
+			datagrams[ipv6] = datagrams[ipv6] || slices.ContainsFunc(before, isUDP) || slices.ContainsFunc(after, isUDP)
 			if len(after) == 0 {
 				delete(p.ports[ipv6], key)
+				for _, port := range before {
+					port.Serving = nil
+				}
+				removed[ipv6] = append(removed[ipv6], before...)
 			} else {
 				p.ports[ipv6][key] = after
 			}
@@ -299,23 +369,30 @@ func (p *Proxy) sync(ctx context.Context) error {
 		if ipv6 && len(p.ports[ipv6]) == 0 && !p.writers[ipv6].started && !p.writers[ipv6].again {
 			continue
 		}
-		if err := p.writers[ipv6].write(ctx, rules.Build(p.rulesConfig(ipv6), p.sorted(ipv6))); err != nil {
+		all := p.sorted(ipv6)
+		if err := p.writers[ipv6].write(ctx, rules.Build(p.rulesConfig(ipv6, facts), all)); err != nil {
 			p.metrics.failures.WithLabelValues(familyName(ipv6)).Inc()
 			p.again(changed)
 			return err
 		}
 		p.metrics.wrote(ipv6, p.writers[ipv6].there)
-		if err := stale[ipv6].flush(ipv6); err != nil {
+		if !datagrams[ipv6] {
+			continue
+		}
+		// Those that are there win over those that were.
+		if err := frontendsOf(append(removed[ipv6], all...)).flush(ipv6); err != nil {
 			p.cfg.Log.Warn("old UDP flows could not be ended", "err", err)
 		}
 	}
 	return nil
 }
 
-func (p *Proxy) nodeZone() string {
+func isUDP(p *rules.Port) bool { return p.Protocol == "udp" }
+
+func (p *Proxy) facts() nodeFacts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.zone
+	return p.node
 }
 
 func (p *Proxy) takeTriggered() []time.Time {
@@ -355,21 +432,67 @@ func (p *Proxy) slicesOf(key string) []*discoveryv1.EndpointSlice {
 	return out
 }
 
-func (p *Proxy) rulesConfig(ipv6 bool) rules.Config {
+func (p *Proxy) rulesConfig(ipv6 bool, facts nodeFacts) rules.Config {
 	cfg := rules.Config{
-		IPv6: ipv6, MasqueradeAll: p.cfg.MasqueradeAll, LocalhostNodePorts: p.cfg.LocalhostNodePorts, MasqueradeBit: p.cfg.MasqueradeBit,
+		IPv6: ipv6, Pods: p.podTraffic(ipv6, facts), MasqueradeAll: p.cfg.MasqueradeAll, LocalhostNodePorts: p.localhostNodePorts(),
+		MasqueradeMark: p.cfg.MasqueradeMark, Liberal: p.liberal,
 	}
 	for _, r := range p.cfg.NodePortRanges {
 		if r.Addr().Is6() == ipv6 {
 			cfg.NodePortRanges = append(cfg.NodePortRanges, r)
 		}
 	}
-	for _, cidr := range p.cfg.PodCIDRs {
-		if cidr.Addr().Is6() == ipv6 {
-			cfg.PodCIDRs = append(cfg.PodCIDRs, cidr)
-		}
+	if containsAll(cfg.NodePortRanges) {
+		cfg.NodePortRanges = nil
+	} else if own, ok := facts.addresses[ipv6]; ok && p.cfg.NodePortsOnPrimary {
+		cfg.NodePortRanges = append(cfg.NodePortRanges, netip.PrefixFrom(own, own.BitLen()))
+	}
+	if own, ok := facts.addresses[ipv6]; ok {
+		cfg.NodeIPs = []netip.Addr{own}
 	}
 	return cfg
+}
+
+// podTraffic is what tells traffic of this node's pods; zero while nothing does.
+func (p *Proxy) podTraffic(ipv6 bool, facts nodeFacts) rules.Source {
+	switch p.cfg.Local {
+	case LocalByNodeCIDR:
+		if r, ok := facts.podCIDRs[ipv6]; ok {
+			return rules.FromRange(r)
+		}
+	case LocalByBridge:
+		return rules.FromInterface(p.cfg.PodLink)
+	case LocalByLinkPrefix:
+		return rules.FromInterface(p.cfg.PodLink + "+")
+	default:
+		for _, r := range p.cfg.PodCIDRs {
+			if r.Addr().Is6() == ipv6 {
+				return rules.FromRange(r)
+			}
+		}
+	}
+	return rules.Source{}
+}
+
+// localhostNodePorts tells whether node ports answer on 127.0.0.1: not where
+// they answer on some addresses only, and that is none of them.
+func (p *Proxy) localhostNodePorts() bool {
+	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 0})
+	some := p.cfg.NodePortsOnPrimary
+	for _, r := range p.cfg.NodePortRanges {
+		if r.Addr().Is4() && (r.Contains(loopback) || r.Addr().IsLoopback()) {
+			return p.cfg.LocalhostNodePorts
+		}
+		some = some || r.Addr().Is4()
+	}
+	return p.cfg.LocalhostNodePorts && !some
+}
+
+// readLiberal asks whether the kernel lets TCP connections go on with packets
+// that are out of their window.
+func readLiberal() bool {
+	data, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+	return err == nil && len(data) > 0 && data[0] != '0'
 }
 
 // sorted returns all ports in an order that does not change by itself.

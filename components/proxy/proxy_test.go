@@ -188,7 +188,7 @@ func TestTraffic(t *testing.T) {
 
 	// A successor takes over without a second set of jumps.
 	before := save(t)
-	again := newWriter(false, journal)
+	again := newWriter(false, journal, nil)
 	if err := again.write(ctx, p.writers[false].there); err != nil {
 		t.Fatal(err)
 	}
@@ -238,38 +238,65 @@ func get(t *testing.T, address string) string {
 }
 
 func TestEndpointChoice(t *testing.T) {
-	ready := func(ip string, isReady, serving bool, hints ...string) discoveryv1.Endpoint {
-		e := discoveryv1.Endpoint{Addresses: []string{ip}, Conditions: discoveryv1.EndpointConditions{Ready: &isReady, Serving: &serving}}
-		if len(hints) > 0 {
-			e.Hints = &discoveryv1.EndpointHints{}
-			for _, h := range hints {
-				e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: h})
+	// An endpoint is "host state hints": state is r(eady), t(erminating and
+	// serving), d(one) or n(ot ready, not going); hints are zone=a or node=n.
+	parse := func(i int, text string) discoveryv1.Endpoint {
+		words := strings.Fields(text)
+		c := discoveryv1.EndpointConditions{
+			Ready: ptr(words[1] == "r"), Serving: ptr(words[1] == "r" || words[1] == "t"), Terminating: ptr(words[1] == "t" || words[1] == "d"),
+		}
+		e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.0.0.%d", i+1)}, NodeName: &words[0], Conditions: c}
+		for _, hint := range words[2:] {
+			if e.Hints == nil {
+				e.Hints = &discoveryv1.EndpointHints{}
+			}
+			if name, ok := strings.CutPrefix(hint, "zone="); ok {
+				e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: name})
+			} else {
+				e.Hints.ForNodes = append(e.Hints.ForNodes, discoveryv1.ForNode{Name: strings.TrimPrefix(hint, "node=")})
 			}
 		}
 		return e
 	}
-	for _, c := range []struct {
-		name      string
-		endpoints []discoveryv1.Endpoint
-		want      string
+	for name, c := range map[string]struct {
+		endpoints                []string
+		anywhere, local, serving string
 	}{
-		{"ready only", []discoveryv1.Endpoint{ready("10.0.0.1", true, true), ready("10.0.0.2", false, true)}, "10.0.0.1"},
-		{"all terminating", []discoveryv1.Endpoint{ready("10.0.0.1", false, false), ready("10.0.0.2", false, true)}, "10.0.0.2"},
-		{"none", []discoveryv1.Endpoint{ready("10.0.0.1", false, false)}, ""},
-		{"zone", []discoveryv1.Endpoint{ready("10.0.0.1", true, true, "a"), ready("10.0.0.2", true, true, "b")}, "10.0.0.1"},
-		{"hints not for all", []discoveryv1.Endpoint{ready("10.0.0.1", true, true, "a"), ready("10.0.0.2", true, true)}, "10.0.0.1 10.0.0.2"},
+		"ready only":                   {[]string{"n r", "m r", "n d"}, "12", "1", "12"},
+		"all go":                       {[]string{"n d", "m t", "n t"}, "23", "3", "23"},
+		"not ready does not serve":     {[]string{"n n", "m n"}, "", "", ""},
+		"here one goes, ready far off": {[]string{"n t", "m r"}, "2", "1", "12"},
+		"here none, ready far off":     {[]string{"n d", "m r"}, "2", "", "2"},
+		"none":                         {[]string{"n d"}, "", "", ""},
+		"zone":                         {[]string{"n r zone=a", "m r zone=b", "m r zone=a"}, "13", "1", "123"},
+		"zone of others":               {[]string{"n r zone=c", "m r zone=b"}, "12", "1", "12"},
+		"hints not for all":            {[]string{"n r zone=a", "m r"}, "12", "1", "12"},
+		"hints of those that go":       {[]string{"m r zone=a", "m r zone=a", "n t"}, "12", "3", "123"},
+		"node":                         {[]string{"n r zone=a node=n", "m r zone=a node=m"}, "1", "1", "12"},
+		"node of others, zone":         {[]string{"m r zone=a node=m", "m r zone=b node=k"}, "1", "", "12"},
+		"local beyond topology":        {[]string{"n r zone=b", "m r zone=a"}, "2", "1", "12"},
 	} {
 		slice := &discoveryv1.EndpointSlice{
-			AddressType: discoveryv1.AddressTypeIPv4, Endpoints: c.endpoints,
-			Ports: []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))}},
 		}
-		got, _ := endpointsOf([]*discoveryv1.EndpointSlice{slice}, &corev1.ServicePort{Protocol: corev1.ProtocolTCP}, node{"n", "a"}, false, false)
-		var ips []string
-		for _, e := range got {
-			ips = append(ips, e.Address.Addr().String())
+		for i, text := range c.endpoints {
+			slice.Endpoints = append(slice.Endpoints, parse(i, text))
 		}
-		if strings.Join(ips, " ") != c.want {
-			t.Errorf("%s: %v, want %s", c.name, ips, c.want)
+		anywhere, local, serving := endpointsOf([]*discoveryv1.EndpointSlice{slice}, &corev1.ServicePort{Protocol: corev1.ProtocolTCP}, node{"n", "a"}, false)
+		var got [3]string
+		last := func(a netip.AddrPort) string { return a.Addr().String()[len("10.0.0."):] }
+		for _, e := range anywhere {
+			got[0] += last(e.Address)
+		}
+		for _, e := range local {
+			got[1] += last(e.Address)
+		}
+		for _, at := range serving {
+			got[2] += last(at)
+		}
+		if want := [3]string{c.anywhere, c.local, c.serving}; got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
 }

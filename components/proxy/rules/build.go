@@ -3,6 +3,7 @@ package rules
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -11,29 +12,51 @@ import (
 type Config struct {
 	// IPv6: build for that family.
 	IPv6 bool
-	// PodCIDRs of the whole cluster, of this family: traffic from elsewhere
-	// to a cluster IP is masqueraded so that answers come back. None: only
-	// hairpins and node ports are.
-	PodCIDRs []netip.Prefix
+	// Pods tells traffic of this node's pods: what is not to a cluster IP is
+	// masqueraded so that answers come back. Empty: only hairpins and node
+	// ports are.
+	Pods Source
 	// MasqueradeAll masquerades everything to cluster IPs.
 	MasqueradeAll bool
 	// LocalhostNodePorts: node ports answer on 127.0.0.1 too.
 	LocalhostNodePorts bool
-	// MasqueradeBit of packets' marks asks for masquerading; zero is bit 14.
-	MasqueradeBit uint
+	// MasqueradeMark is the bit of packets' marks that asks for masquerading;
+	// zero is DefaultMasqueradeMark.
+	MasqueradeMark uint32
 	// NodePortRanges are those of the node's addresses on which node ports
 	// answer; none: all.
 	NodePortRanges []netip.Prefix
+	// NodeIPs are the node's addresses of this family: a load balancer's source
+	// ranges that contain one let the node reach itself by the balancer's address.
+	NodeIPs []netip.Addr
+	// Liberal: the kernel follows TCP connections whose packets are out of
+	// their window, so that invalid packets are not dropped.
+	Liberal bool
 }
+
+// DefaultMasqueradeMark is upstream's.
+const DefaultMasqueradeMark = 1 << 14
 
 // mark asks for masquerading.
 func (c Config) mark() string {
-	bit := c.MasqueradeBit
-	if bit == 0 {
-		bit = 14
+	mark := c.MasqueradeMark
+	if mark == 0 {
+		mark = DefaultMasqueradeMark
 	}
-	return fmt.Sprintf("%#x", uint32(1)<<bit)
+	return fmt.Sprintf("%#x", mark)
 }
+
+// Source tells traffic by where it comes from. The zero Source tells nothing.
+type Source struct{ match string }
+
+// FromRange is traffic from addresses of a range.
+func FromRange(r netip.Prefix) Source { return Source{"-s " + r.String()} }
+
+// FromInterface is traffic that comes in by an interface; a name that ends in "+"
+// is that of all that begin so.
+func FromInterface(name string) Source { return Source{"-i " + name} }
+
+func (s Source) not() string { return "! " + s.match }
 
 // Table is the chains of one iptables table, with their rules in iptables-save
 // form without "-A CHAIN".
@@ -63,6 +86,10 @@ func Build(cfg Config, ports []*Port) Set {
 	return Set{NAT: b.nat, Filter: b.filter}
 }
 
+// Canary is a chain without rules in each table: when it is gone, somebody has
+// removed what is not theirs, and the rest is likely to be gone too.
+const Canary = "KUBE-PROXY-CANARY"
+
 type builder struct {
 	cfg         Config
 	nat, filter Table
@@ -91,7 +118,10 @@ func (b *builder) fixed() {
 	b.add(b.nat, "KUBE-POSTROUTING", "-m mark ! --mark", markMasq+"/"+markMasq, "-j RETURN")
 	b.add(b.nat, "KUBE-POSTROUTING", "-j MARK --xor-mark", markMasq)
 	b.add(b.nat, "KUBE-POSTROUTING", `-m comment --comment "kubernetes service traffic requiring SNAT"`, "-j MASQUERADE --random-fully")
-	b.add(b.filter, "KUBE-FORWARD", "-m conntrack --ctstate INVALID", "-j DROP")
+	b.nat[Canary], b.filter[Canary] = nil, nil
+	if !b.cfg.Liberal {
+		b.add(b.filter, "KUBE-FORWARD", "-m conntrack --ctstate INVALID", "-j DROP")
+	}
 	b.add(b.filter, "KUBE-FORWARD", `-m comment --comment "kubernetes forwarding rules"`, "-m mark --mark", markMasq+"/"+markMasq, "-j ACCEPT")
 	b.add(b.filter, "KUBE-FORWARD", `-m comment --comment "kubernetes forwarding conntrack rule"`, "-m conntrack --ctstate RELATED,ESTABLISHED", "-j ACCEPT")
 	if b.cfg.LocalhostNodePorts && !b.cfg.IPv6 {
@@ -103,21 +133,20 @@ func (b *builder) fixed() {
 }
 
 func (b *builder) port(p *Port) {
-	local := p.local()
-	internal, external := p.Endpoints, p.Endpoints
-	internalChain := p.chain("KUBE-SVC-")
+	hasInternal, internalChain := p.HasAny, p.chain("KUBE-SVC-")
 	if p.LocalInternal {
-		internal, internalChain = local, p.chain("KUBE-SVL-")
+		hasInternal, internalChain = len(p.LocalEndpoints) > 0, p.chain("KUBE-SVL-")
 	}
+	hasExternal := p.HasAny
 	if p.LocalExternal {
-		external = local
+		hasExternal = len(p.LocalEndpoints) > 0
 	}
 	match := func(ip netip.Addr) string {
 		return fmt.Sprintf("-d %s -p %s -m %s --dport %d", netip.PrefixFrom(ip, ip.BitLen()), p.Protocol, p.Protocol, p.Port)
 	}
 
 	// Who reaches the service by its cluster IP.
-	if len(internal) > 0 {
+	if hasInternal {
 		b.add(b.nat, "KUBE-SERVICES", comment(p, "cluster IP"), match(p.ClusterIP), "-j", internalChain)
 	} else {
 		b.add(b.filter, "KUBE-SERVICES", comment(p, refusal(p)), match(p.ClusterIP), verdict(p))
@@ -125,48 +154,60 @@ func (b *builder) port(p *Port) {
 
 	// Who reaches it from outside.
 	ext := p.chain("KUBE-EXT-")
-	usesExternal := false
 	addresses := append(append([]netip.Addr(nil), p.ExternalIPs...), p.LoadBalancerIPs...)
 	for i, ip := range addresses {
 		name := "external IP"
 		if i >= len(p.ExternalIPs) {
 			name = "loadbalancer IP"
 		}
-		if len(p.Endpoints) == 0 || len(external) == 0 && !p.HasAny {
-			b.add(b.filter, "KUBE-EXTERNAL-SERVICES", comment(p, refusal(p)), match(ip), verdict(p))
-			continue
+		if p.HasAny {
+			b.add(b.nat, "KUBE-SERVICES", comment(p, name), match(ip), "-j", ext)
+			if i >= len(p.ExternalIPs) && len(p.SourceRanges) > 0 {
+				b.firewall(p, ip)
+			}
 		}
-		usesExternal = true
-		b.add(b.nat, "KUBE-SERVICES", comment(p, name), match(ip), "-j", ext)
-		if i >= len(p.ExternalIPs) && len(p.SourceRanges) > 0 {
-			b.firewall(p, ip)
-		}
-		if len(external) == 0 {
+		if !hasExternal {
 			b.add(b.filter, "KUBE-EXTERNAL-SERVICES", comment(p, refusal(p)), match(ip), verdict(p))
 		}
 	}
 	if p.NodePort != 0 {
 		port := fmt.Sprintf("-p %s -m %s --dport %d", p.Protocol, p.Protocol, p.NodePort)
-		if len(p.Endpoints) > 0 {
-			usesExternal = true
+		if p.HasAny {
 			b.add(b.nat, "KUBE-NODEPORTS", comment(p, ""), b.notLocalhost(), port, "-j", ext)
 		}
-		if len(external) == 0 {
+		if !hasExternal {
 			b.add(b.filter, "KUBE-EXTERNAL-SERVICES", comment(p, refusal(p)), "-m addrtype --dst-type LOCAL", port, verdict(p))
 		}
 	}
+	if p.HealthCheckPort != 0 {
+		// A node whose own firewall lets in nothing lets in load balancers.
+		accept := strings.Join([]string{
+			`-m comment --comment "` + p.ID() + ` health check node port"`, fmt.Sprintf("-p tcp -m tcp --dport %d", p.HealthCheckPort), "-j ACCEPT",
+		}, " ")
+		b.filter["KUBE-NODEPORTS"] = append(b.filter["KUBE-NODEPORTS"], accept)
+	}
 
-	if usesExternal {
-		b.external(p, ext, external)
+	if !p.HasAny {
+		return
 	}
-	if len(internal) > 0 && p.LocalInternal || usesExternal && p.LocalExternal && len(local) > 0 {
-		b.balance(p, p.chain("KUBE-SVL-"), local, p.LocalInternal)
+	if p.external() {
+		b.external(p, ext, hasExternal)
 	}
-	if len(p.Endpoints) > 0 && (!p.LocalInternal || usesExternal) {
+	if p.usesLocal() && len(p.LocalEndpoints) > 0 {
+		b.balance(p, p.chain("KUBE-SVL-"), p.LocalEndpoints, p.LocalInternal)
+	}
+	if p.usesAny() && len(p.Endpoints) > 0 {
 		b.balance(p, p.chain("KUBE-SVC-"), p.Endpoints, !p.LocalInternal)
 	}
 	made := map[string]bool{}
-	for _, e := range p.Endpoints {
+	var reached []Endpoint
+	if p.usesAny() {
+		reached = append(reached, p.Endpoints...)
+	}
+	if p.usesLocal() {
+		reached = append(reached, p.LocalEndpoints...)
+	}
+	for _, e := range reached {
 		chain := p.endpointChain(e)
 		if made[chain] {
 			continue
@@ -188,8 +229,9 @@ func (b *builder) notLocalhost() string {
 	return "! -d 127.0.0.0/8"
 }
 
-// external makes the chain of traffic from outside the cluster.
-func (b *builder) external(p *Port, chain string, endpoints []Endpoint) {
+// external makes the chain of traffic from outside the cluster; takes tells
+// whether an endpoint takes such traffic.
+func (b *builder) external(p *Port, chain string, takes bool) {
 	// Pods and this node go to all endpoints whatever the policy says.
 	all := p.chain("KUBE-SVC-")
 	if !p.LocalExternal {
@@ -197,12 +239,12 @@ func (b *builder) external(p *Port, chain string, endpoints []Endpoint) {
 		b.add(b.nat, chain, "-j", all)
 		return
 	}
-	for _, cidr := range b.cfg.PodCIDRs {
-		b.add(b.nat, chain, comment(p, "pod traffic for external destinations"), "-s", cidr.String(), "-j", all)
+	if b.cfg.Pods != (Source{}) {
+		b.add(b.nat, chain, comment(p, "pod traffic for external destinations"), b.cfg.Pods.match, "-j", all)
 	}
 	b.add(b.nat, chain, comment(p, "masquerade LOCAL traffic for external destinations"), "-m addrtype --src-type LOCAL", "-j KUBE-MARK-MASQ")
 	b.add(b.nat, chain, comment(p, "route LOCAL traffic for external destinations"), "-m addrtype --src-type LOCAL", "-j", all)
-	if len(endpoints) > 0 {
+	if takes {
 		b.add(b.nat, chain, "-j", p.chain("KUBE-SVL-"))
 	}
 }
@@ -211,10 +253,18 @@ func (b *builder) external(p *Port, chain string, endpoints []Endpoint) {
 func (b *builder) firewall(p *Port, ip netip.Addr) {
 	chain := p.chain("KUBE-FW-")
 	if _, made := b.filter[chain]; !made {
+		fromNode := false
 		for _, r := range p.SourceRanges {
 			b.add(b.filter, chain, "-s", r.String(), "-j RETURN")
+			fromNode = fromNode || slices.ContainsFunc(b.cfg.NodeIPs, r.Contains)
 		}
-		b.add(b.filter, chain, "-s", netip.PrefixFrom(ip, ip.BitLen()).String(), "-j RETURN")
+		// What the node sends to an address that is one of its own comes from
+		// that address.
+		for _, balancer := range p.LoadBalancerIPs {
+			if fromNode {
+				b.add(b.filter, chain, "-s", netip.PrefixFrom(balancer, balancer.BitLen()).String(), "-j RETURN")
+			}
+		}
 		b.add(b.filter, chain, comment(p, "traffic not accepted by "+chain), "-j DROP")
 	}
 	// The destination was translated by now; conntrack remembers it.
@@ -228,10 +278,8 @@ func (b *builder) balance(p *Port, chain string, endpoints []Endpoint, clusterIP
 		match := fmt.Sprintf("-d %s -p %s -m %s --dport %d", netip.PrefixFrom(p.ClusterIP, p.ClusterIP.BitLen()), p.Protocol, p.Protocol, p.Port)
 		if b.cfg.MasqueradeAll {
 			b.add(b.nat, chain, comment(p, "cluster IP"), match, "-j KUBE-MARK-MASQ")
-		} else {
-			for _, cidr := range b.cfg.PodCIDRs {
-				b.add(b.nat, chain, comment(p, "cluster IP"), "! -s", cidr.String(), match, "-j KUBE-MARK-MASQ")
-			}
+		} else if b.cfg.Pods != (Source{}) {
+			b.add(b.nat, chain, comment(p, "cluster IP"), b.cfg.Pods.not(), match, "-j KUBE-MARK-MASQ")
 		}
 	}
 	if p.Affinity > 0 {

@@ -32,8 +32,17 @@ type Port struct {
 	// LocalInternal and LocalExternal: such traffic goes only to endpoints
 	// of this node.
 	LocalInternal, LocalExternal bool
-	// Endpoints that take new connections, in a fixed order.
+	// HealthCheckPort of the service, which the node lets in; zero if none.
+	HealthCheckPort uint16
+	// Endpoints that take new connections that may go to any node, in a fixed
+	// order.
 	Endpoints []Endpoint
+	// LocalEndpoints take those that must stay on this node. While none here is
+	// ready, endpoints that are going are among these and not among Endpoints.
+	LocalEndpoints []Endpoint
+	// Serving are all endpoints that go on with connections which they have,
+	// on whatever node.
+	Serving []netip.AddrPort
 	// HasAny: the service has endpoints, if only on other nodes. Traffic for
 	// which none is left is dropped then, where otherwise it is rejected.
 	HasAny bool
@@ -42,8 +51,6 @@ type Port struct {
 // Endpoint is one address behind a port.
 type Endpoint struct {
 	Address netip.AddrPort
-	// Local: it is on this node.
-	Local bool
 }
 
 // ID is how comments name the port: "namespace/service:name".
@@ -55,15 +62,15 @@ func (p *Port) ID() string {
 	return id
 }
 
-func (p *Port) local() []Endpoint {
-	var out []Endpoint
-	for _, e := range p.Endpoints {
-		if e.Local {
-			out = append(out, e)
-		}
-	}
-	return out
+// external tells whether the port is reached by more than its cluster IP.
+func (p *Port) external() bool {
+	return p.NodePort != 0 || len(p.ExternalIPs) > 0 || len(p.LoadBalancerIPs) > 0
 }
+
+// usesAny and usesLocal tell which endpoints the port has traffic for. Pods and
+// the node itself are led to those of any node whatever the external policy says.
+func (p *Port) usesAny() bool   { return !p.LocalInternal || p.external() }
+func (p *Port) usesLocal() bool { return p.LocalInternal || p.LocalExternal && p.external() }
 
 // chain names a chain of the port: KUBE-SVC- and so on with a hash.
 func (p *Port) chain(prefix string) string { return prefix + hash(p.ID()+p.Protocol) }

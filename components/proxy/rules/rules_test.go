@@ -11,19 +11,18 @@ import (
 	"testing"
 )
 
-func endpoint(address string, local bool) Endpoint {
-	return Endpoint{Address: netip.MustParseAddrPort(address), Local: local}
-}
+func endpoint(address string) Endpoint { return Endpoint{Address: netip.MustParseAddrPort(address)} }
 
 func web() *Port {
 	return &Port{
 		Namespace: "default", Service: "web", Name: "http", Protocol: "tcp",
 		ClusterIP: netip.MustParseAddr("10.96.0.7"), Port: 80, HasAny: true,
-		Endpoints: []Endpoint{endpoint("10.244.0.5:8080", true), endpoint("10.244.1.5:8080", false)},
+		Endpoints:      []Endpoint{endpoint("10.244.0.5:8080"), endpoint("10.244.1.5:8080")},
+		LocalEndpoints: []Endpoint{endpoint("10.244.0.5:8080")},
 	}
 }
 
-var pods = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+var pods = FromRange(netip.MustParsePrefix("10.244.0.0/16"))
 
 // text is the rules of all chains, sorted, for looking things up.
 func text(t Table) string {
@@ -51,7 +50,7 @@ func TestBuild(t *testing.T) {
 			`-s 10.244.0.5/32 -j KUBE-MARK-MASQ`,
 			`-p tcp -m tcp -j DNAT --to-destination 10.244.1.5:8080`,
 		}, nil, []string{"KUBE-EXT-", "REJECT", "KUBE-SVL-"}},
-		{"no endpoints", func(p *Port) { p.Endpoints, p.HasAny = nil, false }, nil,
+		{"no endpoints", func(p *Port) { p.Endpoints, p.LocalEndpoints, p.HasAny = nil, nil, false }, nil,
 			[]string{`"default/web:http has no endpoints" -d 10.96.0.7/32 -p tcp -m tcp --dport 80 -j REJECT`},
 			[]string{"KUBE-SEP-", "KUBE-SVC-"}},
 		{"node port", func(p *Port) { p.NodePort = 30080 }, []string{
@@ -62,7 +61,7 @@ func TestBuild(t *testing.T) {
 			`-s 10.244.0.0/16 -j KUBE-SVC-`, `-m addrtype --src-type LOCAL -j KUBE-MARK-MASQ`, `-A KUBE-SVL-`,
 		}, nil, []string{"masquerade traffic for external"}},
 		{"local external, none here", func(p *Port) {
-			p.NodePort, p.LocalExternal, p.Endpoints = 30080, true, p.Endpoints[1:]
+			p.NodePort, p.LocalExternal, p.LocalEndpoints = 30080, true, nil
 		}, []string{`-m addrtype --src-type LOCAL -j KUBE-SVC-`},
 			[]string{`"default/web:http has no local endpoints" -m addrtype --dst-type LOCAL -p tcp -m tcp --dport 30080 -j DROP`}, []string{"KUBE-SVL-"}},
 		{"local internal", func(p *Port) { p.LocalInternal = true }, []string{`cluster IP" -d 10.96.0.7/32 -p tcp -m tcp --dport 80 -j KUBE-SVL-`},
@@ -73,11 +72,20 @@ func TestBuild(t *testing.T) {
 		{"source ranges", func(p *Port) {
 			p.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.9")}
 			p.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
-		}, nil, []string{"-s 198.51.100.0/24 -j RETURN", "-j DROP", "-m conntrack --ctorigdst 192.0.2.9 --ctorigdstport 80 -j KUBE-FW-"}, nil},
+		}, nil, []string{"-s 198.51.100.0/24 -j RETURN", "-s 192.0.2.9/32 -j RETURN", "-j DROP", "-m conntrack --ctorigdst 192.0.2.9 --ctorigdstport 80 -j KUBE-FW-"}, nil},
+		{"source ranges without the node", func(p *Port) {
+			p.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.9")}
+			p.SourceRanges = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
+		}, nil, []string{"-s 203.0.113.0/24 -j RETURN"}, []string{"-s 192.0.2.9/32 -j RETURN"}},
+		{"local, one going here, ready ones elsewhere", func(p *Port) {
+			p.NodePort, p.LocalExternal, p.Endpoints = 30080, true, p.Endpoints[1:]
+		}, []string{"-A KUBE-SVL-", "--to-destination 10.244.0.5:8080", "--to-destination 10.244.1.5:8080"}, nil, []string{"statistic", "no local endpoints"}},
+		{"health check port", func(p *Port) { p.HealthCheckPort = 31000 }, nil,
+			[]string{`-A KUBE-NODEPORTS -m comment --comment "default/web:http health check node port" -p tcp -m tcp --dport 31000 -j ACCEPT`}, nil},
 	} {
 		p := web()
 		c.change(p)
-		set := Build(Config{PodCIDRs: pods, LocalhostNodePorts: true}, []*Port{p})
+		set := Build(Config{Pods: pods, LocalhostNodePorts: true, NodeIPs: []netip.Addr{netip.MustParseAddr("198.51.100.7")}}, []*Port{p})
 		nat, filter := text(set.NAT), text(set.Filter)
 		for _, want := range c.nat {
 			if !strings.Contains(nat, want) {
@@ -144,19 +152,23 @@ func TestRestoreAgainstWhole(t *testing.T) {
 			delete(services, n)
 		} else {
 			p := web()
-			p.Service, p.Endpoints = fmt.Sprintf("s%d", n), nil
+			p.Service, p.Endpoints, p.LocalEndpoints = fmt.Sprintf("s%d", n), nil, nil
 			p.LocalExternal, p.LocalInternal = rng.IntN(2) == 0, rng.IntN(2) == 0
 			p.NodePort = uint16(rng.IntN(2) * (30000 + n))
 			for i := range rng.IntN(4) {
-				p.Endpoints = append(p.Endpoints, endpoint(fmt.Sprintf("10.244.0.%d:80", i+1), rng.IntN(2) == 0))
+				p.Endpoints = append(p.Endpoints, endpoint(fmt.Sprintf("10.244.0.%d:80", i+1)))
+				if rng.IntN(2) == 0 {
+					p.LocalEndpoints = append(p.LocalEndpoints, endpoint(fmt.Sprintf("10.244.0.%d:80", i+1+rng.IntN(2)*10)))
+				}
 			}
+			p.HasAny = len(p.Endpoints) > 0
 			services[n] = p
 		}
 		var ports []*Port
 		for _, key := range slices.Sorted(maps.Keys(services)) {
 			ports = append(ports, services[key])
 		}
-		after := Build(Config{PodCIDRs: pods}, ports)
+		after := Build(Config{Pods: pods}, ports)
 		apply(t, kernel, Restore(before, after))
 		if !reflect.DeepEqual(clean(kernel), clean(after)) {
 			t.Fatalf("kernel has\n%v\nwant\n%v", kernel, after)
@@ -194,6 +206,6 @@ func BenchmarkBuild1000(b *testing.B) {
 		ports = append(ports, p)
 	}
 	for b.Loop() {
-		Build(Config{PodCIDRs: pods}, ports)
+		Build(Config{Pods: pods}, ports)
 	}
 }

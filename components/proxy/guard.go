@@ -1,0 +1,206 @@
+package proxy
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// guard tells when others may have removed rules: reloading a firewall flushes
+// all tables. The kernel tells of each change of nf_tables, and who made it; where
+// iptables is the older one, which tells nothing, the rules are looked at every
+// so often, as by upstream's proxy.
+type guard struct {
+	period time.Duration
+	log    *slog.Logger
+
+	mu sync.Mutex // guards what follows
+	// writers are the processes that wrote for the proxy last.
+	writers []int
+}
+
+func newGuard(period time.Duration, log *slog.Logger) *guard {
+	if period <= 0 {
+		period = 30 * time.Second
+	}
+	return &guard{period: period, log: log}
+}
+
+// own takes note that a process writes for the proxy. A nil guard takes none.
+func (g *guard) own(pid int) {
+	if g == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.writers = append(g.writers, pid); len(g.writers) > 32 {
+		g.writers = slices.Delete(g.writers, 0, 16)
+	}
+}
+
+func (g *guard) isOwn(pid int) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Contains(g.writers, pid)
+}
+
+// run sends to suspect, which has room for one, whenever rules may be gone,
+// until ctx ends.
+func (g *guard) run(ctx context.Context, suspect chan<- struct{}) {
+	tell := func() {
+		select {
+		case suspect <- struct{}{}:
+		default:
+		}
+	}
+	told := make(chan struct{})
+	socket, err := listenToRules()
+	if err != nil {
+		g.log.Warn("the kernel does not tell of changes of rules: they are looked at now and then", "err", err)
+	} else {
+		var reading sync.WaitGroup
+		defer reading.Wait()
+		defer socket.Close()
+		reading.Go(func() { g.follow(socket, told, tell) })
+	}
+	ticker := time.NewTicker(g.period)
+	defer ticker.Stop()
+	tick := ticker.C
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-told:
+			// What this proxy writes is told of, so will be what others do.
+			tick, told = nil, nil
+		case <-tick:
+			tell()
+		}
+	}
+}
+
+// follow reads what the kernel tells until the socket is closed. It closes told at
+// the first message.
+func (g *guard) follow(socket *os.File, told chan<- struct{}, tell func()) {
+	buffer := make([]byte, 64<<10)
+	removed, first := false, true
+	for {
+		n, err := socket.Read(buffer)
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			// More than there was room for, so it is not known what.
+			tell()
+			continue
+		case errors.Is(err, os.ErrClosed):
+			return
+		case err != nil:
+			g.log.Warn("the kernel tells no more of changes of rules", "err", err)
+			return
+		}
+		eachRuleChange(buffer[:n], func(c ruleChange) {
+			if first {
+				close(told)
+				first = false
+			}
+			if !c.end {
+				removed = removed || c.removes()
+				return
+			}
+			if removed && !g.isOwn(c.pid) {
+				tell()
+			}
+			removed = false
+		})
+	}
+}
+
+func listenToRules() (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	// Rules by the thousand are written at one instant.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20)
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (unix.NFNLGRP_NFTABLES - 1)}); err != nil {
+		return nil, errors.Join(fmt.Errorf("listening to changes of rules: %w", err), unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), "netlink"), nil
+}
+
+// ruleChange is one message of nf_tables: something was added or removed, or, at
+// the end, all of that came from the process pid.
+type ruleChange struct {
+	kind         int // unix.NFT_MSG_…
+	family       byte
+	table, chain string
+	end          bool
+	pid          int
+}
+
+// removes tells whether something that the proxy may have made is gone.
+func (c ruleChange) removes() bool {
+	if c.family != unix.NFPROTO_IPV4 && c.family != unix.NFPROTO_IPV6 || !slices.Contains([]string{"filter", "nat", "mangle"}, c.table) {
+		return false
+	}
+	switch c.kind {
+	case unix.NFT_MSG_DELTABLE:
+		return true
+	case unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE:
+		return strings.HasPrefix(c.chain, "KUBE-") || slices.Contains([]string{"INPUT", "FORWARD", "OUTPUT", "PREROUTING", "POSTROUTING"}, c.chain)
+	}
+	return false
+}
+
+// eachRuleChange calls visit for each message of nf_tables in data, as far as it
+// can be read.
+func eachRuleChange(data []byte, visit func(ruleChange)) {
+	const header = unix.SizeofNlMsghdr + 4 // struct nfgenmsg
+	for len(data) >= header {
+		length := int(binary.NativeEndian.Uint32(data))
+		if length < header || length > len(data) {
+			return
+		}
+		kind := int(binary.NativeEndian.Uint16(data[4:]))
+		if kind>>8 == unix.NFNL_SUBSYS_NFTABLES {
+			c := ruleChange{kind: kind & 0xff, family: data[unix.SizeofNlMsghdr]}
+			c.end = c.kind == unix.NFT_MSG_NEWGEN
+			eachAttribute(data[header:length], func(attribute int, value []byte) {
+				text := strings.TrimRight(string(value), "\x00")
+				switch {
+				case c.end && attribute == unix.NFTA_GEN_PROC_PID && len(value) == 4:
+					c.pid = int(binary.BigEndian.Uint32(value))
+				case c.end:
+				case attribute == unix.NFTA_RULE_TABLE: // so of chains and tables
+					c.table = text
+				case c.kind == unix.NFT_MSG_DELRULE && attribute == unix.NFTA_RULE_CHAIN,
+					c.kind == unix.NFT_MSG_DELCHAIN && attribute == unix.NFTA_CHAIN_NAME:
+					c.chain = text
+				}
+			})
+			visit(c)
+		}
+		data = data[min(len(data), align4(length)):]
+	}
+}
+
+func eachAttribute(data []byte, visit func(attribute int, value []byte)) {
+	for len(data) >= unix.SizeofNlAttr {
+		length := int(binary.NativeEndian.Uint16(data))
+		if length < unix.SizeofNlAttr || length > len(data) {
+			return
+		}
+		visit(int(binary.NativeEndian.Uint16(data[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER)), data[unix.SizeofNlAttr:length])
+		data = data[min(len(data), align4(length)):]
+	}
+}
+
+func align4(n int) int { return (n + 3) &^ 3 }

@@ -1,0 +1,429 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/proxy/rules"
+)
+
+// bench is a node and a client beside it, each in a network namespace: the test's
+// goroutine is on the node, what at is given runs at the client.
+type bench struct {
+	t      *testing.T
+	client chan func()
+	writer *writer
+}
+
+const (
+	clientIP  = "192.0.2.2"
+	nodeIP    = "192.0.2.1"
+	otherIP   = "198.51.100.1" // the node's, too
+	balancer  = "203.0.113.9"
+	here      = "10.244.0.5" // an endpoint on this node
+	elsewhere = "10.244.1.5" // one that is said to be on another
+)
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for network namespaces")
+	}
+	b := &bench{t: t, client: make(chan func())}
+	// Threads are left in their namespaces: locked, they end with the goroutine.
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	thread := make(chan int)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			t.Error(err)
+		}
+		thread <- unix.Gettid()
+		for f := range b.client {
+			f()
+		}
+	}()
+	t.Cleanup(func() { close(b.client) })
+	tid := <-thread
+	b.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "n0"}, PeerName: "c0", PeerNamespace: netlink.NsPid(tid)}))
+	up(b, "lo", here+"/32", elsewhere+"/32")
+	up(b, "n0", nodeIP+"/24", otherIP+"/32")
+	b.at(func() {
+		up(b, "lo")
+		up(b, "c0", clientIP+"/24")
+		_, all, _ := net.ParseCIDR("0.0.0.0/0")
+		b.must(netlink.RouteAdd(&netlink.Route{Dst: all, Gw: net.ParseIP(nodeIP)}))
+	})
+	b.must(netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.ParseIP(clientIP)}))
+	for _, path := range []string{"ip_forward", "conf/all/route_localnet"} {
+		b.must(os.WriteFile("/proc/sys/net/ipv4/"+path, []byte("1"), 0o644))
+	}
+	for _, ip := range []string{here, elsewhere} {
+		listener, err := net.Listen("tcp", ip+":8080")
+		b.must(err)
+		t.Cleanup(func() { listener.Close() })
+		go func() {
+			for {
+				conn, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				from, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+				fmt.Fprint(conn, ip+" to "+from)
+				conn.Close()
+			}
+		}()
+		packets, err := net.ListenPacket("udp", ip+":8080")
+		b.must(err)
+		t.Cleanup(func() { packets.Close() })
+		go func() {
+			buffer := make([]byte, 64)
+			for {
+				_, from, err := packets.ReadFrom(buffer)
+				if err != nil {
+					return
+				}
+				_, _ = packets.WriteTo([]byte(ip), from)
+			}
+		}()
+	}
+	b.writer = newWriter(false, nil, nil)
+	return b
+}
+
+func (b *bench) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) at(f func()) {
+	done := make(chan struct{})
+	b.client <- func() { defer close(done); f() }
+	<-done
+}
+
+func up(b *bench, name string, addresses ...string) {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		b.t.Error(err)
+		return
+	}
+	for _, text := range addresses {
+		addr, _ := netlink.ParseAddr(text)
+		if err := netlink.AddrAdd(link, addr); err != nil {
+			b.t.Error(err)
+		}
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		b.t.Error(err)
+	}
+}
+
+// ask returns who answers at an address: "ENDPOINT to SOURCE", or "refused", or
+// "silence", for which it does not wait long.
+func ask(address string) string {
+	conn, err := net.DialTimeout("tcp", address, 500*time.Millisecond)
+	switch {
+	case err != nil && strings.Contains(err.Error(), "refused"):
+		return "refused"
+	case err != nil:
+		return "silence"
+	}
+	defer conn.Close()
+	data, err := io.ReadAll(conn)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// expect asks until the answer begins as wanted, or a minute has passed. Silence
+// is expected once.
+func (b *bench) expect(what, address, want string) {
+	b.t.Helper()
+	got := ask(address)
+	for end := time.Now().Add(time.Minute); got == "silence" && want != got && time.Now().Before(end); {
+		got = ask(address)
+	}
+	if !strings.HasPrefix(got, want) {
+		b.t.Errorf("%s: %s answers %q, want %q", what, address, got, want)
+	}
+}
+
+func service(change func(*corev1.ServiceSpec)) *corev1.Service {
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.7", ClusterIPs: []string{"10.96.0.7"},
+			Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}},
+		},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: balancer}}}},
+	}
+	change(&svc.Spec)
+	return svc
+}
+
+// slice is of endpoints "here" and "elsewhere", each ready, or going and serving
+// if it is followed by "-".
+func slice(protocol corev1.Protocol, endpoints ...string) []*discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default"}, AddressType: discoveryv1.AddressTypeIPv4,
+		Ports: []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: &protocol, Port: ptr(int32(8080))}},
+	}
+	for _, e := range endpoints {
+		ip, going := strings.CutSuffix(e, "-")
+		nodeName := "other"
+		if ip == here {
+			nodeName = "n"
+		}
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{ip}, NodeName: &nodeName, Conditions: discoveryv1.EndpointConditions{
+			Ready: ptr(!going), Serving: ptr(true), Terminating: &going,
+		}})
+	}
+	return []*discoveryv1.EndpointSlice{s}
+}
+
+var clusterPods = rules.FromRange(netip.MustParsePrefix("10.244.0.0/16"))
+
+// TestPackets sends packets from the node and from beside it: who answers is what
+// the policies of a service say, as by upstream's proxy.
+func TestPackets(t *testing.T) {
+	b := newBench(t)
+	local, cluster := corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceExternalTrafficPolicyCluster
+	internalLocal := corev1.ServiceInternalTrafficPolicyLocal
+	external := func(p corev1.ServiceExternalTrafficPolicy) func(*corev1.ServiceSpec) {
+		return func(s *corev1.ServiceSpec) { s.ExternalTrafficPolicy = p }
+	}
+	const nodePort, clusterIP, balanced = nodeIP + ":30080", "10.96.0.7:80", balancer + ":80"
+	type asks map[string]string // answer by address
+	for _, c := range []struct {
+		name           string
+		change         func(*corev1.ServiceSpec)
+		endpoints      []string
+		config         rules.Config
+		node, neighbor asks
+	}{
+		{
+			"both here and elsewhere, local", external(local), []string{here, elsewhere}, rules.Config{},
+			nil, asks{nodePort: here + " to " + clientIP, balanced: here + " to " + clientIP},
+		}, {
+			"none here, local", external(local), []string{elsewhere}, rules.Config{},
+			asks{nodePort: elsewhere, "127.0.0.1:30080": elsewhere, balanced: elsewhere, clusterIP: elsewhere}, asks{nodePort: "silence", balanced: "silence", clusterIP: elsewhere},
+		}, {
+			"one here goes, ready elsewhere, local", external(local), []string{here + "-", elsewhere}, rules.Config{},
+			asks{nodePort: elsewhere, clusterIP: elsewhere}, asks{nodePort: here + " to " + clientIP},
+		}, {
+			"all go, cluster", external(cluster), []string{elsewhere + "-"}, rules.Config{},
+			asks{clusterIP: elsewhere}, asks{nodePort: elsewhere, balanced: elsewhere},
+		}, {
+			"none at all", external(local), nil, rules.Config{},
+			asks{clusterIP: "refused"}, asks{nodePort: "refused", balanced: "refused"},
+		}, {
+			"internal local, one here", func(s *corev1.ServiceSpec) { s.InternalTrafficPolicy = &internalLocal }, []string{here + "-", elsewhere}, rules.Config{},
+			asks{clusterIP: here}, asks{clusterIP: here, nodePort: elsewhere},
+		}, {
+			"internal local, none here", func(s *corev1.ServiceSpec) { s.InternalTrafficPolicy = &internalLocal }, []string{elsewhere}, rules.Config{},
+			asks{clusterIP: "silence"}, asks{nodePort: elsewhere},
+		}, {
+			"source range of the neighbour", func(s *corev1.ServiceSpec) { s.LoadBalancerSourceRanges = []string{" 192.0.2.2/32"} }, []string{here}, rules.Config{},
+			asks{balanced: "silence"}, asks{balanced: here, nodePort: here},
+		}, {
+			"source range of others", func(s *corev1.ServiceSpec) { s.LoadBalancerSourceRanges = []string{"198.18.0.0/15"} }, []string{here}, rules.Config{},
+			nil, asks{balanced: "silence", nodePort: here},
+		}, {
+			"source range of all among others", func(s *corev1.ServiceSpec) {
+				s.LoadBalancerSourceRanges = []string{"198.18.0.0/15", "0.0.0.0/0"}
+			}, []string{here}, rules.Config{},
+			nil, asks{balanced: here},
+		}, {
+			"node ports on some addresses", external(cluster), []string{here}, rules.Config{NodePortRanges: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}},
+			asks{"127.0.0.1:30080": "refused"}, asks{nodePort: "refused", otherIP + ":30080": here},
+		}, {
+			"not on loopback", external(cluster), []string{here}, rules.Config{},
+			asks{"127.0.0.2:30080": here}, asks{otherIP + ":30080": here},
+		}, {
+			"by link", external(local), []string{elsewhere}, rules.Config{Pods: rules.FromInterface("n+")},
+			nil, asks{nodePort: elsewhere}, // for what comes in there is of pods
+		},
+	} {
+		if c.config.Pods == (rules.Source{}) {
+			c.config.Pods = clusterPods
+		}
+		c.config.LocalhostNodePorts = true
+		ports := portsOf(service(c.change), slice(corev1.ProtocolTCP, c.endpoints...), node{"n", ""}, false)
+		b.must(b.writer.write(context.Background(), rules.Build(c.config, ports)))
+		for address, want := range c.node {
+			b.expect(c.name+", the node", address, want)
+		}
+		b.at(func() {
+			for address, want := range c.neighbor {
+				b.expect(c.name+", the neighbour", address, want)
+			}
+		})
+	}
+}
+
+// TestAffinity: one that has an endpoint keeps it, by whatever address it comes.
+func TestAffinity(t *testing.T) {
+	b := newBench(t)
+	svc := service(func(s *corev1.ServiceSpec) { s.SessionAffinity = corev1.ServiceAffinityClientIP })
+	ports := portsOf(svc, slice(corev1.ProtocolTCP, here, elsewhere), node{"n", ""}, false)
+	b.must(b.writer.write(context.Background(), rules.Build(rules.Config{Pods: clusterPods}, ports)))
+	b.at(func() {
+		first, _, _ := strings.Cut(ask("10.96.0.7:80"), " ")
+		for range 20 {
+			for _, address := range []string{"10.96.0.7:80", nodeIP + ":30080", balancer + ":80"} {
+				b.expect("affinity", address, first)
+			}
+		}
+	})
+}
+
+// TestDatagrams: a flow of UDP that goes on is led to who serves now.
+func TestDatagrams(t *testing.T) {
+	b := newBench(t)
+	svc := service(func(s *corev1.ServiceSpec) { s.Ports[0].Protocol = corev1.ProtocolUDP })
+	write := func(endpoints ...string) {
+		ports := portsOf(svc, slice(corev1.ProtocolUDP, endpoints...), node{"n", ""}, false)
+		b.must(b.writer.write(context.Background(), rules.Build(rules.Config{Pods: clusterPods}, ports)))
+		b.must(frontendsOf(ports).flush(false))
+	}
+	flows := map[string]net.Conn{}
+	b.at(func() {
+		for _, to := range []string{"10.96.0.7:80", nodeIP + ":30080", balancer + ":80"} {
+			conn, err := net.Dial("udp", to)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			t.Cleanup(func() { conn.Close() })
+			flows[to] = conn
+		}
+	})
+	expect := func(what, want string) {
+		t.Helper()
+		for to, conn := range flows {
+			got := ""
+			for end := time.Now().Add(time.Minute); got == "" && time.Now().Before(end); {
+				_, _ = conn.Write([]byte("hello"))
+				_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+				buffer := make([]byte, 64)
+				n, _ := conn.Read(buffer)
+				got = string(buffer[:n])
+			}
+			if got != want {
+				t.Errorf("%s: %s answers %q, want %q", what, to, got, want)
+			}
+		}
+	}
+	write(here)
+	expect("at first", here)
+	write(here+"-", elsewhere)
+	expect("it goes and still serves", here)
+	write(elsewhere)
+	expect("it is gone", elsewhere)
+	write()
+	write(here)
+	expect("none was there meanwhile", here)
+}
+
+// TestRemovedByOthers: what others remove is noticed by what the kernel tells, and
+// written again; what the proxy removes itself is not taken for that.
+func TestRemovedByOthers(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	ports := portsOf(service(func(*corev1.ServiceSpec) {}), slice(corev1.ProtocolTCP, here), node{"n", ""}, false)
+	set := rules.Build(rules.Config{Pods: clusterPods}, ports)
+	g := newGuard(time.Hour, nil)
+	socket, err := listenToRules()
+	b.must(err)
+	suspect := make(chan struct{}, 1)
+	ended := make(chan struct{})
+	told := make(chan struct{})
+	go func() {
+		defer close(ended)
+		g.follow(socket, told, func() {
+			select {
+			case suspect <- struct{}{}:
+			default:
+			}
+		})
+	}()
+	defer func() { socket.Close(); <-ended }()
+	b.writer.guard = g
+	b.must(b.writer.write(ctx, set))
+	<-told
+	for _, command := range []string{
+		"iptables -t nat -F", "iptables -t nat -F KUBE-SERVICES", "iptables -t filter -F && iptables -t filter -X",
+		"iptables -t nat -D KUBE-SERVICES 1", "iptables -D FORWARD -m comment --comment 'kubernetes forwarding rules' -j KUBE-FORWARD",
+		"printf '*nat\\nCOMMIT\\n*mangle\\nCOMMIT\\n*filter\\nCOMMIT\\n' | iptables-restore",
+	} {
+		// Own changes come before, so that they would be told of first.
+		b.must(b.writer.write(ctx, rules.Build(rules.Config{}, nil)))
+		b.must(b.writer.write(ctx, set))
+		select {
+		case <-suspect:
+			t.Errorf("before %s: own changes were taken for those of others", command)
+		default:
+		}
+		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", command, err, out)
+		}
+		select {
+		case <-suspect:
+		case <-time.After(time.Minute):
+			t.Fatalf("%s was not noticed", command)
+		}
+		if !b.writer.check(ctx) {
+			t.Errorf("%s: the rules seem to be there", command)
+		}
+		b.must(b.writer.write(ctx, set))
+		if b.writer.check(ctx) {
+			t.Errorf("after %s the rules are not what was written", command)
+		}
+		b.expect("after "+command, "10.96.0.7:80", here)
+		// What was noticed twice.
+		select {
+		case <-suspect:
+		default:
+		}
+	}
+	b.must(func() error {
+		saved, err := b.writer.run(ctx, "iptables-save", nil)
+		if err != nil {
+			return err
+		}
+		return b.writer.restoreIfAny(ctx, removal(saved))
+	}())
+	if left := save(t); strings.Contains(left, "KUBE") {
+		t.Errorf("cleaning up left\n%s", left)
+	}
+}
+
+// FuzzRuleChanges: whatever the kernel tells is read or passed over.
+func FuzzRuleChanges(f *testing.F) {
+	f.Add([]byte{28, 0, 0, 0, 5, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 8, 0, 1, 0, 'n', 'a', 't', 0})
+	f.Fuzz(func(_ *testing.T, data []byte) {
+		eachRuleChange(data, func(c ruleChange) { c.removes() })
+	})
+}
