@@ -359,7 +359,13 @@ type builder struct {
 
 // For as client.Builder.
 func (b builder) For(name string) (*client.Clients, error) {
-	return b.as("kube-controller-manager", "system:serviceaccount:kube-system:"+name, "system:serviceaccounts", "system:serviceaccounts:kube-system")
+	const agent = "kube-controller-manager"
+	clients, err := b.api.MeasuredClients(b.shared.Requests, agent, "system:serviceaccount:kube-system:"+name, "system:serviceaccounts", "system:serviceaccounts:kube-system")
+	if err != nil {
+		return nil, err
+	}
+	clients.Informers = b.shared.Informers
+	return clients, nil
 }
 
 // as makes a user's clients with the informers of all.

@@ -50,7 +50,7 @@ func (b *TokenBuilder) For(name string) (*client.Clients, error) {
 	rc.UserAgent = b.own.REST.UserAgent + "/" + name
 	source := &tokenSource{kube: b.own.Kube, account: name, now: time.Now}
 	rc.Wrap(func(rt http.RoundTripper) http.RoundTripper { return &tokenTransport{source: source, next: rt} })
-	c, err := client.New(client.Config{REST: rc})
+	c, err := client.New(client.Config{REST: rc, Requests: b.own.Requests})
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 
@@ -25,6 +26,7 @@ import (
 	"hyperkube/components/controllers/serviceaccounttoken"
 	"hyperkube/internal/client"
 	"hyperkube/internal/leader"
+	"hyperkube/internal/measure"
 )
 
 // Config says what to run and what the single controllers need.
@@ -113,6 +115,9 @@ type Manager struct {
 	log     *slog.Logger
 	ready   chan struct{}
 	running []*running
+
+	registry *prometheus.Registry
+	leaders  *measure.Leaders
 }
 
 // running is one controller with all it needs.
@@ -144,7 +149,16 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{cfg: cfg, log: cfg.Log, ready: make(chan struct{})}
+	m := &Manager{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), registry: prometheus.NewRegistry(), leaders: measure.NewLeaders()}
+	queues := measure.NewQueues()
+	started := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "running_managed_controllers", Help: "[BETA] Indicates where instances of a controller are currently running",
+	}, []string{"name", "manager"})
+	for _, c := range []prometheus.Collector{queues, m.leaders, started, cfg.Clients.Requests, measure.Build(nil)} {
+		if err := m.registry.Register(c); err != nil {
+			return nil, fmt.Errorf("registering metrics: %w", err)
+		}
+	}
 	for _, d := range chosen {
 		if cfg.Served != nil && slices.ContainsFunc(d.needs, func(r schema.GroupVersionResource) bool { return !cfg.Served(r) }) {
 			cfg.Log.Info("controller left out: the API server lacks what it works on", "controller", d.name)
@@ -171,6 +185,8 @@ func New(cfg Config) (*Manager, error) {
 				Clock:     cfg.Clock,
 				Log:       cfg.Log,
 				Workers:   workers,
+				Metrics:   m.registry,
+				Queues:    queues,
 			},
 		})
 		if err != nil {
@@ -180,6 +196,9 @@ func New(cfg Config) (*Manager, error) {
 			continue // it has nothing to do with this Config
 		}
 		m.running = append(m.running, &running{name: d.name, runner: r, recorder: recorder})
+		if d.counted {
+			started.WithLabelValues(d.alias, leaseName).Set(1)
+		}
 	}
 	return m, nil
 }
@@ -187,6 +206,11 @@ func New(cfg Config) (*Manager, error) {
 // Ready is closed once all controllers' informers are synced and their queues
 // are worked on.
 func (m *Manager) Ready() <-chan struct{} { return m.ready }
+
+// Metrics are what the controllers tell of themselves.
+func (m *Manager) Metrics() prometheus.Gatherer {
+	return measure.Page(m.registry, measure.Library("endpoint_slice_"))
+}
 
 // Names are those of the controllers that run, in the order of their start.
 func (m *Manager) Names() []string {

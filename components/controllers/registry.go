@@ -72,6 +72,8 @@ type descriptor struct {
 	user string
 	// source is its name in events.
 	source string
+	// counted says that upstream tells by a metric that it runs.
+	counted bool
 	// off says that "*" does not mean it.
 	off     bool
 	workers int
@@ -86,7 +88,7 @@ type descriptor struct {
 // a cluster needs for its first pod comes first.
 func descriptors() []descriptor {
 	return append([]descriptor{
-		{name: "node-ipam-controller", alias: "nodeipam", user: "node-controller", source: "cidrAllocator", workers: 5, make: makeNodeIPAM},
+		{name: "node-ipam-controller", alias: "nodeipam", user: "node-controller", source: "cidrAllocator", workers: 5, counted: true, make: makeNodeIPAM},
 		{name: "serviceaccount-controller", alias: "serviceaccount", user: "service-account-controller", source: "serviceaccount-controller", workers: 1,
 			make: func(d *deps) (runner, error) { return serviceaccount.New(d.env) }},
 		// Upstream's has no account of its own either.

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"hyperkube/internal/featuregates"
 )
 
 // Flag is one of them.
@@ -22,6 +24,8 @@ type Flag struct {
 	Only []string
 	// Bool flags may come without a value.
 	Bool bool
+	// Check, unless nil, refuses values.
+	Check func(text string) error
 }
 
 // Add adds flags to f, hidden from the help. A flag that is there already stays.
@@ -60,6 +64,11 @@ func (v *value) Set(text string) error {
 	if v.flag.Only != nil && !slices.Contains(v.flag.Only, strings.ToLower(text)) {
 		return fmt.Errorf("not supported: %s", v.flag.Why)
 	}
+	if v.flag.Check != nil {
+		if err := v.flag.Check(text); err != nil {
+			return err
+		}
+	}
 	v.text = text
 	return nil
 }
@@ -91,11 +100,21 @@ func Metrics() []Flag {
 // Versions are the flags that choose features and versions to be like.
 func Versions() []Flag {
 	return []Flag{
-		{Name: "feature-gates", Why: "the features are those that are on by default"},
+		{Name: "feature-gates", Why: "the features are those that are on by default", Check: checkGates},
 		{Name: "emulated-version", Why: "it is of one version alone", Only: []string{"", "1.37", "v1.37", "kube=1.37"}},
 		{Name: "min-compatibility-version", Why: "it is of one version alone"},
 		{Name: "emulation-forward-compatible", Why: "it is of one version alone", Bool: true},
 	}
+}
+
+// checkGates refuses gates that do not exist or that cannot be what they are
+// set to.
+func checkGates(text string) error {
+	gates, err := featuregates.Parse(text)
+	if err != nil {
+		return err
+	}
+	return gates.Check()
 }
 
 // Leading are the flags of leader election that have one value.

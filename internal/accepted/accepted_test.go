@@ -15,7 +15,7 @@ func TestAdd(t *testing.T) {
 		{[]string{"--vmodule=a=4", "--logging-format=text"}, false},
 		{[]string{"--logging-format=json"}, true},
 		{[]string{"--log-text-split-stream"}, true},
-		{[]string{"--log-text-split-stream=false", "--feature-gates=A=true"}, false},
+		{[]string{"--log-text-split-stream=false", "--feature-gates=ContextualLogging=true"}, false},
 		{[]string{"--emulation-forward-compatible", "--emulated-version=1.37"}, false},
 		{[]string{"--emulated-version=1.36"}, true},
 		{[]string{"--mine=3"}, false},

@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/internal/measure"
 )
 
 // Source feeds informers from memory.
@@ -34,6 +36,8 @@ type Config struct {
 	REST *rest.Config
 	// Source is not nil when the API server is in this process.
 	Source Source
+	// Requests measures the requests; nil: that of the Clients is made.
+	Requests *measure.Requests
 }
 
 // Clients is one user's way to the API.
@@ -49,6 +53,8 @@ type Clients struct {
 	// Source is that of Config, for informers of kinds without a Go type in
 	// client-go; nil when the API server is elsewhere.
 	Source Source
+	// Requests measures what is asked of the API server.
+	Requests *measure.Requests
 }
 
 // New makes all clients from cfg.
@@ -62,7 +68,13 @@ func New(cfg Config) (*Clients, error) {
 		// who runs it.
 		rc.WarningHandler = rest.NoWarnings{}
 	}
-	httpClient, err := rest.HTTPClientFor(rc)
+	requests := cfg.Requests
+	if requests == nil {
+		requests = measure.NewRequests()
+	}
+	counted := rest.CopyConfig(rc)
+	counted.Wrap(requests.Wrap)
+	httpClient, err := rest.HTTPClientFor(counted)
 	if err != nil {
 		return nil, fmt.Errorf("making an API client: %w", err)
 	}
@@ -88,6 +100,7 @@ func New(cfg Config) (*Clients, error) {
 		Metadata:  meta,
 		Informers: newInformers(kube, cfg.Source),
 		Source:    cfg.Source,
+		Requests:  requests,
 	}
 	return c, nil
 }

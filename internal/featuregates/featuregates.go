@@ -8,6 +8,7 @@ package featuregates
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -18,11 +19,45 @@ import (
 type state int
 
 const (
-	locked state = iota // on, as upstream's, where it cannot be turned off either
-	on                  // on, and cannot be turned off here
+	on     state = iota // on, and cannot be turned off here
 	off                 // not here
 	either              // changes nothing
 )
+
+// The stages of a feature, as metrics call them.
+const (
+	alpha      = "ALPHA"
+	beta       = "BETA"
+	stable     = ""
+	deprecated = "DEPRECATED"
+)
+
+// gate is what Kubernetes says of a gate, and what is the case here.
+type gate struct {
+	stage string
+	// byDefault is its value when it is not set; a locked one has no other.
+	byDefault, locked bool
+	here              state
+}
+
+// Gate is a gate as it is told of.
+type Gate struct {
+	Name, Stage string
+	// Enabled is whether the feature is here unless the gate is set.
+	Enabled bool
+}
+
+// All yields all gates in the order of their names.
+func All() iter.Seq[Gate] {
+	return func(yield func(Gate) bool) {
+		for _, name := range slices.Sorted(maps.Keys(gates)) {
+			g := gates[name]
+			if !yield(Gate{name, g.stage, g.here == on || g.here == either && g.byDefault}) {
+				return
+			}
+		}
+	}
+}
 
 // Set are gates that were set, by their names.
 type Set map[string]bool
@@ -66,11 +101,11 @@ func (s Set) Check(switches ...string) error {
 		switch {
 		case !known:
 			errs = append(errs, fmt.Errorf("unrecognized feature gate: %s", name))
-		case is == locked && !want:
-			errs = append(errs, fmt.Errorf("cannot set feature gate %s to false, feature is locked to true", name))
-		case is == on && !want:
+		case is.locked && want != is.byDefault:
+			errs = append(errs, fmt.Errorf("cannot set feature gate %s to %v, feature is locked to %v", name, want, is.byDefault))
+		case is.here == on && !want:
 			errs = append(errs, fmt.Errorf("feature gate %s cannot be turned off here", name))
-		case is == off && want:
+		case is.here == off && want:
 			errs = append(errs, fmt.Errorf("feature gate %s cannot be turned on here: what it stands for is not to be had", name))
 		}
 	}

@@ -8,11 +8,12 @@ import (
 func TestCheck(t *testing.T) {
 	for _, c := range []struct{ text, err string }{
 		{"", ""},
-		{"SidecarContainers=true, ImageVolume=true,MemoryQoS=false,KubeletPSI=false", ""},
+		{"PodSchedulingReadiness=true, ImageVolume=true,MemoryQoS=false,WatchListClient=false", ""},
 		{"NoSuch=true", "unrecognized feature gate: NoSuch"},
-		{"SidecarContainers=false", "cannot set feature gate SidecarContainers to false, feature is locked to true"},
-		{"ImageVolume=false", "feature gate ImageVolume cannot be turned off here"},
-		{"NodeLogQuery=true", "feature gate NodeLogQuery cannot be turned on here"},
+		{"ImageVolume=false", "cannot set feature gate ImageVolume to false, feature is locked to true"},
+		{"GitRepoVolumeDriver=true", "cannot set feature gate GitRepoVolumeDriver to true, feature is locked to false"},
+		{"ClusterTrustBundle=false", "feature gate ClusterTrustBundle cannot be turned off here"},
+		{"PodsAPI=true", "feature gate PodsAPI cannot be turned on here"},
 		{"MemoryQoS=true", "cannot be turned on here"},
 		{"Switch=false", ""},
 		{"AllBeta=true,AllAlpha=false", ""},

@@ -66,7 +66,7 @@ func TestFlags(t *testing.T) {
 	}
 	cfg, err = read("--etcd-compaction-interval=0", "--endpoint-reconciler-type=none", "--default-not-ready-toleration-seconds=7",
 		"--kubernetes-service-node-port=30443", "--runtime-config=api/all=true,batch/v1=false,apps/v1/deployments=false", "--watch-cache",
-		"--v=2", "--logging-format=text", "--feature-gates=A=true,B=false", "--default-watch-cache-size=5")
+		"--v=2", "--logging-format=text", "--feature-gates=ContextualLogging=true,MemoryQoS=false", "--default-watch-cache-size=5")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,6 +40,7 @@ import (
 	"hyperkube/components/apiserver/reviews"
 	"hyperkube/components/apiserver/serviceip"
 	"hyperkube/internal/client"
+	"hyperkube/internal/measure"
 	"hyperkube/internal/tokens"
 	"hyperkube/internal/version"
 )
@@ -356,9 +357,15 @@ func (s *Server) extend(reg *registry.Registry) error {
 // from the watch cache. The agent is how they call themselves: it is in managed
 // fields.
 func (s *Server) Clients(agent, userName string, groups ...string) (*client.Clients, error) {
+	return s.MeasuredClients(nil, agent, userName, groups...)
+}
+
+// MeasuredClients are Clients whose requests are measured by those of others;
+// nil: apart.
+func (s *Server) MeasuredClients(requests *measure.Requests, agent, userName string, groups ...string) (*client.Clients, error) {
 	cfg := s.ClientConfig(userName, groups...)
 	cfg.UserAgent = agent
-	return client.New(client.Config{REST: cfg, Source: s.source})
+	return client.New(client.Config{REST: cfg, Source: s.source, Requests: requests})
 }
 
 // ClientConfig is a user's way in within this process.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -37,6 +38,8 @@ type Controller struct {
 	env      control.Env
 	crons    batchlisters.CronJobLister
 	jobIndex cache.Indexer
+	// skew is how long after their time Jobs are made.
+	skew prometheus.Histogram
 }
 
 // New makes the controller.
@@ -44,6 +47,13 @@ func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	crons, jobs := env.Informers.Batch().V1().CronJobs(), env.Informers.Batch().V1().Jobs()
 	c := &Controller{env: env, crons: crons.Lister(), jobIndex: jobs.Informer().GetIndexer()}
+	c.skew = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "cronjob_controller_job_creation_skew_duration_seconds",
+		Help: "[STABLE] Time between when a cronjob is scheduled to be run, and when the corresponding job is created", Buckets: prometheus.ExponentialBuckets(1, 2, 10),
+	})
+	if err := env.Register(c.skew); err != nil {
+		return nil, err
+	}
 	c.Loop = control.NewLoop(env, "cronjob", c.sync)
 	if err := control.AddOwnerIndex(jobs.Informer()); err != nil {
 		return nil, err
@@ -232,6 +242,7 @@ func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 		r.env.Events.Eventf(cj, corev1.EventTypeWarning, control.FailedCreate, "Error creating job: %v", err)
 		return 0, err
 	default:
+		r.skew.Observe(made.CreationTimestamp.Sub(due).Seconds())
 		r.env.Events.Eventf(cj, corev1.EventTypeNormal, control.SuccessfulCreate, "Created job %v", made.Name)
 	}
 	cj.Status.Active = append(cj.Status.Active, corev1.ObjectReference{

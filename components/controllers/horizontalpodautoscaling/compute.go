@@ -51,12 +51,27 @@ func (r *round) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, str
 	if err != nil {
 		return 0, "", fmt.Errorf("unable to get pods while calculating replica count: %w", err)
 	}
+	r.selectors.set(h.Namespace+"/"+h.Name, selector)
+	if all := r.selectors.of(h.Namespace, pods); len(all) > 1 {
+		message := fmt.Sprintf("pods by selector %v are controlled by more than one HPA (e.g. %v)", s.Status.Selector, all[:2])
+		r.env.Events.Event(h, corev1.EventTypeWarning, "AmbiguousSelector", message)
+		r.condition(autoscalingv2.ScalingActive, corev1.ConditionFalse, "AmbiguousSelector", message)
+		return 0, "", errors.New(message)
+	}
 	var best *proposal
 	var first *failure
 	invalid := 0
 	var statuses []autoscalingv2.MetricStatus
 	for i := range h.Spec.Metrics {
+		began := r.env.Clock.Now()
 		p, err := r.ask(ctx, &h.Spec.Metrics[i], s, pods, selector)
+		did, why := "none", error(nil)
+		if err != nil {
+			why = err
+		} else {
+			did = action(s.Spec.Replicas, p.replicas)
+		}
+		r.measures.metric(h.Spec.Metrics[i].Type, did, r.env.Clock.Since(began), why)
 		if err != nil {
 			if invalid++; first == nil {
 				first = err
@@ -152,7 +167,7 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 			Metric: x.Metric, Current: current,
 		}}}, nil
 	}
-	err := fmt.Errorf("unknown metric source type %q", string(m.Type))
+	err := fmt.Errorf("unknown metric source type %q%w", string(m.Type), errSpec)
 	return nil, &failure{"InvalidMetricSourceType", fmt.Errorf("%w", err)}
 }
 

@@ -57,6 +57,9 @@ type Controller struct {
 
 	mu       sync.Mutex
 	memories map[string]*memory // by key; guarded by mu, each used by one worker at a time
+
+	selectors selectors
+	measures  *measures
 }
 
 // New makes the controller.
@@ -79,6 +82,14 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	autoscalers := env.Informers.Autoscaling().V2().HorizontalPodAutoscalers()
 	pods := env.Informers.Core().V1().Pods()
 	c := &Controller{env: env, cfg: cfg, autoscalers: autoscalers.Lister(), pods: pods.Lister(), memories: map[string]*memory{}}
+	c.measures = newMeasures(func() float64 {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return float64(len(c.memories))
+	})
+	if err := env.Register(c.measures.collectors()...); err != nil {
+		return nil, err
+	}
 	c.Loop = control.NewLoop(env, "horizontalpodautoscaler", c.sync)
 	c.Await(pods.Informer())
 	changed := func(old, h *autoscalingv2.HorizontalPodAutoscaler) {
@@ -101,6 +112,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 		c.mu.Lock()
 		delete(c.memories, key)
 		c.mu.Unlock()
+		c.selectors.forget(key)
 		return nil
 	}
 	if err != nil {
@@ -116,7 +128,10 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	}
 	c.mu.Unlock()
 	r := &round{Controller: c, was: h, hpa: h.DeepCopy(), memory: m, now: c.env.Clock.Now()}
-	if err := r.run(ctx); err != nil {
+	did := "none"
+	err = r.run(ctx, &did)
+	c.measures.round(did, c.env.Clock.Since(r.now), err)
+	if err != nil {
 		c.env.Log.DebugContext(ctx, "autoscaler could not do its work", "key", key, "error", err)
 	}
 	if apiequality.Semantic.DeepEqual(r.was.Status, r.hpa.Status) {
@@ -157,7 +172,7 @@ func (r *round) scale(ctx context.Context) (*autoscalingv1.Scale, schema.GroupRe
 	ref := r.hpa.Spec.ScaleTargetRef
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
-		return nil, schema.GroupResource{}, fmt.Errorf("invalid API version in scale target reference: %w", err)
+		return nil, schema.GroupResource{}, fmt.Errorf("invalid API version in scale target reference: %v%w", err, errSpec)
 	}
 	mappings, err := r.cfg.Mapper.RESTMappings(schema.GroupKind{Group: gv.Group, Kind: ref.Kind})
 	if meta.IsNoMatchError(err) {
@@ -177,7 +192,8 @@ func (r *round) scale(ctx context.Context) (*autoscalingv1.Scale, schema.GroupRe
 	return nil, schema.GroupResource{}, err
 }
 
-func (r *round) run(ctx context.Context) error {
+// run looks once; did is how it changed the size of the target.
+func (r *round) run(ctx context.Context, did *string) error {
 	h := r.hpa
 	h.Status.ObservedGeneration = &h.Generation
 	reference := fmt.Sprintf("%s/%s/%s", h.Spec.ScaleTargetRef.Kind, h.Namespace, h.Spec.ScaleTargetRef.Name)
@@ -229,6 +245,7 @@ func (r *round) run(ctx context.Context) error {
 		r.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededRescale", fmt.Sprintf("the HPA controller was able to update the target scale to %d", desired))
 		r.env.Events.Eventf(h, corev1.EventTypeNormal, "SuccessfulRescale", "New size: %d; reason: %s", desired, reason)
 		r.memory.changed(r.now, current, desired)
+		*did = action(current, desired)
 		at := metav1.NewTime(r.now)
 		h.Status.LastScaleTime = &at
 	}

@@ -52,6 +52,7 @@ type Controller struct {
 	jobs     batchlisters.JobLister
 	podIndex cache.Indexer
 	expect   *control.Expectations
+	measures *measures
 
 	mu     sync.Mutex
 	failed map[string]failures // by Job; guarded by mu
@@ -74,6 +75,10 @@ func New(env control.Env) (*Controller, error) {
 		podIndex: pods.Informer().GetIndexer(),
 		expect:   control.NewExpectations(env.Clock),
 		failed:   map[string]failures{},
+		measures: newMeasures(),
+	}
+	if err := env.Register(c.measures.collectors()...); err != nil {
+		return nil, err
 	}
 	c.Loop = control.NewLoop(env, "job", c.sync)
 	if err := control.AddOwnerIndex(pods.Informer()); err != nil {
@@ -137,8 +142,13 @@ func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *batchv
 }
 
 func (c *Controller) podAdded(p *corev1.Pod) {
+	c.measures.seen(nil, p)
+	c.podCame(p)
+}
+
+func (c *Controller) podCame(p *corev1.Pod) {
 	if p.DeletionTimestamp != nil {
-		c.podDeleted(p)
+		c.podGone(p)
 		return
 	}
 	ref := metav1.GetControllerOfNoCopy(p)
@@ -171,6 +181,7 @@ func (c *Controller) stray(p *corev1.Pod, ref *metav1.OwnerReference) {
 }
 
 func (c *Controller) podChanged(old, cur *corev1.Pod) {
+	c.measures.seen(old, cur)
 	was, is := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(cur)
 	if cur.DeletionTimestamp != nil {
 		if j := c.owner(cur.Namespace, is); j != nil {
@@ -192,6 +203,11 @@ func (c *Controller) podChanged(old, cur *corev1.Pod) {
 }
 
 func (c *Controller) podDeleted(p *corev1.Pod) {
+	c.measures.seen(p, nil)
+	c.podGone(p)
+}
+
+func (c *Controller) podGone(p *corev1.Pod) {
 	if j := c.owner(p.Namespace, metav1.GetControllerOfNoCopy(p)); j != nil {
 		c.expect.Deleted(key(j), control.ID(p))
 		c.AddObject(j)
@@ -236,8 +252,10 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 		return err
 	}
 	if m := shared.Spec.ManagedBy; m != nil && *m != name {
+		c.measures.others.WithLabelValues(*m).Inc()
 		return nil
 	}
+	began := c.env.Clock.Now()
 	j := shared.DeepCopy()
 	satisfied := c.expect.Satisfied(k)
 	pods, err := c.claim(ctx, j)
@@ -249,7 +267,10 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	s := &state{Controller: c, job: j, satisfied: satisfied}
 	s.count(pods)
-	return s.advance(ctx)
+	s.action = "reconciling"
+	err = s.advance(ctx)
+	c.measures.synced(s.job, c.env.Clock.Since(began), s.action, err)
+	return err
 }
 
 func (c *Controller) claim(ctx context.Context, j *batchv1.Job) ([]*corev1.Pod, error) {

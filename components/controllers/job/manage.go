@@ -55,6 +55,7 @@ func (s *state) manage(ctx context.Context, wait time.Duration) error {
 	if n <= 0 {
 		return nil
 	}
+	s.action = "pods_created"
 	var free []int
 	if isIndexed(s.job) {
 		free = s.free(n)
@@ -213,6 +214,7 @@ func (s *state) deletePods(ctx context.Context, pods []*corev1.Pod) error {
 	if len(pods) == 0 {
 		return nil
 	}
+	s.action = "pods_deleted"
 	k := key(s.job)
 	ids := make([]string, len(pods))
 	for i, p := range pods {

@@ -37,6 +37,10 @@ type state struct {
 	newSuccess  bool
 	// verdict is why the Job fails by its failure policy, empty if it does not.
 	verdict string
+	// action is what the sync did, for metrics.
+	action string
+	// byPolicy are the actions of the failure policy that decided about a pod.
+	byPolicy map[batchv1.PodFailurePolicyAction]int
 	// succeeded and failed so far, those noted but not yet counted included.
 	succeeded, failed int32
 }
@@ -185,6 +189,12 @@ func (s *state) noteFailed(p *corev1.Pod, index int, hasIndex, before bool) {
 		return
 	}
 	s.counted = append(s.counted, p)
+	if !before && why != "" {
+		if s.byPolicy == nil {
+			s.byPolicy = map[batchv1.PodFailurePolicyAction]int{}
+		}
+		s.byPolicy[action]++
+	}
 	if before || action == batchv1.PodFailurePolicyActionIgnore {
 		return
 	}
@@ -349,6 +359,7 @@ func (s *state) advance(ctx context.Context) error {
 			s.env.Events.Event(s.job, corev1.EventTypeNormal, "Resumed", "Job resumed")
 		}
 		if s.job.DeletionTimestamp == nil && s.satisfied {
+			s.action = "tracking"
 			workErr = s.manage(ctx, wait)
 		}
 	}
@@ -360,14 +371,25 @@ func (s *state) advance(ctx context.Context) error {
 		if done {
 			s.set(batchv1.JobComplete, corev1.ConditionTrue, okReason, okMessage)
 			s.next.CompletionTime = &now
-			s.env.Events.Event(s.job, corev1.EventTypeNormal, "Completed", "Job completed")
 		} else {
 			s.set(batchv1.JobFailed, corev1.ConditionTrue, failReason, failMessage)
-			s.env.Events.Event(s.job, corev1.EventTypeWarning, failReason, failMessage)
 		}
 	}
+	was := s.job.Status
 	if err := s.write(ctx, s.job, s.next); err != nil {
 		return errors.Join(workErr, err)
+	}
+	s.measures.counted(s.job, &was, &s.job.Status)
+	for action, n := range s.byPolicy {
+		s.measures.byPolicy.WithLabelValues(string(action)).Add(float64(n))
+	}
+	switch {
+	case over && done:
+		s.measures.over(s.job, true, okReason)
+		s.env.Events.Event(s.job, corev1.EventTypeNormal, "Completed", "Job completed")
+	case over:
+		s.measures.over(s.job, false, failReason)
+		s.env.Events.Event(s.job, corev1.EventTypeWarning, failReason, failMessage)
 	}
 	// The second step, after the first is written.
 	if err := s.release(ctx, s.counted); err != nil {

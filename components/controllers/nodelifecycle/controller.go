@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	coordv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -87,6 +88,9 @@ type Controller struct {
 	mu     sync.Mutex
 	health map[string]*health // by Node; guarded by mu
 	zones  zones              // guarded by mu
+
+	// evictions counts Nodes that got a NoExecute taint in their zone's turn.
+	evictions *prometheus.CounterVec
 }
 
 // health is what is known of a Node's life, by our own clock.
@@ -118,6 +122,12 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 		health:   map[string]*health{},
 	}
 	c.zones = zones{cfg: c.cfg, byName: map[string]*zone{}}
+	c.evictions = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "node_collector_evictions_total", Help: "[STABLE] Number of Node evictions that happened since current instance of NodeController started.",
+	}, []string{"zone"})
+	if err := env.Register(c.evictions, zoneCollector{c}); err != nil {
+		return nil, err
+	}
 	c.Loop = control.NewLoop(env, "nodelifecycle", c.sync)
 	if err := control.AddNodeIndex(pods.Informer()); err != nil {
 		return nil, err

@@ -171,7 +171,9 @@ func (c *Controller) syncZone(ctx context.Context, name string) error {
 				want = []string{corev1.TaintNodeUnreachable}
 			}
 		}
-		_, err = c.setTaints(ctx, n, corev1.TaintEffectNoExecute, noExecuteKeys, want)
+		if _, err = c.setTaints(ctx, n, corev1.TaintEffectNoExecute, noExecuteKeys, want); err == nil && len(want) > 0 {
+			c.evictions.WithLabelValues(name).Inc()
+		}
 	}
 	if err != nil {
 		// Its turn was taken; it shall not wait for another.

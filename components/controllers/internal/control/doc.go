@@ -7,12 +7,16 @@
 package control
 
 import (
+	"fmt"
 	"log/slog"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
+
+	"hyperkube/internal/measure"
 )
 
 // Env is what each controller gets from the one who composes them.
@@ -27,9 +31,26 @@ type Env struct {
 	Clock clock.PassiveClock
 	// Log is never nil in a controller: take it through Defaulted.
 	Log *slog.Logger
+	// Metrics is where a controller's metrics go; nil: nowhere.
+	Metrics prometheus.Registerer
+	// Queues measures work queues; nil: nobody does.
+	Queues *measure.Queues
 	// Workers is how many objects are worked on at once; less than one means
 	// five.
 	Workers int
+}
+
+// Register shows the metrics of a controller, if they are shown at all.
+func (e Env) Register(all ...prometheus.Collector) error {
+	if e.Metrics == nil {
+		return nil
+	}
+	for _, c := range all {
+		if err := e.Metrics.Register(c); err != nil {
+			return fmt.Errorf("registering metrics: %w", err)
+		}
+	}
+	return nil
 }
 
 // Defaulted returns e with what was left out filled in.

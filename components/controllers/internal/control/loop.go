@@ -11,6 +11,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
+
+	"hyperkube/internal/measure"
 )
 
 // How long a key waits after its first and at most after its n-th failure.
@@ -18,6 +20,36 @@ const (
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 2 * time.Minute
 )
+
+// queueNames are the names under which upstream measures the queues of loops that
+// are called otherwise here.
+var queueNames = map[string]string{
+	"rootca":                           "root_ca_cert_publisher",
+	"resourcequota":                    "resourcequota_primary",
+	"persistentvolume-binder":          "claims",
+	"serviceaccount_token":             "serviceaccount_tokens_service",
+	"garbagecollector":                 "garbage_collector_attempt_to_delete",
+	"garbagecollector-orphan":          "garbage_collector_attempt_to_orphan",
+	"attachdetach":                     "pvcs",
+	"pv-protection":                    "pvprotection",
+	"pvc-protection":                   "pvcprotection",
+	"volumeattributesclass-protection": "vacprotection",
+	"csrapproving":                     "certificate",
+	"csrsigning":                       "certificate",
+	"podgc":                            "orphaned_pods_nodes",
+	"ttlafterfinished":                 "ttl_jobs_to_delete",
+	"service-cidrs":                    "ipaddresses",
+	"nodelifecycle":                    "node_lifecycle_controller",
+	"bootstrap_signer":                 "bootstrap_signer_queue",
+	"endpointslice":                    "endpoint_slice",
+	"endpointslicemirroring":           "endpoint_slice_mirroring",
+	"endpoints":                        "endpoint",
+	"ephemeral-volume":                 "ephemeral_volume",
+	"persistentvolume-expander":        "volume_expand",
+	"clusterroleaggregation":           "ClusterRoleAggregator",
+	"tainteviction":                    "noexec_taint_pod",
+	"clustertrustbundle":               "ca_cert_publisher_cluster_trust_bundles",
+}
 
 // ErrStale says that the cache lacks the controller's own last writes: there is
 // nothing to do but to wait for them.
@@ -32,23 +64,30 @@ type Loop struct {
 	sync    func(ctx context.Context, key string) error
 	log     *slog.Logger
 	queue   workqueue.TypedRateLimitingInterface[string]
-	ready   chan struct{}
-	synced  []cache.DoneChecker
-	prepare func(ctx context.Context) error
+	// measured makes what measures the workers; unmeasured ends it, for the
+	// queue is shut down.
+	measured   func() *measure.Worker
+	unmeasured func()
+	ready      chan struct{}
+	synced     []cache.DoneChecker
+	prepare    func(ctx context.Context) error
 }
 
 // NewLoop makes a loop that hands each key to sync. Its Run must be called, or
 // its goroutine stays.
 func NewLoop(env Env, name string, sync func(ctx context.Context, key string) error) *Loop {
 	env = env.Defaulted()
+	known := name
+	if upstreams := queueNames[name]; upstreams != "" {
+		known = upstreams
+	}
+	queue, unmeasured := env.Queues.New(known, workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry))
 	return &Loop{
 		name:    name,
 		workers: env.Workers,
 		sync:    sync,
 		log:     env.Log.With("controller", name),
-		// The queue has no name, for a named one keeps metrics with a ticker.
-		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)),
+		queue:   queue, unmeasured: unmeasured, measured: func() *measure.Worker { return env.Queues.Worker(known) },
 		ready: make(chan struct{}),
 	}
 }
@@ -100,6 +139,7 @@ func (l *Loop) Ready() <-chan struct{} { return l.ready }
 
 // Run works until ctx ends.
 func (l *Loop) Run(ctx context.Context) error {
+	defer l.unmeasured()
 	defer l.queue.ShutDown()
 	for _, s := range l.synced {
 		select {
@@ -118,8 +158,9 @@ func (l *Loop) Run(ctx context.Context) error {
 	}
 	var wg sync.WaitGroup
 	for range l.workers {
+		w := l.measured()
 		wg.Go(func() {
-			for l.next(ctx) {
+			for l.next(ctx, w) {
 			}
 		})
 	}
@@ -131,11 +172,13 @@ func (l *Loop) Run(ctx context.Context) error {
 }
 
 // next works on one key and returns false once the queue is shut down.
-func (l *Loop) next(ctx context.Context) bool {
+func (l *Loop) next(ctx context.Context, w *measure.Worker) bool {
 	key, down := l.queue.Get()
 	if down {
 		return false
 	}
+	w.Begin()
+	defer w.End()
 	defer l.queue.Done(key)
 	err := l.sync(ctx, key)
 	switch {
