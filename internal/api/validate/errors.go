@@ -3,9 +3,12 @@ package validate
 import (
 	"slices"
 
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
+
+const isImmutable = "field is immutable"
 
 // Errors collects what is wrong with an object. The zero value is ready.
 type Errors struct {
@@ -88,6 +91,47 @@ func (e *Errors) NonNegative(path *field.Path, value int64) {
 	if value < 0 {
 		e.List = append(e.List, field.Invalid(path, value, isNegative).WithOrigin("minimum"))
 	}
+}
+
+// Declared reports findings that upstream makes from the declarations of its
+// types rather than by hand: DeclaredLast moves them behind the others.
+func (e *Errors) Declared(errs ...*field.Error) {
+	for _, err := range errs {
+		e.List = append(e.List, err.MarkCoveredByDeclarative())
+	}
+}
+
+// Immutable reports a declared value that has changed though it may not.
+func (e *Errors) Immutable(path *field.Path) {
+	e.Declared(field.Invalid(path, nil, isImmutable).WithOrigin("immutable"))
+}
+
+// Unchanged reports a declared value that differs from the stored one.
+func Unchanged[T any](e *Errors, path *field.Path, value, old T) {
+	if !apiequality.Semantic.DeepEqual(value, old) {
+		e.Immutable(path)
+	}
+}
+
+// DeclaredLast puts findings that are marked as declared behind those that are
+// not, as upstream tells them, and leaves the order alone otherwise.
+func DeclaredLast(errs field.ErrorList) field.ErrorList {
+	declared := func(e *field.Error) bool { return e.CoveredByDeclarative }
+	if len(errs) < 2 || !slices.ContainsFunc(errs, declared) {
+		return errs
+	}
+	out := make(field.ErrorList, 0, len(errs))
+	for _, e := range errs {
+		if !declared(e) {
+			out = append(out, e)
+		}
+	}
+	for _, e := range errs {
+		if declared(e) {
+			out = append(out, e)
+		}
+	}
+	return out
 }
 
 // Ratchet drops those of the findings on a changed object that its stored
