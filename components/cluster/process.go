@@ -118,9 +118,13 @@ func dying(pid int) bool {
 			if strings.HasPrefix(value, "Z") || strings.HasPrefix(value, "X") {
 				return true
 			}
-		case "SigPnd":
+		case "SigPnd", "ShdPnd":
+			// That of the whole process stays until its end: the thread has
+			// taken its own some time before it is seen to exit.
 			pending, err := strconv.ParseUint(value, 16, 64)
-			return err == nil && pending&(1<<(unix.SIGKILL-1)) != 0
+			if err == nil && pending&(1<<(unix.SIGKILL-1)) != 0 {
+				return true
+			}
 		}
 	}
 	return false
