@@ -165,7 +165,7 @@ spec:
 		var out string
 		// What configures admission is followed within moments, policies
 		// once a second.
-		for range 100 {
+		for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 			if out, _ = s.run(step.input, strings.Fields(step.args)...); strings.Contains(out, step.want) {
 				break
 			}

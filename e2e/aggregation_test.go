@@ -28,7 +28,7 @@ func TestAggregatedServer(t *testing.T) {
 		t.Skip("needs the shared cluster")
 	}
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	const ns = "aggregation"
 	must := func(err error) {
@@ -116,7 +116,7 @@ func TestAggregatedServer(t *testing.T) {
 	t.Cleanup(func() {
 		_ = exec.Command(shared.kubectl, "--kubeconfig", shared.kubeconfig, "delete", "apiservice", "v1alpha1.wardle.example.com").Run()
 	})
-	if out, err := kubectl("wait", "--for=condition=Available", "--timeout=20s", "apiservice/v1alpha1.wardle.example.com"); err != nil {
+	if out, err := kubectl("wait", "--for=condition=Available", "--timeout=180s", "apiservice/v1alpha1.wardle.example.com"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	apply(`{"apiVersion": "wardle.example.com/v1alpha1", "kind": "Flunder", "metadata": {"name": "one"}}`)

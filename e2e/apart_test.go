@@ -2,11 +2,13 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,10 +29,15 @@ import (
 // are the usual ones, too.
 const (
 	apartNode   = "apart"
-	apartLink   = "apart0" // the host's end of the link into the namespace
-	apartHost   = "198.18.7.1"
-	apartIP     = "198.18.7.2"
-	apartCgroup = "/hyperkube-e2e-apart"
+	apartPrefix = "apart" // of the host's end of the link into the namespace
+)
+
+// What several runs on one machine, in APART_ONLY's way, must not share.
+var (
+	apartLink   = apartPrefix + strconv.Itoa(os.Getpid())
+	apartHost   = fmt.Sprintf("198.18.%d.1", 128+os.Getpid()%128)
+	apartIP     = fmt.Sprintf("198.18.%d.2", 128+os.Getpid()%128)
+	apartCgroup = "/hyperkube-e2e-" + apartLink
 )
 
 // apart is a cluster whose components are processes of their own, each started
@@ -81,7 +88,7 @@ func (a *apart) in(t *testing.T) *apart {
 func newApart(t *testing.T) *apart {
 	t.Helper()
 	binary := os.Getenv("HYPERKUBE_E2E")
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	t.Cleanup(cancel)
 	// Not t.TempDir: sockets have short paths.
 	dir, err := os.MkdirTemp("", "apart-")
@@ -119,6 +126,10 @@ func (a *apart) makeNamespace() {
 		_ = holder.Wait()
 	})
 	a.namespace = fmt.Sprintf("/proc/%d/ns/net", holder.Process.Pid)
+	if err := errors.Join(os.WriteFile(holderFile(a.dir), []byte(strconv.Itoa(holder.Process.Pid)), 0o600),
+		current.uses(a.home, ""), current.uses("", apartCgroup)); err != nil {
+		a.Fatal(err)
+	}
 	own, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
 		a.Fatal(err)
@@ -313,7 +324,7 @@ func (a *apart) stop(name string) {
 		if p.err != nil {
 			a.Errorf("%s ended: %v", name, p.err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		a.Errorf("%s does not end", name)
 		_ = p.cmd.Process.Kill()
 		<-p.done
@@ -466,7 +477,7 @@ func (a *apart) runs() {
 	})
 	a.apply(web(2))
 	a.apply(clientPod)
-	a.do("wait", "--for=condition=Ready", "pod/client", "--timeout=60s")
+	a.do("wait", "--for=condition=Ready", "pod/client", "--timeout=180s")
 	a.rollout("web")
 	a.answers(2)
 
@@ -555,7 +566,13 @@ func (a *apart) reconnects() {
 	before, url := a.containers(), a.url()
 	a.kill("etcd")
 	a.startEtcd()
-	a.do("create", "configmap", "after-etcd")
+	a.eventually(30*time.Second, func() error {
+		out, err := a.run("", "create", "configmap", "after-etcd")
+		if err != nil && strings.Contains(out, "already exists") {
+			err = nil
+		}
+		return err
+	})
 	a.kill("kube-apiserver")
 	a.contains(a.get(url), "Hello from pod web-")
 	killed := time.Now()
@@ -633,7 +650,7 @@ imageGCHighThresholdPercent: 100
 	a.rollout("web")
 	a.answers(5)
 	a.apply(clientPod)
-	a.do("wait", "--for=condition=Ready", "pod/client", "--timeout=60s")
+	a.do("wait", "--for=condition=Ready", "pod/client", "--timeout=180s")
 	a.contains(a.do("logs", "client"), "started")
 	a.contains(a.exec("client", "wget -qO- http://"+a.do("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")+"/"), "Hello from pod web-")
 	for name, was := range before {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -91,12 +92,12 @@ func (s *space) client() {
 	s.Helper()
 	s.needBusybox()
 	s.apply(clientPod)
-	s.do("wait", "--for=condition=Ready", "pod/client", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/client", "--timeout=180s")
 }
 
 func (s *space) rollout(name string) {
 	s.Helper()
-	s.do("rollout", "status", "deployment/"+name, "--timeout=90s")
+	s.do("rollout", "status", "deployment/"+name, "--timeout=180s")
 }
 
 // nodePort returns the URL at which the host reaches the Service web.
@@ -144,7 +145,7 @@ func TestApplication(t *testing.T) {
 // get asks a URL from the host.
 func (s *space) get(url string) string {
 	s.Helper()
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Get(url)
 	if err != nil {
 		s.Fatal(err)
@@ -160,7 +161,8 @@ func (s *space) get(url string) string {
 // TestRollingUpdate replaces all pods while requests go on: none may fail.
 func TestRollingUpdate(t *testing.T) {
 	s := newSpace(t)
-	s.apply(web(3))
+	// Who is asked to end still serves until every proxy must have heard of it.
+	s.apply(strings.Replace(web(3), "args: [hello]", "args: [hello, --drain=10s]", 1))
 	s.rollout("web")
 	url := s.nodePort()
 	s.get(url)
@@ -169,7 +171,7 @@ func TestRollingUpdate(t *testing.T) {
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+		client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 		for {
 			select {
 			case <-stop:
@@ -190,10 +192,16 @@ func TestRollingUpdate(t *testing.T) {
 	}()
 	s.do("set", "env", "deployment/web", "ROUND=2")
 	s.rollout("web")
-	time.Sleep(time.Second)
+	enough := sent.Load() + 50
+	s.eventually(time.Second, func() error {
+		if n := sent.Load(); n < enough {
+			return fmt.Errorf("%d requests were sent", n)
+		}
+		return nil
+	})
 	close(stop)
 	<-done
-	if failed.Load() > 0 || sent.Load() < 50 {
+	if failed.Load() > 0 {
 		t.Errorf("%d of %d requests failed: %v", failed.Load(), sent.Load(), reason.Load())
 	}
 	s.contains(s.do("rollout", "history", "deployment/web"), "1", "2")
@@ -335,14 +343,34 @@ spec:
   containers:
   - name: c
     image: ` + busybox + `
-    command: [sh, -c, "for i in $(seq 1 20); do echo line $i; sleep 0.1; done"]
+    command: [sh, -c, "for i in $(seq 1 10); do echo line $i; done; until test -e /tmp/go; do sleep 0.1; done; for i in $(seq 11 20); do echo line $i; sleep 0.1; done"]
 `)
-	s.do("wait", "--for=jsonpath={.status.phase}=Running", "pod/count", "--timeout=60s")
-	out := s.do("logs", "-f", "count")
+	s.do("wait", "--for=jsonpath={.status.phase}=Running", "pod/count", "--timeout=180s")
+	// It goes on when its log is followed.
+	follow := exec.CommandContext(s.ctx, s.kubectl, "-n", s.name, "logs", "-f", "count")
+	follow.Env = append(os.Environ(), "KUBECONFIG="+s.kubeconfig)
+	stdout, err := follow.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := follow.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(stdout)
+	first, err := lines.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.exec("count", "touch /tmp/go")
+	rest, err := io.ReadAll(lines)
+	if err := errors.Join(err, follow.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	out := first + string(rest)
 	for i := 1; i <= 20; i++ {
 		s.contains(out, fmt.Sprintf("line %d\n", i))
 	}
-	s.do("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/count", "--timeout=60s")
+	s.do("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/count", "--timeout=180s")
 	s.contains(s.do("get", "pod", "count"), "Completed")
 }
 
@@ -407,7 +435,7 @@ func TestWatch(t *testing.T) {
 	}()
 	expect := func(parts ...string) {
 		t.Helper()
-		timeout := time.After(20 * time.Second)
+		timeout := time.After(patience)
 		for {
 			select {
 			case line, ok := <-lines:
@@ -424,8 +452,7 @@ func TestWatch(t *testing.T) {
 			}
 		}
 	}
-	// The watch has begun when the CA's object is seen, or nothing is there.
-	time.Sleep(500 * time.Millisecond)
+	// Whether it is listed or watched, it is told as added.
 	s.do("create", "configmap", "c")
 	expect("ADDED", "c")
 	s.do("patch", "configmap", "c", "-p", `{"data":{"a":"b"}}`)
@@ -438,7 +465,7 @@ func TestNamespaceDeletion(t *testing.T) {
 	s := newSpace(t)
 	s.apply(web(2))
 	s.rollout("web")
-	s.do("delete", "namespace", s.name, "--timeout=90s")
+	s.do("delete", "namespace", s.name, "--timeout=180s")
 	if _, err := s.kube.CoreV1().Namespaces().Get(s.ctx, s.name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the namespace: %v", err)
 	}
@@ -486,7 +513,7 @@ func TestPull(t *testing.T) {
 			"  containers:\n  - name: c\n    image: " + ref + "\n    command: [echo, pulled]\n"
 	}
 	s.apply(pod("good", address+"/team/tool:v1", "  imagePullSecrets: [{name: pull}]\n"))
-	s.do("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/good", "--timeout=60s")
+	s.do("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/good", "--timeout=180s")
 	s.contains(s.do("logs", "good"), "pulled")
 	s.contains(s.do("describe", "pod", "good"), "Successfully pulled image")
 

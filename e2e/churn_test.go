@@ -79,7 +79,7 @@ func TestChurn(t *testing.T) {
 		seed = n
 	}
 	t.Logf("%d rounds, the seed is %d", rounds, seed)
-	c := newChurn(t, time.Minute+time.Duration(rounds)*40*time.Second)
+	c := newChurn(t, 10*time.Minute+time.Duration(rounds)*2*time.Minute)
 	for i := range c.nodes {
 		if err := c.create(c.steady(i)); err != nil {
 			t.Fatal(err)
@@ -123,7 +123,7 @@ func newChurn(t *testing.T, bound time.Duration) *churn {
 		}
 		last := *a
 		var cancel context.CancelFunc
-		last.ctx, cancel = context.WithTimeout(context.Background(), time.Minute)
+		last.ctx, cancel = context.WithTimeout(context.Background(), 3*time.Minute)
 		defer cancel()
 		if out, err := last.command(a.binary, "reset", "--root", c.root).CombinedOutput(); err != nil {
 			t.Errorf("reset: %v\n%s", err, out)
@@ -140,7 +140,7 @@ func newChurn(t *testing.T, bound time.Duration) *churn {
 		t.Fatal(err)
 	}
 	rest.QPS, rest.Dial = -1, c.dial
-	rest.Timeout = 10 * time.Second
+	rest.Timeout = 30 * time.Second
 	if c.kube, err = kubernetes.NewForConfig(rest); err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func (c *churn) create(pod *corev1.Pod) error {
 
 func (c *churn) again(try func() error) {
 	c.t.Helper()
-	(&space{T: c.t}).eventually(time.Minute, try)
+	(&space{T: c.t}).eventually(patience, try)
 }
 
 // shell is a pod of one container that runs a script.

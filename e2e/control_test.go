@@ -103,7 +103,7 @@ func TestControlPlane(t *testing.T) {
 	second.sh("ip addr add " + endpoint + "/32 dev eth0")
 	(&machine{alone: s.router}).sh("ip neigh flush all")
 	second.eventually(30*time.Second, func() error {
-		out, err := second.command(second.binary, "kubectl", "--request-timeout=5s", "create", "configmap", "without-the-first").CombinedOutput()
+		out, err := second.command(second.binary, "kubectl", "--request-timeout=20s", "create", "configmap", "without-the-first").CombinedOutput()
 		if err != nil && !strings.Contains(string(out), "already exists") {
 			return fmt.Errorf("two masters of three take no writes: %w\n%s", err, out)
 		}
@@ -132,7 +132,7 @@ func (m *machine) report(what string, args []string) {
 
 // served tells whether the API is at just these addresses.
 func (s *site) served(by *machine, want ...string) error {
-	out, err := by.command(by.binary, "kubectl", "--request-timeout=5s", "get", "endpoints", "kubernetes", "-o", "jsonpath={.subsets[*].addresses[*].ip}").Output()
+	out, err := by.command(by.binary, "kubectl", "--request-timeout=20s", "get", "endpoints", "kubernetes", "-o", "jsonpath={.subsets[*].addresses[*].ip}").Output()
 	if err != nil {
 		return fmt.Errorf("asking where the API is: %w", err)
 	}
@@ -169,7 +169,7 @@ spec: {selector: {app: web}, type: NodePort, ports: [{port: 80, targetPort: 8080
 	if out, err := apply.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	m.kubectl("rollout", "status", "daemonset/web", "--timeout=60s")
+	m.kubectl("rollout", "status", "daemonset/web", "--timeout=180s")
 	var pods corev1.PodList
 	if err := json.Unmarshal([]byte(m.kubectl("get", "pods", "-l", "app=web", "-o", "json")), &pods); err != nil || len(pods.Items) != 3 {
 		t.Fatalf("%d pods, %v", len(pods.Items), err)

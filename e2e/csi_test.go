@@ -100,7 +100,7 @@ spec: {attachRequired: true, podInfoOnMount: true, fsGroupPolicy: File, volumeLi
 	defer cancel()
 	go s.attach(ctx, name)
 	s.apply(s.volumeOf(name, "v", "Filesystem") + s.volumeOf(name, "b", "Block"))
-	s.do("wait", "pvc/v", "--for=jsonpath={.status.phase}=Bound", "--timeout=20s")
+	s.do("wait", "pvc/v", "--for=jsonpath={.status.phase}=Bound", "--timeout=180s")
 	// As if it had grown before the pod came: the node's part is left.
 	s.do("patch", "pv", s.name+"-v", "-p", `{"spec":{"capacity":{"storage":"2Mi"}}}`)
 	s.apply(`
@@ -121,7 +121,7 @@ spec:
     volumeMounts: [{name: v, mountPath: /v}, {name: inline, mountPath: /inline, readOnly: true}]
     volumeDevices: [{name: b, devicePath: /dev/block}]
 `)
-	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=180s")
 	got := s.exec("p", "echo x > /v/file; stat -c %g /v/file; cat /inline/context; echo device > /dev/block; head -c 6 /dev/block")
 	s.contains(got, "2000", "colour=green", "csi.storage.k8s.io/ephemeral=true", "csi.storage.k8s.io/pod.name=p", "device")
 	if data, err := os.ReadFile(filepath.Join(d.Dir, "v", "file")); string(data) != "x\n" {
@@ -177,7 +177,7 @@ func (s *space) registered(status <-chan *registerapi.RegistrationStatus) {
 		if !st.PluginRegistered {
 			s.Fatal(st.Error)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		s.Fatal("the kubelet does not register the driver")
 	}
 }
@@ -271,7 +271,7 @@ spec:
     volumeMounts: [{name: fs, mountPath: /fs}]
     volumeDevices: [{name: raw, devicePath: /dev/raw}]
 `)
-	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=180s")
 	s.contains(s.exec("p", "echo hello > /dev/raw; sync; head -c 6 /dev/raw; echo kept > /fs/file; grep ' /fs ' /proc/mounts"), "hello", "/fs ext4")
 	s.do("delete", "pod", "p")
 	if data, err := os.ReadFile(raw); err != nil || !strings.HasPrefix(string(data), "hello\n") {
@@ -345,7 +345,7 @@ spec:
   terminationGracePeriodSeconds: 0
   volumes: [{name: v, hostPath: {path: ` + dir + `}}]
   containers:` + one("both", "Bidirectional", true) + one("slave", "HostToContainer", false) + one("private", "None", false))
-	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=180s")
 	s.do("exec", "p", "-c", "both", "--", "sh", "-c", "mkdir -p /v/m && mount -t tmpfs none /v/m && touch /v/m/file")
 	if out := s.do("exec", "p", "-c", "slave", "--", "ls", "/v/m"); out != "file" && out != "file\n" {
 		s.Errorf("HostToContainer: %q", out)
@@ -389,7 +389,7 @@ spec:
     - {name: v, mountPath: /all, readOnly: true, recursiveReadOnly: Enabled}
     - {name: v, mountPath: /maybe, readOnly: true, recursiveReadOnly: IfPossible}
 `)
-	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=180s")
 	out := s.exec("p", "for d in plain all maybe; do touch /$d/sub/x 2>/dev/null && echo $d; touch /$d/y 2>/dev/null && echo $d; done; true")
 	if strings.TrimSpace(out) != "plain" {
 		s.Errorf("written to: %q", out)
@@ -492,7 +492,7 @@ spec:
   containers:
   - {name: c, image: ` + busybox + `, command: [sleep, "3600"], volumeMounts: [{name: v, mountPath: /v}]}
 `)
-	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=180s")
 	if got := s.exec("p", "cat /v/ca.pem"); got != first {
 		s.Errorf("anchors:\n%s", got)
 	}

@@ -56,7 +56,7 @@ func TestCustomResources(t *testing.T) {
 	}
 	s.apply(fill(gadgets))
 	t.Cleanup(func() { _, _ = s.run("", "delete", "crd", name, "--ignore-not-found") })
-	s.do("wait", "--for=condition=Established", "crd/"+name, "--timeout=10s")
+	s.do("wait", "--for=condition=Established", "crd/"+name, "--timeout=180s")
 	if out, err := s.run(gadget("one", "color: red, parts: [{name: a, size: 1}]"), "apply", "--server-side", "-f", "-"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -84,7 +84,7 @@ func TestCustomResources(t *testing.T) {
 	s.contains(s.do("get", fill("gadgets.v1alpha1.%NS%.example.com"), "one", "-o", "yaml"), fill("apiVersion: %NS%.example.com/v1alpha1"), "is deprecated; use")
 	s.contains(s.do("get", fill("gd%NS%"), "--field-selector=spec.color=red", "-o", "name"), "one")
 
-	s.do("delete", "crd", name, "--timeout=20s")
+	s.do("delete", "crd", name, "--timeout=180s")
 	if out, err := s.run("", "get", fill("gadgets.%NS%.example.com")); err == nil || !strings.Contains(out, "the server doesn't have a resource type") {
 		t.Errorf("after the definition has gone: %v, %s", err, out)
 	}

@@ -75,7 +75,7 @@ spec:
 		t.Fatal(err)
 	}
 	a.hyperkube("kubectl", "apply", "-f", manifest)
-	a.hyperkube("kubectl", "wait", "--for=condition=Ready", "pod/web", "--timeout=30s")
+	a.hyperkube("kubectl", "wait", "--for=condition=Ready", "pod/web", "--timeout=180s")
 	value := func(args ...string) string { return a.hyperkube(append([]string{"kubectl", "get", "-o"}, args...)...) }
 	service := value("jsonpath={.spec.clusterIP}", "service", "web")
 	pod := value("jsonpath={.status.podIP}", "pod", "web")
@@ -101,7 +101,7 @@ spec:
 		{"nothing.example.test.", "A", nil},
 	} {
 		t.Run(c.kind+" "+c.name, func(t *testing.T) {
-			deadline := time.Now().Add(20 * time.Second)
+			deadline := time.Now().Add(patience)
 			for {
 				got, err := a.ask(c.name, dns.StringToType[c.kind])
 				if err == nil && slices.Equal(got, c.want) {
@@ -118,7 +118,7 @@ spec:
 	// A server that says it is unwell is started again.
 	a.hyperkube("kubectl", "exec", "web", "--", "/hyperkube", "version")
 	a.onThread(func() error {
-		conn, err := net.DialTimeout("tcp", net.JoinHostPort(pod, "8080"), 5*time.Second)
+		conn, err := net.DialTimeout("tcp", net.JoinHostPort(pod, "8080"), time.Minute)
 		if err != nil {
 			return err
 		}
@@ -129,7 +129,7 @@ spec:
 		}
 		return err
 	})
-	a.hyperkube("kubectl", "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}=1", "pod/web", "--timeout=30s")
+	a.hyperkube("kubectl", "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}=1", "pod/web", "--timeout=180s")
 	if out := a.hyperkube("kubectl", "describe", "pod", "web"); !strings.Contains(out, "Liveness probe failed: service unhealthy (responded with \"NOT_SERVING\")") {
 		t.Errorf("no word of the failed probe:\n%s", out)
 	}

@@ -163,9 +163,9 @@ kind: ResourceClaim
 metadata: {name: shared}
 spec: {devices: {requests: [{name: r, exactly: {deviceClassName: ` + d.name + `}}]}}
 ` + pod("fast", "resourceClaimTemplateName: fast"))
-	s.do("wait", "--for=condition=Ready", "pod/fast", "--timeout=30s")
+	s.do("wait", "--for=condition=Ready", "pod/fast", "--timeout=180s")
 	s.apply(pod("a", "resourceClaimName: shared") + pod("b", "resourceClaimName: shared") + pod("late", "resourceClaimTemplateName: fast"))
-	s.do("wait", "--for=condition=Ready", "pod/a", "pod/b", "--timeout=30s")
+	s.do("wait", "--for=condition=Ready", "pod/a", "pod/b", "--timeout=180s")
 	s.contains(s.exec("fast", "env"), "DEVICE_ONE=1")
 	for _, name := range []string{"a", "b"} {
 		s.contains(s.exec(name, "env"), "DEVICE_TWO=2")
@@ -188,7 +188,7 @@ spec: {devices: {requests: [{name: r, exactly: {deviceClassName: ` + d.name + `}
 		return nil
 	})
 	s.do("delete", "pod", "fast", "--wait")
-	s.do("wait", "--for=condition=Ready", "pod/late", "--timeout=30s")
+	s.do("wait", "--for=condition=Ready", "pod/late", "--timeout=180s")
 	s.contains(s.exec("late", "env"), "DEVICE_ONE=1")
 
 	s.do("delete", "pod", "a", "b", "late", "--wait")

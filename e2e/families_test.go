@@ -113,7 +113,7 @@ func TestFamilies(t *testing.T) {
 			m := newNetworked(t, c.addresses...)
 			m.hyperkube(append([]string{"up", "--root", m.root}, c.flags...)...)
 			m.apply(familiesManifest)
-			m.kubectl("wait", "--for=condition=Ready", "pod/web", "pod/client", "--timeout=30s")
+			m.kubectl("wait", "--for=condition=Ready", "pod/web", "pod/client", "--timeout=180s")
 			var pod corev1.Pod
 			if err := json.Unmarshal([]byte(m.kubectl("get", "pod", "web", "-o", "json")), &pod); err != nil {
 				t.Fatal(err)
@@ -196,7 +196,7 @@ func TestNetworkPlugin(t *testing.T) {
 	}
 	m.hyperkube("up", "--root", m.root, "--cluster-cidr=10.66.0.0/16")
 	m.apply(familiesManifest)
-	m.kubectl("wait", "--for=condition=Ready", "pod/web", "pod/client", "--timeout=30s")
+	m.kubectl("wait", "--for=condition=Ready", "pod/web", "pod/client", "--timeout=180s")
 	if ip := m.kubectl("get", "pod", "web", "-o", "jsonpath={.status.podIP}"); !strings.HasPrefix(ip, "10.66.0.") {
 		t.Errorf("the pod has address %q", ip)
 	}

@@ -15,7 +15,7 @@ import (
 type host map[string][]string
 
 // snapshotHost looks at links, routes, mounts, iptables rules, cgroups,
-// processes of the project, kernel parameters and folders.
+// processes of such runs, kernel parameters and folders.
 func snapshotHost() (host, error) {
 	h := host{}
 	for name, command := range map[string][]string{
@@ -36,12 +36,9 @@ func snapshotHost() (host, error) {
 			}
 		}
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
+	var err error
+	if h["mounts"], err = mountPoints(); err != nil {
 		return nil, err
-	}
-	for _, line := range strings.Split(strings.TrimSpace(string(mounts)), "\n") {
-		h["mounts"] = append(h["mounts"], strings.Fields(line)[4])
 	}
 	err = filepath.WalkDir("/sys/fs/cgroup", func(path string, entry os.DirEntry, err error) error {
 		if err == nil && entry.IsDir() {
@@ -57,10 +54,14 @@ func snapshotHost() (host, error) {
 		return nil, err
 	}
 	for _, path := range processes {
-		data, _ := os.ReadFile(path)
-		words := strings.Split(string(data), "\x00")
-		if base := filepath.Base(words[0]); strings.HasPrefix(base, "hyperkube") || strings.HasPrefix(base, "kube") || base == "pause" {
-			h["processes"] = append(h["processes"], strings.Join(words, " "))
+		environ, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "environ"))
+		_, of, marked := strings.Cut("\x00"+string(environ), "\x00"+markEnv+"=")
+		if !marked {
+			continue
+		}
+		of, _, _ = strings.Cut(of, "\x00")
+		if data, _ := os.ReadFile(path); len(data) > 0 { // else it has just ended
+			h["processes"] = append(h["processes"], of+": "+strings.ReplaceAll(string(data), "\x00", " "))
 		}
 	}
 	for _, name := range []string{

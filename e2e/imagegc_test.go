@@ -93,7 +93,7 @@ func (a *apart) collectsImages() {
 	used, unused := from+"/used:1", from+"/unused:1"
 	a.inside(a.binary, "image", "--root="+a.home, "pull", used, unused)
 	a.apply(strings.ReplaceAll(strings.ReplaceAll(clientPod, busybox, used), "name: client", "name: user"))
-	a.do("wait", "--for=condition=Ready", "pod/user", "--timeout=60s")
+	a.do("wait", "--for=condition=Ready", "pod/user", "--timeout=180s")
 	a.stop("kubelet")
 	old, err := os.ReadFile(a.path("kubelet.yaml"))
 	if err != nil {

@@ -22,13 +22,17 @@ type space struct {
 	ctx  context.Context
 }
 
+// patience is how long is waited at least for what should happen at once: the
+// machine may be busy.
+const patience = 2 * time.Minute
+
 // newSpace makes a namespace that goes with the test.
 func newSpace(t *testing.T) *space {
 	t.Helper()
 	if shared == nil {
 		t.Skip("no cluster")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	t.Cleanup(cancel)
 	ns, err := shared.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"},
@@ -83,9 +87,11 @@ func (s *space) exec(pod, command string) string {
 	return s.do("exec", "-q", pod, "--", "/bin/busybox", "sh", "-c", command)
 }
 
-// eventually tries until f returns nil, for at most a while.
+// eventually tries until f returns nil, for a while: within is what a quiet machine
+// takes at most, a busy one is given patience.
 func (s *space) eventually(within time.Duration, f func() error) {
 	s.Helper()
+	within = max(within, patience)
 	deadline := time.Now().Add(within)
 	for {
 		err := f()

@@ -1,7 +1,9 @@
 // Package e2e tests running clusters on this kernel: real containers, real
 // packets, real kills. It needs root and the program to test in
 // $HYPERKUBE_E2E; without that it tests nothing. What it changes on the host is
-// taken back, and that is tested, too.
+// taken back, and that is tested, too; also when the tests are killed: a guard
+// waits for their end, and where that is killed as well, the next run begins by
+// taking back what is left.
 //
 // With $HYPERKUBE_E2E_APART_ONLY set the cluster that most tests share is not
 // started, and only those run that have one of their own elsewhere: they can be
@@ -35,42 +37,46 @@ type cluster struct {
 var shared *cluster
 
 func TestMain(m *testing.M) {
+	if binary := os.Getenv(guardEnv); binary != "" {
+		os.Exit(beGuard(binary))
+	}
 	binary := os.Getenv("HYPERKUBE_E2E")
 	if binary == "" {
 		fmt.Println("e2e: $HYPERKUBE_E2E is not set: nothing is tested (make e2e)")
 		os.Exit(0)
 	}
-	if os.Getenv("HYPERKUBE_E2E_APART_ONLY") != "" {
-		os.Setenv("KUBE_CACHE_MUTATION_DETECTOR", "true")
-		os.Exit(m.Run())
-	}
-	os.Exit(run(m, binary))
+	os.Exit(runTests(m, binary, os.Getenv("HYPERKUBE_E2E_APART_ONLY") == ""))
 }
 
-func run(m *testing.M, binary string) int {
+// runTests runs all tests; with a shared cluster if usual.
+func runTests(m *testing.M, binary string, usual bool) (code int) {
 	if os.Geteuid() != 0 {
 		fmt.Println("e2e: needs root")
 		return 1
+	}
+	var err error
+	if current, err = beginRun(binary, usual); err != nil {
+		fmt.Println("e2e:", err)
+		return 1
+	}
+	defer func() {
+		if err := current.end(); err != nil {
+			fmt.Println("e2e:", err)
+			code = 1
+		}
+	}()
+	os.Setenv("KUBE_CACHE_MUTATION_DETECTOR", "true")
+	if !usual {
+		return m.Run()
 	}
 	if _, err := os.Stat("/var/lib/hyperkube/cluster.json"); err == nil {
 		fmt.Println("e2e: this machine has a cluster: take it away with hyperkube reset")
 		return 1
 	}
-	dir, err := os.MkdirTemp("", "hyperkube-e2e-")
-	if err != nil {
-		fmt.Println("e2e:", err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	before, err := snapshotHost()
-	if err != nil {
-		fmt.Println("e2e:", err)
-		return 1
-	}
-	os.Setenv("KUBECONFIG", filepath.Join(dir, "kubeconfig"))
-	os.Setenv("KUBE_CACHE_MUTATION_DETECTOR", "true")
-	c := &cluster{binary: binary, kubeconfig: filepath.Join(dir, "kubeconfig"), dir: dir}
-	code := 1
+	file := filepath.Join(current.Dir, "kubeconfig")
+	os.Setenv("KUBECONFIG", file)
+	c := &cluster{binary: binary, kubeconfig: file, dir: current.Dir}
+	code = 1
 	if err := c.up(); err != nil {
 		fmt.Println("e2e: up:", err)
 		c.printLog()
@@ -85,12 +91,7 @@ func run(m *testing.M, binary string) int {
 		fmt.Printf("e2e: reset: %v\n%s", err, out)
 		code = 1
 	}
-	after, err := snapshotHost()
-	if err != nil {
-		fmt.Println("e2e:", err)
-		return 1
-	}
-	if diff := before.diff(after); diff != "" {
+	if diff := current.settle(time.Minute); diff != "" {
 		fmt.Println("e2e: the host is not as it was before:\n" + diff)
 		code = 1
 	}
@@ -99,7 +100,7 @@ func run(m *testing.M, binary string) int {
 
 // up starts the cluster and connects to it.
 func (c *cluster) up(args ...string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, c.binary, append([]string{"up"}, args...)...).CombinedOutput()
 	fmt.Print(string(out))

@@ -59,7 +59,7 @@ func (m *machine) kubectl(args ...string) string {
 // eventually tries until there is no error.
 func (m *machine) eventually(bound time.Duration, try func() error) {
 	m.t.Helper()
-	deadline := time.Now().Add(bound)
+	deadline := time.Now().Add(max(bound, patience))
 	for {
 		err := try()
 		if err == nil {
@@ -124,7 +124,7 @@ func TestMasters(t *testing.T) {
 		t.Errorf("joined by a hash that is none:\n%s", out)
 	}
 	w.hyperkube(append(strings.Fields(join[1]), "--root", w.root, "--node-name", "worker")...)
-	m.kubectl("wait", "--for=condition=Ready", "node/master", "node/worker", "--timeout=30s")
+	m.kubectl("wait", "--for=condition=Ready", "node/master", "node/worker", "--timeout=180s")
 	if out := m.kubectl("get", "nodes"); !regexp.MustCompile(`master +Ready +control-plane`).MatchString(out) {
 		t.Errorf("nodes:\n%s", out)
 	}
@@ -134,7 +134,7 @@ func TestMasters(t *testing.T) {
 
 	// A pod runs on the worker, for the master is tainted.
 	m.kubectl("run", "web", "--image="+version.Image(), "--command", "--", "/hyperkube", "hello")
-	m.kubectl("wait", "--for=condition=Ready", "pod/web", "--timeout=30s")
+	m.kubectl("wait", "--for=condition=Ready", "pod/web", "--timeout=180s")
 	if out := m.kubectl("get", "pod", "web", "-o", "jsonpath={.spec.nodeName}"); out != "worker" {
 		t.Errorf("the pod is on %q", out)
 	}

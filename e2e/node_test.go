@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -99,7 +98,7 @@ func TestNode(t *testing.T) {
 	n.ownResources()
 	n.farDevice()
 	n.measures()
-	n.kubectl("wait", "--timeout=20s", "--for=jsonpath={.status.phase}=Running", "pod/web-"+n.name)
+	n.kubectl("wait", "--timeout=180s", "--for=jsonpath={.status.phase}=Running", "pod/web-"+n.name)
 	n.shutsDown(bus)
 }
 
@@ -135,19 +134,11 @@ func (n *aloneNode) apply(manifest string) {
 // hugePages makes the machine have a few for as long as the test runs.
 func (n *aloneNode) hugePages(count int) {
 	n.t.Helper()
-	const path = "/proc/sys/vm/nr_hugepages"
-	before, err := os.ReadFile(path)
+	restore, err := current.hugePages(count)
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	had, err := strconv.Atoi(strings.TrimSpace(string(before)))
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(strconv.Itoa(had+count)), 0); err != nil {
-		n.t.Fatal(err)
-	}
-	n.t.Cleanup(func() { _ = os.WriteFile(path, before, 0) })
+	n.t.Cleanup(restore)
 }
 
 // listen listens in the namespace.
@@ -281,7 +272,7 @@ spec:
     command: [sh, -c, "trap exit TERM; grep _allowed_list /proc/self/status; sleep 1000 & wait"]
     resources: {limits: {cpu: 1, memory: 64Mi, hugepages-2Mi: 4Mi}}
 `)
-	n.kubectl("wait", "--timeout=30s", "--for=condition=Ready", "pod/own")
+	n.kubectl("wait", "--timeout=180s", "--for=condition=Ready", "pod/own")
 	conn, err := grpc.NewClient("unix://"+filepath.Join(n.kubeletDir(), "pod-resources", "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -379,7 +370,7 @@ metadata: {name: far}
 spec:
   containers: [{name: c, image: none, resources: {limits: {e2e.example.com/far: 1}}}]
 `)
-	n.kubectl("wait", "--timeout=20s", "--for=jsonpath={.status.phase}=Failed", "pod/far")
+	n.kubectl("wait", "--timeout=180s", "--for=jsonpath={.status.phase}=Failed", "pod/far")
 	if s := n.pod("far").Status; s.Reason != "TopologyAffinityError" || s.Message != "Pod was rejected: Resources cannot be allocated with Topology locality" {
 		t.Errorf("reason %q, message %q", s.Reason, s.Message)
 	}
@@ -433,7 +424,7 @@ func (n *aloneNode) shutsDown(bus *testlogind.Bus) {
 	}
 	select {
 	case <-bus.Released():
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the machine waits for ever")
 	}
 	ready(corev1.ConditionFalse, "node is shutting down")
@@ -448,7 +439,7 @@ spec:
   nodeName: ` + n.name + `
   containers: [{name: c, image: none}]
 `)
-	n.kubectl("wait", "--timeout=20s", "--for=jsonpath={.status.reason}=NodeShutdown", "pod/late")
+	n.kubectl("wait", "--timeout=180s", "--for=jsonpath={.status.reason}=NodeShutdown", "pod/late")
 	if err := bus.Shutdown(false); err != nil {
 		t.Fatal(err)
 	}

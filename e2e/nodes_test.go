@@ -36,11 +36,11 @@ func TestNodes(t *testing.T) {
 		// Whatever time the test has taken.
 		var cancel context.CancelFunc
 		last := *a
-		last.ctx, cancel = context.WithTimeout(context.Background(), time.Minute)
+		last.ctx, cancel = context.WithTimeout(context.Background(), 3*time.Minute)
 		defer cancel()
 		_ = last.command(a.binary, "reset", "--root", f.root).Run()
 	})
-	a.hyperkube("up", "--nodes=3", "--node-monitor-grace-period=12s", "--root", f.root)
+	a.hyperkube("up", "--nodes=3", "--node-monitor-grace-period=20s", "--root", f.root)
 	f.first = strings.Fields(f.kubectl("get", "node", "--sort-by=.metadata.name", "-o", "jsonpath={.items[*].metadata.name}"))[0]
 	f.apply(`
 apiVersion: apps/v1
@@ -83,8 +83,8 @@ kind: Service
 metadata: {name: app}
 spec: {selector: {app: app}, ports: [{port: 80, targetPort: http}]}
 `)
-	f.kubectl("rollout", "status", "ds/web", "--timeout=30s")
-	f.kubectl("rollout", "status", "deploy/app", "--timeout=30s")
+	f.kubectl("rollout", "status", "ds/web", "--timeout=180s")
+	f.kubectl("rollout", "status", "deploy/app", "--timeout=180s")
 	t.Run("network", f.sub((*fleet).network3))
 	t.Run("names", f.sub((*fleet).names))
 	t.Run("policies", f.sub((*fleet).policies))
@@ -152,9 +152,23 @@ func (f *fleet) pods(selector string) []corev1.Pod {
 
 // ask asks a URL from a pod.
 func (f *fleet) ask(pod, url string) error {
-	out, err := f.command(f.binary, "kubectl", "exec", pod, "--", "hyperkube", "hello", "get", "--timeout=500ms", url).CombinedOutput()
+	out, err := f.command(f.binary, "kubectl", "exec", pod, "--", "hyperkube", "hello", "get", "--timeout=2s", url).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "Hello from pod") {
 		return fmt.Errorf("from %s to %s: %w: %s", pod, url, err, out)
+	}
+	return nil
+}
+
+// fetch asks a URL from the first node's host.
+func (f *fleet) fetch(url string, want ...string) error {
+	out, err := f.command("curl", "-s", "-S", "-m", "20", url).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w %s", url, err, out)
+	}
+	for _, part := range append(want, "from pod") {
+		if !strings.Contains(string(out), part) {
+			return fmt.Errorf("%s says %q", url, out)
+		}
 	}
 	return nil
 }
@@ -173,13 +187,9 @@ func (f *fleet) reach() {
 func (f *fleet) network3() {
 	f.reach()
 	for _, pod := range f.pods("app=web") {
-		if err := f.ask(pod.Name, "http://web.default.svc.cluster.local/"); err != nil {
-			f.t.Error(err)
-		}
+		f.eventually(5*time.Second, func() error { return f.ask(pod.Name, "http://web.default.svc.cluster.local/") })
 		// Node ports answer on every node, and every kubelet is reached.
-		if out, err := f.command("curl", "-s", "-m", "5", "http://"+pod.Status.HostIP+":30080/").CombinedOutput(); err != nil || !strings.Contains(string(out), "Hello") {
-			f.t.Errorf("node port of %s: %v %s", pod.Spec.NodeName, err, out)
-		}
+		f.eventually(5*time.Second, func() error { return f.fetch("http://" + pod.Status.HostIP + ":30080/") })
 		f.kubectl("logs", pod.Name)
 	}
 	// A pod reaches itself by way of another node's port.
@@ -211,12 +221,9 @@ spec:
   terminationGracePeriodSeconds: 0
   containers: [{name: c, image: hyperkube, imagePullPolicy: Never, args: [hello, "--address=:8081", "--message=Name"]}]
 `)
-		f.kubectl("wait", "--for=condition=Ready", "--timeout=20s", "pod/on-"+node)
+		f.kubectl("wait", "--for=condition=Ready", "--timeout=180s", "pod/on-"+node)
 		address := f.kubectl("get", "pod", "on-"+node, "-o", "jsonpath={.status.podIP}")
-		out, err := f.command("curl", "-s", "-m", "5", "--retry", "5", "--retry-connrefused", "http://"+address+":8081/").CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "from pod "+node+",") {
-			f.t.Errorf("a pod on %s says %q, %v", node, out, err)
-		}
+		f.eventually(5*time.Second, func() error { return f.fetch("http://"+address+":8081/", "from pod "+node+",") })
 		f.kubectl("delete", "pod", "on-"+node)
 	}
 }
@@ -240,9 +247,7 @@ spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}
 	}
 	for _, to := range web {
 		refused(app[0].Name, to.Status.PodIP)
-		if err := f.ask(to.Name, "http://"+to.Status.PodIP+":8080/"); err != nil {
-			f.t.Errorf("a pod does not reach itself: %v", err)
-		}
+		f.eventually(5*time.Second, func() error { return f.ask(to.Name, "http://"+to.Status.PodIP+":8080/") })
 	}
 	f.apply(`
 apiVersion: networking.k8s.io/v1
@@ -341,12 +346,14 @@ func (f *fleet) loss() {
 		}
 		return nil
 	})
-	for range 5 {
-		out, err := f.command("curl", "-s", "-m", "2", "http://127.0.0.1:30080/").CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "Hello") {
-			f.t.Errorf("the service while nodes are lost: %v %s", err, out)
+	f.eventually(5*time.Second, func() error {
+		for range 5 {
+			if err := f.fetch("http://127.0.0.1:30080/"); err != nil {
+				return fmt.Errorf("the service while nodes are lost: %w", err)
+			}
 		}
-	}
+		return nil
+	})
 	f.eventually(30*time.Second, func() error {
 		for _, p := range append(f.pods("app=app"), f.pods("app=web")...) {
 			if p.Spec.NodeName == dead && p.DeletionTimestamp != nil {
@@ -374,7 +381,7 @@ func (f *fleet) loss() {
 		}
 		return nil
 	})
-	f.kubectl("rollout", "status", "ds/web", "--timeout=30s")
+	f.kubectl("rollout", "status", "ds/web", "--timeout=180s")
 	f.reach()
 }
 

@@ -58,7 +58,7 @@ spec:
     image: ` + busybox + `
     command: [sh, -c, "echo before; sleep 4; echo after; exit 42"]
 `)
-	s.do("wait", "--for=condition=Ready", "pod/prober", "pod/ends", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/prober", "pod/ends", "--timeout=180s")
 	s.eventually(20*time.Second, func() error {
 		if out := s.do("logs", "prober"); !strings.Contains(out, "good") {
 			return fmt.Errorf("log %q", out)

@@ -60,7 +60,7 @@ spec:
   - metadata: {name: data}
     spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
 `)
-	s.do("rollout", "status", "statefulset/db", "--timeout=60s")
+	s.do("rollout", "status", "statefulset/db", "--timeout=180s")
 	for _, pod := range []string{"db-0", "db-1"} {
 		s.exec(pod, "echo of "+pod+" > /data/file")
 	}
@@ -77,7 +77,7 @@ spec:
 		s.Errorf("after the pod's return: %q", got)
 	}
 	s.do("patch", "pvc", "data-db-1", "-p", `{"spec":{"resources":{"requests":{"storage":"128Mi"}}}}`)
-	s.do("wait", "pvc/data-db-1", "--for=jsonpath={.status.capacity.storage}=128Mi", "--timeout=20s")
+	s.do("wait", "pvc/data-db-1", "--for=jsonpath={.status.capacity.storage}=128Mi", "--timeout=180s")
 
 	// A claim that is used stays, its folder until the volume is gone.
 	volume, path := s.folder("data-db-0")
@@ -140,7 +140,7 @@ spec:
   containers:
   - {name: c, image: ` + busybox + `, command: [sleep, "3600"], volumeMounts: [{name: v, mountPath: /v}]}
 `)
-	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=180s")
 	if got := s.do("get", "pvc", "c", "-o", "jsonpath={.spec.volumeName} {.status.capacity.storage}"); got != s.name+"-large 1Gi" {
 		s.Errorf("bound to %s", got)
 	}
@@ -149,7 +149,7 @@ spec:
 	}
 	s.do("delete", "pod", "p")
 	s.do("delete", "pvc", "c")
-	s.do("wait", "pv/"+s.name+"-large", "--for=jsonpath={.status.phase}=Released", "--timeout=20s")
+	s.do("wait", "pv/"+s.name+"-large", "--for=jsonpath={.status.phase}=Released", "--timeout=180s")
 	if _, err := os.Stat(filepath.Join(dir, "file")); err != nil {
 		s.Errorf("retained data: %v", err)
 	}
@@ -168,7 +168,7 @@ spec:
   containers:
   - {name: c, image: ` + busybox + `, command: [sleep, "3600"], volumeMounts: [{name: scratch, mountPath: /s, subPath: a/b}]}
 `)
-	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=180s")
 	s.exec("p", "echo x > /s/file")
 	volume, path := s.folder("p-scratch")
 	if _, err := os.Stat(filepath.Join(path, "a/b/file")); err != nil {
@@ -200,7 +200,7 @@ kind: PersistentVolumeClaim
 metadata: {name: c}
 spec: {accessModes: [ReadWriteOncePod], resources: {requests: {storage: 1Mi}}}
 ` + pod("first"))
-	s.do("wait", "--for=condition=Ready", "pod/first", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/first", "--timeout=180s")
 	s.apply(pod("second"))
 	s.eventually(20*time.Second, func() error {
 		out := s.do("get", "pod", "second", "-o", "jsonpath={.status.conditions[?(@.type=='PodScheduled')].message}")
@@ -210,5 +210,5 @@ spec: {accessModes: [ReadWriteOncePod], resources: {requests: {storage: 1Mi}}}
 		return nil
 	})
 	s.do("delete", "pod", "first")
-	s.do("wait", "--for=condition=Ready", "pod/second", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/second", "--timeout=180s")
 }
