@@ -64,7 +64,7 @@ func TestChurn(t *testing.T) {
 		if st := n.status(counter); st.State != runtimeapi.ContainerState_CONTAINER_RUNNING || n.pidOf(counter) != pid {
 			t.Fatalf("round %d: who should run on is %v", round, st)
 		}
-		if out, err := n.exec(counter, 10, "echo", "there"); err != nil || string(out.Stdout) != "there\n" {
+		if out, err := n.exec(counter, 60, "echo", "there"); err != nil || string(out.Stdout) != "there\n" {
 			t.Errorf("round %d: exec: %v, %v", round, out, err)
 		}
 		list, err := n.ListContainers(context.Background(), &runtimeapi.ListContainersRequest{})
@@ -98,7 +98,7 @@ func TestChurn(t *testing.T) {
 	if pids := n.processes(); len(pids) == 0 {
 		t.Error("no process is found even of who runs")
 	}
-	if _, err := n.exec(counter, 10, "touch", "/end"); err != nil {
+	if _, err := n.exec(counter, 60, "touch", "/end"); err != nil {
 		t.Error(err)
 	}
 	if st := n.waitExit(counter); st.ExitCode != 42 && st.ExitCode != 255 {

@@ -31,7 +31,7 @@ func TestExecSync(t *testing.T) {
 		c.Envs = []*runtimeapi.KeyValue{{Key: "BOTH", Value: []byte("pod")}}
 		c.WorkingDir = "/tmp"
 	}))
-	got, err := n.exec(id, 5, "sh", "-c", "id -u; id -g; id -G; pwd; echo $FROM $BOTH $HOSTNAME; echo err >&2; exit 4")
+	got, err := n.exec(id, 60, "sh", "-c", "id -u; id -g; id -G; pwd; echo $FROM $BOTH $HOSTNAME; echo err >&2; exit 4")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestExecSync(t *testing.T) {
 	if _, err := n.exec(id, 1, "sleep", "1000"); status.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("a timeout is %v", err)
 	}
-	if _, err := n.exec(id, 5, "no-such-command"); err == nil || !strings.Contains(err.Error(), `executable file not found in $PATH`) {
+	if _, err := n.exec(id, 60, "no-such-command"); err == nil || !strings.Contains(err.Error(), `executable file not found in $PATH`) {
 		t.Errorf("no command is %v", err)
 	}
 	if got, err := n.exec(id, 60, "sh", "-c", "yes | head -c 20000000"); err != nil || len(got.Stdout) != 7<<20 {

@@ -227,14 +227,14 @@ func TestHandler(t *testing.T) {
 	}
 	long := n.startContainer(pod, shell("long", "trap 'exit 5' INT; while true; do sleep 0.02; done"))
 	for range 2 {
-		out, err := n.exec(long, 5, "sh", "-c", "echo $$ >&2; echo hi; exit 3")
+		out, err := n.exec(long, 60, "sh", "-c", "echo $$ >&2; echo hi; exit 3")
 		if err != nil || out.ExitCode != 3 || string(out.Stdout) != "hi\n" {
 			t.Errorf("exec: %v, %v", out, err)
 		}
 		if _, err := n.exec(long, 1, "sleep", "777"); err == nil {
 			t.Error("a long command ended")
 		}
-		if out, err := n.exec(long, 5, "sh", "-c", "ps | grep -c '[7]77'"); err != nil || string(out.Stdout) != "0\n" {
+		if out, err := n.exec(long, 60, "sh", "-c", "ps | grep -c '[7]77'"); err != nil || string(out.Stdout) != "0\n" {
 			t.Errorf("after its time a command goes on: %v, %v", out, err)
 		}
 		if _, err := n.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: long,

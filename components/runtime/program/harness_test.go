@@ -246,9 +246,10 @@ func (n *node) finish() {
 		text, _ := os.ReadFile(n.log)
 		n.t.Logf("the runtime's log:\n%s", text)
 	}
-	if fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid)); err == nil && len(fds) > 30 {
-		n.t.Errorf("the runtime has %d files open", len(fds))
-	}
+	n.eventually("files to be closed", func() bool {
+		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid))
+		return err != nil || len(fds) <= 30
+	})
 	n.stop(syscall.SIGTERM)
 	for _, dir := range []string{"state/addresses", "state/containers", "state/sandboxes", "root/containers", "root/sandboxes", "root/images/tmp"} {
 		if entries, err := os.ReadDir(n.path(dir)); err != nil || len(entries) != 0 {

@@ -85,7 +85,7 @@ func TestPull(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if got, err := n.exec(id, 5, "cat", "/old/new"); err != nil || string(got.Stdout) != "new" {
+	if got, err := n.exec(id, 60, "cat", "/old/new"); err != nil || string(got.Stdout) != "new" {
 		t.Errorf("after the image went: %v, %v", got, err)
 	}
 	if list, err := n.ListImages(ctx, &runtimeapi.ListImagesRequest{}); err != nil || len(list.Images) != 0 {

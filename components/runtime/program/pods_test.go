@@ -194,7 +194,7 @@ func TestPods(t *testing.T) {
 		pod := n.run(n.pod("stop"))
 		polite := n.startContainer(pod, shell("polite", "trap 'echo bye; exit 0' INT; while true; do sleep 0.01; done"))
 		n.eventually("the trap", func() bool {
-			got, err := n.exec(polite, 5, "grep", "SigCgt", "/proc/1/status")
+			got, err := n.exec(polite, 60, "grep", "SigCgt", "/proc/1/status")
 			return err == nil && strings.HasSuffix(strings.TrimSpace(string(got.Stdout)), "2")
 		})
 		deaf := n.startContainer(pod, shell("deaf", "trap '' INT TERM; sleep 1000 & sleep 1000"))
@@ -240,7 +240,7 @@ func TestPods(t *testing.T) {
 		if err != nil || stats.Stats.GetMemory().GetAvailableBytes().GetValue() > 32<<20 || stats.Stats.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 {
 			t.Errorf("its statistics are %v, %v", stats, err)
 		}
-		if _, err := n.exec(id, 5, "touch", "/go"); err != nil {
+		if _, err := n.exec(id, 60, "touch", "/go"); err != nil {
 			t.Error(err)
 		}
 		if st := n.waitExit(id); st.ExitCode != 137 || st.Reason != "OOMKilled" {

@@ -70,7 +70,7 @@ func TestSuccessor(t *testing.T) {
 		if after := n.status(keep); after.State != runtimeapi.ContainerState_CONTAINER_RUNNING || after.StartedAt != before.StartedAt || verbose() != process {
 			t.Fatalf("after %s it is %v with %s", how, after, verbose())
 		}
-		if got, err := n.exec(keep, 5, "echo", "hi"); err != nil || string(got.Stdout) != "hi\n" {
+		if got, err := n.exec(keep, 60, "echo", "hi"); err != nil || string(got.Stdout) != "hi\n" {
 			t.Errorf("exec: %q, %v", got.GetStdout(), err)
 		}
 		have := strings.Count(n.logText(keep), "\n")
@@ -100,7 +100,7 @@ func TestSuccessor(t *testing.T) {
 	if n.waitExit(created); n.logText(created) != "ran\n" {
 		t.Errorf("what was created logged %q", n.logText(created))
 	}
-	if _, err := n.exec(keep, 5, "touch", "/tmp/end"); err != nil {
+	if _, err := n.exec(keep, 60, "touch", "/tmp/end"); err != nil {
 		t.Error(err)
 	}
 	if st := n.waitExit(keep); st.ExitCode != 7 && st.ExitCode != 255 {
@@ -194,7 +194,7 @@ func TestKilledAtAnyInstant(t *testing.T) {
 		}
 		for _, c := range list.Containers {
 			if c.State == runtimeapi.ContainerState_CONTAINER_RUNNING {
-				if _, err := n.exec(c.Id, 10, "true"); err != nil {
+				if _, err := n.exec(c.Id, 60, "true"); err != nil {
 					t.Errorf("round %d: a container that runs: %v", round, err)
 				}
 			}
@@ -270,7 +270,7 @@ func TestUpgrade(t *testing.T) {
 	if pid, err := os.ReadFile(n.path("pid")); err != nil || strings.TrimSpace(string(pid)) != fmt.Sprint(n.cmd.Process.Pid) {
 		t.Errorf("the new process is %q, %v", pid, err)
 	}
-	if _, err := n.exec(id, 5, "touch", "/end"); err != nil {
+	if _, err := n.exec(id, 60, "touch", "/end"); err != nil {
 		t.Error(err)
 	}
 	if st := n.waitExit(id); st.ExitCode != 11 {

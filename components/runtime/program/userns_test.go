@@ -108,7 +108,7 @@ func TestUserNamespaces(t *testing.T) {
 		// Also after a change of the runtime.
 		n.stop(9)
 		n.start()
-		out, err := n.exec(id, 10, "sh", "-c", "id -u; awk '{print $2}' /proc/self/uid_map")
+		out, err := n.exec(id, 60, "sh", "-c", "id -u; awk '{print $2}' /proc/self/uid_map")
 		if err != nil || string(out.Stdout) != "0\n458752\n" {
 			t.Errorf("exec: %v, %v", out, err)
 		}
