@@ -152,7 +152,7 @@ func TestWatch(t *testing.T) {
 				t.Errorf("no bookmark: %+v", ev)
 			}
 
-			seconds := int64(1)
+			seconds := int64(2)
 			short, err := cms.Watch(ctx, metav1.ListOptions{TimeoutSeconds: &seconds})
 			if err != nil {
 				t.Fatal(err)

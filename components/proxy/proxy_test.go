@@ -182,7 +182,7 @@ func TestTraffic(t *testing.T) {
 	}
 	await(0)
 	sync()
-	if _, err := net.DialTimeout("tcp", "10.96.0.7:80", 5*time.Second); err == nil || strings.Contains(err.Error(), "timeout") {
+	if _, err := net.DialTimeout("tcp", "10.96.0.7:80", time.Minute); err == nil || strings.Contains(err.Error(), "timeout") {
 		t.Errorf("dialling a service without endpoints: %v", err)
 	}
 
@@ -225,7 +225,7 @@ func save(t *testing.T) string {
 
 func get(t *testing.T, address string) string {
 	t.Helper()
-	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
+	conn, err := net.DialTimeout("tcp", address, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,6 +74,11 @@ func TestUndoAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := run(t, "iptables-save", "-t", "nat")
+	t.Cleanup(func() { // the namespace is that of all tests
+		for _, link := range []string{"hk-br0", "hkv1", "notours"} {
+			_ = exec.Command("ip", "link", "del", link).Run()
+		}
+	})
 	run(t, "ip", "link", "set", "lo", "up")
 	run(t, "ip", "link", "add", "hk-br0", "type", "bridge")
 	run(t, "ip", "link", "add", "hkv1", "type", "veth", "peer", "name", "other")
@@ -110,6 +115,7 @@ func TestUndoAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	go victim.Wait()
+	t.Cleanup(func() { _ = victim.Process.Kill() })
 	if err := groups.Enter(group+"/in", victim.Process.Pid); err != nil {
 		t.Fatal(err)
 	}

@@ -153,7 +153,7 @@ func ask(t *testing.T, ns *os.File, addr string) string {
 	t.Helper()
 	var answer []byte
 	call := func() error {
-		c, err := net.DialTimeout("tcp", addr, 5*time.Second)
+		c, err := net.DialTimeout("tcp", addr, time.Minute)
 		if err != nil {
 			return err
 		}

@@ -201,11 +201,15 @@ func testMutating(t *testing.T, kube kubernetes.Interface) {
 func testValidating(t *testing.T, kube kubernetes.Interface) {
 	ctx, h := context.Background(), newHooks(t)
 	newNamespace(t, kube, "validating")
-	none, ignore, second := registrationv1.SideEffectClassNone, registrationv1.Ignore, int32(1)
+	none, ignore := registrationv1.SideEffectClassNone, registrationv1.Ignore
 	hook := func(path, resource string, f *registrationv1.FailurePolicyType, ops ...registrationv1.OperationType) registrationv1.ValidatingWebhook {
+		seconds := int32(30)
+		if path == "slow" {
+			seconds = 1
+		}
 		return registrationv1.ValidatingWebhook{
 			Name: path + ".example.com", ClientConfig: h.config(path), SideEffects: &none, AdmissionReviewVersions: []string{"v1"},
-			NamespaceSelector: only("validating"), Rules: rule("", "v1", resource, ops...), FailurePolicy: f, TimeoutSeconds: &second,
+			NamespaceSelector: only("validating"), Rules: rule("", "v1", resource, ops...), FailurePolicy: f, TimeoutSeconds: &seconds,
 		}
 	}
 	other := hook("slow", "secrets", &ignore, "CREATE")

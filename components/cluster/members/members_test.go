@@ -48,7 +48,7 @@ func TestMembers(t *testing.T) {
 	config := func(name string, client, peer string) etcd.Config {
 		return etcd.Config{
 			DataDir: filepath.Join(t.TempDir(), name), Name: name, ListenClientURLs: []string{client}, ListenPeerURLs: []string{peer},
-			HeartbeatInterval: 20 * time.Millisecond, ElectionTimeout: 200 * time.Millisecond,
+			HeartbeatInterval: 100 * time.Millisecond, ElectionTimeout: time.Second,
 		}
 	}
 	start(t, config("one", urls[0], urls[1]))
