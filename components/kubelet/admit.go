@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"time"
@@ -12,8 +13,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	corev1helpers "k8s.io/component-helpers/resource"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
 
 	"hyperkube/components/kubelet/pods"
+	"hyperkube/components/kubelet/preemption"
 	"hyperkube/components/kubelet/shutdown"
 )
 
@@ -68,10 +71,21 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 			}
 		}
 	}
+	if want, said := pod.Labels[v1.LabelOSStable]; said && want != goruntime.GOOS {
+		return refuse("PodOSSelectorNodeLabelDoesNotMatch", "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label")
+	}
+	if pod.Spec.OS != nil && string(pod.Spec.OS.Name) != goruntime.GOOS {
+		return refuse("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
+	}
 	if pods.IsStatic(pod) {
 		return nil
 	}
 	if node := k.keeper.Node(); node != nil {
+		if sc := pod.Spec.SecurityContext; sc != nil && sc.SupplementalGroupsPolicy != nil && *sc.SupplementalGroupsPolicy == v1.SupplementalGroupsPolicyStrict {
+			if f := node.Status.Features; f == nil || f.SupplementalGroupsPolicy == nil || !*f.SupplementalGroupsPolicy {
+				return refuse("SupplementalGroupsPolicyNotSupported", "SupplementalGroupsPolicy=Strict is not supported in this node")
+			}
+		}
 		if ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err == nil && !ok {
 			return refuse("NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector")
 		}
@@ -81,32 +95,104 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 			return refuse("NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports")
 		}
 	}
-	allocatable := k.host.Allocatable()
-	if n := allocatable.Pods().Value(); int64(len(others))+1 > n {
-		return refuse("OutOfpods", fmt.Sprintf("Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), n))
+	if node := k.keeper.Node(); node != nil && unbearable(pod, node.Spec.Taints) {
+		return refuse("TaintToleration", "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate")
 	}
+	missing := k.insufficient(pod, others)
+	if len(missing) == 0 {
+		return nil
+	}
+	if critical(pod) {
+		if err := k.preempt(pod, others, missing); err != nil {
+			return refuse("UnexpectedAdmissionError", "Unexpected error while attempting to recover from admission failure: "+err.Error())
+		}
+		return nil
+	}
+	m := missing[0]
+	return refuse("OutOf"+string(m.Name), fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", m.Name, m.requested, m.used, m.capacity))
+}
+
+// unbearable tells whether the pod does not tolerate a taint for which it would be
+// evicted at once.
+func unbearable(pod *v1.Pod, taints []v1.Taint) bool {
+	for i := range taints {
+		tolerated := taints[i].Effect != v1.TaintEffectNoExecute || slices.ContainsFunc(pod.Spec.Tolerations, func(t v1.Toleration) bool {
+			return t.ToleratesTaint(klog.Background(), &taints[i], true)
+		})
+		if !tolerated {
+			return true
+		}
+	}
+	return false
+}
+
+// shortage is what of a resource a pod wants and cannot have: in millicores,
+// bytes, or pods.
+type shortage struct {
+	preemption.Requirement
+	requested, used, capacity int64
+}
+
+// insufficient are the resources that a pod does not fit by, beside others.
+func (k *Kubelet) insufficient(pod *v1.Pod, others []*v1.Pod) []shortage {
+	var out []shortage
+	look := func(name v1.ResourceName, requested, used, capacity int64) {
+		if lacks := used + requested - capacity; lacks > 0 {
+			out = append(out, shortage{preemption.Requirement{Name: name, Quantity: lacks}, requested, used, capacity})
+		}
+	}
+	allocatable := k.host.Allocatable()
+	look(v1.ResourcePods, 1, int64(len(others)), allocatable.Pods().Value())
 	want := corev1helpers.PodRequests(pod, corev1helpers.PodResourcesOptions{})
 	for _, name := range slices.Sorted(maps.Keys(want)) {
-		need, all := want[name], allocatable[name]
-		if need.IsZero() || !fixedResource(name) {
+		if need := want[name]; need.IsZero() || !fixedResource(name) {
 			// Extended resources are looked after by their own managers.
 			continue
 		}
-		value := func(l v1.ResourceList) int64 {
-			q := l[name]
-			if name == v1.ResourceCPU {
-				return q.MilliValue()
-			}
-			return q.Value()
-		}
 		used := int64(0)
 		for _, o := range others {
-			used += value(corev1helpers.PodRequests(o, corev1helpers.PodResourcesOptions{}))
+			used += preemption.Request(o, name)
 		}
-		have := value(v1.ResourceList{name: all})
-		if asked := value(want); used+asked > have {
-			return refuse("OutOf"+string(name), fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, asked, used, have))
+		all := allocatable[name]
+		look(name, preemption.Request(pod, name), used, preemption.Amount(name, all))
+	}
+	return out
+}
+
+// preemptWithin is how long pods are awaited that make room, beyond the time that
+// they may take to end.
+const preemptWithin = 10 * time.Second
+
+// preempt ends pods so that a critical one has room, and waits for their end.
+func (k *Kubelet) preempt(pod *v1.Pod, others []*v1.Pod, missing []shortage) error {
+	var need []preemption.Requirement
+	for _, m := range missing {
+		need = append(need, m.Requirement)
+	}
+	victims, err := preemption.Choose(pod, others, need, critical, pods.QOS)
+	if err != nil {
+		return fmt.Errorf("preemption: error finding a set of pods to preempt: %w", err)
+	}
+	for _, v := range victims {
+		k.log.Info("ending a pod to make room for a critical one", "pod", v.Namespace+"/"+v.Name, "for", pod.Namespace+"/"+pod.Name)
+		k.host.Events.Event(v, v1.EventTypeWarning, preemption.Reason, preemption.Message)
+		k.manager.End(v.UID, &pods.Verdict{Reason: preemption.Reason, Message: preemption.Message, Conditions: []v1.PodCondition{{
+			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet,
+			Message: "Pod was preempted by Kubelet to accommodate a critical pod.",
+		}}})
+	}
+	for _, v := range victims {
+		wait := preemptWithin
+		if grace := v.Spec.TerminationGracePeriodSeconds; grace != nil {
+			wait += time.Duration(*grace) * time.Second
 		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-k.manager.Cleaned(v.UID):
+		case <-timer.C:
+			k.log.Warn("a pod that makes room does not end", "pod", v.Namespace+"/"+v.Name)
+		}
+		timer.Stop()
 	}
 	return nil
 }

@@ -36,3 +36,24 @@ func TestPortsClash(t *testing.T) {
 		}
 	}
 }
+
+func TestUnbearable(t *testing.T) {
+	now, later := v1.TaintEffectNoExecute, v1.TaintEffectNoSchedule
+	for name, c := range map[string]struct {
+		tolerations []v1.Toleration
+		taints      []v1.Taint
+		want        bool
+	}{
+		"none":             {nil, nil, false},
+		"not at once":      {nil, []v1.Taint{{Key: "a", Effect: later}}, false},
+		"at once":          {nil, []v1.Taint{{Key: "b", Effect: later}, {Key: "a", Effect: now}}, true},
+		"tolerated":        {[]v1.Toleration{{Key: "a", Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}}, false},
+		"one of two":       {[]v1.Toleration{{Key: "a", Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}, {Key: "b", Effect: now}}, true},
+		"all tolerated":    {[]v1.Toleration{{Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}, {Key: "b", Effect: now}}, false},
+		"for another time": {[]v1.Toleration{{Key: "a", Effect: later, Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}}, true},
+	} {
+		if got := unbearable(&v1.Pod{Spec: v1.PodSpec{Tolerations: c.tolerations}}, c.taints); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}

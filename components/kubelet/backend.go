@@ -95,8 +95,16 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 	if k.cfg.NoNodeLogs {
 		logs = ""
 	}
+	var readOnly net.Listener
+	if k.cfg.ReadOnlyPort > 0 {
+		if readOnly, err = net.Listen("tcp", net.JoinHostPort(k.cfg.Address, strconv.Itoa(k.cfg.ReadOnlyPort))); err != nil {
+			l.Close()
+			return nil, fmt.Errorf("listening on the read-only port: %w", err)
+		}
+	}
 	s := server.New(server.Config{
-		NoDebug: k.cfg.NoDebug, NoProfiling: k.cfg.NoProfiling, MinVersion: k.cfg.TLSMinVersion, CipherSuites: k.cfg.CipherSuites,
+		ReadOnly: readOnly,
+		NoDebug:  k.cfg.NoDebug, NoProfiling: k.cfg.NoProfiling, MinVersion: k.cfg.TLSMinVersion, CipherSuites: k.cfg.CipherSuites,
 		Curves: k.cfg.Curves, StreamIdle: k.cfg.StreamIdle,
 		Listener: l, Certificate: certificate, ClientCA: k.cfg.ClientCA, NodeLogs: logs, Backend: b, Log: k.log,
 		Auth: &server.Auth{
@@ -110,6 +118,9 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 	h, err := net.Listen("tcp", net.JoinHostPort(k.cfg.HealthzAddress, strconv.Itoa(k.cfg.HealthzPort)))
 	if err != nil {
 		l.Close()
+		if readOnly != nil {
+			readOnly.Close()
+		}
 		return nil, fmt.Errorf("listening for health checks: %w", err)
 	}
 	mux := http.NewServeMux()

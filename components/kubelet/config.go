@@ -175,6 +175,9 @@ type Config struct {
 	// none.
 	Address           string
 	Port, HealthzPort int
+	// ReadOnlyPort serves pods, stats and metrics to everybody, without TLS; zero:
+	// nothing does.
+	ReadOnlyPort int
 	// Certificate of the HTTPS server. Nil: one is made and signed by itself.
 	// It is asked at each connection, so that it can be renewed.
 	Certificate func() (*tls.Certificate, error)

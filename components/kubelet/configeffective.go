@@ -31,6 +31,7 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	f.StaticPodPath, f.PodLogsDir, f.ContainerRuntimeEndpoint = c.StaticPods, c.Layout.PodLogs, "unix://"+c.Endpoint
 	f.ClusterDNS, f.ClusterDomain, f.PodCIDR, f.ProviderID = slices.Clone(c.ClusterDNS), c.ClusterDomain, c.PodCIDR, c.ProviderID
 	f.Address, f.Port, f.HealthzBindAddress = c.Address, int32(c.Port), c.HealthzAddress
+	f.ReadOnlyPort = int32(c.ReadOnlyPort)
 	f.HealthzPort = new(int32(max(c.HealthzPort, 0)))
 	f.EnableServer, f.RegisterNode = new(!c.NoServer), new(!c.NoRegister)
 	f.RegisterWithTaints = slices.Clone(c.Taints)

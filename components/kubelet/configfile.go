@@ -63,6 +63,7 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.Port != 0 {
 		c.Port = int(f.Port)
 	}
+	c.ReadOnlyPort = int(f.ReadOnlyPort)
 	if f.HealthzPort != nil {
 		if c.HealthzPort = int(*f.HealthzPort); c.HealthzPort == 0 {
 			c.HealthzPort = -1

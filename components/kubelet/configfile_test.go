@@ -84,7 +84,7 @@ func TestRefusedFiles(t *testing.T) {
 		"memorySwap: {swapBehavior: Some}":                                      "want NoSwap or LimitedSwap",
 		"tlsMinVersion: VersionTLS10":                                           "want VersionTLS12",
 		"tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA]":                           "not safe",
-		"readOnlyPort: 10255":                                                   "readOnlyPort is not supported",
+		"readOnlyPort: 70000":                                                   "readOnlyPort (--read-only-port) 70000 must be between 0 and 65535, inclusive",
 		"containerLogMaxFiles: 1":                                               "containerLogMaxFiles must be greater than 1",
 		"imageGCHighThresholdPercent: 10\nimageGCLowThresholdPercent: 50":       "imageGCHighThresholdPercent",
 		"nodeStatusMaxImages: -2":                                               "nodeStatusMaxImages",

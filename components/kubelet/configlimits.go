@@ -203,7 +203,9 @@ func refuseUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
 	}
 	set := func(b *bool) bool { return b != nil && *b }
 	unset := func(b *bool) bool { return b != nil && !*b }
-	no(f.ReadOnlyPort != 0, "readOnlyPort")
+	if f.ReadOnlyPort < 0 || f.ReadOnlyPort > 65535 {
+		errs = append(errs, fmt.Errorf("readOnlyPort (--read-only-port) %d must be between 0 and 65535, inclusive", f.ReadOnlyPort))
+	}
 	no(f.RunOnce, "runOnce")
 	no(len(f.QOSReserved) > 0, "qosReserved")
 	no(f.KubeletCgroups != "", "kubeletCgroups")

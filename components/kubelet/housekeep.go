@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/nodestatus"
 	"hyperkube/components/kubelet/podlogs"
 )
 
@@ -43,6 +45,7 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 			rotated, err := k.manager.Tidy(ctx, rotation)
 			if err != nil && ctx.Err() == nil {
 				k.log.Warn("tidying up containers failed", "error", err)
+				k.nodeEvent(v1.EventTypeWarning, "ContainerGCFailed", err.Error())
 			}
 			next := k.cfg.LogInterval
 			if rotated {
@@ -58,9 +61,33 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 				}
 				if err := k.collector.Collect(ctx, false); err != nil && ctx.Err() == nil {
 					k.log.Warn("removing unused images failed", "error", err)
+					k.nodeEvent(v1.EventTypeWarning, "ImageGCFailed", err.Error())
 				}
 			}
 		}
+	}
+}
+
+// nodeEvent tells of the node.
+func (k *Kubelet) nodeEvent(kind, reason, message string) {
+	k.host.Events.Event(nodestatus.Reference(k.cfg.NodeName), kind, reason, message)
+}
+
+// cgroupV1 is what upstream says of it.
+const cgroupV1 = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. " +
+	"Please migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1"
+
+// greet tells that the kubelet has started, and what its node is like.
+func (k *Kubelet) greet() {
+	k.nodeEvent(v1.EventTypeNormal, "Starting", "Starting kubelet.")
+	if k.cgroups == nil {
+		return
+	}
+	if !k.cgroups.Unified() {
+		k.nodeEvent(v1.EventTypeWarning, "CgroupV1", cgroupV1)
+	}
+	if k.cfg.enforces(enforcePods) {
+		k.nodeEvent(v1.EventTypeNormal, "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
 	}
 }
 

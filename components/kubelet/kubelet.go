@@ -223,6 +223,14 @@ func (k *Kubelet) compose() error {
 			}
 		}
 	}
+	k.host.NetworkProblem = func() string {
+		problem := k.keeper.NetworkProblem()
+		if problem != "" {
+			// It may be over by now.
+			k.keeper.Changed()
+		}
+		return problem
+	}
 	k.manager = pods.NewManager(k.host)
 	k.manager.Admit = k.admit
 	k.collector = &images.Collector{
@@ -292,6 +300,10 @@ func (k *Kubelet) nodeIPs() []string {
 // Ready is closed once the API knows that the node is ready.
 func (k *Kubelet) Ready() <-chan struct{} { return k.keeper.Ready() }
 
+// LookAtRuntime makes the kubelet ask the runtime how it is, for something that it
+// tells may have changed. It does not block.
+func (k *Kubelet) LookAtRuntime() { k.keeper.Changed() }
+
 // Run runs pods until ctx ends. Containers go on running then.
 func (k *Kubelet) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -308,6 +320,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 			sink = &limitedSink{EventSink: sink, limit: flowcontrol.NewTokenBucketRateLimiter(float32(n), k.cfg.EventBurst)}
 		}
 		k.events.StartRecordingToSink(sink)
+		k.greet()
 	}
 	defer k.events.Shutdown()
 

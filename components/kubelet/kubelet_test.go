@@ -85,6 +85,24 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
+// TestReadOnlyPort: it tells of pods and stats to everybody, and does nothing else.
+func TestReadOnlyPort(t *testing.T) {
+	port := testport.Port(t)
+	start(t, func(c *Config) { c.ReadOnlyPort = port })
+	for path, want := range map[string]int{
+		"/pods": 200, "/healthz": 200, "/metrics": 200, "/configz": 404, "/runningpods": 404, "/exec/ns/pod/c": 404, "/containerLogs/ns/pod/c": 404,
+	} {
+		resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d%s", port, path)) //nolint:noctx // a test
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("%s: %d, want %d", path, resp.StatusCode, want)
+		}
+	}
+}
+
 func TestNodeAndPod(t *testing.T) {
 	k, kube, rt := start(t, nil)
 	ctx := context.Background()

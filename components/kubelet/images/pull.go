@@ -143,7 +143,8 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 			return "", &Error{Reason: ErrImagePull, Message: msg, RetryAt: p.Now().Add(pullBase)}
 		}
 		if must && r.Policy == v1.PullNever {
-			msg := fmt.Sprintf("Container image %q is present with pull policy of Never but does not have the proper credentials to access the image", r.Image)
+			// Whether it is there is nothing to tell to who may not have it.
+			msg := fmt.Sprintf("Container image %q is not present with pull policy of Never", r.Image)
 			r.Event(true, "ErrImageNeverPull", msg)
 			return "", &Error{Reason: ErrImageNever, Message: msg, RetryAt: p.Now().Add(pullBase)}
 		}

@@ -89,6 +89,8 @@ type Keeper struct {
 	node    *v1.Node   // as the API has it, nil before it is known
 	cidrs   string     // what the runtime was told
 	runtime runtimeSays
+	// unschedulable is what the Node said last.
+	unschedulable bool
 }
 
 // runtimeSays is what the runtime said last.
@@ -137,8 +139,20 @@ func (k *Keeper) Observe(node *v1.Node) {
 	}
 	k.node = node
 	k.mu.Unlock()
+	k.schedulable(node)
 	k.seen()
 	k.Changed()
+}
+
+// NetworkProblem tells why pods cannot be connected now, in upstream's words;
+// empty when they can, or when that is not known yet.
+func (k *Keeper) NetworkProblem() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.runtime.asked || k.runtime.down != "" || k.runtime.netOK {
+		return ""
+	}
+	return "container runtime network not ready: " + k.runtime.netText
 }
 
 // Deleted takes in that the API has no such Node any more; it is registered
@@ -172,7 +186,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 	defer lease.Wait()
 	var lastReport time.Time
-	wasReady, announced := false, false
+	announced := false
 	pause := 20 * time.Millisecond
 	for {
 		k.askRuntime(ctx)
@@ -203,14 +217,6 @@ func (k *Keeper) Run(ctx context.Context) error {
 			announced = true
 			close(k.ready)
 		}
-		if ok != wasReady && err == nil && k.cfg.Kube != nil {
-			wasReady = ok
-			what := "NodeNotReady"
-			if ok {
-				what = "NodeReady"
-			}
-			k.event(what, "Node "+k.cfg.Name+" status is now: "+what)
-		}
 		timer := time.NewTimer(next)
 		select {
 		case <-ctx.Done():
@@ -221,11 +227,6 @@ func (k *Keeper) Run(ctx context.Context) error {
 		}
 		timer.Stop()
 	}
-}
-
-func (k *Keeper) event(reason, message string) {
-	ref := &v1.ObjectReference{Kind: "Node", Name: k.cfg.Name, UID: types.UID(k.cfg.Name)}
-	k.cfg.Events.Event(ref, v1.EventTypeNormal, reason, message)
 }
 
 // askRuntime asks the runtime how it is.
@@ -332,6 +333,7 @@ func (k *Keeper) report(ctx context.Context, force bool) (bool, error) {
 			switch {
 			case err == nil:
 				k.set(made)
+				k.tell(&v1.NodeStatus{}, &made.Status)
 				return true, nil
 			case !apierrors.IsAlreadyExists(err):
 				return false, fmt.Errorf("registering the node: %w", err)
@@ -367,6 +369,7 @@ func (k *Keeper) report(ctx context.Context, force bool) (bool, error) {
 		return false, fmt.Errorf("reporting the node's status: %w", err)
 	}
 	k.set(got)
+	k.tell(&have.Status, &want.Status)
 	return true, nil
 }
 

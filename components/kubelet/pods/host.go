@@ -128,6 +128,10 @@ type Host struct {
 	// they have none.
 	Mirror Mirror
 
+	// NetworkProblem tells why pods of their own network cannot be connected now;
+	// empty: they can. It may be nil.
+	NetworkProblem func() string
+
 	// users are of pods with user namespaces of their own.
 	users usernamespaces.Allocator
 }

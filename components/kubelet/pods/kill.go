@@ -2,6 +2,7 @@ package pods
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -130,7 +131,7 @@ func (w *worker) stop(ctx context.Context, pod *v1.Pod, name, id, ip string, gra
 			}
 		} else if ctx.Err() == nil && !cri.IsGone(err) {
 			w.log.Warn("stopping a container failed", "container", name, "error", err)
-			w.host.event(pod, name, true, "FailedKillContainer", "error killing container: "+cri.Message(err))
+			w.host.event(pod, "", true, "FailedKillPod", fmt.Sprintf("error killing pod: failed to \"KillContainer\" for %q with KillContainerError: %q", name, cri.Message(err)))
 		}
 		timer := time.NewTimer(pause)
 		select {

@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/images"
 	"hyperkube/components/kubelet/podstate"
 	"hyperkube/components/kubelet/volume"
 )
@@ -291,17 +292,25 @@ func (m *Manager) Active() []*v1.Pod {
 // ErrNoPod is returned for a pod or container that this node does not have.
 var ErrNoPod = errors.New("not found on this node")
 
+// missing is an ErrNoPod in upstream's words.
+type missing string
+
+func (m missing) Error() string { return string(m) }
+
+// Is implements errors.Is.
+func (missing) Is(target error) bool { return target == ErrNoPod }
+
 // Container finds a container by pod and name: the newest attempt or, with
 // previous, the one before. uid may be empty.
 func (m *Manager) Container(namespace, name string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
 	w := m.find(namespace, name, uid)
 	if w == nil {
-		return nil, podstate.Container{}, fmt.Errorf("pod %q %w", name+"_"+namespace, ErrNoPod)
+		return nil, podstate.Container{}, missing(fmt.Sprintf("pod %q does not exist", name))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if c, _ := podstate.Find(w.pod, container); c == nil {
-		return w.pod, podstate.Container{}, fmt.Errorf("container %q %w", container, ErrNoPod)
+		return w.pod, podstate.Container{}, missing(fmt.Sprintf("container %q not found in pod %q", container, name))
 	}
 	st := w.obs.Latest(container)
 	if previous {
@@ -311,14 +320,17 @@ func (m *Manager) Container(namespace, name string, uid types.UID, container str
 	}
 	if st == nil {
 		reason := "ContainerCreating"
+		if len(w.pod.Spec.InitContainers) > 0 {
+			reason = "PodInitializing"
+		}
 		if s := w.slots[container].Waiting; s != nil {
 			reason = s.Reason
-			if s.Message != "" && reason != "ContainerCreating" {
-				switch reason {
-				case "ErrImagePull", "ImagePullBackOff":
-					reason = "trying and failing to pull image"
-				}
-			}
+		}
+		switch reason {
+		case images.ErrImagePull:
+			reason = "image can't be pulled"
+		case images.ImagePullBackOff:
+			reason = "trying and failing to pull image"
 		}
 		return w.pod, podstate.Container{}, fmt.Errorf("container %q in pod %q is waiting to start: %s", container, name, reason)
 	}
@@ -329,7 +341,7 @@ func (m *Manager) Container(namespace, name string, uid types.UID, container str
 func (m *Manager) Sandbox(namespace, name string, uid types.UID) (string, error) {
 	w := m.find(namespace, name, uid)
 	if w == nil {
-		return "", fmt.Errorf("pod %q %w", name+"_"+namespace, ErrNoPod)
+		return "", missing(fmt.Sprintf("pod %q does not exist", name))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -60,6 +60,13 @@ func (w *worker) startOp(ctx context.Context, plan podstate.Plan, starts []podst
 // operate mounts, makes the sandbox if one is wanted, and starts containers in
 // order. What goes wrong is remembered where the next step finds it.
 func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, starts []podstate.Start) error {
+	if h := w.host; h.NetworkProblem != nil && !pod.Spec.HostNetwork {
+		if problem := h.NetworkProblem(); problem != "" {
+			h.event(pod, "", true, "NetworkNotReady", "network is not ready: "+problem)
+			w.failMount()
+			return errors.New("network is not ready: " + problem)
+		}
+	}
 	if err := w.prepare(ctx, pod); err != nil {
 		w.failMount()
 		return err
@@ -126,7 +133,7 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 		return nil
 	}
 	if err := w.host.makeDirs(pod); err != nil {
-		w.host.event(pod, "", true, "FailedMakePodDataDirectories", "error making pod data directories: "+err.Error())
+		w.host.event(pod, "", true, "Failed", "error making pod data directories: "+err.Error())
 		return err
 	}
 	if w.host.Cgroups != nil {

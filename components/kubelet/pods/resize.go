@@ -73,6 +73,9 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 	list := w.unsized()
 	if len(list) == 0 {
 		if w.resize != nil {
+			if w.resize.kind == v1.PodResizeInProgress {
+				w.host.event(w.pod, "", false, "ResizeCompleted", resizeMessage(w.pod, "completed", w.resize.generation, ""))
+			}
 			w.resize = nil
 			clear(w.actuated)
 		}
@@ -112,7 +115,7 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 	go func() {
 		defer w.report.wait.Done()
 		defer cancel()
-		state := w.host.resize(opCtx, pod, list)
+		state := w.host.resize(opCtx, pod, list, func() { w.resizeBegins(pod) })
 		state.generation, state.retry, state.since = pod.Generation, time.Now().Add(resizeRetry), since
 		if state.kind == v1.PodResizeInProgress && state.reason == "" && w.host.Resized != nil {
 			// Others may fit now.
@@ -120,6 +123,7 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 		}
 		w.update(func() {
 			w.op = nil
+			w.tellResize(pod, &state)
 			w.resize = &state
 			for _, r := range list {
 				w.dirtyIDs[r.id] = true
@@ -152,12 +156,14 @@ func (s *resizeState) condition() v1.PodCondition {
 
 // resize gives the pod's cgroup and its containers their new limits: the pod's
 // bound grows before and shrinks after those of its containers.
-func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing) resizeState {
+// begins is called when it is known to fit.
+func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, begins func()) resizeState {
 	if h.Fits != nil {
 		if reason, message := h.Fits(pod); reason != "" {
 			return resizeState{kind: v1.PodResizePending, reason: reason, message: message}
 		}
 	}
+	begins()
 	failed := func(err error) resizeState {
 		return resizeState{kind: v1.PodResizeInProgress, reason: v1.PodReasonError, message: err.Error()}
 	}

@@ -221,7 +221,7 @@ func (w *worker) postStart(ctx context.Context, pod *v1.Pod, c *v1.Container, id
 		case <-ctx.Done():
 		}
 	}
-	return fail(postStartHookError, "PostStartHook failed", time.Time{})
+	return fail(postStartHookError, err.Error(), time.Time{})
 }
 
 // targetOf returns the ID of the container that an ephemeral one looks at.

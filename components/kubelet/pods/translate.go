@@ -459,12 +459,12 @@ func (h *Host) recursive(pod *v1.Pod, m *v1.VolumeMount) (bool, error) {
 	}
 	if m.MountPropagation != nil && *m.MountPropagation != v1.MountPropagationNone {
 		if *m.RecursiveReadOnly == v1.RecursiveReadOnlyEnabled {
-			return false, fmt.Errorf("recursive read-only mount of %q needs private propagation", m.Name)
+			return false, fmt.Errorf("failed to resolve recursive read-only mode: volume %q requested recursive read-only mode, but it is not compatible with propagation %q", m.Name, *m.MountPropagation)
 		}
 		return false, nil
 	}
 	if !able && *m.RecursiveReadOnly == v1.RecursiveReadOnlyEnabled {
-		return false, fmt.Errorf("recursive read-only mount is not supported by the runtime (volume mount %q)", m.Name)
+		return false, fmt.Errorf("failed to resolve recursive read-only mode: volume %q requested recursive read-only mode, but it is not supported by the runtime", m.Name)
 	}
 	return able, nil
 }

@@ -80,6 +80,8 @@ type worker struct {
 	// not yet what the pod says; resize tells why, nil when all are.
 	actuated map[string]v1.ResourceRequirements
 	resize   *resizeState
+	// resizeTold is the generation of which it was told that it is resized to.
+	resizeTold int64
 }
 
 // stage of a pod's life on the node.

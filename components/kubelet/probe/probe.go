@@ -3,7 +3,6 @@
 package probe
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -265,25 +264,29 @@ func portOf(p intstr.IntOrString, c *v1.Container) (int, error) {
 
 // Hook calls a lifecycle hook and waits for its end, or for ctx.
 func (p *Prober) Hook(ctx context.Context, t Target, h *v1.LifecycleHandler) error {
+	failed := func(what string, err error) error {
+		return fmt.Errorf("%s for Container %q in Pod \"%s_%s(%s)\" failed - error: %w", what, t.Container.Name, t.Pod.Name, t.Pod.Namespace, t.Pod.UID, err)
+	}
 	switch {
 	case h.Exec != nil:
 		code, out, err := p.exec(ctx, t.ContainerID, h.Exec.Command, 0)
-		if err != nil {
-			return fmt.Errorf("exec lifecycle hook (%v): %w", h.Exec.Command, err)
+		if err == nil && code != 0 {
+			err = fmt.Errorf("command '%s' exited with %d: %s", strings.Join(h.Exec.Command, " "), code, out)
 		}
-		if code != 0 {
-			return fmt.Errorf("exec lifecycle hook (%v): command exited with %d, message: %q", h.Exec.Command, code, bytes.TrimSpace(out))
+		if err != nil {
+			return fmt.Errorf("%w, message: %q", failed(fmt.Sprintf("Exec lifecycle hook (%v)", h.Exec.Command), err), out)
 		}
 	case h.HTTPGet != nil:
+		what := fmt.Sprintf("HTTP lifecycle hook (%s)", h.HTTPGet.Path)
 		req, err := p.request(ctx, t, h.HTTPGet)
 		if err != nil {
-			return err
+			return failed(what, err)
 		}
 		if _, ok := req.Header["User-Agent"]; ok {
 			req.Header.Set("User-Agent", strings.Replace(p.userAgent, "kube-probe", "kube-lifecycle", 1))
 		}
 		if _, _, err := p.do(req, 0, false); err != nil {
-			return fmt.Errorf("http lifecycle hook: %w", err)
+			return failed(what, err)
 		}
 	case h.Sleep != nil:
 		timer := time.NewTimer(time.Duration(h.Sleep.Seconds) * time.Second)
@@ -291,10 +294,10 @@ func (p *Prober) Hook(ctx context.Context, t Target, h *v1.LifecycleHandler) err
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			return ctx.Err()
+			return failed(fmt.Sprintf("Sleep lifecycle hook (%d)", h.Sleep.Seconds), errors.New("container terminated before sleep hook finished"))
 		}
 	default:
-		return errors.New("invalid handler: " + fmt.Sprintf("%v", h))
+		return fmt.Errorf("Cannot run handler: invalid handler: %v", h)
 	}
 	return nil
 }

@@ -131,3 +131,24 @@ func TestGroup(t *testing.T) {
 		t.Errorf("event %q", got)
 	}
 }
+
+// TestHookTexts: what a failed hook says is what upstream's says.
+func TestHookTexts(t *testing.T) {
+	p := New(func(context.Context, string, []string, time.Duration) (int, []byte, error) {
+		return 3, []byte("no such file"), nil
+	}, "1.37")
+	to := Target{Pod: &v1.Pod{}, Container: &v1.Container{Name: "c"}, ContainerID: "id", PodIP: "127.0.0.1"}
+	to.Pod.Name, to.Pod.Namespace, to.Pod.UID = "p", "ns", "u"
+	err := p.Hook(context.Background(), to, &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"cat", "x"}}})
+	want := `Exec lifecycle hook ([cat x]) for Container "c" in Pod "p_ns(u)" failed - error: command 'cat x' exited with 3: no such file, message: "no such file"`
+	if err == nil || err.Error() != want {
+		t.Errorf("%v\nwant %s", err, want)
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	err = p.Hook(ended, to, &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 5}})
+	want = `Sleep lifecycle hook (5) for Container "c" in Pod "p_ns(u)" failed - error: container terminated before sleep hook finished`
+	if err == nil || err.Error() != want {
+		t.Errorf("%v\nwant %s", err, want)
+	}
+}

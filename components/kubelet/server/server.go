@@ -90,14 +90,18 @@ type Config struct {
 	// StreamIdle ends streams on which nothing goes either way for so long; 0
 	// does not.
 	StreamIdle time.Duration
-	Backend    Backend
-	Log        *slog.Logger
+	// ReadOnly serves what changes nothing to everybody, without TLS; nil: nothing
+	// does.
+	ReadOnly net.Listener
+	Backend  Backend
+	Log      *slog.Logger
 }
 
 // Server serves.
 type Server struct {
-	cfg  Config
-	http *http.Server
+	cfg      Config
+	http     *http.Server
+	readOnly *http.Server
 }
 
 // New makes a Server.
@@ -119,11 +123,22 @@ func New(cfg Config) *Server {
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cfg.Certificate() },
 		},
 	}
+	s.readOnly = &http.Server{Handler: s.facts(), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second, ErrorLog: s.http.ErrorLog}
 	return s
 }
 
 // Serve serves until ctx ends.
 func (s *Server) Serve(ctx context.Context) error {
+	if s.cfg.ReadOnly != nil {
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			if err := s.readOnly.Serve(s.cfg.ReadOnly); !errors.Is(err, http.ErrServerClosed) {
+				s.cfg.Log.Error("serving the read-only port failed", "error", err)
+			}
+		}()
+		defer func() { s.readOnly.Close(); <-served }()
+	}
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
@@ -143,7 +158,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	return err
 }
 
-func (s *Server) handler() http.Handler {
+// facts serve what changes nothing and tells nothing of what is within containers.
+func (s *Server) facts() *http.ServeMux {
 	mux := http.NewServeMux()
 	b := s.cfg.Backend
 	mux.HandleFunc("/healthz", Healthz(b.Healthy))
@@ -152,19 +168,6 @@ func (s *Server) handler() http.Handler {
 	}
 	mux.HandleFunc("/healthz/syncloop", Healthz(b.Healthy))
 	mux.HandleFunc("GET /pods", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, podList(b.Pods())) })
-	running := func(w http.ResponseWriter, r *http.Request) {
-		pods, err := b.RunningPods(r.Context())
-		if err != nil {
-			fail(w, err)
-			return
-		}
-		writeJSON(w, podList(pods))
-	}
-	mux.HandleFunc("GET /runningpods", running)
-	mux.HandleFunc("GET /runningpods/{$}", running)
-	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, map[string]any{"kubeletconfig": b.Configz()})
-	})
 	summary := func(w http.ResponseWriter, r *http.Request) {
 		sum, err := b.Summary(r.Context())
 		if err != nil {
@@ -178,6 +181,25 @@ func (s *Server) handler() http.Handler {
 	for _, which := range []string{"/metrics", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"} {
 		mux.Handle("GET "+which, promhttp.HandlerFor(b.Metrics(which), promhttp.HandlerOpts{}))
 	}
+	return mux
+}
+
+func (s *Server) handler() http.Handler {
+	mux := s.facts()
+	b := s.cfg.Backend
+	running := func(w http.ResponseWriter, r *http.Request) {
+		pods, err := b.RunningPods(r.Context())
+		if err != nil {
+			fail(w, err)
+			return
+		}
+		writeJSON(w, podList(pods))
+	}
+	mux.HandleFunc("GET /runningpods", running)
+	mux.HandleFunc("GET /runningpods/{$}", running)
+	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, map[string]any{"kubeletconfig": b.Configz()})
+	})
 	if s.cfg.NoDebug {
 		return s.guard(mux)
 	}
