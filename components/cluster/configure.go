@@ -67,7 +67,7 @@ func (m *master) configure(ctx context.Context) (trust.Token, error) {
 	}
 	return record.Token, applyAddons(ctx, clients.Dynamic, manifests.Values{
 		Image: version.Image(), DNSAddress: m.identity.DNSAddress, Domain: m.identity.Domain,
-	})
+	}, m.identity.With...)
 }
 
 // super is the way in that needs no binding in the cluster, to this machine's

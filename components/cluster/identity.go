@@ -7,12 +7,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"hyperkube/internal/layout"
+	"hyperkube/manifests"
 )
 
 // identity is what a cluster made by `up` decides once, at its first start, and
@@ -200,6 +202,19 @@ func freeRange(routes []netip.Prefix, usual, pattern string, from int) (string, 
 		}
 	}
 	return "", codedError{errors.New("every private range for pods or services is taken by a route of this host: choose with --cluster-cidr and --service-cidr"), ExitPreflight}
+}
+
+// want notes optional add-ons that are wanted from now on.
+func (id *identity) want(addons []string) error {
+	for _, name := range addons {
+		if !slices.Contains(manifests.Optional(), name) {
+			return codedError{fmt.Errorf("--with: there is no add-on %q; there are: %s", name, strings.Join(manifests.Optional(), ", ")), ExitConfig}
+		}
+		if !slices.Contains(id.With, name) {
+			id.With = append(id.With, name)
+		}
+	}
+	return nil
 }
 
 // nthAddress returns the n-th address of a range, counted from its base.

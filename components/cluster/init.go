@@ -60,6 +60,7 @@ func newInit() *cobra.Command {
 	f.StringSliceVar(&g.PodCIDRs, "pod-network-cidr", nil, "Range of pod addresses; empty chooses a free one.")
 	f.StringSliceVar(&g.ServiceCIDRs, "service-cidr", nil, "Range of service addresses; empty chooses a free one.")
 	f.StringVar(&g.Domain, "service-dns-domain", "", "Domain of the cluster; empty is cluster.local.")
+	f.StringSliceVar(&g.With, "with", nil, "Add-ons besides the usual ones: "+strings.Join(manifests.Optional(), ", ")+".")
 	f.StringVar(&g.Token, "token", "", "Token with which machines join; empty makes one.")
 	f.DurationVar(&g.TokenTTL, "token-ttl", trust.DefaultTTL, "How long the token lives; 0 is for ever.")
 	f.BoolVar(&g.UploadCerts, "upload-certs", false, "Upload the keys that all masters share, encrypted, so that others can join as masters within two hours.")
@@ -146,7 +147,7 @@ func (o *initOptions) settings(given func(string) bool) (masterSettings, error) 
 			take()
 		}
 	}
-	s.UploadCerts, s.HideKey = g.UploadCerts, g.HideKey
+	s.UploadCerts, s.HideKey, s.With = g.UploadCerts, g.HideKey, g.With
 	return s, nil
 }
 
@@ -168,6 +169,8 @@ type masterSettings struct {
 	UploadCerts    bool
 	CertificateKey string
 	HideKey        bool
+	// With are optional add-ons.
+	With []string
 	// Extra are further flags of the components.
 	Extra map[string][]manifests.Flag
 }
@@ -217,6 +220,9 @@ func (m *master) decide() error {
 		id.Endpoint = m.settings.Endpoint
 	}
 	m.settings.Endpoint = id.Endpoint
+	if err := id.want(m.settings.With); err != nil {
+		return err
+	}
 	if m.settings.UploadCerts {
 		key := trust.NewCertificateKey()
 		if m.settings.CertificateKey != "" {

@@ -134,7 +134,7 @@ func newNode(cfg nodeConfig) (*node, error) {
 	between, err := network.New(network.Config{
 		NodeName: cfg.Identity.NodeName, Nodes: cfg.Proxy.Informers.Core().V1().Nodes().Informer(), Kube: cfg.Kubelet.Kube,
 		Bridge: cfg.Layout.Bridge(), Tunnel: cfg.Layout.Tunnel(), Links: []string{localnodes.Bridge(cfg.Layout)},
-		PodCIDRs: pc.PodCIDRs, Mode: cfg.NetworkMode, PluginConf: cfg.Layout.CNIConf(),
+		PodCIDRs: pc.PodCIDRs, Mode: cfg.NetworkMode, PluginConf: cfg.Layout.CNIConf(), PluginsChanged: k.LookAtRuntime,
 		Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
 	})
 	if err != nil {

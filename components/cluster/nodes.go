@@ -186,6 +186,9 @@ func (f *fleet) machine() (*localnodes.Machine, error) {
 	if m.Subnet, err = netip.ParsePrefix(f.wish.Subnet); err != nil {
 		return nil, fmt.Errorf("%s: %w", furtherNodesFile(f.layout), err)
 	}
+	if m.Subnet6, err = subnet6(m.Subnet, f.identity.PodCIDRs); err != nil {
+		return nil, err
+	}
 	for _, text := range f.identity.PodCIDRs {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
@@ -195,6 +198,34 @@ func (f *fleet) machine() (*localnodes.Machine, error) {
 	}
 	m.Journal, err = hostchange.Open(f.layout.Journal("nodes"))
 	return m, err
+}
+
+// subnet6 is the subnet of IPv6 that goes with one of IPv4, where pods have
+// addresses of that family: fd00:192:168:94::/64 with 192.168.94.0/24.
+func subnet6(subnet netip.Prefix, pods []string) (netip.Prefix, error) {
+	if !slices.ContainsFunc(pods, func(cidr string) bool { return strings.Contains(cidr, ":") }) {
+		return netip.Prefix{}, nil
+	}
+	b := subnet.Addr().As4()
+	prefix, err := netip.ParsePrefix(fmt.Sprintf("fd00:%d:%d:%d::/64", b[0], b[1], b[2]))
+	if err != nil {
+		return prefix, fmt.Errorf("choosing IPv6 addresses of nodes: %w", err)
+	}
+	return prefix, nil
+}
+
+// furtherAddresses are those of the i-th further node that its Node tells: one of each
+// family that pods have, that of the primary one first.
+func furtherAddresses(machine *localnodes.Machine, i int) []string {
+	var out []string
+	for _, cidr := range machine.PodCIDRs {
+		for _, a := range machine.Addresses(i) {
+			if a.Is6() == cidr.Addr().Is6() {
+				out = append(out, a.String())
+			}
+		}
+	}
+	return out
 }
 
 // start starts the i-th further node, unless it runs, and waits until it is
@@ -233,13 +264,13 @@ func (f *fleet) start(ctx context.Context, machine *localnodes.Machine, i int) e
 
 // configure makes what the i-th further node's process needs on disk.
 func (f *fleet) configure(machine *localnodes.Machine, i int) error {
-	l, name, address := f.layout.Numbered(i), furtherName(f.identity, i), machine.Address(i).String()
+	l, name, addresses := f.layout.Numbered(i), furtherName(f.identity, i), furtherAddresses(machine, i)
 	o := nodeOptions{
 		Kubeconfig: filepath.Join(l.Data, "kubelet.conf"), ProxyKubeconfig: filepath.Join(l.Data, "proxy.conf"),
-		Name: name, IP: address, DNS: []string{f.identity.DNSAddress}, Domain: f.identity.Domain,
+		Name: name, IP: strings.Join(addresses, ","), DNS: []string{f.identity.DNSAddress}, Domain: f.identity.Domain,
 		ClusterCIDRs: f.identity.PodCIDRs, ClientCA: f.ca.CertFile, Network: string(f.wish.Network),
 	}
-	serving, err := f.ca.EnsurePair(filepath.Join(l.PKI(), "kubelet"), pki.KubeletServer(name, address, "127.0.0.1", "localhost"))
+	serving, err := f.ca.EnsurePair(filepath.Join(l.PKI(), "kubelet"), pki.KubeletServer(name, slices.Concat(addresses, []string{"127.0.0.1", "localhost"})...))
 	if err != nil {
 		return err
 	}

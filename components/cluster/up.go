@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -235,16 +234,8 @@ func takeMain(ctx context.Context, l layout.Node) (*processLock, error) {
 // addons notes which optional add-ons are wanted from now on.
 func (o *upOptions) addons(l layout.Node, id *identity) error {
 	before := len(id.With)
-	for _, name := range o.with {
-		if !slices.Contains(manifests.Optional(), name) {
-			return codedError{fmt.Errorf("--with: there is no add-on %q; there are: %s", name, strings.Join(manifests.Optional(), ", ")), ExitConfig}
-		}
-		if !slices.Contains(id.With, name) {
-			id.With = append(id.With, name)
-		}
-	}
-	if len(id.With) == before {
-		return nil
+	if err := id.want(o.with); err != nil || len(id.With) == before {
+		return err
 	}
 	return id.save(l)
 }

@@ -19,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -54,6 +55,9 @@ type Config struct {
 	// PluginConf is the folder of configurations of network plugins; while there
 	// is one, the ways to other nodes' pods are theirs. Empty: not looked at.
 	PluginConf string
+	// PluginsChanged is called when something in that folder has changed; may be
+	// nil. It must not block.
+	PluginsChanged func()
 	// Journal records the changes to the host; nil records none.
 	Journal *hostchange.Journal
 	// Log receives warnings; nil means slog's default.
@@ -128,6 +132,10 @@ func (n *Network) Run(ctx context.Context) error {
 			}
 		}
 	}()
+	var following sync.WaitGroup
+	defer following.Wait()
+	defer stop()
+	following.Go(func() { n.followPlugins(watching) })
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	for {

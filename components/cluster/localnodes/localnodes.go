@@ -5,6 +5,8 @@
 //	machine: hk-nodes .1 ──┬── hkn1 ═ eth0 .2  namespace of the first further node
 //	                       └── hkn2 ═ eth0 .3  namespace of the second
 //
+// In a cluster with IPv6 all have an address of that family, too.
+//
 // A namespace is held by a bind mount in the node's run folder and by nothing
 // else, so it outlives every process. All names derive from the layout, and
 // everything is idempotent and recorded before it is made.
@@ -37,8 +39,9 @@ type Machine struct {
 	// Layout is that of the machine's first node, whose namespace is the
 	// caller's.
 	Layout layout.Node
-	// Subnet has the addresses of the bridge and the nodes.
-	Subnet netip.Prefix
+	// Subnet has the addresses of the bridge and the nodes, Subnet6 those of IPv6;
+	// that is invalid where there are none.
+	Subnet, Subnet6 netip.Prefix
 	// PodCIDRs are those of the cluster.
 	PodCIDRs []netip.Prefix
 	// Journal records the changes to the host.
@@ -55,12 +58,29 @@ func Veth(l layout.Node, i int) string { return l.LinkPrefix + "n" + strconv.Ito
 func Namespace(l layout.Node, i int) string { return filepath.Join(l.Numbered(i).Run, "netns") }
 
 // Gateway is the machine's own address on the bridge.
-func (m *Machine) Gateway() netip.Addr { return m.Subnet.Masked().Addr().Next() }
+func (m *Machine) Gateway() netip.Addr { return nth(m.Subnet, 1) }
 
-// Address is that of the i-th further node.
-func (m *Machine) Address(i int) netip.Addr {
-	addr := m.Gateway()
-	for range i {
+// Addresses are those of the i-th further node, of IPv4 and, if there is Subnet6,
+// of IPv6.
+func (m *Machine) Addresses(i int) []netip.Addr {
+	var out []netip.Addr
+	for _, subnet := range m.subnets() {
+		out = append(out, nth(subnet, i+1))
+	}
+	return out
+}
+
+func (m *Machine) subnets() []netip.Prefix {
+	if m.Subnet6.IsValid() {
+		return []netip.Prefix{m.Subnet, m.Subnet6}
+	}
+	return []netip.Prefix{m.Subnet}
+}
+
+// nth is the n-th address of a subnet.
+func nth(subnet netip.Prefix, n int) netip.Addr {
+	addr := subnet.Masked().Addr()
+	for range n {
 		addr = addr.Next()
 	}
 	return addr
@@ -78,9 +98,12 @@ var jumps = []iptables.Jump{
 func (m *Machine) EnsureBridge(ctx context.Context) error {
 	name := Bridge(m.Layout)
 	changes := []hostchange.Change{{Kind: hostchange.Link, Name: name}}
-	for _, j := range jumps {
-		changes = append(changes,
-			hostchange.Change{Kind: hostchange.Chain, Name: "4 " + j.Table + " " + chain}, j.Change(iptables.IPv4))
+	for _, subnet := range m.subnets() {
+		family := iptables.Of(subnet.Addr().Is6())
+		for _, j := range jumps {
+			changes = append(changes,
+				hostchange.Change{Kind: hostchange.Chain, Name: string(family) + " " + j.Table + " " + chain}, j.Change(family))
+		}
 	}
 	if err := m.Journal.Record(changes...); err != nil {
 		return err
@@ -99,28 +122,33 @@ func (m *Machine) EnsureBridge(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("finding the bridge of the nodes: %w", err)
 	}
-	if err := netlink.AddrReplace(link, m.addr(m.Gateway())); err != nil {
-		return fmt.Errorf("giving the bridge of the nodes its address: %w", err)
+	for _, subnet := range m.subnets() {
+		if err := netlink.AddrReplace(link, address(subnet, 1)); err != nil {
+			return fmt.Errorf("giving the bridge of the nodes its address: %w", err)
+		}
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("setting up the bridge of the nodes: %w", err)
 	}
-	if err := m.forward(); err != nil {
-		return err
-	}
-	saved, err := iptables.Save(ctx, iptables.IPv4)
-	if err != nil {
-		return err
-	}
-	if err := iptables.Restore(ctx, iptables.IPv4, m.rules(saved)); err != nil {
-		return fmt.Errorf("writing the rules of the nodes: %w", err)
+	for _, subnet := range m.subnets() {
+		is6 := subnet.Addr().Is6()
+		if err := m.forward(is6); err != nil {
+			return err
+		}
+		saved, err := iptables.Save(ctx, iptables.Of(is6))
+		if err != nil {
+			return err
+		}
+		if err := iptables.Restore(ctx, iptables.Of(is6), m.rules(subnet, saved)); err != nil {
+			return fmt.Errorf("writing the rules of the nodes: %w", err)
+		}
 	}
 	return nil
 }
 
-// rules are those of the bridge. What goes between it and the pods' is left to
+// rules are those of the bridge in the family of subnet. What goes between it and the pods' is left to
 // the pod network, whose policies it passes.
-func (m *Machine) rules(saved string) string {
+func (m *Machine) rules(subnet netip.Prefix, saved string) string {
 	bridge, pods := Bridge(m.Layout), m.Layout.Bridge()
 	var b strings.Builder
 	write := func(table string, lines ...string) {
@@ -134,22 +162,26 @@ func (m *Machine) rules(saved string) string {
 	}
 	var nat []string
 	for _, cidr := range m.PodCIDRs {
-		if cidr.Addr().Is4() {
+		if cidr.Addr().Is6() == subnet.Addr().Is6() {
 			nat = append(nat, fmt.Sprintf("-A %s -d %s -j RETURN\n", chain, cidr))
 		}
 	}
-	write("nat", append(nat, fmt.Sprintf("-A %s -s %s ! -o %s -j MASQUERADE\n", chain, m.Subnet.Masked(), bridge))...)
+	write("nat", append(nat, fmt.Sprintf("-A %s -s %s ! -o %s -j MASQUERADE\n", chain, subnet.Masked(), bridge))...)
 	write("filter",
 		fmt.Sprintf("-A %s -i %s ! -o %s -j ACCEPT\n", chain, bridge, pods),
 		fmt.Sprintf("-A %s ! -i %s -o %s -j ACCEPT\n", chain, pods, bridge))
 	return b.String()
 }
 
-func (m *Machine) forward() error {
-	const name, file = "net/ipv4/ip_forward", "/proc/sys/net/ipv4/ip_forward"
+func (m *Machine) forward(is6 bool) error {
+	name := "net/ipv4/ip_forward"
+	if is6 {
+		name = "net/ipv6/conf/all/forwarding"
+	}
+	file := "/proc/sys/" + name
 	before, err := os.ReadFile(file)
 	if err != nil {
-		return fmt.Errorf("reading sysctl net.ipv4.ip_forward: %w", err)
+		return fmt.Errorf("reading sysctl %s: %w", name, err)
 	}
 	old := strings.TrimSpace(string(before))
 	if old == "1" {
@@ -159,13 +191,20 @@ func (m *Machine) forward() error {
 		return err
 	}
 	if err := os.WriteFile(file, []byte("1"), 0o644); err != nil {
-		return fmt.Errorf("setting sysctl net.ipv4.ip_forward: %w", err)
+		return fmt.Errorf("setting sysctl %s: %w", name, err)
 	}
 	return nil
 }
 
-func (m *Machine) addr(a netip.Addr) *netlink.Addr {
-	return &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(m.Subnet.Bits(), a.BitLen())}}
+// address is the n-th address of a subnet as links have it.
+func address(subnet netip.Prefix, n int) *netlink.Addr {
+	a := nth(subnet, n)
+	out := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(subnet.Bits(), a.BitLen())}}
+	if a.Is6() {
+		// Nobody else can have it, so that it may be used at once.
+		out.Flags = unix.IFA_F_NODAD
+	}
+	return out
 }
 
 // hardwareAddr derives a locally administered MAC from an IPv4 address, so that
@@ -216,7 +255,7 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.TxQLen = veth, -1
 		err := netlink.LinkAdd(&netlink.Veth{
-			LinkAttrs: attrs, PeerName: Link, PeerNamespace: netlink.NsFd(int(netns.Fd())), PeerHardwareAddr: hardwareAddr(m.Address(i)),
+			LinkAttrs: attrs, PeerName: Link, PeerNamespace: netlink.NsFd(int(netns.Fd())), PeerHardwareAddr: hardwareAddr(m.Addresses(i)[0]),
 		})
 		if err != nil {
 			return fmt.Errorf("making link %s: %w", veth, err)
@@ -245,14 +284,20 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 		if err != nil {
 			return err
 		}
-		if err := netlink.AddrReplace(link, m.addr(m.Address(i))); err != nil {
-			return fmt.Errorf("giving the node its address: %w", err)
+		for _, subnet := range m.subnets() {
+			if err := netlink.AddrReplace(link, address(subnet, i+1)); err != nil {
+				return fmt.Errorf("giving the node its address: %w", err)
+			}
 		}
 		if err := netlink.LinkSetUp(link); err != nil {
 			return fmt.Errorf("setting up %s: %w", Link, err)
 		}
-		if err := netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: m.Gateway().AsSlice()}); err != nil {
-			return fmt.Errorf("making the node's default route: %w", err)
+		for _, subnet := range m.subnets() {
+			gateway := nth(subnet, 1)
+			everything := &net.IPNet{IP: make(net.IP, gateway.BitLen()/8), Mask: net.CIDRMask(0, gateway.BitLen())}
+			if err := netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: everything, Gw: gateway.AsSlice()}); err != nil {
+				return fmt.Errorf("making the node's default route: %w", err)
+			}
 		}
 		return nil
 	})
