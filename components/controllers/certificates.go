@@ -8,6 +8,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
@@ -47,9 +48,7 @@ func certificateDescriptors() []descriptor {
 			}},
 		{name: "storage-version-migrator-controller", user: "storage-version-migrator-controller", source: "storage-version-migrator-controller", workers: 1,
 			needs: []schema.GroupVersionResource{storagemigrationv1.SchemeGroupVersion.WithResource("storageversionmigrations")},
-			make: func(d *deps) (runner, error) {
-				return storageversionmigrator.New(d.env, storageversionmigrator.Config{Discovery: d.clients.Kube.Discovery(), Metadata: d.clients.Metadata})
-			}},
+			make:  makeMigrator},
 		{name: "resourceclaim-controller", alias: "resource-claim-controller", user: "resource-claim-controller", source: "resource_claim", workers: 10,
 			needs: []schema.GroupVersionResource{resourcev1.SchemeGroupVersion.WithResource("resourceclaims"), resourcev1.SchemeGroupVersion.WithResource("resourceclaimtemplates")},
 			make:  func(d *deps) (runner, error) { return resourceclaim.New(d.env) }},
@@ -57,6 +56,16 @@ func certificateDescriptors() []descriptor {
 			needs: []schema.GroupVersionResource{resourcev1.SchemeGroupVersion.WithResource("resourceclaims"), resourcev1.SchemeGroupVersion.WithResource("devicetaintrules")},
 			make:  func(d *deps) (runner, error) { return devicetainteviction.New(d.env) }},
 	}
+}
+
+func makeMigrator(d *deps) (runner, error) {
+	definitions, err := apiextensionsclient.NewForConfig(d.clients.REST)
+	if err != nil {
+		return nil, fmt.Errorf("making a client of custom resource definitions: %w", err)
+	}
+	return storageversionmigrator.New(d.env, storageversionmigrator.Config{
+		Discovery: d.clients.Kube.Discovery(), Metadata: d.clients.Metadata, Definitions: definitions,
+	})
 }
 
 func makeSigner(d *deps) (runner, error) {

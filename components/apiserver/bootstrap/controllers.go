@@ -204,7 +204,9 @@ func controllers() []controller {
 		events)
 	// Nothing is applied to every object, which has it stored anew.
 	add("storage-version-migrator-controller",
-		rule("create list patch", "*", "*"),
+		rule("list patch", "*", "*"),
+		rule("get", "apiextensions.k8s.io", "customresourcedefinitions"),
+		rule("patch", "apiextensions.k8s.io", "customresourcedefinitions/status"),
 		rule("update", "storagemigration.k8s.io", "storageversionmigrations/status"))
 	add("root-ca-cert-publisher",
 		rule("create update", "core", "configmaps"),

@@ -7,17 +7,17 @@ package storageversionmigrator
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
+	"time"
 
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	storagemigrationlisters "k8s.io/client-go/listers/storagemigration/v1"
 	"k8s.io/client-go/metadata"
@@ -27,10 +27,12 @@ import (
 
 const (
 	fieldManager = "storage-version-migrator-controller"
-	// page is how many objects are listed at once.
-	page = 500
+	// patience is how long a migration waits for its resource to be served:
+	// the definition of a custom one may come after it.
+	patience = time.Minute
 
-	reasonRunning   = "StorageVersionMigrationInProgress"
+	reasonRunning   = "MigrationRunning"
+	reasonCompleted = "MigrationCompleted"
 	reasonSucceeded = "StorageVersionMigrationSucceeded"
 	reasonFailed    = "StorageVersionMigrationFailed"
 )
@@ -40,9 +42,12 @@ type Config struct {
 	Discovery discovery.DiscoveryInterface
 	// Metadata lists and patches the objects.
 	Metadata metadata.Interface
+	// Definitions are those of custom resources, which tell of their migration.
+	Definitions apiextensionsclient.CustomResourceDefinitionsGetter
 }
 
-// Controller migrates. Make it with New.
+// Controller migrates, of each resource one migration at a time, the oldest first.
+// Make it with New. Its keys are group resources.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -53,70 +58,154 @@ type Controller struct {
 // New makes the controller.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
-	if cfg.Discovery == nil || cfg.Metadata == nil {
+	if cfg.Discovery == nil || cfg.Metadata == nil || cfg.Definitions == nil {
 		return nil, errors.New("storageversionmigrator: a client is missing")
 	}
 	migrations := env.Informers.Storagemigration().V1().StorageVersionMigrations()
 	c := &Controller{env: env, cfg: cfg, migrations: migrations.Lister()}
 	c.Loop = control.NewLoop(env, "storageversionmigrator", c.sync)
-	look := func(m *storagemigrationv1.StorageVersionMigration) { c.Add(m.Name) }
-	return c, c.Watch(migrations.Informer(), control.Handlers(look, func(_, m *storagemigrationv1.StorageVersionMigration) { look(m) }, nil))
+	look := func(m *storagemigrationv1.StorageVersionMigration) { c.Add(resourceOf(m).String()) }
+	// When one goes, the next may begin.
+	return c, c.Watch(migrations.Informer(), control.Handlers(look, func(_, m *storagemigrationv1.StorageVersionMigration) { look(m) }, look))
 }
 
-func (c *Controller) sync(ctx context.Context, name string) error {
-	m, err := c.migrations.Get(name)
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
+func resourceOf(m *storagemigrationv1.StorageVersionMigration) schema.GroupResource {
+	return schema.GroupResource{Group: m.Spec.Resource.Group, Resource: m.Spec.Resource.Resource}
+}
+
+func is(m *storagemigrationv1.StorageVersionMigration, t storagemigrationv1.MigrationConditionType) bool {
+	return meta.IsStatusConditionTrue(m.Status.Conditions, string(t))
+}
+
+func ended(m *storagemigrationv1.StorageVersionMigration) bool {
+	return is(m, storagemigrationv1.MigrationSucceeded) || is(m, storagemigrationv1.MigrationFailed)
+}
+
+// sync goes one step further with the migrations of a resource; the change that it
+// makes to one of them brings it back here.
+func (c *Controller) sync(ctx context.Context, key string) error {
+	resource := schema.ParseGroupResource(key)
+	all, err := c.migrations.List(labels.Everything())
 	if err != nil {
 		return err
 	}
-	is := func(t storagemigrationv1.MigrationConditionType) bool {
-		return meta.IsStatusConditionTrue(m.Status.Conditions, string(t))
-	}
-	if is(storagemigrationv1.MigrationSucceeded) || is(storagemigrationv1.MigrationFailed) {
-		return nil
-	}
-	gvr, kind, err := c.resource(m.Spec.Resource)
-	if err != nil {
-		return err
-	}
-	if gvr.Empty() {
-		return c.end(ctx, m, storagemigrationv1.MigrationFailed, reasonFailed, fmt.Sprintf("resource %s does not exist or cannot be listed and patched", m.Spec.Resource.String()))
-	}
-	if m.Status.ResourceVersion == "" || !is(storagemigrationv1.MigrationRunning) {
-		next := m.DeepCopy()
-		if next.Status.ResourceVersion == "" {
-			list, err := c.cfg.Metadata.Resource(gvr).List(ctx, metav1.ListOptions{Limit: 1})
-			if err != nil {
-				return fmt.Errorf("reading the resource version of %s: %w", gvr.GroupResource(), err)
-			}
-			next.Status.ResourceVersion = list.ResourceVersion
+	var running, next *storagemigrationv1.StorageVersionMigration
+	for _, m := range all {
+		if resourceOf(m) != resource {
+			continue
 		}
-		c.set(next, storagemigrationv1.MigrationRunning, metav1.ConditionTrue, reasonRunning, "")
-		// The change brings us back here.
-		return c.update(ctx, next)
+		switch {
+		case is(m, storagemigrationv1.MigrationRunning) && ended(m):
+			if err := c.finish(ctx, m.DeepCopy()); err != nil {
+				return err
+			}
+		case is(m, storagemigrationv1.MigrationRunning):
+			running = m
+		case !ended(m) && (next == nil || before(m, next)):
+			next = m
+		}
 	}
-	if err := c.rewrite(ctx, gvr, kind); err != nil {
-		if ctx.Err() != nil {
+	switch {
+	case running != nil:
+		return c.migrate(ctx, running.DeepCopy())
+	case next != nil:
+		return c.begin(ctx, next.DeepCopy())
+	}
+	return nil
+}
+
+func before(a, b *storagemigrationv1.StorageVersionMigration) bool {
+	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.CreationTimestamp.Before(&b.CreationTimestamp)
+	}
+	return a.Name < b.Name
+}
+
+// begin makes m, which is the caller's, the running one of its resource.
+func (c *Controller) begin(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
+	if err := c.tellBegin(ctx, m); err != nil {
+		return err
+	}
+	c.set(m, storagemigrationv1.MigrationRunning, metav1.ConditionTrue, reasonRunning, progress(0, 0, nil))
+	return c.update(ctx, m)
+}
+
+// finish makes m, which has ended, a running one no more.
+func (c *Controller) finish(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
+	if err := c.tellEnd(ctx, m); err != nil {
+		return err
+	}
+	c.set(m, storagemigrationv1.MigrationRunning, metav1.ConditionFalse, reasonCompleted, "Migration completed")
+	return c.update(ctx, m)
+}
+
+// migrate does the work of m, which is the caller's: first it notes the revision
+// up to which objects are to be rewritten, then it rewrites them.
+func (c *Controller) migrate(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
+	r, err := c.resource(ctx, resourceOf(m))
+	if err != nil {
+		return err
+	}
+	if r.gvr.Empty() {
+		if c.env.Clock.Now().Before(m.CreationTimestamp.Add(patience)) {
+			c.AddRateLimited(resourceOf(m).String())
+			return nil
+		}
+		return c.fail(ctx, m, "resource does not exist in discovery")
+	}
+	if !r.migratable {
+		return c.fail(ctx, m, fmt.Sprintf("resource %q does not support discovery operations: %v", r.gvr.String(), verbs))
+	}
+	if m.Status.ResourceVersion == "" {
+		if m.Status.ResourceVersion, err = c.revision(ctx, r); err != nil {
 			return err
 		}
-		return c.end(ctx, m, storagemigrationv1.MigrationFailed, reasonFailed, err.Error())
+		return c.update(ctx, m)
 	}
-	return c.end(ctx, m, storagemigrationv1.MigrationSucceeded, reasonSucceeded, "")
+	left, total, err := c.rewrite(ctx, r, m.Status.ResourceVersion)
+	switch {
+	case err == nil:
+		c.set(m, storagemigrationv1.MigrationRunning, metav1.ConditionTrue, reasonRunning, progress(0, total, nil))
+		c.set(m, storagemigrationv1.MigrationSucceeded, metav1.ConditionTrue, reasonSucceeded, "Migration completed")
+		return c.update(ctx, m)
+	case ctx.Err() != nil:
+		return err
+	case passes(err):
+		if c.set(m, storagemigrationv1.MigrationRunning, metav1.ConditionTrue, reasonRunning, progress(left, total, err)) {
+			_ = c.update(ctx, m) // it only tells of err, which is tried again
+		}
+		return err
+	}
+	c.set(m, storagemigrationv1.MigrationRunning, metav1.ConditionTrue, reasonRunning, progress(left, total, nil))
+	return c.fail(ctx, m, fmt.Sprintf("%d/%d not yet migrated. migration encountered unhandled error: %s", left, total, err))
 }
 
-func (c *Controller) set(m *storagemigrationv1.StorageVersionMigration, t storagemigrationv1.MigrationConditionType, status metav1.ConditionStatus, reason, message string) {
-	meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{
+// progress is the message of a running migration: left of total objects are as
+// they were, and err, which may be nil, was met last.
+func progress(left, total int64, err error) string {
+	msg := "The migration is running"
+	switch {
+	case total > 0 && left > 0:
+		msg += fmt.Sprintf(", %d/%d objects not yet migrated", left, total)
+	case total > 0:
+		msg += fmt.Sprintf(", %d objects verified migrated", total)
+	}
+	if err != nil {
+		msg += fmt.Sprintf("; transient error: %s", err)
+	}
+	return msg
+}
+
+func (c *Controller) fail(ctx context.Context, m *storagemigrationv1.StorageVersionMigration, message string) error {
+	c.set(m, storagemigrationv1.MigrationFailed, metav1.ConditionTrue, reasonFailed, message)
+	return c.update(ctx, m)
+}
+
+// set sets a condition and tells whether that changed anything.
+func (c *Controller) set(m *storagemigrationv1.StorageVersionMigration, t storagemigrationv1.MigrationConditionType, status metav1.ConditionStatus, reason, message string) bool {
+	return meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{
 		Type: string(t), Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(c.env.Clock.Now()),
 	})
-}
-
-func (c *Controller) end(ctx context.Context, m *storagemigrationv1.StorageVersionMigration, t storagemigrationv1.MigrationConditionType, reason, message string) error {
-	next := m.DeepCopy()
-	c.set(next, storagemigrationv1.MigrationRunning, metav1.ConditionFalse, reason, message)
-	c.set(next, t, metav1.ConditionTrue, reason, message)
-	return c.update(ctx, next)
 }
 
 func (c *Controller) update(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
@@ -125,72 +214,4 @@ func (c *Controller) update(ctx context.Context, m *storagemigrationv1.StorageVe
 		return nil
 	}
 	return err
-}
-
-// resource finds the version that the API server prefers; an empty one if there
-// is none that can be rewritten.
-func (c *Controller) resource(r metav1.GroupResource) (schema.GroupVersionResource, schema.GroupVersionKind, error) {
-	lists, err := c.cfg.Discovery.ServerPreferredResources()
-	if err != nil && !discovery.IsGroupDiscoveryFailedError(err) {
-		return schema.GroupVersionResource{}, schema.GroupVersionKind{}, fmt.Errorf("looking for %s: %w", r.String(), err)
-	}
-	for _, l := range lists {
-		gv, err := schema.ParseGroupVersion(l.GroupVersion)
-		if err != nil || gv.Group != r.Group {
-			continue
-		}
-		for _, x := range l.APIResources {
-			if x.Name == r.Resource && slices.Contains(x.Verbs, "list") && slices.Contains(x.Verbs, "patch") {
-				return gv.WithResource(x.Name), gv.WithKind(x.Kind), nil
-			}
-		}
-	}
-	return schema.GroupVersionResource{}, schema.GroupVersionKind{}, nil
-}
-
-// rewrite applies nothing to each object, which makes the API server store it
-// again if it would store it otherwise than it is.
-func (c *Controller) rewrite(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) error {
-	opts := metav1.ListOptions{Limit: page}
-	for {
-		list, err := c.cfg.Metadata.Resource(gvr).List(ctx, opts)
-		if apierrors.IsResourceExpired(err) && opts.Continue != "" {
-			// What was done already costs little the second time.
-			opts.Continue = ""
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("listing %s: %w", gvr.GroupResource(), err)
-		}
-		for i := range list.Items {
-			if err := c.touch(ctx, gvr, kind, &list.Items[i]); err != nil {
-				return err
-			}
-		}
-		if opts.Continue = list.Continue; opts.Continue == "" {
-			return nil
-		}
-	}
-}
-
-func (c *Controller) touch(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind, obj *metav1.PartialObjectMetadata) error {
-	version, k := kind.ToAPIVersionAndKind()
-	patch, err := json.Marshal(metav1.PartialObjectMetadata{
-		TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: k},
-		ObjectMeta: metav1.ObjectMeta{
-			Name: obj.Name, Namespace: obj.Namespace, UID: obj.UID, ResourceVersion: obj.ResourceVersion,
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("encoding a patch: %w", err)
-	}
-	_, err = c.cfg.Metadata.Resource(gvr).Namespace(obj.Namespace).Patch(ctx, obj.Name, types.ApplyPatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		// It is gone, or was written meanwhile, as a write does it now.
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("migrating %s %s: %w", gvr.GroupResource(), obj.Namespace+"/"+obj.Name, err)
-	}
-	return nil
 }
