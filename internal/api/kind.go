@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
 )
 
 // AllVerbs is what most resources serve.
@@ -36,6 +38,10 @@ type Kind[T Object] struct {
 	// ValidateName checks metadata.name, or the prefix of a generated name.
 	// Nil means a DNS subdomain.
 	ValidateName func(name string, prefix bool) []string
+	// PlainMeta: metadata is checked as that of custom resources is, names
+	// and finalizers among it. Such are kinds whose own checks upstream have
+	// always left metadata out.
+	PlainMeta    bool
 	Canonicalize func(obj T)
 	// Warnings' old is nil on create.
 	Warnings func(ctx context.Context, obj, old T) []string
@@ -83,6 +89,9 @@ type KindUpdate[T Object] struct {
 	Prepare     func(ctx context.Context, obj, old T)
 	Validate    func(ctx context.Context, obj, old T) field.ErrorList
 	ResetFields [][]string
+	// AsNew: metadata is checked as that of a new object too, where only a
+	// part of it need be.
+	AsNew bool
 }
 
 // KindScale is Scale for a known type.
@@ -136,13 +145,16 @@ func (k Kind[T]) Resource() *Resource {
 	}
 	r.Validate = func(ctx context.Context, obj Object) field.ErrorList {
 		var errs field.ErrorList
-		if !k.Review {
+		if !k.Review && !k.PlainMeta {
 			errs = validateMeta(obj, k.Scope, k.ValidateName)
 		}
 		if k.Validate != nil {
 			errs = append(errs, k.Validate(ctx, obj.(T))...)
 		}
-		return errs
+		if k.PlainMeta && len(errs) == 0 {
+			errs = validatePlainMeta(obj, k.Scope)
+		}
+		return validate.UntaggedValues(validate.DeclaredLast(validate.Distinct(errs)))
 	}
 	if k.Warnings != nil {
 		r.Warnings = func(ctx context.Context, obj, old Object) []string {
@@ -156,12 +168,12 @@ func (k Kind[T]) Resource() *Resource {
 	if k.Canonicalize != nil {
 		r.Canonicalize = func(obj Object) { k.Canonicalize(obj.(T)) }
 	}
-	r.Update = k.Update.erase()
+	r.Update = k.Update.erase(&k)
 	r.Update.Verbs = nil
 	if len(k.Views) > 0 {
 		r.Views = make(map[string]Update, len(k.Views))
 		for name, v := range k.Views {
-			r.Views[name] = v.erase()
+			r.Views[name] = v.erase(&k)
 		}
 	}
 	if k.Scale != nil {
@@ -211,7 +223,7 @@ func (k Kind[T]) Resource() *Resource {
 	return r
 }
 
-func (u KindUpdate[T]) erase() Update {
+func (u KindUpdate[T]) erase(k *Kind[T]) Update {
 	out := Update{Verbs: u.Verbs, ResetFields: u.ResetFields}
 	if out.Verbs == nil {
 		out.Verbs = []string{"get", "patch", "update"}
@@ -222,11 +234,17 @@ func (u KindUpdate[T]) erase() Update {
 		}
 	}
 	out.Validate = func(ctx context.Context, obj, old Object) field.ErrorList {
-		errs := validateMetaUpdate(obj, old)
+		errs := append(validatePlainMeta(obj, k.Scope), validateMetaUpdate(obj, old)...)
+		if !k.PlainMeta {
+			errs = append(errs, validateFinalizers(obj)...)
+		}
+		if u.AsNew {
+			errs = append(errs, validateMeta(obj, k.Scope, k.ValidateName)...)
+		}
 		if u.Validate != nil {
 			errs = append(errs, u.Validate(ctx, obj.(T), old.(T))...)
 		}
-		return errs
+		return validate.UntaggedValues(validate.DeclaredLast(validate.Distinct(errs)))
 	}
 	return out
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -20,9 +21,14 @@ func validateMeta(obj metav1.Object, scope Scope, name func(string, bool) []stri
 	return append(errs, validateFinalizers(obj)...)
 }
 
+// validatePlainMeta checks what all objects have in common: names need only
+// fit into paths.
+func validatePlainMeta(obj metav1.Object, scope Scope) field.ErrorList {
+	return validation.ValidateObjectMetaAccessor(obj, bool(scope), path.ValidatePathSegmentName, field.NewPath("metadata"))
+}
+
 func validateMetaUpdate(obj, old metav1.Object) field.ErrorList {
-	errs := validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))
-	return append(errs, validateFinalizers(obj)...)
+	return validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))
 }
 
 // validateFinalizers refuses names without a domain that are not Kubernetes'
@@ -44,6 +50,13 @@ var NameColumn = metav1.TableColumnDefinition{
 // AgeColumn is the age of an object, by its creation timestamp.
 var AgeColumn = metav1.TableColumnDefinition{
 	Name: "Age", Type: "string",
+	Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"],
+}
+
+// CreatedColumn is when an object was made, in tables of kinds that upstream has
+// no columns for.
+var CreatedColumn = metav1.TableColumnDefinition{
+	Name: "Created At", Type: "date",
 	Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"],
 }
 

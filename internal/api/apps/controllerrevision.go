@@ -26,6 +26,7 @@ func controllerRevision() api.Kind[*appsv1.ControllerRevision] {
 			return validateControllerRevision(r)
 		},
 		Update: api.KindUpdate[*appsv1.ControllerRevision]{
+			AsNew: true,
 			Validate: func(_ context.Context, r, old *appsv1.ControllerRevision) field.ErrorList {
 				return append(validateControllerRevision(r), apivalidation.ValidateImmutableField(r.Data, old.Data, field.NewPath("data"))...)
 			},

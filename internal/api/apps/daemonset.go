@@ -2,6 +2,8 @@ package apps
 
 import (
 	"context"
+	"maps"
+	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -9,6 +11,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -34,25 +37,33 @@ func daemonSet() api.Kind[*appsv1.DaemonSet] {
 		NewList: func() runtime.Object { return &appsv1.DaemonSetList{} },
 		Default: defaultDaemonSet,
 		PrepareCreate: func(_ context.Context, ds *appsv1.DaemonSet) {
+			pod.DropDisabled(&ds.Spec.Template.Spec, nil)
 			ds.Status = appsv1.DaemonSetStatus{}
 			ds.Generation = 1
+			setTemplateGeneration(ds, max(templateGeneration(ds), 1))
 		},
 		Validate: func(_ context.Context, ds *appsv1.DaemonSet) field.ErrorList {
 			return validateDaemonSetSpec(&ds.Spec, field.NewPath("spec"))
 		},
 		Warnings: func(_ context.Context, ds, old *appsv1.DaemonSet) []string {
-			if old != nil && ds.Generation == old.Generation {
+			if old != nil && templateGeneration(ds) == templateGeneration(old) {
 				return nil
 			}
 			return pod.TemplateWarnings(&ds.Spec.Template, field.NewPath("spec", "template"))
 		},
 		Update: api.KindUpdate[*appsv1.DaemonSet]{
 			Prepare: func(_ context.Context, ds, old *appsv1.DaemonSet) {
+				pod.DropDisabled(&ds.Spec.Template.Spec, &old.Spec.Template.Spec)
 				old.Status.DeepCopyInto(&ds.Status)
 				ds.Generation = old.Generation
 				if !apiequality.Semantic.DeepEqual(ds.Spec, old.Spec) {
 					ds.Generation++
 				}
+				n := templateGeneration(old)
+				if !apiequality.Semantic.DeepEqual(ds.Spec.Template, old.Spec.Template) {
+					n++
+				}
+				setTemplateGeneration(ds, n)
 			},
 			Validate: func(_ context.Context, ds, old *appsv1.DaemonSet) field.ErrorList {
 				return append(validateDaemonSetSpec(&ds.Spec, field.NewPath("spec")),
@@ -64,6 +75,7 @@ func daemonSet() api.Kind[*appsv1.DaemonSet] {
 			"status": {
 				Prepare: func(_ context.Context, ds, old *appsv1.DaemonSet) {
 					old.Spec.DeepCopyInto(&ds.Spec)
+					setTemplateGeneration(ds, templateGeneration(old))
 					ds.Generation = old.Generation
 				},
 				Validate: func(_ context.Context, ds, old *appsv1.DaemonSet) field.ErrorList {
@@ -98,6 +110,24 @@ func daemonSet() api.Kind[*appsv1.DaemonSet] {
 	}
 }
 
+// templateGeneration counts the changes of the template. Pods of other servers
+// know it, and no field of this version has it.
+func templateGeneration(ds *appsv1.DaemonSet) int64 {
+	n, err := strconv.ParseInt(ds.Annotations[appsv1.DeprecatedTemplateGeneration], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+func setTemplateGeneration(ds *appsv1.DaemonSet, n int64) {
+	// The map may be that of a stored object.
+	annotations := make(map[string]string, len(ds.Annotations)+1)
+	maps.Copy(annotations, ds.Annotations)
+	annotations[appsv1.DeprecatedTemplateGeneration] = strconv.FormatInt(n, 10)
+	ds.Annotations = annotations
+}
+
 func defaultDaemonSet(ds *appsv1.DaemonSet) {
 	pod.DefaultTemplate(&ds.Spec.Template)
 	strategy := &ds.Spec.UpdateStrategy
@@ -109,17 +139,24 @@ func defaultDaemonSet(ds *appsv1.DaemonSet) {
 		set(&strategy.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
 		set(&strategy.RollingUpdate.MaxSurge, intstr.FromInt32(0))
 	}
+	if r := strategy.RollingUpdate; r != nil {
+		// Of other strategies too both numbers are shown.
+		set(&r.MaxUnavailable, intstr.FromInt32(0))
+		set(&r.MaxSurge, intstr.FromInt32(0))
+	}
 	set(&ds.Spec.RevisionHistoryLimit, 10)
 }
 
 func validateDaemonSetSpec(spec *appsv1.DaemonSetSpec, path *field.Path) field.ErrorList {
-	errs := validateSelector(spec.Selector, path.Child("selector"), "empty selector is invalid for daemonset")
+	errs := metav1validation.ValidateLabelSelector(spec.Selector, metav1validation.LabelSelectorValidationOptions{}, path.Child("selector"))
 	template := path.Child("template")
 	if s, err := metav1.LabelSelectorAsSelector(spec.Selector); err == nil && !s.Matches(labels.Set(spec.Template.Labels)) {
 		errs = append(errs, field.Invalid(template.Child("metadata", "labels"), spec.Template.Labels, noMatch))
 	}
+	if s := spec.Selector; s != nil && len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
+		errs = append(errs, field.Invalid(path.Child("selector"), s, "empty selector is invalid for daemonset"))
+	}
 	errs = append(errs, pod.ValidateTemplate(&spec.Template, template)...)
-	errs = append(errs, validateReadOnlyDisks(spec.Template.Spec.Volumes, template.Child("spec", "volumes"))...)
 	errs = append(errs, validateAlways(&spec.Template, template)...)
 	if spec.Template.Spec.ActiveDeadlineSeconds != nil {
 		errs = append(errs, field.Forbidden(template.Child("spec", "activeDeadlineSeconds"), "activeDeadlineSeconds in DaemonSet is not Supported"))

@@ -32,6 +32,7 @@ func deployment() api.Kind[*appsv1.Deployment] {
 		NewList: func() runtime.Object { return &appsv1.DeploymentList{} },
 		Default: defaultDeployment,
 		PrepareCreate: func(_ context.Context, d *appsv1.Deployment) {
+			pod.DropDisabled(&d.Spec.Template.Spec, nil)
 			d.Status = appsv1.DeploymentStatus{}
 			d.Generation = 1
 		},
@@ -46,6 +47,7 @@ func deployment() api.Kind[*appsv1.Deployment] {
 		},
 		Update: api.KindUpdate[*appsv1.Deployment]{
 			Prepare: func(_ context.Context, d, old *appsv1.Deployment) {
+				pod.DropDisabled(&d.Spec.Template.Spec, &old.Spec.Template.Spec)
 				old.Status.DeepCopyInto(&d.Status)
 				// The controller copies annotations to the ReplicaSets, so
 				// they count as a change of what is wished.
@@ -121,7 +123,7 @@ func defaultDeployment(d *appsv1.Deployment) {
 func validateDeploymentSpec(spec *appsv1.DeploymentSpec, path *field.Path) field.ErrorList {
 	errs := nonNegative(path, optional("replicas", spec.Replicas))
 	errs = append(errs, validateSelector(spec.Selector, path.Child("selector"), "empty selector is invalid for deployment")...)
-	errs = append(errs, validateReplicaTemplate(&spec.Template, spec.Selector, value(spec.Replicas), path)...)
+	errs = append(errs, validateReplicaTemplate(&spec.Template, spec.Selector, path)...)
 	errs = append(errs, validateDeploymentStrategy(&spec.Strategy, path.Child("strategy"))...)
 	errs = append(errs, nonNegative(path,
 		count("minReadySeconds", spec.MinReadySeconds),

@@ -35,6 +35,7 @@ func replicaSet() api.Kind[*appsv1.ReplicaSet] {
 			set(&rs.Spec.Replicas, 1)
 		},
 		PrepareCreate: func(_ context.Context, rs *appsv1.ReplicaSet) {
+			pod.DropDisabled(&rs.Spec.Template.Spec, nil)
 			rs.Status = appsv1.ReplicaSetStatus{}
 			rs.Generation = 1
 		},
@@ -49,6 +50,7 @@ func replicaSet() api.Kind[*appsv1.ReplicaSet] {
 		},
 		Update: api.KindUpdate[*appsv1.ReplicaSet]{
 			Prepare: func(_ context.Context, rs, old *appsv1.ReplicaSet) {
+				pod.DropDisabled(&rs.Spec.Template.Spec, &old.Spec.Template.Spec)
 				old.Status.DeepCopyInto(&rs.Status)
 				rs.Generation = old.Generation
 				if !apiequality.Semantic.DeepEqual(rs.Spec, old.Spec) {
@@ -108,7 +110,7 @@ func validateReplicaSetSpec(spec *appsv1.ReplicaSetSpec, path *field.Path) field
 	errs := nonNegative(path, optional("replicas", spec.Replicas), count("minReadySeconds", spec.MinReadySeconds))
 	// The message names deployments upstream too.
 	errs = append(errs, validateSelector(spec.Selector, path.Child("selector"), "empty selector is invalid for deployment")...)
-	return append(errs, validateReplicaTemplate(&spec.Template, spec.Selector, value(spec.Replicas), path)...)
+	return append(errs, validateReplicaTemplate(&spec.Template, spec.Selector, path)...)
 }
 
 func validateReplicaSetStatus(s *appsv1.ReplicaSetStatus, path *field.Path) field.ErrorList {

@@ -9,6 +9,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -17,6 +18,8 @@ import (
 
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/core/pod"
+	"hyperkube/internal/api/core/volume"
+	"hyperkube/internal/api/validate"
 )
 
 func statefulSet() api.Kind[*appsv1.StatefulSet] {
@@ -34,18 +37,27 @@ func statefulSet() api.Kind[*appsv1.StatefulSet] {
 		NewList: func() runtime.Object { return &appsv1.StatefulSetList{} },
 		Default: defaultStatefulSet,
 		PrepareCreate: func(_ context.Context, s *appsv1.StatefulSet) {
+			pod.DropDisabled(&s.Spec.Template.Spec, nil)
 			s.Status = appsv1.StatefulSetStatus{}
 			s.Generation = 1
 		},
 		// Pods are named after it and have their name in a label.
 		ValidateName: apivalidation.NameIsDNSLabel,
 		Validate: func(_ context.Context, s *appsv1.StatefulSet) field.ErrorList {
-			return validateStatefulSetSpec(&s.Spec, true, field.NewPath("spec"))
+			return validateStatefulSetSpec(&s.Spec, statefulSetChecks{create: true}, field.NewPath("spec"))
 		},
 		Warnings: func(_ context.Context, s, old *appsv1.StatefulSet) []string {
 			var warnings []string
 			if old == nil || s.Generation != old.Generation {
 				warnings = pod.TemplateWarnings(&s.Spec.Template, field.NewPath("spec", "template"))
+			}
+			claims := field.NewPath("spec", "volumeClaimTemplates")
+			for i := range s.Spec.VolumeClaimTemplates {
+				at := claims.Index(i)
+				if old != nil {
+					at = at.Child("Spec")
+				}
+				warnings = append(warnings, volume.ClaimSpecWarnings(&s.Spec.VolumeClaimTemplates[i].Spec, at.Child("resources"))...)
 			}
 			if s.Spec.RevisionHistoryLimit != nil && *s.Spec.RevisionHistoryLimit < 0 {
 				warnings = append(warnings, "spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is recommended")
@@ -54,6 +66,7 @@ func statefulSet() api.Kind[*appsv1.StatefulSet] {
 		},
 		Update: api.KindUpdate[*appsv1.StatefulSet]{
 			Prepare: func(_ context.Context, s, old *appsv1.StatefulSet) {
+				pod.DropDisabled(&s.Spec.Template.Spec, &old.Spec.Template.Spec)
 				old.Status.DeepCopyInto(&s.Status)
 				s.Generation = old.Generation
 				if !apiequality.Semantic.DeepEqual(s.Spec, old.Spec) {
@@ -128,17 +141,22 @@ func defaultStatefulSet(s *appsv1.StatefulSet) {
 		if c.Status.Phase == "" {
 			c.Status.Phase = corev1.ClaimPending
 		}
-		// Upstream stores the kind of claims in a StatefulSet.
-		if c.APIVersion == "" {
-			c.APIVersion = "v1"
-		}
-		if c.Kind == "" {
-			c.Kind = "PersistentVolumeClaim"
-		}
+		// Claims in a StatefulSet are shown with their kind, whatever a
+		// client has said.
+		c.APIVersion, c.Kind = "v1", "PersistentVolumeClaim"
 	}
 }
 
-func validateStatefulSetSpec(spec *appsv1.StatefulSetSpec, create bool, path *field.Path) field.ErrorList {
+// statefulSetChecks are those of a specification that not all of them have to
+// stand.
+type statefulSetChecks struct {
+	// create: of a new set, whose claims and service's name are checked.
+	create bool
+	// anyPod: the template's specification is not checked.
+	anyPod bool
+}
+
+func validateStatefulSetSpec(spec *appsv1.StatefulSetSpec, checks statefulSetChecks, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	policy := path.Child("podManagementPolicy")
 	switch spec.PodManagementPolicy {
@@ -151,12 +169,19 @@ func validateStatefulSetSpec(spec *appsv1.StatefulSetSpec, create bool, path *fi
 	}
 	errs = append(errs, validateStatefulSetStrategy(&spec.UpdateStrategy, path.Child("updateStrategy"))...)
 	errs = append(errs, validateRetention(spec.PersistentVolumeClaimRetentionPolicy, path.Child("persistentVolumeClaimRetentionPolicy"))...)
+	if checks.create {
+		e := validate.Errors{}
+		for i := range spec.VolumeClaimTemplates {
+			volume.ClaimSpec(&e, &spec.VolumeClaimTemplates[i].Spec, path.Child("volumeClaimTemplates").Index(i).Child("spec"))
+		}
+		errs = append(errs, e.List...)
+	}
 	errs = append(errs, nonNegative(path, optional("replicas", spec.Replicas), count("minReadySeconds", spec.MinReadySeconds))...)
 	if spec.Ordinals != nil {
-		errs = append(errs, nonNegative(path.Child("ordinals"), count("start", spec.Ordinals.Start))...)
+		errs = append(errs, nonNegative(path, count("ordinals.start", spec.Ordinals.Start))...)
 	}
 	errs = append(errs, validateSelector(spec.Selector, path.Child("selector"), "empty selector is invalid for statefulset")...)
-	if create && spec.ServiceName != "" {
+	if checks.create && spec.ServiceName != "" {
 		for _, msg := range validation.IsDNS1123Label(spec.ServiceName) {
 			errs = append(errs, field.Invalid(path.Child("serviceName"), spec.ServiceName, msg))
 		}
@@ -166,7 +191,7 @@ func validateStatefulSetSpec(spec *appsv1.StatefulSetSpec, create bool, path *fi
 	if err != nil {
 		errs = append(errs, field.Invalid(path.Child("selector"), spec.Selector, ""))
 	} else {
-		errs = append(errs, validateStatefulSetTemplate(spec, s, template)...)
+		errs = append(errs, validateStatefulSetTemplate(spec, s, checks.anyPod, template)...)
 	}
 	errs = append(errs, validateAlways(&spec.Template, template)...)
 	if spec.Template.Spec.ActiveDeadlineSeconds != nil {
@@ -176,28 +201,37 @@ func validateStatefulSetSpec(spec *appsv1.StatefulSetSpec, create bool, path *fi
 }
 
 // validateStatefulSetTemplate checks the pod template as the pods will be: the
-// claims of the set are volumes of theirs.
-func validateStatefulSetTemplate(spec *appsv1.StatefulSetSpec, s labels.Selector, path *field.Path) field.ErrorList {
+// claims of the set are volumes of theirs, and the set decides on their names.
+func validateStatefulSetTemplate(spec *appsv1.StatefulSetSpec, s labels.Selector, anyPod bool, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if !s.Empty() && !s.Matches(labels.Set(spec.Template.Labels)) {
 		errs = append(errs, field.Invalid(path.Child("metadata", "labels"), spec.Template.Labels, noMatch))
 	}
 	t := spec.Template.DeepCopy()
-	own := map[string]bool{}
-	for i := range t.Spec.Volumes {
-		own[t.Spec.Volumes[i].Name] = true
-	}
+	t.Spec.Subdomain, t.Spec.Hostname = "", ""
+	claims := map[string]bool{}
+	var volumes []corev1.Volume
 	for i := range spec.VolumeClaimTemplates {
 		name := spec.VolumeClaimTemplates[i].Name
-		if name == "" || own[name] {
+		if claims[name] {
 			continue
 		}
-		t.Spec.Volumes = append(t.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+		claims[name] = true
+		volumes = append(volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
 		}})
 	}
-	errs = append(errs, pod.ValidateTemplate(t, path)...)
-	return errs
+	for i := range t.Spec.Volumes {
+		if !claims[t.Spec.Volumes[i].Name] {
+			volumes = append(volumes, t.Spec.Volumes[i])
+		}
+	}
+	t.Spec.Volumes = volumes
+	if !anyPod {
+		return append(errs, pod.ValidateTemplate(t, path)...)
+	}
+	errs = append(errs, metav1validation.ValidateLabels(t.Labels, path.Child("labels"))...)
+	return append(errs, apivalidation.ValidateAnnotations(t.Annotations, path.Child("annotations"))...)
 }
 
 func validateStatefulSetStrategy(s *appsv1.StatefulSetUpdateStrategy, path *field.Path) field.ErrorList {
@@ -247,24 +281,14 @@ func validateRetention(p *appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy
 }
 
 func validateStatefulSetUpdate(_ context.Context, s, old *appsv1.StatefulSet) field.ErrorList {
-	var errs field.ErrorList
-	// Sets that exist may have names that new ones may not, and invalid
-	// templates may be mended.
-	if !apiequality.Semantic.DeepEqual(s.Spec, old.Spec) {
-		errs = append(errs, validateStatefulSetSpec(&s.Spec, false, field.NewPath("spec"))...)
-	}
-	same := s.Spec.DeepCopy()
-	same.Replicas = old.Spec.Replicas
-	same.Template = old.Spec.Template
-	same.UpdateStrategy = old.Spec.UpdateStrategy
-	same.MinReadySeconds = old.Spec.MinReadySeconds
-	same.Ordinals = old.Spec.Ordinals
-	same.RevisionHistoryLimit = old.Spec.RevisionHistoryLimit
-	same.PersistentVolumeClaimRetentionPolicy = old.Spec.PersistentVolumeClaimRetentionPolicy
-	if !apiequality.Semantic.DeepEqual(*same, old.Spec) {
-		errs = append(errs, field.Forbidden(field.NewPath("spec"), "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden"))
-	}
-	return errs
+	// Names and templates of sets that exist stay, if need be as they are.
+	path := field.NewPath("spec")
+	checks := statefulSetChecks{anyPod: len(validateStatefulSetSpec(&old.Spec, statefulSetChecks{}, nil)) > 0}
+	errs := validateStatefulSetSpec(&s.Spec, checks, path)
+	errs = append(errs, apivalidation.ValidateImmutableField(s.Spec.Selector, old.Spec.Selector, path.Child("selector"))...)
+	errs = append(errs, apivalidation.ValidateImmutableField(s.Spec.VolumeClaimTemplates, old.Spec.VolumeClaimTemplates, path.Child("volumeClaimTemplates"))...)
+	errs = append(errs, apivalidation.ValidateImmutableField(s.Spec.ServiceName, old.Spec.ServiceName, path.Child("serviceName"))...)
+	return append(errs, apivalidation.ValidateImmutableField(s.Spec.PodManagementPolicy, old.Spec.PodManagementPolicy, path.Child("podManagementPolicy"))...)
 }
 
 func validateStatefulSetStatus(s *appsv1.StatefulSetStatus, path *field.Path) field.ErrorList {

@@ -124,7 +124,7 @@ func scaleSelector(s *metav1.LabelSelector) string {
 
 // validateReplicaTemplate checks the pod template of a Deployment or
 // ReplicaSet whose spec is at the path.
-func validateReplicaTemplate(t *corev1.PodTemplateSpec, selector *metav1.LabelSelector, replicas int32, spec *field.Path) field.ErrorList {
+func validateReplicaTemplate(t *corev1.PodTemplateSpec, selector *metav1.LabelSelector, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	path := spec.Child("template")
 	s, err := metav1.LabelSelectorAsSelector(selector)
@@ -135,9 +135,6 @@ func validateReplicaTemplate(t *corev1.PodTemplateSpec, selector *metav1.LabelSe
 		errs = append(errs, field.Invalid(path.Child("metadata", "labels"), t.Labels, noMatch))
 	}
 	errs = append(errs, pod.ValidateTemplate(t, path)...)
-	if replicas > 1 {
-		errs = append(errs, validateReadOnlyDisks(t.Spec.Volumes, path.Child("spec", "volumes"))...)
-	}
 	errs = append(errs, validateAlways(t, path)...)
 	if t.Spec.ActiveDeadlineSeconds != nil {
 		errs = append(errs, field.Forbidden(path.Child("spec", "activeDeadlineSeconds"), "activeDeadlineSeconds in ReplicaSet is not Supported"))
@@ -152,18 +149,6 @@ func validateAlways(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorList
 	}
 	return field.ErrorList{field.NotSupported(path.Child("spec", "restartPolicy"), t.Spec.RestartPolicy,
 		[]corev1.RestartPolicy{corev1.RestartPolicyAlways})}
-}
-
-// validateReadOnlyDisks checks the volumes that several pods would share.
-func validateReadOnlyDisks(volumes []corev1.Volume, path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	for i := range volumes {
-		if disk := volumes[i].GCEPersistentDisk; disk != nil && !disk.ReadOnly {
-			errs = append(errs, field.Invalid(path.Index(i).Child("gcePersistentDisk", "readOnly"), false,
-				"must be true for replicated pods > 1; GCE PD can only be mounted on multiple machines if it is read-only"))
-		}
-	}
-	return errs
 }
 
 // validateIntOrPercent checks a number or percentage that may be zero or more.

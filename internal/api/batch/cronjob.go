@@ -40,6 +40,7 @@ func cronJob() api.Kind[*batchv1.CronJob] {
 			set(&c.Spec.FailedJobsHistoryLimit, 1)
 		},
 		PrepareCreate: func(_ context.Context, c *batchv1.CronJob) {
+			pod.DropDisabled(&c.Spec.JobTemplate.Spec.Template.Spec, nil)
 			c.Status = batchv1.CronJobStatus{}
 			c.Generation = 1
 		},
@@ -60,6 +61,7 @@ func cronJob() api.Kind[*batchv1.CronJob] {
 		},
 		Update: api.KindUpdate[*batchv1.CronJob]{
 			Prepare: func(_ context.Context, c, old *batchv1.CronJob) {
+				pod.DropDisabled(&c.Spec.JobTemplate.Spec.Template.Spec, &old.Spec.JobTemplate.Spec.Template.Spec)
 				old.Status.DeepCopyInto(&c.Status)
 				c.Generation = old.Generation
 				if !apiequality.Semantic.DeepEqual(c.Spec, old.Spec) {

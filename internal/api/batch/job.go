@@ -37,6 +37,7 @@ func job() api.Kind[*batchv1.Job] {
 		NewList: func() runtime.Object { return &batchv1.JobList{} },
 		Default: defaultJob,
 		PrepareCreate: func(_ context.Context, j *batchv1.Job) {
+			pod.DropDisabled(&j.Spec.Template.Spec, nil)
 			generateSelector(j)
 			j.Status = batchv1.JobStatus{}
 			j.Generation = 1
@@ -53,6 +54,7 @@ func job() api.Kind[*batchv1.Job] {
 		},
 		Update: api.KindUpdate[*batchv1.Job]{
 			Prepare: func(_ context.Context, j, old *batchv1.Job) {
+				pod.DropDisabled(&j.Spec.Template.Spec, &old.Spec.Template.Spec)
 				old.Status.DeepCopyInto(&j.Status)
 				j.Generation = old.Generation
 				if !apiequality.Semantic.DeepEqual(j.Spec, old.Spec) {

@@ -37,7 +37,7 @@ func configMap() api.Kind[*corev1.ConfigMap] {
 		Validate: func(_ context.Context, cm *corev1.ConfigMap) field.ErrorList {
 			return validateConfigMap(cm)
 		},
-		Update: api.KindUpdate[*corev1.ConfigMap]{Validate: validateConfigMapUpdate},
+		Update: api.KindUpdate[*corev1.ConfigMap]{AsNew: true, Validate: validateConfigMapUpdate},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
 			column("Data", "string", corev1.ConfigMap{}.SwaggerDoc()["data"]),

@@ -286,7 +286,7 @@ status:
 		`spec.podCIDRs: Forbidden: node updates may not change podCIDR except from "" to valid`,
 		`metadata.taints[0].effect: Unsupported value: "Foo": supported values: "NoSchedule", "PreferNoSchedule", "NoExecute"`,
 		`metadata.taints[1].effect: Unsupported value: "Foo": supported values: "NoSchedule", "PreferNoSchedule", "NoExecute"`,
-		`metadata.taints[1]: Duplicate value: {"key":"a","effect":"Foo"}: taints must be unique by key and effect pair`)
+		`metadata.taints[1]: Duplicate value: {"Key":"a","Value":"","Effect":"Foo","TimeAdded":null}: taints must be unique by key and effect pair`)
 }
 
 func TestServiceCreate(t *testing.T) {
@@ -304,7 +304,7 @@ func TestServiceCreate(t *testing.T) {
 		"{spec: {ports: [{port: 80}, {port: 80}]}}": {
 			"spec.ports[0].name: Required value",
 			"spec.ports[1].name: Required value",
-			`spec.ports[1]: Duplicate value: {"protocol":"TCP","port":80,"targetPort":0}`,
+			`spec.ports[1]: Duplicate value: {"Name":"","Protocol":"TCP","AppProtocol":null,"Port":80,"TargetPort":0,"NodePort":0}`,
 		},
 		"{spec: {clusterIP: None, type: NodePort, ports: [{port: 80}]}}": {
 			`spec.clusterIPs[0]: Invalid value: "None": may not be set to 'None' for NodePort services`,
@@ -495,7 +495,6 @@ func TestQuotasAndLimits(t *testing.T) {
 		`spec.hard[foo]: Invalid value: "foo": must be a standard resource type or fully qualified`,
 		`spec.hard[foo]: Invalid value: "foo": must be a standard resource for quota`,
 		`spec.hard[pods]: Invalid value: "1500m": must be an integer`,
-		`spec.scopes: Invalid value: ["BestEffort","NotBestEffort"]: unsupported scope applied to resource`,
 		`spec.scopes: Invalid value: ["BestEffort","NotBestEffort"]: unsupported scope applied to resource`,
 		`spec.scopes: Invalid value: ["BestEffort","NotBestEffort"]: conflicting scopes`)
 

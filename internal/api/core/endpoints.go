@@ -50,6 +50,7 @@ func endpoints() api.Kind[*corev1.Endpoints] {
 		Warnings:            endpointsWarnings,
 		AllowCreateOnUpdate: true,
 		Update: api.KindUpdate[*corev1.Endpoints]{
+			AsNew: true,
 			Validate: func(_ context.Context, ep, old *corev1.Endpoints) field.ErrorList {
 				return validateEndpoints(ep, old)
 			},

@@ -46,6 +46,7 @@ func persistentVolume() api.Kind[*corev1.PersistentVolume] {
 		},
 		Warnings: persistentVolumeWarnings,
 		Update: api.KindUpdate[*corev1.PersistentVolume]{
+			AsNew: true,
 			Prepare: func(_ context.Context, pv, old *corev1.PersistentVolume) {
 				old.Status.DeepCopyInto(&pv.Status)
 			},
@@ -174,6 +175,14 @@ func preparePersistentVolumeStatus(_ context.Context, pv, old *corev1.Persistent
 func persistentVolumeWarnings(_ context.Context, pv, _ *corev1.PersistentVolume) []string {
 	var out []string
 	spec := field.NewPath("spec")
+	for _, old := range [...]struct{ key, instead string }{
+		{corev1.BetaStorageClassAnnotation, `deprecated since v1.8; use "storageClassName" attribute instead`},
+		{corev1.MountOptionAnnotation, `deprecated since v1.31; use "mountOptions" attribute instead`},
+	} {
+		if _, ok := pv.Annotations[old.key]; ok {
+			out = append(out, fmt.Sprintf("%s: %s", field.NewPath("metadata", "annotations").Key(old.key), old.instead))
+		}
+	}
 	if pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle {
 		out = append(out, fmt.Sprintf("%s: The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.",
 			spec.Child("persistentVolumeReclaimPolicy")))
@@ -183,10 +192,20 @@ func persistentVolumeWarnings(_ context.Context, pv, _ *corev1.PersistentVolume)
 			out = append(out, validate.NodeSelectorTermWarnings(spec.Child("nodeAffinity", "required", "nodeSelectorTerms").Index(i), &a.Required.NodeSelectorTerms[i])...)
 		}
 	}
-	size := pv.Spec.Capacity[corev1.ResourceStorage]
-	if size.MilliValue()%1000 != 0 {
-		out = append(out, fmt.Sprintf("%s: fractional byte value %q is invalid, must be an integer",
-			spec.Child("capacity").Key(string(corev1.ResourceStorage)), size.String()))
+	for _, gone := range []struct {
+		used       bool
+		name, text string
+	}{
+		{pv.Spec.CephFS != nil, "cephfs", "deprecated in v1.28, non-functional in v1.31+"},
+		{pv.Spec.PhotonPersistentDisk != nil, "photonPersistentDisk", "deprecated in v1.11, non-functional in v1.16+"},
+		{pv.Spec.ScaleIO != nil, "scaleIO", "deprecated in v1.16, non-functional in v1.22+"},
+		{pv.Spec.StorageOS != nil, "storageOS", "deprecated in v1.22, non-functional in v1.25+"},
+		{pv.Spec.Glusterfs != nil, "glusterfs", "deprecated in v1.25, non-functional in v1.26+"},
+		{pv.Spec.RBD != nil, "rbd", "deprecated in v1.28, non-functional in v1.31+"},
+	} {
+		if gone.used {
+			out = append(out, fmt.Sprintf("%s: %s", spec.Child(gone.name), gone.text))
+		}
 	}
 	return out
 }

@@ -42,18 +42,24 @@ func persistentVolumeClaim() api.Kind[*corev1.PersistentVolumeClaim] {
 		},
 		PrepareCreate: func(_ context.Context, c *corev1.PersistentVolumeClaim) {
 			c.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
-			volume.NormalizeDataSources(&c.Spec)
+			volume.PrepareDataSources(&c.Spec, nil)
 		},
 		Validate: func(_ context.Context, c *corev1.PersistentVolumeClaim) field.ErrorList {
 			return validateClaim(c)
 		},
 		Warnings: func(_ context.Context, c, _ *corev1.PersistentVolumeClaim) []string {
-			return volume.ClaimSpecWarnings(&c.Spec, field.NewPath("spec"))
+			var out []string
+			if _, ok := c.Annotations[corev1.BetaStorageClassAnnotation]; ok {
+				out = append(out, fmt.Sprintf("%s: deprecated since v1.8; use \"storageClassName\" attribute instead",
+					field.NewPath("metadata", "annotations").Key(corev1.BetaStorageClassAnnotation)))
+			}
+			return append(out, volume.ClaimSpecWarnings(&c.Spec, field.NewPath("spec", "resources"))...)
 		},
 		Update: api.KindUpdate[*corev1.PersistentVolumeClaim]{
+			AsNew: true,
 			Prepare: func(_ context.Context, c, old *corev1.PersistentVolumeClaim) {
 				old.Status.DeepCopyInto(&c.Status)
-				volume.NormalizeDataSources(&c.Spec)
+				volume.PrepareDataSources(&c.Spec, &old.Spec)
 			},
 			Validate:    validateClaimUpdate,
 			ResetFields: [][]string{{"status"}},

@@ -32,7 +32,7 @@ func secret() api.Kind[*corev1.Secret] {
 			return validateSecret(s)
 		},
 		Warnings: secretWarnings,
-		Update:   api.KindUpdate[*corev1.Secret]{Validate: validateSecretUpdate},
+		Update:   api.KindUpdate[*corev1.Secret]{AsNew: true, Validate: validateSecretUpdate},
 		Fields: func(s *corev1.Secret) fields.Set {
 			return fields.Set{"type": string(s.Type)}
 		},

@@ -27,6 +27,7 @@ func serviceAccount() api.Kind[*corev1.ServiceAccount] {
 		Warnings:                  serviceAccountWarnings,
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*corev1.ServiceAccount]{
+			AsNew:   true,
 			Prepare: func(_ context.Context, sa, _ *corev1.ServiceAccount) { keepSecretNames(sa) },
 		},
 		Columns: []metav1.TableColumnDefinition{

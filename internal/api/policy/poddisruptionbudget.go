@@ -19,12 +19,13 @@ import (
 
 func podDisruptionBudget() api.Kind[*policyv1.PodDisruptionBudget] {
 	return api.Kind[*policyv1.PodDisruptionBudget]{
-		Names:   api.Names{Kind: "PodDisruptionBudget", Plural: "poddisruptionbudgets", ShortNames: []string{"pdb"}},
-		Group:   policyv1.GroupName,
-		Version: "v1",
-		Scope:   api.Namespaced,
-		New:     func() *policyv1.PodDisruptionBudget { return &policyv1.PodDisruptionBudget{} },
-		NewList: func() runtime.Object { return &policyv1.PodDisruptionBudgetList{} },
+		Names:     api.Names{Kind: "PodDisruptionBudget", Plural: "poddisruptionbudgets", ShortNames: []string{"pdb"}},
+		Group:     policyv1.GroupName,
+		Version:   "v1",
+		PlainMeta: true,
+		Scope:     api.Namespaced,
+		New:       func() *policyv1.PodDisruptionBudget { return &policyv1.PodDisruptionBudget{} },
+		NewList:   func() runtime.Object { return &policyv1.PodDisruptionBudgetList{} },
 		PrepareCreate: func(_ context.Context, b *policyv1.PodDisruptionBudget) {
 			b.Status = policyv1.PodDisruptionBudgetStatus{}
 			b.Generation = 1

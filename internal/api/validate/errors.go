@@ -134,6 +134,26 @@ func DeclaredLast(errs field.ErrorList) field.ErrorList {
 	return out
 }
 
+// Distinct tells what several checks have found only once, where it was found
+// first. Declared findings are not checked twice.
+func Distinct(errs field.ErrorList) field.ErrorList {
+	if len(errs) < 2 {
+		return errs
+	}
+	seen := make(map[string]bool, len(errs))
+	return slices.DeleteFunc(errs, func(e *field.Error) bool {
+		if e.CoveredByDeclarative {
+			return false
+		}
+		text := e.Error()
+		if seen[text] {
+			return true
+		}
+		seen[text] = true
+		return false
+	})
+}
+
 // Ratchet drops those of the findings on a changed object that its stored
 // version has already: an object that was valid under older rules stays
 // changeable. Old is only called when there are findings.

@@ -299,7 +299,7 @@ func (c *checker) checkResizePolicy(ctr *corev1.Container, at *field.Path) {
 		validate.RequiredOneOf(&c.Errors, at, p.ResourceName, corev1.ResourceCPU, corev1.ResourceMemory)
 		validate.RequiredOneOf(&c.Errors, at, p.RestartPolicy, corev1.NotRequired, corev1.RestartContainer)
 		if c.spec.RestartPolicy == corev1.RestartPolicyNever && ctr.RestartPolicy == nil && p.RestartPolicy != corev1.NotRequired {
-			c.Invalid(at, p.RestartPolicy, "must be 'NotRequired' when `restartPolicy` is 'Never'")
+			c.Invalid(at, p.RestartPolicy, "must be 'NotRequired' when pod `restartPolicy` is 'Never'")
 		}
 	}
 }
@@ -322,14 +322,14 @@ func (c *checker) checkRestartPolicy(ctr *corev1.Container, at *field.Path) {
 		c.Add(field.ErrorList{field.TooMany(rules, n, 20)})
 	}
 	for i, rule := range ctr.RestartPolicyRules {
-		validate.RequiredOneOf(&c.Errors, rules.Index(i).Child("action"), rule.Action,
+		validate.OneOf(&c.Errors, rules.Index(i).Child("action"), rule.Action,
 			corev1.ContainerRestartRuleActionRestart, corev1.ContainerRestartRuleActionRestartAllContainers)
 		codes := rules.Index(i).Child("exitCodes")
 		if rule.ExitCodes == nil {
 			c.Required(codes, "must be specified")
 			continue
 		}
-		validate.RequiredOneOf(&c.Errors, codes.Child("operator"), rule.ExitCodes.Operator,
+		validate.OneOf(&c.Errors, codes.Child("operator"), rule.ExitCodes.Operator,
 			corev1.ContainerRestartRuleOnExitCodesOpIn, corev1.ContainerRestartRuleOnExitCodesOpNotIn)
 		if n := len(rule.ExitCodes.Values); n > 255 {
 			c.Add(field.ErrorList{field.TooMany(codes.Child("values"), n, 255)})

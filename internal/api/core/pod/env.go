@@ -98,17 +98,37 @@ func (c *checker) checkFileKeyRef(ref *corev1.FileKeySelector, at *field.Path) {
 		c.Required(at.Child("volumeName"), "")
 	} else {
 		c.Label(at.Child("volumeName"), ref.VolumeName)
-		if v, ok := c.volumes[ref.VolumeName]; !ok {
-			c.NotFound(at.Child("volumeName"), ref.VolumeName)
-		} else if v.EmptyDir == nil {
-			c.Invalid(at.Child("volumeName"), ref.VolumeName, "referenced volume must be of type emptyDir")
-		}
 	}
 	if ref.Path == "" {
 		c.Required(at.Child("path"), "")
 	} else {
 		c.NonReservedPath(at.Child("path"), ref.Path)
 	}
+}
+
+// checkFileKeyVolumes checks that the files of variables are in emptyDirs.
+func (c *checker) checkFileKeyVolumes(path *field.Path) {
+	eachContainer(c.spec, path, func(ctr *corev1.Container, at *field.Path) {
+		for i, v := range ctr.Env {
+			if v.ValueFrom == nil || v.ValueFrom.FileKeyRef == nil {
+				continue
+			}
+			name, p := v.ValueFrom.FileKeyRef.VolumeName, at.Child("env").Index(i).Child("valueFrom", "fileKeyRef", "volumeName")
+			// The last of volumes that have the same name counts.
+			var source *corev1.VolumeSource
+			for j := range c.spec.Volumes {
+				if c.spec.Volumes[j].Name == name {
+					source = &c.spec.Volumes[j].VolumeSource
+				}
+			}
+			switch {
+			case source == nil:
+				c.NotFound(p, name)
+			case source.EmptyDir == nil:
+				c.Invalid(p, name, "referenced volume must be of type emptyDir")
+			}
+		}
+	})
 }
 
 // subscript splits a path such as metadata.labels['app'].

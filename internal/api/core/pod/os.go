@@ -48,11 +48,6 @@ func (c *checker) checkWindows(path *field.Path) {
 		}
 	}
 	spec := c.spec
-	refuse(spec.HostUsers != nil, path, "hostUsers")
-	refuse(spec.HostPID, path, "hostPID")
-	refuse(spec.HostIPC, path, "hostIPC")
-	refuse(spec.ShareProcessNamespace != nil, path, "shareProcessNamespace")
-	refuse(spec.Resources != nil, path, "resources")
 	if sc := spec.SecurityContext; sc != nil {
 		refuse(sc.AppArmorProfile != nil, path, "securityContext", "appArmorProfile")
 		refuse(sc.SELinuxOptions != nil, path, "securityContext", "seLinuxOptions")
@@ -66,6 +61,10 @@ func (c *checker) checkWindows(path *field.Path) {
 		refuse(sc.SupplementalGroupsPolicy != nil, path, "securityContext", "supplementalGroupsPolicy")
 		refuse(sc.SELinuxChangePolicy != nil, path, "securityContext", "seLinuxChangePolicy")
 	}
+	refuse(spec.HostUsers != nil, path, "hostUsers")
+	refuse(spec.HostPID, path, "hostPID")
+	refuse(spec.HostIPC, path, "hostIPC")
+	refuse(spec.ShareProcessNamespace != nil, path, "shareProcessNamespace")
 	eachContainer(spec, path, func(ctr *corev1.Container, at *field.Path) {
 		sc := ctr.SecurityContext
 		if sc == nil {

@@ -48,6 +48,7 @@ func Kind() api.Kind[*corev1.Pod] {
 		Update: api.KindUpdate[*corev1.Pod]{
 			Prepare: func(_ context.Context, p, old *corev1.Pod) {
 				old.Status.DeepCopyInto(&p.Status)
+				DropDisabled(&p.Spec, &old.Spec)
 				bumpGeneration(p, old)
 			},
 			Validate:    func(_ context.Context, p, old *corev1.Pod) field.ErrorList { return validateUpdate(p, old) },
@@ -64,6 +65,7 @@ func Kind() api.Kind[*corev1.Pod] {
 					asked := p.Spec.EphemeralContainers
 					old.Spec.DeepCopyInto(&p.Spec)
 					p.Spec.EphemeralContainers = asked
+					DropDisabled(&p.Spec, &old.Spec)
 					prepareSpecView(p, old)
 				},
 				Validate: func(_ context.Context, p, old *corev1.Pod) field.ErrorList { return validateEphemeralUpdate(p, old) },
@@ -112,7 +114,7 @@ const (
 func prepareCreate(p *corev1.Pod) {
 	p.Generation = 1
 	p.Status = corev1.PodStatus{Phase: corev1.PodPending, QOSClass: QOS(p)}
-	dropDisabled(&p.Spec)
+	DropDisabled(&p.Spec, nil)
 	// Admission may have chosen the account.
 	syncServiceAccount(&p.Spec)
 	if len(p.Spec.SchedulingGates) > 0 {
@@ -125,33 +127,6 @@ func prepareCreate(p *corev1.Pod) {
 		}}
 	}
 	mergeLabelKeys(p)
-}
-
-// dropDisabled takes out the fields of features that are alpha in this
-// version of Kubernetes and off.
-func dropDisabled(spec *corev1.PodSpec) {
-	spec.EvictionResponders = nil
-	for i := range spec.Volumes {
-		if v := spec.Volumes[i].EmptyDir; v != nil {
-			v.Mode = nil
-		}
-	}
-	eachContainer(spec, nil, func(ctr *corev1.Container, _ *field.Path) {
-		for i := range ctr.VolumeMounts {
-			ctr.VolumeMounts[i].BindMountOptions = nil
-		}
-		for _, p := range []*corev1.Probe{ctr.LivenessProbe, ctr.ReadinessProbe, ctr.StartupProbe} {
-			if p == nil {
-				continue
-			}
-			if p.GRPC != nil {
-				p.GRPC.Mode = nil
-			}
-			if p.HTTPGet != nil {
-				p.HTTPGet.Protocol = nil
-			}
-		}
-	})
 }
 
 // mergeLabelKeys puts the pod's own labels for matchLabelKeys and

@@ -141,7 +141,7 @@ func (c *checker) checkSignerName(name string, at *field.Path) {
 	}
 }
 
-var podCertificateKeyTypes = []string{"ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519", "RSA3072", "RSA4096"}
+var podCertificateKeyTypes = []string{"RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519"}
 
 func (c *checker) checkPodCertificate(s *corev1.PodCertificateProjection, at *field.Path) {
 	c.checkSignerName(s.SignerName, at.Child("signerName"))

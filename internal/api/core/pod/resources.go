@@ -149,16 +149,28 @@ func (c *checker) checkPodResources(at *field.Path) {
 	if r == nil {
 		return
 	}
+	if c.spec.OS != nil && c.spec.OS.Name == corev1.Windows {
+		c.Forbidden(at, "may not be set for a windows pod")
+		return
+	}
 	if r.Claims != nil {
-		c.Forbidden(at.Child("claims"), "claims cannot be set for Resources at pod-level")
+		c.Forbidden(at.Child("claims"), "claims may not be set for Resources at pod-level")
 	}
 	c.checkRequirements(r, validate.PodResourceName, at)
 	sum := resourcehelper.AggregateContainerRequests(&corev1.Pod{Spec: *c.spec}, resourcehelper.PodResourcesOptions{})
 	for _, name := range sortedNames(sum) {
-		need, have := sum[name], r.Requests[name]
-		if resourcehelper.IsSupportedPodLevelResource(name) && need.Cmp(have) > 0 {
+		need := sum[name]
+		if have, ok := r.Requests[name]; ok && need.Cmp(have) > 0 {
 			c.Invalid(at.Child("requests").Key(string(name)), have.String(),
 				fmt.Sprintf("must be greater than or equal to aggregate container requests of %s", need.String()))
+		}
+	}
+	most := resourcehelper.AggregateContainerLimits(&corev1.Pod{Spec: *c.spec}, resourcehelper.PodResourcesOptions{})
+	for _, name := range sortedNames(most) {
+		need := most[name]
+		if have, ok := r.Limits[name]; ok && validate.IsHugePage(name) && need.Cmp(have) > 0 {
+			c.Invalid(at.Child("limits").Key(string(name)), have.String(),
+				fmt.Sprintf("must be greater than or equal to aggregate container limits of %s", need.String()))
 		}
 	}
 	for i := range c.spec.Containers {

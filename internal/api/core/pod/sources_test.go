@@ -3,7 +3,6 @@ package pod
 import (
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -18,7 +17,7 @@ func TestPodCertificate(t *testing.T) {
 		"for a day":  {"{signerName: kubernetes.io/s, keyType: ED25519, keyPath: a, maxExpirationSeconds: 86401}", []string{"x.maxExpirationSeconds: Invalid value: 86401: if provided, maxExpirationSeconds must be <= 86400"}},
 		"no file":    {"{signerName: example.com/s, keyType: ED25519}", []string{"x: Required value: specify at least one of credentialBundlePath, keyPath, and certificateChainPath"}},
 		"bad files":  {"{signerName: example.com/s, keyType: ED25519, credentialBundlePath: /a, keyPath: ../b, certificateChainPath: ..c}", []string{`x.credentialBundlePath: Invalid value: "/a": must be a relative path`, `x.keyPath: Invalid value: "../b": must not contain '..'`, `x.certificateChainPath: Invalid value: "..c": must not start with '..'`}},
-		"other keys": {"{signerName: example.com/s, keyType: DSA, keyPath: a}", []string{`x.keyType: Unsupported value: "DSA": supported values: "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519", "RSA3072", "RSA4096"`}},
+		"other keys": {"{signerName: example.com/s, keyType: DSA, keyPath: a}", []string{`x.keyType: Unsupported value: "DSA": supported values: "RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519"`}},
 	} {
 		p := parse(t, "{spec: {volumes: [{name: v, projected: {sources: [{podCertificate: "+test.source+"}]}}]}}")
 		t.Run(name, func(t *testing.T) {
@@ -35,18 +34,15 @@ func TestFileKeyRef(t *testing.T) {
 		want []string
 	}{
 		"good":     {"{volumeName: e, path: env, key: A}", nil},
-		"nothing":  {"{}", []string{"x.key: Required value", "x.volumeName: Required value", "x.path: Required value"}},
-		"no such":  {"{volumeName: f, path: env, key: A}", []string{`x.volumeName: Not found: "f"`}},
-		"not ours": {"{volumeName: h, path: ../env, key: A}", []string{`x.volumeName: Invalid value: "h": referenced volume must be of type emptyDir`, `x.path: Invalid value: "../env": must not contain '..'`}},
+		"nothing":  {"{}", []string{"x.key: Required value", "x.volumeName: Required value", "x.path: Required value", `spec.containers[0].env[0].valueFrom.fileKeyRef.volumeName: Not found: ""`}},
+		"no such":  {"{volumeName: f, path: env, key: A}", []string{`spec.containers[0].env[0].valueFrom.fileKeyRef.volumeName: Not found: "f"`}},
+		"not ours": {"{volumeName: h, path: ../env, key: A}", []string{`x.path: Invalid value: "../env": must not contain '..'`, `spec.containers[0].env[0].valueFrom.fileKeyRef.volumeName: Invalid value: "h": referenced volume must be of type emptyDir`}},
 	} {
 		p := parse(t, "{spec: {volumes: [{name: e, emptyDir: {}}, {name: h, hostPath: {path: /}}], containers: [{name: c, env: [{name: A, valueFrom: {fileKeyRef: "+test.ref+"}}]}]}}")
 		t.Run(name, func(t *testing.T) {
 			c := newChecker(&p.Spec, true, "p")
-			c.volumes = map[string]*corev1.VolumeSource{}
-			for i := range p.Spec.Volumes {
-				c.volumes[p.Spec.Volumes[i].Name] = &p.Spec.Volumes[i].VolumeSource
-			}
 			c.checkFileKeyRef(p.Spec.Containers[0].Env[0].ValueFrom.FileKeyRef, field.NewPath("x"))
+			c.checkFileKeyVolumes(field.NewPath("spec"))
 			check(t, c.List, test.want...)
 		})
 	}

@@ -62,6 +62,7 @@ func (c *checker) checkSpec(path *field.Path) {
 		c.checkRequirements(&corev1.ResourceRequirements{Limits: spec.Overhead}, validate.ContainerResourceName, path.Child("overhead"))
 	}
 	c.checkOS(path)
+	c.checkFileKeyVolumes(path)
 }
 
 func (c *checker) checkNames(path *field.Path) {
@@ -127,7 +128,7 @@ func (c *checker) checkHostUsers(path *field.Path) {
 	if c.hostUsers {
 		return
 	}
-	const detail = "when `pod.Spec.HostUsers` is false"
+	const detail = "when `hostUsers` is false"
 	if c.spec.HostNetwork {
 		c.Forbidden(path.Child("hostNetwork"), detail)
 	}
@@ -137,6 +138,12 @@ func (c *checker) checkHostUsers(path *field.Path) {
 	if c.spec.HostIPC {
 		c.Forbidden(path.Child("HostIPC"), detail)
 	}
+	// Devices can neither be mapped to other IDs nor be given to them.
+	eachContainer(c.spec, path, func(ctr *corev1.Container, at *field.Path) {
+		if len(ctr.VolumeDevices) > 0 {
+			c.Forbidden(at.Child("volumeDevices"), detail)
+		}
+	})
 }
 
 func (c *checker) checkSchedulingGates(path *field.Path) {

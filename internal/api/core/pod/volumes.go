@@ -49,9 +49,10 @@ func (c *checker) checkVolumes(path *field.Path) {
 }
 
 // checkVolumeSource checks that a volume has exactly one source. The first in
-// the order below is the one that is checked, and others are one too many.
+// the order below, in which sources came to Kubernetes, is the one that is
+// checked, and others are one too many.
 func (c *checker) checkVolumeSource(v *corev1.Volume, at *field.Path) {
-	e, types := &c.Errors, 0
+	types := 0
 	// is counts a source that is set and says whether to check it.
 	is := func(set bool, name string) bool {
 		if !set {
@@ -63,56 +64,21 @@ func (c *checker) checkVolumeSource(v *corev1.Volume, at *field.Path) {
 		}
 		return true
 	}
+	c.checkFirstSources(v, at, is)
+	c.checkLaterSources(v, at, is)
+	if types == 0 {
+		c.Required(at, "must specify a volume type")
+	}
+}
+
+func (c *checker) checkFirstSources(v *corev1.Volume, at *field.Path, is func(bool, string) bool) {
+	e := &c.Errors
 	if is(v.EmptyDir != nil, "emptyDir") && v.EmptyDir.SizeLimit != nil && v.EmptyDir.SizeLimit.Sign() < 0 {
 		c.Forbidden(at.Child("emptyDir", "sizeLimit"), "SizeLimit field must be a valid resource quantity")
 	}
 	if is(v.HostPath != nil, "hostPath") {
 		volume.HostPath(e, v.HostPath, at.Child("hostPath"))
 	}
-	if is(v.Secret != nil, "secret") {
-		c.checkFiles("secretName", v.Secret.SecretName, v.Secret.DefaultMode, v.Secret.Items, at.Child("secret"))
-	}
-	if is(v.PersistentVolumeClaim != nil, "persistentVolumeClaim") && v.PersistentVolumeClaim.ClaimName == "" {
-		c.Required(at.Child("persistentVolumeClaim", "claimName"), "")
-	}
-	if is(v.DownwardAPI != nil, "downwarAPI") {
-		p := at.Child("downwardAPI")
-		c.FileMode(p.Child("defaultMode"), v.DownwardAPI.DefaultMode)
-		for i := range v.DownwardAPI.Items {
-			c.checkDownwardFile(&v.DownwardAPI.Items[i], p)
-		}
-	}
-	if is(v.ConfigMap != nil, "configMap") {
-		c.checkFiles("name", v.ConfigMap.Name, v.ConfigMap.DefaultMode, v.ConfigMap.Items, at.Child("configMap"))
-	}
-	if is(v.Projected != nil, "projected") {
-		c.checkProjected(v.Projected, at.Child("projected"))
-	}
-	if is(v.CSI != nil, "csi") {
-		volume.CSI(e, v.CSI, at.Child("csi"))
-	}
-	if is(v.Ephemeral != nil, "ephemeral") {
-		c.checkEphemeral(v, at)
-	}
-	if is(v.Image != nil, "image") {
-		if c.isPod && v.Image.Reference == "" {
-			c.Required(at.Child("image", "reference"), "")
-		}
-		c.checkPullPolicy(v.Image.PullPolicy, at.Child("image", "pullPolicy"))
-	}
-	if is(v.NFS != nil, "nfs") {
-		volume.NFS(e, v.NFS, at.Child("nfs"))
-	}
-	c.checkLegacySource(v, at, is)
-	if types == 0 {
-		c.Required(at, "must specify a volume type")
-	}
-}
-
-// checkLegacySource checks sources that few pods use, most of them handled by
-// CSI drivers by now.
-func (c *checker) checkLegacySource(v *corev1.Volume, at *field.Path, is func(bool, string) bool) {
-	e := &c.Errors
 	if is(v.GitRepo != nil, "gitRepo") {
 		p := at.Child("gitRepo")
 		if v.GitRepo.Repository == "" {
@@ -126,6 +92,12 @@ func (c *checker) checkLegacySource(v *corev1.Volume, at *field.Path, is func(bo
 	if is(v.AWSElasticBlockStore != nil, "awsElasticBlockStore") {
 		volume.Disk(e, "volumeID", v.AWSElasticBlockStore.VolumeID, v.AWSElasticBlockStore.Partition, at.Child("awsElasticBlockStore"))
 	}
+	if is(v.Secret != nil, "secret") {
+		c.checkFiles("secretName", v.Secret.SecretName, v.Secret.DefaultMode, v.Secret.Items, at.Child("secret"))
+	}
+	if is(v.NFS != nil, "nfs") {
+		volume.NFS(e, v.NFS, at.Child("nfs"))
+	}
 	if is(v.ISCSI != nil, "iscsi") {
 		volume.ISCSI(e, v.ISCSI, at.Child("iscsi"))
 		if v.ISCSI.InitiatorName != nil && len(v.Name)+1+len(v.ISCSI.TargetPortal) > 64 {
@@ -137,6 +109,9 @@ func (c *checker) checkLegacySource(v *corev1.Volume, at *field.Path, is func(bo
 	}
 	if is(v.Flocker != nil, "flocker") {
 		volume.Flocker(e, v.Flocker, at.Child("flocker"))
+	}
+	if is(v.PersistentVolumeClaim != nil, "persistentVolumeClaim") && v.PersistentVolumeClaim.ClaimName == "" {
+		c.Required(at.Child("persistentVolumeClaim", "claimName"), "")
 	}
 	if is(v.RBD != nil, "rbd") {
 		volume.RBD(e, v.RBD.CephMonitors, v.RBD.RBDImage, at.Child("rbd"))
@@ -153,11 +128,25 @@ func (c *checker) checkLegacySource(v *corev1.Volume, at *field.Path, is func(bo
 	if is(v.Quobyte != nil, "quobyte") {
 		volume.Quobyte(e, v.Quobyte, at.Child("quobyte"))
 	}
+}
+
+func (c *checker) checkLaterSources(v *corev1.Volume, at *field.Path, is func(bool, string) bool) {
+	e := &c.Errors
+	if is(v.DownwardAPI != nil, "downwarAPI") {
+		p := at.Child("downwardAPI")
+		c.FileMode(p.Child("defaultMode"), v.DownwardAPI.DefaultMode)
+		for i := range v.DownwardAPI.Items {
+			c.checkDownwardFile(&v.DownwardAPI.Items[i], p)
+		}
+	}
 	if is(v.FC != nil, "fc") {
 		volume.FC(e, v.FC, at.Child("fc"))
 	}
 	if is(v.FlexVolume != nil, "flexVolume") {
 		volume.FlexDriver(e, v.FlexVolume.Driver, v.FlexVolume.Options, at.Child("flexVolume"))
+	}
+	if is(v.ConfigMap != nil, "configMap") {
+		c.checkFiles("name", v.ConfigMap.Name, v.ConfigMap.DefaultMode, v.ConfigMap.Items, at.Child("configMap"))
 	}
 	if is(v.AzureFile != nil, "azureFile") {
 		volume.AzureFile(e, v.AzureFile.SecretName, v.AzureFile.ShareName, at.Child("azureFile"))
@@ -180,8 +169,23 @@ func (c *checker) checkLegacySource(v *corev1.Volume, at *field.Path, is func(bo
 			c.Required(at.Child("storageos", "secretRef", "name"), "")
 		}
 	}
+	if is(v.Projected != nil, "projected") {
+		c.checkProjected(v.Projected, at.Child("projected"))
+	}
 	if is(v.ScaleIO != nil, "scaleIO") {
 		volume.ScaleIO(e, v.ScaleIO.Gateway, v.ScaleIO.System, v.ScaleIO.VolumeName, at.Child("scaleIO"))
+	}
+	if is(v.CSI != nil, "csi") {
+		volume.CSI(e, v.CSI, at.Child("csi"))
+	}
+	if is(v.Ephemeral != nil, "ephemeral") {
+		c.checkEphemeral(v, at)
+	}
+	if is(v.Image != nil, "image") {
+		if c.isPod && v.Image.Reference == "" {
+			c.Required(at.Child("image", "reference"), "")
+		}
+		c.checkPullPolicy(v.Image.PullPolicy, at.Child("image", "pullPolicy"))
 	}
 }
 

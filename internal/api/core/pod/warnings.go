@@ -172,7 +172,7 @@ func (w *warner) volume(v *corev1.VolumeSource, at *field.Path) {
 		}
 	}
 	if v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil {
-		w.list = append(w.list, volume.ClaimSpecWarnings(&v.Ephemeral.VolumeClaimTemplate.Spec, at.Child("ephemeral", "volumeClaimTemplate", "spec"))...)
+		w.list = append(w.list, volume.ClaimSpecWarnings(&v.Ephemeral.VolumeClaimTemplate.Spec, at.Child("ephemeral", "volumeClaimTemplate", "spec", "resources"))...)
 	}
 }
 

@@ -126,32 +126,63 @@ func DefaultClaimSpec(spec *corev1.PersistentVolumeClaimSpec) {
 	validate.RoundUp(spec.Resources.Requests)
 }
 
+// PrepareDataSources drops sources that claims cannot be made from, and makes
+// dataSource and dataSourceRef say the same where only one of them is set and
+// both can say it. Old is that of the stored claim, nil for a new one.
+func PrepareDataSources(spec, old *corev1.PersistentVolumeClaimSpec) {
+	// Sources in other namespaces are a feature that is off.
+	if ref := spec.DataSourceRef; ref != nil && ref.Namespace != nil && *ref.Namespace != "" && (old == nil || old.DataSourceRef == nil) {
+		spec.DataSourceRef = nil
+	}
+	// The older field has always ignored what it does not know.
+	if (old == nil || old.DataSource == nil && old.DataSourceRef == nil) && spec.DataSourceRef == nil && !isClaimOrSnapshot(spec.DataSource) {
+		spec.DataSource = nil
+	}
+	NormalizeDataSources(spec)
+}
+
+func isClaimOrSnapshot(src *corev1.TypedLocalObjectReference) bool {
+	if src == nil {
+		return false
+	}
+	group := ""
+	if src.APIGroup != nil {
+		group = *src.APIGroup
+	}
+	return src.Kind == "PersistentVolumeClaim" && group == "" || src.Kind == "VolumeSnapshot" && group == "snapshot.storage.k8s.io"
+}
+
 // NormalizeDataSources makes dataSource and dataSourceRef say the same, where
-// only one of them is set and both can say it: an empty group is no group,
-// and a source of another namespace has no older form.
+// only one of them is set and both can say it: a source of another namespace
+// has no older form.
 func NormalizeDataSources(spec *corev1.PersistentVolumeClaimSpec) {
-	src, ref := spec.DataSource, spec.DataSourceRef
-	if src != nil && src.APIGroup != nil && *src.APIGroup == "" {
-		src.APIGroup = nil
-	}
-	if ref != nil && ref.APIGroup != nil && *ref.APIGroup == "" {
-		ref.APIGroup = nil
-	}
-	switch {
+	switch src, ref := spec.DataSource, spec.DataSourceRef; {
 	case src != nil && ref == nil:
-		spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: src.APIGroup, Kind: src.Kind, Name: src.Name}
+		spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: copied(src.APIGroup), Kind: src.Kind, Name: src.Name}
 	case ref != nil && src == nil && (ref.Namespace == nil || *ref.Namespace == ""):
-		spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ref.APIGroup, Kind: ref.Kind, Name: ref.Name}
+		spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: copied(ref.APIGroup), Kind: ref.Kind, Name: ref.Name}
 	}
+}
+
+func copied(s *string) *string {
+	if s == nil {
+		return nil
+	}
+	v := *s
+	return &v
 }
 
 // ClaimSpecWarnings are what a client should be told of a valid claim.
 func ClaimSpecWarnings(spec *corev1.PersistentVolumeClaimSpec, at *field.Path) []string {
 	var out []string
-	size := spec.Resources.Requests[corev1.ResourceStorage]
-	if size.MilliValue()%1000 != 0 {
-		out = append(out, fmt.Sprintf("%s: fractional byte value %q is invalid, must be an integer",
-			at.Child("resources", "requests").Key(string(corev1.ResourceStorage)), size.String()))
+	for _, list := range []struct {
+		name string
+		corev1.ResourceList
+	}{{"requests", spec.Resources.Requests}, {"limits", spec.Resources.Limits}} {
+		if size := list.ResourceList[corev1.ResourceStorage]; size.MilliValue()%1000 != 0 {
+			out = append(out, fmt.Sprintf("%s: fractional byte value %q is invalid, must be an integer",
+				at.Child(list.name).Key(string(corev1.ResourceStorage)), size.String()))
+		}
 	}
 	return out
 }

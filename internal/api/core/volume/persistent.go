@@ -50,6 +50,38 @@ func PersistentSpec(e *validate.Errors, spec *corev1.PersistentVolumeSpec, name 
 	}
 }
 
+// InlineSpec checks the specification of a volume that is part of its
+// attachment: one of a CSI driver, without what belongs to claims.
+func InlineSpec(e *validate.Errors, spec *corev1.PersistentVolumeSpec, at *field.Path) {
+	const here = "may not be specified in the context of inline volumes"
+	if spec.ClaimRef != nil {
+		e.Forbidden(at.Child("claimRef"), here)
+	}
+	if len(spec.Capacity) != 0 {
+		e.Forbidden(at.Child("capacity"), here)
+	}
+	if spec.CSI == nil {
+		e.Required(at.Child("csi"), "has to be specified in the context of inline volumes")
+	}
+	if len(spec.AccessModes) == 0 {
+		e.Required(at.Child("accessModes"), "")
+	}
+	accessModes(e, spec.AccessModes, at.Child("accessModes"))
+	if p := spec.PersistentVolumeReclaimPolicy; p != "" && p != corev1.PersistentVolumeReclaimRetain {
+		e.Forbidden(at.Child("persistentVolumeReclaimPolicy"), "may only be Retain in the context of inline volumes")
+	}
+	if spec.NodeAffinity != nil {
+		e.Forbidden(at.Child("nodeAffinity"), here)
+	}
+	persistentSource(e, spec, "", at)
+	if spec.StorageClassName != "" {
+		e.Forbidden(at.Child("storageClassName"), here)
+	}
+	if m := spec.VolumeMode; m != nil && *m != corev1.PersistentVolumeFilesystem {
+		e.Forbidden(at.Child("volumeMode"), "may not specify volumeMode other than Filesystem in the context of inline volumes")
+	}
+}
+
 func capacity(e *validate.Errors, list corev1.ResourceList, at *field.Path) {
 	if len(list) == 0 {
 		e.Required(at, "")
@@ -77,40 +109,22 @@ func persistentSource(e *validate.Errors, v *corev1.PersistentVolumeSpec, name s
 		}
 		return true
 	}
-	if is(v.HostPath != nil, "hostPath") {
-		HostPath(e, v.HostPath, at.Child("hostPath"))
+	firstPersistentSources(e, v, name, at, is)
+	// Beside others it is checked as well, and not one too many.
+	if v.FlexVolume != nil {
+		types++
+		FlexDriver(e, v.FlexVolume.Driver, v.FlexVolume.Options, at.Child("flexVolume"))
 	}
-	if is(v.CSI != nil, "csi") {
-		persistentCSI(e, v.CSI, at.Child("csi"))
-	}
-	if is(v.NFS != nil, "nfs") {
-		NFS(e, v.NFS, at.Child("nfs"))
-	}
-	if is(v.Local != nil, "local") {
-		switch p := at.Child("local", "path"); {
-		case v.Local.Path == "":
-			e.Required(p, "")
-		default:
-			e.PathNoBacksteps(p, v.Local.Path)
-		}
-		if v.NodeAffinity == nil {
-			e.Required(at.Child("nodeAffinity"), "Local volume requires node affinity")
-		}
-	}
-	if is(v.ISCSI != nil, "iscsi") {
-		persistentISCSI(e, v.ISCSI, name, at.Child("iscsi"))
-	}
-	if is(v.FC != nil, "fc") {
-		FC(e, v.FC, at.Child("fc"))
-	}
-	legacyPersistentSource(e, v, at, is)
+	laterPersistentSources(e, v, at, is)
 	if types == 0 {
 		e.Required(at, "must specify a volume type")
 	}
 }
 
-// legacyPersistentSource checks sources that CSI drivers handle by now.
-func legacyPersistentSource(e *validate.Errors, v *corev1.PersistentVolumeSpec, at *field.Path, is func(bool, string) bool) {
+func firstPersistentSources(e *validate.Errors, v *corev1.PersistentVolumeSpec, name string, at *field.Path, is func(bool, string) bool) {
+	if is(v.HostPath != nil, "hostPath") {
+		HostPath(e, v.HostPath, at.Child("hostPath"))
+	}
 	if is(v.GCEPersistentDisk != nil, "gcePersistentDisk") {
 		Disk(e, "pdName", v.GCEPersistentDisk.PDName, v.GCEPersistentDisk.Partition, at.Child("persistentDisk"))
 	}
@@ -131,6 +145,9 @@ func legacyPersistentSource(e *validate.Errors, v *corev1.PersistentVolumeSpec, 
 	if is(v.Flocker != nil, "flocker") {
 		Flocker(e, v.Flocker, at.Child("flocker"))
 	}
+	if is(v.NFS != nil, "nfs") {
+		NFS(e, v.NFS, at.Child("nfs"))
+	}
 	if is(v.RBD != nil, "rbd") {
 		RBD(e, v.RBD.CephMonitors, v.RBD.RBDImage, at.Child("rbd"))
 	}
@@ -140,15 +157,21 @@ func legacyPersistentSource(e *validate.Errors, v *corev1.PersistentVolumeSpec, 
 	if is(v.CephFS != nil, "cephFS") {
 		CephFS(e, v.CephFS.Monitors, at.Child("cephfs"))
 	}
+	if is(v.ISCSI != nil, "iscsi") {
+		persistentISCSI(e, v.ISCSI, name, at.Child("iscsi"))
+	}
 	if is(v.Cinder != nil, "cinder") {
 		need(e, at.Child("cinder"), "volumeID", v.Cinder.VolumeID)
 		if ref := v.Cinder.SecretRef; ref != nil {
 			need(e, at.Child("cinder", "secretRef"), "name", ref.Name, "namespace", ref.Namespace)
 		}
 	}
-	if is(v.FlexVolume != nil, "flexVolume") {
-		FlexDriver(e, v.FlexVolume.Driver, v.FlexVolume.Options, at.Child("flexVolume"))
+	if is(v.FC != nil, "fc") {
+		FC(e, v.FC, at.Child("fc"))
 	}
+}
+
+func laterPersistentSources(e *validate.Errors, v *corev1.PersistentVolumeSpec, at *field.Path, is func(bool, string) bool) {
 	if is(v.AzureFile != nil, "azureFile") {
 		AzureFile(e, v.AzureFile.SecretName, v.AzureFile.ShareName, at.Child("azureFile"))
 		if ns := v.AzureFile.SecretNamespace; ns != nil {
@@ -170,10 +193,24 @@ func legacyPersistentSource(e *validate.Errors, v *corev1.PersistentVolumeSpec, 
 	if is(v.ScaleIO != nil, "scaleIO") {
 		ScaleIO(e, v.ScaleIO.Gateway, v.ScaleIO.System, v.ScaleIO.VolumeName, at.Child("scaleIO"))
 	}
+	if is(v.Local != nil, "local") {
+		switch p := at.Child("local", "path"); {
+		case v.Local.Path == "":
+			e.Required(p, "")
+		default:
+			e.PathNoBacksteps(p, v.Local.Path)
+		}
+		if v.NodeAffinity == nil {
+			e.Required(at.Child("nodeAffinity"), "Local volume requires node affinity")
+		}
+	}
 	if is(v.StorageOS != nil, "storageos") {
 		StorageOS(e, v.StorageOS.VolumeName, v.StorageOS.VolumeNamespace, at.Child("storageos"))
 		if ref := v.StorageOS.SecretRef; ref != nil {
 			need(e, at.Child("storageos", "secretRef"), "name", ref.Name, "namespace", ref.Namespace)
 		}
+	}
+	if is(v.CSI != nil, "csi") {
+		persistentCSI(e, v.CSI, at.Child("csi"))
 	}
 }

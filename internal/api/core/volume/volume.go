@@ -115,6 +115,7 @@ func FC(e *validate.Errors, v *corev1.FCVolumeSource, at *field.Path) {
 func CSIDriverName(e *validate.Errors, name string, at *field.Path) {
 	if name == "" {
 		e.Required(at, "")
+		return
 	}
 	if len(name) > 63 {
 		e.Add(field.ErrorList{field.TooLong(at, "", 63)})
