@@ -40,7 +40,7 @@ func snapshotHost() (host, error) {
 	if h["mounts"], err = mountPoints(); err != nil {
 		return nil, err
 	}
-	err = filepath.WalkDir("/sys/fs/cgroup", func(path string, entry os.DirEntry, err error) error {
+	err = filepath.WalkDir(cgroupRoot, func(path string, entry os.DirEntry, err error) error {
 		if err == nil && entry.IsDir() {
 			h["cgroups"] = append(h["cgroups"], path)
 		}

@@ -31,7 +31,8 @@ const (
 	guardEnv = "HYPERKUBE_E2E_GUARD"
 	// markEnv is in the environment of all processes that a run starts, and
 	// says which run that was: its folder.
-	markEnv = "HYPERKUBE_E2E_RUN"
+	markEnv    = "HYPERKUBE_E2E_RUN"
+	cgroupRoot = "/sys/fs/cgroup"
 	// hugePagesFile is how many huge pages the machine is to have.
 	hugePagesFile = "/proc/sys/vm/nr_hugepages"
 )
@@ -363,7 +364,13 @@ func (r *run) owns(name, line string) bool {
 	case "mounts":
 		return below(r.Dir, l.Data, l.Run, l.Kubelet, l.PodLogs, l.ContainerLogs, l.Etc)
 	case "cgroups":
-		return slices.ContainsFunc(strings.Split(line, "/"), func(part string) bool { return slices.Contains(r.Cgroups, part) })
+		// Those of other clusters have the same names below their own.
+		under := strings.TrimPrefix(line, cgroupRoot+"/")
+		if _, err := os.Stat(cgroupRoot + "/cgroup.controllers"); err != nil {
+			_, under, _ = strings.Cut(under, "/") // first is the hierarchy
+		}
+		first, _, _ := strings.Cut(under, "/")
+		return slices.Contains(r.Cgroups, first)
 	case "processes":
 		return strings.HasPrefix(line, r.Dir+": ")
 	}
