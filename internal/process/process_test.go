@@ -59,8 +59,9 @@ func TestChildren(t *testing.T) {
 }
 
 func TestAnothersChild(t *testing.T) {
-	// The shell reaps its child only after it was told to.
-	cmd := exec.Command("/bin/sh", "-c", `sh -c 'read x <&3; exit 9' 3<&0 & echo $!; wait $!; read y; exit 0`)
+	// The shell reaps its child only after it was told to. What runs in the
+	// background has no standard input of its own, so it has another file.
+	cmd := exec.Command("/bin/sh", "-c", `exec 3<&0; sh -c 'read x <&3; exit 9' & echo $!; wait $!; read y <&3; exit 0`)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
