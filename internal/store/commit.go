@@ -30,8 +30,8 @@ type write struct {
 // for the objects that a request names. The returned entries are in the order
 // of ops, nil for deletions; revision is that of the transaction. A lost race
 // is a *ConflictError. Nothing is returned before etcd has synced it to disk.
-// After an error that wraps ErrUnavailable, or the end of ctx, the transaction
-// may have happened or not.
+// After an *UnsettledError, or the end of ctx, the transaction may have happened
+// or not.
 func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revision int64, err error) {
 	writes, err := s.prepare(ctx, ops)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revisi
 		s.own.abandon(writes)
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("writing %s %q: %w", ops[0].collection.cfg.Resource, ops[0].key, etcdError(err))
+		return nil, 0, fmt.Errorf("writing %s %q: %w", ops[0].collection.cfg.Resource, ops[0].key, unsettled(err))
 	}
 	if !resp.Succeeded {
 		return nil, 0, conflict(writes, resp)

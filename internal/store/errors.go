@@ -28,6 +28,28 @@ var (
 	ErrStopped = errors.New("store has stopped")
 )
 
+// UnsettledError is of a write of which nobody knows whether it has happened,
+// because etcd's answer never came; it wraps ErrUnavailable. To try it again
+// could tell it as refused although it has happened.
+type UnsettledError struct {
+	// Err is etcd's own.
+	Err error
+}
+
+// Error as the interface.
+func (e *UnsettledError) Error() string { return e.Err.Error() }
+
+// Unwrap is for package errors.
+func (e *UnsettledError) Unwrap() []error { return []error{ErrUnavailable, e.Err} }
+
+// unsettled is etcdError for the answer to a transaction.
+func unsettled(err error) error {
+	if known := etcdError(err); !errors.Is(known, ErrUnavailable) {
+		return known
+	}
+	return &UnsettledError{err}
+}
+
 // CorruptError is of a stored value that cannot be read; it wraps ErrCorrupt.
 type CorruptError struct {
 	// Key of the value in etcd, with the prefix of all keys.

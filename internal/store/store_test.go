@@ -557,5 +557,9 @@ func TestErrors(t *testing.T) {
 		if got := etcdError(rpctypes.Error(test.err)); !errors.Is(got, test.want) {
 			t.Errorf("%v: %v, want %v", test.err, got, test.want)
 		}
+		var unknown *UnsettledError
+		if got := unsettled(rpctypes.Error(test.err)); !errors.Is(got, test.want) || errors.As(got, &unknown) != (test.want == ErrUnavailable) {
+			t.Errorf("of a transaction %v: %v, want %v", test.err, got, test.want)
+		}
 	}
 }

@@ -80,6 +80,7 @@ func StoreError(res *registry.Resource, name string, err error) error {
 		return err
 	}
 	gr := res.GroupResource()
+	var unsettled *store.UnsettledError
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return apierrors.NewNotFound(gr, name)
@@ -95,6 +96,10 @@ func StoreError(res *registry.Resource, name string, err error) error {
 		return apierrors.NewTimeoutError("request did not complete within requested timeout - context deadline exceeded", 0)
 	case errors.Is(err, store.ErrNoSpace):
 		return errors.New("etcdserver: mvcc: database space exceeded")
+	case errors.As(err, &unsettled):
+		// Without a word of trying again, which clients of Kubernetes would do
+		// by themselves, and be told that the object exists already.
+		return errors.New(unsettled.Error())
 	case errors.Is(err, store.ErrUnavailable):
 		return apierrors.NewServerTimeout(gr, "", 1)
 	case errors.Is(err, store.ErrStopped):
