@@ -197,17 +197,17 @@ func TestCreate(t *testing.T) {
 			`subjects[0].kind: Unsupported value: "Robot": supported values: "ServiceAccount", "User", "Group"`,
 		}},
 		{"rule", `{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: a, namespace: x}, rules: [{nonResourceURLs: [/x], verbs: []}, {verbs: [get]}]}`, []string{
-			"rules[0].verbs: Required value: verbs must contain at least one value",
 			`rules[0].nonResourceURLs: Invalid value: ["/x"]: namespaced rules cannot apply to non-resource URLs`,
 			"rules[1].apiGroups: Required value: resource rules must supply at least one api group",
 			"rules[1].resources: Required value: resource rules must supply at least one resource",
+			"rules[0].verbs: Required value",
 		}},
 		{"slice", slice, nil},
 		{"slice of nonsense", edit(slice, "10.0.0.1", "127.0.0.1, nonsense", "[{port: 80}]", "[{port: 80, protocol: ICMP}, {port: 81}]"), []string{
-			"endpoints[0].addresses[0]: Invalid value: \"127.0.0.1\": may not be in the loopback range (127.0.0.0/8, ::1/128)",
-			"endpoints[0].addresses[1]: Invalid value: \"nonsense\": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
 			`ports[0].protocol: Unsupported value: "ICMP": supported values: "SCTP", "TCP", "UDP"`,
 			`ports[1].name: Duplicate value: ""`,
+			"endpoints[0].addresses[0]: Invalid value: \"127.0.0.1\": may not be in the loopback range (127.0.0.0/8, ::1/128)",
+			"endpoints[0].addresses[1]: Invalid value: \"nonsense\": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
 		}},
 		{"lease", `{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: l, namespace: x}, spec: {leaseDurationSeconds: 0, leaseTransitions: -1}}`, []string{
 			"spec.leaseDurationSeconds: Invalid value: 0: must be greater than 0",
@@ -256,7 +256,7 @@ func TestCreate(t *testing.T) {
 		{"stateful set", edit(web, "Deployment", "StatefulSet"), nil},
 		{"daemon set", edit(web, "Deployment", "DaemonSet"), nil},
 		{"budget", `{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: b, namespace: x}, spec: {minAvailable: 200%, maxUnavailable: -1}}`, []string{
-			`spec: Invalid value: {"minAvailable":"200%","maxUnavailable":-1}: minAvailable and maxUnavailable cannot be both set`,
+			`spec: Invalid value: {"MinAvailable":"200%","Selector":null,"MaxUnavailable":-1,"UnhealthyPodEvictionPolicy":null}: minAvailable and maxUnavailable cannot be both set`,
 			`spec.minAvailable: Invalid value: "200%": must not be greater than 100%`,
 			"spec.maxUnavailable: Invalid value: -1: must be greater than or equal to 0",
 		}},
@@ -300,10 +300,10 @@ func TestUpdate(t *testing.T) {
 		}},
 		{"set's image", edit(web, "Deployment", "StatefulSet"), edit(web, "Deployment", "StatefulSet", "a:1", "a:2"), 2, nil},
 		{"set's service", edit(web, "Deployment", "StatefulSet"), edit(web, "Deployment", "StatefulSet", "spec:\n", "spec:\n  serviceName: x\n"), 2, []string{
-			"spec: Forbidden: updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden",
+			`spec.serviceName: Invalid value: "x": field is immutable`,
 		}},
 		{"binding", binding, edit(binding, "name: r", "name: s"), 0, []string{
-			`roleRef: Invalid value: {"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"s"}: cannot change roleRef`,
+			`roleRef: Invalid value: {"APIGroup":"rbac.authorization.k8s.io","Kind":"ClusterRole","Name":"s"}: field is immutable`,
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -15,8 +15,7 @@ var (
 	notFound = []admissionv1.ParameterNotFoundActionType{admissionv1.DenyAction, admissionv1.AllowAction}
 )
 
-// validateReferences checks what both kinds of bindings have. The misspelt
-// field is upstream's.
+// validateReferences checks what both kinds of bindings have.
 func validateReferences(policy string, params *admissionv1.ParamRef, m *admissionv1.MatchResources, operations []admissionv1.OperationType, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if policy == "" {
@@ -27,7 +26,7 @@ func validateReferences(policy string, params *admissionv1.ParamRef, m *admissio
 		}
 	}
 	errs = append(errs, validateParamRef(params, path.Child("paramRef"))...)
-	return append(errs, validateMatchResources(m, operations, path.Child("matchResouces"))...)
+	return append(errs, validateMatchResources(m, operations, path.Child("matchResources"))...)
 }
 
 func validateParamRef(p *admissionv1.ParamRef, path *field.Path) field.ErrorList {
@@ -72,7 +71,7 @@ func validateActions(given []admissionv1.ValidationAction, path *field.Path) fie
 			"must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)"))
 	}
 	if len(given) == 0 {
-		errs = append(errs, field.Required(path, "at least one validation action is required"))
+		errs = append(errs, field.Required(path, "").MarkCoveredByDeclarative())
 	}
 	return errs
 }

@@ -128,7 +128,7 @@ func validateVariables(c plugincel.Compiler, variables []admissionv1.Variable, p
 		if strings.TrimSpace(v.Name) == "" {
 			errs = append(errs, field.Required(at.Child("name"), "name is not specified"))
 		} else if !identifier.MatchString(v.Name) || slices.Contains(reserved, v.Name) {
-			errs = append(errs, field.Invalid(at.Child("name"), v.Name, "name is not a valid CEL identifier"))
+			errs = append(errs, field.Invalid(at.Child("name"), v.Name, "must be a valid CEL identifier"))
 		}
 		if strings.TrimSpace(v.Expression) == "" {
 			errs = append(errs, field.Required(at.Child("expression"), "expression is not specified"))

@@ -27,9 +27,3 @@ func defaultMatchResources(m *admissionv1.MatchResources) {
 		}
 	}
 }
-
-func defaultParamRef(p *admissionv1.ParamRef) {
-	if p != nil {
-		setDefault(&p.ParameterNotFoundAction, admissionv1.DenyAction)
-	}
-}

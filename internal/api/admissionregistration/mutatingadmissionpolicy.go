@@ -28,9 +28,6 @@ func mutatingAdmissionPolicy() api.Kind[*admissionv1.MutatingAdmissionPolicy] {
 		NewList: func() runtime.Object { return &admissionv1.MutatingAdmissionPolicyList{} },
 		Default: func(p *policy) {
 			setDefault(&p.Spec.FailurePolicy, admissionv1.Fail)
-			if p.Spec.ReinvocationPolicy == "" {
-				p.Spec.ReinvocationPolicy = admissionv1.NeverReinvocationPolicy
-			}
 			defaultMatchResources(p.Spec.MatchConstraints)
 		},
 		PrepareCreate: firstGeneration[*policy],
@@ -80,26 +77,23 @@ func validateMutatingPolicy(p, old *admissionv1.MutatingAdmissionPolicy) field.E
 	if !sameConditions {
 		errs = append(errs, validateMatchConditions(spec.MatchConditions, params, known, path.Child("matchConditions"))...)
 	}
-	if spec.ReinvocationPolicy == "" {
-		errs = append(errs, field.Required(path.Child("reinvocationPolicy"), ""))
-	} else {
-		errs = append(errs, notSupported(path.Child("reinvocationPolicy"), &spec.ReinvocationPolicy, reinvocations)...)
+	if len(spec.Mutations)+len(spec.Variables) > 0 {
+		c, err := compilerFor(spec.Variables)
+		if err != nil {
+			return append(errs, field.InternalError(path, err))
+		}
+		errs = append(errs, validateVariables(c, spec.Variables, params, known, path.Child("variables"))...)
+		for i := range spec.Mutations {
+			errs = append(errs, validateMutation(c, &spec.Mutations[i], params, known, path.Child("mutations").Index(i))...)
+		}
 	}
 	if len(spec.Mutations) == 0 {
 		errs = append(errs, field.Required(path.Child("mutations"), "mutations must contain at least one item"))
 	}
-	if len(spec.Mutations)+len(spec.Variables) == 0 {
-		return errs
+	if spec.ReinvocationPolicy == "" {
+		return append(errs, field.Required(path.Child("reinvocationPolicy"), ""))
 	}
-	c, err := compilerFor(spec.Variables)
-	if err != nil {
-		return append(errs, field.InternalError(path, err))
-	}
-	errs = append(errs, validateVariables(c, spec.Variables, params, known, path.Child("variables"))...)
-	for i := range spec.Mutations {
-		errs = append(errs, validateMutation(c, &spec.Mutations[i], params, known, path.Child("mutations").Index(i))...)
-	}
-	return errs
+	return append(errs, notSupported(path.Child("reinvocationPolicy"), &spec.ReinvocationPolicy, reinvocations)...)
 }
 
 func validateMutation(c plugincel.Compiler, m *admissionv1.Mutation, params bool, known expressions, path *field.Path) field.ErrorList {

@@ -26,7 +26,6 @@ func mutatingAdmissionPolicyBinding() api.Kind[*admissionv1.MutatingAdmissionPol
 		NewList: func() runtime.Object { return &admissionv1.MutatingAdmissionPolicyBindingList{} },
 		Default: func(b *binding) {
 			defaultMatchResources(b.Spec.MatchResources)
-			defaultParamRef(b.Spec.ParamRef)
 		},
 		PrepareCreate: firstGeneration[*binding],
 		Validate:      func(_ context.Context, b *binding) field.ErrorList { return validate(b) },
@@ -39,7 +38,7 @@ func mutatingAdmissionPolicyBinding() api.Kind[*admissionv1.MutatingAdmissionPol
 		Columns: []metav1.TableColumnDefinition{
 			nameColumn,
 			api.Column("PolicyName", "string", "PolicyName indicates the policy definition which the policy binding binded to"),
-			api.Column("ParamRef", "string", "ParamRef indicates the param resource which sets the configration param"), //nolint:misspell // as upstream prints it
+			api.Column("ParamRef", "string", "ParamRef indicates the param resource which sets the configuration param"),
 			ageColumn,
 		},
 		Row: func(b *binding) []any {

@@ -1,8 +1,8 @@
 package admissionregistration
 
 import (
+	"cmp"
 	"context"
-	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -21,16 +21,13 @@ func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissio
 			validateActions(b.Spec.ValidationActions, path.Child("validationActions"))...)
 	}
 	return api.Kind[*binding]{
-		Names:   api.Names{Kind: "ValidatingAdmissionPolicyBinding", Plural: "validatingadmissionpolicybindings", Categories: []string{"api-extensions"}},
-		Group:   group,
-		Version: version,
-		Scope:   api.Cluster,
-		New:     func() *binding { return &binding{} },
-		NewList: func() runtime.Object { return &admissionv1.ValidatingAdmissionPolicyBindingList{} },
-		Default: func(b *binding) {
-			defaultMatchResources(b.Spec.MatchResources)
-			defaultParamRef(b.Spec.ParamRef)
-		},
+		Names:         api.Names{Kind: "ValidatingAdmissionPolicyBinding", Plural: "validatingadmissionpolicybindings", Categories: []string{"api-extensions"}},
+		Group:         group,
+		Version:       version,
+		Scope:         api.Cluster,
+		New:           func() *binding { return &binding{} },
+		NewList:       func() runtime.Object { return &admissionv1.ValidatingAdmissionPolicyBindingList{} },
+		Default:       func(b *binding) { defaultMatchResources(b.Spec.MatchResources) },
 		PrepareCreate: firstGeneration[*binding],
 		Validate:      func(_ context.Context, b *binding) field.ErrorList { return validate(b) },
 		Update: api.KindUpdate[*binding]{
@@ -42,7 +39,7 @@ func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissio
 		Columns: []metav1.TableColumnDefinition{
 			nameColumn,
 			api.Column("PolicyName", "string", "PolicyName indicates the policy definition which the policy binding binded to"),
-			api.Column("ParamRef", "string", "ParamRef indicates the param resource which sets the configration param"), //nolint:misspell // as upstream prints it
+			api.Column("ParamRef", "string", "ParamRef indicates the param resource which sets the configuration param"),
 			ageColumn,
 		},
 		Row: func(b *binding) []any {
@@ -56,13 +53,10 @@ func paramRefCell(p *admissionv1.ParamRef) string {
 	case p == nil:
 		return "<unset>"
 	case p.Name != "":
-		var parts []string
-		if p.Namespace != "" {
-			parts = append(parts, p.Namespace)
-		}
-		return strings.Join(append(parts, p.Name), "/")
+		// Parameters without a namespace may be of any.
+		return cmp.Or(p.Namespace, "*") + "/" + p.Name
 	case p.Selector != nil:
-		return metav1.FormatLabelSelector(p.Selector)
+		return p.Selector.String()
 	}
 	return "<unset>"
 }

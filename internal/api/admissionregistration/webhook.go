@@ -212,7 +212,7 @@ func warnVirtual(hooks []hook) []string {
 // webhookColumns are those of both kinds.
 var webhookColumns = []metav1.TableColumnDefinition{
 	nameColumn,
-	{Name: "Webhooks", Type: "integer", Description: "Webhooks indicates the number of webhooks configured in this object"},
+	{Name: "Webhooks", Type: "integer", Description: "Webhooks indicates the number of webhooks registered in this configuration"},
 	ageColumn,
 }
 

@@ -81,7 +81,7 @@ func TestRules(t *testing.T) {
 			`subsets[0].addresses[0].ip: Invalid value: "nonsense": must be a valid IP address`,
 		}},
 		{"driver", `{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: d}, spec: {volumeLifecycleModes: [Some]}}`, []string{
-			`spec.volumeLifecycleModes: Unsupported value: "Some": supported values: "Ephemeral", "Persistent"`,
+			`spec.volumeLifecycleModes: Unsupported value: "Some": supported values: "Persistent", "Ephemeral"`,
 		}},
 		{"node's drivers", `{apiVersion: storage.k8s.io/v1, kind: CSINode, metadata: {name: n}, spec: {drivers: [{name: d, nodeID: ""}]}}`, []string{
 			"spec.drivers[0].nodeID: Required value",
@@ -125,13 +125,13 @@ func TestRules(t *testing.T) {
 			`spec.trustBundle: Invalid value: "<value omitted>": entry 0 has bad block type: X`,
 		}},
 		{"pod's certificate", `{apiVersion: certificates.k8s.io/v1, kind: PodCertificateRequest, metadata: {name: r, namespace: x}, spec: {signerName: kubernetes.io/s, podName: p, podUID: "", serviceAccountName: s, serviceAccountUID: u, nodeName: n, nodeUID: u, maxExpirationSeconds: 86401, unverifiedUserAnnotations: {a: b}}}`, []string{
-			`spec.unverifiedUserAnnotations: Invalid value: "a": must be prefixed with a domain`,
+			`spec.unverifiedUserAnnotations: Invalid value: "a": must be a domain-prefixed key (such as "acme.io/foo")`,
 			`spec.podUID: Invalid value: "": must not be empty`,
 			`spec.maxExpirationSeconds: Invalid value: 86401: must be in the range [3600, 86400]`,
-			`spec.stubPKCS10Request: Invalid value: null: must be a valid PKCS#10 certificate signing request: asn1: syntax error: sequence truncated`,
+			`spec: Invalid value: exactly one of (stubPKCS10Request) or (pkixPublicKey, proofOfPossession) must be set`,
 		}},
 		{"migration", `{apiVersion: storagemigration.k8s.io/v1, kind: StorageVersionMigration, metadata: {name: m}, spec: {}}`,
-			[]string{"spec.resource.resource: Required value: resource is required"}},
+			[]string{"spec.resource.resource: Required value: resource is required to be set"}},
 		{"device class", `{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: c}, spec: {selectors: [{}], config: [{}]}}`, []string{
 			"spec.selectors[0].cel: Required value",
 			"spec.config[0].opaque: Required value",
@@ -198,7 +198,7 @@ func TestImmutable(t *testing.T) {
 				`spec.signerName: Invalid value: "a.b/d": field is immutable`,
 			}},
 		{"migration", `{apiVersion: storagemigration.k8s.io/v1, kind: StorageVersionMigration, metadata: {name: m}, spec: {resource: {resource: a}}}`,
-			"resource: a", "resource: b", 0, []string{`resource: Invalid value: "b": field is immutable`}},
+			"resource: a", "resource: b", 0, []string{`spec: Invalid value: {"Resource":{"group":"","resource":"b"}}: field is immutable`}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r, old, _ := made(t, tc.old)

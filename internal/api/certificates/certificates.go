@@ -5,6 +5,7 @@
 package certificates
 
 import (
+	"fmt"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -52,14 +53,28 @@ func checkSignerName(e *validate.Errors, name string, at *field.Path) {
 		e.Invalid(at, name, "must be a fully qualified domain and path of the form 'example.com/signer-name'")
 		return
 	}
-	e.InvalidAll(at, domain, validation.IsDNS1123Subdomain(domain))
+	if len(domain) > validation.DNS1123SubdomainMaxLength {
+		e.Add(field.ErrorList{field.TooLong(at, "", validation.DNS1123SubdomainMaxLength)})
+	}
+	checkSegments(e, at, domain, validation.IsDNS1123Label)
 	if !strings.Contains(domain, ".") {
 		e.Invalid(at, domain, "should be a domain with at least two segments separated by dots")
 	}
-	for part := range strings.SplitSeq(path, ".") {
-		e.InvalidAll(at, part, validation.IsDNS1123Subdomain(part))
-	}
-	if len(path) > maxSignerPath {
+	checkSegments(e, at, path, validation.IsDNS1123Subdomain)
+	if len(name) > maxSignerName {
 		e.Add(field.ErrorList{field.TooLong(at, "", maxSignerName)})
+	}
+}
+
+// checkSegments tells of the first segment of a name that is wrong.
+func checkSegments(e *validate.Errors, at *field.Path, name string, check func(string) []string) {
+	for part := range strings.SplitSeq(name, ".") {
+		msgs := check(part)
+		for _, msg := range msgs {
+			e.Invalid(at, name, fmt.Sprintf("validating label %q: %s", part, msg))
+		}
+		if len(msgs) > 0 {
+			return
+		}
 	}
 }

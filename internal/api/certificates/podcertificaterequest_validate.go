@@ -75,6 +75,11 @@ func checkPodRequest(r *certificatesv1.PodCertificateRequest) field.ErrorList {
 	if s := *r.Spec.MaxExpirationSeconds; s < minPodExpiration || s > most {
 		e.Invalid(spec.Child("maxExpirationSeconds"), r.Spec.MaxExpirationSeconds, fmt.Sprintf("must be in the range [%d, %d]", minPodExpiration, most))
 	}
+	if len(r.Spec.StubPKCS10Request) == 0 {
+		// The other two are of older versions of the API.
+		e.Invalid(spec, field.OmitValueType{}, "exactly one of (stubPKCS10Request) or (pkixPublicKey, proofOfPossession) must be set")
+		return e.List
+	}
 	checkStub(&e, r.Spec.StubPKCS10Request, spec.Child("stubPKCS10Request"))
 	return e.List
 }
@@ -82,11 +87,7 @@ func checkPodRequest(r *certificatesv1.PodCertificateRequest) field.ErrorList {
 func checkUserAnnotations(e *validate.Errors, annotations map[string]string, at *field.Path) {
 	for _, k := range slices.Sorted(maps.Keys(annotations)) {
 		// Every key says whose it is.
-		if !strings.Contains(k, "/") {
-			e.Invalid(at, k, "must be prefixed with a domain")
-			continue
-		}
-		e.InvalidAll(at, k, validation.IsQualifiedName(strings.ToLower(k)))
+		e.Add(validation.IsDomainPrefixedKey(at, strings.ToLower(k)))
 	}
 	if apivalidation.ValidateAnnotationsSize(annotations) != nil {
 		e.Add(field.ErrorList{field.TooLong(at, "", apivalidation.TotalAnnotationSizeLimitB)})
@@ -101,7 +102,7 @@ func checkStub(e *validate.Errors, stub []byte, at *field.Path) {
 	}
 	req, err := x509.ParseCertificateRequest(stub)
 	if err != nil {
-		e.Invalid(at, stub, fmt.Sprintf("must be a valid PKCS#10 certificate signing request: %v", err))
+		e.Invalid(at, field.OmitValueType{}, "must be a valid PKCS#10 CSR")
 		return
 	}
 	switch pub := req.PublicKey.(type) {
@@ -117,7 +118,7 @@ func checkStub(e *validate.Errors, stub []byte, at *field.Path) {
 			return
 		}
 	default:
-		e.Invalid(at, stub, "unknown public key type; supported types are Ed25519, ECDSA, and RSA")
+		e.Invalid(at, field.OmitValueType{}, "unknown public key type; supported types are Ed25519, ECDSA, and RSA")
 		return
 	}
 	if err := req.CheckSignature(); err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	certificatesv1beta1 "k8s.io/api/certificates/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -21,7 +22,7 @@ import (
 type signing = *certificatesv1.CertificateSigningRequest
 
 func signingRequest() api.Kind[signing] {
-	spec := certificatesv1.CertificateSigningRequestSpec{}.SwaggerDoc()
+	spec := certificatesv1beta1.CertificateSigningRequestSpec{}.SwaggerDoc()
 	return api.Kind[signing]{
 		Names:   api.Names{Kind: "CertificateSigningRequest", Plural: "certificatesigningrequests", ShortNames: []string{"csr"}},
 		Group:   group,
@@ -48,6 +49,8 @@ func signingRequest() api.Kind[signing] {
 			"status": {
 				Prepare: func(_ context.Context, r, old signing) {
 					old.Spec.DeepCopyInto(&r.Spec)
+					keepConditions(r, old, certificatesv1.CertificateApproved)
+					keepConditions(r, old, certificatesv1.CertificateDenied)
 					stampConditions(r, old)
 				},
 				Validate:    func(_ context.Context, r, old signing) field.ErrorList { return checkUpdate(r, old, itsStatus) },
@@ -71,7 +74,7 @@ func signingRequest() api.Kind[signing] {
 			api.Column("SignerName", "string", spec["signerName"]),
 			api.Column("Requestor", "string", spec["request"]),
 			api.Column("RequestedDuration", "string", spec["expirationSeconds"]),
-			api.Column("Condition", "string", certificatesv1.CertificateSigningRequestStatus{}.SwaggerDoc()["conditions"]),
+			api.Column("Condition", "string", certificatesv1beta1.CertificateSigningRequestStatus{}.SwaggerDoc()["conditions"]),
 		},
 		Row: signingRequestRow,
 	}
@@ -90,6 +93,22 @@ func prepareSigningRequest(ctx context.Context, r signing) {
 		}
 	}
 	r.Status = certificatesv1.CertificateSigningRequestStatus{}
+}
+
+// keepConditions takes back what was changed in conditions of one type, unless
+// some were added or removed: that is told as a fault.
+func keepConditions(r, old signing, t certificatesv1.RequestConditionType) {
+	was := conditions(old, t)
+	if len(was) != len(conditions(r, t)) {
+		return
+	}
+	n := 0
+	for i := range r.Status.Conditions {
+		if r.Status.Conditions[i].Type == t {
+			r.Status.Conditions[i] = was[n]
+			n++
+		}
+	}
 }
 
 // stampConditions sets the times that a client left out.

@@ -24,10 +24,22 @@ func lease() api.Kind[*coordinationv1.Lease] {
 
 		AllowCreateOnUpdate:       true,
 		ForbidUnconditionalUpdate: true,
+		// The gate CoordinatedLeaderElection is off.
+		PrepareCreate: func(_ context.Context, l *coordinationv1.Lease) {
+			l.Spec.Strategy, l.Spec.PreferredHolder = nil, nil
+		},
 		Validate: func(_ context.Context, l *coordinationv1.Lease) field.ErrorList {
 			return validateLeaseSpec(&l.Spec, field.NewPath("spec"))
 		},
 		Update: api.KindUpdate[*coordinationv1.Lease]{
+			Prepare: func(_ context.Context, l, old *coordinationv1.Lease) {
+				if old.Spec.Strategy == nil {
+					l.Spec.Strategy = nil
+				}
+				if old.Spec.PreferredHolder == nil {
+					l.Spec.PreferredHolder = nil
+				}
+			},
 			Validate: func(_ context.Context, l, _ *coordinationv1.Lease) field.ErrorList {
 				return validateLeaseSpec(&l.Spec, field.NewPath("spec"))
 			},
@@ -59,7 +71,7 @@ func validateLeaseSpec(spec *coordinationv1.LeaseSpec, path *field.Path) field.E
 		errs = append(errs, validateStrategy(*spec.Strategy, path.Child("strategy"))...)
 	}
 	if spec.PreferredHolder != nil && *spec.PreferredHolder != "" && (spec.Strategy == nil || *spec.Strategy == "") {
-		errs = append(errs, field.Forbidden(path.Child("preferredHolder"), "may only be specified when `strategy` is defined"))
+		errs = append(errs, field.Forbidden(path.Child("preferredHolder"), "may only be specified if `strategy` is defined"))
 	}
 	return errs
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 func endpointSlice() api.Kind[*discoveryv1.EndpointSlice] {
@@ -37,20 +38,21 @@ func endpointSlice() api.Kind[*discoveryv1.EndpointSlice] {
 		Warnings: endpointSliceWarnings,
 		Update: api.KindUpdate[*discoveryv1.EndpointSlice]{
 			Prepare: func(_ context.Context, s, old *discoveryv1.EndpointSlice) {
-				if !apiequality.Semantic.DeepEqual(s.Endpoints, old.Endpoints) {
-					dropTopology(s)
-				}
 				if endpointSliceChanged(s, old) {
 					s.Generation = old.Generation + 1
 				} else {
 					s.Generation = old.Generation
 				}
+				if !apiequality.Semantic.DeepEqual(s.Endpoints, old.Endpoints) {
+					dropTopology(s)
+				}
 			},
 			Validate: func(_ context.Context, s, old *discoveryv1.EndpointSlice) field.ErrorList {
 				errs := validateEndpointSlice(s, old)
 				if s.AddressType != old.AddressType {
-					errs = append(errs, field.Invalid(field.NewPath("addressType"), s.AddressType, "field is immutable").
-						WithOrigin("immutable"))
+					e := validate.Errors{List: errs}
+					e.Immutable(field.NewPath("addressType"))
+					return e.List
 				}
 				return errs
 			},
@@ -81,11 +83,11 @@ func defaultEndpointSlice(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-// endpointSliceChanged tells whether the generation goes up: labels and
-// annotations count, the rest of the metadata does not.
+// endpointSliceChanged tells whether the generation goes up: labels count, the
+// rest of the metadata does not.
 func endpointSliceChanged(s, old *discoveryv1.EndpointSlice) bool {
 	eq := apiequality.Semantic.DeepEqual
-	return !eq(s.Labels, old.Labels) || !eq(s.Annotations, old.Annotations) ||
+	return !eq(s.Labels, old.Labels) ||
 		s.AddressType != old.AddressType || !eq(s.Endpoints, old.Endpoints) || !eq(s.Ports, old.Ports)
 }
 

@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -35,9 +36,9 @@ func validateEndpointSlice(s, old *discoveryv1.EndpointSlice) field.ErrorList {
 	var errs field.ErrorList
 	switch {
 	case s.AddressType == "":
-		errs = append(errs, field.Required(field.NewPath("addressType"), ""))
+		errs = append(errs, field.Required(field.NewPath("addressType"), "").MarkCoveredByDeclarative())
 	case !slices.Contains(addressTypes, s.AddressType):
-		errs = append(errs, field.NotSupported(field.NewPath("addressType"), s.AddressType, addressTypes))
+		errs = append(errs, field.NotSupported(field.NewPath("addressType"), s.AddressType, addressTypes).MarkCoveredByDeclarative())
 	}
 	var known []string
 	if old != nil {
@@ -45,8 +46,13 @@ func validateEndpointSlice(s, old *discoveryv1.EndpointSlice) field.ErrorList {
 			known = append(known, old.Endpoints[i].Addresses...)
 		}
 	}
-	errs = append(errs, validateEndpoints(s.Endpoints, s.AddressType, known, field.NewPath("endpoints"))...)
-	return append(errs, validatePorts(s.Ports, field.NewPath("ports"))...)
+	errs = append(errs, validatePorts(s.Ports, field.NewPath("ports"))...)
+	endpoints := validateEndpoints(s.Endpoints, s.AddressType, known, field.NewPath("endpoints"))
+	if len(endpoints) > 0 && old != nil && apiequality.Semantic.DeepEqual(s.Endpoints, old.Endpoints) {
+		// They were valid once.
+		endpoints = nil
+	}
+	return append(errs, endpoints...)
 }
 
 func validateEndpoints(endpoints []discoveryv1.Endpoint, typ discoveryv1.AddressType, known []string, path *field.Path) field.ErrorList {
@@ -65,12 +71,12 @@ func validateEndpoint(e *discoveryv1.Endpoint, typ discoveryv1.AddressType, know
 	at := path.Child("addresses")
 	switch {
 	case len(e.Addresses) == 0:
-		errs = append(errs, field.Required(at, "must contain at least 1 address"))
+		errs = append(errs, field.Required(at, "").MarkCoveredByDeclarative())
 	case len(e.Addresses) > maxAddresses:
-		errs = append(errs, field.TooMany(at, len(e.Addresses), maxAddresses))
+		errs = append(errs, field.TooMany(at, len(e.Addresses), maxAddresses).MarkCoveredByDeclarative())
 	}
 	for i, address := range e.Addresses {
-		errs = append(errs, validateAddress(address, typ, known, at.Index(i))...)
+		errs = append(errs, validateAddress(address, typ, known, at, i)...)
 	}
 	if e.NodeName != nil {
 		for _, msg := range apivalidation.NameIsDNSSubdomain(*e.NodeName, false) {
@@ -89,27 +95,32 @@ func validateEndpoint(e *discoveryv1.Endpoint, typ discoveryv1.AddressType, know
 	return errs
 }
 
-func validateAddress(address string, typ discoveryv1.AddressType, known []string, path *field.Path) field.ErrorList {
+// validateAddress checks one of the addresses at list.
+func validateAddress(address string, typ discoveryv1.AddressType, known []string, list *field.Path, i int) field.ErrorList {
+	path := list.Index(i)
+	var e validate.Errors
 	switch typ {
 	case discoveryv1.AddressTypeFQDN:
 		return validation.IsFullyQualifiedDomainName(path, address)
-	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6:
+	case discoveryv1.AddressTypeIPv4:
+		if errs := validation.IsValidIPForLegacyField(path, address, true, known); len(errs) > 0 {
+			return errs
+		}
+		if !netutils.IsIPv4String(address) {
+			e.Invalid(list, address, "must be an IPv4 address")
+		}
+	case discoveryv1.AddressTypeIPv6:
+		if errs := validation.IsValidIP(path, address); len(errs) > 0 {
+			return errs
+		}
+		if !netutils.IsIPv6String(address) {
+			e.Invalid(list, address, "must be an IPv6 address")
+		}
 	default:
 		return nil
 	}
-	if errs := validation.IsValidIPForLegacyField(path, address, true, known); len(errs) > 0 {
-		return errs
-	}
-	var errs field.ErrorList
-	if typ == discoveryv1.AddressTypeIPv4 && !netutils.IsIPv4String(address) {
-		errs = append(errs, field.Invalid(path, address, "must be a valid IPv4 address"))
-	}
-	if typ == discoveryv1.AddressTypeIPv6 && !netutils.IsIPv6String(address) {
-		errs = append(errs, field.Invalid(path, address, "must be a valid IPv6 address"))
-	}
-	special := validate.Errors{List: errs}
-	special.EndpointIP(path, address)
-	return special.List
+	e.EndpointIP(path, address)
+	return e.List
 }
 
 func validateTopology(topology map[string]string, path *field.Path) field.ErrorList {

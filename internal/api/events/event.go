@@ -40,7 +40,7 @@ func event() api.Kind[*eventsv1.Event] {
 		},
 		Update: api.KindUpdate[*eventsv1.Event]{
 			Validate: func(_ context.Context, e, old *eventsv1.Event) field.ErrorList {
-				return validateUpdate(e)
+				return validateUpdate(e, old)
 			},
 		},
 		Fields: func(e *eventsv1.Event) fields.Set {

@@ -2,9 +2,12 @@ package events
 
 import (
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -45,10 +48,35 @@ func validateCreate(e *eventsv1.Event) field.ErrorList {
 	return errs
 }
 
-// validateUpdate lets anything change that is valid: Kubernetes documents what
-// an event says as immutable but has never refused a new note, and clients
-// patch it.
-func validateUpdate(e *eventsv1.Event) field.ErrorList { return validateBoth(e) }
+// validateUpdate lets only the series and the metadata of an event change.
+// core/v1 is not that strict.
+func validateUpdate(e, old *eventsv1.Event) field.ErrorList {
+	errs := validateBoth(e)
+	if !apiequality.Semantic.DeepEqual(e.Series, old.Series) {
+		errs = append(errs, validateSeries(e)...)
+	}
+	same := func(name string, is, was any) {
+		errs = append(errs, apivalidation.ValidateImmutableField(is, was, field.NewPath(name))...)
+	}
+	same("involvedObject", e.Regarding, old.Regarding)
+	same("reason", e.Reason, old.Reason)
+	same("message", e.Note, old.Note)
+	same("source", e.DeprecatedSource, old.DeprecatedSource)
+	same("firstTimestamp", e.DeprecatedFirstTimestamp, old.DeprecatedFirstTimestamp)
+	same("lastTimestamp", e.DeprecatedLastTimestamp, old.DeprecatedLastTimestamp)
+	same("count", e.DeprecatedCount, old.DeprecatedCount)
+	same("reason", e.Reason, old.Reason)
+	same("type", e.Type, old.Type)
+	// Encodings differ in what they keep below a microsecond.
+	if !e.EventTime.Truncate(time.Microsecond).Equal(old.EventTime.Truncate(time.Microsecond)) {
+		same("eventTime", e.EventTime, old.EventTime)
+	}
+	same("action", e.Action, old.Action)
+	same("related", e.Related, old.Related)
+	same("reportingController", e.ReportingController, old.ReportingController)
+	same("reportingInstance", e.ReportingInstance, old.ReportingInstance)
+	return errs
+}
 
 func validateSeries(e *eventsv1.Event) field.ErrorList {
 	if e.Series == nil {
@@ -91,9 +119,6 @@ func validateBoth(e *eventsv1.Event) field.ErrorList {
 		if len(e.Note) > maxNote {
 			errs = append(errs, field.Invalid(field.NewPath("message"), "", fmt.Sprintf("can have at most %v characters", maxNote)))
 		}
-	}
-	for _, msg := range validation.IsDNS1123Subdomain(e.Namespace) {
-		errs = append(errs, field.Invalid(field.NewPath("namespace"), e.Namespace, msg))
 	}
 	return errs
 }

@@ -37,7 +37,7 @@ func validateConditions[T ~string](types []T, path *field.Path) field.ErrorList 
 		}
 		seen[t] = true
 		if t == "" {
-			errs = append(errs, field.Required(at, "must not be empty"))
+			errs = append(errs, field.Required(at, ""))
 		}
 	}
 	return errs

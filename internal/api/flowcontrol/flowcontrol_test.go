@@ -58,12 +58,12 @@ func TestValidation(t *testing.T) {
 		{level, `{metadata: {name: a}, spec: {type: Limited, limited: {limitResponse: {type: Queue, queuing: {}}}}}`, ""},
 		{level, `{metadata: {name: a}, spec: {type: Limited, limited: {nominalConcurrencyShares: -1, lendablePercent: 101, borrowingLimitPercent: -1, limitResponse: {type: Reject, queuing: {}}}}}`,
 			"spec.limited.nominalConcurrencyShares: Invalid value: -1: must be a non-negative integer\n" +
-				"spec.limited.limitResponse.queuing: Forbidden: must be nil if limited.limitResponse.type is not Limited\n" +
 				"spec.limited.lendablePercent: Invalid value: 101: must be between 0 and 100, inclusive\n" +
-				"spec.limited.borrowingLimitPercent: Invalid value: -1: if specified, must be a non-negative integer"},
+				"spec.limited.borrowingLimitPercent: Invalid value: -1: if specified, must be a non-negative integer\n" +
+				"spec.limited.limitResponse.queuing: Forbidden"},
 		{level, `{metadata: {name: a}, spec: {type: Limited, limited: {limitResponse: {type: Queue, queuing: {queues: 512, handSize: 8}}}}}`,
 			"spec.limited.limitResponse.queuing.handSize: Invalid value: 8: required entropy bits of deckSize 512 and handSize 8 should not be greater than 60"},
-		{level, `{metadata: {name: a}, spec: {type: Exempt}}`, "spec.type: Invalid value: \"Exempt\": type must be 'Exempt' if and only if name is 'exempt'"},
+		{level, `{metadata: {name: a}, spec: {type: Exempt}}`, "spec.type: Invalid value: \"Exempt\": must be 'Exempt' if and only if `name` is 'exempt'"},
 		{level, `{metadata: {name: exempt}, spec: {type: Exempt, exempt: {nominalConcurrencyShares: 3}}}`, ""},
 	} {
 		if got := check(t, c.r, c.text); got != c.want {

@@ -125,7 +125,9 @@ func checkFlowSchemaSpec(e *validate.Errors, path *field.Path, name string, spec
 	}
 	if m := spec.DistinguisherMethod; m != nil {
 		methods := []flowcontrolv1.FlowDistinguisherMethodType{flowcontrolv1.FlowDistinguisherMethodByNamespaceType, flowcontrolv1.FlowDistinguisherMethodByUserType}
-		validate.OneOf(e, path.Child("distinguisherMethod", "type"), m.Type, methods...)
+		if !slices.Contains(methods, m.Type) {
+			e.Add(field.ErrorList{field.NotSupported(path.Child("distinguisherMethod", "type"), *m, methods)})
+		}
 	}
 	at = path.Child("priorityLevelConfiguration", "name")
 	if level := spec.PriorityLevelConfiguration.Name; level == "" {

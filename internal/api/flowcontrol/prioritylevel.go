@@ -156,29 +156,52 @@ func validateLevelStatus(p *flowcontrolv1.PriorityLevelConfiguration) field.Erro
 func checkLevelSpec(e *validate.Errors, path *field.Path, name string, spec *flowcontrolv1.PriorityLevelConfigurationSpec) {
 	const exempt, limited = flowcontrolv1.PriorityLevelEnablementExempt, flowcontrolv1.PriorityLevelEnablementLimited
 	if (name == flowcontrolv1.PriorityLevelConfigurationNameExempt) != (spec.Type == exempt) {
-		e.Invalid(path.Child("type"), spec.Type, "type must be 'Exempt' if and only if name is 'exempt'")
+		e.Invalid(path.Child("type"), spec.Type, "must be 'Exempt' if and only if `name` is 'exempt'")
 	}
 	switch spec.Type {
 	case exempt:
-		if spec.Limited != nil {
-			e.Forbidden(path.Child("limited"), "must be nil if the type is not Limited")
-		}
 		if spec.Exempt != nil {
 			at := path.Child("exempt")
 			checkShares(e, at.Child("nominalConcurrencyShares"), spec.Exempt.NominalConcurrencyShares)
 			checkPercent(e, at.Child("lendablePercent"), spec.Exempt.LendablePercent)
 		}
 	case limited:
-		if spec.Exempt != nil {
-			e.Forbidden(path.Child("exempt"), "must be nil if the type is Limited")
+		if spec.Limited != nil {
+			checkLimited(e, path.Child("limited"), spec.Limited)
 		}
-		if spec.Limited == nil {
-			e.Required(path.Child("limited"), "must not be empty when type is Limited")
-			break
-		}
-		checkLimited(e, path.Child("limited"), spec.Limited)
+	case "":
 	default:
 		validate.OneOf(e, path.Child("type"), spec.Type, exempt, limited)
+	}
+	// What is declared: the type says which of the two there is.
+	if spec.Exempt != nil && spec.Type != exempt {
+		e.Declared(field.Forbidden(path.Child("exempt"), ""))
+	}
+	switch {
+	case spec.Limited != nil && spec.Type != limited:
+		e.Declared(field.Forbidden(path.Child("limited"), ""))
+	case spec.Limited == nil && spec.Type == limited:
+		e.Declared(field.Required(path.Child("limited"), ""))
+	}
+	if spec.Type == "" {
+		e.Declared(field.Required(path.Child("type"), ""))
+	}
+	if spec.Limited != nil {
+		declaredResponse(e, path.Child("limited", "limitResponse"), &spec.Limited.LimitResponse)
+	}
+}
+
+// declaredResponse is what is declared of a response.
+func declaredResponse(e *validate.Errors, path *field.Path, r *flowcontrolv1.LimitResponse) {
+	const queue = flowcontrolv1.LimitResponseTypeQueue
+	switch {
+	case r.Queuing != nil && r.Type != queue:
+		e.Declared(field.Forbidden(path.Child("queuing"), ""))
+	case r.Queuing == nil && r.Type == queue:
+		e.Declared(field.Required(path.Child("queuing"), ""))
+	}
+	if r.Type == "" {
+		e.Declared(field.Required(path.Child("type"), ""))
 	}
 }
 
@@ -198,14 +221,9 @@ func checkLimited(e *validate.Errors, path *field.Path, l *flowcontrolv1.Limited
 	checkShares(e, path.Child("nominalConcurrencyShares"), l.NominalConcurrencyShares)
 	at, r := path.Child("limitResponse"), &l.LimitResponse
 	switch r.Type {
-	case flowcontrolv1.LimitResponseTypeReject:
-		if r.Queuing != nil {
-			e.Forbidden(at.Child("queuing"), "must be nil if limited.limitResponse.type is not Limited")
-		}
+	case flowcontrolv1.LimitResponseTypeReject, "":
 	case flowcontrolv1.LimitResponseTypeQueue:
-		if r.Queuing == nil {
-			e.Required(at.Child("queuing"), "must not be empty if limited.limitResponse.type is Limited")
-		} else {
+		if r.Queuing != nil {
 			checkQueuing(e, at.Child("queuing"), r.Queuing)
 		}
 	default:

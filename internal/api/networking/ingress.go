@@ -9,6 +9,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -233,21 +234,24 @@ func validateBackend(b *networkingv1.IngressBackend, path *field.Path) field.Err
 				errs = append(errs, field.Invalid(at.Child("apiGroup"), *b.Resource.APIGroup, msg))
 			}
 		}
-		if b.Resource.Kind == "" {
-			errs = append(errs, field.Required(at.Child("kind"), ""))
-		}
-		if b.Resource.Name == "" {
-			errs = append(errs, field.Required(at.Child("name"), ""))
+		for _, f := range []struct{ name, value string }{{"kind", b.Resource.Kind}, {"name", b.Resource.Name}} {
+			if f.value == "" {
+				errs = append(errs, field.Required(at.Child(f.name), ""))
+				continue
+			}
+			for _, msg := range pathvalidation.IsValidPathSegmentName(f.value) {
+				errs = append(errs, field.Invalid(at.Child(f.name), f.value, msg))
+			}
 		}
 		return errs
 	case b.Service == nil:
-		return field.ErrorList{field.Required(path, "resource or service backend is required")}
+		return field.ErrorList{field.Invalid(path, "", "resource or service backend is required")}
 	}
 	at := path.Child("service")
 	if b.Service.Name == "" {
 		errs = append(errs, field.Required(at.Child("name"), ""))
 	} else {
-		for _, msg := range apivalidation.NameIsDNS1035Label(b.Service.Name, false) {
+		for _, msg := range apivalidation.NameIsDNSLabel(b.Service.Name, false) {
 			errs = append(errs, field.Invalid(at.Child("name"), b.Service.Name, msg))
 		}
 	}

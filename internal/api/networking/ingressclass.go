@@ -47,8 +47,10 @@ func ingressClass() api.Kind[*networkingv1.IngressClass] {
 				}
 			},
 			Validate: func(_ context.Context, c, old *networkingv1.IngressClass) field.ErrorList {
-				return append(apivalidation.ValidateImmutableField(c.Spec.Controller, old.Spec.Controller, field.NewPath("spec", "controller")),
-					validateClassParameters(c.Spec.Parameters, field.NewPath("spec", "parameters"))...)
+				path := field.NewPath("spec", "controller")
+				errs := apivalidation.ValidateImmutableField(c.Spec.Controller, old.Spec.Controller, path)
+				errs = append(errs, validateController(c.Spec.Controller, path)...)
+				return append(errs, validateClassParameters(c.Spec.Parameters, field.NewPath("spec", "parameters"))...)
 			},
 		},
 		Columns: []metav1.TableColumnDefinition{
@@ -72,10 +74,11 @@ func ingressClass() api.Kind[*networkingv1.IngressClass] {
 }
 
 func validateController(controller string, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
 	if len(controller) > maxController {
-		return field.ErrorList{field.TooLong(path, controller, maxController)}
+		errs = append(errs, field.TooLong(path, controller, maxController))
 	}
-	return validation.IsDomainPrefixedPath(path, controller)
+	return append(errs, validation.IsDomainPrefixedPath(path, controller)...)
 }
 
 func validateClassParameters(p *networkingv1.IngressClassParametersReference, path *field.Path) field.ErrorList {
@@ -94,12 +97,12 @@ func validateClassParameters(p *networkingv1.IngressClassParametersReference, pa
 		}
 	}
 	if p.Kind == "" {
-		errs = append(errs, field.Required(path.Child("kind"), "kind is required"))
+		errs = append(errs, field.Required(path.Child("kind"), "").MarkCoveredByDeclarative())
 	} else {
 		segment(path.Child("kind"), p.Kind)
 	}
 	if p.Name == "" {
-		errs = append(errs, field.Required(path.Child("name"), "name is required"))
+		errs = append(errs, field.Required(path.Child("name"), "").MarkCoveredByDeclarative())
 	} else {
 		segment(path.Child("name"), p.Name)
 	}
@@ -109,7 +112,7 @@ func validateClassParameters(p *networkingv1.IngressClassParametersReference, pa
 	}
 	switch *p.Scope {
 	case namespace:
-		if p.Namespace == nil || *p.Namespace == "" {
+		if p.Namespace == nil {
 			errs = append(errs, field.Required(path.Child("namespace"), "`parameters.scope` is set to 'Namespace'"))
 		} else {
 			for _, msg := range apivalidation.ValidateNamespaceName(*p.Namespace, false) {

@@ -2,11 +2,10 @@ package networking
 
 import (
 	"context"
-	"net/netip"
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
-	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -15,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 // ipAddress is an address in use. Those of services are written in the
@@ -34,14 +34,27 @@ func ipAddress() api.Kind[*networkingv1.IPAddress] {
 		},
 		Update: api.KindUpdate[*networkingv1.IPAddress]{
 			Validate: func(_ context.Context, a, old *networkingv1.IPAddress) field.ErrorList {
-				return apivalidation.ValidateImmutableField(a.Spec.ParentRef, old.Spec.ParentRef, field.NewPath("spec", "parentRef"))
+				var errs validate.Errors
+				path := field.NewPath("spec", "parentRef")
+				if apiequality.Semantic.DeepEqual(a.Spec.ParentRef, old.Spec.ParentRef) {
+					return nil
+				}
+				errs.Add(validateParentRef(a.Spec.ParentRef, path))
+				if a.Spec.ParentRef != nil {
+					// What is declared is not looked at below what may not change.
+					for _, e := range errs.List {
+						e.CoveredByDeclarative = false
+					}
+				}
+				errs.Immutable(path)
+				return errs.List
 			},
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
 			api.Column("ParentRef", "string", networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"]),
-			api.AgeColumn,
 		},
+		// Upstream's rows have a cell more than there are columns.
 		Row: func(a *networkingv1.IPAddress) []any {
 			return []any{a.Name, parentCell(a.Spec.ParentRef), api.Age(a.CreationTimestamp)}
 		},
@@ -49,19 +62,16 @@ func ipAddress() api.Kind[*networkingv1.IPAddress] {
 }
 
 func validIPAddressName(name string, _ bool) []string {
-	ip, err := netip.ParseAddr(name)
-	if err != nil {
-		return []string{err.Error()}
+	var out []string
+	for _, e := range validation.IsValidIP(nil, name) {
+		out = append(out, e.Detail)
 	}
-	if ip.String() != name {
-		return []string{"must be a canonical format IP address"}
-	}
-	return nil
+	return out
 }
 
 func validateParentRef(ref *networkingv1.ParentReference, path *field.Path) field.ErrorList {
 	if ref == nil {
-		return field.ErrorList{field.Required(path, "")}
+		return field.ErrorList{field.Required(path, "").MarkCoveredByDeclarative()}
 	}
 	var errs field.ErrorList
 	// The group of services is the empty string, so it cannot be required.
@@ -76,7 +86,7 @@ func validateParentRef(ref *networkingv1.ParentReference, path *field.Path) fiel
 	}{{"resource", ref.Resource, true}, {"name", ref.Name, true}, {"namespace", ref.Namespace, false}} {
 		if f.value == "" {
 			if f.required {
-				errs = append(errs, field.Required(path.Child(f.name), ""))
+				errs = append(errs, field.Required(path.Child(f.name), "").MarkCoveredByDeclarative())
 			}
 			continue
 		}

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	extensionsv1beta1 "k8s.io/api/extensions/v1beta1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,7 +31,7 @@ func networkPolicy() api.Kind[*networkingv1.NetworkPolicy] {
 			p.Generation = 1
 		},
 		Validate: func(_ context.Context, p *networkingv1.NetworkPolicy) field.ErrorList {
-			return validateNetworkPolicy(&p.Spec, field.NewPath("spec"))
+			return validateNetworkPolicy(&p.Spec, nil, field.NewPath("spec"))
 		},
 		Update: api.KindUpdate[*networkingv1.NetworkPolicy]{
 			Prepare: func(_ context.Context, p, old *networkingv1.NetworkPolicy) {
@@ -41,13 +40,13 @@ func networkPolicy() api.Kind[*networkingv1.NetworkPolicy] {
 					p.Generation++
 				}
 			},
-			Validate: func(_ context.Context, p, _ *networkingv1.NetworkPolicy) field.ErrorList {
-				return validateNetworkPolicy(&p.Spec, field.NewPath("spec"))
+			Validate: func(_ context.Context, p, old *networkingv1.NetworkPolicy) field.ErrorList {
+				return validateNetworkPolicy(&p.Spec, blocksOf(&old.Spec), field.NewPath("spec"))
 			},
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			api.Column("Pod-Selector", "string", extensionsv1beta1.NetworkPolicySpec{}.SwaggerDoc()["podSelector"]),
+			api.Column("Pod-Selector", "string", networkingv1.NetworkPolicySpec{}.SwaggerDoc()["podSelector"]),
 			api.AgeColumn,
 		},
 		Row: func(p *networkingv1.NetworkPolicy) []any {
@@ -80,19 +79,39 @@ func defaultNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	}
 }
 
-func validateNetworkPolicy(spec *networkingv1.NetworkPolicySpec, path *field.Path) field.ErrorList {
+// blocksOf are the address blocks of a stored policy: they stay allowed, even
+// if they are written in a way that new ones may not be.
+func blocksOf(spec *networkingv1.NetworkPolicySpec) []string {
+	var out []string
+	add := func(peers []networkingv1.NetworkPolicyPeer) {
+		for _, p := range peers {
+			if p.IPBlock != nil {
+				out = append(append(out, p.IPBlock.CIDR), p.IPBlock.Except...)
+			}
+		}
+	}
+	for _, r := range spec.Ingress {
+		add(r.From)
+	}
+	for _, r := range spec.Egress {
+		add(r.To)
+	}
+	return out
+}
+
+func validateNetworkPolicy(spec *networkingv1.NetworkPolicySpec, known []string, path *field.Path) field.ErrorList {
 	errs := metav1validation.ValidateLabelSelector(&spec.PodSelector, metav1validation.LabelSelectorValidationOptions{}, path.Child("podSelector"))
 	for i, r := range spec.Ingress {
 		at := path.Child("ingress").Index(i)
 		errs = append(errs, validatePolicyPorts(r.Ports, at.Child("ports"))...)
-		errs = append(errs, validatePeers(r.From, at.Child("from"))...)
+		errs = append(errs, validatePeers(r.From, known, at.Child("from"))...)
 	}
 	for i, r := range spec.Egress {
 		at := path.Child("egress").Index(i)
 		errs = append(errs, validatePolicyPorts(r.Ports, at.Child("ports"))...)
-		errs = append(errs, validatePeers(r.To, at.Child("to"))...)
+		errs = append(errs, validatePeers(r.To, known, at.Child("to"))...)
 	}
-	types := []networkingv1.PolicyType{networkingv1.PolicyTypeEgress, networkingv1.PolicyTypeIngress}
+	types := []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
 	if len(spec.PolicyTypes) > len(types) {
 		return append(errs, field.Invalid(path.Child("policyTypes"), &spec.PolicyTypes, "may not specify more than two policyTypes"))
 	}
@@ -114,13 +133,13 @@ func validatePolicyPorts(ports []networkingv1.NetworkPolicyPort, path *field.Pat
 		}
 		if p.Port == nil {
 			if p.EndPort != nil {
-				errs = append(errs, field.Required(at.Child("port"), "may not be empty when `endPort` is specified"))
+				errs = append(errs, field.Invalid(at.Child("endPort"), *p.EndPort, "may not be specified when `port` is not specified"))
 			}
 			continue
 		}
 		if p.Port.Type == intstr.String {
 			if p.EndPort != nil {
-				errs = append(errs, field.Required(at.Child("port"), "may not be non-numeric when `endPort` is specified"))
+				errs = append(errs, field.Invalid(at.Child("endPort"), *p.EndPort, "may not be specified when `port` is non-numeric"))
 			}
 			for _, msg := range validation.IsValidPortName(p.Port.StrVal) {
 				errs = append(errs, field.Invalid(at.Child("port"), p.Port.StrVal, msg))
@@ -131,18 +150,18 @@ func validatePolicyPorts(ports []networkingv1.NetworkPolicyPort, path *field.Pat
 			errs = append(errs, field.Invalid(at.Child("port"), p.Port.IntVal, msg))
 		}
 		if p.EndPort != nil {
+			if *p.EndPort < p.Port.IntVal {
+				errs = append(errs, field.Invalid(at.Child("endPort"), *p.EndPort, "must be greater than or equal to `port`"))
+			}
 			for _, msg := range validation.IsValidPortNum(int(*p.EndPort)) {
 				errs = append(errs, field.Invalid(at.Child("endPort"), *p.EndPort, msg))
-			}
-			if *p.EndPort < p.Port.IntVal {
-				errs = append(errs, field.Invalid(at.Child("endPort"), p.Port.IntVal, "must be greater than or equal to `port`"))
 			}
 		}
 	}
 	return errs
 }
 
-func validatePeers(peers []networkingv1.NetworkPolicyPeer, path *field.Path) field.ErrorList {
+func validatePeers(peers []networkingv1.NetworkPolicyPeer, known []string, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	opts := metav1validation.LabelSelectorValidationOptions{}
 	for i, p := range peers {
@@ -158,7 +177,7 @@ func validatePeers(peers []networkingv1.NetworkPolicyPeer, path *field.Path) fie
 		}
 		if p.IPBlock != nil {
 			kinds++
-			errs = append(errs, validateIPBlock(p.IPBlock, at.Child("ipBlock"))...)
+			errs = append(errs, validateIPBlock(p.IPBlock, known, at.Child("ipBlock"))...)
 		}
 		switch {
 		case kinds == 0:
@@ -170,18 +189,18 @@ func validatePeers(peers []networkingv1.NetworkPolicyPeer, path *field.Path) fie
 	return errs
 }
 
-func validateIPBlock(b *networkingv1.IPBlock, path *field.Path) field.ErrorList {
+func validateIPBlock(b *networkingv1.IPBlock, known []string, path *field.Path) field.ErrorList {
 	if b.CIDR == "" {
-		return field.ErrorList{field.Required(path.Child("cidr"), "")}
+		return field.ErrorList{field.Required(path.Child("cidr"), "").MarkCoveredByDeclarative()}
 	}
-	errs := validation.IsValidCIDRForLegacyField(path.Child("cidr"), b.CIDR, false, nil)
+	errs := validation.IsValidCIDRForLegacyField(path.Child("cidr"), b.CIDR, false, known)
 	_, block, err := netutils.ParseCIDRSloppy(b.CIDR)
 	if err != nil {
 		return errs
 	}
 	for i, except := range b.Except {
 		at := path.Child("except").Index(i)
-		errs = append(errs, validation.IsValidCIDRForLegacyField(at, except, false, nil)...)
+		errs = append(errs, validation.IsValidCIDRForLegacyField(at, except, false, known)...)
 		_, inner, err := netutils.ParseCIDRSloppy(except)
 		if err != nil {
 			continue

@@ -65,13 +65,15 @@ func validateCIDRs(spec *networkingv1.ServiceCIDRSpec, path *field.Path) field.E
 		return field.ErrorList{field.Required(path, "at least one CIDR required")}
 	case n > 2:
 		return field.ErrorList{field.Invalid(path, *spec, "may only hold up to 2 values")}
-	case n == 2:
-		if dual, err := netutils.IsDualStackCIDRStrings(spec.CIDRs); err != nil || !dual {
-			errs = append(errs, field.Invalid(path, *spec, "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64"))
-		}
 	}
 	for i, cidr := range spec.CIDRs {
 		errs = append(errs, validation.IsValidCIDR(path.Index(i), cidr)...)
+	}
+	if len(spec.CIDRs) == 2 {
+		family := netutils.IPFamilyOfCIDRString(spec.CIDRs[0])
+		if family == netutils.IPFamilyOfCIDRString(spec.CIDRs[1]) && family != netutils.IPFamilyUnknown {
+			errs = append(errs, field.Invalid(path, spec.CIDRs, "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64"))
+		}
 	}
 	return errs
 }

@@ -2,13 +2,10 @@ package node
 
 import (
 	"context"
-	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -31,12 +28,15 @@ func runtimeClass() api.Kind[*nodev1.RuntimeClass] {
 		Validate: func(_ context.Context, c *nodev1.RuntimeClass) field.ErrorList { return validateRuntimeClass(c) },
 		Update: api.KindUpdate[*nodev1.RuntimeClass]{
 			Validate: func(_ context.Context, c, old *nodev1.RuntimeClass) field.ErrorList {
-				return apivalidation.ValidateImmutableField(c.Handler, old.Handler, field.NewPath("handler"))
+				var errs validate.Errors
+				validate.Unchanged(&errs, field.NewPath("handler"), c.Handler, old.Handler)
+				errs.Add(validateRuntimeClass(c))
+				return errs.List
 			},
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			api.Column("Handler", "string", nodev1.RuntimeClass{}.SwaggerDoc()["handler"]),
+			api.Column("Handler", "string", ""),
 			api.AgeColumn,
 		},
 		Row: func(c *nodev1.RuntimeClass) []any {
@@ -47,13 +47,16 @@ func runtimeClass() api.Kind[*nodev1.RuntimeClass] {
 
 func validateRuntimeClass(c *nodev1.RuntimeClass) field.ErrorList {
 	var errs validate.Errors
-	errs.InvalidAll(field.NewPath("handler"), c.Handler, apivalidation.NameIsDNSLabel(c.Handler, false))
-	if c.Overhead != nil {
-		path := field.NewPath("overhead", "podFixed")
-		for _, name := range slices.Sorted(maps.Keys(c.Overhead.PodFixed)) {
-			errs.QualifiedName(path.Key(string(name)), string(name))
-			errs.Quantity(path.Key(string(name)), name, c.Overhead.PodFixed[name])
+	handler := field.NewPath("handler")
+	if c.Handler == "" {
+		errs.Declared(field.Required(handler, ""))
+	} else {
+		for _, msg := range content.IsDNS1123Label(c.Handler) {
+			errs.Declared(field.Invalid(handler, c.Handler, msg).WithOrigin("format=k8s-short-name"))
 		}
+	}
+	if c.Overhead != nil {
+		pod.Limits(&errs, c.Overhead.PodFixed, field.NewPath("overhead"))
 	}
 	if s := c.Scheduling; s != nil {
 		path := field.NewPath("scheduling")
@@ -69,7 +72,8 @@ func validateUnique(tolerations []corev1.Toleration, path *field.Path) field.Err
 	var errs field.ErrorList
 	for i := range tolerations {
 		for j := range tolerations[:i] {
-			if apiequality.Semantic.DeepEqual(tolerations[i], tolerations[j]) {
+			a, b := &tolerations[i], &tolerations[j]
+			if a.Key == b.Key && a.Operator == b.Operator && a.Value == b.Value && a.Effect == b.Effect {
 				errs = append(errs, field.Duplicate(path.Index(i), tolerations[i]))
 				break
 			}

@@ -43,7 +43,7 @@ func validateRoleRef(ref *rbacv1.RoleRef, kinds []string) field.ErrorList {
 		errs = append(errs, field.NotSupported(path.Child("kind"), ref.Kind, kinds))
 	}
 	if ref.Name == "" {
-		return append(errs, field.Required(path.Child("name"), ""))
+		return append(errs, field.Required(path.Child("name"), "").MarkCoveredByDeclarative())
 	}
 	for _, msg := range validName(ref.Name, false) {
 		errs = append(errs, field.Invalid(path.Child("name"), ref.Name, msg))
@@ -51,11 +51,19 @@ func validateRoleRef(ref *rbacv1.RoleRef, kinds []string) field.ErrorList {
 	return errs
 }
 
-func validateRoleRefUpdate(ref, old *rbacv1.RoleRef) field.ErrorList {
+// validateRoleRefUpdate adds to errs that a role was exchanged. What is declared
+// of its name is not looked at then, so that this is told in its place.
+func validateRoleRefUpdate(errs field.ErrorList, ref, old *rbacv1.RoleRef) field.ErrorList {
 	if *ref == *old {
-		return nil
+		return errs
 	}
-	return field.ErrorList{field.Invalid(field.NewPath("roleRef"), *ref, "cannot change roleRef")}
+	path := field.NewPath("roleRef")
+	for _, e := range errs {
+		if e.Field == path.Child("name").String() {
+			e.CoveredByDeclarative = false
+		}
+	}
+	return append(errs, field.Invalid(path, *ref, "field is immutable"))
 }
 
 func validateSubjects(subjects []rbacv1.Subject, namespaced bool) field.ErrorList {
@@ -69,9 +77,8 @@ func validateSubjects(subjects []rbacv1.Subject, namespaced bool) field.ErrorLis
 func validateSubject(s *rbacv1.Subject, namespaced bool, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if s.Name == "" {
-		errs = append(errs, field.Required(path.Child("name"), ""))
+		errs = append(errs, field.Required(path.Child("name"), "").MarkCoveredByDeclarative())
 	}
-	apiGroup := ""
 	switch s.Kind {
 	case rbacv1.ServiceAccountKind:
 		if s.Name != "" {
@@ -79,31 +86,33 @@ func validateSubject(s *rbacv1.Subject, namespaced bool, path *field.Path) field
 				errs = append(errs, field.Invalid(path.Child("name"), s.Name, msg))
 			}
 		}
+		if s.APIGroup != "" {
+			errs = append(errs, field.NotSupported(path.Child("apiGroup"), s.APIGroup, []string{""}))
+		}
 		// A role binding's service account is in its own namespace when it
 		// names none.
 		if !namespaced && s.Namespace == "" {
 			errs = append(errs, field.Required(path.Child("namespace"), ""))
 		}
 	case rbacv1.UserKind, rbacv1.GroupKind:
-		apiGroup = rbacv1.GroupName
+		if s.APIGroup != rbacv1.GroupName {
+			errs = append(errs, field.NotSupported(path.Child("apiGroup"), s.APIGroup, []string{rbacv1.GroupName}))
+		}
 	default:
 		return append(errs, field.NotSupported(path.Child("kind"), s.Kind,
 			[]string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
 	}
-	if s.APIGroup != apiGroup {
-		errs = append(errs, field.NotSupported(path.Child("apiGroup"), s.APIGroup, []string{apiGroup}))
-	}
 	return errs
 }
 
-func bindingColumns(roleRef string) []metav1.TableColumnDefinition {
+func bindingColumns(kind, roleRef string) []metav1.TableColumnDefinition {
 	return []metav1.TableColumnDefinition{
 		api.NameColumn,
 		api.Column("Role", "string", roleRef),
 		api.AgeColumn,
-		api.WideColumn("Users", "string", "Users in the roleBinding"),
-		api.WideColumn("Groups", "string", "Groups in the roleBinding"),
-		api.WideColumn("ServiceAccounts", "string", "ServiceAccounts in the roleBinding"),
+		api.WideColumn("Users", "string", "Users in the "+kind),
+		api.WideColumn("Groups", "string", "Groups in the "+kind),
+		api.WideColumn("ServiceAccounts", "string", "ServiceAccounts in the "+kind),
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -50,6 +51,9 @@ func validateClusterRoleWith(r *rbacv1.ClusterRole, opts metav1validation.LabelS
 	}
 	for i := range r.AggregationRule.ClusterRoleSelectors {
 		errs = append(errs, metav1validation.ValidateLabelSelector(&r.AggregationRule.ClusterRoleSelectors[i], opts, path.Index(i))...)
+		if _, err := metav1.LabelSelectorAsSelector(&r.AggregationRule.ClusterRoleSelectors[i]); err != nil {
+			errs = append(errs, field.Invalid(path.Index(i), nil, "invalid label selector."))
+		}
 	}
 	return errs
 }

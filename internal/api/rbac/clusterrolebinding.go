@@ -4,6 +4,7 @@ import (
 	"context"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	rbacv1beta1 "k8s.io/api/rbac/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -28,10 +29,10 @@ func clusterRoleBinding() api.Kind[*rbacv1.ClusterRoleBinding] {
 		Validate:            validateClusterRoleBinding,
 		Update: api.KindUpdate[*rbacv1.ClusterRoleBinding]{
 			Validate: func(ctx context.Context, b, old *rbacv1.ClusterRoleBinding) field.ErrorList {
-				return append(validateClusterRoleBinding(ctx, b), validateRoleRefUpdate(&b.RoleRef, &old.RoleRef)...)
+				return validateRoleRefUpdate(validateClusterRoleBinding(ctx, b), &b.RoleRef, &old.RoleRef)
 			},
 		},
-		Columns: bindingColumns(rbacv1.ClusterRoleBinding{}.SwaggerDoc()["roleRef"]),
+		Columns: bindingColumns("clusterRoleBinding", rbacv1beta1.ClusterRoleBinding{}.SwaggerDoc()["roleRef"]),
 		Row:     func(b *rbacv1.ClusterRoleBinding) []any { return bindingRow(b, &b.RoleRef, b.Subjects) },
 	}
 }

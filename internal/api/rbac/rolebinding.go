@@ -4,6 +4,7 @@ import (
 	"context"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	rbacv1beta1 "k8s.io/api/rbac/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -28,10 +29,10 @@ func roleBinding() api.Kind[*rbacv1.RoleBinding] {
 		Validate:            validateRoleBinding,
 		Update: api.KindUpdate[*rbacv1.RoleBinding]{
 			Validate: func(ctx context.Context, b, old *rbacv1.RoleBinding) field.ErrorList {
-				return append(validateRoleBinding(ctx, b), validateRoleRefUpdate(&b.RoleRef, &old.RoleRef)...)
+				return validateRoleRefUpdate(validateRoleBinding(ctx, b), &b.RoleRef, &old.RoleRef)
 			},
 		},
-		Columns: bindingColumns(rbacv1.RoleBinding{}.SwaggerDoc()["roleRef"]),
+		Columns: bindingColumns("roleBinding", rbacv1beta1.RoleBinding{}.SwaggerDoc()["roleRef"]),
 		Row:     func(b *rbacv1.RoleBinding) []any { return bindingRow(b, &b.RoleRef, b.Subjects) },
 	}
 }

@@ -95,12 +95,12 @@ func claimState(c *resourcev1.ResourceClaim) string {
 // device names an allocated device, or the share of one.
 type device struct{ driver, pool, name, share string }
 
-func (d device) String() string {
-	s := d.driver + "/" + d.pool + "/" + d.name
-	if d.share != "" {
-		s += "/" + d.share
-	}
-	return s
+// shown is a device as errors show it.
+func (d device) shown() any {
+	out := struct {
+		Driver, Pool, Device, ShareID string
+	}{d.driver, d.pool, d.name, d.share}
+	return out
 }
 
 func allocated(c *resourcev1.ResourceClaim, shares bool) []device {

@@ -2,9 +2,12 @@ package resource
 
 import (
 	"context"
+	"reflect"
+	"strings"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -28,8 +31,7 @@ func resourceClaimTemplate() api.Kind[*resourcev1.ResourceClaimTemplate] {
 		Validate: func(ctx context.Context, t *resourcev1.ResourceClaimTemplate) field.ErrorList {
 			var e checker
 			spec := field.NewPath("spec")
-			e.Add(apivalidation.ValidateAnnotations(t.Spec.Annotations, spec.Child("metadata", "annotations")))
-			e.Add(metavalidation.ValidateLabels(t.Spec.Labels, spec.Child("metadata", "labels")))
+			e.templateMeta(&t.Spec.ObjectMeta, spec.Child("metadata"))
 			e.claim(&t.Spec.Spec.Devices, spec.Child("spec", "devices"))
 			e.Add(declared(ctx, resourcev1.Validate_ResourceClaimTemplateSpec, spec, &t.Spec, nil))
 			return e.List
@@ -42,5 +44,19 @@ func resourceClaimTemplate() api.Kind[*resourcev1.ResourceClaimTemplate] {
 				return apivalidation.ValidateImmutableField(t.Spec, old.Spec, field.NewPath("spec"))
 			},
 		},
+	}
+}
+
+// templateMeta checks the metadata that claims get from their template: labels
+// and annotations alone.
+func (c *checker) templateMeta(m *metav1.ObjectMeta, at *field.Path) {
+	c.Add(apivalidation.ValidateAnnotations(m.Annotations, at.Child("annotations")))
+	c.Add(metavalidation.ValidateLabels(m.Labels, at.Child("labels")))
+	v := reflect.ValueOf(m).Elem()
+	for i := range v.NumField() {
+		name := v.Type().Field(i).Name
+		if name != "Labels" && name != "Annotations" && !v.Field(i).IsZero() {
+			c.Forbidden(at.Child(strings.ToLower(name[:1])+name[1:]), "cannot be set")
+		}
 	}
 }

@@ -2,7 +2,9 @@ package resource
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -48,6 +50,12 @@ func resourceSlice() api.Kind[*resourcev1.ResourceSlice] {
 			},
 			Validate: checkSlice,
 		},
+		Warnings: func(_ context.Context, s, _ *resourcev1.ResourceSlice) []string {
+			if name := s.Spec.Driver; name != strings.ToLower(name) {
+				return []string{fmt.Sprintf("spec.driver: driver names should be lowercase; %q contains uppercase characters", name)}
+			}
+			return nil
+		},
 		Fields: func(s *resourcev1.ResourceSlice) fields.Set {
 			set := fields.Set{
 				resourcev1.ResourceSliceSelectorNodeName: "",
@@ -68,7 +76,7 @@ func resourceSlice() api.Kind[*resourcev1.ResourceSlice] {
 			api.AgeColumn,
 		},
 		Row: func(s *resourcev1.ResourceSlice) []any {
-			node := "<unset>"
+			node := ""
 			if s.Spec.NodeName != nil {
 				node = *s.Spec.NodeName
 			}
@@ -82,6 +90,9 @@ func resourceSlice() api.Kind[*resourcev1.ResourceSlice] {
 func dropSlice(spec, was *resourcev1.ResourceSliceSpec) {
 	if was == nil {
 		was = &resourcev1.ResourceSliceSpec{}
+	}
+	if was.PartitionTypeAttribute == nil {
+		spec.PartitionTypeAttribute = nil
 	}
 	if len(was.SkipNodeOperations) == 0 {
 		spec.SkipNodeOperations = nil

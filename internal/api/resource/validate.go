@@ -29,7 +29,13 @@ type checker struct {
 	stored bool
 }
 
-func (c *checker) driver(name string, at *field.Path) { volume.CSIDriverName(&c.Errors, name, at) }
+func (c *checker) driver(name string, at *field.Path) {
+	if name == "" {
+		c.Required(at, "")
+		return
+	}
+	volume.CSIDriverName(&c.Errors, name, at)
+}
 
 func (c *checker) pool(name string, at *field.Path) {
 	if name == "" {
@@ -310,9 +316,9 @@ func checkClaimStatus(ctx context.Context, claim, old *resourcev1.ResourceClaim)
 	reserved := at.Child("reservedFor")
 	if len(status.ReservedFor) <= resourcev1.ResourceClaimReservedForMaxSize {
 		for i, r := range status.ReservedFor {
-			for name, value := range map[string]string{"name": r.Name, "resource": r.Resource, "uid": string(r.UID)} {
-				if value == "" {
-					c.Required(reserved.Index(i).Child(name), "")
+			for _, f := range []struct{ name, value string }{{"resource", r.Resource}, {"name", r.Name}, {"uid", string(r.UID)}} {
+				if f.value == "" {
+					c.Required(reserved.Index(i).Child(f.name), "")
 				}
 			}
 		}
@@ -373,7 +379,7 @@ func (c *checker) deviceStatus(s *resourcev1.AllocatedDeviceStatus, at *field.Pa
 		d.share = *s.ShareID
 	}
 	if !slices.Contains(have, d) {
-		c.Invalid(at, d.String(), "must be an allocated device in the claim")
+		c.Invalid(at, d.shown(), "must be an allocated device in the claim")
 	}
 	conditions := at.Child("conditions")
 	if n := len(s.Conditions); n > resourcev1.AllocatedDeviceStatusMaxConditions {

@@ -2,7 +2,6 @@ package storage
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -40,10 +39,19 @@ func csiDriver() api.Kind[*storagev1.CSIDriver] {
 			}
 			set(&d.Spec.RequiresRepublish, false)
 			set(&d.Spec.SELinuxMount, false)
+			set(&d.Spec.PreventPodSchedulingIfMissing, false)
 		},
-		PrepareCreate: func(_ context.Context, d *storagev1.CSIDriver) { d.Generation = 1 },
 		Validate: func(_ context.Context, d *storagev1.CSIDriver) field.ErrorList {
-			return append(validateDriverName(d.Name, field.NewPath("name")), validateCSIDriver(&d.Spec, field.NewPath("spec"))...)
+			return validateCSIDriver(&d.Spec, field.NewPath("spec"))
+		},
+		Warnings: func(_ context.Context, d, old *storagev1.CSIDriver) []string {
+			if old != nil && apiequality.Semantic.DeepEqual(d.Spec.TokenRequests, old.Spec.TokenRequests) {
+				return nil
+			}
+			if len(d.Spec.TokenRequests) > 0 && d.Spec.ServiceAccountTokenInSecrets == nil {
+				return []string{tokensInSecrets}
+			}
+			return nil
 		},
 		Update: api.KindUpdate[*storagev1.CSIDriver]{
 			Prepare: func(_ context.Context, d, old *storagev1.CSIDriver) {
@@ -72,6 +80,9 @@ func csiDriver() api.Kind[*storagev1.CSIDriver] {
 		Row: csiDriverRow,
 	}
 }
+
+// tokensInSecrets warns of tokens in the attributes of volumes.
+const tokensInSecrets = "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes"
 
 func csiDriverRow(d *storagev1.CSIDriver) []any {
 	var modes, audiences []string
@@ -110,35 +121,45 @@ func validateDriverName(name string, path *field.Path) field.ErrorList {
 
 func validateCSIDriver(spec *storagev1.CSIDriverSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	for _, f := range []struct {
-		name string
-		set  bool
-	}{
-		{"attachedRequired", spec.AttachRequired != nil},
-		{"podInfoOnMount", spec.PodInfoOnMount != nil},
-		{"storageCapacity", spec.StorageCapacity != nil},
-		{"seLinuxMount", spec.SELinuxMount != nil},
-	} {
-		if !f.set {
-			errs = append(errs, field.Required(path.Child(f.name), ""))
+	required := func(name string, set bool) {
+		if !set {
+			errs = append(errs, field.Required(path.Child(name), ""))
 		}
 	}
+	required("attachedRequired", spec.AttachRequired != nil)
+	required("podInfoOnMount", spec.PodInfoOnMount != nil)
+	required("storageCapacity", spec.StorageCapacity != nil)
 	policies := []storagev1.FSGroupPolicy{storagev1.FileFSGroupPolicy, storagev1.NoneFSGroupPolicy, storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy}
 	if p := spec.FSGroupPolicy; p != nil && !slices.Contains(policies, *p) {
 		errs = append(errs, field.NotSupported(path.Child("fsGroupPolicy"), *p, policies))
 	}
-	modes := []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral, storagev1.VolumeLifecyclePersistent}
+	errs = append(errs, validateTokenRequests(spec.TokenRequests, path.Child("tokenRequests"))...)
+	modes := []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral}
 	for _, m := range spec.VolumeLifecycleModes {
 		if !slices.Contains(modes, m) {
 			errs = append(errs, field.NotSupported(path.Child("volumeLifecycleModes"), m, modes))
 		}
 	}
+	required("seLinuxMount", spec.SELinuxMount != nil)
+	if n := spec.NodeAllocatableUpdatePeriodSeconds; n != nil && *n < 10 {
+		errs = append(errs, field.Invalid(path.Child("nodeAllocatableUpdatePeriodSeconds"), *n, "must be greater than or equal to 10 seconds"))
+	}
+	if in := spec.ServiceAccountTokenInSecrets; in != nil && len(spec.TokenRequests) == 0 {
+		errs = append(errs, field.Invalid(path.Child("serviceAccountTokenInSecrets"), *in, "serviceAccountTokenInSecrets is set but no tokenRequests are specified"))
+	}
+	required("preventPodSchedulingIfMissing", spec.PreventPodSchedulingIfMissing != nil)
+	return errs
+}
+
+func validateTokenRequests(requests []storagev1.TokenRequest, path *field.Path) field.ErrorList {
 	const least = int64(10 * time.Minute / time.Second)
+	var errs field.ErrorList
 	audiences := map[string]bool{}
-	for i, r := range spec.TokenRequests {
-		at := path.Child("tokenRequests").Index(i)
+	for i, r := range requests {
+		at := path.Index(i)
 		if audiences[r.Audience] {
 			errs = append(errs, field.Duplicate(at.Child("audience"), r.Audience))
+			continue
 		}
 		audiences[r.Audience] = true
 		if e := r.ExpirationSeconds; e != nil {
@@ -149,9 +170,6 @@ func validateCSIDriver(spec *storagev1.CSIDriverSpec, path *field.Path) field.Er
 				errs = append(errs, field.Invalid(at.Child("expirationSeconds"), *e, "may not specify a duration larger than 2^32 seconds"))
 			}
 		}
-	}
-	if n := spec.NodeAllocatableUpdatePeriodSeconds; n != nil && *n < 10 {
-		errs = append(errs, field.Invalid(path.Child("nodeAllocatableUpdatePeriodSeconds"), *n, fmt.Sprintf("must be greater than or equal to %d seconds", 10)))
 	}
 	return errs
 }

@@ -2,9 +2,11 @@ package storage
 
 import (
 	"context"
+	"fmt"
 
 	storagev1 "k8s.io/api/storage/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -18,15 +20,30 @@ const maxNodeID = 256
 
 func csiNode() api.Kind[*storagev1.CSINode] {
 	return api.Kind[*storagev1.CSINode]{
-		Names:    api.Names{Kind: "CSINode", Plural: "csinodes"},
-		Group:    group,
-		Version:  version,
-		Scope:    api.Cluster,
-		New:      func() *storagev1.CSINode { return &storagev1.CSINode{} },
-		NewList:  func() runtime.Object { return &storagev1.CSINodeList{} },
-		Validate: func(_ context.Context, n *storagev1.CSINode) field.ErrorList { return validateCSINode(n, nil) },
+		Names:         api.Names{Kind: "CSINode", Plural: "csinodes"},
+		Group:         group,
+		Version:       version,
+		Scope:         api.Cluster,
+		New:           func() *storagev1.CSINode { return &storagev1.CSINode{} },
+		NewList:       func() runtime.Object { return &storagev1.CSINodeList{} },
+		PrepareCreate: func(_ context.Context, n *storagev1.CSINode) { n.Status = storagev1.CSINodeStatus{} },
+		Validate:      func(_ context.Context, n *storagev1.CSINode) field.ErrorList { return validateCSINode(n, nil) },
 		Update: api.KindUpdate[*storagev1.CSINode]{
-			Validate: func(_ context.Context, n, old *storagev1.CSINode) field.ErrorList { return validateCSINode(n, old) },
+			Prepare:     func(_ context.Context, n, old *storagev1.CSINode) { old.Status.DeepCopyInto(&n.Status) },
+			Validate:    func(_ context.Context, n, old *storagev1.CSINode) field.ErrorList { return validateCSINode(n, old) },
+			ResetFields: [][]string{{"status"}},
+		},
+		// The status has nothing yet but what the gate CSIVolumeHealth brings,
+		// which is off.
+		Views: map[string]api.KindUpdate[*storagev1.CSINode]{
+			"status": {
+				Prepare: func(_ context.Context, n, old *storagev1.CSINode) {
+					old.Spec.DeepCopyInto(&n.Spec)
+					old.Status.DeepCopyInto(&n.Status)
+					metav1.ResetObjectMetaForStatus(&n.ObjectMeta, &old.ObjectMeta)
+				},
+				ResetFields: [][]string{{"metadata"}, {"spec"}},
+			},
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
@@ -45,34 +62,31 @@ func validateCSINode(n, old *storagev1.CSINode) field.ErrorList {
 	seen := map[string]bool{}
 	for i := range n.Spec.Drivers {
 		d, at := &n.Spec.Drivers[i], path.Index(i)
+		errs = append(errs, validateDriverName(d.Name, at.Child("name"))...)
+		if d.NodeID == "" {
+			errs = append(errs, field.Required(at.Child("nodeID"), d.NodeID))
+		}
+		if len(d.NodeID) > maxNodeID {
+			errs = append(errs, field.Invalid(at.Child("nodeID"), d.NodeID, fmt.Sprintf("must be %d characters or less", maxNodeID)))
+		}
+		if d.Allocatable != nil && d.Allocatable.Count != nil {
+			errs = append(errs, apivalidation.ValidateNonnegativeField(int64(*d.Allocatable.Count), at.Child("allocatable", "count"))...)
+		}
 		if seen[d.Name] {
 			errs = append(errs, field.Duplicate(at.Child("name"), d.Name))
 		}
 		seen[d.Name] = true
-		errs = append(errs, validateDriverName(d.Name, at.Child("name"))...)
-		switch {
-		case d.NodeID == "":
-			errs = append(errs, field.Required(at.Child("nodeID"), d.NodeID))
-		case len(d.NodeID) > maxNodeID:
-			errs = append(errs, field.Invalid(at.Child("nodeID"), d.NodeID, "nodeID length is too long"))
-		}
-		if d.Allocatable != nil && d.Allocatable.Count != nil && *d.Allocatable.Count < 0 {
-			errs = append(errs, field.Invalid(at.Child("allocatable", "count"), *d.Allocatable.Count, "must be greater than or equal to 0"))
-		}
 		keys := map[string]bool{}
 		for _, key := range d.TopologyKeys {
-			at := at.Child("topologyKeys")
-			if key == "" || keys[key] {
-				if key == "" {
-					errs = append(errs, field.Required(at, ""))
-				} else {
-					errs = append(errs, field.Duplicate(at, key))
-				}
-				continue
+			if key == "" {
+				errs = append(errs, field.Required(at, key))
+			}
+			if keys[key] {
+				errs = append(errs, field.Duplicate(at, key))
 			}
 			keys[key] = true
 			for _, msg := range validation.IsQualifiedName(key) {
-				errs = append(errs, field.Invalid(at, d.TopologyKeys, msg))
+				errs = append(errs, field.Invalid(at, key, msg))
 			}
 		}
 	}
@@ -83,7 +97,7 @@ func validateCSINode(n, old *storagev1.CSINode) field.ErrorList {
 	for i := range old.Spec.Drivers {
 		for k := range n.Spec.Drivers {
 			was, is := old.Spec.Drivers[i], n.Spec.Drivers[k]
-			was.Allocatable = is.Allocatable
+			was.Allocatable, is.Allocatable = nil, nil
 			if was.Name == is.Name && !apiequality.Semantic.DeepEqual(was, is) {
 				errs = append(errs, field.Invalid(path, is, "field is immutable"))
 			}

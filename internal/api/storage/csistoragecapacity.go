@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -15,7 +16,6 @@ import (
 )
 
 func csiStorageCapacity() api.Kind[*storagev1.CSIStorageCapacity] {
-	doc := storagev1.CSIStorageCapacity{}.SwaggerDoc()
 	return api.Kind[*storagev1.CSIStorageCapacity]{
 		Names:    api.Names{Kind: "CSIStorageCapacity", ListKind: "CSIStorageCapacityList", Plural: "csistoragecapacities"},
 		Group:    group,
@@ -31,17 +31,9 @@ func csiStorageCapacity() api.Kind[*storagev1.CSIStorageCapacity] {
 				return append(errs, apivalidation.ValidateImmutableField(c.StorageClassName, old.StorageClassName, field.NewPath("storageClassName"))...)
 			},
 		},
-		Columns: []metav1.TableColumnDefinition{
-			api.NameColumn,
-			api.Column("StorageClassName", "string", doc["storageClassName"]),
-			api.Column("Capacity", "string", doc["capacity"]),
-		},
+		Columns: []metav1.TableColumnDefinition{api.NameColumn, api.CreatedColumn},
 		Row: func(c *storagev1.CSIStorageCapacity) []any {
-			capacity := "<unset>"
-			if c.Capacity != nil {
-				capacity = c.Capacity.String()
-			}
-			return []any{c.Name, c.StorageClassName, capacity}
+			return []any{c.Name, c.CreationTimestamp.UTC().Format(time.RFC3339)}
 		},
 	}
 }
@@ -52,9 +44,6 @@ func validateCapacity(c *storagev1.CSIStorageCapacity) field.ErrorList {
 	errs.InvalidAll(field.NewPath("storageClassName"), c.StorageClassName, apivalidation.NameIsDNSSubdomain(c.StorageClassName, false))
 	if c.Capacity != nil {
 		errs.NonNegativeQuantity(field.NewPath("capacity"), *c.Capacity)
-	}
-	if c.MaximumVolumeSize != nil {
-		errs.NonNegativeQuantity(field.NewPath("maximumVolumeSize"), *c.MaximumVolumeSize)
 	}
 	return errs.List
 }

@@ -8,14 +8,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 const (
@@ -44,8 +45,20 @@ func storageClass() api.Kind[*storagev1.StorageClass] {
 		Validate: func(_ context.Context, c *storagev1.StorageClass) field.ErrorList { return validateStorageClass(c) },
 		Update: api.KindUpdate[*storagev1.StorageClass]{
 			Validate: func(_ context.Context, c, old *storagev1.StorageClass) field.ErrorList {
-				return validateStorageClassUpdate(c, old)
+				return append(validateStorageClass(c), validateStorageClassUpdate(c, old)...)
 			},
+		},
+		Warnings: func(_ context.Context, c, _ *storagev1.StorageClass) []string {
+			var out []string
+			for i, term := range c.AllowedTopologies {
+				for j, r := range term.MatchLabelExpressions {
+					if text := validate.DeprecatedNodeLabel(r.Key); text != "" {
+						at := field.NewPath("allowedTopologies").Index(i).Child("matchLabelExpressions").Index(j).Child("key")
+						out = append(out, at.String()+": "+text)
+					}
+				}
+			}
+			return out
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
@@ -95,26 +108,24 @@ func validateStorageClass(c *storagev1.StorageClass) field.ErrorList {
 }
 
 func validateStorageClassUpdate(c, old *storagev1.StorageClass) field.ErrorList {
-	var errs field.ErrorList
-	if !apiequality.Semantic.DeepEqual(c.Parameters, old.Parameters) {
-		errs = append(errs, field.Forbidden(field.NewPath("parameters"), "updates to parameters are forbidden."))
-	}
-	if c.Provisioner != old.Provisioner {
-		errs = append(errs, field.Forbidden(field.NewPath("provisioner"), "updates to provisioner are forbidden."))
-	}
-	if !apiequality.Semantic.DeepEqual(c.ReclaimPolicy, old.ReclaimPolicy) {
-		errs = append(errs, field.Forbidden(field.NewPath("reclaimPolicy"), "updates to reclaimPolicy are forbidden."))
-	}
-	return append(errs, apivalidation.ValidateImmutableField(c.VolumeBindingMode, old.VolumeBindingMode, field.NewPath("volumeBindingMode"))...)
+	var errs validate.Errors
+	validate.Unchanged(&errs, field.NewPath("provisioner"), c.Provisioner, old.Provisioner)
+	validate.Unchanged(&errs, field.NewPath("parameters"), c.Parameters, old.Parameters)
+	validate.Unchanged(&errs, field.NewPath("reclaimPolicy"), c.ReclaimPolicy, old.ReclaimPolicy)
+	validate.Unchanged(&errs, field.NewPath("volumeBindingMode"), c.VolumeBindingMode, old.VolumeBindingMode)
+	return errs.List
 }
 
 func validateProvisioner(provisioner string, path *field.Path) field.ErrorList {
 	if provisioner == "" {
-		return field.ErrorList{field.Required(path, provisioner)}
+		var errs validate.Errors
+		errs.Declared(field.Required(path, ""))
+		return errs.List
 	}
 	var errs field.ErrorList
-	for _, msg := range validation.IsQualifiedName(strings.ToLower(provisioner)) {
-		errs = append(errs, field.Invalid(path, provisioner, msg))
+	name := strings.ToLower(provisioner)
+	for _, msg := range validation.IsQualifiedName(name) {
+		errs = append(errs, field.Invalid(path, name, msg))
 	}
 	return errs
 }
@@ -147,10 +158,6 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, path *field.Path) f
 		keys := map[string]bool{}
 		for j, r := range terms[i].MatchLabelExpressions {
 			at := at.Index(j)
-			if keys[r.Key] {
-				errs = append(errs, field.Duplicate(at.Child("key"), r.Key))
-			}
-			keys[r.Key] = true
 			values := map[string]bool{}
 			if len(r.Values) == 0 {
 				errs = append(errs, field.Required(at.Child("values"), ""))
@@ -162,13 +169,34 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, path *field.Path) f
 				values[v] = true
 			}
 			errs = append(errs, metav1validation.ValidateLabelName(r.Key, at.Child("key"))...)
+			if keys[r.Key] {
+				errs = append(errs, field.Duplicate(at.Child("key"), r.Key))
+			}
+			keys[r.Key] = true
 		}
+		// Upstream compares each term with as many empty ones as there are
+		// terms, and then with those before it.
+		twice := field.Duplicate(at, "")
+		if len(terms[i].MatchLabelExpressions) == 0 {
+			for range terms {
+				errs = append(errs, twice)
+			}
+		}
+		is := topologies(terms[i])
 		for _, earlier := range terms[:i] {
-			if apiequality.Semantic.DeepEqual(earlier, terms[i]) {
-				errs = append(errs, field.Duplicate(at, ""))
-				break
+			if apiequality.Semantic.DeepEqual(topologies(earlier), is) {
+				errs = append(errs, twice)
 			}
 		}
 	}
 	return errs
+}
+
+// topologies are the values that a term allows, by key.
+func topologies(term corev1.TopologySelectorTerm) map[string]sets.Set[string] {
+	out := map[string]sets.Set[string]{}
+	for _, r := range term.MatchLabelExpressions {
+		out[r.Key] = sets.New(r.Values...)
+	}
+	return out
 }

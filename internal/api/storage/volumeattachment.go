@@ -2,15 +2,20 @@ package storage
 
 import (
 	"context"
+	"math"
 
 	storagev1 "k8s.io/api/storage/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/core/volume"
+	"hyperkube/internal/api/validate"
 )
 
 const (
@@ -31,7 +36,9 @@ func volumeAttachment() api.Kind[*storagev1.VolumeAttachment] {
 		PrepareCreate: func(_ context.Context, a *storagev1.VolumeAttachment) {
 			a.Status = storagev1.VolumeAttachmentStatus{}
 		},
-		Validate: func(_ context.Context, a *storagev1.VolumeAttachment) field.ErrorList { return validateAttachment(a) },
+		Validate: func(_ context.Context, a *storagev1.VolumeAttachment) field.ErrorList {
+			return validateAttachment(a, true)
+		},
 		Update: api.KindUpdate[*storagev1.VolumeAttachment]{
 			Prepare: func(_ context.Context, a, old *storagev1.VolumeAttachment) { old.Status.DeepCopyInto(&a.Status) },
 			Validate: func(_ context.Context, a, old *storagev1.VolumeAttachment) field.ErrorList {
@@ -66,46 +73,73 @@ func volumeAttachment() api.Kind[*storagev1.VolumeAttachment] {
 }
 
 func validateAttachmentUpdate(a, old *storagev1.VolumeAttachment) field.ErrorList {
-	errs := validateAttachment(a)
-	if !apiequality.Semantic.DeepEqual(a.Spec, old.Spec) {
-		errs = append(errs, field.Invalid(field.NewPath("spec"), a.Spec, "field is immutable"))
+	changed := !apiequality.Semantic.DeepEqual(a.Spec, old.Spec)
+	errs := validate.Errors{List: validateAttachment(a, !changed)}
+	if changed {
+		errs.Immutable(field.NewPath("spec"))
 	}
-	return errs
+	return errs.List
 }
 
-func validateAttachment(a *storagev1.VolumeAttachment) field.ErrorList {
+// validateAttachment checks an attachment. What is declared of the attacher is
+// not looked at in a specification that may not be at all.
+func validateAttachment(a *storagev1.VolumeAttachment, declared bool) field.ErrorList {
+	var errs validate.Errors
 	path := field.NewPath("spec")
-	errs := validateProvisioner(a.Spec.Attacher, path.Child("attacher"))
+	if declared {
+		declaredAttacher(&errs, a.Spec.Attacher, path.Child("attacher"))
+	} else {
+		errs.Add(validateDriverName(a.Spec.Attacher, path.Child("attacher")))
+	}
 	source := path.Child("source")
 	switch s := &a.Spec.Source; {
-	case s.InlineVolumeSpec == nil && value(s.PersistentVolumeName) == "":
-		if s.PersistentVolumeName == nil {
-			errs = append(errs, field.Required(source, "must specify exactly one of inlineVolumeSpec and persistentVolumeName"))
-		} else {
-			errs = append(errs, field.Required(source.Child("persistentVolumeName"), "must specify non empty persistentVolumeName"))
-		}
+	case s.InlineVolumeSpec == nil && s.PersistentVolumeName == nil:
+		errs.Required(source, "must specify exactly one of inlineVolumeSpec and persistentVolumeName")
 	case s.InlineVolumeSpec != nil && s.PersistentVolumeName != nil:
-		errs = append(errs, field.Forbidden(source, "must specify exactly one of inlineVolumeSpec and persistentVolumeName"))
-	case s.PersistentVolumeName != nil:
-		for _, msg := range apivalidation.NameIsDNSSubdomain(*s.PersistentVolumeName, false) {
-			errs = append(errs, field.Invalid(source.Child("persistentVolumeName"), *s.PersistentVolumeName, msg))
-		}
+		errs.Forbidden(source, "must specify exactly one of inlineVolumeSpec and persistentVolumeName")
+	case s.InlineVolumeSpec != nil:
+		volume.InlineSpec(&errs, s.InlineVolumeSpec, source.Child("inlineVolumeSpec"))
+	case *s.PersistentVolumeName == "":
+		errs.Required(source.Child("persistentVolumeName"), "must specify non empty persistentVolumeName")
 	}
-	for _, msg := range apivalidation.NameIsDNSSubdomain(a.Spec.NodeName, false) {
-		errs = append(errs, field.Invalid(path.Child("nodeName"), a.Spec.NodeName, msg))
-	}
+	errs.InvalidAll(path.Child("nodeName"), a.Spec.NodeName, apivalidation.NameIsDNSSubdomain(a.Spec.NodeName, false))
 	status := field.NewPath("status")
 	size := 0
 	for k, v := range a.Status.AttachmentMetadata {
 		size += len(k) + len(v)
 	}
 	if size > maxAttachMetadata {
-		errs = append(errs, field.TooLong(status.Child("attachmentMetadata"), "", maxAttachMetadata))
+		errs.Add(field.ErrorList{field.TooLong(status.Child("attachmentMetadata"), "", maxAttachMetadata)})
 	}
-	for name, e := range map[string]*storagev1.VolumeError{"attachError": a.Status.AttachError, "detachError": a.Status.DetachError} {
-		if e != nil && len(e.Message) > maxAttachError {
-			errs = append(errs, field.TooLong(status.Child(name, "message"), "", maxAttachError))
-		}
+	validateVolumeError(&errs, a.Status.AttachError, status.Child("attachError"))
+	validateVolumeError(&errs, a.Status.DetachError, status.Child("detachError"))
+	if name := a.Spec.Source.PersistentVolumeName; name != nil {
+		errs.InvalidAll(field.NewPath("spec.source.persistentVolumeName"), *name, apivalidation.NameIsDNSSubdomain(*name, false))
 	}
-	return errs
+	return errs.List
+}
+
+func declaredAttacher(e *validate.Errors, attacher string, path *field.Path) {
+	if attacher == "" {
+		e.Declared(field.Required(path, ""))
+		return
+	}
+	for _, msg := range content.IsDNS1123SubdomainCaseless(attacher) {
+		e.Declared(field.Invalid(path, attacher, msg).WithOrigin("format=k8s-long-name-caseless"))
+	}
+	if len(attacher) > maxDriverName {
+		e.Declared(field.TooLongCharacters(path, attacher, maxDriverName).WithOrigin("maxLength"))
+	}
+}
+
+func validateVolumeError(e *validate.Errors, v *storagev1.VolumeError, path *field.Path) {
+	if v == nil {
+		return
+	}
+	if len(v.Message) > maxAttachError {
+		e.Add(field.ErrorList{field.TooLong(path.Child("message"), "", maxAttachError)})
+	}
+	if c := v.ErrorCode; c != nil && *c < 0 {
+		e.Invalid(path.Child("errorCode"), *c, validation.InclusiveRangeError(0, math.MaxInt32))
+	}
 }

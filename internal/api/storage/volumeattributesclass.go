@@ -4,8 +4,7 @@ import (
 	"context"
 
 	storagev1 "k8s.io/api/storage/v1"
-	storagev1beta1 "k8s.io/api/storage/v1beta1"
-	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -22,26 +21,36 @@ func volumeAttributesClass() api.Kind[*storagev1.VolumeAttributesClass] {
 		New:     func() *storagev1.VolumeAttributesClass { return &storagev1.VolumeAttributesClass{} },
 		NewList: func() runtime.Object { return &storagev1.VolumeAttributesClassList{} },
 		Validate: func(_ context.Context, c *storagev1.VolumeAttributesClass) field.ErrorList {
-			return append(validateProvisioner(c.DriverName, field.NewPath("driverName")),
-				validateParameters(c.Parameters, false, field.NewPath("parameters"))...)
+			return validateAttributes(c)
 		},
 		Update: api.KindUpdate[*storagev1.VolumeAttributesClass]{
 			Validate: func(_ context.Context, c, old *storagev1.VolumeAttributesClass) field.ErrorList {
-				return append(apivalidation.ValidateImmutableField(c.DriverName, old.DriverName, field.NewPath("driverName")),
-					apivalidation.ValidateImmutableField(c.Parameters, old.Parameters, field.NewPath("parameters"))...)
+				var errs field.ErrorList
+				if c.DriverName != old.DriverName {
+					errs = append(errs, field.Forbidden(field.NewPath("driverName"), "updates to driverName are forbidden."))
+				}
+				if !apiequality.Semantic.DeepEqual(c.Parameters, old.Parameters) {
+					errs = append(errs, field.Forbidden(field.NewPath("parameters"), "updates to parameters are forbidden."))
+				}
+				return append(errs, validateAttributes(c)...)
 			},
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			api.Column("DriverName", "string", storagev1beta1.VolumeAttributesClass{}.SwaggerDoc()["driverName"]),
+			api.Column("DriverName", "string", storagev1.VolumeAttributesClass{}.SwaggerDoc()["driverName"]),
 			api.AgeColumn,
 		},
 		Row: func(c *storagev1.VolumeAttributesClass) []any {
-			name := c.Name
-			if c.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" {
-				name += " (default)"
-			}
-			return []any{name, c.DriverName, api.Age(c.CreationTimestamp)}
+			return []any{c.Name, c.DriverName, api.Age(c.CreationTimestamp)}
 		},
 	}
+}
+
+func validateAttributes(c *storagev1.VolumeAttributesClass) field.ErrorList {
+	errs := validateProvisioner(c.DriverName, field.NewPath("driverName"))
+	// What is missing here is not declared, unlike that of a storage class.
+	for _, e := range errs {
+		e.CoveredByDeclarative = false
+	}
+	return append(errs, validateParameters(c.Parameters, false, field.NewPath("parameters"))...)
 }

@@ -2,8 +2,7 @@ package storagemigration
 
 import (
 	"context"
-	"fmt"
-	"strconv"
+	"strings"
 
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -11,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
@@ -42,9 +43,7 @@ func migration() api.Kind[*storagemigrationv1.StorageVersionMigration] {
 				old.Status.DeepCopyInto(&m.Status)
 			},
 			Validate: func(_ context.Context, m, old *storagemigrationv1.StorageVersionMigration) field.ErrorList {
-				errs := checkMigration(m)
-				errs = append(errs, apivalidation.ValidateImmutableField(m.Spec.Resource.Group, old.Spec.Resource.Group, field.NewPath("group"))...)
-				return append(errs, apivalidation.ValidateImmutableField(m.Spec.Resource.Resource, old.Spec.Resource.Resource, field.NewPath("resource"))...)
+				return append(checkMigration(m), apivalidation.ValidateImmutableField(m.Spec, old.Spec, field.NewPath("spec"))...)
 			},
 			ResetFields: [][]string{{"status"}},
 		},
@@ -61,17 +60,43 @@ func migration() api.Kind[*storagemigrationv1.StorageVersionMigration] {
 				ResetFields: [][]string{{"metadata"}, {"spec"}},
 			},
 		},
-		Columns: []metav1.TableColumnDefinition{name, api.Column("Resource", "string", "Fully qualified resource to migrate")},
+		Columns: []metav1.TableColumnDefinition{
+			name,
+			api.Column("Resource", "string", "GroupResource to migrate"),
+			api.Column("Status", "string", "Status of the migration"),
+		},
 		Row: func(m *storagemigrationv1.StorageVersionMigration) []any {
-			return []any{m.Name, m.Spec.Resource.String()}
+			return []any{m.Name, m.Spec.Resource.String(), state(m)}
 		},
 	}
 }
 
+// state is the last condition of a migration's own that is true.
+func state(m *storagemigrationv1.StorageVersionMigration) string {
+	out := "Unknown"
+	for _, c := range m.Status.Conditions {
+		switch t := storagemigrationv1.MigrationConditionType(c.Type); t {
+		case storagemigrationv1.MigrationRunning, storagemigrationv1.MigrationFailed, storagemigrationv1.MigrationSucceeded:
+			if c.Status == metav1.ConditionTrue {
+				out = c.Type
+			}
+		}
+	}
+	return out
+}
+
 func checkMigration(m *storagemigrationv1.StorageVersionMigration) field.ErrorList {
 	var e validate.Errors
-	if m.Spec.Resource.Resource == "" {
-		e.Required(field.NewPath("spec", "resource", "resource"), "resource is required")
+	path := field.NewPath("spec", "resource")
+	if name := m.Spec.Resource.Resource; name == "" {
+		e.Required(path.Child("resource"), "resource is required to be set")
+	} else if msgs := validation.IsDNS1035Label(name); len(msgs) > 0 {
+		e.Invalid(path.Child("resource"), name, strings.Join(msgs, ","))
+	}
+	if group := m.Spec.Resource.Group; group != "" {
+		if msgs := validation.IsDNS1123Subdomain(group); len(msgs) > 0 {
+			e.Invalid(path.Child("group"), group, strings.Join(msgs, ","))
+		}
 	}
 	return e.List
 }
@@ -80,26 +105,24 @@ func checkStatus(m, old *storagemigrationv1.StorageVersionMigration) field.Error
 	var e validate.Errors
 	version := field.NewPath("status", "resourceVersion")
 	conditions := field.NewPath("status", "conditions")
-	n, err := revision(m.Status.ResourceVersion)
-	if err != nil {
-		e.Invalid(version, m.Status.ResourceVersion, err.Error())
+	if given := m.Status.ResourceVersion; given != "" {
+		if _, err := resourceversion.CompareResourceVersion(given, given); err != nil {
+			e.Invalid(version, given, err.Error())
+		}
 	}
-	e.Add(apivalidation.ValidateNonnegativeField(n, version))
 	e.Add(metavalidation.ValidateConditions(m.Status.Conditions, conditions))
 	if was := old.Status.ResourceVersion; was != "" && was != m.Status.ResourceVersion {
-		e.Invalid(version, m.Status.ResourceVersion, "cannot be updated")
+		e.Invalid(version, m.Status.ResourceVersion, "field is immutable")
 	}
 	is := func(m *storagemigrationv1.StorageVersionMigration, t storagemigrationv1.MigrationConditionType) bool {
 		return meta.IsStatusConditionTrue(m.Status.Conditions, string(t))
 	}
-	succeeded, failed, running := is(m, storagemigrationv1.MigrationSucceeded), is(m, storagemigrationv1.MigrationFailed), is(m, storagemigrationv1.MigrationRunning)
+	succeeded, failed := is(m, storagemigrationv1.MigrationSucceeded), is(m, storagemigrationv1.MigrationFailed)
 	for _, rule := range []struct {
 		broken bool
 		detail string
 	}{
 		{succeeded && failed, "Both success and failed conditions cannot be true at the same time"},
-		{succeeded && running, "Running condition cannot be true when success condition is true"},
-		{failed && running, "Running condition cannot be true when failed condition is true"},
 		{is(old, storagemigrationv1.MigrationSucceeded) && !succeeded, "Success condition cannot be set to false once it is true"},
 		{is(old, storagemigrationv1.MigrationFailed) && !failed, "Failed condition cannot be set to false once it is true"},
 	} {
@@ -108,16 +131,4 @@ func checkStatus(m, old *storagemigrationv1.StorageVersionMigration) field.Error
 		}
 	}
 	return e.List
-}
-
-// revision reads a resource version; an empty one is none yet.
-func revision(s string) (int64, error) {
-	if s == "" {
-		return 0, nil
-	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("failed to parse resource version %q: %w", s, err)
-	}
-	return n, nil
 }
