@@ -65,7 +65,7 @@ func beginRun(binary string, usual bool) (r *run, err error) {
 		if r.file, err = os.CreateTemp("", "hyperkube-e2e-"); err != nil {
 			return nil, err
 		}
-		defer os.Remove(r.file.Name())
+		defer func() { _ = errors.Join(os.Remove(r.file.Name()), os.Remove(r.file.Name()+".log")) }()
 	} else {
 		if r.file, err = os.OpenFile(runFile, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 			return nil, err
@@ -118,6 +118,13 @@ func (r *run) guard(binary string) error {
 	cmd.Env = append(os.Environ(), guardEnv+"="+binary)
 	cmd.ExtraFiles = []*os.File{wait, r.file}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// Nobody listens any more when it has something to say.
+	log, err := os.Create(r.file.Name() + ".log")
+	if err != nil {
+		return errors.Join(err, end.Close())
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return errors.Join(err, end.Close())
 	}
@@ -331,11 +338,11 @@ func (r *run) own(after host) host {
 		}
 	}
 	for name := range r.Before {
-		if name == "iptables" || name == "ip6tables" {
-			continue // nobody's rules may be missing
-		}
 		for _, line := range r.Before[name] {
-			if !slices.Contains(after[name], line) && !r.owns(name, line) {
+			// Nobody's rules may be missing, nor the way out. What is left of an
+			// earlier cluster may go with this one.
+			kept := (name == "iptables" || name == "ip6tables") && !r.owns(name, line) || name == "routes" && strings.HasPrefix(line, "default")
+			if !slices.Contains(after[name], line) && !kept {
 				out[name] = append(out[name], line)
 			}
 		}
