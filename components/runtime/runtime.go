@@ -196,6 +196,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 		r.lookAtPlugins(ctx)
 	})
 	r.watch.Go(func() { r.importImages(ctx) })
+	r.watch.Go(func() { r.images.Inspect(ctx) })
 
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.UnaryInterceptor(r.logged), grpc.WaitForHandlers(true))
@@ -207,6 +208,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	close(r.ready)
 	select {
 	case err = <-served:
+		cancel()
 		return fmt.Errorf("serving CRI: %w", err)
 	case <-ctx.Done():
 	case argv := <-r.upgrade:

@@ -53,19 +53,19 @@ func TestUnifiedResources(t *testing.T) {
 	pods := filepath.Join(root, "pods")
 	one := filepath.Join(pods, "one")
 	put(t, pods, "cgroup.subtree_control", "")
-	for _, file := range []string{"cpu.weight", "cpu.max", "memory.max", "pids.max", "cpuset.cpus", "hugetlb.2MB.max", "memory.min"} {
+	for _, file := range []string{"cpu.weight", "cpu.max", "memory.max", "pids.max", "cpuset.cpus", "hugetlb.2MB.max", "memory.min", "memory.high", "memory.oom.group"} {
 		put(t, one, file, "")
 	}
 	err := m.Create("/pods/one", Resources{
 		CPUShares: 1024, CPUQuota: 50000, CPUPeriod: 100000, MemoryLimit: 1 << 20, PidsLimit: Unlimited,
-		CPUSetCPUs: "0-1", HugepageLimits: map[string]uint64{"2MB": 0}, Unified: map[string]string{"memory.min": "7"},
+		CPUSetCPUs: "0-1", HugepageLimits: map[string]uint64{"2MB": 0}, Unified: map[string]string{"memory.min": "7", "memory.high": "900000", "memory.oom.group": "1"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for file, want := range map[string]string{
 		"cpu.weight": "100", "cpu.max": "50000 100000", "memory.max": "1048576", "pids.max": "max",
-		"cpuset.cpus": "0-1", "hugetlb.2MB.max": "0", "memory.min": "7",
+		"cpuset.cpus": "0-1", "hugetlb.2MB.max": "0", "memory.min": "7", "memory.high": "900000", "memory.oom.group": "1",
 	} {
 		if got := get(t, one, file); got != want {
 			t.Errorf("%s is %q, want %q", file, got, want)
@@ -81,6 +81,14 @@ func TestUnifiedResources(t *testing.T) {
 	}
 	if got := get(t, one, "cpu.max"); got != "50000 200000" {
 		t.Errorf("a new period made cpu.max %q", got)
+	}
+	if err := m.Set("/pods/one", Resources{CPUShares: 2, CPUQuota: Unlimited, MemoryLimit: Unlimited, Unified: map[string]string{"memory.high": "max"}}); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{"cpu.weight": "1", "cpu.max": "max", "memory.max": "max", "memory.high": "max", "memory.oom.group": "1"} {
+		if got := get(t, one, file); got != want {
+			t.Errorf("without limits %s is %q, want %q", file, got, want)
+		}
 	}
 	if err := m.Set("/pods/one", Resources{Unified: map[string]string{"../x": "1"}}); err == nil {
 		t.Error("a file outside of the cgroup was accepted")

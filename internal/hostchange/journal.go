@@ -15,6 +15,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Kind of a change.
@@ -60,11 +62,12 @@ type Journal struct {
 	path string
 
 	mu   sync.Mutex // guards file and seen
-	file *os.File
+	file *os.File   // nil as long as the disk was read-only
 	seen map[string]bool
 }
 
-// Open opens or makes the journal at path, mode 0600.
+// Open opens or makes the journal at path, mode 0600. On a disk that is read-only
+// just now it knows what was recorded before, and records nothing new.
 func Open(path string) (*Journal, error) {
 	changes, err := Read(path)
 	if err != nil {
@@ -73,6 +76,19 @@ func Open(path string) (*Journal, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("making the folder of the host change journal: %w", err)
 	}
+	f, err := openFile(path)
+	if err != nil && !errors.Is(err, unix.EROFS) {
+		return nil, err
+	}
+	j := &Journal{path: path, file: f, seen: map[string]bool{}}
+	for _, c := range changes {
+		j.seen[c.key()] = true
+	}
+	return j, nil
+}
+
+// openFile opens or makes the file of a journal to write to it.
+func openFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("opening the host change journal: %w", err)
@@ -87,11 +103,7 @@ func Open(path string) (*Journal, error) {
 			}
 		}
 	}
-	j := &Journal{path: path, file: f, seen: map[string]bool{}}
-	for _, c := range changes {
-		j.seen[c.key()] = true
-	}
-	return j, nil
+	return f, nil
 }
 
 // Read returns the changes in the journal at path, in order; none if there is
@@ -144,6 +156,13 @@ func (j *Journal) Record(changes ...Change) error {
 	if len(buf) == 0 {
 		return nil
 	}
+	if j.file == nil {
+		f, err := openFile(j.path)
+		if err != nil {
+			return err
+		}
+		j.file = f
+	}
 	if _, err := j.file.Write(buf); err != nil {
 		return fmt.Errorf("recording a host change: %w", err)
 	}
@@ -158,7 +177,7 @@ func (j *Journal) Record(changes ...Change) error {
 
 // Close closes the file. What was recorded stays.
 func (j *Journal) Close() error {
-	if j == nil {
+	if j == nil || j.file == nil {
 		return nil
 	}
 	return j.file.Close()

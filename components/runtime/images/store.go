@@ -30,6 +30,12 @@ type Store struct {
 	// work holds a lock for each layer that is being unpacked, so that two
 	// pulls share it.
 	work map[string]*layerWork
+	// inspected are layers that were, or are in queue to be, see Inspect.
+	inspected map[string]bool
+	queue     []string
+
+	// due wakes Inspect.
+	due chan struct{}
 }
 
 type layerWork struct {
@@ -43,8 +49,11 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	s := &Store{root: root, log: log, images: map[string]*Image{}, names: map[string]string{}, work: map[string]*layerWork{}}
-	if err := os.RemoveAll(s.path("tmp")); err != nil {
+	s := &Store{root: root, log: log, images: map[string]*Image{}, names: map[string]string{}, work: map[string]*layerWork{},
+		inspected: map[string]bool{}, due: make(chan struct{}, 1)}
+	if err := os.RemoveAll(s.path("tmp")); errors.Is(err, unix.EROFS) {
+		log.Warn("the image store is on a read-only disk", "error", err)
+	} else if err != nil {
 		return nil, fmt.Errorf("clearing the image store: %w", err)
 	}
 	for _, dir := range []string{"tmp", "layers", "images"} {
@@ -215,11 +224,17 @@ func (s *Store) Get(ref string) (*Image, error) {
 
 // Verify finds an image as Get does and sees that all its layers are there. An
 // image that has lost one, or whose layer is empty though it was not when it
-// was made, is forgotten, so that it is pulled again: it is ErrNotFound.
+// was made, is forgotten, so that it is pulled again: it is ErrNotFound. Layers
+// that it finds for the first time are looked at more closely later, see
+// Inspect.
 func (s *Store) Verify(ref string) (*Image, error) {
 	image, err := s.Get(ref)
-	if err != nil || s.whole(image) {
-		return image, err
+	if err != nil {
+		return nil, err
+	}
+	if s.whole(image) {
+		s.wantInspected(image.Layers)
+		return image, nil
 	}
 	s.log.Warn("an image has lost layers and is forgotten", "image", image.ID)
 	if err := s.forget(image); err != nil {
@@ -279,6 +294,10 @@ func (s *Store) Collect(used func(layer string) bool) error {
 		for _, entry := range entries {
 			layer := entry.Name()
 			if keep[layer] || used(layer) {
+				continue
+			}
+			// Who lives on a damaged one knows it by its former name.
+			if former, ok := strings.CutPrefix(layer, damagedPrefix); ok && used(former[:max(strings.LastIndexByte(former, '-'), 0)]) {
 				continue
 			}
 			// Under another name it is gone for everybody at once.
@@ -375,6 +394,13 @@ func (s *Store) fillLayer(layer string, durable bool, fill func(dir string) erro
 		return fmt.Errorf("making a layer: %w", err)
 	}
 	if durable {
+		people, err := census(context.Background(), dir)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(tmp, censusFile), []byte(people+"\n"), 0o600)
+		}
+		if err != nil {
+			return fmt.Errorf("making a layer: %w", err)
+		}
 		// One call for all its files, however many.
 		if err := syncFS(tmp); err != nil {
 			return err
@@ -389,10 +415,14 @@ func (s *Store) fillLayer(layer string, durable bool, fill func(dir string) erro
 	return nil
 }
 
+// damagedPrefix begins the names of layers that moveAside has moved; the time
+// follows the layer's own.
+const damagedPrefix = "damaged-"
+
 // moveAside makes room for a layer where a damaged one is, which Collect takes
 // away: a container may live on what is left of it.
 func (s *Store) moveAside(layer string) error {
-	err := os.Rename(s.path("layers", layer), s.path("layers", fmt.Sprintf("damaged-%s-%d", layer, time.Now().UnixNano())))
+	err := os.Rename(s.path("layers", layer), s.path("layers", fmt.Sprintf("%s%s-%d", damagedPrefix, layer, time.Now().UnixNano())))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("replacing a damaged layer: %w", err)
 	}

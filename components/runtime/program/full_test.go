@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -139,6 +140,156 @@ func TestLostLayer(t *testing.T) {
 		pull()
 		if out := n.output(pod, shell("c-"+name, "cat /old/new; echo", func(c *runtimeapi.ContainerConfig) { c.Image = spec(ref) })); out != "new\n" {
 			t.Errorf("%s: pulled again it says %q", name, out)
+		}
+	}
+}
+
+// TestChangedLayer changes a file deep in a layer that a container lives on. That
+// one lives on, and the image is pulled again for the next.
+func TestChangedLayer(t *testing.T) {
+	n := newNode(t)
+	ctx := context.Background()
+	host := registryServer(t, "", "")
+	ref, other := host+"/box:v1", host+"/other:v1"
+	image := busybox(t)
+	push(t, ref, image, "", "")
+	second, err := mutate.AppendLayers(empty.Image, layer(t, file{name: "a", data: "b"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	push(t, other, second, "", "")
+	pull := func(ref string) {
+		t.Helper()
+		if _, err := n.PullImage(ctx, &runtimeapi.PullImageRequest{Image: spec(ref)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pull(ref)
+	pull(other)
+	of := func(c *runtimeapi.ContainerConfig) { c.Image = spec(ref) }
+	pod := n.run(n.pod("changed"))
+	old := n.startContainer(pod, shell("old", "exec sleep 1000", of))
+	// What was inspected once is not again until the next start.
+	n.stop(syscall.SIGKILL)
+	files, err := filepath.Glob(n.path("root/images/layers/*/fs/etc/passwd"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("found %v, %v", files, err)
+	}
+	f, err := os.OpenFile(files[0], os.O_WRONLY|os.O_APPEND, 0)
+	if err == nil {
+		_, err = f.WriteString("more\n")
+		f.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.eventually("the change to be seen", func() bool {
+		st, err := n.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: spec(ref)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st.Image == nil
+	})
+	pull(ref)
+	if out := n.output(pod, shell("new", "grep -c more /etc/passwd", of)); out != "0\n" {
+		t.Errorf("a new container finds %q", out)
+	}
+	// Nor does tidying up take what the old one lives on.
+	if _, err := n.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: spec(other)}); err != nil {
+		t.Error(err)
+	}
+	if out, err := n.exec(old, 60, "cat", "/old/new"); err != nil || string(out.Stdout) != "new" {
+		t.Errorf("the old container says %v, %v", out, err)
+	}
+}
+
+// TestReadOnlyDisk takes the disk away for a while: what runs goes on and can be
+// stopped, calls say why they fail, and afterwards all is as ever.
+func TestReadOnlyDisk(t *testing.T) {
+	mkfs, err := exec.LookPath("mkfs.ext4")
+	if err != nil {
+		t.Skip("needs mkfs.ext4")
+	}
+	n := newNode(t)
+	n.stop(syscall.SIGTERM)
+	ctx := context.Background()
+	disk := n.path("disk")
+	if err := os.WriteFile(disk, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(disk, 64<<20); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{mkfs, "-q", "-O", "^has_journal", disk}, {"mount", "-o", "loop", disk, n.path("root")}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("needs a disk of its own: %v: %s", err, out)
+		}
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(n.path("root"), syscall.MNT_DETACH) })
+	remount := func(flags uintptr) {
+		t.Helper()
+		// Who has just written may be busy for a moment.
+		n.eventually("the disk to be remounted", func() bool { return syscall.Mount("", n.path("root"), "", syscall.MS_REMOUNT|flags, "") == nil })
+	}
+	n.start()
+	n.imported()
+	pod := n.run(n.pod("readonly"))
+	first := n.startContainer(pod, shell("first", "exec sleep 1000"))
+	second := n.startContainer(pod, shell("second", "exec sleep 1000"))
+	waiting, err := n.create(pod, shell("waiting", "exec sleep 1000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	remount(syscall.MS_RDONLY)
+
+	if out, err := n.exec(first, 60, "echo", "here"); err != nil || string(out.Stdout) != "here\n" {
+		t.Errorf("who runs says %v, %v", out, err)
+	}
+	why := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "read-only file system") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	_, err = n.create(pod, shell("third", "true"))
+	why("creating a container", err)
+	_, err = n.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.pod("another")})
+	why("making a sandbox", err)
+	_, err = n.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: waiting})
+	why("starting a container", err)
+	if _, err := n.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: second}); err != nil {
+		t.Errorf("stopping a container: %v", err)
+	}
+	if st := n.status(second); st.State != runtimeapi.ContainerState_CONTAINER_EXITED || st.ExitCode != 137 {
+		t.Errorf("who was stopped is %v", st)
+	}
+	// The next runtime does not know of that, and finds it out.
+	n.stop(syscall.SIGKILL)
+	n.start()
+	if out, err := n.exec(first, 60, "echo", "still"); err != nil || string(out.Stdout) != "still\n" {
+		t.Errorf("beside another runtime it says %v, %v", out, err)
+	}
+	if st := n.status(second); st.State != runtimeapi.ContainerState_CONTAINER_EXITED {
+		t.Errorf("who was stopped is %v", st)
+	}
+
+	remount(0)
+	if out := n.output(pod, shell("third", "echo again")); out != "again\n" {
+		t.Errorf("afterwards a container says %q", out)
+	}
+	if _, err := n.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod}); err != nil {
+		t.Error(err)
+	}
+	n.removePods("")
+	n.stop(syscall.SIGTERM)
+	if err := syscall.Unmount(n.path("root"), syscall.MNT_DETACH); err != nil {
+		t.Error(err)
+	}
+	n.start() // on the disk again, for the end of the test
+	for _, dir := range []string{"root/containers", "root/sandboxes", "root/images/tmp"} {
+		if err := os.MkdirAll(n.path(dir), 0o711); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
