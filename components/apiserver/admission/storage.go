@@ -111,6 +111,10 @@ func (storageInUse) Admit(_ context.Context, a admission.Attributes, _ admission
 		if is(a, "", "persistentvolumes") {
 			add(&obj.ObjectMeta, "kubernetes.io/pv-protection")
 		}
+	case *storagev1.VolumeAttributesClass:
+		if is(a, "storage.k8s.io", "volumeattributesclasses") {
+			add(&obj.ObjectMeta, "kubernetes.io/vac-protection")
+		}
 	}
 	return nil
 }

@@ -291,12 +291,12 @@ func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIR
 		Name: res.Plural, SingularName: res.Singular, Namespaced: bool(res.Scope), Kind: res.Kind,
 		Verbs: verbs, ShortNames: res.ShortNames, Categories: res.Categories,
 	}
-	if !res.Review {
+	if !res.Review && res.Computed() == nil {
 		main.StorageVersionHash = storageHash(res)
 	}
 	whole := apidiscoveryv2.APIResourceDiscovery{
 		Resource: res.Plural, SingularResource: res.Singular, Scope: scope, Verbs: verbs,
-		ResponseKind: groupKind(res.GVK()), ShortNames: res.ShortNames, Categories: res.Categories,
+		ResponseKind: groupKind(res, res.GVK()), ShortNames: res.ShortNames, Categories: res.Categories,
 	}
 	plain := []metav1.APIResource{main}
 	add := func(name string, kind schema.GroupVersionKind, verbs []string) {
@@ -307,7 +307,7 @@ func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIR
 		}
 		plain = append(plain, sub)
 		whole.Subresources = append(whole.Subresources, apidiscoveryv2.APISubresourceDiscovery{
-			Subresource: name, ResponseKind: groupKind(kind), Verbs: verbs,
+			Subresource: name, ResponseKind: groupKind(res, kind), Verbs: verbs,
 		})
 	}
 	for _, name := range slices.Sorted(maps.Keys(res.Views)) {
@@ -332,7 +332,12 @@ func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIR
 	return plain, whole
 }
 
-func groupKind(gvk schema.GroupVersionKind) *metav1.GroupVersionKind {
+// groupKind is a kind in the document of a resource's version. Group and version
+// are left out where they are those of a built-in resource.
+func groupKind(res *registry.Resource, gvk schema.GroupVersionKind) *metav1.GroupVersionKind {
+	if res.Custom == nil && gvk.GroupVersion() == res.GroupVersion() {
+		return &metav1.GroupVersionKind{Kind: gvk.Kind}
+	}
 	return &metav1.GroupVersionKind{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind}
 }
 

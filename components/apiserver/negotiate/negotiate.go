@@ -184,7 +184,7 @@ func offer(media Media, params map[string]string, endpoint Endpoint) (Format, bo
 			f.As = MetadataList
 			return f, true
 		}
-	case g == "apidiscovery.k8s.io" && (v == "v2" || v == "v2beta1") && endpoint.Aggregated:
+	case g == "apidiscovery.k8s.io" && v == "v2" && endpoint.Aggregated:
 		f.Version, f.As = v, Aggregated
 		return f, params["as"] == "APIGroupDiscoveryList"
 	}

@@ -95,6 +95,29 @@ func (r *Resource) Marshal(obj api.Object) ([]byte, error) {
 	return r.Object.Untyped(data), nil
 }
 
+// Reread returns obj as it would come back from storage, where empty lists and
+// maps are none: the answer to a dry run is that to the write itself.
+func (r *Resource) Reread(obj api.Object) api.Object {
+	from, ok := obj.(wire.Sized)
+	if r.Custom != nil || r.StoredJSON || !ok {
+		return obj
+	}
+	into := r.New()
+	to, ok := into.(interface{ Unmarshal(data []byte) error })
+	if !ok {
+		return obj
+	}
+	raw := make([]byte, from.Size())
+	if _, err := from.MarshalToSizedBuffer(raw); err != nil {
+		return obj
+	}
+	if err := to.Unmarshal(raw); err != nil {
+		return obj
+	}
+	into.GetObjectKind().SetGroupVersionKind(obj.GetObjectKind().GroupVersionKind())
+	return into
+}
+
 // MetadataJSON returns the JSON of the entry's PartialObjectMetadata without
 // type meta. Revision is zero, or that at which the entry ended.
 func (r *Resource) MetadataJSON(e *store.Entry, revision int64) ([]byte, error) {

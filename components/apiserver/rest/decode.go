@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/warning"
+	"k8s.io/client-go/kubernetes/scheme"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
@@ -104,8 +105,8 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 		given, strictErrs, err = decodeJSON(data, into, strict)
 	}
 	custom, isCustom := into.(*unstructured.Unstructured)
-	if err == nil {
-		err = checkKind(into, given, gvk)
+	if wrong := checkKind(into, given, gvk); wrong != nil {
+		err = wrong
 	}
 	if err == nil && isCustom {
 		var more []error
@@ -141,19 +142,41 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 // checkKind compares what the body says it is, where it does, with what it
 // must be.
 func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
-	if given.Version == "" && given.Kind == "" {
+	if given == want || given.Version == "" && given.Kind == "" {
 		return nil
 	}
-	if given.Version != "" && given.GroupVersion() != want.GroupVersion() {
-		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", given.GroupVersion(), want.GroupVersion()))
+	_, custom := into.(*unstructured.Unstructured) // see checkCustomKind
+	full := given
+	if full.Kind == "" {
+		full.Kind = want.Kind
 	}
-	if _, ok := into.(*unstructured.Unstructured); ok {
-		return nil // see checkCustomKind
+	if full.Version == "" {
+		full.Group, full.Version = want.Group, want.Version
 	}
-	if given.Kind != "" && given.Kind != want.Kind {
-		return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", given.Version, given.Kind, want.Version, want.Kind)
+	if !custom && full != want {
+		if !scheme.Scheme.Recognizes(full) {
+			// The name of upstream's scheme is part of the text.
+			return fmt.Errorf("no kind %q is registered for version %q in scheme %q", full.Kind, full.GroupVersion(), "pkg/runtime/scheme.go:111")
+		}
+		if full.Kind != want.Kind {
+			return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", full.Version, full.Kind, internalPackage(want.Group), want.Kind)
+		}
+	}
+	if full.GroupVersion() != want.GroupVersion() {
+		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", full.GroupVersion(), want.GroupVersion()))
 	}
 	return nil
+}
+
+// internalPackage is what upstream calls the package of a group's internal
+// types, which its errors name.
+func internalPackage(group string) string {
+	switch group {
+	case "", "events.k8s.io":
+		return "core"
+	}
+	name, _, _ := strings.Cut(group, ".")
+	return name
 }
 
 func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, error) {

@@ -8,13 +8,17 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/warning"
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 // checkNamespace gives obj the namespace of the request, or refuses it when it
@@ -66,7 +70,13 @@ func (c *call) prepareNew(ctx context.Context, obj api.Object) error {
 	c.res.PrepareCreate(ctx, obj)
 	c.res.Default(obj)
 	if errs := c.res.Validate(ctx, obj); len(errs) > 0 {
-		return apierrors.NewInvalid(c.res.GVK().GroupKind(), obj.GetName(), errs)
+		return apierrors.NewInvalid(invalidKind(c.res), obj.GetName(), errs)
+	}
+	// Whatever a kind says of its names, they have to fit into paths.
+	if msgs := path.IsValidPathSegmentName(obj.GetName()); len(msgs) > 0 {
+		errs := validate.Errors{}
+		errs.InvalidAll(field.NewPath("metadata", "name"), obj.GetName(), msgs)
+		return apierrors.NewInvalid(invalidKind(c.res), obj.GetName(), errs.List)
 	}
 	if c.res.Canonicalize != nil {
 		c.res.Canonicalize(obj)
@@ -75,6 +85,15 @@ func (c *call) prepareNew(ctx context.Context, obj api.Object) error {
 		warning.AddWarning(ctx, "", text)
 	}
 	return nil
+}
+
+// invalidKind is as what errors call an object: by the kind that it is stored
+// as.
+func invalidKind(res *registry.Resource) schema.GroupKind {
+	if res.StoredAs != nil {
+		return res.StoredAs.GroupVersionKind.GroupKind()
+	}
+	return res.GVK().GroupKind()
 }
 
 // generateName makes a name of a prefix, as upstream does.
@@ -109,7 +128,7 @@ func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update,
 	}
 	res.Default(obj)
 	if errs := way.Validate(ctx, obj, old); len(errs) > 0 {
-		return apierrors.NewInvalid(res.GVK().GroupKind(), obj.GetName(), errs)
+		return apierrors.NewInvalid(invalidKind(res), obj.GetName(), errs)
 	}
 	if res.Canonicalize != nil {
 		res.Canonicalize(obj)

@@ -133,7 +133,7 @@ func (c *call) sendAPIObject(format negotiate.Format, code int, obj api.Object) 
 		partial.SetGroupVersionKind(partialKind(format.Version).GroupVersionKind)
 		return c.SendObject(c.w, c.req, format, code, partial)
 	}
-	return c.SendObject(c.w, c.req, format, code, obj)
+	return c.SendObject(c.w, c.req, format, code, c.res.Reread(obj))
 }
 
 var (
