@@ -1,8 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -194,13 +192,10 @@ func eventPatched(s *space) {
 	}, metav1.CreateOptions{}); err != nil {
 		s.Fatal(err)
 	}
-	patch, err := json.Marshal(map[string]string{"note": "after"})
-	if err != nil {
-		s.Fatal(err)
-	}
+	patch := fmt.Appendf(nil, `{"series":{"count":2,"lastObservedTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
 	e, err := events.Patch(s.ctx, "e", types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-	if err == nil && e.Note != "after" {
-		err = errors.New("note " + e.Note)
+	if err == nil && (e.Series == nil || e.Series.Count != 2) {
+		err = fmt.Errorf("series %+v", e.Series)
 	}
 	if err != nil {
 		s.Error(err)

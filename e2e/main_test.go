@@ -119,6 +119,9 @@ func (c *cluster) up(args ...string) error {
 	for _, stock := range []string{"/usr/bin/kubectl", "/usr/local/bin/kubectl"} {
 		if target, err := filepath.EvalSymlinks(stock); err == nil && !strings.Contains(target, "hyperkube") {
 			c.kubectl = stock
+			// Until lately its clients could lose what came over a WebSocket
+			// before they had made their streams.
+			os.Setenv("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false")
 			break
 		}
 	}

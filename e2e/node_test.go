@@ -56,7 +56,7 @@ shutdownGracePeriod: 10s
 shutdownGracePeriodCriticalPods: 5s
 staticPodURL: http://127.0.0.1:%d/pods
 httpCheckFrequency: 1s
-featureGates: {GracefulNodeShutdown: true, SidecarContainers: true}
+featureGates: {GracefulNodeShutdown: true, CPUManagerPolicyOptions: true}
 `
 
 // TestNode holds what a kubelet does that owns its machine: CPUs, memory and
