@@ -220,15 +220,15 @@ func TestCreate(t *testing.T) {
 			"metadata.name: Forbidden: priority class names with 'system-' prefix are reserved for system use only. error: system-x is not a known system priority class",
 		}},
 		{"address", `{apiVersion: networking.k8s.io/v1, kind: IPAddress, metadata: {name: "2001:DB8::1"}}`, []string{
-			`metadata.name: Invalid value: "2001:DB8::1": must be a canonical format IP address`,
+			`metadata.name: Invalid value: "2001:DB8::1": must be in canonical form ("2001:db8::1")`,
 			"spec.parentRef: Required value",
 		}},
 		{"range", `{apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: {name: c}, spec: {cidrs: [10.0.0.0/24, 10.0.1.0/24]}}`, []string{
-			`spec.cidrs: Invalid value: {"cidrs":["10.0.0.0/24","10.0.1.0/24"]}: may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64`,
+			`spec.cidrs: Invalid value: ["10.0.0.0/24","10.0.1.0/24"]: may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64`,
 		}},
 		{"storage class", `{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: s}, reclaimPolicy: Burn}`, []string{
-			"provisioner: Required value",
 			`reclaimPolicy: Unsupported value: "Burn": supported values: "Delete", "Retain"`,
+			"provisioner: Required value",
 		}},
 		{"runtime class", `{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: r}, handler: A_B}`, []string{
 			`handler: Invalid value: "A_B": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`,
@@ -270,8 +270,9 @@ func TestCreate(t *testing.T) {
 			"spec.ingress[0].from[0]: Required value: must specify a peer",
 		}},
 		{"autoscaler", `{apiVersion: autoscaling/v1, kind: HorizontalPodAutoscaler, metadata: {name: h, namespace: x}, spec: {maxReplicas: 0, scaleTargetRef: {kind: Deployment}}}`, []string{
-			"spec.maxReplicas: Invalid value: 0: must be greater than 0",
 			"spec.maxReplicas: Invalid value: 0: must be greater than or equal to `minReplicas`",
+			`spec.scaleTargetRef.apiVersion: Invalid value: "": apiVersion must specify API group`,
+			"spec.maxReplicas: Required value",
 			"spec.scaleTargetRef.name: Required value",
 		}},
 	} {
@@ -285,6 +286,9 @@ func TestCreate(t *testing.T) {
 }
 
 func TestUpdate(t *testing.T) {
+	claims := `{apiVersion: apps/v1, kind: StatefulSet, metadata: {name: s, namespace: x}, spec: {selector: {matchLabels: {a: b}}, serviceName: s,
+template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: "a:1"}]}},
+volumeClaimTemplates: [{metadata: {name: d}, spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}]}}`
 	binding := `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: b}, roleRef: {kind: ClusterRole, name: r}}`
 	for _, test := range []struct {
 		name, old, new string
@@ -299,6 +303,10 @@ func TestUpdate(t *testing.T) {
 			`spec.selector: Invalid value: {"matchExpressions":[{"key":"app","operator":"Exists"}]}: field is immutable`,
 		}},
 		{"set's image", edit(web, "Deployment", "StatefulSet"), edit(web, "Deployment", "StatefulSet", "a:1", "a:2"), 2, nil},
+		{"set's claims with a kind", claims, edit(claims, "metadata: {name: d}", "apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: d}"), 1, nil},
+		{"set's claims", claims, edit(claims, "1Gi", "2Gi"), 2, []string{
+			`spec.volumeClaimTemplates: Invalid value: [{"name":"d","Spec":{"AccessModes":["ReadWriteOnce"],"Selector":null,"Resources":{"Limits":null,"Requests":{"storage":"2Gi"}},"VolumeName":"","StorageClassName":null,"VolumeMode":"Filesystem","DataSource":null,"DataSourceRef":null,"VolumeAttributesClassName":null},"Status":{"Phase":"Pending","AccessModes":null,"Capacity":null,"Conditions":null,"AllocatedResources":null,"AllocatedResourceStatuses":null,"CurrentVolumeAttributesClassName":null,"ModifyVolumeStatus":null,"HealthStatus":null}}]: field is immutable`,
+		}},
 		{"set's service", edit(web, "Deployment", "StatefulSet"), edit(web, "Deployment", "StatefulSet", "spec:\n", "spec:\n  serviceName: x\n"), 2, []string{
 			`spec.serviceName: Invalid value: "x": field is immutable`,
 		}},
@@ -337,7 +345,7 @@ func TestTables(t *testing.T) {
 		{`{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: s}, addressType: IPv4, endpoints: [{addresses: [10.0.0.1]}, {addresses: [10.0.0.2]}, {addresses: [10.0.0.3]}, {addresses: [10.0.0.4]}], ports: [{port: 80}]}`,
 			"s|IPv4|80|10.0.0.1,10.0.0.2,10.0.0.3 + 1 more...|5m"},
 		{`{apiVersion: networking.k8s.io/v1, kind: IPAddress, metadata: {name: 10.0.0.1}, spec: {parentRef: {resource: services, namespace: default, name: kubernetes}}}`,
-			"10.0.0.1|services/default/kubernetes|5m"},
+			"10.0.0.1|services/default/kubernetes"},
 		{`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: s, annotations: {storageclass.kubernetes.io/is-default-class: "true"}}, provisioner: p}`,
 			"s (default)|p|Delete|Immediate|false|5m"},
 		{`{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: p}, value: 7}`, "p|7|false|5m|PreemptLowerPriority"},

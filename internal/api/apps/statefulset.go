@@ -141,9 +141,9 @@ func defaultStatefulSet(s *appsv1.StatefulSet) {
 		if c.Status.Phase == "" {
 			c.Status.Phase = corev1.ClaimPending
 		}
-		// Claims in a StatefulSet are shown with their kind, whatever a
-		// client has said.
-		c.APIVersion, c.Kind = "v1", "PersistentVolumeClaim"
+		// Stored objects know no kind of what is in them, so what a client
+		// has said of it is no change.
+		c.TypeMeta = metav1.TypeMeta{}
 	}
 }
 

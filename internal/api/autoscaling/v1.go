@@ -34,9 +34,15 @@ func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler
 		}
 		return check(v2)
 	}
-	spec := func(_ context.Context, h, _ *autoscalingv1.HorizontalPodAutoscaler) field.ErrorList {
+	spec := func(_ context.Context, h, old *autoscalingv1.HorizontalPodAutoscaler) field.ErrorList {
 		return in(h, func(v2 *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
-			return validateSpec(&v2.Spec, field.NewPath("spec"))
+			var was *autoscalingv2.HorizontalPodAutoscalerSpec
+			if old != nil {
+				if stored, err := ToV2(old); err == nil {
+					was = &stored.Spec
+				}
+			}
+			return validateSpec(&v2.Spec, was, field.NewPath("spec"))
 		})
 	}
 	status := func(_ context.Context, h, _ *autoscalingv1.HorizontalPodAutoscaler) field.ErrorList {

@@ -40,12 +40,12 @@ func horizontalPodAutoscaler() api.Kind[*autoscalingv2.HorizontalPodAutoscaler] 
 			h.Generation = 1
 		},
 		Validate: func(_ context.Context, h *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
-			return validateSpec(&h.Spec, field.NewPath("spec"))
+			return validateSpec(&h.Spec, nil, field.NewPath("spec"))
 		},
 		Update: api.KindUpdate[*autoscalingv2.HorizontalPodAutoscaler]{
 			Prepare: prepareUpdate,
-			Validate: func(_ context.Context, h, _ *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
-				return validateSpec(&h.Spec, field.NewPath("spec"))
+			Validate: func(_ context.Context, h, old *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
+				return validateSpec(&h.Spec, &old.Spec, field.NewPath("spec"))
 			},
 			ResetFields: [][]string{{"status"}},
 		},

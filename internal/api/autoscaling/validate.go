@@ -1,13 +1,17 @@
 package autoscaling
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
 )
 
 const (
@@ -15,20 +19,34 @@ const (
 	maxStabilization = 3600 // seconds
 )
 
-func validateSpec(spec *autoscalingv2.HorizontalPodAutoscalerSpec, path *field.Path) field.ErrorList {
-	var errs field.ErrorList
+// validateSpec checks a specification; old is that of the stored object, nil
+// for a new one.
+func validateSpec(spec, old *autoscalingv2.HorizontalPodAutoscalerSpec, path *field.Path) field.ErrorList {
+	e := &validate.Errors{}
 	if spec.MinReplicas != nil && *spec.MinReplicas < 1 {
-		errs = append(errs, field.Invalid(path.Child("minReplicas"), *spec.MinReplicas, "must be greater than or equal to 1"))
+		e.Declared(field.Invalid(path.Child("minReplicas"), *spec.MinReplicas, "must be greater than or equal to 1"))
 	}
-	if spec.MaxReplicas < 1 {
-		errs = append(errs, field.Invalid(path.Child("maxReplicas"), spec.MaxReplicas, "must be greater than 0"))
+	switch {
+	case spec.MaxReplicas == 0:
+		e.Declared(field.Required(path.Child("maxReplicas"), ""))
+	case spec.MaxReplicas < 0:
+		e.Declared(field.Invalid(path.Child("maxReplicas"), spec.MaxReplicas, "must be greater than or equal to 1"))
 	}
+	errs := e.List
 	if spec.MinReplicas != nil && spec.MaxReplicas < *spec.MinReplicas {
 		errs = append(errs, field.Invalid(path.Child("maxReplicas"), spec.MaxReplicas, "must be greater than or equal to `minReplicas`"))
 	}
-	errs = append(errs, validateRef(&spec.ScaleTargetRef, path.Child("scaleTargetRef"))...)
+	target := path.Child("scaleTargetRef")
+	errs = append(errs, validateRef(&spec.ScaleTargetRef, true, target)...)
+	if old == nil || old.ScaleTargetRef.APIVersion != spec.ScaleTargetRef.APIVersion || old.ScaleTargetRef.Kind != spec.ScaleTargetRef.Kind {
+		// The core group has one kind that scales.
+		errs = append(errs, validateAPIVersion(&spec.ScaleTargetRef, spec.ScaleTargetRef.Kind != "ReplicationController", target)...)
+	}
+	checkVersions := old == nil || !slices.ContainsFunc(old.Metrics, func(m autoscalingv2.MetricSpec) bool {
+		return m.Type == autoscalingv2.ObjectMetricSourceType && m.Object != nil && len(validateAPIVersion(&m.Object.DescribedObject, false, nil)) > 0
+	})
 	for i := range spec.Metrics {
-		errs = append(errs, validateMetric(&spec.Metrics[i], path.Child("metrics").Index(i))...)
+		errs = append(errs, validateMetric(&spec.Metrics[i], checkVersions, path.Child("metrics").Index(i))...)
 	}
 	if b := spec.Behavior; b != nil {
 		errs = append(errs, validateRules(b.ScaleUp, path.Child("behavior", "scaleUp"))...)
@@ -37,11 +55,28 @@ func validateSpec(spec *autoscalingv2.HorizontalPodAutoscalerSpec, path *field.P
 	return errs
 }
 
-func validateRef(ref *autoscalingv2.CrossVersionObjectReference, path *field.Path) field.ErrorList {
+// validateAPIVersion checks a reference's version, which may be that of the
+// core group unless a group is wanted.
+func validateAPIVersion(ref *autoscalingv2.CrossVersionObjectReference, wantGroup bool, path *field.Path) field.ErrorList {
+	gv, err := schema.ParseGroupVersion(ref.APIVersion)
+	if err == nil && wantGroup && gv.Group == "" {
+		err = errors.New("apiVersion must specify API group")
+	}
+	if err == nil {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(path.Child("apiVersion"), ref.APIVersion, err.Error())}
+}
+
+func validateRef(ref *autoscalingv2.CrossVersionObjectReference, declared bool, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, f := range []struct{ name, value string }{{"kind", ref.Kind}, {"name", ref.Name}} {
 		if f.value == "" {
-			errs = append(errs, field.Required(path.Child(f.name), ""))
+			missing := field.Required(path.Child(f.name), "")
+			if declared {
+				missing = missing.MarkCoveredByDeclarative()
+			}
+			errs = append(errs, missing)
 			continue
 		}
 		for _, msg := range pathvalidation.IsValidPathSegmentName(f.value) {
@@ -92,41 +127,26 @@ func validateRules(r *autoscalingv2.HPAScalingRules, path *field.Path) field.Err
 	return errs
 }
 
-func validateMetric(m *autoscalingv2.MetricSpec, path *field.Path) field.ErrorList {
+func validateMetric(m *autoscalingv2.MetricSpec, checkVersions bool, path *field.Path) field.ErrorList {
 	types := []autoscalingv2.MetricSourceType{
 		autoscalingv2.ContainerResourceMetricSourceType, autoscalingv2.ExternalMetricSourceType, autoscalingv2.ObjectMetricSourceType,
 		autoscalingv2.PodsMetricSourceType, autoscalingv2.ResourceMetricSourceType,
 	}
+	var errs field.ErrorList
 	if m.Type == "" {
-		return field.ErrorList{field.Required(path.Child("type"), "must specify a metric source type")}
+		errs = append(errs, field.Required(path.Child("type"), "must specify a metric source type"))
 	}
 	if !slices.Contains(types, m.Type) {
-		return field.ErrorList{field.NotSupported(path.Child("type"), m.Type, types)}
+		errs = append(errs, field.NotSupported(path.Child("type"), m.Type, types))
 	}
-	sources := []struct {
-		name string
-		typ  autoscalingv2.MetricSourceType
-		set  bool
-	}{
-		{"object", autoscalingv2.ObjectMetricSourceType, m.Object != nil},
-		{"external", autoscalingv2.ExternalMetricSourceType, m.External != nil},
-		{"pods", autoscalingv2.PodsMetricSourceType, m.Pods != nil},
-		{"resource", autoscalingv2.ResourceMetricSourceType, m.Resource != nil},
-		{"containerResource", autoscalingv2.ContainerResourceMetricSourceType, m.ContainerResource != nil},
-	}
-	var errs field.ErrorList
-	for _, s := range sources {
-		if s.typ == m.Type && !s.set {
-			errs = append(errs, field.Required(path.Child(s.name), "must populate information for the given metric source"))
-		}
-		if s.typ != m.Type && s.set {
-			errs = append(errs, field.Forbidden(path.Child(s.name), "must populate the given metric source only"))
-		}
-	}
+	// The first of several sources is the one that is checked.
 	switch {
 	case m.Object != nil:
 		at := path.Child("object")
-		errs = append(errs, validateRef(&m.Object.DescribedObject, at.Child("describedObject"))...)
+		errs = append(errs, validateRef(&m.Object.DescribedObject, false, at.Child("describedObject"))...)
+		if checkVersions {
+			errs = append(errs, validateAPIVersion(&m.Object.DescribedObject, false, at.Child("describedObject"))...)
+		}
 		errs = append(errs, validateIdentifier(&m.Object.Metric, at.Child("metric"))...)
 		errs = append(errs, validateTarget(&m.Object.Target, at.Child("target"))...)
 		if m.Object.Target.Value == nil && m.Object.Target.AverageValue == nil {
@@ -146,7 +166,7 @@ func validateMetric(m *autoscalingv2.MetricSpec, path *field.Path) field.ErrorLi
 		at := path.Child("pods")
 		errs = append(errs, validateIdentifier(&m.Pods.Metric, at.Child("metric"))...)
 		errs = append(errs, validateTarget(&m.Pods.Target, at.Child("target"))...)
-		if v := m.Pods.Target.AverageValue; v == nil || v.Sign() != 1 {
+		if v := m.Pods.Target.AverageValue; v == nil {
 			errs = append(errs, field.Required(at.Child("target", "averageValue"), "must specify a positive target averageValue"))
 		}
 	case m.Resource != nil:
@@ -164,6 +184,34 @@ func validateMetric(m *autoscalingv2.MetricSpec, path *field.Path) field.ErrorLi
 			errs = append(errs, field.Required(at.Child("container"), "must specify a container"))
 		}
 		errs = append(errs, validateResourceTarget(&m.ContainerResource.Target, at.Child("target"))...)
+	}
+	sources := []struct {
+		name string
+		typ  autoscalingv2.MetricSourceType
+		set  bool
+	}{
+		{"object", autoscalingv2.ObjectMetricSourceType, m.Object != nil},
+		{"external", autoscalingv2.ExternalMetricSourceType, m.External != nil},
+		{"pods", autoscalingv2.PodsMetricSourceType, m.Pods != nil},
+		{"resource", autoscalingv2.ResourceMetricSourceType, m.Resource != nil},
+		{"containerResource", autoscalingv2.ContainerResourceMetricSourceType, m.ContainerResource != nil},
+	}
+	set := 0
+	for _, s := range sources {
+		if s.set {
+			set++
+		}
+		if s.typ == m.Type && !s.set {
+			errs = append(errs, field.Required(path.Child(s.name), "must populate information for the given metric source"))
+		}
+	}
+	if set == 1 {
+		return errs
+	}
+	for _, s := range sources {
+		if s.set && s.typ != m.Type {
+			errs = append(errs, field.Forbidden(path.Child(s.name), "must populate the given metric source only"))
+		}
 	}
 	return errs
 }
@@ -195,7 +243,8 @@ func validateTarget(t *autoscalingv2.MetricTarget, path *field.Path) field.Error
 	types := []autoscalingv2.MetricTargetType{autoscalingv2.AverageValueMetricType, autoscalingv2.UtilizationMetricType, autoscalingv2.ValueMetricType}
 	if t.Type == "" {
 		errs = append(errs, field.Required(path.Child("type"), "must specify a metric target type"))
-	} else if !slices.Contains(types, t.Type) {
+	}
+	if !slices.Contains(types, t.Type) {
 		errs = append(errs, field.Invalid(path.Child("type"), t.Type, "must be either Utilization, Value, or AverageValue"))
 	}
 	if t.Value != nil && t.Value.Sign() != 1 {

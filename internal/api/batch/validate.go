@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -402,6 +403,13 @@ func validateJobStatus(j, old *batchv1.Job) field.ErrorList {
 	errs = append(errs, nonNegative(&s.Failed, path.Child("failed"))...)
 	errs = append(errs, nonNegative(s.Ready, path.Child("ready"))...)
 	errs = append(errs, nonNegative(s.Terminating, path.Child("terminating"))...)
+	errs = append(errs, validateUncounted(s.UncountedTerminatedPods, path.Child("uncountedTerminatedPods"))...)
+	if mode := j.Spec.CompletionMode; s.CompletedIndexes != "" && s.CompletedIndexes != old.Status.CompletedIndexes && (mode == nil || *mode != batchv1.IndexedCompletion) {
+		errs = append(errs, field.Invalid(path.Child("completedIndexes"), s.CompletedIndexes, "cannot set non-empty completedIndexes when non-indexed completion mode"))
+	}
+	if was := old.Status.FailedIndexes; s.FailedIndexes != nil && j.Spec.BackoffLimitPerIndex == nil && (was == nil || *was != *s.FailedIndexes) {
+		errs = append(errs, field.Invalid(path.Child("failedIndexes"), *s.FailedIndexes, "cannot set non-null failedIndexes when backoffLimitPerIndex is null"))
+	}
 	has := func(s *batchv1.JobStatus, t batchv1.JobConditionType) bool {
 		return slices.ContainsFunc(s.Conditions, func(c batchv1.JobCondition) bool {
 			return c.Type == t && c.Status == corev1.ConditionTrue
@@ -425,6 +433,29 @@ func validateJobStatus(j, old *batchv1.Job) field.ErrorList {
 	if was := old.Status.CompletionTime; was != nil && !was.Equal(s.CompletionTime) {
 		errs = append(errs, field.Invalid(path.Child("completionTime"), s.CompletionTime, "completionTime cannot be mutated"))
 	}
+	return errs
+}
+
+// validateUncounted checks the pods that have ended and are in no count yet.
+func validateUncounted(pods *batchv1.UncountedTerminatedPods, path *field.Path) field.ErrorList {
+	if pods == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	seen := map[types.UID]bool{}
+	check := func(list []types.UID, path *field.Path) {
+		for i, uid := range list {
+			switch {
+			case uid == "":
+				errs = append(errs, field.Invalid(path.Index(i), uid, "must not be empty"))
+			case seen[uid]:
+				errs = append(errs, field.Duplicate(path.Index(i), uid))
+			}
+			seen[uid] = true
+		}
+	}
+	check(pods.Succeeded, path.Child("succeeded"))
+	check(pods.Failed, path.Child("failed"))
 	return errs
 }
 

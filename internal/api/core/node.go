@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -110,6 +111,29 @@ func validateNode(n *corev1.Node) field.ErrorList {
 	return e.List
 }
 
+// featureName is the form of what kubelets declare (KEP-5328).
+var featureName = regexp.MustCompile(`^[A-Z][a-zA-Z0-9]*(/[a-zA-Z][a-zA-Z0-9]*)*$`)
+
+func declaredFeatures(e *validate.Errors, names []string, at *field.Path) {
+	for i, name := range names {
+		switch {
+		case len(name) > validation.DNS1123SubdomainMaxLength:
+			e.Invalid(at.Index(i), name, fmt.Sprintf("invalid feature name %q: must be no more than %d characters", name, validation.DNS1123SubdomainMaxLength))
+		case !featureName.MatchString(name):
+			e.Invalid(at.Index(i), name, fmt.Sprintf("invalid feature name %q: must start with an UpperCamelCase segment, with subsequent segments separated by '/' (e.g., MyFeature or MyFeature/mySubFeature), and contain only alphanumeric characters and slashes", name))
+		}
+		if i+1 == len(names) {
+			return
+		}
+		switch next := names[i+1]; {
+		case name == next:
+			e.Duplicate(at.Index(i+1), next)
+		case name > next:
+			e.Invalid(at.Index(i+1), next, "list must be sorted alphabetically")
+		}
+	}
+}
+
 func podCIDRs(e *validate.Errors, cidrs []string, at *field.Path) {
 	for i, cidr := range cidrs {
 		e.LegacyCIDR(at.Index(i), cidr, nil)
@@ -124,11 +148,7 @@ func podCIDRs(e *validate.Errors, cidrs []string, at *field.Path) {
 	if !dual || len(cidrs) > 2 {
 		e.Invalid(at, cidrs, "may specify no more than one CIDR for each IP family")
 	}
-	for i, cidr := range cidrs {
-		if slices.Contains(cidrs[:i], cidr) {
-			e.Duplicate(at.Index(i), cidr)
-		}
-	}
+
 }
 
 func nodeAnnotations(e *validate.Errors, n *corev1.Node) {
@@ -197,11 +217,14 @@ func validateNodeUpdate(_ context.Context, n, old *corev1.Node) field.ErrorList 
 	if len(old.Spec.PodCIDRs) > 0 && !slices.Equal(n.Spec.PodCIDRs, old.Spec.PodCIDRs) {
 		e.Forbidden(spec.Child("podCIDRs"), `node updates may not change podCIDR except from "" to valid`)
 	}
-	if len(old.Spec.PodCIDRs) == 0 {
-		podCIDRs(e, n.Spec.PodCIDRs, spec.Child("podCIDRs"))
-	}
-	if old.Spec.ProviderID != "" && n.Spec.ProviderID != old.Spec.ProviderID {
-		e.Forbidden(spec.Child("providerID"), `node updates may not change providerID except from "" to valid`)
+	podCIDRs(e, n.Spec.PodCIDRs, spec.Child("podCIDRs"))
+	declaredFeatures(e, n.Status.DeclaredFeatures, field.NewPath("status", "declaredFeatures"))
+	switch was, is := old.Spec.ProviderID, n.Spec.ProviderID; {
+	case was == "" || is == was:
+	case is == "":
+		e.Declared(field.Invalid(spec.Child("providerID"), nil, "field cannot be cleared once set"))
+	default:
+		e.Declared(field.Invalid(spec.Child("providerID"), nil, "field cannot be modified once set"))
 	}
 	nodeTaints(e, n.Spec.Taints, field.NewPath("metadata", "taints"))
 	if n.Spec.DoNotUseExternalID != old.Spec.DoNotUseExternalID {

@@ -36,7 +36,7 @@ func service() api.Kind[*corev1.Service] {
 		New:          func() *corev1.Service { return &corev1.Service{} },
 		NewList:      func() runtime.Object { return &corev1.ServiceList{} },
 		Default:      defaultService,
-		ValidateName: apivalidation.NameIsDNS1035Label,
+		ValidateName: apivalidation.NameIsDNSLabel,
 		PrepareCreate: func(_ context.Context, s *corev1.Service) {
 			s.Status = corev1.ServiceStatus{}
 			if s.Spec.ClusterIP != "" && len(s.Spec.ClusterIPs) == 0 {
