@@ -39,7 +39,7 @@ func builtIn() map[schema.GroupVersion]Priority {
 		gv("coordination.k8s.io", "v1"):          {16500, 15},
 		gv("node.k8s.io", "v1"):                  {16300, 15},
 		gv("discovery.k8s.io", "v1"):             {16200, 15},
-		gv("resource.k8s.io", "v1"):              {15900, 15},
+		gv("resource.k8s.io", "v1"):              {16200, 21},
 		gv("flowcontrol.apiserver.k8s.io", "v1"): {16100, 21},
 		gv("storagemigration.k8s.io", "v1"):      {15800, 15},
 	}

@@ -64,7 +64,8 @@ func controllers() []controller {
 		rule("update", "apps", "statefulsets/finalizers"),
 		rule("create delete get patch update", "core", "pods"),
 		rule("create delete get list patch update watch", "apps", "controllerrevisions"),
-		rule("create get", "core", "persistentvolumeclaims"),
+		rule("create get list watch", "core", "persistentvolumeclaims"),
+		rule("update", "core", "pods/finalizers"),
 		events,
 		rule("delete update", "core", "persistentvolumeclaims"))
 	add("job-controller",
@@ -78,7 +79,7 @@ func controllers() []controller {
 		rule("create delete get list patch update watch", "batch", "jobs"),
 		rule("update", "batch", "cronjobs/status"),
 		rule("update", "batch", "cronjobs/finalizers"),
-		rule("delete list", "core", "pods"),
+		rule("delete list watch", "core", "pods"),
 		events)
 	add("ttl-after-finished-controller",
 		rule("delete get list watch", "batch", "jobs"),
@@ -97,29 +98,29 @@ func controllers() []controller {
 		rule(read, "autoscaling", "horizontalpodautoscalers"),
 		rule("update", "autoscaling", "horizontalpodautoscalers/status"),
 		rule("get update", "*", "*/scale"),
-		rule("list", "core", "pods"),
-		rule("list", "metrics.k8s.io", "pods"),
-		rule("get list", "custom.metrics.k8s.io", "*"),
-		rule("get list", "external.metrics.k8s.io", "*"),
+		rule("list watch", "core", "pods"),
+		rule("list watch", "metrics.k8s.io", "pods"),
+		rule(read, "custom.metrics.k8s.io", "*"),
+		rule(read, "external.metrics.k8s.io", "*"),
 		events)
 
 	// Services.
 	add("endpoint-controller",
 		rule(read, "core", "pods services"),
-		rule("create delete get list update", "core", "endpoints"),
+		rule("create delete get list update watch", "core", "endpoints"),
 		rule("create", "core", "endpoints/restricted"),
 		events)
 	add("endpointslice-controller",
 		rule(read, "core", "nodes pods services"),
 		rule("update", "core", "services/finalizers"),
-		rule("create delete get list update", "discovery.k8s.io", "endpointslices"),
+		rule("create delete get list update watch", "discovery.k8s.io", "endpointslices"),
 		rule("create", "discovery.k8s.io", "endpointslices/restricted"),
 		events)
 	add("endpointslicemirroring-controller",
 		rule(read, "core", "endpoints services"),
 		rule("update", "core", "services/finalizers"),
 		rule("update", "core", "endpoints/finalizers"),
-		rule("create delete get list update", "discovery.k8s.io", "endpointslices"),
+		rule("create delete get list update watch", "discovery.k8s.io", "endpointslices"),
 		rule("create", "discovery.k8s.io", "endpointslices/restricted"),
 		events)
 	add("service-controller",
@@ -140,14 +141,15 @@ func controllers() []controller {
 
 	// Nodes and pods.
 	add("node-controller",
-		rule("delete get list patch update", "core", "nodes"),
+		rule("delete get list patch update watch", "core", "nodes"),
 		rule("patch update", "core", "nodes/status"),
 		rule("patch update", "core", "pods/status"),
-		rule("delete get list", "core", "pods"),
+		rule("delete get list watch", "core", "pods"),
+		rule(read, "coordination.k8s.io", "leases"),
 		events)
 	add("pod-garbage-collector",
 		rule("delete list watch", "core", "pods"),
-		rule("get list", "core", "nodes"),
+		rule(read, "core", "nodes"),
 		rule("patch", "core", "pods/status"))
 	add("ttl-controller",
 		rule("list patch update watch", "core", "nodes"),
@@ -163,7 +165,7 @@ func controllers() []controller {
 		rule(read, "core", "pods"),
 		rule("update", "core", "pods/finalizers"),
 		rule("create delete get list watch", "resource.k8s.io", "resourceclaims"),
-		rule("patch update", "resource.k8s.io", "resourceclaims resourceclaims/status"),
+		rule("patch update", "resource.k8s.io", "resourceclaims resourceclaims/binding resourceclaims/status"),
 		rule("patch update", "core", "pods/status"),
 		events)
 
@@ -171,7 +173,7 @@ func controllers() []controller {
 	add("namespace-controller",
 		rule("delete get list watch", "core", "namespaces"),
 		rule("update", "core", "namespaces/finalize namespaces/status"),
-		rule("delete deletecollection get list", "*", "*"))
+		rule("delete deletecollection get list watch", "*", "*"))
 	add("generic-garbage-collector",
 		rule("delete get list patch update watch", "*", "*"),
 		events)
@@ -267,6 +269,7 @@ func controllers() []controller {
 		events)
 	add("pvc-protection-controller",
 		rule("get list update watch", "core", "persistentvolumeclaims"),
+		rule("update", "core", "persistentvolumeclaims/status"),
 		rule(read, "core", "pods"),
 		events)
 	add("pv-protection-controller",

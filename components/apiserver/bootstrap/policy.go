@@ -71,7 +71,8 @@ func userRoles() []*rbacv1.ClusterRole {
 		clusterRole("system:discovery",
 			paths("/livez /readyz /healthz /version /version/ /openapi /openapi/* /api /api/* /apis /apis/*")),
 		clusterRole("system:monitoring",
-			paths("/metrics /metrics/slis /livez /readyz /healthz /livez/* /readyz/* /healthz/*")),
+			paths("/metrics /metrics/slis /livez /readyz /healthz /livez/* /readyz/* /healthz/* /statusz /flagz"),
+			rule("get", "core", "nodes/metrics")),
 		clusterRole("system:basic-user",
 			rule("create", "authorization.k8s.io", "selfsubjectaccessreviews selfsubjectrulesreviews"),
 			rule("create", "authentication.k8s.io", "selfsubjectreviews")),
@@ -89,9 +90,9 @@ func userRoles() []*rbacv1.ClusterRole {
 			rule("impersonate", "core", "serviceaccounts"),
 			rule(write, "core", "pods pods/attach pods/proxy pods/exec pods/portforward"),
 			rule("create", "core", "pods/eviction"),
-			rule("patch update", "core", "pods/resize"),
 			rule(write, "core", `replicationcontrollers replicationcontrollers/scale serviceaccounts services
 				services/proxy persistentvolumeclaims configmaps secrets events`),
+			rule(write, "events.k8s.io", "events"),
 			rule("create", "core", "serviceaccounts/token"),
 			rule(write, "apps", `statefulsets statefulsets/scale daemonsets deployments deployments/scale
 				deployments/rollback replicasets replicasets/scale`),
@@ -109,6 +110,7 @@ func userRoles() []*rbacv1.ClusterRole {
 			rule(read, "core", `limitranges resourcequotas bindings events pods/status resourcequotas/status
 				namespaces/status replicationcontrollers/status pods/log`),
 			rule(read, "core", "namespaces"),
+			rule(read, "events.k8s.io", "events"),
 			rule(read, "discovery.k8s.io", "endpointslices"),
 			rule(read, "apps", `controllerrevisions statefulsets statefulsets/status statefulsets/scale daemonsets
 				daemonsets/status deployments deployments/status deployments/scale replicasets replicasets/status
@@ -148,7 +150,7 @@ func componentRoles() []*rbacv1.ClusterRole {
 		clusterRole("system:kubelet-api-admin",
 			rule(read, "core", "nodes"),
 			rule("proxy", "core", "nodes"),
-			rule("*", "core", `nodes/proxy nodes/metrics nodes/stats nodes/log nodes/spec nodes/configz
+			rule("*", "core", `nodes/proxy nodes/metrics nodes/stats nodes/log nodes/configz
 				nodes/healthz nodes/pods`)),
 		clusterRole("system:node-bootstrapper",
 			rule("create get list watch", "certificates.k8s.io", "certificatesigningrequests")),
@@ -194,10 +196,12 @@ func componentRoles() []*rbacv1.ClusterRole {
 		approve("kubelet-serving-approver", signerServing),
 		approve("kube-apiserver-client-approver", signerClient),
 		approve("kube-apiserver-client-kubelet-approver", signerKubelet),
+		clusterRole("system:cluster-trust-bundle-discovery",
+			rule(read, "certificates.k8s.io", "clustertrustbundles")),
 		clusterRole("system:service-account-issuer-discovery",
 			paths("/.well-known/openid-configuration /.well-known/openid-configuration/ /openid/v1/jwks /openid/v1/jwks/")),
 		clusterRole("system:node-proxier",
-			rule("list watch", "core", "services"),
+			rule("list watch", "core", "services endpoints"),
 			rule(read, "core", "nodes"),
 			recordEvents(),
 			rule("list watch", "discovery.k8s.io", "endpointslices"),
@@ -206,7 +210,7 @@ func componentRoles() []*rbacv1.ClusterRole {
 			recordEvents(),
 			rule("create", "coordination.k8s.io", "leases"),
 			rule("get list update watch", "coordination.k8s.io", "leases", "kube-scheduler"),
-			rule("create get list patch update watch", "coordination.k8s.io", "leasecandidates"),
+			rule("create delete deletecollection get list patch update watch", "coordination.k8s.io", "leasecandidates"),
 			rule(read, "core", "nodes"),
 			rule("delete get list watch", "core", "pods"),
 			rule("create", "core", "bindings pods/binding"),
@@ -224,8 +228,9 @@ func componentRoles() []*rbacv1.ClusterRole {
 			rule(read, "storage.k8s.io", "csistoragecapacities"),
 			rule(read, "storage.k8s.io", "volumeattachments"),
 			rule(read, "resource.k8s.io", "deviceclasses"),
-			rule("get list patch update watch", "resource.k8s.io", "resourceclaims"),
+			rule("create delete get list patch update watch", "resource.k8s.io", "resourceclaims"),
 			rule("get list patch update watch", "resource.k8s.io", "resourceclaims/status"),
+			rule("patch update", "resource.k8s.io", "resourceclaims/binding"),
 			rule("get list patch update watch", "core", "pods/finalizers"),
 			rule(read, "resource.k8s.io", "resourceslices devicetaintrules"),
 			// Priorities are read when pods are preempted.
@@ -249,6 +254,7 @@ func clusterRoleBindings() []*rbacv1.ClusterRoleBinding {
 		// Nodes are the Node authorizer's; the binding is kept empty.
 		bindCluster("system:node"),
 		bindCluster("system:service-account-issuer-discovery", group("system:serviceaccounts")),
+		bindCluster("system:cluster-trust-bundle-discovery", group("system:serviceaccounts")),
 	}
 }
 
@@ -262,8 +268,8 @@ const (
 func namespaceRoles() []*rbacv1.Role {
 	leader := func(component string) *rbacv1.Role {
 		return role(kubeSystem, "system::leader-locking-"+component,
-			rule("watch", "core", "configmaps"),
-			rule("get update", "core", "configmaps", component))
+			rule("create get list update watch", "coordination.k8s.io", "leases"),
+			rule("create get list update watch", "coordination.k8s.io", "leasecandidates"))
 	}
 	return []*rbacv1.Role{
 		role(kubeSystem, authReader, rule(read, "core", "configmaps", "extension-apiserver-authentication")),

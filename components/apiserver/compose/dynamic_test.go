@@ -367,6 +367,7 @@ func testMutatingPolicy(t *testing.T, kube kubernetes.Interface) {
 	_, err := v1.MutatingAdmissionPolicies().Create(ctx, &registrationv1.MutatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "label"},
 		Spec: registrationv1.MutatingAdmissionPolicySpec{
+			ReinvocationPolicy: registrationv1.NeverReinvocationPolicy,
 			MatchConstraints: &registrationv1.MatchResources{
 				ResourceRules: []registrationv1.NamedRuleWithOperations{{RuleWithOperations: rule("", "v1", "configmaps", "CREATE")[0]}},
 			},

@@ -129,14 +129,48 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 		}
 	}
 	if err != nil {
+		if given.Kind == "" {
+			given, err = probe(media, data, given, gvk, err)
+		}
 		if given.Kind != "" {
-			version := given.Version
-			return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", given.Kind, version, gvk.Kind, err))
+			return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", given.Kind, given.Version, gvk.Kind, err))
 		}
 		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%s)", gvk.Kind, err, summary(data)))
 	}
 	into.GetObjectKind().SetGroupVersionKind(gvk)
 	return nil
+}
+
+// probe looks what a body without a kind, which could not be decoded for err,
+// is taken for: what it must be, unless it is not even an object. Then the
+// error says so.
+func probe(media negotiate.Media, data []byte, given, want schema.GroupVersionKind, err error) (schema.GroupVersionKind, error) {
+	switch media {
+	case negotiate.Protobuf:
+		return given, err
+	case negotiate.YAML:
+		converted, yerr := yaml.YAMLToJSON(data)
+		if yerr != nil {
+			return given, err
+		}
+		data = converted
+	}
+	// The type is part of the text.
+	var object struct {
+		APIVersion string `json:"apiVersion,omitempty"`
+		Kind       string `json:"kind,omitempty"`
+	}
+	if perr := json.Unmarshal(data, &object); perr != nil {
+		return given, fmt.Errorf("couldn't get version/kind; json parse error: %w", perr)
+	}
+	if object.Kind != "" {
+		return given, err
+	}
+	given.Kind = want.Kind
+	if given.Version == "" {
+		given.Group, given.Version = want.Group, want.Version
+	}
+	return given, err
 }
 
 // checkKind compares what the body says it is, where it does, with what it

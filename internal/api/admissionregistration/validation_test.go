@@ -51,7 +51,7 @@ matchConstraints: {resourceRules: [{apiGroups: [""], apiVersions: [v1], resource
 validations: [{expression: "object.x == 1"}]}}`
 	mutatingText = `{kind: MutatingAdmissionPolicy, metadata: {name: p}, spec: {
 matchConstraints: {resourceRules: [{apiGroups: [""], apiVersions: [v1], resources: [pods], operations: [CREATE]}]},
-mutations: [{patchType: JSONPatch, jsonPatch: {expression: '[JSONPatch{op: "remove", path: "/x"}]'}}]}}`
+reinvocationPolicy: Never, mutations: [{patchType: JSONPatch, jsonPatch: {expression: '[JSONPatch{op: "remove", path: "/x"}]'}}]}}`
 	bindingText = `{kind: ValidatingAdmissionPolicyBinding, metadata: {name: b}, spec: {policyName: p, validationActions: [Deny]}}`
 )
 
@@ -113,10 +113,12 @@ func TestCreate(t *testing.T) {
 			"spec.mutations[0].jsonPatch: Required value: must be specified when patchType is JSONPatch",
 			`spec.mutations[0].applyConfiguration: Invalid value: "{applyConfiguration}": must not be specified when patchType is JSONPatch`,
 		}},
+		{"no reinvocation", edit(mutatingText, "reinvocationPolicy: Never, ", ""), []string{"spec.reinvocationPolicy: Required value"}},
 		{"binding", bindingText, nil},
 		{"bad binding", edit(bindingText, "policyName: p,", "paramRef: {},", "[Deny]", "[Deny, Warn, Sing, Deny]"), []string{
 			"spec.policyName: Required value",
 			"spec.paramRef: Required value: one of name or selector must be specified",
+			"spec.paramRef.parameterNotFoundAction: Required value",
 			`spec.validationActions[2]: Unsupported value: "Sing": supported values: "Audit", "Deny", "Warn"`,
 			`spec.validationActions[3]: Duplicate value: "Deny"`,
 			`spec.validationActions: Invalid value: ["Deny","Warn","Sing","Deny"]: must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)`,

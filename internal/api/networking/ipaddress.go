@@ -54,9 +54,8 @@ func ipAddress() api.Kind[*networkingv1.IPAddress] {
 			api.NameColumn,
 			api.Column("ParentRef", "string", networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"]),
 		},
-		// Upstream's rows have a cell more than there are columns.
 		Row: func(a *networkingv1.IPAddress) []any {
-			return []any{a.Name, parentCell(a.Spec.ParentRef), api.Age(a.CreationTimestamp)}
+			return []any{a.Name, parentCell(a.Spec.ParentRef)}
 		},
 	}
 }
