@@ -135,7 +135,10 @@ func TestErrors(t *testing.T) {
 		{"list continue", "GET", cms + "?continue=zz!", "", nil, 400, "continue key is not valid"},
 		{"field selector", "GET", cms + "?fieldSelector=spec.x%3Dy", "", nil, 400, `\"spec.x\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"`},
 		{"label selector", "GET", cms + "?labelSelector=a%3D%3D%3Db", "", nil, 400, "unable to parse requirement"},
-		{"method", "POST", cms + "/a", `{}`, []string{jsn}, 405, "POST is not supported on resources of kind"},
+		{"method", "POST", cms + "/a", `{}`, []string{jsn}, 405, "the server does not allow this method on the requested resource"},
+		{"all namespaces", "DELETE", "/api/v1/configmaps", ``, nil, 405, "the server does not allow this method on the requested resource"},
+		{"no kind", "POST", cms + "?fieldValidation=Strict", `{"metadata":{"name":"x"},"foo":1}`, []string{jsn}, 400, `ConfigMap in version \"v1\" cannot be handled as a ConfigMap: strict decoding error: unknown field \"foo\"`},
+		{"a list", "POST", cms, `[]`, []string{jsn}, 400, `couldn't get version/kind; json parse error: json: cannot unmarshal array`},
 		{"subresource", "GET", cms + "/a/status", "", nil, 404, "the server could not find the requested resource"},
 		{"too large", "POST", cms, strings.Repeat(" ", 3<<20+1), []string{jsn}, 413, "Request entity too large: limit is 3145728"},
 	} {

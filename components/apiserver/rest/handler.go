@@ -176,6 +176,15 @@ var errNoRoute = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Details: &metav1.StatusDetails{},
 }}
 
+// errNoMethod: built-in resources do not have the method there.
+var errNoMethod = &apierrors.StatusError{ErrStatus: metav1.Status{
+	Status:  metav1.StatusFailure,
+	Code:    http.StatusMethodNotAllowed,
+	Reason:  metav1.StatusReasonMethodNotAllowed,
+	Message: "the server does not allow this method on the requested resource",
+	Details: &metav1.StatusDetails{},
+}}
+
 func (c *call) dispatch() error {
 	if len(c.info.Parts) > 2 {
 		if s := c.res.Stream(c.info.Subresource); s != nil {
@@ -206,8 +215,9 @@ func (c *call) dispatch() error {
 	case "watch":
 		return c.watch()
 	}
-	if namespaced && verb != "deletecollection" {
-		// A name, or a body for a namespace, without the namespace.
+	if namespaced {
+		// A name, a body for a namespace, or an end to all that there is,
+		// without the namespace.
 		return c.notAllowed()
 	}
 	switch verb {
@@ -272,7 +282,10 @@ func (c *call) subresource() error {
 }
 
 func (c *call) notAllowed() error {
-	return apierrors.NewMethodNotSupported(c.res.GroupResource(), c.req.Method)
+	if c.res.Custom != nil {
+		return apierrors.NewMethodNotSupported(c.res.GroupResource(), c.req.Method)
+	}
+	return errNoMethod
 }
 
 // get answers with one object.
