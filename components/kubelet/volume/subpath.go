@@ -21,8 +21,8 @@ func (s *Set) SubPath(podDir, volume, root, sub, container string, index int) (s
 	if filepath.IsAbs(sub) || strings.Contains("/"+sub+"/", "/../") {
 		return "", fmt.Errorf("subPath %q must not be absolute or contain '..'", sub)
 	}
-	info, err := os.Stat(root)
-	if err != nil {
+	var info unix.Stat_t
+	if err := unix.Stat(root, &info); err != nil {
 		return "", fmt.Errorf("opening the volume: %w", err)
 	}
 	source, err := pathrs.OpenInRoot(root, sub)
@@ -32,11 +32,12 @@ func (s *Set) SubPath(podDir, volume, root, sub, container string, index int) (s
 		if openErr != nil {
 			return "", fmt.Errorf("opening the volume: %w", openErr)
 		}
-		dir, err = pathrs.MkdirAllHandle(base, sub, info.Mode().Perm())
+		dir, err = pathrs.MkdirAllHandle(base, sub, os.FileMode(info.Mode).Perm())
 		base.Close()
 		if err == nil {
-			// The umask does not say who may write to a volume.
-			err = unix.Fchmodat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(int(dir.Fd())), uint32(info.Mode().Perm()), 0)
+			// The umask does not say who may write to a volume, and what is made in
+			// it belongs to the volume's group as what is made in its root does.
+			err = unix.Fchmodat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(int(dir.Fd())), info.Mode&0o7777, 0)
 			source = dir
 		}
 	}

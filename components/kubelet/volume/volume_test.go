@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -174,6 +175,18 @@ func TestTypes(t *testing.T) {
 	}
 	if _, err := set.SubPath(set.PodDir("u"), "empty", paths["empty"], "a/../../b", "c", 1); err == nil {
 		t.Error("a subPath with .. was accepted")
+	}
+	// What is made in a volume is as accessible as its root.
+	if err := unix.Chmod(paths["empty"], 0o3777); err != nil {
+		t.Fatal(err)
+	}
+	made, err := set.SubPath(set.PodDir("u"), "empty", paths["empty"], "new/deep", "c", 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info unix.Stat_t
+	if err := unix.Stat(made, &info); err != nil || info.Mode&0o7777 != 0o3777 {
+		t.Errorf("a made subPath has mode %o: %v", info.Mode, err)
 	}
 	p, err := set.SubPath(set.PodDir("u"), "config", paths["config"], "deep/file", "c", 2)
 	if err != nil || read(t, p) != "v" {

@@ -11,6 +11,10 @@ import (
 
 // Default fills what is unset in a pod.
 func Default(p *corev1.Pod) {
+	// Templates may still have a negative one; their pods then get this.
+	if grace := p.Spec.TerminationGracePeriodSeconds; grace != nil && *grace < 0 {
+		p.Spec.TerminationGracePeriodSeconds = new(int64(1))
+	}
 	for i := range p.Spec.Containers {
 		requestsFromLimits(&p.Spec.Containers[i].Resources)
 	}

@@ -45,6 +45,19 @@ func check(t *testing.T, errs field.ErrorList, want ...string) {
 	}
 }
 
+func TestNegativeGrace(t *testing.T) {
+	p := parse(t, "spec: {terminationGracePeriodSeconds: -7}")
+	Default(p)
+	if got := *p.Spec.TerminationGracePeriodSeconds; got != 1 {
+		t.Errorf("a pod's grace of -7 s became %d", got)
+	}
+	p = parse(t, "spec: {terminationGracePeriodSeconds: -7}")
+	DefaultSpec(&p.Spec)
+	if got := *p.Spec.TerminationGracePeriodSeconds; got != -7 {
+		t.Errorf("a template's grace of -7 s became %d", got)
+	}
+}
+
 func TestDefaults(t *testing.T) {
 	p := parse(t, `
 spec:
