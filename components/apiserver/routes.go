@@ -18,6 +18,7 @@ import (
 	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/openapi"
+	"hyperkube/internal/measure"
 	"hyperkube/internal/store"
 	"hyperkube/internal/version"
 )
@@ -85,7 +86,7 @@ func (s *Server) routes() http.Handler {
 		"/metrics": s.metrics.Handler(),
 	}
 	s.metrics.ShowStored(s.stored)
-	slis := metrics.NewHealth()
+	slis := measure.NewHealth()
 	all["/metrics/slis"] = slis.Handler()
 	all["/version/"] = all["/version"]
 	for path, checks := range s.checks() {
@@ -160,7 +161,7 @@ func (s *Server) stored() iter.Seq[metrics.Stored] {
 			}
 			told[r.Collection] = true
 			n, size, ok := r.Collection.Stats()
-			if ok && !yield(metrics.Stored{Group: r.Group, Resource: r.Plural, Objects: n, Bytes: n * size}) {
+			if ok && !yield(metrics.Stored{Group: r.Group, Resource: r.Plural, Objects: n, Bytes: n * size, Events: r.Collection.Received()}) {
 				return
 			}
 		}

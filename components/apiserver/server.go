@@ -80,8 +80,10 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), leaving: make(chan struct{}), made: time.Now()}
 	s.stopping, s.stop = context.WithCancel(context.Background())
+	s.metrics = metrics.New()
+	s.metrics.Served = s.serves
 	var err error
-	if s.store, err = store.New(store.Config{Client: cfg.Etcd, Prefix: cfg.EtcdPrefix, Log: cfg.Log}); err != nil {
+	if s.store, err = store.New(store.Config{Client: cfg.Etcd, Prefix: cfg.EtcdPrefix, Observe: s.metrics.Etcd, Log: cfg.Log}); err != nil {
 		return nil, err
 	}
 	apart, err := s.storesApart()
@@ -115,8 +117,6 @@ func New(cfg Config) (*Server, error) {
 			return nil, err
 		}
 	}
-	s.metrics = metrics.New()
-	s.metrics.Served = s.serves
 	etcds := []*clientv3.Client{cfg.Etcd}
 	for client := range s.Stores() {
 		if client != cfg.Etcd {
@@ -140,7 +140,7 @@ func (s *Server) storesApart() (map[schema.GroupResource]*store.Store, error) {
 			return nil, fmt.Errorf("%s cannot be in an etcd of their own: services and their addresses are written together", gr)
 		}
 		if made[client] == nil {
-			one, err := store.New(store.Config{Client: client, Prefix: s.cfg.EtcdPrefix, Log: s.cfg.Log})
+			one, err := store.New(store.Config{Client: client, Prefix: s.cfg.EtcdPrefix, Observe: s.metrics.Etcd, Log: s.cfg.Log})
 			if err != nil {
 				return nil, err
 			}
@@ -181,6 +181,7 @@ func (s *Server) compose() error {
 		Objects:    objects.New(s.registry),
 		Authorizer: authz,
 		Stopping:   s.stopping,
+		Metrics:    s.metrics,
 		MinWatch:   s.cfg.Limits.Watch,
 
 		BookmarkEvery: s.cfg.BookmarkEvery,

@@ -25,6 +25,7 @@ import (
 	"hyperkube/internal/layout"
 	"hyperkube/internal/leader"
 	"hyperkube/internal/tokens"
+	"hyperkube/internal/zpages"
 )
 
 // options are the flags of kube-controller-manager. Those that upstream has and
@@ -56,6 +57,7 @@ type options struct {
 	secondaryEvictionRate  float32
 	unhealthyZoneThreshold float32
 	verbosity              int
+	profiling              bool
 	dynamicProvisioning    bool
 	noForceDetach          bool
 }
@@ -93,7 +95,7 @@ func NewCommand() *cobra.Command {
 		Use:   "kube-controller-manager",
 		Short: "The controllers: bring the cluster towards what its objects ask for",
 		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), zpages.FlagsOf(cmd.Flags())) },
 	}
 	o.flags(cmd.Flags())
 	return cmd
@@ -154,6 +156,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.lifecycle.LargeCluster, "large-cluster-size-threshold", 50, "Size up to which a zone is small.")
 	f.BoolVar(&o.dynamicProvisioning, "enable-dynamic-provisioning", true, "Have volumes made for claims whose class says who makes them.")
 	f.BoolVar(&o.noForceDetach, "disable-force-detach-on-timeout", false, "Leave volumes attached that a node says are in use, however long it has been silent.")
+	f.BoolVar(&o.profiling, "profiling", true, "Serve profiles, and the level of logs, to those who may.")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
 	f.StringVar(&o.accountKeyFile, "service-account-private-key-file", "", "Key that signs the tokens of service accounts that are kept in Secrets.")
 	accepted.Add(f, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Leading(), accepted.Client(), accepted.Serving(), unused)...)
@@ -192,11 +195,9 @@ var unused = []accepted.Flag{
 	{Name: "legacy-service-account-token-clean-up-period", Why: "tokens in Secrets are kept"},
 }
 
-func (o *options) run(ctx context.Context) error {
-	level := slog.LevelInfo
-	if o.verbosity >= 4 {
-		level = slog.LevelDebug
-	}
+func (o *options) run(ctx context.Context, flags zpages.Flags) error {
+	level := new(slog.LevelVar)
+	zpages.SetVerbosity(level, o.verbosity)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	own, err := clientsFrom(o.kubeconfig)
 	if err != nil {
@@ -221,6 +222,7 @@ func (o *options) run(ctx context.Context) error {
 			Component: "kube-controller-manager",
 			Addr:      net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort)),
 			CertFile:  o.certFile, KeyFile: o.keyFile, ClientCAFile: o.clientCAFile,
+			Metrics: m.Metrics(), Flags: flags, Level: level, NoProfiling: !o.profiling,
 		}
 		if o.authenticationKubeconfig != "" || o.authorizationKubeconfig != "" {
 			reviewer, err := clientsFrom(firstOf(o.authorizationKubeconfig, o.authenticationKubeconfig))

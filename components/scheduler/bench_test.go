@@ -64,7 +64,7 @@ func BenchmarkCycle(b *testing.B) {
 			for i := range b.N {
 				info := state.NewPod(pods[i%len(pods)])
 				cycle := &framework.Cycle{Pod: info, State: s, SpreadSelector: func(p *corev1.Pod) map[string]string { return p.Labels }}
-				n, failed := findNode(cycle, &set)
+				n, failed := findNode(cycle, &set, nil)
 				if n == nil {
 					b.Fatal(failed)
 				}
@@ -82,7 +82,7 @@ func BenchmarkPreempt(b *testing.B) {
 	p := pod("new", requests("2"), priority(10), labelled(map[string]string{"app": "a0"}))
 	b.ReportAllocs()
 	for b.Loop() {
-		_, failed := findNode(&framework.Cycle{Pod: state.NewPod(p), State: s}, &set)
+		_, failed := findNode(&framework.Cycle{Pod: state.NewPod(p), State: s}, &set, nil)
 		if preempt(failed, set.Preemption, nil, time.Unix(0, 0)) == nil {
 			b.Fatal(failed)
 		}

@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"slices"
 	"strconv"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
@@ -23,6 +23,8 @@ import (
 	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/leader"
+	"hyperkube/internal/measure"
+	"hyperkube/internal/zpages"
 )
 
 // options are the flags of kube-scheduler.
@@ -36,6 +38,7 @@ type options struct {
 	leaderElect                     bool
 	election                        leader.Election
 	verbosity                       int
+	profiling                       bool
 }
 
 // unused are upstream's flags for what is always so here, has no limit here, or
@@ -53,7 +56,7 @@ func NewCommand() *cobra.Command {
 		Short: "The scheduler: finds nodes for pods",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.run(cmd.Context(), cmd.Flags().Changed)
+			return o.run(cmd.Context(), cmd.Flags().Changed, zpages.FlagsOf(cmd.Flags()))
 		},
 	}
 	flags := cmd.Flags()
@@ -65,6 +68,7 @@ func NewCommand() *cobra.Command {
 	flags.StringVar(&o.certFile, "tls-cert-file", "", "Path of the serving certificate. Without one, a self-signed one is made.")
 	flags.StringVar(&o.keyFile, "tls-private-key-file", "", "Path of the key of --tls-cert-file.")
 	flags.StringVar(&o.clientCAFile, "client-ca-file", "", "Path of the CAs of client certificates.")
+	flags.BoolVar(&o.profiling, "profiling", true, "Serve profiles, and the level of logs, to those who may.")
 	flags.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
 	flags.StringVar(&o.config, "config", "", "Path of a KubeSchedulerConfiguration.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", true, "Work only while holding the lease of the leader.")
@@ -107,11 +111,9 @@ func (o *options) merge(cfg *configv1.KubeSchedulerConfiguration, changed func(f
 	}
 }
 
-func (o *options) run(ctx context.Context, changed func(flag string) bool) error {
-	level := slog.LevelInfo
-	if o.verbosity >= 4 {
-		level = slog.LevelDebug
-	}
+func (o *options) run(ctx context.Context, changed func(flag string) bool, flags zpages.Flags) error {
+	level := new(slog.LevelVar)
+	zpages.SetVerbosity(level, o.verbosity)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	file, err := loadConfig(o.config)
 	if err != nil {
@@ -126,8 +128,7 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool) error
 	if err != nil {
 		return err
 	}
-	registry := debugserver.NewRegistry()
-	cfg := Config{Clients: clients, Profiles: profiles, Extenders: file.Extenders, Metrics: registry, Log: log}
+	cfg := Config{Clients: clients, Profiles: profiles, Extenders: file.Extenders, Log: log}
 	if v := file.PodInitialBackoffSeconds; v != nil {
 		cfg.InitialBackoff = time.Duration(*v) * time.Second
 	}
@@ -144,7 +145,7 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool) error
 	if o.securePort == 0 {
 		served <- nil
 	} else {
-		server, err := o.server(registry, s)
+		server, err := o.server(s, debugserver.Config{Flags: flags, Level: level, ConfigName: "componentconfig", Configuration: func() any { return file }})
 		if err != nil {
 			return err
 		}
@@ -158,7 +159,13 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool) error
 	}
 	clients.Informers.StartWithContext(ctx)
 	if o.leaderElect {
-		err = leader.Run(ctx, o.election, clients.Kube, nil, s.Run)
+		name := o.election.Defaulted("kube-scheduler").Name
+		s.leaders.Lead(name, false)
+		err = leader.Run(ctx, o.election, clients.Kube, nil, func(ctx context.Context) error {
+			s.leaders.Lead(name, true)
+			defer s.leaders.Lead(name, false)
+			return s.Run(ctx)
+		})
 	} else {
 		err = s.Run(ctx)
 	}
@@ -170,20 +177,24 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool) error
 	return err
 }
 
+// Server completes the configuration of the scheduler's secure port.
+func (s *Scheduler) Server(conf debugserver.Config) debugserver.Config {
+	conf.Component, conf.Metrics = "kube-scheduler", s.Metrics()
+	conf.Paths = map[string]http.Handler{"/metrics/resources": measure.Handler(s.Resources())}
+	conf.Checks = []debugserver.Check{{Name: "sched-handler-sync", Check: func() error {
+		if !s.Synced() {
+			return errors.New("handlers are not fully synchronized")
+		}
+		return nil
+	}}}
+	return conf
+}
+
 // server is what answers on the secure port.
-func (o *options) server(registry *prometheus.Registry, s *Scheduler) (*debugserver.Server, error) {
-	conf := debugserver.Config{
-		Component: "kube-scheduler",
-		Addr:      net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort)),
-		CertFile:  o.certFile, KeyFile: o.keyFile, ClientCAFile: o.clientCAFile,
-		Metrics: registry,
-		Checks: []debugserver.Check{{Name: "sched-handler-sync", Check: func() error {
-			if !s.Synced() {
-				return errors.New("nodes and pods are not known yet")
-			}
-			return nil
-		}}},
-	}
+func (o *options) server(s *Scheduler, conf debugserver.Config) (*debugserver.Server, error) {
+	conf.Addr = net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort))
+	conf.CertFile, conf.KeyFile, conf.ClientCAFile, conf.NoProfiling = o.certFile, o.keyFile, o.clientCAFile, !o.profiling
+	conf = s.Server(conf)
 	reviewer := cmp.Or(o.authorizationKubeconfig, o.authenticationKubeconfig)
 	if reviewer != "" {
 		clients, err := clientsFrom(reviewer)

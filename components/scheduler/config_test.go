@@ -71,7 +71,7 @@ profiles:
 	}
 	s.SetPod(state.NewPod(pod("q", requests("1"))), "b")
 	// The fuller of the nodes of the pool.
-	n, failed := findNode(&framework.Cycle{Pod: state.NewPod(pod("p", requests("1"))), State: s}, &p)
+	n, failed := findNode(&framework.Cycle{Pod: state.NewPod(pod("p", requests("1"))), State: s}, &p, nil)
 	if n == nil || n.Name != "b" {
 		t.Errorf("placed on %v: %v", n, failed)
 	}
@@ -79,7 +79,7 @@ profiles:
 	_, failed = findNode(&framework.Cycle{
 		Pod: state.NewPod(pod("p", requests("1"))), State: s,
 		SpreadSelector: func(*corev1.Pod) map[string]string { return map[string]string{"app": "web"} },
-	}, &p)
+	}, &p, nil)
 	want := "0/3 nodes are available: 1 node(s) didn't match scheduler-enforced node affinity, 2 node(s) didn't match pod topology spread constraints (missing required label)."
 	if failed == nil || failed.Error() != want {
 		t.Errorf("%v, want %s", failed, want)

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"hyperkube/internal/measure"
 )
 
 // metrics are upstream's of the same names.
@@ -17,56 +19,91 @@ type metrics struct {
 	podAttempts prometheus.Histogram
 	preemptions prometheus.Counter
 	victims     prometheus.Histogram
+	algorithm   prometheus.Histogram
+	points      *prometheus.HistogramVec
+	incoming    *prometheus.CounterVec
+	binding     prometheus.Gauge
 }
 
-// newMetrics makes the metrics, and registers them with r if that is not nil.
-func newMetrics(r prometheus.Registerer) (*metrics, error) {
+// newMetrics makes the metrics, and registers them and others with r.
+func newMetrics(r prometheus.Registerer, others ...prometheus.Collector) (*metrics, error) {
 	m := &metrics{
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "scheduler_schedule_attempts_total",
-			Help: "Attempts to find a node for a pod, by their result: scheduled, unschedulable or error.",
+			Help: "[STABLE] Number of attempts to schedule pods, by the result. 'unschedulable' means a pod could not be scheduled, while 'error' means an internal scheduler problem.",
 		}, []string{"profile", "result"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "scheduler_scheduling_attempt_duration_seconds",
-			Help:    "How long attempts took in seconds, binding included.",
+			Help:    "[STABLE] Scheduling attempt latency in seconds (scheduling algorithm + binding)",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
 		}, []string{"profile", "result"}),
 		sli: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "scheduler_pod_scheduling_sli_duration_seconds",
-			Help:    "How long pods took from entering the queue to being bound, in seconds, over all attempts.",
+			Help:    "[BETA] E2e latency for a pod being scheduled, from the time the pod enters the scheduling queue and might involve multiple scheduling attempts.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 2, 20),
 		}, []string{"attempts"}),
 		podAttempts: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "scheduler_pod_scheduling_attempts",
-			Help:    "How many attempts pods took that were scheduled.",
+			Help:    "[STABLE] Number of attempts to successfully schedule a pod.",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 5),
 		}),
 		preemptions: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "scheduler_preemption_attempts_total",
-			Help: "Attempts to make room for a pod by evicting others.",
+			Help: "[STABLE] Total preemption attempts in the cluster till now",
 		}),
 		victims: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "scheduler_preemption_victims",
-			Help:    "How many pods were evicted for one.",
+			Help:    "[STABLE] Number of selected preemption victims for preemption initiated by a single pod",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 7),
 		}),
 	}
+	m.algorithm = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "scheduler_scheduling_algorithm_duration_seconds", Help: "[BETA] Scheduling algorithm latency in seconds", Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+	})
+	m.points = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "scheduler_framework_extension_point_duration_seconds", Help: "[STABLE] Latency for running all plugins of a specific extension point.",
+		Buckets: prometheus.ExponentialBuckets(0.0001, 2, 12),
+	}, []string{"extension_point", "status", "profile"})
+	m.incoming = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "scheduler_queue_incoming_pods_total", Help: "[STABLE] Number of pods added to scheduling queues by event and queue type.",
+	}, []string{"queue", "event"})
+	goroutines := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "scheduler_goroutines", Help: "[BETA] Number of running goroutines split by the work they do such as binding.",
+	}, []string{"operation"})
+	m.binding = goroutines.WithLabelValues("binding")
 	pending := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "scheduler_pending_pods",
-		Help: "Pods without a node, by where they wait: active to be tried next, backoff for a time, unschedulable for something to happen, gated for their gates to go.",
+		Help: "[STABLE] Number of pending pods, by the queue type. 'active' means number of pods in activeQ; 'backoff' means number of pods in backoffQ; 'unschedulable' means number of pods in unschedulableEntities that the scheduler attempted to schedule and failed; 'gated' is the number of unschedulable pods that the scheduler never attempted to schedule because they are gated; 'incomplete' means number of pods in incompletePodGroupPods; 'pending' means number of pods in pendingPodGroupPods.",
 	}, []string{"queue"})
-	for at, name := range map[place]string{active: "active", backoff: "backoff", waiting: "unschedulable", gated: "gated"} {
-		m.pending[at] = pending.WithLabelValues(name)
+	for at, name := range queueNames {
+		if name != "" {
+			m.pending[at] = pending.WithLabelValues(name)
+		}
 	}
-	if r == nil {
-		return m, nil
+	all := []prometheus.Collector{
+		m.attempts, m.duration, m.sli, m.podAttempts, m.preemptions, m.victims, m.algorithm, m.points, m.incoming, goroutines, pending, measure.Build(nil),
 	}
-	for _, c := range []prometheus.Collector{m.attempts, m.duration, m.sli, m.podAttempts, m.preemptions, m.victims, pending} {
+	for _, c := range append(all, others...) {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}
 	}
 	return m, nil
+}
+
+// queueNames are what metrics call the places of the queue.
+var queueNames = [places]string{active: "active", backoff: "backoff", waiting: "unschedulable", gated: "gated"}
+
+// came counts a pod that came to a place of the queue.
+func (m *metrics) came(to place, cause string) {
+	m.incoming.WithLabelValues(queueNames[to], cause).Inc()
+}
+
+// pointOf returns what is told of the extension points of a profile.
+func (m *metrics) pointOf(profile string) func(point, status string, began time.Time) {
+	return func(point, status string, began time.Time) {
+		m.points.WithLabelValues(point, status, profile).Observe(time.Since(began).Seconds())
+	}
 }
 
 // waiting tells how many pods are where in the queue.

@@ -69,7 +69,7 @@ func TestPreemptionMessages(t *testing.T) {
 			s.Nominate(info, c.nominated)
 		}
 		set := plugins.Default()
-		n, failed := findNode(&framework.Cycle{Pod: info, State: s}, &set)
+		n, failed := findNode(&framework.Cycle{Pod: info, State: s}, &set, nil)
 		if n != nil {
 			t.Errorf("%s: placed", c.name)
 			continue
@@ -89,12 +89,12 @@ func TestNominatedCounts(t *testing.T) {
 	s.Nominate(state.NewPod(pod("p", requests("3"), priority(5))), "a")
 	set := plugins.Default()
 	for p, fits := range map[int32]bool{1: false, 5: false, 6: true} {
-		n, _ := findNode(&framework.Cycle{Pod: state.NewPod(pod("q", requests("2"), priority(p))), State: s}, &set)
+		n, _ := findNode(&framework.Cycle{Pod: state.NewPod(pod("q", requests("2"), priority(p))), State: s}, &set, nil)
 		if (n != nil) != fits {
 			t.Errorf("priority %d: fits %v", p, n != nil)
 		}
 	}
-	if n, _ := findNode(&framework.Cycle{Pod: state.NewPod(pod("p", requests("3"), priority(5))), State: s}, &set); n == nil {
+	if n, _ := findNode(&framework.Cycle{Pod: state.NewPod(pod("p", requests("3"), priority(5))), State: s}, &set, nil); n == nil {
 		t.Error("the nominated pod itself does not fit")
 	}
 }

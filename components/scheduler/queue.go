@@ -59,6 +59,8 @@ type queue struct {
 	heaps [places]*itemHeap // nil for places without an order
 	// counts are how many are in each place.
 	counts [places]int
+	// came, unless nil, is told of each item that comes to a place, and why.
+	came func(to place, cause string)
 	// initial and most bound how long a pod that could not be placed waits at
 	// least before it is tried again.
 	initial, most time.Duration
@@ -85,7 +87,7 @@ func (q *queue) set(pod *corev1.Pod, isGated bool, now time.Time) {
 		it = &item{pod: pod, added: now, place: tried}
 		q.items[pod.UID] = it
 		q.counts[tried]++
-		q.put(it, placeOf(isGated))
+		q.put(it, placeOf(isGated), "PodAdd")
 		return
 	}
 	old := it.pod
@@ -94,12 +96,12 @@ func (q *queue) set(pod *corev1.Pod, isGated bool, now time.Time) {
 	case it.place == tried:
 		// It is on its way to a node.
 	case isGated && it.place != gated:
-		q.put(it, gated)
+		q.put(it, gated, "PodUpdate")
 	case it.place == gated && !isGated:
 		it.added = now
-		q.put(it, active)
+		q.put(it, active, "PodUpdate")
 	case it.place == waiting && differ(old, pod):
-		q.retry(it, now)
+		q.retry(it, now, "PodUpdate")
 	case it.place == active:
 		heap.Fix(q.heaps[active], it.index)
 	}
@@ -122,8 +124,12 @@ func placeOf(isGated bool) place {
 	return active
 }
 
-// put moves an item from its place to another.
-func (q *queue) put(it *item, to place) {
+// put moves an item from its place to another, because of what upstream's
+// metrics call so.
+func (q *queue) put(it *item, to place, cause string) {
+	if q.came != nil && to != tried {
+		q.came(to, cause)
+	}
 	q.take(it)
 	it.place = to
 	q.counts[to]++
@@ -155,7 +161,7 @@ func (q *queue) pop(now time.Time) *item {
 		if it == nil || it.ready.After(now) {
 			break
 		}
-		q.put(it, active)
+		q.put(it, active, "BackoffComplete")
 	}
 	for {
 		it := q.heaps[waiting].first()
@@ -163,13 +169,13 @@ func (q *queue) pop(now time.Time) *item {
 			break
 		}
 		it.held = false
-		q.put(it, active)
+		q.put(it, active, "UnschedulableTimeout")
 	}
 	it := q.heaps[active].first()
 	if it == nil {
 		return nil
 	}
-	q.put(it, tried)
+	q.put(it, tried, "")
 	it.attempts++
 	if it.first.IsZero() {
 		it.first = now
@@ -198,7 +204,7 @@ func (q *queue) turnDown(it *item, wake framework.Event, now time.Time) {
 	it.wake = wake
 	it.ready = now.Add(q.backoffAfter(it.attempts))
 	it.latest = now.Add(maxWaiting)
-	q.put(it, waiting)
+	q.put(it, waiting, "ScheduleAttemptFailure")
 }
 
 // again puts a pod that was tried, and failed for a reason of the moment, where
@@ -208,17 +214,17 @@ func (q *queue) again(it *item, now time.Time) {
 		return
 	}
 	it.ready = now.Add(q.backoffAfter(it.attempts))
-	q.put(it, backoff)
+	q.put(it, backoff, "ScheduleAttemptFailure")
 }
 
 // retry ends the waiting of a pod, unless it is held.
-func (q *queue) retry(it *item, now time.Time) {
+func (q *queue) retry(it *item, now time.Time, cause string) {
 	switch {
 	case it.held:
 	case it.ready.After(now):
-		q.put(it, backoff)
+		q.put(it, backoff, cause)
 	default:
-		q.put(it, active)
+		q.put(it, active, cause)
 	}
 }
 
@@ -227,7 +233,7 @@ func (q *queue) release(uid types.UID, now time.Time) {
 	if it := q.items[uid]; it != nil && it.held {
 		it.held = false
 		if it.place == waiting {
-			q.retry(it, now)
+			q.retry(it, now, "AssignedPodDelete")
 		}
 	}
 }
@@ -240,7 +246,7 @@ func (q *queue) happened(e framework.Event, now time.Time) {
 	// Those that are woken leave the heap.
 	for _, it := range slices.Clone(q.heaps[waiting].items) {
 		if it.wake&e != 0 {
-			q.retry(it, now)
+			q.retry(it, now, e.String())
 		}
 	}
 }
@@ -250,7 +256,7 @@ func (q *queue) happened(e framework.Event, now time.Time) {
 func (q *queue) claimChanged(key string, now time.Time) {
 	for _, it := range slices.Clone(q.heaps[waiting].items) {
 		if it.wake&framework.ClaimChanged != 0 && hasClaim(it.pod, key) {
-			q.retry(it, now)
+			q.retry(it, now, "PersistentVolumeClaimUpdate")
 		}
 	}
 }
@@ -259,7 +265,7 @@ func (q *queue) claimChanged(key string, now time.Time) {
 func (q *queue) resourceClaimChanged(key string, now time.Time) {
 	for _, it := range slices.Clone(q.heaps[waiting].items) {
 		if it.wake&framework.ClaimChanged != 0 && len(it.pod.Spec.ResourceClaims) > 0 && usesClaim(it.pod, key) {
-			q.retry(it, now)
+			q.retry(it, now, "ResourceClaimUpdate")
 		}
 	}
 }

@@ -27,6 +27,7 @@ import (
 	"hyperkube/components/scheduler/plugins"
 	"hyperkube/components/scheduler/state"
 	"hyperkube/internal/client"
+	"hyperkube/internal/measure"
 )
 
 // Profile is a scheduler by name and what it runs.
@@ -47,7 +48,8 @@ type Config struct {
 	// can. Nil: an informer is asked for them, if the API serves them. The
 	// objects are not written to.
 	Budgets func() []*policyv1.PodDisruptionBudget
-	// Metrics is where the scheduler's metrics are registered; nil: nowhere.
+	// Metrics is where the scheduler's metrics are registered; nil: in a registry
+	// of its own, which Scheduler.Metrics shows.
 	Metrics prometheus.Registerer
 	// InitialBackoff is how long a pod that could not be placed waits at least
 	// before it is tried again, doubled each time up to MaxBackoff; zero
@@ -68,6 +70,9 @@ type Scheduler struct {
 	inbox    *inbox
 	ready    chan struct{}
 	metrics  *metrics
+	leaders  *measure.Leaders
+	// registry has the metrics; nil when they are registered elsewhere.
+	registry *prometheus.Registry
 	extended []*extender
 
 	// Owned by the goroutine of Run.
@@ -122,9 +127,15 @@ func New(cfg Config) (*Scheduler, error) {
 		s.extended = append(s.extended, e)
 	}
 	var err error
-	if s.metrics, err = newMetrics(cfg.Metrics); err != nil {
+	s.leaders = measure.NewLeaders()
+	if cfg.Metrics == nil {
+		s.registry = prometheus.NewRegistry()
+		cfg.Metrics = s.registry
+	}
+	if s.metrics, err = newMetrics(cfg.Metrics, s.leaders, cfg.Clients.Requests); err != nil {
 		return nil, fmt.Errorf("scheduler: registering metrics: %w", err)
 	}
+	s.queue.came = s.metrics.came
 	if s.informed, err = newInformed(cfg.Clients.Informers, s.inbox); err != nil {
 		return nil, fmt.Errorf("scheduler: preparing informers: %w", err)
 	}
@@ -225,6 +236,7 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 		cycle.Devices = s.devices
 	}
 	node, failed := s.find(ctx, cycle, profile)
+	s.metrics.algorithm.Observe(time.Since(start).Seconds())
 	if node == nil {
 		s.fail(d, info, failed, profile)
 		return d
@@ -247,7 +259,7 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 // find is findNode with the extenders asked.
 func (s *Scheduler) find(ctx context.Context, cycle *framework.Cycle, profile *Profile) (*state.Node, *unfit) {
 	if len(s.extended) == 0 {
-		return findNode(cycle, &profile.Plugins)
+		return findNode(cycle, &profile.Plugins, s.metrics.pointOf(profile.SchedulerName))
 	}
 	nodes, failed := candidates(cycle, &profile.Plugins)
 	if failed != nil {
@@ -276,6 +288,11 @@ func (s *Scheduler) fail(d *decision, info *state.Pod, failed *unfit, profile *P
 		s.metrics.preemptions.Inc()
 		eligible := mayNotPreempt(failed) == ""
 		v := preempt(failed, p, s.budgets(), now)
+		status := "Unschedulable"
+		if v != nil {
+			status = "Success"
+		}
+		s.metrics.pointOf(profile.SchedulerName)("PostFilter", status, now)
 		switch {
 		case v != nil:
 			failed.wake |= framework.PodRemoved

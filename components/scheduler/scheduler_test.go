@@ -132,7 +132,7 @@ func TestFindNode(t *testing.T) {
 			s.SetPod(state.NewPod(p), n)
 		}
 		set := plugins.Default()
-		got, failed := findNode(&framework.Cycle{Pod: state.NewPod(c.pod), State: s}, &set)
+		got, failed := findNode(&framework.Cycle{Pod: state.NewPod(c.pod), State: s}, &set, nil)
 		switch {
 		case got == nil && failed.Error() != c.want:
 			t.Errorf("%s: %q, want %q", c.name, failed, c.want)

@@ -142,6 +142,16 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 	} else if e != nil {
 		err = e.bind(ctx, b)
 	} else {
+		s.metrics.binding.Inc()
+		defer s.metrics.binding.Dec()
+		began := time.Now()
+		defer func() {
+			status := "Success"
+			if err != nil {
+				status = "Error"
+			}
+			s.metrics.pointOf(d.profile)("Bind", status, began)
+		}()
 		err = s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Bind(ctx, b, metav1.CreateOptions{})
 	}
 	if err != nil {

@@ -137,8 +137,7 @@ func Serving() []Flag {
 	const delegated = "who may see what is asked of the API server for each request"
 	const trusted = "client certificates are those of --client-ca-file"
 	return []Flag{
-		{Name: "profiling", Why: "profiles are not served", Bool: true},
-		{Name: "contention-profiling", Why: "profiles are not served", Bool: true},
+		{Name: "contention-profiling", Why: "what blocks is not sampled", Bool: true},
 		{Name: "requestheader-client-ca-file", Why: trusted},
 		{Name: "requestheader-allowed-names", Why: trusted},
 		{Name: "requestheader-username-headers", Why: trusted},

@@ -10,18 +10,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/pprof"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/kubernetes"
 	certutil "k8s.io/client-go/util/cert"
+
+	"hyperkube/internal/measure"
+	"hyperkube/internal/zpages"
 )
 
 // Config of a Server.
@@ -39,10 +43,29 @@ type Config struct {
 	// Reviews is where tokens and permissions are asked for; nil: only
 	// members of system:masters see more than health.
 	Reviews kubernetes.Interface
-	// Metrics is what /metrics tells; nil means NewRegistry.
+	// Metrics is what /metrics tells; nil: of the process alone.
 	Metrics prometheus.Gatherer
 	// Checks are what /readyz asks, in order.
 	Checks []Check
+	// Live are what /healthz and /livez ask.
+	Live []Check
+	// Certificate is the serving certificate, in place of files; it may be nil.
+	Certificate *tls.Certificate
+	// ClientCA has the CAs of client certificates, in place of ClientCAFile; it
+	// may be nil.
+	ClientCA *x509.CertPool
+	// Flags are those with which the component was started; nil: nothing is
+	// told of them.
+	Flags zpages.Flags
+	// ConfigName and Configuration are what /configz tells; nil: nothing.
+	ConfigName    string
+	Configuration func() any
+	// Level is changed by /debug/flags/v; nil: it is as it is.
+	Level *slog.LevelVar
+	// NoProfiling leaves profiles and the level of logs out.
+	NoProfiling bool
+	// Paths are more that is served to those whom the API server lets.
+	Paths map[string]http.Handler
 }
 
 // Check is one thing that must be so for a component to be ready.
@@ -60,20 +83,13 @@ type Server struct {
 	addr  net.Addr // valid once ready
 }
 
-// NewRegistry returns a registry of metrics with those of Go and of the process.
-func NewRegistry() *prometheus.Registry {
-	r := prometheus.NewRegistry()
-	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return r
-}
-
 // New validates cfg and reads its certificates.
 func New(cfg Config) (*Server, error) {
 	if (cfg.CertFile == "") != (cfg.KeyFile == "") {
 		return nil, fmt.Errorf("serving the port of %s: a certificate and its key are given together or not at all", cfg.Component)
 	}
 	if cfg.Metrics == nil {
-		cfg.Metrics = NewRegistry()
+		cfg.Metrics = measure.Page()
 	}
 	s := &Server{cfg: cfg, ready: make(chan struct{})}
 	cert, err := s.certificate()
@@ -81,7 +97,9 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s.tls = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}}
-	if cfg.ClientCAFile != "" {
+	if cfg.ClientCA != nil {
+		s.tls.ClientCAs, s.tls.ClientAuth = cfg.ClientCA, tls.VerifyClientCertIfGiven
+	} else if cfg.ClientCAFile != "" {
 		pem, err := os.ReadFile(cfg.ClientCAFile)
 		if err != nil {
 			return nil, fmt.Errorf("reading client CAs: %w", err)
@@ -128,6 +146,9 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 func (s *Server) certificate() (tls.Certificate, error) {
+	if s.cfg.Certificate != nil {
+		return *s.cfg.Certificate, nil
+	}
 	if s.cfg.CertFile != "" {
 		cert, err := tls.LoadX509KeyPair(s.cfg.CertFile, s.cfg.KeyFile)
 		if err != nil {
@@ -147,16 +168,48 @@ func (s *Server) certificate() (tls.Certificate, error) {
 }
 
 func (s *Server) handler() http.Handler {
+	slis := measure.NewHealth()
 	open := http.NewServeMux()
-	open.HandleFunc("/healthz", health("healthz", nil))
-	open.HandleFunc("/livez", health("livez", nil))
-	open.HandleFunc("/readyz", health("readyz", s.cfg.Checks))
+	checks := map[string][]Check{"healthz": s.cfg.Live, "livez": s.cfg.Live, "readyz": s.cfg.Checks}
+	paths := map[string]http.Handler{
+		"/metrics":      measure.Handler(s.cfg.Metrics),
+		"/metrics/slis": slis.Handler(),
+	}
+	for name, list := range checks {
+		for i, c := range list {
+			list[i].Check = func() error {
+				err := c.Check()
+				slis.Observe(c.Name, name, err)
+				return err
+			}
+		}
+	}
+	if s.cfg.Flags != nil {
+		paths["/flagz"] = zpages.Flagz(s.cfg.Component, s.cfg.Flags)
+	}
+	if s.cfg.Configuration != nil {
+		paths["/configz"] = zpages.Configz(s.cfg.ConfigName, s.cfg.Configuration)
+	}
+	if !s.cfg.NoProfiling {
+		paths["/debug/pprof/"] = http.HandlerFunc(pprof.Index)
+		paths["/debug/pprof/cmdline"] = http.HandlerFunc(pprof.Cmdline)
+		paths["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
+		paths["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
+		paths["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
+		if s.cfg.Level != nil {
+			maps.Copy(paths, zpages.DebugFlags(s.cfg.Level))
+		}
+	}
+	maps.Copy(paths, s.cfg.Paths)
+	known := append(slices.Collect(maps.Keys(paths)), "/healthz", "/livez", "/readyz", "/statusz")
+	paths["/statusz"] = zpages.Statusz(s.cfg.Component, slices.DeleteFunc(known, func(p string) bool { return strings.HasPrefix(p, "/debug/") })...)
 	guarded := http.NewServeMux()
-	guarded.Handle("/metrics", promhttp.HandlerFor(s.cfg.Metrics, promhttp.HandlerOpts{}))
-	guarded.HandleFunc("/debug/pprof/", pprof.Index)
-	guarded.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	guarded.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	guarded.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	for path, h := range paths {
+		guarded.Handle(path, h)
+	}
+	for name, list := range checks {
+		open.HandleFunc("/"+name, health(name, list))
+	}
 	open.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		code, err := s.allow(r)
 		if err != nil {

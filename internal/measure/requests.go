@@ -49,8 +49,11 @@ func NewRequests() *Requests {
 	}
 }
 
-// Describe as prometheus.Collector.
+// Describe as prometheus.Collector; nil has nothing.
 func (r *Requests) Describe(ch chan<- *prometheus.Desc) {
+	if r == nil {
+		return
+	}
 	r.total.Describe(ch)
 	r.duration.Describe(ch)
 	r.size.Describe(ch)
@@ -58,6 +61,9 @@ func (r *Requests) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect as prometheus.Collector.
 func (r *Requests) Collect(ch chan<- prometheus.Metric) {
+	if r == nil {
+		return
+	}
 	r.total.Collect(ch)
 	r.duration.Collect(ch)
 	r.size.Collect(ch)

@@ -30,6 +30,8 @@ type Collection struct {
 	// replaying has room for the one who reads events of the past.
 	replaying chan struct{}
 
+	// received counts the events from etcd.
+	received atomic.Uint64
 	// incoming belongs to the goroutine that feeds the store.
 	incoming []change
 
@@ -157,6 +159,9 @@ func (c *Collection) Stats() (count, size int, ok bool) {
 	})
 	return c.current.entries.Len(), total / max(n, 1), true
 }
+
+// Received is how many events of the collection have come from etcd.
+func (c *Collection) Received() uint64 { return c.received.Load() }
 
 // Cached returns the cache's entry without any wait, nil if there is none (or
 // the cache has not been filled). It may be stale: writes made from it fail
@@ -354,7 +359,7 @@ func (c *Collection) read(ctx context.Context, revision int64) ([]*mvccpb.KeyVal
 	var kvs []*mvccpb.KeyValue
 	from := c.prefix
 	for {
-		resp, err := c.store.getRange(ctx, from, rangeEnd(c.prefix), revision, readPiece)
+		resp, err := c.store.getRange(ctx, c, from, rangeEnd(c.prefix), revision, readPiece)
 		if err != nil {
 			return nil, 0, fmt.Errorf("reading %s: %w", c.prefix, etcdError(err))
 		}

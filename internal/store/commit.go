@@ -23,6 +23,17 @@ type write struct {
 	keep bool
 }
 
+// operation is how upstream's metrics call the write.
+func (w *write) operation() string {
+	switch {
+	case w.entry == nil && !w.keep:
+		return "delete"
+	case w.op.expect == 0:
+		return "create"
+	}
+	return "update"
+}
+
 // Commit runs ops as one etcd transaction: all or none. No two ops may be of
 // one key. Two of one collection share a revision, so a client that loses its
 // watch between them and resumes from it misses the second: this is for what
@@ -44,7 +55,11 @@ func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revisi
 			s.own.begin(w)
 		}
 	}
+	began := s.now()
 	resp, err := s.transact(ctx, writes)
+	for i := range writes {
+		s.observed(writes[i].operation(), writes[i].op.collection, began, err)
+	}
 	if err != nil || !resp.Succeeded {
 		s.own.abandon(writes)
 	}

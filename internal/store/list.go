@@ -165,7 +165,7 @@ func (c *Collection) listEtcd(ctx context.Context, opts ListOptions) (*Page, err
 			// One more tells whether there is a next page.
 			piece = min(piece, int64(opts.Limit-len(page.Entries))+1)
 		}
-		resp, err := c.store.getRange(ctx, from, end, opts.Revision, piece)
+		resp, err := c.store.getRange(ctx, c, from, end, opts.Revision, piece)
 		if err != nil {
 			return nil, etcdError(err)
 		}

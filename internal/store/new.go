@@ -31,6 +31,8 @@ type Store struct {
 	prefix                string
 	history, historyBytes int
 	log                   *slog.Logger
+	// observe is told of requests to etcd; it may be nil.
+	observe func(operation, group, resource string, took time.Duration, err error)
 
 	position *position
 	current  currentReads
@@ -97,6 +99,7 @@ func New(cfg Config) (*Store, error) {
 		history:      or(cfg.History, defaultHistory),
 		historyBytes: or(cfg.HistoryBytes, defaultHistoryBytes),
 		log:          log,
+		observe:      cfg.Observe,
 		position:     newPosition(done),
 		own:          ownWrites{byKey: make(map[string]*ownWrite)},
 		leases:       leases{client: cfg.Client, byTTL: make(map[int64]*lease)},
@@ -247,8 +250,26 @@ func (s *Store) learnCurrent(ctx context.Context, ask func(context.Context) (int
 
 // getRange reads keys in [from, end), at a revision or with zero at the
 // current one.
-func (s *Store) getRange(ctx context.Context, from, end string, revision, limit int64) (*clientv3.GetResponse, error) {
-	return s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithRev(revision), clientv3.WithLimit(limit))
+func (s *Store) getRange(ctx context.Context, c *Collection, from, end string, revision, limit int64) (*clientv3.GetResponse, error) {
+	began := s.now()
+	resp, err := s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithRev(revision), clientv3.WithLimit(limit))
+	s.observed("list", c, began, err)
+	return resp, err
+}
+
+// now is when a request to etcd begins; zero when nobody observes them.
+func (s *Store) now() time.Time {
+	if s.observe == nil {
+		return time.Time{}
+	}
+	return time.Now()
+}
+
+// observed tells of a request to etcd that has ended.
+func (s *Store) observed(operation string, c *Collection, began time.Time, err error) {
+	if s.observe != nil {
+		s.observe(operation, c.cfg.Resource.Group, c.cfg.Resource.Resource, time.Since(began), err)
+	}
 }
 
 // askedTimeout is how long a revision that a client named is waited for, as

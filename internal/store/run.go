@@ -185,6 +185,7 @@ func (s *Store) take(events []*clientv3.Event, touched []*Collection) []*Collect
 		c.incoming = append(c.incoming, ch)
 	}
 	for _, c := range touched {
+		c.received.Add(uint64(len(c.incoming)))
 		c.apply(c.incoming)
 		clear(c.incoming)
 		c.incoming = c.incoming[:0]

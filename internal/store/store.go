@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -63,6 +64,10 @@ type Config struct {
 	// MemoBytes bounds the bytes of all values of Entry.Memo; zero means
 	// 32 MiB.
 	MemoBytes int
+	// Observe, unless nil, is told of each request to etcd about the objects of
+	// a resource: get, list, create, update or delete. It is called by several
+	// goroutines and must be quick.
+	Observe func(operation, group, resource string, took time.Duration, err error)
 	// Log receives what goes wrong in the background. Nil: nothing.
 	Log *slog.Logger
 }

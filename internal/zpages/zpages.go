@@ -258,4 +258,3 @@ func plain(w http.ResponseWriter, code int, text string) {
 	w.WriteHeader(code)
 	fmt.Fprintln(w, text)
 }
-

@@ -24,12 +24,12 @@ func newDurations(r prometheus.Registerer) (*durations, error) {
 	d := &durations{
 		plugins: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "apiserver_admission_controller_admission_duration_seconds",
-			Help:    "Admission controller latency histogram in seconds, identified by name and broken out for each operation and API resource and type (validate or admit).",
+			Help:    "[STABLE] Admission controller latency histogram in seconds, identified by name and broken out for each operation and API resource and type (validate or admit).",
 			Buckets: []float64{0.005, 0.025, 0.1, 0.5, 1.0, 2.5},
 		}, []string{"name", "type", "operation", "rejected"}),
 		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "apiserver_admission_step_admission_duration_seconds",
-			Help:    "Admission sub-step latency histogram in seconds, broken out for each operation and API resource and step type (validate or admit).",
+			Help:    "[STABLE] Admission sub-step latency histogram in seconds, broken out for each operation and API resource and step type (validate or admit).",
 			Buckets: []float64{0.005, 0.025, 0.1, 0.5, 1.0, 2.5},
 		}, []string{"type", "operation", "rejected"}),
 	}

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/rest"
 )
 
@@ -60,7 +62,9 @@ const (
 
 // decide is allowed for the request itself: the decision goes on the record.
 func (c *Chain) decide(ctx context.Context, a authorizer.Attributes) error {
+	began := time.Now()
 	decision, reason, err := c.cfg.Authorizer.Authorize(ctx, a)
+	c.cfg.Metrics.Authorized(outcome(decision, err), time.Since(began))
 	switch {
 	case decision == authorizer.DecisionAllow:
 		audit.AddAuditAnnotations(ctx, decisionKey, "allow", reasonKey, reason)
@@ -71,6 +75,19 @@ func (c *Chain) decide(ctx context.Context, a authorizer.Attributes) error {
 	}
 	audit.AddAuditAnnotations(ctx, decisionKey, "forbid", reasonKey, reason)
 	return rest.Forbidden(a, reason)
+}
+
+// outcome is how metrics call a decision.
+func outcome(decision authorizer.Decision, err error) metrics.Decision {
+	switch {
+	case decision == authorizer.DecisionAllow:
+		return metrics.Allowed
+	case err != nil:
+		return metrics.Failed
+	case decision == authorizer.DecisionDeny:
+		return metrics.Denied
+	}
+	return metrics.NoOpinion
 }
 
 // allowed returns nil when the authorizer agrees, and what to answer when not.

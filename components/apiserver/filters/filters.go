@@ -5,6 +5,7 @@ package filters
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -125,10 +126,10 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		defer c.cfg.Metrics.LongRunning(info, req.Method)()
 	} else {
 		defer c.cfg.Metrics.InFlight(req.Method == http.MethodGet)()
-		defer func() {
-			c.cfg.Metrics.Request(info, req.Method, query.Has("dryRun"), w.status(), time.Since(start))
-		}()
 	}
+	defer func() {
+		c.cfg.Metrics.Request(info, req.Method, query.Has("dryRun"), long, w.status(), w.size, time.Since(start))
+	}()
 
 	ctx := req.Context()
 	timeout, err := c.timeout(query)
@@ -152,6 +153,7 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 
 	u, err := c.authenticate(ctx, req)
 	if err != nil {
+		c.cfg.Metrics.Unauthenticated(time.Since(start))
 		c.cfg.Log.DebugContext(ctx, "request not authenticated", "path", req.URL.Path, "error", err)
 		c.refuse(w, req.WithContext(ctx), start, attempted(req), apierrors.NewUnauthorized("Unauthorized"))
 		return
@@ -231,6 +233,9 @@ func (c *Chain) serveUser(w http.ResponseWriter, req *http.Request) {
 	own.deferred = true
 	c.cfg.Limiter.Serve(w, req, info, u, c.limited)
 	own.deferred = false
+	if own.code == http.StatusTooManyRequests && !own.passed {
+		c.cfg.Metrics.Terminated(info, req.Method, own.code)
+	}
 	if own.later != nil {
 		c.shares.send(w, u.GetName(), own.private, own.later)
 	}
@@ -254,7 +259,9 @@ func ownWriter(w http.ResponseWriter) *writer {
 // serveLimited goes on when there is room.
 func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
-	if own := ownWriter(w); own.begun != nil {
+	own := ownWriter(w)
+	own.passed = true
+	if own.begun != nil {
 		own.begun()
 	}
 	info, _ := apirequest.RequestInfoFrom(ctx)
@@ -273,6 +280,7 @@ func (c *Chain) authenticate(ctx context.Context, req *http.Request) (user.Info,
 	if u, ok := ctx.Value(memoryUser{}).(user.Info); ok {
 		return u, nil
 	}
+	began := time.Now()
 	if len(c.cfg.Audiences) > 0 {
 		ctx = authenticator.WithAudiences(ctx, c.cfg.Audiences)
 	}
@@ -283,6 +291,12 @@ func (c *Chain) authenticate(ctx context.Context, req *http.Request) (user.Info,
 	if err != nil {
 		return nil, err
 	}
+	var certificate *x509.Certificate
+	if req.TLS != nil && len(req.TLS.PeerCertificates) > 0 && req.Header.Get("Authorization") == "" {
+		certificate = req.TLS.PeerCertificates[0]
+	}
+	now := time.Now()
+	c.cfg.Metrics.Authenticated(resp.User.GetName(), certificate, now, now.Sub(began))
 	// Credentials end here: neither aggregated servers nor logs see them.
 	req.Header.Del("Authorization")
 	return resp.User, nil

@@ -12,6 +12,10 @@ type writer struct {
 	http.ResponseWriter
 	code     int
 	hijacked bool
+	// size is how many bytes the answer has so far.
+	size int
+	// passed: the request was let through by the limiter.
+	passed bool
 	// deferred: somebody calls later once the request has no seats.
 	deferred bool
 	later    func()
@@ -42,7 +46,9 @@ func (w *writer) Write(p []byte) (int, error) {
 	if w.code == 0 {
 		w.code = http.StatusOK
 	}
-	return w.ResponseWriter.Write(p)
+	n, err := w.ResponseWriter.Write(p)
+	w.size += n
+	return n, err
 }
 
 // Flush sends what was written.

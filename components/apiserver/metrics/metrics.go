@@ -6,20 +6,14 @@ package metrics
 
 import (
 	"net/http"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-	dto "github.com/prometheus/client_model/go"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/component-base/metrics/legacyregistry"
 
-	"hyperkube/internal/version"
+	"hyperkube/internal/measure"
 )
 
 // Metrics of one API server. Its methods are safe for several goroutines.
@@ -35,6 +29,12 @@ type Metrics struct {
 	sli                *prometheus.HistogramVec
 	inflight           *prometheus.GaugeVec
 	watchers           *prometheus.GaugeVec
+	sizes              *prometheus.HistogramVec
+	deprecated         *prometheus.GaugeVec
+	terminated         *prometheus.CounterVec
+	access             *access
+	watches            *watches
+	etcd               *etcd
 	readOnly, mutating prometheus.Gauge
 
 	// Looking metrics up by their labels costs more than counting, so what
@@ -53,8 +53,10 @@ type requestKey struct {
 type runningKey struct{ verb, group, version, resource, subresource, scope string }
 
 type requestMetrics struct {
-	total         prometheus.Counter
-	duration, sli prometheus.Observer
+	total    prometheus.Counter
+	duration prometheus.Observer
+	// sli is nil for requests that run for long, size for what is not read.
+	sli, size prometheus.Observer
 }
 
 // maxKept bounds what is kept; clients choose some of the labels.
@@ -67,40 +69,49 @@ func New() *Metrics {
 		registry: prometheus.NewRegistry(),
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "apiserver_request_total",
-			Help: "Counter of apiserver requests broken out for each verb, dry run value, group, version, resource, scope, component, and HTTP response code.",
+			Help: "[STABLE] Counter of apiserver requests broken out for each verb, dry run value, group, version, resource, scope, component, and HTTP response code.",
 		}, []string{"verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component", "code"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "apiserver_request_duration_seconds",
-			Help: "Response latency distribution in seconds for each verb, dry run value, group, version, resource, subresource, scope and component.",
+			Help: "[STABLE] Response latency distribution in seconds for each verb, dry run value, group, version, resource, subresource, scope and component.",
 			Buckets: []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3,
 				4, 5, 6, 8, 10, 15, 20, 30, 45, 60},
 		}, []string{"verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"}),
 		sli: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "apiserver_request_sli_duration_seconds",
-			Help: "Response latency distribution (not counting webhook duration and priority & fairness queue wait times) in seconds for each verb, group, version, resource, subresource, scope and component.",
+			Help: "[ALPHA] Response latency distribution (not counting webhook duration and priority & fairness queue wait times) in seconds for each verb, group, version, resource, subresource, scope and component.",
 			Buckets: []float64{0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3,
 				4, 5, 6, 8, 10, 15, 20, 30, 45, 60},
 		}, labels),
 		inflight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "apiserver_current_inflight_requests",
-			Help: "Maximal number of currently used inflight request limit of this apiserver per request kind in last second.",
+			Help: "[STABLE] Maximal number of currently used inflight request limit of this apiserver per request kind in last second.",
 		}, []string{"request_kind"}),
 		watchers: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "apiserver_longrunning_requests",
-			Help: "Gauge of all active long-running apiserver requests broken out by verb, group, version, resource, scope and component. Not all requests are tracked this way.",
+			Help: "[STABLE] Gauge of all active long-running apiserver requests broken out by verb, group, version, resource, scope and component. Not all requests are tracked this way.",
 		}, labels),
+		sizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_response_sizes", Help: "[STABLE] Response size distribution in bytes for each group, version, verb, resource, subresource, scope and component.",
+			Buckets: prometheus.ExponentialBuckets(1000, 10, 7),
+		}, labels),
+		deprecated: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "apiserver_requested_deprecated_apis",
+			Help: "[STABLE] Gauge of deprecated APIs that have been requested, broken out by API group, version, resource, subresource, and removed_release.",
+		}, []string{"group", "version", "resource", "subresource", "removed_release"}),
+		terminated: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_request_terminations_total", Help: "[ALPHA] Number of requests which apiserver terminated in self-defense.",
+		}, []string{"verb", "group", "version", "resource", "subresource", "scope", "component", "code"}),
+		access: newAccess(), watches: newWatches(), etcd: newEtcd(),
 		requests: map[requestKey]*requestMetrics{},
 		running:  map[runningKey]prometheus.Gauge{},
 	}
 	m.readOnly, m.mutating = m.inflight.WithLabelValues("readOnly"), m.inflight.WithLabelValues("mutating")
-	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "kubernetes_build_info",
-		Help: "A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.",
-	}, []string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform"})
-	v := version.Get()
-	build.WithLabelValues(v.Major, v.Minor, v.GitVersion, v.GitCommit, v.GitTreeState, v.BuildDate, v.GoVersion, v.Compiler, v.Platform).Set(1)
-	m.registry.MustRegister(m.total, m.duration, m.sli, m.inflight, m.watchers, build,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(m.total, m.duration, m.sli, m.sizes, m.inflight, m.watchers, m.deprecated, m.terminated, measure.Build(nil))
+	m.registry.MustRegister(m.access.collectors()...)
+	m.registry.MustRegister(m.watches.collectors()...)
+	m.registry.MustRegister(m.etcd.collectors()...)
+	m.registry.MustRegister(unvalidated()...)
 	return m
 }
 
@@ -109,32 +120,7 @@ func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
 
 // Handler shows all metrics.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(both{m.registry}, promhttp.HandlerOpts{})
-}
-
-// both adds to our metrics those that Kubernetes' libraries keep in the
-// registry of the process: of fairness, audit, admission, authentication and
-// the like. Where both have a metric, ours is shown.
-type both struct{ own prometheus.Gatherer }
-
-// Gather as prometheus.Gatherer.
-func (b both) Gather() ([]*dto.MetricFamily, error) {
-	all, err := b.own.Gather()
-	if err != nil {
-		return all, err
-	}
-	known := make(map[string]bool, len(all))
-	for _, f := range all {
-		known[f.GetName()] = true
-	}
-	others, err := legacyregistry.DefaultGatherer.Gather()
-	for _, f := range others {
-		if name := f.GetName(); !known[name] && !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
-			all = append(all, f)
-		}
-	}
-	slices.SortFunc(all, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) })
-	return all, err
+	return measure.Handler(measure.WholePage(m.registry))
 }
 
 // Scope is the label of what a request is about: an object, a namespace or all.
@@ -191,8 +177,24 @@ func (m *Metrics) InFlight(readOnly bool) func() {
 	return g.Dec
 }
 
-// Request counts one that has been answered.
-func (m *Metrics) Request(info *apirequest.RequestInfo, method string, dryRun bool, code int, took time.Duration) {
+// Terminated counts a request that the server did not work on, or not to its
+// end, to protect itself.
+func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code int) {
+	k := runningKey{Verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, Scope(info)}
+	if m.unknown(info) {
+		k = runningKey{verb: k.verb, scope: k.scope}
+	}
+	m.terminated.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(code)).Inc()
+}
+
+// Deprecated takes note that somebody uses what will be gone.
+func (m *Metrics) Deprecated(info *apirequest.RequestInfo, removed string) {
+	m.deprecated.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource, info.Subresource, removed).Set(1)
+}
+
+// Request counts one that has been answered, with so many bytes. Long ones run
+// as long as they like.
+func (m *Metrics) Request(info *apirequest.RequestInfo, method string, dryRun, long bool, code, size int, took time.Duration) {
 	k := requestKey{
 		verb: Verb(info, method), group: info.APIGroup, version: info.APIVersion, resource: info.Resource,
 		subresource: info.Subresource, scope: Scope(info), dryRun: dryRun, code: code,
@@ -216,7 +218,12 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, method string, dryRun bo
 		r = &requestMetrics{
 			total:    m.total.WithLabelValues(k.verb, dry, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(code)),
 			duration: m.duration.WithLabelValues(k.verb, dry, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver"),
-			sli:      m.sli.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver"),
+		}
+		if !long {
+			r.sli = m.sli.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver")
+		}
+		if info.IsResourceRequest && (k.verb == "GET" || k.verb == "LIST") {
+			r.size = m.sizes.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver")
 		}
 		m.mu.Lock()
 		if len(m.requests) < maxKept {
@@ -226,7 +233,12 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, method string, dryRun bo
 	}
 	r.total.Inc()
 	r.duration.Observe(took.Seconds())
-	r.sli.Observe(took.Seconds())
+	if r.sli != nil {
+		r.sli.Observe(took.Seconds())
+	}
+	if r.size != nil {
+		r.size.Observe(float64(size))
+	}
 }
 
 // LongRunning counts a request that runs for long from now until the returned

@@ -17,7 +17,7 @@ const sizeTimeout = 2 * time.Second
 func (m *Metrics) ShowSize(etcds ...*clientv3.Client) { m.registry.MustRegister(sizes(etcds)) }
 
 var sizeDesc = prometheus.NewDesc("apiserver_storage_size_bytes",
-	"Size of the storage database file physically allocated in bytes.", []string{"storage_cluster_id"}, nil)
+	"[STABLE] Size of the storage database file physically allocated in bytes.", []string{"storage_cluster_id"}, nil)
 
 // sizes implements prometheus.Collector.
 type sizes []*clientv3.Client

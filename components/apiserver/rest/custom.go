@@ -21,6 +21,9 @@ import (
 func (c *call) warnDeprecated() {
 	if text := c.res.Deprecation(); text != "" {
 		warning.AddWarning(c.ctx, "", text)
+		if c.cfg.Metrics != nil {
+			c.cfg.Metrics.Deprecated(c.info, "")
+		}
 	}
 }
 

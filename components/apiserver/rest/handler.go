@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"hyperkube/components/apiserver/fieldmanager"
+	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/request"
@@ -55,6 +56,9 @@ type Config struct {
 	// BookmarkEvery is how often watches that asked for bookmarks get one;
 	// zero means a minute.
 	BookmarkEvery time.Duration
+	// Metrics counts what watches are told, and who uses what is deprecated;
+	// nil: nobody does.
+	Metrics *metrics.Metrics
 	// Stopping ends when the server begins to stop: watches end with it. It
 	// may be nil.
 	Stopping context.Context //nolint:containedctx // it is the server's, which outlives calls
@@ -109,6 +113,7 @@ type call struct {
 	req   *http.Request
 	info  *apirequest.RequestInfo
 	query url.Values
+	began time.Time
 	res   *registry.Resource
 	// namespace of the object; empty for cluster-wide resources, and for
 	// lists of all namespaces.
@@ -125,7 +130,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	gvr := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}
-	c := &call{Handler: h, ctx: ctx, w: w, req: req, info: info, res: h.cfg.Registry.Lookup(gvr), name: info.Name}
+	c := &call{Handler: h, ctx: ctx, w: w, req: req, info: info, began: time.Now(), res: h.cfg.Registry.Lookup(gvr), name: info.Name}
 	if req.URL.RawQuery != "" {
 		c.query = req.URL.Query()
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 
+	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/request"
@@ -153,6 +154,7 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 		}
 		if opts.SendInitialEvents != nil && opts.AllowWatchBookmarks {
 			w.bookmark(page.Revision, true)
+			c.cfg.Metrics.Listed(c.info, time.Since(c.began))
 		}
 		page = nil
 	}
@@ -203,13 +205,15 @@ type eventWriter struct {
 	headers bool
 	// socket, unless nil, takes each event as a message.
 	socket *websocket.Conn
+	// told counts the events.
+	told metrics.Watch
 	// stalled cuts a client off that takes nothing.
 	stalled *watchdog
 }
 
 func (c *call) newEventWriter(format negotiate.Format) *eventWriter {
 	f, _ := c.w.(http.Flusher)
-	return &eventWriter{call: c, format: format, flusher: f, headers: true, stalled: newWatchdog(c.w, c.cfg.SlowReader)}
+	return &eventWriter{call: c, format: format, flusher: f, headers: true, told: c.cfg.Metrics.Watch(c.info), stalled: newWatchdog(c.w, c.cfg.SlowReader)}
 }
 
 func (w *eventWriter) begin() {
@@ -280,10 +284,13 @@ func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
 	if w.failed {
 		return
 	}
+	before := len(w.buf)
 	if err := w.append(event, e, gone); err != nil {
 		w.cfg.Log.ErrorContext(w.ctx, "watch event could not be encoded", "resource", w.res.GVR(), "key", e.Key(), "error", err)
 		w.status(corruptEvent(err, gone != 0))
 		w.failed = true
+	} else {
+		w.told.Event(len(w.buf) - before)
 	}
 	if w.socket != nil || len(w.buf) >= pieceSize {
 		w.send()

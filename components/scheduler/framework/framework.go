@@ -116,6 +116,21 @@ const (
 	DevicesChanged
 )
 
+// String is what upstream's metrics call the first of the events in e.
+func (e Event) String() string {
+	names := []string{
+		"NodeAdd", "NodeDelete", "NodeAllocatableChange", "NodeLabelChange", "NodeTaintChange", "AssignedPodDelete", "AssignedPodAdd",
+		"PodLabelChange", "PodScaleDown", "PersistentVolumeClaimUpdate", "PersistentVolumeUpdate", "StorageClassUpdate", "CSIDriverUpdate",
+		"CSINodeUpdate", "CSIStorageCapacityUpdate", "VolumeAttachmentUpdate", "ResourceSliceUpdate",
+	}
+	for i, name := range names {
+		if e&(1<<i) != 0 {
+			return name
+		}
+	}
+	return "UnknownEvent"
+}
+
 // AnyEvent is every event.
 const AnyEvent = ^Event(0)
 

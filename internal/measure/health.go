@@ -1,4 +1,4 @@
-package metrics
+package measure
 
 import (
 	"net/http"
@@ -23,11 +23,11 @@ func NewHealth() *Health {
 		registry: prometheus.NewRegistry(),
 		state: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "kubernetes_healthcheck",
-			Help: "This metric records the result of a single healthcheck.",
+			Help: "[STABLE] This metric records the result of a single healthcheck.",
 		}, []string{"name", "type"}),
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kubernetes_healthchecks_total",
-			Help: "This metric records the results of all healthcheck.",
+			Help: "[STABLE] This metric records the results of all healthcheck.",
 		}, []string{"name", "status", "type"}),
 	}
 	h.registry.MustRegister(h.state, h.total)

@@ -1,0 +1,65 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// watches has the metrics of what watches are told.
+type watches struct {
+	events      *prometheus.CounterVec
+	sizes, list *prometheus.HistogramVec
+}
+
+func newWatches() *watches {
+	labels := []string{"group", "version", "resource"}
+	return &watches{
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "apiserver_watch_events_total", Help: "[BETA] Number of events sent in watch clients"}, labels),
+		sizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_watch_events_sizes", Help: "[BETA] Watch event size distribution in bytes", Buckets: prometheus.ExponentialBuckets(1024, 2, 8),
+		}, labels),
+		list: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_watch_list_duration_seconds", Help: "[BETA] Response latency distribution in seconds for watch list requests broken by group, version, resource and scope.",
+			Buckets: []float64{0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300},
+		}, []string{"group", "version", "resource", "scope"}),
+	}
+}
+
+func (w *watches) collectors() []prometheus.Collector {
+	return []prometheus.Collector{w.events, w.sizes, w.list}
+}
+
+// Watch counts what one watch is told. Its zero value counts nothing.
+type Watch struct {
+	events prometheus.Counter
+	sizes  prometheus.Observer
+}
+
+// Watch of a resource that is served.
+func (m *Metrics) Watch(info *apirequest.RequestInfo) Watch {
+	if m == nil {
+		return Watch{}
+	}
+	return Watch{
+		m.watches.events.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource),
+		m.watches.sizes.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource),
+	}
+}
+
+// Event counts one of so many bytes.
+func (w Watch) Event(size int) {
+	if w.events == nil {
+		return
+	}
+	w.events.Inc()
+	w.sizes.Observe(float64(size))
+}
+
+// Listed takes note of how long a list took that was streamed.
+func (m *Metrics) Listed(info *apirequest.RequestInfo, took time.Duration) {
+	if m != nil {
+		m.watches.list.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource, Scope(info)).Observe(took.Seconds())
+	}
+}

@@ -1,0 +1,52 @@
+package horizontalpodautoscaling
+
+import (
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// selectors remembers which pods each autoscaler sizes, so that two that pull at
+// the same pods are noticed. It is safe for several goroutines.
+type selectors struct {
+	mu    sync.Mutex
+	byKey map[string]labels.Selector // by the autoscaler's namespace/name; guarded by mu
+}
+
+// set takes note of the selector of an autoscaler.
+func (s *selectors) set(key string, selector labels.Selector) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byKey == nil {
+		s.byKey = map[string]labels.Selector{}
+	}
+	s.byKey[key] = selector
+}
+
+// forget an autoscaler, or one whose target cannot be found.
+func (s *selectors) forget(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byKey, key)
+}
+
+// of returns the autoscalers of a namespace that select one of pods, sorted, in
+// the form that upstream's message has: "{name namespace}".
+func (s *selectors) of(namespace string, pods []*corev1.Pod) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.byKey) < 2 {
+		return nil
+	}
+	var out []string
+	for key, selector := range s.byKey {
+		if strings.HasPrefix(key, namespace+"/") && slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return selector.Matches(labels.Set(p.Labels)) }) {
+			out = append(out, "{"+strings.TrimPrefix(key, namespace+"/")+" "+namespace+"}")
+		}
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,92 @@
+package job
+
+import (
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// measures are upstream's metrics of Jobs.
+type measures struct {
+	duration                                            *prometheus.HistogramVec
+	syncs, finished, pods, byPolicy, terminated, others *prometheus.CounterVec
+}
+
+func newMeasures() *measures {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "job_controller_" + name, Help: help}, labels)
+	}
+	return &measures{
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "job_controller_job_sync_duration_seconds", Help: "[STABLE] The time it took to sync a job",
+			Buckets: prometheus.ExponentialBuckets(0.004, 2, 15),
+		}, []string{"completion_mode", "result", "action"}),
+		syncs:    counter("job_syncs_total", "[STABLE] The number of job syncs", "completion_mode", "result", "action"),
+		finished: counter("jobs_finished_total", "[STABLE] The number of finished jobs", "completion_mode", "result", "reason"),
+		pods:     counter("job_pods_finished_total", "[STABLE] The number of finished Pods that are fully tracked", "completion_mode", "result"),
+		byPolicy: counter("pod_failures_handled_by_failure_policy_total", "[BETA] The number of failed Pods handled by failure policy with\n\t\t\trespect to the failure policy action applied based on the matched\n\t\t\trule. Possible values of the action label correspond to the\n\t\t\tpossible values for the failure policy rule action, which are:\n\t\t\t\"FailJob\", \"Ignore\" and \"Count\".", "action"),
+		terminated: counter("terminated_pods_tracking_finalizer_total",
+			"[BETA] The number of terminated pods (phase=Failed|Succeeded)\nthat have the finalizer batch.kubernetes.io/job-tracking\nThe event label can be \"add\" or \"delete\".", "event"),
+		others: counter("jobs_by_external_controller_total", "[ALPHA] The number of Jobs managed by an external controller", "controller_name"),
+	}
+}
+
+func (m *measures) collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.duration, m.syncs, m.finished, m.pods, m.byPolicy, m.terminated, m.others}
+}
+
+// mode is the label of a Job's completion mode.
+func mode(j *batchv1.Job) string {
+	if isIndexed(j) {
+		return "Indexed"
+	}
+	return "NonIndexed"
+}
+
+// synced counts a sync that began then and did that.
+func (m *measures) synced(j *batchv1.Job, took time.Duration, action string, err error) {
+	result := "success"
+	if err != nil {
+		result = "error"
+	}
+	m.duration.WithLabelValues(mode(j), result, action).Observe(took.Seconds())
+	m.syncs.WithLabelValues(mode(j), result, action).Inc()
+}
+
+// over counts a Job that has just ended, for that reason.
+func (m *measures) over(j *batchv1.Job, well bool, reason string) {
+	result := "failed"
+	if well {
+		result = "succeeded"
+	}
+	m.finished.WithLabelValues(mode(j), result, reason).Inc()
+}
+
+// counted counts pods that became numbers of a written status.
+func (m *measures) counted(j *batchv1.Job, was, is *batchv1.JobStatus) {
+	if n := is.Succeeded - was.Succeeded; n > 0 {
+		m.pods.WithLabelValues(mode(j), "succeeded").Add(float64(n))
+	}
+	if n := is.Failed - was.Failed; n > 0 {
+		m.pods.WithLabelValues(mode(j), "failed").Add(float64(n))
+	}
+}
+
+// seen counts the end of a pod that is tracked, and of its tracking: old is nil
+// for one that is new, cur for one that is gone.
+func (m *measures) seen(old, cur *corev1.Pod) {
+	was, is := old != nil && endedTracked(old), cur != nil && endedTracked(cur)
+	switch {
+	case is && !was:
+		m.terminated.WithLabelValues("add").Inc()
+	case was && !is:
+		m.terminated.WithLabelValues("delete").Inc()
+	}
+}
+
+func endedTracked(p *corev1.Pod) bool {
+	return (p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded) && slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer)
+}
