@@ -76,6 +76,11 @@ type conn struct {
 	heard, asked bool
 	keeper       *time.Timer
 
+	// wasted is how many streams the client has opened for nothing, less one
+	// for every wasteEvery since; wastedAt is when that was counted.
+	wasted   int
+	wastedAt time.Time
+
 	// What may be sent and received on the connection.
 	sendWindow    int64
 	receiveLeft   int64
@@ -141,10 +146,9 @@ func (c *conn) serve() {
 		var stream http2.StreamError
 		if errors.As(err, &stream) {
 			c.debug("stream error", err)
-			if c.refuse(stream) {
+			if err = c.refuse(stream); err == nil {
 				continue
 			}
-			err = http2.ConnectionError(http2.ErrCodeProtocol)
 		}
 		c.start()
 		if errors.Is(err, http2.ErrFrameTooLarge) {
@@ -351,10 +355,14 @@ func (c *conn) process(f http2.Frame) error {
 	case *http2.WindowUpdateFrame:
 		return c.onWindowUpdate(f)
 	case *http2.RSTStreamFrame:
-		if st := c.streams[f.StreamID]; st != nil {
-			st.close(errReset)
-		} else {
+		st := c.streams[f.StreamID]
+		if st == nil {
 			return c.noStream(f.StreamID)
+		}
+		early := st.early()
+		st.close(errReset)
+		if early {
+			return c.waste()
 		}
 	case *http2.SettingsFrame:
 		return c.onSettings(f)
@@ -378,13 +386,16 @@ func (c *conn) process(f http2.Frame) error {
 	return nil
 }
 
-// refuse resets a stream for what came on it; false when there is no such
-// stream to be reset, which is an error of the connection's.
-func (c *conn) refuse(e http2.StreamError) bool {
+// refuse resets a stream for what came on it; an error when that is one of the
+// connection's.
+func (c *conn) refuse(e http2.StreamError) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e.StreamID%2 == 0 {
-		return false
+		return http2.ConnectionError(http2.ErrCodeProtocol)
+	}
+	if err := c.waste(); err != nil {
+		return err // making us reset is no better than resetting
 	}
 	// Headers that are refused open their stream all the same.
 	c.lastID = max(c.lastID, e.StreamID)
@@ -393,7 +404,35 @@ func (c *conn) refuse(e http2.StreamError) bool {
 	} else {
 		c.appendReset(e.StreamID, e.Code)
 	}
-	return c.answerSoon() == nil
+	return c.answerSoon()
+}
+
+const (
+	// soon is within which time of its opening a reset stream that was not
+	// answered was opened for nothing.
+	soon = time.Second
+	// mostWasted is how many such streams a client may have at once, or as many
+	// as it may have open; for each wasteEvery it may have one more.
+	mostWasted = 250
+	wasteEvery = 40 * time.Millisecond
+)
+
+// early tells whether a stream that ends now was opened for nothing. The lock is
+// held.
+func (st *stream) early() bool { return !st.answer.begun && time.Since(st.opened) < soon }
+
+// waste counts a stream that was opened for nothing: the work that it made goes on
+// for a while, and the client may open the next at once, so that limits of what is
+// open do not hold it. An error when it does nothing else. The lock is held.
+func (c *conn) waste() error {
+	if past := time.Since(c.wastedAt) / wasteEvery; past > 0 {
+		c.wasted = max(0, c.wasted-int(min(past, 1<<20)))
+		c.wastedAt = time.Now()
+	}
+	if c.wasted++; c.wasted > max(mostWasted, int(c.server.cfg.MaxStreams)) {
+		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
+	}
+	return nil
 }
 
 func (c *conn) onSettings(f *http2.SettingsFrame) error {

@@ -6,11 +6,13 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"hyperkube/internal/rawconn"
 )
 
 // Listen returns l, whose connections collect what TLS writes in pieces of
-// 16 KiB while this package writes a buffer.
-func Listen(l net.Listener) net.Listener { return corking{l} }
+// 16 KiB while this package writes a buffer. They are of package rawconn.
+func Listen(l net.Listener) net.Listener { return corking{new(rawconn.Pace).Listen(l)} }
 
 type corking struct{ net.Listener }
 

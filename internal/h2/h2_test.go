@@ -620,6 +620,50 @@ func TestStalled(t *testing.T) {
 	}
 }
 
+// TestRapidReset: who opens streams only to reset them, or to have them reset, is
+// told to be calm and loses its connection; who does so now and then does not.
+func TestRapidReset(t *testing.T) {
+	t.Parallel()
+	s := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/wait" {
+			<-r.Context().Done()
+		}
+	}, Config{}, nil)
+	for name, waste := range map[string]func(r *rawClient, id uint32){
+		"reset":   func(r *rawClient, id uint32) { _ = r.WriteRSTStream(id, http2.ErrCodeCancel) },
+		"refused": func(r *rawClient, id uint32) { _ = r.WriteWindowUpdate(id, 1<<31-1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			few, many := s.dial(t), s.dial(t)
+			for i := range uint32(100) {
+				few.request(2*i+1, "/wait", true)
+				waste(few, 2*i+1)
+			}
+			few.request(1001, "/", true)
+			for few.expect(http2.FrameHeaders).Header().StreamID != 1001 {
+			}
+			go func() {
+				for i := range uint32(1 << 20) {
+					many.request(2*i+1, "/wait", true)
+					if waste(many, 2*i+1); many.broken() {
+						return
+					}
+				}
+			}()
+			if code := many.expect(http2.FrameGoAway).(*http2.GoAwayFrame).ErrCode; code != http2.ErrCodeEnhanceYourCalm {
+				t.Errorf("the connection ends with %v", code)
+			}
+			many.end()
+		})
+	}
+}
+
+// broken tells whether nothing more can be written.
+func (r *rawClient) broken() bool {
+	return r.WritePing(false, [8]byte{}) != nil
+}
+
 // FuzzConn takes any frames behind the preface.
 func FuzzConn(f *testing.F) {
 	var seed bytes.Buffer

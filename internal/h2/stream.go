@@ -24,6 +24,7 @@ import (
 type stream struct {
 	c      *conn
 	id     uint32
+	opened time.Time
 	cancel context.CancelFunc
 	// wake is for who waits: its handler, for the body or for room.
 	wake sync.Cond
@@ -134,6 +135,7 @@ func (c *conn) newStream(f *http2.MetaHeadersFrame) (*stream, error) {
 	st.request = r.WithContext(ctx)
 	st.answer = response{stream: st, declared: -1, head: method == http.MethodHead}
 	now := time.Now()
+	st.opened = now
 	if d := c.server.http.ReadTimeout; d > 0 {
 		st.until[reading] = now.Add(d)
 	}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -16,12 +18,14 @@ import (
 	"github.com/spf13/pflag"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/internal/encryption"
+	"hyperkube/internal/rawconn"
 	"hyperkube/internal/tokens"
 )
 
@@ -255,13 +259,35 @@ func (o *options) dial() (*clientv3.Client, error) {
 	return o.dialTo(o.etcdServers)
 }
 
+// etcdTimeout is for how long an etcd that does not answer is believed to live.
+const etcdTimeout = 10 * time.Second
+
+// direct tells whether all servers are reached over TCP, without a proxy.
+func direct(servers []string) bool {
+	for _, server := range servers {
+		u, err := url.Parse(server)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+			return false
+		}
+		// gRPC asks for the proxy of HTTPS in any case.
+		proxy, err := http.ProxyFromEnvironment(&http.Request{URL: &url.URL{Scheme: "https", Host: u.Host}})
+		if err != nil || proxy != nil {
+			return false
+		}
+	}
+	return true
+}
+
 // dialTo connects with an etcd over the network.
 func (o *options) dialTo(servers []string) (*clientv3.Client, error) {
 	cfg := clientv3.Config{
 		Endpoints:            servers,
 		DialTimeout:          20 * time.Second,
 		DialKeepAliveTime:    30 * time.Second,
-		DialKeepAliveTimeout: 10 * time.Second,
+		DialKeepAliveTimeout: etcdTimeout,
+	}
+	if direct(servers) {
+		cfg.DialOptions = []grpc.DialOption{grpc.WithContextDialer(new(rawconn.Pace).Dialer(etcdTimeout))}
 	}
 	info := transport.TLSInfo{CertFile: o.etcdCert, KeyFile: o.etcdKey, TrustedCAFile: o.etcdCA}
 	if !info.Empty() || o.etcdCA != "" {
