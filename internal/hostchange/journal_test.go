@@ -2,6 +2,7 @@ package hostchange
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -108,5 +109,44 @@ func TestUndo(t *testing.T) {
 	}
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("the journal is still there: %v", err)
+	}
+}
+
+// TestReadOnlyDisk opens a journal on a disk that is read-only for a while.
+func TestReadOnlyDisk(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "journal")
+	j, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, next := Change{Kind: Dir, Name: "/old"}, Change{Kind: Dir, Name: "/next"}
+	if err := errors.Join(j.Record(old), j.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
+		t.Skip("needs to mount:", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	if j, err = Open(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Record(old); err != nil {
+		t.Errorf("what was recorded before: %v", err)
+	}
+	if err := j.Record(next); !errors.Is(err, unix.EROFS) {
+		t.Errorf("what was not: %v", err)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(j.Record(next), j.Close()); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+	if changes, err := Read(path); err != nil || len(changes) != 2 {
+		t.Errorf("recorded are %v, %v", changes, err)
 	}
 }

@@ -67,11 +67,14 @@ func TestStart(t *testing.T) {
 	if os.Getenv("HYPERKUBE_TEST_APART") == "" {
 		cmd := exec.Command("/proc/self/exe", "-test.run=^TestStart$", "-test.v")
 		cmd.Env = append(os.Environ(), "HYPERKUBE_TEST_APART=1")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS}
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		return
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		t.Fatal(err)
 	}
 	pid, err := Start(context.Background(), o)
 	if err != nil {
@@ -83,6 +86,8 @@ func TestStart(t *testing.T) {
 		if _, err := unix.Wait4(pid, &status, 0, nil); err != nil || status.ExitStatus() != 0 {
 			t.Errorf("it ended %v, %v", status, err)
 		}
+		// Mounted unless it was in memory anyway.
+		_ = unix.Unmount(dir+"/state", unix.MNT_DETACH)
 	}()
 	if text, err := os.ReadFile(o.PIDFile); err != nil || strings.TrimSpace(string(text)) != fmt.Sprint(pid) {
 		t.Errorf("the PID file says %q, %v", text, err)

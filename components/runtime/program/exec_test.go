@@ -198,9 +198,10 @@ func TestStreams(t *testing.T) {
 		if got, err := get(ports[0].Local); err != nil || got != "hello\n" {
 			t.Errorf("got %q, %v", got, err)
 		}
-		// Many at once.
+		// Many at once; no more than a busy machine serves within a minute, when
+		// the server gives up on those who have not said what they want.
 		var wait sync.WaitGroup
-		for range 500 {
+		for range 100 {
 			wait.Go(func() {
 				if got, err := get(ports[0].Local); err != nil || got != "hello\n" {
 					t.Errorf("one of many: %q, %v", got, err)
