@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -35,16 +36,21 @@ func newGuard(period time.Duration, log *slog.Logger) *guard {
 	return &guard{period: period, log: log}
 }
 
-// own takes note that a process writes for the proxy. A nil guard takes none.
-func (g *guard) own(pid int) {
+// start starts a process that writes for the proxy: whatever the kernel tells of
+// what it writes is told of a process that is known. A nil guard takes no note.
+func (g *guard) start(cmd *exec.Cmd) error {
 	if g == nil {
-		return
+		return cmd.Start()
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.writers = append(g.writers, pid); len(g.writers) > 32 {
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if g.writers = append(g.writers, cmd.Process.Pid); len(g.writers) > 32 {
 		g.writers = slices.Delete(g.writers, 0, 16)
 	}
+	return nil
 }
 
 func (g *guard) isOwn(pid int) bool {

@@ -219,9 +219,8 @@ func (w *writer) run(ctx context.Context, name string, input []byte, args ...str
 	cmd := exec.CommandContext(ctx, name, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, &errs
-	err := cmd.Start()
+	err := w.guard.start(cmd)
 	if err == nil {
-		w.guard.own(cmd.Process.Pid)
 		err = cmd.Wait()
 	}
 	if err != nil {

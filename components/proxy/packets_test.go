@@ -97,11 +97,11 @@ func newBench(t *testing.T) *bench {
 		go func() {
 			buffer := make([]byte, 64)
 			for {
-				_, from, err := packets.ReadFrom(buffer)
+				n, from, err := packets.ReadFrom(buffer)
 				if err != nil {
 					return
 				}
-				_, _ = packets.WriteTo([]byte(ip), from)
+				_, _ = packets.WriteTo([]byte(ip+" to "+string(buffer[:n])), from)
 			}
 		}()
 	}
@@ -290,7 +290,10 @@ func TestAffinity(t *testing.T) {
 	ports := portsOf(svc, slice(corev1.ProtocolTCP, here, elsewhere), node{"n", ""}, false)
 	b.must(b.writer.write(context.Background(), rules.Build(rules.Config{Pods: clusterPods}, ports)))
 	b.at(func() {
-		first, _, _ := strings.Cut(ask("10.96.0.7:80"), " ")
+		first := "silence"
+		for end := time.Now().Add(time.Minute); first == "silence" && time.Now().Before(end); {
+			first, _, _ = strings.Cut(ask("10.96.0.7:80"), " ")
+		}
 		for range 20 {
 			for _, address := range []string{"10.96.0.7:80", nodeIP + ":30080", balancer + ":80"} {
 				b.expect("affinity", address, first)
@@ -325,11 +328,14 @@ func TestDatagrams(t *testing.T) {
 		for to, conn := range flows {
 			got := ""
 			for end := time.Now().Add(time.Minute); got == "" && time.Now().Before(end); {
-				_, _ = conn.Write([]byte("hello"))
+				_, _ = conn.Write([]byte(what))
 				_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 				buffer := make([]byte, 64)
 				n, _ := conn.Read(buffer)
-				got = string(buffer[:n])
+				// A late answer to what was asked before is none.
+				if who, ok := strings.CutSuffix(string(buffer[:n]), " to "+what); ok {
+					got = who
+				}
 			}
 			if got != want {
 				t.Errorf("%s: %s answers %q, want %q", what, to, got, want)
@@ -373,17 +379,19 @@ func TestRemovedByOthers(t *testing.T) {
 	b.writer.guard = g
 	b.must(b.writer.write(ctx, set))
 	<-told
-	for _, command := range []string{
+	for i, command := range []string{
 		"iptables -t nat -F", "iptables -t nat -F KUBE-SERVICES", "iptables -t filter -F && iptables -t filter -X",
 		"iptables -t nat -D KUBE-SERVICES 1", "iptables -D FORWARD -m comment --comment 'kubernetes forwarding rules' -j KUBE-FORWARD",
 		"printf '*nat\\nCOMMIT\\n*mangle\\nCOMMIT\\n*filter\\nCOMMIT\\n' | iptables-restore",
 	} {
-		// Own changes come before, so that they would be told of first.
 		b.must(b.writer.write(ctx, rules.Build(rules.Config{}, nil)))
 		b.must(b.writer.write(ctx, set))
 		select {
 		case <-suspect:
-			t.Errorf("before %s: own changes were taken for those of others", command)
+			// Later it may be what others did before.
+			if i == 0 {
+				t.Error("own changes were taken for those of others")
+			}
 		default:
 		}
 		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil {
