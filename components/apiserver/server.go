@@ -315,7 +315,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.stop()
 	if server != nil {
 		// Those who are being answered get a moment.
-		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), graceTime)
 		if server.Shutdown(grace) != nil {
 			server.Close()
 		}

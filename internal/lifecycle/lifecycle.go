@@ -28,6 +28,14 @@ type Readier interface {
 	Ready() <-chan struct{}
 }
 
+// Patient is a Component that may need longer to end than others do, such as one
+// that has a group of its own. A group's StopTimeout does not shorten that.
+type Patient interface {
+	Component
+	// StopTimeout is how long it may take.
+	StopTimeout() time.Duration
+}
+
 // Func makes a Component of a function.
 type Func func(ctx context.Context) error
 
@@ -41,8 +49,8 @@ func (f Func) Run(ctx context.Context) error { return f(ctx) }
 type Group struct {
 	// Log receives a line for each component that ends. Nil: no lines.
 	Log *slog.Logger
-	// StopTimeout bounds how long each component may take to end; zero means
-	// ten seconds.
+	// StopTimeout bounds how long each component may take to end, but for those
+	// that are Patient; zero means ten seconds.
 	StopTimeout time.Duration
 
 	members []*member
@@ -54,6 +62,7 @@ type member struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	err    error
+	least  time.Duration // of the time to end
 }
 
 // Start runs c until Stop. The values of ctx reach c, its end too.
@@ -63,6 +72,9 @@ func (g *Group) Start(ctx context.Context, name string, c Component) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	m := &member{name: name, cancel: cancel, done: make(chan struct{})}
+	if p, ok := c.(Patient); ok {
+		m.least = p.StopTimeout()
+	}
 	g.members = append(g.members, m)
 	go func() {
 		err := c.Run(ctx)
@@ -126,14 +138,15 @@ func (g *Group) While(ctx context.Context, what string, f func(ctx context.Conte
 // Stop ends all members, the last started first, and returns their errors
 // joined, that of a member which did not end in time among them.
 func (g *Group) Stop() error {
-	timeout := g.StopTimeout
-	if timeout == 0 {
-		timeout = 10 * time.Second
+	usual := g.StopTimeout
+	if usual == 0 {
+		usual = 10 * time.Second
 	}
 	var errs []error
 	for i := len(g.members) - 1; i >= 0; i-- {
 		m := g.members[i]
 		m.cancel()
+		timeout := max(usual, m.least)
 		timer := time.NewTimer(timeout)
 		select {
 		case <-m.done:

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utiladmission "k8s.io/apiserver/pkg/admission"
@@ -36,6 +37,10 @@ func (l *lateAdmission) Validate(ctx context.Context, a utiladmission.Attributes
 	}
 	return nil
 }
+
+// StopTimeout is as of lifecycle.Patient. Before the server itself a dozen parts
+// end, most of them at once; some first tell etcd or other servers that they go.
+func (s *Server) StopTimeout() time.Duration { return s.server.StopTimeout() + 20*time.Second }
 
 // Run serves until ctx ends. What it needs in order: the store, the informers
 // by which requests are decided about, the objects that a cluster starts with.
