@@ -149,7 +149,7 @@ func validateDeploymentStrategy(s *appsv1.DeploymentStrategy, path *field.Path) 
 		}
 		return validateRollingUpdate(s.RollingUpdate, rolling)
 	}
-	return field.ErrorList{field.NotSupported(path.Child("type"), s.Type,
+	return field.ErrorList{field.NotSupported(path, s,
 		[]appsv1.DeploymentStrategyType{appsv1.RecreateDeploymentStrategyType, appsv1.RollingUpdateDeploymentStrategyType})}
 }
 

@@ -215,7 +215,7 @@ func TestNamespace(t *testing.T) {
 	_, errs = create[corev1.Namespace](t, "namespaces", "{metadata: {name: a.b}, spec: {finalizers: [foo]}}")
 	check(t, errs,
 		`metadata.name: Invalid value: "a.b": must not contain dots`,
-		`spec.finalizers[0]: Invalid value: "foo": name is neither a standard finalizer name nor is it fully qualified`)
+		`spec.finalizers: Invalid value: "foo": name is neither a standard finalizer name nor is it fully qualified`)
 }
 
 func TestConfigMap(t *testing.T) {

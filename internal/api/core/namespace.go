@@ -112,8 +112,8 @@ func setNameLabel(ns *corev1.Namespace) {
 func validateNamespaceFinalizers(ns *corev1.Namespace) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("spec", "finalizers")
-	for i, f := range ns.Spec.Finalizers {
-		errs = append(errs, validate.Finalizer(string(f), path.Index(i))...)
+	for _, f := range ns.Spec.Finalizers {
+		errs = append(errs, validate.Finalizer(string(f), path)...)
 	}
 	return errs
 }

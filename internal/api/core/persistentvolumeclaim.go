@@ -164,7 +164,7 @@ func validateClaimStatus(_ context.Context, c, _ *corev1.PersistentVolumeClaim) 
 		e.BasicQuantity(path.Child("capacity").Key(string(name)), c.Status.Capacity[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Status.AllocatedResourceStatuses)) {
-		at := path.Child("allocatedResourceStatus")
+		at := path.Child("allocatedResourceStatuses")
 		claimResource(e, name, at)
 		switch c.Status.AllocatedResourceStatuses[name] {
 		case corev1.PersistentVolumeClaimControllerResizeInProgress, corev1.PersistentVolumeClaimControllerResizeInfeasible,
@@ -173,7 +173,7 @@ func validateClaimStatus(_ context.Context, c, _ *corev1.PersistentVolumeClaim) 
 		default:
 			e.Add(field.ErrorList{field.NotSupported(at, name, []corev1.ClaimResourceStatus{
 				corev1.PersistentVolumeClaimControllerResizeInProgress, corev1.PersistentVolumeClaimControllerResizeInfeasible,
-				corev1.PersistentVolumeClaimNodeResizeInfeasible, corev1.PersistentVolumeClaimNodeResizeInProgress,
+				corev1.PersistentVolumeClaimNodeResizeInProgress, corev1.PersistentVolumeClaimNodeResizeInfeasible,
 				corev1.PersistentVolumeClaimNodeResizePending,
 			})})
 		}

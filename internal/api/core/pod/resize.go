@@ -74,7 +74,7 @@ func validateResize(p, old *corev1.Pod) field.ErrorList {
 		}
 		e.Add(removedResources(&is.Resources, &was.Resources, at))
 		if !onlyComputeChanged(is, was) {
-			e.Forbidden(path, "only cpu and memory resources for sidecar containers are mutable")
+			e.Forbidden(path.Child("initContainers").Index(i), "only cpu and memory resources for init or sidecar containers are mutable")
 		}
 	}
 	for i := range spec.Containers {

@@ -22,7 +22,7 @@ func validateStatus(p, old *corev1.Pod) field.ErrorList {
 		switch cond.Type {
 		case corev1.PodScheduled, corev1.PodReady, corev1.PodInitialized:
 		default:
-			e.QualifiedName(field.NewPath("metadata", "conditions").Index(i).Child("Type"), string(cond.Type))
+			e.QualifiedName(field.NewPath("status", "conditions").Index(i).Child("Type"), string(cond.Type))
 		}
 	}
 	path := field.NewPath("status")
