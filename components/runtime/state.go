@@ -46,11 +46,11 @@ func mountInMemory(dir string) error {
 	if fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC {
 		return nil
 	}
-	real, err := filepath.EvalSymlinks(dir)
+	resolved, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return fmt.Errorf("looking at %s: %w", dir, err)
 	}
-	used, err := mountinfo.GetMounts(mountinfo.PrefixFilter(real))
+	used, err := mountinfo.GetMounts(mountinfo.PrefixFilter(resolved))
 	if err != nil {
 		return fmt.Errorf("reading the mount table: %w", err)
 	}
