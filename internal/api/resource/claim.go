@@ -6,12 +6,12 @@ import (
 	"strings"
 
 	resourcev1 "k8s.io/api/resource/v1"
-	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 func resourceClaim() api.Kind[*resourcev1.ResourceClaim] {
@@ -47,7 +47,9 @@ func resourceClaim() api.Kind[*resourcev1.ResourceClaim] {
 				dropClaim(&c.Spec, &old.Spec)
 			},
 			Validate: func(_ context.Context, c, old *resourcev1.ResourceClaim) field.ErrorList {
-				return apivalidation.ValidateImmutableField(c.Spec, old.Spec, field.NewPath("spec"))
+				var e validate.Errors
+				validate.Unchanged(&e, field.NewPath("spec"), c.Spec, old.Spec)
+				return e.List
 			},
 			ResetFields: [][]string{{"status"}},
 		},
