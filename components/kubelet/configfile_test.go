@@ -89,7 +89,7 @@ func TestRefusedFiles(t *testing.T) {
 		"imageGCHighThresholdPercent: 10\nimageGCLowThresholdPercent: 50":       "imageGCHighThresholdPercent",
 		"nodeStatusMaxImages: -2":                                               "nodeStatusMaxImages",
 		"featureGates: {NoSuch: true}":                                          "unrecognized feature gate: NoSuch",
-		"featureGates: {SidecarContainers: false}":                              "feature is locked to true",
+		"featureGates: {ImageVolume: false}":                                    "feature is locked to true",
 		"shutdownGracePeriodCriticalPods: 10s":                                  "must be <= shutdownGracePeriod",
 		"shutdownGracePeriod: 10s\nfeatureGates: {GracefulNodeShutdown: false}": "needs the feature gate",
 		"memoryManagerPolicy: Some":                                             "want None or Static",
