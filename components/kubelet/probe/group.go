@@ -75,21 +75,25 @@ func (p *Prober) Start(o Options) *Group {
 	g.wait.Add(1)
 	go func() {
 		defer g.wait.Done()
-		if startup != nil && !g.loop(soft, "Startup", startup, func(h *podstate.Health) *podstate.Result { return &h.Startup }) {
-			return
+		from := g.started
+		if startup != nil {
+			if !g.loop(soft, "Startup", startup, from, func(h *podstate.Health) *podstate.Result { return &h.Startup }) {
+				return
+			}
+			from = time.Now()
 		}
 		if c.LivenessProbe != nil && c.ReadinessProbe != nil {
 			g.wait.Add(1)
 			go func() {
 				defer g.wait.Done()
-				g.loop(soft, "Liveness", c.LivenessProbe, func(h *podstate.Health) *podstate.Result { return &h.Liveness })
+				g.loop(soft, "Liveness", c.LivenessProbe, from, func(h *podstate.Health) *podstate.Result { return &h.Liveness })
 			}()
 		} else if c.LivenessProbe != nil {
-			g.loop(soft, "Liveness", c.LivenessProbe, func(h *podstate.Health) *podstate.Result { return &h.Liveness })
+			g.loop(soft, "Liveness", c.LivenessProbe, from, func(h *podstate.Health) *podstate.Result { return &h.Liveness })
 			return
 		}
 		if c.ReadinessProbe != nil {
-			g.loop(ctx, "Readiness", c.ReadinessProbe, func(h *podstate.Health) *podstate.Result { return &h.Readiness })
+			g.loop(ctx, "Readiness", c.ReadinessProbe, from, func(h *podstate.Health) *podstate.Result { return &h.Readiness })
 		}
 	}()
 	return g
@@ -119,25 +123,26 @@ const firstEarly = 20 * time.Millisecond
 
 // loop probes until ctx ends or nothing more is to be found out: a startup
 // probe that succeeded (true), or a startup or liveness probe that failed for
-// good.
-func (g *Group) loop(ctx context.Context, name string, spec *v1.Probe, field func(*podstate.Health) *podstate.Result) bool {
+// good. It may begin at from: when the container was started, or its startup
+// probe has succeeded.
+func (g *Group) loop(ctx context.Context, name string, spec *v1.Probe, from time.Time, field func(*podstate.Health) *podstate.Result) bool {
 	period := time.Duration(max(spec.PeriodSeconds, 1)) * time.Second
 	if spec.PeriodSeconds == 0 {
 		period = 10 * time.Second
 	}
-	initial := time.Duration(spec.InitialDelaySeconds) * time.Second
+	first := g.started.Add(time.Duration(spec.InitialDelaySeconds) * time.Second)
 	// What counts begins a period after the start. A container that has just
 	// started is mostly not there yet; asking whether it is, soon and again,
 	// without counting it, makes it ready when it is and not a period later.
 	early := time.Duration(0)
-	if initial == 0 {
-		initial = period
-		if name != "Liveness" && time.Since(g.started) < period {
-			initial, early = 0, firstEarly
+	if spec.InitialDelaySeconds == 0 {
+		first = from.Add(period)
+		if name != "Liveness" && time.Since(from) < period {
+			first, early = from, firstEarly
 		}
 	}
-	delay := time.Until(g.started.Add(initial))
-	if delay <= 0 && time.Since(g.started) > period {
+	delay := time.Until(first)
+	if delay <= 0 && time.Since(from) > period {
 		// After a restart of the kubelet its containers are not all probed at once.
 		delay = rand.N(period)
 	}
@@ -161,7 +166,7 @@ func (g *Group) loop(ctx context.Context, name string, spec *v1.Probe, field fun
 			g.prober.Metrics.note(name, &g.target, answer, time.Since(began))
 		}
 		if early > 0 && answer != Success {
-			left := period - time.Since(g.started)
+			left := period - time.Since(from)
 			if spec.Exec != nil || early >= left {
 				// A command is not run more often than it was asked for.
 				early = left

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -130,6 +131,36 @@ func TestGroup(t *testing.T) {
 	if got := <-events; got != "Liveness probe failed: sick" {
 		t.Errorf("event %q", got)
 	}
+}
+
+// TestReadinessAfterStartup: once a container has started up, in its own time,
+// it is asked at once whether it is ready.
+func TestReadinessAfterStartup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const startup = 32 * time.Second
+		began := time.Now()
+		p := New(func(_ context.Context, _ string, command []string, _ time.Duration) (int, []byte, error) {
+			if command[0] == "start" && time.Since(began) < startup {
+				return 1, nil, nil
+			}
+			return 0, nil, nil
+		}, "1.37")
+		exec := func(command string, period int32) *v1.Probe {
+			return &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{command}}}, PeriodSeconds: period, FailureThreshold: 120}
+		}
+		changed := make(chan struct{}, 100)
+		g := p.Start(Options{
+			Target:  Target{Pod: &v1.Pod{}, Container: &v1.Container{StartupProbe: exec("start", 5), ReadinessProbe: exec("ready", 30)}},
+			Started: began, Changed: func() { changed <- struct{}{} }, Event: func(bool, string, string) {},
+		})
+		defer g.Stop()
+		for g.Health().Readiness != podstate.Success {
+			<-changed
+		}
+		if took := time.Since(began); took < startup || took > startup+6*time.Second {
+			t.Errorf("ready after %s, started up after %s", took, startup)
+		}
+	})
 }
 
 // TestHookTexts: what a failed hook says is what upstream's says.
