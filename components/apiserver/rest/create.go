@@ -77,9 +77,6 @@ func (c *call) create() error {
 // insert stores a new object after the last checks. Entry is nil on a dry run;
 // made is the object as it would be stored.
 func (c *call) insert(obj api.Object, r review) (entry *store.Entry, made api.Object, err error) {
-	if obj.GetResourceVersion() != "" && obj.GetResourceVersion() != "0" {
-		return nil, nil, errVersionOnCreate
-	}
 	generated := obj.GetName() == "" && obj.GetGenerateName() != ""
 	hooks := c.res.Hooks()
 	names := 0
@@ -131,6 +128,10 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 	}()
 	if err := c.confirm(ctx, r); err != nil {
 		return nil, err
+	}
+	// After admission, for what that refuses is told first.
+	if version := obj.GetResourceVersion(); version != "" && version != "0" && !r.dryRun {
+		return nil, errVersionOnCreate
 	}
 	key := c.res.Key(obj.GetNamespace(), obj.GetName())
 	stored, ops, err := c.hooked(obj, nil)
