@@ -558,7 +558,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%v: %v, want %v", test.err, got, test.want)
 		}
 		var unknown *UnsettledError
-		if got := unsettled(rpctypes.Error(test.err)); !errors.Is(got, test.want) || errors.As(got, &unknown) != (test.want == ErrUnavailable) {
+		if got := unsettled(rpctypes.Error(test.err)); !errors.Is(got, test.want) || errors.As(got, &unknown) != errors.Is(test.want, ErrUnavailable) {
 			t.Errorf("of a transaction %v: %v, want %v", test.err, got, test.want)
 		}
 	}

@@ -33,7 +33,6 @@ import (
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/authz"
 	"hyperkube/components/apiserver/fairness"
-	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/inprocess"
 	"hyperkube/components/apiserver/openapi"
 	"hyperkube/components/apiserver/registry"
@@ -189,7 +188,7 @@ func New(cfg Config) (*Server, error) {
 		Authenticator: who, Authorizer: may, Admission: admit,
 		Kubelet: cfg.Kubelet, Profiling: cfg.Profiling, Log: cfg.Log,
 		Extend: s.extend, Paths: paths, Aggregation: others, TLS: cfg.TLS,
-		ReadyChecks: []health.Check{health.Closed("poststarthook/bootstrap", s.ready)},
+		ReadyChecks: s.readyChecks(),
 		Limiter:     limiter, Limits: cfg.Limits,
 	}
 	if s.audit, err = audit.New(cfg.Audit); err != nil {

@@ -167,8 +167,7 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 			Metric: x.Metric, Current: current,
 		}}}, nil
 	}
-	err := fmt.Errorf("unknown metric source type %q%w", string(m.Type), errSpec)
-	return nil, &failure{"InvalidMetricSourceType", fmt.Errorf("%w", err)}
+	return nil, &failure{"InvalidMetricSourceType", specError{fmt.Errorf("unknown metric source type %q", string(m.Type))}}
 }
 
 func (r *round) askResource(ctx context.Context, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, s *autoscalingv1.Scale, pods []*corev1.Pod, selector labels.Selector) (*proposal, autoscalingv2.MetricValueStatus, error) {

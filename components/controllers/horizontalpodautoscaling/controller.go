@@ -172,7 +172,7 @@ func (r *round) scale(ctx context.Context) (*autoscalingv1.Scale, schema.GroupRe
 	ref := r.hpa.Spec.ScaleTargetRef
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
-		return nil, schema.GroupResource{}, fmt.Errorf("invalid API version in scale target reference: %v%w", err, errSpec)
+		return nil, schema.GroupResource{}, specError{fmt.Errorf("invalid API version in scale target reference: %w", err)}
 	}
 	mappings, err := r.cfg.Mapper.RESTMappings(schema.GroupKind{Group: gv.Group, Kind: ref.Kind})
 	if meta.IsNoMatchError(err) {

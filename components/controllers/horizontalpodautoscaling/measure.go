@@ -8,9 +8,11 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 )
 
-// errSpec is wrapped by errors for which the autoscaler's specification is to
-// blame.
-var errSpec = errors.New("")
+// specError is an error for which the autoscaler's specification is to blame.
+type specError struct{ error }
+
+// Unwrap returns what is wrong with the specification.
+func (e specError) Unwrap() error { return e.error }
 
 // measures are upstream's metrics of autoscalers.
 type measures struct {
@@ -58,10 +60,11 @@ func action(current, wanted int32) string {
 }
 
 func blame(err error) string {
+	var spec specError
 	switch {
 	case err == nil:
 		return "none"
-	case errors.Is(err, errSpec):
+	case errors.As(err, &spec):
 		return "spec"
 	}
 	return "internal"

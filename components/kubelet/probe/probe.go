@@ -297,7 +297,7 @@ func (p *Prober) Hook(ctx context.Context, t Target, h *v1.LifecycleHandler) err
 			return failed(fmt.Sprintf("Sleep lifecycle hook (%d)", h.Sleep.Seconds), errors.New("container terminated before sleep hook finished"))
 		}
 	default:
-		return fmt.Errorf("Cannot run handler: invalid handler: %v", h)
+		return fmt.Errorf("Cannot run handler: invalid handler: %v", h) //nolint:staticcheck // upstream's words, shown in events
 	}
 	return nil
 }

@@ -1,0 +1,52 @@
+package compose
+
+import (
+	"context"
+
+	"hyperkube/components/apiserver/health"
+)
+
+// startHooks are the names by which upstream tells, one by one, of what must have
+// been started. Monitors, load balancers and tests ask for them. Each of these is
+// begun here too, though not each by itself: all are well when all of them are.
+var startHooks = []string{
+	"start-apiserver-admission-initializer",
+	"generic-apiserver-start-informers",
+	"priority-and-fairness-config-consumer",
+	"priority-and-fairness-filter",
+	"storage-object-count-tracker-hook",
+	"start-apiextensions-informers",
+	"start-apiextensions-controllers",
+	"crd-informer-synced",
+	"start-system-namespaces-controller",
+	"start-cluster-authentication-info-controller",
+	"start-kube-apiserver-identity-lease-controller",
+	"start-kube-apiserver-identity-lease-garbage-collector",
+	"storage-readiness",
+	"bootstrap-controller",
+	"start-kubernetes-service-cidr-controller",
+	"start-service-ip-repair-controllers",
+	"rbac/bootstrap-roles",
+	"scheduling/bootstrap-system-priority-classes",
+	"priority-and-fairness-config-producer",
+	"start-kube-aggregator-informers",
+	"apiservice-status-local-available-controller",
+	"apiservice-status-remote-available-controller",
+	"apiservice-registration-controller",
+	"apiservice-discovery-controller",
+	"kube-apiserver-autoregistration",
+	"apiservice-openapi-controller",
+	"apiservice-openapiv3-controller",
+}
+
+// readyChecks tell whether all has begun.
+//
+// https://kubernetes.io/docs/reference/using-api/health-checks/
+func (s *Server) readyChecks() []health.Check {
+	// Logs are written as they come, so there is nothing to fall behind.
+	checks := []health.Check{{Name: "log", Look: func(context.Context) error { return nil }}}
+	for _, name := range startHooks {
+		checks = append(checks, health.Closed("poststarthook/"+name, s.ready))
+	}
+	return append(checks, health.Closed("autoregister-completion", s.ready), health.Closed("informer-sync", s.ready))
+}
