@@ -262,7 +262,7 @@ func beBad(t *testing.T, conf string) {
 							continue
 						}
 						time.Sleep(time.Second)
-						for err == nil {
+						for err == nil && ctx.Err() == nil {
 							if _, err = io.CopyN(io.Discard, resp.Body, 1); err == nil {
 								select {
 								case <-time.After(100 * time.Millisecond):
