@@ -42,6 +42,9 @@ func TestDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	end := int64(len(bytes.TrimRight(written, "\x00")))
+	// Within values, where nothing but the checksum tells of a change.
+	value := bytes.Repeat([]byte("v"), 100)
+	midst, last := end/2+int64(bytes.Index(written[end/2:], value)), int64(bytes.LastIndex(written, value))
 	for name, c := range map[string]struct {
 		damage func(dir string) error
 		// want is in the error; empty: the member starts and has all keys.
@@ -51,8 +54,8 @@ func TestDamage(t *testing.T) {
 		"log's tail cut off":     {cut(log, end-3000), "but the database has"},
 		"log's half cut off":     {cut(log, end/2), "but the database has"},
 		"log's tail zeroes":      {overwrite(log, end-3000, make([]byte, 3000)), "but the database has"},
-		"log wrong at its end":   {overwrite(log, end-100, []byte("wrong")), "the write-ahead log is damaged"},
-		"log wrong in midst":     {overwrite(log, end/2, []byte("wrong")), "the write-ahead log is damaged"},
+		"log wrong at its end":   {overwrite(log, last, []byte("wrong")), "the write-ahead log is damaged"},
+		"log wrong in midst":     {overwrite(log, midst, []byte("wrong")), "the write-ahead log is damaged"},
 		"log gone":               {remove(log), "is gone, but the database has"},
 		"log's folder gone":      {remove(filepath.Dir(log)), "is gone, but the database has"},
 		"snapshots gone":         {remove(snap), ""},
