@@ -90,6 +90,29 @@ func (w *worker) statusInput(now time.Time) podstate.StatusInput {
 	return in
 }
 
+// replacePause is for how long nobody is told that a container has ended whose
+// replacement is on its way: as long as upstream takes to notice. Who has changed
+// an image sees a pod that stays ready if the new container comes at once.
+const replacePause = time.Second
+
+// replacing returns until when the status waits for a container that was stopped to
+// be started anew; zero: it does not wait. The caller holds mu.
+func (w *worker) replacing(now time.Time) time.Time {
+	if w.stage != syncing || w.verdict != nil {
+		return time.Time{}
+	}
+	for _, slot := range w.slots {
+		old := w.obs.ByID(slot.ForceRestart)
+		if old == nil || old.State != podstate.Exited || slot.Waiting != nil {
+			continue
+		}
+		if until := old.FinishedAt.Add(replacePause); now.Before(until) {
+			return until
+		}
+	}
+	return time.Time{}
+}
+
 // report1 computes the status and sends it if it is news. The caller holds mu.
 func (w *worker) report1(ctx context.Context, now time.Time) {
 	w.report.want = podstate.Status(w.statusInput(now))

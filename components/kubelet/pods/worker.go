@@ -294,8 +294,12 @@ func (w *worker) step(ctx context.Context) (wakeAt time.Time, done bool) {
 	if w.stage != syncing {
 		wakeAt, done = w.stepEnd(ctx, now)
 	}
-	if !done {
+	switch until := w.replacing(now); {
+	case done:
+	case until.IsZero():
 		w.report1(ctx, now)
+	case wakeAt.IsZero() || until.Before(wakeAt):
+		wakeAt = until
 	}
 	return wakeAt, done
 }
