@@ -116,7 +116,7 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 	w.host.event(pod, s.Name, false, "Created", "Container created")
 	w.mu.Lock()
 	slot := w.slots[s.Name]
-	slot.Crash, slot.RetryAt = s.Crash, time.Time{}
+	slot.RetryAt = time.Time{}
 	w.slots[s.Name] = slot
 	hook := c.Lifecycle != nil && c.Lifecycle.PostStart != nil && kind != podstate.Ephemeral
 	if hook {
@@ -128,7 +128,7 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 	if startErr == nil {
 		w.host.event(pod, s.Name, false, "Started", "Container started")
 	}
-	if err := w.learn(ctx, pod, id, box.ID); err != nil {
+	if err := w.learn(ctx, pod, s, id, box.ID); err != nil {
 		// Nobody knows whether it runs; should it, its hook is lost.
 		w.update(func() { delete(w.hooks, id) })
 		return err
@@ -180,8 +180,10 @@ func (w *worker) dropStale(ctx context.Context, pod *v1.Pod, s podstate.Start) e
 	return nil
 }
 
-// learn asks the runtime for a container that was just made.
-func (w *worker) learn(ctx context.Context, pod *v1.Pod, id, sandbox string) error {
+// learn asks the runtime for a container that was just made. From then on the
+// back-off of restarts is that container's: before, it would be taken for one of
+// the start that is under way.
+func (w *worker) learn(ctx context.Context, pod *v1.Pod, s podstate.Start, id, sandbox string) error {
 	st, err := w.host.CRI.Container(ctx, id)
 	if err != nil {
 		w.update(func() { w.dirty = true })
@@ -192,6 +194,9 @@ func (w *worker) learn(ctx context.Context, pod *v1.Pod, id, sandbox string) err
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.learned++
+	slot := w.slots[s.Name]
+	slot.Crash = s.Crash
+	w.slots[s.Name] = slot
 	if old := w.obs.ByID(id); old != nil {
 		*old = st
 	} else {

@@ -385,6 +385,10 @@ func (in *Input) start(p *Plan, c *v1.Container) {
 		s.Attempt, s.Stale = st.Attempt, st.ID
 	}
 	if st := in.Observed.Latest(c.Name); st != nil && st.State == Exited {
+		if st.Hash != "" && st.Hash != Hash(c) {
+			// What is defined otherwise has not failed yet.
+			slot.Crash = BackOff{}
+		}
 		if until := slot.Crash.Until(st.FinishedAt, in.Now); until.After(in.Now) {
 			p.BackOff = append(p.BackOff, Wait{Name: c.Name, Until: until, Delay: slot.Crash.Delay})
 			p.wake(until)

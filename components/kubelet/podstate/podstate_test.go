@@ -82,6 +82,8 @@ func text(p Plan) string {
 
 func TestNext(t *testing.T) {
 	A, F, N := v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever
+	changed := pod(A)
+	changed.Spec.Containers[1].Image = "j"
 	for _, c := range []struct {
 		name   string
 		pod    *v1.Pod
@@ -97,6 +99,8 @@ func TestNext(t *testing.T) {
 		{name: "exit restarts", pod: pod(A), seen: see("a:running", "b:exited=0"), want: "start b#1"},
 		{name: "exit backs off", pod: pod(A), seen: see("a:running", "b:exited=0"),
 			slots: map[string]Slot{"b": {Crash: BackOff{Delay: 10 * time.Second, Updated: now.Add(-time.Minute)}}}, want: "wait b"},
+		{name: "no back-off of another definition", pod: changed, seen: see("a:running", "b:exited=0"),
+			slots: map[string]Slot{"b": {Crash: BackOff{Delay: 10 * time.Second, Updated: now.Add(-time.Minute)}}}, want: "start b#1"},
 		{name: "back-off forgotten", pod: pod(A), seen: see("a:running", "b:exited=0"),
 			slots: map[string]Slot{"b": {Crash: BackOff{Delay: 300 * time.Second, Updated: now.Add(-11 * time.Minute)}}}, want: "start b#1"},
 		{name: "failure restarts", pod: pod(F), seen: see("a:exited=0", "b:exited=1"), want: "start b#1"},
