@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	_ "github.com/opencontainers/cgroups/devices" // lets libcontainer set device rules
@@ -32,6 +33,9 @@ type Runner struct {
 	State string
 	// Cgroups of the machine.
 	Cgroups *cgroup.Manager
+
+	// starts is held for reading while a process is started.
+	starts sync.RWMutex
 }
 
 // processFile keeps how a container's processes are started, for exec.
@@ -87,7 +91,7 @@ func (r *Runner) Start(id string, spec *specs.Spec, io IO) (*Running, error) {
 		_ = c.Destroy()
 		return nil, fmt.Errorf("recording the container's process: %w", err)
 	}
-	running, err := start(c, newProcess(spec.Process, true), spec.Process, io, c.Run)
+	running, err := r.start(newProcess(spec.Process, true), spec.Process, io, c.Run)
 	if err != nil {
 		_ = c.Destroy()
 		return nil, err
@@ -164,7 +168,7 @@ func newProcess(p *specs.Process, init bool) *libcontainer.Process {
 }
 
 // start starts p by run, with io or a terminal.
-func start(c *libcontainer.Container, p *libcontainer.Process, how *specs.Process, io IO, run func(*libcontainer.Process) error) (*Running, error) {
+func (r *Runner) start(p *libcontainer.Process, how *specs.Process, io IO, run func(*libcontainer.Process) error) (*Running, error) {
 	var consoles *socketPair
 	if how.Terminal {
 		var err error
@@ -189,7 +193,15 @@ func start(c *libcontainer.Container, p *libcontainer.Process, how *specs.Proces
 			p.Stderr = io.Stderr
 		}
 	}
-	if err := run(p); err != nil {
+	r.starts.RLock()
+	err := run(p)
+	r.starts.RUnlock()
+	if err != nil {
+		// While others start, the next that fails does it.
+		if r.starts.TryLock() {
+			reapLaunchers()
+			r.starts.Unlock()
+		}
 		return nil, fmt.Errorf("failed to start the container's process: %w", err)
 	}
 	pid, err := p.Pid()
@@ -238,7 +250,7 @@ func (r *Runner) Exec(id string, o ExecOptions) (*Running, error) {
 	if err != nil {
 		return nil, fmt.Errorf("loading the container: %w", err)
 	}
-	return start(c, newProcess(&how, false), &how, o.IO, c.Run)
+	return r.start(newProcess(&how, false), &how, o.IO, c.Run)
 }
 
 func hasVariable(env []string, name string) bool {
