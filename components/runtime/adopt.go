@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -327,19 +325,9 @@ func (r *Runtime) reapOthers() {
 		rec := c.get()
 		known[rec.Process.PID], known[rec.Holder.PID] = true, true
 	}
-	tasks, err := filepath.Glob("/proc/self/task/*/children")
-	if err != nil {
-		return
-	}
-	for _, file := range tasks {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		for word := range strings.FieldsSeq(string(data)) {
-			if pid, err := strconv.Atoi(word); err == nil && !known[pid] {
-				_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
-			}
+	for pid := range process.Children() {
+		if !known[pid] {
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
 		}
 	}
 }

@@ -45,30 +45,32 @@ type Handle struct {
 // StartTime returns when the process started, in the kernel's clock ticks
 // since boot: with the number it names a process for good.
 func StartTime(pid int) (uint64, error) {
-	fields, err := stat(pid)
+	_, fields, err := stat(pid)
 	if err != nil {
 		return 0, err
 	}
 	return strconv.ParseUint(fields[19], 10, 64)
 }
 
-// stat returns the fields of /proc/PID/stat after the name; the first is the
-// state.
-func stat(pid int) ([]string, error) {
+// stat returns a process's name as /proc/PID/stat has it, and the fields after
+// it; the first is the state.
+func stat(pid int) (name string, fields []string, err error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return nil, ErrGone
+		return "", nil, ErrGone
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the state of process %d: %w", pid, err)
+		return "", nil, fmt.Errorf("reading the state of process %d: %w", pid, err)
 	}
 	// The name may hold spaces and parentheses.
 	text := string(data)
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	end := strings.LastIndexByte(text, ')')
+	_, name, _ = strings.Cut(text[:max(end, 0)], "(")
+	fields = strings.Fields(text[end+1:])
 	if len(fields) < 50 {
-		return nil, fmt.Errorf("reading the state of process %d: too few fields", pid)
+		return "", nil, fmt.Errorf("reading the state of process %d: too few fields", pid)
 	}
-	return fields, nil
+	return name, fields, nil
 }
 
 // Open finds a process. A start other than zero must be its start time, or the
@@ -209,7 +211,7 @@ func (h *Handle) reap(fd int) Status {
 	if s, ok := exitInfo(fd); ok {
 		return s
 	}
-	if fields, err := stat(h.pid); err == nil && fields[0] == "Z" && fields[19] == strconv.FormatUint(h.start, 10) {
+	if _, fields, err := stat(h.pid); err == nil && fields[0] == "Z" && fields[19] == strconv.FormatUint(h.start, 10) {
 		if code, err := strconv.Atoi(fields[49]); err == nil {
 			return fromWait(code)
 		}

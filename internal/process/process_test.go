@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -117,5 +118,40 @@ func TestOtherProcess(t *testing.T) {
 	<-done
 	if h.Status() != Unknown {
 		t.Errorf("given up: %+v", h.Status())
+	}
+}
+
+// TestZombie holds that a child which ended is told from one that runs, by its
+// name, until it is reaped.
+func TestZombie(t *testing.T) {
+	cmd := exec.Command("/bin/sh", "-c", "read x")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	if !slices.Contains(slices.Collect(Children()), pid) {
+		t.Error("a child that runs is not among the children")
+	}
+	if name, ok := Zombie(pid); ok {
+		t.Errorf("%s, which runs, is called ended", name)
+	}
+	stdin.Close()
+	// Waits for the end and leaves it to be reaped.
+	if err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
+	if name, ok := Zombie(pid); !ok || name != "sh" {
+		t.Errorf("got %q, %v of a child that ended", name, ok)
+	}
+	if !slices.Contains(slices.Collect(Children()), pid) {
+		t.Error("a child that is not reaped is not among the children")
+	}
+	_ = cmd.Wait()
+	if _, ok := Zombie(pid); ok || slices.Contains(slices.Collect(Children()), pid) {
+		t.Error("a child is there after it was reaped")
 	}
 }
