@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +14,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/testnetns"
 )
 
 // TestMain is the plugin where it is started by that name.
@@ -31,50 +31,11 @@ func TestMain(m *testing.M) {
 
 const pluginName = "hyperkube-cni"
 
-// pod is a network namespace, held by a thread that does what it is given.
-type pod struct {
-	netns string
-	do    chan func()
-}
-
-func newPod(t *testing.T) *pod {
-	t.Helper()
-	p := &pod{do: make(chan func())}
-	thread := make(chan int)
-	go func() {
-		// Never unlocked: the thread ends with its namespace.
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Error(err)
-		}
-		thread <- unix.Gettid()
-		for f := range p.do {
-			f()
-		}
-	}()
-	p.netns = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), <-thread)
-	t.Cleanup(func() { close(p.do) })
-	return p
-}
-
-func (p *pod) at(f func()) {
-	done := make(chan struct{})
-	p.do <- func() { defer close(done); f() }
-	<-done
-}
-
 // TestPlugin has the library that runtimes use drive the plugin through all that
 // the specification knows.
 // https://www.cni.dev/docs/spec/
 func TestPlugin(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for network namespaces")
-	}
-	// The thread is left in its namespace: locked, it ends with the goroutine.
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	testnetns.Enter(t)
 	dir, ctx := t.TempDir(), context.Background()
 	self, err := os.Executable()
 	if err != nil {
@@ -97,10 +58,10 @@ func TestPlugin(t *testing.T) {
 		t.Errorf("STATUS: %v", err)
 	}
 
-	pods := map[string]*pod{"first": newPod(t), "second": newPod(t)}
+	pods := map[string]*testnetns.Namespace{"first": testnetns.New(t), "second": testnetns.New(t)}
 	addresses := map[string][]string{}
 	of := func(name string) *libcni.RuntimeConf {
-		return &libcni.RuntimeConf{ContainerID: name, NetNS: pods[name].netns, IfName: "eth0"}
+		return &libcni.RuntimeConf{ContainerID: name, NetNS: pods[name].Path(), IfName: "eth0"}
 	}
 	for _, name := range []string{"first", "second"} {
 		raw, err := runtimeOf.AddNetworkList(ctx, list, of(name))
@@ -114,7 +75,7 @@ func TestPlugin(t *testing.T) {
 		for _, ip := range result.IPs {
 			addresses[name] = append(addresses[name], ip.Address.IP.String())
 		}
-		if len(addresses[name]) != 2 || len(result.Routes) != 2 || result.Interfaces[0].Name != "eth0" || result.Interfaces[0].Sandbox != pods[name].netns {
+		if len(addresses[name]) != 2 || len(result.Routes) != 2 || result.Interfaces[0].Name != "eth0" || result.Interfaces[0].Sandbox != pods[name].Path() {
 			t.Errorf("ADD: %s", result)
 		}
 		if err := runtimeOf.CheckNetworkList(ctx, list, of(name)); err != nil {
@@ -137,7 +98,7 @@ func TestPlugin(t *testing.T) {
 	if err := runtimeOf.CheckNetworkList(ctx, list, of("second")); err != nil {
 		t.Errorf("CHECK of who is left: %v", err)
 	}
-	pods["first"].at(func() {
+	pods["first"].At(func() {
 		if _, err := net.InterfaceByName("eth0"); err == nil {
 			t.Error("the link of who was not named is there")
 		}
@@ -156,11 +117,11 @@ func TestPlugin(t *testing.T) {
 }
 
 // reach has one pod call another.
-func reach(t *testing.T, from, to *pod, ip string) {
+func reach(t *testing.T, from, to *testnetns.Namespace, ip string) {
 	t.Helper()
 	var listener net.Listener
 	var err error
-	to.at(func() { listener, err = net.Listen("tcp", net.JoinHostPort(ip, "80")) })
+	to.At(func() { listener, err = net.Listen("tcp", net.JoinHostPort(ip, "80")) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +131,7 @@ func reach(t *testing.T, from, to *pod, ip string) {
 			conn.Close()
 		}
 	}()
-	from.at(func() {
+	from.At(func() {
 		conn, err := net.DialTimeout("tcp", net.JoinHostPort(ip, "80"), time.Minute)
 		if err != nil {
 			t.Errorf("from pod to pod: %v", err)

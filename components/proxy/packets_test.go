@@ -2,31 +2,29 @@ package proxy
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/components/proxy/rules"
+	"hyperkube/internal/testnetns"
 )
 
 // bench is a node and a client beside it, each in a network namespace: the test's
-// goroutine is on the node, what at is given runs at the client.
+// goroutine is on the node, what At is given runs at the client.
 type bench struct {
+	*testnetns.Namespace
 	t      *testing.T
-	client chan func()
 	writer *writer
 }
 
@@ -41,32 +39,12 @@ const (
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for network namespaces")
-	}
-	b := &bench{t: t, client: make(chan func())}
-	// Threads are left in their namespaces: locked, they end with the goroutine.
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
-	thread := make(chan int)
-	go func() {
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Error(err)
-		}
-		thread <- unix.Gettid()
-		for f := range b.client {
-			f()
-		}
-	}()
-	t.Cleanup(func() { close(b.client) })
-	tid := <-thread
-	b.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "n0"}, PeerName: "c0", PeerNamespace: netlink.NsPid(tid)}))
+	testnetns.Enter(t)
+	b := &bench{t: t, Namespace: testnetns.New(t)}
+	b.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "n0"}, PeerName: "c0", PeerNamespace: netlink.NsPid(b.Thread())}))
 	up(b, "lo", here+"/32", elsewhere+"/32")
 	up(b, "n0", nodeIP+"/24", otherIP+"/32")
-	b.at(func() {
+	b.At(func() {
 		up(b, "lo")
 		up(b, "c0", clientIP+"/24")
 		_, all, _ := net.ParseCIDR("0.0.0.0/0")
@@ -80,17 +58,7 @@ func newBench(t *testing.T) *bench {
 		listener, err := net.Listen("tcp", ip+":8080")
 		b.must(err)
 		t.Cleanup(func() { listener.Close() })
-		go func() {
-			for {
-				conn, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				from, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
-				fmt.Fprint(conn, ip+" to "+from)
-				conn.Close()
-			}
-		}()
+		go testnetns.Answer(listener, func(caller string) string { return ip + " to " + caller })
 		packets, err := net.ListenPacket("udp", ip+":8080")
 		b.must(err)
 		t.Cleanup(func() { packets.Close() })
@@ -114,12 +82,6 @@ func (b *bench) must(err error) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-}
-
-func (b *bench) at(f func()) {
-	done := make(chan struct{})
-	b.client <- func() { defer close(done); f() }
-	<-done
 }
 
 func up(b *bench, name string, addresses ...string) {
@@ -275,7 +237,7 @@ func TestPackets(t *testing.T) {
 		for address, want := range c.node {
 			b.expect(c.name+", the node", address, want)
 		}
-		b.at(func() {
+		b.At(func() {
 			for address, want := range c.neighbor {
 				b.expect(c.name+", the neighbour", address, want)
 			}
@@ -289,7 +251,7 @@ func TestAffinity(t *testing.T) {
 	svc := service(func(s *corev1.ServiceSpec) { s.SessionAffinity = corev1.ServiceAffinityClientIP })
 	ports := portsOf(svc, slice(corev1.ProtocolTCP, here, elsewhere), node{"n", ""}, false)
 	b.must(b.writer.write(context.Background(), rules.Build(rules.Config{Pods: clusterPods}, ports)))
-	b.at(func() {
+	b.At(func() {
 		first := "silence"
 		for end := time.Now().Add(time.Minute); first == "silence" && time.Now().Before(end); {
 			first, _, _ = strings.Cut(ask("10.96.0.7:80"), " ")
@@ -312,7 +274,7 @@ func TestDatagrams(t *testing.T) {
 		b.must(frontendsOf(ports).flush(false))
 	}
 	flows := map[string]net.Conn{}
-	b.at(func() {
+	b.At(func() {
 		for _, to := range []string{"10.96.0.7:80", nodeIP + ":30080", balancer + ":80"} {
 			conn, err := net.Dial("udp", to)
 			if err != nil {

@@ -7,10 +7,8 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -22,10 +20,10 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/testnetns"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -33,14 +31,7 @@ func ptr[T any](v T) *T { return &v }
 // TestTraffic lets real packets go through real rules, in a network namespace
 // of its own.
 func TestTraffic(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for a network namespace")
-	}
-	// The thread is left in its namespace: locked, it ends with the goroutine.
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	testnetns.Enter(t)
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
@@ -75,16 +66,7 @@ func TestTraffic(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer listener.Close()
-		go func() {
-			for {
-				conn, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				fmt.Fprint(conn, ip)
-				conn.Close()
-			}
-		}()
+		go testnetns.Answer(listener, func(string) string { return ip })
 	}
 
 	svc := &corev1.Service{

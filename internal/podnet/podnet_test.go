@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/testnetns"
 )
 
 // TestMain gives root's tests a network namespace of their own, so that they
@@ -136,17 +137,7 @@ func serve(t *testing.T, ns *os.File) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
-			_, _ = io.WriteString(c, host)
-			c.Close()
-		}
-	}()
+	go testnetns.Answer(l, func(caller string) string { return caller })
 }
 
 func ask(t *testing.T, ns *os.File, addr string) string {

@@ -3,32 +3,24 @@ package serviceroute
 import (
 	"context"
 	"net"
-	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/testnetns"
 )
 
 func TestKeeper(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for a network namespace")
-	}
 	// netlink opens its sockets in the namespace of the calling thread, which
 	// is why the keeper's loop is left to the tests of a whole cluster.
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	testnetns.Enter(t)
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "hkt-br0"}}
 	if err := netlink.LinkAdd(bridge); err != nil {
 		t.Fatal(err)
