@@ -20,8 +20,8 @@ const (
 
 // startBackground starts this program again with args, apart from the terminal
 // and writing to logFile, and passes on its steps until it is ready. When ctx
-// ends first, it is asked to stop.
-func startBackground(ctx context.Context, args []string, logFile string, tell func(step)) error {
+// ends first, it is asked to stop. env is what its environment has besides ours.
+func startBackground(ctx context.Context, args []string, logFile string, tell func(step), env ...string) error {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding this program: %w", err)
@@ -43,7 +43,7 @@ func startBackground(ctx context.Context, args []string, logFile string, tell fu
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{w}
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", stepsEnv, stepsFD))
+	cmd.Env = append(append(os.Environ(), env...), fmt.Sprintf("%s=%d", stepsEnv, stepsFD))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		w.Close()

@@ -29,6 +29,7 @@ import (
 	"hyperkube/internal/kubeconfig"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/pki"
+	"hyperkube/internal/process"
 )
 
 // furtherNodes is what a cluster keeps of the nodes that it has on this machine
@@ -239,6 +240,19 @@ func (f *fleet) start(ctx context.Context, machine *localnodes.Machine, i int) e
 	pid, err := holder(l.PIDFile(mainProcess))
 	if err != nil {
 		return err
+	}
+	if pid != 0 {
+		// One of another build makes way; its pods go on.
+		same, err := sameProgram(fmt.Sprintf("/proc/%d/exe", pid), "/proc/self/exe")
+		if err != nil && !errors.Is(err, process.ErrGone) {
+			return fmt.Errorf("node %q: %w", name, err)
+		}
+		if !same {
+			if err := stopMain(ctx, io.Discard, l); err != nil {
+				return fmt.Errorf("node %q: %w", name, err)
+			}
+			pid = 0
+		}
 	}
 	if pid == 0 {
 		if err := f.configure(machine, i); err != nil {

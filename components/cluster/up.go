@@ -97,10 +97,14 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	if tell, ok := backgroundSteps(); ok {
 		return o.report(cmd.Context(), l, tell)
 	}
-	if done, err := o.running(cmd, l); err != nil || done {
+	before, done, err := o.running(cmd, l)
+	if err != nil || done {
 		return err
 	}
 	show := printStep(cmd.OutOrStdout())
+	if before.pid != 0 {
+		fmt.Fprintf(cmd.OutOrStdout(), "process %d is of another build and makes way for this one, %s\n", before.pid, version.Get().GitVersion)
+	}
 	if o.foreground {
 		return o.report(cmd.Context(), l, func(s step) {
 			show(s)
@@ -113,23 +117,42 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	if err := checkDisk(l.Data); err != nil {
 		return codedError{err, ExitPreflight}
 	}
-	return startBackground(cmd.Context(), os.Args[1:], l.Log(mainProcess), show)
+	var env []string
+	args := os.Args[1:]
+	if before.pid != 0 {
+		args = append(args[:len(args):len(args)], before.flags(cmd)...)
+		env = append(env, fmt.Sprintf("%s=%d", replaceEnv, before.pid))
+	}
+	return startBackground(cmd.Context(), args, l.Log(mainProcess), show, env...)
 }
 
 // running does what is left to do if the cluster runs already, and tells whether
-// it does. A main process that ends meanwhile does not count.
-func (o *upOptions) running(cmd *cobra.Command, l layout.Node) (bool, error) {
+// it does. A main process that ends meanwhile does not count, and one of another
+// build is returned, for it is to make way.
+func (o *upOptions) running(cmd *cobra.Command, l layout.Node) (before predecessor, done bool, err error) {
 	for {
 		pid, err := holder(l.PIDFile(mainProcess))
 		if err != nil || pid == 0 {
-			return false, err
+			return before, false, err
 		}
 		h, err := process.Open(pid, 0)
 		if errors.Is(err, process.ErrGone) {
 			continue
 		}
 		if err != nil {
-			return false, err
+			return before, false, err
+		}
+		other, found, err := findPredecessor(pid)
+		if found && !other.foreground && !o.foreground || errors.Is(err, process.ErrGone) {
+			h.Close()
+			if found {
+				return other, false, nil
+			}
+			continue
+		}
+		if err != nil {
+			h.Close()
+			return before, false, err
 		}
 		ctx, cancel := context.WithCancel(cmd.Context())
 		ended := make(chan bool, 1)
@@ -143,12 +166,15 @@ func (o *upOptions) running(cmd *cobra.Command, l layout.Node) (bool, error) {
 			}
 		}()
 		fmt.Fprintf(cmd.OutOrStdout(), "hyperkube is running already (process %d)\n", pid)
+		if found {
+			fmt.Fprintf(cmd.OutOrStdout(), "it is of another build than this one, %s: restart the service that it is, or stop it\n", version.Get().GitVersion)
+		}
 		err = o.changeNodes(ctx, l, newSteps(printStep(cmd.OutOrStdout())))
 		cancel()
 		gone := <-ended
 		h.Close()
 		if !gone || err == nil {
-			return true, err
+			return before, true, err
 		}
 	}
 }
@@ -166,6 +192,16 @@ func (o *upOptions) report(ctx context.Context, l layout.Node, tell func(step)) 
 
 // serve runs the cluster until ctx ends.
 func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
+	// What can be refused is refused before anything ends.
+	file, err := kubelet.LoadFiles(o.config, o.configDir, nil)
+	if err != nil {
+		return codedError{err, ExitConfig}
+	}
+	if pid := replaced(); pid != 0 {
+		if err := endReplaced(ctx, l, pid); err != nil {
+			return err
+		}
+	}
 	lock, err := takeMain(ctx, l)
 	if err != nil {
 		return err
@@ -201,10 +237,6 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
 	further, err := wishFurtherNodes(l, o.nodes, network.Mode(o.podNetwork))
 	if err != nil {
 		return err
-	}
-	file, err := kubelet.LoadFiles(o.config, o.configDir, nil)
-	if err != nil {
-		return codedError{err, ExitConfig}
 	}
 	s.done(began, "this machine is fit for node %q", id.NodeName)
 	c := &clusterRun{layout: l, identity: id, further: further, nodeGrace: o.nodeGrace, steps: s, log: log, mergeKubeconfig: !o.noKubeconfig, kubelet: file, providers: o.providers}
