@@ -20,6 +20,7 @@ import (
 	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
+	"hyperkube/internal/zpages"
 )
 
 // Config of a Server.
@@ -92,6 +93,10 @@ type Config struct {
 	BookmarkEvery time.Duration
 	// Profiling serves /debug/pprof.
 	Profiling bool
+	// Flags are those with which the server was started; it may be nil.
+	Flags zpages.Flags
+	// Level is changed by /debug/flags/v, with Profiling; nil: it is as it is.
+	Level *slog.LevelVar
 	// Log receives what goes wrong; nil: slog's default.
 	Log *slog.Logger
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"net/http"
 	"net/http/pprof"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"hyperkube/internal/measure"
 	"hyperkube/internal/store"
 	"hyperkube/internal/version"
+	"hyperkube/internal/zpages"
 )
 
 // routes sends a request to the handler of its path, or of the longest prefix
@@ -107,10 +109,16 @@ func (s *Server) routes() http.Handler {
 		all["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
 		all["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
 		all["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
+		if s.cfg.Level != nil {
+			maps.Copy(all, zpages.DebugFlags(s.cfg.Level))
+		}
 	}
 	for path, h := range s.cfg.Paths {
 		all[path] = h
 	}
+	all["/flagz"] = zpages.Flagz("apiserver", s.cfg.Flags)
+	all["/statusz"] = nil // so that it is among the paths
+	all["/statusz"] = zpages.Statusz("apiserver", listed(all)...)
 	all["/"] = s.index(all)
 	return newRoutes(all)
 }
@@ -129,7 +137,7 @@ func (s *Server) checks() map[string][]health.Check {
 		live = append(live, etcd(fmt.Sprintf("etcd-override-%d", i), one))
 	}
 	live = append(live, s.cfg.LiveChecks...)
-	started := health.Closed("poststarthook/start-store", s.ready)
+	started := health.Closed("poststarthook/storage-readiness", s.ready)
 	running := health.Check{Name: "shutdown", Look: func(context.Context) error {
 		select {
 		case <-s.leaving:
@@ -168,6 +176,18 @@ func (s *Server) stored() iter.Seq[metrics.Stored] {
 	}
 }
 
+// listed are the paths that others are told of: not those for debugging, nor
+// that something is below a path.
+func listed(all map[string]http.Handler) []string {
+	var paths []string
+	for path := range all {
+		if !strings.HasSuffix(path, "/") && !strings.HasPrefix(path, "/debug/") {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
 // index lists the paths that are served.
 func (s *Server) index(all map[string]http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -175,13 +195,7 @@ func (s *Server) index(all map[string]http.Handler) http.Handler {
 			http.Error(w, "404 page not found", http.StatusNotFound)
 			return
 		}
-		var paths []string
-		for path := range all {
-			if path == "/" || strings.HasSuffix(path, "/") && all[strings.TrimSuffix(path, "/")] != nil {
-				continue
-			}
-			paths = append(paths, strings.TrimSuffix(path, "/"))
-		}
+		paths := append(listed(all), "/apis/", "/openapi/v2", "/openapi/v3", "/openapi/v3/")
 		for _, gv := range s.registry.GroupVersions() {
 			if gv.Group == "" {
 				paths = append(paths, "/api/"+gv.Version)

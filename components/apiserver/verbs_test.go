@@ -337,6 +337,9 @@ func TestNonResources(t *testing.T) {
 		{"/", `"/apis/apps/v1"`, nil},
 		{"/openapi/v2", `"swagger":"2.0"`, nil},
 		{"/openapi/v3", `api/v1`, nil},
+		{"/statusz", "apiserver statusz", nil},
+		{"/statusz", `"kind": "Statusz"`, []string{"Accept: application/json;v=v1beta1;g=config.k8s.io;as=Statusz"}},
+		{"/flagz", "apiserver flagz", nil},
 		{"/debug/pprof/", "goroutine", nil},
 	} {
 		if r := a.do("GET", tc.path, "", tc.header...); r.code != 200 || !strings.Contains(r.body, tc.want) {

@@ -16,6 +16,7 @@ import (
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/zpages"
 )
 
 // options are the flags of kubelet.
@@ -84,7 +85,9 @@ func newCommand(o *options) *cobra.Command {
 	f.IntVar(&o.deadEach, "maximum-dead-containers-per-container", 1, "How many ended containers of one name are kept besides the newest; -1: all.")
 	f.IntVar(&o.deadAll, "maximum-dead-containers", -1, "How many ended containers of all pods are kept; -1: no bound.")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity; 2 and more show what is done to each pod.")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), cmd.Flags().Changed) }
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return o.run(cmd.Context(), cmd.Flags().Changed, zpages.FlagsOf(cmd.Flags()))
+	}
 	return cmd
 }
 
@@ -170,14 +173,15 @@ func (o *options) build(given func(string) bool) (Config, error) {
 	return cfg, errors.Join(errs...)
 }
 
-func (o *options) run(ctx context.Context, given func(string) bool) error {
+func (o *options) run(ctx context.Context, given func(string) bool, flags zpages.Flags) error {
 	cfg, err := o.build(given)
 	if err != nil {
 		return err
 	}
-	level := slog.LevelInfo
+	level := new(slog.LevelVar)
+	cfg.Flags, cfg.Level = flags, level
 	if o.verbosity >= 2 || cfg.File != nil && cfg.File.Logging.Verbosity >= 2 {
-		level = slog.LevelDebug
+		level.Set(slog.LevelDebug)
 	}
 	var handler slog.Handler = slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})
 	if cfg.File != nil && cfg.File.Logging.Format == "json" {

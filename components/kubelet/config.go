@@ -38,6 +38,7 @@ import (
 	"hyperkube/internal/featuregates"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/zpages"
 )
 
 // Config is all that a kubelet needs to know. New fills what is left empty as
@@ -221,6 +222,10 @@ type Config struct {
 	// NoDebug: no logs, exec, attach, port-forward and profiles are served;
 	// NoProfiling and NoNodeLogs: no profiles, no logs of the node's alone.
 	NoDebug, NoProfiling, NoNodeLogs bool
+	// Flags are those with which the kubelet was started; it may be nil.
+	Flags zpages.Flags
+	// Level is changed by /debug/flags/v; nil: it is as it is.
+	Level *slog.LevelVar
 	// HealthzAddress is where the health check is served; loopback by default.
 	HealthzAddress string
 	// TLSMinVersion and CipherSuites are of crypto/tls; zero is Go's choice.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/zpages"
 )
 
 // options are the flags of `kube-proxy`, under upstream's names. With a
@@ -37,6 +39,7 @@ type options struct {
 	clusterCIDRs                   []string
 	mode                           string
 	cleanup, initOnly              bool
+	verbosity                      int
 }
 
 // NewCommand is `kube-proxy`.
@@ -56,7 +59,7 @@ func NewCommand() *cobra.Command {
 			if o.cleanup {
 				return cleanUp(cmd.Context())
 			}
-			return o.run(cmd.Context())
+			return o.run(cmd.Context(), zpages.FlagsOf(cmd.Flags()))
 		},
 	}
 	f, c := cmd.Flags(), o.config
@@ -89,6 +92,7 @@ func NewCommand() *cobra.Command {
 	f.BoolVar(&c.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Let the kernel follow connections whose packets are out of their window.")
 	f.DurationVar(&c.Conntrack.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "How long it remembers UDP packets without an answer; 0 leaves that as it is.")
 	f.DurationVar(&c.Conntrack.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "How long it remembers those with answers; 0 leaves that as it is.")
+	f.IntVarP(&o.verbosity, "v", "v", 0, "Log level: above 3 shows what is for debugging.")
 	accepted.Add(f, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Client(), unused)...)
 	return cmd
 }
@@ -156,8 +160,11 @@ func (o *options) write() error {
 	return nil
 }
 
-func (o *options) run(ctx context.Context) (err error) {
-	var cfg Config
+func (o *options) run(ctx context.Context, flags zpages.Flags) (err error) {
+	level := new(slog.LevelVar)
+	zpages.SetVerbosity(level, o.verbosity)
+	cfg := Config{Flags: flags, Configuration: func() any { return o.config }, Level: level}
+	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	if err := apply(o.config, &cfg); err != nil {
 		return err
 	}

@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,13 +17,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"hyperkube/internal/zpages"
 )
 
 // health serves /healthz, /metrics, and for load balancers the health of single
 // services on ports of their own.
 type health struct {
 	healthz, metricsAddress string
-	profiling               bool
+	pages                   map[string]http.Handler
 	metrics                 *metrics
 	log                     *slog.Logger
 
@@ -42,9 +46,30 @@ type serviceHealth struct {
 
 func newHealth(cfg Config, m *metrics) *health {
 	return &health{
-		healthz: cfg.HealthzAddress, metricsAddress: cfg.MetricsAddress, profiling: cfg.Profiling,
+		healthz: cfg.HealthzAddress, metricsAddress: cfg.MetricsAddress, pages: pages(cfg),
 		metrics: m, log: cfg.Log, services: map[string]*serviceHealth{},
 	}
+}
+
+// pages of the metrics' address that tell of the proxy itself.
+func pages(cfg Config) map[string]http.Handler {
+	out := map[string]http.Handler{"/flagz": zpages.Flagz("kube-proxy", cfg.Flags)}
+	if cfg.Configuration != nil {
+		out["/configz"] = zpages.Configz("kubeproxy.config.k8s.io", cfg.Configuration)
+	}
+	known := append(slices.Collect(maps.Keys(out)), "/healthz", "/proxyMode", "/metrics", "/statusz")
+	out["/statusz"] = zpages.Statusz("kube-proxy", known...)
+	if cfg.Profiling {
+		out["/debug/pprof/"] = http.HandlerFunc(pprof.Index)
+		out["/debug/pprof/cmdline"] = http.HandlerFunc(pprof.Cmdline)
+		out["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
+		out["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
+		out["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
+		if cfg.Level != nil {
+			maps.Copy(out, zpages.DebugFlags(cfg.Level))
+		}
+	}
+	return out
 }
 
 // eligible takes note whether load balancers may send traffic to this node.
@@ -102,12 +127,8 @@ func (h *health) start() (stop func(), err error) {
 		fmt.Fprint(w, "iptables")
 	})
 	numbers.Handle("/metrics", promhttp.HandlerFor(h.metrics.registry, promhttp.HandlerOpts{}))
-	if h.profiling {
-		numbers.HandleFunc("/debug/pprof/", pprof.Index)
-		numbers.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-		numbers.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		numbers.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-		numbers.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	for path, page := range h.pages {
+		numbers.Handle(path, page)
 	}
 	for address, handler := range map[string]http.Handler{h.healthz: probes, h.metricsAddress: numbers} {
 		if address == "" {

@@ -23,6 +23,7 @@ import (
 	"hyperkube/components/proxy/rules"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/zpages"
 )
 
 // Config of a Proxy.
@@ -59,6 +60,12 @@ type Config struct {
 	NodePortsOnPrimary bool
 	// Profiling serves /debug/pprof beside the metrics.
 	Profiling bool
+	// Flags are those with which the proxy was started; it may be nil.
+	Flags zpages.Flags
+	// Configuration is what /configz tells; nil: nothing.
+	Configuration func() any
+	// Level is changed by /debug/flags/v, with Profiling; nil: it is as it is.
+	Level *slog.LevelVar
 	// HealthzAddress and MetricsAddress to serve on; empty serves none.
 	HealthzAddress, MetricsAddress string
 	// Journal records the changes to the host; nil records none.

@@ -27,6 +27,7 @@ import (
 	"hyperkube/internal/encryption"
 	"hyperkube/internal/rawconn"
 	"hyperkube/internal/tokens"
+	"hyperkube/internal/zpages"
 )
 
 // options are the flags of kube-apiserver, under upstream's names.
@@ -77,7 +78,7 @@ func NewCommand() *cobra.Command {
 		Use:   "kube-apiserver",
 		Short: "The API server: the front of the cluster's state",
 		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), zpages.FlagsOf(cmd.Flags())) },
 	}
 	o.flags(cmd.Flags())
 	o.limits.flags(cmd.Flags())
@@ -132,16 +133,15 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.ignoredPrivileged, "allow-privileged", true, "Privileged containers are for Pod Security to decide about; this is accepted and ignored.")
 }
 
-func (o *options) run(ctx context.Context) error {
-	level := slog.LevelInfo
-	if o.verbosity > 3 {
-		level = slog.LevelDebug
-	}
+func (o *options) run(ctx context.Context, flags zpages.Flags) error {
+	level := new(slog.LevelVar)
+	zpages.SetVerbosity(level, o.verbosity)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	cfg, err := o.config(ctx, log)
 	if err != nil {
 		return err
 	}
+	cfg.Flags, cfg.Level = flags, level
 	if cfg.Etcd, err = o.dial(); err != nil {
 		return err
 	}

@@ -42,6 +42,7 @@ import (
 	"hyperkube/internal/measure"
 	"hyperkube/internal/tokens"
 	"hyperkube/internal/version"
+	"hyperkube/internal/zpages"
 )
 
 // Config of a Server. What is empty is off, or as upstream has it where the
@@ -132,6 +133,9 @@ type Config struct {
 
 	Kubelet   apiserver.KubeletConfig
 	Profiling bool
+	// Flags and Level as of apiserver.Config.
+	Flags zpages.Flags
+	Level *slog.LevelVar
 	// Log may be nil.
 	Log *slog.Logger
 }
@@ -186,7 +190,7 @@ func New(cfg Config) (*Server, error) {
 		Etcd: cfg.Etcd, EtcdPrefix: cfg.EtcdPrefix, EtcdApart: cfg.EtcdApart, Without: cfg.Without, Transformer: cfg.Transformer, EventTTL: cfg.EventTTL,
 		Listener: cfg.Listener, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile,
 		Authenticator: who, Authorizer: may, Admission: admit,
-		Kubelet: cfg.Kubelet, Profiling: cfg.Profiling, Log: cfg.Log,
+		Kubelet: cfg.Kubelet, Profiling: cfg.Profiling, Flags: cfg.Flags, Level: cfg.Level, Log: cfg.Log,
 		Extend: s.extend, Paths: paths, Aggregation: others, TLS: cfg.TLS,
 		ReadyChecks: s.readyChecks(),
 		Limiter:     limiter, Limits: cfg.Limits,

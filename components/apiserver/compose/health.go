@@ -22,7 +22,6 @@ var startHooks = []string{
 	"start-cluster-authentication-info-controller",
 	"start-kube-apiserver-identity-lease-controller",
 	"start-kube-apiserver-identity-lease-garbage-collector",
-	"storage-readiness",
 	"bootstrap-controller",
 	"start-kubernetes-service-cidr-controller",
 	"start-service-ip-repair-controllers",

@@ -30,12 +30,9 @@ func (r *Resource) HasProtobuf() bool { return r.built }
 // version, most often a part of the stored bytes. It is shared.
 func (r *Resource) Raw(e *store.Entry) ([]byte, error) {
 	if r.StoredAs == nil {
-		data := e.Bytes()
-		if data == nil {
-			return nil, e.Err()
-		}
-		if raw, current, err := wire.Raw(data); err == nil && current {
-			return raw, nil
+		raw, err := e.Part(wire.Current)
+		if raw != nil || err != nil {
+			return raw, err
 		}
 	}
 	return e.Memo(r.slot+slotRaw, func() ([]byte, error) {

@@ -242,20 +242,22 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 	}
 	gathered := itemsOf(len(entries))
 	defer gathered.free()
-	items := gathered.bytes
+	items := gathered.items
 	var err error
 	if format.Media == negotiate.Protobuf {
 		list := wire.NewProtoList(kind, wire.ListMeta(nil, meta.revision, meta.next, meta.remaining))
 		for i, e := range entries {
-			if items[i], err = c.rawOf(e, metadata); err != nil {
+			item := &items[i]
+			if item.data, err = c.rawOf(e, metadata); err != nil {
 				return err
 			}
-			list.Count(items[i], e.Revision())
+			item.revision = e.Revision()
+			list.Count(item.data, item.revision)
 		}
 		return c.writePieces(format, list.Size(), func(p *pieces) {
 			p.data = list.Head(p.data)
-			for i, e := range entries {
-				p.data = list.Item(p.data, items[i], e.Revision())
+			for i := range items {
+				p.data = list.Item(p.data, items[i].data, items[i].revision)
 				p.flush()
 			}
 			p.data = list.Tail(p.data)
@@ -268,11 +270,11 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 		return err
 	}
 	for i, e := range entries {
-		if items[i], err = c.jsonOf(e, metadata); err != nil {
+		if items[i].data, err = c.jsonOf(e, metadata); err != nil {
 			done()
 			return err
 		}
-		size += len(items[i]) + 1
+		size += len(items[i].data) + 1
 		if metadata {
 			size += len(partial.AppendJSON(nil, []byte("{}")))
 		}
@@ -290,9 +292,9 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 				p.data = append(p.data, ',')
 			}
 			if metadata {
-				p.data = partial.AppendJSON(p.data, item)
+				p.data = partial.AppendJSON(p.data, item.data)
 			} else {
-				p.data = append(p.data, item...)
+				p.data = append(p.data, item.data...)
 			}
 			p.flush()
 		}
@@ -307,8 +309,14 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 	return c.writePieces(format, size, write)
 }
 
-// items are what a list is put together from.
-type items struct{ bytes [][]byte }
+// items are what a list is put together from: what its entries hold, side by side,
+// so that the entries themselves are not looked at a second time.
+type items struct{ items []item }
+
+type item struct {
+	data     []byte
+	revision int64 // in protobuf alone
+}
 
 var manyItems = sync.Pool{New: func() any { return new(items) }}
 
@@ -317,13 +325,13 @@ const maxItems = 1 << 14
 
 func itemsOf(n int) *items {
 	i := manyItems.Get().(*items)
-	i.bytes = slices.Grow(i.bytes[:0], n)[:n]
+	i.items = slices.Grow(i.items[:0], n)[:n]
 	return i
 }
 
 func (i *items) free() {
-	clear(i.bytes) // they hold entries
-	if cap(i.bytes) <= maxItems {
+	clear(i.items) // they hold entries
+	if cap(i.items) <= maxItems {
 		manyItems.Put(i)
 	}
 }

@@ -73,46 +73,63 @@ func ParseEnvelope(data []byte) (Envelope, error) {
 // Raw returns the object inside of stored bytes, and whether it was written at
 // this Level. It is ParseEnvelope without what it allocates.
 func Raw(data []byte) (raw []byte, current bool, err error) {
-	data, ok := bytes.CutPrefix(data, []byte(Magic))
-	if !ok {
-		return nil, false, ErrEnvelope
+	from, to, current, err := bounds(data)
+	if err != nil {
+		return nil, false, err
 	}
-	if raw, ok := ours(data); ok {
-		return raw, true, nil
+	return data[from:to:to], current, nil
+}
+
+// Current returns where in stored bytes the object is, if it was written at this
+// Level.
+func Current(data []byte) (from, to int, ok bool) {
+	from, to, current, err := bounds(data)
+	return from, to, current && err == nil
+}
+
+func bounds(data []byte) (from, to int, current bool, err error) {
+	rest, ok := bytes.CutPrefix(data, []byte(Magic))
+	if !ok {
+		return 0, 0, false, ErrEnvelope
+	}
+	if from, to, ok := ours(rest); ok {
+		return len(Magic) + from, len(Magic) + to, true, nil
 	}
 	var level uint64
-	for len(data) > 0 {
+	for len(rest) > 0 {
 		var number int
 		var value []byte
 		var n uint64
-		if number, value, n, data, err = nextField(data); err != nil {
-			return nil, false, err
+		if number, value, n, rest, err = nextField(rest); err != nil {
+			return 0, 0, false, err
 		}
 		switch number {
 		case 2:
-			raw = value
+			to = len(data) - len(rest)
+			from = to - len(value)
 		case levelField:
 			level = n
 		}
 	}
-	return raw, level == Level, nil
+	return from, to, level == Level, nil
 }
 
-// ours is Raw for what Store writes.
-func ours(data []byte) ([]byte, bool) {
+// ours is bounds for what Store writes.
+func ours(data []byte) (from, to int, ok bool) {
 	if len(data) < 2 || data[0] != tagTypeMeta || data[1] >= 0x80 || len(data) < 3+int(data[1]) {
-		return nil, false
+		return 0, 0, false
 	}
-	data = data[2+int(data[1]):]
-	if data[0] != tagRaw {
-		return nil, false
+	at := 2 + int(data[1])
+	if data[at] != tagRaw {
+		return 0, 0, false
 	}
-	length, size := binary.Uvarint(data[1:])
-	if size <= 0 || length > uint64(len(data)-1-size) {
-		return nil, false
+	length, size := binary.Uvarint(data[at+1:])
+	if size <= 0 || length > uint64(len(data)-at-1-size) {
+		return 0, 0, false
 	}
-	end := 1 + size + int(length)
-	return data[1+size : end : end], string(data[end:]) == string(storedEnd)
+	from = at + 1 + size
+	to = from + int(length)
+	return from, to, string(data[to:]) == string(storedEnd)
 }
 
 func fields(data []byte, f func(number int, value []byte, n uint64) error) error {

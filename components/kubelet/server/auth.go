@@ -161,6 +161,10 @@ func attributes(r *http.Request) (verb string, subresources []string) {
 		return verb, []string{"checkpoint"}
 	case under("/healthz"):
 		return verb, []string{"healthz", "proxy"}
+	case under("/statusz"):
+		return verb, []string{"statusz"}
+	case under("/flagz"):
+		return verb, []string{"configz"}
 	case under("/configz"):
 		return verb, []string{"configz", "proxy"}
 	case under("/pods"), under("/runningpods"):

@@ -26,6 +26,7 @@ import (
 
 	"hyperkube/components/kubelet/podlogs"
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/internal/zpages"
 )
 
 // Backend is what the server serves. Its methods are safe for several
@@ -82,6 +83,10 @@ type Config struct {
 	// NoDebug: neither logs nor what enters containers is served; NoProfiling:
 	// no profiles.
 	NoDebug, NoProfiling bool
+	// Flags are those with which the kubelet was started; it may be nil.
+	Flags zpages.Flags
+	// Level is changed by /debug/flags/v, unless NoDebug; nil: it is as it is.
+	Level *slog.LevelVar
 	// MinVersion and CipherSuites of TLS; zero is TLS 1.2 and Go's choice.
 	MinVersion   uint16
 	CipherSuites []uint16
@@ -200,9 +205,18 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, map[string]any{"kubeletconfig": b.Configz()})
 	})
-	if s.cfg.NoDebug {
-		return s.guard(mux)
+	known := []string{"/flagz", "/healthz", "/metrics", "/pods", "/runningpods", "/configz", "/stats", "/statusz"}
+	if !s.cfg.NoDebug {
+		s.debug(mux)
+		known = append(known, "/containerLogs", "/debug", "/exec", "/attach", "/run", "/portForward", "/logs")
 	}
+	mux.Handle("GET /flagz", zpages.Flagz("kubelet", s.cfg.Flags))
+	mux.Handle("GET /statusz", zpages.Statusz("kubelet", known...))
+	return s.guard(mux)
+}
+
+// debug serves what enters containers and what helps to find mistakes.
+func (s *Server) debug(mux *http.ServeMux) {
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
 	for _, at := range []string{"/exec/{namespace}/{pod}/{container}", "/exec/{namespace}/{pod}/{uid}/{container}"} {
 		mux.HandleFunc(at, s.stream(false))
@@ -226,7 +240,11 @@ func (s *Server) handler() http.Handler {
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
 		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	}
-	return s.guard(mux)
+	if s.cfg.Level != nil {
+		for path, page := range zpages.DebugFlags(s.cfg.Level) {
+			mux.Handle(path, page)
+		}
+	}
 }
 
 // guard lets only those through who may.
