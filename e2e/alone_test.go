@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -14,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"hyperkube/internal/version"
 )
 
 // alone is a machine without any network but loopback: namespaces for network
@@ -24,6 +27,7 @@ type alone struct {
 	binary string
 	dir    string
 	holder int
+	pids   bool // it has process numbers of its own, too
 }
 
 func newAlone(t *testing.T) *alone {
@@ -63,11 +67,14 @@ func newAlone(t *testing.T) *alone {
 	return &alone{t: t, ctx: ctx, binary: os.Getenv("HYPERKUBE_E2E"), dir: dir, holder: holder.Process.Pid}
 }
 
-// command is a program in the namespace.
+// command is a program in the namespaces.
 func (a *alone) command(name string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(a.ctx, "nsenter", append([]string{
-		fmt.Sprintf("--net=/proc/%d/ns/net", a.holder), fmt.Sprintf("--mount=/proc/%d/ns/mnt", a.holder), name,
-	}, args...)...)
+	in := fmt.Sprintf("/proc/%d/ns/", a.holder)
+	words := []string{"--net=" + in + "net", "--mount=" + in + "mnt"}
+	if a.pids {
+		words = append(words, "--pid="+in+"pid_for_children")
+	}
+	cmd := exec.CommandContext(a.ctx, "nsenter", append(append(words, name), args...)...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(a.dir, "kubeconfig"))
 	return cmd
 }
@@ -79,6 +86,47 @@ func (a *alone) hyperkube(args ...string) string {
 		a.t.Fatalf("hyperkube %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return string(out)
+}
+
+// kubectl returns what it says.
+func (a *alone) kubectl(args ...string) string {
+	a.t.Helper()
+	return a.hyperkube(append([]string{"kubectl"}, args...)...)
+}
+
+// apply applies a manifest, in which IMAGE is the built-in image.
+func (a *alone) apply(manifest string) {
+	a.t.Helper()
+	cmd := a.command(a.binary, "kubectl", "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(strings.ReplaceAll(manifest, "IMAGE", version.Image()))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		a.t.Fatalf("apply: %v\n%s", err, out)
+	}
+}
+
+// read reads what kubectl gets by these words.
+func (a *alone) read(into any, words ...string) {
+	a.t.Helper()
+	out := a.kubectl(append([]string{"get", "-o", "json"}, words...)...)
+	if err := json.Unmarshal([]byte(out), into); err != nil {
+		a.t.Fatalf("%s: %v", strings.Join(words, " "), err)
+	}
+}
+
+// sh runs a shell script on the machine.
+func (a *alone) sh(script string) string {
+	a.t.Helper()
+	out, err := a.command("sh", "-c", script).CombinedOutput()
+	if err != nil {
+		a.t.Fatalf("%s: %v\n%s", script, err, out)
+	}
+	return string(out)
+}
+
+// eventually tries until f returns nil, as long as a space does.
+func (a *alone) eventually(within time.Duration, f func() error) {
+	a.t.Helper()
+	(&space{T: a.t}).eventually(within, f)
 }
 
 // network is all that there is of links, addresses, routes and rules.

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -13,8 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"hyperkube/internal/version"
 )
 
 // site is machines on two segments with a router between them.
@@ -147,8 +144,7 @@ func (s *site) served(by *machine, want ...string) error {
 // across the router.
 func (s *site) network(t *testing.T) {
 	m := s.machines[0]
-	apply := m.command(m.binary, "kubectl", "apply", "-f", "-")
-	apply.Stdin = strings.NewReader(strings.ReplaceAll(`
+	m.apply(`
 apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: web}
@@ -165,14 +161,11 @@ apiVersion: v1
 kind: Service
 metadata: {name: web}
 spec: {selector: {app: web}, type: NodePort, ports: [{port: 80, targetPort: 8080, nodePort: 30807}]}
-`, "IMAGE", version.Image()))
-	if out, err := apply.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+`)
 	m.kubectl("rollout", "status", "daemonset/web", "--timeout=180s")
 	var pods corev1.PodList
-	if err := json.Unmarshal([]byte(m.kubectl("get", "pods", "-l", "app=web", "-o", "json")), &pods); err != nil || len(pods.Items) != 3 {
-		t.Fatalf("%d pods, %v", len(pods.Items), err)
+	if m.read(&pods, "pods", "-l", "app=web"); len(pods.Items) != 3 {
+		t.Fatalf("%d pods", len(pods.Items))
 	}
 	ask := func(pod, url string) error {
 		out, err := m.command(m.binary, "kubectl", "exec", pod, "--", "/hyperkube", "hello", "get", "--timeout=1s", url).CombinedOutput()

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,8 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"hyperkube/internal/version"
 )
 
 // newNetworked makes a machine with addresses of the families on a link that
@@ -26,15 +23,6 @@ func newNetworked(t *testing.T, addresses ...string) *machine {
 	}
 	t.Cleanup(func() { _ = m.command(m.binary, "reset", "--root", m.root).Run() })
 	return m
-}
-
-func (m *machine) apply(manifest string) {
-	m.t.Helper()
-	cmd := m.command(m.binary, "kubectl", "apply", "-f", "-")
-	cmd.Stdin = strings.NewReader(strings.ReplaceAll(manifest, "IMAGE", version.Image()))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		m.t.Fatalf("apply: %v\n%s", err, out)
-	}
 }
 
 // reaches tries until the URL answers: from a pod, or from the machine if pod is
@@ -115,32 +103,22 @@ func TestFamilies(t *testing.T) {
 			m.apply(familiesManifest)
 			m.kubectl("wait", "--for=condition=Ready", "pod/web", "pod/client", "--timeout=180s")
 			var pod corev1.Pod
-			if err := json.Unmarshal([]byte(m.kubectl("get", "pod", "web", "-o", "json")), &pod); err != nil {
-				t.Fatal(err)
-			}
+			m.read(&pod, "pod", "web")
 			var svc corev1.Service
-			if err := json.Unmarshal([]byte(m.kubectl("get", "service", "web", "-o", "json")), &svc); err != nil {
-				t.Fatal(err)
-			}
+			m.read(&svc, "service", "web")
 			if n := len(c.node); len(pod.Status.PodIPs) != n || len(pod.Status.HostIPs) != n || len(svc.Spec.ClusterIPs) != n || len(svc.Spec.IPFamilies) != n {
 				t.Fatalf("pod %v on %v, service %v", pod.Status.PodIPs, pod.Status.HostIPs, svc.Spec.ClusterIPs)
 			}
 			m.reaches("client", "http://web.default.svc.cluster.local/")
-			bracket := func(ip string) string {
-				if strings.Contains(ip, ":") {
-					return "[" + ip + "]"
-				}
-				return ip
-			}
 			for i, node := range c.node {
 				if pod.Status.HostIPs[i].IP != node {
 					t.Errorf("the node is %v, want %v", pod.Status.HostIPs, c.node)
 				}
 				for _, from := range []string{"", "client", "web"} {
-					m.reaches(from, "http://"+bracket(pod.Status.PodIPs[i].IP)+":8080/")
-					m.reaches(from, "http://"+bracket(svc.Spec.ClusterIPs[i])+"/")
-					m.reaches(from, "http://"+bracket(node)+":30808/")
-					m.reaches(from, "http://"+bracket(node)+":18080/")
+					m.reaches(from, "http://"+bracketed(pod.Status.PodIPs[i].IP)+":8080/")
+					m.reaches(from, "http://"+bracketed(svc.Spec.ClusterIPs[i])+"/")
+					m.reaches(from, "http://"+bracketed(node)+":30808/")
+					m.reaches(from, "http://"+bracketed(node)+":18080/")
 				}
 			}
 			// Services that cannot be tried on every kernel, and those of nobody.
@@ -215,4 +193,12 @@ func TestNetworkPlugin(t *testing.T) {
 	if left := m.sh("ip -o link; iptables-save"); strings.Contains(left, "hk") || strings.Contains(left, "HK-") {
 		t.Errorf("down leaves\n%s", left)
 	}
+}
+
+// bracketed is an address as a URL has it.
+func bracketed(ip string) string {
+	if strings.Contains(ip, ":") {
+		return "[" + ip + "]"
+	}
+	return ip
 }

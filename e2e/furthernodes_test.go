@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -55,9 +54,7 @@ func TestFurtherFamilies(t *testing.T) {
 			m := newNetworked(t, c.addresses...)
 			m.hyperkube(append([]string{"up", "--root", m.root, "--nodes=2"}, c.flags...)...)
 			var nodes corev1.NodeList
-			if err := json.Unmarshal([]byte(m.kubectl("get", "nodes", "-o", "json")), &nodes); err != nil {
-				t.Fatal(err)
-			}
+			m.read(&nodes, "nodes")
 			slices.SortFunc(nodes.Items, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 			if len(nodes.Items) != 2 {
 				t.Fatalf("%d nodes", len(nodes.Items))
@@ -74,9 +71,7 @@ func TestFurtherFamilies(t *testing.T) {
 			m.apply(strings.NewReplacer("FIRST", nodes.Items[0].Name, "SECOND", nodes.Items[1].Name).Replace(furtherManifest))
 			m.kubectl("wait", "--for=condition=Ready", "pod/web", "pod/client", "--timeout=180s")
 			var web corev1.Pod
-			if err := json.Unmarshal([]byte(m.kubectl("get", "pod", "web", "-o", "json")), &web); err != nil {
-				t.Fatal(err)
-			}
+			m.read(&web, "pod", "web")
 			if len(web.Status.PodIPs) != len(c.families) {
 				t.Errorf("the pod's addresses are %v", web.Status.PodIPs)
 			}
@@ -127,11 +122,4 @@ func familyOf(ip string) string {
 		return "6"
 	}
 	return "4"
-}
-
-func bracketed(ip string) string {
-	if strings.Contains(ip, ":") {
-		return "[" + ip + "]"
-	}
-	return ip
 }

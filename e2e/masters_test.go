@@ -42,36 +42,6 @@ func newMachines(t *testing.T) (master, worker *machine) {
 	return master, worker
 }
 
-func (m *machine) sh(script string) string {
-	m.t.Helper()
-	out, err := m.command("sh", "-c", script).CombinedOutput()
-	if err != nil {
-		m.t.Fatalf("%s: %v\n%s", script, err, out)
-	}
-	return string(out)
-}
-
-func (m *machine) kubectl(args ...string) string {
-	m.t.Helper()
-	return m.hyperkube(append([]string{"kubectl"}, args...)...)
-}
-
-// eventually tries until there is no error.
-func (m *machine) eventually(bound time.Duration, try func() error) {
-	m.t.Helper()
-	deadline := time.Now().Add(max(bound, patience))
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			m.t.Fatal(err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-}
-
 // starts are when each control plane container started, by component.
 func (m *machine) starts() (map[string]string, error) {
 	out, err := m.command(m.binary, "kubectl", "-n", "kube-system", "get", "pods", "-l", "tier=control-plane", "-o", "json").Output()

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -117,18 +116,6 @@ func (n *aloneNode) write(path, text string, mode os.FileMode) {
 	if err := os.WriteFile(path, []byte(text), mode); err != nil {
 		n.t.Fatal(err)
 	}
-}
-
-func (n *aloneNode) kubectl(args ...string) string {
-	n.t.Helper()
-	return n.hyperkube(append([]string{"kubectl"}, args...)...)
-}
-
-func (n *aloneNode) apply(manifest string) {
-	n.t.Helper()
-	path := filepath.Join(n.dir, "manifest.yaml")
-	n.write(path, manifest, 0o600)
-	n.kubectl("apply", "-f", path)
 }
 
 // hugePages makes the machine have a few for as long as the test runs.
@@ -320,9 +307,7 @@ func (n *aloneNode) kubeletDir() string { return filepath.Join(n.root, "var/lib/
 func (n *aloneNode) pod(name string) *corev1.Pod {
 	n.t.Helper()
 	p := &corev1.Pod{}
-	if err := json.Unmarshal([]byte(n.kubectl("get", "pod", name, "-o", "json")), p); err != nil {
-		n.t.Fatal(err)
-	}
+	n.read(p, "pod", name)
 	return p
 }
 
@@ -408,9 +393,7 @@ func (n *aloneNode) shutsDown(bus *testlogind.Bus) {
 		t.Helper()
 		n.until("the node tells of it", func() error {
 			node := &corev1.Node{}
-			if err := json.Unmarshal([]byte(n.kubectl("get", "node", n.name, "-o", "json")), node); err != nil {
-				return err
-			}
+			n.read(node, "node", n.name)
 			for _, c := range node.Status.Conditions {
 				if c.Type == corev1.NodeReady && c.Status == want && c.Message == message {
 					return nil

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -121,32 +120,11 @@ func (f *fleet) printLogs() {
 	}
 }
 
-func (f *fleet) kubectl(args ...string) string {
-	f.t.Helper()
-	return f.hyperkube(append([]string{"kubectl"}, args...)...)
-}
-
-func (f *fleet) apply(manifest string) {
-	f.t.Helper()
-	cmd := f.command(f.binary, "kubectl", "apply", "-f", "-")
-	cmd.Stdin = strings.NewReader(manifest)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		f.t.Fatalf("apply: %v\n%s", err, out)
-	}
-}
-
-func (f *fleet) eventually(within time.Duration, try func() error) {
-	f.t.Helper()
-	(&space{T: f.t}).eventually(within, try)
-}
-
 // pods returns the pods with a label.
 func (f *fleet) pods(selector string) []corev1.Pod {
 	f.t.Helper()
 	var list corev1.PodList
-	if err := json.Unmarshal([]byte(f.kubectl("get", "pods", "-l", selector, "-o", "json")), &list); err != nil {
-		f.t.Fatal(err)
-	}
+	f.read(&list, "pods", "-l", selector)
 	return list.Items
 }
 
@@ -280,9 +258,7 @@ spec:
 // ready returns for each node whether it is.
 func (f *fleet) ready() map[string]corev1.ConditionStatus {
 	var list corev1.NodeList
-	if err := json.Unmarshal([]byte(f.kubectl("get", "nodes", "-o", "json")), &list); err != nil {
-		f.t.Fatal(err)
-	}
+	f.read(&list, "nodes")
 	out := map[string]corev1.ConditionStatus{}
 	for _, n := range list.Items {
 		for _, c := range n.Status.Conditions {
@@ -334,9 +310,7 @@ func (f *fleet) loss() {
 			return fmt.Errorf("%d of 3 pods are on the node that is left", running)
 		}
 		var slices discoveryv1.EndpointSliceList
-		if err := json.Unmarshal([]byte(f.kubectl("get", "endpointslices", "-l", "kubernetes.io/service-name in (app,web)", "-o", "json")), &slices); err != nil {
-			return err
-		}
+		f.read(&slices, "endpointslices", "-l", "kubernetes.io/service-name in (app,web)")
 		for _, s := range slices.Items {
 			for _, e := range s.Endpoints {
 				if *e.NodeName != f.first && *e.Conditions.Ready {

@@ -44,7 +44,7 @@ func (b *booted) on() {
 	if err := b.power.Start(); err != nil {
 		b.t.Fatal(err)
 	}
-	b.holder = b.power.Process.Pid
+	b.holder, b.pids = b.power.Process.Pid, true
 	if _, err := out.Read(make([]byte, 5)); err != nil {
 		b.t.Fatal(err)
 	}
@@ -116,25 +116,10 @@ func (b *booted) links() int {
 	return strings.Count(string(out), "\n")
 }
 
-// kubectl returns what it says.
+// kubectl returns the words that it says.
 func (b *booted) kubectl(args ...string) string {
 	b.t.Helper()
 	return strings.TrimSpace(b.hyperkube(append([]string{"kubectl"}, args...)...))
-}
-
-// hyperkube runs the program on the machine.
-func (b *booted) hyperkube(args ...string) string {
-	b.t.Helper()
-	in := fmt.Sprintf("/proc/%d/ns/", b.power.Process.Pid)
-	cmd := exec.CommandContext(b.ctx, "nsenter", append([]string{
-		"--net=" + in + "net", "--mount=" + in + "mnt", "--pid=" + in + "pid_for_children", b.binary,
-	}, args...)...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(b.dir, "kubeconfig"))
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		b.t.Fatalf("hyperkube %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
-	return string(out)
 }
 
 // TestReboot takes the power from a cluster with pods, data and services, and
@@ -154,39 +139,20 @@ func TestReboot(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.hyperkube("image", "import", "--root", root, image)
-	manifest := filepath.Join(b.dir, "all.yaml")
-	if err := os.WriteFile(manifest, []byte(`
+	b.apply(`
 apiVersion: v1
 kind: Service
 metadata: {name: db}
 spec: {type: NodePort, selector: {app: db}, ports: [{port: 80}]}
 ---
-apiVersion: apps/v1
-kind: StatefulSet
-metadata: {name: db}
-spec:
-  serviceName: db
-  replicas: 2
-  podManagementPolicy: Parallel
-  selector: {matchLabels: {app: db}}
-  template:
-    metadata: {labels: {app: db}}
-    spec:
-      terminationGracePeriodSeconds: 0
-      containers:
-      - name: c
-        image: `+busybox+`
-        command: [sh, -c, "echo $HOSTNAME >> /data/starts; sync; touch /data/synced; httpd -f -p 80 -h /data || sleep 3600"]
-        readinessProbe: {exec: {command: [test, -e, /data/synced]}, periodSeconds: 1}
-        volumeMounts: [{name: data, mountPath: /data}, {name: empty, mountPath: /empty}]
-      volumes: [{name: empty, emptyDir: {}}]
-  volumeClaimTemplates:
-  - metadata: {name: data}
-    spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Mi}}}
-`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	b.kubectl("apply", "-f", manifest)
+` + database("1Mi", `{
+		terminationGracePeriodSeconds: 0,
+		containers: [{
+			name: c, image: `+busybox+`,
+			command: [sh, -c, "echo $HOSTNAME >> /data/starts; sync; touch /data/synced; httpd -f -p 80 -h /data || sleep 3600"],
+			readinessProbe: {exec: {command: [test, -e, /data/synced]}, periodSeconds: 1},
+			volumeMounts: [{name: data, mountPath: /data}, {name: empty, mountPath: /empty}]}],
+		volumes: [{name: empty, emptyDir: {}}]}`))
 	b.kubectl("rollout", "status", "statefulset/db", "--timeout=180s")
 	const (
 		pods  = `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`

@@ -39,8 +39,10 @@ func (s *space) folder(claim string) (volume, path string) {
 	return volume, s.do("get", "pv", volume, "-o", "jsonpath={.spec.local.path}")
 }
 
-func (s *space) statefulVolumes() {
-	s.apply(`
+// database is a StatefulSet db of two pods that start together, with a volume data
+// of the size each. pod is their spec, in one pair of braces.
+func database(size, pod string) string {
+	return `
 apiVersion: apps/v1
 kind: StatefulSet
 metadata: {name: db}
@@ -51,15 +53,17 @@ spec:
   selector: {matchLabels: {app: db}}
   template:
     metadata: {labels: {app: db}}
-    spec:
-      terminationGracePeriodSeconds: 0
-      securityContext: {runAsUser: 1000, fsGroup: 2000}
-      containers:
-      - {name: c, image: ` + busybox + `, command: [sleep, "3600"], volumeMounts: [{name: data, mountPath: /data}]}
+    spec: ` + strings.ReplaceAll(pod, "\t", " ") + `
   volumeClaimTemplates:
   - metadata: {name: data}
-    spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
-`)
+    spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: ` + size + `}}}
+`
+}
+
+func (s *space) statefulVolumes() {
+	s.apply(database("64Mi", `{
+		terminationGracePeriodSeconds: 0, securityContext: {runAsUser: 1000, fsGroup: 2000},
+		containers: [{name: c, image: `+busybox+`, command: [sleep, "3600"], volumeMounts: [{name: data, mountPath: /data}]}]}`))
 	s.do("rollout", "status", "statefulset/db", "--timeout=180s")
 	for _, pod := range []string{"db-0", "db-1"} {
 		s.exec(pod, "echo of "+pod+" > /data/file")
