@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -115,6 +116,8 @@ spec:
 		})
 	}
 
+	a.replaceDNS("web.default.svc.cluster.local.")
+
 	// A server that says it is unwell is started again.
 	a.hyperkube("kubectl", "exec", "web", "--", "/hyperkube", "version")
 	a.onThread(func() error {
@@ -135,6 +138,55 @@ spec:
 	}
 	if ready := value("jsonpath={.status.containerStatuses[0].ready}", "pod", "never"); ready != "false" {
 		t.Errorf("a pod whose probe asks for an unknown service has ready %s", ready)
+	}
+}
+
+// replaceDNS replaces the pods of DNS while look-ups go on: none may be lost.
+func (a *alone) replaceDNS(name string) {
+	a.t.Helper()
+	const labels = "k8s-app=kube-dns"
+	old := a.hyperkube("kubectl", "get", "pods", "-n", "kube-system", "-l", labels, "-o", "name")
+	stop, done := make(chan struct{}), make(chan struct{})
+	asked, failed := 0, []string{}
+	go func() {
+		defer close(done)
+		a.onThread(func() error {
+			// An answer may be late, but it comes to the one question.
+			client := dns.Client{Timeout: 30 * time.Second}
+			for port := 10000; port < 60000; time.Sleep(2 * time.Millisecond) {
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+				// A flow from the same port that the kernel remembers would lead
+				// to who was asked before, until the end and a moment longer.
+				port++
+				client.Dialer = &net.Dialer{LocalAddr: &net.UDPAddr{Port: port}}
+				conn, err := client.Dial("10.96.0.10:53")
+				if errors.Is(err, unix.EADDRINUSE) {
+					continue
+				}
+				var answer *dns.Msg
+				if err == nil {
+					answer, _, err = client.ExchangeWithConn(new(dns.Msg).SetQuestion(name, dns.TypeA), conn)
+					conn.Close()
+				}
+				asked++
+				if err != nil || len(answer.Answer) != 1 {
+					failed = append(failed, fmt.Sprintf("%v, %v", answer, err))
+				}
+			}
+			return nil
+		})
+	}()
+	a.hyperkube("kubectl", "rollout", "restart", "-n", "kube-system", "deployment/kube-dns")
+	a.hyperkube("kubectl", "rollout", "status", "-n", "kube-system", "deployment/kube-dns", "--timeout=180s")
+	a.hyperkube("kubectl", "wait", "-n", "kube-system", "--for=delete", "--timeout=180s", strings.TrimSpace(old))
+	close(stop)
+	<-done
+	if len(failed) > 0 {
+		a.t.Errorf("%d of %d look-ups were lost while DNS was replaced: %s", len(failed), asked, failed[0])
 	}
 }
 

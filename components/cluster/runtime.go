@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/layout"
 )
@@ -48,6 +49,15 @@ func runtimePID(l layout.Node) (int, error) {
 // stopGrace is how many seconds a container has to end by itself on `down`.
 const stopGrace = 10
 
+// graceOf is how many seconds a container of a pod with these labels has to end by
+// itself. DNS would answer on for some, and nobody is left to ask.
+func graceOf(labels map[string]string) int64 {
+	if labels["k8s-app"] == "kube-dns" && labels[cri.LabelPodNamespace] == "kube-system" {
+		return 0
+	}
+	return stopGrace
+}
+
 // stages are the parts of a control plane's static pods that are stopped after
 // all else, in this order: what is left of the others' requests is answered.
 var stages = []string{"kube-apiserver", "etcd"}
@@ -62,16 +72,16 @@ func stageOf(labels map[string]string) int {
 
 // removePods stops and removes everything that the runtime runs, etcd last.
 // Before etcd it calls last, if that is not nil.
-func removePods(ctx context.Context, cri *runtimeclient.Client, last func()) (int, error) {
-	sandboxes, err := cri.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+func removePods(ctx context.Context, runtime *runtimeclient.Client, last func()) (int, error) {
+	sandboxes, err := runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
 		return 0, fmt.Errorf("listing pods: %w", err)
 	}
-	stage := map[string]int{} // by sandbox
+	stage, grace := map[string]int{}, map[string]int64{} // by sandbox
 	for _, s := range sandboxes.Items {
-		stage[s.Id] = stageOf(s.Labels)
+		stage[s.Id], grace[s.Id] = stageOf(s.Labels), graceOf(s.Labels)
 	}
-	containers, err := cri.ListContainers(ctx, &runtimeapi.ListContainersRequest{
+	containers, err := runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{
 		Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
 	})
 	if err != nil {
@@ -88,7 +98,7 @@ func removePods(ctx context.Context, cri *runtimeclient.Client, last func()) (in
 				continue
 			}
 			group.Go(func() error {
-				if _, err := cri.StopContainer(stopping, &runtimeapi.StopContainerRequest{ContainerId: c.Id, Timeout: stopGrace}); err != nil {
+				if _, err := runtime.StopContainer(stopping, &runtimeapi.StopContainerRequest{ContainerId: c.Id, Timeout: grace[c.PodSandboxId]}); err != nil {
 					return fmt.Errorf("stopping container %s: %w", c.Id, err)
 				}
 				return nil
@@ -102,10 +112,10 @@ func removePods(ctx context.Context, cri *runtimeclient.Client, last func()) (in
 	group.SetLimit(16)
 	for _, s := range sandboxes.Items {
 		group.Go(func() error {
-			if _, err := cri.StopPodSandbox(removing, &runtimeapi.StopPodSandboxRequest{PodSandboxId: s.Id}); err != nil {
+			if _, err := runtime.StopPodSandbox(removing, &runtimeapi.StopPodSandboxRequest{PodSandboxId: s.Id}); err != nil {
 				return fmt.Errorf("stopping pod %s/%s: %w", s.Metadata.Namespace, s.Metadata.Name, err)
 			}
-			if _, err := cri.RemovePodSandbox(removing, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: s.Id}); err != nil {
+			if _, err := runtime.RemovePodSandbox(removing, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: s.Id}); err != nil {
 				return fmt.Errorf("removing pod %s/%s: %w", s.Metadata.Namespace, s.Metadata.Name, err)
 			}
 			return nil

@@ -35,6 +35,10 @@ type Config struct {
 	TTL uint32
 	// ResolvConf names the file with the upstream name servers.
 	ResolvConf string
+	// Lameduck is how long answers go on after Run was told to end, while this
+	// server is not ready any more: until every node has heard that others
+	// answer.
+	Lameduck time.Duration
 	// NotUpstream are addresses that lead back here.
 	NotUpstream []netip.Addr
 	// Informers to answer from; Run starts them.
@@ -49,6 +53,8 @@ type Server struct {
 	cluster  *cluster
 	forward  *forwarder
 	ready    chan struct{}
+	leaving  chan struct{} // closed when Run was told to end
+	after    func(time.Duration) <-chan time.Time
 	registry *prometheus.Registry
 	answered *prometheus.CounterVec
 }
@@ -75,6 +81,8 @@ func New(cfg Config) (*Server, error) {
 		zone:    &zone{domain: dns.Fqdn(strings.ToLower(cfg.Domain)), ttl: cfg.TTL, source: cluster},
 		forward: forward,
 		ready:   make(chan struct{}),
+		leaving: make(chan struct{}),
+		after:   time.After,
 		answered: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "coredns_dns_responses_total", Help: "Answers by response code and by who knew them.",
 		}, []string{"rcode", "zone"}),
@@ -87,10 +95,11 @@ func New(cfg Config) (*Server, error) {
 // Ready is closed once answers are right.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run answers until ctx ends. It listens only when it knows the cluster, so
-// that nobody is told that a service is not there because it is not known yet.
-func (s *Server) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
+// Run answers until ctx ends, and then for the time of Lameduck. It listens only
+// when it knows the cluster, so that nobody is told that a service is not there
+// because it is not known yet. It may be called once.
+func (s *Server) Run(told context.Context) error {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(told))
 	defer cancel()
 	failed := make(chan error, 4)
 	var stops []func()
@@ -122,7 +131,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.cfg.Informers.Start(ctx.Done())
 	defer s.cfg.Informers.Shutdown()
 	defer cancel()
-	if !cache.WaitFor(ctx, "", s.cluster.synced()...) {
+	if !cache.WaitFor(told, "", s.cluster.synced()...) {
 		return nil
 	}
 	udp, err := net.ListenPacket("udp", s.cfg.Address)
@@ -144,7 +153,13 @@ func (s *Server) Run(ctx context.Context) error {
 	s.cfg.Log.Info("answering", "address", s.cfg.Address, "domain", s.zone.domain, "upstreams", s.forward.upstreams)
 	close(s.ready)
 	select {
-	case <-ctx.Done():
+	case <-told.Done():
+	case err := <-failed:
+		return fmt.Errorf("a listener ended: %w", err)
+	}
+	close(s.leaving)
+	select {
+	case <-s.after(s.cfg.Lameduck):
 		return nil
 	case err := <-failed:
 		return fmt.Errorf("a listener ended: %w", err)
@@ -155,6 +170,12 @@ func (s *Server) health() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "OK") })
 	mux.HandleFunc("/ready", func(w http.ResponseWriter, _ *http.Request) {
+		select {
+		case <-s.leaving:
+			http.Error(w, "the server is shutting down", http.StatusServiceUnavailable)
+			return
+		default:
+		}
 		select {
 		case <-s.ready:
 			fmt.Fprint(w, "OK")

@@ -3,6 +3,8 @@ package dns
 import (
 	"context"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -159,6 +161,58 @@ func brief(rrs []dns.RR) string {
 	}
 	sort.Strings(out)
 	return strings.Join(out, ", ")
+}
+
+// TestLameduck: who is told to end answers on, but is not ready any more.
+func TestLameduck(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	address := testport.Address(t)
+	server, err := New(Config{
+		Address: address, Domain: "cluster.local", TTL: 5, ResolvConf: file, Lameduck: 5 * time.Second,
+		Informers: informers.NewSharedInformerFactory(fake.NewClientset(objects()...), 0),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits, over := make(chan time.Duration, 1), make(chan time.Time)
+	server.after = func(d time.Duration) <-chan time.Time {
+		waits <- d
+		return over
+	}
+	ready := func() int {
+		answer := httptest.NewRecorder()
+		server.health().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/ready", nil))
+		return answer.Code
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx) }()
+	select {
+	case <-server.Ready():
+	case err := <-done:
+		t.Fatal(err)
+	}
+	if code := ready(); code != http.StatusOK {
+		t.Errorf("ready: %d", code)
+	}
+	cancel()
+	if d := <-waits; d != 5*time.Second {
+		t.Errorf("it waits for %s", d)
+	}
+	if code := ready(); code != http.StatusServiceUnavailable {
+		t.Errorf("ready after the end: %d", code)
+	}
+	if answer := ask(t, address, "udp", "web.default.svc.cluster.local.", dns.TypeA); brief(answer.Answer) != "A 10.96.0.7" {
+		t.Errorf("an answer after the end: %s", answer)
+	}
+	close(over)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }
 
 func TestForwards(t *testing.T) {
