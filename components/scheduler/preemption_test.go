@@ -46,7 +46,7 @@ func TestPreemptionMessages(t *testing.T) {
 		{"no help", []*corev1.Node{node("a")}, pod("q", requests("3")), "", pod("p", requests("5"), priority(1)),
 			"0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling."},
 		{"both", []*corev1.Node{node("a"), node("b", tainted)}, pod("q", requests("3")), "", pod("p", requests("3")),
-			"0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated taint {k: v}. preemption: 0/2 nodes are available: 1 No preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling."},
+			"0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated taint(s). preemption: 0/2 nodes are available: 1 No preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling."},
 		{"never", []*corev1.Node{node("a")}, pod("q", requests("3")), "", pod("p", requests("3"), priority(1), func(p *corev1.Pod) { p.Spec.PreemptionPolicy = &never }),
 			"0/1 nodes are available: 1 Insufficient cpu. preemption: not eligible due to preemptionPolicy=Never."},
 		{"under way", []*corev1.Node{node("a")}, pod("q", requests("3"), evicted), "a", pod("p", requests("3"), priority(1)),

@@ -103,7 +103,7 @@ func TestFindNode(t *testing.T) {
 			node("a", func(n *corev1.Node) {
 				n.Spec.Taints = []corev1.Taint{{Key: "k", Value: "v", Effect: corev1.TaintEffectNoSchedule}}
 			}), node("b")}, nil, pod("p", requests("5")),
-			"0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated taint {k: v}."},
+			"0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated taint(s)."},
 		{"tolerated", []*corev1.Node{node("a", func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: "k", Value: "v", Effect: corev1.TaintEffectNoSchedule}}
 		})}, nil, pod("p", func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Key: "k", Operator: "Exists"}} }), "a"},

@@ -170,86 +170,47 @@ func (c *Controller) writeStatus(ctx context.Context, set *appsv1.StatefulSet, s
 
 // create makes a pod and, before it, its claims.
 func (c *Controller) create(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) error {
-	for _, claim := range claims(set, ordinal) {
-		if err := c.ensureClaim(ctx, set, p, claim); err != nil {
-			c.record(set, p, "create", err)
-			return err
-		}
+	if err := c.ensureClaims(ctx, set, p, ordinal); err != nil {
+		c.record(set, p, "create", err)
+		return err
 	}
 	_, err := c.env.Kube.CoreV1().Pods(set.Namespace).Create(ctx, p, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return err // it will be seen
 	}
+	if claimErr := c.settleClaims(ctx, set, p); claimErr != nil {
+		c.record(set, p, "update", claimErr)
+		return errors.Join(err, claimErr)
+	}
 	c.record(set, p, "create", err)
 	return err
-}
-
-func (c *Controller) ensureClaim(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, claim *corev1.PersistentVolumeClaim) error {
-	there, err := c.claims.PersistentVolumeClaims(claim.Namespace).Get(claim.Name)
-	switch {
-	case apierrors.IsNotFound(err):
-		_, err := c.env.Kube.CoreV1().PersistentVolumeClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) {
-			return nil
-		}
-		if err != nil {
-			c.env.Events.Eventf(set, corev1.EventTypeWarning, control.FailedCreate, "create Claim %s for Pod %s in StatefulSet %s failed error: %s", claim.Name, p.Name, set.Name, err)
-			return fmt.Errorf("failed to create PVC %s: %w", claim.Name, err)
-		}
-		c.env.Events.Eventf(set, corev1.EventTypeNormal, control.SuccessfulCreate, "create Claim %s Pod %s in StatefulSet %s success", claim.Name, p.Name, set.Name)
-		return nil
-	case err != nil:
-		return fmt.Errorf("failed to retrieve PVC %s: %w", claim.Name, err)
-	case there.DeletionTimestamp != nil:
-		return fmt.Errorf("pvc %s is being deleted", claim.Name)
-	}
-	return nil
 }
 
 func (c *Controller) delete(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod) error {
 	err := c.env.Kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))})
 	if apierrors.IsNotFound(err) {
-		return nil
+		err = nil
 	}
 	c.record(set, p, "delete", err)
 	return err
 }
 
-// record tells of a verb done to a pod, or not.
-func (c *Controller) record(set *appsv1.StatefulSet, p *corev1.Pod, verb string, err error) {
-	reasons := map[string][2]string{
-		"create": {control.SuccessfulCreate, control.FailedCreate},
-		"update": {"SuccessfulUpdate", "FailedUpdate"},
-		"delete": {control.SuccessfulDelete, control.FailedDelete},
-	}[verb]
-	if err == nil {
-		c.env.Events.Eventf(set, corev1.EventTypeNormal, reasons[0], "%s Pod %s in StatefulSet %s successful", verb, p.Name, set.Name)
-		return
-	}
-	c.env.Events.Eventf(set, corev1.EventTypeWarning, reasons[1], "%s Pod %s in StatefulSet %s failed error: %s", verb, p.Name, set.Name, err)
+// verbs are what is done to pods and claims, as events tell of it: the reasons
+// of success and failure, and the word.
+var verbs = map[string][3]string{
+	"create": {control.SuccessfulCreate, control.FailedCreate, "Create"},
+	"update": {"SuccessfulUpdate", "FailedUpdate", "Update"},
+	"delete": {control.SuccessfulDelete, control.FailedDelete, "Delete"},
 }
 
-// settleClaims makes the claims of a pod go with whom they should.
-func (c *Controller) settleClaims(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, ordinal int, condemned bool) error {
-	for _, want := range claims(set, ordinal) {
-		there, err := c.claims.PersistentVolumeClaims(want.Namespace).Get(want.Name)
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		refs, changed := ownedBy(there.OwnerReferences, wantedOwner(set, p, condemned), set, p)
-		if !changed {
-			continue
-		}
-		next := there.DeepCopy()
-		next.OwnerReferences = refs
-		if _, err := c.env.Kube.CoreV1().PersistentVolumeClaims(next.Namespace).Update(ctx, next, metav1.UpdateOptions{}); err != nil {
-			return fmt.Errorf("updating the owners of claim %s: %w", next.Name, err)
-		}
+// record tells of a verb done to a pod, or not.
+func (c *Controller) record(set *appsv1.StatefulSet, p *corev1.Pod, verb string, err error) {
+	v := verbs[verb]
+	if err == nil {
+		c.env.Events.Eventf(set, corev1.EventTypeNormal, v[0], "%s Pod %s in StatefulSet %s successful", v[2], p.Name, set.Name)
+		return
 	}
-	return nil
+	c.env.Events.Eventf(set, corev1.EventTypeWarning, v[1], "%s Pod %s in StatefulSet %s failed error: %s", v[2], p.Name, set.Name, err)
 }
 
 // prune deletes revisions beyond the limit that nothing is of.

@@ -193,11 +193,39 @@ func TestParallelAndFailed(t *testing.T) {
 	w.f.SetPod(w.f.Pods("ns")["db-1"], corev1.PodFailed, false)
 	w.f.Recorded()
 	w.sync()
-	if e := w.f.Recorded(); !slices.Contains(e, "Warning RecreatingFailedPod StatefulSet ns/db is recreating failed Pod db-1") {
+	if e := w.f.Recorded(); !slices.Contains(e, "Normal SuccessfulDelete Delete Pod db-1 in StatefulSet db successful") {
 		t.Errorf("events %q", e)
 	}
 	w.settle()
 	if p := w.f.Pods("ns")["db-1"]; p == nil || p.Status.Phase != corev1.PodRunning {
 		t.Errorf("pod %+v", p)
+	}
+}
+
+func TestRolloutOfBrokenPods(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		policy appsv1.PodManagementPolicyType
+		ready  []string // of db-0 to db-3
+		want   []string // what is left at once
+	}{
+		{"parallel: what is down costs nothing", appsv1.ParallelPodManagement, []string{"db-3"}, []string{"db-3"}},
+		{"parallel: one that works at a time", appsv1.ParallelPodManagement, []string{"db-0", "db-1", "db-2", "db-3"}, []string{"db-0", "db-1", "db-2"}},
+		{"in order: nothing until the broken one is mended", appsv1.OrderedReadyPodManagement, []string{"db-0", "db-1", "db-3"}, []string{"db-0", "db-1", "db-2", "db-3"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			set := testSet(4)
+			set.Spec.PodManagementPolicy = c.policy
+			w := newWorld(t, set)
+			w.settle()
+			for name, p := range w.f.Pods("ns") {
+				w.f.SetPod(p, corev1.PodRunning, slices.Contains(c.ready, name))
+			}
+			w.change(func(s *appsv1.StatefulSet) { s.Spec.Template.Spec.Containers[0].Image = "v2" })
+			w.sync()
+			if got := w.names(); !slices.Equal(got, c.want) {
+				t.Errorf("pods %v, want %v", got, c.want)
+			}
+		})
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"sort"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -29,10 +29,13 @@ type update struct {
 	// one that it leads to.
 	all           []*appsv1.ControllerRevision
 	current, next *appsv1.ControllerRevision
-	collisions    *int32
-	// made and gone correct the status for what this sync did.
-	made []*corev1.Pod
-	gone map[string]bool
+	collisions    int32
+	// replicas are the pods of the ordinals from start on, those that are to be
+	// made being marked in missing; condemned are the others, the last first.
+	replicas, condemned []*corev1.Pod
+	missing             []bool
+	// outdated are the pods that this sync deleted for an update.
+	outdated int32
 }
 
 // revise finds or makes the revisions.
@@ -42,8 +45,10 @@ func (u *update) revise(ctx context.Context, selector labels.Selector) error {
 	if err != nil {
 		return err
 	}
-	u.all, u.collisions = all, set.Status.CollisionCount
-	u.gone = map[string]bool{}
+	u.all = all
+	if set.Status.CollisionCount != nil {
+		u.collisions = *set.Status.CollisionCount
+	}
 	data, err := revision.Data(&set.Spec.Template)
 	if err != nil {
 		return err
@@ -63,7 +68,7 @@ func (u *update) revise(ctx context.Context, selector labels.Selector) error {
 			return err
 		}
 	case u.next == nil:
-		hash := revision.Hash(data, u.collisions)
+		hash := revision.Hash(data, &u.collisions)
 		meta := maps.Clone(set.Spec.Template.Labels)
 		if meta == nil {
 			meta = map[string]string{}
@@ -71,13 +76,9 @@ func (u *update) revise(ctx context.Context, selector labels.Selector) error {
 		meta[hashLabel] = hash
 		rev := revision.New(set, Kind, meta, data, number, set.Name+"-"+hash)
 		rev.Annotations = maps.Clone(set.Annotations)
-		delete(rev.Annotations, corev1.LastAppliedConfigAnnotation)
 		u.next, err = revision.Create(ctx, u.env.Kube, rev)
 		if errors.Is(err, revision.ErrCollision) {
-			n := int32(1)
-			if u.collisions != nil {
-				n += *u.collisions
-			}
+			n := u.collisions + 1
 			s := *set.Status.DeepCopy()
 			s.CollisionCount = &n
 			if statusErr := u.writeStatus(ctx, set, s); statusErr != nil {
@@ -144,205 +145,238 @@ func (u *update) blank(ordinal int) (*corev1.Pod, error) {
 func revisionOf(p *corev1.Pod) string { return p.Labels[appsv1.ControllerRevisionHashLabelKey] }
 
 func (u *update) available(p *corev1.Pod) bool {
-	return isHealthy(p) && control.IsAvailable(p, u.set.Spec.MinReadySeconds, u.env.Clock.Now())
+	return control.IsAvailable(p, u.set.Spec.MinReadySeconds, u.env.Clock.Now())
+}
+
+// down tells whether a pod counts as unavailable.
+func (u *update) down(p *corev1.Pod) bool { return !u.available(p) || p.DeletionTimestamp != nil }
+
+// ordered tells whether each pod waits for those before it.
+func (u *update) ordered() bool {
+	return u.set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement
+}
+
+// sort puts each pod into its place and fills the empty places with blank ones.
+func (u *update) sort() error {
+	first, n := start(u.set), size(u.set)
+	u.replicas, u.missing = make([]*corev1.Pod, n), make([]bool, n)
+	for _, p := range u.pods {
+		o, ok := ordinalOf(u.set, p)
+		switch {
+		case !ok:
+		case o >= first && o < first+n:
+			u.replicas[o-first] = p
+		default:
+			u.condemned = append(u.condemned, p)
+		}
+	}
+	slices.SortFunc(u.condemned, func(a, b *corev1.Pod) int {
+		x, _ := ordinalOf(u.set, a)
+		y, _ := ordinalOf(u.set, b)
+		return y - x
+	})
+	for i, p := range u.replicas {
+		if p != nil {
+			continue
+		}
+		u.missing[i] = true
+		var err error
+		if u.replicas[i], err = u.blank(first + i); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // work does the next step, or with parallel management the next step of each.
 func (u *update) work(ctx context.Context) error {
 	set := u.set
+	if err := u.sort(); err != nil {
+		return err
+	}
 	if set.DeletionTimestamp != nil {
 		return nil
 	}
-	first, n := start(set), size(set)
-	byOrdinal := map[int]*corev1.Pod{}
-	var condemned []*corev1.Pod
-	for _, p := range u.pods {
-		o, ok := ordinalOf(set, p)
-		if !ok {
-			continue
-		}
-		if o >= first && o < first+n {
-			byOrdinal[o] = p
-		} else {
-			condemned = append(condemned, p)
-		}
+	if set.Spec.UpdateStrategy.Type == appsv1.RecreateStatefulSetStrategyType {
+		err := fmt.Errorf("statefulset %s/%s uses Recreate strategy but feature gate StatefulSetRecreateStrategy is disabled", set.Namespace, set.Name)
+		u.env.Events.Event(set, corev1.EventTypeWarning, "UnknownStrategy", err.Error())
+		return err
 	}
-	sort.Slice(condemned, func(i, j int) bool {
-		a, _ := ordinalOf(set, condemned[i])
-		b, _ := ordinalOf(set, condemned[j])
-		return a > b
-	})
-	ordered := set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement
-	for o := first; o < first+n; o++ {
-		wait, err := u.replica(ctx, byOrdinal[o], o)
+	for i := range u.replicas {
+		wait, err := u.replica(ctx, i)
 		if err != nil {
 			return err
 		}
-		if wait && ordered {
+		if wait && u.ordered() {
 			return nil
 		}
 	}
-	unhealthy := u.firstUnhealthy(byOrdinal, condemned)
-	for _, p := range condemned {
-		wait, err := u.condemn(ctx, p, unhealthy, ordered)
+	for _, p := range u.condemned {
+		if err := u.settleClaims(ctx, set, p); err != nil {
+			return err
+		}
+	}
+	unhealthy := u.firstDown()
+	for _, p := range u.condemned {
+		wait, err := u.condemn(ctx, p, unhealthy)
 		if err != nil {
 			return err
 		}
-		if wait && ordered {
+		if wait && u.ordered() {
 			return nil
 		}
 	}
 	if set.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType {
 		return nil
 	}
-	return u.roll(ctx, byOrdinal)
+	return u.roll(ctx)
 }
 
-// firstUnhealthy is the pod that scaling down may take first.
-func (u *update) firstUnhealthy(byOrdinal map[int]*corev1.Pod, condemned []*corev1.Pod) *corev1.Pod {
-	for o := start(u.set); o < start(u.set)+size(u.set); o++ {
-		if p := byOrdinal[o]; p != nil && !isHealthy(p) {
+// firstDown is the pod that scaling down may take first; nil if all work.
+func (u *update) firstDown() *corev1.Pod {
+	for _, p := range u.replicas {
+		if u.down(p) {
 			return p
 		}
 	}
-	for i := len(condemned) - 1; i >= 0; i-- {
-		if !isHealthy(condemned[i]) {
-			return condemned[i]
+	for _, p := range slices.Backward(u.condemned) {
+		if u.down(p) {
+			return p
 		}
 	}
 	return nil
 }
 
-// replica brings the pod of an ordinal to life; it tells whether those after it
-// have to wait.
-func (u *update) replica(ctx context.Context, p *corev1.Pod, ordinal int) (wait bool, err error) {
-	set := u.set
-	if p != nil && control.IsTerminal(p) {
-		if p.DeletionTimestamp != nil {
+// replica brings the i-th pod to life; it tells whether those after it have to
+// wait.
+func (u *update) replica(ctx context.Context, i int) (wait bool, err error) {
+	set, p, ordinal := u.set, u.replicas[i], start(u.set)+i
+	if control.IsTerminal(p) {
+		// The next is made when this one is gone.
+		if p.DeletionTimestamp == nil {
+			return true, u.delete(ctx, set, p)
+		}
+		return true, nil
+	}
+	if u.missing[i] {
+		if u.claimsOfAnother(set, p, ordinal) {
 			return true, nil
 		}
-		reason, what := "RecreatingFailedPod", "failed"
-		if p.Status.Phase == corev1.PodSucceeded {
-			reason, what = "RecreatingTerminatedPod", "terminated"
-		}
-		u.env.Events.Eventf(set, corev1.EventTypeWarning, reason, "StatefulSet %s/%s is recreating %s Pod %s", set.Namespace, set.Name, what, p.Name)
-		if err := u.delete(ctx, set, p); err != nil {
+		return true, u.create(ctx, set, p, ordinal)
+	}
+	if p.Status.Phase == corev1.PodPending {
+		if err := u.ensureClaims(ctx, set, p, ordinal); err != nil {
 			return true, err
 		}
-		u.gone[p.Name] = true
-		return true, nil
-	}
-	if p == nil {
-		fresh, err := u.blank(ordinal)
-		if err != nil {
+		if err := u.settleClaims(ctx, set, p); err != nil {
+			u.record(set, p, "update", err)
 			return true, err
 		}
-		if err := u.create(ctx, set, fresh, ordinal); err != nil {
-			return true, err
-		}
-		u.made = append(u.made, fresh)
+	}
+	if u.ordered() && (u.down(p) || p.Status.Phase != corev1.PodRunning) {
 		return true, nil
 	}
-	if p.DeletionTimestamp != nil {
-		return true, nil
-	}
-	if err := u.settleClaims(ctx, set, p, ordinal, false); err != nil {
-		return true, err
-	}
-	if !u.available(p) {
-		if set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement {
-			return true, nil
-		}
-	}
-	if isItself(set, p, ordinal) {
+	if isItself(set, p, ordinal) && u.claimsSettled(set, p) {
 		return false, nil
 	}
 	next := p.DeepCopy()
 	identify(next, ordinal)
-	for _, claim := range claims(set, ordinal) {
-		if err := u.ensureClaim(ctx, set, next, claim); err != nil {
+	if !hasClaims(set, next, ordinal) {
+		attach(set, next, ordinal)
+		if err := u.ensureClaims(ctx, set, next, ordinal); err != nil {
+			u.record(set, p, "update", err)
 			return true, err
 		}
 	}
+	if err := u.settleClaims(ctx, set, next); err != nil {
+		u.record(set, p, "update", err)
+		return true, err
+	}
 	_, err = u.env.Kube.CoreV1().Pods(p.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	u.record(set, p, "update", err)
-	return false, err
+	return err != nil, err
 }
 
 // condemn ends a pod beyond the wanted number; it tells whether the next have
 // to wait.
-func (u *update) condemn(ctx context.Context, p, unhealthy *corev1.Pod, ordered bool) (wait bool, err error) {
+func (u *update) condemn(ctx context.Context, p, unhealthy *corev1.Pod) (wait bool, err error) {
 	if p.DeletionTimestamp != nil {
 		return true, nil
 	}
 	// One of the others is in trouble: none that works is ended before.
-	if ordered && !u.available(p) && p != unhealthy {
+	if u.ordered() && p != unhealthy && (!u.available(p) || p.Status.Phase != corev1.PodRunning) {
 		return true, nil
 	}
-	if o, ok := ordinalOf(u.set, p); ok {
-		if err := u.settleClaims(ctx, u.set, p, o, true); err != nil {
-			return true, err
-		}
+	return true, u.delete(ctx, u.set, p)
+}
+
+// mostDown is how many pods may be unavailable during a rollout, at least one.
+func mostDown(set *appsv1.StatefulSet) (int, error) {
+	r := set.Spec.UpdateStrategy.RollingUpdate
+	if r == nil || r.MaxUnavailable == nil {
+		return 1, nil
 	}
-	if err := u.delete(ctx, u.set, p); err != nil {
-		return true, err
+	v, err := intstr.GetScaledValueFromIntOrPercent(r.MaxUnavailable, size(set), false)
+	if err != nil {
+		return 0, fmt.Errorf("invalid value for maxUnavailable: %w", err)
 	}
-	u.gone[p.Name] = true
-	return true, nil
+	return max(1, v), nil
 }
 
 // roll deletes the pods of an older revision, the last first, as many at once
-// as may be unavailable.
-func (u *update) roll(ctx context.Context, byOrdinal map[int]*corev1.Pod) error {
-	first, n := start(u.set), size(u.set)
+// as may be unavailable. With parallel management those that are down already
+// go at once: they cost nothing.
+//
+// https://kep.k8s.io/961
+func (u *update) roll(ctx context.Context) error {
+	most, err := mostDown(u.set)
+	if err != nil {
+		return err
+	}
 	least, _ := partition(u.set)
-	least += first
-	most := 1
-	if r := u.set.Spec.UpdateStrategy.RollingUpdate; r != nil && r.MaxUnavailable != nil {
-		v, err := intstr.GetScaledValueFromIntOrPercent(r.MaxUnavailable, n, true)
-		if err != nil {
-			return fmt.Errorf("invalid value for maxUnavailable: %w", err)
-		}
-		most = max(1, v)
-	}
-	down := 0
-	for o := first; o < first+n; o++ {
-		p := byOrdinal[o]
-		if p == nil || !u.available(p) || u.gone[p.Name] {
+	down, stale := 0, 0
+	for _, p := range u.replicas {
+		if u.down(p) {
 			down++
+			if !u.ordered() && u.outOfDate(p) {
+				stale++
+			}
 		}
 	}
-	for o := first + n - 1; o >= least; o-- {
-		p := byOrdinal[o]
-		if p == nil {
-			if most == 1 {
-				return nil
+	if down >= most && stale == 0 {
+		return nil
+	}
+	left := most - down
+	for _, late := range []bool{false, true} {
+		for i := len(u.replicas) - 1; i >= least; i-- {
+			p := u.replicas[i]
+			if !u.outOfDate(p) {
+				continue
 			}
-			continue
-		}
-		if revisionOf(p) != u.next.Name && p.DeletionTimestamp == nil && !u.gone[p.Name] {
-			// One that is down anyway costs nothing.
-			if u.available(p) && down >= most {
-				return nil
-			}
-			if u.available(p) {
-				down++
+			switch {
+			case u.ordered():
+				// In order there is one round, in which each counts.
+				if late || left <= 0 {
+					continue
+				}
+				left--
+			case !late && u.available(p), late && (left <= 0 || !u.available(p)):
+				continue
+			case late:
+				left--
 			}
 			if err := u.delete(ctx, u.set, p); err != nil {
 				return err
 			}
-			u.gone[p.Name] = true
-			if most == 1 {
-				return nil
-			}
-			continue
-		}
-		// In order, each waits for the one after it.
-		if most == 1 && !u.available(p) {
-			return nil
+			u.outdated++
 		}
 	}
 	return nil
+}
+
+// outOfDate tells whether a pod is to be replaced by an update.
+func (u *update) outOfDate(p *corev1.Pod) bool {
+	return revisionOf(p) != u.next.Name && p.DeletionTimestamp == nil
 }
 
 // status counts the pods.
@@ -352,22 +386,19 @@ func (u *update) status() appsv1.StatefulSetStatus {
 		ObservedGeneration: set.Generation,
 		CurrentRevision:    u.current.Name,
 		UpdateRevision:     u.next.Name,
-		CollisionCount:     u.collisions,
+		CollisionCount:     &u.collisions,
 		Conditions:         set.Status.Conditions,
 	}
-	if s.CollisionCount == nil {
-		s.CollisionCount = new(int32)
-	}
-	count := func(p *corev1.Pod) {
+	for _, p := range u.pods {
 		s.Replicas++
 		if p.Status.Phase == corev1.PodRunning && control.IsReady(p) {
 			s.ReadyReplicas++
-			if control.IsAvailable(p, set.Spec.MinReadySeconds, u.env.Clock.Now()) {
+			if u.available(p) {
 				s.AvailableReplicas++
 			}
 		}
-		if p.DeletionTimestamp != nil || u.gone[p.Name] {
-			return
+		if p.DeletionTimestamp != nil {
+			continue
 		}
 		if revisionOf(p) == u.current.Name {
 			s.CurrentReplicas++
@@ -376,15 +407,9 @@ func (u *update) status() appsv1.StatefulSetStatus {
 			s.UpdatedReplicas++
 		}
 	}
-	for _, p := range u.pods {
-		count(p)
-	}
-	for _, p := range u.made {
-		count(p)
-	}
+	s.CurrentReplicas -= u.outdated
 	n := int32(size(set))
-	if set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateStatefulSetStrategyType &&
-		s.UpdatedReplicas == n && s.ReadyReplicas == n && s.Replicas == n {
+	if s.UpdatedReplicas == n && s.ReadyReplicas == n && s.Replicas == n {
 		s.CurrentReplicas, s.CurrentRevision = s.UpdatedReplicas, s.UpdateRevision
 	}
 	return s

@@ -1,8 +1,6 @@
 package plugins
 
 import (
-	"fmt"
-
 	corev1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/scheduler/framework"
@@ -32,7 +30,7 @@ func (TaintToleration) Filter(c *framework.Cycle) (*framework.Check, error) {
 				continue
 			}
 			if !tolerated(tolerations, taint) {
-				return reason(fmt.Sprintf("node(s) had untolerated taint {%s: %s}", taint.Key, taint.Value), true)
+				return reason("node(s) had untolerated taint(s)", true)
 			}
 		}
 		return nil
