@@ -1,0 +1,203 @@
+package nodestatus
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+)
+
+// report makes the API's Node say what is so. With force it is sent though
+// nothing but the time has changed. It tells whether it was sent.
+func (k *Keeper) report(ctx context.Context, force bool) (bool, error) {
+	nodes := k.cfg.Kube.CoreV1().Nodes()
+	have := k.Node()
+	if have == nil {
+		if !k.cfg.Register {
+			found, err := nodes.Get(ctx, k.cfg.Name, metav1.GetOptions{})
+			if err != nil {
+				return false, fmt.Errorf("getting the node: %w", err)
+			}
+			have = found
+		} else {
+			fresh := k.initial(ctx)
+			made, err := nodes.Create(ctx, fresh, metav1.CreateOptions{})
+			switch {
+			case err == nil:
+				k.set(made)
+				k.tell(&v1.NodeStatus{}, &made.Status)
+				return true, nil
+			case !apierrors.IsAlreadyExists(err):
+				return false, fmt.Errorf("registering the node: %w", err)
+			}
+			found, err := nodes.Get(ctx, k.cfg.Name, metav1.GetOptions{})
+			if err != nil {
+				return false, fmt.Errorf("getting the node: %w", err)
+			}
+			if have, err = k.reconcile(ctx, found, fresh); err != nil {
+				return false, err
+			}
+		}
+		k.set(have)
+		force = true
+	}
+	want := have.DeepCopy()
+	k.fill(ctx, want, time.Now())
+	if !force && same(&have.Status, &want.Status) {
+		return false, nil
+	}
+	patch, err := statusPatch(have, want)
+	if err != nil {
+		return false, err
+	}
+	got, err := nodes.Patch(ctx, k.cfg.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if apierrors.IsNotFound(err) {
+		// Someone deleted it: it is registered anew.
+		k.mu.Lock()
+		k.node = nil
+		k.mu.Unlock()
+	}
+	if err != nil {
+		return false, fmt.Errorf("reporting the node's status: %w", err)
+	}
+	k.set(got)
+	k.tell(&have.Status, &want.Status)
+	return true, nil
+}
+
+func (k *Keeper) seen() {
+	if k.cfg.Seen != nil {
+		k.cfg.Seen()
+	}
+}
+
+func (k *Keeper) set(node *v1.Node) {
+	k.mu.Lock()
+	k.node = node
+	k.mu.Unlock()
+	k.seen()
+	// The runtime must know its addresses before pods come.
+	if node.Spec.PodCIDR != "" {
+		k.Changed()
+	}
+}
+
+// initial is the Node as it is registered.
+func (k *Keeper) initial(ctx context.Context) *v1.Node {
+	n := &v1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        k.cfg.Name,
+			Labels:      k.labels(),
+			Annotations: map[string]string{"volumes.kubernetes.io/controller-managed-attach-detach": "true"},
+		},
+		Spec: v1.NodeSpec{ProviderID: k.cfg.ProviderID, Taints: slices.Clone(k.cfg.Taints), Unschedulable: k.cfg.Unschedulable},
+	}
+	maps.Copy(n.Annotations, k.cfg.Annotations)
+	k.fill(ctx, n, time.Now())
+	return n
+}
+
+func (k *Keeper) labels() map[string]string {
+	out := maps.Clone(k.cfg.Labels)
+	if out == nil {
+		out = map[string]string{}
+	}
+	out[v1.LabelHostname] = k.cfg.Name
+	out[v1.LabelOSStable], out[v1.LabelArchStable] = osName, archName
+	out["beta.kubernetes.io/os"], out["beta.kubernetes.io/arch"] = osName, archName
+	return out
+}
+
+// reconcile brings the labels of a Node that was there already up to date.
+func (k *Keeper) reconcile(ctx context.Context, found, fresh *v1.Node) (*v1.Node, error) {
+	want := found.DeepCopy()
+	if want.Labels == nil {
+		want.Labels = map[string]string{}
+	}
+	if want.Annotations == nil {
+		want.Annotations = map[string]string{}
+	}
+	maps.Copy(want.Labels, fresh.Labels)
+	maps.Copy(want.Annotations, fresh.Annotations)
+	if want.Spec.ProviderID == "" {
+		want.Spec.ProviderID = fresh.Spec.ProviderID
+	}
+	if apiequality.Semantic.DeepEqual(found, want) {
+		return found, nil
+	}
+	old, err := json.Marshal(found)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the node: %w", err)
+	}
+	now, err := json.Marshal(want)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the node: %w", err)
+	}
+	patch, err := strategicpatch.CreateTwoWayMergePatch(old, now, v1.Node{})
+	if err != nil {
+		return nil, fmt.Errorf("making the node's patch: %w", err)
+	}
+	got, err := k.cfg.Kube.CoreV1().Nodes().Patch(ctx, k.cfg.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("updating the node's labels: %w", err)
+	}
+	return got, nil
+}
+
+// same compares statuses without their heartbeats.
+func same(a, b *v1.NodeStatus) bool {
+	strip := func(s *v1.NodeStatus) *v1.NodeStatus {
+		out := s.DeepCopy()
+		for i := range out.Conditions {
+			out.Conditions[i].LastHeartbeatTime = metav1.Time{}
+		}
+		slices.SortStableFunc(out.Conditions, func(x, y v1.NodeCondition) int { return cmp.Compare(x.Type, y.Type) })
+		return out
+	}
+	return apiequality.Semantic.DeepEqual(strip(a), strip(b))
+}
+
+func statusPatch(have, want *v1.Node) ([]byte, error) {
+	old, err := json.Marshal(v1.Node{Status: have.Status})
+	if err != nil {
+		return nil, fmt.Errorf("encoding the node's status: %w", err)
+	}
+	// Addresses are a list by type in the patch strategy, but there may be two
+	// of one type: they are replaced as a whole.
+	now, err := json.Marshal(v1.Node{Status: want.Status})
+	if err != nil {
+		return nil, fmt.Errorf("encoding the node's status: %w", err)
+	}
+	patch, err := strategicpatch.CreateTwoWayMergePatch(old, now, v1.Node{})
+	if err != nil {
+		return nil, fmt.Errorf("making the patch of the node's status: %w", err)
+	}
+	if apiequality.Semantic.DeepEqual(have.Status.Addresses, want.Status.Addresses) {
+		return patch, nil
+	}
+	var doc map[string]any
+	if err := json.Unmarshal(patch, &doc); err != nil {
+		return nil, fmt.Errorf("making the patch of the node's status: %w", err)
+	}
+	if doc["status"] == nil {
+		doc["status"] = map[string]any{}
+	}
+	status := doc["status"].(map[string]any)
+	list := []any{}
+	for _, a := range want.Status.Addresses {
+		list = append(list, a)
+	}
+	status["addresses"] = append(list, map[string]string{"$patch": "replace"})
+	delete(status, "$setElementOrder/addresses")
+	return json.Marshal(doc)
+}
