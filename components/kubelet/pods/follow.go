@@ -1,0 +1,229 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/podstate"
+)
+
+// Ended returns a channel that is closed once the container has ended.
+func (m *Manager) Ended(ctx context.Context, id string) <-chan struct{} {
+	ch := make(chan struct{})
+	m.mu.Lock()
+	m.waiters[id] = append(m.waiters[id], ch)
+	m.mu.Unlock()
+	// It may have ended before anyone waited.
+	if c, err := m.host.CRI.Container(ctx, id); err != nil || c.State == podstate.Exited {
+		m.tellEnded(id)
+	}
+	return ch
+}
+
+// Forget takes back an Ended whose answer is not needed any more.
+func (m *Manager) Forget(id string, ch <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := m.waiters[id]
+	for i := range list {
+		if list[i] == ch {
+			m.waiters[id] = append(list[:i:i], list[i+1:]...)
+			break
+		}
+	}
+	if len(m.waiters[id]) == 0 {
+		delete(m.waiters, id)
+	}
+}
+
+func (m *Manager) tellEnded(id string) {
+	m.mu.Lock()
+	list := m.waiters[id]
+	delete(m.waiters, id)
+	m.mu.Unlock()
+	for _, ch := range list {
+		close(ch)
+	}
+}
+
+// follow dispatches the runtime's events until ctx ends. A runtime without
+// events is asked for its containers every second.
+func (m *Manager) follow(ctx context.Context) {
+	pause := 20 * time.Millisecond
+	first := true
+	for ctx.Err() == nil {
+		err := m.stream(ctx, func() {
+			pause = 20 * time.Millisecond
+			m.relistAll()
+			if first {
+				m.startAll()
+				first = false
+			}
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		if cri.IsUnimplemented(err) {
+			m.host.Log.Info("the runtime has no event stream: asking it every second instead")
+			if first {
+				m.startAll()
+			}
+			m.poll(ctx)
+			return
+		}
+		m.host.Log.Info("the runtime's event stream ended, opening it again", "error", err)
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+		pause = min(2*pause, time.Second)
+	}
+}
+
+// startAll starts the workers that were set before Run.
+func (m *Manager) startAll() {
+	m.mu.Lock()
+	m.open = true
+	workers := slices.Collect(maps.Values(m.workers))
+	m.mu.Unlock()
+	for _, w := range workers {
+		m.start(w)
+	}
+}
+
+// stream reads the runtime's events until the stream ends; opened is called
+// once it is open.
+func (m *Manager) stream(ctx context.Context, opened func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events, err := m.host.CRI.Runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+	if err != nil {
+		return err
+	}
+	opened()
+	// No runtime says when it has begun to listen, so what happens until then
+	// is caught by asking once more.
+	once := time.AfterFunc(time.Second, m.relistAll)
+	defer once.Stop()
+	for {
+		ev, err := events.Recv()
+		if errors.Is(err, io.EOF) {
+			return errors.New("closed by the runtime")
+		}
+		if err != nil {
+			return err
+		}
+		m.dispatch(ev)
+	}
+}
+
+func (m *Manager) dispatch(ev *runtimeapi.ContainerEventResponse) {
+	if ev.ContainerEventType == runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT ||
+		ev.ContainerEventType == runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT {
+		m.tellEnded(ev.ContainerId)
+	}
+	uid := types.UID(ev.GetPodSandboxStatus().GetMetadata().GetUid())
+	m.mu.Lock()
+	w := m.workers[uid]
+	m.mu.Unlock()
+	if w != nil {
+		w.runtimeEvent(ev.ContainerId, ev.ContainerEventType)
+	}
+}
+
+func (m *Manager) relistAll() {
+	for _, w := range m.all() {
+		w.relist()
+	}
+}
+
+// poll stands in for events.
+func (m *Manager) poll(ctx context.Context) {
+	type seen struct {
+		uid   string
+		state int32
+	}
+	before := map[string]seen{}
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		now, err := m.list(ctx, func(id, uid string, state int32) any { return seen{uid, state} })
+		if err != nil {
+			m.host.Log.Warn("asking the runtime for its containers failed", "error", err)
+		} else {
+			dirty := map[string]bool{}
+			after := make(map[string]seen, len(now))
+			for id, v := range now {
+				s := v.(seen)
+				after[id] = s
+				if old, ok := before[id]; !ok || old != s {
+					dirty[s.uid] = true
+				}
+				if s.state == int32(runtimeapi.ContainerState_CONTAINER_EXITED) {
+					m.tellEnded(id)
+				}
+			}
+			for id, old := range before {
+				if _, ok := after[id]; !ok {
+					dirty[old.uid] = true
+					m.tellEnded(id)
+				}
+			}
+			before = after
+			for uid := range dirty {
+				m.mu.Lock()
+				w := m.workers[types.UID(uid)]
+				m.mu.Unlock()
+				if w != nil {
+					w.relist()
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (m *Manager) list(ctx context.Context, make_ func(id, uid string, state int32) any) (map[string]any, error) {
+	out := map[string]any{}
+	boxes, err := m.host.CRI.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range boxes.Items {
+		// Sandboxes count states the other way round, and apart.
+		out[b.Id] = make_(b.Id, b.Labels[cri.LabelPodUID], 100+int32(b.State))
+	}
+	containers, err := m.host.CRI.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range containers.Containers {
+		out[c.Id] = make_(c.Id, c.Labels[cri.LabelPodUID], int32(c.State))
+	}
+	return out, nil
+}
+
+// Healthy tells what is wrong, if anything: a manager that does not follow its
+// runtime is not healthy.
+func (m *Manager) Healthy() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.open {
+		return errors.New("the container runtime has not answered yet")
+	}
+	return nil
+}
