@@ -97,15 +97,47 @@ func (t *contents) remove(key string) *Entry {
 // those that have another value there.
 func (t *contents) ascend(prefix, from string, in int, value string, f func(*Entry) bool) {
 	pivot := &Entry{key: max(from, prefix)}
-	within := func(e *Entry) bool { return strings.HasPrefix(e.key, prefix) && f(e) }
 	if in < 0 {
-		t.entries.AscendGreaterOrEqual(pivot, within)
+		t.ascendAll(pivot, prefix, f)
 		return
 	}
+	within := func(e *Entry) bool { return strings.HasPrefix(e.key, prefix) && f(e) }
 	wanted := unique.Make(value)
 	t.indexes[in].AscendGreaterOrEqual(indexed{wanted, pivot}, func(x indexed) bool {
 		return x.value == wanted && within(x.entry)
 	})
+}
+
+// ascendAll calls f for all entries with a prefix from pivot on. It does not look at
+// their keys but for the last: to wait for the memory of each takes longer than
+// all else that is done here.
+func (t *contents) ascendAll(pivot *Entry, prefix string, f func(*Entry) bool) {
+	if prefix == "" {
+		t.entries.AscendGreaterOrEqual(pivot, f)
+		return
+	}
+	last := t.lastWith(prefix)
+	if last == nil || last.key < pivot.key {
+		return
+	}
+	t.entries.AscendGreaterOrEqual(pivot, func(e *Entry) bool { return f(e) && e != last })
+}
+
+// lastWith returns the last entry whose key begins with a prefix, or nil.
+func (t *contents) lastWith(prefix string) (last *Entry) {
+	end := prefixEnd(prefix)
+	keep := func(e *Entry) bool {
+		if strings.HasPrefix(e.key, prefix) {
+			last = e
+		}
+		return e.key == end
+	}
+	if end > prefix {
+		t.entries.DescendLessOrEqual(&Entry{key: end}, keep)
+	} else {
+		t.entries.Descend(keep) // nothing comes behind
+	}
+	return last
 }
 
 // indexNamed returns the place of an index, or -1.

@@ -28,6 +28,9 @@ type Entry struct {
 	stored []byte
 	// plain is set once when there is a transformer.
 	plain atomic.Pointer[plain]
+	// part is what Part was told: one more than where it begins, and where it
+	// ends, in 32 bits each; none where that is no end; zero before.
+	part atomic.Uint64
 	// weak finds the decoded object as long as anybody has it; held keeps it
 	// for as long as the store's bound allows. Most are wanted but once, by
 	// the next write, so that it takes a second time to be held.
@@ -136,6 +139,32 @@ func (e *Entry) Bytes() []byte {
 		return nil
 	}
 	return data.data
+}
+
+// noPart is an Entry.part that ends before it begins.
+const noPart = 1 << 32 * 2
+
+// Part returns what find tells of Bytes, from one index to another; nil when it tells
+// that there is none. It is asked but once, so that all callers have the same: who
+// goes through many entries need not look into each of them. The error is Err.
+func (e *Entry) Part(find func(data []byte) (from, to int, ok bool)) ([]byte, error) {
+	data, err := e.load()
+	if err != nil {
+		return nil, err
+	}
+	part := e.part.Load()
+	if part == 0 {
+		from, to, ok := find(data.data)
+		if part = noPart; ok && to < 1<<31 {
+			part = uint64(from+1)<<32 | uint64(to)
+		}
+		e.part.Store(part)
+	}
+	from, to := int(part>>32)-1, int(part&(1<<32-1))
+	if to < from {
+		return nil, nil
+	}
+	return data.data[from:to:to], nil
 }
 
 // Err tells why Bytes returns nil: the value cannot be decrypted. It wraps
