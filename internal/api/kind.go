@@ -42,6 +42,8 @@ type Kind[T Object] struct {
 	// and finalizers among it. Such are kinds whose own checks upstream have
 	// always left metadata out.
 	PlainMeta    bool
+	// Repeats: what Validate finds twice is told twice.
+	Repeats      bool
 	Canonicalize func(obj T)
 	// Warnings' old is nil on create.
 	Warnings func(ctx context.Context, obj, old T) []string
@@ -154,7 +156,7 @@ func (k Kind[T]) Resource() *Resource {
 		if k.PlainMeta && len(errs) == 0 {
 			errs = validatePlainMeta(obj, k.Scope)
 		}
-		return validate.UntaggedValues(validate.DeclaredLast(validate.Distinct(errs)))
+		return k.told(errs)
 	}
 	if k.Warnings != nil {
 		r.Warnings = func(ctx context.Context, obj, old Object) []string {
@@ -244,7 +246,15 @@ func (u KindUpdate[T]) erase(k *Kind[T]) Update {
 		if u.Validate != nil {
 			errs = append(errs, u.Validate(ctx, obj.(T), old.(T))...)
 		}
-		return validate.UntaggedValues(validate.DeclaredLast(validate.Distinct(errs)))
+		return k.told(errs)
 	}
 	return out
+}
+
+// told are findings in the form and the order in which clients see them.
+func (k *Kind[T]) told(errs field.ErrorList) field.ErrorList {
+	if !k.Repeats {
+		errs = validate.Distinct(errs)
+	}
+	return validate.UntaggedValues(validate.DeclaredLast(errs))
 }

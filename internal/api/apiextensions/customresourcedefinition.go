@@ -10,6 +10,7 @@ import (
 	internal "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -40,6 +41,7 @@ func definition() api.Kind[*crd] {
 			d.Generation = 1
 			noteStoredVersion(d)
 		},
+		Repeats:                   true,
 		// The name is checked with the rest, against what it is made of.
 		ValidateName: func(string, bool) []string { return nil },
 		Validate: func(ctx context.Context, d *crd) field.ErrorList {
@@ -128,7 +130,29 @@ func validated(d *crd, check func(*internal.CustomResourceDefinition) field.Erro
 	if err != nil {
 		return field.ErrorList{field.InternalError(nil, err)}
 	}
+	withoutUnfit(in)
 	return check(in)
+}
+
+// withoutUnfit leaves out selectable fields where there is no schema to look
+// them up in: the library's validation would not survive them, and refuses such
+// a schema anyhow.
+func withoutUnfit(in *internal.CustomResourceDefinition) {
+	unfit := func(fields []internal.SelectableField, schema *internal.CustomResourceValidation) bool {
+		if len(fields) == 0 || schema == nil || schema.OpenAPIV3Schema == nil {
+			return false
+		}
+		_, err := structuralschema.NewStructural(schema.OpenAPIV3Schema)
+		return err != nil
+	}
+	if unfit(in.Spec.SelectableFields, in.Spec.Validation) {
+		in.Spec.SelectableFields = nil
+	}
+	for i := range in.Spec.Versions {
+		if v := &in.Spec.Versions[i]; unfit(v.SelectableFields, v.Schema) {
+			v.SelectableFields = nil
+		}
+	}
 }
 
 func validatedChange(d, old *crd, check func(in, before *internal.CustomResourceDefinition) field.ErrorList) field.ErrorList {
@@ -149,11 +173,16 @@ func toInternal(d *crd) (*internal.CustomResourceDefinition, error) {
 	return in, nil
 }
 
+// approvalField is where definitions in groups of the Kubernetes community say
+// who agreed to them.
+const approvalField = "metadata.annotations[" + apiextensionsv1.KubeAPIApprovedAnnotation + "]"
+
 // withoutMetadata leaves out what api.Kind has found already: errors of the
-// metadata but those of one field.
+// metadata but those of one field and of the approval.
 func withoutMetadata(errs field.ErrorList, keep string) field.ErrorList {
 	return slices.DeleteFunc(errs, func(e *field.Error) bool {
-		return strings.HasPrefix(e.Field, "metadata.") && (e.Field != keep || e.Type != field.ErrorTypeInvalid)
+		return strings.HasPrefix(e.Field, "metadata.") && e.Field != approvalField &&
+			(e.Field != keep || e.Type != field.ErrorTypeInvalid)
 	})
 }
 
