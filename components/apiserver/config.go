@@ -84,6 +84,8 @@ type Config struct {
 	Aggregation Aggregation
 	// LiveChecks and ReadyChecks add to /livez and /readyz.
 	LiveChecks, ReadyChecks []health.Check
+	// WorkChecks add to /readyz and /healthz, OnlyReadyChecks to /readyz alone.
+	WorkChecks, OnlyReadyChecks []health.Check
 
 	// Kubelet says how to reach kubelets for logs, exec and the like.
 	Kubelet KubeletConfig

@@ -147,14 +147,15 @@ func (s *Server) checks() map[string][]health.Check {
 		}
 	}}
 	hooks := append([]health.Check{started}, s.cfg.ReadyChecks...)
-	ready := slices.Concat(live, hooks, []health.Check{etcd("etcd-readiness", s.store), running})
+	work := slices.Concat(live, hooks, s.cfg.WorkChecks)
+	ready := slices.Concat(work, []health.Check{etcd("etcd-readiness", s.store)}, s.cfg.OnlyReadyChecks, []health.Check{running})
 	for _, h := range hooks {
 		live = append(live, health.Grace(h, s.made.Add(s.cfg.Limits.LivezGrace)))
 	}
 	return map[string][]health.Check{
 		"/livez":   live,
 		"/readyz":  ready,
-		"/healthz": slices.Clone(ready[:len(ready)-1]),
+		"/healthz": work,
 	}
 }
 

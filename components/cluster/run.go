@@ -291,7 +291,7 @@ func (c *clusterRun) newEtcd() (*etcd.Server, error) {
 }
 
 func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compose.Server, error) {
-	secrets, err := encryption.Load(ctx, encryptionFile(c.layout), "")
+	secrets, err := encryption.Load(context.WithoutCancel(ctx), encryption.Config{Path: encryptionFile(c.layout)})
 	if err != nil {
 		return nil, err
 	}
@@ -304,7 +304,7 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 		return nil, fmt.Errorf("listening for API requests: %w", err)
 	}
 	cfg := compose.Config{
-		Etcd: db.Client(), Transformer: secrets.For,
+		Etcd: db.Client(), Encryption: secrets,
 		Listener: listener, CertFile: c.pki.APIServer.CertFile, KeyFile: c.pki.APIServer.KeyFile,
 		ClientCAFile: c.pki.CA.CertFile, FrontProxyCAFile: c.pki.FrontProxyCA.CertFile,
 		FrontProxy:    authn.FrontProxy{AllowedNames: []string{"front-proxy-client"}},

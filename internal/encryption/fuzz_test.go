@@ -28,12 +28,15 @@ func FuzzConfiguration(f *testing.F) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		all, err := Load(t.Context(), file, "")
+		all, err := Load(t.Context(), Config{Path: file})
 		if err != nil {
 			return
 		}
 		ctx, place := context.Background(), value.DefaultContext("/registry/secrets/a/b")
 		with := all.For(schema.GroupResource{Resource: "secrets"})
+		if with == nil {
+			return
+		}
 		stored, err := with.TransformToStorage(ctx, []byte("secret"), place)
 		if err != nil {
 			return

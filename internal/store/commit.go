@@ -115,8 +115,14 @@ func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 			return nil, fmt.Errorf("encoding %s %q: %w", c.cfg.Resource, op.key, err)
 		}
 		if op.from != nil && !op.from.Stale() && bytes.Equal(data, op.from.Bytes()) {
-			w.keep = true
-			continue
+			fresh, err := c.fresh(ctx, op.from)
+			if err != nil {
+				return nil, fmt.Errorf("writing %s %q: %w", c.cfg.Resource, op.key, err)
+			}
+			if fresh {
+				w.keep = true
+				continue
+			}
 		}
 		w.stored = data
 		w.entry = c.newEntry(op.key, 0, data)
@@ -130,6 +136,25 @@ func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 		}
 	}
 	return writes, nil
+}
+
+// fresh tells whether what etcd has of an entry is as a write would store it
+// now. How things are encrypted may have changed since the entry was decrypted:
+// keys are rotated, so the transformer is asked again.
+func (c *Collection) fresh(ctx context.Context, e *Entry) (bool, error) {
+	if c.cfg.Transformer == nil {
+		return true, nil
+	}
+	fullKey := c.prefix + e.key
+	resp, err := c.store.client.Get(ctx, fullKey)
+	if err != nil {
+		return false, err
+	}
+	if len(resp.Kvs) == 0 || resp.Kvs[0].ModRevision != e.revision {
+		return true, nil // the transaction will tell
+	}
+	_, stale, err := c.cfg.Transformer.TransformFromStorage(ctx, resp.Kvs[0].Value, value.DefaultContext(fullKey))
+	return err == nil && !stale, nil
 }
 
 // transact runs the etcd transaction, once more when the lease that it was to

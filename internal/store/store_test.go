@@ -317,6 +317,7 @@ func TestTTL(t *testing.T) {
 type reverser struct {
 	mark, stale byte
 	broken      atomic.Bool
+	rotated     atomic.Bool
 }
 
 func (r *reverser) TransformToStorage(_ context.Context, data []byte, dataCtx value.Context) ([]byte, error) {
@@ -338,7 +339,7 @@ func (r *reverser) TransformFromStorage(_ context.Context, data []byte, dataCtx 
 	if !ok {
 		return nil, false, errors.New("belongs to another key")
 	}
-	return plain, data[0] == r.stale, nil
+	return plain, data[0] == r.stale || r.rotated.Load(), nil
 }
 
 func TestEncryption(t *testing.T) {
@@ -399,6 +400,12 @@ func TestEncryption(t *testing.T) {
 	if again[0] != entries[0] {
 		t.Error("a fresh value was written again")
 	}
+	// Keys may be replaced after the value was decrypted.
+	transformer.rotated.Store(true)
+	if again, _ = mustCommit(t, s, c.Update(entries[0], configMap("ns/a", "1"), 0)); again[0] == entries[0] {
+		t.Error("a value of an old key was not written again")
+	}
+	transformer.rotated.Store(false)
 	// What failed for want of a key works when that is back.
 	put("ns/late", resp.Kvs[0].Value)
 	transformer.broken.Store(true)

@@ -55,6 +55,7 @@ type options struct {
 	enable, disable            []string
 	admissionConfig            string
 	encryptionConfig           string
+	encryptionReload           bool
 	kubeletCert, kubeletKey    string
 	kubeletCA                  string
 	kubeletAddressTypes        []string
@@ -119,6 +120,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.disable, "disable-admission-plugins", nil, "Default admission plugins to leave out.")
 	f.StringVar(&o.admissionConfig, "admission-control-config-file", "", "AdmissionConfiguration: the configurations of admission plugins.")
 	f.StringVar(&o.encryptionConfig, "encryption-provider-config", "", "EncryptionConfiguration of what is encrypted at rest.")
+	f.BoolVar(&o.encryptionReload, "encryption-provider-config-automatic-reload", false, "Take up changes of --encryption-provider-config; /healthz then tells of all its key services as one.")
 	f.StringVar(&o.kubeletCert, "kubelet-client-certificate", "", "Client certificate for kubelets.")
 	f.StringVar(&o.kubeletKey, "kubelet-client-key", "", "Key of the client certificate for kubelets.")
 	f.StringVar(&o.kubeletCA, "kubelet-certificate-authority", "", "Authority of the kubelets' serving certificates; empty: they are not verified.")
@@ -137,7 +139,10 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	cfg, err := o.config(ctx, log)
+	// Requests that are under way when it is time to end are still decrypted.
+	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	cfg, err := o.config(lasting, log)
 	if err != nil {
 		return err
 	}
@@ -160,7 +165,8 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	return server.Run(ctx)
 }
 
-// config reads the files that the flags name. Etcd and Listener are left.
+// config reads the files that the flags name. Etcd and Listener are left. What
+// it encrypts with ends with ctx.
 func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) {
 	cfg := Config{
 		EtcdPrefix: o.etcdPrefix, EventTTL: o.eventTTL, Shared: true,
@@ -207,12 +213,18 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 	if cfg.Keys, err = tokens.LoadKeySet(keys...); err != nil {
 		return cfg, err
 	}
+	if o.encryptionReload && o.encryptionConfig == "" {
+		return cfg, errors.New("--encryption-provider-config-automatic-reload must be set with --encryption-provider-config")
+	}
 	if o.encryptionConfig != "" {
-		t, err := encryption.Load(ctx, o.encryptionConfig, "")
+		id, err := serverID()
 		if err != nil {
 			return cfg, err
 		}
-		cfg.Transformer = t.For
+		cfg.Encryption, err = encryption.Load(ctx, encryption.Config{Path: o.encryptionConfig, Reload: o.encryptionReload, ServerID: id, Log: log})
+		if err != nil {
+			return cfg, err
+		}
 	}
 	for text := range strings.SplitSeq(o.serviceCIDRs, ",") {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))

@@ -22,7 +22,6 @@ import (
 	utiladmission "k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/apiserver/pkg/storage/value"
 	clientrest "k8s.io/client-go/rest"
 
 	"hyperkube/components/apiserver"
@@ -33,12 +32,14 @@ import (
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/authz"
 	"hyperkube/components/apiserver/fairness"
+	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/inprocess"
 	"hyperkube/components/apiserver/openapi"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/reviews"
 	"hyperkube/components/apiserver/serviceip"
 	"hyperkube/internal/client"
+	"hyperkube/internal/encryption"
 	"hyperkube/internal/measure"
 	"hyperkube/internal/tokens"
 	"hyperkube/internal/version"
@@ -55,8 +56,9 @@ type Config struct {
 	// EtcdApart are other etcds that have the objects of single resources; the
 	// server does not close them.
 	EtcdApart map[schema.GroupResource]*clientv3.Client
-	// Transformer tells how objects are encrypted at rest; nil: not at all.
-	Transformer func(schema.GroupResource) value.Transformer
+	// Encryption tells how objects are encrypted at rest; nil: not at all. It
+	// ends with whoever made it.
+	Encryption *encryption.Transformers
 	// CompactionInterval is how often etcd is told to forget what was; zero
 	// means five minutes, less than zero never.
 	CompactionInterval time.Duration
@@ -187,13 +189,14 @@ func New(cfg Config) (*Server, error) {
 	var err error
 	cfg.TLS.ClientCAs = who.clientCAs
 	serverConfig := apiserver.Config{
-		Etcd: cfg.Etcd, EtcdPrefix: cfg.EtcdPrefix, EtcdApart: cfg.EtcdApart, Without: cfg.Without, Transformer: cfg.Transformer, EventTTL: cfg.EventTTL,
+		Etcd: cfg.Etcd, EtcdPrefix: cfg.EtcdPrefix, EtcdApart: cfg.EtcdApart, Without: cfg.Without, Transformer: cfg.Encryption.For, EventTTL: cfg.EventTTL,
 		Listener: cfg.Listener, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile,
 		Authenticator: who, Authorizer: may, Admission: admit,
 		Kubelet: cfg.Kubelet, Profiling: cfg.Profiling, Flags: cfg.Flags, Level: cfg.Level, Log: cfg.Log,
 		Extend: s.extend, Paths: paths, Aggregation: others, TLS: cfg.TLS,
-		ReadyChecks: s.readyChecks(),
-		Limiter:     limiter, Limits: cfg.Limits,
+		ReadyChecks: s.readyChecks(), WorkChecks: s.workChecks(),
+		OnlyReadyChecks: []health.Check{health.Closed("informer-sync", s.ready)},
+		Limiter:         limiter, Limits: cfg.Limits,
 	}
 	if s.audit, err = audit.New(cfg.Audit); err != nil {
 		return nil, err

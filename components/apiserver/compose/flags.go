@@ -64,7 +64,6 @@ var notHere = []accepted.Flag{
 	{Name: "lease-reuse-duration-seconds", Why: "keys share a lease for a minute"},
 	{Name: "delete-collection-workers", Why: "objects of a collection are deleted together"},
 	{Name: "enable-garbage-collector", Why: "finalizers of the garbage collector are always minded", Only: []string{"true"}, Bool: true},
-	{Name: "encryption-provider-config-automatic-reload", Why: "the encryption configuration is read at the start", Only: []string{"false"}, Bool: true},
 	{Name: "cert-dir", Why: "the serving certificate is named by --tls-cert-file"},
 	{Name: "external-hostname", Why: "documents name no host"},
 	{Name: "tls-curve-preferences", Why: "curves are Go's choice", Only: []string{""}},

@@ -47,5 +47,13 @@ func (s *Server) readyChecks() []health.Check {
 	for _, name := range startHooks {
 		checks = append(checks, health.Closed("poststarthook/"+name, s.ready))
 	}
-	return append(checks, health.Closed("autoregister-completion", s.ready), health.Closed("informer-sync", s.ready))
+	return append(checks, health.Closed("autoregister-completion", s.ready))
+}
+
+// workChecks tell whether what is encrypted can be read.
+func (s *Server) workChecks() (out []health.Check) {
+	for _, c := range s.cfg.Encryption.Checks() {
+		out = append(out, health.Check{Name: c.Name, Look: c.Look})
+	}
+	return out
 }

@@ -53,6 +53,7 @@ func (s *Server) Run(ctx context.Context) error {
 		// It is stopped last, and sends what it still has.
 		group.Start(background, "audit", s.audit)
 	}
+	group.Start(background, "encryption", lifecycle.Func(s.cfg.Encryption.Run))
 	group.Start(background, "server", s.server)
 	if err := group.WaitReady(ctx, "the store", s.server.Ready()); err != nil {
 		if ctx.Err() != nil {
@@ -144,18 +145,35 @@ func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background c
 
 // identify lets others know of this server.
 func (s *Server) identify(group *lifecycle.Group, background context.Context) error {
-	hostname, err := os.Hostname()
+	hostname, err := hostname()
 	if err != nil {
-		return fmt.Errorf("the identity of this API server: %w", err)
+		return err
 	}
 	keeper, err := identity.New(identity.Config{
-		Leases: s.own.Kube.CoordinationV1().Leases(metav1.NamespaceSystem), Hostname: strings.ToLower(hostname), Log: s.cfg.Log,
+		Leases: s.own.Kube.CoordinationV1().Leases(metav1.NamespaceSystem), Hostname: hostname, Log: s.cfg.Log,
 	})
 	if err != nil {
 		return err
 	}
 	group.Start(background, "identity", keeper)
 	return nil
+}
+
+func hostname() (string, error) {
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("the identity of this API server: %w", err)
+	}
+	return strings.ToLower(name), nil
+}
+
+// serverID is how others call this server.
+func serverID() (string, error) {
+	name, err := hostname()
+	if err != nil {
+		return "", err
+	}
+	return identity.Name(name), nil
 }
 
 // firstOf is the first usable address of a range.

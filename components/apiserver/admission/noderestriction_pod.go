@@ -1,0 +1,160 @@
+package admission
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission"
+)
+
+func (p *nodeRestriction) find(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	if pod, ok := p.pods.Pod(namespace, name); ok {
+		return pod, nil
+	}
+	return p.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (p *nodeRestriction) pod(ctx context.Context, node string, a admission.Attributes) error {
+	switch op := a.GetOperation(); op {
+	case admission.Create:
+		return p.newPod(ctx, node, a)
+	case admission.Delete:
+		pod, err := p.find(ctx, a.GetNamespace(), a.GetName())
+		if apierrors.IsNotFound(err) {
+			return err
+		}
+		if err != nil {
+			return admission.NewForbidden(a, err)
+		}
+		if pod.Spec.NodeName != node {
+			return forbid(a, "node %q can only delete pods with spec.nodeName set to itself", node)
+		}
+		return nil
+	default:
+		return forbid(a, "unexpected operation %q, node %q can only create and delete mirror pods", op, node)
+	}
+}
+
+// newPod allows mirror pods that belong to the node and refer to nothing.
+func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.Attributes) error {
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; !mirror {
+		return forbid(a, "pod does not have %q annotation, node %q can only create mirror pods", corev1.MirrorPodAnnotationKey, node)
+	}
+	if pod.Spec.NodeName != node {
+		return forbid(a, "node %q can only create pods with spec.nodeName set to itself", node)
+	}
+	switch {
+	case len(pod.OwnerReferences) > 1:
+		return forbid(a, "node %q can only create pods with a single owner reference set to itself", node)
+	case len(pod.OwnerReferences) == 0:
+		return forbid(a, "node %q can only create pods with an owner reference set to itself", node)
+	}
+	owner := &pod.OwnerReferences[0]
+	switch {
+	case owner.APIVersion != "v1" || owner.Kind != "Node" || owner.Name != node:
+		return forbid(a, "node %q can only create pods with an owner reference set to itself", node)
+	case owner.Controller == nil || !*owner.Controller:
+		return forbid(a, "node %q can only create pods with a controller owner reference set to itself", node)
+	case owner.BlockOwnerDeletion != nil && *owner.BlockOwnerDeletion:
+		return forbid(a, "node %q must not set blockOwnerDeletion on an owner reference", node)
+	}
+	n, err := p.kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return err
+	}
+	if err != nil {
+		return forbid(a, "error looking up node %s to verify uid: %w", node, err)
+	}
+	if owner.UID != n.UID {
+		return forbid(a, "node %s UID mismatch: expected %s got %s", owner.Name, owner.UID, n.UID)
+	}
+	if pod.Spec.ServiceAccountName != "" {
+		return forbid(a, "node %q can not create pods that reference a service account", node)
+	}
+	found := map[string]bool{}
+	podRefersTo(pod, func(kind, _ string) bool {
+		found[kind] = true
+		return false
+	})
+	switch {
+	case found["Secret"]:
+		return forbid(a, "node %q can not create pods that reference secrets", node)
+	case found["ConfigMap"]:
+		return forbid(a, "node %q can not create pods that reference configmaps", node)
+	case found["PersistentVolumeClaim"]:
+		return forbid(a, "node %q can not create pods that reference persistentvolumeclaims", node)
+	case len(pod.Spec.ResourceClaims) > 0:
+		return forbid(a, "node %q can not create pods that reference resourceclaims", node)
+	}
+	for i := range pod.Spec.Volumes {
+		if pr := pod.Spec.Volumes[i].Projected; pr != nil {
+			for j := range pr.Sources {
+				if pr.Sources[j].ClusterTrustBundle != nil {
+					return forbid(a, "node %q can not create pods that reference clustertrustbundles", node)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func podStatus(node string, a admission.Attributes) error {
+	if op := a.GetOperation(); op != admission.Update {
+		return forbid(a, "unexpected operation %q", op)
+	}
+	old, ok := a.GetOldObject().(*corev1.Pod)
+	if !ok {
+		return unexpected(a, a.GetOldObject())
+	}
+	pod, ok := a.GetObject().(*corev1.Pod)
+	if !ok {
+		return unexpected(a, nil)
+	}
+	if old.Spec.NodeName != node {
+		return forbid(a, "node %q can only update pod status for pods with spec.nodeName set to itself", node)
+	}
+	if !equality.Semantic.DeepEqual(old.Labels, pod.Labels) {
+		return forbid(a, "node %q cannot update labels through pod status", node)
+	}
+	if !equality.Semantic.DeepEqual(old.Status.ResourceClaimStatuses, pod.Status.ResourceClaimStatuses) {
+		return forbid(a, "node %q cannot update resource claim statuses", node)
+	}
+	if !equality.Semantic.DeepEqual(old.Status.ExtendedResourceClaimStatus, pod.Status.ExtendedResourceClaimStatus) {
+		return forbid(a, "node %q cannot update extended resource claim status", node)
+	}
+	return nil
+}
+
+func (p *nodeRestriction) eviction(ctx context.Context, node string, a admission.Attributes) error {
+	if op := a.GetOperation(); op != admission.Create {
+		return forbid(a, "unexpected operation %s", op)
+	}
+	name := a.GetName()
+	if name == "" {
+		meta, ok := a.GetObject().(metav1.Object)
+		if !ok {
+			return unexpected(a, nil)
+		}
+		if name = meta.GetName(); name == "" {
+			return forbid(a, "could not determine pod from request data")
+		}
+	}
+	pod, err := p.find(ctx, a.GetNamespace(), name)
+	if apierrors.IsNotFound(err) {
+		return err
+	}
+	if err != nil {
+		return admission.NewForbidden(a, err)
+	}
+	if pod.Spec.NodeName != node {
+		return forbid(a, "node %s can only evict pods with spec.nodeName set to itself", node)
+	}
+	return nil
+}

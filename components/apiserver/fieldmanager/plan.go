@@ -1,0 +1,226 @@
+package fieldmanager
+
+import (
+	"cmp"
+	"reflect"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/schema"
+	"sigs.k8s.io/structured-merge-diff/v6/value"
+)
+
+// plan writes the fields of one Go type as the set that is stored in managed
+// fields, without making the set first. It is made once a type; what it writes
+// is, byte for byte, what the library would.
+type plan struct {
+	kind   planKind
+	fields []fieldPlan // of a record
+	elem   *plan       // of items and values
+	keys   []keyPlan   // of keyed items, by name
+	typ    reflect.Type
+}
+
+type planKind int
+
+// fieldPlan is one field of a record.
+type fieldPlan struct {
+	*value.FieldCacheEntry
+	label string // `"f:name":{`
+
+// keyPlan is a field that identifies items of a list.
+type keyPlan struct {
+	*value.FieldCacheEntry
+	label string // `\"name\":`
+
+// planner makes plans.
+type planner struct {
+	schema *schema.Schema
+	known  map[planKey]*plan
+}
+
+type planKey struct {
+	typ  reflect.Type
+	ref  string
+	zero bool
+}
+
+// newPlan makes the plan of objects of a type, leaving out the fields of skip,
+// and those of without with all below them.
+func newPlan(s *schema.Schema, ref schema.TypeRef, typ reflect.Type, skip *fieldpath.Set, without [][]string) *plan {
+	p := planner{schema: s, known: map[planKey]*plan{}}
+	root := p.of(typ, ref, true)
+	for _, path := range without {
+		root.cut(path)
+	}
+	skip.Iterate(func(path fieldpath.Path) {
+		names := make([]string, 0, len(path))
+		for _, pe := range path {
+			if pe.FieldName == nil {
+				return
+			}
+			names = append(names, *pe.FieldName)
+		}
+		// Others of them have children, and are in what is empty anyway.
+		if f := root.find(names); f != nil && f.plan.kind != record {
+			root.cut(names)
+		}
+	})
+	return root
+}
+
+// find returns the field at a path that an empty object has, or nil.
+func (p *plan) find(path []string) *fieldPlan {
+	if p.kind != record {
+		return nil
+	}
+	for i := range p.fields {
+		f := &p.fields[i]
+		if f.JsonName != path[0] {
+			continue
+		}
+		if len(path) == 1 {
+			return f
+		}
+		return f.plan.find(path[1:])
+	}
+	return nil
+}
+
+// cut takes a field out of a plan. On the way to it there must be nothing that
+// an empty object has not.
+func (p *plan) cut(path []string) {
+	if p.kind != record {
+		return
+	}
+	for i := range p.fields {
+		f := &p.fields[i]
+		if f.JsonName != path[0] {
+			continue
+		}
+		switch {
+		case len(path) == 1:
+			// Another place of the same type keeps its field.
+			p.fields = slices.Delete(slices.Clone(p.fields), i, i+1)
+		case f.self || !f.zero:
+			f.plan = &plan{kind: unplanned}
+		default:
+			below := *f.plan
+			p.fields = slices.Clone(p.fields)
+			p.fields[i].plan = &below
+			below.cut(path[1:])
+		}
+		return
+	}
+}
+
+// of makes the plan of a type. Zero tells that an empty object has a zero value
+// in its place.
+func (p *planner) of(typ reflect.Type, ref schema.TypeRef, zero bool) *plan {
+	pointer := typ.Kind() == reflect.Pointer
+	if pointer {
+		typ = typ.Elem()
+	}
+	key := planKey{typ: typ, zero: zero}
+	if ref.NamedType != nil && ref.ElementRelationship == nil {
+		key.ref = *ref.NamedType
+		if known := p.known[key]; known != nil {
+			return known
+		}
+	}
+	out := &plan{typ: typ}
+	if key.ref != "" {
+		p.known[key] = out // types may contain themselves
+	}
+	atom, ok := p.schema.Resolve(ref)
+	converts := value.TypeReflectEntryOf(typ).CanConvertToUnstructured()
+	switch {
+	case !ok:
+	case atom.Scalar != nil && atom.Map == nil && atom.List == nil:
+		out.kind = leaf
+	case atom.Map != nil && atom.Scalar == nil && atom.List == nil:
+		switch {
+		case atom.Map.ElementRelationship == schema.Atomic:
+			out.kind = leaf
+		case converts:
+		case typ.Kind() == reflect.Struct:
+			p.record(out, atom.Map, zero)
+		case typ.Kind() == reflect.Map && typ.Key().Kind() == reflect.String && len(atom.Map.Fields) == 0:
+			out.elem = p.of(typ.Elem(), atom.Map.ElementType, false)
+			if out.elem.kind == leaf || out.elem.kind == record {
+				out.kind = mapping
+			}
+		}
+	case atom.List != nil && atom.Scalar == nil && atom.Map == nil:
+		switch {
+		case atom.List.ElementRelationship == schema.Atomic:
+			out.kind = leaf
+		case converts || typ.Kind() != reflect.Slice || atom.List.ElementRelationship != schema.Associative:
+		case len(atom.List.Keys) == 0:
+			if typ.Elem().Kind() == reflect.String && !value.TypeReflectEntryOf(typ.Elem()).CanConvertToUnstructured() {
+				out.kind = set
+			}
+		default:
+			p.keyed(out, atom.List)
+		}
+	}
+	return out
+}
+
+func (p *planner) record(out *plan, m *schema.Map, zero bool) {
+	out.kind = record
+	for _, entry := range value.TypeReflectEntryOf(out.typ).OrderedFields() {
+		at := entry.GetFrom(reflect.Zero(out.typ))
+		f := fieldPlan{FieldCacheEntry: entry, label: `"f:` + entry.JsonName + `":{`, index: -1}
+		for i := range out.typ.NumField() {
+			sf := out.typ.Field(i)
+			if name, _, _ := strings.Cut(sf.Tag.Get("json"), ","); name == entry.JsonName && sf.Type == at.Type() {
+				f.index = i
+			}
+		}
+		f.self = !zero || entry.CanOmit(at)
+		f.zero = zero && !f.self && at.Kind() != reflect.Pointer
+		if sf, ok := m.FindField(entry.JsonName); ok {
+			f.plan = p.of(at.Type(), sf.Type, f.zero && at.Kind() == reflect.Struct)
+		} else {
+			f.plan = &plan{kind: unplanned}
+		}
+		out.fields = append(out.fields, f)
+	}
+}
+
+func (p *planner) keyed(out *plan, list *schema.List) {
+	elem := out.typ.Elem()
+	if elem.Kind() != reflect.Struct || value.TypeReflectEntryOf(elem).CanConvertToUnstructured() {
+		return
+	}
+	item, ok := p.schema.Resolve(list.ElementType)
+	if !ok || item.Map == nil {
+		return
+	}
+	all := value.TypeReflectEntryOf(elem).Fields()
+	for _, name := range list.Keys {
+		entry := all[name]
+		if entry == nil || entry.TypeEntry.CanConvertToUnstructured() {
+			return
+		}
+		k := keyPlan{FieldCacheEntry: entry, label: `\"` + name + `\":`}
+		switch entry.GetFrom(reflect.Zero(elem)).Kind() {
+		case reflect.String:
+			f, _ := item.Map.FindField(name)
+			if fallback, ok := f.Default.(string); ok && plainText(fallback) {
+				k.fallback = fallback
+			}
+		case reflect.Int32, reflect.Int64:
+		default:
+			return
+		}
+		out.keys = append(out.keys, k)
+	}
+	slices.SortFunc(out.keys, func(a, b keyPlan) int { return cmp.Compare(a.JsonName, b.JsonName) })
+	out.elem = p.of(elem, list.ElementType, false)
+	if out.elem.kind == record || out.elem.kind == leaf {
+		out.kind = keyed
+	}
+}

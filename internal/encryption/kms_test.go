@@ -1,0 +1,173 @@
+package encryption
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/kms/pkg/service"
+)
+
+// keeper is a key management service. It implements service.Service.
+type keeper struct {
+	mu  sync.Mutex
+	key string
+	// encrypted and decrypted count what it was asked for.
+	encrypted, decrypted int
+}
+
+func turned(data []byte) []byte {
+	out := slices.Clone(data)
+	for i := range out {
+		out[i] ^= 0x5a
+	}
+	return out
+}
+
+func (k *keeper) Encrypt(_ context.Context, _ string, data []byte) (*service.EncryptResponse, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.encrypted++
+	return &service.EncryptResponse{Ciphertext: turned(data), KeyID: k.key}, nil
+}
+
+func (k *keeper) Decrypt(_ context.Context, _ string, req *service.DecryptRequest) ([]byte, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.decrypted++
+	return turned(req.Ciphertext), nil
+}
+
+func (k *keeper) Status(context.Context) (*service.StatusResponse, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return &service.StatusResponse{Version: "v2", Healthz: "ok", KeyID: k.key}, nil
+}
+
+// serve serves k on a socket that it returns.
+func (k *keeper) serve(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "kms") // names of sockets are short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	s := service.NewGRPCService(socket, time.Minute, k)
+	served := make(chan error, 1)
+	go func() { served <- s.ListenAndServe() }()
+	t.Cleanup(func() { s.Close(); <-served })
+	return "unix://" + socket
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	next := path + ".new"
+	if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(next, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func by(resource, providers string) string {
+	return "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources: [{resources: [" + resource + "], providers: [" + providers + "]}]\n"
+}
+
+// eventually waits until f says so.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Minute); !f(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("never: " + what)
+		}
+	}
+}
+
+// TestKeyService encrypts with a key management service of version 2, and then
+// moves on to another provider without a new start.
+func TestKeyService(t *testing.T) {
+	k := &keeper{key: "one"}
+	endpoint := k.serve(t)
+	path := filepath.Join(t.TempDir(), "encryption.yaml")
+	kms := fmt.Sprintf("{kms: {apiVersion: v2, name: vault, endpoint: %q, timeout: 30s}}", endpoint)
+	write(t, path, by("secrets", kms+", {identity: {}}"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	all, err := Load(ctx, Config{Path: path, Reload: true, ServerID: "me"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	checks := all.Checks()
+	if len(checks) != 1 || checks[0].Name != "kms-providers" {
+		t.Fatalf("checks %v", checks)
+	}
+	eventually(t, "the service answers", func() bool { return checks[0].Look(ctx) == nil })
+
+	with := all.For(secrets)
+	at, plain := value.DefaultContext("/registry/secrets/default/a"), []byte("k8s\x00 secret")
+	stored, err := with.TransformToStorage(ctx, plain, at)
+	if err != nil || !bytes.HasPrefix(stored, []byte("k8s:enc:kms:v2:vault:")) || bytes.Contains(stored, []byte("secret")) {
+		t.Fatalf("stored %q, %v", stored, err)
+	}
+	before := k.encrypted
+	for range 100 {
+		if _, err := with.TransformToStorage(ctx, plain, at); err != nil {
+			t.Fatal(err)
+		}
+		if got, stale, err := with.TransformFromStorage(ctx, stored, at); err != nil || stale || !bytes.Equal(got, plain) {
+			t.Fatalf("read %q, stale %v, %v", got, stale, err)
+		}
+	}
+	if k.encrypted != before || k.decrypted > 2 {
+		t.Errorf("asked the service %d and %d times", k.encrypted-before, k.decrypted)
+	}
+
+	ended := make(chan error, 1)
+	go func() { ended <- all.Run(ctx) }()
+	write(t, path, "{")
+	local := "{secretbox: {keys: [{name: k, secret: MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=}]}}"
+	write(t, path, by("secrets, configmaps", local+", "+kms+", {identity: {}}"))
+	eventually(t, "the new file is used", func() bool {
+		got, err := with.TransformToStorage(ctx, plain, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes.HasPrefix(got, []byte("k8s:enc:secretbox:v1:k:"))
+	})
+	if got, stale, err := with.TransformFromStorage(ctx, stored, at); err != nil || !stale || !bytes.Equal(got, plain) {
+		t.Errorf("read %q, stale %v, %v", got, stale, err)
+	}
+	if got, err := all.For(configMaps).TransformToStorage(ctx, plain, at); err != nil || bytes.Contains(got, []byte("secret\x00")) || !all.Encrypts(configMaps) {
+		t.Errorf("stored %q, %v", got, err)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestKeyServiceAlone is without a reload: what is not named stays as it is.
+func TestKeyServiceAlone(t *testing.T) {
+	k := &keeper{key: "one"}
+	path := filepath.Join(t.TempDir(), "encryption.yaml")
+	write(t, path, by("secrets", fmt.Sprintf("{kms: {apiVersion: v2, name: vault, endpoint: %q, timeout: 30s}}", k.serve(t))))
+	all, err := Load(t.Context(), Config{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := all.Checks(); len(c) != 1 || c[0].Name != "kms-providers" || all.For(configMaps) != nil {
+		t.Errorf("checks %v", c)
+	}
+	write(t, path, by("secrets", "{kms: {apiVersion: v1, name: vault, endpoint: unix:///x}}"))
+	if _, err := Load(t.Context(), Config{Path: path}); err == nil {
+		t.Error("services of version 1 are off by default")
+	}
+}
