@@ -1,0 +1,195 @@
+package pods
+
+import (
+	"context"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/kubelet/objects"
+	"hyperkube/components/kubelet/podstate"
+)
+
+// adopt remembers what an earlier kubelet had made.
+func (w *worker) adopt() {
+	w.adopted = true
+	if w.obs.Sandbox() != nil {
+		w.stale = true
+	}
+	if len(w.host.refs(w.pod)) > 0 {
+		w.host.Objects.Refer(w.uid, w.host.refs(w.pod), w.objectsChanged)
+	}
+	if p := w.pod.Status.Phase; (p == v1.PodFailed || p == v1.PodSucceeded) && w.stage == syncing {
+		w.stage = terminating
+	}
+}
+
+func (h *Host) refs(pod *v1.Pod) []objects.Ref { return objects.Of(pod) }
+
+// judge decides whether the pod is to end.
+func (w *worker) judge(now time.Time) {
+	if w.stage != syncing {
+		return
+	}
+	if w.verdict == nil && w.pod.Spec.ActiveDeadlineSeconds != nil && !w.gone {
+		if end := w.deadline(); !end.IsZero() && !now.Before(end) {
+			w.verdict = &Verdict{Reason: "DeadlineExceeded", Message: "Pod was active on the node longer than the specified deadline"}
+			w.host.event(w.pod, "", false, "DeadlineExceeded", w.verdict.Message)
+		}
+	}
+	if w.gone || w.pod.DeletionTimestamp != nil || w.verdict != nil {
+		w.stage = terminating
+	}
+}
+
+func (w *worker) deadline() time.Time {
+	if w.pod.Spec.ActiveDeadlineSeconds == nil {
+		return time.Time{}
+	}
+	start := w.report.want.StartTime
+	if start == nil {
+		start = w.report.last.StartTime
+	}
+	if start == nil {
+		return time.Time{}
+	}
+	return start.Add(time.Duration(*w.pod.Spec.ActiveDeadlineSeconds) * time.Second)
+}
+
+// refresh asks the runtime for what may have changed.
+func (w *worker) refresh(ctx context.Context) error {
+	w.mu.Lock()
+	all, ids := w.dirty, w.dirtyIDs
+	w.dirty, w.dirtyIDs = false, map[string]bool{}
+	if w.op != nil && !all {
+		// The operation tells of its own container itself.
+		for id := range ids {
+			if w.obs.ByID(id) == nil {
+				delete(ids, id)
+				w.dirtyIDs[id] = true
+			}
+		}
+	}
+	w.mu.Unlock()
+	if all {
+		w.mu.Lock()
+		before := w.learned
+		w.mu.Unlock()
+		obs, err := w.host.CRI.Observe(ctx, w.uid)
+		if err != nil {
+			w.mu.Lock()
+			w.dirty = true
+			w.mu.Unlock()
+			return err
+		}
+		w.mu.Lock()
+		pod := w.pod
+		known := w.obs
+		w.mu.Unlock()
+		for i := range obs.Containers {
+			w.host.fillMessage(pod, &obs.Containers[i], known.ByID(obs.Containers[i].ID))
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.learned != before {
+			// It may be older than what an operation has told meanwhile.
+			w.dirty = true
+			w.kick()
+			return nil
+		}
+		w.obs = obs
+		return nil
+	}
+	for id := range ids {
+		if err := w.observe(ctx, id); err != nil {
+			w.mu.Lock()
+			w.dirty = true
+			w.mu.Unlock()
+			return err
+		}
+	}
+	return nil
+}
+
+// forget says that the runtime has a container no more. The caller holds mu.
+func (w *worker) forget(id string) {
+	w.learned++
+	for i := range w.obs.Containers {
+		if w.obs.Containers[i].ID == id {
+			w.obs.Containers = append(w.obs.Containers[:i:i], w.obs.Containers[i+1:]...)
+			return
+		}
+	}
+}
+
+// observe asks the runtime for one container that is known.
+func (w *worker) observe(ctx context.Context, id string) error {
+	c, err := w.host.CRI.Container(ctx, id)
+	if err != nil {
+		if isNotFound(err) {
+			w.mu.Lock()
+			w.forget(id)
+			w.mu.Unlock()
+			return nil
+		}
+		return err
+	}
+	w.mu.Lock()
+	pod := w.pod
+	old := w.obs.ByID(id)
+	w.mu.Unlock()
+	w.host.fillMessage(pod, &c, old)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if old := w.obs.ByID(id); old != nil {
+		c.SandboxID = old.SandboxID
+		*old = c
+	} else {
+		w.dirty = true
+		w.kick()
+	}
+	return nil
+}
+
+// input is what a decision rests on now. The caller holds mu.
+func (w *worker) input(now time.Time) podstate.Input {
+	health := make(map[string]podstate.Health, len(w.probes)+len(w.hooks))
+	for id, g := range w.probes {
+		health[id] = g.Health()
+	}
+	for id := range w.hooks {
+		h := health[id]
+		h.PostStartRunning = true
+		health[id] = h
+	}
+	return podstate.Input{Pod: w.pod, Observed: &w.obs, Health: health, Slots: w.slots, Now: now, CrashMax: w.host.CrashMax}
+}
+
+func findStatus(s *v1.PodStatus, name string) *v1.ContainerStatus {
+	for _, list := range [][]v1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses, s.EphemeralContainerStatuses} {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
+		}
+	}
+	return nil
+}
+
+// ips are the pod's addresses. The caller holds mu.
+func (w *worker) ips() []string {
+	if w.pod.Spec.HostNetwork {
+		return w.host.NodeIPs()
+	}
+	if s := w.obs.Sandbox(); s != nil {
+		return s.IPs
+	}
+	return nil
+}
+
+func (w *worker) podIP() string {
+	if ips := w.ips(); len(ips) > 0 {
+		return ips[0]
+	}
+	return ""
+}
