@@ -24,15 +24,39 @@ type plan struct {
 
 type planKind int
 
+const (
+	// unplanned values are left to the library.
+	unplanned planKind = iota
+	// leaf values are owned as a whole.
+	leaf
+	record
+	mapping
+	keyed
+	set
+)
+
 // fieldPlan is one field of a record.
 type fieldPlan struct {
 	*value.FieldCacheEntry
 	label string // `"f:name":{`
+	plan  *plan
+	// self: an empty object does not have the field, so who sets something in
+	// it sets the field itself too.
+	self bool
+	// zero: an empty object has the field with the zero value of its type.
+	// What is equal to that is not set by anybody.
+	zero bool
+	// index is where the field is, unless in an inlined pointer: -1.
+	index int
+}
 
 // keyPlan is a field that identifies items of a list.
 type keyPlan struct {
 	*value.FieldCacheEntry
 	label string // `\"name\":`
+	// fallback is what a key is when it is not given; "" for none.
+	fallback string
+}
 
 // planner makes plans.
 type planner struct {
