@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/components/runtime/container"
+	"hyperkube/components/runtime/container/mountspace"
 	"hyperkube/internal/process"
 )
 
@@ -70,7 +71,7 @@ func checkHandlers(handlers map[string]Handler) error {
 
 // makeEngines makes what runs the containers of each handler.
 func (r *Runtime) makeEngines() {
-	r.runner = &container.Runner{State: r.state("libcontainer"), Cgroups: r.cgroups}
+	r.runner = &container.Runner{State: r.state("libcontainer"), Cgroups: r.cgroups, Spaces: mountspace.New(r.state("root")), Log: r.log}
 	r.engines = map[string]engine{"": r.runner, runtimeName: r.runner}
 	for name, h := range r.cfg.Handlers {
 		r.engines[name] = &container.OCI{Binary: h.Binary, State: r.handlerState(name), Cgroups: r.cgroups}

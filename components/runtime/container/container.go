@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/runtime/container/mountspace"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/process"
@@ -33,6 +35,10 @@ type Runner struct {
 	State string
 	// Cgroups of the machine.
 	Cgroups *cgroup.Manager
+	// Spaces makes containers' mount namespaces; nil leaves that to libcontainer.
+	Spaces *mountspace.Maker
+	// Log is told what keeps Spaces from making one; nil for nobody.
+	Log *slog.Logger
 
 	// starts is held for reading while a process is started.
 	starts sync.RWMutex
@@ -78,6 +84,13 @@ func (r *Runner) Start(id string, spec *specs.Spec, io IO) (*Running, error) {
 	}
 	// Nobody reads them, and one leads to the host.
 	config.Labels = nil
+	space, err := r.mountAhead(spec, config)
+	if err != nil {
+		return nil, err
+	}
+	if space != nil {
+		defer space.Close()
+	}
 	c, err := libcontainer.Create(r.State, id, config)
 	if err != nil {
 		return nil, fmt.Errorf("creating the container: %w", err)

@@ -1,0 +1,72 @@
+//go:build cgo
+
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"hyperkube/components/runtime/container/mountspace"
+	"hyperkube/internal/cgroup"
+)
+
+// mountAhead makes the container's mount namespace and changes config so that
+// libcontainer joins it. It returns what keeps the namespace until then; nil
+// where libcontainer is to do all by itself, as it does with what is out of the
+// ordinary and with whatever fails: it knows best what to say of that.
+func (r *Runner) mountAhead(spec *specs.Spec, config *configs.Config) (*os.File, error) {
+	if r.Spaces == nil || !suited(spec, config) {
+		return nil, nil
+	}
+	plan := mountspace.Plan{
+		Rootfs: config.Rootfs, Mounts: config.Mounts, Devices: config.Devices,
+		Network: config.Namespaces.PathOf(configs.NEWNET), IPC: config.Namespaces.PathOf(configs.NEWIPC),
+	}
+	if !r.Cgroups.Unified() {
+		// libcontainer makes them too, but later. It, or who removes the
+		// container, removes them.
+		var err error
+		if plan.Cgroups, err = r.makeCgroups(spec.Linux.CgroupsPath); err != nil {
+			return nil, err
+		}
+	}
+	space, err := r.Spaces.Make(plan)
+	if err != nil {
+		if r.Log != nil && !errors.Is(err, mountspace.ErrUnsuited) {
+			r.Log.Debug("a container's mounts cannot be made ahead", "container", filepath.Base(spec.Linux.CgroupsPath), "error", err)
+		}
+		return nil, nil
+	}
+	config.Rootfs, config.Mounts, config.Devices = r.Spaces.Root(), space.Left, nil
+	config.Namespaces.Add(configs.NEWNS, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), space.File.Fd()))
+	return space.File, nil
+}
+
+// suited tells whether nothing about the container is out of the ordinary for
+// who makes its mounts.
+func suited(spec *specs.Spec, config *configs.Config) bool {
+	return spec.Linux.RootfsPropagation == "" && config.MountLabel == "" && config.ProcessLabel == "" &&
+		!config.Namespaces.Contains(configs.NEWUSER) && config.Namespaces.IsPrivate(configs.NEWNS) && len(config.Hooks) == 0
+}
+
+// makeCgroups makes a container's cgroups of version 1 and says where they are.
+func (r *Runner) makeCgroups(path string) ([]mountspace.Hierarchy, error) {
+	points, dirs := r.Cgroups.Dirs("/"), r.Cgroups.Dirs(path)
+	list := make([]mountspace.Hierarchy, len(dirs))
+	for i, dir := range dirs {
+		err := os.Mkdir(dir, 0o755)
+		if errors.Is(err, os.ErrNotExist) {
+			err = r.Cgroups.Create(path, cgroup.Resources{})
+		}
+		if err != nil && !errors.Is(err, os.ErrExist) {
+			return nil, fmt.Errorf("making the container's cgroup: %w", err)
+		}
+		list[i] = mountspace.Hierarchy{Name: filepath.Base(points[i]), Dir: dir}
+	}
+	return list, nil
+}
