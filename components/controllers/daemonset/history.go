@@ -2,13 +2,16 @@ package daemonset
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/internal/revision"
@@ -33,16 +36,17 @@ func (c *Controller) history(ctx context.Context, ds *appsv1.DaemonSet, selector
 		return history{}, err
 	}
 	var h history
-	var current *appsv1.ControllerRevision
+	var same []*appsv1.ControllerRevision
 	for _, r := range all {
 		if string(r.Data.Raw) == string(data) {
-			if current != nil {
-				h.old = append(h.old, current)
-			}
-			current = r
+			same = append(same, r)
 			continue
 		}
 		h.old = append(h.old, r)
+	}
+	current, err := c.merge(ctx, ds, same)
+	if err != nil {
+		return history{}, err
 	}
 	number := revision.NextNumber(h.old)
 	if current != nil {
@@ -62,6 +66,7 @@ func (c *Controller) history(ctx context.Context, ds *appsv1.DaemonSet, selector
 	}
 	meta[appsv1.DefaultDaemonSetUniqueLabelKey] = h.hash
 	rev := revision.New(ds, Kind, meta, data, number, ds.Name+"-"+h.hash)
+	rev.Annotations = ds.Annotations
 	_, err = revision.Create(ctx, c.env.Kube, rev)
 	if errors.Is(err, revision.ErrCollision) {
 		next := ds.DeepCopy()
@@ -77,6 +82,37 @@ func (c *Controller) history(ctx context.Context, ds *appsv1.DaemonSet, selector
 	return h, err
 }
 
+// merge keeps the last of the revisions that store the same, nil if there are
+// none: the pods of the others become pods of it.
+func (c *Controller) merge(ctx context.Context, ds *appsv1.DaemonSet, same []*appsv1.ControllerRevision) (*appsv1.ControllerRevision, error) {
+	if len(same) == 0 {
+		return nil, nil
+	}
+	last := same[len(same)-1]
+	if len(same) == 1 {
+		return last, nil
+	}
+	hash := last.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]
+	pods, err := control.Owned[*corev1.Pod](c.podIndex, ds, false)
+	if err != nil {
+		return nil, err
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{appsv1.DefaultDaemonSetUniqueLabelKey: hash}}})
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pods {
+		if p.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == hash {
+			continue
+		}
+		if _, err := c.env.Kube.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return nil, fmt.Errorf("giving pod %s the revision %s: %w", p.Name, hash, err)
+		}
+	}
+	none := func(*appsv1.ControllerRevision) bool { return false }
+	return last, revision.Prune(ctx, c.env.Kube, same[:len(same)-1], none, 0)
+}
+
 // prune deletes old revisions beyond the limit that no pod is of.
 func (c *Controller) prune(ctx context.Context, ds *appsv1.DaemonSet, h history, pods []*corev1.Pod) error {
 	limit := 10
@@ -87,7 +123,14 @@ func (c *Controller) prune(ctx context.Context, ds *appsv1.DaemonSet, h history,
 	for _, p := range pods {
 		live[p.Labels[appsv1.ControllerRevisionHashLabelKey]] = true
 	}
-	return revision.Prune(ctx, c.env.Kube, h.old, func(r *appsv1.ControllerRevision) bool {
+	inUse := func(r *appsv1.ControllerRevision) bool {
 		return live[r.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]]
-	}, limit)
+	}
+	// Those in use count against the limit, but are kept.
+	for _, r := range h.old {
+		if inUse(r) {
+			limit--
+		}
+	}
+	return revision.Prune(ctx, c.env.Kube, h.old, inUse, max(0, limit))
 }

@@ -389,3 +389,72 @@ func FuzzParseIndexes(f *testing.F) {
 		}
 	})
 }
+
+func TestEndOfTheRest(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		success *batchv1.SuccessPolicy
+		code    int32 // of index 0
+		end     batchv1.JobConditionType
+		failed  int32
+		dead    string
+	}{
+		{"success: the rest has not failed", &batchv1.SuccessPolicy{Rules: []batchv1.SuccessPolicyRule{{SucceededCount: ptr.To[int32](1)}}}, 0, batchv1.JobComplete, 0, ""},
+		{"failure: the rest has, but their indexes have not", nil, 1, batchv1.JobFailed, 3, "0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j := testJob(3, 3)
+			j.Spec.CompletionMode = ptr.To(batchv1.IndexedCompletion)
+			j.Spec.SuccessPolicy = c.success
+			if c.success == nil {
+				j.Spec.BackoffLimit, j.Spec.BackoffLimitPerIndex, j.Spec.MaxFailedIndexes = nil, ptr.To[int32](0), ptr.To[int32](0)
+			}
+			w := newWorld(t, j)
+			w.sync()
+			for _, p := range w.live() {
+				if i, _ := indexOf(p); i == 0 {
+					phase := corev1.PodSucceeded
+					if c.code != 0 {
+						phase = corev1.PodFailed
+					}
+					w.end(p, phase, c.code)
+				}
+			}
+			for range 4 {
+				w.sync()
+			}
+			w.over(c.end)
+			s := w.job().Status
+			if s.Failed != c.failed || c.dead != "" && (s.FailedIndexes == nil || *s.FailedIndexes != c.dead) {
+				t.Errorf("status %+v, want %d failed, indexes %q", s, c.failed, c.dead)
+			}
+		})
+	}
+}
+
+func TestIgnoredFailureOfAnIndex(t *testing.T) {
+	j := testJob(1, 1)
+	j.Spec.CompletionMode = ptr.To(batchv1.IndexedCompletion)
+	j.Spec.BackoffLimit, j.Spec.BackoffLimitPerIndex = nil, ptr.To[int32](1)
+	j.Spec.PodFailurePolicy = &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{{
+		Action:      batchv1.PodFailurePolicyActionIgnore,
+		OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{Operator: batchv1.PodFailurePolicyOnExitCodesOpIn, Values: []int32{9}},
+	}}}
+	w := newWorld(t, j)
+	w.sync()
+	first := w.live()[0]
+	w.end(first, corev1.PodFailed, 9)
+	w.sync()
+	if n := len(w.live()); n != 0 {
+		t.Fatalf("%d pods at once", n)
+	}
+	w.later(time.Hour)
+	w.sync()
+	live := w.live()
+	if len(live) != 1 {
+		t.Fatalf("%d pods after the wait", len(live))
+	}
+	if a := live[0].Annotations; a[batchv1.JobIndexFailureCountAnnotation] != "0" || a[batchv1.JobIndexIgnoredFailureCountAnnotation] != "1" {
+		t.Errorf("annotations %v", a)
+	}
+}

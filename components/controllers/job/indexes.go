@@ -108,8 +108,13 @@ func indexOf(p *corev1.Pod) (int, bool) {
 }
 
 // failuresOf returns how often the index of a pod had failed before it.
-func failuresOf(p *corev1.Pod) int32 {
-	n, err := strconv.ParseInt(p.Annotations[batchv1.JobIndexFailureCountAnnotation], 10, 32)
+func failuresOf(p *corev1.Pod) int32 { return countIn(p, batchv1.JobIndexFailureCountAnnotation) }
+
+// ignoredOf returns how often it had failed in a way that does not count.
+func ignoredOf(p *corev1.Pod) int32 { return countIn(p, batchv1.JobIndexIgnoredFailureCountAnnotation) }
+
+func countIn(p *corev1.Pod, annotation string) int32 {
+	n, err := strconv.ParseInt(p.Annotations[annotation], 10, 32)
 	if err != nil {
 		return 0
 	}

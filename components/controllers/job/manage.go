@@ -82,9 +82,10 @@ func (s *state) manage(ctx context.Context, wait time.Duration) error {
 // the first of the others has to.
 func (s *state) due(indexes []int) (now []int, wait time.Duration) {
 	for _, i := range indexes {
-		left := backoffAfter(int(s.attempts[i])) - s.env.Clock.Since(s.failedAt[i])
+		failures := s.attempts[i] + s.ignored[i]
+		left := backoffAfter(int(failures)) - s.env.Clock.Since(s.failedAt[i])
 		switch {
-		case s.attempts[i] == 0 || left <= 0:
+		case failures == 0 || left <= 0:
 			now = append(now, i)
 		case wait == 0 || left < wait:
 			wait = left
@@ -181,6 +182,9 @@ func (s *state) index(pod *corev1.Pod, i int) {
 	pod.Labels[batchv1.JobCompletionIndexAnnotation] = text
 	if s.job.Spec.BackoffLimitPerIndex != nil {
 		pod.Annotations[batchv1.JobIndexFailureCountAnnotation] = strconv.Itoa(int(s.attempts[i]))
+		if n := s.ignored[i]; n > 0 {
+			pod.Annotations[batchv1.JobIndexIgnoredFailureCountAnnotation] = strconv.Itoa(int(n))
+		}
 	}
 	pod.Spec.Hostname = fmt.Sprintf("%s-%d", s.job.Name, i)
 	pod.GenerateName = fmt.Sprintf("%s-%d-", s.job.Name, i)

@@ -3,6 +3,8 @@ package job
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sort"
 	"time"
 
@@ -25,10 +27,14 @@ type state struct {
 	// active, and those whose end is noted and whose finalizer may go.
 	active, ready, terminating []*corev1.Pod
 	counted                    []*corev1.Pod
+	// delayed are failed pods whose end is noted only once they are replaced.
+	delayed []*corev1.Pod
 	// done and dead are the indexes that completed and that failed for good.
 	done, dead indexes
 	// attempts tells how often each index failed so far.
 	attempts map[int]int32
+	// ignored tells how often each failed in a way that does not count.
+	ignored map[int]int32
 	// failedAt is when each index failed last.
 	failedAt map[int]time.Time
 	// newFailures count against the back-off limit; lastFailure is when.
@@ -43,6 +49,9 @@ type state struct {
 	byPolicy map[batchv1.PodFailurePolicyAction]int
 	// succeeded and failed so far, those noted but not yet counted included.
 	succeeded, failed int32
+	// tell is recorded once the status is written: what another sync decides on
+	// an outdated Job is told by none.
+	tell func()
 }
 
 func isFailed(j *batchv1.Job, p *corev1.Pod) bool {
@@ -82,7 +91,7 @@ func (s *state) count(pods []*corev1.Pod) {
 			s.dead = parseIndexes(*s.next.FailedIndexes, s.limit())
 		}
 	}
-	s.attempts, s.failedAt = map[int]int32{}, map[int]time.Time{}
+	s.attempts, s.ignored, s.failedAt = map[int]int32{}, map[int]int32{}, map[int]time.Time{}
 	held := map[types.UID]bool{}
 	for _, p := range pods {
 		if tracked(p) {
@@ -110,6 +119,7 @@ func (s *state) count(pods []*corev1.Pod) {
 		}
 	}
 	// The first step.
+	var ended []*corev1.Pod
 	for _, p := range pods {
 		index, hasIndex := indexOf(p)
 		failed := isFailed(s.job, p)
@@ -135,7 +145,8 @@ func (s *state) count(pods []*corev1.Pod) {
 				s.newSuccess = true
 			}
 		case failed:
-			s.noteFailed(p, index, indexed && hasIndex, before[p.UID])
+			s.tally(p, index, indexed && hasIndex)
+			ended = append(ended, p)
 			if p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodFailed {
 				s.terminating = append(s.terminating, p)
 			}
@@ -146,6 +157,12 @@ func (s *state) count(pods []*corev1.Pod) {
 			if control.IsReady(p) {
 				s.ready = append(s.ready, p)
 			}
+		}
+	}
+	s.delayed = s.remembered(ended)
+	for _, p := range ended {
+		if before[p.UID] || !slices.Contains(s.delayed, p) {
+			s.noteFailed(p, before[p.UID])
 		}
 	}
 	s.succeeded = s.next.Succeeded + int32(len(noted.Succeeded))
@@ -159,35 +176,78 @@ func (s *state) count(pods []*corev1.Pod) {
 		}
 	}
 	s.failed = s.next.Failed + int32(len(noted.Failed))
+	for _, p := range s.delayed {
+		if action, _ := judge(s.job, p); action != batchv1.PodFailurePolicyActionIgnore && !before[p.UID] {
+			s.failed++
+		}
+	}
 	s.next.Active = int32(len(s.active))
 	ready, terminating := int32(len(s.ready)), int32(len(s.terminating))
 	s.next.Ready, s.next.Terminating = &ready, &terminating
 }
 
-// noteFailed notes the end of a failed pod by what the failure policy says.
-func (s *state) noteFailed(p *corev1.Pod, index int, hasIndex, before bool) {
+// tally applies what the failure policy says of a failed pod to the Job and to
+// the pod's index.
+func (s *state) tally(p *corev1.Pod, index int, hasIndex bool) {
 	action, why := judge(s.job, p)
-	if hasIndex && s.job.Spec.BackoffLimitPerIndex != nil {
-		n := failuresOf(p)
-		if action != batchv1.PodFailurePolicyActionIgnore {
-			n++
-		}
-		s.attempts[index] = max(s.attempts[index], n)
-		if at := finishedAt(p, s.env.Clock.Now()); at.After(s.failedAt[index]) {
-			s.failedAt[index] = at
-		}
-		if action == batchv1.PodFailurePolicyActionFailIndex || n > *s.job.Spec.BackoffLimitPerIndex {
-			if !s.dead.has(index) && index < s.limit() {
-				s.dead = s.dead.with(index)
-			}
-		}
-	}
 	if action == batchv1.PodFailurePolicyActionFailJob && s.verdict == "" {
 		s.verdict = why
 	}
+	if !hasIndex || s.job.Spec.BackoffLimitPerIndex == nil || !tracked(p) {
+		return
+	}
+	n, ignored := failuresOf(p), ignoredOf(p)
+	if action != batchv1.PodFailurePolicyActionIgnore {
+		n++
+	} else {
+		ignored++
+	}
+	if n+ignored > s.attempts[index]+s.ignored[index] {
+		s.attempts[index], s.ignored[index] = n, ignored
+	}
+	if at := finishedAt(p, s.env.Clock.Now()); at.After(s.failedAt[index]) {
+		s.failedAt[index] = at
+	}
+	if action == batchv1.PodFailurePolicyActionFailIndex || n > *s.job.Spec.BackoffLimitPerIndex {
+		if !s.dead.has(index) && index < s.limit() {
+			s.dead = s.dead.with(index)
+		}
+	}
+}
+
+// remembered are those of the failed pods that are kept until the next pod of
+// their index is there, which carries on their count of failures.
+func (s *state) remembered(failed []*corev1.Pod) []*corev1.Pod {
+	if s.job.Spec.BackoffLimitPerIndex == nil || s.job.DeletionTimestamp != nil {
+		return nil
+	}
+	active := map[int]bool{}
+	for _, p := range s.active {
+		if i, ok := indexOf(p); ok {
+			active[i] = true
+		}
+	}
+	last := map[int]*corev1.Pod{}
+	now := s.env.Clock.Now()
+	for _, p := range failed {
+		i, ok := indexOf(p)
+		if !ok || !tracked(p) || i >= s.limit() || active[i] || s.done.has(i) || s.dead.has(i) {
+			continue
+		}
+		if q := last[i]; q == nil || failuresOf(q)+ignoredOf(q) <= failuresOf(p)+ignoredOf(p) && !finishedAt(p, now).Before(finishedAt(q, now)) {
+			last[i] = p
+		}
+	}
+	return slices.Collect(maps.Values(last))
+}
+
+// noteFailed notes the end of a failed pod, unless its failure policy ignores
+// that.
+func (s *state) noteFailed(p *corev1.Pod, before bool) {
 	if !tracked(p) || !before && len(s.counted) >= maxCount {
 		return
 	}
+	action, why := judge(s.job, p)
 	s.counted = append(s.counted, p)
 	if !before && why != "" {
 		if s.byPolicy == nil {
@@ -204,6 +264,30 @@ func (s *state) noteFailed(p *corev1.Pod, index int, hasIndex, before bool) {
 	if at := finishedAt(p, s.env.Clock.Now()); at.After(s.lastFailure) {
 		s.lastFailure = at
 	}
+}
+
+// end deletes the pods that are left of a Job whose fate is decided, and lets go
+// of them. Of a Job that fails, they count as failed.
+func (s *state) end(ctx context.Context, failed bool) error {
+	if err := s.deletePods(ctx, s.active); err != nil || !s.satisfied {
+		return err
+	}
+	for _, p := range s.delayed {
+		if !slices.Contains(s.counted, p) {
+			s.noteFailed(p, slices.Contains(s.next.UncountedTerminatedPods.Failed, p.UID))
+		}
+	}
+	noted := s.next.UncountedTerminatedPods
+	for _, p := range slices.Concat(s.active, s.terminating) {
+		if !tracked(p) || slices.Contains(s.counted, p) || len(s.counted) >= maxCount {
+			continue
+		}
+		s.counted = append(s.counted, p)
+		if action, _ := judge(s.job, p); failed && action != batchv1.PodFailurePolicyActionIgnore && !slices.Contains(noted.Failed, p.UID) {
+			noted.Failed = append(noted.Failed, p.UID)
+		}
+	}
+	return nil
 }
 
 // finishedAt is when the last container of p ended, as far as is known.
@@ -345,10 +429,10 @@ func (s *state) advance(ctx context.Context) error {
 	switch {
 	case failed:
 		s.set(batchv1.JobFailureTarget, corev1.ConditionTrue, failReason, failMessage)
-		workErr = s.deletePods(ctx, s.active)
+		workErr = s.end(ctx, true)
 	case done:
 		s.set(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, okReason, okMessage)
-		workErr = s.deletePods(ctx, s.active)
+		workErr = s.end(ctx, false)
 	case s.suspended():
 		workErr = s.suspend(ctx)
 	default:
@@ -356,7 +440,7 @@ func (s *state) advance(ctx context.Context) error {
 			s.set(batchv1.JobSuspended, corev1.ConditionFalse, "JobResumed", "Job resumed")
 			now := metav1.NewTime(s.env.Clock.Now())
 			s.next.StartTime = &now
-			s.env.Events.Event(s.job, corev1.EventTypeNormal, "Resumed", "Job resumed")
+			s.tell = func() { s.env.Events.Event(s.job, corev1.EventTypeNormal, "Resumed", "Job resumed") }
 		}
 		if s.job.DeletionTimestamp == nil && s.satisfied {
 			s.action = "tracking"
@@ -378,6 +462,9 @@ func (s *state) advance(ctx context.Context) error {
 	was := s.job.Status
 	if err := s.write(ctx, s.job, s.next); err != nil {
 		return errors.Join(workErr, err)
+	}
+	if s.tell != nil {
+		s.tell()
 	}
 	s.measures.counted(s.job, &was, &s.job.Status)
 	for action, n := range s.byPolicy {
@@ -409,7 +496,7 @@ func (s *state) suspend(ctx context.Context) error {
 		return err
 	}
 	if s.set(batchv1.JobSuspended, corev1.ConditionTrue, "JobSuspended", "Job suspended") {
-		s.env.Events.Event(s.job, corev1.EventTypeNormal, "Suspended", "Job suspended")
+		s.tell = func() { s.env.Events.Event(s.job, corev1.EventTypeNormal, "Suspended", "Job suspended") }
 	}
 	s.next.StartTime = nil
 	return nil
