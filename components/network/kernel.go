@@ -37,8 +37,29 @@ type kernel struct {
 	podCIDRs       []netip.Prefix
 	journal        *hostchange.Journal
 
+	// guard tells when others have removed rules.
+	guard *iptables.Guard
+
 	// written are the rules of each family as they were written last.
 	written map[iptables.Family]string
+}
+
+// mss is what leads to the chain that bounds segments.
+var mss = iptables.Jump{Table: "mangle", Chain: "POSTROUTING", To: chainMSS, Comment: "hyperkube tunnel"}
+
+// lost forgets what was written of families that lack any of it, so that it is
+// written again, and tells whether there was one.
+func (k *kernel) lost(ctx context.Context) bool {
+	any := false
+	for family, rules := range k.written {
+		saved, err := iptables.Save(ctx, family)
+		if err == nil && iptables.Complete(saved, rules) && (!strings.Contains(rules, chainMSS) || mss.In(saved)) {
+			continue
+		}
+		delete(k.written, family)
+		any = true
+	}
+	return any
 }
 
 // apply makes the routes, tunnels and rules of p, and removes others of this
@@ -251,7 +272,7 @@ func (k *kernel) rules(ctx context.Context, self member, p plan) error {
 			}
 		}
 		b.WriteString("COMMIT\n")
-		rules, mss := b.String(), iptables.Jump{Table: "mangle", Chain: "POSTROUTING", To: chainMSS, Comment: "hyperkube tunnel"}
+		rules := b.String()
 		if len(p.tunnels) > 0 {
 			rules += fmt.Sprintf("*mangle\n:%s - [0:0]\n-A %s -o %s -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu\n",
 				chainMSS, chainMSS, k.tunnel)
@@ -263,7 +284,7 @@ func (k *kernel) rules(ctx context.Context, self member, p plan) error {
 			continue
 		}
 		k.written[family] = rules
-		if err := k.writeRules(ctx, family, rules, mss, len(p.tunnels) > 0); err != nil {
+		if err := k.writeRules(ctx, family, rules, len(p.tunnels) > 0); err != nil {
 			delete(k.written, family)
 			return fmt.Errorf("writing the network's rules: %w", err)
 		}
@@ -271,7 +292,7 @@ func (k *kernel) rules(ctx context.Context, self member, p plan) error {
 	return nil
 }
 
-func (k *kernel) writeRules(ctx context.Context, family iptables.Family, rules string, mss iptables.Jump, tunnel bool) error {
+func (k *kernel) writeRules(ctx context.Context, family iptables.Family, rules string, tunnel bool) error {
 	chain := func(table, name string) hostchange.Change {
 		return hostchange.Change{Kind: hostchange.Chain, Name: fmt.Sprintf("%s %s %s", family, table, name)}
 	}
@@ -289,7 +310,7 @@ func (k *kernel) writeRules(ctx context.Context, family iptables.Family, rules s
 		}
 		rules += "COMMIT\n"
 	}
-	return iptables.Restore(ctx, family, rules)
+	return k.guard.Restore(ctx, family, rules)
 }
 
 // podRanges are the ranges of other nodes' pods: that of the cluster, if it is

@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/iptables"
 )
 
 // Config of a Network.
@@ -87,7 +88,8 @@ func New(cfg Config) (*Network, error) {
 	}
 	n := &Network{
 		cfg: cfg, changed: make(chan struct{}, 1),
-		kernel: kernel{bridge: cfg.Bridge, tunnel: cfg.Tunnel, podCIDRs: cfg.PodCIDRs, journal: cfg.Journal},
+		kernel: kernel{bridge: cfg.Bridge, tunnel: cfg.Tunnel, podCIDRs: cfg.PodCIDRs, journal: cfg.Journal,
+			guard: iptables.NewGuard(0, cfg.Log, chainNoMasq, chainMSS)},
 	}
 	touch := func(any) {
 		select {
@@ -136,6 +138,8 @@ func (n *Network) Run(ctx context.Context) error {
 	defer following.Wait()
 	defer stop()
 	following.Go(func() { n.followPlugins(watching) })
+	suspect := make(chan struct{}, 1)
+	guarded := false
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	for {
@@ -144,6 +148,11 @@ func (n *Network) Run(ctx context.Context) error {
 			return nil
 		case <-n.changed:
 		case <-retry.C:
+		case <-suspect:
+			if !n.kernel.lost(ctx) {
+				continue
+			}
+			n.cfg.Log.Info("somebody removed rules of the ways to other nodes: all are written again")
 		case _, ok := <-routes:
 			if !ok {
 				routes = nil
@@ -151,6 +160,10 @@ func (n *Network) Run(ctx context.Context) error {
 			}
 		}
 		self, peers := n.members()
+		if len(peers) > 0 && !guarded {
+			guarded = true
+			following.Go(func() { n.kernel.guard.Run(watching, suspect) })
+		}
 		if len(peers) > 0 && routes == nil {
 			var err error
 			if routes, err = n.watchRoutes(watching); err != nil {

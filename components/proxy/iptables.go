@@ -9,6 +9,7 @@ import (
 
 	"hyperkube/components/proxy/rules"
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/iptables"
 )
 
 // writer brings the chains of one address family to the kernel.
@@ -16,7 +17,7 @@ type writer struct {
 	family  string // "4" or "6", as the journal names it
 	command string // "iptables" or "ip6tables", with which -restore and -save begin
 	journal *hostchange.Journal
-	guard   *guard
+	guard   *iptables.Guard
 	// there is what the kernel has; valid once started is true.
 	there   rules.Set
 	started bool
@@ -26,7 +27,7 @@ type writer struct {
 
 // newWriter returns the writer of a family. guard learns which programs write for
 // it; nil: nobody does.
-func newWriter(ipv6 bool, journal *hostchange.Journal, guard *guard) *writer {
+func newWriter(ipv6 bool, journal *hostchange.Journal, guard *iptables.Guard) *writer {
 	if ipv6 {
 		return &writer{family: "6", command: "ip6tables", journal: journal, guard: guard}
 	}
@@ -219,7 +220,7 @@ func (w *writer) run(ctx context.Context, name string, input []byte, args ...str
 	cmd := exec.CommandContext(ctx, name, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, &errs
-	err := w.guard.start(cmd)
+	err := w.guard.Start(cmd)
 	if err == nil {
 		err = cmd.Wait()
 	}

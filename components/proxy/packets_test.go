@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/components/proxy/rules"
+	"hyperkube/internal/iptables"
 	"hyperkube/internal/testnetns"
 )
 
@@ -322,25 +323,19 @@ func TestRemovedByOthers(t *testing.T) {
 	ctx := context.Background()
 	ports := portsOf(service(func(*corev1.ServiceSpec) {}), slice(corev1.ProtocolTCP, here), node{"n", ""}, false)
 	set := rules.Build(rules.Config{Pods: clusterPods}, ports)
-	g := newGuard(time.Hour, nil)
-	socket, err := listenToRules()
-	b.must(err)
+	g := iptables.NewGuard(time.Hour, nil, "KUBE-*")
+	b.must(g.Listen())
+	watching, stop := context.WithCancel(ctx)
 	suspect := make(chan struct{}, 1)
 	ended := make(chan struct{})
-	told := make(chan struct{})
 	go func() {
 		defer close(ended)
-		g.follow(socket, told, func() {
-			select {
-			case suspect <- struct{}{}:
-			default:
-			}
-		})
+		g.Run(watching, suspect)
 	}()
-	defer func() { socket.Close(); <-ended }()
+	defer func() { stop(); <-ended }()
+	<-g.Ready()
 	b.writer.guard = g
 	b.must(b.writer.write(ctx, set))
-	<-told
 	for i, command := range []string{
 		"iptables -t nat -F", "iptables -t nat -F KUBE-SERVICES", "iptables -t filter -F && iptables -t filter -X",
 		"iptables -t nat -D KUBE-SERVICES 1", "iptables -D FORWARD -m comment --comment 'kubernetes forwarding rules' -j KUBE-FORWARD",
@@ -388,12 +383,4 @@ func TestRemovedByOthers(t *testing.T) {
 	if left := save(t); strings.Contains(left, "KUBE") {
 		t.Errorf("cleaning up left\n%s", left)
 	}
-}
-
-// FuzzRuleChanges: whatever the kernel tells is read or passed over.
-func FuzzRuleChanges(f *testing.F) {
-	f.Add([]byte{28, 0, 0, 0, 5, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 8, 0, 1, 0, 'n', 'a', 't', 0})
-	f.Fuzz(func(_ *testing.T, data []byte) {
-		eachRuleChange(data, func(c ruleChange) { c.removes() })
-	})
 }

@@ -23,6 +23,7 @@ import (
 	"hyperkube/components/proxy/rules"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/iptables"
 	"hyperkube/internal/zpages"
 )
 
@@ -97,7 +98,7 @@ type Proxy struct {
 	writers  map[bool]*writer // by IPv6
 	health   *health
 	metrics  *metrics
-	guard    *guard
+	guard    *iptables.Guard
 
 	mu sync.Mutex // guards what follows
 	// changed are the services ("namespace/name") whose ports are to be
@@ -160,7 +161,7 @@ func New(cfg Config) (*Proxy, error) {
 		dirty:    make(chan struct{}, 1),
 		ready:    make(chan struct{}),
 		started:  time.Now(),
-		guard:    newGuard(cfg.SyncPeriod, cfg.Log),
+		guard:    iptables.NewGuard(cfg.SyncPeriod, cfg.Log, "KUBE-*"),
 		changed:  map[string]bool{},
 		ports:    map[bool]map[string][]*rules.Port{false: {}, true: {}},
 		metrics:  newMetrics(),
@@ -297,7 +298,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	suspect := make(chan struct{}, 1)
-	watching.Go(func() { p.guard.run(ctx, suspect) })
+	watching.Go(func() { p.guard.Run(ctx, suspect) })
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	first := true

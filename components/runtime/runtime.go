@@ -195,6 +195,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 		r.mu.Unlock()
 		r.lookAtPlugins(ctx)
 	})
+	r.watch.Go(func() { r.network.Keep(ctx) })
 	r.watch.Go(func() { r.importImages(ctx) })
 	r.watch.Go(func() { r.images.Inspect(ctx) })
 

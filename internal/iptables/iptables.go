@@ -44,6 +44,12 @@ func Save(ctx context.Context, family Family) (string, error) {
 // Restore applies rules, the input of iptables-restore, at one instant a table,
 // and leaves alone what they do not name. Empty rules are no call.
 func Restore(ctx context.Context, family Family, rules string) error {
+	return (*Guard)(nil).Restore(ctx, family, rules)
+}
+
+// Restore is the function of that name, which the guard does not take for what
+// others do. A nil guard takes no note.
+func (g *Guard) Restore(ctx context.Context, family Family, rules string) error {
 	if rules == "" {
 		return nil
 	}
@@ -53,8 +59,50 @@ func Restore(ctx context.Context, family Family, rules string) error {
 	}
 	cmd := exec.CommandContext(ctx, path, "--noflush", "-w", "10")
 	cmd.Stdin = strings.NewReader(rules)
-	_, err = run(cmd)
-	return err
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err = g.Start(cmd); err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", cmd.Path, err, strings.TrimSpace(stderr.String()))
+	}
+	return nil
+}
+
+// Complete tells whether saved, the output of iptables-save, has as many rules in
+// each chain that rules, an input of iptables-restore, declares as are appended to it
+// there. What a "-I" or "-X" asks for is not looked at.
+func Complete(saved, rules string) bool {
+	want, have := countRules(rules), countRules(saved)
+	for chain, n := range want {
+		if there, ok := have[chain]; !ok || there != n {
+			return false
+		}
+	}
+	return true
+}
+
+// countRules returns the number of rules of each declared chain, by "TABLE CHAIN".
+func countRules(text string) map[string]int {
+	count := map[string]int{}
+	table := ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = line[1:]
+		case strings.HasPrefix(line, ":"):
+			name, _, _ := strings.Cut(line[1:], " ")
+			count[table+" "+name] += 0
+		case strings.HasPrefix(line, "-A "):
+			name, _, _ := strings.Cut(line[3:], " ")
+			if _, declared := count[table+" "+name]; declared {
+				count[table+" "+name]++
+			}
+		}
+	}
+	return count
 }
 
 func tool(family Family, verb string) (string, error) {

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/iptables"
 )
 
 // Config says how pods are connected.
@@ -59,6 +60,7 @@ type Network struct {
 	pool    *pool
 	netlink *netlink.Handle
 	remover *remover
+	guard   *iptables.Guard
 
 	mu     sync.Mutex // guards what follows, and changes to bridge and iptables
 	bridge int        // link index; zero until Setup has succeeded
@@ -95,7 +97,10 @@ func New(cfg Config) (*Network, error) {
 		handle.Close()
 		return nil, err
 	}
-	return &Network{cfg: cfg, log: cfg.Log, pool: pool, netlink: handle, remover: remover, cidrs: cidrs, ports: map[string][]portRule{}}, nil
+	return &Network{
+		cfg: cfg, log: cfg.Log, pool: pool, netlink: handle, remover: remover, cidrs: cidrs, ports: map[string][]portRule{},
+		guard: iptables.NewGuard(0, cfg.Log, chainForward, chainMasquerade, chainHostPorts, chainHostPortsSN),
+	}, nil
 }
 
 func checkCIDRs(cidrs []netip.Prefix) ([]netip.Prefix, error) {

@@ -1,7 +1,6 @@
 package podnet
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/iptables"
 	"hyperkube/internal/testnetns"
 )
 
@@ -193,11 +193,11 @@ func TestPods(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	save, err := tables(ctx, "4", "save")
+	save, err := iptables.Save(ctx, iptables.IPv4)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := bytes.Count(save, []byte("-A POSTROUTING")); got != 1 {
+	if got := strings.Count(save, "-A POSTROUTING"); got != 1 {
 		t.Errorf("%d jumps from POSTROUTING:\n%s", got, save)
 	}
 	one, two := pod(t), pod(t)
@@ -276,12 +276,70 @@ func TestPods(t *testing.T) {
 	if err := n.Free(ids[0]); err != nil {
 		t.Error(err)
 	}
-	save, err = tables(ctx, "4", "save")
+	save, err = iptables.Save(ctx, iptables.IPv4)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bytes.Contains(save, []byte("8080")) {
+	if strings.Contains(save, "8080") {
 		t.Errorf("host ports are left:\n%s", save)
+	}
+}
+
+// TestKeep: what others flush comes back.
+func TestKeep(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for network namespaces")
+	}
+	n, err := New(Config{Bridge: "hk-br1", LinkPrefix: "hx", AddressDir: t.TempDir(), CIDRs: []netip.Prefix{netip.MustParsePrefix("10.11.0.0/24")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		n.Keep(ctx)
+	}()
+	defer func() { cancel(); <-ended }()
+	<-n.guard.Ready()
+	if err := n.Setup(ctx); err != nil {
+		t.Fatal(err)
+	}
+	pod := []netip.Addr{netip.MustParseAddr("10.11.0.2")}
+	if err := n.SetPorts(ctx, "a", pod, []PortMapping{{Protocol: "tcp", HostPort: 8081, PodPort: 80}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{
+		"iptables -t nat -F", "iptables -t nat -F HK-HOSTPORTS", "iptables -t mangle -F", "iptables -F HK-FORWARD",
+		"printf '*nat\\nCOMMIT\\n*mangle\\nCOMMIT\\n*filter\\nCOMMIT\\n' | iptables-restore",
+	} {
+		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", command, err, out)
+		}
+		deadline := time.Now().Add(time.Minute)
+		for {
+			save, err := iptables.Save(ctx, iptables.IPv4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			missing := ""
+			for _, want := range []string{
+				"-A FORWARD -m comment --comment \"hyperkube pod network\" -j HK-FORWARD", "-A HK-FORWARD -i hk-br1", "--dport 8081 -j DNAT",
+				"-A POSTROUTING -m comment --comment \"hyperkube pod network\" -j HK-POSTROUTING", "-j MASQUERADE", "-j HK-POLICY",
+			} {
+				if !strings.Contains(save, want) {
+					missing = want
+				}
+			}
+			if missing == "" {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("after %s %q does not come back:\n%s", command, missing, save)
+			}
+			time.Sleep(10 * time.Millisecond) // the kernel tells the test nothing
+		}
 	}
 }
 

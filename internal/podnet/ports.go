@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/iptables"
 )
 
 // PortMapping leads a port of the host to one of the pod.
@@ -67,7 +69,7 @@ func (n *Network) SetPorts(ctx context.Context, id string, addrs []netip.Addr, p
 		fmt.Fprintf(&b, "*nat\n:%s - [0:0]\n:%s - [0:0]\n", chainHostPorts, chainHostPortsSN)
 		n.writePorts(&b, family)
 		b.WriteString("COMMIT\n")
-		if _, err := restore(ctx, family, b.String()); err != nil {
+		if err := n.guard.Restore(ctx, iptables.Family(family), b.String()); err != nil {
 			return fmt.Errorf("writing host ports: %w", err)
 		}
 	}

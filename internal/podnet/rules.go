@@ -1,7 +1,6 @@
 package podnet
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,8 +10,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/iptables"
 )
 
 // The chains of this package. HK-NOMASQ, HK-POLICY, and what begins as policies
@@ -86,14 +88,14 @@ const settleTries = 3
 // jumps between what is read here and what is written, so that the place of ours
 // is looked at once more.
 func (n *Network) writeRules(ctx context.Context, cidr netip.Prefix) error {
-	family := familyOf(cidr.Addr())
+	family := iptables.Of(cidr.Addr().Is6())
 	for range settleTries {
-		have, err := tables(ctx, family, "save")
+		have, err := iptables.Save(ctx, family)
 		if err != nil {
 			return err
 		}
-		rules := n.rules(cidr, string(have))
-		if _, err := restore(ctx, family, rules); err != nil {
+		rules := n.rules(cidr, have)
+		if err := n.guard.Restore(ctx, family, rules); err != nil {
 			return fmt.Errorf("writing the pod network's iptables rules: %w", err)
 		}
 		if !strings.Contains(rules, "\n-I ") {
@@ -101,6 +103,71 @@ func (n *Network) writeRules(ctx context.Context, cidr netip.Prefix) error {
 		}
 	}
 	return nil
+}
+
+const (
+	// keepAfter is how long whoever removes rules has for more of it: a chain
+	// that is led to again cannot be removed.
+	keepAfter = 100 * time.Millisecond
+	keepRetry = time.Second
+)
+
+// Keep writes the rules again when others have removed any, as reloading a
+// firewall does, until ctx ends. It is called once, and does nothing before Setup has
+// succeeded.
+func (n *Network) Keep(ctx context.Context) {
+	suspect := make(chan struct{}, 1)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { n.guard.Run(ctx, suspect) })
+	timer := time.NewTimer(0)
+	timer.Stop()
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-suspect:
+			timer.Reset(keepAfter)
+			continue
+		case <-timer.C:
+		}
+		lost, err := n.restoreLost(ctx)
+		if err != nil && ctx.Err() == nil {
+			n.log.Warn("rules of the pod network that somebody removed cannot be written again, trying again", "error", err)
+			timer.Reset(keepRetry)
+		} else if lost {
+			n.log.Info("somebody removed rules of the pod network: all are written again")
+		}
+	}
+}
+
+// restoreLost writes the rules of each family that lacks any, and tells whether
+// there was one.
+func (n *Network) restoreLost(ctx context.Context) (lost bool, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.bridge == 0 {
+		return false, nil
+	}
+	for _, cidr := range n.cidrs {
+		have, err := iptables.Save(ctx, iptables.Of(cidr.Addr().Is6()))
+		if err != nil {
+			return lost, err
+		}
+		rules := n.rules(cidr, have)
+		whole := iptables.Complete(have, rules) && !slices.ContainsFunc(jumps, func(j jump) bool {
+			return !slices.Contains(parseSave(have).targets[j.table+" "+j.chain], j.rule[len(j.rule)-1])
+		})
+		if whole {
+			continue
+		}
+		lost = true
+		if err := n.writeRules(ctx, cidr); err != nil {
+			return lost, err
+		}
+	}
+	return lost, nil
 }
 
 // rules returns the whole of this package's rules for the CIDR's family as
@@ -220,51 +287,6 @@ func familyOf(addr netip.Addr) string {
 		return "4"
 	}
 	return "6"
-}
-
-func tool(family, verb string) (string, error) {
-	name := "iptables-" + verb
-	if family == "6" {
-		name = "ip6tables-" + verb
-	}
-	if path, err := exec.LookPath(name); err == nil {
-		return path, nil
-	}
-	for _, dir := range []string{"/usr/sbin", "/sbin", "/usr/local/sbin"} {
-		if _, err := os.Stat(dir + "/" + name); err == nil {
-			return dir + "/" + name, nil
-		}
-	}
-	return "", fmt.Errorf("%s is not on this machine: install iptables", name)
-}
-
-func tables(ctx context.Context, family, verb string) ([]byte, error) {
-	path, err := tool(family, verb)
-	if err != nil {
-		return nil, err
-	}
-	return output(exec.CommandContext(ctx, path))
-}
-
-// restore applies rules in one go, leaving alone what they do not name.
-func restore(ctx context.Context, family, rules string) ([]byte, error) {
-	path, err := tool(family, "restore")
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, path, "--noflush", "-w", "10")
-	cmd.Stdin = strings.NewReader(rules)
-	return output(cmd)
-}
-
-func output(cmd *exec.Cmd) ([]byte, error) {
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", cmd.Path, err, strings.TrimSpace(stderr.String()))
-	}
-	return out, nil
 }
 
 // sysctls that pods need, below /proc/sys.

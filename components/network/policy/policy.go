@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,6 +39,7 @@ type Enforcer struct {
 	policies cache.SharedIndexInformer
 	synced   cache.DoneChecker
 	dirty    chan struct{} // has one element when something changed
+	guard    *iptables.Guard
 
 	// Owned by the goroutine of Run.
 	pods, namespaces cache.SharedIndexInformer // nil before the first policy
@@ -54,8 +56,9 @@ func New(cfg Config) (*Enforcer, error) {
 	}
 	e := &Enforcer{
 		cfg: cfg, policies: cfg.Informers.Networking().V1().NetworkPolicies().Informer(), dirty: make(chan struct{}, 1),
-		writers: map[bool]*writer{false: {family: iptables.IPv4}, true: {family: iptables.IPv6}},
+		guard: iptables.NewGuard(0, cfg.Log, chainPolicy, chainPrefix+"*"),
 	}
+	e.writers = map[bool]*writer{false: {family: iptables.IPv4, guard: e.guard}, true: {family: iptables.IPv6, guard: e.guard}}
 	registration, err := e.policies.AddEventHandler(e.handler(func(old, obj any) bool {
 		return equality.Semantic.DeepEqual(old.(*networkingv1.NetworkPolicy).Spec, obj.(*networkingv1.NetworkPolicy).Spec)
 	}))
@@ -99,12 +102,31 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	suspect := make(chan struct{}, 1)
+	guarded := false
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-e.dirty:
 		case <-timer.C:
+		case <-suspect:
+			lost := false
+			for _, w := range e.writers {
+				lost = w.lost(ctx) || lost
+			}
+			if !lost {
+				continue
+			}
+			e.cfg.Log.Info("somebody removed rules of network policies: all are written again")
+		}
+		if !guarded && len(e.policies.GetStore().ListKeys()) > 0 {
+			guarded = true
+			watching.Go(func() { e.guard.Run(ctx, suspect) })
 		}
 		if err := e.sync(ctx); err != nil && ctx.Err() == nil {
 			e.cfg.Log.Error("writing the rules of network policies failed, trying again", "err", err)

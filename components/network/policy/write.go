@@ -13,6 +13,7 @@ import (
 // writer brings the rules of one family to the kernel.
 type writer struct {
 	family iptables.Family
+	guard  *iptables.Guard
 	// there is what the kernel has, as text; nil: it must be looked at.
 	there map[string]string
 }
@@ -39,12 +40,24 @@ func (w *writer) write(ctx context.Context, set Set) error {
 		// The pod network has not made it yet; nothing would be in it.
 		delete(want, chainPolicy)
 	}
-	if err := iptables.Restore(ctx, w.family, difference(w.there, want)); err != nil {
+	if err := w.guard.Restore(ctx, w.family, difference(w.there, want)); err != nil {
 		w.there = nil
 		return err
 	}
 	w.there = want
 	return nil
+}
+
+// lost forgets what was written if the kernel lacks any of it, and tells so.
+func (w *writer) lost(ctx context.Context) bool {
+	if w.there == nil {
+		return false
+	}
+	if saved, err := iptables.Save(ctx, w.family); err == nil && iptables.Complete(saved, difference(nil, w.there)) {
+		return false
+	}
+	w.there = nil
+	return true
 }
 
 // unknown is the text of a chain whose rules are written anew in any case.

@@ -1,4 +1,4 @@
-package proxy
+package iptables
 
 import (
 	"context"
@@ -16,29 +16,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guard tells when others may have removed rules: reloading a firewall flushes
+// Guard tells when others may have removed rules: reloading a firewall flushes
 // all tables. The kernel tells of each change of nf_tables, and who made it; where
-// iptables is the older one, which tells nothing, the rules are looked at every
-// so often, as by upstream's proxy.
-type guard struct {
+// iptables is the older one, which tells nothing, the rules are to be looked at
+// every so often, as by upstream's proxy. Its methods are safe for several
+// goroutines.
+type Guard struct {
 	period time.Duration
 	log    *slog.Logger
+	// chains are names, or what names begin with and a "*".
+	chains []string
+	ready  chan struct{}
+	socket *os.File // from Listen until Run
 
 	mu sync.Mutex // guards what follows
-	// writers are the processes that wrote for the proxy last.
+	// writers are the processes that wrote for the owner last.
 	writers []int
 }
 
-func newGuard(period time.Duration, log *slog.Logger) *guard {
+// NewGuard returns a guard of chains, of which a "*" at the end stands for all that
+// begin so, and of what leads there from the kernel's own. It suspects once a
+// period, zero is 30 s, where the kernel does not tell. Without log it uses
+// slog's default.
+func NewGuard(period time.Duration, log *slog.Logger, chains ...string) *Guard {
 	if period <= 0 {
 		period = 30 * time.Second
 	}
-	return &guard{period: period, log: log}
+	if log == nil {
+		log = slog.Default()
+	}
+	return &Guard{period: period, log: log, chains: chains, ready: make(chan struct{})}
 }
 
-// start starts a process that writes for the proxy: whatever the kernel tells of
-// what it writes is told of a process that is known. A nil guard takes no note.
-func (g *guard) start(cmd *exec.Cmd) error {
+// Ready is closed when Run listens, or has found that it cannot.
+func (g *Guard) Ready() <-chan struct{} { return g.ready }
+
+// Start starts a process that writes for the guard's owner: whatever the kernel
+// tells of what it writes is told of a process that is known. A nil guard takes no
+// note.
+func (g *Guard) Start(cmd *exec.Cmd) error {
 	if g == nil {
 		return cmd.Start()
 	}
@@ -53,15 +69,22 @@ func (g *guard) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-func (g *guard) isOwn(pid int) bool {
+func (g *Guard) isOwn(pid int) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Contains(g.writers, pid)
 }
 
-// run sends to suspect, which has room for one, whenever rules may be gone,
-// until ctx ends.
-func (g *guard) run(ctx context.Context, suspect chan<- struct{}) {
+// Listen begins to listen in the network namespace of the caller's thread. Without
+// it, Run does.
+func (g *Guard) Listen() (err error) {
+	g.socket, err = listenToRules()
+	return err
+}
+
+// Run sends to suspect, which has room for one, whenever rules may be gone,
+// until ctx ends. It is called once.
+func (g *Guard) Run(ctx context.Context, suspect chan<- struct{}) {
 	tell := func() {
 		select {
 		case suspect <- struct{}{}:
@@ -69,8 +92,11 @@ func (g *guard) run(ctx context.Context, suspect chan<- struct{}) {
 		}
 	}
 	told := make(chan struct{})
-	socket, err := listenToRules()
-	if err != nil {
+	var err error
+	if g.socket == nil {
+		err = g.Listen()
+	}
+	if socket := g.socket; err != nil {
 		g.log.Warn("the kernel does not tell of changes of rules: they are looked at now and then", "err", err)
 	} else {
 		var reading sync.WaitGroup
@@ -78,6 +104,7 @@ func (g *guard) run(ctx context.Context, suspect chan<- struct{}) {
 		defer socket.Close()
 		reading.Go(func() { g.follow(socket, told, tell) })
 	}
+	close(g.ready)
 	ticker := time.NewTicker(g.period)
 	defer ticker.Stop()
 	tick := ticker.C
@@ -86,7 +113,7 @@ func (g *guard) run(ctx context.Context, suspect chan<- struct{}) {
 		case <-ctx.Done():
 			return
 		case <-told:
-			// What this proxy writes is told of, so will be what others do.
+			// What is written is told of, so will be what others write.
 			tick, told = nil, nil
 		case <-tick:
 			tell()
@@ -96,7 +123,7 @@ func (g *guard) run(ctx context.Context, suspect chan<- struct{}) {
 
 // follow reads what the kernel tells until the socket is closed. It closes told at
 // the first message.
-func (g *guard) follow(socket *os.File, told chan<- struct{}, tell func()) {
+func (g *Guard) follow(socket *os.File, told chan<- struct{}, tell func()) {
 	buffer := make([]byte, 64<<10)
 	removed, first := false, true
 	for {
@@ -118,7 +145,7 @@ func (g *guard) follow(socket *os.File, told chan<- struct{}, tell func()) {
 				first = false
 			}
 			if !c.end {
-				removed = removed || c.removes()
+				removed = removed || g.concerns(c)
 				return
 			}
 			if removed && !g.isOwn(c.pid) {
@@ -152,8 +179,8 @@ type ruleChange struct {
 	pid          int
 }
 
-// removes tells whether something that the proxy may have made is gone.
-func (c ruleChange) removes() bool {
+// concerns tells whether something that the owner may have made is gone.
+func (g *Guard) concerns(c ruleChange) bool {
 	if c.family != unix.NFPROTO_IPV4 && c.family != unix.NFPROTO_IPV6 || !slices.Contains([]string{"filter", "nat", "mangle"}, c.table) {
 		return false
 	}
@@ -161,7 +188,11 @@ func (c ruleChange) removes() bool {
 	case unix.NFT_MSG_DELTABLE:
 		return true
 	case unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE:
-		return strings.HasPrefix(c.chain, "KUBE-") || slices.Contains([]string{"INPUT", "FORWARD", "OUTPUT", "PREROUTING", "POSTROUTING"}, c.chain)
+		return slices.Contains([]string{"INPUT", "FORWARD", "OUTPUT", "PREROUTING", "POSTROUTING"}, c.chain) ||
+			slices.ContainsFunc(g.chains, func(name string) bool {
+				prefix, all := strings.CutSuffix(name, "*")
+				return name == c.chain || all && strings.HasPrefix(c.chain, prefix)
+			})
 	}
 	return false
 }
