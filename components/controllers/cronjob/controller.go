@@ -184,10 +184,21 @@ func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 	if cj.DeletionTimestamp != nil || cj.Spec.Suspend != nil && *cj.Spec.Suspend {
 		return 0, nil
 	}
+	if z := cj.Spec.TimeZone; z != nil {
+		if _, err := time.LoadLocation(*z); err != nil {
+			r.env.Events.Eventf(cj, corev1.EventTypeWarning, "UnknownTimeZone", "invalid timeZone: %q: %s", *z, err)
+			return 0, nil
+		}
+	}
 	sched, err := parse(cj)
 	if err != nil {
 		// Only a change of the CronJob helps.
 		r.env.Events.Eventf(cj, corev1.EventTypeWarning, "UnparseableSchedule", "unparseable schedule: %q : %s", cj.Spec.Schedule, err)
+		return 0, nil
+	}
+	if sched.Next(cj.CreationTimestamp.Time).IsZero() {
+		// As of February 31st: well-formed, but never.
+		r.env.Events.Eventf(cj, corev1.EventTypeWarning, "InvalidSchedule", "invalid schedule: %s : time difference between two schedules is less than 1 second", cj.Spec.Schedule)
 		return 0, nil
 	}
 	due, missed := lastDue(cj, sched, now)

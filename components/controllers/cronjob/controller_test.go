@@ -68,6 +68,7 @@ func TestSchedule(t *testing.T) {
 		{name: "forbid", policy: batchv1.ForbidConcurrent, schedule: "0 * * * *", jobs: 1, event: "Normal JobAlreadyActive Not starting job because prior execution is running and concurrency policy is Forbid"},
 		{name: "replace", policy: batchv1.ReplaceConcurrent, schedule: "0 * * * *", jobs: 1, event: "Normal SuccessfulDelete Deleted job old"},
 		{name: "suspended", policy: batchv1.AllowConcurrent, schedule: "0 * * * *", suspend: true, jobs: 1},
+		{name: "never", policy: batchv1.AllowConcurrent, schedule: "0 0 31 2 *", jobs: 1, event: "Warning InvalidSchedule invalid schedule: 0 0 31 2 * : time difference between two schedules is less than 1 second"},
 		{name: "nonsense", policy: batchv1.AllowConcurrent, schedule: "sometimes", jobs: 1, event: "Warning UnparseableSchedule unparseable schedule: \"sometimes\" : "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
