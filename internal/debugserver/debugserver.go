@@ -7,7 +7,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -175,15 +174,6 @@ func (s *Server) handler() http.Handler {
 		"/metrics":      measure.Handler(s.cfg.Metrics),
 		"/metrics/slis": slis.Handler(),
 	}
-	for name, list := range checks {
-		for i, c := range list {
-			list[i].Check = func() error {
-				err := c.Check()
-				slis.Observe(c.Name, name, err)
-				return err
-			}
-		}
-	}
 	if s.cfg.Flags != nil {
 		paths["/flagz"] = zpages.Flagz(s.cfg.Component, s.cfg.Flags)
 	}
@@ -208,7 +198,7 @@ func (s *Server) handler() http.Handler {
 		guarded.Handle(path, h)
 	}
 	for name, list := range checks {
-		open.HandleFunc("/"+name, health(name, list))
+		open.HandleFunc("/"+name, health(name, list, slis))
 	}
 	open.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		code, err := s.allow(r)
@@ -221,16 +211,19 @@ func (s *Server) handler() http.Handler {
 	return open
 }
 
-// health answers as every Kubernetes component does.
+// health answers as every Kubernetes component does, and has slis keep what the
+// checks said.
 // https://kubernetes.io/docs/reference/using-api/health-checks/
-func health(name string, checks []Check) http.HandlerFunc {
+func health(name string, checks []Check, slis *measure.Health) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var text strings.Builder
 		text.WriteString("[+]ping ok\n")
-		var failed []error
+		failed := false
 		for _, c := range checks {
-			if err := c.Check(); err != nil {
-				failed = append(failed, err)
+			err := c.Check()
+			slis.Observe(c.Name, name, err)
+			if err != nil {
+				failed = true
 				fmt.Fprintf(&text, "[-]%s failed: reason withheld\n", c.Name)
 				continue
 			}
@@ -239,7 +232,7 @@ func health(name string, checks []Check) http.HandlerFunc {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-cache, private")
-		if errors.Join(failed...) != nil {
+		if failed {
 			w.WriteHeader(http.StatusInternalServerError)
 			_, _ = fmt.Fprintf(w, "%s%s check failed\n", text.String(), name)
 			return

@@ -28,11 +28,11 @@ func TestServer(t *testing.T) {
 	})
 	kube.PrependReactor("create", "subjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		review := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview).DeepCopy()
-		review.Status.Allowed = review.Spec.User == "user-good" && review.Spec.NonResourceAttributes.Path == "/metrics" && review.Spec.NonResourceAttributes.Verb == "get"
+		review.Status.Allowed = review.Spec.User == "user-good" && strings.HasPrefix(review.Spec.NonResourceAttributes.Path, "/metrics") && review.Spec.NonResourceAttributes.Verb == "get"
 		return true, review, nil
 	})
 	var ready atomic.Bool
-	s, err := New(Config{Component: "it", Addr: "127.0.0.1:0", Reviews: kube, Checks: []Check{{"informer-sync", func() error {
+	s, err := New(Config{Component: "it", Addr: "127.0.0.1:0", Reviews: kube, Live: []Check{{"alive", func() error { return nil }}}, Checks: []Check{{"informer-sync", func() error {
 		if !ready.Load() {
 			return errors.New("not synced")
 		}
@@ -72,8 +72,10 @@ func TestServer(t *testing.T) {
 		want        string
 	}{
 		{"/healthz", "", 200, "ok"},
-		{"/livez?verbose", "", 200, "[+]ping ok\nlivez check passed\n"},
+		{"/livez?verbose", "", 200, "[+]ping ok\n[+]alive ok\nlivez check passed\n"},
 		{"/readyz", "", 500, "[+]ping ok\n[-]informer-sync failed: reason withheld\nreadyz check failed\n"},
+		{"/metrics/slis", "good", 200, `kubernetes_healthchecks_total{name="alive",status="success",type="healthz"} 1`},
+		{"/metrics/slis", "good", 200, `kubernetes_healthchecks_total{name="alive",status="success",type="livez"} 1`},
 		{"/metrics", "", 403, "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""},
 		{"/metrics", "bad", 401, "Unauthorized"},
 		{"/metrics", "other", 403, "forbidden: User \"user-other\""},
