@@ -188,7 +188,7 @@ var gates = map[string]gate{
 	"RecursiveReadOnlyMounts":                              {stable, true, true, on},
 	"ReduceDefaultCrashLoopBackOffDecay":                   {alpha, false, false, off},
 	"RelaxedEnvironmentVariableValidation":                 {stable, true, true, on},
-	"RelaxedServiceNameValidation":                         {stable, true, true, off},
+	"RelaxedServiceNameValidation":                         {stable, true, true, on},
 	"ReloadKubeletClientCAFile":                            {beta, true, false, either},
 	"ReloadKubeletServerCertificateFile":                   {beta, true, false, on},
 	"RemoteRequestHeaderUID":                               {beta, true, false, on},

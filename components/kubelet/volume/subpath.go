@@ -13,34 +13,15 @@ import (
 )
 
 // SubPath bind-mounts a path within a volume to a place of the pod's own and
-// returns that place. The path is resolved within the volume, whatever links a
-// container may have made there, and pinned by a descriptor before it is
-// mounted, so that nothing can be swapped in between. A path that is not there
-// is made as a directory.
+// returns that place. Links in the volume lead where they lead on the node, and
+// one that leaves the volume is an error. What is found is pinned by a descriptor
+// before it is mounted, so that nothing can be swapped in between. A path that is
+// not there is made as a directory.
 func (s *Set) SubPath(podDir, volume, root, sub, container string, index int) (string, error) {
 	if filepath.IsAbs(sub) || strings.Contains("/"+sub+"/", "/../") {
 		return "", fmt.Errorf("subPath %q must not be absolute or contain '..'", sub)
 	}
-	var info unix.Stat_t
-	if err := unix.Stat(root, &info); err != nil {
-		return "", fmt.Errorf("opening the volume: %w", err)
-	}
-	source, err := pathrs.OpenInRoot(root, sub)
-	if errors.Is(err, os.ErrNotExist) {
-		var dir *os.File
-		base, openErr := os.OpenFile(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if openErr != nil {
-			return "", fmt.Errorf("opening the volume: %w", openErr)
-		}
-		dir, err = pathrs.MkdirAllHandle(base, sub, os.FileMode(info.Mode).Perm())
-		base.Close()
-		if err == nil {
-			// The umask does not say who may write to a volume, and what is made in
-			// it belongs to the volume's group as what is made in its root does.
-			err = unix.Fchmodat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(int(dir.Fd())), info.Mode&0o7777, 0)
-			source = dir
-		}
-	}
+	source, err := openSubPath(root, sub)
 	if err != nil {
 		return "", fmt.Errorf("opening subPath %q: %w", sub, err)
 	}
@@ -76,4 +57,73 @@ func (s *Set) SubPath(podDir, volume, root, sub, container string, index int) (s
 		return "", fmt.Errorf("mounting subPath %q: %w", sub, err)
 	}
 	return target, nil
+}
+
+// openSubPath opens what a subPath of a volume leads to, and makes it if it is
+// not there. The caller closes it.
+func openSubPath(root, sub string) (*os.File, error) {
+	root, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return nil, fmt.Errorf("opening the volume: %w", err)
+	}
+	var info unix.Stat_t
+	if err := unix.Stat(root, &info); err != nil {
+		return nil, fmt.Errorf("opening the volume: %w", err)
+	}
+	there, missing, err := existing(root, sub)
+	if err != nil {
+		return nil, err
+	}
+	// No link is left in the path, unless a container has just made one, which
+	// then leads to a place within the volume.
+	if missing == "" {
+		return pathrs.OpenInRoot(root, there)
+	}
+	base, err := pathrs.OpenInRoot(root, there)
+	if err != nil {
+		return nil, err
+	}
+	defer base.Close()
+	dir, err := pathrs.MkdirAllHandle(base, missing, os.FileMode(info.Mode).Perm())
+	if err != nil {
+		return nil, err
+	}
+	// The umask does not say who may write to a volume, and what is made in
+	// it belongs to the volume's group as what is made in its root does.
+	if err := unix.Fchmodat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(int(dir.Fd())), info.Mode&0o7777, 0); err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+// existing cuts a path within root in two: what is there, with all links
+// resolved and relative to root, and what is not. Root has no links itself.
+func existing(root, sub string) (there, missing string, err error) {
+	sub = filepath.Clean(sub)
+	for at := sub; ; at = filepath.Dir(at) {
+		real, err := filepath.EvalSymlinks(filepath.Join(root, at))
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			// Nothing is made through a link that leads to nothing.
+			if _, err := os.Lstat(filepath.Join(root, at)); err == nil {
+				return "", "", fmt.Errorf("%s is a link to what does not exist", at)
+			}
+			if at == "." {
+				return "", "", err
+			}
+			missing = filepath.Join(filepath.Base(at), missing)
+			continue
+		case err != nil:
+			return "", "", err
+		}
+		there, err = filepath.Rel(root, real)
+		if err != nil {
+			return "", "", err
+		}
+		if there == ".." || strings.HasPrefix(there, "../") {
+			return "", "", fmt.Errorf("%s is outside of the volume", at)
+		}
+		return there, missing, nil
+	}
 }

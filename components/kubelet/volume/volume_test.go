@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -161,17 +162,36 @@ func TestTypes(t *testing.T) {
 		t.Errorf("a missing secret: %v", err)
 	}
 
-	// A link out of the volume leads nowhere.
-	if err := os.Symlink("/etc", filepath.Join(paths["empty"], "out")); err != nil {
+	// A link out of the volume leads nowhere, and nothing is made through it.
+	for _, link := range []string{"/etc", "../", "/not-there", "../" + filepath.Base(paths["empty"]) + "-2"} {
+		at := filepath.Join(paths["empty"], "out")
+		if err := os.Symlink(link, at); err != nil {
+			t.Fatal(err)
+		}
+		for _, sub := range []string{"out", "out/new"} {
+			if p, err := set.SubPath(set.PodDir("u"), "empty", paths["empty"], sub, "c", 0); err == nil {
+				t.Errorf("subPath %s with a link to %s left its volume for %s", sub, link, p)
+			}
+		}
+		if err := os.Remove(at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// One that stays within the volume is followed, absolute or not.
+	if err := os.Mkdir(filepath.Join(paths["empty"], "real"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := set.SubPath(set.PodDir("u"), "empty", paths["empty"], "out/passwd-of-host", "c", 0); err == nil {
-		if info, err := os.Stat(p); err != nil || !info.IsDir() {
-			t.Error("a subPath left its volume")
+	for i, link := range []string{"real", filepath.Join(paths["empty"], "real"), "../" + filepath.Base(paths["empty"]) + "/real"} {
+		name := fmt.Sprint("in", i)
+		if err := os.Symlink(link, filepath.Join(paths["empty"], name)); err != nil {
+			t.Fatal(err)
 		}
-		if _, err := os.Stat(filepath.Join(paths["empty"], "etc/passwd-of-host")); err != nil {
-			t.Error("the subPath is not within the volume")
+		if _, err := set.SubPath(set.PodDir("u"), "empty", paths["empty"], name+"/made", "c", 4+i); err != nil {
+			t.Errorf("a link to %s: %v", link, err)
 		}
+	}
+	if _, err := os.Stat(filepath.Join(paths["empty"], "real", "made")); err != nil {
+		t.Error("a subPath was not made where the link leads:", err)
 	}
 	if _, err := set.SubPath(set.PodDir("u"), "empty", paths["empty"], "a/../../b", "c", 1); err == nil {
 		t.Error("a subPath with .. was accepted")
