@@ -56,6 +56,9 @@ type Controller struct {
 
 	mu     sync.Mutex
 	failed map[string]failures // by Job; guarded by mu
+	// released are the pods whose finalizer was taken off, by Job, until that is
+	// seen; guarded by mu.
+	released map[string]map[types.UID]bool
 }
 
 // failures are those in a row of a Job's pods.
@@ -75,6 +78,7 @@ func New(env control.Env) (*Controller, error) {
 		podIndex: pods.Informer().GetIndexer(),
 		expect:   control.NewExpectations(env.Clock),
 		failed:   map[string]failures{},
+		released: map[string]map[types.UID]bool{},
 		measures: newMeasures(),
 	}
 	if err := env.Register(c.measures.collectors()...); err != nil {
@@ -110,7 +114,27 @@ func (c *Controller) forget(k string) {
 	c.expect.Forget(k)
 	c.mu.Lock()
 	delete(c.failed, k)
+	delete(c.released, k)
 	c.mu.Unlock()
+}
+
+// held tells whether the end of a pod of this Job is still to be noted.
+func (s *state) held(p *corev1.Pod) bool {
+	if !tracked(p) {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.released[key(s.job)][p.UID]
+}
+
+// seen notes that the cache has a pod of a Job, without its finalizer or gone.
+func (c *Controller) seen(p *corev1.Pod, j *batchv1.Job) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.released[key(j)]; m != nil {
+		delete(m, p.UID)
+	}
 }
 
 // podPrefixKey begins the keys of single pods whose Job is gone.
@@ -194,6 +218,9 @@ func (c *Controller) podChanged(old, cur *corev1.Pod) {
 		}
 	}
 	if j := c.owner(cur.Namespace, is); j != nil {
+		if !tracked(cur) {
+			c.seen(cur, j)
+		}
 		c.AddObject(j)
 		return
 	}
@@ -210,6 +237,7 @@ func (c *Controller) podDeleted(p *corev1.Pod) {
 func (c *Controller) podGone(p *corev1.Pod) {
 	if j := c.owner(p.Namespace, metav1.GetControllerOfNoCopy(p)); j != nil {
 		c.expect.Deleted(key(j), control.ID(p))
+		c.seen(p, j)
 		c.AddObject(j)
 	} else if tracked(p) {
 		c.Add(podPrefixKey + p.Namespace + "/" + p.Name)
@@ -263,7 +291,10 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 		return err
 	}
 	if ended(j) != nil {
-		return c.release(ctx, pods)
+		c.mu.Lock()
+		delete(c.released, k)
+		c.mu.Unlock()
+		return c.release(ctx, nil, pods)
 	}
 	s := &state{Controller: c, job: j, satisfied: satisfied}
 	s.count(pods)
@@ -294,8 +325,8 @@ func (c *Controller) claim(ctx context.Context, j *batchv1.Job) ([]*corev1.Pod, 
 	return claimer.Claim(ctx, pods)
 }
 
-// release takes the finalizer off pods.
-func (c *Controller) release(ctx context.Context, pods []*corev1.Pod) error {
+// release takes the finalizer off pods, which are those of j if that is not nil.
+func (c *Controller) release(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) error {
 	errs := make([]error, len(pods))
 	limit := make(chan struct{}, 20)
 	var wg sync.WaitGroup
@@ -306,15 +337,39 @@ func (c *Controller) release(ctx context.Context, pods []*corev1.Pod) error {
 		limit <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-limit }()
+			c.noteRelease(j, p)
 			patch := fmt.Sprintf(`{"metadata":{"uid":%q,"$deleteFromPrimitiveList/finalizers":[%q]}}`, p.UID, batchv1.JobTrackingFinalizer)
 			err := c.pods.Patch(ctx, p, types.StrategicMergePatchType, []byte(patch))
 			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
 				errs[i] = err
+				c.forgetRelease(j, p)
 			}
 		})
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// noteRelease is called before the finalizer of a pod of j is taken off, so that
+// what the cache then says is not overtaken by it.
+func (c *Controller) noteRelease(j *batchv1.Job, p *corev1.Pod) {
+	if j == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := key(j)
+	if c.released[k] == nil {
+		c.released[k] = map[types.UID]bool{}
+	}
+	c.released[k][p.UID] = true
+}
+
+// forgetRelease is for one that failed.
+func (c *Controller) forgetRelease(j *batchv1.Job, p *corev1.Pod) {
+	if j != nil {
+		c.seen(p, j)
+	}
 }
 
 // syncStray takes the finalizer off a pod whose Job is gone.
@@ -338,7 +393,7 @@ func (c *Controller) syncStray(ctx context.Context, k string) error {
 			return err
 		}
 	}
-	return c.release(ctx, []*corev1.Pod{p})
+	return c.release(ctx, nil, []*corev1.Pod{p})
 }
 
 // backoff returns how long new pods must wait, after n more failures of which

@@ -207,7 +207,7 @@ func (s *state) index(pod *corev1.Pod, i int) {
 // discard deletes active pods that are too many. Without their finalizer, they
 // do not count as failed.
 func (s *state) discard(ctx context.Context, pods []*corev1.Pod) error {
-	if err := s.release(ctx, pods); err != nil {
+	if err := s.release(ctx, s.job, pods); err != nil {
 		return err
 	}
 	return s.deletePods(ctx, pods)

@@ -94,7 +94,7 @@ func (s *state) count(pods []*corev1.Pod) {
 	s.attempts, s.ignored, s.failedAt = map[int]int32{}, map[int]int32{}, map[int]time.Time{}
 	held := map[types.UID]bool{}
 	for _, p := range pods {
-		if tracked(p) {
+		if s.held(p) {
 			held[p.UID] = true
 		}
 	}
@@ -125,7 +125,7 @@ func (s *state) count(pods []*corev1.Pod) {
 		failed := isFailed(s.job, p)
 		switch {
 		case p.Status.Phase == corev1.PodSucceeded:
-			if !tracked(p) {
+			if !s.held(p) {
 				continue
 			}
 			if !before[p.UID] && len(s.counted) >= maxCount {
@@ -193,7 +193,7 @@ func (s *state) tally(p *corev1.Pod, index int, hasIndex bool) {
 	if action == batchv1.PodFailurePolicyActionFailJob && s.verdict == "" {
 		s.verdict = why
 	}
-	if !hasIndex || s.job.Spec.BackoffLimitPerIndex == nil || !tracked(p) {
+	if !hasIndex || s.job.Spec.BackoffLimitPerIndex == nil || !s.held(p) {
 		return
 	}
 	n, ignored := failuresOf(p), ignoredOf(p)
@@ -231,7 +231,7 @@ func (s *state) remembered(failed []*corev1.Pod) []*corev1.Pod {
 	now := s.env.Clock.Now()
 	for _, p := range failed {
 		i, ok := indexOf(p)
-		if !ok || !tracked(p) || i >= s.limit() || active[i] || s.done.has(i) || s.dead.has(i) {
+		if !ok || !s.held(p) || i >= s.limit() || active[i] || s.done.has(i) || s.dead.has(i) {
 			continue
 		}
 		if q := last[i]; q == nil || failuresOf(q)+ignoredOf(q) <= failuresOf(p)+ignoredOf(p) && !finishedAt(p, now).Before(finishedAt(q, now)) {
@@ -244,7 +244,7 @@ func (s *state) remembered(failed []*corev1.Pod) []*corev1.Pod {
 // noteFailed notes the end of a failed pod, unless its failure policy ignores
 // that.
 func (s *state) noteFailed(p *corev1.Pod, before bool) {
-	if !tracked(p) || !before && len(s.counted) >= maxCount {
+	if !s.held(p) || !before && len(s.counted) >= maxCount {
 		return
 	}
 	action, why := judge(s.job, p)
@@ -279,7 +279,7 @@ func (s *state) end(ctx context.Context, failed bool) error {
 	}
 	noted := s.next.UncountedTerminatedPods
 	for _, p := range slices.Concat(s.active, s.terminating) {
-		if !tracked(p) || slices.Contains(s.counted, p) || len(s.counted) >= maxCount {
+		if !s.held(p) || slices.Contains(s.counted, p) || len(s.counted) >= maxCount {
 			continue
 		}
 		s.counted = append(s.counted, p)
@@ -479,7 +479,7 @@ func (s *state) advance(ctx context.Context) error {
 		s.env.Events.Event(s.job, corev1.EventTypeWarning, failReason, failMessage)
 	}
 	// The second step, after the first is written.
-	if err := s.release(ctx, s.counted); err != nil {
+	if err := s.release(ctx, s.job, s.counted); err != nil {
 		return errors.Join(workErr, err)
 	}
 	if !over && !s.suspended() && s.job.Spec.ActiveDeadlineSeconds != nil {
