@@ -8,7 +8,6 @@ import (
 	"iter"
 	"maps"
 	"net/http"
-	"net/http/pprof"
 	"slices"
 	"strings"
 	"time"
@@ -104,11 +103,7 @@ func (s *Server) routes() http.Handler {
 	}
 	all["/openapi/"] = openapi.New(s.registry, version.Get().GitVersion)
 	if s.cfg.Profiling {
-		all["/debug/pprof/"] = http.HandlerFunc(pprof.Index)
-		all["/debug/pprof/cmdline"] = http.HandlerFunc(pprof.Cmdline)
-		all["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
-		all["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
-		all["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
+		maps.Copy(all, zpages.Profiles())
 		if s.cfg.Level != nil {
 			maps.Copy(all, zpages.DebugFlags(s.cfg.Level))
 		}

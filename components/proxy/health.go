@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/http/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,11 +59,7 @@ func pages(cfg Config) map[string]http.Handler {
 	known := append(slices.Collect(maps.Keys(out)), "/healthz", "/proxyMode", "/metrics", "/statusz")
 	out["/statusz"] = zpages.Statusz("kube-proxy", known...)
 	if cfg.Profiling {
-		out["/debug/pprof/"] = http.HandlerFunc(pprof.Index)
-		out["/debug/pprof/cmdline"] = http.HandlerFunc(pprof.Cmdline)
-		out["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
-		out["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
-		out["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
+		maps.Copy(out, zpages.Profiles())
 		if cfg.Level != nil {
 			maps.Copy(out, zpages.DebugFlags(cfg.Level))
 		}

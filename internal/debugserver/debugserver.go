@@ -13,7 +13,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/http/pprof"
 	"os"
 	"slices"
 	"strings"
@@ -181,11 +180,7 @@ func (s *Server) handler() http.Handler {
 		paths["/configz"] = zpages.Configz(s.cfg.ConfigName, s.cfg.Configuration)
 	}
 	if !s.cfg.NoProfiling {
-		paths["/debug/pprof/"] = http.HandlerFunc(pprof.Index)
-		paths["/debug/pprof/cmdline"] = http.HandlerFunc(pprof.Cmdline)
-		paths["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
-		paths["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
-		paths["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
+		maps.Copy(paths, zpages.Profiles())
 		if s.cfg.Level != nil {
 			maps.Copy(paths, zpages.DebugFlags(s.cfg.Level))
 		}

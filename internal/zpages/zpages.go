@@ -1,7 +1,7 @@
 // Package zpages has the pages on which every component tells of itself to who
 // operates it: what it is (/statusz), how it was started (/flagz), how it is
-// configured (/configz), and how much it logs (/debug/flags/v). Who may see them
-// is for the component to decide.
+// configured (/configz), how much it logs (/debug/flags/v), and what its time and
+// memory go to (/debug/pprof). Who may see them is for the component to decide.
 //
 // https://kubernetes.io/docs/reference/instrumentation/zpages/
 package zpages
@@ -15,6 +15,7 @@ import (
 	"maps"
 	"mime"
 	"net/http"
+	"net/http/pprof"
 	goruntime "runtime"
 	"slices"
 	"strconv"
@@ -233,23 +234,26 @@ func DebugFlags(level *slog.LevelVar) map[string]http.Handler {
 				plain(w, http.StatusBadRequest, "error reading request body: "+err.Error())
 				return
 			}
-			v, err := verbosity(string(body))
+			v, err := strconv.ParseUint(string(body), 10, 31)
 			if err != nil {
 				plain(w, http.StatusBadRequest, err.Error())
 				return
 			}
-			SetVerbosity(level, v)
+			SetVerbosity(level, int(v))
 			plain(w, http.StatusOK, "successfully set klog.logging.verbosity to "+string(body))
 		}),
 	}
 }
 
-func verbosity(text string) (int, error) {
-	v, err := strconv.ParseUint(text, 10, 31)
-	if err != nil {
-		return 0, err
+// Profiles are the paths below /debug/pprof that profile the process.
+func Profiles() map[string]http.Handler {
+	return map[string]http.Handler{
+		"/debug/pprof/":        http.HandlerFunc(pprof.Index),
+		"/debug/pprof/cmdline": http.HandlerFunc(pprof.Cmdline),
+		"/debug/pprof/profile": http.HandlerFunc(pprof.Profile),
+		"/debug/pprof/symbol":  http.HandlerFunc(pprof.Symbol),
+		"/debug/pprof/trace":   http.HandlerFunc(pprof.Trace),
 	}
-	return int(v), nil
 }
 
 func plain(w http.ResponseWriter, code int, text string) {

@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/pprof"
 	"net/url"
 	"strconv"
 	"strings"
@@ -234,11 +233,9 @@ func (s *Server) debug(mux *http.ServeMux) {
 		mux.Handle("GET /logs/", http.StripPrefix("/logs/", http.FileServer(http.Dir(s.cfg.NodeLogs))))
 	}
 	if !s.cfg.NoProfiling {
-		mux.HandleFunc("/debug/pprof/", pprof.Index)
-		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+		for path, page := range zpages.Profiles() {
+			mux.Handle(path, page)
+		}
 	}
 	if s.cfg.Level != nil {
 		for path, page := range zpages.DebugFlags(s.cfg.Level) {
