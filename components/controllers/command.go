@@ -18,6 +18,7 @@ import (
 
 	"hyperkube/components/controllers/csrsigning"
 	"hyperkube/components/controllers/horizontalpodautoscaling"
+	"hyperkube/components/controllers/legacytokencleaner"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/internal/accepted"
 	"hyperkube/internal/client"
@@ -48,6 +49,7 @@ type options struct {
 	accountKeyFile         string
 	signing                []*signingFlags
 	signingDuration        time.Duration
+	tokenCleanUp           time.Duration
 	autoscaling            horizontalpodautoscaling.Config
 	concurrent             map[string]*int
 	maxPerSlice            int32
@@ -136,6 +138,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 		f.StringVar(&s.certFile, s.flag+"-cert-file", "", "Path of the certificate with which requests are signed in the name of "+whose+".")
 		f.StringVar(&s.keyFile, s.flag+"-key-file", "", "Path of the key of --"+s.flag+"-cert-file.")
 	}
+	f.DurationVar(&o.tokenCleanUp, "legacy-service-account-token-clean-up-period", legacytokencleaner.DefaultPeriod, "For how long nobody must have used a token that was made for a service account, before its Secret goes.")
 	f.DurationVar(&o.signingDuration, "cluster-signing-duration", csrsigning.DefaultDuration, "How long a signed certificate lives at most.")
 	f.DurationVar(&o.autoscaling.SyncPeriod, "horizontal-pod-autoscaler-sync-period", 15*time.Second, "How often each autoscaler is looked at.")
 	f.DurationVar(&o.autoscaling.Stabilization, "horizontal-pod-autoscaler-downscale-stabilization", 5*time.Minute, "How long a recommendation holds back a lower one.")
@@ -192,7 +195,6 @@ var unused = []accepted.Flag{
 	{Name: "enable-leader-migration", Why: "leaders do not migrate", Only: []string{"false"}, Bool: true},
 	{Name: "leader-migration-config", Why: "leaders do not migrate", Only: []string{""}},
 	{Name: "concurrent-validating-admission-policy-status-syncs", Why: "one is worked on at a time"},
-	{Name: "legacy-service-account-token-clean-up-period", Why: "tokens in Secrets are kept"},
 }
 
 func (o *options) run(ctx context.Context, flags zpages.Flags) error {
@@ -313,6 +315,9 @@ func (o *options) config(own *client.Clients) (Config, error) {
 		return cfg, err
 	}
 	cfg.Signing.Duration = o.signingDuration
+	if cfg.TokenCleanUpPeriod = o.tokenCleanUp; o.tokenCleanUp <= 0 {
+		return cfg, fmt.Errorf("--legacy-service-account-token-clean-up-period: invalid CleanUpPeriod: %v", o.tokenCleanUp)
+	}
 	cfg.Autoscaling = o.autoscaling
 	if o.rootCAFile != "" {
 		if cfg.RootCA, err = os.ReadFile(o.rootCAFile); err != nil {

@@ -87,6 +87,9 @@ type Config struct {
 	NoDynamicProvisioning bool
 	// NoForceDetach leaves volumes attached that a silent node says are in use.
 	NoForceDetach bool
+	// TokenCleanUpPeriod is for how long nobody must have used a token in a
+	// Secret before it goes; zero means a year.
+	TokenCleanUpPeriod time.Duration
 	// Metadata gives the garbage collector a resource's informer. Nil: it
 	// watches the metadata API. SharedInformers makes one for a process whose
 	// informers are fed from memory.

@@ -29,6 +29,7 @@ import (
 	"hyperkube/components/controllers/garbagecollector"
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/job"
+	"hyperkube/components/controllers/legacytokencleaner"
 	"hyperkube/components/controllers/localpath"
 	"hyperkube/components/controllers/namespace"
 	"hyperkube/components/controllers/nodeipam"
@@ -99,6 +100,8 @@ func descriptors() []descriptor {
 				}
 				return serviceaccounttoken.New(d.env, d.SecretTokens, d.RootCA)
 			}},
+		{name: "legacy-serviceaccount-token-cleaner-controller", alias: "legacy-service-account-token-cleaner", user: "legacy-service-account-token-cleaner", source: "legacy-serviceaccount-token-cleaner-controller", workers: 1,
+			make: func(d *deps) (runner, error) { return legacytokencleaner.New(d.env, d.TokenCleanUpPeriod) }},
 		{name: "root-ca-certificate-publisher-controller", alias: "root-ca-cert-publisher", user: "root-ca-cert-publisher", source: "root-ca-cert-publisher", workers: 1,
 			make: func(d *deps) (runner, error) {
 				if len(d.RootCA) == 0 {
@@ -277,7 +280,6 @@ var foreign = map[string]bool{
 	"cloud-node-lifecycle": true, "cloud-node-lifecycle-controller": true,
 	"device-taint-eviction-controller": true,
 	"storage-version-gc":               true, "storageversion-garbage-collector-controller": true,
-	"legacy-service-account-token-cleaner": true, "legacy-serviceaccount-token-cleaner-controller": true,
 	"validatingadmissionpolicy-status-controller": true, "selinux-warning-controller": true,
 }
 

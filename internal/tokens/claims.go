@@ -93,3 +93,12 @@ func newClaims(issuer string, b binding, now time.Time, expires, warnAfter time.
 	}
 	return c
 }
+
+// warnAfter is from when on a token that lives longer than it should is stale;
+// zero: never.
+func (c *claims) warnAfter() time.Time {
+	if c.Kubernetes == nil || c.Kubernetes.WarnAfter == nil || *c.Kubernetes.WarnAfter == 0 {
+		return time.Time{}
+	}
+	return c.Kubernetes.WarnAfter.Time()
+}

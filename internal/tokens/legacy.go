@@ -72,5 +72,8 @@ func (v *Verifier) checkLegacy(ctx context.Context, token string, c *claims) (*s
 	if err != nil || sa.DeletionTimestamp != nil {
 		return nil, errInvalidated
 	}
+	if err := v.cfg.Usage.secret(ctx, secret, sa); err != nil {
+		return nil, err
+	}
 	return &serviceaccount.ServiceAccountInfo{Namespace: c.LegacyNamespace, Name: c.LegacyName, UID: c.LegacyUID}, nil
 }

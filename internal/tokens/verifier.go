@@ -32,6 +32,8 @@ type VerifierConfig struct {
 	Audiences []string
 	// Objects finds what tokens are bound to.
 	Objects Getter
+	// Usage takes note of the tokens that are used; it may be nil.
+	Usage *Usage
 	// Now is time.Now when nil.
 	Now func() time.Time
 }
@@ -112,6 +114,7 @@ func (v *Verifier) AuthenticateToken(ctx context.Context, token string) (*authen
 	if err := v.check(ctx, c); err != nil {
 		return nil, false, err
 	}
+	v.cfg.Usage.bound(ctx, c.Subject, v.cfg.Now(), c.warnAfter())
 	return &authenticator.Response{User: tok.user, Audiences: common}, true, nil
 }
 

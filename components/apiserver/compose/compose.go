@@ -261,7 +261,11 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 		return err
 	}
 	objects := tokens.CachedGetter(s.own.Kube, s.own.Informers, pods)
-	verifier, err := tokens.NewVerifier(tokens.VerifierConfig{Issuers: cfg.Issuers, Keys: cfg.Keys, Audiences: audiences, Objects: objects})
+	usage, err := tokens.NewUsage(s.own.Kube, s.server.Metrics().Registry(), cfg.Log)
+	if err != nil {
+		return err
+	}
+	verifier, err := tokens.NewVerifier(tokens.VerifierConfig{Issuers: cfg.Issuers, Keys: cfg.Keys, Audiences: audiences, Objects: objects, Usage: usage})
 	if err != nil {
 		return err
 	}

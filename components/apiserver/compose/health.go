@@ -28,6 +28,7 @@ var startHooks = []string{
 	"rbac/bootstrap-roles",
 	"scheduling/bootstrap-system-priority-classes",
 	"priority-and-fairness-config-producer",
+	"start-legacy-token-tracking-controller",
 	"start-kube-aggregator-informers",
 	"apiservice-status-local-available-controller",
 	"apiservice-status-remote-available-controller",

@@ -10,11 +10,13 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	utiladmission "k8s.io/apiserver/pkg/admission"
 
 	"hyperkube/components/apiserver/bootstrap"
 	"hyperkube/components/apiserver/fairness"
 	"hyperkube/components/apiserver/identity"
+	"hyperkube/components/apiserver/tokentracking"
 	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 )
@@ -119,6 +121,13 @@ func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background c
 	}
 	group.Start(background, "service addresses", lifecycle.Func(s.addresses.Run))
 	group.Start(background, "aggregation", s.others)
+	tracking, err := tokentracking.New(tokentracking.Config{
+		ConfigMaps: s.server.Registry().Collection(schema.GroupResource{Resource: "configmaps"}), Kube: s.own.Kube, Log: s.cfg.Log,
+	})
+	if err != nil {
+		return err
+	}
+	group.Start(background, "the tracking of tokens", tracking)
 	group.Start(background, "the trust of aggregated servers", s.trust)
 	if err := s.identify(group, background); err != nil {
 		return err

@@ -114,8 +114,21 @@ func (d *definition) load(obj api.Object) error {
 	return nil
 }
 
-// convertTo returns obj as one of another version, in any case a new object.
+// convertTo returns obj as one of another version, without what that does not
+// know, in any case a new object.
 func (d *definition) convertTo(o api.Object, version string) (api.Object, error) {
+	out, err := d.convertRaw(o, version)
+	if err != nil || content(o).GroupVersionKind().Version == version {
+		return out, err
+	}
+	if _, err := d.coerce(out, coercion{}); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// convertRaw is convertTo, but for taking nothing away.
+func (d *definition) convertRaw(o api.Object, version string) (api.Object, error) {
 	obj := content(o)
 	from := obj.GroupVersionKind()
 	to := schema.GroupVersion{Group: d.crd.Spec.Group, Version: version}
@@ -129,14 +142,15 @@ func (d *definition) convertTo(o api.Object, version string) (api.Object, error)
 	if from.Version == version {
 		return obj, nil
 	}
-	out, err := d.convert(obj, to)
+	return asObject(d.convert(obj, to))
+}
+
+// asObject keeps a nil pointer from becoming an object.
+func asObject(obj *unstructured.Unstructured, err error) (api.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := d.coerce(out, coercion{}); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return obj, nil
 }
 
 // toStored prunes what admission has added and makes obj one of the storage

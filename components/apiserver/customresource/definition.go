@@ -153,6 +153,7 @@ func (v *kindVersion) resource(terminating bool) *api.Resource {
 			},
 			Load:    d.load,
 			Convert: d.convertTo,
+			Relabel: d.convertRaw,
 			Remote:  d.remote(),
 
 			Equivalents: d.equivalents,

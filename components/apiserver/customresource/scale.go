@@ -50,12 +50,28 @@ func (v *kindVersion) scale() *api.Scale {
 			// validation has refused.
 			_ = unstructured.SetNestedField(content(o).Object, int64(replicas), spec...)
 		},
+		Custom:     true,
+		Unreadable: func(o api.Object) error { return unreadable(content(o), spec, status, selector) },
 		Check: func(o api.Object) error {
-			_, found, err := unstructured.NestedInt64(content(o).Object, spec...)
-			if err == nil && !found {
-				err = fmt.Errorf("the spec replicas field %q does not exist", s.SpecReplicasPath)
+			if _, found, _ := unstructured.NestedInt64(content(o).Object, spec...); !found {
+				return fmt.Errorf("the spec replicas field %q does not exist", s.SpecReplicasPath)
 			}
-			return err
+			return nil
 		},
 	}
+}
+
+// unreadable tells which value at the paths is not of the type of its field in
+// Scale.
+func unreadable(obj *unstructured.Unstructured, spec, status, selector []string) error {
+	for _, path := range [][]string{spec, status} {
+		if _, _, err := unstructured.NestedInt64(obj.Object, path...); err != nil {
+			return err
+		}
+	}
+	if selector == nil {
+		return nil
+	}
+	_, _, err := unstructured.NestedString(obj.Object, selector...)
+	return err
 }

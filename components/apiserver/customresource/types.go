@@ -35,7 +35,7 @@ const metadataTypes = `{
 "FieldsV1": {"type": "object"},
 "OwnerReference": {"type": "object", "x-kubernetes-map-type": "atomic", "required": ["apiVersion", "kind", "name", "uid"], "properties": {
   "apiVersion": {"type": "string"}, "blockOwnerDeletion": {"type": "boolean"}, "controller": {"type": "boolean"},
-  "kind": {"type": "string"}, "name": {"type": "string"}, "uid": {"type": "string"}}}
+  "kind": {"type": "string"}, "name": {"type": "string"}, "uid": {"type": "string", "default": ""}}}
 }`
 
 // makeTypes makes the schema by which server-side apply merges objects of all

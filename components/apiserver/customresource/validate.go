@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"math"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel/model"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/listtype"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/objectmeta"
 	schemavalidation "k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
@@ -37,14 +39,12 @@ func (v *kindVersion) validateCreate(ctx context.Context, o api.Object) field.Er
 	if errs != nil {
 		return errs
 	}
-	if errs := v.validateType(obj); errs != nil {
-		return errs
+	if errs = v.validateType(obj); errs == nil {
+		errs = apivalidation.ValidateObjectMetaAccessor(obj, v.namespaced(), apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
+		errs = append(errs, schemavalidation.ValidateCustomResource(nil, obj.Object, c.schema)...)
+		errs = append(errs, v.validateScaleSpec(obj)...)
+		errs = append(errs, v.validateScaleStatus(obj)...)
 	}
-	namespaced := v.of.crd.Spec.Scope == "Namespaced"
-	errs = apivalidation.ValidateObjectMetaAccessor(obj, namespaced, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
-	errs = append(errs, schemavalidation.ValidateCustomResource(nil, obj.Object, c.schema)...)
-	errs = append(errs, v.validateScaleSpec(obj)...)
-	errs = append(errs, v.validateScaleStatus(obj)...)
 	errs = append(errs, objectmeta.Validate(ctx, nil, obj.Object, s.structural, false)...)
 	errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s.structural, obj.Object)...)
 	return v.validateRules(ctx, errs, obj, nil)
@@ -59,19 +59,34 @@ func (v *kindVersion) validateUpdate(ctx context.Context, o, before api.Object) 
 	if errs != nil {
 		return errs
 	}
-	if errs := v.validateType(obj); errs != nil {
-		return errs
-	}
 	pair := common.NewCorrelatedObject(obj.Object, old.Object, &model.Structural{Structural: s.structural})
-	errs = apivalidation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))
-	errs = append(errs, schemavalidation.ValidateCustomResourceUpdate(nil, obj.Object, old.Object, c.schema, schemavalidation.WithRatcheting(pair))...)
-	errs = append(errs, v.validateScaleSpec(obj)...)
-	errs = append(errs, v.validateScaleStatus(obj)...)
+	errs = v.validateMeta(obj, old)
+	if wrong := v.validateType(obj); wrong != nil {
+		errs = append(errs, wrong...)
+	} else {
+		errs = append(errs, apivalidation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))...)
+		errs = append(errs, schemavalidation.ValidateCustomResourceUpdate(nil, obj.Object, old.Object, c.schema, schemavalidation.WithRatcheting(pair))...)
+		errs = append(errs, v.validateScaleSpec(obj)...)
+		errs = append(errs, v.validateScaleStatus(obj)...)
+	}
 	errs = append(errs, objectmeta.Validate(ctx, nil, obj.Object, s.structural, false)...)
 	if len(listtype.ValidateListSetsAndMaps(nil, s.structural, old.Object)) == 0 {
 		errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s.structural, obj.Object)...)
 	}
 	return v.validateRules(ctx, errs, obj, old, cel.WithRatcheting(pair))
+}
+
+// validateMeta finds what is wrong with the metadata of any changed object. What
+// is found by it as well as by the checks of custom resources is told twice, as
+// upstream does.
+func (v *kindVersion) validateMeta(obj, old *unstructured.Unstructured) field.ErrorList {
+	at := field.NewPath("metadata")
+	errs := apivalidation.ValidateObjectMetaAccessor(obj, v.namespaced(), pathvalidation.ValidatePathSegmentName, at)
+	return append(errs, apivalidation.ValidateObjectMetaAccessorUpdate(obj, old, at)...)
+}
+
+func (v *kindVersion) namespaced() bool {
+	return v.of.crd.Spec.Scope == apiextensionsv1.NamespaceScoped
 }
 
 func (v *kindVersion) validateStatus(ctx context.Context, o, before api.Object) field.ErrorList {
@@ -80,19 +95,21 @@ func (v *kindVersion) validateStatus(ctx context.Context, o, before api.Object) 
 	if errs != nil {
 		return errs
 	}
-	if errs := v.validateType(obj); errs != nil {
-		return errs
-	}
 	pair := common.NewCorrelatedObject(obj.Object, old.Object, &model.Structural{Structural: s.structural})
 	var options []schemavalidation.ValidationOption
 	if s.structural != nil {
 		options = append(options, schemavalidation.WithRatcheting(pair.Key("status")))
 	}
-	errs = apivalidation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))
-	if status, ok := obj.Object["status"]; ok {
-		errs = append(errs, schemavalidation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old.Object["status"], c.status, options...)...)
+	errs = v.validateMeta(obj, old)
+	if wrong := v.validateType(obj); wrong != nil {
+		errs = append(errs, wrong...)
+	} else {
+		errs = append(errs, apivalidation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))...)
+		if status, ok := obj.Object["status"]; ok {
+			errs = append(errs, schemavalidation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old.Object["status"], c.status, options...)...)
+		}
+		errs = append(errs, v.validateScaleStatus(obj)...)
 	}
-	errs = append(errs, v.validateScaleStatus(obj)...)
 	if len(listtype.ValidateListSetsAndMaps(nil, s.structural, old.Object)) == 0 {
 		errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s.structural, obj.Object)...)
 	}

@@ -46,7 +46,7 @@ func (k customKind) ConvertToVersion(in runtime.Object, gv runtime.GroupVersione
 	if to.Group != k.Group {
 		return nil, runtime.NewNotRegisteredErrForKind("API server", to)
 	}
-	return k.Custom.Convert(obj, to.Version)
+	return k.Custom.Relabel(obj, to.Version)
 }
 
 // extended adds the types of apiextensions.k8s.io, whose schema is in another

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -79,6 +80,9 @@ type Endpoint struct {
 	Aggregated bool
 	// Watch: what is sent is a stream of events.
 	Watch bool
+	// Routed: what is asked for is a built-in resource, Streams: or a list of
+	// such, which can be watched. Errors tell.
+	Routed, Streams bool
 }
 
 // A client sends the same header with each request, so what headers mean is
@@ -105,7 +109,7 @@ func (n *Negotiator) Response(req *http.Request, endpoint Endpoint) (Format, err
 	n.mu.RUnlock()
 	if !ok {
 		if f, ok = accept(key.header, endpoint); !ok {
-			return Format{}, notAcceptable(endpoint)
+			return Format{}, notAcceptable(key.header, endpoint)
 		}
 		if len(key.header) < 1024 {
 			n.mu.Lock()
@@ -249,12 +253,37 @@ type statusError struct{ status metav1.Status }
 func (e *statusError) Error() string         { return e.status.Message }
 func (e *statusError) Status() metav1.Status { return e.status }
 
-func notAcceptable(e Endpoint) error {
+func notAcceptable(header string, e Endpoint) error {
+	types := []string{TypeJSON, TypeYAML, TypeProtobuf}
+	named := func(part string) bool { return strings.Contains(header, part) }
+	if e.Routed && !slices.ContainsFunc(append(types, "*/*"), named) {
+		// Upstream's router has said so before anybody looks at parameters.
+		if e.Streams {
+			types = append(types, TypeJSON+";stream=watch", TypeProtobuf+";stream=watch")
+		}
+		return &statusError{metav1.Status{
+			Status:  metav1.StatusFailure,
+			Code:    http.StatusNotAcceptable,
+			Reason:  metav1.StatusReasonNotAcceptable,
+			Message: "406: Not Acceptable\n\nAvailable representations: " + strings.Join(types, ", "),
+			Details: &metav1.StatusDetails{},
+		}}
+	}
+	if e.Metadata && !e.Watch {
+		// Metadata has a protobuf form, whatever the rest has.
+		e.Protobuf = true
+	}
+	return NotAcceptable(fmt.Sprintf("only the following media types are accepted: %s", strings.Join(supported(e), ", ")))
+}
+
+// NotAcceptable is the error of an answer that cannot be had in the form that
+// the client asks for.
+func NotAcceptable(message string) error {
 	return &statusError{metav1.Status{
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusNotAcceptable,
 		Reason:  metav1.StatusReasonNotAcceptable,
-		Message: fmt.Sprintf("only the following media types are accepted: %s", strings.Join(supported(e), ", ")),
+		Message: message,
 	}}
 }
 

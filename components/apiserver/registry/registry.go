@@ -275,7 +275,7 @@ func (r *Resource) Stored(obj api.Object) (api.Object, error) {
 	if r.StoredAs != nil {
 		stored, err := r.StoredAs.ToStored(obj)
 		if err != nil {
-			return nil, fmt.Errorf("converting to %s: %w", r.StoredAs.GroupVersionKind, err)
+			return nil, err // clients see it as it is
 		}
 		obj = stored
 	}

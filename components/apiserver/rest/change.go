@@ -195,7 +195,8 @@ func (c *call) tryStore(r review, entry *store.Entry, obj, current api.Object) (
 	}
 	if r.dryRun {
 		obj.SetResourceVersion(current.GetResourceVersion())
-		return changed{obj: obj}, nil
+		obj, err = c.restored(obj)
+		return changed{obj: obj}, err
 	}
 	if same && !c.unchanged(stored, entry) {
 		stored.SetManagedFields(times)
@@ -271,6 +272,11 @@ func (c *call) tryCreate(ch change) (changed, error) {
 	entry, err := c.insertOnce(obj, r)
 	if err != nil {
 		return changed{}, err
+	}
+	if entry == nil {
+		if obj, err = c.restored(obj); err != nil {
+			return changed{}, err
+		}
 	}
 	return changed{entry: entry, obj: obj, created: true}, nil
 }

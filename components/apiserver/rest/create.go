@@ -69,9 +69,29 @@ func (c *call) create() error {
 		return err
 	}
 	if entry == nil {
+		if made, err = c.restored(made); err != nil {
+			return err
+		}
 		return c.sendAPIObject(format, http.StatusCreated, made)
 	}
 	return c.sendEntry(format, http.StatusCreated, entry)
+}
+
+// restored is the outcome of a dry run as it would come back from storage: a
+// custom resource may be stored in another version, which has defaults and
+// leaves out what it does not know.
+func (c *call) restored(obj api.Object) (api.Object, error) {
+	if c.res.Custom == nil || c.res.StoredAs == nil {
+		return obj, nil
+	}
+	stored, err := c.res.StoredAs.ToStored(obj.DeepCopyObject().(api.Object))
+	if err != nil {
+		return nil, err
+	}
+	if err := c.res.Custom.Load(stored); err != nil {
+		return nil, err
+	}
+	return c.res.StoredAs.FromStored(stored)
 }
 
 // insert stores a new object after the last checks. Entry is nil on a dry run;
@@ -107,9 +127,30 @@ func (c *call) insert(obj api.Object, r review) (entry *store.Entry, made api.Ob
 		}
 	}
 	if err != nil {
-		return nil, nil, c.storeError(err, made.GetName())
+		return nil, nil, c.taken(err, made)
 	}
 	return entry, made, nil
+}
+
+// taken is what err says to clients. Where another object has the name of obj
+// and is being deleted, it says so, too.
+func (c *call) taken(err error, obj api.Object) error {
+	told := c.storeError(err, obj.GetName())
+	if !apierrors.IsAlreadyExists(told) {
+		return told
+	}
+	other, gerr := c.res.Collection.Get(c.ctx, c.res.Key(obj.GetNamespace(), obj.GetName()), -1)
+	if gerr != nil {
+		return told
+	}
+	if there, rerr := c.res.Read(other); rerr != nil || there.GetDeletionTimestamp() == nil {
+		return told
+	}
+	var status *apierrors.StatusError
+	if errors.As(told, &status) {
+		status.ErrStatus.Message = "object is being deleted: " + status.ErrStatus.Message
+	}
+	return told
 }
 
 func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) {

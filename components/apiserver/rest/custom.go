@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 	kjson "sigs.k8s.io/json"
 
+	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/internal/api"
 )
 
@@ -61,6 +62,12 @@ func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict str
 		content = map[string]any{}
 	}
 	into.Object = content
+	for _, name := range []string{"apiVersion", "kind"} {
+		if _, isText := content[name].(string); !isText && content[name] != nil {
+			_, err := probe(negotiate.JSON, data, schema.GroupVersionKind{}, schema.GroupVersionKind{}, nil)
+			return schema.GroupVersionKind{}, nil, err
+		}
+	}
 	gvk := into.GroupVersionKind()
 	if gvk.Kind == "" {
 		return gvk, nil, runtime.NewMissingKindErr(string(data))
@@ -89,7 +96,7 @@ func (c *call) coerce(into runtime.Object, strict strictness) ([]error, error) {
 // checkCustomKind refuses an object of another kind than the resource's.
 func checkCustomKind(obj *unstructured.Unstructured, want schema.GroupVersionKind) error {
 	if kind := obj.GetKind(); kind != want.Kind {
-		return apierrors.NewInvalid(want.GroupKind(), obj.GetName(), field.ErrorList{
+		return apierrors.NewInvalid(schema.GroupKind{Group: want.Group, Kind: kind}, obj.GetName(), field.ErrorList{
 			field.Invalid(field.NewPath("kind"), kind, fmt.Sprintf("must be %v", want.Kind)),
 		})
 	}

@@ -129,7 +129,7 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 		}
 	}
 	if err != nil {
-		if given.Kind == "" {
+		if given.Kind == "" && !isCustom {
 			given, err = probe(media, data, given, gvk, err)
 		}
 		if given.Kind != "" {

@@ -328,5 +328,7 @@ func (c *call) get() error {
 
 // format settles the form of the answer when that is of the resource's kind.
 func (c *call) format() (negotiate.Format, error) {
-	return c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: c.res.HasProtobuf(), Metadata: !c.res.Review})
+	return c.negotiator.Response(c.req, negotiate.Endpoint{
+		Protobuf: c.res.HasProtobuf(), Metadata: !c.res.Review, Routed: c.res.Custom == nil, Streams: c.info.Verb == "list",
+	})
 }

@@ -67,7 +67,7 @@ func (c *call) list() error {
 		}
 	}
 	if format.As == negotiate.Metadata {
-		return apierrors.NewBadRequest(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", c.res.ListKind))
+		return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", c.typeName(c.res.ListKind)))
 	}
 	size := c.sizeOf(len(page.Entries))
 	if size <= laterFrom {
@@ -85,6 +85,29 @@ func (c *call) list() error {
 	})
 	return nil
 }
+
+// typeName is what upstream calls its own Go type of a kind, which errors about
+// wishes that cannot be met show.
+func (c *call) typeName(kind string) string {
+	if c.res.Custom != nil {
+		if kind == c.res.ListKind {
+			return "*unstructured.UnstructuredList"
+		}
+		return "*unstructured.Unstructured"
+	}
+	return "*" + internalPackage(c.res.Group) + "." + kind
+}
+
+// notList: one object cannot be sent as a list of metadata.
+func (c *call) notList() error {
+	if c.res.Custom != nil {
+		return errNotList
+	}
+	return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadataList, but the requested object is not a list (%s)", c.typeName(c.res.Kind)))
+}
+
+// errNotList has upstream's text.
+var errNotList = errors.New("content is not a list")
 
 // sizeOf estimates the bytes of so many objects of the resource.
 func (c *call) sizeOf(n int) int {
@@ -275,24 +298,45 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 			return err
 		}
 		size += len(items[i].data) + 1
-		if metadata {
-			size += len(partial.AppendJSON(nil, []byte("{}")))
-		}
 	}
 	done()
-	head := kind.AppendJSONListHead(nil, meta.revision, meta.next, meta.remaining)
-	size += len(head) + 2
+	// Objects without a Go type say in lists, too, what they are.
+	typed := c.res.Object
+	head := kind.AppendJSONListHead
+	switch {
+	case metadata:
+		typed = partial
+	case c.res.Custom != nil:
+		head = kind.AppendJSONListHeadNext
+	default:
+		typed = nil
+	}
+	if typed != nil {
+		for i := range items {
+			size += typed.JSONSize(items[i].data) - len(items[i].data)
+		}
+	}
+	begin := head(nil, meta.revision, meta.next, meta.remaining)
+	size += len(begin) + 2
 	if len(items) > 0 {
 		size--
 	}
+	none := metadata && len(items) == 0
+	if none {
+		begin = append(begin[:len(begin)-1], "null}"...)
+		size = len(begin)
+	}
 	write := func(p *pieces) {
-		p.data = append(p.data, head...)
+		p.data = append(p.data, begin...)
+		if none {
+			return
+		}
 		for i, item := range items {
 			if i > 0 {
 				p.data = append(p.data, ',')
 			}
-			if metadata {
-				p.data = partial.AppendJSON(p.data, item.data)
+			if typed != nil {
+				p.data = typed.AppendJSON(p.data, item.data)
 			} else {
 				p.data = append(p.data, item.data...)
 			}

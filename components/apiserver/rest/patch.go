@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"mime"
 	"net/http"
 	"slices"
@@ -160,6 +161,11 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 	_, more, err := decodeJSON(patched, obj, p.strict)
 	if err != nil {
 		return nil, invalidPatch(string(patched), err)
+	}
+	if custom, ok := obj.(*unstructured.Unstructured); ok {
+		if err := checkCustomKind(custom, p.kind); err != nil {
+			return nil, err
+		}
 	}
 	unknown, err := p.coerce(obj, p.strict)
 	if err != nil {
@@ -338,6 +344,7 @@ func (p *patcher) configuration() (config *unstructured.Unstructured, clean bool
 	if body := bytes.TrimLeft(p.body, " \t\r\n"); len(body) > 0 && body[0] == '{' {
 		// JSON is YAML, too, but read in a fraction of the time.
 		if strictErrs, err := kjson.UnmarshalStrict(body, &content); err == nil && len(strictErrs) == 0 {
+			wholeNumbers(content)
 			return &unstructured.Unstructured{Object: content}, true, nil
 		}
 		content = map[string]any{}
@@ -346,4 +353,28 @@ func (p *patcher) configuration() (config *unstructured.Unstructured, clean bool
 		return nil, false, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
 	}
 	return &unstructured.Unstructured{Object: content}, false, nil
+}
+
+// wholeNumbers makes integers of numbers that are written with a fraction of
+// zero or an exponent, as reading them as YAML does.
+func wholeNumbers(v any) any {
+	const exact = 1 << 53
+	switch v := v.(type) {
+	case map[string]any:
+		for name, child := range v {
+			switch child.(type) {
+			case map[string]any, []any, float64:
+				v[name] = wholeNumbers(child)
+			}
+		}
+	case []any:
+		for i, child := range v {
+			v[i] = wholeNumbers(child)
+		}
+	case float64:
+		if v == math.Trunc(v) && math.Abs(v) <= exact {
+			return int64(v)
+		}
+	}
+	return v
 }

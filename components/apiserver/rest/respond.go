@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -61,7 +60,7 @@ func (c *call) sendEntry(format negotiate.Format, code int, e *store.Entry) erro
 		}
 		return c.sendTable(format, code, []tableRow{{obj: obj, entry: e}}, tableMeta{revision: e.Revision(), next: "", remaining: -1})
 	case negotiate.MetadataList:
-		return apierrors.NewBadRequest("PartialObjectMetadataList may only be requested for list calls")
+		return c.notList()
 	}
 	b := getBuffer(0)
 	var err error
@@ -127,7 +126,7 @@ func (c *call) sendAPIObject(format negotiate.Format, code int, obj api.Object) 
 		revision, _ := strconv.ParseInt(obj.GetResourceVersion(), 10, 64)
 		return c.sendTable(format, code, []tableRow{{obj: obj}}, tableMeta{revision: revision, remaining: -1})
 	case negotiate.MetadataList:
-		return apierrors.NewBadRequest("PartialObjectMetadataList may only be requested for list calls")
+		return c.notList()
 	case negotiate.Metadata:
 		partial := registry.PartialMetadata(obj)
 		partial.SetGroupVersionKind(partialKind(format.Version).GroupVersionKind)

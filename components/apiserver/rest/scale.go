@@ -49,6 +49,9 @@ func (c *call) scale() error {
 		if err != nil {
 			return err
 		}
+		if err := c.scalable(obj); err != nil {
+			return err
+		}
 		if c.res.Scale.Check != nil {
 			if err := c.res.Scale.Check(obj); err != nil {
 				return apierrors.NewInternalError(err)
@@ -66,6 +69,14 @@ func (c *call) scale() error {
 		return c.patchScale(format)
 	}
 	return c.notAllowed()
+}
+
+// scalable tells why an object's Scale cannot be made.
+func (c *call) scalable(obj api.Object) error {
+	if c.res.Scale.Unreadable == nil {
+		return nil
+	}
+	return c.res.Scale.Unreadable(obj)
 }
 
 // scaleOf returns the Scale of an object, with the managed fields that belong
@@ -179,6 +190,9 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 		options:    opts,
 		unadmitted: true,
 		make: func(ctx context.Context, current api.Object) (api.Object, error) {
+			if err := c.scalable(current); err != nil {
+				return nil, err
+			}
 			before, handler, err := c.scaleOf(current)
 			if err != nil {
 				return nil, err
@@ -190,8 +204,10 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 			if err := c.admitScale(ctx, after, before, opts); err != nil {
 				return nil, err
 			}
-			if err := validateScale(after); err != nil {
-				return nil, err
+			if !c.res.Scale.Custom {
+				if err := validateScale(after); err != nil {
+					return nil, err
+				}
 			}
 			if after.UID != "" && after.UID != current.GetUID() {
 				return nil, apierrors.NewConflict(schema.GroupResource{Group: c.res.Group, Resource: c.res.Plural + "/scale"}, c.name,

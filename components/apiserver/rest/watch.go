@@ -37,7 +37,10 @@ const minWatch = 30 * time.Minute
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 func (c *call) watch() error {
-	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: c.res.HasProtobuf(), Metadata: true, Watch: true})
+	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{
+		Protobuf: c.res.HasProtobuf(), Metadata: true, Watch: true,
+		Routed: c.res.Custom == nil, Streams: true,
+	})
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,14 @@ func (k *Kind) AppendJSON(dst, untyped []byte) []byte {
 	return append(dst, '}')
 }
 
+// JSONSize is the length of what AppendJSON appends.
+func (k *Kind) JSONSize(untyped []byte) int {
+	if len(untyped) > 2 {
+		return len(k.json) + len(untyped)
+	}
+	return len(k.json) + 1
+}
+
 // AppendJSONEvent appends a frame of a JSON watch, with the newline that
 // upstream ends it with.
 func (k *Kind) AppendJSONEvent(dst []byte, event string, untyped []byte) []byte {
@@ -48,11 +56,20 @@ func AppendJSONEventObject(dst []byte, event string, object []byte) []byte {
 // Remaining below zero is unset; next must need no escaping, as continue
 // tokens do not.
 func (k *Kind) AppendJSONListHead(dst []byte, revision int64, next string, remaining int64) []byte {
+	return k.appendListHead(dst, revision, next, remaining, false)
+}
+
+// AppendJSONListHeadNext is AppendJSONListHead that shows an empty token as well.
+func (k *Kind) AppendJSONListHeadNext(dst []byte, revision int64, next string, remaining int64) []byte {
+	return k.appendListHead(dst, revision, next, remaining, true)
+}
+
+func (k *Kind) appendListHead(dst []byte, revision int64, next string, remaining int64, always bool) []byte {
 	dst = append(dst, k.json...)
 	dst = append(dst, `,"metadata":{"resourceVersion":"`...)
 	dst = AppendInt(dst, revision)
 	dst = append(dst, '"')
-	if next != "" {
+	if next != "" || always {
 		dst = append(dst, `,"continue":"`...)
 		dst = append(dst, next...)
 		dst = append(dst, '"')
