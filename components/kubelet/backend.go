@@ -270,6 +270,9 @@ func (b *backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := b.stats.UseOfImages(ctx, out); err != nil {
+		return nil, err
+	}
 	volumes := b.volumes.all(ctx)
 	for i := range out.Pods {
 		out.Pods[i].VolumeStats = volumes[types.UID(out.Pods[i].PodRef.UID)]

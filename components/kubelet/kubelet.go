@@ -238,7 +238,7 @@ func (k *Kubelet) compose() error {
 	}
 	k.stats = &stats.Provider{
 		CRI: k.cri, NodeName: cfg.NodeName, Root: cfg.Layout.Kubelet, Logs: cfg.Layout.PodLogs, Images: cfg.Layout.Data,
-		Pods: k.manager.Pods, Boot: time.Now(),
+		Pods: k.manager.Pods, Boot: time.Now(), PodLinks: cfg.Layout.LinkPrefix + "v",
 	}
 	k.host.Prober.Metrics = probe.NewMetrics()
 	if k.cgroups != nil {

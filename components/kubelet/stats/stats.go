@@ -31,6 +31,9 @@ type Provider struct {
 	// logs, Images a path on that of images; without the latter two they are
 	// not told of.
 	Root, Logs, Images string
+	// PodLinks begins the names of links of pods, which are not told of with the
+	// node; may be empty.
+	PodLinks string
 	// Pods returns the node's pods, for their start times.
 	Pods func() []*v1.Pod
 	// Boot is when the node's statistics began.
@@ -40,6 +43,10 @@ type Provider struct {
 
 	mu   sync.Mutex // guards last
 	last map[string]sample
+
+	imagesMu  sync.Mutex // guards what follows
+	imagesUse *runtimeapi.FilesystemUsage
+	imagesAt  time.Time
 }
 
 // sample of CPU time, to tell the rate of use.
@@ -100,7 +107,11 @@ func (p *Provider) summary(ctx context.Context) (*statsv1alpha1.Summary, map[str
 			cs.Swap = swap(c.GetSwap(), now)
 			cs.CPU, cs.Memory = p.cpu(id, c.GetCpu(), now), memory(c.GetMemory(), now)
 			if fs := c.GetWritableLayer(); fs != nil {
-				cs.Rootfs = &statsv1alpha1.FsStats{Time: at(fs.GetTimestamp(), now), UsedBytes: value(fs.GetUsedBytes()), InodesUsed: value(fs.GetInodesUsed())}
+				// It is of the file system that images are on.
+				if cs.Rootfs = FileSystem(p.images(), now); cs.Rootfs == nil {
+					cs.Rootfs = &statsv1alpha1.FsStats{}
+				}
+				cs.Rootfs.Time, cs.Rootfs.UsedBytes, cs.Rootfs.InodesUsed = at(fs.GetTimestamp(), now), value(fs.GetUsedBytes()), value(fs.GetInodesUsed())
 			}
 			cs.Logs = p.logs(pod.PodRef, cs.Name, now)
 			pod.Containers = append(pod.Containers, cs)
@@ -204,12 +215,8 @@ func (p *Provider) node(now time.Time) statsv1alpha1.NodeStats {
 	}
 	out.SystemContainers = p.systemContainers(now)
 	out.Fs = FileSystem(p.Root, now)
-	images := p.Images
-	if images == "" {
-		images = p.Root
-	}
-	out.Runtime = &statsv1alpha1.RuntimeStats{ImageFs: FileSystem(images, now), ContainerFs: FileSystem(images, now)}
-	out.Network = nodeNetwork(now)
+	out.Runtime = &statsv1alpha1.RuntimeStats{ImageFs: FileSystem(p.images(), now), ContainerFs: FileSystem(p.images(), now)}
+	out.Network = p.nodeNetwork(now)
 	if running, most, err := Processes(); err == nil {
 		out.Rlimit = &statsv1alpha1.RlimitStats{Time: metav1.NewTime(now), MaxPID: &most, NumOfRunningProcesses: &running}
 	}
@@ -273,7 +280,42 @@ func nodeCPU() (uint64, error) {
 	return ticks * uint64(time.Second/100), nil
 }
 
-func nodeNetwork(now time.Time) *statsv1alpha1.NetworkStats {
+func (p *Provider) images() string {
+	if p.Images == "" {
+		return p.Root
+	}
+	return p.Images
+}
+
+// imagesFor is how long what images use is taken for true: the runtime walks
+// through them.
+const imagesFor = 30 * time.Second
+
+// UseOfImages has s tell what images use, as the runtime counts it, instead of all
+// that is used on their file system.
+func (p *Provider) UseOfImages(ctx context.Context, s *statsv1alpha1.Summary) error {
+	p.imagesMu.Lock()
+	defer p.imagesMu.Unlock()
+	if p.imagesUse == nil || time.Since(p.imagesAt) > imagesFor {
+		resp, err := p.CRI.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{})
+		if err != nil {
+			return fmt.Errorf("measuring images: %w", err)
+		}
+		if len(resp.GetImageFilesystems()) == 0 {
+			return nil
+		}
+		p.imagesUse, p.imagesAt = resp.ImageFilesystems[0], time.Now()
+	}
+	for _, fs := range []*statsv1alpha1.FsStats{s.Node.Runtime.ImageFs, s.Node.Runtime.ContainerFs} {
+		if fs != nil {
+			fs.Time = at(p.imagesUse.GetTimestamp(), p.imagesAt)
+			fs.UsedBytes, fs.InodesUsed = value(p.imagesUse.GetUsedBytes()), value(p.imagesUse.GetInodesUsed())
+		}
+	}
+	return nil
+}
+
+func (p *Provider) nodeNetwork(now time.Time) *statsv1alpha1.NetworkStats {
 	raw, err := os.ReadFile("/proc/net/dev")
 	if err != nil {
 		return nil
@@ -283,7 +325,7 @@ func nodeNetwork(now time.Time) *statsv1alpha1.NetworkStats {
 		name, rest, ok := strings.Cut(line, ":")
 		f := strings.Fields(rest)
 		name = strings.TrimSpace(name)
-		if !ok || len(f) < 11 || name == "lo" || strings.HasPrefix(name, "veth") {
+		if !ok || len(f) < 11 || name == "lo" || strings.HasPrefix(name, "veth") || p.PodLinks != "" && strings.HasPrefix(name, p.PodLinks) {
 			continue
 		}
 		num := func(i int) *uint64 {

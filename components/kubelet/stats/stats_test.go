@@ -31,7 +31,7 @@ func (m *measuring) ListPodSandboxStats(context.Context, *runtimeapi.ListPodSand
 			Containers: []*runtimeapi.ContainerStats{{
 				Attributes: &runtimeapi.ContainerAttributes{Id: "id", Metadata: &runtimeapi.ContainerMetadata{Name: "c"}},
 				Cpu:        &runtimeapi.CpuUsage{UsageCoreNanoSeconds: number(1500000000)}, Memory: &runtimeapi.MemoryUsage{WorkingSetBytes: number(11)},
-				Swap: &runtimeapi.SwapUsage{SwapUsageBytes: number(13)},
+				Swap: &runtimeapi.SwapUsage{SwapUsageBytes: number(13)}, WritableLayer: &runtimeapi.FilesystemUsage{UsedBytes: number(17)},
 			}},
 		},
 	}}}, nil
@@ -88,5 +88,22 @@ func TestCadvisor(t *testing.T) {
 		if err != nil || len(s.Pods) != 1 || *s.Pods[0].Swap.SwapUsageBytes != 13 || len(s.Node.SystemContainers) != 1 {
 			t.Errorf("%+v, %v", s, err)
 		}
+		if fs := s.Pods[0].Containers[0].Rootfs; fs.CapacityBytes == nil || fs.Inodes == nil || *fs.UsedBytes != 17 || fs.InodesUsed != nil {
+			t.Errorf("the root of a container uses %+v", fs)
+		}
+		if err := p.UseOfImages(t.Context(), s); err != nil {
+			t.Error(err) // of which nothing is known
+		}
+		p.CRI.Images = images{}
+		if err := p.UseOfImages(t.Context(), s); err != nil || *s.Node.Runtime.ImageFs.UsedBytes != 19 || *s.Node.Runtime.ContainerFs.UsedBytes != 19 || s.Node.Runtime.ImageFs.CapacityBytes == nil {
+			t.Errorf("images use %+v, %v", s.Node.Runtime.ImageFs, err)
+		}
 	}
+}
+
+// images use 19 bytes.
+type images struct{ runtimeapi.ImageServiceClient }
+
+func (images) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest, ...grpc.CallOption) (*runtimeapi.ImageFsInfoResponse, error) {
+	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{UsedBytes: number(19)}}}, nil
 }
