@@ -99,6 +99,11 @@ func isBlock(info os.FileInfo) bool {
 // root first and that is the group's already.
 // https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods
 func GiveTo(pod *v1.Pod, root string, group int64) error {
+	// A local volume may be a link to its folder.
+	root, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return fmt.Errorf("looking at the volume: %w", err)
+	}
 	info, err := os.Stat(root)
 	if err != nil {
 		return fmt.Errorf("looking at the volume: %w", err)

@@ -222,3 +222,20 @@ func TestTypes(t *testing.T) {
 		t.Error("again:", err)
 	}
 }
+
+// TestGiveToLink: a volume that is a link gives its folder to the group.
+func TestGiveToLink(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	pod := &v1.Pod{Spec: v1.PodSpec{SecurityContext: &v1.PodSecurityContext{}}}
+	if err := GiveTo(pod, link, 1234); err != nil {
+		t.Fatal(err)
+	}
+	var info unix.Stat_t
+	if err := unix.Stat(dir, &info); err != nil || info.Gid != 1234 || info.Mode&unix.S_ISGID == 0 {
+		t.Errorf("group %d, mode %o: %v", info.Gid, info.Mode, err)
+	}
+}

@@ -226,7 +226,7 @@ func TestKilledHalfWay(t *testing.T) {
 			if up == nil {
 				down = set.TearDown(t.Context(), "a")
 			}
-			if up == nil && down == nil {
+			if up == nil && down == nil && at != "NodeUnstageVolume" {
 				t.Fatal("nothing failed")
 			}
 			broken = false
@@ -250,6 +250,36 @@ func TestKilledHalfWay(t *testing.T) {
 				t.Errorf("left: %v", left)
 			}
 		})
+	}
+}
+
+// TestUnstageFails: the pod is gone all the same, and the next one has the volume
+// staged anew.
+func TestUnstageFails(t *testing.T) {
+	f := newFixture(t, stages)
+	broken := true
+	f.driver.Fail = func(method, _ string) error {
+		if broken && method == "NodeUnstageVolume" {
+			return status.Error(codes.InvalidArgument, "the driver says no")
+		}
+		return nil
+	}
+	f.up("a")
+	f.down("a")
+	f.up("b")
+	if got := f.methods(); got != "Stage Publish Unpublish Unstage Stage Publish" {
+		t.Errorf("two pods: %s", got)
+	}
+	f.down("b")
+	if err := f.plugin.unstageLeft(t.Context()); err == nil {
+		t.Error("the failure is not told")
+	}
+	broken = false
+	if err := f.plugin.unstageLeft(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(f.root, "plugins/kubernetes.io/csi/*/*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 

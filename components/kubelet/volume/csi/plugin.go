@@ -99,6 +99,13 @@ func New(cfg Config) (*Plugin, error) {
 	return p, nil
 }
 
+// How long it takes until a volume that could not be unstaged is tried again;
+// upstream's.
+const (
+	retryFirst = 500 * time.Millisecond
+	retryMost  = 2*time.Minute + 2*time.Second
+)
+
 // Run keeps the CSINode, and takes back volumes that were left staged though
 // nobody uses them, until ctx ends.
 func (p *Plugin) Run(ctx context.Context) error {
@@ -116,11 +123,15 @@ func (p *Plugin) Run(ctx context.Context) error {
 		defer begin.Done()
 		p.beginNode(ctx)
 	}()
+	wait := retryFirst
 	for {
 		var again <-chan time.Time
 		if err := p.unstageLeft(ctx); err != nil && ctx.Err() == nil {
-			p.cfg.Log.Warn("taking back staged volumes that nobody uses failed, trying again", "error", err)
-			again = time.After(30 * time.Second)
+			p.cfg.Log.Warn("taking back staged volumes that nobody uses failed, trying again", "error", err, "after", wait)
+			again = time.After(wait)
+			wait = min(2*wait, retryMost)
+		} else {
+			wait = retryFirst
 		}
 		select {
 		case <-ctx.Done():
@@ -156,14 +167,19 @@ func (p *Plugin) Register(ctx context.Context, plugin pluginwatch.Plugin) error 
 	if old != nil {
 		old.conn.Close()
 	}
-	select {
-	case p.sweep <- struct{}{}:
-	default:
-	}
+	p.sweepSoon()
 	if p.cfg.Registered != nil {
 		p.cfg.Registered()
 	}
 	return nil
+}
+
+// sweepSoon has Run look for staged volumes that nobody uses.
+func (p *Plugin) sweepSoon() {
+	select {
+	case p.sweep <- struct{}{}:
+	default:
+	}
 }
 
 // Deregister implements pluginwatch.Handler.

@@ -13,7 +13,9 @@ import (
 )
 
 // TearDown implements volume.TearDowner: the volume is unpublished and, unless
-// another pod uses it, unstaged. What is left on an error is found again.
+// another pod uses it, unstaged. What is left on an error is found again. A volume
+// that cannot be unstaged does not keep its pod: Run tries again, and the next pod
+// that uses the volume has it staged anew.
 func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 	d, err := readData(r.Dir)
 	if missing(err) {
@@ -49,7 +51,11 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 		return fmt.Errorf("UnmountVolume.TearDown failed for volume %q : %w", d.Spec, err)
 	}
 	if err := p.unstage(ctx, driver, d.key(), r.Dir); err != nil {
-		return fmt.Errorf("UnmountDevice failed for volume %q : %w", d.Spec, err)
+		p.cfg.Log.Warn("unstaging a volume failed, trying again", "volume", d.Spec, "error", err)
+		p.mu.Lock()
+		delete(p.staged, d.key())
+		p.mu.Unlock()
+		p.sweepSoon()
 	}
 	if err := removeData(r.Dir); err != nil {
 		return err
