@@ -31,6 +31,8 @@ type Custom struct {
 	// Convert returns a new object of another version of the definition;
 	// obj is not changed.
 	Convert func(obj Object, version string) (Object, error)
+	// Relabel is Convert, but for leaving in what the version does not know.
+	Relabel func(obj Object, version string) (Object, error)
 	// Remote: a webhook converts, so that the outcome is worth keeping.
 	Remote bool
 

@@ -41,7 +41,7 @@ type Kind[T Object] struct {
 	// PlainMeta: metadata is checked as that of custom resources is, names
 	// and finalizers among it. Such are kinds whose own checks upstream have
 	// always left metadata out.
-	PlainMeta    bool
+	PlainMeta bool
 	// Repeats: what Validate finds twice is told twice.
 	Repeats      bool
 	Canonicalize func(obj T)

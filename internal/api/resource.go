@@ -189,8 +189,12 @@ type Scale struct {
 	Get func(obj Object) (spec, status int32, selector string)
 	// Set writes the wish.
 	Set func(obj Object, replicas int32)
-	// Check, unless nil, tells why an object has no scale.
+	// Check, unless nil, tells why an object has no scale to show.
 	Check func(obj Object) error
+	// Unreadable, unless nil, tells why Get and Set do not work on an object.
+	Unreadable func(obj Object) error
+	// Custom: what is written is checked as part of the object alone.
+	Custom bool
 	// OtherPaths are the SpecReplicasPath of other versions of the kind, by
 	// API version; an empty one has no scale.
 	OtherPaths map[string][]string
