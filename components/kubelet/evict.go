@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
@@ -17,6 +18,7 @@ import (
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/eviction"
 	"hyperkube/components/kubelet/nodestatus"
+	"hyperkube/components/kubelet/oomwatch"
 	"hyperkube/components/kubelet/podlogs"
 	"hyperkube/components/kubelet/pods"
 	"hyperkube/components/kubelet/stats"
@@ -206,4 +208,18 @@ func (k *Kubelet) freeDisk(ctx context.Context) error {
 
 func critical(pod *v1.Pod) bool {
 	return pods.IsStatic(pod) || pods.IsMirror(pod) || (pod.Spec.Priority != nil && *pod.Spec.Priority >= 2000000000)
+}
+
+// followOOM tells of processes that the kernel ends for want of memory anywhere. A
+// machine that keeps its log to itself has no such events.
+func (k *Kubelet) followOOM(ctx context.Context) error {
+	events := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: k.cfg.NodeName})
+	node := &v1.ObjectReference{Kind: "Node", Name: k.cfg.NodeName, UID: types.UID(k.cfg.NodeName)}
+	err := oomwatch.Watch(ctx, oomwatch.Log, func(v oomwatch.Victim) {
+		events.Event(node, v1.EventTypeWarning, "SystemOOM", v.Message())
+	})
+	if err != nil {
+		k.log.Warn("what the kernel ends for want of memory is not told of", "error", err)
+	}
+	return nil
 }

@@ -352,6 +352,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	run("telling of pods' resources", k.podResources)
 	run("keeping volumes of drivers", k.csi.Run)
 	run("watching what runs short", k.eviction.Run)
+	run("following the kernel's log", k.followOOM)
 	if k.cfg.ServicesReady != nil {
 		run("waiting for services", k.followServices)
 	}

@@ -169,7 +169,8 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, subsets []c
 		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			return nil
 		}
-		if err != nil {
+		// One that is there already was made a moment ago, and is not seen yet.
+		if err != nil && !apierrors.IsAlreadyExists(err) {
 			c.env.Events.Eventf(next, corev1.EventTypeWarning, "FailedToCreateEndpoint", "Failed to create endpoint for service %v/%v: %v", svc.Namespace, svc.Name, err)
 		}
 		return err
