@@ -18,6 +18,10 @@ import (
 // Pressure is what runs short on the node.
 type Pressure struct{ Memory, Disk, PID bool }
 
+// declared are the features that pods, and changes of pods, may need a node to
+// tell that it has, in order (KEP-5328).
+var declared = []string{"InPlacePodVerticalScalingInitContainers"}
+
 // fill makes the status of n what is so.
 func (k *Keeper) fill(ctx context.Context, n *v1.Node, now time.Time) {
 	k.mu.Lock()
@@ -56,6 +60,7 @@ func (k *Keeper) fill(ctx context.Context, n *v1.Node, now time.Time) {
 		s.NodeInfo.Swap = &v1.NodeSwapStatus{Capacity: &swap}
 	}
 	s.RuntimeHandlers, s.Features = says.handlers, says.features
+	s.DeclaredFeatures = slices.Clone(declared)
 	if k.cfg.VolumesInUse != nil {
 		s.VolumesInUse = k.cfg.VolumesInUse()
 	}
