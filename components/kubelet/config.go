@@ -222,6 +222,8 @@ type Config struct {
 	// NoDebug: no logs, exec, attach, port-forward and profiles are served;
 	// NoProfiling and NoNodeLogs: no profiles, no logs of the node's alone.
 	NoDebug, NoProfiling, NoNodeLogs bool
+	// NodeLogQuery answers queries for the logs of the node's services.
+	NodeLogQuery bool
 	// Flags are those with which the kubelet was started; it may be nil.
 	Flags zpages.Flags
 	// Level is changed by /debug/flags/v; nil: it is as it is.

@@ -250,6 +250,7 @@ func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
 	off(&c.NoDebug, f.EnableDebuggingHandlers)
 	off(&c.NoProfiling, f.EnableProfilingHandler)
 	off(&c.NoNodeLogs, f.EnableSystemLogHandler)
+	c.NodeLogQuery = f.EnableSystemLogQuery != nil && *f.EnableSystemLogQuery
 	if f.HealthzBindAddress != "" {
 		c.HealthzAddress = f.HealthzBindAddress
 	}

@@ -80,6 +80,7 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	f.StreamingConnectionIdleTimeout, f.EnableContentionProfiling = seconds(c.StreamIdle), c.ContentionProfile
 	f.FailSwapOn, f.FailCgroupV1 = new(c.FailSwapOn), new(c.FailCgroupV1)
 	f.EnableDebuggingHandlers, f.EnableProfilingHandler, f.EnableSystemLogHandler = new(!c.NoDebug), new(!c.NoProfiling && !c.NoDebug), new(!c.NoNodeLogs)
+	f.EnableSystemLogQuery = new(c.NodeLogQuery)
 	f.Authentication.Anonymous.Enabled = new(c.Anonymous)
 	f.Authorization.Mode = kubeletv1beta1.KubeletAuthorizationModeWebhook
 	if c.AlwaysAllow {

@@ -203,6 +203,9 @@ func refuseUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
 	}
 	set := func(b *bool) bool { return b != nil && *b }
 	unset := func(b *bool) bool { return b != nil && !*b }
+	if set(f.EnableSystemLogQuery) && unset(f.EnableSystemLogHandler) {
+		errs = append(errs, errors.New("enableSystemLogHandler is required for enableSystemLogQuery"))
+	}
 	if f.ReadOnlyPort < 0 || f.ReadOnlyPort > 65535 {
 		errs = append(errs, fmt.Errorf("readOnlyPort (--read-only-port) %d must be between 0 and 65535, inclusive", f.ReadOnlyPort))
 	}
@@ -211,7 +214,6 @@ func refuseUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
 	no(f.KubeletCgroups != "", "kubeletCgroups")
 	no(f.SystemCgroups != "", "systemCgroups")
 	no(unset(f.EnableControllerAttachDetach), "enableControllerAttachDetach: false")
-	no(set(f.EnableSystemLogQuery), "enableSystemLogQuery")
 	no(f.Tracing != nil, "tracing")
 	no(f.MemoryReservationPolicy != "" && f.MemoryReservationPolicy != kubeletv1beta1.NoneMemoryReservationPolicy, "memoryReservationPolicy "+string(f.MemoryReservationPolicy))
 	no(f.UserNamespaces != nil && f.UserNamespaces.IDsPerPod != nil && *f.UserNamespaces.IDsPerPod != 65536, "userNamespaces.idsPerPod other than 65536")

@@ -159,7 +159,7 @@ var gates = map[string]gate{
 	"NodeDeclaredFeatures":                                 {stable, true, true, either},
 	"NodeInclusionPolicyInPodTopologySpread":               {stable, true, true, on},
 	"NodeLifecycleConditions":                              {alpha, false, false, off},
-	"NodeLogQuery":                                         {stable, true, true, off},
+	"NodeLogQuery":                                         {stable, true, true, on},
 	"NodeSwap":                                             {stable, true, true, on},
 	"NominatedNodeNameForExpectation":                      {beta, true, false, either},
 	"OpenAPIEnums":                                         {beta, true, false, on},

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"hyperkube/components/kubelet/nodelogs"
 	"hyperkube/components/kubelet/podlogs"
 	"hyperkube/components/kubelet/podstate"
 	"hyperkube/internal/zpages"
@@ -77,8 +78,10 @@ type Config struct {
 	// Auth decides who may do what; nil lets everyone do everything, for
 	// tests.
 	Auth *Auth
-	// NodeLogs is the directory served at /logs/; empty: none.
-	NodeLogs string
+	// NodeLogs is the directory served at /logs/; empty: none. NodeLogQuery
+	// answers queries there, too.
+	NodeLogs     string
+	NodeLogQuery bool
 	// NoDebug: neither logs nor what enters containers is served; NoProfiling:
 	// no profiles.
 	NoDebug, NoProfiling bool
@@ -230,7 +233,11 @@ func (s *Server) debug(mux *http.ServeMux) {
 		mux.HandleFunc(at, s.portForward)
 	}
 	if s.cfg.NodeLogs != "" {
-		mux.Handle("GET /logs/", http.StripPrefix("/logs/", http.FileServer(http.Dir(s.cfg.NodeLogs))))
+		logs := nodelogs.Files(s.cfg.NodeLogs)
+		if s.cfg.NodeLogQuery {
+			logs = nodelogs.Queries(s.cfg.NodeLogs, nodelogs.Journalctl)
+		}
+		mux.Handle("GET /logs/", http.StripPrefix("/logs/", logs))
 	}
 	if !s.cfg.NoProfiling {
 		for path, page := range zpages.Profiles() {

@@ -1,0 +1,144 @@
+// Package nodelogs serves the logs of a node: the files below a folder and, where
+// that is asked for, the logs of services by their names, which are the system
+// journal's or files named after the service.
+//
+// https://kubernetes.io/docs/concepts/cluster-administration/system-logs/#log-query
+package nodelogs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// answerFor bounds how long the logs of services are read.
+const answerFor = 30 * time.Second
+
+// Journal runs journalctl with arguments and writes what it says, its errors
+// too. An error is that it could not be run, or its *exec.ExitError.
+type Journal func(ctx context.Context, out io.Writer, args ...string) error
+
+// Journalctl is the node's own journal.
+func Journalctl(ctx context.Context, out io.Writer, args ...string) error {
+	cmd := exec.CommandContext(ctx, "journalctl", args...)
+	cmd.Stdout, cmd.Stderr = out, out
+	return cmd.Run()
+}
+
+// Files serves the files below dir. The request's path is relative to dir.
+func Files(dir string) http.Handler { return http.FileServer(http.Dir(dir)) }
+
+// Queries serves the files below dir like Files, and answers queries.
+func Queries(dir string, journal Journal) http.Handler {
+	files := Files(dir)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		q, err := parse(r.URL.Query())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		if q == nil {
+			files.ServeHTTP(w, r)
+			return
+		}
+		if r.URL.Path != "/" && r.URL.Path != "" {
+			http.Error(w, "path not allowed in query mode", http.StatusNotAcceptable)
+			return
+		}
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		defer root.Close()
+		if err := q.check(root); err != nil {
+			http.Error(w, err.Error(), http.StatusNotAcceptable)
+			return
+		}
+		if len(q.files) == 1 {
+			r = r.Clone(r.Context())
+			r.URL.Path = within(q.files[0])
+			files.ServeHTTP(w, r)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), answerFor)
+		defer cancel()
+		w.Header().Set("Content-Type", "text/plain;charset=UTF-8")
+		q.answer(ctx, w, root, journal)
+	})
+}
+
+// answer writes the logs of the services. What fails is told among them.
+func (q *query) answer(ctx context.Context, w io.Writer, root *os.Root, journal Journal) {
+	var native, filed []string
+	var units strings.Builder
+	// Without a journal all services may have files.
+	if err := journal(ctx, &units, "--field", "_SYSTEMD_UNIT"); err != nil {
+		units.Reset()
+	}
+	for _, s := range q.services {
+		if strings.Contains(units.String(), s+".service") {
+			native = append(native, s)
+		} else {
+			filed = append(filed, s)
+		}
+	}
+	if len(native) > 0 {
+		var exit *exec.ExitError
+		if err := journal(ctx, w, q.arguments(native)...); err != nil && !errors.As(err, &exit) && (q.boot == nil || *q.boot == 0) {
+			fmt.Fprint(w, "\nerror: journal output not available\n")
+		}
+	}
+	if len(filed) > 0 && q.any() {
+		fmt.Fprintf(w, "\noptions present and query resolved to log files for %v\ntry without specifying options\n", filed)
+		return
+	}
+	for _, s := range filed {
+		if err := copyFile(ctx, w, root, s, s+".log", s+"/"+s+".log"); errors.Is(err, fs.ErrNotExist) {
+			fmt.Fprintf(w, "\nlog not found for %s\n", s)
+		} else if err != nil {
+			fmt.Fprintf(w, "\nerror getting log for %s: %v\n", s, err)
+		}
+	}
+}
+
+// copyFile writes the first file of names that there is.
+func copyFile(ctx context.Context, w io.Writer, root *os.Root, names ...string) error {
+	for _, name := range names {
+		info, err := root.Stat(name)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && info.IsDir() {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		f, err := root.Open(name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		_, err = io.Copy(w, reader{ctx, f})
+		return err
+	}
+	return fs.ErrNotExist
+}
+
+// reader ends with its context.
+type reader struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (r reader) Read(b []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.Reader.Read(b)
+}
