@@ -66,6 +66,9 @@ type search struct {
 	// refused is of the first filter that refuses all nodes, with its wake.
 	refused string
 	wake    framework.Event
+	// early: the filter that refuses comes before that of devices, which did
+	// not look at the pod therefore.
+	early bool
 }
 
 type check struct {
@@ -76,6 +79,9 @@ type check struct {
 func newSearch(c *framework.Cycle, set *plugins.Set) (*search, error) {
 	s := &search{c: c}
 	for _, p := range set.Filter {
+		if s.refused != "" && set.Devices != nil && p.Name() == set.Devices.Name() {
+			s.early = true
+		}
 		k, err := p.Filter(c)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.Name(), err)

@@ -59,7 +59,7 @@ func (s *Scheduler) takeEvicted(pod *corev1.Pod, err error, now time.Time) {
 	if err != nil {
 		s.state.Withdraw(pod.UID)
 	}
-	s.queue.release(pod.UID, now)
+	s.queue.release(pod.UID, err != nil, now)
 }
 
 func (s *Scheduler) takePod(pod *corev1.Pod, gone bool, now time.Time) framework.Event {

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -40,7 +41,8 @@ type victims struct {
 }
 
 // preempt finds the node where evicting others makes room for the pod that fits
-// nowhere, and whom to evict. Nil means none: failed.preemption then says why.
+// nowhere, and whom to evict. Nil means none; failed.preemption says which, or
+// why none.
 // It is pure but for where it begins: when evictions may help on very many
 // nodes, not all are compared.
 //
@@ -74,7 +76,9 @@ func preempt(failed *unfit, p *plugins.DefaultPreemption, budgets []*budget, now
 		}
 	}
 	if len(found) > 0 {
-		return gentlest(found, now)
+		v := gentlest(found, now)
+		failed.preemption = fmt.Sprintf("preemption: found a potential placement for pod on node %s, preempting %d victims", v.node.Name, len(v.pods))
+		return v
 	}
 	if rest := failed.nodes - len(failed.resolvable); rest > 0 {
 		reasons["Preemption is not helpful for scheduling"] += rest

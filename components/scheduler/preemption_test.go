@@ -52,7 +52,7 @@ func TestPreemptionMessages(t *testing.T) {
 		{"under way", []*corev1.Node{node("a")}, pod("q", requests("3"), evicted), "a", pod("p", requests("3"), priority(1)),
 			"0/1 nodes are available: 1 Insufficient cpu. preemption: not eligible due to a terminating pod on the nominated node."},
 		{"helps", []*corev1.Node{node("a")}, pod("q", requests("3")), "", pod("p", requests("3"), priority(1)),
-			"0/1 nodes are available: 1 Insufficient cpu."},
+			"0/1 nodes are available: 1 Insufficient cpu. preemption: found a potential placement for pod on node a, preempting 1 victims"},
 		{"for one node", []*corev1.Node{node("a"), node("b")}, pod("q", requests("3")), "", pod("p", requests("3"), func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}}}},

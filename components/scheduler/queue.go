@@ -48,9 +48,10 @@ type item struct {
 	// latest is when a waiting pod is tried again at the latest.
 	latest time.Time
 	// held: it stays waiting, whatever happens, until others have been
-	// evicted for it.
-	held  bool
-	index int // in its heap
+	// evicted for it; missed is what happened meanwhile.
+	held   bool
+	missed string
+	index  int // in its heap
 }
 
 // queue holds the pods without a node. It is pure: the clock is an argument.
@@ -168,7 +169,7 @@ func (q *queue) pop(now time.Time) *item {
 		if it == nil || it.latest.After(now) {
 			break
 		}
-		it.held = false
+		it.held, it.missed = false, ""
 		q.put(it, active, "UnschedulableTimeout")
 	}
 	it := q.heaps[active].first()
@@ -221,6 +222,7 @@ func (q *queue) again(it *item, now time.Time) {
 func (q *queue) retry(it *item, now time.Time, cause string) {
 	switch {
 	case it.held:
+		it.missed = cause
 	case it.ready.After(now):
 		q.put(it, backoff, cause)
 	default:
@@ -228,13 +230,21 @@ func (q *queue) retry(it *item, now time.Time, cause string) {
 	}
 }
 
-// release ends the holding of a pod, and its waiting with it.
-func (q *queue) release(uid types.UID, now time.Time) {
-	if it := q.items[uid]; it != nil && it.held {
-		it.held = false
-		if it.place == waiting {
-			q.retry(it, now, "AssignedPodDelete")
-		}
+// release ends the holding of a pod. It goes on waiting until those evicted for
+// it are gone, unless that, or something else that may help, has happened
+// already, or they were not evicted: failed.
+func (q *queue) release(uid types.UID, failed bool, now time.Time) {
+	it := q.items[uid]
+	if it == nil || !it.held {
+		return
+	}
+	missed := it.missed
+	it.held, it.missed = false, ""
+	if failed && missed == "" {
+		missed = "ScheduleAttemptFailure"
+	}
+	if it.place == waiting && missed != "" {
+		q.retry(it, now, missed)
 	}
 }
 

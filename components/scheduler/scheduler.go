@@ -284,7 +284,11 @@ func (s *Scheduler) fail(d *decision, info *state.Pod, failed *unfit, profile *P
 			return
 		}
 	}
-	if p := profile.Plugins.Preemption; p != nil && failed.search != nil && failed.nodes > 0 {
+	if failed.search != nil && failed.search.early && failed.nodes > 0 {
+		// Upstream's plugin of devices misses here what it would have noted of
+		// the pod, which ends the search for victims and is told to all.
+		failed.preemption = "not found"
+	} else if p := profile.Plugins.Preemption; p != nil && failed.search != nil && failed.nodes > 0 {
 		s.metrics.preemptions.Inc()
 		eligible := mayNotPreempt(failed) == ""
 		v := preempt(failed, p, s.budgets(), now)

@@ -237,9 +237,25 @@ func TestQueue(t *testing.T) {
 	if it := q.pop(now.Add(time.Minute)); it != nil {
 		t.Fatal("a held pod was woken")
 	}
-	q.release(last.pod.UID, now)
+	q.release(last.pod.UID, false, now)
 	if it := q.pop(now.Add(time.Minute)); it != last {
 		t.Fatal("not tried after it was released")
+	}
+	last.held = true
+	q.turnDown(last, framework.PodRemoved, now)
+	q.release(last.pod.UID, false, now)
+	if it := q.pop(now.Add(time.Minute)); it != nil {
+		t.Fatal("tried before its victims are gone")
+	}
+	q.happened(framework.PodRemoved, now)
+	if it := q.pop(now.Add(time.Minute)); it != last {
+		t.Fatal("not tried after its victims went")
+	}
+	last.held = true
+	q.turnDown(last, framework.PodRemoved, now)
+	q.release(last.pod.UID, true, now)
+	if it := q.pop(now.Add(time.Minute)); it != last {
+		t.Fatal("not tried though its victims were not evicted")
 	}
 	if q.backoffAfter(10) != maxBackoff {
 		t.Error("backoff has no bound")

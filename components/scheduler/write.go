@@ -134,8 +134,9 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 		Target:     corev1.ObjectReference{Kind: "Node", Name: d.node},
 	}
 	var err error
-	if d.reservation != nil {
-		err = s.reserve(ctx, d.reservation, d.node)
+	if r := d.reservation; r != nil {
+		s.expect(ctx, d)
+		err = s.reserve(ctx, r, d.node)
 	}
 	if e := s.binder(pod); err != nil {
 		// It stays unbound.
@@ -170,6 +171,20 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 	s.metrics.placed(d.attempts, time.Since(d.added))
 	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "Scheduled", "Binding",
 		"Successfully assigned %v/%v to %v", pod.Namespace, pod.Name, d.node)
+}
+
+// expect tells where a pod will be that waits for what comes with its node, so
+// that others leave it the place even if the scheduler ends meanwhile.
+//
+// https://kep.k8s.io/5278
+func (s *Scheduler) expect(ctx context.Context, d *decision) {
+	r := d.reservation
+	if len(r.Bind)+len(r.Provision)+len(r.Claims) == 0 || d.pod.Status.NominatedNodeName == d.node {
+		return
+	}
+	if err := s.patchStatus(ctx, d.pod, map[string]any{"nominatedNodeName": d.node}); err != nil && ctx.Err() == nil {
+		s.cfg.Log.Warn("telling the expected node failed", "pod", name(d.pod), "err", err)
+	}
 }
 
 // reserve writes what comes with a node.

@@ -83,3 +83,49 @@ func TestProtection(t *testing.T) {
 		})
 	}
 }
+
+func TestUse(t *testing.T) {
+	told := func(s corev1.ConditionStatus) *corev1.PersistentVolumeClaim {
+		pvc := &corev1.PersistentVolumeClaim{ObjectMeta: meta("x", claimFinalizer, false), Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}}
+		pvc.Namespace = "ns"
+		if s != "" {
+			pvc.Status.Conditions = []corev1.PersistentVolumeClaimCondition{{Type: corev1.PersistentVolumeClaimUnused, Status: s}}
+		}
+		return pvc
+	}
+	pending := told("")
+	pending.Status.Phase = corev1.ClaimPending
+	for name, tc := range map[string]struct {
+		objects []runtime.Object
+		want    corev1.ConditionStatus
+		reason  string // "" if nothing is written
+	}{
+		"not bound":         {[]runtime.Object{pending}, "", ""},
+		"nobody":            {[]runtime.Object{told("")}, corev1.ConditionTrue, "NoPodsUsingPVC"},
+		"somebody, no node": {[]runtime.Object{told(""), user("", corev1.PodPending)}, corev1.ConditionFalse, "PodUsingPVC"},
+		"still":             {[]runtime.Object{told(corev1.ConditionFalse), user("n", corev1.PodRunning)}, corev1.ConditionFalse, ""},
+		"no more":           {[]runtime.Object{told(corev1.ConditionFalse), user("n", corev1.PodSucceeded)}, corev1.ConditionTrue, "NoPodsUsingPVC"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := controltest.New(t, tc.objects...)
+			c, err := NewClaims(f.Env)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := controltest.Sync(t, c.Loop, "ns/x"); err != nil {
+				t.Fatal(err)
+			}
+			pvc, err := f.Kube.CoreV1().PersistentVolumeClaims("ns").Get(t.Context(), "x", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var is corev1.PersistentVolumeClaimCondition
+			if u := useOf(pvc); u != nil {
+				is = *u
+			}
+			if is.Status != tc.want || is.Reason != tc.reason {
+				t.Errorf("condition %+v", is)
+			}
+		})
+	}
+}

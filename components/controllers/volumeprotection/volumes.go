@@ -33,7 +33,7 @@ func NewVolumes(env control.Env) (*Volumes, error) {
 			c.AddObject(pv)
 		}
 	}
-	return c, c.Watch(volumes.Informer(), control.Handlers(changed, func(_, pv *corev1.PersistentVolume) { changed(pv) }, nil))
+	return c, c.Watch(volumes.Informer(), control.Living(changed))
 }
 
 func (c *Volumes) sync(ctx context.Context, name string) error {

@@ -65,7 +65,7 @@ func (VolumeRestrictions) Filter(c *framework.Cycle) (*framework.Check, error) {
 				}
 			}
 			if users > 0 {
-				return reason("node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode", false)
+				return reason("node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod", false)
 			}
 			return nil
 		},
