@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/kubelet/pods"
@@ -45,11 +46,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	}
 	informer := k.cfg.Pods
 	if informer == nil {
-		own := k.ownInformer("spec.nodeName", &v1.Pod{}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return k.kube.CoreV1().Pods("").List(ctx, o)
-		}, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return k.kube.CoreV1().Pods("").Watch(ctx, o)
-		})
+		own := newInformer(k.kube, &v1.Pod{}, k.kube.CoreV1().Pods(""), fields.OneTermEqualSelector("spec.nodeName", k.cfg.NodeName))
 		informer = own
 		start(func() { own.RunWithContext(ctx) })
 	}
@@ -60,11 +57,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	defer func() { _ = informer.RemoveEventHandler(reg) }()
 	nodes := k.cfg.Nodes
 	if nodes == nil {
-		own := k.ownInformer(metav1.ObjectNameField, &v1.Node{}, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return k.kube.CoreV1().Nodes().List(ctx, o)
-		}, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return k.kube.CoreV1().Nodes().Watch(ctx, o)
-		})
+		own := newInformer(k.kube, &v1.Node{}, k.kube.CoreV1().Nodes(), fields.OneTermEqualSelector(metav1.ObjectNameField, k.cfg.NodeName))
 		nodes = own
 		start(func() { own.RunWithContext(ctx) })
 	}
@@ -92,21 +85,23 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	return nil
 }
 
-func (k *Kubelet) ownInformer(field string, example runtime.Object,
-	list func(context.Context, metav1.ListOptions) (runtime.Object, error),
-	follow func(context.Context, metav1.ListOptions) (watch.Interface, error)) cache.SharedIndexInformer {
-	selector := fields.OneTermEqualSelector(field, k.cfg.NodeName).String()
+// newInformer makes an informer of a kind, such as example, from its client: of all
+// that the selector selects.
+func newInformer[L runtime.Object](kube kubernetes.Interface, example runtime.Object, client interface {
+	List(context.Context, metav1.ListOptions) (L, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}, selector fields.Selector) cache.SharedIndexInformer {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = selector
-			return list(ctx, o)
+			o.FieldSelector = selector.String()
+			return client.List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = selector
-			return follow(ctx, o)
+			o.FieldSelector = selector.String()
+			return client.Watch(ctx, o)
 		},
 	}
-	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, k.kube), example, 0, cache.Indexers{})
+	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, kube), example, 0, cache.Indexers{})
 }
 
 func (k *Kubelet) podHandler() cache.ResourceEventHandler {
@@ -178,15 +173,7 @@ func (k *Kubelet) nodeHandler() cache.ResourceEventHandler {
 func (k *Kubelet) services(ctx context.Context, start func(func())) {
 	informer := k.cfg.Services
 	if informer == nil {
-		lw := &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return k.kube.CoreV1().Services("").List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return k.kube.CoreV1().Services("").Watch(ctx, o)
-			},
-		}
-		own := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, k.kube), &v1.Service{}, 0, cache.Indexers{})
+		own := newInformer(k.kube, &v1.Service{}, k.kube.CoreV1().Services(""), fields.Everything())
 		informer = own
 		start(func() { own.RunWithContext(ctx) })
 	}

@@ -8,9 +8,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -63,14 +61,7 @@ func (t *trustBundles) start() (cache.SharedIndexInformer, error) {
 	if t.informer != nil {
 		return t.informer, nil
 	}
-	client := t.kube.CertificatesV1().ClusterTrustBundles()
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) },
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return client.Watch(ctx, o)
-		},
-	}
-	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, t.kube), &certificatesv1.ClusterTrustBundle{}, 0, cache.Indexers{})
+	informer := newInformer(t.kube, &certificatesv1.ClusterTrustBundle{}, t.kube.CertificatesV1().ClusterTrustBundles(), fields.Everything())
 	handler := cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(_ any, initial bool) {
 			if !initial {
