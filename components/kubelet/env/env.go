@@ -146,7 +146,7 @@ func (b *builder) value(ctx context.Context, in *Input, e *v1.EnvVar, lookup fun
 	case from.ResourceFieldRef != nil:
 		c := in.Container
 		if name := from.ResourceFieldRef.ContainerName; name != "" {
-			if c = findContainer(in.Pod, name); c == nil {
+			if c = Container(in.Pod, name); c == nil {
 				return "", false, fmt.Errorf("container %s not found", name)
 			}
 		}
@@ -196,7 +196,9 @@ func (b *builder) value(ctx context.Context, in *Input, e *v1.EnvVar, lookup fun
 	return "", true, nil
 }
 
-func findContainer(pod *v1.Pod, name string) *v1.Container {
+// Container returns a pod's container or init container of that name, nil if it has
+// none.
+func Container(pod *v1.Pod, name string) *v1.Container {
 	for i := range pod.Spec.Containers {
 		if pod.Spec.Containers[i].Name == name {
 			return &pod.Spec.Containers[i]

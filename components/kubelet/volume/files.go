@@ -220,7 +220,7 @@ func addDownward(payload Payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile,
 		case item.FieldRef != nil:
 			value, err = env.Field(pod, item.FieldRef.FieldPath, env.Addresses{})
 		case item.ResourceFieldRef != nil:
-			c := findContainer(pod, item.ResourceFieldRef.ContainerName)
+			c := env.Container(pod, item.ResourceFieldRef.ContainerName)
 			if c == nil {
 				err = fmt.Errorf("container %s not found", item.ResourceFieldRef.ContainerName)
 				break
@@ -236,20 +236,6 @@ func addDownward(payload Payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile,
 		}
 		f.Data = []byte(value)
 		payload[item.Path] = f
-	}
-	return nil
-}
-
-func findContainer(pod *v1.Pod, name string) *v1.Container {
-	for i := range pod.Spec.Containers {
-		if pod.Spec.Containers[i].Name == name {
-			return &pod.Spec.Containers[i]
-		}
-	}
-	for i := range pod.Spec.InitContainers {
-		if pod.Spec.InitContainers[i].Name == name {
-			return &pod.Spec.InitContainers[i]
-		}
 	}
 	return nil
 }
