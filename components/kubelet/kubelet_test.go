@@ -89,16 +89,22 @@ func eventually(t *testing.T, what string, is func() bool) {
 func TestReadOnlyPort(t *testing.T) {
 	port := testport.Port(t)
 	start(t, func(c *Config) { c.ReadOnlyPort = port })
-	for path, want := range map[string]int{
-		"/pods": 200, "/healthz": 200, "/metrics": 200, "/configz": 404, "/runningpods": 404, "/exec/ns/pod/c": 404, "/containerLogs/ns/pod/c": 404,
-	} {
+	answers := func(path string) int {
+		t.Helper()
 		resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d%s", port, path)) //nolint:noctx // a test
 		if err != nil {
 			t.Fatal(err)
 		}
 		resp.Body.Close()
-		if resp.StatusCode != want {
-			t.Errorf("%s: %d, want %d", path, resp.StatusCode, want)
+		return resp.StatusCode
+	}
+	// The node may be ready before the runtime's events are followed.
+	eventually(t, "the kubelet is healthy", func() bool { return answers("/healthz") == 200 })
+	for path, want := range map[string]int{
+		"/pods": 200, "/metrics": 200, "/configz": 404, "/runningpods": 404, "/exec/ns/pod/c": 404, "/containerLogs/ns/pod/c": 404,
+	} {
+		if got := answers(path); got != want {
+			t.Errorf("%s: %d, want %d", path, got, want)
 		}
 	}
 }
