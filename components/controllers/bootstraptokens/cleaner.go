@@ -29,7 +29,7 @@ func NewCleaner(env control.Env) (*Cleaner, error) {
 			c.Add(s.Name)
 		}
 	}
-	return c, c.Watch(secrets.Informer(), control.Handlers(look, func(_, s *corev1.Secret) { look(s) }, nil))
+	return c, c.Watch(secrets.Informer(), control.Living(look))
 }
 
 func (c *Cleaner) sync(ctx context.Context, name string) error {

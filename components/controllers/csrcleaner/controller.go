@@ -36,8 +36,7 @@ func New(env control.Env) (*Controller, error) {
 	requests := env.Informers.Certificates().V1().CertificateSigningRequests()
 	c := &Controller{env: env, requests: requests.Lister()}
 	c.Loop = control.NewLoop(env, "csrcleaner", c.sync)
-	look := func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }
-	return c, c.Watch(requests.Informer(), control.Handlers(look, func(_, r *certificatesv1.CertificateSigningRequest) { look(r) }, nil))
+	return c, c.Watch(requests.Informer(), control.Living(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {

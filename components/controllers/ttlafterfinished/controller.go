@@ -37,7 +37,7 @@ func New(env control.Env) (*Controller, error) {
 			c.AddObject(j)
 		}
 	}
-	return c, c.Watch(jobs.Informer(), control.Handlers(add, func(_, j *batchv1.Job) { add(j) }, nil))
+	return c, c.Watch(jobs.Informer(), control.Living(add))
 }
 
 // expiry is when a Job is to go; false if it is not to.

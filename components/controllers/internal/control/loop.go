@@ -257,3 +257,9 @@ func Handlers[T interface{ GetResourceVersion() string }](added func(T), updated
 func Every[T interface{ GetResourceVersion() string }](f func(T)) cache.ResourceEventHandler {
 	return Handlers(f, func(_, cur T) { f(cur) }, f)
 }
+
+// Living makes an event handler that calls f with what an object is like when it
+// is added and when it changes.
+func Living[T interface{ GetResourceVersion() string }](f func(T)) cache.ResourceEventHandler {
+	return Handlers(f, func(_, cur T) { f(cur) }, nil)
+}
