@@ -167,6 +167,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	}
 	defer r.network.Close()
 	defer r.stopWatching()
+	defer func() { _ = r.runner.Close() }()
 	if err := r.adopt(); err != nil {
 		return err
 	}

@@ -156,6 +156,7 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	}}
 	s.life.Lock()
 	defer s.life.Unlock()
+	r.runner.Expect() // its containers
 	if err := r.makeSandbox(ctx, s, external); err != nil {
 		// Taken apart even when the caller is gone.
 		if undoErr := r.unmakeSandbox(context.WithoutCancel(ctx), s); undoErr != nil {

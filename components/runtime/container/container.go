@@ -40,6 +40,9 @@ type Runner struct {
 	// Log is told what keeps Spaces from making one; nil for nobody.
 	Log *slog.Logger
 
+	spareOnce sync.Once // guards that spares is set
+	spares    *spares
+
 	// starts is held for reading while a process is started.
 	starts sync.RWMutex
 }
@@ -104,12 +107,64 @@ func (r *Runner) Start(id string, spec *specs.Spec, io IO) (*Running, error) {
 		_ = c.Destroy()
 		return nil, fmt.Errorf("recording the container's process: %w", err)
 	}
-	running, err := r.start(newProcess(spec.Process, true), spec.Process, io, c.Run)
+	first := newProcess(spec.Process, true)
+	one := r.takeSpare(c, config, first)
+	running, err := r.start(first, spec.Process, io, c.Run)
+	if one != nil {
+		if err == nil && running.PID() == one.pid {
+			one.close()
+		} else {
+			one.discard()
+		}
+	}
+	r.Expect()
 	if err != nil {
 		_ = c.Destroy()
 		return nil, err
 	}
 	return running, nil
+}
+
+// Expect prepares for a container that will be started soon.
+func (r *Runner) Expect() {
+	r.spareOnce.Do(func() { r.spares = newSpares() })
+	r.spares.fill()
+}
+
+// Close ends what was prepared. Nothing may be started any more.
+func (r *Runner) Close() error {
+	r.spareOnce.Do(func() { r.spares = newSpares() })
+	r.spares.close()
+	if r.Spaces == nil {
+		return nil
+	}
+	return r.Spaces.Close()
+}
+
+// takeSpare prepares first for becoming a spare process, if there is one that it
+// can become. The caller discards what it returns, or closes it when that is the
+// container's process.
+func (r *Runner) takeSpare(c *libcontainer.Container, config *configs.Config, first *libcontainer.Process) *spare {
+	if !canUseSpare(config) {
+		return nil
+	}
+	r.spareOnce.Do(func() { r.spares = newSpares() })
+	one := r.spares.take()
+	if one == nil {
+		return nil
+	}
+	state, err := c.State()
+	if err == nil {
+		err = one.offer(first, state.CgroupPaths)
+	}
+	if err != nil {
+		if r.Log != nil {
+			r.Log.Debug("a spare process cannot be used", "error", err)
+		}
+		one.discard()
+		return nil
+	}
+	return one
 }
 
 // Progress is how far a start has come that was cut short.

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -134,13 +135,7 @@ func (n *node) start() {
 		n.t.Fatal(err)
 	}
 	defer r.Close()
-	program := "/proc/self/exe"
-	if p := os.Getenv("HYPERKUBE_TEST_RUNTIME"); p != "" {
-		sealed := seal(n.t, p)
-		defer sealed.Close()
-		program = fmt.Sprintf("/proc/self/fd/%d", sealed.Fd())
-	}
-	n.cmd = exec.Command(program, append([]string{
+	n.cmd = exec.Command(fmt.Sprintf("/proc/self/fd/%d", sealed(n.t).Fd()), append([]string{
 		"--root", n.path("root"), "--state", n.path("state"), "--socket", n.path("cri.sock"), "--cgroup-root", n.cgroup,
 		"--journal", n.path("journal"), "--pid-file", n.path("pid"), "--log-level", "debug", "--registry-config", n.path("registries.yaml"),
 	}, n.extra...)...)
@@ -167,10 +162,26 @@ func (n *node) start() {
 	})
 }
 
-// seal puts a program into sealed memory, as package launch does.
-func seal(t testing.TB, program string) *os.File {
+// program is what is tested: this program, which is the runtime when it is told
+// so, or the one that HYPERKUBE_TEST_RUNTIME names.
+var program struct {
+	sync.Mutex
+	sealed *os.File
+}
+
+// sealed returns what is tested in sealed memory, as package launch puts it.
+func sealed(t testing.TB) *os.File {
 	t.Helper()
-	data, err := os.ReadFile(program)
+	program.Lock()
+	defer program.Unlock()
+	if program.sealed != nil {
+		return program.sealed
+	}
+	path := os.Getenv("HYPERKUBE_TEST_RUNTIME")
+	if path == "" {
+		path = "/proc/self/exe"
+	}
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,6 +201,7 @@ func seal(t testing.TB, program string) *os.File {
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE); err != nil {
 		t.Fatal(err)
 	}
+	program.sealed = f
 	return f
 }
 

@@ -18,6 +18,9 @@ import (
 
 func init() { //nolint:gochecknoinits // before anything else of the program
 	if len(os.Args) > 1 && os.Args[1] == "init" {
+		if os.Getenv(SpareEnv) != "" {
+			waitForUse()
+		}
 		libcontainer.Init()
 	}
 }

@@ -206,7 +206,9 @@ func (p Plan) divide() (left, todo []*configs.Mount, err error) {
 }
 
 // isDev tells the container's own /dev from other mounts.
-func isDev(m *configs.Mount) bool { return filepath.Clean(m.Destination) == "/dev" && m.Device == "tmpfs" }
+func isDev(m *configs.Mount) bool {
+	return filepath.Clean(m.Destination) == "/dev" && m.Device == "tmpfs"
+}
 
 // onThreadOfItsOwn runs f on a thread that ends with it, so that f may change
 // what belongs to a thread. The first thread is never taken: the process is seen
