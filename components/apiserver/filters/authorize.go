@@ -2,19 +2,12 @@ package filters
 
 import (
 	"context"
-	"fmt"
-	"net/http"
-	"net/url"
-	"slices"
-	"strings"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/audit"
-	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -100,82 +93,4 @@ func (c *Chain) allowed(ctx context.Context, a authorizer.Attributes) error {
 		return apierrors.NewInternalError(err)
 	}
 	return rest.Forbidden(a, reason)
-}
-
-// impersonate returns as whom a request is to be treated; nil: its sender, who
-// must otherwise be allowed to be each part of that.
-//
-// https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/
-func (c *Chain) impersonate(ctx context.Context, req *http.Request, u user.Info) (user.Info, error) {
-	h := req.Header
-	name := h.Get(authenticationv1.ImpersonateUserHeader)
-	groups := h[authenticationv1.ImpersonateGroupHeader]
-	uid := h.Get(authenticationv1.ImpersonateUIDHeader)
-	var extra map[string][]string
-	for header, values := range h {
-		if !strings.HasPrefix(header, authenticationv1.ImpersonateUserExtraHeaderPrefix) {
-			continue
-		}
-		key := strings.ToLower(header[len(authenticationv1.ImpersonateUserExtraHeaderPrefix):])
-		if unescaped, err := url.PathUnescape(key); err == nil {
-			key = unescaped
-		}
-		if extra == nil {
-			extra = map[string][]string{}
-		}
-		extra[key] = append(extra[key], values...)
-	}
-	if name == "" {
-		if len(groups) > 0 || uid != "" || len(extra) > 0 {
-			return nil, apierrors.NewBadRequest(fmt.Sprintf("requested groups %v, uid %q and extra %v without impersonating a user", groups, uid, extra))
-		}
-		return nil, nil
-	}
-
-	ask := func(a authorizer.AttributesRecord) error {
-		a.User, a.Verb, a.ResourceRequest = u, "impersonate", true
-		return c.allowed(ctx, &a)
-	}
-	out := &user.DefaultInfo{Name: name, UID: uid, Groups: slices.Clone(groups), Extra: extra}
-	if ns, account, err := serviceaccount.SplitUsername(name); err == nil {
-		if err := ask(authorizer.AttributesRecord{Resource: "serviceaccounts", Namespace: ns, Name: account}); err != nil {
-			return nil, err
-		}
-		if len(groups) == 0 {
-			out.Groups = serviceaccount.MakeGroupNames(ns)
-		}
-	} else if err := ask(authorizer.AttributesRecord{Resource: "users", Name: name}); err != nil {
-		return nil, err
-	}
-	for _, g := range groups {
-		if err := ask(authorizer.AttributesRecord{Resource: "groups", Name: g}); err != nil {
-			return nil, err
-		}
-	}
-	const group, version = authenticationv1.GroupName, "v1"
-	for key, values := range extra {
-		for _, v := range values {
-			if err := ask(authorizer.AttributesRecord{APIGroup: group, APIVersion: version, Resource: "userextras", Subresource: key, Name: v}); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if uid != "" {
-		if err := ask(authorizer.AttributesRecord{APIGroup: group, APIVersion: version, Resource: "uids", Name: uid}); err != nil {
-			return nil, err
-		}
-	}
-	switch {
-	case slices.Contains(out.Groups, user.AllUnauthenticated):
-	case name == user.Anonymous:
-		out.Groups = append(out.Groups, user.AllUnauthenticated)
-	case !slices.Contains(out.Groups, user.AllAuthenticated):
-		out.Groups = append(out.Groups, user.AllAuthenticated)
-	}
-	for header := range h {
-		if strings.HasPrefix(header, "Impersonate-") {
-			h.Del(header)
-		}
-	}
-	return out, nil
 }

@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -74,6 +75,8 @@ type Chain struct {
 	// authenticated is the rest of the chain once the user is known, limited
 	// what is behind the limiter.
 	authenticated, limited http.Handler
+	// impersonation is made when somebody is first impersonated.
+	impersonation func() http.Handler
 	shares                 shares
 }
 
@@ -91,6 +94,7 @@ func New(cfg Config, next http.Handler) (*Chain, error) {
 	c := &Chain{cfg: cfg, next: next}
 	c.authenticated = http.HandlerFunc(c.serveUser)
 	c.limited = http.HandlerFunc(c.serveLimited)
+	c.impersonation = sync.OnceValue(c.newImpersonation)
 	return c, nil
 }
 
@@ -204,18 +208,17 @@ func (c *Chain) refuse(w http.ResponseWriter, req *http.Request, start time.Time
 
 // serveUser goes on once the sender is known.
 func (c *Chain) serveUser(w http.ResponseWriter, req *http.Request) {
-	ctx := req.Context()
-	u, _ := apirequest.UserFrom(ctx)
-	other, err := c.impersonate(ctx, req, u)
-	if err != nil {
-		c.cfg.Error(w, req, err)
+	if impersonates(req.Header) {
+		c.impersonation().ServeHTTP(w, req)
 		return
 	}
-	if other != nil {
-		u = other
-		audit.LogImpersonatedUser(ctx, u, "")
-		req = req.WithContext(apirequest.WithUser(ctx, u))
-	}
+	c.serveKnown(w, req)
+}
+
+// serveKnown goes on once it is known as whom the request is to be treated.
+func (c *Chain) serveKnown(w http.ResponseWriter, req *http.Request) {
+	ctx := req.Context()
+	u, _ := apirequest.UserFrom(ctx)
 	if c.cfg.Limiter == nil {
 		c.serveLimited(w, req)
 		return

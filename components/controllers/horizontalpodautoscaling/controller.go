@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -213,12 +214,13 @@ func (r *round) run(ctx context.Context, did *string) error {
 		least = *h.Spec.MinReplicas
 	}
 	desired, reason := current, ""
+	outside, byUs := hasOutsideMetric(h), scaledToZero(h)
 	switch {
-	case current == 0 && least != 0:
+	case current == 0 && !byUs || current == 0 && least == 0 && !outside:
 		r.condition(autoscalingv2.ScalingActive, corev1.ConditionFalse, "ScalingDisabled", "scaling is disabled since the replica count of the target is zero")
 	case current > h.Spec.MaxReplicas:
 		desired, reason = h.Spec.MaxReplicas, "Current number of replicas above Spec.MaxReplicas"
-	case current < least:
+	case current < least && current != 0:
 		desired, reason = least, "Current number of replicas below Spec.MinReplicas"
 	default:
 		proposed, metric, err := r.compute(ctx, s)
@@ -234,6 +236,12 @@ func (r *round) run(ctx context.Context, did *string) error {
 			reason = "All metrics below target"
 		}
 		desired = r.normalize(current, proposed, limits{least, h.Spec.MaxReplicas})
+		if current == 0 && desired < least {
+			desired = least
+			if reason == "" {
+				reason = "Current number of replicas below Spec.MinReplicas"
+			}
+		}
 	}
 	if desired != current {
 		if err := r.resize(ctx, target, s, desired); err != nil {
@@ -244,6 +252,11 @@ func (r *round) run(ctx context.Context, did *string) error {
 		}
 		r.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededRescale", fmt.Sprintf("the HPA controller was able to update the target scale to %d", desired))
 		r.env.Events.Eventf(h, corev1.EventTypeNormal, "SuccessfulRescale", "New size: %d; reason: %s", desired, reason)
+		if desired == 0 && least == 0 && outside {
+			r.condition(autoscalingv2.ScaledToZero, corev1.ConditionTrue, "ScaledToZero", "the HPA controller scaled the workload to zero")
+		} else {
+			r.condition(autoscalingv2.ScaledToZero, corev1.ConditionFalse, "NotScaledToZero", "the HPA controller did not scale the workload to zero")
+		}
 		r.memory.changed(r.now, current, desired)
 		*did = action(current, desired)
 		at := metav1.NewTime(r.now)
@@ -251,6 +264,22 @@ func (r *round) run(ctx context.Context, did *string) error {
 	}
 	h.Status.CurrentReplicas, h.Status.DesiredReplicas = current, desired
 	return nil
+}
+
+// hasOutsideMetric tells whether something is measured that there is without
+// pods.
+func hasOutsideMetric(h *autoscalingv2.HorizontalPodAutoscaler) bool {
+	return slices.ContainsFunc(h.Spec.Metrics, func(m autoscalingv2.MetricSpec) bool {
+		return m.Type == autoscalingv2.ObjectMetricSourceType || m.Type == autoscalingv2.ExternalMetricSourceType
+	})
+}
+
+// scaledToZero tells whether it was the controller that left the target without
+// pods; what somebody else has turned off stays so.
+func scaledToZero(h *autoscalingv2.HorizontalPodAutoscaler) bool {
+	return slices.ContainsFunc(h.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
+		return c.Type == autoscalingv2.ScaledToZero && c.Status == corev1.ConditionTrue
+	})
 }
 
 // resize writes the size. A target whose status changed meanwhile is tried again,

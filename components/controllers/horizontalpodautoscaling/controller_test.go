@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -93,6 +94,7 @@ func uses(each int64, n int) map[string]int64 {
 func TestScale(t *testing.T) {
 	disabled := autoscalingv2.DisabledPolicySelect
 	zero := int32(0)
+	atOnce := &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &zero, Policies: []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15}}}}
 	for _, tc := range []struct {
 		name     string
 		current  int32
@@ -119,6 +121,10 @@ func TestScale(t *testing.T) {
 		{"no metrics", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{err: errors.New("none")}, 3, autoscalingv2.ScalingActive, "FailedGetResourceMetric"},
 		{"a pod without metrics holds up growth", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{cpu: uses(600, 2)}, 3, autoscalingv2.ScalingActive, "ValidMetricFound"},
 		{"external", 3, 1, 9, []autoscalingv2.MetricSpec{external("10")}, nil, fixed{whole: 45_000}, 5, autoscalingv2.AbleToScale, "SucceededRescale"},
+		{"to none", 3, 0, 9, []autoscalingv2.MetricSpec{external("10")}, atOnce, fixed{}, 0, autoscalingv2.ScaledToZero, "ScaledToZero"},
+		{"from none", 0, 0, 9, []autoscalingv2.MetricSpec{external("10")}, nil, fixed{whole: 30_000}, 3, autoscalingv2.ScaledToZero, "NotScaledToZero"},
+		{"from none to the least", 0, 2, 9, []autoscalingv2.MetricSpec{external("10")}, nil, fixed{}, 2, autoscalingv2.ScaledToZero, "NotScaledToZero"},
+		{"none is enough", 0, 0, 9, []autoscalingv2.MetricSpec{external("10")}, nil, fixed{}, 0, autoscalingv2.ScalingActive, "ScalingDisabled"},
 		{"the largest counts", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50), external("10")}, nil, fixed{cpu: uses(500, 3), whole: 60_000}, 6, autoscalingv2.AbleToScale, "SucceededRescale"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -129,6 +135,9 @@ func TestScale(t *testing.T) {
 					ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "d"},
 					MinReplicas:    &tc.min, MaxReplicas: tc.max, Metrics: tc.metrics, Behavior: tc.behavior,
 				},
+			}
+			if strings.HasPrefix(tc.name, "from none") { // it was left without pods on purpose
+				h.Status.Conditions = []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.ScaledToZero, Status: corev1.ConditionTrue}}
 			}
 			f := controltest.New(t, append(pods(3), h)...)
 			mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{appsv1.SchemeGroupVersion})

@@ -23,8 +23,8 @@ const (
 // for a new one.
 func validateSpec(spec, old *autoscalingv2.HorizontalPodAutoscalerSpec, path *field.Path) field.ErrorList {
 	e := &validate.Errors{}
-	if spec.MinReplicas != nil && *spec.MinReplicas < 1 {
-		e.Declared(field.Invalid(path.Child("minReplicas"), *spec.MinReplicas, "must be greater than or equal to 1"))
+	if spec.MinReplicas != nil && *spec.MinReplicas < 0 {
+		e.Declared(field.Invalid(path.Child("minReplicas"), *spec.MinReplicas, "must be greater than or equal to 0"))
 	}
 	switch {
 	case spec.MaxReplicas == 0:
@@ -47,6 +47,12 @@ func validateSpec(spec, old *autoscalingv2.HorizontalPodAutoscalerSpec, path *fi
 	})
 	for i := range spec.Metrics {
 		errs = append(errs, validateMetric(&spec.Metrics[i], checkVersions, path.Child("metrics").Index(i))...)
+	}
+	// What a pod uses tells nothing when there is none.
+	if spec.MinReplicas != nil && *spec.MinReplicas == 0 && !slices.ContainsFunc(spec.Metrics, func(m autoscalingv2.MetricSpec) bool {
+		return m.Type == autoscalingv2.ObjectMetricSourceType || m.Type == autoscalingv2.ExternalMetricSourceType
+	}) {
+		errs = append(errs, field.Forbidden(path.Child("metrics"), "must specify at least one Object or External metric to support scaling to zero replicas"))
 	}
 	if b := spec.Behavior; b != nil {
 		errs = append(errs, validateRules(b.ScaleUp, path.Child("behavior", "scaleUp"))...)

@@ -382,17 +382,58 @@ func validateCompletionsUpdate(is, was *batchv1.JobSpec, path *field.Path) field
 	return nil
 }
 
-// validateTemplateUpdate lets the scheduling of a job change while it is
-// suspended and has not started.
+// validateTemplateUpdate lets the scheduling and the resources of a job change
+// while it is suspended and has no pods.
+//
+// https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives
+// https://kep.k8s.io/5440
 func validateTemplateUpdate(j, old *batchv1.Job, path *field.Path) field.ErrorList {
-	was := old.Spec.Template.DeepCopy()
-	if value(old.Spec.Suspend) && old.Status.StartTime == nil {
-		is := &j.Spec.Template
-		was.Annotations, was.Labels = is.Annotations, is.Labels
-		was.Spec.Affinity, was.Spec.NodeSelector = is.Spec.Affinity, is.Spec.NodeSelector
-		was.Spec.Tolerations, was.Spec.SchedulingGates = is.Spec.Tolerations, is.Spec.SchedulingGates
+	was, is := old.Spec.Template.DeepCopy(), &j.Spec.Template
+	if !atRest(old) {
+		return apivalidation.ValidateImmutableField(is, was, path)
 	}
-	return apivalidation.ValidateImmutableField(&j.Spec.Template, was, path)
+	was.Spec.Affinity = withNodeAffinityOf(was.Spec.Affinity, is.Spec.Affinity)
+	was.Spec.NodeSelector = is.Spec.NodeSelector
+	was.Spec.Tolerations, was.Spec.SchedulingGates = is.Spec.Tolerations, is.Spec.SchedulingGates
+	takeResources(was.Spec.Containers, is.Spec.Containers)
+	takeResources(was.Spec.InitContainers, is.Spec.InitContainers)
+	return apivalidation.ValidateImmutableField(is.Spec, was.Spec, path.Child("spec"))
+}
+
+// atRest tells whether a job is suspended and has no pods, nor has begun since.
+func atRest(j *batchv1.Job) bool {
+	suspended := slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
+		return c.Type == batchv1.JobSuspended && c.Status == corev1.ConditionTrue
+	})
+	return value(j.Spec.Suspend) && (j.Status.StartTime == nil || suspended) && j.Status.Active == 0
+}
+
+// withNodeAffinityOf is was with the affinity to nodes that other has.
+func withNodeAffinityOf(was, other *corev1.Affinity) *corev1.Affinity {
+	out := corev1.Affinity{}
+	if was != nil {
+		out = *was
+	}
+	out.NodeAffinity = nil
+	if other != nil {
+		out.NodeAffinity = other.NodeAffinity
+	} else if out == (corev1.Affinity{}) {
+		return nil
+	}
+	return &out
+}
+
+// takeResources gives containers the resources of others, which are the same
+// ones otherwise.
+func takeResources(to, from []corev1.Container) {
+	if len(to) != len(from) {
+		return
+	}
+	for i := range to {
+		if to[i].Name == from[i].Name {
+			to[i].Resources = from[i].Resources
+		}
+	}
 }
 
 func validateJobStatus(j, old *batchv1.Job) field.ErrorList {

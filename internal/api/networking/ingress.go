@@ -285,7 +285,7 @@ func validateIngressStatus(i, old *networkingv1.Ingress) field.ErrorList {
 	for n, in := range i.Status.LoadBalancer.Ingress {
 		at := path.Index(n)
 		if in.IP != "" {
-			errs = append(errs, validation.IsValidIPForLegacyField(at.Child("ip"), in.IP, false, known)...)
+			errs = append(errs, validation.IsValidIPForLegacyField(at.Child("ip"), in.IP, true, known)...)
 		}
 		if in.Hostname != "" {
 			for _, msg := range validation.IsDNS1123Subdomain(in.Hostname) {

@@ -193,14 +193,14 @@ func validateIPBlock(b *networkingv1.IPBlock, known []string, path *field.Path) 
 	if b.CIDR == "" {
 		return field.ErrorList{field.Required(path.Child("cidr"), "").MarkCoveredByDeclarative()}
 	}
-	errs := validation.IsValidCIDRForLegacyField(path.Child("cidr"), b.CIDR, false, known)
+	errs := validation.IsValidCIDRForLegacyField(path.Child("cidr"), b.CIDR, true, known)
 	_, block, err := netutils.ParseCIDRSloppy(b.CIDR)
 	if err != nil {
 		return errs
 	}
 	for i, except := range b.Except {
 		at := path.Child("except").Index(i)
-		errs = append(errs, validation.IsValidCIDRForLegacyField(at, except, false, known)...)
+		errs = append(errs, validation.IsValidCIDRForLegacyField(at, except, true, known)...)
 		_, inner, err := netutils.ParseCIDRSloppy(except)
 		if err != nil {
 			continue

@@ -11,12 +11,12 @@ import (
 // LegacyIP checks an address in a field that has always taken forms such as
 // 010.0.0.1, as long as these were there before.
 func (e *Errors) LegacyIP(at *field.Path, value string, before []string) {
-	e.Add(validation.IsValidIPForLegacyField(at, value, false, before))
+	e.Add(validation.IsValidIPForLegacyField(at, value, true, before))
 }
 
 // LegacyCIDR is LegacyIP for a range of addresses.
 func (e *Errors) LegacyCIDR(at *field.Path, value string, before []string) {
-	e.Add(validation.IsValidCIDRForLegacyField(at, value, false, before))
+	e.Add(validation.IsValidCIDRForLegacyField(at, value, true, before))
 }
 
 // EndpointIP refuses addresses that no other machine can reach.

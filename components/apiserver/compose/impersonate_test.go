@@ -1,0 +1,54 @@
+package compose_test
+
+import (
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// TestConstrainedImpersonation lets somebody be somebody else for some requests
+// alone.
+func TestConstrainedImpersonation(t *testing.T) {
+	e := start(t)
+	admin, err := kubernetes.NewForConfig(e.server.ClientConfig("admin", "system:masters"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, role := range []*rbacv1.ClusterRole{
+		{ObjectMeta: metav1.ObjectMeta{Name: "deputy"}, Rules: []rbacv1.PolicyRule{
+			{Verbs: []string{"impersonate:user-info"}, APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"users"}, ResourceNames: []string{"bob"}},
+			{Verbs: []string{"impersonate-on:user-info:list"}, APIGroups: []string{""}, Resources: []string{"configmaps"}},
+		}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "bob"}, Rules: []rbacv1.PolicyRule{{Verbs: []string{"*"}, APIGroups: []string{""}, Resources: []string{"configmaps"}}}},
+	} {
+		if _, err := admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: role.Name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: role.Name}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg := rest.CopyConfig(e.server.ClientConfig("deputy"))
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "bob"}
+	kube, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the deputy lists", func() error {
+		_, err := kube.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{})
+		return err
+	})
+	_, err = kube.CoreV1().ConfigMaps("default").Get(t.Context(), "x", metav1.GetOptions{})
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `User "deputy" cannot impersonate-on:user-info:get resource "configmaps"`) {
+		t.Errorf("get: %v", err)
+	}
+}
