@@ -2,12 +2,20 @@ package e2e
 
 import (
 	"bytes"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"hyperkube/internal/layout"
+	"hyperkube/internal/pki"
 )
 
 // TestUpgrade puts another build in the place of one that runs, with `up`: pods
@@ -25,6 +33,7 @@ func TestUpgrade(t *testing.T) {
 	runtime := a.runtime(root)
 
 	a.binary = newer
+	aged := a.age(root)
 	if out := a.hyperkube("up", "--root", root); !strings.Contains(out, "makes way for this one, "+version) || !strings.Contains(out, version+" is up") {
 		t.Errorf("up of another build said\n%s", out)
 	}
@@ -48,6 +57,47 @@ func TestUpgrade(t *testing.T) {
 	if out := a.hyperkube("up", "--root", root); !strings.Contains(out, "running already") {
 		t.Errorf("up again said\n%s", out)
 	}
+	// The certificate that ends soon is renewed while all runs.
+	deadline := time.Now().Add(2 * time.Minute)
+	for {
+		var shown *x509.Certificate
+		a.onThread(func() error {
+			conn, err := tls.Dial("tcp", "127.0.0.1:6443", &tls.Config{InsecureSkipVerify: true})
+			if err == nil {
+				shown = conn.ConnectionState().PeerCertificates[0]
+				conn.Close()
+			}
+			return err
+		})
+		if shown == nil || time.Until(shown.NotAfter) > 24*time.Hour {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a certificate that was good until %s is not renewed", aged)
+		}
+		time.Sleep(100 * time.Millisecond) // nobody tells
+	}
+	a.hyperkube("kubectl", "get", "nodes")
+}
+
+// age puts a certificate in the place of the API server's, by the same authority and for the same
+// key, that ends in half a minute, and returns when.
+func (a *alone) age(root string) time.Time {
+	a.t.Helper()
+	set, err := pki.Load(layout.Under(root).PKI())
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	template := *set.APIServer.Cert
+	template.NotBefore, template.NotAfter = time.Now(), time.Now().Add(30*time.Second)
+	der, err := x509.CreateCertificate(rand.Reader, &template, set.CA.Cert, set.APIServer.Key.Public(), set.CA.Key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	if err := os.WriteFile(set.APIServer.CertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+	return template.NotAfter
 }
 
 // anotherBuild is the program with another version written into it.

@@ -255,7 +255,7 @@ func (f *fleet) start(ctx context.Context, machine *localnodes.Machine, i int) e
 		}
 	}
 	if pid == 0 {
-		if err := f.configure(machine, i); err != nil {
+		if _, err := f.configure(machine, i); err != nil {
 			return fmt.Errorf("node %q: %w", name, err)
 		}
 		args := []string{"node", "--further=" + strconv.Itoa(i)}
@@ -276,8 +276,9 @@ func (f *fleet) start(ctx context.Context, machine *localnodes.Machine, i int) e
 	return nil
 }
 
-// configure makes what the i-th further node's process needs on disk.
-func (f *fleet) configure(machine *localnodes.Machine, i int) error {
+// configure makes what the i-th further node's process needs on disk, and returns
+// its certificates.
+func (f *fleet) configure(machine *localnodes.Machine, i int) ([]*pki.Pair, error) {
 	l, name, addresses := f.layout.Numbered(i), furtherName(f.identity, i), furtherAddresses(machine, i)
 	o := nodeOptions{
 		Kubeconfig: filepath.Join(l.Data, "kubelet.conf"), ProxyKubeconfig: filepath.Join(l.Data, "proxy.conf"),
@@ -286,8 +287,9 @@ func (f *fleet) configure(machine *localnodes.Machine, i int) error {
 	}
 	serving, err := f.ca.EnsurePair(filepath.Join(l.PKI(), "kubelet"), pki.KubeletServer(name, slices.Concat(addresses, []string{"127.0.0.1", "localhost"})...))
 	if err != nil {
-		return err
+		return nil, err
 	}
+	pairs := []*pki.Pair{serving}
 	o.CertFile, o.KeyFile = serving.CertFile, serving.KeyFile
 	for base, way := range map[string]struct {
 		spec pki.Spec
@@ -298,18 +300,19 @@ func (f *fleet) configure(machine *localnodes.Machine, i int) error {
 	} {
 		pair, err := f.ca.EnsurePair(filepath.Join(l.PKI(), base), way.spec)
 		if err != nil {
-			return err
+			return nil, err
 		}
+		pairs = append(pairs, pair)
 		if err := kubeconfig.Write(way.file, kubeconfig.Config{
 			Name: contextName, User: way.spec.CommonName, CA: f.ca.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM,
 			Server: fmt.Sprintf("https://%s:%d", machine.Gateway(), f.layout.Port(layout.PortAPIServer)),
 			// The bridge may be younger than the server's certificate.
 			ServerName: "kubernetes",
 		}); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return o.save(l)
+	return pairs, o.save(l)
 }
 
 // remove takes the i-th further node out of the cluster and off the machine.

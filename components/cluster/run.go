@@ -3,13 +3,14 @@ package cluster
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,7 +52,11 @@ type clusterRun struct {
 	// addresses of the node, the primary family's first.
 	addresses []netip.Addr
 	pki       *pki.Set
-	journal   *hostchange.Journal
+	// serving is what the kubelet shows.
+	serving atomic.Pointer[tls.Certificate]
+	// entered is the administrator's certificate in kubeconfigs.
+	entered *x509.Certificate
+	journal *hostchange.Journal
 }
 
 // run starts everything in the order in which one thing stands on another, and
@@ -169,6 +174,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 		return err
 	}
 	c.steps.send(step{Text: readyText(c.identity, c.further.Count), Ready: true})
+	group.Start(background, "certificates", lifecycle.Func(func(ctx context.Context) error { return c.keepCertificates(ctx, parts) }))
 
 	select {
 	case <-ctx.Done():
@@ -194,11 +200,16 @@ func (c *clusterRun) startFurther(ctx context.Context, p *parts) error {
 	}); err != nil {
 		return err
 	}
-	f := fleet{
-		layout: c.layout, identity: c.identity, wish: c.further, ca: c.pki.CA,
-		kube: p.admin.Kube, nodes: nodes, steps: c.steps,
-	}
+	f := c.fleet(p, c.further)
 	return f.ensure(ctx)
+}
+
+// fleet are the further nodes as they are wished.
+func (c *clusterRun) fleet(p *parts, wish furtherNodes) fleet {
+	return fleet{
+		layout: c.layout, identity: c.identity, wish: wish, ca: c.pki.CA,
+		kube: p.admin.Kube, nodes: p.shared.Informers.Core().V1().Nodes().Informer(), steps: c.steps,
+	}
 }
 
 // wait runs f, which waits for what, says from time to time what stands in the
@@ -254,18 +265,7 @@ func (c *clusterRun) prepare() error {
 	if len(c.addresses) == 0 || familyOf(c.addresses[0]) != familyOf(gateway) {
 		c.addresses = withAddress(gateway, c.addresses)
 	}
-	cfg := pki.Config{NodeName: c.identity.NodeName, ClusterDomain: c.identity.Domain}
-	for _, a := range c.addresses {
-		cfg.NodeAddresses = append(cfg.NodeAddresses, a.AsSlice())
-	}
-	for _, cidr := range c.identity.ServiceCIDRs {
-		first, err := nthAddress(cidr, 1)
-		if err != nil {
-			return err
-		}
-		cfg.ServiceAddresses = append(cfg.ServiceAddresses, first.AsSlice())
-	}
-	if c.pki, err = pki.Ensure(c.layout.PKI(), cfg); err != nil {
+	if c.pki, err = c.ensureCertificates(); err != nil {
 		return err
 	}
 	if err := encryption.Ensure(encryptionFile(c.layout)); err != nil {
@@ -439,21 +439,20 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 	if p.node.Proxy, err = b.as("kube-proxy", "system:kube-proxy"); err != nil {
 		return nil, err
 	}
-	serving, err := c.pki.CA.EnsurePair(filepath.Join(c.layout.PKI(), "kubelet"), pki.KubeletServer(c.identity.NodeName, servingNames(c.addresses)...))
-	if err != nil {
+	if err := c.ensureServing(); err != nil {
 		return nil, err
 	}
-	certificate := serving.TLS()
-	p.node.Certificate = func() (*tls.Certificate, error) { return &certificate, nil }
+	p.node.Certificate = func() (*tls.Certificate, error) { return c.serving.Load(), nil }
 	return p, nil
 }
 
 // enter writes the administrator's kubeconfig, and merges it into the user's.
 func (c *clusterRun) enter() error {
-	admin, err := c.pki.CA.EnsurePair(filepath.Join(c.layout.PKI(), "admin"), pki.Client("kubernetes-admin", "system:masters"))
+	admin, err := c.admin()
 	if err != nil {
 		return err
 	}
+	c.entered = admin.Cert
 	cfg := kubeconfig.Config{Name: contextName, Server: c.server(), CA: c.pki.CA.CertPEM, Cert: admin.CertPEM, Key: admin.KeyPEM}
 	if err := kubeconfig.Write(adminKubeconfig(c.layout), cfg); err != nil {
 		return err

@@ -53,6 +53,11 @@ func (p *Pair) TLS() tls.Certificate {
 	}
 }
 
+// RenewAt is when the pair is due to be made again: when a third of its time is left.
+func (p *Pair) RenewAt() time.Time {
+	return p.Cert.NotAfter.Add(-p.Cert.NotAfter.Sub(p.Cert.NotBefore) / 3)
+}
+
 // CA is a certificate authority. Its methods are safe for several goroutines.
 type CA struct {
 	Pair

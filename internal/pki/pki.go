@@ -125,6 +125,11 @@ func (s *Set) leaves(cfg Config) []leaf {
 	}
 }
 
+// Pairs are all certificates of the set but those of its authorities.
+func (s *Set) Pairs() []*Pair {
+	return []*Pair{s.APIServer, s.APIServerKubeletClient, s.FrontProxyClient, s.EtcdServer, s.EtcdPeer, s.EtcdHealthcheckClient, s.APIServerEtcdClient}
+}
+
 // Ensure makes dir hold everything that cfg asks for and returns it. What is
 // there and good is kept. Processes that do this at the same time wait for
 // each other.
@@ -284,8 +289,7 @@ func (ca *CA) ensure(base string, spec Spec) (*Pair, []atomicfile.File, error) {
 // good tells whether pair need not be made again.
 func (ca *CA) good(pair *Pair, spec Spec) bool {
 	cert := pair.Cert
-	left := time.Until(cert.NotAfter)
-	if left < cert.NotAfter.Sub(cert.NotBefore)/3 && cert.NotAfter.Before(ca.Cert.NotAfter) || left <= 0 {
+	if now := time.Now(); now.After(pair.RenewAt()) && cert.NotAfter.Before(ca.Cert.NotAfter) || !now.Before(cert.NotAfter) {
 		return false
 	}
 	if cert.CheckSignatureFrom(ca.Cert) != nil {

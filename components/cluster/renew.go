@@ -1,0 +1,184 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"hyperkube/internal/layout"
+	"hyperkube/internal/pki"
+)
+
+// ensureCertificates makes those of the control plane that are missing or due.
+func (c *clusterRun) ensureCertificates() (*pki.Set, error) {
+	cfg := pki.Config{NodeName: c.identity.NodeName, ClusterDomain: c.identity.Domain}
+	for _, a := range c.addresses {
+		cfg.NodeAddresses = append(cfg.NodeAddresses, a.AsSlice())
+	}
+	for _, cidr := range c.identity.ServiceCIDRs {
+		first, err := nthAddress(cidr, 1)
+		if err != nil {
+			return nil, err
+		}
+		cfg.ServiceAddresses = append(cfg.ServiceAddresses, first.AsSlice())
+	}
+	return pki.Ensure(c.layout.PKI(), cfg)
+}
+
+// ensureServing makes the certificate that the kubelet shows if that is due, and
+// shows it.
+func (c *clusterRun) ensureServing() error {
+	pair, err := c.kubeletServing()
+	if err != nil {
+		return err
+	}
+	certificate := pair.TLS()
+	c.serving.Store(&certificate)
+	return nil
+}
+
+func (c *clusterRun) kubeletServing() (*pki.Pair, error) {
+	return c.pki.CA.EnsurePair(filepath.Join(c.layout.PKI(), "kubelet"), pki.KubeletServer(c.identity.NodeName, servingNames(c.addresses)...))
+}
+
+// admin is the administrator's certificate.
+func (c *clusterRun) admin() (*pki.Pair, error) {
+	return c.pki.CA.EnsurePair(filepath.Join(c.layout.PKI(), "admin"), pki.Client("kubernetes-admin", "system:masters"))
+}
+
+const (
+	// renewLook is the longest time between two looks at what is due: a machine
+	// may sleep, and its clock be set.
+	renewLook = time.Hour
+	// renewRetry is how long after a failure it is tried again.
+	renewRetry = time.Minute
+)
+
+// keepCertificates renews the certificates of a cluster that runs, those of further
+// nodes too, until ctx ends. Servers and clients read their files again when these
+// change.
+func (c *clusterRun) keepCertificates(ctx context.Context, p *parts) error {
+	var pause time.Duration
+	for {
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+		next, err := c.renewCertificates(ctx, p)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			c.log.Error("certificates cannot be renewed, trying again", "error", err)
+			pause = renewRetry
+		default:
+			pause = min(renewLook, max(time.Until(next), time.Second))
+		}
+	}
+}
+
+// renewCertificates renews what is due, and returns when the next will be.
+func (c *clusterRun) renewCertificates(ctx context.Context, p *parts) (next time.Time, err error) {
+	set, err := c.ensureCertificates()
+	if err != nil {
+		return next, err
+	}
+	serving, err := c.kubeletServing()
+	if err != nil {
+		return next, err
+	}
+	if shown := c.serving.Load(); shown == nil || !shown.Leaf.Equal(serving.Cert) {
+		c.log.Info("the kubelet's serving certificate is renewed", "until", serving.Cert.NotAfter)
+		certificate := serving.TLS()
+		c.serving.Store(&certificate)
+	}
+	admin, err := c.admin()
+	if err != nil {
+		return next, err
+	}
+	if !c.entered.Equal(admin.Cert) {
+		c.log.Info("the administrator's certificate is renewed", "until", admin.Cert.NotAfter)
+		if err := c.enter(); err != nil {
+			return next, err
+		}
+	}
+	further, err := c.renewFurther(ctx, p)
+	for _, pair := range append(append(set.Pairs(), serving, admin), further...) {
+		// What ends with its authority cannot be renewed.
+		if at := pair.RenewAt(); (next.IsZero() || at.Before(next)) && at.After(time.Now()) {
+			next = at
+		}
+	}
+	if next.IsZero() {
+		next = time.Now().Add(renewLook)
+	}
+	return next, err
+}
+
+// renewFurther renews the certificates of the further nodes and returns them. A node
+// of which any is new is started again; its pods go on.
+func (c *clusterRun) renewFurther(ctx context.Context, p *parts) (pairs []*pki.Pair, err error) {
+	// Others may have made nodes since the start.
+	wish, err := loadFurtherNodes(c.layout)
+	if err != nil || wish.Count < 2 {
+		return nil, err
+	}
+	lock, err := takeLock(c.layout.PIDFile("nodes"))
+	if errors.Is(err, errHeld) {
+		return nil, nil // whoever starts nodes renews theirs
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer lock.release()
+	f := c.fleet(p, wish)
+	f.steps = newSteps(func(step) {})
+	machine, err := f.machine()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, machine.Journal.Close()) }()
+	for i := 1; i < wish.Count; i++ {
+		l := c.layout.Numbered(i)
+		before := furtherCertificates(l)
+		if len(before) == 0 {
+			continue // it has not been made
+		}
+		some, err := f.configure(machine, i)
+		if err != nil {
+			return pairs, err
+		}
+		pairs = append(pairs, some...)
+		if bytes.Equal(before, furtherCertificates(l)) {
+			continue
+		}
+		c.log.Info("certificates of a further node are renewed, and it is started again", "node", furtherName(f.identity, i))
+		if err := stopMain(ctx, io.Discard, l); err != nil {
+			return pairs, err
+		}
+		if err := f.start(ctx, machine, i); err != nil {
+			return pairs, err
+		}
+	}
+	return pairs, nil
+}
+
+// furtherCertificates is what the files of a further node's certificates hold.
+func furtherCertificates(l layout.Node) []byte {
+	var all []byte
+	for _, name := range []string{"kubelet", "kubelet-client", "proxy-client"} {
+		data, err := os.ReadFile(filepath.Join(l.PKI(), name+".crt"))
+		if err != nil {
+			return nil
+		}
+		all = append(all, data...)
+	}
+	return all
+}
