@@ -203,7 +203,7 @@ func New(cfg Config) (*Chain, error) {
 		c.add(name, cfg.Extra[name])
 	}
 	if cfg.Serves(resourcev1.SchemeGroupVersion.WithResource("resourceclaims")) {
-		c.validating = append(c.validating, validating{ValidationInterface: newAdminAccess(&cfg)})
+		c.validating = append(c.validating, validating{ValidationInterface: newAdminAccess(&cfg)}, validating{ValidationInterface: newClaimWriters(&cfg)})
 	}
 	if cfg.Last != nil {
 		c.validating = append(c.validating, validating{ValidationInterface: cfg.Last})

@@ -1,0 +1,175 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	endpointfilters "k8s.io/apiserver/pkg/endpoints/filters"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+)
+
+// claimWriters lets only those change the status of ResourceClaims who may change
+// that part of it: to allocate and to reserve takes resourceclaims/binding, and
+// to tell of devices resourceclaims/driver with the name of the driver, on the
+// own node (associated-node:VERB) or on any (arbitrary-node:VERB).
+//
+// https://kep.k8s.io/4817
+type claimWriters struct {
+	*admission.Handler
+	may authorizer.Authorizer
+}
+
+func newClaimWriters(cfg *Config) *claimWriters {
+	return &claimWriters{admission.NewHandler(admission.Update), cfg.Authorizer}
+}
+
+// Validate implements admission.ValidationInterface.
+func (c *claimWriters) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	claim, ok := a.GetObject().(*resourcev1.ResourceClaim)
+	if !ok || a.GetSubresource() != "status" {
+		return nil
+	}
+	old, ok := a.GetOldObject().(*resourcev1.ResourceClaim)
+	if !ok {
+		return nil
+	}
+	is, was := &claim.Status, &old.Status
+	binds := !equality.Semantic.DeepEqual(is.Allocation, was.Allocation) || !equality.Semantic.DeepEqual(is.ReservedFor, was.ReservedFor)
+	var drivers []string
+	if is.Allocation != nil { // what is not allocated has no devices
+		drivers = changedDrivers(is.Devices, was.Devices)
+	}
+	if !binds && len(drivers) == 0 {
+		return nil
+	}
+	request, err := endpointfilters.GetAuthorizerAttributes(ctx)
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("cannot build authorizer attributes: %w", err))
+	}
+	verb := request.GetVerb()
+	var errs field.ErrorList
+	if binds {
+		if err := c.ask(ctx, claimAttributes{request, verb, resourcev1.SubresourceBinding, "", ""}); err != nil {
+			errs = append(errs, field.Forbidden(field.NewPath("status", "allocation"),
+				fmt.Sprintf(`changing status.allocation or status.reservedFor requires resource="resourceclaims/binding", verb="%s" permission: %s`, verb, err)))
+		}
+	}
+	verbs := []string{resourcev1.VerbPrefixArbitraryNode + verb}
+	if node := allocatedNode(is.Allocation); node != "" && isOnNode(request.GetUser(), node) {
+		verbs = []string{resourcev1.VerbPrefixAssociatedNode + verb, verbs[0]}
+	}
+	for _, driver := range drivers {
+		if err := c.askFor(ctx, request, verbs, driver); err != nil {
+			errs = append(errs, field.Forbidden(field.NewPath("status", "devices"),
+				fmt.Sprintf(`changing status.devices requires resource="resourceclaims/driver", verb="%s" permission: %s`, verbs, err)))
+		}
+	}
+	if len(errs) > 0 {
+		return apierrors.NewInvalid(a.GetKind().GroupKind(), claim.Name, errs)
+	}
+	return nil
+}
+
+// askFor is nil if any of the verbs is allowed for a driver, and why the first
+// is not else.
+func (c *claimWriters) askFor(ctx context.Context, request authorizer.Attributes, verbs []string, driver string) error {
+	var first error
+	for _, verb := range verbs {
+		err := c.ask(ctx, claimAttributes{request, verb, resourcev1.SubresourceDriver, request.GetNamespace(), driver})
+		if err == nil {
+			return nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func (c *claimWriters) ask(ctx context.Context, a authorizer.Attributes) error {
+	decision, reason, err := c.may.Authorize(ctx, a)
+	switch {
+	case decision == authorizer.DecisionAllow:
+		return nil
+	case err != nil && reason != "":
+		reason = fmt.Sprintf("%v: %s", err, reason)
+	case err != nil:
+		reason = err.Error()
+	}
+	return responsewriters.ForbiddenStatusError(a, reason)
+}
+
+// claimAttributes ask for another verb and subresource than the request's.
+type claimAttributes struct {
+	authorizer.Attributes
+
+	verb, subresource, namespace, name string
+}
+
+func (a claimAttributes) GetVerb() string        { return a.verb }
+func (a claimAttributes) GetSubresource() string { return a.subresource }
+func (a claimAttributes) GetNamespace() string   { return a.namespace }
+func (a claimAttributes) GetName() string        { return a.name }
+
+// changedDrivers are those whose devices are told of otherwise, in order.
+func changedDrivers(is, was []resourcev1.AllocatedDeviceStatus) []string {
+	type key struct{ driver, pool, device, share string }
+	of := func(d *resourcev1.AllocatedDeviceStatus) key {
+		k := key{driver: d.Driver, pool: d.Pool, device: d.Device}
+		if d.ShareID != nil {
+			k.share = *d.ShareID
+		}
+		return k
+	}
+	before, drivers := map[key]*resourcev1.AllocatedDeviceStatus{}, map[string]bool{}
+	for i := range was {
+		before[of(&was[i])] = &was[i]
+	}
+	for i := range is {
+		k := of(&is[i])
+		if d := before[k]; d == nil || !equality.Semantic.DeepEqual(*d, is[i]) {
+			drivers[k.driver] = true
+		}
+		delete(before, k)
+	}
+	for k := range before {
+		drivers[k.driver] = true
+	}
+	return slices.Sorted(maps.Keys(drivers))
+}
+
+// allocatedNode is the one node on which an allocation is, or empty.
+func allocatedNode(a *resourcev1.AllocationResult) string {
+	if a == nil || a.NodeSelector == nil || len(a.NodeSelector.NodeSelectorTerms) != 1 {
+		return ""
+	}
+	term := &a.NodeSelector.NodeSelectorTerms[0]
+	if len(term.MatchExpressions) != 0 || len(term.MatchFields) != 1 {
+		return ""
+	}
+	f := &term.MatchFields[0]
+	if f.Key != "metadata.name" || f.Operator != corev1.NodeSelectorOpIn || len(f.Values) != 1 {
+		return ""
+	}
+	return f.Values[0]
+}
+
+// isOnNode tells whether u is a service account by a token of a pod on a node.
+func isOnNode(u user.Info, node string) bool {
+	if _, _, err := serviceaccount.SplitUsername(u.GetName()); err != nil {
+		return false
+	}
+	names := u.GetExtra()[serviceaccount.NodeNameKey]
+	return len(names) == 1 && names[0] == node
+}
