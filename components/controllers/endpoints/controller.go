@@ -21,6 +21,7 @@ import (
 	utilnet "k8s.io/utils/net"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/internal/servicepods"
 )
 
 const (
@@ -67,25 +68,7 @@ func New(env control.Env) (*Controller, error) {
 	if err := c.Watch(services.Informer(), control.Every(func(s *corev1.Service) { c.AddObject(s) })); err != nil {
 		return nil, err
 	}
-	podEvent := func(old, cur any) {
-		change := sliceutil.GetPodUpdateProjectionKey(old, cur)
-		if change == nil {
-			return
-		}
-		keys, err := sliceutil.GetServicesToUpdate(c.services, change)
-		if err != nil {
-			env.Log.Error("services of a pod cannot be listed", "error", err)
-			return
-		}
-		for k := range keys {
-			c.Add(k)
-		}
-	}
-	if err := c.Watch(pods.Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { podEvent(nil, obj) },
-		UpdateFunc: podEvent,
-		DeleteFunc: func(obj any) { podEvent(nil, obj) },
-	}); err != nil {
+	if err := servicepods.Watch(c.Loop, env); err != nil {
 		return nil, err
 	}
 	return c, c.Watch(endpoints.Informer(), control.Handlers(nil, nil, func(e *corev1.Endpoints) { c.AddObject(e) }))

@@ -21,6 +21,7 @@ import (
 	sliceutil "k8s.io/endpointslice/util"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/internal/servicepods"
 )
 
 // Name is what manages the slices, by their label.
@@ -80,25 +81,7 @@ func New(env control.Env, perSlice int32) (*Controller, error) {
 	if err := c.Watch(services.Informer(), control.Every(func(s *corev1.Service) { c.AddObject(s) })); err != nil {
 		return nil, err
 	}
-	podEvent := func(old, cur any) {
-		change := sliceutil.GetPodUpdateProjectionKey(old, cur)
-		if change == nil {
-			return
-		}
-		keys, err := sliceutil.GetServicesToUpdate(c.services, change)
-		if err != nil {
-			env.Log.Error("services of a pod cannot be listed", "error", err)
-			return
-		}
-		for k := range keys {
-			c.Add(k)
-		}
-	}
-	if err := c.Watch(pods.Informer(), cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { podEvent(nil, obj) },
-		UpdateFunc: podEvent,
-		DeleteFunc: func(obj any) { podEvent(nil, obj) },
-	}); err != nil {
+	if err := servicepods.Watch(c.Loop, env); err != nil {
 		return nil, err
 	}
 	if err := c.Watch(nodes.Informer(), control.Handlers(
