@@ -2,15 +2,11 @@ package fieldmanager
 
 import (
 	"fmt"
-	"sync"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	extensiontypes "k8s.io/apiextensions-apiserver/pkg/client/applyconfiguration"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
-	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"hyperkube/internal/api"
 )
@@ -47,28 +43,4 @@ func (k customKind) ConvertToVersion(in runtime.Object, gv runtime.GroupVersione
 		return nil, runtime.NewNotRegisteredErrForKind("API server", to)
 	}
 	return k.Custom.Relabel(obj, to.Version)
-}
-
-// extended adds the types of apiextensions.k8s.io, whose schema is in another
-// library than that of all others. It is loaded when it is first needed.
-type extended struct {
-	managedfields.TypeConverter
-	own func() managedfields.TypeConverter
-}
-
-func withExtensions(others managedfields.TypeConverter) extended {
-	return extended{others, sync.OnceValue(func() managedfields.TypeConverter {
-		s := runtime.NewScheme()
-		// It adds types to a new scheme: there is nothing to fail.
-		_ = apiextensionsv1.AddToScheme(s)
-		return extensiontypes.NewTypeConverter(s)
-	})}
-}
-
-// ObjectToTyped is that of the schema of the object's kind.
-func (e extended) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
-	if obj.GetObjectKind().GroupVersionKind().Group == apiextensionsv1.GroupName {
-		return e.own().ObjectToTyped(obj, opts...)
-	}
-	return e.TypeConverter.ObjectToTyped(obj, opts...)
 }

@@ -50,7 +50,7 @@ type key struct {
 func New() *Managers {
 	return &Managers{
 		types: sync.OnceValues(func() (managedfields.TypeConverter, error) {
-			all, err := newWithScale(withExtensions(withAggregation(applyconfigurations.NewTypeConverter(scheme.Scheme))))
+			all, err := newWithScale(withLibraries(applyconfigurations.NewTypeConverter(scheme.Scheme)))
 			if err != nil {
 				return nil, err
 			}
