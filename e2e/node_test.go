@@ -50,6 +50,7 @@ topologyManagerPolicy: single-numa-node
 topologyManagerScope: pod
 kubeReserved: {cpu: 500m, memory: 200Mi}
 evictionHard: {memory.available: 100Mi}
+podPidsLimit: 100
 reservedMemory: [{numaNode: 0, limits: {memory: 300Mi}}]
 shutdownGracePeriod: 10s
 shutdownGracePeriodCriticalPods: 5s
@@ -95,6 +96,7 @@ func TestNode(t *testing.T) {
 	})
 	n.name = strings.TrimSpace(n.kubectl("get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"))
 	n.ownResources()
+	n.bounded()
 	n.farDevice()
 	n.measures()
 	n.kubectl("wait", "--timeout=180s", "--for=jsonpath={.status.phase}=Running", "pod/web-"+n.name)
@@ -223,6 +225,51 @@ providers:
     requireServiceAccount: true
     optionalServiceAccountAnnotationKeys: [team]
 `, 0o600)
+}
+
+// bounded has pods take all processes and all memory that they can get. Each meets
+// its own limit, and who was there before goes on.
+func (n *aloneNode) bounded() {
+	n.t.Helper()
+	n.apply(`apiVersion: v1
+kind: Pod
+metadata: {name: bomb}
+spec:
+  restartPolicy: Never
+  serviceAccountName: team
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: c
+    image: ` + n.registry + `/team/busybox:1
+    imagePullPolicy: IfNotPresent
+    command: [sh, -c, "for i in $(seq 300); do sleep 1000 & done; echo all of them"]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: hog}
+spec:
+  restartPolicy: Never
+  serviceAccountName: team
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: c
+    image: ` + n.registry + `/team/busybox:1
+    imagePullPolicy: IfNotPresent
+    command: [tail, /dev/zero]
+    resources: {limits: {memory: 32Mi}}
+`)
+	n.kubectl("wait", "--timeout=180s", "--for=jsonpath={.status.phase}=Failed", "pod/bomb", "pod/hog")
+	if out := n.kubectl("logs", "bomb"); !strings.Contains(out, "Resource temporarily unavailable") {
+		n.t.Errorf("who starts 300 processes says %q", out)
+	}
+	const how = "jsonpath={.status.containerStatuses[0].state.terminated.reason} {.status.containerStatuses[0].state.terminated.exitCode}"
+	if out := n.kubectl("get", "pod", "hog", "-o", how); out != "OOMKilled 137" {
+		n.t.Errorf("who takes all memory ends as %q", out)
+	}
+	if out := n.kubectl("exec", "own", "--", "echo", "here"); out != "here\n" {
+		n.t.Errorf("beside both a container says %q", out)
+	}
+	n.kubectl("delete", "pod", "bomb", "hog", "--wait=false")
 }
 
 // ownResources runs a pod that has a CPU, memory and huge pages for itself, of an
