@@ -59,8 +59,12 @@ type document struct {
 	etag string
 }
 
-// New returns a handler for what reg serves; version stands in the documents.
+// New returns a handler for what reg serves; the documents
+// tell of its version, e.g. "v1.37.2", what counts for an API: "1.37".
 func New(reg Registry, version string) *Handler {
+	if parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3); len(parts) == 3 {
+		version = parts[0] + "." + parts[1]
+	}
 	return &Handler{registry: reg, version: version, documents: map[string]*document{}}
 }
 
@@ -80,6 +84,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	if accept := r.Header.Get("Accept"); path == "/openapi/v2" && !acceptable(accept) {
+		w.Header().Set("Vary", "Accept")
+		w.WriteHeader(http.StatusNotAcceptable)
+		return
+	}
 	form := mimeJSON
 	if path == "/openapi/v2" && wantsProto(r.Header.Get("Accept")) {
 		form = mimeProtoV2
@@ -90,6 +99,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	case doc == nil:
+		if _, ok := strings.CutPrefix(path, "/openapi/v3/"); ok {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
 		http.NotFound(w, r)
 		return
 	}
@@ -111,6 +124,21 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	request.SendLater(w, 0, func() { _, _ = w.Write(doc.data) })
+}
+
+// acceptable tells whether version 2 can be had in one of the forms in accept.
+func acceptable(accept string) bool {
+	if accept == "" {
+		return true
+	}
+	for _, part := range strings.Split(accept, ",") {
+		mediaType, _, _ := strings.Cut(part, ";")
+		switch strings.TrimSpace(mediaType) {
+		case mimeProtoV2, mimeProtoV2Old, mimeJSON, "*/*", "application/*":
+			return true
+		}
+	}
+	return false
 }
 
 func wantsProto(accept string) bool {
@@ -204,10 +232,9 @@ func (h *Handler) make(path string) ([]byte, error) {
 	case "/openapi/v3":
 		return h.index()
 	}
-	for _, gv := range h.registry.GroupVersions() {
-		if path == "/openapi/v3/"+groupPath(gv) {
-			return h.group(gv)
-		}
+	name := strings.TrimPrefix(path, "/openapi/v3/")
+	if gv, ok := h.sections()[name]; ok && name != path {
+		return h.group(name, gv)
 	}
 	return nil, nil
 }
@@ -215,37 +242,99 @@ func (h *Handler) make(path string) ([]byte, error) {
 // index lists the documents of v3.
 func (h *Handler) index() ([]byte, error) {
 	paths := map[string]any{}
-	for _, gv := range h.registry.GroupVersions() {
-		name := groupPath(gv)
+	for name := range h.sections() {
 		url := "/openapi/v3/" + name
 		paths[name] = map[string]string{"serverRelativeURL": url + "?hash=" + strings.Trim(h.etag(url), `"`)}
 	}
 	return json.Marshal(map[string]any{"paths": paths})
 }
 
+// security is how clients show who they are.
+var security = members{{"BearerToken", members{
+	{"type", "apiKey"}, {"description", "Bearer Token authentication"}, {"name", "authorization"}, {"in", "header"},
+}}}
+
 // group makes the v3 document of one group and version.
-func (h *Handler) group(gv schema.GroupVersion) ([]byte, error) {
+func (h *Handler) group(name string, gv *schema.GroupVersion) ([]byte, error) {
 	schemas, err := unpack()
 	if err != nil {
 		return nil, err
 	}
-	p := paths{prefix: "#/components/schemas/", v3: true, out: map[string]any{}}
-	for _, r := range h.served {
-		if r.GroupVersion() == gv {
-			p.add(r)
-		}
+	p := newPaths(true)
+	h.section(p, name, gv)
+	items, err := p.items(nil)
+	if err != nil {
+		return nil, err
 	}
-	return json.Marshal(map[string]any{
-		"openapi": "3.0.0",
-		"info":    map[string]string{"title": "Kubernetes", "version": h.version},
-		"paths":   p.out,
-		"components": map[string]any{
-			"schemas": closure(p.with(schemas["v3"]), p.models),
-			"securitySchemes": map[string]any{"BearerToken": map[string]string{
-				"type": "apiKey", "name": "authorization", "in": "header", "description": "Bearer Token authentication",
-			}},
-		},
-	})
+	var components members
+	if all := closure(p.with(schemas["v3"]), p.models); len(all) > 0 {
+		for _, model := range []string{deleteModel, watchModel} {
+			if all[model], err = h.ofGroup(all[model], gv); err != nil {
+				return nil, err
+			}
+			if all[model] == nil {
+				delete(all, model)
+			}
+		}
+		components = append(components, member{"schemas", all})
+	}
+	info := h.info()
+	if gv != nil && h.custom(gv.Group) {
+		// As upstream calls what definitions define.
+		info = members{{"title", "Kubernetes CRD Swagger"}, {"version", "v0.1.0"}}
+	} else {
+		components = append(components, member{"securitySchemes", security})
+	}
+	// With escapes for HTML, which version 2 has never had.
+	return json.Marshal(members{{"openapi", "3.0.0"}, {"info", info}, {"paths", items}, {"components", components}})
+}
+
+// ofGroup leaves of the kinds that a model is, in every group, those that a
+// document of version 3 is about.
+func (h *Handler) ofGroup(model json.RawMessage, gv *schema.GroupVersion) (json.RawMessage, error) {
+	at := bytes.Index(model, []byte(`"`+kindExtension+`":`))
+	if at < 0 || gv == nil {
+		return model, nil
+	}
+	var kinds struct {
+		All []struct {
+			Group   string `json:"group"`
+			Kind    string `json:"kind"`
+			Version string `json:"version"`
+		} `json:"x-kubernetes-group-version-kind"`
+	}
+	if err := json.Unmarshal(model, &kinds); err != nil {
+		return nil, fmt.Errorf("reading OpenAPI schemas: %w", err)
+	}
+	out := append(slices.Clone(model[:at]), `"`+kindExtension+`":[`...)
+	some := false
+	for _, kind := range kinds.All {
+		switch {
+		case h.custom(gv.Group):
+			// Clients' library is what they are made by.
+			switch kind.Group {
+			case "admission.k8s.io", "imagepolicy.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io":
+				continue
+			}
+		case kind.Group != "" && (kind.Group != gv.Group || kind.Version != gv.Version):
+			continue
+		}
+		data, err := encode(kind)
+		if err != nil {
+			return nil, fmt.Errorf("writing OpenAPI schemas: %w", err)
+		}
+		if some {
+			out = append(out, ',')
+		}
+		some = true
+		out = append(out, data...)
+	}
+	return append(out, "]}"...), nil
+}
+
+// info says what the document is of.
+func (h *Handler) info() members {
+	return members{{"title", "Kubernetes"}, {"version", h.version}}
 }
 
 // whole makes the v2 document.
@@ -254,19 +343,26 @@ func (h *Handler) whole() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := paths{prefix: "#/definitions/", out: map[string]any{}}
-	for _, r := range h.served {
-		p.add(r)
+	p := newPaths(false)
+	for name, gv := range h.sections() {
+		h.section(p, name, gv)
 	}
-	return json.Marshal(map[string]any{
-		"swagger":     "2.0",
-		"info":        map[string]string{"title": "Kubernetes", "version": h.version},
-		"paths":       p.out,
-		"definitions": closure(p.with(schemas["v2"]), p.models),
-		"security":    []any{map[string]any{"BearerToken": []string{}}},
-		"securityDefinitions": map[string]any{"BearerToken": map[string]string{
-			"type": "apiKey", "name": "authorization", "in": "header", "description": "Bearer Token authentication",
-		}},
+	shared := map[string]any{}
+	items, err := p.items(shared)
+	if err != nil {
+		return nil, err
+	}
+	scheme := members{{"BearerToken", members{
+		{"description", "Bearer Token authentication"}, {"type", "apiKey"}, {"name", "authorization"}, {"in", "header"},
+	}}}
+	return encode(members{
+		{"swagger", "2.0"},
+		{"info", h.info()},
+		{"paths", items},
+		{"definitions", closure(p.with(schemas["v2"]), p.models)},
+		{"parameters", shared},
+		{"securityDefinitions", scheme},
+		{"security", []any{members{{"BearerToken", []string{}}}}},
 	})
 }
 

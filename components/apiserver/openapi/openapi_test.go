@@ -143,3 +143,40 @@ func TestReferences(t *testing.T) {
 		}
 	}
 }
+
+// TestAsUpstream holds pieces of the documents against those of kube-apiserver
+// v1.37, byte for byte.
+func TestAsUpstream(t *testing.T) {
+	h := handler()
+	for _, c := range []struct{ path, want string }{
+		{
+			"/openapi/v2",
+			`"/api/v1/namespaces/{namespace}/configmaps/{name}":{"get":{"description":"read the specified ConfigMap","consumes":["*/*"],` +
+				`"produces":["application/json","application/yaml","application/vnd.kubernetes.protobuf"],"schemes":["https"],"tags":["core_v1"],` +
+				`"operationId":"readCoreV1NamespacedConfigMap","responses":{"200":{"description":"OK","schema":{"$ref":"#/definitions/io.k8s.api.core.v1.ConfigMap"}},` +
+				`"401":{"description":"Unauthorized"}},"x-kubernetes-action":"get","x-kubernetes-group-version-kind":{"group":"","kind":"ConfigMap","version":"v1"}},"put":`,
+		},
+		{"/openapi/v2", `"watch-XNNPZGbK":{"uniqueItems":true,"type":"boolean","description":"Watch for changes`},
+		{"/openapi/v2", `{"$ref":"#/parameters/fieldManager-Qy4HdaTW"}`},
+		{"/openapi/v2", `"/api/v1/watch/namespaces/{namespace}/pods/{name}":{"get":`},
+		{"/openapi/v2", `"operationId":"deleteAppsV1CollectionNamespacedDeployment"`},
+		{
+			"/openapi/v3/apis/apps/v1",
+			`"200":{"description":"OK","content":{"application/json":{"schema":{"$ref":"#/components/schemas/io.k8s.api.autoscaling.v1.Scale"}},`,
+		},
+		{"/openapi/v3/apis/apps/v1", `"x-kubernetes-group-version-kind":[{"group":"","kind":"DeleteOptions","version":"v1"},{"group":"apps","kind":"DeleteOptions","version":"v1"}]`},
+		{"/openapi/v3/version", `{"openapi":"3.0.0","info":{"title":"Kubernetes","version":"1.37"},"paths":{"/version/":{"get":{"tags":["version"],"description":"get the version information for this server","operationId":"getCodeVersion",`},
+		{"/openapi/v3/apis/apps", `"operationId":"getAppsAPIGroup"`},
+		{"/openapi/v3", `"apis/apps":{"serverRelativeURL":"/openapi/v3/apis/apps?hash=`},
+	} {
+		if got := get(t, h, c.path).Body.String(); !strings.Contains(got, c.want) {
+			t.Errorf("%s has no %s", c.path, c.want)
+		}
+	}
+	if w := get(t, h, "/openapi/v2", "Accept", "text/html"); w.Code != http.StatusNotAcceptable {
+		t.Errorf("text/html: %d", w.Code)
+	}
+	if w := get(t, h, "/openapi/v3/none"); w.Code != http.StatusNotFound || w.Body.Len() > 0 {
+		t.Errorf("no document: %d, %s", w.Code, w.Body)
+	}
+}

@@ -2,31 +2,27 @@ package openapi
 
 import (
 	"encoding/json"
-	"maps"
+	"net/http"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
 )
 
-// paths collects the path items of a document.
-type paths struct {
-	prefix string // of references
-	v3     bool
-	out    map[string]any
-	// models are the schemas that the paths refer to.
-	models []string
-	// custom are the schemas of custom resources.
-	custom map[string]json.RawMessage
-}
-
 const (
-	metaModel   = "io.k8s.apimachinery.pkg.apis.meta.v1."
-	scaleModel  = "io.k8s.api.autoscaling.v1.Scale"
-	statusModel = metaModel + "Status"
+	metaModel      = "io.k8s.apimachinery.pkg.apis.meta.v1."
+	scaleModel     = "io.k8s.api.autoscaling.v1.Scale"
+	statusModel    = metaModel + "Status"
+	patchModel     = metaModel + "Patch"
+	deleteModel    = metaModel + "DeleteOptions"
+	watchModel     = metaModel + "WatchEvent"
+	kindExtension  = "x-kubernetes-group-version-kind"
+	textDeprecated = ". deprecated: use the 'watch' parameter with a list operation instead"
 )
 
 // Media types of request and answer bodies.
@@ -34,37 +30,11 @@ var (
 	bodyTypes  = []string{"application/json", "application/yaml", "application/vnd.kubernetes.protobuf"}
 	watchTypes = append(slices.Clone(bodyTypes), "application/json;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch")
 	patchTypes = []string{
-		"application/apply-patch+yaml", "application/json-patch+json",
-		"application/merge-patch+json", "application/strategic-merge-patch+json",
+		"application/json-patch+json", "application/merge-patch+json",
+		"application/strategic-merge-patch+json", "application/apply-patch+yaml",
 	}
-)
-
-// verb is how one verb looks in a document.
-type verb struct {
-	method, action, id string
-	// query names the parameters.
-	query []string
-}
-
-var (
-	writeQuery = []string{"dryRun", "fieldManager", "fieldValidation"}
-	listQuery  = []string{
-		"allowWatchBookmarks", "continue", "fieldSelector", "labelSelector", "limit", "resourceVersion",
-		"resourceVersionMatch", "sendInitialEvents", "timeoutSeconds", "watch",
-	}
-	deleteQuery = []string{"dryRun", "gracePeriodSeconds", "ignoreStoreReadErrorWithClusterBreakingPotential", "orphanDependents", "propagationPolicy"}
-
-	collectionVerbs = map[string]verb{
-		"list":             {"get", "list", "list", listQuery},
-		"create":           {"post", "post", "create", writeQuery},
-		"deletecollection": {"delete", "deletecollection", "deleteCollection", append(slices.Clone(deleteQuery), listQuery[1:9]...)},
-	}
-	objectVerbs = map[string]verb{
-		"get":    {"get", "get", "read", nil},
-		"update": {"put", "put", "replace", writeQuery},
-		"patch":  {"patch", "patch", "patch", append(slices.Clone(writeQuery), "force")},
-		"delete": {"delete", "delete", "delete", deleteQuery},
-	}
+	customPatchTypes = []string{"application/json-patch+json", "application/merge-patch+json", "application/apply-patch+yaml"}
+	anyType          = []string{"*/*"}
 )
 
 // modelOf names the schema of a Go type, "" if it has none.
@@ -97,241 +67,366 @@ func (p *paths) modelsOf(r *registry.Resource) (model, listModel string) {
 	return modelOf(r.New()), listModel
 }
 
-// with adds the schemas of custom resources to all, which is the caller's.
-func (p *paths) with(all map[string]json.RawMessage) map[string]json.RawMessage {
-	maps.Copy(all, p.custom)
-	return all
+// way is where operations on a resource are, and what they have in common.
+type way struct {
+	*registry.Resource
+	model, listModel string
+	// base is the path of the collection in one namespace, all that in all
+	// namespaces; "" for resources without.
+	base, all  string
+	namespaced string // in names
+	tag        string
 }
 
-// add adds the paths of a resource and its subresources.
-func (p *paths) add(r *registry.Resource) {
-	model, listModel := p.modelsOf(r)
-	if model == "" {
+// resource adds the operations on a resource and its subresources.
+func (p *paths) resource(r *registry.Resource) {
+	w := way{Resource: r, tag: tag(r.Group, r.Version)}
+	w.model, w.listModel = p.modelsOf(r)
+	if w.model == "" {
 		return
 	}
-	p.models = append(p.models, model, statusModel, metaModel+"DeleteOptions", metaModel+"Patch", metaModel+"WatchEvent")
-	if listModel != "" {
-		p.models = append(p.models, listModel)
-	}
 	base := "/" + groupPath(r.GroupVersion())
+	w.base = base + "/" + r.Plural
 	if r.Scope == api.Namespaced {
-		base += "/namespaces/{namespace}"
+		w.namespaced, w.all = "Namespaced", w.base
+		w.base = base + "/namespaces/{namespace}/" + r.Plural
 	}
-	collection, object := base+"/"+r.Plural, base+"/"+r.Plural+"/{name}"
-	for _, name := range r.Verbs {
-		if v, ok := collectionVerbs[name]; ok {
-			answer := model
-			switch name {
-			case "list":
-				answer = listModel
-			case "deletecollection":
-				answer = statusModel
-			}
-			p.operation(collection, r, "", v, model, answer)
-			if name == "list" && r.Scope == api.Namespaced {
-				all := v
-				all.id = "listForAllNamespaces"
-				p.operation("/"+groupPath(r.GroupVersion())+"/"+r.Plural, r, "", all, model, answer)
-			}
-		}
-		if v, ok := objectVerbs[name]; ok {
-			answer := model
-			if name == "delete" && r.BeforeDelete == nil {
-				answer = statusModel
-			}
-			p.operation(object, r, "", v, model, answer)
-		}
+	verbs := r.Verbs
+	if r.Review {
+		verbs = []string{"create"}
+	}
+	for _, name := range verbs {
+		p.verb(w, name)
 	}
 	for name, view := range r.Views {
 		for _, verb := range view.Verbs {
-			if v, ok := objectVerbs[verb]; ok {
-				p.operation(object+"/"+name, r, name, v, model, model)
-			}
+			p.object(w, verb, name, w.model, kindOfWay(w))
 		}
 	}
 	if r.Scale != nil {
-		p.models = append(p.models, scaleModel)
-		for _, name := range []string{"get", "update", "patch"} {
-			p.operation(object+"/scale", r, "scale", objectVerbs[name], scaleModel, scaleModel)
-		}
-	}
-}
-
-// operation adds one operation, and its path's item when it is the first there.
-func (p *paths) operation(path string, r *registry.Resource, sub string, v verb, body, answer string) {
-	item, _ := p.out[path].(map[string]any)
-	if item == nil {
-		item = map[string]any{"parameters": p.pathParameters(path)}
-		p.out[path] = item
-	}
-	gvk := map[string]string{"group": r.Group, "kind": r.Kind, "version": r.Version}
-	if sub == "scale" {
-		gvk = map[string]string{"group": "autoscaling", "kind": "Scale", "version": "v1"}
-	}
-	op := map[string]any{
-		"operationId":                     operationID(r, sub, v, path),
-		"tags":                            []string{tag(r)},
-		"x-kubernetes-action":             v.action,
-		"x-kubernetes-group-version-kind": gvk,
-		"responses":                       p.responses(r, v, answer),
-	}
-	var parameters []any
-	for _, name := range v.query {
-		parameters = append(parameters, p.parameter(name, "query", queryType(name), false))
-	}
-	switch v.method {
-	case "post", "put":
-		parameters = p.body(op, parameters, body, []string{"*/*"}, true)
-	case "patch":
-		types := patchTypes
+		kind := groupVersionKind{"autoscaling", "v1", "Scale"}
 		if r.Custom != nil {
-			types = patchTypes[:3]
+			kind = kindOfWay(w)
 		}
-		parameters = p.body(op, parameters, metaModel+"Patch", types, true)
+		for _, verb := range []string{"get", "update", "patch"} {
+			p.object(w, verb, "scale", scaleModel, kind)
+		}
+	}
+	for name, action := range r.Actions() {
+		if name != "" {
+			p.create(w, "/{name}/"+name, name, modelOf(action.New()), kindOfGVK(action.Kind))
+		}
+	}
+	for name, stream := range r.Streams() {
+		p.stream(w, name, stream)
+	}
+}
+
+func kindOfGVK(gvk schema.GroupVersionKind) groupVersionKind {
+	return groupVersionKind{gvk.Group, gvk.Version, gvk.Kind}
+}
+
+func kindOfWay(w way) groupVersionKind { return kindOfGVK(w.GVK()) }
+
+// begin makes an operation of a resource, with the parameters of its path.
+func (w way) begin(method, verb, name, path, sub string, kind groupVersionKind) *operation {
+	op := &operation{
+		path: path, method: method, action: verb, kind: kind, tag: w.tag,
+		consumes: anyType, produces: bodyTypes,
+	}
+	if w.Custom != nil {
+		op.consumes, op.produces = bodyTypes[:2], bodyTypes[:2]
+	}
+	namespaced, suffix := w.namespaced, ""
+	if w.all != "" && !strings.Contains(path, "{namespace}") {
+		namespaced, suffix = "", "ForAllNamespaces"
+	}
+	if verb == "watchlist" {
+		suffix = "List" + suffix
+	}
+	op.id = operationID(w.Group, w.Version, name, namespaced+w.Kind+upper(sub)+suffix)
+	if strings.Contains(path, "{name}") {
+		op.parameters = append(op.parameters, parameter{"name", "path", "string", "name of the " + kind.kind})
+	}
+	if strings.Contains(path, "{namespace}") {
+		op.parameters = append(op.parameters, namespaceParameter)
+	}
+	if verb != "connect" {
+		op.parameters = append(op.parameters, pretty)
+	}
+	return op
+}
+
+func (op *operation) query(more []parameter) { op.parameters = append(op.parameters, more...) }
+
+// verb adds what a verb means for a resource itself.
+func (p *paths) verb(w way, verb string) {
+	switch verb {
+	case "list":
+		p.list(w, w.base)
+		if w.all != "" {
+			p.list(w, w.all)
+		}
+	case "watch":
+		p.watches(w)
+	case "create":
+		p.create(w, "", "", w.model, kindOfWay(w))
+	case "deletecollection":
+		op := w.begin("delete", "deletecollection", "deletecollection", w.base, "", kindOfWay(w))
+		op.text, op.answer = "delete collection of "+w.Kind, statusModel
+		if w.Custom != nil {
+			op.query(listQuery)
+		} else {
+			op.body = deleteModel
+			op.query(deleteCollectionQuery())
+		}
+		p.add(op)
 	case "delete":
-		parameters = p.body(op, parameters, metaModel+"DeleteOptions", []string{"*/*"}, false)
-	}
-	if len(parameters) > 0 {
-		op["parameters"] = parameters
-	}
-	if !p.v3 {
-		op["schemes"] = []string{"https"}
-		op["produces"] = answerTypes(r, v)
-	}
-	item[v.method] = op
-}
-
-func (p *paths) ref(model string) map[string]any { return map[string]any{"$ref": p.prefix + model} }
-
-func (p *paths) body(op map[string]any, parameters []any, model string, types []string, required bool) []any {
-	if !p.v3 {
-		op["consumes"] = types
-		b := map[string]any{"name": "body", "in": "body", "schema": p.ref(model)}
-		if required {
-			b["required"] = true
+		op := w.begin("delete", "delete", "delete", w.base+"/{name}", "", kindOfWay(w))
+		op.text, op.answer, op.answers, op.body = "delete"+article(w.Kind)+w.Kind, statusModel, []int{202}, deleteModel
+		if registry.ReturnsDeleted(w.GroupResource()) {
+			op.answer = w.model
 		}
-		return append(parameters, b)
+		op.query(deleteQuery)
+		p.add(op)
+	default:
+		p.object(w, verb, "", w.model, kindOfWay(w))
 	}
-	b := map[string]any{"content": p.content(model, types)}
-	if required {
-		b["required"] = true
-	}
-	op["requestBody"] = b
-	return parameters
 }
 
-func (p *paths) content(model string, types []string) map[string]any {
-	content := map[string]any{}
-	for _, t := range types {
-		content[t] = map[string]any{"schema": p.ref(model)}
-	}
-	return content
-}
-
-func answerTypes(r *registry.Resource, v verb) []string {
-	if r.Custom != nil {
-		return bodyTypes[:2]
-	}
-	if v.action == "list" {
-		return watchTypes
-	}
-	return bodyTypes
-}
-
-func (p *paths) responses(r *registry.Resource, v verb, model string) map[string]any {
-	answer := func(text string) map[string]any {
-		if p.v3 {
-			return map[string]any{"description": text, "content": p.content(model, answerTypes(r, v))}
-		}
-		return map[string]any{"description": text, "schema": p.ref(model)}
-	}
-	out := map[string]any{"200": answer("OK"), "401": map[string]any{"description": "Unauthorized"}}
-	switch v.method {
-	case "post":
-		out["201"], out["202"] = answer("Created"), answer("Accepted")
-	case "put", "patch":
-		out["201"] = answer("Created")
-	case "delete":
-		if v.action == "delete" {
-			out["202"] = answer("Accepted")
+func (p *paths) list(w way, path string) {
+	op := w.begin("get", "list", "list", path, "", kindOfWay(w))
+	op.text, op.answer = "list objects of kind "+w.Kind, w.listModel
+	if w.Custom == nil {
+		op.produces = watchTypes
+		if slices.Contains(w.Verbs, "watch") {
+			op.text = "list or watch objects of kind " + w.Kind
 		}
 	}
-	return out
+	op.query(listQuery)
+	p.add(op)
 }
 
-func (p *paths) pathParameters(path string) []any {
-	var out []any
-	for _, name := range []string{"name", "namespace"} {
-		if strings.Contains(path, "{"+name+"}") {
-			out = append(out, p.parameter(name, "path", "string", true))
+// watches adds the paths that watches of built-in kinds had once.
+func (p *paths) watches(w way) {
+	if w.Custom != nil {
+		return
+	}
+	prefix := "/" + groupPath(w.GroupVersion())
+	at := func(path string) string { return prefix + "/watch" + strings.TrimPrefix(path, prefix) }
+	add := func(verb, path, text string) {
+		op := w.begin("get", verb, "watch", path, "", kindOfWay(w))
+		op.text, op.answer, op.produces = text, watchModel, watchTypes
+		op.query(listQuery)
+		p.add(op)
+	}
+	many := "watch individual changes to a list of " + w.Kind + textDeprecated + "."
+	add("watchlist", at(w.base), many)
+	if w.all != "" {
+		add("watchlist", at(w.all), many)
+	}
+	add("watch", at(w.base)+"/{name}", "watch changes to an object of kind "+w.Kind+textDeprecated+
+		", filtered to a single item with the 'fieldSelector' parameter.")
+}
+
+// create adds a POST, of new objects or of what is done to one.
+func (p *paths) create(w way, below, sub, model string, kind groupVersionKind) {
+	op := w.begin("post", "post", "create", w.base+below, sub, kind)
+	op.text = "create" + article(w.Kind) + w.Kind
+	if sub != "" {
+		op.text = "create " + sub + " of" + article(w.Kind) + w.Kind
+	}
+	op.body, op.bodyRequired, op.answer, op.answers = model, true, model, []int{201, 202}
+	op.query(createQuery)
+	p.add(op)
+}
+
+// object adds a verb for single objects, or for a view of them.
+func (p *paths) object(w way, verb, sub, model string, kind groupVersionKind) {
+	path, of := w.base+"/{name}", "the specified "+w.Kind
+	if sub != "" {
+		path, of = path+"/"+sub, sub+" of "+of
+	}
+	var op *operation
+	switch verb {
+	case "get":
+		op = w.begin("get", "get", "read", path, sub, kind)
+		op.text = "read " + of
+		if w.Custom != nil {
+			op.query(getQuery)
+		}
+	case "update":
+		op = w.begin("put", "put", "replace", path, sub, kind)
+		op.text, op.answers, op.body, op.bodyRequired = "replace "+of, []int{201}, model, true
+		op.query(updateQuery)
+	case "patch":
+		op = w.begin("patch", "patch", "patch", path, sub, kind)
+		op.text, op.body, op.bodyRequired = "partially update "+of, patchModel, true
+		op.consumes = customPatchTypes
+		if w.Custom == nil {
+			op.consumes, op.answers = patchTypes, []int{201}
+		}
+		op.query(patchQuery)
+	default:
+		return
+	}
+	op.answer = model
+	p.add(op)
+}
+
+// stream adds what connects to a container or another server.
+func (p *paths) stream(w way, name string, s *registry.Stream) {
+	kind, path := kindOfGVK(s.Kind), w.base+"/{name}/"+name
+	if name == "log" {
+		op := w.begin("get", "get", "read", path, name, kind)
+		op.text, op.produces = "read log of the specified "+w.Kind, append([]string{"text/plain"}, bodyTypes...)
+		op.query(queryOf(corev1.PodLogOptions{}))
+		p.add(op)
+		return
+	}
+	methods, below := []string{http.MethodGet, http.MethodPost}, []string{""}
+	if name == "proxy" {
+		methods, below = []string{
+			http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodHead, http.MethodOptions,
+		}, []string{"", "/{path}"}
+	}
+	for _, rest := range below {
+		for _, method := range methods {
+			op := w.begin(strings.ToLower(method), "connect", "connect", path+rest, "", kind)
+			op.id = operationID(w.Group, w.Version, "connect", upper(strings.ToLower(method))+w.namespaced+w.Kind+upper(name))
+			if rest != "" {
+				op.id += "WithPath"
+				op.query([]parameter{pathParameter})
+			}
+			op.text, op.produces = "connect "+method+" requests to "+name+" of "+w.Kind, anyType
+			op.query(streamQuery(s.Kind.Kind))
+			p.add(op)
 		}
 	}
-	return append(out, p.parameter("pretty", "query", "string", false))
 }
 
-func (p *paths) parameter(name, in, kind string, required bool) map[string]any {
-	out := map[string]any{"name": name, "in": in}
-	if required {
-		out["required"] = true
+// article before a noun, with blanks around it.
+func article(noun string) string {
+	switch {
+	case !strings.HasSuffix(noun, "ss") && strings.HasSuffix(noun, "s"):
+		return " "
+	case strings.ContainsAny(noun[:1], "aeiouAEIOU"):
+		return " an "
 	}
-	kindOf := map[string]any{"type": kind, "uniqueItems": true}
-	if p.v3 {
-		out["schema"] = kindOf
-	} else {
-		maps.Copy(out, kindOf)
-	}
-	return out
-}
-
-func queryType(name string) string {
-	switch name {
-	case "allowWatchBookmarks", "watch", "sendInitialEvents", "force", "orphanDependents", "ignoreStoreReadErrorWithClusterBreakingPotential":
-		return "boolean"
-	case "limit", "timeoutSeconds", "gracePeriodSeconds":
-		return "integer"
-	}
-	return "string"
+	return " a "
 }
 
 // tag groups operations, e.g. "apps_v1" or "core_v1".
-func tag(r *registry.Resource) string {
-	group := r.Group
+func tag(group, version string) string {
+	out := groupName(group, false)
+	if version != "" {
+		out += "_" + version
+	}
+	return out
+}
+
+// groupName is that of a group in names, e.g. "rbacAuthorization".
+func groupName(group string, upperFirst bool) string {
 	if group == "" {
 		group = "core"
 	}
-	return camel(strings.TrimSuffix(group, ".k8s.io"), false) + "_" + r.Version
-}
-
-// operationID is unique in a document, e.g. "patchAppsV1NamespacedDeploymentStatus".
-func operationID(r *registry.Resource, sub string, v verb, path string) string {
-	group := r.Group
-	if group == "" {
-		group = "core"
-	}
-	scope := ""
-	if strings.Contains(path, "{namespace}") {
-		scope = "Namespaced"
-	}
-	name := v.id
-	suffix := ""
-	if base, ok := strings.CutSuffix(name, "ForAllNamespaces"); ok {
-		name, suffix = base, "ForAllNamespaces"
-	}
-	if v.action == "deletecollection" {
-		group = camel(strings.TrimSuffix(group, ".k8s.io"), true)
-		return "delete" + group + strings.ToUpper(r.Version[:1]) + r.Version[1:] + "Collection" + scope + r.Kind
-	}
-	return name + camel(strings.TrimSuffix(group, ".k8s.io"), true) + strings.ToUpper(r.Version[:1]) + r.Version[1:] +
-		scope + r.Kind + camel(sub, true) + suffix
-}
-
-// camel joins dotted words, "rbac.authorization" to "rbacAuthorization".
-func camel(text string, upperFirst bool) string {
-	words := strings.Split(text, ".")
-	for i, word := range words {
-		if word != "" && (i > 0 || upperFirst) {
-			words[i] = strings.ToUpper(word[:1]) + word[1:]
+	words := strings.Split(strings.TrimSuffix(group, ".k8s.io"), ".")
+	for i := range words {
+		if i > 0 || upperFirst {
+			words[i] = upper(words[i])
 		}
 	}
 	return strings.Join(words, "")
+}
+
+// operationID is unique in a document, e.g. "patchAppsV1NamespacedDeploymentStatus".
+func operationID(group, version, name, rest string) string {
+	if name == "deletecollection" {
+		name, rest = "delete", "Collection"+rest
+	}
+	return name + groupName(group, true) + upper(version) + rest
+}
+
+func upper(word string) string {
+	if word == "" {
+		return ""
+	}
+	return strings.ToUpper(word[:1]) + word[1:]
+}
+
+// general adds what is below no resource: discovery, and what the server tells
+// of itself.
+func (p *paths) general(path string) {
+	op := &operation{path: path + "/", method: "get", produces: bodyTypes, consumes: bodyTypes}
+	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
+	switch {
+	case path == "/version":
+		op.id, op.text, op.tag = "getCodeVersion", "get the version information for this server", "version"
+		op.consumes, op.produces, op.answer = bodyTypes[:1], bodyTypes[:1], "io.k8s.apimachinery.pkg.version.Info"
+	case path == "/.well-known/openid-configuration":
+		op.id, op.tag = "getServiceAccountIssuerOpenIDConfiguration", "WellKnown"
+		op.text = "get service account issuer OpenID configuration, also known as the 'OIDC discovery doc'"
+		op.consumes, op.produces = nil, bodyTypes[:1]
+	case path == "/openid/v1/jwks":
+		op.id, op.tag = "getServiceAccountIssuerOpenIDKeyset", "openid"
+		op.text = "get service account issuer OpenID JSON Web Key Set (contains public token verification keys)"
+		op.consumes, op.produces = nil, []string{"application/jwk-set+json"}
+	case path == "/api":
+		op.id, op.text, op.tag, op.answer = "getCoreAPIVersions", "get available API versions", "core", metaModel+"APIVersions"
+	case path == "/apis":
+		op.id, op.text, op.tag, op.answer = "getAPIVersions", "get available API versions", "apis", metaModel+"APIGroupList"
+	case len(parts) == 2 && parts[0] == "apis":
+		op.id, op.text = operationID(parts[1], "", "get", "APIGroup"), "get information of a group"
+		op.tag, op.answer = tag(parts[1], ""), metaModel+"APIGroup"
+	default:
+		group, version := "", parts[len(parts)-1]
+		if len(parts) == 3 {
+			group = parts[1]
+		}
+		op.id, op.text = operationID(group, version, "get", "APIResources"), "get available resources"
+		op.tag, op.answer = tag(group, version), metaModel+"APIResourceList"
+	}
+	p.add(op)
+}
+
+// documents are the paths that v3 has one document for, each with what is
+// served there: a version, or nil for what is below no resource.
+func (h *Handler) sections() map[string]*schema.GroupVersion {
+	out := map[string]*schema.GroupVersion{
+		"version": nil, ".well-known/openid-configuration": nil, "openid/v1/jwks": nil, "api": nil, "apis": nil,
+	}
+	for _, gv := range h.registry.GroupVersions() {
+		out[groupPath(gv)] = &gv
+		if gv.Group != "" && !h.custom(gv.Group) {
+			out["apis/"+gv.Group] = nil
+		}
+	}
+	return out
+}
+
+// custom tells whether a group has custom resources alone, whose discovery no
+// document tells of.
+func (h *Handler) custom(group string) bool {
+	for _, r := range h.served {
+		if r.Group == group && r.Custom == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// section adds one document's operations.
+func (h *Handler) section(p *paths, name string, gv *schema.GroupVersion) {
+	if gv == nil {
+		p.general("/" + name)
+		return
+	}
+	if !h.custom(gv.Group) {
+		p.general("/" + name)
+	}
+	for _, r := range h.served {
+		if r.GroupVersion() == *gv {
+			p.resource(r)
+		}
+	}
 }

@@ -133,6 +133,9 @@ func (r *Resource) Action(subresource string) *Action {
 
 // Actions returns all, by subresource.
 func (r *Resource) Actions() map[string]*Action {
+	if r.extra == nil {
+		return nil // it is in no registry
+	}
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
 	out := make(map[string]*Action, len(r.extra.actions[r.GVR()]))
@@ -151,6 +154,9 @@ func (r *Resource) Stream(subresource string) *Stream {
 
 // Streams returns all, by subresource.
 func (r *Resource) Streams() map[string]*Stream {
+	if r.extra == nil {
+		return nil
+	}
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
 	out := make(map[string]*Stream, len(r.extra.streams[r.GVR()]))

@@ -18,26 +18,11 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/request"
 	"hyperkube/internal/api"
 	"hyperkube/internal/store"
 )
-
-// returnsDeleted are the resources whose deletion is answered with the object
-// and not with a Status.
-var returnsDeleted = map[schema.GroupResource]bool{
-	{Resource: "persistentvolumeclaims"}:                     true,
-	{Resource: "persistentvolumes"}:                          true,
-	{Resource: "pods"}:                                       true,
-	{Resource: "podtemplates"}:                               true,
-	{Resource: "resourcequotas"}:                             true,
-	{Resource: "serviceaccounts"}:                            true,
-	{Resource: "services"}:                                   true,
-	{Group: "storage.k8s.io", Resource: "volumeattachments"}: true,
-	{Group: "storage.k8s.io", Resource: "storageclasses"}:    true,
-	{Group: "storage.k8s.io", Resource: "csidrivers"}:        true,
-	{Group: "storage.k8s.io", Resource: "csinodes"}:          true,
-}
 
 // deleteOptions reads how a deletion is meant, from the body or the query.
 func (c *call) deleteOptions() (*metav1.DeleteOptions, error) {
@@ -104,7 +89,7 @@ func (c *call) delete() error {
 	switch {
 	case !out.gone && out.entry != nil:
 		return c.sendEntry(format, code, out.entry)
-	case !out.gone || returnsDeleted[c.res.GroupResource()]:
+	case !out.gone || registry.ReturnsDeleted(c.res.GroupResource()):
 		return c.sendAPIObject(format, code, out.obj)
 	}
 	status := &metav1.Status{

@@ -8,6 +8,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"encoding/json"
 	"fmt"
@@ -17,11 +18,19 @@ import (
 	"slices"
 	"strings"
 
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionv1beta1 "k8s.io/api/admission/v1beta1"
+	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	apiregistrationv1beta1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1beta1"
+	builderutil "k8s.io/kube-openapi/pkg/builder3/util"
 	"k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/schemamutation"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"hyperkube/components/apiserver/openapi/generate/definitions"
@@ -44,10 +53,13 @@ func main() {
 			out[version][name] = schema
 		}
 	}
-	data, err := json.Marshal(out)
-	if err != nil {
+	var plain bytes.Buffer
+	encoder := json.NewEncoder(&plain)
+	encoder.SetEscapeHTML(false) // v3 does so when it is sent
+	if err := encoder.Encode(out); err != nil {
 		log.Fatal(err)
 	}
+	data := plain.Bytes()
 	var packed bytes.Buffer
 	zip, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
 	if err != nil {
@@ -66,32 +78,42 @@ func main() {
 }
 
 // kindsByModel maps the names of models to the kinds they are served as.
-func kindsByModel() map[string][]map[string]string {
-	out := map[string][]map[string]string{}
+func kindsByModel() map[string][]any {
+	found := map[string][]schema.GroupVersionKind{}
 	known := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, apiextensionsv1.AddToScheme, apiregistrationv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		scheme.AddToScheme, apiextensionsv1.AddToScheme, apiregistrationv1.AddToScheme,
+		// Of these only what every group has is published.
+		admissionv1.AddToScheme, admissionv1beta1.AddToScheme, imagepolicyv1alpha1.AddToScheme,
+		apiextensionsv1beta1.AddToScheme, apiregistrationv1beta1.AddToScheme,
+	} {
 		if err := add(known); err != nil {
 			log.Fatal(err)
 		}
 	}
 	for gvk, goType := range known.AllKnownTypes() {
 		named, ok := reflect.New(goType).Interface().(interface{ OpenAPIModelName() string })
-		if !ok || gvk.Version == "__internal" || strings.Contains(gvk.Version, "alpha") || strings.Contains(gvk.Version, "beta") {
+		if !ok || gvk.Version == runtime.APIVersionInternal {
 			continue
 		}
 		name := named.OpenAPIModelName()
-		out[name] = append(out[name], map[string]string{"group": gvk.Group, "kind": gvk.Kind, "version": gvk.Version})
+		found[name] = append(found[name], gvk)
 	}
-	for _, kinds := range out {
-		slices.SortFunc(kinds, func(a, b map[string]string) int {
-			return strings.Compare(a["group"]+"/"+a["version"], b["group"]+"/"+b["version"])
+	out := map[string][]any{}
+	for name, kinds := range found {
+		slices.SortFunc(kinds, func(a, b schema.GroupVersionKind) int {
+			return cmp.Or(strings.Compare(a.Group, b.Group), strings.Compare(a.Version, b.Version))
 		})
+		for _, gvk := range kinds {
+			out[name] = append(out[name], map[string]any{"group": gvk.Group, "kind": gvk.Kind, "version": gvk.Version})
+		}
 	}
 	return out
 }
 
-// finish makes the schema of one version of OpenAPI.
-func finish(version string, d common.OpenAPIDefinition, kinds []map[string]string) (json.RawMessage, error) {
+// finish makes the schema of one version of OpenAPI, with its members in the
+// order in which the library writes them.
+func finish(version string, d common.OpenAPIDefinition, kinds []any) (json.RawMessage, error) {
 	schema := d.Schema
 	if v2, ok := schema.Extensions[common.ExtensionV2Schema]; ok {
 		if version == "v2" {
@@ -100,38 +122,31 @@ func finish(version string, d common.OpenAPIDefinition, kinds []map[string]strin
 			delete(schema.Extensions, common.ExtensionV2Schema)
 		}
 	}
-	data, err := json.Marshal(schema)
-	if err != nil {
-		return nil, err
-	}
-	var tree map[string]any
-	if err := json.Unmarshal(data, &tree); err != nil {
-		return nil, err
-	}
-	if version == "v3" {
-		wrap(tree)
-	}
 	if len(kinds) > 0 {
-		tree["x-kubernetes-group-version-kind"] = kinds
+		schema.VendorExtensible.AddExtension("x-kubernetes-group-version-kind", kinds)
 	}
-	return json.Marshal(tree)
+	out := &schema
+	if version == "v3" {
+		// Beside a reference nothing would count there.
+		out = builderutil.WrapRefs(out)
+	} else {
+		out = withoutDefaults(out)
+	}
+	return out.MarshalJSON()
 }
 
-// wrap puts each reference that has siblings into an allOf: in OpenAPI v3 they
-// would not count.
-func wrap(v any) {
-	switch v := v.(type) {
-	case map[string]any:
-		if ref, ok := v["$ref"].(string); ok && len(v) > 1 {
-			delete(v, "$ref")
-			v["allOf"] = []any{map[string]any{"$ref": ref}}
-		}
-		for _, child := range v {
-			wrap(child)
-		}
-	case []any:
-		for _, child := range v {
-			wrap(child)
-		}
+// withoutDefaults takes away what version 2 has never had.
+func withoutDefaults(schema *spec.Schema) *spec.Schema {
+	walker := schemamutation.Walker{
+		SchemaCallback: func(s *spec.Schema) *spec.Schema {
+			if s.Default == nil {
+				return s
+			}
+			plain := *s
+			plain.Default = nil
+			return &plain
+		},
+		RefCallback: schemamutation.RefCallbackNoop,
 	}
+	return walker.WalkSchema(schema)
 }
