@@ -194,7 +194,7 @@ var gates = map[string]gate{
 	"RemoteRequestHeaderUID":                               {beta, true, false, on},
 	"ResourceHealthStatus":                                 {beta, true, false, on},
 	"ResourceHealthStatusMessage":                          {beta, true, false, off},
-	"RestartAllContainersOnContainerExits":                 {beta, true, false, off},
+	"RestartAllContainersOnContainerExits":                 {beta, true, false, on},
 	"RotateKubeletServerCertificate":                       {beta, true, false, on},
 	"RuntimeClassInImageCriApi":                            {alpha, false, false, off},
 	"SELinuxChangePolicy":                                  {stable, true, true, on},

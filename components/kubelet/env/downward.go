@@ -84,9 +84,25 @@ func formatMap(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
+// available returns what containers of the pod without limits may use: of what
+// the node can give, no more than the pod's own limits.
+func available(pod *v1.Pod, allocatable v1.ResourceList) v1.ResourceList {
+	if pod.Spec.Resources == nil || len(pod.Spec.Resources.Limits) == 0 {
+		return allocatable
+	}
+	out := allocatable.DeepCopy()
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+		limit, ok := pod.Spec.Resources.Limits[name]
+		if _, has := out[name]; ok && has && !limit.IsZero() {
+			out[name] = limit.DeepCopy()
+		}
+	}
+	return out
+}
+
 // Resource returns what a resourceFieldRef names of the container. A limit
-// that is not set is what the node can give.
-func Resource(ref *v1.ResourceFieldSelector, c *v1.Container, allocatable v1.ResourceList) (string, error) {
+// that is not set is the pod's or, without one, what the node can give.
+func Resource(ref *v1.ResourceFieldSelector, pod *v1.Pod, c *v1.Container, allocatable v1.ResourceList) (string, error) {
 	divisor := ref.Divisor
 	if divisor.IsZero() {
 		divisor = resource.MustParse("1")
@@ -103,7 +119,7 @@ func Resource(ref *v1.ResourceFieldSelector, c *v1.Container, allocatable v1.Res
 	}
 	q, ok := list[v1.ResourceName(name)]
 	if which == "limits" && (!ok || q.IsZero()) {
-		q = allocatable[v1.ResourceName(name)]
+		q = available(pod, allocatable)[v1.ResourceName(name)]
 	}
 	switch v1.ResourceName(name) {
 	case v1.ResourceCPU:

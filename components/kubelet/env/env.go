@@ -150,7 +150,7 @@ func (b *builder) value(ctx context.Context, in *Input, e *v1.EnvVar, lookup fun
 				return "", false, fmt.Errorf("container %s not found", name)
 			}
 		}
-		v, err := Resource(from.ResourceFieldRef, c, in.Allocatable)
+		v, err := Resource(from.ResourceFieldRef, in.Pod, c, in.Allocatable)
 		return v, true, err
 	case from.ConfigMapKeyRef != nil:
 		ref := from.ConfigMapKeyRef

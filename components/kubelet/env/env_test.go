@@ -99,3 +99,25 @@ func TestMake(t *testing.T) {
 		}
 	}
 }
+
+// TestPodLimits: what a container may use at most is the pod's limit, where the
+// container has none.
+func TestPodLimits(t *testing.T) {
+	pod := &v1.Pod{Spec: v1.PodSpec{Resources: &v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi")}}}}
+	node := v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("1Gi")}
+	own := &v1.Container{Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceMemory: resource.MustParse("1Mi")}}}
+	for _, tc := range []struct {
+		field string
+		c     *v1.Container
+		want  string
+	}{
+		{"limits.memory", &v1.Container{}, "67108864"},
+		{"limits.cpu", &v1.Container{}, "2"},
+		{"limits.memory", own, "1048576"},
+		{"requests.memory", &v1.Container{}, "0"},
+	} {
+		if got, err := Resource(&v1.ResourceFieldSelector{Resource: tc.field}, pod, tc.c, node); err != nil || got != tc.want {
+			t.Errorf("%s: %s, %v, want %s", tc.field, got, err, tc.want)
+		}
+	}
+}

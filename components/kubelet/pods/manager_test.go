@@ -229,6 +229,35 @@ func TestInitContainers(t *testing.T) {
 	}
 }
 
+func TestRestartAll(t *testing.T) {
+	never := v1.ContainerRestartPolicyNever
+	b := newBench(t, crifake.New("busybox:1"))
+	b.add(newPod("a", func(p *v1.Pod) {
+		p.Spec.RestartPolicy = v1.RestartPolicyNever
+		p.Spec.InitContainers = []v1.Container{{Name: "first", Image: "busybox:1"}}
+		p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: "watcher", Image: "busybox:1", RestartPolicy: &never, RestartPolicyRules: []v1.ContainerRestartRule{{
+			Action: v1.ContainerRestartRuleActionRestartAllContainers, ExitCodes: &v1.ContainerRestartRuleOnExitCodes{Operator: v1.ContainerRestartRuleOnExitCodesOpIn, Values: []int32{42}},
+		}}})
+	}))
+	for n := range int32(2) {
+		again := func(list []v1.ContainerStatus, i int) bool {
+			return len(list) > i && list[i].State.Running != nil && list[i].RestartCount == n
+		}
+		b.await("a", "in its init container", func(p *v1.Pod) bool { return again(p.Status.InitContainerStatuses, 0) })
+		b.runtime.Exit("first", 0)
+		b.await("a", "ready", func(p *v1.Pod) bool {
+			return again(p.Status.ContainerStatuses, 0) && again(p.Status.ContainerStatuses, 1) && ready(p)
+		})
+		b.runtime.Exit("watcher", 42)
+	}
+	p := b.await("a", "restarted twice", func(p *v1.Pod) bool { return p.Status.InitContainerStatuses[0].RestartCount == 2 })
+	for _, s := range append(p.Status.ContainerStatuses, p.Status.InitContainerStatuses...) {
+		if s.LastTerminationState.Terminated == nil {
+			t.Errorf("%s: last state %+v", s.Name, s.LastTerminationState)
+		}
+	}
+}
+
 func TestInitFailureFailsPod(t *testing.T) {
 	b := newBench(t, crifake.New("busybox:1"))
 	b.add(newPod("a", func(p *v1.Pod) {

@@ -2,6 +2,7 @@ package pods
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -19,6 +20,9 @@ func (w *worker) adopt() {
 	if len(w.host.refs(w.pod)) > 0 {
 		w.host.Objects.Refer(w.uid, w.host.refs(w.pod), w.objectsChanged)
 	}
+	w.restarting = slices.ContainsFunc(w.pod.Status.Conditions, func(c v1.PodCondition) bool {
+		return c.Type == v1.AllContainersRestarting && c.Status == v1.ConditionTrue
+	})
 	if p := w.pod.Status.Phase; (p == v1.PodFailed || p == v1.PodSucceeded) && w.stage == syncing {
 		w.stage = terminating
 	}
@@ -162,7 +166,7 @@ func (w *worker) input(now time.Time) podstate.Input {
 		h.PostStartRunning = true
 		health[id] = h
 	}
-	return podstate.Input{Pod: w.pod, Observed: &w.obs, Health: health, Slots: w.slots, Now: now, CrashMax: w.host.CrashMax}
+	return podstate.Input{Pod: w.pod, Observed: &w.obs, Health: health, Slots: w.slots, Now: now, CrashMax: w.host.CrashMax, RestartingAll: w.restarting}
 }
 
 func findStatus(s *v1.PodStatus, name string) *v1.ContainerStatus {

@@ -57,6 +57,46 @@ func (w *worker) startOp(ctx context.Context, plan podstate.Plan, starts []podst
 	}()
 }
 
+// removeAgain is how long it takes until containers that could not be removed
+// are tried again.
+const removeAgain = time.Second
+
+// startRemove removes containers, all of which have ended, in a goroutine of its
+// own, so that all are started anew. Their logs stay. The caller holds mu; there
+// is no other operation.
+func (w *worker) startRemove(ctx context.Context, ids []string) {
+	ctx, cancel := context.WithCancel(ctx)
+	w.op = &operation{cancel: cancel}
+	w.report.wait.Add(1)
+	go func() {
+		defer w.report.wait.Done()
+		defer cancel()
+		var err error
+		for _, id := range ids {
+			if _, err = w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil && !cri.IsNotFound(err) {
+				break
+			}
+			err = nil
+		}
+		w.update(func() {
+			w.op, w.dirty = nil, true
+			if err != nil && ctx.Err() == nil {
+				w.log.Warn("removing a container to restart all failed, trying again", "error", err)
+				w.removeAt = time.Now().Add(removeAgain)
+			}
+			if err != nil {
+				return
+			}
+			for _, id := range ids {
+				if st := w.obs.ByID(id); st != nil {
+					next := max(w.slots[st.Name].Next, st.Attempt+1)
+					w.slots[st.Name] = podstate.Slot{Next: next}
+				}
+			}
+		})
+	}()
+}
+
 // operate mounts, makes the sandbox if one is wanted, and starts containers in
 // order. What goes wrong is remembered where the next step finds it.
 func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, starts []podstate.Start) error {

@@ -195,7 +195,7 @@ func (w *worker) learn(ctx context.Context, pod *v1.Pod, s podstate.Start, id, s
 	defer w.mu.Unlock()
 	w.learned++
 	slot := w.slots[s.Name]
-	slot.Crash = s.Crash
+	slot.Crash, slot.Next = s.Crash, 0
 	w.slots[s.Name] = slot
 	if old := w.obs.ByID(id); old != nil {
 		*old = st

@@ -70,6 +70,10 @@ type worker struct {
 	// mountSince is since when volumes have been set up in vain; zero: they are
 	// not.
 	mountSince time.Time
+	// restarting: all containers are being removed, to be started anew. removeAt
+	// is when that may be tried again.
+	restarting bool
+	removeAt   time.Time
 	adopted    bool
 	running    bool // its loop has been started
 	stage      stage
@@ -317,7 +321,11 @@ func (w *worker) stepSync(ctx context.Context, now time.Time) time.Time {
 			s.ForceRestart = k.ID
 			w.slots[k.Name] = s
 		}
-		w.startKill(ctx, k.ID, k.Message, w.killGrace(k.ID))
+		grace := w.killGrace(k.ID)
+		if k.Now {
+			grace = 0
+		}
+		w.startKill(ctx, k.ID, k.Message, grace)
 	}
 	for _, b := range plan.BackOff {
 		w.crashLoop(b)
@@ -329,6 +337,17 @@ func (w *worker) stepSync(ctx context.Context, now time.Time) time.Time {
 		}
 	}
 	soon(w.deadline())
+	w.restarting = plan.RestartingAll
+	if w.restarting {
+		switch {
+		case w.op != nil || len(w.kills) > 0 || w.obs.AnyRunning() && len(plan.Kill) > 0:
+		case w.removeAt.After(now):
+			soon(w.removeAt)
+		default:
+			w.startRemove(ctx, plan.Remove)
+		}
+		return wakeAt
+	}
 	if w.op == nil && len(w.kills) == 0 || w.op == nil && !plan.NewSandbox {
 		starts := plan.Start[:0:0]
 		for _, s := range plan.Start {

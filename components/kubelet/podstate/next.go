@@ -16,6 +16,9 @@ type Input struct {
 	// Slots by container name.
 	Slots map[string]Slot
 	Now   time.Time
+	// RestartingAll: all containers are to be removed and started anew, and that
+	// has begun.
+	RestartingAll bool
 	// CrashMax bounds the waiting for a restart; zero is the usual bound.
 	CrashMax time.Duration
 }
@@ -25,6 +28,8 @@ type Kill struct {
 	ID, Name, Message string
 	// Replace: start it again whatever the restart policy says.
 	Replace bool
+	// Now: it gets no time to end.
+	Now bool
 }
 
 // Start is a container to make and start.
@@ -56,6 +61,10 @@ type Plan struct {
 	Kill          []Kill
 	Start         []Start
 	BackOff       []Wait
+	// RestartingAll: all containers are to be started anew. Once all are stopped
+	// those of Remove are removed, in that order.
+	RestartingAll bool
+	Remove        []string
 	// Finished: nothing runs that should, and nothing will: the pod is done.
 	Finished bool
 	// WakeAt is when time alone changes the plan; zero is never.
@@ -71,17 +80,9 @@ func (p *Plan) wake(t time.Time) {
 // ShouldRestart tells whether a container that exited with code is started
 // again, by the container's own rules first and the pod's policy else.
 func ShouldRestart(pod *v1.Pod, c *v1.Container, code int32) bool {
-	for _, rule := range c.RestartPolicyRules {
-		if rule.Action != v1.ContainerRestartRuleActionRestart || rule.ExitCodes == nil {
-			continue
-		}
-		in := false
-		for _, v := range rule.ExitCodes.Values {
-			in = in || v == code
-		}
-		if in == (rule.ExitCodes.Operator == v1.ContainerRestartRuleOnExitCodesOpIn) {
-			return true
-		}
+	switch matching(c, code) {
+	case v1.ContainerRestartRuleActionRestart, v1.ContainerRestartRuleActionRestartAllContainers:
+		return true
 	}
 	policy := pod.Spec.RestartPolicy
 	if c.RestartPolicy != nil {
@@ -100,6 +101,10 @@ func ShouldRestart(pod *v1.Pod, c *v1.Container, code int32) bool {
 func Next(in Input) Plan {
 	var p Plan
 	o := in.Observed
+	if in.restartingAll() {
+		in.restartAll(&p)
+		return p
+	}
 
 	sandbox := o.Sandbox()
 	inPlace := func(c *Container) bool { return sandbox != nil && c.SandboxID == sandbox.ID }
@@ -410,10 +415,16 @@ func (in *Input) nextAttempt(name string) uint32 {
 			next = c.Attempt + 1
 		}
 	}
+	if n := in.Slots[name].Next; next == 0 && n > 0 {
+		return n
+	}
 	if st := statusOf(&in.Pod.Status, name); st != nil && st.ContainerID != "" && uint32(max(st.RestartCount, 0)) >= next {
 		if next == 0 {
 			next = uint32(st.RestartCount) + 1
 		}
+	} else if st != nil && next == 0 && waitsForAll(st) {
+		// The status counts the restart that is to come.
+		next = uint32(max(st.RestartCount, 0))
 	}
 	return next
 }

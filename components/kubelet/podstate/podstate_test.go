@@ -194,6 +194,50 @@ func TestRestartRules(t *testing.T) {
 	}
 }
 
+func TestRestartAll(t *testing.T) {
+	p := pod(v1.RestartPolicyNever, "one", "side")
+	p.Spec.Containers[1].RestartPolicyRules = []v1.ContainerRestartRule{{
+		Action: v1.ContainerRestartRuleActionRestartAllContainers, ExitCodes: &v1.ContainerRestartRuleOnExitCodes{Operator: v1.ContainerRestartRuleOnExitCodesOpIn, Values: []int32{42}},
+	}}
+	// The one that asks for it is removed last, after all are stopped.
+	begun := Next(Input{Pod: p, Observed: see("b:exited=42", "a:running", "side:running", "one:exited=0"), Now: now})
+	if got := text(begun); got != "kill a, kill side" || !begun.RestartingAll || !begun.Kill[0].Now || !slices.Equal(begun.Remove, []string{"id-a", "id-side", "id-one", "id-b"}) {
+		t.Errorf("begun: %s, %+v", got, begun)
+	}
+	if plan := Next(Input{Pod: p, Observed: see("a:exited=42", "b:exited=1"), Now: now}); plan.RestartingAll || !plan.Finished {
+		t.Errorf("others' codes: %+v", plan)
+	}
+	// A kubelet that is started anew goes on.
+	if plan := Next(Input{Pod: p, Observed: see("one:exited=0"), Now: now, RestartingAll: true}); !slices.Equal(plan.Remove, []string{"id-one"}) {
+		t.Errorf("half removed: %+v", plan)
+	}
+	last := Status(StatusInput{Input: Input{Pod: p, Observed: see("b:exited=42", "a:running", "side:running", "one:exited=0"), Now: now}, Last: &v1.PodStatus{Phase: v1.PodRunning}, RuntimeName: "r"})
+	if c := last.Conditions[len(last.Conditions)-1]; c.Type != v1.AllContainersRestarting || c.Status != v1.ConditionTrue || last.Phase != v1.PodRunning {
+		t.Errorf("condition %+v in phase %s", c, last.Phase)
+	}
+	slots := map[string]Slot{}
+	for _, name := range []string{"a", "b", "side", "one"} {
+		slots[name] = Slot{Next: 1}
+	}
+	// However often it is told of, it is one restart.
+	for range 2 {
+		in := Input{Pod: p, Observed: see("box"), Slots: slots, Now: now, RestartingAll: true}
+		last = Status(StatusInput{Input: in, Last: &last, RuntimeName: "r"})
+		p.Status = last
+		if plan := Next(in); text(plan) != "start one#1" {
+			t.Errorf("all removed: %s", text(plan))
+		}
+	}
+	for _, st := range append(last.ContainerStatuses, last.InitContainerStatuses...) {
+		if st.RestartCount != 1 || st.State.Waiting == nil || st.State.Waiting.Reason != RestartingAll || st.LastTerminationState.Terminated.ExitCode != 137 {
+			t.Errorf("removed: %+v", st)
+		}
+	}
+	if c := last.Conditions[len(last.Conditions)-1]; c.Status != v1.ConditionFalse || last.Phase != v1.PodRunning {
+		t.Errorf("condition %+v in phase %s", c, last.Phase)
+	}
+}
+
 func TestStatus(t *testing.T) {
 	A, F, N := v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever
 	for _, c := range []struct {

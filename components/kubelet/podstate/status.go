@@ -183,7 +183,9 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 		waiting.Reason = "PodInitializing"
 	}
 
-	if latest == nil {
+	if latest == nil && old != nil && in.Slots[c.Name].Next > 0 {
+		s = removed(c, old, in.Slots[c.Name].Next)
+	} else if latest == nil {
 		s.State.Waiting = waiting
 		if old != nil {
 			switch {
@@ -236,6 +238,9 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 			s.LastTerminationState = *old.LastTerminationState.DeepCopy()
 		} else if old != nil && old.State.Terminated != nil && old.ContainerID != s.ContainerID {
 			s.LastTerminationState = *old.State.DeepCopy()
+		} else if old != nil && old.RestartCount < s.RestartCount && old.State.Running != nil && CanRestartAll(in.Pod) {
+			// It was removed, and started anew before that was told.
+			s.LastTerminationState.Terminated = removedState()
 		}
 		if latest.User != nil {
 			s.User = &v1.ContainerUser{Linux: &v1.LinuxContainerUser{
@@ -385,11 +390,11 @@ func phase(pod *v1.Pod, s *v1.PodStatus, stopped, initialized bool) v1.PodPhase 
 		case st.State.Running != nil:
 			pendingInit++
 		case st.State.Terminated != nil:
-			if st.State.Terminated.ExitCode != 0 {
+			if st.State.Terminated.ExitCode != 0 && !restartsAll(c, st.State.Terminated) {
 				failedInit++
 			}
 		case st.LastTerminationState.Terminated != nil:
-			if st.LastTerminationState.Terminated.ExitCode != 0 {
+			if st.LastTerminationState.Terminated.ExitCode != 0 && !restartsAll(c, st.LastTerminationState.Terminated) {
 				failedInit++
 			}
 		default:

@@ -157,6 +157,9 @@ type Slot struct {
 	// the container's definition changed. It is the ID of the container that
 	// is to be replaced.
 	ForceRestart string
+	// Next is set from when the container was removed to be started anew with all
+	// others until it is: the attempt that comes, from 1.
+	Next uint32
 	// Killing is true while the container is being stopped.
 	Killing bool
 }

@@ -229,7 +229,7 @@ func addDownward(payload Payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile,
 			if allocatable != nil {
 				list = allocatable()
 			}
-			value, err = env.Resource(item.ResourceFieldRef, c, list)
+			value, err = env.Resource(item.ResourceFieldRef, pod, c, list)
 		}
 		if err != nil {
 			return err
