@@ -165,7 +165,7 @@ func (s *Server) stored() iter.Seq[metrics.Stored] {
 			}
 			told[r.Collection] = true
 			n, size, ok := r.Collection.Stats()
-			if ok && !yield(metrics.Stored{Group: r.Group, Resource: r.Plural, Objects: n, Bytes: n * size, Events: r.Collection.Received()}) {
+			if ok && !yield(metrics.Stored{Group: r.Group, Resource: r.Plural, Objects: n, Bytes: n * size, Counts: r.Collection.Counts(), Revision: r.Collection.Store().Revision()}) {
 				return
 			}
 		}

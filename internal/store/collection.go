@@ -30,8 +30,9 @@ type Collection struct {
 	// replaying has room for the one who reads events of the past.
 	replaying chan struct{}
 
-	// received counts the events from etcd.
-	received atomic.Uint64
+	// received counts the events from etcd, reads those for which the cache was
+	// brought up to what etcd had, fills how often it was filled.
+	received, reads, fills atomic.Uint64
 	// incoming belongs to the goroutine that feeds the store.
 	incoming []change
 
@@ -160,8 +161,21 @@ func (c *Collection) Stats() (count, size int, ok bool) {
 	return c.current.entries.Len(), total / max(n, 1), true
 }
 
-// Received is how many events of the collection have come from etcd.
-func (c *Collection) Received() uint64 { return c.received.Load() }
+// Counts are how often something has happened.
+type Counts struct {
+	// Received are the events that have come from etcd, Reads those reads from
+	// the cache that had to see all that was written before, Fills how often
+	// the cache was filled.
+	Received, Reads, Fills uint64
+}
+
+// Counts returns what has happened so far.
+func (c *Collection) Counts() Counts {
+	return Counts{Received: c.received.Load(), Reads: c.reads.Load(), Fills: c.fills.Load()}
+}
+
+// Revision is that up to which the cache of the store is.
+func (s *Store) Revision() int64 { return s.position.get() }
 
 // Cached returns the cache's entry without any wait, nil if there is none (or
 // the cache has not been filled). It may be stale: writes made from it fail
@@ -227,7 +241,11 @@ func (c *Collection) reach(ctx context.Context, revision int64) error {
 		if err != nil {
 			return err
 		}
-		return c.store.position.wait(ctx, current)
+		if err := c.store.position.wait(ctx, current); err != nil {
+			return err
+		}
+		c.reads.Add(1)
+		return nil
 	default:
 		return c.store.waitAsked(ctx, revision)
 	}
@@ -335,6 +353,7 @@ func (c *Collection) refill(kvs []*mvccpb.KeyValue, revision int64) {
 }
 
 func (c *Collection) install(kvs []*mvccpb.KeyValue, revision int64) {
+	c.fills.Add(1)
 	old := c.current
 	c.current = c.newContents()
 	for _, kv := range kvs {

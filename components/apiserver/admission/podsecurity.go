@@ -14,7 +14,6 @@ import (
 	psa "k8s.io/pod-security-admission/admission"
 	psaload "k8s.io/pod-security-admission/admission/api/load"
 	psaapi "k8s.io/pod-security-admission/api"
-	"k8s.io/pod-security-admission/metrics"
 	"k8s.io/pod-security-admission/policy"
 )
 
@@ -38,12 +37,16 @@ func newPodSecurity(cfg *Config) (admission.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
+	measured, err := newSecurityMetrics(cfg.Metrics, psaapi.GetAPIVersion())
+	if err != nil {
+		return nil, err
+	}
 	extractor := psa.DefaultPodSpecExtractor{}
 	core := cfg.Informers.Core().V1()
 	a := &psa.Admission{
 		Configuration:    configuration,
 		Evaluator:        evaluator,
-		Metrics:          unrecorded{},
+		Metrics:          measured,
 		PodSpecExtractor: extractor,
 		NamespaceGetter:  psa.NamespaceGetterFromListerAndClient(core.Namespaces().Lister(), cfg.Kube),
 		PodLister:        cfg.pods(),
@@ -112,11 +115,3 @@ func (p podAttributes) GetOldObject() (runtime.Object, error) {
 }
 
 func (p podAttributes) GetUserName() string { return p.GetUserInfo().GetName() }
-
-// unrecorded is no metrics: the library's are global to the process.
-type unrecorded struct{}
-
-func (unrecorded) RecordEvaluation(metrics.Decision, psaapi.LevelVersion, metrics.Mode, psaapi.Attributes) {
-}
-func (unrecorded) RecordExemption(psaapi.Attributes)   {}
-func (unrecorded) RecordError(bool, psaapi.Attributes) {}

@@ -24,6 +24,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientrest "k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -59,6 +60,7 @@ type Aggregator struct {
 	client   apiregistrationclient.APIServiceInterface
 	builtIn  map[schema.GroupVersion]Priority
 	current  atomic.Pointer[snapshot]
+	lost     *prometheus.CounterVec
 
 	mu sync.Mutex // guards entries, and who writes current
 	// entries are the known APIServices by name.
@@ -88,7 +90,7 @@ func New(cfg Config) (*Aggregator, error) {
 	if cfg.Registry == nil || cfg.REST == nil || cfg.Log == nil {
 		return nil, errors.New("aggregation takes a registry, a way to the API and a log")
 	}
-	a := &Aggregator{cfg: cfg, builtIn: builtIn(), entries: map[string]*entry{}}
+	a := &Aggregator{cfg: cfg, builtIn: builtIn(), entries: map[string]*entry{}, lost: newLost()}
 	a.services = cfg.Registry.Lookup(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"))
 	if a.services == nil {
 		return nil, errors.New("aggregation takes a registry that has APIServices")
@@ -251,6 +253,9 @@ func (a *Aggregator) set(ctx context.Context, s *apiregistrationv1.APIService) {
 	old := a.entries[s.Name]
 	next := &entry{object: s}
 	a.entries[s.Name] = next
+	if old != nil {
+		a.note(old.object, s)
+	}
 	if old != nil && old.backend != nil {
 		if old.object.UID == s.UID && reflect.DeepEqual(old.object.Spec, s.Spec) {
 			next.backend, next.stop = old.backend, old.stop

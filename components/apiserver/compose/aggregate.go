@@ -2,6 +2,7 @@ package compose
 
 import (
 	"crypto/tls"
+	"fmt"
 
 	"hyperkube/components/apiserver/aggregation"
 )
@@ -23,6 +24,11 @@ func (s *Server) aggregate() error {
 	})
 	if err != nil {
 		return err
+	}
+	for _, c := range s.others.Collectors() {
+		if err := s.server.Metrics().Registry().Register(c); err != nil {
+			return fmt.Errorf("registering metrics of other servers: %w", err)
+		}
 	}
 	s.trust, err = aggregation.NewTrust(aggregation.TrustConfig{
 		Registry: reg, Kube: s.own.Kube, Bundles: s.authn.CABundles, Changed: s.authn.Changed(),

@@ -77,7 +77,7 @@ type Chain struct {
 	authenticated, limited http.Handler
 	// impersonation is made when somebody is first impersonated.
 	impersonation func() http.Handler
-	shares                 shares
+	shares        shares
 }
 
 // New makes a chain in front of next.

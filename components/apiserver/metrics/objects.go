@@ -4,6 +4,8 @@ import (
 	"iter"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"hyperkube/internal/store"
 )
 
 // Stored is how many objects of a resource there are and about how many bytes
@@ -11,8 +13,10 @@ import (
 type Stored struct {
 	Group, Resource string
 	Objects, Bytes  int
-	// Events of it that came from etcd so far.
-	Events uint64
+	// Counts of what has happened to the cache, and the Revision that it has.
+	store.Counts
+
+	Revision int64
 }
 
 // ShowStored adds the metrics of what is stored. Stored is asked whenever
@@ -36,11 +40,21 @@ var (
 		[]string{"group", "resource"}, nil)
 	storageEvents = prometheus.NewDesc("apiserver_storage_events_received_total",
 		"[BETA] Number of etcd events received split by kind.", []string{"group", "resource"}, nil)
+	cacheReceived = prometheus.NewDesc("apiserver_watch_cache_events_received_total",
+		"[ALPHA] Counter of events received in watch cache broken by resource type.", []string{"group", "resource"}, nil)
+	cacheDispatched = prometheus.NewDesc("apiserver_watch_cache_events_dispatched_total",
+		"[ALPHA] Counter of events dispatched in watch cache broken by resource type.", []string{"group", "resource"}, nil)
+	cacheInitializations = prometheus.NewDesc("apiserver_watch_cache_initializations_total",
+		"[ALPHA] Counter of watch cache initializations broken by resource type.", []string{"group", "resource"}, nil)
+	cacheRevision = prometheus.NewDesc("apiserver_watch_cache_resource_version",
+		"[ALPHA] Current resource version of watch cache broken by resource type.", []string{"group", "resource"}, nil)
+	cacheReads = prometheus.NewDesc("apiserver_watch_cache_consistent_read_total",
+		"[ALPHA] Counter for consistent reads from cache.", []string{"group", "resource", "success", "fallback"}, nil)
 )
 
 // Describe is prometheus.Collector's.
 func (c storedCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{resourceObjects, storageObjects, resourceSize, storageEvents} {
+	for _, d := range []*prometheus.Desc{resourceObjects, storageObjects, resourceSize, storageEvents, cacheReceived, cacheDispatched, cacheInitializations, cacheRevision, cacheReads} {
 		ch <- d
 	}
 }
@@ -55,6 +69,14 @@ func (c storedCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(resourceObjects, prometheus.GaugeValue, float64(s.Objects), s.Group, s.Resource)
 		ch <- prometheus.MustNewConstMetric(storageObjects, prometheus.GaugeValue, float64(s.Objects), name)
 		ch <- prometheus.MustNewConstMetric(resourceSize, prometheus.GaugeValue, float64(s.Bytes), s.Group, s.Resource)
-		ch <- prometheus.MustNewConstMetric(storageEvents, prometheus.CounterValue, float64(s.Events), s.Group, s.Resource)
+		ch <- prometheus.MustNewConstMetric(storageEvents, prometheus.CounterValue, float64(s.Received), s.Group, s.Resource)
+		// What is received is handed on at once.
+		ch <- prometheus.MustNewConstMetric(cacheReceived, prometheus.CounterValue, float64(s.Received), s.Group, s.Resource)
+		ch <- prometheus.MustNewConstMetric(cacheDispatched, prometheus.CounterValue, float64(s.Received), s.Group, s.Resource)
+		ch <- prometheus.MustNewConstMetric(cacheInitializations, prometheus.CounterValue, float64(s.Fills), s.Group, s.Resource)
+		ch <- prometheus.MustNewConstMetric(cacheRevision, prometheus.GaugeValue, float64(s.Revision), s.Group, s.Resource)
+		if s.Reads > 0 {
+			ch <- prometheus.MustNewConstMetric(cacheReads, prometheus.CounterValue, float64(s.Reads), s.Group, s.Resource, "true", "false")
+		}
 	}
 }
