@@ -34,9 +34,11 @@ type Entry struct {
 	// weak finds the decoded object as long as anybody has it; held keeps it
 	// for as long as the store's bound allows. Most are wanted but once, by
 	// the next write, so that it takes a second time to be held.
-	held  atomic.Pointer[memo]
-	weak  atomic.Pointer[weakObject]
-	memos atomic.Pointer[memo]
+	held atomic.Pointer[memo]
+	weak atomic.Pointer[weakObject]
+	// trimmed finds the trimmed one in the same way.
+	trimmed atomic.Pointer[weakObject]
+	memos   atomic.Pointer[memo]
 }
 
 // plain is a decrypted value.
@@ -80,6 +82,40 @@ func (e *Entry) Shared() (runtime.Object, error) { return e.decoded(sharing) }
 // Peek is Object for those who look at it once: nothing is kept of what had to
 // be decoded.
 func (e *Entry) Peek() (runtime.Object, error) { return e.decoded(peeking) }
+
+// Trimmed is Shared without what a Codec that is a Trimmer leaves out. Others
+// get the same object meanwhile who ask for it trimmed; Object and Shared know
+// nothing of it.
+func (e *Entry) Trimmed() (runtime.Object, error) {
+	codec, ok := e.collection.cfg.Codec.(Trimmer)
+	if !ok {
+		return e.decoded(sharing)
+	}
+	living := func() runtime.Object {
+		if w := e.trimmed.Load(); w != nil {
+			return w.get()
+		}
+		return nil
+	}
+	if obj := living(); obj != nil {
+		return obj, nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if obj := living(); obj != nil {
+		return obj, nil
+	}
+	data, err := e.decrypt()
+	if err != nil {
+		return nil, err
+	}
+	obj, err := codec.DecodeTrimmed(data.data, e.revision)
+	if err != nil {
+		return nil, e.corrupt(false, err)
+	}
+	e.trimmed.Store(weaken(obj))
+	return obj, nil
+}
 
 // keeping is what becomes of an object that had to be decoded.
 type keeping int
@@ -264,6 +300,7 @@ func (e *Entry) memo(slot int) *memo {
 // forget drops what can be derived again. Those who hold it keep it.
 func (e *Entry) forget() {
 	e.weak.Store(nil)
+	e.trimmed.Store(nil)
 	if m := e.held.Load(); m != nil {
 		e.collection.store.memos.drop(m)
 	}

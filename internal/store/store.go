@@ -48,6 +48,13 @@ type Codec interface {
 	Decode(data []byte, revision int64) (runtime.Object, error)
 }
 
+// Trimmer is what a Codec may do besides.
+type Trimmer interface {
+	// DecodeTrimmed is Decode without what those can do without who keep many
+	// objects and write none of them back as they are.
+	DecodeTrimmed(data []byte, revision int64) (runtime.Object, error)
+}
+
 // Config of a Store.
 type Config struct {
 	// Client of etcd, over the network or in process.

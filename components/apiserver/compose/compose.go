@@ -210,7 +210,8 @@ func New(cfg Config) (*Server, error) {
 	documents := openapi.New(s.server.Registry(), version.Get().GitVersion)
 	docs.Handler = documents
 	s.source = inprocess.New(s.server.Registry(), cfg.Log)
-	if s.own, err = s.Clients("kube-apiserver", "system:apiserver", "system:masters"); err != nil {
+	// Policies may look at whatever their parameters have.
+	if s.own, err = s.clients(s.source, nil, "kube-apiserver", "system:apiserver", "system:masters"); err != nil {
 		return nil, err
 	}
 	if err := s.secure(who, may, admit); err != nil {
@@ -364,7 +365,7 @@ func (s *Server) extend(reg *registry.Registry) error {
 }
 
 // Clients makes a user's clients within this process. Their informers are fed
-// from the watch cache. The agent is how they call themselves: it is in managed
+// from the watch cache, without managed fields. The agent is how they call themselves: it is in managed
 // fields.
 func (s *Server) Clients(agent, userName string, groups ...string) (*client.Clients, error) {
 	return s.MeasuredClients(nil, agent, userName, groups...)
@@ -373,9 +374,13 @@ func (s *Server) Clients(agent, userName string, groups ...string) (*client.Clie
 // MeasuredClients are Clients whose requests are measured by those of others;
 // nil: apart.
 func (s *Server) MeasuredClients(requests *measure.Requests, agent, userName string, groups ...string) (*client.Clients, error) {
+	return s.clients(s.source.Trimmed(), requests, agent, userName, groups...)
+}
+
+func (s *Server) clients(source client.Source, requests *measure.Requests, agent, userName string, groups ...string) (*client.Clients, error) {
 	cfg := s.ClientConfig(userName, groups...)
 	cfg.UserAgent = agent
-	return client.New(client.Config{REST: cfg, Source: s.source, Requests: requests})
+	return client.New(client.Config{REST: cfg, Source: source, Requests: requests})
 }
 
 // ClientConfig is a user's way in within this process.

@@ -1,6 +1,6 @@
 // Package inprocess feeds the informers of the API server's own process
-// straight from the watch cache: they get the very objects that are cached,
-// neither encoded nor copied.
+// straight from the watch cache: they get objects that are decoded once for all
+// of them, neither encoded nor copied.
 package inprocess
 
 import (
@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -28,6 +29,10 @@ import (
 type Source struct {
 	registry *registry.Registry
 	log      *slog.Logger
+
+	mu sync.Mutex
+	// whole are the kinds of which somebody has asked for whole objects.
+	whole map[schema.GroupVersionKind]*atomic.Bool
 }
 
 // New returns a source of what reg serves.
@@ -35,16 +40,50 @@ func New(reg *registry.Registry, log *slog.Logger) *Source {
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Source{registry: reg, log: log}
+	return &Source{registry: reg, log: log, whole: map[schema.GroupVersionKind]*atomic.Bool{}}
 }
 
 // ListWatch as client.Source.
 func (s *Source) ListWatch(gvk schema.GroupVersionKind) (cache.ListerWatcher, bool) {
+	l, ok := s.listWatch(gvk)
+	if !ok {
+		return nil, false
+	}
+	l.whole.Store(true)
+	return l, true
+}
+
+func (s *Source) listWatch(gvk schema.GroupVersionKind) (*listWatch, bool) {
 	resource := s.registry.Kind(gvk)
 	if resource == nil || resource.Collection == nil {
 		return nil, false
 	}
-	return &listWatch{registry: s.registry, kind: gvk, resource: resource, log: s.log}, true
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	whole := s.whole[gvk]
+	if whole == nil {
+		whole = new(atomic.Bool)
+		s.whole[gvk] = whole
+	}
+	return &listWatch{registry: s.registry, kind: gvk, resource: resource, whole: whole, log: s.log}, true
+}
+
+// Trimmed is a client.Source of the same objects without their managed fields,
+// which controllers have no use for, as those of Kubernetes: they are a quarter of
+// a pod's memory. Kinds that somebody gets from the Source itself come whole, so
+// that nothing is kept twice.
+type Trimmed struct{ source *Source }
+
+// Trimmed returns the source of trimmed objects.
+func (s *Source) Trimmed() Trimmed { return Trimmed{s} }
+
+// ListWatch as client.Source.
+func (t Trimmed) ListWatch(gvk schema.GroupVersionKind) (cache.ListerWatcher, bool) {
+	l, ok := t.source.listWatch(gvk)
+	if !ok {
+		return nil, false
+	}
+	return l, true
 }
 
 // listWatch lists and watches all objects of one resource. It serves initial
@@ -53,7 +92,9 @@ type listWatch struct {
 	registry *registry.Registry
 	kind     schema.GroupVersionKind
 	resource *registry.Resource
-	log      *slog.Logger
+	// whole tells whether objects are to be whole, now that one is read.
+	whole *atomic.Bool
+	log   *slog.Logger
 }
 
 // now is l for what is served now: the definition of a custom resource may
@@ -110,7 +151,11 @@ func (l *listWatch) ListWithContext(ctx context.Context, _ metav1.ListOptions) (
 // read returns the object of an entry, or nil when it cannot be read: it must
 // not take all others of its kind with it.
 func (l *listWatch) read(e *store.Entry) api.Object {
-	obj, err := l.resource.Share(e)
+	read := l.resource.Trimmed
+	if l.whole.Load() {
+		read = l.resource.Share
+	}
+	obj, err := read(e)
 	if err != nil {
 		l.log.Error("an object cannot be read and is left out", "resource", l.resource.GroupResource().String(), "key", e.Key(), "err", err)
 		return nil

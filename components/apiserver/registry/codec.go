@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	kjson "sigs.k8s.io/json"
@@ -42,6 +43,38 @@ func (c *codec) Encode(obj runtime.Object) ([]byte, error) {
 // Decode returns a new object with its type meta and resource version set. It
 // is defaulted unless whoever wrote it knew the same defaults.
 func (c *codec) Decode(data []byte, revision int64) (runtime.Object, error) {
+	return c.decode(data, revision, false)
+}
+
+// DecodeTrimmed is Decode without managed fields. It implements store.Trimmer.
+func (c *codec) DecodeTrimmed(data []byte, revision int64) (runtime.Object, error) {
+	return c.decode(data, revision, true)
+}
+
+// scratch are buffers for objects without their managed fields.
+var scratch = sync.Pool{New: func() any { return new([]byte) }}
+
+// unmarshal decodes a raw object. Types that are made of protobuf copy what they
+// keep.
+func unmarshal(m protoMessage, raw []byte, trim bool) error {
+	if !trim {
+		return m.Unmarshal(raw)
+	}
+	buffer := scratch.Get().(*[]byte)
+	trimmed, err := wire.AppendUnmanaged((*buffer)[:0], raw)
+	if err == nil {
+		err = m.Unmarshal(trimmed)
+	}
+	if *buffer = trimmed; cap(trimmed) <= maxScratch {
+		scratch.Put(buffer)
+	}
+	return err
+}
+
+// maxScratch is up to which size a buffer is kept.
+const maxScratch = 64 << 10
+
+func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, error) {
 	obj := c.resource.New()
 	current := false
 	switch {
@@ -57,7 +90,7 @@ func (c *codec) Decode(data []byte, revision int64) (runtime.Object, error) {
 		if envelope.Kind != c.kind.Kind {
 			return nil, fmt.Errorf("decoding %s: stored is a %s %s", c.kind.Kind, envelope.APIVersion, envelope.Kind)
 		}
-		if err := m.Unmarshal(envelope.Raw); err != nil {
+		if err := unmarshal(m, envelope.Raw, trim); err != nil {
 			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, err)
 		}
 		current = envelope.Level == wire.Level && envelope.APIVersion == c.kind.APIVersion()
@@ -76,6 +109,9 @@ func (c *codec) Decode(data []byte, revision int64) (runtime.Object, error) {
 	}
 	if !current {
 		c.resource.Default(obj)
+	}
+	if trim {
+		obj.SetManagedFields(nil) // of JSON
 	}
 	obj.GetObjectKind().SetGroupVersionKind(c.kind.GroupVersionKind)
 	obj.SetResourceVersion(strconv.FormatInt(revision, 10))

@@ -305,6 +305,15 @@ func (r *Resource) Share(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
+// Trimmed is Share without managed fields, where that saves memory.
+func (r *Resource) Trimmed(e *store.Entry) (api.Object, error) {
+	stored, err := e.Trimmed()
+	if err != nil {
+		return nil, err
+	}
+	return r.served(e, stored)
+}
+
 // Peek is Read for who looks at many objects once.
 func (r *Resource) Peek(e *store.Entry) (api.Object, error) {
 	stored, err := e.Peek()

@@ -204,6 +204,51 @@ func Metadata(raw []byte) ([]byte, error) {
 	return out, nil
 }
 
+// fieldManaged is the number of ObjectMeta.managedFields.
+const fieldManaged = 17
+
+// AppendUnmanaged appends a raw object without its managed fields.
+func AppendUnmanaged(dst, raw []byte) ([]byte, error) {
+	for data := raw; len(data) > 0; {
+		number, metadata, _, rest, err := nextField(data)
+		if err != nil {
+			return dst, err
+		}
+		field := data[:len(data)-len(rest)]
+		data = rest
+		if number != fieldMetadata || metadata == nil {
+			dst = append(dst, field...)
+			continue
+		}
+		size := 0
+		if err := unmanaged(metadata, func(field []byte) { size += len(field) }); err != nil {
+			return dst, err
+		}
+		dst = append(dst, tagMetadata)
+		dst = binary.AppendUvarint(dst, uint64(size))
+		if err := unmanaged(metadata, func(field []byte) { dst = append(dst, field...) }); err != nil {
+			return dst, err
+		}
+	}
+	return dst, nil
+}
+
+// unmanaged calls keep for the fields of a raw ObjectMeta, tags included, but for
+// managed ones.
+func unmanaged(metadata []byte, keep func(field []byte)) error {
+	for data := metadata; len(data) > 0; {
+		number, _, _, rest, err := nextField(data)
+		if err != nil {
+			return err
+		}
+		if number != fieldManaged {
+			keep(data[:len(data)-len(rest)])
+		}
+		data = rest
+	}
+	return nil
+}
+
 // versionSize is the size of what appendVersion appends.
 func versionSize(revision int64) int {
 	if revision == 0 {

@@ -98,6 +98,17 @@ func TestEveryKind(t *testing.T) {
 			t.Errorf("%s: %+v", res.GVK(), partial)
 		}
 
+		unmanaged, err := AppendUnmanaged([]byte("before"), raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = decode(t, kind.AppendProto(nil, unmanaged[len("before"):], revision))
+		got.GetObjectKind().SetGroupVersionKind(obj.GetObjectKind().GroupVersionKind())
+		want.SetManagedFields(nil)
+		if !apiequality.Semantic.DeepEqual(got, want) {
+			t.Errorf("%s: %+v\nnot %+v", res.GVK(), got, want)
+		}
+
 		text, err := json.Marshal(obj)
 		if err != nil {
 			t.Fatal(err)
@@ -141,6 +152,11 @@ func FuzzEnvelope(f *testing.F) {
 		}
 		if err1 == nil {
 			_, _ = Metadata(e.Raw)
+			if small, err := AppendUnmanaged(nil, e.Raw); err == nil {
+				if again, err := AppendUnmanaged(nil, small); err != nil || !bytes.Equal(again, small) {
+					t.Errorf("%x, and again %x, %v", small, again, err)
+				}
+			}
 		}
 	})
 }
