@@ -52,7 +52,7 @@ func certificateDescriptors() []descriptor {
 		{name: "resourceclaim-controller", alias: "resource-claim-controller", user: "resource-claim-controller", source: "resource_claim", workers: 10,
 			needs: []schema.GroupVersionResource{resourcev1.SchemeGroupVersion.WithResource("resourceclaims"), resourcev1.SchemeGroupVersion.WithResource("resourceclaimtemplates")},
 			make:  func(d *deps) (runner, error) { return resourceclaim.New(d.env) }},
-		{name: "device-taint-eviction-controller", user: "device-taint-eviction-controller", source: "device-taint-eviction", workers: 8,
+		{name: "device-taint-eviction-controller", user: "device-taint-eviction-controller", source: "device-taint-eviction-controller", workers: 8,
 			needs: []schema.GroupVersionResource{resourcev1.SchemeGroupVersion.WithResource("resourceclaims"), resourcev1.SchemeGroupVersion.WithResource("devicetaintrules")},
 			make:  func(d *deps) (runner, error) { return devicetainteviction.New(d.env) }},
 	}

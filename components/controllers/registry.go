@@ -34,6 +34,7 @@ import (
 	"hyperkube/components/controllers/namespace"
 	"hyperkube/components/controllers/nodeipam"
 	"hyperkube/components/controllers/nodelifecycle"
+	"hyperkube/components/controllers/nodettl"
 	"hyperkube/components/controllers/persistentvolume"
 	"hyperkube/components/controllers/podgc"
 	"hyperkube/components/controllers/replicaset"
@@ -133,6 +134,8 @@ func descriptors() []descriptor {
 			make: func(d *deps) (runner, error) { return podgc.New(d.env, d.TerminatedPodThreshold) }},
 		{name: "node-lifecycle-controller", alias: "nodelifecycle", user: "node-controller", source: "node-controller", workers: 8,
 			make: func(d *deps) (runner, error) { return nodelifecycle.New(d.env, d.NodeLifecycle) }},
+		{name: "ttl-controller", alias: "ttl", user: "ttl-controller", source: "ttl-controller", workers: 5,
+			make: func(d *deps) (runner, error) { return nodettl.New(d.env) }},
 		{name: "taint-eviction-controller", user: "node-controller", source: "taint-eviction-controller", workers: 8,
 			make: func(d *deps) (runner, error) { return tainteviction.New(d.env) }},
 		{name: "replicationcontroller-controller", alias: "replicationcontroller", user: "replication-controller", source: "replication-controller", workers: 5,
@@ -273,8 +276,6 @@ func choose(flag []string) ([]descriptor, error) {
 // foreign are names of upstream's controllers that hyperkube does without: a
 // manifest that turns them off, or on, is no mistake.
 var foreign = map[string]bool{
-
-	"ttl": true, "ttl-controller": true,
 	"service": true, "service-lb-controller": true,
 	"route": true, "node-route-controller": true,
 	"cloud-node-lifecycle": true, "cloud-node-lifecycle-controller": true,

@@ -207,7 +207,7 @@ func TestDevices(t *testing.T) {
 		t.Errorf("reserved for %d", n)
 	}
 	c.create(pod("r", claiming("one")))
-	c.waits("r", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.")
+	c.waits("r", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")
 	// What is new is seen.
 	c.create(slice("a", nil, "gpu-0"))
 	if got := c.nextBound(); got != "r=a" {
@@ -217,7 +217,7 @@ func TestDevices(t *testing.T) {
 	c.create(pod("s", claiming("later")))
 	c.create(slice("a2", nil))
 	c.create(claim("later", 1))
-	c.waits("s", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.")
+	c.waits("s", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")
 	// Devices that are given back are taken.
 	free := c.claim("two")
 	free.Status.Allocation, free.Status.ReservedFor = nil, nil
@@ -258,7 +258,7 @@ func TestDeviceTaints(t *testing.T) {
 		Spec:       resourcev1.DeviceTaintRuleSpec{DeviceSelector: &resourcev1.DeviceTaintSelector{Pool: &pool}, Taint: taint},
 	})
 	c.create(pod("p", claiming("c")))
-	c.waits("p", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.")
+	c.waits("p", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")
 	if err := c.kube.ResourceV1().DeviceTaintRules().Delete(c.ctx, "r", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,7 @@ func (c *Controller) syncBudget(ctx context.Context, b *policyv1.PodDisruptionBu
 	}
 	if unmanaged {
 		c.env.Events.Eventf(b, corev1.EventTypeWarning, "UnmanagedPods",
-			"Pods selected by this PodDisruptionBudget (selector: %v) were found to be unmanaged. As a result, the status of the PDB cannot be calculated correctly, which may result in undefined behavior. To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value.", selector)
+			"Pods selected by this PodDisruptionBudget (selector: %v) were found to be unmanaged. As a result, the status of the PDB cannot be calculated correctly, which may result in undefined behavior. To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value.", b.Spec.Selector)
 	}
 	now := c.env.Clock.Now()
 	leaving, recheck := c.leaving(b, pods, now)

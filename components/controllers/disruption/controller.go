@@ -102,10 +102,20 @@ func (c *Controller) budgetsOf(p *corev1.Pod) {
 	if err != nil {
 		return
 	}
+	var first *policyv1.PodDisruptionBudget
+	n := 0
 	for _, b := range all {
 		if s, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && s.Matches(labels.Set(p.Labels)) {
 			c.AddObject(b)
+			if n++; first == nil {
+				first = b
+			}
 		}
+	}
+	if n > 1 {
+		// All are kept up to date, but such a pod cannot be evicted.
+		c.env.Events.Eventf(p, corev1.EventTypeWarning, "MultiplePodDisruptionBudgets",
+			"Pod %q/%q matches multiple PodDisruptionBudgets.  Chose %q arbitrarily.", p.Namespace, p.Name, first.Name)
 	}
 }
 

@@ -63,13 +63,17 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
 	for i := range pod.Spec.Volumes {
-		if v := &pod.Spec.Volumes[i]; v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil {
-			errs = append(errs, c.claim(ctx, pod, v))
+		v := &pod.Spec.Volumes[i]
+		if v.Ephemeral == nil || v.Ephemeral.VolumeClaimTemplate == nil {
+			continue
+		}
+		if err := c.claim(ctx, pod, v); err != nil {
+			c.env.Events.Eventf(pod, corev1.EventTypeWarning, "FailedBinding", "ephemeral volume %s: %v", v.Name, err)
+			return fmt.Errorf("pod %s, ephemeral volume %s: %w", key, v.Name, err)
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // claim makes the claim of one volume if it is not there.
@@ -77,7 +81,7 @@ func (c *Controller) claim(ctx context.Context, pod *corev1.Pod, v *corev1.Volum
 	name := ephemeral.VolumeClaimName(pod, v)
 	pvc, err := c.claims.PersistentVolumeClaims(pod.Namespace).Get(name)
 	if err == nil {
-		// One of another owner must not be taken; the scheduler tells.
+		// One of another owner must not be taken.
 		return ephemeral.VolumeIsForPod(pod, pvc)
 	}
 	if !apierrors.IsNotFound(err) {

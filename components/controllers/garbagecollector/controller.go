@@ -381,9 +381,10 @@ func (c *Collector) foreignOwner(d identity, ref metav1.OwnerReference) {
 	apiVersion, kind := d.gvk.ToAPIVersionAndKind()
 	c.env.Events.Eventf(&corev1.ObjectReference{APIVersion: apiVersion, Kind: kind, Namespace: d.namespace, Name: d.name, UID: d.uid},
 		corev1.EventTypeWarning, "OwnerRefInvalidNamespace",
-		"ownerRef %s does not exist in namespace %q", describe(ref), d.namespace)
+		"ownerRef %s does not exist in namespace %q", describe(ref, d.namespace), d.namespace)
 }
 
-func describe(ref metav1.OwnerReference) string {
-	return fmt.Sprintf("[%s/%s, name: %s, uid: %s]", ref.APIVersion, ref.Kind, ref.Name, ref.UID)
+// describe names an owner that is looked for in a namespace.
+func describe(ref metav1.OwnerReference, namespace string) string {
+	return fmt.Sprintf("[%s/%s, namespace: %s, name: %s, uid: %s]", ref.APIVersion, ref.Kind, namespace, ref.Name, ref.UID)
 }

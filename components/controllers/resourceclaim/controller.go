@@ -8,7 +8,6 @@ package resourceclaim
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -264,8 +263,4 @@ func (c *Controller) made(p *corev1.Pod, entry string) (*resourcev1.ResourceClai
 		}
 	}
 	return nil, nil
-}
-
-func missing(p *corev1.Pod, template string) error {
-	return fmt.Errorf("resource claim template %q: not found, for pod %s/%s", template, p.Namespace, p.Name)
 }

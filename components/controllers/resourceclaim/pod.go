@@ -91,11 +91,8 @@ func (c *Controller) ensure(ctx context.Context, p *corev1.Pod, entry *corev1.Po
 
 func (c *Controller) create(ctx context.Context, p *corev1.Pod, entry *corev1.PodResourceClaim) (*resourcev1.ResourceClaim, error) {
 	template, err := c.templates.ResourceClaimTemplates(p.Namespace).Get(*entry.ResourceClaimTemplateName)
-	if apierrors.IsNotFound(err) {
-		return nil, missing(p, *entry.ResourceClaimTemplateName)
-	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("resource claim template %q: %w", *entry.ResourceClaimTemplateName, err)
 	}
 	// A claim that was made a moment ago may not be in the cache yet: two
 	// claims for one entry would be one too many.
@@ -113,10 +110,11 @@ func (c *Controller) create(ctx context.Context, p *corev1.Pod, entry *corev1.Po
 		annotations = map[string]string{}
 	}
 	annotations[claimNameKey] = entry.Name
-	owner := *metav1.NewControllerRef(p, corev1.SchemeGroupVersion.WithKind("Pod"))
+	controls := true
+	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: p.Name, UID: p.UID, Controller: &controls}
 	claim, err := c.env.Kube.ResourceV1().ResourceClaims(p.Namespace).Create(ctx, &resourcev1.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{
-			GenerateName:    p.Name + "-" + entry.Name + "-",
+			GenerateName:    claimPrefix(p.Name, entry.Name),
 			OwnerReferences: []metav1.OwnerReference{owner},
 			Annotations:     annotations,
 			Labels:          template.Spec.Labels,
@@ -127,6 +125,17 @@ func (c *Controller) create(ctx context.Context, p *corev1.Pod, entry *corev1.Po
 		return nil, fmt.Errorf("creating the claim: %w", err)
 	}
 	return claim, nil
+}
+
+// claimPrefix is what the name of the claim for an entry of a pod begins with.
+// Long names are both shortened, so that something is left of each.
+func claimPrefix(pod, entry string) string {
+	const most = 57 // with five random letters, and a hyphen, it is a label
+	prefix := pod + "-" + entry + "-"
+	if n := len(prefix); n > most {
+		return pod[:len(pod)*most/n] + "-" + entry[:len(entry)*most/n] + "-"
+	}
+	return prefix
 }
 
 // tell writes the names of claims into the pod's status.

@@ -143,7 +143,7 @@ func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
 		for _, s := range where {
 			if !s.Match(n.Object) {
-				return reason("resourceclaim not available on the node", false)
+				return reason("resourceclaim not available on the node", true)
 			}
 		}
 		if allocator == nil {
@@ -159,7 +159,7 @@ func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 			return reason(err.Error(), true)
 		}
 		if why != "" {
-			return reason(why, false)
+			return reason(why, true)
 		}
 		return nil
 	}}, nil

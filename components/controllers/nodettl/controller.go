@@ -1,0 +1,101 @@
+// Package nodettl tells each node, by an annotation, how long its kubelet may
+// keep Secrets and ConfigMaps without asking for them again: the longer, the
+// more nodes there are.
+//
+// https://kubernetes.io/docs/reference/labels-annotations-taints/#node-alpha-kubernetes-io-ttl
+package nodettl
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strconv"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+// step is a size of clusters, from least to most nodes, and its seconds. Steps
+// overlap, so that one node more or less does not change all the others for long.
+type step struct{ least, most, seconds int }
+
+var steps = []step{
+	{0, 100, 0},
+	{90, 500, 15},
+	{450, 1000, 30},
+	{900, 2000, 60},
+	{1800, math.MaxInt, 300},
+}
+
+// Controller annotates nodes. Make it with New.
+type Controller struct {
+	*control.Loop
+	env   control.Env
+	nodes corelisters.NodeLister
+
+	mu    sync.Mutex
+	count int // of nodes; guarded by mu
+	at    int // in steps; guarded by mu
+}
+
+// New makes the controller.
+func New(env control.Env) (*Controller, error) {
+	env = env.Defaulted()
+	nodes := env.Informers.Core().V1().Nodes()
+	c := &Controller{env: env, nodes: nodes.Lister()}
+	c.Loop = control.NewLoop(env, "node-ttl", c.sync)
+	// The others get to know of another step when they next change, as nodes
+	// do often.
+	return c, c.Watch(nodes.Informer(), control.Handlers(
+		func(n *corev1.Node) {
+			c.counted(1)
+			c.AddObject(n)
+		},
+		func(_, n *corev1.Node) { c.AddObject(n) },
+		func(*corev1.Node) { c.counted(-1) }))
+}
+
+// counted notes that there is a node more, or less.
+func (c *Controller) counted(by int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.count += by
+	switch {
+	case c.count > steps[c.at].most:
+		c.at++
+	case c.count < steps[c.at].least:
+		c.at--
+	}
+}
+
+func (c *Controller) seconds() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return steps[c.at].seconds
+}
+
+func (c *Controller) sync(ctx context.Context, name string) error {
+	n, err := c.nodes.Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	want := c.seconds()
+	if is, err := strconv.Atoi(n.Annotations[corev1.ObjectTTLAnnotationKey]); err == nil && is == want {
+		return nil
+	}
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"%d"}}}`, corev1.ObjectTTLAnnotationKey, want)
+	_, err = c.env.Kube.CoreV1().Nodes().Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("annotating node %s: %w", name, err)
+	}
+	return nil
+}
