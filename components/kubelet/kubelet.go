@@ -249,7 +249,9 @@ func (k *Kubelet) compose() error {
 	if err = k.newOwn(); err != nil {
 		return err
 	}
-	k.host.DeviceHealth = k.devices.Health
+	k.host.DeviceHealth = func(pod *v1.Pod, container string) []v1.ResourceStatus {
+		return append(k.devices.Health(pod.UID, container), k.claims.Health(pod, container)...)
+	}
 	if k.cpus != nil && cfg.Gates.Enabled(gateNoQuota, true) {
 		k.host.OwnCPUs = func(pod types.UID, container string) bool {
 			_, own := k.cpus.Of(pod, container)

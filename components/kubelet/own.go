@@ -42,7 +42,7 @@ func (k *Kubelet) newOwn() error {
 	}); err != nil {
 		return err
 	}
-	if k.claims, err = dra.New(dra.Config{Root: k.cfg.Layout.Kubelet, NodeName: k.cfg.NodeName, Kube: k.kube, Log: k.log}); err != nil {
+	if k.claims, err = dra.New(dra.Config{Root: k.cfg.Layout.Kubelet, NodeName: k.cfg.NodeName, Kube: k.kube, Changed: k.devicesChanged, Log: k.log}); err != nil {
 		return err
 	}
 	providers := []topology.Provider{k.devices}

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,13 +32,15 @@ import (
 const askFor = 45 * time.Second
 
 // Config of a Manager. All fields must be filled, but for Kube, without which pods
-// have no claims.
+// have no claims, and Changed.
 type Config struct {
 	// Root is the kubelet's folder, in which the state is kept.
 	Root     string
 	NodeName string
 	Kube     kubernetes.Interface
-	Log      *slog.Logger
+	// Changed is told the pods whose devices are well or unwell now.
+	Changed func([]types.UID)
+	Log     *slog.Logger
 }
 
 // Manager knows the drivers and what they have prepared. Its methods are safe for
@@ -53,6 +56,13 @@ type Manager struct {
 	// made anew, when one of them is no longer.
 	busy map[types.UID]bool
 	idle chan struct{}
+	// health of devices by driver, and the connection that told it last; stale
+	// have timers that tell of what has become too old.
+	health  map[string]map[device]health
+	tellers map[string]*grpc.ClientConn
+	stale   map[string]*time.Timer
+	// following ends when the manager does.
+	following sync.WaitGroup
 }
 
 // Claim is one of which something is or may be prepared.
@@ -85,6 +95,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, path: filepath.Join(cfg.Root, "dra_manager_state"),
 		drivers: map[string]*driver{}, busy: map[types.UID]bool{}, idle: make(chan struct{}),
+		health: map[string]map[device]health{}, tellers: map[string]*grpc.ClientConn{}, stale: map[string]*time.Timer{},
 	}
 	var err error
 	m.claims, err = load(m.path)

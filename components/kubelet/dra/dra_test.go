@@ -86,7 +86,7 @@ func (f *fakeDriver) fails(err error) {
 	f.fail = err
 }
 
-func serve(t *testing.T) (*fakeDriver, pluginwatch.Plugin) {
+func serve(t *testing.T, more ...func(*grpc.Server)) (*fakeDriver, pluginwatch.Plugin) {
 	t.Helper()
 	f := &fakeDriver{prepared: map[string]bool{}}
 	p := pluginwatch.Plugin{Name: "gpu.example.com", Endpoint: filepath.Join(t.TempDir(), "s"), Versions: []string{draapi.DRAPluginService}}
@@ -97,6 +97,9 @@ func serve(t *testing.T) (*fakeDriver, pluginwatch.Plugin) {
 	}
 	s := grpc.NewServer()
 	draapi.RegisterDRAPluginServer(s, f)
+	for _, register := range more {
+		register(s)
+	}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {

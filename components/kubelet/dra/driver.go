@@ -35,6 +35,13 @@ type socket struct {
 	path   string
 	conn   *grpc.ClientConn
 	client draapi.DRAPluginClient
+	// forget ends what follows the driver's word.
+	forget context.CancelFunc
+}
+
+func (s socket) close() {
+	s.forget()
+	_ = s.conn.Close()
 }
 
 var _ pluginwatch.Handler = (*Manager)(nil)
@@ -62,7 +69,9 @@ func (m *Manager) Register(_ context.Context, p pluginwatch.Plugin) error {
 		d.leave.Stop()
 		d.leave = nil
 	}
-	d.sockets = append(d.sockets, socket{p.Socket, conn, draapi.NewDRAPluginClient(conn)})
+	ctx, cancel := context.WithCancel(context.Background())
+	d.sockets = append(d.sockets, socket{p.Socket, conn, draapi.NewDRAPluginClient(conn), cancel})
+	m.following.Go(func() { m.followHealth(ctx, p.Name, conn, p.Versions) })
 	return nil
 }
 
@@ -76,7 +85,7 @@ func (m *Manager) Deregister(p pluginwatch.Plugin) {
 	}
 	d.sockets = slices.DeleteFunc(d.sockets, func(s socket) bool {
 		if s.path == p.Socket {
-			_ = s.conn.Close()
+			s.close()
 			return true
 		}
 		return false
@@ -135,15 +144,21 @@ func (m *Manager) Run(ctx context.Context) error {
 		<-ctx.Done()
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	for _, d := range m.drivers {
 		if d.leave != nil {
 			d.leave.Stop()
 		}
 		for _, s := range d.sockets {
-			_ = s.conn.Close()
+			s.close()
 		}
 		d.sockets = nil
+	}
+	m.mu.Unlock()
+	m.following.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, t := range m.stale {
+		t.Stop()
 	}
 	return nil
 }

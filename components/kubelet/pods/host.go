@@ -104,7 +104,7 @@ type Host struct {
 	// claims run without.
 	Claims ResourceClaims
 	// DeviceHealth tells how a container's devices are; may be nil.
-	DeviceHealth func(pod types.UID, container string) []v1.ResourceStatus
+	DeviceHealth func(pod *v1.Pod, container string) []v1.ResourceStatus
 	// StaticCPUs: containers may have CPUs of their own, which cannot be resized.
 	StaticCPUs bool
 	// StaticMemory: the same of memory.

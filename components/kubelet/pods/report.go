@@ -74,7 +74,7 @@ func (w *worker) statusInput(now time.Time) podstate.StatusInput {
 		},
 	}
 	if w.host.DeviceHealth != nil {
-		in.Devices = func(container string) []v1.ResourceStatus { return w.host.DeviceHealth(w.uid, container) }
+		in.Devices = func(container string) []v1.ResourceStatus { return w.host.DeviceHealth(w.pod, container) }
 	}
 	if w.resize != nil {
 		in.Conditions = append(in.Conditions, w.resize.condition())
