@@ -20,6 +20,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/internal/plainhttp"
 )
 
 // Config of a Server.
@@ -108,24 +110,25 @@ func (s *Server) Run(told context.Context) error {
 			stop()
 		}
 	}()
-	serveHTTP := func(address string, handler http.Handler) error {
-		if address == "" {
-			return nil
+	for _, plain := range []struct {
+		what, address string
+		handler       http.Handler
+	}{
+		{"health", s.cfg.HealthAddress, s.health()},
+		{"metrics", s.cfg.MetricsAddress, promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{})},
+	} {
+		if plain.address == "" {
+			continue
 		}
-		listener, err := net.Listen("tcp", address)
+		server, err := plainhttp.Serve(plain.address, plain.handler)
 		if err != nil {
-			return err
+			return fmt.Errorf("serving %s: %w", plain.what, err)
 		}
-		server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
-		go func() { failed <- server.Serve(listener) }()
-		stops = append(stops, func() { server.Close() })
-		return nil
-	}
-	if err := serveHTTP(s.cfg.HealthAddress, s.health()); err != nil {
-		return fmt.Errorf("serving health: %w", err)
-	}
-	if err := serveHTTP(s.cfg.MetricsAddress, promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{})); err != nil {
-		return fmt.Errorf("serving metrics: %w", err)
+		stops = append(stops, server.Close)
+		go func() {
+			<-server.Ended()
+			failed <- server.Err()
+		}()
 	}
 
 	s.cfg.Informers.Start(ctx.Done())

@@ -31,6 +31,7 @@ import (
 	"hyperkube/components/kubelet/podstate"
 	"hyperkube/components/kubelet/server"
 	"hyperkube/components/kubelet/stats"
+	"hyperkube/internal/plainhttp"
 	"hyperkube/internal/version"
 )
 
@@ -115,35 +116,21 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 	if k.cfg.HealthzPort < 0 {
 		return s.Serve, nil
 	}
-	h, err := net.Listen("tcp", net.JoinHostPort(k.cfg.HealthzAddress, strconv.Itoa(k.cfg.HealthzPort)))
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", server.Healthz(b.Healthy))
+	health, err := plainhttp.Serve(net.JoinHostPort(k.cfg.HealthzAddress, strconv.Itoa(k.cfg.HealthzPort)), mux)
 	if err != nil {
 		l.Close()
 		if readOnly != nil {
 			readOnly.Close()
 		}
-		return nil, fmt.Errorf("listening for health checks: %w", err)
+		return nil, fmt.Errorf("serving health checks: %w", err)
 	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", server.Healthz(b.Healthy))
-	health := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	return func(ctx context.Context) error {
-		stopped := make(chan struct{})
-		go func() {
-			defer close(stopped)
-			<-ctx.Done()
-			health.Close()
-		}()
-		done := make(chan error, 1)
-		go func() { done <- health.Serve(h) }()
-		err := s.Serve(ctx)
-		health.Close()
-		if herr := <-done; err == nil && !errors.Is(herr, http.ErrServerClosed) {
-			err = herr
-		}
-		if ctx.Err() != nil {
-			<-stopped
-		}
-		return err
+		stop := context.AfterFunc(ctx, health.Close)
+		defer stop()
+		defer health.Close()
+		return s.Serve(ctx)
 	}, nil
 }
 

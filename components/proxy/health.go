@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -17,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"hyperkube/internal/plainhttp"
 	"hyperkube/internal/zpages"
 )
 
@@ -40,7 +40,7 @@ type health struct {
 type serviceHealth struct {
 	port   uint16
 	local  int
-	server *http.Server
+	server *plainhttp.Server
 }
 
 func newHealth(cfg Config, m *metrics) *health {
@@ -99,7 +99,7 @@ func (h *health) healthy() bool {
 
 // start listens; the returned function ends all that serves.
 func (h *health) start() (stop func(), err error) {
-	var servers []*http.Server
+	var servers []*plainhttp.Server
 	stop = func() {
 		for _, s := range servers {
 			s.Close()
@@ -129,7 +129,7 @@ func (h *health) start() (stop func(), err error) {
 		if address == "" {
 			continue
 		}
-		server, err := serve(address, handler)
+		server, err := plainhttp.Serve(address, handler)
 		if err != nil {
 			stop()
 			return nil, err
@@ -137,16 +137,6 @@ func (h *health) start() (stop func(), err error) {
 		servers = append(servers, server)
 	}
 	return stop, nil
-}
-
-func serve(address string, handler http.Handler) (*http.Server, error) {
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("listening on %s: %w", address, err)
-	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
-	go func() { _ = server.Serve(listener) }()
-	return server, nil
 }
 
 // serveHealthz tells load balancers whether this node takes traffic: not when it
@@ -243,7 +233,7 @@ func (h *health) serveServices(wanted map[string]*serviceHealth) {
 		if want == nil {
 			continue
 		}
-		server, err := serve(fmt.Sprintf(":%d", want.port), h.serviceHandler(key))
+		server, err := plainhttp.Serve(fmt.Sprintf(":%d", want.port), h.serviceHandler(key))
 		if err != nil {
 			h.log.Error("the health of a service cannot be served", "service", key, "err", err)
 			continue
