@@ -249,19 +249,34 @@ func (c *Controller) write(ctx context.Context, e *corev1.Endpoints, existing, w
 		k := sliceKey(s.AddressType, s.Ports)
 		byKey[k] = append(byKey[k], s)
 	}
+	// One whose ports nobody wants any more is changed rather than replaced.
+	wanted := map[string]int{}
+	for _, s := range want {
+		wanted[sliceKey(s.AddressType, s.Ports)]++
+	}
+	free := map[discoveryv1.AddressType][]*discoveryv1.EndpointSlice{}
+	for k, have := range byKey {
+		if n := wanted[k]; n < len(have) {
+			free[have[0].AddressType] = append(free[have[0].AddressType], have[n:]...)
+			byKey[k] = have[:n]
+		}
+	}
 	var errs []error
 	for _, s := range want {
 		k := sliceKey(s.AddressType, s.Ports)
+		if left := free[s.AddressType]; len(byKey[k]) == 0 && len(left) > 0 {
+			byKey[k], free[s.AddressType] = left[:1], left[1:]
+		}
 		api := c.env.Kube.DiscoveryV1().EndpointSlices(s.Namespace)
 		if have := byKey[k]; len(have) > 0 {
 			byKey[k] = have[1:]
 			old := have[0]
 			if equality.Semantic.DeepEqual(old.Endpoints, s.Endpoints) && equality.Semantic.DeepEqual(old.Labels, s.Labels) &&
-				equality.Semantic.DeepEqual(old.Annotations, s.Annotations) {
+				equality.Semantic.DeepEqual(old.Annotations, s.Annotations) && sliceKey(old.AddressType, old.Ports) == k {
 				continue
 			}
 			next := old.DeepCopy()
-			next.Labels, next.Annotations, next.Endpoints = s.Labels, s.Annotations, s.Endpoints
+			next.Labels, next.Annotations, next.Endpoints, next.Ports = s.Labels, s.Annotations, s.Endpoints, s.Ports
 			written, err := api.Update(ctx, next, metav1.UpdateOptions{})
 			if err != nil {
 				errs = append(errs, err)
@@ -280,7 +295,7 @@ func (c *Controller) write(ctx context.Context, e *corev1.Endpoints, existing, w
 		}
 		c.tracker.Update(written)
 	}
-	for _, rest := range byKey {
+	for _, rest := range free {
 		for _, s := range rest {
 			err := c.env.Kube.DiscoveryV1().EndpointSlices(s.Namespace).Delete(ctx, s.Name, metav1.DeleteOptions{})
 			if err != nil && !apierrors.IsNotFound(err) {

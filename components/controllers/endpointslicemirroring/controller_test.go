@@ -2,6 +2,7 @@ package endpointslicemirroring
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -58,7 +59,22 @@ func TestMirror(t *testing.T) {
 	if w := f.Writes(); len(w) != 0 {
 		t.Errorf("written again: %v", w)
 	}
-	skip := e.DeepCopy()
+	other := e.DeepCopy()
+	other.Subsets[0].Ports[0].Port = 5433
+	f.Cache(other)
+	if err := controltest.Sync(t, c.Loop, "ns/db"); err != nil {
+		t.Fatal(err)
+	}
+	if w := f.Writes(); len(w) != 2 || !strings.HasPrefix(w[0], "update endpointslices") || !strings.HasPrefix(w[1], "update endpointslices") {
+		t.Errorf("not changed in place for other ports: %v", w)
+	}
+	for _, s := range slices() {
+		if *s.Ports[0].Port != 5433 {
+			t.Errorf("slice %+v", s)
+		}
+		f.Cache(&s)
+	}
+	skip := other.DeepCopy()
 	skip.Labels[discoveryv1.LabelSkipMirror] = "true"
 	f.Cache(skip)
 	if err := controltest.Sync(t, c.Loop, "ns/db"); err != nil {
