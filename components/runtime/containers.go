@@ -178,7 +178,9 @@ func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *ima
 	if err := os.Mkdir(r.state("containers", c.id), 0o711); err != nil {
 		return fmt.Errorf("making the container's folder: %w", err)
 	}
-	if err := r.mountRoot(c, pod); err != nil {
+	prepared := make(chan error, 1)
+	go func(cgroup string) { prepared <- r.engineOf(c.record).Prepare(cgroup) }(c.record.Cgroup)
+	if err := errors.Join(r.mountRoot(c, pod), <-prepared); err != nil {
 		return err
 	}
 	mounts, err := r.resolveMounts(c, pod, image.Config, false)

@@ -21,6 +21,9 @@ import (
 
 // engine runs containers: ours in this program, others by another one.
 type engine interface {
+	// Prepare makes what a container that is to be started here needs; Delete
+	// removes it.
+	Prepare(cgroupPath string) error
 	Start(id string, spec *specs.Spec, io container.IO) (*container.Running, error)
 	Exec(id string, o container.ExecOptions) (*container.Running, error)
 	Resume(id string) (*process.Handle, container.Progress)

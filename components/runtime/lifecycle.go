@@ -137,7 +137,15 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 		return err
 	}
 	live := &liveContainer{exited: make(chan struct{}), drained: make(chan struct{})}
-	var child container.IO
+	// Awaited before the container's program is executed.
+	opened := make(chan error, 1)
+	go func() {
+		var err error
+		live.log, err = logs.Open(rec.LogPath, r.log)
+		opened <- err
+	}()
+	logOpen := sync.OnceValue(func() error { return <-opened })
+	child := container.IO{Before: logOpen}
 	defer func() {
 		for _, f := range []*os.File{child.Stdin, child.Stdout, child.Stderr} {
 			if f != nil {
@@ -145,7 +153,9 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 			}
 		}
 		if err != nil {
-			live.log.Close()
+			if logOpen() == nil {
+				live.log.Close()
+			}
 			for _, f := range []*os.File{live.stdout, live.stderr, live.console} {
 				if f != nil {
 					f.Close()
@@ -157,9 +167,6 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 			}
 		}
 	}()
-	if live.log, err = logs.Open(rec.LogPath, r.log); err != nil {
-		return err
-	}
 	if !config.GetTty() {
 		if live.stdout, child.Stdout, err = r.outputFIFO(c.id, "stdout"); err != nil {
 			return err

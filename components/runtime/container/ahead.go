@@ -16,15 +16,16 @@ import (
 )
 
 // mountAhead makes the container's mount namespace and changes config so that
-// libcontainer joins it. It returns what keeps the namespace until then; nil
-// where libcontainer is to do all by itself, as it does with what is out of the
-// ordinary and with whatever fails: it knows best what to say of that.
-func (r *Runner) mountAhead(spec *specs.Spec, config *configs.Config) (*os.File, error) {
+// libcontainer joins it; its file is to be kept until then. If proc is true the
+// first process mounts /proc when it is told to. It returns nil where libcontainer
+// is to do all by itself, as it does with what is out of the ordinary and with
+// whatever fails: it knows best what to say of that.
+func (r *Runner) mountAhead(spec *specs.Spec, config *configs.Config, proc bool) (*mountspace.Space, error) {
 	if r.Spaces == nil || !suited(spec, config) {
 		return nil, nil
 	}
 	plan := mountspace.Plan{
-		Rootfs: config.Rootfs, Mounts: config.Mounts, Devices: config.Devices,
+		Rootfs: config.Rootfs, Mounts: config.Mounts, Devices: config.Devices, Proc: proc,
 		Network: config.Namespaces.PathOf(configs.NEWNET), IPC: config.Namespaces.PathOf(configs.NEWIPC),
 	}
 	if !r.Cgroups.Unified() {
@@ -44,7 +45,7 @@ func (r *Runner) mountAhead(spec *specs.Spec, config *configs.Config) (*os.File,
 	}
 	config.Rootfs, config.Mounts, config.Devices = r.Spaces.Root(), space.Left, nil
 	config.Namespaces.Add(configs.NEWNS, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), space.File.Fd()))
-	return space.File, nil
+	return space, nil
 }
 
 // suited tells whether nothing about the container is out of the ordinary for

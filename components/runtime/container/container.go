@@ -52,7 +52,19 @@ const processFile = "process.json"
 
 // IO are the files that a process is started with. Nil ones read as empty and
 // take everything. With a terminal none is used.
-type IO struct{ Stdin, Stdout, Stderr *os.File }
+type IO struct {
+	Stdin, Stdout, Stderr *os.File
+	// Before is called when nothing is left to do but to execute the container's
+	// program, which an error prevents; nil for nothing.
+	Before func() error
+}
+
+func (io IO) beforeStart() error {
+	if io.Before == nil {
+		return nil
+	}
+	return io.Before()
+}
 
 // Running is a process that was started in a container.
 type Running struct {
@@ -79,50 +91,101 @@ func (r *Running) Close() error {
 	return r.Handle.Close()
 }
 
+// Prepare makes the cgroups of a container that is to be started.
+func (r *Runner) Prepare(cgroupPath string) error {
+	if r.Cgroups.Unified() {
+		return nil // libcontainer makes the only one
+	}
+	_, err := r.makeCgroups(cgroupPath)
+	return err
+}
+
 // Start makes the container and starts its first process.
 func (r *Runner) Start(id string, spec *specs.Spec, io IO) (*Running, error) {
+	r.spareOnce.Do(func() { r.spares = newSpares() })
+	one := r.spares.take()
+	r.spares.fill()
+	running, err := r.startWith(one, id, spec, io)
+	if errors.Is(err, errSpare) {
+		running, err = r.startWith(nil, id, spec, io)
+	}
+	return running, err
+}
+
+// errSpare tells that a spare process could not be used, and nothing is left of
+// what was done.
+var errSpare = errors.New("a spare process ended")
+
+// startWith starts a container whose first process one becomes; nil for a new
+// process. One is let go of or ended.
+func (r *Runner) startWith(one *spare, id string, spec *specs.Spec, io IO) (running *Running, err error) {
+	defer func() {
+		switch {
+		case one == nil:
+		case err == nil && running.PID() == one.pid:
+			one.close()
+		default:
+			one.discard()
+		}
+	}()
 	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{CgroupName: id, Spec: spec})
 	if err != nil {
 		return nil, fmt.Errorf("preparing the container: %w", err)
 	}
 	// Nobody reads them, and one leads to the host.
 	config.Labels = nil
-	space, err := r.mountAhead(spec, config)
+	usable := one != nil && canUseSpare(config)
+	space, err := r.mountAhead(spec, config, usable)
 	if err != nil {
 		return nil, err
 	}
 	if space != nil {
-		defer space.Close()
+		defer space.File.Close()
 	}
 	c, err := libcontainer.Create(r.State, id, config)
 	if err != nil {
 		return nil, fmt.Errorf("creating the container: %w", err)
 	}
+	defer func() {
+		if err != nil {
+			_ = c.Destroy()
+		}
+	}()
 	// Before it runs: a successor may have to go on from there.
 	data, err := json.Marshal(spec.Process)
 	if err == nil {
 		err = atomicfile.Write(atomicfile.File{Path: filepath.Join(r.State, id, processFile), Data: data, Mode: 0o600, Remakeable: true})
 	}
 	if err != nil {
-		_ = c.Destroy()
 		return nil, fmt.Errorf("recording the container's process: %w", err)
 	}
 	first := newProcess(spec.Process, true)
-	one := r.takeSpare(c, config, first)
-	running, err := r.start(first, spec.Process, io, c.Run)
-	if one != nil {
-		if err == nil && running.PID() == one.pid {
-			one.close()
-		} else {
-			one.discard()
+	if usable {
+		proc := ""
+		if space != nil && space.Proc {
+			proc = r.Spaces.Root()
+		}
+		if err := one.offer(first, c, proc); err != nil {
+			return nil, errors.Join(errSpare, err)
 		}
 	}
-	r.Expect()
-	if err != nil {
-		_ = c.Destroy()
-		return nil, err
+	running, err = r.start(first, spec.Process, io, func(p *libcontainer.Process) error {
+		if err := c.Start(p); err != nil {
+			return err
+		}
+		if err := io.beforeStart(); err != nil {
+			_ = p.Signal(unix.SIGKILL)
+			_, _ = p.Wait()
+			return err
+		}
+		return c.Exec()
+	})
+	if err != nil && usable {
+		if pid, pidErr := first.Pid(); pidErr != nil || pid != one.pid {
+			return nil, errors.Join(errSpare, err)
+		}
 	}
-	return running, nil
+	return running, err
 }
 
 // Expect prepares for a container that will be started soon.
@@ -139,32 +202,6 @@ func (r *Runner) Close() error {
 		return nil
 	}
 	return r.Spaces.Close()
-}
-
-// takeSpare prepares first for becoming a spare process, if there is one that it
-// can become. The caller discards what it returns, or closes it when that is the
-// container's process.
-func (r *Runner) takeSpare(c *libcontainer.Container, config *configs.Config, first *libcontainer.Process) *spare {
-	if !canUseSpare(config) {
-		return nil
-	}
-	r.spareOnce.Do(func() { r.spares = newSpares() })
-	one := r.spares.take()
-	if one == nil {
-		return nil
-	}
-	state, err := c.State()
-	if err == nil {
-		err = one.offer(first, state.CgroupPaths)
-	}
-	if err != nil {
-		if r.Log != nil {
-			r.Log.Debug("a spare process cannot be used", "error", err)
-		}
-		one.discard()
-		return nil
-	}
-	return one
 }
 
 // Progress is how far a start has come that was cut short.

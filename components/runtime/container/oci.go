@@ -91,6 +91,9 @@ func (o *OCI) finish(cmd *exec.Cmd, what string) error {
 	return nil
 }
 
+// Prepare does nothing: the program makes what it needs.
+func (o *OCI) Prepare(string) error { return nil }
+
 // Start makes the container and starts its first process.
 func (o *OCI) Start(id string, spec *specs.Spec, io IO) (running *Running, err error) {
 	dir := o.bundle(id)
@@ -140,6 +143,9 @@ func (o *OCI) Start(id string, spec *specs.Spec, io IO) (running *Running, err e
 	// Followed from now on, so that its end is seen however soon it comes.
 	h.Done()
 	if running.Console, err = console.receive(); err != nil {
+		return running, err
+	}
+	if err := io.beforeStart(); err != nil {
 		return running, err
 	}
 	return running, o.call("start", id)

@@ -3,6 +3,7 @@
 package container
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"github.com/moby/profiles/seccomp"
@@ -30,36 +32,40 @@ var defaultCapabilities = []string{
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 }
 
+// capabilitySets are names that nobody may change.
+type capabilitySets struct{ known, ours []string }
+
 // allCapabilities returns those that the kernel knows, and those of them that
-// this process can pass on: inside of a container or a small machine they may
-// be fewer.
-func allCapabilities() (known, ours []string, err error) {
+// this process can pass on, which never change: inside of a container or a small
+// machine they may be fewer.
+var allCapabilities = sync.OnceValues(func() (sets capabilitySets, err error) {
 	list, err := capability.ListSupported()
 	if err != nil {
-		return nil, nil, fmt.Errorf("listing the kernel's capabilities: %w", err)
+		return sets, fmt.Errorf("listing the kernel's capabilities: %w", err)
 	}
 	mine, err := capability.NewPid2(0)
 	if err == nil {
 		err = mine.Load()
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading this process's capabilities: %w", err)
+		return sets, fmt.Errorf("reading this process's capabilities: %w", err)
 	}
 	for _, c := range list {
 		name := "CAP_" + strings.ToUpper(c.String())
-		known = append(known, name)
+		sets.known = append(sets.known, name)
 		if mine.Get(capability.PERMITTED, c) && mine.Get(capability.BOUNDING, c) {
-			ours = append(ours, name)
+			sets.ours = append(sets.ours, name)
 		}
 	}
-	return known, ours, nil
-}
+	return sets, nil
+})
 
 func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.LinuxCapabilities, error) {
-	known, all, err := allCapabilities()
+	sets, err := allCapabilities()
 	if err != nil {
 		return nil, err
 	}
+	known, all := sets.known, slices.Clone(sets.ours)
 	if security.GetPrivileged() {
 		return &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all}, nil
 	}
@@ -133,11 +139,15 @@ func ResolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityConte
 		name, _, _ = strings.Cut(name, ":")
 		name += ":" + strconv.FormatInt(group.GetValue(), 10)
 	}
-	passwd, closePasswd := inRoot(rootfs, "etc/passwd")
-	defer closePasswd()
-	groups, closeGroups := inRoot(rootfs, "etc/group")
-	defer closeGroups()
-	who, err := user.GetExecUser(name, &user.ExecUser{}, passwd, groups)
+	passwd, err := readInRoot(rootfs, "etc/passwd")
+	if err != nil {
+		return User{}, fmt.Errorf("resolving user %q of the container: %w", name, err)
+	}
+	groups, err := readInRoot(rootfs, "etc/group")
+	if err != nil {
+		return User{}, fmt.Errorf("resolving user %q of the container: %w", name, err)
+	}
+	who, err := user.GetExecUser(name, &user.ExecUser{}, bytes.NewReader(passwd), bytes.NewReader(groups))
 	if err != nil {
 		return User{}, fmt.Errorf("resolving user %q of the container: %w", name, err)
 	}
@@ -147,11 +157,7 @@ func ResolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityConte
 			u.Groups = append(u.Groups, int64(g))
 		}
 		// With a group given the library leaves the user's own ones out.
-		more, closeMore := inRoot(rootfs, "etc/group")
-		defer closeMore()
-		again, closeAgain := inRoot(rootfs, "etc/passwd")
-		defer closeAgain()
-		u.Groups = append(u.Groups, memberships(again, more, u.UID)...)
+		u.Groups = append(u.Groups, memberships(bytes.NewReader(passwd), bytes.NewReader(groups), u.UID)...)
 	}
 	u.Groups = append(u.Groups, security.GetSupplementalGroups()...)
 	var unique []int64
@@ -181,23 +187,24 @@ func memberships(passwd, groups io.Reader, uid int64) []int64 {
 	return out
 }
 
-// inRoot opens a file of a container's root, in which every link leads
-// somewhere in that root. A missing file reads as empty.
-func inRoot(rootfs, name string) (io.Reader, func()) {
+// readInRoot reads a file of a container's root, in which every link leads
+// somewhere in that root, up to 16 MiB. A missing file reads as empty.
+func readInRoot(rootfs, name string) ([]byte, error) {
 	handle, err := pathrs.OpenInRoot(rootfs, name)
 	if err != nil {
-		return strings.NewReader(""), func() {}
+		return nil, nil //nolint:nilerr // nobody is in it
 	}
 	defer handle.Close()
 	// A FIFO must not hold us up, nor a device do anything.
-	if info, err := handle.Stat(); err != nil || !info.Mode().IsRegular() {
-		return strings.NewReader(""), func() {}
+	if info, err := handle.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return nil, nil //nolint:nilerr // as well
 	}
 	f, err := pathrs.Reopen(handle, unix.O_RDONLY|unix.O_CLOEXEC)
 	if err != nil {
-		return strings.NewReader(""), func() {}
+		return nil, nil //nolint:nilerr // as well
 	}
-	return io.LimitReader(f, 16<<20), func() { f.Close() }
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, 16<<20))
 }
 
 // seccompFor translates the seccomp profile that is asked for; nil for none.

@@ -57,7 +57,7 @@ func isSealed() bool {
 	return err == nil && seals&all == all
 }
 
-// Fill makes a spare in the background, unless there is one.
+// fill makes a spare in the background, unless there is one.
 func (s *spares) fill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,11 +155,16 @@ func (s *spare) discard() {
 	s.close()
 }
 
-// offer makes libcontainer's next process of a container hand over to the spare,
-// which is to be in the container's cgroups then.
-func (s *spare) offer(p *libcontainer.Process, cgroups map[string]string) error {
-	var lines []string
-	for _, dir := range cgroups {
+// offer makes libcontainer's next process of the container hand over to the
+// spare, which is to be in its cgroups then, and to have /proc mounted in the root
+// at proc unless that is empty.
+func (s *spare) offer(p *libcontainer.Process, c *libcontainer.Container, proc string) error {
+	state, err := c.State()
+	if err != nil {
+		return fmt.Errorf("preparing a spare process: %w", err)
+	}
+	lines := []string{proc}
+	for _, dir := range state.CgroupPaths {
 		lines = append(lines, dir)
 	}
 	if _, err := s.way.WriteString(strings.Join(lines, "\n")); err != nil {

@@ -1,8 +1,9 @@
 // What libcontainer starts for a new container hands over to a spare process, if
 // it was given the way to one: it waits until libcontainer has put it into the
 // container's cgroups, sends all that it was started with to the spare, and
-// ends. The spare tells libcontainer of itself. Whenever something is amiss
-// before that, nothing has happened yet: the process goes on by itself.
+// ends. The spare tells libcontainer of itself. Whenever something is amiss the
+// process fails, before anything of the container has happened: what was prepared
+// for a spare is not for others.
 
 #include <poll.h>
 #include <stdlib.h>
@@ -34,7 +35,7 @@ __attribute__((constructor(200))) static void handover(void)
 	value[-2] = 'k';
 	const char *type = getenv("_LIBCONTAINER_INITTYPE");
 	if (type == NULL || strcmp(type, "standard") != 0)
-		return;
+		_exit(1);
 
 	char roles[MOST] = { '0', '1', '2' };
 	int fds[MOST] = { 0, 1, 2 }, count = 3;
@@ -49,7 +50,7 @@ __attribute__((constructor(200))) static void handover(void)
 	for (size_t i = 0; i < sizeof(named) / sizeof(named[0]); i++) {
 		int fd = descriptor(named[i].name);
 		if (fd < 0 && !named[i].optional)
-			return;
+			_exit(1);
 		if (fd >= 0) {
 			fds[count] = fd;
 			roles[count++] = named[i].role;
@@ -57,7 +58,7 @@ __attribute__((constructor(200))) static void handover(void)
 	}
 	struct pollfd wait = { .fd = fds[3], .events = POLLIN };
 	if (poll(&wait, 1, -1) != 1 || !(wait.revents & POLLIN))
-		return;
+		_exit(1);
 
 	union {
 		struct cmsghdr header;
@@ -74,6 +75,6 @@ __attribute__((constructor(200))) static void handover(void)
 	c->cmsg_len = CMSG_LEN(count * sizeof(int));
 	memcpy(CMSG_DATA(c), fds, count * sizeof(int));
 	if (sendmsg(sock, &message, MSG_NOSIGNAL | MSG_DONTWAIT) != count)
-		return;
+		_exit(1);
 	_exit(0);
 }

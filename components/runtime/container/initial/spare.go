@@ -16,6 +16,7 @@ import (
 	"strings"
 	"unsafe"
 
+	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
@@ -23,8 +24,8 @@ import (
 
 // A spare is this program, started as `init` in a new PID namespace before
 // anybody needs it: Go runs, packages are initialised, and it waits at a socket.
-// When a container is started the first message there are the cgroups to enter,
-// the second, from what libcontainer has started in vain (see handover.c), the
+// When a container is started the first message there is the root to mount /proc
+// in, if it is to, and the cgroups to enter, a line each, the second, from what libcontainer has started in vain (see handover.c), the
 // descriptors that it would have had itself. From there on it is what libcontainer
 // expects: the container's first process, which has not done anything yet.
 //
@@ -50,16 +51,12 @@ var roles = map[byte]string{
 func waitForUse() {
 	runtime.LockOSThread()
 	unix.CloseOnExec(SpareFD)
-	err := errors.Join(
-		unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0),
-		unix.Setgroups(nil),
-		// What libcontainer reads its configuration with is made at the first use.
-		json.Unmarshal([]byte("{}"), &configs.Config{}),
-	)
+	proc, err := mountProc()
+	err = errors.Join(err, unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0), unix.Setgroups(nil), warm())
 	if err != nil {
 		os.Exit(1)
 	}
-	cgroups, _, err := receive()
+	plan, _, err := receive()
 	if err != nil {
 		os.Exit(0)
 	}
@@ -83,7 +80,8 @@ func waitForUse() {
 		env[roles[role]] = strconv.Itoa(fds[i])
 	}
 	if err == nil {
-		err = takeOver(init, strings.Fields(string(cgroups)))
+		root, cgroups, _ := strings.Cut(string(plan), "\n")
+		err = takeOver(init, root, proc, strings.Fields(cgroups))
 	}
 	for name, value := range env {
 		err = errors.Join(err, os.Setenv(name, value))
@@ -91,6 +89,42 @@ func waitForUse() {
 	if err != nil {
 		fail(log, err)
 	}
+}
+
+// mountProc makes the /proc of the process's own namespace, attached to nothing.
+func mountProc() (int, error) {
+	fs, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(fs)
+	if err := errors.Join(unix.FsconfigSetString(fs, "source", "proc"), unix.FsconfigCreate(fs)); err != nil {
+		return -1, err
+	}
+	return unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+}
+
+// warm does what is made at the first use of what libcontainer will use: reading
+// its configuration, and going through folders safely.
+func warm() error {
+	if err := json.Unmarshal([]byte("{}"), &configs.Config{}); err != nil {
+		return err
+	}
+	root, err := os.OpenFile("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	folder, err := pathrs.MkdirAllHandle(root, "proc", 0o555)
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	again, err := pathrs.Reopen(folder, unix.O_DIRECTORY|unix.O_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	return again.Close()
 }
 
 // fail tells libcontainer why there will be no container.
@@ -129,8 +163,9 @@ func receive() ([]byte, []int, error) {
 
 // takeOver does what libcontainer's C part does for a process that it has
 // started itself, in the same order: it reads what is wanted from the pipe init,
-// enters the cgroups and namespaces, and tells the process's number.
-func takeOver(init int, cgroups []string) error {
+// enters the cgroups and namespaces, and tells the process's number. Then /proc is
+// at the root that is mounted at root, unless that is empty.
+func takeOver(init int, root string, proc int, cgroups []string) error {
 	number, err := os.Readlink("/proc/self")
 	if err != nil {
 		return err
@@ -159,6 +194,14 @@ func takeOver(init int, cgroups []string) error {
 	if err := enter(want); err != nil {
 		return err
 	}
+	if root != "" {
+		if err := placeProc(proc, root); err != nil {
+			return fmt.Errorf("mounting /proc: %w", err)
+		}
+	}
+	if err := unix.Close(proc); err != nil {
+		return err
+	}
 	if err := unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(unsafe.StringData("runc:[2:INIT]\x00"))), 0, 0, 0); err != nil {
 		return err
 	}
@@ -166,6 +209,23 @@ func takeOver(init int, cgroups []string) error {
 	// number: it is above all that there can be.
 	_, err = unix.Write(init, fmt.Appendf(nil, `{"stage1_pid":2147483647,"stage2_pid":%s}`+"\n", number))
 	return err
+}
+
+// placeProc mounts /proc in a container's root, never through a link.
+func placeProc(proc int, root string) error {
+	top, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(top)
+	at, err := unix.Openat2(top, "proc", &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(at)
+	return unix.MoveMount(proc, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
 func write(file, text string) error {

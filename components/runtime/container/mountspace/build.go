@@ -166,6 +166,8 @@ type builder struct {
 	plan Plan
 	*trees
 
+	// proc tells that there must be a folder for /proc.
+	proc bool
 	// top is the container's root.
 	top *os.File
 	// dev is the number of the file system that is /dev.
@@ -189,6 +191,13 @@ func (b *builder) build(root int, steps []step) error {
 		if err := b.step(s); err != nil {
 			return fmt.Errorf("mounting at %s: %w", s.mount.Destination, err)
 		}
+	}
+	if b.proc {
+		fd, err := b.place("/proc", false, true)
+		if err != nil {
+			return err
+		}
+		unix.Close(fd)
 	}
 	for _, d := range b.plan.Devices {
 		if err := b.device(d); err != nil {
@@ -276,15 +285,7 @@ func (b *builder) step(s step) error {
 // leads somewhere in that root. What is missing is made. Where links are not to
 // be followed they are refused, and so is what lies in /proc.
 func (b *builder) target(destination string, file, direct bool) (int, error) {
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
-	if direct {
-		how.Flags |= unix.O_DIRECTORY
-		how.Resolve |= unix.RESOLVE_NO_SYMLINKS
-	}
-	fd, err := unix.Openat2(int(b.top.Fd()), destination, &how)
-	if errors.Is(err, unix.ENOENT) {
-		fd, err = b.makeTarget(destination, file)
-	}
+	fd, err := b.place(destination, file, direct)
 	if err != nil {
 		return -1, err
 	}
@@ -293,6 +294,19 @@ func (b *builder) target(destination string, file, direct bool) (int, error) {
 		return -1, err
 	}
 	return fd, nil
+}
+
+func (b *builder) place(destination string, file, direct bool) (int, error) {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
+	if direct {
+		how.Flags |= unix.O_DIRECTORY
+		how.Resolve |= unix.RESOLVE_NO_SYMLINKS
+	}
+	fd, err := unix.Openat2(int(b.top.Fd()), destination, &how)
+	if errors.Is(err, unix.ENOENT) {
+		return b.makeTarget(destination, file)
+	}
+	return fd, err
 }
 
 func (b *builder) makeTarget(destination string, file bool) (int, error) {

@@ -87,7 +87,13 @@ type Plan struct {
 	// Cgroups are what the mount of type cgroup shows; none where libcontainer
 	// has to mount it.
 	Cgroups []Hierarchy
+	// Proc tells that the container's first process can mount an ordinary /proc,
+	// one with ProcFlags, by itself.
+	Proc bool
 }
+
+// ProcFlags are the flags of an ordinary /proc.
+const ProcFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
 // Space is a namespace that was made.
 type Space struct {
@@ -96,6 +102,9 @@ type Space struct {
 	// Left are the mounts that are still to be made, by a process of the
 	// container.
 	Left []*configs.Mount
+	// Proc tells that the container's first process is to mount /proc, at a folder
+	// that is there and no link.
+	Proc bool
 }
 
 // Make makes a namespace. On any error nothing is left.
@@ -103,7 +112,7 @@ func (m *Maker) Make(p Plan) (*Space, error) {
 	if m.once.Do(m.sow); m.seedErr != nil {
 		return nil, m.seedErr
 	}
-	left, todo, err := p.divide()
+	left, todo, proc, err := p.divide()
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +156,7 @@ func (m *Maker) Make(p Plan) (*Space, error) {
 		if err := m.enterNew(); err != nil {
 			return err
 		}
-		b := &builder{root: m.root, plan: p, trees: t}
+		b := &builder{root: m.root, plan: p, trees: t, proc: proc}
 		if err := b.build(root, steps); err != nil {
 			return err
 		}
@@ -158,51 +167,57 @@ func (m *Maker) Make(p Plan) (*Space, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Space{File: space, Left: left}, nil
+	return &Space{File: space, Left: left, Proc: proc}, nil
 }
 
-// divide tells mounts that can be made ahead from those that cannot.
-func (p Plan) divide() (left, todo []*configs.Mount, err error) {
+// divide tells mounts that can be made ahead from those that cannot, and whether
+// /proc is the first process's to mount.
+func (p Plan) divide() (left, todo []*configs.Mount, proc bool, err error) {
 	for _, m := range p.Mounts {
 		destination := filepath.Clean(m.Destination)
 		switch {
 		case destination == "/proc" && m.Device == "proc":
-			left = append(left, m) // it shows the container's own processes
+			// It shows the container's own processes.
+			if p.Proc && !proc && m.Flags == ProcFlags && m.Data == "" && len(m.PropagationFlags) == 0 && m.RecAttr == nil {
+				proc = true
+			} else {
+				left = append(left, m)
+			}
 			continue
 		case m.Device == "cgroup" && len(p.Cgroups) == 0:
 			left = append(left, m)
 			continue
 		case destination == "/" || destination == "/proc" || strings.HasPrefix(destination, "/proc/"),
 			m.IsIDMapped(), m.Extensions != 0, destination == "/dev" && !isDev(m):
-			return nil, nil, ErrUnsuited
+			return nil, nil, false, ErrUnsuited
 		}
 		for _, flag := range m.PropagationFlags {
 			if flag&^unix.MS_REC != unix.MS_PRIVATE {
-				return nil, nil, ErrUnsuited
+				return nil, nil, false, ErrUnsuited
 			}
 		}
 		switch m.Device {
 		case "bind", "devpts", "mqueue", "sysfs", "cgroup":
 		case "tmpfs":
 			if m.Flags&unix.MS_RDONLY != 0 {
-				return nil, nil, ErrUnsuited // writable until all is in it
+				return nil, nil, false, ErrUnsuited // writable until all is in it
 			}
 		default:
-			return nil, nil, ErrUnsuited
+			return nil, nil, false, ErrUnsuited
 		}
 		todo = append(todo, m)
 	}
 	if p.Network == "" || p.IPC == "" || !slices.ContainsFunc(todo, isDev) {
-		return nil, nil, ErrUnsuited
+		return nil, nil, false, ErrUnsuited
 	}
 	// What comes later must not lie below what is left.
 	for _, l := range left {
 		below := filepath.Clean(l.Destination) + "/"
 		if slices.ContainsFunc(todo, func(m *configs.Mount) bool { return strings.HasPrefix(filepath.Clean(m.Destination), below) }) {
-			return nil, nil, ErrUnsuited
+			return nil, nil, false, ErrUnsuited
 		}
 	}
-	return left, todo, nil
+	return left, todo, proc, nil
 }
 
 // isDev tells the container's own /dev from other mounts.
