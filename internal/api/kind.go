@@ -58,7 +58,9 @@ type Kind[T Object] struct {
 
 	BeforeDelete       func(ctx context.Context, obj T, opts *metav1.DeleteOptions) bool
 	DefaultPropagation metav1.DeletionPropagation
-	Retain             func(obj T) bool
+	// DeleteWarning is told to whom relies on DefaultPropagation.
+	DeleteWarning string
+	Retain        func(obj T) bool
 
 	// Fields adds to metadata.name and metadata.namespace.
 	Fields     func(obj T) fields.Set
@@ -132,6 +134,7 @@ func (k Kind[T]) Resource() *Resource {
 		AllowCreateOnUpdate:      k.AllowCreateOnUpdate,
 		AllowUnconditionalUpdate: !k.ForbidUnconditionalUpdate,
 		DefaultPropagation:       k.DefaultPropagation,
+		DeleteWarning:            k.DeleteWarning,
 		StoredAs:                 k.StoredAs,
 		StoredJSON:               k.StoredJSON,
 		Review:                   k.Review,

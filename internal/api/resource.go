@@ -112,6 +112,8 @@ type Resource struct {
 	// DefaultPropagation is what applies when a deletion names no policy;
 	// empty means background.
 	DefaultPropagation metav1.DeletionPropagation
+	// DeleteWarning is told to whom relies on it; "" for nothing.
+	DeleteWarning string
 	// Retain, unless nil, keeps an object whose deletion is under way for as
 	// long as it returns true, as metadata.finalizers do: namespaces have
 	// finalizers in their spec too.

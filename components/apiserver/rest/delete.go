@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/warning"
 
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
@@ -75,6 +76,7 @@ func (c *call) delete() error {
 	if err != nil {
 		return err
 	}
+	c.warnDefault(opts)
 	if unsafe(opts) {
 		return c.deleteCorrupt(opts)
 	}
@@ -333,6 +335,13 @@ func dependentFinalizers(res *api.Resource, obj api.Object, opts *metav1.DeleteO
 	return want, true
 }
 
+// warnDefault tells what becomes of dependents, where that may surprise.
+func (c *call) warnDefault(opts *metav1.DeleteOptions) {
+	if c.res.DeleteWarning != "" && opts.PropagationPolicy == nil && opts.OrphanDependents == nil { //nolint:staticcheck // old clients say it so
+		warning.AddWarning(c.ctx, "", c.res.DeleteWarning)
+	}
+}
+
 // deleteCollection deletes all that a list selects, and answers with them.
 func (c *call) deleteCollection() error {
 	format, err := c.format()
@@ -350,6 +359,7 @@ func (c *call) deleteCollection() error {
 	if err != nil {
 		return err
 	}
+	c.warnDefault(opts)
 	if unsafe(opts) {
 		return errUnsafeCollection()
 	}

@@ -37,7 +37,7 @@ func (c *call) update(subresource string, way *api.Update) error {
 	manager := fieldmanager.Name(opts.FieldManager, c.req.UserAgent())
 	out, err := c.change(change{
 		way:     way,
-		create:  subresource == "" && c.res.AllowCreateOnUpdate,
+		create:  c.mayCreateBy(subresource),
 		uid:     first.GetUID(),
 		options: opts,
 		make: func(_ context.Context, current api.Object) (api.Object, error) {
@@ -62,6 +62,12 @@ func (c *call) update(subresource string, way *api.Update) error {
 		return err
 	}
 	return c.sendChanged(format, out)
+}
+
+// mayCreateBy tells whether a PUT creates what is not there. That of a status
+// may as well, as upstream has it for Services.
+func (c *call) mayCreateBy(subresource string) bool {
+	return c.res.AllowCreateOnUpdate && (subresource == "" || subresource == "status")
 }
 
 // wished decodes the object of a PUT.

@@ -76,6 +76,8 @@ func job() api.Kind[*batchv1.Job] {
 		},
 		// As it has always been for jobs: pods stay unless told otherwise.
 		DefaultPropagation: metav1.DeletePropagationOrphan,
+		DeleteWarning: "child pods are preserved by default when jobs are deleted; " +
+			"set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
 		Fields: func(j *batchv1.Job) fields.Set {
 			return fields.Set{"status.successful": strconv.Itoa(int(j.Status.Succeeded))}
 		},

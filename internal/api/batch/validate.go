@@ -3,7 +3,6 @@ package batch
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -317,36 +316,15 @@ func validateSuccessPolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorL
 // countIndexes counts the indexes in a text such as "0,2-4", which have to rise
 // and to be below completions.
 func countIndexes(text string, completions int32) (int32, error) {
-	if text == "" {
-		return 0, nil
+	all, err := parseIndexes(text, int(completions))
+	if err != nil {
+		return 0, err
 	}
-	count, last := int32(0), int32(-1)
-	for part := range strings.SplitSeq(text, ",") {
-		limits := strings.Split(part, "-")
-		if len(limits) > 2 {
-			return 0, fmt.Errorf("the fragment %q violates the requirement that an index interval can have at most two parts separated by '-'", part)
-		}
-		var ends [2]int32
-		for i, limit := range limits {
-			n, err := strconv.Atoi(limit)
-			if err != nil {
-				return 0, fmt.Errorf("cannot convert string to integer for index: %q", limit)
-			}
-			if n >= int(completions) {
-				return 0, fmt.Errorf("too large index: %q", limit)
-			}
-			ends[i] = int32(n)
-		}
-		first, end := ends[0], ends[len(limits)-1]
-		if len(limits) == 2 && first >= end {
-			return 0, fmt.Errorf("non-increasing order, previous: %d, current: %d", first, end)
-		}
-		if count > 0 && last >= first {
-			return 0, fmt.Errorf("non-increasing order, previous: %d, current: %d", last, first)
-		}
-		count, last = count+end-first+1, end
+	count := 0
+	for _, x := range all {
+		count += x.to - x.from + 1
 	}
-	return count, nil
+	return int32(count), nil
 }
 
 func validateJobUpdate(j, old *batchv1.Job) field.ErrorList {
@@ -434,47 +412,6 @@ func takeResources(to, from []corev1.Container) {
 			to[i].Resources = from[i].Resources
 		}
 	}
-}
-
-func validateJobStatus(j, old *batchv1.Job) field.ErrorList {
-	path := field.NewPath("status")
-	s := &j.Status
-	errs := nonNegative(&s.Active, path.Child("active"))
-	errs = append(errs, nonNegative(&s.Succeeded, path.Child("succeeded"))...)
-	errs = append(errs, nonNegative(&s.Failed, path.Child("failed"))...)
-	errs = append(errs, nonNegative(s.Ready, path.Child("ready"))...)
-	errs = append(errs, nonNegative(s.Terminating, path.Child("terminating"))...)
-	errs = append(errs, validateUncounted(s.UncountedTerminatedPods, path.Child("uncountedTerminatedPods"))...)
-	if mode := j.Spec.CompletionMode; s.CompletedIndexes != "" && s.CompletedIndexes != old.Status.CompletedIndexes && (mode == nil || *mode != batchv1.IndexedCompletion) {
-		errs = append(errs, field.Invalid(path.Child("completedIndexes"), s.CompletedIndexes, "cannot set non-empty completedIndexes when non-indexed completion mode"))
-	}
-	if was := old.Status.FailedIndexes; s.FailedIndexes != nil && j.Spec.BackoffLimitPerIndex == nil && (was == nil || *was != *s.FailedIndexes) {
-		errs = append(errs, field.Invalid(path.Child("failedIndexes"), *s.FailedIndexes, "cannot set non-null failedIndexes when backoffLimitPerIndex is null"))
-	}
-	has := func(s *batchv1.JobStatus, t batchv1.JobConditionType) bool {
-		return slices.ContainsFunc(s.Conditions, func(c batchv1.JobCondition) bool {
-			return c.Type == t && c.Status == corev1.ConditionTrue
-		})
-	}
-	conditions := path.Child("conditions")
-	if has(s, batchv1.JobComplete) && has(s, batchv1.JobFailed) {
-		errs = append(errs, field.Invalid(conditions, field.OmitValueType{}, "cannot set Complete=True and Failed=true conditions"))
-	}
-	for _, t := range []batchv1.JobConditionType{batchv1.JobComplete, batchv1.JobFailed} {
-		if has(&old.Status, t) && !has(s, t) {
-			errs = append(errs, field.Invalid(conditions, field.OmitValueType{}, fmt.Sprintf("cannot disable the terminal %s=True condition", t)))
-		}
-	}
-	if done := has(s, batchv1.JobComplete) || has(s, batchv1.JobFailed); done && s.Active > 0 {
-		errs = append(errs, field.Invalid(path.Child("active"), s.Active, "active>0 is invalid for finished job"))
-	}
-	if s.CompletionTime != nil && !has(s, batchv1.JobComplete) {
-		errs = append(errs, field.Invalid(path.Child("completionTime"), s.CompletionTime, "cannot set completionTime when there is no Complete=True condition"))
-	}
-	if was := old.Status.CompletionTime; was != nil && !was.Equal(s.CompletionTime) {
-		errs = append(errs, field.Invalid(path.Child("completionTime"), s.CompletionTime, "completionTime cannot be mutated"))
-	}
-	return errs
 }
 
 // validateUncounted checks the pods that have ended and are in no count yet.

@@ -30,13 +30,15 @@ func service() api.Kind[*corev1.Service] {
 			ShortNames: []string{"svc"},
 			Categories: []string{"all"},
 		},
-		Version:      "v1",
-		Scope:        api.Namespaced,
-		StoragePath:  "services/specs",
-		New:          func() *corev1.Service { return &corev1.Service{} },
-		NewList:      func() runtime.Object { return &corev1.ServiceList{} },
-		Default:      defaultService,
-		ValidateName: apivalidation.NameIsDNSLabel,
+		Version:     "v1",
+		Scope:       api.Namespaced,
+		StoragePath: "services/specs",
+
+		AllowCreateOnUpdate: true,
+		New:                 func() *corev1.Service { return &corev1.Service{} },
+		NewList:             func() runtime.Object { return &corev1.ServiceList{} },
+		Default:             defaultService,
+		ValidateName:        apivalidation.NameIsDNSLabel,
 		PrepareCreate: func(_ context.Context, s *corev1.Service) {
 			s.Status = corev1.ServiceStatus{}
 			if s.Spec.ClusterIP != "" && len(s.Spec.ClusterIPs) == 0 {

@@ -18,12 +18,13 @@ import (
 
 func runtimeClass() api.Kind[*nodev1.RuntimeClass] {
 	return api.Kind[*nodev1.RuntimeClass]{
-		Names:   api.Names{Kind: "RuntimeClass", Plural: "runtimeclasses"},
-		Group:   nodev1.GroupName,
-		Version: "v1",
-		Scope:   api.Cluster,
-		New:     func() *nodev1.RuntimeClass { return &nodev1.RuntimeClass{} },
-		NewList: func() runtime.Object { return &nodev1.RuntimeClassList{} },
+		Names:               api.Names{Kind: "RuntimeClass", Plural: "runtimeclasses"},
+		AllowCreateOnUpdate: true,
+		Group:               nodev1.GroupName,
+		Version:             "v1",
+		Scope:               api.Cluster,
+		New:                 func() *nodev1.RuntimeClass { return &nodev1.RuntimeClass{} },
+		NewList:             func() runtime.Object { return &nodev1.RuntimeClassList{} },
 
 		Validate: func(_ context.Context, c *nodev1.RuntimeClass) field.ErrorList { return validateRuntimeClass(c) },
 		Update: api.KindUpdate[*nodev1.RuntimeClass]{

@@ -49,10 +49,6 @@ func validateResize(p, old *corev1.Pod) field.ErrorList {
 	}
 	e := validateChanged(p, old)
 	path := field.NewPath("spec")
-	if !sameNames(p.Spec.Containers, old.Spec.Containers) || !sameNames(p.Spec.InitContainers, old.Spec.InitContainers) {
-		e.Forbidden(path, "containers may not be renamed or reordered on resize")
-		return e.List
-	}
 	was := old.Status.QOSClass
 	if was == "" {
 		was = QOS(old)
@@ -62,6 +58,11 @@ func validateResize(p, old *corev1.Pod) field.ErrorList {
 	}
 	if !nodeCanResize(old) {
 		e.Forbidden(path, "Pod running on node without support for resize")
+	}
+	moved := movedOf(path, "containers", p.Spec.Containers, old.Spec.Containers)
+	if moved = append(moved, movedOf(path, "initContainers", p.Spec.InitContainers, old.Spec.InitContainers)...); len(moved) > 0 {
+		e.Add(moved)
+		return e.List
 	}
 	spec := p.Spec.DeepCopy()
 	for i := range spec.InitContainers {
@@ -92,6 +93,22 @@ func validateResize(p, old *corev1.Pod) field.ErrorList {
 		e.Forbidden(path, "only cpu and memory resources are mutable")
 	}
 	return e.List
+}
+
+// movedOf tells of containers in list that are not those that were there, each
+// at its place.
+func movedOf(path *field.Path, list string, is, was []corev1.Container) field.ErrorList {
+	path = path.Child(list)
+	if len(is) != len(was) {
+		return field.ErrorList{field.Forbidden(path, list+" may not be added or removed on resize")}
+	}
+	var errs field.ErrorList
+	for i := range is {
+		if is[i].Name != was[i].Name {
+			errs = append(errs, field.Forbidden(path.Index(i).Child("name"), list+" may not be renamed or reordered on resize"))
+		}
+	}
+	return errs
 }
 
 // nodeCanResize looks for a running container's resources, which a kubelet
