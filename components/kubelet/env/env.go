@@ -2,7 +2,6 @@ package env
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,7 +30,7 @@ type Input struct {
 	At          Addresses
 	Allocatable v1.ResourceList
 	// File reads a key of an env file in a volume of the pod (fileKeyRef).
-	// Nil: not supported.
+	// Nil: the pod has no volumes.
 	File func(ref *v1.FileKeySelector) (value string, found bool, err error)
 	// Warn is told of names in envFrom that cannot be variables. It may be nil.
 	Warn func(message string)
@@ -182,7 +181,7 @@ func (b *builder) value(ctx context.Context, in *Input, e *v1.EnvVar, lookup fun
 		return string(v), ok, nil
 	case from.FileKeyRef != nil:
 		if in.File == nil {
-			return "", false, errors.New("fileKeyRef is not supported")
+			return "", false, fmt.Errorf("cannot find the volume %q referenced by FileKeyRef", from.FileKeyRef.VolumeName)
 		}
 		v, ok, err := in.File(from.FileKeyRef)
 		if err != nil {

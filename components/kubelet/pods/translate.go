@@ -5,11 +5,14 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -311,10 +314,51 @@ func (h *Host) environment(ctx context.Context, pod *v1.Pod, c *v1.Container, in
 		Pod: pod, Container: c, Objects: h.Objects, Services: services,
 		At:          env.Addresses{PodIPs: in.ips, HostIPs: h.NodeIPs()},
 		Allocatable: h.Allocatable(),
+		File:        func(ref *v1.FileKeySelector) (string, bool, error) { return fileKey(in.volumes, ref) },
 		Warn: func(message string) {
 			h.event(pod, "", true, "InvalidEnvironmentVariableNames", message)
 		},
 	})
+}
+
+// maxEnvFile is how much of a file of variables is read, in bytes.
+const maxEnvFile = 1 << 20
+
+// fileKey reads a variable from a file that another container has written to a
+// volume of the pod.
+func fileKey(volumes map[string]volume.Result, ref *v1.FileKeySelector) (value string, found bool, err error) {
+	v, ok := volumes[ref.VolumeName]
+	if !ok || v.Path == "" {
+		return "", false, fmt.Errorf("cannot find the volume %q referenced by FileKeyRef", ref.VolumeName)
+	}
+	text, err := readIn(v.Path, ref.Path)
+	if err == nil {
+		value, err = env.FromFile(text, ref.Key)
+	}
+	if err != nil {
+		return "", false, errors.New("couldn't parse env file")
+	}
+	return value, value != "", nil
+}
+
+// readIn reads a file of a volume. What containers may have put there instead of
+// a file, such as a link out of the volume or a pipe, is an error.
+func readIn(dir, path string) (string, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	f, err := root.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "", errors.Join(err, errors.New("not a regular file"))
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxEnvFile))
+	return string(text), err
 }
 
 // mounts are the container's volumes, the hosts file and the place of its

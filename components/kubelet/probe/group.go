@@ -162,6 +162,10 @@ func (g *Group) loop(ctx context.Context, name string, spec *v1.Probe, from time
 		if ctx.Err() != nil {
 			return false
 		}
+		if answer == Warning {
+			g.event(true, "ProbeWarning", fmt.Sprintf("%s probe warning: %s", name, text))
+			answer = Success
+		}
 		if early == 0 || answer == Success {
 			g.prober.Metrics.note(name, &g.target, answer, time.Since(began))
 		}

@@ -39,11 +39,13 @@ type Target struct {
 // Answer of one attempt.
 type Answer int
 
-// Answers. Unknown: the attempt itself went wrong.
+// Answers. Unknown: the attempt itself went wrong. Warning: a success that is
+// told of, for it may not be what was meant.
 const (
 	Unknown Answer = iota
 	Success
 	Failure
+	Warning
 )
 
 // Exec runs a command in a container.
@@ -124,7 +126,10 @@ func (p *Prober) http(ctx context.Context, t Target, get *v1.HTTPGetAction, time
 	if err != nil {
 		return Failure, err.Error(), nil
 	}
-	if code >= 200 && code < 400 {
+	if code >= 300 && code < 400 {
+		return Warning, "Probe terminated redirects, Response body: " + body, nil
+	}
+	if code >= 200 && code < 300 {
 		return Success, body, nil
 	}
 	return Failure, fmt.Sprintf("HTTP probe failed with statuscode: %d", code), nil

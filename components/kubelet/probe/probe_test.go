@@ -47,7 +47,7 @@ func TestHTTP(t *testing.T) {
 	to, port := target(t, s.Listener.Addr().String())
 	p := New(nil, "1.37")
 	spec := &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/x?a=b", Port: port, HTTPHeaders: []v1.HTTPHeader{{Name: "X-Test", Value: "y"}}}}, TimeoutSeconds: 60}
-	for want, codes := range map[Answer][]int{Success: {200, 204, 399}, Failure: {400, 404, 500}} {
+	for want, codes := range map[Answer][]int{Success: {200, 204, 299}, Warning: {300, 304, 399}, Failure: {400, 404, 500}} {
 		for _, code = range codes {
 			if got, text, err := p.Probe(context.Background(), to, spec); got != want || err != nil {
 				t.Errorf("%d: %v %q %v", code, got, text, err)
@@ -55,7 +55,7 @@ func TestHTTP(t *testing.T) {
 		}
 	}
 	spec.HTTPGet.Path = "/away"
-	if got, text, err := p.Probe(context.Background(), to, spec); got != Success || err != nil {
+	if got, text, err := p.Probe(context.Background(), to, spec); got != Warning || text != "Probe terminated redirects, Response body: <a href=\"http://elsewhere.invalid/\">Found</a>.\n\n" || err != nil {
 		t.Errorf("a redirect elsewhere: %v %q %v", got, text, err)
 	}
 	s.Close()
