@@ -324,27 +324,37 @@ var kinds = map[string]int{
 	"net": unix.CLONE_NEWNET, "ipc": unix.CLONE_NEWIPC, "uts": unix.CLONE_NEWUTS, "mnt": unix.CLONE_NEWNS, "cgroup": unix.CLONE_NEWCGROUP,
 }
 
+// checkKinds refuses namespaces, each "kind:path", that cannot be joined.
+func checkKinds(namespaces []string) error {
+	for _, namespace := range namespaces {
+		if kind, _, _ := strings.Cut(namespace, ":"); kinds[kind] == 0 {
+			return fmt.Errorf("a spare process cannot join %q", namespace)
+		}
+	}
+	return nil
+}
+
 // enter joins and makes the namespaces for this thread, which alone goes on when
 // the container's program is executed. That of processes it has already.
 func enter(want bootstrap) error {
+	if err := checkKinds(want.namespaces); err != nil {
+		return err
+	}
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("separating the thread: %w", err)
 	}
 	// All are opened first: the paths are the host's.
-	fds, types := make([]int, len(want.namespaces)), make([]int, len(want.namespaces))
+	fds := make([]int, len(want.namespaces))
 	for i, namespace := range want.namespaces {
-		kind, path, _ := strings.Cut(namespace, ":")
-		types[i] = kinds[kind]
-		if types[i] == 0 {
-			return fmt.Errorf("a spare process cannot join %q", namespace)
-		}
+		_, path, _ := strings.Cut(namespace, ":")
 		var err error
 		if fds[i], err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 			return fmt.Errorf("opening %s: %w", path, err)
 		}
 	}
 	for i, fd := range fds {
-		err := unix.Setns(fd, types[i])
+		kind, _, _ := strings.Cut(want.namespaces[i], ":")
+		err := unix.Setns(fd, kinds[kind])
 		unix.Close(fd)
 		if err != nil {
 			return fmt.Errorf("joining %s: %w", want.namespaces[i], err)
