@@ -7,21 +7,27 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"hyperkube/components/kubelet/certificates"
+	"hyperkube/internal/accepted"
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/zpages"
 )
 
 // options are the flags of kubelet.
 type options struct {
 	config, configDir                               string
+	bootstrap, certDir                              string
 	fields                                          fieldFlags
 	kubeconfig, hostname, endpoint, root, domain    string
 	under                                           string
@@ -54,6 +60,8 @@ func newCommand(o *options) *cobra.Command {
 	f.StringVar(&o.configDir, "config-dir", "", "Folder whose *.conf files change the KubeletConfiguration, in the order of their names.")
 	o.fields.register(f)
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server. Without it the kubelet runs static pods alone.")
+	f.StringVar(&o.bootstrap, "bootstrap-kubeconfig", "", "Path of the kubeconfig with which to ask for the first client certificate, if --kubeconfig is not there or its certificate is not good any more; --kubeconfig is then written.")
+	f.StringVar(&o.certDir, "cert-dir", "", "Folder of the certificates that the kubelet asks for; empty is pki in --root-dir.")
 	f.StringVar(&o.hostname, "hostname-override", "", "The node's name instead of the hostname.")
 	f.StringVar(&o.endpoint, "container-runtime-endpoint", "", "The container runtime's CRI socket, as in unix:///run/containerd/containerd.sock.")
 	f.StringVar(&o.under, "root", "", "Keep everything below this folder instead of in the usual places, as of the cluster commands.")
@@ -85,10 +93,69 @@ func newCommand(o *options) *cobra.Command {
 	f.IntVar(&o.deadEach, "maximum-dead-containers-per-container", 1, "How many ended containers of one name are kept besides the newest; -1: all.")
 	f.IntVar(&o.deadAll, "maximum-dead-containers", -1, "How many ended containers of all pods are kept; -1: no bound.")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity; 2 and more show what is done to each pod.")
+	accepted.Add(f, unused...)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return o.run(cmd.Context(), cmd.Flags().Changed, zpages.FlagsOf(cmd.Flags()))
 	}
 	return cmd
+}
+
+// unused are upstream's flags for what is another way here.
+var unused = []accepted.Flag{
+	{Name: "cloud-provider", Why: "there are no cloud providers in it", Only: []string{"", "external"}},
+	{Name: "runtime-cgroups", Why: "the runtime is in the cgroup in which it was started"},
+	{Name: "experimental-mounter-path", Why: "mounts are made by the kernel", Only: []string{""}},
+	{Name: "experimental-allocatable-ignore-eviction", Why: "thresholds of eviction always count", Only: []string{"false"}, Bool: true},
+	{Name: "lock-file", Why: "there is no lock of the kubelet's", Only: []string{""}},
+	{Name: "exit-on-lock-contention", Why: "there is no lock of the kubelet's", Only: []string{"false"}, Bool: true},
+	{Name: "logging-format", Why: "logging.format of the configuration tells it", Only: []string{"", "text"}},
+	{Name: "log-flush-frequency", Why: "nothing is held back"},
+	{Name: "vmodule", Why: "verbosity is the same everywhere"},
+}
+
+// enter gets the certificates that the configuration asks for from the cluster,
+// and renews them until group ends: the client's before anything else, for there
+// is no way to the API server without it.
+//
+// https://kubernetes.io/docs/reference/access-authn-authz/kubelet-tls-bootstrapping/
+func (o *options) enter(ctx context.Context, cfg *Config, group *lifecycle.Group) error {
+	if o.kubeconfig == "" {
+		return nil
+	}
+	where := certificates.Config{NodeName: cfg.NodeName, Dir: o.certDir, Kubeconfig: o.kubeconfig, Bootstrap: o.bootstrap}
+	if where.Dir == "" {
+		where.Dir = filepath.Join(cfg.Layout.Kubelet, "pki")
+	}
+	background := context.WithoutCancel(ctx)
+	if o.bootstrap != "" || cfg.File != nil && cfg.File.RotateCertificates {
+		keeper, err := certificates.NewClient(where)
+		if err != nil {
+			return err
+		}
+		group.Start(background, "client certificate", keeper)
+		if err := group.WaitReady(ctx, "the client certificate", keeper.Ready()); err != nil {
+			return err
+		}
+	}
+	if cfg.Certificate != nil || cfg.File == nil || !cfg.File.ServerTLSBootstrap {
+		return nil
+	}
+	names := []string{cfg.NodeName}
+	for _, ip := range cfg.IPs {
+		names = append(names, ip.String())
+	}
+	if len(cfg.IPs) == 0 {
+		if ip, err := utilnet.ChooseHostInterface(); err == nil {
+			names = append(names, ip.String())
+		}
+	}
+	keeper, err := certificates.NewServing(where, func() []string { return names })
+	if err != nil {
+		return err
+	}
+	group.Start(background, "serving certificate", keeper)
+	cfg.Certificate = keeper.Certificate
+	return nil
 }
 
 // build makes a Config of file and flags; given tells which flags were given.
@@ -173,7 +240,7 @@ func (o *options) build(given func(string) bool) (Config, error) {
 	return cfg, errors.Join(errs...)
 }
 
-func (o *options) run(ctx context.Context, given func(string) bool, flags zpages.Flags) error {
+func (o *options) run(ctx context.Context, given func(string) bool, flags zpages.Flags) (err error) {
 	cfg, err := o.build(given)
 	if err != nil {
 		return err
@@ -188,6 +255,11 @@ func (o *options) run(ctx context.Context, given func(string) bool, flags zpages
 		handler = slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})
 	}
 	cfg.Log = slog.New(handler)
+	group := &lifecycle.Group{Log: cfg.Log}
+	defer func() { err = errors.Join(err, group.Stop()) }()
+	if err := o.enter(ctx, &cfg, group); err != nil {
+		return err
+	}
 	if o.kubeconfig != "" {
 		rest, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 		if err != nil {

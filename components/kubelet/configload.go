@@ -52,12 +52,27 @@ func LoadFiles(path, dir string, over map[string]any) (*kubeletv1beta1.KubeletCo
 		merge(all, part)
 	}
 	all["kind"], all["apiVersion"] = "KubeletConfiguration", kubeletv1beta1.SchemeGroupVersion.String()
-	maps.Copy(all, over)
+	for path, value := range over {
+		put(all, strings.Split(path, "."), value)
+	}
 	raw, err := json.Marshal(all)
 	if err != nil {
 		return nil, fmt.Errorf("merging the kubelet's configuration: %w", err)
 	}
 	return DecodeFile(raw)
+}
+
+// put sets a field that may be within others.
+func put(all map[string]any, path []string, value any) {
+	for _, name := range path[:len(path)-1] {
+		inner, ok := all[name].(map[string]any)
+		if !ok {
+			inner = map[string]any{}
+			all[name] = inner
+		}
+		all = inner
+	}
+	all[path[len(path)-1]] = value
 }
 
 // dropIns lists the files of dir and below that end in .conf, by name.

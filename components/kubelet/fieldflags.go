@@ -43,6 +43,15 @@ var fieldOf = map[string]string{
 	"event-burst": "eventBurst", "image-service-endpoint": "imageServiceEndpoint", "streaming-connection-idle-timeout": "streamingConnectionIdleTimeout",
 	"reserved-memory": "reservedMemory", "enforce-node-allocatable": "enforceNodeAllocatable", "allowed-unsafe-sysctls": "allowedUnsafeSysctls",
 	"contention-profiling": "enableContentionProfiling", "tls-min-version": "tlsMinVersion", "tls-cipher-suites": "tlsCipherSuites",
+	"authentication-token-webhook": "authentication.webhook.enabled", "authentication-token-webhook-cache-ttl": "authentication.webhook.cacheTTL",
+	"authorization-webhook-cache-authorized-ttl": "authorization.webhook.cacheAuthorizedTTL", "authorization-webhook-cache-unauthorized-ttl": "authorization.webhook.cacheUnauthorizedTTL",
+	"cgroup-driver": "cgroupDriver", "cpu-manager-reconcile-period": "cpuManagerReconcilePeriod", "enable-controller-attach-detach": "enableControllerAttachDetach",
+	"enable-server": "enableServer", "fail-cgroupv1": "failCgroupV1", "file-check-frequency": "fileCheckFrequency", "hairpin-mode": "hairpinMode",
+	"healthz-bind-address": "healthzBindAddress", "kernel-memcg-notification": "kernelMemcgNotification", "kube-api-content-type": "contentType",
+	"kubelet-cgroups": "kubeletCgroups", "make-iptables-util-chains": "makeIPTablesUtilChains", "max-open-files": "maxOpenFiles", "qos-reserved": "qosReserved",
+	"read-only-port": "readOnlyPort", "rotate-certificates": "rotateCertificates", "rotate-server-certificates": "serverTLSBootstrap", "runonce": "runOnce",
+	"runtime-request-timeout": "runtimeRequestTimeout", "sync-frequency": "syncFrequency", "system-cgroups": "systemCgroups",
+	"volume-plugin-dir": "volumePluginDir", "volume-stats-agg-period": "volumeStatsAggPeriod",
 	"enable-debugging-handlers": "enableDebuggingHandlers", "cgroups-per-qos": "cgroupsPerQOS", "local-storage-capacity-isolation": "localStorageCapacityIsolation",
 }
 
@@ -57,17 +66,21 @@ func (o *fieldFlags) register(f *pflag.FlagSet) {
 			// As in memory.available<100Mi,nodefs.available<10%.
 			o.texts[name] = f.String(name, "", usage)
 		case "eviction-soft-grace-period", "eviction-minimum-reclaim", "kube-reserved", "system-reserved", "topology-manager-policy-options",
-			"cpu-manager-policy-options":
+			"cpu-manager-policy-options", "qos-reserved":
 			o.pairs[name] = f.StringToString(name, nil, usage)
 		case "eviction-pressure-transition-period", "node-status-update-frequency", "minimum-image-ttl-duration", "cpu-cfs-quota-period",
-			"http-check-frequency", "streaming-connection-idle-timeout":
+			"http-check-frequency", "streaming-connection-idle-timeout", "authentication-token-webhook-cache-ttl",
+			"authorization-webhook-cache-authorized-ttl", "authorization-webhook-cache-unauthorized-ttl", "cpu-manager-reconcile-period",
+			"file-check-frequency", "runtime-request-timeout", "sync-frequency", "volume-stats-agg-period":
 			o.durations[name] = f.String(name, "", usage)
 		case "eviction-max-pod-grace-period", "pod-max-pids", "pods-per-core", "image-gc-high-threshold", "image-gc-low-threshold",
 			"container-log-max-files", "node-status-max-images", "oom-score-adj", "kube-api-qps", "kube-api-burst",
-			"registry-qps", "registry-burst", "event-qps", "event-burst":
+			"registry-qps", "registry-burst", "event-qps", "event-burst", "max-open-files", "read-only-port":
 			o.numbers[name] = f.Int64(name, 0, usage)
 		case "fail-swap-on", "cpu-cfs-quota", "serialize-image-pulls", "protect-kernel-defaults", "enable-debugging-handlers",
-			"cgroups-per-qos", "local-storage-capacity-isolation", "contention-profiling":
+			"cgroups-per-qos", "local-storage-capacity-isolation", "contention-profiling", "authentication-token-webhook",
+			"enable-controller-attach-detach", "enable-server", "fail-cgroupv1", "kernel-memcg-notification", "make-iptables-util-chains",
+			"rotate-certificates", "rotate-server-certificates", "runonce":
 			o.switches[name] = f.Bool(name, false, usage)
 		case "enforce-node-allocatable", "allowed-unsafe-sysctls", "tls-cipher-suites":
 			o.lists[name] = f.StringSlice(name, nil, usage)
@@ -77,7 +90,8 @@ func (o *fieldFlags) register(f *pflag.FlagSet) {
 	}
 }
 
-// over is what the flags that were given say, as a file would.
+// over is what the flags that were given say, as a file would, by the fields'
+// paths.
 func (o *options) over(given func(string) bool) (map[string]any, error) {
 	out := map[string]any{}
 	for name, field := range fieldOf {

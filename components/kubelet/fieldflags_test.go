@@ -1,0 +1,35 @@
+package kubelet
+
+import (
+	"testing"
+	"time"
+)
+
+// TestFieldFlags gives flags that are fields within fields.
+func TestFieldFlags(t *testing.T) {
+	o := &options{}
+	cmd := newCommand(o)
+	if err := cmd.ParseFlags([]string{
+		"--authentication-token-webhook=true", "--authentication-token-webhook-cache-ttl=7s", "--authorization-webhook-cache-authorized-ttl=8s",
+		"--rotate-certificates", "--rotate-server-certificates", "--cgroup-driver=systemd", "--healthz-bind-address=127.0.0.2", "--read-only-port=0",
+		"--sync-frequency=2m", "--fail-cgroupv1=false", "--cloud-provider=external", "--hairpin-mode=none",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := o.build(cmd.Flags().Changed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := cfg.File
+	if f == nil || !*f.Authentication.Webhook.Enabled || f.Authentication.Webhook.CacheTTL.Duration != 7*time.Second || f.Authorization.Webhook.CacheAuthorizedTTL.Duration != 8*time.Second {
+		t.Fatalf("authentication: %+v", f)
+	}
+	if !f.RotateCertificates || !f.ServerTLSBootstrap || f.CgroupDriver != "systemd" || f.HealthzBindAddress != "127.0.0.2" || f.SyncFrequency.Duration != 2*time.Minute || *f.FailCgroupV1 {
+		t.Errorf("%+v", f)
+	}
+	for _, wrong := range []string{"--cloud-provider=aws", "--lock-file=/x", "--qos-reserved=memory"} {
+		if err := newCommand(&options{}).ParseFlags([]string{wrong}); err == nil {
+			t.Errorf("%s is taken", wrong)
+		}
+	}
+}
