@@ -18,6 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	applynetworkingv1 "k8s.io/client-go/applyconfigurations/networking/v1"
 	networkinglisters "k8s.io/client-go/listers/networking/v1"
 
 	"hyperkube/components/controllers/internal/control"
@@ -27,6 +29,9 @@ const (
 	// grace is how long after a deletion every API server has heard of it and
 	// allocates nothing more from the range.
 	grace = 10 * time.Second
+
+	// manager is who has set what is set here, in the objects' managed fields.
+	manager = "service-cidr-controller"
 
 	// protection is the finalizer.
 	protection = "networking.k8s.io/service-cidr-finalizer"
@@ -175,23 +180,10 @@ func (c *Controller) condition(ctx context.Context, name string, cond metav1.Con
 	if old := meta.FindStatusCondition(s.Status.Conditions, cond.Type); old != nil && old.Status == cond.Status && old.Reason == cond.Reason && old.Message == cond.Message {
 		return nil
 	}
-	// The finalizer may just have been added.
-	if s, err = c.env.Kube.NetworkingV1().ServiceCIDRs().Get(ctx, name, metav1.GetOptions{}); err != nil {
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return err
-	}
-	s = s.DeepCopy()
-	if !meta.SetStatusCondition(&s.Status.Conditions, cond) {
-		return nil
-	}
-	next := s.Status.Conditions
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": s.UID, "resourceVersion": s.ResourceVersion}, "status": map[string]any{"conditions": next}})
-	if err != nil {
-		return err
-	}
-	_, err = c.env.Kube.NetworkingV1().ServiceCIDRs().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	_, err = c.env.Kube.NetworkingV1().ServiceCIDRs().ApplyStatus(ctx, applynetworkingv1.ServiceCIDR(name).WithStatus(
+		applynetworkingv1.ServiceCIDRStatus().WithConditions(applymetav1.Condition().
+			WithType(cond.Type).WithStatus(cond.Status).WithReason(cond.Reason).WithMessage(cond.Message).WithLastTransitionTime(cond.LastTransitionTime)),
+	), metav1.ApplyOptions{FieldManager: manager, Force: true})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
