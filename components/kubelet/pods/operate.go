@@ -67,6 +67,12 @@ const removeAgain = time.Second
 func (w *worker) startRemove(ctx context.Context, ids []string) {
 	ctx, cancel := context.WithCancel(ctx)
 	w.op = &operation{cancel: cancel}
+	// The runtime tells of each that has gone, and it is not known any more.
+	for _, id := range ids {
+		if st := w.obs.ByID(id); st != nil {
+			w.slots[st.Name] = podstate.Slot{Next: max(w.slots[st.Name].Next, st.Attempt+1)}
+		}
+	}
 	w.report.wait.Add(1)
 	go func() {
 		defer w.report.wait.Done()
@@ -83,15 +89,6 @@ func (w *worker) startRemove(ctx context.Context, ids []string) {
 			if err != nil && ctx.Err() == nil {
 				w.log.Warn("removing a container to restart all failed, trying again", "error", err)
 				w.removeAt = time.Now().Add(removeAgain)
-			}
-			if err != nil {
-				return
-			}
-			for _, id := range ids {
-				if st := w.obs.ByID(id); st != nil {
-					next := max(w.slots[st.Name].Next, st.Attempt+1)
-					w.slots[st.Name] = podstate.Slot{Next: next}
-				}
 			}
 		})
 	}()

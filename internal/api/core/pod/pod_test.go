@@ -284,6 +284,22 @@ func TestStatus(t *testing.T) {
 		`status.podIPs: Invalid value: [{"ip":"1.1.1.1"},{"ip":"2.2.2.2"}]: may specify no more than one IP for each IP family`)
 }
 
+func TestStatusOfRestartedPod(t *testing.T) {
+	never := corev1.ContainerRestartPolicyNever
+	old := fresh(t, func(p *corev1.Pod) {
+		p.Spec.RestartPolicy = corev1.RestartPolicyNever
+		p.Spec.Containers = append(p.Spec.Containers, *p.Spec.Containers[0].DeepCopy())
+		p.Spec.Containers[1].Name, p.Spec.Containers[1].RestartPolicy = "d", &never
+		p.Spec.Containers[1].RestartPolicyRules = []corev1.ContainerRestartRule{{
+			Action: corev1.ContainerRestartRuleActionRestartAllContainers, ExitCodes: &corev1.ContainerRestartRuleOnExitCodes{Operator: corev1.ContainerRestartRuleOnExitCodesOpIn, Values: []int32{42}},
+		}}
+	})
+	old.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}}}
+	p := old.DeepCopy()
+	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "RestartingAllContainers"}}
+	check(t, validateStatus(p, old))
+}
+
 func TestResize(t *testing.T) {
 	limits := func(cpu string) corev1.ResourceRequirements {
 		return corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse(cpu)}}

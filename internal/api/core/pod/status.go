@@ -30,14 +30,7 @@ func validateStatus(p, old *corev1.Pod) field.ErrorList {
 		e.InvalidAll(path.Child("nominatedNodeName"), name, apivalidation.NameIsDNSSubdomain(name, false))
 	}
 	e.Add(apivalidation.ValidateImmutableField(p.Status.QOSClass, old.Status.QOSClass, path.Child("qosClass")))
-	checkTransitions(e, p.Status.ContainerStatuses, old.Status.ContainerStatuses, path.Child("containerStatuses"),
-		func(name string) *corev1.ContainerRestartPolicy { return ownRestartPolicy(old.Spec.Containers, name) }, old.Spec.RestartPolicy)
-	checkTransitions(e, p.Status.InitContainerStatuses, old.Status.InitContainerStatuses, path.Child("initContainerStatuses"),
-		func(name string) *corev1.ContainerRestartPolicy {
-			return ownRestartPolicy(old.Spec.InitContainers, name)
-		}, old.Spec.RestartPolicy)
-	checkTransitions(e, p.Status.EphemeralContainerStatuses, old.Status.EphemeralContainerStatuses, path.Child("ephemeralContainerStatuses"),
-		func(string) *corev1.ContainerRestartPolicy { return nil }, corev1.RestartPolicyNever)
+	checkTransitionsOf(e, p, old, path)
 	checkClaimStatuses(e, p, path.Child("resourceClaimStatuses"))
 	checkPodIPs(e, p, old, path.Child("podIPs"))
 	checkHostIPs(e, p, old, path.Child("hostIPs"))
@@ -76,6 +69,31 @@ func ownRestartPolicy(containers []corev1.Container, name string) *corev1.Contai
 		}
 	}
 	return nil
+}
+
+// checkTransitionsOf refuses to bring back what ended for good, of all containers
+// of a pod. Where a rule restarts all containers, any may come back but an
+// ephemeral one.
+func checkTransitionsOf(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
+	if !restartsAll(old.Spec.Containers) && !restartsAll(old.Spec.InitContainers) {
+		checkTransitions(e, p.Status.ContainerStatuses, old.Status.ContainerStatuses, path.Child("containerStatuses"),
+			func(name string) *corev1.ContainerRestartPolicy { return ownRestartPolicy(old.Spec.Containers, name) }, old.Spec.RestartPolicy)
+		checkTransitions(e, p.Status.InitContainerStatuses, old.Status.InitContainerStatuses, path.Child("initContainerStatuses"),
+			func(name string) *corev1.ContainerRestartPolicy {
+				return ownRestartPolicy(old.Spec.InitContainers, name)
+			}, old.Spec.RestartPolicy)
+	}
+	checkTransitions(e, p.Status.EphemeralContainerStatuses, old.Status.EphemeralContainerStatuses, path.Child("ephemeralContainerStatuses"),
+		func(string) *corev1.ContainerRestartPolicy { return nil }, corev1.RestartPolicyNever)
+}
+
+// restartsAll tells whether a container has a rule by which all are restarted.
+func restartsAll(containers []corev1.Container) bool {
+	return slices.ContainsFunc(containers, func(c corev1.Container) bool {
+		return slices.ContainsFunc(c.RestartPolicyRules, func(r corev1.ContainerRestartRule) bool {
+			return r.Action == corev1.ContainerRestartRuleActionRestartAllContainers
+		})
+	})
 }
 
 // checkTransitions refuses to bring back a container that ended for good.
