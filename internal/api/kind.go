@@ -93,6 +93,8 @@ type KindUpdate[T Object] struct {
 	Prepare     func(ctx context.Context, obj, old T)
 	Validate    func(ctx context.Context, obj, old T) field.ErrorList
 	ResetFields [][]string
+	// Warns: as in Update.
+	Warns bool
 	// AsNew: metadata is checked as that of a new object too, where only a
 	// part of it need be.
 	AsNew bool
@@ -229,7 +231,7 @@ func (k Kind[T]) Resource() *Resource {
 }
 
 func (u KindUpdate[T]) erase(k *Kind[T]) Update {
-	out := Update{Verbs: u.Verbs, ResetFields: u.ResetFields}
+	out := Update{Verbs: u.Verbs, ResetFields: u.ResetFields, Warns: u.Warns}
 	if out.Verbs == nil {
 		out.Verbs = []string{"get", "patch", "update"}
 	}

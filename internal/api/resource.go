@@ -169,6 +169,9 @@ type Update struct {
 	// Verbs of the subresource, of: get patch update. Empty for the
 	// object's own path.
 	Verbs []string
+	// Warns: a view's changes are worth the warnings that those at the
+	// object's own path always are.
+	Warns bool
 	// Prepare takes back from obj every change that this way does not
 	// allow (status at the object's own path; all but status at "status"),
 	// and bumps the generation when the specification changed.

@@ -133,6 +133,9 @@ func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update,
 	if res.Canonicalize != nil {
 		res.Canonicalize(obj)
 	}
+	if len(way.Verbs) > 0 && !way.Warns {
+		return nil
+	}
 	for _, text := range res.Warnings(ctx, obj, old) {
 		warning.AddWarning(ctx, "", text)
 	}

@@ -54,6 +54,7 @@ func service() api.Kind[*corev1.Service] {
 		},
 		Views: map[string]api.KindUpdate[*corev1.Service]{
 			"status": {
+				Warns: true,
 				Prepare: func(_ context.Context, s, old *corev1.Service) {
 					old.Spec.DeepCopyInto(&s.Spec)
 				},

@@ -64,6 +64,7 @@ func ingress() api.Kind[*networkingv1.Ingress] {
 		},
 		Views: map[string]api.KindUpdate[*networkingv1.Ingress]{
 			"status": {
+				Warns: true,
 				Prepare: func(_ context.Context, i, old *networkingv1.Ingress) {
 					old.Spec.DeepCopyInto(&i.Spec)
 					i.Generation = old.Generation

@@ -56,6 +56,7 @@ func Kind() api.Kind[*corev1.Pod] {
 		},
 		Views: map[string]api.KindUpdate[*corev1.Pod]{
 			"status": {
+				Warns:       true,
 				Prepare:     func(_ context.Context, p, old *corev1.Pod) { prepareStatus(p, old) },
 				Validate:    func(_ context.Context, p, old *corev1.Pod) field.ErrorList { return validateStatus(p, old) },
 				ResetFields: [][]string{{"spec"}, {"metadata", "deletionTimestamp"}, {"metadata", "ownerReferences"}},
@@ -250,7 +251,7 @@ func beforeDelete(p *corev1.Pod, opts *metav1.DeleteOptions) bool {
 		period = 1
 	}
 	opts.GracePeriodSeconds = &period
-	return period > 0
+	return true
 }
 
 func selectable(p *corev1.Pod) fields.Set {
