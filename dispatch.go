@@ -8,9 +8,9 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"sort"
 	"strings"
 	"syscall"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -42,6 +42,8 @@ type component struct {
 	command func() *cobra.Command
 	// main, when set, takes over with the arguments, and command is nil.
 	main func(args []string) int
+	// ofCluster: it is a command that has to do with a cluster as a whole.
+	ofCluster bool
 }
 
 func components() []component {
@@ -68,7 +70,7 @@ func components() []component {
 		}},
 	}
 	for _, command := range cluster.Commands() {
-		list = append(list, component{names: []string{command.Name}, short: command.Short, command: command.New})
+		list = append(list, component{names: []string{command.Name}, short: command.Short, command: command.New, ofCluster: true})
 	}
 	return list
 }
@@ -76,13 +78,14 @@ func components() []component {
 // run dispatches and returns the exit code.
 func run(args []string) int {
 	list := components()
-	if c, ok := find(list, filepath.Base(args[0])); ok {
-		return c.run(args[1:])
+	name := filepath.Base(args[0])
+	if c, ok := find(list, name); ok {
+		return c.run(name, args[1:])
 	}
 	if len(args) < 2 || args[1] == "help" || args[1] == "-h" || args[1] == "--help" {
 		if len(args) > 2 {
 			if c, ok := find(list, args[2]); ok {
-				return c.run([]string{"--help"})
+				return c.run("hyperkube "+args[2], []string{"--help"})
 			}
 		}
 		usage(os.Stdout, list)
@@ -100,7 +103,7 @@ func run(args []string) int {
 		usage(os.Stderr, list)
 		return cluster.ExitGeneral
 	}
-	return c.run(args[2:])
+	return c.run("hyperkube "+args[1], args[2:])
 }
 
 func find(list []component, name string) (component, bool) {
@@ -115,11 +118,19 @@ func find(list []component, name string) (component, bool) {
 	return component{}, false
 }
 
-func (c component) run(args []string) int {
+// run runs it with the arguments; called is what its help says that it is called by.
+func (c component) run(called string, args []string) int {
 	if c.main != nil {
 		return c.main(args)
 	}
-	return execute(c.command(), args)
+	command := c.command()
+	if command.Annotations == nil {
+		command.Annotations = map[string]string{}
+	}
+	command.Annotations[cobra.CommandDisplayNameAnnotation] = called
+	// There is completion for the whole program.
+	command.CompletionOptions.DisableDefaultCmd = true
+	return execute(command, args)
 }
 
 // execute runs a command under a context that SIGINT and SIGTERM end; a second
@@ -165,11 +176,19 @@ func tree(list []component) *cobra.Command {
 
 func usage(w io.Writer, list []component) {
 	fmt.Fprintln(w, "hyperkube is a whole Kubernetes in one file.")
-	fmt.Fprintln(w, "\nUsage: hyperkube COMPONENT|COMMAND [flags], or through a symlink of that name")
-	fmt.Fprintln(w, "\nComponents and commands:")
-	sort.SliceStable(list, func(i, j int) bool { return list[i].names[0] < list[j].names[0] })
-	for _, c := range list {
-		fmt.Fprintf(w, "  %-20s %s\n", strings.Join(c.names, ", "), c.short)
+	fmt.Fprintln(w, "\nUsage: hyperkube COMMAND|COMPONENT [flags], or through a symlink of that name")
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	show := func(title string, ofCluster bool) {
+		fmt.Fprintf(table, "\n%s:\n", title)
+		for _, c := range list {
+			if c.ofCluster == ofCluster {
+				fmt.Fprintf(table, "  %s\t%s\n", strings.Join(c.names, ", "), c.short)
+			}
+		}
 	}
-	fmt.Fprintln(w, "\nBegin with: sudo hyperkube up")
+	show("Commands for a cluster", true)
+	fmt.Fprintf(table, "  completion\tPrint what a shell needs to complete commands and flags\n")
+	show("Components", false)
+	_ = table.Flush() // as little can be done as about the lines above
+	fmt.Fprintln(w, "\nhyperkube help COMMAND tells more. Begin with: sudo hyperkube up")
 }
