@@ -46,6 +46,12 @@ func pods(list generic.ListFuncByNamespace, now func() time.Time) quota.Evaluato
 		handles: func(a admission.Attributes) bool {
 			switch a.GetSubresource() {
 			case "":
+				if a.GetOperation() == admission.Update {
+					// A deadline moves a pod from one scope to the other.
+					now, err1 := as[*corev1.Pod](a.GetObject())
+					old, err2 := as[*corev1.Pod](a.GetOldObject())
+					return err1 == nil && err2 == nil && terminating(now) != terminating(old)
+				}
 				return a.GetOperation() == admission.Create
 			case "resize":
 				return a.GetOperation() == admission.Create || a.GetOperation() == admission.Update
@@ -161,17 +167,21 @@ func podConstraints(required []corev1.ResourceName, item runtime.Object) error {
 	return fmt.Errorf("must specify %s", strings.Join(says, "; "))
 }
 
+// terminating tells whether a pod has a deadline.
+func terminating(p *corev1.Pod) bool {
+	return p.Spec.ActiveDeadlineSeconds != nil && *p.Spec.ActiveDeadlineSeconds >= 0
+}
+
 func podScope(s corev1.ScopedResourceSelectorRequirement, item runtime.Object) (bool, error) {
 	p, err := as[*corev1.Pod](item)
 	if err != nil {
 		return false, err
 	}
-	terminating := p.Spec.ActiveDeadlineSeconds != nil && *p.Spec.ActiveDeadlineSeconds >= 0
 	switch s.ScopeName {
 	case corev1.ResourceQuotaScopeTerminating:
-		return terminating, nil
+		return terminating(p), nil
 	case corev1.ResourceQuotaScopeNotTerminating:
-		return !terminating, nil
+		return !terminating(p), nil
 	case corev1.ResourceQuotaScopeBestEffort:
 		return pod.QOS(p) == corev1.PodQOSBestEffort, nil
 	case corev1.ResourceQuotaScopeNotBestEffort:

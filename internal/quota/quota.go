@@ -59,9 +59,13 @@ func New(list List, now func() time.Time) quota.Registry {
 	return generic.NewRegistry(all)
 }
 
-// Count makes the evaluator of a resource of which only the number is limited.
-// List may be nil where only single objects are measured.
+// Count makes the evaluator of a resource of which only the number is limited
+// or, for claims of devices, that of their devices too. List may be nil where
+// only single objects are measured.
 func Count(resource schema.GroupResource, list generic.ListFuncByNamespace) quota.Evaluator {
+	if resource == DeviceClaims {
+		return deviceClaims(list)
+	}
 	return generic.NewObjectCountEvaluator(resource, list, "")
 }
 

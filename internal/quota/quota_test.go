@@ -6,10 +6,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
 	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/utils/ptr"
 )
@@ -77,6 +79,45 @@ func TestUsage(t *testing.T) {
 	}
 	if _, err := reg.Get(corev1.Resource("pods")).Usage(&corev1.Service{}); err == nil {
 		t.Error("a service was measured as a pod")
+	}
+}
+
+func TestDevices(t *testing.T) {
+	exactly := func(class string, mode resourcev1.DeviceAllocationMode, n int64) resourcev1.DeviceRequest {
+		return resourcev1.DeviceRequest{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, AllocationMode: mode, Count: n}}
+	}
+	claim := &resourcev1.ResourceClaim{Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
+		exactly("gold", resourcev1.DeviceAllocationModeExactCount, 2), exactly("gold", resourcev1.DeviceAllocationModeExactCount, 1),
+		exactly("all", resourcev1.DeviceAllocationModeAll, 0),
+		{FirstAvailable: []resourcev1.DeviceSubRequest{
+			{DeviceClassName: "gold", AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: 1},
+			{DeviceClassName: "gold", AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: 4},
+			{DeviceClassName: "iron", AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: 3},
+		}},
+	}}}}
+	const of = ".deviceclass.resource.k8s.io/devices="
+	e := Count(DeviceClaims, nil)
+	got, err := e.Usage(claim)
+	if want := list(t, "count/resourceclaims.resource.k8s.io=1 gold"+of+"7 all"+of+"32 iron"+of+"3"); err != nil || !quota.Equals(got, want) {
+		t.Errorf("got %v %v, want %v", got, err, want)
+	}
+	if got := e.MatchingResources([]corev1.ResourceName{"pods", "gold.deviceclass.resource.k8s.io/devices"}); len(got) != 1 {
+		t.Errorf("it measures %v", got)
+	}
+}
+
+// TestDeadline: a pod that gets a deadline is measured again.
+func TestDeadline(t *testing.T) {
+	e := New(nil, clock).Get(corev1.Resource("pods"))
+	without, with := podOf(nil), podOf(func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = ptr.To[int64](1) })
+	for _, tc := range []struct {
+		now, old *corev1.Pod
+		want     bool
+	}{{with, without, true}, {without, without, false}, {with, with, false}} {
+		a := admission.NewAttributesRecord(tc.now, tc.old, corev1.SchemeGroupVersion.WithKind("Pod"), "ns", "p", corev1.SchemeGroupVersion.WithResource("pods"), "", admission.Update, nil, false, nil)
+		if got := e.Handles(a); got != tc.want {
+			t.Errorf("%v to %v: %v", tc.old.Spec.ActiveDeadlineSeconds, tc.now.Spec.ActiveDeadlineSeconds, got)
+		}
 	}
 }
 

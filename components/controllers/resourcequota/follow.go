@@ -31,12 +31,8 @@ func (c *Controller) follow(ctx context.Context, q *corev1.ResourceQuota) error 
 		return nil
 	}
 	for name := range q.Spec.Hard {
-		text, ok := strings.CutPrefix(string(name), countPrefix)
+		gr, ok := measured(name)
 		if !ok {
-			continue
-		}
-		gr := schema.ParseGroupResource(text)
-		if quota.Ignored(gr) {
 			continue
 		}
 		i, err := c.informer(ctx, gr)
@@ -57,14 +53,26 @@ func (c *Controller) follow(ctx context.Context, q *corev1.ResourceQuota) error 
 	return c.lookAgain(q)
 }
 
+// measured returns the resource whose objects a name is about, of those that are
+// not counted all along.
+func measured(name corev1.ResourceName) (gr schema.GroupResource, ok bool) {
+	if quota.CountsDevices(name) {
+		return quota.DeviceClaims, true
+	}
+	text, ok := strings.CutPrefix(string(name), countPrefix)
+	if !ok {
+		return gr, false
+	}
+	gr = schema.ParseGroupResource(text)
+	return gr, !quota.Ignored(gr)
+}
+
 // lookAgain asks for q to be looked at later if it limits what is not there.
 func (c *Controller) lookAgain(q *corev1.ResourceQuota) error {
 	for name := range q.Spec.Hard {
-		if text, ok := strings.CutPrefix(string(name), countPrefix); ok {
-			if gr := schema.ParseGroupResource(text); !quota.Ignored(gr) && c.evaluators.Get(gr) == nil {
-				c.AddAfter(q.Namespace+"/"+q.Name, rediscover)
-				return nil
-			}
+		if gr, ok := measured(name); ok && c.evaluators.Get(gr) == nil {
+			c.AddAfter(q.Namespace+"/"+q.Name, rediscover)
+			return nil
 		}
 	}
 	return nil
@@ -85,8 +93,12 @@ func (c *Controller) informer(ctx context.Context, gr schema.GroupResource) (cac
 	if err != nil || !ok {
 		return nil, err
 	}
-	i, err := c.cfg.Informer(ctx, gvr, kind)
-	if err != nil {
+	var i cache.SharedIndexInformer
+	if gr == quota.DeviceClaims && gvr.Version == "v1" {
+		// What they ask for is measured, not only how many there are.
+		i = c.env.Informers.Resource().V1().ResourceClaims().Informer()
+		c.env.Informers.Start(ctx.Done())
+	} else if i, err = c.cfg.Informer(ctx, gvr, kind); err != nil {
 		return nil, err
 	}
 	e := quota.Count(gr, func(namespace string) ([]runtime.Object, error) { return in(i, namespace) })
