@@ -33,8 +33,8 @@ func (s *selectors) forget(key string) {
 	delete(s.byKey, key)
 }
 
-// of returns the autoscalers of a namespace that select one of pods, sorted, in
-// the form that upstream's message has: "{name namespace}".
+// of returns the autoscalers of a namespace that select one of pods, as
+// namespace/name, sorted.
 func (s *selectors) of(namespace string, pods []*corev1.Pod) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -44,7 +44,7 @@ func (s *selectors) of(namespace string, pods []*corev1.Pod) []string {
 	var out []string
 	for key, selector := range s.byKey {
 		if strings.HasPrefix(key, namespace+"/") && slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return selector.Matches(labels.Set(p.Labels)) }) {
-			out = append(out, "{"+strings.TrimPrefix(key, namespace+"/")+" "+namespace+"}")
+			out = append(out, key)
 		}
 	}
 	slices.Sort(out)

@@ -17,7 +17,8 @@ import (
 // failure is a metric that says nothing, with the reason of its condition.
 type failure struct {
 	reason string
-	err    error
+	// why is what the condition says, err the same with what was wanted.
+	why, err error
 }
 
 func (f *failure) Error() string { return f.err.Error() }
@@ -61,7 +62,7 @@ func (r *round) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, str
 	var best *proposal
 	var first *failure
 	invalid := 0
-	var statuses []autoscalingv2.MetricStatus
+	r.statuses = nil
 	for i := range h.Spec.Metrics {
 		began := r.env.Clock.Now()
 		p, err := r.ask(ctx, &h.Spec.Metrics[i], s, pods, selector)
@@ -76,19 +77,18 @@ func (r *round) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, str
 			if invalid++; first == nil {
 				first = err
 			}
-			statuses = append(statuses, autoscalingv2.MetricStatus{})
+			r.statuses = append(r.statuses, autoscalingv2.MetricStatus{})
 			continue
 		}
-		statuses = append(statuses, p.status)
+		r.statuses = append(r.statuses, p.status)
 		if best == nil || p.replicas > best.replicas {
 			best = p
 		}
 	}
 	if first != nil && (best == nil || best.replicas < s.Spec.Replicas) {
-		r.condition(autoscalingv2.ScalingActive, corev1.ConditionFalse, first.reason, fmt.Sprintf("the HPA was unable to compute the replica count: %v", errors.Unwrap(first.err)))
+		r.condition(autoscalingv2.ScalingActive, corev1.ConditionFalse, first.reason, fmt.Sprintf("the HPA was unable to compute the replica count: %v", first.why))
 		return 0, "", fmt.Errorf("invalid metrics (%v invalid out of %v), first error is: %w", invalid, len(h.Spec.Metrics), first.err)
 	}
-	h.Status.CurrentMetrics = statuses
 	if best == nil {
 		return s.Spec.Replicas, "", nil // no metrics at all
 	}
@@ -96,10 +96,10 @@ func (r *round) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, str
 	return best.replicas, best.name, nil
 }
 
-// fail records that a metric says nothing: what it wanted, and why.
-func (r *round) fail(reason, what string, err error) *failure {
-	r.env.Events.Event(r.hpa, corev1.EventTypeWarning, reason, err.Error())
-	return &failure{reason, fmt.Errorf("failed to get %s metric value: %w", what, err)}
+// fail records that a metric says nothing: why, and what was wanted.
+func (r *round) fail(reason string, why error, what string, details ...any) *failure {
+	r.env.Events.Event(r.hpa, corev1.EventTypeWarning, reason, why.Error())
+	return &failure{reason, why, fmt.Errorf("failed to get %s: %w", fmt.Sprintf(what, details...), why)}
 }
 
 func (r *round) tolerance() tolerance {
@@ -120,7 +120,7 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 	case m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil:
 		p, current, err := r.askResource(ctx, m.Resource.Name, "", m.Resource.Target, s, pods, selector)
 		if err != nil {
-			return nil, r.fail("FailedGetResourceMetric", fmt.Sprintf("%s resource", m.Resource.Name), err)
+			return nil, r.fail("FailedGetResourceMetric", err, "%s resource metric value", m.Resource.Name)
 		}
 		p.status = autoscalingv2.MetricStatus{Type: m.Type, Resource: &autoscalingv2.ResourceMetricStatus{Name: m.Resource.Name, Current: current}}
 		return p, nil
@@ -128,7 +128,7 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 		x := m.ContainerResource
 		p, current, err := r.askResource(ctx, x.Name, x.Container, x.Target, s, pods, selector)
 		if err != nil {
-			return nil, r.fail("FailedGetContainerResourceMetric", fmt.Sprintf("%s container", x.Name), err)
+			return nil, r.fail("FailedGetContainerResourceMetric", err, "%s container metric value", x.Container)
 		}
 		p.status = autoscalingv2.MetricStatus{Type: m.Type, ContainerResource: &autoscalingv2.ContainerResourceMetricStatus{Name: x.Name, Container: x.Container, Current: current}}
 		return p, nil
@@ -141,7 +141,7 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 			n, err = r.replicasFor(s.Spec.Replicas, pods, samples, "", r.tolerance(), usage(milli(m.Pods.Target.AverageValue), &average))
 		}
 		if err != nil {
-			return nil, r.fail("FailedGetPodsMetric", "pods", err)
+			return nil, r.fail("FailedGetPodsMetric", err, "pods metric value")
 		}
 		return &proposal{n, "pods metric " + m.Pods.Metric.Name, autoscalingv2.MetricStatus{Type: m.Type, Pods: &autoscalingv2.PodsMetricStatus{
 			Metric: m.Pods.Metric, Current: autoscalingv2.MetricValueStatus{AverageValue: quantity(average)},
@@ -150,24 +150,38 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 		x := m.Object
 		value, err := r.cfg.Metrics.Object(ctx, x.Metric, namespace, x.DescribedObject)
 		if err != nil {
-			return nil, r.fail("FailedGetObjectMetric", "object", fmt.Errorf("unable to get metric %s: %s on %s %s/%w", x.Metric.Name, x.DescribedObject.Kind, namespace, x.DescribedObject.Name, err))
+			what := "object metric value"
+			if perPodTarget(x.Target) {
+				what += fmt.Sprintf(": failed to get %s object metric", x.Metric.Name)
+			}
+			return nil, r.fail("FailedGetObjectMetric", fmt.Errorf("unable to get metric %s on %s %s/%s: %w", x.Metric.Name, x.DescribedObject.Kind, namespace, x.DescribedObject.Name, err), "%s", what)
 		}
 		n, current := r.whole(value, x.Target, s, pods)
-		return &proposal{n, fmt.Sprintf("%s metric %s", x.DescribedObject.Kind, x.Metric.Name), autoscalingv2.MetricStatus{Type: m.Type, Object: &autoscalingv2.ObjectMetricStatus{
+		name := fmt.Sprintf("%s metric %s", x.DescribedObject.Kind, x.Metric.Name)
+		if perPodTarget(x.Target) {
+			name = fmt.Sprintf("external metric %s(%+v)", x.Metric.Name, x.Metric.Selector)
+		}
+		return &proposal{n, name, autoscalingv2.MetricStatus{Type: m.Type, Object: &autoscalingv2.ObjectMetricStatus{
 			DescribedObject: x.DescribedObject, Metric: x.Metric, Current: current,
 		}}}, nil
 	case m.Type == autoscalingv2.ExternalMetricSourceType && m.External != nil:
 		x := m.External
 		value, err := r.cfg.Metrics.External(ctx, x.Metric, namespace)
 		if err != nil {
-			return nil, r.fail("FailedGetExternalMetric", "external", fmt.Errorf("unable to get external metric %s/%s/%+v: %w", namespace, x.Metric.Name, x.Metric.Selector, err))
+			what := fmt.Sprintf("external metric %s", x.Metric.Name)
+			if perPodTarget(x.Target) {
+				what = fmt.Sprintf("%s external metric", x.Metric.Name)
+			}
+			return nil, r.fail("FailedGetExternalMetric", fmt.Errorf("unable to get external metric %s/%s/%+v: %w", namespace, x.Metric.Name, x.Metric.Selector, err),
+				"%s external metric value: failed to get %s", x.Metric.Name, what)
 		}
 		n, current := r.whole(value, x.Target, s, pods)
 		return &proposal{n, fmt.Sprintf("external metric %s(%+v)", x.Metric.Name, x.Metric.Selector), autoscalingv2.MetricStatus{Type: m.Type, External: &autoscalingv2.ExternalMetricStatus{
 			Metric: x.Metric, Current: current,
 		}}}, nil
 	}
-	return nil, &failure{"InvalidMetricSourceType", specError{fmt.Errorf("unknown metric source type %q", string(m.Type))}}
+	err := specError{fmt.Errorf("unknown metric source type %q", string(m.Type))}
+	return nil, &failure{"InvalidMetricSourceType", err, err}
 }
 
 func (r *round) askResource(ctx context.Context, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, s *autoscalingv1.Scale, pods []*corev1.Pod, selector labels.Selector) (*proposal, autoscalingv2.MetricValueStatus, error) {
@@ -192,7 +206,7 @@ func (r *round) askResource(ctx context.Context, name corev1.ResourceName, conta
 		if err != nil {
 			return nil, none, fmt.Errorf("failed to get %s usage: %w", name, err)
 		}
-		return &proposal{replicas: n, name: what}, autoscalingv2.MetricValueStatus{AverageValue: quantity(average)}, nil
+		return &proposal{replicas: n, name: string(name) + " resource"}, autoscalingv2.MetricValueStatus{AverageValue: amount(name, average)}, nil
 	}
 	var percent, n int32
 	var requests map[string]int64
@@ -206,12 +220,12 @@ func (r *round) askResource(ctx context.Context, name corev1.ResourceName, conta
 		return nil, none, fmt.Errorf("failed to get %s utilization: %w", name, err)
 	}
 	return &proposal{replicas: n, name: what + " utilization (percentage of request)"},
-		autoscalingv2.MetricValueStatus{AverageUtilization: &percent, AverageValue: quantity(average)}, nil
+		autoscalingv2.MetricValueStatus{AverageUtilization: &percent, AverageValue: amount(name, average)}, nil
 }
 
 // whole computes the size from one value of the whole target.
 func (r *round) whole(value int64, target autoscalingv2.MetricTarget, s *autoscalingv1.Scale, pods []*corev1.Pod) (int32, autoscalingv2.MetricValueStatus) {
-	if target.Type == autoscalingv2.AverageValueMetricType && target.AverageValue != nil {
+	if perPodTarget(target) {
 		n := perPod(value, milli(target.AverageValue), s.Status.Replicas, r.tolerance())
 		each := value
 		if s.Status.Replicas > 0 {
@@ -235,6 +249,19 @@ func milli(q *resource.Quantity) int64 {
 		return 1
 	}
 	return max(q.MilliValue(), 1)
+}
+
+// perPodTarget tells whether a target is for each pod, not for all together.
+func perPodTarget(t autoscalingv2.MetricTarget) bool {
+	return t.Type == autoscalingv2.AverageValueMetricType && t.AverageValue != nil
+}
+
+// amount is what is used of a resource, in the form that metrics of it have.
+func amount(name corev1.ResourceName, milli int64) *resource.Quantity {
+	if name == corev1.ResourceMemory {
+		return resource.NewMilliQuantity(milli, resource.BinarySI)
+	}
+	return quantity(milli)
 }
 
 func quantity(milli int64) *resource.Quantity {

@@ -151,6 +151,9 @@ type round struct {
 	was, hpa *autoscalingv2.HorizontalPodAutoscaler
 	memory   *memory
 	now      time.Time
+	// statuses are what the metrics said, in the order of the spec; one that
+	// said nothing is empty.
+	statuses []autoscalingv2.MetricStatus
 }
 
 func (r *round) condition(t autoscalingv2.HorizontalPodAutoscalerConditionType, status corev1.ConditionStatus, reason, message string) {
@@ -196,7 +199,6 @@ func (r *round) scale(ctx context.Context) (*autoscalingv1.Scale, schema.GroupRe
 // run looks once; did is how it changed the size of the target.
 func (r *round) run(ctx context.Context, did *string) error {
 	h := r.hpa
-	h.Status.ObservedGeneration = &h.Generation
 	reference := fmt.Sprintf("%s/%s/%s", h.Spec.ScaleTargetRef.Kind, h.Namespace, h.Spec.ScaleTargetRef.Name)
 	s, target, err := r.scale(ctx)
 	if err != nil {
@@ -225,7 +227,7 @@ func (r *round) run(ctx context.Context, did *string) error {
 	default:
 		proposed, metric, err := r.compute(ctx, s)
 		if err != nil {
-			h.Status.CurrentReplicas = current
+			r.saw(current)
 			r.env.Events.Event(h, corev1.EventTypeWarning, "FailedComputeMetricsReplicas", err.Error())
 			return fmt.Errorf("failed to compute desired number of replicas based on listed metrics for %s: %w", reference, err)
 		}
@@ -247,7 +249,7 @@ func (r *round) run(ctx context.Context, did *string) error {
 		if err := r.resize(ctx, target, s, desired); err != nil {
 			r.env.Events.Eventf(h, corev1.EventTypeWarning, "FailedRescale", "New size: %d; reason: %s; error: %v", desired, reason, err)
 			r.condition(autoscalingv2.AbleToScale, corev1.ConditionFalse, "FailedUpdateScale", fmt.Sprintf("the HPA controller was unable to update the target scale: %v", err))
-			h.Status.CurrentReplicas = current
+			r.saw(current)
 			return fmt.Errorf("failed to rescale %s: %w", reference, err)
 		}
 		r.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededRescale", fmt.Sprintf("the HPA controller was able to update the target scale to %d", desired))
@@ -262,8 +264,16 @@ func (r *round) run(ctx context.Context, did *string) error {
 		at := metav1.NewTime(r.now)
 		h.Status.LastScaleTime = &at
 	}
-	h.Status.CurrentReplicas, h.Status.DesiredReplicas = current, desired
+	r.saw(current)
+	h.Status.DesiredReplicas = desired
 	return nil
+}
+
+// saw notes in the status what is, as far as this round has found it out.
+func (r *round) saw(current int32) {
+	h := r.hpa
+	h.Status.ObservedGeneration = &h.Generation
+	h.Status.CurrentReplicas, h.Status.CurrentMetrics = current, r.statuses
 }
 
 // hasOutsideMetric tells whether something is measured that there is without

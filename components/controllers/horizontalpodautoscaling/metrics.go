@@ -9,6 +9,7 @@ import (
 
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -60,24 +61,49 @@ type (
 	}
 )
 
-func (r REST) get(ctx context.Context, into any, params map[string]string, path ...string) error {
+// get asks for a path below that of an API; resource and name are what the error
+// says was asked for.
+func (r REST) get(ctx context.Context, into any, params map[string]string, resource schema.GroupResource, name string, path ...string) error {
 	req := r.Client.Get().AbsPath(path...).SetHeader("Accept", "application/json")
 	for k, v := range params {
 		if v != "" {
 			req.Param(k, v)
 		}
 	}
-	data, err := req.DoRaw(ctx)
+	// Unlike DoRaw, Do reads the error that the API answers with.
+	data, err := req.Do(ctx).Raw()
 	if err != nil {
-		return err
+		return told(err, resource, name)
 	}
 	return json.Unmarshal(data, into)
 }
 
+// told names what was asked for in the error of an answer that is none of the
+// API's, which a request by path does not know.
+func told(err error, resource schema.GroupResource, name string) error {
+	var status *apierrors.StatusError
+	if !errors.As(err, &status) || status.ErrStatus.Details == nil {
+		return err
+	}
+	for _, c := range status.ErrStatus.Details.Causes {
+		if c.Type == metav1.CauseTypeUnexpectedServerResponse {
+			return apierrors.NewGenericServerResponse(int(status.ErrStatus.Code), "get", resource, name, c.Message, int(status.ErrStatus.Details.RetryAfterSeconds), true)
+		}
+	}
+	return err
+}
+
+const (
+	resourceGroup = "metrics.k8s.io"
+	customGroup   = "custom.metrics.k8s.io"
+	externalGroup = "external.metrics.k8s.io"
+)
+
 // Resource is Metrics'.
 func (r REST) Resource(ctx context.Context, name corev1.ResourceName, namespace string, selector labels.Selector, container string) (map[string]sample, error) {
 	var list podMetricsList
-	err := r.get(ctx, &list, map[string]string{"labelSelector": selector.String()}, "/apis/metrics.k8s.io/v1beta1/namespaces", namespace, "pods")
+	err := r.get(ctx, &list, map[string]string{"labelSelector": selector.String()}, schema.GroupResource{Group: resourceGroup, Resource: "pods"}, "",
+		"/apis/metrics.k8s.io/v1beta1/namespaces", namespace, "pods")
 	if err != nil {
 		return nil, fmt.Errorf("unable to fetch metrics from resource metrics API: %w", err)
 	}
@@ -117,7 +143,8 @@ func (r REST) Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, n
 	if metric.Selector != nil {
 		params["metricLabelSelector"] = of.String()
 	}
-	if err := r.get(ctx, &list, params, "/apis/custom.metrics.k8s.io/v1beta2/namespaces", namespace, "pods/*", metric.Name); err != nil {
+	if err := r.get(ctx, &list, params, schema.GroupResource{Group: customGroup, Resource: "pods"}, "*",
+		"/apis/custom.metrics.k8s.io/v1beta2/namespaces", namespace, "pods/*", metric.Name); err != nil {
 		return nil, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
 	}
 	if len(list.Items) == 0 {
@@ -155,7 +182,7 @@ func (r REST) Object(ctx context.Context, metric autoscalingv2.MetricIdentifier,
 		params["metricLabelSelector"] = metav1.FormatLabelSelector(metric.Selector)
 	}
 	var list valueList
-	if err := r.get(ctx, &list, params, path...); err != nil {
+	if err := r.get(ctx, &list, params, schema.GroupResource{Group: customGroup, Resource: mapping.Resource.GroupResource().String()}, of.Name, path...); err != nil {
 		return 0, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
 	}
 	if len(list.Items) == 0 {
@@ -171,7 +198,8 @@ func (r REST) External(ctx context.Context, metric autoscalingv2.MetricIdentifie
 		params["labelSelector"] = metav1.FormatLabelSelector(metric.Selector)
 	}
 	var list valueList
-	if err := r.get(ctx, &list, params, "/apis/external.metrics.k8s.io/v1beta1/namespaces", namespace, metric.Name); err != nil {
+	if err := r.get(ctx, &list, params, schema.GroupResource{Group: externalGroup, Resource: metric.Name}, "",
+		"/apis/external.metrics.k8s.io/v1beta1/namespaces", namespace, metric.Name); err != nil {
 		return 0, fmt.Errorf("unable to fetch metrics from external metrics API: %w", err)
 	}
 	if len(list.Items) == 0 {

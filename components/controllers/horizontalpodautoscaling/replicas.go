@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -222,6 +223,9 @@ func requestsOf(pods []*corev1.Pod, container string, name corev1.ResourceName) 
 				all[p.Name] = q.MilliValue()
 				continue
 			}
+		}
+		if container != "" && !slices.ContainsFunc(containers, func(x corev1.Container) bool { return x.Name == container }) {
+			return nil, fmt.Errorf("container %s not found in Pod %s", container, p.Name)
 		}
 		for _, x := range containers {
 			if container != "" && container != x.Name {
