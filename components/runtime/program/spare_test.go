@@ -60,7 +60,9 @@ func TestSpare(t *testing.T) {
 	var used []int
 	for i := range 3 {
 		spare := n.oneSpare(used...)
-		id := n.startContainer(pod, shell(fmt.Sprint("c", i), "exec sleep 1000"))
+		id := n.startContainer(pod, shell(fmt.Sprint("c", i), "echo started; exec sleep 1000"))
+		// Until its program is executed it is ours still.
+		n.eventually("its output", func() bool { return n.logText(id) == "started\n" })
 		if pid := n.pidOf(id); pid != spare {
 			t.Errorf("container %d is process %d, not the spare %d", i, pid, spare)
 		}

@@ -52,7 +52,10 @@ func waitForUse() {
 	runtime.LockOSThread()
 	unix.CloseOnExec(SpareFD)
 	proc, err := mountProc()
-	err = errors.Join(err, unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0), unix.Setgroups(nil), warm())
+	// The name is that of libcontainer's own.
+	name := []byte("runc:[2:INIT]\x00")
+	err = errors.Join(err, unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0),
+		unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0), unix.Setgroups(nil), warm())
 	if err != nil {
 		os.Exit(1)
 	}
@@ -200,9 +203,6 @@ func takeOver(init int, root string, proc int, cgroups []string) error {
 		}
 	}
 	if err := unix.Close(proc); err != nil {
-		return err
-	}
-	if err := unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(unsafe.StringData("runc:[2:INIT]\x00"))), 0, 0, 0); err != nil {
 		return err
 	}
 	// Of the two processes before the last one there is none. No process has this
