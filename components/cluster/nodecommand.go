@@ -23,6 +23,7 @@ import (
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/logs"
 )
 
 // nodeOptions are the flags of `node`, under the names that kubelet and
@@ -142,7 +143,9 @@ func (o *nodeOptions) run(ctx context.Context, s *steps) (err error) {
 	if err := recordCgroupRoot(journal, l); err != nil {
 		return err
 	}
-	group := &lifecycle.Group{Log: o.log()}
+	log := o.log()
+	logs.Own(log)
+	group := &lifecycle.Group{Log: log}
 	defer func() { err = errors.Join(err, group.Stop()) }()
 	client, err := o.enter(ctx, l, group, s)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"hyperkube/components/kubelet"
 	"hyperkube/components/network"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/logs"
 	"hyperkube/internal/process"
 	"hyperkube/internal/version"
 	"hyperkube/manifests"
@@ -212,7 +213,7 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	slog.SetDefault(log)
+	logs.Own(log)
 
 	began := time.Now()
 	ports := []int{

@@ -21,6 +21,7 @@ import (
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/logs"
 	"hyperkube/internal/zpages"
 )
 
@@ -255,6 +256,7 @@ func (o *options) run(ctx context.Context, given func(string) bool, flags zpages
 		handler = slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})
 	}
 	cfg.Log = slog.New(handler)
+	logs.Own(cfg.Log)
 	group := &lifecycle.Group{Log: cfg.Log}
 	defer func() { err = errors.Join(err, group.Stop()) }()
 	if err := o.enter(ctx, &cfg, group); err != nil {

@@ -22,6 +22,7 @@ import (
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/logs"
 	"hyperkube/internal/zpages"
 )
 
@@ -165,6 +166,7 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) (err error) {
 	zpages.SetVerbosity(level, o.verbosity)
 	cfg := Config{Flags: flags, Configuration: func() any { return o.config }, Level: level}
 	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	logs.Own(cfg.Log)
 	if err := apply(o.config, &cfg); err != nil {
 		return err
 	}

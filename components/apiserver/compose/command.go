@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/internal/encryption"
+	"hyperkube/internal/logs"
 	"hyperkube/internal/rawconn"
 	"hyperkube/internal/tokens"
 	"hyperkube/internal/zpages"
@@ -139,6 +140,7 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	logs.Own(log)
 	// Requests that are under way when it is time to end are still decrypted.
 	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -297,6 +299,7 @@ func (o *options) dialTo(servers []string) (*clientv3.Client, error) {
 		DialTimeout:          20 * time.Second,
 		DialKeepAliveTime:    30 * time.Second,
 		DialKeepAliveTimeout: etcdTimeout,
+		Logger:               logs.Zap(slog.Default(), nil),
 	}
 	if direct(servers) {
 		cfg.DialOptions = []grpc.DialOption{grpc.WithContextDialer(new(rawconn.Pace).Dialer(etcdTimeout))}
