@@ -18,6 +18,7 @@ import (
 	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/openapi"
+	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/measure"
 	"hyperkube/internal/store"
 	"hyperkube/internal/version"
@@ -62,7 +63,7 @@ func (r *routes) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 // routes of what is not resources, and where those are.
 func (s *Server) routes() http.Handler {
 	others := s.cfg.Aggregation
-	disc := discovery.New(discovery.Config{Registry: s.registry, Sender: s.rest, Aggregation: others})
+	disc := discovery.New(discovery.Config{Registry: s.registry, Sender: s.rest, Aggregation: others, NotFound: http.HandlerFunc(s.rest.NotFound)})
 	resources := func(depth int) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			if others != nil {
@@ -83,7 +84,7 @@ func (s *Server) routes() http.Handler {
 		"/apis":    disc,
 		"/api/":    resources(2),
 		"/apis/":   resources(3),
-		"/version": http.HandlerFunc(serveVersion),
+		"/version": http.HandlerFunc(s.serveVersion),
 		"/metrics": s.metrics.Handler(),
 	}
 	s.metrics.ShowStored(s.stored)
@@ -209,7 +210,17 @@ func (s *Server) index(all map[string]http.Handler) http.Handler {
 	})
 }
 
-func serveVersion(w http.ResponseWriter, _ *http.Request) { writeJSON(w, version.Get()) }
+func (s *Server) serveVersion(w http.ResponseWriter, req *http.Request) {
+	switch {
+	case strings.TrimSuffix(req.URL.Path, "/") != "/version":
+		s.rest.Error(w, req, rest.NoRoute())
+	case req.Method != http.MethodGet:
+		w.Header().Set("Allow", http.MethodGet)
+		s.rest.Error(w, req, rest.NoMethod())
+	default:
+		writeJSON(w, version.Served())
+	}
+}
 
 func writeJSON(w http.ResponseWriter, v any) {
 	data, err := json.MarshalIndent(v, "", "  ")

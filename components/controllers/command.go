@@ -209,7 +209,7 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	if err != nil {
 		return err
 	}
-	cfg.Log = log
+	cfg.Log, cfg.Election.Health = log, leader.NewHealth()
 	m, err := New(cfg)
 	if err != nil {
 		return err
@@ -225,6 +225,13 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 			Addr:      net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort)),
 			CertFile:  o.certFile, KeyFile: o.keyFile, ClientCAFile: o.clientCAFile,
 			Metrics: m.Metrics(), Flags: flags, Level: level, NoProfiling: !o.profiling,
+		}
+		if cfg.LeaderElect {
+			conf.Live = append(conf.Live, debugserver.Check{Name: leader.HealthName, Check: cfg.Election.Health.Check})
+		}
+		// One that fails ends the process.
+		for _, name := range m.Names() {
+			conf.Live = append(conf.Live, debugserver.Check{Name: name, Check: func() error { return nil }})
 		}
 		if o.authenticationKubeconfig != "" || o.authorizationKubeconfig != "" {
 			reviewer, err := clientsFrom(firstOf(o.authorizationKubeconfig, o.authenticationKubeconfig))

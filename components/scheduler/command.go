@@ -145,7 +145,13 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 	if o.securePort == 0 {
 		served <- nil
 	} else {
-		server, err := o.server(s, debugserver.Config{Flags: flags, Level: level, ConfigName: "componentconfig", Configuration: func() any { return file }})
+		conf := debugserver.Config{Flags: flags, Level: level, ConfigName: "componentconfig", Configuration: func() any { return file }}
+		if o.leaderElect {
+			o.election.Health = leader.NewHealth()
+			check := debugserver.Check{Name: leader.HealthName, Check: o.election.Health.Check}
+			conf.Live = []debugserver.Check{check}
+		}
+		server, err := o.server(s, conf)
 		if err != nil {
 			return err
 		}

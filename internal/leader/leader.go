@@ -31,6 +31,8 @@ type Election struct {
 	// Namespace and Name of the Lease; the namespace is kube-system unless
 	// set.
 	Namespace, Name string
+	// Health tells others whether the lease is renewed; it may be nil.
+	Health *Health
 }
 
 // Defaulted is e with name, if it has none, and the defaults of the rest.
@@ -65,7 +67,7 @@ func Run(ctx context.Context, e Election, kube kubernetes.Interface, recorder re
 	defer stop()
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: lock, LeaseDuration: e.LeaseDuration, RenewDeadline: e.RenewDeadline, RetryPeriod: e.RetryPeriod,
-		Name: e.Name,
+		Name: e.Name, WatchDog: e.Health.watch(),
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(leading context.Context) {
 				c.lead(ctx, leading)

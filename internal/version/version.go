@@ -34,6 +34,15 @@ func Get() apiversion.Info {
 	}
 }
 
+// Served is what /version of the API server answers: it serves the API of its
+// own version, and can do without what the one before did not have.
+func Served() apiversion.Info {
+	v := Get()
+	v.EmulationMajor, v.EmulationMinor = v.Major, v.Minor
+	v.MinCompatibilityMajor, v.MinCompatibilityMinor = v.Major, "36"
+	return v
+}
+
 // Tag returns the version in the alphabet of image tags, in which there is no
 // "+".
 func Tag() string {

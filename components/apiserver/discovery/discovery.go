@@ -89,12 +89,13 @@ func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
 // ServeHTTP answers a request for discovery.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	if req.Method != http.MethodGet && req.Method != http.MethodHead {
+	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
+	// A group tells its versions whatever is asked of it.
+	if group := len(parts) == 2 && parts[0] == "apis"; !group && req.Method != http.MethodGet && req.Method != http.MethodHead {
 		w.Header().Set("Allow", http.MethodGet)
-		http.Error(w, "405 method not allowed", http.StatusMethodNotAllowed)
+		h.cfg.Sender.Error(w, req, rest.NoMethod())
 		return
 	}
-	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
 	d := h.documents()
 	root := len(parts) == 1
 	format, err := h.negotiator.Response(req, negotiate.Endpoint{Protobuf: true, Aggregated: root})

@@ -36,15 +36,27 @@ func (w *writer) Later(private int, send func()) {
 // WriteHeader remembers code.
 func (w *writer) WriteHeader(code int) {
 	if w.code == 0 && code >= http.StatusOK {
-		w.code = code
+		w.begin(code)
 	}
 	w.ResponseWriter.WriteHeader(code)
 }
 
+// begin comes before anything is sent. Nobody in between is to keep answers,
+// unless who answers says so.
+func (w *writer) begin(code int) {
+	w.code = code
+	if h := w.Header(); len(h["Cache-Control"]) == 0 {
+		h["Cache-Control"] = dontKeep
+	}
+}
+
+// dontKeep is shared: nobody writes to it.
+var dontKeep = []string{"no-cache, private"}
+
 // Write is that of the wrapped writer.
 func (w *writer) Write(p []byte) (int, error) {
 	if w.code == 0 {
-		w.code = http.StatusOK
+		w.begin(http.StatusOK)
 	}
 	n, err := w.ResponseWriter.Write(p)
 	w.size += n

@@ -199,6 +199,11 @@ func (r *Registry) storeOf(gr schema.GroupResource) *store.Store {
 // The version of Kubernetes of which types may be deprecated.
 const kubernetesMajor, kubernetesMinor = 1, 37
 
+// BuiltIn tells whether a group has resources that are no custom ones.
+func (r *Registry) BuiltIn(group string) bool {
+	return slices.ContainsFunc(r.table.Load().all, func(res *Resource) bool { return res.Group == group && res.Custom == nil })
+}
+
 // Deprecation is the warning for whoever uses the resource; empty: none.
 func (r *Resource) Deprecation() string {
 	if r.Custom != nil {

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -135,20 +136,20 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		c.query = req.URL.Query()
 	}
 	if c.res == nil {
-		h.notFound(w, req)
+		h.NotFound(w, req)
 		return
 	}
 	if c.res.Scope {
 		c.namespace = info.Namespace
 	} else if info.Namespace != "" && !(gvr.Resource == "namespaces" && gvr.Group == "") {
-		h.notFound(w, req)
+		h.NotFound(w, req)
 		return
 	}
 	if info.Namespace != "" {
 		c.ctx = apirequest.WithNamespace(ctx, info.Namespace)
 	}
 	if c.misplaced() {
-		h.notFound(w, req)
+		h.NotFound(w, req)
 		return
 	}
 	c.warnDeprecated()
@@ -163,8 +164,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// NotFound answers as upstream does for paths that nobody serves.
-func (h *Handler) notFound(w http.ResponseWriter, req *http.Request) {
+// NotFound answers as upstream does for paths that nobody serves: those of
+// groups that are built in have a server that says so.
+func (h *Handler) NotFound(w http.ResponseWriter, req *http.Request) {
+	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
+	if parts[0] == "api" || len(parts) > 1 && h.cfg.Registry.BuiltIn(parts[1]) {
+		h.Error(w, req, errNoRoute)
+		return
+	}
 	if h.cfg.NotFound != nil {
 		h.cfg.NotFound.ServeHTTP(w, req)
 		return
@@ -180,6 +187,13 @@ var errNoRoute = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Message: "the server could not find the requested resource",
 	Details: &metav1.StatusDetails{},
 }}
+
+// NoRoute is the error of paths of built-in APIs that are not there, NoMethod
+// that of other methods than they have.
+func NoRoute() error { return errNoRoute }
+
+// NoMethod is as of NoRoute.
+func NoMethod() error { return errNoMethod }
 
 // errNoMethod: built-in resources do not have the method there.
 var errNoMethod = &apierrors.StatusError{ErrStatus: metav1.Status{
