@@ -58,7 +58,7 @@ func (c *Collection) Watch(ctx context.Context, opts WatchOptions) (*Watcher, er
 	c.mu.Lock()
 	start := c.ring.start
 	c.mu.Unlock()
-	return nil, fmt.Errorf("watching %s: %w: %d (%d)", c.cfg.Resource, ErrTooOld, opts.Since, start)
+	return nil, fmt.Errorf("watching %s: %w", c.cfg.Resource, &TooOldError{Since: opts.Since, Oldest: start})
 }
 
 // begin takes the watcher's place, or returns false when that is gone.
@@ -371,3 +371,11 @@ func (x *watcherIndex) fail(err error) {
 	}
 	*x = watcherIndex{}
 }
+
+// TooOldError is an ErrTooOld that knows after which revision a watch can begin.
+type TooOldError struct{ Since, Oldest int64 }
+
+func (e *TooOldError) Error() string { return fmt.Sprintf("%v: %d (%d)", ErrTooOld, e.Since, e.Oldest) }
+
+// Unwrap returns ErrTooOld.
+func (e *TooOldError) Unwrap() error { return ErrTooOld }

@@ -57,6 +57,11 @@ func (c *call) watch() error {
 	}
 	if len(c.info.Parts) > 1 {
 		// The old form /api/v1/watch/namespaces/ns/pods/name.
+		if f := opts.FieldSelector; f != nil && !f.Empty() {
+			if name, ok := f.RequiresExactMatch("metadata.name"); !ok || name != c.name {
+				return apierrors.NewBadRequest("fieldSelector metadata.name doesn't match requested name")
+			}
+		}
 		opts.FieldSelector = fields.AndSelectors(opts.FieldSelector, fields.OneTermEqualSelector("metadata.name", c.name))
 	}
 	s, err := selectObjects(c.res, c.namespace, opts)
@@ -97,7 +102,15 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 	case initial:
 		page, err = c.listSoon(ctx, store.ListOptions{Prefix: s.listPrefix(), Match: s.listMatch(), Index: s.index, Value: s.value, Revision: revision})
 		if errors.Is(err, store.ErrTooNew) {
-			return c.tooNew(revision)
+			if opts.SendInitialEvents == nil {
+				return c.tooNew(revision)
+			}
+			// A list that is a watch is told in its stream.
+			w := c.newEventWriter(format)
+			w.begin()
+			w.status(c.tooNew(revision))
+			w.flush()
+			return nil
 		}
 		if err != nil {
 			return c.storeError(err, "")
@@ -143,7 +156,7 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 		if errors.Is(err, store.ErrTooOld) {
 			// A watch is told in its stream.
 			w.begin()
-			w.status(apierrors.NewResourceExpired(tooOldMessage(since)))
+			w.status(apierrors.NewResourceExpired(tooOldMessage(since, err)))
 			return nil
 		}
 		return c.storeError(err, "")
@@ -155,8 +168,12 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 		for _, e := range page.Entries {
 			w.entry(watch.Added, e, 0)
 		}
-		if opts.SendInitialEvents != nil && opts.AllowWatchBookmarks {
+		if opts.AllowWatchBookmarks {
+			// Who has not asked for initial events but gets them is told as
+			// well where they end.
 			w.bookmark(page.Revision, true)
+		}
+		if opts.SendInitialEvents != nil && opts.AllowWatchBookmarks {
 			c.cfg.Metrics.Listed(c.info, time.Since(c.began))
 		}
 		page = nil
@@ -174,7 +191,7 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 		switch {
 		case err == nil:
 		case errors.Is(err, store.ErrTooOld):
-			w.status(apierrors.NewResourceExpired(tooOldMessage(since)))
+			w.status(apierrors.NewResourceExpired(tooOldMessage(since, err)))
 			w.flush()
 			return nil
 		default:
@@ -192,7 +209,11 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 	}
 }
 
-func tooOldMessage(revision int64) string {
+func tooOldMessage(revision int64, err error) string {
+	var old *store.TooOldError
+	if errors.As(err, &old) {
+		return old.Error()
+	}
 	return fmt.Sprintf("too old resource version: %d", revision)
 }
 
