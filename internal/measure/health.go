@@ -4,7 +4,6 @@ import (
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
 // Health keeps what health checks said, for /metrics/slis. Its methods are safe
@@ -45,7 +44,7 @@ func (h *Health) Observe(name, kind string, err error) {
 	h.total.WithLabelValues(name, status, kind).Inc()
 }
 
-// Handler shows it.
+// Handler shows what they said.
 func (h *Health) Handler() http.Handler {
-	return promhttp.HandlerFor(h.registry, promhttp.HandlerOpts{})
+	return Handler(h.registry)
 }

@@ -17,8 +17,8 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-// Page is what a component's /metrics tells: what own gather, the first of them
-// that has a metric, and what is the same for all components of a process.
+// Page is what a component's /metrics tells: what own gather, and what is the same
+// for all components of a process. Of a metric that several have, the first tells.
 func Page(own ...prometheus.Gatherer) prometheus.Gatherer {
 	return page{own: own, others: func(name string) bool {
 		return strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") || aboutMetrics[name]

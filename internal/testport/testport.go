@@ -26,9 +26,10 @@ const (
 	tries = 1000
 )
 
-// Claim holds a port that nothing listens on, for TCP or UDP at any address of
-// this network namespace, until release is called, which must be kept for as
-// long, or the process ends. Only who claims respects it; it does not keep others from listening. It is safe for
+// Claim holds a port that nothing listens on, neither by TCP nor by UDP, at any
+// address of this network namespace. It is held until release is called or the
+// process ends; a release that nobody keeps gives the port back at any time. Only
+// who claims respects it: it does not keep others from listening. It is safe for
 // concurrent use.
 func Claim() (port int, release func(), err error) {
 	for range tries {
