@@ -23,6 +23,7 @@ import (
 	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/leader"
+	"hyperkube/internal/logs"
 	"hyperkube/internal/measure"
 	"hyperkube/internal/zpages"
 )
@@ -115,6 +116,7 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	logs.Own(log)
 	file, err := loadConfig(o.config)
 	if err != nil {
 		return err

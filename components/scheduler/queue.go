@@ -28,7 +28,7 @@ type place uint8
 
 const (
 	active  place = iota // to be tried, in order
-	backoff              // to be tried when its time has come
+	backoff              // to be tried when its time has come, or nothing else is
 	waiting              // until something happens that may help
 	gated                // until its gates are gone
 	tried                // taken out, being placed
@@ -45,6 +45,9 @@ type item struct {
 	// wake are the events that may help a waiting pod.
 	wake  framework.Event
 	ready time.Time // end of the backoff
+	// failing: the last attempt met an error, after which the backoff is waited
+	// out.
+	failing bool
 	// latest is when a waiting pod is tried again at the latest.
 	latest time.Time
 	// held: it stays waiting, whatever happens, until others have been
@@ -75,7 +78,19 @@ func newQueue() *queue {
 		}
 		return a.added.Before(b.added)
 	}}
-	q.heaps[backoff] = &itemHeap{less: func(a, b *item) bool { return a.ready.Before(b.ready) }}
+	inOrder := q.heaps[active].less
+	q.heaps[backoff] = &itemHeap{less: func(a, b *item) bool {
+		// Those that met errors are the last, for they are not tried early; of
+		// the others whose backoffs end in the same second, the more important
+		// comes first.
+		if a.failing || b.failing {
+			return !a.failing || b.failing && a.ready.Before(b.ready)
+		}
+		if x, y := a.ready.Truncate(time.Second), b.ready.Truncate(time.Second); !x.Equal(y) {
+			return x.Before(y)
+		}
+		return inOrder(a, b)
+	}}
 	q.heaps[waiting] = &itemHeap{less: func(a, b *item) bool { return a.latest.Before(b.latest) }}
 	return q
 }
@@ -174,8 +189,15 @@ func (q *queue) pop(now time.Time) *item {
 	}
 	it := q.heaps[active].first()
 	if it == nil {
+		// Nobody is kept from a node by one that has nothing to wait for.
+		//
+		// https://kep.k8s.io/5142
+		it = q.heaps[backoff].first()
+	}
+	if it == nil || it.failing && it.ready.After(now) {
 		return nil
 	}
+	it.failing = false
 	q.put(it, tried, "")
 	it.attempts++
 	if it.first.IsZero() {
@@ -214,7 +236,7 @@ func (q *queue) again(it *item, now time.Time) {
 	if q.items[it.pod.UID] != it {
 		return
 	}
-	it.ready = now.Add(q.backoffAfter(it.attempts))
+	it.ready, it.failing = now.Add(q.backoffAfter(it.attempts)), true
 	q.put(it, backoff, "ScheduleAttemptFailure")
 }
 

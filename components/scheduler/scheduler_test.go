@@ -214,13 +214,21 @@ func TestQueue(t *testing.T) {
 		t.Fatalf("waits until %v", q.nextReady())
 	}
 	q.happened(framework.PodRemoved, now)
-	if it := q.pop(now); it != nil {
-		t.Fatal("no backoff")
+	q.set(pod("fresh"), false, now)
+	if it := q.pop(now); it == nil || it.pod.Name != "fresh" {
+		t.Fatalf("popped %+v before one that does not back off", it)
 	}
-	if q.nextReady() != now.Add(time.Second) {
+	if it := q.pop(now); it != last || it.attempts != 2 {
+		t.Fatalf("popped %+v, want what backs off when there is nothing else", it)
+	}
+	q.again(last, now)
+	if it := q.pop(now); it != nil {
+		t.Fatal("no backoff after an error")
+	}
+	if q.nextReady() != now.Add(2*time.Second) {
 		t.Fatalf("ready at %v", q.nextReady())
 	}
-	if it := q.pop(now.Add(time.Second)); it != last || it.attempts != 2 {
+	if it := q.pop(now.Add(2 * time.Second)); it != last || it.attempts != 3 {
 		t.Fatalf("popped %+v", it)
 	}
 	q.set(pod("gated"), false, now)

@@ -70,10 +70,14 @@ func (r REST) get(ctx context.Context, into any, params map[string]string, resou
 			req.Param(k, v)
 		}
 	}
-	// Unlike DoRaw, Do reads the error that the API answers with.
-	data, err := req.Do(ctx).Raw()
-	if err != nil {
+	res := req.Do(ctx)
+	// Unlike Raw, this reads the error that the API answers with.
+	if err := res.Error(); err != nil {
 		return told(err, resource, name)
+	}
+	data, err := res.Raw()
+	if err != nil {
+		return err
 	}
 	return json.Unmarshal(data, into)
 }
