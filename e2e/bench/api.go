@@ -55,7 +55,7 @@ func (a *apiBench) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	ports, release, err := freePorts(3)
+	ports, release, err := testport.ClaimAll(3)
 	if err != nil {
 		return err
 	}
@@ -137,25 +137,6 @@ func (a *apiBench) start(name string, args ...string) (*exec.Cmd, error) {
 func stop(cmd *exec.Cmd) {
 	_ = cmd.Process.Kill() // its data goes, too
 	_ = cmd.Wait()
-}
-
-// freePorts are this process's until release is called.
-func freePorts(n int) (ports []string, release func(), err error) {
-	var releases []func()
-	release = func() {
-		for _, f := range releases {
-			f()
-		}
-	}
-	for range n {
-		port, f, err := testport.Claim()
-		if err != nil {
-			release()
-			return nil, nil, err
-		}
-		ports, releases = append(ports, strconv.Itoa(port)), append(releases, f)
-	}
-	return ports, release, nil
 }
 
 // used returns the CPU time that the server has taken.

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -59,7 +58,7 @@ func newServers(ctx context.Context, binary string) (s *servers, err error) {
 	if err != nil {
 		return s, err
 	}
-	ports, release, err := freePorts(3)
+	ports, release, err := testport.ClaimAll(3)
 	if err != nil {
 		return s, err
 	}
@@ -89,25 +88,6 @@ func newServers(ctx context.Context, binary string) (s *servers, err error) {
 		return s, err
 	}
 	return s, s.startAPI(ctx)
-}
-
-// freePorts are this process's until release is called.
-func freePorts(n int) (ports []string, release func(), err error) {
-	var releases []func()
-	release = func() {
-		for _, f := range releases {
-			f()
-		}
-	}
-	for range n {
-		port, f, err := testport.Claim()
-		if err != nil {
-			release()
-			return nil, nil, err
-		}
-		ports, releases = append(ports, strconv.Itoa(port)), append(releases, f)
-	}
-	return ports, release, nil
 }
 
 func (s *servers) start(name string, args ...string) (*exec.Cmd, error) {

@@ -51,6 +51,25 @@ func Claim() (port int, release func(), err error) {
 	return 0, nil, fmt.Errorf("no free port in %d-%d after %d tries", lowest, highest, tries)
 }
 
+// ClaimAll holds so many ports, in the way of Claim; release is of all of them.
+func ClaimAll(n int) (ports []string, release func(), err error) {
+	var releases []func()
+	release = func() {
+		for _, f := range releases {
+			f()
+		}
+	}
+	for range n {
+		port, f, err := Claim()
+		if err != nil {
+			release()
+			return nil, nil, err
+		}
+		ports, releases = append(ports, strconv.Itoa(port)), append(releases, f)
+	}
+	return ports, release, nil
+}
+
 // free tells whether a server may listen on port for both protocols.
 func free(port int) bool {
 	address := net.JoinHostPort("", strconv.Itoa(port))
