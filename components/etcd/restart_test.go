@@ -34,18 +34,8 @@ func startAndExit(dir string) int {
 			}()
 		}
 	}
-	s, err := New(Config{
-		DataDir: dir, ListenClientURLs: []string{"http://127.0.0.1:0"}, ListenPeerURLs: []string{"http://127.0.0.1:0"},
-	})
+	s, err := runMember(dir)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(context.Background()) }()
-	select {
-	case <-s.Ready():
-	case err := <-ended:
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

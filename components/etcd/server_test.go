@@ -327,21 +327,30 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// writeUntilKilled is the other process of TestKill: it writes numbers and
-// prints each once it has been acknowledged.
-func writeUntilKilled(dir string) int {
+// runMember runs a member for as long as the process lives, and returns when it is
+// ready.
+func runMember(dir string) (*Server, error) {
 	s, err := New(Config{
 		DataDir: dir, ListenClientURLs: []string{"http://127.0.0.1:0"}, ListenPeerURLs: []string{"http://127.0.0.1:0"},
 	})
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return nil, err
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(context.Background()) }()
 	select {
 	case <-s.Ready():
+		return s, nil
 	case err := <-ended:
+		return nil, err
+	}
+}
+
+// writeUntilKilled is the other process of TestKill: it writes numbers and
+// prints each once it has been acknowledged.
+func writeUntilKilled(dir string) int {
+	s, err := runMember(dir)
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 // startTimeout is how long a member may take to be ready.
-const startTimeout = 20 * time.Second
+const startTimeout = time.Minute
 
 // Member is a running member with a client in its process.
 type Member struct {
