@@ -25,6 +25,8 @@ import (
 	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/leader"
+	"hyperkube/internal/logformat"
+	"hyperkube/internal/logs"
 	"hyperkube/internal/tokens"
 	"hyperkube/internal/zpages"
 )
@@ -50,6 +52,7 @@ type options struct {
 	signing                []*signingFlags
 	signingDuration        time.Duration
 	tokenCleanUp           time.Duration
+	format                 logformat.Format
 	autoscaling            horizontalpodautoscaling.Config
 	concurrent             map[string]*int
 	maxPerSlice            int32
@@ -87,6 +90,8 @@ var concurrency = []struct {
 	{"concurrent-serviceaccount-token-syncs", "serviceaccount-token-controller", 5},
 	{"concurrent-ttl-after-finished-syncs", "ttl-after-finished-controller", 5},
 	{"concurrent-horizontal-pod-autoscaler-syncs", "horizontal-pod-autoscaler-controller", 5},
+	{"concurrent-resourceclaim-syncs", "resourceclaim-controller", 10},
+	{"concurrent-device-taint-eviction-syncs", "device-taint-eviction-controller", 10},
 	{"concurrent-disruption-syncs", "disruption-controller", 5},
 }
 
@@ -160,6 +165,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.dynamicProvisioning, "enable-dynamic-provisioning", true, "Have volumes made for claims whose class says who makes them.")
 	f.BoolVar(&o.noForceDetach, "disable-force-detach-on-timeout", false, "Leave volumes attached that a node says are in use, however long it has been silent.")
 	f.BoolVar(&o.profiling, "profiling", true, "Serve profiles, and the level of logs, to those who may.")
+	o.format.Flag(f)
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
 	f.StringVar(&o.accountKeyFile, "service-account-private-key-file", "", "Key that signs the tokens of service accounts that are kept in Secrets.")
 	accepted.Add(f, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Leading(), accepted.Client(), accepted.Serving(), unused)...)
@@ -189,6 +195,13 @@ var unused = []accepted.Flag{
 	{Name: "configure-cloud-routes", Why: "there are no cloud providers in it", Bool: true},
 	{Name: "external-cloud-volume-plugin", Why: "there are no cloud providers in it"},
 	{Name: "route-reconciliation-period", Why: "there are no cloud providers in it"},
+	{Name: "cidr-allocator-type", Why: "ranges of nodes are allocated here", Only: []string{"rangeallocator"}},
+	{Name: "pv-recycler-pod-template-filepath-nfs", Why: "volumes that are recycled are emptied by this program"},
+	{Name: "pv-recycler-pod-template-filepath-hostpath", Why: "volumes that are recycled are emptied by this program"},
+	{Name: "pv-recycler-minimum-timeout-nfs", Why: "what empties a volume may take as long as it likes"},
+	{Name: "pv-recycler-minimum-timeout-hostpath", Why: "what empties a volume may take as long as it likes"},
+	{Name: "pv-recycler-increment-timeout-nfs", Why: "what empties a volume may take as long as it likes"},
+	{Name: "pv-recycler-timeout-increment-hostpath", Why: "what empties a volume may take as long as it likes"},
 	{Name: "concurrent-service-syncs", Why: "there are no cloud providers in it"},
 	{Name: "flex-volume-plugin-dir", Why: "there are no flex volumes"},
 	{Name: "enable-hostpath-provisioner", Why: "there is none", Only: []string{"false"}, Bool: true},
@@ -200,7 +213,8 @@ var unused = []accepted.Flag{
 func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	log := o.format.New(os.Stderr, level)
+	logs.Own(log)
 	own, err := clientsFrom(o.kubeconfig)
 	if err != nil {
 		return err

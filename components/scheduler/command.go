@@ -23,6 +23,7 @@ import (
 	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/leader"
+	"hyperkube/internal/logformat"
 	"hyperkube/internal/logs"
 	"hyperkube/internal/measure"
 	"hyperkube/internal/zpages"
@@ -30,6 +31,7 @@ import (
 
 // options are the flags of kube-scheduler.
 type options struct {
+	format                                                        logformat.Format
 	kubeconfig, authenticationKubeconfig, authorizationKubeconfig string
 
 	config                          string
@@ -70,6 +72,7 @@ func NewCommand() *cobra.Command {
 	flags.StringVar(&o.keyFile, "tls-private-key-file", "", "Path of the key of --tls-cert-file.")
 	flags.StringVar(&o.clientCAFile, "client-ca-file", "", "Path of the CAs of client certificates.")
 	flags.BoolVar(&o.profiling, "profiling", true, "Serve profiles, and the level of logs, to those who may.")
+	o.format.Flag(flags)
 	flags.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
 	flags.StringVar(&o.config, "config", "", "Path of a KubeSchedulerConfiguration.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", true, "Work only while holding the lease of the leader.")
@@ -115,7 +118,7 @@ func (o *options) merge(cfg *configv1.KubeSchedulerConfiguration, changed func(f
 func (o *options) run(ctx context.Context, changed func(flag string) bool, flags zpages.Flags) error {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	log := o.format.New(os.Stderr, level)
 	logs.Own(log)
 	file, err := loadConfig(o.config)
 	if err != nil {
