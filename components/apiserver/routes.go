@@ -215,7 +215,6 @@ func (s *Server) serveVersion(w http.ResponseWriter, req *http.Request) {
 	case strings.TrimSuffix(req.URL.Path, "/") != "/version":
 		s.rest.Error(w, req, rest.NoRoute())
 	case req.Method != http.MethodGet:
-		w.Header().Set("Allow", http.MethodGet)
 		s.rest.Error(w, req, rest.NoMethod())
 	default:
 		writeJSON(w, version.Served())

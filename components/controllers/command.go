@@ -91,7 +91,7 @@ var concurrency = []struct {
 	{"concurrent-ttl-after-finished-syncs", "ttl-after-finished-controller", 5},
 	{"concurrent-horizontal-pod-autoscaler-syncs", "horizontal-pod-autoscaler-controller", 5},
 	{"concurrent-resourceclaim-syncs", "resourceclaim-controller", 10},
-	{"concurrent-device-taint-eviction-syncs", "device-taint-eviction-controller", 10},
+	{"concurrent-device-taint-eviction-syncs", "device-taint-eviction-controller", 8},
 	{"concurrent-disruption-syncs", "disruption-controller", 5},
 }
 

@@ -22,6 +22,7 @@ import (
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/logformat"
 	"hyperkube/internal/logs"
 	"hyperkube/internal/zpages"
 )
@@ -41,6 +42,7 @@ type options struct {
 	mode                           string
 	cleanup, initOnly              bool
 	verbosity                      int
+	format                         logformat.Format
 }
 
 // NewCommand is `kube-proxy`.
@@ -93,6 +95,7 @@ func NewCommand() *cobra.Command {
 	f.BoolVar(&c.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Let the kernel follow connections whose packets are out of their window.")
 	f.DurationVar(&c.Conntrack.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "How long it remembers UDP packets without an answer; 0 leaves that as it is.")
 	f.DurationVar(&c.Conntrack.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "How long it remembers those with answers; 0 leaves that as it is.")
+	o.format.Flag(f)
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Log level: above 3 shows what is for debugging.")
 	accepted.Add(f, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Client(), unused)...)
 	return cmd
@@ -165,7 +168,7 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) (err error) {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
 	cfg := Config{Flags: flags, Configuration: func() any { return o.config }, Level: level}
-	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	cfg.Log = o.format.New(os.Stderr, level)
 	logs.Own(cfg.Log)
 	if err := apply(o.config, &cfg); err != nil {
 		return err

@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/internal/encryption"
+	"hyperkube/internal/logformat"
 	"hyperkube/internal/logs"
 	"hyperkube/internal/rawconn"
 	"hyperkube/internal/tokens"
@@ -57,6 +58,7 @@ type options struct {
 	admissionConfig            string
 	encryptionConfig           string
 	encryptionReload           bool
+	format                     logformat.Format
 	kubeletCert, kubeletKey    string
 	kubeletCA                  string
 	kubeletAddressTypes        []string
@@ -128,6 +130,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.kubeletAddressTypes, "kubelet-preferred-address-types", []string{"Hostname", "InternalDNS", "InternalIP", "ExternalDNS", "ExternalIP"}, "Types of node addresses, the preferred first.")
 	f.DurationVar(&o.eventTTL, "event-ttl", time.Hour, "How long events are kept.")
 	f.BoolVar(&o.profiling, "profiling", true, "Serve /debug/pprof.")
+	o.format.Flag(f)
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Log level: above 3 shows what is for debugging.")
 	f.StringVar(&o.proxyCert, "proxy-client-cert-file", "", "Client certificate for aggregated servers.")
 	f.StringVar(&o.proxyKey, "proxy-client-key-file", "", "Key of the client certificate for aggregated servers.")
@@ -139,7 +142,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	log := o.format.New(os.Stderr, level)
 	logs.Own(log)
 	// Requests that are under way when it is time to end are still decrypted.
 	lasting, end := context.WithCancel(context.WithoutCancel(ctx))

@@ -85,7 +85,7 @@ func TestFlags(t *testing.T) {
 			t.Errorf("%s is taken", wrong)
 		}
 	}
-	for _, wrong := range []string{"--watch-cache=false", "--egress-selector-config-file=x", "--tracing-config-file=x", "--logging-format=json"} {
+	for _, wrong := range []string{"--watch-cache=false", "--egress-selector-config-file=x", "--tracing-config-file=x", "--logging-format=xml"} {
 		if err := NewCommand().Flags().Parse([]string{wrong}); err == nil {
 			t.Errorf("%s is taken", wrong)
 		}

@@ -90,9 +90,8 @@ func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 // ServeHTTP answers a request for discovery.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
-	// A group tells its versions whatever is asked of it.
-	if group := len(parts) == 2 && parts[0] == "apis"; !group && req.Method != http.MethodGet && req.Method != http.MethodHead {
-		w.Header().Set("Allow", http.MethodGet)
+	// Groups are told of whatever is asked of them.
+	if groups := len(parts) <= 2 && parts[0] == "apis"; !groups && req.Method != http.MethodGet && req.Method != http.MethodHead {
 		h.cfg.Sender.Error(w, req, rest.NoMethod())
 		return
 	}
@@ -142,9 +141,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 		http.Error(w, "404 page not found", http.StatusNotFound)
 		return
-	}
-	if root {
-		w.Header().Add("Vary", "Accept")
 	}
 	if err := h.cfg.Sender.SendObject(w, req, format, http.StatusOK, obj); err != nil {
 		h.cfg.Sender.Error(w, req, err)
@@ -216,6 +212,9 @@ func (h *Handler) build(all []*registry.Resource) *documents {
 		list := &metav1.APIResourceList{
 			TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
 			GroupVersion: gv.String(),
+		}
+		if gv.Group == "" {
+			list.APIVersion = "" // as it began
 		}
 		version := apidiscoveryv2.APIVersionDiscovery{Version: gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
 		for _, res := range all {
