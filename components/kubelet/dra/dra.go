@@ -120,6 +120,9 @@ func (m *Manager) Prepare(ctx context.Context, pod *v1.Pod) error {
 		return err
 	}
 	defer m.vacate(uids)
+	if err := m.present(claims); err != nil {
+		return err
+	}
 	asked, err := m.note(pod.UID, claims)
 	if err != nil {
 		return err
@@ -171,6 +174,27 @@ func (m *Manager) allocated(ctx context.Context, pod *v1.Pod) ([]*resourcev1.Res
 		}
 	}
 	return out, nil
+}
+
+// present tells whether the drivers are there that are to prepare claims. What no
+// driver was asked for need not be taken back, so that a pod that waits for a
+// driver can end without it.
+func (m *Manager) present(claims []*resourcev1.ResourceClaim) error {
+	for _, claim := range claims {
+		m.mu.Lock()
+		c := m.claims[claim.UID]
+		done := c != nil && c.prepared
+		m.mu.Unlock()
+		if done {
+			continue
+		}
+		for i := range claim.Status.Allocation.Devices.Results {
+			if _, err := m.client(claim.Status.Allocation.Devices.Results[i].Driver); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // note writes down, before any driver is asked, that a pod uses claims. It returns

@@ -154,6 +154,10 @@ func TestShared(t *testing.T) {
 	if err := m.Prepare(ctx, p); err == nil || !strings.Contains(err.Error(), "DRA driver gpu.example.com is not registered") {
 		t.Fatalf("without a driver: %v", err)
 	}
+	// What no driver was asked for needs none to be taken back.
+	if err := m.Release(ctx, p.UID); err != nil || len(m.claims) != 0 {
+		t.Fatalf("released without a driver: %v, %v", err, m.claims)
+	}
 	if err := m.Register(ctx, plugin); err != nil {
 		t.Fatal(err)
 	}

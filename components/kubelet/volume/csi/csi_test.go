@@ -349,6 +349,30 @@ func TestAttach(t *testing.T) {
 	}
 }
 
+// TestAttachNoMore: a volume that was waited for may be detached once its driver
+// says that there is nothing to attach.
+func TestAttachNoMore(t *testing.T) {
+	f := newFixture(t)
+	set := func(attach bool) {
+		f.object.Spec.AttachRequired = &attach
+		if _, err := f.kube.StorageV1().CSIDrivers().Update(t.Context(), f.object, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	f.plugin.cfg.InUse = cancel
+	if _, err := f.set().SetUp(ctx, pod("a"), claimed()); err == nil || len(f.plugin.VolumesInUse()) != 1 {
+		t.Fatalf("not attached: %v, in use %v", err, f.plugin.VolumesInUse())
+	}
+	set(false)
+	f.up("a")
+	if n := f.plugin.VolumesInUse(); len(n) != 0 {
+		t.Errorf("in use: %v", n)
+	}
+	f.down("a")
+}
+
 func TestInline(t *testing.T) {
 	f := newFixture(t, stages)
 	yes := true

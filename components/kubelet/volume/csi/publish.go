@@ -148,6 +148,10 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 			return volume.Result{}, j.failure("WaitForAttach", err)
 		}
 	}
+	if !attached && !made && !j.inline {
+		// It may have been waited for before its driver said that it is not.
+		p.leave(j.dir)
+	}
 	d, err := p.driver(ctx, j.k.driver, wait)
 	if err != nil {
 		step, what := "MountDevice", "attacher.MountDevice failed to create newCsiDriverClient: "
