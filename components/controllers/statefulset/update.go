@@ -10,10 +10,12 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/client-go/util/retry"
 
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/internal/revision"
@@ -279,22 +281,35 @@ func (u *update) replica(ctx context.Context, i int) (wait bool, err error) {
 	if isItself(set, p, ordinal) && u.claimsSettled(set, p) {
 		return false, nil
 	}
-	next := p.DeepCopy()
-	identify(next, ordinal)
-	if !hasClaims(set, next, ordinal) {
-		attach(set, next, ordinal)
-		if err := u.ensureClaims(ctx, set, next, ordinal); err != nil {
-			u.record(set, p, "update", err)
-			return true, err
-		}
-	}
-	if err := u.settleClaims(ctx, set, next); err != nil {
-		u.record(set, p, "update", err)
-		return true, err
-	}
-	_, err = u.env.Kube.CoreV1().Pods(p.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	err = u.amend(ctx, p, ordinal)
 	u.record(set, p, "update", err)
 	return err != nil, err
+}
+
+// amend gives a pod what tells it from the others, and its claims.
+func (u *update) amend(ctx context.Context, p *corev1.Pod, ordinal int) error {
+	set, next := u.set, p.DeepCopy()
+	pods := u.env.Kube.CoreV1().Pods(p.Namespace)
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		identify(next, ordinal)
+		if !hasClaims(set, next, ordinal) {
+			attach(set, next, ordinal)
+			if err := u.ensureClaims(ctx, set, next, ordinal); err != nil {
+				return err
+			}
+		}
+		if err := u.settleClaims(ctx, set, next); err != nil {
+			return err
+		}
+		_, err := pods.Update(ctx, next, metav1.UpdateOptions{})
+		if apierrors.IsConflict(err) {
+			// It changed meanwhile, as new pods do often.
+			if now, getErr := pods.Get(ctx, p.Name, metav1.GetOptions{}); getErr == nil && now.UID == p.UID {
+				next = now
+			}
+		}
+		return err
+	})
 }
 
 // condemn ends a pod beyond the wanted number; it tells whether the next have
