@@ -107,7 +107,7 @@ func TestErrors(t *testing.T) {
 		{"not JSON", "POST", cms, `{`, []string{jsn}, 400, "the object provided is unrecognized (must be of type ConfigMap)"},
 		{"with version", "POST", cms, `{"metadata":{"name":"x","resourceVersion":"5"}}`, []string{jsn}, 500, "resourceVersion should not be set on objects to be created"},
 		{"media type", "POST", cms, `x`, []string{"Content-Type: text/plain"}, 415, "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml, application/vnd.kubernetes.protobuf"},
-		{"accept", "GET", cms, ``, []string{"Accept: text/html"}, 406, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf"},
+		{"accept", "GET", cms, ``, []string{"Accept: text/html"}, 406, "406: Not Acceptable"},
 		{"strict", "POST", cms + "?fieldValidation=Strict", `{"metadata":{"name":"x"},"foo":1}`, []string{jsn}, 400, `strict decoding error: unknown field \"foo\"`},
 		{"strict twice", "POST", cms + "?fieldValidation=Strict", `{"metadata":{"name":"x"},"data":{"a":"1","a":"2"}}`, []string{jsn}, 400, `duplicate field`},
 		{"field validation", "POST", cms + "?fieldValidation=Maybe", `{"metadata":{"name":"x"}}`, []string{jsn}, 422, "fieldValidation"},

@@ -117,8 +117,12 @@ func (i *Issuer) Request(ctx context.Context, namespace, name string, req *authe
 	if err != nil {
 		return nil, err
 	}
+	if req.UID != "" && req.UID != sa.UID {
+		return nil, apierrors.NewConflict(schema.GroupResource{Group: kind.Group, Resource: kind.Kind}, name,
+			fmt.Errorf("the UID in the token request (%s) does not match the UID of the service account (%s)", req.UID, sa.UID))
+	}
 	out := req.DeepCopy()
-	out.Name, out.Namespace = sa.Name, sa.Namespace
+	out.Name, out.Namespace, out.UID = sa.Name, sa.Namespace, sa.UID
 	out.Status = authenticationv1.TokenRequestStatus{}
 	if len(out.Spec.Audiences) == 0 {
 		out.Spec.Audiences = slices.Clone(i.cfg.Audiences)

@@ -73,7 +73,7 @@ type Pods interface {
 type Authorizer struct {
 	cfg Config
 	// chain is asked in order. It is replaced when the file changes.
-	chain atomic.Pointer[[]authorizer.UnconditionalAuthorizer]
+	chain atomic.Pointer[[]link]
 	// What is on, wherever it is in the chain; else nil.
 	rbac *RBAC
 	node *nodeAuthorizer
@@ -156,6 +156,12 @@ func (a *Authorizer) prepare(mode string) error {
 	return err
 }
 
+// link is one authorizer of the chain, by its name in the configuration.
+type link struct {
+	authorizer.UnconditionalAuthorizer
+	name string
+}
+
 // always decides the same about everything.
 type always struct {
 	decision authorizer.Decision
@@ -207,7 +213,7 @@ func (a *Authorizer) Authorize(ctx context.Context, attrs authorizer.Attributes)
 			errs = append(errs, err)
 		}
 		if reason != "" {
-			reasons = append(reasons, reason)
+			reasons = append(reasons, next.name+": "+reason)
 		}
 	}
 	return authorizer.DecisionNoOpinion, strings.Join(reasons, "\n"), utilerrors.NewAggregate(errs)
@@ -226,16 +232,12 @@ func (a *Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAw
 // RulesFor lists what u may do in a namespace, for SelfSubjectRulesReview. The
 // list is incomplete (true) where a mode cannot list.
 func (a *Authorizer) RulesFor(ctx context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
-	if IsSuperuser(u) {
-		res, urls := allRules()
-		return res, urls, false, nil
-	}
 	var res []authorizer.ResourceRuleInfo
 	var urls []authorizer.NonResourceRuleInfo
 	incomplete := false
 	var errs []error
 	for _, next := range *a.chain.Load() {
-		resolver, ok := next.(authorizer.RuleResolver)
+		resolver, ok := next.UnconditionalAuthorizer.(authorizer.RuleResolver)
 		if !ok {
 			continue
 		}

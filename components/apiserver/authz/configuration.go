@@ -89,38 +89,39 @@ func parse(data []byte, compiler authorizationcel.Compiler) (*apiserver.Authoriz
 
 // build makes the chain of cfg. Modes that look at informers or files must
 // have been on from the start.
-func (a *Authorizer) build(cfg *apiserver.AuthorizationConfiguration) ([]authorizer.UnconditionalAuthorizer, error) {
-	var chain []authorizer.UnconditionalAuthorizer
+func (a *Authorizer) build(cfg *apiserver.AuthorizationConfiguration) ([]link, error) {
+	var chain []link
 	absent := func(mode string) error {
 		return fmt.Errorf("authorizer type %s is not allowed if it was not enabled at initial server startup", mode)
 	}
 	for _, c := range cfg.Authorizers {
+		add := func(a authorizer.UnconditionalAuthorizer) { chain = append(chain, link{a, c.Name}) }
 		switch mode := string(c.Type); mode {
 		case ModeAlwaysAllow:
-			chain = append(chain, always{decision: authorizer.DecisionAllow})
+			add(always{decision: authorizer.DecisionAllow})
 		case ModeAlwaysDeny:
-			chain = append(chain, always{decision: authorizer.DecisionNoOpinion, reason: "Everything is forbidden."})
+			add(always{decision: authorizer.DecisionNoOpinion, reason: "Everything is forbidden."})
 		case ModeNode:
 			if a.node == nil {
 				return nil, absent(mode)
 			}
-			chain = append(chain, a.node)
+			add(a.node)
 		case ModeRBAC:
 			if a.rbac == nil {
 				return nil, absent(mode)
 			}
-			chain = append(chain, a.rbac)
+			add(a.rbac)
 		case ModeABAC:
 			if a.abac == nil {
 				return nil, absent(mode)
 			}
-			chain = append(chain, a.abac)
+			add(a.abac)
 		case ModeWebhook:
 			w, err := a.webhook(c.Name, c.Webhook)
 			if err != nil {
 				return nil, err
 			}
-			chain = append(chain, w)
+			add(w)
 		default:
 			return nil, fmt.Errorf("%q is not a valid authorization mode", mode)
 		}
@@ -193,7 +194,7 @@ func (a *Authorizer) followFile(ctx context.Context) error {
 		}
 		a.read = data
 		cfg, err := parse(data, a.compiler())
-		var chain []authorizer.UnconditionalAuthorizer
+		var chain []link
 		if err == nil {
 			chain, err = a.build(cfg)
 		}

@@ -148,7 +148,7 @@ func TestRBAC(t *testing.T) {
 		{attrs(robot, "get", "other", "", "secrets", "s"), false, ""},
 		{attrs(robot, "get", "", "", "secrets", "s"), false, ""},
 		{attrs(bob, "get", "ns", "", "pods", "s"), true, ""},
-		{attrs(bob, "get", "other", "", "pods", "s"), false, `RBAC: clusterrole.rbac.authorization.k8s.io "absent" not found`},
+		{attrs(bob, "get", "other", "", "pods", "s"), false, `rbac: RBAC: clusterrole.rbac.authorization.k8s.io "absent" not found`},
 		{attrs(zeus, "approve", "", "x.example.org", "things/sub", "s"), true, ""},
 		{url(zeus, "post", "/anything"), true, ""},
 		{url(nobody, "get", "/livez"), true, ""},

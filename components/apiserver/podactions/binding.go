@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -63,14 +64,14 @@ func bind(ctx context.Context, call registry.ActionCall) (runtime.Object, error)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a Binding object: %#v", call.Object))
 	}
-	if b.Name == "" {
-		b.Name = call.Name
+	if call.Name == "" {
+		return nil, unnamed(b)
 	}
 	if b.Name != call.Name {
 		return nil, apierrors.NewBadRequest("name in URL does not match name in Binding object")
 	}
 	if errs := validateBinding(b); len(errs) > 0 {
-		return nil, apierrors.NewInvalid(bindingKind.GroupKind(), b.Name, errs)
+		return nil, errs.ToAggregate() // with a code of 500, as upstream
 	}
 	if err := call.Validate(ctx, b); err != nil {
 		return nil, err
@@ -91,13 +92,27 @@ func bind(ctx context.Context, call registry.ActionCall) (runtime.Object, error)
 	return &metav1.Status{Status: metav1.StatusSuccess}, nil
 }
 
+// unnamed is the error of a binding that names no pod.
+func unnamed(b *corev1.Binding) error {
+	if errs := validateBinding(b); len(errs) > 0 {
+		return errs.ToAggregate()
+	}
+	return apierrors.NewBadRequest("Name parameter required.")
+}
+
 func validateBinding(b *corev1.Binding) field.ErrorList {
 	var errs field.ErrorList
 	if kind := b.Target.Kind; kind != "" && kind != "Node" {
 		errs = append(errs, field.NotSupported(field.NewPath("target", "kind"), kind, []string{"Node", "<empty>"}))
 	}
-	if b.Target.Name == "" {
-		errs = append(errs, field.Required(field.NewPath("target", "name"), ""))
+	name := field.NewPath("target", "name")
+	switch {
+	case b.Target.Name == "":
+		errs = append(errs, field.Required(name, ""))
+	case b.Target.Kind == "" || b.Target.Kind == "Node":
+		for _, msg := range validation.NameIsDNSSubdomain(b.Target.Name, false) {
+			errs = append(errs, field.Invalid(name, b.Target.Name, msg))
+		}
 	}
 	return errs
 }

@@ -49,9 +49,6 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a Eviction object: %T", call.Object))
 	}
-	if eviction.Name == "" {
-		eviction.Name = call.Name
-	}
 	if eviction.Name != call.Name {
 		return nil, apierrors.NewBadRequest("name in URL does not match name in Eviction object")
 	}
@@ -59,9 +56,8 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 	if opts == nil {
 		opts = &metav1.DeleteOptions{}
 	}
-	if len(opts.DryRun) > 0 && !call.DryRun {
-		return nil, apierrors.NewBadRequest("Non-dry-run eviction may not carry dry-run DeleteOptions")
-	}
+	// Either of the two asks for it.
+	call.DryRun = call.DryRun || len(opts.DryRun) > 0
 	if call.DryRun {
 		opts.DryRun = []string{metav1.DryRunAll}
 	}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -50,7 +51,8 @@ func (c *call) action(a *registry.Action) error {
 		}
 		switch {
 		case meta.GetNamespace() == c.namespace:
-		case meta.GetNamespace() == "":
+		case meta.GetNamespace() == "" || c.namespace == "":
+			// What is of no namespace loses the one that it was sent with.
 			meta.SetNamespace(c.namespace)
 		default:
 			return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
@@ -62,7 +64,11 @@ func (c *call) action(a *registry.Action) error {
 	if stored, ok := obj.(api.Object); ok && a.Subresource == "" {
 		c.res.Default(stored)
 		if errs := c.res.Validate(c.ctx, stored); len(errs) > 0 {
-			return apierrors.NewInvalid(a.Kind.GroupKind(), name, errs)
+			kind := a.Kind.GroupKind()
+			if kind.Group == authorizationv1.GroupName {
+				kind.Kind, name = "", "" // upstream looks for it where it is not
+			}
+			return apierrors.NewInvalid(kind, name, errs)
 		}
 	}
 	r := review{operation: admission.Create, kind: a.Kind, obj: obj, name: name, options: opts, dryRun: dryRun(opts.DryRun)}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -118,10 +119,28 @@ func (cfg Config) review(ctx context.Context, u user.Info, res *authorizationv1.
 		Denied:  decision == authorizer.DecisionDeny,
 		Reason:  reason,
 	}
-	if err != nil {
-		status.EvaluationError = err.Error()
-	}
+	status.EvaluationError = evaluationError(err, attrs)
 	return status, nil
+}
+
+// evaluationError says what of a question could not be looked at.
+func evaluationError(err error, attrs authorizer.AttributesRecord) string {
+	var all []string
+	if err != nil {
+		all = append(all, err.Error())
+	}
+	ignored := func(selector string, some bool, err error) {
+		switch {
+		case err == nil:
+		case some:
+			all = append(all, "spec.resourceAttributes."+selector+" partially ignored due to parse error")
+		default:
+			all = append(all, "spec.resourceAttributes."+selector+" ignored due to parse error")
+		}
+	}
+	ignored("fieldSelector", len(attrs.FieldSelectorRequirements) > 0, attrs.FieldSelectorParsingErr)
+	ignored("labelSelector", len(attrs.LabelSelectorRequirements) > 0, attrs.LabelSelectorParsingErr)
+	return strings.Join(all, "; ")
 }
 
 func resourceAttributes(u user.Info, in *authorizationv1.ResourceAttributes) authorizer.AttributesRecord {

@@ -112,6 +112,10 @@ func statefulSet() api.Kind[*appsv1.StatefulSet] {
 
 func defaultStatefulSet(s *appsv1.StatefulSet) {
 	pod.DefaultTemplate(&s.Spec.Template)
+	for i := range s.Spec.VolumeClaimTemplates {
+		// They are stored as the objects that they are templates of.
+		s.Spec.VolumeClaimTemplates[i].TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolumeClaim"}
+	}
 	if s.Spec.PodManagementPolicy == "" {
 		s.Spec.PodManagementPolicy = appsv1.OrderedReadyPodManagement
 	}

@@ -45,11 +45,8 @@ func validateSubjectSpec(spec *authorizationv1.SubjectAccessReviewSpec) field.Er
 }
 
 func validateOneOf(resource *authorizationv1.ResourceAttributes, other *authorizationv1.NonResourceAttributes, path *field.Path) field.ErrorList {
-	switch {
-	case resource != nil && other != nil:
-		return field.ErrorList{field.Invalid(path.Child("nonResourceAttributes"), other, "cannot be specified in combination with resourceAttributes")}
-	case resource == nil && other == nil:
-		return field.ErrorList{field.Invalid(path.Child("resourceAttributes"), other, "exactly one of nonResourceAttributes or resourceAttributes must be specified")}
+	if (resource == nil) == (other == nil) {
+		return field.ErrorList{field.Invalid(path, other, "exactly one of nonResourceAttributes or resourceAttributes must be specified")}
 	}
 	return nil
 }

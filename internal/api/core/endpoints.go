@@ -44,9 +44,6 @@ func endpoints() api.Kind[*corev1.Endpoints] {
 		Validate: func(_ context.Context, ep *corev1.Endpoints) field.ErrorList {
 			return validateEndpoints(ep, nil)
 		},
-		Canonicalize: func(ep *corev1.Endpoints) {
-			ep.Subsets = repackSubsets(ep.Subsets)
-		},
 		Warnings:            endpointsWarnings,
 		AllowCreateOnUpdate: true,
 		Update: api.KindUpdate[*corev1.Endpoints]{

@@ -20,14 +20,17 @@ func podTemplate() api.Kind[*corev1.PodTemplate] {
 	path := field.NewPath("template")
 	check := func(t *corev1.PodTemplate) field.ErrorList { return pod.ValidateTemplate(&t.Template, path) }
 	return api.Kind[*corev1.PodTemplate]{
-		Names:         api.Names{Kind: "PodTemplate", Plural: "podtemplates"},
-		Version:       "v1",
-		Scope:         api.Namespaced,
-		New:           func() *corev1.PodTemplate { return &corev1.PodTemplate{} },
-		NewList:       func() runtime.Object { return &corev1.PodTemplateList{} },
-		Default:       func(t *corev1.PodTemplate) { pod.DefaultTemplate(&t.Template) },
-		PrepareCreate: func(_ context.Context, t *corev1.PodTemplate) { t.Generation = 1 },
-		Validate:      func(_ context.Context, t *corev1.PodTemplate) field.ErrorList { return check(t) },
+		Names:   api.Names{Kind: "PodTemplate", Plural: "podtemplates"},
+		Version: "v1",
+		Scope:   api.Namespaced,
+		New:     func() *corev1.PodTemplate { return &corev1.PodTemplate{} },
+		NewList: func() runtime.Object { return &corev1.PodTemplateList{} },
+		Default: func(t *corev1.PodTemplate) { pod.DefaultTemplate(&t.Template) },
+		PrepareCreate: func(_ context.Context, t *corev1.PodTemplate) {
+			t.Generation = 1
+			pod.DropDisabled(&t.Template.Spec, nil)
+		},
+		Validate: func(_ context.Context, t *corev1.PodTemplate) field.ErrorList { return check(t) },
 		Warnings: func(_ context.Context, t, old *corev1.PodTemplate) []string {
 			if old != nil && t.Generation == old.Generation {
 				return nil
@@ -37,6 +40,7 @@ func podTemplate() api.Kind[*corev1.PodTemplate] {
 		Update: api.KindUpdate[*corev1.PodTemplate]{
 			Prepare: func(_ context.Context, t, old *corev1.PodTemplate) {
 				t.Generation = old.Generation
+				pod.DropDisabled(&t.Template.Spec, &old.Template.Spec)
 				if !apiequality.Semantic.DeepEqual(t.Template, old.Template) {
 					t.Generation++
 				}

@@ -38,6 +38,9 @@ func replicationController() api.Kind[*corev1.ReplicationController] {
 		PrepareCreate: func(_ context.Context, rc *corev1.ReplicationController) {
 			rc.Status = corev1.ReplicationControllerStatus{}
 			rc.Generation = 1
+			if rc.Spec.Template != nil {
+				pod.DropDisabled(&rc.Spec.Template.Spec, nil)
+			}
 		},
 		Validate: func(_ context.Context, rc *corev1.ReplicationController) field.ErrorList {
 			return validateReplicationController(rc)
@@ -47,6 +50,13 @@ func replicationController() api.Kind[*corev1.ReplicationController] {
 			Prepare: func(_ context.Context, rc, old *corev1.ReplicationController) {
 				old.Status.DeepCopyInto(&rc.Status)
 				rc.Generation = old.Generation
+				if rc.Spec.Template != nil {
+					var before *corev1.PodSpec
+					if old.Spec.Template != nil {
+						before = &old.Spec.Template.Spec
+					}
+					pod.DropDisabled(&rc.Spec.Template.Spec, before)
+				}
 				if !apiequality.Semantic.DeepEqual(rc.Spec, old.Spec) {
 					rc.Generation++
 				}

@@ -357,7 +357,7 @@ func TestBeforeDelete(t *testing.T) {
 		p := fresh(t, func(p *corev1.Pod) { p.Spec.NodeName = "n" })
 		test.edit(p)
 		opts := &metav1.DeleteOptions{GracePeriodSeconds: test.grace}
-		if graceful := beforeDelete(p, opts); graceful != (test.want > 0) || *opts.GracePeriodSeconds != test.want {
+		if graceful := beforeDelete(p, opts); !graceful || *opts.GracePeriodSeconds != test.want {
 			t.Errorf("%s: %v, %d", name, graceful, *opts.GracePeriodSeconds)
 		}
 	}

@@ -32,6 +32,7 @@ func validateStatus(p, old *corev1.Pod) field.ErrorList {
 	e.Add(apivalidation.ValidateImmutableField(p.Status.QOSClass, old.Status.QOSClass, path.Child("qosClass")))
 	checkTransitionsOf(e, p, old, path)
 	checkClaimStatuses(e, p, path.Child("resourceClaimStatuses"))
+	checkExtendedClaim(e, p, path.Child("extendedResourceClaimStatus"))
 	checkPodIPs(e, p, old, path.Child("podIPs"))
 	checkHostIPs(e, p, old, path.Child("hostIPs"))
 	for _, group := range []struct {
@@ -241,4 +242,47 @@ func checkAllocated(e *validate.Errors, s *corev1.ContainerStatus, containers []
 			}
 		}
 	}
+}
+
+// checkExtendedClaim checks which requests of a claim stand for extended
+// resources of which containers (KEP-5004).
+func checkExtendedClaim(e *validate.Errors, p *corev1.Pod, path *field.Path) {
+	s := p.Status.ExtendedResourceClaimStatus
+	if s == nil {
+		return
+	}
+	requests := map[string]corev1.ResourceList{}
+	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+		for i := range list {
+			requests[list[i].Name] = list[i].Resources.Requests
+		}
+	}
+	mappings := path.Child("requestMappings")
+	if len(s.RequestMappings) == 0 {
+		e.Add(field.ErrorList{field.Required(mappings, "at least one request mapping is required")})
+	}
+	seen := map[corev1.ContainerExtendedResourceRequest]bool{}
+	for i, m := range s.RequestMappings {
+		at := mappings.Index(i)
+		asked, ok := requests[m.ContainerName]
+		if !ok {
+			e.Invalid(at.Child("containerName"), m.ContainerName, "must match the name of an entry in spec.initContainers.name or spec.containers.name")
+		} else if _, ok := asked[corev1.ResourceName(m.ResourceName)]; !ok {
+			e.Invalid(at.Child("resourceName"), m.ResourceName, "must match the extended resource name of an entry in spec.initContainers.resources.requests or spec.containers.resources.requests")
+		}
+		e.InvalidAll(path.Child("requestName"), m.RequestName, validation.IsDNS1123Label(m.RequestName))
+		if seen[m] {
+			e.Add(field.ErrorList{
+				field.Duplicate(at.Child("containerName"), m.ContainerName),
+				field.Duplicate(at.Child("resourceName"), m.ResourceName),
+				field.Duplicate(at.Child("requestName"), m.RequestName),
+			})
+		}
+		seen[m] = true
+	}
+	if s.ResourceClaimName == "" {
+		e.Add(field.ErrorList{field.Required(path.Child("resourceClaimName"), "")})
+		return
+	}
+	e.InvalidAll(path.Child("resourceClaimName"), s.ResourceClaimName, apivalidation.NameIsDNSSubdomain(s.ResourceClaimName, false))
 }
