@@ -177,7 +177,9 @@ func (s *streamer) Attach(ctx context.Context, id string, in io.Reader, out, err
 		}
 	case <-ctx.Done():
 	case <-r.quit:
-	case <-after(in != nil && out == nil && errs == nil, inputOver):
+	case <-after(in != nil && (out == nil && errs == nil || !tty && !config.GetStdinOnce()), inputOver):
+		// Who has no more to say to a container that goes on listening leaves it,
+		// as with `kubectl run --stdin --leave-stdin-open`.
 	}
 	return nil
 }

@@ -138,6 +138,25 @@ func TestStreams(t *testing.T) {
 			t.Errorf("logged %q", got)
 		}
 	})
+	t.Run("attach and leave", func(t *testing.T) {
+		on := n.startContainer(pod, shell("on", "while read a; do echo got $a; done; echo end", func(c *runtimeapi.ContainerConfig) { c.Stdin = true }))
+		for _, word := range []string{"one", "two"} {
+			resp, err := n.Attach(ctx, &runtimeapi.AttachRequest{ContainerId: on, Stdin: true, Stdout: true, Stderr: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			// It ends though the container goes on.
+			if err := stream(t, resp.Url, remotecommand.StreamOptions{Stdin: strings.NewReader(word + "\n"), Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+				t.Error(err)
+			}
+		}
+		const want = "got one\ngot two\n"
+		for end := time.Now().Add(time.Minute); n.logText(on) != want; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("logged %q, want %q", n.logText(on), want)
+			}
+		}
+	})
 	t.Run("attach to a terminal", func(t *testing.T) {
 		tty := n.startContainer(pod, shell("tty", "read a; echo got $a", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true }))
 		resp, err := n.Attach(ctx, &runtimeapi.AttachRequest{ContainerId: tty, Stdin: true, Stdout: true, Tty: true})
