@@ -95,7 +95,7 @@ func TestErrors(t *testing.T) {
 		want                     string
 	}{
 		{"not found", "GET", cms + "/b", "", nil, 404, `configmaps \"b\" not found`},
-		{"unknown resource", "GET", "/api/v1/nothings", "", nil, 404, "404 page not found"},
+		{"unknown resource", "GET", "/api/v1/nothings", "", nil, 404, "the server could not find the requested resource"},
 		{"unknown group", "GET", "/apis/none.io/v1/nothings", "", nil, 404, "404 page not found"},
 		{"exists", "POST", cms, `{"metadata":{"name":"a"}}`, []string{jsn}, 409, `configmaps \"a\" already exists`},
 		{"wrong namespace", "POST", cms, `{"metadata":{"name":"x","namespace":"other"}}`, []string{jsn}, 400, "the namespace of the provided object does not match the namespace sent on the request"},
