@@ -112,6 +112,9 @@ func New(cfg Config) (*Authenticator, error) {
 		if a.clientCA, err = LoadCABundle(cfg.ClientCAFile); err != nil {
 			return nil, err
 		}
+		if a.proxyCA != nil && len(cfg.FrontProxy.AllowedNames) == 0 && overlap(a.clientCA.PEM(), a.proxyCA.PEM()) {
+			return nil, errOverlap
+		}
 		a.bundles = append(a.bundles, a.clientCA)
 		a.requests = append(a.requests, clientCert{newVerifier(a.clientCA)})
 	}

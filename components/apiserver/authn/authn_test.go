@@ -325,3 +325,25 @@ func BenchmarkClientCertificate(b *testing.B) {
 		}
 	}
 }
+
+// TestOverlap: authorities of clients must not be those of any front proxy.
+func TestOverlap(t *testing.T) {
+	set, err := pki.Ensure(t.TempDir(), pki.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		proxies string
+		names   []string
+		ok      bool
+	}{
+		{set.CA.CertFile, nil, false},
+		{set.CA.CertFile, []string{"proxy"}, true},
+		{set.FrontProxyCA.CertFile, nil, true},
+	} {
+		_, err := New(Config{ClientCAFile: set.CA.CertFile, FrontProxyCAFile: tc.proxies, FrontProxy: FrontProxy{AllowedNames: tc.names}, Log: slog.New(slog.DiscardHandler)})
+		if (err == nil) != tc.ok || err != nil && !errors.Is(err, errOverlap) {
+			t.Errorf("%s %v: %v", tc.proxies, tc.names, err)
+		}
+	}
+}

@@ -1,12 +1,15 @@
 package authn
 
 import (
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
+	certutil "k8s.io/client-go/util/cert"
 )
 
 // FrontProxy says which proxies may tell who a request is from.
@@ -44,6 +47,22 @@ func (f FrontProxy) Defaulted() FrontProxy {
 	f.GroupHeaders = or(f.GroupHeaders, "X-Remote-Group")
 	f.ExtraHeaderPrefixes = or(f.ExtraHeaderPrefixes, "X-Remote-Extra-")
 	return f
+}
+
+// errOverlap: whoever has a certificate could say to be anybody.
+var errOverlap = errors.New("--requestheader-client-ca-file and --client-ca-file contain overlapping certificates; --requestheader-allowed-names must be specified to ensure regular client certificates cannot set authenticating proxy headers for arbitrary users")
+
+// overlap tells whether two bundles in PEM have a certificate in common.
+func overlap(a, b []byte) bool {
+	one, err := certutil.ParseCertsPEM(a)
+	if err != nil {
+		return false
+	}
+	other, err := certutil.ParseCertsPEM(b)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(one, func(c *x509.Certificate) bool { return slices.ContainsFunc(other, c.Equal) })
 }
 
 func newFrontProxy(cfg FrontProxy) (*frontProxy, error) {

@@ -51,6 +51,7 @@ func (o *moreOptions) flags(f *pflag.FlagSet) {
 
 // notHere are upstream's flags for what is always so or does not exist.
 var notHere = []accepted.Flag{
+	{Name: "admission-control", Why: "plugins are chosen by --enable-admission-plugins and --disable-admission-plugins", Only: []string{""}},
 	{Name: "watch-cache", Why: "everything is served from the watch cache", Only: []string{"true"}, Bool: true},
 	{Name: "default-watch-cache-size", Why: "the watch cache sizes itself"},
 	{Name: "watch-cache-sizes", Why: "the watch cache sizes itself"},
