@@ -150,8 +150,9 @@ func (c *Controller) replenish(e quotav1.Evaluator) cache.ResourceEventHandler {
 			}
 			before, err1 := e.Usage(old)
 			after, err2 := e.Usage(cur)
-			if err1 != nil || err2 != nil || !quotav1.Equals(before, after) {
-				for _, q := range quotas {
+			changed := err1 != nil || err2 != nil || !quotav1.Equals(before, after)
+			for _, q := range quotas {
+				if changed || moved(e, q, old, cur) {
 					c.AddObject(q)
 				}
 			}
@@ -171,6 +172,14 @@ func (c *Controller) replenish(e quotav1.Evaluator) cache.ResourceEventHandler {
 			}
 		},
 	}
+}
+
+// moved tells whether an object has come into the scopes of a quota or left them,
+// as a pod does that gets a deadline.
+func moved(e quotav1.Evaluator, q *corev1.ResourceQuota, old, cur runtime.Object) bool {
+	was, err1 := e.Matches(q, old)
+	is, err2 := e.Matches(q, cur)
+	return err1 != nil || err2 != nil || was != is
 }
 
 // limits are the quotas of a namespace that limit what e measures.

@@ -123,7 +123,8 @@ func things(t *testing.T, names ...string) *metadatafake.FakeMetadataClient {
 // TestReplenish tells which events are a reason to count.
 func TestReplenish(t *testing.T) {
 	p := controltest.Pod("ns", "a", nil, corev1.PodRunning)
-	ended, labelled := p.DeepCopy(), p.DeepCopy()
+	ended, labelled, limited := p.DeepCopy(), p.DeepCopy(), p.DeepCopy()
+	limited.Spec.ActiveDeadlineSeconds = new(int64)
 	ended.Status.Phase = corev1.PodFailed
 	labelled.Labels = map[string]string{"a": "b"}
 	elsewhere := p.DeepCopy()
@@ -132,15 +133,18 @@ func TestReplenish(t *testing.T) {
 		name, hard string
 		old, cur   *corev1.Pod // without cur, old was deleted
 		want       int
+		scopes     []corev1.ResourceQuotaScope
 	}{
-		{"deleted", "pods=1", p, nil, 1},
-		{"deleted elsewhere", "pods=1", elsewhere, nil, 0},
-		{"deleted, but not limited", "secrets=1", p, nil, 0},
-		{"ended", "pods=1", p, ended, 1},
-		{"labelled", "pods=1", p, labelled, 0},
+		{"in another scope", "pods=1", p, limited, 1, []corev1.ResourceQuotaScope{corev1.ResourceQuotaScopeNotTerminating}},
+		{"with a deadline, whatever the scope", "pods=1", p, limited, 0, nil},
+		{"deleted", "pods=1", p, nil, 1, nil},
+		{"deleted elsewhere", "pods=1", elsewhere, nil, 0, nil},
+		{"deleted, but not limited", "secrets=1", p, nil, 0, nil},
+		{"ended", "pods=1", p, ended, 1, nil},
+		{"labelled", "pods=1", p, labelled, 0, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			f := controltest.New(t, quotaOf(t, tc.hard, ""))
+			f := controltest.New(t, quotaOf(t, tc.hard, "pods=0", tc.scopes...))
 			c, err := New(f.Env, Config{})
 			if err != nil {
 				t.Fatal(err)
