@@ -62,13 +62,17 @@ func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, e
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		{core.PersistentVolumeClaims().Informer(), handler(func(pvc *corev1.PersistentVolumeClaim, _ bool) {
+		{core.PersistentVolumeClaims().Informer(), handler(func(pvc *corev1.PersistentVolumeClaim, gone bool) {
 			v.changed.ring()
-			in.put(message{claim: pvc.Namespace + "/" + pvc.Name})
+			if !gone {
+				in.put(message{claim: pvc.Namespace + "/" + pvc.Name})
+			}
 		})},
-		{core.PersistentVolumes().Informer(), handler(func(*corev1.PersistentVolume, bool) {
+		{core.PersistentVolumes().Informer(), handler(func(_ *corev1.PersistentVolume, gone bool) {
 			v.changed.ring()
-			in.put(message{event: framework.VolumeChanged})
+			if !gone {
+				in.put(message{event: framework.VolumeChanged})
+			}
 		})},
 		{store.StorageClasses().Informer(), event(framework.ClassChanged)},
 		{store.CSIDrivers().Informer(), event(framework.CSIDriverChanged)},
