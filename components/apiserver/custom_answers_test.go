@@ -1,0 +1,67 @@
+package apiserver
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/dynamic"
+)
+
+// TestCustomAnswers holds what clients of custom resources see against what
+// kube-apiserver v1.37 answers.
+func TestCustomAnswers(t *testing.T) {
+	s := startServer(t, Config{})
+	d, err := dynamic.NewForConfig(admin(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	(&custom{t, d, ctx}).define(foos, "Established=True")
+	a := newAPI(t, s)
+	const v1, v2 = "/apis/example.com/v1/namespaces/default/foos", "/apis/example.com/v2/namespaces/default/foos"
+	const head = `{"apiVersion":"example.com/v1","kind":"Foo","metadata":{"name":"a"`
+	for _, tc := range []struct {
+		name, method, path, body string
+		header                   []string
+		code                     int
+		want                     []string
+	}{
+		{"none", "GET", v1, "", nil, 200, []string{`"metadata":{"resourceVersion":`, `"continue":""`, `"items":[]`}},
+		{"no metadata", "GET", v1, "", []string{"Accept: application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}, 200, []string{`"items":null`}},
+		{"create", "POST", v1, head + `,"finalizers":["a.b/c"]},"spec":{}}`, nil, 201, []string{`"replicas":1`}},
+		{"items", "GET", v1, "", nil, 200, []string{`"items":[{"kind":"Foo","apiVersion":"example.com/v1",`}},
+		{"stored defaults", "POST", v2 + "?dryRun=All", `{"apiVersion":"example.com/v2","kind":"Foo","metadata":{"name":"b"},"spec":{"none":1}}`, nil, 201, []string{`"replicas":1`}},
+		{"kind", "POST", v1, `{"apiVersion":"example.com/v1","kind":"Bar","metadata":{"name":"b"}}`, nil, 422, []string{`Bar.example.com \"b\" is invalid: kind: Invalid value: \"Bar\": must be Foo`}},
+		{"patched kind", "PATCH", v1 + "/a", `{"kind":"Bar"}`, []string{mrg}, 422, []string{`Bar.example.com \"a\" is invalid: kind: Invalid value: \"Bar\": must be Foo`}},
+		{"no kind", "POST", v1, `{"apiVersion":"example.com/v1"}`, nil, 400, []string{"the object provided is unrecognized (must be of type Foo): Object 'Kind' is missing"}},
+		{"no text", "POST", v1, `{"apiVersion":{},"kind":"Foo"}`, nil, 400, []string{"couldn't get version/kind; json parse error"}},
+		{"applied number", "PATCH", v1 + "/n?fieldManager=m", strings.Replace(head, `"a"`, `"n"`, 1) + `},"spec":{"replicas":2.0}}`, []string{ssa}, 201, []string{`"replicas":2`}},
+		{"applied owner", "PATCH", v1 + "/a?fieldManager=m", head + `,"ownerReferences":[{"apiVersion":"v1"}]}}`, []string{ssa}, 422, []string{"metadata.ownerReferences[0].uid: Required value: must not be empty"}},
+		{"labels twice", "PATCH", v1 + "/a", `{"metadata":{"labels":{"A B":"x"}}}`, []string{mrg}, 422, []string{`"field":"metadata.labels"},{"reason":"FieldValueInvalid"`}},
+		{"scale", "PATCH", v1 + "/a/scale", `{"spec":{"replicas":-1}}`, []string{mrg}, 422, []string{`Foo.example.com \"a\" is invalid: .spec.replicas: Invalid value: -1: should be a non-negative integer`}},
+		{"only metadata", "GET", v1, "", []string{"Accept: application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}, 406, []string{"the requested object is a list (*unstructured.UnstructuredList)"}},
+		{"protobuf", "GET", v1 + "/a", "", []string{"Accept: application/cbor"}, 406, []string{"application/json, application/yaml, application/vnd.kubernetes.protobuf"}},
+		{"deleting", "DELETE", v1 + "/a", "", nil, 200, []string{`"deletionTimestamp"`}},
+		{"name of it", "POST", v1, head + `},"spec":{}}`, nil, 409, []string{`object is being deleted: foos.example.com \"a\" already exists`}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			header := tc.header
+			if tc.method == http.MethodPost {
+				header = append(header, jsn)
+			}
+			r := a.do(tc.method, tc.path, tc.body, header...)
+			if r.code != tc.code {
+				t.Errorf("status %d, not %d", r.code, tc.code)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(r.body, want) {
+					t.Errorf("no %s in %s", want, r.body)
+				}
+			}
+		})
+	}
+}
