@@ -44,6 +44,10 @@ func claims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeClai
 			}
 			maps.Copy(c.Labels, set.Spec.Selector.MatchLabels)
 		}
+		if withSet, _ := policy(set); withSet {
+			// At once, so that who provisions it is not in the way of that.
+			c.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, Kind)}
+		}
 		out = append(out, c)
 	}
 	return out
