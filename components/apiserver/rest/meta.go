@@ -30,7 +30,7 @@ func (c *call) checkNamespace(obj api.Object) error {
 	case given == "":
 		obj.SetNamespace(c.namespace)
 	case c.namespace == "":
-		return apierrors.NewBadRequest("namespace specified in object must be empty for cluster-scoped resources")
+		obj.SetNamespace("")
 	default:
 		return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
 	}
