@@ -25,7 +25,6 @@ import (
 	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/leader"
-	"hyperkube/internal/logformat"
 	"hyperkube/internal/logs"
 	"hyperkube/internal/tokens"
 	"hyperkube/internal/zpages"
@@ -52,7 +51,7 @@ type options struct {
 	signing                []*signingFlags
 	signingDuration        time.Duration
 	tokenCleanUp           time.Duration
-	format                 logformat.Format
+	format                 logs.Format
 	autoscaling            horizontalpodautoscaling.Config
 	concurrent             map[string]*int
 	maxPerSlice            int32

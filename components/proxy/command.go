@@ -22,7 +22,6 @@ import (
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
-	"hyperkube/internal/logformat"
 	"hyperkube/internal/logs"
 	"hyperkube/internal/zpages"
 )
@@ -42,7 +41,7 @@ type options struct {
 	mode                           string
 	cleanup, initOnly              bool
 	verbosity                      int
-	format                         logformat.Format
+	format                         logs.Format
 }
 
 // NewCommand is `kube-proxy`.

@@ -23,7 +23,6 @@ import (
 	"hyperkube/internal/debugserver"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/leader"
-	"hyperkube/internal/logformat"
 	"hyperkube/internal/logs"
 	"hyperkube/internal/measure"
 	"hyperkube/internal/zpages"
@@ -31,7 +30,7 @@ import (
 
 // options are the flags of kube-scheduler.
 type options struct {
-	format                                                        logformat.Format
+	format                                                        logs.Format
 	kubeconfig, authenticationKubeconfig, authorizationKubeconfig string
 
 	config                          string

@@ -1,4 +1,5 @@
-// Package logs brings what libraries log by ways of their own into a component's log.
+// Package logs has the format of a component's log, and brings into it what libraries
+// log by ways of their own.
 package logs
 
 import (

@@ -25,7 +25,6 @@ import (
 	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/internal/encryption"
-	"hyperkube/internal/logformat"
 	"hyperkube/internal/logs"
 	"hyperkube/internal/rawconn"
 	"hyperkube/internal/tokens"
@@ -58,7 +57,7 @@ type options struct {
 	admissionConfig            string
 	encryptionConfig           string
 	encryptionReload           bool
-	format                     logformat.Format
+	format                     logs.Format
 	kubeletCert, kubeletKey    string
 	kubeletCA                  string
 	kubeletAddressTypes        []string

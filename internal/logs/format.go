@@ -1,8 +1,4 @@
-// Package logformat is the format of the logs of components, as their flag
-// --logging-format has it.
-//
-// https://kubernetes.io/docs/concepts/cluster-administration/system-logs/
-package logformat
+package logs
 
 import (
 	"fmt"
@@ -12,7 +8,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Format is text, unless it was set to json. It implements pflag.Value.
+// Format is the format of a component's log, as its flag --logging-format has it: text,
+// unless it was set to json. It implements pflag.Value.
+//
+// https://kubernetes.io/docs/concepts/cluster-administration/system-logs/
 type Format struct{ json bool }
 
 // Flag adds --logging-format to f.

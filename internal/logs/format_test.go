@@ -1,4 +1,4 @@
-package logformat
+package logs
 
 import (
 	"encoding/json"
