@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	draapi "k8s.io/kubelet/pkg/apis/dra/v1"
+	drabeta "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 
 	"hyperkube/components/kubelet/pluginwatch"
 )
@@ -140,6 +141,33 @@ func pod(name string, claims ...string) *v1.Pod {
 	}
 	p.Spec.Containers = []v1.Container{c}
 	return p
+}
+
+// TestOldDriver: a driver that knows no more than the version before is spoken to
+// in that.
+func TestOldDriver(t *testing.T) {
+	kube := fake.NewClientset(claim("one", "p"))
+	driver, plugin := serve(t)
+	old := grpc.NewServer()
+	drabeta.RegisterDRAPluginServer(old, drabeta.V1ServerWrapper{DRAPluginServer: driver})
+	plugin.Endpoint, plugin.Versions = filepath.Join(t.TempDir(), "old"), []string{drabeta.DRAPluginService}
+	l, err := net.Listen("unix", plugin.Endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- old.Serve(l) }()
+	t.Cleanup(func() { old.Stop(); <-done })
+	m := manager(t, t.TempDir(), kube)
+	if err := m.Register(t.Context(), plugin); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Prepare(t.Context(), pod("p", "one")); err != nil || !driver.is("uid-one") {
+		t.Fatalf("prepared %v: %v", driver.prepared, err)
+	}
+	if err := m.Release(t.Context(), "p"); err != nil || driver.is("uid-one") {
+		t.Fatalf("released: %v, %v", driver.prepared, err)
+	}
 }
 
 // TestShared: a claim of two pods is prepared once, and taken back with the last,

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	draapi "k8s.io/kubelet/pkg/apis/dra/v1"
+	drabeta "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 
 	"hyperkube/components/kubelet/pluginwatch"
 )
@@ -51,8 +52,9 @@ func (m *Manager) Register(_ context.Context, p pluginwatch.Plugin) error {
 	if p.Name == "" {
 		return errors.New("DRA plugin name is empty")
 	}
-	if !slices.Contains(p.Versions, draapi.DRAPluginService) {
-		return fmt.Errorf("none of the DRA gRPC API versions are supported: %q, need %q", p.Versions, draapi.DRAPluginService)
+	current := slices.Contains(p.Versions, draapi.DRAPluginService)
+	if !current && !slices.Contains(p.Versions, drabeta.DRAPluginService) {
+		return fmt.Errorf("none of the DRA gRPC API versions are supported: %q, need %q or %q", p.Versions, draapi.DRAPluginService, drabeta.DRAPluginService)
 	}
 	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -69,8 +71,12 @@ func (m *Manager) Register(_ context.Context, p pluginwatch.Plugin) error {
 		d.leave.Stop()
 		d.leave = nil
 	}
+	client := draapi.NewDRAPluginClient(conn)
+	if !current {
+		client = drabeta.V1Beta1ClientWrapper{DRAPluginClient: drabeta.NewDRAPluginClient(conn)}
+	}
 	ctx, cancel := context.WithCancel(context.Background())
-	d.sockets = append(d.sockets, socket{p.Socket, conn, draapi.NewDRAPluginClient(conn), cancel})
+	d.sockets = append(d.sockets, socket{p.Socket, conn, client, cancel})
 	m.following.Go(func() { m.followHealth(ctx, p.Name, conn, p.Versions) })
 	return nil
 }

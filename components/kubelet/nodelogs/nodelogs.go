@@ -57,7 +57,7 @@ func Queries(dir string, journal Journal) http.Handler {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		defer root.Close()
+		defer func() { _ = root.Close() }()
 		if err := q.check(root); err != nil {
 			http.Error(w, err.Error(), http.StatusNotAcceptable)
 			return
@@ -124,21 +124,18 @@ func copyFile(ctx context.Context, w io.Writer, root *os.Root, names ...string) 
 			return err
 		}
 		defer f.Close()
-		_, err = io.Copy(w, reader{ctx, f})
+		_, err = io.Copy(w, reader(func(b []byte) (int, error) {
+			if err := ctx.Err(); err != nil {
+				return 0, err
+			}
+			return f.Read(b)
+		}))
 		return err
 	}
 	return fs.ErrNotExist
 }
 
-// reader ends with its context.
-type reader struct {
-	ctx context.Context
-	io.Reader
-}
+// reader is io.Reader by a function.
+type reader func([]byte) (int, error)
 
-func (r reader) Read(b []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.Reader.Read(b)
-}
+func (r reader) Read(b []byte) (int, error) { return r(b) }
