@@ -53,7 +53,8 @@ const (
 	reasonKey   = "authorization.k8s.io/reason"
 )
 
-// decide is allowed for the request itself: the decision goes on the record.
+// decide returns nil when the authorizer agrees, and what to answer when not.
+// The decision goes on the record.
 func (c *Chain) decide(ctx context.Context, a authorizer.Attributes) error {
 	began := time.Now()
 	decision, reason, err := c.cfg.Authorizer.Authorize(ctx, a)
@@ -81,16 +82,4 @@ func outcome(decision authorizer.Decision, err error) metrics.Decision {
 		return metrics.Denied
 	}
 	return metrics.NoOpinion
-}
-
-// allowed returns nil when the authorizer agrees, and what to answer when not.
-func (c *Chain) allowed(ctx context.Context, a authorizer.Attributes) error {
-	decision, reason, err := c.cfg.Authorizer.Authorize(ctx, a)
-	if decision == authorizer.DecisionAllow {
-		return nil
-	}
-	if err != nil {
-		return apierrors.NewInternalError(err)
-	}
-	return rest.Forbidden(a, reason)
 }

@@ -86,7 +86,7 @@ func (k *Keeper) keep(ctx context.Context) error {
 			return err
 		}
 		// Until it may be created again, nothing else counts.
-		for end := k.cfg.Now().Add(wait); wait > 0; wait = end.Sub(k.cfg.Now()) {
+		for wait > 0 {
 			select {
 			case <-time.After(wait):
 			case <-ctx.Done():
