@@ -239,7 +239,7 @@ func TestCreate(t *testing.T) {
 			`type: Invalid value: "": has invalid value: `,
 		}},
 		{"access review", `{apiVersion: authorization.k8s.io/v1, kind: SubjectAccessReview, spec: {}}`, []string{
-			"spec.resourceAttributes: Invalid value: null: exactly one of nonResourceAttributes or resourceAttributes must be specified",
+			"spec: Invalid value: null: exactly one of nonResourceAttributes or resourceAttributes must be specified",
 			`spec.user: Invalid value: "": at least one of user or group must be specified`,
 		}},
 		{"local review", `{apiVersion: authorization.k8s.io/v1, kind: LocalSubjectAccessReview, metadata: {namespace: a}, spec: {user: u, resourceAttributes: {namespace: b}}}`, []string{
