@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,8 +16,9 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	endpointfilters "k8s.io/apiserver/pkg/endpoints/filters"
-	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"hyperkube/components/apiserver/rest"
 )
 
 // claimWriters lets only those change the status of ResourceClaims who may change
@@ -53,11 +55,15 @@ func (c *claimWriters) Validate(ctx context.Context, a admission.Attributes, _ a
 	if !binds && len(drivers) == 0 {
 		return nil
 	}
-	request, err := endpointfilters.GetAuthorizerAttributes(ctx)
-	if err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("cannot build authorizer attributes: %w", err))
+	info, ok := apirequest.RequestInfoFrom(ctx)
+	if !ok {
+		return apierrors.NewInternalError(errors.New("cannot build authorizer attributes: no RequestInfo found in the context"))
 	}
-	verb := request.GetVerb()
+	verb := info.Verb
+	request := &authorizer.AttributesRecord{
+		User: a.GetUserInfo(), Verb: verb, Namespace: info.Namespace, APIGroup: info.APIGroup, APIVersion: info.APIVersion,
+		Resource: info.Resource, Subresource: info.Subresource, Name: info.Name, ResourceRequest: true, Path: info.Path,
+	}
 	var errs field.ErrorList
 	if binds {
 		if err := c.ask(ctx, claimAttributes{request, verb, resourcev1.SubresourceBinding, "", ""}); err != nil {
@@ -107,7 +113,7 @@ func (c *claimWriters) ask(ctx context.Context, a authorizer.Attributes) error {
 	case err != nil:
 		reason = err.Error()
 	}
-	return responsewriters.ForbiddenStatusError(a, reason)
+	return rest.Forbidden(a, reason)
 }
 
 // claimAttributes ask for another verb and subresource than the request's.

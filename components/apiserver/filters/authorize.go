@@ -18,6 +18,11 @@ import (
 
 // authorize asks whether u may do what a request wants.
 func (c *Chain) authorize(ctx context.Context, info *apirequest.RequestInfo, u user.Info) error {
+	return c.decide(ctx, attributesOf(info, u))
+}
+
+// attributesOf are what authorizers are told of a request.
+func attributesOf(info *apirequest.RequestInfo, u user.Info) *authorizer.AttributesRecord {
 	a := &authorizer.AttributesRecord{
 		User:            u,
 		Verb:            info.Verb,
@@ -44,7 +49,7 @@ func (c *Chain) authorize(ctx context.Context, info *apirequest.RequestInfo, u u
 			a.LabelSelectorRequirements = rs
 		}
 	}
-	return c.decide(ctx, a)
+	return a
 }
 
 // The audit annotations of what was decided about a request.

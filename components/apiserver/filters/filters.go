@@ -15,7 +15,6 @@ import (
 	"net/url"
 	"runtime/debug"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -75,9 +74,7 @@ type Chain struct {
 	// authenticated is the rest of the chain once the user is known, limited
 	// what is behind the limiter.
 	authenticated, limited http.Handler
-	// impersonation is made when somebody is first impersonated.
-	impersonation func() http.Handler
-	shares        shares
+	shares                 shares
 }
 
 // New makes a chain in front of next.
@@ -94,7 +91,6 @@ func New(cfg Config, next http.Handler) (*Chain, error) {
 	c := &Chain{cfg: cfg, next: next}
 	c.authenticated = http.HandlerFunc(c.serveUser)
 	c.limited = http.HandlerFunc(c.serveLimited)
-	c.impersonation = sync.OnceValue(c.newImpersonation)
 	return c, nil
 }
 
@@ -209,7 +205,7 @@ func (c *Chain) refuse(w http.ResponseWriter, req *http.Request, start time.Time
 // serveUser goes on once the sender is known.
 func (c *Chain) serveUser(w http.ResponseWriter, req *http.Request) {
 	if impersonates(req.Header) {
-		c.impersonation().ServeHTTP(w, req)
+		c.serveAs(w, req)
 		return
 	}
 	c.serveKnown(w, req)
