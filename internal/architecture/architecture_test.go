@@ -51,16 +51,6 @@ var keptOut = []struct{ name, reason string }{
 	{"k8s.io/apiextensions-apiserver/pkg/registry/", "storage is internal/store"},
 }
 
-// tolerated are packages of those kept out that come along with what is worth it:
-// constrained impersonation, whose rules are the library's, with the helpers and
-// the interfaces that it names. None of them is a filter of the chain or a storage.
-var tolerated = map[string]bool{
-	"k8s.io/apiserver/pkg/endpoints/filters/impersonation":         true,
-	"k8s.io/apiserver/pkg/endpoints/filters/impersonation/metrics": true,
-	"k8s.io/apiserver/pkg/endpoints/filters":                       true,
-	"k8s.io/apiserver/pkg/registry/rest":                           true,
-}
-
 // pkg is what go list tells of a package.
 type pkg struct {
 	ImportPath   string
@@ -102,7 +92,7 @@ func TestDependencies(t *testing.T) {
 	for _, p := range list(t, "0", "-deps", ".") {
 		found++
 		for _, out := range keptOut {
-			if matches(p.ImportPath, out.name) && !tolerated[p.ImportPath] {
+			if matches(p.ImportPath, out.name) {
 				t.Errorf("the main program depends on %s: %s", p.ImportPath, out.reason)
 			}
 		}
