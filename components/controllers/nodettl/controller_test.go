@@ -33,7 +33,7 @@ func TestAnnotation(t *testing.T) {
 	for _, tc := range []struct {
 		is     string
 		writes string
-	}{{"", "[patch nodes n]"}, {"x", "[patch nodes]"}, {"15", "[patch nodes]"}, {"0", "[]"}} {
+	}{{"", "[patch nodes n]"}, {"x", "[patch nodes n]"}, {"15", "[patch nodes n]"}, {"0", "[]"}} {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 		if tc.is != "" {
 			n.Annotations = map[string]string{corev1.ObjectTTLAnnotationKey: tc.is}
