@@ -191,12 +191,25 @@ func (r *run) hugePages(more int) (restore func(), err error) {
 	if err := r.write(); err != nil {
 		return nil, err
 	}
-	// Memory in one piece is made where there is none, as far as can be.
-	_ = os.WriteFile("/proc/sys/vm/compact_memory", []byte("1"), 0)
-	if err := os.WriteFile(hugePagesFile, []byte(strconv.Itoa(had+more)), 0); err != nil {
-		return nil, err
+	restore = func() { _ = os.WriteFile(hugePagesFile, before, 0) }
+	want := strconv.Itoa(had + more)
+	for range 20 {
+		// Memory in one piece is made where there is none, as far as can be.
+		_ = os.WriteFile("/proc/sys/vm/compact_memory", []byte("1"), 0)
+		if err := os.WriteFile(hugePagesFile, []byte(want), 0); err != nil {
+			return nil, err
+		}
+		got, err := os.ReadFile(hugePagesFile)
+		if err != nil {
+			return nil, err
+		}
+		if strings.TrimSpace(string(got)) == want {
+			return restore, nil
+		}
+		time.Sleep(time.Second) // nothing tells when there is memory in one piece
 	}
-	return func() { _ = os.WriteFile(hugePagesFile, before, 0) }, nil
+	restore()
+	return nil, fmt.Errorf("the kernel has no %d huge pages to give", more)
 }
 
 // takeBack ends the processes of a run that was killed, and undoes its changes to the

@@ -83,17 +83,49 @@ func (c *Cluster) AddLearner(ctx context.Context, name, peerURL string) (initial
 // addLearner waits while others are entering: there is one learner at a time.
 func (c *Cluster) addLearner(ctx context.Context, peerURL string) ([]*etcdserverpb.Member, error) {
 	for {
-		added, err := c.client.MemberAddAsLearner(ctx, []string{peerURL})
-		if err == nil {
-			return added.Members, nil
+		var members []*etcdserverpb.Member
+		err := answered(ctx, func(ctx context.Context) error {
+			added, err := c.client.MemberAddAsLearner(ctx, []string{peerURL})
+			if err == nil {
+				members = added.Members
+			}
+			return err
+		})
+		if errors.Is(err, rpctypes.ErrPeerURLExist) { // a try did it that was not answered
+			var list *clientv3.MemberListResponse
+			if list, err = c.client.MemberList(ctx); err == nil {
+				members = list.Members
+			}
 		}
-		if !errors.Is(err, rpctypes.ErrTooManyLearners) && !errors.Is(err, rpctypes.ErrUnhealthy) {
+		if err == nil {
+			return members, nil
+		}
+		if !errors.Is(err, rpctypes.ErrTooManyLearners) && !errors.Is(err, rpctypes.ErrUnhealthy) && !errors.Is(err, errUnanswered) {
 			return nil, fmt.Errorf("entering etcd: %w", err)
 		}
 		if !sleep(ctx, pace) {
 			return nil, fmt.Errorf("entering etcd: %w", errors.Join(err, ctx.Err()))
 		}
 	}
+}
+
+// answerWithin is how long a change of members may take, which is some
+// milliseconds where there is a majority.
+const answerWithin = 3 * time.Second
+
+var errUnanswered = errors.New("etcd did not answer")
+
+// answered calls change with little time. Of two changes of members at once raft
+// drops one, and etcd never answers whoever asked for that: it is to be tried
+// again. The error is errUnanswered then.
+func answered(ctx context.Context, change func(context.Context) error) error {
+	short, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	err := change(short)
+	if err != nil && short.Err() != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w: %w", errUnanswered, err)
+	}
+	return err
 }
 
 // Promote gives the member at peerURL its vote, as soon as it has what the
@@ -111,7 +143,10 @@ func (c *Cluster) Promote(ctx context.Context, peerURL string) error {
 		return nil
 	}
 	for {
-		_, err := c.client.MemberPromote(ctx, m.ID)
+		err := answered(ctx, func(ctx context.Context) error {
+			_, err := c.client.MemberPromote(ctx, m.ID)
+			return err
+		})
 		if err == nil || errors.Is(err, rpctypes.ErrMemberNotLearner) {
 			return nil
 		}
