@@ -16,6 +16,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -246,29 +247,65 @@ func (m *master) etcdCluster(ctx context.Context) (*members.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	urls, err := etcdURLs(ctx, kube)
+	urls, err := etcdURLs(ctx, kube, true)
 	if err != nil {
 		return nil, err
 	}
 	return members.Dial(urls, etcdDialer(m.pkiDir()), slog.Default())
 }
 
+// The static pods of etcd, and what tells where each one's clients reach it, as
+// kubeadm has them.
+const (
+	etcdPods          = "component=etcd,tier=control-plane"
+	etcdURLAnnotation = "kubeadm.kubernetes.io/etcd.advertise-client-urls"
+)
+
 // etcdURLs are where clients reach the members that the pods of masters name.
-func etcdURLs(ctx context.Context, kube kubernetes.Interface) ([]string, error) {
-	pods, err := kube.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "component=etcd,tier=control-plane"})
+// A master may have joined before its pods are shown: wait gives them a little time.
+func etcdURLs(ctx context.Context, kube kubernetes.Interface, wait bool) ([]string, error) {
+	pods, err := kube.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: etcdPods})
 	if err != nil {
 		return nil, fmt.Errorf("looking for the members of etcd: %w", err)
 	}
 	var urls []string
 	for i := range pods.Items {
-		if url := pods.Items[i].Annotations["kubeadm.kubernetes.io/etcd.advertise-client-urls"]; url != "" {
+		if url := pods.Items[i].Annotations[etcdURLAnnotation]; url != "" {
 			urls = append(urls, url)
+		}
+	}
+	if len(urls) == 0 && wait {
+		if urls, err = firstEtcdURL(ctx, kube, pods.ResourceVersion); err != nil {
+			return nil, err
 		}
 	}
 	if len(urls) == 0 {
 		return nil, errors.New("no pod of the cluster says where etcd is: only clusters whose masters run etcd can have further ones")
 	}
 	return urls, nil
+}
+
+// etcdPodWithin is how long the first master's kubelet has to show the pod of
+// etcd: it can run before the API has heard of it.
+const etcdPodWithin = 10 // seconds
+
+// firstEtcdURL waits a little for a pod that names a member, and returns nothing if
+// there is none.
+func firstEtcdURL(ctx context.Context, kube kubernetes.Interface, after string) ([]string, error) {
+	limit := int64(etcdPodWithin)
+	w, err := kube.CoreV1().Pods(metav1.NamespaceSystem).Watch(ctx, metav1.ListOptions{
+		LabelSelector: etcdPods, ResourceVersion: after, TimeoutSeconds: &limit,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("waiting for a member of etcd: %w", err)
+	}
+	defer w.Stop()
+	for event := range w.ResultChan() {
+		if pod, ok := event.Object.(*corev1.Pod); ok && pod.Annotations[etcdURLAnnotation] != "" {
+			return []string{pod.Annotations[etcdURLAnnotation]}, nil
+		}
+	}
+	return nil, ctx.Err()
 }
 
 func etcdDialer(pkiDir string) members.Dialer {

@@ -113,7 +113,7 @@ func etcdURLsByAPI(ctx context.Context, kubeconfig string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return etcdURLs(ctx, kube)
+	return etcdURLs(ctx, kube, false)
 }
 
 // etcdOf reads from the manifest of a static pod where its etcd is reached, by
