@@ -66,7 +66,7 @@ func (c *claimWriters) Validate(ctx context.Context, a admission.Attributes, _ a
 	}
 	var errs field.ErrorList
 	if binds {
-		if err := c.ask(ctx, claimAttributes{request, verb, resourcev1.SubresourceBinding, "", ""}); err != nil {
+		if err := rest.Allowed(ctx, c.may, claimAttributes{request, verb, resourcev1.SubresourceBinding, "", ""}); err != nil {
 			errs = append(errs, field.Forbidden(field.NewPath("status", "allocation"),
 				fmt.Sprintf(`changing status.allocation or status.reservedFor requires resource="resourceclaims/binding", verb="%s" permission: %s`, verb, err)))
 		}
@@ -92,7 +92,7 @@ func (c *claimWriters) Validate(ctx context.Context, a admission.Attributes, _ a
 func (c *claimWriters) askFor(ctx context.Context, request authorizer.Attributes, verbs []string, driver string) error {
 	var first error
 	for _, verb := range verbs {
-		err := c.ask(ctx, claimAttributes{request, verb, resourcev1.SubresourceDriver, request.GetNamespace(), driver})
+		err := rest.Allowed(ctx, c.may, claimAttributes{request, verb, resourcev1.SubresourceDriver, request.GetNamespace(), driver})
 		if err == nil {
 			return nil
 		}
@@ -101,19 +101,6 @@ func (c *claimWriters) askFor(ctx context.Context, request authorizer.Attributes
 		}
 	}
 	return first
-}
-
-func (c *claimWriters) ask(ctx context.Context, a authorizer.Attributes) error {
-	decision, reason, err := c.may.Authorize(ctx, a)
-	switch {
-	case decision == authorizer.DecisionAllow:
-		return nil
-	case err != nil && reason != "":
-		reason = fmt.Sprintf("%v: %s", err, reason)
-	case err != nil:
-		reason = err.Error()
-	}
-	return rest.Forbidden(a, reason)
 }
 
 // claimAttributes ask for another verb and subresource than the request's.

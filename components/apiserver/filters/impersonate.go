@@ -172,14 +172,14 @@ func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.Att
 	if m.name != "" {
 		on := *request
 		on.User, on.Verb = sender, "impersonate-on:"+m.name+":"+request.Verb
-		if err := c.allowed(ctx, &on); err != nil {
+		if err := rest.Allowed(ctx, c.cfg.Authorizer, &on); err != nil {
 			return nil, err
 		}
 		verb, names.APIGroup = m.verb(), authenticationv1.GroupName
 	}
 	ask := func(a authorizer.AttributesRecord) error {
 		a.User, a.Verb, a.ResourceRequest = sender, verb, true
-		return c.allowed(ctx, &a)
+		return rest.Allowed(ctx, c.cfg.Authorizer, &a)
 	}
 	out := *wanted
 	who := names
@@ -266,18 +266,4 @@ func strict(wanted *user.DefaultInfo) error {
 		}
 	}
 	return nil
-}
-
-// allowed returns nil when the authorizer agrees, and what to answer when not.
-func (c *Chain) allowed(ctx context.Context, a authorizer.Attributes) error {
-	decision, reason, err := c.cfg.Authorizer.Authorize(ctx, a)
-	switch {
-	case decision == authorizer.DecisionAllow:
-		return nil
-	case err != nil && reason != "":
-		reason = fmt.Sprintf("%v: %s", err, reason)
-	case err != nil:
-		reason = err.Error()
-	}
-	return rest.Forbidden(a, reason)
 }

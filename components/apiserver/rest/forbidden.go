@@ -1,12 +1,29 @@
 package rest
 
 import (
+	"context"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
+
+// Allowed asks whether a request that another one implies may be made. It returns nil
+// when the authorizer agrees, and what to answer when not, with what went wrong
+// on the way.
+func Allowed(ctx context.Context, by authorizer.UnconditionalAuthorizer, a authorizer.Attributes) error {
+	decision, reason, err := by.Authorize(ctx, a)
+	switch {
+	case decision == authorizer.DecisionAllow:
+		return nil
+	case err != nil && reason != "":
+		reason = fmt.Sprintf("%v: %s", err, reason)
+	case err != nil:
+		reason = err.Error()
+	}
+	return Forbidden(a, reason)
+}
 
 // Forbidden is the answer to what authorization does not allow.
 func Forbidden(a authorizer.Attributes, reason string) error {
