@@ -231,9 +231,14 @@ providers:
 // its own limit, and who was there before goes on.
 func (n *aloneNode) bounded() {
 	n.t.Helper()
-	n.apply(`apiVersion: v1
+	for name, does := range map[string]string{
+		"bomb": `command: [sh, -c, "for i in $(seq 300); do sleep 1000 & done; echo all of them"]`,
+		"hog": `command: [tail, /dev/zero]
+    resources: {limits: {memory: 32Mi}}`,
+	} {
+		n.apply(`apiVersion: v1
 kind: Pod
-metadata: {name: bomb}
+metadata: {name: ` + name + `}
 spec:
   restartPolicy: Never
   serviceAccountName: team
@@ -242,22 +247,9 @@ spec:
   - name: c
     image: ` + n.registry + `/team/busybox:1
     imagePullPolicy: IfNotPresent
-    command: [sh, -c, "for i in $(seq 300); do sleep 1000 & done; echo all of them"]
----
-apiVersion: v1
-kind: Pod
-metadata: {name: hog}
-spec:
-  restartPolicy: Never
-  serviceAccountName: team
-  terminationGracePeriodSeconds: 0
-  containers:
-  - name: c
-    image: ` + n.registry + `/team/busybox:1
-    imagePullPolicy: IfNotPresent
-    command: [tail, /dev/zero]
-    resources: {limits: {memory: 32Mi}}
+    ` + does + `
 `)
+	}
 	n.kubectl("wait", "--timeout=180s", "--for=jsonpath={.status.phase}=Failed", "pod/bomb", "pod/hog")
 	if out := n.kubectl("logs", "bomb"); !strings.Contains(out, "Resource temporarily unavailable") {
 		n.t.Errorf("who starts 300 processes says %q", out)

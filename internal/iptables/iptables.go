@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"iter"
 	"os"
 	"os/exec"
 	"slices"
@@ -83,23 +84,47 @@ func Complete(saved, rules string) bool {
 	return true
 }
 
+// Lines yields what iptables-save prints or iptables-restore reads: the chains
+// declared, as "TABLE CHAIN" with no words, and the rules, with the words that
+// follow "-A CHAIN". The words must not be kept.
+func Lines(text string) iter.Seq2[string, []string] {
+	return func(yield func(chain string, words []string) bool) {
+		table := ""
+		for line := range strings.Lines(text) {
+			words := strings.Fields(line)
+			switch {
+			case len(words) == 0:
+			case words[0][0] == '*':
+				table = words[0][1:] + " "
+			case words[0][0] == ':':
+				if !yield(table+words[0][1:], nil) {
+					return
+				}
+			case words[0] == "-A" && len(words) > 1:
+				if !yield(table+words[1], words[2:]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Target returns where a rule of those words jumps to, empty if nowhere.
+func Target(words []string) string {
+	if i := slices.Index(words, "-j"); i >= 0 && i+1 < len(words) {
+		return words[i+1]
+	}
+	return ""
+}
+
 // countRules returns the number of rules of each declared chain, by "TABLE CHAIN".
 func countRules(text string) map[string]int {
 	count := map[string]int{}
-	table := ""
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
-		switch {
-		case strings.HasPrefix(line, "*"):
-			table = line[1:]
-		case strings.HasPrefix(line, ":"):
-			name, _, _ := strings.Cut(line[1:], " ")
-			count[table+" "+name] += 0
-		case strings.HasPrefix(line, "-A "):
-			name, _, _ := strings.Cut(line[3:], " ")
-			if _, declared := count[table+" "+name]; declared {
-				count[table+" "+name]++
-			}
+	for chain, words := range Lines(text) {
+		if words == nil {
+			count[chain] += 0
+		} else if _, declared := count[chain]; declared {
+			count[chain]++
 		}
 	}
 	return count
@@ -157,17 +182,8 @@ func (j Jump) Insert() string {
 // In tells whether the output of iptables-save has the jump, in whatever order
 // its parts are printed.
 func (j Jump) In(saved string) bool {
-	table := ""
-	for line := range strings.Lines(saved) {
-		line = strings.TrimSpace(line)
-		if strings.HasPrefix(line, "*") {
-			table = line[1:]
-		}
-		if table != j.Table || !strings.HasPrefix(line, "-A "+j.Chain+" ") {
-			continue
-		}
-		words := strings.Fields(line)
-		if i := slices.Index(words, "-j"); i >= 0 && i+1 < len(words) && words[i+1] == j.To {
+	for chain, words := range Lines(saved) {
+		if chain == j.Table+" "+j.Chain && Target(words) == j.To {
 			return true
 		}
 	}

@@ -260,24 +260,12 @@ type saved struct {
 
 func parseSave(text string) saved {
 	have := saved{chains: map[string]bool{}, targets: map[string][]string{}}
-	table := ""
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
-		switch {
-		case strings.HasPrefix(line, "*"):
-			table = line[1:]
-		case strings.HasPrefix(line, ":"):
-			name, _, _ := strings.Cut(line[1:], " ")
-			have.chains[table+" "+name] = true
-		case strings.HasPrefix(line, "-A "):
-			words := strings.Fields(line)
-			target := ""
-			if i := slices.Index(words, "-j"); i >= 0 && i+1 < len(words) {
-				target = words[i+1]
-			}
-			chain := table + " " + words[1]
-			have.targets[chain] = append(have.targets[chain], target)
+	for chain, words := range iptables.Lines(text) {
+		if words == nil {
+			have.chains[chain] = true
+			continue
 		}
+		have.targets[chain] = append(have.targets[chain], iptables.Target(words))
 	}
 	return have
 }

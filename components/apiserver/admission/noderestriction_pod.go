@@ -3,6 +3,8 @@ package admission
 import (
 	"context"
 
+	"hyperkube/internal/podrefs"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -78,17 +80,16 @@ func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.A
 	if pod.Spec.ServiceAccountName != "" {
 		return forbid(a, "node %q can not create pods that reference a service account", node)
 	}
-	found := map[string]bool{}
-	podRefersTo(pod, func(kind, _ string) bool {
+	found := map[podrefs.Kind]bool{}
+	for kind := range podrefs.Of(pod) {
 		found[kind] = true
-		return false
-	})
+	}
 	switch {
-	case found["Secret"]:
+	case found[podrefs.Secret]:
 		return forbid(a, "node %q can not create pods that reference secrets", node)
-	case found["ConfigMap"]:
+	case found[podrefs.ConfigMap]:
 		return forbid(a, "node %q can not create pods that reference configmaps", node)
-	case found["PersistentVolumeClaim"]:
+	case found[podrefs.Claim]:
 		return forbid(a, "node %q can not create pods that reference persistentvolumeclaims", node)
 	case len(pod.Spec.ResourceClaims) > 0:
 		return forbid(a, "node %q can not create pods that reference resourceclaims", node)

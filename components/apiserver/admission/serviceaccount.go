@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"hyperkube/internal/podrefs"
+
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -134,8 +136,10 @@ func validateMirror(a admission.Attributes, pod *corev1.Pod) error {
 	if pod.Spec.ServiceAccountName != "" {
 		return forbid(a, "a mirror pod may not reference service accounts")
 	}
-	if podRefersTo(pod, func(kind, _ string) bool { return kind == "Secret" }) {
-		return forbid(a, "a mirror pod may not reference secrets")
+	for kind := range podrefs.Of(pod) {
+		if kind == podrefs.Secret {
+			return forbid(a, "a mirror pod may not reference secrets")
+		}
 	}
 	for i := range pod.Spec.Volumes {
 		projected := pod.Spec.Volumes[i].Projected

@@ -1,6 +1,8 @@
 package authz
 
 import (
+	"hyperkube/internal/podrefs"
+
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -37,40 +39,15 @@ func podRefs(pod *corev1.Pod) []ref {
 	}
 	spec := &pod.Spec
 	add(refServiceAccount, spec.ServiceAccountName)
-	for i := range spec.ImagePullSecrets {
-		add(refSecret, spec.ImagePullSecrets[i].Name)
-	}
-	env := func(vars []corev1.EnvVar, from []corev1.EnvFromSource) {
-		for i := range vars {
-			if v := vars[i].ValueFrom; v != nil {
-				if v.SecretKeyRef != nil {
-					add(refSecret, v.SecretKeyRef.Name)
-				}
-				if v.ConfigMapKeyRef != nil {
-					add(refConfigMap, v.ConfigMapKeyRef.Name)
-				}
-			}
+	for kind, name := range podrefs.Of(pod) {
+		switch kind {
+		case podrefs.Secret:
+			add(refSecret, name)
+		case podrefs.ConfigMap:
+			add(refConfigMap, name)
+		case podrefs.Claim:
+			add(refClaim, name)
 		}
-		for i := range from {
-			if from[i].SecretRef != nil {
-				add(refSecret, from[i].SecretRef.Name)
-			}
-			if from[i].ConfigMapRef != nil {
-				add(refConfigMap, from[i].ConfigMapRef.Name)
-			}
-		}
-	}
-	for i := range spec.InitContainers {
-		env(spec.InitContainers[i].Env, spec.InitContainers[i].EnvFrom)
-	}
-	for i := range spec.Containers {
-		env(spec.Containers[i].Env, spec.Containers[i].EnvFrom)
-	}
-	for i := range spec.EphemeralContainers {
-		env(spec.EphemeralContainers[i].Env, spec.EphemeralContainers[i].EnvFrom)
-	}
-	for i := range spec.Volumes {
-		volumeRefs(pod, &spec.Volumes[i], add)
 	}
 	for i := range spec.ResourceClaims {
 		if name := spec.ResourceClaims[i].ResourceClaimName; name != nil {
@@ -86,51 +63,6 @@ func podRefs(pod *corev1.Pod) []ref {
 		add(refResourceClaim, ext.ResourceClaimName)
 	}
 	return refs
-}
-
-func volumeRefs(pod *corev1.Pod, v *corev1.Volume, add func(refKind, string)) {
-	local := func(r *corev1.LocalObjectReference) {
-		if r != nil {
-			add(refSecret, r.Name)
-		}
-	}
-	switch {
-	case v.Secret != nil:
-		add(refSecret, v.Secret.SecretName)
-	case v.ConfigMap != nil:
-		add(refConfigMap, v.ConfigMap.Name)
-	case v.Projected != nil:
-		for i := range v.Projected.Sources {
-			if s := v.Projected.Sources[i].Secret; s != nil {
-				add(refSecret, s.Name)
-			}
-			if c := v.Projected.Sources[i].ConfigMap; c != nil {
-				add(refConfigMap, c.Name)
-			}
-		}
-	case v.PersistentVolumeClaim != nil:
-		add(refClaim, v.PersistentVolumeClaim.ClaimName)
-	case v.Ephemeral != nil:
-		add(refClaim, pod.Name+"-"+v.Name)
-	case v.CSI != nil:
-		local(v.CSI.NodePublishSecretRef)
-	case v.AzureFile != nil:
-		add(refSecret, v.AzureFile.SecretName)
-	case v.CephFS != nil:
-		local(v.CephFS.SecretRef)
-	case v.Cinder != nil:
-		local(v.Cinder.SecretRef)
-	case v.FlexVolume != nil:
-		local(v.FlexVolume.SecretRef)
-	case v.RBD != nil:
-		local(v.RBD.SecretRef)
-	case v.ScaleIO != nil:
-		local(v.ScaleIO.SecretRef)
-	case v.ISCSI != nil:
-		local(v.ISCSI.SecretRef)
-	case v.StorageOS != nil:
-		local(v.StorageOS.SecretRef)
-	}
 }
 
 // volumeSecrets lists the Secrets that a persistent volume refers to. Where

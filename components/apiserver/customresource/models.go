@@ -11,9 +11,9 @@ import (
 	openapiv2 "k8s.io/apiextensions-apiserver/pkg/controller/openapi/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
-	"k8s.io/kube-openapi/pkg/schemamutation"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
+	"hyperkube/components/apiserver/openapi/version2"
 	"hyperkube/internal/api"
 )
 
@@ -67,7 +67,7 @@ func (v *kindVersion) models(v3 bool) (*api.Models, error) {
 		return nil, err
 	}
 	if !v3 {
-		object = withoutDefaults(object)
+		object = version2.WithoutDefaults(object)
 	}
 	names := v.of.names
 	out := &api.Models{
@@ -190,20 +190,4 @@ func embedded(s *spec.Schema, p publishing) {
 			s.Required = append(s.Required, name)
 		}
 	}
-}
-
-// withoutDefaults takes away what version 2 of OpenAPI is not told.
-func withoutDefaults(schema *spec.Schema) *spec.Schema {
-	walker := schemamutation.Walker{
-		SchemaCallback: func(s *spec.Schema) *spec.Schema {
-			if s.Default == nil {
-				return s
-			}
-			plain := *s
-			plain.Default = nil
-			return &plain
-		},
-		RefCallback: schemamutation.RefCallbackNoop,
-	}
-	return walker.WalkSchema(schema)
 }

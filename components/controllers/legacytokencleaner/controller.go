@@ -19,6 +19,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podrefs"
 	"hyperkube/internal/tokens"
 )
 
@@ -172,7 +173,11 @@ func (c *Controller) mounted(namespace string) (map[string]bool, error) {
 	}
 	out := map[string]bool{}
 	for _, p := range pods {
-		refer(&p.Spec, func(name string) { out[name] = true })
+		for kind, name := range podrefs.Of(p) {
+			if kind == podrefs.Secret {
+				out[name] = true
+			}
+		}
 	}
 	return out, nil
 }

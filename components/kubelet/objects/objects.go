@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"hyperkube/internal/podrefs"
+
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -350,68 +352,24 @@ func (s *Store) events(ctx context.Context, w watch.Interface, e *entry, name st
 	}
 }
 
-// Of returns what a pod refers to in its volumes, variables and pull secrets.
+// Of returns the ConfigMaps and Secrets that a pod refers to, each once.
 func Of(pod *v1.Pod) []Ref {
 	seen := map[Ref]bool{}
 	var out []Ref
-	add := func(kind Kind, name string) {
-		r := Ref{kind, pod.Namespace, name}
+	for kind, name := range podrefs.Of(pod) {
+		r := Ref{Namespace: pod.Namespace, Name: name}
+		switch kind {
+		case podrefs.ConfigMap:
+			r.Kind = ConfigMap
+		case podrefs.Secret:
+			r.Kind = Secret
+		default:
+			continue
+		}
 		if name != "" && !seen[r] {
 			seen[r] = true
 			out = append(out, r)
 		}
-	}
-	for _, s := range pod.Spec.ImagePullSecrets {
-		add(Secret, s.Name)
-	}
-	for i := range pod.Spec.Volumes {
-		v := &pod.Spec.Volumes[i]
-		switch {
-		case v.ConfigMap != nil:
-			add(ConfigMap, v.ConfigMap.Name)
-		case v.Secret != nil:
-			add(Secret, v.Secret.SecretName)
-		case v.Projected != nil:
-			for j := range v.Projected.Sources {
-				src := &v.Projected.Sources[j]
-				if src.ConfigMap != nil {
-					add(ConfigMap, src.ConfigMap.Name)
-				}
-				if src.Secret != nil {
-					add(Secret, src.Secret.Name)
-				}
-			}
-		}
-	}
-	container := func(c *v1.Container) {
-		for i := range c.EnvFrom {
-			if r := c.EnvFrom[i].ConfigMapRef; r != nil {
-				add(ConfigMap, r.Name)
-			}
-			if r := c.EnvFrom[i].SecretRef; r != nil {
-				add(Secret, r.Name)
-			}
-		}
-		for i := range c.Env {
-			if f := c.Env[i].ValueFrom; f != nil {
-				if f.ConfigMapKeyRef != nil {
-					add(ConfigMap, f.ConfigMapKeyRef.Name)
-				}
-				if f.SecretKeyRef != nil {
-					add(Secret, f.SecretKeyRef.Name)
-				}
-			}
-		}
-	}
-	for i := range pod.Spec.InitContainers {
-		container(&pod.Spec.InitContainers[i])
-	}
-	for i := range pod.Spec.Containers {
-		container(&pod.Spec.Containers[i])
-	}
-	for i := range pod.Spec.EphemeralContainers {
-		c := v1.Container(pod.Spec.EphemeralContainers[i].EphemeralContainerCommon)
-		container(&c)
 	}
 	return out
 }

@@ -66,25 +66,13 @@ const unknown = "?"
 // leftover returns the chains of this package that iptables-save shows.
 func leftover(saved string) map[string]string {
 	found := map[string]string{}
-	table := ""
-	for line := range strings.Lines(saved) {
-		line = strings.TrimSpace(line)
-		if strings.HasPrefix(line, "*") {
-			table = line[1:]
-		}
-		if table != "mangle" {
-			continue
-		}
-		if strings.HasPrefix(line, "-A "+chainPolicy+" ") {
-			found[chainPolicy] = unknown
-		}
-		if !strings.HasPrefix(line, ":") {
-			continue
-		}
-		name, _, _ := strings.Cut(line[1:], " ")
-		if name == chainPolicy {
+	for chain, words := range iptables.Lines(saved) {
+		table, name, _ := strings.Cut(chain, " ")
+		switch {
+		case table != "mangle":
+		case name == chainPolicy && words == nil:
 			found[name] = ""
-		} else if strings.HasPrefix(name, chainPrefix) {
+		case name == chainPolicy || words == nil && strings.HasPrefix(name, chainPrefix):
 			found[name] = unknown
 		}
 	}

@@ -30,10 +30,10 @@ import (
 	apiregistrationv1beta1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1beta1"
 	builderutil "k8s.io/kube-openapi/pkg/builder3/util"
 	"k8s.io/kube-openapi/pkg/common"
-	"k8s.io/kube-openapi/pkg/schemamutation"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"hyperkube/components/apiserver/openapi/generate/definitions"
+	"hyperkube/components/apiserver/openapi/version2"
 )
 
 func main() {
@@ -130,23 +130,7 @@ func finish(version string, d common.OpenAPIDefinition, kinds []any) (json.RawMe
 		// Beside a reference nothing would count there.
 		out = builderutil.WrapRefs(out)
 	} else {
-		out = withoutDefaults(out)
+		out = version2.WithoutDefaults(out)
 	}
 	return out.MarshalJSON()
-}
-
-// withoutDefaults takes away what version 2 has never had.
-func withoutDefaults(schema *spec.Schema) *spec.Schema {
-	walker := schemamutation.Walker{
-		SchemaCallback: func(s *spec.Schema) *spec.Schema {
-			if s.Default == nil {
-				return s
-			}
-			plain := *s
-			plain.Default = nil
-			return &plain
-		},
-		RefCallback: schemamutation.RefCallbackNoop,
-	}
-	return walker.WalkSchema(schema)
 }
