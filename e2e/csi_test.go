@@ -18,10 +18,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -71,8 +74,15 @@ func (s *space) driver() {
 		Name: name, NodeID: "here", Dir: s.TempDir(), Max: 3, Topology: map[string]string{"topology." + name + "/zone": "a"},
 		Can: []csipb.NodeServiceCapability_RPC_Type{csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS, csipb.NodeServiceCapability_RPC_EXPAND_VOLUME},
 	}
+	var small atomic.Bool
+	d.Fail = func(method, volume string) error {
+		if small.Load() && method == "NodeExpandVolume" {
+			return status.Error(codes.OutOfRange, "too small")
+		}
+		return nil
+	}
 	socket := filepath.Join("/var/lib/kubelet/plugins_registry", name+"-reg.sock")
-	status, stop, err := d.Serve(socket)
+	registered, stop, err := d.Serve(socket)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -82,7 +92,7 @@ func (s *space) driver() {
 			stop()
 		}
 	})
-	s.registered(status)
+	s.registered(registered)
 	s.apply(`
 apiVersion: storage.k8s.io/v1
 kind: CSIDriver
@@ -130,6 +140,7 @@ spec:
 	if size := s.do("get", "pvc", "v", "-o", "jsonpath={.status.capacity.storage}"); size != "2Mi" {
 		s.Errorf("the claim's size: %s", size)
 	}
+	s.grows(&small)
 	if used := s.do("get", "node", node, "-o", "jsonpath={.status.volumesInUse}"); !strings.Contains(used, name+"^v") || !strings.Contains(used, name+"^b") {
 		s.Errorf("volumes in use: %s", used)
 	}
@@ -152,7 +163,7 @@ spec:
 	for _, c := range d.Calls("v") {
 		calls = append(calls, c.Method)
 	}
-	calls = slices.DeleteFunc(calls, func(m string) bool { return m == "NodeGetVolumeStats" })
+	calls = slices.Compact(slices.DeleteFunc(calls, func(m string) bool { return m == "NodeGetVolumeStats" }))
 	if got := strings.Join(calls, " "); got != "NodeStageVolume NodePublishVolume NodeExpandVolume NodeUnpublishVolume NodeUnstageVolume" {
 		s.Errorf("calls: %s", got)
 	}
@@ -168,6 +179,34 @@ spec:
 		}
 		return nil
 	})
+}
+
+// grows: a volume in use is grown on the node once the resizer, which the test
+// plays, has had its part. The driver cannot at first, and the resizer begins
+// anew.
+func (s *space) grows(small *atomic.Bool) {
+	const state = "jsonpath={.status.allocatedResourceStatuses.storage}"
+	pending := func() {
+		s.do("patch", "pvc", "v", "--subresource=status", "--type=merge", "-p", `{"status":{"allocatedResources":{"storage":"3Mi"},"allocatedResourceStatuses":{"storage":"NodeResizePending"},
+			"conditions":[{"type":"FileSystemResizePending","status":"True"}]}}`)
+	}
+	small.Store(true)
+	pending()
+	s.do("patch", "pv", s.name+"-v", "-p", `{"spec":{"capacity":{"storage":"3Mi"}}}`)
+	s.eventually(time.Minute, func() error {
+		if got := s.do("get", "pvc", "v", "-o", state); got != "NodeResizeInfeasible" {
+			return errors.New("the growth's state: " + got)
+		}
+		return nil
+	})
+	s.contains(s.do("get", "pvc", "v", "-o", "jsonpath={.status.conditions}"), "NodeResizeError", "failed to expand pvc with Expander.NodeExpand failed to expand the volume rpc error: code = OutOfRange desc = too small")
+	s.contains(s.do("get", "events"), "VolumeResizeFailed", "NodeExpandVolume.NodeExpandVolume failed for volume")
+	small.Store(false)
+	pending()
+	s.do("wait", "pvc/v", "--for=jsonpath={.status.capacity.storage}=3Mi", "--timeout=60s")
+	if left := s.do("get", "pvc", "v", "-o", "jsonpath={.status.allocatedResourceStatuses}{.status.conditions}"); left != "" {
+		s.Errorf("left of growing: %s", left)
+	}
 }
 
 func (s *space) registered(status <-chan *registerapi.RegistrationStatus) {

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 )
@@ -91,6 +92,19 @@ func (c *Controller) failVolume(ctx context.Context, pv *corev1.PersistentVolume
 	return nil
 }
 
+// sizeBefore is on volumes that have grown though their file system has not: the
+// claim that had asked for it went in between.
+const sizeBefore = "volume.alpha.kubernetes.io/pre-resize-capacity"
+
+// beforeGrowth returns the size that a claim has of a volume that it is bound to
+// anew; the node grows it to the volume's.
+func beforeGrowth(pv *corev1.PersistentVolume, has resource.Quantity) resource.Quantity {
+	if before, err := resource.ParseQuantity(pv.Annotations[sizeBefore]); err == nil {
+		return before
+	}
+	return has
+}
+
 // claimStatus writes the status of a claim if it is another; pv is its volume,
 // nil when it has none.
 func (c *Controller) claimStatus(ctx context.Context, pvc *corev1.PersistentVolumeClaim, phase corev1.PersistentVolumeClaimPhase, pv *corev1.PersistentVolume) error {
@@ -104,7 +118,7 @@ func (c *Controller) claimStatus(ctx context.Context, pvc *corev1.PersistentVolu
 		// Of a volume that has grown, who grew it tells when the claim has
 		// the new size.
 		if has, ok := pv.Spec.Capacity[corev1.ResourceStorage]; ok && pvc.Status.Phase != corev1.ClaimBound || s.Capacity == nil {
-			s.Capacity = corev1.ResourceList{corev1.ResourceStorage: has}
+			s.Capacity = corev1.ResourceList{corev1.ResourceStorage: beforeGrowth(pv, has)}
 		}
 		if pvc.Status.Phase != corev1.ClaimBound {
 			s.CurrentVolumeAttributesClassName = nil

@@ -272,3 +272,28 @@ func TestRecycle(t *testing.T) {
 		t.Errorf("events %v", e)
 	}
 }
+
+// TestBoundAgain: a claim of a volume that had grown, though its file system had
+// not when the last claim went, has the size of before.
+func TestBoundAgain(t *testing.T) {
+	for before, want := range map[string]string{"": "2Gi", "1Gi": "1Gi", "much": "2Gi"} {
+		f := controltest.New(t, volume("v", "2Gi", func(pv *corev1.PersistentVolume) {
+			if before != "" {
+				metav1.SetMetaDataAnnotation(&pv.ObjectMeta, sizeBefore, before)
+			}
+		}), claim("c", "2Gi"))
+		version(f)
+		c, err := New(f.Env, Config{Image: "image"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		settle(t, f, c)
+		pvc, err := f.Kube.CoreV1().PersistentVolumeClaims("ns").Get(t.Context(), "c", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if size := pvc.Status.Capacity[corev1.ResourceStorage]; size.String() != want {
+			t.Errorf("with %q: %s", before, &size)
+		}
+	}
+}

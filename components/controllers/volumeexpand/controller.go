@@ -38,7 +38,8 @@ func New(env control.Env) (*Controller, error) {
 			c.AddObject(pvc)
 		}
 	}
-	return c, c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(nil, grown, nil))
+	seen := func(pvc *corev1.PersistentVolumeClaim) { c.AddObject(pvc) }
+	return c, c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(seen, grown, nil))
 }
 
 func (c *Controller) sync(_ context.Context, key string) error {
@@ -66,10 +67,6 @@ func (c *Controller) sync(_ context.Context, key string) error {
 	}
 	if pv.Annotations[volumehelpers.AnnDynamicallyProvisioned] == localpath.Provisioner {
 		return nil // the provisioner grows it by itself
-	}
-	if pv.Spec.CSI == nil && pv.Spec.FlexVolume == nil {
-		c.env.Events.Event(pvc, corev1.EventTypeWarning, "ExternalExpanding", "Ignoring the PVC: didn't find a plugin capable of expanding the volume; waiting for an external controller to process this PVC.")
-		return nil
 	}
 	c.env.Events.Event(pvc, corev1.EventTypeNormal, "ExternalExpanding", "waiting for an external controller to expand this PVC")
 	return nil

@@ -58,13 +58,13 @@ func (w *worker) mount(ctx context.Context, pod *v1.Pod, tell bool) error {
 		var step *volume.Failure
 		switch {
 		case errors.As(err, &step):
-			w.tellMount(tell, pod, step.Operation, step.Volume, apiText(step.Err))
+			w.tellMount(tell, pod, step, apiText(step.Err))
 		case errors.Is(err, context.DeadlineExceeded):
 			unattached = append(unattached, name)
 		case volume.ByClaim(&list[i]):
 			unknown, why = append(unknown, name), err
 		default:
-			w.tellMount(tell, pod, "MountVolume.SetUp", name, apiText(err))
+			w.tellMount(tell, pod, &volume.Failure{Operation: "MountVolume.SetUp", Volume: name}, apiText(err))
 		}
 	}
 	w.mu.Lock()
@@ -83,18 +83,13 @@ func (w *worker) mount(ctx context.Context, pod *v1.Pod, tell bool) error {
 	return failed
 }
 
-func (w *worker) tellMount(tell bool, pod *v1.Pod, operation, name, text string) {
+func (w *worker) tellMount(tell bool, pod *v1.Pod, step *volume.Failure, why string) {
 	if !tell {
 		return
 	}
 	reason := "FailedMount"
-	switch {
-	case strings.HasPrefix(operation, "MapVolume."):
+	if strings.HasPrefix(step.Operation, "MapVolume.") {
 		reason = "FailedMapVolume"
-	case strings.HasSuffix(operation, ".WaitForAttach"):
-		reason = "FailedMount"
-	case strings.HasSuffix(operation, ".NodeExpandVolume"):
-		reason = "VolumeResizeFailed"
 	}
-	w.host.event(pod, "", true, reason, fmt.Sprintf("%s failed for volume %q : %s", operation, name, text))
+	w.host.event(pod, "", true, reason, step.Text(why))
 }

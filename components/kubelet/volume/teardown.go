@@ -6,13 +6,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 )
 
 // Failure is an error of one step of making one volume, as events tell of it.
 type Failure struct {
-	// Operation is as upstream's are called, e.g. MountVolume.SetUp.
+	// Operation is as upstream's are called, e.g. MountVolume.SetUp, or says
+	// that and how it failed.
 	Operation string
 	// Volume is the name of the persistent volume or of the pod's.
 	Volume string
@@ -20,7 +22,16 @@ type Failure struct {
 }
 
 func (f *Failure) Error() string {
-	return fmt.Sprintf("%s failed for volume %q : %v", f.Operation, f.Volume, f.Err)
+	return f.Text(f.Err.Error())
+}
+
+// Text is what is said of the failure when why is its cause.
+func (f *Failure) Text(why string) string {
+	what := f.Operation
+	if !strings.Contains(what, " failed") {
+		what += " failed"
+	}
+	return fmt.Sprintf("%s for volume %q : %s", what, f.Volume, why)
 }
 
 func (f *Failure) Unwrap() error { return f.Err }

@@ -496,27 +496,6 @@ func TestBlock(t *testing.T) {
 	}
 }
 
-func TestGrow(t *testing.T) {
-	f := newFixture(t, csipb.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	if r := f.up("a"); r.Refresh.IsZero() {
-		t.Error("nobody looks whether it grows")
-	}
-	f.pv.Spec.Capacity[v1.ResourceStorage] = resource.MustParse("2Mi")
-	f.pvc.Status.Conditions = []v1.PersistentVolumeClaimCondition{{Type: v1.PersistentVolumeClaimFileSystemResizePending, Status: v1.ConditionTrue}}
-	f.up("a")
-	pvc, err := f.kube.CoreV1().PersistentVolumeClaims("ns").Get(t.Context(), "c", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if size := pvc.Status.Capacity[v1.ResourceStorage]; size.String() != "2Mi" || len(pvc.Status.Conditions) != 0 {
-		t.Errorf("status %+v", pvc.Status)
-	}
-	f.down("a")
-	if got := f.methods(); got != "Publish Expand Unpublish" {
-		t.Errorf("calls: %s", got)
-	}
-}
-
 func TestMeasure(t *testing.T) {
 	f := newFixture(t, csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS)
 	r := f.up("a")

@@ -56,10 +56,13 @@ type Plugin struct {
 	// users of volumes that are to be attached, by the pods' own places; the
 	// node's status tells of them.
 	users map[key]map[string]bool
-	// made are the places published to by this process, staged the volumes.
-	made   map[string]bool
+	// made are the places published to by this process, with the volumes that
+	// are there; staged the volumes.
+	made   map[string]key
 	staged map[key]bool
-	locks  map[key]*volumeLock
+	// growths are of volumes in made.
+	growths map[key]growth
+	locks   map[key]*volumeLock
 	// changed is closed, and another made, when the node, the drivers or what is
 	// attached has changed.
 	changed chan struct{}
@@ -76,7 +79,7 @@ type volumeLock struct {
 func New(cfg Config) (*Plugin, error) {
 	p := &Plugin{
 		cfg: cfg, places: places{cfg.Root}, sweep: make(chan struct{}, 1), drivers: map[string]*driver{}, users: map[key]map[string]bool{},
-		made: map[string]bool{}, staged: map[key]bool{}, locks: map[key]*volumeLock{}, changed: make(chan struct{}),
+		made: map[string]key{}, growths: map[key]growth{}, staged: map[key]bool{}, locks: map[key]*volumeLock{}, changed: make(chan struct{}),
 	}
 	uses, err := p.places.uses()
 	if err != nil {

@@ -119,7 +119,7 @@ func (j *job) failure(step string, err error) error {
 
 func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 	p.mu.Lock()
-	made := p.made[j.dir]
+	_, made := p.made[j.dir]
 	p.mu.Unlock()
 	obj, err := p.object(ctx, j.k.driver)
 	if err != nil {
@@ -176,8 +176,6 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 	now := time.Now()
 	if again {
 		result.Refresh = now.Add(republishEvery)
-	} else if j.claim != nil && d.expands() && !j.readOnly {
-		result.Refresh = now.Add(growEvery)
 	}
 	if !made || again {
 		state := data{Spec: j.spec, Handle: j.k.handle, Driver: j.k.driver, Node: p.cfg.NodeName, Mode: string(j.mode()), Block: j.block}
@@ -195,12 +193,18 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 			}
 			return volume.Result{}, err
 		}
-		p.mu.Lock()
-		p.made[j.dir] = true
-		p.mu.Unlock()
 	}
-	if err := p.grow(ctx, d, j); err != nil {
-		return volume.Result{}, j.failure("NodeExpandVolume", err)
+	if err := p.grow(ctx, d, j, !made); err != nil {
+		return volume.Result{}, j.growthFailure(err)
+	}
+	p.mu.Lock()
+	p.made[j.dir] = j.k
+	p.mu.Unlock()
+	if !again && j.claim != nil && d.expands() && !j.readOnly {
+		result.Refresh = now.Add(growEvery)
+		if next := p.growth(j.k).next; !next.IsZero() {
+			result.Refresh = next
+		}
 	}
 	return result, nil
 }

@@ -45,7 +45,7 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 		return fmt.Errorf("UnmountVolume.TearDown failed for volume %q : kubernetes.io/csi: Unmounter.TearDownAt failed: %w", d.Spec, err)
 	}
 	p.mu.Lock()
-	delete(p.made, r.Dir)
+	p.forgetMade(r.Dir, d.key())
 	p.mu.Unlock()
 	if err := removeEmpty(at); err != nil {
 		return fmt.Errorf("UnmountVolume.TearDown failed for volume %q : %w", d.Spec, err)
@@ -62,6 +62,18 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 	}
 	p.leave(r.Dir)
 	return nil
+}
+
+// forgetMade forgets a place, and with the last one what is known of the volume's
+// size. The caller holds mu.
+func (p *Plugin) forgetMade(dir string, k key) {
+	delete(p.made, dir)
+	for _, other := range p.made {
+		if other == k {
+			return
+		}
+	}
+	delete(p.growths, k)
 }
 
 // unstage has the driver unstage a volume that no pod uses but that at leaving,
