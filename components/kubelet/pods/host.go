@@ -29,6 +29,7 @@ import (
 type Cgroups interface {
 	Create(cgroup string, r cgroup.Resources) error
 	Set(cgroup string, r cgroup.Resources) error
+	Stats(cgroup string) (cgroup.Stats, error)
 	Remove(ctx context.Context, cgroup string) error
 }
 

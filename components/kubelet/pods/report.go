@@ -80,6 +80,7 @@ func (w *worker) statusInput(now time.Time) podstate.StatusInput {
 		in.Conditions = append(in.Conditions, w.resize.condition())
 		in.Pending = w.resize.kind == v1.PodResizePending
 	}
+	in.Resources, in.Allocated = w.podLevel()
 	if w.verdict != nil {
 		in.Reason, in.Message, in.Rejected = w.verdict.Reason, w.verdict.Message, w.verdict.Rejected
 		if in.Rejected {

@@ -24,6 +24,7 @@ type resizing struct {
 	id, name string
 	want     *runtimeapi.LinuxContainerResources
 	restart  bool
+	shrinks  bool // it may use less memory from now on
 }
 
 // unlimited makes the two ways to say "no limit" one.
@@ -48,6 +49,8 @@ func (w *worker) unsized() []resizing {
 		if !cpu && !memory {
 			continue
 		}
+		had, gets := unlimited(have.MemoryLimit), unlimited(want.MemoryLimitInBytes)
+		shrinks := gets > 0 && (had == 0 || gets < had)
 		// Zero means "as before" to a runtime.
 		if want.CpuQuota == 0 {
 			want.CpuQuota = -1
@@ -55,7 +58,7 @@ func (w *worker) unsized() []resizing {
 		if want.MemoryLimitInBytes == 0 {
 			want.MemoryLimitInBytes = -1
 		}
-		r := resizing{id: st.ID, name: st.Name, want: want}
+		r := resizing{id: st.ID, name: st.Name, want: want, shrinks: shrinks}
 		for _, p := range c.ResizePolicy {
 			if p.RestartPolicy == v1.RestartContainer && (p.ResourceName == v1.ResourceCPU && cpu || p.ResourceName == v1.ResourceMemory && memory) {
 				r.restart = true
@@ -70,8 +73,9 @@ func (w *worker) unsized() []resizing {
 // returns when it is to be called again. The caller holds mu; there is no
 // operation.
 func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
+	w.findLevel()
 	list := w.unsized()
-	if len(list) == 0 {
+	if len(list) == 0 && !w.offLevel() {
 		if w.resize != nil {
 			if w.resize.kind == v1.PodResizeInProgress {
 				w.host.event(w.pod, "", false, "ResizeCompleted", resizeMessage(w.pod, "completed", w.resize.generation, ""))
@@ -125,6 +129,9 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 			w.op = nil
 			w.tellResize(pod, &state)
 			w.resize = &state
+			if state.kind == v1.PodResizeInProgress && state.reason == "" {
+				w.level = levelOf(pod)
+			}
 			for _, r := range list {
 				w.dirtyIDs[r.id] = true
 			}
@@ -168,6 +175,9 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, begins 
 		return resizeState{kind: v1.PodResizeInProgress, reason: v1.PodReasonError, message: err.Error()}
 	}
 	final := h.podResources(pod)
+	if err := h.room(ctx, pod, final, list); err != nil {
+		return failed(fmt.Errorf("cannot decrease memory limits: %w", err))
+	}
 	if h.Cgroups != nil {
 		open := cgroup.Resources{CPUShares: final.CPUShares, CPUQuota: cgroup.Unlimited, MemoryLimit: cgroup.Unlimited}
 		if err := h.Cgroups.Set(h.cgroupOf(pod), open); err != nil {
@@ -216,16 +226,8 @@ func (m *Manager) claims() []claim {
 			c.priority = *w.pod.Spec.Priority
 		}
 		has := w.pod
-		if r := w.resize; r != nil && r.kind == v1.PodResizePending && len(w.actuated) > 0 {
-			has = w.pod.DeepCopy()
-			for _, list := range [][]v1.Container{has.Spec.InitContainers, has.Spec.Containers} {
-				for i := range list {
-					if old, ok := w.actuated[list[i].Name]; ok {
-						list[i].Resources = old
-					}
-				}
-			}
-			if r.reason == v1.PodReasonDeferred {
+		if r := w.resize; r != nil && r.kind == v1.PodResizePending {
+			if has = w.actual(); has != w.pod && r.reason == v1.PodReasonDeferred {
 				c.wants, c.since = resource.PodRequests(w.pod, resource.PodResourcesOptions{}), r.since
 			}
 		}

@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"maps"
 	"path"
 	"strings"
 
@@ -8,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/resource"
 
+	"hyperkube/components/kubelet/podstate"
 	"hyperkube/internal/cgroup"
 )
 
@@ -86,8 +88,44 @@ func oomScore(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 	if capacity <= 0 {
 		return bestEffort - 1
 	}
-	score := 1000 - 1000*c.Resources.Requests.Memory().Value()/capacity
+	// What the pod asks for beyond its containers is shared among them.
+	var share int64
+	if all := len(pod.Spec.Containers) + len(pod.Spec.InitContainers); all > 0 && resource.IsPodLevelRequestsSet(pod) {
+		if whole := pod.Spec.Resources.Requests.Memory().Value(); whole > 0 {
+			requests := resource.AggregateContainerRequests(pod, resource.PodResourcesOptions{})
+			share = max(whole-requests.Memory().Value(), 0) / int64(all)
+		}
+	}
+	score := 1000 - 1000*(c.Resources.Requests.Memory().Value()+share)/capacity
+	if podstate.IsSidecar(c) && len(pod.Spec.Containers) > 0 {
+		// It is not to go before those that it serves.
+		least := pod.Spec.Containers[0].Resources.Requests.Memory().Value()
+		for i := range pod.Spec.Containers {
+			least = min(least, pod.Spec.Containers[i].Resources.Requests.Memory().Value())
+		}
+		score = min(score, 1000-1000*(least+share)/capacity)
+	}
 	return min(max(score, 1000+guaranteed), bestEffort-1)
+}
+
+// limitsOf are the limits of a container's cgroup: what the container itself does
+// not limit is bounded as the whole pod is.
+//
+// https://kep.k8s.io/2837
+func limitsOf(pod *v1.Pod, c *v1.Container) v1.ResourceList {
+	if !resource.IsPodLevelLimitsSet(pod) {
+		return c.Resources.Limits
+	}
+	out := maps.Clone(c.Resources.Limits)
+	for name, q := range pod.Spec.Resources.Limits {
+		if own := c.Resources.Limits[name]; own.IsZero() && resource.IsSupportedPodLevelResource(name) {
+			if out == nil {
+				out = v1.ResourceList{}
+			}
+			out[name] = q
+		}
+	}
+	return out
 }
 
 // cgroupOf returns the pod's cgroup as a path from the root of the hierarchy.
@@ -133,6 +171,9 @@ func (h *Host) throttled(pod *v1.Pod, c *v1.Container) int64 {
 		return 0
 	}
 	request, most := c.Resources.Requests.Memory().Value(), c.Resources.Limits.Memory().Value()
+	if most == 0 && resource.IsPodLevelLimitsSet(pod) && !pod.Spec.Resources.Limits.Memory().IsZero() {
+		return 0 // the whole pod's bound holds for it, too
+	}
 	if most == 0 {
 		all := h.Allocatable()
 		most = all.Memory().Value()
@@ -150,12 +191,11 @@ func (h *Host) podResources(pod *v1.Pod) cgroup.Resources {
 	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	limits := resource.PodLimits(pod, resource.PodResourcesOptions{})
 	cpuLimited, memoryLimited := true, true
-	if !resource.IsPodLevelLimitsSet(pod) {
-		for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-			for i := range list {
-				cpuLimited = cpuLimited && !list[i].Resources.Limits.Cpu().IsZero()
-				memoryLimited = memoryLimited && !list[i].Resources.Limits.Memory().IsZero()
-			}
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			limits := limitsOf(pod, &list[i])
+			cpuLimited = cpuLimited && !limits.Cpu().IsZero()
+			memoryLimited = memoryLimited && !limits.Memory().IsZero()
 		}
 	}
 	r := cgroup.Resources{CPUShares: uint64(shares(requests.Cpu().MilliValue()))}
@@ -198,8 +238,9 @@ func (h *Host) swapLimit(pod *v1.Pod, c *v1.Container) int64 {
 	if h.Swap == nil {
 		return 0
 	}
-	limit, request := c.Resources.Limits.Memory().Value(), c.Resources.Requests.Memory().Value()
-	if all := h.Swap(); all > 0 && h.MemoryCapacity > 0 && QOS(pod) == v1.PodQOSBurstable && request > 0 && request != limit {
+	limits := limitsOf(pod, c)
+	limit, request := limits.Memory().Value(), c.Resources.Requests.Memory().Value()
+	if all := h.Swap(); all > 0 && h.MemoryCapacity > 0 && QOS(pod) == v1.PodQOSBurstable && request > 0 && request != c.Resources.Limits.Memory().Value() {
 		swap := int64(float64(request) / float64(h.MemoryCapacity) * float64(all))
 		if limit == 0 {
 			// Only the swap is bounded, which is told relative to nothing.

@@ -168,7 +168,8 @@ func cpuRequest(requests, limits v1.ResourceList) int64 {
 
 // containerResources are a container's limits in the runtime's terms.
 func (h *Host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
-	r := h.linuxResources(c.Resources.Requests, c.Resources.Limits)
+	limits := limitsOf(pod, c)
+	r := h.linuxResources(c.Resources.Requests, limits)
 	r.OomScoreAdj = oomScore(pod, c, h.MemoryCapacity)
 	r.MemorySwapLimitInBytes = h.swapLimit(pod, c)
 	if h.OwnCPUs != nil && h.OwnCPUs(pod.UID, c.Name) {
@@ -183,7 +184,7 @@ func (h *Host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.Linu
 		}
 		r.Unified["memory.high"] = strconv.FormatInt(high, 10)
 	}
-	for name, q := range c.Resources.Limits {
+	for name, q := range limits {
 		if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
 			r.HugepageLimits = append(r.HugepageLimits, &runtimeapi.HugepageLimit{PageSize: pageSize(size), Limit: uint64(q.Value())})
 		}

@@ -83,6 +83,8 @@ type worker struct {
 	// not yet what the pod says; resize tells why, nil when all are.
 	actuated map[string]v1.ResourceRequirements
 	resize   *resizeState
+	// level are the resources that the pod as a whole has; nil: not looked yet.
+	level *v1.ResourceRequirements
 	// resizeTold is the generation of which it was told that it is resized to.
 	resizeTold int64
 }

@@ -41,6 +41,10 @@ type StatusInput struct {
 	Actuated map[string]v1.ResourceRequirements
 	// Pending: the resources of Actuated are all that the pod has been given.
 	Pending bool
+	// Resources are what the pod as a whole has, and Allocated are the requests
+	// that it has been given. They become part of the status.
+	Resources *v1.ResourceRequirements
+	Allocated v1.ResourceList
 }
 
 // Status makes a pod's status.
@@ -74,6 +78,7 @@ func Status(in StatusInput) v1.PodStatus {
 		in.conditions(&s, false)
 		return s
 	}
+	s.Resources, s.AllocatedResources = in.Resources, in.Allocated
 	hasInit := len(pod.Spec.InitContainers) > 0
 	for i := range pod.Spec.InitContainers {
 		s.InitContainerStatuses = append(s.InitContainerStatuses, in.container(&pod.Spec.InitContainers[i], Init, hasInit))

@@ -90,10 +90,13 @@ func NewPod(obj *corev1.Pod) *Pod {
 	if obj.Spec.Priority != nil {
 		p.Priority = *obj.Spec.Priority
 	}
-	p.Requests = FromList(resource.PodRequests(obj, resource.PodResourcesOptions{UseStatusResources: obj.Spec.NodeName != ""}))
+	bound := obj.Spec.NodeName != ""
+	p.Requests = FromList(resource.PodRequests(obj, resource.PodResourcesOptions{
+		UseStatusResources: bound, InPlacePodLevelResourcesVerticalScalingEnabled: bound,
+	}))
 	p.Requests.Pods = 1
 	assumed := FromList(resource.PodRequests(obj, resource.PodResourcesOptions{
-		UseStatusResources: obj.Spec.NodeName != "",
+		UseStatusResources: bound, InPlacePodLevelResourcesVerticalScalingEnabled: bound,
 		NonMissingContainerRequests: corev1.ResourceList{
 			corev1.ResourceCPU:    *resourceMilli(assumedMilliCPU),
 			corev1.ResourceMemory: *resourceBytes(assumedMemory),

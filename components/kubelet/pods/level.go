@@ -1,0 +1,154 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/component-helpers/resource"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/internal/cgroup"
+)
+
+// levelOf returns a copy of the resources of the pod as a whole.
+//
+// https://kubernetes.io/docs/tasks/configure-pod-container/assign-pod-level-resources/
+func levelOf(pod *v1.Pod) *v1.ResourceRequirements {
+	if pod.Spec.Resources == nil {
+		return &v1.ResourceRequirements{}
+	}
+	return pod.Spec.Resources.DeepCopy()
+}
+
+// findLevel looks what resources the pod as a whole has: a kubelet before this one
+// may have told of some that were to be changed. The caller holds mu.
+func (w *worker) findLevel() {
+	if w.level != nil {
+		return
+	}
+	level := levelOf(w.pod)
+	if last := w.report.last; last.Phase == v1.PodRunning && last.Resources != nil {
+		for _, name := range resizable {
+			for _, l := range []struct{ of, had v1.ResourceList }{{level.Requests, last.Resources.Requests}, {level.Limits, last.Resources.Limits}} {
+				if old, ok := l.had[name]; ok && !l.of[name].Equal(old) {
+					if _, asked := l.of[name]; asked {
+						l.of[name] = old
+					}
+				}
+			}
+		}
+	}
+	w.level = level
+}
+
+// offLevel tells whether the pod as a whole is to be resized. The caller holds mu.
+func (w *worker) offLevel() bool {
+	if w.level == nil {
+		return false
+	}
+	want := w.pod.Spec.Resources
+	if want == nil {
+		want = &v1.ResourceRequirements{}
+	}
+	return slices.ContainsFunc(resizable, func(name v1.ResourceName) bool {
+		return !w.level.Requests[name].Equal(want.Requests[name]) || !w.level.Limits[name].Equal(want.Limits[name])
+	})
+}
+
+// actual is the pod with the resources that it has, where it is still to be
+// resized; else the pod. It is not to be changed. The caller holds mu.
+func (w *worker) actual() *v1.Pod {
+	off := w.offLevel()
+	if len(w.actuated) == 0 && !off {
+		return w.pod
+	}
+	p := *w.pod
+	for _, list := range []*[]v1.Container{&p.Spec.InitContainers, &p.Spec.Containers} {
+		*list = slices.Clone(*list)
+		for i := range *list {
+			if old, ok := w.actuated[(*list)[i].Name]; ok {
+				(*list)[i].Resources = old
+			}
+		}
+	}
+	if off {
+		p.Spec.Resources = w.level
+	}
+	return &p
+}
+
+const minMilliCPULimit = 10 // a quota of minQuota in the usual period
+
+// podLevel is what the status tells of the resources of the pod as a whole: what
+// it has, and what it has been given. The caller holds mu.
+//
+// https://kep.k8s.io/5419
+func (w *worker) podLevel() (has *v1.ResourceRequirements, given v1.ResourceList) {
+	w.findLevel()
+	allocated, actual := w.pod, w.actual()
+	if w.resize != nil && w.resize.kind == v1.PodResizePending {
+		allocated = actual
+	}
+	var opts resource.PodResourcesOptions
+	given = resource.PodRequests(allocated, opts)
+	has = levelOf(actual)
+	if w.report.last.Phase != v1.PodRunning {
+		has = levelOf(allocated)
+		has.Requests, has.Limits = given.DeepCopy(), resource.PodLimits(allocated, opts)
+		return has, given
+	}
+	requests, limits, bound := resource.PodRequests(actual, opts), resource.PodLimits(actual, opts), w.host.podResources(actual)
+	set := func(list *v1.ResourceList, name v1.ResourceName, from v1.ResourceList) {
+		if q, ok := from[name]; ok {
+			if *list == nil {
+				*list = v1.ResourceList{}
+			}
+			(*list)[name] = q
+		}
+	}
+	if max(requests.Cpu().MilliValue(), has.Requests.Cpu().MilliValue()) > minShares {
+		set(&has.Requests, v1.ResourceCPU, requests)
+	}
+	if _, ok := has.Requests[v1.ResourceMemory]; !ok {
+		set(&has.Requests, v1.ResourceMemory, requests)
+	}
+	if bound.CPUQuota > 0 && max(limits.Cpu().MilliValue(), has.Limits.Cpu().MilliValue()) > minMilliCPULimit {
+		set(&has.Limits, v1.ResourceCPU, limits)
+	}
+	if bound.MemoryLimit > 0 {
+		set(&has.Limits, v1.ResourceMemory, limits)
+	}
+	return has, given
+}
+
+// room checks that what gets less memory does not use more already: the kernel
+// would end it.
+func (h *Host) room(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []resizing) error {
+	var errs []error
+	if h.Cgroups != nil && final.MemoryLimit > 0 {
+		// Who cannot be measured is left to the kernel.
+		now, err := h.Cgroups.Stats(h.cgroupOf(pod))
+		shrinks := err == nil && (now.MemoryLimit == 0 || uint64(final.MemoryLimit) < now.MemoryLimit)
+		if shrinks && now.MemoryUsage >= uint64(final.MemoryLimit) {
+			errs = append(errs, fmt.Errorf("attempting to set pod memory limit (%d) below current usage (%d)", final.MemoryLimit, now.MemoryUsage))
+		}
+	}
+	for _, r := range list {
+		if !r.shrinks || r.restart {
+			continue
+		}
+		resp, err := h.CRI.Runtime.ContainerStats(ctx, &runtimeapi.ContainerStatsRequest{ContainerId: r.id})
+		switch used := resp.GetStats().GetMemory().GetUsageBytes().GetValue(); {
+		case cri.IsNotFound(err):
+		case err != nil:
+			errs = append(errs, fmt.Errorf("missing container %q memory usage", r.name))
+		case used >= uint64(r.want.MemoryLimitInBytes):
+			errs = append(errs, fmt.Errorf("attempting to set container %q memory limit (%d) below current usage (%d)", r.name, r.want.MemoryLimitInBytes, used))
+		}
+	}
+	return utilerrors.NewAggregate(errs)
+}
