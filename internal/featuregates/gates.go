@@ -109,7 +109,7 @@ var gates = map[string]gate{
 	"ImageVolumeWithDigest":                                {alpha, false, false, either},
 	"InOrderInformers":                                     {stable, true, true, either},
 	"InOrderInformersBatchProcess":                         {beta, true, false, either},
-	"InPlacePodLevelResourcesVerticalScaling":              {beta, true, false, off},
+	"InPlacePodLevelResourcesVerticalScaling":              {beta, true, false, on},
 	"InPlacePodVerticalScaling":                            {stable, true, true, on},
 	"InPlacePodVerticalScalingExclusiveCPUs":               {alpha, false, false, off},
 	"InPlacePodVerticalScalingExclusiveMemory":             {alpha, false, false, off},

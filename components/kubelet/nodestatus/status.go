@@ -20,7 +20,7 @@ type Pressure struct{ Memory, Disk, PID bool }
 
 // declared are the features that pods, and changes of pods, may need a node to
 // tell that it has, in order (KEP-5328).
-var declared = []string{"InPlacePodVerticalScalingInitContainers", "RestartAllContainersOnContainerExits"}
+var declared = []string{"InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers", "RestartAllContainersOnContainerExits"}
 
 // fill makes the status of n what is so.
 func (k *Keeper) fill(ctx context.Context, n *v1.Node, now time.Time) {

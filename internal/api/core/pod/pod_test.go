@@ -320,6 +320,26 @@ func TestResize(t *testing.T) {
 	_, errs = resize(func(p *corev1.Pod) { p.Spec.Containers[0].Resources = corev1.ResourceRequirements{} })
 	check(t, errs, `spec: Invalid value: "Burstable": Pod QOS Class may not change as a result of resizing`,
 		"spec.containers[0].resources.requests: Forbidden: resource requests cannot be removed")
+
+	// Init containers that end can be resized, too, but not be restarted for it.
+	init := fresh(t, func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources = limits("1")
+		i := *p.Spec.Containers[0].DeepCopy()
+		i.Name = "i"
+		p.Spec.InitContainers = []corev1.Container{i}
+	})
+	for policy, want := range map[corev1.ResourceResizeRestartPolicy][]string{
+		corev1.NotRequired:      nil,
+		corev1.RestartContainer: {"spec.initContainers[0]: Forbidden: non-sidecar init containers with a resize policy of RestartContainer cannot be resized"},
+	} {
+		old = init.DeepCopy()
+		old.Spec.InitContainers[0].ResizePolicy = []corev1.ContainerResizePolicy{{ResourceName: "cpu", RestartPolicy: policy}}
+		p, errs = resize(func(p *corev1.Pod) { p.Spec.InitContainers[0].Resources = limits("2") })
+		check(t, errs, want...)
+		if got := p.Spec.InitContainers[0].Resources.Requests.Cpu(); got.Value() != 2 {
+			t.Errorf("%s: %v", policy, got)
+		}
+	}
 }
 
 func TestEphemeralContainers(t *testing.T) {

@@ -1,6 +1,8 @@
 package pod
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -67,15 +69,13 @@ func validateResize(p, old *corev1.Pod) field.ErrorList {
 	spec := p.Spec.DeepCopy()
 	for i := range spec.InitContainers {
 		is, was, at := &spec.InitContainers[i], &old.Spec.InitContainers[i], path.Child("initContainers").Index(i).Child("resources")
-		if !isSidecar(was) {
-			if !apiequality.Semantic.DeepEqual(is, was) {
-				e.Forbidden(path, "resources for non-sidecar init containers are immutable")
-			}
-			continue
-		}
+		changed := !apiequality.Semantic.DeepEqual(is, was)
 		e.Add(removedResources(&is.Resources, &was.Resources, at))
 		if !onlyComputeChanged(is, was) {
 			e.Forbidden(path.Child("initContainers").Index(i), "only cpu and memory resources for init or sidecar containers are mutable")
+		}
+		if changed && !isSidecar(was) && slices.ContainsFunc(was.ResizePolicy, func(p corev1.ContainerResizePolicy) bool { return p.RestartPolicy == corev1.RestartContainer }) {
+			e.Forbidden(path.Child("initContainers").Index(i), "non-sidecar init containers with a resize policy of RestartContainer cannot be resized")
 		}
 	}
 	for i := range spec.Containers {
