@@ -55,5 +55,6 @@ func NewCommand() *cobra.Command {
 	flags.UintVar(&heartbeat, "heartbeat-interval", 0, fmt.Sprintf("Raft's heartbeat in milliseconds. (default %d, %d for a cluster of one)", usualHeartbeat.Milliseconds(), aloneHeartbeat.Milliseconds()))
 	flags.UintVar(&election, "election-timeout", 0, fmt.Sprintf("Raft's election timeout in milliseconds. (default %d, %d for a cluster of one)", usualElection.Milliseconds(), aloneElection.Milliseconds()))
 	flags.Int64Var(&cfg.QuotaBackendBytes, "quota-backend-bytes", 0, "How large the database may grow. (default 2 GiB)")
+	flags.BoolVar(&cfg.NoSync, "unsafe-no-fsync", false, "Never wait for the disk: faster, for tests. What was written may be lost with the power, and the member with it.")
 	return cmd
 }

@@ -69,6 +69,10 @@ type Config struct {
 	// GiB.
 	QuotaBackendBytes int64
 
+	// NoSync writes without waiting for the disk, for data that nobody will
+	// miss.
+	NoSync bool
+
 	// Log receives etcd's warnings and errors. Nil: nothing.
 	Log *slog.Logger
 }
@@ -166,6 +170,7 @@ func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 	}
 	out.TickMs = uint(or(c.HeartbeatInterval, heartbeat).Milliseconds())
 	out.ElectionMs = uint(or(c.ElectionTimeout, election).Milliseconds())
+	out.UnsafeNoFsync = c.NoSync
 	out.BackendFreelistType = "map"
 	// The gateway would be a client of its own, for HTTP clients of which
 	// Kubernetes has none.

@@ -134,6 +134,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv("ETCD_TEST_START"); dir != "" {
 		os.Exit(startAndExit(dir))
 	}
+	if dir := os.Getenv("ETCD_TEST_READ"); dir != "" {
+		os.Exit(readAndExit(dir))
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -293,7 +296,7 @@ func TestCommandFlags(t *testing.T) {
 		}
 	}
 	urls := freeURLs(t, "http", 2)
-	cmd.SetArgs([]string{"--data-dir", t.TempDir(), "--listen-client-urls", urls[0], "--listen-peer-urls", urls[1]})
+	cmd.SetArgs([]string{"--data-dir", t.TempDir(), "--listen-client-urls", urls[0], "--listen-peer-urls", urls[1], "--unsafe-no-fsync=true"})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.ExecuteContext(ctx) }()

@@ -38,7 +38,7 @@ type options struct {
 	etcdPrefix                 string
 	bind, advertise            string
 	port                       int
-	certFile, keyFile          string
+	certFile, keyFile, certDir string
 	clientCA                   string
 	tokenFile                  string
 	bootstrapTokens, anonymous bool
@@ -99,6 +99,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.bind, "bind-address", "0.0.0.0", "Address on which to listen for --secure-port.")
 	f.StringVar(&o.advertise, "advertise-address", "", "Address at which members of the cluster reach this server; empty: that of --bind-address, or of the default route.")
 	f.IntVar(&o.port, "secure-port", 6443, "Port on which to serve HTTPS.")
+	f.StringVar(&o.certDir, "cert-dir", defaultCertDir, "Folder of the serving certificate without --tls-cert-file: apiserver.crt and apiserver.key, which are made when they are not there.")
 	f.StringVar(&o.certFile, "tls-cert-file", "", "Serving certificate, with its intermediates.")
 	f.StringVar(&o.keyFile, "tls-private-key-file", "", "Key of the serving certificate.")
 	f.StringVar(&o.clientCA, "client-ca-file", "", "Authorities of client certificates.")
@@ -151,6 +152,9 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 		return err
 	}
 	cfg.Flags, cfg.Level = flags, level
+	if err := o.certificate(&cfg); err != nil {
+		return err
+	}
 	if cfg.Etcd, err = o.dial(); err != nil {
 		return err
 	}

@@ -65,7 +65,6 @@ var notHere = []accepted.Flag{
 	{Name: "lease-reuse-duration-seconds", Why: "keys share a lease for a minute"},
 	{Name: "delete-collection-workers", Why: "objects of a collection are deleted together"},
 	{Name: "enable-garbage-collector", Why: "finalizers of the garbage collector are always minded", Only: []string{"true"}, Bool: true},
-	{Name: "cert-dir", Why: "the serving certificate is named by --tls-cert-file"},
 	{Name: "external-hostname", Why: "documents name no host"},
 	{Name: "tls-curve-preferences", Why: "curves are Go's choice", Only: []string{""}},
 	{Name: "debug-socket-path", Why: "profiles are served at /debug/pprof", Only: []string{""}},
