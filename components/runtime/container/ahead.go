@@ -28,13 +28,12 @@ func (r *Runner) mountAhead(spec *specs.Spec, config *configs.Config, proc bool)
 		Rootfs: config.Rootfs, Mounts: config.Mounts, Devices: config.Devices, Proc: proc,
 		Network: config.Namespaces.PathOf(configs.NEWNET), IPC: config.Namespaces.PathOf(configs.NEWIPC),
 	}
-	if !r.Cgroups.Unified() {
-		// libcontainer makes them too, but later. It, or who removes the
-		// container, removes them.
-		var err error
-		if plan.Cgroups, err = r.makeCgroups(spec.Linux.CgroupsPath); err != nil {
-			return nil, err
-		}
+	// libcontainer makes them too, but later. It, or who removes the container,
+	// removes them. It cannot mount them in the new namespace: there it does not
+	// see which version the host has.
+	var err error
+	if plan.Cgroups, err = r.makeCgroups(spec.Linux.CgroupsPath, config.Namespaces.Contains(configs.NEWCGROUP)); err != nil {
+		return nil, err
 	}
 	space, err := r.Spaces.Make(plan)
 	if err != nil {
@@ -55,8 +54,19 @@ func suited(spec *specs.Spec, config *configs.Config) bool {
 		!config.Namespaces.Contains(configs.NEWUSER) && config.Namespaces.IsPrivate(configs.NEWNS) && len(config.Hooks) == 0
 }
 
-// makeCgroups makes a container's cgroups of version 1 and says where they are.
-func (r *Runner) makeCgroups(path string) ([]mountspace.Hierarchy, error) {
+// makeCgroups makes a container's cgroups and says where what it is to see of them
+// is: of the unified hierarchy its own cgroup if it has a namespace of its own, as
+// it would see it by mounting the hierarchy there, else all of it.
+func (r *Runner) makeCgroups(path string, own bool) ([]mountspace.Hierarchy, error) {
+	if r.Cgroups.Unified() {
+		if !own {
+			return []mountspace.Hierarchy{{Dir: r.Cgroups.Dir("", "/")}}, nil
+		}
+		if err := r.Cgroups.Create(path, cgroup.Resources{}); err != nil {
+			return nil, fmt.Errorf("making the container's cgroup: %w", err)
+		}
+		return []mountspace.Hierarchy{{Dir: r.Cgroups.Dir("", path)}}, nil
+	}
 	points, dirs := r.Cgroups.Dirs("/"), r.Cgroups.Dirs(path)
 	list := make([]mountspace.Hierarchy, len(dirs))
 	for i, dir := range dirs {

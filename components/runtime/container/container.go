@@ -94,9 +94,9 @@ func (r *Running) Close() error {
 // Prepare makes the cgroups of a container that is to be started.
 func (r *Runner) Prepare(cgroupPath string) error {
 	if r.Cgroups.Unified() {
-		return nil // libcontainer makes the only one
+		return nil // the only one is made with the mounts
 	}
-	_, err := r.makeCgroups(cgroupPath)
+	_, err := r.makeCgroups(cgroupPath, true)
 	return err
 }
 

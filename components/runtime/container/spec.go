@@ -224,7 +224,10 @@ func buildNamespaces(in Input, security *runtimeapi.LinuxContainerSecurityContex
 	if in.UserNS {
 		list = append(list, specs.LinuxNamespace{Type: specs.UserNamespace, Path: of(in.SandboxPID, "user")})
 	}
-	if in.UnifiedCgroups {
+	// Privileged containers manage the machine, and see all of its cgroups.
+	//
+	// https://kep.k8s.io/2254
+	if in.UnifiedCgroups && !security.GetPrivileged() {
 		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	}
 	return list

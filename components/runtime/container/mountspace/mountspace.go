@@ -64,10 +64,11 @@ func (m *Maker) Close() error {
 	return m.seed.Close()
 }
 
-// Hierarchy is a cgroup hierarchy of version 1.
+// Hierarchy is a cgroup hierarchy.
 type Hierarchy struct {
 	// Name is the folder's name below /sys/fs/cgroup; one with commas has links
-	// by each part.
+	// by each part. The unified hierarchy has no name: it is what is mounted there
+	// itself, and the only one.
 	Name string
 	// Dir is the container's cgroup, which must be there.
 	Dir string
@@ -128,6 +129,15 @@ func (m *Maker) Make(p Plan) (*Space, error) {
 		s := step{mount: mount, tree: -1}
 		switch {
 		case mount.Device == "cgroup":
+			if len(p.Cgroups) == 1 && p.Cgroups[0].Name == "" {
+				if s.tree, err = t.clone(p.Cgroups[0].Dir, false); err == nil {
+					err = setBindFlags(s.tree, mount)
+				}
+				if err != nil {
+					return nil, err
+				}
+				break
+			}
 			for _, h := range p.Cgroups {
 				tree, err := t.clone(h.Dir, false)
 				if err == nil {
