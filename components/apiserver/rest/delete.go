@@ -394,11 +394,9 @@ var errPanicked = errors.New("deletion panicked")
 func (c *call) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) error {
 	var panicked atomic.Value // of string
 	group, ctx := errgroup.WithContext(c.ctx)
-	group.SetLimit(deletionsAtOnce)
-	for _, e := range entries {
-		if ctx.Err() != nil {
-			break
-		}
+	// A goroutine's stack grows on its way to etcd, so each does many.
+	var next atomic.Int64
+	for range min(deletionsAtOnce, len(entries)) {
 		group.Go(func() (err error) {
 			defer func() {
 				if v := recover(); v != nil {
@@ -406,19 +404,14 @@ func (c *call) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) err
 					err = errPanicked
 				}
 			}()
-			obj, err := c.res.Read(e)
-			if err != nil {
-				return err
-			}
-			one := *c
-			one.namespace = obj.GetNamespace()
-			one.name = obj.GetName()
-			info := *c.info
-			info.Namespace, info.Name = one.namespace, one.name
-			one.info = &info
-			one.ctx = apirequest.WithNamespace(ctx, one.namespace)
-			if _, err := one.remove(one.name, opts.DeepCopy()); err != nil && !apierrors.IsNotFound(err) {
-				return err
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= len(entries) {
+					break
+				}
+				if err := c.removeOne(ctx, entries[i], opts); err != nil {
+					return err
+				}
 			}
 			return nil
 		})
@@ -431,4 +424,23 @@ func (c *call) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) err
 		return err
 	}
 	return c.ctx.Err()
+}
+
+// removeOne deletes one of a list. What is gone already is no error.
+func (c *call) removeOne(ctx context.Context, e *store.Entry, opts *metav1.DeleteOptions) error {
+	obj, err := c.res.Read(e)
+	if err != nil {
+		return err
+	}
+	one := *c
+	one.namespace = obj.GetNamespace()
+	one.name = obj.GetName()
+	info := *c.info
+	info.Namespace, info.Name = one.namespace, one.name
+	one.info = &info
+	one.ctx = apirequest.WithNamespace(ctx, one.namespace)
+	if _, err := one.remove(one.name, opts.DeepCopy()); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	return nil
 }
