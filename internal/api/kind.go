@@ -31,6 +31,7 @@ type Kind[T Object] struct {
 	NewList func() runtime.Object
 
 	Default       func(obj T)
+	Complete      func(obj T)
 	PrepareCreate func(ctx context.Context, obj T)
 	// Validate checks what is particular to the kind; metadata is checked
 	// as well, its name by ValidateName.
@@ -146,6 +147,9 @@ func (k Kind[T]) Resource() *Resource {
 	}
 	if k.Default != nil {
 		r.Default = func(obj Object) { k.Default(obj.(T)) }
+	}
+	if k.Complete != nil {
+		r.Complete = func(obj Object) { k.Complete(obj.(T)) }
 	}
 	if k.PrepareCreate != nil {
 		r.PrepareCreate = func(ctx context.Context, obj Object) { k.PrepareCreate(ctx, obj.(T)) }

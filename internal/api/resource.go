@@ -76,6 +76,9 @@ type Resource struct {
 	// Default fills what is unset. It runs on what clients send and on what
 	// is read from etcd.
 	Default func(obj Object)
+	// Complete fills what the stored form has no place for, in every object that
+	// is read. It may be nil.
+	Complete func(obj Object)
 	// PrepareCreate resets what a client may not set on a new object, such
 	// as its status, and sets what the server sets, such as generation 1.
 	PrepareCreate func(ctx context.Context, obj Object)

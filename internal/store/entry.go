@@ -1,8 +1,11 @@
 package store
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -250,8 +253,16 @@ func (e *Entry) decrypt() (plain, error) {
 	return p, nil
 }
 
+// errEncrypted is of a value that is encrypted although nothing of its kind is.
+var errEncrypted = errors.New("identity transformer tried to read encrypted data")
+
 func (e *Entry) corrupt(encrypted bool, err error) error {
-	return &CorruptError{Key: e.collection.prefix + e.key, Encrypted: encrypted, Revision: e.revision, Err: err}
+	if e.collection.cfg.Transformer == nil && bytes.HasPrefix(e.stored, []byte("k8s:enc:")) {
+		encrypted, err = true, errEncrypted
+	}
+	key := e.collection.prefix + e.key
+	path := "/" + strings.TrimPrefix(key, e.collection.store.prefix)
+	return &CorruptError{Key: key, Path: path, Encrypted: encrypted, Revision: e.revision, Err: err}
 }
 
 // Memo returns a value derived from the entry, made once by make and then

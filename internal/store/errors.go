@@ -54,6 +54,8 @@ func unsettled(err error) error {
 type CorruptError struct {
 	// Key of the value in etcd, with the prefix of all keys.
 	Key string
+	// Path is Key without that prefix, with its slash.
+	Path string
 	// Encrypted: it could not be decrypted. Else what was decrypted could not
 	// be decoded.
 	Encrypted bool

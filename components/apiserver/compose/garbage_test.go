@@ -142,7 +142,7 @@ func TestGarbage(t *testing.T) {
 		for name := range values {
 			object := base + "/" + name
 			code, body := ask(http.MethodGet, object, "application/json", "", "")
-			if code == http.StatusInternalServerError && !strings.Contains(body, "Internal error occurred: StorageError: corrupt object, Code: 7, Key: "+keyOf(r, name)+", ResourceVersion: 0, AdditionalErrorMsg: object not decodable revision=") {
+			if code == http.StatusInternalServerError && !strings.Contains(body, "Internal error occurred: StorageError: corrupt object, Code: 7, Key: "+strings.TrimPrefix(keyOf(r, name), "/registry")+", ResourceVersion: 0, AdditionalErrorMsg: object not decodable revision=") {
 				t.Errorf("%s: %s", object, body)
 			}
 			ask(http.MethodPatch, object, "application/json", "application/merge-patch+json", `{"metadata":{"labels":{"a":"b"}}}`)

@@ -5,13 +5,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	kjson "sigs.k8s.io/json"
 
 	"hyperkube/components/apiserver/wire"
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/former"
 )
 
 // protoMessage is what the published types of built-in kinds can do.
@@ -79,36 +82,44 @@ func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, 
 	current := false
 	switch {
 	case bytes.HasPrefix(data, []byte(wire.Magic)):
-		m, ok := obj.(protoMessage)
-		if !ok {
-			return nil, fmt.Errorf("decoding %s: it has no protobuf form", c.kind.Kind)
+		if _, ok := obj.(protoMessage); !ok {
+			return nil, fmt.Errorf("%s has no protobuf form", c.kind.Kind)
 		}
 		envelope, err := wire.ParseEnvelope(data)
 		if err != nil {
-			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, err)
+			return nil, err
 		}
 		if envelope.Kind != c.kind.Kind {
-			return nil, fmt.Errorf("decoding %s: stored is a %s %s", c.kind.Kind, envelope.APIVersion, envelope.Kind)
+			return nil, c.otherKind(envelope.APIVersion, envelope.Kind)
 		}
-		if err := unmarshal(m, envelope.Raw, trim); err != nil {
-			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, err)
+		read := func(into runtime.Object) error { return unmarshal(into.(protoMessage), envelope.Raw, trim) }
+		if current = envelope.Level == wire.Level && envelope.APIVersion == c.kind.APIVersion(); current {
+			err = read(obj)
+		} else {
+			err = c.former(envelope.APIVersion, obj, read)
 		}
-		current = envelope.Level == wire.Level && envelope.APIVersion == c.kind.APIVersion()
+		if err != nil {
+			return nil, err
+		}
 	default:
-		if err := kjson.UnmarshalCaseSensitivePreserveInts(data, obj); err != nil {
-			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, err)
+		version, err := c.readJSON(data, obj)
+		if err != nil {
+			return nil, err
 		}
-		switch gvk := obj.GetObjectKind().GroupVersionKind(); {
-		case gvk.Kind == "":
-			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, runtime.NewMissingKindErr(shown(data)))
-		case gvk.Version == "":
-			return nil, fmt.Errorf("decoding %s: %w", c.kind.Kind, runtime.NewMissingVersionErr(shown(data)))
-		case gvk.Kind != c.kind.Kind:
-			return nil, fmt.Errorf("decoding %s: stored is a %s", c.kind.Kind, gvk.Kind)
+		if version != c.kind.GroupVersion() || former.Differs(c.kind.GroupVersionKind, version) {
+			obj = c.resource.New()
+			if err := c.former(version.String(), obj, func(into runtime.Object) error {
+				return kjson.UnmarshalCaseSensitivePreserveInts(data, into)
+			}); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if !current {
 		c.resource.Default(obj)
+	}
+	if c.resource.Complete != nil {
+		c.resource.Complete(obj)
 	}
 	if trim {
 		obj.SetManagedFields(nil) // of JSON
@@ -116,6 +127,51 @@ func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, 
 	obj.GetObjectKind().SetGroupVersionKind(c.kind.GroupVersionKind)
 	obj.SetResourceVersion(strconv.FormatInt(revision, 10))
 	return obj, nil
+}
+
+// former reads what may be stored in another version than the present one.
+func (c *codec) former(apiVersion string, into api.Object, decode func(into runtime.Object) error) error {
+	version, err := schema.ParseGroupVersion(apiVersion)
+	if err != nil {
+		return err
+	}
+	return former.Decode(c.kind.GroupVersionKind, version, into, decode)
+}
+
+// readJSON reads obj from JSON that says that it is of the kind, and returns
+// the version that it is in. An object of another version need not be read.
+func (c *codec) readJSON(data []byte, obj api.Object) (schema.GroupVersion, error) {
+	failed := kjson.UnmarshalCaseSensitivePreserveInts(data, obj)
+	gvk := obj.GetObjectKind().GroupVersionKind()
+	if failed != nil {
+		var meta runtime.TypeMeta
+		if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &meta); err != nil {
+			return schema.GroupVersion{}, failed
+		}
+		gvk = meta.GroupVersionKind()
+	}
+	switch {
+	case failed != nil && gvk.GroupVersion() == c.kind.GroupVersion():
+		return gvk.GroupVersion(), failed
+	case gvk.Kind == "" && gvk.Version == "":
+		return gvk.GroupVersion(), runtime.NewMissingKindErr(shown(data))
+	case gvk.Version == "":
+		return gvk.GroupVersion(), runtime.NewMissingVersionErr(shown(data))
+	case gvk.Kind != c.kind.Kind && gvk.Kind != "":
+		return gvk.GroupVersion(), c.otherKind(gvk.GroupVersion().String(), gvk.Kind)
+	}
+	return gvk.GroupVersion(), nil
+}
+
+// otherKind is the error about an object of another kind, in upstream's words,
+// which name Go types.
+func (c *codec) otherKind(apiVersion, kind string) error {
+	version := apiVersion[strings.LastIndex(apiVersion, "/")+1:]
+	group, _, _ := strings.Cut(c.kind.Group, ".")
+	if group == "" {
+		group = "core"
+	}
+	return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", version, kind, group, c.kind.Kind)
 }
 
 // shown is the beginning of a value, for errors.

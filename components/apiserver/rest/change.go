@@ -120,7 +120,7 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 	}
 	current, err := c.res.Read(entry)
 	if err != nil {
-		return changed{}, err
+		return changed{}, unchangeable(err)
 	}
 	if ch.uid != "" && ch.uid != current.GetUID() {
 		return changed{}, apierrors.NewConflict(c.res.GroupResource(), c.name,

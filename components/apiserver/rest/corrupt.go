@@ -32,10 +32,11 @@ func unreadable(e *store.CorruptError) string {
 	return fmt.Sprintf("object not decodable revision=%d: %v", e.Revision, e.Err)
 }
 
-// storageMessage is what upstream's storage says of a corrupt object.
-func storageMessage(e *store.CorruptError) string {
+// storageMessage is what upstream's storage says of a corrupt object, which it
+// names by its whole key in lists and by its path alone.
+func storageMessage(e *store.CorruptError, key string) string {
 	const code = 7
-	return fmt.Sprintf("StorageError: corrupt object, Code: %d, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: %s", code, e.Key, unreadable(e))
+	return fmt.Sprintf("StorageError: corrupt object, Code: %d, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: %s", code, key, unreadable(e))
 }
 
 // corruptStatus is the answer to a request for an object that is corrupt; nil
@@ -45,7 +46,20 @@ func corruptStatus(err error) *apierrors.StatusError {
 	if !errors.As(err, &corrupt) {
 		return nil
 	}
-	return apierrors.NewInternalError(errors.New(storageMessage(corrupt)))
+	return apierrors.NewInternalError(errors.New(storageMessage(corrupt, corrupt.Path)))
+}
+
+// unchangeable is the answer to a change of an object that is corrupt; err when
+// it is about something else.
+func unchangeable(err error) error {
+	var corrupt *store.CorruptError
+	if !errors.As(err, &corrupt) {
+		return err
+	}
+	if corrupt.Encrypted {
+		return apierrors.NewInternalError(errors.New(unreadable(corrupt)))
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: unreadable(corrupt)}}
 }
 
 // maxCorrupt is of how many corrupt objects of a list a client is told.
@@ -64,7 +78,7 @@ func corruptList(res *registry.Resource, entries []*store.Entry, err error) erro
 		if _, err := res.Peek(e); !errors.As(err, &corrupt) {
 			continue
 		}
-		message := storageMessage(corrupt)
+		message := storageMessage(corrupt, corrupt.Key)
 		if n++; n == 1 {
 			first = message
 		}

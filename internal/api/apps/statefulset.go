@@ -30,12 +30,13 @@ func statefulSet() api.Kind[*appsv1.StatefulSet] {
 			ShortNames: []string{"sts"},
 			Categories: []string{"all"},
 		},
-		Group:   group,
-		Version: version,
-		Scope:   api.Namespaced,
-		New:     func() *appsv1.StatefulSet { return &appsv1.StatefulSet{} },
-		NewList: func() runtime.Object { return &appsv1.StatefulSetList{} },
-		Default: defaultStatefulSet,
+		Group:    group,
+		Version:  version,
+		Scope:    api.Namespaced,
+		New:      func() *appsv1.StatefulSet { return &appsv1.StatefulSet{} },
+		NewList:  func() runtime.Object { return &appsv1.StatefulSetList{} },
+		Default:  defaultStatefulSet,
+		Complete: nameClaims,
 		PrepareCreate: func(_ context.Context, s *appsv1.StatefulSet) {
 			pod.DropDisabled(&s.Spec.Template.Spec, nil)
 			s.Status = appsv1.StatefulSetStatus{}
@@ -110,12 +111,17 @@ func statefulSet() api.Kind[*appsv1.StatefulSet] {
 	}
 }
 
-func defaultStatefulSet(s *appsv1.StatefulSet) {
-	pod.DefaultTemplate(&s.Spec.Template)
+// nameClaims says of templates for claims what they are templates of. Protobuf
+// keeps nothing of that, nor is it a change what clients say of it.
+func nameClaims(s *appsv1.StatefulSet) {
 	for i := range s.Spec.VolumeClaimTemplates {
-		// They are stored as the objects that they are templates of.
 		s.Spec.VolumeClaimTemplates[i].TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolumeClaim"}
 	}
+}
+
+func defaultStatefulSet(s *appsv1.StatefulSet) {
+	pod.DefaultTemplate(&s.Spec.Template)
+	nameClaims(s)
 	if s.Spec.PodManagementPolicy == "" {
 		s.Spec.PodManagementPolicy = appsv1.OrderedReadyPodManagement
 	}
@@ -145,9 +151,6 @@ func defaultStatefulSet(s *appsv1.StatefulSet) {
 		if c.Status.Phase == "" {
 			c.Status.Phase = corev1.ClaimPending
 		}
-		// Stored objects know no kind of what is in them, so what a client
-		// has said of it is no change.
-		c.TypeMeta = metav1.TypeMeta{}
 	}
 }
 

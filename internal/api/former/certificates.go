@@ -1,0 +1,31 @@
+package former
+
+import (
+	certificatesv1 "k8s.io/api/certificates/v1"
+	certificatesv1beta1 "k8s.io/api/certificates/v1beta1"
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/internal/api/certificates"
+)
+
+// certificatesVersions: requests of v1beta1 need not say whom they are for, nor
+// what for.
+func certificatesVersions() []version {
+	v1 := certificatesv1.SchemeGroupVersion
+	return []version{
+		{"CertificateSigningRequest", v1, certificatesv1beta1.SchemeGroupVersion, alike(func(now *certificatesv1.CertificateSigningRequest) error {
+			if now.Spec.Usages == nil {
+				now.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment}
+			}
+			if now.Spec.SignerName == "" {
+				now.Spec.SignerName = certificates.LegacyUnknownSigner
+			}
+			for i := range now.Status.Conditions {
+				if c := &now.Status.Conditions[i]; c.Status == "" {
+					c.Status = corev1.ConditionTrue
+				}
+			}
+			return nil
+		})},
+	}
+}

@@ -1,0 +1,55 @@
+package former
+
+import (
+	extensionsv1beta1 "k8s.io/api/extensions/v1beta1"
+	networkingv1 "k8s.io/api/networking/v1"
+	networkingv1beta1 "k8s.io/api/networking/v1beta1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// networkingVersions: backends of an Ingress had the name and the port of their
+// service at once, and any kind of path was by default the controller's matter.
+func networkingVersions() []version {
+	v1 := networkingv1.SchemeGroupVersion
+	return []version{
+		{"Ingress", v1, networkingv1beta1.SchemeGroupVersion, other(func(old *networkingv1beta1.Ingress, now *networkingv1.Ingress) error {
+			if b := old.Spec.Backend; b != nil {
+				now.Spec.DefaultBackend = &networkingv1.IngressBackend{Resource: b.Resource, Service: backend(b.ServiceName, b.ServicePort)}
+			}
+			for i := range old.Spec.Rules {
+				if old.Spec.Rules[i].HTTP == nil {
+					continue
+				}
+				for j, p := range old.Spec.Rules[i].HTTP.Paths {
+					path := &now.Spec.Rules[i].HTTP.Paths[j]
+					path.Backend.Service = backend(p.Backend.ServiceName, p.Backend.ServicePort)
+					set(&path.PathType, networkingv1.PathTypeImplementationSpecific)
+				}
+			}
+			return nil
+		})},
+		{"Ingress", v1, extensionsv1beta1.SchemeGroupVersion, other(func(old *extensionsv1beta1.Ingress, now *networkingv1.Ingress) error {
+			if b := old.Spec.Backend; b != nil {
+				now.Spec.DefaultBackend = &networkingv1.IngressBackend{Resource: b.Resource, Service: backend(b.ServiceName, b.ServicePort)}
+			}
+			for i := range old.Spec.Rules {
+				if old.Spec.Rules[i].HTTP == nil {
+					continue
+				}
+				for j, p := range old.Spec.Rules[i].HTTP.Paths {
+					path := &now.Spec.Rules[i].HTTP.Paths[j]
+					path.Backend.Service = backend(p.Backend.ServiceName, p.Backend.ServicePort)
+					set(&path.PathType, networkingv1.PathTypeImplementationSpecific)
+				}
+			}
+			return nil
+		})},
+	}
+}
+
+func backend(name string, port intstr.IntOrString) *networkingv1.IngressServiceBackend {
+	if name == "" && port == (intstr.IntOrString{}) {
+		return nil
+	}
+	return &networkingv1.IngressServiceBackend{Name: name, Port: networkingv1.ServiceBackendPort{Name: port.StrVal, Number: port.IntVal}}
+}
