@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 )
 
@@ -34,6 +35,10 @@ func startBackground(ctx context.Context, args []string, logFile string, tell fu
 		return fmt.Errorf("opening the log: %w", err)
 	}
 	defer log.Close()
+	before, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("looking for the end of the log: %w", err)
+	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("making a pipe: %w", err)
@@ -55,7 +60,11 @@ func startBackground(ctx context.Context, args []string, logFile string, tell fu
 	select {
 	case err := <-told:
 		if errors.Is(err, io.ErrUnexpectedEOF) {
-			return fmt.Errorf("the process in the background ended before it was ready (%w): see %s", cmd.Wait(), logFile)
+			ended := fmt.Errorf("the process in the background ended before it was ready (%w): see %s", cmd.Wait(), logFile)
+			if last := lastError(logFile, before); last != "" {
+				ended = fmt.Errorf("%w, where it says: %s", ended, last)
+			}
+			return ended
 		}
 		if err == nil {
 			// It is nobody's child from now on.
@@ -68,6 +77,36 @@ func startBackground(ctx context.Context, args []string, logFile string, tell fu
 		_ = cmd.Wait()
 		return fmt.Errorf("interrupted: %w", ctx.Err())
 	}
+}
+
+// lastError is the last error that was written to a log after offset bytes, or
+// what a panic begins with; empty if there is none in its last 64 KB.
+func lastError(logFile string, offset int64) string {
+	f, err := os.Open(logFile)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return ""
+	}
+	offset = max(offset, end-64<<10)
+	data, err := io.ReadAll(io.NewSectionReader(f, offset, end-offset))
+	if err != nil {
+		return ""
+	}
+	last := ""
+	for line := range strings.Lines(string(data)) {
+		line = strings.TrimSpace(line)
+		if _, said, isError := strings.Cut(line, " level=ERROR "); isError {
+			last = said
+		}
+		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
+			return line // what follows are stacks
+		}
+	}
+	return last
 }
 
 // backgroundSteps returns where to tell steps when this process was started by

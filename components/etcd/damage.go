@@ -1,14 +1,17 @@
 package etcd
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -41,6 +44,10 @@ func checkDamage(dir string) error {
 	}
 	db, err := lookAtDatabase(file)
 	if err != nil {
+		// A backup older than what is whole behind a failing disk is no help.
+		if failing := unreadable(file); failing != nil {
+			return fmt.Errorf("the database cannot be read, though it may be whole: see to the disk, then start again: %w", failing)
+		}
 		return fmt.Errorf("the database %s is damaged: %w: %s", file, err, adviseBackup)
 	}
 	if len(segments) == 0 {
@@ -79,12 +86,22 @@ func explain(err error) error {
 	if err == nil {
 		return nil
 	}
+	if errno := syscall.Errno(0); errors.As(err, &errno) {
+		return err // the disk or its permissions; what is there may be whole
+	}
+	for _, damage := range []error{
+		wal.ErrCRCMismatch, io.ErrUnexpectedEOF, wal.ErrFileNotFound, wal.ErrMetadataConflict,
+		wal.ErrSnapshotMismatch, wal.ErrSnapshotNotFound, wal.ErrSliceOutOfRange,
+	} {
+		if errors.Is(err, damage) {
+			return fmt.Errorf("the write-ahead log is damaged: %w: %s", err, adviseLog)
+		}
+	}
 	text := err.Error()
-	switch {
-	case errors.Is(err, wal.ErrCRCMismatch), errors.Is(err, io.ErrUnexpectedEOF),
-		errors.Is(err, wal.ErrFileNotFound), errors.Is(err, wal.ErrSnapshotMismatch), errors.Is(err, wal.ErrSnapshotNotFound),
-		strings.Contains(text, "crc mismatch"):
-		return fmt.Errorf("the write-ahead log is damaged: %w: %s", err, adviseLog)
+	for _, damage := range []string{"crc mismatch", "proto: ", "unexpected block type", "failed to read WAL"} {
+		if strings.Contains(text, damage) {
+			return fmt.Errorf("the write-ahead log is damaged: %w: %s", err, adviseLog)
+		}
 	}
 	return err
 }
@@ -103,8 +120,14 @@ func lookAtDatabase(file string) (out database, err error) {
 	if stat, err := os.Stat(file); errors.Is(err, os.ErrNotExist) || err == nil && stat.Size() == 0 {
 		return out, nil
 	}
+	// What a mapped file lacks, because it ends too early or the disk cannot
+	// read it, is a fault of memory, which ends a process unless asked not to.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
-		if problem := recover(); problem != nil {
+		problem := recover()
+		if _, fault := problem.(interface{ Addr() uintptr }); fault {
+			err = errors.New("part of it is not there")
+		} else if problem != nil {
 			err = fmt.Errorf("%v", problem)
 		}
 	}()
@@ -117,10 +140,23 @@ func lookAtDatabase(file string) (out database, err error) {
 		return out, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
+	stat, err := os.Stat(file)
+	if err != nil {
+		return out, err
+	}
 	err = db.View(func(tx *bolt.Tx) error {
-		err := tx.ForEach(func(_ []byte, bucket *bolt.Bucket) error {
-			bucket.Stats()
-			return nil
+		if stat.Size() < tx.Size() {
+			return fmt.Errorf("it ends after %d of %d bytes", stat.Size(), tx.Size())
+		}
+		err := tx.ForEach(func(name []byte, bucket *bolt.Bucket) error {
+			var before []byte
+			return bucket.ForEach(func(key, _ []byte) error {
+				if before != nil && bytes.Compare(key, before) <= 0 {
+					return fmt.Errorf("keys of %q are out of order", name)
+				}
+				before = key
+				return nil
+			})
 		})
 		if err != nil {
 			return err
@@ -139,6 +175,17 @@ func lookAtDatabase(file string) (out database, err error) {
 		return nil
 	})
 	return out, err
+}
+
+// unreadable is the error, if any, of reading a file to its end.
+func unreadable(file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(io.Discard, f)
+	return err
 }
 
 // filesOf are the files in dir whose names end with suffix, in order; none when

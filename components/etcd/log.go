@@ -22,5 +22,6 @@ var harmless = map[string]bool{
 // zapLogger hands what etcd logs at warning and above to a slog.Logger until
 // silent is set; what is below is never put together.
 func zapLogger(log *slog.Logger, silent *atomic.Bool) *zap.Logger {
-	return logs.Zap(log, func(message string) bool { return silent.Load() || harmless[message] })
+	drop := func(message string) bool { return silent.Load() || harmless[message] }
+	return logs.Zap(log, drop).WithOptions(zap.WithFatalHook(fatalHook{}))
 }

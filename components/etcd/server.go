@@ -63,7 +63,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if err := checkDamage(s.cfg.Dir); err != nil {
 		return fmt.Errorf("starting etcd: %w", err)
 	}
-	member, err := embed.StartEtcd(s.cfg)
+	member, err := startMember(s.cfg)
 	if err != nil {
 		return fmt.Errorf("starting etcd: %w", explain(err))
 	}

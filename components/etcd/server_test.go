@@ -134,6 +134,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv("ETCD_TEST_START"); dir != "" {
 		os.Exit(startAndExit(dir))
 	}
+	if dir := os.Getenv("ETCD_TEST_READ"); dir != "" {
+		os.Exit(readAndExit(dir))
+	}
 	goleak.VerifyTestMain(m)
 }
 

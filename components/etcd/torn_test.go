@@ -1,0 +1,133 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// tornKeys are in the data of TestTorn; the value of a key is tornValue.
+const tornKeys = 300
+
+func tornKey(i int) string   { return fmt.Sprintf("k%03d", i) }
+func tornValue(i int) string { return strings.Repeat(tornKey(i), 50) }
+
+// readAndExit is the other process of TestTorn: it starts a member in dir and
+// tells whether everything is there.
+func readAndExit(dir string) int {
+	s, err := runMember(dir)
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	for i := range tornKeys {
+		got, err := s.Client().Get(context.Background(), tornKey(i))
+		if err != nil || len(got.Kvs) != 1 || string(got.Kvs[0].Value) != tornValue(i) {
+			fmt.Println(tornKey(i), "is wrong:", got, err)
+			return 1
+		}
+	}
+	fmt.Println("whole")
+	return 0
+}
+
+// Files torn anywhere, at random: a member either has everything, or does not
+// start and says what to do. It never panics, and never starts without what was
+// acknowledged.
+func TestTorn(t *testing.T) {
+	rounds, seed := 8, uint64(time.Now().UnixNano())
+	if *long {
+		rounds = 500
+	}
+	t.Logf("the seed is %d", seed)
+	whole := filepath.Join(t.TempDir(), "data")
+	s, stop := start(t, aloneAnywhere(whole))
+	for i := range tornKeys {
+		if _, err := s.Client().Put(context.Background(), tornKey(i), tornValue(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	outcomes := map[string]int{}
+	for round := range rounds {
+		random := rand.New(rand.NewPCG(seed, uint64(round)))
+		dir := filepath.Join(t.TempDir(), "data")
+		if err := os.CopyFS(dir, os.DirFS(whole)); err != nil {
+			t.Fatal(err)
+		}
+		what, err := tear(dir, random)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		cmd := exec.CommandContext(ctx, os.Args[0])
+		cmd.Env = append(os.Environ(), "ETCD_TEST_READ="+dir)
+		out, err := cmd.CombinedOutput()
+		cancel()
+		text := strings.TrimSpace(string(out))
+		kind, _, _ := strings.Cut(what, " ")
+		switch {
+		case err == nil && text == "whole":
+			outcomes[kind+" without harm"]++
+		case strings.Contains(text, "hyperkube snapshot restore") && !strings.Contains(text, "goroutine "):
+			outcomes[kind+" told"]++
+		default:
+			if len(text) > 1500 {
+				text = text[:1500]
+			}
+			t.Errorf("round %d, %s: %v\n%s", round, what, err, text)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Log(outcomes)
+}
+
+// tear damages one file of a member's data, as disks do it: it ends early, a
+// sector was not written, a bit has changed. It says what it did.
+func tear(dir string, random *rand.Rand) (string, error) {
+	patterns := []string{"member/wal/*.wal", "member/snap/db", "member/snap/*.snap"}
+	kind := random.IntN(len(patterns))
+	files, err := filepath.Glob(filepath.Join(dir, patterns[kind]))
+	if err != nil {
+		return "", err
+	}
+	if len(files) == 0 {
+		return "", errors.New("no file like " + patterns[kind])
+	}
+	file := files[random.IntN(len(files))]
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	used := len(data)
+	for used > 0 && data[used-1] == 0 {
+		used--
+	}
+	at := random.IntN(used)
+	name := filepath.Base(file)
+	switch how := random.IntN(3); {
+	case how == 0:
+		return fmt.Sprintf("%s cut off at %d of %d", filepath.Ext(name)+"-end", at, used), os.Truncate(file, int64(at))
+	case how == 1:
+		size := 512
+		if name == "db" {
+			size = 4096 // it has no checksums: less than a page nobody can tell
+		}
+		at -= at % size
+		return fmt.Sprintf("%s zeroes at %d of %d", filepath.Ext(name)+"-sector", at, used), overwrite(file[len(dir):], int64(at), make([]byte, size))(dir)
+	case name == "db":
+		return "db-head", overwrite(file[len(dir):], int64(random.IntN(64)), []byte{byte(random.Int())})(dir)
+	default:
+		changed := data[at] ^ 1<<random.IntN(8)
+		return fmt.Sprintf("%s changed at %d of %d", filepath.Ext(name)+"-bit", at, used), overwrite(file[len(dir):], int64(at), []byte{changed})(dir)
+	}
+}
