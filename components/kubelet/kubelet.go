@@ -424,10 +424,17 @@ func (k *Kubelet) prepareHost() error {
 	if err := k.cgroups.Create(kubepods, all); err != nil {
 		return fmt.Errorf("making the cgroup of all pods: %w", err)
 	}
-	for name, shares := range map[string]uint64{"burstable": 2, "besteffort": 2} {
-		if err := k.cgroups.Create(filepath.Join(kubepods, name), cgroup.Resources{CPUShares: shares}); err != nil {
+	for _, name := range []string{"burstable", "besteffort"} {
+		r := cgroup.Resources{CPUShares: 2}
+		if k.cgroups.Exists(filepath.Join(kubepods, name)) {
+			r.CPUShares = 0 // of pods that run, which are weighed soon
+		}
+		if err := k.cgroups.Create(filepath.Join(kubepods, name), r); err != nil {
 			return fmt.Errorf("making the cgroup of %s pods: %w", name, err)
 		}
+	}
+	if _, err := os.Stat(filepath.Join(k.cgroups.Dir("memory", kubepods), "memory.swap.max")); err != nil {
+		k.host.Swap = nil // a kernel that does not account for swap
 	}
 	return k.enforceReserved()
 }

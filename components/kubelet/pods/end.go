@@ -195,6 +195,7 @@ func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
 			w.update(func() { w.stage, w.final, w.dirty = terminating, stopSandboxes, true })
 			return err
 		}
+		w.host.weigh()
 	}
 	w.update(func() { w.final = deleteObject })
 	w.clean()

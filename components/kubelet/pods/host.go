@@ -112,6 +112,9 @@ type Host struct {
 	StaticMemory bool
 	// Resized is called when a pod has been resized; NewManager fills it.
 	Resized func()
+	// weigh is called when what pods ask for together may have changed; NewManager
+	// fills it.
+	weigh func()
 	// Ended is called when nothing of a pod runs any more, maybe twice; may be
 	// nil. It must not call the Manager.
 	Ended func(pod types.UID)
@@ -120,7 +123,7 @@ type Host struct {
 	// CrashMax bounds the waiting for a restart after crashes; zero is upstream's.
 	CrashMax time.Duration
 	// Swap is how much swap the machine has for burstable pods in all, in
-	// bytes. Nil: memory limits say nothing of swap.
+	// bytes. Nil: nothing is said of swap.
 	Swap func() int64
 	// Fits tells why a resized pod does not fit on the node, empty if it does;
 	// NewManager fills it.

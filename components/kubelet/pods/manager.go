@@ -25,6 +25,8 @@ type Manager struct {
 	// verdict refuses it. It is called with no lock held.
 	Admit func(pod *v1.Pod, others []*v1.Pod) *Verdict
 
+	balance balance
+
 	mu      sync.Mutex      // guards what follows
 	spawn   func(w *worker) // runs a worker; nil when Run does not run
 	open    bool            // the runtime's events are followed
@@ -35,7 +37,7 @@ type Manager struct {
 // NewManager makes a Manager. Run must be called before anything else is.
 func NewManager(h *Host) *Manager {
 	m := &Manager{host: h, workers: map[types.UID]*worker{}, waiters: map[string][]chan struct{}{}}
-	h.Fits, h.Resized = m.fits, m.RetryResizes
+	h.Fits, h.Resized, h.weigh = m.fits, m.RetryResizes, m.weigh
 	return m
 }
 
@@ -90,6 +92,7 @@ func (m *Manager) Set(pod *v1.Pod) {
 				m.host.event(pod, "", true, v.Reason, v.Message)
 			}
 		}
+		m.weigh()
 		m.start(w)
 		return
 	}

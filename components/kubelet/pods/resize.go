@@ -197,6 +197,7 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, begins 
 		if err := h.Cgroups.Set(h.cgroupOf(pod), final); err != nil {
 			return failed(fmt.Errorf("resizing the pod: %w", err))
 		}
+		h.weigh()
 	}
 	return resizeState{kind: v1.PodResizeInProgress}
 }

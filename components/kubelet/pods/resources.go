@@ -228,25 +228,3 @@ func (h *Host) podResources(pod *v1.Pod) cgroup.Resources {
 	}
 	return r
 }
-
-// swapLimit is memory and swap of a container together, in bytes; 0 says
-// nothing. A burstable container with LimitedSwap gets as much of the swap as
-// it asks for of the memory; all others get none.
-//
-// https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/
-func (h *Host) swapLimit(pod *v1.Pod, c *v1.Container) int64 {
-	if h.Swap == nil {
-		return 0
-	}
-	limits := limitsOf(pod, c)
-	limit, request := limits.Memory().Value(), c.Resources.Requests.Memory().Value()
-	if all := h.Swap(); all > 0 && h.MemoryCapacity > 0 && QOS(pod) == v1.PodQOSBurstable && request > 0 && request != c.Resources.Limits.Memory().Value() {
-		swap := int64(float64(request) / float64(h.MemoryCapacity) * float64(all))
-		if limit == 0 {
-			// Only the swap is bounded, which is told relative to nothing.
-			return 0
-		}
-		return limit + swap
-	}
-	return limit
-}

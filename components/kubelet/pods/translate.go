@@ -171,18 +171,23 @@ func (h *Host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.Linu
 	limits := limitsOf(pod, c)
 	r := h.linuxResources(c.Resources.Requests, limits)
 	r.OomScoreAdj = oomScore(pod, c, h.MemoryCapacity)
-	r.MemorySwapLimitInBytes = h.swapLimit(pod, c)
 	if h.OwnCPUs != nil && h.OwnCPUs(pod.UID, c.Name) {
 		r.CpuQuota = -1
 	}
 	if h.WholeOOMKill {
 		r.Unified = map[string]string{"memory.oom.group": "1"}
 	}
-	if high := h.throttled(pod, c); high > 0 {
+	unified := func(file string, value int64) {
 		if r.Unified == nil {
 			r.Unified = map[string]string{}
 		}
-		r.Unified["memory.high"] = strconv.FormatInt(high, 10)
+		r.Unified[file] = strconv.FormatInt(value, 10)
+	}
+	if high := h.throttled(pod, c); high > 0 {
+		unified("memory.high", high)
+	}
+	if swap, ok := h.swapLimit(pod, c); ok {
+		unified(swapFile, swap)
 	}
 	for name, q := range limits {
 		if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {

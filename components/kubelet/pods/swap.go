@@ -1,0 +1,27 @@
+package pods
+
+import (
+	v1 "k8s.io/api/core/v1"
+)
+
+// swapFile bounds what of a container is swapped out, in bytes. Cgroups of version
+// 1 have a bound of memory and swap together, which is that of the memory unless
+// something else is said.
+const swapFile = "memory.swap.max"
+
+// swapLimit is how many bytes of a container may be swapped out, false where
+// nothing is to be said of it. A burstable container with LimitedSwap gets as much
+// of the swap as it asks for of the memory; all others get none.
+//
+// https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/
+func (h *Host) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {
+	if h.Swap == nil {
+		return 0, false
+	}
+	request := c.Resources.Requests.Memory().Value()
+	critical := IsStatic(pod) || IsMirror(pod) || pod.Spec.Priority != nil && *pod.Spec.Priority >= criticalPri
+	if critical || QOS(pod) != v1.PodQOSBurstable || request == c.Resources.Limits.Memory().Value() || h.MemoryCapacity <= 0 {
+		return 0, true
+	}
+	return int64(float64(request) / float64(h.MemoryCapacity) * float64(h.Swap())), true
+}
