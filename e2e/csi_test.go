@@ -204,7 +204,7 @@ func (s *space) grows(small *atomic.Bool) {
 	small.Store(false)
 	pending()
 	s.do("wait", "pvc/v", "--for=jsonpath={.status.capacity.storage}=3Mi", "--timeout=60s")
-	if left := s.do("get", "pvc", "v", "-o", "jsonpath={.status.allocatedResourceStatuses}{.status.conditions}"); left != "" {
+	if left := s.do("get", "pvc", "v", "-o", "jsonpath={.status.allocatedResourceStatuses}{.status.conditions[*].type}"); left != "Unused" {
 		s.Errorf("left of growing: %s", left)
 	}
 }

@@ -191,7 +191,24 @@ spec: {devices: {requests: [{name: r, exactly: {deviceClassName: ` + d.name + `}
 	s.do("wait", "--for=condition=Ready", "pod/late", "--timeout=180s")
 	s.contains(s.exec("late", "env"), "DEVICE_ONE=1")
 
+	// A pod that asks for one as an extended resource has it once one is free.
+	s.apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: extended}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - {name: c, image: ` + busybox + `, command: [sleep, "1000"], resources: {limits: {deviceclass.resource.kubernetes.io/` + d.name + `: 1}}}
+  - {name: without, image: ` + busybox + `, command: [sleep, "1000"]}
+`)
 	s.do("delete", "pod", "a", "b", "late", "--wait")
+	s.do("wait", "--for=condition=Ready", "pod/extended", "--timeout=180s")
+	s.contains(s.exec("extended", "env"), "DEVICE_")
+	if env := s.do("exec", "extended", "-c", "without", "--", "env"); strings.Contains(env, "DEVICE_") {
+		t.Errorf("a container that asks for no device has one:\n%s", env)
+	}
+	s.do("delete", "pod", "extended", "--wait")
 	s.eventually(10*time.Second, func() error {
 		if n := d.count(); n != 0 {
 			return fmt.Errorf("%d claims are prepared", n)

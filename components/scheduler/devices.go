@@ -45,6 +45,10 @@ type devices struct {
 	patched []*resourcev1.ResourceSlice
 
 	claims map[string]*resourcev1.ResourceClaim // by namespace/name
+	// extended are the claims that were made for pods' extended resources, by pod,
+	// and byResource the classes; nil: to be made.
+	extended   map[types.UID]*resourcev1.ResourceClaim
+	byResource map[corev1.ResourceName]*resourcev1.DeviceClass
 	// pending are the allocations that are being written, or were and have not
 	// come back. The value is the version that has them or, if they could not be
 	// written, has not; "" while that is not known.
@@ -60,7 +64,8 @@ func newDevices() *devices {
 	return &devices{
 		changed: newBell(),
 		claims:  map[string]*resourcev1.ResourceClaim{}, pending: map[types.UID]string{},
-		had: map[types.UID]*resourcev1.AllocationResult{},
+		extended: map[types.UID]*resourcev1.ResourceClaim{},
+		had:      map[types.UID]*resourcev1.AllocationResult{},
 		allocated: structured.AllocatedState{
 			AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 			AggregatedCapacity: structured.NewConsumedCapacityCollection(),
@@ -76,6 +81,9 @@ type devicesMessage struct {
 	// is one of the claim after that, "" if it is gone.
 	written *resourcev1.ResourceClaim
 	version string
+	// made is the claim that was made of written, which had none before; nil: it
+	// was there.
+	made *resourcev1.ResourceClaim
 	// changed: slices, classes or taint rules.
 	changed bool
 	// synced: all that is there is known.
@@ -127,13 +135,17 @@ func (d *devices) take(m *devicesMessage) (freed bool, claim string) {
 	switch {
 	case m.claim != nil:
 		claim = m.claim.Namespace + "/" + m.claim.Name
+		d.noteExtended(m.claim, m.gone)
 		if m.gone {
 			delete(d.claims, claim)
 			delete(d.pending, m.claim.UID)
-			return d.account(m.claim.UID, nil), claim
+			// A pod may have waited for the end of a claim of its own.
+			return d.account(m.claim.UID, nil) || extendedOwner(m.claim) != "", claim
 		}
 		d.claims[claim] = m.claim
 		return d.settle(m.claim), claim
+	case m.made != nil:
+		return d.handOver(m), ""
 	case m.written != nil:
 		claim = m.written.Namespace + "/" + m.written.Name
 		now := d.claims[claim]
@@ -146,7 +158,7 @@ func (d *devices) take(m *devicesMessage) (freed bool, claim string) {
 		}
 		return d.settle(now), claim
 	case m.changed:
-		d.patched = nil
+		d.patched, d.byResource = nil, nil
 		return true, ""
 	default:
 		d.synced = true
@@ -157,6 +169,11 @@ func (d *devices) take(m *devicesMessage) (freed bool, claim string) {
 // settle accounts for a claim as it is known, unless it is older than what was
 // written of it.
 func (d *devices) settle(claim *resourcev1.ResourceClaim) bool {
+	if owner := extendedOwner(claim); owner != "" {
+		if _, ok := d.pending[framework.PlannedClaim(owner)]; ok {
+			return false // handOver does it
+		}
+	}
 	if written, ok := d.pending[claim.UID]; ok {
 		if written == "" {
 			return false
@@ -334,7 +351,7 @@ func (s *Scheduler) gated(pod *corev1.Pod) bool {
 			return true
 		}
 	}
-	if set.Devices == nil || len(pod.Spec.ResourceClaims) == 0 {
+	if set.Devices == nil || !framework.AsksDevices(pod) {
 		return false
 	}
 	s.devices.wanted = true

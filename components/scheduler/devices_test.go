@@ -44,6 +44,9 @@ func startDevices(t *testing.T, objects ...runtime.Object) *deviceCluster {
 	number := func(o runtime.Object) {
 		if m, err := meta.Accessor(o); err == nil {
 			m.SetResourceVersion(strconv.FormatInt(version.Add(1), 10))
+			if m.GetName() == "" {
+				m.SetName(m.GetGenerateName() + m.GetResourceVersion())
+			}
 			if m.GetUID() == "" {
 				m.SetUID(types.UID(m.GetNamespace() + "/" + m.GetName()))
 			}

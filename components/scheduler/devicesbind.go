@@ -21,12 +21,21 @@ import (
 // pod and waits until the devices are ready.
 func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation) error {
 	var wait []*resourcev1.ResourceClaim
-	for _, c := range r.Claims {
-		claim, err := s.writeClaim(ctx, c)
+	for i := range r.Claims {
+		c := &r.Claims[i]
+		claim, err := s.makeClaim(ctx, c)
+		if err == nil {
+			claim, err = s.writeClaim(ctx, *c, claim)
+		}
 		if err != nil {
 			return fmt.Errorf("claim %s/%s: %w", c.Claim.Namespace, c.Claim.Name, err)
 		}
-		if c.Allocation != nil {
+		if c.Made != nil {
+			s.inbox.put(message{devices: &devicesMessage{written: c.Claim, made: claim, version: claim.ResourceVersion}})
+			if err := s.tellExtended(ctx, c); err != nil {
+				return err
+			}
+		} else if c.Allocation != nil {
 			s.inbox.put(message{devices: &devicesMessage{written: c.Claim, version: claim.ResourceVersion}})
 		}
 		ready, err := deviceConditions(claim)
@@ -54,6 +63,10 @@ func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation) er
 // releaseClaims ends the reservation of a pod that is not bound after all.
 func (s *Scheduler) releaseClaims(ctx context.Context, r *framework.Reservation) {
 	for _, c := range r.Claims {
+		if len(c.Requests) > 0 {
+			s.releaseExtended(ctx, c)
+			continue
+		}
 		if err := s.unreserve(ctx, c); err != nil && ctx.Err() == nil {
 			s.cfg.Log.Warn("taking back a reservation failed", "claim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
 		}
@@ -69,21 +82,22 @@ func (s *Scheduler) releaseClaims(ctx context.Context, r *framework.Reservation)
 	}
 }
 
-// writeClaim allocates a claim, if that is to be done, and reserves it.
-func (s *Scheduler) writeClaim(ctx context.Context, c framework.Claimed) (*resourcev1.ResourceClaim, error) {
-	claims := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(c.Claim.Namespace)
-	claim := c.Claim
+// writeClaim allocates a claim, if that is to be done, and reserves it. claim is as
+// it is known.
+func (s *Scheduler) writeClaim(ctx context.Context, c framework.Claimed, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	claims := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(claim.Namespace)
+	name, uid := claim.Name, claim.UID
 	first := true
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		var err error
 		if !first {
-			if claim, err = claims.Get(ctx, c.Claim.Name, metav1.GetOptions{}); err != nil {
+			if claim, err = claims.Get(ctx, name, metav1.GetOptions{}); err != nil {
 				return err
 			}
 		}
 		first = false
 		switch {
-		case claim.UID != c.Claim.UID:
+		case claim.UID != uid:
 			return errors.New("it was made anew meanwhile")
 		case claim.DeletionTimestamp != nil:
 			return errors.New("it is being deleted")

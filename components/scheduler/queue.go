@@ -302,14 +302,14 @@ func (q *queue) resourceClaimChanged(key string, now time.Time) {
 	}
 }
 
-// gatedWithClaims returns the gated pods that have resource claims.
+// gatedWithClaims returns the gated pods that ask for devices.
 func (q *queue) gatedWithClaims() []*item {
 	if q.counts[gated] == 0 {
 		return nil
 	}
 	var out []*item
 	for _, it := range q.items {
-		if it.place == gated && len(it.pod.Spec.ResourceClaims) > 0 {
+		if it.place == gated && framework.AsksDevices(it.pod) {
 			out = append(out, it)
 		}
 	}

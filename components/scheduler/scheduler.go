@@ -232,7 +232,7 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	}
 	info := state.NewPod(it.pod)
 	cycle := &framework.Cycle{Pod: info, State: s.state, Namespaces: s.informed.namespaceLabels, SpreadSelector: s.informed.spreadSelector, Volumes: s.volumes}
-	if profile.Plugins.Devices != nil && len(it.pod.Spec.ResourceClaims) > 0 {
+	if profile.Plugins.Devices != nil && framework.AsksDevices(it.pod) {
 		cycle.Devices = s.devices
 	}
 	node, failed := s.find(ctx, cycle, profile)

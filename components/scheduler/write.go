@@ -108,7 +108,7 @@ func (s *Scheduler) write(ctx context.Context, d *decision, recorder events.Even
 		s.cfg.Log.Warn("telling that a pod is unschedulable failed", "pod", name(d.pod), "err", err)
 	}
 	if d.freed != nil {
-		if err := s.deallocate(ctx, d.freed); err != nil && ctx.Err() == nil {
+		if err := s.free(ctx, d.freed); err != nil && ctx.Err() == nil {
 			s.cfg.Log.Warn("giving devices back failed", "claim", d.freed.Namespace+"/"+d.freed.Name, "err", err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
 	quota "k8s.io/apiserver/pkg/quota/v1"
@@ -63,7 +64,7 @@ func pods(list generic.ListFuncByNamespace, now func() time.Time) quota.Evaluato
 			for _, n := range in {
 				s := string(n)
 				if strings.HasPrefix(s, hugePages) || strings.HasPrefix(s, requestsHugePages) ||
-					strings.HasPrefix(s, requestsPrefix) && !validate.IsNative(n) {
+					strings.HasPrefix(s, requestsPrefix) && (!validate.IsNative(n) || strings.HasPrefix(s, requestsPrefix+resourcev1.ResourceDeviceClassPrefix)) {
 					out = append(out, n)
 				}
 			}
@@ -119,7 +120,7 @@ func compute(requests, limits corev1.ResourceList) corev1.ResourceList {
 		case name == corev1.ResourceCPU, name == corev1.ResourceMemory, name == corev1.ResourceEphemeralStorage, strings.HasPrefix(string(name), hugePages):
 			used[name] = q
 			used[requestsPrefix+name] = q
-		case validate.IsExtended(name):
+		case validate.IsExtended(name), strings.HasPrefix(string(name), resourcev1.ResourceDeviceClassPrefix):
 			used[requestsPrefix+name] = q
 		}
 	}

@@ -43,7 +43,7 @@ func TestUsage(t *testing.T) {
 	reg := New(nil, clock)
 	computing := func(p *corev1.Pod) {
 		p.Spec.Containers[0].Resources = corev1.ResourceRequirements{
-			Requests: list(t, "cpu=1 memory=1Gi example.com/gpu=2 hugepages-2Mi=4Mi"), Limits: list(t, "cpu=2 memory=2Gi"),
+			Requests: list(t, "cpu=1 memory=1Gi example.com/gpu=2 deviceclass.resource.kubernetes.io/gpu=3 hugepages-2Mi=4Mi"), Limits: list(t, "cpu=2 memory=2Gi"),
 		}
 	}
 	for _, tc := range []struct {
@@ -52,7 +52,7 @@ func TestUsage(t *testing.T) {
 		want           string
 	}{
 		{"an empty pod", "pods", podOf(nil), "count/pods=1 pods=1"},
-		{"a pod", "pods", podOf(computing), "count/pods=1 pods=1 cpu=1 requests.cpu=1 memory=1Gi requests.memory=1Gi limits.cpu=2 limits.memory=2Gi requests.example.com/gpu=2 hugepages-2Mi=4Mi requests.hugepages-2Mi=4Mi"},
+		{"a pod", "pods", podOf(computing), "count/pods=1 pods=1 cpu=1 requests.cpu=1 memory=1Gi requests.memory=1Gi limits.cpu=2 limits.memory=2Gi requests.example.com/gpu=2 requests.deviceclass.resource.kubernetes.io/gpu=3 hugepages-2Mi=4Mi requests.hugepages-2Mi=4Mi"},
 		{"an ended pod", "pods", podOf(func(p *corev1.Pod) { computing(p); p.Status.Phase = corev1.PodSucceeded }), "count/pods=1"},
 		{"a pod in deletion", "pods", podOf(func(p *corev1.Pod) {
 			p.DeletionTimestamp = &metav1.Time{Time: now}

@@ -78,6 +78,9 @@ func claimsOf(obj any) ([]string, error) {
 			keys = append(keys, p.Namespace+"/"+*name)
 		}
 	}
+	if s := p.Status.ExtendedResourceClaimStatus; s != nil {
+		keys = append(keys, p.Namespace+"/"+s.ResourceClaimName)
+	}
 	return keys, nil
 }
 
@@ -96,7 +99,7 @@ func templatesOf(obj any) ([]string, error) {
 }
 
 func (c *Controller) podChanged(p *corev1.Pod) {
-	if len(p.Spec.ResourceClaims) == 0 {
+	if len(p.Spec.ResourceClaims) == 0 && p.Status.ExtendedResourceClaimStatus == nil {
 		return
 	}
 	if isDone(p) {

@@ -115,7 +115,7 @@ func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
 	defer m.mu.Unlock()
 	out := topology.Hints{}
 	for name, q := range c.Resources.Limits {
-		if n := int(q.Value()); n > 0 && m.resources[string(name)] != nil {
+		if n := int(q.Value()); n > 0 && m.resources[string(name)] != nil && !claimed(pod, c, name) {
 			out[string(name)] = m.hints(pod, string(name), n)
 		}
 	}
@@ -130,7 +130,7 @@ func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	out := topology.Hints{}
 	for c := range topology.Containers(pod) {
 		for name := range c.Resources.Limits {
-			if m.resources[string(name)] == nil {
+			if m.resources[string(name)] == nil || claimed(pod, c, name) {
 				continue
 			}
 			n := topology.Request(pod, func(c *v1.Container) int64 {
@@ -202,7 +202,7 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod, c *v1.Container, no
 	m.forget(pod.UID)
 	for _, name := range slices.Sorted(maps.Keys(c.Resources.Limits)) {
 		q := c.Resources.Limits[name]
-		if n := int(q.Value()); n > 0 && m.known(string(name)) {
+		if n := int(q.Value()); n > 0 && m.known(string(name)) && !claimed(pod, c, name) {
 			if err := m.allocate(ctx, pod, c.Name, string(name), n, nodes); err != nil {
 				return err
 			}
@@ -226,6 +226,15 @@ func (m *Manager) again(ctx context.Context, pod *v1.Pod) error {
 		}
 	}
 	return m.Settle(pod, true)
+}
+
+// claimed tells whether a container has what it asks for of a resource by a claim
+// that the scheduler made, and not of a plugin.
+func claimed(pod *v1.Pod, c *v1.Container, name v1.ResourceName) bool {
+	s := pod.Status.ExtendedResourceClaimStatus
+	return s != nil && slices.ContainsFunc(s.RequestMappings, func(r v1.ContainerExtendedResourceRequest) bool {
+		return r.ContainerName == c.Name && r.ResourceName == string(name)
+	})
 }
 
 // needs tells whether the container has limits of a resource that is known.
@@ -398,7 +407,7 @@ func (m *Manager) Grants(ctx context.Context, pod *v1.Pod, c *v1.Container) (map
 	}
 	for name, q := range c.Resources.Limits {
 		m.mu.Lock()
-		missing := m.resources[string(name)] != nil && q.Value() > 0 && m.given[pod.UID][c.Name][string(name)] == nil
+		missing := m.resources[string(name)] != nil && q.Value() > 0 && !claimed(pod, c, name) && m.given[pod.UID][c.Name][string(name)] == nil
 		m.mu.Unlock()
 		if missing {
 			// The plugin came, or the record went, after the pod was admitted.

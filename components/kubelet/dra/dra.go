@@ -105,7 +105,7 @@ func New(cfg Config) (*Manager, error) {
 // Prepare makes the devices of a pod's claims ready. It is called again after the
 // kubelet has been started anew, and costs nothing once all is ready.
 func (m *Manager) Prepare(ctx context.Context, pod *v1.Pod) error {
-	if len(pod.Spec.ResourceClaims) == 0 {
+	if !Asks(pod) {
 		return nil
 	}
 	claims, err := m.allocated(ctx, pod)
@@ -140,12 +140,19 @@ func (m *Manager) Prepare(ctx context.Context, pod *v1.Pod) error {
 	return m.save()
 }
 
+// Asks tells whether a pod has resource claims, its own or one that the scheduler
+// has made of its extended resources.
+func Asks(pod *v1.Pod) bool {
+	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
+}
+
 // allocated gets a pod's claims, which must be allocated and reserved for it.
 func (m *Manager) allocated(ctx context.Context, pod *v1.Pod) ([]*resourcev1.ResourceClaim, error) {
 	if m.cfg.Kube == nil {
 		return nil, errors.New("pods without an API server cannot have resource claims")
 	}
-	var out []*resourcev1.ResourceClaim
+	var names []string
+	owns := map[string]bool{}
 	for i := range pod.Spec.ResourceClaims {
 		name, owned, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil {
@@ -154,9 +161,19 @@ func (m *Manager) allocated(ctx context.Context, pod *v1.Pod) ([]*resourcev1.Res
 		if name == nil {
 			continue // none is needed
 		}
-		claim, err := m.cfg.Kube.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, *name, metav1.GetOptions{})
+		names = append(names, *name)
+		owns[*name] = owns[*name] || owned
+	}
+	if s := pod.Status.ExtendedResourceClaimStatus; s != nil {
+		names = append(names, s.ResourceClaimName)
+		owns[s.ResourceClaimName] = true
+	}
+	var out []*resourcev1.ResourceClaim
+	for _, name := range names {
+		owned := owns[name]
+		claim, err := m.cfg.Kube.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return nil, fmt.Errorf("fetch ResourceClaim %s: %w", *name, err)
+			return nil, fmt.Errorf("fetch ResourceClaim %s: %w", name, err)
 		}
 		if owned {
 			if err := resourceclaim.IsForPod(pod, claim, false); err != nil {
@@ -164,7 +181,7 @@ func (m *Manager) allocated(ctx context.Context, pod *v1.Pod) ([]*resourcev1.Res
 			}
 		}
 		if !resourceclaim.IsReservedForPod(pod, claim, false) {
-			return nil, fmt.Errorf("pod %s (%s) is not allowed to use ResourceClaim %s (%s)", pod.Name, pod.UID, *name, claim.UID)
+			return nil, fmt.Errorf("pod %s (%s) is not allowed to use ResourceClaim %s (%s)", pod.Name, pod.UID, name, claim.UID)
 		}
 		if claim.Status.Allocation == nil {
 			return nil, fmt.Errorf("ResourceClaim %s is not allocated", claim.Name)
@@ -390,12 +407,19 @@ type Used struct {
 
 // Uses are the claims of which a container has devices.
 func (m *Manager) Uses(pod *v1.Pod, c *v1.Container) []Use {
-	if len(c.Resources.Claims) == 0 {
+	if len(c.Resources.Claims) == 0 && pod.Status.ExtendedResourceClaimStatus == nil {
 		return nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out []Use
+	if s := pod.Status.ExtendedResourceClaimStatus; s != nil {
+		for _, r := range s.RequestMappings {
+			if r.ContainerName == c.Name {
+				out = append(out, m.uses(pod, s.ResourceClaimName, r.RequestName)...)
+			}
+		}
+	}
 	for _, want := range c.Resources.Claims {
 		i := slices.IndexFunc(pod.Spec.ResourceClaims, func(r v1.PodResourceClaim) bool { return r.Name == want.Name })
 		if i < 0 {
@@ -405,22 +429,28 @@ func (m *Manager) Uses(pod *v1.Pod, c *v1.Container) []Use {
 		if err != nil || name == nil {
 			continue
 		}
-		for _, claim := range m.claims {
-			if claim.Name != *name || claim.Namespace != pod.Namespace || !slices.Contains(claim.Pods, pod.UID) {
-				continue
-			}
-			use := Use{Namespace: claim.Namespace, Name: claim.Name}
-			for _, driver := range slices.Sorted(maps.Keys(claim.Devices)) {
-				for _, d := range claim.Devices[driver] {
-					if serves(d.Requests, want.Request) {
-						use.Devices = append(use.Devices, Used{driver, d})
-					}
-				}
-			}
-			out = append(out, use)
-		}
+		out = append(out, m.uses(pod, *name, want.Request)...)
 	}
 	return out
+}
+
+// uses is what a pod has of one request of a claim, "" for all. The caller holds mu.
+func (m *Manager) uses(pod *v1.Pod, name, request string) []Use {
+	for _, claim := range m.claims {
+		if claim.Name != name || claim.Namespace != pod.Namespace || !slices.Contains(claim.Pods, pod.UID) {
+			continue
+		}
+		use := Use{Namespace: claim.Namespace, Name: claim.Name}
+		for _, driver := range slices.Sorted(maps.Keys(claim.Devices)) {
+			for _, d := range claim.Devices[driver] {
+				if serves(d.Requests, request) {
+					use.Devices = append(use.Devices, Used{driver, d})
+				}
+			}
+		}
+		return []Use{use}
+	}
+	return nil
 }
 
 // serves tells whether a device that is for some requests of a claim is one of a

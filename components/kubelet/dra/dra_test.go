@@ -143,6 +143,43 @@ func pod(name string, claims ...string) *v1.Pod {
 	return p
 }
 
+// TestExtended: what a container asks for as an extended resource it has of the
+// claim that the scheduler made, and no more than that.
+func TestExtended(t *testing.T) {
+	controller := true
+	made := claim("made", "p")
+	made.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "p", Controller: &controller}}
+	kube := fake.NewClientset(made)
+	driver, plugin := serve(t)
+	m := manager(t, t.TempDir(), kube)
+	if err := m.Register(t.Context(), plugin); err != nil {
+		t.Fatal(err)
+	}
+	p := pod("p")
+	p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: "other"})
+	p.Status.ExtendedResourceClaimStatus = &v1.PodExtendedResourceClaimStatus{ResourceClaimName: "made", RequestMappings: []v1.ContainerExtendedResourceRequest{
+		{ContainerName: "c", ResourceName: "example.com/gpu", RequestName: "gpu"},
+	}}
+	if err := m.Prepare(t.Context(), p); err != nil || !driver.is("uid-made") {
+		t.Fatalf("%v %v", err, driver.prepared)
+	}
+	if uses := m.Uses(p, &p.Spec.Containers[0]); len(uses) != 1 || len(uses[0].Devices) != 1 || uses[0].Devices[0].Name != "gpu-0" {
+		t.Errorf("%+v", uses)
+	}
+	if uses := m.Uses(p, &p.Spec.Containers[1]); len(uses) != 0 {
+		t.Errorf("another container has %+v", uses)
+	}
+	// Not the pod's claim.
+	q := pod("q")
+	q.Status.ExtendedResourceClaimStatus = p.Status.ExtendedResourceClaimStatus
+	if err := m.Prepare(t.Context(), q); err == nil {
+		t.Error("another pod has the claim")
+	}
+	if err := m.Release(t.Context(), "p"); err != nil || !driver.is() {
+		t.Errorf("%v %v", err, driver.prepared)
+	}
+}
+
 // TestOldDriver: a driver that knows no more than the version before is spoken to
 // in that.
 func TestOldDriver(t *testing.T) {

@@ -179,7 +179,7 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 			return err
 		}
 	}
-	if w.host.Claims != nil && len(pod.Spec.ResourceClaims) > 0 {
+	if w.host.Claims != nil && (len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil) {
 		if err := w.host.Claims.Prepare(ctx, pod); err != nil {
 			w.host.event(pod, "", true, "FailedPrepareDynamicResources", "Failed to prepare dynamic resources: "+apiText(err))
 			return err

@@ -114,12 +114,21 @@ func unknownClass(classes structured.DeviceClassLister, claim *resourcev1.Resour
 
 // Filter as framework.Filter.
 func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
-	if c.Devices == nil || len(c.Pod.Object.Spec.ResourceClaims) == 0 {
+	if c.Devices == nil {
 		return nil, nil
 	}
 	claims, refused := usable(c)
 	if refused != "" {
 		return &framework.Check{Refused: refused}, nil
+	}
+	extended := newExtended(c)
+	if len(claims) == 0 && extended == nil {
+		return nil, nil
+	}
+	if extended != nil && extended.stale {
+		return &framework.Check{Node: func(*state.Node) []framework.Reason {
+			return reason("cannot schedule extended resource claim", false)
+		}}, nil
 	}
 	var where []*nodeaffinity.NodeSelector
 	var open []*resourcev1.ResourceClaim
@@ -135,7 +144,7 @@ func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 			where = append(where, s)
 		}
 	}
-	allocator, err := allocatorOf(c, open)
+	allocator, err := allocatorOf(c, len(open) > 0 || extended != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +161,14 @@ func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 		if fatal != nil {
 			return reason(fatal.Error(), true)
 		}
-		_, why, err := p.allocate(allocator, n, open)
+		all := open
+		if own, _ := extended.claim(n); own != nil {
+			all = append(slices.Clip(open), own)
+		}
+		if len(all) == 0 {
+			return nil
+		}
+		_, why, err := p.allocate(allocator, n, all)
 		if err != nil {
 			// What is asked for is wrong, wherever it is asked.
 			fatal = err
@@ -166,8 +182,8 @@ func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 }
 
 // allocatorOf returns nil when there is nothing to allocate.
-func allocatorOf(c *framework.Cycle, open []*resourcev1.ResourceClaim) (structured.Allocator, error) {
-	if len(open) == 0 {
+func allocatorOf(c *framework.Cycle, any bool) (structured.Allocator, error) {
+	if !any {
 		return nil, nil
 	}
 	return structured.NewAllocator(context.Background(), allocationFeatures, c.Devices.Allocated(), c.Devices.Classes(), c.Devices.Slices(), c.Devices.Expressions())
@@ -201,18 +217,22 @@ func (p DynamicResources) allocate(a structured.Allocator, n *state.Node, open [
 // Reserve as framework.Reserver.
 func (p DynamicResources) Reserve(c *framework.Cycle, n *state.Node) (*framework.Reservation, error) {
 	pod := c.Pod.Object
-	if c.Devices == nil || len(pod.Spec.ResourceClaims) == 0 {
+	if c.Devices == nil {
 		return nil, nil
 	}
 	claims, refused := usable(c)
 	if refused != "" {
 		return nil, errors.New(refused)
 	}
+	own, requests := newExtended(c).claim(n)
+	if own != nil {
+		claims = append(claims, own)
+	}
 	if len(claims) == 0 {
 		return nil, nil
 	}
 	open := slices.DeleteFunc(slices.Clone(claims), func(claim *resourcev1.ResourceClaim) bool { return claim.Status.Allocation != nil })
-	allocator, err := allocatorOf(c, open)
+	allocator, err := allocatorOf(c, len(open) > 0)
 	if err != nil {
 		return nil, err
 	}
@@ -232,6 +252,9 @@ func (p DynamicResources) Reserve(c *framework.Cycle, n *state.Node) (*framework
 		if claim.Status.Allocation == nil {
 			one.Allocation, found = &found[0], found[1:]
 		}
+		if claim == own {
+			one.Requests = requests
+		}
 		r.Claims = append(r.Claims, one)
 	}
 	return r, nil
@@ -241,8 +264,11 @@ func (p DynamicResources) Reserve(c *framework.Cycle, n *state.Node) (*framework
 // back, so that others are looked for; nil if there is none. It is one that keeps
 // the pod off a node and that nobody else uses.
 func (DynamicResources) Freeable(c *framework.Cycle) *resourcev1.ResourceClaim {
-	if c.Devices == nil || len(c.Pod.Object.Spec.ResourceClaims) == 0 {
+	if c.Devices == nil {
 		return nil
+	}
+	if claim := c.Devices.ExtendedClaim(c.Pod.Object.UID); claim != nil && claim.DeletionTimestamp == nil {
+		return claim
 	}
 	claims, refused := usable(c)
 	if refused != "" {

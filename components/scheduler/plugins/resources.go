@@ -50,7 +50,7 @@ func (NodeResourcesFit) Name() string { return "NodeResourcesFit" }
 
 // Wakes as framework.Waker.
 func (NodeResourcesFit) Wakes() framework.Event {
-	return framework.NodeAdded | framework.NodeAllocatableChanged | framework.PodRemoved | framework.PodScaledDown
+	return framework.NodeAdded | framework.NodeAllocatableChanged | framework.PodRemoved | framework.PodScaledDown | framework.DevicesChanged
 }
 
 // Filter as framework.Filter.
@@ -76,6 +76,9 @@ func (p NodeResourcesFit) Filter(c *framework.Cycle) (*framework.Check, error) {
 			group, _, _ := strings.Cut(string(name), "/")
 			if p.Ignored[name] || p.IgnoredGroups[group] {
 				continue
+			}
+			if c.Devices != nil && have.Scalar[name] == 0 && c.Devices.Class(name) != nil {
+				continue // DynamicResources looks for devices
 			}
 			lacks("Insufficient "+string(name), v, have.Scalar[name], used.Scalar[name])
 		}

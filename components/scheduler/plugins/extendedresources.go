@@ -1,0 +1,174 @@
+package plugins
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/state"
+)
+
+// extended are the extended resources of a pod that devices may be. On a node that
+// has a resource of that name, by a device plugin, it is not looked for among
+// devices. Methods may be called on nil, which is a pod without such.
+// https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#extended-resource
+type extended struct {
+	pod *corev1.Pod
+	// stale: a claim was made for them already, by an attempt that failed.
+	stale bool
+	// classes of devices, by resource.
+	classes map[corev1.ResourceName]*resourcev1.DeviceClass
+	// made are claims by what is to be of devices, of classes' resources.
+	made map[string]plannedClaim
+}
+
+type plannedClaim struct {
+	claim    *resourcev1.ResourceClaim
+	requests []corev1.ContainerExtendedResourceRequest
+}
+
+// newExtended returns nil when a pod has no such resources.
+func newExtended(c *framework.Cycle) *extended {
+	if c.Devices == nil {
+		return nil
+	}
+	var e *extended
+	for name, v := range c.Pod.Requests.Scalar {
+		if v == 0 || !framework.IsExtended(name) {
+			continue
+		}
+		if class := c.Devices.Class(name); class != nil {
+			if e == nil {
+				e = &extended{
+					pod: c.Pod.Object, stale: c.Devices.ExtendedClaim(c.Pod.Object.UID) != nil,
+					classes: map[corev1.ResourceName]*resourcev1.DeviceClass{}, made: map[string]plannedClaim{},
+				}
+			}
+			e.classes[name] = class
+		}
+	}
+	return e
+}
+
+// claim returns the claim that the pod is to have on a node, nil for none, and
+// which of its requests stand for what.
+func (e *extended) claim(n *state.Node) (*resourcev1.ResourceClaim, []corev1.ContainerExtendedResourceRequest) {
+	if e == nil {
+		return nil, nil
+	}
+	wanted := map[corev1.ResourceName]string{}
+	key := ""
+	for _, name := range slices.Sorted(maps.Keys(e.classes)) {
+		if n.Allocatable.Scalar[name] == 0 {
+			wanted[name] = e.classes[name].Name
+			key += string(name) + " "
+		}
+	}
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	made, ok := e.made[key]
+	if !ok {
+		made.claim = &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
+			Namespace: e.pod.Namespace, Name: "<extended-resources>", GenerateName: e.pod.Name + "-extended-resources-",
+			UID:         framework.PlannedClaim(e.pod.UID),
+			Annotations: map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "v1", Kind: "Pod", Name: e.pod.Name, UID: e.pod.UID, Controller: ptr.To(true),
+			}},
+		}}
+		made.claim.Spec.Devices.Requests, made.requests = extendedRequests(e.pod, wanted)
+		e.made[key] = made
+	}
+	return made.claim, made.requests
+}
+
+// extendedRequests returns the requests of a claim that stand for what a pod's
+// containers ask for of resources, which are given with their classes, and which
+// request stands for what. Init containers that end use what later containers ask
+// for before they ask for more, and share what they ask for.
+func extendedRequests(pod *corev1.Pod, classes map[corev1.ResourceName]string) ([]resourcev1.DeviceRequest, []corev1.ContainerExtendedResourceRequest) {
+	containers := append(slices.Clone(pod.Spec.InitContainers), pod.Spec.Containers...)
+	ends := func(i int) bool {
+		policy := containers[i].RestartPolicy
+		return i < len(pod.Spec.InitContainers) && (policy == nil || *policy != corev1.ContainerRestartPolicyAlways)
+	}
+	var requests []resourcev1.DeviceRequest
+	var mappings []corev1.ContainerExtendedResourceRequest
+	for _, resource := range slices.Sorted(maps.Keys(classes)) {
+		stand := func(i int, request string) corev1.ContainerExtendedResourceRequest {
+			return corev1.ContainerExtendedResourceRequest{ContainerName: containers[i].Name, ResourceName: string(resource), RequestName: request}
+		}
+		lasting := make([]*resourcev1.DeviceRequest, len(containers))
+		for i := range containers {
+			if n := extendedCount(&containers[i], resource); n > 0 && !ends(i) {
+				lasting[i] = extendedRequest(&containers[i], i, resource, classes[resource], n)
+				mappings = append(mappings, stand(i, lasting[i].Name))
+			}
+		}
+		// The largest of what ending containers lack is asked for once.
+		var most *resourcev1.DeviceRequest
+		var more []int // containers that it is for
+		var own []corev1.ContainerExtendedResourceRequest
+		for i := range containers {
+			n := extendedCount(&containers[i], resource)
+			if n == 0 || !ends(i) {
+				continue
+			}
+			for _, r := range lasting[i:] {
+				if r != nil && n > 0 {
+					n -= r.Exactly.Count
+					own = append(own, stand(i, r.Name))
+				}
+			}
+			if n <= 0 {
+				continue
+			}
+			own, more = append(own, stand(i, "")), append(more, len(own))
+			if r := extendedRequest(&containers[i], i, resource, classes[resource], n); most == nil || most.Exactly.Count < n {
+				most = r
+			}
+		}
+		for _, i := range more {
+			own[i].RequestName = most.Name
+		}
+		mappings = append(mappings, own...)
+		if most != nil {
+			requests = append(requests, *most)
+		}
+		for _, r := range lasting {
+			if r != nil {
+				requests = append(requests, *r)
+			}
+		}
+	}
+	slices.SortFunc(requests, func(a, b resourcev1.DeviceRequest) int { return cmp.Compare(a.Name, b.Name) })
+	return requests, mappings
+}
+
+// extendedCount is how many devices a container asks for.
+func extendedCount(c *corev1.Container, resource corev1.ResourceName) int64 {
+	q := c.Resources.Requests[resource]
+	n, ok := q.AsInt64()
+	if !ok {
+		return 0
+	}
+	return n
+}
+
+// extendedRequest is named by the places of the container and, in the order of
+// their names, of the resource among all that the container requests.
+func extendedRequest(c *corev1.Container, i int, resource corev1.ResourceName, class string, n int64) *resourcev1.DeviceRequest {
+	k := slices.Index(slices.Sorted(maps.Keys(c.Resources.Requests)), resource)
+	return &resourcev1.DeviceRequest{
+		Name:    fmt.Sprintf("container-%d-request-%d", i, k),
+		Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: n},
+	}
+}
