@@ -98,7 +98,7 @@ func explain(err error) error {
 		}
 	}
 	text := err.Error()
-	for _, damage := range []string{"crc mismatch", "proto: ", "unexpected block type", "failed to read WAL"} {
+	for _, damage := range []string{"crc mismatch", "proto:", "unexpected block type", "failed to read WAL"} {
 		if strings.Contains(text, damage) {
 			return fmt.Errorf("the write-ahead log is damaged: %w: %s", err, adviseLog)
 		}
