@@ -77,6 +77,9 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	if pod.Spec.OS != nil && string(pod.Spec.OS.Name) != goruntime.GOOS {
 		return refuse("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
 	}
+	if v := k.confined(pod); v != nil {
+		return v
+	}
 	if pods.IsStatic(pod) {
 		return nil
 	}

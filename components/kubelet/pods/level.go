@@ -43,6 +43,7 @@ func (w *worker) findLevel() {
 		}
 	}
 	w.level = level
+	w.loose = slices.ContainsFunc(w.report.last.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodResizeInProgress })
 }
 
 // offLevel tells whether the pod as a whole is to be resized. The caller holds mu.
@@ -126,10 +127,11 @@ func (w *worker) podLevel() (has *v1.ResourceRequirements, given v1.ResourceList
 }
 
 // room checks that what gets less memory does not use more already: the kernel
-// would end it.
-func (h *Host) room(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []resizing) error {
+// would end it. A pod of which some is to be restarted is checked when that has
+// ended.
+func (h *Host) room(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []resizing, restart bool) error {
 	var errs []error
-	if h.Cgroups != nil && final.MemoryLimit > 0 {
+	if h.Cgroups != nil && final.MemoryLimit > 0 && !restart {
 		// Who cannot be measured is left to the kernel.
 		now, err := h.Cgroups.Stats(h.cgroupOf(pod))
 		shrinks := err == nil && (now.MemoryLimit == 0 || uint64(final.MemoryLimit) < now.MemoryLimit)

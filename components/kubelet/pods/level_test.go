@@ -124,7 +124,7 @@ func TestShrinkBelowUsage(t *testing.T) {
 		"more":              {had: 40, used: 60},
 	} {
 		h := &Host{Cgroups: measured{stats: cgroup.Stats{MemoryLimit: tc.had, MemoryUsage: tc.used}}}
-		err := h.room(context.Background(), &v1.Pod{}, cgroup.Resources{MemoryLimit: 50}, nil)
+		err := h.room(context.Background(), &v1.Pod{}, cgroup.Resources{MemoryLimit: 50}, nil, false)
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -34,6 +35,11 @@ func unlimited(n int64) int64 { return max(n, 0) }
 // holds mu.
 func (w *worker) unsized() []resizing {
 	var out []resizing
+	for id := range w.given {
+		if w.obs.ByID(id) == nil {
+			delete(w.given, id)
+		}
+	}
 	for i := range w.obs.Containers {
 		st := &w.obs.Containers[i]
 		if st.State != podstate.Running || st.Resources == nil || w.slots[st.Name].Killing {
@@ -45,7 +51,7 @@ func (w *worker) unsized() []resizing {
 		}
 		want, have := w.host.containerResources(w.pod, c), st.Resources
 		cpu := want.CpuShares != have.CPUShares || unlimited(want.CpuQuota) != unlimited(have.CPUQuota)
-		memory := unlimited(want.MemoryLimitInBytes) != unlimited(have.MemoryLimit)
+		memory := unlimited(want.MemoryLimitInBytes) != unlimited(have.MemoryLimit) || w.givenTo(st, c) != c.Resources.Requests.Memory().Value()
 		if !cpu && !memory {
 			continue
 		}
@@ -69,13 +75,30 @@ func (w *worker) unsized() []resizing {
 	return out
 }
 
+// givenTo is the memory that a running container asked for: when it was first seen, or
+// as the kubelet before this one told. A runtime does not know. The caller holds mu.
+func (w *worker) givenTo(st *podstate.Container, c *v1.Container) int64 {
+	n, ok := w.given[st.ID]
+	if !ok {
+		n = c.Resources.Requests.Memory().Value()
+		if s := findStatus(w.report.last, st.Name); s != nil && s.Resources != nil && strings.HasSuffix(s.ContainerID, "://"+st.ID) {
+			n = s.Resources.Requests.Memory().Value()
+		}
+		w.given[st.ID] = n
+	}
+	return n
+}
+
 // startResize resizes containers whose limits are not what the pod says, and
 // returns when it is to be called again. The caller holds mu; there is no
 // operation.
 func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 	w.findLevel()
+	if w.loose && len(w.kills) > 0 {
+		return time.Time{}
+	}
 	list := w.unsized()
-	if len(list) == 0 && !w.offLevel() {
+	if len(list) == 0 && !w.offLevel() && !w.loose {
 		if w.resize != nil {
 			if w.resize.kind == v1.PodResizeInProgress {
 				w.host.event(w.pod, "", false, "ResizeCompleted", resizeMessage(w.pod, "completed", w.resize.generation, ""))
@@ -115,11 +138,12 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 	if old := w.resize; old == nil || old.kind != v1.PodResizePending || old.generation != pod.Generation {
 		w.resize = &resizeState{generation: pod.Generation, kind: v1.PodResizeInProgress}
 	}
+	granted := w.loose
 	w.report.wait.Add(1)
 	go func() {
 		defer w.report.wait.Done()
 		defer cancel()
-		state := w.host.resize(opCtx, pod, list, func() { w.resizeBegins(pod) })
+		state := w.host.resize(opCtx, pod, list, granted, func() { w.resizeBegins(pod) })
 		state.generation, state.retry, state.since = pod.Generation, time.Now().Add(resizeRetry), since
 		if state.kind == v1.PodResizeInProgress && state.reason == "" && w.host.Resized != nil {
 			// Others may fit now.
@@ -128,10 +152,18 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 		w.update(func() {
 			w.op = nil
 			w.tellResize(pod, &state)
-			w.resize = &state
 			if state.kind == v1.PodResizeInProgress && state.reason == "" {
 				w.level = levelOf(pod)
+				if w.loose = slices.ContainsFunc(list, func(r resizing) bool { return r.restart }); w.loose {
+					state.retry = time.Time{}
+				}
+				for _, r := range list {
+					if c, _ := podstate.Find(pod, r.name); c != nil && !r.restart {
+						w.given[r.id] = c.Resources.Requests.Memory().Value()
+					}
+				}
 			}
+			w.resize = &state
 			for _, r := range list {
 				w.dirtyIDs[r.id] = true
 			}
@@ -162,10 +194,11 @@ func (s *resizeState) condition() v1.PodCondition {
 }
 
 // resize gives the pod's cgroup and its containers their new limits: the pod's
-// bound grows before and shrinks after those of its containers.
-// begins is called when it is known to fit.
-func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, begins func()) resizeState {
-	if h.Fits != nil {
+// bound grows before and shrinks after those of its containers. With containers
+// that must be restarted it only grows: they use more until they have ended.
+// begins is called when it is known to fit, which it does if it was granted before.
+func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, granted bool, begins func()) resizeState {
+	if h.Fits != nil && !granted {
 		if reason, message := h.Fits(pod); reason != "" {
 			return resizeState{kind: v1.PodResizePending, reason: reason, message: message}
 		}
@@ -175,11 +208,15 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, begins 
 		return resizeState{kind: v1.PodResizeInProgress, reason: v1.PodReasonError, message: err.Error()}
 	}
 	final := h.podResources(pod)
-	if err := h.room(ctx, pod, final, list); err != nil {
+	restart := slices.ContainsFunc(list, func(r resizing) bool { return r.restart })
+	if err := h.room(ctx, pod, final, list, restart); err != nil {
 		return failed(fmt.Errorf("cannot decrease memory limits: %w", err))
 	}
 	if h.Cgroups != nil {
 		open := cgroup.Resources{CPUShares: final.CPUShares, CPUQuota: cgroup.Unlimited, MemoryLimit: cgroup.Unlimited}
+		if now, err := h.Cgroups.Stats(h.cgroupOf(pod)); restart && err == nil && now.MemoryLimit > 0 && final.MemoryLimit > 0 {
+			open.MemoryLimit = max(int64(now.MemoryLimit), final.MemoryLimit)
+		}
 		if err := h.Cgroups.Set(h.cgroupOf(pod), open); err != nil {
 			return failed(fmt.Errorf("resizing the pod: %w", err))
 		}
@@ -193,7 +230,7 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, begins 
 			return failed(fmt.Errorf("resizing container %s: %s", r.name, cri.Message(err)))
 		}
 	}
-	if h.Cgroups != nil {
+	if h.Cgroups != nil && !restart {
 		if err := h.Cgroups.Set(h.cgroupOf(pod), final); err != nil {
 			return failed(fmt.Errorf("resizing the pod: %w", err))
 		}

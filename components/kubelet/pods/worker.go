@@ -85,6 +85,12 @@ type worker struct {
 	resize   *resizeState
 	// level are the resources that the pod as a whole has; nil: not looked yet.
 	level *v1.ResourceRequirements
+	// given is the memory that running containers asked for when it was last seen
+	// to, in bytes, by ID.
+	given map[string]int64
+	// loose: the pod's cgroup has wider limits than the pod, until containers
+	// that must be restarted to be resized have ended.
+	loose bool
 	// resizeTold is the generation of which it was told that it is resized to.
 	resizeTold int64
 }
@@ -119,6 +125,7 @@ func newWorker(h *Host, pod *v1.Pod) *worker {
 		crashed:  map[string]time.Time{},
 		volumes:  map[string]volume.Result{},
 		actuated: map[string]v1.ResourceRequirements{},
+		given:    map[string]int64{},
 	}
 	w.clean = sync.OnceFunc(func() { close(w.cleaned) })
 	w.report.last = pod.Status.DeepCopy()

@@ -281,21 +281,28 @@ func (in *Input) checkRunning(p *Plan, c *v1.Container, st *Container, always bo
 	case st.Hash != "" && st.Hash != Hash(c):
 		in.kill(p, c, st, "Container "+c.Name+" definition changed, will be restarted", true)
 	case h.Liveness == Failure:
-		in.kill(p, c, st, probeMessage(in.Pod, c, "liveness", always), false)
+		in.fail(p, c, st, "liveness", always)
 	case h.Startup == Failure:
-		in.kill(p, c, st, probeMessage(in.Pod, c, "startup", always), false)
+		in.fail(p, c, st, "startup", always)
 	default:
 		return true
 	}
 	return false
 }
 
-func probeMessage(pod *v1.Pod, c *v1.Container, probe string, always bool) string {
+// fail plans to stop a container whose probe failed. It is started again by the
+// policy alone, whatever it exits with.
+func (in *Input) fail(p *Plan, c *v1.Container, st *Container, probe string, always bool) {
+	policy := in.Pod.Spec.RestartPolicy
+	if c.RestartPolicy != nil {
+		policy = v1.RestartPolicy(*c.RestartPolicy)
+	}
+	restarts := always || policy != v1.RestartPolicyNever
 	msg := "Container " + c.Name + " failed " + probe + " probe"
-	if always || ShouldRestart(pod, c, 1) {
+	if restarts {
 		msg += ", will be restarted"
 	}
-	return msg
+	in.kill(p, c, st, msg, restarts && !always && policy != v1.RestartPolicyAlways)
 }
 
 func (in *Input) kill(p *Plan, c *v1.Container, st *Container, message string, replace bool) {

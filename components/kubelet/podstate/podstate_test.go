@@ -145,6 +145,30 @@ func TestNext(t *testing.T) {
 	}
 }
 
+// TestProbeRestarts holds that a container whose probe failed starts again however it
+// ends, if its policy is not Never.
+func TestProbeRestarts(t *testing.T) {
+	never := v1.ContainerRestartPolicyNever
+	for name, tc := range map[string]struct {
+		policy  v1.RestartPolicy
+		own     *v1.ContainerRestartPolicy
+		message string
+		replace bool
+	}{
+		"always":           {policy: v1.RestartPolicyAlways, message: "Container a failed startup probe, will be restarted"},
+		"on failure":       {policy: v1.RestartPolicyOnFailure, message: "Container a failed startup probe, will be restarted", replace: true},
+		"never":            {policy: v1.RestartPolicyNever, message: "Container a failed startup probe"},
+		"container: never": {policy: v1.RestartPolicyOnFailure, own: &never, message: "Container a failed startup probe"},
+	} {
+		p := pod(tc.policy)
+		p.Spec.Containers[0].RestartPolicy = tc.own
+		plan := Next(Input{Pod: p, Observed: see("a:running", "b:running"), Health: map[string]Health{"id-a": {Startup: Failure}}, Now: now})
+		if text(plan) != "kill a" || plan.Kill[0].Message != tc.message || plan.Kill[0].Replace != tc.replace {
+			t.Errorf("%s: %+v", name, plan.Kill)
+		}
+	}
+}
+
 func TestImageChange(t *testing.T) {
 	p := pod(v1.RestartPolicyNever)
 	p.Spec.Containers[0].Image = "other"
