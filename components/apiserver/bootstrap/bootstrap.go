@@ -47,12 +47,11 @@ const DefaultServiceCIDR = "kubernetes"
 const attempts = 5
 
 // Run writes what is missing and returns when all of it is there. What exists
-// is left as it is, but for RBAC objects that lack rules or subjects and have
-// not opted out by their annotation.
+// is left as it is, even if it cannot be read, but for RBAC objects that lack
+// rules or subjects and have not opted out by their annotation.
 func Run(ctx context.Context, cfg Config) error {
-	log := cfg.Log
-	if log == nil {
-		log = slog.Default()
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
 	}
 	var err error
 	for range attempts {
@@ -60,7 +59,7 @@ func Run(ctx context.Context, cfg Config) error {
 		written, err = pass(ctx, cfg)
 		if err == nil {
 			if written > 0 {
-				log.Info("Wrote objects that the cluster starts with", "count", written)
+				cfg.Log.Info("Wrote objects that the cluster starts with", "count", written)
 			}
 			return nil
 		}
@@ -147,7 +146,7 @@ func pass(ctx context.Context, cfg Config) (int, error) {
 		}
 		group.Go(func() error {
 			var err error
-			ops[i], err = missing(gctx, res, w)
+			ops[i], err = missing(gctx, res, w, cfg.Log)
 			return err
 		})
 	}
@@ -157,8 +156,8 @@ func pass(ctx context.Context, cfg Config) (int, error) {
 	return commit(ctx, ops)
 }
 
-// missing returns the operations that make w true.
-func missing(ctx context.Context, res *registry.Resource, w want) ([]store.Op, error) {
+// missing returns the operations that make w true, as far as it can be read.
+func missing(ctx context.Context, res *registry.Resource, w want, log *slog.Logger) ([]store.Op, error) {
 	page, err := res.Collection.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {
 		return nil, err
@@ -180,7 +179,9 @@ func missing(ctx context.Context, res *registry.Resource, w want) ([]store.Op, e
 		}
 		existing, err := e.Object()
 		if err != nil {
-			return nil, err
+			// Whoever is to delete it needs a server that runs.
+			log.ErrorContext(ctx, "an object that the cluster starts with cannot be read", "resource", res.Plural, "key", key, "error", err)
+			continue
 		}
 		if mended := w.mend(existing.(api.Object), obj); mended != nil {
 			if mended.GetUID() == "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 
@@ -143,7 +144,7 @@ func keepFlowControl(ctx context.Context, reg *registry.Registry) error {
 		if res == nil {
 			continue
 		}
-		list, err := missing(ctx, res, w)
+		list, err := missing(ctx, res, w, slog.Default())
 		if err != nil {
 			return err
 		}
@@ -172,7 +173,7 @@ func outdated(ctx context.Context, res *registry.Resource, w want) ([]store.Op, 
 	for _, e := range page.Entries {
 		o, err := e.Object()
 		if err != nil {
-			return nil, err
+			continue // nobody can tell whose it is
 		}
 		if obj := o.(api.Object); !known[obj.GetName()] && says(obj, true) {
 			ops = append(ops, res.Collection.Delete(e))

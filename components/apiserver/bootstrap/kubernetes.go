@@ -218,6 +218,11 @@ func (k *Keeper) ensure(ctx context.Context, res *registry.Resource, make func(o
 		switch {
 		case err == nil:
 			stored, err := e.Object()
+			if errors.Is(err, store.ErrCorrupt) {
+				// It is written when somebody has deleted it.
+				k.log.ErrorContext(ctx, "an object by which pods reach the API cannot be read", "resource", res.Plural, "error", err)
+				return nil
+			}
 			if err != nil {
 				return err
 			}

@@ -14,8 +14,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	clientrest "k8s.io/client-go/rest"
 
@@ -142,7 +144,11 @@ func TestGarbage(t *testing.T) {
 		for name := range values {
 			object := base + "/" + name
 			code, body := ask(http.MethodGet, object, "application/json", "", "")
-			if code == http.StatusInternalServerError && !strings.Contains(body, "Internal error occurred: StorageError: corrupt object, Code: 7, Key: "+strings.TrimPrefix(keyOf(r, name), "/registry")+", ResourceVersion: 0, AdditionalErrorMsg: object not decodable revision=") {
+			what := "object not decodable revision="
+			if name == "encrypted" {
+				what = "data from the storage is not transformable revision=0: identity transformer tried to read encrypted data"
+			}
+			if code == http.StatusInternalServerError && !strings.Contains(body, "Internal error occurred: StorageError: corrupt object, Code: 7, Key: "+strings.TrimPrefix(keyOf(r, name), "/registry")+", ResourceVersion: 0, AdditionalErrorMsg: "+what) {
 				t.Errorf("%s: %s", object, body)
 			}
 			ask(http.MethodPatch, object, "application/json", "application/merge-patch+json", `{"metadata":{"labels":{"a":"b"}}}`)
@@ -169,5 +175,41 @@ func TestGarbage(t *testing.T) {
 	}
 	if code, _ := ask(http.MethodDelete, "/api/v1/namespaces/works/configmaps?ignoreStoreReadErrorWithClusterBreakingPotential=true", "application/json", "", ""); code != http.StatusUnprocessableEntity {
 		t.Errorf("insisting on a collection: %d", code)
+	}
+}
+
+// TestDamagedBeginnings holds that a server starts whose etcd holds garbage as
+// the very objects that it writes when a cluster begins, and writes those that
+// somebody deletes then.
+func TestDamagedBeginnings(t *testing.T) {
+	damaged := []string{
+		"servicecidrs/kubernetes", "ipaddresses/10.96.0.1", "services/specs/default/kubernetes", "services/endpoints/default/kubernetes", "endpointslices/default/kubernetes",
+		"clusterroles/cluster-admin", "clusterrolebindings/system:node", "roles/kube-system/system:controller:token-cleaner",
+		"flowschemas/exempt", "flowschemas/global-default", "prioritylevelconfigurations/exempt", "prioritylevelconfigurations/system",
+		"priorityclasses/system-node-critical", "configmaps/kube-system/extension-apiserver-authentication",
+	}
+	e := startOn(t, func(client *clientv3.Client) {
+		for _, key := range damaged {
+			if _, err := client.Put(context.Background(), "/registry/"+key, "k8s\x00\n\xff\xff"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	kube := kubernetes.NewForConfigOrDie(as(t, e.conf, ""))
+	if _, err := kube.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}); !apierrors.IsInternalError(err) {
+		t.Errorf("the damaged service: %v", err)
+	}
+	insist := true
+	if err := kube.CoreV1().Endpoints("default").Delete(t.Context(), "kubernetes", metav1.DeleteOptions{IgnoreStoreReadErrorWithClusterBreakingPotential: &insist}); err != nil {
+		t.Errorf("deleting damaged endpoints: %v", err)
+	}
+	if _, err := kube.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "works"}}, metav1.CreateOptions{}); err != nil {
+		t.Errorf("creating a config map: %v", err)
+	}
+	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		_, err := kube.CoreV1().Endpoints("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+		return err == nil, nil
+	}); err != nil {
+		t.Errorf("endpoints that were deleted did not come back: %v", err)
 	}
 }
