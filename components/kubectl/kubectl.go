@@ -3,6 +3,7 @@ package kubectl
 
 import (
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -31,7 +32,7 @@ func NewCommand(args []string) *cobra.Command {
 		Arguments:     append([]string{"kubectl"}, args...),
 		ConfigFlags: genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
 			WithDiscoveryBurst(burst).WithDiscoveryQPS(perSecond).WithWarningPrinter(streams).
-			WithWrapConfigFn(hurry),
+			WithWrapConfigFn(adapt),
 		IOStreams: streams,
 	})
 	command.SetArgs(args)
@@ -44,11 +45,16 @@ const (
 	burst     = 300
 )
 
-// hurry lets a command that waits for many objects ask for them faster than
-// client-go's 5 a second, which make deleting a hundred objects take 18 s.
-// Servers defend themselves.
-func hurry(c *rest.Config) *rest.Config {
+// adapt lets a command that waits for many objects ask for them faster than
+// client-go's 5 a second, which make deleting a hundred objects take 18 s:
+// servers defend themselves. And it is kubectl whatever the program's file is
+// called, for servers take the manager of fields from the name of the client.
+func adapt(c *rest.Config) *rest.Config {
 	c.QPS, c.Burst = perSecond, burst
+	if c.UserAgent == "" {
+		_, platform, _ := strings.Cut(rest.DefaultKubernetesUserAgent(), "/")
+		c.UserAgent = "kubectl/" + platform
+	}
 	return c
 }
 
