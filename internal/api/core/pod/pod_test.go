@@ -321,6 +321,21 @@ func TestResize(t *testing.T) {
 	check(t, errs, `spec: Invalid value: "Burstable": Pod QOS Class may not change as a result of resizing`,
 		"spec.containers[0].resources.requests: Forbidden: resource requests cannot be removed")
 
+	// The pod as a whole may be given some, but not lose them.
+	whole := limits("3")
+	_, errs = resize(func(p *corev1.Pod) { p.Spec.Resources = &whole })
+	check(t, errs)
+	plain := old
+	old = plain.DeepCopy()
+	old.Spec.Resources = &whole
+	_, errs = resize(func(p *corev1.Pod) { p.Spec.Resources = nil })
+	check(t, errs, "spec.resources: Forbidden: pod-level resources cannot be removed")
+	_, errs = resize(func(p *corev1.Pod) {
+		p.Spec.Resources = &corev1.ResourceRequirements{Requests: corev1.ResourceList{"memory": resource.MustParse("1Gi")}}
+	})
+	check(t, errs, "spec.resources.requests: Forbidden: pod-level resource requests cannot be removed")
+	old = plain
+
 	// Init containers that end can be resized, too, but not be restarted for it.
 	init := fresh(t, func(p *corev1.Pod) {
 		p.Spec.Containers[0].Resources = limits("1")

@@ -61,12 +61,13 @@ func validateResize(p, old *corev1.Pod) field.ErrorList {
 	if !nodeCanResize(old) {
 		e.Forbidden(path, "Pod running on node without support for resize")
 	}
+	spec := p.Spec.DeepCopy()
+	e.Add(wholeResized(spec, old.Spec.Resources, path))
 	moved := movedOf(path, "containers", p.Spec.Containers, old.Spec.Containers)
 	if moved = append(moved, movedOf(path, "initContainers", p.Spec.InitContainers, old.Spec.InitContainers)...); len(moved) > 0 {
 		e.Add(moved)
 		return e.List
 	}
-	spec := p.Spec.DeepCopy()
 	for i := range spec.InitContainers {
 		is, was, at := &spec.InitContainers[i], &old.Spec.InitContainers[i], path.Child("initContainers").Index(i).Child("resources")
 		changed := !apiequality.Semantic.DeepEqual(is, was)
@@ -85,14 +86,31 @@ func validateResize(p, old *corev1.Pod) field.ErrorList {
 			e.Forbidden(path, "only cpu and memory resources are mutable")
 		}
 	}
-	if spec.Resources != nil && old.Spec.Resources != nil {
-		e.Add(removedResources(spec.Resources, old.Spec.Resources, path.Child("resources")))
-		spec.Resources = withoutCompute(spec.Resources, old.Spec.Resources)
-	}
 	if len(e.List) == 0 && !apiequality.Semantic.DeepEqual(*spec, old.Spec) {
 		e.Forbidden(path, "only cpu and memory resources are mutable")
 	}
 	return e.List
+}
+
+// wholeResized checks new resources of the pod as a whole, which may be given to one
+// that had none, and makes them in spec what they were. (KEP-5419)
+func wholeResized(spec *corev1.PodSpec, was *corev1.ResourceRequirements, path *field.Path) field.ErrorList {
+	is, at := spec.Resources, path.Child("resources")
+	spec.Resources = was
+	if is == nil && was == nil {
+		return nil
+	}
+	if is == nil {
+		return field.ErrorList{field.Forbidden(at, "pod-level resources cannot be removed")}
+	}
+	if was == nil {
+		was = &corev1.ResourceRequirements{}
+	}
+	errs := removedOf(is, was, at, "pod-level resource")
+	if !apiequality.Semantic.DeepEqual(withoutCompute(is, was), was) {
+		errs = append(errs, field.Forbidden(path, "only cpu and memory resources are mutable at pod-level"))
+	}
+	return errs
 }
 
 // movedOf tells of containers in list that are not those that were there, each
@@ -123,6 +141,11 @@ func nodeCanResize(p *corev1.Pod) bool {
 }
 
 func removedResources(is, was *corev1.ResourceRequirements, at *field.Path) field.ErrorList {
+	return removedOf(is, was, at, "resource")
+}
+
+// removedOf tells what is not there any more of what was; what is its name.
+func removedOf(is, was *corev1.ResourceRequirements, at *field.Path, what string) field.ErrorList {
 	removed := func(is, was corev1.ResourceList) bool {
 		for name := range was {
 			if _, ok := is[name]; !ok {
@@ -133,10 +156,10 @@ func removedResources(is, was *corev1.ResourceRequirements, at *field.Path) fiel
 	}
 	var errs field.ErrorList
 	if removed(is.Requests, was.Requests) {
-		errs = append(errs, field.Forbidden(at.Child("requests"), "resource requests cannot be removed"))
+		errs = append(errs, field.Forbidden(at.Child("requests"), what+" requests cannot be removed"))
 	}
 	if removed(is.Limits, was.Limits) {
-		errs = append(errs, field.Forbidden(at.Child("limits"), "resource limits cannot be removed"))
+		errs = append(errs, field.Forbidden(at.Child("limits"), what+" limits cannot be removed"))
 	}
 	return errs
 }
