@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"hyperkube/internal/cgroup"
 )
 
 // stepsFD is the descriptor on which a process started in the background tells
@@ -55,6 +57,9 @@ func startBackground(ctx context.Context, args []string, logFile string, tell fu
 		return fmt.Errorf("starting in the background: %w", err)
 	}
 	w.Close()
+	if groups, err := cgroup.Open(); err == nil {
+		_ = outlive(groups, cmd.Process.Pid) // where it may not go it stays
+	}
 	told := make(chan error, 1)
 	go func() { told <- receiveSteps(r, tell) }()
 	select {
@@ -107,6 +112,16 @@ func lastError(logFile string, offset int64) string {
 		}
 	}
 	return last
+}
+
+// outlive takes a process out of the cgroup of who started it, such as a session's
+// that a service manager ends with all processes in it. In hierarchies of version 1
+// there is one such cgroup for each controller, and leaving them all takes long.
+func outlive(groups *cgroup.Manager, pid int) error {
+	if !groups.Unified() {
+		return nil
+	}
+	return groups.Enter("/", pid)
 }
 
 // backgroundSteps returns where to tell steps when this process was started by

@@ -17,8 +17,9 @@ import (
 	"hyperkube/internal/version"
 )
 
-// runtimeStart is how long a runtime may take until it answers.
-const runtimeStart = 30 * time.Second
+// runtimeStart is how long a runtime may take until it answers, also on a slow
+// machine; one that ends is not waited for.
+const runtimeStart = 2 * time.Minute
 
 // runtimeOptions say how a node's container runtime is started.
 func runtimeOptions(l layout.Node) (launch.Options, error) {

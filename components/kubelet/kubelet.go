@@ -146,6 +146,11 @@ func (k *Kubelet) compose() error {
 	k.tokens = newTokens(k.kube)
 	k.trust = &trustBundles{kube: k.kube, changed: func() { k.manager.Refresh(usesTrust) }}
 	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.keeper.Node() }}
+	warn := func(pod *v1.Pod, reason, message string) {
+		ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+		recorder.Event(ref, v1.EventTypeWarning, reason, message)
+	}
+	k.podCerts.Warn = warn
 	getAllocatable := func() v1.ResourceList { return allocatable }
 	var err error
 	if k.csi, err = k.newCSI(recorder); err != nil {
@@ -184,7 +189,7 @@ func (k *Kubelet) compose() error {
 			volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: getAllocatable, Trust: k.trust, Certificates: k.podCerts},
 			volume.Image{},
 			volume.Claim{Claims: apiClaims{k.kube}, Node: k.keeper.Node, Types: []volume.PersistentType{
-				volume.HostPath{}, volume.Local{Folders: cfg.Layout.Volumes()}, volume.NFS{}, k.csi,
+				volume.HostPath{}, volume.Local{Folders: cfg.Layout.Volumes(), Warn: warn}, volume.NFS{}, k.csi,
 			}},
 			volume.NFS{},
 			k.csi,
@@ -243,6 +248,7 @@ func (k *Kubelet) compose() error {
 	k.host.Prober.Metrics = probe.NewMetrics()
 	if k.cgroups != nil {
 		k.stats.Whole = func() (cgroup.Stats, error) { return k.cgroups.Stats(k.kubepods()) }
+		k.stats.Pressures = func() cgroup.Pressures { return k.cgroups.Pressures("/") }
 	}
 	k.eviction = k.newEviction(recorder)
 	k.shutdown = k.newShutdown(recorder)

@@ -130,8 +130,10 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	if h := req.GetRuntimeHandler(); r.engines[h] == nil {
 		return nil, fmt.Errorf("failed to get sandbox runtime: no runtime for %q is configured", h)
 	}
-	if _, err := userNS(config); err != nil {
+	if user, err := userNS(config); err != nil {
 		return nil, err
+	} else if user != nil && !userNamespaces() {
+		return nil, errors.New("can't set `spec.hostUsers: false`, runtime does not support user namespaces")
 	}
 	if err := sandbox.CheckSysctls(config.GetLinux().GetSysctls(), hostNetwork(config), hostIPC(config)); err != nil {
 		return nil, err

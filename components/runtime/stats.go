@@ -63,14 +63,32 @@ func (s *diskSample) get(dir string) (images.Usage, time.Time) {
 
 func value(n uint64) *runtimeapi.UInt64Value { return &runtimeapi.UInt64Value{Value: n} }
 
-func cpuUsage(s cgroup.Stats, rate uint64) *runtimeapi.CpuUsage {
-	return &runtimeapi.CpuUsage{Timestamp: s.Time.UnixNano(), UsageCoreNanoSeconds: value(s.CPUNanoseconds), UsageNanoCores: value(rate)}
+func cpuUsage(s cgroup.Stats, rate uint64, p *cgroup.Pressure) *runtimeapi.CpuUsage {
+	return &runtimeapi.CpuUsage{Timestamp: s.Time.UnixNano(), UsageCoreNanoSeconds: value(s.CPUNanoseconds), UsageNanoCores: value(rate), Psi: stalls(p)}
 }
 
-func memoryUsage(s cgroup.Stats) *runtimeapi.MemoryUsage {
+// stalls are nil where the kernel does not tell of any.
+func stalls(p *cgroup.Pressure) *runtimeapi.PsiStats {
+	if p == nil {
+		return nil
+	}
+	one := func(s cgroup.Stall) *runtimeapi.PsiData {
+		return &runtimeapi.PsiData{Total: uint64(s.Total), Avg10: s.Avg10, Avg60: s.Avg60, Avg300: s.Avg300}
+	}
+	return &runtimeapi.PsiStats{Full: one(p.Full), Some: one(p.Some)}
+}
+
+func ioUsage(s cgroup.Stats, p *cgroup.Pressure) *runtimeapi.IoUsage {
+	if p == nil {
+		return nil
+	}
+	return &runtimeapi.IoUsage{Timestamp: s.Time.UnixNano(), Psi: stalls(p)}
+}
+
+func memoryUsage(s cgroup.Stats, p *cgroup.Pressure) *runtimeapi.MemoryUsage {
 	m := &runtimeapi.MemoryUsage{
 		Timestamp: s.Time.UnixNano(), WorkingSetBytes: value(s.MemoryWorkingSet), UsageBytes: value(s.MemoryUsage),
-		RssBytes: value(s.MemoryRSS), PageFaults: value(s.PageFaults), MajorPageFaults: value(s.MajorPageFaults),
+		RssBytes: value(s.MemoryRSS), PageFaults: value(s.PageFaults), MajorPageFaults: value(s.MajorPageFaults), Psi: stalls(p),
 	}
 	if s.MemoryLimit > s.MemoryWorkingSet {
 		m.AvailableBytes = value(s.MemoryLimit - s.MemoryWorkingSet)
@@ -95,10 +113,12 @@ func (r *Runtime) containerStats(c *containerState) (*runtimeapi.ContainerStats,
 	rate := c.cpu.next(s.Time, s.CPUNanoseconds)
 	usage, taken := c.disk.get(filepath.Join(r.containerDir(c.id), "upper"))
 	c.mu.Unlock()
+	p := r.cgroups.Pressures(rec.Cgroup)
 	return &runtimeapi.ContainerStats{
 		Attributes: &runtimeapi.ContainerAttributes{Id: rec.ID, Metadata: rec.config.GetMetadata(), Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations()},
-		Cpu:        cpuUsage(s, rate),
-		Memory:     memoryUsage(s),
+		Cpu:        cpuUsage(s, rate, p.CPU),
+		Memory:     memoryUsage(s, p.Memory),
+		Io:         ioUsage(s, p.IO),
 		Swap:       &runtimeapi.SwapUsage{Timestamp: s.Time.UnixNano(), SwapUsageBytes: value(s.SwapUsage)},
 		WritableLayer: &runtimeapi.FilesystemUsage{
 			Timestamp: taken.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: r.cfg.Root},
@@ -167,7 +187,8 @@ func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error)
 		s.mu.Lock()
 		rate := s.cpu.next(st.Time, st.CPUNanoseconds)
 		s.mu.Unlock()
-		out.Linux.Cpu, out.Linux.Memory = cpuUsage(st, rate), memoryUsage(st)
+		p := r.cgroups.Pressures(r.podCgroup(rec.config))
+		out.Linux.Cpu, out.Linux.Memory, out.Linux.Io = cpuUsage(st, rate, p.CPU), memoryUsage(st, p.Memory), ioUsage(st, p.IO)
 		out.Linux.Process = &runtimeapi.ProcessUsage{Timestamp: st.Time.UnixNano(), ProcessCount: value(st.Pids)}
 	}
 	if !hostNetwork(rec.config) {

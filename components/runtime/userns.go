@@ -63,9 +63,9 @@ func oneMapping(what string, list []*runtimeapi.IDMapping) (host, length int, er
 	return int(m.GetHostId()), int(m.GetLength()), nil
 }
 
-// userNamespaces tells whether the kernel has all that pods with user
-// namespaces need: mounts with mapped owners below overlays, which came with
-// Linux 5.19.
+// userNamespaces tells whether the kernel has all that pods with user namespaces
+// need: mounts with mapped owners below overlays, which came with Linux 5.19, and
+// of file systems in memory, on which tokens and Secrets are, with 6.3.
 func userNamespaces() bool {
 	if limit, err := os.ReadFile("/proc/sys/user/max_user_namespaces"); err != nil || strings.TrimSpace(string(limit)) == "0" {
 		return false
@@ -74,9 +74,15 @@ func userNamespaces() bool {
 	if err := unix.Uname(&name); err != nil {
 		return false
 	}
+	return mapsOwners(unix.ByteSliceToString(name.Release[:]))
+}
+
+// mapsOwners tells whether a release of Linux, such as "6.1.0-13-amd64", maps owners
+// wherever a pod needs it.
+func mapsOwners(release string) bool {
 	var major, minor int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor); err != nil {
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
 		return false
 	}
-	return major > 5 || major == 5 && minor >= 19
+	return major > 6 || major == 6 && minor >= 3
 }

@@ -73,7 +73,7 @@ func (c *cadvisor) machine(ch chan<- prometheus.Metric) {
 }
 
 func (c *cadvisor) collect(ctx context.Context, ch chan<- prometheus.Metric) error {
-	summary, nanos, err := c.p.summary(ctx)
+	summary, known, err := c.p.summary(ctx)
 	if err != nil {
 		return err
 	}
@@ -95,8 +95,9 @@ func (c *cadvisor) collect(ctx context.Context, ch chan<- prometheus.Metric) err
 	if err != nil {
 		return err
 	}
-	descs, named := map[string]*prometheus.Desc{}, map[string]int{}
-	for _, d := range described.Descriptors {
+	descs, named, index := map[string]*prometheus.Desc{}, map[string]int{}, map[string]int{}
+	for i, d := range described.Descriptors {
+		index[d.Name] = i
 		descs[d.Name] = prometheus.NewDesc(d.Name, d.Help, d.LabelKeys, nil)
 		named[d.Name] = slices.Index(d.LabelKeys, "name")
 	}
@@ -111,9 +112,18 @@ func (c *cadvisor) collect(ctx context.Context, ch chan<- prometheus.Metric) err
 		}
 		// By CRI these are whole seconds, of which nobody can tell a rate.
 		if i := named[m.Name]; m.Name == cpuSeconds && i >= 0 && i < len(m.LabelValues) {
-			if n, ok := nanos[m.LabelValues[i]]; ok {
-				value = float64(n) / 1e9
+			of := known[m.LabelValues[i]]
+			if of.nanos != nil {
+				value = float64(of.nanos.Value) / 1e9
 			}
+			// It has nothing of what is waited for.
+			labels := make([]string, len(containerLabels))
+			for j, key := range described.Descriptors[index[m.Name]].LabelKeys {
+				if at := slices.Index(containerLabels, key); at >= 0 && j < len(m.LabelValues) {
+					labels[at] = m.LabelValues[j]
+				}
+			}
+			(&main{ch: ch, help: help, labels: labels}).pressure(of.cpu, of.memory, of.io)
 		}
 		metric, err := prometheus.NewConstMetric(d, kind, value, m.LabelValues...)
 		if err != nil {
@@ -186,6 +196,7 @@ func (m *main) network(n *statsv1alpha1.NetworkStats) {
 func (c *cadvisor) whole(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric, help map[string]string) {
 	node := &main{ch: ch, help: help, labels: []string{"", "/", "", "", "", ""}}
 	node.usage(s.Node.CPU, s.Node.Memory)
+	node.pressure(parts(s.Node.CPU, s.Node.Memory, s.Node.IO))
 	node.network(s.Node.Network)
 	if fs := s.Node.Fs; fs != nil {
 		node.put("container_fs_limit_bytes", "Number of bytes that can be consumed by the container on this filesystem.", prometheus.GaugeValue, fs.CapacityBytes, 1, "device", "")
@@ -193,7 +204,9 @@ func (c *cadvisor) whole(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric, 
 	}
 	for i := range s.Pods {
 		pod := &s.Pods[i]
-		(&main{ch: ch, help: help, labels: []string{"", c.cgroup(pod.PodRef.UID), "", "", pod.PodRef.Namespace, pod.PodRef.Name}}).usage(pod.CPU, pod.Memory)
+		m := &main{ch: ch, help: help, labels: []string{"", c.cgroup(pod.PodRef.UID), "", "", pod.PodRef.Namespace, pod.PodRef.Name}}
+		m.usage(pod.CPU, pod.Memory)
+		m.pressure(parts(pod.CPU, pod.Memory, pod.IO))
 	}
 }
 
@@ -214,6 +227,7 @@ func (c *cadvisor) plain(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric, 
 			one := &pod.Containers[j]
 			m := &main{ch: ch, help: help, labels: []string{one.Name, path.Join(id, one.Name), "", "", pod.PodRef.Namespace, pod.PodRef.Name}}
 			m.usage(one.CPU, one.Memory)
+			m.pressure(parts(one.CPU, one.Memory, one.IO))
 			if one.Rootfs != nil {
 				m.put("container_fs_usage_bytes", "Number of bytes that are consumed by the container on this filesystem.", prometheus.GaugeValue, one.Rootfs.UsedBytes, 1, "device", "")
 			}

@@ -40,6 +40,8 @@ type Provider struct {
 	Boot time.Time
 	// Whole measures all pods together; may be nil.
 	Whole func() (cgroup.Stats, error)
+	// Pressures are the machine's; may be nil.
+	Pressures func() cgroup.Pressures
 
 	mu   sync.Mutex // guards last
 	last map[string]sample
@@ -62,16 +64,22 @@ func (p *Provider) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) 
 	return out, err
 }
 
-// summary also returns the nanoseconds of CPU that each container has used, by
-// its ID.
-func (p *Provider) summary(ctx context.Context) (*statsv1alpha1.Summary, map[string]uint64, error) {
+// exact is what /metrics/cadvisor needs to know of a container beside what CRI's
+// metrics tell.
+type exact struct {
+	nanos           *runtimeapi.UInt64Value // of CPU used; may be nil
+	cpu, memory, io *statsv1alpha1.PSIStats // may be nil
+}
+
+// summary also returns what is known of each container, by its ID.
+func (p *Provider) summary(ctx context.Context) (*statsv1alpha1.Summary, map[string]exact, error) {
 	now := time.Now()
 	out := &statsv1alpha1.Summary{Node: p.node(now), Pods: []statsv1alpha1.PodStats{}}
 	boxes, err := p.sandboxes(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	nanos := map[string]uint64{}
+	known := map[string]exact{}
 	started := map[string]metav1.Time{}
 	for _, pod := range p.Pods() {
 		if pod.Status.StartTime != nil {
@@ -101,11 +109,11 @@ func (p *Provider) summary(ctx context.Context) (*statsv1alpha1.Summary, map[str
 			}
 			id := c.GetAttributes().GetId()
 			seen[id] = true
-			if n := c.GetCpu().GetUsageCoreNanoSeconds(); n != nil {
-				nanos[id] = n.Value
-			}
 			cs.Swap = swap(c.GetSwap(), now)
-			cs.CPU, cs.Memory = p.cpu(id, c.GetCpu(), now), memory(c.GetMemory(), now)
+			cs.CPU, cs.Memory, cs.IO = p.cpu(id, c.GetCpu(), now), memory(c.GetMemory(), now), waits(c.GetIo(), now)
+			one := exact{nanos: c.GetCpu().GetUsageCoreNanoSeconds()}
+			one.cpu, one.memory, one.io = parts(cs.CPU, cs.Memory, cs.IO)
+			known[id] = one
 			if fs := c.GetWritableLayer(); fs != nil {
 				// It is of the file system that images are on.
 				if cs.Rootfs = FileSystem(p.images(), now); cs.Rootfs == nil {
@@ -118,7 +126,7 @@ func (p *Provider) summary(ctx context.Context) (*statsv1alpha1.Summary, map[str
 		}
 		id := box.GetAttributes().GetId()
 		seen[id] = true
-		pod.CPU, pod.Memory = p.cpu(id, linux.GetCpu(), now), memory(linux.GetMemory(), now)
+		pod.CPU, pod.Memory, pod.IO = p.cpu(id, linux.GetCpu(), now), memory(linux.GetMemory(), now), waits(linux.GetIo(), now)
 		if pod.CPU == nil {
 			pod.CPU = sumCPU(pod.Containers, now)
 		}
@@ -140,7 +148,7 @@ func (p *Provider) summary(ctx context.Context) (*statsv1alpha1.Summary, map[str
 		}
 	}
 	p.mu.Unlock()
-	return out, nanos, nil
+	return out, known, nil
 }
 
 func swap(s *runtimeapi.SwapUsage, now time.Time) *statsv1alpha1.SwapStats {
@@ -212,6 +220,18 @@ func (p *Provider) node(now time.Time) statsv1alpha1.NodeStats {
 		free, swapped := uint64(info["SwapFree"]), uint64(info["SwapTotal"]-info["SwapFree"])
 		out.Swap = &statsv1alpha1.SwapStats{Time: metav1.NewTime(now), SwapAvailableBytes: &free, SwapUsageBytes: &swapped}
 		out.Memory = &statsv1alpha1.MemoryStats{Time: metav1.NewTime(now), AvailableBytes: &available, UsageBytes: &used, WorkingSetBytes: &working, RSSBytes: &rss}
+	}
+	if p.Pressures != nil {
+		all := p.Pressures()
+		if out.CPU != nil {
+			out.CPU.PSI = ofCgroup(all.CPU)
+		}
+		if out.Memory != nil {
+			out.Memory.PSI = ofCgroup(all.Memory)
+		}
+		if io := ofCgroup(all.IO); io != nil {
+			out.IO = &statsv1alpha1.IOStats{Time: metav1.NewTime(now), PSI: io}
+		}
 	}
 	out.SystemContainers = p.systemContainers(now)
 	out.Fs = FileSystem(p.Root, now)
@@ -442,7 +462,7 @@ func (p *Provider) cpu(id string, c *runtimeapi.CpuUsage, now time.Time) *statsv
 		return nil
 	}
 	n := c.UsageCoreNanoSeconds.Value
-	out := &statsv1alpha1.CPUStats{Time: at(c.Timestamp, now), UsageCoreNanoSeconds: &n}
+	out := &statsv1alpha1.CPUStats{Time: at(c.Timestamp, now), UsageCoreNanoSeconds: &n, PSI: stalls(c.Psi)}
 	if c.UsageNanoCores != nil {
 		out.UsageNanoCores = value(c.UsageNanoCores)
 	} else {
@@ -483,6 +503,7 @@ func memory(m *runtimeapi.MemoryUsage, now time.Time) *statsv1alpha1.MemoryStats
 	return &statsv1alpha1.MemoryStats{
 		Time: at(m.Timestamp, now), AvailableBytes: value(m.AvailableBytes), UsageBytes: value(m.UsageBytes),
 		WorkingSetBytes: value(m.WorkingSetBytes), RSSBytes: value(m.RssBytes), PageFaults: value(m.PageFaults), MajorPageFaults: value(m.MajorPageFaults),
+		PSI: stalls(m.Psi),
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
@@ -12,6 +13,7 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/cri/crifake"
+	"hyperkube/internal/cgroup"
 )
 
 // measuring is a runtime that measures one pod of one container.
@@ -30,7 +32,9 @@ func (m *measuring) ListPodSandboxStats(context.Context, *runtimeapi.ListPodSand
 			Network: &runtimeapi.NetworkUsage{DefaultInterface: &runtimeapi.NetworkInterfaceUsage{Name: "eth0", RxBytes: number(7)}},
 			Containers: []*runtimeapi.ContainerStats{{
 				Attributes: &runtimeapi.ContainerAttributes{Id: "id", Metadata: &runtimeapi.ContainerMetadata{Name: "c"}},
-				Cpu:        &runtimeapi.CpuUsage{UsageCoreNanoSeconds: number(1500000000)}, Memory: &runtimeapi.MemoryUsage{WorkingSetBytes: number(11)},
+				Cpu: &runtimeapi.CpuUsage{UsageCoreNanoSeconds: number(1500000000), Psi: &runtimeapi.PsiStats{
+					Full: &runtimeapi.PsiData{Total: 250000000}, Some: &runtimeapi.PsiData{Total: 750000000, Avg10: 1.25}}},
+				Io: &runtimeapi.IoUsage{Psi: &runtimeapi.PsiStats{}}, Memory: &runtimeapi.MemoryUsage{WorkingSetBytes: number(11)},
 				Swap: &runtimeapi.SwapUsage{SwapUsageBytes: number(13)}, WritableLayer: &runtimeapi.FilesystemUsage{UsedBytes: number(17)},
 			}},
 		},
@@ -60,7 +64,10 @@ func (m *measuring) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSa
 func TestCadvisor(t *testing.T) {
 	for _, described := range []bool{true, false} {
 		rt := crifake.New()
-		p := &Provider{CRI: &cri.Client{Runtime: &measuring{rt, described}, Images: rt}, Root: t.TempDir(), Pods: func() []*v1.Pod { return nil }}
+		p := &Provider{CRI: &cri.Client{Runtime: &measuring{rt, described}, Images: rt}, Root: t.TempDir(), Pods: func() []*v1.Pod { return nil },
+			Pressures: func() cgroup.Pressures {
+				return cgroup.Pressures{Memory: &cgroup.Pressure{Some: cgroup.Stall{Total: 2500 * time.Millisecond}}}
+			}}
 		for name, c := range map[string]prometheus.Collector{"cadvisor": p.Cadvisor(Hardware{BootID: "boot", CPUs: 2}), "resource": p.Resource()} {
 			r := prometheus.NewRegistry()
 			r.MustRegister(c)
@@ -74,7 +81,9 @@ func TestCadvisor(t *testing.T) {
 					all.WriteString(f.GetName() + " " + m.String() + "\n")
 				}
 			}
-			want := []string{"machine_cpu_cores", `value:"boot"`, "value:1.5", `value:"/"`, "container_scrape_error"}
+			want := []string{"machine_cpu_cores", `value:"boot"`, "value:1.5", `value:"/"`, "container_scrape_error",
+				"container_pressure_cpu_stalled_seconds_total", "value:0.25", "container_pressure_cpu_waiting_seconds_total", "value:0.75",
+				"container_pressure_io_waiting_seconds_total", "container_pressure_memory_waiting_seconds_total", "value:2.5"}
 			if name == "resource" {
 				want = []string{"container_swap_usage_bytes", "value:13", "pod_swap_usage_bytes", "container_memory_working_set_bytes", "value:11"}
 			}
@@ -87,6 +96,10 @@ func TestCadvisor(t *testing.T) {
 		s, err := p.Summary(t.Context())
 		if err != nil || len(s.Pods) != 1 || *s.Pods[0].Swap.SwapUsageBytes != 13 || len(s.Node.SystemContainers) != 1 {
 			t.Errorf("%+v, %v", s, err)
+		}
+		c := s.Pods[0].Containers[0]
+		if c.CPU.PSI == nil || c.CPU.PSI.Some.Avg10 != 1.25 || c.Memory.PSI != nil || c.IO == nil || c.IO.PSI == nil || s.Node.Memory.PSI.Some.Total != 2500000000 || s.Node.IO != nil {
+			t.Errorf("waited: %+v, %+v; of the node %+v", c.CPU, c.IO, s.Node)
 		}
 		if fs := s.Pods[0].Containers[0].Rootfs; fs.CapacityBytes == nil || fs.Inodes == nil || *fs.UsedBytes != 17 || fs.InodesUsed != nil {
 			t.Errorf("the root of a container uses %+v", fs)
