@@ -1,26 +1,23 @@
 package etcd
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
-	bolt "go.etcd.io/bbolt"
 	"go.etcd.io/etcd/server/v3/storage/datadir"
-	"go.etcd.io/etcd/server/v3/storage/schema"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
+
+	"hyperkube/components/etcd/database"
 )
 
 // What to do about data that cannot be used. Nothing of it is ever taken away
@@ -44,16 +41,12 @@ func checkDamage(dir string) error {
 	}
 	db, err := lookAtDatabase(file)
 	if err != nil {
-		// A backup older than what is whole behind a failing disk is no help.
-		if failing := unreadable(file); failing != nil {
-			return fmt.Errorf("the database cannot be read, though it may be whole: see to the disk, then start again: %w", failing)
-		}
-		return fmt.Errorf("the database %s is damaged: %w: %s", file, err, adviseBackup)
+		return err
 	}
 	if len(segments) == 0 {
 		// A first start that is begun again has written its members only.
-		if db.members == 1 && db.applied > uint64(db.members) {
-			return fmt.Errorf("the write-ahead log in %s is gone, but the database has %d entries of it: %s", logDir, db.applied, adviseLog)
+		if db.Members == 1 && db.Applied > uint64(db.Members) {
+			return fmt.Errorf("the write-ahead log in %s is gone, but the database has %d entries of it: %s", logDir, db.Applied, adviseLog)
 		}
 		return nil
 	}
@@ -61,24 +54,37 @@ func checkDamage(dir string) error {
 	if err != nil {
 		return fmt.Errorf("reading the write-ahead log: %w", err)
 	}
-	if db.applied < log.snapshot {
+	if db.Applied < log.snapshot {
 		// A database that another member has sent is put in place by etcd.
 		received, err := filesOf(datadir.ToSnapDir(dir), ".snap.db")
 		switch {
 		case err != nil:
 			return err
-		case len(received) == 0 && !db.exists:
+		case len(received) == 0 && !db.Exists:
 			return fmt.Errorf("the database %s is gone: %s", file, adviseBackup)
 		case len(received) == 0:
-			return fmt.Errorf("the database %s has %d entries, older than the %d that the write-ahead log begins after: %s", file, db.applied, log.snapshot, adviseBackup)
+			return fmt.Errorf("the database %s has %d entries, older than the %d that the write-ahead log begins after: %s", file, db.Applied, log.snapshot, adviseBackup)
 		}
 	}
 	// A follower may have in its database what the others have not yet been
 	// told that it has in its log.
-	if db.members == 1 && log.last < db.applied && log.last > 0 {
-		return fmt.Errorf("the write-ahead log in %s ends at entry %d, but the database has %d: %s", logDir, log.last, db.applied, adviseLog)
+	if db.Members == 1 && log.last < db.Applied && log.last > 0 {
+		return fmt.Errorf("the write-ahead log in %s ends at entry %d, but the database has %d: %s", logDir, log.last, db.Applied, adviseLog)
 	}
 	return nil
+}
+
+// lookAtDatabase is database.Look with what to do about an error.
+func lookAtDatabase(file string) (database.Contents, error) {
+	db, err := database.Look(file)
+	if err == nil {
+		return db, nil
+	}
+	// A backup older than what is whole behind a failing disk is no help.
+	if failing := database.Unreadable(file); failing != nil {
+		return db, fmt.Errorf("the database cannot be read, though it may be whole: see to the disk, then start again: %w", failing)
+	}
+	return db, fmt.Errorf("the database %s is damaged: %w: %s", file, err, adviseBackup)
 }
 
 // explain adds to an error of etcd's what to do about it.
@@ -103,88 +109,6 @@ func explain(err error) error {
 			return fmt.Errorf("the write-ahead log is damaged: %w: %s", err, adviseLog)
 		}
 	}
-	return err
-}
-
-// database is what is known of one before etcd has it.
-type database struct {
-	exists bool
-	// applied is how much of the log is in it.
-	applied uint64
-	members int
-}
-
-// lookAtDatabase goes through every page of a database that is in use, as etcd
-// does when it opens it, but where a panic can be caught.
-func lookAtDatabase(file string) (out database, err error) {
-	if stat, err := os.Stat(file); errors.Is(err, os.ErrNotExist) || err == nil && stat.Size() == 0 {
-		return out, nil
-	}
-	// What a mapped file lacks, because it ends too early or the disk cannot
-	// read it, is a fault of memory, which ends a process unless asked not to.
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		problem := recover()
-		if _, fault := problem.(interface{ Addr() uintptr }); fault {
-			err = errors.New("part of it is not there")
-		} else if problem != nil {
-			err = fmt.Errorf("%v", problem)
-		}
-	}()
-	out.exists = true
-	db, err := bolt.Open(file, 0o600, &bolt.Options{ReadOnly: true, Timeout: time.Second})
-	if errors.Is(err, bolt.ErrTimeout) {
-		return out, errors.New("another process works on it")
-	}
-	if err != nil {
-		return out, err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	stat, err := os.Stat(file)
-	if err != nil {
-		return out, err
-	}
-	err = db.View(func(tx *bolt.Tx) error {
-		if stat.Size() < tx.Size() {
-			return fmt.Errorf("it ends after %d of %d bytes", stat.Size(), tx.Size())
-		}
-		err := tx.ForEach(func(name []byte, bucket *bolt.Bucket) error {
-			var before []byte
-			return bucket.ForEach(func(key, _ []byte) error {
-				if before != nil && bytes.Compare(key, before) <= 0 {
-					return fmt.Errorf("keys of %q are out of order", name)
-				}
-				before = key
-				return nil
-			})
-		})
-		if err != nil {
-			return err
-		}
-		if meta := tx.Bucket(schema.Meta.Name()); meta != nil {
-			if value := meta.Get(schema.MetaConsistentIndexKeyName); len(value) == 8 {
-				out.applied = binary.BigEndian.Uint64(value)
-			}
-		}
-		if members := tx.Bucket(schema.Members.Name()); members != nil {
-			return members.ForEach(func(_, _ []byte) error {
-				out.members++
-				return nil
-			})
-		}
-		return nil
-	})
-	return out, err
-}
-
-// unreadable is the error, if any, of reading a file to its end.
-func unreadable(file string) error {
-	f, err := os.Open(file)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	_, err = io.Copy(io.Discard, f)
 	return err
 }
 

@@ -58,7 +58,6 @@ func TestDamage(t *testing.T) {
 		"log wrong in midst":     {overwrite(log, midst, []byte("wrong")), "the write-ahead log is damaged"},
 		"log gone":               {remove(log), "is gone, but the database has"},
 		"log's folder gone":      {remove(filepath.Dir(log)), "is gone, but the database has"},
-		"log of unknown records": {unknownRecord, "unexpected block type"},
 		"snapshots gone":         {remove(snap), ""},
 		"database gone":          {remove(db), "is gone: restore a backup"},
 		"database cut off":       {cut(db, 6*4096), "is damaged: it ends after 24576 of "},
@@ -95,23 +94,6 @@ func TestDamage(t *testing.T) {
 			}
 		})
 	}
-}
-
-// unknownRecord changes the kind of an entry in the midst of the log, of which
-// no checksum tells.
-func unknownRecord(dir string) error {
-	file := filepath.Join("member", "wal", firstSegment)
-	data, err := os.ReadFile(filepath.Join(dir, file))
-	if err != nil {
-		return err
-	}
-	// A record begins with field 1, its kind (2 is an entry), and field 2, at
-	// a multiple of 8.
-	at := len(bytes.TrimRight(data, "\x00")) / 16 * 8
-	for !bytes.HasPrefix(data[at:], []byte{8, 2, 16}) {
-		at += 8
-	}
-	return overwrite(file, int64(at)+1, []byte{66})(dir)
 }
 
 func cut(file string, size int64) func(string) error {

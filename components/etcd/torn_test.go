@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,58 @@ func readAndExit(dir string) int {
 	return 0
 }
 
+// readTorn runs readAndExit and returns what it told.
+func readTorn(t *testing.T, dir string) (string, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), "ETCD_TEST_READ="+dir)
+	out, err := cmd.CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
+
+// writeTorn makes the data of a member that TestTorn's keys are in.
+func writeTorn(t *testing.T) (dir string) {
+	dir = filepath.Join(t.TempDir(), "data")
+	s, stop := start(t, aloneAnywhere(dir))
+	defer stop()
+	for i := range tornKeys {
+		if _, err := s.Client().Put(t.Context(), tornKey(i), tornValue(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// What etcd would end its process at while it starts is an error like others.
+func TestFatalStart(t *testing.T) {
+	dir := writeTorn(t)
+	if err := unknownRecord(dir); err != nil {
+		t.Fatal(err)
+	}
+	text, err := readTorn(t, dir)
+	if err == nil || !strings.Contains(text, "the write-ahead log is damaged") || !strings.Contains(text, "unexpected block type") {
+		t.Errorf("%v: %s", err, text)
+	}
+}
+
+// unknownRecord changes the kind of an entry in the midst of the log, of which
+// no checksum tells.
+func unknownRecord(dir string) error {
+	file := filepath.Join("member", "wal", firstSegment)
+	data, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return err
+	}
+	// A record begins with field 1, its kind (2 is an entry), and field 2, at
+	// a multiple of 8.
+	at := len(bytes.TrimRight(data, "\x00")) / 16 * 8
+	for !bytes.HasPrefix(data[at:], []byte{8, 2, 16}) {
+		at += 8
+	}
+	return overwrite(file, int64(at)+1, []byte{66})(dir)
+}
+
 // Files torn anywhere, at random: a member either has everything, or does not
 // start and says what to do. It never panics, and never starts without what was
 // acknowledged.
@@ -47,14 +100,7 @@ func TestTorn(t *testing.T) {
 		rounds = 500
 	}
 	t.Logf("the seed is %d", seed)
-	whole := filepath.Join(t.TempDir(), "data")
-	s, stop := start(t, aloneAnywhere(whole))
-	for i := range tornKeys {
-		if _, err := s.Client().Put(context.Background(), tornKey(i), tornValue(i)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	stop()
+	whole := writeTorn(t)
 	outcomes := map[string]int{}
 	for round := range rounds {
 		random := rand.New(rand.NewPCG(seed, uint64(round)))
@@ -66,12 +112,7 @@ func TestTorn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-		cmd := exec.CommandContext(ctx, os.Args[0])
-		cmd.Env = append(os.Environ(), "ETCD_TEST_READ="+dir)
-		out, err := cmd.CombinedOutput()
-		cancel()
-		text := strings.TrimSpace(string(out))
+		text, err := readTorn(t, dir)
 		kind, _, _ := strings.Cut(what, " ")
 		switch {
 		case err == nil && text == "whole":

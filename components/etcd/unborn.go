@@ -48,11 +48,11 @@ func clearUnborn(dir string, members int) error {
 	}
 	db, err := lookAtDatabase(datadir.ToBackendFileName(dir))
 	if err != nil {
-		return fmt.Errorf("reading the database: %w", err)
+		return err
 	}
 	// What adds the members is applied while it is written.
-	if db.applied > uint64(members) {
-		return fmt.Errorf("%s is empty, but the database has %d entries of it: %s", logDir, db.applied, adviseLog)
+	if db.Applied > uint64(members) {
+		return fmt.Errorf("%s is empty, but the database has %d entries of it: %s", logDir, db.Applied, adviseLog)
 	}
 	// etcd removes a log of that name itself, should this end here.
 	unborn := logDir + ".tmp"

@@ -18,6 +18,8 @@ import (
 	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"hyperkube/components/etcd/database"
 )
 
 // Status is what a snapshot holds.
@@ -80,11 +82,29 @@ func Save(ctx context.Context, client *clientv3.Client, path string) (err error)
 
 // Read tells what a snapshot holds, and checks that it is whole.
 func Read(path string) (Status, error) {
+	if err := check(path); err != nil {
+		return Status{}, err
+	}
 	s, err := snapshot.NewV3(zap.NewNop()).Status(path)
 	if err != nil {
 		return s, fmt.Errorf("reading the snapshot %s: %w", path, err)
 	}
 	return s, nil
+}
+
+// check finds what etcd's own functions panic at.
+func check(path string) error {
+	if _, err := os.Stat(path); err != nil {
+		return fmt.Errorf("reading the snapshot: %w", err)
+	}
+	has, err := database.Look(path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("the snapshot %s is damaged: %w", path, err)
+	case !has.Exists:
+		return fmt.Errorf("the snapshot %s is empty", path)
+	}
+	return nil
 }
 
 // Restore makes a member's data of a snapshot. The member must not run. The
@@ -94,6 +114,9 @@ func Read(path string) (Status, error) {
 func Restore(r Restored) (old string, err error) {
 	dir := filepath.Clean(r.DataDir)
 	if err := idle(dir); err != nil {
+		return "", err
+	}
+	if err := check(r.Snapshot); err != nil {
 		return "", err
 	}
 	fresh := dir + ".restoring"

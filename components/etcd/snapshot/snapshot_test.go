@@ -1,8 +1,11 @@
 package snapshot
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,6 +54,7 @@ func TestSaveAndRestore(t *testing.T) {
 	if _, err := Restore(bad); err == nil {
 		t.Error("a broken snapshot was restored")
 	}
+	testDamaged(t, r, content)
 	for i := range 2 { // twice does no harm
 		old, err := Restore(r)
 		if err != nil {
@@ -65,5 +69,36 @@ func TestSaveAndRestore(t *testing.T) {
 	got, err := m.Client.Get(t.Context(), "key")
 	if err != nil || len(got.Kvs) != 1 || string(got.Kvs[0].Value) != "old" || got.Header.Revision < then+1000 {
 		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+// testDamaged restores and reads snapshots of which the end or a page is
+// missing, with their checksum and without: it is an error, not a panic.
+func testDamaged(t *testing.T, r Restored, content []byte) {
+	t.Helper()
+	r.Snapshot, r.SkipHashCheck = filepath.Join(t.TempDir(), "damaged.db"), true
+	zeroed := slices.Clone(content)
+	clear(zeroed[2*4096 : 8*4096])
+	for what, data := range map[string][]byte{
+		"is empty":              nil,
+		"is damaged: it ends":   content[:5*4096],
+		"is damaged: assertion": zeroed,
+		"is damaged: invalid":   bytes.Repeat([]byte("not a database"), 2000),
+	} {
+		if err := os.WriteFile(r.Snapshot, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Restore(r); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("restored: %v, want %q", err, what)
+		}
+		if _, err := Read(r.Snapshot); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("read: %v, want %q", err, what)
+		}
+	}
+	if err := os.Remove(r.Snapshot); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(r.Snapshot); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("read what is not there: %v", err)
 	}
 }
