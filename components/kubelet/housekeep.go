@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/images"
 	"hyperkube/components/kubelet/nodestatus"
 	"hyperkube/components/kubelet/podlogs"
 )
@@ -61,6 +63,9 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 				}
 				if err := k.collector.Collect(ctx, false); err != nil && ctx.Err() == nil {
 					k.log.Warn("removing unused images failed", "error", err)
+					if errors.Is(err, images.ErrFull) {
+						k.nodeEvent(v1.EventTypeWarning, "FreeDiskSpaceFailed", err.Error())
+					}
 					k.nodeEvent(v1.EventTypeWarning, "ImageGCFailed", err.Error())
 				}
 			}
@@ -80,6 +85,9 @@ const cgroupV1 = "cgroup v1 detected. cgroup v1 support is deprecated and will b
 // greet tells that the kubelet has started, and what its node is like.
 func (k *Kubelet) greet() {
 	k.nodeEvent(v1.EventTypeNormal, "Starting", "Starting kubelet.")
+	if why := k.host.DNS.Check(); why != "" {
+		k.nodeEvent(v1.EventTypeWarning, "CheckLimitsForResolvConf", why)
+	}
 	if k.cgroups == nil {
 		return
 	}

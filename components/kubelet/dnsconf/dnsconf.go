@@ -127,6 +127,35 @@ func fit(c *runtimeapi.DNSConfig, warn func(reason, message string)) {
 	}
 }
 
+// maxName is how long a domain's name may be.
+const maxName = 253
+
+// Check tells what is wrong with the node's own resolver configuration, "" for
+// nothing: pods' own searches come on top of it.
+func (n Node) Check() string {
+	if n.ResolvConf == "" {
+		return ""
+	}
+	raw, err := os.ReadFile(n.ResolvConf)
+	if err != nil {
+		return err.Error()
+	}
+	searches := Parse(raw).Searches
+	most := maxSearches
+	if n.ClusterDomain != "" {
+		most -= 3
+	}
+	switch {
+	case len(searches) > most:
+		return fmt.Sprintf("Resolv.conf file '%s' contains search line consisting of more than %d domains!", n.ResolvConf, most)
+	case slices.ContainsFunc(searches, func(s string) bool { return len(s) > maxName }):
+		return fmt.Sprintf("Resolv.conf file %q contains a search path which length is more than allowed %d chars!", n.ResolvConf, maxName)
+	case len(strings.Join(searches, " ")) > maxSearchChars:
+		return fmt.Sprintf("Resolv.conf file '%s' contains search line which length is more than allowed %d chars!", n.ResolvConf, maxSearchChars)
+	}
+	return ""
+}
+
 func (n Node) host() (*runtimeapi.DNSConfig, error) {
 	if n.ResolvConf == "" {
 		return &runtimeapi.DNSConfig{}, nil

@@ -78,3 +78,27 @@ func TestHosts(t *testing.T) {
 		t.Errorf("long name: %q", got)
 	}
 }
+
+func TestCheck(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	many := strings.Repeat("d.example.com ", 30)
+	long := strings.Repeat("a", 254)
+	wide := strings.Repeat(strings.Repeat("b", 200)+" ", 12)
+	for name, tc := range map[string]struct{ search, domain, want string }{
+		"fine":                 {search: "a b"},
+		"too many for a pod":   {search: many, domain: "cluster.local", want: "Resolv.conf file '" + path + "' contains search line consisting of more than 29 domains!"},
+		"as many as there may": {search: many},
+		"too long a name":      {search: long, want: "Resolv.conf file \"" + path + "\" contains a search path which length is more than allowed 253 chars!"},
+		"too long a line":      {search: wide, want: "Resolv.conf file '" + path + "' contains search line which length is more than allowed 2048 chars!"},
+	} {
+		if err := os.WriteFile(path, []byte("search "+tc.search+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := (Node{ClusterDomain: tc.domain, ResolvConf: path}).Check(); got != tc.want {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	if got := (Node{ResolvConf: path + "x"}).Check(); !strings.Contains(got, "no such file") {
+		t.Errorf("a missing file: %q", got)
+	}
+}

@@ -95,6 +95,7 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 		return x.first.Compare(y.first)
 	})
 	var errs []error
+	var freed int64
 	for _, i := range idle {
 		if goal <= 0 {
 			break
@@ -105,8 +106,32 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 		}
 		c.Log.Info("removed an unused image", "image", i.RepoTags, "bytes", i.Size)
 		goal -= int64(i.Size)
+		freed += int64(i.Size)
+	}
+	if goal > 0 && !all && len(errs) == 0 {
+		errs = append(errs, fmt.Errorf("%w (%d%% of %s used). "+
+			"Failed to free sufficient space by deleting unused images (freed %d bytes). "+
+			"Investigate disk usage, as it could be used by active images, logs, volumes, or other data.", ErrFull, taken*100/capacity, size(capacity), freed))
 	}
 	return errors.Join(append(errs, old)...)
+}
+
+// ErrFull is that nothing more can be done for a disk that is too full.
+//
+//nolint:staticcheck // upstream's words, shown in events
+var ErrFull = errors.New("Insufficient free disk space on the node's image filesystem")
+
+// size is a number of bytes for people.
+func size(n int64) string {
+	const unit = 1024
+	if n < unit {
+		return fmt.Sprintf("%d B", n)
+	}
+	value, prefix := float64(n)/unit, 0
+	for ; value >= unit && prefix < 5; prefix++ {
+		value /= unit
+	}
+	return fmt.Sprintf("%.1f %ciB", value, "KMGTPE"[prefix])
 }
 
 // expired removes what nobody has used for longer than MaxAge.

@@ -41,6 +41,8 @@ type Issuer struct {
 	Kube kubernetes.Interface
 	// Node returns the Node as the API has it, nil while it is not known.
 	Node func() *v1.Node
+	// Warn tells a pod of certificates that are not renewed in time; may be nil.
+	Warn func(pod *v1.Pod, reason, message string)
 
 	mu   sync.Mutex // guards held
 	held map[key]*credential
@@ -62,6 +64,8 @@ type credential struct {
 	pending string
 	next    []byte
 	asked   time.Time
+	// late and gone: it was told that it is not renewed, and has expired.
+	late, gone bool
 	// refused is not nil once the signer has said no for good.
 	refused error
 }
@@ -90,6 +94,7 @@ func (i *Issuer) Credential(ctx context.Context, pod *v1.Pod, volume string, sou
 	if c.chain != nil && now.Before(c.refresh) {
 		return c.key, c.chain, c.refresh, nil
 	}
+	i.warn(c, pod, now)
 	if c.refused == nil {
 		err = i.obtain(ctx, c, pod, p)
 	} else {
@@ -102,6 +107,24 @@ func (i *Issuer) Credential(ctx context.Context, pod *v1.Pod, volume string, sou
 		return nil, nil, time.Time{}, err
 	}
 	return c.key, c.chain, c.refresh, nil
+}
+
+// overdueAfter is how long a certificate may be due to be renewed.
+const overdueAfter = 10 * time.Minute
+
+// warn tells once of a certificate that should be another by now.
+func (i *Issuer) warn(c *credential, pod *v1.Pod, now time.Time) {
+	if c.chain == nil || i.Warn == nil {
+		return
+	}
+	if !c.late && now.After(c.refresh.Add(overdueAfter)) {
+		c.late = true
+		i.Warn(pod, "CertificateOverdueForRefresh", "PodCertificate refresh overdue")
+	}
+	if !c.gone && now.After(c.expires) {
+		c.gone = true
+		i.Warn(pod, "CertificateExpired", "PodCertificate expired")
+	}
 }
 
 // Forget drops what is held for a pod that is gone.
@@ -146,6 +169,7 @@ func (i *Issuer) obtain(ctx context.Context, c *credential, pod *v1.Pod, p *v1.P
 	}
 	c.key, c.chain, c.pending, c.next = c.next, chain, "", nil
 	c.refresh, c.expires = r.Status.BeginRefreshAt.Time, r.Status.NotAfter.Time
+	c.late, c.gone = false, false
 	return nil
 }
 

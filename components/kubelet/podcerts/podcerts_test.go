@@ -60,6 +60,8 @@ func TestCredential(t *testing.T) {
 				return true, r, kube.Tracker().Add(r)
 			})
 			i := &Issuer{Kube: kube, Node: func() *v1.Node { return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "n"}} }}
+			var told []string
+			i.Warn = func(_ *v1.Pod, reason, message string) { told = append(told, reason+" "+message) }
 			pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "p"}, Spec: v1.PodSpec{ServiceAccountName: "sa"}}
 			p := &v1.PodCertificateProjection{SignerName: "example.com/s", KeyType: kind}
 			get := func() []byte {
@@ -86,6 +88,12 @@ func TestCredential(t *testing.T) {
 			_, _, _, err := i.Credential(t.Context(), pod, "v", 0, p)
 			if err == nil || !strings.Contains(err.Error(), `was denied: reason="No" message="never"`) {
 				t.Errorf("refused: %v", err)
+			}
+			i.held[key{"p", "v", 0}].refresh = time.Now().Add(-time.Hour)
+			_, _, _, _ = i.Credential(t.Context(), pod, "v", 0, p)
+			_, _, _, _ = i.Credential(t.Context(), pod, "v", 0, p)
+			if len(told) != 2 || told[0] != "CertificateExpired PodCertificate expired" || told[1] != "CertificateOverdueForRefresh PodCertificate refresh overdue" {
+				t.Errorf("told %q", told)
 			}
 			if asked != 3 {
 				t.Errorf("asked %d times", asked)

@@ -162,6 +162,11 @@ func (h *Host) event(pod *v1.Pod, container string, warning bool, reason, messag
 	h.Events.Event(reference(pod, container), kind, reason, message)
 }
 
+// warns is event for what else tells of a pod.
+func (h *Host) warns(pod *v1.Pod) func(reason, message string) {
+	return func(reason, message string) { h.event(pod, "", true, reason, message) }
+}
+
 // reference names a pod, or one of its containers, as events do.
 func reference(pod *v1.Pod, container string) *v1.ObjectReference {
 	ref := &v1.ObjectReference{

@@ -209,7 +209,7 @@ func (w *worker) postStart(ctx context.Context, pod *v1.Pod, c *v1.Container, id
 	w.mu.Lock()
 	ip := w.podIP()
 	w.mu.Unlock()
-	err := w.host.Prober.Hook(ctx, probe.Target{Pod: pod, Container: c, ContainerID: id, PodIP: ip}, c.Lifecycle.PostStart)
+	err := w.host.Prober.Hook(ctx, probe.Target{Pod: pod, Container: c, ContainerID: id, PodIP: ip, Warn: w.host.warns(pod)}, c.Lifecycle.PostStart)
 	w.update(func() { delete(w.hooks, id) })
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()

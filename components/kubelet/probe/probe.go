@@ -34,6 +34,8 @@ type Target struct {
 	Container   *v1.Container
 	ContainerID string
 	PodIP       string
+	// Warn tells the pod of what went otherwise than it says; may be nil.
+	Warn func(reason, message string)
 }
 
 // Answer of one attempt.
@@ -267,6 +269,26 @@ func portOf(p intstr.IntOrString, c *v1.Container) (int, error) {
 	return port, nil
 }
 
+// answeredHTTP tells whether a server that was spoken to in TLS does not speak it.
+func answeredHTTP(err error) bool {
+	return strings.Contains(err.Error(), "server gave HTTP response to HTTPS client")
+}
+
+// inPlain asks again without TLS, and so without what is not to be read by others:
+// hooks were called that way whatever they said, before there was TLS for them.
+func (p *Prober) inPlain(t Target, req *http.Request) error {
+	plain := req.Clone(req.Context())
+	plain.URL.Scheme = "http"
+	plain.Header.Del("Authorization")
+	if _, _, err := p.do(plain, 0, false); err != nil {
+		return err
+	}
+	if t.Warn != nil {
+		t.Warn("LifecycleHTTPFallback", fmt.Sprintf("request to HTTPS lifecycle hook %s got HTTP response, retry with HTTP succeeded", req.URL.Host))
+	}
+	return nil
+}
+
 // Hook calls a lifecycle hook and waits for its end, or for ctx.
 func (p *Prober) Hook(ctx context.Context, t Target, h *v1.LifecycleHandler) error {
 	failed := func(what string, err error) error {
@@ -290,7 +312,7 @@ func (p *Prober) Hook(ctx context.Context, t Target, h *v1.LifecycleHandler) err
 		if _, ok := req.Header["User-Agent"]; ok {
 			req.Header.Set("User-Agent", strings.Replace(p.userAgent, "kube-probe", "kube-lifecycle", 1))
 		}
-		if _, _, err := p.do(req, 0, false); err != nil {
+		if _, _, err := p.do(req, 0, false); err != nil && (!answeredHTTP(err) || p.inPlain(t, req) != nil) {
 			return failed(what, err)
 		}
 	case h.Sleep != nil:

@@ -183,3 +183,31 @@ func TestHookTexts(t *testing.T) {
 		t.Errorf("%v\nwant %s", err, want)
 	}
 }
+
+// TestHookFallback: a hook in HTTPS of a server that does not speak it is called in
+// HTTP, without what was for the server alone, and the pod is told.
+func TestHookFallback(t *testing.T) {
+	var got http.Header
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header }))
+	defer s.Close()
+	host, port, err := net.SplitHostPort(s.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	to := Target{Pod: &v1.Pod{}, Container: &v1.Container{Name: "c"}, PodIP: host, Warn: func(reason, message string) { told = append(told, reason+" "+message) }}
+	hook := &v1.LifecycleHandler{HTTPGet: &v1.HTTPGetAction{
+		Scheme: v1.URISchemeHTTPS, Port: intstr.Parse(port),
+		HTTPHeaders: []v1.HTTPHeader{{Name: "Authorization", Value: "secret"}, {Name: "X-Test", Value: "y"}},
+	}}
+	if err := New(nil, "1.37").Hook(t.Context(), to, hook); err != nil {
+		t.Fatal(err)
+	}
+	if got.Get("Authorization") != "" || got.Get("X-Test") != "y" {
+		t.Errorf("headers %v", got)
+	}
+	want := "LifecycleHTTPFallback request to HTTPS lifecycle hook " + net.JoinHostPort(host, port) + " got HTTP response, retry with HTTP succeeded"
+	if len(told) != 1 || told[0] != want {
+		t.Errorf("told %q", told)
+	}
+}

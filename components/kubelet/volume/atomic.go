@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -199,6 +200,11 @@ func unlinkStale(dir string, payload Payload) error {
 // write it too unless readOnly, and what is made in its directories later
 // belongs to the group as well.
 func SetGroup(root string, group int64, readOnly bool) error {
+	return setGroup(root, group, readOnly, &atomic.Int64{})
+}
+
+// setGroup is SetGroup that counts the files.
+func setGroup(root string, group int64, readOnly bool, files *atomic.Int64) error {
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			if errors.Is(err, os.ErrNotExist) {
@@ -206,6 +212,7 @@ func SetGroup(root string, group int64, readOnly bool) error {
 			}
 			return err
 		}
+		files.Add(1)
 		if err := os.Lchown(p, -1, int(group)); err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	v1 "k8s.io/api/core/v1"
@@ -18,6 +19,16 @@ type Local struct {
 	// Folders is where the volumes of the built-in provisioner are, each a
 	// folder that is made when it is first used.
 	Folders string
+	// Warn tells a pod what is wrong; may be nil.
+	Warn func(pod *v1.Pod, reason, message string)
+}
+
+// tell tells a pod that its volume takes long; nil if nobody is told.
+func (t Local) tell(pod *v1.Pod) func(message string) {
+	if t.Warn == nil {
+		return nil
+	}
+	return func(message string) { t.Warn(pod, "VolumePermissionChangeInProgress", message) }
 }
 
 // Name implements PersistentType.
@@ -57,7 +68,7 @@ func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result
 		return Result{}, fmt.Errorf("only directory and block device are supported: %q is neither", path)
 	}
 	if group := fsGroup(r.Pod); group != nil && r.Fresh && !r.ReadOnly {
-		if err := GiveTo(r.Pod, path, *group); err != nil {
+		if err := GiveTo(r.Pod, path, *group, t.tell(r.Pod)); err != nil {
 			return Result{}, err
 		}
 	}
@@ -97,8 +108,15 @@ func isBlock(info os.FileInfo) bool {
 
 // GiveTo gives a volume to a pod's group, unless the pod asks for a look at its
 // root first and that is the group's already.
+// tell, which may be nil, is told, in upstream's words, when that takes long; it is
+// not called any more once GiveTo has returned.
 // https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods
-func GiveTo(pod *v1.Pod, root string, group int64) error {
+func GiveTo(pod *v1.Pod, root string, group int64, tell func(message string)) error {
+	_, below, ok := strings.Cut(root, string(pod.UID))
+	name := root
+	if ok {
+		name = string(pod.UID) + below
+	}
 	// A local volume may be a link to its folder.
 	root, err := filepath.EvalSymlinks(root)
 	if err != nil {
@@ -111,7 +129,9 @@ func GiveTo(pod *v1.Pod, root string, group int64) error {
 	if owned(pod, info, group) {
 		return nil
 	}
-	return SetGroup(root, group, false)
+	slow := newSlowly(name, tell)
+	defer slow.stop()
+	return setGroup(root, group, false, &slow.files)
 }
 
 // owned tells whether a volume need not be given to the pod's group: its root is

@@ -231,7 +231,7 @@ func TestGiveToLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	pod := &v1.Pod{Spec: v1.PodSpec{SecurityContext: &v1.PodSecurityContext{}}}
-	if err := GiveTo(pod, link, 1234); err != nil {
+	if err := GiveTo(pod, link, 1234, nil); err != nil {
 		t.Fatal(err)
 	}
 	var info unix.Stat_t

@@ -197,6 +197,9 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 	if err := p.grow(ctx, d, j, !made); err != nil {
 		return volume.Result{}, j.growthFailure(err)
 	}
+	if j.block && !made {
+		p.event(j.pod, v1.EventTypeNormal, "SuccessfulMountVolume", fmt.Sprintf("MapVolume.MapPodDevice succeeded for volume %q volumeMapPath %q", j.spec, filepath.Dir(j.dir)))
+	}
 	p.mu.Lock()
 	p.made[j.dir] = j.k
 	p.mu.Unlock()
@@ -276,7 +279,9 @@ func (p *Plugin) place(ctx context.Context, d *driver, obj *storagev1.CSIDriver,
 		return j.failure("SetUp", err)
 	}
 	if apply {
-		if err := volume.GiveTo(j.pod, j.target(), *group); err != nil {
+		if err := volume.GiveTo(j.pod, j.target(), *group, func(message string) {
+			p.event(j.pod, v1.EventTypeWarning, "VolumePermissionChangeInProgress", message)
+		}); err != nil {
 			return j.failure("SetUp", fmt.Errorf("applyFSGroup failed for vol %s: %w", j.k.handle, err))
 		}
 	}
