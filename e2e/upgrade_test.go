@@ -56,7 +56,7 @@ func TestUpgrade(t *testing.T) {
 	if out := a.hyperkube("up", "--root", root); !strings.Contains(out, "running already") {
 		t.Errorf("up again said\n%s", out)
 	}
-	// The certificate that ends soon is renewed while all runs.
+	// The certificate that is near its end is renewed while all runs.
 	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		var shown *x509.Certificate
@@ -80,7 +80,7 @@ func TestUpgrade(t *testing.T) {
 }
 
 // age puts a certificate in the place of the API server's, by the same authority and for the same
-// key, that ends in a moment, and returns when.
+// key, that is to be renewed in a moment, and returns when it ends.
 func (a *alone) age(root string) time.Time {
 	a.t.Helper()
 	set, err := pki.Load(layout.Under(root).PKI())
@@ -88,7 +88,10 @@ func (a *alone) age(root string) time.Time {
 		a.t.Fatal(err)
 	}
 	template := *set.APIServer.Cert
-	template.NotBefore, template.NotAfter = time.Now(), time.Now().Add(9*time.Second)
+	// The last third of its life begins in six seconds. It lasts an hour, for nobody
+	// may meet one that has ended, however late it is renewed.
+	begun := time.Now().Add(6 * time.Second)
+	template.NotBefore, template.NotAfter = begun.Add(-2*time.Hour), begun.Add(time.Hour)
 	der, err := x509.CreateCertificate(rand.Reader, &template, set.CA.Cert, set.APIServer.Key.Public(), set.CA.Key)
 	if err != nil {
 		a.t.Fatal(err)
