@@ -45,7 +45,7 @@ func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan str
 
 // staticSink takes static pods. A pod whose manifest has changed is a new pod:
 // it starts once the old one of its name has ended, for the two would want the
-// same ports.
+// same ports. So long the API has the old one's mirror.
 type staticSink struct {
 	k     *Kubelet
 	stop  <-chan struct{} // closed when the run ends
@@ -67,12 +67,15 @@ func (s *staticSink) Set(p *v1.Pod) {
 	old := s.before[name]
 	s.before[name] = p.UID
 	s.mu.Unlock()
-	if s.k.mirrors != nil {
-		s.k.mirrors.Set(p)
+	set := func() {
+		if s.k.mirrors != nil {
+			s.k.mirrors.Set(p)
+		}
+		s.k.manager.Set(p)
 	}
 	done := s.k.manager.Done(old)
 	if old == "" || old == p.UID || done == nil {
-		s.k.manager.Set(p)
+		set()
 		return
 	}
 	s.start(func() {
@@ -85,7 +88,7 @@ func (s *staticSink) Set(p *v1.Pod) {
 		wanted := s.current[name] == p
 		s.mu.Unlock()
 		if wanted {
-			s.k.manager.Set(p)
+			set()
 		}
 	})
 }
@@ -99,8 +102,19 @@ func (s *staticSink) Remove(uid types.UID) {
 		}
 	}
 	s.mu.Unlock()
-	if s.k.mirrors != nil {
-		s.k.mirrors.Remove(uid)
-	}
+	done := s.k.manager.Done(uid)
 	s.k.removed(uid)
+	switch {
+	case s.k.mirrors == nil:
+	case done == nil:
+		s.k.mirrors.Remove(uid)
+	default:
+		s.start(func() {
+			select {
+			case <-s.stop:
+			case <-done:
+				s.k.mirrors.Remove(uid)
+			}
+		})
+	}
 }

@@ -1,11 +1,13 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -45,8 +47,8 @@ func (w *worker) stepEnd(ctx context.Context, now time.Time) (wakeAt time.Time, 
 		}
 	}
 	if w.stage == terminating {
-		if w.stopContainers(ctx) {
-			return time.Time{}, false
+		if at, running := w.stopContainers(ctx, now); running {
+			return at, false
 		}
 		if w.final == stopSandboxes {
 			if w.mountAt.After(now) {
@@ -110,10 +112,11 @@ func (w *worker) background(ctx context.Context, f func(ctx context.Context, pod
 }
 
 // stopContainers stops what runs: the app containers at once, then sidecars
-// one by one, the last first. It tells whether anything still runs. The caller
-// holds mu.
-func (w *worker) stopContainers(ctx context.Context) (running bool) {
+// one by one, the last first, all within the grace period. It tells whether anything
+// still runs, and when it is to be called again. The caller holds mu.
+func (w *worker) stopContainers(ctx context.Context, now time.Time) (wakeAt time.Time, running bool) {
 	var sidecars []*podstate.Container
+	apps := false
 	for i := range w.obs.Containers {
 		st := &w.obs.Containers[i]
 		if st.State != podstate.Running && st.State != podstate.Unknown {
@@ -124,24 +127,49 @@ func (w *worker) stopContainers(ctx context.Context) (running bool) {
 			sidecars = append(sidecars, st)
 			continue
 		}
-		running = true
+		apps = true
 		w.startKill(ctx, st.ID, "Stopping container "+st.Name, w.killGrace(st.ID))
 	}
-	if running || len(sidecars) == 0 {
-		return running
+	if len(sidecars) == 0 {
+		return time.Time{}, apps
 	}
+	grace := w.killGrace("")
+	anew := w.ending.IsZero() || grace != w.endGrace
+	if anew {
+		w.ending, w.endGrace = now, grace
+	}
+	// What is left of it is for all of them.
+	left := grace - int64(now.Sub(w.ending)/time.Second)
 	order := map[string]int{}
 	for i := range w.pod.Spec.InitContainers {
 		order[w.pod.Spec.InitContainers[i].Name] = i
 	}
-	last := sidecars[0]
-	for _, s := range sidecars {
-		if order[s.Name] > order[last.Name] {
-			last = s
+	for _, st := range sidecarsToStop(sidecars, order, apps, left <= 0) {
+		switch {
+		case w.kills[st.ID] != nil && !anew:
+		case left > 0 || grace == 0:
+			w.startKill(ctx, st.ID, "Stopping container "+st.Name, max(left, 0))
+		default:
+			w.startLateKill(ctx, st.ID, "Stopping container "+st.Name, minGrace)
 		}
 	}
-	w.startKill(ctx, last.ID, "Stopping container "+last.Name, w.killGrace(last.ID))
-	return true
+	if left > 0 {
+		wakeAt = w.ending.Add(time.Duration(grace) * time.Second)
+	}
+	return wakeAt, true
+}
+
+// sidecarsToStop are those whose turn it is: the last one when no app container runs
+// any more, all when the time is over. There is at least one.
+func sidecarsToStop(sidecars []*podstate.Container, order map[string]int, apps, over bool) []*podstate.Container {
+	if over {
+		return sidecars
+	}
+	if apps {
+		return nil
+	}
+	last := slices.MaxFunc(sidecars, func(a, b *podstate.Container) int { return cmp.Compare(order[a.Name], order[b.Name]) })
+	return []*podstate.Container{last}
 }
 
 // stopAll stops the pod's sandboxes.

@@ -61,6 +61,16 @@ func (w *worker) killGrace(id string) int64 {
 // startKill stops a container in a goroutine of its own, or makes one that
 // does hurry. The caller holds mu.
 func (w *worker) startKill(ctx context.Context, id, message string, grace int64) {
+	w.kill(ctx, id, message, grace, false)
+}
+
+// startLateKill is startKill for a container whose turn came when the pod's time was
+// over: its preStop hook is not run. The caller holds mu.
+func (w *worker) startLateKill(ctx context.Context, id, message string, grace int64) {
+	w.kill(ctx, id, message, grace, true)
+}
+
+func (w *worker) kill(ctx context.Context, id, message string, grace int64, late bool) {
 	st := w.obs.ByID(id)
 	if st == nil {
 		return
@@ -88,7 +98,7 @@ func (w *worker) startKill(ctx context.Context, id, message string, grace int64)
 		defer w.report.wait.Done()
 		defer cancel()
 		defer close(k.done)
-		w.stop(ctx, pod, name, id, ip, grace, again)
+		w.stop(ctx, pod, name, id, ip, grace, again || late)
 		w.update(func() {
 			if w.kills[id] == k {
 				delete(w.kills, id)
@@ -107,7 +117,7 @@ func (w *worker) stop(ctx context.Context, pod *v1.Pod, name, id, ip string, gra
 	if c != nil && kind != podstate.Ephemeral && c.Lifecycle != nil && c.Lifecycle.PreStop != nil && grace > 0 && !hurried {
 		began := time.Now()
 		hookCtx, cancel := context.WithTimeout(ctx, left)
-		err := w.host.Prober.Hook(hookCtx, probe.Target{Pod: pod, Container: c, ContainerID: id, PodIP: ip}, c.Lifecycle.PreStop)
+		err := w.host.Prober.Hook(hookCtx, probe.Target{Pod: pod, Container: c, ContainerID: id, PodIP: ip, Warn: w.host.warns(pod)}, c.Lifecycle.PreStop)
 		cancel()
 		if err != nil && ctx.Err() == nil && hookCtx.Err() == nil {
 			w.log.Info("a preStop hook failed", "container", name, "error", err)

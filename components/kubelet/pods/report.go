@@ -116,6 +116,9 @@ func (w *worker) replacing(now time.Time) time.Time {
 
 // report1 computes the status and sends it if it is news. The caller holds mu.
 func (w *worker) report1(ctx context.Context, now time.Time) {
+	if IsStatic(w.pod) {
+		w.mirrored()
+	}
 	w.report.want = podstate.Status(w.statusInput(now))
 	if w.host.Kube == nil || w.gone {
 		// Nobody else remembers since when things are as they are.
@@ -142,12 +145,7 @@ func (w *worker) send(ctx context.Context) {
 		w.mu.Lock()
 		pod := w.pod
 		if IsStatic(pod) {
-			pod = nil
-			if w.host.Mirror != nil {
-				if pod = w.host.Mirror.Of(w.pod); pod != nil && newer(pod.ResourceVersion, w.report.version) {
-					w.report.last, w.report.version = &pod.Status, pod.ResourceVersion
-				}
-			}
+			pod = w.mirrored()
 		}
 		if !w.report.dirty || w.report.halted || w.gone || ctx.Err() != nil || pod == nil {
 			w.report.busy = false
@@ -196,6 +194,19 @@ func (w *worker) send(ctx context.Context) {
 		timer.Stop()
 		pause = min(2*pause, 10*time.Second)
 	}
+}
+
+// mirrored returns the mirror of a static pod, nil while there is none, and takes in
+// what it tells: one that was made anew knows nothing. The caller holds mu.
+func (w *worker) mirrored() *v1.Pod {
+	if w.host.Mirror == nil {
+		return nil
+	}
+	pod := w.host.Mirror.Of(w.pod)
+	if pod != nil && newer(pod.ResourceVersion, w.report.version) {
+		w.report.last, w.report.version = &pod.Status, pod.ResourceVersion
+	}
+	return pod
 }
 
 func (w *worker) halted() bool {

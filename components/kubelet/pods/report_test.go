@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
@@ -32,6 +33,30 @@ func TestReplacing(t *testing.T) {
 		w.obs.Containers = []podstate.Container{{ID: "old", Name: "main", State: c.state, FinishedAt: now.Add(-c.ended)}}
 		if got := !w.replacing(now).IsZero(); got != c.waits {
 			t.Errorf("%s: waits %v, want %v", c.name, got, c.waits)
+		}
+	}
+}
+
+// theMirror is the mirror of all static pods.
+type theMirror struct{ pod *v1.Pod }
+
+func (m *theMirror) Of(*v1.Pod) *v1.Pod { return m.pod }
+
+// TestMirrorMadeAnew: a mirror that somebody deleted and that was made again is told
+// how the pod is, which it does not know.
+func TestMirrorMadeAnew(t *testing.T) {
+	mirror := &theMirror{}
+	w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Mirror: mirror}, &v1.Pod{})
+	if w.mirrored() != nil {
+		t.Error("a mirror out of nothing")
+	}
+	w.report.last, w.report.version = &v1.PodStatus{Phase: v1.PodRunning}, "9"
+	mirror.pod = &v1.Pod{Status: v1.PodStatus{Phase: v1.PodPending}}
+	for version, want := range map[string]v1.PodPhase{"8": v1.PodRunning, "10": v1.PodPending} {
+		w.report.last, w.report.version = &v1.PodStatus{Phase: v1.PodRunning}, "9"
+		mirror.pod.ResourceVersion = version
+		if w.mirrored() != mirror.pod || w.report.last.Phase != want {
+			t.Errorf("%s: the API is thought to have %s", version, w.report.last.Phase)
 		}
 	}
 }

@@ -78,7 +78,10 @@ type worker struct {
 	running    bool // its loop has been started
 	stage      stage
 	final      finalStep
-	report     reporter
+	// ending is since when sidecars are to end within endGrace, in seconds.
+	ending   time.Time
+	endGrace int64
+	report   reporter
 	// actuated are the resources that containers have, by name, where they are
 	// not yet what the pod says; resize tells why, nil when all are.
 	actuated map[string]v1.ResourceRequirements
