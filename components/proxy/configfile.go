@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -89,6 +90,50 @@ func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 	cfg.MinSyncPeriod, cfg.SyncPeriod = c.IPTables.MinSyncPeriod.Duration, c.IPTables.SyncPeriod.Duration
 	cfg.HealthzAddress, cfg.MetricsAddress, cfg.Profiling = c.HealthzBindAddress, c.MetricsBindAddress, c.EnableProfiling
 	return nil
+}
+
+// effective is what is in force in the terms of a file, for a proxy that was
+// configured without one.
+func effective(cfg *Config) *kubeproxyv1alpha1.KubeProxyConfiguration {
+	c := defaults()
+	c.Kind, c.APIVersion = "KubeProxyConfiguration", kubeproxyv1alpha1.SchemeGroupVersion.String()
+	c.HostnameOverride, c.EnableProfiling = cfg.NodeName, cfg.Profiling
+	c.HealthzBindAddress, c.MetricsBindAddress = cfg.HealthzAddress, cfg.MetricsAddress
+	c.ClusterCIDR = strings.Join(texts(cfg.PodCIDRs), ",")
+	switch cfg.Local {
+	case LocalByClusterCIDR:
+		c.DetectLocalMode = "ClusterCIDR"
+	case LocalByNodeCIDR:
+		c.DetectLocalMode = "NodeCIDR"
+	case LocalByBridge:
+		c.DetectLocalMode, c.DetectLocal.BridgeInterface = "BridgeInterface", cfg.PodLink
+	case LocalByLinkPrefix:
+		c.DetectLocalMode, c.DetectLocal.InterfaceNamePrefix = "InterfaceNamePrefix", cfg.PodLink
+	}
+	c.NodePortAddresses = texts(cfg.NodePortRanges)
+	if cfg.NodePortsOnPrimary {
+		c.NodePortAddresses = append(c.NodePortAddresses, "primary")
+	}
+	if cfg.MasqueradeMark != 0 {
+		bit := int32(bits.TrailingZeros32(cfg.MasqueradeMark))
+		c.IPTables.MasqueradeBit = &bit
+	}
+	c.IPTables.MasqueradeAll, c.IPTables.LocalhostNodePorts = cfg.MasqueradeAll, &cfg.LocalhostNodePorts
+	if cfg.SyncPeriod > 0 {
+		c.IPTables.SyncPeriod.Duration = cfg.SyncPeriod
+	}
+	if cfg.MinSyncPeriod > 0 {
+		c.IPTables.MinSyncPeriod.Duration = cfg.MinSyncPeriod
+	}
+	return c
+}
+
+func texts(list []netip.Prefix) []string {
+	var out []string
+	for _, p := range list {
+		out = append(out, p.String())
+	}
+	return out
 }
 
 // nodePortRanges reads ranges and upstream's words for some; primary is the

@@ -3,8 +3,10 @@ package proxy
 import (
 	"encoding/json"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -105,4 +107,36 @@ func FuzzConfiguration(f *testing.F) {
 			_ = apply(c, &Config{})
 		}
 	})
+}
+
+// TestEffective: what /configz tells of a proxy without a file is what a file would
+// have to say.
+func TestEffective(t *testing.T) {
+	prefixes := func(list ...string) []netip.Prefix {
+		out, err := parsePrefixes(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	for name, cfg := range map[string]Config{
+		"as up has it": {NodeName: "n", PodCIDRs: prefixes("10.1.0.0/24", "fd00::/64"), LocalhostNodePorts: true, HealthzAddress: ":10256", MetricsAddress: "127.0.0.1:10249"},
+		"all": {
+			NodeName: "n", Local: LocalByBridge, PodLink: "br0", NodePortRanges: prefixes("192.0.2.0/24"), NodePortsOnPrimary: true, MasqueradeAll: true,
+			MasqueradeMark: 1 << 7, Profiling: true,
+		},
+	} {
+		cfg.SyncPeriod, cfg.MinSyncPeriod = time.Minute, time.Second
+		var back Config
+		if err := apply(effective(&cfg), &back); err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if !reflect.DeepEqual(back, cfg) {
+			t.Errorf("%s: %+v, want %+v", name, back, cfg)
+		}
+	}
+	w := httptest.NewRecorder()
+	pages(Config{NodeName: "n"})["/configz"].ServeHTTP(w, httptest.NewRequest("GET", "/configz", nil))
+	if w.Code != 200 || !strings.Contains(w.Body.String(), `"hostnameOverride":"n"`) {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
 }

@@ -52,9 +52,13 @@ func newHealth(cfg Config, m *metrics) *health {
 
 // pages of the metrics' address that tell of the proxy itself.
 func pages(cfg Config) map[string]http.Handler {
-	out := map[string]http.Handler{"/flagz": zpages.Flagz("kube-proxy", cfg.Flags)}
-	if cfg.Configuration != nil {
-		out["/configz"] = zpages.Configz("kubeproxy.config.k8s.io", cfg.Configuration)
+	configuration := cfg.Configuration
+	if configuration == nil {
+		configuration = func() any { return effective(&cfg) }
+	}
+	out := map[string]http.Handler{
+		"/flagz":   zpages.Flagz("kube-proxy", cfg.Flags),
+		"/configz": zpages.Configz("kubeproxy.config.k8s.io", configuration),
 	}
 	known := append(slices.Collect(maps.Keys(out)), "/healthz", "/proxyMode", "/metrics", "/statusz")
 	out["/statusz"] = zpages.Statusz("kube-proxy", known...)

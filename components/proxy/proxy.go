@@ -63,7 +63,7 @@ type Config struct {
 	Profiling bool
 	// Flags are those with which the proxy was started; it may be nil.
 	Flags zpages.Flags
-	// Configuration is what /configz tells; nil: nothing.
+	// Configuration is what /configz tells; nil: what follows from the rest.
 	Configuration func() any
 	// Level is changed by /debug/flags/v, with Profiling; nil: it is as it is.
 	Level *slog.LevelVar
