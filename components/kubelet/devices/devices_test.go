@@ -31,6 +31,11 @@ type plugin struct {
 	api.UnimplementedDevicePluginServer
 	lists   chan []*api.Device
 	started chan []string
+	refuses error // what it answers when it is asked how it is to be used
+}
+
+func (p *plugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
+	return &api.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true}, p.refuses
 }
 
 func (p *plugin) ListAndWatch(_ *api.Empty, s grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
@@ -67,6 +72,15 @@ func (p *plugin) PreStartContainer(_ context.Context, r *api.PreStartContainerRe
 // serve runs the plugin and registers it; the function ends it.
 func (p *plugin) serve(t *testing.T, dir string) func() {
 	t.Helper()
+	stop, err := p.register(t, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stop
+}
+
+func (p *plugin) register(t *testing.T, dir string) (func(), error) {
+	t.Helper()
 	path := filepath.Join(dir, "thing.sock")
 	_ = os.Remove(path)
 	l, err := net.Listen("unix", path)
@@ -83,12 +97,8 @@ func (p *plugin) serve(t *testing.T, dir string) func() {
 	defer conn.Close()
 	_, err = api.NewRegistrationClient(conn).Register(t.Context(), &api.RegisterRequest{
 		Version: api.Version, Endpoint: "thing.sock", ResourceName: testResource,
-		Options: &api.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true},
 	}, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s.Stop
+	return s.Stop, err
 }
 
 func pod(name string, containers ...int64) *v1.Pod {
@@ -140,6 +150,11 @@ func TestDevices(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- m.Run(ctx) }()
+	// One that does not say how it is to be used is told that it is not.
+	refuse, err := (&plugin{refuses: errors.New("not now")}).register(t, dir)
+	if refuse(); err == nil || !strings.Contains(err.Error(), "failed to get device plugin options: ") || !strings.Contains(err.Error(), "not now") {
+		t.Errorf("registered: %v", err)
+	}
 	p := &plugin{lists: make(chan []*api.Device, 1), started: make(chan []string, 1)}
 	stop := p.serve(t, dir)
 	p.lists <- devices(api.Healthy, api.Healthy, api.Healthy, api.Unhealthy)

@@ -56,7 +56,7 @@ type registration struct {
 }
 
 // Register implements api.RegistrationServer.
-func (r *registration) Register(_ context.Context, in *api.RegisterRequest) (*api.Empty, error) {
+func (r *registration) Register(ctx context.Context, in *api.RegisterRequest) (*api.Empty, error) {
 	if !slices.Contains(api.SupportedVersions[:], in.Version) {
 		return nil, fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q", in.Version, api.SupportedVersions)
 	}
@@ -66,10 +66,14 @@ func (r *registration) Register(_ context.Context, in *api.RegisterRequest) (*ap
 	if in.Endpoint != filepath.Base(in.Endpoint) {
 		return nil, fmt.Errorf("endpoint %q is not the name of a socket", in.Endpoint)
 	}
+	p, err := r.m.connect(ctx, in)
+	if err != nil {
+		return nil, err
+	}
 	r.wait.Add(1)
 	go func() {
 		defer r.wait.Done()
-		if err := r.m.follow(r.ctx(), in); err != nil && r.ctx().Err() == nil {
+		if err := r.m.follow(r.ctx(), in, p); err != nil && r.ctx().Err() == nil {
 			r.m.cfg.Log.Warn("a device plugin has ended", "resource", in.ResourceName, "error", err)
 		}
 	}()
@@ -86,26 +90,29 @@ func extended(name string) error {
 	return nil
 }
 
-// follow keeps the devices of one plugin until it ends.
-func (m *Manager) follow(ctx context.Context, in *api.RegisterRequest) error {
+// connect asks a plugin how it wants to be used. One that does not say is not used,
+// and told so.
+func (m *Manager) connect(ctx context.Context, in *api.RegisterRequest) (*pool, error) {
 	conn, err := grpc.NewClient("unix://"+filepath.Join(m.cfg.Dir, in.Endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer conn.Close()
-	client := api.NewDevicePluginClient(conn)
-	p := &pool{client: client, conn: conn, options: in.Options, devices: map[string]*api.Device{}}
-	if p.options == nil {
-		call, cancel := context.WithTimeout(ctx, 10*time.Second)
-		p.options, err = client.GetDevicePluginOptions(call, &api.Empty{}, grpc.WaitForReady(true))
-		cancel()
-		if err != nil {
-			return err
-		}
+	p := &pool{client: api.NewDevicePluginClient(conn), conn: conn, devices: map[string]*api.Device{}}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if p.options, err = p.client.GetDevicePluginOptions(ctx, &api.Empty{}, grpc.WaitForReady(true)); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("failed to get device plugin options: %w", err)
 	}
+	return p, nil
+}
+
+// follow keeps the devices of one plugin until it ends.
+func (m *Manager) follow(ctx context.Context, in *api.RegisterRequest, p *pool) error {
+	defer p.conn.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := client.ListAndWatch(ctx, &api.Empty{})
+	stream, err := p.client.ListAndWatch(ctx, &api.Empty{})
 	if err != nil {
 		return err
 	}
