@@ -128,4 +128,17 @@ func TestRun(t *testing.T) {
 		t.Error(err)
 	}
 	clients.Informers.Shutdown()
+	told, err := m.Metrics().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{}
+	for _, family := range told {
+		names[family.GetName()] = true
+	}
+	for _, name := range []string{"root_ca_cert_publisher_sync_total", "root_ca_cert_publisher_sync_duration_seconds"} {
+		if !names[name] {
+			t.Errorf("no metric %s", name)
+		}
+	}
 }

@@ -7,6 +7,7 @@ package endpointslice
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/go-logr/logr"
@@ -17,6 +18,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/endpointslice"
+	"k8s.io/endpointslice/metrics"
 	"k8s.io/endpointslice/topologycache"
 	sliceutil "k8s.io/endpointslice/util"
 
@@ -72,7 +74,8 @@ func New(env control.Env, perSlice int32) (*Controller, error) {
 	}
 	c.reconciler = endpointslice.NewReconciler(env.Kube, c.nodes, perSlice, c.tracker, c.topology, env.Events, Name,
 		endpointslice.WithPreferSameTrafficDistributionEnabled(true))
-	c.Loop = control.NewLoop(env, "endpointslice", c.sync)
+	c.Loop = control.NewLoop(env, "endpointslice", c.counted)
+	metrics.RegisterMetrics()
 	// Zones are counted before the first slice gets hints.
 	c.Prepare(func(context.Context) error { return c.countZones() })
 	if err := AddServiceIndex(slices.Informer()); err != nil {
@@ -180,6 +183,20 @@ func (c *Controller) nodesChanged() {
 	for _, key := range c.topology.GetOverloadedServices() {
 		c.Add(key)
 	}
+}
+
+// counted is sync, in the library's metrics.
+func (c *Controller) counted(ctx context.Context, key string) error {
+	err := c.sync(ctx, key)
+	result := "success"
+	switch {
+	case errors.Is(err, control.ErrStale):
+		result = "stale"
+	case err != nil:
+		result = "error"
+	}
+	metrics.EndpointSliceSyncs.WithLabelValues(result).Inc()
+	return err
 }
 
 func (c *Controller) sync(_ context.Context, key string) error {

@@ -4,8 +4,11 @@ package rootca
 
 import (
 	"context"
+	"errors"
 	"maps"
+	"strconv"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +33,8 @@ type Controller struct {
 	data       map[string]string
 	namespaces corelisters.NamespaceLister
 	maps       corelisters.ConfigMapLister
+	synced     *prometheus.CounterVec
+	took       *prometheus.HistogramVec
 }
 
 // New makes the controller. ca are the certificates in PEM.
@@ -42,6 +47,16 @@ func New(env control.Env, ca []byte) (*Controller, error) {
 		data:       map[string]string{dataKey: string(ca)},
 		namespaces: namespaces.Lister(),
 		maps:       configMaps.Lister(),
+		synced: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "root_ca_cert_publisher_sync_total", Help: "[ALPHA] Number of namespace syncs happened in root ca cert publisher.",
+		}, []string{"code"}),
+		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "root_ca_cert_publisher_sync_duration_seconds", Help: "[ALPHA] Number of namespace syncs happened in root ca cert publisher.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+		}, []string{"code"}),
+	}
+	if err := env.Register(c.synced, c.took); err != nil {
+		return nil, err
 	}
 	c.Loop = control.NewLoop(env, "rootca", c.sync)
 	added := func(ns *corev1.Namespace) { c.Add(ns.Name) }
@@ -57,6 +72,23 @@ func New(env control.Env, ca []byte) (*Controller, error) {
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
+	began := c.env.Clock.Now()
+	err := c.publish(ctx, key)
+	code := "200"
+	var status apierrors.APIStatus
+	switch {
+	case errors.As(err, &status):
+		code = strconv.Itoa(int(status.Status().Code))
+	case err != nil:
+		code = "500"
+	}
+	c.synced.WithLabelValues(code).Inc()
+	c.took.WithLabelValues(code).Observe(c.env.Clock.Since(began).Seconds())
+	return err
+}
+
+// publish writes the ConfigMap of a namespace.
+func (c *Controller) publish(ctx context.Context, key string) error {
 	ns, err := c.namespaces.Get(key)
 	if err != nil || ns.Status.Phase != corev1.NamespaceActive {
 		return nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,7 +29,10 @@ type Controller struct {
 	pods     corelisters.PodLister
 	nodes    corelisters.NodeLister
 	podIndex cache.Indexer
-	control  control.PodControl
+	deleted  prometheus.Counter
+	// late is by how much pods outlive their time.
+	late    prometheus.Histogram
+	control control.PodControl
 
 	mu  sync.Mutex
 	due map[string]eviction // evictions that wait, by the pod's key; guarded by mu
@@ -53,6 +57,18 @@ func New(env control.Env) (*Controller, error) {
 		podIndex: pods.Informer().GetIndexer(),
 		control:  control.PodControl{Kube: env.Kube, Events: env.Events},
 		due:      map[string]eviction{},
+		deleted: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "taint_eviction_controller_pod_deletions_total",
+			Help: "[ALPHA] Total number of Pods deleted by TaintEvictionController since its start.",
+		}),
+		late: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "taint_eviction_controller_pod_deletion_duration_seconds",
+			Help:    "[ALPHA] Latency, in seconds, between the time when a taint effect has been activated for the Pod and its deletion via TaintEvictionController.",
+			Buckets: []float64{0.005, 0.025, 0.1, 0.5, 1, 2.5, 10, 30, 60, 120, 180, 240},
+		}),
+	}
+	if err := env.Register(c.deleted, c.late); err != nil {
+		return nil, err
 	}
 	c.Loop = control.NewLoop(env, "tainteviction", c.sync)
 	if err := control.AddNodeIndex(pods.Informer()); err != nil {
@@ -215,7 +231,15 @@ func (c *Controller) evict(ctx context.Context, p *corev1.Pod, key string) error
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	c.take(key)
+	waited, _ := c.take(key)
+	if err == nil {
+		c.deleted.Inc()
+		overdue := 0.0 // of who tolerates nothing
+		if !waited.at.IsZero() {
+			overdue = c.env.Clock.Since(waited.at).Seconds()
+		}
+		c.late.Observe(overdue)
+	}
 	return nil
 }
 

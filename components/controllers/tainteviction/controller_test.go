@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -83,6 +84,9 @@ func TestEviction(t *testing.T) {
 	f.Clock.SetTime(controltest.Now.Add(600 * time.Second))
 	if w := sync(); len(w) != 2 || w[0] != "patch pods/status p" || w[1] != "delete pods p" {
 		t.Errorf("writes %v", w)
+	}
+	if n, late := testutil.ToFloat64(c.deleted), testutil.CollectAndCount(c.late); n != 1 || late != 1 {
+		t.Errorf("%v deletions, %d latencies", n, late)
 	}
 	if e := f.Recorded(); len(e) != 1 || e[0] != "Normal TaintManagerEviction Marking for deletion Pod ns/p" {
 		t.Errorf("events %q", e)

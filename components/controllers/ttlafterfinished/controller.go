@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,13 +25,22 @@ type Controller struct {
 	*control.Loop
 	env  control.Env
 	jobs batchlisters.JobLister
+	// late is by how much Jobs outlive their time.
+	late prometheus.Histogram
 }
 
 // New makes the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	jobs := env.Informers.Batch().V1().Jobs()
-	c := &Controller{env: env, jobs: jobs.Lister()}
+	c := &Controller{env: env, jobs: jobs.Lister(), late: prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "ttl_after_finished_controller_job_deletion_duration_seconds",
+		Help:    "[ALPHA] The time it took to delete the job since it became eligible for deletion",
+		Buckets: prometheus.ExponentialBuckets(0.1, 2, 14),
+	})}
+	if err := env.Register(c.late); err != nil {
+		return nil, err
+	}
 	c.Loop = control.NewLoop(env, "ttlafterfinished", c.sync)
 	add := func(j *batchv1.Job) {
 		if _, ok := expiry(j); ok {
@@ -94,6 +104,9 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("deleting a finished job: %w", err)
+	}
+	if at, ok := expiry(fresh); ok && err == nil {
+		c.late.Observe(c.env.Clock.Since(at).Seconds())
 	}
 	return nil
 }
