@@ -156,7 +156,7 @@ func validateMetric(m *autoscalingv2.MetricSpec, checkVersions bool, path *field
 		errs = append(errs, validateIdentifier(&m.Object.Metric, at.Child("metric"))...)
 		errs = append(errs, validateTarget(&m.Object.Target, at.Child("target"))...)
 		if m.Object.Target.Value == nil && m.Object.Target.AverageValue == nil {
-			errs = append(errs, field.Required(at.Child("target", "averageValue"), "must set either a target value for metric or a per-pod target"))
+			errs = append(errs, field.Required(at.Child("target", "averageValue"), "must set either a target value or averageValue"))
 		}
 	case m.External != nil:
 		at := path.Child("external")

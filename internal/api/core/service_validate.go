@@ -280,7 +280,7 @@ func serviceTraffic(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Pa
 	}
 	if d := spec.TrafficDistribution; d != nil {
 		validate.OneOf(e, path.Child("trafficDistribution"), *d, corev1.ServiceTrafficDistributionPreferClose,
-			corev1.ServiceTrafficDistributionPreferSameNode, corev1.ServiceTrafficDistributionPreferSameZone)
+			corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode)
 	}
 }
 

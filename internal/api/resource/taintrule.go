@@ -15,6 +15,7 @@ import (
 )
 
 func deviceTaintRule() api.Kind[*resourcev1.DeviceTaintRule] {
+	taint := resourcev1.DeviceTaint{}.SwaggerDoc()
 	return api.Kind[*resourcev1.DeviceTaintRule]{
 		Names:   api.Names{Kind: "DeviceTaintRule", Plural: "devicetaintrules"},
 		Group:   group,
@@ -64,6 +65,21 @@ func deviceTaintRule() api.Kind[*resourcev1.DeviceTaintRule] {
 				},
 				ResetFields: [][]string{{"metadata"}, {"spec"}},
 			},
+		},
+		Columns: []metav1.TableColumnDefinition{
+			api.NameColumn,
+			api.Column("Key", "string", taint["key"]),
+			api.Column("Value", "string", taint["value"]),
+			api.Column("Effect", "string", taint["effect"]),
+			api.Column("TimeAdded", "string", taint["timeAdded"]),
+			api.AgeColumn,
+		},
+		Row: func(r *resourcev1.DeviceTaintRule) []any {
+			t, added := &r.Spec.Taint, ""
+			if t.TimeAdded != nil {
+				added = api.Age(*t.TimeAdded)
+			}
+			return []any{r.Name, t.Key, t.Value, string(t.Effect), added, api.Age(r.CreationTimestamp)}
 		},
 	}
 }

@@ -97,16 +97,16 @@ func (c *checker) checkHostnameOverride(path *field.Path) {
 		return
 	}
 	at, name := path.Child("hostnameOverride"), *c.spec.HostnameOverride
-	switch {
-	case c.spec.HostNetwork:
-		c.Forbidden(at, "may not be set when hostNetwork is true")
-	case c.spec.SetHostnameAsFQDN != nil && *c.spec.SetHostnameAsFQDN:
-		c.Forbidden(at, "may not be set when setHostnameAsFQDN is true")
+	if c.spec.SetHostnameAsFQDN != nil && *c.spec.SetHostnameAsFQDN {
+		c.Forbidden(at, "may not be specified when setHostnameAsFQDN is true")
 	}
-	c.Subdomain(at, name)
+	if c.spec.HostNetwork {
+		c.Forbidden(at, "may not be specified when hostNetwork is true")
+	}
 	if len(name) > 64 {
 		c.Add(field.ErrorList{field.TooLong(at, name, 64)})
 	}
+	c.Subdomain(at, name)
 }
 
 // checkHostNetworkPorts checks that the containers' ports are the host's. In

@@ -1,0 +1,492 @@
+package catalog
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	"k8s.io/apimachinery/pkg/api/validation/path"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"sigs.k8s.io/yaml"
+
+	"hyperkube/internal/api"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write what the cases of testdata come to into them")
+
+// table is a file of testdata: an object, and what comes of variations of it.
+// What it records is what the published API server answers too.
+type table struct {
+	// Base is the object.
+	Base json.RawMessage `json:"base"`
+	// Apart are paths of members that others than the kind's own rules give
+	// values, such as allocated addresses; a trailing name alone.
+	Apart []string    `json:"apart,omitempty"`
+	Cases []tableCase `json:"cases"`
+}
+
+// tableCase is one of Create, Update and Row with what it comes to. Those are
+// patches of the base: merge patches, or lists of JSON patch operations.
+type tableCase struct {
+	Name string `json:"name"`
+	// Create: the patched base is created.
+	Create json.RawMessage `json:"create,omitempty"`
+	// Was is the patch that makes the stored object of the base for Update.
+	Was json.RawMessage `json:"was,omitempty"`
+	// Update is the patch of the stored object that is sent to replace it.
+	Update json.RawMessage `json:"update,omitempty"`
+	// To is the subresource that Update is sent to.
+	To string `json:"to,omitempty"`
+	// Row: the patched base is shown in a table.
+	Row json.RawMessage `json:"row,omitempty"`
+
+	Errors   []string `json:"errors,omitempty"`
+	Warnings []string `json:"warnings,omitempty"`
+	// Becomes is a merge patch of what was sent to what is stored.
+	Becomes json.RawMessage `json:"becomes,omitempty"`
+	// Cells by the names of the columns.
+	Cells map[string]any `json:"cells,omitempty"`
+}
+
+// result is what a case comes to.
+type result struct {
+	errors, warnings []string
+	becomes          json.RawMessage
+	cells            map[string]any
+}
+
+const nobodysUID = "00000000-0000-4000-8000-000000000000"
+
+// TestTables walks the cases of testdata through what the API server does with
+// objects that are created, changed and shown.
+func TestTables(t *testing.T) {
+	kinds := map[string]*api.Resource{}
+	for _, r := range Resources() {
+		kinds[r.GroupVersion().String()+" "+r.Kind] = r
+	}
+	var files []string
+	if err := filepath.WalkDir("testdata", func(name string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(name, ".yaml") {
+			files = append(files, name)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(files) == 0 {
+		t.Fatal("no tables")
+	}
+	for _, name := range files {
+		t.Run(strings.TrimSuffix(strings.TrimPrefix(filepath.ToSlash(name), "testdata/"), ".yaml"), func(t *testing.T) {
+			t.Parallel()
+			tab, err := readTable(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var m metav1.TypeMeta
+			if err := json.Unmarshal(tab.Base, &m); err != nil {
+				t.Fatal(err)
+			}
+			r := kinds[m.APIVersion+" "+m.Kind]
+			if r == nil {
+				t.Fatalf("no kind %s %s", m.APIVersion, m.Kind)
+			}
+			names := map[string]bool{}
+			for i := range tab.Cases {
+				c := &tab.Cases[i]
+				if names[c.Name] {
+					t.Errorf("two cases are called %q", c.Name)
+				}
+				names[c.Name] = true
+				got, err := tab.run(r, c)
+				if err != nil {
+					t.Errorf("%s: %v", c.Name, err)
+					continue
+				}
+				if *rewrite {
+					c.Errors, c.Warnings, c.Becomes, c.Cells = got.errors, got.warnings, got.becomes, got.cells
+					continue
+				}
+				if diff := c.diff(got); diff != "" {
+					t.Errorf("%s:\n%s", c.Name, diff)
+				}
+			}
+			if *rewrite && !t.Failed() {
+				if err := os.WriteFile(name, tab.text(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func readTable(name string) (*table, error) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	tab := &table{}
+	if err := yaml.UnmarshalStrict(text, tab); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return tab, nil
+}
+
+// run does with the case's object what the API server's handlers do.
+func (tab *table) run(r *api.Resource, c *tableCase) (result, error) {
+	switch {
+	case c.Create != nil:
+		return tab.create(r, c)
+	case c.Update != nil:
+		return tab.update(r, c)
+	case c.Row != nil:
+		_, obj, err := variant(r, tab.Base, c.Row)
+		if err != nil {
+			return result{}, err
+		}
+		r.Default(obj)
+		if r.Complete != nil {
+			r.Complete(obj)
+		}
+		cells, err := json.Marshal(r.Row(obj))
+		if err != nil {
+			return result{}, err
+		}
+		var values []any
+		if err := json.Unmarshal(cells, &values); err != nil {
+			return result{}, err
+		}
+		if len(values) != len(r.Columns) {
+			return result{}, fmt.Errorf("%d cells in %d columns", len(values), len(r.Columns))
+		}
+		got := result{cells: map[string]any{}}
+		for i, column := range r.Columns {
+			got.cells[column.Name] = values[i]
+		}
+		return got, nil
+	}
+	return result{}, fmt.Errorf("nothing is done")
+}
+
+func (tab *table) create(r *api.Resource, c *tableCase) (result, error) {
+	ctx := asAdmin()
+	sent, obj, err := variant(r, tab.Base, c.Create)
+	if err != nil {
+		return result{}, err
+	}
+	r.Default(obj)
+	obj.SetDeletionTimestamp(nil)
+	obj.SetDeletionGracePeriodSeconds(nil)
+	obj.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
+	obj.SetUID(nobodysUID)
+	r.PrepareCreate(ctx, obj)
+	r.Default(obj)
+	if errs := r.Validate(ctx, obj); len(errs) > 0 {
+		return result{errors: told(errs)}, nil
+	}
+	if msgs := path.IsValidPathSegmentName(obj.GetName()); len(msgs) > 0 {
+		return result{errors: []string{"metadata.name: " + msgs[0]}}, nil
+	}
+	if r.Canonicalize != nil {
+		r.Canonicalize(obj)
+	}
+	becomes, err := tab.becomes(sent, obj)
+	return result{warnings: r.Warnings(ctx, obj, nil), becomes: becomes}, err
+}
+
+func (tab *table) update(r *api.Resource, c *tableCase) (result, error) {
+	ctx := asAdmin()
+	way := &r.Update
+	if c.To != "" {
+		view, ok := r.Views[c.To]
+		if !ok {
+			return result{}, fmt.Errorf("%s has no %s", r.Kind, c.To)
+		}
+		way = &view
+	}
+	stored, old, err := variant(r, tab.Base, c.Was)
+	if err != nil {
+		return result{}, fmt.Errorf("was: %w", err)
+	}
+	sent, obj, err := variant(r, stored, c.Update)
+	if err != nil {
+		return result{}, err
+	}
+	r.Default(old)
+	r.Default(obj)
+	created := metav1.NewTime(time.Now().Truncate(time.Second))
+	for _, o := range []api.Object{old, obj} {
+		o.SetResourceVersion("1")
+		o.SetCreationTimestamp(created)
+		if r.Complete != nil {
+			r.Complete(o)
+		}
+	}
+	obj.SetGeneration(old.GetGeneration())
+	way.Prepare(ctx, obj, old)
+	if obj.GetUID() == "" {
+		obj.SetUID(old.GetUID())
+	}
+	if t := old.GetDeletionTimestamp(); t != nil {
+		obj.SetDeletionTimestamp(t)
+	}
+	if old.GetDeletionGracePeriodSeconds() != nil && obj.GetDeletionGracePeriodSeconds() == nil {
+		obj.SetDeletionGracePeriodSeconds(old.GetDeletionGracePeriodSeconds())
+	}
+	r.Default(obj)
+	if errs := way.Validate(ctx, obj, old); len(errs) > 0 {
+		return result{errors: told(errs)}, nil
+	}
+	if r.Canonicalize != nil {
+		r.Canonicalize(obj)
+	}
+	got := result{}
+	if len(way.Verbs) == 0 || way.Warns {
+		got.warnings = r.Warnings(ctx, obj, old)
+	}
+	got.becomes, err = tab.becomes(sent, obj)
+	return got, err
+}
+
+func asAdmin() context.Context {
+	return request.WithUser(context.Background(), &user.DefaultInfo{Name: "admin", UID: "1", Groups: []string{"system:masters", "system:authenticated"}})
+}
+
+// told are errors as the causes of an answer tell them.
+func told(errs field.ErrorList) []string {
+	all := make([]string, len(errs))
+	for i, e := range errs {
+		all[i] = e.Field + ": " + e.ErrorBody()
+	}
+	return all
+}
+
+// variant is base, patched: its JSON and the object.
+func variant(r *api.Resource, base, patch json.RawMessage) (json.RawMessage, api.Object, error) {
+	var err error
+	if patch = bytes.TrimSpace(patch); len(patch) > 0 && patch[0] == '[' {
+		var ops jsonpatch.Patch
+		if ops, err = jsonpatch.DecodePatch(patch); err == nil {
+			base, err = ops.Apply(base)
+		}
+	} else if len(patch) > 0 {
+		base, err = jsonpatch.MergePatch(base, patch)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %s", err, patch)
+	}
+	obj := r.New()
+	if err := yaml.UnmarshalStrict(base, obj); err != nil {
+		return nil, nil, err
+	}
+	if r.Scope == api.Namespaced && obj.GetNamespace() == "" {
+		obj.SetNamespace("default")
+	}
+	return base, obj, nil
+}
+
+// becomes is the merge patch that makes obj of what was sent, but for what the
+// server gives every object and what is left apart.
+func (tab *table) becomes(sent json.RawMessage, obj api.Object) (json.RawMessage, error) {
+	data, err := json.Marshal(obj)
+	if err != nil {
+		return nil, err
+	}
+	var was, is map[string]any
+	if err := json.Unmarshal(sent, &was); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(data, &is); err != nil {
+		return nil, err
+	}
+	for _, o := range []map[string]any{was, is} {
+		delete(o, "apiVersion")
+		delete(o, "kind")
+		if meta, ok := o["metadata"].(map[string]any); ok {
+			for _, name := range []string{"creationTimestamp", "uid", "resourceVersion", "namespace", "managedFields"} {
+				delete(meta, name)
+			}
+		}
+		for _, p := range tab.Apart {
+			leave(o, strings.Split(p, "."))
+		}
+		plain(o)
+		forget(o)
+	}
+	from, err := json.Marshal(was)
+	if err != nil {
+		return nil, err
+	}
+	to, err := json.Marshal(is)
+	if err != nil {
+		return nil, err
+	}
+	return jsonpatch.CreateMergePatch(from, to)
+}
+
+// leave removes the member at a path, in every element of lists on it.
+func leave(v any, path []string) {
+	switch v := v.(type) {
+	case map[string]any:
+		if len(path) == 1 {
+			delete(v, path[0])
+			return
+		}
+		leave(v[path[0]], path[1:])
+	case []any:
+		for _, e := range v {
+			leave(e, path)
+		}
+	}
+}
+
+// plain removes members that are null or empty, which tell the same as those
+// that are not there.
+func plain(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case map[string]any:
+		for name, member := range v {
+			if plain(member) {
+				delete(v, name)
+			}
+		}
+		return len(v) == 0
+	case []any:
+		for _, e := range v {
+			plain(e)
+		}
+		return len(v) == 0
+	}
+	return false
+}
+
+// forget makes one word of all times that a server sets, which are of these
+// minutes.
+func forget(v any) {
+	each := func(v any, set func(any)) {
+		if s, ok := v.(string); ok && len(s) > 19 && s[10] == 'T' {
+			if at, err := time.Parse(time.RFC3339, s); err == nil && time.Since(at).Abs() < time.Hour {
+				set("now")
+			}
+		}
+		forget(v)
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		for name, member := range v {
+			each(member, func(now any) { v[name] = now })
+		}
+	case []any:
+		for i, e := range v {
+			each(e, func(now any) { v[i] = now })
+		}
+	}
+}
+
+func (c *tableCase) diff(got result) string {
+	var b strings.Builder
+	lines := func(what string, got, want []string) {
+		if !slices.Equal(got, want) {
+			fmt.Fprintf(&b, "%s:\n  %s\nwant:\n  %s\n", what, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+		}
+	}
+	lines("errors", got.errors, c.Errors)
+	lines("warnings", got.warnings, c.Warnings)
+	if len(got.errors) == 0 && len(c.Errors) == 0 && !sameJSON(got.becomes, c.Becomes) {
+		fmt.Fprintf(&b, "becomes:\n  %s\nwant:\n  %s\n", got.becomes, c.Becomes)
+	}
+	if !reflect.DeepEqual(got.cells, c.Cells) {
+		fmt.Fprintf(&b, "cells:\n  %v\nwant:\n  %v\n", got.cells, c.Cells)
+	}
+	return b.String()
+}
+
+// sameJSON compares two patches, of which none is one that changes nothing.
+func sameJSON(a, b json.RawMessage) bool {
+	var x, y map[string]any
+	if len(a) > 0 && json.Unmarshal(a, &x) != nil || len(b) > 0 && json.Unmarshal(b, &y) != nil {
+		return false
+	}
+	return len(x) == 0 && len(y) == 0 || reflect.DeepEqual(x, y)
+}
+
+// text is the table as its file has it: the base as YAML, and one line of JSON
+// for each thing that a case says.
+func (tab *table) text() []byte {
+	var b bytes.Buffer
+	line := func(indent, name string, v any) {
+		var one bytes.Buffer
+		enc := json.NewEncoder(&one)
+		enc.SetEscapeHTML(false)
+		if err := enc.Encode(v); err != nil {
+			panic(err) // what was read as JSON
+		}
+		fmt.Fprintf(&b, "%s%s: %s", indent, name, one.Bytes())
+	}
+	base, err := yaml.JSONToYAML(tab.Base)
+	if err != nil {
+		panic(err)
+	}
+	b.WriteString("base:\n")
+	for l := range strings.Lines(string(base)) {
+		b.WriteString("  " + l)
+	}
+	if len(tab.Apart) > 0 {
+		line("", "apart", tab.Apart)
+	}
+	b.WriteString("cases:\n")
+	for i := range tab.Cases {
+		c := &tab.Cases[i]
+		line("- ", "name", c.Name)
+		for _, p := range []struct {
+			name string
+			text json.RawMessage
+		}{{"create", c.Create}, {"was", c.Was}, {"update", c.Update}, {"row", c.Row}} {
+			if p.text != nil {
+				line("  ", p.name, p.text)
+			}
+		}
+		if c.To != "" {
+			line("  ", "to", c.To)
+		}
+		for _, list := range []struct {
+			name  string
+			texts []string
+		}{{"errors", c.Errors}, {"warnings", c.Warnings}} {
+			if len(list.texts) > 0 {
+				b.WriteString("  " + list.name + ":\n")
+				for _, text := range list.texts {
+					one, err := yaml.Marshal(text)
+					if err != nil || bytes.Count(one, []byte("\n")) > 1 {
+						one, _ = json.Marshal(text)
+						one = append(one, '\n')
+					}
+					b.WriteString("  - " + string(one))
+				}
+			}
+		}
+		if len(c.Errors) == 0 && c.Becomes != nil && string(c.Becomes) != "{}" {
+			line("  ", "becomes", c.Becomes)
+		}
+		if c.Cells != nil {
+			line("  ", "cells", c.Cells)
+		}
+	}
+	return b.Bytes()
+}
