@@ -45,6 +45,11 @@ type Config struct {
 	// scheme is https exactly if the TLS files of that side are given.
 	ListenClientURLs, AdvertiseClientURLs []string
 	ListenPeerURLs, AdvertisePeerURLs     []string
+	// ListenClientHTTPURLs serve what clients ask for by HTTP (/health,
+	// /metrics, /version), https with the client URLs' TLS. Those serve gRPC
+	// alone then, and with TLS need half of the CPU for it, because it does not
+	// go through net/http. Empty: the client URLs serve both.
+	ListenClientHTTPURLs []string
 	// ListenMetricsURLs serve /metrics and /health besides the client URLs,
 	// for which no client certificate is needed. Empty: none.
 	ListenMetricsURLs []string
@@ -153,6 +158,9 @@ func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 		}
 	}
 	var err error
+	if out.ListenClientHttpUrls, err = parseURLs(c.ListenClientHTTPURLs); err != nil {
+		return nil, fmt.Errorf("etcd: client HTTP URL: %w", err)
+	}
 	if out.ListenMetricsUrls, err = parseURLs(c.ListenMetricsURLs); err != nil {
 		return nil, fmt.Errorf("etcd: metrics URL: %w", err)
 	}

@@ -11,10 +11,12 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"google.golang.org/grpc"
 )
 
 // Server is one member.
@@ -63,12 +65,15 @@ func (s *Server) Run(ctx context.Context) error {
 	if err := checkDamage(s.cfg.Dir); err != nil {
 		return fmt.Errorf("starting etcd: %w", err)
 	}
+	var clients served
+	s.cfg.ServiceRegister = clients.add
 	member, err := startMember(s.cfg)
 	if err != nil {
 		return fmt.Errorf("starting etcd: %w", explain(err))
 	}
 	defer func() {
 		s.stopping.Store(true)
+		clients.stop()
 		member.Close()
 	}()
 	if s.alone {
@@ -105,4 +110,36 @@ func (s *Server) Run(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
+}
+
+// served are the servers that clients speak gRPC to, one a URL.
+type served struct {
+	mu      sync.Mutex
+	servers []*grpc.Server
+}
+
+// add is called before a server serves.
+func (s *served) add(server *grpc.Server) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.servers = append(s.servers, server)
+}
+
+// lastCalls is how long calls may still take that are under way at the end. Etcd
+// itself waits for seven seconds, and for watches too, which never end.
+const lastCalls = 100 * time.Millisecond
+
+// stop ends all connections.
+func (s *served) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, server := range s.servers {
+		wg.Go(func() {
+			late := time.AfterFunc(lastCalls, server.Stop)
+			defer late.Stop()
+			server.GracefulStop()
+		})
+	}
+	wg.Wait()
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -14,6 +15,7 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -221,6 +223,61 @@ func TestTLS(t *testing.T) {
 	}
 }
 
+// With URLs for HTTP those for clients serve gRPC alone.
+func TestHTTPApart(t *testing.T) {
+	dir := t.TempDir()
+	ca, caKey := certificate(t, dir, "ca", nil, nil)
+	certificate(t, dir, "server", ca, caKey)
+	file := func(name string) string { return filepath.Join(dir, name) }
+	urls := freeURLs(t, "https", 2)
+	plain := freeURLs(t, "http", 1)
+	_, stop := start(t, Config{
+		DataDir: filepath.Join(dir, "data"), ListenClientURLs: urls[:1], ListenClientHTTPURLs: urls[1:], ListenPeerURLs: plain,
+		ClientTLS: TLS{CertFile: file("server.crt"), KeyFile: file("server.key"), TrustedCAFile: file("ca.crt"), ClientCertAuth: true},
+	})
+	defer stop()
+	own := DialConfig{Servers: urls[:1], CAFile: file("ca.crt"), CertFile: file("server.crt"), KeyFile: file("server.key")}
+	client, err := Dial(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	// It never ends, which nobody waits for at the end.
+	events := client.Watch(t.Context(), "k")
+	if _, err := client.Put(t.Context(), "k", "v"); err != nil {
+		t.Error(err)
+	}
+	<-events
+	pair, err := tls.LoadX509KeyPair(own.CertFile, own.KeyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(ca)
+	health := func(url string, certificates ...tls.Certificate) (int, error) {
+		web := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates}}
+		defer web.CloseIdleConnections()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/health", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := web.RoundTrip(req)
+		if err != nil {
+			return 0, err
+		}
+		return resp.StatusCode, resp.Body.Close()
+	}
+	if status, err := health(urls[1], pair); status != http.StatusOK || err != nil {
+		t.Errorf("health by HTTP: %d, %v", status, err)
+	}
+	if status, err := health(urls[1]); err == nil {
+		t.Errorf("health without a certificate: %d", status)
+	}
+	if status, err := health(urls[0], pair); status == http.StatusOK {
+		t.Errorf("health where gRPC is served alone: %d, %v", status, err)
+	}
+}
+
 // certificate writes a key and a certificate for 127.0.0.1, signed by ca or
 // else by itself.
 func certificate(t testing.TB, dir, name string, ca *x509.Certificate, caKey *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
@@ -273,6 +330,7 @@ func TestConfigErrors(t *testing.T) {
 		"half a pair":    {Config{DataDir: "d", ClientTLS: TLS{CertFile: "c"}}, "both a certificate and a key"},
 		"auth, no CA":    {Config{DataDir: "d", PeerTLS: TLS{CertFile: "c", KeyFile: "k", ClientCertAuth: true}}, "trusted CA"},
 		"not a URL":      {Config{DataDir: "d", ListenClientURLs: []string{"localhost"}}, "not a URL"},
+		"HTTP, no URL":   {Config{DataDir: "d", ListenClientHTTPURLs: []string{"localhost"}}, "client HTTP URL"},
 		"plain with TLS": {Config{DataDir: "d", ListenClientURLs: []string{"http://127.0.0.1:1"}, ClientTLS: TLS{CertFile: "c", KeyFile: "k"}}, "scheme"},
 		"TLS, no files":  {Config{DataDir: "d", ListenPeerURLs: []string{"https://127.0.0.1:1"}}, "scheme"},
 		"bad state":      {Config{DataDir: "d", InitialClusterState: "odd"}, "unexpected clusterState"},
@@ -287,7 +345,7 @@ func TestConfigErrors(t *testing.T) {
 
 func TestCommandFlags(t *testing.T) {
 	cmd := NewCommand()
-	for _, flag := range strings.Fields(`data-dir name listen-client-urls advertise-client-urls listen-peer-urls
+	for _, flag := range strings.Fields(`data-dir name listen-client-urls listen-client-http-urls advertise-client-urls listen-peer-urls
 		initial-advertise-peer-urls initial-cluster initial-cluster-state cert-file key-file trusted-ca-file
 		client-cert-auth peer-cert-file peer-key-file peer-trusted-ca-file peer-client-cert-auth snapshot-count
 		heartbeat-interval election-timeout quota-backend-bytes listen-metrics-urls`) {

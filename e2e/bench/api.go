@@ -55,14 +55,14 @@ func (a *apiBench) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	ports, release, err := testport.ClaimAll(3)
+	ports, release, err := testport.ClaimAll(4)
 	if err != nil {
 		return err
 	}
 	defer release()
 	etcdURL, peerURL := "https://127.0.0.1:"+ports[0], "https://127.0.0.1:"+ports[1]
 	etcd, err := a.start("etcd", "etcd", "--data-dir="+filepath.Join(a.dir, "etcd"), "--name=bench",
-		"--listen-client-urls="+etcdURL, "--advertise-client-urls="+etcdURL,
+		"--listen-client-urls="+etcdURL, "--advertise-client-urls="+etcdURL, "--listen-client-http-urls=https://127.0.0.1:"+ports[3],
 		"--listen-peer-urls="+peerURL, "--initial-advertise-peer-urls="+peerURL, "--initial-cluster=bench="+peerURL,
 		"--cert-file="+set.EtcdServer.CertFile, "--key-file="+set.EtcdServer.KeyFile,
 		"--trusted-ca-file="+set.EtcdCA.CertFile, "--client-cert-auth",

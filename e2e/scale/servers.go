@@ -58,14 +58,14 @@ func newServers(ctx context.Context, binary string) (s *servers, err error) {
 	if err != nil {
 		return s, err
 	}
-	ports, release, err := testport.ClaimAll(3)
+	ports, release, err := testport.ClaimAll(4)
 	if err != nil {
 		return s, err
 	}
 	s.release = release
 	s.etcdURL, s.port = "https://127.0.0.1:"+ports[0], ports[2]
 	if s.etcd, err = s.start("etcd", "--data-dir="+filepath.Join(dir, "etcd"), "--name=scale",
-		"--listen-client-urls="+s.etcdURL, "--listen-peer-urls=https://127.0.0.1:"+ports[1],
+		"--listen-client-urls="+s.etcdURL, "--listen-client-http-urls=https://127.0.0.1:"+ports[3], "--listen-peer-urls=https://127.0.0.1:"+ports[1],
 		"--cert-file="+s.pki.EtcdServer.CertFile, "--key-file="+s.pki.EtcdServer.KeyFile,
 		"--trusted-ca-file="+s.pki.EtcdCA.CertFile, "--client-cert-auth",
 		"--peer-cert-file="+s.pki.EtcdPeer.CertFile, "--peer-key-file="+s.pki.EtcdPeer.KeyFile,
