@@ -1,9 +1,11 @@
 package plugins
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	volumehelpers "k8s.io/component-helpers/storage/volume"
@@ -63,7 +65,11 @@ func (NodeVolumeLimits) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if wanted.Len() == 0 {
 		return nil, nil
 	}
+	needed := neededDrivers(c.Volumes, wanted)
 	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
+		if driver := missingDriver(c.Volumes.CSINode(n.Name), needed); driver != "" {
+			return reason(driver+" CSI driver is not installed on the node", false)
+		}
 		limits := driverLimits(c.Volumes, n.Name, wanted)
 		if len(limits) == 0 {
 			return nil
@@ -96,6 +102,30 @@ func (NodeVolumeLimits) Filter(c *framework.Cycle) (*framework.Check, error) {
 		}
 		return nil
 	}}, nil
+}
+
+// neededDrivers returns the drivers of volumes that want to be on a node before
+// pods come to it, in the order of their names.
+// https://kep.k8s.io/5030
+func neededDrivers(v framework.Volumes, wanted sets.Set[csiVolume]) []string {
+	needed := sets.New[string]()
+	for w := range wanted {
+		if d := v.Driver(w.driver); d != nil && d.Spec.PreventPodSchedulingIfMissing != nil && *d.Spec.PreventPodSchedulingIfMissing {
+			needed.Insert(w.driver)
+		}
+	}
+	return sets.List(needed)
+}
+
+// missingDriver returns one of the drivers that a node has not; empty if it has
+// all.
+func missingDriver(info *storagev1.CSINode, needed []string) string {
+	for _, driver := range needed {
+		if info == nil || !slices.ContainsFunc(info.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == driver }) {
+			return driver
+		}
+	}
+	return ""
 }
 
 // driverLimits returns how many volumes a node takes of the drivers wanted, those

@@ -286,6 +286,15 @@ func TestNodeVolumeLimits(t *testing.T) {
 			t.Errorf("%s: %v", claim, got)
 		}
 	}
+	// A driver may want to be there before pods are.
+	v.drivers = []*storagev1.CSIDriver{{ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: storagev1.CSIDriverSpec{PreventPodSchedulingIfMissing: ptr.To(true)}}}
+	if got := fits(t, NodeVolumeLimits{}, &framework.Cycle{Pod: state.NewPod(podWith("p", "c1")), State: s, Volumes: v}); got["a"] != "" || got["b"] != "d CSI driver is not installed on the node" {
+		t.Errorf("with a driver that has to be there: %v", got)
+	}
+	v.drivers[0].Spec.PreventPodSchedulingIfMissing = ptr.To(false)
+	if got := fits(t, NodeVolumeLimits{}, &framework.Cycle{Pod: state.NewPod(podWith("p", "c1")), State: s, Volumes: v}); got["b"] != "" {
+		t.Errorf("with a driver that has not: %v", got)
+	}
 	v.attachments = []*storagev1.VolumeAttachment{{Spec: storagev1.VolumeAttachmentSpec{NodeName: "a", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("v3")}}}}
 	s = zones("a")
 	if got := fits(t, NodeVolumeLimits{}, &framework.Cycle{Pod: state.NewPod(podWith("p", "c1")), State: s, Volumes: v}); got["a"] != full {
