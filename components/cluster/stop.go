@@ -135,7 +135,7 @@ func down(ctx context.Context, out io.Writer, l layout.Node, leave func()) error
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(l.Run); err != nil {
+	if err := hostchange.RemoveTree(l.Run); err != nil {
 		return fmt.Errorf("removing %s: %w", l.Run, err)
 	}
 	fmt.Fprintln(out, "all changes to this host are taken back")

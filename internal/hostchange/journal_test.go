@@ -150,3 +150,45 @@ func TestReadOnlyDisk(t *testing.T) {
 		t.Errorf("recorded are %v, %v", changes, err)
 	}
 }
+
+// TestRemoveTree: a disk of its own is emptied, and what is mounted below keeps all.
+func TestRemoveTree(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	below := filepath.Join(dir, "below")
+	file := filepath.Join(dir, "file")
+	fill := func() {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(below, 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exists := func(path string) bool { _, err := os.Lstat(path); return err == nil }
+	mount := func(at string) {
+		t.Helper()
+		if err := unix.Mount("none", at, "tmpfs", 0, ""); err != nil {
+			t.Skip("needs to mount:", err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	}
+	if err := RemoveTree(dir); err != nil {
+		t.Errorf("nothing: %v", err)
+	}
+	fill()
+	if err := RemoveTree(dir); err != nil || exists(dir) {
+		t.Errorf("a folder: %v", err)
+	}
+	fill()
+	mount(dir)
+	fill()
+	if err := os.Mkdir(filepath.Join(dir, "lost+found"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := RemoveTree(dir); err != nil || !exists(dir) || exists(file) || exists(below) || !exists(filepath.Join(dir, "lost+found")) {
+		t.Errorf("a disk: %v", err)
+	}
+	fill()
+	mount(below)
+	if err := RemoveTree(dir); err == nil || !exists(file) {
+		t.Errorf("a disk with another in it: %v", err)
+	}
+}

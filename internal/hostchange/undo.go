@@ -328,5 +328,33 @@ func undoDir(c Change) error {
 }
 
 // RemoveTree removes a directory with all that is in it, but never what is
-// mounted there: with a mount in it, it fails and removes nothing.
-func RemoveTree(dir string) error { return undoDir(Change{Kind: Dir, Name: dir}) }
+// mounted in it: with a mount below, it fails and removes nothing. A directory that
+// is a mount point itself, as of a disk of its own, is emptied and stays.
+func RemoveTree(dir string) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return fmt.Errorf("listing mounts: %w", err)
+	}
+	for _, m := range mounts {
+		if m.Mountpoint != filepath.Clean(dir) {
+			return fmt.Errorf("%s is still mounted", m.Mountpoint)
+		}
+	}
+	if len(mounts) == 0 {
+		return undoDir(Change{Kind: Dir, Name: dir})
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("reading what is mounted at %s: %w", dir, err)
+	}
+	for _, e := range entries {
+		// A file system makes this one for itself.
+		if e.Name() == "lost+found" {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
