@@ -144,6 +144,19 @@ func (s *site) served(by *machine, want ...string) error {
 // across the router.
 func (s *site) network(t *testing.T) {
 	m := s.machines[0]
+	defer func() {
+		if !t.Failed() && !s.t.Failed() {
+			return
+		}
+		for _, args := range [][]string{
+			{"kubectl", "get", "pods", "-A", "-o", "wide"},
+			{"kubectl", "get", "nodes", "-o", "custom-columns=:metadata.name,:spec.podCIDR,:metadata.creationTimestamp"},
+			{"kubectl", "get", "events", "-A"},
+		} {
+			out, _ := m.command(m.binary, args...).CombinedOutput()
+			t.Logf("%s:\n%s", args, out)
+		}
+	}()
 	m.apply(`
 apiVersion: apps/v1
 kind: DaemonSet

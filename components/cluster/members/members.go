@@ -19,6 +19,7 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
 )
 
 // Dialer makes a client of the members at the URLs.
@@ -53,7 +54,7 @@ const pace = 50 * time.Millisecond
 // of that URL that never started is taken as it is; one that did start is an
 // error, for its data would be missing.
 func (c *Cluster) AddLearner(ctx context.Context, name, peerURL string) (initial string, err error) {
-	list, err := c.client.MemberList(ctx)
+	list, err := c.list(ctx)
 	if err != nil {
 		return "", fmt.Errorf("asking etcd for its members: %w", err)
 	}
@@ -80,6 +81,27 @@ func (c *Cluster) AddLearner(ctx context.Context, name, peerURL string) (initial
 	return strings.Join(all, ","), nil
 }
 
+// list asks for the members, again as long as they have no leader.
+func (c *Cluster) list(ctx context.Context) (*clientv3.MemberListResponse, error) {
+	for {
+		list, err := c.client.MemberList(ctx)
+		if err == nil || !passing(err) {
+			return list, err
+		}
+		if !sleep(ctx, pace) {
+			return nil, errors.Join(err, ctx.Err())
+		}
+	}
+}
+
+// passing tells of an error of etcd's own that another try may not meet: there is
+// no leader, a new one is being chosen, or what was asked for took too long and
+// may have been done nevertheless.
+func passing(err error) bool {
+	var own rpctypes.EtcdError
+	return errors.As(err, &own) && own.Code() == codes.Unavailable
+}
+
 // addLearner waits while others are entering: there is one learner at a time.
 func (c *Cluster) addLearner(ctx context.Context, peerURL string) ([]*etcdserverpb.Member, error) {
 	for {
@@ -91,16 +113,17 @@ func (c *Cluster) addLearner(ctx context.Context, peerURL string) ([]*etcdserver
 			}
 			return err
 		})
-		if errors.Is(err, rpctypes.ErrPeerURLExist) { // a try did it that was not answered
+		// A try did it that was not answered; in the same second it gets the same ID.
+		if errors.Is(err, rpctypes.ErrPeerURLExist) || errors.Is(err, rpctypes.ErrMemberExist) {
 			var list *clientv3.MemberListResponse
-			if list, err = c.client.MemberList(ctx); err == nil {
+			if list, err = c.list(ctx); err == nil {
 				members = list.Members
 			}
 		}
 		if err == nil {
 			return members, nil
 		}
-		if !errors.Is(err, rpctypes.ErrTooManyLearners) && !errors.Is(err, rpctypes.ErrUnhealthy) && !errors.Is(err, errUnanswered) {
+		if !errors.Is(err, rpctypes.ErrTooManyLearners) && !passing(err) && !errors.Is(err, errUnanswered) {
 			return nil, fmt.Errorf("entering etcd: %w", err)
 		}
 		if !sleep(ctx, pace) {
@@ -131,7 +154,7 @@ func answered(ctx context.Context, change func(context.Context) error) error {
 // Promote gives the member at peerURL its vote, as soon as it has what the
 // others have. It may be called before the member has started, and again.
 func (c *Cluster) Promote(ctx context.Context, peerURL string) error {
-	list, err := c.client.MemberList(ctx)
+	list, err := c.list(ctx)
 	if err != nil {
 		return fmt.Errorf("asking etcd for its members: %w", err)
 	}
@@ -165,7 +188,7 @@ func (c *Cluster) Promote(ctx context.Context, peerURL string) error {
 // one, whose data is all that there is. No such member is no error.
 func (c *Cluster) Remove(ctx context.Context, peerURL string) (removed bool, err error) {
 	for {
-		list, err := c.client.MemberList(ctx)
+		list, err := c.list(ctx)
 		if err != nil {
 			return false, fmt.Errorf("asking etcd for its members: %w", err)
 		}
@@ -186,7 +209,7 @@ func (c *Cluster) Remove(ctx context.Context, peerURL string) (removed bool, err
 
 // URLs are those at which clients reach the members.
 func (c *Cluster) URLs(ctx context.Context) ([]string, error) {
-	list, err := c.client.MemberList(ctx)
+	list, err := c.list(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("asking etcd for its members: %w", err)
 	}

@@ -3,10 +3,12 @@ package members_test
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"hyperkube/components/cluster/members"
@@ -96,5 +98,74 @@ func TestMembers(t *testing.T) {
 	}
 	if err := c.Promote(ctx, urls[3]); err == nil {
 		t.Error("one that is none has a vote")
+	}
+}
+
+// choosing is a cluster that has no leader at the first call of each kind; what
+// it was asked for may have been done nevertheless.
+type choosing struct {
+	clientv3.Cluster
+	listed, added, removed bool
+}
+
+func (c *choosing) MemberList(ctx context.Context, opts ...clientv3.OpOption) (*clientv3.MemberListResponse, error) {
+	if !c.listed {
+		c.listed = true
+		return nil, rpctypes.ErrLeaderChanged
+	}
+	return c.Cluster.MemberList(ctx, opts...)
+}
+
+func (c *choosing) MemberAddAsLearner(ctx context.Context, peers []string) (*clientv3.MemberAddResponse, error) {
+	resp, err := c.Cluster.MemberAddAsLearner(ctx, peers)
+	if !c.added {
+		c.added = true
+		return nil, rpctypes.ErrTimeoutDueToConnectionLost
+	}
+	return resp, err
+}
+
+func (c *choosing) MemberRemove(ctx context.Context, id uint64) (*clientv3.MemberRemoveResponse, error) {
+	if !c.removed {
+		c.removed = true
+		return nil, rpctypes.ErrTimeoutDueToLeaderFail
+	}
+	return c.Cluster.MemberRemove(ctx, id)
+}
+
+// A member enters and leaves also while the others choose a leader.
+func TestElection(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	urls := freeURLs(t, 3)
+	start(t, etcd.Config{DataDir: filepath.Join(t.TempDir(), "one"), Name: "one", ListenClientURLs: urls[:1], ListenPeerURLs: urls[1:2]})
+	fake := &choosing{}
+	dial := func(urls []string) (*clientv3.Client, error) {
+		client, err := etcd.Dial(etcd.DialConfig{Servers: urls})
+		if err == nil {
+			fake.Cluster, client.Cluster = client.Cluster, fake
+		}
+		return client, err
+	}
+	c, err := members.Dial(urls[:1], dial, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	initial, err := c.AddLearner(ctx, "two", urls[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Split(initial, ",")
+	slices.Sort(all)
+	if want := []string{"one=" + urls[1], "two=" + urls[2]}; !slices.Equal(all, want) {
+		t.Errorf("members are %q, want %q", all, want)
+	}
+	fake.listed = false
+	if removed, err := c.Remove(ctx, urls[2]); !removed || err != nil {
+		t.Errorf("removed: %t, %v", removed, err)
+	}
+	if !fake.listed || !fake.added || !fake.removed {
+		t.Errorf("not all was tried: %+v", fake)
 	}
 }
