@@ -11,6 +11,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"hyperkube/components/kubelet/podstate"
 	"hyperkube/internal/cgroup"
 )
 
@@ -100,6 +101,25 @@ func TestPodLevelStatus(t *testing.T) {
 		}
 		if w.offLevel() != tc.off {
 			t.Errorf("%s: to be resized: %v", name, !tc.off)
+		}
+	}
+}
+
+// TestMemoryAskedFor: what a container asked for is known from when it was first seen,
+// and from the kubelet before; what the status tells of a later one is not asked.
+func TestMemoryAskedFor(t *testing.T) {
+	pod := leveled(nil, v1.ResourceRequirements{Requests: cpuMemory("", "20")})
+	status := func(id string) []v1.ContainerStatus {
+		return []v1.ContainerStatus{{Name: "a", ContainerID: "rt://" + id, Resources: &v1.ResourceRequirements{Requests: cpuMemory("", "10")}}}
+	}
+	pod.Status.ContainerStatuses = status("before")
+	w := newWorker(&Host{Log: slog.New(slog.DiscardHandler)}, pod)
+	w.report.last.ContainerStatuses = status("later")
+	for id, want := range map[string]int64{"before": 10, "later": 20} {
+		for range 2 {
+			if got := w.givenTo(&podstate.Container{ID: id, Name: "a"}, &pod.Spec.Containers[0]); got != want {
+				t.Errorf("%s: %d", id, got)
+			}
 		}
 	}
 }

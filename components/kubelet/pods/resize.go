@@ -81,12 +81,23 @@ func (w *worker) givenTo(st *podstate.Container, c *v1.Container) int64 {
 	n, ok := w.given[st.ID]
 	if !ok {
 		n = c.Resources.Requests.Memory().Value()
-		if s := findStatus(w.report.last, st.Name); s != nil && s.Resources != nil && strings.HasSuffix(s.ContainerID, "://"+st.ID) {
-			n = s.Resources.Requests.Memory().Value()
-		}
 		w.given[st.ID] = n
 	}
 	return n
+}
+
+// told are the requests of memory, in bytes, of containers that a pod's status knows,
+// by their IDs.
+func told(s *v1.PodStatus) map[string]int64 {
+	out := map[string]int64{}
+	for _, list := range [][]v1.ContainerStatus{s.InitContainerStatuses, s.ContainerStatuses} {
+		for i := range list {
+			if _, id, ok := strings.Cut(list[i].ContainerID, "://"); ok && list[i].Resources != nil {
+				out[id] = list[i].Resources.Requests.Memory().Value()
+			}
+		}
+	}
+	return out
 }
 
 // startResize resizes containers whose limits are not what the pod says, and

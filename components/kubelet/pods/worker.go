@@ -128,7 +128,7 @@ func newWorker(h *Host, pod *v1.Pod) *worker {
 		crashed:  map[string]time.Time{},
 		volumes:  map[string]volume.Result{},
 		actuated: map[string]v1.ResourceRequirements{},
-		given:    map[string]int64{},
+		given:    told(&pod.Status),
 	}
 	w.clean = sync.OnceFunc(func() { close(w.cleaned) })
 	w.report.last = pod.Status.DeepCopy()
