@@ -66,8 +66,9 @@ func daemonSet() api.Kind[*appsv1.DaemonSet] {
 				setTemplateGeneration(ds, n)
 			},
 			Validate: func(_ context.Context, ds, old *appsv1.DaemonSet) field.ErrorList {
-				return append(validateDaemonSetSpec(&ds.Spec, field.NewPath("spec")),
-					apivalidation.ValidateImmutableField(ds.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))...)
+				path := field.NewPath("spec")
+				return append(apivalidation.ValidateImmutableField(ds.Spec.Selector, old.Spec.Selector, path.Child("selector")),
+					validateDaemonSetSpec(&ds.Spec, path)...)
 			},
 			ResetFields: [][]string{{"status"}},
 		},

@@ -130,6 +130,11 @@ func validateRules(r *autoscalingv2.HPAScalingRules, path *field.Path) field.Err
 			errs = append(errs, field.Invalid(at.Child("periodSeconds"), p.PeriodSeconds, fmt.Sprintf("must be less than or equal to %v", maxPeriod)))
 		}
 	}
+	if r.Tolerance != nil {
+		e := &validate.Errors{}
+		e.NonNegativeQuantity(path.Child("tolerance"), *r.Tolerance)
+		errs = append(errs, e.List...)
+	}
 	return errs
 }
 
@@ -185,9 +190,17 @@ func validateMetric(m *autoscalingv2.MetricSpec, checkVersions bool, path *field
 		at := path.Child("containerResource")
 		if m.ContainerResource.Name == "" {
 			errs = append(errs, field.Required(at.Child("name"), "must specify a resource name"))
+		} else {
+			e := &validate.Errors{}
+			validate.ContainerResourceName(e, at.Child("name"), m.ContainerResource.Name)
+			errs = append(errs, e.List...)
 		}
 		if m.ContainerResource.Container == "" {
 			errs = append(errs, field.Required(at.Child("container"), "must specify a container"))
+		} else {
+			e := &validate.Errors{}
+			e.Label(at.Child("container"), m.ContainerResource.Container)
+			errs = append(errs, e.List...)
 		}
 		errs = append(errs, validateResourceTarget(&m.ContainerResource.Target, at.Child("target"))...)
 	}
@@ -266,6 +279,12 @@ func validateTarget(t *autoscalingv2.MetricTarget, path *field.Path) field.Error
 }
 
 func validateStatus(s *autoscalingv2.HorizontalPodAutoscalerStatus, path *field.Path) field.ErrorList {
-	return append(apivalidation.ValidateNonnegativeField(int64(s.CurrentReplicas), path.Child("currentReplicas")),
+	errs := append(apivalidation.ValidateNonnegativeField(int64(s.CurrentReplicas), path.Child("currentReplicas")),
 		apivalidation.ValidateNonnegativeField(int64(s.DesiredReplicas), path.Child("desiredReplicas"))...)
+	for i, c := range s.Conditions {
+		if c.ObservedGeneration != nil {
+			errs = append(errs, apivalidation.ValidateNonnegativeField(*c.ObservedGeneration, path.Child("conditions").Index(i).Child("observedGeneration"))...)
+		}
+	}
+	return errs
 }

@@ -52,11 +52,16 @@ func cronJob() api.Kind[*batchv1.CronJob] {
 			return msgs
 		},
 		Validate: func(_ context.Context, c *batchv1.CronJob) field.ErrorList { return validateCronJob(c, nil) },
-		Warnings: func(_ context.Context, c, _ *batchv1.CronJob) []string {
+		Warnings: func(_ context.Context, c, old *batchv1.CronJob) []string {
 			warnings := pod.TemplateWarnings(&c.Spec.JobTemplate.Spec.Template, field.NewPath("spec", "jobTemplate", "spec", "template"))
-			if strings.Contains(c.Spec.Schedule, "TZ") {
-				warnings = append(warnings, "CRON_TZ or TZ used in schedule is not officially supported, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details")
+			if !strings.Contains(c.Spec.Schedule, "TZ") {
+				return warnings
 			}
+			text := "CRON_TZ or TZ used in schedule is not officially supported"
+			if old != nil {
+				text = "cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead"
+			}
+			warnings = append(warnings, text+", see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details")
 			return warnings
 		},
 		Update: api.KindUpdate[*batchv1.CronJob]{
@@ -117,17 +122,30 @@ func cronJobRow(c *batchv1.CronJob) []any {
 	}
 }
 
+// What a part of a time zone's name may be (https://www.iana.org/time-zones).
+const (
+	maxZonePart = 14
+	zoneLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_+"
+)
+
 func validateTimeZone(zone *string, path *field.Path) field.ErrorList {
 	switch {
 	case zone == nil:
 		return nil
 	case *zone == "":
 		return field.ErrorList{field.Invalid(path, zone, "timeZone must be nil or non-empty string")}
-	case strings.EqualFold(*zone, "Local"):
-		return field.ErrorList{field.Invalid(path, zone, "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones")}
+	}
+	for part := range strings.SplitSeq(*zone, "/") {
+		if part == "." || part == ".." || strings.HasPrefix(part, "-") || len(part) == 0 || len(part) > maxZonePart || strings.Trim(part, zoneLetters) != "" {
+			return field.ErrorList{field.Invalid(path, zone, "unknown time zone "+*zone)}
+		}
+	}
+	var errs field.ErrorList
+	if strings.EqualFold(*zone, "Local") {
+		errs = append(errs, field.Invalid(path, zone, "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones"))
 	}
 	if _, err := time.LoadLocation(*zone); err != nil {
-		return field.ErrorList{field.Invalid(path, zone, err.Error())}
+		errs = append(errs, field.Invalid(path, zone, err.Error()))
 	}
-	return nil
+	return errs
 }

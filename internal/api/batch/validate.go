@@ -32,7 +32,20 @@ const (
 )
 
 func validateJob(j *batchv1.Job) field.ErrorList {
-	return append(validateGeneratedSelector(j), validateJobSpec(&j.Spec, field.NewPath("spec"))...)
+	errs := append(validateGeneratedSelector(j), validateJobSpec(&j.Spec, field.NewPath("spec"))...)
+	return append(errs, validateHostname(j)...)
+}
+
+// validateHostname checks the longest hostname that a pod with an index gets.
+func validateHostname(j *batchv1.Job) field.ErrorList {
+	if value(j.Spec.CompletionMode) != batchv1.IndexedCompletion || value(j.Spec.Completions) <= 0 {
+		return nil
+	}
+	name := fmt.Sprintf("%s-%d", j.Name, *j.Spec.Completions-1)
+	if len(validation.IsDNS1123Label(name)) == 0 {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), j.Name, "will not able to create pod with invalid DNS label: "+name)}
 }
 
 // validateGeneratedSelector checks what generateSelector made, which a user
@@ -96,6 +109,9 @@ func validateJobBase(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	errs = append(errs, nonNegative(spec.TTLSecondsAfterFinished, path.Child("ttlSecondsAfterFinished"))...)
 	errs = append(errs, nonNegative(spec.BackoffLimitPerIndex, path.Child("backoffLimitPerIndex"))...)
 	errs = append(errs, nonNegative(spec.MaxFailedIndexes, path.Child("maxFailedIndexes"))...)
+	if spec.MaxFailedIndexes != nil && spec.BackoffLimitPerIndex == nil {
+		errs = append(errs, field.Required(path.Child("backoffLimitPerIndex"), "when maxFailedIndexes is specified"))
+	}
 	errs = append(errs, validateMode(spec, path)...)
 	if m := spec.ManagedBy; m != nil {
 		errs = append(errs, validation.IsDomainPrefixedPath(path.Child("managedBy"), *m)...)
@@ -150,10 +166,13 @@ func validateMode(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 			indexed = true
 		default:
 			errs = append(errs, field.NotSupported(path.Child("completionMode"), *mode,
-				[]batchv1.CompletionMode{batchv1.IndexedCompletion, batchv1.NonIndexedCompletion}))
+				[]batchv1.CompletionMode{batchv1.NonIndexedCompletion, batchv1.IndexedCompletion}))
 		}
 	}
 	if !indexed {
+		if mode := spec.CompletionMode; mode != nil && *mode != batchv1.NonIndexedCompletion {
+			return errs
+		}
 		if spec.BackoffLimitPerIndex != nil {
 			errs = append(errs, field.Invalid(path.Child("backoffLimitPerIndex"), *spec.BackoffLimitPerIndex, "requires indexed completion mode"))
 		}
@@ -164,21 +183,33 @@ func validateMode(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	}
 	if spec.Completions == nil {
 		errs = append(errs, field.Required(path.Child("completions"), fmt.Sprintf("when completion mode is %s", batchv1.IndexedCompletion)))
-	} else if *spec.Completions > maxIndexedCompletions && value(spec.Parallelism) > 10000 {
-		errs = append(errs, field.Invalid(path.Child("parallelism"), *spec.Parallelism,
-			fmt.Sprintf("must be less than or equal to %d when completions are unlimited or greater than %d", 10000, maxIndexedCompletions)))
 	}
 	if value(spec.Parallelism) > maxIndexedParallelism {
 		errs = append(errs, field.Invalid(path.Child("parallelism"), *spec.Parallelism,
 			fmt.Sprintf("must be less than or equal to %d when completion mode is %s", maxIndexedParallelism, batchv1.IndexedCompletion)))
 	}
+	failed := path.Child("maxFailedIndexes")
 	if m := spec.MaxFailedIndexes; m != nil {
-		if spec.BackoffLimitPerIndex == nil {
-			errs = append(errs, field.Required(path.Child("backoffLimitPerIndex"), "when maxFailedIndexes is specified"))
-		}
 		if spec.Completions != nil && *m > *spec.Completions {
-			errs = append(errs, field.Invalid(path.Child("maxFailedIndexes"), *m, "must be less than or equal to completions"))
+			errs = append(errs, field.Invalid(failed, *m, "must be less than or equal to completions"))
 		}
+		if *m > maxIndexedCompletions {
+			errs = append(errs, field.Invalid(failed, *m, fmt.Sprintf("must be less than or equal to %d", maxIndexedCompletions)))
+		}
+	}
+	if value(spec.Completions) <= maxIndexedCompletions || spec.BackoffLimitPerIndex == nil {
+		return errs
+	}
+	if spec.MaxFailedIndexes == nil {
+		errs = append(errs, field.Required(failed, fmt.Sprintf("must be specified when completions is above %d", maxIndexedCompletions)))
+	}
+	const many = 10000
+	text := fmt.Sprintf("must be less than or equal to %d when completions are above %d and used with backoff limit per index", many, maxIndexedCompletions)
+	if n := spec.Parallelism; n != nil && *n > many {
+		errs = append(errs, field.Invalid(path.Child("parallelism"), *n, text))
+	}
+	if n := spec.MaxFailedIndexes; n != nil && *n > many {
+		errs = append(errs, field.Invalid(failed, *n, text))
 	}
 	return errs
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/warning"
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/internal/api"
@@ -183,7 +184,7 @@ func (tab *table) run(r *api.Resource, c *tableCase) (result, error) {
 }
 
 func (tab *table) create(r *api.Resource, c *tableCase) (result, error) {
-	ctx := asAdmin()
+	ctx, heard := asAdmin()
 	sent, obj, err := variant(r, tab.Base, c.Create)
 	if err != nil {
 		return result{}, err
@@ -205,11 +206,11 @@ func (tab *table) create(r *api.Resource, c *tableCase) (result, error) {
 		r.Canonicalize(obj)
 	}
 	becomes, err := tab.becomes(sent, obj)
-	return result{warnings: r.Warnings(ctx, obj, nil), becomes: becomes}, err
+	return result{warnings: append(heard.texts, r.Warnings(ctx, obj, nil)...), becomes: becomes}, err
 }
 
 func (tab *table) update(r *api.Resource, c *tableCase) (result, error) {
-	ctx := asAdmin()
+	ctx, heard := asAdmin()
 	way := &r.Update
 	if c.To != "" {
 		view, ok := r.Views[c.To]
@@ -254,16 +255,22 @@ func (tab *table) update(r *api.Resource, c *tableCase) (result, error) {
 	if r.Canonicalize != nil {
 		r.Canonicalize(obj)
 	}
-	got := result{}
+	got := result{warnings: heard.texts}
 	if len(way.Verbs) == 0 || way.Warns {
-		got.warnings = r.Warnings(ctx, obj, old)
+		got.warnings = append(got.warnings, r.Warnings(ctx, obj, old)...)
 	}
 	got.becomes, err = tab.becomes(sent, obj)
 	return got, err
 }
 
-func asAdmin() context.Context {
-	return request.WithUser(context.Background(), &user.DefaultInfo{Name: "admin", UID: "1", Groups: []string{"system:masters", "system:authenticated"}})
+// listener keeps the warnings that are told while an object is prepared.
+type listener struct{ texts []string }
+
+func (l *listener) AddWarning(_, text string) { l.texts = append(l.texts, text) }
+
+func asAdmin() (context.Context, *listener) {
+	l := &listener{}
+	return request.WithUser(warning.WithWarningRecorder(context.Background(), l), &user.DefaultInfo{Name: "admin", UID: "1", Groups: []string{"system:masters", "system:authenticated"}}), l
 }
 
 // told are errors as the causes of an answer tell them.

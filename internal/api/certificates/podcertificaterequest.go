@@ -2,11 +2,13 @@ package certificates
 
 import (
 	"context"
+	"slices"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -76,15 +78,16 @@ func podCertificateRequest() api.Kind[*certificatesv1.PodCertificateRequest] {
 			api.Column("NodeName", "string", spec["nodeName"]),
 			api.Column("SignerName", "string", spec["signerName"]),
 			api.Column("State", "string", "Is the request Pending, Issued, Denied, or Failed?"),
+			api.Column("UnverifiedUserAnnotations", "string", spec["unverifiedUserAnnotations"]),
 		},
 		Row: func(r *certificatesv1.PodCertificateRequest) []any {
 			state := "Pending"
-			for _, t := range outcomes {
-				if outcome(r) == t {
-					state = t
+			for _, c := range r.Status.Conditions {
+				if slices.Contains(outcomes, c.Type) {
+					state = c.Type
 				}
 			}
-			return []any{r.Name, r.Spec.PodName, r.Spec.ServiceAccountName, string(r.Spec.NodeName), r.Spec.SignerName, state}
+			return []any{r.Name, r.Spec.PodName, r.Spec.ServiceAccountName, string(r.Spec.NodeName), r.Spec.SignerName, state, labels.FormatLabels(r.Spec.UnverifiedUserAnnotations)}
 		},
 	}
 }

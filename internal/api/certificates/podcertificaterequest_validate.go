@@ -131,7 +131,8 @@ func checkPodRequestStatus(r, old *certificatesv1.PodCertificateRequest) field.E
 	status := field.NewPath("status")
 	known := 0
 	for i, c := range r.Status.Conditions {
-		at := status.Child("conditions").Index(i)
+		// The dot before the index is as upstream tells it.
+		at := status.Child("conditions.").Index(i)
 		if !slices.Contains(outcomes, c.Type) {
 			e.Add(field.ErrorList{field.NotSupported(at.Child("type"), c.Type, outcomes)})
 			continue
@@ -162,7 +163,7 @@ func checkPodRequestStatus(r, old *certificatesv1.PodCertificateRequest) field.E
 		}
 	default:
 		if !apiequality.Semantic.DeepEqual(r.Status, old.Status) {
-			e.Invalid(status, field.OmitValueType{}, `non-condition status fields must be empty unless one of the "Issued", "Denied", or "Failed" conditions is set`)
+			e.Invalid(status, field.OmitValueType{}, `status is immutable unless transitioning to "Issued", "Denied", or "Failed"`)
 		}
 	}
 	return e.List

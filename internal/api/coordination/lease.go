@@ -84,7 +84,7 @@ func validateStrategy(strategy coordinationv1.CoordinatedLeaseStrategy, path *fi
 	switch len(parts) {
 	case 1:
 		if strategy != coordinationv1.OldestEmulationVersion {
-			errs = append(errs, field.NotSupported(path, strategy, []coordinationv1.CoordinatedLeaseStrategy{coordinationv1.OldestEmulationVersion}))
+			errs = append(errs, field.NotSupported(path.Child("strategy"), strategy, []coordinationv1.CoordinatedLeaseStrategy{coordinationv1.OldestEmulationVersion}))
 		}
 	case 2:
 		if msgs := validation.IsDNS1123Subdomain(parts[0]); len(msgs) > 0 {

@@ -51,7 +51,7 @@ func namespace() api.Kind[*corev1.Namespace] {
 		},
 		ValidateName: apivalidation.NameIsDNSLabel,
 		Validate: func(_ context.Context, ns *corev1.Namespace) field.ErrorList {
-			return validateNamespaceFinalizers(ns)
+			return validateNamespaceFinalizers(ns, func(path *field.Path, _ int) *field.Path { return path })
 		},
 		Update: api.KindUpdate[*corev1.Namespace]{
 			AsNew: true,
@@ -75,7 +75,7 @@ func namespace() api.Kind[*corev1.Namespace] {
 					old.Status.DeepCopyInto(&ns.Status)
 				},
 				Validate: func(_ context.Context, ns, _ *corev1.Namespace) field.ErrorList {
-					return validateNamespaceFinalizers(ns)
+					return validateNamespaceFinalizers(ns, (*field.Path).Index)
 				},
 				ResetFields: [][]string{{"status"}},
 			},
@@ -109,11 +109,13 @@ func setNameLabel(ns *corev1.Namespace) {
 	ns.Labels[corev1.LabelMetadataName] = ns.Name
 }
 
-func validateNamespaceFinalizers(ns *corev1.Namespace) field.ErrorList {
+// validateNamespaceFinalizers tells of each at the path that at makes of that of
+// all and its index.
+func validateNamespaceFinalizers(ns *corev1.Namespace, at func(*field.Path, int) *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("spec", "finalizers")
-	for _, f := range ns.Spec.Finalizers {
-		errs = append(errs, validate.Finalizer(string(f), path)...)
+	for i, f := range ns.Spec.Finalizers {
+		errs = append(errs, validate.Finalizer(string(f), at(path, i))...)
 	}
 	return errs
 }

@@ -214,10 +214,10 @@ func validateNodeUpdate(_ context.Context, n, old *corev1.Node) field.ErrorList 
 			e.Duplicate(field.NewPath("status", "addresses").Index(i), address)
 		}
 	}
+	podCIDRs(e, n.Spec.PodCIDRs, spec.Child("podCIDRs"))
 	if len(old.Spec.PodCIDRs) > 0 && !slices.Equal(n.Spec.PodCIDRs, old.Spec.PodCIDRs) {
 		e.Forbidden(spec.Child("podCIDRs"), `node updates may not change podCIDR except from "" to valid`)
 	}
-	podCIDRs(e, n.Spec.PodCIDRs, spec.Child("podCIDRs"))
 	declaredFeatures(e, n.Status.DeclaredFeatures, field.NewPath("status", "declaredFeatures"))
 	switch was, is := old.Spec.ProviderID, n.Spec.ProviderID; {
 	case was == "" || is == was:
@@ -261,10 +261,14 @@ func nodeRow(n *corev1.Node) []any {
 		return s
 	}
 	info := &n.Status.NodeInfo
+	kernel := known(info.KernelVersion)
+	if info.Architecture != "" {
+		kernel += " (" + info.Architecture + ")"
+	}
 	return []any{
 		n.Name, status, nodeRoles(n), api.Age(n.CreationTimestamp), info.KubeletVersion,
 		address(corev1.NodeInternalIP), address(corev1.NodeExternalIP),
-		known(info.OSImage), known(info.KernelVersion), known(info.ContainerRuntimeVersion),
+		known(info.OSImage), kernel, known(info.ContainerRuntimeVersion),
 	}
 }
 

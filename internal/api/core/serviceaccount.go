@@ -32,11 +32,10 @@ func serviceAccount() api.Kind[*corev1.ServiceAccount] {
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			column("Secrets", "string", corev1.ServiceAccount{}.SwaggerDoc()["secrets"]),
 			api.AgeColumn,
 		},
 		Row: func(sa *corev1.ServiceAccount) []any {
-			return []any{sa.Name, int64(len(sa.Secrets)), api.Age(sa.CreationTimestamp)}
+			return []any{sa.Name, api.Age(sa.CreationTimestamp)}
 		},
 	}
 }

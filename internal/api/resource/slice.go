@@ -42,11 +42,11 @@ func resourceSlice() api.Kind[*resourcev1.ResourceSlice] {
 		},
 		Update: api.KindUpdate[*resourcev1.ResourceSlice]{
 			Prepare: func(_ context.Context, s, old *resourcev1.ResourceSlice) {
-				dropSlice(&s.Spec, &old.Spec)
 				s.Generation = old.Generation
 				if !apiequality.Semantic.DeepEqual(s.Spec, old.Spec) {
 					s.Generation++
 				}
+				dropSlice(&s.Spec, &old.Spec)
 			},
 			Validate: checkSlice,
 		},

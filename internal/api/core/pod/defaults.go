@@ -1,8 +1,7 @@
 package pod
 
 import (
-	"strings"
-
+	"github.com/distribution/reference"
 	corev1 "k8s.io/api/core/v1"
 
 	"hyperkube/internal/api/core/volume"
@@ -91,7 +90,9 @@ func defaultContainer(c *corev1.Container) {
 			}
 		}
 	}
-	setDefault(&c.ImagePullPolicy, pullPolicy(c.Image))
+	if c.ImagePullPolicy == "" {
+		c.ImagePullPolicy = pullPolicy(c.Image)
+	}
 	setDefault(&c.TerminationMessagePath, corev1.TerminationMessagePathDefault)
 	setDefault(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
 }
@@ -115,23 +116,19 @@ func defaultHTTPGet(g *corev1.HTTPGetAction) {
 }
 
 // pullPolicy is Always for an image that floats: its tag is latest, said or
-// implied. A digest without a tag does not float.
+// implied. A digest without a tag does not float. What is not a name of an
+// image at all is found out later.
 func pullPolicy(image string) corev1.PullPolicy {
-	name, _, hasDigest := strings.Cut(image, "@")
-	slash := strings.LastIndexByte(name, '/')
-	tag, hasTag := "", false
-	if colon := strings.LastIndexByte(name, ':'); colon > slash {
-		name, tag, hasTag = name[:colon], name[colon+1:], true
-	}
-	switch {
-	case tag == "latest":
-		return corev1.PullAlways
-	case hasTag || hasDigest || name == "" || strings.ToLower(name[slash+1:]) != name[slash+1:]:
-		// What is not a name of an image at all gets the same, and is
-		// found out later.
+	name, err := reference.ParseNormalizedNamed(image)
+	if err != nil {
 		return corev1.PullIfNotPresent
 	}
-	return corev1.PullAlways
+	tagged, hasTag := name.(reference.Tagged)
+	_, hasDigest := name.(reference.Digested)
+	if hasTag && tagged.Tag() == "latest" || !hasTag && !hasDigest {
+		return corev1.PullAlways
+	}
+	return corev1.PullIfNotPresent
 }
 
 func defaultVolume(v *corev1.VolumeSource) {

@@ -19,7 +19,7 @@ func (c *checker) checkOS(path *field.Path) {
 	}
 	switch c.spec.OS.Name {
 	case "":
-		c.Required(path.Child("os", "name"), "cannot be empty")
+		c.Required(path.Child("os", "name"), "")
 	case corev1.Linux:
 		c.checkLinux(path)
 	case corev1.Windows:

@@ -28,6 +28,9 @@ func validateStatus(p, old *corev1.Pod) field.ErrorList {
 	path := field.NewPath("status")
 	if name := p.Status.NominatedNodeName; name != "" && name != old.Status.NominatedNodeName {
 		e.InvalidAll(path.Child("nominatedNodeName"), name, apivalidation.NameIsDNSSubdomain(name, false))
+		if old.Spec.NodeName != "" {
+			e.Forbidden(path.Child("nominatedNodeName"), "may not be set on pods that are already bound to a node")
+		}
 	}
 	e.Add(apivalidation.ValidateImmutableField(p.Status.QOSClass, old.Status.QOSClass, path.Child("qosClass")))
 	checkTransitionsOf(e, p, old, path)
@@ -46,7 +49,7 @@ func validateStatus(p, old *corev1.Pod) field.ErrorList {
 	} {
 		for i := range group.statuses {
 			at := path.Child(group.name).Index(i)
-			checkStatusUser(e, p, &group.statuses[i], at.Child("linux"))
+			checkStatusUser(e, p, &group.statuses[i], at.Child("user", "linux"))
 			if group.containers == nil && len(group.statuses[i].AllocatedResourcesStatus) > 0 {
 				e.Forbidden(at.Child("allocatedResourcesStatus"), "must not be specified in container status")
 				continue
@@ -133,7 +136,7 @@ func checkClaimStatuses(e *validate.Errors, p *corev1.Pod, path *field.Path) {
 			e.Duplicate(at, s.Name)
 		}
 		if s.ResourceClaimName != nil {
-			e.InvalidAll(at, s.ResourceClaimName, validation.IsDNS1123Subdomain(*s.ResourceClaimName))
+			e.InvalidAll(path.Index(i).Child("resourceClaimName"), s.ResourceClaimName, validation.IsDNS1123Subdomain(*s.ResourceClaimName))
 		}
 	}
 }
@@ -228,7 +231,7 @@ func checkAllocated(e *validate.Errors, s *corev1.ContainerStatus, containers []
 					}
 					return name == string(r.Name)
 				}) {
-					e.Invalid(at.Child("name"), r.Name, "must match one of the container's resource claims in a format 'claim:<claimName>/<request>' or 'claim:<claimName>' if request is empty")
+					e.Invalid(at.Child("name"), r.Name, "must match one of the container's resource claims as 'claim:<claimName>/<requestName>' when container.resources.claims[*].request is set or 'claim:<claimName>' when it is empty")
 				}
 			} else if _, ok := requests[r.Name]; !ok {
 				e.Invalid(at.Child("name"), r.Name, "must match one of the container's resource requests")
