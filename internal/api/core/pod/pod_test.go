@@ -123,8 +123,11 @@ func TestPullPolicy(t *testing.T) {
 		"host:5000/busybox":         corev1.PullAlways,
 		"host:5000/busybox:1":       corev1.PullIfNotPresent,
 		"busybox@sha256:0":          corev1.PullIfNotPresent,
-		"busybox:latest@sha256:abc": corev1.PullAlways,
-		"":                          corev1.PullIfNotPresent,
+		"busybox:latest@sha256:abc": corev1.PullIfNotPresent, // no digest is as short
+		"-Bad_ /x":                  corev1.PullIfNotPresent,
+		"busybox:latest@sha256:" + strings.Repeat("a", 64): corev1.PullAlways,
+		"busybox@sha256:" + strings.Repeat("a", 64):        corev1.PullIfNotPresent,
+		"": corev1.PullIfNotPresent,
 	} {
 		if got := pullPolicy(image); got != want {
 			t.Errorf("%q: %s, want %s", image, got, want)
