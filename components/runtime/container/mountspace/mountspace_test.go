@@ -79,7 +79,7 @@ func TestCgroups(t *testing.T) {
 				}
 				var st unix.Statfs_t
 				err = unix.Statfs(folder, &st)
-				flags = int64(st.Flags)
+				flags = st.Flags
 				return err
 			})
 			if err != nil {
