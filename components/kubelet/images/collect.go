@@ -109,7 +109,7 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 		freed += int64(i.Size)
 	}
 	if goal > 0 && !all && len(errs) == 0 {
-		errs = append(errs, fmt.Errorf("%w (%d%% of %s used). "+
+		errs = append(errs, fmt.Errorf("%w (%d%% of %s used). "+ //nolint:staticcheck // as ErrFull
 			"Failed to free sufficient space by deleting unused images (freed %d bytes). "+
 			"Investigate disk usage, as it could be used by active images, logs, volumes, or other data.", ErrFull, taken*100/capacity, size(capacity), freed))
 	}
