@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -73,16 +74,23 @@ func (s *staticSink) Set(p *v1.Pod) {
 		}
 		s.k.manager.Set(p)
 	}
-	done := s.k.manager.Done(old)
-	if old == "" || old == p.UID || done == nil {
+	// A pod that is ending is not run again before it has ended.
+	waits := []<-chan struct{}{s.k.manager.Renew(p.UID)}
+	if old != p.UID {
+		waits = append(waits, s.k.manager.Done(old))
+	}
+	waits = slices.DeleteFunc(waits, func(done <-chan struct{}) bool { return done == nil })
+	if len(waits) == 0 {
 		set()
 		return
 	}
 	s.start(func() {
-		select {
-		case <-s.stop:
-			return
-		case <-done:
+		for _, done := range waits {
+			select {
+			case <-s.stop:
+				return
+			case <-done:
+			}
 		}
 		s.mu.Lock()
 		wanted := s.current[name] == p
@@ -113,8 +121,22 @@ func (s *staticSink) Remove(uid types.UID) {
 			select {
 			case <-s.stop:
 			case <-done:
-				s.k.mirrors.Remove(uid)
+				if !s.wants(uid) {
+					s.k.mirrors.Remove(uid)
+				}
 			}
 		})
 	}
+}
+
+// wants tells whether there is a pod of that UID, perhaps again.
+func (s *staticSink) wants(uid types.UID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.current {
+		if p.UID == uid {
+			return true
+		}
+	}
+	return false
 }

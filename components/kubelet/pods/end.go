@@ -1,7 +1,6 @@
 package pods
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,8 +46,8 @@ func (w *worker) stepEnd(ctx context.Context, now time.Time) (wakeAt time.Time, 
 		}
 	}
 	if w.stage == terminating {
-		if at, running := w.stopContainers(ctx, now); running {
-			return at, false
+		if w.stopContainers(ctx) {
+			return time.Time{}, false
 		}
 		if w.final == stopSandboxes {
 			if w.mountAt.After(now) {
@@ -70,6 +69,9 @@ func (w *worker) stepEnd(ctx context.Context, now time.Time) (wakeAt time.Time, 
 		case w.gone || w.host.Kube == nil || IsStatic(w.pod):
 			if w.gone {
 				w.final = removeAll
+				if w.renewed {
+					w.final = allDone
+				}
 				w.kick()
 			}
 		case w.pod.DeletionTimestamp != nil:
@@ -111,65 +113,50 @@ func (w *worker) background(ctx context.Context, f func(ctx context.Context, pod
 	}()
 }
 
-// stopContainers stops what runs: the app containers at once, then sidecars
-// one by one, the last first, all within the grace period. It tells whether anything
-// still runs, and when it is to be called again. The caller holds mu.
-func (w *worker) stopContainers(ctx context.Context, now time.Time) (wakeAt time.Time, running bool) {
-	var sidecars []*podstate.Container
+// stopContainers stops what runs, as upstream's kubelet does: the preStop hooks of
+// all containers run at once, beside each other; then sidecars wait until the app
+// containers, and the sidecars after them, have ended, all within the grace period.
+// It tells whether anything still runs. The caller holds mu.
+//
+// https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#termination-of-sidecar-containers
+func (w *worker) stopContainers(ctx context.Context) (running bool) {
 	apps := false
+	last := map[string]string{} // IDs of sidecars by name
 	for i := range w.obs.Containers {
 		st := &w.obs.Containers[i]
 		if st.State != podstate.Running && st.State != podstate.Unknown {
 			continue
 		}
+		running = true
 		c, kind := podstate.Find(w.pod, st.Name)
+		message, grace := "Stopping container "+st.Name, w.killGrace(st.ID)
 		if c != nil && kind == podstate.Init && podstate.IsSidecar(c) {
-			sidecars = append(sidecars, st)
+			last[st.Name] = st.ID
+			w.startOrderedKill(ctx, st.ID, message, grace)
 			continue
 		}
-		apps = true
-		w.startKill(ctx, st.ID, "Stopping container "+st.Name, w.killGrace(st.ID))
+		// Nobody waits for init and ephemeral containers.
+		apps = apps || c != nil && kind == podstate.App
+		w.startKill(ctx, st.ID, message, grace)
 	}
-	if len(sidecars) == 0 {
-		return time.Time{}, apps
+	if name := sidecarToStop(w.pod, last, apps); name != "" {
+		w.takeTurn(last[name])
 	}
-	grace := w.killGrace("")
-	anew := w.ending.IsZero() || grace != w.endGrace
-	if anew {
-		w.ending, w.endGrace = now, grace
-	}
-	// What is left of it is for all of them.
-	left := grace - int64(now.Sub(w.ending)/time.Second)
-	order := map[string]int{}
-	for i := range w.pod.Spec.InitContainers {
-		order[w.pod.Spec.InitContainers[i].Name] = i
-	}
-	for _, st := range sidecarsToStop(sidecars, order, apps, left <= 0) {
-		switch {
-		case w.kills[st.ID] != nil && !anew:
-		case left > 0 || grace == 0:
-			w.startKill(ctx, st.ID, "Stopping container "+st.Name, max(left, 0))
-		default:
-			w.startLateKill(ctx, st.ID, "Stopping container "+st.Name, minGrace)
-		}
-	}
-	if left > 0 {
-		wakeAt = w.ending.Add(time.Duration(grace) * time.Second)
-	}
-	return wakeAt, true
+	return running
 }
 
-// sidecarsToStop are those whose turn it is: the last one when no app container runs
-// any more, all when the time is over. There is at least one.
-func sidecarsToStop(sidecars []*podstate.Container, order map[string]int, apps, over bool) []*podstate.Container {
-	if over {
-		return sidecars
-	}
+// sidecarToStop is whose turn it is of the sidecars that run, which are by name: the
+// last one's, when no app container runs any more; "" for none.
+func sidecarToStop(pod *v1.Pod, sidecars map[string]string, apps bool) string {
 	if apps {
-		return nil
+		return ""
 	}
-	last := slices.MaxFunc(sidecars, func(a, b *podstate.Container) int { return cmp.Compare(order[a.Name], order[b.Name]) })
-	return []*podstate.Container{last}
+	for i := range slices.Backward(pod.Spec.InitContainers) {
+		if name := pod.Spec.InitContainers[i].Name; sidecars[name] != "" {
+			return name
+		}
+	}
+	return ""
 }
 
 // stopAll stops the pod's sandboxes.

@@ -1,36 +1,156 @@
 package pods
 
 import (
+	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
-	"hyperkube/components/kubelet/podstate"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/kubelet/cri/crifake"
 )
 
-// TestSidecarsToStop: sidecars end one by one after the app containers, but none
-// later than the pod's grace period.
-func TestSidecarsToStop(t *testing.T) {
-	order := map[string]int{"first": 0, "second": 1, "third": 2}
+// TestSidecarToStop: sidecars end one by one after the app containers.
+func TestSidecarToStop(t *testing.T) {
+	pod := &v1.Pod{}
+	for _, name := range []string{"first", "second", "third"} {
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, v1.Container{Name: name})
+	}
 	for name, tc := range map[string]struct {
-		running    []string
-		apps, over bool
-		want       string
+		running string
+		apps    bool
+		want    string
 	}{
-		"app containers first":   {running: []string{"first", "third", "second"}, apps: true},
-		"the last one":           {running: []string{"first", "third", "second"}, want: "third "},
-		"then the one before":    {running: []string{"first", "second"}, want: "second "},
-		"all when time is over":  {running: []string{"first", "second"}, over: true, want: "first second "},
-		"even beside containers": {running: []string{"first"}, apps: true, over: true, want: "first "},
+		"app containers first": {running: "first third second", apps: true},
+		"the last one":         {running: "first third second", want: "third"},
+		"then the one before":  {running: "first second", want: "second"},
+		"none":                 {},
 	} {
-		var list []*podstate.Container
-		for _, n := range tc.running {
-			list = append(list, &podstate.Container{Name: n})
+		ids := map[string]string{}
+		for _, n := range strings.Fields(tc.running) {
+			ids[n] = "id-" + n
 		}
-		got := ""
-		for _, st := range sidecarsToStop(list, order, tc.apps, tc.over) {
-			got += st.Name + " "
-		}
-		if got != tc.want {
+		if got := sidecarToStop(pod, ids, tc.apps); got != tc.want {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
 	}
+}
+
+// TestHooksOfSidecars: the preStop hooks of all containers run at once, beside each
+// other, and then the containers end in their order.
+func TestHooksOfSidecars(t *testing.T) {
+	always := v1.ContainerRestartPolicyAlways
+	runtime := crifake.New("busybox:1")
+	hook := func(name string) *v1.Lifecycle {
+		return &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{name}}}}
+	}
+	var mu sync.Mutex
+	var begun []string // guarded by mu
+	all := make(chan struct{})
+	runtime.OnExec = func(_ string, cmd []string) (int32, string) {
+		mu.Lock()
+		begun = append(begun, cmd[0])
+		if len(begun) == 3 {
+			close(all)
+		}
+		mu.Unlock()
+		select {
+		case <-all:
+			return 0, ""
+		case <-time.After(time.Minute):
+			return 1, "the others' hooks do not run"
+		}
+	}
+	b := newBench(t, runtime)
+	grace := int64(600)
+	b.add(newPod("a", func(p *v1.Pod) {
+		p.Spec.TerminationGracePeriodSeconds = &grace
+		p.Spec.InitContainers = []v1.Container{
+			{Name: "one", Image: "busybox:1", RestartPolicy: &always, Lifecycle: hook("one")},
+			{Name: "two", Image: "busybox:1", RestartPolicy: &always, Lifecycle: hook("two")},
+		}
+		p.Spec.Containers[0].Lifecycle = hook("main")
+	}))
+	p := b.await("a", "ready", ready).DeepCopy()
+	now := metav1.Now()
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.ResourceVersion = &now, &grace, "100"
+	b.manager.Set(p)
+	select {
+	case <-b.manager.Cleaned("uid-a"):
+	case <-time.After(2 * time.Minute):
+		t.Fatalf("the pod never ended; calls %v", runtime.Calls())
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if slices.Sort(begun); !slices.Equal(begun, []string{"main", "one", "two"}) {
+		t.Errorf("the hooks that ran: %v", begun)
+	}
+	select {
+	case <-all:
+	default:
+		t.Error("the hooks did not run beside each other")
+	}
+	var stopped []string
+	for _, c := range runtime.Calls() {
+		if name, ok := strings.CutPrefix(c, "StopContainer "); ok && !slices.Contains(stopped, name) {
+			stopped = append(stopped, name)
+		}
+	}
+	if want := []string{"main", "two", "one"}; !slices.Equal(stopped, want) {
+		t.Errorf("stopped %v, want %v", stopped, want)
+	}
+}
+
+// TestSidecarsWithoutTime: those whose turn does not come in the grace period are
+// stopped nevertheless.
+func TestSidecarsWithoutTime(t *testing.T) {
+	always := v1.ContainerRestartPolicyAlways
+	runtime := crifake.New("busybox:1")
+	runtime.Stubborn = true
+	b := newBench(t, runtime)
+	one := int64(1)
+	b.add(newPod("a", func(p *v1.Pod) {
+		p.Spec.TerminationGracePeriodSeconds = &one
+		p.Spec.InitContainers = []v1.Container{{Name: "one", Image: "busybox:1", RestartPolicy: &always}}
+	}))
+	p := b.await("a", "ready", ready).DeepCopy()
+	now := metav1.Now()
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.ResourceVersion = &now, &one, "100"
+	b.manager.Set(p)
+	select {
+	case <-b.manager.Cleaned("uid-a"):
+	case <-time.After(2 * time.Minute):
+		t.Fatalf("the pod never ended; calls %v", runtime.Calls())
+	}
+}
+
+// TestRenew: a pod that is wanted again while it is being removed is run again when
+// it has ended, and knows that it has run before.
+func TestRenew(t *testing.T) {
+	b := newBench(t, crifake.New("busybox:1"))
+	b.add(newPod("a", nil))
+	pod := b.await("a", "ready", ready)
+	if b.manager.Renew("uid-a") != nil {
+		t.Error("a pod that is not being removed is to be renewed")
+	}
+	// Before the worker looks it is told both.
+	w := b.manager.all()[0]
+	w.mu.Lock()
+	w.gone, w.renewed = true, true
+	w.mu.Unlock()
+	done := b.manager.Renew("uid-a")
+	if done == nil {
+		t.Fatal("a pod that is being removed is not to be renewed")
+	}
+	w.kick()
+	select {
+	case <-done:
+	case <-time.After(2 * time.Minute):
+		t.Fatalf("the pod never ended; calls %v", b.runtime.Calls())
+	}
+	b.manager.Set(pod)
+	b.await("a", "back", func(p *v1.Pod) bool { return p.Status.ContainerStatuses[0].RestartCount == 1 && ready(p) })
 }

@@ -18,10 +18,14 @@ type kill struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	grace  int64 // seconds
+	// turn is closed when a sidecar may end, which it does without, too, when its
+	// time is over; nil for others. turned: it is closed.
+	turn   chan struct{}
+	turned bool
 }
 
-// minGrace is what a container gets after its preStop hook has used the grace
-// period up, in seconds.
+// minGrace is what a container gets after its preStop hook, or the containers that
+// it waited for, have used the grace period up, in seconds.
 const minGrace = 2
 
 // killGrace is how long the container gets to stop, in seconds, as the pod or
@@ -61,16 +65,25 @@ func (w *worker) killGrace(id string) int64 {
 // startKill stops a container in a goroutine of its own, or makes one that
 // does hurry. The caller holds mu.
 func (w *worker) startKill(ctx context.Context, id, message string, grace int64) {
-	w.kill(ctx, id, message, grace, false)
+	w.kill(ctx, id, message, grace, nil)
 }
 
-// startLateKill is startKill for a container whose turn came when the pod's time was
-// over: its preStop hook is not run. The caller holds mu.
-func (w *worker) startLateKill(ctx context.Context, id, message string, grace int64) {
-	w.kill(ctx, id, message, grace, true)
+// startOrderedKill is startKill of a sidecar of a pod that ends: its preStop hook
+// is run at once, but it is stopped when takeTurn has been called, or its time
+// is over. The caller holds mu.
+func (w *worker) startOrderedKill(ctx context.Context, id, message string, grace int64) {
+	w.kill(ctx, id, message, grace, make(chan struct{}))
 }
 
-func (w *worker) kill(ctx context.Context, id, message string, grace int64, late bool) {
+// takeTurn says that a sidecar may end now. The caller holds mu.
+func (w *worker) takeTurn(id string) {
+	if k := w.kills[id]; k != nil && k.turn != nil && !k.turned {
+		k.turned = true
+		close(k.turn)
+	}
+}
+
+func (w *worker) kill(ctx context.Context, id, message string, grace int64, turn chan struct{}) {
 	st := w.obs.ByID(id)
 	if st == nil {
 		return
@@ -84,7 +97,7 @@ func (w *worker) kill(ctx context.Context, id, message string, grace int64, late
 		again = true
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	k := &kill{cancel: cancel, done: make(chan struct{}), grace: grace}
+	k := &kill{cancel: cancel, done: make(chan struct{}), grace: grace, turn: turn}
 	w.kills[id] = k
 	slot := w.slots[st.Name]
 	slot.Killing = true
@@ -98,7 +111,7 @@ func (w *worker) kill(ctx context.Context, id, message string, grace int64, late
 		defer w.report.wait.Done()
 		defer cancel()
 		defer close(k.done)
-		w.stop(ctx, pod, name, id, ip, grace, again || late)
+		w.stop(ctx, pod, name, id, ip, grace, again, turn)
 		w.update(func() {
 			if w.kills[id] == k {
 				delete(w.kills, id)
@@ -110,8 +123,9 @@ func (w *worker) kill(ctx context.Context, id, message string, grace int64, late
 	}()
 }
 
-// stop runs the preStop hook and stops the container, however often that takes.
-func (w *worker) stop(ctx context.Context, pod *v1.Pod, name, id, ip string, grace int64, hurried bool) {
+// stop runs the preStop hook, waits for its turn unless that is nil, and stops the
+// container, however often that takes; hurried: the hook has been run.
+func (w *worker) stop(ctx context.Context, pod *v1.Pod, name, id, ip string, grace int64, hurried bool, turn <-chan struct{}) {
 	left := time.Duration(grace) * time.Second
 	c, kind := podstate.Find(pod, name)
 	if c != nil && kind != podstate.Ephemeral && c.Lifecycle != nil && c.Lifecycle.PreStop != nil && grace > 0 && !hurried {
@@ -123,7 +137,21 @@ func (w *worker) stop(ctx context.Context, pod *v1.Pod, name, id, ip string, gra
 			w.log.Info("a preStop hook failed", "container", name, "error", err)
 			w.host.event(pod, name, true, "FailedPreStopHook", "PreStopHook failed")
 		}
-		left = max(left-time.Since(began), minGrace*time.Second)
+		left -= time.Since(began)
+	}
+	if turn != nil && left > 0 {
+		began := time.Now()
+		over := time.NewTimer(left)
+		select {
+		case <-ctx.Done():
+		case <-turn:
+		case <-over.C:
+		}
+		over.Stop()
+		left -= time.Since(began)
+	}
+	if grace > 0 {
+		left = max(left, minGrace*time.Second)
 	}
 	pause := 100 * time.Millisecond
 	for ctx.Err() == nil {

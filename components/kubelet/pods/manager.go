@@ -250,6 +250,26 @@ func (m *Manager) Remove(uid types.UID) {
 	}
 }
 
+// Renew says that a pod that is being removed shall be run again afterwards, as
+// static pods are whose manifest comes back: its containers that have ended are left
+// where they are, and count as former ones. Set is to be called when the returned
+// channel is closed; it is nil when the pod is not being removed.
+func (m *Manager) Renew(uid types.UID) <-chan struct{} {
+	m.mu.Lock()
+	w := m.workers[uid]
+	m.mu.Unlock()
+	if w == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.gone {
+		return nil
+	}
+	w.renewed = true
+	return w.done
+}
+
 // End ends a pod by the kubelet's own decision, such as an eviction.
 func (m *Manager) End(uid types.UID, v *Verdict) {
 	m.mu.Lock()

@@ -78,10 +78,10 @@ type worker struct {
 	running    bool // its loop has been started
 	stage      stage
 	final      finalStep
-	// ending is since when sidecars are to end within endGrace, in seconds.
-	ending   time.Time
-	endGrace int64
-	report   reporter
+	// renewed: when it has ended the pod is run again, so that its containers are
+	// left for their logs and counts.
+	renewed bool
+	report  reporter
 	// actuated are the resources that containers have, by name, where they are
 	// not yet what the pod says; resize tells why, nil when all are.
 	actuated map[string]v1.ResourceRequirements
@@ -176,7 +176,7 @@ func (w *worker) setPod(pod *v1.Pod) {
 }
 
 // setGone says that the pod is not wanted any more at all.
-func (w *worker) setGone() { w.update(func() { w.gone = true }) }
+func (w *worker) setGone() { w.update(func() { w.gone, w.renewed = true, false }) }
 
 // setVerdict ends the pod, unless it has ended already.
 func (w *worker) setVerdict(v *Verdict) {

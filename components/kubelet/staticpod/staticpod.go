@@ -44,6 +44,9 @@ type Source struct {
 	Log      *slog.Logger
 
 	known map[string]types.UID // by file
+	// removed are the files that were removed, though there may be others in their
+	// place by now. Such a pod is run anew.
+	removed map[string]bool
 }
 
 // settle is how long a directory must be quiet before it is read, so that a
@@ -64,7 +67,7 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 	if err := watcher.Add(s.Dir); err != nil {
 		return fmt.Errorf("watching the directory of static pods: %w", err)
 	}
-	s.known = map[string]types.UID{}
+	s.known, s.removed = map[string]types.UID{}, map[string]bool{}
 	s.read()
 	first()
 	quiet := time.NewTimer(time.Hour)
@@ -74,9 +77,12 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case _, ok := <-watcher.Events:
+		case event, ok := <-watcher.Events:
 			if !ok {
 				return errors.New("watching the directory of static pods ended")
+			}
+			if event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) {
+				s.removed[filepath.Join(s.Dir, filepath.Base(event.Name))] = true
 			}
 			quiet.Reset(settle)
 		case err := <-watcher.Errors:
@@ -96,6 +102,13 @@ func (s *Source) read() {
 		s.Log.Warn("reading the directory of static pods failed", "error", err)
 		return
 	}
+	for path := range s.removed {
+		if uid, ok := s.known[path]; ok {
+			delete(s.known, path)
+			s.Sink.Remove(uid)
+		}
+	}
+	clear(s.removed)
 	seen := map[string]bool{}
 	names := map[string]string{}
 	for _, e := range entries {

@@ -1,0 +1,75 @@
+package staticpod
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// told is a Sink that tells what it is told.
+type told chan string
+
+func (s told) Set(p *v1.Pod)        { s <- "set " + p.Name }
+func (s told) Remove(uid types.UID) { s <- "remove" }
+
+// TestMadeAgain: a manifest that is removed and made again at once is a pod that ends
+// and runs anew; one that is written over is the same.
+func TestMadeAgain(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "web.yaml")
+	manifest := []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: c, image: i}]}\n")
+	write := func(path string) {
+		t.Helper()
+		if err := os.WriteFile(path, manifest, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(path)
+	sink := make(told, 100)
+	s := &Source{Dir: dir, NodeName: "n", Sink: sink, Log: slog.New(slog.DiscardHandler)}
+	ctx, cancel := context.WithCancel(context.Background())
+	done, first := make(chan error, 1), make(chan struct{})
+	go func() { done <- s.Run(ctx, func() { close(first) }) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	expect := func(want ...string) {
+		t.Helper()
+		for _, w := range want {
+			select {
+			case got := <-sink:
+				if got != w {
+					t.Fatalf("told %q, want %q", got, w)
+				}
+			case <-time.After(time.Minute):
+				t.Fatalf("never told %q", w)
+			}
+		}
+	}
+	expect("set web-n")
+	<-first
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	write(path)
+	expect("remove", "set web-n")
+	// Written beside and moved over it.
+	write(filepath.Join(dir, ".web"))
+	if err := os.Rename(filepath.Join(dir, ".web"), path); err != nil {
+		t.Fatal(err)
+	}
+	write(filepath.Join(dir, "zz.yaml")) // of the same name, which is passed over
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	expect("remove", "set web-n")
+}
