@@ -81,7 +81,7 @@ func New(cfg Config) (*Limiter, error) {
 	flowmetrics.Register()
 	l := &Limiter{
 		cfg:     cfg,
-		control: flowcontrol.New(cfg.Informers, cfg.Client, cfg.Seats),
+		control: flowcontrol.New(sound{cfg.Informers, cfg.Log}, cfg.Client, cfg.Seats),
 		dropped: flowcontrol.NewDroppedRequestsTracker(),
 	}
 	l.estimate = flowrequest.NewWorkEstimator(l.stats, l.control.GetInterestedWatchCount, flowrequest.DefaultWorkEstimatorConfig(), l.control.GetMaxSeats)
