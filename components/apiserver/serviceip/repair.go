@@ -13,16 +13,20 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Run mends once what is amiss, then keeps the addresses of services from
-// being deleted by hand, until ctx ends.
+// Run mends what is amiss, and keeps the addresses of services from being deleted
+// by hand, until ctx ends.
 func (a *Allocator) Run(ctx context.Context) error {
 	var done sync.WaitGroup
 	defer done.Wait()
-	done.Go(func() { a.watch(ctx, a.ranges, func(store.Event) { a.turn.tell() }) })
-	if err := a.Repair(ctx); err != nil && ctx.Err() == nil {
-		a.log.Error("Could not mend the addresses and ports of services", "error", err)
+	done.Go(func() { a.watch(ctx, a.ranges, func() {}, func(store.Event) { a.turn.tell() }) })
+	// What is deleted while it mends is seen by the watch, and what was deleted
+	// before the watch is mended.
+	mend := func() {
+		if err := a.Repair(ctx); err != nil && ctx.Err() == nil {
+			a.log.Error("Could not mend the addresses and ports of services", "error", err)
+		}
 	}
-	a.watch(ctx, a.cfg.IPAddresses, func(ev store.Event) {
+	a.watch(ctx, a.cfg.IPAddresses, mend, func(ev store.Event) {
 		if ev.Current == nil && ev.Previous != nil {
 			a.restore(ctx, ev.Previous)
 		}
@@ -33,10 +37,11 @@ func (a *Allocator) Run(ctx context.Context) error {
 // again is the pause before a watch that was lost is begun anew.
 const again = time.Second
 
-// watch calls f for each event of a collection until ctx ends.
-func (a *Allocator) watch(ctx context.Context, c *store.Collection, f func(store.Event)) {
+// watch calls f for each event of a collection until ctx ends, and begun before
+// whenever it begins to watch.
+func (a *Allocator) watch(ctx context.Context, c *store.Collection, begun func(), f func(store.Event)) {
 	for ctx.Err() == nil {
-		err := watchOnce(ctx, c, f)
+		err := watchOnce(ctx, c, begun, f)
 		if ctx.Err() != nil {
 			return
 		}
@@ -48,12 +53,13 @@ func (a *Allocator) watch(ctx context.Context, c *store.Collection, f func(store
 	}
 }
 
-func watchOnce(ctx context.Context, c *store.Collection, f func(store.Event)) error {
+func watchOnce(ctx context.Context, c *store.Collection, begun func(), f func(store.Event)) error {
 	w, err := c.Watch(ctx, store.WatchOptions{})
 	if err != nil {
 		return err
 	}
 	defer w.Close()
+	begun()
 	for {
 		batch, err := w.Next(ctx)
 		if err != nil {

@@ -504,3 +504,32 @@ func TestRepair(t *testing.T) {
 		}
 	}
 }
+
+// TestWatchBegins: what changes once a watch has begun is seen by it, so that
+// nothing is missed between mending and watching.
+func TestWatchBegins(t *testing.T) {
+	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16")
+	svc := c.mustCreate(service("web", corev1.ServiceTypeClusterIP))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	e, err := c.addresses.Get(ctx, svc.Spec.ClusterIP, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun := func() {
+		if _, _, err := c.store.Commit(ctx, c.addresses.Delete(e)); err != nil {
+			t.Error(err)
+			cancel()
+		}
+	}
+	gone := false
+	c.watch(ctx, c.addresses, begun, func(ev store.Event) {
+		if ev.Current == nil && ev.Previous.Key() == svc.Spec.ClusterIP {
+			gone = true
+			cancel()
+		}
+	})
+	if !gone {
+		t.Error("the deletion was not seen")
+	}
+}
