@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -55,6 +56,11 @@ func BenchmarkCycle(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			s := crowd(c.change...)
 			set := plugins.Default()
+			m, err := newMetrics(prometheus.NewRegistry())
+			if err != nil {
+				b.Fatal(err)
+			}
+			a := newAsked(m, corev1.DefaultSchedulerName, &set)
 			var pods []*corev1.Pod
 			for i := range 400 {
 				pods = append(pods, pod(fmt.Sprintf("new%d", i), append([]func(*corev1.Pod){requests("10m"), labelled(map[string]string{"app": fmt.Sprintf("a%d", i%20)})}, c.change...)...))
@@ -64,7 +70,8 @@ func BenchmarkCycle(b *testing.B) {
 			for i := range b.N {
 				info := state.NewPod(pods[i%len(pods)])
 				cycle := &framework.Cycle{Pod: info, State: s, SpreadSelector: func(p *corev1.Pod) map[string]string { return p.Labels }}
-				n, failed := findNode(cycle, &set, nil)
+				a.begin()
+				n, failed := findNode(cycle, &set, a)
 				if n == nil {
 					b.Fatal(failed)
 				}

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -23,6 +24,8 @@ type unfit struct {
 	search     *search
 	// refused says why no node takes the pod for now; reasons is empty then.
 	refused string
+	// by are the checks that found nodes wanting, as bits.
+	by uint64
 	// preemption says why no eviction helps, "" when one does or none was
 	// thought of.
 	preemption string
@@ -65,6 +68,7 @@ type search struct {
 	onlyBy []string
 	// refused is of the first filter that refuses all nodes, with its wake.
 	refused string
+	by      string // which one that is
 	wake    framework.Event
 	// early: the filter that refuses comes before that of devices, which did
 	// not look at the pod therefore.
@@ -73,16 +77,21 @@ type search struct {
 
 type check struct {
 	*framework.Check
-	wake framework.Event
+	wake  framework.Event
+	name  string
+	index int // among the profile's filters
+	nodes int // that it has looked at and that are not counted yet
 }
 
-func newSearch(c *framework.Cycle, set *plugins.Set) (*search, error) {
+func newSearch(c *framework.Cycle, set *plugins.Set, a *asked) (*search, error) {
 	s := &search{c: c}
-	for _, p := range set.Filter {
+	for i, p := range set.Filter {
 		if s.refused != "" && set.Devices != nil && p.Name() == set.Devices.Name() {
 			s.early = true
 		}
+		began := a.clock()
 		k, err := p.Filter(c)
+		a.filter(i, p.Name(), k, err, began)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.Name(), err)
 		}
@@ -95,11 +104,11 @@ func newSearch(c *framework.Cycle, set *plugins.Set) (*search, error) {
 		}
 		if k.Refused != "" {
 			if s.refused == "" {
-				s.refused, s.wake = k.Refused, wake
+				s.refused, s.by, s.wake = k.Refused, p.Name(), wake
 			}
 			continue
 		}
-		s.checks = append(s.checks, check{k, wake})
+		s.checks = append(s.checks, check{Check: k, wake: wake, name: p.Name(), index: i})
 		if k.Only != nil {
 			s.onlyBy = append(s.onlyBy, p.Name())
 			if s.only == nil {
@@ -133,11 +142,10 @@ func (s *search) move(p *state.Pod, n *state.Node, by int64) {
 	}
 }
 
-// check tells why a node does not fit, nil when it does, and which events may
-// change that. Pods for which room is being made on the node, and which are not
+// check tells why a node does not fit, nil when it does, and what found so. Pods for which room is being made on the node, and which are not
 // less important, are there already; but the pod must fit without them too, for
 // they may never come, and its affinity may be to one of them.
-func (s *search) check(n *state.Node) ([]framework.Reason, framework.Event) {
+func (s *search) check(n *state.Node) ([]framework.Reason, *check) {
 	if len(n.Nominated) > 0 {
 		var added []*state.Pod
 		for _, p := range n.Nominated {
@@ -149,64 +157,67 @@ func (s *search) check(n *state.Node) ([]framework.Reason, framework.Event) {
 			for _, p := range added {
 				s.move(p, n, 1)
 			}
-			reasons, wake := s.checkBare(n)
+			reasons, by := s.checkBare(n)
 			for _, p := range added {
 				s.move(p, n, -1)
 			}
 			if reasons != nil {
-				return reasons, wake
+				return reasons, by
 			}
 		}
 	}
 	return s.checkBare(n)
 }
 
-func (s *search) checkBare(n *state.Node) ([]framework.Reason, framework.Event) {
+func (s *search) checkBare(n *state.Node) ([]framework.Reason, *check) {
 	for i := range s.checks {
-		if reasons := s.checks[i].Node(n); reasons != nil {
-			return reasons, s.checks[i].wake
+		k := &s.checks[i]
+		k.nodes++
+		if reasons := k.Node(n); reasons != nil {
+			return reasons, k
 		}
 	}
-	return nil, 0
+	return nil, nil
 }
 
 // findNode finds the best node for the pod of a cycle. It is pure but for chance,
 // which decides between equals.
-// Told, which may be nil, learns how long the extension points took.
-func findNode(c *framework.Cycle, set *plugins.Set, told func(point, status string, began time.Time)) (*state.Node, *unfit) {
-	if told == nil {
-		told = func(string, string, time.Time) {}
-	}
-	began := time.Now()
-	candidates, failed := candidates(c, set)
+// A, which may be nil, learns what was asked of the plugins and how long it took.
+func findNode(c *framework.Cycle, set *plugins.Set, a *asked) (*state.Node, *unfit) {
+	candidates, failed := candidates(c, set, a)
 	if failed != nil {
-		told("Filter", "Unschedulable", began)
 		return nil, failed
 	}
-	told("Filter", "Success", began)
-	if len(candidates) == 1 {
-		return candidates[0], nil
-	}
-	began = time.Now()
-	n := best(c, set, candidates, nil)
-	told("Score", "Success", began)
-	return n, nil
+	return best(c, set, candidates, nil, a), nil
 }
 
 // candidates returns the nodes that fit, or why there are none.
-func candidates(c *framework.Cycle, set *plugins.Set) ([]*state.Node, *unfit) {
+func candidates(c *framework.Cycle, set *plugins.Set, a *asked) ([]*state.Node, *unfit) {
+	began := time.Now()
 	nodes := c.State.Nodes()
 	failed := &unfit{nodes: len(nodes), reasons: map[string]int{}, wake: framework.NodeAdded}
-	s, err := newSearch(c, set)
+	s, err := newSearch(c, set, a)
 	if err != nil {
+		a.point("PreFilter", "Error", began)
 		failed.err, failed.wake = err, 0
 		return nil, failed
 	}
 	failed.search = s
 	if s.refused != "" {
+		a.point("PreFilter", "UnschedulableAndUnresolvable", began)
 		failed.refused = s.refused
 		failed.wake |= s.wake
 		return nil, failed
+	}
+	a.point("PreFilter", "Success", began)
+	began = time.Now()
+	defer func() {
+		// That no node fits is a success of the search for one.
+		a.point("Filter", "Success", began)
+		a.nodes(s)
+	}()
+	if len(nodes) > 0 {
+		a.one(s, nodes[0])
 	}
 	// Room was made there, at some cost.
 	if n := c.State.NominatedNode(c.Pod.Object.UID); n != nil && (s.only == nil || s.only[n.Name]) {
@@ -239,11 +250,12 @@ func candidates(c *framework.Cycle, set *plugins.Set) ([]*state.Node, *unfit) {
 
 // try checks a node and adds it to those that fit, or to what is wrong.
 func (u *unfit) try(n *state.Node, fitting []*state.Node) []*state.Node {
-	reasons, wake := u.search.check(n)
+	reasons, by := u.search.check(n)
 	if reasons == nil {
 		return append(fitting, n)
 	}
-	u.wake |= wake
+	u.wake |= by.wake
+	u.by |= 1 << by.index
 	resolvable := true
 	for _, r := range reasons {
 		u.reasons[r.Text]++
@@ -255,18 +267,40 @@ func (u *unfit) try(n *state.Node, fitting []*state.Node) []*state.Node {
 	return fitting
 }
 
+// plugins are the names of those because of which the pod fits nowhere.
+func (u *unfit) plugins() []string {
+	s := u.search
+	switch {
+	case s == nil || u.err != nil:
+		return nil
+	case s.refused != "":
+		return []string{s.by}
+	}
+	names := slices.Clone(s.onlyBy)
+	for i := range s.checks {
+		if k := &s.checks[i]; u.by&(1<<k.index) != 0 && !slices.Contains(names, k.name) {
+			names = append(names, k.name)
+		}
+	}
+	return names
+}
+
 // best returns the candidate with the highest weighted sum of scores, any of
 // them when several have it. Extra, which may be nil, is added to the sums.
-func best(c *framework.Cycle, set *plugins.Set, candidates []*state.Node, extra map[string]int64) *state.Node {
+func best(c *framework.Cycle, set *plugins.Set, candidates []*state.Node, extra map[string]int64, a *asked) *state.Node {
 	if len(candidates) == 1 {
 		return candidates[0]
 	}
+	start := time.Now()
+	defer func() { a.point("Score", "Success", start) }()
 	sums := make([]int64, len(candidates))
 	scores := make([]int64, len(candidates))
-	for _, p := range set.Score {
+	for i, p := range set.Score {
+		began := a.clock()
 		if !p.Score.Score(c, candidates, scores) {
 			continue
 		}
+		a.score(i, p.Name(), len(candidates), began)
 		for i, v := range scores {
 			sums[i] += v * p.Weight
 		}

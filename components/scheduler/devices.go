@@ -333,7 +333,9 @@ func (s *Scheduler) takeDevices(m *devicesMessage, now time.Time) framework.Even
 	if claim != "" || m.synced {
 		for _, it := range s.queue.gatedWithClaims() {
 			if m.synced || usesClaim(it.pod, claim) {
-				s.queue.set(it.pod, s.gated(it.pod), now)
+				gate := s.gate(it.pod)
+				s.queue.set(it.pod, gate != "", now)
+				s.queue.gatedBy(it.pod.UID, gate)
 			}
 		}
 	}
@@ -343,19 +345,22 @@ func (s *Scheduler) takeDevices(m *devicesMessage, now time.Time) framework.Even
 	return 0
 }
 
-// gated tells whether a pod must not be tried yet.
-func (s *Scheduler) gated(pod *corev1.Pod) bool {
+// gate is the plugin because of which a pod must not be tried yet, "" for none.
+func (s *Scheduler) gate(pod *corev1.Pod) string {
 	set := &s.profiles[pod.Spec.SchedulerName].Plugins
 	for _, p := range set.PreEnqueue {
 		if p.PreEnqueue(pod) != "" {
-			return true
+			return p.Name()
 		}
 	}
 	if set.Devices == nil || !framework.AsksDevices(pod) {
-		return false
+		return ""
 	}
 	s.devices.wanted = true
-	return !s.devices.synced || set.Devices.MissingClaim(s.devices, pod) != ""
+	if !s.devices.synced || set.Devices.MissingClaim(s.devices, pod) != "" {
+		return set.Devices.Name()
+	}
+	return ""
 }
 
 // deviceConditions tells whether drivers have made a claim's devices ready for a

@@ -91,7 +91,9 @@ func (s *Scheduler) takePod(pod *corev1.Pod, gone bool, now time.Time) framework
 	if old != nil {
 		was = old.pod.Status.NominatedNodeName
 	}
-	s.queue.set(pod, s.gated(pod), now)
+	gate := s.gate(pod)
+	s.queue.set(pod, gate != "", now)
+	s.queue.gatedBy(uid, gate)
 	// What was nominated here and has not come back yet stays.
 	if is := pod.Status.NominatedNodeName; is != was && !s.assumed[uid] {
 		s.state.Withdraw(uid)

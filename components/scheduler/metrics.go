@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"hyperkube/components/scheduler/state"
 	"hyperkube/internal/measure"
 )
 
@@ -23,6 +24,15 @@ type metrics struct {
 	points      *prometheus.HistogramVec
 	incoming    *prometheus.CounterVec
 	binding     prometheus.Gauge
+	// evaluations and took are of plugins, unschedulable of pods that they keep
+	// from nodes.
+	evaluations           *prometheus.CounterVec
+	took                  *prometheus.HistogramVec
+	unschedulable         *prometheus.GaugeVec
+	entities              *prometheus.CounterVec
+	queued                [places]prometheus.Gauge
+	flushed               prometheus.Counter
+	nodes, pods, unbounds prometheus.Gauge
 }
 
 // newMetrics makes the metrics, and registers them and others with r.
@@ -80,7 +90,38 @@ func newMetrics(r prometheus.Registerer, others ...prometheus.Collector) (*metri
 			m.pending[at] = pending.WithLabelValues(name)
 		}
 	}
+	m.evaluations = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "scheduler_plugin_evaluation_total",
+		Help: "[BETA] How often plugins were asked about pods, by plugin and extension point (PreFilter, Filter, PreScore and Score).",
+	}, []string{"plugin", "extension_point", "profile"})
+	m.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "scheduler_plugin_execution_duration_seconds", Help: "[BETA] How long a plugin took in an extension point; of some attempts.",
+		Buckets: prometheus.ExponentialBuckets(0.00001, 1.5, 20),
+	}, []string{"plugin", "extension_point", "status"})
+	m.unschedulable = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "scheduler_unschedulable_pods",
+		Help: "[BETA] The number of pods without a node, by the plugins because of which they have none. A pod counts for each of those plugins.",
+	}, []string{"plugin", "profile"})
+	m.entities = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "scheduler_queue_incoming_entities_total", Help: "[ALPHA] Number of what is scheduled at once that came to the queues, by event, queue and type, which is 'pod' for pods of no group.",
+	}, []string{"queue", "event", "type"})
+	queued := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "scheduler_queued_entities", Help: "[ALPHA] Number of what is scheduled at once and waits, by queue and type.",
+	}, []string{"queue", "type"})
+	m.flushed = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "scheduler_pod_scheduled_after_flush_total", Help: "[ALPHA] Number of pods that got a node when they were tried only because they had waited for long.",
+	})
+	size := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "scheduler_cache_size", Help: "[ALPHA] Number of nodes, pods, and assumed (bound) pods in the scheduler cache.",
+	}, []string{"type"})
+	m.nodes, m.pods, m.unbounds = size.WithLabelValues("nodes"), size.WithLabelValues("pods"), size.WithLabelValues("assumed_pods")
+	for at, name := range queueNames {
+		if name != "" {
+			m.queued[at] = queued.WithLabelValues(name, "pod")
+		}
+	}
 	all := []prometheus.Collector{
+		m.evaluations, m.took, m.unschedulable, m.entities, queued, m.flushed, size,
 		m.attempts, m.duration, m.sli, m.podAttempts, m.preemptions, m.victims, m.algorithm, m.points, m.incoming, goroutines, pending, measure.Build(nil),
 	}
 	for _, c := range append(all, others...) {
@@ -97,13 +138,25 @@ var queueNames = [places]string{active: "active", backoff: "backoff", waiting: "
 // came counts a pod that came to a place of the queue.
 func (m *metrics) came(to place, cause string) {
 	m.incoming.WithLabelValues(queueNames[to], cause).Inc()
+	m.entities.WithLabelValues(queueNames[to], cause, "pod").Inc()
 }
 
-// pointOf returns what is told of the extension points of a profile.
-func (m *metrics) pointOf(profile string) func(point, status string, began time.Time) {
-	return func(point, status string, began time.Time) {
-		m.points.WithLabelValues(point, status, profile).Observe(time.Since(began).Seconds())
-	}
+// blamed tells by how many more or less pods a plugin is to blame for that they have
+// no node.
+func (m *metrics) blamed(plugin, profile string, by float64) {
+	m.unschedulable.WithLabelValues(plugin, profile).Add(by)
+}
+
+// point tells how long all plugins of an extension point of a profile took.
+func (m *metrics) point(profile, point, status string, began time.Time) {
+	m.points.WithLabelValues(point, status, profile).Observe(time.Since(began).Seconds())
+}
+
+// cached tells how much is known, and how many pods are on their way to a node.
+func (m *metrics) cached(s *state.State, assumed int) {
+	m.nodes.Set(float64(len(s.Nodes())))
+	m.pods.Set(float64(s.PodCount()))
+	m.unbounds.Set(float64(assumed))
 }
 
 // waiting tells how many pods are where in the queue.
@@ -111,6 +164,7 @@ func (m *metrics) waiting(q *queue) {
 	for at, gauge := range m.pending {
 		if gauge != nil {
 			gauge.Set(float64(q.counts[at]))
+			m.queued[at].Set(float64(q.counts[at]))
 		}
 	}
 }

@@ -54,7 +54,11 @@ type item struct {
 	// evicted for it; missed is what happened meanwhile.
 	held   bool
 	missed string
-	index  int // in its heap
+	// blamed are the names of the plugins because of which it has no node.
+	blamed []string
+	// flushed: it is tried because it has waited for long.
+	flushed bool
+	index   int // in its heap
 }
 
 // queue holds the pods without a node. It is pure: the clock is an argument.
@@ -65,6 +69,9 @@ type queue struct {
 	counts [places]int
 	// came, unless nil, is told of each item that comes to a place, and why.
 	came func(to place, cause string)
+	// blamed, unless nil, is told by how many more or less pods a plugin is to
+	// blame for that they have no node.
+	blamed func(plugin, profile string, by float64)
 	// initial and most bound how long a pod that could not be placed waits at
 	// least before it is tried again.
 	initial, most time.Duration
@@ -162,9 +169,31 @@ func (q *queue) take(it *item) {
 	}
 }
 
+// blame says that it is because of these plugins, and no others, that a pod has no
+// node.
+func (q *queue) blame(it *item, plugins ...string) {
+	if q.blamed != nil {
+		for _, name := range it.blamed {
+			q.blamed(name, it.pod.Spec.SchedulerName, -1)
+		}
+		for _, name := range plugins {
+			q.blamed(name, it.pod.Spec.SchedulerName, 1)
+		}
+	}
+	it.blamed = plugins
+}
+
+// gatedBy says which plugin keeps a pod from being tried, if it is gated.
+func (q *queue) gatedBy(uid types.UID, plugin string) {
+	if it := q.items[uid]; it != nil && it.place == gated {
+		q.blame(it, plugin)
+	}
+}
+
 // remove forgets a pod.
 func (q *queue) remove(uid types.UID) {
 	if it := q.items[uid]; it != nil {
+		q.blame(it)
 		q.take(it)
 		delete(q.items, uid)
 	}
@@ -184,7 +213,7 @@ func (q *queue) pop(now time.Time) *item {
 		if it == nil || it.latest.After(now) {
 			break
 		}
-		it.held, it.missed = false, ""
+		it.held, it.missed, it.flushed = false, "", true
 		q.put(it, active, "UnschedulableTimeout")
 	}
 	it := q.heaps[active].first()
@@ -198,6 +227,7 @@ func (q *queue) pop(now time.Time) *item {
 		return nil
 	}
 	it.failing = false
+	q.blame(it)
 	q.put(it, tried, "")
 	it.attempts++
 	if it.first.IsZero() {
@@ -224,7 +254,7 @@ func (q *queue) turnDown(it *item, wake framework.Event, now time.Time) {
 	if q.items[it.pod.UID] != it {
 		return
 	}
-	it.wake = wake
+	it.wake, it.flushed = wake, false
 	it.ready = now.Add(q.backoffAfter(it.attempts))
 	it.latest = now.Add(maxWaiting)
 	q.put(it, waiting, "ScheduleAttemptFailure")

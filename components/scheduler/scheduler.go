@@ -82,6 +82,8 @@ type Scheduler struct {
 	// assumed are the pods whose binding is being written, or was and has
 	// not come back by the watch.
 	assumed map[types.UID]bool
+	// asked counts what the plugins of each profile are asked.
+	asked map[*Profile]*asked
 }
 
 // New validates cfg and asks its informers for what is needed; they are started
@@ -101,7 +103,7 @@ func New(cfg Config) (*Scheduler, error) {
 	}
 	s := &Scheduler{
 		cfg: cfg, profiles: map[string]*Profile{}, inbox: newInbox(), ready: make(chan struct{}),
-		state: state.New(), queue: newQueue(), devices: newDevices(), assumed: map[types.UID]bool{},
+		state: state.New(), queue: newQueue(), devices: newDevices(), assumed: map[types.UID]bool{}, asked: map[*Profile]*asked{},
 	}
 	for i := range cfg.Profiles {
 		p := &cfg.Profiles[i]
@@ -135,7 +137,10 @@ func New(cfg Config) (*Scheduler, error) {
 	if s.metrics, err = newMetrics(cfg.Metrics, s.leaders, cfg.Clients.Requests); err != nil {
 		return nil, fmt.Errorf("scheduler: registering metrics: %w", err)
 	}
-	s.queue.came = s.metrics.came
+	s.queue.came, s.queue.blamed = s.metrics.came, s.metrics.blamed
+	for _, p := range s.profiles {
+		s.asked[p] = newAsked(s.metrics, p.SchedulerName, &p.Plugins)
+	}
 	if s.informed, err = newInformed(cfg.Clients.Informers, s.inbox); err != nil {
 		return nil, fmt.Errorf("scheduler: preparing informers: %w", err)
 	}
@@ -188,6 +193,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		}
 		it := s.queue.pop(time.Now())
 		s.metrics.waiting(s.queue)
+		s.metrics.cached(s.state, len(s.assumed))
 		if it == nil {
 			if !s.wait(ctx) {
 				return nil
@@ -228,8 +234,9 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	profile := s.profiles[it.pod.Spec.SchedulerName]
 	d := &decision{
 		item: it, pod: it.pod, profile: profile.SchedulerName,
-		start: start, added: it.added, attempts: it.attempts,
+		start: start, added: it.added, attempts: it.attempts, flushed: it.flushed,
 	}
+	s.asked[profile].begin()
 	info := state.NewPod(it.pod)
 	cycle := &framework.Cycle{Pod: info, State: s.state, Namespaces: s.informed.namespaceLabels, SpreadSelector: s.informed.spreadSelector, Volumes: s.volumes}
 	if profile.Plugins.Devices != nil && framework.AsksDevices(it.pod) {
@@ -259,16 +266,16 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 // find is findNode with the extenders asked.
 func (s *Scheduler) find(ctx context.Context, cycle *framework.Cycle, profile *Profile) (*state.Node, *unfit) {
 	if len(s.extended) == 0 {
-		return findNode(cycle, &profile.Plugins, s.metrics.pointOf(profile.SchedulerName))
+		return findNode(cycle, &profile.Plugins, s.asked[profile])
 	}
-	nodes, failed := candidates(cycle, &profile.Plugins)
+	nodes, failed := candidates(cycle, &profile.Plugins, s.asked[profile])
 	if failed != nil {
 		return nil, failed
 	}
 	if nodes, failed = s.extendFilter(ctx, cycle, nodes); failed != nil {
 		return nil, failed
 	}
-	return best(cycle, &profile.Plugins, nodes, s.extendScore(ctx, cycle.Pod.Object, nodes)), nil
+	return best(cycle, &profile.Plugins, nodes, s.extendScore(ctx, cycle.Pod.Object, nodes), s.asked[profile]), nil
 }
 
 // fail decides what becomes of a pod that fits nowhere: it waits, and others may
@@ -277,6 +284,9 @@ func (s *Scheduler) fail(d *decision, info *state.Pod, failed *unfit, profile *P
 	now := time.Now()
 	pod := d.pod
 	d.failed = failed.err != nil
+	a := s.asked[profile]
+	defer a.nodes(failed.search)
+	s.queue.blame(d.item, failed.plugins()...)
 	if p := profile.Plugins.Devices; p != nil && failed.search != nil {
 		if d.freed = p.Freeable(failed.search.c); d.freed != nil {
 			d.unfit = failed.Error()
@@ -291,12 +301,14 @@ func (s *Scheduler) fail(d *decision, info *state.Pod, failed *unfit, profile *P
 	} else if p := profile.Plugins.Preemption; p != nil && failed.search != nil && failed.nodes > 0 {
 		s.metrics.preemptions.Inc()
 		eligible := mayNotPreempt(failed) == ""
+		began := a.clock()
 		v := preempt(failed, p, s.budgets(), now)
 		status := "Unschedulable"
 		if v != nil {
 			status = "Success"
 		}
-		s.metrics.pointOf(profile.SchedulerName)("PostFilter", status, now)
+		a.took(p.Name(), "PostFilter", status, began)
+		a.point("PostFilter", status, now)
 		switch {
 		case v != nil:
 			failed.wake |= framework.PodRemoved

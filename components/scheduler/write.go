@@ -28,6 +28,7 @@ type decision struct {
 	start    time.Time // of the attempt
 	added    time.Time // to the queue
 	attempts int
+	flushed  bool // it was tried only because it had waited for long
 
 	node string // to bind to
 	// reservation is written before the binding; may be nil.
@@ -151,7 +152,7 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 			if err != nil {
 				status = "Error"
 			}
-			s.metrics.pointOf(d.profile)("Bind", status, began)
+			s.metrics.point(d.profile, "Bind", status, began)
 		}()
 		err = s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Bind(ctx, b, metav1.CreateOptions{})
 	}
@@ -169,6 +170,9 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 	}
 	s.metrics.attempt(d.profile, "scheduled", time.Since(d.start))
 	s.metrics.placed(d.attempts, time.Since(d.added))
+	if d.flushed {
+		s.metrics.flushed.Inc()
+	}
 	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "Scheduled", "Binding",
 		"Successfully assigned %v/%v to %v", pod.Namespace, pod.Name, d.node)
 }

@@ -82,6 +82,9 @@ func New() *State {
 // Nodes returns all known nodes. The slice is the state's own.
 func (s *State) Nodes() []*Node { return s.nodes }
 
+// PodCount is how many pods are on nodes.
+func (s *State) PodCount() int { return len(s.pods) }
+
 // Node returns the node of that name, nil if it is not known.
 func (s *State) Node(name string) *Node {
 	n := s.byName[name]
