@@ -94,8 +94,8 @@ type KindUpdate[T Object] struct {
 	Prepare     func(ctx context.Context, obj, old T)
 	Validate    func(ctx context.Context, obj, old T) field.ErrorList
 	ResetFields [][]string
-	// Warns: as in Update.
-	Warns bool
+	// Warnings: as in Update.
+	Warnings func(ctx context.Context, obj, old T) []string
 	// AsNew: metadata is checked as that of a new object too, where only a
 	// part of it need be.
 	AsNew bool
@@ -235,7 +235,10 @@ func (k Kind[T]) Resource() *Resource {
 }
 
 func (u KindUpdate[T]) erase(k *Kind[T]) Update {
-	out := Update{Verbs: u.Verbs, ResetFields: u.ResetFields, Warns: u.Warns}
+	out := Update{Verbs: u.Verbs, ResetFields: u.ResetFields}
+	if u.Warnings != nil {
+		out.Warnings = func(ctx context.Context, obj, old Object) []string { return u.Warnings(ctx, obj.(T), old.(T)) }
+	}
 	if out.Verbs == nil {
 		out.Verbs = []string{"get", "patch", "update"}
 	}

@@ -172,9 +172,9 @@ type Update struct {
 	// Verbs of the subresource, of: get patch update. Empty for the
 	// object's own path.
 	Verbs []string
-	// Warns: a view's changes are worth the warnings that those at the
-	// object's own path always are.
-	Warns bool
+	// Warnings, unless nil, are told to a client that changes a view. At the
+	// object's own path those of the resource are.
+	Warnings func(ctx context.Context, obj, old Object) []string
 	// Prepare takes back from obj every change that this way does not
 	// allow (status at the object's own path; all but status at "status"),
 	// and bumps the generation when the specification changed.

@@ -133,10 +133,14 @@ func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update,
 	if res.Canonicalize != nil {
 		res.Canonicalize(obj)
 	}
-	if len(way.Verbs) > 0 && !way.Warns {
+	warnings := way.Warnings
+	if len(way.Verbs) == 0 {
+		warnings = res.Warnings
+	}
+	if warnings == nil {
 		return nil
 	}
-	for _, text := range res.Warnings(ctx, obj, old) {
+	for _, text := range warnings(ctx, obj, old) {
 		warning.AddWarning(ctx, "", text)
 	}
 	return nil

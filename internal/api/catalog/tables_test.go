@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,6 +39,29 @@ type table struct {
 	// values, such as allocated addresses; a trailing name alone.
 	Apart []string    `json:"apart,omitempty"`
 	Cases []tableCase `json:"cases"`
+}
+
+// kinds are all by their apiVersion and kind.
+var kinds = sync.OnceValue(func() map[string]*api.Resource {
+	all := map[string]*api.Resource{}
+	for _, r := range Resources() {
+		all[r.GroupVersion().String()+" "+r.Kind] = r
+	}
+	return all
+})
+
+// settled is an object as it is read from the store, where some kinds are kept
+// in another version.
+func settled(r *api.Resource, obj api.Object) (api.Object, error) {
+	if r.StoredAs == nil {
+		return obj, nil
+	}
+	stored, err := r.StoredAs.ToStored(obj)
+	if err != nil {
+		return nil, err
+	}
+	kinds()[r.StoredAs.GroupVersion().String()+" "+r.StoredAs.Kind].Default(stored)
+	return r.StoredAs.FromStored(stored)
 }
 
 // tableCase is one of Create, Update and Row with what it comes to. Those are
@@ -75,10 +99,6 @@ const nobodysUID = "00000000-0000-4000-8000-000000000000"
 // TestTables walks the cases of testdata through what the API server does with
 // objects that are created, changed and shown.
 func TestTables(t *testing.T) {
-	kinds := map[string]*api.Resource{}
-	for _, r := range Resources() {
-		kinds[r.GroupVersion().String()+" "+r.Kind] = r
-	}
 	var files []string
 	if err := filepath.WalkDir("testdata", func(name string, _ fs.DirEntry, err error) error {
 		if strings.HasSuffix(name, ".yaml") {
@@ -102,7 +122,7 @@ func TestTables(t *testing.T) {
 			if err := json.Unmarshal(tab.Base, &m); err != nil {
 				t.Fatal(err)
 			}
-			r := kinds[m.APIVersion+" "+m.Kind]
+			r := kinds()[m.APIVersion+" "+m.Kind]
 			if r == nil {
 				t.Fatalf("no kind %s %s", m.APIVersion, m.Kind)
 			}
@@ -163,6 +183,9 @@ func (tab *table) run(r *api.Resource, c *tableCase) (result, error) {
 		if r.Complete != nil {
 			r.Complete(obj)
 		}
+		if obj, err = settled(r, obj); err != nil {
+			return result{}, err
+		}
 		cells, err := json.Marshal(r.Row(obj))
 		if err != nil {
 			return result{}, err
@@ -205,8 +228,12 @@ func (tab *table) create(r *api.Resource, c *tableCase) (result, error) {
 	if r.Canonicalize != nil {
 		r.Canonicalize(obj)
 	}
+	warnings := append(heard.texts, r.Warnings(ctx, obj, nil)...)
+	if obj, err = settled(r, obj); err != nil {
+		return result{}, err
+	}
 	becomes, err := tab.becomes(sent, obj)
-	return result{warnings: append(heard.texts, r.Warnings(ctx, obj, nil)...), becomes: becomes}, err
+	return result{warnings: warnings, becomes: becomes}, err
 }
 
 func (tab *table) update(r *api.Resource, c *tableCase) (result, error) {
@@ -228,6 +255,9 @@ func (tab *table) update(r *api.Resource, c *tableCase) (result, error) {
 		return result{}, err
 	}
 	r.Default(old)
+	if old, err = settled(r, old); err != nil {
+		return result{}, err
+	}
 	r.Default(obj)
 	created := metav1.NewTime(time.Now().Truncate(time.Second))
 	for _, o := range []api.Object{old, obj} {
@@ -256,8 +286,15 @@ func (tab *table) update(r *api.Resource, c *tableCase) (result, error) {
 		r.Canonicalize(obj)
 	}
 	got := result{warnings: heard.texts}
-	if len(way.Verbs) == 0 || way.Warns {
-		got.warnings = append(got.warnings, r.Warnings(ctx, obj, old)...)
+	warnings := way.Warnings
+	if len(way.Verbs) == 0 {
+		warnings = r.Warnings
+	}
+	if warnings != nil {
+		got.warnings = append(got.warnings, warnings(ctx, obj, old)...)
+	}
+	if obj, err = settled(r, obj); err != nil {
+		return result{}, err
 	}
 	got.becomes, err = tab.becomes(sent, obj)
 	return got, err

@@ -5,11 +5,13 @@ import (
 	"slices"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
@@ -46,7 +48,10 @@ func podCertificateRequest() api.Kind[*certificatesv1.PodCertificateRequest] {
 				old.Status.DeepCopyInto(&r.Status)
 			},
 			Validate: func(_ context.Context, r, old *certificatesv1.PodCertificateRequest) field.ErrorList {
-				return apivalidation.ValidateImmutableField(r.Spec, old.Spec, field.NewPath("spec"))
+				if apiequality.Semantic.DeepEqual(r.Spec, old.Spec) {
+					return nil
+				}
+				return field.ErrorList{field.Invalid(field.NewPath("spec"), formerSpec(&r.Spec), apivalidation.FieldImmutableErrorMsg)}
 			},
 			ResetFields: [][]string{{"status"}},
 		},
@@ -89,6 +94,27 @@ func podCertificateRequest() api.Kind[*certificatesv1.PodCertificateRequest] {
 			}
 			return []any{r.Name, r.Spec.PodName, r.Spec.ServiceAccountName, string(r.Spec.NodeName), r.Spec.SignerName, state, labels.FormatLabels(r.Spec.UnverifiedUserAnnotations)}
 		},
+	}
+}
+
+// formerSpec shows a specification with the two fields of v1beta1 that upstream
+// has yet where it checks.
+func formerSpec(s *certificatesv1.PodCertificateRequestSpec) any {
+	return struct {
+		SignerName                       string
+		PodName                          string
+		PodUID                           types.UID
+		ServiceAccountName               string
+		ServiceAccountUID                types.UID
+		NodeName                         types.NodeName
+		NodeUID                          types.UID
+		MaxExpirationSeconds             *int32
+		PKIXPublicKey, ProofOfPossession []byte
+		StubPKCS10Request                []byte
+		UnverifiedUserAnnotations        map[string]string
+	}{
+		s.SignerName, s.PodName, s.PodUID, s.ServiceAccountName, s.ServiceAccountUID, s.NodeName, s.NodeUID,
+		s.MaxExpirationSeconds, nil, nil, s.StubPKCS10Request, s.UnverifiedUserAnnotations,
 	}
 }
 

@@ -46,7 +46,7 @@ func isKubernetesSigner(name string) bool {
 func checkPodRequest(r *certificatesv1.PodCertificateRequest) field.ErrorList {
 	var e validate.Errors
 	spec := field.NewPath("spec")
-	checkSignerName(&e, r.Spec.SignerName, spec.Child("signerName"))
+	e.SignerName(spec.Child("signerName"), r.Spec.SignerName)
 	if r.Spec.UnverifiedUserAnnotations != nil {
 		checkUserAnnotations(&e, r.Spec.UnverifiedUserAnnotations, spec.Child("unverifiedUserAnnotations"))
 	}

@@ -82,7 +82,7 @@ func checkSigningRequest(r, old signing) field.ErrorList {
 	if r.Spec.SignerName == LegacyUnknownSigner && (old == nil || old.Spec.SignerName != LegacyUnknownSigner) {
 		e.Invalid(spec.Child("signerName"), r.Spec.SignerName, "the legacy signerName is not allowed via this API version")
 	} else {
-		checkSignerName(&e, r.Spec.SignerName, spec.Child("signerName"))
+		e.SignerName(spec.Child("signerName"), r.Spec.SignerName)
 	}
 	if s := r.Spec.ExpirationSeconds; s != nil && *s < minExpiration {
 		e.Invalid(spec.Child("expirationSeconds"), *s, "may not specify a duration less than 600 seconds (10 minutes)")
@@ -153,14 +153,15 @@ func checkConditions(e *validate.Errors, r, old signing) {
 		case !slices.Contains(allowed, string(c.Status)):
 			e.Add(field.ErrorList{field.NotSupported(at.Child("status"), c.Status, allowed)})
 		}
-		if !mayBoth && (c.Type == certificatesv1.CertificateApproved && seen[certificatesv1.CertificateDenied] ||
-			c.Type == certificatesv1.CertificateDenied && seen[certificatesv1.CertificateApproved]) {
-			e.Invalid(at.Child("type"), c.Type, "Approved and Denied conditions are mutually exclusive")
-		}
 		if seen[c.Type] && !mayRepeat {
 			e.Duplicate(at.Child("type"), c.Type)
 		}
 		seen[c.Type] = true
+	}
+	if !mayBoth && seen[certificatesv1.CertificateApproved] && seen[certificatesv1.CertificateDenied] {
+		const approved, denied = `conditions[{"type": "Approved"}]`, `conditions[{"type": "Denied"}]`
+		e.Declared(field.Invalid(field.NewPath("status", "conditions"), "{"+approved+", "+denied+"}",
+			"must specify at most one of: `"+approved+"`, `"+denied+"`"))
 	}
 }
 

@@ -87,7 +87,7 @@ func checkTrustBundle(b, old *certificatesv1.ClusterTrustBundle) field.ErrorList
 		e.InvalidAll(meta.Child("name"), b.Name, bundleName(b.Spec.SignerName, b.Name, false))
 	}
 	if b.Spec.SignerName != "" {
-		checkSignerName(&e, b.Spec.SignerName, field.NewPath("spec", "signerName"))
+		e.SignerName(field.NewPath("spec", "signerName"), b.Spec.SignerName)
 	}
 	// What is stored was read once; a newer parser may see it otherwise.
 	if old == nil || old.Spec.TrustBundle != b.Spec.TrustBundle {

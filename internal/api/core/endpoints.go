@@ -150,7 +150,7 @@ func formatEndpoints(ep *corev1.Endpoints) string {
 		}
 	}
 	switch text := strings.Join(shown, ","); {
-	case count == 0:
+	case len(ep.Subsets) == 0:
 		return "<none>"
 	case count > most:
 		return fmt.Sprintf("%s + %d more...", text, count-most)

@@ -43,6 +43,7 @@ func node() api.Kind[*corev1.Node] {
 			n.Spec.ConfigSource, n.Status.Config = nil, nil
 		},
 		Validate: func(_ context.Context, n *corev1.Node) field.ErrorList { return validateNode(n) },
+		Warnings: nodeWarnings,
 		Update: api.KindUpdate[*corev1.Node]{
 			AsNew: true,
 			Prepare: func(_ context.Context, n, old *corev1.Node) {
@@ -94,7 +95,7 @@ func defaultNode(n *corev1.Node) {
 	case s.PodCIDR == "" && len(s.PodCIDRs) > 0:
 		s.PodCIDR = s.PodCIDRs[0]
 	}
-	if n.Status.Allocatable == nil && n.Status.Capacity != nil {
+	if len(n.Status.Allocatable) == 0 && n.Status.Capacity != nil {
 		n.Status.Allocatable = n.Status.Capacity.DeepCopy()
 	}
 	validate.RoundUp(n.Status.Capacity)
@@ -226,11 +227,78 @@ func validateNodeUpdate(_ context.Context, n, old *corev1.Node) field.ErrorList 
 	default:
 		e.Declared(field.Invalid(spec.Child("providerID"), nil, "field cannot be modified once set"))
 	}
+	nodeConfig(e, n)
 	nodeTaints(e, n.Spec.Taints, field.NewPath("metadata", "taints"))
 	if n.Spec.DoNotUseExternalID != old.Spec.DoNotUseExternalID {
 		e.Forbidden(spec.Child("externalID"), "may not be updated")
 	}
 	return e.List
+}
+
+// nodeConfig checks what is left of the configuration that kubelets once took
+// from config maps.
+func nodeConfig(e *validate.Errors, n *corev1.Node) {
+	if s := n.Spec.ConfigSource; s != nil {
+		configSource(e, s, field.NewPath("spec", "configSource"), false)
+	}
+	if c := n.Status.Config; c != nil {
+		at := field.NewPath("status", "config")
+		for _, one := range []struct {
+			name string
+			*corev1.NodeConfigSource
+		}{{"assigned", c.Assigned}, {"active", c.Active}, {"lastKnownGood", c.LastKnownGood}} {
+			if one.NodeConfigSource != nil {
+				configSource(e, one.NodeConfigSource, at.Child(one.name), true)
+			}
+		}
+	}
+}
+
+// configSource checks a reference to a config map: a resolved one names the
+// very object, the wished one must not.
+func configSource(e *validate.Errors, s *corev1.NodeConfigSource, at *field.Path, resolved bool) {
+	m := s.ConfigMap
+	if m == nil {
+		e.Invalid(at, s, "exactly one reference subfield must be non-nil")
+		return
+	}
+	at = at.Child("configMap")
+	for _, one := range []struct{ name, value string }{{"uid", string(m.UID)}, {"resourceVersion", m.ResourceVersion}} {
+		switch {
+		case resolved && one.value == "":
+			e.Required(at.Child(one.name), "")
+		case !resolved && one.value != "":
+			e.Forbidden(at.Child(one.name), one.name+" must not be set in spec")
+		}
+	}
+	for _, one := range []struct {
+		name, value string
+		wrong       func(string) []string
+	}{
+		{"namespace", m.Namespace, validation.IsDNS1123Label},
+		{"name", m.Name, validation.IsDNS1123Subdomain},
+		{"kubeletConfigKey", m.KubeletConfigKey, validation.IsConfigMapKey},
+	} {
+		if one.value == "" {
+			e.Required(at.Child(one.name), "")
+		} else {
+			e.InvalidAll(at.Child(one.name), one.value, one.wrong(one.value))
+		}
+	}
+}
+
+func nodeWarnings(_ context.Context, n, _ *corev1.Node) []string {
+	var out []string
+	if n.Spec.ConfigSource != nil {
+		out = append(out, "spec.configSource: the feature is removed")
+	}
+	if n.Spec.DoNotUseExternalID != "" {
+		out = append(out, "spec.externalID: this field is deprecated, and is unused by Kubernetes")
+	}
+	for i, cidr := range n.Spec.PodCIDRs {
+		out = append(out, validate.CIDRWarnings(field.NewPath("spec", "podCIDRs").Index(i), cidr)...)
+	}
+	return out
 }
 
 func nodeRow(n *corev1.Node) []any {

@@ -111,9 +111,7 @@ func validateClaimUpdate(_ context.Context, c, old *corev1.PersistentVolumeClaim
 		if is.Resources.Requests != nil {
 			is.Resources.Requests[corev1.ResourceStorage] = old.Spec.Resources.Requests[corev1.ResourceStorage]
 		}
-		if is.VolumeAttributesClassName != nil {
-			is.VolumeAttributesClassName = was.VolumeAttributesClassName
-		}
+		is.VolumeAttributesClassName = was.VolumeAttributesClassName
 	}
 	if !apiequality.Semantic.DeepEqual(is, was) {
 		e.Forbidden(path, fmt.Sprintf("spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n%v", validate.Diff(was, is)))
@@ -125,12 +123,13 @@ func validateClaimUpdate(_ context.Context, c, old *corev1.PersistentVolumeClaim
 		e.Forbidden(path.Child("resources", "requests", "storage"), "field can not be less than status.capacity")
 	}
 	e.Add(apivalidation.ValidateImmutableField(c.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode")))
-	if old.Spec.VolumeAttributesClassName != nil {
-		switch class := c.Spec.VolumeAttributesClassName; {
+	// What a driver has once applied can be changed, but not taken away.
+	if class, had := c.Spec.VolumeAttributesClassName, old.Spec.VolumeAttributesClassName; old.Status.CurrentVolumeAttributesClassName != nil && !apiequality.Semantic.DeepEqual(class, had) {
+		switch {
 		case class == nil:
-			e.Forbidden(path.Child("volumeAttributesClassName"), "update from non-nil value to nil is forbidden")
-		case *class == "" && *old.Spec.VolumeAttributesClassName != "":
-			e.Forbidden(path.Child("volumeAttributesClassName"), "update from non-nil value to an empty string is forbidden")
+			e.Forbidden(path.Child("volumeAttributesClassName"), "update to nil is forbidden when status.currentVolumeAttributesClassName is not nil")
+		case *class == "":
+			e.Forbidden(path.Child("volumeAttributesClassName"), "update to empty string is forbidden when status.currentVolumeAttributesClassName is not nil")
 		}
 	}
 	return e.List

@@ -193,8 +193,13 @@ func replicationControllerWarnings(_ context.Context, rc, old *corev1.Replicatio
 	if msgs := validation.IsDNS1123Label(rc.Name); old == nil && rc.Name != "" && len(msgs) > 0 {
 		out = append(out, fmt.Sprintf("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: %v", msgs))
 	}
-	if rc.Spec.Template != nil {
-		out = append(out, pod.TemplateWarnings(rc.Spec.Template, field.NewPath("spec", "template"))...)
+	t := rc.Spec.Template
+	if old != nil {
+		// Upstream looks at the stored template here.
+		t = old.Spec.Template
+	}
+	if t != nil {
+		out = append(out, pod.TemplateWarnings(t, field.NewPath("spec", "template"))...)
 	}
 	return out
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 // service describes services, but for what is given out: cluster addresses,
@@ -54,7 +55,13 @@ func service() api.Kind[*corev1.Service] {
 		},
 		Views: map[string]api.KindUpdate[*corev1.Service]{
 			"status": {
-				Warns: true,
+				Warnings: func(_ context.Context, s, _ *corev1.Service) []string {
+					var out []string
+					for i, in := range s.Status.LoadBalancer.Ingress {
+						out = append(out, validate.IPWarnings(field.NewPath("status", "loadBalancer", "ingress").Index(i), in.IP)...)
+					}
+					return out
+				},
 				Prepare: func(_ context.Context, s, old *corev1.Service) {
 					old.Spec.DeepCopyInto(&s.Spec)
 				},

@@ -17,6 +17,7 @@ import (
 	netutils "k8s.io/utils/net"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 // classAnnotation is what named the class before the field did.
@@ -64,7 +65,13 @@ func ingress() api.Kind[*networkingv1.Ingress] {
 		},
 		Views: map[string]api.KindUpdate[*networkingv1.Ingress]{
 			"status": {
-				Warns: true,
+				Warnings: func(_ context.Context, i, _ *networkingv1.Ingress) []string {
+					var out []string
+					for n, in := range i.Status.LoadBalancer.Ingress {
+						out = append(out, validate.IPWarnings(field.NewPath("status", "loadBalancer", "ingress").Index(n), in.IP)...)
+					}
+					return out
+				},
 				Prepare: func(_ context.Context, i, old *networkingv1.Ingress) {
 					old.Spec.DeepCopyInto(&i.Spec)
 					i.Generation = old.Generation

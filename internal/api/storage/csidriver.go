@@ -85,12 +85,17 @@ func csiDriver() api.Kind[*storagev1.CSIDriver] {
 const tokensInSecrets = "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes"
 
 func csiDriverRow(d *storagev1.CSIDriver) []any {
-	var modes, audiences []string
+	var modes []string
 	for _, m := range d.Spec.VolumeLifecycleModes {
 		modes = append(modes, string(m))
 	}
-	for _, r := range d.Spec.TokenRequests {
-		audiences = append(audiences, r.Audience)
+	requests := "<unset>"
+	if d.Spec.TokenRequests != nil {
+		var audiences []string
+		for _, r := range d.Spec.TokenRequests {
+			audiences = append(audiences, r.Audience)
+		}
+		requests = strings.Join(audiences, ",")
 	}
 	orNone := func(list []string, none string) string {
 		if len(list) == 0 {
@@ -100,7 +105,7 @@ func csiDriverRow(d *storagev1.CSIDriver) []any {
 	}
 	attach := d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
 	return []any{
-		d.Name, attach, value(d.Spec.PodInfoOnMount), value(d.Spec.StorageCapacity), orNone(audiences, "<unset>"),
+		d.Name, attach, value(d.Spec.PodInfoOnMount), value(d.Spec.StorageCapacity), requests,
 		value(d.Spec.RequiresRepublish), orNone(modes, "<none>"), api.Age(d.CreationTimestamp),
 	}
 }

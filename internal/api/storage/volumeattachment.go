@@ -33,6 +33,11 @@ func volumeAttachment() api.Kind[*storagev1.VolumeAttachment] {
 		Scope:   api.Cluster,
 		New:     func() *storagev1.VolumeAttachment { return &storagev1.VolumeAttachment{} },
 		NewList: func() runtime.Object { return &storagev1.VolumeAttachmentList{} },
+		Default: func(a *storagev1.VolumeAttachment) {
+			if spec := a.Spec.Source.InlineVolumeSpec; spec != nil {
+				volume.DefaultInlineSpec(spec)
+			}
+		},
 		PrepareCreate: func(_ context.Context, a *storagev1.VolumeAttachment) {
 			a.Status = storagev1.VolumeAttachmentStatus{}
 		},

@@ -18,6 +18,12 @@ import (
 // The value must not change while the result is in use.
 type Untagged struct{ Value any }
 
+// Tagged keeps UntaggedValues from a value, which shows as it does in JSON.
+type Tagged struct{ Value any }
+
+// MarshalJSON writes the value.
+func (t Tagged) MarshalJSON() ([]byte, error) { return json.Marshal(t.Value) }
+
 // MarshalJSON writes the value.
 func (u Untagged) MarshalJSON() ([]byte, error) {
 	var b bytes.Buffer

@@ -198,6 +198,11 @@ func Tolerations(e *validate.Errors, tolerations []corev1.Toleration, path *fiel
 			if t.Value != "" {
 				e.Invalid(at.Child("operator"), t.Value, "value must be empty when `operator` is 'Exists'")
 			}
+		case corev1.TolerationOpLt, corev1.TolerationOpGt:
+			// Comparing numbers is in alpha; upstream names it all the same.
+			e.Add(field.ErrorList{field.NotSupported(at.Child("operator"), t.Operator, []corev1.TolerationOperator{
+				corev1.TolerationOpEqual, corev1.TolerationOpExists, corev1.TolerationOpLt, corev1.TolerationOpGt,
+			})})
 		default:
 			validate.OneOf(e, at.Child("operator"), t.Operator,
 				corev1.TolerationOpEqual, corev1.TolerationOpExists)

@@ -28,7 +28,6 @@ func Default(p *corev1.Pod) {
 	}
 	setPtr(&p.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
 	DefaultSpec(&p.Spec)
-	setDefault(&p.Status.Phase, corev1.PodPending)
 	// Old kubelets know the first address alone, so it has the last word.
 	switch s := &p.Status; {
 	case s.PodIP != "" && (len(s.PodIPs) == 0 || s.PodIPs[0].IP != s.PodIP):

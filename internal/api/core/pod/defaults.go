@@ -132,19 +132,23 @@ func pullPolicy(image string) corev1.PullPolicy {
 }
 
 func defaultVolume(v *corev1.VolumeSource) {
-	switch {
-	case *v == (corev1.VolumeSource{}):
+	if *v == (corev1.VolumeSource{}) {
 		v.EmptyDir = &corev1.EmptyDirVolumeSource{}
-	case v.HostPath != nil:
+	}
+	if v.HostPath != nil {
 		volume.DefaultHostPath(v.HostPath)
-	case v.Secret != nil:
+	}
+	if v.Secret != nil {
 		setPtr(&v.Secret.DefaultMode, corev1.SecretVolumeSourceDefaultMode)
-	case v.ConfigMap != nil:
+	}
+	if v.ConfigMap != nil {
 		setPtr(&v.ConfigMap.DefaultMode, corev1.ConfigMapVolumeSourceDefaultMode)
-	case v.DownwardAPI != nil:
+	}
+	if v.DownwardAPI != nil {
 		setPtr(&v.DownwardAPI.DefaultMode, corev1.DownwardAPIVolumeSourceDefaultMode)
 		defaultDownwardFiles(v.DownwardAPI.Items)
-	case v.Projected != nil:
+	}
+	if v.Projected != nil {
 		setPtr(&v.Projected.DefaultMode, corev1.ProjectedVolumeSourceDefaultMode)
 		for i := range v.Projected.Sources {
 			src := &v.Projected.Sources[i]
@@ -158,19 +162,25 @@ func defaultVolume(v *corev1.VolumeSource) {
 				setPtr(&src.PodCertificate.MaxExpirationSeconds, 24*60*60)
 			}
 		}
-	case v.Ephemeral != nil:
+	}
+	if v.Ephemeral != nil {
 		if t := v.Ephemeral.VolumeClaimTemplate; t != nil {
 			volume.DefaultClaimSpec(&t.Spec)
 		}
-	case v.Image != nil:
+	}
+	if v.Image != nil {
 		setDefault(&v.Image.PullPolicy, pullPolicy(v.Image.Reference))
-	case v.ISCSI != nil:
-		setDefault(&v.ISCSI.ISCSIInterface, "default")
-	case v.RBD != nil:
+	}
+	if v.ISCSI != nil {
+		volume.DefaultISCSI(&v.ISCSI.ISCSIInterface)
+	}
+	if v.RBD != nil {
 		volume.DefaultRBD(&v.RBD.RBDPool, &v.RBD.RadosUser, &v.RBD.Keyring)
-	case v.AzureDisk != nil:
+	}
+	if v.AzureDisk != nil {
 		volume.DefaultAzureDisk(v.AzureDisk)
-	case v.ScaleIO != nil:
+	}
+	if v.ScaleIO != nil {
 		volume.DefaultScaleIO(&v.ScaleIO.StorageMode, &v.ScaleIO.FSType)
 	}
 }

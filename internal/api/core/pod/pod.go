@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -56,7 +57,7 @@ func Kind() api.Kind[*corev1.Pod] {
 		},
 		Views: map[string]api.KindUpdate[*corev1.Pod]{
 			"status": {
-				Warns:       true,
+				Warnings:    func(_ context.Context, p, _ *corev1.Pod) []string { return statusWarnings(p) },
 				Prepare:     func(_ context.Context, p, old *corev1.Pod) { prepareStatus(p, old) },
 				Validate:    func(_ context.Context, p, old *corev1.Pod) field.ErrorList { return validateStatus(p, old) },
 				ResetFields: [][]string{{"spec"}, {"metadata", "deletionTimestamp"}, {"metadata", "ownerReferences"}},
@@ -121,8 +122,8 @@ func prepareCreate(p *corev1.Pod) {
 	if len(p.Spec.SchedulingGates) > 0 {
 		p.Status.Conditions = []corev1.PodCondition{{
 			Type:               corev1.PodScheduled,
-			ObservedGeneration: p.Generation,
 			Status:             corev1.ConditionFalse,
+			LastTransitionTime: metav1.NewTime(time.Now().Truncate(time.Second)),
 			Reason:             corev1.PodReasonSchedulingGated,
 			Message:            "Scheduling is blocked due to non-empty scheduling gates",
 		}}

@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -110,7 +109,7 @@ func (c *checker) checkTrustBundle(s *corev1.ClusterTrustBundleProjection, at *f
 		if *s.SignerName == "" {
 			c.Required(at.Child("signerName"), "must be a valid signer name")
 		}
-		c.checkSignerName(*s.SignerName, at.Child("signerName"))
+		c.SignerName(at.Child("signerName"), *s.SignerName)
 		c.Add(metavalidation.ValidateLabelSelector(s.LabelSelector, metavalidation.LabelSelectorValidationOptions{}, at.Child("labelSelector")))
 	default:
 		c.Required(at, "either name or signerName must be specified")
@@ -121,30 +120,10 @@ func (c *checker) checkTrustBundle(s *corev1.ClusterTrustBundleProjection, at *f
 	c.NonReservedPath(at.Child("path"), s.Path)
 }
 
-// checkSignerName checks a name such as example.com/my-signer.
-func (c *checker) checkSignerName(name string, at *field.Path) {
-	if name == "" {
-		c.Required(at, "")
-		return
-	}
-	domain, path, ok := strings.Cut(name, "/")
-	if !ok || strings.Contains(path, "/") {
-		c.Invalid(at, name, "must be a fully qualified domain and path of the form 'example.com/signer-name'")
-		return
-	}
-	c.InvalidAll(at, domain, validation.IsDNS1123Subdomain(domain))
-	if !strings.Contains(domain, ".") {
-		c.Invalid(at, domain, "should be a domain with at least two segments separated by dots")
-	}
-	for part := range strings.SplitSeq(path, ".") {
-		c.InvalidAll(at, part, validation.IsDNS1123Label(part))
-	}
-}
-
 var podCertificateKeyTypes = []string{"RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519"}
 
 func (c *checker) checkPodCertificate(s *corev1.PodCertificateProjection, at *field.Path) {
-	c.checkSignerName(s.SignerName, at.Child("signerName"))
+	c.SignerName(at.Child("signerName"), s.SignerName)
 	if !slices.Contains(podCertificateKeyTypes, s.KeyType) {
 		c.Add(field.ErrorList{field.NotSupported(at.Child("keyType"), s.KeyType, podCertificateKeyTypes)})
 	}

@@ -62,34 +62,43 @@ func validateResize(p, old *corev1.Pod) field.ErrorList {
 		e.Forbidden(path, "Pod running on node without support for resize")
 	}
 	spec := p.Spec.DeepCopy()
-	e.Add(wholeResized(spec, old.Spec.Resources, path))
+	if hasResources(spec.Resources) || hasResources(old.Spec.Resources) {
+		e.Add(wholeResized(spec, old.Spec.Resources, path))
+	}
 	moved := movedOf(path, "containers", p.Spec.Containers, old.Spec.Containers)
 	if moved = append(moved, movedOf(path, "initContainers", p.Spec.InitContainers, old.Spec.InitContainers)...); len(moved) > 0 {
 		e.Add(moved)
 		return e.List
 	}
 	for i := range spec.InitContainers {
-		is, was, at := &spec.InitContainers[i], &old.Spec.InitContainers[i], path.Child("initContainers").Index(i).Child("resources")
+		e.Add(removedResources(&spec.InitContainers[i].Resources, &old.Spec.InitContainers[i].Resources, path.Child("initContainers").Index(i).Child("resources")))
+	}
+	for i := range spec.Containers {
+		e.Add(removedResources(&spec.Containers[i].Resources, &old.Spec.Containers[i].Resources, path.Child("containers").Index(i).Child("resources")))
+	}
+	for i := range spec.Containers {
+		if !onlyComputeChanged(&spec.Containers[i], &old.Spec.Containers[i]) {
+			e.Forbidden(path, "only cpu and memory resources are mutable")
+		}
+	}
+	for i := range spec.InitContainers {
+		is, was := &spec.InitContainers[i], &old.Spec.InitContainers[i]
 		changed := !apiequality.Semantic.DeepEqual(is, was)
-		e.Add(removedResources(&is.Resources, &was.Resources, at))
 		if !onlyComputeChanged(is, was) {
 			e.Forbidden(path.Child("initContainers").Index(i), "only cpu and memory resources for init or sidecar containers are mutable")
 		}
-		if changed && !isSidecar(was) && slices.ContainsFunc(was.ResizePolicy, func(p corev1.ContainerResizePolicy) bool { return p.RestartPolicy == corev1.RestartContainer }) {
+		if changed && !isSidecar(was) && slices.ContainsFunc(is.ResizePolicy, func(p corev1.ContainerResizePolicy) bool { return p.RestartPolicy == corev1.RestartContainer }) {
 			e.Forbidden(path.Child("initContainers").Index(i), "non-sidecar init containers with a resize policy of RestartContainer cannot be resized")
-		}
-	}
-	for i := range spec.Containers {
-		is, was := &spec.Containers[i], &old.Spec.Containers[i]
-		e.Add(removedResources(&is.Resources, &was.Resources, path.Child("containers").Index(i).Child("resources")))
-		if !onlyComputeChanged(is, was) {
-			e.Forbidden(path, "only cpu and memory resources are mutable")
 		}
 	}
 	if len(e.List) == 0 && !apiequality.Semantic.DeepEqual(*spec, old.Spec) {
 		e.Forbidden(path, "only cpu and memory resources are mutable")
 	}
 	return e.List
+}
+
+func hasResources(r *corev1.ResourceRequirements) bool {
+	return r != nil && len(r.Requests)+len(r.Limits) > 0
 }
 
 // wholeResized checks new resources of the pod as a whole, which may be given to one
@@ -168,7 +177,6 @@ func removedOf(is, was *corev1.ResourceRequirements, at *field.Path, what string
 // is.
 func onlyComputeChanged(is, was *corev1.Container) bool {
 	is.Resources = *withoutCompute(&is.Resources, &was.Resources)
-	is.ResizePolicy = was.ResizePolicy
 	return apiequality.Semantic.DeepEqual(is, was)
 }
 

@@ -2,6 +2,7 @@ package pod
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -19,6 +20,7 @@ func validateStatus(p, old *corev1.Pod) field.ErrorList {
 	e := &validate.Errors{}
 	checkAnnotationUpdate(e, p, old)
 	for i, cond := range p.Status.Conditions {
+		notNegative(e, field.NewPath("status", "conditions").Index(i).Child("observedGeneration"), cond.ObservedGeneration)
 		switch cond.Type {
 		case corev1.PodScheduled, corev1.PodReady, corev1.PodInitialized:
 		default:
@@ -32,6 +34,7 @@ func validateStatus(p, old *corev1.Pod) field.ErrorList {
 			e.Forbidden(path.Child("nominatedNodeName"), "may not be set on pods that are already bound to a node")
 		}
 	}
+	notNegative(e, path.Child("observedGeneration"), p.Status.ObservedGeneration)
 	e.Add(apivalidation.ValidateImmutableField(p.Status.QOSClass, old.Status.QOSClass, path.Child("qosClass")))
 	checkTransitionsOf(e, p, old, path)
 	checkClaimStatuses(e, p, path.Child("resourceClaimStatuses"))
@@ -58,6 +61,24 @@ func validateStatus(p, old *corev1.Pod) field.ErrorList {
 		}
 	}
 	return e.List
+}
+
+func notNegative(e *validate.Errors, at *field.Path, generation int64) {
+	if generation < 0 {
+		e.Invalid(at, generation, "must be a non-negative integer")
+	}
+}
+
+// statusWarnings are for addresses in unusual forms.
+func statusWarnings(p *corev1.Pod) []string {
+	var out []string
+	for i, ip := range p.Status.PodIPs {
+		out = append(out, validate.IPWarnings(field.NewPath("status", "podIPs").Index(i).Child("ip"), ip.IP)...)
+	}
+	for i, ip := range p.Status.HostIPs {
+		out = append(out, validate.IPWarnings(field.NewPath("status", "hostIPs").Index(i).Child("ip"), ip.IP)...)
+	}
+	return out
 }
 
 // ownRestartPolicy is what a container has beside the pod's policy; with
@@ -157,11 +178,6 @@ func checkPodIPs(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
 		return
 	}
 	checkFamilies(e, ips, p.Status.PodIPs, path)
-	for i := range ips {
-		if slices.Contains(ips[:i], ips[i]) {
-			e.Duplicate(path.Index(i), p.Status.PodIPs[i])
-		}
-	}
 }
 
 func checkFamilies(e *validate.Errors, ips []string, value any, path *field.Path) {
@@ -193,11 +209,6 @@ func checkHostIPs(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
 	if len(ips) < 2 {
 		return
 	}
-	for i := range ips {
-		if slices.Contains(ips[:i], ips[i]) {
-			e.Duplicate(path.Index(i), p.Status.HostIPs[i])
-		}
-	}
 	checkFamilies(e, ips, p.Status.HostIPs, path)
 }
 
@@ -209,7 +220,10 @@ func checkStatusUser(e *validate.Errors, p *corev1.Pod, s *corev1.ContainerStatu
 		e.Forbidden(at, "cannot be set for a windows pod")
 		return
 	}
-	e.InvalidAll(at.Child("uid"), s.User.Linux.UID, validation.IsValidUserID(s.User.Linux.UID))
+	// The runtime tells it, so it may be any that the kernel knows.
+	if uid := s.User.Linux.UID; uid < 0 || uid > math.MaxUint32 {
+		e.Invalid(at.Child("uid"), uid, fmt.Sprintf("must be between 0 and %d, inclusive", int64(math.MaxUint32)))
+	}
 	e.InvalidAll(at.Child("gid"), s.User.Linux.GID, validation.IsValidGroupID(s.User.Linux.GID))
 	for i, gid := range s.User.Linux.SupplementalGroups {
 		e.InvalidAll(at.Child("supplementalGroups").Index(i), gid, validation.IsValidGroupID(gid))

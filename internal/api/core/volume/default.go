@@ -22,6 +22,9 @@ func setPtr[T any](field **T, value T) {
 // DefaultHostPath fills what is unset in a path of the node.
 func DefaultHostPath(v *corev1.HostPathVolumeSource) { setPtr(&v.Type, corev1.HostPathUnset) }
 
+// DefaultISCSI fills what is unset of a target.
+func DefaultISCSI(device *string) { setDefault(device, "default") }
+
 // DefaultRBD fills what is unset of an image of Ceph.
 func DefaultRBD(pool, user, keyring *string) {
 	setDefault(pool, "rbd")
@@ -47,17 +50,27 @@ func DefaultScaleIO(mode, fsType *string) {
 func DefaultPersistentSpec(spec *corev1.PersistentVolumeSpec) {
 	setDefault(&spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
 	setPtr(&spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+	DefaultInlineSpec(spec)
+}
+
+// DefaultInlineSpec fills what is unset in a volume that is part of its
+// attachment: capacity and sources alone. There may be several sources as long
+// as nothing has been checked.
+func DefaultInlineSpec(spec *corev1.PersistentVolumeSpec) {
 	validate.RoundUp(spec.Capacity)
-	switch {
-	case spec.HostPath != nil:
+	if spec.HostPath != nil {
 		DefaultHostPath(spec.HostPath)
-	case spec.ISCSI != nil:
-		setDefault(&spec.ISCSI.ISCSIInterface, "default")
-	case spec.RBD != nil:
+	}
+	if spec.ISCSI != nil {
+		DefaultISCSI(&spec.ISCSI.ISCSIInterface)
+	}
+	if spec.RBD != nil {
 		DefaultRBD(&spec.RBD.RBDPool, &spec.RBD.RadosUser, &spec.RBD.Keyring)
-	case spec.AzureDisk != nil:
+	}
+	if spec.AzureDisk != nil {
 		DefaultAzureDisk(spec.AzureDisk)
-	case spec.ScaleIO != nil:
+	}
+	if spec.ScaleIO != nil {
 		DefaultScaleIO(&spec.ScaleIO.StorageMode, &spec.ScaleIO.FSType)
 	}
 }
