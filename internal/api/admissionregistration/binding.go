@@ -16,7 +16,7 @@ var (
 )
 
 // validateReferences checks what both kinds of bindings have.
-func validateReferences(policy string, params *admissionv1.ParamRef, m *admissionv1.MatchResources, operations []admissionv1.OperationType, path *field.Path) field.ErrorList {
+func validateReferences(policy string, params *admissionv1.ParamRef, m *admissionv1.MatchResources, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if policy == "" {
 		errs = append(errs, field.Required(path.Child("policyName"), ""))
@@ -26,7 +26,7 @@ func validateReferences(policy string, params *admissionv1.ParamRef, m *admissio
 		}
 	}
 	errs = append(errs, validateParamRef(params, path.Child("paramRef"))...)
-	return append(errs, validateMatchResources(m, operations, path.Child("matchResources"))...)
+	return append(errs, validateMatchResources(m, path.Child("matchResources"))...)
 }
 
 func validateParamRef(p *admissionv1.ParamRef, path *field.Path) field.ErrorList {

@@ -73,7 +73,8 @@ func validateMutatingPolicy(p, old *admissionv1.MutatingAdmissionPolicy) field.E
 		sameConditions = reflect.DeepEqual(spec.ParamKind, old.Spec.ParamKind) && reflect.DeepEqual(spec.MatchConditions, old.Spec.MatchConditions)
 	}
 	params := spec.ParamKind != nil
-	errs := validateCommon(spec.FailurePolicy, spec.ParamKind, spec.MatchConstraints, mutableOperations, path)
+	errs := validateCommon(spec.FailurePolicy, spec.ParamKind, spec.MatchConstraints, path)
+	errs = append(errs, validateMutable(spec.MatchConstraints, path.Child("matchConstraints"))...)
 	if !sameConditions {
 		errs = append(errs, validateMatchConditions(spec.MatchConditions, params, known, path.Child("matchConditions"))...)
 	}

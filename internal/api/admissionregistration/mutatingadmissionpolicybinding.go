@@ -15,7 +15,9 @@ import (
 func mutatingAdmissionPolicyBinding() api.Kind[*admissionv1.MutatingAdmissionPolicyBinding] {
 	type binding = admissionv1.MutatingAdmissionPolicyBinding
 	validate := func(b *binding) field.ErrorList {
-		return validateReferences(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, mutableOperations, field.NewPath("spec"))
+		path := field.NewPath("spec")
+		return append(validateReferences(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, path),
+			validateMutable(b.Spec.MatchResources, path.Child("matchResources"))...)
 	}
 	return api.Kind[*binding]{
 		Names:   api.Names{Kind: "MutatingAdmissionPolicyBinding", Plural: "mutatingadmissionpolicybindings", Categories: []string{"api-extensions"}},

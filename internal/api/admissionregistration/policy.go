@@ -18,7 +18,7 @@ var (
 )
 
 // validateCommon checks what both kinds of policies have.
-func validateCommon(failure *admissionv1.FailurePolicyType, params *admissionv1.ParamKind, m *admissionv1.MatchResources, operations []admissionv1.OperationType, path *field.Path) field.ErrorList {
+func validateCommon(failure *admissionv1.FailurePolicyType, params *admissionv1.ParamKind, m *admissionv1.MatchResources, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if failure == nil {
 		errs = append(errs, field.Required(path.Child("failurePolicy"), ""))
@@ -30,7 +30,7 @@ func validateCommon(failure *admissionv1.FailurePolicyType, params *admissionv1.
 	if m == nil {
 		return append(errs, field.Required(path.Child("matchConstraints"), ""))
 	}
-	errs = append(errs, validateMatchResources(m, operations, path.Child("matchConstraints"))...)
+	errs = append(errs, validateMatchResources(m, path.Child("matchConstraints"))...)
 	if len(m.ResourceRules) == 0 {
 		// They say which types there are to check.
 		errs = append(errs, field.Required(path.Child("matchConstraints", "resourceRules"), ""))

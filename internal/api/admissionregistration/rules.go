@@ -26,14 +26,14 @@ func alone[T ~string](path *field.Path, values []T, what string) field.ErrorList
 	return nil
 }
 
-func validateRule(r *admissionv1.RuleWithOperations, operations []admissionv1.OperationType, path *field.Path) field.ErrorList {
+func validateRule(r *admissionv1.RuleWithOperations, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(r.Operations) == 0 {
 		errs = append(errs, field.Required(path.Child("operations"), ""))
 	}
 	errs = append(errs, alone(path.Child("operations"), r.Operations, "operations")...)
 	for i := range r.Operations {
-		errs = append(errs, notSupported(path.Child("operations").Index(i), &r.Operations[i], operations)...)
+		errs = append(errs, notSupported(path.Child("operations").Index(i), &r.Operations[i], allOperations)...)
 	}
 	if len(r.APIGroups) == 0 {
 		errs = append(errs, field.Required(path.Child("apiGroups"), ""))
@@ -93,7 +93,7 @@ func validateResources(resources []string, path *field.Path) field.ErrorList {
 	return errs
 }
 
-func validateMatchResources(m *admissionv1.MatchResources, operations []admissionv1.OperationType, path *field.Path) field.ErrorList {
+func validateMatchResources(m *admissionv1.MatchResources, path *field.Path) field.ErrorList {
 	if m == nil {
 		return nil
 	}
@@ -113,15 +113,30 @@ func validateMatchResources(m *admissionv1.MatchResources, operations []admissio
 		errs = append(errs, metav1validation.ValidateLabelSelector(m.ObjectSelector, metav1validation.LabelSelectorValidationOptions{}, path.Child("objectSelector"))...)
 	}
 	for i := range m.ResourceRules {
-		errs = append(errs, validateNamedRule(&m.ResourceRules[i], operations, path.Child("resourceRules").Index(i))...)
+		errs = append(errs, validateNamedRule(&m.ResourceRules[i], path.Child("resourceRules").Index(i))...)
 	}
 	for i := range m.ExcludeResourceRules {
-		errs = append(errs, validateNamedRule(&m.ExcludeResourceRules[i], operations, path.Child("excludeResourceRules").Index(i))...)
+		errs = append(errs, validateNamedRule(&m.ExcludeResourceRules[i], path.Child("excludeResourceRules").Index(i))...)
 	}
 	return errs
 }
 
-func validateNamedRule(r *admissionv1.NamedRuleWithOperations, operations []admissionv1.OperationType, path *field.Path) field.ErrorList {
+// validateMutable checks that there is something to change in what a mutating
+// policy is for.
+func validateMutable(m *admissionv1.MatchResources, path *field.Path) field.ErrorList {
+	if m == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	for i := range m.ResourceRules {
+		for _, o := range m.ResourceRules[i].Operations {
+			errs = append(errs, notSupported(path.Child("resourceRules", "operations"), &o, mutableOperations)...)
+		}
+	}
+	return errs
+}
+
+func validateNamedRule(r *admissionv1.NamedRuleWithOperations, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, name := range r.ResourceNames {
 		at := path.Child("resourceNames").Index(i)
@@ -132,5 +147,5 @@ func validateNamedRule(r *admissionv1.NamedRuleWithOperations, operations []admi
 			errs = append(errs, field.Duplicate(at, name))
 		}
 	}
-	return append(errs, validateRule(&r.RuleWithOperations, operations, path)...)
+	return append(errs, validateRule(&r.RuleWithOperations, path)...)
 }

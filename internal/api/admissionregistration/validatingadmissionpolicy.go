@@ -101,7 +101,7 @@ func validateValidatingPolicy(p, old *admissionv1.ValidatingAdmissionPolicy) fie
 		sameConditions = reflect.DeepEqual(spec.ParamKind, old.Spec.ParamKind) && reflect.DeepEqual(spec.MatchConditions, old.Spec.MatchConditions)
 	}
 	params := spec.ParamKind != nil
-	errs := validateCommon(spec.FailurePolicy, spec.ParamKind, spec.MatchConstraints, allOperations, path)
+	errs := validateCommon(spec.FailurePolicy, spec.ParamKind, spec.MatchConstraints, path)
 	if !sameConditions {
 		errs = append(errs, validateMatchConditions(spec.MatchConditions, params, known, path.Child("matchConditions"))...)
 	}

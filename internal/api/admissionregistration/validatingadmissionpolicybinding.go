@@ -17,7 +17,7 @@ func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissio
 	type binding = admissionv1.ValidatingAdmissionPolicyBinding
 	validate := func(b *binding) field.ErrorList {
 		path := field.NewPath("spec")
-		return append(validateReferences(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, allOperations, path),
+		return append(validateReferences(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, path),
 			validateActions(b.Spec.ValidationActions, path.Child("validationActions"))...)
 	}
 	return api.Kind[*binding]{

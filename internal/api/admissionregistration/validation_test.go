@@ -109,7 +109,7 @@ func TestCreate(t *testing.T) {
 		}},
 		{"mutating policy", mutatingText, nil},
 		{"no mutation", edit(mutatingText, "[CREATE]", "[DELETE]", "jsonPatch: {", "applyConfiguration: {"), []string{
-			`spec.matchConstraints.resourceRules[0].operations[0]: Unsupported value: "DELETE": supported values: "*", "CONNECT", "CREATE", "UPDATE"`,
+			`spec.matchConstraints.resourceRules.operations: Unsupported value: "DELETE": supported values: "*", "CONNECT", "CREATE", "UPDATE"`,
 			"spec.mutations[0].jsonPatch: Required value: must be specified when patchType is JSONPatch",
 			`spec.mutations[0].applyConfiguration: Invalid value: "{applyConfiguration}": must not be specified when patchType is JSONPatch`,
 		}},

@@ -114,7 +114,7 @@ func validateHooks(hooks []hook, l leniency) field.ErrorList {
 func validateHook(h *hook, l leniency, path *field.Path) field.ErrorList {
 	errs := validation.IsFullyQualifiedName(path.Child("name"), h.Name)
 	for i := range h.Rules {
-		errs = append(errs, validateRule(&h.Rules[i], allOperations, path.Child("rules").Index(i))...)
+		errs = append(errs, validateRule(&h.Rules[i], path.Child("rules").Index(i))...)
 	}
 	errs = append(errs, notSupported(path.Child("failurePolicy"), h.FailurePolicy, failures)...)
 	errs = append(errs, notSupported(path.Child("matchPolicy"), h.MatchPolicy, matches)...)
