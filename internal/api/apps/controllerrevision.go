@@ -2,6 +2,8 @@ package apps
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
 	appsv1beta1 "k8s.io/api/apps/v1beta1"
@@ -23,7 +25,7 @@ func controllerRevision() api.Kind[*appsv1.ControllerRevision] {
 		New:     func() *appsv1.ControllerRevision { return &appsv1.ControllerRevision{} },
 		NewList: func() runtime.Object { return &appsv1.ControllerRevisionList{} },
 		Validate: func(_ context.Context, r *appsv1.ControllerRevision) field.ErrorList {
-			return validateControllerRevision(r)
+			return append(validateControllerRevision(r), validateRevisionData(&r.Data)...)
 		},
 		Update: api.KindUpdate[*appsv1.ControllerRevision]{
 			AsNew: true,
@@ -52,9 +54,27 @@ func controllerRevision() api.Kind[*appsv1.ControllerRevision] {
 }
 
 func validateControllerRevision(r *appsv1.ControllerRevision) field.ErrorList {
-	var errs field.ErrorList
-	if r.Data.Raw == nil && r.Data.Object == nil {
-		errs = append(errs, field.Required(field.NewPath("data"), "data is mandatory"))
+	return apivalidation.ValidateNonnegativeField(r.Revision, field.NewPath("revision"))
+}
+
+// validateRevisionData checks that a new revision has a JSON object.
+func validateRevisionData(data *runtime.RawExtension) field.ErrorList {
+	at := field.NewPath("data")
+	var v any
+	if data.Object != nil {
+		return nil
 	}
-	return append(errs, apivalidation.ValidateNonnegativeField(r.Revision, field.NewPath("revision"))...)
+	if data.Raw == nil {
+		return field.ErrorList{field.Required(at, "data is mandatory")}
+	}
+	if err := json.Unmarshal(data.Raw, &v); err != nil {
+		return field.ErrorList{field.Invalid(at, "<value omitted>", fmt.Sprintf("error parsing data: %v", err))}
+	}
+	if v == nil {
+		return field.ErrorList{field.Required(at, "data is mandatory")}
+	}
+	if _, ok := v.(map[string]any); !ok {
+		return field.ErrorList{field.Required(at, "data must be a valid JSON object")}
+	}
+	return nil
 }

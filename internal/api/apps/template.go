@@ -101,11 +101,11 @@ func validateSelector(s *metav1.LabelSelector, path *field.Path, empty string) f
 	return errs
 }
 
-// selectorString is how the scale subresource and tables show a selector.
+// selectorString is how tables show a selector.
 func selectorString(s *metav1.LabelSelector) string {
 	selector, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
-		return "<error>"
+		return "<invalid>"
 	}
 	return selector.String()
 }
