@@ -271,9 +271,9 @@ func TestCreate(t *testing.T) {
 		}},
 		{"autoscaler", `{apiVersion: autoscaling/v1, kind: HorizontalPodAutoscaler, metadata: {name: h, namespace: x}, spec: {maxReplicas: 0, scaleTargetRef: {kind: Deployment}}}`, []string{
 			"spec.maxReplicas: Invalid value: 0: must be greater than or equal to `minReplicas`",
+			"spec.scaleTargetRef.name: Required value",
 			`spec.scaleTargetRef.apiVersion: Invalid value: "": apiVersion must specify API group`,
 			"spec.maxReplicas: Required value",
-			"spec.scaleTargetRef.name: Required value",
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -37,7 +37,7 @@ func validateSpec(spec, old *autoscalingv2.HorizontalPodAutoscalerSpec, path *fi
 		errs = append(errs, field.Invalid(path.Child("maxReplicas"), spec.MaxReplicas, "must be greater than or equal to `minReplicas`"))
 	}
 	target := path.Child("scaleTargetRef")
-	errs = append(errs, validateRef(&spec.ScaleTargetRef, true, target)...)
+	errs = append(errs, validateRef(&spec.ScaleTargetRef, target)...)
 	if old == nil || old.ScaleTargetRef.APIVersion != spec.ScaleTargetRef.APIVersion || old.ScaleTargetRef.Kind != spec.ScaleTargetRef.Kind {
 		// The core group has one kind that scales.
 		errs = append(errs, validateAPIVersion(&spec.ScaleTargetRef, spec.ScaleTargetRef.Kind != "ReplicationController", target)...)
@@ -74,15 +74,11 @@ func validateAPIVersion(ref *autoscalingv2.CrossVersionObjectReference, wantGrou
 	return field.ErrorList{field.Invalid(path.Child("apiVersion"), ref.APIVersion, err.Error())}
 }
 
-func validateRef(ref *autoscalingv2.CrossVersionObjectReference, declared bool, path *field.Path) field.ErrorList {
+func validateRef(ref *autoscalingv2.CrossVersionObjectReference, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, f := range []struct{ name, value string }{{"kind", ref.Kind}, {"name", ref.Name}} {
 		if f.value == "" {
-			missing := field.Required(path.Child(f.name), "")
-			if declared {
-				missing = missing.MarkCoveredByDeclarative()
-			}
-			errs = append(errs, missing)
+			errs = append(errs, field.Required(path.Child(f.name), ""))
 			continue
 		}
 		for _, msg := range pathvalidation.IsValidPathSegmentName(f.value) {
@@ -154,7 +150,7 @@ func validateMetric(m *autoscalingv2.MetricSpec, checkVersions bool, path *field
 	switch {
 	case m.Object != nil:
 		at := path.Child("object")
-		errs = append(errs, validateRef(&m.Object.DescribedObject, false, at.Child("describedObject"))...)
+		errs = append(errs, validateRef(&m.Object.DescribedObject, at.Child("describedObject"))...)
 		if checkVersions {
 			errs = append(errs, validateAPIVersion(&m.Object.DescribedObject, false, at.Child("describedObject"))...)
 		}

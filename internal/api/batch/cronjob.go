@@ -41,6 +41,7 @@ func cronJob() api.Kind[*batchv1.CronJob] {
 		},
 		PrepareCreate: func(_ context.Context, c *batchv1.CronJob) {
 			pod.DropDisabled(&c.Spec.JobTemplate.Spec.Template.Spec, nil)
+			dropScheduling(&c.Spec.JobTemplate.Spec, nil)
 			c.Status = batchv1.CronJobStatus{}
 			c.Generation = 1
 		},
@@ -67,6 +68,7 @@ func cronJob() api.Kind[*batchv1.CronJob] {
 		Update: api.KindUpdate[*batchv1.CronJob]{
 			Prepare: func(_ context.Context, c, old *batchv1.CronJob) {
 				pod.DropDisabled(&c.Spec.JobTemplate.Spec.Template.Spec, &old.Spec.JobTemplate.Spec.Template.Spec)
+				dropScheduling(&c.Spec.JobTemplate.Spec, &old.Spec.JobTemplate.Spec)
 				old.Status.DeepCopyInto(&c.Status)
 				c.Generation = old.Generation
 				if !apiequality.Semantic.DeepEqual(c.Spec, old.Spec) {

@@ -38,6 +38,7 @@ func job() api.Kind[*batchv1.Job] {
 		Default: defaultJob,
 		PrepareCreate: func(_ context.Context, j *batchv1.Job) {
 			pod.DropDisabled(&j.Spec.Template.Spec, nil)
+			dropScheduling(&j.Spec, nil)
 			generateSelector(j)
 			j.Status = batchv1.JobStatus{}
 			j.Generation = 1
@@ -55,6 +56,7 @@ func job() api.Kind[*batchv1.Job] {
 		Update: api.KindUpdate[*batchv1.Job]{
 			Prepare: func(_ context.Context, j, old *batchv1.Job) {
 				pod.DropDisabled(&j.Spec.Template.Spec, &old.Spec.Template.Spec)
+				dropScheduling(&j.Spec, &old.Spec)
 				old.Status.DeepCopyInto(&j.Status)
 				j.Generation = old.Generation
 				if !apiequality.Semantic.DeepEqual(j.Spec, old.Spec) {
@@ -128,6 +130,14 @@ func defaultJob(j *batchv1.Job) {
 	set(&spec.ManualSelector, false)
 }
 
+// dropScheduling takes away how a job is scheduled as a workload, which is in
+// alpha, unless the stored job has it. (KEP-5547)
+func dropScheduling(spec, was *batchv1.JobSpec) {
+	if was == nil || was.Scheduling == nil {
+		spec.Scheduling = nil
+	}
+}
+
 // generateSelector makes the job select its own pods, by its uid.
 func generateSelector(j *batchv1.Job) {
 	if value(j.Spec.ManualSelector) {
@@ -137,8 +147,15 @@ func generateSelector(j *batchv1.Job) {
 	for k, v := range j.Spec.Template.Labels {
 		labels[k] = v
 	}
-	labels[legacyJobName], labels[batchv1.JobNameLabel] = j.Name, j.Name
-	labels[legacyUID], labels[batchv1.ControllerUidLabel] = string(j.UID), string(j.UID)
+	// What the client has set itself stays, for validation to refuse.
+	for key, value := range map[string]string{
+		legacyJobName: j.Name, batchv1.JobNameLabel: j.Name,
+		legacyUID: string(j.UID), batchv1.ControllerUidLabel: string(j.UID),
+	} {
+		if _, found := labels[key]; !found {
+			labels[key] = value
+		}
+	}
 	j.Spec.Template.Labels = labels
 	set(&j.Spec.Selector, metav1.LabelSelector{})
 	if j.Spec.Selector.MatchLabels == nil {

@@ -236,12 +236,6 @@ func validateFailurePolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorL
 		case r.Action == batchv1.PodFailurePolicyActionFailIndex && spec.BackoffLimitPerIndex == nil:
 			errs = append(errs, field.Invalid(at.Child("action"), r.Action, "requires the backoffLimitPerIndex to be set"))
 		}
-		switch {
-		case r.OnExitCodes != nil && len(r.OnPodConditions) > 0:
-			errs = append(errs, field.Invalid(at, field.OmitValueType{}, "specifying both OnExitCodes and OnPodConditions is not supported"))
-		case r.OnExitCodes == nil && len(r.OnPodConditions) == 0:
-			errs = append(errs, field.Invalid(at, field.OmitValueType{}, "specifying one of OnExitCodes and OnPodConditions is required"))
-		}
 		if r.OnExitCodes != nil {
 			errs = append(errs, validateExitCodes(r.OnExitCodes, names, at.Child("onExitCodes"))...)
 		}
@@ -257,6 +251,12 @@ func validateFailurePolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorL
 			if !slices.Contains(statuses, c.Status) {
 				errs = append(errs, field.NotSupported(at.Child("status"), c.Status, statuses))
 			}
+		}
+		switch {
+		case r.OnExitCodes != nil && len(r.OnPodConditions) > 0:
+			errs = append(errs, field.Invalid(at, field.OmitValueType{}, "specifying both OnExitCodes and OnPodConditions is not supported"))
+		case r.OnExitCodes == nil && len(r.OnPodConditions) == 0:
+			errs = append(errs, field.Invalid(at, field.OmitValueType{}, "specifying one of OnExitCodes and OnPodConditions is required"))
 		}
 	}
 	return errs
@@ -475,7 +475,7 @@ func validateCronJob(c *batchv1.CronJob, old *batchv1.CronJob) field.ErrorList {
 	schedule := path.Child("schedule")
 	switch {
 	case spec.Schedule == "":
-		errs = append(errs, field.Required(schedule, ""))
+		errs = append(errs, field.Required(schedule, "").MarkCoveredByDeclarative())
 	case strings.Contains(spec.Schedule, "TZ"):
 		if old == nil || old.Spec.Schedule != spec.Schedule {
 			errs = append(errs, field.Invalid(schedule, spec.Schedule, "cannot use TZ or CRON_TZ in schedule, use timeZone field instead"))

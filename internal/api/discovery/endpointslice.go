@@ -137,9 +137,6 @@ func endpointsCell(endpoints []discoveryv1.Endpoint) string {
 // list shows the first three of many.
 func list(n int, empty string, at func(int) []string) string {
 	const most = 3
-	if n == 0 {
-		return empty
-	}
 	var all []string
 	for i := range n {
 		all = append(all, at(i)...)
@@ -147,5 +144,8 @@ func list(n int, empty string, at func(int) []string) string {
 	if len(all) > most {
 		return fmt.Sprintf("%s + %d more...", strings.Join(all[:most], ","), len(all)-most)
 	}
-	return strings.Join(all, ",")
+	if text := strings.Join(all, ","); text != "" {
+		return text
+	}
+	return empty
 }

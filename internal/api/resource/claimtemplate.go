@@ -29,22 +29,30 @@ func resourceClaimTemplate() api.Kind[*resourcev1.ResourceClaimTemplate] {
 			dropClaim(&t.Spec.Spec, nil)
 		},
 		Validate: func(ctx context.Context, t *resourcev1.ResourceClaimTemplate) field.ErrorList {
-			var e checker
-			spec := field.NewPath("spec")
-			e.templateMeta(&t.Spec.ObjectMeta, spec.Child("metadata"))
-			e.claim(&t.Spec.Spec.Devices, spec.Child("spec", "devices"))
-			e.Add(declared(ctx, resourcev1.Validate_ResourceClaimTemplateSpec, spec, &t.Spec, nil))
-			return e.List
+			return checkTemplate(ctx, t, nil)
 		},
 		Update: api.KindUpdate[*resourcev1.ResourceClaimTemplate]{
 			Prepare: func(_ context.Context, t, old *resourcev1.ResourceClaimTemplate) {
 				dropClaim(&t.Spec.Spec, &old.Spec.Spec)
 			},
-			Validate: func(_ context.Context, t, old *resourcev1.ResourceClaimTemplate) field.ErrorList {
-				return apivalidation.ValidateImmutableField(t.Spec, old.Spec, field.NewPath("spec"))
-			},
+			Validate: checkTemplate,
 		},
 	}
+}
+
+// checkTemplate checks a template; old is nil for a new one.
+func checkTemplate(ctx context.Context, t, old *resourcev1.ResourceClaimTemplate) field.ErrorList {
+	var e checker
+	spec := field.NewPath("spec")
+	e.templateMeta(&t.Spec.ObjectMeta, spec.Child("metadata"))
+	e.claim(&t.Spec.Spec.Devices, spec.Child("spec", "devices"))
+	var was *resourcev1.ResourceClaimTemplateSpec
+	if old != nil {
+		was = &old.Spec
+		e.Add(apivalidation.ValidateImmutableField(t.Spec, old.Spec, spec))
+	}
+	e.Add(declared(ctx, resourcev1.Validate_ResourceClaimTemplateSpec, spec, &t.Spec, was))
+	return e.List
 }
 
 // templateMeta checks the metadata that claims get from their template: labels

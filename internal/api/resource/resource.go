@@ -8,12 +8,14 @@ package resource
 
 import (
 	"context"
+	"reflect"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/operation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 const (
@@ -47,11 +49,25 @@ func declared[T any](ctx context.Context, check generated[T], at *field.Path, ob
 	}
 	var errs field.ErrorList
 	for _, err := range check(ctx, op, at, obj, old) {
-		if !err.IsAlpha() {
-			errs = append(errs, err)
+		if err.IsAlpha() {
+			continue
 		}
+		// It was made from the published types upstream, too.
+		if err.BadValue != nil {
+			err.BadValue = tagged(err.BadValue)
+		}
+		errs = append(errs, err)
 	}
 	return errs
+}
+
+// tagged is what a value of a list shows as in messages; plain ones show as
+// they are.
+func tagged(value any) any {
+	if reflect.ValueOf(value).Kind() == reflect.Struct {
+		return validate.Tagged{Value: value}
+	}
+	return value
 }
 
 // defaultMode is one device, exactly, unless something else is asked for.
