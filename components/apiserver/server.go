@@ -83,7 +83,7 @@ func New(cfg Config) (*Server, error) {
 	s.metrics = metrics.New()
 	s.metrics.Served = s.serves
 	var err error
-	if s.store, err = store.New(store.Config{Client: cfg.Etcd, Prefix: cfg.EtcdPrefix, Observe: s.metrics.Etcd, Log: cfg.Log}); err != nil {
+	if s.store, err = store.New(store.Config{Client: cfg.Etcd, Prefix: cfg.EtcdPrefix, Observe: s.metrics.Etcd, Waited: s.metrics.Waited, Log: cfg.Log}); err != nil {
 		return nil, err
 	}
 	apart, err := s.storesApart()
@@ -140,7 +140,7 @@ func (s *Server) storesApart() (map[schema.GroupResource]*store.Store, error) {
 			return nil, fmt.Errorf("%s cannot be in an etcd of their own: services and their addresses are written together", gr)
 		}
 		if made[client] == nil {
-			one, err := store.New(store.Config{Client: client, Prefix: s.cfg.EtcdPrefix, Observe: s.metrics.Etcd, Log: s.cfg.Log})
+			one, err := store.New(store.Config{Client: client, Prefix: s.cfg.EtcdPrefix, Observe: s.metrics.Etcd, Waited: s.metrics.Waited, Log: s.cfg.Log})
 			if err != nil {
 				return nil, err
 			}

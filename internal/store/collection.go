@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -33,6 +34,9 @@ type Collection struct {
 	// received counts the events from etcd, reads those for which the cache was
 	// brought up to what etcd had, fills how often it was filled.
 	received, reads, fills atomic.Uint64
+	// lists are those from the cache, for which so many entries were looked at
+	// and told; slow are watchers that were ended because they fell behind.
+	lists, looked, told, slow atomic.Uint64
 	// incoming belongs to the goroutine that feeds the store.
 	incoming []change
 
@@ -167,11 +171,23 @@ type Counts struct {
 	// the cache that had to see all that was written before, Fills how often
 	// the cache was filled.
 	Received, Reads, Fills uint64
+	// Lists were answered from the cache, for which so many objects were Looked
+	// at and Told. Slow are watchers that fell behind what is remembered and were
+	// ended.
+	Lists, Looked, Told, Slow uint64
+	// Capacity is for how many recent events there is room now.
+	Capacity int
 }
 
 // Counts returns what has happened so far.
 func (c *Collection) Counts() Counts {
-	return Counts{Received: c.received.Load(), Reads: c.reads.Load(), Fills: c.fills.Load()}
+	c.mu.Lock()
+	capacity := len(c.ring.events)
+	c.mu.Unlock()
+	return Counts{
+		Received: c.received.Load(), Reads: c.reads.Load(), Fills: c.fills.Load(),
+		Lists: c.lists.Load(), Looked: c.looked.Load(), Told: c.told.Load(), Slow: c.slow.Load(), Capacity: capacity,
+	}
 }
 
 // Revision is that up to which the cache of the store is.
@@ -241,8 +257,12 @@ func (c *Collection) reach(ctx context.Context, revision int64) error {
 		if err != nil {
 			return err
 		}
+		began := time.Now()
 		if err := c.store.position.wait(ctx, current); err != nil {
 			return err
+		}
+		if c.store.waited != nil {
+			c.store.waited(c.cfg.Resource.Group, c.cfg.Resource.Resource, time.Since(began))
 		}
 		c.reads.Add(1)
 		return nil

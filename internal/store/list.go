@@ -42,17 +42,21 @@ func (c *Collection) list(ctx context.Context, opts ListOptions) (*Page, error) 
 	} else if opts.Exact && opts.Revision > 0 {
 		revision = opts.Revision
 	}
-	page := v.page(opts, c.indexNamed(opts.Index))
+	page, looked := v.page(opts, c.indexNamed(opts.Index))
 	page.Revision = revision
+	c.lists.Add(1)
+	c.looked.Add(uint64(looked))
+	c.told.Add(uint64(len(page.Entries)))
 	if page.Next != "" {
 		c.keep(v)
 	}
 	return page, nil
 }
 
-// page selects from a snapshot, by an index unless that is negative.
-func (v *view) page(opts ListOptions, index int) *Page {
-	page := &Page{}
+// page selects from a snapshot, by an index unless that is negative, and tells how
+// many entries it looked at.
+func (v *view) page(opts ListOptions, index int) (page *Page, looked int) {
+	page = &Page{}
 	size := opts.Limit
 	if size == 0 && opts.Prefix == "" && opts.Match == nil {
 		size = v.entries.Len()
@@ -60,6 +64,7 @@ func (v *view) page(opts ListOptions, index int) *Page {
 	page.Entries = make([]*Entry, 0, min(size, v.entries.Len()))
 	var rest int64
 	v.ascend(opts.Prefix, opts.From, index, opts.Value, func(e *Entry) bool {
+		looked++
 		if opts.Limit > 0 && len(page.Entries) == opts.Limit {
 			if page.Next == "" {
 				page.Next = e.key
@@ -76,7 +81,7 @@ func (v *view) page(opts ListOptions, index int) *Page {
 	if opts.Match != nil {
 		page.Remaining = -1
 	}
-	return page
+	return page, looked
 }
 
 // keep remembers a snapshot for the next page.

@@ -33,6 +33,7 @@ type Store struct {
 	log                   *slog.Logger
 	// observe is told of requests to etcd; it may be nil.
 	observe func(operation, group, resource string, took time.Duration, err error)
+	waited  func(group, resource string, took time.Duration)
 
 	position *position
 	current  currentReads
@@ -100,6 +101,7 @@ func New(cfg Config) (*Store, error) {
 		historyBytes: or(cfg.HistoryBytes, defaultHistoryBytes),
 		log:          log,
 		observe:      cfg.Observe,
+		waited:       cfg.Waited,
 		position:     newPosition(done),
 		own:          ownWrites{byKey: make(map[string]*ownWrite)},
 		leases:       leases{client: cfg.Client, byTTL: make(map[int64]*lease)},

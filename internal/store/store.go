@@ -75,6 +75,10 @@ type Config struct {
 	// a resource: get, list, create, update or delete. It is called by several
 	// goroutines and must be quick.
 	Observe func(operation, group, resource string, took time.Duration, err error)
+	// Waited, unless nil, is told how long reads that must see all that was
+	// written before waited for the cache to have it. It is called by several
+	// goroutines and must be quick.
+	Waited func(group, resource string, took time.Duration)
 	// Log receives what goes wrong in the background. Nil: nothing.
 	Log *slog.Logger
 }

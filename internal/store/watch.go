@@ -126,6 +126,7 @@ func (w *Watcher) take() (Batch, error) {
 				w.err = fmt.Errorf("watching %s: %w: the watcher is too slow", c.cfg.Resource, ErrTooOld)
 				c.watchers.remove(w)
 				c.mu.Unlock()
+				c.slow.Add(1)
 				return Batch{}, w.err
 			}
 			revision, more = w.collect(revision)

@@ -207,6 +207,9 @@ func New(cfg Config) (*Server, error) {
 	if s.server, err = apiserver.New(serverConfig); err != nil {
 		return nil, err
 	}
+	if err := s.server.Metrics().Registry().Register(s.addresses); err != nil {
+		return nil, err
+	}
 	documents := openapi.New(s.server.Registry(), version.Get().GitVersion)
 	docs.Handler = documents
 	s.source = inprocess.New(s.server.Registry(), cfg.Log)

@@ -158,6 +158,9 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		c.refuse(w, req.WithContext(ctx), start, attempted(req), apierrors.NewUnauthorized("Unauthorized"))
 		return
 	}
+	if u.GetName() == user.APIServerUser {
+		defer c.cfg.Metrics.Self(info, req.Method)
+	}
 	req = req.WithContext(apirequest.WithUser(ctx, u))
 	if c.cfg.Auditor != nil {
 		c.cfg.Auditor.Serve(w, req, start, c.authenticated)

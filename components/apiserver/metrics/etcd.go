@@ -12,6 +12,8 @@ type etcd struct {
 	duration         *prometheus.HistogramVec
 	requests, errors *prometheus.CounterVec
 	known            sync.Map // of etcdMetrics by etcdKey
+	lists, waits     *prometheus.HistogramVec
+	waited           sync.Map // of prometheus.Observer by etcdKey
 }
 
 type etcdKey struct{ operation, group, resource string }
@@ -19,14 +21,22 @@ type etcdKey struct{ operation, group, resource string }
 type etcdMetrics struct {
 	duration prometheus.Observer
 	requests prometheus.Counter
+	lists    prometheus.Observer // nil for what is no list
 }
 
 func newEtcd() *etcd {
 	labels := []string{"operation", "group", "resource"}
+	buckets := []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60}
 	return &etcd{
+		lists: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_storage_list_duration_seconds", Help: "[ALPHA] How long lists from etcd took in seconds, by whether they were streamed.", Buckets: buckets,
+		}, []string{"streamed", "group", "resource"}),
+		waits: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_watch_cache_read_wait_seconds", Help: "[ALPHA] Histogram of time spent waiting for a watch cache to become fresh.",
+			Buckets: []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3},
+		}, []string{"group", "resource"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "etcd_request_duration_seconds", Help: "[ALPHA] Etcd request latency in seconds for each operation and object type.",
-			Buckets: []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60},
+			Name: "etcd_request_duration_seconds", Help: "[ALPHA] Etcd request latency in seconds for each operation and object type.", Buckets: buckets,
 		}, labels),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "etcd_requests_total", Help: "[ALPHA] Etcd request counts for each operation and object type."}, labels),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -36,7 +46,7 @@ func newEtcd() *etcd {
 }
 
 func (e *etcd) collectors() []prometheus.Collector {
-	return []prometheus.Collector{e.duration, e.requests, e.errors}
+	return []prometheus.Collector{e.duration, e.requests, e.errors, e.lists, e.waits}
 }
 
 // Etcd counts a request to etcd: get, list, create, update or delete. It may be
@@ -45,14 +55,32 @@ func (m *Metrics) Etcd(operation, group, resource string, took time.Duration, er
 	k := etcdKey{operation, group, resource}
 	known, ok := m.etcd.known.Load(k)
 	if !ok {
-		known, _ = m.etcd.known.LoadOrStore(k, etcdMetrics{m.etcd.duration.WithLabelValues(operation, group, resource), m.etcd.requests.WithLabelValues(operation, group, resource)})
+		one := etcdMetrics{duration: m.etcd.duration.WithLabelValues(operation, group, resource), requests: m.etcd.requests.WithLabelValues(operation, group, resource)}
+		if operation == "list" {
+			one.lists = m.etcd.lists.WithLabelValues("false", group, resource)
+		}
+		known, _ = m.etcd.known.LoadOrStore(k, one)
 	}
 	one := known.(etcdMetrics)
 	one.duration.Observe(took.Seconds())
 	one.requests.Inc()
+	if one.lists != nil {
+		one.lists.Observe(took.Seconds())
+	}
 	if err != nil {
 		m.etcd.errors.WithLabelValues(operation, group, resource).Inc()
 	}
+}
+
+// Waited counts a read that waited for the cache to be as new as etcd. It may be
+// called by several goroutines.
+func (m *Metrics) Waited(group, resource string, took time.Duration) {
+	k := etcdKey{group: group, resource: resource}
+	known, ok := m.etcd.waited.Load(k)
+	if !ok {
+		known, _ = m.etcd.waited.LoadOrStore(k, m.etcd.waits.WithLabelValues(group, resource))
+	}
+	known.(prometheus.Observer).Observe(took.Seconds())
 }
 
 // unvalidated are counters of what cannot happen here: each object is validated

@@ -32,6 +32,7 @@ type Metrics struct {
 	sizes              *prometheus.HistogramVec
 	deprecated         *prometheus.GaugeVec
 	terminated         *prometheus.CounterVec
+	self               *prometheus.CounterVec
 	access             *access
 	watches            *watches
 	etcd               *etcd
@@ -102,12 +103,15 @@ func New() *Metrics {
 		terminated: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "apiserver_request_terminations_total", Help: "[ALPHA] Number of requests which apiserver terminated in self-defense.",
 		}, []string{"verb", "group", "version", "resource", "subresource", "scope", "component", "code"}),
+		self: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_selfrequest_total", Help: "[ALPHA] Counter of apiserver self-requests broken out for each verb, API resource and subresource.",
+		}, []string{"verb", "group", "resource", "subresource"}),
 		access: newAccess(), watches: newWatches(), etcd: newEtcd(),
 		requests: map[requestKey]*requestMetrics{},
 		running:  map[runningKey]prometheus.Gauge{},
 	}
 	m.readOnly, m.mutating = m.inflight.WithLabelValues("readOnly"), m.inflight.WithLabelValues("mutating")
-	m.registry.MustRegister(m.total, m.duration, m.sli, m.sizes, m.inflight, m.watchers, m.deprecated, m.terminated, measure.Build(nil))
+	m.registry.MustRegister(m.total, m.duration, m.sli, m.sizes, m.inflight, m.watchers, m.deprecated, m.terminated, m.self, measure.Build(nil))
 	m.registry.MustRegister(m.access.collectors()...)
 	m.registry.MustRegister(m.watches.collectors()...)
 	m.registry.MustRegister(m.etcd.collectors()...)
@@ -185,6 +189,15 @@ func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code i
 		k = runningKey{verb: k.verb, scope: k.scope}
 	}
 	m.terminated.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(code)).Inc()
+}
+
+// Self counts a request that the server has sent to itself.
+func (m *Metrics) Self(info *apirequest.RequestInfo, method string) {
+	if m.unknown(info) || !info.IsResourceRequest {
+		m.self.WithLabelValues(Verb(info, method), "", "", "").Inc()
+		return
+	}
+	m.self.WithLabelValues(Verb(info, method), info.APIGroup, info.Resource, info.Subresource).Inc()
 }
 
 // Deprecated takes note that somebody uses what will be gone.

@@ -48,13 +48,23 @@ var (
 		"[ALPHA] Counter of watch cache initializations broken by resource type.", []string{"group", "resource"}, nil)
 	cacheRevision = prometheus.NewDesc("apiserver_watch_cache_resource_version",
 		"[ALPHA] Current resource version of watch cache broken by resource type.", []string{"group", "resource"}, nil)
+	cacheCapacity = prometheus.NewDesc("apiserver_watch_cache_capacity",
+		"[ALPHA] Total capacity of watch cache broken by resource type.", []string{"group", "resource"}, nil)
+	cacheLists = prometheus.NewDesc("apiserver_cache_list_total",
+		"[ALPHA] Number of LIST requests served from watch cache", []string{"group", "resource", "index"}, nil)
+	cacheLooked = prometheus.NewDesc("apiserver_cache_list_fetched_objects_total",
+		"[ALPHA] Number of objects read from watch cache in the course of serving a LIST request", []string{"group", "resource", "index"}, nil)
+	cacheTold = prometheus.NewDesc("apiserver_cache_list_returned_objects_total",
+		"[ALPHA] Number of objects returned for a LIST request from watch cache", []string{"group", "resource"}, nil)
+	slowWatchers = prometheus.NewDesc("apiserver_terminated_watchers_total",
+		"[ALPHA] Counter of watchers closed due to unresponsiveness broken by resource type.", []string{"group", "resource"}, nil)
 	cacheReads = prometheus.NewDesc("apiserver_watch_cache_consistent_read_total",
 		"[ALPHA] Counter for consistent reads from cache.", []string{"group", "resource", "success", "fallback"}, nil)
 )
 
 // Describe is prometheus.Collector's.
 func (c storedCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{resourceObjects, storageObjects, resourceSize, storageEvents, cacheReceived, cacheDispatched, cacheInitializations, cacheRevision, cacheReads} {
+	for _, d := range []*prometheus.Desc{resourceObjects, storageObjects, resourceSize, storageEvents, cacheReceived, cacheDispatched, cacheInitializations, cacheRevision, cacheReads, cacheCapacity, cacheLists, cacheLooked, cacheTold, slowWatchers} {
 		ch <- d
 	}
 }
@@ -75,6 +85,16 @@ func (c storedCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(cacheDispatched, prometheus.CounterValue, float64(s.Received), s.Group, s.Resource)
 		ch <- prometheus.MustNewConstMetric(cacheInitializations, prometheus.CounterValue, float64(s.Fills), s.Group, s.Resource)
 		ch <- prometheus.MustNewConstMetric(cacheRevision, prometheus.GaugeValue, float64(s.Revision), s.Group, s.Resource)
+		ch <- prometheus.MustNewConstMetric(cacheCapacity, prometheus.GaugeValue, float64(s.Capacity), s.Group, s.Resource)
+		if s.Lists > 0 {
+			// Which index was used is not counted apart.
+			ch <- prometheus.MustNewConstMetric(cacheLists, prometheus.CounterValue, float64(s.Lists), s.Group, s.Resource, "")
+			ch <- prometheus.MustNewConstMetric(cacheLooked, prometheus.CounterValue, float64(s.Looked), s.Group, s.Resource, "")
+			ch <- prometheus.MustNewConstMetric(cacheTold, prometheus.CounterValue, float64(s.Told), s.Group, s.Resource)
+		}
+		if s.Slow > 0 {
+			ch <- prometheus.MustNewConstMetric(slowWatchers, prometheus.CounterValue, float64(s.Slow), s.Group, s.Resource)
+		}
 		if s.Reads > 0 {
 			ch <- prometheus.MustNewConstMetric(cacheReads, prometheus.CounterValue, float64(s.Reads), s.Group, s.Resource, "true", "false")
 		}

@@ -82,14 +82,18 @@ func (w *write) allocateAll(ctx context.Context) error {
 // allocate gets clusterIPs[i], or any when that is empty.
 func (w *write) allocate(ctx context.Context, i int) error {
 	spec := &w.is.Spec
+	began := time.Now()
 	if wished := spec.ClusterIPs[i]; wished != "" {
-		if err := w.allocateIP(ctx, wished); err != nil {
+		err := w.allocateIP(ctx, wished)
+		w.note(ctx, static, wished, spec.IPFamilies[i], began, err)
+		if err != nil {
 			return invalid(w.is, field.Invalid(field.NewPath("spec", "clusterIPs"), spec.ClusterIPs,
 				fmt.Sprintf("failed to allocate IP %v: %v", wished, err)))
 		}
 		return nil
 	}
 	addr, err := w.choose(ctx, spec.IPFamilies[i])
+	w.note(ctx, dynamic, addr.String(), spec.IPFamilies[i], began, err)
 	if err != nil {
 		return apierrors.NewInternalError(fmt.Errorf("failed to allocate a serviceIP: %w", err))
 	}

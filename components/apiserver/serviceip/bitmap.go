@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"math/bits"
 	"math/rand/v2"
 	"strings"
 
@@ -22,6 +23,13 @@ var (
 type ports struct {
 	within utilnet.PortRange
 	bits   *big.Int
+	// notes are how it went with the ports that were asked for, for counts.
+	notes []portNote
+}
+
+type portNote struct {
+	scope string
+	err   error
 }
 
 func newPorts(within utilnet.PortRange) *ports {
@@ -38,9 +46,9 @@ func parsePorts(stored *corev1.RangeAllocation, within utilnet.PortRange) (*port
 			return nil, fmt.Errorf("reading the range of node ports: %w", err)
 		}
 	}
-	bits := new(big.Int).SetBytes(stored.Data)
-	for i := range min(was.Size, bits.BitLen()) {
-		if bits.Bit(i) == 1 && within.Contains(was.Base+i) {
+	all := new(big.Int).SetBytes(stored.Data)
+	for i := range min(was.Size, all.BitLen()) {
+		if all.Bit(i) == 1 && within.Contains(was.Base+i) {
 			p.set(was.Base+i, true)
 		}
 	}
@@ -65,6 +73,12 @@ func (p *ports) used(port int) bool { return p.bits.Bit(port-p.within.Base) == 1
 
 // take marks a port as used.
 func (p *ports) take(port int) error {
+	err := p.mark(port)
+	p.notes = append(p.notes, portNote{static, err})
+	return err
+}
+
+func (p *ports) mark(port int) error {
 	if !p.within.Contains(port) {
 		return fmt.Errorf("provided port is not in the valid range. The range of valid ports is %s", p.within.String())
 	}
@@ -98,11 +112,22 @@ func (p *ports) choose() (int, error) {
 		for i := range n {
 			if at := r[0] + (start+i)%n; p.bits.Bit(at) == 0 {
 				p.set(p.within.Base+at, true)
+				p.notes = append(p.notes, portNote{scope: dynamic})
 				return p.within.Base + at, nil
 			}
 		}
 	}
+	p.notes = append(p.notes, portNote{dynamic, errNoPorts})
 	return 0, errNoPorts
+}
+
+// count is how many ports are in use.
+func (p *ports) count() int {
+	n := 0
+	for _, word := range p.bits.Bits() {
+		n += bits.OnesCount(uint(word))
+	}
+	return n
 }
 
 // equal tells whether two sets are stored the same.

@@ -54,6 +54,9 @@ func (w *write) choosePorts(ctx context.Context) error {
 			w.setHealthPort(health)
 			continue
 		}
+		for _, n := range next.notes {
+			w.notePort(n.scope, n.err)
+		}
 		if err != nil {
 			return w.portError(err)
 		}

@@ -52,6 +52,7 @@ type Allocator struct {
 	ranges *store.Collection
 	turn   *turn
 	log    *slog.Logger
+	counts counts
 }
 
 // New validates cfg and begins to fill the caches that Hook needs.
@@ -100,6 +101,7 @@ func (a *Allocator) Hook(ctx context.Context, obj, old api.Object) ([]store.Op, 
 	is, _ := obj.(*corev1.Service)
 	was, _ := old.(*corev1.Service)
 	w := &write{Allocator: a, is: is, was: was}
+	defer w.counted()
 	if is != nil {
 		if err := w.initFamilies(); err != nil {
 			return nil, err
@@ -120,6 +122,9 @@ type write struct {
 	// is nil on delete, was nil on create.
 	is, was *corev1.Service
 	ops     []store.Op
+	// got and failed are the addresses and ports that this attempt chose, and could
+	// not have.
+	got, failed []allocation
 }
 
 // family of an address or range.
