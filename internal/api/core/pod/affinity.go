@@ -70,7 +70,7 @@ func (c *checker) checkPodAffinityTerm(t *corev1.PodAffinityTerm, at *field.Path
 	}
 	c.checkLabelKeys(t.MatchLabelKeys, t.LabelSelector, at.Child("matchLabelKeys"))
 	c.checkLabelKeys(t.MismatchLabelKeys, t.LabelSelector, at.Child("mismatchLabelKeys"))
-	c.checkMergedKeys(t, at)
+	c.checkMergedKeys(t.MatchLabelKeys, t.LabelSelector, at)
 	for i, key := range t.MatchLabelKeys {
 		if slices.Contains(t.MismatchLabelKeys, key) {
 			c.Invalid(at.Child("matchLabelKeys").Index(i), key, "exists in both matchLabelKeys and mismatchLabelKeys")
@@ -97,14 +97,18 @@ func (c *checker) checkLabelKeys(keys []string, selector *metav1.LabelSelector, 
 
 // checkMergedKeys finds keys of matchLabelKeys that the selector had before
 // they were merged into it: these are in there twice.
-func (c *checker) checkMergedKeys(t *corev1.PodAffinityTerm, at *field.Path) {
-	if t.LabelSelector == nil || len(t.MatchLabelKeys) == 0 {
+func (c *checker) checkMergedKeys(keys []string, s *metav1.LabelSelector, at *field.Path) {
+	if s == nil || len(keys) == 0 {
 		return
 	}
-	for i, x := range t.LabelSelector.MatchExpressions {
-		index := slices.Index(t.MatchLabelKeys, x.Key)
-		_, label := t.LabelSelector.MatchLabels[x.Key]
-		if index >= 0 && (label || slices.ContainsFunc(t.LabelSelector.MatchExpressions[:i],
+	places := make(map[string]int, len(keys))
+	for i, key := range keys {
+		places[key] = i
+	}
+	for i, x := range s.MatchExpressions {
+		index, matched := places[x.Key]
+		_, label := s.MatchLabels[x.Key]
+		if matched && (label || slices.ContainsFunc(s.MatchExpressions[:i],
 			func(o metav1.LabelSelectorRequirement) bool { return o.Key == x.Key })) {
 			c.Invalid(at.Index(index), x.Key, "exists in both matchLabelKeys and labelSelector")
 		}
@@ -142,36 +146,28 @@ func (c *checker) checkSpreadConstraints(path *field.Path) {
 		if p := t.NodeTaintsPolicy; p != nil {
 			validate.OneOf(&c.Errors, at.Child("nodeTaintsPolicy"), *p, corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore)
 		}
-		c.checkSpreadKeys(t, at.Child("matchLabelKeys"))
+		if c.isPod {
+			c.checkLabelKeys(t.MatchLabelKeys, t.LabelSelector, at.Child("matchLabelKeys"))
+			c.checkMergedKeys(t.MatchLabelKeys, t.LabelSelector, at)
+		} else {
+			c.checkSpreadKeys(t, at.Child("matchLabelKeys"))
+		}
 		c.LabelSelector(at.Child("labelSelector"), t.LabelSelector)
 	}
 }
 
-// checkSpreadKeys finds keys that the selector has already. In pods, where the
-// keys have been merged into it, that is once too often.
+// checkSpreadKeys finds keys of a template that the selector has already.
 func (c *checker) checkSpreadKeys(t *corev1.TopologySpreadConstraint, path *field.Path) {
 	if len(t.MatchLabelKeys) > 0 && t.LabelSelector == nil {
 		c.Forbidden(path, "must not be specified when labelSelector is not set")
-	}
-	allowed := 0
-	if c.isPod {
-		allowed = 1
 	}
 	for i, key := range t.MatchLabelKeys {
 		c.LabelName(path.Index(i), key)
 		if t.LabelSelector == nil {
 			continue
 		}
-		seen := 0
-		if _, ok := t.LabelSelector.MatchLabels[key]; ok {
-			seen++
-		}
-		for _, x := range t.LabelSelector.MatchExpressions {
-			if x.Key == key {
-				seen++
-			}
-		}
-		if seen > allowed {
+		_, seen := t.LabelSelector.MatchLabels[key]
+		if seen || slices.ContainsFunc(t.LabelSelector.MatchExpressions, func(x metav1.LabelSelectorRequirement) bool { return x.Key == key }) {
 			c.Invalid(path.Index(i), key, "exists in both matchLabelKeys and labelSelector")
 		}
 	}

@@ -298,7 +298,7 @@ func (c *checker) checkResizePolicy(ctr *corev1.Container, at *field.Path) {
 		}
 		validate.RequiredOneOf(&c.Errors, at, p.ResourceName, corev1.ResourceCPU, corev1.ResourceMemory)
 		validate.RequiredOneOf(&c.Errors, at, p.RestartPolicy, corev1.NotRequired, corev1.RestartContainer)
-		if c.spec.RestartPolicy == corev1.RestartPolicyNever && ctr.RestartPolicy == nil && p.RestartPolicy != corev1.NotRequired {
+		if c.spec.RestartPolicy == corev1.RestartPolicyNever && p.RestartPolicy != corev1.NotRequired {
 			c.Invalid(at, p.RestartPolicy, "must be 'NotRequired' when pod `restartPolicy` is 'Never'")
 		}
 	}

@@ -2,6 +2,7 @@ package pod
 
 import (
 	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
@@ -21,7 +22,6 @@ func Default(p *corev1.Pod) {
 	for i := range p.Spec.InitContainers {
 		requestsFromLimits(&p.Spec.InitContainers[i].Resources)
 	}
-	defaultPodResources(p)
 	if p.Spec.HostNetwork {
 		defaultHostPorts(p.Spec.Containers)
 		defaultHostPorts(p.Spec.InitContainers)
@@ -66,14 +66,16 @@ func fillFrom(list, from corev1.ResourceList, may func(corev1.ResourceName) bool
 }
 
 // defaultPodResources completes the resources of a pod as a whole, if it has
-// any: the limits of huge pages from the containers' limits, requests from
-// the containers' requests or else from the pod's limits. KEP-2837 has the
-// rules.
+// any: the limits of huge pages from the containers' limits, requests from the
+// containers' requests or else from the pod's limits, and limits from the
+// containers' where each has one. It is done with a new pod once admission has
+// added its containers, and with a resize. (KEP-2837)
 func defaultPodResources(p *corev1.Pod) {
 	r := p.Spec.Resources
 	if r == nil || len(r.Limits)+len(r.Requests) == 0 {
 		return
 	}
+	whole := &corev1.Pod{Spec: corev1.PodSpec{Containers: p.Spec.Containers, InitContainers: p.Spec.InitContainers}}
 	requests, limits := maps.Clone(r.Requests), maps.Clone(r.Limits)
 	if requests == nil {
 		requests = corev1.ResourceList{}
@@ -81,21 +83,46 @@ func defaultPodResources(p *corev1.Pod) {
 	if limits == nil {
 		limits = corev1.ResourceList{}
 	}
-	fillFrom(limits, resourcehelper.AggregateContainerLimits(p, resourcehelper.PodResourcesOptions{}), func(name corev1.ResourceName) bool {
+	ofContainers := resourcehelper.AggregateContainerLimits(whole, resourcehelper.PodResourcesOptions{})
+	fillFrom(limits, ofContainers, func(name corev1.ResourceName) bool {
 		_, requested := requests[name]
 		return validate.IsHugePage(name) && !requested
 	})
-	if len(limits) > 0 {
-		overcommittable := func(name corev1.ResourceName) bool {
-			return resourcehelper.IsSupportedPodLevelResource(name) && validate.IsOvercommitAllowed(name)
+	fillFrom(requests, resourcehelper.AggregateContainerRequests(whole, resourcehelper.PodResourcesOptions{}), func(name corev1.ResourceName) bool {
+		return resourcehelper.IsSupportedPodLevelResource(name) && validate.IsOvercommitAllowed(name)
+	})
+	fillFrom(requests, limits, resourcehelper.IsSupportedPodLevelResource)
+	for name, request := range requests {
+		limit, ok := ofContainers[name]
+		if _, set := limits[name]; set || !ok || !resourcehelper.IsSupportedPodLevelResource(name) || !allLimited(&p.Spec, name) {
+			continue
 		}
-		fillFrom(requests, resourcehelper.AggregateContainerRequests(p, resourcehelper.PodResourcesOptions{}), overcommittable)
-		fillFrom(requests, limits, resourcehelper.IsSupportedPodLevelResource)
+		if request.Cmp(limit) > 0 {
+			limit = request
+		}
+		limits[name] = limit.DeepCopy()
 	}
 	if len(requests) > 0 {
 		r.Requests = requests
 	}
 	if len(limits) > 0 {
 		r.Limits = limits
+	}
+}
+
+// allLimited tells whether every container of a pod has a limit of a resource.
+func allLimited(spec *corev1.PodSpec, name corev1.ResourceName) bool {
+	lacks := func(c corev1.Container) bool {
+		_, ok := c.Resources.Limits[name]
+		return !ok
+	}
+	return !slices.ContainsFunc(spec.Containers, lacks) && !slices.ContainsFunc(spec.InitContainers, lacks)
+}
+
+// keepPodResources keeps resources of the pod as a whole that a client does not
+// know of.
+func keepPodResources(p, old *corev1.Pod) {
+	if p.Spec.Resources == nil && old.Spec.Resources != nil {
+		p.Spec.Resources = old.Spec.Resources.DeepCopy()
 	}
 }

@@ -49,6 +49,7 @@ func Kind() api.Kind[*corev1.Pod] {
 		Update: api.KindUpdate[*corev1.Pod]{
 			Prepare: func(_ context.Context, p, old *corev1.Pod) {
 				old.Status.DeepCopyInto(&p.Status)
+				keepPodResources(p, old)
 				DropDisabled(&p.Spec, &old.Spec)
 				bumpGeneration(p, old)
 			},
@@ -75,6 +76,8 @@ func Kind() api.Kind[*corev1.Pod] {
 			"resize": {
 				Prepare: func(_ context.Context, p, old *corev1.Pod) {
 					keepResize(p, old)
+					keepPodResources(p, old)
+					defaultPodResources(p)
 					prepareSpecView(p, old)
 				},
 				Validate: func(_ context.Context, p, old *corev1.Pod) field.ErrorList { return validateResize(p, old) },
@@ -115,7 +118,7 @@ const (
 
 func prepareCreate(p *corev1.Pod) {
 	p.Generation = 1
-	p.Status = corev1.PodStatus{Phase: corev1.PodPending, QOSClass: QOS(p)}
+	p.Status = corev1.PodStatus{Phase: corev1.PodPending}
 	DropDisabled(&p.Spec, nil)
 	// Admission may have chosen the account.
 	syncServiceAccount(&p.Spec)
@@ -129,6 +132,8 @@ func prepareCreate(p *corev1.Pod) {
 		}}
 	}
 	mergeLabelKeys(p)
+	defaultPodResources(p)
+	p.Status.QOSClass = QOS(p)
 }
 
 // mergeLabelKeys puts the pod's own labels for matchLabelKeys and

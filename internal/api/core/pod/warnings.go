@@ -35,7 +35,7 @@ func specWarnings(spec *corev1.PodSpec, meta *metav1.ObjectMeta, path *field.Pat
 	for i := range spec.Volumes {
 		w.volume(&spec.Volumes[i].VolumeSource, at.Child("volumes").Index(i))
 	}
-	w.tokenPaths(at.Child("volumes"))
+	w.overlaps()
 	w.duplicates(at)
 	w.fractions(spec.Overhead, at.Child("overhead"))
 	eachContainer(spec, at, func(ctr *corev1.Container, at *field.Path) {
@@ -173,55 +173,6 @@ func (w *warner) volume(v *corev1.VolumeSource, at *field.Path) {
 	}
 	if v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil {
 		w.list = append(w.list, volume.ClaimSpecWarnings(&v.Ephemeral.VolumeClaimTemplate.Spec, at.Child("ephemeral", "volumeClaimTemplate", "spec", "resources"))...)
-	}
-}
-
-// tokenPaths warns of projected files that hide a service account token.
-func (w *warner) tokenPaths(path *field.Path) {
-	tokens := map[string]bool{}
-	for i := range w.spec.Volumes {
-		if p := w.spec.Volumes[i].Projected; p != nil {
-			for j := range p.Sources {
-				if t := p.Sources[j].ServiceAccountToken; t != nil {
-					tokens[t.Path] = true
-				}
-			}
-		}
-	}
-	if len(tokens) == 0 {
-		return
-	}
-	hide := func(at *field.Path, file string) {
-		if tokens[file] {
-			w.add(at, "has duplicated path with ServiceAccountToken %q", file)
-		}
-	}
-	for i := range w.spec.Volumes {
-		p := w.spec.Volumes[i].Projected
-		if p == nil {
-			continue
-		}
-		at := path.Index(i).Child("projected", "sources")
-		for _, s := range p.Sources {
-			if s.ConfigMap != nil {
-				for j, item := range s.ConfigMap.Items {
-					hide(at.Child("configMap").Index(j), item.Path)
-				}
-			}
-			if s.Secret != nil {
-				for j, item := range s.Secret.Items {
-					hide(at.Child("secrets").Index(j), item.Path)
-				}
-			}
-			if s.DownwardAPI != nil {
-				for j, item := range s.DownwardAPI.Items {
-					hide(at.Child("downwardAPI").Index(j), item.Path)
-				}
-			}
-			if s.ClusterTrustBundle != nil {
-				hide(at.Child("ClusterTrustBundle"), s.ClusterTrustBundle.Path)
-			}
-		}
 	}
 }
 

@@ -1,0 +1,111 @@
+package pod
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// placed is a file of a volume and what it is of; empty where the volume has
+// one source.
+type placed struct{ path, of string }
+
+func (p placed) String() string {
+	if p.of == "" {
+		return fmt.Sprintf("%q", p.path)
+	}
+	return fmt.Sprintf("%q (%s)", p.path, p.of)
+}
+
+// overlaps warns of files that hide others of their volume.
+func (w *warner) overlaps() {
+	for i := range w.spec.Volumes {
+		v := &w.spec.Volumes[i]
+		if s := v.ConfigMap; s != nil {
+			w.overlapping(v.Name, fmt.Sprintf("ConfigMap %q", s.Name), keyFiles(s.Items, ""))
+		}
+		if s := v.Secret; s != nil {
+			w.overlapping(v.Name, fmt.Sprintf("Secret %q", s.SecretName), keyFiles(s.Items, ""))
+		}
+		if s := v.DownwardAPI; s != nil {
+			w.overlapping(v.Name, "DownwardAPI", downwardFiles(s.Items, ""))
+		}
+		if s := v.Projected; s != nil {
+			var all []placed
+			for j := range s.Sources {
+				if s.Sources[j] == (corev1.VolumeProjection{}) {
+					w.list = append(w.list, fmt.Sprintf("volume %q (Projected) has no sources provided", v.Name))
+				}
+				all = append(all, projectedFiles(&s.Sources[j])...)
+			}
+			w.overlapping(v.Name, "Projected", all)
+		}
+	}
+}
+
+func (w *warner) overlapping(volume, kind string, files []placed) {
+	for i := range files {
+		files[i].path = strings.TrimRight(files[i].path, "/")
+		is := files[i]
+		if is.path == "" {
+			continue
+		}
+		for _, other := range files[:i] {
+			if other.path != "" && (strings.HasPrefix(other.path+"/", is.path+"/") || strings.HasPrefix(is.path+"/", other.path+"/")) {
+				w.list = append(w.list, fmt.Sprintf("volume %q (%s): overlapping paths: %s with %s", volume, kind, is, other))
+			}
+		}
+	}
+}
+
+func keyFiles(items []corev1.KeyToPath, of string) []placed {
+	files := make([]placed, len(items))
+	for i := range items {
+		files[i] = placed{items[i].Path, of}
+	}
+	return files
+}
+
+func downwardFiles(items []corev1.DownwardAPIVolumeFile, of string) []placed {
+	files := make([]placed, len(items))
+	for i := range items {
+		files[i] = placed{items[i].Path, of}
+	}
+	return files
+}
+
+func projectedFiles(s *corev1.VolumeProjection) []placed {
+	switch {
+	case s.ConfigMap != nil && s.ConfigMap.Items != nil:
+		return keyFiles(s.ConfigMap.Items, fmt.Sprintf("ConfigMap %q", s.ConfigMap.Name))
+	case s.Secret != nil && s.Secret.Items != nil:
+		return keyFiles(s.Secret.Items, fmt.Sprintf("Secret %q", s.Secret.Name))
+	case s.DownwardAPI != nil && s.DownwardAPI.Items != nil:
+		return downwardFiles(s.DownwardAPI.Items, "DownwardAPI")
+	case s.ServiceAccountToken != nil:
+		return []placed{{s.ServiceAccountToken.Path, "ServiceAccountToken"}}
+	case s.ClusterTrustBundle != nil:
+		name := s.ClusterTrustBundle.Name
+		if name == nil {
+			name = s.ClusterTrustBundle.SignerName
+		}
+		if name == nil {
+			return nil
+		}
+		return []placed{{s.ClusterTrustBundle.Path, fmt.Sprintf("ClusterTrustBundle %q", *name)}}
+	case s.PodCertificate != nil:
+		var files []placed
+		for _, f := range []placed{
+			{s.PodCertificate.CertificateChainPath, "PodCertificate chain"},
+			{s.PodCertificate.KeyPath, "PodCertificate key"},
+			{s.PodCertificate.CredentialBundlePath, "PodCertificate credential bundle"},
+		} {
+			if f.path != "" {
+				files = append(files, f)
+			}
+		}
+		return files
+	}
+	return nil
+}
