@@ -65,14 +65,11 @@ func (m *measures) over(j *batchv1.Job, well bool, reason string) {
 	m.finished.WithLabelValues(mode(j), result, reason).Inc()
 }
 
-// counted counts pods that became numbers of a written status.
+// counted counts pods that became numbers of a written status. That none did is
+// counted, too, so that there is a series of them.
 func (m *measures) counted(j *batchv1.Job, was, is *batchv1.JobStatus) {
-	if n := is.Succeeded - was.Succeeded; n > 0 {
-		m.pods.WithLabelValues(mode(j), "succeeded").Add(float64(n))
-	}
-	if n := is.Failed - was.Failed; n > 0 {
-		m.pods.WithLabelValues(mode(j), "failed").Add(float64(n))
-	}
+	m.pods.WithLabelValues(mode(j), "succeeded").Add(float64(max(is.Succeeded-was.Succeeded, 0)))
+	m.pods.WithLabelValues(mode(j), "failed").Add(float64(max(is.Failed-was.Failed, 0)))
 }
 
 // seen counts the end of a pod that is tracked, and of its tracking: old is nil

@@ -125,6 +125,8 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	c.evictions = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "node_collector_evictions_total", Help: "[STABLE] Number of Node evictions that happened since current instance of NodeController started.",
 	}, []string{"zone"})
+	// There is a series of each zone from its beginning.
+	c.zones.made = func(name string) { c.evictions.WithLabelValues(name) }
 	if err := env.Register(c.evictions, zoneCollector{c}); err != nil {
 		return nil, err
 	}

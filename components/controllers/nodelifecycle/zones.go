@@ -21,6 +21,8 @@ type zones struct {
 	cfg    Config
 	byName map[string]*zone
 	of     map[string]string // zone of each Node
+	// made, unless nil, is told of each zone that there has not been before.
+	made func(name string)
 	// halted says that no Node at all is ready: then it is more likely us who
 	// are cut off, and nothing is evicted.
 	halted bool
@@ -58,6 +60,9 @@ func (z *zones) join(n *corev1.Node, ready corev1.ConditionStatus) {
 	if w == nil {
 		w = &zone{ready: map[string]bool{}}
 		z.byName[name] = w
+		if z.made != nil {
+			z.made(name)
+		}
 	}
 	w.ready[n.Name] = ready == corev1.ConditionTrue
 }
