@@ -217,6 +217,24 @@ func (id *identity) want(addons []string) error {
 	return nil
 }
 
+// firstPodCIDRs are the parts of a cluster's pod ranges that its first Node gets,
+// separated by commas.
+func firstPodCIDRs(cluster []string) (string, error) {
+	var parts []string
+	for _, text := range cluster {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return "", fmt.Errorf("%q is no address range: %w", text, err)
+		}
+		size := 24
+		if prefix.Addr().Is6() {
+			size = 64
+		}
+		parts = append(parts, netip.PrefixFrom(prefix.Masked().Addr(), max(size, prefix.Bits())).String())
+	}
+	return strings.Join(parts, ","), nil
+}
+
 // nthAddress returns the n-th address of a range, counted from its base.
 func nthAddress(cidr string, n int) (netip.Addr, error) {
 	prefix, err := netip.ParsePrefix(cidr)

@@ -76,3 +76,21 @@ func TestRangesOfBothFamilies(t *testing.T) {
 		}
 	}
 }
+
+func TestFirstPodCIDRs(t *testing.T) {
+	for _, c := range []struct {
+		cluster []string
+		want    string
+	}{
+		{[]string{"10.244.0.0/16"}, "10.244.0.0/24"},
+		{[]string{"10.244.0.0/16", "fd00:10:244::/56"}, "10.244.0.0/24,fd00:10:244::/64"},
+		{[]string{"10.9.8.64/26"}, "10.9.8.64/26"},
+	} {
+		if got, err := firstPodCIDRs(c.cluster); err != nil || got != c.want {
+			t.Errorf("%v: %q (%v), want %q", c.cluster, got, err, c.want)
+		}
+	}
+	if _, err := firstPodCIDRs([]string{"pods"}); err == nil {
+		t.Error("a range of nonsense was taken")
+	}
+}

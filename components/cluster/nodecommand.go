@@ -159,7 +159,7 @@ func (o *nodeOptions) run(ctx context.Context, s *steps) (err error) {
 	if err := o.serving(&cfg, group, client); err != nil {
 		return err
 	}
-	if err := startRuntime(ctx, l); err != nil {
+	if err := startRuntime(ctx, l, ""); err != nil {
 		return err
 	}
 	group.Start(context.WithoutCancel(ctx), "container runtime", runtimeKeeper{layout: l, log: cfg.Log})

@@ -73,8 +73,12 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	background := context.WithoutCancel(ctx)
 
 	// The runtime is a process of its own and is needed last.
+	podCIDRs, err := firstPodCIDRs(c.identity.PodCIDRs)
+	if err != nil {
+		return codedError{err, ExitConfig}
+	}
 	runtime := make(chan error, 1)
-	go func() { runtime <- startRuntime(ctx, c.layout) }()
+	go func() { runtime <- startRuntime(ctx, c.layout, podCIDRs) }()
 
 	if err := c.prepare(); err != nil {
 		return err
@@ -140,7 +144,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	if err := c.wait(ctx, group, "the container runtime", nil, result(runtime)); err != nil {
 		return err
 	}
-	group.Start(background, "container runtime", runtimeKeeper{layout: c.layout, log: c.log})
+	group.Start(background, "container runtime", runtimeKeeper{layout: c.layout, podCIDRs: podCIDRs, log: c.log})
 	n, err := newNode(parts.node)
 	if err != nil {
 		return err

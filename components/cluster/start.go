@@ -21,8 +21,10 @@ import (
 // machine; one that ends is not waited for.
 const runtimeStart = 2 * time.Minute
 
-// runtimeOptions say how a node's container runtime is started.
-func runtimeOptions(l layout.Node) (launch.Options, error) {
+// runtimeOptions say how a node's container runtime is started. podCIDRs are what
+// pods have addresses of until the Node has some, separated by commas: empty for a
+// node of several, whose runtime could only guess, and would guess another's.
+func runtimeOptions(l layout.Node, podCIDRs string) (launch.Options, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return launch.Options{}, fmt.Errorf("finding this program: %w", err)
@@ -33,21 +35,23 @@ func runtimeOptions(l layout.Node) (launch.Options, error) {
 			"--root=" + l.Runtime(), "--state=" + l.RuntimeState(), "--socket=" + l.RuntimeSocket(),
 			"--builtin=" + self, "--builtin-image=" + version.Image(), "--images-dir=" + l.Images(), "--cni-conf-dir=" + l.CNIConf(),
 			"--link-prefix=" + l.LinkPrefix, "--cgroup-root=" + l.CgroupRoot, "--journal=" + l.Journal("runtime"),
+			"--pod-cidr=" + podCIDRs,
 		},
 	}, nil
 }
 
 // startRuntime starts the container runtime of a node, unless it runs, and
 // returns when it answers. It is a process of its own that outlives this one;
-// one that another version of this program has left makes way in place.
-func startRuntime(ctx context.Context, l layout.Node) error {
+// one that another version of this program has left makes way in place. podCIDRs as
+// for runtimeOptions.
+func startRuntime(ctx context.Context, l layout.Node, podCIDRs string) error {
 	ctx, cancel := context.WithTimeout(ctx, runtimeStart)
 	defer cancel()
 	pid, err := runtimePID(l)
 	if err != nil {
 		return err
 	}
-	o, err := runtimeOptions(l)
+	o, err := runtimeOptions(l, podCIDRs)
 	if err != nil {
 		return err
 	}
@@ -85,8 +89,9 @@ func startRuntime(ctx context.Context, l layout.Node) error {
 // runtimeKeeper starts the container runtime again whenever it ends while the
 // node is there: containers do without it, but nobody else could start it.
 type runtimeKeeper struct {
-	layout layout.Node
-	log    *slog.Logger
+	layout   layout.Node
+	podCIDRs string // as for runtimeOptions
+	log      *slog.Logger
 }
 
 // The pause between the tries to start a runtime that does not stay.
@@ -110,7 +115,7 @@ func (k runtimeKeeper) Run(ctx context.Context) error {
 			pause = keepFirst
 		}
 		k.log.Warn("the container runtime has ended and is started again")
-		err := startRuntime(ctx, k.layout)
+		err := startRuntime(ctx, k.layout, k.podCIDRs)
 		if ctx.Err() != nil {
 			return nil
 		}

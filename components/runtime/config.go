@@ -40,7 +40,9 @@ type Config struct {
 	ImagesDir string
 	// LinkPrefix begins the names of network links, at most four bytes.
 	LinkPrefix string
-	// PodCIDRs are used until UpdateRuntimeConfig brings others.
+	// PodCIDRs are used until UpdateRuntimeConfig brings others. Where there are
+	// none, the network is not ready until then: pods of a node of several must not
+	// get addresses of another's.
 	PodCIDRs []netip.Prefix
 	// MTU of the pods' links; zero for that of the default route's link.
 	MTU int
@@ -85,9 +87,6 @@ func (c *Config) validate() error {
 	}
 	if c.LinkPrefix == "" {
 		c.LinkPrefix = "hk"
-	}
-	if len(c.PodCIDRs) == 0 {
-		c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")}
 	}
 	if c.CNIConfDir == "" {
 		c.CNIConfDir = "/etc/cni/net.d"

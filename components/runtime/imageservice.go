@@ -183,10 +183,15 @@ func (r *Runtime) UpdateRuntimeConfig(ctx context.Context, req *runtimeapi.Updat
 	if err != nil {
 		return nil, err
 	}
+	r.networkSetup.Lock()
+	defer r.networkSetup.Unlock()
 	if external == nil {
-		if err := r.network.SetCIDRs(ctx, cidrs); err != nil {
-			return nil, err
-		}
+		err = r.network.SetCIDRs(ctx, cidrs)
+	} else {
+		err = r.network.PlanCIDRs(cidrs) // for when there are no plugins any more
+	}
+	if err != nil {
+		return nil, err
 	}
 	if err := os.WriteFile(r.cidrFile(), []byte(text), 0o600); err != nil {
 		return nil, fmt.Errorf("keeping the pod CIDR: %w", err)

@@ -62,6 +62,10 @@ type Runtime struct {
 	// upgrade receives what Run is to make way for.
 	upgrade chan []string
 
+	// networkSetup is held while the pod network is set up and networkErr says how
+	// that went.
+	networkSetup sync.Mutex
+
 	mu         sync.Mutex // guards what follows
 	sandboxes  map[string]*sandboxState
 	containers map[string]*containerState
@@ -298,11 +302,13 @@ func (r *Runtime) listen() (net.Listener, error) {
 // setupNetwork makes the pod network and gives adopted pods their host ports
 // again.
 func (r *Runtime) setupNetwork(ctx context.Context) {
+	r.networkSetup.Lock()
+	defer r.networkSetup.Unlock()
 	err := r.network.Setup(ctx)
 	if err == nil {
 		err = r.restorePorts(ctx)
 	}
-	if err != nil && ctx.Err() == nil {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, podnet.ErrNoCIDR) {
 		r.log.Error("the pod network cannot be set up", "error", err)
 	}
 	r.mu.Lock()

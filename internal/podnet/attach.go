@@ -54,7 +54,8 @@ func (n *Network) Allocate(id string) ([]netip.Addr, error) {
 // none if it has none.
 func (n *Network) Addresses(id string) []netip.Addr {
 	addrs := n.pool.of(id)
-	v4First := n.CIDRs()[0].Addr().Is4()
+	cidrs := n.CIDRs()
+	v4First := len(cidrs) > 0 && cidrs[0].Addr().Is4()
 	slices.SortFunc(addrs, func(a, b netip.Addr) int {
 		if a.Is4() != b.Is4() && a.Is4() == v4First {
 			return -1

@@ -37,7 +37,8 @@ type Config struct {
 	// AddressDir keeps one file for each address given. It must not outlive
 	// a reboot.
 	AddressDir string
-	// CIDRs are the node's pod CIDRs, at most one of each family.
+	// CIDRs are the node's pod CIDRs, at most one of each family; none if they are
+	// not known before SetCIDRs.
 	CIDRs []netip.Prefix
 	// MTU of the pods' links in bytes; zero means that of the default route's
 	// link when the bridge is made.
@@ -77,9 +78,12 @@ func New(cfg Config) (*Network, error) {
 	if len(cfg.LinkPrefix) > 4 {
 		return nil, fmt.Errorf("link prefix %q is longer than four bytes", cfg.LinkPrefix)
 	}
-	cidrs, err := checkCIDRs(cfg.CIDRs)
-	if err != nil {
-		return nil, err
+	var cidrs []netip.Prefix
+	if len(cfg.CIDRs) > 0 {
+		var err error
+		if cidrs, err = checkCIDRs(cfg.CIDRs); err != nil {
+			return nil, err
+		}
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -139,25 +143,42 @@ func (n *Network) CIDRs() []netip.Prefix {
 
 // SetCIDRs changes the pod CIDRs. Pods that have addresses keep them.
 func (n *Network) SetCIDRs(ctx context.Context, cidrs []netip.Prefix) error {
-	cidrs, err := checkCIDRs(cidrs)
-	if err != nil {
+	same, err := n.keepCIDRs(cidrs)
+	if err != nil || same {
 		return err
-	}
-	n.mu.Lock()
-	same := slices.Equal(cidrs, n.cidrs) && n.bridge != 0
-	n.cidrs = cidrs
-	n.mu.Unlock()
-	if same {
-		return nil
 	}
 	return n.Setup(ctx)
 }
+
+// PlanCIDRs changes what the next Setup goes by, and nothing else.
+func (n *Network) PlanCIDRs(cidrs []netip.Prefix) error {
+	_, err := n.keepCIDRs(cidrs)
+	return err
+}
+
+// keepCIDRs tells whether the network is set up for those CIDRs.
+func (n *Network) keepCIDRs(cidrs []netip.Prefix) (same bool, err error) {
+	if cidrs, err = checkCIDRs(cidrs); err != nil {
+		return false, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	same = slices.Equal(cidrs, n.cidrs) && n.bridge != 0
+	n.cidrs = cidrs
+	return same, nil
+}
+
+// ErrNoCIDR is that of a Setup before SetCIDRs, where New was given none.
+var ErrNoCIDR = errors.New("the node has no pod CIDR yet")
 
 // Setup makes the bridge, the sysctls and the iptables rules, or mends what is
 // missing of them.
 func (n *Network) Setup(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if len(n.cidrs) == 0 {
+		return ErrNoCIDR
+	}
 	if err := n.cfg.Journal.Record(
 		hostchange.Change{Kind: hostchange.Link, Name: n.cfg.Bridge},
 		hostchange.Change{Kind: hostchange.Link, Name: n.vethPrefix() + "*"},

@@ -45,6 +45,46 @@ func TestMain(m *testing.M) {
 	}
 }
 
+// TestNoCIDR: a network may be made before it is known what addresses pods have.
+func TestNoCIDR(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("links need root")
+	}
+	ctx := context.Background()
+	n, err := New(Config{Bridge: "hkn-br0", LinkPrefix: "hkn", AddressDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if err := n.Setup(ctx); !errors.Is(err, ErrNoCIDR) {
+		t.Errorf("set up without addresses: %v", err)
+	}
+	if got := n.Addresses("pod"); len(got) > 0 {
+		t.Errorf("a pod has %v", got)
+	}
+	if err := n.Attach(ctx, Pod{ID: "pod"}); err == nil {
+		t.Error("a pod was attached")
+	}
+	cidrs := []netip.Prefix{netip.MustParsePrefix("10.77.1.0/24")}
+	if err := n.PlanCIDRs(cidrs); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := netlink.LinkByName("hkn-br0"); err == nil {
+		t.Error("a plan has made the bridge")
+	}
+	if err := n.SetCIDRs(ctx, cidrs); err != nil {
+		t.Fatal(err)
+	}
+	link, err := netlink.LinkByName("hkn-br0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = netlink.LinkDel(link) }()
+	if have, err := netlink.AddrList(link, netlink.FAMILY_V4); err != nil || len(have) != 1 || have[0].IP.String() != "10.77.1.1" {
+		t.Errorf("the bridge has %v (%v)", have, err)
+	}
+}
+
 func TestPool(t *testing.T) {
 	dir := t.TempDir()
 	p, err := openPool(dir)

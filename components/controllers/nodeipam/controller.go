@@ -13,9 +13,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/pager"
 
 	"hyperkube/components/controllers/internal/control"
 )
@@ -76,21 +77,29 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 		c.sets = append(c.sets, set)
 	}
 	c.Loop = control.NewLoop(env, "nodeipam", c.sync)
-	// What Nodes have must be known before the first new one gets any.
-	c.Prepare(func(context.Context) error {
-		all, err := c.nodes.List(labels.Everything())
-		for _, n := range all {
-			c.note(n)
-		}
-		return err
-	})
+	c.Prepare(c.learn)
 	return c, c.Watch(nodes.Informer(), control.Every(func(n *corev1.Node) { c.Add(n.Name) }))
+}
+
+// learn notes what Nodes have, which must be known before the first new one gets
+// any. The cache may not show yet what the leader before has written last.
+func (c *Controller) learn(ctx context.Context) error {
+	return pager.New(pager.SimplePageFunc(func(opts metav1.ListOptions) (runtime.Object, error) {
+		return c.env.Kube.CoreV1().Nodes().List(ctx, opts)
+	})).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
+		c.note(obj.(*corev1.Node))
+		return nil
+	})
 }
 
 // note marks what a Node has as used.
 func (c *Controller) note(n *corev1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.noteLocked(n)
+}
+
+func (c *Controller) noteLocked(n *corev1.Node) {
 	if _, ok := c.held[n.Name]; ok || len(n.Spec.PodCIDRs) == 0 {
 		return
 	}
@@ -146,8 +155,10 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		c.release(name)
 		return nil
 	case apierrors.IsInvalid(err):
-		// It got others meanwhile, which the cache will show.
-		c.release(name)
+		// It has others already, as the cache will show.
+		if has, wrong := c.correct(ctx, name); has || wrong != nil {
+			return wrong
+		}
 	}
 	// After a timeout it may have been written nevertheless: it stays held,
 	// and the next try writes the same.
@@ -178,8 +189,27 @@ func (c *Controller) allocate(name string) ([]netip.Prefix, error) {
 	return got, nil
 }
 
+// correct takes what a Node has instead of what it was to have, and tells whether
+// it has any. There is no moment in which another could be given either.
+func (c *Controller) correct(ctx context.Context, name string) (bool, error) {
+	n, err := c.env.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return false, fmt.Errorf("looking at the pod CIDRs of the node: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.releaseLocked(name)
+	c.noteLocked(n)
+	return len(n.Spec.PodCIDRs) > 0, nil
+}
+
 func (c *Controller) release(name string) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.releaseLocked(name)
+}
+
+func (c *Controller) releaseLocked(name string) {
 	held := c.held[name]
 	delete(c.held, name)
 	for _, p := range held {
@@ -187,7 +217,6 @@ func (c *Controller) release(name string) {
 			set.release(p)
 		}
 	}
-	c.mu.Unlock()
 }
 
 func (c *Controller) record(n *corev1.Node, status string) {

@@ -9,7 +9,10 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 
 	"hyperkube/components/controllers/internal/controltest"
 )
@@ -129,5 +132,62 @@ func TestController(t *testing.T) {
 	}
 	if got := sync("c"); got[0] != "10.244.1.0/24" {
 		t.Errorf("got %v", got)
+	}
+}
+
+// TestStaleCache: what another leader gave last, which the cache does not show yet,
+// is nobody else's.
+func TestStaleCache(t *testing.T) {
+	f := controltest.New(t)
+	ctx := context.Background()
+	f.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+	given, err := f.Kube.CoreV1().Nodes().Get(ctx, "a", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	given = given.DeepCopy()
+	given.Spec.PodCIDR, given.Spec.PodCIDRs = "10.244.0.0/24", []string{"10.244.0.0/24"}
+	if _, err := f.Kube.CoreV1().Nodes().Update(ctx, given, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	fresh, err := New(f.Env, Config{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fresh.learn(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := fresh.allocate("b"); err != nil || got[0].String() == "10.244.0.0/24" {
+		t.Errorf("a new leader gives %v (%v), which a has", got, err)
+	}
+
+	// The fake server takes what the real one refuses.
+	f.Kube.PrependReactor("patch", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if a.(clienttesting.PatchAction).GetName() != "a" {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Node").GroupKind(), "a", nil)
+	})
+	c, err := New(f.Env, Config{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.held["a"] = []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}
+	c.sets[0].take(c.held["a"][0])
+	if err := controltest.Sync(t, c.Loop, "a"); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.held["a"]; len(got) != 1 || got[0].String() != "10.244.0.0/24" {
+		t.Errorf("a holds %v", got)
+	}
+	if free := c.sets[0].free; free != 3 {
+		t.Errorf("%d parts are free, want 3", free)
+	}
+	f.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}})
+	if err := controltest.Sync(t, c.Loop, "b"); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.held["b"]; got[0].String() == "10.244.0.0/24" {
+		t.Error("b got what a has")
 	}
 }

@@ -57,7 +57,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.cfg.BuiltInImage, "builtin-image", "", "name of the built-in image")
 	f.StringVar(&o.cfg.ImagesDir, "images-dir", "", "folder of image archives, *.tar, to import at the start")
 	f.StringVar(&o.cfg.LinkPrefix, "link-prefix", "hk", "beginning of the names of network links")
-	f.StringVar(&o.podCIDR, "pod-cidr", "10.244.0.0/24", "addresses of pods until the kubelet brings others, one CIDR a family, separated by commas")
+	f.StringVar(&o.podCIDR, "pod-cidr", "10.244.0.0/24", "addresses of pods until the kubelet brings others, one CIDR a family, separated by commas; empty: there are no pods until then")
 	f.IntVar(&o.cfg.MTU, "mtu", 0, "MTU of the pods' links, 0 for that of the default route's link")
 	f.StringVar(&o.cfg.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "folder of configurations of network plugins; while there is one, they connect new pods")
 	f.StringVar(&o.cniBinDirs, "cni-bin-dirs", "/opt/cni/bin,/usr/lib/cni", "folders of network plugins, separated by commas")
@@ -104,8 +104,8 @@ func run(args []string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the container runtime must run as root")
 	}
-	for part := range strings.SplitSeq(o.podCIDR, ",") {
-		cidr, err := netip.ParsePrefix(strings.TrimSpace(part))
+	for part := range strings.FieldsFuncSeq(o.podCIDR, func(r rune) bool { return r == ',' || r == ' ' }) {
+		cidr, err := netip.ParsePrefix(part)
 		if err != nil {
 			return fmt.Errorf("bad pod CIDR: %w", err)
 		}

@@ -335,6 +335,44 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+// TestNoCIDR: where nobody has said what addresses pods have, there are pods of the
+// host's network only.
+func TestNoCIDR(t *testing.T) {
+	n := newNode(t, noCIDR).imported()
+	ctx := context.Background()
+	ready := func() (bool, string) {
+		t.Helper()
+		resp, err := n.Status(ctx, &runtimeapi.StatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range resp.Status.Conditions {
+			if c.Type == runtimeapi.NetworkReady {
+				return c.Status, c.Message
+			}
+		}
+		t.Fatal("nothing is said of the network")
+		return false, ""
+	}
+	if ok, why := ready(); ok || !strings.Contains(why, "no pod CIDR yet") && !strings.Contains(why, "being set up") {
+		t.Errorf("the network is ready: %t, %q", ok, why)
+	}
+	if _, err := n.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.pod("early")}); err == nil {
+		t.Error("a pod was given a network")
+	}
+	if _, err := n.UpdateRuntimeConfig(ctx, &runtimeapi.UpdateRuntimeConfigRequest{RuntimeConfig: &runtimeapi.RuntimeConfig{
+		NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: "10.55.4.0/24"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if ok, why := ready(); !ok {
+		t.Errorf("the network is not ready: %s", why)
+	}
+	st, err := n.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: n.run(n.pod("later"))})
+	if err != nil || st.Status.Network.Ip != "10.55.4.2" {
+		t.Errorf("a pod has %v (%v)", st.GetStatus().GetNetwork(), err)
+	}
+}
+
 func TestRuntimeConfig(t *testing.T) {
 	n := newNode(t).imported()
 	ctx := context.Background()
