@@ -54,7 +54,8 @@ type Config struct {
 	// CgroupRoot is the cgroup below which pods are that name none.
 	CgroupRoot string
 	// SlowCgroups leaves the kernel's way of moving processes between cgroups
-	// as it is; see favorDynamicCgroups.
+	// as it is; see favorDynamicCgroups. Where control groups are of version 2
+	// alone it is left so in any case.
 	SlowCgroups bool
 	// Journal is the file of changes to the host; empty for none.
 	Journal string

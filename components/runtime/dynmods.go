@@ -12,6 +12,15 @@ import (
 // hierarchy names the empty cgroup hierarchy that favorDynamicCgroups makes.
 const hierarchy = "hyperkube"
 
+// favorsDynamicCgroups tells whether favorDynamicCgroups shall be called: not
+// where all controllers are in the unified hierarchy. There a process is moved
+// once for a container, not once a controller; and a further hierarchy is a
+// line before the only one in everybody's /proc/PID/cgroup, which programs and
+// scripts on such machines take for the one of the unified hierarchy.
+func (r *Runtime) favorsDynamicCgroups() bool {
+	return !r.cfg.SlowCgroups && !r.cgroups.Unified()
+}
+
 // favorDynamicCgroups asks the kernel to move processes between cgroups
 // quickly. By default each move waits until every CPU has passed a quiet
 // state, 6 to 27 ms measured, and a pod's start has several of them; with the

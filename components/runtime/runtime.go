@@ -146,7 +146,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	if err := r.makeState(); err != nil {
 		return err
 	}
-	if !r.cfg.SlowCgroups {
+	if r.favorsDynamicCgroups() {
 		fast, err := favorDynamicCgroups()
 		if err != nil {
 			r.log.Info("containers start slower, for this kernel moves processes between cgroups slowly", "reason", err)
