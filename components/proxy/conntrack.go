@@ -47,20 +47,20 @@ func frontendsOf(ports []*rules.Port) frontends {
 }
 
 // flush ends the flows that lead where nobody serves any more, in one pass over
-// the kernel's table.
-func (f frontends) flush(ipv6 bool) error {
+// the kernel's table, and tells how many.
+func (f frontends) flush(ipv6 bool) (uint, error) {
 	if len(f.byAddress) == 0 {
-		return nil
+		return 0, nil
 	}
 	family := netlink.InetFamily(unix.AF_INET)
 	if ipv6 {
 		family = unix.AF_INET6
 	}
-	_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, f)
+	n, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, f)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("flushing conntrack: %w", err)
+		return n, fmt.Errorf("flushing conntrack: %w", err)
 	}
-	return nil
+	return n, nil
 }
 
 // MatchConntrackFlow as netlink.CustomConntrackFilter: true for a flow to end.

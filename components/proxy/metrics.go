@@ -17,6 +17,8 @@ type metrics struct {
 	last, lastQueued, rules         *prometheus.GaugeVec
 	failures, healthz, livez        *prometheus.CounterVec
 	endpointChanges, serviceChanges prometheus.Counter
+	flushing                        *prometheus.HistogramVec
+	flushed                         *prometheus.CounterVec
 }
 
 func newMetrics() *metrics {
@@ -40,16 +42,21 @@ func newMetrics() *metrics {
 			Name: "kubeproxy_network_programming_duration_seconds", Help: "From the change of a pod or service to the rules.",
 			Buckets: []float64{0.25, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 105, 150, 195, 240, 285, 300},
 		}, byFamily),
-		last:            gauge("sync_proxy_rules_last_timestamp_seconds", "When the rules were written last.", byFamily...),
-		lastQueued:      gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When something changed last.", byFamily...),
-		rules:           gauge("sync_proxy_rules_iptables_total", "Rules by table.", "ip_family", "table"),
-		failures:        counter("sync_proxy_rules_iptables_restore_failures_total", "How often writing the rules failed.", byFamily...),
-		healthz:         counter("proxy_healthz_total", "Answers of /healthz.", "code"),
+		last:       gauge("sync_proxy_rules_last_timestamp_seconds", "When the rules were written last.", byFamily...),
+		lastQueued: gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When something changed last.", byFamily...),
+		rules:      gauge("sync_proxy_rules_iptables_total", "Rules by table.", "ip_family", "table"),
+		failures:   counter("sync_proxy_rules_iptables_restore_failures_total", "How often writing the rules failed.", byFamily...),
+		healthz:    counter("proxy_healthz_total", "Answers of /healthz.", "code"),
+		flushing: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kubeproxy_conntrack_reconciler_sync_duration_seconds", Help: "[ALPHA] How long it took to end flows that lead nowhere.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+		}, byFamily),
+		flushed:         counter("conntrack_reconciler_deleted_entries_total", "[ALPHA] Flows that were ended because they led nowhere.", byFamily...),
 		livez:           counter("proxy_livez_total", "Answers of /livez.", "code"),
 		endpointChanges: changes("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints."),
 		serviceChanges:  changes("sync_proxy_rules_service_changes_total", "Changes of services."),
 	}
-	m.registry.MustRegister(m.duration, m.programming, m.last, m.lastQueued, m.rules, m.failures, m.healthz, m.livez, m.endpointChanges, m.serviceChanges,
+	m.registry.MustRegister(m.duration, m.programming, m.last, m.lastQueued, m.rules, m.failures, m.healthz, m.livez, m.endpointChanges, m.serviceChanges, m.flushing, m.flushed,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -72,6 +79,12 @@ func (m *metrics) synced(began time.Time, triggered []time.Time) {
 	for _, at := range triggered {
 		m.programming.WithLabelValues(family).Observe(time.Since(at).Seconds())
 	}
+}
+
+// ended takes note that so many flows were ended since then.
+func (m *metrics) ended(ipv6 bool, flows uint, began time.Time) {
+	m.flushing.WithLabelValues(familyName(ipv6)).Observe(time.Since(began).Seconds())
+	m.flushed.WithLabelValues(familyName(ipv6)).Add(float64(flows))
 }
 
 // wrote takes note of how many rules there are.

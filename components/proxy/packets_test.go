@@ -272,7 +272,8 @@ func TestDatagrams(t *testing.T) {
 	write := func(endpoints ...string) {
 		ports := portsOf(svc, slice(corev1.ProtocolUDP, endpoints...), node{"n", ""}, false)
 		b.must(b.writer.write(context.Background(), rules.Build(rules.Config{Pods: clusterPods}, ports)))
-		b.must(frontendsOf(ports).flush(false))
+		_, err := frontendsOf(ports).flush(false)
+		b.must(err)
 	}
 	flows := map[string]net.Conn{}
 	b.At(func() {

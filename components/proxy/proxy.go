@@ -388,7 +388,10 @@ func (p *Proxy) sync(ctx context.Context) error {
 			continue
 		}
 		// Those that are there win over those that were.
-		if err := frontendsOf(append(removed[ipv6], all...)).flush(ipv6); err != nil {
+		began := time.Now()
+		n, err := frontendsOf(append(removed[ipv6], all...)).flush(ipv6)
+		p.metrics.ended(ipv6, n, began)
+		if err != nil {
 			p.cfg.Log.Warn("old UDP flows could not be ended", "err", err)
 		}
 	}
