@@ -69,6 +69,7 @@ func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler
 		Default: func(h *autoscalingv1.HorizontalPodAutoscaler) { set(&h.Spec.MinReplicas, 1) },
 		PrepareCreate: func(_ context.Context, h *autoscalingv1.HorizontalPodAutoscaler) {
 			h.Status = autoscalingv1.HorizontalPodAutoscalerStatus{}
+			keepStatusAnnotations(h, &autoscalingv1.HorizontalPodAutoscaler{})
 			h.Generation = 1
 		},
 		Validate: func(ctx context.Context, h *autoscalingv1.HorizontalPodAutoscaler) field.ErrorList {
@@ -77,6 +78,7 @@ func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler
 		Update: api.KindUpdate[*autoscalingv1.HorizontalPodAutoscaler]{
 			Prepare: func(_ context.Context, h, old *autoscalingv1.HorizontalPodAutoscaler) {
 				old.Status.DeepCopyInto(&h.Status)
+				keepStatusAnnotations(h, old)
 				h.Generation = old.Generation
 				if changed(h, old) {
 					h.Generation++
@@ -116,7 +118,26 @@ func changed(h, old *autoscalingv1.HorizontalPodAutoscaler) bool {
 	if err != nil {
 		return true
 	}
+	// Annotations need not tell what goes without saying.
+	defaultAutoscaler(is)
+	defaultAutoscaler(was)
 	return !apiequality.Semantic.DeepEqual(is.Spec, was.Spec)
+}
+
+// keepStatusAnnotations takes back changes of the annotations that stand for
+// status.
+func keepStatusAnnotations(h, old *autoscalingv1.HorizontalPodAutoscaler) {
+	for _, key := range []string{currentMetricsAnnotation, conditionsAnnotation} {
+		value, ok := old.Annotations[key]
+		switch {
+		case !ok:
+			delete(h.Annotations, key)
+		case h.Annotations == nil:
+			h.Annotations = map[string]string{key: value}
+		default:
+			h.Annotations[key] = value
+		}
+	}
 }
 
 // ToV2 makes the object that is stored. The result shares what in points to.
@@ -134,15 +155,6 @@ func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalP
 			CurrentReplicas:    in.Status.CurrentReplicas,
 			DesiredReplicas:    in.Status.DesiredReplicas,
 		},
-	}
-	if p := in.Spec.TargetCPUUtilizationPercentage; p != nil {
-		out.Spec.Metrics = append(out.Spec.Metrics, autoscalingv2.MetricSpec{
-			Type: autoscalingv2.ResourceMetricSourceType,
-			Resource: &autoscalingv2.ResourceMetricSource{
-				Name:   corev1.ResourceCPU,
-				Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: p},
-			},
-		})
 	}
 	if p := in.Status.CurrentCPUUtilizationPercentage; p != nil {
 		out.Status.CurrentMetrics = append(out.Status.CurrentMetrics, autoscalingv2.MetricStatus{
@@ -165,6 +177,15 @@ func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalP
 		for i := range metrics {
 			out.Spec.Metrics = append(out.Spec.Metrics, metricFromV1(&metrics[i]))
 		}
+	}
+	if p := in.Spec.TargetCPUUtilizationPercentage; p != nil {
+		out.Spec.Metrics = append(out.Spec.Metrics, autoscalingv2.MetricSpec{
+			Type: autoscalingv2.ResourceMetricSourceType,
+			Resource: &autoscalingv2.ResourceMetricSource{
+				Name:   corev1.ResourceCPU,
+				Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: p},
+			},
+		})
 	}
 	var current []autoscalingv1.MetricStatus
 	if read(currentMetricsAnnotation, &current) && len(current) > 0 {

@@ -9,7 +9,6 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
-	"maps"
 	"net/mail"
 	"slices"
 	"strings"
@@ -20,7 +19,6 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api/validate"
@@ -48,7 +46,7 @@ func checkPodRequest(r *certificatesv1.PodCertificateRequest) field.ErrorList {
 	spec := field.NewPath("spec")
 	e.SignerName(spec.Child("signerName"), r.Spec.SignerName)
 	if r.Spec.UnverifiedUserAnnotations != nil {
-		checkUserAnnotations(&e, r.Spec.UnverifiedUserAnnotations, spec.Child("unverifiedUserAnnotations"))
+		e.UserAnnotations(spec.Child("unverifiedUserAnnotations"), r.Spec.UnverifiedUserAnnotations)
 	}
 	e.InvalidAll(spec.Child("podName"), r.Spec.PodName, apivalidation.NameIsDNSSubdomain(r.Spec.PodName, false))
 	uid := func(name, value string) {
@@ -82,16 +80,6 @@ func checkPodRequest(r *certificatesv1.PodCertificateRequest) field.ErrorList {
 	}
 	checkStub(&e, r.Spec.StubPKCS10Request, spec.Child("stubPKCS10Request"))
 	return e.List
-}
-
-func checkUserAnnotations(e *validate.Errors, annotations map[string]string, at *field.Path) {
-	for _, k := range slices.Sorted(maps.Keys(annotations)) {
-		// Every key says whose it is.
-		e.Add(validation.IsDomainPrefixedKey(at, strings.ToLower(k)))
-	}
-	if apivalidation.ValidateAnnotationsSize(annotations) != nil {
-		e.Add(field.ErrorList{field.TooLong(at, "", apivalidation.TotalAnnotationSizeLimitB)})
-	}
 }
 
 // checkStub checks a DER-encoded PKCS#10 request and the kind of its key.

@@ -2,8 +2,11 @@ package validate
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -49,5 +52,16 @@ func (e *Errors) segments(at *field.Path, name string, check func(string) []stri
 		if len(msgs) > 0 {
 			return
 		}
+	}
+}
+
+// UserAnnotations checks what a pod tells the signer of its certificate: every
+// key says whose it is.
+func (e *Errors) UserAnnotations(at *field.Path, annotations map[string]string) {
+	for _, k := range slices.Sorted(maps.Keys(annotations)) {
+		e.Add(validation.IsDomainPrefixedKey(at, strings.ToLower(k)))
+	}
+	if apivalidation.ValidateAnnotationsSize(annotations) != nil {
+		e.Add(field.ErrorList{field.TooLong(at, "", apivalidation.TotalAnnotationSizeLimitB)})
 	}
 }

@@ -158,9 +158,6 @@ func defaultVolume(v *corev1.VolumeSource) {
 			if src.ServiceAccountToken != nil {
 				setPtr(&src.ServiceAccountToken.ExpirationSeconds, 60*60)
 			}
-			if src.PodCertificate != nil {
-				setPtr(&src.PodCertificate.MaxExpirationSeconds, 24*60*60)
-			}
 		}
 	}
 	if v.Ephemeral != nil {

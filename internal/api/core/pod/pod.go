@@ -200,6 +200,13 @@ func prepareStatus(p, old *corev1.Pod) {
 		p.Status.QOSClass = old.Status.QOSClass
 	}
 	keepObserved(&p.Status, &old.Status)
+	// Both are in alpha.
+	if len(old.Status.NodeAllocatableResourceClaimStatuses) == 0 {
+		p.Status.NodeAllocatableResourceClaimStatuses = nil
+	}
+	if len(old.Status.VolumeHealth) == 0 {
+		p.Status.VolumeHealth = nil
+	}
 }
 
 // keepObserved keeps observed generations that the writer does not know of.

@@ -274,7 +274,7 @@ func TestStatus(t *testing.T) {
 	p := old.DeepCopy()
 	p.Spec.NodeName = "changed"
 	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
-	p.Status.PodIPs = []corev1.PodIP{{IP: "1.1.1.1"}, {IP: "2.2.2.2"}}
+	p.Status.PodIP, p.Status.PodIPs = "1.1.1.1", []corev1.PodIP{{IP: "1.1.1.1"}, {IP: "2.2.2.2"}}
 	p.Status.QOSClass = corev1.PodQOSGuaranteed
 	prepareStatus(p, old)
 	if p.Spec.NodeName != "" {

@@ -124,6 +124,7 @@ var podCertificateKeyTypes = []string{"RSA3072", "RSA4096", "ECDSAP256", "ECDSAP
 
 func (c *checker) checkPodCertificate(s *corev1.PodCertificateProjection, at *field.Path) {
 	c.SignerName(at.Child("signerName"), s.SignerName)
+	c.UserAnnotations(at.Child("userAnnotations"), s.UserAnnotations)
 	if !slices.Contains(podCertificateKeyTypes, s.KeyType) {
 		c.Add(field.ErrorList{field.NotSupported(at.Child("keyType"), s.KeyType, podCertificateKeyTypes)})
 	}

@@ -156,6 +156,7 @@ func (c *checker) checkPodResources(at *field.Path) {
 	if r.Claims != nil {
 		c.Forbidden(at.Child("claims"), "claims may not be set for Resources at pod-level")
 	}
+	c.checkClaimRefs(r.Claims, at.Child("claims"))
 	c.checkRequirements(r, validate.PodResourceName, at)
 	sum := resourcehelper.AggregateContainerRequests(&corev1.Pod{Spec: *c.spec}, resourcehelper.PodResourcesOptions{})
 	for _, name := range sortedNames(sum) {

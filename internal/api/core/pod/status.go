@@ -174,10 +174,15 @@ func checkPodIPs(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
 		ips[i] = ip.IP
 		e.LegacyIP(path.Index(i), ip.IP, before)
 	}
-	if len(ips) < 2 {
-		return
+	if len(ips) > 1 {
+		checkFamilies(e, ips, p.Status.PodIPs, path)
 	}
-	checkFamilies(e, ips, p.Status.PodIPs, path)
+	switch first := p.Status.PodIP; {
+	case (first != "") != (len(ips) > 0):
+		e.Invalid(path, p.Status.PodIPs, "podIP and podIPs must either both be set or both be unset")
+	case len(ips) > 0 && ips[0] != first:
+		e.Invalid(path.Index(0).Child("ip"), ips[0], "must be equal to `podIP`")
+	}
 }
 
 func checkFamilies(e *validate.Errors, ips []string, value any, path *field.Path) {
