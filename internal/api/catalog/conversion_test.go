@@ -31,14 +31,14 @@ const autoscaler = `{"metadata":{"name":"h","namespace":"x","annotations":{"a":"
 "minReplicas":2,"maxReplicas":9,
 "behavior":{"scaleUp":{"stabilizationWindowSeconds":0,"selectPolicy":"Max","policies":[{"type":"Pods","value":4,"periodSeconds":15}]},"scaleDown":{"tolerance":"50m"}},
 "metrics":[
-{"type":"Resource","resource":{"name":"cpu","target":{"type":"Utilization","averageUtilization":70}}},
 {"type":"Resource","resource":{"name":"memory","target":{"type":"AverageValue","averageValue":"1Gi"}}},
 {"type":"ContainerResource","containerResource":{"name":"cpu","container":"c","target":{"type":"Utilization","averageUtilization":60}}},
 {"type":"Pods","pods":{"metric":{"name":"p","selector":{"matchLabels":{"a":"b"}}},"target":{"type":"AverageValue","averageValue":"5"}}},
 {"type":"Object","object":{"describedObject":{"kind":"Ingress","name":"i"},"metric":{"name":"o"},"target":{"type":"Value","value":"7"}}},
 {"type":"Object","object":{"describedObject":{"kind":"Ingress","name":"i"},"metric":{"name":"o"},"target":{"type":"AverageValue","averageValue":"7"}}},
 {"type":"External","external":{"metric":{"name":"e"},"target":{"type":"Value","value":"7"}}},
-{"type":"External","external":{"metric":{"name":"e"},"target":{"type":"AverageValue","averageValue":"7"}}}]},
+{"type":"External","external":{"metric":{"name":"e"},"target":{"type":"AverageValue","averageValue":"7"}}},
+{"type":"Resource","resource":{"name":"cpu","target":{"type":"Utilization","averageUtilization":70}}}]},
 "status":{"observedGeneration":3,"lastScaleTime":"2026-01-01T00:00:00Z","currentReplicas":2,"desiredReplicas":3,
 "conditions":[{"type":"AbleToScale","status":"True","lastTransitionTime":"2026-01-01T00:00:00Z","reason":"R","message":"M"}],
 "currentMetrics":[
@@ -47,7 +47,8 @@ const autoscaler = `{"metadata":{"name":"h","namespace":"x","annotations":{"a":"
 {"type":"External","external":{"metric":{"name":"e"},"current":{"value":"1","averageValue":"7"}}}]}}`
 
 // TestAutoscalersAreOne holds that an autoscaler goes through v1 and back whole,
-// and what clients of v1 see of it.
+// and what clients of v1 see of it. The utilisation of the CPU, which v1 has a
+// field for, comes last of the metrics on the way back.
 func TestAutoscalersAreOne(t *testing.T) {
 	v2 := &autoscalingv2.HorizontalPodAutoscaler{}
 	if err := json.Unmarshal([]byte(autoscaler), v2); err != nil {
