@@ -70,6 +70,11 @@ type things struct {
 	deviceapi.UnimplementedDevicePluginServer
 }
 
+// GetDevicePluginOptions is what every plugin must answer; it has none.
+func (things) GetDevicePluginOptions(context.Context, *deviceapi.Empty) (*deviceapi.DevicePluginOptions, error) {
+	return &deviceapi.DevicePluginOptions{}, nil
+}
+
 func (things) ListAndWatch(_ *deviceapi.Empty, stream grpc.ServerStreamingServer[deviceapi.ListAndWatchResponse]) error {
 	if err := stream.Send(&deviceapi.ListAndWatchResponse{Devices: []*deviceapi.Device{{ID: "one", Health: deviceapi.Healthy}, {ID: "two", Health: deviceapi.Healthy}}}); err != nil {
 		return err
