@@ -7,44 +7,32 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// networkingVersions: backends of an Ingress had the name and the port of their
-// service at once, and any kind of path was by default the controller's matter.
 func networkingVersions() []version {
 	v1 := networkingv1.SchemeGroupVersion
 	return []version{
-		{"Ingress", v1, networkingv1beta1.SchemeGroupVersion, other(func(old *networkingv1beta1.Ingress, now *networkingv1.Ingress) error {
-			if b := old.Spec.Backend; b != nil {
-				now.Spec.DefaultBackend = &networkingv1.IngressBackend{Resource: b.Resource, Service: backend(b.ServiceName, b.ServicePort)}
-			}
-			for i := range old.Spec.Rules {
-				if old.Spec.Rules[i].HTTP == nil {
-					continue
-				}
-				for j, p := range old.Spec.Rules[i].HTTP.Paths {
-					path := &now.Spec.Rules[i].HTTP.Paths[j]
-					path.Backend.Service = backend(p.Backend.ServiceName, p.Backend.ServicePort)
-					set(&path.PathType, networkingv1.PathTypeImplementationSpecific)
-				}
-			}
-			return nil
-		})},
-		{"Ingress", v1, extensionsv1beta1.SchemeGroupVersion, other(func(old *extensionsv1beta1.Ingress, now *networkingv1.Ingress) error {
-			if b := old.Spec.Backend; b != nil {
-				now.Spec.DefaultBackend = &networkingv1.IngressBackend{Resource: b.Resource, Service: backend(b.ServiceName, b.ServicePort)}
-			}
-			for i := range old.Spec.Rules {
-				if old.Spec.Rules[i].HTTP == nil {
-					continue
-				}
-				for j, p := range old.Spec.Rules[i].HTTP.Paths {
-					path := &now.Spec.Rules[i].HTTP.Paths[j]
-					path.Backend.Service = backend(p.Backend.ServiceName, p.Backend.ServicePort)
-					set(&path.PathType, networkingv1.PathTypeImplementationSpecific)
-				}
-			}
-			return nil
-		})},
+		{"Ingress", v1, networkingv1beta1.SchemeGroupVersion, other(ingress)},
+		// The same message in another group.
+		{"Ingress", v1, extensionsv1beta1.SchemeGroupVersion, other(ingress)},
 	}
+}
+
+// ingress: backends had the name and the port of their service at once, and any
+// kind of path was by default the controller's matter.
+func ingress(old *networkingv1beta1.Ingress, now *networkingv1.Ingress) error {
+	if b := old.Spec.Backend; b != nil {
+		now.Spec.DefaultBackend = &networkingv1.IngressBackend{Resource: b.Resource, Service: backend(b.ServiceName, b.ServicePort)}
+	}
+	for i := range old.Spec.Rules {
+		if old.Spec.Rules[i].HTTP == nil {
+			continue
+		}
+		for j, p := range old.Spec.Rules[i].HTTP.Paths {
+			path := &now.Spec.Rules[i].HTTP.Paths[j]
+			path.Backend.Service = backend(p.Backend.ServiceName, p.Backend.ServicePort)
+			set(&path.PathType, networkingv1.PathTypeImplementationSpecific)
+		}
+	}
+	return nil
 }
 
 func backend(name string, port intstr.IntOrString) *networkingv1.IngressServiceBackend {
