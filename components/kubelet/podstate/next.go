@@ -2,6 +2,7 @@ package podstate
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -84,17 +85,21 @@ func ShouldRestart(pod *v1.Pod, c *v1.Container, code int32) bool {
 	case v1.ContainerRestartRuleActionRestart, v1.ContainerRestartRuleActionRestartAllContainers:
 		return true
 	}
-	policy := pod.Spec.RestartPolicy
-	if c.RestartPolicy != nil {
-		policy = v1.RestartPolicy(*c.RestartPolicy)
-	}
-	switch policy {
+	switch policy(pod, c) {
 	case v1.RestartPolicyNever:
 		return false
 	case v1.RestartPolicyOnFailure:
 		return code != 0
 	}
 	return true
+}
+
+// policy is a container's own, or else its pod's.
+func policy(pod *v1.Pod, c *v1.Container) v1.RestartPolicy {
+	if c.RestartPolicy != nil {
+		return v1.RestartPolicy(*c.RestartPolicy)
+	}
+	return pod.Spec.RestartPolicy
 }
 
 // Next computes what to do for a pod that is to run.
@@ -147,6 +152,10 @@ func Next(in Input) Plan {
 			p.Finished = true
 			p.Start, p.NewSandbox = nil, false
 			return p
+		}
+		if in.ending(&p) {
+			// Sidecars are not needed any more; those that have ended stay so.
+			p.Start = slices.DeleteFunc(p.Start, func(s Start) bool { return in.isSidecar(s.Name) })
 		}
 	} else {
 		// Not one container is left that could run: a pod whose sandbox died
@@ -214,7 +223,8 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (pending string, init
 				if in.checkRunning(p, c, st, true) && !in.started(st) && !past {
 					return c.Name, false, false
 				}
-				if p.killing(st.ID) && !past {
+				// One that is being stopped is waited for as one that is to be.
+				if (p.killing(st.ID) || in.Slots[c.Name].Killing) && !past {
 					return c.Name, false, false
 				}
 			case st != nil && st.State == Unknown:
@@ -293,10 +303,7 @@ func (in *Input) checkRunning(p *Plan, c *v1.Container, st *Container, always bo
 // fail plans to stop a container whose probe failed. It is started again by the
 // policy alone, whatever it exits with.
 func (in *Input) fail(p *Plan, c *v1.Container, st *Container, probe string, always bool) {
-	policy := in.Pod.Spec.RestartPolicy
-	if c.RestartPolicy != nil {
-		policy = v1.RestartPolicy(*c.RestartPolicy)
-	}
+	policy := policy(in.Pod, c)
 	restarts := always || policy != v1.RestartPolicyNever
 	msg := "Container " + c.Name + " failed " + probe + " probe"
 	if restarts {
@@ -349,6 +356,48 @@ func (in *Input) appContainers(p *Plan, sandbox *Sandbox) (keep bool) {
 		}
 	}
 	return keep
+}
+
+// ending tells whether all app containers have ended or are being stopped for
+// good, as by a probe that failed where nothing is restarted. Hooks may run for long
+// meanwhile.
+func (in *Input) ending(p *Plan) bool {
+	for i := range in.Pod.Spec.Containers {
+		c := &in.Pod.Spec.Containers[i]
+		st := in.Observed.Latest(c.Name)
+		if st == nil || st.State != Running && st.State != Exited {
+			return false
+		}
+		if in.Slots[c.Name].ForceRestart == st.ID {
+			return false
+		}
+		if st.State == Exited {
+			if ShouldRestart(in.Pod, c, st.ExitCode) {
+				return false
+			}
+			continue
+		}
+		stops := in.Slots[c.Name].Killing
+		for _, k := range p.Kill {
+			if k.ID == st.ID {
+				stops = !k.Replace
+			}
+		}
+		if !stops || len(c.RestartPolicyRules) > 0 || policy(in.Pod, c) != v1.RestartPolicyNever {
+			return false
+		}
+	}
+	return true
+}
+
+// isSidecar tells whether a container of that name is one.
+func (in *Input) isSidecar(name string) bool {
+	for i := range in.Pod.Spec.InitContainers {
+		if c := &in.Pod.Spec.InitContainers[i]; c.Name == name {
+			return IsSidecar(c)
+		}
+	}
+	return false
 }
 
 // watchAppContainers stops app containers that fail while init containers are

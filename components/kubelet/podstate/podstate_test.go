@@ -137,6 +137,14 @@ func TestNext(t *testing.T) {
 		{name: "sidecar alone left", pod: pod(N, "side"), seen: see("side:running", "a:exited=0", "b:exited=0"), want: "finished"},
 		{name: "sidecar unhealthy", pod: pod(N, "side"), seen: see("side:running", "a:running", "b:running"),
 			health: map[string]Health{"id-side": {Liveness: Failure}}, want: "kill side"},
+		{name: "sidecar being stopped early", pod: pod(A, "side", "two"), seen: see("side:running"), slots: map[string]Slot{"side": {Killing: true}}, want: ""},
+		{name: "sidecar being stopped", pod: pod(A, "side"), seen: see("side:running", "a:running"), slots: map[string]Slot{"side": {Killing: true}}, want: "start b#0"},
+		{name: "sidecar died at the end", pod: pod(N, "side"), seen: see("side:exited=1", "a:running", "b:exited=0"), slots: map[string]Slot{"a": {Killing: true}}, want: ""},
+		{name: "sidecar died as the end begins", pod: pod(N, "side"), seen: see("side:exited=1", "a:running", "b:exited=0"),
+			health: map[string]Health{"id-a": {Liveness: Failure}}, want: "kill a"},
+		{name: "sidecar died while another is restarted", pod: pod(N, "side"), seen: see("side:exited=1", "a:running", "b:exited=0"),
+			slots: map[string]Slot{"a": {Killing: true, ForceRestart: "id-a"}}, want: "start side#1"},
+		{name: "sidecar died while another fails", pod: pod(F, "side"), seen: see("side:exited=1", "a:running", "b:exited=0"), slots: map[string]Slot{"a": {Killing: true}}, want: "start side#1"},
 	} {
 		got := text(Next(Input{Pod: c.pod, Observed: c.seen, Health: c.health, Slots: c.slots, Now: now}))
 		if got != c.want {
