@@ -3,7 +3,6 @@ package volume
 import (
 	"bytes"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,7 +10,6 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"time"
 )
 
@@ -49,30 +47,32 @@ func WriteAtomically(dir string, payload Payload, group *int64) error {
 	if old != "" && unchanged(filepath.Join(dir, old), payload) {
 		return linkAll(dir, payload)
 	}
-	fresh, err := writeFresh(dir, payload, group)
+	fresh := filepath.Join(dir, time.Now().UTC().Format("..2006_01_02_15_04_05.")+strings.ToLower(rand.Text()[:10]))
+	err = writeFresh(fresh, payload, group)
+	if err == nil {
+		err = switchTo(dir, filepath.Base(fresh))
+	}
 	if err != nil {
-		return err
-	}
-	temp := filepath.Join(dir, tempLink)
-	if err := os.Remove(temp); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("removing a stale link: %w", err)
-	}
-	if err := os.Symlink(filepath.Base(fresh), temp); err != nil {
-		return fmt.Errorf("linking the volume's files: %w", err)
-	}
-	if err := os.Rename(temp, filepath.Join(dir, dataLink)); err != nil {
-		return fmt.Errorf("switching to the volume's new files: %w", err)
+		// It is tried again, each time under another name.
+		return errors.Join(err, os.RemoveAll(fresh))
 	}
 	if err := linkAll(dir, payload); err != nil {
 		return err
 	}
-	if err := unlinkStale(dir, payload); err != nil {
-		return err
+	return removeStale(dir, payload, filepath.Base(fresh))
+}
+
+// switchTo makes ..data lead to the directory fresh, which is in dir.
+func switchTo(dir, fresh string) error {
+	temp := filepath.Join(dir, tempLink)
+	if err := os.Remove(temp); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("removing a stale link: %w", err)
 	}
-	if old != "" && strings.HasPrefix(old, "..") && !strings.Contains(old, "/") {
-		if err := os.RemoveAll(filepath.Join(dir, old)); err != nil {
-			return fmt.Errorf("removing the volume's old files: %w", err)
-		}
+	if err := os.Symlink(fresh, temp); err != nil {
+		return fmt.Errorf("linking the volume's files: %w", err)
+	}
+	if err := os.Rename(temp, filepath.Join(dir, dataLink)); err != nil {
+		return fmt.Errorf("switching to the volume's new files: %w", err)
 	}
 	return nil
 }
@@ -121,42 +121,36 @@ func unchanged(dir string, payload Payload) bool {
 	return true
 }
 
-func writeFresh(dir string, payload Payload, group *int64) (string, error) {
-	suffix := make([]byte, 5)
-	if _, err := rand.Read(suffix); err != nil {
-		return "", fmt.Errorf("naming the volume's files: %w", err)
-	}
-	fresh := filepath.Join(dir, time.Now().UTC().Format("..2006_01_02_15_04_05.")+hex.EncodeToString(suffix))
+// writeFresh writes payload into the directory fresh, which is made.
+func writeFresh(fresh string, payload Payload, group *int64) error {
 	if err := os.Mkdir(fresh, 0o755); err != nil {
-		return "", fmt.Errorf("making the volume's directory: %w", err)
+		return fmt.Errorf("making the volume's directory: %w", err)
 	}
 	if err := os.Chmod(fresh, 0o755); err != nil {
-		return "", fmt.Errorf("making the volume's directory: %w", err)
+		return fmt.Errorf("making the volume's directory: %w", err)
 	}
 	for p, f := range payload {
 		full := filepath.Join(fresh, p)
 		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-			return "", fmt.Errorf("making a directory of the volume: %w", err)
+			return fmt.Errorf("making a directory of the volume: %w", err)
 		}
 		if err := os.WriteFile(full, f.Data, f.Mode); err != nil {
-			return "", fmt.Errorf("writing a file of the volume: %w", err)
+			return fmt.Errorf("writing a file of the volume: %w", err)
 		}
 		if f.User != nil {
 			if err := os.Chown(full, int(*f.User), -1); err != nil {
-				return "", fmt.Errorf("giving a file of the volume to its user: %w", err)
+				return fmt.Errorf("giving a file of the volume to its user: %w", err)
 			}
 		}
 		// The umask does not say what a volume's modes are.
 		if err := os.Chmod(full, f.Mode); err != nil {
-			return "", fmt.Errorf("setting the mode of a file of the volume: %w", err)
+			return fmt.Errorf("setting the mode of a file of the volume: %w", err)
 		}
 	}
 	if group != nil {
-		if err := SetGroup(fresh, *group, true); err != nil {
-			return "", err
-		}
+		return SetGroup(fresh, *group, true)
 	}
-	return fresh, nil
+	return nil
 }
 
 // linkAll links the first part of every path into ..data.
@@ -175,7 +169,9 @@ func linkAll(dir string, payload Payload) error {
 	return nil
 }
 
-func unlinkStale(dir string, payload Payload) error {
+// removeStale removes all but what payload and ..data, which leads to current,
+// need: the files before these, and what a crash in the middle has left.
+func removeStale(dir string, payload Payload, current string) error {
 	keep := map[string]bool{}
 	for p := range payload {
 		name, _, _ := strings.Cut(path.Clean(p), "/")
@@ -186,54 +182,18 @@ func unlinkStale(dir string, payload Payload) error {
 		return fmt.Errorf("listing the volume: %w", err)
 	}
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), "..") || keep[e.Name()] {
+		switch name := e.Name(); {
+		case name == dataLink || name == current || keep[name]:
+			continue
+		case strings.HasPrefix(name, ".."):
+			if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+				return fmt.Errorf("removing the volume's old files: %w", err)
+			}
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("removing a stale link of the volume: %w", err)
 		}
-	}
-	return nil
-}
-
-// SetGroup gives a tree to a group, as fsGroup asks: the group may read it,
-// write it too unless readOnly, and what is made in its directories later
-// belongs to the group as well.
-func SetGroup(root string, group int64, readOnly bool) error {
-	return setGroup(root, group, readOnly, &atomic.Int64{})
-}
-
-// setGroup is SetGroup that counts the files.
-func setGroup(root string, group int64, readOnly bool, files *atomic.Int64) error {
-	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			if errors.Is(err, os.ErrNotExist) {
-				return nil
-			}
-			return err
-		}
-		files.Add(1)
-		if err := os.Lchown(p, -1, int(group)); err != nil {
-			return err
-		}
-		if d.Type()&os.ModeSymlink != 0 {
-			return nil
-		}
-		info, err := d.Info()
-		if err != nil {
-			return err
-		}
-		mask := os.FileMode(0o660)
-		if readOnly {
-			mask = 0o440
-		}
-		if d.IsDir() {
-			mask |= os.ModeSetgid | 0o110
-		}
-		return os.Chmod(p, info.Mode()|mask)
-	})
-	if err != nil {
-		return fmt.Errorf("giving the volume to group %d: %w", group, err)
 	}
 	return nil
 }

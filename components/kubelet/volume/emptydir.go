@@ -51,7 +51,9 @@ func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {
 			return Result{}, fmt.Errorf("unknown storage medium %q", src.Medium)
 		}
 	}
-	if group := fsGroup(r.Pod); fresh && group != nil {
+	// What was made before a crash, or before the machine was started anew, is to be
+	// given away still.
+	if group := fsGroup(r.Pod); group != nil && (fresh || ungiven(r.Dir)) {
 		if err := SetGroup(r.Dir, *group, false); err != nil {
 			return Result{}, err
 		}

@@ -146,7 +146,7 @@ func write(r Request, payload Payload, memory bool, refresh time.Time) (Result, 
 	if err := WriteAtomically(r.Dir, payload, group); err != nil {
 		return Result{}, err
 	}
-	if group != nil && fresh {
+	if group != nil && (fresh || ungiven(r.Dir)) {
 		if err := SetGroup(r.Dir, *group, true); err != nil {
 			return Result{}, err
 		}

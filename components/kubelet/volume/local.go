@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
-	"syscall"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -67,7 +65,8 @@ func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result
 	} else if !info.IsDir() {
 		return Result{}, fmt.Errorf("only directory and block device are supported: %q is neither", path)
 	}
-	if group := fsGroup(r.Pod); group != nil && r.Fresh && !r.ReadOnly {
+	// A device was mounted in the pod's own place already when giving it away failed.
+	if group := fsGroup(r.Pod); group != nil && !r.ReadOnly && (r.Fresh || path == r.Dir && ungiven(path)) {
 		if err := GiveTo(r.Pod, path, *group, t.tell(r.Pod)); err != nil {
 			return Result{}, err
 		}
@@ -104,45 +103,6 @@ func (r PersistentRequest) device(path string) (Result, error) {
 
 func isBlock(info os.FileInfo) bool {
 	return info.Mode()&os.ModeDevice != 0 && info.Mode()&os.ModeCharDevice == 0
-}
-
-// GiveTo gives a volume to a pod's group, unless the pod asks for a look at its
-// root first and that is the group's already.
-// tell, which may be nil, is told, in upstream's words, when that takes long; it is
-// not called any more once GiveTo has returned.
-// https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods
-func GiveTo(pod *v1.Pod, root string, group int64, tell func(message string)) error {
-	_, below, ok := strings.Cut(root, string(pod.UID))
-	name := root
-	if ok {
-		name = string(pod.UID) + below
-	}
-	// A local volume may be a link to its folder.
-	root, err := filepath.EvalSymlinks(root)
-	if err != nil {
-		return fmt.Errorf("looking at the volume: %w", err)
-	}
-	info, err := os.Stat(root)
-	if err != nil {
-		return fmt.Errorf("looking at the volume: %w", err)
-	}
-	if owned(pod, info, group) {
-		return nil
-	}
-	slow := newSlowly(name, tell)
-	defer slow.stop()
-	return setGroup(root, group, false, &slow.files)
-}
-
-// owned tells whether a volume need not be given to the pod's group: its root is
-// that already, and the pod asks for no more than to look there.
-func owned(pod *v1.Pod, root os.FileInfo, group int64) bool {
-	policy := pod.Spec.SecurityContext.FSGroupChangePolicy
-	if policy == nil || *policy != v1.FSGroupChangeOnRootMismatch {
-		return false
-	}
-	st, ok := root.Sys().(*syscall.Stat_t)
-	return ok && int64(st.Gid) == group && root.Mode()&os.ModeSetgid != 0 && root.Mode()&0o070 == 0o070
 }
 
 // IsPersistent implements PersistentType.

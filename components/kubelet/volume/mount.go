@@ -7,16 +7,29 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 )
 
-// runTool runs one of the host's tools and returns what it printed.
+// lettingGo is how long a tool that has ended may be held open by what it started.
+const lettingGo = 5 * time.Second
+
+// runTool runs one of the host's tools and returns what it printed. When ctx ends
+// the tool does, with the helpers that it has started: such as that of NFS, which
+// waits for minutes for a server that is away, and would mount behind our back.
 func runTool(ctx context.Context, name string, args ...string) (string, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = lettingGo
 	err := cmd.Run()
+	if errors.Is(err, exec.ErrWaitDelay) {
+		err = nil // it has done its work, and left a service running
+	}
 	return out.String(), err
 }
 

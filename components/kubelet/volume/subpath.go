@@ -39,7 +39,7 @@ func (s *Set) SubPath(podDir, volume, root, sub, container string, index int) (s
 	if err := unmount(target); err != nil {
 		return "", err
 	}
-	if err := os.RemoveAll(target); err != nil {
+	if err := removeTree(target); err != nil {
 		return "", fmt.Errorf("clearing the place of a subPath: %w", err)
 	}
 	if kind.IsDir() {

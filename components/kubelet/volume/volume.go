@@ -159,20 +159,26 @@ func unmountBelow(dir string) error {
 	return nil
 }
 
+// unmount takes away all that is mounted at path, be it several times; nothing is
+// no error.
 func unmount(path string) error {
-	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
-	if errors.Is(err, unix.EBUSY) {
-		// Whoever still holds it keeps it; nobody finds it any more.
-		err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+	for {
+		err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EBUSY) {
+			// Whoever still holds it keeps it; nobody finds it any more.
+			err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		}
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("unmounting %s: %w", path, err)
+		}
 	}
-	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("unmounting %s: %w", path, err)
-	}
-	return nil
 }
 
-// mountTmpfs mounts a tmpfs at dir unless one is there. size in bytes; zero is
-// the kernel's default.
+// mountTmpfs mounts a tmpfs at dir unless one is there, which is never swapped out
+// where the kernel (6.4) can do that. size in bytes; zero is the kernel's default.
 func mountTmpfs(dir string, size int64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err == nil && st.Type == unix.TMPFS_MAGIC {
@@ -184,7 +190,11 @@ func mountTmpfs(dir string, size int64) error {
 	if size > 0 {
 		opts += fmt.Sprintf(",size=%d", size)
 	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, opts); err != nil {
+	err := unix.Mount("tmpfs", dir, "tmpfs", 0, opts+",noswap")
+	if errors.Is(err, unix.EINVAL) {
+		err = unix.Mount("tmpfs", dir, "tmpfs", 0, opts)
+	}
+	if err != nil {
 		return fmt.Errorf("mounting tmpfs: %w", err)
 	}
 	return nil

@@ -91,6 +91,31 @@ func TestWriteAtomically(t *testing.T) {
 
 // TestTypes sets up every type for a pod and takes all back. It mounts, and so
 // needs root.
+// TestWriteInVain: what cannot be written leaves nothing, however often it is tried,
+// and what a crash has left goes.
+func TestWriteInVain(t *testing.T) {
+	dir := t.TempDir()
+	good := Payload{"a": {Data: []byte("1"), Mode: 0o644}}
+	if err := os.Mkdir(filepath.Join(dir, "..2026_01_02_03_04_05.0"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteAtomically(dir, good, nil); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := WriteAtomically(dir, Payload{"a": {Mode: 0o644}, "a/b": {Mode: 0o644}}, nil); err == nil {
+			t.Fatal("a file is a directory")
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 3 { // the files, the link to them, and that to "a"
+		t.Errorf("%d entries: %v, %v", len(entries), entries, err)
+	}
+	if got := read(t, filepath.Join(dir, "a")); got != "1" {
+		t.Errorf("a is %q", got)
+	}
+}
+
 func TestTypes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

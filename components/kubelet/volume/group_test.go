@@ -1,0 +1,114 @@
+package volume
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+)
+
+func attributes(t *testing.T, path string) (group int, mode uint32) {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return int(st.Gid), st.Mode & 0o7777
+}
+
+func TestSetGroup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := t.TempDir()
+	for name, mode := range map[string]uint32{"sub/file": 0o600, "sub/tool": 0o4755} {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := SetGroup(root, 4321, false); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]uint32{"sub": 0o2770, "sub/file": 0o660, "sub/tool": 0o4775} {
+		if group, mode := attributes(t, filepath.Join(root, name)); group != 4321 || mode != want {
+			t.Errorf("%s: group %d, mode %o, want %o", name, group, mode, want)
+		}
+	}
+}
+
+// TestSetGroupOfMovingFolders: who puts links in the place of folders while a
+// volume is given away does not get at what is outside.
+func TestSetGroupOfMovingFolders(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root, outside := t.TempDir(), t.TempDir()
+	victim := filepath.Join(outside, "file")
+	folder, link := filepath.Join(root, "folder"), filepath.Join(root, "link")
+	if err := os.WriteFile(victim, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, link); err != nil {
+		t.Fatal(err)
+	}
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-over:
+				return
+			default:
+				_ = unix.Renameat2(unix.AT_FDCWD, folder, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE)
+			}
+		}
+	}()
+	for range 3000 {
+		if err := SetGroup(root, 4321, false); err != nil {
+			t.Error(err)
+			break
+		}
+		if group, mode := attributes(t, victim); group != 0 || mode != 0o600 {
+			t.Errorf("a file outside of the volume has group %d and mode %o", group, mode)
+			break
+		}
+	}
+	close(over)
+	<-ended
+}
+
+// TestGivenLate: a volume that was made, but not yet given to the pod's group when
+// the kubelet was killed, is given to it then.
+func TestGivenLate(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	group := int64(4321)
+	pod := &v1.Pod{Spec: v1.PodSpec{SecurityContext: &v1.PodSecurityContext{FSGroup: &group}}}
+	dir := filepath.Join(t.TempDir(), "v")
+	if _, err := makeDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	r := Request{Pod: pod, Volume: &v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}, Dir: dir}
+	if _, err := (EmptyDir{}).SetUp(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if have, mode := attributes(t, dir); have != 4321 || mode&unix.S_ISGID == 0 {
+		t.Errorf("group %d, mode %o", have, mode)
+	}
+}
