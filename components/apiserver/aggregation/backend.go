@@ -13,11 +13,12 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/httpstream"
-	"k8s.io/apimachinery/pkg/util/proxy"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/transport"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
+
+	"hyperkube/internal/upgrade"
 )
 
 // backend is the server of one group and version elsewhere. It is made anew
@@ -109,12 +110,12 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	out.Header = req.Header.Clone()
 	out.URL, out.Host = location, host
 	rt := transport.NewAuthProxyRoundTripper(u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra(), b.transport)
-	upgrade := httpstream.IsUpgradeRequest(req)
-	if upgrade {
+	upgrading := httpstream.IsUpgradeRequest(req)
+	if upgrading {
 		// Connections that are taken over are dialled past the round tripper.
 		transport.SetAuthProxyHeaders(out, u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra())
 	}
-	proxy.NewUpgradeAwareHandler(location, rt, true, upgrade, unavailable{}).ServeHTTP(w, out)
+	upgrade.NewHandler(location, rt, true, upgrading, unavailable{}).ServeHTTP(w, out)
 }
 
 // unavailable answers for servers that do not.

@@ -21,6 +21,7 @@ import (
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/rest"
+	"hyperkube/internal/upgrade"
 )
 
 // Config of Streams.
@@ -254,7 +255,7 @@ func (c *connector) portForward(w http.ResponseWriter, req *http.Request, call r
 
 // upgrade passes a request that changes the protocol on as it is.
 func (c *connector) upgrade(at *url.URL, required bool) *proxy.UpgradeAwareHandler {
-	h := proxy.NewUpgradeAwareHandler(at, c.verified, false, required, responder{c.cfg.Error})
+	h := upgrade.NewHandler(at, c.verified, false, required, responder{c.cfg.Error})
 	h.UseLocationHost = true
 	return h
 }

@@ -16,11 +16,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/httpstream"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/apimachinery/pkg/util/proxy"
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/store"
+	"hyperkube/internal/upgrade"
 )
 
 // named takes "scheme:name:port" apart; scheme and port may be left out.
@@ -241,7 +241,7 @@ func (c *connector) pass(w http.ResponseWriter, req *http.Request, at *url.URL, 
 	if kubelet {
 		rt = c.verified
 	}
-	h := proxy.NewUpgradeAwareHandler(at, rt, true, false, responder{c.cfg.Error})
+	h := upgrade.NewHandler(at, rt, true, false, responder{c.cfg.Error})
 	h.ServeHTTP(w, req)
 	return nil
 }

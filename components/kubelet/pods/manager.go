@@ -131,9 +131,7 @@ func (m *Manager) start(w *worker) {
 // Changed makes the pod's worker look again, for a static pod's mirror has
 // changed.
 func (m *Manager) Changed(uid types.UID) {
-	m.mu.Lock()
-	w := m.workers[uid]
-	m.mu.Unlock()
+	w := m.worker(uid)
 	if w != nil {
 		w.update(func() { w.report.halted = false })
 	}
@@ -164,6 +162,13 @@ func (m *Manager) retry(ready func(*worker) bool) {
 	}
 }
 
+// worker returns that of a pod, nil when there is no such pod.
+func (m *Manager) worker(uid types.UID) *worker {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.workers[uid]
+}
+
 // all returns the workers that there are now, for who must not hold mu while it
 // looks at them.
 func (m *Manager) all() []*worker {
@@ -187,9 +192,7 @@ func (m *Manager) Refresh(uses func(*v1.Pod) bool) {
 // Volumes returns what a pod's volumes are, by name; nil before they are set up.
 // It is shared and must not be changed.
 func (m *Manager) Volumes(uid types.UID) map[string]volume.Result {
-	m.mu.Lock()
-	w := m.workers[uid]
-	m.mu.Unlock()
+	w := m.worker(uid)
 	if w == nil {
 		return nil
 	}
@@ -204,9 +207,7 @@ func (m *Manager) Volumes(uid types.UID) map[string]volume.Result {
 // Cgroup is a pod's cgroup as a path from the root of the hierarchy; empty when
 // there is no such pod.
 func (m *Manager) Cgroup(uid types.UID) string {
-	m.mu.Lock()
-	w := m.workers[uid]
-	m.mu.Unlock()
+	w := m.worker(uid)
 	if w == nil {
 		return ""
 	}
@@ -218,9 +219,7 @@ func (m *Manager) Cgroup(uid types.UID) string {
 // Done returns a channel that is closed once nothing is left of the pod; nil
 // when there is no such pod.
 func (m *Manager) Done(uid types.UID) <-chan struct{} {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if w := m.workers[uid]; w != nil {
+	if w := m.worker(uid); w != nil {
 		return w.done
 	}
 	return nil
@@ -229,9 +228,7 @@ func (m *Manager) Done(uid types.UID) <-chan struct{} {
 // Cleaned returns a channel that is closed once nothing of the pod runs and its
 // volumes are gone; it is closed when there is no such pod.
 func (m *Manager) Cleaned(uid types.UID) <-chan struct{} {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if w := m.workers[uid]; w != nil {
+	if w := m.worker(uid); w != nil {
 		return w.cleaned
 	}
 	none := make(chan struct{})
@@ -242,9 +239,7 @@ func (m *Manager) Cleaned(uid types.UID) <-chan struct{} {
 // Remove says that the pod is not wanted any more: it is stopped, and whatever
 // is left of it removed.
 func (m *Manager) Remove(uid types.UID) {
-	m.mu.Lock()
-	w := m.workers[uid]
-	m.mu.Unlock()
+	w := m.worker(uid)
 	if w != nil {
 		w.setGone()
 	}
@@ -255,9 +250,7 @@ func (m *Manager) Remove(uid types.UID) {
 // where they are, and count as former ones. Set is to be called when the returned
 // channel is closed; it is nil when the pod is not being removed.
 func (m *Manager) Renew(uid types.UID) <-chan struct{} {
-	m.mu.Lock()
-	w := m.workers[uid]
-	m.mu.Unlock()
+	w := m.worker(uid)
 	if w == nil {
 		return nil
 	}
@@ -272,9 +265,7 @@ func (m *Manager) Renew(uid types.UID) <-chan struct{} {
 
 // End ends a pod by the kubelet's own decision, such as an eviction.
 func (m *Manager) End(uid types.UID, v *Verdict) {
-	m.mu.Lock()
-	w := m.workers[uid]
-	m.mu.Unlock()
+	w := m.worker(uid)
 	if w != nil {
 		w.setVerdict(v)
 	}

@@ -11,7 +11,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/proxy"
+
+	"hyperkube/internal/upgrade"
 )
 
 // stream serves exec and attach by passing the connection on to the runtime.
@@ -92,7 +93,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 
 // pass connects the client with the runtime, whatever protocol they speak.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request, at *url.URL) {
-	h := proxy.NewUpgradeAwareHandler(at, http.DefaultTransport, false, true, responder{})
+	h := upgrade.NewHandler(at, http.DefaultTransport, false, true, responder{})
 	h.UseLocationHost = true
 	h.ServeHTTP(&idling{ResponseWriter: w, idle: s.cfg.StreamIdle}, r)
 }
