@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"time"
 
@@ -67,6 +68,18 @@ func (m *Manager) load() error {
 		m.resources[name] = p
 	}
 	return nil
+}
+
+// remember writes which devices there are, if others have come or some have gone:
+// the next kubelet must know of them before their plugin has come to it, for else
+// it would start containers without. The caller holds mu.
+func (m *Manager) remember(before, now map[string]*api.Device) {
+	if maps.EqualFunc(before, now, func(*api.Device, *api.Device) bool { return true }) {
+		return
+	}
+	if err := m.save(); err != nil {
+		m.cfg.Log.Warn("which devices there are cannot be recorded", "error", err)
+	}
 }
 
 func decode(raw []byte) (record, error) {

@@ -145,6 +145,16 @@ func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	return out
 }
 
+// healthy tells whether any device is.
+func (p *pool) healthy() bool {
+	for _, d := range p.devices {
+		if d.Health == api.Healthy {
+			return true
+		}
+	}
+	return false
+}
+
 // hints are for n devices of a resource; nil when its devices are on no nodes.
 // The caller holds mu.
 func (m *Manager) hints(pod *v1.Pod, name string, n int) []topology.Hint {
@@ -320,6 +330,10 @@ func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name str
 		return nil
 	}
 	p := m.resources[name]
+	if !p.healthy() {
+		m.mu.Unlock()
+		return fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", name)
+	}
 	must := m.reusable(pod, name)
 	must = must[:min(n, len(must))]
 	free := m.free(name)

@@ -231,6 +231,57 @@ func TestDevices(t *testing.T) {
 	}
 }
 
+// A kubelet that is killed before it has given any device away leaves to the next one
+// that there are some: a pod that comes before the plugin does is turned away, and
+// does not run without.
+func TestKnownBeforeThePlugin(t *testing.T) {
+	dir, err := os.MkdirTemp("", "devices") // sockets have short paths
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	changed := make(chan struct{}, 100)
+	cfg := Config{
+		Dir: dir, Active: func() []*v1.Pod { return nil }, Log: slog.New(slog.DiscardHandler),
+		Changed: func([]types.UID) { changed <- struct{}{} },
+	}
+	m, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- m.Run(ctx) }()
+	p := &plugin{lists: make(chan []*api.Device, 1)}
+	stop := p.serve(t, dir)
+	defer stop()
+	p.lists <- devices(api.Healthy, api.Healthy)
+	<-changed
+	// As it is on the disk when the kubelet is killed now.
+	const name = "kubelet_internal_checkpoint"
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := t.TempDir()
+	if err := os.WriteFile(filepath.Join(copied, name), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	cfg.Dir = copied
+	again, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "no healthy devices present; cannot allocate unhealthy devices " + testResource
+	if err := allocate(t.Context(), again, pod("early", 1), 0); err == nil || err.Error() != want {
+		t.Errorf("before the plugin: %v", err)
+	}
+}
+
 func TestReuseOfInitContainers(t *testing.T) {
 	m := &Manager{
 		cfg:       Config{Dir: t.TempDir(), Active: func() []*v1.Pod { return nil }, Log: slog.New(slog.NewTextHandler(io.Discard, nil))},

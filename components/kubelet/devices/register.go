@@ -148,6 +148,7 @@ func (m *Manager) follow(ctx context.Context, in *api.RegisterRequest, p *pool) 
 		}
 		changed := err != nil || !same(before, p.devices)
 		pods := m.holders(in.ResourceName)
+		m.remember(before, p.devices)
 		m.mu.Unlock()
 		if changed {
 			m.cfg.Changed(pods)
