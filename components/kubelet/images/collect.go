@@ -45,8 +45,8 @@ func (c *Collector) Note(ctx context.Context) error {
 	return err
 }
 
-// Collect looks once. With all every unused image goes, as when the disk is
-// too full for pods.
+// Collect looks once. With all every unused image goes that is old enough, as when
+// the disk is too full for pods.
 func (c *Collector) Collect(ctx context.Context, all bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,7 +83,8 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 	now := time.Now()
 	var idle []*runtimeapi.Image
 	for _, i := range list {
-		if !i.Pinned && !used[i.Id] && (all || now.Sub(c.seen[i.Id].first) >= c.MinAge) {
+		// One that has just come is for a container that is not there yet.
+		if !i.Pinned && !used[i.Id] && now.Sub(c.seen[i.Id].first) >= c.MinAge {
 			idle = append(idle, i)
 		}
 	}

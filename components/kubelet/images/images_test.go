@@ -3,6 +3,7 @@ package images
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -35,6 +36,27 @@ func FuzzNormalize(f *testing.F) {
 			t.Errorf("Normalize(%q) = %q", s, got)
 		}
 	})
+}
+
+// TestYoungImages: an image that was just pulled is not removed before its container
+// is made, however full the disk is.
+func TestYoungImages(t *testing.T) {
+	r := crifake.New("busybox:1")
+	c := &Collector{CRI: r.Client(), High: 85, Low: 80, MinAge: time.Hour, Path: t.TempDir(), Log: slog.New(slog.DiscardHandler)}
+	there := func() int {
+		resp, err := r.ListImages(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(resp.Images)
+	}
+	if err := c.Collect(t.Context(), true); err != nil || there() != 1 {
+		t.Errorf("%d images, %v", there(), err)
+	}
+	c.MinAge = 0
+	if err := c.Collect(t.Context(), true); err != nil || there() != 0 {
+		t.Errorf("%d images, %v", there(), err)
+	}
 }
 
 func TestBackOff(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 )
 
 func FuzzParse(f *testing.F) {
@@ -126,6 +128,40 @@ func TestFollowThroughRotation(t *testing.T) {
 		t.Error(err)
 	}
 	await("a\nb\nc\nd\n")
+}
+
+// TestEventsLost: whose events were too many for the kernel looks at the log.
+func TestEventsLost(t *testing.T) {
+	w := &fsnotify.Watcher{Events: make(chan fsnotify.Event), Errors: make(chan error, 1)}
+	w.Errors <- fsnotify.ErrEventOverflow
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := await(ctx, w, nil, "0.log"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRotateAtOnce: a log that is rotated twice in a second keeps what was in the
+// first.
+func TestRotateAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	r := Rotation{MaxSize: 10, MaxFiles: 5, Now: func() time.Time { return at }}
+	reopen := func() error { put(t, path, ""); return nil }
+	for _, text := range []string{"first first first", "second second second"} {
+		put(t, path, text)
+		if again, err := r.Rotate(path, reopen); !again || err != nil {
+			t.Fatal(again, err)
+		}
+	}
+	at = at.Add(time.Second)
+	if _, err := r.Rotate(path, reopen); err != nil {
+		t.Fatal(err)
+	}
+	old, err := Rotated(path)
+	if err != nil || len(old) != 2 {
+		t.Errorf("%v, %v", old, err)
+	}
 }
 
 func TestRotate(t *testing.T) {

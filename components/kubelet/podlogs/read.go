@@ -47,10 +47,9 @@ func Read(ctx context.Context, path string, o Options, stdout, stderr io.Writer)
 	if _, err := f.Seek(offset, io.SeekStart); err != nil {
 		return fmt.Errorf("reading a container's log: %w", err)
 	}
-	var events <-chan fsnotify.Event
+	var watcher *fsnotify.Watcher // nil when nothing is awaited
 	if o.Follow && o.Done != nil {
-		watcher, err := fsnotify.NewWatcher()
-		if err != nil {
+		if watcher, err = fsnotify.NewWatcher(); err != nil {
 			return fmt.Errorf("watching a container's log: %w", err)
 		}
 		defer watcher.Close()
@@ -58,7 +57,6 @@ func Read(ctx context.Context, path string, o Options, stdout, stderr io.Writer)
 		if err := watcher.Add(filepath.Dir(path)); err != nil {
 			return fmt.Errorf("watching a container's log: %w", err)
 		}
-		events = watcher.Events
 	}
 	w := writer{o: o, stdout: stdout, stderr: stderr, left: o.Limit}
 	r := bufio.NewReaderSize(f, 16<<10)
@@ -66,7 +64,7 @@ func Read(ctx context.Context, path string, o Options, stdout, stderr io.Writer)
 	done := o.Done
 	for {
 		ended := false
-		if events != nil {
+		if watcher != nil {
 			select {
 			case <-done:
 				ended = true
@@ -94,24 +92,30 @@ func Read(ctx context.Context, path string, o Options, stdout, stderr io.Writer)
 			}
 			continue
 		}
-		if events == nil || ended {
+		if watcher == nil || ended {
 			return nil
 		}
-		if err := await(ctx, events, done, path); err != nil {
+		if err := await(ctx, watcher, done, path); err != nil {
 			return err
 		}
 	}
 }
 
 // await blocks until the file at path may have more.
-func await(ctx context.Context, events <-chan fsnotify.Event, done <-chan struct{}, path string) error {
+func await(ctx context.Context, watcher *fsnotify.Watcher, done <-chan struct{}, path string) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-done:
 			return nil
-		case ev, ok := <-events:
+		case _, ok := <-watcher.Errors:
+			if !ok {
+				return errors.New("watching a container's log ended")
+			}
+			// Events were lost, for there were too many.
+			return nil
+		case ev, ok := <-watcher.Events:
 			if !ok {
 				return errors.New("watching a container's log ended")
 			}

@@ -29,7 +29,8 @@ const (
 
 // Rotate makes room if the log at path is too large: old files are compressed,
 // the oldest removed, and the current one renamed; then reopen, which makes
-// the runtime write to a new file. It tells whether it rotated.
+// the runtime write to a new file. It tells whether it rotated, or is to be called
+// again soon. It is not for several goroutines with one path.
 func (r Rotation) Rotate(path string, reopen func() error) (bool, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -67,6 +68,11 @@ func (r Rotation) Rotate(path string, reopen func() error) (bool, error) {
 		now = r.Now
 	}
 	rotated := path + "." + now().Format("20060102-150405")
+	for _, name := range []string{rotated, rotated + gz} {
+		if _, err := os.Lstat(name); err == nil {
+			return true, nil // it has just been: not over what it was then
+		}
+	}
 	if err := os.Rename(path, rotated); err != nil {
 		return false, fmt.Errorf("rotating a log: %w", err)
 	}

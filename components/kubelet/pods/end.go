@@ -205,10 +205,12 @@ func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
 	if w.host.Cgroups != nil {
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
-		if err := w.host.Cgroups.Remove(ctx, w.host.cgroupOf(pod)); err != nil {
-			// Someone is in it still: all is looked at again.
-			w.update(func() { w.stage, w.final, w.dirty = terminating, stopSandboxes, true })
-			return err
+		for _, cgroup := range w.host.cgroupsOf(pod) {
+			if err := w.host.Cgroups.Remove(ctx, cgroup); err != nil {
+				// Someone is in it still: all is looked at again.
+				w.update(func() { w.stage, w.final, w.dirty = terminating, stopSandboxes, true })
+				return err
+			}
 		}
 		w.host.weigh()
 	}

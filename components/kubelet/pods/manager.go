@@ -26,6 +26,7 @@ type Manager struct {
 	Admit func(pod *v1.Pod, others []*v1.Pod) *Verdict
 
 	balance balance
+	tidying sync.Mutex // held by Tidy
 
 	mu      sync.Mutex      // guards what follows
 	spawn   func(w *worker) // runs a worker; nil when Run does not run
@@ -83,6 +84,7 @@ func (m *Manager) Set(pod *v1.Pod) {
 			}
 		}
 		w = newWorker(m.host, pod)
+		w.admitting = admit
 		m.workers[pod.UID] = w
 		m.mu.Unlock()
 		if admit {
@@ -91,6 +93,7 @@ func (m *Manager) Set(pod *v1.Pod) {
 				w.setVerdict(v)
 				m.host.event(pod, "", true, v.Reason, v.Message)
 			}
+			w.update(func() { w.admitting = false })
 		}
 		m.weigh()
 		m.start(w)
@@ -118,10 +121,10 @@ func (m *Manager) start(w *worker) {
 		return
 	}
 	w.mu.Lock()
-	running := w.running
-	w.running = true
+	waits := w.running || w.admitting
+	w.running = w.running || !waits
 	w.mu.Unlock()
-	if running {
+	if waits {
 		return
 	}
 	m.wait.Add(1)
@@ -274,12 +277,13 @@ func (m *Manager) End(uid types.UID, v *Verdict) {
 // Orphans ends whatever the runtime or the disk has of pods that nobody wants.
 // It is called once all sources have told their pods.
 func (m *Manager) Orphans(ctx context.Context) error {
-	known := map[types.UID]bool{}
-	m.mu.Lock()
-	for uid := range m.workers {
-		known[uid] = true
+	// Asked after what is there was listed: a pod is known before anything is made
+	// for it.
+	known := func(uid types.UID) bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.workers[uid] != nil
 	}
-	m.mu.Unlock()
 	orphans := map[types.UID]*v1.Pod{}
 	boxes, err := m.host.CRI.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
@@ -287,7 +291,7 @@ func (m *Manager) Orphans(ctx context.Context) error {
 	}
 	for _, b := range boxes.Items {
 		uid := types.UID(b.Labels[cri.LabelPodUID])
-		if uid == "" || known[uid] {
+		if uid == "" || known(uid) {
 			continue
 		}
 		pod := &v1.Pod{}
@@ -300,7 +304,7 @@ func (m *Manager) Orphans(ctx context.Context) error {
 		return err
 	}
 	for _, uid := range dirs {
-		if !known[uid] && orphans[uid] == nil {
+		if !known(uid) && orphans[uid] == nil {
 			if err := m.host.Volumes.TearDown(ctx, uid); err != nil {
 				// A driver may not be there yet: it is tried again as for others.
 				m.host.Log.Info("removing the directory of a pod that is gone failed, trying again", "uid", uid, "error", err)

@@ -121,6 +121,8 @@ func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, s
 			w.host.event(pod, "", false, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
 		}
 		if err := w.makeSandbox(ctx, pod, plan.Attempt); err != nil {
+			// It may be there nevertheless: another of its name would be refused.
+			w.update(func() { w.dirty = true })
 			if ctx.Err() == nil && !cri.IsGone(err) {
 				w.host.event(pod, "", true, "FailedCreatePodSandBox", "Failed to create pod sandbox: "+err.Error())
 				w.failMount()

@@ -133,6 +133,19 @@ func (h *Host) cgroupOf(pod *v1.Pod) string {
 	return h.cgroup(pod.UID, QOS(pod))
 }
 
+// cgroupsOf are the cgroups that the pod may have: of a pod that is gone from the API
+// nobody knows the class.
+func (h *Host) cgroupsOf(pod *v1.Pod) []string {
+	if len(pod.Spec.Containers) > 0 || pod.Status.QOSClass != "" {
+		return []string{h.cgroupOf(pod)}
+	}
+	var out []string
+	for _, class := range []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort} {
+		out = append(out, h.cgroup(pod.UID, class))
+	}
+	return out
+}
+
 func (h *Host) cgroup(uid types.UID, qos v1.PodQOSClass) string {
 	parts := []string{"kubepods"}
 	switch qos {

@@ -110,6 +110,8 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 		if cri.IsGone(err) {
 			return err
 		}
+		// It may be there nevertheless, if the runtime took too long.
+		w.update(func() { w.dirty = true })
 		w.host.event(pod, s.Name, true, "Failed", "Error: "+cri.Message(err))
 		return fail(createContainerError, cri.Message(err), time.Now().Add(retryStart))
 	}

@@ -29,6 +29,8 @@ type DeadContainers struct {
 // those that are kept, and dead sandboxes but the newest of each pod. It tells
 // whether a log was rotated: one that grows fast is to be looked at again soon.
 func (m *Manager) Tidy(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error) {
+	m.tidying.Lock()
+	defer m.tidying.Unlock()
 	workers := m.all()
 	var errs []error
 	each := 1

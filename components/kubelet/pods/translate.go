@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -427,36 +428,14 @@ func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 	}
 	if !hosts && (pod.Spec.HostNetwork || len(in.ips) > 0) {
 		path := filepath.Join(podDir, "etc-hosts")
-		host, domain, err := dnsconf.Hostname(pod, h.DNS.ClusterDomain)
-		if err != nil {
+		if err := h.writeHosts(path, pod, in.ips); err != nil {
 			return nil, err
-		}
-		raw, err := dnsconf.Hosts(pod, in.ips, host, domain, "/etc/hosts")
-		if err != nil {
-			return nil, err
-		}
-		if err := os.WriteFile(path, raw, 0o644); err != nil {
-			return nil, fmt.Errorf("writing the hosts file: %w", err)
-		}
-		if err := os.Chmod(path, 0o644); err != nil {
-			return nil, fmt.Errorf("writing the hosts file: %w", err)
 		}
 		out = append(out, &runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: path})
 	}
 	if c.TerminationMessagePath != "" {
-		dir := filepath.Join(podDir, "containers", c.Name)
-		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return nil, fmt.Errorf("making the termination message's file: %w", err)
-		}
-		var suffix [4]byte
-		if _, err := rand.Read(suffix[:]); err != nil {
-			return nil, err
-		}
-		path := filepath.Join(dir, hex.EncodeToString(suffix[:]))
-		if err := os.WriteFile(path, nil, 0o666); err != nil {
-			return nil, fmt.Errorf("making the termination message's file: %w", err)
-		}
-		if err := os.Chmod(path, 0o666); err != nil {
+		path, err := makeMessageFile(filepath.Join(podDir, "containers", c.Name))
+		if err != nil {
 			return nil, fmt.Errorf("making the termination message's file: %w", err)
 		}
 		out = append(out, &runtimeapi.Mount{ContainerPath: c.TerminationMessagePath, HostPath: path})
@@ -473,6 +452,45 @@ func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 		}
 	}
 	return out, nil
+}
+
+// writeHosts writes the pod's hosts file, unless it is as it should be: other
+// containers of the pod may be reading it, and have it mounted as it is.
+func (h *Host) writeHosts(path string, pod *v1.Pod, ips []string) error {
+	host, domain, err := dnsconf.Hostname(pod, h.DNS.ClusterDomain)
+	if err != nil {
+		return err
+	}
+	raw, err := dnsconf.Hosts(pod, ips, host, domain, "/etc/hosts")
+	if err != nil {
+		return err
+	}
+	if have, err := os.ReadFile(path); err != nil || !bytes.Equal(have, raw) {
+		if err := os.WriteFile(path, raw, 0o644); err != nil {
+			return fmt.Errorf("writing the hosts file: %w", err)
+		}
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		return fmt.Errorf("writing the hosts file: %w", err)
+	}
+	return nil
+}
+
+// makeMessageFile makes an empty file in dir, which is made, for whoever the
+// container runs as to write its last words to.
+func makeMessageFile(dir string) (string, error) {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return "", err
+	}
+	var suffix [4]byte
+	if _, err := rand.Read(suffix[:]); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, hex.EncodeToString(suffix[:]))
+	if err := os.WriteFile(path, nil, 0o666); err != nil {
+		return "", err
+	}
+	return path, os.Chmod(path, 0o666)
 }
 
 // volumeDevices are the container's volumes that are devices.

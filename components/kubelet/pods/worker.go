@@ -75,6 +75,7 @@ type worker struct {
 	restarting bool
 	removeAt   time.Time
 	adopted    bool
+	admitting  bool // nobody has said yet whether it may run: its loop is not started
 	running    bool // its loop has been started
 	stage      stage
 	final      finalStep

@@ -64,8 +64,12 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 		return fmt.Errorf("watching the directory of static pods: %w", err)
 	}
 	defer watcher.Close()
-	if err := watcher.Add(s.Dir); err != nil {
-		return fmt.Errorf("watching the directory of static pods: %w", err)
+	// The folder above tells when the directory itself is made anew.
+	dir := filepath.Clean(s.Dir)
+	for _, path := range []string{filepath.Dir(dir), dir} {
+		if err := watcher.Add(path); err != nil {
+			return fmt.Errorf("watching the directory of static pods: %w", err)
+		}
 	}
 	s.known, s.removed = map[string]types.UID{}, map[string]bool{}
 	s.read()
@@ -81,7 +85,17 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 			if !ok {
 				return errors.New("watching the directory of static pods ended")
 			}
-			if event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) {
+			switch {
+			case filepath.Clean(event.Name) == dir:
+				if event.Has(fsnotify.Create) {
+					_ = watcher.Remove(dir) // of the one before, if that is watched still
+					if err := watcher.Add(dir); err != nil {
+						s.Log.Warn("watching the directory of static pods", "error", err)
+					}
+				}
+			case filepath.Dir(event.Name) != dir:
+				continue
+			case event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename):
 				s.removed[filepath.Join(s.Dir, filepath.Base(event.Name))] = true
 			}
 			quiet.Reset(settle)
@@ -94,11 +108,11 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 	}
 }
 
-// read brings the sink up to what the directory holds. A manifest that cannot
-// be read leaves its pod as it is.
+// read brings the sink up to what the directory holds; without it there are no
+// pods. A manifest that cannot be read leaves its pod as it is.
 func (s *Source) read() {
 	entries, err := os.ReadDir(s.Dir)
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		s.Log.Warn("reading the directory of static pods failed", "error", err)
 		return
 	}
@@ -118,6 +132,10 @@ func (s *Source) read() {
 		path := filepath.Join(s.Dir, e.Name())
 		info, err := os.Stat(path)
 		if err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		if info.Size() > longestDocument {
+			s.Log.Warn("a static pod's manifest is too long", "file", path)
 			continue
 		}
 		seen[path] = true

@@ -18,6 +18,69 @@ type told chan string
 func (s told) Set(p *v1.Pod)        { s <- "set " + p.Name }
 func (s told) Remove(uid types.UID) { s <- "remove" }
 
+// TestFolderMadeAgain: a folder that is removed has no pods, and one that takes its
+// place is followed.
+func TestFolderMadeAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "manifests")
+	sink := make(told, 100)
+	s := &Source{Dir: dir, NodeName: "n", Sink: sink, Log: slog.New(slog.DiscardHandler)}
+	ctx, cancel := context.WithCancel(context.Background())
+	done, first := make(chan error, 1), make(chan struct{})
+	go func() { done <- s.Run(ctx, func() { close(first) }) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	expect := func(want string) {
+		t.Helper()
+		select {
+		case got := <-sink:
+			if got != want {
+				t.Fatalf("told %q, want %q", got, want)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("never told %q", want)
+		}
+	}
+	make_ := func(dir string) {
+		t.Helper()
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		manifest := []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: c, image: i}]}\n")
+		if err := os.WriteFile(filepath.Join(dir, "web.yaml"), manifest, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-first
+	make_(dir)
+	expect("set web-n")
+	for range 2 {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		expect("remove")
+		make_(dir)
+		expect("set web-n")
+	}
+	// Another one is moved there.
+	make_(dir + ".new")
+	if err := os.Rename(dir, dir+".old"); err != nil {
+		t.Fatal(err)
+	}
+	expect("remove")
+	if err := os.Rename(dir+".new", dir); err != nil {
+		t.Fatal(err)
+	}
+	expect("set web-n")
+	if err := os.Remove(filepath.Join(dir, "web.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	expect("remove")
+}
+
 // TestMadeAgain: a manifest that is removed and made again at once is a pod that ends
 // and runs anew; one that is written over is the same.
 func TestMadeAgain(t *testing.T) {

@@ -232,6 +232,9 @@ func (r *Runtime) RemovePodSandbox(_ context.Context, req *runtimeapi.RemovePodS
 func (r *Runtime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStatusRequest, _ ...grpc.CallOption) (*runtimeapi.PodSandboxStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if err := r.failing["PodSandboxStatus"]; err != nil {
+		return nil, err
+	}
 	s := r.sandboxes[req.PodSandboxId]
 	if s == nil {
 		return nil, status.Error(codes.NotFound, "no such sandbox")
