@@ -235,6 +235,22 @@ func TestRun(t *testing.T) {
 	s.contains(out, "typed", "deleted")
 }
 
+// TestUnread has a command write much and end while its standard input is full:
+// all that it wrote arrives.
+func TestUnread(t *testing.T) {
+	s := newSpace(t)
+	s.needBusybox()
+	s.do("run", "writer", "--image="+busybox, "--restart=Never", "--", "sleep", "1000")
+	s.do("wait", "--for=condition=Ready", "pod/writer", "--timeout=60s")
+	const much = 5_000_000
+	for range 3 {
+		out, err := s.run(strings.Repeat("y\n", much), "exec", "-i", "writer", "--", "head", "-c", fmt.Sprint(much), "/dev/zero")
+		if n := strings.Count(out, "\x00"); err != nil || n != much {
+			t.Errorf("%d of %d bytes: %v", n, much, err)
+		}
+	}
+}
+
 // TestGarbage deletes a Deployment in each of the three ways.
 func TestGarbage(t *testing.T) {
 	s := newSpace(t)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+
+	"hyperkube/internal/upgrade"
 )
 
 // writer remembers with which status a request was answered.
@@ -80,6 +82,7 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err == nil {
 		w.hijacked = true
 		w.code = http.StatusSwitchingProtocols
+		conn = upgrade.Lingering(conn)
 	}
 	return conn, rw, err
 }

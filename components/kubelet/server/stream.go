@@ -111,10 +111,14 @@ func (i *idling) Unwrap() http.ResponseWriter { return i.ResponseWriter }
 // Hijack implements http.Hijacker.
 func (i *idling) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(i.ResponseWriter).Hijack()
-	if err != nil || i.idle <= 0 {
-		return conn, rw, err
+	if err != nil {
+		return nil, nil, err
 	}
-	return &idleConn{Conn: conn, idle: i.idle}, rw, nil
+	conn = upgrade.Lingering(conn)
+	if i.idle > 0 {
+		conn = &idleConn{Conn: conn, idle: i.idle}
+	}
+	return conn, rw, nil
 }
 
 // idleConn moves the connection's deadline whenever something goes over it.
