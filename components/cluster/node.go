@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -179,6 +180,10 @@ func recordCgroupRoot(journal *hostchange.Journal, l layout.Node) error {
 }
 
 func shared(informer cache.SharedIndexInformer) cache.SharedInformer { return informer }
+
+// StopTimeout is as of lifecycle.Patient: its parts end one after the other, and
+// the kubelet carries through what it has asked the runtime for.
+func (n *node) StopTimeout() time.Duration { return 2 * time.Minute }
 
 // Run as lifecycle.Component.
 func (n *node) Run(ctx context.Context) error {

@@ -181,7 +181,18 @@ func (f *fleet) ensure(ctx context.Context) error {
 	return group.Wait()
 }
 
+// machine is the network of the nodes, and the journal of changes to it.
 func (f *fleet) machine() (*localnodes.Machine, error) {
+	m, err := f.network()
+	if err != nil {
+		return nil, err
+	}
+	m.Journal, err = hostchange.Open(f.layout.Journal("nodes"))
+	return m, err
+}
+
+// network is the network of the nodes, without a journal.
+func (f *fleet) network() (*localnodes.Machine, error) {
 	m := &localnodes.Machine{Layout: f.layout}
 	var err error
 	if m.Subnet, err = netip.ParsePrefix(f.wish.Subnet); err != nil {
@@ -197,8 +208,7 @@ func (f *fleet) machine() (*localnodes.Machine, error) {
 		}
 		m.PodCIDRs = append(m.PodCIDRs, prefix.Masked())
 	}
-	m.Journal, err = hostchange.Open(f.layout.Journal("nodes"))
-	return m, err
+	return m, nil
 }
 
 // subnet6 is the subnet of IPv6 that goes with one of IPv4, where pods have

@@ -19,6 +19,7 @@ import (
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/compose"
+	"hyperkube/components/cluster/localnodes"
 	"hyperkube/components/controllers"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/components/etcd"
@@ -178,6 +179,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 		return err
 	}
 	c.steps.send(step{Text: readyText(c.identity, c.further.Count), Ready: true})
+	group.Start(background, "rules of further nodes", lifecycle.Func(func(ctx context.Context) error { return c.keepFurtherRules(ctx, parts) }))
 	group.Start(background, "certificates", lifecycle.Func(func(ctx context.Context) error { return c.keepCertificates(ctx, parts) }))
 
 	select {
@@ -206,6 +208,30 @@ func (c *clusterRun) startFurther(ctx context.Context, p *parts) error {
 	}
 	f := c.fleet(p, c.further)
 	return f.ensure(ctx)
+}
+
+// keepFurtherRules keeps the rules by which the further nodes of this machine reach what
+// is outside, from the first such node on, whoever has made it.
+func (c *clusterRun) keepFurtherRules(ctx context.Context, p *parts) error {
+	first := furtherName(c.identity, 1)
+	if err := until(ctx, p.shared.Informers.Core().V1().Nodes().Informer(), func(n *corev1.Node) bool { return n.Name == first }); err != nil {
+		return nil // ctx has ended
+	}
+	log := c.log.With("component", "network")
+	wish, err := loadFurtherNodes(c.layout)
+	if err == nil && wish.Count > 1 {
+		f := c.fleet(p, wish)
+		var machine *localnodes.Machine
+		if machine, err = f.network(); err == nil {
+			machine.KeepRules(ctx, log)
+			return nil
+		}
+	}
+	if err != nil {
+		log.Warn("nobody looks after the rules of the nodes of this machine", "error", err)
+	}
+	<-ctx.Done()
+	return nil
 }
 
 // fleet are the further nodes as they are wished.

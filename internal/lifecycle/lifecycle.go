@@ -47,10 +47,11 @@ func (f Func) Run(ctx context.Context) error { return f(ctx) }
 // nobody loses what it stands on while it still works. It is not for use by
 // several goroutines.
 type Group struct {
-	// Log receives a line for each component that ends. Nil: no lines.
+	// Log receives a line for each component that ends, and who took long. Nil: no
+	// lines.
 	Log *slog.Logger
 	// StopTimeout bounds how long each component may take to end, but for those
-	// that are Patient; zero means ten seconds.
+	// that are Patient; zero means thirty seconds.
 	StopTimeout time.Duration
 
 	members []*member
@@ -135,18 +136,26 @@ func (g *Group) While(ctx context.Context, what string, f func(ctx context.Conte
 	}
 }
 
+const (
+	// usualStopTimeout is what a machine on which everybody is late may need for
+	// what takes milliseconds otherwise.
+	usualStopTimeout = 30 * time.Second
+	// longStop is worth a word to who waits.
+	longStop = 3 * time.Second
+)
+
 // Stop ends all members, the last started first, and returns their errors
 // joined, that of a member which did not end in time among them.
 func (g *Group) Stop() error {
 	usual := g.StopTimeout
 	if usual == 0 {
-		usual = 10 * time.Second
+		usual = usualStopTimeout
 	}
 	var errs []error
 	for i := len(g.members) - 1; i >= 0; i-- {
 		m := g.members[i]
 		m.cancel()
-		timeout := max(usual, m.least)
+		timeout, began := max(usual, m.least), time.Now()
 		timer := time.NewTimer(timeout)
 		select {
 		case <-m.done:
@@ -154,7 +163,11 @@ func (g *Group) Stop() error {
 				errs = append(errs, m.err)
 			}
 			if g.Log != nil {
-				g.Log.Debug("component stopped", "component", m.name)
+				level := slog.LevelDebug
+				if time.Since(began) > longStop {
+					level = slog.LevelInfo
+				}
+				g.Log.Log(context.Background(), level, "component stopped", "component", m.name, "after", time.Since(began))
 			}
 		case <-timer.C:
 			errs = append(errs, fmt.Errorf("%s: did not stop within %s", m.name, timeout))

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/iptables"
@@ -105,42 +103,10 @@ func (n *Network) writeRules(ctx context.Context, cidr netip.Prefix) error {
 	return nil
 }
 
-const (
-	// keepAfter is how long whoever removes rules has for more of it: a chain
-	// that is led to again cannot be removed.
-	keepAfter = 100 * time.Millisecond
-	keepRetry = time.Second
-)
-
 // Keep writes the rules again when others have removed any, as reloading a
 // firewall does, until ctx ends. It is called once, and does nothing before Setup has
 // succeeded.
-func (n *Network) Keep(ctx context.Context) {
-	suspect := make(chan struct{}, 1)
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	watching.Go(func() { n.guard.Run(ctx, suspect) })
-	timer := time.NewTimer(0)
-	timer.Stop()
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-suspect:
-			timer.Reset(keepAfter)
-			continue
-		case <-timer.C:
-		}
-		lost, err := n.restoreLost(ctx)
-		if err != nil && ctx.Err() == nil {
-			n.log.Warn("rules of the pod network that somebody removed cannot be written again, trying again", "error", err)
-			timer.Reset(keepRetry)
-		} else if lost {
-			n.log.Info("somebody removed rules of the pod network: all are written again")
-		}
-	}
-}
+func (n *Network) Keep(ctx context.Context) { n.guard.Keep(ctx, "the pod network", n.restoreLost) }
 
 // restoreLost writes the rules of each family that lacks any, and tells whether
 // there was one.

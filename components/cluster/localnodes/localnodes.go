@@ -86,13 +86,6 @@ func nth(subnet netip.Prefix, n int) netip.Addr {
 	return addr
 }
 
-const chain = "HK-NODES"
-
-var jumps = []iptables.Jump{
-	{Table: "nat", Chain: "POSTROUTING", To: chain, Comment: "hyperkube nodes of this machine"},
-	{Table: "filter", Chain: "FORWARD", To: chain, Comment: "hyperkube nodes of this machine"},
-}
-
 // EnsureBridge makes the bridge, or mends what is missing of it: its address,
 // forwarding, and the rules by which nodes reach what is outside.
 func (m *Machine) EnsureBridge(ctx context.Context) error {
@@ -144,33 +137,6 @@ func (m *Machine) EnsureBridge(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// rules are those of the bridge in the family of subnet. What goes between it and the pods' is left to
-// the pod network, whose policies it passes.
-func (m *Machine) rules(subnet netip.Prefix, saved string) string {
-	bridge, pods := Bridge(m.Layout), m.Layout.Bridge()
-	var b strings.Builder
-	write := func(table string, lines ...string) {
-		fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n%s", table, chain, strings.Join(lines, ""))
-		for _, j := range jumps {
-			if j.Table == table && !j.In(saved) {
-				b.WriteString(j.Insert() + "\n")
-			}
-		}
-		b.WriteString("COMMIT\n")
-	}
-	var nat []string
-	for _, cidr := range m.PodCIDRs {
-		if cidr.Addr().Is6() == subnet.Addr().Is6() {
-			nat = append(nat, fmt.Sprintf("-A %s -d %s -j RETURN\n", chain, cidr))
-		}
-	}
-	write("nat", append(nat, fmt.Sprintf("-A %s -s %s ! -o %s -j MASQUERADE\n", chain, subnet.Masked(), bridge))...)
-	write("filter",
-		fmt.Sprintf("-A %s -i %s ! -o %s -j ACCEPT\n", chain, bridge, pods),
-		fmt.Sprintf("-A %s ! -i %s -o %s -j ACCEPT\n", chain, pods, bridge))
-	return b.String()
 }
 
 func (m *Machine) forward(is6 bool) error {

@@ -1,0 +1,78 @@
+package localnodes
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+
+	"hyperkube/internal/iptables"
+)
+
+const chain = "HK-NODES"
+
+var jumps = []iptables.Jump{
+	{Table: "nat", Chain: "POSTROUTING", To: chain, Comment: "hyperkube nodes of this machine"},
+	{Table: "filter", Chain: "FORWARD", To: chain, Comment: "hyperkube nodes of this machine"},
+}
+
+// rules are those of the bridge in the family of subnet. What goes between it and the pods' is left to
+// the pod network, whose policies it passes.
+func (m *Machine) rules(subnet netip.Prefix, saved string) string {
+	bridge, pods := Bridge(m.Layout), m.Layout.Bridge()
+	var b strings.Builder
+	write := func(table string, lines ...string) {
+		fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n%s", table, chain, strings.Join(lines, ""))
+		for _, j := range jumps {
+			if j.Table == table && !j.In(saved) {
+				b.WriteString(j.Insert() + "\n")
+			}
+		}
+		b.WriteString("COMMIT\n")
+	}
+	var nat []string
+	for _, cidr := range m.PodCIDRs {
+		if cidr.Addr().Is6() == subnet.Addr().Is6() {
+			nat = append(nat, fmt.Sprintf("-A %s -d %s -j RETURN\n", chain, cidr))
+		}
+	}
+	write("nat", append(nat, fmt.Sprintf("-A %s -s %s ! -o %s -j MASQUERADE\n", chain, subnet.Masked(), bridge))...)
+	write("filter",
+		fmt.Sprintf("-A %s -i %s ! -o %s -j ACCEPT\n", chain, bridge, pods),
+		fmt.Sprintf("-A %s ! -i %s -o %s -j ACCEPT\n", chain, pods, bridge))
+	return b.String()
+}
+
+// KeepRules writes the rules of EnsureBridge again when others have removed any,
+// until ctx ends. The journal is not needed: it knows them.
+func (m *Machine) KeepRules(ctx context.Context, log *slog.Logger) {
+	guard := iptables.NewGuard(0, log, chain)
+	guard.Keep(ctx, "the nodes of this machine", func(ctx context.Context) (lost bool, err error) {
+		for _, subnet := range m.subnets() {
+			family := iptables.Of(subnet.Addr().Is6())
+			saved, err := iptables.Save(ctx, family)
+			if err != nil {
+				return lost, err
+			}
+			if m.whole(subnet, saved) {
+				continue
+			}
+			lost = true
+			if err := guard.Restore(ctx, family, m.rules(subnet, saved)); err != nil {
+				return lost, fmt.Errorf("writing the rules of the nodes: %w", err)
+			}
+		}
+		return lost, nil
+	})
+}
+
+// whole tells whether all rules are in the output of iptables-save.
+func (m *Machine) whole(subnet netip.Prefix, saved string) bool {
+	for _, j := range jumps {
+		if !j.In(saved) {
+			return false
+		}
+	}
+	return iptables.Complete(saved, m.rules(subnet, saved))
+}
