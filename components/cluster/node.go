@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
@@ -54,6 +55,10 @@ type nodeConfig struct {
 	// Certificate is the kubelet's serving certificate, nil for one that it
 	// signs itself; ClientCA verifies who calls it, nil for nobody.
 	Certificate func() (*tls.Certificate, error)
+	// Metrics are told with the kubelet's; with ServingKept that certificate is
+	// among what they tell of.
+	Metrics     []prometheus.Collector
+	ServingKept bool
 	ClientCA    *x509.CertPool
 	// NetworkMode is how nodes reach each other's pods; may be empty.
 	NetworkMode network.Mode
@@ -86,6 +91,8 @@ func newNode(cfg nodeConfig) (*node, error) {
 		Labels:      cfg.Labels,
 		Taints:      cfg.Taints,
 		Certificate: cfg.Certificate,
+		Metrics:     cfg.Metrics,
+		ServingKept: cfg.ServingKept,
 		ClientCA:    cfg.ClientCA,
 		Journal:     cfg.Journal,
 		Log:         cfg.Log.With("component", "kubelet"),

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -147,7 +148,7 @@ func (o *nodeOptions) run(ctx context.Context, s *steps) (err error) {
 	logs.Own(log)
 	group := &lifecycle.Group{Log: log}
 	defer func() { err = errors.Join(err, group.Stop()) }()
-	client, err := o.enter(ctx, l, group, s)
+	client, kept, err := o.enter(ctx, l, group, s)
 	if err != nil {
 		return err
 	}
@@ -155,7 +156,7 @@ func (o *nodeOptions) run(ctx context.Context, s *steps) (err error) {
 	if err != nil {
 		return codedError{err, ExitConfig}
 	}
-	cfg.Journal = journal
+	cfg.Journal, cfg.Metrics = journal, kept
 	if err := o.serving(&cfg, group, client); err != nil {
 		return err
 	}
@@ -178,20 +179,21 @@ func (o *nodeOptions) certificates(l layout.Node) certificates.Config {
 }
 
 // enter gets the kubelet's client certificate, if it has none, and renews it
-// from then on. It returns where the certificates are.
-func (o *nodeOptions) enter(ctx context.Context, l layout.Node, group *lifecycle.Group, s *steps) (certificates.Config, error) {
+// from then on. It returns where the certificates are, and what is told of the
+// client's; nil if nobody renews it.
+func (o *nodeOptions) enter(ctx context.Context, l layout.Node, group *lifecycle.Group, s *steps) (certificates.Config, []prometheus.Collector, error) {
 	var err error
 	if o.Name, err = o.nodeName(); err != nil {
-		return certificates.Config{}, err
+		return certificates.Config{}, nil, err
 	}
 	cfg := o.certificates(l)
 	if !o.Rotate && o.BootstrapKubeconfig == "" {
-		return cfg, nil
+		return cfg, nil, nil
 	}
 	began := time.Now()
 	keeper, err := certificates.NewClient(cfg)
 	if err != nil {
-		return cfg, err
+		return cfg, nil, err
 	}
 	group.Start(context.WithoutCancel(ctx), "client certificate", keeper)
 	what := "the certificate of node " + o.Name
@@ -204,7 +206,7 @@ func (o *nodeOptions) enter(ctx context.Context, l layout.Node, group *lifecycle
 	if err == nil {
 		s.done(began, "the cluster knows this machine as node %q", o.Name)
 	}
-	return cfg, err
+	return cfg, []prometheus.Collector{keeper}, err
 }
 
 // serving gets the certificate that the kubelet shows from the cluster, if that
@@ -218,7 +220,8 @@ func (o *nodeOptions) serving(cfg *nodeConfig, group *lifecycle.Group, where cer
 		return err
 	}
 	group.Start(context.Background(), "serving certificate", keeper)
-	cfg.Certificate = keeper.Certificate
+	cfg.Certificate, cfg.ServingKept = keeper.Certificate, true
+	cfg.Metrics = append(cfg.Metrics, keeper)
 	return nil
 }
 

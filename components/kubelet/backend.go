@@ -31,8 +31,8 @@ import (
 	"hyperkube/components/kubelet/podstate"
 	"hyperkube/components/kubelet/server"
 	"hyperkube/components/kubelet/stats"
+	"hyperkube/internal/measure"
 	"hyperkube/internal/plainhttp"
-	"hyperkube/internal/version"
 )
 
 // backend is what the HTTPS server serves.
@@ -52,7 +52,12 @@ func (k *Kubelet) newBackend() *backend {
 		return r
 	}
 	own := []prometheus.Collector{
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k}, b.volumes, k.eviction.Metrics(),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k}, k.metrics, measure.Build(k.cfg.Gates), b.volumes,
+	}
+	own = append(own, k.eviction.Metrics()...)
+	own = append(own, k.cfg.Metrics...)
+	if c := k.cfg.Clients; c != nil && c.Requests != nil {
+		own = append(own, c.Requests)
 	}
 	if k.cri.Metrics != nil {
 		own = append(own, k.cri.Metrics)
@@ -107,7 +112,7 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 		ReadOnly: readOnly,
 		NoDebug:  k.cfg.NoDebug, NoProfiling: k.cfg.NoProfiling, MinVersion: k.cfg.TLSMinVersion, CipherSuites: k.cfg.CipherSuites,
 		Curves: k.cfg.Curves, StreamIdle: k.cfg.StreamIdle, Flags: k.cfg.Flags, Level: k.cfg.Level,
-		Listener: l, Certificate: certificate, ClientCA: k.cfg.ClientCA, NodeLogs: logs, NodeLogQuery: k.cfg.NodeLogQuery, Backend: b, Log: k.log,
+		Listener: l, Certificate: certificate, ClientCA: k.cfg.ClientCA, NodeLogs: logs, NodeLogQuery: k.cfg.NodeLogQuery, Backend: b, Metrics: k.metrics, Log: k.log,
 		Auth: &server.Auth{
 			Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Anonymous, AlwaysAllow: k.cfg.AlwaysAllow, NoTokens: k.cfg.NoTokens,
 			TokenTTL: k.cfg.TokenTTL, AllowTTL: k.cfg.AllowTTL, DenyTTL: k.cfg.DenyTTL,
@@ -273,62 +278,3 @@ func (b *backend) Configz() any { return b.k.cfg.Effective() }
 func (b *backend) Healthy() error { return b.k.manager.Healthy() }
 
 func (b *backend) Metrics(which string) prometheus.Gatherer { return b.metrics[which] }
-
-// kubeletMetrics are the kubelet's own.
-type kubeletMetrics struct{ k *Kubelet }
-
-// Describe implements prometheus.Collector; nothing is told beforehand.
-func (kubeletMetrics) Describe(chan<- *prometheus.Desc) {}
-
-// Collect implements prometheus.Collector.
-func (m kubeletMetrics) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(name, help string, value float64, labels map[string]string) {
-		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, labels), prometheus.GaugeValue, value)
-	}
-	gauge("kubelet_node_name", "The node's name. The count is always 1.", 1, map[string]string{"node": m.k.cfg.NodeName})
-	all := m.k.manager.Pods()
-	running := 0
-	states := map[string]int{"created": 0, "running": 0, "exited": 0}
-	for _, p := range all {
-		if p.Status.Phase == v1.PodRunning {
-			running++
-		}
-		for i := range p.Status.ContainerStatuses {
-			switch s := p.Status.ContainerStatuses[i].State; {
-			case s.Running != nil:
-				states["running"]++
-			case s.Terminated != nil:
-				states["exited"]++
-			default:
-				states["created"]++
-			}
-		}
-	}
-	gauge("kubelet_running_pods", "Number of pods that have a running pod sandbox", float64(running), nil)
-	gauge("kubelet_desired_pods", "The number of pods the kubelet is being instructed to run.", float64(len(all)), map[string]string{"static": ""})
-	m.own(ch)
-	if m.k.shutdown != nil {
-		for name, at := range m.k.shutdownTimes() {
-			gauge("kubelet_graceful_shutdown_"+name+"_time_seconds", "Last graceful shutdown "+name+" time since unix epoch in seconds", at, nil)
-		}
-	}
-	for state, n := range states {
-		gauge("kubelet_running_containers", "Number of containers currently running", float64(n), map[string]string{"container_state": state})
-	}
-}
-
-// own tells of what containers have for themselves.
-func (m kubeletMetrics) own(ch chan<- prometheus.Metric) {
-	counter := func(name, help string, n int64) {
-		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("kubelet_"+name, help, nil, nil), prometheus.CounterValue, float64(n))
-	}
-	requests, refused := m.k.topology.Counts()
-	counter("topology_manager_admission_requests_total", "The number of admission requests where resources have to be aligned.", requests)
-	counter("topology_manager_admission_errors_total", "The number of admission request failures where resource alignment failed.", refused)
-	version := version.Get()
-	ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("kubernetes_build_info", "A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.",
-		nil, prometheus.Labels{
-			"major": version.Major, "minor": version.Minor, "git_version": version.GitVersion, "git_commit": version.GitCommit, "git_tree_state": version.GitTreeState,
-			"build_date": version.BuildDate, "go_version": version.GoVersion, "compiler": version.Compiler, "platform": version.Platform,
-		}), prometheus.GaugeValue, 1)
-}

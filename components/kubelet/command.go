@@ -133,6 +133,7 @@ func (o *options) enter(ctx context.Context, cfg *Config, group *lifecycle.Group
 		if err != nil {
 			return err
 		}
+		cfg.Metrics = append(cfg.Metrics, keeper)
 		group.Start(background, "client certificate", keeper)
 		if err := group.WaitReady(ctx, "the client certificate", keeper.Ready()); err != nil {
 			return err
@@ -155,7 +156,8 @@ func (o *options) enter(ctx context.Context, cfg *Config, group *lifecycle.Group
 		return err
 	}
 	group.Start(background, "serving certificate", keeper)
-	cfg.Certificate = keeper.Certificate
+	cfg.Certificate, cfg.ServingKept = keeper.Certificate, true
+	cfg.Metrics = append(cfg.Metrics, keeper)
 	return nil
 }
 

@@ -23,6 +23,7 @@ import (
 
 	"crypto/tls"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/cache"
@@ -51,6 +52,10 @@ type Config struct {
 	// Clients is the way to the API, as user system:node:NodeName. Nil for a
 	// kubelet that runs static pods alone.
 	Clients *client.Clients
+	// Metrics are told with the kubelet's own; each has names of its own.
+	// ServingKept: they tell of the certificate that is shown, too.
+	Metrics     []prometheus.Collector
+	ServingKept bool
 	// Pods, Services and Nodes are informers to use instead of the kubelet's
 	// own; they may hold more than what concerns this node. Whoever gives one
 	// runs it. Nil: the kubelet runs its own, of its own pods and Node alone.

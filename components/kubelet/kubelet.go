@@ -42,6 +42,7 @@ import (
 	"hyperkube/components/kubelet/shutdown"
 	"hyperkube/components/kubelet/staticpod"
 	"hyperkube/components/kubelet/stats"
+	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/topology"
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/components/kubelet/volume/csi"
@@ -79,6 +80,8 @@ type Kubelet struct {
 	memory          *memory.Manager // nil when nobody has memory of its own
 	topology        *topology.Manager
 	shutdown        *shutdown.Manager // nil when a shutdown does not wait
+	metrics         *telemetry.Metrics
+	began           time.Time // when it was made
 	// sourcesKnown: all sources have told their pods.
 	sourcesKnown atomic.Bool
 }
@@ -88,7 +91,7 @@ func New(cfg Config) (*Kubelet, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	k := &Kubelet{cfg: cfg, log: cfg.Log, ips: cfg.IPs}
+	k := &Kubelet{cfg: cfg, log: cfg.Log, ips: cfg.IPs, metrics: telemetry.New(), began: time.Now()}
 	if cfg.Clients != nil {
 		k.kube = cfg.Clients.Kube
 	}
@@ -162,15 +165,16 @@ func (k *Kubelet) compose() error {
 		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
 		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Wrong: k.wrong, Devices: k.deviceCapacity, PodCIDR: cfg.PodCIDR,
 		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Update: cfg.NodeUpdate, Report: cfg.NodeReport, MaxImages: int(*cfg.MaxImages),
-		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe,
+		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe, Started: k.nodeStarted,
 	})
 	resolv := cfg.ResolvConf
 	if resolv == "" {
 		resolv = dnsconf.Upstream()
 	}
 	puller := images.NewPuller(k.cri.Images)
+	puller.Metrics = k.metrics
 	if cfg.Gates.Enabled(gatePulledImages, true) {
-		puller.Records = &images.Records{Dir: filepath.Join(cfg.Layout.Kubelet, "image_manager"), Policy: cfg.Verification, Allowed: cfg.Allowlist, Log: k.log}
+		puller.Records = &images.Records{Dir: filepath.Join(cfg.Layout.Kubelet, "image_manager"), Policy: cfg.Verification, Allowed: cfg.Allowlist, Metrics: k.metrics, Log: k.log}
 	}
 	providers, err := k.newProviders()
 	if err != nil {
@@ -180,7 +184,8 @@ func (k *Kubelet) compose() error {
 	puller.LimitRate(int(*cfg.PullQPS), cfg.PullBurst)
 	k.host = &pods.Host{
 		Log: k.log, NodeName: cfg.NodeName, CRI: k.cri, Kube: k.kube, Objects: k.objects,
-		Volumes: &volume.Set{Root: cfg.Layout.Kubelet, Types: []volume.Type{
+		Metrics: k.metrics,
+		Volumes: &volume.Set{Root: cfg.Layout.Kubelet, Metrics: k.metrics, Types: []volume.Type{
 			volume.EmptyDir{Allocatable: getAllocatable},
 			volume.HostPath{},
 			volume.ConfigMapVolume{Objects: k.objects},
@@ -210,7 +215,8 @@ func (k *Kubelet) compose() error {
 		Extend:   k.extend,
 	}
 	if k.cgroups != nil {
-		k.host.Cgroups = k.cgroups
+		k.host.Cgroups = timedCgroups{k.cgroups, k.metrics}
+		k.metrics.CgroupVersion(1)
 		// A kernel without the controller cannot tell pods apart.
 		for _, size := range slices.Sorted(maps.Keys(k.machine.Hugepages)) {
 			if k.machine.Hugepages[size] > 0 && slices.Contains(k.cgroups.Controllers(), "hugetlb") {
@@ -218,6 +224,7 @@ func (k *Kubelet) compose() error {
 			}
 		}
 		if k.cgroups.Unified() {
+			k.metrics.CgroupVersion(2)
 			k.host.WholeOOMKill = !cfg.SingleOOMKill
 			if cfg.MemoryThrottling != nil {
 				k.host.Throttling = *cfg.MemoryThrottling
@@ -239,13 +246,13 @@ func (k *Kubelet) compose() error {
 	k.manager = pods.NewManager(k.host)
 	k.manager.Admit = k.admit
 	k.collector = &images.Collector{
-		CRI: k.cri, High: cfg.ImageGCHigh, Low: cfg.ImageGCLow, MinAge: cfg.ImageMinAge, MaxAge: cfg.ImageMaxAge, Log: k.log, Path: cfg.Layout.Data, Records: puller.Records,
+		CRI: k.cri, High: cfg.ImageGCHigh, Low: cfg.ImageGCLow, MinAge: cfg.ImageMinAge, MaxAge: cfg.ImageMaxAge, Log: k.log, Path: cfg.Layout.Data, Records: puller.Records, Metrics: k.metrics,
 	}
 	k.stats = &stats.Provider{
 		CRI: k.cri, NodeName: cfg.NodeName, Root: cfg.Layout.Kubelet, Logs: cfg.Layout.PodLogs, Images: cfg.Layout.Data,
 		Pods: k.manager.Pods, Boot: time.Now(), PodLinks: cfg.Layout.LinkPrefix + "v",
 	}
-	k.host.Prober.Metrics = probe.NewMetrics()
+	k.host.Prober.Metrics, k.host.Prober.HookMetrics = probe.NewMetrics(), k.metrics
 	if k.cgroups != nil {
 		k.stats.Whole = func() (cgroup.Stats, error) { return k.cgroups.Stats(k.kubepods()) }
 		k.stats.Pressures = func() cgroup.Pressures { return k.cgroups.Pressures("/") }

@@ -38,11 +38,11 @@ func (k *Kubelet) newOwn() error {
 	known := k.sourcesKnown.Load
 	if k.devices, err = devices.New(devices.Config{
 		Dir: filepath.Join(k.cfg.Layout.Kubelet, "device-plugins"), Nodes: machine.All(), Active: k.manager.Active, Known: known,
-		Changed: k.devicesChanged, Log: k.log,
+		Changed: k.devicesChanged, Log: k.log, Metrics: k.metrics,
 	}); err != nil {
 		return err
 	}
-	if k.claims, err = dra.New(dra.Config{Root: k.cfg.Layout.Kubelet, NodeName: k.cfg.NodeName, Kube: k.kube, Changed: k.devicesChanged, Log: k.log}); err != nil {
+	if k.claims, err = dra.New(dra.Config{Root: k.cfg.Layout.Kubelet, NodeName: k.cfg.NodeName, Kube: k.kube, Changed: k.devicesChanged, Log: k.log, Metrics: k.metrics}); err != nil {
 		return err
 	}
 	providers := []topology.Provider{k.devices}
@@ -59,7 +59,7 @@ func (k *Kubelet) newOwn() error {
 		providers = append(providers, k.memory)
 	}
 	k.topology, err = topology.New(topology.Config{
-		Policy: k.cfg.Topology.Policy, Scope: k.cfg.Topology.Scope, Options: k.cfg.Topology.Options, Machine: machine, Providers: providers,
+		Policy: k.cfg.Topology.Policy, Scope: k.cfg.Topology.Scope, Options: k.cfg.Topology.Options, Machine: machine, Providers: providers, Metrics: k.metrics,
 	})
 	return err
 }
@@ -89,7 +89,7 @@ func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpus.Manager, error) {
 	return cpus.New(cpus.Config{
 		Machine: machine, Reserved: reserved, Strict: k.cfg.StrictCPUs, WholeCores: k.cfg.WholeCores, ByCache: k.cfg.CPUsByCache, Spread: k.cfg.SpreadCPUs,
 		File:       filepath.Join(k.cfg.Layout.Kubelet, "cpu_manager_state"),
-		Guaranteed: guaranteed, Active: k.manager.Active, Known: k.sourcesKnown.Load, Log: k.log,
+		Guaranteed: guaranteed, Active: k.manager.Active, Known: k.sourcesKnown.Load, Log: k.log, Metrics: k.metrics,
 	})
 }
 
@@ -111,7 +111,7 @@ func (k *Kubelet) newMemory(machine numa.Machine) (*memory.Manager, error) {
 	}
 	return memory.New(memory.Config{
 		Machine: machine, Reserved: reserved, File: filepath.Join(k.cfg.Layout.Kubelet, "memory_manager_state"),
-		Guaranteed: guaranteed, Active: k.manager.Active, Known: k.sourcesKnown.Load, Log: k.log,
+		Guaranteed: guaranteed, Active: k.manager.Active, Known: k.sourcesKnown.Load, Log: k.log, Metrics: k.metrics,
 	})
 }
 

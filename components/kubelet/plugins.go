@@ -17,7 +17,7 @@ import (
 // before the parts are together.
 func (k *Kubelet) newCSI(events record.EventRecorder) (*csi.Plugin, error) {
 	return csi.New(csi.Config{
-		Root: k.cfg.Layout.Kubelet, NodeName: k.cfg.NodeName, Kube: k.kube, Tokens: k.tokens, Events: events, Log: k.log,
+		Root: k.cfg.Layout.Kubelet, NodeName: k.cfg.NodeName, Kube: k.kube, Tokens: k.tokens, Events: events, Log: k.log, Metrics: k.metrics,
 		Node: func() *v1.Node { return k.keeper.Node() },
 		InUse: func() {
 			if k.keeper != nil {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 
@@ -83,15 +84,19 @@ func (k *Kubelet) podResources(ctx context.Context) error {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return fmt.Errorf("making the directory of pods' resources: %w", err)
 	}
-	path := filepath.Join(dir, "kubelet.sock")
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	socket := filepath.Join(dir, "kubelet.sock")
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("removing the socket of pods' resources: %w", err)
 	}
-	l, err := net.Listen("unix", path)
+	l, err := net.Listen("unix", socket)
 	if err != nil {
 		return fmt.Errorf("listening for who asks of pods' resources: %w", err)
 	}
-	s := grpc.NewServer()
+	s := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		resp, err := handle(ctx, req)
+		k.metrics.ResourcesAsked(path.Base(info.FullMethod), "v1", err)
+		return resp, err
+	}))
 	podresourcesapi.RegisterPodResourcesListerServer(s, &lister{k: k})
 	stop := context.AfterFunc(ctx, s.Stop)
 	defer stop()

@@ -11,6 +11,7 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -57,6 +59,41 @@ type Keeper struct {
 	// first is called with the first certificate, before ready.
 	first func() error
 	err   chan error
+	// what is told of the certificate
+	ttl      prometheus.GaugeFunc
+	failures prometheus.Counter
+	lived    prometheus.Histogram // nil of the client's
+}
+
+// lives are the buckets of how long certificates lived: from a minute to four years.
+var lives = []float64{60, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000}
+
+// measure makes what is told of the certificate, under the names that it has
+// upstream.
+func (k *Keeper) measure(kind, failures string) {
+	k.ttl = prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "kubelet_certificate_manager_" + kind + "_ttl_seconds",
+		Help: "[ALPHA] For how many seconds the kubelet's " + kind + " certificate is good; negative when it has expired, +Inf when there is none.",
+	}, func() float64 {
+		if c := k.manager.Current(); c != nil && c.Leaf != nil {
+			return math.Trunc(time.Until(c.Leaf.NotAfter).Seconds())
+		}
+		return math.Inf(1)
+	})
+	k.failures = prometheus.NewCounter(prometheus.CounterOpts{Name: failures, Help: "[ALPHA] Counter of certificate renewal errors."})
+}
+
+// Describe implements prometheus.Collector.
+func (k *Keeper) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(k, ch) }
+
+// Collect implements prometheus.Collector: how long the certificate is good, how
+// often it could not be renewed, and how long those before it were in use.
+func (k *Keeper) Collect(ch chan<- prometheus.Metric) {
+	k.ttl.Collect(ch)
+	k.failures.Collect(ch)
+	if k.lived != nil {
+		k.lived.Collect(ch)
+	}
 }
 
 // NewClient makes the keeper of the certificate with which the kubelet enters
@@ -67,10 +104,12 @@ func NewClient(cfg Config) (*Keeper, error) {
 		return nil, err
 	}
 	k.first = k.writeKubeconfig
+	k.measure("client", "kubelet_certificate_manager_client_expiration_renew_errors")
 	return k, k.manage(&certificate.Config{
-		SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-		Usages:     usages(certificatesv1.UsageClientAuth),
-		Template:   &x509.CertificateRequest{Subject: subject(cfg.NodeName)},
+		CertificateRenewFailure: k.failures,
+		SignerName:              certificatesv1.KubeAPIServerClientKubeletSignerName,
+		Usages:                  usages(certificatesv1.UsageClientAuth),
+		Template:                &x509.CertificateRequest{Subject: subject(cfg.NodeName)},
 	})
 }
 
@@ -97,7 +136,12 @@ func NewServing(cfg Config, addresses func() []string) (*Keeper, error) {
 		}
 		return request
 	}
+	k.measure("server", "kubelet_server_expiration_renew_errors")
+	k.lived = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "kubelet_certificate_manager_server_rotation_seconds", Help: "[ALPHA] For how many seconds certificates were used before the next one came.", Buckets: lives,
+	})
 	return k, k.manage(&certificate.Config{
+		CertificateRenewFailure: k.failures, CertificateRotation: k.lived,
 		SignerName:  certificatesv1.KubeletServingSignerName,
 		Usages:      usages(certificatesv1.UsageServerAuth),
 		GetTemplate: template,

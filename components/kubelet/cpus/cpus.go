@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"hyperkube/components/kubelet/numa"
+	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/topology"
 	"hyperkube/internal/atomicfile"
 )
@@ -46,6 +47,8 @@ type Config struct {
 	Active func() []*v1.Pod
 	Known  func() bool
 	Log    *slog.Logger
+	// Metrics counts what is given; may be nil.
+	Metrics *telemetry.Metrics
 }
 
 // Manager knows who has which CPUs. Its methods are safe for several
@@ -251,6 +254,10 @@ func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, node
 		return nil
 	}
 	set, err := m.take(m.Allocatable().Difference(m.taken()), m.reusable(pod), n, nodes)
+	m.cfg.Metrics.CPUsPinned(err)
+	if m.cfg.WholeCores {
+		m.cfg.Metrics.Aligned(telemetry.ScopeContainer, telemetry.OnPhysicalCPU, err == nil)
+	}
 	if err != nil {
 		return err
 	}
@@ -259,6 +266,19 @@ func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, node
 	}
 	m.own[pod.UID][c.Name] = set
 	return nil
+}
+
+// Use is how many CPUs are shared by those who have none of their own, without those
+// that are reserved, and how many are somebody's, in all and by NUMA node.
+func (m *Manager) Use() (shared, own int, byNode map[int]int) {
+	m.mu.Lock()
+	taken, rest := m.taken(), m.shared()
+	m.mu.Unlock()
+	byNode = map[int]int{}
+	for _, id := range m.cfg.Machine.nodes().IDs() {
+		byNode[id] = m.cfg.Machine.In(numa.Of(id)).Intersection(taken).Size()
+	}
+	return rest.Difference(m.cfg.Reserved).Size(), taken.Size(), byNode
 }
 
 // Settle implements topology.Provider.

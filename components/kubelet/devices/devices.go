@@ -22,6 +22,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"hyperkube/components/kubelet/numa"
+	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/topology"
 )
 
@@ -43,6 +44,8 @@ type Config struct {
 	// devices' health has changed.
 	Changed func(pods []types.UID)
 	Log     *slog.Logger
+	// Metrics counts what is done; may be nil.
+	Metrics *telemetry.Metrics
 }
 
 // Manager knows all devices and who has them. Its methods are safe for several
@@ -370,7 +373,9 @@ func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name str
 			ids = m.preferred(ctx, client, slices.Concat(must, free), slices.Concat(must, free[:near]), n, ids)
 		}
 	}
+	began := time.Now()
 	resp, err := client.Allocate(ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
+	m.cfg.Metrics.DevicesAllocated(name, time.Since(began))
 	if err != nil {
 		return fmt.Errorf("rpc call to %s failed: %w", name, err)
 	}

@@ -57,6 +57,7 @@ type registration struct {
 
 // Register implements api.RegistrationServer.
 func (r *registration) Register(ctx context.Context, in *api.RegisterRequest) (*api.Empty, error) {
+	r.m.cfg.Metrics.PluginRegistered(in.ResourceName)
 	if !slices.Contains(api.SupportedVersions[:], in.Version) {
 		return nil, fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q", in.Version, api.SupportedVersions)
 	}

@@ -26,6 +26,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	draapi "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"hyperkube/components/kubelet/telemetry"
 )
 
 // askFor is how long a driver may take for one call.
@@ -41,6 +43,8 @@ type Config struct {
 	// Changed is told the pods whose devices are well or unwell now.
 	Changed func([]types.UID)
 	Log     *slog.Logger
+	// Metrics counts what is done; may be nil.
+	Metrics *telemetry.Metrics
 }
 
 // Manager knows the drivers and what they have prepared. Its methods are safe for
@@ -104,10 +108,11 @@ func New(cfg Config) (*Manager, error) {
 
 // Prepare makes the devices of a pod's claims ready. It is called again after the
 // kubelet has been started anew, and costs nothing once all is ready.
-func (m *Manager) Prepare(ctx context.Context, pod *v1.Pod) error {
+func (m *Manager) Prepare(ctx context.Context, pod *v1.Pod) (err error) {
 	if !Asks(pod) {
 		return nil
 	}
+	defer m.timed("PrepareResources", time.Now(), &err)
 	claims, err := m.allocated(ctx, pod)
 	if err != nil || len(claims) == 0 {
 		return err
@@ -281,7 +286,7 @@ func (m *Manager) ask(ctx context.Context, name string, claims []*draapi.Claim) 
 }
 
 // Release takes back what only a pod used of which nothing runs any more.
-func (m *Manager) Release(ctx context.Context, pod types.UID) error {
+func (m *Manager) Release(ctx context.Context, pod types.UID) (err error) {
 	m.mu.Lock()
 	var uids []types.UID
 	for uid, c := range m.claims {
@@ -293,6 +298,7 @@ func (m *Manager) Release(ctx context.Context, pod types.UID) error {
 	if len(uids) == 0 {
 		return nil
 	}
+	defer m.timed("UnprepareResources", time.Now(), &err)
 	if err := m.occupy(ctx, uids); err != nil {
 		return err
 	}
@@ -331,6 +337,25 @@ func (m *Manager) Release(ctx context.Context, pod types.UID) error {
 		}
 	}
 	return m.save()
+}
+
+// timed notes an operation when it has ended.
+func (m *Manager) timed(operation string, began time.Time, err *error) {
+	m.cfg.Metrics.Claims(operation, time.Since(began), *err)
+}
+
+// InUse is how many claims are used by pods of the node, by driver; all together
+// are those of "<any>".
+func (m *Manager) InUse() map[string]int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[string]int{"<any>": len(m.claims)}
+	for _, c := range m.claims {
+		for driver := range c.Devices {
+			out[driver]++
+		}
+	}
+	return out
 }
 
 // takeBack has one driver take claims back.

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -56,7 +57,13 @@ func (m *Manager) Register(_ context.Context, p pluginwatch.Plugin) error {
 	if !current && !slices.Contains(p.Versions, drabeta.DRAPluginService) {
 		return fmt.Errorf("none of the DRA gRPC API versions are supported: %q, need %q or %q", p.Versions, draapi.DRAPluginService, drabeta.DRAPluginService)
 	}
-	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			began := time.Now()
+			err := call(ctx, method, req, reply, conn, opts...)
+			m.cfg.Metrics.ClaimCall(p.Name, method, status.Code(err).String(), time.Since(began))
+			return err
+		}))
 	if err != nil {
 		return fmt.Errorf("connecting to the driver: %w", err)
 	}

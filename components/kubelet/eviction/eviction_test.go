@@ -157,7 +157,7 @@ func TestOverLimit(t *testing.T) {
 		{Storage{Containers: map[string]int64{"a": 9 << 20, "b": 9 << 20}, EmptyDirs: map[string]int64{"w": 5 << 20}}, "Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. "},
 		{Storage{Containers: map[string]int64{"a": 11 << 20}}, `Container a exceeded its local ephemeral storage limit "10Mi". `},
 	} {
-		if got := OverLimit(p, c.storage); got != c.want {
+		if got, signal := OverLimit(p, c.storage); got != c.want || (got == "") != (signal == "") {
 			t.Errorf("%v: %q, want %q", c.storage, got, c.want)
 		}
 	}

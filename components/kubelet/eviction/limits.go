@@ -29,10 +29,11 @@ func HasLimits(pod *v1.Pod) bool {
 	return false
 }
 
-// OverLimit says which limit of local storage the pod exceeds, empty if none.
+// OverLimit says which limit of local storage the pod exceeds, empty if none, and
+// what that is called in metrics.
 //
 // https://kubernetes.io/docs/concepts/storage/ephemeral-storage/
-func OverLimit(pod *v1.Pod, s Storage) string {
+func OverLimit(pod *v1.Pod, s Storage) (message, signal string) {
 	for i := range pod.Spec.Volumes {
 		e := pod.Spec.Volumes[i].EmptyDir
 		if e == nil || e.SizeLimit == nil || e.SizeLimit.Sign() == 0 {
@@ -40,7 +41,7 @@ func OverLimit(pod *v1.Pod, s Storage) string {
 		}
 		name := pod.Spec.Volumes[i].Name
 		if s.EmptyDirs[name] > e.SizeLimit.Value() {
-			return fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", name, e.SizeLimit.String())
+			return fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", name, e.SizeLimit.String()), "emptydirfs.limit"
 		}
 	}
 	limits := resourcehelper.PodLimits(pod, resourcehelper.PodResourcesOptions{})
@@ -55,15 +56,15 @@ func OverLimit(pod *v1.Pod, s Storage) string {
 			}
 		}
 		if total > limit.Value() {
-			return fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", limit.String())
+			return fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", limit.String()), "ephemeralpodfs.limit"
 		}
 	}
 	for i := range pod.Spec.Containers {
 		c := &pod.Spec.Containers[i]
 		limit, ok := c.Resources.Limits[v1.ResourceEphemeralStorage]
 		if ok && limit.Sign() != 0 && s.Containers[c.Name] > limit.Value() {
-			return fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", c.Name, limit.String())
+			return fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", c.Name, limit.String()), "ephemeralcontainerfs.limit"
 		}
 	}
-	return ""
+	return "", ""
 }

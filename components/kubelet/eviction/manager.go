@@ -64,6 +64,7 @@ type Config struct {
 type Manager struct {
 	cfg     Config
 	evicted *prometheus.CounterVec
+	age     *prometheus.HistogramVec
 
 	mu    sync.Mutex // guards state
 	state State
@@ -71,13 +72,19 @@ type Manager struct {
 
 // New makes a Manager.
 func New(cfg Config) *Manager {
-	return &Manager{cfg: cfg, evicted: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "kubelet_evictions", Help: "Cumulative number of pod evictions by eviction signal",
-	}, []string{"eviction_signal"})}
+	return &Manager{
+		cfg: cfg,
+		evicted: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kubelet_evictions", Help: "[ALPHA] Cumulative number of pod evictions by eviction signal",
+		}, []string{"eviction_signal"}),
+		age: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kubelet_eviction_stats_age_seconds", Help: "[ALPHA] Time between measuring what is left and ending a pod for it, by eviction signal",
+		}, []string{"eviction_signal"}),
+	}
 }
 
 // Metrics counts evictions.
-func (m *Manager) Metrics() prometheus.Collector { return m.evicted }
+func (m *Manager) Metrics() []prometheus.Collector { return []prometheus.Collector{m.evicted, m.age} }
 
 // Pressure tells whether the node has that condition.
 func (m *Manager) Pressure(c v1.NodeConditionType) bool {
@@ -254,9 +261,9 @@ func (m *Manager) limits(ctx context.Context) ([]<-chan struct{}, error) {
 	}
 	var out []<-chan struct{}
 	for _, pod := range limited {
-		if message := OverLimit(pod, used[pod.UID]); message != "" {
+		if message, signal := OverLimit(pod, used[pod.UID]); message != "" {
 			out = append(out, m.evict(pod, immediateGrace, message, nil))
-			m.evicted.WithLabelValues("ephemeralstorage").Inc()
+			m.evicted.WithLabelValues(signal).Inc()
 		}
 	}
 	return out, nil

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/telemetry"
 )
 
 // Collector removes images that nobody uses when the disk fills: the one used
@@ -30,6 +31,8 @@ type Collector struct {
 	// Path is on the images' file system, unless the runtime names another.
 	Path string
 	Log  *slog.Logger
+	// Metrics counts what is removed; may be nil.
+	Metrics *telemetry.Metrics
 
 	mu   sync.Mutex // held while it looks; guards seen
 	seen map[string]seen
@@ -105,6 +108,7 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 			errs = append(errs, fmt.Errorf("removing image %s: %w", i.Id, err))
 			continue
 		}
+		c.Metrics.ImageCollected(false)
 		c.Log.Info("removed an unused image", "image", i.RepoTags, "bytes", i.Size)
 		goal -= int64(i.Size)
 		freed += int64(i.Size)
@@ -155,6 +159,7 @@ func (c *Collector) expired(ctx context.Context, list []*runtimeapi.Image, used 
 			errs = append(errs, fmt.Errorf("removing image %s: %w", i.Id, err))
 			continue
 		}
+		c.Metrics.ImageCollected(true)
 		c.Log.Info("removed an image that was long not used", "image", i.RepoTags, "bytes", i.Size)
 	}
 	return errors.Join(errs...)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/telemetry"
 )
 
 // Reasons of a container that waits for its image.
@@ -45,6 +47,8 @@ type Puller struct {
 	Records *Records
 	// Now is time.Now but in tests.
 	Now func() time.Time
+	// Metrics counts what is asked for; may be nil.
+	Metrics *telemetry.Metrics
 
 	mu       sync.Mutex
 	backoffs map[string]backoff
@@ -119,6 +123,8 @@ type Request struct {
 // runtime's reference to it. Errors are of type *Error, or the context's, or
 // such that cri.IsGone tells.
 func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) {
+	there, needed := "unknown", "unknown"
+	defer func() { p.Metrics.ImageWanted(strings.ToLower(string(r.Policy)), there, needed) }()
 	name, err := Normalize(r.Image)
 	if err != nil {
 		msg := fmt.Sprintf("Failed to apply default image tag %q: couldn't parse image name %q: %v", r.Image, r.Image, err)
@@ -134,6 +140,7 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 		r.Event(true, "InspectFailed", msg)
 		return "", &Error{Reason: InspectFailed, Message: msg, RetryAt: p.Now().Add(pullBase)}
 	}
+	there = strconv.FormatBool(present != nil)
 	pulls := r.pulls(present != nil)
 	if p.Records != nil && !pulls && present != nil {
 		must, err := p.Records.MustPull(r.Image, present, func() ([]Credential, error) { return r.credentials(ctx, r.Own) })
@@ -150,6 +157,7 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 		}
 		pulls = must
 	}
+	needed = strconv.FormatBool(pulls)
 	if !pulls {
 		if present != nil {
 			r.Event(false, "Pulled", fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", r.Image))
@@ -204,6 +212,7 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 		p.mu.Unlock()
 		return "", &Error{Reason: ErrImagePull, Message: text, RetryAt: now.Add(pullTold)}
 	}
+	p.Metrics.ImagePulled(f.size, f.took)
 	p.mu.Lock()
 	delete(p.backoffs, key)
 	p.mu.Unlock()

@@ -20,6 +20,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
+	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/internal/atomicfile"
 )
 
@@ -37,6 +38,8 @@ type Records struct {
 	Policy  kubeletv1beta1.ImagePullCredentialsVerificationPolicy
 	Allowed []string
 	Log     *slog.Logger
+	// Metrics counts what is looked for; may be nil.
+	Metrics *telemetry.Metrics
 
 	mu      sync.Mutex // guards what follows
 	read    bool
@@ -226,8 +229,19 @@ func (r *Records) add(image, ref string, used Credential) error {
 // there, by pulling it again; credentials are what the pod has itself. An image
 // that is pinned was put there by the operator: it is for all, even if the same
 // was pulled by another name too.
-func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials func() ([]Credential, error)) (bool, error) {
+func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials func() ([]Credential, error)) (must bool, err error) {
+	result := "credentialRecordFound"
+	defer func() {
+		switch {
+		case err != nil:
+			result = "error"
+		case must:
+			result = "mustAuthenticate"
+		}
+		r.Metrics.ImageChecked(result)
+	}()
 	if r.Policy == kubeletv1beta1.NeverVerify {
+		result = "credentialPolicyAllowed"
 		return false, nil
 	}
 	r.mu.Lock()
@@ -240,6 +254,7 @@ func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials fu
 	_, begun := r.intents[image]
 	r.mu.Unlock()
 	if !r.verifies(image, (record != nil || begun) && !there.Pinned) {
+		result = "credentialPolicyAllowed"
 		return false, nil
 	}
 	if record == nil {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/component-helpers/resource"
 
 	"hyperkube/components/kubelet/numa"
+	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/topology"
 	"hyperkube/internal/atomicfile"
 )
@@ -38,6 +39,8 @@ type Config struct {
 	Active func() []*v1.Pod
 	Known  func() bool
 	Log    *slog.Logger
+	// Metrics counts what is given; may be nil.
+	Metrics *telemetry.Metrics
 }
 
 // Manager knows who has which memory. Its methods are safe for several
@@ -226,6 +229,7 @@ func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, node
 		return nil
 	}
 	nodes, err := m.choose(pod, want, nodes)
+	m.cfg.Metrics.MemoryPinned(err)
 	if err != nil {
 		return err
 	}

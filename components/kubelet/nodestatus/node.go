@@ -51,6 +51,10 @@ type Config struct {
 	VolumesInUse func() []v1.UniqueVolumeName
 	// Seen is called when the Node that the API has has changed; may be nil.
 	Seen func()
+	// Started is called when a node that was not there before is ready, with when it
+	// was first tried to register it, when it was registered, and when it was known
+	// to be ready; may be nil.
+	Started func(asked, registered, ready time.Time)
 	// PodCIDR is given to the runtime until the Node has one; may be empty.
 	PodCIDR string
 	// Lease is the lease's duration, Renew how often it is renewed, Update how
@@ -73,6 +77,9 @@ type Keeper struct {
 	runtime runtimeSays
 	// unschedulable is what the Node said last.
 	unschedulable bool
+	// asked is when it was first tried to register the Node, and registered when it
+	// was, if it was not there before. Only Run uses them.
+	asked, registered time.Time
 }
 
 // New makes a Keeper.
@@ -175,6 +182,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 		}
 		if ok && err == nil && !announced {
 			announced = true
+			if k.cfg.Started != nil && !k.registered.IsZero() {
+				k.cfg.Started(k.asked, k.registered, time.Now())
+			}
 			close(k.ready)
 		}
 		timer := time.NewTimer(next)

@@ -31,9 +31,13 @@ func (k *Keeper) report(ctx context.Context, force bool) (bool, error) {
 			have = found
 		} else {
 			fresh := k.initial(ctx)
+			if k.asked.IsZero() {
+				k.asked = time.Now()
+			}
 			made, err := nodes.Create(ctx, fresh, metav1.CreateOptions{})
 			switch {
 			case err == nil:
+				k.registered = time.Now()
 				k.set(made)
 				k.tell(&v1.NodeStatus{}, &made.Status)
 				return true, nil

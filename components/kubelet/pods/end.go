@@ -16,6 +16,7 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/telemetry"
 )
 
 // finalStep is how far the end of a pod has come. Each is done by a goroutine
@@ -193,6 +194,7 @@ const patience = 5 * time.Second
 
 // tearDown takes back the pod's devices, volumes and cgroup.
 func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
+	began := time.Now()
 	w.host.Objects.Refer(w.uid, nil, nil)
 	if w.host.Claims != nil {
 		if err := w.host.Claims.Release(ctx, w.uid); err != nil {
@@ -216,6 +218,7 @@ func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
 	}
 	w.update(func() { w.final = deleteObject })
 	w.clean()
+	w.host.Metrics.Worked(telemetry.Terminated, time.Since(began))
 	if w.host.Ended != nil {
 		w.host.Ended(w.uid)
 	}

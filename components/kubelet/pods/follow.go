@@ -107,6 +107,7 @@ func (m *Manager) stream(ctx context.Context, opened func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events, err := m.host.CRI.Runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+	m.host.Metrics.Followed(err)
 	if err != nil {
 		return err
 	}
@@ -123,6 +124,11 @@ func (m *Manager) stream(ctx context.Context, opened func()) error {
 		if err != nil {
 			return err
 		}
+		var happened time.Time
+		if ev.CreatedAt > 0 {
+			happened = time.Unix(0, ev.CreatedAt)
+		}
+		m.host.Metrics.Heard(happened)
 		m.dispatch(ev)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"hyperkube/components/kubelet/images"
 	"hyperkube/components/kubelet/objects"
 	"hyperkube/components/kubelet/probe"
+	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/usernamespaces"
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/internal/cgroup"
@@ -128,6 +129,8 @@ type Host struct {
 	// Fits tells why a resized pod does not fit on the node, empty if it does;
 	// NewManager fills it.
 	Fits func(pod *v1.Pod) (reason, message string)
+	// Metrics counts what is done; nil: nothing does.
+	Metrics *telemetry.Metrics
 	// Mirror reports the status of pods that do not come from the API. Nil:
 	// they have none.
 	Mirror Mirror

@@ -38,7 +38,8 @@ type Manager struct {
 // NewManager makes a Manager. Run must be called before anything else is.
 func NewManager(h *Host) *Manager {
 	m := &Manager{host: h, workers: map[types.UID]*worker{}, waiters: map[string][]chan struct{}{}}
-	h.Fits, h.Resized, h.weigh = m.fits, m.RetryResizes, m.weigh
+	h.Fits, h.weigh = m.fits, m.weigh
+	h.Resized = func() { m.retryResizes("pod_resized") }
 	return m
 }
 
@@ -58,7 +59,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			w.clean()
 			close(w.done)
 			// There is more room for those who wait for some.
-			m.RetryResizes()
+			m.retryResizes("pods_removed")
 		}
 	}
 	m.mu.Unlock()
@@ -92,6 +93,7 @@ func (m *Manager) Set(pod *v1.Pod) {
 				v.Rejected = true
 				w.setVerdict(v)
 				m.host.event(pod, "", true, v.Reason, v.Message)
+				m.host.Metrics.Rejected(v.Reason)
 			}
 			w.update(func() { w.admitting = false })
 		}
@@ -262,6 +264,9 @@ func (m *Manager) Renew(uid types.UID) <-chan struct{} {
 	if !w.gone {
 		return nil
 	}
+	if !w.renewed {
+		m.host.Metrics.Restarted(IsStatic(w.pod))
+	}
 	w.renewed = true
 	return w.done
 }
@@ -303,9 +308,12 @@ func (m *Manager) Orphans(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	cleaned, failed := 0, 0
 	for _, uid := range dirs {
 		if !known(uid) && orphans[uid] == nil {
+			cleaned++
 			if err := m.host.Volumes.TearDown(ctx, uid); err != nil {
+				cleaned, failed = cleaned-1, failed+1
 				// A driver may not be there yet: it is tried again as for others.
 				m.host.Log.Info("removing the directory of a pod that is gone failed, trying again", "uid", uid, "error", err)
 				pod := &v1.Pod{}
@@ -314,10 +322,14 @@ func (m *Manager) Orphans(ctx context.Context) error {
 			}
 		}
 	}
+	m.host.Metrics.Swept(cleaned, failed)
 	for uid, pod := range orphans {
 		m.host.Log.Info("ending a pod that nobody wants", "pod", pod.Namespace+"/"+pod.Name)
 		w := newWorker(m.host, pod)
-		w.gone = true
+		w.gone, w.orphan = true, true
+		if pod.Name != "" {
+			m.host.Metrics.Orphaned()
+		}
 		m.mu.Lock()
 		if m.workers[uid] != nil {
 			m.mu.Unlock()

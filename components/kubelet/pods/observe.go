@@ -79,7 +79,9 @@ func (w *worker) refresh(ctx context.Context) error {
 		w.mu.Lock()
 		before := w.learned
 		w.mu.Unlock()
+		began := time.Now()
 		obs, err := w.host.CRI.Observe(ctx, w.uid)
+		w.host.Metrics.Asked(time.Since(began))
 		if err != nil {
 			w.mu.Lock()
 			w.dirty = true

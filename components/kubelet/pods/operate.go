@@ -15,6 +15,7 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/telemetry"
 )
 
 func isNotFound(err error) bool { return cri.IsNotFound(errors.Unwrap(err)) || cri.IsNotFound(err) }
@@ -39,7 +40,12 @@ func (w *worker) startOp(ctx context.Context, plan podstate.Plan, starts []podst
 	go func() {
 		defer w.report.wait.Done()
 		defer cancel()
+		began, kind := time.Now(), telemetry.Sync
+		if plan.NewSandbox && plan.Attempt == 0 {
+			kind = telemetry.Create
+		}
 		err := w.operate(ctx, pod, plan, starts)
+		w.host.Metrics.Worked(kind, time.Since(began))
 		w.update(func() {
 			w.op = nil
 			if ctx.Err() != nil {
@@ -120,7 +126,11 @@ func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, s
 		if plan.Attempt > 0 {
 			w.host.event(pod, "", false, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
 		}
-		if err := w.makeSandbox(ctx, pod, plan.Attempt); err != nil {
+		err := w.makeSandbox(ctx, pod, plan.Attempt)
+		if ctx.Err() == nil && !cri.IsGone(err) {
+			w.host.Metrics.PodStarting(pod, err)
+		}
+		if err != nil {
 			// It may be there nevertheless: another of its name would be refused.
 			w.update(func() { w.dirty = true })
 			if ctx.Err() == nil && !cri.IsGone(err) {
@@ -279,7 +289,9 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, attempt uint32) e
 	}
 	call, cancel := carriedThrough(ctx)
 	defer cancel()
+	began := time.Now()
 	resp, err := w.host.CRI.Runtime.RunPodSandbox(call, &runtimeapi.RunPodSandboxRequest{Config: cfg, RuntimeHandler: handler})
+	w.host.Metrics.SandboxMade(handler, time.Since(began), err)
 	if cri.IsGone(err) {
 		return err
 	}

@@ -119,7 +119,12 @@ func (w *worker) report1(ctx context.Context, now time.Time) {
 	if IsStatic(w.pod) {
 		w.mirrored()
 	}
+	before := w.report.want
+	if before.Phase == "" {
+		before = *w.report.last
+	}
 	w.report.want = podstate.Status(w.statusInput(now))
+	w.timeStatus(&before, &w.report.want, now)
 	if w.host.Kube == nil || w.gone {
 		// Nobody else remembers since when things are as they are.
 		last := w.report.want
@@ -127,6 +132,9 @@ func (w *worker) report1(ctx context.Context, now time.Time) {
 		return
 	}
 	w.report.dirty = !apiequality.Semantic.DeepEqual(&w.report.want, w.report.last)
+	if w.report.dirty && w.timing.changed.IsZero() {
+		w.timing.changed = now
+	}
 	if !w.report.dirty || w.report.busy || w.report.halted {
 		return
 	}
@@ -170,6 +178,11 @@ func (w *worker) send(ctx context.Context) {
 			}
 			// What was added since, or by others, is found by the next step.
 			w.report.dirty = !apiequality.Semantic.DeepEqual(&w.report.want, &want)
+			w.host.Metrics.StatusTold(time.Since(w.timing.changed))
+			w.timing.changed = time.Time{}
+			if w.report.dirty {
+				w.timing.changed = time.Now()
+			}
 			pause = 50 * time.Millisecond
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 			// It is gone, or another of that name is there: the source will say.

@@ -154,8 +154,12 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 	go func() {
 		defer w.report.wait.Done()
 		defer cancel()
+		began := time.Now()
 		state := w.host.resize(opCtx, pod, list, granted, func() { w.resizeBegins(pod) })
 		state.generation, state.retry, state.since = pod.Generation, time.Now().Add(resizeRetry), since
+		if state.kind == v1.PodResizeInProgress {
+			w.host.Metrics.Resized(time.Since(began), state.reason == "")
+		}
 		if state.kind == v1.PodResizeInProgress && state.reason == "" && w.host.Resized != nil {
 			// Others may fit now.
 			defer w.host.Resized()
@@ -163,6 +167,9 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 		w.update(func() {
 			w.op = nil
 			w.tellResize(pod, &state)
+			if old := w.resize; old != nil && old.kind == v1.PodResizePending && old.reason == v1.PodReasonDeferred && state.kind == v1.PodResizeInProgress {
+				w.host.Metrics.ResizeAccepted(pod, cmp.Or(old.trigger, "periodic_retry"), time.Since(since))
+			}
 			if state.kind == v1.PodResizeInProgress && state.reason == "" {
 				w.level = levelOf(pod)
 				if w.loose = slices.ContainsFunc(list, func(r resizing) bool { return r.restart }); w.loose {
@@ -198,6 +205,8 @@ type resizeState struct {
 	reason, message string
 	retry           time.Time
 	since           time.Time // when it was first put off
+	// trigger is why it is tried again before its time; empty: nothing.
+	trigger string
 }
 
 func (s *resizeState) condition() v1.PodCondition {
@@ -293,17 +302,45 @@ func (c *claim) before(d *claim) int {
 	return cmp.Or(cmp.Compare(d.priority, c.priority), cmp.Compare(class[QOS(c.pod)], class[QOS(d.pod)]), c.since.Compare(d.since), cmp.Compare(c.pod.UID, d.pod.UID))
 }
 
+// resizes tells whether a container of the pod is to have more or less of a resource
+// than it has.
+func (m *Manager) resizes(pod *v1.Pod, name v1.ResourceName) bool {
+	m.mu.Lock()
+	w := m.workers[pod.UID]
+	m.mu.Unlock()
+	if w == nil {
+		return true
+	}
+	w.mu.Lock()
+	has := w.actual()
+	w.mu.Unlock()
+	differs := func(want, has []v1.Container) bool {
+		for i := range min(len(want), len(has)) {
+			a, b := want[i].Resources.Requests[name], has[i].Resources.Requests[name]
+			if a.Cmp(b) != 0 {
+				return true
+			}
+		}
+		return false
+	}
+	return differs(pod.Spec.InitContainers, has.Spec.InitContainers) || differs(pod.Spec.Containers, has.Spec.Containers)
+}
+
 // resizable are the resources that a resize may change.
 var resizable = []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
 
 // fits tells why a resized pod does not fit on the node; empty if it does. What
 // there is goes first to those that have waited before it.
 func (m *Manager) fits(pod *v1.Pod) (reason, message string) {
-	if m.host.StaticCPUs && QOS(pod) == v1.PodQOSGuaranteed {
-		return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside CPU Manager static policy"
-	}
-	if m.host.StaticMemory && QOS(pod) == v1.PodQOSGuaranteed {
-		return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside Memory Manager static policy"
+	if QOS(pod) == v1.PodQOSGuaranteed {
+		if m.host.StaticCPUs && m.resizes(pod, v1.ResourceCPU) {
+			m.host.Metrics.ResizeInfeasible("guaranteed_pod_cpu_manager_static_policy")
+			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\""
+		}
+		if m.host.StaticMemory && m.resizes(pod, v1.ResourceMemory) {
+			m.host.Metrics.ResizeInfeasible("guaranteed_pod_memory_manager_static_policy")
+			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\""
+		}
 	}
 	allocatable := m.host.Allocatable()
 	want := resource.PodRequests(pod, resource.PodResourcesOptions{})
@@ -364,13 +401,13 @@ func (m *Manager) fits(pod *v1.Pod) (reason, message string) {
 	return "", ""
 }
 
-// RetryResizes makes the pods whose resizes wait for room try again at once, for
-// there is more of it.
-func (m *Manager) RetryResizes() {
+// retryResizes makes the pods whose resizes wait for room try again at once, for
+// there is more of it; trigger is why, in the words of metrics.
+func (m *Manager) retryResizes(trigger string) {
 	m.retry(func(w *worker) bool {
 		waits := w.op == nil && w.resize != nil && w.resize.kind == v1.PodResizePending && w.resize.reason == v1.PodReasonDeferred
 		if waits {
-			w.resize.retry = time.Time{}
+			w.resize.retry, w.resize.trigger = time.Time{}, trigger
 		}
 		return waits
 	})

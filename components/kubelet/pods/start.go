@@ -41,6 +41,12 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 	if c == nil {
 		return fmt.Errorf("no container %s", s.Name)
 	}
+	err := w.tryContainer(ctx, pod, s, c, kind)
+	w.countStart(c, kind, err)
+	return err
+}
+
+func (w *worker) tryContainer(ctx context.Context, pod *v1.Pod, s podstate.Start, c *v1.Container, kind podstate.Kind) error {
 	fail := func(reason, message string, retryAt time.Time) error {
 		if ctx.Err() == nil {
 			w.update(func() {
@@ -50,7 +56,7 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 				w.slots[s.Name] = slot
 			})
 		}
-		return errors.New(reason + ": " + message)
+		return &startFailure{reason, message}
 	}
 	w.mu.Lock()
 	box := w.obs.Sandbox()
@@ -288,11 +294,13 @@ func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, 
 			}
 			return list, nil
 		}
+		begin, end := w.pulling()
+		defer end()
 		return w.host.Puller.Ensure(ctx, images.Request{
 			Pod: pod, Container: c.Name, Image: image, Policy: policy, Own: own, All: all, Sandbox: sandbox,
 			Event: func(warning bool, reason, message string) { w.host.event(pod, c.Name, warning, reason, message) },
 			// A pull may take long: what is known so far is told.
-			Pulling: w.kick,
+			Pulling: begin,
 		})
 	}
 	for i := range c.VolumeMounts {

@@ -47,6 +47,8 @@ type worker struct {
 	pod *v1.Pod
 	// gone: the source has it no more.
 	gone bool
+	// orphan: no source ever had it; what is known of it is from the runtime.
+	orphan bool
 	// verdict is not nil once the kubelet itself has ended the pod.
 	verdict *Verdict
 	// dirty: the runtime must be asked for everything; dirtyIDs: for these.
@@ -95,6 +97,8 @@ type worker struct {
 	// loose: the pod's cgroup has wider limits than the pod, until containers
 	// that must be restarted to be resized have ended.
 	loose bool
+	// timing is what is measured of the pod's start and end.
+	timing timing
 	// resizeTold is the generation of which it was told that it is resized to.
 	resizeTold int64
 }
@@ -132,6 +136,8 @@ func newWorker(h *Host, pod *v1.Pod) *worker {
 		given:    told(&pod.Status),
 	}
 	w.clean = sync.OnceFunc(func() { close(w.cleaned) })
+	w.timing.seen = time.Now()
+	w.timing.fresh = pod.Status.StartTime == nil && pod.DeletionTimestamp == nil
 	w.report.last = pod.Status.DeepCopy()
 	w.report.version = pod.ResourceVersion
 	return w
@@ -159,6 +165,10 @@ func (w *worker) setPod(pod *v1.Pod) {
 		old := w.pod
 		w.pod = pod
 		w.report.seen(pod)
+		w.timeStarted(pod)
+		if old.Generation != pod.Generation {
+			w.host.Metrics.ResizesAsked(old, pod)
+		}
 		marks := !maps.Equal(old.Labels, pod.Labels) || !maps.Equal(old.Annotations, pod.Annotations)
 		if marks || old.Generation != pod.Generation || !apiequality.Semantic.DeepEqual(old.Spec, pod.Spec) {
 			// What failed may work now.
@@ -248,6 +258,7 @@ func (w *worker) relist() { w.update(func() { w.dirty = true }) }
 // goes on running then.
 func (w *worker) run(ctx context.Context) {
 	defer w.close()
+	w.host.Metrics.WorkerStarted(w.pod, time.Since(w.timing.seen))
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -307,6 +318,7 @@ func (w *worker) step(ctx context.Context) (wakeAt time.Time, done bool) {
 	if w.stage == syncing {
 		wakeAt = w.stepSync(ctx, now)
 	}
+	w.timeEnd(now)
 	if w.stage != syncing {
 		wakeAt, done = w.stepEnd(ctx, now)
 	}

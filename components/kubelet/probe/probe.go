@@ -23,6 +23,8 @@ import (
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"hyperkube/components/kubelet/telemetry"
 )
 
 // maxBody is how much of an answer is read, in bytes.
@@ -60,10 +62,12 @@ var ErrTimeout = errors.New("command timed out")
 type Prober struct {
 	// Metrics counts what is found; may be nil. It is set before anything is
 	// probed.
-	Metrics   *Metrics
-	exec      Exec
-	userAgent string
-	dialer    *net.Dialer
+	Metrics *Metrics
+	// HookMetrics counts what is unusual of hooks; may be nil.
+	HookMetrics *telemetry.Metrics
+	exec        Exec
+	userAgent   string
+	dialer      *net.Dialer
 }
 
 // New makes a Prober. version is Kubernetes' minor version, as in "1.37".
@@ -284,6 +288,7 @@ func (p *Prober) inPlain(t Target, req *http.Request) error {
 		return err
 	}
 	if t.Warn != nil {
+		p.HookMetrics.HookFellBack()
 		t.Warn("LifecycleHTTPFallback", fmt.Sprintf("request to HTTPS lifecycle hook %s got HTTP response, retry with HTTP succeeded", req.URL.Host))
 	}
 	return nil
@@ -321,6 +326,7 @@ func (p *Prober) Hook(ctx context.Context, t Target, h *v1.LifecycleHandler) err
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
+			p.HookMetrics.SleepCut()
 			return failed(fmt.Sprintf("Sleep lifecycle hook (%d)", h.Sleep.Seconds), errors.New("container terminated before sleep hook finished"))
 		}
 	default:

@@ -26,6 +26,7 @@ import (
 	"hyperkube/components/kubelet/nodelogs"
 	"hyperkube/components/kubelet/podlogs"
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/internal/zpages"
 )
 
@@ -101,7 +102,9 @@ type Config struct {
 	// does.
 	ReadOnly net.Listener
 	Backend  Backend
-	Log      *slog.Logger
+	// Metrics counts requests; may be nil.
+	Metrics *telemetry.Metrics
+	Log     *slog.Logger
 }
 
 // Server serves.
@@ -115,7 +118,7 @@ type Server struct {
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg}
 	s.http = &http.Server{
-		Handler:           s.handler(),
+		Handler:           cfg.Metrics.Served(s.handler(), "readwrite"),
 		ReadHeaderTimeout: 30 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
@@ -130,7 +133,7 @@ func New(cfg Config) *Server {
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cfg.Certificate() },
 		},
 	}
-	s.readOnly = &http.Server{Handler: s.facts(), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second, ErrorLog: s.http.ErrorLog}
+	s.readOnly = &http.Server{Handler: cfg.Metrics.Served(s.facts(), "readonly"), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second, ErrorLog: s.http.ErrorLog}
 	return s
 }
 

@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/kubelet/numa"
+	"hyperkube/components/kubelet/telemetry"
 )
 
 // Policies of admission, and what they are applied to.
@@ -56,6 +58,8 @@ type Config struct {
 	Options       map[string]string
 	Machine       numa.Machine
 	Providers     []Provider
+	// Metrics counts what is admitted; may be nil.
+	Metrics *telemetry.Metrics
 }
 
 // Manager admits pods. Its methods are safe for several goroutines.
@@ -63,11 +67,7 @@ type Manager struct {
 	cfg     Config
 	closest bool
 
-	mu   sync.Mutex // held while a pod is admitted
-	read struct {
-		sync.Mutex
-		requests, refused int64
-	}
+	mu sync.Mutex // held while a pod is admitted
 }
 
 // ErrAffinity says that the policy does not let a pod run on this node.
@@ -124,7 +124,9 @@ func New(cfg Config) (*Manager, error) {
 func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	began := time.Now()
 	err := m.admit(ctx, pod)
+	m.cfg.Metrics.Placed(time.Since(began), err)
 	var errs []error
 	for _, p := range m.cfg.Providers {
 		errs = append(errs, p.Settle(pod, err == nil))
@@ -141,14 +143,17 @@ func (m *Manager) admit(ctx context.Context, pod *v1.Pod) error {
 	if byPod {
 		var err error
 		if whole, err = m.place(func(p Provider) Hints { return p.PodHints(pod) }); err != nil {
+			m.aligned(ScopePod, false)
 			return err
 		}
+		m.aligned(ScopePod, true)
 	}
 	for c := range Containers(pod) {
 		nodes := whole
 		if !byPod && m.aligns() {
 			var err error
 			if nodes, err = m.place(func(p Provider) Hints { return p.Hints(pod, c) }); err != nil {
+				m.aligned(ScopeContainer, false)
 				return err
 			}
 		}
@@ -157,16 +162,18 @@ func (m *Manager) admit(ctx context.Context, pod *v1.Pod) error {
 				return err
 			}
 		}
+		if !byPod {
+			m.aligned(ScopeContainer, true)
+		}
 	}
 	return nil
 }
 
-// Counts are how many pods or containers were judged by the policy, and how
-// many of them were refused.
-func (m *Manager) Counts() (requests, refused int64) {
-	m.read.Lock()
-	defer m.read.Unlock()
-	return m.read.requests, m.read.refused
+// aligned counts what came of the policy that lets nobody run on several NUMA nodes.
+func (m *Manager) aligned(scope string, ok bool) {
+	if m.cfg.Policy == SingleNode {
+		m.cfg.Metrics.Aligned(scope, telemetry.OnNUMANode, ok)
+	}
 }
 
 // aligns tells whether there is a policy at all.
@@ -203,12 +210,6 @@ func (m *Manager) place(ask func(Provider) Hints) (numa.Set, error) {
 		best.Nodes = 0
 	}
 	ok := m.cfg.Policy == BestEffort || best.Preferred
-	m.read.Lock()
-	m.read.requests++
-	if !ok {
-		m.read.refused++
-	}
-	m.read.Unlock()
 	if !ok {
 		return 0, ErrAffinity
 	}

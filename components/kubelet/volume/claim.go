@@ -146,14 +146,19 @@ func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentReques
 		}
 	}
 	result, err := setUp(ctx, r)
+	driver := ""
+	if r.PV.Spec.CSI != nil {
+		driver = r.PV.Spec.CSI.Driver
+	}
+	plugin := pluginName(own.Name(), driver)
 	if err != nil {
 		var told *Failure
 		if !errors.As(err, &told) && !errors.Is(err, context.DeadlineExceeded) {
 			err = &Failure{Operation: operation, Volume: r.PV.Name, Err: err}
 		}
-		return Result{}, err
+		return Result{Plugin: plugin}, err
 	}
-	result.Persistent, result.Name = true, r.PV.Name
+	result.Persistent, result.Name, result.Plugin = true, r.PV.Name, plugin
 	result.ReadOnly = result.ReadOnly || r.ReadOnly
 	return result, nil
 }

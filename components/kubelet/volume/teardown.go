@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -67,6 +68,7 @@ func (s *Set) TearDown(ctx context.Context, uid types.UID) error {
 	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
+	began, made := time.Now(), s.made(dir)
 	// They are of volumes, which could not be unmounted else.
 	if err := unmountBelow(filepath.Join(dir, "volume-subpaths")); err != nil {
 		return err
@@ -90,7 +92,35 @@ func (s *Set) TearDown(ctx context.Context, uid types.UID) error {
 	if err := unmountBelow(dir); err != nil {
 		return err
 	}
+	for _, v := range made {
+		s.Metrics.Stored(v.plugin, v.operation, time.Since(began), nil)
+	}
 	return removeTree(dir)
+}
+
+// madeVolume is one of which there is something in a pod's directory: what made it,
+// and what taking it back is called.
+type madeVolume struct{ plugin, operation string }
+
+// made are the volumes of a pod's directory.
+func (s *Set) made(dir string) []madeVolume {
+	var out []madeVolume
+	for folder, operation := range map[string]string{mountsFolder: "volume_unmount", devicesFolder: "unmap_volume"} {
+		plugins, err := os.ReadDir(filepath.Join(dir, folder))
+		if err != nil {
+			continue // nothing is counted
+		}
+		for _, p := range plugins {
+			list, err := os.ReadDir(filepath.Join(dir, folder, p.Name()))
+			if err != nil {
+				continue
+			}
+			for range list {
+				out = append(out, madeVolume{pluginName(p.Name(), ""), operation})
+			}
+		}
+	}
+	return out
 }
 
 func (s *Set) tearDowners() []TearDowner {

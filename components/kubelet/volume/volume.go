@@ -17,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"hyperkube/components/kubelet/telemetry"
 )
 
 // Objects gets ConfigMaps and Secrets; their errors are the API's.
@@ -41,6 +43,8 @@ type Request struct {
 
 // Result is a volume that is set up.
 type Result struct {
+	// Plugin is what made it, in the words of metrics: kubernetes.io/secret, say.
+	Plugin string
 	// Name is the volume's own, where it has one: the persistent volume's.
 	Name string
 	// Path is on the host. Empty for a volume that is an image or a device.
@@ -95,6 +99,8 @@ type Set struct {
 	// Root is the kubelet's root directory.
 	Root  string
 	Types []Type
+	// Metrics counts what is made and taken back; may be nil.
+	Metrics *telemetry.Metrics
 }
 
 // ErrUnsupported is returned for a type of volume that no Type is for.
@@ -113,9 +119,55 @@ func (s *Set) SetUp(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Result, err
 		if err := os.MkdirAll(parent, 0o750); err != nil {
 			return Result{}, fmt.Errorf("making the pod's directory: %w", err)
 		}
-		return t.SetUp(ctx, Request{Pod: pod, Volume: v, Dir: filepath.Join(parent, v.Name)})
+		began := time.Now()
+		r, err := t.SetUp(ctx, Request{Pod: pod, Volume: v, Dir: filepath.Join(parent, v.Name)})
+		if r.Plugin == "" {
+			r.Plugin = pluginOf(t.Name(), v)
+		}
+		operation := "volume_mount"
+		if r.Device != "" {
+			operation = "map_volume"
+		}
+		s.Metrics.Stored(r.Plugin, operation, time.Since(began), err)
+		return r, err
 	}
 	return Result{}, ErrUnsupported
+}
+
+// pluginOf is what metrics call the type whose folder is so named.
+func pluginOf(folder string, v *v1.Volume) string {
+	driver := ""
+	if v.CSI != nil {
+		driver = v.CSI.Driver
+	}
+	return pluginName(folder, driver)
+}
+
+// pluginName is a type's name in metrics, with the driver of one that has several.
+func pluginName(folder, driver string) string {
+	name := strings.ReplaceAll(folder, "~", "/")
+	if name == "" {
+		// The claim has not led to a volume.
+		return Unknown
+	}
+	if driver != "" {
+		name += ":" + driver
+	}
+	return name
+}
+
+// Unknown stands for what makes a volume while nobody knows.
+const Unknown = "N/A"
+
+// Plugin is what makes a volume, in the words of metrics; Unknown if it is what a
+// claim is bound to.
+func (s *Set) Plugin(v *v1.Volume) string {
+	for _, t := range s.Types {
+		if t.Is(v) {
+			return pluginOf(t.Name(), v)
+		}
+	}
+	return Unknown
 }
 
 // UIDs returns the pods that have a directory.

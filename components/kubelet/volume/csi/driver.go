@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"hyperkube/components/kubelet/pluginwatch"
+	"hyperkube/components/kubelet/telemetry"
 )
 
 // callFor bounds one call of a driver, as upstream does.
@@ -35,8 +36,14 @@ type driver struct {
 	can    map[csipb.NodeServiceCapability_RPC_Type]bool
 }
 
-func dial(p pluginwatch.Plugin) (*driver, error) {
-	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+func dial(p pluginwatch.Plugin, m *telemetry.Metrics) (*driver, error) {
+	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			began := time.Now()
+			err := call(ctx, method, req, reply, conn, opts...)
+			m.Called(p.Name, method, time.Since(began), err)
+			return err
+		}))
 	if err != nil {
 		return nil, fmt.Errorf("connecting to CSI driver %s: %w", p.Name, err)
 	}

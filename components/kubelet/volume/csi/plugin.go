@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/kubelet/pluginwatch"
+	"hyperkube/components/kubelet/telemetry"
 )
 
 // Tokens gets service account tokens bound to a pod.
@@ -38,6 +39,8 @@ type Config struct {
 	Tokens Tokens
 	Events record.EventRecorder
 	Log    *slog.Logger
+	// Metrics counts what drivers are asked; may be nil.
+	Metrics *telemetry.Metrics
 	// InUse is called, and must not block, when what InUse returns has changed;
 	// Registered when a driver has registered. They may be nil.
 	InUse, Registered func()
@@ -150,7 +153,7 @@ func (p *Plugin) Register(ctx context.Context, plugin pluginwatch.Plugin) error 
 	if err := checkPlugin(plugin); err != nil {
 		return err
 	}
-	d, err := dial(plugin)
+	d, err := dial(plugin, p.cfg.Metrics)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,71 @@
+package telemetry
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+type requestMetrics struct {
+	total    *prometheus.CounterVec
+	took     *prometheus.HistogramVec
+	inflight *prometheus.GaugeVec
+}
+
+func (r *requestMetrics) fill(s *set) {
+	labels := []string{"method", "path", "server_type", "long_running"}
+	r.total = s.counters(own+"http_requests_total", "[ALPHA] Number of the http requests received since the server started", labels...)
+	r.took = s.histograms(own+"http_requests_duration_seconds", "[ALPHA] Duration in seconds to serve http requests", nil, labels...)
+	r.inflight = s.gauges(own+"http_inflight_requests", "[ALPHA] Number of the inflight http requests", labels...)
+}
+
+// methods and paths are told apart, others are "other".
+var (
+	methods = map[string]bool{
+		http.MethodConnect: true, http.MethodDelete: true, http.MethodGet: true, http.MethodHead: true, http.MethodOptions: true,
+		http.MethodPatch: true, http.MethodPost: true, http.MethodPut: true, http.MethodTrace: true,
+	}
+	paths = map[string]bool{
+		"attach": true, "checkpoint": true, "configz": true, "containerLogs": true, "debug": true, "exec": true, "flagz": true, "healthz": true,
+		"logs": true, "metrics": true, "metrics/cadvisor": true, "metrics/probes": true, "metrics/resource": true, "pods": true, "portForward": true,
+		"run": true, "runningpods": true, "stats": true, "statusz": true,
+	}
+	longRunning = map[string]bool{"exec": true, "attach": true, "portforward": true, "debug": true}
+)
+
+// Served counts and times what h answers; kind is that of the server: "readwrite"
+// or "readonly".
+func (m *Metrics) Served(h http.Handler, kind string) http.Handler {
+	if m == nil {
+		return h
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		method, path := r.Method, root(r.URL.Path)
+		if !methods[method] {
+			method = "other"
+		}
+		if !paths[path] {
+			path = "other"
+		}
+		labels := []string{method, path, kind, strconv.FormatBool(longRunning[path])}
+		m.requests.total.WithLabelValues(labels...).Inc()
+		now := m.requests.inflight.WithLabelValues(labels...)
+		now.Inc()
+		defer now.Dec()
+		began := time.Now()
+		defer func() { m.requests.took.WithLabelValues(labels...).Observe(time.Since(began).Seconds()) }()
+		h.ServeHTTP(w, r)
+	})
+}
+
+// root is a path's first part, of metrics the first two.
+func root(path string) string {
+	parts := strings.SplitN(strings.TrimPrefix(path, "/"), "/", 3)
+	if parts[0] == "metrics" && len(parts) > 1 {
+		return parts[0] + "/" + parts[1]
+	}
+	return parts[0]
+}
