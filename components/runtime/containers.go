@@ -30,6 +30,7 @@ type containerState struct {
 
 	// life is held while it is started, stopped or removed.
 	life sync.Mutex
+	disk diskSample
 
 	mu     sync.Mutex // guards what follows
 	record containerRecord
@@ -38,7 +39,6 @@ type containerState struct {
 	spec *specs.Spec
 	live *liveContainer // nil unless it runs
 	cpu  cpuSample
-	disk diskSample
 }
 
 func (c *containerState) get() containerRecord {

@@ -46,7 +46,9 @@ func (r *Runtime) cniPod(s *sandboxState) (cni.Pod, error) {
 	pod := cni.Pod{ID: rec.ID, Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUid(), Capabilities: map[string]any{}}
 	if s.handle != nil {
 		path := fmt.Sprintf("/proc/%d/ns/net", s.handle.PID())
-		if _, err := os.Stat(path); err == nil {
+		// Alive afterwards, it is the one that was looked at: else its number may be
+		// another's by now, whose network is not to be touched.
+		if _, err := os.Stat(path); err == nil && s.handle.Signal(0) == nil {
 			pod.Netns = path
 		}
 	}

@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/images"
+	"hyperkube/internal/atomicfile"
 )
 
 func imageOf(i *images.Image) *runtimeapi.Image {
@@ -77,13 +77,13 @@ func (r *Runtime) PullImage(ctx context.Context, req *runtimeapi.PullImageReques
 // RemoveImage removes an image with all its names. Containers of it keep their
 // files.
 func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
-	if err := r.images.Remove(req.GetImage().GetImage(), r.layerUsed()); err != nil {
+	if err := r.images.Remove(req.GetImage().GetImage(), r.layerUsed); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.RemoveImageResponse{}, nil
 }
 
-// layerUsed tells which layers containers use.
+// layerUsed tells which layers containers use now.
 func (r *Runtime) layerUsed() func(string) bool {
 	used := map[string]bool{}
 	for _, c := range r.allContainers() {
@@ -94,8 +94,12 @@ func (r *Runtime) layerUsed() func(string) bool {
 	return func(layer string) bool { return used[layer] }
 }
 
-// ImageFsInfo measures images and containers. The images are walked.
+// ImageFsInfo measures images and containers. The images are walked, after what of
+// them nobody needs was removed.
 func (r *Runtime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
+	if err := r.images.CollectLeft(r.layerUsed); err != nil {
+		r.log.Warn("layers that nobody needs cannot be removed", "error", err)
+	}
 	now := time.Now().UnixNano()
 	usage, err := r.images.Usage()
 	if err != nil {
@@ -193,7 +197,7 @@ func (r *Runtime) UpdateRuntimeConfig(ctx context.Context, req *runtimeapi.Updat
 	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(r.cidrFile(), []byte(text), 0o600); err != nil {
+	if err := atomicfile.Write(atomicfile.File{Path: r.cidrFile(), Data: []byte(text), Mode: 0o600}); err != nil {
 		return nil, fmt.Errorf("keeping the pod CIDR: %w", err)
 	}
 	if external == nil {

@@ -235,9 +235,7 @@ func (r *Runtime) measure(c *containerState) *measured {
 	}
 	m := &measured{stats: stats, details: r.cgroups.Details(rec.Cgroup), started: rec.Started}
 	upper := filepath.Join(r.containerDir(c.id), "upper")
-	c.mu.Lock()
 	usage, _ := c.disk.get(upper)
-	c.mu.Unlock()
 	m.used = usage.Bytes
 	var st unix.Stat_t
 	if err := unix.Stat(upper, &st); err == nil {

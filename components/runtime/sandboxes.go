@@ -455,11 +455,12 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePo
 	if err := os.RemoveAll(r.sandboxDir(id)); err != nil {
 		return nil, fmt.Errorf("removing the sandbox's folder: %w", err)
 	}
-	r.mu.Lock()
-	_, known := r.sandboxes[id]
-	delete(r.sandboxes, id)
-	delete(r.names, "sandbox"+sandboxName(s.get().config.GetMetadata()))
-	r.mu.Unlock()
+	left, known := r.forgetSandbox(s)
+	for ; left != nil; left, known = r.forgetSandbox(s) {
+		if err := r.removeContainer(ctx, left); err != nil {
+			return nil, fmt.Errorf("failed to remove container %q: %w", left.id, err)
+		}
+	}
 	if s.handle != nil {
 		s.handle.Close()
 	}
@@ -467,6 +468,22 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePo
 		r.emit(id, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, nil)
 	}
 	return &runtimeapi.RemovePodSandboxResponse{}, nil
+}
+
+// forgetSandbox forgets a sandbox, and tells whether it was known, unless a container
+// was made in it until now, which it returns: that would never be removed.
+func (r *Runtime) forgetSandbox(s *sandboxState) (left *containerState, known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.containers {
+		if c.sandbox == s.id {
+			return c, true
+		}
+	}
+	_, known = r.sandboxes[s.id]
+	delete(r.sandboxes, s.id)
+	delete(r.names, "sandbox"+sandboxName(s.get().config.GetMetadata()))
+	return nil, known
 }
 
 // sandboxStatus describes a sandbox.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -40,14 +41,18 @@ func (s *cpuSample) next(now time.Time, nanos uint64) uint64 {
 }
 
 // diskSample remembers how large a container's own files are: large trees are
-// walked less often.
+// walked less often. It has a lock of its own, for a walk may take minutes, in which
+// the container is to be seen, stopped and removed.
 type diskSample struct {
+	mu    sync.Mutex // guards what follows
 	usage images.Usage
 	valid time.Time // until when
 	taken time.Time
 }
 
 func (s *diskSample) get(dir string) (images.Usage, time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	now := time.Now()
 	if now.Before(s.valid) {
 		return s.usage, s.taken
@@ -111,8 +116,8 @@ func (r *Runtime) containerStats(c *containerState) (*runtimeapi.ContainerStats,
 	}
 	c.mu.Lock()
 	rate := c.cpu.next(s.Time, s.CPUNanoseconds)
-	usage, taken := c.disk.get(filepath.Join(r.containerDir(c.id), "upper"))
 	c.mu.Unlock()
+	usage, taken := c.disk.get(filepath.Join(r.containerDir(c.id), "upper"))
 	p := r.cgroups.Pressures(rec.Cgroup)
 	return &runtimeapi.ContainerStats{
 		Attributes: &runtimeapi.ContainerAttributes{Id: rec.ID, Metadata: rec.config.GetMetadata(), Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations()},

@@ -80,7 +80,7 @@ func (a *archive) spool(ctx context.Context, r io.Reader) error {
 		return err
 	}
 	defer plain.Close()
-	t := tar.NewReader(plain)
+	t := tar.NewReader(&spaceGuard{r: plain, dir: a.dir})
 	for {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -109,8 +109,8 @@ func unpackBlob(ctx context.Context, dir string, open blob, diffID string) error
 	return checkSum(sum, diffID)
 }
 
-// spaceGuard ends a layer before it fills the disk: what a few bytes unpack to
-// may have no end.
+// spaceGuard ends a layer, or an archive, before it fills the disk: what a few bytes
+// unpack to may have no end.
 type spaceGuard struct {
 	r    io.Reader
 	dir  string
@@ -130,7 +130,7 @@ func (g *spaceGuard) Read(p []byte) (int, error) {
 		if err := unix.Statfs(g.dir, &st); err == nil {
 			size, free := st.Blocks*uint64(st.Bsize), st.Bavail*uint64(st.Bsize)
 			if free < min(size/50, maxReserve) || st.Files > 0 && st.Ffree < st.Files/50 {
-				return 0, fmt.Errorf("the layer would fill the disk: %w", unix.ENOSPC)
+				return 0, fmt.Errorf("it would fill the disk: %w", unix.ENOSPC)
 			}
 			g.next = int64(min(guardStep, free/2+1))
 		}

@@ -315,6 +315,7 @@ func (g *guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 		body.left = maxDocument
 	}
 	body.timer = time.AfterFunc(stallTime, func() { g.cancel(errStalled) })
+	body.timer.Stop() // until it is read
 	resp.Body = body
 	return resp, nil
 }
@@ -326,14 +327,12 @@ type guardedBody struct {
 }
 
 func (b *guardedBody) Read(p []byte) (int, error) {
+	// Only the registry's time counts, not that of who unpacks what came before.
+	b.timer.Reset(stallTime)
 	n, err := b.ReadCloser.Read(p)
+	b.timer.Stop()
 	if b.left -= int64(n); b.left < 0 {
 		return 0, fmt.Errorf("the registry's answer is larger than %d bytes", maxDocument)
-	}
-	if err != nil {
-		b.timer.Stop()
-	} else {
-		b.timer.Reset(stallTime)
 	}
 	return n, err
 }

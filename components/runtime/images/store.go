@@ -33,6 +33,8 @@ type Store struct {
 	// inspected are layers that were, or are in queue to be, see Inspect.
 	inspected map[string]bool
 	queue     []string
+	// left says that there may be layers that nobody needs, see CollectLeft.
+	left bool
 
 	// due wakes Inspect.
 	due chan struct{}
@@ -50,7 +52,7 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 		log = slog.Default()
 	}
 	s := &Store{root: root, log: log, images: map[string]*Image{}, names: map[string]string{}, work: map[string]*layerWork{},
-		inspected: map[string]bool{}, due: make(chan struct{}, 1)}
+		inspected: map[string]bool{}, due: make(chan struct{}, 1), left: true}
 	if err := os.RemoveAll(s.path("tmp")); errors.Is(err, unix.EROFS) {
 		log.Warn("the image store is on a read-only disk", "error", err)
 	} else if err != nil {
@@ -260,8 +262,8 @@ func (s *Store) forget(image *Image) error {
 }
 
 // Remove removes an image with all its names, and the layers that no other
-// image has and for which used is false. No such image is no error.
-func (s *Store) Remove(ref string, used func(layer string) bool) error {
+// image has and containers do not use, see Collect. No such image is no error.
+func (s *Store) Remove(ref string, used func() func(layer string) bool) error {
 	image, err := s.Get(ref)
 	if errors.Is(err, ErrNotFound) {
 		return nil
@@ -275,8 +277,23 @@ func (s *Store) Remove(ref string, used func(layer string) bool) error {
 	return s.Collect(used)
 }
 
-// Collect removes the layers that no image has and for which used is false.
-func (s *Store) Collect(used func(layer string) bool) error {
+// CollectLeft does what Collect could not do because something was being put
+// together, and once what a store before this one has left of pulls that failed.
+func (s *Store) CollectLeft(used func() func(layer string) bool) error {
+	s.mu.Lock()
+	left := s.left
+	s.mu.Unlock()
+	if !left {
+		return nil
+	}
+	return s.Collect(used)
+}
+
+// Collect removes the layers that no image has and containers do not use; while
+// images or containers are being put together it is left to CollectLeft. used, which
+// must not call the store, returns what tells which layers containers use: it is
+// called when none of them can come any more.
+func (s *Store) Collect(used func() func(layer string) bool) error {
 	entries, err := os.ReadDir(s.path("layers"))
 	if err != nil {
 		return fmt.Errorf("listing layers: %w", err)
@@ -290,7 +307,9 @@ func (s *Store) Collect(used func(layer string) bool) error {
 	}
 	var doomed []string
 	// Layers of a pull that goes on are in no image yet.
-	if len(s.work) == 0 {
+	s.left = len(s.work) > 0
+	if !s.left {
+		used := used()
 		for _, entry := range entries {
 			layer := entry.Name()
 			if keep[layer] || used(layer) {

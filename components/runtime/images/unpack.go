@@ -22,6 +22,8 @@ const (
 	// aufs leaves other names with this prefix in old layers; they mean
 	// nothing.
 	whiteoutMeta = ".wh..wh."
+	// opaqueAttr tells overlayfs to show nothing of the layers below in a folder.
+	opaqueAttr = "trusted.overlay.opaque"
 )
 
 // unpacker writes a layer's tar stream into a folder, which it never leaves:
@@ -116,7 +118,7 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	at := int(parent.Fd())
 	switch {
 	case base == opaque:
-		return setXattr(at, "", "trusted.overlay.opaque", []byte("y"))
+		return setXattr(at, "", opaqueAttr, []byte("y"))
 	case strings.HasPrefix(base, whiteoutMeta):
 		return nil
 	case strings.HasPrefix(base, whiteout):
@@ -124,16 +126,14 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 		if base == "" || base == "." || base == ".." {
 			return errors.New("bad whiteout")
 		}
-		if err := u.remove(at, base); err != nil {
-			return err
-		}
-		return unix.Mknodat(at, base, unix.S_IFCHR, 0)
+		return hide(at, base)
 	}
 	mode := uint32(h.Mode & 0o7777)
 	switch h.Typeflag {
 	case tar.TypeDir:
 		var st unix.Stat_t
 		err := unix.Fstatat(at, base, &st, unix.AT_SYMLINK_NOFOLLOW)
+		hides := err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR
 		if err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			if err := u.remove(at, base); err != nil {
 				return err
@@ -142,6 +142,12 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 		}
 		if err != nil {
 			if err := unix.Mkdirat(at, base, mode); err != nil && !errors.Is(err, unix.EEXIST) {
+				return err
+			}
+		}
+		if hides {
+			// What the layers below have there is hidden still.
+			if err := setXattr(at, base, opaqueAttr, []byte("y")); err != nil {
 				return err
 			}
 		}
@@ -207,6 +213,24 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 		return fmt.Errorf("unknown kind of entry %q", h.Typeflag)
 	}
 	return attributes(at, base, h, mode)
+}
+
+// hide hides what the layers below have of that name. What this layer has itself
+// stays, whichever comes first in the archive.
+//
+// https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts
+func hide(at int, base string) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(at, base, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return unix.Mknodat(at, base, unix.S_IFCHR, 0)
+	case err != nil:
+		return err
+	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
+		return setXattr(at, base, opaqueAttr, []byte("y"))
+	}
+	return nil
 }
 
 // root1 sets what an entry says of the root.

@@ -84,18 +84,16 @@ func New(cfg Config) (*Plugin, error) {
 		cfg: cfg, places: places{cfg.Root}, sweep: make(chan struct{}, 1), drivers: map[string]*driver{}, users: map[key]map[string]bool{},
 		made: map[string]key{}, growths: map[key]growth{}, staged: map[key]bool{}, locks: map[key]*volumeLock{}, changed: make(chan struct{}),
 	}
-	uses, err := p.places.uses()
-	if err != nil {
-		return nil, err
-	}
+	uses, usesErr := p.places.uses()
 	for _, u := range uses {
 		if u.Attachment != "" {
 			p.use(u.key(), u.dir)
 		}
 	}
 	staged, err := p.places.allStaged()
-	if err != nil {
-		return nil, err
+	if err := errors.Join(usesErr, err); err != nil {
+		// One volume must not keep the node from running pods.
+		cfg.Log.Error("what is known of a volume is damaged: unmount it by hand and remove the file", "error", err)
 	}
 	for _, s := range staged {
 		if s.Attachment != "" {
@@ -385,10 +383,7 @@ func (p *Plugin) secret(ctx context.Context, ref *v1.SecretReference) (map[strin
 // kubelet was killed in between.
 func (p *Plugin) unstageLeft(ctx context.Context) error {
 	staged, err := p.places.allStaged()
-	if err != nil {
-		return err
-	}
-	var errs []error
+	errs := []error{err}
 	for _, s := range staged {
 		d, err := p.driver(ctx, s.Driver, 0)
 		if err != nil {

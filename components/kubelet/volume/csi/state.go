@@ -12,6 +12,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"hyperkube/internal/atomicfile"
 )
 
 // pluginName is the folder's name below a pod's volumes.
@@ -88,20 +90,7 @@ func writeData(dir string, d data) error {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return fmt.Errorf("making a volume's folder: %w", err)
 	}
-	f, err := os.CreateTemp(dir, "."+dataFile)
-	if err != nil {
-		return fmt.Errorf("writing a volume's data: %w", err)
-	}
-	_, err = f.Write(raw)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, dataFile))
-	}
-	if err != nil {
-		os.Remove(f.Name())
+	if err := atomicfile.Write(atomicfile.File{Path: filepath.Join(dir, dataFile), Data: raw, Mode: 0o600}); err != nil {
 		return fmt.Errorf("writing a volume's data: %w", err)
 	}
 	return nil
@@ -142,9 +131,11 @@ type use struct {
 	dir string
 }
 
-// uses returns what pods of this node use, by the files that tell.
+// uses returns what pods of this node use, by the files that tell; with an error
+// those that can be read.
 func (p places) uses() ([]use, error) {
 	var out []use
+	var damaged []error
 	for _, kind := range []string{"volumes", "volumeDevices"} {
 		files, err := filepath.Glob(filepath.Join(p.pods(), "*", kind, pluginName, "*", dataFile))
 		if err != nil {
@@ -157,32 +148,35 @@ func (p places) uses() ([]use, error) {
 				continue
 			}
 			if err != nil {
-				return nil, fmt.Errorf("%s: %w", f, err)
+				damaged = append(damaged, fmt.Errorf("%s: %w", f, err))
+				continue
 			}
 			rel := strings.TrimPrefix(dir, p.pods()+"/")
 			uid, _, _ := strings.Cut(rel, "/")
 			out = append(out, use{data: d, pod: types.UID(uid), dir: dir})
 		}
 	}
-	return out, nil
+	return out, errors.Join(damaged...)
 }
 
-// allStaged returns the volumes that are staged or were about to be.
+// allStaged returns the volumes that are staged or were about to be; with an error
+// those that are known.
 func (p places) allStaged() ([]data, error) {
 	files, err := filepath.Glob(filepath.Join(p.root, "plugins", "kubernetes.io", "csi", "*", "*", dataFile))
 	if err != nil {
 		return nil, fmt.Errorf("looking for staged volumes: %w", err)
 	}
 	var out []data
+	var damaged []error
 	for _, f := range files {
 		d, err := readData(filepath.Dir(f))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			damaged = append(damaged, fmt.Errorf("%s: %w", f, err))
+		default:
+			out = append(out, d)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", f, err)
-		}
-		out = append(out, d)
 	}
-	return out, nil
+	return out, errors.Join(damaged...)
 }

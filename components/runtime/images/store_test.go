@@ -1,0 +1,193 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func openStore(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := Open(dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// addLayer makes a layer that no image has.
+func addLayer(t *testing.T, s *Store, name string) {
+	t.Helper()
+	if err := s.makeLayer(t.Context(), name, false, func(dir string) error { return os.Mkdir(filepath.Join(dir, "x"), 0o755) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCollect: who uses layers is asked when nothing is being put together, and what
+// could not be removed because something was is removed later.
+func TestCollect(t *testing.T) {
+	s := openStore(t, t.TempDir())
+	addLayer(t, s, "used")
+	addLayer(t, s, "unused")
+	asked := 0
+	used := func() func(string) bool {
+		asked++
+		return func(layer string) bool { return layer == "used" }
+	}
+	over := s.Hold()
+	if err := s.Collect(used); err != nil || asked != 0 || !s.hasLayer("unused") {
+		t.Errorf("collected while a container was made: asked %d times, %v", asked, err)
+	}
+	over()
+	if err := s.CollectLeft(used); err != nil || asked != 1 || s.hasLayer("unused") || !s.hasLayer("used") {
+		t.Errorf("asked %d times, %v", asked, err)
+	}
+	if err := s.CollectLeft(used); err != nil || asked != 1 {
+		t.Errorf("asked %d times though there was nothing left, %v", asked, err)
+	}
+}
+
+// TestCollectOfBefore: what an earlier store has left of pulls that failed goes.
+func TestCollectOfBefore(t *testing.T) {
+	dir := t.TempDir()
+	addLayer(t, openStore(t, dir), "unused")
+	s := openStore(t, dir)
+	none := func() func(string) bool { return func(string) bool { return false } }
+	if err := s.CollectLeft(none); err != nil || s.hasLayer("unused") {
+		t.Errorf("there still, %v", err)
+	}
+}
+
+// TestArchiveFillsDisk: an archive that unpacks to more than there is room for is
+// refused before the disk is full.
+func TestArchiveFillsDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16m"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }()
+	s := openStore(t, dir)
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	w := tar.NewWriter(z)
+	const size = 64 << 20
+	err := w.WriteHeader(&tar.Header{Name: "blob", Typeflag: tar.TypeReg, Size: size, Mode: 0o600})
+	if err == nil {
+		_, err = io.CopyN(w, zeros{}, size)
+	}
+	if err := errors.Join(err, w.Close(), z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Import(t.Context(), &packed); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "would fill the disk") {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(s.path("tmp")); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// silence is a body that has one byte and then nothing until ctx ends.
+type silence struct {
+	ctx  context.Context
+	told bool
+}
+
+func (s *silence) Read(p []byte) (int, error) {
+	if !s.told {
+		s.told = true
+		return 1, nil
+	}
+	<-s.ctx.Done()
+	return 0, s.ctx.Err()
+}
+
+func (s *silence) Close() error { return nil }
+
+// TestStall: a registry that falls silent is given up, and not one whose answer is
+// read slowly.
+func TestStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		body := &guardedBody{ReadCloser: &silence{ctx: ctx}, left: 100, timer: time.AfterFunc(stallTime, func() { cancel(errStalled) })}
+		body.timer.Stop()
+		if _, err := body.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * stallTime) // unpacking it
+		if ctx.Err() != nil {
+			t.Fatal("given up while it was not asked")
+		}
+		if _, err := body.Read(make([]byte, 1)); err == nil || !errors.Is(context.Cause(ctx), errStalled) {
+			t.Error("silence is waited for:", err)
+		}
+	})
+}
+
+// TestWhiteouts: a whiteout hides what the layers below have, and never what its own
+// layer has, whichever comes first.
+func TestWhiteouts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	for _, h := range []tar.Header{
+		{Name: "before/", Typeflag: tar.TypeDir, Mode: 0o755},
+		{Name: "before/own", Typeflag: tar.TypeReg, Mode: 0o600},
+		{Name: ".wh.before", Typeflag: tar.TypeReg},
+		{Name: ".wh.after", Typeflag: tar.TypeReg},
+		{Name: "after/", Typeflag: tar.TypeDir, Mode: 0o755},
+		{Name: "file", Typeflag: tar.TypeReg, Mode: 0o600},
+		{Name: ".wh.file", Typeflag: tar.TypeReg},
+		{Name: ".wh.gone", Typeflag: tar.TypeReg},
+		{Name: "plain/", Typeflag: tar.TypeDir, Mode: 0o755},
+	} {
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := unpack(t.Context(), dir, &layer); err != nil {
+		if errors.Is(err, unix.ENOTSUP) {
+			t.Skip("this file system has no such attributes:", err)
+		}
+		t.Fatal(err)
+	}
+	for name, want := range map[string]uint32{
+		"before": unix.S_IFDIR, "before/own": unix.S_IFREG, "after": unix.S_IFDIR, "file": unix.S_IFREG, "gone": unix.S_IFCHR, "plain": unix.S_IFDIR,
+	} {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, name), &st); err != nil || st.Mode&unix.S_IFMT != want {
+			t.Errorf("%s: kind %o, want %o: %v", name, st.Mode&unix.S_IFMT, want, err)
+		}
+	}
+	for name, want := range map[string]bool{"before": true, "after": true, "plain": false} {
+		_, err := unix.Lgetxattr(filepath.Join(dir, name), opaqueAttr, make([]byte, 8))
+		if (err == nil) != want {
+			t.Errorf("%s hides what is below: %t, want %t", name, err == nil, want)
+		}
+	}
+}

@@ -1,0 +1,88 @@
+//go:build cgo
+
+package runtime
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/internal/process"
+)
+
+// TestNetworkOfAnother: the number of a sandbox's process that has ended may be that
+// of another process, whose network plugins must not get to change.
+func TestNetworkOfAnother(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	r := &Runtime{}
+	sandbox := func(pid int) *sandboxState {
+		h, err := process.Open(pid, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { h.Close() })
+		return &sandboxState{handle: h, record: sandboxRecord{config: &runtimeapi.PodSandboxConfig{}}}
+	}
+	for range 100 {
+		first := exec.Command("sleep", "1000")
+		if err := first.Start(); err != nil {
+			t.Fatal(err)
+		}
+		pid := first.Process.Pid
+		s := sandbox(pid)
+		if pod, err := r.cniPod(s); err != nil || pod.Netns != fmt.Sprintf("/proc/%d/ns/net", pid) {
+			t.Errorf("while it runs: %q, %v", pod.Netns, err)
+		}
+		_ = first.Process.Kill()
+		_ = first.Wait()
+		// The next process gets this number plus one.
+		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", fmt.Append(nil, pid-1), 0); err != nil {
+			t.Skip("this kernel does not give numbers on request:", err)
+		}
+		second := exec.Command("sleep", "1000")
+		if err := second.Start(); err != nil {
+			t.Fatal(err)
+		}
+		same := second.Process.Pid == pid
+		pod, err := r.cniPod(s)
+		_ = second.Process.Kill()
+		_ = second.Wait()
+		if err != nil || pod.Netns != "" {
+			t.Errorf("the same number %t: %q, %v", same, pod.Netns, err)
+		}
+		if same {
+			return
+		}
+	}
+	t.Skip("others were always quicker to take the number")
+}
+
+// TestMeasuringHoldsNobodyUp: a container can be looked at while its files are walked.
+func TestMeasuringHoldsNobodyUp(t *testing.T) {
+	c := &containerState{}
+	c.disk.mu.Lock() // as long as the walk takes
+	defer c.disk.mu.Unlock()
+	c.get()
+	if c.running() != nil {
+		t.Error("it runs")
+	}
+}
+
+// TestForgetSandbox: a sandbox in which a container was made is not forgotten before
+// that is removed.
+func TestForgetSandbox(t *testing.T) {
+	s, c := &sandboxState{id: "s", record: sandboxRecord{config: &runtimeapi.PodSandboxConfig{}}}, &containerState{id: "c", sandbox: "s"}
+	r := &Runtime{sandboxes: map[string]*sandboxState{"s": s}, containers: map[string]*containerState{"c": c}, names: map[string]string{}}
+	if left, _ := r.forgetSandbox(s); left != c || r.sandboxes["s"] == nil {
+		t.Error("forgotten with a container in it")
+	}
+	delete(r.containers, "c")
+	if left, known := r.forgetSandbox(s); left != nil || !known || r.sandboxes["s"] != nil {
+		t.Error("not forgotten")
+	}
+}
