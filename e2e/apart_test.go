@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -31,15 +32,20 @@ func TestApart(t *testing.T) {
 	a.alive()
 }
 
+// patientLeaders keep their lease while the API server is away, however long that
+// takes on a busy machine: they end when they lose it, and nobody starts them again
+// here.
+var patientLeaders = []string{"--leader-elect-lease-duration=10m", "--leader-elect-renew-deadline=9m"}
+
 // startControlPlane starts its four processes at once: they wait for what they
 // need.
 func (a *apart) startControlPlane() {
-	a.start("kube-scheduler", "--kubeconfig="+a.config("kube-scheduler"),
-		"--authentication-kubeconfig="+a.config("kube-scheduler"), "--authorization-kubeconfig="+a.config("kube-scheduler"))
-	a.start("kube-controller-manager", "--kubeconfig="+a.config("kube-controller-manager"),
+	a.start("kube-scheduler", append(slices.Clone(patientLeaders), "--kubeconfig="+a.config("kube-scheduler"),
+		"--authentication-kubeconfig="+a.config("kube-scheduler"), "--authorization-kubeconfig="+a.config("kube-scheduler"))...)
+	a.start("kube-controller-manager", append(slices.Clone(patientLeaders), "--kubeconfig="+a.config("kube-controller-manager"),
 		"--authentication-kubeconfig="+a.config("kube-controller-manager"), "--authorization-kubeconfig="+a.config("kube-controller-manager"),
 		"--use-service-account-credentials", "--root-ca-file="+a.pki.CA.CertFile,
-		"--allocate-node-cidrs", "--cluster-cidr=10.54.0.0/16", "--service-cluster-ip-range=10.53.0.0/16")
+		"--allocate-node-cidrs", "--cluster-cidr=10.54.0.0/16", "--service-cluster-ip-range=10.53.0.0/16")...)
 	a.startAPIServer()
 	a.startEtcd()
 }

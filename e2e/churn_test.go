@@ -25,10 +25,11 @@ const (
 	churnSeedEnv   = "HYPERKUBE_E2E_CHURN_SEED"   // default one of its own
 )
 
-// churn is a cluster of two nodes under TestChurn.
+// churn is a cluster whose processes are killed, by TestChurn and TestWindows.
 type churn struct {
 	*alone
 	root  string
+	args  []string      // of up, besides the root
 	nodes []layout.Node // the first is that of the main process
 	names []string      // of the nodes
 	kube  kubernetes.Interface
@@ -65,7 +66,7 @@ func TestChurn(t *testing.T) {
 		seed = n
 	}
 	t.Logf("%d rounds, the seed is %d", rounds, seed)
-	c := newChurn(t, 10*time.Minute+time.Duration(rounds)*2*time.Minute)
+	c := newChurn(t, 10*time.Minute+time.Duration(rounds)*2*time.Minute, 2, nil)
 	for i := range c.nodes {
 		if err := c.create(c.steady(i)); err != nil {
 			t.Fatal(err)

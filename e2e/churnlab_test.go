@@ -27,15 +27,21 @@ import (
 	"hyperkube/internal/testimage"
 )
 
-// newChurn starts a cluster of two nodes on a machine of its own, and connects to it.
-func newChurn(t *testing.T, bound time.Duration) *churn {
+// newChurn starts a cluster of so many nodes on a machine of its own, and
+// connects to it. args are what `up` needs each time.
+func newChurn(t *testing.T, bound time.Duration, nodes int, args func(*alone) []string) *churn {
 	a := newAlone(t)
 	var cancel context.CancelFunc
 	a.ctx, cancel = context.WithTimeout(context.Background(), bound)
 	t.Cleanup(cancel)
 	c := &churn{alone: a, root: filepath.Join(a.dir, "r")}
-	l := layout.Under(c.root)
-	c.nodes = []layout.Node{l, l.Numbered(1)}
+	if args != nil {
+		c.args = args(a)
+	}
+	c.nodes = []layout.Node{layout.Under(c.root)}
+	for i := 1; i < nodes; i++ {
+		c.nodes = append(c.nodes, c.nodes[0].Numbered(i))
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			(&fleet{alone: a, root: c.root}).printLogs()
@@ -48,7 +54,7 @@ func newChurn(t *testing.T, bound time.Duration) *churn {
 			t.Errorf("reset: %v\n%s", err, out)
 		}
 	})
-	c.up("--nodes=2")
+	c.up(fmt.Sprintf("--nodes=%d", nodes))
 	archive := filepath.Join(a.dir, "busybox.tar")
 	if err := testimage.WriteBusybox(archive, busybox); err != nil {
 		t.Fatal(err)
@@ -83,7 +89,7 @@ func newChurn(t *testing.T, bound time.Duration) *churn {
 // up starts what is not there of the cluster.
 func (c *churn) up(args ...string) {
 	c.t.Helper()
-	c.hyperkube(append([]string{"up", "--root", c.root}, args...)...)
+	c.hyperkube(slices.Concat([]string{"up", "--root", c.root}, c.args, args)...)
 }
 
 // dial opens a connection in the namespace.
@@ -247,7 +253,8 @@ func (c *churn) census() host {
 			filepath.Join(n.RuntimeState(), "containers"), filepath.Join(n.RuntimeState(), "addresses"), filepath.Join(n.RuntimeState(), "libcontainer"),
 			filepath.Join(n.Kubelet, "pods"), n.PodLogs, n.ContainerLogs,
 		} {
-			entries, err := os.ReadDir(dir)
+			// Some are in memory, which only the machine's mounts show.
+			entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root%s", c.holder, dir))
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
 				c.t.Fatal(err)
 			}

@@ -40,6 +40,9 @@ func TestMain(m *testing.M) {
 	if binary := os.Getenv(guardEnv); binary != "" {
 		os.Exit(beGuard(binary))
 	}
+	if root := os.Getenv(killerEnv); root != "" {
+		os.Exit(beKiller(root))
+	}
 	binary := os.Getenv("HYPERKUBE_E2E")
 	if binary == "" {
 		fmt.Println("e2e: $HYPERKUBE_E2E is not set: nothing is tested (make e2e)")

@@ -87,6 +87,7 @@ spec: {selector: {app: app}, ports: [{port: 80, targetPort: http}]}
 	t.Run("network", f.sub((*fleet).network3))
 	t.Run("names", f.sub((*fleet).names))
 	t.Run("policies", f.sub((*fleet).policies))
+	t.Run("flushed", f.sub((*fleet).flushed))
 	t.Run("loss and return", f.sub((*fleet).loss))
 	t.Run("removal", f.sub((*fleet).removal))
 	a.hyperkube("down", "--root", f.root)
@@ -253,6 +254,77 @@ spec:
 	f.eventually(5*time.Second, func() error { return f.ask(app[0].Name, "http://"+web[1].Status.PodIP+":8080/") })
 	f.kubectl("delete", "networkpolicy", "--all")
 	f.reach()
+}
+
+// rules are all of the machine's and of the namespaces of further nodes, each by
+// where it is.
+func (f *fleet) rules() host {
+	f.t.Helper()
+	h := host{}
+	for where, in := range f.namespaces() {
+		for _, family := range []string{"iptables", "ip6tables"} {
+			for line := range strings.Lines(f.sh(in + family + "-save")) {
+				switch line = counters.ReplaceAllString(strings.TrimSpace(line), ""); {
+				case line == "", line[0] == '#', strings.Contains(line, " ACCEPT "): // chains of the kernel's come and go
+				default:
+					h[where+" "+family] = append(h[where+" "+family], line)
+				}
+			}
+		}
+	}
+	return h
+}
+
+// namespaces are the ways into those of the machine and of its further nodes.
+func (f *fleet) namespaces() map[string]string {
+	return map[string]string{
+		"machine": "", "node 2": "nsenter --net=" + filepath.Join(f.root, "run/hyperkube/nodes/1/netns") + " ",
+		"node 3": "nsenter --net=" + filepath.Join(f.root, "run/hyperkube/nodes/2/netns") + " ",
+	}
+}
+
+// flushed: whatever rules somebody removes come back, those of services, pods,
+// host ports, policies and nodes.
+func (f *fleet) flushed() {
+	f.apply(`
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: some}
+spec: {podSelector: {matchLabels: {app: web}}, ingress: [{from: [{podSelector: {}}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: ported}
+spec:
+  nodeName: ` + f.first + `-2
+  terminationGracePeriodSeconds: 0
+  containers: [{name: c, image: hyperkube, imagePullPolicy: Never, args: [hello], ports: [{containerPort: 8080, hostPort: 8089}]}]
+`)
+	f.kubectl("wait", "--for=condition=Ready", "--timeout=180s", "pod/ported")
+	f.reach() // the policies are there
+	before := f.rules()
+	for where, rules := range before {
+		if text := strings.Join(rules, "\n"); strings.HasSuffix(where, " iptables") && (!strings.Contains(text, "KUBE-SVC-") || !strings.Contains(text, "HK-POLICY") ||
+			strings.Contains(text, "HK-NODES") != strings.HasPrefix(where, "machine")) {
+			f.t.Errorf("%s lacks something:\n%s", where, text)
+		}
+	}
+	for _, flush := range []string{"iptables -F", "iptables -t nat -F", "for t in filter nat mangle; do iptables -t $t -F; iptables -t $t -X; done"} {
+		for _, in := range f.namespaces() {
+			f.sh(in + "sh -c '" + flush + " 2>/dev/null; true'")
+		}
+		f.eventually(time.Minute, func() error {
+			if diff := before.diff(f.rules()); diff != "" {
+				return fmt.Errorf("after %s:\n%s", flush, diff)
+			}
+			return nil
+		})
+	}
+	f.reach()
+	f.eventually(5*time.Second, func() error {
+		return f.fetch("http://" + f.kubectl("get", "pod", "ported", "-o", "jsonpath={.status.hostIP}") + ":8089/")
+	})
+	f.kubectl("delete", "pod/ported", "networkpolicy/some")
 }
 
 // ready returns for each node whether it is.
