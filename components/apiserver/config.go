@@ -80,6 +80,9 @@ type Config struct {
 	// Paths are served too, behind the same chain; those that end with a
 	// slash with all below them.
 	Paths map[string]http.Handler
+	// External is the host and port by which documents name this server, e.g.
+	// "192.0.2.1:6443". Empty: they do not.
+	External string
 	// Aggregation, unless nil, knows the APIs that other servers serve.
 	Aggregation Aggregation
 	// LiveChecks and ReadyChecks add to /livez and /readyz.
@@ -117,6 +120,9 @@ type Limits struct {
 	SlowReader time.Duration
 	// Streams of one HTTP/2 connection at the same time; zero means 250.
 	Streams int
+	// StreamBytes is how many bytes a second each connection of exec, attach,
+	// port-forward and proxy may take in each direction; zero: any number.
+	StreamBytes int64
 	// ShutdownDelay is for how long the server goes on as ever after it was
 	// told to stop, but is not ready, so that load balancers notice.
 	ShutdownDelay time.Duration

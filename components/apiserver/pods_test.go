@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	clientrest "k8s.io/client-go/rest"
 )
@@ -87,13 +88,24 @@ func TestPods(t *testing.T) {
 	if _, err = pods.Get(ctx, "a", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("still there: %v", err)
 	}
-	// One that no node has goes at once.
-	if _, err := pods.Create(ctx, somePod("b"), metav1.CreateOptions{}); err != nil {
+	// One that no node has goes at once, but is marked before.
+	b, err := pods.Create(ctx, somePod("b"), metav1.CreateOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
+	events, err := pods.Watch(ctx, metav1.ListOptions{ResourceVersion: b.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Stop()
 	if err := pods.Delete(ctx, "b", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	marked := expect(t, events, watch.Modified, "b")
+	if g := marked.GetDeletionGracePeriodSeconds(); g == nil || *g != 0 || marked.GetDeletionTimestamp() == nil {
+		t.Errorf("marked: %+v", marked)
+	}
+	expect(t, events, watch.Deleted, "b")
 	if _, err = pods.Get(ctx, "b", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("still there: %v", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"hyperkube/components/apiserver/discovery"
 	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/metrics"
+	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/openapi"
 	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/measure"
@@ -63,7 +64,13 @@ func (r *routes) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 // routes of what is not resources, and where those are.
 func (s *Server) routes() http.Handler {
 	others := s.cfg.Aggregation
-	disc := discovery.New(discovery.Config{Registry: s.registry, Sender: s.rest, Aggregation: others, NotFound: http.HandlerFunc(s.rest.NotFound)})
+	var addresses []metav1.ServerAddressByClientCIDR
+	if s.cfg.External != "" {
+		addresses = []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: s.cfg.External}}
+	}
+	disc := discovery.New(discovery.Config{
+		Registry: s.registry, Sender: s.rest, Addresses: addresses, Aggregation: others, NotFound: http.HandlerFunc(s.rest.NotFound),
+	})
 	resources := func(depth int) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			if others != nil {
@@ -216,6 +223,8 @@ func (s *Server) serveVersion(w http.ResponseWriter, req *http.Request) {
 		s.rest.Error(w, req, rest.NoRoute())
 	case req.Method != http.MethodGet:
 		s.rest.Error(w, req, rest.NoMethod())
+	case !negotiate.Named(req.Header.Get("Accept"), negotiate.TypeJSON):
+		s.rest.Error(w, req, negotiate.NoRoute(negotiate.TypeJSON))
 	default:
 		writeJSON(w, version.Served())
 	}

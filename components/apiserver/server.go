@@ -193,6 +193,7 @@ func (s *Server) compose() error {
 	}
 	streams, err := connect.Streams(connect.Config{
 		Registry: s.registry, Kubelet: s.cfg.Kubelet, Authorizer: authz, Error: s.rest.Error,
+		MaxBytesPerSec: s.cfg.Limits.StreamBytes,
 	})
 	if err != nil {
 		return err
@@ -384,6 +385,12 @@ func (s *Server) httpServer(ctx context.Context) (*http.Server, error) {
 		MaxHeaderBytes:    1 << 20,
 		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	if s.cfg.TLS.NoHTTP2 {
+		// Else net/http would offer its own.
+		server.Protocols = new(http.Protocols)
+		server.Protocols.SetHTTP1(true)
+		return server, nil
 	}
 	h2.Configure(server, h2.Config{
 		MaxStreams: uint32(streams),

@@ -15,6 +15,8 @@ type TLSConfig struct {
 	MinVersion uint16
 	// CipherSuites for TLS 1.2; nil means Go's choice.
 	CipherSuites []uint16
+	// NoHTTP2 leaves clients HTTP/1.1 alone.
+	NoHTTP2 bool
 	// SNI are certificates for other names than those of the serving
 	// certificate, the first that fits is shown. They are read again when they
 	// change.
@@ -46,6 +48,9 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 		MinVersion:     max(own.MinVersion, tls.VersionTLS12),
 		CipherSuites:   own.CipherSuites,
 		NextProtos:     []string{"h2", "http/1.1"},
+	}
+	if own.NoHTTP2 {
+		base.NextProtos = []string{"http/1.1"}
 	}
 	if own.MinVersion != 0 {
 		base.MinVersion = own.MinVersion // who asks for an older one gets it

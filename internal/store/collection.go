@@ -118,6 +118,11 @@ func (c *Collection) Delete(expect *Entry) Op {
 // FullKey is where etcd has the entry of a key.
 func (c *Collection) FullKey(key string) string { return c.prefix + key }
 
+// PathOf is FullKey without the store's prefix, with its slash.
+func (c *Collection) PathOf(key string) string {
+	return "/" + strings.TrimPrefix(c.prefix+key, c.store.prefix)
+}
+
 // Ready is closed once the cache has been filled.
 func (c *Collection) Ready() <-chan struct{} { return c.ready }
 

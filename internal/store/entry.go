@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -261,7 +260,7 @@ func (e *Entry) corrupt(encrypted bool, err error) error {
 		encrypted, err = true, errEncrypted
 	}
 	key := e.collection.prefix + e.key
-	path := "/" + strings.TrimPrefix(key, e.collection.store.prefix)
+	path := e.collection.PathOf(e.key)
 	return &CorruptError{Key: key, Path: path, Encrypted: encrypted, Revision: e.revision, Err: err}
 }
 

@@ -10,6 +10,7 @@
 package tokens
 
 import (
+	"encoding/json"
 	"time"
 
 	"github.com/go-jose/go-jose/v4/jwt"
@@ -21,9 +22,21 @@ import (
 // claims are all that a token says.
 type claims struct {
 	jwt.Claims
-	Kubernetes *bound `json:"kubernetes.io,omitempty"`
+	// Audience stands in for that of Claims.
+	Audience   audience `json:"aud,omitempty"`
+	Kubernetes *bound   `json:"kubernetes.io,omitempty"`
 	legacyClaims
 }
+
+// audience is written as a list even when it is one alone, as kube-apiserver
+// does: who verifies tokens may look for nothing else. Both forms are read.
+type audience []string
+
+// MarshalJSON as json.Marshaler.
+func (a audience) MarshalJSON() ([]byte, error) { return json.Marshal([]string(a)) }
+
+// UnmarshalJSON as json.Unmarshaler.
+func (a *audience) UnmarshalJSON(data []byte) error { return json.Unmarshal(data, (*jwt.Audience)(a)) }
 
 // bound names what a token belongs to.
 type bound struct {
@@ -68,12 +81,12 @@ func newClaims(issuer string, b binding, now time.Time, expires, warnAfter time.
 		Claims: jwt.Claims{
 			Issuer:    issuer,
 			Subject:   serviceaccount.MakeUsername(sa.Namespace, sa.Name),
-			Audience:  jwt.Audience(audiences),
 			IssuedAt:  jwt.NewNumericDate(now),
 			NotBefore: jwt.NewNumericDate(now),
 			Expiry:    jwt.NewNumericDate(now.Add(expires)),
 			ID:        uuid.NewString(),
 		},
+		Audience: audiences,
 		Kubernetes: &bound{
 			Namespace:      sa.Namespace,
 			ServiceAccount: ref{Name: sa.Name, UID: string(sa.UID)},

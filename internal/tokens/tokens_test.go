@@ -175,6 +175,23 @@ func TestRequest(t *testing.T) {
 	}
 }
 
+// TestAudience holds that one audience is a list too, and read in both forms.
+func TestAudience(t *testing.T) {
+	for _, tt := range []struct{ in, out string }{
+		{`{"aud":"a"}`, `{"aud":["a"]}`},
+		{`{"aud":["a","b"]}`, `{"aud":["a","b"]}`},
+		{`{}`, `{}`},
+	} {
+		var c claims
+		if err := json.Unmarshal([]byte(tt.in), &c); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := json.Marshal(c); err != nil || string(out) != tt.out {
+			t.Errorf("%s became %s, %v", tt.in, out, err)
+		}
+	}
+}
+
 func TestValidity(t *testing.T) {
 	pod := authenticationv1.TokenRequestSpec{BoundObjectRef: boundTo("Pod", "pod", "pod-uid")}
 	gone := func(m *metav1.ObjectMeta, at time.Time) { m.DeletionTimestamp = &metav1.Time{Time: at} }

@@ -36,7 +36,7 @@ type options struct {
 	etcdServers                []string
 	etcdCA, etcdCert, etcdKey  string
 	etcdPrefix                 string
-	bind, advertise            string
+	bind, advertise, external  string
 	port                       int
 	certFile, keyFile, certDir string
 	clientCA                   string
@@ -97,6 +97,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.etcdKey, "etcd-keyfile", "", "Key of the client certificate for etcd.")
 	f.StringVar(&o.etcdPrefix, "etcd-prefix", "/registry", "Prefix of all keys in etcd.")
 	f.StringVar(&o.bind, "bind-address", "0.0.0.0", "Address on which to listen for --secure-port.")
+	f.StringVar(&o.external, "external-hostname", "", "Host by which documents such as those of discovery name this server, with a port or without; empty: the advertised address.")
 	f.StringVar(&o.advertise, "advertise-address", "", "Address at which members of the cluster reach this server; empty: that of --bind-address, or of the default route.")
 	f.IntVar(&o.port, "secure-port", 6443, "Port on which to serve HTTPS.")
 	f.StringVar(&o.certDir, "cert-dir", defaultCertDir, "Folder of the serving certificate without --tls-cert-file: apiserver.crt and apiserver.key, which are made when they are not there.")
@@ -245,7 +246,7 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 	if err != nil {
 		return cfg, err
 	}
-	cfg.Advertise = netip.AddrPortFrom(address, uint16(o.port))
+	cfg.Advertise, cfg.External = netip.AddrPortFrom(address, uint16(o.port)), o.external
 	return cfg, nil
 }
 

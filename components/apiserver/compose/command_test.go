@@ -2,7 +2,9 @@ package compose
 
 import (
 	"log/slog"
+	"net"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +53,7 @@ func TestFlags(t *testing.T) {
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
 	cfg, err = read("--enable-priority-and-fairness=false", "--max-requests-inflight=7", "--max-mutating-requests-inflight=0", "--request-timeout=9s",
 		"--min-request-timeout=60", "--shutdown-delay-duration=3s", "--livez-grace-period=4s", "--http2-max-streams-per-connection=5",
+		"--disable-http2-serving", "--max-connection-bytes-per-sec=1000", "--external-hostname=api.example.com",
 		"--cors-allowed-origins=//example[.]com$", "--audit-policy-file="+policy, "--audit-log-path=-", "--event-ttl=2h")
 	if err != nil {
 		t.Fatal(err)
@@ -58,8 +61,11 @@ func TestFlags(t *testing.T) {
 	if reading, mutating := cfg.InFlight.orDefault(); !cfg.InFlight.NoFairness || reading != 7 || mutating != 0 {
 		t.Errorf("in flight: %+v", cfg.InFlight)
 	}
-	if l := cfg.Limits; l.Request != 9*time.Second || l.Watch != time.Minute || l.ShutdownDelay != 3*time.Second || l.LivezGrace != 4*time.Second || l.Streams != 5 || len(l.Guard.Origins) != 1 {
+	if l := cfg.Limits; l.Request != 9*time.Second || l.Watch != time.Minute || l.ShutdownDelay != 3*time.Second || l.LivezGrace != 4*time.Second || l.Streams != 5 || l.StreamBytes != 1000 || len(l.Guard.Origins) != 1 {
 		t.Errorf("limits: %+v", l)
+	}
+	if !cfg.TLS.NoHTTP2 || cfg.external() != net.JoinHostPort("api.example.com", strconv.Itoa(int(cfg.Advertise.Port()))) {
+		t.Errorf("HTTP/2 %v, external %s", !cfg.TLS.NoHTTP2, cfg.external())
 	}
 	if cfg.Audit.PolicyFile != policy || cfg.EventTTL != 2*time.Hour {
 		t.Errorf("audit %+v, events %v", cfg.Audit, cfg.EventTTL)

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strconv"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -115,6 +116,9 @@ type Config struct {
 	// Advertise is where others reach this server: the endpoint of the
 	// Service kubernetes.
 	Advertise netip.AddrPort
+	// External is the host by which documents name this server, with a port if
+	// that is another one than Advertise's. Empty: Advertise.
+	External string
 	// Shared: other API servers may serve the same etcd. They and this one
 	// are all endpoints of that Service.
 	Shared bool
@@ -193,7 +197,7 @@ func New(cfg Config) (*Server, error) {
 		Listener: cfg.Listener, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile,
 		Authenticator: who, Authorizer: may, Admission: admit,
 		Kubelet: cfg.Kubelet, Profiling: cfg.Profiling, Flags: cfg.Flags, Level: cfg.Level, Log: cfg.Log,
-		Extend: s.extend, Paths: paths, Aggregation: others, TLS: cfg.TLS,
+		Extend: s.extend, Paths: paths, Aggregation: others, TLS: cfg.TLS, External: cfg.external(),
 		ReadyChecks: s.readyChecks(), WorkChecks: s.workChecks(),
 		OnlyReadyChecks: []health.Check{health.Closed("informer-sync", s.ready)},
 		Limiter:         limiter, Limits: cfg.Limits,
@@ -231,12 +235,26 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
+// external is the host and port by which documents name this server, or empty.
+func (c *Config) external() string {
+	switch {
+	case c.External == "" && c.Advertise.IsValid():
+		return c.Advertise.String()
+	case c.External == "":
+		return ""
+	}
+	if _, _, err := net.SplitHostPort(c.External); err == nil {
+		return c.External
+	}
+	return net.JoinHostPort(c.External, strconv.Itoa(int(c.Advertise.Port())))
+}
+
 // discovery makes the public documents by which others verify service account
 // tokens, if the issuer's name allows any.
 func (c *Config) discovery() map[string]http.Handler {
-	host := "kubernetes.default.svc"
-	if c.Advertise.IsValid() {
-		host = c.Advertise.String()
+	host := c.external()
+	if host == "" {
+		host = "kubernetes.default.svc"
 	}
 	uri := c.JWKSURI
 	if uri == "" {

@@ -82,6 +82,8 @@ type limitOptions struct {
 	reading, mutating         int
 	request                   time.Duration
 	watch, streams            int
+	streamBytes               int64
+	noHTTP2                   bool
 	goAway                    float64
 	origins, transport        []string
 	shutdownDelay, livezGrace time.Duration
@@ -93,7 +95,9 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.mutating, "max-mutating-requests-inflight", defaultMutatingInFlight, "Requests that write and are worked on at the same time; 0: no limit.")
 	f.DurationVar(&o.request, "request-timeout", time.Minute, "How long a request may take that does not stream.")
 	f.IntVar(&o.watch, "min-request-timeout", 1800, "Seconds that a watch lasts at least whose client does not say.")
+	f.Int64Var(&o.streamBytes, "max-connection-bytes-per-sec", 0, "Bytes a second in each direction of a connection of exec, attach, port-forward or proxy; 0: as many as come.")
 	f.IntVar(&o.streams, "http2-max-streams-per-connection", 0, "Requests of one HTTP/2 connection at the same time; 0: the default.")
+	f.BoolVar(&o.noHTTP2, "disable-http2-serving", false, "Speak HTTP/1.1 alone.")
 	f.Float64Var(&o.goAway, "goaway-chance", 0, "How likely a request ends its HTTP/2 connection, for clients to spread over servers; at most 0.02.")
 	f.StringSliceVar(&o.origins, "cors-allowed-origins", nil, "Regular expressions of origins whose scripts may use the API; empty: none.")
 	f.StringSliceVar(&o.transport, "strict-transport-security-directives", nil, "Directives of the header Strict-Transport-Security; empty: it is not sent.")
@@ -110,12 +114,13 @@ func (o *limitOptions) apply(cfg *Config) error {
 		return n
 	}
 	cfg.InFlight = InFlight{NoFairness: !o.fairness, Reading: none(o.reading), Mutating: none(o.mutating)}
+	cfg.TLS.NoHTTP2 = o.noHTTP2
 	guard, err := filters.NewGuard(o.origins, o.transport, o.goAway)
 	if err != nil {
 		return err
 	}
 	cfg.Limits = apiserver.Limits{
-		Request: o.request, Watch: time.Duration(o.watch) * time.Second, Streams: o.streams,
+		Request: o.request, Watch: time.Duration(o.watch) * time.Second, Streams: o.streams, StreamBytes: o.streamBytes,
 		ShutdownDelay: o.shutdownDelay, LivezGrace: o.livezGrace, Guard: guard,
 	}
 	return nil

@@ -29,6 +29,9 @@ type Config struct {
 	Registry   *registry.Registry
 	Kubelet    KubeletConfig
 	Authorizer authorizer.UnconditionalAuthorizer
+	// MaxBytesPerSec bounds each connection in each direction; zero: nothing
+	// does.
+	MaxBytesPerSec int64
 	// Error answers with a Status, for what goes wrong once a request is on
 	// its way.
 	Error func(w http.ResponseWriter, req *http.Request, err error)
@@ -218,7 +221,7 @@ func (c *connector) remoteCommand(w http.ResponseWriter, req *http.Request, at *
 		return err
 	}
 	raw := c.upgrade(at, true)
-	translate := utilproxy.NewStreamTranslatorHandler(at, c.verified, 0, opts)
+	translate := utilproxy.NewStreamTranslatorHandler(at, c.verified, c.cfg.MaxBytesPerSec, opts)
 	utilproxy.NewTranslatingHandler(raw, translate, wsstream.IsWebSocketRequestWithStreamCloseProtocol).ServeHTTP(w, req)
 	return nil
 }
@@ -256,7 +259,7 @@ func (c *connector) portForward(w http.ResponseWriter, req *http.Request, call r
 // upgrade passes a request that changes the protocol on as it is.
 func (c *connector) upgrade(at *url.URL, required bool) *proxy.UpgradeAwareHandler {
 	h := upgrade.NewHandler(at, c.verified, false, required, responder{c.cfg.Error})
-	h.UseLocationHost = true
+	h.UseLocationHost, h.MaxBytesPerSec = true, c.cfg.MaxBytesPerSec
 	return h
 }
 

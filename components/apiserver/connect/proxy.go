@@ -242,6 +242,7 @@ func (c *connector) pass(w http.ResponseWriter, req *http.Request, at *url.URL, 
 		rt = c.verified
 	}
 	h := upgrade.NewHandler(at, rt, true, false, responder{c.cfg.Error})
+	h.MaxBytesPerSec = c.cfg.MaxBytesPerSec
 	h.ServeHTTP(w, req)
 	return nil
 }

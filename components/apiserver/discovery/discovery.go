@@ -97,19 +97,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	d := h.documents()
 	root := len(parts) == 1
-	format, err := h.negotiator.Response(req, negotiate.Endpoint{Protobuf: true, Aggregated: root})
-	if err != nil {
-		h.cfg.Sender.Error(w, req, err)
-		return
-	}
+	// Versions, and /api, are found by upstream's router, the others are not.
+	routed := parts[0] == "api" || len(parts) == 3
 	var obj runtime.Object
 	switch {
-	case root && parts[0] == "api" && format.As == negotiate.Aggregated:
-		h.aggregated(w, req, format, d.core, d.etags["api"])
-		return
-	case root && parts[0] == "apis" && format.As == negotiate.Aggregated:
-		h.aggregated(w, req, format, d.groups, d.etags["apis"])
-		return
 	case root && parts[0] == "api":
 		addresses := h.cfg.Addresses
 		if addresses == nil {
@@ -135,16 +126,33 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 	}
 	if obj == nil {
-		if h.cfg.NotFound != nil {
-			h.cfg.NotFound.ServeHTTP(w, req)
-			return
-		}
-		http.Error(w, "404 page not found", http.StatusNotFound)
+		h.notFound(w, req)
+		return
+	}
+	format, err := h.negotiator.Response(req, negotiate.Endpoint{Protobuf: true, Aggregated: root, Routed: routed})
+	if err != nil {
+		h.cfg.Sender.Error(w, req, err)
+		return
+	}
+	switch {
+	case parts[0] == "api" && format.As == negotiate.Aggregated:
+		h.aggregated(w, req, format, d.core, d.etags["api"])
+		return
+	case format.As == negotiate.Aggregated:
+		h.aggregated(w, req, format, d.groups, d.etags["apis"])
 		return
 	}
 	if err := h.cfg.Sender.SendObject(w, req, format, http.StatusOK, obj); err != nil {
 		h.cfg.Sender.Error(w, req, err)
 	}
+}
+
+func (h *Handler) notFound(w http.ResponseWriter, req *http.Request) {
+	if h.cfg.NotFound != nil {
+		h.cfg.NotFound.ServeHTTP(w, req)
+		return
+	}
+	http.Error(w, "404 page not found", http.StatusNotFound)
 }
 
 // aggregated answers with one document, unless the client has it already.

@@ -118,7 +118,7 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		return
 	}
 	if err != nil {
-		c.cfg.Error(w, req, apierrors.NewBadRequest(err.Error()))
+		http.Error(w, fmt.Sprintf("Internal Server Error: %q: failed to create RequestInfo: %v", req.RequestURI, err), http.StatusInternalServerError)
 		return
 	}
 	long := request.LongRunning(info)

@@ -255,25 +255,72 @@ func (e *statusError) Status() metav1.Status { return e.status }
 
 func notAcceptable(header string, e Endpoint) error {
 	types := []string{TypeJSON, TypeYAML, TypeProtobuf}
-	named := func(part string) bool { return strings.Contains(header, part) }
-	if e.Routed && !slices.ContainsFunc(append(types, "*/*"), named) {
+	if e.Routed && !Named(header, types...) {
 		// Upstream's router has said so before anybody looks at parameters.
 		if e.Streams {
 			types = append(types, TypeJSON+";stream=watch", TypeProtobuf+";stream=watch")
 		}
-		return &statusError{metav1.Status{
-			Status:  metav1.StatusFailure,
-			Code:    http.StatusNotAcceptable,
-			Reason:  metav1.StatusReasonNotAcceptable,
-			Message: "406: Not Acceptable\n\nAvailable representations: " + strings.Join(types, ", "),
-			Details: &metav1.StatusDetails{},
-		}}
+		return NoRoute(types...)
+	}
+	if e.Watch {
+		// What could be sent as a list is refused as a stream, all else before.
+		list := e
+		list.Watch = false
+		_, e.Watch = accept(header, list)
 	}
 	if e.Metadata && !e.Watch {
 		// Metadata has a protobuf form, whatever the rest has.
 		e.Protobuf = true
 	}
 	return NotAcceptable(fmt.Sprintf("only the following media types are accepted: %s", strings.Join(supported(e), ", ")))
+}
+
+// Named tells whether an Accept header names one of types or anything, whatever
+// the parameters are.
+func Named(header string, types ...string) bool {
+	return header == "" || named(header, append(types, "*/*"))
+}
+
+func named(header string, types []string) bool {
+	for clause := range strings.SplitSeq(header, ",") {
+		name, _, _ := strings.Cut(clause, ";")
+		if slices.Contains(types, strings.TrimSpace(name)) {
+			return true
+		}
+	}
+	return false
+}
+
+// NoRoute is the error for an Accept header that names none of the types which
+// are served at a path.
+func NoRoute(types ...string) error {
+	return &statusError{metav1.Status{
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusNotAcceptable,
+		Reason:  metav1.StatusReasonNotAcceptable,
+		Message: "406: Not Acceptable\n\nAvailable representations: " + strings.Join(types, ", "),
+		Details: &metav1.StatusDetails{},
+	}}
+}
+
+// Patch tells the media type of a patch, which must be one of taken. Routed is
+// as in Endpoint.
+func Patch(req *http.Request, routed bool, taken []string) (string, error) {
+	header := req.Header.Get("Content-Type")
+	if routed && !named(header, taken) {
+		return "", &statusError{metav1.Status{
+			Status:  metav1.StatusFailure,
+			Code:    http.StatusUnsupportedMediaType,
+			Reason:  metav1.StatusReasonUnsupportedMediaType,
+			Message: "415: Unsupported Media Type",
+			Details: &metav1.StatusDetails{},
+		}}
+	}
+	media, _, _ := strings.Cut(header, ";")
+	if !slices.Contains(taken, media) {
+		return "", Unsupported(taken)
+	}
+	return media, nil
 }
 
 // NotAcceptable is the error of an answer that cannot be had in the form that

@@ -21,6 +21,8 @@ import (
 	"sync"
 
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	openapi_v3 "github.com/google/gnostic-models/openapiv3"
+	"github.com/munnerz/goautoneg"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -73,6 +75,9 @@ const (
 	mimeProtoV2 = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
 	// The older spelling is what clients before v1.27 ask for.
 	mimeProtoV2Old = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+
+	mimeProtoV3    = "application/com.github.proto-openapi.spec.v3.v1.0+protobuf"
+	mimeProtoV3Old = "application/com.github.proto-openapi.spec.v3@v1.0+protobuf"
 )
 
 // ServeHTTP as http.Handler.
@@ -90,8 +95,21 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	form := mimeJSON
-	if path == "/openapi/v2" && wantsProto(r.Header.Get("Accept")) {
+	switch {
+	case path == "/openapi/v2" && wantsProto(r.Header.Get("Accept")):
 		form = mimeProtoV2
+	case strings.HasPrefix(path, "/openapi/v3/"):
+		if form = formV3(r.Header.Get("Accept")); form == "" {
+			// What is not there is told first.
+			if doc, err := h.document(r.Context(), path, mimeJSON); err == nil && doc != nil {
+				w.Header().Set("Vary", "Accept")
+				if len(goautoneg.ParseAccept(r.Header.Get("Accept"))) > 0 {
+					w.WriteHeader(http.StatusNotAcceptable)
+				}
+				return
+			}
+			form = mimeJSON
+		}
 	}
 	doc, err := h.document(r.Context(), path, form)
 	switch {
@@ -155,6 +173,26 @@ func wantsProto(accept string) bool {
 	return false
 }
 
+// formV3 is the form in which a document of version 3 can be had by an Accept
+// header; empty: in none.
+func formV3(accept string) string {
+	if accept == "" {
+		return mimeJSON
+	}
+	for _, clause := range goautoneg.ParseAccept(accept) {
+		if clause.Type != "application" && clause.Type != "*" {
+			continue
+		}
+		switch "application/" + clause.SubType {
+		case mimeJSON, "application/*":
+			return mimeJSON
+		case mimeProtoV3, mimeProtoV3Old:
+			return mimeProtoV3
+		}
+	}
+	return ""
+}
+
 // document returns a document, made now if it must be, or nil if there is none
 // at that path.
 func (h *Handler) document(ctx context.Context, path, form string) (*document, error) {
@@ -187,18 +225,30 @@ func (h *Handler) document(ctx context.Context, path, form string) (*document, e
 			data, etag = merged, contentTag(merged)
 		}
 	}
-	if form == mimeProtoV2 {
-		parsed, err := openapi_v2.ParseDocument(data)
-		if err != nil {
-			return nil, fmt.Errorf("making the protobuf form of OpenAPI v2: %w", err)
-		}
-		if data, err = proto.Marshal(parsed); err != nil {
-			return nil, fmt.Errorf("making the protobuf form of OpenAPI v2: %w", err)
+	if form != mimeJSON {
+		if data, err = protobuf(form, data); err != nil {
+			return nil, fmt.Errorf("making the protobuf form of %s: %w", path, err)
 		}
 	}
 	doc := &document{data: data, etag: etag}
 	h.documents[path+form] = doc
 	return doc, nil
+}
+
+// protobuf is the form of a document of JSON that gnostic defines.
+func protobuf(form string, data []byte) ([]byte, error) {
+	if form == mimeProtoV3 {
+		doc, err := openapi_v3.ParseDocument(data)
+		if err != nil {
+			return nil, err
+		}
+		return proto.Marshal(doc)
+	}
+	doc, err := openapi_v2.ParseDocument(data)
+	if err != nil {
+		return nil, err
+	}
+	return proto.Marshal(doc)
 }
 
 // etag tells documents apart by what they are made of, so that none needs to be

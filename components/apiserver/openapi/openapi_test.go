@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	openapi_v3 "github.com/google/gnostic-models/openapiv3"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -88,6 +89,29 @@ func TestV3(t *testing.T) {
 	}
 	if none := get(t, h, "/openapi/v3/apis/none/v1"); none.Code != http.StatusNotFound {
 		t.Errorf("status %d for what is not served", none.Code)
+	}
+}
+
+func TestV3Protobuf(t *testing.T) {
+	h := handler()
+	const url = "/openapi/v3/apis/apps/v1"
+	for _, accept := range []string{mimeProtoV3, mimeProtoV3Old, mimeProtoV3Old + ",application/json"} {
+		w := get(t, h, url, "Accept", accept)
+		var doc openapi_v3.Document
+		if err := proto.Unmarshal(w.Body.Bytes(), &doc); err != nil || w.Header().Get("Content-Type") != mimeProtoV3 {
+			t.Fatalf("%s: %v, %v", accept, w.Header(), err)
+		}
+		if len(doc.Paths.Path) < 20 || len(doc.Components.Schemas.AdditionalProperties) < 50 {
+			t.Errorf("%d paths, %d schemas", len(doc.Paths.Path), len(doc.Components.Schemas.AdditionalProperties))
+		}
+	}
+	for _, accept := range []string{"", "*/*", "application/*", "application/json"} {
+		if w := get(t, h, url, "Accept", accept); !json.Valid(w.Body.Bytes()) || w.Header().Get("Content-Type") != mimeJSON {
+			t.Errorf("%q: no JSON", accept)
+		}
+	}
+	if w := get(t, h, url, "Accept", "text/html"); w.Code != http.StatusNotAcceptable || w.Body.Len() > 0 {
+		t.Errorf("text/html: %d, %s", w.Code, w.Body)
 	}
 }
 

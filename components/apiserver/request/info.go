@@ -6,6 +6,7 @@ package request
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
@@ -50,7 +51,7 @@ func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo
 	case parts[0] == "watch" || parts[0] == "proxy":
 		// The old forms /api/v1/watch/pods and /api/v1/proxy/….
 		if len(parts) < 2 {
-			return info, ErrPath
+			return info, fmt.Errorf("%w, %s", ErrPath, u.Path)
 		}
 		info.Verb, parts = parts[0], parts[1:]
 	default:

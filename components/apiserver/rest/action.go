@@ -34,12 +34,8 @@ func (c *call) action(a *registry.Action) error {
 		return err
 	}
 	obj := a.New()
-	if len(body) > 0 || a.Subresource == "" {
-		if err := c.decode(body, obj, a.Kind, fieldValidation(opts.FieldValidation)); err != nil {
-			return err
-		}
-	} else {
-		obj.GetObjectKind().SetGroupVersionKind(a.Kind)
+	if err := c.decode(body, obj, a.Kind, fieldValidation(opts.FieldValidation)); err != nil {
+		return err
 	}
 	if a.Default != nil {
 		a.Default(obj)

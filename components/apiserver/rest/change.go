@@ -114,8 +114,23 @@ func revisionOf(e *store.Entry) int64 {
 	return e.Revision()
 }
 
+// otherUID is what upstream's storage says of an object that is another one
+// than the client means; is may be empty, if there is none.
+func (c *call) otherUID(key string, ch change, is types.UID) error {
+	full := c.res.Collection.FullKey(key)
+	if dryRun(ch.options.DryRun) {
+		full = c.res.Collection.PathOf(key)
+	}
+	return apierrors.NewConflict(c.res.GroupResource(), c.name,
+		fmt.Errorf("StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: "+
+			"Precondition failed: UID in precondition: %v, UID in object meta: %v", full, ch.uid, is))
+}
+
 func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err error) {
 	if entry == nil {
+		if ch.uid != "" {
+			return changed{}, c.otherUID(key, ch, "")
+		}
 		return c.tryCreate(ch)
 	}
 	current, err := c.res.Read(entry)
@@ -123,8 +138,7 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 		return changed{}, unchangeable(err)
 	}
 	if ch.uid != "" && ch.uid != current.GetUID() {
-		return changed{}, apierrors.NewConflict(c.res.GroupResource(), c.name,
-			fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", ch.uid, current.GetUID()))
+		return changed{}, c.otherUID(key, ch, current.GetUID())
 	}
 	obj, err := ch.make(c.ctx, current)
 	if err != nil {

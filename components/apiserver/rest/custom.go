@@ -93,14 +93,20 @@ func (c *call) coerce(into runtime.Object, strict strictness) ([]error, error) {
 	return errs, nil
 }
 
-// checkCustomKind refuses an object of another kind than the resource's.
+// checkCustomKind refuses an object of another kind or version than the
+// resource's.
 func checkCustomKind(obj *unstructured.Unstructured, want schema.GroupVersionKind) error {
+	var errs field.ErrorList
 	if kind := obj.GetKind(); kind != want.Kind {
-		return apierrors.NewInvalid(schema.GroupKind{Group: want.Group, Kind: kind}, obj.GetName(), field.ErrorList{
-			field.Invalid(field.NewPath("kind"), kind, fmt.Sprintf("must be %v", want.Kind)),
-		})
+		errs = append(errs, field.Invalid(field.NewPath("kind"), kind, fmt.Sprintf("must be %v", want.Kind)))
 	}
-	return nil
+	if version := obj.GetAPIVersion(); version != want.GroupVersion().String() {
+		errs = append(errs, field.Invalid(field.NewPath("apiVersion"), version, fmt.Sprintf("must be %v", want.GroupVersion())))
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(obj.GroupVersionKind().GroupKind(), obj.GetName(), errs)
 }
 
 // objects is what admission converts and defaults objects with.

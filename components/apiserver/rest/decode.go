@@ -2,6 +2,7 @@ package rest
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -129,8 +129,10 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 		}
 	}
 	if err != nil {
-		if given.Kind == "" && !isCustom {
-			given, err = probe(media, data, given, gvk, err)
+		if given.Kind == "" {
+			if looked, perr := probe(media, data, given, gvk, err); !isCustom || looked.Kind == "" {
+				given, err = looked, perr
+			}
 		}
 		if given.Kind != "" {
 			return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", given.Kind, given.Version, gvk.Kind, err))
@@ -184,7 +186,7 @@ func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
 	if full.Kind == "" {
 		full.Kind = want.Kind
 	}
-	if full.Version == "" {
+	if full.Version == "" && !custom {
 		full.Group, full.Version = want.Group, want.Version
 	}
 	if !custom && full != want {
@@ -219,9 +221,17 @@ func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, err
 	if !ok {
 		return gvk, fmt.Errorf("object %T does not implement the protobuf marshalling interface and cannot be encoded to a protobuf message", into)
 	}
+	switch {
+	case len(data) == 0:
+		return gvk, errors.New("empty data")
+	case !bytes.HasPrefix(data, []byte(wire.Magic)):
+		return gvk, fmt.Errorf("provided data does not appear to be a protobuf message, expected prefix %v", []byte(wire.Magic))
+	case len(data) == len(wire.Magic):
+		return gvk, errors.New("empty body")
+	}
 	envelope, err := wire.ParseEnvelope(data)
 	if err != nil {
-		return gvk, fmt.Errorf("provided data does not appear to be a protobuf message: %w", err)
+		return gvk, err
 	}
 	gvk = schema.FromAPIVersionAndKind(envelope.APIVersion, envelope.Kind)
 	// Of all kinds this one alone has a type that contains itself.
@@ -284,22 +294,21 @@ func (c *call) warnStrict(errs []error) {
 	}
 }
 
-// summary shows the beginning of a body in an error.
+// summary shows the beginning of a body in an error: as it is if it begins as
+// an object of JSON does.
 func summary(data []byte) string {
 	const most = 30
-	switch {
-	case len(data) == 0:
+	if len(data) == 0 {
 		return "<empty>"
-	case utf8.Valid(data) && !bytes.HasPrefix(data, []byte(wire.Magic)):
-		if len(data) > most {
-			return string(data[:most]) + " ..."
-		}
-		return string(data)
 	}
+	shown, rest := data, ""
 	if len(data) > most {
-		return fmt.Sprintf("raw: 0x%x ...", data[:most])
+		shown, rest = data[:most], " ..."
 	}
-	return fmt.Sprintf("raw: 0x%x", data)
+	if data[0] == '{' {
+		return string(shown) + rest
+	}
+	return hex.EncodeToString(shown) + rest
 }
 
 func dryRun(options []string) bool {

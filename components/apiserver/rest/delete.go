@@ -5,16 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"runtime/debug"
+	rdebug "runtime/debug"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metascheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/warning"
 
@@ -47,11 +50,10 @@ func (c *call) deleteOptions() (*metav1.DeleteOptions, error) {
 		default:
 			given, _, err = decodeJSON(body, opts, metav1.FieldValidationIgnore)
 		}
-		if err == nil && given.Kind != "" && given.Kind != "DeleteOptions" {
-			err = errors.New("decoded object cannot be converted to DeleteOptions")
-		}
-		if err != nil {
-			return nil, apierrors.NewBadRequest(err.Error())
+		if err != nil || given.Kind != "" && given.Kind != "DeleteOptions" {
+			if opts, err = decodeDeleteOptions(media, body); err != nil {
+				return nil, apierrors.NewBadRequest(err.Error())
+			}
 		}
 	} else if opts, err = request.DeleteOptions(c.query); err != nil {
 		return nil, err
@@ -60,6 +62,25 @@ func (c *call) deleteOptions() (*metav1.DeleteOptions, error) {
 		return nil, err
 	}
 	opts.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("DeleteOptions"))
+	return opts, nil
+}
+
+// decodeDeleteOptions reads them with the library's own decoder, which has the
+// words for all that they are not.
+func decodeDeleteOptions(media negotiate.Media, body []byte) (*metav1.DeleteOptions, error) {
+	info, ok := runtime.SerializerInfoForMediaType(metascheme.Codecs.SupportedMediaTypes(), media.String())
+	if !ok {
+		return nil, fmt.Errorf("no serializer for %s", media)
+	}
+	kind := metav1.SchemeGroupVersion.WithKind("DeleteOptions")
+	opts := &metav1.DeleteOptions{}
+	obj, _, err := metascheme.Codecs.DecoderToVersion(info.Serializer, kind.GroupVersion()).Decode(body, &kind, opts)
+	if err != nil {
+		return nil, err
+	}
+	if obj != runtime.Object(opts) {
+		return nil, errors.New("decoded object cannot be converted to DeleteOptions")
+	}
 	return opts, nil
 }
 
@@ -103,7 +124,7 @@ func (c *call) delete() error {
 	}
 	plain, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true})
 	if err != nil {
-		plain = negotiate.Format{}
+		plain = negotiate.Format{Media: format.Media, Pretty: format.Pretty}
 	}
 	return c.SendObject(c.w, c.req, plain, code, status)
 }
@@ -198,11 +219,31 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 	if stay {
 		return c.tryMark(r, entry, obj, current)
 	}
+	if graceful && !r.dryRun && !c.byNode() {
+		marked, err := c.tryMark(r, entry, obj, current)
+		if err != nil {
+			return removed{}, err
+		}
+		entry = marked.entry
+		if current, err = c.res.Read(entry); err != nil {
+			return removed{}, err
+		}
+		obj = current.DeepCopyObject().(api.Object)
+	}
 	out, err := c.tryRemove(r, entry, obj, current)
 	if err != nil {
 		return removed{}, err
 	}
 	return removed{gone: true, obj: out.obj}, nil
+}
+
+// byNode tells whether a node asks, which has ended the pod that it deletes.
+// What others delete at once is marked first, in a write of its own: of what is
+// only gone, the kubelet does not know that it was to end at once, and would
+// leave the containers the time that the pod gives them.
+func (c *call) byNode() bool {
+	u, ok := apirequest.UserFrom(c.ctx)
+	return ok && slices.Contains(u.GetGroups(), user.NodesGroup)
 }
 
 // tryMark stores an object whose deletion has begun.
@@ -253,7 +294,8 @@ func (c *call) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteOpt
 			return false, true
 		}
 		had := obj.GetDeletionGracePeriodSeconds()
-		if had == nil {
+		if had == nil || *had == 0 {
+			// Whoever began it did not come to its end.
 			opts.GracePeriodSeconds = new(int64)
 			return false, false
 		}
@@ -375,10 +417,10 @@ func (c *call) deleteCollection() error {
 		return err
 	}
 	meta := tableMeta{revision: page.Revision, remaining: -1}
-	if format.As == negotiate.Table || format.As == negotiate.Metadata {
-		format.As = negotiate.Object
+	if format.As == negotiate.Metadata {
+		return c.onlyList()
 	}
-	return c.sendList(format, page.Entries, meta)
+	return c.answerList(format, page, meta)
 }
 
 // deletionsAtOnce bounds how many deletions of one collection are under way at
@@ -400,7 +442,7 @@ func (c *call) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) err
 		group.Go(func() (err error) {
 			defer func() {
 				if v := recover(); v != nil {
-					panicked.Store(fmt.Sprintf("%v, in %s", v, debug.Stack()))
+					panicked.Store(fmt.Sprintf("%v, in %s", v, rdebug.Stack()))
 					err = errPanicked
 				}
 			}()

@@ -67,7 +67,7 @@ func (c *call) list() error {
 		}
 	}
 	if format.As == negotiate.Metadata {
-		return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", c.typeName(c.res.ListKind)))
+		return c.onlyList()
 	}
 	size := c.sizeOf(len(page.Entries))
 	if size <= laterFrom {
@@ -96,6 +96,11 @@ func (c *call) typeName(kind string) string {
 		return "*unstructured.Unstructured"
 	}
 	return "*" + internalPackage(c.res.Group) + "." + kind
+}
+
+// onlyList: a list cannot be sent as the metadata of one object.
+func (c *call) onlyList() error {
+	return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", c.typeName(c.res.ListKind)))
 }
 
 // notList: one object cannot be sent as a list of metadata.

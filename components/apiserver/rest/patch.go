@@ -3,13 +3,12 @@ package rest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
-	"mime"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/mergepatch"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
@@ -38,11 +38,15 @@ const maxPatchOperations = 10000
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#patch-and-apply
 func (c *call) patch(subresource string, way *api.Update) error {
+	kindOf, err := c.patchType()
+	if err != nil {
+		return err
+	}
 	format, err := c.format()
 	if err != nil {
 		return err
 	}
-	p, err := c.newPatcher()
+	p, err := c.newPatcher(kindOf)
 	if err != nil {
 		return err
 	}
@@ -92,27 +96,36 @@ type patcher struct {
 	defaults func(api.Object)
 }
 
-// newPatcher reads the patch of a request.
-func (c *call) newPatcher() (*patcher, error) {
-	p := &patcher{call: c}
-	header := c.req.Header.Get("Content-Type")
-	media, _, err := mime.ParseMediaType(header)
-	if err != nil {
-		media = strings.TrimSpace(header)
-	}
-	p.kindOf = types.PatchType(media)
+// patchType tells of which type the patch of a request is.
+func (c *call) patchType() (types.PatchType, error) {
 	taken := []string{string(types.JSONPatchType), string(types.MergePatchType)}
 	if c.res.Custom == nil {
 		taken = append(taken, string(types.StrategicMergePatchType))
 	}
-	if taken = append(taken, string(types.ApplyYAMLPatchType)); !slices.Contains(taken, media) {
-		return nil, negotiate.Unsupported(taken)
-	}
+	taken = append(taken, string(types.ApplyYAMLPatchType))
+	media, err := negotiate.Patch(c.req, c.res.Custom == nil, taken)
+	return types.PatchType(media), err
+}
+
+// newPatcher reads the patch of a request.
+func (c *call) newPatcher(kindOf types.PatchType) (*patcher, error) {
+	p := &patcher{call: c, kindOf: kindOf}
+	var err error
 	if p.body, err = c.readBody(); err != nil {
 		return nil, err
 	}
 	if p.options, err = request.PatchOptions(c.query, p.kindOf); err != nil {
 		return nil, err
+	}
+	// Before anybody looks for the object: what is no patch at all would not
+	// even be fit for the audit log.
+	if !json.Valid(p.body) {
+		if p.kindOf != types.ApplyYAMLPatchType {
+			return nil, apierrors.NewBadRequest("invalid JSON patch")
+		}
+		if _, err := utilyaml.ToJSON(p.body); err != nil {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("error encoding patch: %v", err))
+		}
 	}
 	p.strict = fieldValidation(p.options.FieldValidation)
 	return p, nil
@@ -162,7 +175,7 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 	if err != nil {
 		return nil, invalidPatch(string(patched), err)
 	}
-	if custom, ok := obj.(*unstructured.Unstructured); ok {
+	if custom, ok := obj.(*unstructured.Unstructured); ok && p.subresource == "" {
 		if err := checkCustomKind(custom, p.kind); err != nil {
 			return nil, err
 		}

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
@@ -147,13 +148,17 @@ func (c *call) updateScale(format negotiate.Format) error {
 		return err
 	}
 	manager := fieldmanager.Name(opts.FieldManager, c.req.UserAgent())
-	return c.changeScale(format, opts, func(current *autoscalingv1.Scale) (*autoscalingv1.Scale, error) {
+	return c.changeScale(format, opts, wish.UID, func(current *autoscalingv1.Scale) (*autoscalingv1.Scale, error) {
 		return asScale(fields.UpdateNoErrors(current, wish.DeepCopy(), manager))
 	})
 }
 
 func (c *call) patchScale(format negotiate.Format) error {
-	p, err := c.newPatcher()
+	kindOf, err := c.patchType()
+	if err != nil {
+		return err
+	}
+	p, err := c.newPatcher(kindOf)
 	if err != nil {
 		return err
 	}
@@ -163,7 +168,7 @@ func (c *call) patchScale(format negotiate.Format) error {
 	p.kind = scaleKind
 	p.empty = func() api.Object { return &autoscalingv1.Scale{} }
 	p.defaults = func(api.Object) {}
-	return c.changeScale(format, updateOptionsOf(p.options), func(current *autoscalingv1.Scale) (*autoscalingv1.Scale, error) {
+	return c.changeScale(format, updateOptionsOf(p.options), "", func(current *autoscalingv1.Scale) (*autoscalingv1.Scale, error) {
 		return asScale(p.apply(current))
 	})
 }
@@ -181,12 +186,13 @@ func asScale(obj any, errs ...error) (*autoscalingv1.Scale, error) {
 	return s, nil
 }
 
-// changeScale changes the object by its Scale.
-func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, f func(*autoscalingv1.Scale) (*autoscalingv1.Scale, error)) error {
+// changeScale changes the object by its Scale, if it has that UID; empty: any.
+func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, uid types.UID, f func(*autoscalingv1.Scale) (*autoscalingv1.Scale, error)) error {
 	way := c.res.Update
 	out, err := c.change(change{
 		way:        &way,
 		options:    opts,
+		uid:        uid,
 		unadmitted: true,
 		make: func(ctx context.Context, current api.Object) (api.Object, error) {
 			if err := c.scalable(current); err != nil {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/request"
@@ -27,6 +29,12 @@ func (c *call) update(subresource string, way *api.Update) error {
 	}
 	strict := fieldValidation(opts.FieldValidation)
 	first, err := c.wished(body, strict)
+	if apierrors.IsInvalid(err) {
+		// That it is of another kind matters only if there is something to change.
+		if e, nerr := c.newest(c.res.Key(c.namespace, c.name)); nerr == nil && e == nil {
+			return apierrors.NewNotFound(c.res.GroupResource(), c.name)
+		}
+	}
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -44,14 +45,18 @@ func (cfg Config) TokenReview(ctx context.Context, r *authenticationv1.TokenRevi
 	return r, nil
 }
 
-// SelfSubjectReview tells the user who they are. It fills and returns r.
+// SelfSubjectReview tells the user who they are, and nothing of what was sent
+// but its kind.
 func (cfg Config) SelfSubjectReview(ctx context.Context, r *authenticationv1.SelfSubjectReview) (*authenticationv1.SelfSubjectReview, error) {
 	u, ok := request.UserFrom(ctx)
 	if !ok {
 		return nil, apierrors.NewBadRequest("no user present on request")
 	}
-	r.Status = authenticationv1.SelfSubjectReviewStatus{UserInfo: userInfo(u)}
-	return r, nil
+	return &authenticationv1.SelfSubjectReview{
+		TypeMeta:   r.TypeMeta,
+		ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.Now()},
+		Status:     authenticationv1.SelfSubjectReviewStatus{UserInfo: userInfo(u)},
+	}, nil
 }
 
 func userInfo(u user.Info) authenticationv1.UserInfo {
