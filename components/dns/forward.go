@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
@@ -16,13 +17,20 @@ import (
 type forwarder struct {
 	upstreams []string // host:port
 	timeout   time.Duration
+	// most bounds how many questions wait for answers, lest name servers that are
+	// away take all memory, and names of the cluster with it; zero: nothing does.
+	most    int32
+	waiting atomic.Int32
 }
+
+// mostWaiting is as in the usual configuration of CoreDNS.
+const mostWaiting = 1000
 
 // newForwarder takes the name servers of a resolv.conf. Those that lead back
 // here are left out: loopback (a stub on the node would be this pod's own
 // loopback) and the addresses in not.
 func newForwarder(resolvConf string, not []netip.Addr) (*forwarder, error) {
-	f := &forwarder{timeout: 2 * time.Second}
+	f := &forwarder{timeout: 2 * time.Second, most: mostWaiting}
 	config, err := dns.ClientConfigFromFile(resolvConf)
 	if err != nil {
 		return nil, fmt.Errorf("reading the upstream name servers: %w", err)
@@ -43,13 +51,28 @@ func newForwarder(resolvConf string, not []netip.Addr) (*forwarder, error) {
 	return f, nil
 }
 
-var errNoUpstream = errors.New("no upstream name server is known")
+var (
+	errNoUpstream = errors.New("no upstream name server is known")
+	errBusy       = errors.New("too many questions wait for upstream name servers")
+)
+
+// rcodeOf is what a client is told of an error of exchange.
+func rcodeOf(err error) int {
+	if errors.Is(err, errBusy) {
+		return dns.RcodeRefused
+	}
+	return dns.RcodeServerFailure
+}
 
 // exchange asks the upstreams, from a random one on, until one answers; over
 // TCP where the question came so or the answer was cut short.
 func (f *forwarder) exchange(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
 	if len(f.upstreams) == 0 {
 		return nil, errNoUpstream
+	}
+	defer f.waiting.Add(-1)
+	if n := f.waiting.Add(1); f.most > 0 && n > f.most {
+		return nil, errBusy
 	}
 	var errs []error
 	first := rand.IntN(len(f.upstreams))

@@ -235,7 +235,7 @@ func (s *Server) answer(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg
 	answer, err := s.forward.exchange(ctx, query, tcp)
 	if err != nil {
 		s.cfg.Log.Debug("forwarding failed", "name", q.Name, "err", err)
-		return m.SetRcode(query, dns.RcodeServerFailure), "."
+		return m.SetRcode(query, rcodeOf(err)), "."
 	}
 	answer.Id = query.Id
 	return answer, "."
@@ -257,12 +257,24 @@ func (s *Server) compose(m, query *dns.Msg, r reply) {
 	rand.Shuffle(len(m.Answer), func(i, j int) { m.Answer[i], m.Answer[j] = m.Answer[j], m.Answer[i] })
 }
 
-// follow adds what an alias leads to. When that cannot be told, the alias alone
-// is the answer.
+// maxAliases is how many aliases of the cluster are followed, one to the other.
+const maxAliases = 8
+
+// follow adds what an alias leads to, which may be an alias as well. When that cannot
+// be told, the aliases alone are the answer.
 func (s *Server) follow(ctx context.Context, m *dns.Msg, qtype uint16, target string, tcp bool) {
+	for range maxAliases {
+		if !s.zone.covers(target) {
+			break
+		}
+		r := s.zone.resolve(target, qtype)
+		m.Answer = append(m.Answer, r.answer...)
+		if target = r.follow; target == "" {
+			return
+		}
+	}
 	if s.zone.covers(target) {
-		m.Answer = append(m.Answer, s.zone.resolve(target, qtype).answer...)
-		return
+		return // they lead in a circle
 	}
 	query := new(dns.Msg)
 	query.SetQuestion(target, qtype)

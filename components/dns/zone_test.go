@@ -2,6 +2,8 @@ package dns
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -233,6 +235,63 @@ func TestForwards(t *testing.T) {
 	answer, err := f.exchange(context.Background(), query, false)
 	if err != nil || brief(answer.Answer) != "A 192.0.2.1" {
 		t.Errorf("%v, %v", answer, err)
+	}
+}
+
+// TestBusy: no more questions wait for name servers that are away than are bearable.
+func TestBusy(t *testing.T) {
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	f := &forwarder{upstreams: []string{silent.LocalAddr().String()}, timeout: time.Minute, most: 1}
+	query := new(dns.Msg).SetQuestion("example.org.", dns.TypeA)
+	ended := make(chan struct{})
+	go func() { defer close(ended); _, _ = f.exchange(t.Context(), query, false) }()
+	// The first one waits when its question is there.
+	question := make([]byte, 512)
+	size, from, err := silent.ReadFrom(question)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.exchange(t.Context(), query.Copy(), false); !errors.Is(err, errBusy) || rcodeOf(err) != dns.RcodeRefused {
+		t.Error(err)
+	}
+	question[2] |= 0x80 // an answer, if an empty one
+	if _, err := silent.WriteTo(question[:size], from); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+}
+
+// aliases is a source of services that stand for other names.
+type aliases map[string]string
+
+func (a aliases) Service(namespace, name string) *corev1.Service {
+	if a[name] == "" {
+		return nil
+	}
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: a[name]},
+	}
+}
+func (aliases) Slices(_, _ string) []*discoveryv1.EndpointSlice { return nil }
+func (aliases) NamespaceExists(string) bool                     { return true }
+func (aliases) ServicesByIP(string) []*corev1.Service           { return nil }
+func (aliases) SlicesByIP(string) []*discoveryv1.EndpointSlice  { return nil }
+
+// TestAliasesOfAliases: each is followed, and a circle is left.
+func TestAliasesOfAliases(t *testing.T) {
+	source := aliases{"a": "b.n.svc.cluster.local", "b": "c.n.svc.cluster.local", "c": "1-2-3-4.n.pod.cluster.local", "round": "round.n.svc.cluster.local"}
+	s := &Server{cfg: Config{Log: slog.New(slog.DiscardHandler)}, zone: &zone{domain: "cluster.local.", ttl: 5, source: source}, forward: &forwarder{}}
+	for name, want := range map[string]int{"a": 4, "round": 1 + maxAliases} {
+		query := new(dns.Msg).SetQuestion(name+".n.svc.cluster.local.", dns.TypeA)
+		m, _ := s.answer(t.Context(), query, false)
+		if len(m.Answer) != want {
+			t.Errorf("%s: %d records: %s", name, len(m.Answer), m)
+		}
 	}
 }
 

@@ -73,6 +73,9 @@ type Network struct {
 
 	// Owned by the goroutine of Run.
 	kernel kernel
+	// watch is watchRoutes, and apply the kernel's, but in tests.
+	watch func(ctx context.Context) (<-chan struct{}, error)
+	apply func(ctx context.Context, self member, p plan) error
 }
 
 // New validates cfg and asks its informer for what is needed.
@@ -91,6 +94,7 @@ func New(cfg Config) (*Network, error) {
 		kernel: kernel{bridge: cfg.Bridge, tunnel: cfg.Tunnel, podCIDRs: cfg.PodCIDRs, journal: cfg.Journal,
 			guard: iptables.NewGuard(0, cfg.Log, chainNoMasq, chainMSS)},
 	}
+	n.watch, n.apply = n.watchRoutes, n.kernel.apply
 	touch := func(any) {
 		select {
 		case n.changed <- struct{}{}:
@@ -155,7 +159,10 @@ func (n *Network) Run(ctx context.Context) error {
 			n.cfg.Log.Info("somebody removed rules of the ways to other nodes: all are written again")
 		case _, ok := <-routes:
 			if !ok {
+				// Too much came at once, and some of it was missed: it is looked
+				// at, and watched, anew.
 				routes = nil
+				retry.Reset(retryAfter)
 				continue
 			}
 		}
@@ -166,7 +173,7 @@ func (n *Network) Run(ctx context.Context) error {
 		}
 		if len(peers) > 0 && routes == nil {
 			var err error
-			if routes, err = n.watchRoutes(watching); err != nil {
+			if routes, err = n.watch(watching); err != nil {
 				n.cfg.Log.Warn("changes of the host's routes are not seen", "err", err)
 			}
 		}
@@ -197,7 +204,7 @@ func (n *Network) members() (self member, peers []member) {
 // ways to them.
 func (n *Network) sync(ctx context.Context, self member, peers []member) error {
 	if n.plugins() {
-		return n.kernel.apply(ctx, self, plan{})
+		return n.apply(ctx, self, plan{})
 	}
 	if len(peers) > 0 && self.address.IsValid() {
 		subnets, err := subnetsOf(self.address, n.cfg.Links)
@@ -211,7 +218,7 @@ func (n *Network) sync(ctx context.Context, self member, peers []member) error {
 		}
 		self.subnets = subnets
 	}
-	return n.kernel.apply(ctx, self, makePlan(self, peers, n.cfg.Mode))
+	return n.apply(ctx, self, makePlan(self, peers, n.cfg.Mode))
 }
 
 // ownPlugin is this project's pod network as a plugin: its pods are like those
@@ -250,8 +257,10 @@ func (n *Network) tell(ctx context.Context, subnets string) error {
 }
 
 // watchRoutes yields an element when routes of this package may be missing: one
-// went, or a link got an address. It is closed when ctx ends.
+// went, or a link got an address. It is closed when ctx ends, or when the kernel has
+// more to tell than is read.
 func (n *Network) watchRoutes(ctx context.Context) (<-chan struct{}, error) {
+	ctx, cancel := context.WithCancel(ctx) // which closes the socket
 	updates := make(chan netlink.RouteUpdate, 64)
 	if err := netlink.RouteSubscribeWithOptions(updates, ctx.Done(), netlink.RouteSubscribeOptions{
 		ErrorCallback: func(err error) {
@@ -260,10 +269,12 @@ func (n *Network) watchRoutes(ctx context.Context) (<-chan struct{}, error) {
 			}
 		},
 	}); err != nil {
+		cancel()
 		return nil, err
 	}
 	out := make(chan struct{}, 1)
 	go func() {
+		defer cancel()
 		defer close(out)
 		for u := range updates {
 			gone := u.Type == unix.RTM_DELROUTE && u.Protocol == routeProtocol

@@ -109,8 +109,11 @@ type Proxy struct {
 	node      nodeFacts
 
 	// Owned by the goroutine of Run.
-	ports   map[bool]map[string][]*rules.Port // by IPv6, then by service
-	liberal bool                              // rules.Config's
+	ports map[bool]map[string][]*rules.Port // by IPv6, then by service
+	// removed are the ports, by IPv6, of services that are gone, whose UDP flows
+	// are to be ended once the rules are written.
+	removed map[bool][]*rules.Port
+	liberal bool // rules.Config's
 }
 
 // nodeFacts are what of the Node the rules depend on.
@@ -164,6 +167,7 @@ func New(cfg Config) (*Proxy, error) {
 		guard:    iptables.NewGuard(cfg.SyncPeriod, cfg.Log, "KUBE-*"),
 		changed:  map[string]bool{},
 		ports:    map[bool]map[string][]*rules.Port{false: {}, true: {}},
+		removed:  map[bool][]*rules.Port{},
 		metrics:  newMetrics(),
 	}
 	p.writers = map[bool]*writer{false: newWriter(false, cfg.Journal, p.guard), true: newWriter(true, cfg.Journal, p.guard)}
@@ -354,7 +358,6 @@ func (p *Proxy) sync(ctx context.Context) error {
 	facts := p.facts()
 	here := node{p.cfg.NodeName, facts.zone}
 	datagrams := map[bool]bool{} // by IPv6: UDP ports changed
-	removed := map[bool][]*rules.Port{}
 	for _, ipv6 := range []bool{false, true} {
 		for key := range changed {
 			before := p.ports[ipv6][key]
@@ -365,7 +368,7 @@ func (p *Proxy) sync(ctx context.Context) error {
 				for _, port := range before {
 					port.Serving = nil
 				}
-				removed[ipv6] = append(removed[ipv6], before...)
+				p.removed[ipv6] = append(p.removed[ipv6], before...)
 			} else {
 				p.ports[ipv6][key] = after
 			}
@@ -384,12 +387,14 @@ func (p *Proxy) sync(ctx context.Context) error {
 			return err
 		}
 		p.metrics.wrote(ipv6, p.writers[ipv6].there)
-		if !datagrams[ipv6] {
+		removed := p.removed[ipv6]
+		p.removed[ipv6] = nil
+		if !datagrams[ipv6] && !slices.ContainsFunc(removed, isUDP) {
 			continue
 		}
 		// Those that are there win over those that were.
 		began := time.Now()
-		n, err := frontendsOf(append(removed[ipv6], all...)).flush(ipv6)
+		n, err := frontendsOf(append(removed, all...)).flush(ipv6)
 		p.metrics.ended(ipv6, n, began)
 		if err != nil {
 			p.cfg.Log.Warn("old UDP flows could not be ended", "err", err)

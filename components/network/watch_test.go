@@ -1,0 +1,74 @@
+package network
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+// TestMissedRoutes: who has missed changes of the host's routes looks at them, and
+// watches them, anew.
+func TestMissedRoutes(t *testing.T) {
+	kube := fake.NewClientset(
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "self"}}, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "peer"}},
+	)
+	factory := informers.NewSharedInformerFactory(kube, 0)
+	n, err := New(Config{
+		NodeName: "self", Nodes: factory.Core().V1().Nodes().Informer(), Kube: kube, Bridge: "none-br0", Tunnel: "none-vxlan", Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex // guards what follows
+	watched, applied := 0, 0
+	again := make(chan int, 1)
+	n.watch = func(ctx context.Context) (<-chan struct{}, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		watched++
+		routes := make(chan struct{})
+		if watched == 1 {
+			close(routes) // more came than was read
+			return routes, nil
+		}
+		context.AfterFunc(ctx, func() { close(routes) })
+		again <- applied
+		return routes, nil
+	}
+	looked := make(chan struct{}, 100)
+	n.apply = func(context.Context, member, plan) error {
+		mu.Lock()
+		defer mu.Unlock()
+		applied++
+		looked <- struct{}{}
+		return nil
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	factory.Start(ctx.Done())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	select {
+	case before := <-again:
+		for range before {
+			<-looked
+		}
+		select {
+		case <-looked:
+		case <-time.After(time.Minute):
+			t.Error("the routes are not looked at")
+		}
+	case <-time.After(time.Minute):
+		t.Error("the routes are not watched any more")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
