@@ -405,11 +405,15 @@ func (n *aloneNode) measures() {
 	t := n.t
 	t.Helper()
 	for path, want := range map[string][]string{
-		"metrics":          {"kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"}", "kubelet_topology_manager_admission_errors_total 1", "kubernetes_build_info{"},
+		"metrics": {"kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"}", "kubelet_topology_manager_admission_errors_total 1", "kubernetes_build_info{",
+			"kubelet_pod_start_duration_seconds_count", `kubelet_pod_worker_duration_seconds_count{operation_type="create"}`, `kubelet_admission_rejections_total{reason="TopologyAffinityError"} 1`,
+			`kubelet_container_aligned_compute_resources_failure_count{boundary="numa_node",scope="pod"} 1`, `kubelet_device_plugin_registration_total{resource_name="e2e.example.com/far"} 1`,
+			`operation_name="volume_mount",status="success",volume_plugin="kubernetes.io/projected"}`, `volume_manager_total_volumes{plugin_name="kubernetes.io/projected",state="actual_state_of_world"}`,
+			`kubelet_http_requests_total{`, `kubelet_working_pods{config="desired",lifecycle="sync",static=""}`, "kubelet_cpu_manager_exclusive_cpu_allocation_count", "rest_client_requests_total{", "kubelet_pod_start_sli_duration_seconds_bucket{"},
 		"metrics/cadvisor": {"machine_cpu_physical_cores{boot_id=", `container_cpu_usage_seconds_total{container="c",cpu="total",id=`, `container_network_receive_bytes_total{container="POD"`, `container_memory_working_set_bytes{container="",id="/",image=""`},
 		"metrics/resource": {`container_memory_working_set_bytes{container="c",namespace="default",pod="own"}`, "node_cpu_usage_seconds_total", "resource_scrape_error 0"},
 		"metrics/probes":   {"prober_probe_total{"},
-		"stats/summary":    {`"name": "kubelet"`, `"name": "pods"`, `"workingSetBytes":`},
+		"stats/summary":    {`"name": "kubelet"`, `"name": "runtime"`, `"name": "pods"`, `"workingSetBytes":`},
 		"configz":          {`"topologyManagerPolicy":"single-numa-node"`, `"GracefulNodeShutdown":true`},
 	} {
 		got := n.kubectl("get", "--raw", "/api/v1/nodes/"+n.name+"/proxy/"+path)

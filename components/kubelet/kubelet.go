@@ -250,7 +250,8 @@ func (k *Kubelet) compose() error {
 	}
 	k.stats = &stats.Provider{
 		CRI: k.cri, NodeName: cfg.NodeName, Root: cfg.Layout.Kubelet, Logs: cfg.Layout.PodLogs, Images: cfg.Layout.Data,
-		Pods: k.manager.Pods, Boot: time.Now(), PodLinks: cfg.Layout.LinkPrefix + "v",
+		RuntimePID: k.runtimePID,
+		Pods:       k.manager.Pods, Boot: time.Now(), PodLinks: cfg.Layout.LinkPrefix + "v",
 	}
 	k.host.Prober.Metrics, k.host.Prober.HookMetrics = probe.NewMetrics(), k.metrics
 	if k.cgroups != nil {

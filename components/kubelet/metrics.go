@@ -2,13 +2,16 @@ package kubelet
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"net"
 	"os"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/kubelet/pods"
@@ -43,6 +46,28 @@ func (t timedCgroups) Set(name string, r cgroup.Resources) error {
 func (t timedCgroups) Remove(ctx context.Context, name string) error {
 	defer t.timed("destroy", time.Now())
 	return t.Cgroups.Remove(ctx, name)
+}
+
+// runtimePID is the process that made the runtime's socket.
+func (k *Kubelet) runtimePID() (pid int, err error) {
+	conn, err := net.DialTimeout("unix", strings.TrimPrefix(k.cfg.Endpoint, "unix://"), time.Second)
+	if err != nil {
+		return 0, fmt.Errorf("asking which process the runtime is: %w", err)
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("asking which process the runtime is: %w", err)
+	}
+	var peer *unix.Ucred
+	var asked error
+	if err := raw.Control(func(fd uintptr) { peer, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return 0, fmt.Errorf("asking which process the runtime is: %w", err)
+	}
+	if asked != nil {
+		return 0, fmt.Errorf("asking which process the runtime is: %w", asked)
+	}
+	return int(peer.Pid), nil
 }
 
 // nodeStarted tells how long the node's start took.

@@ -59,7 +59,7 @@ func one(f func(*measured) uint64) func(*measured) []reading {
 }
 
 func onDevice(f func(*measured) uint64) func(*measured) []reading {
-	return func(m *measured) []reading { return []reading{{f(m), []string{m.device}}} }
+	return func(m *measured) []reading { return []reading{{f(m), []string{deviceName(m.device)}}} }
 }
 
 func onLink(f func(*podnet.Traffic) uint64) func(*measured) []reading {
@@ -70,10 +70,23 @@ func ofDevices(f func(cgroup.IO) uint64) func(*measured) []reading {
 	return func(m *measured) []reading {
 		var out []reading
 		for device, io := range m.details.IO {
-			out = append(out, reading{f(io), []string{device}})
+			out = append(out, reading{f(io), []string{deviceName(device)}})
 		}
 		return out
 	}
+}
+
+// deviceName is the path of a block device, by which dashboards tell disks from what
+// is none; its numbers, "8:0", if it has no name.
+func deviceName(numbers string) string {
+	if numbers == "" {
+		return ""
+	}
+	link, err := os.Readlink(filepath.Join("/sys/dev/block", numbers))
+	if err != nil {
+		return numbers
+	}
+	return "/dev/" + filepath.Base(link)
 }
 
 func seconds(d time.Duration) uint64 { return uint64(d / time.Second) }
@@ -86,7 +99,8 @@ func containerMetrics() []metric {
 			var out []reading
 			for device, io := range m.details.IO {
 				major, minor, _ := strings.Cut(device, ":")
-				out = append(out, reading{io.ReadBytes, []string{device, major, minor, "Read"}}, reading{io.WrittenBytes, []string{device, major, minor, "Write"}})
+				name := deviceName(device)
+				out = append(out, reading{io.ReadBytes, []string{name, major, minor, "Read"}}, reading{io.WrittenBytes, []string{name, major, minor, "Write"}})
 			}
 			return out
 		}},
@@ -118,6 +132,8 @@ func containerMetrics() []metric {
 		{"container_memory_max_usage_bytes", "Maximum memory usage recorded in bytes", false, nil, one(func(m *measured) uint64 { return max(m.details.MaxUsage, m.stats.MemoryUsage) })},
 		{"container_memory_rss", "Size of RSS in bytes", false, nil, one(func(m *measured) uint64 { return m.stats.MemoryRSS })},
 		{"container_memory_swap", "Container swap usage in bytes", false, nil, one(func(m *measured) uint64 { return m.stats.SwapUsage })},
+		{"container_memory_total_active_file_bytes", "Current total active file in bytes", false, nil, one(func(m *measured) uint64 { return m.details.ActiveFile })},
+		{"container_memory_total_inactive_file_bytes", "Current total inactive file in bytes", false, nil, one(func(m *measured) uint64 { return m.details.InactiveFile })},
 		{"container_memory_usage_bytes", "Current memory usage in bytes, including all memory regardless of when it was accessed", false, nil, one(func(m *measured) uint64 { return m.stats.MemoryUsage })},
 		{"container_memory_working_set_bytes", "Current working set in bytes", false, nil, one(func(m *measured) uint64 { return m.stats.MemoryWorkingSet })},
 		{"container_oom_events_total", "Count of out of memory events observed for the container", true, nil, one(func(m *measured) uint64 { return m.stats.OOMKills })},

@@ -19,6 +19,7 @@ type Details struct {
 	ThrottledTime      time.Duration
 	// In bytes.
 	Cache, MappedFile, Kernel, MaxUsage uint64
+	ActiveFile, InactiveFile            uint64
 	// LimitHits is how often the memory limit was reached.
 	LimitHits uint64
 	// CPUShares as version 1 counts them, CPUPeriod and CPUQuota in
@@ -69,6 +70,7 @@ func (m *Manager) detailsV1(cgroup string, d *Details) {
 	if dir := m.Dir("memory", cgroup); dir != "" {
 		table, _ := readTable(dir, "memory.stat")
 		d.Cache, d.MappedFile = table["total_cache"], table["total_mapped_file"]
+		d.ActiveFile, d.InactiveFile = table["total_active_file"], table["total_inactive_file"]
 		d.Kernel, _ = readUint(dir, "memory.kmem.usage_in_bytes")
 		d.MaxUsage, _ = readUint(dir, "memory.max_usage_in_bytes")
 		d.LimitHits, _ = readUint(dir, "memory.failcnt")
@@ -128,6 +130,7 @@ func (m *Manager) detailsV2(dir string, d *Details) {
 	}
 	table, _ = readTable(dir, "memory.stat")
 	d.Cache, d.MappedFile, d.Kernel = table["file"], table["file_mapped"], table["kernel"]
+	d.ActiveFile, d.InactiveFile = table["active_file"], table["inactive_file"]
 	d.MaxUsage, _ = readUint(dir, "memory.peak")
 	table, _ = readTable(dir, "memory.events")
 	d.LimitHits = table["max"]

@@ -20,6 +20,7 @@ import (
 	"hyperkube/components/kubelet/images"
 	"hyperkube/components/kubelet/objects"
 	"hyperkube/components/kubelet/probe"
+	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/volume"
 )
 
@@ -49,6 +50,7 @@ func newBench(t *testing.T, runtime *crifake.Runtime, objs ...*v1.Pod) *bench {
 		Log: log, NodeName: "node", CRI: runtime.Client(), Kube: kube, Objects: store,
 		Volumes: &volume.Set{Root: dir, Types: []volume.Type{volume.EmptyDir{}, volume.HostPath{}, volume.ConfigMapVolume{Objects: store}}},
 		Puller:  images.NewPuller(runtime),
+		Metrics: telemetry.New(),
 		Events:  record.NewFakeRecorder(10000),
 		NodeIPs: func() []string { return []string{"192.0.2.1"} }, Node: func() *v1.Node { return nil },
 		Allocatable: func() v1.ResourceList { return nil }, RuntimeName: "fake",

@@ -38,6 +38,8 @@ type Provider struct {
 	Pods func() []*v1.Pod
 	// Boot is when the node's statistics began.
 	Boot time.Time
+	// RuntimePID tells which process the container runtime is; may be nil.
+	RuntimePID func() (int, error)
 	// Whole measures all pods together; may be nil.
 	Whole func() (cgroup.Stats, error)
 	// Pressures are the machine's; may be nil.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -46,6 +47,11 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%v does not fit its descriptor", m)
 		}
 		values[m.Name] = m.Value.Value
+		if strings.HasPrefix(m.Name, "container_fs_") {
+			if device := m.LabelValues[len(m.LabelValues)-1]; len(device) > 0 && device[0] >= '1' && device[0] <= '9' {
+				t.Errorf("%s is of device %q", m.Name, device)
+			}
+		}
 	}
 	// Nothing may have been read or written.
 	for _, name := range []string{"container_blkio_device_usage_total", "container_fs_reads_bytes_total", "container_fs_reads_total",

@@ -1,0 +1,45 @@
+package pods
+
+import (
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/kubelet/cri/crifake"
+)
+
+// TestCensus holds that what is told of a pod's start is told, and that it counts.
+func TestCensus(t *testing.T) {
+	b := newBench(t, crifake.New("busybox:1"))
+	b.add(newPod("a", func(p *v1.Pod) { p.Spec.RestartPolicy = v1.RestartPolicyNever }))
+	p := b.await("a", "ready", ready)
+	b.manager.Set(p)
+	c := b.manager.Census()
+	if c.Sandboxes != 1 || c.Containers["running"] != 1 || c.Desired != [2]int{1, 0} || c.Active != [2]int{1, 0} {
+		t.Errorf("%+v", c)
+	}
+	if n := c.Working[Work{Lifecycle: "sync", Config: "desired"}]; n != 1 || len(c.Working) != 15 {
+		t.Errorf("%+v", c.Working)
+	}
+	r := prometheus.NewRegistry()
+	r.MustRegister(b.host.Metrics)
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	observed := map[string]uint64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			observed[f.GetName()] += m.GetHistogram().GetSampleCount() + uint64(m.GetCounter().GetValue())
+		}
+	}
+	for _, name := range []string{
+		"kubelet_pod_start_duration_seconds", "kubelet_pod_worker_start_duration_seconds", "kubelet_pod_start_total_duration_seconds", "kubelet_started_pods_total",
+		"kubelet_started_containers_total", "kubelet_run_podsandbox_duration_seconds",
+	} {
+		if observed[name] != 1 {
+			t.Errorf("%s: %d", name, observed[name])
+		}
+	}
+}
