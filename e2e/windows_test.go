@@ -74,7 +74,7 @@ var windowTable = []window{
 		p.Spec.Volumes = []corev1.Volume{{Name: "marks", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: w.marks()}}}}
 		c := &p.Spec.Containers[0]
 		c.VolumeMounts = []corev1.VolumeMount{{Name: "marks", MountPath: "/marks"}}
-		c.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"sh", "-c", "touch /marks/$$; sleep 0.5"}}}}
+		c.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"sh", "-c", "touch /marks/" + p.Name + "; sleep 0.5"}}}}
 	}},
 	{name: "resize", pod: func(_ *windows, p *corev1.Pod, _ string) {
 		p.Spec.Containers[0].Resources = quarter("100m")

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -56,6 +58,51 @@ func TestRemoval(t *testing.T) {
 	if got != want {
 		t.Errorf("got %q", got)
 	}
+}
+
+func TestDeletions(t *testing.T) {
+	const saved = `*nat
+:POSTROUTING ACCEPT [0:0]
+-A POSTROUTING -m comment --comment "hyperkube \"pod\" network" -j HK-A
+-A POSTROUTING -m comment --comment mine -m addrtype --dst-type LOCAL -j HK-B
+-A POSTROUTING -m comment --comment mine -m addrtype --dst-type LOCAL -j HK-B
+-A POSTROUTING -m comment --comment "somebody else's" -j THEIRS
+-A POSTROUTING -s 10.0.0.0/8 -m comment --comment odd -j HK-C
+COMMIT
+*filter
+-A POSTROUTING -m comment --comment mine -m addrtype --dst-type LOCAL -j HK-B
+COMMIT
+`
+	odd := Change{Kind: Rule, Name: "4 nat POSTROUTING", Args: []string{"-m", "comment", "--comment", "odd", "-s", "10.0.0.0/255.0.0.0", "-j", "HK-C"}}
+	input, unclear := deletions(saved, []Change{
+		{Kind: Rule, Name: "4 nat POSTROUTING", Args: []string{"-m", "comment", "--comment", "hyperkube \"pod\" network", "-j", "HK-A"}},
+		{Kind: Rule, Name: "4 nat POSTROUTING", Args: []string{"-m", "addrtype", "--dst-type", "LOCAL", "-m", "comment", "--comment", "mine", "-j", "HK-B"}},
+		{Kind: Rule, Name: "4 nat POSTROUTING", Args: []string{"-j", "HK-GONE"}}, odd,
+	})
+	const want = `*nat
+-D POSTROUTING -m comment --comment "hyperkube \"pod\" network" -j HK-A
+-D POSTROUTING -m comment --comment mine -m addrtype --dst-type LOCAL -j HK-B
+-D POSTROUTING -m comment --comment mine -m addrtype --dst-type LOCAL -j HK-B
+COMMIT
+`
+	if input != want {
+		t.Errorf("got\n%s", input)
+	}
+	if len(unclear) != 1 || !slices.Equal(unclear[0].Args, odd.Args) {
+		t.Errorf("unclear: %v", unclear)
+	}
+}
+
+func FuzzDeletions(f *testing.F) {
+	f.Add("*nat\n-A A -m comment --comment \"a b\" -j B\nCOMMIT\n", "4 nat A", "a b")
+	f.Fuzz(func(t *testing.T, saved, name, comment string) {
+		input, _ := deletions(saved, []Change{{Kind: Rule, Name: name, Args: []string{"-m", "comment", "--comment", comment, "-j", "B"}}})
+		for line := range strings.Lines(input) {
+			if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-D "); ok && !strings.Contains(saved, "-A "+rule) {
+				t.Errorf("%q removes what is not there", line)
+			}
+		}
+	})
 }
 
 func TestUndo(t *testing.T) {

@@ -1,17 +1,14 @@
 package hostchange
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sort"
 	"strings"
 
-	"github.com/coreos/go-iptables/iptables"
 	"github.com/moby/sys/mountinfo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -87,138 +84,6 @@ func undoCgroups(ctx context.Context, changes []Change) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// tables returns go-iptables for the family of a change, and its three words.
-func tables(c Change) (tool *iptables.IPTables, family, table, chain string, err error) {
-	words := strings.Fields(c.Name)
-	if len(words) != 3 {
-		return nil, "", "", "", fmt.Errorf("%q is no chain of a table", c.Name)
-	}
-	protocol := iptables.ProtocolIPv4
-	if words[0] == "6" {
-		protocol = iptables.ProtocolIPv6
-	}
-	tool, err = iptables.New(iptables.IPFamily(protocol), iptables.Timeout(10))
-	if err != nil {
-		return nil, "", "", "", fmt.Errorf("looking for iptables: %w", err)
-	}
-	return tool, words[0], words[1], words[2], nil
-}
-
-func undoRules(_ context.Context, changes []Change) error {
-	var errs []error
-	for _, c := range changes {
-		tool, _, table, chain, err := tables(c)
-		if err == nil {
-			err = deleteRule(tool, table, chain, c.Args)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("rule in %s: %w", c.Name, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// deleteRule removes a rule as often as it is there. That the chain it jumps to
-// is gone makes iptables fail to look for it: it is not there then.
-func deleteRule(tool *iptables.IPTables, table, chain string, rule []string) error {
-	for {
-		there, err := tool.Exists(table, chain, rule...)
-		if err != nil {
-			var failed *iptables.Error
-			if errors.As(err, &failed) && (failed.IsNotExist() || failed.ExitStatus() == 2) {
-				return nil
-			}
-			return err
-		}
-		if !there {
-			return nil
-		}
-		if err := tool.Delete(table, chain, rule...); err != nil {
-			return err
-		}
-	}
-}
-
-// undoChains removes chains. A name that ends in "*" means all that begin so.
-// All of a table go at one instant, for they lead to each other.
-func undoChains(ctx context.Context, changes []Change) error {
-	wanted := map[string]map[string][]string{} // family, table, patterns
-	for _, c := range changes {
-		words := strings.Fields(c.Name)
-		if len(words) != 3 {
-			return fmt.Errorf("%q is no chain of a table", c.Name)
-		}
-		if wanted[words[0]] == nil {
-			wanted[words[0]] = map[string][]string{}
-		}
-		wanted[words[0]][words[1]] = append(wanted[words[0]][words[1]], words[2])
-	}
-	var errs []error
-	for family, byTable := range wanted {
-		command := "iptables"
-		if family == "6" {
-			command = "ip6tables"
-		}
-		saved, err := exec.CommandContext(ctx, command+"-save").Output()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s-save: %w", command, err))
-			continue
-		}
-		input := removal(string(saved), byTable)
-		if input == "" {
-			continue
-		}
-		restore := exec.CommandContext(ctx, command+"-restore", "-w", "10", "--noflush")
-		restore.Stdin = strings.NewReader(input)
-		var said bytes.Buffer
-		restore.Stderr = &said
-		if err := restore.Run(); err != nil {
-			errs = append(errs, fmt.Errorf("%s-restore: %w: %s", command, err, strings.TrimSpace(said.String())))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// removal is the input of iptables-restore that removes the chains which match
-// from what iptables-save told.
-func removal(saved string, byTable map[string][]string) string {
-	var out strings.Builder
-	var table string
-	var chains []string
-	finish := func() {
-		if len(chains) == 0 {
-			return
-		}
-		out.WriteString("*" + table + "\n")
-		for _, chain := range chains {
-			out.WriteString(":" + chain + " - [0:0]\n")
-		}
-		for _, chain := range chains {
-			out.WriteString("-X " + chain + "\n")
-		}
-		out.WriteString("COMMIT\n")
-		chains = nil
-	}
-	for _, line := range strings.Split(saved, "\n") {
-		switch {
-		case strings.HasPrefix(line, "*"):
-			finish()
-			table = line[1:]
-		case strings.HasPrefix(line, ":"):
-			chain, _, _ := strings.Cut(line[1:], " ")
-			for _, pattern := range byTable[table] {
-				prefix, many := strings.CutSuffix(pattern, "*")
-				if chain == pattern || many && strings.HasPrefix(chain, prefix) {
-					chains = append(chains, chain)
-					break
-				}
-			}
-		}
-	}
-	finish()
-	return out.String()
 }
 
 // undoMount unmounts what is at or below a path, the deepest first.
