@@ -273,7 +273,10 @@ func (b *bench) runtime(ctx context.Context, name, when string) error {
 				Metadata: &runtimeapi.ContainerMetadata{Name: fmt.Sprintf("c%d", i)},
 				Image:    &runtimeapi.ImageSpec{Image: "busybox:bench"},
 				Command:  []string{"sleep", "3600"}, LogPath: fmt.Sprintf("bench-%d.log", i),
-				Linux: &runtimeapi.LinuxContainerConfig{},
+				Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+					// As the kubelet has it; by default a container would share its pod's processes.
+					NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
+				}},
 			},
 		})
 		if err != nil {

@@ -102,9 +102,12 @@ func (r *Runner) Prepare(cgroupPath string) error {
 
 // Start makes the container and starts its first process.
 func (r *Runner) Start(id string, spec *specs.Spec, io IO) (*Running, error) {
-	r.spareOnce.Do(func() { r.spares = newSpares() })
-	one := r.spares.take()
-	r.spares.fill()
+	var one *spare
+	if canUseSpare(spec) {
+		r.spareOnce.Do(func() { r.spares = newSpares() })
+		one = r.spares.take()
+		r.spares.fill()
+	}
 	running, err := r.startWith(one, id, spec, io)
 	if errors.Is(err, errSpare) {
 		running, err = r.startWith(nil, id, spec, io)
@@ -134,8 +137,7 @@ func (r *Runner) startWith(one *spare, id string, spec *specs.Spec, io IO) (runn
 	}
 	// Nobody reads them, and one leads to the host.
 	config.Labels = nil
-	usable := one != nil && canUseSpare(config)
-	space, err := r.mountAhead(spec, config, usable)
+	space, err := r.mountAhead(spec, config, one != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +162,7 @@ func (r *Runner) startWith(one *spare, id string, spec *specs.Spec, io IO) (runn
 		return nil, fmt.Errorf("recording the container's process: %w", err)
 	}
 	first := newProcess(spec.Process, true)
-	if usable {
+	if one != nil {
 		proc := ""
 		if space != nil && space.Proc {
 			proc = r.Spaces.Root()
@@ -180,7 +182,7 @@ func (r *Runner) startWith(one *spare, id string, spec *specs.Spec, io IO) (runn
 		}
 		return c.Exec()
 	})
-	if err != nil && usable {
+	if err != nil && one != nil {
 		if pid, pidErr := first.Pid(); pidErr != nil || pid != one.pid {
 			return nil, errors.Join(errSpare, err)
 		}

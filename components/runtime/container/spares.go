@@ -11,7 +11,7 @@ import (
 	"syscall"
 
 	"github.com/opencontainers/runc/libcontainer"
-	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"hyperkube/components/runtime/container/initial"
@@ -177,7 +177,15 @@ func (s *spare) offer(p *libcontainer.Process, c *libcontainer.Container, proc s
 
 // canUseSpare tells whether a spare can become the container's first process:
 // it has a PID namespace already, and cannot change users.
-func canUseSpare(config *configs.Config) bool {
-	return config.Namespaces.IsPrivate(configs.NEWPID) && !config.Namespaces.Contains(configs.NEWUSER) && !config.Namespaces.Contains(configs.NEWTIME) &&
-		!config.RootlessEUID && len(config.NetDevices) == 0
+func canUseSpare(spec *specs.Spec) bool {
+	private := false
+	for _, n := range spec.Linux.Namespaces {
+		switch n.Type {
+		case specs.PIDNamespace:
+			private = n.Path == ""
+		case specs.UserNamespace, specs.TimeNamespace:
+			return false
+		}
+	}
+	return private && len(spec.Linux.NetDevices) == 0
 }

@@ -120,6 +120,9 @@ func TestSpare(t *testing.T) {
 	if pid := n.pidOf(n.startContainer(pod, shared)); pid == spare {
 		t.Error("a container with others' processes took the spare")
 	}
+	if list := n.spares(); !slices.Contains(list, spare) {
+		t.Errorf("a container with others' processes ended the spare %d, now there are %v", spare, list)
+	}
 
 	for _, s := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		n.eventually("a spare process", func() bool { return len(n.spares()) == 1 || s == syscall.SIGTERM })
