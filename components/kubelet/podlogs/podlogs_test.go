@@ -130,6 +130,56 @@ func TestFollowThroughRotation(t *testing.T) {
 	await("a\nb\nc\nd\n")
 }
 
+// slow is a reader that takes nothing until it is let.
+type slow struct {
+	buffer
+	began chan struct{} // closed at the first write
+	let   chan struct{}
+	once  sync.Once
+}
+
+func (s *slow) Write(p []byte) (int, error) {
+	s.once.Do(func() { close(s.began) })
+	<-s.let
+	return s.buffer.Write(p)
+}
+
+// TestFollowSlowly: who reads more slowly than is written gets what was rotated, and
+// compressed, meanwhile.
+func TestFollowSlowly(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	put(t, path, line(0, "stdout", "F", "a"))
+	out := &slow{began: make(chan struct{}), let: make(chan struct{})}
+	done, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- Read(context.Background(), path, Options{Follow: true, Tail: -1, Done: done}, out, out)
+	}()
+	<-out.began
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	r := Rotation{MaxSize: 1, MaxFiles: 6, Now: func() time.Time { return at }}
+	for i, text := range []string{"b", "c", "d", "e"} {
+		at = at.Add(time.Second)
+		rotated, err := r.Rotate(path, func() error {
+			put(t, path, line(i+1, "stdout", "F", text))
+			return nil
+		})
+		if err != nil || !rotated {
+			t.Fatal(rotated, err)
+		}
+	}
+	if packed, err := filepath.Glob(path + ".*" + gz); err != nil || len(packed) != 3 {
+		t.Fatalf("compressed: %v, %v", packed, err)
+	}
+	close(done)
+	close(out.let)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if got := out.String(); got != "a\nb\nc\nd\ne\n" {
+		t.Errorf("got %q", got)
+	}
+}
+
 // TestEventsLost: whose events were too many for the kernel looks at the log.
 func TestEventsLost(t *testing.T) {
 	w := &fsnotify.Watcher{Events: make(chan fsnotify.Event), Errors: make(chan error, 1)}

@@ -39,7 +39,8 @@ func Read(ctx context.Context, path string, o Options, stdout, stderr io.Writer)
 	if err != nil {
 		return fmt.Errorf("failed to try resolving symlinks in path %q: %w", path, err)
 	}
-	defer func() { f.Close() }()
+	in := &source{f: f, r: f}
+	defer func() { in.f.Close() }()
 	offset, err := tailOffset(f, o.Tail)
 	if err != nil {
 		return fmt.Errorf("reading a container's log: %w", err)
@@ -79,11 +80,11 @@ func Read(ctx context.Context, path string, o Options, stdout, stderr io.Writer)
 			return err
 		}
 		// A new file of that name means that this one is complete.
-		if next := reopened(path, f); next != nil {
+		if next := in.after(path); next != nil {
 			_, err = w.drain(ctx, r, held)
-			f.Close()
-			f, held = next, nil
-			r.Reset(f)
+			in.f.Close()
+			in, held = next, nil
+			r.Reset(in.r)
 			if errors.Is(err, errLimit) {
 				return nil
 			}
@@ -124,23 +125,6 @@ func await(ctx context.Context, watcher *fsnotify.Watcher, done <-chan struct{},
 			}
 		}
 	}
-}
-
-// reopened returns the file that is at path now if it is not f, else nil.
-func reopened(path string, f *os.File) *os.File {
-	now, err := os.Stat(path)
-	if err != nil {
-		return nil
-	}
-	have, err := f.Stat()
-	if err != nil || os.SameFile(now, have) {
-		return nil
-	}
-	next, err := os.Open(path)
-	if err != nil {
-		return nil
-	}
-	return next
 }
 
 type writer struct {
