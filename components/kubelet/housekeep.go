@@ -13,6 +13,7 @@ import (
 	"hyperkube/components/kubelet/images"
 	"hyperkube/components/kubelet/nodestatus"
 	"hyperkube/components/kubelet/podlogs"
+	"hyperkube/components/kubelet/volume"
 )
 
 // How often the house is looked at. The kernel and the runtime have no events
@@ -63,8 +64,11 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 				}
 				if err := k.collector.Collect(ctx, false); err != nil && ctx.Err() == nil {
 					k.log.Warn("removing unused images failed", "error", err)
-					if errors.Is(err, images.ErrFull) {
+					switch {
+					case errors.Is(err, images.ErrFull):
 						k.nodeEvent(v1.EventTypeWarning, "FreeDiskSpaceFailed", err.Error())
+					case errors.Is(err, images.ErrNoCapacity):
+						k.nodeEvent(v1.EventTypeWarning, "InvalidDiskCapacity", err.Error())
 					}
 					k.nodeEvent(v1.EventTypeWarning, "ImageGCFailed", err.Error())
 				}
@@ -87,6 +91,14 @@ func (k *Kubelet) greet() {
 	k.nodeEvent(v1.EventTypeNormal, "Starting", "Starting kubelet.")
 	if why := k.host.DNS.Check(); why != "" {
 		k.nodeEvent(v1.EventTypeWarning, "CheckLimitsForResolvConf", why)
+	}
+	if k.machine.SwapBytes > 0 {
+		if kept, err := volume.NoSwap(k.cfg.Layout.Kubelet); err != nil {
+			k.log.Warn("looking whether volumes in memory can be kept out of the swap failed", "error", err)
+		} else if !kept {
+			k.nodeEvent(v1.EventTypeWarning, "PossibleMemoryBackedVolumesOnDisk", "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) "+
+				"might be swapped to disk and should no longer be considered secure.")
+		}
 	}
 	if k.cgroups == nil {
 		return

@@ -33,7 +33,7 @@ func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan str
 		})
 	}
 	if dir := k.cfg.StaticPods; dir != "" {
-		source := &staticpod.Source{Dir: dir, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log}
+		source := &staticpod.Source{Dir: dir, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log, Ignored: k.doubled}
 		follow(dir, source.Run)
 	}
 	if url := k.cfg.StaticPodURL; url != "" {
@@ -42,6 +42,12 @@ func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan str
 	}
 	one()
 	return told
+}
+
+// doubled tells that a static pod is not run because another has its name.
+func (k *Kubelet) doubled(p *v1.Pod) {
+	ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: p.UID}
+	k.host.Events.Eventf(ref, v1.EventTypeWarning, "FailedValidation", "Error validating pod %s_%s(%s) from %s due to duplicate pod name %q, ignoring", p.Name, p.Namespace, p.UID, "file", p.Name)
 }
 
 // staticSink takes static pods. A pod whose manifest has changed is a new pod:

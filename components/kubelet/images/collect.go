@@ -76,7 +76,10 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 	old := c.expired(ctx, list, used)
 	capacity := int64(st.Blocks) * st.Bsize
 	taken := capacity - int64(st.Bavail)*st.Bsize
-	if capacity == 0 || (!all && taken*100 < capacity*int64(c.High)) {
+	if capacity == 0 {
+		return errors.Join(ErrNoCapacity, old)
+	}
+	if !all && taken*100 < capacity*int64(c.High) {
 		return old
 	}
 	goal := taken - capacity*int64(c.Low)/100
@@ -120,6 +123,10 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 	}
 	return errors.Join(append(errs, old)...)
 }
+
+// ErrNoCapacity is that the disk says that it has no room at all, for which nobody
+// can tell how full it is.
+var ErrNoCapacity = errors.New("invalid capacity 0 on image filesystem")
 
 // ErrFull is that nothing more can be done for a disk that is too full.
 //

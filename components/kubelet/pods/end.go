@@ -33,11 +33,12 @@ const (
 
 // stepEnd does one step of a pod that is ending. The caller holds mu.
 func (w *worker) stepEnd(ctx context.Context, now time.Time) (wakeAt time.Time, done bool) {
+	soon := w.tellLate(now)
 	if w.op != nil {
 		if !w.op.end {
 			w.op.cancel()
 		}
-		return time.Time{}, false
+		return soon, false
 	}
 	for id, g := range w.probes {
 		g.StopStartupAndLiveness()
@@ -48,7 +49,7 @@ func (w *worker) stepEnd(ctx context.Context, now time.Time) (wakeAt time.Time, 
 	}
 	if w.stage == terminating {
 		if w.stopContainers(ctx) {
-			return time.Time{}, false
+			return soon, false
 		}
 		if w.final == stopSandboxes {
 			if w.mountAt.After(now) {
@@ -87,6 +88,37 @@ func (w *worker) stepEnd(ctx context.Context, now time.Time) (wakeAt time.Time, 
 		return time.Time{}, true
 	}
 	return time.Time{}, false
+}
+
+// shortestPatience is how long a pod that the kubelet ends may take before that is
+// told, however short its grace period is.
+const shortestPatience = 10 * time.Second
+
+// late is how long a pod that the kubelet ends may take: half as long again as its
+// grace period. The caller holds mu.
+func (w *worker) late() time.Duration {
+	grace := int64(0)
+	switch {
+	case w.verdict.Grace != nil:
+		grace = *w.verdict.Grace
+	case w.pod.Spec.TerminationGracePeriodSeconds != nil:
+		grace = *w.pod.Spec.TerminationGracePeriodSeconds
+	}
+	return max(time.Duration(grace)*time.Second*3/2, shortestPatience)
+}
+
+// tellLate tells that a pod that the kubelet ends takes too long, and when it does
+// so; zero: it does not any more. The caller holds mu.
+func (w *worker) tellLate(now time.Time) time.Time {
+	if w.stage == stopped {
+		w.lateAt = time.Time{}
+	}
+	if w.lateAt.IsZero() || now.Before(w.lateAt) {
+		return w.lateAt
+	}
+	w.lateAt = time.Time{}
+	w.host.event(w.pod, "", true, "ExceededGracePeriod", "Container runtime did not kill the pod within specified grace period.")
+	return time.Time{}
 }
 
 // background runs one step of the end; what fails is tried again later.

@@ -134,7 +134,11 @@ func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, s
 			// It may be there nevertheless: another of its name would be refused.
 			w.update(func() { w.dirty = true })
 			if ctx.Err() == nil && !cri.IsGone(err) {
-				w.host.event(pod, "", true, "FailedCreatePodSandBox", "Failed to create pod sandbox: "+err.Error())
+				reason, message := "FailedCreatePodSandBox", "Failed to create pod sandbox: "+err.Error()
+				if made := (*unseen)(nil); errors.As(err, &made) {
+					reason, message = "FailedPodSandBoxStatus", "Unable to get pod sandbox status: "+cri.Message(made.err)
+				}
+				w.host.event(pod, "", true, reason, message)
 				w.failMount()
 			}
 			return err
@@ -300,7 +304,7 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, attempt uint32) e
 	}
 	box, err := w.host.CRI.Sandbox(ctx, resp.PodSandboxId)
 	if err != nil {
-		return err
+		return &unseen{err}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -311,6 +315,13 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, attempt uint32) e
 	w.obs.Sandboxes = append([]podstate.Sandbox{box}, w.obs.Sandboxes...)
 	return nil
 }
+
+// unseen is that a sandbox was made and the runtime does not tell how it is.
+type unseen struct{ err error }
+
+func (u *unseen) Error() string { return u.err.Error() }
+
+func (u *unseen) Unwrap() error { return u.err }
 
 // runtimeHandler is what the pod's RuntimeClass names.
 func (h *Host) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) {

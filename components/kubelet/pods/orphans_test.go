@@ -138,7 +138,7 @@ func TestSandboxOfUnknownFate(t *testing.T) {
 		case <-limit:
 			t.Fatal("nothing failed")
 		}
-		if strings.Contains(event, "FailedCreatePodSandBox") {
+		if strings.Contains(event, "FailedPodSandBoxStatus") {
 			break
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"sync"
 	"time"
@@ -125,6 +126,7 @@ func (w *worker) report1(ctx context.Context, now time.Time) {
 	}
 	w.report.want = podstate.Status(w.statusInput(now))
 	w.timeStatus(&before, &w.report.want, now)
+	w.tellFamilies(before.HostIP, w.report.want.HostIP)
 	if w.host.Kube == nil || w.gone {
 		// Nobody else remembers since when things are as they are.
 		last := w.report.want
@@ -144,6 +146,24 @@ func (w *worker) report1(ctx context.Context, now time.Time) {
 		defer w.report.wait.Done()
 		w.send(ctx)
 	}()
+}
+
+// tellFamilies tells that the node has an address of another family than it had.
+func (w *worker) tellFamilies(before, now string) {
+	old, errOld := netip.ParseAddr(before)
+	fresh, errNew := netip.ParseAddr(now)
+	if errOld != nil || errNew != nil || old.Is4() == fresh.Is4() {
+		return
+	}
+	family := func(a netip.Addr) string {
+		if a.Is4() {
+			return "4"
+		}
+		return "6"
+	}
+	w.host.event(w.pod, "", true, "HostIPsIPFamilyMismatch", fmt.Sprintf(
+		"Kubelet detected an IPv%s node IP (%s), but the cloud provider selected an IPv%s node IP (%s); pass an explicit `--node-ip` to kubelet to fix this.",
+		family(old), old, family(fresh), fresh))
 }
 
 // send patches until the API has the newest status.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/podstate"
 	"hyperkube/components/kubelet/probe"
 	"hyperkube/components/kubelet/volume"
@@ -49,8 +50,10 @@ type worker struct {
 	gone bool
 	// orphan: no source ever had it; what is known of it is from the runtime.
 	orphan bool
-	// verdict is not nil once the kubelet itself has ended the pod.
+	// verdict is not nil once the kubelet itself has ended the pod, which is told to
+	// take too long at lateAt; zero: it is not.
 	verdict *Verdict
+	lateAt  time.Time
 	// dirty: the runtime must be asked for everything; dirtyIDs: for these.
 	dirty    bool
 	dirtyIDs map[string]bool
@@ -194,6 +197,9 @@ func (w *worker) setVerdict(v *Verdict) {
 	w.update(func() {
 		if w.verdict == nil && w.stage == syncing {
 			w.verdict = v
+			if !v.Rejected {
+				w.lateAt = time.Now().Add(w.late())
+			}
 		}
 	})
 }
@@ -306,6 +312,12 @@ func (w *worker) step(ctx context.Context) (wakeAt time.Time, done bool) {
 			return time.Time{}, false
 		}
 		w.log.Warn("asking the runtime for a pod failed", "error", err)
+		if !cri.IsGone(err) {
+			w.mu.Lock()
+			pod := w.pod
+			w.mu.Unlock()
+			w.host.event(pod, "", true, "FailedSync", "error determining status: "+cri.Message(err))
+		}
 		return time.Now().Add(time.Second), false
 	}
 	w.mu.Lock()

@@ -42,8 +42,13 @@ type Source struct {
 	NodeName string
 	Sink     Sink
 	Log      *slog.Logger
+	// Ignored is told, once, of a pod that is not run because another manifest has
+	// its name; may be nil.
+	Ignored func(p *v1.Pod)
 
-	known map[string]types.UID // by file
+	// ignored are those pods, by file.
+	ignored map[string]types.UID
+	known   map[string]types.UID // by file
 	// removed are the files that were removed, though there may be others in their
 	// place by now. Such a pod is run anew.
 	removed map[string]bool
@@ -125,6 +130,8 @@ func (s *Source) read() {
 	clear(s.removed)
 	seen := map[string]bool{}
 	names := map[string]string{}
+	doubles := map[string]types.UID{} // of which nothing comes, for another has their name
+	defer func() { s.ignored = doubles }()
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".") {
 			continue
@@ -151,6 +158,10 @@ func (s *Source) read() {
 		}
 		if other, taken := names[p.Namespace+"/"+p.Name]; taken {
 			s.Log.Warn("two static pods have one name", "file", path, "other", other)
+			if s.Ignored != nil && s.ignored[path] != p.UID {
+				s.Ignored(p)
+			}
+			doubles[path] = p.UID
 			continue
 		}
 		names[p.Namespace+"/"+p.Name] = path

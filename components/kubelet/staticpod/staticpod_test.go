@@ -136,3 +136,24 @@ func TestMadeAgain(t *testing.T) {
 	}
 	expect("remove", "set web-n")
 }
+
+// TestTwoOfOneName holds that of two manifests of one pod the second is told to be
+// ignored, once.
+func TestTwoOfOneName(t *testing.T) {
+	dir := t.TempDir()
+	for _, file := range []string{"a.yaml", "b.yaml"} {
+		manifest := "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: c, image: " + file[:1] + "}]}\n"
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(manifest), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var ignored []string
+	sink := make(told, 100)
+	s := &Source{Dir: dir, NodeName: "n", Sink: sink, Log: slog.New(slog.DiscardHandler), known: map[string]types.UID{}, removed: map[string]bool{}}
+	s.Ignored = func(p *v1.Pod) { ignored = append(ignored, p.Spec.Containers[0].Image) }
+	s.read()
+	s.read()
+	if len(sink) != 1 || len(ignored) != 1 || ignored[0] != "b" {
+		t.Errorf("told of %d pods, ignored %v", len(sink), ignored)
+	}
+}

@@ -168,20 +168,34 @@ func soleUser(volumes, kind string, pv *v1.PersistentVolume) error {
 	if len(pv.Spec.AccessModes) != 1 || pv.Spec.AccessModes[0] != v1.ReadWriteOncePod {
 		return nil
 	}
+	used, err := othersUse(volumes, kind, pv)
+	if err == nil && used {
+		err = errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+	}
+	return err
+}
+
+// othersUse tells whether another pod of this node than that of volumes has a
+// volume.
+func othersUse(volumes, kind string, pv *v1.PersistentVolume) (bool, error) {
 	// …/pods/UID/volumes
-	pods := filepath.Dir(filepath.Dir(volumes))
+	own := filepath.Dir(volumes)
+	pods := filepath.Dir(own)
 	entries, err := os.ReadDir(pods)
 	if err != nil {
-		return fmt.Errorf("looking for other users of the volume: %w", err)
+		return false, fmt.Errorf("looking for other users of the volume: %w", err)
 	}
 	for _, e := range entries {
+		if e.Name() == filepath.Base(own) {
+			continue
+		}
 		for _, folder := range []string{mountsFolder, devicesFolder} {
 			if _, err := os.Lstat(filepath.Join(pods, e.Name(), folder, kind, pv.Name)); err == nil {
-				return errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+				return true, nil
 			}
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // usedAs tells how the pod's containers use a volume.

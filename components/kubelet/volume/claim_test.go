@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -118,5 +119,59 @@ func TestClaim(t *testing.T) {
 				t.Error("the data is gone with the pod")
 			}
 		})
+	}
+}
+
+// TestLocalOfTwoGroups holds that a volume that one pod uses is not given to the group
+// of another, which is told so.
+func TestLocalOfTwoGroups(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := t.TempDir()
+	path := filepath.Join(root, "v")
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	pvc := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "c"}}
+	pvc.Spec.VolumeName, pvc.Status.Phase = "v", v1.ClaimBound
+	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v"}}
+	pv.Spec.ClaimRef = &v1.ObjectReference{UID: "c"}
+	pv.Spec.Local = &v1.LocalVolumeSource{Path: path}
+	var told []string
+	set := &Set{Root: root, Types: []Type{Claim{
+		Claims: fakeClaims{pvc, pv}, Node: func() *v1.Node { return &v1.Node{} },
+		Types: []PersistentType{Local{Warn: func(_ *v1.Pod, reason, message string) { told = append(told, reason+" "+message) }}},
+	}}}
+	use := func(uid types.UID, group int64) uint32 {
+		t.Helper()
+		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: string(uid), UID: uid}, Spec: v1.PodSpec{SecurityContext: &v1.PodSecurityContext{FSGroup: &group}}}
+		vol := &v1.Volume{Name: "data", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
+		if _, err := set.SetUp(t.Context(), pod, vol); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Sys().(*syscall.Stat_t).Gid
+	}
+	if gid := use("p1", 1234); gid != 1234 || len(told) != 0 {
+		t.Errorf("group %d, told %q", gid, told)
+	}
+	if gid := use("p2", 1234); gid != 1234 || len(told) != 0 {
+		t.Errorf("group %d, told %q", gid, told)
+	}
+	want := "AlreadyMountedVolume The requested fsGroup is 4321, but the volume v has GID 1234. The volume may not be shareable."
+	if gid := use("p3", 4321); gid != 1234 || len(told) != 1 || told[0] != want {
+		t.Errorf("group %d, told %q", gid, told)
+	}
+	for _, uid := range []types.UID{"p1", "p2", "p3"} {
+		if err := set.TearDown(t.Context(), uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if gid := use("p4", 4321); gid != 4321 {
+		t.Errorf("group %d after all others have gone", gid)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -67,7 +68,7 @@ func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result
 	}
 	// A device was mounted in the pod's own place already when giving it away failed.
 	if group := fsGroup(r.Pod); group != nil && !r.ReadOnly && (r.Fresh || path == r.Dir && ungiven(path)) {
-		if err := GiveTo(r.Pod, path, *group, t.tell(r.Pod)); err != nil {
+		if err := t.give(r, path, *group); err != nil {
 			return Result{}, err
 		}
 	}
@@ -75,6 +76,26 @@ func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result
 		return Result{}, err
 	}
 	return Result{Path: path}, nil
+}
+
+// give gives the volume to the pod's group, unless another pod uses it: that is told
+// if its group is another.
+func (t Local) give(r PersistentRequest, path string, group int64) error {
+	used, err := othersUse(filepath.Dir(filepath.Dir(r.Dir)), t.Name(), r.PV)
+	if err != nil {
+		return err
+	}
+	if !used {
+		return GiveTo(r.Pod, path, group, t.tell(r.Pod))
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("failed to check fsGroup for %s (%w)", path, err)
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && int64(st.Gid) != group && t.Warn != nil {
+		t.Warn(r.Pod, "AlreadyMountedVolume", fmt.Sprintf("The requested fsGroup is %d, but the volume %s has GID %d. The volume may not be shareable.", group, r.PV.Name, st.Gid))
+	}
+	return nil
 }
 
 // SetUpBlock implements BlockType.

@@ -229,6 +229,22 @@ func unmount(path string) error {
 	}
 }
 
+// NoSwap tells whether what is kept in memory below dir can be kept out of the swap.
+func NoSwap(dir string) (bool, error) {
+	try, err := os.MkdirTemp(dir, "noswap-")
+	if err != nil {
+		return false, fmt.Errorf("trying to keep memory out of the swap: %w", err)
+	}
+	defer os.Remove(try)
+	switch err := unix.Mount("tmpfs", try, "tmpfs", 0, "noswap"); {
+	case errors.Is(err, unix.EINVAL):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("trying to keep memory out of the swap: %w", err)
+	}
+	return true, unmount(try)
+}
+
 // mountTmpfs mounts a tmpfs at dir unless one is there, which is never swapped out
 // where the kernel (6.4) can do that. size in bytes; zero is the kernel's default.
 func mountTmpfs(dir string, size int64) error {
