@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/layout"
 	"hyperkube/manifests"
 )
@@ -139,17 +140,7 @@ func (id identity) save(l layout.Node) error {
 	if err != nil {
 		return fmt.Errorf("keeping the cluster's identity: %w", err)
 	}
-	tmp := identityFile(l) + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644)
-	if err != nil {
-		return fmt.Errorf("keeping the cluster's identity: %w", err)
-	}
-	_, err = f.Write(append(data, '\n'))
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(tmp, identityFile(l))
-	}
-	if err != nil {
+	if err := atomicfile.Write(atomicfile.File{Path: identityFile(l), Data: append(data, '\n'), Mode: 0o644}); err != nil {
 		return fmt.Errorf("keeping the cluster's identity: %w", err)
 	}
 	return nil

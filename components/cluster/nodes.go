@@ -168,7 +168,7 @@ func (f *fleet) ensure(ctx context.Context) error {
 	if f.wish.Count > 1 {
 		machine, err := f.machine()
 		if err != nil {
-			return err
+			return errors.Join(err, group.Wait())
 		}
 		defer machine.Journal.Close()
 		if err := machine.EnsureBridge(ctx); err != nil {
@@ -326,15 +326,13 @@ func (f *fleet) configure(machine *localnodes.Machine, i int) ([]*pki.Pair, erro
 }
 
 // remove takes the i-th further node out of the cluster and off the machine.
-// Its pods are deleted, so that others take their place.
+// Its pods are deleted, so that others take their place. Its data goes last: by it
+// whoever comes after a kill knows that there is something left to do.
 func (f *fleet) remove(ctx context.Context, i int) error {
 	began := time.Now()
 	name := furtherName(f.identity, i)
 	if err := downFurther(ctx, io.Discard, f.layout, i); err != nil {
 		return err
-	}
-	if err := hostchange.RemoveTree(f.layout.Numbered(i).Data); err != nil {
-		return fmt.Errorf("deleting the data of node %q: %w", name, err)
 	}
 	if err := f.kube.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("deleting node %q: %w", name, err)
@@ -350,6 +348,9 @@ func (f *fleet) remove(ctx context.Context, i int) error {
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return fmt.Errorf("deleting pod %s of node %q: %w", p.Name, name, err)
 		}
+	}
+	if err := hostchange.RemoveTree(f.layout.Numbered(i).Data); err != nil {
+		return fmt.Errorf("deleting the data of node %q: %w", name, err)
 	}
 	f.steps.done(began, "node %q is removed", name)
 	return nil
@@ -428,7 +429,7 @@ func downFurther(ctx context.Context, out io.Writer, l layout.Node, i int) error
 	if err := localnodes.Remove(l, i); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(n.Run); err != nil {
+	if err := hostchange.RemoveTree(n.Run); err != nil {
 		return fmt.Errorf("removing %s: %w", n.Run, err)
 	}
 	_ = os.Remove(n.Run + ".lock") // only there if it was started

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -32,18 +33,38 @@ func takeLock(path string) (*processLock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the PID file: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := lockAlone(f); err != nil {
 		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, errHeld
-		}
-		return nil, fmt.Errorf("locking %s: %w", path, err)
+		return nil, err
 	}
 	if err := errors.Join(f.Truncate(0), writeAt0(f, strconv.Itoa(os.Getpid())+"\n")); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("writing %s: %w", path, err)
 	}
 	return &processLock{file: f}, nil
+}
+
+// lockAlone locks f, or returns errHeld. Who only asks for the holder has the lock
+// for an instant, too, with others who ask, and is waited for.
+func lockAlone(f *os.File) error {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			if err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+				return errHeld
+			}
+			if err == nil {
+				if err = unix.Flock(int(f.Fd()), unix.LOCK_UN); err == nil {
+					time.Sleep(rand.N(time.Millisecond)) // another may do just the same
+					continue
+				}
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("locking %s: %w", f.Name(), err)
+		}
+		return nil
+	}
 }
 
 func writeAt0(f *os.File, text string) error {
@@ -84,10 +105,11 @@ func holder(path string) (int, error) {
 			return 0, fmt.Errorf("reading the PID file: %w", err)
 		}
 		pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-		if err != nil {
+		// It names nobody for an instant after it is locked and before it is let go.
+		if err != nil && time.Now().After(deadline) {
 			return 0, fmt.Errorf("%s is held, but names no process: %w", path, err)
 		}
-		if !dying(pid) || time.Now().After(deadline) {
+		if err == nil && (!dying(pid) || time.Now().After(deadline)) {
 			return pid, nil
 		}
 		time.Sleep(5 * time.Millisecond)
@@ -131,8 +153,9 @@ func dying(pid int) bool {
 }
 
 // endProcess asks pid to end and waits, by its pidfd; when ctx ends first it is
-// killed.
-func endProcess(ctx context.Context, pid int) error {
+// killed. who tells the PID once more when the pidfd is open: the number may have
+// become another's before.
+func endProcess(ctx context.Context, pid int, who func() (int, error)) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -141,6 +164,9 @@ func endProcess(ctx context.Context, pid int) error {
 		return fmt.Errorf("opening process %d: %w", pid, err)
 	}
 	defer unix.Close(fd)
+	if now, err := who(); err != nil || now != pid {
+		return err
+	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("signalling process %d: %w", pid, err)
 	}

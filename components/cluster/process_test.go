@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -45,6 +46,34 @@ func TestLockIsHeldOnce(t *testing.T) {
 	}
 }
 
+// Who asks for the holder keeps nobody from becoming it, and is never told of one
+// that names nobody.
+func TestAskingForTheHolder(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.pid")
+	var stop atomic.Bool
+	var asking sync.WaitGroup
+	for range 4 {
+		asking.Go(func() {
+			for !stop.Load() {
+				if pid, err := holder(path); err != nil || pid != 0 && pid != os.Getpid() {
+					t.Errorf("holder %d, %v", pid, err)
+					return
+				}
+			}
+		})
+	}
+	for range 500 {
+		lock, err := takeLock(path)
+		if err != nil {
+			t.Errorf("taking what nobody has: %v", err)
+			break
+		}
+		lock.release()
+	}
+	stop.Store(true)
+	asking.Wait()
+}
+
 func TestEndProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
@@ -52,11 +81,19 @@ func TestEndProcess(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := endProcess(ctx, cmd.Process.Pid); err != nil {
+	who := func() (int, error) { return cmd.Process.Pid, nil }
+	if err := endProcess(ctx, cmd.Process.Pid, func() (int, error) { return 1, nil }); err != nil {
+		t.Error(err)
+	}
+	time.Sleep(10 * time.Millisecond)
+	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil || dying(cmd.Process.Pid) {
+		t.Errorf("a process was ended that had only got the number: %v", err)
+	}
+	if err := endProcess(ctx, cmd.Process.Pid, who); err != nil {
 		t.Error(err)
 	}
 	_ = cmd.Wait()
-	if err := endProcess(ctx, cmd.Process.Pid); err != nil {
+	if err := endProcess(ctx, cmd.Process.Pid, who); err != nil {
 		t.Errorf("ending what has ended: %v", err)
 	}
 }

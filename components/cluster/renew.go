@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"hyperkube/components/cluster/localnodes"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/pki"
 )
@@ -163,11 +164,19 @@ func (c *clusterRun) renewFurther(ctx context.Context, p *parts) (pairs []*pki.P
 		if err := stopMain(ctx, io.Discard, l); err != nil {
 			return pairs, err
 		}
-		if err := f.start(ctx, machine, i); err != nil {
+		if err := startBounded(ctx, f, machine, i); err != nil {
 			return pairs, err
 		}
 	}
 	return pairs, nil
+}
+
+// startBounded is start that gives up on a node that does not become ready: others
+// are to be looked after, and whoever wishes other nodes waits.
+func startBounded(ctx context.Context, f fleet, machine *localnodes.Machine, i int) error {
+	ctx, cancel := context.WithTimeout(ctx, waitBound)
+	defer cancel()
+	return f.start(ctx, machine, i)
 }
 
 // furtherCertificates is what the files of a further node's certificates hold.

@@ -144,12 +144,9 @@ func replaced() int {
 // endReplaced ends the main process of another build, unless it is not the one
 // of the cluster at l any more.
 func endReplaced(ctx context.Context, l layout.Node, pid int) error {
-	if now, err := holder(l.PIDFile(mainProcess)); err != nil || now != pid {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
-	if err := endProcess(ctx, pid); err != nil {
+	if err := endProcess(ctx, pid, func() (int, error) { return holder(l.PIDFile(mainProcess)) }); err != nil {
 		return fmt.Errorf("ending process %d to take its place: %w", pid, err)
 	}
 	return nil

@@ -167,6 +167,12 @@ func restore(ctx context.Context, l layout.Node, r *snapshot.Restored) (old stri
 		} else if pid != 0 {
 			return "", codedError{errors.New("the cluster is running: stop it first, by hyperkube stop"), ExitPreflight}
 		}
+		// Nor does it start meanwhile.
+		lock, err := takeMain(ctx, l)
+		if err != nil {
+			return "", err
+		}
+		defer lock.release()
 		if err := memberOf(l, r, ""); err != nil {
 			return "", codedError{err, ExitConfig}
 		}

@@ -69,7 +69,8 @@ func needRoot() error {
 
 // stopMain ends the main process.
 func stopMain(ctx context.Context, out io.Writer, l layout.Node) error {
-	pid, err := holder(l.PIDFile(mainProcess))
+	who := func() (int, error) { return holder(l.PIDFile(mainProcess)) }
+	pid, err := who()
 	if err != nil {
 		return err
 	}
@@ -79,7 +80,7 @@ func stopMain(ctx context.Context, out io.Writer, l layout.Node) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
-	if err := endProcess(ctx, pid); err != nil {
+	if err := endProcess(ctx, pid, who); err != nil {
 		return fmt.Errorf("stopping hyperkube: %w", err)
 	}
 	fmt.Fprintln(out, "hyperkube has stopped")
@@ -164,7 +165,7 @@ func stopRuntime(ctx context.Context, out io.Writer, l layout.Node, leave func()
 	}
 	ending, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
-	if err := endProcess(ending, pid); err != nil {
+	if err := endProcess(ending, pid, func() (int, error) { return runtimePID(l) }); err != nil {
 		return errors.Join(podErr, fmt.Errorf("stopping the container runtime: %w", err))
 	}
 	return podErr

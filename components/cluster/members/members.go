@@ -196,7 +196,10 @@ func (c *Cluster) Remove(ctx context.Context, peerURL string) (removed bool, err
 		if m == nil || len(list.Members) == 1 {
 			return false, nil
 		}
-		_, err = c.client.MemberRemove(ctx, m.ID)
+		err = answered(ctx, func(ctx context.Context) error {
+			_, err := c.client.MemberRemove(ctx, m.ID)
+			return err
+		})
 		if err == nil || errors.Is(err, rpctypes.ErrMemberNotFound) {
 			return true, nil
 		}

@@ -102,10 +102,12 @@ func TestMembers(t *testing.T) {
 }
 
 // choosing is a cluster that has no leader at the first call of each kind; what
-// it was asked for may have been done nevertheless.
+// it was asked for may have been done nevertheless. The second time that it is asked
+// to remove a member it never answers.
 type choosing struct {
 	clientv3.Cluster
-	listed, added, removed bool
+	listed, added bool
+	removed       int
 }
 
 func (c *choosing) MemberList(ctx context.Context, opts ...clientv3.OpOption) (*clientv3.MemberListResponse, error) {
@@ -126,9 +128,12 @@ func (c *choosing) MemberAddAsLearner(ctx context.Context, peers []string) (*cli
 }
 
 func (c *choosing) MemberRemove(ctx context.Context, id uint64) (*clientv3.MemberRemoveResponse, error) {
-	if !c.removed {
-		c.removed = true
+	if c.removed++; c.removed == 1 {
 		return nil, rpctypes.ErrTimeoutDueToLeaderFail
+	}
+	if c.removed == 2 { // raft dropped it for another change
+		<-ctx.Done()
+		return nil, ctx.Err()
 	}
 	return c.Cluster.MemberRemove(ctx, id)
 }
@@ -162,10 +167,12 @@ func TestElection(t *testing.T) {
 		t.Errorf("members are %q, want %q", all, want)
 	}
 	fake.listed = false
-	if removed, err := c.Remove(ctx, urls[2]); !removed || err != nil {
+	leaving, cancel := context.WithTimeout(ctx, 10*time.Second) // as long as reset waits
+	defer cancel()
+	if removed, err := c.Remove(leaving, urls[2]); !removed || err != nil {
 		t.Errorf("removed: %t, %v", removed, err)
 	}
-	if !fake.listed || !fake.added || !fake.removed {
+	if !fake.listed || !fake.added || fake.removed < 3 {
 		t.Errorf("not all was tried: %+v", fake)
 	}
 }

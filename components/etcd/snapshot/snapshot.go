@@ -131,21 +131,46 @@ func Restore(r Restored) (old string, err error) {
 	if err != nil {
 		return "", errors.Join(fmt.Errorf("restoring %s: %w", r.Snapshot, err), os.RemoveAll(fresh))
 	}
-	if _, err := os.Stat(dir); err == nil {
-		for i := 1; ; i++ {
-			old = fmt.Sprintf("%s.before-restore-%d", dir, i)
-			if _, err := os.Stat(old); errors.Is(err, os.ErrNotExist) {
-				break
-			}
-		}
-		if err := os.Rename(dir, old); err != nil {
-			return "", fmt.Errorf("keeping the data that was there: %w", err)
-		}
-	}
-	if err := os.Rename(fresh, dir); err != nil {
-		return old, fmt.Errorf("putting the restored data in place: %w", err)
+	if old, err = replace(dir, fresh); err != nil {
+		return old, err
 	}
 	return old, syncDir(filepath.Dir(dir))
+}
+
+// replace puts fresh in the place of dir and returns where what was there is now,
+// "" if nothing was. There is something at dir at every instant, where the file
+// system can do that: without, the next start would make an empty cluster.
+func replace(dir, fresh string) (old string, err error) {
+	place := func(from string) error {
+		if err := os.Rename(from, dir); err != nil {
+			return fmt.Errorf("putting the restored data in place: %w", err)
+		}
+		return nil
+	}
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return "", place(fresh)
+	}
+	for i := 1; ; i++ {
+		old = fmt.Sprintf("%s.before-restore-%d", dir, i)
+		if _, err := os.Lstat(old); errors.Is(err, os.ErrNotExist) {
+			break
+		}
+	}
+	// Under the old's later name first: all has its name as soon as they change places.
+	if err := os.Rename(fresh, old); err != nil {
+		return "", fmt.Errorf("putting the restored data in place: %w", err)
+	}
+	if unix.Renameat2(unix.AT_FDCWD, old, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE) == nil {
+		return old, nil
+	}
+	err = os.Rename(old, fresh)
+	if err == nil {
+		err = os.Rename(dir, old)
+	}
+	if err != nil {
+		return "", fmt.Errorf("keeping the data that was there: %w", err)
+	}
+	return old, place(fresh)
 }
 
 // WaitIdle waits until no member works on the data in dir.

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -55,6 +56,16 @@ func TestSaveAndRestore(t *testing.T) {
 		t.Error("a broken snapshot was restored")
 	}
 	testDamaged(t, r, content)
+	// There is data at every instant: whoever is killed leaves some.
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		var err error
+		for ctx.Err() == nil && err == nil {
+			_, err = os.Stat(data)
+		}
+		ended <- err
+	}()
 	for i := range 2 { // twice does no harm
 		old, err := Restore(r)
 		if err != nil {
@@ -63,6 +74,10 @@ func TestSaveAndRestore(t *testing.T) {
 		if want := data + ".before-restore-" + string(rune('1'+i)); old != want {
 			t.Errorf("what was there is in %q", old)
 		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 	m = testetcd.Start(t, testetcd.Config{Dir: data})
 	defer m.Stop()
