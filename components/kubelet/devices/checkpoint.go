@@ -82,6 +82,18 @@ func (m *Manager) remember(before, now map[string]*api.Device) {
 	}
 }
 
+// Release lets the next kubelet know that nothing of a pod runs any more, before that
+// one knows which pods there are.
+func (m *Manager) Release(pod types.UID) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.given[pod] == nil || m.ended[pod] {
+		return nil
+	}
+	m.ended[pod] = true
+	return m.save()
+}
+
 func decode(raw []byte) (record, error) {
 	var r record
 	if err := json.Unmarshal(raw, &r); err != nil {
@@ -94,6 +106,9 @@ func decode(raw []byte) (record, error) {
 func (m *Manager) save() error {
 	r := record{Known: map[string][]string{}}
 	for uid, containers := range m.given {
+		if m.ended[uid] {
+			continue
+		}
 		for container, grants := range containers {
 			for name, g := range grants {
 				raw, err := proto.Marshal(g.Response)

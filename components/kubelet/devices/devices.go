@@ -58,6 +58,9 @@ type Manager struct {
 	mu        sync.Mutex // guards what follows
 	resources map[string]*pool
 	given     map[types.UID]map[string]map[string]*Grant // by pod, container, resource
+	// ended are those of them of which nothing runs any more: what they had is told
+	// until they are gone, but not remembered.
+	ended map[types.UID]bool
 }
 
 // pool is the devices of one resource.
@@ -78,7 +81,7 @@ type Grant struct {
 
 // New makes a Manager that remembers what was given before.
 func New(cfg Config) (*Manager, error) {
-	m := &Manager{cfg: cfg, resources: map[string]*pool{}, given: map[types.UID]map[string]map[string]*Grant{}}
+	m := &Manager{cfg: cfg, resources: map[string]*pool{}, given: map[types.UID]map[string]map[string]*Grant{}, ended: map[types.UID]bool{}}
 	if err := m.load(); err != nil {
 		return nil, err
 	}
@@ -283,6 +286,7 @@ func (m *Manager) forget(but types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	maps.DeleteFunc(m.given, func(uid types.UID, _ map[string]map[string]*Grant) bool { return gone(uid) })
+	maps.DeleteFunc(m.ended, func(uid types.UID, _ bool) bool { return m.given[uid] == nil })
 }
 
 // free are the devices of a resource that are healthy and nobody's. The caller

@@ -257,6 +257,17 @@ func TestKnownBeforeThePlugin(t *testing.T) {
 	defer stop()
 	p.lists <- devices(api.Healthy, api.Healthy)
 	<-changed
+	// One has had all, and has ended.
+	earlier := pod("earlier", 2)
+	if err := allocate(ctx, m, earlier, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Release(earlier.UID); err != nil {
+		t.Fatal(err)
+	}
+	if len(m.Health(earlier.UID, "a")) != 1 {
+		t.Error("what an ended pod had is told no more")
+	}
 	// As it is on the disk when the kubelet is killed now.
 	const name = "kubelet_internal_checkpoint"
 	data, err := os.ReadFile(filepath.Join(dir, name))
@@ -279,6 +290,9 @@ func TestKnownBeforeThePlugin(t *testing.T) {
 	const want = "no healthy devices present; cannot allocate unhealthy devices " + testResource
 	if err := allocate(t.Context(), again, pod("early", 1), 0); err == nil || err.Error() != want {
 		t.Errorf("before the plugin: %v", err)
+	}
+	if got := again.Devices("earlier", "a"); len(got) != 0 {
+		t.Errorf("the next one takes it that an ended pod has %v", got)
 	}
 }
 
