@@ -36,7 +36,9 @@ spec: {selector: {app: web}, ipFamilyPolicy: PreferDualStack, type: NodePort, po
 `
 
 // TestFurtherFamilies: the further nodes of a machine have addresses of the
-// families that pods have, and reach each other by them.
+// families that pods have, and reach each other by them; a firewall of the host that
+// lets in nobody but whom it was called by, and forwards nothing, is not in the
+// way.
 func TestFurtherFamilies(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -52,6 +54,11 @@ func TestFurtherFamilies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newNetworked(t, c.addresses...)
+			for _, iptables := range []string{"iptables", "ip6tables"} {
+				m.sh(iptables + " -P INPUT DROP && " + iptables + " -P FORWARD DROP && " + iptables + " -A INPUT -i lo -j ACCEPT && " +
+					iptables + " -A INPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT")
+			}
+			m.sh("ip6tables -A INPUT -p icmpv6 -j ACCEPT && iptables -A INPUT -j REJECT && ip6tables -A INPUT -j REJECT")
 			m.hyperkube(append([]string{"up", "--root", m.root, "--nodes=2"}, c.flags...)...)
 			var nodes corev1.NodeList
 			m.read(&nodes, "nodes")

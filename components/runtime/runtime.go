@@ -29,6 +29,7 @@ import (
 	"hyperkube/components/runtime/sandbox"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/layout"
 	"hyperkube/internal/podnet"
 )
 
@@ -164,7 +165,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	var err error
 	r.network, err = podnet.New(podnet.Config{
 		Bridge: r.cfg.LinkPrefix + "-br0", LinkPrefix: r.cfg.LinkPrefix, AddressDir: r.state("addresses"),
-		CIDRs: cidrs, MTU: r.cfg.MTU, Tunnel: r.cfg.LinkPrefix + "-vxlan", Journal: r.journal, Log: r.log,
+		CIDRs: cidrs, MTU: r.cfg.MTU, Tunnel: r.cfg.LinkPrefix + "-vxlan", OpenPorts: []int{layout.PortKubelet}, Journal: r.journal, Log: r.log,
 	})
 	if err != nil {
 		return err

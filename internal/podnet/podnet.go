@@ -47,6 +47,9 @@ type Config struct {
 	// reached; it may come and go, or be empty. What new pods send off the node
 	// is made to fit into it.
 	Tunnel string
+	// OpenPorts are TCP ports of this host that pods may reach whatever its
+	// firewall says: those whose servers ask everybody who they are.
+	OpenPorts []int
 	// Journal records what is changed on the host; nil records nothing.
 	Journal *hostchange.Journal
 	// Log receives warnings; nil means slog's default.
@@ -103,7 +106,7 @@ func New(cfg Config) (*Network, error) {
 	}
 	return &Network{
 		cfg: cfg, log: cfg.Log, pool: pool, netlink: handle, remover: remover, cidrs: cidrs, ports: map[string][]portRule{},
-		guard: iptables.NewGuard(0, cfg.Log, chainForward, chainMasquerade, chainHostPorts, chainHostPortsSN),
+		guard: iptables.NewGuard(0, cfg.Log, chainForward, chainInput, chainMasquerade, chainHostPorts, chainHostPortsSN),
 	}, nil
 }
 

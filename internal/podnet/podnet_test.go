@@ -351,7 +351,7 @@ func TestKeep(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, command := range []string{
-		"iptables -t nat -F", "iptables -t nat -F HK-HOSTPORTS", "iptables -t mangle -F", "iptables -F HK-FORWARD",
+		"iptables -t nat -F", "iptables -t nat -F HK-HOSTPORTS", "iptables -t mangle -F", "iptables -F HK-FORWARD", "iptables -F HK-INPUT", "iptables -F INPUT",
 		"printf '*nat\\nCOMMIT\\n*mangle\\nCOMMIT\\n*filter\\nCOMMIT\\n' | iptables-restore",
 	} {
 		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil {
@@ -365,7 +365,8 @@ func TestKeep(t *testing.T) {
 			}
 			missing := ""
 			for _, want := range []string{
-				"-A FORWARD -m comment --comment \"hyperkube pod network\" -j HK-FORWARD", "-A HK-FORWARD -i hk-br1", "--dport 8081 -j DNAT",
+				"-A FORWARD -m comment --comment \"hyperkube pod network\" -j HK-FORWARD", "-A HK-FORWARD -i hk-br1",
+				"-A INPUT -m comment --comment \"hyperkube services of this host\" -j HK-INPUT", "-A HK-INPUT -i hk-br1 -m conntrack --ctstate DNAT", "--dport 8081 -j DNAT",
 				"-A POSTROUTING -m comment --comment \"hyperkube pod network\" -j HK-POSTROUTING", "-j MASQUERADE", "-j HK-POLICY",
 			} {
 				if !strings.Contains(save, want) {

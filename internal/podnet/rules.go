@@ -20,6 +20,7 @@ import (
 // they go together with the chains that lead to them.
 const (
 	chainForward     = "HK-FORWARD"
+	chainInput       = "HK-INPUT"
 	chainPolicy      = "HK-POLICY"
 	policies         = "HK-NP-*"
 	chainMasquerade  = "HK-POSTROUTING"
@@ -42,13 +43,14 @@ var jumps = []jump{
 	{"nat", "PREROUTING", []string{"-m", "comment", "--comment", "hyperkube host ports", "-m", "addrtype", "--dst-type", "LOCAL", "-j", chainHostPorts}, false},
 	{"nat", "OUTPUT", []string{"-m", "comment", "--comment", "hyperkube host ports", "-m", "addrtype", "--dst-type", "LOCAL", "-j", chainHostPorts}, false},
 	{"filter", "FORWARD", []string{"-m", "comment", "--comment", "hyperkube pod network", "-j", chainForward}, true},
+	{"filter", "INPUT", []string{"-m", "comment", "--comment", "hyperkube services of this host", "-j", chainInput}, true},
 	// Before everything in the table filter, whoever writes there.
 	{"mangle", "FORWARD", []string{"-m", "comment", "--comment", "hyperkube network policies", "-j", chainPolicy}, false},
 }
 
 var chains = map[string][]string{
 	"nat":    {chainMasquerade, chainNoMasq, chainHostPorts, chainHostPortsSN},
-	"filter": {chainForward},
+	"filter": {chainForward, chainInput},
 	"mangle": {chainPolicy, policies},
 }
 
@@ -162,6 +164,14 @@ func (n *Network) rules(cidr netip.Prefix, have string) string {
 	fmt.Fprintf(&b, ":%s - [0:0]\n", chainForward)
 	fmt.Fprintf(&b, "-A %s -i %s -j ACCEPT\n", chainForward, n.cfg.Bridge)
 	fmt.Fprintf(&b, "-A %s -o %s -j ACCEPT\n", chainForward, n.cfg.Bridge)
+	// Firewalls of hosts often let nobody in who is not known to them. What pods
+	// ask of a Service on this host, the API server first of all, is let in;
+	// what else they ask of the host itself is for its firewall to say.
+	fmt.Fprintf(&b, ":%s - [0:0]\n", chainInput)
+	fmt.Fprintf(&b, "-A %s -i %s -m conntrack --ctstate DNAT -j ACCEPT\n", chainInput, n.cfg.Bridge)
+	for _, port := range n.cfg.OpenPorts {
+		fmt.Fprintf(&b, "-A %s -i %s -p tcp --dport %d -j ACCEPT\n", chainInput, n.cfg.Bridge, port)
+	}
 	writeJumps(&b, "filter", existing)
 	b.WriteString("COMMIT\n*mangle\n")
 	if !existing.chains["mangle "+chainPolicy] {

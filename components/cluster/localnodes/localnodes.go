@@ -95,7 +95,7 @@ func (m *Machine) EnsureBridge(ctx context.Context) error {
 		family := iptables.Of(subnet.Addr().Is6())
 		for _, j := range jumps {
 			changes = append(changes,
-				hostchange.Change{Kind: hostchange.Chain, Name: string(family) + " " + j.Table + " " + chain}, j.Change(family))
+				hostchange.Change{Kind: hostchange.Chain, Name: string(family) + " " + j.Table + " " + j.To}, j.Change(family))
 		}
 	}
 	if err := m.Journal.Record(changes...); err != nil {

@@ -10,11 +10,15 @@ import (
 	"hyperkube/internal/iptables"
 )
 
-const chain = "HK-NODES"
+const (
+	chain      = "HK-NODES"
+	chainInput = "HK-NODES-INPUT"
+)
 
 var jumps = []iptables.Jump{
 	{Table: "nat", Chain: "POSTROUTING", To: chain, Comment: "hyperkube nodes of this machine"},
 	{Table: "filter", Chain: "FORWARD", To: chain, Comment: "hyperkube nodes of this machine"},
+	{Table: "filter", Chain: "INPUT", To: chainInput, Comment: "hyperkube nodes of this machine"},
 }
 
 // rules are those of the bridge in the family of subnet. What goes between it and the pods' is left to
@@ -22,32 +26,38 @@ var jumps = []iptables.Jump{
 func (m *Machine) rules(subnet netip.Prefix, saved string) string {
 	bridge, pods := Bridge(m.Layout), m.Layout.Bridge()
 	var b strings.Builder
-	write := func(table string, lines ...string) {
-		fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n%s", table, chain, strings.Join(lines, ""))
-		for _, j := range jumps {
-			if j.Table == table && !j.In(saved) {
-				b.WriteString(j.Insert() + "\n")
-			}
-		}
-		b.WriteString("COMMIT\n")
-	}
-	var nat []string
+	fmt.Fprintf(&b, "*nat\n:%s - [0:0]\n", chain)
 	for _, cidr := range m.PodCIDRs {
 		if cidr.Addr().Is6() == subnet.Addr().Is6() {
-			nat = append(nat, fmt.Sprintf("-A %s -d %s -j RETURN\n", chain, cidr))
+			fmt.Fprintf(&b, "-A %s -d %s -j RETURN\n", chain, cidr)
 		}
 	}
-	write("nat", append(nat, fmt.Sprintf("-A %s -s %s ! -o %s -j MASQUERADE\n", chain, subnet.Masked(), bridge))...)
-	write("filter",
-		fmt.Sprintf("-A %s -i %s ! -o %s -j ACCEPT\n", chain, bridge, pods),
-		fmt.Sprintf("-A %s ! -i %s -o %s -j ACCEPT\n", chain, pods, bridge))
+	fmt.Fprintf(&b, "-A %s -s %s ! -o %s -j MASQUERADE\n", chain, subnet.Masked(), bridge)
+	writeJumps(&b, "nat", saved)
+	fmt.Fprintf(&b, "COMMIT\n*filter\n:%s - [0:0]\n:%s - [0:0]\n", chain, chainInput)
+	fmt.Fprintf(&b, "-A %s -i %s ! -o %s -j ACCEPT\n", chain, bridge, pods)
+	fmt.Fprintf(&b, "-A %s ! -i %s -o %s -j ACCEPT\n", chain, pods, bridge)
+	// The nodes are this machine too, whatever its firewall keeps out: the API
+	// server, kubelets and the network between pods must be reached.
+	fmt.Fprintf(&b, "-A %s -i %s -s %s -j ACCEPT\n", chainInput, bridge, subnet.Masked())
+	writeJumps(&b, "filter", saved)
+	b.WriteString("COMMIT\n")
 	return b.String()
+}
+
+// writeJumps writes those of a table that are not there.
+func writeJumps(b *strings.Builder, table, saved string) {
+	for _, j := range jumps {
+		if j.Table == table && !j.In(saved) {
+			b.WriteString(j.Insert() + "\n")
+		}
+	}
 }
 
 // KeepRules writes the rules of EnsureBridge again when others have removed any,
 // until ctx ends. The journal is not needed: it knows them.
 func (m *Machine) KeepRules(ctx context.Context, log *slog.Logger) {
-	guard := iptables.NewGuard(0, log, chain)
+	guard := iptables.NewGuard(0, log, chain, chainInput)
 	guard.Keep(ctx, "the nodes of this machine", func(ctx context.Context) (lost bool, err error) {
 		for _, subnet := range m.subnets() {
 			family := iptables.Of(subnet.Addr().Is6())
