@@ -72,8 +72,8 @@ type Config struct {
 	NoRegister bool
 	// Unschedulable: the Node is registered so.
 	Unschedulable bool
-	// ClusterDNS and ClusterDomain are what pods resolve names with. The
-	// domain is cluster.local by default.
+	// ClusterDNS and ClusterDomain are what pods resolve names with. Without a
+	// domain, as by default, they search that of no cluster.
 	ClusterDNS    []string
 	ClusterDomain string
 	// ResolvConf is the node's resolver configuration for pods that want it;
@@ -287,7 +287,6 @@ func (c *Config) complete() error {
 		}
 	}
 	def(&c.Endpoint, c.Layout.RuntimeSocket())
-	def(&c.ClusterDomain, "cluster.local")
 	if c.MaxPods == 0 {
 		c.MaxPods = 110
 	}

@@ -66,7 +66,7 @@ func TestFlagsGoFirst(t *testing.T) {
 	}
 	f := cfg.Effective()
 	if f.MaxPods != 20 || len(f.EvictionHard) != 1 || f.EvictionHard["memory.available"] != "2Gi" || f.KubeReserved["cpu"] != "100m" ||
-		f.ImageMinimumGCAge.Duration != time.Minute || f.CPUManagerPolicy != "none" || *f.EventRecordQPS != 50 {
+		f.ImageMinimumGCAge.Duration != time.Minute || f.CPUManagerPolicy != "none" || *f.EventRecordQPS != 50 || f.ClusterDomain != "" {
 		t.Errorf("in force: %+v", f)
 	}
 }
@@ -104,6 +104,7 @@ func TestRefusedFiles(t *testing.T) {
 		"memoryThrottlingFactor: 0.9":                                           "needs the feature gate MemoryQoS",
 		"defaultPodSysctls: {vm.swappiness: '1'}":                               "is not of a pod's own",
 		"tracing: {samplingRatePerMillion: 1}":                                  "tracing is not supported",
+		"runOnce: true":                                                         "Runonce mode has been deprecated and should not be set",
 		"logging: {format: xml}":                                                "want text or json",
 		"enforceNodeAllocatable: [system-reserved-compressible]":                "needs systemReservedCgroup",
 		"evictionMinimumReclaim: {memory.used: 1Gi}":                            "unsupported signal",

@@ -209,7 +209,9 @@ func refuseUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.ReadOnlyPort < 0 || f.ReadOnlyPort > 65535 {
 		errs = append(errs, fmt.Errorf("readOnlyPort (--read-only-port) %d must be between 0 and 65535, inclusive", f.ReadOnlyPort))
 	}
-	no(f.RunOnce, "runOnce")
+	if f.RunOnce {
+		errs = append(errs, errors.New("runOnce (--runOnce) true, Runonce mode has been deprecated and should not be set"))
+	}
 	no(len(f.QOSReserved) > 0, "qosReserved")
 	no(f.KubeletCgroups != "", "kubeletCgroups")
 	no(f.SystemCgroups != "", "systemCgroups")

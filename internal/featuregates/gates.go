@@ -198,7 +198,7 @@ var gates = map[string]gate{
 	"RotateKubeletServerCertificate":                       {beta, true, false, on},
 	"RuntimeClassInImageCriApi":                            {alpha, false, false, off},
 	"SELinuxChangePolicy":                                  {stable, true, true, on},
-	"SELinuxMount":                                         {stable, true, false, off},
+	"SELinuxMount":                                         {stable, true, false, either},
 	"SELinuxMountReadWriteOncePod":                         {stable, true, true, on},
 	"SchedulerAsyncAPICalls":                               {beta, false, false, off},
 	"SchedulerAsyncPreemption":                             {beta, true, false, either},

@@ -49,6 +49,22 @@ func TestFor(t *testing.T) {
 	}
 }
 
+// TestNoDomain holds that who names no domain of the cluster has none searched.
+func TestNoDomain(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := os.WriteFile(file, []byte("nameserver 9.9.9.9\nsearch corp.example\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Node{ClusterDNS: []string{"10.96.0.10"}, ResolvConf: file}.For(&v1.Pod{Spec: v1.PodSpec{DNSPolicy: v1.DNSClusterFirst}}, nil)
+	if err != nil || !reflect.DeepEqual(got.Searches, []string{"corp.example"}) || !reflect.DeepEqual(got.Servers, []string{"10.96.0.10"}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns"}, Spec: v1.PodSpec{Subdomain: "sub"}}
+	if _, domain, err := Hostname(p, ""); err != nil || domain != "sub.ns.svc." {
+		t.Errorf("domain %q, %v", domain, err)
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("nameserver 1.1.1.1\nsearch a b\noptions ndots:5\n"))
 	f.Fuzz(func(_ *testing.T, raw []byte) { _ = File(Parse(raw)) })
