@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -265,6 +266,7 @@ func TestCustomNames(t *testing.T) {
 // in two.
 func TestCustomConversion(t *testing.T) {
 	calls := make(chan int, 100)
+	var broken atomic.Bool // it forgets the objects
 	hook := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		review := &apiextensionsv1.ConversionReview{}
 		if err := json.NewDecoder(req.Body).Decode(review); err != nil {
@@ -290,6 +292,9 @@ func TestCustomConversion(t *testing.T) {
 			}
 			obj.SetAPIVersion(review.Request.DesiredAPIVersion)
 			review.Response.ConvertedObjects = append(review.Response.ConvertedObjects, runtime.RawExtension{Object: obj})
+		}
+		if broken.Load() {
+			review.Response.ConvertedObjects = nil
 		}
 		review.Request = nil
 		if err := json.NewEncoder(w).Encode(review); err != nil {
@@ -329,6 +334,18 @@ func TestCustomConversion(t *testing.T) {
 	}
 	if got, err := v1.Get(c.ctx, "b", metav1.GetOptions{}); err != nil || spec(got, "host") != "i" || spec(got, "color") != "81" {
 		t.Errorf("v1 of b is %v %v", got, err)
+	}
+	broken.Store(true)
+	if _, err := v1.Patch(c.ctx, "a", types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const lost = "StorageError: corrupt object, Code: 7, Key: /example.com/foos/default/a"
+	if _, err := v2.Get(c.ctx, "a", metav1.GetOptions{}); !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), lost) || !strings.Contains(err.Error(), "returned 0 objects, expected 1") {
+		t.Errorf("without an answer: %v", err)
+	}
+	broken.Store(false)
+	if got, err := v2.Get(c.ctx, "a", metav1.GetOptions{}); err != nil || spec(got, "hostPort") != "h:80" {
+		t.Errorf("with an answer again: %v, %v", got, err)
 	}
 	// From now on v2 is stored; what is there already is not touched.
 	patch := `[{"op":"replace","path":"/spec/versions/0/storage","value":false},{"op":"replace","path":"/spec/versions/1/storage","value":true}]`

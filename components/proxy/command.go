@@ -36,6 +36,7 @@ type options struct {
 	config             *kubeproxyv1alpha1.KubeProxyConfiguration
 
 	maxPerCore, min, masqueradeBit int32
+	healthzPort, metricsPort       int32
 	established, closeWait         time.Duration
 	clusterCIDRs                   []string
 	mode                           string
@@ -46,6 +47,11 @@ type options struct {
 
 // NewCommand is `kube-proxy`.
 func NewCommand() *cobra.Command {
+	cmd, _ := command()
+	return cmd
+}
+
+func command() (*cobra.Command, *options) {
 	o := &options{config: defaults()}
 	cmd := &cobra.Command{
 		Use:   "kube-proxy",
@@ -86,6 +92,11 @@ func NewCommand() *cobra.Command {
 	f.DurationVar(&c.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", c.IPTables.MinSyncPeriod.Duration, "Least time between two writes of the rules.")
 	f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", c.HealthzBindAddress, "Address of /healthz; empty serves none.")
 	f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", c.MetricsBindAddress, "Address of /metrics; empty serves none.")
+	f.Int32Var(&o.healthzPort, "healthz-port", portHealthz, "Port of /healthz where --healthz-bind-address has none; 0 serves none.")
+	f.Int32Var(&o.metricsPort, "metrics-port", portMetrics, "Port of /metrics where --metrics-bind-address has none; 0 serves none.")
+	for port, address := range map[string]string{"healthz-port": "healthz-bind-address", "metrics-port": "metrics-bind-address"} {
+		_ = f.MarkDeprecated(port, "This flag is deprecated and will be removed in a future release. Please use --"+address+" instead.") // it is there
+	}
 	f.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof beside the metrics.")
 	f.Int32Var(&o.maxPerCore, "conntrack-max-per-core", 0, "Connections that the kernel remembers for each core; 0 leaves its bound as it is.")
 	f.Int32Var(&o.min, "conntrack-min", 131072, "Connections that it remembers at least, with --conntrack-max-per-core.")
@@ -97,7 +108,7 @@ func NewCommand() *cobra.Command {
 	o.format.Flag(f)
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Log level: above 3 shows what is for debugging.")
 	accepted.Add(f, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Client(), unused)...)
-	return cmd
+	return cmd, o
 }
 
 // unused are upstream's flags for what is another way here.
@@ -132,6 +143,12 @@ func (o *options) complete(given func(string) bool) error {
 	} else {
 		c.Mode, c.ClusterCIDR = kubeproxyv1alpha1.ProxyMode(o.mode), strings.Join(o.clusterCIDRs, ",")
 		c.IPTables.MasqueradeBit = &o.masqueradeBit
+		if c.HealthzBindAddress = withPort(c.HealthzBindAddress, o.healthzPort); o.healthzPort == 0 {
+			c.HealthzBindAddress = ""
+		}
+		if c.MetricsBindAddress = withPort(c.MetricsBindAddress, o.metricsPort); o.metricsPort == 0 {
+			c.MetricsBindAddress = ""
+		}
 		if given("conntrack-max-per-core") {
 			c.Conntrack.MaxPerCore, c.Conntrack.Min = &o.maxPerCore, &o.min
 		}

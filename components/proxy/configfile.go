@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -24,7 +25,7 @@ import (
 func defaults() *kubeproxyv1alpha1.KubeProxyConfiguration {
 	localhost := true
 	c := &kubeproxyv1alpha1.KubeProxyConfiguration{
-		HealthzBindAddress: "0.0.0.0:10256", MetricsBindAddress: "127.0.0.1:10249", Mode: mode,
+		HealthzBindAddress: withPort("0.0.0.0", portHealthz), MetricsBindAddress: withPort("127.0.0.1", portMetrics), Mode: mode,
 	}
 	c.IPTables.LocalhostNodePorts = &localhost
 	c.IPTables.SyncPeriod = metav1.Duration{Duration: 30 * time.Second}
@@ -88,8 +89,23 @@ func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 	cfg.MasqueradeAll = c.IPTables.MasqueradeAll
 	cfg.LocalhostNodePorts = c.IPTables.LocalhostNodePorts == nil || *c.IPTables.LocalhostNodePorts
 	cfg.MinSyncPeriod, cfg.SyncPeriod = c.IPTables.MinSyncPeriod.Duration, c.IPTables.SyncPeriod.Duration
-	cfg.HealthzAddress, cfg.MetricsAddress, cfg.Profiling = c.HealthzBindAddress, c.MetricsBindAddress, c.EnableProfiling
+	cfg.HealthzAddress, cfg.MetricsAddress = withPort(c.HealthzBindAddress, portHealthz), withPort(c.MetricsBindAddress, portMetrics)
+	cfg.Profiling = c.EnableProfiling
 	return nil
+}
+
+// Ports of an address that has none.
+const (
+	portHealthz = 10256
+	portMetrics = 10249
+)
+
+// withPort gives an IP address a port, and leaves all else as it is.
+func withPort(address string, port int32) string {
+	if _, err := netip.ParseAddr(address); err != nil {
+		return address
+	}
+	return net.JoinHostPort(address, strconv.Itoa(int(port)))
 }
 
 // effective is what is in force in the terms of a file, for a proxy that was

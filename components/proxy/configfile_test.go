@@ -52,6 +52,32 @@ func TestConfigurationFile(t *testing.T) {
 	}
 }
 
+// TestPorts: addresses without a port have the one of the flags that name it
+// alone, or in a file the usual one.
+func TestPorts(t *testing.T) {
+	for _, c := range []struct {
+		flags            []string
+		healthz, metrics string
+	}{
+		{nil, "0.0.0.0:10256", "127.0.0.1:10249"},
+		{[]string{"--healthz-bind-address=::1", "--metrics-bind-address=192.0.2.1"}, "[::1]:10256", "192.0.2.1:10249"},
+		{[]string{"--healthz-bind-address=::1", "--healthz-port=7", "--metrics-port=0"}, "[::1]:7", ""},
+		{[]string{"--healthz-bind-address=192.0.2.1:8", "--healthz-port=7"}, "192.0.2.1:8", "127.0.0.1:10249"},
+	} {
+		cmd, o := command()
+		if err := cmd.ParseFlags(c.flags); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.complete(cmd.Flags().Changed); err != nil {
+			t.Fatal(err)
+		}
+		var cfg Config
+		if err := apply(o.config, &cfg); err != nil || cfg.HealthzAddress != c.healthz || cfg.MetricsAddress != c.metrics {
+			t.Errorf("%v: %q and %q, %v", c.flags, cfg.HealthzAddress, cfg.MetricsAddress, err)
+		}
+	}
+}
+
 // TestHealth: load balancers are told of the service, of the proxy and of the
 // node as by upstream's proxy.
 func TestHealth(t *testing.T) {

@@ -264,6 +264,12 @@ func (e *Entry) corrupt(encrypted bool, err error) error {
 	return &CorruptError{Key: key, Path: path, Encrypted: encrypted, Revision: e.revision, Err: err}
 }
 
+// Unreadable is the error of an entry that was decoded, but cannot be read as
+// what it is asked for, for err. It wraps ErrCorrupt, err, and names the key.
+func (e *Entry) Unreadable(err error) error {
+	return &CorruptError{Key: e.collection.FullKey(e.key), Path: e.collection.PathOf(e.key), Revision: e.revision, Err: err}
+}
+
 // Memo returns a value derived from the entry, made once by make and then
 // shared, such as its JSON. The cache may drop it at any time. slot is a small
 // number that tells uses apart; the length of the value is what it counts

@@ -159,7 +159,8 @@ func (r *Resource) customOf(e *store.Entry, stored api.Object) (api.Object, erro
 		return encodeCustom(obj)
 	})
 	if err != nil {
-		return nil, err
+		// Whether it is the object or the webhook that is at fault, it cannot be read.
+		return nil, e.Unreadable(err)
 	}
 	return decodeCustom(data)
 }
