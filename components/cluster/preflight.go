@@ -166,11 +166,11 @@ func checkOverlay(dir string) (err error) {
 			return fmt.Errorf("writing below %s: %w", dir, err)
 		}
 		if err := unix.FsconfigSetString(fd, option, sub); err != nil {
-			return fmt.Errorf("the file system of %s cannot hold containers (overlayfs: %s: %w): choose another with --root", dir, option, err)
+			return fmt.Errorf("the file system of %s cannot hold containers (overlayfs: %s: %w): choose another with --root, or mount a volume there if this is a container", dir, option, err)
 		}
 	}
 	if err := unix.FsconfigCreate(fd); err != nil {
-		return fmt.Errorf("the file system of %s cannot hold containers (overlayfs: %w): choose another with --root", dir, err)
+		return fmt.Errorf("the file system of %s cannot hold containers (overlayfs: %w): choose another with --root, or mount a volume there if this is a container", dir, err)
 	}
 	return nil
 }
