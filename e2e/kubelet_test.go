@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	resourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+	firstresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 )
 
 const kubeletRoot = "/var/lib/kubelet"
@@ -133,8 +135,16 @@ func devicePlugin(s *space) {
 		s.Errorf("health %+v", h)
 	}
 	resp, err := resourcesapi.NewPodResourcesListerClient(dial(filepath.Join(kubeletRoot, "pod-resources", "kubelet.sock"))).Get(s.ctx, &resourcesapi.GetPodResourcesRequest{PodName: "user", PodNamespace: s.name})
-	if err != nil || len(resp.PodResources.Containers) != 1 || len(resp.PodResources.Containers[0].Devices) != 1 || len(resp.PodResources.Containers[0].Devices[0].DeviceIds) != 2 {
+	if err != nil || len(resp.PodResources.Containers) != 1 || len(resp.PodResources.Containers[0].Devices) != 2 || len(resp.PodResources.Containers[0].Devices[0].DeviceIds) != 1 {
 		s.Errorf("resources %v, %v", resp, err)
+	}
+	first, err := firstresourcesapi.NewPodResourcesListerClient(dial(filepath.Join(kubeletRoot, "pod-resources", "kubelet.sock"))).List(s.ctx, &firstresourcesapi.ListPodResourcesRequest{})
+	if i := slices.IndexFunc(first.GetPodResources(), func(p *firstresourcesapi.PodResources) bool { return p.Name == "user" && p.Namespace == s.name }); err != nil || i < 0 ||
+		len(first.PodResources[i].Containers[0].Devices) != 2 {
+		s.Errorf("resources in the first version %v, %v", first, err)
+	}
+	if raw, err := os.ReadFile(filepath.Join(kubeletRoot, "device-plugins", "kubelet_internal_checkpoint")); err != nil || !strings.Contains(string(raw), `"DeviceIDs":{"-1":["one","two"]}`) {
+		s.Errorf("the checkpoint is %s, %v", raw, err)
 	}
 	s.pod("late", corev1.PodSpec{NodeName: p.Spec.NodeName, Containers: []corev1.Container{{Command: []string{"sleep", "1000"}, Resources: wants}}})
 	late := s.becomes("late", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })

@@ -69,8 +69,13 @@ func guaranteed(p *v1.Pod) bool { return pods.QOS(p) == v1.PodQOSGuaranteed }
 // newCPUs makes what gives containers CPUs of their own; nil when nobody gets
 // any.
 func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpus.Manager, error) {
+	file := filepath.Join(k.cfg.Layout.Kubelet, "cpu_manager_state")
 	if !k.cfg.StaticCPUs {
-		return nil, nil
+		some, err := cpus.Given(file)
+		if err == nil && some {
+			err = fmt.Errorf(`could not restore state from checkpoint: configured policy "none" differs from state checkpoint policy "static", please drain this node and delete the CPU manager checkpoint file %q before restarting Kubelet`, file)
+		}
+		return nil, err
 	}
 	machine, err := cpus.Read("/sys/devices/system/cpu")
 	if err != nil {
@@ -88,7 +93,7 @@ func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpus.Manager, error) {
 	}
 	return cpus.New(cpus.Config{
 		Machine: machine, Reserved: reserved, Strict: k.cfg.StrictCPUs, WholeCores: k.cfg.WholeCores, ByCache: k.cfg.CPUsByCache, Spread: k.cfg.SpreadCPUs,
-		File:       filepath.Join(k.cfg.Layout.Kubelet, "cpu_manager_state"),
+		File:       file,
 		Guaranteed: guaranteed, Active: k.manager.Active, Known: k.sourcesKnown.Load, Log: k.log, Metrics: k.metrics,
 	})
 }
@@ -96,8 +101,13 @@ func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpus.Manager, error) {
 // newMemory makes what gives containers memory on certain NUMA nodes; nil when
 // it may be on all of them.
 func (k *Kubelet) newMemory(machine numa.Machine) (*memory.Manager, error) {
+	file := filepath.Join(k.cfg.Layout.Kubelet, "memory_manager_state")
 	if !k.cfg.StaticMemory {
-		return nil, nil
+		some, err := memory.Given(file)
+		if err == nil && some {
+			err = fmt.Errorf(`could not restore state from checkpoint: [memorymanager] configured policy "None" differs from state checkpoint policy "Static", please drain this node and delete the memory manager checkpoint file %q before restarting Kubelet`, file)
+		}
+		return nil, err
 	}
 	all := map[v1.ResourceName]int64{}
 	for name, q := range k.reserved() {
@@ -110,7 +120,7 @@ func (k *Kubelet) newMemory(machine numa.Machine) (*memory.Manager, error) {
 		return nil, err
 	}
 	return memory.New(memory.Config{
-		Machine: machine, Reserved: reserved, File: filepath.Join(k.cfg.Layout.Kubelet, "memory_manager_state"),
+		Machine: machine, Reserved: reserved, File: file,
 		Guaranteed: guaranteed, Active: k.manager.Active, Known: k.sourcesKnown.Load, Log: k.log, Metrics: k.metrics,
 	})
 }

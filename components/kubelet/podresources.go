@@ -10,7 +10,9 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -19,6 +21,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+	podresourcesalpha "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
 	"hyperkube/components/kubelet/memory"
 )
@@ -92,18 +95,57 @@ func (k *Kubelet) podResources(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listening for who asks of pods' resources: %w", err)
 	}
+	limit := rate.NewLimiter(askedASecond, askedAtOnce)
 	s := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		if !limit.Allow() {
+			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+		}
 		resp, err := handle(ctx, req)
-		k.metrics.ResourcesAsked(path.Base(info.FullMethod), "v1", err)
+		version := path.Base(path.Dir(info.FullMethod)) // v1.PodResourcesLister
+		version, _, _ = strings.Cut(version, ".")
+		k.metrics.ResourcesAsked(path.Base(info.FullMethod), version, err)
 		return resp, err
 	}))
 	podresourcesapi.RegisterPodResourcesListerServer(s, &lister{k: k})
+	podresourcesalpha.RegisterPodResourcesListerServer(s, &alphaLister{k: k})
 	stop := context.AfterFunc(ctx, s.Stop)
 	defer stop()
 	if err := s.Serve(l); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("serving pods' resources: %w", err)
 	}
 	return nil
+}
+
+// askedASecond and askedAtOnce bound how often the service is asked.
+const (
+	askedASecond = 100
+	askedAtOnce  = 10
+)
+
+// alphaLister is the service's first version, which tells of devices alone.
+type alphaLister struct {
+	podresourcesalpha.UnimplementedPodResourcesListerServer
+	k *Kubelet
+}
+
+// List implements podresourcesalpha.PodResourcesListerServer.
+func (l *alphaLister) List(context.Context, *podresourcesalpha.ListPodResourcesRequest) (*podresourcesalpha.ListPodResourcesResponse, error) {
+	out := &podresourcesalpha.ListPodResourcesResponse{}
+	for _, pod := range l.k.manager.Active() {
+		one := &podresourcesalpha.PodResources{Name: pod.Name, Namespace: pod.Namespace}
+		for i := range pod.Spec.Containers {
+			c := &podresourcesalpha.ContainerResources{Name: pod.Spec.Containers[i].Name}
+			given := l.k.devices.Devices(pod.UID, c.Name)
+			for _, name := range slices.Sorted(maps.Keys(given)) {
+				for _, id := range given[name] {
+					c.Devices = append(c.Devices, &podresourcesalpha.ContainerDevices{ResourceName: name, DeviceIds: []string{id}})
+				}
+			}
+			one.Containers = append(one.Containers, c)
+		}
+		out.PodResources = append(out.PodResources, one)
+	}
+	return out, nil
 }
 
 // lister is the service.
@@ -128,7 +170,7 @@ func (l *lister) Get(_ context.Context, r *podresourcesapi.GetPodResourcesReques
 			return &podresourcesapi.GetPodResourcesResponse{PodResources: l.of(pod)}, nil
 		}
 	}
-	return nil, status.Errorf(codes.NotFound, "pod %s in namespace %s not found", r.PodName, r.PodNamespace)
+	return nil, fmt.Errorf("pod %s in namespace %s not found", r.PodName, r.PodNamespace)
 }
 
 // GetAllocatableResources implements podresourcesapi.PodResourcesListerServer.
@@ -143,7 +185,7 @@ func (l *lister) GetAllocatableResources(context.Context, *podresourcesapi.Alloc
 	all := l.k.devices.All()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		for _, d := range all[name] {
-			out.Devices = append(out.Devices, &podresourcesapi.ContainerDevices{ResourceName: name, DeviceIds: []string{d.ID}, Topology: deviceTopology(d)})
+			out.Devices = append(out.Devices, tellDevice(name, d.ID, d)...)
 		}
 	}
 	return out, nil
@@ -159,7 +201,14 @@ func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
 		}
 		given := l.k.devices.Devices(pod.UID, c.Name)
 		for _, name := range slices.Sorted(maps.Keys(given)) {
-			r.Devices = append(r.Devices, &podresourcesapi.ContainerDevices{ResourceName: name, DeviceIds: given[name], Topology: devicesTopology(all[name], given[name])})
+			for _, id := range given[name] {
+				i := slices.IndexFunc(all[name], func(d *pluginapi.Device) bool { return d.ID == id })
+				var d *pluginapi.Device
+				if i >= 0 {
+					d = all[name][i]
+				}
+				r.Devices = append(r.Devices, tellDevice(name, id, d)...)
+			}
 		}
 		for _, u := range l.k.claims.Uses(pod, c) {
 			d := &podresourcesapi.DynamicResource{ClaimNamespace: u.Namespace, ClaimName: u.Name}
@@ -201,34 +250,16 @@ func memoryBlocks(list []memory.Block) []*podresourcesapi.ContainerMemory {
 	return out
 }
 
-// devicesTopology are the NUMA nodes of the devices of all that ids name; nil
-// when they are on none.
-func devicesTopology(all []*pluginapi.Device, ids []string) *podresourcesapi.TopologyInfo {
-	var out *podresourcesapi.TopologyInfo
-	for _, d := range all {
-		info := deviceTopology(d)
-		if info == nil || !slices.Contains(ids, d.ID) {
-			continue
-		}
-		if out == nil {
-			out = &podresourcesapi.TopologyInfo{}
-		}
-		for _, n := range info.Nodes {
-			if !slices.ContainsFunc(out.Nodes, func(have *podresourcesapi.NUMANode) bool { return have.ID == n.ID }) {
-				out.Nodes = append(out.Nodes, n)
-			}
-		}
+// tellDevice tells of one device, at each NUMA node that it is on; it may be nil.
+func tellDevice(resource, id string, d *pluginapi.Device) []*podresourcesapi.ContainerDevices {
+	if d.GetTopology() == nil {
+		return []*podresourcesapi.ContainerDevices{{ResourceName: resource, DeviceIds: []string{id}}}
 	}
-	return out
-}
-
-func deviceTopology(d *pluginapi.Device) *podresourcesapi.TopologyInfo {
-	if d.Topology == nil {
-		return nil
-	}
-	out := &podresourcesapi.TopologyInfo{}
+	var out []*podresourcesapi.ContainerDevices
 	for _, n := range d.Topology.Nodes {
-		out.Nodes = append(out.Nodes, &podresourcesapi.NUMANode{ID: n.ID})
+		out = append(out, &podresourcesapi.ContainerDevices{
+			ResourceName: resource, DeviceIds: []string{id}, Topology: &podresourcesapi.TopologyInfo{Nodes: []*podresourcesapi.NUMANode{{ID: n.ID}}},
+		})
 	}
 	return out
 }

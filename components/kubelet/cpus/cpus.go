@@ -96,6 +96,20 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
+// Given tells whether a file of a Manager says that somebody has CPUs of their own:
+// without one, nobody would give them back. No file is no error.
+func Given(file string) (bool, error) {
+	raw, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading who has which CPUs: %w", err)
+	}
+	own, err := decode(raw)
+	return len(own) > 0, err
+}
+
 func decode(raw []byte) (map[types.UID]map[string]cpuset.CPUSet, error) {
 	var s state
 	if err := json.Unmarshal(raw, &s); err != nil {

@@ -115,11 +115,20 @@ func TestManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if some, err := Given(cfg.File); err != nil || !some {
+		t.Errorf("given: %v, %v", some, err)
+	}
+	if some, err := Given(cfg.File + ".none"); err != nil || some {
+		t.Errorf("given without a file: %v, %v", some, err)
+	}
 	if set, own := again.Of("one", "a"); !own || set.Size() != 2 {
 		t.Errorf("remembered %s, %v", set, own)
 	}
 	if changed, err := again.Release("one"); !changed || err != nil {
 		t.Errorf("released: %v, %v", changed, err)
+	}
+	if some, err := Given(cfg.File); err != nil || some {
+		t.Errorf("given after all was released: %v, %v", some, err)
 	}
 	if set, _ := again.Of("x", "y"); set.Size() != 8 {
 		t.Errorf("shared %s", set)

@@ -1,33 +1,20 @@
 package devices
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/types"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"hyperkube/components/kubelet/devices/checkpoint"
 	"hyperkube/internal/atomicfile"
 )
-
-// record is the checkpoint: who has what, and what there was.
-type record struct {
-	Entries []entry             `json:"podDeviceEntries"`
-	Known   map[string][]string `json:"registeredDevices"`
-}
-
-type entry struct {
-	Pod       types.UID `json:"podUID"`
-	Container string    `json:"containerName"`
-	Resource  string    `json:"resourceName"`
-	Devices   []string  `json:"deviceIDs"`
-	Response  []byte    `json:"allocResp"`
-}
 
 // load reads the checkpoint. One that cannot be read is not used: the devices
 // are then allocated anew when their containers are.
@@ -39,28 +26,31 @@ func (m *Manager) load() error {
 	if err != nil {
 		return fmt.Errorf("reading who has which devices: %w", err)
 	}
-	r, err := decode(raw)
+	entries, known, err := checkpoint.Decode(raw)
 	if err != nil {
 		m.cfg.Log.Warn("the record of who has which devices is not readable and not used", "error", err)
 		return nil
 	}
-	for _, e := range r.Entries {
+	for _, e := range entries {
 		resp := &api.ContainerAllocateResponse{}
-		if err := proto.Unmarshal(e.Response, resp); err != nil {
+		if err := proto.Unmarshal(e.AllocResp, resp); err != nil {
 			m.cfg.Log.Warn("an entry of the record of devices is not readable and not used", "error", err)
 			continue
 		}
-		if m.given[e.Pod] == nil {
-			m.given[e.Pod] = map[string]map[string]*Grant{}
+		uid := types.UID(e.PodUID)
+		if m.given[uid] == nil {
+			m.given[uid] = map[string]map[string]*Grant{}
 		}
-		if m.given[e.Pod][e.Container] == nil {
-			m.given[e.Pod][e.Container] = map[string]*Grant{}
+		if m.given[uid][e.ContainerName] == nil {
+			m.given[uid][e.ContainerName] = map[string]*Grant{}
 		}
-		m.given[e.Pod][e.Container][e.Resource] = &Grant{IDs: e.Devices, Response: resp}
+		// A device on several nodes is listed at each.
+		ids := slices.Sorted(slices.Values(slices.Concat(slices.Collect(maps.Values(e.DeviceIDs))...)))
+		m.given[uid][e.ContainerName][e.ResourceName] = &Grant{IDs: slices.Compact(ids), Response: resp}
 	}
 	// A plugin that was there will be again: until then its devices are told as
 	// unhealthy, so that pods that have some are not turned away.
-	for name, ids := range r.Known {
+	for name, ids := range known {
 		p := &pool{devices: map[string]*api.Device{}, options: &api.DevicePluginOptions{}, ended: time.Now()}
 		for _, id := range ids {
 			p.devices[id] = &api.Device{ID: id, Health: api.Unhealthy}
@@ -94,39 +84,53 @@ func (m *Manager) Release(pod types.UID) error {
 	return m.save()
 }
 
-func decode(raw []byte) (record, error) {
-	var r record
-	if err := json.Unmarshal(raw, &r); err != nil {
-		return record{}, fmt.Errorf("decoding the record of devices: %w", err)
-	}
-	return r, nil
-}
-
 // save writes the checkpoint. The caller holds mu.
 func (m *Manager) save() error {
-	r := record{Known: map[string][]string{}}
-	for uid, containers := range m.given {
+	entries := []checkpoint.PodDevicesEntry{}
+	for _, uid := range slices.Sorted(maps.Keys(m.given)) {
 		if m.ended[uid] {
 			continue
 		}
-		for container, grants := range containers {
-			for name, g := range grants {
+		for _, container := range slices.Sorted(maps.Keys(m.given[uid])) {
+			for _, name := range slices.Sorted(maps.Keys(m.given[uid][container])) {
+				g := m.given[uid][container][name]
 				raw, err := proto.Marshal(g.Response)
 				if err != nil {
 					return fmt.Errorf("encoding the record of devices: %w", err)
 				}
-				r.Entries = append(r.Entries, entry{Pod: uid, Container: container, Resource: name, Devices: g.IDs, Response: raw})
+				entries = append(entries, checkpoint.PodDevicesEntry{
+					PodUID: string(uid), ContainerName: container, ResourceName: name, DeviceIDs: m.byNode(name, g.IDs), AllocResp: raw,
+				})
 			}
 		}
 	}
+	known := map[string][]string{}
 	for name, p := range m.resources {
-		for id := range p.devices {
-			r.Known[name] = append(r.Known[name], id)
-		}
+		known[name] = slices.Sorted(maps.Keys(p.devices))
 	}
-	raw, err := json.Marshal(r)
+	raw, err := checkpoint.Encode(entries, known)
 	if err != nil {
-		return fmt.Errorf("encoding the record of devices: %w", err)
+		return err
 	}
 	return atomicfile.Write(atomicfile.File{Path: m.checkpoint(), Data: raw, Mode: 0o600})
+}
+
+// byNode sorts devices of a resource by the NUMA nodes that they are on. The caller
+// holds mu.
+func (m *Manager) byNode(name string, ids []string) checkpoint.DevicesPerNUMA {
+	out := checkpoint.DevicesPerNUMA{}
+	for _, id := range ids {
+		var d *api.Device
+		if p := m.resources[name]; p != nil {
+			d = p.devices[id]
+		}
+		nodes := d.GetTopology().GetNodes()
+		if len(nodes) == 0 {
+			out[checkpoint.Nowhere] = append(out[checkpoint.Nowhere], id)
+		}
+		for _, n := range nodes {
+			out[n.ID] = append(out[n.ID], id)
+		}
+	}
+	return out
 }

@@ -385,8 +385,3 @@ func TestNames(t *testing.T) {
 		}
 	}
 }
-
-func FuzzDecode(f *testing.F) {
-	f.Add([]byte(`{"podDeviceEntries":[{"podUID":"u","deviceIDs":["1"]}]}`))
-	f.Fuzz(func(_ *testing.T, raw []byte) { _, _ = decode(raw) })
-}

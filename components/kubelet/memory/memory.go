@@ -52,6 +52,20 @@ type Manager struct {
 	given map[types.UID]map[string][]Block
 }
 
+// Given tells whether a file of a Manager says that somebody has memory of their
+// own: without one, nobody would give it back. No file is no error.
+func Given(file string) (bool, error) {
+	raw, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading who has which memory: %w", err)
+	}
+	s, err := decode(raw)
+	return err == nil && s.Policy == policy && len(s.Entries) > 0, err
+}
+
 // New makes a Manager that remembers what the file says. A file that does not
 // fit the machine is an error, as upstream's is: what runs has memory that
 // nobody knows of.

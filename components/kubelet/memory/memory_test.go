@@ -121,6 +121,12 @@ func TestManager(t *testing.T) {
 	if got := again.Of("first", "b"); len(got) != 2 || got[0].Type != "hugepages-2Mi" || got[1].Size != gi {
 		t.Errorf("remembered %v", got)
 	}
+	if some, err := Given(file); err != nil || !some {
+		t.Errorf("given: %v, %v", some, err)
+	}
+	if some, err := Given(file + ".none"); err != nil || some {
+		t.Errorf("given without a file: %v, %v", some, err)
+	}
 	if err := again.Release("first"); err != nil {
 		t.Fatal(err)
 	}
