@@ -23,6 +23,22 @@ type writer struct {
 	started bool
 	// again: it had started before.
 	again bool
+	// last is how many rules were written the last time, by table.
+	last map[string]int
+}
+
+// rulesIn counts the rules that iptables-restore is told to add, by table.
+func rulesIn(input string) map[string]int {
+	out, table := map[string]int{}, ""
+	for line := range strings.Lines(input) {
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = strings.TrimSpace(line[1:])
+		case strings.HasPrefix(line, "-A "), strings.HasPrefix(line, "-I "):
+			out[table]++
+		}
+	}
+	return out
 }
 
 // newWriter returns the writer of a family. guard learns which programs write for
@@ -98,6 +114,7 @@ func (w *writer) write(ctx context.Context, set rules.Set) error {
 	}
 	input := rules.Restore(w.there, set)
 	if input == "" {
+		w.last = nil
 		return nil
 	}
 	if err := w.restore(ctx, input); err != nil {
@@ -213,6 +230,9 @@ func perService(chain string) bool {
 
 func (w *writer) restore(ctx context.Context, input string) error {
 	_, err := w.run(ctx, w.command+"-restore", []byte(input), "-w", "10", "--noflush")
+	if err == nil {
+		w.last = rulesIn(input)
+	}
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"hyperkube/components/proxy/rules"
+	"hyperkube/internal/measure"
 )
 
 // metrics have upstream's names.
@@ -14,8 +15,12 @@ import (
 type metrics struct {
 	registry                        *prometheus.Registry
 	duration, programming           *prometheus.HistogramVec
+	full, partial                   *prometheus.HistogramVec
 	last, lastQueued, rules         *prometheus.GaugeVec
+	written, noLocal                *prometheus.GaugeVec
 	failures, healthz, livez        *prometheus.CounterVec
+	partialFailures                 *prometheus.CounterVec
+	endpointsPending, servicesAhead prometheus.Gauge
 	endpointChanges, serviceChanges prometheus.Counter
 	flushing                        *prometheus.HistogramVec
 	flushed                         *prometheus.CounterVec
@@ -32,8 +37,21 @@ func newMetrics() *metrics {
 	changes := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "kubeproxy_" + name, Help: help})
 	}
+	pending := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubeproxy_" + name, Help: help})
+	}
+	took := func(name, help string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubeproxy_" + name, Help: help, Buckets: prometheus.ExponentialBuckets(0.001, 2, 15)}, byFamily)
+	}
 	m := &metrics{
-		registry: prometheus.NewRegistry(),
+		full:             took("sync_full_proxy_rules_duration_seconds", "[ALPHA] How long writing all rules anew took."),
+		partial:          took("sync_partial_proxy_rules_duration_seconds", "[ALPHA] How long writing the rules that have changed took."),
+		written:          gauge("sync_proxy_rules_iptables_last", "[ALPHA] Rules by table that were written the last time.", "ip_family", "table"),
+		noLocal:          gauge("sync_proxy_rules_no_local_endpoints_total", "[ALPHA] Ports of services whose traffic is to stay on this node, which has no endpoint of them.", "traffic_policy", "ip_family"),
+		partialFailures:  counter("sync_proxy_rules_iptables_partial_restore_failures_total", "[ALPHA] How often writing what has changed failed.", byFamily...),
+		endpointsPending: pending("sync_proxy_rules_endpoint_changes_pending", "[ALPHA] Services whose endpoints have changed and whose rules are not written yet."),
+		servicesAhead:    pending("sync_proxy_rules_service_changes_pending", "[ALPHA] Services that have changed and whose rules are not written yet."),
+		registry:         prometheus.NewRegistry(),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "How long writing the rules took.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
@@ -57,6 +75,7 @@ func newMetrics() *metrics {
 		serviceChanges:  changes("sync_proxy_rules_service_changes_total", "Changes of services."),
 	}
 	m.registry.MustRegister(m.duration, m.programming, m.last, m.lastQueued, m.rules, m.failures, m.healthz, m.livez, m.endpointChanges, m.serviceChanges, m.flushing, m.flushed,
+		m.full, m.partial, m.written, m.noLocal, m.partialFailures, m.endpointsPending, m.servicesAhead, measure.Build(nil),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -68,17 +87,62 @@ func familyName(ipv6 bool) string {
 	return "IPv4"
 }
 
-// queued takes note that there is something to write.
-func (m *metrics) queued() { m.lastQueued.WithLabelValues(familyName(false)).SetToCurrentTime() }
+// queued takes note that there is something to write: for that many services that
+// have changed, and for those whose endpoints have.
+func (m *metrics) queued(services, endpoints int) {
+	m.lastQueued.WithLabelValues(familyName(false)).SetToCurrentTime()
+	m.servicesAhead.Set(float64(services))
+	m.endpointsPending.Set(float64(endpoints))
+}
 
-// synced takes note that what began then is written, and what it was for.
-func (m *metrics) synced(began time.Time, triggered []time.Time) {
-	family := familyName(false)
-	m.duration.WithLabelValues(family).Observe(time.Since(began).Seconds())
+// begun takes note that all that is known to have changed is being written.
+func (m *metrics) begun() {
+	m.servicesAhead.Set(0)
+	m.endpointsPending.Set(0)
+}
+
+// synced takes note that what began then is written for a family, all of it or what
+// has changed, and what it was for.
+func (m *metrics) synced(ipv6, all bool, began time.Time, triggered []time.Time) {
+	family := familyName(ipv6)
+	took := time.Since(began).Seconds()
+	m.duration.WithLabelValues(family).Observe(took)
+	if all {
+		m.full.WithLabelValues(family).Observe(took)
+	} else {
+		m.partial.WithLabelValues(family).Observe(took)
+	}
 	m.last.WithLabelValues(family).SetToCurrentTime()
 	for _, at := range triggered {
 		m.programming.WithLabelValues(family).Observe(time.Since(at).Seconds())
 	}
+}
+
+// failed takes note that writing the rules of a family failed.
+func (m *metrics) failed(ipv6, all bool) {
+	m.failures.WithLabelValues(familyName(ipv6)).Inc()
+	if !all {
+		m.partialFailures.WithLabelValues(familyName(ipv6)).Inc()
+	}
+}
+
+// served takes note of the ports that there are, some of which have no endpoint
+// where their traffic is to stay.
+func (m *metrics) served(ipv6 bool, ports []*rules.Port) {
+	internal, external := 0, 0
+	for _, p := range ports {
+		if !p.HasAny || len(p.LocalEndpoints) > 0 {
+			continue
+		}
+		if p.LocalInternal {
+			internal++
+		}
+		if p.LocalExternal {
+			external++
+		}
+	}
+	m.noLocal.WithLabelValues("internal", familyName(ipv6)).Set(float64(internal))
+	m.noLocal.WithLabelValues("external", familyName(ipv6)).Set(float64(external))
 }
 
 // ended takes note that so many flows were ended since then.
@@ -87,13 +151,14 @@ func (m *metrics) ended(ipv6 bool, flows uint, began time.Time) {
 	m.flushed.WithLabelValues(familyName(ipv6)).Add(float64(flows))
 }
 
-// wrote takes note of how many rules there are.
-func (m *metrics) wrote(ipv6 bool, set rules.Set) {
+// wrote takes note of how many rules there are, and how many were written now.
+func (m *metrics) wrote(ipv6 bool, set rules.Set, now map[string]int) {
 	for name, table := range map[string]rules.Table{"nat": set.NAT, "filter": set.Filter} {
 		n := 0
 		for _, lines := range table {
 			n += len(lines)
 		}
 		m.rules.WithLabelValues(familyName(ipv6), name).Set(float64(n))
+		m.written.WithLabelValues(familyName(ipv6), name).Set(float64(now[name]))
 	}
 }

@@ -104,6 +104,9 @@ type Proxy struct {
 	// changed are the services ("namespace/name") whose ports are to be
 	// made anew.
 	changed map[string]bool
+	// pending are those of them that have changed themselves, and those whose
+	// endpoints have.
+	pending [2]map[string]bool
 	// triggered is when something happened to pods that endpoints now tell of.
 	triggered []time.Time
 	node      nodeFacts
@@ -170,6 +173,9 @@ func New(cfg Config) (*Proxy, error) {
 		removed:  map[bool][]*rules.Port{},
 		metrics:  newMetrics(),
 	}
+	if r := cfg.Clients.Requests; r != nil {
+		p.metrics.registry.MustRegister(r)
+	}
 	p.writers = map[bool]*writer{false: newWriter(false, cfg.Journal, p.guard), true: newWriter(true, cfg.Journal, p.guard)}
 	p.health = newHealth(cfg, p.metrics)
 	if err := p.slices.AddIndexers(cache.Indexers{byService: func(obj any) ([]string, error) {
@@ -225,11 +231,20 @@ func (p *Proxy) touch(obj any) {
 	}
 	p.mu.Lock()
 	p.changed[key] = true
+	kind := 0
+	if _, ok := obj.(*discoveryv1.EndpointSlice); ok {
+		kind = 1
+	}
+	if p.pending[kind] == nil {
+		p.pending[kind] = map[string]bool{}
+	}
+	p.pending[kind][key] = true
+	services, endpoints := len(p.pending[0]), len(p.pending[1])
 	if !triggered.IsZero() {
 		p.triggered = append(p.triggered, triggered)
 	}
 	p.mu.Unlock()
-	p.metrics.queued()
+	p.metrics.queued(services, endpoints)
 	p.wake()
 }
 
@@ -322,7 +337,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 			}
 			p.cfg.Log.Info("somebody removed rules of services: all are written again")
 		}
-		began := time.Now()
 		if err := p.sync(ctx); err != nil {
 			if ctx.Err() != nil {
 				return nil
@@ -332,7 +346,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 			retry.Reset(time.Second)
 			continue
 		}
-		p.metrics.synced(began, p.takeTriggered())
 		p.health.succeeded()
 		if first {
 			close(p.ready)
@@ -353,8 +366,10 @@ func (p *Proxy) Run(ctx context.Context) error {
 func (p *Proxy) sync(ctx context.Context) error {
 	p.mu.Lock()
 	changed := p.changed
-	p.changed = map[string]bool{}
+	p.changed, p.pending = map[string]bool{}, [2]map[string]bool{}
 	p.mu.Unlock()
+	p.metrics.begun()
+	began := time.Now()
 	facts := p.facts()
 	here := node{p.cfg.NodeName, facts.zone}
 	datagrams := map[bool]bool{} // by IPv6: UDP ports changed
@@ -375,18 +390,23 @@ func (p *Proxy) sync(ctx context.Context) error {
 		}
 	}
 	p.health.serveServices(p.healthCheckPorts(changed))
+	written := map[bool]bool{} // families, by IPv6, and whether all was written
 	for _, ipv6 := range []bool{false, true} {
 		// A family that nobody uses is left alone.
 		if ipv6 && len(p.ports[ipv6]) == 0 && !p.writers[ipv6].started && !p.writers[ipv6].again {
 			continue
 		}
 		all := p.sorted(ipv6)
-		if err := p.writers[ipv6].write(ctx, rules.Build(p.rulesConfig(ipv6, facts), all)); err != nil {
-			p.metrics.failures.WithLabelValues(familyName(ipv6)).Inc()
+		w := p.writers[ipv6]
+		whole := !w.started
+		if err := w.write(ctx, rules.Build(p.rulesConfig(ipv6, facts), all)); err != nil {
+			p.metrics.failed(ipv6, whole)
 			p.again(changed)
 			return err
 		}
-		p.metrics.wrote(ipv6, p.writers[ipv6].there)
+		written[ipv6] = whole
+		p.metrics.served(ipv6, all)
+		p.metrics.wrote(ipv6, w.there, w.last)
 		removed := p.removed[ipv6]
 		p.removed[ipv6] = nil
 		if !datagrams[ipv6] && !slices.ContainsFunc(removed, isUDP) {
@@ -399,6 +419,10 @@ func (p *Proxy) sync(ctx context.Context) error {
 		if err != nil {
 			p.cfg.Log.Warn("old UDP flows could not be ended", "err", err)
 		}
+	}
+	triggered := p.takeTriggered()
+	for ipv6, whole := range written {
+		p.metrics.synced(ipv6, whole, began, triggered)
 	}
 	return nil
 }
