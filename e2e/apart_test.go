@@ -73,10 +73,20 @@ func (a *apart) startAPIServer() {
 		"--kubelet-certificate-authority="+a.pki.CA.CertFile, "--kubelet-preferred-address-types=InternalIP")
 }
 
+// roomy lets a node run however full the disk of the machine is.
+const roomy = `
+evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}
+imageGCHighThresholdPercent: 100
+`
+
 // startNode starts kubelet and proxy as one process.
 func (a *apart) startNode() {
 	a.Helper()
-	a.start("node", "--root="+a.home, "--cgroup-root="+apartCgroup,
+	config := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration" + roomy
+	if err := os.WriteFile(a.path("node.yaml"), []byte(config), 0o600); err != nil {
+		a.Fatal(err)
+	}
+	a.start("node", "--root="+a.home, "--cgroup-root="+apartCgroup, "--config="+a.path("node.yaml"),
 		"--kubeconfig="+a.config("kubelet"), "--proxy-kubeconfig="+a.config("kube-proxy"),
 		"--node-name="+apartNode, "--node-ip="+apartIP, "--cluster-cidr=10.54.0.0/16",
 		"--cluster-dns=10.53.0.10", "--cluster-domain=cluster.local",
@@ -300,11 +310,8 @@ tlsCertFile: %s
 tlsPrivateKeyFile: %s
 authentication:
   x509: {clientCAFile: %s}
-# How full the disk of the machine is, is not what is tested.
-evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available: 1%%}
-imageGCHighThresholdPercent: 100
 `, filepath.Join(a.home, "run/hyperkube/runtime.sock"), apartCgroup, a.path("pki", "kubelet.crt"), a.path("pki", "kubelet.key"), a.pki.CA.CertFile)
-	if err := os.WriteFile(a.path("kubelet.yaml"), []byte(config), 0o600); err != nil {
+	if err := os.WriteFile(a.path("kubelet.yaml"), []byte(config+roomy), 0o600); err != nil {
 		a.Fatal(err)
 	}
 	a.startKubelet()

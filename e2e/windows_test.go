@@ -207,7 +207,7 @@ func TestWindows(t *testing.T) {
 	w := &windows{churn: newChurn(t, 30*time.Minute, 1, func(a *alone) []string {
 		manifests = filepath.Join(a.dir, "manifests")
 		file := filepath.Join(a.dir, "kubelet.yaml")
-		config := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: " + manifests + "\n"
+		config := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: " + manifests + roomy
 		if err := errors.Join(os.Mkdir(manifests, 0o755), os.Mkdir(filepath.Join(a.dir, "marks"), 0o755), os.WriteFile(file, []byte(config), 0o644)); err != nil {
 			t.Fatal(err)
 		}
