@@ -20,7 +20,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/volume"
@@ -347,6 +349,34 @@ func TestAttach(t *testing.T) {
 	if n := f.plugin.VolumesInUse(); len(n) != 0 {
 		t.Errorf("after the end: %v", n)
 	}
+}
+
+// TestAttachNoMoreMeanwhile: a pod that waits for a volume to be attached goes on as
+// soon as the driver says that there is nothing to attach.
+func TestAttachNoMoreMeanwhile(t *testing.T) {
+	f := newFixture(t)
+	set := func(attach bool) {
+		f.object.Spec.AttachRequired = &attach
+		if _, err := f.kube.StorageV1().CSIDrivers().Update(t.Context(), f.object, metav1.UpdateOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+	set(true)
+	watched := make(chan struct{}, 1)
+	f.kube.PrependWatchReactor("csidrivers", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := f.kube.Tracker().Watch(action.GetResource(), action.GetNamespace())
+		watched <- struct{}{}
+		return true, w, err
+	})
+	go func() {
+		<-watched
+		set(false)
+	}()
+	f.up("a")
+	if n := f.plugin.VolumesInUse(); len(n) != 0 {
+		t.Errorf("in use: %v", n)
+	}
+	f.down("a")
 }
 
 // TestAttachNoMore: a volume that was waited for may be detached once its driver

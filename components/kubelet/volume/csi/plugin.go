@@ -14,6 +14,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
@@ -338,19 +339,31 @@ const attachFor = 2*time.Minute + 3*time.Second
 
 // attachment waits until the volume is attached, and returns what the attacher
 // has to tell the driver. The node says that the volume is in use before it is,
-// lest it be detached at once.
+// lest it be detached at once. It is errUnattached when the driver says meanwhile
+// that its volumes are not attached at all.
 func (p *Plugin) attachment(ctx context.Context, k key, dir string) (map[string]string, error) {
 	p.use(k, dir)
 	wait, cancel := context.WithTimeout(ctx, attachFor)
 	defer cancel()
 	name := k.unique()
-	err := p.await(wait, func() bool {
+	there := func() bool {
 		n := p.cfg.Node()
 		return n != nil && slices.Contains(n.Status.VolumesInUse, name) &&
 			slices.ContainsFunc(n.Status.VolumesAttached, func(a v1.AttachedVolume) bool { return a.Name == name })
-	})
-	if err != nil {
-		return nil, err
+	}
+	if !there() {
+		follow, stop := context.WithCancelCause(wait)
+		var following sync.WaitGroup
+		following.Go(func() { p.followObject(follow, k.driver, func() { stop(errUnattached) }) })
+		err := p.await(follow, there)
+		if cause := context.Cause(follow); err != nil && errors.Is(cause, errUnattached) {
+			err = cause
+		}
+		stop(nil)
+		following.Wait()
+		if err != nil {
+			return nil, err
+		}
 	}
 	id := attachmentName(k, p.cfg.NodeName)
 	a, err := p.cfg.Kube.StorageV1().VolumeAttachments().Get(ctx, id, metav1.GetOptions{})
@@ -361,6 +374,49 @@ func (p *Plugin) attachment(ctx context.Context, k key, dir string) (map[string]
 		return nil, fmt.Errorf("kubernetes.io/csi: volume attachment %s is not attached", id)
 	}
 	return a.Status.AttachmentMetadata, nil
+}
+
+// errUnattached is that a driver's volumes need not be attached.
+var errUnattached = errors.New("the driver's volumes are not attached")
+
+// followAgain is how long it takes until a watch that has ended is begun again.
+const followAgain = time.Second
+
+// followObject calls unattached when the API's CSIDriver says that its volumes are not
+// attached, until ctx ends.
+func (p *Plugin) followObject(ctx context.Context, name string, unattached func()) {
+	for ctx.Err() == nil {
+		w, err := p.cfg.Kube.StorageV1().CSIDrivers().Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: name}))
+		if err != nil {
+			p.cfg.Log.Debug("following a CSIDriver failed, trying again", "driver", name, "error", err)
+		} else {
+			followed(ctx, w, unattached)
+			w.Stop()
+		}
+		timer := time.NewTimer(followAgain)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// followed reads a watch of one CSIDriver until it or ctx ends.
+func followed(ctx context.Context, w watch.Interface, unattached func()) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e, ok := <-w.ResultChan():
+			if !ok {
+				return
+			}
+			if obj, ok := e.Object.(*storagev1.CSIDriver); ok && e.Type != watch.Deleted && obj.Spec.AttachRequired != nil && !*obj.Spec.AttachRequired {
+				unattached()
+			}
+		}
+	}
 }
 
 // secret returns a Secret's keys for a driver; nil for no reference.

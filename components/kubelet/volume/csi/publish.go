@@ -142,9 +142,15 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 		if err := os.MkdirAll(j.dir, 0o750); err != nil {
 			return volume.Result{}, j.failure("SetUp", fmt.Errorf("making the volume's folder: %w", err))
 		}
-		if published, err = p.attachment(ctx, j.k, j.dir); errors.Is(err, context.DeadlineExceeded) {
+		switch published, err = p.attachment(ctx, j.k, j.dir); {
+		case errors.Is(err, errUnattached):
+			attached = false
+			if obj, err = p.object(ctx, j.k.driver); err != nil {
+				return volume.Result{}, j.failure("SetUp", err)
+			}
+		case errors.Is(err, context.DeadlineExceeded):
 			return volume.Result{}, err
-		} else if err != nil {
+		case err != nil:
 			return volume.Result{}, j.failure("WaitForAttach", err)
 		}
 	}
