@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -109,6 +110,37 @@ func TestPods(t *testing.T) {
 	if _, err = pods.Get(ctx, "b", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("still there: %v", err)
 	}
+}
+
+// TestDeletedAtOnceByTwo deletes pods at once whose kubelet, as soon as it sees that,
+// does so too: whoever is the second has what he asked for.
+func TestDeletedAtOnceByTwo(t *testing.T) {
+	ctx := contextOf(t)
+	pods := kubeOf(t, startServer(t, Config{}), protobuf).CoreV1().Pods("default")
+	events, err := pods.Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for e := range events.ResultChan() {
+			if p, ok := e.Object.(*corev1.Pod); ok && e.Type == watch.Modified && p.DeletionTimestamp != nil {
+				_ = pods.Delete(ctx, p.Name, *metav1.NewDeleteOptions(0)) // it may be gone
+			}
+		}
+	}()
+	for i := range 200 {
+		name := fmt.Sprint("p", i)
+		if _, err := pods.Create(ctx, somePod(name), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := pods.Delete(ctx, name, *metav1.NewDeleteOptions(0)); err != nil {
+			t.Fatalf("pod %d: %v", i, err)
+		}
+	}
+	events.Stop()
+	<-ended
 }
 
 func TestEviction(t *testing.T) {

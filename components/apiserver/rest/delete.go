@@ -144,8 +144,13 @@ func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) 
 	entry := c.res.Collection.Cached(key)
 	fresh := false
 	var err error
+	var marked api.Object
 	for range maxAttempts {
 		if entry == nil {
+			if fresh && marked != nil {
+				// Its kubelet was as quick as this, which is what was asked for.
+				return removed{gone: true, obj: marked}, nil
+			}
 			if fresh {
 				return removed{}, apierrors.NewNotFound(c.res.GroupResource(), name)
 			}
@@ -159,6 +164,9 @@ func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) 
 		// Options are changed on the way.
 		if out, err = c.tryDelete(name, opts.DeepCopy(), entry); err == nil {
 			return out, nil
+		}
+		if out.obj != nil {
+			marked = out.obj
 		}
 		if cerr := c.ctx.Err(); cerr != nil {
 			return removed{}, c.storeError(cerr, name)
@@ -188,6 +196,8 @@ func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) 
 	return removed{}, c.storeError(err, name)
 }
 
+// tryDelete begins with one state of an object. With an error, what it returns has
+// the object as it was marked before that, if it was.
 func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.Entry) (removed, error) {
 	current, err := c.res.Read(entry)
 	if err != nil {
@@ -219,20 +229,21 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 	if stay {
 		return c.tryMark(r, entry, obj, current)
 	}
+	var marked api.Object
 	if graceful && !r.dryRun && !c.byNode() {
-		marked, err := c.tryMark(r, entry, obj, current)
+		first, err := c.tryMark(r, entry, obj, current)
 		if err != nil {
 			return removed{}, err
 		}
-		entry = marked.entry
+		entry = first.entry
 		if current, err = c.res.Read(entry); err != nil {
 			return removed{}, err
 		}
-		obj = current.DeepCopyObject().(api.Object)
+		marked, obj = current, current.DeepCopyObject().(api.Object)
 	}
 	out, err := c.tryRemove(r, entry, obj, current)
 	if err != nil {
-		return removed{}, err
+		return removed{obj: marked}, err
 	}
 	return removed{gone: true, obj: out.obj}, nil
 }
