@@ -113,6 +113,7 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 		NoDebug:  k.cfg.NoDebug, NoProfiling: k.cfg.NoProfiling, MinVersion: k.cfg.TLSMinVersion, CipherSuites: k.cfg.CipherSuites,
 		Curves: k.cfg.Curves, StreamIdle: k.cfg.StreamIdle, Flags: k.cfg.Flags, Level: k.cfg.Level,
 		Listener: l, Certificate: certificate, ClientCA: k.cfg.ClientCA, NodeLogs: logs, NodeLogQuery: k.cfg.NodeLogQuery, Backend: b, Metrics: k.metrics, Log: k.log,
+		Wrap: func(h http.Handler) http.Handler { return tracesRequests(h, k.tracing) },
 		Auth: &server.Auth{
 			Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Anonymous, AlwaysAllow: k.cfg.AlwaysAllow, NoTokens: k.cfg.NoTokens,
 			TokenTTL: k.cfg.TokenTTL, AllowTTL: k.cfg.AllowTTL, DenyTTL: k.cfg.DenyTTL,

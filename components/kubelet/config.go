@@ -27,6 +27,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/cache"
+	tracingapi "k8s.io/component-base/tracing/api/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"k8s.io/utils/cpuset"
 
@@ -52,6 +53,8 @@ type Config struct {
 	// Clients is the way to the API, as user system:node:NodeName. Nil for a
 	// kubelet that runs static pods alone.
 	Clients *client.Clients
+	// Tracing is where it is told how long things take; nil: nowhere.
+	Tracing *tracingapi.TracingConfiguration
 	// Metrics are told with the kubelet's own; each has names of its own.
 	// ServingKept: they tell of the certificate that is shown, too.
 	Metrics     []prometheus.Collector

@@ -29,6 +29,7 @@ func (c *Config) Effective() *kubeletv1beta1.KubeletConfiguration {
 func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	seconds := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
 	f.StaticPodPath, f.PodLogsDir, f.ContainerRuntimeEndpoint = c.StaticPods, c.Layout.PodLogs, "unix://"+c.Endpoint
+	f.Tracing = c.Tracing.DeepCopy()
 	f.ClusterDNS, f.ClusterDomain, f.PodCIDR, f.ProviderID = slices.Clone(c.ClusterDNS), c.ClusterDomain, c.PodCIDR, c.ProviderID
 	f.Address, f.Port, f.HealthzBindAddress = c.Address, int32(c.Port), c.HealthzAddress
 	f.ReadOnlyPort = int32(c.ReadOnlyPort)

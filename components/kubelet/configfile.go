@@ -54,6 +54,9 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 	text(&c.Layout.PodLogs, f.PodLogsDir)
 	text(&c.Address, f.Address)
 	text(&c.ClusterDomain, f.ClusterDomain)
+	if f.Tracing != nil {
+		c.Tracing = f.Tracing.DeepCopy()
+	}
 	text(&c.PodCIDR, f.PodCIDR)
 	text(&c.ProviderID, f.ProviderID)
 	text(&c.Endpoint, f.ContainerRuntimeEndpoint)

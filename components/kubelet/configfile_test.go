@@ -103,7 +103,7 @@ func TestRefusedFiles(t *testing.T) {
 		"cpuCFSQuotaPeriod: 2s":                                                 "between 1ms and 1sec",
 		"memoryThrottlingFactor: 0.9":                                           "needs the feature gate MemoryQoS",
 		"defaultPodSysctls: {vm.swappiness: '1'}":                               "is not of a pod's own",
-		"tracing: {samplingRatePerMillion: 1}":                                  "tracing is not supported",
+		"tracing: {samplingRatePerMillion: -1}":                                 "sampling rate must be positive",
 		"runOnce: true":                                                         "Runonce mode has been deprecated and should not be set",
 		"logging: {format: xml}":                                                "want text or json",
 		"enforceNodeAllocatable: [system-reserved-compressible]":                "needs systemReservedCgroup",

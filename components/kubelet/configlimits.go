@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	tracingapi "k8s.io/component-base/tracing/api/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/kubelet/images"
@@ -216,7 +218,9 @@ func refuseUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
 	no(f.KubeletCgroups != "", "kubeletCgroups")
 	no(f.SystemCgroups != "", "systemCgroups")
 	no(unset(f.EnableControllerAttachDetach), "enableControllerAttachDetach: false")
-	no(f.Tracing != nil, "tracing")
+	for _, err := range tracingapi.ValidateTracingConfiguration(f.Tracing, nil, field.NewPath("tracing")) {
+		errs = append(errs, err)
+	}
 	no(f.MemoryReservationPolicy != "" && f.MemoryReservationPolicy != kubeletv1beta1.NoneMemoryReservationPolicy, "memoryReservationPolicy "+string(f.MemoryReservationPolicy))
 	no(f.UserNamespaces != nil && f.UserNamespaces.IDsPerPod != nil && *f.UserNamespaces.IDsPerPod != 65536, "userNamespaces.idsPerPod other than 65536")
 	if d := f.CgroupDriver; d != "" && d != "cgroupfs" && d != "systemd" {

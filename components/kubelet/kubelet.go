@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/component-base/tracing"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cpus"
@@ -81,7 +82,8 @@ type Kubelet struct {
 	topology        *topology.Manager
 	shutdown        *shutdown.Manager // nil when a shutdown does not wait
 	metrics         *telemetry.Metrics
-	began           time.Time // when it was made
+	tracing         tracing.TracerProvider // nil without traces
+	began           time.Time              // when it was made
 	// sourcesKnown: all sources have told their pods.
 	sourcesKnown atomic.Bool
 }
@@ -116,7 +118,10 @@ func New(cfg Config) (*Kubelet, error) {
 	if err := k.refuseMachine(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	if k.cri, err = cri.Dial(cfg.Endpoint); err != nil {
+	if k.tracing, err = newTracing(cfg.Tracing, cfg.NodeName); err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
+	if k.cri, err = cri.Dial(cfg.Endpoint, tracesCalls(k.tracing)...); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	if cfg.ImageEndpoint != "" {
@@ -213,6 +218,9 @@ func (k *Kubelet) compose() error {
 		CrashMax: cfg.CrashMax,
 		Dead:     cfg.Dead,
 		Extend:   k.extend,
+	}
+	if k.tracing != nil {
+		k.host.Tracer = k.tracing.Tracer(scope)
 	}
 	if k.cgroups != nil {
 		k.host.Cgroups = timedCgroups{k.cgroups, k.metrics}
@@ -325,6 +333,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer k.cri.Close()
+	defer k.endTracing()
 	defer k.objects.Close()
 	defer k.trust.close()
 	if err := k.prepareHost(); err != nil {

@@ -36,14 +36,16 @@ type Client struct {
 // Dial makes a client of the runtime at endpoint, a socket's path with or
 // without "unix://". It does not wait for the runtime to be there: calls made
 // with WaitForReady do.
-func Dial(endpoint string) (*Client, error) { return dial(endpoint, NewMetrics()) }
+func Dial(endpoint string, more ...grpc.DialOption) (*Client, error) {
+	return dial(endpoint, NewMetrics(), more...)
+}
 
-func dial(endpoint string, metrics *Metrics) (*Client, error) {
+func dial(endpoint string, metrics *Metrics, more ...grpc.DialOption) (*Client, error) {
 	path := strings.TrimPrefix(endpoint, "unix://")
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("container runtime endpoint %q: want unix:// and an absolute path", endpoint)
 	}
-	conn, err := grpc.NewClient("unix://"+path,
+	conn, err := grpc.NewClient("unix://"+path, append(more,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		// The runtime is on this machine: a short pause finds it soon after
@@ -55,7 +57,7 @@ func dial(endpoint string, metrics *Metrics) (*Client, error) {
 		grpc.WithIdleTimeout(0),
 		grpc.WithUnaryInterceptor(metrics.intercept),
 		grpc.WithNoProxy(),
-	)
+	)...)
 	if err != nil {
 		return nil, fmt.Errorf("dialling the container runtime: %w", err)
 	}

@@ -193,7 +193,12 @@ func sidecarToStop(pod *v1.Pod, sidecars map[string]string, apps bool) string {
 }
 
 // stopAll stops the pod's sandboxes.
-func (w *worker) stopAll(ctx context.Context, _ *v1.Pod) error {
+func (w *worker) stopAll(ctx context.Context, pod *v1.Pod) (err error) {
+	w.mu.Lock()
+	began := w.timing.ends
+	w.mu.Unlock()
+	ctx, end := w.host.span(ctx, pod, spanTerminating, "", began)
+	defer func() { end(err) }()
 	// What a cut short operation left behind counts too.
 	obs, err := w.host.CRI.Observe(ctx, w.uid)
 	if err != nil {
@@ -225,8 +230,10 @@ func (w *worker) stopAll(ctx context.Context, _ *v1.Pod) error {
 const patience = 5 * time.Second
 
 // tearDown takes back the pod's devices, volumes and cgroup.
-func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) error {
+func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) (err error) {
 	began := time.Now()
+	ctx, end := w.host.span(ctx, pod, spanTerminated, "", began)
+	defer func() { end(err) }()
 	w.host.Objects.Refer(w.uid, nil, nil)
 	if w.host.Claims != nil {
 		if err := w.host.Claims.Release(ctx, w.uid); err != nil {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -129,6 +130,8 @@ type Host struct {
 	// Fits tells why a resized pod does not fit on the node, empty if it does;
 	// NewManager fills it.
 	Fits func(pod *v1.Pod) (reason, message string)
+	// Tracer tells how long the pieces of a pod's work take; nil: nobody is told.
+	Tracer trace.Tracer
 	// Metrics counts what is done; nil: nothing does.
 	Metrics *telemetry.Metrics
 	// Mirror reports the status of pods that do not come from the API. Nil:

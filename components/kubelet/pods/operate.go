@@ -44,7 +44,9 @@ func (w *worker) startOp(ctx context.Context, plan podstate.Plan, starts []podst
 		if plan.NewSandbox && plan.Attempt == 0 {
 			kind = telemetry.Create
 		}
-		err := w.operate(ctx, pod, plan, starts)
+		spanned, end := w.host.span(ctx, pod, spanSync, kind, time.Time{})
+		err := w.operate(spanned, pod, plan, starts)
+		end(err)
 		w.host.Metrics.Worked(kind, time.Since(began))
 		w.update(func() {
 			w.op = nil

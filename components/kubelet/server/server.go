@@ -102,6 +102,8 @@ type Config struct {
 	// does.
 	ReadOnly net.Listener
 	Backend  Backend
+	// Wrap, if not nil, is around the handler of each request over TLS.
+	Wrap func(http.Handler) http.Handler
 	// Metrics counts requests; may be nil.
 	Metrics *telemetry.Metrics
 	Log     *slog.Logger
@@ -117,8 +119,12 @@ type Server struct {
 // New makes a Server.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg}
+	handler := s.handler()
+	if cfg.Wrap != nil {
+		handler = cfg.Wrap(handler)
+	}
 	s.http = &http.Server{
-		Handler:           cfg.Metrics.Served(s.handler(), "readwrite"),
+		Handler:           cfg.Metrics.Served(handler, "readwrite"),
 		ReadHeaderTimeout: 30 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
