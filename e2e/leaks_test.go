@@ -37,6 +37,7 @@ func TestLeaks(t *testing.T) {
 		rounds = n
 	}
 	c := newChurn(t, 10*time.Minute+time.Duration(rounds)*2*time.Minute, 1, func(a *alone) []string {
+		a.frugal = true
 		file := filepath.Join(a.dir, "kubelet.yaml")
 		if err := os.WriteFile(file, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration"+roomy), 0o644); err != nil {
 			t.Fatal(err)
@@ -51,13 +52,17 @@ func TestLeaks(t *testing.T) {
 	// What is only made when it is first needed has been by then.
 	c.vanish(0)
 	before := c.holds()
+	settled := before // after some rounds
 	for round := 1; round <= rounds; round++ {
 		c.vanish(round)
 		if t.Failed() {
 			return
 		}
 		if round%20 == 0 {
-			t.Logf("round %d: %+v", round, c.holds())
+			now := c.holds()
+			if t.Logf("round %d: %+v", round, now); round == 20 {
+				settled = now
+			}
 		}
 	}
 	c.again(func() error {
@@ -76,6 +81,9 @@ func TestLeaks(t *testing.T) {
 			// A few come and go: probes, connections between the parts.
 			if is := after[name]; is.files > was.files+8 || is.goroutines > was.goroutines+25 {
 				return fmt.Errorf("%s held %+v, and holds %+v", name, was, is)
+			}
+			if was := settled[name]; rounds >= 60 && after[name].anonymous > was.anonymous*5/4+16<<10 {
+				return fmt.Errorf("%s held %+v after 20 rounds, and holds %+v", name, was, after[name])
 			}
 		}
 		return nil
