@@ -93,6 +93,12 @@ func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
 			}
 			args.Volumes.BindTimeout = time.Duration(*a.BindTimeoutSeconds) * time.Second
 		}
+		if len(a.Shape) > 0 {
+			var err error
+			if args.Volumes.Shape, err = readShape(a.Shape); err != nil {
+				return fmt.Errorf("shape: %w", err)
+			}
+		}
 	case args.Devices.Name():
 		var a configv1.DynamicResourcesArgs
 		if err := yaml.UnmarshalStrict(data, &a); err != nil {
@@ -173,23 +179,31 @@ func readFit(p *plugins.NodeResourcesFit, data []byte) error {
 		if s.RequestedToCapacityRatio == nil || len(s.RequestedToCapacityRatio.Shape) == 0 {
 			return errors.New("scoringStrategy.requestedToCapacityRatio.shape: at least one point must be specified")
 		}
-		for i, point := range s.RequestedToCapacityRatio.Shape {
-			switch {
-			case point.Utilization < 0 || point.Utilization > 100:
-				return errors.New("scoringStrategy.requestedToCapacityRatio.shape: utilization must be between 0 and 100")
-			case i > 0 && point.Utilization <= s.RequestedToCapacityRatio.Shape[i-1].Utilization:
-				return errors.New("scoringStrategy.requestedToCapacityRatio.shape: utilization values must be sorted in increasing order")
-			case point.Score < 0 || point.Score > 10:
-				return errors.New("scoringStrategy.requestedToCapacityRatio.shape: score must be between 0 and 10")
-			}
-			p.Strategy.Shape = append(p.Strategy.Shape, plugins.Point{
-				Utilization: int64(point.Utilization), Score: int64(point.Score) * framework.MaxScore / 10,
-			})
+		var err error
+		if p.Strategy.Shape, err = readShape(s.RequestedToCapacityRatio.Shape); err != nil {
+			return fmt.Errorf("scoringStrategy.requestedToCapacityRatio.shape: %w", err)
 		}
 	default:
 		return fmt.Errorf("scoringStrategy.type: %q is none of LeastAllocated, MostAllocated, RequestedToCapacityRatio", s.Type)
 	}
 	return nil
+}
+
+// readShape reads scores for utilizations.
+func readShape(points []configv1.UtilizationShapePoint) ([]plugins.Point, error) {
+	var out []plugins.Point
+	for i, point := range points {
+		switch {
+		case point.Utilization < 0 || point.Utilization > 100:
+			return nil, errors.New("utilization must be between 0 and 100")
+		case i > 0 && point.Utilization <= points[i-1].Utilization:
+			return nil, errors.New("utilization values must be sorted in increasing order")
+		case point.Score < 0 || point.Score > 10:
+			return nil, errors.New("score must be between 0 and 10")
+		}
+		out = append(out, plugins.Point{Utilization: int64(point.Utilization), Score: int64(point.Score) * framework.MaxScore / 10})
+	}
+	return out, nil
 }
 
 func readSpread(p *plugins.PodTopologySpread, data []byte) error {

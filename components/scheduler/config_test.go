@@ -54,7 +54,7 @@ profiles:
 	if len(profiles) != 2 || profiles[0].SchedulerName != "default-scheduler" || profiles[1].SchedulerName != "packer" {
 		t.Fatalf("profiles: %+v", profiles)
 	}
-	if p := profiles[0].Plugins; len(p.Score) != 7 || len(p.Filter) != 13 || p.Preemption == nil || p.Devices == nil {
+	if p := profiles[0].Plugins; len(p.Score) != 8 || len(p.Filter) != 13 || p.Preemption == nil || p.Devices == nil {
 		t.Errorf("the default profile: %+v", p)
 	}
 	p := profiles[1].Plugins

@@ -33,7 +33,7 @@ type env struct {
 // start runs an API server on an etcd that filled, unless nil, has prepared.
 func start(t testing.TB) *env { return startOn(t, nil) }
 
-func startOn(t testing.TB, filled func(*clientv3.Client)) *env {
+func startOn(t testing.TB, filled func(*clientv3.Client), changes ...func(*compose.Config)) *env {
 	t.Helper()
 	dir := t.TempDir()
 	set, err := pki.Ensure(filepath.Join(dir, "pki"), pki.Config{NodeName: "test"})
@@ -73,14 +73,18 @@ func startOn(t testing.TB, filled func(*clientv3.Client)) *env {
 		t.Fatal(err)
 	}
 	port := listener.Addr().(*net.TCPAddr).Port
-	server, err := compose.New(compose.Config{
+	cfg := compose.Config{
 		Etcd: db.Client(), Listener: listener, CertFile: set.APIServer.CertFile, KeyFile: set.APIServer.KeyFile,
 		FrontProxyCAFile: set.FrontProxyCA.CertFile, FrontProxy: authn.FrontProxy{AllowedNames: []string{"front-proxy-client"}},
 		ProxyCertFile: set.FrontProxyClient.CertFile, ProxyKeyFile: set.FrontProxyClient.KeyFile, EndpointRouting: true,
 		ClientCAFile: set.CA.CertFile, Issuers: []string{"https://kubernetes.default.svc"},
 		Key: set.ServiceAccountKey, Keys: keys, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		Advertise: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(port)),
-	})
+	}
+	for _, change := range changes {
+		change(&cfg)
+	}
+	server, err := compose.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

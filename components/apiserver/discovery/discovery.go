@@ -292,8 +292,11 @@ func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIR
 	if res.Review {
 		verbs = []string{"create"}
 	}
-	if res.Custom != nil && res.Custom.Terminating {
-		verbs = []string{"delete", "deletecollection", "get", "list", "watch"}
+	if res.Custom != nil {
+		// Not in the order of the alphabet, as upstream tells them.
+		if verbs = []string{"delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"}; res.Custom.Terminating {
+			verbs = []string{"delete", "deletecollection", "get", "list", "watch"}
+		}
 	}
 	main := metav1.APIResource{
 		Name: res.Plural, SingularName: res.Singular, Namespaced: bool(res.Scope), Kind: res.Kind,

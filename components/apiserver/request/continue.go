@@ -45,7 +45,7 @@ func DecodeContinue(token, prefix string) (key string, revision int64, err error
 	}
 	switch {
 	case t.APIVersion != continueVersion:
-		return "", 0, fmt.Errorf("continue key is not valid: server does not recognize this encoded version %q", t.APIVersion)
+		return "", 0, fmt.Errorf("continue key is not valid: server does not recognize this encoded version %v", t.APIVersion)
 	case t.ResourceVersion == 0:
 		return "", 0, errors.New("continue key is not valid: incorrect encoded start resourceVersion (version meta.k8s.io/v1)")
 	case t.StartKey == "":

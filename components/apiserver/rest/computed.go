@@ -4,6 +4,7 @@ import (
 	"context"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"hyperkube/internal/store"
 )
@@ -27,7 +28,7 @@ func (c *call) computed(ctx context.Context, name string) ([]*store.Entry, error
 		out = append(out, entry)
 	}
 	if name != "" && len(out) == 0 {
-		return nil, apierrors.NewNotFound(c.res.GroupResource(), name)
+		return nil, apierrors.NewNotFound(schema.GroupResource{Group: c.res.Group, Resource: c.res.Singular}, name)
 	}
 	return out, nil
 }

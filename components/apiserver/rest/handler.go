@@ -225,6 +225,9 @@ func (c *call) dispatch() error {
 		return c.action(a)
 	}
 	if !slices.Contains(c.res.Verbs, verb) {
+		if verb == "watch" && c.res.Computed() != nil {
+			return apierrors.NewMethodNotSupported(c.res.GroupResource(), verb)
+		}
 		return c.notAllowed()
 	}
 	namespaced := bool(c.res.Scope) && c.namespace == ""

@@ -186,11 +186,11 @@ func (c *call) page(opts *internalversion.ListOptions, s selected) (*store.Page,
 		return nil, err
 	}
 	if opts.Continue != "" {
-		if revision > 0 {
-			return nil, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
-		}
 		if lo.From, lo.Revision, err = request.DecodeContinue(opts.Continue, s.prefix); err != nil {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("invalid continue token: %v", err))
+		}
+		if revision > 0 {
+			return nil, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
 		}
 		lo.Exact = lo.Revision > 0
 	} else {

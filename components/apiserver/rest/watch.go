@@ -52,7 +52,9 @@ func (c *call) watch() error {
 		return err
 	}
 	opts.Watch = true
-	if err := request.CheckListOptions(opts); err != nil {
+	checked := *opts
+	internalversion.SetListOptionsDefaults(&checked, true)
+	if err := request.CheckListOptions(&checked); err != nil {
 		return err
 	}
 	if len(c.info.Parts) > 1 {

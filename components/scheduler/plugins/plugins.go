@@ -76,7 +76,7 @@ func With(a Args) Set {
 		},
 		Score: []Weighted{
 			{TaintToleration{}, 3}, {a.Affinity, 2}, {a.Fit, 1}, {a.Spread, 2},
-			{a.InterPod, 2}, {a.Balanced, 1}, {ImageLocality{}, 1},
+			{a.InterPod, 2}, {a.Balanced, 1}, {ImageLocality{}, 1}, {a.Volumes, 1},
 		},
 		Devices:    &a.Devices,
 		Preemption: &a.Preemption,

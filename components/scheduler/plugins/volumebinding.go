@@ -3,6 +3,7 @@ package plugins
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -22,6 +23,9 @@ import (
 type VolumeBinding struct {
 	// BindTimeout is how long a pod waits for its volumes on the node chosen.
 	BindTimeout time.Duration
+	// Shape tells the score for the part of a node's storage that the pod would
+	// use; nil: the less, the better.
+	Shape []Point
 }
 
 // Name of the plugin.
@@ -162,7 +166,7 @@ func plan(c *framework.Cycle, delayed []*corev1.PersistentVolumeClaim, n *state.
 			r.Bind = append(r.Bind, framework.Bound{Volume: pv, Was: pv, Claim: pvc})
 			continue
 		}
-		if why := mayProvision(c.Volumes, pvc, n); why != "" {
+		if _, why := mayProvision(c.Volumes, pvc, n); why != "" {
 			return nil, why
 		}
 		r.Provision = append(r.Provision, framework.Provisioned{Claim: pvc, Was: pvc})
@@ -170,23 +174,24 @@ func plan(c *framework.Cycle, delayed []*corev1.PersistentVolumeClaim, n *state.
 	return r, ""
 }
 
-// mayProvision says why no volume can be made for a claim on a node.
-func mayProvision(v framework.Volumes, pvc *corev1.PersistentVolumeClaim, n *state.Node) string {
+// mayProvision says why no volume can be made for a claim on a node, or returns
+// the storage that it can be made of, nil if nobody tells.
+func mayProvision(v framework.Volumes, pvc *corev1.PersistentVolumeClaim, n *state.Node) (*storagev1.CSIStorageCapacity, string) {
 	class := v.Class(volumehelpers.GetPersistentVolumeClaimClass(pvc))
 	if class == nil || class.Provisioner == "" || class.Provisioner == volumehelpers.NotSupportedProvisioner {
-		return noVolume
+		return nil, noVolume
 	}
 	if len(class.AllowedTopologies) > 0 && !slices.ContainsFunc(class.AllowedTopologies, func(t corev1.TopologySelectorTerm) bool {
 		return !slices.ContainsFunc(t.MatchLabelExpressions, func(e corev1.TopologySelectorLabelRequirement) bool {
 			return !slices.Contains(e.Values, n.Object.Labels[e.Key])
 		})
 	}) {
-		return noVolume
+		return nil, noVolume
 	}
 	size, ok := pvc.Spec.Resources.Requests[corev1.ResourceStorage]
 	driver := v.Driver(class.Provisioner)
 	if !ok || driver == nil || driver.Spec.StorageCapacity == nil || !*driver.Spec.StorageCapacity {
-		return ""
+		return nil, ""
 	}
 	for _, k := range v.Capacities() {
 		limit := k.Capacity
@@ -197,10 +202,81 @@ func mayProvision(v framework.Volumes, pvc *corev1.PersistentVolumeClaim, n *sta
 			continue
 		}
 		if s, err := metav1.LabelSelectorAsSelector(k.NodeTopology); err == nil && s.Matches(labels.Set(n.Object.Labels)) {
-			return ""
+			return k, ""
 		}
 	}
-	return noSpace
+	return nil, noSpace
+}
+
+// share is how much of what storage has room for a pod would use, in bytes.
+type share struct{ used, room int64 }
+
+// Score as framework.Score: of nodes where volumes are chosen for the pod's
+// claims, or made, those come first whose storage has the most left, unless the
+// shape says otherwise. Each class counts alike.
+// https://kep.k8s.io/4049
+func (p VolumeBinding) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
+	if c.Volumes == nil || !hasClaims(c.Pod.Object) {
+		return false
+	}
+	all := sortClaims(c)
+	if all.refused != "" || len(all.delayed) == 0 {
+		return false
+	}
+	for i, n := range nodes {
+		out[i] = 0
+		if r, why := plan(c, all.delayed, n); why == "" {
+			out[i] = p.scoreOf(sharesOf(c.Volumes, r, n))
+		}
+	}
+	return true
+}
+
+// sharesOf are those of what is chosen on a node, or else made there, by class.
+func sharesOf(v framework.Volumes, r *framework.Reservation, n *state.Node) map[string]share {
+	out := map[string]share{}
+	for _, b := range r.Bind {
+		used, room := b.Claim.Spec.Resources.Requests[corev1.ResourceStorage], b.Volume.Spec.Capacity[corev1.ResourceStorage]
+		s := out[b.Volume.Spec.StorageClassName]
+		out[b.Volume.Spec.StorageClassName] = share{s.used + used.Value(), s.room + room.Value()}
+	}
+	if len(r.Bind) > 0 {
+		return out
+	}
+	for _, made := range r.Provision {
+		capacity, _ := mayProvision(v, made.Claim, n)
+		if capacity == nil {
+			continue
+		}
+		used := made.Claim.Spec.Resources.Requests[corev1.ResourceStorage]
+		s := share{used: out[capacity.StorageClassName].used + used.Value()}
+		if capacity.Capacity != nil {
+			s.room = capacity.Capacity.Value() // all are made of the same
+		}
+		out[capacity.StorageClassName] = s
+	}
+	return out
+}
+
+var emptiest = []Point{{Utilization: 0, Score: framework.MaxScore}, {Utilization: 100, Score: 0}}
+
+func (p VolumeBinding) scoreOf(classes map[string]share) int64 {
+	if len(classes) == 0 {
+		return 0
+	}
+	shape := p.Shape
+	if shape == nil {
+		shape = emptiest
+	}
+	var sum int64
+	for _, s := range classes {
+		if s.room == 0 || s.used > s.room {
+			sum += onShape(shape, 100)
+			continue
+		}
+		sum += onShape(shape, s.used*100/s.room)
+	}
+	return int64(math.Round(float64(sum) / float64(len(classes))))
 }
 
 // Reserve as framework.Reserver.

@@ -2,6 +2,7 @@ package plugins
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -230,6 +231,46 @@ func TestReserve(t *testing.T) {
 	}
 	if want := "[v2=small v4=large third@a]"; fmt.Sprint(got) != want {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// TestVolumeScore holds the scores of nodes by what would be left of their
+// storage.
+func TestVolumeScore(t *testing.T) {
+	driver := []*storagev1.CSIDriver{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}}
+	space := func(zone, size string) *storagev1.CSIStorageCapacity {
+		return &storagev1.CSIStorageCapacity{StorageClassName: "make", Capacity: ptr.To(resource.MustParse(size)), NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{"zone": zone}}}
+	}
+	made := &store{
+		claims: []*corev1.PersistentVolumeClaim{claimOf("c", "make"), claimOf("d", "make")}, classes: []*storagev1.StorageClass{delaying("make", "p")},
+		drivers: driver, capacities: []*storagev1.CSIStorageCapacity{space("a", "4Gi"), space("b", "10Gi")},
+	}
+	chosen := &store{
+		claims: []*corev1.PersistentVolumeClaim{claimOf("c", "static")}, classes: []*storagev1.StorageClass{delaying("static", volumehelpers.NotSupportedProvisioner)},
+		volumes: []*corev1.PersistentVolume{volumeAt("v1", "static", "1Gi", "a"), volumeAt("v4", "static", "4Gi", "b")},
+	}
+	untold := &store{claims: []*corev1.PersistentVolumeClaim{claimOf("c", "make")}, classes: []*storagev1.StorageClass{delaying("make", "p")}}
+	settled := &store{claims: []*corev1.PersistentVolumeClaim{bound(claimOf("c", ""), "v")}, volumes: []*corev1.PersistentVolume{volumeAt("v", "", "1Gi", "")}}
+	for name, tc := range map[string]struct {
+		store *store
+		pod   *corev1.Pod
+		shape []Point
+		want  []int64 // of a and b; nil: no opinion
+	}{
+		"made":            {made, podWith("p", "c"), nil, []int64{75, 90}},
+		"two of one":      {made, podWith("p", "c", "d"), nil, []int64{50, 80}},
+		"the fullest":     {made, podWith("p", "c", "d"), []Point{{0, 0}, {100, 100}}, []int64{50, 20}},
+		"chosen":          {chosen, podWith("p", "c"), nil, []int64{0, 75}},
+		"nobody tells":    {untold, podWith("p", "c"), nil, []int64{0, 0}},
+		"bound":           {settled, podWith("p", "c"), nil, nil},
+		"without volumes": {&store{}, podWith("p"), nil, nil},
+	} {
+		s := zones("a", "b")
+		c := &framework.Cycle{Pod: state.NewPod(tc.pod), State: s, Volumes: tc.store}
+		out := []int64{-1, -1}
+		if got := (VolumeBinding{Shape: tc.shape}).Score(c, []*state.Node{s.Node("a"), s.Node("b")}, out); got != (tc.want != nil) || got && !slices.Equal(out, tc.want) {
+			t.Errorf("%s: %v %v, want %v", name, got, out, tc.want)
+		}
 	}
 }
 

@@ -8,8 +8,12 @@
 package admissionregistration
 
 import (
+	"fmt"
+	"strings"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
 )
@@ -43,6 +47,19 @@ func Virtual() []schema.GroupResource {
 		{Group: "authorization.k8s.io", Resource: "selfsubjectrulesreviews"},
 		{Group: "authorization.k8s.io", Resource: "subjectaccessreviews"},
 	}
+}
+
+// StaticSuffix is how the names of webhooks and policies end that files of the
+// API server configure.
+const StaticSuffix = ".static.k8s.io"
+
+// notStatic refuses their names for new objects of the API.
+func notStatic(name string) field.ErrorList {
+	if !strings.HasSuffix(name, StaticSuffix) {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), name,
+		fmt.Sprintf("names ending with %q are reserved for static manifest-based configurations and cannot be managed via the API", StaticSuffix))}
 }
 
 // setDefault fills *p when it is nil.

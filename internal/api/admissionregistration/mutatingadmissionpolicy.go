@@ -32,7 +32,7 @@ func mutatingAdmissionPolicy() api.Kind[*admissionv1.MutatingAdmissionPolicy] {
 		},
 		PrepareCreate: firstGeneration[*policy],
 		Validate: func(_ context.Context, p *policy) field.ErrorList {
-			return validateMutatingPolicy(p, nil)
+			return append(validateMutatingPolicy(p, nil), notStatic(p.Name)...)
 		},
 		Update: api.KindUpdate[*policy]{
 			Prepare: func(_ context.Context, p, old *policy) {

@@ -30,7 +30,7 @@ func mutatingAdmissionPolicyBinding() api.Kind[*admissionv1.MutatingAdmissionPol
 			defaultMatchResources(b.Spec.MatchResources)
 		},
 		PrepareCreate: firstGeneration[*binding],
-		Validate:      func(_ context.Context, b *binding) field.ErrorList { return validate(b) },
+		Validate:      func(_ context.Context, b *binding) field.ErrorList { return append(validate(b), notStatic(b.Name)...) },
 		Update: api.KindUpdate[*binding]{
 			Prepare: func(_ context.Context, b, old *binding) {
 				prepareGeneration(b, old, apiequality.Semantic.DeepEqual(b.Spec, old.Spec))

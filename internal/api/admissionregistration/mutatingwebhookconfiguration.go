@@ -37,7 +37,7 @@ func mutatingWebhookConfiguration() api.Kind[*admissionv1.MutatingWebhookConfigu
 		},
 		PrepareCreate: firstGeneration[*configuration],
 		Validate: func(_ context.Context, c *configuration) field.ErrorList {
-			return validateHooks(mutatingHooks(c.Webhooks), leniency{})
+			return append(validateHooks(mutatingHooks(c.Webhooks), leniency{}), notStatic(c.Name)...)
 		},
 		Warnings: func(_ context.Context, c, _ *configuration) []string {
 			return warnVirtual(mutatingHooks(c.Webhooks))

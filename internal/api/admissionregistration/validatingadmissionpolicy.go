@@ -46,7 +46,7 @@ func validatingAdmissionPolicy() api.Kind[*admissionv1.ValidatingAdmissionPolicy
 			p.Generation = 1
 		},
 		Validate: func(_ context.Context, p *policy) field.ErrorList {
-			return validateValidatingPolicy(p, nil)
+			return append(validateValidatingPolicy(p, nil), notStatic(p.Name)...)
 		},
 		Update: api.KindUpdate[*policy]{
 			Prepare: func(_ context.Context, p, old *policy) {

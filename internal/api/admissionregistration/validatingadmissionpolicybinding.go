@@ -29,7 +29,7 @@ func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissio
 		NewList:       func() runtime.Object { return &admissionv1.ValidatingAdmissionPolicyBindingList{} },
 		Default:       func(b *binding) { defaultMatchResources(b.Spec.MatchResources) },
 		PrepareCreate: firstGeneration[*binding],
-		Validate:      func(_ context.Context, b *binding) field.ErrorList { return validate(b) },
+		Validate:      func(_ context.Context, b *binding) field.ErrorList { return append(notStatic(b.Name), validate(b)...) },
 		Update: api.KindUpdate[*binding]{
 			Prepare: func(_ context.Context, b, old *binding) {
 				prepareGeneration(b, old, apiequality.Semantic.DeepEqual(b.Spec, old.Spec))

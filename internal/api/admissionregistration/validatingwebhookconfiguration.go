@@ -36,7 +36,7 @@ func validatingWebhookConfiguration() api.Kind[*admissionv1.ValidatingWebhookCon
 		},
 		PrepareCreate: firstGeneration[*configuration],
 		Validate: func(_ context.Context, c *configuration) field.ErrorList {
-			return validateHooks(validatingHooks(c.Webhooks), leniency{})
+			return append(validateHooks(validatingHooks(c.Webhooks), leniency{}), notStatic(c.Name)...)
 		},
 		Warnings: func(_ context.Context, c, _ *configuration) []string {
 			return warnVirtual(validatingHooks(c.Webhooks))

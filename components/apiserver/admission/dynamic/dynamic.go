@@ -18,11 +18,12 @@ import (
 	"fmt"
 	"io"
 
+	registrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/initializer"
 	mutatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
 	validatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/validating"
-	webhookconfig "k8s.io/apiserver/pkg/admission/plugin/webhook/config"
 	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
 	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -35,6 +36,7 @@ import (
 
 	"hyperkube/components/apiserver/informed"
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/api"
 	"hyperkube/internal/api/admissionregistration"
 )
 
@@ -55,7 +57,8 @@ type Config struct {
 
 // Plugins are the four plugins. Make them with New.
 type Plugins struct {
-	cfg Config
+	cfg    Config
+	static *manifests
 	// stop is closed when Run ends: what plugins run ends with it.
 	stop   chan struct{}
 	mapper meta.RESTMapper
@@ -67,15 +70,16 @@ func New(cfg Config) (*Plugins, error) {
 	if cfg.Informers == nil || cfg.Kube == nil || cfg.Dynamic == nil || cfg.Authorizer == nil || cfg.Registry == nil {
 		return nil, errors.New("dynamic admission takes informers, clients, an authorizer and a registry")
 	}
-	for _, name := range []string{mutatingwebhook.PluginName, validatingwebhook.PluginName} {
-		// The plugins are made later; who wrote it shall hear now.
-		if data := cfg.Files[name]; len(data) > 0 {
-			if _, err := webhookconfig.LoadConfig(bytes.NewReader(data)); err != nil {
-				return nil, fmt.Errorf("admission plugin %s: %w", name, err)
-			}
+	static, err := newManifests(cfg.file, func(plural string) *api.Resource {
+		if res := cfg.Registry.Lookup(registrationv1.SchemeGroupVersion.WithResource(plural)); res != nil {
+			return res.Resource
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	p := &Plugins{cfg: cfg, stop: make(chan struct{}), mapper: mapper{cfg.Registry}, all: map[string]admission.Interface{}}
+	p := &Plugins{cfg: cfg, static: static, stop: make(chan struct{}), mapper: mapper{cfg.Registry}, all: map[string]admission.Interface{}}
 	v1 := cfg.Informers.Admissionregistration().V1()
 	all := []admission.Operation{admission.Connect, admission.Create, admission.Delete, admission.Update}
 	for _, one := range []struct {
@@ -93,6 +97,13 @@ func New(cfg Config) (*Plugins, error) {
 		{validatingpolicy.PluginName, true, all, v1.ValidatingAdmissionPolicyBindings().Informer(), p.validatingPolicy},
 	} {
 		l := &lazy{name: one.name, ops: one.ops, make: one.make}
+		dir, err := static.folder(one.name)
+		if err != nil {
+			return nil, fmt.Errorf("admission plugin %s: %w", one.name, err)
+		}
+		if dir != "" {
+			l.count.Add(1) // whatever the API has
+		}
 		handle, err := one.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(any) { l.count.Add(1) },
 			DeleteFunc: func(any) { l.count.Add(-1) },
@@ -121,8 +132,8 @@ func (p *Plugins) Run(ctx context.Context) error {
 }
 
 // file is the configuration of a plugin; nil when there is none.
-func (p *Plugins) file(name string) io.Reader {
-	if data := p.cfg.Files[name]; len(data) > 0 {
+func (c *Config) file(name string) io.Reader {
+	if data := c.Files[name]; len(data) > 0 {
 		return bytes.NewReader(data)
 	}
 	return nil
@@ -137,10 +148,11 @@ type webhook interface {
 	SetExternalKubeInformerFactory(informers.SharedInformerFactory)
 	SetUnconditionalAuthorizer(authorizer.UnconditionalAuthorizer)
 	SetDrainedNotification(<-chan struct{})
+	initializer.WantsManifestLoaders
 }
 
 func (p *Plugins) mutatingWebhook(name string) (admission.Interface, error) {
-	w, err := mutatingwebhook.NewMutatingWebhook(p.file(name))
+	w, err := mutatingwebhook.NewMutatingWebhook(p.cfg.file(name))
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +162,7 @@ func (p *Plugins) mutatingWebhook(name string) (admission.Interface, error) {
 }
 
 func (p *Plugins) validatingWebhook(name string) (admission.Interface, error) {
-	w, err := validatingwebhook.NewValidatingAdmissionWebhook(p.file(name))
+	w, err := validatingwebhook.NewValidatingAdmissionWebhook(p.cfg.file(name))
 	if err != nil {
 		return nil, err
 	}
@@ -165,6 +177,7 @@ func (p *Plugins) startWebhook(w webhook) error {
 	w.SetExternalKubeInformerFactory(p.cfg.Informers)
 	w.SetUnconditionalAuthorizer(p.cfg.Authorizer)
 	w.SetDrainedNotification(p.stop)
+	w.SetManifestLoaders(p.static.loaders())
 	if err := w.ValidateInitialization(); err != nil {
 		return err
 	}
@@ -182,10 +195,11 @@ type policy interface {
 	SetDynamicClient(clientdynamic.Interface)
 	SetUnconditionalAuthorizer(authorizer.UnconditionalAuthorizer)
 	SetDrainedNotification(<-chan struct{})
+	initializer.WantsManifestLoaders
 }
 
 func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
-	x, err := mutatingpolicy.NewPlugin(p.file(name))
+	x, err := mutatingpolicy.NewPlugin(p.cfg.file(name))
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +209,7 @@ func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
 }
 
 func (p *Plugins) validatingPolicy(name string) (admission.Interface, error) {
-	x, err := validatingpolicy.NewPlugin(p.file(name))
+	x, err := validatingpolicy.NewPlugin(p.cfg.file(name))
 	if err != nil {
 		return nil, err
 	}
@@ -210,6 +224,7 @@ func (p *Plugins) startPolicy(x policy) error {
 	x.SetDynamicClient(p.cfg.Dynamic)
 	x.SetUnconditionalAuthorizer(p.cfg.Authorizer)
 	x.SetDrainedNotification(p.stop)
+	x.SetManifestLoaders(p.static.loaders())
 	if err := x.ValidateInitialization(); err != nil {
 		return err
 	}
