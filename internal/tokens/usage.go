@@ -42,6 +42,12 @@ type Usage struct {
 	now  func() time.Time
 
 	legacy, stale, valid, manual, auto, invalid prometheus.Counter
+
+	// What remembering tokens saves: requests by whether the token was known, how
+	// long they took, and tokens that had to be verified.
+	requests, fetches *prometheus.CounterVec
+	took              *prometheus.HistogramVec
+	verifying         prometheus.Gauge
 }
 
 // NewUsage makes a Usage that labels Secrets by kube, and whose metrics are in
@@ -64,7 +70,51 @@ func NewUsage(kube kubernetes.Interface, reg prometheus.Registerer, log *slog.Lo
 			return nil, fmt.Errorf("registering metrics of tokens: %w", err)
 		}
 	}
+	cache := prometheus.Opts{Namespace: "authentication", Subsystem: "token_cache", Help: "[ALPHA] "}
+	named := func(name string) prometheus.Opts { o := cache; o.Name = name; return o }
+	u.requests = prometheus.NewCounterVec(prometheus.CounterOpts(named("request_total")), []string{"status"})
+	u.fetches = prometheus.NewCounterVec(prometheus.CounterOpts(named("fetch_total")), []string{"status"})
+	u.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: cache.Namespace, Subsystem: cache.Subsystem, Name: "request_duration_seconds", Help: cache.Help,
+	}, []string{"status"})
+	active := prometheus.NewGaugeVec(prometheus.GaugeOpts(named("active_fetch_count")), []string{"status"})
+	// Nobody waits for another to verify the same token.
+	active.WithLabelValues("blocked")
+	u.verifying = active.WithLabelValues("in_flight")
+	for _, c := range []prometheus.Collector{u.requests, u.fetches, u.took, active} {
+		if err := reg.Register(c); err != nil {
+			return nil, fmt.Errorf("registering metrics of tokens: %w", err)
+		}
+	}
 	return u, nil
+}
+
+// known takes note of a token that was verified before, in that time.
+func (u *Usage) known(took time.Duration) {
+	if u == nil {
+		return
+	}
+	u.requests.WithLabelValues("hit").Inc()
+	u.took.WithLabelValues("hit").Observe(took.Seconds())
+}
+
+// verify takes note of a token that is to be verified since began; what it
+// returns is called with the outcome.
+func (u *Usage) verify(began time.Time) func(error) {
+	if u == nil {
+		return func(error) {}
+	}
+	u.verifying.Inc()
+	return func(err error) {
+		status := "ok"
+		if err != nil {
+			status = "error"
+		}
+		u.verifying.Dec()
+		u.fetches.WithLabelValues(status).Inc()
+		u.requests.WithLabelValues("miss").Inc()
+		u.took.WithLabelValues("miss").Observe(time.Since(began).Seconds())
+	}
 }
 
 // bound takes note of a token that expires. After warnAfter, if that is not

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -70,5 +71,39 @@ func TestUsage(t *testing.T) {
 	none.bound(t.Context(), "x", now, now)
 	if err := none.secret(t.Context(), secret, sa); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRemembered counts tokens that are verified, and those that were before.
+func TestRemembered(t *testing.T) {
+	f := newFixture(t, nil)
+	u, err := NewUsage(nil, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.verifier.cfg.Usage = u
+	token := f.request(t, authenticationv1.TokenRequestSpec{}).Status.Token
+	for range 3 {
+		if _, _, err := f.verifier.verify(token); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := f.verifier.verify(token[:len(token)-8] + "AAAAAAAA"); err == nil {
+		t.Error("a forged token is taken")
+	}
+	if _, ok, err := f.verifier.verify("of somebody else"); ok || err != nil {
+		t.Errorf("another token: %v, %v", ok, err)
+	}
+	for _, c := range []struct {
+		of   *prometheus.CounterVec
+		what string
+		want float64
+	}{{u.requests, "hit", 2}, {u.requests, "miss", 2}, {u.fetches, "ok", 1}, {u.fetches, "error", 1}} {
+		if got := testutil.ToFloat64(c.of.WithLabelValues(c.what)); got != c.want {
+			t.Errorf("%s: %v, want %v", c.what, got, c.want)
+		}
+	}
+	if n := testutil.ToFloat64(u.verifying); n != 0 {
+		t.Errorf("%v being verified", n)
 	}
 }

@@ -119,7 +119,8 @@ func (v *Verifier) AuthenticateToken(ctx context.Context, token string) (*authen
 }
 
 // verify checks what never changes about a token.
-func (v *Verifier) verify(token string) (*verified, bool, error) {
+func (v *Verifier) verify(token string) (_ *verified, _ bool, err error) {
+	began := time.Now()
 	hash := sha256.Sum256([]byte(token))
 	v.mu.RLock()
 	tok := v.young[hash]
@@ -128,11 +129,14 @@ func (v *Verifier) verify(token string) (*verified, bool, error) {
 	}
 	v.mu.RUnlock()
 	if tok != nil {
+		v.cfg.Usage.known(time.Since(began))
 		return tok, true, nil
 	}
 	if !v.ours(token) {
 		return nil, false, nil
 	}
+	done := v.cfg.Usage.verify(began)
+	defer func() { done(err) }()
 	parsed, err := jwt.ParseSigned(token, []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.ES384, jose.ES512})
 	if err != nil || len(parsed.Headers) != 1 {
 		return nil, false, nil
