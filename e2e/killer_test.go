@@ -57,8 +57,8 @@ const (
 // Lines that it reads: "call METHOD FILE…" and "create FOLDER FILE…", "write PATH
 // FILE…": at the next call of the method, or at the next entry of a folder or
 // write to a file, the processes of the PID files are killed. It answers "armed",
-// then "killed", or "failed" and why. "mounts" is answered by the number of
-// volumes that are mounted, of claims that are prepared.
+// then "killed", or "failed" and why. "left" is answered by the number of claims that
+// are prepared.
 type killer struct {
 	layout layout.Node
 	csi    *testcsi.Driver
