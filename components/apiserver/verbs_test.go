@@ -134,6 +134,8 @@ func TestErrors(t *testing.T) {
 		{"empty eviction", "POST", "/api/v1/namespaces/default/pods/none/eviction", ``, []string{jsn}, 400, "the object provided is unrecognized (must be of type Eviction): couldn't get version/kind; json parse error: unexpected end of JSON input ("},
 		{"delete with another", "DELETE", cms + "/a", `{"apiVersion":"v1","kind":"ConfigMap"}`, []string{jsn}, 400, `no kind \"ConfigMap\" is registered for version \"v1\" in scheme`},
 		{"delete as metadata", "DELETE", cms + "?labelSelector=none", ``, []string{"Accept: application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"}, 406, "you requested PartialObjectMetadata, but the requested object is a list (*core.ConfigMapList)"},
+		{"dry claims", "POST", "/apis/apps/v1/namespaces/default/statefulsets?dryRun=All", `{"metadata":{"name":"s"},"spec":{"serviceName":"s","selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}},` +
+			`"volumeClaimTemplates":[{"metadata":{"name":"v"},"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}]}}`, []string{jsn}, 201, `"volumeClaimTemplates":[{"kind":"PersistentVolumeClaim","apiVersion":"v1"`},
 		{"delete as table", "DELETE", cms + "?labelSelector=none", ``, []string{tabl}, 200, `"kind":"Table"`},
 		{"patch not JSON", "PATCH", cms + "/a", `{`, []string{mrg}, 400, ""},
 		{"patch missing path", "PATCH", cms + "/a", `[{"op":"remove","path":"/data/zz"}]`, []string{jpt}, 422, ""},

@@ -111,6 +111,9 @@ func (r *Resource) Reread(obj api.Object) api.Object {
 	if err := to.Unmarshal(raw); err != nil {
 		return obj
 	}
+	if r.Complete != nil {
+		r.Complete(into)
+	}
 	into.GetObjectKind().SetGroupVersionKind(obj.GetObjectKind().GroupVersionKind())
 	return into
 }
