@@ -375,6 +375,44 @@ func TestCustomConversion(t *testing.T) {
 			t.Errorf("a list of both: %v %v", items, err)
 		}
 	}
+	// A version that is taken away although something is stored in it.
+	remove := `[{"op":"replace","path":"/status/storedVersions","value":["v2"]}]`
+	if _, err := c.Resource(definitions).Patch(c.ctx, "foos.example.com", types.JSONPatchType, []byte(remove), metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+	remove = `[{"op":"remove","path":"/spec/versions/0"}]`
+	if _, err := c.Resource(definitions).Patch(c.ctx, "foos.example.com", types.JSONPatchType, []byte(remove), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		_, err := v2.Get(c.ctx, "a", metav1.GetOptions{})
+		if err == nil || apierrors.IsServiceUnavailable(err) || apierrors.IsNotFound(err) {
+			continue // the definition is served a moment after it is stored
+		}
+		if !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), lost) || !strings.Contains(err.Error(), "from an invalid group/version: example.com/v1") {
+			t.Errorf("of a version that is gone: %v", err)
+		}
+		break
+	}
+	// Its end is no new generation, and waits for its instances whatever is wished.
+	before, err := c.Resource(definitions).Get(c.ctx, "foos.example.com", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy := metav1.DeletePropagationForeground
+	w, err := c.Resource(definitions).Watch(c.ctx, metav1.ListOptions{ResourceVersion: before.GetResourceVersion()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	if err := c.Resource(definitions).Delete(c.ctx, "foos.example.com", metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
+		t.Fatal(err)
+	}
+	marked, ok := (<-w.ResultChan()).Object.(*unstructured.Unstructured)
+	if !ok || marked.GetDeletionTimestamp() == nil || marked.GetDeletionGracePeriodSeconds() != nil ||
+		marked.GetGeneration() != before.GetGeneration() || slices.Contains(marked.GetFinalizers(), metav1.FinalizerDeleteDependents) {
+		t.Errorf("marked: %v", marked)
+	}
 	close(calls)
 	if len(calls) == 0 {
 		t.Error("the webhook was never called")

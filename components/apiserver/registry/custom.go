@@ -149,7 +149,12 @@ func marshalCustom(obj runtime.Object) ([]byte, error) {
 // What a webhook has converted is kept as JSON.
 func (r *Resource) customOf(e *store.Entry, stored api.Object) (api.Object, error) {
 	if !r.Custom.Remote || stored.GetObjectKind().GroupVersionKind().Version == r.Version {
-		return r.StoredAs.FromStored(stored)
+		obj, err := r.StoredAs.FromStored(stored)
+		if err != nil {
+			// It is of a version that is defined no more.
+			return nil, e.Unreadable(err)
+		}
+		return obj, nil
 	}
 	data, err := e.Memo(r.slot+slotConverted, func() ([]byte, error) {
 		obj, err := r.StoredAs.FromStored(stored)

@@ -218,12 +218,14 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 	if pending {
 		return removed{entry: entry, obj: current}, nil
 	}
-	if want, changed := dependentFinalizers(c.res.Resource, obj, opts); changed {
+	// BeforeDelete may have marked it, and nobody's wish counts besides.
+	own := !graceful && current.GetDeletionTimestamp() == nil && obj.GetDeletionTimestamp() != nil
+	if want, changed := dependentFinalizers(c.res.Resource, obj, opts); changed && !own {
 		obj.SetFinalizers(want)
 	}
 	blocked := len(obj.GetFinalizers()) > 0 || c.res.Retain != nil && c.res.Retain(obj)
 	stay := blocked || graceful && opts.GracePeriodSeconds != nil && *opts.GracePeriodSeconds > 0
-	if !graceful && blocked {
+	if !graceful && blocked && !own {
 		markDeleting(obj)
 	}
 	if stay {

@@ -105,11 +105,14 @@ func noteStoredVersion(d *crd) {
 }
 
 // beforeDelete keeps a definition for as long as there are instances of it;
-// they are deleted by components/apiserver/customresource.
+// they are deleted by components/apiserver/customresource. It marks it by
+// itself, for that is no new generation of it, as upstream has it.
 func beforeDelete(_ context.Context, d *crd, _ *metav1.DeleteOptions) bool {
 	if d.DeletionTimestamp != nil {
 		return false
 	}
+	now := metav1.Now().Rfc3339Copy()
+	d.DeletionTimestamp = &now
 	if !apihelpers.CRDHasFinalizer(d, apiextensionsv1.CustomResourceCleanupFinalizer) {
 		d.Finalizers = append(d.Finalizers, apiextensionsv1.CustomResourceCleanupFinalizer)
 	}
