@@ -74,15 +74,7 @@ func TestHooksOfSidecars(t *testing.T) {
 		}
 		p.Spec.Containers[0].Lifecycle = hook("main")
 	}))
-	p := b.await("a", "ready", ready).DeepCopy()
-	now := metav1.Now()
-	p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.ResourceVersion = &now, &grace, "100"
-	b.manager.Set(p)
-	select {
-	case <-b.manager.Cleaned("uid-a"):
-	case <-time.After(2 * time.Minute):
-		t.Fatalf("the pod never ended; calls %v", runtime.Calls())
-	}
+	b.end(grace)
 	mu.Lock()
 	defer mu.Unlock()
 	if slices.Sort(begun); !slices.Equal(begun, []string{"main", "one", "two"}) {
@@ -104,6 +96,21 @@ func TestHooksOfSidecars(t *testing.T) {
 	}
 }
 
+// end deletes pod a once it is ready, with a grace period in seconds, and waits until
+// nothing is left of it.
+func (b *bench) end(grace int64) {
+	b.t.Helper()
+	p := b.await("a", "ready", ready).DeepCopy()
+	now := metav1.Now()
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.ResourceVersion = &now, &grace, "100"
+	b.manager.Set(p)
+	select {
+	case <-b.manager.Cleaned("uid-a"):
+	case <-time.After(2 * time.Minute):
+		b.t.Fatalf("the pod never ended; calls %v", b.runtime.Calls())
+	}
+}
+
 // TestSidecarsWithoutTime: those whose turn does not come in the grace period are
 // stopped nevertheless.
 func TestSidecarsWithoutTime(t *testing.T) {
@@ -116,15 +123,7 @@ func TestSidecarsWithoutTime(t *testing.T) {
 		p.Spec.TerminationGracePeriodSeconds = &one
 		p.Spec.InitContainers = []v1.Container{{Name: "one", Image: "busybox:1", RestartPolicy: &always}}
 	}))
-	p := b.await("a", "ready", ready).DeepCopy()
-	now := metav1.Now()
-	p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.ResourceVersion = &now, &one, "100"
-	b.manager.Set(p)
-	select {
-	case <-b.manager.Cleaned("uid-a"):
-	case <-time.After(2 * time.Minute):
-		t.Fatalf("the pod never ended; calls %v", runtime.Calls())
-	}
+	b.end(one)
 }
 
 // TestRenew: a pod that is wanted again while it is being removed is run again when

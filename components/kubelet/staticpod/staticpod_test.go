@@ -18,32 +18,41 @@ type told chan string
 func (s told) Set(p *v1.Pod)        { s <- "set " + p.Name }
 func (s told) Remove(uid types.UID) { s <- "remove" }
 
-// TestFolderMadeAgain: a folder that is removed has no pods, and one that takes its
-// place is followed.
-func TestFolderMadeAgain(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "manifests")
-	sink := make(told, 100)
+// follow runs a source of the folder until the test ends: first is closed when it
+// has read all, expect waits for what it tells next.
+func follow(t *testing.T, dir string) (first <-chan struct{}, expect func(want ...string)) {
+	t.Helper()
+	sink, read := make(told, 100), make(chan struct{})
 	s := &Source{Dir: dir, NodeName: "n", Sink: sink, Log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(context.Background())
-	done, first := make(chan error, 1), make(chan struct{})
-	go func() { done <- s.Run(ctx, func() { close(first) }) }()
-	defer func() {
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx, func() { close(read) }) }()
+	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-	}()
-	expect := func(want string) {
+	})
+	return read, func(want ...string) {
 		t.Helper()
-		select {
-		case got := <-sink:
-			if got != want {
-				t.Fatalf("told %q, want %q", got, want)
+		for _, w := range want {
+			select {
+			case got := <-sink:
+				if got != w {
+					t.Fatalf("told %q, want %q", got, w)
+				}
+			case <-time.After(time.Minute):
+				t.Fatalf("never told %q", w)
 			}
-		case <-time.After(time.Minute):
-			t.Fatalf("never told %q", want)
 		}
 	}
+}
+
+// TestFolderMadeAgain: a folder that is removed has no pods, and one that takes its
+// place is followed.
+func TestFolderMadeAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "manifests")
+	first, expect := follow(t, dir)
 	make_ := func(dir string) {
 		t.Helper()
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -94,30 +103,7 @@ func TestMadeAgain(t *testing.T) {
 		}
 	}
 	write(path)
-	sink := make(told, 100)
-	s := &Source{Dir: dir, NodeName: "n", Sink: sink, Log: slog.New(slog.DiscardHandler)}
-	ctx, cancel := context.WithCancel(context.Background())
-	done, first := make(chan error, 1), make(chan struct{})
-	go func() { done <- s.Run(ctx, func() { close(first) }) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
-	expect := func(want ...string) {
-		t.Helper()
-		for _, w := range want {
-			select {
-			case got := <-sink:
-				if got != w {
-					t.Fatalf("told %q, want %q", got, w)
-				}
-			case <-time.After(time.Minute):
-				t.Fatalf("never told %q", w)
-			}
-		}
-	}
+	first, expect := follow(t, dir)
 	expect("set web-n")
 	<-first
 	if err := os.Remove(path); err != nil {
