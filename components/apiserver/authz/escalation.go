@@ -10,9 +10,14 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/auth/rbac/validation"
 )
 
@@ -22,6 +27,7 @@ import (
 // https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping
 type Escalation struct {
 	rbac *RBAC
+	kube kubernetes.Interface
 	may  authorizer.Authorizer
 }
 
@@ -32,7 +38,7 @@ func (a *Authorizer) Escalation() admission.ValidationInterface {
 	if a.rbac == nil {
 		return nil
 	}
-	return &Escalation{rbac: a.rbac, may: a}
+	return &Escalation{rbac: a.rbac, kube: a.cfg.Kube, may: a}
 }
 
 // Handles implements admission.Interface.
@@ -45,34 +51,50 @@ func (e *Escalation) Validate(ctx context.Context, a admission.Attributes, _ adm
 	if a.GetResource().Group != rbacv1.GroupName || a.GetSubresource() != "" || IsSuperuser(a.GetUserInfo()) {
 		return nil
 	}
+	if a.GetOperation() == admission.Update && onlyForCollection(a.GetObject(), a.GetOldObject()) {
+		return nil
+	}
 	switch obj := a.GetObject().(type) {
 	case *rbacv1.Role:
-		old, _ := a.GetOldObject().(*rbacv1.Role)
-		if old != nil && equality.Semantic.DeepEqual(old.Rules, obj.Rules) {
-			return nil
-		}
 		return e.role(ctx, a, obj.Name, obj.Rules, false)
 	case *rbacv1.ClusterRole:
 		old, _ := a.GetOldObject().(*rbacv1.ClusterRole)
-		if old != nil && equality.Semantic.DeepEqual(old.Rules, obj.Rules) && equality.Semantic.DeepEqual(old.AggregationRule, obj.AggregationRule) {
-			return nil
-		}
-		aggregates := obj.AggregationRule != nil && len(obj.AggregationRule.ClusterRoleSelectors) > 0
-		return e.role(ctx, a, obj.Name, obj.Rules, aggregates)
+		return e.role(ctx, a, obj.Name, obj.Rules, aggregates(obj) || aggregates(old))
 	case *rbacv1.RoleBinding:
-		old, _ := a.GetOldObject().(*rbacv1.RoleBinding)
-		if old != nil && equality.Semantic.DeepEqual(old.RoleRef, obj.RoleRef) && equality.Semantic.DeepEqual(old.Subjects, obj.Subjects) {
-			return nil
-		}
 		return e.binding(ctx, a, obj.Name, a.GetNamespace(), &obj.RoleRef)
 	case *rbacv1.ClusterRoleBinding:
-		old, _ := a.GetOldObject().(*rbacv1.ClusterRoleBinding)
-		if old != nil && equality.Semantic.DeepEqual(old.RoleRef, obj.RoleRef) && equality.Semantic.DeepEqual(old.Subjects, obj.Subjects) {
-			return nil
-		}
 		return e.binding(ctx, a, obj.Name, "", &obj.RoleRef)
 	}
 	return nil
+}
+
+// onlyForCollection tells whether an update changes no more than what has the
+// object collected as garbage. All else wants the rights that the object gives:
+// a label alone can have a role's rules become part of another's.
+func onlyForCollection(obj, old runtime.Object) bool {
+	if obj == nil || old == nil {
+		return false
+	}
+	changed := obj.DeepCopyObject()
+	to, err := meta.Accessor(changed)
+	if err != nil {
+		return false
+	}
+	from, err := meta.Accessor(old)
+	if err != nil {
+		return false
+	}
+	to.SetOwnerReferences(from.GetOwnerReferences())
+	to.SetFinalizers(from.GetFinalizers())
+	to.SetManagedFields(from.GetManagedFields())
+	// An update may leave the version out, or have that of what it was made from.
+	to.SetResourceVersion(from.GetResourceVersion())
+	return equality.Semantic.DeepEqual(changed, old)
+}
+
+// aggregates tells whether a role gathers the rules of others. It may be nil.
+func aggregates(role *rbacv1.ClusterRole) bool {
+	return role != nil && role.AggregationRule != nil && len(role.AggregationRule.ClusterRoleSelectors) > 0
 }
 
 // everything is what only an administrator has.
@@ -82,18 +104,24 @@ var everything = []rbacv1.PolicyRule{
 }
 
 func (e *Escalation) role(ctx context.Context, a admission.Attributes, name string, rules []rbacv1.PolicyRule, aggregates bool) error {
-	if e.allowed(ctx, a, "escalate", a.GetResource().Resource, a.GetName()) {
+	// As the request has it: a new role has no name in the path.
+	escalates := a.GetName()
+	if info, ok := request.RequestInfoFrom(ctx); ok {
+		escalates = info.Name
+	}
+	if e.allowed(ctx, a, "escalate", a.GetResource().Resource, escalates) {
 		return nil
 	}
 	resource := a.GetResource().GroupResource()
-	// A role that gathers the rules of others can come to hold anything.
+	if err := e.covered(ctx, a.GetUserInfo(), a.GetNamespace(), rules); err != nil {
+		return apierrors.NewForbidden(resource, name, err)
+	}
+	// A role that gathers the rules of others can come to hold anything, and
+	// one that did may not be kept from it either.
 	if aggregates {
 		if err := e.covered(ctx, a.GetUserInfo(), a.GetNamespace(), everything); err != nil {
 			return apierrors.NewForbidden(resource, name, errors.New("must have cluster-admin privileges to use the aggregationRule"))
 		}
-	}
-	if err := e.covered(ctx, a.GetUserInfo(), a.GetNamespace(), rules); err != nil {
-		return apierrors.NewForbidden(resource, name, err)
 	}
 	return nil
 }
@@ -106,10 +134,7 @@ func (e *Escalation) binding(ctx context.Context, a admission.Attributes, name, 
 	if e.allowed(ctx, a, "bind", resource, ref.Name) {
 		return nil
 	}
-	if err := e.rbac.gate.Wait(ctx); err != nil {
-		return apierrors.NewInternalError(err)
-	}
-	rules, err := e.rbac.RoleRules(ref, namespace)
+	rules, err := e.rules(ctx, ref, namespace)
 	if err != nil {
 		return err
 	}
@@ -117,6 +142,26 @@ func (e *Escalation) binding(ctx context.Context, a admission.Attributes, name, 
 		return apierrors.NewForbidden(a.GetResource().GroupResource(), name, err)
 	}
 	return nil
+}
+
+// rules are those of a role as it is stored: it is often made right before the
+// binding, and an informer may not know of it, or of what has been added to it.
+func (e *Escalation) rules(ctx context.Context, ref *rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
+	if ref.Kind == "ClusterRole" {
+		role, err := e.kube.RbacV1().ClusterRoles().Get(ctx, ref.Name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return role.Rules, nil
+	}
+	if ref.Kind == "Role" && namespace != "" {
+		role, err := e.kube.RbacV1().Roles(namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return role.Rules, nil
+	}
+	return e.rbac.RoleRules(ref, namespace) // which says what is wrong with it
 }
 
 // allowed tells whether the user holds the verb that lifts the check.

@@ -1,6 +1,7 @@
 package authz
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
 func TestEscalation(t *testing.T) {
@@ -28,6 +30,12 @@ func TestEscalation(t *testing.T) {
 	who := func(name string, groups ...string) user.Info { return &user.DefaultInfo{Name: name, Groups: groups} }
 	aggregating := clusterRole("agg")
 	aggregating.AggregationRule = &rbacv1.AggregationRule{ClusterRoleSelectors: []metav1.LabelSelector{{}}}
+	labelled := clusterRole("x", everything...)
+	labelled.Labels = map[string]string{"rbac.authorization.k8s.io/aggregate-to-admin": "true"}
+	owned := clusterRole("x", everything...)
+	owned.OwnerReferences, owned.Finalizers = []metav1.OwnerReference{{Name: "o"}}, []string{"a/b"}
+	annotated := clusterBinding("b", "root", "u:x")
+	annotated.Annotations = map[string]string{"a": "b"}
 	tests := []struct {
 		name     string
 		user     user.Info
@@ -45,6 +53,10 @@ func TestEscalation(t *testing.T) {
 		{name: "may escalate others", user: who("esc"), resource: "roles", obj: role("ns", "x", everything...), err: "not currently held"},
 		{name: "rules unchanged", user: who("ann"), resource: "clusterroles", obj: clusterRole("x", everything...), old: clusterRole("x", everything...)},
 		{name: "rules changed", user: who("ann"), resource: "clusterroles", obj: clusterRole("x", everything...), old: clusterRole("x"), err: "not currently held"},
+		{name: "a label that has them aggregated", user: who("ann"), resource: "clusterroles", obj: labelled, old: clusterRole("x", everything...), err: "not currently held"},
+		{name: "owners and finalizers", user: who("ann"), resource: "clusterroles", obj: owned, old: clusterRole("x", everything...)},
+		{name: "aggregation taken away", user: who("ann"), resource: "clusterroles", obj: clusterRole("agg"), old: aggregating, err: "must have cluster-admin privileges to use the aggregationRule"},
+		{name: "an annotation of a binding", user: who("ann"), resource: "clusterrolebindings", obj: annotated, old: clusterBinding("b", "root", "u:x"), err: "is forbidden"},
 		{name: "aggregation", user: who("ann"), resource: "clusterroles", obj: aggregating, err: "must have cluster-admin privileges to use the aggregationRule"},
 		{name: "aggregation by an administrator", user: who("root"), resource: "clusterroles", obj: aggregating},
 		{name: "binding what one has", user: who("ann"), resource: "rolebindings", obj: binding("ns", "b", "ClusterRole", "view-pods", "u:bob")},
@@ -70,5 +82,43 @@ func TestEscalation(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tt.err)
 			}
 		})
+	}
+}
+
+// TestEscalationOfNewRole binds a role that no informer has heard of yet.
+func TestEscalationOfNewRole(t *testing.T) {
+	a, kube := start(t,
+		clusterRole("reader", rule("get", "-", "pods", "")),
+		clusterBinding("reader", "reader", "u:ann"),
+	)
+	for i := range 20 {
+		fresh := role("ns", "fresh"+strconv.Itoa(i), rule("get", "-", "pods", ""))
+		if _, err := kube.RbacV1().Roles("ns").Create(t.Context(), fresh, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		b := binding("ns", "b", "Role", fresh.Name, "u:bob")
+		at := admission.NewAttributesRecord(b, nil, rbacv1.SchemeGroupVersion.WithKind("RoleBinding"), "ns", "b",
+			rbacv1.SchemeGroupVersion.WithResource("rolebindings"), "", admission.Create, nil, false, &user.DefaultInfo{Name: "ann"})
+		if err := a.Escalation().Validate(t.Context(), at, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestRBACNamesWithAnyByte has a user whose name looks like another's with a
+// group.
+func TestRBACNamesWithAnyByte(t *testing.T) {
+	a, _ := start(t, clusterRole("all", everything...), clusterBinding("all", "all", "g:admins"))
+	may := func(u user.Info) bool {
+		d, _, _ := a.Authorize(t.Context(), attrs(u, "get", "ns", "", "secrets", "s"))
+		return d == authorizer.DecisionAllow
+	}
+	if !may(&user.DefaultInfo{Name: "ann", Groups: []string{"admins"}}) {
+		t.Fatal("the group is not believed")
+	}
+	for _, u := range []user.Info{&user.DefaultInfo{Name: "ann\x00admins"}, &user.DefaultInfo{Name: "ann", Groups: []string{"\x06admins"}}} {
+		if may(u) {
+			t.Errorf("%q %q is taken for another", u.GetName(), u.GetGroups())
+		}
 	}
 }

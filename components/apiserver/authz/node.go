@@ -211,7 +211,7 @@ func (n *nodeAuthorizer) claim(ctx context.Context, node string, a authorizer.At
 		return n.get(ctx, node, refClaim, a)
 	}
 	switch a.GetVerb() {
-	case "get", "update", "patch":
+	case "update", "patch":
 		return n.related(ctx, node, ref{refClaim, a.GetNamespace(), a.GetName()})
 	}
 	return no("can only get/update/patch this type")
@@ -275,10 +275,11 @@ func (n *nodeAuthorizer) serviceAccount(ctx context.Context, node string, a auth
 	switch {
 	case verb == "get" && sub == "":
 		// For credential providers of images that go by service accounts.
+		return n.readNamespaced(ctx, node, refServiceAccount, a)
 	case verb != "create" || a.GetName() == "":
 		return no("can only create tokens for individual service accounts")
 	case sub != "token":
-		return no("can only create token subresource of service account")
+		return no("can only create token subresource of serviceaccount")
 	}
 	return n.related(ctx, node, ref{refServiceAccount, a.GetNamespace(), a.GetName()})
 }
@@ -305,23 +306,22 @@ func (n *nodeAuthorizer) node(node string, a authorizer.Attributes) (authorizer.
 		case "create", "update", "patch":
 			// NodeRestriction says which.
 			return yes()
-		case "get":
-			if a.GetName() == node {
+		case "get", "list", "watch":
+			switch name := a.GetName(); {
+			case name == node || name == "" && verb != "get" && selects(a, "metadata.name", node):
 				return yes()
+			case name == "":
+				return no("node '%s' cannot read all nodes, only its own Node object", node)
+			default:
+				return no("node '%s' cannot read '%s', only its own Node object", node, name)
 			}
-			return no("node '%s' cannot read '%s', only its own Node object", node, a.GetName())
-		case "list", "watch":
-			if a.GetName() == node || selects(a, "metadata.name", node) {
-				return yes()
-			}
-			return no("node '%s' cannot read all nodes, only its own Node object", node)
 		}
 	case "status":
 		if verb == "update" || verb == "patch" {
 			return yes()
 		}
 	}
-	return no("node '%s' cannot %s nodes of this kind", node, verb)
+	return no("")
 }
 
 func (n *nodeAuthorizer) pod(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -352,7 +352,7 @@ func (n *nodeAuthorizer) pod(ctx context.Context, node string, a authorizer.Attr
 			return yes()
 		}
 	}
-	return no("node '%s' cannot %s pods of this kind", node, verb)
+	return no("")
 }
 
 func (n *nodeAuthorizer) lease(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -430,5 +430,5 @@ func (n *nodeAuthorizer) podCertificate(ctx context.Context, node string, a auth
 		}
 		return no("can only list/watch podcertificaterequests with nodeName field selector")
 	}
-	return no("unsupported verb %q", a.GetVerb())
+	return no("nodes may not %s podcertificaterequests", a.GetVerb())
 }

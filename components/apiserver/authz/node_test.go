@@ -94,6 +94,7 @@ func TestNode(t *testing.T) {
 		{attrs(n1, "get", "ns", "", "persistentvolumeclaims", "pvc"), true},
 		{attrs(n1, "get", "ns", "", "persistentvolumeclaims", "p1-scratch"), true},
 		{attrs(n1, "patch", "ns", "", "persistentvolumeclaims/status", "pvc"), true},
+		{attrs(n1, "get", "ns", "", "persistentvolumeclaims/status", "pvc"), false},
 		{attrs(n1, "update", "ns", "", "persistentvolumeclaims", "pvc"), false},
 		{attrs(n1, "get", "", "", "persistentvolumes", "pv"), true},
 		{attrs(n1, "get", "", "", "persistentvolumes", "other-pv"), false},

@@ -2,6 +2,7 @@ package authz
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"strings"
 	"sync"
@@ -163,10 +164,13 @@ func (r *RBAC) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 // rules returns what u was granted in a namespace alone, or everywhere if it
 // is empty.
 func (r *RBAC) rules(u user.Info, namespace string) *ruleSet {
+	// Names of users and groups come from outside and may have any byte in
+	// them: only their lengths keep two users' keys apart.
 	var buf [256]byte
-	key := append(append(append(buf[:0], namespace...), 0), u.GetName()...)
+	key := append(append(buf[:0], namespace...), 0)
+	key = append(binary.AppendUvarint(key, uint64(len(u.GetName()))), u.GetName()...)
 	for _, g := range u.GetGroups() {
-		key = append(append(key, 0), g...)
+		key = append(binary.AppendUvarint(key, uint64(len(g))), g...)
 	}
 	version := r.version.Load()
 	known := r.resolved.Load()
