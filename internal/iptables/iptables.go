@@ -161,10 +161,13 @@ type Jump struct {
 	Table, Chain, To string
 	// Comment says whose it is; it must have no quotes.
 	Comment string
+	// Match are the words that say for which packets it is, none of which may have
+	// spaces: a list of words as a command line has it. Empty: for all.
+	Match string
 }
 
 func (j Jump) rule() []string {
-	return []string{"-m", "comment", "--comment", j.Comment, "-j", j.To}
+	return slices.Concat([]string{"-m", "comment", "--comment", j.Comment}, strings.Fields(j.Match), []string{"-j", j.To})
 }
 
 // Change is what the journal must know before the jump is made.
@@ -172,12 +175,22 @@ func (j Jump) Change(family Family) hostchange.Change {
 	return hostchange.Change{Kind: hostchange.Rule, Name: fmt.Sprintf("%s %s %s", family, j.Table, j.Chain), Args: j.rule()}
 }
 
-// Insert is the line of iptables-restore that puts the jump first.
-func (j Jump) Insert() string {
+// line is the rule as iptables-restore reads it.
+func (j Jump) line() string {
 	words := j.rule()
 	words[3] = strconv.Quote(words[3])
-	return "-I " + j.Chain + " 1 " + strings.Join(words, " ")
+	return strings.Join(words, " ")
 }
+
+// Insert is the line of iptables-restore that puts the jump first.
+func (j Jump) Insert() string { return j.InsertAt(1) }
+
+// InsertAt is the line of iptables-restore that makes the jump the rule of that
+// number, from 1.
+func (j Jump) InsertAt(n int) string { return fmt.Sprintf("-I %s %d %s", j.Chain, n, j.line()) }
+
+// Append is the line of iptables-restore that puts the jump last.
+func (j Jump) Append() string { return "-A " + j.Chain + " " + j.line() }
 
 // In tells whether the output of iptables-save has the jump, in whatever order
 // its parts are printed.

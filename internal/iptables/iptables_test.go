@@ -50,6 +50,21 @@ func TestJumpIn(t *testing.T) {
 	}
 }
 
+func TestJumpLines(t *testing.T) {
+	j := Jump{Table: "nat", Chain: "OUTPUT", To: "HK-HOSTPORTS", Comment: "host ports", Match: "-m addrtype --dst-type LOCAL"}
+	const rule = `-m comment --comment "host ports" -m addrtype --dst-type LOCAL -j HK-HOSTPORTS`
+	for got, want := range map[string]string{j.Append(): "-A OUTPUT " + rule, j.Insert(): "-I OUTPUT 1 " + rule, j.InsertAt(3): "-I OUTPUT 3 " + rule} {
+		if got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	// The journal has the words as a program is given them.
+	c := j.Change(IPv6)
+	if want := []string{"-m", "comment", "--comment", "host ports", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "HK-HOSTPORTS"}; c.Name != "6 nat OUTPUT" || !slices.Equal(c.Args, want) {
+		t.Errorf("%s %q", c.Name, c.Args)
+	}
+}
+
 // FuzzLines: whatever is printed is read or passed over.
 func FuzzLines(f *testing.F) {
 	f.Add(saved)

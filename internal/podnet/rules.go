@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 
 	"hyperkube/internal/hostchange"
@@ -29,23 +28,20 @@ const (
 	chainHostPortsSN = "HK-HOSTPORTS-MASQ"
 )
 
-// jump is a rule of ours in a chain of the kernel's.
-type jump struct {
-	table, chain string
-	rule         []string
-	// first: before all others but those of the service proxy, which refuses
-	// and drops what is for services that are not there; else it is the last.
-	first bool
-}
+// toHost are the packets for the host itself.
+const toHost = "-m addrtype --dst-type LOCAL"
 
-var jumps = []jump{
-	{"nat", "POSTROUTING", []string{"-m", "comment", "--comment", "hyperkube pod network", "-j", chainMasquerade}, false},
-	{"nat", "PREROUTING", []string{"-m", "comment", "--comment", "hyperkube host ports", "-m", "addrtype", "--dst-type", "LOCAL", "-j", chainHostPorts}, false},
-	{"nat", "OUTPUT", []string{"-m", "comment", "--comment", "hyperkube host ports", "-m", "addrtype", "--dst-type", "LOCAL", "-j", chainHostPorts}, false},
-	{"filter", "FORWARD", []string{"-m", "comment", "--comment", "hyperkube pod network", "-j", chainForward}, true},
-	{"filter", "INPUT", []string{"-m", "comment", "--comment", "hyperkube services of this host", "-j", chainInput}, true},
+// jumps lead from the kernel's chains to ours. In the table filter they are before
+// all rules but those of the service proxy, which refuses and drops what is for
+// services that are not there; elsewhere they are the last.
+var jumps = []iptables.Jump{
+	{Table: "nat", Chain: "POSTROUTING", To: chainMasquerade, Comment: "hyperkube pod network"},
+	{Table: "nat", Chain: "PREROUTING", To: chainHostPorts, Comment: "hyperkube host ports", Match: toHost},
+	{Table: "nat", Chain: "OUTPUT", To: chainHostPorts, Comment: "hyperkube host ports", Match: toHost},
+	{Table: "filter", Chain: "FORWARD", To: chainForward, Comment: "hyperkube pod network"},
+	{Table: "filter", Chain: "INPUT", To: chainInput, Comment: "hyperkube services of this host"},
 	// Before everything in the table filter, whoever writes there.
-	{"mangle", "FORWARD", []string{"-m", "comment", "--comment", "hyperkube network policies", "-j", chainPolicy}, false},
+	{Table: "mangle", Chain: "FORWARD", To: chainPolicy, Comment: "hyperkube network policies"},
 }
 
 var chains = map[string][]string{
@@ -66,7 +62,7 @@ func (n *Network) setupRules(ctx context.Context) error {
 			}
 		}
 		for _, j := range jumps {
-			changes = append(changes, hostchange.Change{Kind: hostchange.Rule, Name: family + " " + j.table + " " + j.chain, Args: j.rule})
+			changes = append(changes, j.Change(iptables.Family(family)))
 		}
 	}
 	if err := n.cfg.Journal.Record(changes...); err != nil {
@@ -124,9 +120,7 @@ func (n *Network) restoreLost(ctx context.Context) (lost bool, err error) {
 			return lost, err
 		}
 		rules := n.rules(cidr, have)
-		whole := iptables.Complete(have, rules) && !slices.ContainsFunc(jumps, func(j jump) bool {
-			return !slices.Contains(parseSave(have).targets[j.table+" "+j.chain], j.rule[len(j.rule)-1])
-		})
+		whole := iptables.Complete(have, rules) && !slices.ContainsFunc(jumps, func(j iptables.Jump) bool { return !j.In(have) })
 		if whole {
 			continue
 		}
@@ -184,16 +178,16 @@ func (n *Network) rules(cidr netip.Prefix, have string) string {
 
 func writeJumps(b *strings.Builder, table string, existing saved) {
 	for _, j := range jumps {
-		if j.table != table {
+		if j.Table != table {
 			continue
 		}
 		// Looked up by its target, for iptables-save may order and quote the
 		// rest its own way.
-		targets := existing.targets[table+" "+j.chain]
-		at := slices.Index(targets, j.rule[len(j.rule)-1])
-		if !j.first {
+		targets := existing.targets[table+" "+j.Chain]
+		at := slices.Index(targets, j.To)
+		if table != "filter" {
 			if at < 0 {
-				fmt.Fprintf(b, "-A %s %s\n", j.chain, quote(j.rule))
+				b.WriteString(j.Append() + "\n")
 			}
 			continue
 		}
@@ -208,21 +202,11 @@ func writeJumps(b *strings.Builder, table string, existing saved) {
 		}
 		if at >= 0 {
 			// The proxy came while this was being written.
-			fmt.Fprintf(b, "-D %s %d\n", j.chain, at+1)
+			fmt.Fprintf(b, "-D %s %d\n", j.Chain, at+1)
 			behind--
 		}
-		fmt.Fprintf(b, "-I %s %d %s\n", j.chain, behind+1, quote(j.rule))
+		b.WriteString(j.InsertAt(behind+1) + "\n")
 	}
-}
-
-func quote(rule []string) string {
-	words := slices.Clone(rule)
-	for i, word := range words {
-		if strings.ContainsAny(word, " \t") {
-			words[i] = strconv.Quote(word)
-		}
-	}
-	return strings.Join(words, " ")
 }
 
 // saved is what iptables-save shows of chains.
