@@ -57,7 +57,8 @@ func (k *Keeper) report(ctx context.Context, force bool) (bool, error) {
 	}
 	want := have.DeepCopy()
 	k.fill(ctx, want, time.Now())
-	if !force && same(&have.Status, &want.Status) {
+	relabelled := relabel(want)
+	if !force && !relabelled && same(&have.Status, &want.Status) {
 		return false, nil
 	}
 	patch, err := statusPatch(have, want)
@@ -171,14 +172,33 @@ func same(a, b *v1.NodeStatus) bool {
 	return apiequality.Semantic.DeepEqual(strip(a), strip(b))
 }
 
+// relabel gives a Node that somebody has labelled as one of another system or
+// architecture the labels that pods are placed by back. It tells whether it had
+// to.
+func relabel(node *v1.Node) bool {
+	changed := false
+	for name, value := range map[string]string{v1.LabelOSStable: osName, v1.LabelArchStable: archName} {
+		if node.Labels[name] == value {
+			continue
+		}
+		if node.Labels == nil {
+			node.Labels = map[string]string{}
+		}
+		node.Labels[name] = value
+		changed = true
+	}
+	return changed
+}
+
+// statusPatch is what makes have's labels and status those of want.
 func statusPatch(have, want *v1.Node) ([]byte, error) {
-	old, err := json.Marshal(v1.Node{Status: have.Status})
+	old, err := json.Marshal(v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: have.Labels}, Status: have.Status})
 	if err != nil {
 		return nil, fmt.Errorf("encoding the node's status: %w", err)
 	}
 	// Addresses are a list by type in the patch strategy, but there may be two
 	// of one type: they are replaced as a whole.
-	now, err := json.Marshal(v1.Node{Status: want.Status})
+	now, err := json.Marshal(v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: want.Labels}, Status: want.Status})
 	if err != nil {
 		return nil, fmt.Errorf("encoding the node's status: %w", err)
 	}
