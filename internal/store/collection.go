@@ -225,12 +225,20 @@ func (c *Collection) Get(ctx context.Context, key string, revision int64) (*Entr
 	return nil, fmt.Errorf("%s %q: %w", c.cfg.Resource, key, ErrNotFound)
 }
 
-// fill waits until the cache has been filled.
-func (c *Collection) fill(ctx context.Context) error {
+// isDropped tells whether the store has dropped the collection.
+func (c *Collection) isDropped() bool {
 	select {
 	case <-c.dropped:
-		return ErrStopped
+		return true
 	default:
+		return false
+	}
+}
+
+// fill waits until the cache has been filled.
+func (c *Collection) fill(ctx context.Context) error {
+	if c.isDropped() {
+		return ErrStopped
 	}
 	if c.filled() {
 		return nil
@@ -265,6 +273,9 @@ func (c *Collection) reach(ctx context.Context, revision int64) error {
 		began := time.Now()
 		if err := c.store.position.wait(ctx, current); err != nil {
 			return err
+		}
+		if c.isDropped() {
+			return ErrStopped // it may have been before it was as new as that
 		}
 		if c.store.waited != nil {
 			c.store.waited(c.cfg.Resource.Group, c.cfg.Resource.Resource, time.Since(began))
@@ -368,10 +379,14 @@ func (c *Collection) endFill(generation int, kvs []*mvccpb.KeyValue, revision in
 }
 
 // refill replaces all entries after events were lost. Whoever watches loses
-// its place, for what happened in between is not known any more.
-func (c *Collection) refill(kvs []*mvccpb.KeyValue, revision int64) {
+// its place, for what happened in between is not known any more. Entries of the
+// same history are kept.
+func (c *Collection) refill(kvs []*mvccpb.KeyValue, revision int64, same bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if !same {
+		c.current = nil // others may have the same keys and revisions
+	}
 	c.install(kvs, revision)
 	c.past = nil
 	c.watchers.fail(ErrTooOld)

@@ -92,8 +92,8 @@ func (c *Collection) keep(v *view) {
 }
 
 func (c *Collection) keepLocked(v *view) {
-	if v.revision < c.ring.start || v.revision == c.revision {
-		return // out of reach by now, or the ring can tell when it is wanted
+	if v.revision < c.ring.start || v.revision >= c.revision {
+		return // out of reach by now, of another history, or the ring can tell when it is wanted
 	}
 	for i, p := range c.past {
 		if p.revision == v.revision {
@@ -164,12 +164,12 @@ func (c *Collection) listEtcd(ctx context.Context, opts ListOptions) (*Page, err
 	if opts.Prefix != "" {
 		end = prefixEnd(c.prefix + opts.Prefix)
 	}
-	for {
-		piece := int64(readPiece)
-		if opts.Limit > 0 {
-			// One more tells whether there is a next page.
-			piece = min(piece, int64(opts.Limit-len(page.Entries))+1)
-		}
+	piece := int64(readPiece)
+	if opts.Limit > 0 {
+		// One more tells whether there is a next page.
+		piece = min(piece, int64(opts.Limit)+1)
+	}
+	for ; ; piece = min(2*piece, readPiece) { // not many are what Match wants
 		resp, err := c.store.getRange(ctx, c, from, end, opts.Revision, piece)
 		if err != nil {
 			return nil, etcdError(err)

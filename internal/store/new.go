@@ -150,10 +150,12 @@ func (s *Store) Drop(c *Collection) {
 		return
 	}
 	delete(s.collections, c.cfg.Path)
+	// Before its keys are of another, or nobody's: what is read of them then is
+	// not taken for all that there is.
+	close(c.dropped)
 	s.reroute()
 	s.mu.Unlock()
 
-	close(c.dropped)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.generation++

@@ -78,10 +78,8 @@ func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 	for ctx.Err() == nil {
 		generation := c.beginFill()
 		kvs, revision, err := c.read(ctx, 0)
-		select {
-		case <-c.dropped:
+		if c.isDropped() {
 			return
-		default:
 		}
 		if err == nil && c.endFill(generation, kvs, revision) {
 			return
@@ -105,11 +103,12 @@ func (s *Store) feed(ctx context.Context, established chan struct{}) {
 			return
 		}
 		s.log.Warn("the watch on etcd broke", "revision", s.position.get(), "error", err)
-		if errors.Is(err, errWentBack) {
+		wentBack := errors.Is(err, errWentBack)
+		if wentBack {
 			s.forgotten.Store(0) // that was another history
 		}
-		if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, errWentBack) {
-			if err := s.relist(ctx); err != nil && ctx.Err() == nil {
+		if wentBack || errors.Is(err, rpctypes.ErrCompacted) {
+			if err := s.relist(ctx, !wentBack); err != nil && ctx.Err() == nil {
 				s.log.Warn("cannot read all collections anew", "error", err)
 			}
 		}
@@ -146,7 +145,6 @@ func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry
 		if err := resp.Err(); err != nil {
 			return err
 		}
-		retry.reset()
 		switch {
 		case resp.Created:
 			// A first watch begins with whatever comes after it. Nothing has
@@ -157,8 +155,10 @@ func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry
 				*established = nil
 			}
 		case len(resp.Events) > 0:
+			retry.reset() // not before: one of what is compacted opens too
 			touched = s.take(resp.Events, touched[:0])
 		default:
+			retry.reset()
 			s.position.advance(resp.Header.Revision)
 			signal(s.position.answered)
 		}
@@ -197,8 +197,9 @@ func (s *Store) take(events []*clientv3.Event, touched []*Collection) []*Collect
 
 // relist reads all filled collections anew after events were lost, at one
 // revision, which then is the position. Until then the position stays, so that
-// nobody takes the old entries for new ones.
-func (s *Store) relist(ctx context.Context) error {
+// nobody takes the old entries for new ones. Where the history is the same, entries
+// that are there are kept: what has their revision are they.
+func (s *Store) relist(ctx context.Context, same bool) error {
 	resp, err := s.client.Get(ctx, s.prefix, clientv3.WithKeysOnly())
 	if err != nil {
 		return etcdError(err)
@@ -218,7 +219,7 @@ func (s *Store) relist(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c.refill(kvs, revision)
+		c.refill(kvs, revision, same)
 	}
 	s.position.reset(revision)
 	select {

@@ -495,6 +495,14 @@ func TestDropAndStop(t *testing.T) {
 	if _, err := c.List(ctx, ListOptions{}); !errors.Is(err, ErrStopped) {
 		t.Errorf("list of what was dropped: %v", err)
 	}
+	// One that began to watch when it was not dropped yet is told too.
+	late := &Watcher{collection: c, wake: make(chan struct{}, 1)}
+	if begun, err := late.begin(); begun || !errors.Is(err, ErrStopped) {
+		t.Errorf("watching what was dropped meanwhile: %v, %v", begun, err)
+	}
+	if err := c.reach(ctx, -1); !errors.Is(err, ErrStopped) {
+		t.Errorf("reading what was dropped: %v", err)
+	}
 	again := s.Collection(collectionConfig("example.com/foos"))
 	if page := mustList(t, again, ListOptions{}); again == c || len(page.Entries) != 1 {
 		t.Errorf("added again: %q", show(page.Entries))

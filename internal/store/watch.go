@@ -46,13 +46,16 @@ func (c *Collection) Watch(ctx context.Context, opts WatchOptions) (*Watcher, er
 		return nil, fmt.Errorf("watching %s: %w", c.cfg.Resource, err)
 	}
 	w := &Watcher{collection: c, opts: opts, wake: make(chan struct{}, 1)}
-	if w.begin() {
-		return w, nil
+	begun, err := w.begin()
+	if !begun && err == nil {
+		if err = c.replay(ctx, opts.Since); err == nil {
+			begun, err = w.begin()
+		}
 	}
-	if err := c.replay(ctx, opts.Since); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("watching %s: %w", c.cfg.Resource, err)
 	}
-	if w.begin() {
+	if begun {
 		return w, nil
 	}
 	c.mu.Lock()
@@ -62,23 +65,26 @@ func (c *Collection) Watch(ctx context.Context, opts WatchOptions) (*Watcher, er
 }
 
 // begin takes the watcher's place, or returns false when that is gone.
-func (w *Watcher) begin() bool {
+func (w *Watcher) begin() (bool, error) {
 	c := w.collection
 	position := c.store.position.get()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.isDropped() {
+		return false, ErrStopped // those who watch have been told already
+	}
 	w.since = w.opts.Since
 	switch {
 	case w.since == 0:
 		w.since = max(position, c.revision)
 	case w.since < c.ring.start:
-		return false
+		return false, nil
 	case w.since < c.revision:
 		w.first = c.ring.after(w.since)
 		w.pending = w.first < c.ring.next
 	}
 	c.watchers.add(w)
-	return true
+	return true, nil
 }
 
 // Next blocks until there is something after the watcher's place, or progress
@@ -119,6 +125,7 @@ func (w *Watcher) take() (Batch, error) {
 			return Batch{}, w.err
 		}
 		revision := max(position, c.revision, w.since)
+		clear(w.found) // who waits for long keeps nothing of it
 		w.found = w.found[:0]
 		more := false
 		if w.pending {
