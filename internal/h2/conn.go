@@ -132,6 +132,9 @@ func (c *conn) serve() {
 	c.sendSoon()
 	c.keeper = time.AfterFunc(c.keepEvery(), c.keep)
 	c.mu.Unlock()
+	if c.server.isLeaving() {
+		c.leave()
+	}
 	for {
 		if !c.wholeFrame() {
 			c.start()
@@ -235,8 +238,8 @@ func (c *conn) handlerReturned() {
 func (c *conn) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.leaving || c.gone {
-		return
+	if c.leaving || c.gone || c.keeper == nil {
+		return // before its first words, serve sees to it
 	}
 	c.leaving = true
 	c.appendGoAway(c.lastID, http2.ErrCodeNo)

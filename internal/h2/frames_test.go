@@ -424,3 +424,44 @@ func (r *rawClient) until(kind http2.FrameType) (reset bool) {
 		}
 	}
 }
+
+// TestResetBody: of a body that its client takes back nobody sees half, nor nothing, as
+// all of it.
+func TestResetBody(t *testing.T) {
+	t.Parallel()
+	type read struct {
+		data string
+		err  error
+	}
+	begun, got := make(chan struct{}), make(chan read, 1)
+	s := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		one := make([]byte, r.ContentLength)
+		n, err := r.Body.Read(one[:1])
+		if r.URL.Path == "/all" && err == nil {
+			n, err = io.ReadFull(r.Body, one[1:])
+			n++
+		}
+		begun <- struct{}{}
+		<-r.Context().Done()
+		if err == nil {
+			var rest []byte
+			rest, err = io.ReadAll(r.Body)
+			one = append(one[:n], rest...)
+		}
+		got <- read{string(one), err}
+	}, Config{}, nil)
+	r := s.dial(t)
+	for i, test := range []struct {
+		path string
+		err  error
+	}{{"/all", nil}, {"/some", errReset}} {
+		id := uint32(2*i + 1)
+		r.headers(id, false, ":method", "DELETE", ":scheme", "https", ":authority", "x", ":path", test.path, "content-length", "4")
+		_ = r.WriteData(id, true, []byte("body"))
+		<-begun
+		_ = r.WriteRSTStream(id, http2.ErrCodeCancel)
+		if got := <-got; !errors.Is(got.err, test.err) || test.err == nil && got.data != "body" {
+			t.Errorf("%s: %q, %v", test.path, got.data, got.err)
+		}
+	}
+}

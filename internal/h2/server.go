@@ -53,8 +53,9 @@ type server struct {
 
 	workers workers
 
-	mu    sync.Mutex
-	conns map[*conn]struct{}
+	mu      sync.Mutex
+	conns   map[*conn]struct{}
+	leaving bool
 }
 
 // Configure makes srv serve HTTP/2 over TLS by this package. It is called before
@@ -87,17 +88,15 @@ func (s *server) serve(_ *http.Server, tc *tls.Conn, handler http.Handler) {
 		base = h.BaseContext()
 	}
 	c := newConn(s, tc, handler, base)
+	s.workers.connected()
+	defer s.workers.disconnected()
 	s.mu.Lock()
 	s.conns[c] = struct{}{}
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
 		delete(s.conns, c)
-		last := len(s.conns) == 0
 		s.mu.Unlock()
-		if last {
-			s.workers.dismiss()
-		}
 	}()
 	c.serve()
 }
@@ -106,9 +105,18 @@ func (s *server) serve(_ *http.Server, tc *tls.Conn, handler http.Handler) {
 func (s *server) shutdown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.leaving = true
 	for c := range s.conns {
 		c.leave()
 	}
+}
+
+// isLeaving tells whether connections are to end: those that came while they were
+// told to have not been told.
+func (s *server) isLeaving() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leaving
 }
 
 // maxParked is how many goroutines wait for requests at most.
@@ -117,6 +125,7 @@ const maxParked = 64
 // workers are goroutines that run handlers.
 type workers struct {
 	mu     sync.Mutex
+	conns  int            // without any nobody waits
 	parked []chan *stream // the last that came is the first that goes
 }
 
@@ -139,7 +148,7 @@ func (w *workers) work(st *stream) {
 	for st != nil {
 		st.serve()
 		w.mu.Lock()
-		if len(w.parked) >= maxParked {
+		if w.conns == 0 || len(w.parked) >= maxParked {
 			w.mu.Unlock()
 			return
 		}
@@ -149,10 +158,20 @@ func (w *workers) work(st *stream) {
 	}
 }
 
-// dismiss ends those who wait: nobody is connected any more.
-func (w *workers) dismiss() {
+// connected counts a connection.
+func (w *workers) connected() {
+	w.mu.Lock()
+	w.conns++
+	w.mu.Unlock()
+}
+
+// disconnected counts one less. With the last those go who wait for requests.
+func (w *workers) disconnected() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.conns--; w.conns > 0 {
+		return
+	}
 	for _, next := range w.parked {
 		close(next)
 	}

@@ -37,8 +37,9 @@ type stream struct {
 	declared, received int64
 	receiveLeft        int64
 	returned           int64 // of what was received, not told to the client yet
-	// ended: all of the body has come. Unwanted: nobody reads it any more.
-	ended, unwanted bool
+	// ended: all of the body has come. Unwanted: nobody reads it any more. Lost:
+	// the stream was closed before all that had come was read.
+	ended, unwanted, lost bool
 	// abandoned: the answer is complete, though the body is not.
 	abandoned bool
 	trailer   http.Header // what came behind the body; nil without
@@ -286,6 +287,7 @@ func (st *stream) close(err error) {
 	delete(c.streams, st.id)
 	st.cancel()
 	c.giveBack(int64(len(st.body) - st.read))
+	st.lost = st.read < len(st.body)
 	st.body, st.read = nil, 0
 	for _, alarm := range st.alarm {
 		if alarm != nil {
@@ -447,7 +449,8 @@ func (b *body) Read(p []byte) (int, error) {
 			c.giveBack(int64(n))
 			c.sendSoon()
 			return n, nil
-		case st.closed && !st.ended:
+		case st.closed && (st.lost || !st.ended):
+			// Not the end: half of a body may have another meaning.
 			return 0, st.err
 		case st.ended:
 			for name := range st.request.Trailer {
