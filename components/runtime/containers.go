@@ -379,10 +379,16 @@ func (r *Runtime) RemoveContainer(ctx context.Context, req *runtimeapi.RemoveCon
 }
 
 func (r *Runtime) removeContainer(ctx context.Context, c *containerState) error {
-	if err := r.stopContainer(ctx, c, 0); err != nil {
-		return fmt.Errorf("failed to forcibly stop container %q: %w", c.id, err)
+	for {
+		if err := r.stopContainer(ctx, c, 0); err != nil {
+			return fmt.Errorf("failed to forcibly stop container %q: %w", c.id, err)
+		}
+		c.life.Lock()
+		if c.running() == nil {
+			break
+		}
+		c.life.Unlock() // it was started in between
 	}
-	c.life.Lock()
 	defer c.life.Unlock()
 	r.mu.Lock()
 	_, known := r.containers[c.id]

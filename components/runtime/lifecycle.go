@@ -38,8 +38,9 @@ type liveContainer struct {
 	// console is the terminal, stdin the pipe without one; nil if there is
 	// none.
 	console *os.File
-	inMu    sync.Mutex // guards stdin
+	inMu    sync.Mutex // guards what follows
 	stdin   *os.File
+	inputs  map[*os.File]bool // of those who are attached, see input
 
 	// exited is closed when the end is recorded.
 	exited chan struct{}
@@ -63,6 +64,7 @@ func (c *containerState) letGo() {
 	}
 }
 
+// closeStdin ends a container's input, also for those who are attached.
 func (l *liveContainer) closeStdin() {
 	l.inMu.Lock()
 	defer l.inMu.Unlock()
@@ -70,6 +72,62 @@ func (l *liveContainer) closeStdin() {
 		l.stdin.Close()
 		l.stdin = nil
 	}
+	for own := range l.inputs {
+		own.Close()
+	}
+	l.inputs = nil
+}
+
+// input is a way into the container for one who is attached, nil if it takes no input:
+// when that is closed, a write ends that waits for the container to read. It must be
+// given to leave.
+func (l *liveContainer) input() (*os.File, error) {
+	l.inMu.Lock()
+	defer l.inMu.Unlock()
+	file := l.console
+	if file == nil {
+		file = l.stdin
+	}
+	if file == nil {
+		return nil, nil
+	}
+	own, err := duplicate(file)
+	if err != nil {
+		return nil, fmt.Errorf("opening a container's input: %w", err)
+	}
+	if l.inputs == nil {
+		l.inputs = map[*os.File]bool{}
+	}
+	l.inputs[own] = true
+	return own, nil
+}
+
+// leave closes what input returned.
+func (l *liveContainer) leave(own *os.File) {
+	if own == nil {
+		return
+	}
+	l.inMu.Lock()
+	defer l.inMu.Unlock()
+	delete(l.inputs, own)
+	own.Close()
+}
+
+// duplicate opens another descriptor of a file.
+func duplicate(f *os.File) (*os.File, error) {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var fd int
+	var failed error
+	if err := conn.Control(func(of uintptr) { fd, failed = unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
+		return nil, err
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
 // endHolder ends a holder process, which closes what it held.
@@ -97,11 +155,10 @@ func (r *Runtime) StartContainer(ctx context.Context, req *runtimeapi.StartConta
 	if err != nil {
 		return nil, fmt.Errorf("sandbox %q not found: %w", c.sandbox, err)
 	}
-	pod := s.get()
-	if pod.Phase != phaseRunning {
+	if !s.takesContainers() {
 		return nil, fmt.Errorf("sandbox container %q is not running", c.sandbox)
 	}
-	if err := r.startContainer(c, pod); err != nil {
+	if err := r.startContainer(c, s.get()); err != nil {
 		now := time.Now().UnixNano()
 		r.endContainer(c, func(rec *containerRecord) {
 			rec.Phase, rec.Finished, rec.ExitCode = phaseExited, now, 128

@@ -31,8 +31,10 @@ type sandboxState struct {
 	// life is held while it is made, stopped or removed.
 	life sync.Mutex
 
-	mu     sync.Mutex // guards the record
+	mu     sync.Mutex // guards what follows
 	record sandboxRecord
+	// stopping: it is being stopped, so that nothing may start in it any more.
+	stopping bool
 	cpu    cpuSample
 	// handle is its process, nil if it has none. Set before the sandbox is
 	// known to others.
@@ -43,6 +45,20 @@ func (s *sandboxState) get() sandboxRecord {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.record
+}
+
+// setStopping says that the sandbox is being stopped, or that this did not work out.
+func (s *sandboxState) setStopping(yes bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopping = yes
+}
+
+// takesContainers tells whether containers may be started in the sandbox.
+func (s *sandboxState) takesContainers() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record.Phase == phaseRunning && !s.stopping
 }
 
 func (r *Runtime) sandboxDir(id string) string { return r.path("sandboxes", id) }
@@ -410,6 +426,10 @@ func (r *Runtime) StopPodSandbox(ctx context.Context, req *runtimeapi.StopPodSan
 func (r *Runtime) stopSandbox(ctx context.Context, s *sandboxState) error {
 	s.life.Lock()
 	defer s.life.Unlock()
+	// Before its containers are stopped: one that is started behind that would run on
+	// in a sandbox that has ended.
+	s.setStopping(true)
+	defer s.setStopping(false)
 	for _, c := range r.containersOf(s.id) {
 		if err := r.stopContainer(ctx, c, 0); err != nil {
 			return fmt.Errorf("failed to stop container %q: %w", c.id, err)

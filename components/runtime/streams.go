@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"sync"
 	"time"
 
@@ -157,9 +158,14 @@ func (s *streamer) Attach(ctx context.Context, id string, in io.Reader, out, err
 	}
 	inputOver := make(chan struct{})
 	if in != nil {
+		own, err := live.input()
+		if err != nil {
+			return err
+		}
+		defer live.leave(own)
 		go func() {
 			defer close(inputOver)
-			s.feed(live, in, config)
+			s.feed(live, own, in, config)
 		}()
 	}
 	drained := make(chan struct{})
@@ -193,25 +199,25 @@ func after(wanted bool, ch <-chan struct{}) <-chan struct{} {
 	return nil
 }
 
-// feed passes input on to a container.
-func (s *streamer) feed(live *liveContainer, in io.Reader, config *runtimeapi.ContainerConfig) {
-	if live.console != nil {
-		_, _ = io.Copy(live.console, in)
+// feed passes input on to a container by own, which may be nil, until there is no more
+// or own is closed.
+func (s *streamer) feed(live *liveContainer, own *os.File, in io.Reader, config *runtimeapi.ContainerConfig) {
+	if own == nil {
 		return
 	}
-	live.inMu.Lock()
-	stdin := live.stdin
-	live.inMu.Unlock()
-	if stdin == nil {
+	_, _ = io.Copy(own, in)
+	if live.console != nil || !config.GetStdinOnce() {
 		return
 	}
-	_, err := io.Copy(stdin, in)
-	if config.GetStdinOnce() && err == nil {
-		// The first to attach is the only one: the container sees the end.
-		live.closeStdin()
-		if live.holder != nil {
-			_ = live.holder.Signal(unix.SIGKILL)
-		}
+	select {
+	case <-s.quit: // the container lives on, and so does its input
+		return
+	default:
+	}
+	// The first to attach is the only one: the container sees the end.
+	live.closeStdin()
+	if live.holder != nil {
+		_ = live.holder.Signal(unix.SIGKILL)
 	}
 }
 

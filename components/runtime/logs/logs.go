@@ -51,6 +51,7 @@ type Log struct {
 
 	mu       sync.Mutex // guards what follows
 	file     *os.File
+	closed   bool
 	failed   bool // the last write failed, and was told of
 	throttle throttle
 }
@@ -82,6 +83,11 @@ func (l *Log) Reopen() error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.closed {
+		// The container ended meanwhile: nobody would close it again.
+		f.Close()
+		return fmt.Errorf("opening the log: %w", os.ErrClosed)
+	}
 	if l.file != nil {
 		l.file.Close()
 	}
@@ -90,13 +96,14 @@ func (l *Log) Reopen() error {
 	return nil
 }
 
-// Close closes the file.
+// Close closes the file, for good.
 func (l *Log) Close() {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.closed = true
 	if l.file != nil {
 		l.file.Close()
 		l.file = nil

@@ -142,3 +142,16 @@ func TestSlowReaderIsCutOff(t *testing.T) {
 		t.Errorf("read %d bytes, %v", n, err)
 	}
 }
+
+// TestReopenAfterClose: the log of a container that has ended is not opened again,
+// for nobody would close it.
+func TestReopenAfterClose(t *testing.T) {
+	l, err := Open(filepath.Join(t.TempDir(), "0.log"), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	if err := l.Reopen(); !errors.Is(err, os.ErrClosed) || l.file != nil {
+		t.Errorf("%v, %v", err, l.file)
+	}
+}

@@ -1,0 +1,125 @@
+//go:build cgo
+
+package runtime
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// endless has always more to say.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+// TestFeedEnds: whoever is attached to a container that does not read, and leaves, is
+// gone.
+func TestFeedEnds(t *testing.T) {
+	for _, once := range []bool{false, true} {
+		read, write, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer read.Close()
+		live := &liveContainer{stdin: write}
+		own, err := live.input()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := (*streamer)(&Runtime{quit: make(chan struct{})})
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			s.feed(live, own, endless{}, &runtimeapi.ContainerConfig{Stdin: true, StdinOnce: once})
+		}()
+		// Something has come, so that it is being written.
+		if _, err := read.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		live.leave(own)
+		select {
+		case <-over:
+		case <-time.After(time.Minute):
+			t.Fatal("the input of who has left is still passed on")
+		}
+		if len(live.inputs) > 0 || (live.stdin == nil) != once {
+			t.Errorf("once %v: %d inputs, stdin open %v", once, len(live.inputs), live.stdin != nil)
+		}
+		if !once {
+			live.closeStdin()
+		}
+		if _, err := io.Copy(io.Discard, read); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestCloseStdin ends the input for all who are attached.
+func TestCloseStdin(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	live := &liveContainer{stdin: write}
+	own, err := live.input()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := own.WriteString("last"); err != nil {
+		t.Fatal(err)
+	}
+	live.closeStdin()
+	live.leave(own)
+	if got, err := io.ReadAll(read); err != nil || !bytes.Equal(got, []byte("last")) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if again, err := live.input(); again != nil || err != nil {
+		t.Errorf("%v, %v: an input that has ended is opened again", again, err)
+	}
+}
+
+// TestNoStartInWhatIsStopped: a container is not started behind the end of its
+// sandbox's containers.
+func TestNoStartInWhatIsStopped(t *testing.T) {
+	s := &sandboxState{id: "s", record: sandboxRecord{Phase: phaseRunning}}
+	if !s.takesContainers() {
+		t.Error("a sandbox that runs takes no containers")
+	}
+	c := &containerState{id: "c", sandbox: "s", record: containerRecord{Phase: phaseCreated}}
+	r := &Runtime{sandboxes: map[string]*sandboxState{"s": s}, containers: map[string]*containerState{"c": c}}
+	s.setStopping(true)
+	if _, err := r.StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: "c"}); err == nil || c.get().Phase != phaseCreated {
+		t.Errorf("%v, phase %v", err, c.get().Phase)
+	}
+	s.setStopping(false)
+	if !s.takesContainers() {
+		t.Error("a sandbox that could not be stopped takes no containers")
+	}
+}
+
+// TestDuplicate has the two ends apart.
+func TestDuplicate(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	own, err := duplicate(write)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own.Close()
+	if _, err := write.WriteString("x"); err != nil {
+		t.Errorf("the file went with its duplicate: %v", err)
+	}
+	write.Close()
+	if _, err := duplicate(write); err == nil {
+		t.Error("a closed file was duplicated")
+	}
+}
