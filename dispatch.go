@@ -120,6 +120,11 @@ func find(list []component, name string) (component, bool) {
 
 // run runs it with the arguments; called is what its help says that it is called by.
 func (c component) run(called string, args []string) int {
+	if c.names[0] != "kubectl" {
+		// A user's plugins and editors are looked for as the user says; what a
+		// node needs is not the user's. Without it, it may still be found.
+		_ = os.Setenv("PATH", searchPath(os.Getenv("PATH")))
+	}
 	if c.main != nil {
 		return c.main(args)
 	}
