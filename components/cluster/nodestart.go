@@ -76,7 +76,7 @@ func startUnit(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("finding this program: %w", err)
 	}
-	file := atomicfile.File{Path: unitFile, Data: fmt.Appendf(nil, unit, self), Mode: 0o644}
+	file := atomicfile.File{Path: unitFile, Data: fmt.Appendf(nil, unit, unitPath(self)), Mode: 0o644}
 	if err := atomicfile.Write(file); err != nil {
 		return fmt.Errorf("writing the unit of systemd: %w", err)
 	}
@@ -86,6 +86,14 @@ func startUnit(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// unitPath is the path of a program as a unit of systemd has it: in quotes, for it may
+// have spaces, and with what means something to systemd escaped.
+//
+// https://www.freedesktop.org/software/systemd/man/latest/systemd.service.html#Command%20lines
+func unitPath(path string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `%`, `%%`).Replace(path) + `"`
 }
 
 // removeUnit takes away what startUnit made, if it did.

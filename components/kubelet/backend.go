@@ -2,15 +2,8 @@ package kubelet
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"net/http"
 	"net/url"
@@ -86,11 +79,11 @@ func (k *Kubelet) hardware() stats.Hardware {
 func (k *Kubelet) server() (func(context.Context) error, error) {
 	certificate := k.cfg.Certificate
 	if certificate == nil {
-		self, err := k.selfSigned()
-		if err != nil {
+		self := &selfSigned{name: k.cfg.NodeName, addresses: k.ips, now: time.Now}
+		if _, err := self.certificate(); err != nil {
 			return nil, err
 		}
-		certificate = func() (*tls.Certificate, error) { return self, nil }
+		certificate = self.certificate
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(k.cfg.Address, strconv.Itoa(k.cfg.Port)))
 	if err != nil {
@@ -138,30 +131,6 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 		defer health.Close()
 		return s.Serve(ctx)
 	}, nil
-}
-
-// selfSigned makes a certificate that nobody has signed, for a kubelet that
-// was given none.
-func (k *Kubelet) selfSigned() (*tls.Certificate, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("making a key: %w", err)
-	}
-	now := time.Now()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: k.cfg.NodeName + "@" + strconv.FormatInt(now.Unix(), 10)},
-		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(1, 0, 0),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: []string{k.cfg.NodeName},
-	}
-	for _, ip := range k.ips {
-		template.IPAddresses = append(template.IPAddresses, ip.AsSlice())
-	}
-	raw, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, fmt.Errorf("making a certificate: %w", err)
-	}
-	return &tls.Certificate{Certificate: [][]byte{raw}, PrivateKey: key}, nil
 }
 
 // notFound makes err one that the server answers 404.

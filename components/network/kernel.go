@@ -67,7 +67,7 @@ func (k *kernel) lost(ctx context.Context) bool {
 func (k *kernel) apply(ctx context.Context, self member, p plan) error {
 	index := 0
 	if len(p.tunnels) > 0 {
-		link, err := k.ensureTunnel(self)
+		link, err := k.ensureTunnel(self, p.hardware)
 		if err != nil {
 			return fmt.Errorf("making the tunnel: %w", err)
 		}
@@ -147,7 +147,7 @@ func linkTo(addr netip.Addr) (int, error) {
 }
 
 // ensureTunnel makes the link of the tunnel.
-func (k *kernel) ensureTunnel(self member) (netlink.Link, error) {
+func (k *kernel) ensureTunnel(self member, hardware net.HardwareAddr) (netlink.Link, error) {
 	overhead := headers4
 	if self.address.Is6() {
 		overhead = headers6
@@ -157,7 +157,7 @@ func (k *kernel) ensureTunnel(self member) (netlink.Link, error) {
 		return nil, err
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = k.tunnel, under.Attrs().MTU-overhead, hardwareAddr(self.name)
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = k.tunnel, under.Attrs().MTU-overhead, hardware
 	want := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: vni, Port: vxlanPort, SrcAddr: self.address.AsSlice()}
 	link, err := netlink.LinkByName(k.tunnel)
 	if err == nil && !sameTunnel(link, want) {

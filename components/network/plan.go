@@ -112,17 +112,20 @@ type tunnelEnd struct {
 type plan struct {
 	routes  []route
 	tunnels []tunnelEnd
+	// hardware is the node's own end of tunnels.
+	hardware net.HardwareAddr
 }
 
 // makePlan decides how self reaches its peers. Both ends of a pair decide
 // alike, for they know the same of each other.
 func makePlan(self member, peers []member, mode Mode) plan {
-	var p plan
+	ends := hardwareAddrs(append(slices.Clone(peers), self))
+	p := plan{hardware: ends[self.name]}
 	for _, peer := range peers {
 		if peer.name == self.name || len(peer.cidrs) == 0 || len(peer.subnets) == 0 {
 			continue // it has not told yet how it is reached
 		}
-		end := tunnelEnd{hardware: hardwareAddr(peer.name), address: peer.address}
+		end := tunnelEnd{hardware: ends[peer.name], address: peer.address}
 		for _, cidr := range peer.cidrs {
 			if via := neighbour(self.subnets, peer.subnets, cidr.Addr().Is4()); via.IsValid() && mode != VXLAN {
 				p.routes = append(p.routes, route{dst: cidr, via: via})
@@ -158,8 +161,32 @@ func neighbour(own, peer []netip.Prefix, v4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// hardwareAddr is the MAC of the end of the tunnel at the node of that name.
-func hardwareAddr(node string) net.HardwareAddr {
-	sum := sha256.Sum256([]byte(node))
-	return append(net.HardwareAddr{0x0a, 0x5b}, sum[:4]...)
+// hardwareAddrs are the MACs of the ends of tunnels, by the nodes' names. All nodes
+// come to the same, for they know the same names: where two would have one address,
+// the name that is sorted later takes another.
+func hardwareAddrs(members []member) map[string]net.HardwareAddr {
+	names := make([]string, len(members))
+	for i, m := range members {
+		names[i] = m.name
+	}
+	slices.Sort(names)
+	out, taken := map[string]net.HardwareAddr{}, map[[4]byte]bool{}
+	for _, name := range slices.Compact(names) {
+		text := name
+		end := hashed(text)
+		for taken[end] {
+			// No name of a node has such a character.
+			text += "+"
+			end = hashed(text)
+		}
+		taken[end] = true
+		out[name] = append(net.HardwareAddr{0x0a, 0x5b}, end[:]...)
+	}
+	return out
+}
+
+// hashed is the part of an address that tells nodes apart.
+func hashed(text string) [4]byte {
+	sum := sha256.Sum256([]byte(text))
+	return [4]byte(sum[:4])
 }

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"testing"
 )
 
@@ -88,5 +90,30 @@ func TestPlugins(t *testing.T) {
 		if n.plugins() != c.want {
 			t.Errorf("with %s: %v", c.file, !c.want)
 		}
+	}
+}
+
+// TestHardwareAddrs: no two nodes have one end of tunnels, and all come to the same.
+func TestHardwareAddrs(t *testing.T) {
+	seen := map[[4]byte]string{}
+	var first, second string
+	for i := 0; first == ""; i++ {
+		name := fmt.Sprintf("node-%d", i)
+		if other, ok := seen[hashed(name)]; ok {
+			first, second = min(other, name), max(other, name)
+		}
+		seen[hashed(name)] = name
+	}
+	members := []member{{name: second}, {name: "node-x"}, {name: first}, {name: first}}
+	got := hardwareAddrs(members)
+	if len(got) != 3 || got[first].String() == got[second].String() {
+		t.Errorf("%s and %s: %v", first, second, got)
+	}
+	slices.Reverse(members)
+	if again := hardwareAddrs(members); !reflect.DeepEqual(got, again) {
+		t.Errorf("%v, and in another order %v", got, again)
+	}
+	if alone := hardwareAddrs([]member{{name: first}}); alone[first].String() != got[first].String() {
+		t.Errorf("%s has %s, and alone %s", first, got[first], alone[first])
 	}
 }
