@@ -287,5 +287,10 @@ func (o *options) run(ctx context.Context, given func(string) bool, flags zpages
 	if err != nil {
 		return err
 	}
+	if text, err := k.cfg.effectiveText(); err == nil {
+		cfg.Log.Info("Effective KubeletConfiguration", "config", text)
+	} else {
+		cfg.Log.Warn("Failed to marshal effective KubeletConfiguration for logging", "error", err)
+	}
 	return k.Run(ctx)
 }

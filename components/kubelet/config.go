@@ -11,6 +11,7 @@ package kubelet
 
 import (
 	"crypto/x509"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/cache"
 	tracingapi "k8s.io/component-base/tracing/api/v1"
@@ -42,6 +44,14 @@ import (
 	"hyperkube/internal/layout"
 	"hyperkube/internal/zpages"
 )
+
+// Policies rules the network of pods. Its methods are called by several goroutines.
+type Policies interface {
+	// Expect returns once the rules of a pod hold for its addresses.
+	Expect(ctx context.Context, pod *v1.Pod, ips []string) error
+	// Forget says that nothing of a pod runs any more.
+	Forget(pod types.UID)
+}
 
 // Config is all that a kubelet needs to know. New fills what is left empty as
 // the comments say, and validates it.
@@ -241,6 +251,8 @@ type Config struct {
 	// TLSMinVersion and CipherSuites are of crypto/tls; zero is Go's choice.
 	TLSMinVersion uint16
 	CipherSuites  []uint16
+	// Policies rules the network of pods; nil: nobody does, or what does asks nobody to wait.
+	Policies Policies
 	// NoCgroups: pods get no cgroups of their own, for machines where the
 	// kubelet may not make any.
 	NoCgroups bool

@@ -147,6 +147,9 @@ func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 		case "prefer-align-cpus-by-uncorecache":
 			c.CPUsByCache = on
 		case "distribute-cpus-across-numa":
+			if !featuregates.Set(f.FeatureGates).Enabled(gateCPUBeta, true) {
+				return fmt.Errorf("CPU Manager Policy Beta-level Options not enabled, but option %q provided", name)
+			}
 			c.SpreadCPUs = on
 		default:
 			return fmt.Errorf("cpuManagerPolicyOptions: %q is not supported", name)

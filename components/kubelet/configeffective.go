@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	"sigs.k8s.io/yaml"
 )
 
 // Effective is the configuration in force in the terms of a file: what the file
@@ -23,6 +25,20 @@ func (c *Config) Effective() *kubeletv1beta1.KubeletConfiguration {
 	c.effectiveHere(f)
 	defaults(f)
 	return f
+}
+
+// effectiveText is the configuration in force as a file that a log may have: what
+// is sent along to get static pods may be secret, and is masked.
+func (c *Config) effectiveText() (string, error) {
+	f := c.Effective()
+	for name := range f.StaticPodURLHeader {
+		f.StaticPodURLHeader[name] = []string{"<masked>"}
+	}
+	text, err := yaml.Marshal(f)
+	if err != nil {
+		return "", fmt.Errorf("encoding the configuration in force: %w", err)
+	}
+	return string(text), nil
 }
 
 // effectiveHere writes what c holds itself.

@@ -71,24 +71,58 @@ func TestFlagsGoFirst(t *testing.T) {
 	}
 }
 
+func TestEffectiveText(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	text := "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\neventBurst: 101\n" +
+		"staticPodURL: http://127.0.0.1/\nstaticPodURLHeader: {Authorization: [secret]}\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var o options
+	cmd := newCommand(&o)
+	if err := cmd.ParseFlags([]string{"--config", path, "--hostname-override=n"}); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := o.build(cmd.Flags().Changed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.complete(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := cfg.effectiveText()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"kind: KubeletConfiguration\n", "eventBurst: 101\n", "Authorization:\n  - <masked>\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is not in %s", want, got)
+		}
+	}
+	if strings.Contains(got, "secret]") || cfg.StaticPodHeader.Get("Authorization") != "secret" {
+		t.Errorf("masked: %s, sent: %v", got, cfg.StaticPodHeader)
+	}
+}
+
 func TestRefusedFiles(t *testing.T) {
 	for text, want := range map[string]string{
-		"evictionSoft: {memory.available: 1Gi}":                                 "grace period must be specified",
-		"enforceNodeAllocatable: [pods, none]":                                  "none goes with nothing else",
-		"enforceNodeAllocatable: [kube-reserved]":                               "needs kubeReservedCgroup",
-		"enforceNodeAllocatable: [everything]":                                  "unsupported",
-		"kubeReserved: {cpu: lots}":                                             "kubeReserved cpu",
-		"kubeReserved: {gpu: '1'}":                                              "cannot be reserved",
-		"serializeImagePulls: true\nmaxParallelImagePulls: 3":                   "unless serializeImagePulls is false",
-		"crashLoopBackOff: {maxContainerRestartPeriod: 10m}":                    "maxContainerRestartPeriod",
-		"memorySwap: {swapBehavior: Some}":                                      "want NoSwap or LimitedSwap",
-		"tlsMinVersion: VersionTLS10":                                           "want VersionTLS12",
-		"tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA]":                           "not safe",
-		"readOnlyPort: 70000":                                                   "readOnlyPort (--read-only-port) 70000 must be between 0 and 65535, inclusive",
-		"containerLogMaxFiles: 1":                                               "containerLogMaxFiles must be greater than 1",
-		"imageGCHighThresholdPercent: 10\nimageGCLowThresholdPercent: 50":       "imageGCHighThresholdPercent",
-		"nodeStatusMaxImages: -2":                                               "nodeStatusMaxImages",
-		"featureGates: {NoSuch: true}":                                          "unrecognized feature gate: NoSuch",
+		"evictionSoft: {memory.available: 1Gi}":                           "grace period must be specified",
+		"enforceNodeAllocatable: [pods, none]":                            "none goes with nothing else",
+		"enforceNodeAllocatable: [kube-reserved]":                         "needs kubeReservedCgroup",
+		"enforceNodeAllocatable: [everything]":                            "unsupported",
+		"kubeReserved: {cpu: lots}":                                       "kubeReserved cpu",
+		"kubeReserved: {gpu: '1'}":                                        "cannot be reserved",
+		"serializeImagePulls: true\nmaxParallelImagePulls: 3":             "unless serializeImagePulls is false",
+		"crashLoopBackOff: {maxContainerRestartPeriod: 10m}":              "maxContainerRestartPeriod",
+		"memorySwap: {swapBehavior: Some}":                                "want NoSwap or LimitedSwap",
+		"tlsMinVersion: VersionTLS10":                                     "want VersionTLS12",
+		"tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA]":                     "not safe",
+		"readOnlyPort: 70000":                                             "readOnlyPort (--read-only-port) 70000 must be between 0 and 65535, inclusive",
+		"containerLogMaxFiles: 1":                                         "containerLogMaxFiles must be greater than 1",
+		"imageGCHighThresholdPercent: 10\nimageGCLowThresholdPercent: 50": "imageGCHighThresholdPercent",
+		"nodeStatusMaxImages: -2":                                         "nodeStatusMaxImages",
+		"featureGates: {NoSuch: true}":                                    "unrecognized feature gate: NoSuch",
+		"cpuManagerPolicy: static\nfeatureGates: {CPUManagerPolicyBetaOptions: false}\ncpuManagerPolicyOptions: {distribute-cpus-across-numa: 'true'}": "CPU Manager Policy Beta-level Options not enabled, but option \"distribute-cpus-across-numa\" provided",
 		"featureGates: {ImageVolume: false}":                                    "feature is locked to true",
 		"shutdownGracePeriodCriticalPods: 10s":                                  "must be <= shutdownGracePeriod",
 		"shutdownGracePeriod: 10s\nfeatureGates: {GracefulNodeShutdown: false}": "needs the feature gate",

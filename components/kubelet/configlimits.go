@@ -21,7 +21,7 @@ import (
 )
 
 // switches are the feature gates that the kubelet turns on and off.
-var switches = []string{gateShutdown, gateShutdownByPriority, gateMemoryQoS, gateNoQuota, gatePulledImages}
+var switches = []string{gateShutdown, gateShutdownByPriority, gateMemoryQoS, gateNoQuota, gatePulledImages, gateCPUBeta}
 
 const (
 	gateShutdown           = "GracefulNodeShutdown"
@@ -29,6 +29,7 @@ const (
 	gateMemoryQoS          = "MemoryQoS"
 	gateNoQuota            = "DisableCPUQuotaWithExclusiveCPUs"
 	gatePulledImages       = "KubeletEnsureSecretPulledImages"
+	gateCPUBeta            = "CPUManagerPolicyBetaOptions"
 )
 
 // applyLimits takes what bounds the kubelet's own doing, and what has come to a

@@ -281,6 +281,9 @@ func (k *Kubelet) compose() error {
 		}
 	}
 	k.host.Claims = k.claims
+	if cfg.Policies != nil {
+		k.host.Network = cfg.Policies.Expect
+	}
 	k.host.StaticMemory = k.memory != nil
 	k.host.StaticCPUs, k.host.Ended = k.cpus != nil, k.released
 	if k.kube != nil {

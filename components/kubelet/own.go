@@ -149,6 +149,9 @@ func (k *Kubelet) allocate(ctx context.Context, pod *v1.Pod) *pods.Verdict {
 
 // released takes back what a pod that has ended had for itself.
 func (k *Kubelet) released(uid types.UID) {
+	if k.cfg.Policies != nil {
+		k.cfg.Policies.Forget(uid)
+	}
 	if err := k.devices.Release(uid); err != nil {
 		k.log.Warn("taking back a pod's devices failed", "error", err)
 	}

@@ -103,6 +103,9 @@ type Host struct {
 	// CPUs of its own. Nil: nothing. Its error keeps the container from being
 	// made.
 	Extend func(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg *runtimeapi.ContainerConfig) error
+	// Network returns once what rules a pod's network holds for its addresses; its
+	// error keeps containers from being started. May be nil.
+	Network func(ctx context.Context, pod *v1.Pod, ips []string) error
 	// Claims makes the devices of resource claims ready; nil: pods with such
 	// claims run without.
 	Claims ResourceClaims

@@ -99,6 +99,13 @@ func (w *worker) tryContainer(ctx context.Context, pod *v1.Pod, s podstate.Start
 		w.host.event(pod, s.Name, true, "Failed", "Error: "+msg)
 		return fail(createContainerConfigError, msg, time.Now().Add(retryStart))
 	}
+	if err := w.host.ruled(ctx, pod, ips); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.host.event(pod, s.Name, true, "Failed", "Error: "+err.Error())
+		return fail(createContainerError, err.Error(), time.Now().Add(retryStart))
+	}
 	call, cancel := carriedThrough(ctx)
 	defer cancel()
 	if s.Stale != "" {
@@ -173,6 +180,19 @@ func (w *worker) tryContainer(ctx context.Context, pod *v1.Pod, s podstate.Start
 		return w.postStart(ctx, pod, c, id, fail)
 	}
 	return nil
+}
+
+// ruledWithin bounds how long a container waits for its pod's network to be ruled.
+const ruledWithin = 30 * time.Second
+
+// ruled returns once what rules the pod's network holds for its addresses.
+func (h *Host) ruled(ctx context.Context, pod *v1.Pod, ips []string) error {
+	if h.Network == nil || pod.Spec.HostNetwork {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, ruledWithin)
+	defer cancel()
+	return h.Network(ctx, pod, ips)
 }
 
 // dropStale removes a container that was made and never started, so that
