@@ -41,15 +41,23 @@ func (p *adminAccess) Validate(ctx context.Context, a admission.Attributes, _ ad
 		if r.Exactly == nil || r.Exactly.AdminAccess == nil || !*r.Exactly.AdminAccess {
 			continue
 		}
-		ns, err := p.namespaces.get(ctx, a.GetNamespace())
-		if err != nil {
-			return apierrors.NewInternalError(fmt.Errorf("could not retrieve namespace to verify admin access: %w", err))
+		if err := adminNamespace(ctx, p.namespaces, a.GetNamespace(), path.Index(i).Child("adminAccess")); err != nil {
+			return apierrors.NewInvalid(a.GetKind().GroupKind(), name, field.ErrorList{err})
 		}
-		if ns.Labels[resourcev1.DRAAdminNamespaceLabelKey] == "true" {
-			return nil
-		}
-		return apierrors.NewInvalid(a.GetKind().GroupKind(), name, field.ErrorList{field.Forbidden(path.Index(i).Child("adminAccess"),
-			fmt.Sprintf("admin access to devices requires the `%s: true` label on the containing namespace", resourcev1.DRAAdminNamespaceLabelKey))})
+		return nil
+	}
+	return nil
+}
+
+// adminNamespace is nil if claims of the namespace may reach devices that others
+// have, and else what is wrong with the field at path.
+func adminNamespace(ctx context.Context, all namespaces, name string, path *field.Path) *field.Error {
+	ns, err := all.get(ctx, name)
+	if err != nil {
+		return field.InternalError(path, fmt.Errorf("could not retrieve namespace to verify admin access: %w", err))
+	}
+	if ns.Labels[resourcev1.DRAAdminNamespaceLabelKey] != "true" {
+		return field.Forbidden(path, fmt.Sprintf("admin access to devices requires the `%s: true` label on the containing namespace", resourcev1.DRAAdminNamespaceLabelKey))
 	}
 	return nil
 }

@@ -56,8 +56,6 @@ type Config struct {
 	Serves func(schema.GroupVersionResource) bool
 	// Metrics is where metrics are registered. It may be nil.
 	Metrics prometheus.Registerer
-	// Audiences are those of the API server.
-	Audiences []string
 }
 
 // maker makes a plugin, or nil where the API does not serve what it needs.
@@ -109,7 +107,7 @@ var order = []known{
 	{"DenyServiceExternalIPs", false, newDenyExternalIPs},
 	{"PodTopologyLabels", true, newPodTopologyLabels},
 	{"PodGroupWorkloadExists", true, nil},
-	{"NodeDeclaredFeatureValidator", true, nil},
+	{"NodeDeclaredFeatureValidator", true, newDeclaredFeatures},
 	{"JobValidation", true, nil},
 	{"PodResizeValidator", true, newPodResize},
 	{"MutatingAdmissionPolicy", true, nil},

@@ -125,7 +125,7 @@ func TestDefaultPlugins(t *testing.T) {
 	}
 	want := "NamespaceLifecycle LimitRanger ServiceAccount NodeRestriction TaintNodesByCondition PodSecurity Priority " +
 		"DefaultTolerationSeconds DefaultStorageClass StorageObjectInUseProtection PersistentVolumeClaimResize RuntimeClass " +
-		"CertificateSubjectRestriction DefaultIngressClass PodTopologyLabels PodResizeValidator MutatingAdmissionWebhook ResourceQuota Ours"
+		"CertificateSubjectRestriction DefaultIngressClass PodTopologyLabels NodeDeclaredFeatureValidator PodResizeValidator MutatingAdmissionWebhook ResourceQuota Ours"
 	if got := strings.Join(c.Plugins(), " "); got != want {
 		t.Errorf("got %s", got)
 	}

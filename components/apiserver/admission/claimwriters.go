@@ -29,11 +29,12 @@ import (
 // https://kep.k8s.io/4817
 type claimWriters struct {
 	*admission.Handler
-	may authorizer.Authorizer
+	may        authorizer.Authorizer
+	namespaces namespaces
 }
 
 func newClaimWriters(cfg *Config) *claimWriters {
-	return &claimWriters{admission.NewHandler(admission.Update), cfg.Authorizer}
+	return &claimWriters{admission.NewHandler(admission.Update), cfg.Authorizer, newNamespaces(cfg)}
 }
 
 // Validate implements admission.ValidationInterface.
@@ -52,7 +53,8 @@ func (c *claimWriters) Validate(ctx context.Context, a admission.Attributes, _ a
 	if is.Allocation != nil { // what is not allocated has no devices
 		drivers = changedDrivers(is.Devices, was.Devices)
 	}
-	if !binds && len(drivers) == 0 {
+	errs := c.admin(ctx, a.GetNamespace(), is.Allocation, was.Allocation)
+	if !binds && len(drivers) == 0 && len(errs) == 0 {
 		return nil
 	}
 	info, ok := apirequest.RequestInfoFrom(ctx)
@@ -64,7 +66,6 @@ func (c *claimWriters) Validate(ctx context.Context, a admission.Attributes, _ a
 		User: a.GetUserInfo(), Verb: verb, Namespace: info.Namespace, APIGroup: info.APIGroup, APIVersion: info.APIVersion,
 		Resource: info.Resource, Subresource: info.Subresource, Name: info.Name, ResourceRequest: true, Path: info.Path,
 	}
-	var errs field.ErrorList
 	if binds {
 		if err := rest.Allowed(ctx, c.may, claimAttributes{request, verb, resourcev1.SubresourceBinding, "", ""}); err != nil {
 			errs = append(errs, field.Forbidden(field.NewPath("status", "allocation"),
@@ -83,6 +84,25 @@ func (c *claimWriters) Validate(ctx context.Context, a admission.Attributes, _ a
 	}
 	if len(errs) > 0 {
 		return apierrors.NewInvalid(a.GetKind().GroupKind(), claim.Name, errs)
+	}
+	return nil
+}
+
+// admin refuses devices that others have, granted by an allocation, in namespaces
+// that are not marked for it. What had such a device before may keep it.
+func (c *claimWriters) admin(ctx context.Context, namespace string, is, was *resourcev1.AllocationResult) field.ErrorList {
+	granted := func(a *resourcev1.AllocationResult) int {
+		if a == nil {
+			return -1
+		}
+		return slices.IndexFunc(a.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool { return r.AdminAccess != nil && *r.AdminAccess })
+	}
+	i := granted(is)
+	if i < 0 || granted(was) >= 0 {
+		return nil
+	}
+	if err := adminNamespace(ctx, c.namespaces, namespace, field.NewPath("status", "allocation", "devices", "results").Index(i).Child("adminAccess")); err != nil {
+		return field.ErrorList{err}
 	}
 	return nil
 }

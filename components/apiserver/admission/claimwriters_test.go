@@ -13,6 +13,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
 )
 
 func TestClaimWriters(t *testing.T) {
@@ -23,6 +25,11 @@ func TestClaimWriters(t *testing.T) {
 	told.Devices = []resourcev1.AllocatedDeviceStatus{{Driver: "d", Pool: "p", Device: "0"}}
 	reserved := *allocated.DeepCopy()
 	reserved.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{Name: "p"}}
+	admin := *allocated.DeepCopy()
+	yes := true
+	admin.Allocation.Devices.Results = []resourcev1.DeviceRequestAllocationResult{{Request: "a"}, {Request: "b", AdminAccess: &yes}}
+	toldAdmin := *admin.DeepCopy()
+	toldAdmin.Devices = told.Devices
 	on := func(node string) user.Info {
 		return &user.DefaultInfo{Name: "system:serviceaccount:ns:driver", Extra: map[string][]string{"authentication.kubernetes.io/node-name": {node}}}
 	}
@@ -40,10 +47,13 @@ func TestClaimWriters(t *testing.T) {
 		{"other node", allocated, told, on("n2"), "associated-node:update driver d ns", `status.devices: Forbidden: changing status.devices requires resource="resourceclaims/driver", verb="[arbitrary-node:update]" permission: `},
 		{"any node", told, allocated, on("n2"), "arbitrary-node:update driver d ns", ""},
 		{"other driver", allocated, told, on("n1"), "associated-node:update driver e ns", `verb="[associated-node:update arbitrary-node:update]" permission: `},
+		{"an administrator's device", resourcev1.ResourceClaimStatus{}, admin, on("n1"), "update binding  ", "status.allocation.devices.results[1].adminAccess: Forbidden: admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace"},
+		{"an administrator's device as before", admin, toldAdmin, on("n1"), "associated-node:update driver d ns", ""},
 		{"given up", told, resourcev1.ResourceClaimStatus{}, on("n1"), "update binding  ", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := newClaimWriters(&Config{Authorizer: authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+			kube := fake.NewClientset(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns"}})
+			c := newClaimWriters(&Config{Kube: kube, Informers: informers.NewSharedInformerFactory(kube, 0), Authorizer: authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 				if slices.Equal([]string{a.GetVerb(), a.GetSubresource(), a.GetName(), a.GetNamespace()}, strings.Split(tc.may, " ")) {
 					return authorizer.DecisionAllow, "", nil
 				}

@@ -184,6 +184,42 @@ func TestPodResize(t *testing.T) {
 	}
 }
 
+func TestDeclaredFeatures(t *testing.T) {
+	const level, initial = "InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"
+	node := func(name string, features ...string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{DeclaredFeatures: features}}
+	}
+	c, _ := chain(t, Config{}, []string{"NodeDeclaredFeatureValidator"}, node("new", level, initial), node("old"))
+	always := corev1.ContainerRestartPolicyAlways
+	old := pod(func(p *corev1.Pod) {
+		p.Generation, p.Spec.InitContainers = 1, []corev1.Container{{Name: "i"}, {Name: "s", RestartPolicy: &always}}
+	})
+	for name, tc := range map[string]struct {
+		node   string
+		change func(*corev1.PodSpec)
+		err    string
+	}{
+		"a container's":       {"old", func(s *corev1.PodSpec) { s.Containers[0].Resources.Requests = amounts(t, "cpu=1") }, ""},
+		"a sidecar's":         {"old", func(s *corev1.PodSpec) { s.InitContainers[1].Resources.Requests = amounts(t, "cpu=1") }, ""},
+		"an init container's": {"old", func(s *corev1.PodSpec) { s.InitContainers[0].Resources.Requests = amounts(t, "cpu=1") }, `pod update requires features ` + initial + ` which are not available on node "old"`},
+		"the pod's":           {"old", func(s *corev1.PodSpec) { s.Resources = &corev1.ResourceRequirements{} }, `pod update requires features ` + level + ` which are not available on node "old"`},
+		"both, on a new node": {"new", func(s *corev1.PodSpec) {
+			s.Resources, s.InitContainers[0].Resources.Requests = &corev1.ResourceRequirements{}, amounts(t, "cpu=1")
+		}, ""},
+		"no node": {"none", func(s *corev1.PodSpec) { s.Resources = &corev1.ResourceRequirements{} }, `node "none" not found`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			was := old.DeepCopy()
+			was.Spec.NodeName = tc.node
+			now := was.DeepCopy()
+			now.Generation = 2
+			tc.change(&now.Spec)
+			wantErr(t, ask(t, c, write{op: admission.Update, resource: "/pods", sub: "resize", obj: now, old: was}), tc.err)
+			wantErr(t, ask(t, c, write{op: admission.Update, resource: "/pods", sub: "status", obj: now, old: was}), "")
+		})
+	}
+}
+
 // may allows "verb resource/subresource namespace".
 type may map[string]bool
 

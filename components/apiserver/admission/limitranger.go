@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,7 +16,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
-	"k8s.io/utils/lru"
 
 	"hyperkube/components/apiserver/informed"
 )
@@ -30,29 +28,15 @@ type limitRanger struct {
 	lister corelisters.LimitRangeLister
 	gate   *informed.Gate
 	kube   kubernetes.Interface
-	asked  *lru.Cache // askedRanges by namespace; safe for several goroutines
+	asked  *asked[*corev1.LimitRange]
 }
-
-// askedRanges are what the API has said of a namespace of which the informer
-// knows none.
-type askedRanges struct {
-	found []*corev1.LimitRange
-	until time.Time
-}
-
-// What the API says of a namespace is believed that long, as in upstream's
-// server, for that many namespaces.
-const (
-	askedFor   = 30 * time.Second
-	askedAbout = 10000
-)
 
 func newLimitRanger(cfg *Config) (admission.Interface, error) {
 	if !cfg.Serves(corev1.SchemeGroupVersion.WithResource("limitranges")) {
 		return nil, nil
 	}
 	inf := cfg.Informers.Core().V1().LimitRanges()
-	return &limitRanger{operations: onCreateUpdate, lister: inf.Lister(), gate: informed.NewGate(inf.Informer().HasSyncedChecker()), kube: cfg.Kube, asked: lru.New(askedAbout)}, nil
+	return &limitRanger{operations: onCreateUpdate, lister: inf.Lister(), gate: informed.NewGate(inf.Informer().HasSyncedChecker()), kube: cfg.Kube, asked: newAsked[*corev1.LimitRange]()}, nil
 }
 
 // ranges returns those that apply to the request, none for most.
@@ -86,21 +70,20 @@ func (p *limitRanger) ranges(ctx context.Context, a admission.Attributes) ([]*co
 // ask asks the API: who has just made the first LimitRange of a namespace wants
 // it in force. The slice is the caller's, the objects are shared.
 func (p *limitRanger) ask(ctx context.Context, namespace string) ([]*corev1.LimitRange, error) {
-	if said, ok := p.asked.Get(namespace); ok {
-		if said, ok := said.(askedRanges); ok && time.Now().Before(said.until) {
-			return slices.Clone(said.found), nil
+	found, err := p.asked.about(namespace, func() (found []*corev1.LimitRange, _ error) {
+		list, err := p.kube.CoreV1().LimitRanges(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
 		}
-	}
-	list, err := p.kube.CoreV1().LimitRanges(namespace).List(ctx, metav1.ListOptions{})
+		for i := range list.Items {
+			found = append(found, &list.Items[i])
+		}
+		return found, nil
+	})
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
-	said := askedRanges{until: time.Now().Add(askedFor)}
-	for i := range list.Items {
-		said.found = append(said.found, &list.Items[i])
-	}
-	p.asked.Add(namespace, said)
-	return slices.Clone(said.found), nil
+	return found, nil
 }
 
 // Admit implements admission.MutationInterface.
@@ -205,7 +188,8 @@ func checkPod(lr *corev1.LimitRange, pod *corev1.Pod) []error {
 				}
 			}
 		case corev1.LimitTypePod:
-			opts := resourcehelper.PodResourcesOptions{}
+			// What its runtime class adds is not the pod's to answer for.
+			opts := resourcehelper.PodResourcesOptions{ExcludeOverhead: true}
 			errs = append(errs, checkItem(item, resourcehelper.PodRequests(pod, opts), resourcehelper.PodLimits(pod, opts))...)
 		}
 	}

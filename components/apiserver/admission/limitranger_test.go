@@ -6,13 +6,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/utils/lru"
 )
 
 // TestLimitRangesAsked asks the API once where the informer knows none.
 func TestLimitRangesAsked(t *testing.T) {
 	kube := fake.NewClientset(&corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Namespace: "new", Name: "l"}})
-	p := &limitRanger{kube: kube, asked: lru.New(askedAbout)}
+	p := &limitRanger{kube: kube, asked: newAsked[*corev1.LimitRange]()}
 	for range 2 {
 		for namespace, want := range map[string]int{"new": 1, "none": 0} {
 			found, err := p.ask(t.Context(), namespace)

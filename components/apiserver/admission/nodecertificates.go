@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -54,7 +55,7 @@ func (p *nodeRestriction) podCertificate(ctx context.Context, node string, a adm
 		return fmt.Errorf("PodCertificateRequest for pod %q contains pod UID (%q) which differs from running pod %q", ref, spec.PodUID, pod.UID)
 	case pod.Spec.NodeName != node:
 		return forbid(a, "pod %q is not running on node %q named in the PodCertificateRequest", ref, node)
-	case pod.Annotations[corev1.MirrorPodAnnotationKey] != "":
+	case isMirror(pod):
 		return forbid(a, "pod %q is a mirror pod", ref)
 	case pod.Spec.ServiceAccountName != spec.ServiceAccountName:
 		return forbid(a, "PodCertificateRequest for pod %q contains serviceAccountName (%q) that differs from running pod (%q)",
@@ -69,5 +70,35 @@ func (p *nodeRestriction) podCertificate(ctx context.Context, node string, a adm
 		return fmt.Errorf("PodCertificateRequest for pod %q names service account UID %q, which differs from the running service account (%q)",
 			ref, spec.ServiceAccountUID, sa.UID)
 	}
-	return nil
+	return p.signer(ctx, a, req, pod)
+}
+
+// signer allows certificates of those signers that the pod names, and of those
+// that somebody lets the node ask on behalf of the account.
+func (p *nodeRestriction) signer(ctx context.Context, a admission.Attributes, req *certificatesv1.PodCertificateRequest, pod *corev1.Pod) error {
+	signer := req.Spec.SignerName
+	for i := range pod.Spec.Volumes {
+		if projected := pod.Spec.Volumes[i].Projected; projected != nil {
+			for _, s := range projected.Sources {
+				if s.PodCertificate != nil && s.PodCertificate.SignerName == signer {
+					return nil
+				}
+			}
+		}
+	}
+	// A rule's resource has no room for a slash.
+	ok, err := p.asks(ctx, a, "request-serviceaccounts-podcertificate-signer", strings.ReplaceAll(signer, "/", ":"), req.Spec.ServiceAccountName)
+	switch {
+	case ok:
+		return nil
+	case err != nil:
+		return forbid(a, "error authorizing %s to request podcertificaterequests for signer %q: %w", a.GetUserInfo().GetName(), signer, err)
+	}
+	return forbid(a, "pod %q does not mount a podCertificate projected volume for signer %q", a.GetNamespace()+"/"+req.Spec.PodName, signer)
+}
+
+// isMirror tells whether a pod shows what a node runs by itself.
+func isMirror(pod *corev1.Pod) bool {
+	_, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return ok
 }

@@ -21,6 +21,7 @@ import (
 	kubeletapis "k8s.io/kubelet/pkg/apis"
 
 	"hyperkube/components/apiserver/authz"
+	"hyperkube/internal/api/validate"
 )
 
 // nodeRestriction keeps kubelets to their own node and its pods, where
@@ -29,10 +30,9 @@ import (
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#noderestriction
 type nodeRestriction struct {
 	operations
-	pods      Pods
-	kube      kubernetes.Interface
-	may       authorizer.Authorizer
-	audiences []string
+	pods Pods
+	kube kubernetes.Interface
+	may  authorizer.Authorizer
 }
 
 func newNodeRestriction(cfg *Config) (admission.Interface, error) {
@@ -41,7 +41,6 @@ func newNodeRestriction(cfg *Config) (admission.Interface, error) {
 		pods:       cfg.pods(),
 		kube:       cfg.Kube,
 		may:        cfg.Authorizer,
-		audiences:  cfg.Audiences,
 	}, nil
 }
 
@@ -99,6 +98,12 @@ func unexpected(a admission.Attributes, obj any) error {
 
 func nodeItself(node string, a admission.Attributes) error {
 	name := a.GetName()
+	if meta, ok := a.GetObject().(metav1.Object); ok && name == "" && a.GetOperation() == admission.Create {
+		name = meta.GetName()
+	}
+	if name != node {
+		return forbid(a, "node %q is not allowed to modify node %q", node, name)
+	}
 	if a.GetOperation() == admission.Create {
 		n, ok := a.GetObject().(*corev1.Node)
 		if !ok {
@@ -110,12 +115,6 @@ func nodeItself(node string, a admission.Attributes) error {
 		if bad := forbiddenLabels(n.Labels, nil); len(bad) > 0 {
 			return forbid(a, "node %q is not allowed to set the following labels: %s", node, strings.Join(bad, ", "))
 		}
-		if name == "" {
-			name = n.Name
-		}
-	}
-	if name != node {
-		return forbid(a, "node %q is not allowed to modify node %q", node, name)
 	}
 	if a.GetOperation() != admission.Update {
 		return nil
@@ -135,12 +134,12 @@ func nodeItself(node string, a admission.Attributes) error {
 	if !equality.Semantic.DeepEqual(n.Spec.Taints, old.Spec.Taints) {
 		return forbid(a, "node %q is not allowed to modify taints", node)
 	}
-	if bad := forbiddenLabels(n.Labels, old.Labels); len(bad) > 0 {
-		return forbid(a, "is not allowed to modify labels: %s", strings.Join(bad, ", "))
-	}
 	// One that could name an owner could have itself collected.
 	if !equality.Semantic.DeepEqual(n.OwnerReferences, old.OwnerReferences) {
 		return forbid(a, "node %q is not allowed to modify ownerReferences", node)
+	}
+	if bad := forbiddenLabels(n.Labels, old.Labels); len(bad) > 0 {
+		return forbid(a, "is not allowed to modify labels: %s", strings.Join(bad, ", "))
 	}
 	return nil
 }
@@ -198,11 +197,9 @@ func claimStatus(node string, a admission.Attributes) error {
 		c.Status.Conditions = nil
 		c.Status.AllocatedResources = nil
 		c.Status.AllocatedResourceStatuses = nil
-		c.Status.ModifyVolumeStatus = nil
-		c.Status.CurrentVolumeAttributesClassName = nil
 	}
 	if !equality.Semantic.DeepEqual(o, n) {
-		return forbid(a, "node %q may not update fields other than status.quantity, status.capacity and status.conditions", node)
+		return forbid(a, "node %q is not allowed to update fields other than status.quantity and status.conditions: %v", node, validate.Diff(o, n))
 	}
 	return nil
 }
@@ -241,65 +238,6 @@ func (p *nodeRestriction) token(ctx context.Context, node string, a admission.At
 		return forbid(a, "node requested token bound to a pod scheduled on a different node")
 	}
 	return p.audience(ctx, a, req, pod)
-}
-
-// audience allows tokens for the API server and for whom the pod names.
-func (p *nodeRestriction) audience(ctx context.Context, a admission.Attributes, req *authenticationv1.TokenRequest, pod *corev1.Pod) error {
-	if len(req.Spec.Audiences) > 1 {
-		return forbid(a, "node may only request 0 or 1 audiences")
-	}
-	if len(req.Spec.Audiences) == 0 || req.Spec.Audiences[0] == "" || slices.Contains(p.audiences, req.Spec.Audiences[0]) {
-		return nil
-	}
-	want := req.Spec.Audiences[0]
-	drivers := map[string]bool{}
-	for i := range pod.Spec.Volumes {
-		v := &pod.Spec.Volumes[i]
-		switch {
-		case v.Projected != nil:
-			for j := range v.Projected.Sources {
-				if t := v.Projected.Sources[j].ServiceAccountToken; t != nil && t.Audience == want {
-					return nil
-				}
-			}
-		case v.CSI != nil:
-			drivers[v.CSI.Driver] = true
-		case v.PersistentVolumeClaim != nil, v.Ephemeral != nil:
-			name := pod.Name + "-" + v.Name
-			if v.PersistentVolumeClaim != nil {
-				name = v.PersistentVolumeClaim.ClaimName
-			}
-			pvc, err := p.kube.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
-			if err != nil || pvc.Spec.VolumeName == "" {
-				continue
-			}
-			pv, err := p.kube.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
-			if err == nil && pv.Spec.CSI != nil {
-				drivers[pv.Spec.CSI.Driver] = true
-			}
-		}
-	}
-	for name := range drivers {
-		driver, err := p.kube.StorageV1().CSIDrivers().Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			continue
-		}
-		for _, t := range driver.Spec.TokenRequests {
-			if t.Audience == want {
-				return nil
-			}
-		}
-	}
-	if p.may != nil {
-		decision, _, _ := p.may.Authorize(ctx, authorizer.AttributesRecord{
-			User: a.GetUserInfo(), Verb: "request-serviceaccounts-token-audience", Namespace: a.GetNamespace(),
-			APIVersion: "*", Resource: want, Name: a.GetName(), ResourceRequest: true,
-		})
-		if decision == authorizer.DecisionAllow {
-			return nil
-		}
-	}
-	return forbid(a, "audience %q not found in pod spec volume", want)
 }
 
 func lease(node string, a admission.Attributes) error {

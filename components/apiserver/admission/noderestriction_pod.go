@@ -77,8 +77,16 @@ func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.A
 	if owner.UID != n.UID {
 		return forbid(a, "node %s UID mismatch: expected %s got %s", owner.Name, owner.UID, n.UID)
 	}
+	if what := refersTo(pod); what != "" {
+		return forbid(a, "node %q can not create pods that reference %s", node, what)
+	}
+	return nil
+}
+
+// refersTo says which other objects of the API a pod refers to; empty: to none.
+func refersTo(pod *corev1.Pod) string {
 	if pod.Spec.ServiceAccountName != "" {
-		return forbid(a, "node %q can not create pods that reference a service account", node)
+		return "serviceaccounts"
 	}
 	found := map[podrefs.Kind]bool{}
 	for kind := range podrefs.Of(pod) {
@@ -86,24 +94,36 @@ func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.A
 	}
 	switch {
 	case found[podrefs.Secret]:
-		return forbid(a, "node %q can not create pods that reference secrets", node)
+		return "secrets"
 	case found[podrefs.ConfigMap]:
-		return forbid(a, "node %q can not create pods that reference configmaps", node)
-	case found[podrefs.Claim]:
-		return forbid(a, "node %q can not create pods that reference persistentvolumeclaims", node)
+		return "configmaps"
 	case len(pod.Spec.ResourceClaims) > 0:
-		return forbid(a, "node %q can not create pods that reference resourceclaims", node)
+		return "resourceclaims"
 	}
 	for i := range pod.Spec.Volumes {
-		if pr := pod.Spec.Volumes[i].Projected; pr != nil {
-			for j := range pr.Sources {
-				if pr.Sources[j].ClusterTrustBundle != nil {
-					return forbid(a, "node %q can not create pods that reference clustertrustbundles", node)
+		switch v := &pod.Spec.Volumes[i]; {
+		case v.CSI != nil:
+			return "csidrivers (via CSI volumes)"
+		case v.Glusterfs != nil:
+			return "endpoints (via glusterFS volumes)"
+		case v.PersistentVolumeClaim != nil:
+			return "persistentvolumeclaims"
+		case v.Ephemeral != nil:
+			return "persistentvolumeclaims (via ephemeral volumes)"
+		case v.Projected != nil:
+			for _, s := range v.Projected.Sources {
+				switch {
+				case s.ServiceAccountToken != nil:
+					return "serviceaccounts (via projected volumes)"
+				case s.ClusterTrustBundle != nil:
+					return "clustertrustbundles"
+				case s.PodCertificate != nil:
+					return "podcertificates"
 				}
 			}
 		}
 	}
-	return nil
+	return ""
 }
 
 func podStatus(node string, a admission.Attributes) error {
@@ -125,10 +145,13 @@ func podStatus(node string, a admission.Attributes) error {
 		return forbid(a, "node %q cannot update labels through pod status", node)
 	}
 	if !equality.Semantic.DeepEqual(old.Status.ResourceClaimStatuses, pod.Status.ResourceClaimStatuses) {
-		return forbid(a, "node %q cannot update resource claim statuses", node)
+		return forbid(a, "node %q cannot update resource claim statues", node)
 	}
 	if !equality.Semantic.DeepEqual(old.Status.ExtendedResourceClaimStatus, pod.Status.ExtendedResourceClaimStatus) {
 		return forbid(a, "node %q cannot update extended resource claim status", node)
+	}
+	if !equality.Semantic.DeepEqual(old.Status.NodeAllocatableResourceClaimStatuses, pod.Status.NodeAllocatableResourceClaimStatuses) {
+		return forbid(a, "node %q cannot update node allocatable resource claim statuses", node)
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func csr(t *testing.T, signer, cn string, orgs ...string) *certificatesv1.Certif
 
 func podCertificate(node types.NodeName, pod string, uid types.UID) *certificatesv1.PodCertificateRequest {
 	return &certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Name: "r", Namespace: "ns"}, Spec: certificatesv1.PodCertificateRequestSpec{
-		PodName: pod, PodUID: uid, NodeName: node, NodeUID: "n1-uid", ServiceAccountName: "certified", ServiceAccountUID: "sa-uid",
+		PodName: pod, PodUID: uid, NodeName: node, NodeUID: "n1-uid", SignerName: "example.org/s", ServiceAccountName: "certified", ServiceAccountUID: "sa-uid",
 	}}
 }
 
@@ -50,12 +50,42 @@ func TestNodeRestriction(t *testing.T) {
 	on := func(node, name string) *corev1.Pod {
 		return pod(func(p *corev1.Pod) {
 			p.Name, p.UID, p.Spec.NodeName, p.Spec.ServiceAccountName = name, "uid-"+"1", node, "certified"
+			p.Spec.Volumes = []corev1.Volume{{Name: "own", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+				{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}, {PodCertificate: &corev1.PodCertificateProjection{SignerName: "example.org/s"}}}}}}}
 		})
 	}
 	withAudience := on("n1", "audience")
 	withAudience.Spec.Volumes = []corev1.Volume{{Name: "t", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
 		Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Audience: "vault"}}}}}}}
-	c, _ := chain(t, Config{Audiences: []string{"k8s"}}, []string{"NodeRestriction"},
+	byDriver, byClaim := on("n1", "driver"), on("n1", "claim")
+	byDriver.Spec.Volumes = []corev1.Volume{{Name: "c", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "csi"}}}}
+	byClaim.Spec.Volumes = []corev1.Volume{{Name: "e", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{}}}}}
+	without := on("n1", "bare")
+	without.Spec.Volumes = nil
+	granted := authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		switch a.GetVerb() + " " + a.GetAPIGroup() + "/" + a.GetResource() + " " + a.GetNamespace() + "/" + a.GetName() {
+		case "request-serviceaccounts-token-audience /granted ns/sa",
+			"request-serviceaccounts-podcertificate-signer certificates.k8s.io/example.org:granted ns/certified":
+			return authorizer.DecisionAllow, "", nil
+		}
+		return authorizer.DecisionNoOpinion, "", nil
+	})
+	claimOf := func(change func(*corev1.PersistentVolumeClaimStatus)) *corev1.PersistentVolumeClaim {
+		c := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
+		if change != nil {
+			change(&c.Status)
+		}
+		return c
+	}
+	signer := func(name string) *certificatesv1.PodCertificateRequest {
+		r := podCertificate("n1", "mine", "uid-1")
+		r.Spec.SignerName = name
+		return r
+	}
+	c, _ := chain(t, Config{Authorizer: granted}, []string{"NodeRestriction"},
+		byDriver, byClaim, without, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "csi"}, Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "aws"}}}},
+		&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim-e"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}},
+		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "csi"}}}},
 		on("n1", "mine"), on("n2", "other"), withAudience, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "n1-uid"}},
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "certified", Namespace: "ns", UID: "sa-uid"}})
 	n1 := &user.DefaultInfo{Name: "system:node:n1", Groups: []string{"system:nodes"}}
@@ -107,10 +137,16 @@ func TestNodeRestriction(t *testing.T) {
 		{"mirror elsewhere", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) { p.Spec.NodeName = "n2" })}, "can only create pods with spec.nodeName set to itself"},
 		{"mirror without owner", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) { p.OwnerReferences = nil })}, `node "n1" can only create pods with an owner reference set to itself`},
 		{"mirror of an earlier node", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) { p.OwnerReferences[0].UID = "x" })}, "node n1 UID mismatch: expected x got n1-uid"},
-		{"mirror with account", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) { p.Spec.ServiceAccountName = "x" })}, "can not create pods that reference a service account"},
+		{"mirror with account", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) { p.Spec.ServiceAccountName = "x" })}, `node "n1" can not create pods that reference serviceaccounts`},
 		{"mirror with ConfigMap", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) {
 			p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}}}
 		})}, "can not create pods that reference configmaps"},
+		{"mirror with CSI", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{}}}}
+		})}, "can not create pods that reference csidrivers (via CSI volumes)"},
+		{"mirror with a certificate", write{resource: "/pods", ns: "ns", obj: mirror(func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{PodCertificate: &corev1.PodCertificateProjection{}}}}}}}
+		})}, "can not create pods that reference podcertificates"},
 		{"delete own", write{op: admission.Delete, resource: "/pods", ns: "ns", name: "mine"}, ""},
 		{"delete other's", write{op: admission.Delete, resource: "/pods", ns: "ns", name: "other"}, `node "n1" can only delete pods with spec.nodeName set to itself`},
 		{"delete none", write{op: admission.Delete, resource: "/pods", ns: "ns", name: "none"}, `"none" not found`},
@@ -135,14 +171,29 @@ func TestNodeRestriction(t *testing.T) {
 		{"token of none", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("", "")}, "node requested token not bound to a pod"},
 		{"token of an earlier pod", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("mine", "x")}, "the UID in the bound object reference (other) does not match the UID in record"},
 		{"token of other's", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("other", "")}, "node requested token bound to a pod scheduled on a different node"},
-		{"token for the server", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("mine", "", "k8s")}, ""},
+		{"token for the server by name", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("mine", "", "k8s")}, `system:node:n1 is not authorized to request tokens for audience "k8s"`},
+		{"token of a pod that wants none", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("bare", "")}, `system:node:n1 is not authorized to request tokens for audience ""`},
+		{"token for the server, of a pod that wants another", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("audience", "")}, `system:node:n1 is not authorized to request tokens for audience ""`},
+		{"token that is granted", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("bare", "", "granted")}, ""},
+		{"token for a driver", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("driver", "", "aws")}, ""},
+		{"token for a claim's driver", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("claim", "", "aws")}, ""},
+		{"token for what no driver wants", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("claim", "", "gcp")}, `is not authorized to request tokens for audience "gcp"`},
+		{"claim's size", write{op: admission.Update, resource: "/persistentvolumeclaims", sub: "status", ns: "ns", old: claimOf(nil), obj: claimOf(func(s *corev1.PersistentVolumeClaimStatus) {
+			s.Capacity = corev1.ResourceList{"storage": resource.MustParse("1Gi")}
+		})}, ""},
+		{"claim's class", write{op: admission.Update, resource: "/persistentvolumeclaims", sub: "status", ns: "ns", old: claimOf(nil), obj: claimOf(func(s *corev1.PersistentVolumeClaimStatus) {
+			s.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{Status: "Pending"}
+		})},
+			`node "n1" is not allowed to update fields other than status.quantity and status.conditions: `},
 		{"token for whom the pod names", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("audience", "", "vault")}, ""},
-		{"token for another", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("mine", "", "vault")}, `audience "vault" not found in pod spec volume`},
+		{"token for another", write{resource: "/serviceaccounts", sub: "token", ns: "ns", name: "sa", obj: token("mine", "", "vault")}, `system:node:n1 is not authorized to request tokens for audience "vault"`},
 		{"lease", write{resource: "coordination.k8s.io/leases", ns: "kube-node-lease", obj: lease("n1")}, ""},
 		{"other's lease", write{resource: "coordination.k8s.io/leases", ns: "kube-node-lease", obj: lease("n2")}, "can only access node lease with the same name as the requesting node"},
 		{"lease elsewhere", write{resource: "coordination.k8s.io/leases", ns: "ns", obj: lease("n1")}, `can only access leases in the "kube-node-lease" system namespace`},
 		{"own request", write{resource: "certificates.k8s.io/certificatesigningrequests", obj: csr(t, "kubernetes.io/kubelet-serving", "system:node:n1", "system:nodes")}, ""},
 		{"own pod's certificate", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: podCertificate("n1", "mine", "uid-1")}, ""},
+		{"signer that is granted", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: signer("example.org/granted")}, ""},
+		{"signer that the pod does not name", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: signer("example.org/other")}, `pod "ns/mine" does not mount a podCertificate projected volume for signer "example.org/other"`},
 		{"another node's", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: podCertificate("n2", "other", "uid-1")}, `PodCertificateRequest.Spec.NodeName="n2", which is not the requesting node "n1"`},
 		{"another node's pod's", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: podCertificate("n1", "other", "uid-1")}, `is not running on node "n1" named in the PodCertificateRequest`},
 		{"a former pod's", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: podCertificate("n1", "mine", "uid-0")}, "which differs from running pod"},
@@ -181,8 +232,19 @@ func TestCertificates(t *testing.T) {
 	wantErr(t, ask(t, c, write{op: admission.Update, resource: requests, sub: "status", obj: r, old: r}), "")
 	wantErr(t, ask(t, c, write{resource: requests, obj: csr(t, "kubernetes.io/kube-apiserver-client", "x", "system:masters")}), "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed")
 	wantErr(t, ask(t, c, write{resource: requests, obj: csr(t, "kubernetes.io/kube-apiserver-client", "x", "devs")}), "")
+	asked := &certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Name: "r", Namespace: "ns"}, Spec: certificatesv1.PodCertificateRequestSpec{SignerName: "example.org/s"}}
+	answered := asked.DeepCopy()
+	answered.Status.CertificateChain = "x"
+	for name, refused := range map[string]string{"exact": "", "domain": "", "ann": `spec.signerName: Forbidden: User "ann" is not permitted to "sign" for signer "example.org/s"`} {
+		wantErr(t, ask(t, c, write{op: admission.Update, resource: "certificates.k8s.io/podcertificaterequests", sub: "status", ns: "ns", obj: answered, old: asked, user: &user.DefaultInfo{Name: name}}), refused)
+	}
 	bundle := &certificatesv1.ClusterTrustBundle{Spec: certificatesv1.ClusterTrustBundleSpec{SignerName: "example.org/s"}}
 	wantErr(t, ask(t, c, write{resource: "certificates.k8s.io/clustertrustbundles", obj: bundle}), `user not permitted to attest for signerName "example.org/s"`)
+	collected := bundle.DeepCopy()
+	collected.Finalizers = []string{"a/b"}
+	wantErr(t, ask(t, c, write{op: admission.Update, resource: "certificates.k8s.io/clustertrustbundles", obj: collected, old: bundle}), "")
+	collected.Labels = map[string]string{"a": "b"}
+	wantErr(t, ask(t, c, write{op: admission.Update, resource: "certificates.k8s.io/clustertrustbundles", obj: collected, old: bundle}), `user not permitted to attest for signerName "example.org/s"`)
 }
 
 func TestStorage(t *testing.T) {

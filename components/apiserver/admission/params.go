@@ -14,16 +14,20 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/kubernetes"
 )
 
 // PolicyParams lets nobody show themselves, by the messages of a policy, what
 // they may not read: who writes a policy must be allowed to get all objects of
-// the kind that parameterizes it. It belongs to the kinds and so is always on.
+// the kind that parameterizes it, and who binds one to get, or list, those that
+// the binding refers to. It belongs to the kinds and so is always on.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/#parameter-resources
 type PolicyParams struct {
 	// Authorizer must not be nil.
 	Authorizer authorizer.Authorizer
+	// Kube is where the policies of bindings are read; it must not be nil.
+	Kube kubernetes.Interface
 	// Resource finds the plural name of a kind; "" when it is not served.
 	Resource func(schema.GroupVersionKind) string
 }
@@ -46,6 +50,9 @@ func (p PolicyParams) Validate(ctx context.Context, a admission.Attributes, _ ad
 	if a.GetResource().Group != admissionv1.GroupName || a.GetSubresource() != "" {
 		return nil
 	}
+	if ref, policy, ok := paramRefOf(a.GetObject()); ok {
+		return p.binding(ctx, a, ref, policy)
+	}
 	kind, u := paramKindOf(a.GetObject()), a.GetUserInfo()
 	if kind == nil || apiequality.Semantic.DeepEqual(kind, paramKindOf(a.GetOldObject())) || isMaster(u) {
 		return nil
@@ -66,14 +73,94 @@ func (p PolicyParams) Validate(ctx context.Context, a admission.Attributes, _ ad
 	if err == nil {
 		err = fmt.Errorf("user %v must have %q permission on all objects of the referenced paramKind (kind=%s, apiVersion=%s)", u, "get", kind.Kind, kind.APIVersion)
 	}
-	meta, _ := a.GetObject().(metav1.Object)
-	name := a.GetName()
-	if meta != nil {
-		name = meta.GetName()
+	return forbidField(a, "paramKind", err)
+}
+
+// forbidField is the answer about a field of spec.
+func forbidField(a admission.Attributes, name string, err error) error {
+	named := a.GetName()
+	if meta, ok := a.GetObject().(metav1.Object); ok {
+		named = meta.GetName()
 	}
-	return apierrors.NewInvalid(a.GetKind().GroupKind(), name, field.ErrorList{
-		field.Forbidden(field.NewPath("spec", "paramKind"), err.Error()),
-	})
+	return apierrors.NewInvalid(a.GetKind().GroupKind(), named, field.ErrorList{field.Forbidden(field.NewPath("spec", name), err.Error())})
+}
+
+// paramRefOf returns which objects a binding, if it is one, has its policy
+// parameterized by (nil: by none), and the policy's name.
+func paramRefOf(obj runtime.Object) (ref *admissionv1.ParamRef, policy string, ok bool) {
+	switch b := obj.(type) {
+	case *admissionv1.ValidatingAdmissionPolicyBinding:
+		return b.Spec.ParamRef, b.Spec.PolicyName, true
+	case *admissionv1.MutatingAdmissionPolicyBinding:
+		return b.Spec.ParamRef, b.Spec.PolicyName, true
+	}
+	return nil, "", false
+}
+
+// binding judges who writes a binding. Where it cannot be told what the objects
+// are, only those may bind it who may read everything.
+func (p PolicyParams) binding(ctx context.Context, a admission.Attributes, ref *admissionv1.ParamRef, policy string) error {
+	u := a.GetUserInfo()
+	if ref == nil || isMaster(u) {
+		return nil
+	}
+	// Selectors are compared by where they are, as upstream compares them: one that is set is always asked about.
+	if old, was, ok := paramRefOf(a.GetOldObject()); ok && old != nil && *old == *ref && was == policy {
+		return nil
+	}
+	attrs := authorizer.AttributesRecord{
+		User: u, Verb: "get", Name: ref.Name, Namespace: ref.Namespace, APIGroup: "*", APIVersion: "*", Resource: "*", ResourceRequest: true,
+	}
+	if ref.Name == "" {
+		attrs.Verb = "list"
+	}
+	var unknown string
+	kind, err := p.paramKind(ctx, a.GetObject(), policy)
+	if err != nil {
+		unknown = "unable to get policy " + policy
+	} else if kind != nil {
+		if gv, err := schema.ParseGroupVersion(kind.APIVersion); err != nil {
+			unknown = fmt.Sprintf("unable to parse paramKind %v", kind)
+		} else {
+			attrs.APIGroup, attrs.APIVersion = gv.Group, gv.Version
+			if attrs.Resource = p.Resource(gv.WithKind(kind.Kind)); attrs.Resource == "" {
+				attrs.Resource, unknown = "*", fmt.Sprintf("unable to resolve paramKind %v", kind)
+			}
+		}
+	}
+	_, mutates := a.GetObject().(*admissionv1.MutatingAdmissionPolicyBinding)
+	decision, _, err := p.Authorizer.Authorize(ctx, attrs)
+	switch {
+	case err != nil && mutates:
+	case err != nil:
+		err = fmt.Errorf("failed to authorize request: %w", err)
+	case decision == authorizer.DecisionAllow:
+		return nil
+	case unknown != "":
+		err = fmt.Errorf(`%s to determine minimum required permissions and user %v does not have "%v" permission for all groups, versions and resources`, unknown, u, attrs.Verb)
+	case mutates: // with the words in upstream's order
+		err = fmt.Errorf(`user %v does not have "%v" permission on the object referenced by paramRef`, attrs.Verb, u)
+	default:
+		err = fmt.Errorf(`user %v does not have "%v" permission on the object referenced by paramRef`, u, attrs.Verb)
+	}
+	return forbidField(a, "paramRef", err)
+}
+
+// paramKind is that of the policy of a binding; nil: it has none.
+func (p PolicyParams) paramKind(ctx context.Context, binding runtime.Object, policy string) (*admissionv1.ParamKind, error) {
+	api := p.Kube.AdmissionregistrationV1()
+	if _, ok := binding.(*admissionv1.MutatingAdmissionPolicyBinding); ok {
+		found, err := api.MutatingAdmissionPolicies().Get(ctx, policy, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return found.Spec.ParamKind, nil
+	}
+	found, err := api.ValidatingAdmissionPolicies().Get(ctx, policy, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return found.Spec.ParamKind, nil
 }
 
 func isMaster(u user.Info) bool {

@@ -105,7 +105,7 @@ func TestServiceAccountMounts(t *testing.T) {
 func TestServiceAccountRefuses(t *testing.T) {
 	c, kube := chain(t, Config{}, []string{"ServiceAccount"},
 		account("strict", func(sa *corev1.ServiceAccount) {
-			sa.Annotations = map[string]string{"kubernetes.io/enforce-mountable-secrets": "true"}
+			sa.Annotations = map[string]string{"kubernetes.io/enforce-mountable-secrets": "1"}
 			sa.Secrets = []corev1.ObjectReference{{Name: "mine"}}
 		}))
 	secret := func(name string) corev1.Volume {
@@ -315,6 +315,11 @@ func TestLimitRanger(t *testing.T) {
 			two := corev1.ResourceRequirements{Requests: list("cpu", "2"), Limits: list("cpu", "2")}
 			p.Spec.Containers = []corev1.Container{{Name: "a", Resources: two}, {Name: "b", Resources: two}}
 		})}, "maximum cpu usage per Pod is 3, but limit is 4"},
+		{"pod over by overhead alone", write{resource: "/pods", ns: "ns", obj: pod(func(p *corev1.Pod) {
+			one := corev1.ResourceRequirements{Requests: list("cpu", "1500m"), Limits: list("cpu", "1500m")}
+			p.Spec.Containers = []corev1.Container{{Name: "a", Resources: one}, {Name: "b", Resources: one}}
+			p.Spec.Overhead = list("cpu", "250m")
+		})}, ""},
 		{"elsewhere", write{resource: "/pods", ns: "other", obj: with(list("cpu", "1"), list("cpu", "9"))}, ""},
 		{"claim", write{resource: "/persistentvolumeclaims", ns: "ns", obj: pvc("5Gi")}, ""},
 		{"small claim", write{resource: "/persistentvolumeclaims", ns: "ns", obj: pvc("5Mi")}, "minimum storage usage per PersistentVolumeClaim is 1Gi, but request is 5Mi"},

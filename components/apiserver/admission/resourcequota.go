@@ -45,6 +45,7 @@ type resourceQuota struct {
 	kube       kubernetes.Interface
 	lister     corelisters.ResourceQuotaLister
 	gate       *informed.Gate
+	asked      *asked[*corev1.ResourceQuota]
 	evaluators quotav1.Registry
 	// limited may only be used where a quota covers them.
 	limited []quotaconfig.LimitedResource
@@ -90,6 +91,7 @@ func newResourceQuota(cfg *Config) (admission.Interface, error) {
 		kube:       cfg.Kube,
 		lister:     inf.Lister(),
 		gate:       informed.NewGate(inf.Informer().HasSyncedChecker()),
+		asked:      newAsked[*corev1.ResourceQuota](),
 		evaluators: quota.New(nil, time.Now),
 		limited:    limited,
 		written:    lru.New(quotasKept),
@@ -131,7 +133,7 @@ func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ 
 	if err := p.gate.Wait(ctx); err != nil {
 		return apierrors.NewInternalError(err)
 	}
-	if some, err := p.lister.ResourceQuotas(namespace).List(labels.Everything()); err != nil || len(some) == 0 && len(p.limited) == 0 {
+	if some, err := p.find(ctx, namespace); err != nil || len(some) == 0 && len(p.limited) == 0 {
 		return err
 	}
 	done, err := p.wait(ctx, namespace)
@@ -139,7 +141,7 @@ func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ 
 		return apierrors.NewInternalError(fmt.Errorf("resource quota evaluation timed out: %w", err))
 	}
 	defer done()
-	quotas, err := p.quotas(namespace)
+	quotas, err := p.quotas(ctx, namespace)
 	if err != nil {
 		return err
 	}
@@ -172,11 +174,33 @@ func (p *resourceQuota) wait(ctx context.Context, namespace string) (done func()
 	}
 }
 
-// quotas are the namespace's, each as new as is known here, by name.
-func (p *resourceQuota) quotas(namespace string) ([]corev1.ResourceQuota, error) {
+// find are the namespace's as the informer knows them, or, if it knows none, as
+// the API does.
+func (p *resourceQuota) find(ctx context.Context, namespace string) ([]*corev1.ResourceQuota, error) {
 	found, err := p.lister.ResourceQuotas(namespace).List(labels.Everything())
+	if err == nil && len(found) == 0 {
+		found, err = p.asked.about(namespace, func() (found []*corev1.ResourceQuota, _ error) {
+			list, err := p.kube.CoreV1().ResourceQuotas(namespace).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return nil, err
+			}
+			for i := range list.Items {
+				found = append(found, &list.Items[i])
+			}
+			return found, nil
+		})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("error resolving quota: %w", err)
+	}
+	return found, nil
+}
+
+// quotas are the namespace's, each as new as is known here, by name.
+func (p *resourceQuota) quotas(ctx context.Context, namespace string) ([]corev1.ResourceQuota, error) {
+	found, err := p.find(ctx, namespace)
+	if err != nil {
+		return nil, err
 	}
 	out := make([]corev1.ResourceQuota, 0, len(found))
 	for _, q := range found {

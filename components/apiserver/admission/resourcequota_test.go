@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,9 +16,14 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes/fake"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/lru"
 
+	"hyperkube/components/apiserver/informed"
 	"hyperkube/components/apiserver/request"
+	"hyperkube/internal/quota"
 )
 
 // amounts makes a list of "name=quantity" words.
@@ -105,6 +111,21 @@ func sameAmounts(a, b corev1.ResourceList) bool {
 		}
 	}
 	return true
+}
+
+// TestResourceQuotaAsked has a quota in force of which the informer has not heard.
+func TestResourceQuotaAsked(t *testing.T) {
+	kube := fake.NewClientset(quotaOf(t, "q", "pods=1", "pods=1"))
+	p := &resourceQuota{kube: kube, lister: corelisters.NewResourceQuotaLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})), gate: informed.NewGate(),
+		asked: newAsked[*corev1.ResourceQuota](), evaluators: quota.New(nil, time.Now), written: lru.New(quotasKept), turns: map[string]*turn{}}
+	for range 2 {
+		err := p.Validate(t.Context(), admission.NewAttributesRecord(pod(nil), nil, corev1.SchemeGroupVersion.WithKind("Pod"), "ns", "p",
+			corev1.SchemeGroupVersion.WithResource("pods"), "", admission.Create, nil, false, &user.DefaultInfo{Name: "ann"}), nil)
+		wantErr(t, err, "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1")
+	}
+	if asked := len(kube.Actions()); asked != 1 {
+		t.Errorf("asked the API %d times", asked)
+	}
 }
 
 // TestResourceQuotaConflict reserves though others write the quota as well.

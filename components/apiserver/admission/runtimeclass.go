@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
@@ -77,16 +78,7 @@ func (p *runtimeClass) Admit(ctx context.Context, a admission.Attributes, _ admi
 		}
 		pod.Spec.NodeSelector = merged
 	}
-next:
-	for i := range class.Scheduling.Tolerations {
-		t := &class.Scheduling.Tolerations[i]
-		for j := range pod.Spec.Tolerations {
-			if equality.Semantic.DeepEqual(*t, pod.Spec.Tolerations[j]) {
-				continue next
-			}
-		}
-		pod.Spec.Tolerations = append(pod.Spec.Tolerations, *t.DeepCopy())
-	}
+	pod.Spec.Tolerations = mergeTolerations(slices.Concat(pod.Spec.Tolerations, class.DeepCopy().Scheduling.Tolerations))
 	return nil
 }
 

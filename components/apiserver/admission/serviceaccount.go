@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -124,7 +125,7 @@ func (p *serviceAccounts) Validate(ctx context.Context, a admission.Attributes, 
 	if err != nil {
 		return forbid(a, "error looking up service account %s/%s: %w", a.GetNamespace(), pod.Spec.ServiceAccountName, err)
 	}
-	if sa.Annotations[enforceMountable] == "true" {
+	if enforce, _ := strconv.ParseBool(sa.Annotations[enforceMountable]); enforce {
 		return limitSecrets(a, sa, pod)
 	}
 	return nil

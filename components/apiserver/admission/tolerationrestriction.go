@@ -153,7 +153,7 @@ func covers(wide, t *corev1.Toleration) bool {
 	}
 	switch wide.Operator {
 	case corev1.TolerationOpEqual, "":
-		return (t.Operator == corev1.TolerationOpEqual || t.Operator == "") && t.Value == wide.Value
+		return t.Operator == corev1.TolerationOpEqual && t.Value == wide.Value
 	case corev1.TolerationOpExists:
 		return true
 	default:

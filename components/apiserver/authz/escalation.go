@@ -51,7 +51,7 @@ func (e *Escalation) Validate(ctx context.Context, a admission.Attributes, _ adm
 	if a.GetResource().Group != rbacv1.GroupName || a.GetSubresource() != "" || IsSuperuser(a.GetUserInfo()) {
 		return nil
 	}
-	if a.GetOperation() == admission.Update && onlyForCollection(a.GetObject(), a.GetOldObject()) {
+	if a.GetOperation() == admission.Update && OnlyForCollection(a.GetObject(), a.GetOldObject()) {
 		return nil
 	}
 	switch obj := a.GetObject().(type) {
@@ -68,10 +68,10 @@ func (e *Escalation) Validate(ctx context.Context, a admission.Attributes, _ adm
 	return nil
 }
 
-// onlyForCollection tells whether an update changes no more than what has the
+// OnlyForCollection tells whether an update changes no more than what has the
 // object collected as garbage. All else wants the rights that the object gives:
 // a label alone can have a role's rules become part of another's.
-func onlyForCollection(obj, old runtime.Object) bool {
+func OnlyForCollection(obj, old runtime.Object) bool {
 	if obj == nil || old == nil {
 		return false
 	}

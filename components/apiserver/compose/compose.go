@@ -331,7 +331,7 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 		return err
 	}
 	extra := maps.Clone(s.dynamic.All())
-	extra["PolicyParams"] = admission.PolicyParams{Authorizer: s.authz, Resource: func(gvk schema.GroupVersionKind) string {
+	extra["PolicyParams"] = admission.PolicyParams{Authorizer: s.authz, Kube: s.own.Kube, Resource: func(gvk schema.GroupVersionKind) string {
 		if r := reg.Kind(gvk); r != nil {
 			return r.Plural
 		}
@@ -349,7 +349,6 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 		},
 		Last:      s.authz.Escalation(),
 		Serves:    func(gvr schema.GroupVersionResource) bool { return reg.Lookup(gvr) != nil },
-		Audiences: audiences,
 	})
 	if err != nil {
 		return err

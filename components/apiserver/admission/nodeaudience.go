@@ -1,0 +1,121 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+)
+
+// audience allows tokens for whom the pod names, the API server (which is meant
+// by no audience) included, and for those that somebody lets the node ask for.
+//
+// https://kep.k8s.io/4412
+func (p *nodeRestriction) audience(ctx context.Context, a admission.Attributes, req *authenticationv1.TokenRequest, pod *corev1.Pod) error {
+	if len(req.Spec.Audiences) > 1 {
+		return forbid(a, "node may only request 0 or 1 audiences")
+	}
+	want := ""
+	if len(req.Spec.Audiences) == 1 {
+		want = req.Spec.Audiences[0]
+	}
+	named, err := p.names(ctx, pod, want)
+	if err != nil {
+		return forbid(a, "error validating audience %q: %w", want, err)
+	}
+	if named {
+		return nil
+	}
+	who := a.GetUserInfo().GetName()
+	ok, err := p.asks(ctx, a, "request-serviceaccounts-token-audience", want, a.GetName())
+	switch {
+	case ok:
+		return nil
+	case err != nil:
+		return forbid(a, "error authorizing %s to request tokens for audience %q: %w", who, want, err)
+	}
+	return forbid(a, "%s is not authorized to request tokens for audience %q", who, want)
+}
+
+// asks tells whether the node may do verb to resource, in the name of a service
+// account of the request's namespace.
+func (p *nodeRestriction) asks(ctx context.Context, a admission.Attributes, verb, resource, account string) (bool, error) {
+	if p.may == nil {
+		return false, nil
+	}
+	r := a.GetResource()
+	// Some authorizers allow in spite of an error.
+	decision, _, err := p.may.Authorize(ctx, authorizer.AttributesRecord{
+		User: a.GetUserInfo(), Verb: verb, Namespace: a.GetNamespace(), APIGroup: r.Group, APIVersion: r.Version,
+		Resource: resource, Name: account, ResourceRequest: true,
+	})
+	return decision == authorizer.DecisionAllow, err
+}
+
+// names tells whether a volume of the pod has a token for the audience, its own
+// or its driver's. What could not be looked up is an error only if nothing else
+// has one.
+func (p *nodeRestriction) names(ctx context.Context, pod *corev1.Pod, audience string) (bool, error) {
+	var errs []error
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if v.Projected != nil {
+			for _, s := range v.Projected.Sources {
+				if s.ServiceAccountToken != nil && s.ServiceAccountToken.Audience == audience {
+					return true, nil
+				}
+			}
+		}
+		driver, err := p.driver(ctx, pod, v)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if driver == "" {
+			continue
+		}
+		found, err := p.kube.StorageV1().CSIDrivers().Get(ctx, driver, metav1.GetOptions{})
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		for _, t := range found.Spec.TokenRequests {
+			if t.Audience == audience {
+				return true, nil
+			}
+		}
+	}
+	return false, utilerrors.NewAggregate(errs)
+}
+
+// driver is that of a CSI volume, by way of its claim where it has one; else it
+// is empty.
+func (p *nodeRestriction) driver(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (string, error) {
+	claim := ""
+	switch {
+	case v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil:
+		claim = pod.Name + "-" + v.Name
+	case v.PersistentVolumeClaim != nil:
+		claim = v.PersistentVolumeClaim.ClaimName
+	case v.CSI != nil:
+		return v.CSI.Driver, nil
+	default:
+		return "", nil
+	}
+	pvc, err := p.kube.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, claim, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	if pvc.Spec.VolumeName == "" {
+		return "", fmt.Errorf("persistentvolume %q not found", "")
+	}
+	pv, err := p.kube.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil || pv.Spec.CSI == nil {
+		return "", err
+	}
+	return pv.Spec.CSI.Driver, nil
+}
