@@ -279,9 +279,8 @@ var foreign = map[string]bool{
 	"service": true, "service-lb-controller": true,
 	"route": true, "node-route-controller": true,
 	"cloud-node-lifecycle": true, "cloud-node-lifecycle-controller": true,
-	"device-taint-eviction-controller": true,
-	"storage-version-gc":               true, "storageversion-garbage-collector-controller": true,
-	"validatingadmissionpolicy-status-controller": true, "selinux-warning-controller": true,
+	"storage-version-gc": true, "storageversion-garbage-collector-controller": true,
+	"selinux-warning-controller": true,
 }
 
 // Known lists the names of all controllers, and those that are off unless asked

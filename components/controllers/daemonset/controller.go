@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -48,7 +50,14 @@ type Controller struct {
 
 	mu sync.Mutex
 	// failed counts the failures of each DaemonSet's pods on each node.
-	failed map[string]failure // guarded by mu
+	failed map[seat]failure // guarded by mu
+}
+
+// seat is that of the pod of a DaemonSet, by its key and UID, on a node.
+type seat struct {
+	set  string
+	uid  types.UID
+	node string
 }
 
 type failure struct {
@@ -69,7 +78,7 @@ func New(env control.Env) (*Controller, error) {
 		podIndex:  pods.Informer().GetIndexer(),
 		revisions: revisions.Informer().GetIndexer(),
 		expect:    control.NewExpectations(env.Clock),
-		failed:    map[string]failure{},
+		failed:    map[seat]failure{},
 	}
 	c.Loop = control.NewLoop(env, "daemonset", c.sync)
 	for _, i := range []cache.SharedIndexInformer{pods.Informer(), revisions.Informer()} {
@@ -110,7 +119,10 @@ func New(env control.Env) (*Controller, error) {
 				c.nodeChanged(old, cur)
 			}
 		},
-		func(n *corev1.Node) { c.nodeChanged(n, nil) },
+		func(n *corev1.Node) {
+			c.forgetFailures(func(p seat) bool { return p.node == n.Name })
+			c.nodeChanged(n, nil)
+		},
 	))
 }
 
@@ -210,7 +222,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	shared, err := c.sets.DaemonSets(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		c.expect.Forget(k)
-		c.forgetFailures(k)
+		c.forgetFailures(func(p seat) bool { return p.set == k })
 		return nil
 	}
 	if err != nil {
@@ -238,7 +250,9 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 		return err
 	}
 	var workErr error
-	if c.expect.Satisfied(k) {
+	if left := c.expect.Left(k); left > 0 {
+		c.AddAfter(k, left)
+	} else {
 		workErr = c.work(ctx, ds, selector, nodes, h)
 	}
 	pods, err := c.claim(ctx, ds, selector)
@@ -335,7 +349,7 @@ func (c *Controller) apply(ctx context.Context, ds *appsv1.DaemonSet, p plan, ha
 	var wg sync.WaitGroup
 	for i, v := range victims {
 		wg.Go(func() {
-			if err := c.pods.Delete(ctx, v.Namespace, v.Name, "", ds); err != nil {
+			if err := c.pods.Delete(ctx, v, ds); err != nil {
 				c.expect.Deleted(k, ids[i])
 				if !apierrors.IsNotFound(err) {
 					errs[i] = err
@@ -366,7 +380,7 @@ func (c *Controller) updateStatus(ctx context.Context, ds *appsv1.DaemonSet, nod
 func (c *Controller) backOff(ds *appsv1.DaemonSet, node string) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	k, now := key(ds)+"/"+string(ds.UID)+"/"+node, c.env.Clock.Now()
+	k, now := seat{key(ds), ds.UID, node}, c.env.Clock.Now()
 	f, ok := c.failed[k]
 	if ok && now.Sub(f.since) > 2*lastBackoff {
 		ok = false
@@ -384,12 +398,9 @@ func (c *Controller) backOff(ds *appsv1.DaemonSet, node string) time.Duration {
 	return 0
 }
 
-func (c *Controller) forgetFailures(k string) {
+// forgetFailures forgets those of which gone is true.
+func (c *Controller) forgetFailures(gone func(seat) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for f := range c.failed {
-		if len(f) > len(k) && f[:len(k)+1] == k+"/" {
-			delete(c.failed, f)
-		}
-	}
+	maps.DeleteFunc(c.failed, func(p seat, _ failure) bool { return gone(p) })
 }

@@ -141,6 +141,74 @@ func TestFailedPod(t *testing.T) {
 	}
 }
 
+// TestRollingUpdateElsewhere: nodes that no pod should be on hold nothing up.
+func TestRollingUpdateElsewhere(t *testing.T) {
+	w := newWorld(t, testSet(), 2)
+	for _, name := range []string{"t0", "t1"} {
+		w.f.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: "control-plane", Effect: corev1.TaintEffectNoSchedule}}}})
+	}
+	w.sync()
+	w.run()
+	next := testSet()
+	next.Spec.Template.Spec.Containers[0].Image = "v2"
+	next.Generation = 2
+	if _, err := w.f.Kube.AppsV1().DaemonSets("ns").Update(context.Background(), next, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		w.sync()
+		w.run()
+	}
+	if got := w.images(); got["v2"] != 2 || got["v1"] != 0 {
+		t.Errorf("images %v", got)
+	}
+}
+
+// TestExcess: which of several pods on a node are too many during a surge.
+func TestExcess(t *testing.T) {
+	ds := testSet()
+	surge := intstr.FromInt32(1)
+	ds.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateDaemonSet{MaxSurge: &surge}
+	w := newWorld(t, ds, 1)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n0"}}
+	on := func(name, hash string, phase corev1.PodPhase) *corev1.Pod {
+		return controltest.Pod("ns", name, map[string]string{appsv1.ControllerRevisionHashLabelKey: hash}, phase)
+	}
+	for _, tc := range []struct {
+		name string
+		on   []*corev1.Pod
+		want string
+	}{
+		{"an old one that serves beside a new one that does not yet", []*corev1.Pod{on("a", "old", corev1.PodRunning), on("b", "new", corev1.PodPending)}, "[] []"},
+		{"an old one that serves nobody", []*corev1.Pod{on("a", "old", corev1.PodPending), on("b", "new", corev1.PodPending)}, "[] [a]"},
+		{"a new one that serves", []*corev1.Pod{on("a", "old", corev1.PodRunning), on("b", "new", corev1.PodRunning)}, "[] [a]"},
+		{"two of each", []*corev1.Pod{on("a", "old", corev1.PodRunning), on("b", "old", corev1.PodRunning), on("c", "new", corev1.PodPending), on("d", "new", corev1.PodPending)}, "[] [b d]"},
+		{"one that has failed", []*corev1.Pod{on("a", "new", corev1.PodFailed)}, "[n0] [a]"},
+		{"one that fails again beside one that serves", []*corev1.Pod{on("a", "new", corev1.PodFailed), on("b", "new", corev1.PodRunning)}, "[] []"},
+	} {
+		var p plan
+		w.c.keepOne(ds, node, tc.on, fit{start: true, stay: true}, "new", &p)
+		names := []string{}
+		for _, pod := range p.delete {
+			names = append(names, pod.Name)
+		}
+		if got := fmt.Sprint(p.create, " ", names); got != tc.want {
+			t.Errorf("%s: %s, want %s", tc.name, got, tc.want)
+		}
+	}
+	// Without surge, one that has failed is not kept in place of one that serves.
+	var p plan
+	w.c.keepOne(testSet(), node, []*corev1.Pod{on("a", "new", corev1.PodFailed), on("b", "new", corev1.PodRunning)}, fit{start: true, stay: true}, "new", &p)
+	if len(p.create)+len(p.delete) > 0 {
+		t.Errorf("%+v", p)
+	}
+	// What is known of failures goes with the node.
+	w.c.forgetFailures(func(p seat) bool { return p.node == "n0" })
+	if len(w.c.failed) > 0 {
+		t.Errorf("failures %v", w.c.failed)
+	}
+}
+
 func TestRollingUpdate(t *testing.T) {
 	for _, surge := range []int32{0, 2} {
 		t.Run(fmt.Sprint("surge ", surge), func(t *testing.T) {

@@ -193,14 +193,14 @@ func (c *Controller) place(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[
 // keepOne plans for a node that has pods and may go on to have one.
 func (c *Controller) keepOne(ds *appsv1.DaemonSet, n *corev1.Node, on []*corev1.Pod, f fit, hash string, p *plan) {
 	var running []*corev1.Pod
-	replace := false
+	held := false // the place, by a failed pod, until that may be replaced
 	for _, pod := range on {
 		switch {
 		case pod.DeletionTimestamp != nil:
 		case pod.Status.Phase == corev1.PodFailed:
 			if wait := c.backOff(ds, n.Name); wait > 0 {
 				c.AddAfter(key(ds), wait)
-				running = append(running, pod) // it holds the place until then
+				held = true
 				continue
 			}
 			c.env.Events.Eventf(ds, corev1.EventTypeWarning, "FailedDaemonPod", "Found failed daemon pod %s/%s on node %s, will try to kill it", pod.Namespace, pod.Name, n.Name)
@@ -212,36 +212,40 @@ func (c *Controller) keepOne(ds *appsv1.DaemonSet, n *corev1.Node, on []*corev1.
 			running = append(running, pod)
 		}
 	}
-	surge := surgeOf(ds, 1) > 0
-	switch {
-	case !surge && len(running) > 1:
+	switch surge := surgeOf(ds, 1) > 0; {
+	case len(running) == 0:
+		// A pod that still terminates holds the node's place without surge; with
+		// it, its successor may start.
+		if surge && f.start && !held {
+			p.create = append(p.create, n.Name)
+		}
+	case len(running) == 1:
+	case surge:
+		p.delete = append(p.delete, c.excess(ds, running, hash)...)
+	default:
 		p.delete = append(p.delete, running[1:]...)
-	case surge && len(running) > 1:
-		// One old and one new may stand side by side.
-		var oldest, newest *corev1.Pod
-		for _, pod := range running {
-			slot := &oldest
-			if isUpdated(ds, pod, hash) {
-				slot = &newest
-			}
-			if *slot == nil {
-				*slot = pod
-				continue
-			}
-			p.delete = append(p.delete, pod)
+	}
+}
+
+// excess returns all but one old and one new of several pods on a node; and the old
+// one, too, once the new one can take its place or it serves nobody.
+func (c *Controller) excess(ds *appsv1.DaemonSet, running []*corev1.Pod, hash string) (out []*corev1.Pod) {
+	var oldest, newest *corev1.Pod
+	for _, pod := range running {
+		slot := &oldest
+		if pod.Labels[appsv1.ControllerRevisionHashLabelKey] == hash {
+			slot = &newest
 		}
-		if oldest != nil && newest != nil && control.IsAvailable(newest, ds.Spec.MinReadySeconds, c.env.Clock.Now()) {
-			p.delete = append(p.delete, oldest)
+		if *slot == nil {
+			*slot = pod
+			continue
 		}
+		out = append(out, pod)
 	}
-	// A pod that still terminates holds the node's place without surge; with
-	// it, its successor may start.
-	if len(running) == 0 && len(p.delete) == 0 {
-		replace = surge && f.start
+	if oldest != nil && newest != nil && (!control.IsReady(oldest) || control.IsAvailable(newest, ds.Spec.MinReadySeconds, c.env.Clock.Now())) {
+		out = append(out, oldest)
 	}
-	if replace {
-		p.create = append(p.create, n.Name)
-	}
+	return out
 }
 
 // isUpdated tells whether a pod is of the present template.
@@ -280,80 +284,116 @@ func unavailableOf(ds *appsv1.DaemonSet, total int) (int, error) {
 // roll plans the next step of a rolling update.
 func (c *Controller) roll(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[string][]*corev1.Pod, hash string) (plan, error) {
 	desired := 0
+	var all []onNode
 	for _, n := range nodes {
-		if fits(ds, n).start {
+		o := onNode{name: n.Name, start: fits(ds, n).start}
+		if o.start {
 			desired++
 		}
+		if !o.start && len(pods[n.Name]) == 0 {
+			continue // nothing is missing there
+		}
+		o.find(ds, pods[n.Name], hash)
+		all = append(all, o)
 	}
 	surge := surgeOf(ds, desired)
 	unavailable, err := unavailableOf(ds, desired)
 	if err != nil {
 		return plan{}, err
 	}
-	if surge == 0 && unavailable == 0 {
-		unavailable = 1
+	now := c.env.Clock.Now()
+	up := func(pod *corev1.Pod) bool {
+		return pod != nil && control.IsAvailable(pod, ds.Spec.MinReadySeconds, now)
 	}
 	if surge > 0 {
-		unavailable = 0
+		return surgeOver(all, desired, surge, up), nil
 	}
-	var p plan
-	now := c.env.Clock.Now()
-	var candidates []*corev1.Pod
-	var candidateNodes, nowNodes []string
-	down, surging := 0, 0
-	for _, n := range nodes {
-		if !fits(ds, n).stay {
+	return replaceIn(all, max(1, unavailable), up), nil
+}
+
+// onNode are the pods of a DaemonSet on one node, those aside that are being
+// deleted.
+type onNode struct {
+	name string
+	// start: a pod should be there.
+	start bool
+	// old and new are those of former templates and of the present one; nil: none.
+	old, new *corev1.Pod
+	// several: there are more of either, which is put in order first.
+	several bool
+}
+
+func (o *onNode) find(ds *appsv1.DaemonSet, pods []*corev1.Pod, hash string) {
+	for _, pod := range pods {
+		if pod.DeletionTimestamp != nil {
 			continue
 		}
-		var oldest, newest *corev1.Pod
-		ambiguous := false
-		for _, pod := range pods[n.Name] {
-			if pod.DeletionTimestamp != nil && surge > 0 {
-				continue
-			}
-			slot := &oldest
-			if isUpdated(ds, pod, hash) {
-				slot = &newest
-			}
-			ambiguous = ambiguous || *slot != nil
-			*slot = pod
+		slot := &o.old
+		if isUpdated(ds, pod, hash) {
+			slot = &o.new
 		}
-		up := func(pod *corev1.Pod) bool {
-			return pod != nil && pod.DeletionTimestamp == nil && control.IsAvailable(pod, ds.Spec.MinReadySeconds, now)
-		}
-		switch {
-		case ambiguous:
-			down++
-			surging++
-		case surge == 0 && oldest == nil && !up(newest), surge == 0 && oldest != nil && newest != nil:
-			down++
-		case surge == 0 && oldest != nil && oldest.DeletionTimestamp != nil:
-			down++
-		case surge == 0 && oldest != nil && !up(oldest):
-			// It serves nobody: replacing it costs nothing.
-			p.delete = append(p.delete, oldest)
-			down++
-		case surge == 0 && oldest != nil:
-			candidates = append(candidates, oldest)
-		case surge > 0 && oldest != nil && newest != nil:
-			if up(newest) {
-				p.delete = append(p.delete, oldest)
-			} else {
-				surging++
-			}
-		case surge > 0 && oldest != nil && !up(oldest):
-			nowNodes = append(nowNodes, n.Name)
-			surging++
-		case surge > 0 && oldest != nil:
-			candidateNodes = append(candidateNodes, n.Name)
-		}
+		o.several = o.several || *slot != nil
+		*slot = pod
 	}
-	if surge > 0 {
-		p.create = append(nowNodes, candidateNodes[:min(len(candidateNodes), max(0, surge-surging))]...)
-		return p, nil
+}
+
+// replaceIn plans to delete old pods: those that are not up, for they serve nobody,
+// and as many of the others as may be missing at once.
+func replaceIn(all []onNode, unavailable int, up func(*corev1.Pod) bool) (p plan) {
+	down := 0
+	var candidates []*corev1.Pod
+	for _, o := range all {
+		switch {
+		case o.several, (o.old == nil) == (o.new == nil):
+			down++
+		case o.old != nil && up(o.old):
+			candidates = append(candidates, o.old)
+		case o.old != nil:
+			p.delete = append(p.delete, o.old)
+			down++
+		case !up(o.new):
+			down++
+		}
 	}
 	p.delete = append(p.delete, candidates[:min(len(candidates), max(0, unavailable-down))]...)
-	return p, nil
+	return p
+}
+
+// surgeOver plans to make new pods beside old ones: where those are not up, and
+// else as many at once as the surge allows; and to delete the old ones beside which
+// new ones are up. Where no pod should be any more the old ones stay until as many
+// as should be are up elsewhere.
+func surgeOver(all []onNode, desired, surge int, up func(*corev1.Pod) bool) (p plan) {
+	surging, available := 0, 0
+	var candidates []string
+	var stray []*corev1.Pod
+	for _, o := range all {
+		if o.several {
+			surging++
+			continue
+		}
+		if o.old != nil && up(o.old) || o.old == nil && up(o.new) {
+			available++
+		}
+		switch {
+		case o.old == nil:
+		case o.new != nil && up(o.new):
+			p.delete = append(p.delete, o.old)
+		case o.new != nil:
+			surging++
+		case !o.start && up(o.old):
+			stray = append(stray, o.old)
+		case !o.start:
+			p.delete = append(p.delete, o.old)
+		case up(o.old):
+			candidates = append(candidates, o.name)
+		default:
+			p.create = append(p.create, o.name)
+		}
+	}
+	p.delete = append(p.delete, stray[:min(len(stray), max(0, available-desired))]...)
+	p.create = append(p.create, candidates[:min(len(candidates), max(0, surge-surging))]...)
+	return p
 }
 
 // status counts nodes and pods.

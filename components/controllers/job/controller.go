@@ -285,7 +285,10 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	began := c.env.Clock.Now()
 	j := shared.DeepCopy()
-	satisfied := c.expect.Satisfied(k)
+	left := c.expect.Left(k)
+	if left > 0 {
+		c.AddAfter(k, left)
+	}
 	pods, err := c.claim(ctx, j)
 	if err != nil {
 		return err
@@ -296,7 +299,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 		c.mu.Unlock()
 		return c.release(ctx, nil, pods)
 	}
-	s := &state{Controller: c, job: j, satisfied: satisfied}
+	s := &state{Controller: c, job: j, satisfied: left == 0}
 	s.count(pods)
 	s.action = "reconciling"
 	err = s.advance(ctx)

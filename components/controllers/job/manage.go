@@ -229,7 +229,7 @@ func (s *state) deletePods(ctx context.Context, pods []*corev1.Pod) error {
 	var wg sync.WaitGroup
 	for i, p := range pods {
 		wg.Go(func() {
-			if err := s.pods.Delete(ctx, p.Namespace, p.Name, "", s.job); err != nil {
+			if err := s.pods.Delete(ctx, p, s.job); err != nil {
 				s.expect.Deleted(k, ids[i])
 				if !apierrors.IsNotFound(err) {
 					errs[i] = err

@@ -237,7 +237,10 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	// Asked before the pods are read: what comes back in between only makes
 	// the reading newer.
-	settled := c.expect.Satisfied(k)
+	left := c.expect.Left(k)
+	if left > 0 {
+		c.AddAfter(k, left)
+	}
 	mine, err := c.claim(ctx, rs, selector)
 	if err != nil {
 		return err
@@ -252,7 +255,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 		}
 	}
 	var manageErr error
-	if settled && rs.DeletionTimestamp == nil {
+	if left == 0 && rs.DeletionTimestamp == nil {
 		manageErr = c.manage(ctx, rs, active)
 	}
 	now := c.env.Clock.Now()
@@ -349,7 +352,7 @@ func (c *Controller) delete(ctx context.Context, rs *appsv1.ReplicaSet, active [
 	var wg sync.WaitGroup
 	for i, p := range victims {
 		wg.Go(func() {
-			if err := c.pods.Delete(ctx, p.Namespace, p.Name, "", object); err != nil {
+			if err := c.pods.Delete(ctx, p, object); err != nil {
 				c.expect.Deleted(k, ids[i])
 				if !apierrors.IsNotFound(err) {
 					errs[i] = err

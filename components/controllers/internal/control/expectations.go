@@ -36,11 +36,19 @@ func NewExpectations(c clock.PassiveClock) *Expectations {
 
 // Satisfied tells whether all that was expected for key came back, or will not
 // any more.
-func (e *Expectations) Satisfied(key string) bool {
+func (e *Expectations) Satisfied(key string) bool { return e.Left(key) <= 0 }
+
+// Left is how long at most what is expected for key may still come back; zero if
+// all has, or will not any more. Who waits for it looks again then: what was made
+// and deleted while an informer was cut off is never seen, and nobody tells.
+func (e *Expectations) Left(key string) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	x := e.open[key]
-	return x == nil || x.creations <= 0 && len(x.deletions) == 0 || e.clock.Since(x.since) > expectationTimeout
+	if x == nil || x.creations <= 0 && len(x.deletions) == 0 {
+		return 0
+	}
+	return max(0, expectationTimeout-e.clock.Since(x.since))
 }
 
 // Expect begins anew for key: n creations, and the deletions of the objects of

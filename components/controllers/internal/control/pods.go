@@ -80,22 +80,18 @@ func (c PodControl) Create(ctx context.Context, namespace string, pod *corev1.Po
 	return made, nil
 }
 
-// Delete deletes the pod of that name and, unless empty, UID, and records that,
-// or the failure, on owner.
-func (c PodControl) Delete(ctx context.Context, namespace, name string, uid types.UID, owner runtime.Object) error {
-	opts := metav1.DeleteOptions{}
-	if uid != "" {
-		opts.Preconditions = metav1.NewUIDPreconditions(string(uid))
-	}
-	err := c.Kube.CoreV1().Pods(namespace).Delete(ctx, name, opts)
-	if apierrors.IsNotFound(err) {
-		return err
+// Delete deletes a pod, and records that, or the failure, on owner. It is not found
+// when another has its name by now.
+func (c PodControl) Delete(ctx context.Context, p *corev1.Pod, owner runtime.Object) error {
+	err := c.Kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return apierrors.NewNotFound(corev1.Resource("pods"), p.Name)
 	}
 	if err != nil {
 		c.Events.Eventf(owner, corev1.EventTypeWarning, FailedDelete, "Error deleting: %v", err)
 		return fmt.Errorf("unable to delete pods: %w", err)
 	}
-	c.Events.Eventf(owner, corev1.EventTypeNormal, SuccessfulDelete, "Deleted pod: %v", name)
+	c.Events.Eventf(owner, corev1.EventTypeNormal, SuccessfulDelete, "Deleted pod: %v", p.Name)
 	return nil
 }
 
