@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -54,6 +55,8 @@ type Server struct {
 	ready    chan struct{}
 	// leaving is closed when Run was told to stop.
 	leaving chan struct{}
+	// known: all that is served by this server and by others is; see early.go.
+	known atomic.Bool
 	made    time.Time
 }
 
@@ -110,7 +113,13 @@ func New(cfg Config) (*Server, error) {
 			return nil, err
 		}
 	}
-	s.fields = fieldmanager.New()
+	s.fields = fieldmanager.New(func() []*api.Resource {
+		var all []*api.Resource
+		for _, r := range s.registry.Resources() {
+			all = append(all, r.Resource)
+		}
+		return all
+	})
 	if s.registry.Lookup(apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")) != nil {
 		s.custom, err = customresource.New(customresource.Config{Registry: s.registry, Fields: s.fields, Log: cfg.Log})
 		if err != nil {

@@ -33,6 +33,9 @@ type Custom struct {
 	Convert func(obj Object, version string) (Object, error)
 	// Relabel is Convert, but for leaving in what the version does not know.
 	Relabel func(obj Object, version string) (Object, error)
+	// StatusVersions are the versions that have a status subresource: what it
+	// takes back is taken back whatever version it was recorded in.
+	StatusVersions []string
 	// Remote: a webhook converts, so that the outcome is worth keeping.
 	Remote bool
 

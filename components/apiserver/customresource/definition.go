@@ -111,6 +111,17 @@ func (d *definition) makeEquivalents() runtime.EquivalentResourceMapper {
 	return all
 }
 
+// withStatus returns the names of the versions that have a status subresource.
+func (d *definition) withStatus() []string {
+	var names []string
+	for i := range d.crd.Spec.Versions {
+		if v := d.versions[d.crd.Spec.Versions[i].Name]; v.hasStatus() {
+			names = append(names, v.Name)
+		}
+	}
+	return names
+}
+
 // remote tells whether a webhook converts.
 func (d *definition) remote() bool {
 	c := d.crd.Spec.Conversion
@@ -155,6 +166,8 @@ func (v *kindVersion) resource(terminating bool) *api.Resource {
 			Convert: d.convertTo,
 			Relabel: d.convertRaw,
 			Remote:  d.remote(),
+
+			StatusVersions: d.withStatus(),
 
 			Equivalents: d.equivalents,
 			Types:       d.types,

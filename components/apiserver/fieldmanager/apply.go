@@ -111,7 +111,7 @@ func (m *Managers) reapplied(res *api.Resource, subresource string, live api.Obj
 	if err != nil {
 		return nil
 	}
-	versioned, err := kindOf{res}.ConvertToVersion(made, res.GroupVersion())
+	versioned, err := kindOf{Resource: res}.ConvertToVersion(made, res.GroupVersion())
 	if err != nil {
 		return nil
 	}

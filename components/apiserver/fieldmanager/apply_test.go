@@ -18,7 +18,7 @@ import (
 // TestReapplied compares with the library what comes of applying the same
 // fields again, with other values, to random objects of every kind.
 func TestReapplied(t *testing.T) {
-	m := New()
+	m := New(nil)
 	fill := filler()
 	simple, letter := 0, 0
 	for _, res := range catalog.Resources() {

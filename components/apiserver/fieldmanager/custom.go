@@ -18,7 +18,7 @@ func newCustom(res *api.Resource, subresource string, reset map[fieldpath.APIVer
 	if err != nil {
 		return nil, err
 	}
-	kind := customKind{kindOf{res}}
+	kind := customKind{kindOf{Resource: res}}
 	return managedfields.NewDefaultCRDFieldManager(types, kind, kind, creator{res}, res.GVK(), res.GroupVersion(), subresource, reset)
 }
 

@@ -29,7 +29,8 @@ type Manager = managedfields.FieldManager
 // Managers makes the managers of built-in kinds. It is safe for use by several
 // goroutines.
 type Managers struct {
-	types func() (managedfields.TypeConverter, error)
+	types    func() (managedfields.TypeConverter, error)
+	siblings func(*api.Resource) []*api.Resource
 
 	unowned *fieldpath.Set
 	writers writers
@@ -46,9 +47,23 @@ type key struct {
 }
 
 // New makes Managers. The schema of all types takes tens of milliseconds to
-// load, once at first use.
-func New() *Managers {
+// load, once at first use. Served are all resources that there are: those of one
+// kind and group show the same objects in several versions, and each entry of
+// managed fields is compared in its own. It may be nil.
+func New(served func() []*api.Resource) *Managers {
 	return &Managers{
+		siblings: func(res *api.Resource) []*api.Resource {
+			if served == nil || res.Custom != nil {
+				return nil
+			}
+			var others []*api.Resource
+			for _, other := range served() {
+				if other != res && other.Group == res.Group && other.Kind == res.Kind && other.Plural == res.Plural {
+					others = append(others, other)
+				}
+			}
+			return others
+		},
 		types: sync.OnceValues(func() (managedfields.TypeConverter, error) {
 			all, err := newWithScale(withLibraries(applyconfigurations.NewTypeConverter(scheme.Scheme)))
 			if err != nil {
@@ -109,7 +124,7 @@ func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) 
 	if err != nil {
 		return nil, err
 	}
-	kind := kindOf{res}
+	kind := kindOf{res, m.siblings(res)}
 	f, err = managedfields.NewDefaultFieldManager(types, kind, kind, creator{res}, res.GVK(), res.GroupVersion(), subresource, filters)
 	if err != nil {
 		return nil, fmt.Errorf("managed fields of %s: %w", res.GVR(), err)
@@ -130,25 +145,22 @@ func (m *Managers) resetFields(res *api.Resource, subresource string) (map[field
 	if ok {
 		return filters, nil
 	}
-	reset := res.Update.ResetFields
-	if v, ok := res.Views[subresource]; ok && subresource != "" {
-		reset = v.ResetFields
-	}
-	if len(reset) > 0 {
-		set := fieldpath.NewSet()
-		for _, p := range reset {
-			parts := make([]any, len(p))
-			for i, name := range p {
-				parts[i] = name
-			}
-			path, err := fieldpath.MakePath(parts...)
-			if err != nil {
-				return nil, fmt.Errorf("reset fields of %s: %w", res.GVR(), err)
-			}
-			set.Insert(path)
+	for _, of := range append([]*api.Resource{res}, m.siblings(res)...) {
+		filter, err := resetBy(of, subresource)
+		if err != nil {
+			return nil, err
 		}
-		filters = map[fieldpath.APIVersion]fieldpath.Filter{
-			fieldpath.APIVersion(res.GroupVersion().String()): fieldpath.NewExcludeSetFilter(set),
+		if filter == nil {
+			continue
+		}
+		if filters == nil {
+			filters = map[fieldpath.APIVersion]fieldpath.Filter{}
+		}
+		filters[fieldpath.APIVersion(of.GroupVersion().String())] = filter
+		if res.Custom != nil && subresource == "status" {
+			for _, version := range res.Custom.StatusVersions {
+				filters[fieldpath.APIVersion(schema.GroupVersion{Group: res.Group, Version: version}.String())] = filter
+			}
 		}
 	}
 	m.mu.Lock()
@@ -157,27 +169,92 @@ func (m *Managers) resetFields(res *api.Resource, subresource string) (map[field
 	return filters, nil
 }
 
-// kindOf converts, defaults and makes objects of one kind that has one
-// version.
-type kindOf struct{ *api.Resource }
-
-// ConvertToVersion returns what has that version already, and turns the
-// unstructured outcome of an apply into the Go type.
-func (k kindOf) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
-	target, ok := gv.KindForGroupVersionKinds([]schema.GroupVersionKind{k.GVK()})
-	if !ok || target != k.GVK() {
-		return nil, runtime.NewNotRegisteredErrForKind("API server", target)
+// resetBy returns the filter of one version, or nil.
+func resetBy(res *api.Resource, subresource string) (fieldpath.Filter, error) {
+	reset := res.Update.ResetFields
+	if v, ok := res.Views[subresource]; ok && subresource != "" {
+		reset = v.ResetFields
 	}
-	u, ok := in.(runtime.Unstructured)
-	if !ok {
+	if len(reset) == 0 {
+		return nil, nil
+	}
+	set := fieldpath.NewSet()
+	for _, p := range reset {
+		parts := make([]any, len(p))
+		for i, name := range p {
+			parts[i] = name
+		}
+		path, err := fieldpath.MakePath(parts...)
+		if err != nil {
+			return nil, fmt.Errorf("reset fields of %s: %w", res.GVR(), err)
+		}
+		set.Insert(path)
+	}
+	return fieldpath.NewExcludeSetFilter(set), nil
+}
+
+// kindOf converts, defaults and makes objects of one kind.
+type kindOf struct {
+	*api.Resource
+
+	// others are the other versions of the kind.
+	others []*api.Resource
+}
+
+// version returns the resource of one of the kind's versions, or nil.
+func (k kindOf) version(gvk schema.GroupVersionKind) *api.Resource {
+	if gvk == k.GVK() {
+		return k.Resource
+	}
+	for _, other := range k.others {
+		if other.GVK() == gvk {
+			return other
+		}
+	}
+	return nil
+}
+
+// ConvertToVersion turns the unstructured outcome of an apply into the Go type,
+// and objects of one version of the kind into those of another, by way of what is
+// stored. What has the version already is returned as it is.
+func (k kindOf) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
+	gvk, ok := gv.KindForGroupVersionKinds([]schema.GroupVersionKind{k.GVK()})
+	target := k.version(gvk)
+	if !ok || target == nil {
+		return nil, runtime.NewNotRegisteredErrForKind("API server", gvk)
+	}
+	source := k.Resource
+	if of := k.version(in.GetObjectKind().GroupVersionKind()); of != nil {
+		source = of
+	}
+	if u, ok := in.(runtime.Unstructured); ok {
+		out := source.New()
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.UnstructuredContent(), out); err != nil {
+			return nil, fmt.Errorf("decoding %s: %w", k.Kind, err)
+		}
+		out.GetObjectKind().SetGroupVersionKind(source.GVK())
+		in = out
+	}
+	if source == target {
 		return in, nil
 	}
-	out := k.New()
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.UnstructuredContent(), out); err != nil {
-		return nil, fmt.Errorf("decoding %s: %w", k.Kind, err)
+	obj, ok := in.(api.Object)
+	if !ok {
+		return nil, fmt.Errorf("converting a %s: it is a %T", k.Kind, in)
 	}
-	out.GetObjectKind().SetGroupVersionKind(k.GVK())
-	return out, nil
+	var err error
+	if source.StoredAs != nil {
+		if obj, err = source.StoredAs.ToStored(obj); err != nil {
+			return nil, fmt.Errorf("converting a %s: %w", source.GVK(), err)
+		}
+	}
+	if target.StoredAs != nil {
+		if obj, err = target.StoredAs.FromStored(obj); err != nil {
+			return nil, fmt.Errorf("converting a %s to %s: %w", source.GVK(), target.GroupVersion(), err)
+		}
+	}
+	obj.GetObjectKind().SetGroupVersionKind(target.GVK())
+	return obj, nil
 }
 
 // Convert is not asked for by the field manager.

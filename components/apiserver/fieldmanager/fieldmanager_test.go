@@ -21,7 +21,7 @@ import (
 // TestSchemas holds that every kind has a schema, without which its managed
 // fields would silently not be kept.
 func TestSchemas(t *testing.T) {
-	m := New()
+	m := New(nil)
 	types, err := m.types()
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func filler() *randfill.Filler {
 // TestCreated compares with what the library records, for random objects of
 // every kind.
 func TestCreated(t *testing.T) {
-	m := New()
+	m := New(nil)
 	fill := filler()
 	compared, planned, letter := 0, 0, 0
 	for _, res := range catalog.Resources() {
@@ -157,7 +157,7 @@ func plainNames(v reflect.Value, n *int) {
 // TestUpdated compares with what the library records, for updates of random
 // objects in some of their fields.
 func TestUpdated(t *testing.T) {
-	m := New()
+	m := New(nil)
 	fill := filler()
 	letter, compared, simple := 0, 0, 0
 	for _, res := range catalog.Resources() {

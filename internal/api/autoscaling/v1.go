@@ -66,7 +66,7 @@ func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler
 		},
 		New:     func() *autoscalingv1.HorizontalPodAutoscaler { return &autoscalingv1.HorizontalPodAutoscaler{} },
 		NewList: func() runtime.Object { return &autoscalingv1.HorizontalPodAutoscalerList{} },
-		Default: func(h *autoscalingv1.HorizontalPodAutoscaler) { set(&h.Spec.MinReplicas, 1) },
+		Default: defaultV1,
 		PrepareCreate: func(_ context.Context, h *autoscalingv1.HorizontalPodAutoscaler) {
 			h.Status = autoscalingv1.HorizontalPodAutoscalerStatus{}
 			keepStatusAnnotations(h, &autoscalingv1.HorizontalPodAutoscaler{})
@@ -106,6 +106,23 @@ func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler
 			return row(v2)
 		},
 	}
+}
+
+// defaultV1 fills what is unset, and leaves of the annotations that stand for
+// fields what these would be written as: upstream reads v1 into another version
+// and writes it from there. What cannot be read stays as it is.
+func defaultV1(h *autoscalingv1.HorizontalPodAutoscaler) {
+	set(&h.Spec.MinReplicas, 1)
+	v2, err := ToV2(h)
+	if err != nil {
+		return
+	}
+	v1, err := FromV2(v2)
+	if err != nil {
+		return
+	}
+	v1.TypeMeta = h.TypeMeta
+	*h = *v1
 }
 
 // changed tells whether the specification is another, in v2.
@@ -186,6 +203,10 @@ func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalP
 				Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: p},
 			},
 		})
+	}
+	if len(out.Spec.Metrics) == 0 {
+		// Upstream does it here too, as the annotation may have some.
+		out.Spec.Metrics = defaultMetrics()
 	}
 	var current []autoscalingv1.MetricStatus
 	if read(currentMetricsAnnotation, &current) && len(current) > 0 {

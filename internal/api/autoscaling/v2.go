@@ -76,17 +76,22 @@ func prepareStatus(_ context.Context, h, old *autoscalingv2.HorizontalPodAutosca
 	h.Generation = old.Generation
 }
 
+// defaultMetrics are those of who names none.
+func defaultMetrics() []autoscalingv2.MetricSpec {
+	percent := int32(80)
+	return []autoscalingv2.MetricSpec{{
+		Type: autoscalingv2.ResourceMetricSourceType,
+		Resource: &autoscalingv2.ResourceMetricSource{
+			Name:   corev1.ResourceCPU,
+			Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: &percent},
+		},
+	}}
+}
+
 func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
 	set(&h.Spec.MinReplicas, 1)
 	if len(h.Spec.Metrics) == 0 {
-		percent := int32(80)
-		h.Spec.Metrics = []autoscalingv2.MetricSpec{{
-			Type: autoscalingv2.ResourceMetricSourceType,
-			Resource: &autoscalingv2.ResourceMetricSource{
-				Name:   corev1.ResourceCPU,
-				Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: &percent},
-			},
-		}}
+		h.Spec.Metrics = defaultMetrics()
 	}
 	if b := h.Spec.Behavior; b != nil {
 		// Who says something of one direction gets the rules of both.
