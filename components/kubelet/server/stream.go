@@ -12,7 +12,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"hyperkube/internal/linger"
 	"hyperkube/internal/upgrade"
 )
 
@@ -115,7 +114,7 @@ func (i *idling) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	conn = linger.Conn(conn)
+	conn = upgrade.Lingering(conn)
 	if i.idle > 0 {
 		conn = &idleConn{Conn: conn, idle: i.idle}
 	}
