@@ -20,7 +20,7 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 
 	"hyperkube/components/runtime/logs"
-	"hyperkube/internal/upgrade"
+	"hyperkube/internal/linger"
 )
 
 // errSlowWatcher ends the stream of who did not keep up.
@@ -46,7 +46,7 @@ func (r *Runtime) startStreaming(ctx context.Context) error {
 		server.Close()
 	})
 	r.watch.Go(func() {
-		if err := server.Serve(upgrade.Listener(listener)); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		if err := server.Serve(linger.Listener(listener)); err != nil && !errors.Is(err, http.ErrServerClosed) {
 			r.log.Error("the streaming server ended", "error", err)
 		}
 	})

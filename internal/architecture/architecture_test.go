@@ -51,6 +51,13 @@ var keptOut = []struct{ name, reason string }{
 	{"k8s.io/apiextensions-apiserver/pkg/registry/", "storage is internal/store"},
 }
 
+// keptOutOfRuntime is the like for the container runtime's program.
+var keptOutOfRuntime = []struct{ name, reason string }{
+	{"text/template/", "it finds methods by name at run time, so that the linker keeps all of them: a quarter of the program"},
+	{"html/template/", "it is text/template"},
+	{"k8s.io/apimachinery/pkg/runtime", "a runtime needs no types of the API: 1 MB"},
+}
+
 // pkg is what go list tells of a package.
 type pkg struct {
 	ImportPath   string
@@ -84,21 +91,31 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// TestDependencies holds that the main program has nothing of what the design
-// keeps out of it.
+// TestDependencies holds that neither program has anything of what is to be kept
+// out of it.
 func TestDependencies(t *testing.T) {
 	noteSources(t)
-	found := 0
-	for _, p := range list(t, "0", "-deps", ".") {
-		found++
-		for _, out := range keptOut {
-			if matches(p.ImportPath, out.name) {
-				t.Errorf("the main program depends on %s: %s", p.ImportPath, out.reason)
+	for _, program := range []struct {
+		name, cgo string
+		list      []string
+		keptOut   []struct{ name, reason string }
+	}{
+		{"main program", "0", []string{"."}, keptOut},
+		// The tags are those of scripts/build-runtime.
+		{"container runtime", "1", []string{"-tags=seccomp,netgo,osusergo,grpcnotrace", "./components/runtime/program"}, keptOutOfRuntime},
+	} {
+		found := 0
+		for _, p := range list(t, program.cgo, append([]string{"-deps"}, program.list...)...) {
+			found++
+			for _, out := range program.keptOut {
+				if matches(p.ImportPath, out.name) {
+					t.Errorf("the %s depends on %s: %s", program.name, p.ImportPath, out.reason)
+				}
 			}
 		}
-	}
-	if found < 2 {
-		t.Fatalf("go list names %d dependencies", found)
+		if found < 2 {
+			t.Fatalf("go list names %d dependencies of the %s", found, program.name)
+		}
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"net"
 	"net/http"
 
-	"hyperkube/internal/upgrade"
+	"hyperkube/internal/linger"
 )
 
 // writer remembers with which status a request was answered.
@@ -82,7 +82,7 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err == nil {
 		w.hijacked = true
 		w.code = http.StatusSwitchingProtocols
-		conn = upgrade.Lingering(conn)
+		conn = linger.Conn(conn)
 	}
 	return conn, rw, err
 }

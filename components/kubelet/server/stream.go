@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"hyperkube/internal/linger"
 	"hyperkube/internal/upgrade"
 )
 
@@ -114,7 +115,7 @@ func (i *idling) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	conn = upgrade.Lingering(conn)
+	conn = linger.Conn(conn)
 	if i.idle > 0 {
 		conn = &idleConn{Conn: conn, idle: i.idle}
 	}

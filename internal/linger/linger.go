@@ -1,4 +1,5 @@
-package upgrade
+// Package linger closes connections without cutting off what was written to them.
+package linger
 
 import (
 	"io"
@@ -11,7 +12,7 @@ import (
 // connection was closed.
 const patience = 5 * time.Second
 
-// Lingering returns conn with another Close, one that does not cut off what was
+// Conn returns conn with another Close, one that does not cut off what was
 // written before. The kernel resets a connection that is closed while something
 // of the peer is unread, and forgets what it has not yet sent: the last output of
 // a command whose standard input nobody reads any more. So the peer is told that
@@ -20,7 +21,7 @@ const patience = 5 * time.Second
 // goroutines goes on until then.
 //
 // A conn that cannot be closed one way is returned as it is.
-func Lingering(conn net.Conn) net.Conn {
+func Conn(conn net.Conn) net.Conn {
 	half, ok := conn.(halfCloser)
 	if !ok {
 		return conn
@@ -66,5 +67,5 @@ func (l *listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Lingering(conn), nil
+	return Conn(conn), nil
 }
