@@ -150,6 +150,7 @@ func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, s
 	w.mu.Lock()
 	w.mountGap, w.mountAt = 0, time.Time{}
 	w.mu.Unlock()
+	told := !plan.NewSandbox
 	for _, s := range starts {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -160,6 +161,10 @@ func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, s
 			}
 			if cri.IsGone(err) {
 				return err
+			}
+			if !told {
+				told = true
+				w.host.Metrics.FirstStartFailed(pod)
 			}
 			_, kind := podstate.Find(pod, s.Name)
 			if kind == podstate.Init {

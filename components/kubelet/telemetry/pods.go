@@ -150,6 +150,14 @@ func (m *Metrics) PodStarting(pod *v1.Pod, err error) {
 	}
 }
 
+// FirstStartFailed notes that a container failed to start in a sandbox that was
+// made for it: that is where users of a pod's own show that they cannot be had.
+func (m *Metrics) FirstStartFailed(pod *v1.Pod) {
+	if m != nil && pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers {
+		m.pods.usersFailed.Inc()
+	}
+}
+
 // ContainerStarting notes an attempt at a container; code is the reason why it
 // failed, in the words of its status, empty where it did not.
 func (m *Metrics) ContainerStarting(kind ContainerKind, code string) {

@@ -48,6 +48,8 @@ func TestPodsAreCounted(t *testing.T) {
 	m.WorkerStarted(pod, time.Second)
 	m.PodStarting(pod, errors.New("no"))
 	m.PodStarting(pod, nil)
+	m.FirstStartFailed(pod)
+	m.FirstStartFailed(&v1.Pod{})
 	m.ContainerStarting(InitContainer, "")
 	m.ContainerStarting(Container, "ErrImagePull")
 	m.ImageVolumes(2, nil)
@@ -69,6 +71,7 @@ func TestPodsAreCounted(t *testing.T) {
 		"kubelet_started_pods_total{}":                                                           2,
 		"kubelet_started_pods_errors_total{}":                                                    1,
 		"kubelet_started_user_namespaced_pods_total{}":                                           2,
+		"kubelet_started_user_namespaced_pods_errors_total{}":                                    2,
 		"kubelet_started_containers_total{container_type=init_container}":                        1,
 		"kubelet_started_containers_errors_total{code=ErrImagePull,container_type=container}":    1,
 		"kubelet_image_volume_requested_total{}":                                                 3,
