@@ -128,6 +128,13 @@ func newNode(cfg nodeConfig) (*node, error) {
 		return nil, err
 	}
 	kc.ServicesReady = p.Ready()
+	enforcer, err := policy.New(policy.Config{
+		NodeName: cfg.Identity.NodeName, Bridge: cfg.Layout.Bridge(), Informers: cfg.Proxy.Informers, Log: cfg.Log.With("component", "network"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	kc.Policies = enforcer
 	k, err := kubelet.New(kc)
 	if err != nil {
 		return nil, err
@@ -144,12 +151,6 @@ func newNode(cfg nodeConfig) (*node, error) {
 		Bridge: cfg.Layout.Bridge(), Tunnel: cfg.Layout.Tunnel(), Links: []string{localnodes.Bridge(cfg.Layout)},
 		PodCIDRs: pc.PodCIDRs, Mode: cfg.NetworkMode, PluginConf: cfg.Layout.CNIConf(), PluginsChanged: k.LookAtRuntime,
 		Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
-	})
-	if err != nil {
-		return nil, err
-	}
-	enforcer, err := policy.New(policy.Config{
-		NodeName: cfg.Identity.NodeName, Bridge: cfg.Layout.Bridge(), Informers: cfg.Proxy.Informers, Log: cfg.Log.With("component", "network"),
 	})
 	if err != nil {
 		return nil, err

@@ -10,8 +10,8 @@
 package kubelet
 
 import (
-	"crypto/x509"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"

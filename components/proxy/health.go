@@ -34,6 +34,9 @@ type health struct {
 	// pending is since when something could not be written; zero: all is.
 	pending  time.Time
 	services map[string]*serviceHealth // by namespace/name
+	// waiting are those whose port could not be listened on, as when it is another
+	// process's now.
+	waiting map[string]*serviceHealth
 }
 
 // serviceHealth is the health check port of one service.
@@ -46,7 +49,7 @@ type serviceHealth struct {
 func newHealth(cfg Config, m *metrics) *health {
 	return &health{
 		healthz: cfg.HealthzAddress, metricsAddress: cfg.MetricsAddress, pages: pages(cfg),
-		metrics: m, log: cfg.Log, services: map[string]*serviceHealth{},
+		metrics: m, log: cfg.Log, services: map[string]*serviceHealth{}, waiting: map[string]*serviceHealth{},
 	}
 }
 
@@ -220,6 +223,10 @@ func readyHere(list []*discoveryv1.EndpointSlice, node string, ipv6 bool) int {
 	return len(seen)
 }
 
+// portsAgain is how long after a health check port could not be listened on that is
+// tried again.
+const portsAgain = 5 * time.Second
+
 // serveServices brings the health check ports to what is wanted.
 func (h *health) serveServices(wanted map[string]*serviceHealth) {
 	h.mu.Lock()
@@ -234,17 +241,37 @@ func (h *health) serveServices(wanted map[string]*serviceHealth) {
 			have.server.Close()
 			delete(h.services, key)
 		}
+		before := h.waiting[key]
+		delete(h.waiting, key)
 		if want == nil {
 			continue
 		}
 		server, err := plainhttp.Serve(fmt.Sprintf(":%d", want.port), h.serviceHandler(key))
 		if err != nil {
-			h.log.Error("the health of a service cannot be served", "service", key, "err", err)
+			if before == nil || before.port != want.port {
+				h.log.Error("the health of a service cannot be served, trying again", "service", key, "err", err)
+			}
+			h.waiting[key] = want
 			continue
 		}
 		want.server = server
 		h.services[key] = want
 	}
+}
+
+// serveWaiting tries again what could not be listened on.
+func (h *health) serveWaiting() {
+	h.mu.Lock()
+	wanted := maps.Clone(h.waiting)
+	h.mu.Unlock()
+	h.serveServices(wanted)
+}
+
+// waits tells whether there is any port that could not be listened on.
+func (h *health) waits() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.waiting) > 0
 }
 
 func (h *health) serviceHandler(key string) http.HandlerFunc {

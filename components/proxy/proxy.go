@@ -320,11 +320,21 @@ func (p *Proxy) Run(ctx context.Context) error {
 	watching.Go(func() { p.guard.Run(ctx, suspect) })
 	retry := time.NewTimer(0)
 	defer retry.Stop()
+	ports, due := time.NewTimer(portsAgain), true
+	defer ports.Stop()
 	first := true
 	for {
+		if !due && p.health.waits() {
+			ports.Reset(portsAgain)
+			due = true
+		}
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-ports.C:
+			due = false
+			p.health.serveWaiting()
+			continue
 		case <-p.dirty:
 		case <-retry.C:
 		case <-suspect:

@@ -29,10 +29,12 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Pod is what matters of a pod.
 type Pod struct {
+	UID             types.UID
 	Namespace, Name string
 	Labels          labels.Set
 	IPs             []netip.Addr
@@ -54,7 +56,7 @@ func PodOf(pod *corev1.Pod, node string) *Pod {
 	if pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil
 	}
-	p := &Pod{Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels, Local: pod.Spec.NodeName == node}
+	p := &Pod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels, Local: pod.Spec.NodeName == node}
 	for _, ip := range pod.Status.PodIPs {
 		if addr, err := netip.ParseAddr(ip.IP); err == nil {
 			p.IPs = append(p.IPs, addr.Unmap())
@@ -87,7 +89,7 @@ func (p *Pod) equal(o *Pod) bool {
 	if p == nil || o == nil {
 		return p == o
 	}
-	return p.Namespace == o.Namespace && p.Name == o.Name && p.Local == o.Local && maps.Equal(p.Labels, o.Labels) &&
+	return p.UID == o.UID && p.Namespace == o.Namespace && p.Name == o.Name && p.Local == o.Local && maps.Equal(p.Labels, o.Labels) &&
 		slices.Equal(p.IPs, o.IPs) && slices.Equal(p.Ports, o.Ports)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
@@ -44,6 +46,13 @@ type Enforcer struct {
 	// Owned by the goroutine of Run.
 	pods, namespaces cache.SharedIndexInformer // nil before the first policy
 	writers          map[bool]*writer          // by IPv6
+
+	mu sync.Mutex // guards what follows
+	// expected are pods of Expect; holding are the addresses, in order, of this node's pods for which
+	// the rules are written; written is closed, and made anew, when they are.
+	expected map[types.UID]expectation
+	holding  map[types.UID][]netip.Addr
+	written  chan struct{}
 }
 
 // New validates cfg and asks for the policies.
@@ -56,7 +65,8 @@ func New(cfg Config) (*Enforcer, error) {
 	}
 	e := &Enforcer{
 		cfg: cfg, policies: cfg.Informers.Networking().V1().NetworkPolicies().Informer(), dirty: make(chan struct{}, 1),
-		guard: iptables.NewGuard(0, cfg.Log, chainPolicy, chainPrefix+"*"),
+		guard:    iptables.NewGuard(0, cfg.Log, chainPolicy, chainPrefix+"*"),
+		expected: map[types.UID]expectation{}, written: make(chan struct{}),
 	}
 	e.writers = map[bool]*writer{false: {family: iptables.IPv4, guard: e.guard}, true: {family: iptables.IPv6, guard: e.guard}}
 	registration, err := e.policies.AddEventHandler(e.handler(func(old, obj any) bool {
@@ -165,6 +175,7 @@ func (e *Enforcer) sync(ctx context.Context) error {
 			return err
 		}
 	}
+	e.hold(state)
 	return nil
 }
 
@@ -208,13 +219,13 @@ func (e *Enforcer) fill(s *State) {
 			s.Namespaces[ns.Name] = ns.Labels
 		}
 	}
+	var told []*corev1.Pod
 	for _, obj := range e.pods.GetStore().List() {
 		if pod, ok := obj.(*corev1.Pod); ok {
-			if p := PodOf(pod, e.cfg.NodeName); p != nil {
-				s.Pods = append(s.Pods, p)
-			}
+			told = append(told, pod)
 		}
 	}
+	s.Pods = e.with(told)
 	slices.SortFunc(s.Pods, func(a, b *Pod) int {
 		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 	})
