@@ -139,6 +139,8 @@ type Aggregation interface {
 	// Handler returns who answers requests for a path below /api or /apis if
 	// that is another server, else nil. It is asked for every request.
 	Handler(path string) http.Handler
+	// Ready is closed once it knows all those of when it began.
+	Ready() <-chan struct{}
 }
 
 // KubeletConfig says how to reach kubelets.

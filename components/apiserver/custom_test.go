@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -422,4 +423,60 @@ func TestCustomConversion(t *testing.T) {
 func spec(obj *unstructured.Unstructured, name string) string {
 	s, _, _ := unstructured.NestedString(obj.Object, "spec", name)
 	return s
+}
+
+// TestCustomReplaced: who reads and writes while the definition changes notices
+// nothing of it.
+func TestCustomReplaced(t *testing.T) {
+	c := newCustom(t)
+	c.define(foos, "Established=True")
+	all := c.Resource(fooV1).Namespace("default")
+	if _, err := all.Create(c.ctx, foo(t, "a", "spec: {}"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	var wg sync.WaitGroup
+	for i, request := range []func(n int) error{
+		func(int) error { _, err := all.List(c.ctx, metav1.ListOptions{}); return err },
+		func(int) error { _, err := all.Get(c.ctx, "a", metav1.GetOptions{}); return err },
+		func(n int) error {
+			_, err := all.Patch(c.ctx, "a", types.MergePatchType, fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, n%9), metav1.PatchOptions{})
+			return err
+		},
+		func(n int) error {
+			name := fmt.Sprint("b", n)
+			if _, err := all.Create(c.ctx, foo(t, name, "spec: {}"), metav1.CreateOptions{}); err != nil {
+				return err
+			}
+			return all.Delete(c.ctx, name, metav1.DeleteOptions{})
+		},
+		func(n int) error {
+			_, err := all.Create(c.ctx, foo(t, fmt.Sprint("c", n), "spec: {}"), metav1.CreateOptions{DryRun: []string{"All"}})
+			return err
+		},
+	} {
+		wg.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-ended:
+					return
+				default:
+				}
+				if err := request(n); err != nil {
+					t.Errorf("request %d, the %d. time: %v", i, n, err)
+					return
+				}
+			}
+		})
+	}
+	for n := range 60 {
+		patch := fmt.Appendf(nil, `[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/description","value":"%d"},
+			{"op":"add","path":"/spec/versions/1/schema/openAPIV3Schema/description","value":"%[1]d"}]`, n)
+		if _, err := c.Resource(definitions).Patch(c.ctx, "foos.example.com", types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(5 * time.Millisecond) // some requests in between
+	}
+	close(ended)
+	wg.Wait()
 }

@@ -73,6 +73,9 @@ func (s *Server) routes() http.Handler {
 	})
 	resources := func(depth int) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if !s.knows(w, req) {
+				return
+			}
 			if others != nil {
 				if h := others.Handler(req.URL.Path); h != nil {
 					h.ServeHTTP(w, req)
@@ -88,7 +91,7 @@ func (s *Server) routes() http.Handler {
 	}
 	all := map[string]http.Handler{
 		"/api":     disc,
-		"/apis":    disc,
+		"/apis":    s.whole(disc),
 		"/api/":    resources(2),
 		"/apis/":   resources(3),
 		"/version": http.HandlerFunc(s.serveVersion),
@@ -119,6 +122,7 @@ func (s *Server) routes() http.Handler {
 	for path, h := range s.cfg.Paths {
 		all[path] = h
 	}
+	all["/openapi/"] = s.whole(all["/openapi/"])
 	all["/flagz"] = zpages.Flagz("apiserver", s.cfg.Flags)
 	all["/statusz"] = nil // so that it is among the paths
 	all["/statusz"] = zpages.Statusz("apiserver", listed(all)...)

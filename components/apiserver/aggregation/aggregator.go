@@ -27,6 +27,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientrest "k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
@@ -61,6 +62,12 @@ type Aggregator struct {
 	builtIn  map[schema.GroupVersion]Priority
 	current  atomic.Pointer[snapshot]
 	lost     *prometheus.CounterVec
+	// holder is how transports get the client certificate; nil without one. All have
+	// the same, for the library keeps a transport for each.
+	holder *transport.GetCertHolder
+	// ready is closed once all APIServices that there were are known.
+	ready chan struct{}
+	known sync.Once
 
 	mu sync.Mutex // guards entries, and who writes current
 	// entries are the known APIServices by name.
@@ -90,7 +97,10 @@ func New(cfg Config) (*Aggregator, error) {
 	if cfg.Registry == nil || cfg.REST == nil || cfg.Log == nil {
 		return nil, errors.New("aggregation takes a registry, a way to the API and a log")
 	}
-	a := &Aggregator{cfg: cfg, builtIn: builtIn(), entries: map[string]*entry{}, lost: newLost()}
+	a := &Aggregator{cfg: cfg, builtIn: builtIn(), entries: map[string]*entry{}, lost: newLost(), ready: make(chan struct{})}
+	if cfg.ClientCert != nil {
+		a.holder = &transport.GetCertHolder{GetCert: cfg.ClientCert}
+	}
 	a.services = cfg.Registry.Lookup(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"))
 	if a.services == nil {
 		return nil, errors.New("aggregation takes a registry that has APIServices")
@@ -104,6 +114,9 @@ func New(cfg Config) (*Aggregator, error) {
 	return a, nil
 }
 
+// Ready is closed once all APIServices that there were are known.
+func (a *Aggregator) Ready() <-chan struct{} { return a.ready }
+
 // pause before what failed is tried again.
 const pause = time.Second
 
@@ -115,7 +128,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 	defer cancel()
 	r := &registrar{Aggregator: a}
 	for ctx.Err() == nil {
-		err := a.follow(ctx, r)
+		err := a.follow(ctx, ctx, r)
 		if ctx.Err() != nil {
 			break
 		}
@@ -131,8 +144,9 @@ func (a *Aggregator) Run(ctx context.Context) error {
 }
 
 // follow takes in all APIServices, and then every change of them and of what
-// this server serves.
-func (a *Aggregator) follow(ctx context.Context, r *registrar) error {
+// this server serves, until ctx ends or something fails. What it starts for them
+// goes on until life ends.
+func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	page, err := a.services.Collection.List(ctx, store.ListOptions{Revision: -1})
@@ -148,7 +162,7 @@ func (a *Aggregator) follow(ctx context.Context, r *registrar) error {
 	for _, e := range page.Entries {
 		if s := a.read(e); s != nil {
 			there[s.Name] = true
-			a.set(ctx, s)
+			a.set(life, s)
 		}
 	}
 	for name := range a.objects() {
@@ -157,6 +171,7 @@ func (a *Aggregator) follow(ctx context.Context, r *registrar) error {
 		}
 	}
 	a.publish()
+	a.known.Do(func() { close(a.ready) })
 
 	type result struct {
 		batch store.Batch
@@ -205,7 +220,7 @@ func (a *Aggregator) follow(ctx context.Context, r *registrar) error {
 				if event.Current == nil {
 					a.forget(event.Previous.Key())
 				} else if s := a.read(event.Current); s != nil {
-					a.set(ctx, s)
+					a.set(life, s)
 				}
 			}
 			a.publish()
@@ -246,8 +261,8 @@ func (a *Aggregator) object(name string) *apiregistrationv1.APIService {
 }
 
 // set takes an APIService in. Where another server is named its probe is
-// started, or started anew if anything about the server is new.
-func (a *Aggregator) set(ctx context.Context, s *apiregistrationv1.APIService) {
+// started, or started anew if anything about the server is new; it ends with life.
+func (a *Aggregator) set(life context.Context, s *apiregistrationv1.APIService) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	old := a.entries[s.Name]
@@ -268,8 +283,8 @@ func (a *Aggregator) set(ctx context.Context, s *apiregistrationv1.APIService) {
 		return
 	}
 	next.backend = a.newBackend(s)
-	// It outlives a watch that has to begin anew.
-	ctx, next.stop = context.WithCancel(context.WithoutCancel(ctx))
+	ctx, stop := context.WithCancel(life)
+	next.stop = stop
 	a.probes.Go(func() { next.backend.probe(ctx) })
 }
 

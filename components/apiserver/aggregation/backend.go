@@ -64,11 +64,8 @@ func (a *Aggregator) newBackend(s *apiregistrationv1.APIService) *backend {
 	cfg := &transport.Config{TLS: transport.TLSConfig{
 		Insecure:   s.Spec.InsecureSkipTLSVerify,
 		ServerName: b.service + "." + b.namespace + ".svc",
-		CAData:     s.Spec.CABundle,
+		CAData:     s.Spec.CABundle, GetCertHolder: a.holder,
 	}}
-	if a.cfg.ClientCert != nil {
-		cfg.TLS.GetCertHolder = &transport.GetCertHolder{GetCert: a.cfg.ClientCert}
-	}
 	b.transport, b.err = transport.New(cfg)
 	b.available.Store(helper.IsAPIServiceConditionTrue(s, apiregistrationv1.Available))
 	return b

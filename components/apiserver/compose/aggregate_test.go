@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -276,3 +277,31 @@ type roundTripper func(*http.Request) (*http.Response, error)
 func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 func dialTLS(host string, cfg *tls.Config) (net.Conn, error) { return tls.Dial("tcp", host, cfg) }
+
+// TestAggregationEnds: the server ends, as its cleanup sees to, though there is an
+// APIService whose server it looks after.
+func TestAggregationEnds(t *testing.T) {
+	e := start(t)
+	cfg, err := clientcmd.BuildConfigFromFlags("", e.conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	services := apiregistrationclient.NewForConfigOrDie(cfg).APIServices()
+	s := &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: "v1.nowhere.example.com"},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Group: "nowhere.example.com", Version: "v1", GroupPriorityMinimum: 2000, VersionPriority: 200, InsecureSkipTLSVerify: true,
+			Service: &apiregistrationv1.ServiceReference{Namespace: "default", Name: "nowhere"},
+		},
+	}
+	if _, err := services.Create(t.Context(), s, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "condition", func() error {
+		got, err := services.Get(t.Context(), s.Name, metav1.GetOptions{})
+		if err == nil && helper.GetAPIServiceConditionByType(got, apiregistrationv1.Available) == nil {
+			err = errors.New("nobody looked after it")
+		}
+		return err
+	})
+}

@@ -111,7 +111,6 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		query = req.URL.Query()
 	}
 	info, err := request.Parse(req.Method, req.URL, query)
-	defer c.recover(w, req)
 	id := auditID(req)
 	w.Header()["Audit-Id"] = []string{id}
 	if c.cfg.Guard.on() && c.cfg.Guard.answer(w, req) {
@@ -130,6 +129,7 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	defer func() {
 		c.cfg.Metrics.Request(info, req.Method, query.Has("dryRun"), long, w.status(), w.size, time.Since(start))
 	}()
+	defer c.recover(w, req)
 
 	ctx := req.Context()
 	timeout, err := c.timeout(query)

@@ -50,7 +50,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if server.Body == nil {
 		server.Body = http.NoBody
 	}
-	w := &response{req: req, cancel: cancel, header: http.Header{}, begun: make(chan struct{})}
+	w := &response{req: req, ended: ctx, cancel: cancel, header: http.Header{}, begun: make(chan struct{})}
 	if t.Brief != nil && t.Brief(req) {
 		w.whole = true
 		t.serve(w, server)
@@ -84,7 +84,9 @@ const maxGrow = 64 << 20
 // response is what the handler writes to. Until the first flush everything is
 // collected; an answer that ends before is passed on without a pipe.
 type response struct {
-	req    *http.Request
+	req *http.Request
+	// ended is the handler's context: nobody reads what is sent after its end.
+	ended  context.Context //nolint:containedctx // it is this request's, and so is the struct
 	cancel context.CancelFunc
 	// whole: nobody reads before the handler has ended.
 	whole bool
@@ -151,6 +153,7 @@ func (w *response) Flush() {
 	if w.pipe == nil && w.err == nil {
 		w.reader, w.pipe = io.Pipe()
 		pipe = w.pipe
+		context.AfterFunc(w.ended, func() { pipe.CloseWithError(context.Cause(w.ended)) })
 		collected = bytes.Clone(w.body.Bytes())
 		w.body = bytes.Buffer{}
 	}
@@ -244,10 +247,15 @@ func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 	server, client := net.Pipe()
 	w.hijacked = &http.Response{}
+	// Who has gone before the answer does not close what it never got.
+	stop := context.AfterFunc(w.ended, func() { client.Close() })
 	go func() {
 		buffered := bufio.NewReader(client)
 		//nolint:bodyclose // who asked closes it
 		resp, err := http.ReadResponse(buffered, w.req)
+		if !stop() && err == nil {
+			err = context.Cause(w.ended)
+		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if err != nil {

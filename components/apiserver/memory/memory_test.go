@@ -114,3 +114,51 @@ func TestTransport(t *testing.T) {
 		conn.Close()
 	})
 }
+
+// TestLeft: a handler whose caller has gone before the answer began does not write
+// to nobody for ever.
+func TestLeft(t *testing.T) {
+	for name, answer := range map[string]func(w http.ResponseWriter, left <-chan struct{}) error{
+		"stream": func(w http.ResponseWriter, left <-chan struct{}) error {
+			<-left
+			w.(http.Flusher).Flush()
+			_, err := fmt.Fprintln(w, "one")
+			return err
+		},
+		"late stream": func(w http.ResponseWriter, left <-chan struct{}) error {
+			fmt.Fprintln(w, "one")
+			<-left
+			w.(http.Flusher).Flush()
+			_, err := fmt.Fprintln(w, "two")
+			return err
+		},
+		"connection": func(w http.ResponseWriter, left <-chan struct{}) error {
+			<-left
+			conn, _, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+			_, err = fmt.Fprintln(conn, "hello")
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			left, begun, failed := make(chan struct{}), make(chan struct{}), make(chan error)
+			tr := &Transport{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				close(begun)
+				failed <- answer(w, left)
+			})}
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() { <-begun; cancel() }()
+			if _, err := tr.RoundTrip(request(t, ctx, "/", nil)); !errors.Is(err, context.Canceled) { //nolint:bodyclose // there is none
+				t.Errorf("answered with %v", err)
+			}
+			close(left)
+			if err := <-failed; err == nil {
+				t.Error("written to nobody")
+			}
+		})
+	}
+}

@@ -217,6 +217,14 @@ func (r *Registry) Lookup(gvr schema.GroupVersionResource) *Resource {
 	return r.table.Load().byGVR[gvr]
 }
 
+// Settled is Lookup that waits for a replacement that is under way: what its
+// collection was dropped for is there when it returns.
+func (r *Registry) Settled(gvr schema.GroupVersionResource) *Resource {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Lookup(gvr)
+}
+
 // Kind returns the resource of a kind, or nil.
 func (r *Registry) Kind(gvk schema.GroupVersionKind) *Resource {
 	for _, res := range r.table.Load().all {

@@ -27,8 +27,23 @@ import (
 	"hyperkube/components/apiserver/wire"
 )
 
-// readBody reads all of a body, up to the limit.
+// readBody is a body, or why it could not be read.
+type readBody struct {
+	data []byte
+	err  error
+}
+
+// readBody reads all of a body, up to the limit. It is read once, for requests may
+// begin anew.
 func (c *call) readBody() ([]byte, error) {
+	if c.body == nil {
+		data, err := c.readAll()
+		c.body = &readBody{data, err}
+	}
+	return c.body.data, c.body.err
+}
+
+func (c *call) readAll() ([]byte, error) {
 	limit := c.cfg.MaxBody
 	if b, ok := c.req.Body.(*request.Body); ok && int64(len(b.Data)) <= limit {
 		if b.Err != nil {

@@ -120,6 +120,8 @@ type call struct {
 	// lists of all namespaces.
 	namespace string
 	name      string
+	// body is what was read of the request's, nil before.
+	body *readBody
 }
 
 // ServeHTTP answers a request.
@@ -154,8 +156,20 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	c.warnDeprecated()
 	err := c.dispatch()
-	if now := h.cfg.Registry.Lookup(gvr); errors.Is(err, errStopped) && req.Method == http.MethodGet && now != nil && now != c.res {
-		// The definition has just changed.
+	for range maxReplaced {
+		if !errors.Is(err, errStopped) {
+			break
+		}
+		now := h.cfg.Registry.Settled(gvr)
+		if now == c.res {
+			break // it is the server that stops
+		}
+		if now == nil {
+			h.NotFound(w, req)
+			return
+		}
+		// The definition has just changed. Nothing has been written: that its
+		// collection is gone is found out by reading.
 		c.res = now
 		err = c.dispatch()
 	}
@@ -163,6 +177,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		h.Error(w, req, err)
 	}
 }
+
+// maxReplaced is how often a request begins anew because its resource was replaced.
+const maxReplaced = 8
 
 // NotFound answers as upstream does for paths that nobody serves: those of
 // groups that are built in have a server that says so.

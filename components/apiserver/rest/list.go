@@ -43,17 +43,7 @@ func (c *call) list() error {
 	if err != nil {
 		return err
 	}
-	done, err := c.selecting(opts)
-	if err != nil {
-		return err
-	}
-	var page *store.Page
-	if c.res.Computed() != nil {
-		page, err = c.computedPage(s)
-	} else {
-		page, err = c.page(opts, s)
-	}
-	done()
+	page, err := c.selectedPage(opts, s)
 	if err != nil {
 		return err
 	}
@@ -121,6 +111,19 @@ func (c *call) sizeOf(n int) int {
 		average = 1 << 10
 	}
 	return n * average
+}
+
+// selectedPage reads what a list is about, when it is its turn.
+func (c *call) selectedPage(opts *internalversion.ListOptions, s selected) (*store.Page, error) {
+	done, err := c.selecting(opts)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if c.res.Computed() != nil {
+		return c.computedPage(s)
+	}
+	return c.page(opts, s)
 }
 
 // selecting waits for a turn when selecting objects takes long. Done is called
@@ -292,19 +295,10 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 		})
 	}
 	partial := partialKind(format.Version)
-	size := 0
-	done, err := c.making(len(entries))
+	size, err := c.fillJSON(items, entries, metadata)
 	if err != nil {
 		return err
 	}
-	for i, e := range entries {
-		if items[i].data, err = c.jsonOf(e, metadata); err != nil {
-			done()
-			return err
-		}
-		size += len(items[i].data) + 1
-	}
-	done()
 	// Objects without a Go type say in lists, too, what they are.
 	typed := c.res.Object
 	head := kind.AppendJSONListHead
@@ -356,6 +350,23 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 		return c.write(format, http.StatusOK, p.data)
 	}
 	return c.writePieces(format, size, write)
+}
+
+// fillJSON makes the JSON of entries, when it is its turn, and returns how many bytes
+// that is with a comma behind each.
+func (c *call) fillJSON(items []item, entries []*store.Entry, metadata bool) (size int, err error) {
+	done, err := c.making(len(entries))
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	for i, e := range entries {
+		if items[i].data, err = c.jsonOf(e, metadata); err != nil {
+			return 0, err
+		}
+		size += len(items[i].data) + 1
+	}
+	return size, nil
 }
 
 // items are what a list is put together from: what its entries hold, side by side,
