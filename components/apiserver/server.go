@@ -57,7 +57,7 @@ type Server struct {
 	leaving chan struct{}
 	// known: all that is served by this server and by others is; see early.go.
 	known atomic.Bool
-	made    time.Time
+	made  time.Time
 }
 
 // New validates cfg and composes the server. Nothing runs yet; but requests

@@ -347,8 +347,8 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 			}
 			return "", false
 		},
-		Last:      s.authz.Escalation(),
-		Serves:    func(gvr schema.GroupVersionResource) bool { return reg.Lookup(gvr) != nil },
+		Last:   s.authz.Escalation(),
+		Serves: func(gvr schema.GroupVersionResource) bool { return reg.Lookup(gvr) != nil },
 	})
 	if err != nil {
 		return err
