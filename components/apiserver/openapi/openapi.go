@@ -7,13 +7,11 @@ package openapi
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	_ "embed" // the schemas
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"regexp"
 	"slices"
@@ -22,6 +20,7 @@ import (
 
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
 	openapi_v3 "github.com/google/gnostic-models/openapiv3"
+	"github.com/klauspost/compress/zstd"
 	"github.com/munnerz/goautoneg"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -31,7 +30,7 @@ import (
 )
 
 //go:generate ../../../scripts/generate-openapi
-//go:embed schemas.json.gz
+//go:embed schemas.json.zst
 var packed []byte
 
 // Registry tells what is served.
@@ -417,11 +416,12 @@ func (h *Handler) whole() ([]byte, error) {
 }
 
 func unpack() (map[string]map[string]json.RawMessage, error) {
-	zip, err := gzip.NewReader(bytes.NewReader(packed))
+	zip, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1))
 	if err != nil {
 		return nil, fmt.Errorf("unpacking OpenAPI schemas: %w", err)
 	}
-	data, err := io.ReadAll(zip)
+	defer zip.Close()
+	data, err := zip.DecodeAll(packed, nil)
 	if err != nil {
 		return nil, fmt.Errorf("unpacking OpenAPI schemas: %w", err)
 	}
