@@ -65,7 +65,7 @@ type Manager struct {
 
 // pool is the devices of one resource.
 type pool struct {
-	client  api.DevicePluginClient
+	client  api.DevicePluginClient // nil while it is only known of from an earlier kubelet
 	conn    *grpc.ClientConn
 	options *api.DevicePluginOptions
 	devices map[string]*api.Device
@@ -93,14 +93,15 @@ func (m *Manager) checkpoint() string {
 }
 
 // Capacity is how many devices there are, and how many of them are healthy. A
-// resource whose plugin is long gone has none, of which the node must be told.
+// resource whose plugin is long gone, or that an earlier kubelet knew and no plugin
+// has come for since, has none, of which the node must be told.
 func (m *Manager) Capacity() (all, healthy v1.ResourceList) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all, healthy = v1.ResourceList{}, v1.ResourceList{}
 	for name, p := range m.resources {
 		n, well := int64(len(p.devices)), int64(0)
-		if !p.ended.IsZero() && time.Since(p.ended) > gone {
+		if p.client == nil || !p.ended.IsZero() && time.Since(p.ended) > gone {
 			n = 0
 		}
 		for _, d := range p.devices {
@@ -122,7 +123,7 @@ func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
 	out := topology.Hints{}
 	for name, q := range c.Resources.Limits {
 		if n := int(q.Value()); n > 0 && m.resources[string(name)] != nil && !claimed(pod, c, name) {
-			out[string(name)] = m.hints(pod, string(name), n)
+			out[string(name)] = m.hints(pod, string(name), n, m.given[pod.UID][c.Name][string(name)].ids())
 		}
 	}
 	return out
@@ -134,6 +135,12 @@ func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	out := topology.Hints{}
+	had := map[string][]string{}
+	for _, byName := range m.given[pod.UID] {
+		for name, g := range byName {
+			had[name] = append(had[name], g.IDs...)
+		}
+	}
 	for c := range topology.Containers(pod) {
 		for name := range c.Resources.Limits {
 			if m.resources[string(name)] == nil || claimed(pod, c, name) {
@@ -144,7 +151,8 @@ func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 				return q.Value()
 			})
 			if n > 0 {
-				out[string(name)] = m.hints(pod, string(name), int(n))
+				own := slices.Sorted(slices.Values(had[string(name)]))
+				out[string(name)] = m.hints(pod, string(name), int(n), slices.Compact(own))
 			}
 		}
 	}
@@ -161,9 +169,18 @@ func (p *pool) healthy() bool {
 	return false
 }
 
-// hints are for n devices of a resource; nil when its devices are on no nodes.
-// The caller holds mu.
-func (m *Manager) hints(pod *v1.Pod, name string, n int) []topology.Hint {
+// ids are what is granted; g may be nil.
+func (g *Grant) ids() []string {
+	if g == nil {
+		return nil
+	}
+	return g.IDs
+}
+
+// hints are for n devices of a resource; nil when its devices are on no nodes. Those
+// of own are given already, as to a pod that was admitted by the kubelet before: they
+// stay what they are. The caller holds mu.
+func (m *Manager) hints(pod *v1.Pod, name string, n int, own []string) []topology.Hint {
 	p := m.resources[name]
 	aligned := false
 	for _, d := range p.devices {
@@ -174,6 +191,12 @@ func (m *Manager) hints(pod *v1.Pod, name string, n int) []topology.Hint {
 	}
 	again := m.reusable(pod, name)
 	free := m.free(name)
+	if len(own) > 0 {
+		if len(own) != n {
+			return []topology.Hint{}
+		}
+		again, free = nil, own
+	}
 	if len(free)+len(again) < n {
 		return []topology.Hint{}
 	}

@@ -291,6 +291,12 @@ func TestKnownBeforeThePlugin(t *testing.T) {
 	if err := allocate(t.Context(), again, pod("early", 1), 0); err == nil || err.Error() != want {
 		t.Errorf("before the plugin: %v", err)
 	}
+	all, healthy := again.Capacity()
+	for what, list := range map[string]v1.ResourceList{"all": all, "healthy": healthy} {
+		if n, told := list[testResource]; !told || !n.IsZero() {
+			t.Errorf("before the plugin the node has %v of %s (told: %v)", n, what, told)
+		}
+	}
 	if got := again.Devices("earlier", "a"); len(got) != 0 {
 		t.Errorf("the next one takes it that an ended pod has %v", got)
 	}
@@ -349,6 +355,19 @@ func TestNodes(t *testing.T) {
 	// The plugin prefers what comes last, but only of what is left to choose.
 	if a, b := m.Devices("p", "a")[testResource], m.Devices("p", "b")[testResource]; !slices.Equal(a, []string{"2"}) || len(b) != 2 {
 		t.Errorf("a has %v, b has %v", a, b)
+	}
+	// When the pod is admitted anew, as static ones are by the next kubelet, it needs no
+	// room beside itself.
+	if got := m.Hints(p, &p.Spec.Containers[0])[testResource]; !slices.Equal(got, []topology.Hint{{Nodes: 2, Preferred: true}, {Nodes: 3}}) {
+		t.Errorf("for what a has: %v", got)
+	}
+	one := pod("p", 1)
+	m.given["one"] = map[string]map[string]*Grant{"a": {testResource: {IDs: []string{"2"}}}}
+	if one.UID = "one"; !slices.Equal(m.PodHints(one)[testResource], []topology.Hint{{Nodes: 2, Preferred: true}, {Nodes: 3}}) {
+		t.Errorf("for what the pod has: %v", m.PodHints(one)[testResource])
+	}
+	if got := m.Hints(p, &pod("p", 2).Spec.Containers[0])[testResource]; got == nil || len(got) > 0 {
+		t.Errorf("for another number: %v", got)
 	}
 }
 
