@@ -90,8 +90,13 @@ func New(cfg Config) (*Manager, error) {
 	if m.own, err = decode(raw); err != nil {
 		return nil, fmt.Errorf("%s: %w", cfg.File, err)
 	}
-	if taken := m.taken(); !taken.IsSubsetOf(cfg.Machine.All()) {
+	taken := m.taken()
+	if !taken.IsSubsetOf(cfg.Machine.All()) {
 		return nil, fmt.Errorf("%s: CPUs %s are not all of the machine's %s", cfg.File, taken, cfg.Machine.All())
+	}
+	if !taken.Intersection(cfg.Reserved).IsEmpty() {
+		// They were not reserved when they were given.
+		return nil, fmt.Errorf("%s: not all reserved cpus: %q are present in defaultCpuSet: %q", cfg.File, cfg.Reserved, cfg.Machine.All().Difference(taken))
 	}
 	return m, nil
 }
@@ -191,24 +196,35 @@ func (m *Manager) Allocatable() cpuset.CPUSet { return m.cfg.Machine.All().Diffe
 func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.hints(pod, m.whole(pod, c))
+	return m.hints(pod, m.whole(pod, c), m.own[pod.UID][c.Name])
 }
 
 // PodHints implements topology.Provider.
 func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.hints(pod, int(topology.Request(pod, func(c *v1.Container) int64 { return int64(m.whole(pod, c)) })))
+	own := cpuset.New()
+	for _, set := range m.own[pod.UID] {
+		own = own.Union(set)
+	}
+	return m.hints(pod, int(topology.Request(pod, func(c *v1.Container) int64 { return int64(m.whole(pod, c)) })), own)
 }
 
-// hints are for n CPUs of a pod. The caller holds mu.
-func (m *Manager) hints(pod *v1.Pod, n int) topology.Hints {
+// hints are for n CPUs of a pod, of which own are given already, as to a pod that was
+// admitted by the kubelet before: they stay where they are. The caller holds mu.
+func (m *Manager) hints(pod *v1.Pod, n int, own cpuset.CPUSet) topology.Hints {
 	if n == 0 {
 		return nil
 	}
 	m.forget(pod.UID)
 	again := m.reusable(pod)
 	free := m.Allocatable().Difference(m.taken())
+	if !own.IsEmpty() {
+		if own.Size() != n {
+			return topology.Hints{string(v1.ResourceCPU): {}}
+		}
+		again, free = cpuset.New(), own
+	}
 	var used numa.Set
 	for _, c := range m.cfg.Machine {
 		if again.Contains(c.ID) {

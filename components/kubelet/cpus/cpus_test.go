@@ -223,3 +223,43 @@ func TestSpread(t *testing.T) {
 		}
 	}
 }
+
+// TestHintsOfWhatIsGiven: a pod that the kubelet before has admitted is let in again
+// where it is, though there would be no room for it beside itself.
+func TestHintsOfWhatIsGiven(t *testing.T) {
+	p := pod("p", "3")
+	config := Config{
+		Machine: machine, Reserved: cpuset.New(0), File: filepath.Join(t.TempDir(), "cpu_manager_state"), Guaranteed: func(*v1.Pod) bool { return true },
+		Active: func() []*v1.Pod { return []*v1.Pod{p} }, Log: slog.New(slog.DiscardHandler),
+	}
+	before, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := allocate(before, p, 2); err != nil {
+		t.Fatal(err)
+	}
+	m, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []topology.Hint{{Nodes: 2, Preferred: true}, {Nodes: 3}}
+	if got := m.Hints(p, &p.Spec.Containers[0])["cpu"]; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := m.PodHints(p)["cpu"]; !slices.Equal(got, want) {
+		t.Errorf("as a whole %v, want %v", got, want)
+	}
+	if got := m.Hints(p, &pod("p", "2").Spec.Containers[0])["cpu"]; got == nil || len(got) > 0 {
+		t.Errorf("another number: %v", got)
+	}
+	// CPUs that are somebody's cannot become reserved ones.
+	_, own := m.Of("p", "a")
+	if !own {
+		t.Fatal("it is not remembered")
+	}
+	config.Reserved = machine.All()
+	if _, err := New(config); err == nil || !strings.Contains(err.Error(), "not all reserved cpus") {
+		t.Errorf("%v", err)
+	}
+}

@@ -137,7 +137,7 @@ func (m *Manager) wants(pod *v1.Pod, c *v1.Container) map[v1.ResourceName]int64 
 func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.hints(pod, m.wants(pod, c))
+	return m.hints(pod, m.wants(pod, c), m.given[pod.UID][c.Name])
 }
 
 // PodHints implements topology.Provider.
@@ -150,20 +150,49 @@ func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 			all[name] = topology.Request(pod, func(c *v1.Container) int64 { return m.wants(pod, c)[name] })
 		}
 	}
-	return m.hints(pod, all)
+	var own []Block
+	for _, blocks := range m.given[pod.UID] {
+		own = append(own, blocks...)
+	}
+	return m.hints(pod, all, own)
 }
 
-// hints are those for all that is wanted together: each kind has the same ones.
-// The caller holds mu.
-func (m *Manager) hints(pod *v1.Pod, want map[v1.ResourceName]int64) topology.Hints {
+// hints are those for all that is wanted together: each kind has the same ones. Of it
+// own is given already, as to a pod that was admitted by the kubelet before: that stays
+// where it is. The caller holds mu.
+func (m *Manager) hints(pod *v1.Pod, want map[v1.ResourceName]int64, own []Block) topology.Hints {
 	if len(want) == 0 {
 		return nil
 	}
 	m.forget(pod.UID)
+	if len(own) > 0 {
+		return given(want, own)
+	}
 	list := m.fitting(pod, want)
 	out := topology.Hints{}
 	for name := range want {
 		out[string(name)] = list
+	}
+	return out
+}
+
+// given are the hints for what is wanted and has been given: the nodes that it is on.
+// What was given in another size, as to a container whose memory others have again, is
+// of no wishes.
+func given(want map[v1.ResourceName]int64, own []Block) topology.Hints {
+	out := topology.Hints{}
+	for name, size := range want {
+		hint := topology.Hint{Preferred: true}
+		for i := range own {
+			if own[i].Type == name {
+				hint.Nodes |= own[i].set()
+				size -= own[i].Size
+			}
+		}
+		if size != 0 {
+			return nil
+		}
+		out[string(name)] = []topology.Hint{hint}
 	}
 	return out
 }

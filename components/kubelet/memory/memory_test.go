@@ -192,3 +192,25 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// TestHintsOfWhatIsGiven: a pod that the kubelet before has admitted is let in again
+// where it is, though there would be no room for it beside itself.
+func TestHintsOfWhatIsGiven(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "memory_manager_state")
+	p := pod("p", "3Gi+1Mi")
+	active := func() []*v1.Pod { return []*v1.Pod{p} }
+	if err := allocate(manager(t, file, active), p, 1); err != nil {
+		t.Fatal(err)
+	}
+	m := manager(t, file, active)
+	for what, hints := range map[string]topology.Hints{"the container": m.Hints(p, &p.Spec.Containers[0]), "the pod": m.PodHints(p)} {
+		for _, kind := range []string{"memory", "hugepages-2Mi"} {
+			if got := hints[kind]; !slices.Equal(got, []topology.Hint{{Nodes: 1, Preferred: true}}) {
+				t.Errorf("%s, %s: %v", what, kind, got)
+			}
+		}
+	}
+	if got := m.Hints(pod("p", "2Gi"), &v1.Container{Name: "a", Resources: pod("p", "2Gi").Spec.Containers[0].Resources}); got != nil {
+		t.Errorf("of another size: %v", got)
+	}
+}
