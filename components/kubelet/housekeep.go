@@ -119,7 +119,7 @@ func (k *Kubelet) runtimeFacts(ctx context.Context) error {
 	}
 	k.host.RuntimeName = v.RuntimeName
 	if k.cpus != nil {
-		k.spread(ctx)
+		k.spread.now(ctx)
 	}
 	if resp, err := k.cri.Runtime.RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{}); err == nil {
 		k.host.Systemd = resp.GetLinux().GetCgroupDriver() == runtimeapi.CgroupDriver_SYSTEMD && resp.Linux != nil

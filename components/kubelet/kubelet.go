@@ -78,6 +78,7 @@ type Kubelet struct {
 	devices         *devices.Manager
 	claims          *dra.Manager
 	cpus            *cpus.Manager   // nil when nobody has CPUs of its own
+	spread          *spreader       // nil as cpus is
 	memory          *memory.Manager // nil when nobody has memory of its own
 	topology        *topology.Manager
 	shutdown        *shutdown.Manager // nil when a shutdown does not wait
@@ -386,6 +387,9 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	}
 	if k.shutdown != nil {
 		run("waiting for the machine's shutdown", k.shutdown.Run)
+	}
+	if k.spread != nil {
+		run("keeping containers on their CPUs", k.spread.Run)
 	}
 
 	var err error

@@ -11,11 +11,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/utils/cpuset"
 
 	"hyperkube/components/kubelet/cpus"
-	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/devices"
 	"hyperkube/components/kubelet/dra"
 	"hyperkube/components/kubelet/memory"
@@ -51,6 +49,8 @@ func (k *Kubelet) newOwn() error {
 	}
 	if k.cpus != nil {
 		providers = append(providers, k.cpus)
+		k.spread = newSpreader(k.cri.Runtime, k.cpus.Of, k.log)
+		k.host.Started = k.spread.started
 	}
 	if k.memory, err = k.newMemory(machine); err != nil {
 		return err
@@ -142,7 +142,7 @@ func (k *Kubelet) allocate(ctx context.Context, pod *v1.Pod) *pods.Verdict {
 		return &pods.Verdict{Reason: "UnexpectedAdmissionError", Message: fmt.Sprintf("Allocate failed due to %v, which is unexpected", err)}
 	}
 	if k.cpus != nil && !before.Equals(k.cpus.Shared()) {
-		k.spread(ctx)
+		k.spread.now(ctx)
 	}
 	return nil
 }
@@ -170,27 +170,7 @@ func (k *Kubelet) released(uid types.UID) {
 	if changed {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		k.spread(ctx)
-	}
-}
-
-// spread puts all containers that run on the CPUs that they may use now.
-func (k *Kubelet) spread(ctx context.Context) {
-	list, err := k.cri.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{
-		Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
-	})
-	if err != nil {
-		k.log.Warn("asking for the containers whose CPUs have changed failed", "error", err)
-		return
-	}
-	for _, c := range list.Containers {
-		set, _ := k.cpus.Of(types.UID(c.Labels[cri.LabelPodUID]), c.Labels[cri.LabelContainerName])
-		_, err := k.cri.Runtime.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{
-			ContainerId: c.Id, Linux: &runtimeapi.LinuxContainerResources{CpusetCpus: set.String()},
-		})
-		if err != nil && !cri.IsNotFound(err) {
-			k.log.Warn("changing a container's CPUs failed", "container", c.Id, "error", err)
-		}
+		k.spread.now(ctx)
 	}
 }
 

@@ -361,13 +361,13 @@ func TestNodes(t *testing.T) {
 	if got := m.Hints(p, &p.Spec.Containers[0])[testResource]; !slices.Equal(got, []topology.Hint{{Nodes: 2, Preferred: true}, {Nodes: 3}}) {
 		t.Errorf("for what a has: %v", got)
 	}
+	if got := m.Hints(p, &pod("p", 2).Spec.Containers[0])[testResource]; got == nil || len(got) > 0 {
+		t.Errorf("for another number: %v", got)
+	}
 	one := pod("p", 1)
 	m.given["one"] = map[string]map[string]*Grant{"a": {testResource: {IDs: []string{"2"}}}}
 	if one.UID = "one"; !slices.Equal(m.PodHints(one)[testResource], []topology.Hint{{Nodes: 2, Preferred: true}, {Nodes: 3}}) {
 		t.Errorf("for what the pod has: %v", m.PodHints(one)[testResource])
-	}
-	if got := m.Hints(p, &pod("p", 2).Spec.Containers[0])[testResource]; got == nil || len(got) > 0 {
-		t.Errorf("for another number: %v", got)
 	}
 }
 

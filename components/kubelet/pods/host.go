@@ -103,6 +103,9 @@ type Host struct {
 	// CPUs of its own. Nil: nothing. Its error keeps the container from being
 	// made.
 	Extend func(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg *runtimeapi.ContainerConfig) error
+	// Started is called with a container that was just started and what it was made
+	// of; may be nil.
+	Started func(ctx context.Context, pod *v1.Pod, container, id string, cfg *runtimeapi.ContainerConfig)
 	// Network returns once what rules a pod's network holds for its addresses; its
 	// error keeps containers from being started. May be nil.
 	Network func(ctx context.Context, pod *v1.Pod, ips []string) error

@@ -142,6 +142,9 @@ func (w *worker) tryContainer(ctx context.Context, pod *v1.Pod, s podstate.Start
 	_, startErr := w.host.CRI.Runtime.StartContainer(call, &runtimeapi.StartContainerRequest{ContainerId: id})
 	if startErr == nil {
 		w.host.event(pod, s.Name, false, "Started", "Container started")
+		if w.host.Started != nil {
+			w.host.Started(call, pod, s.Name, id, cfg)
+		}
 	}
 	if err := w.learn(ctx, pod, s, id, box.ID); err != nil {
 		// Nobody knows whether it runs; should it, its hook is lost.
