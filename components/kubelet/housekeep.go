@@ -93,7 +93,7 @@ func (k *Kubelet) greet() {
 		k.nodeEvent(v1.EventTypeWarning, "CheckLimitsForResolvConf", why)
 	}
 	if k.machine.SwapBytes > 0 {
-		if kept, err := volume.NoSwap(k.cfg.Layout.Kubelet); err != nil {
+		if kept, err := volume.NoSwap(); err != nil {
 			k.log.Warn("looking whether volumes in memory can be kept out of the swap failed", "error", err)
 		} else if !kept {
 			k.nodeEvent(v1.EventTypeWarning, "PossibleMemoryBackedVolumesOnDisk", "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) "+
