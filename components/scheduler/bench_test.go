@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/plugins"
@@ -69,7 +70,7 @@ func BenchmarkCycle(b *testing.B) {
 			b.ResetTimer()
 			for i := range b.N {
 				info := state.NewPod(pods[i%len(pods)])
-				cycle := &framework.Cycle{Pod: info, State: s, SpreadSelector: func(p *corev1.Pod) map[string]string { return p.Labels }}
+				cycle := &framework.Cycle{Pod: info, State: s, SpreadSelector: func(p *corev1.Pod) labels.Selector { return labels.SelectorFromSet(p.Labels) }}
 				a.begin()
 				n, failed := findNode(cycle, &set, a)
 				if n == nil {

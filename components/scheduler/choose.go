@@ -15,7 +15,7 @@ import (
 // done, or there is nothing of it to do. A configuration may name them.
 var elsewhere = []string{
 	"PrioritySort", "DefaultBinder",
-	"NodeDeclaredFeatures", "GangScheduling", "DeferredPodScheduling", "TopologyPlacementGenerator", "PodGroupPodsCount",
+	"GangScheduling", "DeferredPodScheduling", "TopologyPlacementGenerator", "PodGroupPodsCount",
 }
 
 // choose applies what a profile enables and disables; p may be nil.

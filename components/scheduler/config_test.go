@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/plugins"
@@ -54,11 +55,11 @@ profiles:
 	if len(profiles) != 2 || profiles[0].SchedulerName != "default-scheduler" || profiles[1].SchedulerName != "packer" {
 		t.Fatalf("profiles: %+v", profiles)
 	}
-	if p := profiles[0].Plugins; len(p.Score) != 8 || len(p.Filter) != 13 || p.Preemption == nil || p.Devices == nil {
+	if p := profiles[0].Plugins; len(p.Score) != 8 || len(p.Filter) != 14 || p.Preemption == nil || p.Devices == nil {
 		t.Errorf("the default profile: %+v", p)
 	}
 	p := profiles[1].Plugins
-	if p.Preemption != nil || len(p.Filter) != 11 || len(p.Score) != 2 || p.Score[0].Name() != "TaintToleration" || p.Score[0].Weight != 1 ||
+	if p.Preemption != nil || len(p.Filter) != 12 || len(p.Score) != 2 || p.Score[0].Name() != "TaintToleration" || p.Score[0].Weight != 1 ||
 		p.Score[1].Name() != "NodeResourcesFit" || p.Score[1].Weight != 5 {
 		t.Errorf("the other profile: %+v", p)
 	}
@@ -78,7 +79,7 @@ profiles:
 	// The pod's services select it, and no node has the label.
 	_, failed = findNode(&framework.Cycle{
 		Pod: state.NewPod(pod("p", requests("1"))), State: s,
-		SpreadSelector: func(*corev1.Pod) map[string]string { return map[string]string{"app": "web"} },
+		SpreadSelector: func(*corev1.Pod) labels.Selector { return labels.SelectorFromSet(labels.Set{"app": "web"}) },
 	}, &p, nil)
 	want := "0/3 nodes are available: 1 node(s) didn't match scheduler-enforced node affinity, 2 node(s) didn't match pod topology spread constraints (missing required label)."
 	if failed == nil || failed.Error() != want {

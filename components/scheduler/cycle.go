@@ -199,7 +199,7 @@ func candidates(c *framework.Cycle, set *plugins.Set, a *asked) ([]*state.Node, 
 	s, err := newSearch(c, set, a)
 	if err != nil {
 		a.point("PreFilter", "Error", began)
-		failed.err, failed.wake = err, 0
+		failed.err = err
 		return nil, failed
 	}
 	failed.search = s

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync/atomic"
@@ -298,4 +299,36 @@ func TestDeviceConditions(t *testing.T) {
 	if got := c.nextBound(); got != "p=a" {
 		t.Fatalf("bound %s", got)
 	}
+}
+
+// TestDevicesUnknown: whether an allocation was written is asked until there is an
+// answer; until then the devices are not given to others.
+func TestDevicesUnknown(t *testing.T) {
+	s := slice("a", nil, "gpu-0")
+	c := startDevices(t, s, claim("one", 1), claim("two", 1))
+	var lost, refused atomic.Bool
+	c.kube.PrependReactor("update", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if a.GetSubresource() != "status" || lost.Swap(true) {
+			return false, nil, nil
+		}
+		// It is written, but the answer is lost.
+		got := a.(clienttesting.UpdateAction).GetObject().(*resourcev1.ResourceClaim).DeepCopy()
+		got.ResourceVersion = "1000"
+		return true, nil, errors.Join(c.kube.Tracker().Update(resourcev1.SchemeGroupVersion.WithResource("resourceclaims"), got, "default"), errors.New("the answer is lost"))
+	})
+	c.kube.PrependReactor("get", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if !lost.Load() || refused.Swap(true) {
+			return false, nil, nil
+		}
+		return true, nil, errors.New("the server is away")
+	})
+	c.create(pod("p", claiming("one")))
+	if got := c.nextBound(); got != "p=a" {
+		t.Fatalf("bound %s", got)
+	}
+	if !refused.Load() {
+		t.Error("nobody asked what was written")
+	}
+	c.create(pod("q", claiming("two")))
+	c.waits("q", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")
 }

@@ -5,22 +5,26 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"time"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 
 	"hyperkube/components/scheduler/framework"
 )
 
 // bindClaims writes the allocations of a reservation, reserves the claims for the
-// pod and waits until the devices are ready.
-func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation) error {
-	var wait []*resourcev1.ResourceClaim
+// pod and waits until the devices are ready. Waits is called before it does, if it
+// must.
+func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation, waits func()) error {
+	var unready []*resourcev1.ResourceClaim
 	for i := range r.Claims {
 		c := &r.Claims[i]
 		claim, err := s.makeClaim(ctx, c)
@@ -43,18 +47,27 @@ func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation) er
 			return err
 		}
 		if !ready {
-			wait = append(wait, claim)
+			unready = append(unready, claim)
 		}
 	}
-	if len(wait) == 0 {
+	if len(unready) == 0 {
 		return nil
 	}
-	waiting, cancel := context.WithTimeoutCause(ctx, r.DevicesTimeout, errors.New("timed out waiting for devices to be ready"))
+	waits()
+	late := errors.New("device binding timeout")
+	waiting, cancel := context.WithTimeoutCause(ctx, r.DevicesTimeout, late)
 	defer cancel()
-	for _, claim := range wait {
-		if err := s.awaitDevices(waiting, claim); err != nil {
+	for _, claim := range unready {
+		err := s.awaitDevices(waiting, claim)
+		if errors.Is(err, late) {
+			err = fmt.Errorf("%w: claim=%s", late, claim.Name)
+		}
+		if err != nil && ctx.Err() == nil {
 			// The next attempt may find devices that will be.
-			return errors.Join(err, s.deallocate(ctx, claim))
+			err = errors.Join(err, s.deallocate(ctx, claim))
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -73,13 +86,30 @@ func (s *Scheduler) releaseClaims(ctx context.Context, r *framework.Reservation)
 		if c.Allocation == nil {
 			continue
 		}
-		// What was written of it, and whether at all, only the API server knows.
-		m := &devicesMessage{written: c.Claim}
-		if now, err := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(c.Claim.Namespace).Get(ctx, c.Claim.Name, metav1.GetOptions{}); err == nil && now.UID == c.Claim.UID {
-			m.version = now.ResourceVersion
+		version, err := s.versionOf(ctx, c.Claim)
+		if err != nil {
+			return // ctx has ended
 		}
-		s.inbox.put(message{devices: m})
+		s.inbox.put(message{devices: &devicesMessage{written: c.Claim, version: version}})
 	}
+}
+
+// versionOf asks which version a claim has by now, "" if it is gone: what was
+// written of it, and whether at all, only the API server knows. It asks until there
+// is an answer, for until then the devices are neither free nor the claim's.
+func (s *Scheduler) versionOf(ctx context.Context, claim *resourcev1.ResourceClaim) (version string, err error) {
+	again := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: math.MaxInt32, Cap: 10 * time.Second}
+	err = wait.ExponentialBackoffWithContext(ctx, again, func(ctx context.Context) (bool, error) {
+		now, err := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+		switch {
+		case err == nil && now.UID == claim.UID:
+			version = now.ResourceVersion
+		case err != nil && !apierrors.IsNotFound(err):
+			return false, nil
+		}
+		return true, nil
+	})
+	return version, err
 }
 
 // writeClaim allocates a claim, if that is to be done, and reserves it. claim is as

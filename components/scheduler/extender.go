@@ -200,16 +200,6 @@ func (e *extender) bind(ctx context.Context, b *corev1.Binding) error {
 	return err
 }
 
-// binder returns the extender that binds the pod, nil if none does.
-func (s *Scheduler) binder(pod *corev1.Pod) *extender {
-	for _, e := range s.extended {
-		if e.cfg.BindVerb != "" && e.interested(pod) {
-			return e
-		}
-	}
-	return nil
-}
-
 // extendFilter asks all extenders which of the nodes fit.
 func (s *Scheduler) extendFilter(ctx context.Context, c *framework.Cycle, nodes []*state.Node) ([]*state.Node, *unfit) {
 	failed := &unfit{nodes: len(c.State.Nodes()), reasons: map[string]int{}, wake: framework.AnyEvent}

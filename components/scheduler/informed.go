@@ -1,21 +1,18 @@
 package scheduler
 
 import (
-	"context"
 	"maps"
 	"slices"
 	"sync"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	policylisters "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/scheduler/framework"
@@ -68,20 +65,27 @@ func (b *inbox) take() []message {
 
 // informed is what the scheduler has informers for.
 type informed struct {
-	synced      []cache.DoneChecker
-	nodes       corelisters.NodeLister
-	namespaces  corelisters.NamespaceLister
-	services    corelisters.ServiceLister
-	replicaSets appslisters.ReplicaSetLister
+	synced     []cache.DoneChecker
+	nodes      corelisters.NodeLister
+	namespaces corelisters.NamespaceLister
+	services   corelisters.ServiceLister
+	// What owns pods, for spreading them.
+	controllers  corelisters.ReplicationControllerLister
+	replicaSets  appslisters.ReplicaSetLister
+	statefulSets appslisters.StatefulSetLister
+	budgets      policylisters.PodDisruptionBudgetLister
 }
 
 func newInformed(factory informers.SharedInformerFactory, in *inbox) (*informed, error) {
-	core := factory.Core().V1()
+	core, apps, budgets := factory.Core().V1(), factory.Apps().V1(), factory.Policy().V1().PodDisruptionBudgets()
 	f := &informed{
-		nodes:       core.Nodes().Lister(),
-		namespaces:  core.Namespaces().Lister(),
-		services:    core.Services().Lister(),
-		replicaSets: factory.Apps().V1().ReplicaSets().Lister(),
+		nodes:        core.Nodes().Lister(),
+		namespaces:   core.Namespaces().Lister(),
+		services:     core.Services().Lister(),
+		controllers:  core.ReplicationControllers().Lister(),
+		replicaSets:  apps.ReplicaSets().Lister(),
+		statefulSets: apps.StatefulSets().Lister(),
+		budgets:      budgets.Lister(),
 	}
 	nodes, err := core.Nodes().Informer().AddEventHandler(handler(func(node *corev1.Node, gone bool) {
 		in.put(message{node: node, gone: gone})
@@ -95,43 +99,29 @@ func newInformed(factory informers.SharedInformerFactory, in *inbox) (*informed,
 	if err != nil {
 		return nil, err
 	}
-	f.synced = []cache.DoneChecker{
-		nodes.HasSyncedChecker(), pods.HasSyncedChecker(), core.Namespaces().Informer().HasSyncedChecker(),
-		core.Services().Informer().HasSyncedChecker(), factory.Apps().V1().ReplicaSets().Informer().HasSyncedChecker(),
+	f.synced = []cache.DoneChecker{nodes.HasSyncedChecker(), pods.HasSyncedChecker()}
+	for _, informer := range []cache.SharedIndexInformer{
+		core.Namespaces().Informer(), core.Services().Informer(), core.ReplicationControllers().Informer(),
+		apps.ReplicaSets().Informer(), apps.StatefulSets().Informer(), budgets.Informer(),
+	} {
+		f.synced = append(f.synced, informer.HasSyncedChecker())
 	}
 	return f, nil
 }
 
-// informBudgets asks for an informer of PodDisruptionBudgets and returns how to
-// list them; nil when the API does not serve them.
-func (s *Scheduler) informBudgets(ctx context.Context) func() []*policyv1.PodDisruptionBudget {
-	gv := policyv1.SchemeGroupVersion.String()
-	served, err := s.cfg.Clients.Kube.Discovery().ServerResourcesForGroupVersion(gv)
-	if err != nil {
-		if !apierrors.IsNotFound(err) && ctx.Err() == nil {
-			s.cfg.Log.Warn("evictions will not respect PodDisruptionBudgets", "err", err)
-		}
-		return nil
-	}
-	if !slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == "poddisruptionbudgets" }) {
-		return nil
-	}
-	factory := s.cfg.Clients.Informers
-	budgets := factory.Policy().V1().PodDisruptionBudgets()
-	informer := budgets.Informer()
-	factory.StartWithContext(ctx)
-	cache.WaitFor(ctx, "", informer.HasSyncedChecker())
-	return func() []*policyv1.PodDisruptionBudget {
-		// A lister from memory does not fail.
-		all, _ := budgets.Lister().List(labels.Everything())
-		return all
-	}
-}
-
-func handler[T any](tell func(obj T, gone bool)) cache.ResourceEventHandler {
+// handler makes an event handler that tells of objects that come, change and go.
+// Of one that was made anew under its name while nobody looked, an informer tells
+// as of a change: then the one before has gone.
+func handler[T metav1.Object](tell func(obj T, gone bool)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { tell(obj.(T), false) },
-		UpdateFunc: func(_, obj any) { tell(obj.(T), false) },
+		AddFunc: func(obj any) { tell(obj.(T), false) },
+		UpdateFunc: func(was, obj any) {
+			old, now := was.(T), obj.(T)
+			if old.GetUID() != now.GetUID() {
+				tell(old, true)
+			}
+			tell(now, false)
+		},
 		DeleteFunc: func(obj any) {
 			if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = unknown.Obj
@@ -153,7 +143,7 @@ func (f *informed) namespaceLabels(name string) map[string]string {
 }
 
 // spreadSelector as framework.Cycle.SpreadSelector.
-func (f *informed) spreadSelector(pod *corev1.Pod) map[string]string {
+func (f *informed) spreadSelector(pod *corev1.Pod) labels.Selector {
 	selected := map[string]string{}
 	services, err := f.services.Services(pod.Namespace).List(labels.Everything())
 	if err == nil {
@@ -163,13 +153,35 @@ func (f *informed) spreadSelector(pod *corev1.Pod) map[string]string {
 			}
 		}
 	}
-	owner := metav1.GetControllerOf(pod)
-	if owner != nil && owner.Kind == "ReplicaSet" && owner.APIVersion == appsv1.SchemeGroupVersion.String() {
-		if rs, err := f.replicaSets.ReplicaSets(pod.Namespace).Get(owner.Name); err == nil && rs.Spec.Selector != nil {
-			maps.Copy(selected, rs.Spec.Selector.MatchLabels)
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil {
+		return labels.SelectorFromSet(selected)
+	}
+	var own *metav1.LabelSelector
+	switch owner.APIVersion + "/" + owner.Kind {
+	case "v1/ReplicationController":
+		if rc, err := f.controllers.ReplicationControllers(pod.Namespace).Get(owner.Name); err == nil {
+			maps.Copy(selected, rc.Spec.Selector)
+		}
+	case "apps/v1/ReplicaSet":
+		if rs, err := f.replicaSets.ReplicaSets(pod.Namespace).Get(owner.Name); err == nil {
+			own = rs.Spec.Selector
+		}
+	case "apps/v1/StatefulSet":
+		if set, err := f.statefulSets.StatefulSets(pod.Namespace).Get(owner.Name); err == nil {
+			own = set.Spec.Selector
 		}
 	}
-	return selected
+	selector := labels.SelectorFromSet(selected)
+	if own == nil {
+		return selector
+	}
+	if more, err := metav1.LabelSelectorAsSelector(own); err == nil {
+		if all, ok := more.Requirements(); ok {
+			selector = selector.Add(all...)
+		}
+	}
+	return selector
 }
 
 func resourcesEqual(a, b corev1.ResourceList) bool {

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -80,8 +81,10 @@ func (s *Scheduler) takePod(pod *corev1.Pod, gone bool, now time.Time) framework
 		delete(s.assumed, uid)
 		s.state.SetPod(info, pod.Spec.NodeName)
 		return e
-	case pod.DeletionTimestamp != nil && !s.assumed[uid]:
-		return s.forget(uid)
+	case pod.DeletionTimestamp != nil:
+		// Its binding, should that be under way, is refused.
+		delete(s.assumed, uid)
+		return s.forget(uid) | s.leave(uid)
 	}
 	if s.profiles[pod.Spec.SchedulerName] == nil {
 		return 0
@@ -152,6 +155,9 @@ func nodeEvent(old *state.Node, now *corev1.Node) framework.Event {
 	}
 	if old.Object.Spec.Unschedulable != now.Spec.Unschedulable || !taintsEqual(old.Object.Spec.Taints, now.Spec.Taints) {
 		e |= framework.NodeTaintsChanged
+	}
+	if !slices.Equal(old.Object.Status.DeclaredFeatures, now.Status.DeclaredFeatures) {
+		e |= framework.NodeFeaturesChanged
 	}
 	return e
 }

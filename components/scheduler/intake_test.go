@@ -2,13 +2,20 @@ package scheduler
 
 import (
 	"testing"
+	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
+	"hyperkube/internal/client"
 )
 
 func TestEvents(t *testing.T) {
@@ -37,6 +44,7 @@ func TestEvents(t *testing.T) {
 		{"untainted", func(n *corev1.Node) { n.Spec.Taints = nil }, framework.NodeTaintsChanged},
 		{"cordoned", func(n *corev1.Node) { n.Spec.Unschedulable = true }, framework.NodeTaintsChanged},
 		{"labelled", zone("z"), framework.NodeLabelsChanged},
+		{"of more features", func(n *corev1.Node) { n.Status.DeclaredFeatures = []string{"f"} }, framework.NodeFeaturesChanged},
 		{"grown", func(n *corev1.Node) { n.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse("8") }, framework.NodeAllocatableChanged},
 	} {
 		s := state.New()
@@ -60,5 +68,108 @@ func TestEvents(t *testing.T) {
 	}
 	if differ(pod("p"), pod("p", func(p *corev1.Pod) { p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled}} })) {
 		t.Error("tried again for what the scheduler itself wrote")
+	}
+}
+
+// newIdle makes a scheduler that does not run: a test takes its messages in.
+func newIdle(t *testing.T, objects ...runtime.Object) *Scheduler {
+	t.Helper()
+	kube := fake.NewClientset(objects...)
+	s, err := New(Config{Clients: &client.Clients{Kube: kube, Informers: informers.NewSharedInformerFactory(kube, 0)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestMadeAnew: a pod that was replaced while nobody looked, by one of its name, is
+// on its node no more.
+func TestMadeAnew(t *testing.T) {
+	s := newIdle(t)
+	h := handler(func(pod *corev1.Pod, gone bool) { s.inbox.put(message{pod: pod, gone: gone}) })
+	s.inbox.put(message{node: node("a")})
+	on := func(p *corev1.Pod) { p.Spec.NodeName = "a" }
+	h.OnAdd(pod("p", requests("3"), on), false)
+	waits := pod("w", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} })
+	h.OnAdd(waits, false)
+	s.takeIn()
+	again := func(p *corev1.Pod) { p.UID = "again-" + p.UID }
+	h.OnUpdate(pod("p", requests("3"), on), pod("p", requests("1"), on, again))
+	h.OnUpdate(waits, pod("w", again))
+	s.takeIn()
+	if n := s.state.Node("a"); len(n.Pods) != 1 || n.Requested.CPU != 1000 {
+		t.Errorf("%d pods request %d", len(n.Pods), n.Requested.CPU)
+	}
+	if len(s.queue.items) != 1 || s.queue.items["again-w"] == nil {
+		t.Errorf("the queue has %v", s.queue.items)
+	}
+}
+
+// TestAssumedEnds: a pod that is deleted while it is bound leaves its node, and is
+// not tried again when its binding fails.
+func TestAssumedEnds(t *testing.T) {
+	s := newIdle(t)
+	s.inbox.put(message{node: node("a")})
+	s.inbox.put(message{pod: pod("p", requests("3"))})
+	s.takeIn()
+	it := s.queue.pop(time.Now())
+	if d := s.attempt(t.Context(), it); d.node != "a" || len(s.state.Node("a").Pods) != 1 {
+		t.Fatalf("%+v", d)
+	}
+	now := metav1.Now()
+	s.inbox.put(message{pod: pod("p", requests("3"), func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &now, []string{"f"} })})
+	s.inbox.put(message{failed: it})
+	s.takeIn()
+	if len(s.state.Node("a").Pods) != 0 || len(s.assumed) != 0 || len(s.queue.items) != 0 {
+		t.Errorf("%d pods, assumed %v, in the queue %v", len(s.state.Node("a").Pods), s.assumed, s.queue.items)
+	}
+}
+
+// TestErrorsBackOff: what no event will mend is tried again after a while.
+func TestErrorsBackOff(t *testing.T) {
+	s := newIdle(t)
+	s.inbox.put(message{node: node("a")})
+	s.inbox.put(message{pod: pod("p", func(p *corev1.Pod) {
+		p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
+			MaxSkew: 1, TopologyKey: "k", WhenUnsatisfiable: corev1.DoNotSchedule,
+			LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Nonsense"}}},
+		}}
+	})})
+	s.takeIn()
+	it := s.queue.pop(time.Now())
+	if d := s.attempt(t.Context(), it); !d.failed || it.place != backoff {
+		t.Errorf("failed %v, at %v", d.failed, it.place)
+	}
+}
+
+// TestDefaultSelector: owners of each kind select their pods for spreading.
+func TestDefaultSelector(t *testing.T) {
+	s := newIdle(t)
+	factory := s.cfg.Clients.Informers
+	meta := metav1.ObjectMeta{Namespace: "default", Name: "o", UID: "o"}
+	expressions := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: metav1.LabelSelectorOpIn, Values: []string{"b"}}}}
+	for _, add := range []error{
+		factory.Core().V1().ReplicationControllers().Informer().GetIndexer().Add(&corev1.ReplicationController{ObjectMeta: meta, Spec: corev1.ReplicationControllerSpec{Selector: map[string]string{"a": "b"}}}),
+		factory.Apps().V1().ReplicaSets().Informer().GetIndexer().Add(&appsv1.ReplicaSet{ObjectMeta: meta, Spec: appsv1.ReplicaSetSpec{Selector: expressions}}),
+		factory.Apps().V1().StatefulSets().Informer().GetIndexer().Add(&appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{Selector: expressions}}),
+		factory.Core().V1().Services().Informer().GetIndexer().Add(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"s": "t"}}}),
+	} {
+		if add != nil {
+			t.Fatal(add)
+		}
+	}
+	for _, tc := range []struct{ version, kind, want string }{
+		{"v1", "ReplicationController", "a=b,s=t"}, {"apps/v1", "ReplicaSet", "a in (b),s=t"}, {"apps/v1", "StatefulSet", "a in (b),s=t"},
+		{"batch/v1", "Job", "s=t"},
+	} {
+		p := pod("p", labelled(map[string]string{"s": "t"}), func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: tc.version, Kind: tc.kind, Name: "o", UID: "o", Controller: ptr.To(true)}}
+		})
+		if got := s.informed.spreadSelector(p).String(); got != tc.want {
+			t.Errorf("%s: %s, want %s", tc.kind, got, tc.want)
+		}
+	}
+	if got := s.informed.spreadSelector(pod("alone")); !got.Empty() {
+		t.Errorf("alone: %s", got)
 	}
 }

@@ -178,8 +178,8 @@ func (m *metrics) attempt(profile, result string, took time.Duration) {
 // placed tells how long a pod was waited for in all.
 func (m *metrics) placed(attempts int, took time.Duration) {
 	label := strconv.Itoa(attempts)
-	if attempts >= 16 {
-		label = "16+"
+	if attempts >= 15 {
+		label = "15+"
 	}
 	m.podAttempts.Observe(float64(attempts))
 	m.sli.WithLabelValues(label).Observe(took.Seconds())

@@ -16,7 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/cache"
@@ -44,10 +44,6 @@ type Config struct {
 	Profiles []Profile
 	// Extenders are asked over HTTP, in order.
 	Extenders []configv1.Extender
-	// Budgets lists the PodDisruptionBudgets that evictions respect where they
-	// can. Nil: an informer is asked for them, if the API serves them. The
-	// objects are not written to.
-	Budgets func() []*policyv1.PodDisruptionBudget
 	// Metrics is where the scheduler's metrics are registered; nil: in a registry
 	// of its own, which Scheduler.Metrics shows.
 	Metrics prometheus.Registerer
@@ -74,6 +70,8 @@ type Scheduler struct {
 	// registry has the metrics; nil when they are registered elsewhere.
 	registry *prometheus.Registry
 	extended []*extender
+	// reserving are pods whose reservations are being written.
+	reserving reserving
 
 	// Owned by the goroutine of Run.
 	state   *state.State
@@ -178,9 +176,6 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	for name := range s.profiles {
 		recorders[name] = broadcaster.NewRecorder(scheme.Scheme, name)
 	}
-	if s.cfg.Budgets == nil {
-		s.cfg.Budgets = s.informBudgets(ctx)
-	}
 	w := s.startWriters(ctx, recorders)
 	defer w.stop()
 	close(s.ready)
@@ -234,7 +229,7 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	profile := s.profiles[it.pod.Spec.SchedulerName]
 	d := &decision{
 		item: it, pod: it.pod, profile: profile.SchedulerName,
-		start: start, added: it.added, attempts: it.attempts, flushed: it.flushed,
+		start: start, first: it.first, attempts: it.attempts, flushed: it.flushed,
 	}
 	s.asked[profile].begin()
 	info := state.NewPod(it.pod)
@@ -250,7 +245,7 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	}
 	r, err := reserve(cycle, profile.Plugins.Filter, node)
 	if err != nil {
-		s.fail(d, info, &unfit{err: err, wake: framework.AnyEvent}, profile)
+		s.fail(d, info, &unfit{err: err}, profile)
 		return d
 	}
 	d.reservation = r
@@ -287,6 +282,12 @@ func (s *Scheduler) fail(d *decision, info *state.Pod, failed *unfit, profile *P
 	a := s.asked[profile]
 	defer a.nodes(failed.search)
 	s.queue.blame(d.item, failed.plugins()...)
+	if failed.err != nil {
+		// No event tells when what went wrong is right again.
+		d.unfit = failed.Error()
+		s.queue.again(d.item, now)
+		return
+	}
 	if p := profile.Plugins.Devices; p != nil && failed.search != nil {
 		if d.freed = p.Freeable(failed.search.c); d.freed != nil {
 			d.unfit = failed.Error()
@@ -336,12 +337,11 @@ func (s *Scheduler) fail(d *decision, info *state.Pod, failed *unfit, profile *P
 	s.queue.turnDown(d.item, failed.wake, now)
 }
 
+// budgets are those that evictions respect where they can.
 func (s *Scheduler) budgets() []*budget {
-	if s.cfg.Budgets == nil {
-		return nil
-	}
+	all, _ := s.informed.budgets.List(labels.Everything()) // from memory, which does not fail
 	var out []*budget
-	for _, object := range s.cfg.Budgets() {
+	for _, object := range all {
 		if b := newBudget(object); b != nil {
 			out = append(out, b)
 		}

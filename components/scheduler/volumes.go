@@ -63,12 +63,14 @@ func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, e
 		handler  cache.ResourceEventHandler
 	}{
 		{core.PersistentVolumeClaims().Informer(), handler(func(pvc *corev1.PersistentVolumeClaim, gone bool) {
+			v.claimSeen(pvc, gone)
 			v.changed.ring()
 			if !gone {
 				in.put(message{claim: pvc.Namespace + "/" + pvc.Name})
 			}
 		})},
-		{core.PersistentVolumes().Informer(), handler(func(_ *corev1.PersistentVolume, gone bool) {
+		{core.PersistentVolumes().Informer(), handler(func(pv *corev1.PersistentVolume, gone bool) {
+			v.volumeSeen(pv, gone)
 			v.changed.ring()
 			if !gone {
 				in.put(message{event: framework.VolumeChanged})
@@ -87,6 +89,35 @@ func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, e
 		v.synced = append(v.synced, reg.HasSyncedChecker())
 	}
 	return v, nil
+}
+
+// claimSeen ends what was assumed of a claim that has changed since, or gone.
+func (v *volumes) claimSeen(pvc *corev1.PersistentVolumeClaim, gone bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	key := pvc.Namespace + "/" + pvc.Name
+	if a, ok := v.assumedClaims[key]; ok && outdates(pvc, gone, a.Was) {
+		delete(v.assumedClaims, key)
+	}
+}
+
+// volumeSeen is claimSeen for volumes.
+func (v *volumes) volumeSeen(pv *corev1.PersistentVolume, gone bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if a, ok := v.assumedVolumes[pv.Name]; ok && outdates(pv, gone, a.Was) {
+		delete(v.assumedVolumes, pv.Name)
+	}
+}
+
+// outdates tells whether an object, as an informer tells of it, perhaps later than
+// it shows it, is newer than was, or was is gone with it.
+func outdates(seen metav1.Object, gone bool, was metav1.Object) bool {
+	if gone {
+		return seen.GetUID() == was.GetUID()
+	}
+	order, err := resourceversion.CompareResourceVersion(seen.GetResourceVersion(), was.GetResourceVersion())
+	return err == nil && order > 0
 }
 
 // Claim as framework.Volumes.

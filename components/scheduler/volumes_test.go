@@ -12,11 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 
+	"hyperkube/components/scheduler/framework"
 	"hyperkube/internal/client"
 )
 
@@ -111,4 +113,39 @@ func TestVolumes(t *testing.T) {
 		t.Error(err)
 	}
 	clients.Informers.Shutdown()
+}
+
+// TestAssumptionsEnd: what was assumed of claims and volumes is forgotten once they
+// are newer, or gone, though nobody asks for them; not for what is told late.
+func TestAssumptionsEnd(t *testing.T) {
+	s := newIdle(t)
+	claim := func(uid types.UID, version string) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: uid, ResourceVersion: version}}
+	}
+	volume := func(uid types.UID, version string) *corev1.PersistentVolume {
+		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v", UID: uid, ResourceVersion: version}}
+	}
+	for _, tc := range []struct {
+		name    string
+		uid     types.UID
+		version string
+		gone    bool
+		left    int
+	}{
+		{"told late", "u", "4", false, 1},
+		{"told of what it was made of", "u", "5", false, 1},
+		{"newer", "u", "6", false, 0},
+		{"gone", "u", "5", true, 0},
+		{"that one before is gone is told late", "before", "3", true, 1},
+	} {
+		s.volumes.assume(&framework.Reservation{
+			Bind:      []framework.Bound{{Volume: volume("u", "5"), Was: volume("u", "5"), Claim: claim("u", "5")}},
+			Provision: []framework.Provisioned{{Claim: claim("u", "5"), Was: claim("u", "5")}},
+		})
+		s.volumes.claimSeen(claim(tc.uid, tc.version), tc.gone)
+		s.volumes.volumeSeen(volume(tc.uid, tc.version), tc.gone)
+		if n, m := len(s.volumes.assumedClaims), len(s.volumes.assumedVolumes); n != tc.left || m != tc.left {
+			t.Errorf("%s: %d claims and %d volumes", tc.name, n, m)
+		}
+	}
 }

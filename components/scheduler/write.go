@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,7 +27,7 @@ type decision struct {
 	pod      *corev1.Pod
 	profile  string
 	start    time.Time // of the attempt
-	added    time.Time // to the queue
+	first    time.Time // of all attempts
 	attempts int
 	flushed  bool // it was tried only because it had waited for long
 
@@ -104,7 +105,7 @@ func (s *Scheduler) write(ctx context.Context, d *decision, recorder events.Even
 	default:
 		s.metrics.attempt(d.profile, "unschedulable", time.Since(d.start))
 	}
-	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", d.unfit)
+	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(d.unfit))
 	if err := s.tellUnschedulable(ctx, d); err != nil && ctx.Err() == nil {
 		s.cfg.Log.Warn("telling that a pod is unschedulable failed", "pod", name(d.pod), "err", err)
 	}
@@ -130,51 +131,95 @@ func (s *Scheduler) write(ctx context.Context, d *decision, recorder events.Even
 
 func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.EventRecorder) {
 	pod := d.pod
-	b := &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
-		Target:     corev1.ObjectReference{Kind: "Node", Name: d.node},
-	}
-	var err error
-	if r := d.reservation; r != nil {
-		s.expect(ctx, d)
-		err = s.reserve(ctx, r, d.node)
-	}
-	if e := s.binder(pod); err != nil {
-		// It stays unbound.
-	} else if e != nil {
-		err = e.bind(ctx, b)
-	} else {
-		s.metrics.binding.Inc()
-		defer s.metrics.binding.Dec()
-		began := time.Now()
-		defer func() {
-			status := "Success"
-			if err != nil {
-				status = "Error"
-			}
-			s.metrics.point(d.profile, "Bind", status, began)
-		}()
-		err = s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Bind(ctx, b, metav1.CreateOptions{})
-	}
-	if err != nil {
+	if err := s.place(ctx, d, recorder); err != nil {
 		if d.reservation != nil {
 			s.releaseClaims(ctx, d.reservation)
 		}
 		s.metrics.attempt(d.profile, "error", time.Since(d.start))
-		s.inbox.put(message{failed: d.item})
-		if !apierrors.IsNotFound(err) && ctx.Err() == nil {
-			s.cfg.Log.Warn("binding failed", "pod", name(pod), "node", d.node, "err", err)
-			recorder.Eventf(pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", rejection(d, err))
+		if ctx.Err() == nil {
+			s.tellUnbound(ctx, d, err, recorder)
 		}
+		// The pod is tried again, and what is written then comes after this.
+		s.inbox.put(message{failed: d.item})
 		return
 	}
 	s.metrics.attempt(d.profile, "scheduled", time.Since(d.start))
-	s.metrics.placed(d.attempts, time.Since(d.added))
+	s.metrics.placed(d.attempts, time.Since(d.first))
 	if d.flushed {
 		s.metrics.flushed.Inc()
 	}
 	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "Scheduled", "Binding",
 		"Successfully assigned %v/%v to %v", pod.Namespace, pod.Name, d.node)
+}
+
+// place writes what comes with the node of a decision, and then binds the pod.
+func (s *Scheduler) place(ctx context.Context, d *decision, recorder events.EventRecorder) error {
+	pod := d.pod
+	if d.reservation != nil {
+		s.expect(ctx, d)
+		within, done := s.reserving.begin(ctx, pod.UID)
+		err := s.reserve(within, d, recorder)
+		if off := done(); off != nil {
+			err = off
+		}
+		if err != nil {
+			return err
+		}
+	}
+	b := &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: d.node},
+	}
+	for _, e := range s.extended {
+		if e.cfg.BindVerb == "" || !e.interested(pod) {
+			continue
+		}
+		err := e.bind(ctx, b)
+		if err == nil || !e.cfg.Ignorable {
+			return err
+		}
+		s.cfg.Log.Warn("an extender failed that may be ignored", "extender", e.cfg.URLPrefix, "err", err)
+	}
+	s.metrics.binding.Inc()
+	defer s.metrics.binding.Dec()
+	began := time.Now()
+	if err := s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Bind(ctx, b, metav1.CreateOptions{}); err != nil {
+		s.metrics.point(d.profile, "Bind", "Error", began)
+		return fmt.Errorf("running Bind plugin %q: %w", "DefaultBinder", err)
+	}
+	s.metrics.point(d.profile, "Bind", "Success", began)
+	return nil
+}
+
+// tellUnbound tells a pod why it was not bound, unless it is gone, or bound after
+// all.
+func (s *Scheduler) tellUnbound(ctx context.Context, d *decision, why error, recorder events.EventRecorder) {
+	now, err := s.cfg.Clients.Kube.CoreV1().Pods(d.pod.Namespace).Get(ctx, d.pod.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && now.UID != d.pod.UID {
+		return
+	}
+	s.cfg.Log.Warn("binding failed", "pod", name(d.pod), "node", d.node, "err", why)
+	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(why.Error()))
+	if err == nil && now.Spec.NodeName == "" {
+		d.pod, d.unfit, d.failed = now, why.Error(), true
+		d.nominate("")
+		err = s.tellUnschedulable(ctx, d)
+	}
+	if err != nil && ctx.Err() == nil {
+		s.cfg.Log.Warn("telling that a pod is unschedulable failed", "pod", name(d.pod), "err", err)
+	}
+}
+
+// mostNote is how long the note of an event may be.
+const mostNote = 1024
+
+// note makes a text short enough for an event.
+func note(text string) string {
+	const rest = " ..."
+	if len(text) <= mostNote {
+		return text
+	}
+	return strings.ToValidUTF8(text[:mostNote-len(rest)], "") + rest
 }
 
 // expect tells where a pod will be that waits for what comes with its node, so
@@ -192,27 +237,24 @@ func (s *Scheduler) expect(ctx context.Context, d *decision) {
 }
 
 // reserve writes what comes with a node.
-func (s *Scheduler) reserve(ctx context.Context, r *framework.Reservation, node string) error {
+func (s *Scheduler) reserve(ctx context.Context, d *decision, recorder events.EventRecorder) error {
+	r := d.reservation
 	if len(r.Bind)+len(r.Provision) > 0 {
-		if err := s.bindVolumes(ctx, r, node); err != nil {
+		if err := s.bindVolumes(ctx, r, d.node); err != nil {
 			s.volumes.forget(r)
 			return fmt.Errorf("running PreBind plugin %q: binding volumes: %w", "VolumeBinding", err)
 		}
 	}
 	if len(r.Claims) > 0 {
-		if err := s.bindClaims(ctx, r); err != nil {
+		waits := func() {
+			recorder.Eventf(d.pod, nil, corev1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
+				"waiting for binding conditions for device on node %s", d.node)
+		}
+		if err := s.bindClaims(ctx, r, waits); err != nil {
 			return fmt.Errorf("running PreBind plugin %q: %w", "DynamicResources", err)
 		}
 	}
 	return nil
-}
-
-// rejection says why a pod was not bound.
-func rejection(d *decision, err error) string {
-	if d.reservation != nil {
-		return err.Error()
-	}
-	return fmt.Sprintf("binding rejected: %v", err)
 }
 
 // tellUnschedulable writes the PodScheduled condition and the nominated node, if
@@ -270,6 +312,11 @@ func (s *Scheduler) evict(ctx context.Context, d *decision, recorder events.Even
 		if victim.DeletionTimestamp != nil {
 			continue
 		}
+		if s.reserving.callOff(victim.UID, errors.New("preempted by DefaultPreemption")) {
+			recorder.Eventf(victim, d.pod, corev1.EventTypeNormal, "Preempted", "Preempting",
+				"Preempted by pod %v on node %v (in kube-scheduler memory).", d.pod.UID, *d.nominated)
+			continue
+		}
 		err := s.patchStatus(ctx, victim, map[string]any{"conditions": []corev1.PodCondition{{
 			Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, ObservedGeneration: victim.Generation,
 			Reason:             corev1.PodReasonPreemptionByScheduler,
@@ -281,7 +328,10 @@ func (s *Scheduler) evict(ctx context.Context, d *decision, recorder events.Even
 				Preconditions: &metav1.Preconditions{UID: &victim.UID},
 			})
 		}
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		switch {
+		case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+			continue // it is gone already
+		case err != nil:
 			errs = append(errs, fmt.Errorf("%s: %w", name(victim), err))
 			continue
 		}

@@ -7,6 +7,7 @@ package framework
 
 import (
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"hyperkube/components/scheduler/state"
 )
@@ -21,9 +22,9 @@ type Cycle struct {
 	State *state.State
 	// Namespaces tells a namespace's labels, nil if it is not known.
 	Namespaces func(name string) map[string]string
-	// SpreadSelector tells the labels by which the pod's owners and services
-	// select it; it is what default spreading goes by. Nil map: nothing.
-	SpreadSelector func(pod *corev1.Pod) map[string]string
+	// SpreadSelector tells by what the pod's owners and services select it; it
+	// is what default spreading goes by. An empty one: nothing does.
+	SpreadSelector func(pod *corev1.Pod) labels.Selector
 	// Volumes is what is known of storage; nil: pods' claims are not looked at.
 	Volumes Volumes
 	// Devices is what is known of devices; nil: pods' resource claims are not
@@ -114,6 +115,8 @@ const (
 	// DevicesChanged: slices of devices, classes or taints of them, or devices
 	// were given back.
 	DevicesChanged
+	// NodeFeaturesChanged: what a node declares that its kubelet can do.
+	NodeFeaturesChanged
 )
 
 // String is what upstream's metrics call the first of the events in e.
@@ -121,7 +124,7 @@ func (e Event) String() string {
 	names := []string{
 		"NodeAdd", "NodeDelete", "NodeAllocatableChange", "NodeLabelChange", "NodeTaintChange", "AssignedPodDelete", "AssignedPodAdd",
 		"PodLabelChange", "PodScaleDown", "PersistentVolumeClaimUpdate", "PersistentVolumeUpdate", "StorageClassUpdate", "CSIDriverUpdate",
-		"CSINodeUpdate", "CSIStorageCapacityUpdate", "VolumeAttachmentUpdate", "ResourceSliceUpdate",
+		"CSINodeUpdate", "CSIStorageCapacityUpdate", "VolumeAttachmentUpdate", "ResourceSliceUpdate", "UpdateNodeDeclaredFeature",
 	}
 	for i, name := range names {
 		if e&(1<<i) != 0 {

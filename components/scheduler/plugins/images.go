@@ -16,7 +16,7 @@ type ImageLocality struct{}
 func (ImageLocality) Name() string { return "ImageLocality" }
 
 // Sizes between which a score rises from 0 to MaxScore, in bytes; the upper one
-// counts for each container.
+// counts for each container and each volume of an image.
 const (
 	imageFloor   = 23 << 20
 	imageCeiling = 1000 << 20
@@ -33,11 +33,19 @@ func (ImageLocality) Score(c *framework.Cycle, nodes []*state.Node, out []int64)
 			}
 		}
 	}
+	count := int64(len(spec.Containers) + len(spec.InitContainers))
+	for i := range spec.Volumes {
+		if v := spec.Volumes[i].Image; v != nil {
+			count++
+			if name := tagged(v.Reference); c.State.ImageNodes(name) > 0 {
+				names = append(names, name)
+			}
+		}
+	}
 	if len(names) == 0 {
 		return false
 	}
 	total := int64(len(c.State.Nodes()))
-	count := int64(len(spec.Containers) + len(spec.InitContainers))
 	for i, n := range nodes {
 		var sum int64
 		for _, name := range names {

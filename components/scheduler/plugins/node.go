@@ -102,6 +102,9 @@ func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}
 	if required {
 		check.Only = named(spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms)
+		if check.Only != nil && len(check.Only) == 0 {
+			return &framework.Check{Refused: "pod affinity terms conflict"}, nil
+		}
 	}
 	return check, nil
 }

@@ -72,7 +72,7 @@ func With(a Args) Set {
 		PreEnqueue: []framework.PreEnqueue{SchedulingGates{}},
 		Filter: []framework.Filter{
 			NodeUnschedulable{}, NodeName{}, TaintToleration{}, a.Affinity,
-			NodePorts{}, a.Fit, VolumeRestrictions{}, NodeVolumeLimits{}, a.Volumes, VolumeZone{}, a.Spread, a.InterPod, a.Devices,
+			NodePorts{}, a.Fit, VolumeRestrictions{}, NodeVolumeLimits{}, a.Volumes, VolumeZone{}, a.Spread, a.InterPod, NodeDeclaredFeatures{}, a.Devices,
 		},
 		Score: []Weighted{
 			{TaintToleration{}, 3}, {a.Affinity, 2}, {a.Fit, 1}, {a.Spread, 2},

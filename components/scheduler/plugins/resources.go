@@ -91,8 +91,8 @@ func (p NodeResourcesFit) Score(c *framework.Cycle, nodes []*state.Node, out []i
 	return p.Strategy.score(c, nodes, out)
 }
 
-// NodeResourcesBalancedAllocation prefers nodes on which resources are used
-// alike with the pod there.
+// NodeResourcesBalancedAllocation prefers nodes on which resources are used more
+// alike with the pod there than without it.
 type NodeResourcesBalancedAllocation struct {
 	// Resources to compare; nil means CPU and memory.
 	Resources []corev1.ResourceName
@@ -115,18 +115,27 @@ func (p NodeResourcesBalancedAllocation) Score(c *framework.Cycle, nodes []*stat
 		return false
 	}
 	for i, n := range nodes {
-		var shares [8]float64
-		used := shares[:0]
-		for _, name := range names {
-			have := n.Allocatable.Get(name)
-			if have == 0 {
-				continue
-			}
-			used = append(used, min(float64(n.Requested.Get(name)+c.Pod.Requests.Get(name))/float64(have), 1))
-		}
-		out[i] = int64((1 - deviation(used)) * framework.MaxScore)
+		with, without := balance(n, names, &c.Pod.Requests, 1), balance(n, names, &c.Pod.Requests, 0)
+		// From 50 to 100: the balance is worse by all there is, or better.
+		out[i] = framework.MaxScore/2 + (framework.MaxScore/2+with-without)/2
 	}
 	return true
+}
+
+// balance is how much alike resources of a node are used with so many times what is
+// asked for besides, from half of framework.MaxScore to all of it.
+func balance(n *state.Node, names []corev1.ResourceName, asked *state.Resources, times int64) int64 {
+	var shares [8]float64
+	used := shares[:0]
+	for _, name := range names {
+		have := n.Allocatable.Get(name)
+		// One of devices that the pod does not ask for says nothing.
+		if have == 0 || asked.Get(name) == 0 && !basic(name) {
+			continue
+		}
+		used = append(used, min(float64(n.Requested.Get(name)+times*asked.Get(name))/float64(have), 1))
+	}
+	return int64((1 - deviation(used)) * framework.MaxScore)
 }
 
 var cpuAndMemory = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory}

@@ -71,11 +71,9 @@ func (p PodTopologySpread) constraints(c *framework.Cycle, when corev1.Unsatisfi
 		if !slices.ContainsFunc(list, func(c corev1.TopologySpreadConstraint) bool { return c.WhenUnsatisfiable == when }) || c.SpreadSelector == nil {
 			return nil, false, nil
 		}
-		set := c.SpreadSelector(pod)
-		if len(set) == 0 {
+		if selected = c.SpreadSelector(pod); selected.Empty() {
 			return nil, false, nil
 		}
-		selected = labels.SelectorFromSet(set)
 	}
 	for i := range list {
 		if list[i].WhenUnsatisfiable != when {
