@@ -95,7 +95,7 @@ func (p *Provider) summary(ctx context.Context) (*statsv1alpha1.Summary, map[str
 			}
 		}
 	}
-	seen := map[string]bool{"node": true, "system/" + statsv1alpha1.SystemContainerKubelet: true, "system/" + statsv1alpha1.SystemContainerPods: true}
+	seen := map[string]bool{"node": true}
 	for _, box := range boxes {
 		meta := box.GetAttributes().GetMetadata()
 		pod := statsv1alpha1.PodStats{
@@ -145,7 +145,7 @@ func (p *Provider) summary(ctx context.Context) (*statsv1alpha1.Summary, map[str
 	}
 	p.mu.Lock()
 	for id := range p.last {
-		if !seen[id] {
+		if !seen[id] && !strings.HasPrefix(id, systemPrefix) {
 			delete(p.last, id)
 		}
 	}

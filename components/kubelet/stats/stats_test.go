@@ -2,6 +2,7 @@ package stats
 
 import (
 	"context"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -119,4 +120,29 @@ type images struct{ runtimeapi.ImageServiceClient }
 
 func (images) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest, ...grpc.CallOption) (*runtimeapi.ImageFsInfoResponse, error) {
 	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{UsedBytes: number(19)}}}, nil
+}
+
+// TestRateOfSystemContainers: how much of the CPUs each uses is known from the second
+// look on.
+func TestRateOfSystemContainers(t *testing.T) {
+	p := &Provider{
+		CRI: &cri.Client{Runtime: &measuring{}}, Root: t.TempDir(), Pods: func() []*v1.Pod { return nil },
+		RuntimePID: func() (int, error) { return os.Getpid(), nil },
+		Whole:      func() (cgroup.Stats, error) { return cgroup.Stats{CPUNanoseconds: 1}, nil },
+	}
+	if _, err := p.Summary(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s, err := p.Summary(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Node.SystemContainers) != 3 {
+		t.Errorf("%d of them", len(s.Node.SystemContainers))
+	}
+	for _, c := range s.Node.SystemContainers {
+		if c.CPU.UsageNanoCores == nil {
+			t.Errorf("%s has no rate", c.Name)
+		}
+	}
 }

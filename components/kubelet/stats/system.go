@@ -15,6 +15,9 @@ import (
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
+// systemPrefix begins what the samples of system containers are kept by.
+const systemPrefix = "system/"
+
 // systemContainers is what the kubelet's own process uses, the runtime's, and all pods.
 func (p *Provider) systemContainers(now time.Time) []statsv1alpha1.ContainerStats {
 	var out []statsv1alpha1.ContainerStats
@@ -22,7 +25,7 @@ func (p *Provider) systemContainers(now time.Time) []statsv1alpha1.ContainerStat
 		at := metav1.NewTime(now)
 		out = append(out, statsv1alpha1.ContainerStats{
 			Name: name, StartTime: metav1.NewTime(p.Boot),
-			CPU:    &statsv1alpha1.CPUStats{Time: at, UsageCoreNanoSeconds: &nanos, UsageNanoCores: p.rate("system/"+name, nanos, now)},
+			CPU:    &statsv1alpha1.CPUStats{Time: at, UsageCoreNanoSeconds: &nanos, UsageNanoCores: p.rate(systemPrefix+name, nanos, now)},
 			Memory: &statsv1alpha1.MemoryStats{Time: at, UsageBytes: &usage, WorkingSetBytes: &working, RSSBytes: &rss, PageFaults: faults, MajorPageFaults: major},
 		})
 	}
