@@ -36,6 +36,7 @@ func event() api.Kind[*corev1.Event] {
 		ValidateName:        path.ValidatePathSegmentName,
 		Validate:            func(_ context.Context, ev *corev1.Event) field.ErrorList { return check(ev) },
 		AllowCreateOnUpdate: true,
+		AnyFinalizers:       true,
 		Update: api.KindUpdate[*corev1.Event]{
 			Validate: func(_ context.Context, ev, _ *corev1.Event) field.ErrorList { return check(ev) },
 		},

@@ -41,6 +41,8 @@ func node() api.Kind[*corev1.Node] {
 		PrepareCreate: func(_ context.Context, n *corev1.Node) {
 			// Configuration by the API is gone since v1.24.
 			n.Spec.ConfigSource, n.Status.Config = nil, nil
+			// The gate InPlacePodVerticalScalingSchedulerPreemption is off.
+			n.Spec.PodPreemptionPolicy = nil
 		},
 		Validate: func(_ context.Context, n *corev1.Node) field.ErrorList { return validateNode(n) },
 		Warnings: nodeWarnings,
@@ -50,6 +52,9 @@ func node() api.Kind[*corev1.Node] {
 				old.Status.DeepCopyInto(&n.Status)
 				if old.Spec.ConfigSource == nil {
 					n.Spec.ConfigSource = nil
+				}
+				if old.Spec.PodPreemptionPolicy == nil {
+					n.Spec.PodPreemptionPolicy = nil
 				}
 			},
 			Validate:    validateNodeUpdate,

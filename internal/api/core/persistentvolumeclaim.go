@@ -68,6 +68,10 @@ func persistentVolumeClaim() api.Kind[*corev1.PersistentVolumeClaim] {
 			"status": {
 				Prepare: func(_ context.Context, c, old *corev1.PersistentVolumeClaim) {
 					old.Spec.DeepCopyInto(&c.Spec)
+					// The gate CSIVolumeHealth is off.
+					if old.Status.HealthStatus == nil {
+						c.Status.HealthStatus = nil
+					}
 				},
 				Validate:    validateClaimStatus,
 				ResetFields: [][]string{{"spec"}},

@@ -34,6 +34,12 @@ func resourceQuota() api.Kind[*corev1.ResourceQuota] {
 			validate.RoundUp(q.Status.Used)
 		},
 		PrepareCreate: func(_ context.Context, q *corev1.ResourceQuota) { q.Status = corev1.ResourceQuotaStatus{} },
+		Warnings: func(_ context.Context, q, old *corev1.ResourceQuota) []string {
+			if old != nil {
+				return nil
+			}
+			return quotaWarnings(q.Spec.Hard)
+		},
 		Validate: func(_ context.Context, q *corev1.ResourceQuota) field.ErrorList {
 			e := &validate.Errors{}
 			quotaSpec(e, &q.Spec, field.NewPath("spec"))
@@ -205,4 +211,23 @@ func quotaRow(q *corev1.ResourceQuota) []any {
 		}
 	}
 	return []any{q.Name, strings.Join(requests, ", "), strings.Join(limits, ", "), api.Age(q.CreationTimestamp)}
+}
+
+// quotaWarnings tells of limits that are below what may be requested.
+func quotaWarnings(hard corev1.ResourceList) []string {
+	var out []string
+	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceStorage, corev1.ResourceEphemeralStorage} {
+		limits := "limits." + name
+		limit, limited := hard[limits]
+		requests := "requests." + name
+		request, ok := hard[requests]
+		if !ok && (name == corev1.ResourceCPU || name == corev1.ResourceMemory) {
+			requests = name
+			request, ok = hard[name]
+		}
+		if ok && limited && request.Cmp(limit) > 0 {
+			out = append(out, fmt.Sprintf("ResourceQuota %s (%s) should be less than %s (%s)", requests, request.String(), limits, limit.String()))
+		}
+	}
+	return out
 }

@@ -47,6 +47,12 @@ func service() api.Kind[*corev1.Service] {
 			}
 		},
 		Validate: func(_ context.Context, s *corev1.Service) field.ErrorList { return validateService(s, nil) },
+		Canonicalize: func(s *corev1.Service) {
+			// There is no traffic to have a policy for.
+			if s.Spec.Type == corev1.ServiceTypeExternalName {
+				s.Spec.InternalTrafficPolicy = nil
+			}
+		},
 		Warnings: serviceWarnings,
 		Update: api.KindUpdate[*corev1.Service]{
 			Prepare:     func(_ context.Context, s, old *corev1.Service) { prepareServiceUpdate(s, old) },

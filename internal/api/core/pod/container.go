@@ -37,7 +37,11 @@ func (c *checker) checkInitContainers(path *field.Path) {
 	for i := range c.spec.InitContainers {
 		ctr, at := &c.spec.InitContainers[i], path.Index(i)
 		c.checkContainer(ctr, at)
-		c.checkRestartPolicy(ctr, at)
+		if ctr.RestartPolicy == nil && len(ctr.RestartPolicyRules) > 0 {
+			c.Required(at.Child("restartPolicy"), "must specify restartPolicy when restart rules are used")
+		} else {
+			c.checkRestartPolicy(ctr, at)
+		}
 		same := func(o corev1.Container) bool { return o.Name != "" && o.Name == ctr.Name }
 		if slices.ContainsFunc(c.spec.Containers, same) || slices.ContainsFunc(c.spec.InitContainers[:i], same) {
 			c.Duplicate(at.Child("name"), ctr.Name)
@@ -59,6 +63,12 @@ func (c *checker) checkInitContainers(path *field.Path) {
 		} {
 			if f.set {
 				c.Forbidden(at.Child(f.name), "may not be set for init containers without restartPolicy=Always")
+			}
+		}
+		// They are not restarted once they have ended.
+		for j, p := range ctr.ResizePolicy {
+			if p.RestartPolicy == corev1.RestartContainer {
+				c.Invalid(at.Child("resizePolicy").Index(j).Child("restartPolicy"), p.RestartPolicy, "must not be set to 'RestartContainer' for non-sidecar initContainers")
 			}
 		}
 	}

@@ -200,13 +200,29 @@ func prepareStatus(p, old *corev1.Pod) {
 		p.Status.QOSClass = old.Status.QOSClass
 	}
 	keepObserved(&p.Status, &old.Status)
-	// Both are in alpha.
+	// All are in alpha.
 	if len(old.Status.NodeAllocatableResourceClaimStatuses) == 0 {
 		p.Status.NodeAllocatableResourceClaimStatuses = nil
 	}
 	if len(old.Status.VolumeHealth) == 0 {
 		p.Status.VolumeHealth = nil
 	}
+	if !mountStatuses(&old.Status, false) {
+		mountStatuses(&p.Status, true)
+	}
+}
+
+// mountStatuses tells whether a status says what became of mounts of images, and
+// takes that out when drop is true.
+func mountStatuses(s *corev1.PodStatus, drop bool) (used bool) {
+	for _, list := range [][]corev1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses, s.EphemeralContainerStatuses} {
+		for i := range list {
+			for j := range list[i].VolumeMounts {
+				used = clearField(&list[i].VolumeMounts[j].VolumeStatus, drop) || used
+			}
+		}
+	}
+	return used
 }
 
 // keepObserved keeps observed generations that the writer does not know of.

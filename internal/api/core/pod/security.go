@@ -16,6 +16,13 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
+// checkSharedProcesses refuses to share processes in the pod and with the host.
+func (c *checker) checkSharedProcesses(path *field.Path) {
+	if share := c.spec.ShareProcessNamespace; share != nil && *share && c.spec.HostPID {
+		c.Invalid(path.Child("shareProcessNamespace"), *share, "ShareProcessNamespace and HostPID cannot both be enabled")
+	}
+}
+
 // checkPodSecurityContext checks what applies to all containers of the pod.
 func (c *checker) checkPodSecurityContext(at *field.Path) {
 	sc := c.spec.SecurityContext
@@ -28,9 +35,6 @@ func (c *checker) checkPodSecurityContext(at *field.Path) {
 	c.checkUserAndGroup(sc.RunAsUser, sc.RunAsGroup, at)
 	for i, gid := range sc.SupplementalGroups {
 		c.InvalidAll(at.Child("supplementalGroups").Index(i), gid, validation.IsValidGroupID(gid))
-	}
-	if share := c.spec.ShareProcessNamespace; share != nil && *share && c.spec.HostPID {
-		c.Invalid(at.Child("shareProcessNamespace"), *share, "ShareProcessNamespace and HostPID cannot both be enabled")
 	}
 	c.checkSysctls(sc.Sysctls, at.Child("sysctls"))
 	if p := sc.FSGroupChangePolicy; p != nil {

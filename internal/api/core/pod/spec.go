@@ -36,6 +36,7 @@ func (c *checker) checkSpec(path *field.Path) {
 		corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
 	c.Add(metavalidation.ValidateLabels(spec.NodeSelector, path.Child("nodeSelector")))
 	c.checkPodSecurityContext(path.Child("securityContext"))
+	c.checkSharedProcesses(path)
 	c.checkAffinity(path.Child("affinity"))
 	c.checkDNSConfig(path.Child("dnsConfig"))
 	for i, gate := range spec.ReadinessGates {

@@ -53,7 +53,7 @@ func validateStatus(p, old *corev1.Pod) field.ErrorList {
 		for i := range group.statuses {
 			at := path.Child(group.name).Index(i)
 			checkStatusUser(e, p, &group.statuses[i], at.Child("user", "linux"))
-			if group.containers == nil && len(group.statuses[i].AllocatedResourcesStatus) > 0 {
+			if group.name == "ephemeralContainerStatuses" && len(group.statuses[i].AllocatedResourcesStatus) > 0 {
 				e.Forbidden(at.Child("allocatedResourcesStatus"), "must not be specified in container status")
 				continue
 			}

@@ -245,4 +245,17 @@ func (w *warner) ports(at *field.Path) {
 			all = append(all, port{here, p})
 		}
 	})
+	named := map[string]*field.Path{}
+	eachContainer(w.spec, at, func(ctr *corev1.Container, at *field.Path) {
+		for i, p := range ctr.Ports {
+			here := at.Child("ports").Index(i)
+			switch first := named[p.Name]; {
+			case p.Name == "":
+			case first != nil:
+				w.add(here, "duplicate port name %q with %s, services and probes that select ports by name will use %s", p.Name, first, first)
+			default:
+				named[p.Name] = here
+			}
+		}
+	})
 }
