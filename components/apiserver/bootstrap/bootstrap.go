@@ -43,20 +43,23 @@ type Config struct {
 // DefaultServiceCIDR is the name of the ServiceCIDR from the configuration.
 const DefaultServiceCIDR = "kubernetes"
 
-// attempts to write when other API servers write the same.
-const attempts = 5
+const (
+	// attempts to write when other API servers write the same.
+	attempts = 5
+	// pause before what failed is tried again.
+	pause = time.Second
+)
 
 // Run writes what is missing and returns when all of it is there. What exists
 // is left as it is, even if it cannot be read, but for RBAC objects that lack
-// rules or subjects and have not opted out by their annotation.
+// rules or subjects and have not opted out by their annotation. It waits for an
+// etcd that is away or slow, as the store itself does.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	var err error
-	for range attempts {
-		var written int
-		written, err = pass(ctx, cfg)
+	for conflicts := 0; ; {
+		written, err := pass(ctx, cfg)
 		if err == nil {
 			if written > 0 {
 				cfg.Log.Info("Wrote objects that the cluster starts with", "count", written)
@@ -64,12 +67,19 @@ func Run(ctx context.Context, cfg Config) error {
 			return nil
 		}
 		var conflict *store.ConflictError
-		if !errors.As(err, &conflict) {
-			break
+		switch {
+		case errors.As(err, &conflict) && conflicts < attempts:
+			conflicts++ // another API server was faster: look again
+		case errors.Is(err, store.ErrUnavailable) && ctx.Err() == nil:
+			cfg.Log.Warn("etcd has not taken the objects that the cluster starts with, trying again", "error", err)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+			}
+		default:
+			return fmt.Errorf("writing the objects that the cluster starts with: %w", err)
 		}
-		// Another API server was faster: look again.
 	}
-	return fmt.Errorf("writing the objects that the cluster starts with: %w", err)
 }
 
 // want is the objects of one resource that shall be there.

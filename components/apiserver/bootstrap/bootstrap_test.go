@@ -8,8 +8,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -93,6 +95,58 @@ func TestRunWritesWhatIsMissing(t *testing.T) {
 	}
 	if again, _ := r.Store().CurrentRevision(t.Context()); again != revision {
 		t.Errorf("a second run wrote up to %d, the first to %d", again, revision)
+	}
+}
+
+// slow is an etcd whose first writes take too long: some of them have happened.
+type slow struct {
+	clientv3.KV
+	left *atomic.Int32
+}
+
+func (s slow) Txn(ctx context.Context) clientv3.Txn { return slowTxn{s.KV.Txn(ctx), s.left} }
+
+type slowTxn struct {
+	clientv3.Txn
+	left *atomic.Int32
+}
+
+func (t slowTxn) If(cs ...clientv3.Cmp) clientv3.Txn   { return slowTxn{t.Txn.If(cs...), t.left} }
+func (t slowTxn) Then(ops ...clientv3.Op) clientv3.Txn { return slowTxn{t.Txn.Then(ops...), t.left} }
+func (t slowTxn) Else(ops ...clientv3.Op) clientv3.Txn { return slowTxn{t.Txn.Else(ops...), t.left} }
+
+func (t slowTxn) Commit() (*clientv3.TxnResponse, error) {
+	left := t.left.Add(-1)
+	if left < 0 {
+		return t.Txn.Commit()
+	}
+	if left%2 == 0 {
+		if _, err := t.Txn.Commit(); err != nil {
+			return nil, err
+		}
+	}
+	return nil, rpctypes.ErrTimeout
+}
+
+// TestRunOnSlowEtcd: a disk that stalls for seconds ends no API server that starts.
+func TestRunOnSlowEtcd(t *testing.T) {
+	client := testetcd.Client(t)
+	left := &atomic.Int32{}
+	left.Store(2)
+	client.KV = slow{client.KV, left}
+	r := startRegistryOn(t, client)
+	if err := Run(t.Context(), Config{Registry: r, Log: quiet()}); err != nil {
+		t.Fatal(err)
+	}
+	page, err := r.Lookup(rbacv1.SchemeGroupVersion.WithResource("clusterroles")).Collection.List(t.Context(), store.ListOptions{Revision: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := len(page.Entries), len(DefaultPolicy().ClusterRoles); got != want {
+		t.Errorf("%d cluster roles, want %d", got, want)
+	}
+	if left.Load() >= 0 {
+		t.Error("nothing was slow")
 	}
 }
 

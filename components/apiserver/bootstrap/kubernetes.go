@@ -91,9 +91,6 @@ func NewKeeper(cfg KeeperConfig) (*Keeper, error) {
 // Ready is closed once all three have been written for the first time.
 func (k *Keeper) Ready() <-chan struct{} { return k.ready }
 
-// pause before what failed is tried again.
-const pause = time.Second
-
 // Run writes what is missing or wrong, and again whenever someone has changed
 // it, until ctx ends.
 func (k *Keeper) Run(ctx context.Context) error {
