@@ -24,8 +24,9 @@ func TestMetrics(t *testing.T) {
 	for path, names := range map[string][]string{
 		"/metrics": {
 			"apiserver_request_total", "apiserver_request_duration_seconds", "apiserver_request_sli_duration_seconds",
-			"apiserver_current_inflight_requests", "apiserver_storage_objects", "apiserver_watch_cache_capacity",
-			"apiserver_cache_list_total", "apiserver_cache_list_fetched_objects_total", "apiserver_cache_list_returned_objects_total",
+			"apiserver_current_inflight_requests", "apiserver_storage_objects", "watch_cache_capacity",
+			"apiserver_storage_list_total", "apiserver_storage_list_fetched_objects_total",
+			"apiserver_storage_list_evaluated_objects_total", "apiserver_storage_list_returned_objects_total",
 			"apiserver_watch_cache_read_wait_seconds", "apiserver_storage_list_duration_seconds",
 			"apiserver_storage_size_bytes", "kubernetes_build_info", "process_cpu_seconds_total", "go_goroutines",
 		},

@@ -34,9 +34,10 @@ type Collection struct {
 	// received counts the events from etcd, reads those for which the cache was
 	// brought up to what etcd had, fills how often it was filled.
 	received, reads, fills atomic.Uint64
-	// lists are those from the cache, for which so many entries were looked at
-	// and told; slow are watchers that were ended because they fell behind.
-	lists, looked, told, slow atomic.Uint64
+	// cacheLists and etcdLists are those from there; slow are watchers that were
+	// ended because they fell behind.
+	cacheLists, etcdLists lists
+	slow                  atomic.Uint64
 	// incoming belongs to the goroutine that feeds the store.
 	incoming []change
 
@@ -176,12 +177,32 @@ type Counts struct {
 	// the cache that had to see all that was written before, Fills how often
 	// the cache was filled.
 	Received, Reads, Fills uint64
-	// Lists were answered from the cache, for which so many objects were Looked
-	// at and Told. Slow are watchers that fell behind what is remembered and were
-	// ended.
-	Lists, Looked, Told, Slow uint64
+	// Cache and Etcd are lists that were answered from there. Slow are watchers that
+	// fell behind what is remembered and were ended.
+	Cache, Etcd Lists
+	Slow        uint64
 	// Capacity is for how many recent events there is room now.
 	Capacity int
+}
+
+// Lists are so many that were answered from one place, for which so many objects were
+// Looked at, of these so many by a Match, and so many Told.
+type Lists struct{ Total, Looked, Matched, Told uint64 }
+
+// lists are Lists that are being counted.
+type lists struct{ total, looked, matched, told atomic.Uint64 }
+
+func (l *lists) add(looked, told int, matched bool) {
+	l.total.Add(1)
+	l.looked.Add(uint64(looked))
+	if matched {
+		l.matched.Add(uint64(looked))
+	}
+	l.told.Add(uint64(told))
+}
+
+func (l *lists) load() Lists {
+	return Lists{Total: l.total.Load(), Looked: l.looked.Load(), Matched: l.matched.Load(), Told: l.told.Load()}
 }
 
 // Counts returns what has happened so far.
@@ -191,7 +212,7 @@ func (c *Collection) Counts() Counts {
 	c.mu.Unlock()
 	return Counts{
 		Received: c.received.Load(), Reads: c.reads.Load(), Fills: c.fills.Load(),
-		Lists: c.lists.Load(), Looked: c.looked.Load(), Told: c.told.Load(), Slow: c.slow.Load(), Capacity: capacity,
+		Cache: c.cacheLists.load(), Etcd: c.etcdLists.load(), Slow: c.slow.Load(), Capacity: capacity,
 	}
 }
 

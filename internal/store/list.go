@@ -44,9 +44,7 @@ func (c *Collection) list(ctx context.Context, opts ListOptions) (*Page, error) 
 	}
 	page, looked := v.page(opts, c.indexNamed(opts.Index))
 	page.Revision = revision
-	c.lists.Add(1)
-	c.looked.Add(uint64(looked))
-	c.told.Add(uint64(len(page.Entries)))
+	c.cacheLists.add(looked, len(page.Entries), opts.Match != nil)
 	if page.Next != "" {
 		c.keep(v)
 	}
@@ -159,6 +157,8 @@ func (c *Collection) prunePast() {
 // listEtcd reads a page at an exact revision from etcd.
 func (c *Collection) listEtcd(ctx context.Context, opts ListOptions) (*Page, error) {
 	page := &Page{Revision: opts.Revision, Remaining: -1}
+	looked := 0
+	defer func() { c.etcdLists.add(looked, len(page.Entries), opts.Match != nil) }()
 	from := c.prefix + max(opts.From, opts.Prefix)
 	end := rangeEnd(c.prefix)
 	if opts.Prefix != "" {
@@ -179,6 +179,7 @@ func (c *Collection) listEtcd(ctx context.Context, opts ListOptions) (*Page, err
 				continue
 			}
 			e := c.newEntry(string(kv.Key[len(c.prefix):]), kv.ModRevision, kv.Value)
+			looked++
 			if opts.Limit > 0 && len(page.Entries) == opts.Limit {
 				page.Next = e.key
 				if opts.Match == nil {

@@ -221,6 +221,9 @@ func New(cfg Config) (*Server, error) {
 	if s.own, err = s.clients(s.source, nil, "kube-apiserver", "system:apiserver", "system:masters"); err != nil {
 		return nil, err
 	}
+	if err := s.server.Metrics().Registry().Register(s.own.Requests); err != nil {
+		return nil, err
+	}
 	if err := s.secure(who, may, admit); err != nil {
 		return nil, err
 	}
@@ -325,7 +328,7 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	}
 	s.dynamic, err = dynamic.New(dynamic.Config{
 		Informers: s.own.Informers, Kube: s.own.Kube, Dynamic: s.own.Dynamic, Authorizer: s.authz, Registry: reg,
-		Files: files,
+		Files: files, Requests: s.own.Requests,
 	})
 	if err != nil {
 		return err

@@ -142,6 +142,21 @@ func TestDynamicAdmission(t *testing.T) {
 	t.Run("not themselves", func(t *testing.T) { testExempt(t, kube) })
 	t.Run("policy", func(t *testing.T) { testPolicy(t, kube) })
 	t.Run("mutating policy", func(t *testing.T) { testMutatingPolicy(t, kube) })
+
+	// What the server itself asks of others, and its queues, are measured.
+	page, err := kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, series := range []string{
+		`rest_client_requests_total{code="200",host="127.0.0.1:`, `rest_client_requests_total{code="200",host="kubernetes.in-memory"`,
+		`workqueue_adds_total{name="priority_and_fairness_config_queue"}`, `workqueue_depth{name="priority_and_fairness_config_queue"}`,
+		`apiserver_storage_list_total{group="",index="",resource="namespaces",storage="watchcache"}`,
+	} {
+		if !strings.Contains(string(page), "\n"+series) {
+			t.Errorf("/metrics has no %s", series)
+		}
+	}
 }
 
 func testMutating(t *testing.T, kube kubernetes.Interface) {

@@ -29,6 +29,7 @@ import (
 	flowrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 	"k8s.io/client-go/informers"
 	flowcontrolclient "k8s.io/client-go/kubernetes/typed/flowcontrol/v1"
+	_ "k8s.io/component-base/metrics/prometheus/workqueue" // measures the queue of the library's controller
 
 	"hyperkube/components/apiserver/request"
 )

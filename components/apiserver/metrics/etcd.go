@@ -29,7 +29,7 @@ func newEtcd() *etcd {
 	buckets := []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60}
 	return &etcd{
 		lists: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "apiserver_storage_list_duration_seconds", Help: "[ALPHA] How long lists from etcd took in seconds, by whether they were streamed.", Buckets: buckets,
+			Name: "apiserver_storage_list_duration_seconds", Help: "[ALPHA] Latency of the storage layer GetList call in seconds, including object decode, split by whether etcd RangeStream was used.", Buckets: buckets,
 		}, []string{"streamed", "group", "resource"}),
 		waits: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "apiserver_watch_cache_read_wait_seconds", Help: "[ALPHA] Histogram of time spent waiting for a watch cache to become fresh.",

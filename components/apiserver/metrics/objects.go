@@ -47,15 +47,17 @@ var (
 	cacheInitializations = prometheus.NewDesc("apiserver_watch_cache_initializations_total",
 		"[ALPHA] Counter of watch cache initializations broken by resource type.", []string{"group", "resource"}, nil)
 	cacheRevision = prometheus.NewDesc("apiserver_watch_cache_resource_version",
-		"[ALPHA] Current resource version of watch cache broken by resource type.", []string{"group", "resource"}, nil)
-	cacheCapacity = prometheus.NewDesc("apiserver_watch_cache_capacity",
+		"[ALPHA] Current resource version of watch cache broken by resource type. This is truncated to the 15 least significant digits.", []string{"group", "resource"}, nil)
+	cacheCapacity = prometheus.NewDesc("watch_cache_capacity",
 		"[ALPHA] Total capacity of watch cache broken by resource type.", []string{"group", "resource"}, nil)
-	cacheLists = prometheus.NewDesc("apiserver_cache_list_total",
-		"[ALPHA] Number of LIST requests served from watch cache", []string{"group", "resource", "index"}, nil)
-	cacheLooked = prometheus.NewDesc("apiserver_cache_list_fetched_objects_total",
-		"[ALPHA] Number of objects read from watch cache in the course of serving a LIST request", []string{"group", "resource", "index"}, nil)
-	cacheTold = prometheus.NewDesc("apiserver_cache_list_returned_objects_total",
-		"[ALPHA] Number of objects returned for a LIST request from watch cache", []string{"group", "resource"}, nil)
+	listTotal = prometheus.NewDesc("apiserver_storage_list_total",
+		"[ALPHA] Number of LIST requests served from storage", []string{"group", "resource", "storage", "index"}, nil)
+	listFetched = prometheus.NewDesc("apiserver_storage_list_fetched_objects_total",
+		"[ALPHA] Number of objects read from storage in the course of serving a LIST request", []string{"group", "resource", "storage", "index"}, nil)
+	listEvaluated = prometheus.NewDesc("apiserver_storage_list_evaluated_objects_total",
+		"[ALPHA] Number of objects tested in the course of serving a LIST request from storage", []string{"group", "resource", "storage"}, nil)
+	listReturned = prometheus.NewDesc("apiserver_storage_list_returned_objects_total",
+		"[ALPHA] Number of objects returned for a LIST request from storage", []string{"group", "resource", "storage"}, nil)
 	slowWatchers = prometheus.NewDesc("apiserver_terminated_watchers_total",
 		"[ALPHA] Counter of watchers closed due to unresponsiveness broken by resource type.", []string{"group", "resource"}, nil)
 	cacheReads = prometheus.NewDesc("apiserver_watch_cache_consistent_read_total",
@@ -64,7 +66,7 @@ var (
 
 // Describe is prometheus.Collector's.
 func (c storedCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{resourceObjects, storageObjects, resourceSize, storageEvents, cacheReceived, cacheDispatched, cacheInitializations, cacheRevision, cacheReads, cacheCapacity, cacheLists, cacheLooked, cacheTold, slowWatchers} {
+	for _, d := range []*prometheus.Desc{resourceObjects, storageObjects, resourceSize, storageEvents, cacheReceived, cacheDispatched, cacheInitializations, cacheRevision, cacheReads, cacheCapacity, listTotal, listFetched, listEvaluated, listReturned, slowWatchers} {
 		ch <- d
 	}
 }
@@ -84,14 +86,10 @@ func (c storedCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(cacheReceived, prometheus.CounterValue, float64(s.Received), s.Group, s.Resource)
 		ch <- prometheus.MustNewConstMetric(cacheDispatched, prometheus.CounterValue, float64(s.Received), s.Group, s.Resource)
 		ch <- prometheus.MustNewConstMetric(cacheInitializations, prometheus.CounterValue, float64(s.Fills), s.Group, s.Resource)
-		ch <- prometheus.MustNewConstMetric(cacheRevision, prometheus.GaugeValue, float64(s.Revision), s.Group, s.Resource)
+		ch <- prometheus.MustNewConstMetric(cacheRevision, prometheus.GaugeValue, float64(s.Revision%1e15), s.Group, s.Resource)
 		ch <- prometheus.MustNewConstMetric(cacheCapacity, prometheus.GaugeValue, float64(s.Capacity), s.Group, s.Resource)
-		if s.Lists > 0 {
-			// Which index was used is not counted apart.
-			ch <- prometheus.MustNewConstMetric(cacheLists, prometheus.CounterValue, float64(s.Lists), s.Group, s.Resource, "")
-			ch <- prometheus.MustNewConstMetric(cacheLooked, prometheus.CounterValue, float64(s.Looked), s.Group, s.Resource, "")
-			ch <- prometheus.MustNewConstMetric(cacheTold, prometheus.CounterValue, float64(s.Told), s.Group, s.Resource)
-		}
+		collectLists(ch, s, "watchcache", s.Cache)
+		collectLists(ch, s, "etcd", s.Etcd)
 		if s.Slow > 0 {
 			ch <- prometheus.MustNewConstMetric(slowWatchers, prometheus.CounterValue, float64(s.Slow), s.Group, s.Resource)
 		}
@@ -99,4 +97,16 @@ func (c storedCollector) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(cacheReads, prometheus.CounterValue, float64(s.Reads), s.Group, s.Resource, "true", "false")
 		}
 	}
+}
+
+// collectLists tells of the lists that were answered from one of both places. Which
+// index was used is not counted apart.
+func collectLists(ch chan<- prometheus.Metric, s Stored, from string, l store.Lists) {
+	if l.Total == 0 {
+		return
+	}
+	ch <- prometheus.MustNewConstMetric(listTotal, prometheus.CounterValue, float64(l.Total), s.Group, s.Resource, from, "")
+	ch <- prometheus.MustNewConstMetric(listFetched, prometheus.CounterValue, float64(l.Looked), s.Group, s.Resource, from, "")
+	ch <- prometheus.MustNewConstMetric(listEvaluated, prometheus.CounterValue, float64(l.Matched), s.Group, s.Resource, from)
+	ch <- prometheus.MustNewConstMetric(listReturned, prometheus.CounterValue, float64(l.Told), s.Group, s.Resource, from)
 }

@@ -32,12 +32,14 @@ import (
 	clientdynamic "k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/apiserver/informed"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/admissionregistration"
+	"hyperkube/internal/measure"
 )
 
 // Config of Plugins.
@@ -53,6 +55,8 @@ type Config struct {
 	Registry *registry.Registry
 	// Files are the plugins' own configurations, by plugin name.
 	Files map[string][]byte
+	// Requests measures what is asked of webhooks; nil: nothing does.
+	Requests *measure.Requests
 }
 
 // Plugins are the four plugins. Make them with New.
@@ -144,6 +148,7 @@ type webhook interface {
 	admission.Interface
 	admission.InitializationValidator
 	SetServiceResolver(webhookutil.ServiceResolver)
+	SetAuthenticationInfoResolverWrapper(webhookutil.AuthenticationInfoResolverWrapper)
 	SetExternalKubeClientSet(kubernetes.Interface)
 	SetExternalKubeInformerFactory(informers.SharedInformerFactory)
 	SetUnconditionalAuthorizer(authorizer.UnconditionalAuthorizer)
@@ -173,6 +178,9 @@ func (p *Plugins) validatingWebhook(name string) (admission.Interface, error) {
 
 func (p *Plugins) startWebhook(w webhook) error {
 	w.SetServiceResolver(newServices(p.cfg.Informers))
+	if p.cfg.Requests != nil {
+		w.SetAuthenticationInfoResolverWrapper(measured(p.cfg.Requests))
+	}
 	w.SetExternalKubeClientSet(p.cfg.Kube)
 	w.SetExternalKubeInformerFactory(p.cfg.Informers)
 	w.SetUnconditionalAuthorizer(p.cfg.Authorizer)
@@ -230,4 +238,24 @@ func (p *Plugins) startPolicy(x policy) error {
 	}
 	p.cfg.Informers.Start(p.stop)
 	return nil
+}
+
+// measured returns what makes requests to webhooks be measured.
+func measured(by *measure.Requests) webhookutil.AuthenticationInfoResolverWrapper {
+	return func(how webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
+		wrap := func(cfg *rest.Config, err error) (*rest.Config, error) {
+			if err != nil {
+				return nil, err
+			}
+			cfg = rest.CopyConfig(cfg)
+			cfg.Wrap(by.Wrap)
+			return cfg, nil
+		}
+		return &webhookutil.AuthenticationInfoResolverDelegator{
+			ClientConfigForFunc: func(hostPort string) (*rest.Config, error) { return wrap(how.ClientConfigFor(hostPort)) },
+			ClientConfigForServiceFunc: func(name, namespace string, port int) (*rest.Config, error) {
+				return wrap(how.ClientConfigForService(name, namespace, port))
+			},
+		}
+	}
 }
