@@ -17,6 +17,9 @@ type Custom struct {
 	// Terminating: the definition is being deleted, so nothing new may be
 	// created and discovery shows what helps to delete the rest.
 	Terminating bool
+	// Early: that the definition is served has not been written yet, so discovery
+	// does not tell of it.
+	Early bool
 	// Deprecation, unless empty, is the warning for every request.
 	Deprecation string
 

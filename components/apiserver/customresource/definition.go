@@ -83,11 +83,11 @@ func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, remote func(*a
 }
 
 // resources are the versions that are served, the preferred one first.
-func (d *definition) resources(terminating bool) []*api.Resource {
+func (d *definition) resources(terminating, early bool) []*api.Resource {
 	var out []*api.Resource
 	for _, v := range d.versions {
 		if v.Served {
-			out = append(out, v.resource(terminating))
+			out = append(out, v.resource(terminating, early))
 		}
 	}
 	slices.SortFunc(out, func(a, b *api.Resource) int {
@@ -128,7 +128,7 @@ func (d *definition) remote() bool {
 	return c != nil && c.Strategy == apiextensionsv1.WebhookConverter
 }
 
-func (v *kindVersion) resource(terminating bool) *api.Resource {
+func (v *kindVersion) resource(terminating, early bool) *api.Resource {
 	d := v.of
 	res := &api.Resource{
 		Names: api.Names{
@@ -158,6 +158,7 @@ func (v *kindVersion) resource(terminating bool) *api.Resource {
 		Custom: &api.Custom{
 			State:       fmt.Sprintf("%s %d %v %t", d.crd.UID, d.crd.Generation, d.names, terminating),
 			Terminating: terminating,
+			Early:       early,
 			Deprecation: v.deprecation(),
 			Coerce: func(obj api.Object, report bool) ([]string, error) {
 				return d.coerce(obj, coercion{report: report})

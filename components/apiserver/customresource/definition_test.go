@@ -102,7 +102,7 @@ func text(t testing.TB, v any) string {
 }
 
 func TestResources(t *testing.T) {
-	all := defined(t).resources(false)
+	all := defined(t).resources(false, false)
 	if len(all) != 2 || all[0].Version != "v1" || all[1].Version != "v1beta1" {
 		t.Fatalf("resources %v", all)
 	}
@@ -324,7 +324,7 @@ func TestModels(t *testing.T) {
 // TestShared reads one object by many at once, which the race detector
 // watches.
 func TestShared(t *testing.T) {
-	all := defined(t).resources(false)
+	all := defined(t).resources(false, false)
 	obj := instance(t, "v1", "spec: {a: b, num: 1, ports: [{name: web, port: 80}]}, status: {num: 1}")
 	done := make(chan struct{})
 	for range 4 {

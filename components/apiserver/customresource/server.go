@@ -55,6 +55,9 @@ type served struct {
 	*definition
 	resources   []*api.Resource
 	terminating bool
+	// early: that it is served has not been written yet, and discovery does not
+	// tell of it.
+	early bool
 }
 
 // New validates cfg. Nothing is served before Run.
@@ -191,13 +194,15 @@ func (s *Server) syncGroup(ctx context.Context, group, but string) {
 }
 
 // sync gives a definition the status that it ought to have. What that makes
-// servable is served before anybody can see it.
+// servable is served before anybody can see it, but told of by discovery only once
+// it is written: who has waited for it there would find that the definition that it
+// then reads and updates changes once more.
 func (s *Server) sync(ctx context.Context, name string) {
 	d := s.known[name]
 	wish := d.DeepCopy()
 	decide(wish, takenOf(d.Spec.Group, s.known))
 	if !equality.Semantic.DeepEqual(wish.Status, d.Status) {
-		s.serveAs(wish)
+		s.serveAs(wish, true)
 		stored, err := s.update(ctx, name, func(now *crd) bool {
 			if now.UID != d.UID || now.Generation != d.Generation {
 				return false // there will be an event
@@ -214,6 +219,7 @@ func (s *Server) sync(ctx context.Context, name string) {
 		if stored != nil {
 			s.known[name] = stored
 			d = stored
+			s.serve(name)
 		}
 	}
 	if d.DeletionTimestamp != nil && apihelpers.CRDHasFinalizer(d, apiextensionsv1.CustomResourceCleanupFinalizer) {
@@ -222,9 +228,10 @@ func (s *Server) sync(ctx context.Context, name string) {
 }
 
 // serve gives the registry what a definition says now, if that is new.
-func (s *Server) serve(name string) { s.serveAs(s.known[name]) }
+func (s *Server) serve(name string) { s.serveAs(s.known[name], false) }
 
-func (s *Server) serveAs(d *crd) {
+// serveAs serves d; early tells that its status is yet to be written.
+func (s *Server) serveAs(d *crd, early bool) {
 	if !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) && !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) {
 		return
 	}
@@ -232,10 +239,12 @@ func (s *Server) serveAs(d *crd) {
 	before := s.served[d.Name]
 	same := before != nil && before.crd.UID == d.UID &&
 		equality.Semantic.DeepEqual(before.crd.Spec, d.Spec) && equality.Semantic.DeepEqual(before.names, d.Status.AcceptedNames)
-	if same && before.terminating == terminating {
+	// What discovery has told of stays there.
+	early = early && (before == nil || before.early)
+	if same && before.terminating == terminating && before.early == early {
 		return
 	}
-	now := &served{terminating: terminating}
+	now := &served{terminating: terminating, early: early}
 	if same {
 		now.definition = before.definition
 	} else {
@@ -245,7 +254,7 @@ func (s *Server) serveAs(d *crd) {
 			return
 		}
 	}
-	now.resources = now.definition.resources(terminating)
+	now.resources = now.definition.resources(terminating, early)
 	gr := schema.GroupResource{Group: d.Spec.Group, Resource: now.names.Plural}
 	if before != nil && before.names.Plural != now.names.Plural {
 		s.forget(d.Name)

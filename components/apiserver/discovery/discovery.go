@@ -205,6 +205,7 @@ func (h *Handler) documents() *documents {
 func same(a, b []*registry.Resource) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
 func (h *Handler) build(all []*registry.Resource) *documents {
+	told := slices.DeleteFunc(slices.Clone(all), func(r *registry.Resource) bool { return r.Custom != nil && r.Custom.Early })
 	d := &documents{
 		of:      all,
 		core:    &apidiscoveryv2.APIGroupDiscoveryList{},
@@ -217,6 +218,9 @@ func (h *Handler) build(all []*registry.Resource) *documents {
 	groups := map[string]*apidiscoveryv2.APIGroupDiscovery{}
 	var order []string
 	for _, gv := range h.cfg.Registry.GroupVersions() {
+		if !slices.ContainsFunc(told, func(r *registry.Resource) bool { return r.GroupVersion() == gv }) {
+			continue
+		}
 		list := &metav1.APIResourceList{
 			TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
 			GroupVersion: gv.String(),
@@ -225,7 +229,7 @@ func (h *Handler) build(all []*registry.Resource) *documents {
 			list.APIVersion = "" // as it began
 		}
 		version := apidiscoveryv2.APIVersionDiscovery{Version: gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
-		for _, res := range all {
+		for _, res := range told {
 			if res.GroupVersion() != gv {
 				continue
 			}
