@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -85,12 +87,38 @@ func (c *Controller) attached(node string) (map[string]*storagev1.VolumeAttachme
 			continue
 		}
 		pv, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
-		if err != nil || pv.Spec.CSI == nil || a.Name != attachmentName(pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle, node) {
-			continue
+		if err == nil && pv.Spec.CSI != nil && a.Name == attachmentName(pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle, node) ||
+			err != nil && ownName.MatchString(a.Name) {
+			out[a.Name] = a
 		}
-		out[a.Name] = a
 	}
 	return out, nil
+}
+
+// ownName is what the names of attachments look like that this controller makes.
+var ownName = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
+
+// volumeOf is how a node speaks of the volume of an attachment; false if the volume
+// is gone, and the node does not speak of it.
+func (c *Controller) volumeOf(n *corev1.Node, a *storagev1.VolumeAttachment) (corev1.UniqueVolumeName, bool) {
+	pv, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
+	if err == nil && pv.Spec.CSI != nil {
+		return uniqueName(pv.Spec.CSI), true
+	}
+	if n == nil {
+		return "", false
+	}
+	names := slices.Clone(n.Status.VolumesInUse)
+	for _, v := range n.Status.VolumesAttached {
+		names = append(names, v.Name)
+	}
+	for _, name := range names {
+		handle, ok := strings.CutPrefix(string(name), csiPrefix+a.Spec.Attacher+"^")
+		if ok && attachmentName(a.Spec.Attacher, handle, n.Name) == a.Name {
+			return name, true
+		}
+	}
+	return "", false
 }
 
 // attach asks for a volume to be attached, unless another node has it that it
@@ -100,12 +128,17 @@ func (c *Controller) attach(ctx context.Context, node, name string, w *want) err
 		return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
 	})
 	if !shared && len(w.pv.Spec.AccessModes) > 0 {
+		// The cache may lack what was made for another node a moment ago.
+		if !c.reserve(w.pv.Name, node, name) {
+			return fmt.Errorf("attaching volume %s to node %s: %w", w.pv.Name, node, control.ErrStale)
+		}
 		all, err := c.attachments.List(labels.Everything())
 		if err != nil {
 			return err
 		}
 		for _, a := range all {
 			if a.Spec.NodeName != node && a.Spec.Source.PersistentVolumeName != nil && *a.Spec.Source.PersistentVolumeName == w.pv.Name {
+				c.seen(w.pv.Name, name)
 				w.tell(c.env.Events, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf(
 					"Multi-Attach error for volume %q Volume is already exclusively attached to one node and can't be attached to another", w.pv.Name))
 				// Its going is heard of.
@@ -121,9 +154,53 @@ func (c *Controller) attach(ctx context.Context, node, name string, w *want) err
 		},
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
+		// Unless it was written nevertheless: the reservation ends by itself.
 		return fmt.Errorf("attaching volume %s to node %s: %w", w.pv.Name, node, err)
 	}
 	return nil
+}
+
+// unseen is for how long an attachment that was made counts without having been
+// seen.
+const unseen = time.Minute
+
+// attaching is an attachment that was asked for.
+type attaching struct {
+	node, name string
+	since      time.Time
+}
+
+// reserve notes that a volume is attached to a node, and is false if one to another
+// node was made that has not been seen yet.
+func (c *Controller) reserve(volume, node, name string) bool {
+	now := c.env.Clock.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if a, ok := c.made[volume]; ok && a.node != node && now.Sub(a.since) < unseen {
+		return false
+	}
+	c.made[volume] = attaching{node, name, now}
+	return true
+}
+
+// seen ends a reservation, for the cache has the attachment of that name, or it was
+// not made.
+func (c *Controller) seen(volume, name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made[volume].name == name {
+		delete(c.made, volume)
+	}
+}
+
+// surelyGone asks whether there is no volume of a name, which the cache may be late
+// to have.
+func (c *Controller) surelyGone(ctx context.Context, volume string) (bool, error) {
+	_, err := c.env.Kube.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false, fmt.Errorf("looking for volume %s: %w", volume, err)
+	}
+	return err != nil, nil
 }
 
 // keep forgets since when nobody wanted an attachment.
@@ -139,11 +216,8 @@ func (c *Controller) mayDetach(n *corev1.Node, a *storagev1.VolumeAttachment) bo
 	if a.DeletionTimestamp != nil {
 		return false // it is going
 	}
-	pv, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
-	if err != nil || pv.Spec.CSI == nil {
-		return false
-	}
-	if n == nil || outOfService(n) || !slices.Contains(n.Status.VolumesInUse, uniqueName(pv.Spec.CSI)) {
+	volume, known := c.volumeOf(n, a)
+	if n == nil || outOfService(n) || !known || !slices.Contains(n.Status.VolumesInUse, volume) {
 		return true
 	}
 	if c.force <= 0 {
@@ -180,14 +254,14 @@ func (c *Controller) tellNode(ctx context.Context, n *corev1.Node, have map[stri
 		if !a.Status.Attached || a.DeletionTimestamp != nil || drop[name] {
 			continue
 		}
-		pv, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
-		if err != nil || pv.Spec.CSI == nil {
+		volume, known := c.volumeOf(n, a)
+		if !known {
 			continue
 		}
-		v := corev1.AttachedVolume{Name: uniqueName(pv.Spec.CSI)}
+		v := corev1.AttachedVolume{Name: volume}
 		next = append(next, v)
 		if w := wanted[name]; w != nil && !slices.ContainsFunc(n.Status.VolumesAttached, func(o corev1.AttachedVolume) bool { return o.Name == v.Name }) {
-			w.tell(c.env.Events, corev1.EventTypeNormal, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q ", pv.Name))
+			w.tell(c.env.Events, corev1.EventTypeNormal, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q ", w.pv.Name))
 		}
 	}
 	slices.SortFunc(next, func(x, y corev1.AttachedVolume) int {

@@ -42,6 +42,9 @@ type Controller struct {
 	mu sync.Mutex
 	// unwanted is since when nobody has wanted an attachment, by its name.
 	unwanted map[string]time.Time // guarded by mu
+	// made are the attachments to one node alone that were made and not seen yet, by
+	// the volume.
+	made map[string]attaching // guarded by mu
 }
 
 // New makes the controller. force is after how long a volume is detached though
@@ -54,7 +57,7 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 		env: env, force: force, nodes: core.Nodes().Lister(), pods: core.Pods().Informer().GetIndexer(), allPods: core.Pods().Lister(),
 		claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(),
 		drivers: store.CSIDrivers().Lister(), attachments: store.VolumeAttachments().Lister(),
-		unwanted: map[string]time.Time{},
+		unwanted: map[string]time.Time{}, made: map[string]attaching{},
 	}
 	if err := control.AddNodeIndex(core.Pods().Informer()); err != nil {
 		return nil, fmt.Errorf("indexing pods: %w", err)
@@ -76,9 +79,25 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 			c.node(cur)
 		}
 	}, c.node)
-	attachment := control.Every(func(a *storagev1.VolumeAttachment) { c.Add(a.Spec.NodeName) })
+	attachment := control.Every(func(a *storagev1.VolumeAttachment) {
+		if name := a.Spec.Source.PersistentVolumeName; name != nil {
+			c.seen(*name, a.Name)
+		}
+		c.Add(a.Spec.NodeName)
+	})
 	// A volume that was detached from one node may be waited for on another.
-	released := control.Handlers(nil, nil, func(*storagev1.VolumeAttachment) { c.everyNode() })
+	released := control.Handlers(nil, nil, func(a *storagev1.VolumeAttachment) {
+		c.keep(a.Name)
+		c.everyNode()
+	})
+	// A volume may be seen later than the claim that is bound to it.
+	volume := func(pv *corev1.PersistentVolume) {
+		if ref := pv.Spec.ClaimRef; ref != nil && pv.Spec.CSI != nil {
+			if pvc, err := c.claims.PersistentVolumeClaims(ref.Namespace).Get(ref.Name); err == nil && pvc.Spec.VolumeName == pv.Name {
+				c.usersOf(pvc)
+			}
+		}
+	}
 	driver := control.Every(func(*storagev1.CSIDriver) { c.everyNode() })
 	return c, errors.Join(
 		c.Watch(core.Pods().Informer(), control.Handlers(pod, func(old, p *corev1.Pod) {
@@ -95,11 +114,13 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 		c.Watch(store.VolumeAttachments().Informer(), attachment),
 		c.Watch(store.VolumeAttachments().Informer(), released),
 		c.Watch(store.CSIDrivers().Informer(), driver),
-		c.await(core.PersistentVolumes().Informer()),
+		c.Watch(core.PersistentVolumes().Informer(), control.Handlers(volume, func(old, pv *corev1.PersistentVolume) {
+			if old.UID != pv.UID || old.Status.Phase != pv.Status.Phase {
+				volume(pv)
+			}
+		}, nil)),
 	)
 }
-
-func (c *Controller) await(i cache.SharedIndexInformer) error { c.Await(i); return nil }
 
 // node works on a node if it has anything to do with attaching.
 func (c *Controller) node(n *corev1.Node) {
@@ -177,8 +198,10 @@ func attachmentName(driver, handle, node string) string {
 
 // uniqueName is how a node speaks of a volume.
 func uniqueName(src *corev1.CSIPersistentVolumeSource) corev1.UniqueVolumeName {
-	return corev1.UniqueVolumeName("kubernetes.io/csi/" + src.Driver + "^" + src.VolumeHandle)
+	return corev1.UniqueVolumeName(csiPrefix + src.Driver + "^" + src.VolumeHandle)
 }
+
+const csiPrefix = "kubernetes.io/csi/"
 
 // sync attaches and detaches the volumes of one node.
 func (c *Controller) sync(ctx context.Context, node string) error {
@@ -210,9 +233,17 @@ func (c *Controller) sync(ctx context.Context, node string) error {
 	}
 	drop := map[string]bool{}
 	for name, a := range have {
-		if wanted[name] == nil && c.mayDetach(n, a) {
-			drop[name] = true
+		if wanted[name] != nil || !c.mayDetach(n, a) {
+			continue
 		}
+		volume := *a.Spec.Source.PersistentVolumeName
+		if _, err := c.volumes.Get(volume); err != nil {
+			if gone, err := c.surelyGone(ctx, volume); err != nil || !gone {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		drop[name] = true
 	}
 	// A node must not mount what is about to go.
 	if n != nil {

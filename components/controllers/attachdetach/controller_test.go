@@ -2,6 +2,7 @@ package attachdetach
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/internal/controltest"
 )
 
@@ -158,5 +160,79 @@ func TestMultiAttach(t *testing.T) {
 	}
 	if e := f.Recorded(); controltest.Count(e, "Warning FailedAttachVolume Multi-Attach error") != 1 {
 		t.Errorf("events %v", e)
+	}
+}
+
+// TestVolumeGone: what is attached is detached though its volume is gone, but not
+// while the node has it mounted, nor when the cache is only late.
+func TestVolumeGone(t *testing.T) {
+	n, _, _, pv := objects()
+	name := attachmentName(driver, handle, "n1")
+	n.Status.VolumesInUse = []corev1.UniqueVolumeName{uniqueName(pv.Spec.CSI)}
+	n.Status.VolumesAttached = []corev1.AttachedVolume{{Name: uniqueName(pv.Spec.CSI)}}
+	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "a"}}
+	a.Spec.Attacher, a.Spec.NodeName, a.Spec.Source.PersistentVolumeName, a.Status.Attached = driver, "n1", &pv.Name, true
+	f := controltest.New(t, n, a)
+	c, err := New(f.Env, 6*time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sync := func() []string {
+		t.Helper()
+		if err := controltest.Sync(t, c.Loop, "n1"); err != nil {
+			t.Fatal(err)
+		}
+		return f.Writes()
+	}
+	if w := sync(); len(w) != 0 {
+		t.Fatalf("in use: %v", w)
+	}
+	n.Status.VolumesInUse = nil
+	f.Cache(n)
+	if _, err := f.Kube.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.Writes()
+	if w := sync(); len(w) != 0 {
+		t.Fatalf("a volume that the cache does not show yet: %v", w)
+	}
+	if err := f.Kube.CoreV1().PersistentVolumes().Delete(t.Context(), pv.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.Writes()
+	if w := sync(); len(w) != 2 || w[0] != "patch nodes/status n1" || w[1] != "delete volumeattachments "+name {
+		t.Fatalf("gone: %v", w)
+	}
+}
+
+// TestMultiAttachAtOnce: a volume for one node is not attached to a second before the
+// cache shows the first.
+func TestMultiAttachAtOnce(t *testing.T) {
+	n, p, pvc, pv := objects()
+	other, q := n.DeepCopy(), p.DeepCopy()
+	other.Name, q.Name, q.UID, q.Spec.NodeName = "n2", "q", "q", "n2"
+	f := controltest.New(t, n, other, p, q, pvc, pv)
+	c, err := New(f.Env, 6*time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := controltest.Sync(t, c.Loop, "n1"); err != nil {
+		t.Fatal(err)
+	}
+	f.Writes()
+	if err := controltest.Sync(t, c.Loop, "n2"); !errors.Is(err, control.ErrStale) {
+		t.Errorf("error %v", err)
+	}
+	if w := f.Writes(); len(w) != 0 {
+		t.Errorf("to the second: %v", w)
+	}
+	// It is seen: who waits is told.
+	f.Observe(storagev1.SchemeGroupVersion.WithKind("VolumeAttachment"))
+	c.seen(pv.Name, attachmentName(driver, handle, "n1"))
+	if err := controltest.Sync(t, c.Loop, "n2"); err != nil {
+		t.Fatal(err)
+	}
+	if e := f.Recorded(); len(f.Writes()) != 0 || controltest.Count(e, "Warning FailedAttachVolume Multi-Attach error") != 1 || len(c.made) != 0 {
+		t.Errorf("events %v, made %v", e, c.made)
 	}
 }

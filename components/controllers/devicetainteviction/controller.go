@@ -71,17 +71,37 @@ func New(env control.Env) (*Controller, error) {
 	); err != nil {
 		return nil, err
 	}
-	c.Await(pods.Informer())
 	return c, errors.Join(
+		c.Watch(pods.Informer(), control.Living(c.podSeen)),
 		c.Watch(claims, control.Every(c.claimChanged)),
 		c.Watch(slices, control.Every(func(s *resourcev1.ResourceSlice) { c.addClaims(s.Spec.Driver + "/" + s.Spec.Pool.Name) })),
-		c.Watch(rules, control.Every(func(r *resourcev1.DeviceTaintRule) {
-			c.Add(ruleKey + r.Name)
-			for _, claim := range c.selected(r) {
-				c.Add(claimKey + claim.Namespace + "/" + claim.Name)
-			}
+		c.Watch(rules, control.Handlers(c.ruleChanged, func(_, r *resourcev1.DeviceTaintRule) { c.ruleChanged(r) }, func(r *resourcev1.DeviceTaintRule) {
+			c.mu.Lock()
+			delete(c.evicted, r.UID)
+			c.mu.Unlock()
+			c.ruleChanged(r)
 		})),
 	)
+}
+
+func (c *Controller) ruleChanged(r *resourcev1.DeviceTaintRule) {
+	c.Add(ruleKey + r.Name)
+	for _, claim := range c.selected(r) {
+		c.Add(claimKey + claim.Namespace + "/" + claim.Name)
+	}
+}
+
+// podSeen looks at the claims of a pod, which may have been reserved for it before
+// it was seen.
+func (c *Controller) podSeen(p *corev1.Pod) {
+	for i := range p.Spec.ResourceClaims {
+		if name, _, err := resourceclaim.Name(p, &p.Spec.ResourceClaims[i]); err == nil && name != nil {
+			c.Add(claimKey + p.Namespace + "/" + *name)
+		}
+	}
+	if s := p.Status.ExtendedResourceClaimStatus; s != nil {
+		c.Add(claimKey + p.Namespace + "/" + s.ResourceClaimName)
+	}
 }
 
 // poolsOfClaim and poolOfSlice are index functions.

@@ -153,3 +153,30 @@ func TestRule(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// TestPodSeen: the claims of a pod are looked at when it is seen, and what is known of
+// a rule goes with it.
+func TestPodSeen(t *testing.T) {
+	f := controltest.New(t)
+	c, err := New(f.Env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := controltest.Pod("ns", "p", nil, corev1.PodRunning)
+	p.UID = "ns/p"
+	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "c", ResourceClaimName: ptr.To("c")}}
+	f.Cache(claim(resourcev1.DeviceToleration{Operator: resourcev1.DeviceTolerationOpExists, TolerationSeconds: ptr.To[int64](60)}))
+	f.Cache(slice(1, broken))
+	f.Clock.SetTime(controltest.Now.Add(time.Minute))
+	if err := controltest.Sync(t, c.Loop, "claim:ns/c"); err != nil {
+		t.Fatal(err)
+	}
+	f.Add(p)
+	c.podSeen(p)
+	if err := c.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if w := f.Writes(); len(w) != 2 || w[1] != "delete pods p" {
+		t.Errorf("writes %v", w)
+	}
+}

@@ -71,7 +71,18 @@ func New(env control.Env) (*Controller, error) {
 	if err := servicepods.Watch(c.Loop, env); err != nil {
 		return nil, err
 	}
-	return c, c.Watch(endpoints.Informer(), control.Handlers(nil, nil, func(e *corev1.Endpoints) { c.AddObject(e) }))
+	return c, c.Watch(endpoints.Informer(), control.Handlers(c.made, nil, func(e *corev1.Endpoints) { c.AddObject(e) }))
+}
+
+// made looks at Endpoints that this controller has made: their Service may have gone
+// before they were seen.
+func (c *Controller) made(e *corev1.Endpoints) {
+	if e.Labels[managedByLabel] != managedBy {
+		return
+	}
+	if _, err := c.services.Services(e.Namespace).Get(e.Name); apierrors.IsNotFound(err) {
+		c.AddObject(e)
+	}
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {

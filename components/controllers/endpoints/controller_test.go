@@ -125,3 +125,31 @@ func TestTruncate(t *testing.T) {
 		t.Error("truncated again")
 	}
 }
+
+// TestLeftOver: Endpoints that are seen only when their Service is gone go too; those
+// of others stay.
+func TestLeftOver(t *testing.T) {
+	f := controltest.New(t, service())
+	c, err := New(f.Env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		service string
+		labels  map[string]string
+		want    int
+	}{
+		"of a Service":    {"web", map[string]string{managedByLabel: managedBy}, 0},
+		"left over":       {"gone", map[string]string{managedByLabel: managedBy}, 1},
+		"of somebody":     {"gone", nil, 0},
+		"of someone else": {"gone", map[string]string{managedByLabel: "me"}, 0},
+	} {
+		c.made(&corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: tc.service, Labels: tc.labels}})
+		if got := c.Len(); got != tc.want {
+			t.Errorf("%s: %d keys", name, got)
+		}
+		if err := c.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -412,3 +412,20 @@ func TestAgainstModel(t *testing.T) {
 		}
 	}
 }
+
+// TestMadeAnew: what was owned by an object goes, though another has its name and
+// nobody saw it go.
+func TestMadeAnew(t *testing.T) {
+	api := newAPI(t)
+	object := func(uid types.UID, version string) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "o", UID: uid, ResourceVersion: version}}
+	}
+	h := api.c.handler(mapsKind)
+	h.OnAdd(object("one", "1"), false)
+	h.OnUpdate(object("one", "1"), object("two", "2"))
+	_, one := api.c.graph.get("one")
+	_, two := api.c.graph.get("two")
+	if one || !two {
+		t.Errorf("the one before is known: %v, the one that is there: %v", one, two)
+	}
+}

@@ -293,6 +293,20 @@ func (c *Collector) watch(ctx context.Context, gvr schema.GroupVersionResource, 
 		cancel()
 		return nil, err
 	}
+	reg, err := informer.AddEventHandler(c.handler(kind))
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("watching %s: %w", gvr, err)
+	}
+	return &monitor{
+		cancel: cancel,
+		synced: reg.HasSyncedChecker(),
+		remove: func() { _ = informer.RemoveEventHandler(reg) },
+	}, nil
+}
+
+// handler takes the objects of a kind into the graph.
+func (c *Collector) handler(kind schema.GroupVersionKind) cache.ResourceEventHandler {
 	surface := kind.Group == "apiextensions.k8s.io" || kind.Group == "apiregistration.k8s.io"
 	see := func(obj any) {
 		m, ok := obj.(metav1.Object)
@@ -306,7 +320,7 @@ func (c *Collector) watch(ctx context.Context, gvr schema.GroupVersionResource, 
 			c.lookAgain()
 		}
 	}
-	reg, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	return cache.ResourceEventHandlerFuncs{
 		AddFunc: see,
 		UpdateFunc: func(a, b any) {
 			old, ok1 := a.(metav1.Object)
@@ -316,6 +330,10 @@ func (c *Collector) watch(ctx context.Context, gvr schema.GroupVersionResource, 
 			}
 			if !surface && !relevant(old, cur) {
 				return
+			}
+			if old.GetUID() != cur.GetUID() {
+				// It was made anew while nobody looked.
+				c.graph.vanished(old.GetUID())
 			}
 			see(cur)
 		},
@@ -327,16 +345,7 @@ func (c *Collector) watch(ctx context.Context, gvr schema.GroupVersionResource, 
 				c.lookAgain()
 			}
 		},
-	})
-	if err != nil {
-		cancel()
-		return nil, fmt.Errorf("watching %s: %w", gvr, err)
 	}
-	return &monitor{
-		cancel: cancel,
-		synced: reg.HasSyncedChecker(),
-		remove: func() { _ = informer.RemoveEventHandler(reg) },
-	}, nil
 }
 
 // relevant tells whether an update changes anything that the graph shows. Most

@@ -400,11 +400,13 @@ func (c *Controller) syncStray(ctx context.Context, k string) error {
 }
 
 // backoff returns how long new pods must wait, after n more failures of which
-// the last was at that time, or after a success.
-func (c *Controller) backoff(k string, newFailures int, last time.Time, success bool) time.Duration {
+// the last was at that time, or after a success; and the failures in a row, which
+// are to be remembered once they are noted in the status: what is not is found
+// again.
+func (c *Controller) backoff(k string, newFailures int, last time.Time, success bool) (time.Duration, failures) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	f := c.failed[k]
+	c.mu.Unlock()
 	if success {
 		f = failures{}
 	}
@@ -412,11 +414,21 @@ func (c *Controller) backoff(k string, newFailures int, last time.Time, success 
 		f.count += newFailures
 		f.last = last
 	}
-	c.failed[k] = f
 	if f.count == 0 {
-		return 0
+		return 0, f
 	}
-	return max(0, backoffAfter(f.count)-c.env.Clock.Since(f.last))
+	return max(0, backoffAfter(f.count)-c.env.Clock.Since(f.last)), f
+}
+
+// remember keeps the failures in a row of a Job.
+func (c *Controller) remember(k string, f failures) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f.count == 0 {
+		delete(c.failed, k)
+		return
+	}
+	c.failed[k] = f
 }
 
 // backoffAfter returns how long to wait after n failures in a row.

@@ -12,7 +12,10 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
 	"hyperkube/components/controllers/internal/controltest"
@@ -456,5 +459,34 @@ func TestIgnoredFailureOfAnIndex(t *testing.T) {
 	}
 	if a := live[0].Annotations; a[batchv1.JobIndexFailureCountAnnotation] != "0" || a[batchv1.JobIndexIgnoredFailureCountAnnotation] != "1" {
 		t.Errorf("annotations %v", a)
+	}
+}
+
+// TestBackoffOnce: failures count for the wait once, however often their noting in
+// the status fails.
+func TestBackoffOnce(t *testing.T) {
+	w := newWorld(t, testJob(1, 1))
+	w.sync()
+	w.end(w.live()[0], corev1.PodFailed, 1)
+	refused := 3
+	w.f.Kube.PrependReactor("update", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
+		refused--
+		return refused >= 0, nil, apierrors.NewConflict(batchv1.Resource("jobs"), "j", nil)
+	})
+	w.f.Observe(Kind, corev1.SchemeGroupVersion.WithKind("Pod"))
+	w.c.expect.Forget("ns/j")
+	for range 3 {
+		if err := controltest.Sync(t, w.c.Loop, "ns/j"); !apierrors.IsConflict(err) {
+			t.Fatalf("error %v", err)
+		}
+	}
+	w.sync()
+	if got := w.c.failed["ns/j"].count; got != 1 {
+		t.Errorf("%d failures in a row", got)
+	}
+	w.later(firstBackoff)
+	w.sync()
+	if n := len(w.live()); n != 1 {
+		t.Errorf("%d pods after the wait", n)
 	}
 }

@@ -417,7 +417,7 @@ func (s *state) advance(ctx context.Context) error {
 		now := metav1.NewTime(s.env.Clock.Now())
 		s.next.StartTime = &now
 	}
-	wait := s.backoff(k, s.newFailures, s.lastFailure, s.newSuccess)
+	wait, inARow := s.backoff(k, s.newFailures, s.lastFailure, s.newSuccess)
 	var workErr error
 	failReason, failMessage, failed := s.failure()
 	okReason, okMessage, done := s.success()
@@ -463,6 +463,7 @@ func (s *state) advance(ctx context.Context) error {
 	if err := s.write(ctx, s.job, s.next); err != nil {
 		return errors.Join(workErr, err)
 	}
+	s.remember(k, inARow)
 	if s.tell != nil {
 		s.tell()
 	}

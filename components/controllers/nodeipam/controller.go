@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -100,7 +101,7 @@ func (c *Controller) note(n *corev1.Node) {
 }
 
 func (c *Controller) noteLocked(n *corev1.Node) {
-	if _, ok := c.held[n.Name]; ok || len(n.Spec.PodCIDRs) == 0 {
+	if len(n.Spec.PodCIDRs) == 0 {
 		return
 	}
 	var held []netip.Prefix
@@ -110,10 +111,17 @@ func (c *Controller) noteLocked(n *corev1.Node) {
 			c.env.Log.Warn("node has a pod CIDR that cannot be read", "node", n.Name, "cidr", s, "error", err)
 			continue
 		}
+		held = append(held, p)
+	}
+	if before, ok := c.held[n.Name]; ok && slices.Equal(before, held) {
+		return
+	}
+	// Another may have given it what it has.
+	c.releaseLocked(n.Name)
+	for _, p := range held {
 		for _, set := range c.sets {
 			set.take(p)
 		}
-		held = append(held, p)
 	}
 	c.held[n.Name] = held
 }

@@ -191,3 +191,25 @@ func TestStaleCache(t *testing.T) {
 		t.Error("b got what a has")
 	}
 }
+
+// TestGivenByAnother: what a node turns out to have counts, not what it was to have.
+func TestGivenByAnother(t *testing.T) {
+	f := controltest.New(t)
+	c, err := New(f.Env, Config{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.allocate("a"); err != nil {
+		t.Fatal(err)
+	}
+	f.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.NodeSpec{PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24"}}})
+	if err := controltest.Sync(t, c.Loop, "a"); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.held["a"]; len(got) != 1 || got[0].String() != "10.244.1.0/24" || c.sets[0].free != 3 {
+		t.Errorf("a holds %v, %d parts are free", got, c.sets[0].free)
+	}
+	if got, err := c.allocate("b"); err != nil || got[0].String() == "10.244.1.0/24" {
+		t.Errorf("b gets %v (%v)", got, err)
+	}
+}

@@ -12,6 +12,7 @@ package nodelifecycle
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -276,6 +277,9 @@ func (c *Controller) syncNode(ctx context.Context, n *corev1.Node) error {
 	}
 	ready, left := c.observe(n)
 	if left <= 0 {
+		if err := c.askLease(ctx, n.Name); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
 		updated, err := c.declareUnknown(ctx, n)
 		if err != nil {
 			return errors.Join(append(errs, err)...)
@@ -307,6 +311,27 @@ func (c *Controller) syncNode(ctx context.Context, n *corev1.Node) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// askLease is an error unless the Lease of a Node, as the API has it, is the one that
+// the cache shows: while leases are late, nobody can be said to be silent.
+func (c *Controller) askLease(ctx context.Context, name string) error {
+	version := ""
+	if obj, ok, err := c.leases.GetByKey(leaseNamespace + "/" + name); err == nil && ok {
+		if l, ok := obj.(*coordv1.Lease); ok {
+			version = l.ResourceVersion
+		}
+	}
+	live, err := c.env.Kube.CoordinationV1().Leases(leaseNamespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("looking at the lease of node %s: %w", name, err)
+	case live.ResourceVersion != version:
+		return fmt.Errorf("lease of node %s: %w", name, control.ErrStale)
+	}
+	return nil
 }
 
 // declareUnknown writes Unknown to the conditions of a silent Node; nil if they

@@ -2,6 +2,7 @@ package nodelifecycle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/internal/controltest"
 )
 
@@ -222,5 +224,41 @@ func TestZoneRate(t *testing.T) {
 	z.judge()
 	if n, again := z.pop("", now.Add(time.Hour)); n != "" || again != 0 {
 		t.Errorf("%q, %s from an unhealthy zone", n, again)
+	}
+}
+
+// TestLateLeases: a node is not said to be silent while the cache is behind its lease.
+func TestLateLeases(t *testing.T) {
+	w := newWorld(t, testNode("a", corev1.ConditionTrue))
+	lease := &coordv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: "a", ResourceVersion: "7"}}
+	if err := w.f.Kube.Tracker().Add(lease); err != nil {
+		t.Fatal(err)
+	}
+	w.f.Clock.SetTime(controltest.Now.Add(time.Hour))
+	if err := controltest.Sync(t, w.c.Loop, "a"); !errors.Is(err, control.ErrStale) {
+		t.Errorf("error %v", err)
+	}
+	if c := readyCondition(w.node("a")); c.Status != corev1.ConditionTrue {
+		t.Errorf("condition %+v", c)
+	}
+	w.f.Cache(lease)
+	w.sync("a")
+	if c := readyCondition(w.node("a")); c.Status != corev1.ConditionUnknown {
+		t.Errorf("condition %+v", c)
+	}
+}
+
+// TestTurns: a node that cannot be given its taint does not keep others from theirs.
+func TestTurns(t *testing.T) {
+	z := zones{cfg: Config{}.defaulted(), byName: map[string]*zone{}}
+	for _, name := range []string{"a", "b", "c"} {
+		z.join(testNode(name, ""), corev1.ConditionFalse)
+		z.want(name)
+	}
+	z.join(testNode("d", ""), corev1.ConditionTrue)
+	node, _ := z.pop("", controltest.Now)
+	z.requeue(node)
+	if next, _ := z.pop("", controltest.Now); node != "a" || next != "b" {
+		t.Errorf("after %s comes %s", node, next)
 	}
 }

@@ -194,7 +194,8 @@ func (z *zones) pop(name string, now time.Time) (node string, again time.Duratio
 	return node, again
 }
 
-// requeue puts a Node back at the head, for now.
+// requeue puts a Node back that could not be given its taint; the next may have
+// one now.
 func (z *zones) requeue(node string) {
 	name, ok := z.of[node]
 	if !ok {
@@ -202,6 +203,6 @@ func (z *zones) requeue(node string) {
 	}
 	w := z.byName[name]
 	w.drop(node)
-	w.waiting = append([]string{node}, w.waiting...)
+	w.waiting = append(w.waiting, node)
 	w.next = time.Time{}
 }

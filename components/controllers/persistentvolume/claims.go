@@ -176,6 +176,14 @@ func (c *Controller) syncBoundClaim(ctx context.Context, pvc *corev1.PersistentV
 	case err != nil:
 		return err
 	case pv == nil:
+		// The informers of claims and volumes are not one: the volume may be new.
+		_, err := c.env.Kube.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
+		if err == nil {
+			return nil // it will be seen
+		}
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("looking for volume %s: %w", pvc.Spec.VolumeName, err)
+		}
 		return lost("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!")
 	case pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == pvc.UID:
 		return c.bind(ctx, pv, pvc)

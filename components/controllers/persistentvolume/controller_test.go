@@ -297,3 +297,32 @@ func TestBoundAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestLateVolume: a claim is not lost because the cache is late to have its volume.
+func TestLateVolume(t *testing.T) {
+	f := controltest.New(t, claim("c", "1Gi", boundTo("v")))
+	c, err := New(f.Env, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := volume("v", "1Gi", claimedBy("c", "c"))
+	if err := f.Kube.Tracker().Add(v); err != nil {
+		t.Fatal(err)
+	}
+	if err := controltest.Sync(t, c.Loop, claimKey+"ns/c"); err != nil {
+		t.Fatal(err)
+	}
+	if w := f.Writes(); len(w) != 0 {
+		t.Errorf("late: %v", w)
+	}
+	if err := f.Kube.CoreV1().PersistentVolumes().Delete(t.Context(), "v", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.Writes()
+	if err := controltest.Sync(t, c.Loop, claimKey+"ns/c"); err != nil {
+		t.Fatal(err)
+	}
+	if e := f.Recorded(); len(f.Writes()) != 1 || controltest.Count(e, "Warning ClaimLost") != 1 {
+		t.Errorf("gone: %v", e)
+	}
+}

@@ -60,7 +60,12 @@ func New(env control.Env) (*Controller, error) {
 	c.Loop = control.NewLoop(env, "resource_claim", c.sync)
 	err := pods.Informer().AddIndexers(cache.Indexers{byClaim: claimsOf, byTemplate: templatesOf})
 	return c, errors.Join(err,
-		c.Watch(pods.Informer(), control.Handlers(c.podChanged, func(_, p *corev1.Pod) { c.podChanged(p) }, c.podGone)),
+		c.Watch(pods.Informer(), control.Handlers(c.podChanged, func(old, p *corev1.Pod) {
+			if old.UID != p.UID {
+				c.podGone(old)
+			}
+			c.podChanged(p)
+		}, c.podGone)),
 		c.Watch(claims.Informer(), control.Every(c.claimChanged)),
 		c.Watch(templates.Informer(), control.Handlers(c.templateMade, nil, nil)),
 	)

@@ -22,6 +22,9 @@ const (
 	// rediscover is how long after a resource was not found it is looked for
 	// again.
 	rediscover = time.Minute
+	// patience is how long a quota waits for the first list of a resource before
+	// others have their turn.
+	patience = 5 * time.Second
 )
 
 // follow begins to count the resources of q that only count/ names, and waits
@@ -46,7 +49,7 @@ func (c *Controller) follow(ctx context.Context, q *corev1.ResourceQuota) error 
 		case <-i.HasSyncedChecker().Done():
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(rediscover):
+		case <-time.After(patience):
 			return fmt.Errorf("counting %s: not listed yet", gr)
 		}
 	}

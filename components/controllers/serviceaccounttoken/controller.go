@@ -66,9 +66,12 @@ func New(env control.Env, signer Signer, ca []byte) (*Controller, error) {
 	if err := c.Watch(secrets.Informer(), control.Handlers(look, func(_, s *corev1.Secret) { look(s) }, left)); err != nil {
 		return nil, err
 	}
-	return c, c.Watch(accounts.Informer(), control.Handlers(nil, nil, func(sa *corev1.ServiceAccount) {
-		c.Add(goneAccount + sa.Namespace + "/" + sa.Name)
-	}))
+	gone := func(sa *corev1.ServiceAccount) { c.Add(goneAccount + sa.Namespace + "/" + sa.Name) }
+	return c, c.Watch(accounts.Informer(), control.Handlers(nil, func(old, cur *corev1.ServiceAccount) {
+		if old.UID != cur.UID {
+			gone(old)
+		}
+	}, gone))
 }
 
 // isToken tells whether s is meant to have the token of an account.

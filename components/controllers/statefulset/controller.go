@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -59,8 +60,11 @@ func New(env control.Env) (*Controller, error) {
 			return nil, err
 		}
 	}
-	c.Await(claims.Informer())
 	c.Await(revisions.Informer())
+	// A pod may wait for the end of a claim that an earlier one of its name had.
+	if err := c.Watch(claims.Informer(), control.Handlers(nil, nil, c.claimGone)); err != nil {
+		return nil, err
+	}
 	if err := c.Watch(sets.Informer(), control.Every(func(s *appsv1.StatefulSet) { c.AddObject(s) })); err != nil {
 		return nil, err
 	}
@@ -77,6 +81,22 @@ func New(env control.Env) (*Controller, error) {
 		}
 		changed(cur)
 	}, changed))
+}
+
+// claimGone wakes the StatefulSets that a claim may have been of.
+func (c *Controller) claimGone(claim *corev1.PersistentVolumeClaim) {
+	all, err := c.sets.StatefulSets(claim.Namespace).List(labels.Everything())
+	if err != nil {
+		return
+	}
+	for _, s := range all {
+		for i := range s.Spec.VolumeClaimTemplates {
+			if strings.HasPrefix(claim.Name, s.Spec.VolumeClaimTemplates[i].Name+"-"+s.Name+"-") {
+				c.AddObject(s)
+				break
+			}
+		}
+	}
 }
 
 func (c *Controller) addOwner(namespace string, ref *metav1.OwnerReference) {

@@ -229,3 +229,18 @@ func TestRolloutOfBrokenPods(t *testing.T) {
 		})
 	}
 }
+
+// TestClaimGone: a StatefulSet is looked at when a claim goes that its next pod waits
+// for.
+func TestClaimGone(t *testing.T) {
+	w := newWorld(t, testSet(1))
+	for name, want := range map[string]int{"data-db-0": 1, "data-dbs-0": 0, "other-db-0": 0} {
+		w.c.claimGone(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}})
+		if got := w.c.Len(); got != want {
+			t.Errorf("%s: %d keys", name, got)
+		}
+		if err := w.c.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -81,7 +81,7 @@ func New(env control.Env) (*Controller, error) {
 			}
 		},
 		func(old, cur *corev1.Pod) {
-			if old.Spec.NodeName != cur.Spec.NodeName || !equality.Semantic.DeepEqual(old.Spec.Tolerations, cur.Spec.Tolerations) {
+			if old.UID != cur.UID || old.Spec.NodeName != cur.Spec.NodeName || !equality.Semantic.DeepEqual(old.Spec.Tolerations, cur.Spec.Tolerations) {
 				c.AddObject(cur)
 			}
 		},
