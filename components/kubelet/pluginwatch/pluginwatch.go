@@ -52,7 +52,7 @@ const (
 
 // Watcher follows one folder.
 type Watcher struct {
-	// Dir is made if it is missing.
+	// Dir is made if it is missing, and followed when it is made anew.
 	Dir string
 	// Handlers by type: CSIPlugin, DevicePlugin, DRAPlugin.
 	Handlers map[string]Handler
@@ -61,12 +61,14 @@ type Watcher struct {
 
 // socket is one that is there.
 type socket struct {
+	file   fs.FileInfo
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
 // Run follows the folder until ctx ends. The plugins are not deregistered then.
 func (w *Watcher) Run(ctx context.Context) error {
+	w.Dir = filepath.Clean(w.Dir)
 	if err := os.MkdirAll(w.Dir, 0o750); err != nil {
 		return fmt.Errorf("making the folder of plugins' sockets: %w", err)
 	}
@@ -81,12 +83,19 @@ func (w *Watcher) Run(ctx context.Context) error {
 	defer cancel()
 	sockets := map[string]*socket{}
 	appeared := func(path string) {
+		file, err := os.Lstat(path)
+		if err != nil {
+			return // it has gone again
+		}
 		if old := sockets[path]; old != nil {
+			if os.SameFile(old.file, file) {
+				return // found in its folder, and told of as well
+			}
 			old.cancel()
 			<-old.done
 		}
 		own, stop := context.WithCancel(ctx)
-		s := &socket{cancel: stop, done: make(chan struct{})}
+		s := &socket{file: file, cancel: stop, done: make(chan struct{})}
 		sockets[path] = s
 		wait.Add(1)
 		go func() {
@@ -114,6 +123,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 			return nil
 		})
 	}
+	// The folder itself may be removed and made anew.
+	if err := notify.Add(filepath.Dir(w.Dir)); err != nil {
+		return fmt.Errorf("watching plugins' sockets: %w", err)
+	}
 	if err := walk(w.Dir); err != nil {
 		return fmt.Errorf("looking for plugins' sockets: %w", err)
 	}
@@ -131,19 +144,34 @@ func (w *Watcher) Run(ctx context.Context) error {
 				return nil
 			}
 			switch {
+			case !within(w.Dir, ev.Name):
 			case ev.Has(fsnotify.Create):
 				if err := walk(ev.Name); err != nil {
 					w.Log.Warn("following plugins' sockets", "error", err)
 				}
 			case ev.Has(fsnotify.Remove) || ev.Has(fsnotify.Rename):
-				if s := sockets[ev.Name]; s != nil {
-					s.cancel()
-					<-s.done
-					delete(sockets, ev.Name)
+				// A folder that is moved away takes all with it.
+				for path, s := range sockets {
+					if path == ev.Name || within(ev.Name, path) && gone(path) {
+						s.cancel()
+						<-s.done
+						delete(sockets, path)
+					}
 				}
 			}
 		}
 	}
+}
+
+// within tells whether path is dir or below it.
+func within(dir, path string) bool {
+	rest, ok := strings.CutPrefix(path, dir)
+	return ok && (rest == "" || rest[0] == filepath.Separator)
+}
+
+func gone(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // follow registers the plugin at a socket, and deregisters it when own ends
@@ -151,7 +179,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 func (w *Watcher) follow(ctx, own context.Context, path string) {
 	pause := retryFirst
 	for {
-		plugin, handler, err := w.register(own, path)
+		plugin, handler, err := w.register(ctx, own, path)
 		if err == nil {
 			<-own.Done()
 			if ctx.Err() == nil {
@@ -175,14 +203,16 @@ func (w *Watcher) follow(ctx, own context.Context, path string) {
 	}
 }
 
-func (w *Watcher) register(ctx context.Context, path string) (Plugin, Handler, error) {
+// register takes in the plugin at a socket, unless own ends. When ctx ends, too, the
+// plugin is left as it is.
+func (w *Watcher) register(ctx, own context.Context, path string) (Plugin, Handler, error) {
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return Plugin{}, nil, fmt.Errorf("connecting to a plugin: %w", err)
 	}
 	defer conn.Close()
 	client := registerapi.NewRegistrationClient(conn)
-	ask, cancel := context.WithTimeout(ctx, askFor)
+	ask, cancel := context.WithTimeout(own, askFor)
 	defer cancel()
 	// A socket is there before it is listened on.
 	info, err := client.GetInfo(ask, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
@@ -197,16 +227,18 @@ func (w *Watcher) register(ctx context.Context, path string) (Plugin, Handler, e
 	if handler == nil {
 		err = fmt.Errorf("no handler registered for plugin type: %s at socket %s", info.Type, path)
 	} else {
-		err = handler.Register(ctx, p)
+		err = handler.Register(own, p)
 	}
 	status := &registerapi.RegistrationStatus{PluginRegistered: err == nil}
 	if err != nil {
 		status.Error = "RegisterPlugin error -- plugin registration failed with err: " + err.Error()
 	}
-	tell, cancelTell := context.WithTimeout(ctx, askFor)
+	tell, cancelTell := context.WithTimeout(own, askFor)
 	defer cancelTell()
 	if _, told := client.NotifyRegistrationStatus(tell, status); told != nil && err == nil {
-		handler.Deregister(p)
+		if ctx.Err() == nil {
+			handler.Deregister(p)
+		}
 		err = fmt.Errorf("telling a plugin that it is registered: %w", told)
 	}
 	if err != nil {

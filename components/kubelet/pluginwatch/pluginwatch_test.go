@@ -110,6 +110,52 @@ func TestWatcher(t *testing.T) {
 		t.Error(err)
 	}
 	if len(h.gone) > 0 {
-		t.Error("the end of the watch is no end of the plugins")
+		t.Errorf("the end of the watch is no end of the plugins: %+v", <-h.gone)
+	}
+}
+
+// TestFolderMadeAnew: plugins are found in a folder that was removed, or moved away,
+// and made again.
+func TestFolderMadeAnew(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "r")
+	h := &handler{came: make(chan Plugin, 9), gone: make(chan Plugin, 9)}
+	h.came <- Plugin{} // the first attempt is refused
+	w := &Watcher{Dir: dir, Handlers: map[string]Handler{"CSIPlugin": h}, Log: slog.New(slog.DiscardHandler)}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	next := func(what string, c chan Plugin) Plugin {
+		t.Helper()
+		select {
+		case p := <-c:
+			return p
+		case <-time.After(2 * time.Minute):
+			t.Fatal("not seen: " + what)
+			return Plugin{}
+		}
+	}
+	for i, away := range []func() error{
+		func() error { return os.RemoveAll(dir) },
+		func() error { return os.Rename(dir, dir+"-old") },
+		nil,
+	} {
+		p := &plugin{kind: "CSIPlugin", told: make(chan *registerapi.RegistrationStatus, 9)}
+		p.serve(t, filepath.Join(dir, "p.sock"))
+		select {
+		case <-p.told:
+		case <-time.After(2 * time.Minute):
+			t.Fatalf("the plugin is not found in folder %d", i)
+		}
+		if away == nil {
+			break
+		}
+		if err := away(); err != nil {
+			t.Fatal(err)
+		}
+		next("the plugin's end", h.gone)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
