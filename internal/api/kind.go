@@ -43,6 +43,9 @@ type Kind[T Object] struct {
 	// and finalizers among it. Such are kinds whose own checks upstream have
 	// always left metadata out.
 	PlainMeta bool
+	// AnyFinalizers: those without a domain are taken as well. Such are kinds
+	// whose checks upstream are older, or younger, than that of finalizers.
+	AnyFinalizers bool
 	// Repeats: what Validate finds twice is told twice.
 	Repeats      bool
 	Canonicalize func(obj T)
@@ -157,7 +160,7 @@ func (k Kind[T]) Resource() *Resource {
 	r.Validate = func(ctx context.Context, obj Object) field.ErrorList {
 		var errs field.ErrorList
 		if !k.Review && !k.PlainMeta {
-			errs = validateMeta(obj, k.Scope, k.ValidateName)
+			errs = k.validateMeta(obj)
 		}
 		if k.Validate != nil {
 			errs = append(errs, k.Validate(ctx, obj.(T))...)
@@ -249,18 +252,29 @@ func (u KindUpdate[T]) erase(k *Kind[T]) Update {
 	}
 	out.Validate = func(ctx context.Context, obj, old Object) field.ErrorList {
 		errs := append(validatePlainMeta(obj, k.Scope), validateMetaUpdate(obj, old)...)
-		if !k.PlainMeta {
+		if !k.PlainMeta && !k.AnyFinalizers {
 			errs = append(errs, validateFinalizers(obj)...)
 		}
 		if u.AsNew {
-			errs = append(errs, validateMeta(obj, k.Scope, k.ValidateName)...)
+			errs = append(errs, k.validateMeta(obj)...)
 		}
+		// The same is looked at by several of these.
+		errs = validate.Once(errs)
 		if u.Validate != nil {
 			errs = append(errs, u.Validate(ctx, obj.(T), old.(T))...)
 		}
 		return k.told(errs)
 	}
 	return out
+}
+
+// validateMeta checks the metadata of a new object.
+func (k *Kind[T]) validateMeta(obj Object) field.ErrorList {
+	errs := validateMeta(obj, k.Scope, k.ValidateName)
+	if !k.AnyFinalizers {
+		errs = append(errs, validateFinalizers(obj)...)
+	}
+	return errs
 }
 
 // told are findings in the form and the order in which clients see them.

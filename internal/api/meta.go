@@ -17,8 +17,7 @@ func subdomainName(name string, prefix bool) []string {
 }
 
 func validateMeta(obj metav1.Object, scope Scope, name func(string, bool) []string) field.ErrorList {
-	errs := validation.ValidateObjectMetaAccessor(obj, bool(scope), name, field.NewPath("metadata"))
-	return append(errs, validateFinalizers(obj)...)
+	return validation.ValidateObjectMetaAccessor(obj, bool(scope), name, field.NewPath("metadata"))
 }
 
 // validatePlainMeta checks what all objects have in common: names need only
@@ -32,7 +31,7 @@ func validateMetaUpdate(obj, old metav1.Object) field.ErrorList {
 }
 
 // validateFinalizers refuses names without a domain that are not Kubernetes'
-// own. Custom resources may have them.
+// own. Custom resources and some kinds may have them.
 func validateFinalizers(obj metav1.Object) field.ErrorList {
 	var errs field.ErrorList
 	for i, name := range obj.GetFinalizers() {

@@ -233,6 +233,7 @@ func TestRuntimeClass(t *testing.T) {
 	}{
 		{"none", named("", nil), ""},
 		{"overhead without class", named("", func(s *corev1.PodSpec) { s.Overhead = overhead }), "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead"},
+		{"empty overhead without class", named("", func(s *corev1.PodSpec) { s.Overhead = corev1.ResourceList{} }), "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead"},
 		{"class", named("vm", nil), ""},
 		{"same overhead", named("vm", func(s *corev1.PodSpec) { s.Overhead = overhead }), ""},
 		{"other overhead", named("vm", func(s *corev1.PodSpec) { s.Overhead = corev1.ResourceList{"cpu": resource.MustParse("1")} }), "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead"},

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/admission"
@@ -99,6 +100,9 @@ func (p *priority) class(ctx context.Context, name string) (*schedulingv1.Priori
 	}
 	if class, err := p.lister.Get(name); err == nil {
 		return class, nil
+	}
+	if len(path.IsValidPathSegmentName(name)) > 0 {
+		return nil, apierrors.NewNotFound(schedulingv1.Resource("priorityclasses"), name) // nothing can be called so
 	}
 	return p.kube.SchedulingV1().PriorityClasses().Get(ctx, name, metav1.GetOptions{})
 }

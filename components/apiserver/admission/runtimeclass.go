@@ -48,7 +48,7 @@ func (p *runtimeClass) of(ctx context.Context, a admission.Attributes) (*corev1.
 		return nil, nil, forbid(a, "pod rejected: RuntimeClass %q not found", name)
 	}
 	if err != nil {
-		return nil, nil, apierrors.NewInternalError(err)
+		return nil, nil, err
 	}
 	return pod, class, nil
 }
@@ -60,7 +60,7 @@ func (p *runtimeClass) Admit(ctx context.Context, a admission.Attributes, _ admi
 		return err
 	}
 	if class.Overhead != nil {
-		if len(pod.Spec.Overhead) > 0 && !equality.Semantic.DeepEqual(class.Overhead.PodFixed, pod.Spec.Overhead) {
+		if pod.Spec.Overhead != nil && !equality.Semantic.DeepEqual(class.Overhead.PodFixed, pod.Spec.Overhead) {
 			return forbid(a, "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead")
 		}
 		pod.Spec.Overhead = class.Overhead.PodFixed.DeepCopy()
@@ -92,7 +92,7 @@ func (p *runtimeClass) Validate(ctx context.Context, a admission.Attributes, _ a
 		if !equality.Semantic.DeepEqual(class.Overhead.PodFixed, pod.Spec.Overhead) {
 			return forbid(a, "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead")
 		}
-	} else if len(pod.Spec.Overhead) > 0 {
+	} else if pod.Spec.Overhead != nil {
 		return forbid(a, "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead")
 	}
 	return nil

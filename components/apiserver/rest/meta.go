@@ -156,9 +156,7 @@ func uniqueOwners(ctx context.Context, obj metav1.Object, afterAdmission bool) {
 	var twice []string
 	for _, o := range owners {
 		if slices.ContainsFunc(kept, func(k metav1.OwnerReference) bool { return sameOwner(k, o) }) {
-			if !slices.Contains(twice, string(o.UID)) {
-				twice = append(twice, string(o.UID))
-			}
+			twice = append(twice, string(o.UID))
 			continue
 		}
 		kept = append(kept, o)

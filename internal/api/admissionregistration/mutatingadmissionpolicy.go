@@ -26,6 +26,8 @@ func mutatingAdmissionPolicy() api.Kind[*admissionv1.MutatingAdmissionPolicy] {
 		Scope:   api.Cluster,
 		New:     func() *policy { return &policy{} },
 		NewList: func() runtime.Object { return &admissionv1.MutatingAdmissionPolicyList{} },
+
+		AnyFinalizers: true,
 		Default: func(p *policy) {
 			setDefault(&p.Spec.FailurePolicy, admissionv1.Fail)
 			defaultMatchResources(p.Spec.MatchConstraints)

@@ -26,6 +26,8 @@ func mutatingAdmissionPolicyBinding() api.Kind[*admissionv1.MutatingAdmissionPol
 		Scope:   api.Cluster,
 		New:     func() *binding { return &binding{} },
 		NewList: func() runtime.Object { return &admissionv1.MutatingAdmissionPolicyBindingList{} },
+
+		AnyFinalizers: true,
 		Default: func(b *binding) {
 			defaultMatchResources(b.Spec.MatchResources)
 		},

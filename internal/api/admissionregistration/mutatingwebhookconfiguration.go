@@ -20,6 +20,8 @@ func mutatingWebhookConfiguration() api.Kind[*admissionv1.MutatingWebhookConfigu
 		Scope:   api.Cluster,
 		New:     func() *configuration { return &configuration{} },
 		NewList: func() runtime.Object { return &admissionv1.MutatingWebhookConfigurationList{} },
+
+		AnyFinalizers: true,
 		Default: func(c *configuration) {
 			for i := range c.Webhooks {
 				h := &c.Webhooks[i]

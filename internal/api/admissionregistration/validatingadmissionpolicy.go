@@ -37,6 +37,8 @@ func validatingAdmissionPolicy() api.Kind[*admissionv1.ValidatingAdmissionPolicy
 		Scope:   api.Cluster,
 		New:     func() *policy { return &policy{} },
 		NewList: func() runtime.Object { return &admissionv1.ValidatingAdmissionPolicyList{} },
+
+		AnyFinalizers: true,
 		Default: func(p *policy) {
 			setDefault(&p.Spec.FailurePolicy, admissionv1.Fail)
 			defaultMatchResources(p.Spec.MatchConstraints)

@@ -21,12 +21,14 @@ func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissio
 			validateActions(b.Spec.ValidationActions, path.Child("validationActions"))...)
 	}
 	return api.Kind[*binding]{
-		Names:         api.Names{Kind: "ValidatingAdmissionPolicyBinding", Plural: "validatingadmissionpolicybindings", Categories: []string{"api-extensions"}},
-		Group:         group,
-		Version:       version,
-		Scope:         api.Cluster,
-		New:           func() *binding { return &binding{} },
-		NewList:       func() runtime.Object { return &admissionv1.ValidatingAdmissionPolicyBindingList{} },
+		Names:   api.Names{Kind: "ValidatingAdmissionPolicyBinding", Plural: "validatingadmissionpolicybindings", Categories: []string{"api-extensions"}},
+		Group:   group,
+		Version: version,
+		Scope:   api.Cluster,
+		New:     func() *binding { return &binding{} },
+		NewList: func() runtime.Object { return &admissionv1.ValidatingAdmissionPolicyBindingList{} },
+
+		AnyFinalizers: true,
 		Default:       func(b *binding) { defaultMatchResources(b.Spec.MatchResources) },
 		PrepareCreate: firstGeneration[*binding],
 		Validate:      func(_ context.Context, b *binding) field.ErrorList { return append(notStatic(b.Name), validate(b)...) },

@@ -20,6 +20,8 @@ func validatingWebhookConfiguration() api.Kind[*admissionv1.ValidatingWebhookCon
 		Scope:   api.Cluster,
 		New:     func() *configuration { return &configuration{} },
 		NewList: func() runtime.Object { return &admissionv1.ValidatingWebhookConfigurationList{} },
+
+		AnyFinalizers: true,
 		Default: func(c *configuration) {
 			for i := range c.Webhooks {
 				h := &c.Webhooks[i]

@@ -58,7 +58,12 @@ func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler
 		StoredAs: &api.StoredAs{
 			GroupVersionKind: autoscalingv2.SchemeGroupVersion.WithKind("HorizontalPodAutoscaler"),
 			ToStored: func(obj api.Object) (api.Object, error) {
-				return ToV2(obj.(*autoscalingv1.HorizontalPodAutoscaler))
+				out, err := ToV2(obj.(*autoscalingv1.HorizontalPodAutoscaler))
+				if err == nil && out.Spec.Behavior != nil {
+					// The annotation may leave out what is never left out of the field.
+					defaultBehavior(out.Spec.Behavior)
+				}
+				return out, err
 			},
 			FromStored: func(obj api.Object) (api.Object, error) {
 				return FromV2(obj.(*autoscalingv2.HorizontalPodAutoscaler))

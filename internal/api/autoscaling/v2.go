@@ -94,18 +94,22 @@ func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
 		h.Spec.Metrics = defaultMetrics()
 	}
 	if b := h.Spec.Behavior; b != nil {
-		// Who says something of one direction gets the rules of both.
-		set(&b.ScaleUp, autoscalingv2.HPAScalingRules{})
-		set(&b.ScaleDown, autoscalingv2.HPAScalingRules{})
-		zero := int32(0)
-		defaultRules(b.ScaleUp, &zero, []autoscalingv2.HPAScalingPolicy{
-			{Type: autoscalingv2.PodsScalingPolicy, Value: 4, PeriodSeconds: 15},
-			{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15},
-		})
-		defaultRules(b.ScaleDown, nil, []autoscalingv2.HPAScalingPolicy{
-			{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15},
-		})
+		defaultBehavior(b)
 	}
+}
+
+// defaultBehavior gives who says something of one direction the rules of both.
+func defaultBehavior(b *autoscalingv2.HorizontalPodAutoscalerBehavior) {
+	set(&b.ScaleUp, autoscalingv2.HPAScalingRules{})
+	set(&b.ScaleDown, autoscalingv2.HPAScalingRules{})
+	zero := int32(0)
+	defaultRules(b.ScaleUp, &zero, []autoscalingv2.HPAScalingPolicy{
+		{Type: autoscalingv2.PodsScalingPolicy, Value: 4, PeriodSeconds: 15},
+		{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15},
+	})
+	defaultRules(b.ScaleDown, nil, []autoscalingv2.HPAScalingPolicy{
+		{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15},
+	})
 }
 
 func defaultRules(r *autoscalingv2.HPAScalingRules, window *int32, policies []autoscalingv2.HPAScalingPolicy) {

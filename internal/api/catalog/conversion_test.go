@@ -92,3 +92,19 @@ func TestAutoscalersAreOne(t *testing.T) {
 		t.Errorf("%+v", v2)
 	}
 }
+
+// TestBehaviorOfFirstVersion stores what the annotation leaves out.
+func TestBehaviorOfFirstVersion(t *testing.T) {
+	v1 := &autoscalingv1.HorizontalPodAutoscaler{}
+	if err := json.Unmarshal([]byte(`{"metadata":{"annotations":{"autoscaling.alpha.kubernetes.io/behavior":"{\"ScaleUp\":{\"Policies\":[{\"Type\":\"Pods\",\"Value\":1,\"PeriodSeconds\":5}]}}"}}}`), v1); err != nil {
+		t.Fatal(err)
+	}
+	stored, err := kinds()["autoscaling/v1 HorizontalPodAutoscaler"].StoredAs.ToStored(v1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(stored.(*autoscalingv2.HorizontalPodAutoscaler).Spec.Behavior)
+	if want := `{"scaleUp":{"stabilizationWindowSeconds":0,"selectPolicy":"Max","policies":[{"type":"Pods","value":1,"periodSeconds":5}]},"scaleDown":{"selectPolicy":"Max","policies":[{"type":"Percent","value":100,"periodSeconds":15}]}}`; err != nil || string(text) != want {
+		t.Errorf("%v: %s", err, text)
+	}
+}

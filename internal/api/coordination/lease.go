@@ -22,6 +22,7 @@ func lease() api.Kind[*coordinationv1.Lease] {
 		New:     func() *coordinationv1.Lease { return &coordinationv1.Lease{} },
 		NewList: func() runtime.Object { return &coordinationv1.LeaseList{} },
 
+		AnyFinalizers:             true,
 		AllowCreateOnUpdate:       true,
 		ForbidUnconditionalUpdate: true,
 		// The gate CoordinatedLeaderElection is off.

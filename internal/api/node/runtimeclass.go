@@ -20,6 +20,7 @@ func runtimeClass() api.Kind[*nodev1.RuntimeClass] {
 	return api.Kind[*nodev1.RuntimeClass]{
 		Names:               api.Names{Kind: "RuntimeClass", Plural: "runtimeclasses"},
 		AllowCreateOnUpdate: true,
+		AnyFinalizers:       true,
 		Group:               nodev1.GroupName,
 		Version:             "v1",
 		Scope:               api.Cluster,

@@ -105,14 +105,23 @@ func (d device) shown() any {
 	return out
 }
 
-func allocated(c *resourcev1.ResourceClaim, shares bool) []device {
+// deviceOf is that of which a status tells.
+func deviceOf(s *resourcev1.AllocatedDeviceStatus) device {
+	d := device{driver: s.Driver, pool: s.Pool, name: s.Device}
+	if s.ShareID != nil {
+		d.share = *s.ShareID
+	}
+	return d
+}
+
+func allocated(c *resourcev1.ResourceClaim) []device {
 	if c.Status.Allocation == nil {
 		return nil
 	}
 	var all []device
 	for _, r := range c.Status.Allocation.Devices.Results {
 		d := device{driver: r.Driver, pool: r.Pool, name: r.Device}
-		if shares && r.ShareID != nil {
+		if r.ShareID != nil {
 			d.share = string(*r.ShareID)
 		}
 		all = append(all, d)
@@ -122,15 +131,15 @@ func allocated(c *resourcev1.ResourceClaim, shares bool) []device {
 
 // forgetFreed drops the status of devices that the claim had and has no longer.
 func forgetFreed(c, old *resourcev1.ResourceClaim) {
-	is := allocated(c, false)
+	is := allocated(c)
 	var freed []device
-	for _, d := range allocated(old, false) {
+	for _, d := range allocated(old) {
 		if !slices.Contains(is, d) {
 			freed = append(freed, d)
 		}
 	}
 	c.Status.Devices = slices.DeleteFunc(c.Status.Devices, func(s resourcev1.AllocatedDeviceStatus) bool {
-		return slices.Contains(freed, device{driver: s.Driver, pool: s.Pool, name: s.Device})
+		return slices.Contains(freed, deviceOf(&s))
 	})
 	if len(c.Status.Devices) == 0 {
 		c.Status.Devices = nil

@@ -323,7 +323,7 @@ func checkClaimStatus(ctx context.Context, claim, old *resourcev1.ResourceClaim)
 			}
 		}
 	}
-	have := allocated(claim, true)
+	have := allocated(claim)
 	for i := range status.Devices {
 		c.deviceStatus(&status.Devices[i], at.Child("devices").Index(i), have)
 	}
@@ -374,10 +374,7 @@ func (c *checker) deviceStatus(s *resourcev1.AllocatedDeviceStatus, at *field.Pa
 	c.driver(s.Driver, at.Child("driver"))
 	c.pool(s.Pool, at.Child("pool"))
 	c.Label(at.Child("device"), s.Device)
-	d := device{driver: s.Driver, pool: s.Pool, name: s.Device}
-	if s.ShareID != nil {
-		d.share = *s.ShareID
-	}
+	d := deviceOf(s)
 	if !slices.Contains(have, d) {
 		c.Invalid(at, d.shown(), "must be an allocated device in the claim")
 	}

@@ -137,12 +137,22 @@ func DeclaredLast(errs field.ErrorList) field.ErrorList {
 // Distinct tells what several checks have found only once, where it was found
 // first. Declared findings are not checked twice.
 func Distinct(errs field.ErrorList) field.ErrorList {
+	return distinct(errs, func(e *field.Error) bool { return !e.CoveredByDeclarative })
+}
+
+// Once is Distinct for declared findings as well.
+func Once(errs field.ErrorList) field.ErrorList {
+	return distinct(errs, func(*field.Error) bool { return true })
+}
+
+// distinct looks at those findings that count alone.
+func distinct(errs field.ErrorList, counts func(*field.Error) bool) field.ErrorList {
 	if len(errs) < 2 {
 		return errs
 	}
 	seen := make(map[string]bool, len(errs))
 	return slices.DeleteFunc(errs, func(e *field.Error) bool {
-		if e.CoveredByDeclarative {
+		if !counts(e) {
 			return false
 		}
 		text := e.Error()
