@@ -13,6 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
@@ -196,11 +197,12 @@ func (c *Controller) seen(volume, name string) {
 // surelyGone asks whether there is no volume of a name, which the cache may be late
 // to have.
 func (c *Controller) surelyGone(ctx context.Context, volume string) (bool, error) {
-	_, err := c.env.Kube.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
+	// The controller's role has it list volumes, not get them.
+	list, err := c.env.Kube.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", volume).String()})
+	if err != nil {
 		return false, fmt.Errorf("looking for volume %s: %w", volume, err)
 	}
-	return err != nil, nil
+	return !slices.ContainsFunc(list.Items, func(pv corev1.PersistentVolume) bool { return pv.Name == volume }), nil
 }
 
 // keep forgets since when nobody wanted an attachment.
