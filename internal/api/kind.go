@@ -74,6 +74,8 @@ type Kind[T Object] struct {
 	// Columns: nil means Name and Age.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj T) []any
+	// RowOrder may be nil.
+	RowOrder func(a, b T) int
 	// RowConditions may be nil, as may be what it returns.
 	RowConditions func(obj T) []metav1.TableRowCondition
 	// StoredAs: nil but for kinds served in two groups or versions.
@@ -226,6 +228,9 @@ func (k Kind[T]) Resource() *Resource {
 		return set
 	}
 	r.Columns, r.Row = k.Columns, func(obj Object) []any { return k.Row(obj.(T)) }
+	if k.RowOrder != nil {
+		r.RowOrder = func(a, b Object) int { return k.RowOrder(a.(T), b.(T)) }
+	}
 	if k.RowConditions != nil {
 		r.RowConditions = func(obj Object) []metav1.TableRowCondition { return k.RowConditions(obj.(T)) }
 	}

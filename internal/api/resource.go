@@ -133,6 +133,9 @@ type Resource struct {
 	// Columns and Row make tables: a cell a column, in order.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj Object) []any
+	// RowOrder, unless nil, compares objects by where their rows are in a
+	// table; others are in the order of a list.
+	RowOrder func(a, b Object) int
 	// RowConditions, unless nil, tells what is to be known of a row, such as
 	// that its object has ended; most rows have none.
 	RowConditions func(obj Object) []metav1.TableRowCondition

@@ -3,6 +3,7 @@ package rest
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -70,6 +71,10 @@ func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow,
 		dst = append(dst, columns...)
 	} else {
 		dst = append(dst, "null"...)
+	}
+	if order := c.res.RowOrder; order != nil && len(rows) > 1 {
+		rows = slices.Clone(rows)
+		slices.SortStableFunc(rows, func(a, b tableRow) int { return order(a.obj, b.obj) })
 	}
 	dst = append(dst, `,"rows":[`...)
 	for i, row := range rows {

@@ -1,6 +1,7 @@
 package flowcontrol
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -71,6 +72,10 @@ func flowSchema() api.Kind[*flowcontrolv1.FlowSchema] {
 			api.Column("DistinguisherMethod", "string", flowcontrolv1.FlowSchemaSpec{}.SwaggerDoc()["distinguisherMethod"]),
 			api.AgeColumn,
 			api.Column("MissingPL", "string", "references a broken or non-existent PriorityLevelConfiguration"),
+		},
+		// As requests are matched.
+		RowOrder: func(a, b *flowcontrolv1.FlowSchema) int {
+			return cmp.Or(cmp.Compare(a.Spec.MatchingPrecedence, b.Spec.MatchingPrecedence), cmp.Compare(a.Name, b.Name))
 		},
 		Row: func(s *flowcontrolv1.FlowSchema) []any {
 			method, missing := "<none>", "?"
