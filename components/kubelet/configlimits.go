@@ -21,7 +21,7 @@ import (
 )
 
 // switches are the feature gates that the kubelet turns on and off.
-var switches = []string{gateShutdown, gateShutdownByPriority, gateMemoryQoS, gateNoQuota, gatePulledImages, gateCPUBeta}
+var switches = []string{gateShutdown, gateShutdownByPriority, gateMemoryQoS, gateNoQuota, gatePulledImages, gateCPUBeta, gateQuotaPeriod}
 
 const (
 	gateShutdown           = "GracefulNodeShutdown"
@@ -30,7 +30,11 @@ const (
 	gateNoQuota            = "DisableCPUQuotaWithExclusiveCPUs"
 	gatePulledImages       = "KubeletEnsureSecretPulledImages"
 	gateCPUBeta            = "CPUManagerPolicyBetaOptions"
+	gateQuotaPeriod        = "CustomCPUCFSQuotaPeriod"
 )
+
+// usualQuotaPeriod is that of the kernel, and the one without the gate.
+const usualQuotaPeriod = 100 * time.Millisecond
 
 // applyLimits takes what bounds the kubelet's own doing, and what has come to a
 // KubeletConfiguration over time.
@@ -154,7 +158,9 @@ func (c *Config) validateLimits() error {
 	if c.ImageMaxAge != 0 && c.ImageMaxAge <= c.ImageMinAge {
 		errs = append(errs, fmt.Errorf("imageMaximumGCAge %v must be greater than imageMinimumGCAge %v", c.ImageMaxAge, c.ImageMinAge))
 	}
-	if p := c.CPUCFSQuotaPeriod; p < time.Millisecond || p > time.Second {
+	if p := c.CPUCFSQuotaPeriod; p != usualQuotaPeriod && !c.Gates.Enabled(gateQuotaPeriod, true) {
+		errs = append(errs, fmt.Errorf("cpuCFSQuotaPeriod (--cpu-cfs-quota-period) %v requires feature gate CustomCPUCFSQuotaPeriod", p))
+	} else if p < time.Millisecond || p > time.Second {
 		errs = append(errs, fmt.Errorf("cpuCFSQuotaPeriod %v must be between 1ms and 1sec, inclusive", p))
 	}
 	if c.LogInterval < 3*time.Second {
