@@ -32,6 +32,7 @@ func cronJob() api.Kind[*batchv1.CronJob] {
 		NewList: func() runtime.Object { return &batchv1.CronJobList{} },
 		Default: func(c *batchv1.CronJob) {
 			pod.DefaultTemplate(&c.Spec.JobTemplate.Spec.Template)
+			defaultFailurePolicy(&c.Spec.JobTemplate.Spec)
 			if c.Spec.ConcurrencyPolicy == "" {
 				c.Spec.ConcurrencyPolicy = batchv1.AllowConcurrent
 			}

@@ -116,18 +116,26 @@ func defaultJob(j *batchv1.Job) {
 	}
 	set(&spec.CompletionMode, batchv1.NonIndexedCompletion)
 	set(&spec.Suspend, false)
-	if p := spec.PodFailurePolicy; p != nil {
-		for i := range p.Rules {
-			for k := range p.Rules[i].OnPodConditions {
-				if c := &p.Rules[i].OnPodConditions[k]; c.Status == "" {
-					c.Status = corev1.ConditionTrue
-				}
-			}
-		}
+	if spec.PodFailurePolicy != nil {
+		defaultFailurePolicy(spec)
 		set(&spec.PodReplacementPolicy, batchv1.Failed)
 	}
 	set(&spec.PodReplacementPolicy, batchv1.TerminatingOrFailed)
 	set(&spec.ManualSelector, false)
+}
+
+// defaultFailurePolicy fills what is unset of conditions that a policy waits for.
+func defaultFailurePolicy(spec *batchv1.JobSpec) {
+	if spec.PodFailurePolicy == nil {
+		return
+	}
+	for _, r := range spec.PodFailurePolicy.Rules {
+		for i := range r.OnPodConditions {
+			if c := &r.OnPodConditions[i]; c.Status == "" {
+				c.Status = corev1.ConditionTrue
+			}
+		}
+	}
 }
 
 // dropScheduling takes away how a job is scheduled as a workload, which is in

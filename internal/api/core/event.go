@@ -36,7 +36,8 @@ func event() api.Kind[*corev1.Event] {
 		ValidateName:        path.ValidatePathSegmentName,
 		Validate:            func(_ context.Context, ev *corev1.Event) field.ErrorList { return check(ev) },
 		AllowCreateOnUpdate: true,
-		AnyFinalizers:       true,
+		// Upstream leaves the metadata of events of this form to what is checked of all objects.
+		PlainMeta: true,
 		Update: api.KindUpdate[*corev1.Event]{
 			Validate: func(_ context.Context, ev, _ *corev1.Event) field.ErrorList { return check(ev) },
 		},
