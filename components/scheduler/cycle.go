@@ -184,15 +184,22 @@ func (s *search) checkBare(n *state.Node) ([]framework.Reason, *check) {
 // which decides between equals.
 // A, which may be nil, learns what was asked of the plugins and how long it took.
 func findNode(c *framework.Cycle, set *plugins.Set, a *asked) (*state.Node, *unfit) {
-	candidates, failed := candidates(c, set, a)
+	candidates, failed := candidates(c, set, nil, a)
 	if failed != nil {
 		return nil, failed
 	}
 	return best(c, set, candidates, nil, a), nil
 }
 
-// candidates returns the nodes that fit, or why there are none.
-func candidates(c *framework.Cycle, set *plugins.Set, a *asked) ([]*state.Node, *unfit) {
+// others have a say on nodes that fit: they return which are left and note in failed
+// what is wrong with the rest.
+type others func(nodes []*state.Node, failed *unfit) ([]*state.Node, error)
+
+// candidates returns the nodes that fit, or why there are none. More may be nil.
+func candidates(c *framework.Cycle, set *plugins.Set, more others, a *asked) ([]*state.Node, *unfit) {
+	if more == nil {
+		more = func(nodes []*state.Node, _ *unfit) ([]*state.Node, error) { return nodes, nil }
+	}
 	began := time.Now()
 	nodes := c.State.Nodes()
 	failed := &unfit{nodes: len(nodes), reasons: map[string]int{}, wake: framework.NodeAdded}
@@ -222,7 +229,9 @@ func candidates(c *framework.Cycle, set *plugins.Set, a *asked) ([]*state.Node, 
 	// Room was made there, at some cost.
 	if n := c.State.NominatedNode(c.Pod.Object.UID); n != nil && (s.only == nil || s.only[n.Name]) {
 		if reasons, _ := s.check(n); reasons == nil {
-			return []*state.Node{n}, nil
+			if left, err := more([]*state.Node{n}, &unfit{reasons: map[string]int{}}); err == nil && len(left) > 0 {
+				return left, nil
+			}
 		}
 	}
 	fitting := make([]*state.Node, 0, len(nodes))
@@ -242,10 +251,12 @@ func candidates(c *framework.Cycle, set *plugins.Set, a *asked) ([]*state.Node, 
 			failed.reasons[fmt.Sprintf("node(s) didn't satisfy plugin(s) %v", s.onlyBy)] += len(nodes) - checked
 		}
 	}
-	if len(fitting) == 0 {
-		return nil, failed
+	if len(fitting) > 0 {
+		if fitting, failed.err = more(fitting, failed); failed.err == nil && len(fitting) > 0 {
+			return fitting, nil
+		}
 	}
-	return fitting, nil
+	return nil, failed
 }
 
 // try checks a node and adds it to those that fit, or to what is wrong.

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"os"
 	"strings"
@@ -200,34 +199,34 @@ func (e *extender) bind(ctx context.Context, b *corev1.Binding) error {
 	return err
 }
 
-// extendFilter asks all extenders which of the nodes fit.
-func (s *Scheduler) extendFilter(ctx context.Context, c *framework.Cycle, nodes []*state.Node) ([]*state.Node, *unfit) {
-	failed := &unfit{nodes: len(c.State.Nodes()), reasons: map[string]int{}, wake: framework.AnyEvent}
+// extendFilter asks all extenders which of the nodes fit, and notes in failed why
+// others do not: any event may change that.
+func (s *Scheduler) extendFilter(ctx context.Context, pod *corev1.Pod, nodes []*state.Node, failed *unfit) ([]*state.Node, error) {
 	for _, e := range s.extended {
-		if e.cfg.FilterVerb == "" || !e.interested(c.Pod.Object) {
+		if e.cfg.FilterVerb == "" || !e.interested(pod) || len(nodes) == 0 {
 			continue
 		}
-		left, result, err := e.filter(ctx, c.Pod.Object, nodes)
+		left, result, err := e.filter(ctx, pod, nodes)
 		if err != nil {
 			if e.cfg.Ignorable {
 				s.cfg.Log.Warn("an extender failed that may be ignored", "extender", e.cfg.URLPrefix, "err", err)
 				continue
 			}
-			failed.err = err
-			return nil, failed
+			return nil, err
 		}
-		reasons := maps.Clone(result.FailedNodes)
-		if reasons == nil {
-			reasons = extenderv1.FailedNodesMap{}
+		if len(left) < len(nodes) {
+			failed.wake = framework.AnyEvent
 		}
-		maps.Copy(reasons, result.FailedAndUnresolvableNodes)
-		for _, text := range reasons {
-			failed.reasons[text]++
+		for _, n := range nodes {
+			// What is told to be for good comes first.
+			if text, ok := result.FailedAndUnresolvableNodes[n.Name]; ok {
+				failed.reasons[text]++
+			} else if text, ok := result.FailedNodes[n.Name]; ok {
+				failed.reasons[text]++
+				failed.resolvable = append(failed.resolvable, n)
+			}
 		}
 		nodes = left
-		if len(nodes) == 0 {
-			return nil, failed
-		}
 	}
 	return nodes, nil
 }

@@ -79,7 +79,7 @@ func TestExtender(t *testing.T) {
 	for e := range watch.ResultChan() {
 		p := e.Object.(*corev1.Pod)
 		if p.Name == "never" && len(p.Status.Conditions) > 0 {
-			if got := p.Status.Conditions[0].Message; got != "0/3 nodes are available: 3 the extender says no." {
+			if got := p.Status.Conditions[0].Message; got != "0/3 nodes are available: 3 the extender says no. preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod." {
 				t.Errorf("message %q", got)
 			}
 			break
@@ -91,4 +91,45 @@ func TestExtender(t *testing.T) {
 		t.Error(err)
 	}
 	clients.Informers.Shutdown()
+}
+
+// TestExtenderAmong: what extenders say stands beside what filters say, they may ask
+// for no evictions, and one that fails has the pod tried again soon.
+func TestExtenderAmong(t *testing.T) {
+	s := newIdle(t)
+	answer := func(r extenderv1.ExtenderFilterResult) *extender {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(r) }))
+		t.Cleanup(server.Close)
+		e, err := newExtender(&configv1.Extender{URLPrefix: server.URL, FilterVerb: "filter", NodeCacheCapable: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	for _, n := range []string{"a", "b", "c"} {
+		s.inbox.put(message{node: node(n)})
+	}
+	s.inbox.put(message{pod: pod("large", requests("3"), func(p *corev1.Pod) { p.Spec.NodeName = "a" })})
+	s.inbox.put(message{pod: pod("p", requests("2"), func(p *corev1.Pod) { p.Spec.Priority = new(int32(1)) })})
+	s.takeIn()
+	try := func() *decision {
+		t.Helper()
+		return s.attempt(t.Context(), s.queue.pop(time.Now()))
+	}
+	s.extended = []*extender{answer(extenderv1.ExtenderFilterResult{Error: "out of order"})}
+	if d := try(); !d.failed || d.item.place != backoff {
+		t.Errorf("with one that fails: %+v", d)
+	}
+	d := s.queue.items["p"]
+	d.ready = time.Now()
+	s.extended = []*extender{answer(extenderv1.ExtenderFilterResult{
+		NodeNames: &[]string{}, FailedNodes: extenderv1.FailedNodesMap{"b": "not now", "c": "not now"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"c": "never"},
+	})}
+	got := try()
+	if want := "0/3 nodes are available: 1 Insufficient cpu, 1 never, 1 not now. preemption: found a potential placement for pod on node a, preempting 1 victims"; got.unfit != want {
+		t.Errorf("message %q, want %q", got.unfit, want)
+	}
+	if len(got.victims) != 1 || got.victims[0].Name != "large" {
+		t.Errorf("victims %v", got.victims)
+	}
 }

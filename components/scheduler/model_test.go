@@ -333,7 +333,7 @@ func TestAgainstModel(t *testing.T) {
 			budgets, read = append(budgets, b), append(read, newBudget(b))
 		}
 		before := remember(s)
-		fitting, failed := candidates(&framework.Cycle{Pod: state.NewPod(p), State: s}, &set, nil)
+		fitting, failed := candidates(&framework.Cycle{Pod: state.NewPod(p), State: s}, &set, nil, nil)
 		got, want := sets.New[string](), sets.New[string]()
 		for _, n := range fitting {
 			got.Insert(n.Name)

@@ -171,6 +171,10 @@ func (s *search) victims(n *state.Node, budgets []*budget, now time.Time) (*vict
 	for _, p := range rest {
 		spare(p)
 	}
+	if len(v.pods) == 0 {
+		// It is not pods that keep this one from the node.
+		return nil, []string{"No preemption victims found for incoming pod"}
+	}
 	slices.SortStableFunc(v.pods, func(a, b *state.Pod) int { return byImportance(a, b, now) })
 	return v, nil
 }

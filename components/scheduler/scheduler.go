@@ -263,11 +263,11 @@ func (s *Scheduler) find(ctx context.Context, cycle *framework.Cycle, profile *P
 	if len(s.extended) == 0 {
 		return findNode(cycle, &profile.Plugins, s.asked[profile])
 	}
-	nodes, failed := candidates(cycle, &profile.Plugins, s.asked[profile])
-	if failed != nil {
-		return nil, failed
+	more := func(nodes []*state.Node, failed *unfit) ([]*state.Node, error) {
+		return s.extendFilter(ctx, cycle.Pod.Object, nodes, failed)
 	}
-	if nodes, failed = s.extendFilter(ctx, cycle, nodes); failed != nil {
+	nodes, failed := candidates(cycle, &profile.Plugins, more, s.asked[profile])
+	if failed != nil {
 		return nil, failed
 	}
 	return best(cycle, &profile.Plugins, nodes, s.extendScore(ctx, cycle.Pod.Object, nodes), s.asked[profile]), nil

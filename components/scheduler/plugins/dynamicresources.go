@@ -39,7 +39,7 @@ func (DynamicResources) Name() string { return "DynamicResources" }
 // Wakes as framework.Waker. What becomes of a pod's own claims is told by
 // ClaimChanged.
 func (DynamicResources) Wakes() framework.Event {
-	return framework.NodeAdded | framework.NodeLabelsChanged | framework.PodRemoved | framework.ClaimChanged | framework.DevicesChanged
+	return framework.NodeAdded | framework.NodeLabelsChanged | framework.NodeAllocatableChanged | framework.PodRemoved | framework.ClaimChanged | framework.DevicesChanged
 }
 
 // MissingClaim returns why a pod must wait for a resource claim of its that is
