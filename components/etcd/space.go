@@ -22,6 +22,9 @@ const (
 	worthDefragment = 128 << 20
 	// An alarm of no space ends when no more than this of the quota is used.
 	calmPercent = 90
+	// Where that was not reached, and what is in use does not look like it either, the
+	// file is not written anew again for so long.
+	futilePause = 10 * time.Minute
 )
 
 // space keeps the database of the only member of a cluster from using up its
@@ -32,6 +35,11 @@ type space struct {
 	log    *slog.Logger
 	// worth is worthDefragment.
 	worth int64
+
+	// futile is when the database was last written anew because its quota was used up
+	// and that made too little space, zero: it was not; it had revision then.
+	futile   time.Time
+	revision int64
 }
 
 // run looks every interval until ctx ends.
@@ -66,6 +74,9 @@ func (s *space) look(ctx context.Context) error {
 		if err != nil && !errors.Is(err, mvcc.ErrCompacted) {
 			return fmt.Errorf("compacting: %w", err)
 		}
+		if s.isFutile(revision) {
+			return nil
+		}
 	}
 	if size := db.Size(); full || size >= s.worth && db.SizeInUse() < size/2 {
 		began := time.Now()
@@ -74,7 +85,12 @@ func (s *space) look(ctx context.Context) error {
 		}
 		s.log.Info("wrote the database anew", "before", size, "after", db.Size(), "took", time.Since(began))
 	}
-	if !full || db.Size() > s.server.Cfg.QuotaBackendBytes/100*calmPercent {
+	s.futile = time.Time{}
+	if !full {
+		return nil
+	}
+	if db.Size() > s.calm() {
+		s.futile, s.revision = time.Now(), s.server.KV().Rev()
 		return nil
 	}
 	_, err := s.server.Alarm(ctx, &etcdserverpb.AlarmRequest{
@@ -85,6 +101,22 @@ func (s *space) look(ctx context.Context) error {
 	}
 	s.log.Info("the database has space again", "size", db.Size())
 	return nil
+}
+
+// calm is up to which size the alarm ends.
+func (s *space) calm() int64 { return s.server.Cfg.QuotaBackendBytes / 100 * calmPercent }
+
+// isFutile tells whether to write the database anew would only hold everybody up: it
+// was of no use before, and too little has been deleted since. How much is in use is
+// told a little late, so that this alone is not believed for ever.
+func (s *space) isFutile(revision int64) bool {
+	switch {
+	case s.futile.IsZero():
+		return false
+	case revision == s.revision:
+		return true
+	}
+	return s.server.Backend().SizeInUse() > s.calm() && time.Since(s.futile) < futilePause
 }
 
 // full tells whether there is an alarm of no space.

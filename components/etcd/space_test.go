@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/server/v3/embed"
@@ -73,12 +74,27 @@ func TestSpace(t *testing.T) {
 	if _, err := client.Put(ctx, "k1", value); !errors.Is(err, rpctypes.ErrNoSpace) {
 		t.Errorf("when all is in use: %v", err)
 	}
-	// Deletions make space.
+	// It is not written anew again and again for nothing.
+	var said strings.Builder
+	s.log = slog.New(slog.NewTextHandler(&said, nil))
+	for i := range 3 {
+		if _, err := client.Delete(ctx, fmt.Sprint("nothing", i)); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.look(ctx); err != nil || !s.full() {
+			t.Fatalf("when all is in use: %v, alarm %v", err, s.full())
+		}
+	}
+	if n := strings.Count(said.String(), "wrote the database anew"); n > 1 {
+		t.Errorf("written anew %d times:\n%s", n, said.String())
+	}
+	// Deletions make space, at the latest after a while.
 	for i := range 40 {
 		if _, err := client.Delete(context.Background(), fmt.Sprint("more", i)); err != nil {
 			t.Fatal(err)
 		}
 	}
+	s.futile = time.Now().Add(-futilePause)
 	if err := s.look(ctx); err != nil || s.full() {
 		t.Errorf("after deletions: %v, alarm %v", err, s.full())
 	}
