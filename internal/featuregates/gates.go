@@ -127,7 +127,7 @@ var gates = map[string]gate{
 	"KubeletCrashLoopBackOffMax":                           {beta, true, false, on},
 	"KubeletEnsureSecretPulledImages":                      {beta, true, false, on},
 	"KubeletFineGrainedAuthz":                              {stable, true, true, on},
-	"KubeletInUserNamespace":                               {beta, true, false, off},
+	"KubeletInUserNamespace":                               {beta, true, false, either},
 	"KubeletPSI":                                           {stable, true, true, either},
 	"KubeletPodResourcesDynamicResources":                  {stable, true, true, on},
 	"KubeletPodResourcesGet":                               {stable, true, true, on},

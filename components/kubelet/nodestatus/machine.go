@@ -24,6 +24,9 @@ type Machine struct {
 	Hugepages                   map[string]int64 // bytes by size, as in "2Mi"
 	MachineID, SystemUUID, Boot string
 	Kernel, OSImage             string
+	// UserNamespace: the node runs in a user namespace, whose root is not the
+	// machine's.
+	UserNamespace bool
 }
 
 // ReadMachine reads it; disk is a path on the file system that pods use.
@@ -51,6 +54,7 @@ func ReadMachine(disk string) (Machine, error) {
 	}
 	m.Kernel = unix.ByteSliceToString(uts.Release[:])
 	m.OSImage = osImage()
+	m.UserNamespace = inUserNamespace("/proc/self/ns/user")
 	dirs, err := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*kB")
 	if err != nil {
 		return m, err
@@ -67,6 +71,17 @@ func ReadMachine(disk string) (Machine, error) {
 		m.Hugepages[resource.NewQuantity(kb<<10, resource.BinarySI).String()] = count * kb << 10
 	}
 	return m, nil
+}
+
+// firstUserNamespace is the inode of the user namespace that the kernel starts
+// with, on every machine.
+const firstUserNamespace = 0xeffffffd
+
+// inUserNamespace tells whether a file that stands for a user namespace is of
+// another than the first.
+func inUserNamespace(path string) bool {
+	var info unix.Stat_t
+	return unix.Stat(path, &info) == nil && info.Ino != firstUserNamespace
 }
 
 func text(path string) string {

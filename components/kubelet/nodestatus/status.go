@@ -55,6 +55,8 @@ func (k *Keeper) fill(ctx context.Context, n *v1.Node, now time.Time) {
 		KubeletVersion:          version.Get().GitVersion,
 		OperatingSystem:         osName, Architecture: archName,
 	}
+	inside := m.UserNamespace
+	s.NodeInfo.RunningInUserNamespace = &inside
 	if m.SwapBytes > 0 {
 		swap := m.SwapBytes
 		s.NodeInfo.Swap = &v1.NodeSwapStatus{Capacity: &swap}
