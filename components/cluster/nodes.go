@@ -148,7 +148,14 @@ func (f *fleet) ensure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if f.wish.Count < 2 && len(present) == 0 {
+	if f.wish.Count < 2 && f.wish.Subnet == "" {
+		return nil // there never were any
+	}
+	machine, err := f.network()
+	if err != nil {
+		return err
+	}
+	if f.wish.Count < 2 && len(present) == 0 && !machine.HasBridge() {
 		return nil
 	}
 	lock, err := takeLock(f.layout.PIDFile("nodes"))
@@ -159,24 +166,28 @@ func (f *fleet) ensure(ctx context.Context) error {
 		return err
 	}
 	defer lock.release()
+	whole := ctx
 	group, ctx := errgroup.WithContext(ctx)
 	for _, i := range present {
 		if i >= f.wish.Count {
 			group.Go(func() error { return f.remove(ctx, i) })
 		}
 	}
-	if f.wish.Count > 1 {
-		machine, err := f.machine()
-		if err != nil {
-			return errors.Join(err, group.Wait())
+	if f.wish.Count < 2 {
+		if err := group.Wait(); err != nil {
+			return err
 		}
-		defer machine.Journal.Close()
-		if err := machine.EnsureBridge(ctx); err != nil {
-			return errors.Join(err, group.Wait())
-		}
-		for i := 1; i < f.wish.Count; i++ {
-			group.Go(func() error { return f.start(ctx, machine, i) })
-		}
+		return machine.RemoveBridge(whole)
+	}
+	if machine, err = f.machine(); err != nil {
+		return errors.Join(err, group.Wait())
+	}
+	defer machine.Journal.Close()
+	if err := machine.EnsureBridge(ctx); err != nil {
+		return errors.Join(err, group.Wait())
+	}
+	for i := 1; i < f.wish.Count; i++ {
+		group.Go(func() error { return f.start(ctx, machine, i) })
 	}
 	return group.Wait()
 }

@@ -94,7 +94,7 @@ func (o *tokenOptions) create() *cobra.Command {
 	f.StringSliceVar(&r.Usages, "usages", []string{trust.Signing, trust.Authentication}, "What the token may be used for.")
 	f.StringSliceVar(&r.Groups, "groups", []string{trust.NodeGroup}, "Groups of whoever comes with the token.")
 	f.BoolVar(&print, "print-join-command", false, "Print the whole command with which a machine joins.")
-	f.StringVar(&certificateKey, "certificate-key", "", "With --print-join-command: print the command with which a further master joins, with the key that `hyperkube init --upload-certs` has printed.")
+	f.StringVar(&certificateKey, "certificate-key", "", "With --print-join-command: print the command with which a further master joins, with the key that 'hyperkube init --upload-certs' has printed.")
 	return cmd
 }
 

@@ -160,6 +160,9 @@ func (k *Kubelet) compose() error {
 		recorder.Event(ref, v1.EventTypeWarning, reason, message)
 	}
 	k.podCerts.Warn = warn
+	warnVolume := func(pv *v1.PersistentVolume, reason, message string) {
+		recorder.Event(pv, v1.EventTypeWarning, reason, message)
+	}
 	getAllocatable := func() v1.ResourceList { return allocatable }
 	var err error
 	if k.csi, err = k.newCSI(recorder); err != nil {
@@ -200,7 +203,7 @@ func (k *Kubelet) compose() error {
 			volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: getAllocatable, Trust: k.trust, Certificates: k.podCerts},
 			volume.Image{},
 			volume.Claim{Claims: apiClaims{k.kube}, Node: k.keeper.Node, Types: []volume.PersistentType{
-				volume.HostPath{}, volume.Local{Folders: cfg.Layout.Volumes(), Warn: warn}, volume.NFS{}, k.csi,
+				volume.HostPath{}, volume.Local{Folders: cfg.Layout.Volumes(), Warn: warn, WarnVolume: warnVolume}, volume.NFS{}, k.csi,
 			}},
 			volume.NFS{},
 			k.csi,
@@ -340,18 +343,21 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	defer k.endTracing()
 	defer k.objects.Close()
 	defer k.trust.close()
-	if err := k.prepareHost(); err != nil {
-		return fmt.Errorf("kubelet: %w", err)
-	}
 	if k.kube != nil {
 		var sink record.EventSink = &typedcorev1.EventSinkImpl{Interface: k.kube.CoreV1().Events("")}
 		if n := *k.cfg.EventQPS; n > 0 {
 			sink = &limitedSink{EventSink: sink, limit: flowcontrol.NewTokenBucketRateLimiter(float32(n), k.cfg.EventBurst)}
 		}
 		k.events.StartRecordingToSink(sink)
-		k.greet()
 	}
 	defer k.events.Shutdown()
+	if err := k.prepareHost(); err != nil {
+		k.nodeEvent(v1.EventTypeWarning, "KubeletSetupFailed", err.Error())
+		return fmt.Errorf("kubelet: %w", err)
+	}
+	if k.kube != nil {
+		k.greet()
+	}
 
 	var wait sync.WaitGroup
 	failed := make(chan error, 8)

@@ -24,6 +24,18 @@ func Undo(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
+	if err := Revert(ctx, changes); err != nil {
+		return fmt.Errorf("taking back changes to the host: %w", err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("removing the host change journal: %w", err)
+	}
+	return nil
+}
+
+// Revert takes back changes, the last ones of each kind first, whether they are there
+// or not. It goes on after an error, and returns all of them.
+func Revert(ctx context.Context, changes []Change) error {
 	by := map[Kind][]Change{}
 	for i := len(changes) - 1; i >= 0; i-- {
 		by[changes[i].Kind] = append(by[changes[i].Kind], changes[i])
@@ -43,13 +55,7 @@ func Undo(ctx context.Context, path string) error {
 			}
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("taking back changes to the host: %w", err)
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("removing the host change journal: %w", err)
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func each(undo func(Change) error) func(context.Context, []Change) error {

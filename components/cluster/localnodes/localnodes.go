@@ -86,19 +86,46 @@ func nth(subnet netip.Prefix, n int) netip.Addr {
 	return addr
 }
 
+// changes are those of the bridge.
+func (m *Machine) changes() []hostchange.Change {
+	out := []hostchange.Change{{Kind: hostchange.Link, Name: Bridge(m.Layout)}}
+	for _, subnet := range m.subnets() {
+		family := iptables.Of(subnet.Addr().Is6())
+		for _, j := range jumps {
+			out = append(out, hostchange.Change{Kind: hostchange.Chain, Name: string(family) + " " + j.Table + " " + j.To}, j.Change(family))
+		}
+	}
+	return out
+}
+
+// HasBridge tells whether the bridge is there.
+func (m *Machine) HasBridge() bool {
+	_, err := netlink.LinkByName(Bridge(m.Layout))
+	return err == nil
+}
+
+// RemoveBridge takes back what EnsureBridge has made, once there are no further nodes.
+// Forwarding stays, for pods need it, too.
+func (m *Machine) RemoveBridge(ctx context.Context) error {
+	// The link goes first: without it KeepRules does not write the rules again.
+	link, err := netlink.LinkByName(Bridge(m.Layout))
+	if err == nil {
+		err = netlink.LinkDel(link)
+	}
+	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("removing the bridge of the nodes: %w", err)
+	}
+	if err := hostchange.Revert(ctx, m.changes()); err != nil {
+		return fmt.Errorf("removing the bridge of the nodes: %w", err)
+	}
+	return nil
+}
+
 // EnsureBridge makes the bridge, or mends what is missing of it: its address,
 // forwarding, and the rules by which nodes reach what is outside.
 func (m *Machine) EnsureBridge(ctx context.Context) error {
 	name := Bridge(m.Layout)
-	changes := []hostchange.Change{{Kind: hostchange.Link, Name: name}}
-	for _, subnet := range m.subnets() {
-		family := iptables.Of(subnet.Addr().Is6())
-		for _, j := range jumps {
-			changes = append(changes,
-				hostchange.Change{Kind: hostchange.Chain, Name: string(family) + " " + j.Table + " " + j.To}, j.Change(family))
-		}
-	}
-	if err := m.Journal.Record(changes...); err != nil {
+	if err := m.Journal.Record(m.changes()...); err != nil {
 		return err
 	}
 	link, err := netlink.LinkByName(name)

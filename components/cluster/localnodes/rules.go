@@ -55,7 +55,7 @@ func writeJumps(b *strings.Builder, table, saved string) {
 }
 
 // KeepRules writes the rules of EnsureBridge again when others have removed any,
-// until ctx ends. The journal is not needed: it knows them.
+// until ctx ends, but none without the bridge. The journal is not needed: it knows them.
 func (m *Machine) KeepRules(ctx context.Context, log *slog.Logger) {
 	guard := iptables.NewGuard(0, log, chain, chainInput)
 	guard.Keep(ctx, "the nodes of this machine", func(ctx context.Context) (lost bool, err error) {
@@ -65,7 +65,7 @@ func (m *Machine) KeepRules(ctx context.Context, log *slog.Logger) {
 			if err != nil {
 				return lost, err
 			}
-			if m.whole(subnet, saved) {
+			if m.whole(subnet, saved) || !m.HasBridge() {
 				continue
 			}
 			lost = true

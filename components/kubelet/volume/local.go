@@ -20,6 +20,8 @@ type Local struct {
 	Folders string
 	// Warn tells a pod what is wrong; may be nil.
 	Warn func(pod *v1.Pod, reason, message string)
+	// WarnVolume tells who looks after a volume what is wrong; may be nil.
+	WarnVolume func(pv *v1.PersistentVolume, reason, message string)
 }
 
 // tell tells a pod that its volume takes long; nil if nobody is told.
@@ -60,7 +62,13 @@ func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result
 			fsType = *t
 		}
 		if err := mountDevice(ctx, path, r.Dir, fsType, r.PV.Spec.MountOptions, r.ReadOnly); err != nil {
-			return Result{}, &Failure{Operation: "MountVolume.MountDevice", Volume: r.PV.Name, Err: fmt.Errorf("local: failed to mount device %s at %s (fstype: %s), error %w", path, r.Dir, fsType, err)}
+			var other *otherContent
+			unlike := errors.As(err, &other)
+			err = fmt.Errorf("local: failed to mount device %s at %s (fstype: %s), error %w", path, r.Dir, fsType, err)
+			if unlike && t.WarnVolume != nil {
+				t.WarnVolume(r.PV, "FailedMountOnFilesystemMismatch", fmt.Sprintf("MountVolume failed for volume %q %s", r.PV.Name, err))
+			}
+			return Result{}, &Failure{Operation: "MountVolume.MountDevice", Volume: r.PV.Name, Err: err}
 		}
 		path = r.Dir
 	} else if !info.IsDir() {

@@ -85,8 +85,18 @@ func mountDevice(ctx context.Context, device, target, fsType string, options []s
 			return fmt.Errorf("'fsck' found errors on device %s but could not correct them: %s", device, out)
 		}
 	}
-	return mountTool(ctx, fsType, device, target, append([]string{"defaults"}, options...))
+	err = mountTool(ctx, fsType, device, target, append([]string{"defaults"}, options...))
+	if err != nil && have != "" && have != fsType {
+		return &otherContent{err}
+	}
+	return err
 }
+
+// otherContent is that a device could not be mounted on which there is something else
+// than the file system that was wanted.
+type otherContent struct{ error }
+
+func (o *otherContent) Unwrap() error { return o.error }
 
 // content tells what is on a device, empty for nothing known.
 func content(ctx context.Context, device string) (string, error) {
