@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"reflect"
 	"slices"
 	"sort"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/apis/apiserver/install"
 	"k8s.io/apiserver/pkg/apis/apiserver/validation"
@@ -114,8 +116,8 @@ type issuers struct {
 	ctx     context.Context //nolint:containedctx // it is that of what current holds
 	end     context.CancelFunc
 	current atomic.Pointer[generation]
-	// read is the file's content that was last tried; only New and Run use
-	// it.
+	// read is the file's content that is used, or was last refused for good;
+	// only New and Run use it.
 	read []byte
 }
 
@@ -214,39 +216,47 @@ func (i *issuers) run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	return configfile.Follow(ctx, i.file, i.log, func() { i.look(ctx) })
+	return configfile.FollowRetrying(ctx, i.file, i.log, func() bool { return i.look(ctx) })
 }
 
-// look reads the file, and takes what is new in it over once it works.
-func (i *issuers) look(ctx context.Context) {
+// look reads the file, and takes what is new in it over once it works. It
+// returns false when that is to be tried again, for an issuer may answer later.
+func (i *issuers) look(ctx context.Context) (done bool) {
 	data, err := os.ReadFile(i.file)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
 			i.log.ErrorContext(ctx, "authentication configuration not reloaded", "error", err)
 		}
-		return
+		return true
 	}
 	if bytes.Equal(data, i.read) {
-		return
+		return true
 	}
-	i.read = data
 	cfg, err := parseConfiguration(data)
+	if err == nil && !reflect.DeepEqual(cfg.Anonymous, i.current.Load().anonymous) {
+		err = field.Forbidden(field.NewPath("anonymous"), "changed from initial configuration file")
+	}
 	var next *generation
 	if err == nil {
 		next, err = i.build(cfg)
 	}
 	if err != nil {
+		i.read = data // which will never be right
 		i.log.ErrorContext(ctx, "authentication configuration not reloaded", "error", err)
-		return
+		return true
 	}
 	if err := next.healthy(ctx); err != nil {
 		next.end()
-		i.log.ErrorContext(ctx, "authentication configuration not reloaded", "error", err)
-		return
+		if ctx.Err() == nil {
+			i.log.ErrorContext(ctx, "authentication configuration not reloaded", "error", err)
+		}
+		return false
 	}
+	i.read = data
 	old := i.current.Swap(next)
 	old.end()
 	i.log.InfoContext(ctx, "authentication configuration reloaded", "file", i.file)
+	return true
 }
 
 // healthy waits until all issuers have answered.

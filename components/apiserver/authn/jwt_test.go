@@ -1,6 +1,7 @@
 package authn
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +29,8 @@ type issuer struct {
 	*httptest.Server
 	signer jose.Signer
 	ca     string
+	// down makes it answer nothing but errors.
+	down atomic.Bool
 }
 
 func newIssuer(t *testing.T) *issuer {
@@ -41,6 +45,10 @@ func newIssuer(t *testing.T) *issuer {
 		t.Fatal(err)
 	}
 	i.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if i.down.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
 		var doc any = map[string]any{
 			"issuer": i.URL, "jwks_uri": i.URL + "/keys",
 			"authorization_endpoint": i.URL + "/a", "token_endpoint": i.URL + "/t", "id_token_signing_alg_values_supported": []string{"ES256"},
@@ -187,11 +195,18 @@ anonymous:
 	}
 	// What is wrong changes nothing; what is right is taken over.
 	write("kind: nonsense")
-	write(i.config("  claimMappings:\n    username: {claim: sub, prefix: 'new:'}\n"))
+	write(i.config("  claimMappings:\n    username: {claim: sub, prefix: 'new:'}\n" + rules[strings.Index(rules, "anonymous:"):]))
 	claims["sub"] = "joe"
 	until(t, a, i.token(t, claims), func(r *authenticator.Response, err error) bool {
 		return err == nil && r != nil && r.User.GetName() == "new:joe"
 	})
+	if !anonymous("/livez") || anonymous("/api") {
+		t.Error("anonymous requests are no longer limited by path")
+	}
+	write(i.config("  claimMappings:\n    username: {claim: sub, prefix: ''}\n"))
+	if a, err = New(Config{Log: slog.Default(), ConfigFile: file, Anonymous: true}); err != nil {
+		t.Fatal(err)
+	}
 	if !anonymous("/api") {
 		t.Error("the flag does not count where the file says nothing")
 	}
@@ -205,6 +220,49 @@ anonymous:
 		if _, err := New(Config{Log: slog.Default(), ConfigFile: file, Issuers: []string{i.URL}}); err == nil {
 			t.Errorf("%s is accepted", name)
 		}
+	}
+}
+
+// TestConfigurationReload looks at the file as Run does: who may come unnamed
+// stays as it was at the start, and an issuer that does not answer yet is asked
+// again.
+func TestConfigurationReload(t *testing.T) {
+	i := newIssuer(t)
+	file := filepath.Join(t.TempDir(), "config")
+	const (
+		mapping   = "  claimMappings:\n    username: {claim: sub, prefix: ''}\n"
+		anonymous = "anonymous: {enabled: true, conditions: [{path: /livez}]}\n"
+	)
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(i.config(mapping + anonymous))
+	a, err := New(Config{Log: slog.Default(), ConfigFile: file, Anonymous: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.issuers.end()
+	first := a.issuers.current.Load()
+	for _, text := range []string{"", "anonymous: {enabled: true}\n", "anonymous: {enabled: false}\n"} {
+		write(i.config(mapping + text))
+		if !a.issuers.look(t.Context()) || a.issuers.current.Load() != first {
+			t.Errorf("anonymous requests follow the file: %q", text)
+		}
+	}
+	late := newIssuer(t)
+	late.down.Store(true)
+	write(late.config(mapping + anonymous))
+	short, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if a.issuers.look(short) || a.issuers.current.Load() != first {
+		t.Error("an issuer that does not answer is used")
+	}
+	late.down.Store(false)
+	if !a.issuers.look(t.Context()) || a.issuers.current.Load() == first {
+		t.Error("an issuer that answers at last is not used")
 	}
 }
 
