@@ -35,7 +35,7 @@ var Kind = batchv1.SchemeGroupVersion.WithKind("Job")
 const (
 	// name is what spec.managedBy has for this controller.
 	name = "kubernetes.io/job-controller"
-	// maxCreate and maxCount bound how many pods one sync makes, and counts.
+	// maxCreate and maxCount bound how many pods one sync makes or discards, and counts.
 	maxCreate = 500
 	maxCount  = 500
 	// Waits before failed pods are replaced: the first, doubled with each

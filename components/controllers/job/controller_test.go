@@ -490,3 +490,16 @@ func TestBackoffOnce(t *testing.T) {
 		t.Errorf("%d pods after the wait", n)
 	}
 }
+
+func TestNamePrefix(t *testing.T) {
+	long := strings.Repeat("j", 60)
+	for _, tc := range []struct {
+		job   string
+		index int
+		want  string
+	}{{"j", 7, "j-7-"}, {long, 12, long[:54] + "-12-"}, {long[:56], 0, long[:55] + "-0-"}} {
+		if got := namePrefix(tc.job, tc.index); got != tc.want {
+			t.Errorf("%s, %d: %q, want %q", tc.job, tc.index, got, tc.want)
+		}
+	}
+}

@@ -42,13 +42,13 @@ func (s *state) manage(ctx context.Context, wait time.Duration) error {
 		occupied += len(s.terminating)
 	}
 	if have > want {
-		victims := sortVictims(s.job, s.active, s.env.Clock.Now())[:have-want]
+		victims := sortVictims(s.job, s.active, s.env.Clock.Now())[:min(have-want, maxCreate)]
 		return s.discard(ctx, victims)
 	}
 	if isIndexed(s.job) {
 		// Two of one index, or of one that is settled: one too many.
 		if extra := s.superfluous(); len(extra) > 0 {
-			return s.discard(ctx, extra)
+			return s.discard(ctx, extra[:min(len(extra), maxCreate)])
 		}
 	}
 	n := min(want-occupied, maxCreate)
@@ -147,7 +147,9 @@ func (s *state) create(ctx context.Context, n int, free []int) error {
 	var mu sync.Mutex
 	done, err := control.SlowStart(n, func() error {
 		pod := control.PodFrom(&j.Spec.Template, ref)
-		pod.Finalizers = append(pod.Finalizers, batchv1.JobTrackingFinalizer)
+		if !tracked(pod) {
+			pod.Finalizers = append(pod.Finalizers, batchv1.JobTrackingFinalizer)
+		}
 		pod.GenerateName = control.PodPrefix(j.Name)
 		if todo != nil {
 			s.index(pod, <-todo)
@@ -187,7 +189,7 @@ func (s *state) index(pod *corev1.Pod, i int) {
 		}
 	}
 	pod.Spec.Hostname = fmt.Sprintf("%s-%d", s.job.Name, i)
-	pod.GenerateName = fmt.Sprintf("%s-%d-", s.job.Name, i)
+	pod.GenerateName = namePrefix(s.job.Name, i)
 	env := corev1.EnvVar{Name: "JOB_COMPLETION_INDEX", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{
 		FieldPath: fmt.Sprintf("metadata.labels['%s']", batchv1.JobCompletionIndexAnnotation),
 	}}}
@@ -202,6 +204,16 @@ func (s *state) index(pod *corev1.Pod, i int) {
 			}
 		}
 	}
+}
+
+// mostPrefix is how much of a generated name is not made up, at most.
+const mostPrefix = 63 - 5
+
+// namePrefix is what the names of the pods of an index begin with. Of a long name of
+// the Job the end gives way to the index.
+func namePrefix(job string, i int) string {
+	end := fmt.Sprintf("-%d-", i)
+	return job[:min(len(job), max(0, mostPrefix-len(end)))] + end
 }
 
 // discard deletes active pods that are too many. Without their finalizer, they

@@ -6,7 +6,9 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -211,5 +213,40 @@ func TestGivenByAnother(t *testing.T) {
 	}
 	if got, err := c.allocate("b"); err != nil || got[0].String() == "10.244.1.0/24" {
 		t.Errorf("b gets %v (%v)", got, err)
+	}
+}
+
+// TestLearnAgain: an API server that is away for a moment is waited for.
+func TestLearnAgain(t *testing.T) {
+	f := controltest.New(t)
+	informer := f.Env.Informers.Core().V1().Nodes().Informer()
+	var refused atomic.Int32
+	f.Kube.PrependReactor("list", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if !informer.HasSynced() || refused.Add(1) > 2 {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewServiceUnavailable("away")
+	})
+	c, err := New(f.Env, Config{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	f.Env.Informers.StartWithContext(ctx)
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	select {
+	case <-c.Ready():
+	case err := <-done:
+		t.Fatalf("ended: %v", err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	f.Env.Informers.Shutdown()
+	if n := refused.Load(); n < 3 {
+		t.Errorf("asked %d times", n)
 	}
 }

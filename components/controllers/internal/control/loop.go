@@ -19,6 +19,9 @@ import (
 const (
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 2 * time.Minute
+	// lastPrepare is how long at most until what comes before all keys is tried
+	// again.
+	lastPrepare = 10 * time.Second
 )
 
 // queueNames are the names under which upstream measures the queues of loops that
@@ -110,7 +113,7 @@ func (l *Loop) Await(informer cache.SharedIndexInformer) {
 }
 
 // Prepare sets what Run calls once all informers are synced, before the first
-// key is worked on. When it fails, Run does.
+// key is worked on. When it fails, it is called again after a while.
 func (l *Loop) Prepare(f func(ctx context.Context) error) { l.prepare = f }
 
 // Add asks for key to be worked on.
@@ -148,13 +151,8 @@ func (l *Loop) Run(ctx context.Context) error {
 			return nil
 		}
 	}
-	if l.prepare != nil {
-		if err := l.prepare(ctx); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return fmt.Errorf("%s: %w", l.name, err)
-		}
+	if !l.prepared(ctx) {
+		return nil
 	}
 	var wg sync.WaitGroup
 	for range l.workers {
@@ -169,6 +167,28 @@ func (l *Loop) Run(ctx context.Context) error {
 	l.queue.ShutDown()
 	wg.Wait()
 	return nil
+}
+
+// prepared makes what is to be made first, however often that fails; it is false when
+// ctx has ended.
+func (l *Loop) prepared(ctx context.Context) bool {
+	if l.prepare == nil {
+		return true
+	}
+	for wait := firstRetry; ; wait = min(2*wait, lastPrepare) {
+		err := l.prepare(ctx)
+		if err == nil {
+			return true
+		}
+		if ctx.Err() == nil {
+			l.log.WarnContext(ctx, "cannot begin to work, trying again", "error", err)
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 // next works on one key and returns false once the queue is shut down.
