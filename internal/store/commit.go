@@ -180,9 +180,12 @@ func (s *Store) transact(ctx context.Context, writes []write) (*clientv3.TxnResp
 					return nil, fmt.Errorf("getting a lease: %w", err)
 				}
 				leased = true
-				thens = append(thens, clientv3.OpPut(w.fullKey, string(w.stored), clientv3.WithLease(lease)))
+				thens = append(thens, clientv3.OpPut(w.fullKey, "", clientv3.WithLease(lease)))
+				thens[len(thens)-1].WithValueBytes(w.stored)
 			default:
-				thens = append(thens, clientv3.OpPut(w.fullKey, string(w.stored)))
+				// As an argument the value would be copied twice.
+				thens = append(thens, clientv3.OpPut(w.fullKey, ""))
+				thens[len(thens)-1].WithValueBytes(w.stored)
 			}
 		}
 		resp, err := s.client.Txn(ctx).If(cmps...).Then(thens...).Else(elses...).Commit()

@@ -45,16 +45,14 @@ func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (a
 		return out, nil
 	}
 	obj.SetManagedFields(nil)
-	data, err := m.ownedBy(res, obj)
-	if err != nil || len(data) == 0 {
+	owned, err := m.ownedBy(res, obj)
+	if err != nil || owned == nil {
 		return obj, nil // as upstream does, rather without than not at all
 	}
 	if manager == "" {
 		manager = "unknown"
 	}
 	now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
-	owned := &metav1.FieldsV1{}
-	owned.SetRawBytes(data)
 	obj.SetManagedFields([]metav1.ManagedFieldsEntry{{
 		Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: res.GroupVersion().String(),
 		Time: &now, FieldsType: "FieldsV1", FieldsV1: owned,
@@ -62,17 +60,18 @@ func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (a
 	return obj, nil
 }
 
-// ownedBy returns, in the form that is stored, what who makes obj owns of it.
-func (m *Managers) ownedBy(res *api.Resource, obj api.Object) ([]byte, error) {
+// ownedBy returns, in the form that is stored, what who makes obj owns of it: nil
+// when that is nothing.
+func (m *Managers) ownedBy(res *api.Resource, obj api.Object) (*metav1.FieldsV1, error) {
 	p, err := m.plan(res, obj)
 	if err != nil {
 		return nil, err
 	}
-	data, err := m.writers.fields(p, reflect.ValueOf(obj).Elem())
+	owned, err := m.writers.fields(p, reflect.ValueOf(obj).Elem())
 	if errors.Is(err, errUnplanned) {
 		return m.slowlyOwnedBy(res, obj)
 	}
-	return data, err
+	return owned, err
 }
 
 // plan returns the plan of new objects of a resource.
@@ -99,7 +98,7 @@ func (m *Managers) plan(res *api.Resource, obj api.Object) (*plan, error) {
 }
 
 // slowlyOwnedBy is ownedBy by way of the library.
-func (m *Managers) slowlyOwnedBy(res *api.Resource, obj api.Object) ([]byte, error) {
+func (m *Managers) slowlyOwnedBy(res *api.Resource, obj api.Object) (*metav1.FieldsV1, error) {
 	types, err := m.types()
 	if err != nil {
 		return nil, err
@@ -126,7 +125,13 @@ func (m *Managers) slowlyOwnedBy(res *api.Resource, obj api.Object) ([]byte, err
 	if set.Empty() {
 		return nil, nil
 	}
-	return set.ToJSON()
+	data, err := set.ToJSON()
+	if err != nil {
+		return nil, err
+	}
+	owned := &metav1.FieldsV1{}
+	owned.SetRawBytes(data)
+	return owned, nil
 }
 
 // against makes of all fields of a new object those in which it differs from an

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
@@ -308,7 +309,7 @@ func plainText(s string) bool {
 type writers struct{ pool sync.Pool }
 
 // fields returns what a plan says of an object: nil when nobody owns anything.
-func (p *writers) fields(of *plan, v reflect.Value) ([]byte, error) {
+func (p *writers) fields(of *plan, v reflect.Value) (*metav1.FieldsV1, error) {
 	w, _ := p.pool.Get().(*fieldWriter)
 	if w == nil {
 		w = &fieldWriter{}
@@ -316,5 +317,10 @@ func (p *writers) fields(of *plan, v reflect.Value) ([]byte, error) {
 	defer p.pool.Put(w)
 	w.buf, w.err = w.buf[:0], nil
 	data, err := w.object(of, v)
-	return slices.Clone(data), err
+	if err != nil || len(data) == 0 {
+		return nil, err
+	}
+	owned := &metav1.FieldsV1{}
+	owned.SetRawBytes(data) // which copies it
+	return owned, nil
 }
