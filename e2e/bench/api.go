@@ -35,7 +35,8 @@ type apiBench struct {
 	rounds int
 	// only names the operations to be measured; empty: all.
 	only []string
-	// profiles is the folder that gets a CPU profile of each operation;
+	// profiles is the folder that gets a CPU profile of each operation, and
+	// profiles of memory;
 	// empty: none are made.
 	profiles string
 
@@ -166,35 +167,38 @@ func (a *apiBench) memory() int {
 
 // profile records the server's CPU from now on, for as long as an operation is
 // measured, until the returned function is called.
-func (a *apiBench) profile(ctx context.Context, name string) (func() error, error) {
+func (a *apiBench) profile(ctx context.Context, name string) func() error {
+	done := make(chan error, 1)
+	go func() {
+		length := max(1, int((a.slice*time.Duration(a.rounds)-100*time.Millisecond)/time.Second))
+		done <- a.record(ctx, fmt.Sprintf("profile?seconds=%d", length), name)
+	}()
+	return func() error { return <-done }
+}
+
+// record puts what the server tells below /debug/pprof/ into a file of the folder
+// for profiles, if there is one.
+func (a *apiBench) record(ctx context.Context, what, name string) error {
 	if a.profiles == "" {
-		return func() error { return nil }, nil
+		return nil
 	}
 	client, err := rest.HTTPClientFor(rest.CopyConfig(a.config))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	done := make(chan error, 1)
-	go func() {
-		done <- func() error {
-			length := max(1, int((a.slice*time.Duration(a.rounds)-100*time.Millisecond)/time.Second))
-			url := fmt.Sprintf("%s/debug/pprof/profile?seconds=%d", a.config.Host, length)
-			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-			if err != nil {
-				return err
-			}
-			resp, err := client.Do(req)
-			if err != nil {
-				return err
-			}
-			defer resp.Body.Close()
-			file, err := os.Create(filepath.Join(a.profiles, name+".pprof"))
-			if err != nil {
-				return err
-			}
-			_, err = io.Copy(file, resp.Body)
-			return errors.Join(err, file.Close())
-		}()
-	}()
-	return func() error { return <-done }, nil
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.config.Host+"/debug/pprof/"+what, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	file, err := os.Create(filepath.Join(a.profiles, name+".pprof"))
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(file, resp.Body)
+	return errors.Join(err, file.Close())
 }

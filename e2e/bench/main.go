@@ -39,7 +39,7 @@ func main() {
 	slice := flag.Duration("api-slice", time.Second, "How long one measurement of an operation of the API server lasts.")
 	rounds := flag.Int("api-rounds", 5, "How many measurements there are of each.")
 	only := flag.String("api-only", "", "The operations to be measured, separated by commas; empty: all.")
-	profiles := flag.String("api-profiles", "", "A folder that gets a CPU profile of the API server for each operation.")
+	profiles := flag.String("api-profiles", "", "A folder that gets a CPU profile of the API server for each operation, and profiles of its memory after all.")
 	flag.Parse()
 	path, err := filepath.Abs(*binary)
 	if err == nil && *part != "cluster" && *part != "node" {
