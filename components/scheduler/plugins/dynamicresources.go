@@ -89,7 +89,7 @@ func usable(c *framework.Cycle) ([]*resourcev1.ResourceClaim, string) {
 				return nil, why
 			}
 		case len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize && !resourceclaim.IsReservedForPod(pod, claim, false):
-			return nil, fmt.Sprintf("resourceclaim %q in use", claim.Name)
+			return nil, "resourceclaim in use"
 		}
 	}
 	return all, why
