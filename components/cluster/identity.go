@@ -63,9 +63,8 @@ func newIdentity(wish identity) (identity, error) {
 		}
 		id.NodeName = strings.ToLower(name)
 	}
-	if problems := validation.IsDNS1123Subdomain(id.NodeName); len(problems) > 0 {
-		return id, codedError{fmt.Errorf("%q is no valid node name: %s; give another with --node-name",
-			id.NodeName, strings.Join(problems, ", ")), ExitConfig}
+	if err := checkNodeName(id.NodeName); err != nil {
+		return id, err
 	}
 	if id.Domain == "" {
 		id.Domain = "cluster.local"
@@ -85,6 +84,20 @@ func newIdentity(wish identity) (identity, error) {
 		id.DNSAddress = address.String()
 	}
 	return id, nil
+}
+
+// checkNodeName refuses names that no Node can have. It is the value of one of its
+// labels too, which a hostname, of which Linux takes 64 characters, can be too long
+// for: the API server would never take the Node in.
+func checkNodeName(name string) error {
+	problems := validation.IsDNS1123Subdomain(name)
+	if len(problems) == 0 {
+		problems = validation.IsValidLabelValue(name)
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return codedError{fmt.Errorf("%q is no valid node name: %s; give another with --node-name", name, strings.Join(problems, ", ")), ExitConfig}
 }
 
 // chooseRanges chooses what was left open of the ranges of addresses, of the

@@ -53,8 +53,16 @@ func TestIdentityIsKept(t *testing.T) {
 	if err != nil || !ok || got.NodeName != "one" {
 		t.Errorf("loaded %+v, %v, %v", got, ok, err)
 	}
-	if _, err := newIdentity(identity{NodeName: "No_Name"}); err == nil {
-		t.Error("a bad node name was taken")
+	for _, name := range []string{"No_Name", strings.Repeat("a", 64), strings.Repeat("a.", 32) + "b"} {
+		if _, err := newIdentity(identity{NodeName: name}); err == nil || !strings.Contains(err.Error(), "give another with --node-name") {
+			t.Errorf("the node name %q: %v", name, err)
+		}
+		if _, err := (&nodeOptions{Name: name}).nodeName(); err == nil {
+			t.Errorf("a node was to be called %q", name)
+		}
+	}
+	if _, err := newIdentity(identity{NodeName: strings.Repeat("a.", 31) + "b"}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -295,16 +295,17 @@ func (o *nodeOptions) serve(ctx context.Context, cfg nodeConfig, n *node, s *ste
 	}
 }
 
-// nodeName is what was given, or the hostname.
+// nodeName is what was given, or the hostname, if a Node can be called so.
 func (o *nodeOptions) nodeName() (string, error) {
-	if o.Name != "" {
-		return o.Name, nil
+	name := o.Name
+	if name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return "", fmt.Errorf("asking for the hostname: %w", err)
+		}
+		name = strings.ToLower(host)
 	}
-	name, err := os.Hostname()
-	if err != nil {
-		return "", fmt.Errorf("asking for the hostname: %w", err)
-	}
-	return strings.ToLower(name), nil
+	return name, checkNodeName(name)
 }
 
 // addresses are those of --node-ip, one of each family at most, else what the
