@@ -186,7 +186,7 @@ func (b *backend) ask(ctx context.Context) error {
 			if err == nil {
 				_ = resp.Body.Close()
 				if resp.StatusCode < http.StatusOK || resp.StatusCode >= http.StatusMultipleChoices {
-					err = fmt.Errorf("bad status from %v: %d", resp.Request.URL, resp.StatusCode)
+					err = &statusError{resp.Request.URL, resp.StatusCode}
 				}
 			}
 			results <- err

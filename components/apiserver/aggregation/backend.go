@@ -154,6 +154,15 @@ func (b *backend) get(ctx context.Context, path string, header http.Header) (*ht
 	return resp, nil
 }
 
+// statusError is that a server answered with another status than was hoped for.
+type statusError struct {
+	at   *url.URL
+	code int
+}
+
+// Error as the interface.
+func (e *statusError) Error() string { return fmt.Sprintf("bad status from %v: %d", e.at, e.code) }
+
 // path is where discovery of the group and version is.
 func (b *backend) path() string {
 	if b.gv.Group == "" {

@@ -119,7 +119,7 @@ func (b *backend) read(ctx context.Context, path, accept string) (data []byte, c
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, "", fmt.Errorf("bad status from %v: %d", resp.Request.URL, resp.StatusCode)
+		return nil, "", &statusError{resp.Request.URL, resp.StatusCode}
 	}
 	data, err = io.ReadAll(io.LimitReader(resp.Body, maxDocument))
 	if err != nil {

@@ -3,10 +3,12 @@ package aggregation
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 
 	"hyperkube/components/apiserver/openapi"
 )
@@ -20,34 +22,64 @@ type document struct {
 	definitions map[string]json.RawMessage
 }
 
-// OpenAPIV3 lists the documents of other servers, by their path below
-// /openapi/v3/, and where each is.
-func (a *Aggregator) OpenAPIV3(ctx context.Context) map[string]string {
-	out := map[string]string{}
+// askAll asks all other servers that are available at the same time, and tells
+// whether all of them answered.
+func askAll[T any](ctx context.Context, a *Aggregator, ask func(*backend, context.Context) (T, error), take func(*backend, T)) bool {
+	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
+	defer cancel()
+	var wg sync.WaitGroup
+	var mu sync.Mutex // guards what take writes to, and whole
+	whole := true
 	for _, b := range a.remotes() {
 		if !b.available.Load() {
-			continue
+			continue // when that changes, so does the generation
 		}
-		data, _, err := b.read(ctx, "/openapi/v3", "application/json")
-		if err != nil {
-			b.cfg.Log.DebugContext(ctx, "OpenAPI of an aggregated server", "apiservice", b.name, "error", err)
-			continue
-		}
-		var index struct {
-			Paths map[string]struct {
-				ServerRelativeURL string `json:"serverRelativeURL"`
-			} `json:"paths"`
-		}
-		if err := json.Unmarshal(data, &index); err != nil {
-			b.cfg.Log.DebugContext(ctx, "OpenAPI of an aggregated server", "apiservice", b.name, "error", err)
-			continue
-		}
-		name := strings.TrimPrefix(b.path(), "/")
-		if at, ok := index.Paths[name]; ok {
-			out[name] = at.ServerRelativeURL
-		}
+		wg.Go(func() {
+			got, err := ask(b, ctx)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				var bad *statusError
+				if !errors.As(err, &bad) || bad.code >= http.StatusInternalServerError {
+					whole = false // others say that they have none
+				}
+				b.cfg.Log.DebugContext(ctx, "OpenAPI of an aggregated server", "apiservice", b.name, "error", err)
+				return
+			}
+			take(b, got)
+		})
 	}
-	return out
+	wg.Wait()
+	return whole
+}
+
+// OpenAPIV3 lists the documents of other servers, by their path below
+// /openapi/v3/, and where each is.
+func (a *Aggregator) OpenAPIV3(ctx context.Context) (paths map[string]string, whole bool) {
+	paths = map[string]string{}
+	whole = askAll(ctx, a, (*backend).openAPIV3, func(b *backend, at string) {
+		if at != "" {
+			paths[strings.TrimPrefix(b.path(), "/")] = at
+		}
+	})
+	return paths, whole
+}
+
+// openAPIV3 tells where the document is; empty: there is none.
+func (b *backend) openAPIV3(ctx context.Context) (string, error) {
+	data, _, err := b.read(ctx, "/openapi/v3", "application/json")
+	if err != nil {
+		return "", err
+	}
+	var index struct {
+		Paths map[string]struct {
+			ServerRelativeURL string `json:"serverRelativeURL"`
+		} `json:"paths"`
+	}
+	if err := json.Unmarshal(data, &index); err != nil {
+		return "", fmt.Errorf("reading the index of OpenAPI: %w", err)
+	}
+	return index.Paths[strings.TrimPrefix(b.path(), "/")].ServerRelativeURL, nil
 }
 
 // OpenAPIV3Handler returns who answers for /openapi/v3/ and path, nil if that
@@ -55,26 +87,17 @@ func (a *Aggregator) OpenAPIV3(ctx context.Context) map[string]string {
 func (a *Aggregator) OpenAPIV3Handler(path string) http.Handler { return a.Handler("/" + path) }
 
 // OpenAPIV2 returns the paths and definitions of other servers.
-func (a *Aggregator) OpenAPIV2(ctx context.Context) []openapi.Part {
-	var out []openapi.Part
-	for _, b := range a.remotes() {
-		if !b.available.Load() {
-			continue
-		}
-		doc, err := b.openAPIV2(ctx)
-		if err != nil {
-			b.cfg.Log.DebugContext(ctx, "OpenAPI of an aggregated server", "apiservice", b.name, "error", err)
-			continue
-		}
+func (a *Aggregator) OpenAPIV2(ctx context.Context) (parts []openapi.Part, whole bool) {
+	whole = askAll(ctx, a, (*backend).openAPIV2, func(b *backend, doc *document) {
 		part := openapi.Part{Paths: map[string]json.RawMessage{}, Definitions: doc.definitions}
 		for path, item := range doc.paths {
 			if path == b.path()+"/" || strings.HasPrefix(path, b.path()+"/") {
 				part.Paths[path] = item
 			}
 		}
-		out = append(out, part)
-	}
-	return out
+		parts = append(parts, part)
+	})
+	return parts, whole
 }
 
 // openAPIV2 asks for the document, and gets it only if it has changed.
@@ -85,8 +108,6 @@ func (b *backend) openAPIV2(ctx context.Context) (*document, error) {
 	if b.document != nil && b.document.etag != "" {
 		header.Set("If-None-Match", b.document.etag)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 4*discoveryTimeout)
-	defer cancel()
 	resp, err := b.get(ctx, "/openapi/v2", header)
 	if err != nil {
 		return nil, err
@@ -97,7 +118,7 @@ func (b *backend) openAPIV2(ctx context.Context) (*document, error) {
 		return b.document, nil
 	case http.StatusOK:
 	default:
-		return nil, fmt.Errorf("bad status from %v: %d", resp.Request.URL, resp.StatusCode)
+		return nil, &statusError{resp.Request.URL, resp.StatusCode}
 	}
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument))
 	if err != nil {

@@ -15,13 +15,15 @@ type Aggregation interface {
 	// Generation changes when the documents may have.
 	Generation() uint64
 	// OpenAPIV3 returns where the documents of v3 are, by group and version
-	// in the form of "apis/GROUP/VERSION".
-	OpenAPIV3(ctx context.Context) map[string]string
+	// in the form of "apis/GROUP/VERSION". Whole is false when a server did not
+	// tell, which may be other in a moment.
+	OpenAPIV3(ctx context.Context) (paths map[string]string, whole bool)
 	// OpenAPIV3Handler returns who answers for one of them, nil if that is
 	// not another server.
 	OpenAPIV3Handler(name string) http.Handler
-	// OpenAPIV2 returns what is to be added to the document of v2.
-	OpenAPIV2(ctx context.Context) []Part
+	// OpenAPIV2 returns what is to be added to the document of v2. Whole is as of
+	// OpenAPIV3.
+	OpenAPIV2(ctx context.Context) (parts []Part, whole bool)
 }
 
 // Part is what another server adds to the document of v2.
@@ -34,34 +36,40 @@ type Part struct {
 // called before the handler answers.
 func (h *Handler) Aggregate(a Aggregation) { h.aggregation = a }
 
-// merge adds what other servers have to the documents that show all.
-func (h *Handler) merge(ctx context.Context, path string, data []byte) ([]byte, bool, error) {
+// merge adds what other servers have to the documents that show all; nil when that
+// is nothing. Whole is false when something may be missing.
+func (h *Handler) merge(ctx context.Context, path string, data []byte) (merged []byte, whole bool, err error) {
+	// The document is for others, too, who wait for it longer than who asked first.
+	ctx = context.WithoutCancel(ctx)
+	whole = true
 	switch path {
 	case "/openapi/v2":
-		if parts := h.aggregation.OpenAPIV2(ctx); len(parts) > 0 {
-			return mergeV2(data, parts)
+		var parts []Part
+		if parts, whole = h.aggregation.OpenAPIV2(ctx); len(parts) > 0 {
+			merged, err = mergeV2(data, parts)
 		}
 	case "/openapi/v3":
-		if others := h.aggregation.OpenAPIV3(ctx); len(others) > 0 {
-			return mergeV3(data, others)
+		var others map[string]string
+		if others, whole = h.aggregation.OpenAPIV3(ctx); len(others) > 0 {
+			merged, err = mergeV3(data, others)
 		}
 	}
-	return data, false, nil
+	return merged, whole, err
 }
 
 // mergeV2 adds paths and what they refer to. A definition that is there
 // already stays: what has one name is one type.
-func mergeV2(data []byte, parts []Part) ([]byte, bool, error) {
+func mergeV2(data []byte, parts []Part) ([]byte, error) {
 	var doc map[string]json.RawMessage
 	var paths, definitions map[string]json.RawMessage
 	if err := json.Unmarshal(data, &doc); err != nil {
-		return nil, false, fmt.Errorf("merging OpenAPI v2: %w", err)
+		return nil, fmt.Errorf("merging OpenAPI v2: %w", err)
 	}
 	if err := json.Unmarshal(doc["paths"], &paths); err != nil {
-		return nil, false, fmt.Errorf("merging OpenAPI v2: %w", err)
+		return nil, fmt.Errorf("merging OpenAPI v2: %w", err)
 	}
 	if err := json.Unmarshal(doc["definitions"], &definitions); err != nil {
-		return nil, false, fmt.Errorf("merging OpenAPI v2: %w", err)
+		return nil, fmt.Errorf("merging OpenAPI v2: %w", err)
 	}
 	for _, p := range parts {
 		var names []string
@@ -80,13 +88,12 @@ func mergeV2(data []byte, parts []Part) ([]byte, bool, error) {
 	}
 	var err error
 	if doc["paths"], err = json.Marshal(paths); err != nil {
-		return nil, false, fmt.Errorf("merging OpenAPI v2: %w", err)
+		return nil, fmt.Errorf("merging OpenAPI v2: %w", err)
 	}
 	if doc["definitions"], err = json.Marshal(definitions); err != nil {
-		return nil, false, fmt.Errorf("merging OpenAPI v2: %w", err)
+		return nil, fmt.Errorf("merging OpenAPI v2: %w", err)
 	}
-	data, err = json.Marshal(doc)
-	return data, true, err
+	return json.Marshal(doc)
 }
 
 // references are the names of the models that JSON refers to.
@@ -98,18 +105,17 @@ func references(raw []byte) []string {
 	return out
 }
 
-func mergeV3(data []byte, others map[string]string) ([]byte, bool, error) {
+func mergeV3(data []byte, others map[string]string) ([]byte, error) {
 	var doc struct {
 		Paths map[string]map[string]string `json:"paths"`
 	}
 	if err := json.Unmarshal(data, &doc); err != nil {
-		return nil, false, fmt.Errorf("merging OpenAPI v3: %w", err)
+		return nil, fmt.Errorf("merging OpenAPI v3: %w", err)
 	}
 	for name, at := range others {
 		doc.Paths[name] = map[string]string{"serverRelativeURL": at}
 	}
-	data, err := json.Marshal(doc)
-	return data, true, err
+	return json.Marshal(doc)
 }
 
 // contentTag is the ETag of what is not made of parts that are known before.

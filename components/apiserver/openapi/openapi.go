@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
 	openapi_v3 "github.com/google/gnostic-models/openapiv3"
@@ -58,7 +59,14 @@ type Handler struct {
 type document struct {
 	data []byte
 	etag string
+	// until is when it is to be made anew, because another server did not answer;
+	// zero: when what is served changes.
+	until time.Time
 }
+
+// incompleteTime is for how long a document stands in which another server's part is
+// missing.
+const incompleteTime = 30 * time.Second
 
 // New returns a handler for what reg serves; the documents
 // tell of its version, e.g. "v1.37.2", what counts for an API: "1.37".
@@ -207,21 +215,24 @@ func (h *Handler) document(ctx context.Context, path, form string) (*document, e
 			clear(h.documents)
 		}
 	}
-	if doc := h.documents[path+form]; doc != nil {
+	if doc := h.documents[path+form]; doc != nil && (doc.until.IsZero() || time.Now().Before(doc.until)) {
 		return doc, nil
 	}
 	data, err := h.make(path)
 	if err != nil || data == nil {
 		return nil, err
 	}
-	etag := h.etag(path)
+	doc := &document{etag: h.etag(path)}
 	if h.aggregation != nil {
-		merged, changed, err := h.merge(ctx, path, data)
+		merged, whole, err := h.merge(ctx, path, data)
 		if err != nil {
 			return nil, err
 		}
-		if changed {
-			data, etag = merged, contentTag(merged)
+		if merged != nil {
+			data, doc.etag = merged, contentTag(merged)
+		}
+		if !whole {
+			doc.until = time.Now().Add(incompleteTime)
 		}
 	}
 	if form != mimeJSON {
@@ -229,7 +240,7 @@ func (h *Handler) document(ctx context.Context, path, form string) (*document, e
 			return nil, fmt.Errorf("making the protobuf form of %s: %w", path, err)
 		}
 	}
-	doc := &document{data: data, etag: etag}
+	doc.data = data
 	h.documents[path+form] = doc
 	return doc, nil
 }
