@@ -146,6 +146,10 @@ func TestRules(t *testing.T) {
 			"spec.devices.constraints[0].requests[0]: Invalid value: \"b\": must be the name of a request in the claim or the name of a request and a subrequest separated by '/'",
 		}},
 		{"slice", `{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: s}, spec: {driver: d, pool: {name: p, resourceSliceCount: 1}, nodeName: n1, devices: [{name: a, attributes: {x: {int: 1}}, capacity: {m: {value: "1"}}}]}}`, nil},
+		{"shares of a device, rounded up", `{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: s}, spec: {driver: d, pool: {name: p, resourceSliceCount: 1}, nodeName: n1, devices: [{name: a, allowMultipleAllocations: true, capacity: {m: {value: "10", requestPolicy: {default: "2", validRange: {min: 100m, max: "10", step: "1"}}}}}]}}`, nil},
+		{"values that are the same rounded up", `{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: s}, spec: {driver: d, pool: {name: p, resourceSliceCount: 1}, nodeName: n1, devices: [{name: a, allowMultipleAllocations: true, capacity: {m: {value: "10", requestPolicy: {default: "1", validValues: ["1", "1.5", "2"]}}}}]}}`, []string{
+			`spec.devices[0].capacity[m].requestPolicy.validValues[2]: Duplicate value: "2"`,
+		}},
 		{"slice of nowhere", `{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: s}, spec: {driver: d, pool: {name: p, generation: -1, resourceSliceCount: 0}, devices: [{name: a}, {name: a}]}}`, []string{
 			"spec.pool.resourceSliceCount: Invalid value: 0: must be greater than zero",
 			"spec.pool.generation: Invalid value: -1: must be greater than or equal to zero",

@@ -7,6 +7,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -334,7 +335,7 @@ func (c *checker) policyValues(byDefault, capacity resource.Quantity, values []r
 				c.Invalid(at.Index(i), v.String(), fmt.Sprintf("option is larger than capacity value: %s", capacity.String()))
 			}
 			found = found || v.Cmp(byDefault) == 0
-			key := v.AsDec().String()
+			key := strconv.FormatInt(v.Value(), 10)
 			if seen[key] {
 				c.Duplicate(at.Index(i), key)
 			}
@@ -365,23 +366,6 @@ func (c *checker) policyRange(byDefault, capacity resource.Quantity, r *resource
 		compare("max", *r.Max, *r.Max, capacity, "max is larger than capacity value: %s")
 		compare("default", byDefault, byDefault, *r.Max, "default is more than max: %s")
 	}
-	type named struct {
-		q    *resource.Quantity
-		name string
-	}
-	all := slices.DeleteFunc([]named{{&byDefault, "default"}, {r.Min, "min"}, {r.Max, "max"}, {r.Step, "step"}}, func(n named) bool { return n.q == nil })
-	milli := slices.ContainsFunc(all, func(n named) bool { return fractional(*n.q) })
-	if milli {
-		before := len(c.List)
-		for _, n := range all {
-			if n.q.Cmp(*resource.NewMilliQuantity(n.q.MilliValue(), n.q.Format)) != 0 {
-				c.Invalid(at.Child(n.name), n.q.String(), "value cannot be represented as a milli value")
-			}
-		}
-		if len(c.List) > before {
-			return
-		}
-	}
 	if r.Step == nil {
 		return
 	}
@@ -394,35 +378,30 @@ func (c *checker) policyRange(byDefault, capacity resource.Quantity, r *resource
 	if sum.Cmp(capacity) > 0 {
 		c.Invalid(at.Child("step"), r.Step.String(), fmt.Sprintf("one step %s is larger than capacity value: %s", sum.String(), capacity.String()))
 	}
-	number := func(q *resource.Quantity) int64 { return q.MilliValue() }
-	if !milli {
-		number = func(q *resource.Quantity) int64 { return q.Value() }
-		before := len(c.List)
-		for _, n := range all {
-			switch {
-			case n.q.Sign() < 0:
-				c.Invalid(at.Child(n.name), n.q.String(), apivalidation.IsNegativeErrorMsg)
-			case n.q.CmpInt64(math.MaxInt64) > 0:
-				c.Invalid(at.Child(n.name), n.q.String(), "must not be larger than 9223372036854775807")
-			}
-		}
-		if len(c.List) > before {
-			return
+	type named struct {
+		q    *resource.Quantity
+		name string
+	}
+	bounds := slices.DeleteFunc([]named{{&byDefault, "default"}, {r.Min, "min"}, {r.Max, "max"}, {r.Step, "step"}}, func(n named) bool { return n.q == nil })
+	before := len(c.List)
+	for _, n := range bounds {
+		switch {
+		case n.q.Sign() < 0:
+			c.Invalid(at.Child(n.name), n.q.String(), apivalidation.IsNegativeErrorMsg)
+		case n.q.CmpInt64(math.MaxInt64) > 0:
+			c.Invalid(at.Child(n.name), n.q.String(), "must not be larger than 9223372036854775807")
 		}
 	}
-	step, from := number(r.Step), number(r.Min)
+	if len(c.List) > before {
+		return
+	}
+	// Whole numbers only, rounded up: DRAFractionalCapacityRange is off.
+	step, from := r.Step.Value(), r.Min.Value()
 	for _, q := range []*resource.Quantity{&byDefault, r.Max} {
-		if q != nil && (number(q)-from)%step != 0 {
+		if q != nil && (q.Value()-from)%step != 0 {
 			c.Invalid(at.Child("step"), q.String(), fmt.Sprintf("value is not a multiple of a given step (%s) from (%s)", r.Step.String(), r.Min.String()))
 		}
 	}
-}
-
-// fractional tells whether q is no whole number.
-func fractional(q resource.Quantity) bool {
-	whole := q.DeepCopy()
-	whole.RoundUp(0)
-	return whole.Cmp(q) != 0
 }
 
 // nodeAllocatable checks which of a node's resources a device is made of.
