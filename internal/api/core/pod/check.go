@@ -44,15 +44,21 @@ func newChecker(spec *corev1.PodSpec, isPod bool, podName string) *checker {
 }
 
 // eachContainer visits the init, regular and ephemeral containers with their
-// paths, in this order.
+// paths, in this order. Without a path there are none.
 func eachContainer(spec *corev1.PodSpec, path *field.Path, visit func(*corev1.Container, *field.Path)) {
+	at := func(list string, i int) *field.Path {
+		if path == nil {
+			return nil
+		}
+		return path.Child(list).Index(i)
+	}
 	for i := range spec.InitContainers {
-		visit(&spec.InitContainers[i], path.Child("initContainers").Index(i))
+		visit(&spec.InitContainers[i], at("initContainers", i))
 	}
 	for i := range spec.Containers {
-		visit(&spec.Containers[i], path.Child("containers").Index(i))
+		visit(&spec.Containers[i], at("containers", i))
 	}
 	for i := range spec.EphemeralContainers {
-		visit((*corev1.Container)(&spec.EphemeralContainers[i].EphemeralContainerCommon), path.Child("ephemeralContainers").Index(i))
+		visit((*corev1.Container)(&spec.EphemeralContainers[i].EphemeralContainerCommon), at("ephemeralContainers", i))
 	}
 }
