@@ -115,6 +115,9 @@ func (m kubeletMetrics) Collect(ch chan<- prometheus.Metric) {
 	m.logs(gauge)
 	m.volumes(gauge)
 	m.own(gauge)
+	m.plugins(gauge)
+	m.records(gauge)
+	m.podCertificates(gauge)
 	m.certificate(gauge)
 	if m.k.shutdown != nil {
 		for name, at := range m.k.shutdownTimes() {
@@ -207,6 +210,59 @@ func (m kubeletMetrics) own(gauge gauges) {
 	gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", "The total number of CPUs exclusively allocated to containers running on this node", float64(own))
 	for driver, n := range m.k.claims.InUse() {
 		gauge("dra_resource_claims_in_use", "The number of ResourceClaims that are used on the node, by driver; <any> are all.", float64(n), "driver_name", driver)
+	}
+}
+
+// plugins tells of the sockets by which plugins register, and of those that have.
+func (m kubeletMetrics) plugins(gauge gauges) {
+	const name, help = "plugin_manager_total_plugins", "Number of plugins in Plugin Manager"
+	for path, registered := range m.k.plugins.Sockets() {
+		gauge(name, help, 1, "socket_path", path, "state", "desired_state_of_world")
+		if registered {
+			gauge(name, help, 1, "socket_path", path, "state", "actual_state_of_world")
+		}
+	}
+}
+
+// records tells how much is remembered of pulls.
+func (m kubeletMetrics) records(gauge gauges) {
+	r := m.k.host.Puller.Records
+	if r == nil {
+		return
+	}
+	begun, pulled, err := r.Count()
+	if err != nil {
+		m.k.log.Warn("counting the records of pulls failed", "error", err)
+		return
+	}
+	gauge("kubelet_imagemanager_ondisk_pullintents", "Number of ImagePullIntents stored on disk.", float64(begun))
+	gauge("kubelet_imagemanager_ondisk_pulledrecords", "Number of ImagePulledRecords stored on disk.", float64(pulled))
+}
+
+// podCertificates tells how the certificates of pods are.
+func (m kubeletMetrics) podCertificates(gauge gauges) {
+	type key struct{ signer, state string }
+	count, now := map[key]int{}, time.Now()
+	for _, pod := range m.k.manager.Pods() {
+		for i := range pod.Spec.Volumes {
+			v := &pod.Spec.Volumes[i]
+			if v.Projected == nil {
+				continue
+			}
+			for source := range v.Projected.Sources {
+				p := v.Projected.Sources[source].PodCertificate
+				if p == nil {
+					continue
+				}
+				if state := m.k.podCerts.State(pod.UID, v.Name, source, now); state != "" {
+					count[key{p.SignerName, state}]++
+				}
+			}
+		}
+	}
+	for of, n := range count {
+		gauge("kubelet_podcertificate_states", "Gauge vector reporting the number of pod certificate projected volume sources, faceted by signer_name and state.",
+			float64(n), "signer_name", of.signer, "state", of.state)
 	}
 }
 

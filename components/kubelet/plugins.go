@@ -28,13 +28,12 @@ func (k *Kubelet) newCSI(events record.EventRecorder) (*csi.Plugin, error) {
 	})
 }
 
-// followPlugins takes in the plugins that register with the kubelet.
-func (k *Kubelet) followPlugins(ctx context.Context) error {
-	w := &pluginwatch.Watcher{
+// newPlugins makes what takes in the plugins that register with the kubelet.
+func (k *Kubelet) newPlugins() *pluginwatch.Watcher {
+	return &pluginwatch.Watcher{
 		Dir: filepath.Join(k.cfg.Layout.Kubelet, "plugins_registry"), Log: k.log,
 		Handlers: map[string]pluginwatch.Handler{"CSIPlugin": k.csi, "DRAPlugin": k.claims},
 	}
-	return w.Run(ctx)
 }
 
 // Bounds of the time between attempts to take back what pods had that went while

@@ -85,6 +85,17 @@ func (r *Records) path(kind, name string) string {
 	return filepath.Join(r.Dir, kind, "sha256-"+hex.EncodeToString(sum[:]))
 }
 
+// Count is how many records there are on the disk: of pulls that have begun, and of
+// images that were pulled.
+func (r *Records) Count() (begun, pulled int, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.load(); err != nil {
+		return 0, 0, err
+	}
+	return len(r.intents), len(r.pulled), nil
+}
+
 // load reads what is on the disk. The caller holds mu.
 func (r *Records) load() error {
 	if r.read {

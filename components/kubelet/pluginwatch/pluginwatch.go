@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,6 +58,33 @@ type Watcher struct {
 	// Handlers by type: CSIPlugin, DevicePlugin, DRAPlugin.
 	Handlers map[string]Handler
 	Log      *slog.Logger
+
+	mu    sync.Mutex // guards found
+	found map[string]bool
+}
+
+// Sockets are those that are there, and whether the plugin at each is registered.
+func (w *Watcher) Sockets() map[string]bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return maps.Clone(w.found)
+}
+
+// note says that a socket is there, and whether its plugin is registered.
+func (w *Watcher) note(path string, registered bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.found == nil {
+		w.found = map[string]bool{}
+	}
+	w.found[path] = registered
+}
+
+// forget says that a socket has gone.
+func (w *Watcher) forget(path string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.found, path)
 }
 
 // socket is one that is there.
@@ -97,6 +125,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		own, stop := context.WithCancel(ctx)
 		s := &socket{file: file, cancel: stop, done: make(chan struct{})}
 		sockets[path] = s
+		w.note(path, false)
 		wait.Add(1)
 		go func() {
 			defer wait.Done()
@@ -156,6 +185,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 						s.cancel()
 						<-s.done
 						delete(sockets, path)
+						w.forget(path)
 					}
 				}
 			}
@@ -181,6 +211,7 @@ func (w *Watcher) follow(ctx, own context.Context, path string) {
 	for {
 		plugin, handler, err := w.register(ctx, own, path)
 		if err == nil {
+			w.note(path, true)
 			<-own.Done()
 			if ctx.Err() == nil {
 				w.Log.Info("a plugin has gone", "plugin", plugin.Name, "socket", path)

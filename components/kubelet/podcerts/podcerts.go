@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -68,6 +69,36 @@ type credential struct {
 	late, gone bool
 	// refused is not nil once the signer has said no for good.
 	refused error
+	// state is what State tells, also while it is worked on.
+	state atomic.Pointer[state]
+}
+
+// state is how far a credential is.
+type state struct {
+	refused          string // "denied" or "failed"; empty when it is neither
+	refresh, expires time.Time
+}
+
+// State tells how far the certificate of a source of a projected volume is, as metrics
+// have it; empty when nobody has asked for it. It does not wait.
+func (i *Issuer) State(pod types.UID, volume string, source int, now time.Time) string {
+	i.mu.Lock()
+	c := i.held[key{pod, volume, source}]
+	i.mu.Unlock()
+	if c == nil {
+		return ""
+	}
+	switch s := c.state.Load(); {
+	case s == nil:
+		return "not_yet_issued"
+	case s.refused != "":
+		return s.refused
+	case now.After(s.expires):
+		return "expired"
+	case now.After(s.refresh.Add(overdueAfter)):
+		return "overdue_for_refresh"
+	}
+	return "fresh"
 }
 
 // Credential returns the private key, PEM-encoded PKCS #8, and the certificates of
@@ -157,9 +188,11 @@ func (i *Issuer) obtain(ctx context.Context, c *credential, pod *v1.Pod, p *v1.P
 		switch condition.Type {
 		case certificatesv1.PodCertificateRequestConditionTypeDenied:
 			c.refused = fmt.Errorf("PodCertificateRequest %q was denied: reason=%q message=%q", name, condition.Reason, condition.Message)
+			c.state.Store(&state{refused: "denied"})
 			return c.refused
 		case certificatesv1.PodCertificateRequestConditionTypeFailed:
 			c.refused = fmt.Errorf("PodCertificateRequest %q failed: reason=%q message=%q", name, condition.Reason, condition.Message)
+			c.state.Store(&state{refused: "failed"})
 			return c.refused
 		}
 	}
@@ -170,6 +203,7 @@ func (i *Issuer) obtain(ctx context.Context, c *credential, pod *v1.Pod, p *v1.P
 	c.key, c.chain, c.pending, c.next = c.next, chain, "", nil
 	c.refresh, c.expires = r.Status.BeginRefreshAt.Time, r.Status.NotAfter.Time
 	c.late, c.gone = false, false
+	c.state.Store(&state{refresh: c.refresh, expires: c.expires})
 	return nil
 }
 

@@ -78,7 +78,15 @@ func TestCredential(t *testing.T) {
 				}
 				return key
 			}
+			if got := i.State("p", "v", 0, time.Now()); got != "" {
+				t.Errorf("before anybody asks: %s", got)
+			}
 			first := get()
+			for after, want := range map[time.Duration]string{0: "fresh", overdueAfter + time.Minute: "overdue_for_refresh", 2 * time.Hour: "expired"} {
+				if got := i.State("p", "v", 0, time.Now().Add(after)); got != want {
+					t.Errorf("after %s: %s, want %s", after, got, want)
+				}
+			}
 			if second := get(); string(second) == string(first) || asked != 2 {
 				t.Errorf("a certificate that is to be refreshed was not: asked %d times", asked)
 			}
@@ -88,6 +96,9 @@ func TestCredential(t *testing.T) {
 			_, _, _, err := i.Credential(t.Context(), pod, "v", 0, p)
 			if err == nil || !strings.Contains(err.Error(), `was denied: reason="No" message="never"`) {
 				t.Errorf("refused: %v", err)
+			}
+			if got := i.State("p", "v", 0, time.Now()); got != "denied" {
+				t.Errorf("after it was refused: %s", got)
 			}
 			i.held[key{"p", "v", 0}].refresh = time.Now().Add(-time.Hour)
 			_, _, _, _ = i.Credential(t.Context(), pod, "v", 0, p)

@@ -56,6 +56,12 @@ func (m *Manager) Run(ctx context.Context) error {
 			m.mu.Lock()
 			delete(m.workers, w.uid)
 			m.mu.Unlock()
+			if tell := w.host.Gone; tell != nil {
+				w.mu.Lock()
+				pod := w.pod
+				w.mu.Unlock()
+				tell(pod)
+			}
 			w.clean()
 			close(w.done)
 			// There is more room for those who wait for some.
@@ -310,9 +316,18 @@ func (m *Manager) Orphans(ctx context.Context) error {
 	}
 	cleaned, failed := 0, 0
 	for _, uid := range dirs {
+		found, err := m.host.Volumes.Found(uid)
+		if err != nil {
+			m.host.Log.Warn("looking for the volumes of a pod failed", "uid", uid, "error", err)
+			m.host.Metrics.VolumesFound(found, 1)
+		} else {
+			m.host.Metrics.VolumesFound(found, 0)
+		}
 		if !known(uid) && orphans[uid] == nil {
 			cleaned++
-			if err := m.host.Volumes.TearDown(ctx, uid); err != nil {
+			err := m.host.Volumes.TearDown(ctx, uid)
+			m.host.Metrics.VolumesSwept(found, err)
+			if err != nil {
 				cleaned, failed = cleaned-1, failed+1
 				// A driver may not be there yet: it is tried again as for others.
 				m.host.Log.Info("removing the directory of a pod that is gone failed, trying again", "uid", uid, "error", err)

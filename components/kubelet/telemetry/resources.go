@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,6 +22,9 @@ type resourceMetrics struct {
 	allocated                           *prometheus.HistogramVec
 	asked                               *prometheus.CounterVec
 	askedFor, failed                    map[string]*prometheus.CounterVec // by method
+	podsAsked                           *prometheus.CounterVec
+	podsAskedFor                        map[string]*prometheus.CounterVec // by method
+	podsLost                            prometheus.Counter
 	cpus, cpusFailed, memory, memFailed prometheus.Counter
 	aligned, unaligned                  *prometheus.CounterVec
 	requests, refused                   prometheus.Counter
@@ -41,6 +45,13 @@ func (r *resourceMetrics) fill(s *set) {
 		r.askedFor[method] = s.counters(api+"requests_"+path, "[ALPHA] Number of requests to the PodResource "+method+" endpoint. Broken down by server api version.", "server_api_version")
 		r.failed[method] = s.counters(api+"errors_"+path, "[ALPHA] Number of requests to the PodResource "+method+" endpoint which returned error. Broken down by server api version.", "server_api_version")
 	}
+	const pods = own + "pod_requests_"
+	r.podsAsked = s.counters(pods+"total", "[ALPHA] Cumulative number of requests to the PodsAPI endpoint. Broken down by server api version and status code.", "server_api_version", "status_code")
+	r.podsAskedFor = map[string]*prometheus.CounterVec{}
+	for method, name := range map[string]string{"ListPods": "List", "GetPod": "Get", "WatchPods": "Watch"} {
+		r.podsAskedFor[method] = s.counters(pods+strings.ToLower(name)+"_total", "[ALPHA] Number of requests to the PodsAPI "+name+" endpoint. Broken down by server api version and status code.", "server_api_version", "status_code")
+	}
+	r.podsLost = s.counter(own+"pod_watch_events_dropped_total", "[ALPHA] Cumulative number of pod watch events dropped.")
 	r.cpus = s.counter(own+"cpu_manager_pinning_requests_total", "[ALPHA] The number of cpu core allocations which required pinning.")
 	r.cpusFailed = s.counter(own+"cpu_manager_pinning_errors_total", "[ALPHA] The number of cpu core allocations which required pinning failed.")
 	r.memory = s.counter(own+"memory_manager_pinning_requests_total", "[ALPHA] The number of memory pages allocations which required pinning.")
@@ -90,6 +101,25 @@ func (m *Metrics) ResourcesAsked(method, version string, err error) {
 	}
 	if c := m.resources.failed[method]; c != nil && err != nil {
 		c.WithLabelValues(version).Inc()
+	}
+}
+
+// PodsAsked counts a request to the kubelet's service of pods, by its method and
+// how it was answered.
+func (m *Metrics) PodsAsked(method, version, code string) {
+	if m == nil {
+		return
+	}
+	m.resources.podsAsked.WithLabelValues(version, code).Inc()
+	if c := m.resources.podsAskedFor[method]; c != nil {
+		c.WithLabelValues(version, code).Inc()
+	}
+}
+
+// PodEventLost counts a client that was too late for an event of a pod.
+func (m *Metrics) PodEventLost() {
+	if m != nil {
+		m.resources.podsLost.Inc()
 	}
 }
 

@@ -183,6 +183,8 @@ func TestNilCountsNothing(t *testing.T) {
 	m.PluginRegistered("")
 	m.DevicesAllocated("", 0)
 	m.ResourcesAsked("List", "v1", nil)
+	m.PodsAsked("GetPod", "v1alpha1", "OK")
+	m.PodEventLost()
 	m.CPUsPinned(nil)
 	m.MemoryPinned(nil)
 	m.Aligned(ScopePod, OnNUMANode, true)
@@ -212,6 +214,26 @@ func TestNodeStarted(t *testing.T) {
 	for name, want := range map[string]float64{"": 20, "pre_kubelet_": 10, "pre_registration_": 1, "registration_": 2, "post_registration_": 7} {
 		if have := got["kubelet_node_startup_"+name+"duration_seconds{}"]; have != want {
 			t.Errorf("%s: %v, want %v", name, have, want)
+		}
+	}
+}
+
+func TestVolumesFoundAreCounted(t *testing.T) {
+	m := New()
+	m.VolumesFound(3, 0)
+	m.VolumesFound(1, 1)
+	m.VolumesSwept(2, nil)
+	m.VolumesSwept(1, errors.New("no"))
+	var none *Metrics
+	none.VolumesFound(1, 1)
+	none.VolumesSwept(1, nil)
+	got := lines(t, m)
+	for name, want := range map[string]float64{
+		"reconstruct_volume_operations_total{}": 5, "reconstruct_volume_operations_errors_total{}": 1,
+		"force_cleaned_failed_volume_operations_total{}": 3, "force_cleaned_failed_volume_operation_errors_total{}": 1,
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %v, want %v", name, got[name], want)
 		}
 	}
 }

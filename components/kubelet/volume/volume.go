@@ -185,6 +185,25 @@ func (s *Set) UIDs() ([]types.UID, error) {
 	return out, nil
 }
 
+// Found is how many volumes a pod has on the disk.
+func (s *Set) Found(pod types.UID) (int, error) {
+	n := 0
+	for _, kind := range []string{"volumes", "volumeDevices"} {
+		plugins, err := os.ReadDir(filepath.Join(s.Root, "pods", string(pod), kind))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return n, fmt.Errorf("listing a pod's volumes: %w", err)
+		}
+		for _, p := range plugins {
+			list, err := os.ReadDir(filepath.Join(s.Root, "pods", string(pod), kind, p.Name()))
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return n, fmt.Errorf("listing a pod's volumes: %w", err)
+			}
+			n += len(list)
+		}
+	}
+	return n, nil
+}
+
 // unmountBelow unmounts everything at or below dir, the deepest first.
 func unmountBelow(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
