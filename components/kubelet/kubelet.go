@@ -37,6 +37,7 @@ import (
 	"hyperkube/components/kubelet/memory"
 	"hyperkube/components/kubelet/nodestatus"
 	"hyperkube/components/kubelet/objects"
+	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/podcerts"
 	"hyperkube/components/kubelet/pods"
 	"hyperkube/components/kubelet/probe"
@@ -77,6 +78,7 @@ type Kubelet struct {
 	stats           *stats.Provider
 	devices         *devices.Manager
 	claims          *dra.Manager
+	plugins         *pluginwatch.Watcher
 	cpus            *cpus.Manager   // nil when nobody has CPUs of its own
 	spread          *spreader       // nil as cpus is
 	memory          *memory.Manager // nil when nobody has memory of its own
@@ -275,6 +277,7 @@ func (k *Kubelet) compose() error {
 	if err = k.newOwn(); err != nil {
 		return err
 	}
+	k.plugins = k.newPlugins()
 	k.host.DeviceHealth = func(pod *v1.Pod, container string) []v1.ResourceStatus {
 		return append(k.devices.Health(pod.UID, container), k.claims.Health(pod, container)...)
 	}
@@ -381,7 +384,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	run("keeping the node", k.keeper.Run)
 	run("running pods", k.runPods)
 	run("housekeeping", k.housekeep)
-	run("following plugins", k.followPlugins)
+	run("following plugins", k.plugins.Run)
 	run("giving devices", k.devices.Run)
 	run("following drivers of resource claims", k.claims.Run)
 	run("telling of pods' resources", k.podResources)
