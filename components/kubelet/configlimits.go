@@ -21,7 +21,7 @@ import (
 )
 
 // switches are the feature gates that the kubelet turns on and off.
-var switches = []string{gateShutdown, gateShutdownByPriority, gateMemoryQoS, gateNoQuota, gatePulledImages, gateCPUBeta, gateQuotaPeriod}
+var switches = []string{gateShutdown, gateShutdownByPriority, gateMemoryQoS, gateNoQuota, gatePulledImages, gateCPUBeta, gateQuotaPeriod, gatePodsAPI}
 
 const (
 	gateShutdown           = "GracefulNodeShutdown"
@@ -31,6 +31,7 @@ const (
 	gatePulledImages       = "KubeletEnsureSecretPulledImages"
 	gateCPUBeta            = "CPUManagerPolicyBetaOptions"
 	gateQuotaPeriod        = "CustomCPUCFSQuotaPeriod"
+	gatePodsAPI            = "PodsAPI"
 )
 
 // usualQuotaPeriod is that of the kernel, and the one without the gate.

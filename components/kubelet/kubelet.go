@@ -40,6 +40,7 @@ import (
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/podcerts"
 	"hyperkube/components/kubelet/pods"
+	"hyperkube/components/kubelet/podsapi"
 	"hyperkube/components/kubelet/probe"
 	"hyperkube/components/kubelet/shutdown"
 	"hyperkube/components/kubelet/staticpod"
@@ -78,6 +79,7 @@ type Kubelet struct {
 	stats           *stats.Provider
 	devices         *devices.Manager
 	claims          *dra.Manager
+	podsAPI         *podsapi.Server // nil with the gate off
 	plugins         *pluginwatch.Watcher
 	cpus            *cpus.Manager   // nil when nobody has CPUs of its own
 	spread          *spreader       // nil as cpus is
@@ -388,6 +390,9 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	run("giving devices", k.devices.Run)
 	run("following drivers of resource claims", k.claims.Run)
 	run("telling of pods' resources", k.podResources)
+	if k.podsAPI != nil {
+		run("telling of pods", func(ctx context.Context) error { return k.podsAPI.Serve(ctx, k.cfg.Layout.Kubelet) })
+	}
 	run("keeping volumes of drivers", k.csi.Run)
 	run("watching what runs short", k.eviction.Run)
 	run("following the kernel's log", k.followOOM)

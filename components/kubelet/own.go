@@ -19,6 +19,7 @@ import (
 	"hyperkube/components/kubelet/memory"
 	"hyperkube/components/kubelet/numa"
 	"hyperkube/components/kubelet/pods"
+	"hyperkube/components/kubelet/podsapi"
 	"hyperkube/components/kubelet/topology"
 )
 
@@ -34,6 +35,12 @@ func (k *Kubelet) newOwn() error {
 		return err
 	}
 	known := k.sourcesKnown.Load
+	if k.cfg.Gates.Enabled(gatePodsAPI, true) {
+		if k.podsAPI, err = podsapi.New(podsapi.Config{Pods: k.manager.Pods, Known: known, Count: k.metrics, Log: k.log}); err != nil {
+			return err
+		}
+		k.host.Told, k.host.Gone = k.podsAPI.Updated, k.podsAPI.Removed
+	}
 	if k.devices, err = devices.New(devices.Config{
 		Dir: filepath.Join(k.cfg.Layout.Kubelet, "device-plugins"), Nodes: machine.All(), Active: k.manager.Active, Known: known,
 		Changed: k.devicesChanged, Log: k.log, Metrics: k.metrics,

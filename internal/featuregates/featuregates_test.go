@@ -13,7 +13,7 @@ func TestCheck(t *testing.T) {
 		{"ImageVolume=false", "cannot set feature gate ImageVolume to false, feature is locked to true"},
 		{"GitRepoVolumeDriver=true", "cannot set feature gate GitRepoVolumeDriver to true, feature is locked to false"},
 		{"ClusterTrustBundle=false", "feature gate ClusterTrustBundle cannot be turned off here"},
-		{"PodsAPI=true", "feature gate PodsAPI cannot be turned on here"},
+		{"UnknownVersionInteroperabilityProxy=true", "feature gate UnknownVersionInteroperabilityProxy cannot be turned on here"},
 		{"MemoryQoS=true", "cannot be turned on here"},
 		{"Switch=false", ""},
 		{"AllBeta=true,AllAlpha=false", ""},

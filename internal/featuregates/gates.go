@@ -179,7 +179,7 @@ var gates = map[string]gate{
 	"PodReadyToStartContainersCondition":                   {stable, true, true, on},
 	"PodSchedulingReadiness":                               {stable, true, true, on},
 	"PodTopologyLabelsAdmission":                           {beta, true, false, on},
-	"PodsAPI":                                              {beta, true, false, off},
+	"PodsAPI":                                              {beta, true, false, on},
 	"PortForwardWebsockets":                                {beta, true, false, on},
 	"PreferSameTrafficDistribution":                        {stable, true, true, on},
 	"ProcMountType":                                        {stable, true, true, on},

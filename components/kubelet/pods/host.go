@@ -126,6 +126,11 @@ type Host struct {
 	// Ended is called when nothing of a pod runs any more, maybe twice; may be
 	// nil. It must not call the Manager.
 	Ended func(pod types.UID)
+	// Told is called with a pod and its newest status when either has changed, and
+	// Gone when the pod is not on this node any more; both may be nil. They must
+	// not block, nor call the Manager; what they are given is shared.
+	Told func(pod *v1.Pod, now *v1.PodStatus)
+	Gone func(pod *v1.Pod)
 	// Dead is which containers that have ended are kept.
 	Dead DeadContainers
 	// CrashMax bounds the waiting for a restart after crashes; zero is upstream's.

@@ -33,6 +33,8 @@ type reporter struct {
 	// halted: the API refused the status; nothing is sent until the source
 	// tells something new.
 	halted bool
+	// told is the pod that Host.Told was last told of.
+	told *v1.Pod
 	// wait counts all goroutines of the worker.
 	wait sync.WaitGroup
 }
@@ -127,6 +129,11 @@ func (w *worker) report1(ctx context.Context, now time.Time) {
 	w.report.want = podstate.Status(w.statusInput(now))
 	w.timeStatus(&before, &w.report.want, now)
 	w.tellFamilies(before.HostIP, w.report.want.HostIP)
+	if tell := w.host.Told; tell != nil && !w.gone && (w.report.told != w.pod || !apiequality.Semantic.DeepEqual(&w.report.want, &before)) {
+		w.report.told = w.pod
+		now := w.report.want
+		tell(w.pod, &now)
+	}
 	if w.host.Kube == nil || w.gone {
 		// Nobody else remembers since when things are as they are.
 		last := w.report.want
