@@ -81,6 +81,14 @@ func New(cfg Config) (*Runtime, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	// Containers' roots must be told of as the mount table has them.
+	for _, dir := range []*string{&cfg.Root, &cfg.State} {
+		real, err := layout.Resolve(*dir)
+		if err != nil {
+			return nil, err
+		}
+		*dir = real
+	}
 	r := &Runtime{
 		cfg: cfg, log: cfg.Log, ready: make(chan struct{}), quit: make(chan struct{}), upgrade: make(chan []string, 1),
 		sandboxes: map[string]*sandboxState{}, containers: map[string]*containerState{}, names: map[string]string{},

@@ -239,3 +239,50 @@ func TestRemoveTree(t *testing.T) {
 		t.Errorf("a disk with another in it: %v", err)
 	}
 }
+
+// TestRemoveTreeBySymlink: what is mounted keeps all by whatever way one comes
+// there, and a symlink that leads to another disk stays with an empty folder.
+func TestRemoveTreeBySymlink(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to mount")
+	}
+	exists := func(path string) bool { _, err := os.Lstat(path); return err == nil }
+	base := t.TempDir()
+	kept, below := filepath.Join(base, "disk", "lib", "a", "kept"), filepath.Join(base, "disk", "lib", "a")
+	if err := os.MkdirAll(below, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("disk", filepath.Join(base, "var")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("disk/lib", filepath.Join(base, "lib")); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", below, "tmpfs", 0, ""); err != nil {
+		t.Skipf("mounting: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(below, unix.MNT_DETACH) })
+	if err := os.WriteFile(kept, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"lib", "var/lib", "var/lib/a/../../lib"} {
+		if err := RemoveTree(filepath.Join(base, dir)); err == nil || !strings.Contains(err.Error(), "is still mounted") {
+			t.Errorf("removing %s: %v", dir, err)
+		}
+		if err := undoDir(Change{Kind: Dir, Name: filepath.Join(base, dir)}); err == nil {
+			t.Errorf("removing %s as it was made", dir)
+		}
+		if !exists(kept) {
+			t.Fatalf("%s: what is mounted has lost a file", dir)
+		}
+	}
+	if err := undoMount(Change{Kind: Mount, Name: filepath.Join(base, "var", "lib", "a")}); err != nil || exists(kept) {
+		t.Fatalf("unmounting by a symlink: %v", err)
+	}
+	if err := RemoveTree(filepath.Join(base, "lib")); err != nil || !exists(filepath.Join(base, "lib")) || exists(below) {
+		t.Errorf("emptying what a symlink leads to: %v", err)
+	}
+	if err := RemoveTree(filepath.Join(base, "none")); err != nil {
+		t.Errorf("removing what is not there: %v", err)
+	}
+}

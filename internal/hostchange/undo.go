@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/internal/cgroup"
+	"hyperkube/internal/layout"
 )
 
 // Undo takes back every change in the journal at path, and removes the journal
@@ -94,9 +95,9 @@ func undoCgroups(ctx context.Context, changes []Change) error {
 
 // undoMount unmounts what is at or below a path, the deepest first.
 func undoMount(c Change) error {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(c.Name))
+	mounts, err := mountsBelow(c.Name)
 	if err != nil {
-		return fmt.Errorf("listing mounts: %w", err)
+		return err
 	}
 	sort.SliceStable(mounts, func(i, j int) bool { return len(mounts[i].Mountpoint) > len(mounts[j].Mountpoint) })
 	var errs []error
@@ -188,9 +189,9 @@ func undoDir(c Change) error {
 	if !filepath.IsAbs(c.Name) || filepath.Clean(c.Name) == "/" {
 		return errors.New("not removing it")
 	}
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(c.Name))
+	mounts, err := mountsBelow(c.Name)
 	if err != nil {
-		return fmt.Errorf("listing mounts: %w", err)
+		return err
 	}
 	if len(mounts) > 0 {
 		return fmt.Errorf("%s is still mounted", mounts[0].Mountpoint)
@@ -198,20 +199,46 @@ func undoDir(c Change) error {
 	return os.RemoveAll(c.Name)
 }
 
+// mountsBelow are the mounts at or below a path, by whatever symlinks it leads
+// there: the mount table has none.
+func mountsBelow(path string) ([]*mountinfo.Info, error) {
+	real, err := layout.Resolve(path)
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(real))
+	if err != nil {
+		return nil, fmt.Errorf("listing mounts: %w", err)
+	}
+	return mounts, nil
+}
+
 // RemoveTree removes a directory with all that is in it, but never what is
 // mounted in it: with a mount below, it fails and removes nothing. A directory that
-// is a mount point itself, as of a disk of its own, is emptied and stays.
+// is a mount point itself, as of a disk of its own, or that a symlink leads to, is
+// emptied and stays.
 func RemoveTree(dir string) error {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	real, err := layout.Resolve(dir)
 	if err != nil {
-		return fmt.Errorf("listing mounts: %w", err)
+		return err
+	}
+	mounts, err := mountsBelow(real)
+	if err != nil {
+		return err
 	}
 	for _, m := range mounts {
-		if m.Mountpoint != filepath.Clean(dir) {
+		if m.Mountpoint != real {
 			return fmt.Errorf("%s is still mounted", m.Mountpoint)
 		}
 	}
-	if len(mounts) == 0 {
+	link, err := os.Lstat(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("looking at %s: %w", dir, err)
+	}
+	if len(mounts) == 0 && link.Mode()&os.ModeSymlink == 0 {
 		return undoDir(Change{Kind: Dir, Name: dir})
 	}
 	entries, err := os.ReadDir(dir)
