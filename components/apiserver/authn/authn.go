@@ -77,6 +77,7 @@ type Authenticator struct {
 	requests []authenticator.Request
 	tokens   []authenticator.Token
 	issuers  *issuers
+	proxies  proxyHeaders
 	// joined is what ClientCAs returned last.
 	joined atomic.Pointer[joinedPools]
 	// changed has room for the news that bundles are others.
@@ -93,7 +94,7 @@ func New(cfg Config) (*Authenticator, error) {
 	if cfg.Log == nil {
 		return nil, errors.New("authentication takes a log")
 	}
-	a := &Authenticator{cfg: cfg, changed: make(chan struct{}, 1)}
+	a := &Authenticator{cfg: cfg, changed: make(chan struct{}, 1), proxies: proxyHeaders{FrontProxy{}.Defaulted(), cfg.FrontProxy.Defaulted()}}
 	var err error
 	if cfg.FrontProxyCAFile != "" {
 		if a.proxyCA, err = LoadCABundle(cfg.FrontProxyCAFile); err != nil {
@@ -224,8 +225,17 @@ func (a *Authenticator) tell() {
 
 // AuthenticateRequest tells who req is from. Without credentials, and without
 // anonymous access, it is false; with wrong ones it is an error, and never
-// anonymous. Credentials that were used are removed from the headers.
+// anonymous. Credentials that were used are removed from the headers, and so is
+// what front proxies say, whoever says it: nobody behind is to believe it.
 func (a *Authenticator) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
+	resp, ok, err := a.sender(req)
+	if ok && err == nil {
+		a.proxies.clear(req.Header)
+	}
+	return resp, ok, err
+}
+
+func (a *Authenticator) sender(req *http.Request) (*authenticator.Response, bool, error) {
 	var errs []error
 	for _, r := range a.requests {
 		resp, ok, err := r.AuthenticateRequest(req)

@@ -122,7 +122,8 @@ func TestRequests(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, attempt := range []string{"first", "remembered"} {
-				resp, ok, err := e.a.AuthenticateRequest(tt.req.Clone(t.Context()))
+				req := tt.req.Clone(t.Context())
+				resp, ok, err := e.a.AuthenticateRequest(req)
 				if tt.err {
 					if ok || err == nil {
 						t.Errorf("%s: %v %v", attempt, ok, err)
@@ -131,6 +132,11 @@ func TestRequests(t *testing.T) {
 				}
 				if !ok || err != nil {
 					t.Fatalf("%s: %v %v", attempt, ok, err)
+				}
+				for h := range req.Header {
+					if strings.HasPrefix(h, "X-Remote-") {
+						t.Errorf("%s: %s is passed on", attempt, h)
+					}
 				}
 				if resp.User.GetName() != tt.user || !slices.Equal(resp.User.GetGroups(), tt.groups) {
 					t.Errorf("%s: %+v", attempt, resp.User)

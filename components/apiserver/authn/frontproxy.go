@@ -87,3 +87,14 @@ func (f *frontProxy) AuthenticateRequest(req *http.Request) (*authenticator.Resp
 	}
 	return f.headers.AuthenticateRequest(req)
 }
+
+// proxyHeaders are the headers of front proxies of any kind.
+type proxyHeaders []FrontProxy
+
+// clear removes them.
+func (p proxyHeaders) clear(h http.Header) {
+	for _, f := range p {
+		headerrequest.ClearAuthenticationHeaders(h, headerrequest.StaticStringSlice(f.UsernameHeaders), headerrequest.StaticStringSlice(f.UIDHeaders),
+			headerrequest.StaticStringSlice(f.GroupHeaders), headerrequest.StaticStringSlice(f.ExtraHeaderPrefixes))
+	}
+}

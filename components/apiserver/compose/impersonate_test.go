@@ -1,6 +1,7 @@
 package compose_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -22,6 +23,8 @@ func TestConstrainedImpersonation(t *testing.T) {
 	for _, role := range []*rbacv1.ClusterRole{
 		{ObjectMeta: metav1.ObjectMeta{Name: "deputy"}, Rules: []rbacv1.PolicyRule{
 			{Verbs: []string{"impersonate:user-info"}, APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"users"}, ResourceNames: []string{"bob"}},
+			{Verbs: []string{"impersonate:user-info"}, APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"groups"}, ResourceNames: []string{"a", "b", "c", "d"}},
+			{Verbs: []string{"impersonate:user-info"}, APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"userextras/example.com/x"}, ResourceNames: []string{"y"}},
 			{Verbs: []string{"impersonate-on:user-info:list"}, APIGroups: []string{""}, Resources: []string{"configmaps"}},
 		}},
 		{ObjectMeta: metav1.ObjectMeta{Name: "bob"}, Rules: []rbacv1.PolicyRule{{Verbs: []string{"*"}, APIGroups: []string{""}, Resources: []string{"configmaps"}}}},
@@ -37,12 +40,16 @@ func TestConstrainedImpersonation(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cfg := rest.CopyConfig(e.server.ClientConfig("deputy"))
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: "bob"}
-	kube, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
+	as := func(who rest.ImpersonationConfig) kubernetes.Interface {
+		cfg := rest.CopyConfig(e.server.ClientConfig("deputy"))
+		cfg.Impersonate = who
+		kube, err := kubernetes.NewForConfig(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return kube
 	}
+	kube := as(rest.ImpersonationConfig{UserName: "bob"})
 	eventually(t, "the deputy lists", func() error {
 		_, err := kube.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{})
 		return err
@@ -50,5 +57,20 @@ func TestConstrainedImpersonation(t *testing.T) {
 	_, err = kube.CoreV1().ConfigMaps("default").Get(t.Context(), "x", metav1.GetOptions{})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `User "deputy" cannot impersonate-on:user-info:get resource "configmaps"`) {
 		t.Errorf("get: %v", err)
+	}
+	for _, tt := range []struct {
+		who  rest.ImpersonationConfig
+		want string
+	}{
+		{rest.ImpersonationConfig{UserName: "bob", Groups: []string{"a", "b", "c", "d"}, Extra: map[string][]string{"example.com/x": {"y"}}}, ""},
+		{rest.ImpersonationConfig{UserName: "bob", Groups: []string{"a", "b", "c", "e"}}, `groups.authentication.k8s.io "e" is forbidden: User "deputy" cannot impersonate:user-info resource "groups"`},
+		{rest.ImpersonationConfig{UserName: "bob", Groups: []string{"system:masters"}}, `groups.authentication.k8s.io "system:masters" is forbidden: User "deputy" cannot impersonate:user-info resource "groups" in API group "authentication.k8s.io" at the cluster scope: impersonating the system:masters group is not allowed`},
+		{rest.ImpersonationConfig{UserName: "bob", Extra: map[string][]string{"x": {"y"}}}, `userextras.authentication.k8s.io is forbidden: User "deputy" cannot impersonate:user-info resource "userextras" in API group "authentication.k8s.io" at the cluster scope: impersonating an invalid key in extra is not allowed`},
+		{rest.ImpersonationConfig{UserName: "bob", Extra: map[string][]string{"example.com/x": {"y", "z"}}}, `userextras.authentication.k8s.io "z" is forbidden: User "deputy" cannot impersonate:user-info resource "userextras/example.com/x"`},
+	} {
+		_, err := as(tt.who).CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{})
+		if got := fmt.Sprint(err); err == nil && tt.want != "" || err != nil && (tt.want == "" || !strings.HasPrefix(got, tt.want)) {
+			t.Errorf("%+v: %v, not %q", tt.who, err, tt.want)
+		}
 	}
 }

@@ -167,20 +167,19 @@ func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.Att
 			"authentication.kubernetes.io/associated-node-keys": slices.Sorted(maps.Keys(sender.GetExtra())),
 		}}
 	}
-	verb := "impersonate"
-	names := authorizer.AttributesRecord{APIVersion: "v1"} // of users and groups
+	// names is for users and groups, other for what else is known of them.
+	names := authorizer.AttributesRecord{User: sender, Verb: "impersonate", APIVersion: "v1", ResourceRequest: true}
 	if m.name != "" {
 		on := *request
 		on.User, on.Verb = sender, "impersonate-on:"+m.name+":"+request.Verb
 		if err := rest.Allowed(ctx, c.cfg.Authorizer, &on); err != nil {
 			return nil, err
 		}
-		verb, names.APIGroup = m.verb(), authenticationv1.GroupName
+		names.Verb, names.APIGroup = m.verb(), authenticationv1.GroupName
 	}
-	ask := func(a authorizer.AttributesRecord) error {
-		a.User, a.Verb, a.ResourceRequest = sender, verb, true
-		return rest.Allowed(ctx, c.cfg.Authorizer, &a)
-	}
+	other := names
+	other.APIGroup = authenticationv1.GroupName
+	ask := func(a authorizer.AttributesRecord) error { return rest.Allowed(ctx, c.cfg.Authorizer, &a) }
 	out := *wanted
 	who := names
 	who.Resource, who.Name = "users", wanted.Name
@@ -202,33 +201,18 @@ func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.Att
 	if err := ask(who); err != nil {
 		return nil, err
 	}
-	other := authorizer.AttributesRecord{APIGroup: authenticationv1.GroupName, APIVersion: "v1"}
 	if wanted.UID != "" {
-		other.Resource, other.Name = "uids", wanted.UID
-		if err := ask(other); err != nil {
+		uid := other
+		uid.Resource, uid.Name = "uids", wanted.UID
+		if err := ask(uid); err != nil {
 			return nil, err
 		}
 	}
-	if m.name != "" {
-		if err := strict(wanted); err != nil {
-			names.User, names.Verb, names.Resource, names.ResourceRequest = sender, verb, "groups", true
-			return nil, rest.Forbidden(&names, err.Error())
-		}
+	if err := mayGroups(m, names, wanted.Groups, ask); err != nil {
+		return nil, err
 	}
-	for _, g := range wanted.Groups {
-		group := names
-		group.Resource, group.Name = "groups", g
-		if err := ask(group); err != nil {
-			return nil, err
-		}
-	}
-	for _, key := range slices.Sorted(maps.Keys(wanted.Extra)) {
-		other.Resource, other.Subresource = "userextras", key
-		for _, other.Name = range wanted.Extra[key] {
-			if err := ask(other); err != nil {
-				return nil, err
-			}
-		}
+	if err := mayExtra(m, other, wanted.Extra, ask); err != nil {
+		return nil, err
 	}
 	switch {
 	case slices.Contains(out.Groups, user.AllUnauthenticated):
@@ -240,30 +224,75 @@ func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.Att
 	return &out, nil
 }
 
-// strict refuses what nobody can be who is not allowed to be anybody.
-func strict(wanted *user.DefaultInfo) error {
-	switch {
-	case slices.Contains(wanted.Groups, ""):
-		return errors.New("impersonating the empty string group is not allowed")
-	case slices.Contains(wanted.Groups, user.SystemPrivilegedGroup):
-		return errors.New("impersonating the system:masters group is not allowed")
+// many is how many groups, or values, are asked for at once before one by one,
+// where the mode is not that for all requests.
+const many = 4
+
+// mayGroups asks for each group.
+func mayGroups(m mode, a authorizer.AttributesRecord, groups []string, ask func(authorizer.AttributesRecord) error) error {
+	a.Resource = "groups"
+	if m.name != "" {
+		switch {
+		case slices.Contains(groups, ""):
+			return rest.Forbidden(&a, "impersonating the empty string group is not allowed")
+		case slices.Contains(groups, user.SystemPrivilegedGroup):
+			a.Name = user.SystemPrivilegedGroup
+			return rest.Forbidden(&a, "impersonating the system:masters group is not allowed")
+		}
+		if a.Name = "*"; len(groups) >= many && ask(a) == nil {
+			return nil
+		}
 	}
-	for key, values := range wanted.Extra {
-		if key == "" {
-			return errors.New("impersonating the empty string key in extra is not allowed")
+	for _, a.Name = range groups {
+		if err := ask(a); err != nil {
+			return err
 		}
-		if err := validation.IsDomainPrefixedPath(field.NewPath("extra", "key"), key).ToAggregate(); err != nil {
-			return fmt.Errorf("impersonating an invalid key in extra is not allowed: %w", err)
+	}
+	return nil
+}
+
+// mayExtra asks for each value that is known of the user besides.
+func mayExtra(m mode, a authorizer.AttributesRecord, extra map[string][]string, ask func(authorizer.AttributesRecord) error) error {
+	a.Resource = "userextras"
+	keys := slices.Sorted(maps.Keys(extra))
+	if m.name != "" {
+		values := 0
+		for _, key := range keys {
+			if err := validExtra(key, extra[key]); err != nil {
+				return rest.Forbidden(&a, err.Error())
+			}
+			values += len(extra[key])
 		}
-		if key != strings.ToLower(key) {
-			return fmt.Errorf("impersonating a non-lowercase key in extra is not allowed: %q", key)
+		all := a
+		if all.Subresource, all.Name = "*", "*"; values >= many && ask(all) == nil {
+			return nil
 		}
-		if len(values) == 0 {
-			return errors.New("impersonating empty values in extra is not allowed")
+	}
+	for _, a.Subresource = range keys {
+		for _, a.Name = range extra[a.Subresource] {
+			if err := ask(a); err != nil {
+				return err
+			}
 		}
-		if slices.Contains(values, "") {
-			return errors.New("impersonating the empty string value in extra is not allowed")
-		}
+	}
+	return nil
+}
+
+// validExtra refuses what nobody can be who is not allowed to be anybody.
+func validExtra(key string, values []string) error {
+	switch {
+	case key == "":
+		return errors.New("impersonating the empty string key in extra is not allowed")
+	case len(values) == 0:
+		return errors.New("impersonating empty values in extra is not allowed")
+	case slices.Contains(values, ""):
+		return errors.New("impersonating the empty string value in extra is not allowed")
+	}
+	if err := validation.IsDomainPrefixedPath(field.NewPath("extra", "key"), key).ToAggregate(); err != nil {
+		return fmt.Errorf("impersonating an invalid key in extra is not allowed: %w", err)
+	}
+	if key != strings.ToLower(key) {
+		return fmt.Errorf("impersonating a non-lowercase key in extra is not allowed: %q", key)
 	}
 	return nil
 }
