@@ -24,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	resourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 
 	"hyperkube/internal/testimage"
 	"hyperkube/internal/testlogind"
@@ -321,13 +322,20 @@ spec:
 			t.Errorf("%s: %s, %v", name, raw, err)
 		}
 	}
+	told, err := grpc.NewClient("unix://"+filepath.Join(n.kubeletDir(), "pods-api", "pods-api.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer told.Close()
 	// Another account does not get what is there already.
-	n.apply(`apiVersion: v1
+	n.watchedPods(told, n.pod("own"), func() {
+		n.apply(`apiVersion: v1
 kind: Pod
 metadata: {name: stranger}
 spec:
   containers: [{name: c, image: "` + n.registry + `/team/busybox:1", imagePullPolicy: IfNotPresent, command: [sleep, "1000"]}]
 `)
+	}, podsapi.EventType_ADDED, "stranger")
 	n.until("the stranger does not get the image", func() error {
 		p := n.pod("stranger")
 		if len(p.Status.ContainerStatuses) == 0 || p.Status.ContainerStatuses[0].State.Waiting == nil {

@@ -1,0 +1,58 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+)
+
+// watchedPods follows the node's pods by the kubelet's socket, on conn, while do
+// makes a change to them, and returns once an event is as it should be. What the
+// socket tells of a pod that runs must be what the API server tells.
+func (n *aloneNode) watchedPods(conn *grpc.ClientConn, running *corev1.Pod, do func(), event podsapi.EventType, name string) {
+	n.t.Helper()
+	ctx, cancel := context.WithCancel(n.ctx)
+	defer cancel()
+	client := podsapi.NewPodsClient(conn)
+	resp, err := client.GetPod(ctx, &podsapi.GetPodRequest{PodUID: string(running.UID)})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if got := n.decoded(resp.Pod); got.Name != running.Name || got.Status.Phase != corev1.PodRunning || got.Status.PodIP != running.Status.PodIP {
+		n.t.Errorf("the kubelet tells of %s/%s: %+v", got.Namespace, got.Name, got.Status)
+	}
+	watch, err := client.WatchPods(ctx, &podsapi.WatchPodsRequest{})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	var seen []string
+	for synced := false; ; {
+		e, err := watch.Recv()
+		if err != nil {
+			n.t.Fatalf("%v, after %q", err, seen)
+		}
+		if e.Type == podsapi.EventType_INITIAL_SYNC_COMPLETE {
+			synced = true
+			do()
+			continue
+		}
+		pod := n.decoded(e.Pod)
+		seen = append(seen, fmt.Sprint(e.Type, " ", pod.Name))
+		if synced && e.Type == event && pod.Name == name {
+			return
+		}
+	}
+}
+
+// decoded is a pod as the kubelet's socket has it.
+func (n *aloneNode) decoded(data []byte) *corev1.Pod {
+	n.t.Helper()
+	pod := &corev1.Pod{}
+	if err := pod.Unmarshal(data); err != nil {
+		n.t.Fatal(err)
+	}
+	return pod
+}
