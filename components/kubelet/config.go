@@ -130,6 +130,8 @@ type Config struct {
 	SingleOOMKill bool
 	// MemoryThrottling is memoryThrottlingFactor; nil: nobody is slowed down.
 	MemoryThrottling *float64
+	// TieredMemory: on cgroup version 2 the memory that pods ask for is kept for them.
+	TieredMemory bool
 	// CredentialProviders is a CredentialProviderConfig, or a folder of them, and
 	// CredentialProviderDir where their programs are; empty: there are none.
 	CredentialProviders, CredentialProviderDir string

@@ -342,6 +342,9 @@ func (k *Kubelet) enforceReserved() error {
 		r := cgroup.Resources{}
 		if whole {
 			r.MemoryLimit = e.list.Memory().Value()
+			if k.host.MemoryQoS && r.MemoryLimit > 0 {
+				r.Unified = map[string]string{"memory.min": strconv.FormatInt(r.MemoryLimit, 10)}
+			}
 		}
 		if cpu := e.list.Cpu().MilliValue(); cpu > 0 {
 			r.CPUShares = uint64(max(cpu*1024/1000, 2))

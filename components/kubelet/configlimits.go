@@ -95,6 +95,9 @@ func (c *Config) applyLimits(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.MemoryThrottlingFactor != nil {
 		c.MemoryThrottling = new(*f.MemoryThrottlingFactor)
 	}
+	if f.MemoryReservationPolicy != "" {
+		c.TieredMemory = f.MemoryReservationPolicy == kubeletv1beta1.TieredReservationMemoryReservationPolicy
+	}
 	if f.ImagePullCredentialsVerificationPolicy != "" {
 		c.Verification = f.ImagePullCredentialsVerificationPolicy
 	}
@@ -177,9 +180,13 @@ func (c *Config) validateLimits() error {
 		if *f <= 0 || *f > 1 {
 			errs = append(errs, fmt.Errorf("memoryThrottlingFactor %v must be greater than 0 and less than or equal to 1.0", *f))
 		}
-		if !c.Gates.Enabled(gateMemoryQoS, false) {
-			errs = append(errs, errors.New("memoryThrottlingFactor needs the feature gate MemoryQoS"))
+		// Files of earlier versions may have what was their default.
+		if *f != 0.9 && !c.Gates.Enabled(gateMemoryQoS, true) {
+			errs = append(errs, errors.New("memoryThrottlingFactor must not be set when MemoryQoS feature gate is disabled"))
 		}
+	}
+	if c.TieredMemory && !c.Gates.Enabled(gateMemoryQoS, true) {
+		errs = append(errs, fmt.Errorf("memoryReservationPolicy %q requires MemoryQoS feature gate to be enabled", kubeletv1beta1.TieredReservationMemoryReservationPolicy))
 	}
 	if len(c.Shutdown) > 0 && !c.Gates.Enabled(gateShutdown, true) {
 		errs = append(errs, errors.New("shutdownGracePeriod needs the feature gate GracefulNodeShutdown"))
@@ -229,7 +236,9 @@ func refuseUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
 	for _, err := range tracingapi.ValidateTracingConfiguration(f.Tracing, nil, field.NewPath("tracing")) {
 		errs = append(errs, err)
 	}
-	no(f.MemoryReservationPolicy != "" && f.MemoryReservationPolicy != kubeletv1beta1.NoneMemoryReservationPolicy, "memoryReservationPolicy "+string(f.MemoryReservationPolicy))
+	if p := f.MemoryReservationPolicy; p != "" && p != kubeletv1beta1.NoneMemoryReservationPolicy && p != kubeletv1beta1.TieredReservationMemoryReservationPolicy {
+		errs = append(errs, fmt.Errorf("option %q specified for memoryReservationPolicy. Valid options are %q or %q", p, kubeletv1beta1.NoneMemoryReservationPolicy, kubeletv1beta1.TieredReservationMemoryReservationPolicy))
+	}
 	no(f.UserNamespaces != nil && f.UserNamespaces.IDsPerPod != nil && *f.UserNamespaces.IDsPerPod != 65536, "userNamespaces.idsPerPod other than 65536")
 	if d := f.CgroupDriver; d != "" && d != "cgroupfs" && d != "systemd" {
 		errs = append(errs, fmt.Errorf("cgroupDriver %q: want cgroupfs or systemd", d))

@@ -242,7 +242,9 @@ func (k *Kubelet) compose() error {
 		if k.cgroups.Unified() {
 			k.metrics.CgroupVersion(2)
 			k.host.WholeOOMKill = !cfg.SingleOOMKill
-			if cfg.MemoryThrottling != nil {
+			k.host.MemoryQoS = cfg.Gates.Enabled(gateMemoryQoS, true)
+			k.host.Tiered = k.host.MemoryQoS && cfg.TieredMemory
+			if cfg.MemoryThrottling != nil && k.host.MemoryQoS {
 				k.host.Throttling = *cfg.MemoryThrottling
 			}
 			k.host.Swap = func() int64 { return 0 }
@@ -465,6 +467,10 @@ func (k *Kubelet) prepareHost() error {
 	if k.cfg.enforces(enforcePods) {
 		all.MemoryLimit = k.memoryOfPods()
 	}
+	if k.cgroups.Unified() && !k.host.Tiered {
+		// An earlier kubelet may have kept some.
+		all.Unified = map[string]string{"memory.min": "0", "memory.low": "0"}
+	}
 	if err := k.cgroups.Create(kubepods, all); err != nil {
 		return fmt.Errorf("making the cgroup of all pods: %w", err)
 	}
@@ -472,6 +478,9 @@ func (k *Kubelet) prepareHost() error {
 		r := cgroup.Resources{CPUShares: 2}
 		if k.cgroups.Exists(filepath.Join(kubepods, name)) {
 			r.CPUShares = 0 // of pods that run, which are weighed soon
+		}
+		if name == "burstable" && all.Unified != nil {
+			r.Unified = map[string]string{"memory.low": "0"}
 		}
 		if err := k.cgroups.Create(filepath.Join(kubepods, name), r); err != nil {
 			return fmt.Errorf("making the cgroup of %s pods: %w", name, err)

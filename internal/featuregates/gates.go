@@ -145,7 +145,7 @@ var gates = map[string]gate{
 	"MatchLabelKeysInPodTopologySpread":                    {beta, true, false, on},
 	"MatchLabelKeysInPodTopologySpreadSelectorMerge":       {beta, true, false, on},
 	"MaxUnavailableStatefulSet":                            {beta, true, false, on},
-	"MemoryQoS":                                            {beta, true, false, off},
+	"MemoryQoS":                                            {beta, true, false, either},
 	"MultiCIDRServiceAllocator":                            {stable, true, true, on},
 	"MutableCSINodeAllocatableCount":                       {stable, true, true, on},
 	"MutablePVNodeAffinity":                                {alpha, false, false, off},

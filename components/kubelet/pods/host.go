@@ -92,6 +92,9 @@ type Host struct {
 	// Throttling is how much of what a container may use above what it asks for
 	// it gets before it is slowed down, on cgroup version 2; 0: it is not.
 	Throttling float64
+	// MemoryQoS: on cgroup version 2 it is said how much memory is kept for whom, with
+	// Tiered what was asked for, else none.
+	MemoryQoS, Tiered bool
 	// OwnCPUs tells whether a container has CPUs of its own, which no quota
 	// holds back. May be nil.
 	OwnCPUs func(pod types.UID, container string) bool

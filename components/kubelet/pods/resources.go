@@ -194,8 +194,7 @@ func (h *Host) throttled(pod *v1.Pod, c *v1.Container) int64 {
 	if most <= request {
 		return 0
 	}
-	const page = 4096
-	return int64(float64(request)+h.Throttling*float64(most-request)) / page * page
+	return h.high(request, most)
 }
 
 // podResources is what the pod's cgroup may use: limits only where every
@@ -228,6 +227,7 @@ func (h *Host) podResources(pod *v1.Pod) cgroup.Resources {
 	if memoryLimited && !limits.Memory().IsZero() {
 		r.MemoryLimit = limits.Memory().Value()
 	}
+	r.Unified = h.podMemory(pod, requests.Memory().Value(), limits.Memory().Value(), memoryLimited)
 	if h.PodPidsLimit > 0 {
 		r.PidsLimit = h.PodPidsLimit
 	}

@@ -184,8 +184,14 @@ func (h *Host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.Linu
 		}
 		r.Unified[file] = strconv.FormatInt(value, 10)
 	}
+	for file, value := range h.protection(QOS(pod), c.Resources.Requests.Memory().Value()) {
+		if r.Unified == nil {
+			r.Unified = map[string]string{}
+		}
+		r.Unified[file] = value
+	}
 	if high := h.throttled(pod, c); high > 0 {
-		unified("memory.high", high)
+		unified(memoryHigh, high)
 	}
 	if swap, ok := h.swapLimit(pod, c); ok {
 		unified(swapFile, swap)

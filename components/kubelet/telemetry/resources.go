@@ -18,6 +18,8 @@ const (
 )
 
 type resourceMetrics struct {
+	kept, keptSoftly prometheus.Gauge
+
 	plugins                             *prometheus.CounterVec
 	allocated                           *prometheus.HistogramVec
 	asked                               *prometheus.CounterVec
@@ -52,6 +54,8 @@ func (r *resourceMetrics) fill(s *set) {
 		r.podsAskedFor[method] = s.counters(pods+strings.ToLower(name)+"_total", "[ALPHA] Number of requests to the PodsAPI "+name+" endpoint. Broken down by server api version and status code.", "server_api_version", "status_code")
 	}
 	r.podsLost = s.counter(own+"pod_watch_events_dropped_total", "[ALPHA] Cumulative number of pod watch events dropped.")
+	r.kept = s.gauge(own+"memory_qos_node_memory_min_bytes", "[ALPHA] Total cgroup v2 memory.min in bytes for Guaranteed pods. This memory is hard-reserved and never reclaimed by the kernel.")
+	r.keptSoftly = s.gauge(own+"memory_qos_node_memory_low_bytes", "[ALPHA] Total cgroup v2 memory.low in bytes for Burstable pods. This memory is soft-reserved and may be reclaimed under extreme pressure.")
 	r.cpus = s.counter(own+"cpu_manager_pinning_requests_total", "[ALPHA] The number of cpu core allocations which required pinning.")
 	r.cpusFailed = s.counter(own+"cpu_manager_pinning_errors_total", "[ALPHA] The number of cpu core allocations which required pinning failed.")
 	r.memory = s.counter(own+"memory_manager_pinning_requests_total", "[ALPHA] The number of memory pages allocations which required pinning.")
@@ -72,6 +76,15 @@ func (r *resourceMetrics) fill(s *set) {
 	for _, scope := range []string{ScopeContainer, ScopePod} {
 		r.aligned.WithLabelValues(scope, OnNUMANode)
 		r.unaligned.WithLabelValues(scope, OnNUMANode)
+	}
+}
+
+// MemoryKept tells how many bytes of memory are kept for guaranteed pods, and for
+// burstable ones.
+func (m *Metrics) MemoryKept(guaranteed, burstable int64) {
+	if m != nil {
+		m.resources.kept.Set(float64(guaranteed))
+		m.resources.keptSoftly.Set(float64(burstable))
 	}
 }
 
