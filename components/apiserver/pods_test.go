@@ -148,8 +148,12 @@ func TestEviction(t *testing.T) {
 	ctx := contextOf(t)
 	kube := kubeOf(t, s, protobuf)
 	pods := kube.CoreV1().Pods("default")
-	for _, name := range []string{"a", "b"} {
-		pod, err := pods.Create(ctx, somePod(name), metav1.CreateOptions{})
+	for _, name := range []string{"a", "b", "c", "bare"} {
+		pod := somePod(name)
+		if name == "bare" {
+			pod.Labels = nil
+		}
+		pod, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,6 +186,57 @@ func TestEviction(t *testing.T) {
 	}
 	if _, err := pods.Get(ctx, "b", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("still there: %v", err)
+	}
+
+	// Preconditions hold for the pod as it was before it is told why it goes.
+	of := func(name string, change func(*metav1.DeleteOptions)) error {
+		opts := &metav1.DeleteOptions{}
+		change(opts)
+		return pods.EvictV1(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, DeleteOptions: opts})
+	}
+	other, yes := types.UID("other"), true
+	c, err := pods.Get(ctx, "c", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	older := "1"
+	for _, test := range []struct {
+		change func(*metav1.DeleteOptions)
+		want   string
+	}{
+		{func(o *metav1.DeleteOptions) { o.Preconditions = &metav1.Preconditions{UID: &other} }, "the UID in the precondition (other) does not match"},
+		{func(o *metav1.DeleteOptions) { o.Preconditions = &metav1.Preconditions{ResourceVersion: &older} }, "the ResourceVersion in the precondition (1) does not match"},
+		{func(o *metav1.DeleteOptions) { o.IgnoreStoreReadErrorWithClusterBreakingPotential = &yes }, "can not be set for pod eviction, try after removing the option"},
+	} {
+		if err := of("c", test.change); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%v, want %s", err, test.want)
+		}
+	}
+	if now, err := pods.Get(ctx, "c", metav1.GetOptions{}); err != nil || now.ResourceVersion != c.ResourceVersion {
+		t.Errorf("what is not evicted was changed: %+v, %v", now.Status, err)
+	}
+	if err := of("c", func(o *metav1.DeleteOptions) {
+		o.Preconditions = &metav1.Preconditions{UID: &c.UID, ResourceVersion: &c.ResourceVersion}
+	}); err != nil {
+		t.Errorf("the very pod: %v", err)
+	}
+
+	// A budget that selects all counts pods without labels too, and a pod has but one.
+	all, err := kube.PolicyV1().PodDisruptionBudgets("default").Create(ctx, &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: "all"}, Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: &one, Selector: &metav1.LabelSelector{}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: all.Generation, DesiredHealthy: 1, CurrentHealthy: 1, ExpectedPods: 1}
+	if _, err := kube.PolicyV1().PodDisruptionBudgets("default").UpdateStatus(ctx, all, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := evict("bare"); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("a pod without labels: %v", err)
+	}
+	if err := evict("a"); err == nil || err.Error() != "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support." {
+		t.Errorf("a pod with two budgets: %v", err)
 	}
 }
 

@@ -153,13 +153,13 @@ func assign(pod *corev1.Pod, b *corev1.Binding) error {
 // transition is kept as long as the status is.
 func setCondition(pod *corev1.Pod, c corev1.PodCondition) {
 	c.LastTransitionTime = metav1.NewTime(time.Now().Truncate(time.Second))
-	if c.ObservedGeneration == 0 && c.Type != corev1.PodScheduled {
-		c.ObservedGeneration = pod.Generation
-	}
 	for i := range pod.Status.Conditions {
 		if old := &pod.Status.Conditions[i]; old.Type == c.Type {
 			if old.Status == c.Status {
 				c.LastTransitionTime = old.LastTransitionTime
+			}
+			if c.Type != corev1.PodScheduled {
+				c.ObservedGeneration = old.ObservedGeneration
 			}
 			*old = c
 			return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/rest"
@@ -56,6 +58,11 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 	if opts == nil {
 		opts = &metav1.DeleteOptions{}
 	}
+	if unread := opts.IgnoreStoreReadErrorWithClusterBreakingPotential; unread != nil && *unread {
+		return nil, apierrors.NewInvalid(policyv1.SchemeGroupVersion.WithKind("Eviction").GroupKind(), call.Name, field.ErrorList{
+			field.Invalid(field.NewPath("deleteOptions", "ignoreStoreReadErrorWithClusterBreakingPotential"), true, "can not be set for pod eviction, try after removing the option"),
+		})
+	}
 	// Either of the two asks for it.
 	call.DryRun = call.DryRun || len(opts.DryRun) > 0
 	if call.DryRun {
@@ -64,23 +71,103 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 	if err := call.Validate(ctx, eviction); err != nil {
 		return nil, err
 	}
-	pod, err := e.pod(ctx, call)
+	pod, gone, err := e.evictUncounted(ctx, call, opts)
 	if err != nil {
 		return nil, err
 	}
-	if !finished(pod) {
-		if err := e.ask(ctx, pod, call.DryRun); err != nil {
+	if gone {
+		return &metav1.Status{Status: metav1.StatusSuccess}, nil
+	}
+	budget, err := e.budget(ctx, pod)
+	var several *severalError
+	if errors.As(err, &several) {
+		return several.status(), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if budget != nil {
+		guarded, err := e.ask(ctx, pod, budget, call.DryRun)
+		if err != nil {
 			return nil, err
 		}
+		if !guarded {
+			// It may have become ready since, and then is.
+			err := evict(ctx, call, pod, at(opts, pod.ResourceVersion))
+			if apierrors.IsConflict(err) && anyVersion(opts) {
+				return nil, unprocessed(budget.Key()[len(pod.Namespace)+1:])
+			}
+			if err != nil {
+				return nil, err
+			}
+			return &metav1.Status{Status: metav1.StatusSuccess}, nil
+		}
+	}
+	if err := evict(ctx, call, pod, opts); err != nil {
+		return nil, err
+	}
+	return &metav1.Status{Status: metav1.StatusSuccess}, nil
+}
+
+// evictUncounted evicts a pod that counts for no budget, or returns it as one that
+// does. One that has not begun may begin meanwhile, so it is evicted as it is alone.
+func (e *evictor) evictUncounted(ctx context.Context, call registry.ActionCall, opts *metav1.DeleteOptions) (pod *corev1.Pod, gone bool, err error) {
+	for range attempts {
+		if pod, err = e.pod(ctx, call); err != nil {
+			return nil, false, err
+		}
+		as := opts
+		switch {
+		case finished(pod):
+		case pod.Status.Phase != corev1.PodPending:
+			return pod, false, nil
+		case anyVersion(opts):
+			as = at(opts, pod.ResourceVersion)
+		}
+		if err = evict(ctx, call, pod, as); err == nil {
+			return pod, true, nil
+		}
+		if !apierrors.IsConflict(err) || !anyVersion(opts) {
+			return nil, false, err
+		}
+	}
+	return nil, false, err
+}
+
+// anyVersion tells whether the client does not say which version of a pod it means.
+func anyVersion(opts *metav1.DeleteOptions) bool {
+	return opts.Preconditions == nil || opts.Preconditions.ResourceVersion == nil
+}
+
+// at returns opts for one version of a pod.
+func at(opts *metav1.DeleteOptions, version string) *metav1.DeleteOptions {
+	opts = opts.DeepCopy()
+	if opts.Preconditions == nil {
+		opts.Preconditions = &metav1.Preconditions{}
+	}
+	opts.Preconditions.ResourceVersion = &version
+	return opts
+}
+
+// evict says in a pod's status why it goes, and deletes it. It must be the pod that
+// was looked at.
+func evict(ctx context.Context, call registry.ActionCall, pod *corev1.Pod, opts *metav1.DeleteOptions) error {
+	opts = opts.DeepCopy()
+	if opts.Preconditions == nil {
+		opts.Preconditions = &metav1.Preconditions{}
+	}
+	must := opts.Preconditions
+	if must.UID == nil {
+		must.UID = &pod.UID
 	}
 	if !call.DryRun {
-		_, err := call.Change(ctx, registry.OwnChange{Resource: pods, Name: call.Name}, func(obj api.Object) error {
+		marked, err := call.Change(ctx, registry.OwnChange{Resource: pods, Name: call.Name}, func(obj api.Object) error {
 			p, ok := obj.(*corev1.Pod)
 			if !ok {
 				return fmt.Errorf("eviction: %s is a %T", call.Name, obj)
 			}
-			if p.UID != pod.UID {
-				return apierrors.NewNotFound(pods.GroupResource(), call.Name)
+			if err := meant(p, must); err != nil {
+				return err
 			}
 			setCondition(p, corev1.PodCondition{
 				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
@@ -89,19 +176,28 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 			return nil
 		})
 		if err != nil {
-			return nil, err
+			return err
+		}
+		if must.ResourceVersion != nil {
+			version := marked.GetResourceVersion()
+			must.ResourceVersion = &version
 		}
 	}
-	if opts.Preconditions == nil {
-		opts.Preconditions = &metav1.Preconditions{}
+	return call.Delete(ctx, opts)
+}
+
+// meant tells why a pod is not the one that is meant.
+func meant(p *corev1.Pod, must *metav1.Preconditions) error {
+	conflict := func(format string, args ...any) error {
+		return apierrors.NewConflict(schema.GroupResource{Resource: "Pod"}, p.Name, fmt.Errorf(format, args...))
 	}
-	if opts.Preconditions.UID == nil {
-		opts.Preconditions.UID = &pod.UID
+	if uid := must.UID; uid != nil && *uid != "" && *uid != p.UID {
+		return conflict("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *uid, p.UID)
 	}
-	if err := call.Delete(ctx, opts); err != nil {
-		return nil, err
+	if v := must.ResourceVersion; v != nil && *v != "" && *v != p.ResourceVersion {
+		return conflict("the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified", *v, p.ResourceVersion)
 	}
-	return &metav1.Status{Status: metav1.StatusSuccess}, nil
+	return nil
 }
 
 func (e *evictor) pod(ctx context.Context, call registry.ActionCall) (*corev1.Pod, error) {
@@ -121,73 +217,83 @@ func (e *evictor) pod(ctx context.Context, call registry.ActionCall) (*corev1.Po
 	return pod, nil
 }
 
-// finished pods, those that have not begun and those that go already count for
-// no budget.
+// finished pods, and those that go already, count for no budget.
 func finished(pod *corev1.Pod) bool {
-	switch pod.Status.Phase {
-	case corev1.PodSucceeded, corev1.PodFailed, corev1.PodPending:
-		return true
-	}
-	return pod.DeletionTimestamp != nil
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed || pod.DeletionTimestamp != nil
 }
 
-// ask takes one disruption from the pod's budget, if it has one.
-func (e *evictor) ask(ctx context.Context, pod *corev1.Pod, dryRun bool) error {
+// severalError is that a pod has several budgets.
+type severalError struct{}
+
+// Error as the interface.
+func (*severalError) Error() string {
+	return "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+}
+
+// status is the answer, which has no reason.
+func (e *severalError) status() *metav1.Status {
+	return &metav1.Status{Status: metav1.StatusFailure, Message: e.Error(), Code: http.StatusInternalServerError}
+}
+
+// budget finds that of a pod; nil when it has none.
+func (e *evictor) budget(ctx context.Context, pod *corev1.Pod) (*store.Entry, error) {
 	res := e.registry.Lookup(budgets)
-	if res == nil || len(pod.Labels) == 0 {
-		return nil
+	if res == nil {
+		return nil, nil
 	}
 	page, err := res.Collection.List(ctx, store.ListOptions{Prefix: pod.Namespace + "/", Revision: -1})
 	if err != nil {
-		return rest.StoreError(res, "", err)
+		return nil, rest.StoreError(res, "", err)
 	}
 	var mine *store.Entry
 	for _, entry := range page.Entries {
 		b, err := budgetOf(res, entry)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 		if err != nil || !selector.Matches(labels.Set(pod.Labels)) {
 			continue // what cannot be parsed is nobody's budget
 		}
 		if mine != nil {
-			return apierrors.NewInternalError(errors.New("This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."))
+			return nil, &severalError{}
 		}
 		mine = entry
 	}
-	if mine == nil {
-		return nil
-	}
-	for range attempts {
+	return mine, nil
+}
+
+// ask takes one disruption from the pod's budget. Guarded is false for a pod that the
+// budget does not count as it is.
+func (e *evictor) ask(ctx context.Context, pod *corev1.Pod, mine *store.Entry, dryRun bool) (guarded bool, err error) {
+	res := e.registry.Lookup(budgets)
+	var lost *store.ConflictError
+	for n := range attempts {
 		b, err := budgetOf(res, mine)
 		if err != nil {
-			return err
+			return true, err
 		}
-		if spared(pod, b) {
-			return nil
+		if n == 0 && spared(pod, b) {
+			return false, nil
 		}
 		b = b.DeepCopy()
 		if err := take(b, pod.Name); err != nil || dryRun {
-			return err
+			return true, err
 		}
 		stored, err := res.Stored(b)
 		if err != nil {
-			return err
+			return true, err
 		}
 		_, _, err = res.Collection.Store().Commit(ctx, res.Collection.Update(mine, stored, 0))
-		var lost *store.ConflictError
 		switch {
 		case err == nil:
-			return nil
-		case !errors.As(err, &lost):
-			return rest.StoreError(res, b.Name, err)
-		case lost.Current == nil:
-			return nil // the budget is gone
+			return true, nil
+		case !errors.As(err, &lost), lost.Current == nil:
+			return true, rest.StoreError(res, b.Name, err)
 		}
 		mine = lost.Current
 	}
-	return tooMany(fmt.Sprintf("couldn't update PodDisruptionBudget %q due to conflicts", mine.Key()), "", 10)
+	return true, rest.StoreError(res, lost.Current.Key()[len(pod.Namespace)+1:], lost)
 }
 
 func budgetOf(res *registry.Resource, entry *store.Entry) (*policyv1.PodDisruptionBudget, error) {
@@ -218,17 +324,19 @@ func spared(pod *corev1.Pod, b *policyv1.PodDisruptionBudget) bool {
 
 func take(b *policyv1.PodDisruptionBudget, pod string) error {
 	gr := schema.GroupResource{Group: policyv1.GroupName, Resource: "poddisruptionbudget"}
+	forbidden := func(reason, why string) error {
+		err := apierrors.NewForbidden(gr, b.Name, errors.New(reason))
+		return because(err, fmt.Sprintf("The disruption budget %s does not allow evicting pods currently: %s", b.Name, why))
+	}
 	switch {
 	case b.Status.ObservedGeneration < b.Generation:
-		return tooMany("Cannot evict pod as it would violate the pod's disruption budget.",
-			fmt.Sprintf("The disruption budget %s is still being processed by the server.", b.Name), 10)
+		return unprocessed(b.Name)
 	case b.Status.DisruptionsAllowed < 0:
-		return apierrors.NewForbidden(gr, b.Name, errors.New("pdb disruptions allowed is negative"))
+		return forbidden("pdb disruptions allowed is negative", "pdb disruptions allowed is negative")
 	case len(b.Status.DisruptedPods) > maxDisrupted:
-		return apierrors.NewForbidden(gr, b.Name, errors.New("DisruptedPods map too big - too many evictions not confirmed by PDB controller"))
+		return forbidden("DisruptedPods map too big - too many evictions not confirmed by PDB controller", "too many pending evictions not confirmed by PDB controller")
 	case b.Status.DisruptionsAllowed == 0:
-		return tooMany("Cannot evict pod as it would violate the pod's disruption budget.",
-			whyNot(b), 0)
+		return tooMany(whyNot(b), 0)
 	}
 	b.Status.DisruptionsAllowed--
 	if b.Status.DisruptionsAllowed == 0 {
@@ -260,12 +368,18 @@ func whyNot(b *policyv1.PodDisruptionBudget) string {
 	return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently", b.Name)
 }
 
-func tooMany(message, cause string, retry int) error {
-	err := apierrors.NewTooManyRequests(message, retry)
-	if cause != "" {
-		err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
-			Type: policyv1.DisruptionBudgetCause, Message: cause,
-		})
-	}
+// tooMany is the answer while a budget allows no eviction.
+func tooMany(cause string, retry int) error {
+	return because(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", retry), cause)
+}
+
+// unprocessed is tooMany for a budget whose numbers are not those of now.
+func unprocessed(budget string) error {
+	return tooMany(fmt.Sprintf("The disruption budget %s is still being processed by the server.", budget), 10)
+}
+
+// because adds what is the matter with the budget.
+func because(err *apierrors.StatusError, cause string) error {
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: cause})
 	return err
 }
