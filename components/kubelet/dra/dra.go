@@ -55,6 +55,7 @@ type Manager struct {
 
 	mu      sync.Mutex // guards what follows
 	drivers map[string]*driver
+	ended   bool // Run is over
 	claims  map[types.UID]*Claim
 	// busy are the claims with which a driver is occupied; idle is closed, and
 	// made anew, when one of them is no longer.

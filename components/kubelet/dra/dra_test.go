@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	draapi "k8s.io/kubelet/pkg/apis/dra/v1"
 	drabeta "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 
@@ -329,6 +330,36 @@ func TestGone(t *testing.T) {
 	for _, versions := range [][]string{nil, {"v2.DRAPlugin"}} {
 		if err := m.Register(ctx, pluginwatch.Plugin{Name: "x", Versions: versions}); err == nil {
 			t.Errorf("versions %v are taken", versions)
+		}
+	}
+}
+
+// TestGoneInTheEnd: what a driver told is removed when the API takes it again, and not
+// if the driver is back.
+func TestGoneInTheEnd(t *testing.T) {
+	_, plugin := serve(t)
+	kube := fake.NewClientset()
+	tries := make(chan struct{}, 9)
+	kube.PrependReactor("delete-collection", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		tries <- struct{}{}
+		if len(tries) == 1 {
+			return true, nil, errors.New("not now")
+		}
+		return true, nil, nil
+	})
+	m := manager(t, t.TempDir(), kube)
+	if err := m.Register(t.Context(), plugin); err != nil {
+		t.Fatal(err)
+	}
+	m.forgetAgain(plugin.Name, time.Millisecond)
+	if len(tries) > 0 {
+		t.Error("what a driver that is there has told was removed")
+	}
+	m.Deregister(plugin)
+	m.forgetAgain(plugin.Name, time.Millisecond)
+	for end := time.Now().Add(time.Minute); len(tries) < 2; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it is not tried again")
 		}
 	}
 }

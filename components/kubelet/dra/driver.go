@@ -108,6 +108,12 @@ func (m *Manager) Deregister(p pluginwatch.Plugin) {
 	}
 }
 
+// Bounds of the time between attempts to remove what a driver has told.
+const (
+	forgetFirst = time.Second
+	forgetMost  = 5 * time.Minute
+)
+
 // client returns the newest connection to a driver.
 func (m *Manager) client(name string) (draapi.DRAPluginClient, error) {
 	m.mu.Lock()
@@ -127,8 +133,11 @@ func (m *Manager) there(name string) bool {
 	return d != nil && len(d.sockets) > 0
 }
 
-// forget removes what a driver has told of its devices, unless it is back.
-func (m *Manager) forget(name string) {
+// forget removes what a driver has told of its devices, unless it is back. What fails
+// is tried again later: a scheduler that still knew the devices would give them away.
+func (m *Manager) forget(name string) { m.forgetAgain(name, forgetFirst) }
+
+func (m *Manager) forgetAgain(name string, pause time.Duration) {
 	if m.there(name) || m.cfg.Kube == nil {
 		return
 	}
@@ -137,8 +146,14 @@ func (m *Manager) forget(name string) {
 	err := m.cfg.Kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{
 		FieldSelector: fields.Set{resourcev1.ResourceSliceSelectorNodeName: m.cfg.NodeName, resourcev1.ResourceSliceSelectorDriver: name}.String(),
 	})
-	if err != nil {
-		m.cfg.Log.Warn("removing the resource slices of a driver that has gone failed", "driver", name, "error", err)
+	if err == nil {
+		return
+	}
+	m.cfg.Log.Warn("removing the resource slices of a driver that has gone failed, trying again", "driver", name, "error", err)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if d := m.drivers[name]; !m.ended && d != nil && len(d.sockets) == 0 {
+		d.leave = time.AfterFunc(pause, func() { m.forgetAgain(name, min(2*pause, forgetMost)) })
 	}
 }
 
@@ -148,15 +163,24 @@ func (m *Manager) forget(name string) {
 func (m *Manager) Run(ctx context.Context) error {
 	timer := time.NewTimer(absence)
 	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-		if err := m.forgetOld(ctx); err != nil && ctx.Err() == nil {
-			m.cfg.Log.Warn("removing the resource slices of drivers that have gone failed", "error", err)
+	for pause := forgetFirst; ctx.Err() == nil; pause = min(2*pause, forgetMost) {
+		select {
+		case <-ctx.Done():
+			continue
+		case <-timer.C:
 		}
-		<-ctx.Done()
+		err := m.forgetOld(ctx)
+		if err == nil {
+			<-ctx.Done()
+			continue
+		}
+		if ctx.Err() == nil {
+			m.cfg.Log.Warn("removing the resource slices of drivers that have gone failed, trying again", "error", err)
+		}
+		timer.Reset(pause)
 	}
 	m.mu.Lock()
+	m.ended = true
 	for _, d := range m.drivers {
 		if d.leave != nil {
 			d.leave.Stop()
