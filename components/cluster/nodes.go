@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -447,6 +448,17 @@ func downFurther(ctx context.Context, out io.Writer, l layout.Node, i int) error
 	return nil
 }
 
+// errJustStarting is what a second start is told while the first makes what both need.
+var errJustStarting = errors.New("the cluster is only just starting")
+
+// justStarting is err, or errJustStarting where a file was not there yet.
+func justStarting(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return errJustStarting
+	}
+	return err
+}
+
 // changeNodes brings a cluster that runs to count nodes.
 func (o *upOptions) changeNodes(ctx context.Context, l layout.Node, s *steps) error {
 	t, err := takeTurn(ctx, l, false)
@@ -457,17 +469,17 @@ func (o *upOptions) changeNodes(ctx context.Context, l layout.Node, s *steps) er
 	f := fleet{layout: l, steps: s}
 	var there bool
 	if f.identity, there, err = loadIdentity(l); err != nil || !there {
-		return errors.Join(err, errors.New("the cluster is only just starting"))
+		return errors.Join(err, errJustStarting)
 	}
 	if f.wish, err = wishFurtherNodes(l, o.nodes, network.Mode(o.podNetwork)); err != nil {
 		return err
 	}
 	if f.ca, err = pki.LoadCA(filepath.Join(l.PKI(), "ca")); err != nil {
-		return err
+		return justStarting(err)
 	}
 	var clients *client.Clients
 	if clients, err = clientsOf("kubeconfig", adminKubeconfig(l), "hyperkube"); err != nil {
-		return err
+		return justStarting(err)
 	}
 	f.kube, f.nodes = clients.Kube, clients.Informers.Core().V1().Nodes().Informer()
 	informing, stop := context.WithCancel(ctx)
