@@ -32,6 +32,11 @@ type deviceCluster struct {
 }
 
 func startDevices(t *testing.T, objects ...runtime.Object) *deviceCluster {
+	return startDevicesWith(t, func(*fake.Clientset) {}, objects...)
+}
+
+// startDevicesWith prepares the fake API before anything uses it.
+func startDevicesWith(t *testing.T, prepare func(*fake.Clientset), objects ...runtime.Object) *deviceCluster {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	c := &deviceCluster{T: t, ctx: ctx, bound: make(chan string, 16)}
 	objects = append(objects, node("a"), node("b"), &resourcev1.DeviceClass{
@@ -77,6 +82,7 @@ func startDevices(t *testing.T, objects ...runtime.Object) *deviceCluster {
 		c.bound <- b.Name + "=" + b.Target.Name
 		return true, b, nil
 	})
+	prepare(c.kube)
 	clients := &client.Clients{Kube: c.kube, Informers: informers.NewSharedInformerFactory(c.kube, 0)}
 	s, err := New(Config{Clients: clients, InitialBackoff: time.Millisecond, MaxBackoff: 10 * time.Millisecond})
 	if err != nil {
@@ -305,23 +311,24 @@ func TestDeviceConditions(t *testing.T) {
 // answer; until then the devices are not given to others.
 func TestDevicesUnknown(t *testing.T) {
 	s := slice("a", nil, "gpu-0")
-	c := startDevices(t, s, claim("one", 1), claim("two", 1))
 	var lost, refused atomic.Bool
-	c.kube.PrependReactor("update", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		if a.GetSubresource() != "status" || lost.Swap(true) {
-			return false, nil, nil
-		}
-		// It is written, but the answer is lost.
-		got := a.(clienttesting.UpdateAction).GetObject().(*resourcev1.ResourceClaim).DeepCopy()
-		got.ResourceVersion = "1000"
-		return true, nil, errors.Join(c.kube.Tracker().Update(resourcev1.SchemeGroupVersion.WithResource("resourceclaims"), got, "default"), errors.New("the answer is lost"))
-	})
-	c.kube.PrependReactor("get", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		if !lost.Load() || refused.Swap(true) {
-			return false, nil, nil
-		}
-		return true, nil, errors.New("the server is away")
-	})
+	c := startDevicesWith(t, func(kube *fake.Clientset) {
+		kube.PrependReactor("update", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if a.GetSubresource() != "status" || lost.Swap(true) {
+				return false, nil, nil
+			}
+			// It is written, but the answer is lost.
+			got := a.(clienttesting.UpdateAction).GetObject().(*resourcev1.ResourceClaim).DeepCopy()
+			got.ResourceVersion = "1000"
+			return true, nil, errors.Join(kube.Tracker().Update(resourcev1.SchemeGroupVersion.WithResource("resourceclaims"), got, "default"), errors.New("the answer is lost"))
+		})
+		kube.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if !lost.Load() || refused.Swap(true) {
+				return false, nil, nil
+			}
+			return true, nil, errors.New("the server is away")
+		})
+	}, s, claim("one", 1), claim("two", 1))
 	c.create(pod("p", claiming("one")))
 	if got := c.nextBound(); got != "p=a" {
 		t.Fatalf("bound %s", got)
