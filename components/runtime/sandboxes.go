@@ -35,7 +35,7 @@ type sandboxState struct {
 	record sandboxRecord
 	// stopping: it is being stopped, so that nothing may start in it any more.
 	stopping bool
-	cpu    cpuSample
+	cpu      cpuSample
 	// handle is its process, nil if it has none. Set before the sandbox is
 	// known to others.
 	handle *process.Handle
