@@ -75,6 +75,10 @@ func newApart(t *testing.T) *apart {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Where the node is kept is often another disk, by a symlink.
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "disk"), 0o755), os.Symlink("disk", filepath.Join(dir, "node"))); err != nil {
+		t.Fatal(err)
+	}
 	a := &apart{
 		space: &space{T: t, name: "default", ctx: ctx, cluster: &cluster{
 			binary: binary, dir: dir, kubeconfig: filepath.Join(dir, "admin.kubeconfig"),
