@@ -446,4 +446,13 @@ func (f *fleet) removal() {
 	if !strings.Contains(out, f.first+"-2 Ready") {
 		f.t.Errorf("status:\n%s", out)
 	}
+	// With the last further node what is between the nodes goes, too.
+	f.hyperkube("up", "--nodes=1", "--root", f.root)
+	if r := f.ready(); len(r) != 1 {
+		f.t.Errorf("nodes: %v", r)
+	}
+	if left := f.network(); strings.Contains(left, "hk-nodes") || strings.Contains(left, "HK-NODES") {
+		f.t.Errorf("left of the nodes' network:\n%s", left)
+	}
+	f.reach()
 }
