@@ -300,6 +300,52 @@ func TestFailed(t *testing.T) {
 	}
 }
 
+// answers waits until a driver answers, or does not, and nobody waits for it to be
+// forgotten, or somebody does.
+func answers(t *testing.T, m *Manager, name string, want bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		m.mu.Lock()
+		d := m.drivers[name]
+		is := d.answers() == want && (d.leave == nil) == want
+		m.mu.Unlock()
+		if is {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("it does not come to it that the driver answers: %v", want)
+		}
+	}
+}
+
+// TestServesLater: a driver may register before it serves, and end without its socket
+// for registrations going.
+func TestServesLater(t *testing.T) {
+	plugin := pluginwatch.Plugin{Name: "gpu.example.com", Endpoint: filepath.Join(t.TempDir(), "s"), Versions: []string{draapi.DRAPluginService}, Socket: "reg"}
+	m := manager(t, t.TempDir(), fake.NewClientset())
+	if err := m.Register(t.Context(), plugin); err != nil {
+		t.Fatal(err)
+	}
+	answers(t, m, plugin.Name, false)
+	for range 2 {
+		l, err := net.Listen("unix", plugin.Endpoint)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := grpc.NewServer()
+		done := make(chan error, 1)
+		go func() { done <- s.Serve(l) }()
+		answers(t, m, plugin.Name, true)
+		s.Stop()
+		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			t.Error(err)
+		}
+		answers(t, m, plugin.Name, false)
+	}
+	m.Deregister(plugin)
+	m.following.Wait()
+}
+
 // TestGone: what a driver told of its devices goes with it, but not at once.
 func TestGone(t *testing.T) {
 	ctx := context.Background()
@@ -324,9 +370,10 @@ func TestGone(t *testing.T) {
 	if m.there(plugin.Name) || m.drivers[plugin.Name].leave == nil {
 		t.Fatal("nobody waits for the driver")
 	}
-	if err := m.Register(ctx, plugin); err != nil || m.drivers[plugin.Name].leave != nil {
-		t.Fatalf("still waiting: %v", err)
+	if err := m.Register(ctx, plugin); err != nil {
+		t.Fatal(err)
 	}
+	answers(t, m, plugin.Name, true)
 	for _, versions := range [][]string{nil, {"v2.DRAPlugin"}} {
 		if err := m.Register(ctx, pluginwatch.Plugin{Name: "x", Versions: versions}); err == nil {
 			t.Errorf("versions %v are taken", versions)
@@ -351,6 +398,7 @@ func TestGoneInTheEnd(t *testing.T) {
 	if err := m.Register(t.Context(), plugin); err != nil {
 		t.Fatal(err)
 	}
+	answers(t, m, plugin.Name, true)
 	m.forgetAgain(plugin.Name, time.Millisecond)
 	if len(tries) > 0 {
 		t.Error("what a driver that is there has told was removed")

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -27,21 +28,28 @@ const absence = 30 * time.Second
 // driver is one that has registered. There may be two sockets of a driver for a
 // while, when it is replaced: the newer one counts.
 type driver struct {
-	sockets []socket
+	sockets []*socket
 	// leave ends the wait after which the driver's devices are forgotten; nil
-	// while it is there.
+	// while it answers.
 	leave *time.Timer
+}
+
+// answers tells whether one of its sockets is connected.
+func (d *driver) answers() bool {
+	return slices.ContainsFunc(d.sockets, func(s *socket) bool { return s.connected })
 }
 
 type socket struct {
 	path   string
 	conn   *grpc.ClientConn
 	client draapi.DRAPluginClient
+	// connected: there is somebody at the other end. The manager's lock guards it.
+	connected bool
 	// forget ends what follows the driver's word.
 	forget context.CancelFunc
 }
 
-func (s socket) close() {
+func (s *socket) close() {
 	s.forget()
 	_ = s.conn.Close()
 }
@@ -57,7 +65,7 @@ func (m *Manager) Register(_ context.Context, p pluginwatch.Plugin) error {
 	if !current && !slices.Contains(p.Versions, drabeta.DRAPluginService) {
 		return fmt.Errorf("none of the DRA gRPC API versions are supported: %q, need %q or %q", p.Versions, draapi.DRAPluginService, drabeta.DRAPluginService)
 	}
-	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithIdleTimeout(0),
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			began := time.Now()
 			err := call(ctx, method, req, reply, conn, opts...)
@@ -74,18 +82,54 @@ func (m *Manager) Register(_ context.Context, p pluginwatch.Plugin) error {
 		d = &driver{}
 		m.drivers[p.Name] = d
 	}
-	if d.leave != nil {
-		d.leave.Stop()
-		d.leave = nil
-	}
 	client := draapi.NewDRAPluginClient(conn)
 	if !current {
 		client = drabeta.V1Beta1ClientWrapper{DRAPluginClient: drabeta.NewDRAPluginClient(conn)}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	d.sockets = append(d.sockets, socket{p.Socket, conn, client, cancel})
+	s := &socket{path: p.Socket, conn: conn, client: client, forget: cancel}
+	d.sockets = append(d.sockets, s)
+	m.settle(p.Name, d)
 	m.following.Go(func() { m.followHealth(ctx, p.Name, conn, p.Versions) })
+	m.following.Go(func() { m.followConnection(ctx, p.Name, s) })
 	return nil
+}
+
+// followConnection keeps a driver connected and knows whether it is, until ctx ends:
+// what has registered may serve later, end before its socket goes, and come back.
+func (m *Manager) followConnection(ctx context.Context, name string, s *socket) {
+	for {
+		state := s.conn.GetState()
+		m.mu.Lock()
+		s.connected = state == connectivity.Ready
+		if d := m.drivers[name]; d != nil {
+			m.settle(name, d)
+		}
+		m.mu.Unlock()
+		switch state {
+		case connectivity.Idle:
+			s.conn.Connect()
+		case connectivity.Shutdown:
+			return
+		}
+		if !s.conn.WaitForStateChange(ctx, state) {
+			return
+		}
+	}
+}
+
+// settle begins the wait after which a driver's devices are forgotten, or ends it,
+// by whether the driver answers. The caller holds mu.
+func (m *Manager) settle(name string, d *driver) {
+	switch {
+	case d.answers():
+		if d.leave != nil {
+			d.leave.Stop()
+			d.leave = nil
+		}
+	case d.leave == nil && !m.ended:
+		d.leave = time.AfterFunc(absence, func() { m.forget(name) })
+	}
 }
 
 // Deregister implements pluginwatch.Handler.
@@ -96,16 +140,14 @@ func (m *Manager) Deregister(p pluginwatch.Plugin) {
 	if d == nil {
 		return
 	}
-	d.sockets = slices.DeleteFunc(d.sockets, func(s socket) bool {
+	d.sockets = slices.DeleteFunc(d.sockets, func(s *socket) bool {
 		if s.path == p.Socket {
 			s.close()
 			return true
 		}
 		return false
 	})
-	if len(d.sockets) == 0 && d.leave == nil {
-		d.leave = time.AfterFunc(absence, func() { m.forget(p.Name) })
-	}
+	m.settle(p.Name, d)
 }
 
 // Bounds of the time between attempts to remove what a driver has told.
@@ -114,13 +156,19 @@ const (
 	forgetMost  = 5 * time.Minute
 )
 
-// client returns the newest connection to a driver.
+// client returns the newest connection to a driver, of those that have somebody at
+// the other end if there are any.
 func (m *Manager) client(name string) (draapi.DRAPluginClient, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	d := m.drivers[name]
 	if d == nil || len(d.sockets) == 0 {
 		return nil, fmt.Errorf("DRA driver %s is not registered", name)
+	}
+	for _, s := range slices.Backward(d.sockets) {
+		if s.connected {
+			return s.client, nil
+		}
 	}
 	return d.sockets[len(d.sockets)-1].client, nil
 }
@@ -138,7 +186,10 @@ func (m *Manager) there(name string) bool {
 func (m *Manager) forget(name string) { m.forgetAgain(name, forgetFirst) }
 
 func (m *Manager) forgetAgain(name string, pause time.Duration) {
-	if m.there(name) || m.cfg.Kube == nil {
+	m.mu.Lock()
+	back := m.drivers[name] != nil && m.drivers[name].answers()
+	m.mu.Unlock()
+	if back || m.cfg.Kube == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), askFor)
@@ -152,7 +203,7 @@ func (m *Manager) forgetAgain(name string, pause time.Duration) {
 	m.cfg.Log.Warn("removing the resource slices of a driver that has gone failed, trying again", "driver", name, "error", err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if d := m.drivers[name]; !m.ended && d != nil && len(d.sockets) == 0 {
+	if d := m.drivers[name]; !m.ended && d != nil && !d.answers() {
 		d.leave = time.AfterFunc(pause, func() { m.forgetAgain(name, min(2*pause, forgetMost)) })
 	}
 }
