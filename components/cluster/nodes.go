@@ -149,14 +149,11 @@ func (f *fleet) ensure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if f.wish.Count < 2 && f.wish.Subnet == "" {
-		return nil // there never were any
-	}
-	machine, err := f.network()
+	bridged, err := f.bridged()
 	if err != nil {
 		return err
 	}
-	if f.wish.Count < 2 && len(present) == 0 && !machine.HasBridge() {
+	if f.wish.Count < 2 && len(present) == 0 && bridged == nil {
 		return nil
 	}
 	lock, err := takeLock(f.layout.PIDFile("nodes"))
@@ -178,9 +175,13 @@ func (f *fleet) ensure(ctx context.Context) error {
 		if err := group.Wait(); err != nil {
 			return err
 		}
-		return machine.RemoveBridge(whole)
+		if bridged == nil {
+			return nil
+		}
+		return bridged.RemoveBridge(whole)
 	}
-	if machine, err = f.machine(); err != nil {
+	machine, err := f.machine()
+	if err != nil {
 		return errors.Join(err, group.Wait())
 	}
 	defer machine.Journal.Close()
@@ -201,6 +202,19 @@ func (f *fleet) machine() (*localnodes.Machine, error) {
 	}
 	m.Journal, err = hostchange.Open(f.layout.Journal("nodes"))
 	return m, err
+}
+
+// bridged is the network of the nodes, without a journal, while its bridge is there;
+// else nil.
+func (f *fleet) bridged() (*localnodes.Machine, error) {
+	if f.wish.Subnet == "" {
+		return nil, nil // there never were further nodes, or they got no network
+	}
+	m, err := f.network()
+	if err != nil || !m.HasBridge() {
+		return nil, err
+	}
+	return m, nil
 }
 
 // network is the network of the nodes, without a journal.

@@ -93,10 +93,15 @@ func appliedOnce(t *testing.T, res *api.Resource, f *Manager, fill func(api.Obje
 		obj.GetObjectKind().SetGroupVersionKind(res.GVK())
 		return obj
 	}
+	filled := empty()
+	fill(filled)
+	filled.SetManagedFields(nil)
+	filled.GetObjectKind().SetGroupVersionKind(res.GVK())
+	// As it comes out of JSON, without the null that an empty JSONSchemaPropsOrArray is.
 	first := empty()
-	fill(first)
-	first.SetManagedFields(nil)
-	first.GetObjectKind().SetGroupVersionKind(res.GVK())
+	if err := json.Unmarshal([]byte(mustJSON(t, filled)), first); err != nil {
+		t.Fatal(err)
+	}
 	other, err := f.Update(empty(), first.DeepCopyObject(), "other")
 	if err != nil {
 		return nil, nil
