@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -504,89 +503,6 @@ func (r *Runtime) forgetSandbox(s *sandboxState) (left *containerState, known bo
 	delete(r.sandboxes, s.id)
 	delete(r.names, "sandbox"+sandboxName(s.get().config.GetMetadata()))
 	return nil, known
-}
-
-// sandboxStatus describes a sandbox.
-func sandboxStatus(rec sandboxRecord) *runtimeapi.PodSandboxStatus {
-	st := &runtimeapi.PodSandboxStatus{
-		Id: rec.ID, Metadata: rec.config.GetMetadata(), State: sandboxPhase(rec), CreatedAt: rec.Created,
-		Network: &runtimeapi.PodSandboxNetworkStatus{},
-		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: &runtimeapi.NamespaceOption{
-			Network: namespaceOptions(rec.config).GetNetwork(), Pid: namespaceOptions(rec.config).GetPid(), Ipc: namespaceOptions(rec.config).GetIpc(),
-			UsernsOptions: namespaceOptions(rec.config).GetUsernsOptions(),
-		}}},
-		Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations(), RuntimeHandler: rec.Handler,
-	}
-	for i, ip := range rec.IPs {
-		if i == 0 {
-			st.Network.Ip = ip
-		} else {
-			st.Network.AdditionalIps = append(st.Network.AdditionalIps, &runtimeapi.PodIP{Ip: ip})
-		}
-	}
-	return st
-}
-
-func sandboxPhase(rec sandboxRecord) runtimeapi.PodSandboxState {
-	if rec.Phase == phaseRunning {
-		return runtimeapi.PodSandboxState_SANDBOX_READY
-	}
-	return runtimeapi.PodSandboxState_SANDBOX_NOTREADY
-}
-
-// PodSandboxStatus describes a sandbox and its containers.
-func (r *Runtime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
-	s, err := r.findSandbox(req.GetPodSandboxId())
-	if err != nil {
-		return nil, err
-	}
-	rec := s.get()
-	resp := &runtimeapi.PodSandboxStatusResponse{Status: sandboxStatus(rec), Timestamp: time.Now().UnixNano()}
-	for _, c := range r.containersOf(rec.ID) {
-		resp.ContainersStatuses = append(resp.ContainersStatuses, containerStatus(c.get()))
-	}
-	if req.GetVerbose() {
-		resp.Info = map[string]string{"info": fmt.Sprintf(`{"pid":%d,"cgroup":%q}`, rec.Process.PID, r.sandboxCgroup(rec.config, rec.ID))}
-	}
-	return resp, nil
-}
-
-// ListPodSandbox lists the sandboxes that the filter lets through, the
-// youngest first.
-func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
-	return &runtimeapi.ListPodSandboxResponse{Items: r.listSandboxes(req.GetFilter())}, nil
-}
-
-func (r *Runtime) listSandboxes(filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
-	var items []*runtimeapi.PodSandbox
-	r.mu.Lock()
-	all := make([]*sandboxState, 0, len(r.sandboxes))
-	for _, s := range r.sandboxes {
-		all = append(all, s)
-	}
-	r.mu.Unlock()
-	for _, s := range all {
-		rec := s.get()
-		if !strings.HasPrefix(rec.ID, filter.GetId()) || !matches(filter.GetLabelSelector(), rec.config.GetLabels()) ||
-			filter.GetState() != nil && filter.GetState().GetState() != sandboxPhase(rec) {
-			continue
-		}
-		items = append(items, &runtimeapi.PodSandbox{
-			Id: rec.ID, Metadata: rec.config.GetMetadata(), State: sandboxPhase(rec), CreatedAt: rec.Created,
-			Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations(), RuntimeHandler: rec.Handler,
-		})
-	}
-	slices.SortFunc(items, func(a, b *runtimeapi.PodSandbox) int { return int(b.CreatedAt - a.CreatedAt) })
-	return items
-}
-
-func matches(selector, labels map[string]string) bool {
-	for k, v := range selector {
-		if have, ok := labels[k]; !ok || have != v {
-			return false
-		}
-	}
-	return true
 }
 
 // UpdatePodSandboxResources takes note: the pod's cgroup is the kubelet's.

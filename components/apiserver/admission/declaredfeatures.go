@@ -7,51 +7,32 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/client-go/kubernetes"
-	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
 // declaredFeatures refuses changes of a pod that its node does not say it can
 // make: nodes may be older than the API server.
 //
 // https://kep.k8s.io/5328
-type declaredFeatures struct {
-	operations
-	nodes corelisters.NodeLister
-	kube  kubernetes.Interface
-}
+type declaredFeatures struct{ byNode }
 
 func newDeclaredFeatures(cfg *Config) (admission.Interface, error) {
-	return &declaredFeatures{onUpdate, cfg.Informers.Core().V1().Nodes().Lister(), cfg.Kube}, nil
+	return declaredFeatures{newByNode(cfg)}, nil
 }
 
 // Validate implements admission.ValidationInterface.
-func (p *declaredFeatures) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	r := a.GetResource()
-	if r.Group != "" || r.Resource != "pods" || a.GetSubresource() != "" && a.GetSubresource() != "resize" {
-		return nil
-	}
-	pod, ok := a.GetObject().(*corev1.Pod)
-	old, was := a.GetOldObject().(*corev1.Pod)
-	if !ok || !was || pod.Spec.NodeName == "" || pod.Generation == old.Generation {
+func (p declaredFeatures) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	pod, old := changedOnNode(a, "", "resize")
+	if pod == nil {
 		return nil
 	}
 	needed := featuresOfUpdate(&old.Spec, &pod.Spec)
 	if len(needed) == 0 {
 		return nil
 	}
-	node, err := p.nodes.Get(pod.Spec.NodeName)
+	node, err := p.nodeOf(ctx, a, pod)
 	if err != nil {
-		node, err = p.kube.CoreV1().Nodes().Get(ctx, pod.Spec.NodeName, metav1.GetOptions{})
-	}
-	if apierrors.IsNotFound(err) {
-		return forbid(a, "node %q not found", pod.Spec.NodeName)
-	}
-	if err != nil {
-		return forbid(a, "failed to get node %q: %w", pod.Spec.NodeName, err)
+		return err
 	}
 	missing := slices.DeleteFunc(needed, func(feature string) bool { return slices.Contains(node.Status.DeclaredFeatures, feature) })
 	if len(missing) > 0 {

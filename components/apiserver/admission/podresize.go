@@ -10,8 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/client-go/kubernetes"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
@@ -33,36 +31,21 @@ func becauseOf(cause metav1.CauseType, err error) error {
 // podResize refuses to resize a pod to more than its node has.
 //
 // https://kubernetes.io/docs/tasks/configure-pod-container/resize-container-resources/
-type podResize struct {
-	operations
-	nodes corelisters.NodeLister
-	kube  kubernetes.Interface
-}
+type podResize struct{ byNode }
 
 func newPodResize(cfg *Config) (admission.Interface, error) {
-	return &podResize{onUpdate, cfg.Informers.Core().V1().Nodes().Lister(), cfg.Kube}, nil
+	return podResize{newByNode(cfg)}, nil
 }
 
 // Validate implements admission.ValidationInterface.
-func (p *podResize) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	r := a.GetResource()
-	if r.Group != "" || r.Resource != "pods" || a.GetSubresource() != "resize" {
+func (p podResize) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	pod, _ := changedOnNode(a, "resize")
+	if pod == nil {
 		return nil
 	}
-	pod, ok := a.GetObject().(*corev1.Pod)
-	old, was := a.GetOldObject().(*corev1.Pod)
-	if !ok || !was || pod.Spec.NodeName == "" || pod.Generation == old.Generation {
-		return nil
-	}
-	node, err := p.nodes.Get(pod.Spec.NodeName)
+	node, err := p.nodeOf(ctx, a, pod)
 	if err != nil {
-		node, err = p.kube.CoreV1().Nodes().Get(ctx, pod.Spec.NodeName, metav1.GetOptions{})
-	}
-	if apierrors.IsNotFound(err) {
-		return forbid(a, "node %q not found", pod.Spec.NodeName)
-	}
-	if err != nil {
-		return forbid(a, "failed to get node %q: %w", pod.Spec.NodeName, err)
+		return err
 	}
 	asks, has := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}), node.Status.Allocatable
 	var more []string
