@@ -2,20 +2,12 @@ package kubelet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"net"
-	"os"
-	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -24,6 +16,7 @@ import (
 	podresourcesalpha "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
 	"hyperkube/components/kubelet/memory"
+	"hyperkube/components/kubelet/nodesocket"
 )
 
 // deviceCapacity is what device plugins have.
@@ -83,44 +76,11 @@ func (k *Kubelet) extend(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg 
 //
 // https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/#monitoring-device-plugin-resources
 func (k *Kubelet) podResources(ctx context.Context) error {
-	dir := filepath.Join(k.cfg.Layout.Kubelet, "pod-resources")
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return fmt.Errorf("making the directory of pods' resources: %w", err)
-	}
-	socket := filepath.Join(dir, "kubelet.sock")
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("removing the socket of pods' resources: %w", err)
-	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		return fmt.Errorf("listening for who asks of pods' resources: %w", err)
-	}
-	limit := rate.NewLimiter(askedASecond, askedAtOnce)
-	s := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		if !limit.Allow() {
-			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
-		}
-		resp, err := handle(ctx, req)
-		version := path.Base(path.Dir(info.FullMethod)) // v1.PodResourcesLister
-		version, _, _ = strings.Cut(version, ".")
-		k.metrics.ResourcesAsked(path.Base(info.FullMethod), version, err)
-		return resp, err
-	}))
+	s := grpc.NewServer(nodesocket.Bounded(k.metrics.ResourcesAsked)...)
 	podresourcesapi.RegisterPodResourcesListerServer(s, &lister{k: k})
 	podresourcesalpha.RegisterPodResourcesListerServer(s, &alphaLister{k: k})
-	stop := context.AfterFunc(ctx, s.Stop)
-	defer stop()
-	if err := s.Serve(l); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("serving pods' resources: %w", err)
-	}
-	return nil
+	return nodesocket.Serve(ctx, filepath.Join(k.cfg.Layout.Kubelet, "pod-resources", "kubelet.sock"), "who asks of pods' resources", s)
 }
-
-// askedASecond and askedAtOnce bound how often the service is asked.
-const (
-	askedASecond = 100
-	askedAtOnce  = 10
-)
 
 // alphaLister is the service's first version, which tells of devices alone.
 type alphaLister struct {

@@ -2,10 +2,7 @@ package devices
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,34 +14,20 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"hyperkube/components/kubelet/nodesocket"
 )
 
 // Run takes in plugins until ctx ends.
 func (m *Manager) Run(ctx context.Context) error {
-	if err := os.MkdirAll(m.cfg.Dir, 0o750); err != nil {
-		return fmt.Errorf("making the directory of device plugins: %w", err)
-	}
-	path := filepath.Join(m.cfg.Dir, "kubelet.sock")
-	// Plugins register again when the socket is made anew.
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("removing the socket of device plugins: %w", err)
-	}
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return fmt.Errorf("listening for device plugins: %w", err)
-	}
 	var wait sync.WaitGroup
 	defer wait.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s := grpc.NewServer()
 	api.RegisterRegistrationServer(s, &registration{m: m, ctx: func() context.Context { return ctx }, wait: &wait})
-	stop := context.AfterFunc(ctx, s.Stop)
-	defer stop()
-	if err := s.Serve(l); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("serving device plugins: %w", err)
-	}
-	return nil
+	// Plugins register again when the socket is made anew.
+	return nodesocket.Serve(ctx, filepath.Join(m.cfg.Dir, "kubelet.sock"), "device plugins", s)
 }
 
 // registration is the service that plugins call.

@@ -8,17 +8,12 @@ package podsapi
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
-	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -26,16 +21,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+
+	"hyperkube/components/kubelet/nodesocket"
 )
 
 // Socket is where in the kubelet's own folder the service is.
 const Socket = "pods-api/pods-api.sock"
-
-// askedASecond and askedAtOnce bound how often single answers are asked for.
-const (
-	askedASecond = 100
-	askedAtOnce  = 10
-)
 
 // behind is by how many events a client may be late before it is left behind.
 const behind = 100
@@ -124,50 +115,18 @@ func (s *Server) tell(of func() event) {
 
 // Serve answers at the socket below dir, the kubelet's own folder, until ctx ends.
 func (s *Server) Serve(ctx context.Context, dir string) error {
-	socket := filepath.Join(dir, Socket)
-	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
-		return fmt.Errorf("making the folder of the service of pods: %w", err)
-	}
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("removing the socket of the service of pods: %w", err)
-	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		return fmt.Errorf("listening for who asks for pods: %w", err)
-	}
-	limit := rate.NewLimiter(askedASecond, askedAtOnce)
-	server := grpc.NewServer(
-		grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-			if !limit.Allow() {
-				return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
-			}
-			resp, err := handle(ctx, req)
-			s.count(info.FullMethod, err)
-			return resp, err
-		}),
-		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-			err := handle(srv, stream)
-			s.count(info.FullMethod, err)
-			return err
-		}),
-	)
+	server := grpc.NewServer(nodesocket.Bounded(s.count)...)
 	api.RegisterPodsServer(server, s)
-	stop := context.AfterFunc(ctx, server.Stop)
-	defer stop()
-	if err := server.Serve(l); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("serving pods: %w", err)
-	}
-	return nil
+	return nodesocket.Serve(ctx, filepath.Join(dir, Socket), "who asks for pods", server)
 }
 
-// count counts a request by its full method, such as "/v1alpha1.Pods/GetPod".
-func (s *Server) count(full string, err error) {
+// count counts a request.
+func (s *Server) count(method, version string, err error) {
 	code := status.Code(err)
 	if errors.Is(err, context.Canceled) {
 		code = codes.Canceled
 	}
-	version, _, _ := strings.Cut(path.Base(path.Dir(full)), ".")
-	s.cfg.Count.PodsAsked(path.Base(full), version, code.String())
+	s.cfg.Count.PodsAsked(method, version, code.String())
 }
 
 // pods returns the node's pods in the order of their UIDs.
