@@ -91,20 +91,11 @@ func checkPorts(ports []int) []error {
 }
 
 // listenerOf names the process that listens on a TCP port, "" if it cannot be
-// told. The kernel tells its table of sockets in pieces, and one is left out when others
-// before it go meanwhile: so it is asked a few times.
+// told. It asks as this thread: /proc/net is of the process's first one, which may
+// have been in another network namespace and be left there.
 func listenerOf(port int) string {
-	for range 5 {
-		if who := listenerIn(port); who != "" {
-			return who
-		}
-	}
-	return ""
-}
-
-func listenerIn(port int) string {
 	inodes := map[string]bool{}
-	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+	for _, table := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {
 		data, err := os.ReadFile(table)
 		if err != nil {
 			continue
