@@ -17,17 +17,18 @@ import (
 // fieldManager owns the fields of what the cluster commands apply.
 const fieldManager = "hyperkube"
 
-// applyAddons applies the add-ons' objects. Those without workload come first,
-// for pods need their service account and its rights.
-func applyAddons(ctx context.Context, client dynamic.Interface, v manifests.Values, optional ...string) error {
+// addonObjects are the add-ons' objects, in the batches in which they are made:
+// those without workload come first, for pods need their service account and
+// its rights.
+func addonObjects(v manifests.Values, optional ...string) ([][]*unstructured.Unstructured, error) {
 	objects, err := manifests.Addons(v)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, name := range optional {
 		more, err := manifests.Addon(name, v)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		objects = append(objects, more...)
 	}
@@ -39,7 +40,16 @@ func applyAddons(ctx context.Context, client dynamic.Interface, v manifests.Valu
 			first = append(first, obj)
 		}
 	}
-	for _, batch := range [][]*unstructured.Unstructured{first, then} {
+	return [][]*unstructured.Unstructured{first, then}, nil
+}
+
+// applyAddons applies the add-ons' objects to a new cluster.
+func applyAddons(ctx context.Context, client dynamic.Interface, v manifests.Values, optional ...string) error {
+	batches, err := addonObjects(v, optional...)
+	if err != nil {
+		return err
+	}
+	for _, batch := range batches {
 		group, ctx := errgroup.WithContext(ctx)
 		for _, obj := range batch {
 			group.Go(func() error { return apply(ctx, client, obj) })
@@ -51,13 +61,19 @@ func applyAddons(ctx context.Context, client dynamic.Interface, v manifests.Valu
 	return nil
 }
 
+// resourceOf is where objects of obj's kind, whose plural is regular, and
+// namespace are.
+func resourceOf(client dynamic.Interface, obj *unstructured.Unstructured) dynamic.ResourceInterface {
+	gvr, _ := meta.UnsafeGuessKindToResource(obj.GroupVersionKind())
+	if obj.GetNamespace() != "" {
+		return client.Resource(gvr).Namespace(obj.GetNamespace())
+	}
+	return client.Resource(gvr)
+}
+
 // apply applies one object of a kind whose plural is regular.
 func apply(ctx context.Context, client dynamic.Interface, obj *unstructured.Unstructured) error {
-	gvr, _ := meta.UnsafeGuessKindToResource(obj.GroupVersionKind())
-	var resource dynamic.ResourceInterface = client.Resource(gvr)
-	if obj.GetNamespace() != "" {
-		resource = client.Resource(gvr).Namespace(obj.GetNamespace())
-	}
+	resource := resourceOf(client, obj)
 	if obj.GetKind() == "StorageClass" {
 		// Hardly anything of it can be changed, and whether it is the default
 		// is the user's to say.

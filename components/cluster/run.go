@@ -125,12 +125,14 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	}))
 	group.Start(background, "kube-controller-manager", parts.controllers)
 	group.Start(background, "kube-scheduler", parts.scheduler)
-	addons := make(chan error, 1)
-	go func() {
-		addons <- applyAddons(ctx, parts.admin.Dynamic, manifests.Values{
-			Image: version.Image(), DNSAddress: c.identity.DNSAddress, Domain: c.identity.Domain,
-		}, c.identity.With...)
-	}()
+	objects, err := addonObjects(manifests.Values{
+		Image: version.Image(), DNSAddress: c.identity.DNSAddress, Domain: c.identity.Domain,
+	}, c.identity.With...)
+	if err != nil {
+		return err
+	}
+	addons := newAddonKeeper(parts.admin.Dynamic, objects, c.log)
+	group.Start(background, "add-ons", addons)
 	further := make(chan error, 1)
 	go func() { further <- c.startFurther(ctx, parts) }()
 	if err := c.wait(ctx, group, "the controllers", nil, ready(parts.controllers)); err != nil {
@@ -153,7 +155,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	// The node has asked for informers of its own.
 	parts.shared.Informers.StartWithContext(informing)
 	group.Start(background, "node", n)
-	if err := c.wait(ctx, group, "the add-ons' objects", nil, result(addons)); err != nil {
+	if err := c.wait(ctx, group, "the add-ons' objects", addons.describe, ready(addons)); err != nil {
 		return err
 	}
 	if err := c.enter(); err != nil {
