@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"hyperkube/components/proxy/rules"
@@ -66,37 +68,72 @@ func (j jump) text() string {
 	return fmt.Sprintf("-m comment --comment %q %s -j %s", j.comment, strings.Join(j.match, " "), j.to)
 }
 
-// in tells whether the output of iptables-save has the jump, in whatever order
-// its matches are printed.
-func (j jump) in(saved string) bool {
-	_, rest, _ := strings.Cut(saved, "*"+j.table+"\n")
-	table, _, _ := strings.Cut(rest, "COMMIT")
-	for _, line := range strings.Split(table, "\n") {
-		if strings.HasPrefix(line, "-A "+j.chain+" ") && strings.HasSuffix(line, " -j "+j.to) &&
-			strings.Contains(line, j.comment) && strings.Contains(line, strings.Join(j.match, " ")) {
-			return true
+// is tells whether a line of iptables-save is the jump, in whatever order its
+// matches are printed.
+func (j jump) is(line string) bool {
+	return strings.HasPrefix(line, "-A "+j.chain+" ") && strings.HasSuffix(line, " -j "+j.to) &&
+		strings.Contains(line, j.comment) && strings.Contains(line, strings.Join(j.match, " "))
+}
+
+// lead returns the lines of iptables-restore that put the jumps of a table in
+// place, none if the output of iptables-save has them in their order. Where one is
+// missing, all of its chain are made anew: one that is put before another may
+// accept what that one drops.
+func lead(table, saved string) string {
+	_, rest, _ := strings.Cut(saved, "*"+table+"\n")
+	text, _, _ := strings.Cut(rest, "COMMIT")
+	lines := strings.Split(text, "\n")
+	want := map[string][]jump{} // by chain
+	for _, j := range jumps() {
+		if j.table == table {
+			want[j.chain] = append(want[j.chain], j)
 		}
 	}
-	return false
+	var out strings.Builder
+	for _, chain := range slices.Sorted(maps.Keys(want)) {
+		var have []string
+		inOrder := true
+		for _, line := range lines {
+			at := slices.IndexFunc(want[chain], func(j jump) bool { return j.is(line) })
+			if at < 0 {
+				continue
+			}
+			inOrder = inOrder && at == len(have)
+			have = append(have, line)
+		}
+		if inOrder && len(have) == len(want[chain]) {
+			continue
+		}
+		for _, line := range have {
+			out.WriteString("-D " + strings.TrimPrefix(line, "-A ") + "\n")
+		}
+		for _, j := range slices.Backward(want[chain]) {
+			out.WriteString("-I " + chain + " 1 " + j.text() + "\n")
+		}
+	}
+	return out.String()
 }
 
 var newOnly = []string{"-m", "conntrack", "--ctstate", "NEW"}
 
-// jumps lead from the built-in chains to ours.
+// jumps lead from the built-in chains to ours, in the order in which a chain has
+// them: what load balancers' source ranges keep out is dropped before KUBE-FORWARD
+// accepts what is to be masqueraded.
 func jumps() []jump {
 	const portals, postrouting = "kubernetes service portals", "kubernetes postrouting rules"
+	const firewall, external = "kubernetes load balancer firewall", "kubernetes externally-visible service portals"
 	return []jump{
-		{table: "filter", chain: "INPUT", to: "KUBE-PROXY-FIREWALL", comment: "kubernetes load balancer firewall", match: newOnly},
-		{table: "filter", chain: "OUTPUT", to: "KUBE-PROXY-FIREWALL", comment: "kubernetes load balancer firewall", match: newOnly},
-		{table: "filter", chain: "FORWARD", to: "KUBE-PROXY-FIREWALL", comment: "kubernetes load balancer firewall", match: newOnly},
+		{table: "filter", chain: "INPUT", to: "KUBE-FIREWALL", comment: "kubernetes firewall"},
+		{table: "filter", chain: "INPUT", to: "KUBE-PROXY-FIREWALL", comment: firewall, match: newOnly},
 		{table: "filter", chain: "INPUT", to: "KUBE-NODEPORTS", comment: "kubernetes health check service ports"},
-		{table: "filter", chain: "INPUT", to: "KUBE-EXTERNAL-SERVICES", comment: "kubernetes externally-visible service portals", match: newOnly},
-		{table: "filter", chain: "FORWARD", to: "KUBE-EXTERNAL-SERVICES", comment: "kubernetes externally-visible service portals", match: newOnly},
+		{table: "filter", chain: "INPUT", to: "KUBE-EXTERNAL-SERVICES", comment: external, match: newOnly},
+		{table: "filter", chain: "FORWARD", to: "KUBE-PROXY-FIREWALL", comment: firewall, match: newOnly},
 		{table: "filter", chain: "FORWARD", to: "KUBE-FORWARD", comment: "kubernetes forwarding rules"},
 		{table: "filter", chain: "FORWARD", to: "KUBE-SERVICES", comment: portals, match: newOnly},
-		{table: "filter", chain: "OUTPUT", to: "KUBE-SERVICES", comment: portals, match: newOnly},
-		{table: "filter", chain: "INPUT", to: "KUBE-FIREWALL", comment: "kubernetes firewall"},
+		{table: "filter", chain: "FORWARD", to: "KUBE-EXTERNAL-SERVICES", comment: external, match: newOnly},
 		{table: "filter", chain: "OUTPUT", to: "KUBE-FIREWALL", comment: "kubernetes firewall"},
+		{table: "filter", chain: "OUTPUT", to: "KUBE-PROXY-FIREWALL", comment: firewall, match: newOnly},
+		{table: "filter", chain: "OUTPUT", to: "KUBE-SERVICES", comment: portals, match: newOnly},
 		{table: "nat", chain: "OUTPUT", to: "KUBE-SERVICES", comment: portals},
 		{table: "nat", chain: "PREROUTING", to: "KUBE-SERVICES", comment: portals},
 		{table: "nat", chain: "POSTROUTING", to: "KUBE-POSTROUTING", comment: postrouting},
@@ -140,13 +177,7 @@ func (w *writer) start(ctx context.Context, set rules.Set) error {
 	input.WriteString(rules.Restore(rules.Leftover(saved), set))
 	input.WriteString("*mangle\n:" + rules.Canary + " - [0:0]\nCOMMIT\n")
 	for _, table := range []string{"filter", "nat"} {
-		var lines string
-		for _, j := range jumps() {
-			if j.table == table && !j.in(saved) {
-				lines += "-I " + j.chain + " 1 " + j.text() + "\n"
-			}
-		}
-		if lines != "" {
+		if lines := lead(table, saved); lines != "" {
 			input.WriteString("*" + table + "\n" + lines + "COMMIT\n")
 		}
 	}
@@ -193,12 +224,7 @@ func (w *writer) complete(saved string) bool {
 			}
 		}
 	}
-	for _, j := range jumps() {
-		if !j.in(saved) {
-			return false
-		}
-	}
-	return true
+	return lead("nat", saved) == "" && lead("filter", saved) == ""
 }
 
 func (w *writer) changes(set rules.Set) []hostchange.Change {

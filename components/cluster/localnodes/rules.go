@@ -45,12 +45,24 @@ func (m *Machine) rules(subnet netip.Prefix, saved string) string {
 	return b.String()
 }
 
-// writeJumps writes those of a table that are not there.
+// writeJumps writes those of a table that are not there: before the rules of others,
+// but behind the service proxy's, which keep from services whom those do not want.
 func writeJumps(b *strings.Builder, table, saved string) {
 	for _, j := range jumps {
-		if j.Table == table && !j.In(saved) {
-			b.WriteString(j.Insert() + "\n")
+		if j.Table != table || j.In(saved) {
+			continue
 		}
+		at, behind := 0, 0
+		for chain, words := range iptables.Lines(saved) {
+			if words == nil || table != "filter" || chain != j.Table+" "+j.Chain {
+				continue
+			}
+			at++
+			if strings.HasPrefix(iptables.Target(words), "KUBE-") {
+				behind = at
+			}
+		}
+		b.WriteString(j.InsertAt(behind+1) + "\n")
 	}
 }
 

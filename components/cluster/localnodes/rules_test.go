@@ -52,3 +52,20 @@ COMMIT
 		t.Error("nothing is whole")
 	}
 }
+
+// The service proxy's rules come first: they keep from a load balancer's address
+// whom it is not for.
+func TestBehindProxy(t *testing.T) {
+	m := &Machine{Layout: layout.Default(), Subnet: netip.MustParsePrefix("192.168.94.0/24")}
+	const saved = `*filter
+:FORWARD ACCEPT [0:0]
+-A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
+-A FORWARD -j OTHERS
+-A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
+-A FORWARD -j DROP
+COMMIT
+`
+	if rules := m.rules(m.Subnet, saved); !strings.Contains(rules, "-I FORWARD 4 ") || !strings.Contains(rules, "-I INPUT 1 ") {
+		t.Errorf("not behind the proxy's:\n%s", rules)
+	}
+}

@@ -1,0 +1,79 @@
+package proxy
+
+import (
+	"context"
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/proxy/rules"
+	"hyperkube/internal/testnetns"
+)
+
+// withPod adds a pod behind the node that answers on port 8080: packets to it are
+// sent on, where those to here and elsewhere are taken in.
+func (b *bench) withPod(ip string) {
+	pod := testnetns.New(b.t)
+	b.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "p0"}, PeerName: "p1", PeerNamespace: netlink.NsPid(pod.Thread())}))
+	up(b, "p0", "10.244.0.1/24")
+	var listener net.Listener
+	var err error
+	pod.At(func() {
+		up(b, "p1", ip+"/24")
+		_, all, _ := net.ParseCIDR("0.0.0.0/0")
+		if err = netlink.RouteAdd(&netlink.Route{Dst: all, Gw: net.ParseIP("10.244.0.1")}); err == nil {
+			listener, err = net.Listen("tcp", ip+":8080")
+		}
+	})
+	b.must(err)
+	b.t.Cleanup(func() { listener.Close() })
+	go testnetns.Answer(listener, func(string) string { return ip })
+}
+
+// TestSourceRangesOfPods: what a balancer's source ranges keep out does not reach a
+// pod either, whether it would be masqueraded or not, and whoever has put the jumps
+// in whatever order before.
+func TestSourceRangesOfPods(t *testing.T) {
+	b := newBench(t)
+	const pod = "10.244.0.77"
+	b.withPod(pod)
+	ctx := context.Background()
+	for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal} {
+		for ranges, want := range map[string]string{"198.18.0.0/15": "silence", clientIP + "/32": pod} {
+			endpoints := slice(corev1.ProtocolTCP, pod)
+			endpoints[0].Endpoints[0].NodeName = ptr("n")
+			svc := service(func(s *corev1.ServiceSpec) {
+				s.ExternalTrafficPolicy, s.LoadBalancerSourceRanges = policy, []string{ranges}
+			})
+			set := rules.Build(rules.Config{Pods: clusterPods}, portsOf(svc, endpoints, node{"n", ""}, false))
+			b.must(b.writer.write(ctx, set))
+			b.At(func() {
+				b.expect(string(policy)+" from "+ranges, balancer+":80", want)
+				b.expect(string(policy)+" from anywhere", nodeIP+":30080", pod)
+			})
+		}
+	}
+	const forward = "FORWARD -m comment --comment 'kubernetes forwarding rules' -j KUBE-FORWARD"
+	for _, command := range []string{"iptables -D " + forward, "iptables -D " + forward + " && iptables -I " + forward} {
+		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", command, err, out)
+		}
+		if !b.writer.check(ctx) {
+			t.Errorf("after %s all seems to be in place", command)
+		}
+		b.must(b.writer.write(ctx, b.writer.there))
+		var order []string
+		for line := range strings.Lines(save(t)) {
+			if words := strings.Fields(line); len(words) > 1 && words[0] == "-A" && words[1] == "FORWARD" {
+				order = append(order, words[len(words)-1])
+			}
+		}
+		if got := strings.Join(order, " "); got != "KUBE-PROXY-FIREWALL KUBE-FORWARD KUBE-SERVICES KUBE-EXTERNAL-SERVICES" {
+			t.Errorf("after %s the order is %s", command, got)
+		}
+	}
+}
