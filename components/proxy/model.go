@@ -103,7 +103,7 @@ func addresses(texts []string, ipv6 bool) []netip.Addr {
 // there is elsewhere and whatever is hinted. And all that serve.
 func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here node, ipv6 bool) (anywhere, local []rules.Endpoint, serving []netip.AddrPort) {
 	var all []found
-	seen := map[netip.AddrPort]bool{}
+	seen := map[netip.AddrPort]int{} // where in all
 	for _, slice := range list {
 		if (slice.AddressType == discoveryv1.AddressTypeIPv6) != ipv6 || slice.AddressType == discoveryv1.AddressTypeFQDN || slice.Labels[labelProxyName] != "" {
 			continue
@@ -118,14 +118,22 @@ func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here
 				continue
 			}
 			addr, err := netip.ParseAddr(e.Addresses[0])
-			at := netip.AddrPortFrom(addr, port)
-			if f := see(e, here); err == nil && !seen[at] && (f.ready || f.serving) {
-				f.address = at
-				seen[at] = true
+			if err != nil {
+				continue
+			}
+			f := see(e, here)
+			f.address = netip.AddrPortFrom(addr, port)
+			// An address may be that of a pod that goes and of the one that has it
+			// next, whose it is.
+			if i, there := seen[f.address]; !there {
+				seen[f.address] = len(all)
 				all = append(all, f)
+			} else if !f.terminating {
+				all[i] = f
 			}
 		}
 	}
+	all = pick(all, func(f found) bool { return f.ready || f.serving })
 	slices.SortFunc(all, func(a, b found) int {
 		if c := a.address.Addr().Compare(b.address.Addr()); c != 0 {
 			return c

@@ -282,3 +282,34 @@ func TestEndpointChoice(t *testing.T) {
 		}
 	}
 }
+
+// TestAddressHandedOn: an address that a pod has while one that goes still has it is
+// that of the pod, in whatever order they are listed.
+func TestAddressHandedOn(t *testing.T) {
+	of := func(ready, serving, terminating bool) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, NodeName: ptr("n"), Conditions: discoveryv1.EndpointConditions{
+				Ready: &ready, Serving: &serving, Terminating: &terminating,
+			}}},
+		}
+	}
+	goes, ready, starts := of(false, true, true), of(true, true, false), of(false, false, false)
+	for name, c := range map[string]struct {
+		list []*discoveryv1.EndpointSlice
+		want int
+	}{
+		"ready last":  {[]*discoveryv1.EndpointSlice{goes, ready}, 1},
+		"ready first": {[]*discoveryv1.EndpointSlice{ready, goes}, 1},
+		"not ready":   {[]*discoveryv1.EndpointSlice{goes, starts}, 0},
+	} {
+		other := of(true, true, false)
+		other.Endpoints[0].Addresses, other.Endpoints[0].NodeName = []string{"10.0.0.2"}, ptr("m")
+		_, local, serving := endpointsOf(append(c.list, other), &corev1.ServicePort{Protocol: corev1.ProtocolTCP}, node{"n", ""}, false)
+		anywhere, _, _ := endpointsOf(append(c.list, other), &corev1.ServicePort{Protocol: corev1.ProtocolTCP}, node{"n", ""}, false)
+		if len(local) != c.want || len(anywhere) != c.want+1 || len(serving) != c.want+1 {
+			t.Errorf("%s: %v here, %v anywhere, %v serve", name, local, anywhere, serving)
+		}
+	}
+}
