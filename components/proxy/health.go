@@ -31,6 +31,11 @@ type health struct {
 	mu      sync.Mutex // guards what follows
 	leaving bool       // the node is
 	updated time.Time
+	// families, by IPv6, are those whose rules are written.
+	families map[bool]bool
+	// unserved is told why the health of a service ("namespace/name") cannot be
+	// served; nil: nobody is.
+	unserved func(service string, port uint16, err error)
 	// pending is since when something could not be written; zero: all is.
 	pending  time.Time
 	services map[string]*serviceHealth // by namespace/name
@@ -50,6 +55,7 @@ func newHealth(cfg Config, m *metrics) *health {
 	return &health{
 		healthz: cfg.HealthzAddress, metricsAddress: cfg.MetricsAddress, pages: pages(cfg),
 		metrics: m, log: cfg.Log, services: map[string]*serviceHealth{}, waiting: map[string]*serviceHealth{},
+		families: map[bool]bool{false: true},
 	}
 }
 
@@ -89,9 +95,14 @@ func (h *health) failed() {
 	}
 }
 
-func (h *health) succeeded() {
+// succeeded takes note that all is written, for families, by IPv6, besides those of
+// before.
+func (h *health) succeeded(families ...bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	for _, ipv6 := range families {
+		h.families[ipv6] = true
+	}
 	h.updated, h.pending = time.Now(), time.Time{}
 }
 
@@ -146,30 +157,63 @@ func (h *health) start() (stop func(), err error) {
 	return stop, nil
 }
 
+// report is what /healthz and /livez tell, in upstream's words.
+type report struct {
+	LastUpdated  time.Time               `json:"lastUpdated"`
+	CurrentTime  time.Time               `json:"currentTime"`
+	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
+	Healthy      bool                    `json:"healthy"`
+	Status       map[string]familyReport `json:"status,omitempty"` // by family
+}
+
+type familyReport struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+// report makes what is told now, and tells whether the node is leaving.
+func (h *health) report() (r report, leaving bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r = report{LastUpdated: h.updated, CurrentTime: time.Now(), Healthy: h.healthy(), Status: map[string]familyReport{}}
+	if !h.updated.IsZero() {
+		for ipv6 := range h.families {
+			r.Status[familyName(ipv6)] = familyReport{LastUpdated: h.updated, Healthy: r.Healthy}
+		}
+	}
+	return r, h.leaving
+}
+
 // serveHealthz tells load balancers whether this node takes traffic: not when it
 // is about to go, either.
 func (h *health) serveHealthz(w http.ResponseWriter, _ *http.Request) {
-	h.mu.Lock()
-	healthy, leaving, updated := h.healthy(), h.leaving, h.updated
-	h.mu.Unlock()
-	code := h.answer(w, healthy && !leaving, map[string]any{
-		"lastUpdated": updated.Format(time.RFC3339), "currentTime": time.Now().Format(time.RFC3339), "nodeEligible": !leaving,
-	})
-	h.metrics.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
+	r, leaving := h.report()
+	eligible := !leaving
+	r.NodeEligible = &eligible
+	h.metrics.healthz.WithLabelValues(strconv.Itoa(h.answer(w, r, r.Healthy && eligible))).Inc()
 }
 
 // serveLivez tells whether the proxy works, whatever becomes of the node.
 func (h *health) serveLivez(w http.ResponseWriter, _ *http.Request) {
-	h.mu.Lock()
-	healthy, updated := h.healthy(), h.updated
-	h.mu.Unlock()
-	code := h.answer(w, healthy, map[string]any{
-		"lastUpdated": updated.Format(time.RFC3339), "currentTime": time.Now().Format(time.RFC3339),
-	})
-	h.metrics.livez.WithLabelValues(strconv.Itoa(code)).Inc()
+	r, _ := h.report()
+	h.metrics.livez.WithLabelValues(strconv.Itoa(h.answer(w, r, r.Healthy))).Inc()
 }
 
-func (h *health) answer(w http.ResponseWriter, ok bool, body any) int {
+func (h *health) answer(w http.ResponseWriter, r report, ok bool) int {
+	if ok {
+		// As of now all is as it should be, whenever something changed last.
+		r.LastUpdated = time.Now()
+	}
+	body, err := json.Marshal(r)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return http.StatusInternalServerError
+	}
+	return write(w, ok, body)
+}
+
+// write answers with a JSON document, and returns the status.
+func write(w http.ResponseWriter, ok bool, body []byte) int {
 	code := http.StatusOK
 	if !ok {
 		code = http.StatusServiceUnavailable
@@ -177,7 +221,7 @@ func (h *health) answer(w http.ResponseWriter, ok bool, body any) int {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(body)
+	_, _ = w.Write(body)
 	return code
 }
 
@@ -250,6 +294,9 @@ func (h *health) serveServices(wanted map[string]*serviceHealth) {
 		if err != nil {
 			if before == nil || before.port != want.port {
 				h.log.Error("the health of a service cannot be served, trying again", "service", key, "err", err)
+				if h.unserved != nil {
+					h.unserved(key, want.port, err)
+				}
 			}
 			h.waiting[key] = want
 			continue
@@ -283,11 +330,30 @@ func (h *health) serviceHandler(key string) http.HandlerFunc {
 		}
 		healthy := h.healthy()
 		h.mu.Unlock()
-		namespace, name, _ := strings.Cut(key, "/")
+		body, err := json.MarshalIndent(serviceReport{nameOf(key), local, healthy}, "", "\t")
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(local))
-		h.answer(w, local > 0 && healthy, map[string]any{
-			"service":        map[string]string{"namespace": namespace, "name": name},
-			"localEndpoints": local, "serviceProxyHealthy": healthy,
-		})
+		write(w, local > 0 && healthy, body)
 	}
+}
+
+// serviceReport is what a health check port tells, in upstream's words.
+type serviceReport struct {
+	Service             serviceName `json:"service"`
+	LocalEndpoints      int         `json:"localEndpoints"`
+	ServiceProxyHealthy bool        `json:"serviceProxyHealthy"`
+}
+
+type serviceName struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// nameOf reads "namespace/name".
+func nameOf(key string) serviceName {
+	namespace, name, _ := strings.Cut(key, "/")
+	return serviceName{namespace, name}
 }

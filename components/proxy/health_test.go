@@ -1,14 +1,88 @@
 package proxy
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"hyperkube/internal/client"
 	"hyperkube/internal/testport"
 )
+
+// TestHealthBodies: what is told is what upstream's proxy tells.
+func TestHealthBodies(t *testing.T) {
+	h := newHealth(Config{}, newMetrics())
+	ask := func(handler http.HandlerFunc) (int, string) {
+		w := httptest.NewRecorder()
+		handler(w, nil)
+		return w.Code, w.Body.String()
+	}
+	type status map[string]struct {
+		LastUpdated string
+		Healthy     bool
+	}
+	var body struct {
+		LastUpdated, CurrentTime string
+		NodeEligible             *bool
+		Healthy                  *bool
+		Status                   status
+	}
+	h.succeeded(false, true)
+	h.updated = h.updated.Add(-tolerance)
+	for path, handler := range map[string]http.HandlerFunc{"healthz": h.serveHealthz, "livez": h.serveLivez} {
+		body.NodeEligible = nil
+		code, text := ask(handler)
+		if err := json.Unmarshal([]byte(text), &body); err != nil || code != http.StatusOK || body.Healthy == nil || !*body.Healthy ||
+			(body.NodeEligible != nil) != (path == "healthz") || len(body.Status) != 2 || !body.Status["IPv4"].Healthy || !body.Status["IPv6"].Healthy {
+			t.Errorf("%s: %d %s, %v", path, code, text, err)
+		}
+		if body.LastUpdated <= body.Status["IPv4"].LastUpdated {
+			t.Errorf("%s: what is healthy is of now: %s", path, text)
+		}
+	}
+	h.services["ns/web"] = &serviceHealth{local: 2}
+	const want = "{\n\t\"service\": {\n\t\t\"namespace\": \"ns\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"
+	if _, got := ask(h.serviceHandler("ns/web")); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// TestUnserved: that the health of a service cannot be served is an event of it, once.
+func TestUnserved(t *testing.T) {
+	kube := fake.NewClientset()
+	p := &Proxy{cfg: Config{NodeName: "n", Clients: &client.Clients{Kube: kube}, Log: slog.New(slog.DiscardHandler)}}
+	h := newHealth(p.cfg, newMetrics())
+	h.unserved = func(service string, port uint16, err error) {
+		p.tellUnserved(t.Context(), nameOf(service), port, errors.New("taken"))
+	}
+	other, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	port := other.Addr().(*net.TCPAddr).Port
+	h.serveServices(map[string]*serviceHealth{"ns/web": {port: uint16(port)}})
+	h.serveWaiting()
+	list, err := kube.EventsV1().Events("ns").List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	e := list.Items[0]
+	want := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: "ns", Name: "web"}
+	if e.Reason != "FailedToStartServiceHealthcheck" || e.Type != "Warning" || e.Action != "Listen" || e.ReportingController != "kube-proxy" || e.Regarding != want ||
+		e.Note != fmt.Sprintf(`node n failed to start healthcheck "ns/web" on port %d: taken`, port) {
+		t.Errorf("%+v", e)
+	}
+}
 
 // TestHealthPortTaken: the health of a service is told as soon as its port is free.
 func TestHealthPortTaken(t *testing.T) {

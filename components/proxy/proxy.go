@@ -303,6 +303,11 @@ func (p *Proxy) Run(ctx context.Context) error {
 			return fmt.Errorf("proxy: %w", err)
 		}
 	}
+	var telling sync.WaitGroup
+	defer telling.Wait()
+	p.health.unserved = func(service string, port uint16, err error) {
+		telling.Go(func() { p.tellUnserved(ctx, nameOf(service), port, err) })
+	}
 	stop, err := p.health.start()
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
@@ -356,7 +361,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			retry.Reset(time.Second)
 			continue
 		}
-		p.health.succeeded()
+		p.health.succeeded(p.families()...)
 		if first {
 			close(p.ready)
 			first = false
@@ -435,6 +440,17 @@ func (p *Proxy) sync(ctx context.Context) error {
 		p.metrics.synced(ipv6, whole, began, triggered)
 	}
 	return nil
+}
+
+// families, by IPv6, are those whose rules are written.
+func (p *Proxy) families() []bool {
+	var out []bool
+	for ipv6, w := range p.writers {
+		if w.started {
+			out = append(out, ipv6)
+		}
+	}
+	return out
 }
 
 func isUDP(p *rules.Port) bool { return p.Protocol == "udp" }

@@ -1,0 +1,33 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// tellUnserved records as an event of a service that its health check port cannot
+// be served on this node. It is too rare for a recorder that waits for it.
+func (p *Proxy) tellUnserved(ctx context.Context, service serviceName, port uint16, cause error) {
+	now := time.Now()
+	host, err := os.Hostname()
+	if err != nil {
+		host = p.cfg.NodeName
+	}
+	event := &eventsv1.Event{
+		ObjectMeta:          metav1.ObjectMeta{Namespace: service.Namespace, Name: fmt.Sprintf("%s.%x", service.Name, now.UnixNano())},
+		EventTime:           metav1.NewMicroTime(now),
+		ReportingController: "kube-proxy", ReportingInstance: "kube-proxy-" + host,
+		Action: "Listen", Reason: "FailedToStartServiceHealthcheck", Type: corev1.EventTypeWarning,
+		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name},
+		Note:      fmt.Sprintf("node %s failed to start healthcheck %q on port %d: %v", p.cfg.NodeName, service.Namespace+"/"+service.Name, port, cause),
+	}
+	if _, err := p.cfg.Clients.Kube.EventsV1().Events(service.Namespace).Create(ctx, event, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
+		p.cfg.Log.Warn("an event could not be recorded", "service", service.Namespace+"/"+service.Name, "err", err)
+	}
+}
