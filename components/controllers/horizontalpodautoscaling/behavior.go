@@ -78,6 +78,24 @@ func (m *memory) stabilize(now time.Time, up, down time.Duration, current, desir
 	}
 }
 
+// hold damps where an autoscaler says nothing of it: what was asked for at most of
+// late holds, even where it is more than there is now. It remembers desired.
+func (m *memory) hold(now time.Time, window time.Duration, desired int32) verdict {
+	most := desired
+	kept := m.recommendations[:0]
+	for _, r := range m.recommendations {
+		if r.at.After(now.Add(-window)) {
+			most = max(most, r.replicas)
+			kept = append(kept, r)
+		}
+	}
+	m.recommendations = append(kept, recommendation{desired, now})
+	if most != desired {
+		return verdict{most, scaleDownStabilized, "recent recommendations were higher than current one, applying the highest recent recommendation"}
+	}
+	return verdict{most, readyForNewScale, "recommended size matches current size"}
+}
+
 // bound limits a size by the standing rules: at most twice as many at once.
 func bound(l limits, current, desired int32) verdict {
 	fastest := roundUp(math.Max(upFactor*float64(current), upMinimum))

@@ -81,13 +81,16 @@ func (r *round) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, str
 			continue
 		}
 		r.statuses = append(r.statuses, p.status)
-		if best == nil || p.replicas > best.replicas {
+		if best == nil || best.replicas == 0 || p.replicas > best.replicas {
 			best = p
 		}
 	}
-	if first != nil && (best == nil || best.replicas < s.Spec.Replicas) {
-		r.condition(autoscalingv2.ScalingActive, corev1.ConditionFalse, first.reason, fmt.Sprintf("the HPA was unable to compute the replica count: %v", first.why))
-		return 0, "", fmt.Errorf("invalid metrics (%v invalid out of %v), first error is: %w", invalid, len(h.Spec.Metrics), first.err)
+	if first != nil {
+		r.partial = fmt.Errorf("invalid metrics (%v invalid out of %v), first error is: %w", invalid, len(h.Spec.Metrics), first.err)
+		if best == nil || best.replicas < s.Spec.Replicas {
+			r.condition(autoscalingv2.ScalingActive, corev1.ConditionFalse, first.reason, fmt.Sprintf("the HPA was unable to compute the replica count: %v", first.why))
+			return 0, "", r.partial
+		}
 	}
 	if best == nil {
 		return s.Spec.Replicas, "", nil // no metrics at all
@@ -156,7 +159,10 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 			}
 			return nil, r.fail("FailedGetObjectMetric", fmt.Errorf("unable to get metric %s on %s %s/%s: %w", x.Metric.Name, x.DescribedObject.Kind, namespace, x.DescribedObject.Name, err), "%s", what)
 		}
-		n, current := r.whole(value, x.Target, s, pods)
+		n, current, err := r.whole(value, x.Target, s, pods)
+		if err != nil {
+			return nil, r.fail("FailedGetObjectMetric", err, "object metric value")
+		}
 		name := fmt.Sprintf("%s metric %s", x.DescribedObject.Kind, x.Metric.Name)
 		if perPodTarget(x.Target) {
 			name = fmt.Sprintf("external metric %s(%+v)", x.Metric.Name, x.Metric.Selector)
@@ -175,7 +181,10 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 			return nil, r.fail("FailedGetExternalMetric", fmt.Errorf("unable to get external metric %s/%s/%+v: %w", namespace, x.Metric.Name, x.Metric.Selector, err),
 				"%s external metric value: failed to get %s", x.Metric.Name, what)
 		}
-		n, current := r.whole(value, x.Target, s, pods)
+		n, current, err := r.whole(value, x.Target, s, pods)
+		if err != nil {
+			return nil, r.fail("FailedGetExternalMetric", err, "%s external metric value: failed to get external metric %s", x.Metric.Name, x.Metric.Name)
+		}
 		return &proposal{n, fmt.Sprintf("external metric %s(%+v)", x.Metric.Name, x.Metric.Selector), autoscalingv2.MetricStatus{Type: m.Type, External: &autoscalingv2.ExternalMetricStatus{
 			Metric: x.Metric, Current: current,
 		}}}, nil
@@ -209,11 +218,8 @@ func (r *round) askResource(ctx context.Context, name corev1.ResourceName, conta
 		return &proposal{replicas: n, name: string(name) + " resource"}, autoscalingv2.MetricValueStatus{AverageValue: amount(name, average)}, nil
 	}
 	var percent, n int32
-	var requests map[string]int64
 	if err == nil {
-		requests, err = requestsOf(pods, container, name)
-	}
-	if err == nil {
+		requests := func() (map[string]int64, error) { return requestsOf(pods, container, name) }
 		n, err = r.replicasFor(s.Spec.Replicas, pods, samples, name, r.tolerance(), utilization(*target.AverageUtilization, requests, &percent, &average))
 	}
 	if err != nil {
@@ -223,15 +229,16 @@ func (r *round) askResource(ctx context.Context, name corev1.ResourceName, conta
 		autoscalingv2.MetricValueStatus{AverageUtilization: &percent, AverageValue: amount(name, average)}, nil
 }
 
-// whole computes the size from one value of the whole target.
-func (r *round) whole(value int64, target autoscalingv2.MetricTarget, s *autoscalingv1.Scale, pods []*corev1.Pod) (int32, autoscalingv2.MetricValueStatus) {
+// whole computes the size from one value of the whole target. Without any pods a
+// value for all of them says nothing of the size.
+func (r *round) whole(value int64, target autoscalingv2.MetricTarget, s *autoscalingv1.Scale, pods []*corev1.Pod) (int32, autoscalingv2.MetricValueStatus, error) {
 	if perPodTarget(target) {
 		n := perPod(value, milli(target.AverageValue), s.Status.Replicas, r.tolerance())
 		each := value
 		if s.Status.Replicas > 0 {
 			each = (value + int64(s.Status.Replicas) - 1) / int64(s.Status.Replicas)
 		}
-		return n, autoscalingv2.MetricValueStatus{AverageValue: quantity(each)}
+		return n, autoscalingv2.MetricValueStatus{AverageValue: quantity(each)}, nil
 	}
 	ready := 0
 	for _, p := range pods {
@@ -239,8 +246,11 @@ func (r *round) whole(value int64, target autoscalingv2.MetricTarget, s *autosca
 			ready++
 		}
 	}
-	n := byRatio(s.Spec.Replicas, float64(value)/float64(milli(target.Value)), ready, r.tolerance())
-	return n, autoscalingv2.MetricValueStatus{Value: quantity(value)}
+	ratio, tolerance := float64(value)/float64(milli(target.Value)), r.tolerance()
+	if len(pods) == 0 && s.Spec.Replicas != 0 && !tolerance.covers(ratio) {
+		return 0, autoscalingv2.MetricValueStatus{}, errors.New("unable to calculate ready pods: no pods returned by selector while calculating replica count")
+	}
+	return byRatio(s.Spec.Replicas, ratio, ready, tolerance), autoscalingv2.MetricValueStatus{Value: quantity(value)}, nil
 }
 
 // milli is a target in thousandths; never zero, for it divides.

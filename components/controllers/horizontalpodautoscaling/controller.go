@@ -114,6 +114,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 		delete(c.memories, key)
 		c.mu.Unlock()
 		c.selectors.forget(key)
+		c.measures.desired.DeleteLabelValues(namespace, name)
 		return nil
 	}
 	if err != nil {
@@ -154,6 +155,8 @@ type round struct {
 	// statuses are what the metrics said, in the order of the spec; one that
 	// said nothing is empty.
 	statuses []autoscalingv2.MetricStatus
+	// partial is why some metrics said nothing while others sufficed.
+	partial error
 }
 
 func (r *round) condition(t autoscalingv2.HorizontalPodAutoscalerConditionType, status corev1.ConditionStatus, reason, message string) {
@@ -266,7 +269,8 @@ func (r *round) run(ctx context.Context, did *string) error {
 	}
 	r.saw(current)
 	h.Status.DesiredReplicas = desired
-	return nil
+	r.measures.desired.WithLabelValues(h.Namespace, h.Name).Set(float64(desired))
+	return r.partial
 }
 
 // saw notes in the status what is, as far as this round has found it out.
@@ -313,19 +317,15 @@ func (r *round) resize(ctx context.Context, target schema.GroupResource, s *auto
 
 // normalize damps and limits what the metrics ask for.
 func (r *round) normalize(current, proposed int32, l limits) int32 {
-	b := r.hpa.Spec.Behavior
-	up, down := time.Duration(0), r.cfg.Stabilization
-	if b != nil {
-		up, down = window(b.ScaleUp, 0), window(b.ScaleDown, r.cfg.Stabilization)
-	}
-	stable := r.memory.stabilize(r.now, up, down, current, proposed)
-	r.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, stable.reason, stable.message)
-	var bounded verdict
-	if b == nil {
+	var stable, bounded verdict
+	if b := r.hpa.Spec.Behavior; b == nil {
+		stable = r.memory.hold(r.now, r.cfg.Stabilization, proposed)
 		bounded = bound(l, current, stable.replicas)
 	} else {
+		stable = r.memory.stabilize(r.now, window(b.ScaleUp, 0), window(b.ScaleDown, r.cfg.Stabilization), current, proposed)
 		bounded = r.memory.boundBy(r.now, b, l, current, stable.replicas)
 	}
+	r.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, stable.reason, stable.message)
 	status := corev1.ConditionTrue
 	if bounded.reason == withinRange {
 		status = corev1.ConditionFalse

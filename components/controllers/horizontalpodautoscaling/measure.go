@@ -19,6 +19,7 @@ type measures struct {
 	rounds, asked        *prometheus.CounterVec
 	roundTime, askedTime *prometheus.HistogramVec
 	autoscalers          prometheus.GaugeFunc
+	desired              *prometheus.GaugeVec
 }
 
 func newMeasures(count func() float64) *measures {
@@ -40,12 +41,14 @@ func newMeasures(count func() float64) *measures {
 		askedTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "metric_computation_duration_seconds", Buckets: buckets,
 			Help: "[BETA] The time(seconds) that the HPA controller takes to calculate one metric. " + actions + "The label 'error' should be either 'spec', 'internal', or 'none'. " + kind},
 			[]string{"action", "error", "metric_type"}),
+		desired: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "desired_replicas", Help: "[ALPHA] Current desired replica count for HPA objects."},
+			[]string{"namespace", "hpa_name"}),
 		autoscalers: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: prefix + "num_horizontal_pod_autoscalers", Help: "[ALPHA] Current number of controlled HPA objects."}, count),
 	}
 }
 
 func (m *measures) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.rounds, m.roundTime, m.asked, m.askedTime, m.autoscalers}
+	return []prometheus.Collector{m.rounds, m.roundTime, m.asked, m.askedTime, m.autoscalers, m.desired}
 }
 
 // action is what a size means for a target that has another.

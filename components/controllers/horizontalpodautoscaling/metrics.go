@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
@@ -103,6 +104,29 @@ const (
 	externalGroup = "external.metrics.k8s.io"
 )
 
+// customVersions are those of the API of custom metrics that are known; what is
+// used of their answers is alike.
+var customVersions = []string{customGroup + "/v1beta2", customGroup + "/v1beta1"}
+
+// custom returns the path of the API of custom metrics: of the version that is
+// preferred among those that are served.
+func (r REST) custom(ctx context.Context) (string, error) {
+	var group metav1.APIGroup
+	err := r.get(ctx, &group, nil, schema.GroupResource{Group: customGroup}, "", "/apis/"+customGroup)
+	if apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("no custom metrics API (%s) registered", customGroup)
+	}
+	if err != nil {
+		return "", err
+	}
+	for _, v := range append([]metav1.GroupVersionForDiscovery{group.PreferredVersion}, group.Versions...) {
+		if slices.Contains(customVersions, v.GroupVersion) {
+			return "/apis/" + v.GroupVersion, nil
+		}
+	}
+	return "", errors.New("no known available metric versions found")
+}
+
 // Resource is Metrics'.
 func (r REST) Resource(ctx context.Context, name corev1.ResourceName, namespace string, selector labels.Selector, container string) (map[string]sample, error) {
 	var list podMetricsList
@@ -147,8 +171,11 @@ func (r REST) Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, n
 	if metric.Selector != nil {
 		params["metricLabelSelector"] = of.String()
 	}
-	if err := r.get(ctx, &list, params, schema.GroupResource{Group: customGroup, Resource: "pods"}, "*",
-		"/apis/custom.metrics.k8s.io/v1beta2/namespaces", namespace, "pods/*", metric.Name); err != nil {
+	base, err := r.custom(ctx)
+	if err == nil {
+		err = r.get(ctx, &list, params, schema.GroupResource{Group: customGroup, Resource: "pods"}, "*", base, "namespaces", namespace, "pods/*", metric.Name)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
 	}
 	if len(list.Items) == 0 {
@@ -167,12 +194,16 @@ func (r REST) Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, n
 
 // Object is Metrics'.
 func (r REST) Object(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, of autoscalingv2.CrossVersionObjectReference) (int64, error) {
+	base, err := r.custom(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
+	}
 	gvk := schema.FromAPIVersionAndKind(of.APIVersion, of.Kind)
 	mapping, err := r.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {
 		return 0, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
 	}
-	path := []string{"/apis/custom.metrics.k8s.io/v1beta2"}
+	path := []string{base}
 	if of.Kind == "Namespace" && gvk.Group == "" {
 		path = append(path, "namespaces", of.Name, "metrics", metric.Name)
 	} else {
@@ -189,8 +220,8 @@ func (r REST) Object(ctx context.Context, metric autoscalingv2.MetricIdentifier,
 	if err := r.get(ctx, &list, params, schema.GroupResource{Group: customGroup, Resource: mapping.Resource.GroupResource().String()}, of.Name, path...); err != nil {
 		return 0, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
 	}
-	if len(list.Items) == 0 {
-		return 0, errors.New("no metrics returned from custom metrics API")
+	if n := len(list.Items); n != 1 {
+		return 0, fmt.Errorf("unable to fetch metrics from custom metrics API: the custom metrics API server returned %d results when we asked for exactly one", n)
 	}
 	return list.Items[0].Value.MilliValue(), nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
 
 	"hyperkube/components/controllers/internal/control"
 )
@@ -143,10 +144,18 @@ func (c *Controller) replicasFor(current int32, pods []*corev1.Pod, samples map[
 	return n, nil
 }
 
-// utilization compares with what pods request, in percent.
-func utilization(target int32, requests map[string]int64, now *int32, average *int64) measure {
+// utilization compares with what pods request, in percent. What that is is asked
+// for when some of them have been measured.
+func utilization(target int32, ask func() (map[string]int64, error), now *int32, average *int64) measure {
+	var requests map[string]int64
 	return measure{
 		ratio: func(samples map[string]sample) (float64, error) {
+			if requests == nil {
+				var err error
+				if requests, err = ask(); err != nil {
+					return 0, err
+				}
+			}
 			var used, requested int64
 			n := int64(0)
 			for p, s := range samples {
@@ -207,7 +216,8 @@ func perPod(value, target int64, replicas int32, t tolerance) int32 {
 	return roundUp(float64(value) / float64(target))
 }
 
-// requestsOf sums what each pod's containers, or one of them, request.
+// requestsOf sums what each pod's containers, or one of them, request; of a pod that
+// requests as a whole, what it requests.
 func requestsOf(pods []*corev1.Pod, container string, name corev1.ResourceName) (map[string]int64, error) {
 	all := make(map[string]int64, len(pods))
 	for _, p := range pods {
@@ -218,11 +228,13 @@ func requestsOf(pods []*corev1.Pod, container string, name corev1.ResourceName) 
 				containers = append(containers[:len(containers):len(containers)], p.Spec.InitContainers[i])
 			}
 		}
-		if r := p.Spec.Resources; r != nil && container == "" {
-			if q, ok := r.Requests[name]; ok {
-				all[p.Name] = q.MilliValue()
-				continue
+		if container == "" && resourcehelper.IsPodLevelRequestsSet(p) {
+			q, ok := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{})[name]
+			if !ok {
+				return nil, fmt.Errorf("missing pod-level request for %s in Pod %s", name, p.Name)
 			}
+			all[p.Name] = q.MilliValue()
+			continue
 		}
 		if container != "" && !slices.ContainsFunc(containers, func(x corev1.Container) bool { return x.Name == container }) {
 			return nil, fmt.Errorf("container %s not found in Pod %s", container, p.Name)
