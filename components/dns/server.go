@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
@@ -50,15 +49,14 @@ type Config struct {
 
 // Server answers DNS queries.
 type Server struct {
-	cfg      Config
-	zone     *zone
-	cluster  *cluster
-	forward  *forwarder
-	ready    chan struct{}
-	leaving  chan struct{} // closed when Run was told to end
-	after    func(time.Duration) <-chan time.Time
-	registry *prometheus.Registry
-	answered *prometheus.CounterVec
+	cfg     Config
+	zone    *zone
+	cluster *cluster
+	forward *forwarder
+	ready   chan struct{}
+	leaving chan struct{} // closed when Run was told to end
+	after   func(time.Duration) <-chan time.Time
+	metrics *metrics
 }
 
 // New validates cfg.
@@ -85,12 +83,8 @@ func New(cfg Config) (*Server, error) {
 		ready:   make(chan struct{}),
 		leaving: make(chan struct{}),
 		after:   time.After,
-		answered: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "coredns_dns_responses_total", Help: "Answers by response code and by who knew them.",
-		}, []string{"rcode", "zone"}),
-		registry: prometheus.NewRegistry(),
+		metrics: newMetrics(cfg.Address),
 	}
-	s.registry.MustRegister(s.answered)
 	return s, nil
 }
 
@@ -115,7 +109,7 @@ func (s *Server) Run(told context.Context) error {
 		handler       http.Handler
 	}{
 		{"health", s.cfg.HealthAddress, s.health()},
-		{"metrics", s.cfg.MetricsAddress, promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{})},
+		{"metrics", s.cfg.MetricsAddress, promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{})},
 	} {
 		if plain.address == "" {
 			continue
@@ -190,8 +184,8 @@ func (s *Server) health() http.Handler {
 }
 
 func (s *Server) serve(ctx context.Context, w dns.ResponseWriter, query *dns.Msg, tcp bool) {
+	began := time.Now()
 	answer, who := s.answer(ctx, query, tcp)
-	s.answered.WithLabelValues(dns.RcodeToString[answer.Rcode], who).Inc()
 	size := dns.MaxMsgSize
 	if !tcp {
 		size = dns.MinMsgSize
@@ -203,6 +197,7 @@ func (s *Server) serve(ctx context.Context, w dns.ResponseWriter, query *dns.Msg
 		answer.SetEdns0(min(opt.UDPSize(), 4096), opt.Do())
 	}
 	answer.Truncate(size)
+	s.metrics.count(w.RemoteAddr(), query, answer, who, tcp, time.Since(began))
 	if err := w.WriteMsg(answer); err != nil && !errors.Is(err, net.ErrClosed) {
 		s.cfg.Log.Debug("could not answer", "client", w.RemoteAddr(), "err", err)
 	}

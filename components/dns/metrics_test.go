@@ -1,0 +1,77 @@
+package dns
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"hyperkube/internal/testport"
+)
+
+// TestMetrics: what is asked and answered is told as dashboards for CoreDNS
+// expect it.
+func TestMetrics(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	address := testport.Address(t)
+	server, err := New(Config{
+		Address: address, Domain: "cluster.local", TTL: 5, ResolvConf: file,
+		Informers: informers.NewSharedInformerFactory(fake.NewClientset(objects()...), 0),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	select {
+	case <-server.Ready():
+	case err := <-done:
+		t.Fatal(err)
+	}
+	ask(t, address, "udp", "web.default.svc.cluster.local.", dns.TypeA)
+	ask(t, address, "tcp", "none.default.svc.cluster.local.", dns.TypeAAAA)
+	ask(t, address, "udp", "example.org.", dns.TypeLOC)
+
+	answer := httptest.NewRecorder()
+	promhttp.HandlerFor(server.metrics.registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	text := strings.ReplaceAll(answer.Body.String(), address, "HERE")
+	for _, want := range []string{
+		`coredns_dns_requests_total{family="1",proto="udp",server="dns://HERE",type="A",view="",zone="cluster.local."} 1`,
+		`coredns_dns_requests_total{family="1",proto="tcp",server="dns://HERE",type="AAAA",view="",zone="cluster.local."} 1`,
+		`coredns_dns_requests_total{family="1",proto="udp",server="dns://HERE",type="other",view="",zone="."} 1`,
+		`coredns_dns_responses_total{plugin="kubernetes",rcode="NOERROR",server="dns://HERE",view="",zone="cluster.local."} 1`,
+		`coredns_dns_responses_total{plugin="kubernetes",rcode="NXDOMAIN",server="dns://HERE",view="",zone="cluster.local."} 1`,
+		`coredns_dns_responses_total{plugin="forward",rcode="SERVFAIL",server="dns://HERE",view="",zone="."} 1`,
+		`coredns_dns_request_duration_seconds_count{server="dns://HERE",view="",zone="cluster.local."} 2`,
+		`coredns_dns_request_size_bytes_count{proto="tcp",server="dns://HERE",view="",zone="cluster.local."} 1`,
+		`coredns_dns_response_size_bytes_count{proto="udp",server="dns://HERE",view="",zone="cluster.local."} 1`,
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("missing: %s", want)
+		}
+	}
+	for _, name := range []string{"coredns_build_info", "go_goroutines", "process_resident_memory_bytes"} {
+		if !regexp.MustCompile(`(?m)^` + name + `[{ ]`).MatchString(text) {
+			t.Errorf("no %s", name)
+		}
+	}
+}
