@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"sort"
 	"sync"
@@ -119,33 +117,6 @@ type Proxy struct {
 	liberal bool // rules.Config's
 }
 
-// nodeFacts are what of the Node the rules depend on.
-type nodeFacts struct {
-	zone string
-	// addresses and podCIDRs by IPv6: the first of each family.
-	addresses map[bool]netip.Addr
-	podCIDRs  map[bool]netip.Prefix
-}
-
-func factsOf(n *corev1.Node) nodeFacts {
-	f := nodeFacts{zone: n.Labels[corev1.LabelTopologyZone], addresses: map[bool]netip.Addr{}, podCIDRs: map[bool]netip.Prefix{}}
-	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
-		for _, a := range n.Status.Addresses {
-			addr, err := netip.ParseAddr(a.Address)
-			if _, known := f.addresses[addr.Is6()]; err == nil && a.Type == kind && !known {
-				f.addresses[addr.Is6()] = addr
-			}
-		}
-	}
-	for _, text := range n.Spec.PodCIDRs {
-		prefix, err := netip.ParsePrefix(text)
-		if _, known := f.podCIDRs[prefix.Addr().Is6()]; err == nil && !known {
-			f.podCIDRs[prefix.Addr().Is6()] = prefix.Masked()
-		}
-	}
-	return f
-}
-
 const byService = "proxy-service"
 
 // New validates cfg and asks its informers for what is needed.
@@ -207,93 +178,6 @@ func New(cfg Config) (*Proxy, error) {
 
 // Ready is closed once the rules were written for the first time.
 func (p *Proxy) Ready() <-chan struct{} { return p.ready }
-
-// touch notes that the service of obj, a service or a slice, has changed.
-func (p *Proxy) touch(obj any) {
-	if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = unknown.Obj
-	}
-	var key string
-	var triggered time.Time
-	switch o := obj.(type) {
-	case *corev1.Service:
-		key = o.Namespace + "/" + o.Name
-		p.metrics.serviceChanges.Inc()
-	case *discoveryv1.EndpointSlice:
-		key = o.Namespace + "/" + o.Labels[discoveryv1.LabelServiceName]
-		p.metrics.endpointChanges.Inc()
-		// Those that were there before are no news.
-		if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil && at.After(p.started) {
-			triggered = at
-		}
-	default:
-		return
-	}
-	p.mu.Lock()
-	p.changed[key] = true
-	kind := 0
-	if _, ok := obj.(*discoveryv1.EndpointSlice); ok {
-		kind = 1
-	}
-	if p.pending[kind] == nil {
-		p.pending[kind] = map[string]bool{}
-	}
-	p.pending[kind][key] = true
-	services, endpoints := len(p.pending[0]), len(p.pending[1])
-	if !triggered.IsZero() {
-		p.triggered = append(p.triggered, triggered)
-	}
-	p.mu.Unlock()
-	p.metrics.queued(services, endpoints)
-	p.wake()
-}
-
-// wake has the rules looked at.
-func (p *Proxy) wake() {
-	select {
-	case p.dirty <- struct{}{}:
-	default:
-	}
-}
-
-// observe takes note of this node: of its zone, and whether it goes.
-func (p *Proxy) observe(obj any) {
-	n, ok := obj.(*corev1.Node)
-	if !ok || n.Name != p.cfg.NodeName {
-		return
-	}
-	leaving := n.DeletionTimestamp != nil
-	for _, t := range n.Spec.Taints {
-		leaving = leaving || t.Key == toBeDeleted
-	}
-	p.health.eligible(!leaving)
-	facts := factsOf(n)
-	p.mu.Lock()
-	before := p.node
-	p.node = facts
-	p.mu.Unlock()
-	if facts.zone != before.zone {
-		for _, svc := range p.services.GetStore().List() {
-			p.touch(svc)
-		}
-	}
-	if !maps.Equal(facts.addresses, before.addresses) || !maps.Equal(facts.podCIDRs, before.podCIDRs) {
-		p.wake()
-	}
-}
-
-// toBeDeleted taints nodes that the cluster autoscaler is about to remove.
-const toBeDeleted = "ToBeDeletedByClusterAutoscaler"
-
-// leaves takes note that this node is gone.
-func (p *Proxy) leaves(obj any) {
-	if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = unknown.Obj
-	}
-	if n, ok := obj.(*corev1.Node); ok && n.Name == p.cfg.NodeName {
-		p.health.eligible(false)
-	}
-}
 
 // Run keeps the rules until ctx ends. They stay then: traffic goes on while the
 // proxy is away.
@@ -461,23 +345,6 @@ func (p *Proxy) facts() nodeFacts {
 	return p.node
 }
 
-func (p *Proxy) takeTriggered() []time.Time {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := p.triggered
-	p.triggered = nil
-	return out
-}
-
-// again has the services looked at in the next sync, too.
-func (p *Proxy) again(changed map[string]bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for key := range changed {
-		p.changed[key] = true
-	}
-}
-
 func (p *Proxy) portsOf(key string, here node, ipv6 bool) []*rules.Port {
 	obj, there, err := p.services.GetIndexer().GetByKey(key)
 	if err != nil || !there {
@@ -498,69 +365,6 @@ func (p *Proxy) slicesOf(key string) []*discoveryv1.EndpointSlice {
 	return out
 }
 
-func (p *Proxy) rulesConfig(ipv6 bool, facts nodeFacts) rules.Config {
-	cfg := rules.Config{
-		IPv6: ipv6, Pods: p.podTraffic(ipv6, facts), MasqueradeAll: p.cfg.MasqueradeAll, LocalhostNodePorts: p.localhostNodePorts(),
-		MasqueradeMark: p.cfg.MasqueradeMark, Liberal: p.liberal,
-	}
-	for _, r := range p.cfg.NodePortRanges {
-		if r.Addr().Is6() == ipv6 {
-			cfg.NodePortRanges = append(cfg.NodePortRanges, r)
-		}
-	}
-	if containsAll(cfg.NodePortRanges) {
-		cfg.NodePortRanges = nil
-	} else if own, ok := facts.addresses[ipv6]; ok && p.cfg.NodePortsOnPrimary {
-		cfg.NodePortRanges = append(cfg.NodePortRanges, netip.PrefixFrom(own, own.BitLen()))
-	}
-	if own, ok := facts.addresses[ipv6]; ok {
-		cfg.NodeIPs = []netip.Addr{own}
-	}
-	return cfg
-}
-
-// podTraffic is what tells traffic of this node's pods; zero while nothing does.
-func (p *Proxy) podTraffic(ipv6 bool, facts nodeFacts) rules.Source {
-	switch p.cfg.Local {
-	case LocalByNodeCIDR:
-		if r, ok := facts.podCIDRs[ipv6]; ok {
-			return rules.FromRange(r)
-		}
-	case LocalByBridge:
-		return rules.FromInterface(p.cfg.PodLink)
-	case LocalByLinkPrefix:
-		return rules.FromInterface(p.cfg.PodLink + "+")
-	default:
-		for _, r := range p.cfg.PodCIDRs {
-			if r.Addr().Is6() == ipv6 {
-				return rules.FromRange(r)
-			}
-		}
-	}
-	return rules.Source{}
-}
-
-// localhostNodePorts tells whether node ports answer on 127.0.0.1: not where
-// they answer on some addresses only, and that is none of them.
-func (p *Proxy) localhostNodePorts() bool {
-	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 0})
-	some := p.cfg.NodePortsOnPrimary
-	for _, r := range p.cfg.NodePortRanges {
-		if r.Addr().Is4() && (r.Contains(loopback) || r.Addr().IsLoopback()) {
-			return p.cfg.LocalhostNodePorts
-		}
-		some = some || r.Addr().Is4()
-	}
-	return p.cfg.LocalhostNodePorts && !some
-}
-
-// readLiberal asks whether the kernel lets TCP connections go on with packets
-// that are out of their window.
-func readLiberal() bool {
-	data, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
-	return err == nil && len(data) > 0 && data[0] != '0'
-}
-
 // sorted returns all ports in an order that does not change by itself.
 func (p *Proxy) sorted(ipv6 bool) []*rules.Port {
 	keys := make([]string, 0, len(p.ports[ipv6]))
@@ -573,24 +377,4 @@ func (p *Proxy) sorted(ipv6 bool) []*rules.Port {
 		all = append(all, p.ports[ipv6][key]...)
 	}
 	return all
-}
-
-// routeLocalnet lets packets to 127.0.0.1 be sent on to pods.
-func (p *Proxy) routeLocalnet() error {
-	const name = "net/ipv4/conf/all/route_localnet"
-	path := "/proc/sys/" + name
-	before, err := os.ReadFile(path)
-	if err != nil {
-		return fmt.Errorf("reading the kernel parameter %s: %w", name, err)
-	}
-	if len(before) > 0 && before[0] == '1' {
-		return nil
-	}
-	if err := p.cfg.Journal.Record(hostchange.Change{Kind: hostchange.Sysctl, Name: name, Before: string(before[:1])}); err != nil {
-		return err
-	}
-	if err := os.WriteFile(path, []byte("1"), 0o644); err != nil {
-		return fmt.Errorf("setting the kernel parameter %s: %w", name, err)
-	}
-	return nil
 }

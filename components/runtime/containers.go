@@ -20,7 +20,6 @@ import (
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/images"
 	"hyperkube/components/runtime/logs"
-	"hyperkube/components/runtime/sandbox"
 	"hyperkube/internal/process"
 )
 
@@ -153,13 +152,6 @@ func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateCon
 	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
 }
 
-func stopSignal(config *runtimeapi.ContainerConfig, image images.Config) string {
-	if s := config.GetStopSignal(); s != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
-		return strings.TrimPrefix(s.String(), "SIGNAL_")
-	}
-	return image.StopSignal
-}
-
 func imageRef(image *images.Image) string {
 	if len(image.Digests) > 0 {
 		return image.Digests[0]
@@ -199,144 +191,6 @@ func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *ima
 			rec.User.Groups = append(rec.User.Groups, int64(g))
 		}
 	})
-}
-
-// serviceAccountDir is where most containers have their token.
-const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
-
-// mountRoot mounts the container's root: mount points, the image's layers, its
-// own changes above.
-func (r *Runtime) mountRoot(c *containerState, pod sandboxRecord) error {
-	dir, layers := r.containerDir(c.id), c.get().Layers
-	overlay := container.Overlay{Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Target: r.containerRoot(c.id),
-		UserNS: r.mappedUsers(c, pod)}
-	for _, layer := range layers {
-		overlay.Lower = append(overlay.Lower, r.images.LayerDir(layer))
-	}
-	return overlay.Mount()
-}
-
-// resolveMounts gives each mount a folder of the host: images are mounted
-// first, unless this is done again for a container that has them.
-func (r *Runtime) resolveMounts(c *containerState, pod sandboxRecord, config images.Config, again bool) ([]*runtimeapi.Mount, error) {
-	var out []*runtimeapi.Mount
-	covered := map[string]bool{}
-	for i, m := range c.get().config.GetMounts() {
-		covered[filepath.Clean(m.GetContainerPath())] = true
-		if m.GetImage().GetImage() == "" {
-			out = append(out, m)
-			continue
-		}
-		if !m.GetReadonly() {
-			return nil, fmt.Errorf("failed to mount image volume at %q: image volumes must be read-only", m.GetContainerPath())
-		}
-		image, err := r.images.Verify(m.GetImage().GetImage())
-		if err != nil {
-			return nil, fmt.Errorf("failed to resolve image %q of a mount: %w", m.GetImage().GetImage(), err)
-		}
-		target := r.state("containers", c.id, fmt.Sprintf("image-%d", i))
-		if !again {
-			if err := r.mountImage(c, pod, image, target, i); err != nil {
-				return nil, err
-			}
-		}
-		source, err := container.Inside(target, m.GetImageSubPath())
-		if err != nil {
-			return nil, fmt.Errorf("failed to mount image volume: subpath %q: %w", m.GetImageSubPath(), err)
-		}
-		m = proto.Clone(m).(*runtimeapi.Mount)
-		m.HostPath, m.UidMappings, m.GidMappings = source, nil, nil // they were mapped when it was mounted
-		out = append(out, m)
-	}
-	// With a read-only root what the image calls volumes must be writable.
-	if c.get().config.GetLinux().GetSecurityContext().GetReadonlyRootfs() {
-		n := 0
-		for path := range config.Volumes {
-			if covered[filepath.Clean(path)] || !filepath.IsAbs(path) {
-				continue
-			}
-			dir := filepath.Join(r.containerDir(c.id), "volumes", fmt.Sprint(n))
-			n++
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				return nil, fmt.Errorf("making a volume: %w", err)
-			}
-			if u := r.mappedUsers(c, pod); u != nil {
-				if err := os.Chown(dir, u.UID, u.GID); err != nil {
-					return nil, fmt.Errorf("making a volume: %w", err)
-				}
-			}
-			out = append(out, &runtimeapi.Mount{ContainerPath: path, HostPath: dir})
-		}
-	}
-	return out, nil
-}
-
-// mappedUsers are those of the container's user namespace, nil for the host's.
-func (r *Runtime) mappedUsers(c *containerState, pod sandboxRecord) *container.MappedUsers {
-	u, err := userNS(pod.config)
-	if err != nil || u == nil {
-		return nil // it was checked when the pod was made
-	}
-	return &container.MappedUsers{
-		File: fmt.Sprintf("/proc/%d/ns/user", pod.Process.PID), UID: u.HostUID, GID: u.HostGID,
-		Dir: r.layersDir(c.id),
-	}
-}
-
-// mountImage mounts an image's files for one of the container's mounts, which
-// keeps it from being collected and tells from now on which image it is.
-func (r *Runtime) mountImage(c *containerState, pod sandboxRecord, image *images.Image, target string, mount int) error {
-	overlay := container.Overlay{Target: target, UserNS: r.mappedUsers(c, pod)}
-	for _, layer := range image.Layers {
-		overlay.Lower = append(overlay.Lower, r.images.LayerDir(layer))
-	}
-	err := r.changeContainer(c, func(rec *containerRecord) {
-		rec.Layers = append(slices.Clone(rec.Layers), image.Layers...)
-		rec.Volumes = append(slices.Clone(rec.Volumes), target)
-		rec.config = proto.Clone(rec.config).(*runtimeapi.ContainerConfig)
-		rec.config.Mounts[mount].Image.ImageRef = image.ID
-		rec.Config = marshal(rec.config)
-	})
-	if err != nil {
-		return err
-	}
-	return overlay.Mount()
-}
-
-func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.Config, mounts []*runtimeapi.Mount) (*specs.Spec, error) {
-	hostname := pod.config.GetHostname()
-	if hostNetwork(pod.config) || hostname == "" {
-		var err error
-		if hostname, err = os.Hostname(); err != nil {
-			return nil, fmt.Errorf("reading the hostname: %w", err)
-		}
-	}
-	rec := c.get()
-	shm := r.shm(pod.ID)
-	if hostIPC(pod.config) {
-		shm = "/dev/shm"
-	}
-	in := container.Input{
-		ID: c.id, Config: rec.config, Image: image, Rootfs: r.containerRoot(c.id), Mounts: mounts,
-		Cgroup: rec.Cgroup, UnifiedCgroups: r.cgroups.Unified(),
-		SandboxPID: pod.Process.PID, SandboxFiles: sandbox.PathsIn(r.sandboxDir(pod.ID)), SHM: shm, Hostname: hostname,
-		UserNS:            r.mappedUsers(c, pod) != nil,
-		SandboxPrivileged: pod.config.GetLinux().GetSecurityContext().GetPrivileged(), AppArmor: r.apparmor,
-		CDIDirs: r.cfg.CDIDirs,
-	}
-	options := rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
-	if options.GetPid() == runtimeapi.NamespaceMode_TARGET {
-		target, err := r.findContainer(options.GetTargetId())
-		if err != nil {
-			return nil, fmt.Errorf("invalid target container: %w", err)
-		}
-		other := target.get()
-		if other.Sandbox != pod.ID || other.Phase != phaseRunning {
-			return nil, fmt.Errorf("invalid target container %q: it does not run in this sandbox", options.GetTargetId())
-		}
-		in.TargetPID = other.Process.PID
-	}
-	return container.Build(in)
 }
 
 // unmakeContainer takes apart all that makes a container, whether it has run

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -17,7 +15,6 @@ import (
 
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/logs"
-	"hyperkube/components/runtime/sandbox"
 	"hyperkube/internal/process"
 )
 
@@ -63,82 +60,6 @@ func (c *containerState) letGo() {
 		live.holder.Close()
 	}
 }
-
-// closeStdin ends a container's input, also for those who are attached.
-func (l *liveContainer) closeStdin() {
-	l.inMu.Lock()
-	defer l.inMu.Unlock()
-	if l.stdin != nil {
-		l.stdin.Close()
-		l.stdin = nil
-	}
-	for own := range l.inputs {
-		own.Close()
-	}
-	l.inputs = nil
-}
-
-// input is a way into the container for one who is attached, nil if it takes no input:
-// when that is closed, a write ends that waits for the container to read. It must be
-// given to leave.
-func (l *liveContainer) input() (*os.File, error) {
-	l.inMu.Lock()
-	defer l.inMu.Unlock()
-	file := l.console
-	if file == nil {
-		file = l.stdin
-	}
-	if file == nil {
-		return nil, nil
-	}
-	own, err := duplicate(file)
-	if err != nil {
-		return nil, fmt.Errorf("opening a container's input: %w", err)
-	}
-	if l.inputs == nil {
-		l.inputs = map[*os.File]bool{}
-	}
-	l.inputs[own] = true
-	return own, nil
-}
-
-// leave closes what input returned.
-func (l *liveContainer) leave(own *os.File) {
-	if own == nil {
-		return
-	}
-	l.inMu.Lock()
-	defer l.inMu.Unlock()
-	delete(l.inputs, own)
-	own.Close()
-}
-
-// duplicate opens another descriptor of a file.
-func duplicate(f *os.File) (*os.File, error) {
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var fd int
-	var failed error
-	if err := conn.Control(func(of uintptr) { fd, failed = unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
-		return nil, err
-	}
-	if failed != nil {
-		return nil, failed
-	}
-	return os.NewFile(uintptr(fd), f.Name()), nil
-}
-
-// endHolder ends a holder process, which closes what it held.
-func endHolder(h *process.Handle) {
-	if err := h.Signal(unix.SIGKILL); err == nil {
-		<-h.Done()
-	}
-	h.Close()
-}
-
-func (r *Runtime) fifo(id, name string) string { return r.state("containers", id, name) }
 
 // StartContainer starts a container that was created.
 func (r *Runtime) StartContainer(ctx context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
@@ -262,92 +183,6 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 	}
 	r.follow(c, live)
 	return nil
-}
-
-// hold starts a process that keeps terminal or stdin open beyond ours.
-func (r *Runtime) hold(c *containerState, pod sandboxRecord, live *liveContainer) error {
-	file := live.console
-	if file == nil {
-		file = live.stdin
-	}
-	if file == nil {
-		return nil
-	}
-	// Passing it on makes it blocking for everybody, so we take it back.
-	h, err := sandbox.Hold(r.pauseProgram(), pod.ID, file)
-	if err != nil {
-		return err
-	}
-	live.holder = h
-	if err := r.cgroups.Enter(r.sandboxCgroup(pod.config, pod.ID), h.PID()); err != nil {
-		return err
-	}
-	mine, err := sandbox.Held(h)
-	if err != nil {
-		return err
-	}
-	file.Close()
-	if live.console != nil {
-		live.console = mine
-	} else {
-		live.stdin = mine
-	}
-	return nil
-}
-
-// outputFIFO makes a FIFO and opens both ends: ours, and the container's,
-// which reads too so that it never has nobody to write to.
-func (r *Runtime) outputFIFO(id, name string) (ours, theirs *os.File, err error) {
-	path := r.fifo(id, name)
-	if err := unix.Mkfifo(path, 0o600); err != nil && !errors.Is(err, unix.EEXIST) {
-		return nil, nil, fmt.Errorf("making the container's %s: %w", name, err)
-	}
-	if ours, err = openReader(path); err != nil {
-		return nil, nil, fmt.Errorf("opening the container's %s: %w", name, err)
-	}
-	if theirs, err = openBlocking(path, unix.O_RDWR); err != nil {
-		ours.Close()
-		return nil, nil, fmt.Errorf("opening the container's %s: %w", name, err)
-	}
-	return ours, theirs, nil
-}
-
-// inputFIFO makes a FIFO for stdin and opens both ends.
-func (r *Runtime) inputFIFO(id string) (theirs, ours *os.File, err error) {
-	path := r.fifo(id, "stdin")
-	if err := unix.Mkfifo(path, 0o600); err != nil && !errors.Is(err, unix.EEXIST) {
-		return nil, nil, fmt.Errorf("making the container's stdin: %w", err)
-	}
-	// Opening one end alone would block.
-	both, err := openBlocking(path, unix.O_RDWR)
-	if err != nil {
-		return nil, nil, fmt.Errorf("opening the container's stdin: %w", err)
-	}
-	defer both.Close()
-	if theirs, err = openBlocking(path, unix.O_RDONLY); err != nil {
-		return nil, nil, fmt.Errorf("opening the container's stdin: %w", err)
-	}
-	if ours, err = openBlocking(path, unix.O_WRONLY); err != nil {
-		theirs.Close()
-		return nil, nil, fmt.Errorf("opening the container's stdin: %w", err)
-	}
-	return theirs, ours, nil
-}
-
-func openReader(path string) (*os.File, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), path), nil
-}
-
-func openBlocking(path string, flags int) (*os.File, error) {
-	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), path), nil
 }
 
 // follow begins to carry a running container's output and waits for its end.
@@ -525,67 +360,4 @@ func (r *Runtime) ReopenContainerLog(_ context.Context, req *runtimeapi.ReopenCo
 		return nil, err
 	}
 	return &runtimeapi.ReopenContainerLogResponse{}, nil
-}
-
-// parseSignal reads a signal's name or number, with "SIG" or without; SIGTERM
-// if it says nothing known.
-func parseSignal(name string) unix.Signal {
-	name = strings.ToUpper(strings.TrimSpace(name))
-	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= 64 {
-		return unix.Signal(n)
-	}
-	name = strings.TrimPrefix(name, "SIG")
-	// The kernel's real-time signals begin at 32, the C library's at 34.
-	for prefix, base := range map[string]int{"RTMIN": 34, "RTMAX": 64} {
-		rest, ok := strings.CutPrefix(name, prefix)
-		if !ok {
-			continue
-		}
-		rest = strings.NewReplacer("PLUS", "+", "MINUS", "-").Replace(rest)
-		n := 0
-		if rest != "" {
-			var err error
-			if n, err = strconv.Atoi(rest); err != nil {
-				continue
-			}
-		}
-		if base+n >= 34 && base+n <= 64 {
-			return unix.Signal(base + n)
-		}
-	}
-	switch name {
-	case "CLD":
-		name = "CHLD"
-	case "POLL":
-		name = "IO"
-	case "IOT":
-		name = "ABRT"
-	}
-	if s := unix.SignalNum("SIG" + name); s != 0 {
-		return s
-	}
-	return unix.SIGTERM
-}
-
-// signalNumber is a signal's name as CRI has it.
-func signalNumber(name string) runtimeapi.Signal {
-	if name == "" {
-		return runtimeapi.Signal_SIGNAL_SIGTERM
-	}
-	n := parseSignal(name)
-	text := unix.SignalName(n)
-	switch {
-	case n == 34:
-		text = "SIGRTMIN"
-	case n == 64:
-		text = "SIGRTMAX"
-	case n > 34 && n <= 49:
-		text = fmt.Sprintf("SIGRTMINPLUS%d", n-34)
-	case n > 49:
-		text = fmt.Sprintf("SIGRTMAXMINUS%d", 64-n)
-	}
-	if v, ok := runtimeapi.Signal_value["SIGNAL_"+text]; ok {
-		return runtimeapi.Signal(v)
-	}
-	return runtimeapi.Signal_SIGNAL_SIGTERM
 }

@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -108,32 +106,6 @@ func (r *Runtime) release(kind, name string) {
 
 func sandboxName(m *runtimeapi.PodSandboxMetadata) string {
 	return strings.Join([]string{m.GetName(), m.GetNamespace(), m.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
-}
-
-// namespaceOptions of a pod.
-func namespaceOptions(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
-	return c.GetLinux().GetSecurityContext().GetNamespaceOptions()
-}
-
-func hostNetwork(c *runtimeapi.PodSandboxConfig) bool {
-	return namespaceOptions(c).GetNetwork() == runtimeapi.NamespaceMode_NODE
-}
-
-func hostIPC(c *runtimeapi.PodSandboxConfig) bool {
-	return namespaceOptions(c).GetIpc() == runtimeapi.NamespaceMode_NODE
-}
-
-// sandboxCgroup is where a sandbox's own process is.
-func (r *Runtime) sandboxCgroup(c *runtimeapi.PodSandboxConfig, id string) string {
-	return filepath.Join(r.podCgroup(c), id)
-}
-
-// podCgroup is where a pod's containers are.
-func (r *Runtime) podCgroup(c *runtimeapi.PodSandboxConfig) string {
-	if parent := c.GetLinux().GetCgroupParent(); parent != "" {
-		return filepath.Join("/", parent)
-	}
-	return r.defaultCgroup()
 }
 
 // RunPodSandbox makes a sandbox: namespaces, files, network.
@@ -302,31 +274,6 @@ func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string,
 		return fmt.Errorf("failed to setup network for sandbox %q: %w", s.id, err)
 	}
 	return nil
-}
-
-func portMappings(list []*runtimeapi.PortMapping) ([]podnet.PortMapping, error) {
-	var out []podnet.PortMapping
-	for _, p := range list {
-		if p.GetHostPort() == 0 {
-			continue
-		}
-		if p.GetHostPort() < 0 || p.GetHostPort() > 65535 || p.GetContainerPort() < 1 || p.GetContainerPort() > 65535 {
-			return nil, fmt.Errorf("bad host port %d to %d", p.GetHostPort(), p.GetContainerPort())
-		}
-		m := podnet.PortMapping{
-			Protocol: strings.ToLower(p.GetProtocol().String()),
-			HostPort: uint16(p.GetHostPort()), PodPort: uint16(p.GetContainerPort()),
-		}
-		if p.GetHostIp() != "" {
-			ip, err := netip.ParseAddr(p.GetHostIp())
-			if err != nil {
-				return nil, fmt.Errorf("bad host IP of a host port: %w", err)
-			}
-			m.HostIP = ip
-		}
-		out = append(out, m)
-	}
-	return out, nil
 }
 
 func (r *Runtime) shm(id string) string { return r.state("sandboxes", id, "shm") }

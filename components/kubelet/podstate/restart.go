@@ -1,0 +1,110 @@
+package podstate
+
+import (
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// ShouldRestart tells whether a container that exited with code is started
+// again, by the container's own rules first and the pod's policy else.
+func ShouldRestart(pod *v1.Pod, c *v1.Container, code int32) bool {
+	switch matching(c, code) {
+	case v1.ContainerRestartRuleActionRestart, v1.ContainerRestartRuleActionRestartAllContainers:
+		return true
+	}
+	switch policy(pod, c) {
+	case v1.RestartPolicyNever:
+		return false
+	case v1.RestartPolicyOnFailure:
+		return code != 0
+	}
+	return true
+}
+
+// policy is a container's own, or else its pod's.
+func policy(pod *v1.Pod, c *v1.Container) v1.RestartPolicy {
+	if c.RestartPolicy != nil {
+		return v1.RestartPolicy(*c.RestartPolicy)
+	}
+	return pod.Spec.RestartPolicy
+}
+
+func reportedBefore(list []v1.ContainerStatus, name string) bool {
+	for i := range list {
+		if list[i].Name == name {
+			return list[i].ContainerID != ""
+		}
+	}
+	return false
+}
+
+// start plans a start, now or once its back-off is over.
+func (in *Input) start(p *Plan, c *v1.Container) {
+	slot := in.Slots[c.Name]
+	if slot.Killing {
+		return
+	}
+	if slot.RetryAt.After(in.Now) {
+		p.wake(slot.RetryAt)
+		return
+	}
+	s := Start{Name: c.Name, Attempt: in.nextAttempt(c.Name), Crash: slot.Crash}
+	if st := in.Observed.Latest(c.Name); st != nil && st.State == Created {
+		s.Attempt, s.Stale = st.Attempt, st.ID
+	}
+	if st := in.Observed.Latest(c.Name); st != nil && st.State == Exited {
+		if st.Hash != "" && st.Hash != Hash(c) {
+			// What is defined otherwise has not failed yet.
+			slot.Crash = BackOff{}
+		}
+		if until := slot.Crash.Until(st.FinishedAt, in.Now); until.After(in.Now) {
+			p.BackOff = append(p.BackOff, Wait{Name: c.Name, Until: until, Delay: slot.Crash.Delay})
+			p.wake(until)
+			return
+		}
+		crash := slot.Crash
+		crash.Max = in.CrashMax
+		s.Crash = crash.Next(in.Now)
+	}
+	p.Start = append(p.Start, s)
+}
+
+// nextAttempt is one more than the highest known, be it from the runtime or,
+// when the runtime forgot, from the pod's status.
+func (in *Input) nextAttempt(name string) uint32 {
+	next := uint32(0)
+	for i := range in.Observed.Containers {
+		if c := &in.Observed.Containers[i]; c.Name == name && c.Attempt >= next {
+			next = c.Attempt + 1
+		}
+	}
+	if n := in.Slots[name].Next; next == 0 && n > 0 {
+		return n
+	}
+	if st := statusOf(&in.Pod.Status, name); st != nil && st.ContainerID != "" && uint32(max(st.RestartCount, 0)) >= next {
+		if next == 0 {
+			next = uint32(st.RestartCount) + 1
+		}
+	} else if st != nil && next == 0 && waitsForAll(st) {
+		// The status counts the restart that is to come.
+		next = uint32(max(st.RestartCount, 0))
+	}
+	return next
+}
+
+func statusOf(s *v1.PodStatus, name string) *v1.ContainerStatus {
+	for _, list := range [][]v1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses, s.EphemeralContainerStatuses} {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
+		}
+	}
+	return nil
+}
+
+// CrashMessage is what a container's status says while its restart waits.
+func CrashMessage(pod *v1.Pod, w Wait) string {
+	return fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)", w.Delay, w.Name, pod.Name, pod.Namespace, pod.UID)
+}

@@ -1,0 +1,65 @@
+//go:build cgo
+
+package runtime
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/internal/podnet"
+)
+
+// namespaceOptions of a pod.
+func namespaceOptions(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
+	return c.GetLinux().GetSecurityContext().GetNamespaceOptions()
+}
+
+func hostNetwork(c *runtimeapi.PodSandboxConfig) bool {
+	return namespaceOptions(c).GetNetwork() == runtimeapi.NamespaceMode_NODE
+}
+
+func hostIPC(c *runtimeapi.PodSandboxConfig) bool {
+	return namespaceOptions(c).GetIpc() == runtimeapi.NamespaceMode_NODE
+}
+
+// sandboxCgroup is where a sandbox's own process is.
+func (r *Runtime) sandboxCgroup(c *runtimeapi.PodSandboxConfig, id string) string {
+	return filepath.Join(r.podCgroup(c), id)
+}
+
+// podCgroup is where a pod's containers are.
+func (r *Runtime) podCgroup(c *runtimeapi.PodSandboxConfig) string {
+	if parent := c.GetLinux().GetCgroupParent(); parent != "" {
+		return filepath.Join("/", parent)
+	}
+	return r.defaultCgroup()
+}
+
+func portMappings(list []*runtimeapi.PortMapping) ([]podnet.PortMapping, error) {
+	var out []podnet.PortMapping
+	for _, p := range list {
+		if p.GetHostPort() == 0 {
+			continue
+		}
+		if p.GetHostPort() < 0 || p.GetHostPort() > 65535 || p.GetContainerPort() < 1 || p.GetContainerPort() > 65535 {
+			return nil, fmt.Errorf("bad host port %d to %d", p.GetHostPort(), p.GetContainerPort())
+		}
+		m := podnet.PortMapping{
+			Protocol: strings.ToLower(p.GetProtocol().String()),
+			HostPort: uint16(p.GetHostPort()), PodPort: uint16(p.GetContainerPort()),
+		}
+		if p.GetHostIp() != "" {
+			ip, err := netip.ParseAddr(p.GetHostIp())
+			if err != nil {
+				return nil, fmt.Errorf("bad host IP of a host port: %w", err)
+			}
+			m.HostIP = ip
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}

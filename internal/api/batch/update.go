@@ -1,0 +1,99 @@
+package batch
+
+import (
+	"fmt"
+	"slices"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+func validateJobUpdate(j, old *batchv1.Job) field.ErrorList {
+	errs := validateJobSpec(&j.Spec, field.NewPath("spec"))
+	path := field.NewPath("spec")
+	immutable := func(name string, is, was any) {
+		errs = append(errs, apivalidation.ValidateImmutableField(is, was, path.Child(name))...)
+	}
+	errs = append(errs, validateCompletionsUpdate(&j.Spec, &old.Spec, path.Child("completions"))...)
+	immutable("selector", j.Spec.Selector, old.Spec.Selector)
+	errs = append(errs, validateTemplateUpdate(j, old, path.Child("template"))...)
+	immutable("completionMode", j.Spec.CompletionMode, old.Spec.CompletionMode)
+	immutable("podFailurePolicy", j.Spec.PodFailurePolicy, old.Spec.PodFailurePolicy)
+	immutable("backoffLimitPerIndex", j.Spec.BackoffLimitPerIndex, old.Spec.BackoffLimitPerIndex)
+	immutable("managedBy", j.Spec.ManagedBy, old.Spec.ManagedBy)
+	immutable("successPolicy", j.Spec.SuccessPolicy, old.Spec.SuccessPolicy)
+	return errs
+}
+
+// validateCompletionsUpdate lets an indexed job grow and shrink together with
+// its parallelism.
+func validateCompletionsUpdate(is, was *batchv1.JobSpec, path *field.Path) field.ErrorList {
+	if value(is.CompletionMode) != batchv1.IndexedCompletion {
+		return apivalidation.ValidateImmutableField(is.Completions, was.Completions, path)
+	}
+	if apiequality.Semantic.DeepEqual(is.Completions, was.Completions) {
+		return nil
+	}
+	if is.Completions == nil || is.Parallelism == nil || *is.Completions != *is.Parallelism {
+		return field.ErrorList{field.Invalid(path, is.Completions,
+			fmt.Sprintf("can only be modified in tandem with %s", field.NewPath("spec").Child("parallelism").String()))}
+	}
+	return nil
+}
+
+// validateTemplateUpdate lets the scheduling and the resources of a job change
+// while it is suspended and has no pods.
+//
+// https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives
+// https://kep.k8s.io/5440
+func validateTemplateUpdate(j, old *batchv1.Job, path *field.Path) field.ErrorList {
+	was, is := old.Spec.Template.DeepCopy(), &j.Spec.Template
+	if !atRest(old) {
+		return apivalidation.ValidateImmutableField(is, was, path)
+	}
+	was.Spec.Affinity = withNodeAffinityOf(was.Spec.Affinity, is.Spec.Affinity)
+	was.Spec.NodeSelector = is.Spec.NodeSelector
+	was.Spec.Tolerations, was.Spec.SchedulingGates = is.Spec.Tolerations, is.Spec.SchedulingGates
+	takeResources(was.Spec.Containers, is.Spec.Containers)
+	takeResources(was.Spec.InitContainers, is.Spec.InitContainers)
+	return apivalidation.ValidateImmutableField(is.Spec, was.Spec, path.Child("spec"))
+}
+
+// atRest tells whether a job is suspended and has no pods, nor has begun since.
+func atRest(j *batchv1.Job) bool {
+	suspended := slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
+		return c.Type == batchv1.JobSuspended && c.Status == corev1.ConditionTrue
+	})
+	return value(j.Spec.Suspend) && (j.Status.StartTime == nil || suspended) && j.Status.Active == 0
+}
+
+// withNodeAffinityOf is was with the affinity to nodes that other has.
+func withNodeAffinityOf(was, other *corev1.Affinity) *corev1.Affinity {
+	out := corev1.Affinity{}
+	if was != nil {
+		out = *was
+	}
+	out.NodeAffinity = nil
+	if other != nil {
+		out.NodeAffinity = other.NodeAffinity
+	} else if out == (corev1.Affinity{}) {
+		return nil
+	}
+	return &out
+}
+
+// takeResources gives containers the resources of others, which are the same
+// ones otherwise.
+func takeResources(to, from []corev1.Container) {
+	if len(to) != len(from) {
+		return
+	}
+	for i := range to {
+		if to[i].Name == from[i].Name {
+			to[i].Resources = from[i].Resources
+		}
+	}
+}
