@@ -19,7 +19,7 @@ func TestNext(t *testing.T) {
 		{"@yearly", "2026-01-01T00:00:00Z", "2027-01-01T00:00:00Z"},
 		{"@every 90m", "2026-01-01T00:00:00.5Z", "2026-01-01T01:30:00Z"},
 	} {
-		s, err := ParseSchedule(test.schedule)
+		s, err := parseSchedule(test.schedule)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -31,17 +31,17 @@ func TestNext(t *testing.T) {
 			t.Errorf("%s after %s: %s, want %s", test.schedule, test.from, got, test.want)
 		}
 	}
-	if s, err := ParseSchedule("0 0 30 2 *"); err != nil || !s.Next(time.Now()).IsZero() {
+	if s, err := parseSchedule("0 0 30 2 *"); err != nil || !s.Next(time.Now()).IsZero() {
 		t.Errorf("the 30th of February is %s, %v", s.Next(time.Now()), err)
 	}
 }
 
 func FuzzParseSchedule(f *testing.F) {
-	for _, s := range []string{"* * * * *", "*/5 1-3,7 ? jan-mar sun", "@daily", "@every 1h", "1/0 * * * *", "-1 * * * *", "9-1 * * * *", "1/9223372036854775807 * * * *"} {
+	for _, s := range []string{"* * * * *", "*/5 1-3,7 ? jan-mar sun", "@daily", "@every 1h", "1/0 * * * *", "-1 * * * *", "9-1 * * * *", "1/9223372036854775807 * * * *", "TZ=0", "CRON_TZ=UTC"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		s, err := ParseSchedule(text)
+		s, err := parseSchedule(text)
 		if err != nil {
 			return
 		}

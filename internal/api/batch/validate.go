@@ -396,7 +396,7 @@ func validateCronJob(c *batchv1.CronJob, old *batchv1.CronJob) field.ErrorList {
 			errs = append(errs, field.Invalid(schedule, spec.Schedule, "cannot use both timeZone field and TZ or CRON_TZ in schedule"))
 		}
 	default:
-		if _, err := ParseSchedule(spec.Schedule); err != nil {
+		if _, err := parseSchedule(spec.Schedule); err != nil {
 			errs = append(errs, field.Invalid(schedule, spec.Schedule, err.Error()))
 		}
 	}
