@@ -20,27 +20,27 @@ import (
 // tokenLife is how long a controller's token is asked to be valid.
 const tokenLife = time.Hour
 
-// TokenBuilder makes each controller's clients with a token of its service
+// tokenBuilder makes each controller's clients with a token of its service
 // account in kube-system, which it makes if it is missing. It is safe for
 // several goroutines.
-type TokenBuilder struct {
+type tokenBuilder struct {
 	own *client.Clients
 
 	mu   sync.Mutex
 	made map[string]*client.Clients // guarded by mu
 }
 
-var _ client.Builder = (*TokenBuilder)(nil)
+var _ client.Builder = (*tokenBuilder)(nil)
 
-// NewTokenBuilder makes a builder that asks for tokens as the user of own,
+// newTokenBuilder makes a builder that asks for tokens as the user of own,
 // whose informers all share.
-func NewTokenBuilder(own *client.Clients) *TokenBuilder {
-	return &TokenBuilder{own: own, made: map[string]*client.Clients{}}
+func newTokenBuilder(own *client.Clients) *tokenBuilder {
+	return &tokenBuilder{own: own, made: map[string]*client.Clients{}}
 }
 
 // For is client.Builder's. It makes no request; the first use of the clients
 // does.
-func (b *TokenBuilder) For(name string) (*client.Clients, error) {
+func (b *tokenBuilder) For(name string) (*client.Clients, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if c := b.made[name]; c != nil {

@@ -329,7 +329,7 @@ func (o *options) config(own *client.Clients) (Config, error) {
 		cfg.NodeCIDRMaskSizeIPv4, cfg.NodeCIDRMaskSizeIPv6 = o.mask, o.mask
 	}
 	if o.useAccounts {
-		cfg.Builder = NewTokenBuilder(own)
+		cfg.Builder = newTokenBuilder(own)
 	}
 	if cfg.Signing.Authorities, err = readSigning(o.signing); err != nil {
 		return cfg, err

@@ -18,9 +18,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// DecodeFile reads a KubeletConfiguration, YAML or JSON. Fields that do not
+// decodeFile reads a KubeletConfiguration, YAML or JSON. Fields that do not
 // exist are an error.
-func DecodeFile(raw []byte) (*kubeletv1beta1.KubeletConfiguration, error) {
+func decodeFile(raw []byte) (*kubeletv1beta1.KubeletConfiguration, error) {
 	var meta metav1.TypeMeta
 	if err := yaml.Unmarshal(raw, &meta); err != nil {
 		return nil, fmt.Errorf("reading the kubelet's configuration: %w", err)

@@ -147,7 +147,7 @@ func TestRefusedFiles(t *testing.T) {
 		"enforceNodeAllocatable: [system-reserved-compressible]":                       "needs systemReservedCgroup",
 		"evictionMinimumReclaim: {memory.used: 1Gi}":                                   "unsupported signal",
 	} {
-		f, err := DecodeFile([]byte(fileHead + text))
+		f, err := decodeFile([]byte(fileHead + text))
 		cfg := Config{NodeName: "n"}
 		if err == nil {
 			err = cfg.Apply(f)
@@ -218,7 +218,7 @@ func TestFlagsOfFields(t *testing.T) {
 func FuzzApplyFile(f *testing.F) {
 	f.Add([]byte(fileHead + "maxPods: 10\nevictionHard: {memory.available: 1Gi}\n"))
 	f.Fuzz(func(_ *testing.T, raw []byte) {
-		if file, err := DecodeFile(raw); err == nil {
+		if file, err := decodeFile(raw); err == nil {
 			cfg := Config{NodeName: "n"}
 			if cfg.Apply(file) == nil && cfg.complete() == nil {
 				cfg.Effective()

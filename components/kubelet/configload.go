@@ -42,7 +42,7 @@ func LoadFiles(path, dir string, over map[string]any) (*kubeletv1beta1.KubeletCo
 		if err != nil {
 			return nil, fmt.Errorf("reading the kubelet's configuration: %w", err)
 		}
-		if _, err := DecodeFile(raw); err != nil {
+		if _, err := decodeFile(raw); err != nil {
 			return nil, fmt.Errorf("%s: %w", p, err)
 		}
 		var part map[string]any
@@ -59,7 +59,7 @@ func LoadFiles(path, dir string, over map[string]any) (*kubeletv1beta1.KubeletCo
 	if err != nil {
 		return nil, fmt.Errorf("merging the kubelet's configuration: %w", err)
 	}
-	return DecodeFile(raw)
+	return decodeFile(raw)
 }
 
 // put sets a field that may be within others.

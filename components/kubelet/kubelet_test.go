@@ -195,7 +195,7 @@ func FuzzDecodeFile(f *testing.F) {
 	f.Add([]byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 5\n"))
 	f.Add([]byte(`{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1","evictionHard":{"memory.available":"5%"}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		file, err := DecodeFile(raw)
+		file, err := decodeFile(raw)
 		if err != nil {
 			return
 		}
@@ -209,7 +209,7 @@ func FuzzDecodeFile(f *testing.F) {
 }
 
 func TestDecodeFile(t *testing.T) {
-	file, err := DecodeFile([]byte(`
+	file, err := decodeFile([]byte(`
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 clusterDNS: [10.96.0.10]
@@ -238,7 +238,7 @@ imageMinimumGCAge: 7m
 	for _, bad := range []string{
 		"kind: KubeletConfiguration", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnonsense: 1\n", "{",
 	} {
-		if _, err := DecodeFile([]byte(bad)); err == nil {
+		if _, err := decodeFile([]byte(bad)); err == nil {
 			t.Errorf("%q was accepted", bad)
 		}
 	}

@@ -91,9 +91,9 @@ func as[T runtime.Object](item runtime.Object) (T, error) {
 	return t, nil
 }
 
-// PodCounts tells whether a pod uses what it asks for: not once it has ended,
+// podCounts tells whether a pod uses what it asks for: not once it has ended,
 // nor when it should have been gone, for its node may be lost.
-func PodCounts(p *corev1.Pod, now time.Time) bool {
+func podCounts(p *corev1.Pod, now time.Time) bool {
 	if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
 		return false
 	}
@@ -105,7 +105,7 @@ func PodCounts(p *corev1.Pod, now time.Time) bool {
 
 func podUsage(p *corev1.Pod, now time.Time) corev1.ResourceList {
 	used := corev1.ResourceList{countPods: one()}
-	if !PodCounts(p, now) {
+	if !podCounts(p, now) {
 		return used
 	}
 	opts := resourcehelper.PodResourcesOptions{UseStatusResources: true}

@@ -29,9 +29,9 @@ type KeySet struct {
 	byID map[string]int
 }
 
-// NewKeySet makes a set of RSA and ECDSA public keys. The same key given twice
+// newKeySet makes a set of RSA and ECDSA public keys. The same key given twice
 // counts once.
-func NewKeySet(keys ...crypto.PublicKey) (*KeySet, error) {
+func newKeySet(keys ...crypto.PublicKey) (*KeySet, error) {
 	set := &KeySet{byID: map[string]int{}}
 	for _, key := range keys {
 		alg, err := algorithm(key)
@@ -67,7 +67,7 @@ func LoadKeySet(files ...string) (*KeySet, error) {
 	if len(keys) == 0 {
 		return nil, errors.New("no service account key is given")
 	}
-	return NewKeySet(keys...)
+	return newKeySet(keys...)
 }
 
 // LoadSigner reads the key of --service-account-signing-key-file.

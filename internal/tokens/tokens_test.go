@@ -91,7 +91,7 @@ func newFixture(t testing.TB, key crypto.Signer) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keys, err := NewKeySet(key.Public())
+	keys, err := newKeySet(key.Public())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -353,7 +353,7 @@ func TestDiscovery(t *testing.T) {
 	}
 	f := newFixture(t, rsaKey)
 	ec := newFixture(t, nil)
-	keys, err := NewKeySet(rsaKey.Public(), ec.key.Public(), rsaKey.Public())
+	keys, err := newKeySet(rsaKey.Public(), ec.key.Public(), rsaKey.Public())
 	if err != nil {
 		t.Fatal(err)
 	}

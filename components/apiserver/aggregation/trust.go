@@ -24,10 +24,10 @@ import (
 	"hyperkube/internal/store"
 )
 
-// TrustName is the ConfigMap in kube-system by which aggregated servers learn
+// trustName is the ConfigMap in kube-system by which aggregated servers learn
 // whom to trust: the authorities of client certificates and of front proxies,
 // and the headers in which these tell who sends a request.
-const TrustName = "extension-apiserver-authentication"
+const trustName = "extension-apiserver-authentication"
 
 // TrustConfig of a Trust.
 type TrustConfig struct {
@@ -83,7 +83,7 @@ func (t *Trust) Run(ctx context.Context) error {
 func (t *Trust) keep(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w, err := t.configMaps.Collection.Watch(ctx, store.WatchOptions{Key: metav1.NamespaceSystem + "/" + TrustName})
+	w, err := t.configMaps.Collection.Watch(ctx, store.WatchOptions{Key: metav1.NamespaceSystem + "/" + trustName})
 	if err != nil {
 		return fmt.Errorf("watching a ConfigMap: %w", err)
 	}
@@ -122,9 +122,9 @@ func (t *Trust) keep(ctx context.Context) error {
 
 func (t *Trust) write(ctx context.Context) error {
 	api := t.cfg.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem)
-	has, err := api.Get(ctx, TrustName, metav1.GetOptions{})
+	has, err := api.Get(ctx, trustName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: TrustName}}
+		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: trustName}}
 		if cm.Data, err = t.wanted(nil); err != nil {
 			return err
 		}
@@ -170,7 +170,7 @@ func (t *Trust) wanted(has map[string]string) (map[string]string, error) {
 		var list []string
 		if has[key] != "" {
 			if err := json.Unmarshal([]byte(has[key]), &list); err != nil {
-				return nil, fmt.Errorf("reading %s of the ConfigMap %s: %w", key, TrustName, err)
+				return nil, fmt.Errorf("reading %s of the ConfigMap %s: %w", key, trustName, err)
 			}
 		}
 		for _, s := range own {

@@ -188,8 +188,8 @@ func allRules() ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo
 		[]authorizer.NonResourceRuleInfo{&authorizer.DefaultNonResourceRuleInfo{Verbs: all, NonResourceURLs: all}}
 }
 
-// IsSuperuser tells whether u may do everything, whatever is configured.
-func IsSuperuser(u user.Info) bool {
+// isSuperuser tells whether u may do everything, whatever is configured.
+func isSuperuser(u user.Info) bool {
 	return u != nil && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
 }
 
@@ -199,7 +199,7 @@ func (a *Authorizer) Authorize(ctx context.Context, attrs authorizer.Attributes)
 	if u == nil {
 		return authorizer.DecisionNoOpinion, "Error", errors.New("no user on request")
 	}
-	if IsSuperuser(u) {
+	if isSuperuser(u) {
 		return authorizer.DecisionAllow, "", nil
 	}
 	var reasons []string

@@ -48,7 +48,7 @@ func (*Escalation) Handles(op admission.Operation) bool {
 
 // Validate implements admission.ValidationInterface.
 func (e *Escalation) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if a.GetResource().Group != rbacv1.GroupName || a.GetSubresource() != "" || IsSuperuser(a.GetUserInfo()) {
+	if a.GetResource().Group != rbacv1.GroupName || a.GetSubresource() != "" || isSuperuser(a.GetUserInfo()) {
 		return nil
 	}
 	if a.GetOperation() == admission.Update && OnlyForCollection(a.GetObject(), a.GetOldObject()) {

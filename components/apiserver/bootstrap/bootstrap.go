@@ -40,8 +40,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// DefaultServiceCIDR is the name of the ServiceCIDR from the configuration.
-const DefaultServiceCIDR = "kubernetes"
+// defaultServiceCIDR is the name of the ServiceCIDR from the configuration.
+const defaultServiceCIDR = "kubernetes"
 
 const (
 	// attempts to write when other API servers write the same.
@@ -132,7 +132,7 @@ func namespaces() []*corev1.Namespace {
 
 func serviceCIDR(cidrs []string) *networkingv1.ServiceCIDR {
 	return &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: DefaultServiceCIDR},
+		ObjectMeta: metav1.ObjectMeta{Name: defaultServiceCIDR},
 		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
 		Status: networkingv1.ServiceCIDRStatus{Conditions: []metav1.Condition{{
 			Type:               networkingv1.ServiceCIDRConditionReady,

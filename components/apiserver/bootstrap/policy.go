@@ -23,9 +23,9 @@ func DefaultPolicy() Policy {
 	}
 }
 
-// NodeRules are what a kubelet may do, as far as the Node authorizer does not
+// nodeRules are what a kubelet may do, as far as the Node authorizer does not
 // restrict it further to what concerns its own node.
-func NodeRules() []rbacv1.PolicyRule {
+func nodeRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		rule("create", "authentication.k8s.io", "tokenreviews"),
 		rule("create", "authorization.k8s.io", "localsubjectaccessreviews subjectaccessreviews"),
@@ -142,7 +142,7 @@ func componentRoles() []*rbacv1.ClusterRole {
 		clusterRole("system:heapster",
 			rule(read, "core", "events pods nodes namespaces"),
 			rule(read, "extensions", "deployments")),
-		clusterRole("system:node", NodeRules()...),
+		clusterRole("system:node", nodeRules()...),
 		clusterRole("system:node-problem-detector",
 			rule("get", "core", "nodes"),
 			rule("patch", "core", "nodes/status"),

@@ -228,7 +228,7 @@ func Body(req *http.Request, protobuf bool) (Media, error) {
 			return Protobuf, nil
 		}
 	}
-	return 0, Unsupported(supported(Endpoint{Protobuf: protobuf}))
+	return 0, unsupported(supported(Endpoint{Protobuf: protobuf}))
 }
 
 func supported(e Endpoint) []string {
@@ -318,7 +318,7 @@ func Patch(req *http.Request, routed bool, taken []string) (string, error) {
 	}
 	media, _, _ := strings.Cut(header, ";")
 	if !slices.Contains(taken, media) {
-		return "", Unsupported(taken)
+		return "", unsupported(taken)
 	}
 	return media, nil
 }
@@ -334,8 +334,8 @@ func NotAcceptable(message string) error {
 	}}
 }
 
-// Unsupported is the error for a body in a form that is not taken.
-func Unsupported(accepted []string) error {
+// unsupported is the error for a body in a form that is not taken.
+func unsupported(accepted []string) error {
 	return &statusError{metav1.Status{
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusUnsupportedMediaType,

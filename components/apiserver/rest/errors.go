@@ -16,8 +16,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// StatusOf returns err as a client sees it.
-func StatusOf(err error) *metav1.Status {
+// statusOf returns err as a client sees it.
+func statusOf(err error) *metav1.Status {
 	if corrupt := corruptStatus(err); corrupt != nil {
 		err = corrupt
 	}
@@ -51,7 +51,7 @@ func StatusOf(err error) *metav1.Status {
 
 // Error answers with a Status that tells err.
 func (h *Handler) Error(w http.ResponseWriter, req *http.Request, err error) {
-	status := StatusOf(err)
+	status := statusOf(err)
 	if status.Details != nil && status.Details.RetryAfterSeconds > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(status.Details.RetryAfterSeconds)))
 	}

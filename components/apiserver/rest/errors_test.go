@@ -25,7 +25,7 @@ func TestUnavailable(t *testing.T) {
 		{fmt.Errorf("reading: %w", store.ErrUnavailable), 1, "The  operation against configmaps could not be completed at this time, please try again."},
 		{fmt.Errorf("writing: %w", &store.UnsettledError{Err: rpctypes.ErrLeaderChanged}), 0, "etcdserver: leader changed"},
 	} {
-		status := StatusOf(StoreError(res, "a", test.err))
+		status := statusOf(StoreError(res, "a", test.err))
 		after := int32(0)
 		if status.Details != nil {
 			after = status.Details.RetryAfterSeconds

@@ -417,7 +417,7 @@ func (w *eventWriter) object(event watch.EventType, obj api.Object) {
 
 // status frames an ERROR event.
 func (w *eventWriter) status(err error) {
-	s := StatusOf(err)
+	s := statusOf(err)
 	data, e := encode(negotiate.Format{Media: w.format.Media}, s)
 	if e != nil {
 		data, _ = json.Marshal(s)

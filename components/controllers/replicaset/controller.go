@@ -406,7 +406,7 @@ func (c *Controller) siblings(rs *appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 }
 
 func (c *Controller) updateStatus(ctx context.Context, rs *appsv1.ReplicaSet, status appsv1.ReplicaSetStatus) error {
-	if SameStatus(rs.Status, status, c.flavor.Siblings) && rs.Generation == rs.Status.ObservedGeneration {
+	if sameStatus(rs.Status, status, c.flavor.Siblings) && rs.Generation == rs.Status.ObservedGeneration {
 		return nil
 	}
 	status.ObservedGeneration = rs.Generation

@@ -66,9 +66,9 @@ func Condition(s appsv1.ReplicaSetStatus, kind appsv1.ReplicaSetConditionType) *
 	return nil
 }
 
-// SameStatus tells whether two statuses say the same, the observed generation
+// sameStatus tells whether two statuses say the same, the observed generation
 // aside, and the terminating pods too for a kind that has no field for them.
-func SameStatus(a, b appsv1.ReplicaSetStatus, knowsTerminating bool) bool {
+func sameStatus(a, b appsv1.ReplicaSetStatus, knowsTerminating bool) bool {
 	a.ObservedGeneration, b.ObservedGeneration = 0, 0
 	if a.TerminatingReplicas == nil && !knowsTerminating {
 		b.TerminatingReplicas = nil

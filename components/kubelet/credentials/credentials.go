@@ -302,11 +302,11 @@ func (p *Providers) run(ctx context.Context, one *kubeletv1.CredentialProvider, 
 		}
 		return nil, fmt.Errorf("error execing credential provider plugin %s: %w: %s", one.Name, err, strings.TrimSpace(wrong.String()))
 	}
-	return DecodeResponse(out.Bytes(), one.APIVersion)
+	return decodeResponse(out.Bytes(), one.APIVersion)
 }
 
-// DecodeResponse reads what a provider has answered.
-func DecodeResponse(raw []byte, version string) (*providerv1.CredentialProviderResponse, error) {
+// decodeResponse reads what a provider has answered.
+func decodeResponse(raw []byte, version string) (*providerv1.CredentialProviderResponse, error) {
 	resp := &providerv1.CredentialProviderResponse{}
 	if err := json.Unmarshal(raw, resp); err != nil {
 		return nil, fmt.Errorf("error decoding credential provider plugin response from stdout: %w", err)

@@ -171,7 +171,7 @@ printf '{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.ku
 func FuzzDecodeResponse(f *testing.F) {
 	f.Add([]byte(`{"kind":"CredentialProviderResponse","apiVersion":"v","auth":{"a":{"username":"u"}}}`))
 	f.Fuzz(func(_ *testing.T, raw []byte) {
-		_, _ = DecodeResponse(raw, "v")
+		_, _ = decodeResponse(raw, "v")
 		if list, err := Decode(raw); err == nil {
 			_ = validate(list)
 		}

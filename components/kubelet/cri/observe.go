@@ -73,12 +73,12 @@ func (c *Client) Observe(ctx context.Context, uid types.UID) (podstate.Observed,
 		one.SandboxID = item.PodSandboxId
 		out.Containers = append(out.Containers, one)
 	}
-	SortNewestFirst(&out)
+	sortNewestFirst(&out)
 	return out, nil
 }
 
-// SortNewestFirst brings o into the order that podstate wants.
-func SortNewestFirst(o *podstate.Observed) {
+// sortNewestFirst brings o into the order that podstate wants.
+func sortNewestFirst(o *podstate.Observed) {
 	slices.SortStableFunc(o.Sandboxes, func(a, b podstate.Sandbox) int { return b.CreatedAt.Compare(a.CreatedAt) })
 	slices.SortStableFunc(o.Containers, func(a, b podstate.Container) int {
 		if a.Name == b.Name && a.Attempt != b.Attempt {

@@ -22,7 +22,7 @@ func (in *StatusInput) conditions(s *v1.PodStatus, initialized bool) {
 		computed = append(computed, in.initialized(s, initialized))
 	}
 	computed = append(computed, ready, containers, v1.PodCondition{Type: v1.PodScheduled, Status: v1.ConditionTrue})
-	if CanRestartAll(in.Pod) && !in.rejected() {
+	if canRestartAll(in.Pod) && !in.rejected() {
 		computed = append(computed, in.restartingCondition())
 	}
 	computed = append(computed, in.Conditions...)

@@ -159,7 +159,7 @@ func (in *Input) allDone() bool {
 	for i := range in.Pod.Spec.Containers {
 		c := &in.Pod.Spec.Containers[i]
 		last := in.Observed.Latest(c.Name)
-		if last == nil || last.State != Exited || ShouldRestart(in.Pod, c, last.ExitCode) {
+		if last == nil || last.State != Exited || shouldRestart(in.Pod, c, last.ExitCode) {
 			return false
 		}
 	}
@@ -238,7 +238,7 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (pending string, init
 			if st.ExitCode == 0 || i < last {
 				continue
 			}
-			if in.Pod.Spec.RestartPolicy == v1.RestartPolicyNever && !ShouldRestart(in.Pod, c, st.ExitCode) {
+			if in.Pod.Spec.RestartPolicy == v1.RestartPolicyNever && !shouldRestart(in.Pod, c, st.ExitCode) {
 				return c.Name, false, true
 			}
 			in.start(p, c)
@@ -325,7 +325,7 @@ func (in *Input) appContainers(p *Plan, sandbox *Sandbox) (keep bool) {
 		case st.State == Unknown:
 			in.kill(p, c, st, "Container "+c.Name+" is in unknown state, try killing it before restart", true)
 			keep = true
-		case in.Slots[c.Name].ForceRestart == st.ID || ShouldRestart(in.Pod, c, st.ExitCode):
+		case in.Slots[c.Name].ForceRestart == st.ID || shouldRestart(in.Pod, c, st.ExitCode):
 			in.start(p, c)
 			keep = true
 		}
@@ -347,7 +347,7 @@ func (in *Input) ending(p *Plan) bool {
 			return false
 		}
 		if st.State == Exited {
-			if ShouldRestart(in.Pod, c, st.ExitCode) {
+			if shouldRestart(in.Pod, c, st.ExitCode) {
 				return false
 			}
 			continue

@@ -221,7 +221,7 @@ func TestRestartRules(t *testing.T) {
 	}}}
 	never := v1.ContainerRestartPolicyNever
 	c.RestartPolicy = &never
-	if p := pod(v1.RestartPolicyAlways); !ShouldRestart(p, c, 42) || ShouldRestart(p, c, 1) {
+	if p := pod(v1.RestartPolicyAlways); !shouldRestart(p, c, 42) || shouldRestart(p, c, 1) {
 		t.Error("rules do not rule")
 	}
 }

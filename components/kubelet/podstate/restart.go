@@ -6,9 +6,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// ShouldRestart tells whether a container that exited with code is started
+// shouldRestart tells whether a container that exited with code is started
 // again, by the container's own rules first and the pod's policy else.
-func ShouldRestart(pod *v1.Pod, c *v1.Container, code int32) bool {
+func shouldRestart(pod *v1.Pod, c *v1.Container, code int32) bool {
 	switch matching(c, code) {
 	case v1.ContainerRestartRuleActionRestart, v1.ContainerRestartRuleActionRestartAllContainers:
 		return true

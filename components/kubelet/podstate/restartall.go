@@ -28,11 +28,11 @@ func matching(c *v1.Container, code int32) v1.ContainerRestartRuleAction {
 	return ""
 }
 
-// CanRestartAll tells whether a container of the pod has a rule by which all
+// canRestartAll tells whether a container of the pod has a rule by which all
 // are restarted.
 //
 // https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-all-containers
-func CanRestartAll(pod *v1.Pod) bool {
+func canRestartAll(pod *v1.Pod) bool {
 	has := func(c v1.Container) bool {
 		return slices.ContainsFunc(c.RestartPolicyRules, func(r v1.ContainerRestartRule) bool {
 			return r.Action == v1.ContainerRestartRuleActionRestartAllContainers
@@ -50,7 +50,7 @@ func source(c *v1.Container, st *Container) bool {
 // restartingAll tells whether all containers are being restarted: one of them
 // asks for it, or did, and something is left to remove.
 func (in *Input) restartingAll() bool {
-	if !CanRestartAll(in.Pod) {
+	if !canRestartAll(in.Pod) {
 		return false
 	}
 	for i := range in.Observed.Containers {

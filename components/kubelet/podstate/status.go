@@ -243,7 +243,7 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 			s.LastTerminationState = *old.LastTerminationState.DeepCopy()
 		} else if old != nil && old.State.Terminated != nil && old.ContainerID != s.ContainerID {
 			s.LastTerminationState = *old.State.DeepCopy()
-		} else if old != nil && old.RestartCount < s.RestartCount && old.State.Running != nil && CanRestartAll(in.Pod) {
+		} else if old != nil && old.RestartCount < s.RestartCount && old.State.Running != nil && canRestartAll(in.Pod) {
 			// It was removed, and started anew before that was told.
 			s.LastTerminationState.Terminated = removedState()
 		}
@@ -305,7 +305,7 @@ func (in *StatusInput) willStart(c *v1.Container, kind Kind, latest *Container) 
 	if kind == Init && !IsSidecar(c) && latest.ExitCode == 0 {
 		return false
 	}
-	return in.Slots[c.Name].ForceRestart == latest.ID || ShouldRestart(in.Pod, c, latest.ExitCode)
+	return in.Slots[c.Name].ForceRestart == latest.ID || shouldRestart(in.Pod, c, latest.ExitCode)
 }
 
 func (in *StatusInput) terminated(c *Container) *v1.ContainerStateTerminated {
@@ -443,7 +443,7 @@ func phase(pod *v1.Pod, s *v1.PodStatus, stopped, initialized bool) v1.PodPhase 
 		restart := false
 		for i := range pod.Spec.Containers {
 			c := &pod.Spec.Containers[i]
-			if t := s.ContainerStatuses[i].State.Terminated; t == nil || ShouldRestart(pod, c, t.ExitCode) {
+			if t := s.ContainerStatuses[i].State.Terminated; t == nil || shouldRestart(pod, c, t.ExitCode) {
 				restart = true
 			}
 		}

@@ -88,12 +88,12 @@ func (u *URL) fetch(ctx context.Context, client *http.Client) ([]*v1.Pod, error)
 	if len(raw) > longestDocument {
 		return nil, errors.New("the answer is too long")
 	}
-	return DecodeList(raw, u.URL, u.NodeName)
+	return decodeList(raw, u.URL, u.NodeName)
 }
 
-// DecodeList reads a pod or a list of pods that a server has, as Decode does a
+// decodeList reads a pod or a list of pods that a server has, as Decode does a
 // file.
-func DecodeList(raw []byte, url, nodeName string) ([]*v1.Pod, error) {
+func decodeList(raw []byte, url, nodeName string) ([]*v1.Pod, error) {
 	doc, err := yaml.YAMLToJSON(raw)
 	if err != nil {
 		return nil, fmt.Errorf("reading the manifest: %w", err)

@@ -76,5 +76,5 @@ items:
 
 func FuzzDecodeList(f *testing.F) {
 	f.Add([]byte(`{"kind":"PodList","items":[{"metadata":{"name":"a"},"spec":{"containers":[{"name":"c","image":"i"}]}},null]}`))
-	f.Fuzz(func(_ *testing.T, raw []byte) { _, _ = DecodeList(raw, "http://x", "n") })
+	f.Fuzz(func(_ *testing.T, raw []byte) { _, _ = decodeList(raw, "http://x", "n") })
 }

@@ -30,11 +30,11 @@ const (
 	tempLink = "..data_tmp"
 )
 
-// WriteAtomically makes dir show exactly payload. Readers see the old files or
+// writeAtomically makes dir show exactly payload. Readers see the old files or
 // the new ones, never a mix: the files are in a directory of their own, that
 // ..data is a link to, and what users see are links into ..data. Nothing is
 // written when nothing changed. group, if not nil, may read the files (fsGroup).
-func WriteAtomically(dir string, payload Payload, group *int64) error {
+func writeAtomically(dir string, payload Payload, group *int64) error {
 	for p := range payload {
 		if err := checkPath(p); err != nil {
 			return err

@@ -143,7 +143,7 @@ func write(r Request, payload Payload, memory bool, refresh time.Time) (Result, 
 		}
 	}
 	group := fsGroup(r.Pod)
-	if err := WriteAtomically(r.Dir, payload, group); err != nil {
+	if err := writeAtomically(r.Dir, payload, group); err != nil {
 		return Result{}, err
 	}
 	if group != nil && (fresh || ungiven(r.Dir)) {

@@ -57,17 +57,17 @@ func TestWriteAtomically(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(WriteAtomically(dir, Payload{"a": {Data: []byte("1"), Mode: 0o644}, "sub/b": {Data: []byte("2"), Mode: 0o400}}, nil))
+	must(writeAtomically(dir, Payload{"a": {Data: []byte("1"), Mode: 0o644}, "sub/b": {Data: []byte("2"), Mode: 0o400}}, nil))
 	if read(t, filepath.Join(dir, "a")) != "1" || read(t, filepath.Join(dir, "sub/b")) != "2" {
 		t.Error("wrong content")
 	}
 	first, err := os.Readlink(filepath.Join(dir, "..data"))
 	must(err)
-	must(WriteAtomically(dir, Payload{"a": {Data: []byte("1"), Mode: 0o644}, "sub/b": {Data: []byte("2"), Mode: 0o400}}, nil))
+	must(writeAtomically(dir, Payload{"a": {Data: []byte("1"), Mode: 0o644}, "sub/b": {Data: []byte("2"), Mode: 0o400}}, nil))
 	if again, _ := os.Readlink(filepath.Join(dir, "..data")); again != first {
 		t.Error("the same content was written anew")
 	}
-	must(WriteAtomically(dir, Payload{"a": {Data: []byte("3"), Mode: 0o644}, "c": {Mode: 0o644}}, nil))
+	must(writeAtomically(dir, Payload{"a": {Data: []byte("3"), Mode: 0o644}, "c": {Mode: 0o644}}, nil))
 	if read(t, filepath.Join(dir, "a")) != "3" {
 		t.Error("wrong content after the change")
 	}
@@ -83,7 +83,7 @@ func TestWriteAtomically(t *testing.T) {
 		t.Errorf("mode %v", info.Mode())
 	}
 	for _, bad := range []string{"", "/a", "../a", "a/../../b", "..a"} {
-		if WriteAtomically(dir, Payload{bad: {}}, nil) == nil {
+		if writeAtomically(dir, Payload{bad: {}}, nil) == nil {
 			t.Errorf("path %q was accepted", bad)
 		}
 	}
@@ -99,11 +99,11 @@ func TestWriteInVain(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "..2026_01_02_03_04_05.0"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := WriteAtomically(dir, good, nil); err != nil {
+	if err := writeAtomically(dir, good, nil); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if err := WriteAtomically(dir, Payload{"a": {Mode: 0o644}, "a/b": {Mode: 0o644}}, nil); err == nil {
+		if err := writeAtomically(dir, Payload{"a": {Mode: 0o644}, "a/b": {Mode: 0o644}}, nil); err == nil {
 			t.Fatal("a file is a directory")
 		}
 	}

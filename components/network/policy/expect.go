@@ -93,12 +93,12 @@ func (e *Enforcer) with(told []*corev1.Pod) []*Pod {
 	seen := map[types.UID]bool{}
 	for _, pod := range told {
 		seen[pod.UID] = true
-		p := PodOf(pod, e.cfg.NodeName)
+		p := podOf(pod, e.cfg.NodeName)
 		if x, ok := e.expected[pod.UID]; ok {
 			if p != nil && slices.Equal(sorted(p.IPs), x.ips) {
 				delete(e.expected, pod.UID)
 			} else {
-				p = PodOf(x.of(pod), e.cfg.NodeName)
+				p = podOf(x.of(pod), e.cfg.NodeName)
 			}
 		}
 		if p != nil {
@@ -106,7 +106,7 @@ func (e *Enforcer) with(told []*corev1.Pod) []*Pod {
 		}
 	}
 	for uid, x := range e.expected {
-		if p := PodOf(x.of(x.pod), e.cfg.NodeName); p != nil && !seen[uid] {
+		if p := podOf(x.of(x.pod), e.cfg.NodeName); p != nil && !seen[uid] {
 			out = append(out, p)
 		}
 	}

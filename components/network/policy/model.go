@@ -50,9 +50,9 @@ type Port struct {
 	Number   int32
 }
 
-// PodOf returns what matters of a pod, nil if policies do not concern it: it has
+// podOf returns what matters of a pod, nil if policies do not concern it: it has
 // no address of its own, or has ended.
-func PodOf(pod *corev1.Pod, node string) *Pod {
+func podOf(pod *corev1.Pod, node string) *Pod {
 	if pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil
 	}

@@ -191,7 +191,7 @@ func (e *Enforcer) look(ctx context.Context) error {
 	}
 	pods, namespaces := e.cfg.Informers.Core().V1().Pods().Informer(), e.cfg.Informers.Core().V1().Namespaces().Informer()
 	podsSynced, err := pods.AddEventHandler(e.handler(func(old, obj any) bool {
-		return PodOf(old.(*corev1.Pod), e.cfg.NodeName).equal(PodOf(obj.(*corev1.Pod), e.cfg.NodeName))
+		return podOf(old.(*corev1.Pod), e.cfg.NodeName).equal(podOf(obj.(*corev1.Pod), e.cfg.NodeName))
 	}))
 	if err != nil {
 		return fmt.Errorf("asking for pods: %w", err)

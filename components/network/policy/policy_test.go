@@ -360,7 +360,7 @@ func TestPodEqual(t *testing.T) {
 		if change != nil {
 			change(p)
 		}
-		return PodOf(p, "here")
+		return podOf(p, "here")
 	}
 	for name, c := range map[string]struct {
 		change func(*corev1.Pod)

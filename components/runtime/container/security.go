@@ -120,9 +120,9 @@ func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.Li
 	return caps, nil
 }
 
-// ResolveUser finds out who a container runs as, from the pod, the image and
+// resolveUser finds out who a container runs as, from the pod, the image and
 // the files of its root.
-func ResolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityContext, image images.Config) (User, error) {
+func resolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityContext, image images.Config) (User, error) {
 	var name string
 	switch {
 	case security.GetRunAsUser() != nil:

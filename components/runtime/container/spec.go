@@ -139,7 +139,7 @@ func buildProcess(in Input, security *runtimeapi.LinuxContainerSecurityContext) 
 	if !filepath.IsAbs(cwd) {
 		cwd = "/" + cwd
 	}
-	user, err := ResolveUser(in.Rootfs, security, in.Image)
+	user, err := resolveUser(in.Rootfs, security, in.Image)
 	if err != nil {
 		return nil, err
 	}

@@ -130,20 +130,20 @@ func (l *Log) write(entries []byte) time.Duration {
 	return l.throttle.wrote(time.Now(), len(entries))
 }
 
-// Splitter makes log entries of the bytes of one stream. It is not for several
+// splitter makes log entries of the bytes of one stream. It is not for several
 // goroutines.
-type Splitter struct {
+type splitter struct {
 	stream  Stream
 	pending []byte // an unfinished line, shorter than maxLine
 	out     []byte // reused
 }
 
-// NewSplitter makes one for a stream.
-func NewSplitter(stream Stream) *Splitter { return &Splitter{stream: stream} }
+// newSplitter makes one for a stream.
+func newSplitter(stream Stream) *splitter { return &splitter{stream: stream} }
 
 // Add returns the entries that chunk completes, stamped with now. They are
 // valid until the next call.
-func (s *Splitter) Add(now time.Time, chunk []byte) []byte {
+func (s *splitter) Add(now time.Time, chunk []byte) []byte {
 	s.out = s.out[:0]
 	for len(chunk) > 0 {
 		end := bytes.IndexByte(chunk, '\n')
@@ -168,7 +168,7 @@ func (s *Splitter) Add(now time.Time, chunk []byte) []byte {
 
 // Flush returns an entry for what is left at the end of the stream. It is a
 // partial one, since no newline ended it: readers then add none.
-func (s *Splitter) Flush(now time.Time) []byte {
+func (s *splitter) Flush(now time.Time) []byte {
 	s.out = s.out[:0]
 	if len(s.pending) > 0 {
 		s.entry(now, 'P', nil)
@@ -176,7 +176,7 @@ func (s *Splitter) Flush(now time.Time) []byte {
 	return s.out
 }
 
-func (s *Splitter) entry(now time.Time, tag byte, rest []byte) {
+func (s *splitter) entry(now time.Time, tag byte, rest []byte) {
 	s.out = now.AppendFormat(s.out, time.RFC3339Nano)
 	s.out = append(append(append(s.out, ' '), s.stream...), ' ', tag, ' ')
 	s.out = append(append(append(s.out, s.pending...), rest...), '\n')
@@ -293,7 +293,7 @@ func (s *Subscription) Close() error {
 // until the stream ends.
 func Copy(r io.Reader, stream Stream, log *Log, hub *Hub) {
 	defer hub.close()
-	split := NewSplitter(stream)
+	split := newSplitter(stream)
 	// It grows only for containers that write much at once.
 	buf := make([]byte, 4<<10)
 	for {

@@ -31,7 +31,7 @@ func TestSplitter(t *testing.T) {
 		"long in pieces":    {[]string{long, "y\n"}, []string{"P " + long, "F y"}},
 		"much too long":     {[]string{"a" + long + long + "\nb\n"}, []string{"P a" + long[1:], "P " + long, "F x", "F b"}},
 	} {
-		s := NewSplitter(Stdout)
+		s := newSplitter(Stdout)
 		var got bytes.Buffer
 		for _, chunk := range c.chunks {
 			got.Write(s.Add(noon, []byte(chunk)))
@@ -48,7 +48,7 @@ func FuzzSplitter(f *testing.F) {
 	f.Add([]byte("a\nb"), uint16(1))
 	f.Add(bytes.Repeat([]byte("x"), maxLine+1), uint16(maxLine))
 	f.Fuzz(func(t *testing.T, data []byte, size uint16) {
-		s := NewSplitter(Stderr)
+		s := newSplitter(Stderr)
 		var back bytes.Buffer
 		read := func(entries []byte) {
 			for line := range bytes.Lines(entries) {

@@ -13,8 +13,8 @@ type Resources struct {
 	Scalar map[corev1.ResourceName]int64
 }
 
-// FromList reads a resource list.
-func FromList(list corev1.ResourceList) Resources {
+// fromList reads a resource list.
+func fromList(list corev1.ResourceList) Resources {
 	var r Resources
 	for name, q := range list {
 		switch name {
@@ -91,11 +91,11 @@ func NewPod(obj *corev1.Pod) *Pod {
 		p.Priority = *obj.Spec.Priority
 	}
 	bound := obj.Spec.NodeName != ""
-	p.Requests = FromList(resource.PodRequests(obj, resource.PodResourcesOptions{
+	p.Requests = fromList(resource.PodRequests(obj, resource.PodResourcesOptions{
 		UseStatusResources: bound, InPlacePodLevelResourcesVerticalScalingEnabled: bound,
 	}))
 	p.Requests.Pods = 1
-	assumed := FromList(resource.PodRequests(obj, resource.PodResourcesOptions{
+	assumed := fromList(resource.PodRequests(obj, resource.PodResourcesOptions{
 		UseStatusResources: bound, InPlacePodLevelResourcesVerticalScalingEnabled: bound,
 		NonMissingContainerRequests: corev1.ResourceList{
 			corev1.ResourceCPU:    *resourceMilli(assumedMilliCPU),

@@ -112,7 +112,7 @@ func (s *State) SetNode(obj *corev1.Node) {
 	}
 	s.forgetImages(n)
 	n.Object = obj
-	n.Allocatable = FromList(obj.Status.Allocatable)
+	n.Allocatable = fromList(obj.Status.Allocatable)
 	n.Images = map[string]int64{}
 	for _, image := range obj.Status.Images {
 		for _, name := range image.Names {

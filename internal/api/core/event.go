@@ -20,7 +20,7 @@ import (
 // event describes events as core/v1 has them; events.k8s.io/v1 serves the same
 // objects in another form.
 func event() api.Kind[*corev1.Event] {
-	check := func(ev *corev1.Event) field.ErrorList { return ValidateEvent(ev, "reportingComponent") }
+	check := func(ev *corev1.Event) field.ErrorList { return validateEvent(ev, "reportingComponent") }
 	doc, object := corev1.Event{}.SwaggerDoc(), corev1.ObjectReference{}.SwaggerDoc()
 	return api.Kind[*corev1.Event]{
 		Names: api.Names{
@@ -41,7 +41,7 @@ func event() api.Kind[*corev1.Event] {
 		Update: api.KindUpdate[*corev1.Event]{
 			Validate: func(_ context.Context, ev, _ *corev1.Event) field.ErrorList { return check(ev) },
 		},
-		Fields: EventFields,
+		Fields: eventFields,
 		FieldNames: []string{
 			"involvedObject.apiVersion", "involvedObject.fieldPath", "involvedObject.kind", "involvedObject.name",
 			"involvedObject.namespace", "involvedObject.resourceVersion", "involvedObject.uid",
@@ -59,14 +59,14 @@ func event() api.Kind[*corev1.Event] {
 			wideColumn("Count", "string", doc["count"]),
 			{Name: "Name", Type: "string", Format: "name", Priority: 1, Description: metav1.ObjectMeta{}.SwaggerDoc()["name"]},
 		},
-		Row: EventRow,
+		Row: eventRow,
 	}
 }
 
-// ValidateEvent checks an event. An event with an eventTime is of the newer
+// validateEvent checks an event. An event with an eventTime is of the newer
 // kind that says who reports it and what was done; reporter is the name of the
 // field that says so in the version of the API that the client uses.
-func ValidateEvent(ev *corev1.Event, reporter string) field.ErrorList {
+func validateEvent(ev *corev1.Event, reporter string) field.ErrorList {
 	e := &validate.Errors{}
 	object, mismatch := field.NewPath("involvedObject", "namespace"), "does not match event.namespace"
 	if ev.EventTime.IsZero() {
@@ -99,9 +99,9 @@ func ValidateEvent(ev *corev1.Event, reporter string) field.ErrorList {
 	return e.List
 }
 
-// EventFields are the selectable fields of an event, by the names that
+// eventFields are the selectable fields of an event, by the names that
 // core/v1 gives them.
-func EventFields(ev *corev1.Event) fields.Set {
+func eventFields(ev *corev1.Event) fields.Set {
 	source := ev.Source.Component
 	if source == "" {
 		source = ev.ReportingController
@@ -121,8 +121,8 @@ func EventFields(ev *corev1.Event) fields.Set {
 	}
 }
 
-// EventRow is an event in a table, in the columns of core/v1.
-func EventRow(ev *corev1.Event) []any {
+// eventRow is an event in a table, in the columns of core/v1.
+func eventRow(ev *corev1.Event) []any {
 	micro := func(t metav1.MicroTime) string { return api.Age(metav1.Time(t)) }
 	first := api.Age(ev.FirstTimestamp)
 	if ev.FirstTimestamp.IsZero() {

@@ -38,7 +38,7 @@ func (e *Errors) BasicQuantity(path *field.Path, q resource.Quantity) {
 // is counted.
 func (e *Errors) Quantity(path *field.Path, name corev1.ResourceName, q resource.Quantity) {
 	e.NonNegativeQuantity(path, q)
-	if IsInteger(name) && q.MilliValue()%1000 != 0 {
+	if isInteger(name) && q.MilliValue()%1000 != 0 {
 		e.Invalid(path, q, isNotInteger)
 	}
 }

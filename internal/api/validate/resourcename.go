@@ -39,8 +39,8 @@ func IsOvercommitAllowed(name corev1.ResourceName) bool {
 	return IsNative(name) && !IsHugePage(name)
 }
 
-// IsInteger tells resources that are counted in whole numbers.
-func IsInteger(name corev1.ResourceName) bool {
+// isInteger tells resources that are counted in whole numbers.
+func isInteger(name corev1.ResourceName) bool {
 	switch name {
 	case corev1.ResourcePods, corev1.ResourceQuotas, corev1.ResourceServices,
 		corev1.ResourceReplicationControllers, corev1.ResourceSecrets, corev1.ResourceConfigMaps,

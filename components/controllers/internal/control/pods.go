@@ -240,7 +240,7 @@ func (v Victims) Less(i, j int) bool {
 	if readyA != readyB {
 		return !readyA
 	}
-	if x, y := DeletionCost(a), DeletionCost(b); x != y {
+	if x, y := deletionCost(a), deletionCost(b); x != y {
 		return x < y
 	}
 	if v.Rank != nil && v.Rank[i] != v.Rank[j] {
@@ -294,9 +294,9 @@ func phaseOrder(p *corev1.Pod) int {
 	return 0
 }
 
-// DeletionCost is the value of the annotation of that name, zero if it is
+// deletionCost is the value of the annotation of that name, zero if it is
 // missing or no 32 bit number.
-func DeletionCost(p *corev1.Pod) int32 {
+func deletionCost(p *corev1.Pod) int32 {
 	s, ok := p.Annotations[corev1.PodDeletionCost]
 	if !ok || s == "" {
 		return 0

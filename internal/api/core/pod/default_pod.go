@@ -27,7 +27,7 @@ func Default(p *corev1.Pod) {
 		defaultHostPorts(p.Spec.InitContainers)
 	}
 	setPtr(&p.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
-	DefaultSpec(&p.Spec)
+	defaultSpec(&p.Spec)
 	// Old kubelets know the first address alone, so it has the last word.
 	switch s := &p.Status; {
 	case s.PodIP != "" && (len(s.PodIPs) == 0 || s.PodIPs[0].IP != s.PodIP):

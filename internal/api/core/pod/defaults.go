@@ -8,10 +8,10 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// DefaultSpec fills what is unset in the specification of a pod or of a pod
+// defaultSpec fills what is unset in the specification of a pod or of a pod
 // template. What pods alone get, such as requests from limits, is in
 // defaultPod: a template keeps what its author wrote.
-func DefaultSpec(spec *corev1.PodSpec) {
+func defaultSpec(spec *corev1.PodSpec) {
 	setDefault(&spec.DNSPolicy, corev1.DNSClusterFirst)
 	setDefault(&spec.RestartPolicy, corev1.RestartPolicyAlways)
 	if spec.SecurityContext == nil {

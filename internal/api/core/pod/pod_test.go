@@ -52,7 +52,7 @@ func TestNegativeGrace(t *testing.T) {
 		t.Errorf("a pod's grace of -7 s became %d", got)
 	}
 	p = parse(t, "spec: {terminationGracePeriodSeconds: -7}")
-	DefaultSpec(&p.Spec)
+	defaultSpec(&p.Spec)
 	if got := *p.Spec.TerminationGracePeriodSeconds; got != -7 {
 		t.Errorf("a template's grace of -7 s became %d", got)
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // DefaultTemplate fills what is unset in a pod template.
-func DefaultTemplate(t *corev1.PodTemplateSpec) { DefaultSpec(&t.Spec) }
+func DefaultTemplate(t *corev1.PodTemplateSpec) { defaultSpec(&t.Spec) }
 
 // ValidateTemplate checks a pod template that is at path.
 func ValidateTemplate(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
