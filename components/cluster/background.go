@@ -30,7 +30,7 @@ func startBackground(ctx context.Context, args []string, logFile string, tell fu
 		return fmt.Errorf("finding this program: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(logFile), 0o755); err != nil {
-		return fmt.Errorf("making the log folder: %w", err)
+		return fmt.Errorf("making the log directory: %w", err)
 	}
 	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {

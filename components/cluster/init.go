@@ -403,7 +403,7 @@ func (m *master) staticPods(components ...string) error {
 		Domain: m.identity.Domain, Extra: m.settings.Extra,
 	}
 	if err := os.MkdirAll(m.layout.StaticPods(), 0o755); err != nil {
-		return fmt.Errorf("making the folder of static pods: %w", err)
+		return fmt.Errorf("making the directory of static pods: %w", err)
 	}
 	for _, name := range components {
 		data, err := values.StaticPod(name)

@@ -71,7 +71,7 @@ func newJoin() *cobra.Command {
 	f.StringVar(&o.node.Name, "node-name", "", "Name of the node; empty is the hostname.")
 	f.StringVar(&o.node.IP, "node-ip", "", "Address of the node, or one of each family with a comma; empty is what the default route's interface has.")
 	f.BoolVar(&o.asMaster, "control-plane", false, "Become a further master of the cluster.")
-	f.StringVar(&o.certificateKey, "certificate-key", "", "Key of the certificates that a master has uploaded; empty: they are in the folder pki already.")
+	f.StringVar(&o.certificateKey, "certificate-key", "", "Key of the certificates that a master has uploaded; empty: they are in the directory pki already.")
 	f.StringVar(&o.advertise, "apiserver-advertise-address", "", "With --control-plane: address at which others reach the API server; empty is that of the default route's interface.")
 	f.IntVar(&o.port, "apiserver-bind-port", layout.PortAPIServer, "With --control-plane: port of the API server.")
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "With --control-plane: leave the user's kubeconfig alone.")
@@ -249,7 +249,7 @@ func (o *joinOptions) prepare(ctx context.Context, l layout.Node, c *trust.Clust
 	}
 	for _, dir := range []string{filepath.Dir(n.ClientCA), n.StaticPods} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("making folders: %w", err)
+			return fmt.Errorf("making directories: %w", err)
 		}
 	}
 	if err := atomicfile.Write(atomicfile.File{Path: n.ClientCA, Data: c.CA, Mode: 0o644}); err != nil {

@@ -199,7 +199,7 @@ func (o *joinOptions) sharedFiles(ctx context.Context, m *master, c *trust.Clust
 		return errors.New("the certificates that were uploaded are of another cluster")
 	}
 	if err := os.MkdirAll(filepath.Join(m.pkiDir(), "etcd"), 0o755); err != nil {
-		return fmt.Errorf("making the folder of certificates: %w", err)
+		return fmt.Errorf("making the directory of certificates: %w", err)
 	}
 	var write []atomicfile.File
 	for _, name := range trust.SharedFiles() {

@@ -27,7 +27,7 @@ var errHeld = errors.New("held by another process")
 // takeLock takes the lock and writes the PID, or returns errHeld.
 func takeLock(path string) (*processLock, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("making the folder of the PID file: %w", err)
+		return nil, fmt.Errorf("making the directory of the PID file: %w", err)
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
 	if err != nil {
@@ -215,7 +215,7 @@ func takeTurn(ctx context.Context, l layout.Node, alone bool) (*turn, error) {
 	path := l.Run + ".lock"
 	for {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return nil, fmt.Errorf("making the folder of the lock: %w", err)
+			return nil, fmt.Errorf("making the directory of the lock: %w", err)
 		}
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 		if errors.Is(err, os.ErrNotExist) {

@@ -12,6 +12,6 @@ type providerFlags struct {
 }
 
 func (p *providerFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&p.Config, "image-credential-provider-config", "", "Path of a CredentialProviderConfig, or of a folder of them.")
-	flags.StringVar(&p.Dir, "image-credential-provider-bin-dir", "", "Folder of the credential providers' programs.")
+	flags.StringVar(&p.Config, "image-credential-provider-config", "", "Path of a CredentialProviderConfig, or of a directory of them.")
+	flags.StringVar(&p.Dir, "image-credential-provider-bin-dir", "", "Directory of the credential providers' programs.")
 }

@@ -94,7 +94,7 @@ func newSnapshotRestore() *cobra.Command {
 	r := snapshot.Restored{}
 	cmd := &cobra.Command{
 		Use: "restore FILE", Short: "Give the stopped cluster the state of a snapshot", Args: cobra.ExactArgs(1),
-		Long: "Give the stopped cluster the state of a snapshot. The state that it has is kept in a folder beside it.\n" +
+		Long: "Give the stopped cluster the state of a snapshot. The state that it has is kept in a directory beside it.\n" +
 			"Clusters of `up` are stopped by `hyperkube stop`. On a machine of `init` nothing needs to be stopped:\n" +
 			"the static pod of etcd is taken away meanwhile. Further masters are reset before and join again after.",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -117,7 +117,7 @@ func newSnapshotRestore() *cobra.Command {
 	}
 	rootFlag(cmd, &root)
 	f := cmd.Flags()
-	f.StringVar(&r.DataDir, "data-dir", "", "Folder of etcd's data; empty: that of this machine's cluster.")
+	f.StringVar(&r.DataDir, "data-dir", "", "Directory of etcd's data; empty: that of this machine's cluster.")
 	f.StringVar(&r.Name, "name", "", "Name of the member; empty: as the cluster has it.")
 	f.StringVar(&r.PeerURL, "initial-advertise-peer-urls", "", "URL of the member for other members; empty: as the cluster has it.")
 	f.Uint64Var(&r.RevisionBump, "bump-revision", usualBump, "By how much revisions go on from those of the snapshot, so that clients never see one twice; all before counts as compacted.")

@@ -30,7 +30,7 @@ const stopTimeout = 30 * time.Second
 
 // rootFlag adds the flag that moves everything below another folder.
 func rootFlag(cmd *cobra.Command, root *string) {
-	cmd.Flags().StringVar(root, "root", "", "Keep everything below this folder instead of in the usual places.")
+	cmd.Flags().StringVar(root, "root", "", "Keep everything below this directory instead of in the usual places.")
 }
 
 func layoutFor(root string) layout.Node {

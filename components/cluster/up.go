@@ -70,7 +70,7 @@ func newUp() *cobra.Command {
 	flags.IntVar(&o.nodes, "nodes", 0, "Nodes in all, the further ones in network namespaces of this machine; 0 is as many as before, one at first.")
 	flags.StringVar(&o.podNetwork, "pod-network", "", "How nodes reach each other's pods, from the next start of each: auto (routes within a subnet, else VXLAN), vxlan or direct.")
 	flags.StringVar(&o.config, "kubelet-config", "", "Path of a KubeletConfiguration.")
-	flags.StringVar(&o.configDir, "kubelet-config-dir", "", "Folder whose *.conf files change the KubeletConfiguration, in the order of their names.")
+	flags.StringVar(&o.configDir, "kubelet-config-dir", "", "Directory whose *.conf files change the KubeletConfiguration, in the order of their names.")
 	o.providers.register(flags)
 	flags.DurationVar(&o.nodeGrace, "node-monitor-grace-period", 0, "How long a node may be silent before it is taken for lost; nodes report every 10 s. 0 is 50 s.")
 	flags.StringSliceVar(&o.with, "with", nil, "Add-ons besides the usual ones, from then on at each start: "+strings.Join(manifests.Optional(), ", ")+".")
@@ -225,7 +225,7 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
 	}
 	for _, dir := range []string{l.Data, l.Run} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("making folders: %w", err)
+			return fmt.Errorf("making directories: %w", err)
 		}
 	}
 	id, err := o.identity(l)

@@ -122,7 +122,7 @@ func open(data []byte) (*plugin, error) {
 	}
 	dir := filepath.Join(l.Run, "cni")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the folder of pods' addresses: %w", err)
+		return nil, fmt.Errorf("making the directory of pods' addresses: %w", err)
 	}
 	var err error
 	if p.lock, err = lock(filepath.Join(dir, "lock")); err != nil {

@@ -23,7 +23,7 @@ import (
 // What to do about data that cannot be used. Nothing of it is ever taken away
 // by itself.
 const (
-	adviseBackup = "restore a backup (hyperkube snapshot restore FILE); a member of several is removed from its cluster, its folder emptied, and joins again"
+	adviseBackup = "restore a backup (hyperkube snapshot restore FILE); a member of several is removed from its cluster, its directory emptied, and joins again"
 	adviseLog    = "its database may be whole: give a copy of it to hyperkube snapshot restore --skip-hash-check, or " + adviseBackup
 )
 

@@ -75,7 +75,7 @@ func command() (*cobra.Command, *options) {
 	f.StringVar(&o.writeTo, "write-config-to", "", "Write the configuration with all defaults to this file, and end.")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
 	f.StringVar(&o.master, "master", "", "Address of the API server, instead of what the kubeconfig says.")
-	f.StringVar(&o.root, "root", "", "Keep what is on disk below this folder instead of in the usual places, as of the cluster commands.")
+	f.StringVar(&o.root, "root", "", "Keep what is on disk below this directory instead of in the usual places, as of the cluster commands.")
 	f.StringVar(&o.hostname, "hostname-override", "", "Name of this node; empty is the hostname.")
 	f.StringVar(&o.mode, "proxy-mode", mode, "How traffic is led: iptables.")
 	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "Ranges of all pods; traffic to services from elsewhere is masqueraded.")

@@ -162,13 +162,13 @@ func imageRef(image *images.Image) string {
 func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *images.Image) error {
 	dir := r.containerDir(c.id)
 	if err := os.Mkdir(dir, 0o711); err != nil {
-		return fmt.Errorf("making the container's folder: %w", err)
+		return fmt.Errorf("making the container's directory: %w", err)
 	}
 	if err := r.changeContainer(c, func(*containerRecord) {}); err != nil {
 		return err
 	}
 	if err := os.Mkdir(r.state("containers", c.id), 0o711); err != nil {
-		return fmt.Errorf("making the container's folder: %w", err)
+		return fmt.Errorf("making the container's directory: %w", err)
 	}
 	prepared := make(chan error, 1)
 	go func(cgroup string) { prepared <- r.engineOf(c.record).Prepare(cgroup) }(c.record.Cgroup)

@@ -100,7 +100,7 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	for _, dir := range []string{r.cfg.Root, r.path("sandboxes"), r.path("containers")} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return nil, fmt.Errorf("making the runtime's folders: %w", err)
+			return nil, fmt.Errorf("making the runtime's directories: %w", err)
 		}
 	}
 	if r.cgroups, err = cgroup.Open(); err != nil {
@@ -288,7 +288,7 @@ func (r *Runtime) stopWatching() {
 // listen opens the socket, in place of one that a dead predecessor left.
 func (r *Runtime) listen() (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(r.cfg.Socket), 0o755); err != nil {
-		return nil, fmt.Errorf("making the socket's folder: %w", err)
+		return nil, fmt.Errorf("making the socket's directory: %w", err)
 	}
 	if c, err := net.Dial("unix", r.cfg.Socket); err == nil {
 		c.Close()

@@ -170,7 +170,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState, external *cn
 	id, config := s.id, s.get().config
 	dir := r.sandboxDir(id)
 	if err := os.Mkdir(dir, 0o711); err != nil {
-		return fmt.Errorf("making the sandbox's folder: %w", err)
+		return fmt.Errorf("making the sandbox's directory: %w", err)
 	}
 	if err := r.changeSandbox(s, func(*sandboxRecord) {}); err != nil {
 		return err
@@ -195,7 +195,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState, external *cn
 	}
 	if logDir := config.GetLogDirectory(); logDir != "" {
 		if err := os.MkdirAll(logDir, 0o755); err != nil {
-			return fmt.Errorf("making the pod's log folder: %w", err)
+			return fmt.Errorf("making the pod's log directory: %w", err)
 		}
 	}
 	cg := r.sandboxCgroup(config, id)
@@ -419,7 +419,7 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePo
 	defer s.life.Unlock()
 	id := s.id
 	if err := os.RemoveAll(r.sandboxDir(id)); err != nil {
-		return nil, fmt.Errorf("removing the sandbox's folder: %w", err)
+		return nil, fmt.Errorf("removing the sandbox's directory: %w", err)
 	}
 	left, known := r.forgetSandbox(s)
 	for ; left != nil; left, known = r.forgetSandbox(s) {

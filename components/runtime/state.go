@@ -17,11 +17,11 @@ import (
 // The journal knows the mount already.
 func (r *Runtime) makeState() error {
 	if err := os.MkdirAll(r.cfg.State, 0o711); err != nil {
-		return fmt.Errorf("making the runtime's folders: %w", err)
+		return fmt.Errorf("making the runtime's directories: %w", err)
 	}
 	if err := mountInMemory(r.cfg.State); err != nil {
 		// It works on a disk as well.
-		r.log.Warn("containers start slower, for the folder of their state is on a disk", "folder", r.cfg.State, "error", err)
+		r.log.Warn("containers start slower, for the directory of their state is on a disk", "directory", r.cfg.State, "error", err)
 	}
 	dirs := []string{r.state("sandboxes"), r.state("containers"), r.state("empty")}
 	for name := range r.cfg.Handlers {
@@ -29,7 +29,7 @@ func (r *Runtime) makeState() error {
 	}
 	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return fmt.Errorf("making the runtime's folders: %w", err)
+			return fmt.Errorf("making the runtime's directories: %w", err)
 		}
 	}
 	return nil

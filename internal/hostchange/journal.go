@@ -74,7 +74,7 @@ func Open(path string) (*Journal, error) {
 		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("making the folder of the host change journal: %w", err)
+		return nil, fmt.Errorf("making the directory of the host change journal: %w", err)
 	}
 	f, err := openFile(path)
 	if err != nil && !errors.Is(err, unix.EROFS) {

@@ -22,7 +22,7 @@ type pool struct {
 
 func openPool(dir string) (*pool, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the folder of pod addresses: %w", err)
+		return nil, fmt.Errorf("making the directory of pod addresses: %w", err)
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -100,7 +100,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.external, "external-hostname", "", "Host by which documents such as those of discovery name this server, with a port or without; empty: the advertised address.")
 	f.StringVar(&o.advertise, "advertise-address", "", "Address at which members of the cluster reach this server; empty: that of --bind-address, or of the default route.")
 	f.IntVar(&o.port, "secure-port", 6443, "Port on which to serve HTTPS.")
-	f.StringVar(&o.certDir, "cert-dir", defaultCertDir, "Folder of the serving certificate without --tls-cert-file: apiserver.crt and apiserver.key, which are made when they are not there.")
+	f.StringVar(&o.certDir, "cert-dir", defaultCertDir, "Directory of the serving certificate without --tls-cert-file: apiserver.crt and apiserver.key, which are made when they are not there.")
 	f.StringVar(&o.certFile, "tls-cert-file", "", "Serving certificate, with its intermediates.")
 	f.StringVar(&o.keyFile, "tls-private-key-file", "", "Key of the serving certificate.")
 	f.StringVar(&o.clientCA, "client-ca-file", "", "Authorities of client certificates.")

@@ -260,7 +260,7 @@ func allowed(class *storagev1.StorageClass, n *corev1.Node) bool {
 func volumeOf(name string, pvc *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node *corev1.Node) (*corev1.PersistentVolume, error) {
 	switch {
 	case pvc.Spec.VolumeMode != nil && *pvc.Spec.VolumeMode != corev1.PersistentVolumeFilesystem:
-		return nil, errors.New("local volumes are folders: there are no block devices")
+		return nil, errors.New("local volumes are directories: there are no block devices")
 	case pvc.Spec.Selector != nil:
 		return nil, errors.New("claim.Spec.Selector is not supported")
 	case pvc.Spec.DataSource != nil || pvc.Spec.DataSourceRef != nil:

@@ -93,7 +93,7 @@ func (c *Controller) removeFolder(ctx context.Context, pv *corev1.PersistentVolu
 	if err := c.tidy(ctx, pv.Name); err != nil {
 		return false, err
 	}
-	return false, fmt.Errorf("removing the folder of volume %s: %s", pv.Name, failure)
+	return false, fmt.Errorf("removing the directory of volume %s: %s", pv.Name, failure)
 }
 
 // tidy deletes the pod that removed a volume's folder, if there is one.

@@ -160,10 +160,10 @@ func subject(node string) pkix.Name {
 
 func newKeeper(cfg Config, name string) (*Keeper, error) {
 	if cfg.NodeName == "" || cfg.Dir == "" || cfg.Kubeconfig == "" {
-		return nil, errors.New("a node's certificate needs the node's name, a folder and a kubeconfig")
+		return nil, errors.New("a node's certificate needs the node's name, a directory and a kubeconfig")
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o750); err != nil {
-		return nil, fmt.Errorf("making the folder of the node's certificates: %w", err)
+		return nil, fmt.Errorf("making the directory of the node's certificates: %w", err)
 	}
 	store, err := certificate.NewFileStoreWithLogger(logr.Discard(), name, cfg.Dir, cfg.Dir, "", "")
 	if err != nil {
@@ -296,7 +296,7 @@ func writeKubeconfig(path, server string, ca []byte, certificate string) error {
 		return fmt.Errorf("encoding the kubelet's kubeconfig: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("making the folder of the kubelet's kubeconfig: %w", err)
+		return fmt.Errorf("making the directory of the kubelet's kubeconfig: %w", err)
 	}
 	return atomicfile.Write(atomicfile.File{Path: path, Data: data, Mode: 0o600})
 }

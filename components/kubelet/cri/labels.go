@@ -15,6 +15,5 @@ const (
 	AnnotationTerminationMessagePolicy = "io.kubernetes.container.terminationMessagePolicy"
 	AnnotationPorts                    = "io.kubernetes.container.ports"
 	AnnotationGracePeriod              = "io.kubernetes.pod.terminationGracePeriod"
-	AnnotationDeletionGracePeriod      = "io.kubernetes.pod.deletionGracePeriod"
 	AnnotationPreStop                  = "io.kubernetes.container.preStopHandler"
 )

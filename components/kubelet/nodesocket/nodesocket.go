@@ -23,7 +23,7 @@ import (
 // what names who is served, for errors.
 func Serve(ctx context.Context, socket, what string, server *grpc.Server) error {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
-		return fmt.Errorf("making the folder of %s: %w", what, err)
+		return fmt.Errorf("making the directory of %s: %w", what, err)
 	}
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("removing the socket of %s: %w", what, err)

@@ -98,7 +98,7 @@ type socket struct {
 func (w *Watcher) Run(ctx context.Context) error {
 	w.Dir = filepath.Clean(w.Dir)
 	if err := os.MkdirAll(w.Dir, 0o750); err != nil {
-		return fmt.Errorf("making the folder of plugins' sockets: %w", err)
+		return fmt.Errorf("making the directory of plugins' sockets: %w", err)
 	}
 	notify, err := fsnotify.NewWatcher()
 	if err != nil {

@@ -14,7 +14,6 @@ const (
 	ScopePod       = "pod"
 	OnNUMANode     = "numa_node"
 	OnPhysicalCPU  = "physical_cpu"
-	OnUncoreCache  = "uncore_cache"
 )
 
 type resourceMetrics struct {

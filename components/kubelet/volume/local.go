@@ -43,7 +43,7 @@ func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result
 	path := r.PV.Spec.Local.Path
 	if localpath.Is(r.PV) && filepath.Dir(path) == filepath.Clean(t.Folders) {
 		if err := os.MkdirAll(t.Folders, 0o700); err != nil {
-			return Result{}, fmt.Errorf("making the folder of local volumes: %w", err)
+			return Result{}, fmt.Errorf("making the directory of local volumes: %w", err)
 		}
 		if _, err := makeDir(path); err != nil {
 			return Result{}, err

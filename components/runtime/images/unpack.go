@@ -44,7 +44,7 @@ type unpacker struct {
 func unpack(ctx context.Context, dir string, r io.Reader) error {
 	root, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("opening the layer's folder: %w", err)
+		return fmt.Errorf("opening the layer's directory: %w", err)
 	}
 	defer root.Close()
 	u := &unpacker{root: root, dirs: map[string]time.Time{}}

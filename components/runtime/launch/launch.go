@@ -167,11 +167,11 @@ func Start(ctx context.Context, o Options) (pid int, err error) {
 	defer f.Close()
 	if o.PIDFile != "" {
 		if err := os.MkdirAll(filepath.Dir(o.PIDFile), 0o755); err != nil {
-			return 0, fmt.Errorf("making the folder of the PID file: %w", err)
+			return 0, fmt.Errorf("making the directory of the PID file: %w", err)
 		}
 	}
 	if err := os.MkdirAll(filepath.Dir(o.LogFile), 0o755); err != nil {
-		return 0, fmt.Errorf("making the log folder: %w", err)
+		return 0, fmt.Errorf("making the log directory: %w", err)
 	}
 	log, err := os.OpenFile(o.LogFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {

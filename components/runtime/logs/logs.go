@@ -75,7 +75,7 @@ func (l *Log) Reopen() error {
 		return errors.New("the container has no log file")
 	}
 	if err := os.MkdirAll(filepath.Dir(l.path), 0o755); err != nil {
-		return fmt.Errorf("making the log's folder: %w", err)
+		return fmt.Errorf("making the log's directory: %w", err)
 	}
 	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|unix.O_NOFOLLOW, 0o640)
 	if err != nil {

@@ -29,11 +29,6 @@ func IsExtended(name corev1.ResourceName) bool {
 	return len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+string(name))) == 0
 }
 
-// IsAttachableVolumes tells the resources that limit volumes on a node.
-func IsAttachableVolumes(name corev1.ResourceName) bool {
-	return strings.HasPrefix(string(name), corev1.ResourceAttachableVolumesPrefix)
-}
-
 // IsOvercommitAllowed tells resources whose limit may exceed the request.
 func IsOvercommitAllowed(name corev1.ResourceName) bool {
 	return IsNative(name) && !IsHugePage(name)

@@ -140,7 +140,7 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 	attached := !j.inline && (obj == nil || obj.Spec.AttachRequired == nil || *obj.Spec.AttachRequired)
 	if attached && p.cfg.Kube != nil && (!made || again) {
 		if err := os.MkdirAll(j.dir, 0o750); err != nil {
-			return volume.Result{}, j.failure("SetUp", fmt.Errorf("making the volume's folder: %w", err))
+			return volume.Result{}, j.failure("SetUp", fmt.Errorf("making the volume's directory: %w", err))
 		}
 		switch published, err = p.attachment(ctx, j.k, j.dir); {
 		case errors.Is(err, errUnattached):
@@ -273,7 +273,7 @@ func (p *Plugin) place(ctx context.Context, d *driver, obj *storagev1.CSIDriver,
 		return j.failure("SetUp", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(j.target()), 0o750); err != nil {
-		return j.failure("SetUp", fmt.Errorf("making the volume's folder: %w", err))
+		return j.failure("SetUp", fmt.Errorf("making the volume's directory: %w", err))
 	}
 	call, cancel := context.WithTimeout(ctx, callFor)
 	defer cancel()

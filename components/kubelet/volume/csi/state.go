@@ -88,7 +88,7 @@ func writeData(dir string, d data) error {
 		return nil
 	}
 	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return fmt.Errorf("making a volume's folder: %w", err)
+		return fmt.Errorf("making a volume's directory: %w", err)
 	}
 	if err := atomicfile.Write(atomicfile.File{Path: filepath.Join(dir, dataFile), Data: raw, Mode: 0o600}); err != nil {
 		return fmt.Errorf("writing a volume's data: %w", err)

@@ -264,10 +264,10 @@ func (b *builder) step(s step) error {
 	}
 	for _, p := range s.parts {
 		if err := unix.Mkdirat(tree, p.name, 0o755); err != nil {
-			return fmt.Errorf("making folder %s: %w", p.name, err)
+			return fmt.Errorf("making directory %s: %w", p.name, err)
 		}
 		if err := unix.MoveMount(p.tree, "", tree, p.name, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-			return fmt.Errorf("mounting at folder %s: %w", p.name, err)
+			return fmt.Errorf("mounting at directory %s: %w", p.name, err)
 		}
 		if !strings.Contains(p.name, ",") {
 			continue
