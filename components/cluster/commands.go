@@ -35,7 +35,7 @@ func Commands() []Command {
 		{"status", "Tell what runs, where, and what is wrong", newStatus},
 		{"snapshot", "Save, restore and look at the state of the cluster", newSnapshot},
 		{"image", "Import, list, pull and remove images", newImage},
-		{"version", "Tell the version", newVersion},
+		{"version", "Print the version", newVersion},
 	}
 }
 

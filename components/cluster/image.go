@@ -17,7 +17,7 @@ import (
 func newImage() *cobra.Command {
 	var root string
 	cmd := &cobra.Command{Use: "image", Short: "Import, list, pull and remove images"}
-	cmd.PersistentFlags().StringVar(&root, "root", "", "Where the cluster keeps everything, if not in the usual places.")
+	rootFlag(cmd.PersistentFlags(), &root)
 	with := func(run func(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, args []string) error) func(*cobra.Command, []string) error {
 		return func(cmd *cobra.Command, args []string) error {
 			if err := needRoot(); err != nil {
@@ -32,8 +32,8 @@ func newImage() *cobra.Command {
 		}
 	}
 	cmd.AddCommand(
-		&cobra.Command{Use: "ls", Short: "List images", Args: cobra.NoArgs, RunE: with(listImages)},
-		&cobra.Command{Use: "rm IMAGE...", Short: "Remove images", Args: cobra.MinimumNArgs(1), RunE: with(removeImages)},
+		&cobra.Command{Use: "ls", Aliases: []string{"list"}, Short: "List images", Args: cobra.NoArgs, RunE: with(listImages)},
+		&cobra.Command{Use: "rm IMAGE...", Aliases: []string{"remove"}, Short: "Remove images", Args: cobra.MinimumNArgs(1), RunE: with(removeImages)},
 		&cobra.Command{Use: "pull IMAGE...", Short: "Pull images", Args: cobra.MinimumNArgs(1), RunE: with(pullImages)},
 		&cobra.Command{Use: "import FILE...", Short: "Import images from docker or OCI archives", Args: cobra.MinimumNArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
 			if err := with(importImages)(cmd, args); err != nil {

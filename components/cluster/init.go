@@ -50,7 +50,7 @@ func newInit() *cobra.Command {
 		},
 	}
 	f, g := cmd.Flags(), &o.given
-	rootFlag(cmd, &o.root)
+	rootFlag(cmd.Flags(), &o.root)
 	f.StringVar(&o.config, "config", "", "Path of a kubeadm configuration file: InitConfiguration and ClusterConfiguration of v1beta4.")
 	f.StringVar(&g.NodeName, "node-name", "", "Name of the node; empty is the hostname.")
 	f.StringVar(&g.Advertise, "apiserver-advertise-address", "", "Address at which others reach the API server; empty is that of the default route's interface.")

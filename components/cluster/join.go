@@ -61,7 +61,7 @@ func newJoin() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	rootFlag(cmd, &o.root)
+	rootFlag(cmd.Flags(), &o.root)
 	f.StringVar(&o.config, "config", "", "Path of a kubeadm configuration file: JoinConfiguration of v1beta4.")
 	f.StringVar(&o.token, "token", "", "Token for both --discovery-token and --tls-bootstrap-token.")
 	f.StringVar(&o.discoverToken, "discovery-token", "", "Token that the cluster's information is signed with.")

@@ -70,7 +70,7 @@ func newNodeCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.command(cmd.Context()) },
 	}
 	flags := cmd.Flags()
-	rootFlag(cmd, &o.root)
+	rootFlag(cmd.Flags(), &o.root)
 	flags.StringVar(&o.Kubeconfig, "kubeconfig", "", "Path of the kubelet's kubeconfig, whose user is system:node:NAME.")
 	flags.StringVar(&o.ProxyKubeconfig, "proxy-kubeconfig", "", "Path of the proxy's kubeconfig, whose user is system:kube-proxy; empty is the kubelet's.")
 	flags.StringVar(&o.BootstrapKubeconfig, "bootstrap-kubeconfig", "", "Path of the kubeconfig with which the kubelet asks for its first certificate; --kubeconfig is then written.")

@@ -3,9 +3,9 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -80,7 +80,7 @@ func newSnapshotSave() *cobra.Command {
 			return nil
 		},
 	}
-	rootFlag(cmd, &root)
+	rootFlag(cmd.Flags(), &root)
 	f := cmd.Flags()
 	f.StringSliceVar(&dial.Servers, "endpoints", nil, "URL of the etcd to save; empty: this machine's.")
 	f.StringVar(&dial.CAFile, "cacert", "", "Certificate authority of that etcd.")
@@ -115,7 +115,7 @@ func newSnapshotRestore() *cobra.Command {
 			return nil
 		},
 	}
-	rootFlag(cmd, &root)
+	rootFlag(cmd.Flags(), &root)
 	f := cmd.Flags()
 	f.StringVar(&r.DataDir, "data-dir", "", "Directory of etcd's data; empty: that of this machine's cluster.")
 	f.StringVar(&r.Name, "name", "", "Name of the member; empty: as the cluster has it.")
@@ -126,7 +126,7 @@ func newSnapshotRestore() *cobra.Command {
 }
 
 func newSnapshotStatus() *cobra.Command {
-	var output string
+	var form output
 	cmd := &cobra.Command{
 		Use: "status FILE", Short: "Tell what a snapshot holds, and whether it is whole", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -134,19 +134,14 @@ func newSnapshotStatus() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			switch output {
-			case "json":
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(s)
-			case "":
-				w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
+			return form.write(cmd.OutOrStdout(), s, func(out io.Writer) error {
+				w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 				fmt.Fprintf(w, "HASH\tREVISION\tKEYS\tSIZE\tVERSION\n%x\t%d\t%d\t%.1f MB\t%s\n", s.Hash, s.Revision, s.TotalKey, float64(s.TotalSize)/1e6, s.Version)
 				return w.Flush()
-			default:
-				return codedError{fmt.Errorf("unknown output %q: json is known", output), ExitConfig}
-			}
+			})
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "", "Form of the answer: json, or nothing for a table.")
+	form.flag(cmd)
 	return cmd
 }
 

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -40,7 +39,8 @@ type report struct {
 }
 
 func newStatus() *cobra.Command {
-	var root, output string
+	var root string
+	var form output
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Tell what runs, where, and what is wrong",
@@ -52,20 +52,17 @@ func newStatus() *cobra.Command {
 			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
 			defer cancel()
 			r := status(ctx, layoutFor(root))
-			if output == "json" {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", "  ")
-				return enc.Encode(r)
-			}
-			r.print(cmd.OutOrStdout())
-			if len(r.Problems) > 0 {
-				return codedError{fmt.Errorf("%d problems", len(r.Problems)), ExitGeneral}
-			}
-			return nil
+			return form.write(cmd.OutOrStdout(), r, func(w io.Writer) error {
+				r.print(w)
+				if len(r.Problems) > 0 {
+					return codedError{fmt.Errorf("%d problems", len(r.Problems)), ExitGeneral}
+				}
+				return nil
+			})
 		},
 	}
-	rootFlag(cmd, &root)
-	cmd.Flags().StringVarP(&output, "output", "o", "", "Output format: json, or text when empty.")
+	rootFlag(cmd.Flags(), &root)
+	form.flag(cmd)
 	return cmd
 }
 
@@ -101,23 +98,35 @@ func again(l layout.Node) string {
 // status looks at everything; what it cannot see is a problem, never an error.
 func status(ctx context.Context, l layout.Node) report {
 	r := report{Version: version.Get().GitVersion, Data: l.Data, Log: l.Log(mainProcess)}
-	problem := func(format string, args ...any) { r.Problems = append(r.Problems, fmt.Sprintf(format, args...)) }
+	r.lookAtProcesses(l)
+	if r.Running != 0 {
+		r.lookAtCluster(ctx, l)
+	}
+	return r
+}
+
+func (r *report) problem(format string, args ...any) {
+	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
+}
+
+// lookAtProcesses looks for the processes of this machine.
+func (r *report) lookAtProcesses(l layout.Node) {
 	var err error
 	if r.Running, err = holder(l.PIDFile(mainProcess)); err != nil {
-		problem("%v", err)
+		r.problem("%v", err)
 	}
 	if r.Runtime, err = runtimePID(l); err != nil {
-		problem("%v", err)
+		r.problem("%v", err)
 	} else if r.Runtime == 0 && r.Running != 0 {
-		problem("the container runtime does not run: see %s", l.Log("runtime"))
+		r.problem("the container runtime does not run: see %s", l.Log("runtime"))
 	}
 	if r.Running == 0 {
 		if hasJoined(l) || exists(identityFile(l)) {
-			problem("hyperkube is not running: start it with %s", again(l))
+			r.problem("hyperkube is not running: start it with %s", again(l))
 		} else {
-			problem("there is no cluster here: make one with hyperkube up")
+			r.problem("there is no cluster here: make one with hyperkube up")
 		}
-		return r
+		return
 	}
 	if err := eachFurther(l, func(i int) error {
 		pid, err := holder(l.Numbered(i).PIDFile(mainProcess))
@@ -126,67 +135,78 @@ func status(ctx context.Context, l layout.Node) report {
 		}
 		return err
 	}); err != nil {
-		problem("%v", err)
+		r.problem("%v", err)
 	}
+}
+
+// lookAtCluster asks the API server.
+func (r *report) lookAtCluster(ctx context.Context, l layout.Node) {
 	rest, err := clientcmd.BuildConfigFromFlags("", adminKubeconfig(l))
 	if err != nil {
-		problem("%v", err)
-		return r
+		r.problem("%v", err)
+		return
 	}
 	r.Server = rest.Host
 	kube, err := kubernetes.NewForConfig(rest)
 	if err != nil {
-		problem("%v", err)
-		return r
+		r.problem("%v", err)
+		return
 	}
 	text, err := kube.Discovery().RESTClient().Get().AbsPath("/readyz").Param("verbose", "true").DoRaw(ctx)
 	if err != nil {
-		problem("the API server is not ready: %v", err)
+		r.problem("the API server is not ready: %v", err)
 	}
-	for _, line := range strings.Split(string(text), "\n") {
-		if strings.HasPrefix(line, "[-]") {
-			problem("the API server's check fails: %s", strings.TrimPrefix(line, "[-]"))
+	for line := range strings.SplitSeq(string(text), "\n") {
+		if check, failed := strings.CutPrefix(line, "[-]"); failed {
+			r.problem("the API server's check fails: %s", check)
 		}
 	}
 	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		problem("nodes cannot be listed: %v", err)
-		return r
+		r.problem("nodes cannot be listed: %v", err)
+		return
 	}
-	r.Ready = len(nodes.Items) > 0
-	for i := range nodes.Items {
-		n := &nodes.Items[i]
+	r.tellNodes(nodes.Items)
+	pods, err := kube.CoreV1().Pods("").List(ctx, ofNode(l))
+	if err != nil {
+		r.problem("pods cannot be listed: %v", err)
+		return
+	}
+	r.countPods(pods.Items)
+}
+
+func (r *report) tellNodes(nodes []corev1.Node) {
+	r.Ready = len(nodes) > 0
+	for i := range nodes {
+		n := &nodes[i]
 		state := "NotReady"
 		for _, c := range n.Status.Conditions {
 			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
 				state = "Ready"
 			} else if c.Type == corev1.NodeReady {
-				problem("node %s: %s", n.Name, c.Message)
+				r.problem("node %s: %s", n.Name, c.Message)
 			} else if c.Status == corev1.ConditionTrue {
-				problem("node %s: %s: %s", n.Name, c.Type, c.Message)
+				r.problem("node %s: %s: %s", n.Name, c.Type, c.Message)
 			}
 		}
 		r.Ready = r.Ready && state == "Ready"
 		r.Nodes = append(r.Nodes, n.Name+" "+state)
 	}
-	pods, err := kube.CoreV1().Pods("").List(ctx, ofNode(l))
-	if err != nil {
-		problem("pods cannot be listed: %v", err)
-		return r
-	}
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		if p.Status.Phase == corev1.PodSucceeded {
+}
+
+// countPods counts those that are to run.
+func (r *report) countPods(pods []corev1.Pod) {
+	for i := range pods {
+		if pods[i].Status.Phase == corev1.PodSucceeded {
 			continue
 		}
 		r.Pods++
-		for _, c := range p.Status.Conditions {
+		for _, c := range pods[i].Status.Conditions {
 			if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
 				r.PodsReady++
 			}
 		}
 	}
-	return r
 }
 
 // ofNode selects the pods that may be listed: a worker lists its own.

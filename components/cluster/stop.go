@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/hostchange"
@@ -28,9 +29,9 @@ var journals = []string{"node", "runtime", "cni"}
 // stopTimeout bounds how long the main process may take to stop.
 const stopTimeout = 30 * time.Second
 
-// rootFlag adds the flag that moves everything below another folder.
-func rootFlag(cmd *cobra.Command, root *string) {
-	cmd.Flags().StringVar(root, "root", "", "Keep everything below this directory instead of in the usual places.")
+// rootFlag adds the flag that moves everything below another directory.
+func rootFlag(flags *pflag.FlagSet, root *string) {
+	flags.StringVar(root, "root", "", "Keep everything below this directory instead of in the usual places.")
 }
 
 func layoutFor(root string) layout.Node {
@@ -56,7 +57,7 @@ func newStop() *cobra.Command {
 				stopFurther(cmd.Context(), cmd.OutOrStdout(), l))
 		},
 	}
-	rootFlag(cmd, &root)
+	rootFlag(cmd.Flags(), &root)
 	return cmd
 }
 
@@ -106,7 +107,7 @@ func newDown() *cobra.Command {
 			return down(cmd.Context(), cmd.OutOrStdout(), l, nil)
 		},
 	}
-	rootFlag(cmd, &root)
+	rootFlag(cmd.Flags(), &root)
 	return cmd
 }
 
@@ -192,7 +193,7 @@ func newReset() *cobra.Command {
 			return err
 		},
 	}
-	rootFlag(cmd, &root)
+	rootFlag(cmd.Flags(), &root)
 	return cmd
 }
 

@@ -33,7 +33,7 @@ func newToken() *cobra.Command {
 	o := &tokenOptions{}
 	cmd := &cobra.Command{Use: "token", Short: "Manage the tokens with which machines join", Args: cobra.NoArgs}
 	f := cmd.PersistentFlags()
-	f.StringVar(&o.root, "root", "", "Keep everything below this directory instead of in the usual places.")
+	rootFlag(f, &o.root)
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of an administrator's kubeconfig; empty is $KUBECONFIG or admin.conf of this master.")
 	cmd.AddCommand(o.create(), o.list(), o.remove(), &cobra.Command{
 		Use: "generate", Short: "Print a new token, and make it nowhere", Args: cobra.NoArgs,

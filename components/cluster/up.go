@@ -59,7 +59,7 @@ func newUp() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	flags := cmd.Flags()
-	rootFlag(cmd, &o.root)
+	rootFlag(cmd.Flags(), &o.root)
 	flags.BoolVar(&o.foreground, "foreground", false, "Stay in the foreground, for service managers; tells systemd when it is ready.")
 	flags.StringVar(&o.nodeName, "node-name", "", "Name of the node at the first start; empty is the hostname.")
 	flags.StringSliceVar(&o.podCIDRs, "cluster-cidr", nil, "Range of pod addresses at the first start, or one of each family; empty chooses a free one.")

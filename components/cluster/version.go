@@ -1,8 +1,8 @@
 package cluster
 
 import (
-	"encoding/json"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -10,22 +10,19 @@ import (
 )
 
 func newVersion() *cobra.Command {
-	var output string
+	var form output
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Tell the version",
+		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			info := version.Get()
-			if output == "json" {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", "  ")
-				return enc.Encode(info)
-			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "hyperkube %s (%s, %s)\n", info.GitVersion, info.GoVersion, info.Platform)
-			return err
+			return form.write(cmd.OutOrStdout(), info, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "hyperkube %s (%s, %s)\n", info.GitVersion, info.GoVersion, info.Platform)
+				return err
+			})
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "", "Output format: json, or text when empty.")
+	form.flag(cmd)
 	return cmd
 }

@@ -1,0 +1,32 @@
+package cluster
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+)
+
+// Formats that there are not are refused, instead of text in their place.
+func TestOutput(t *testing.T) {
+	run := func(args ...string) (string, error) {
+		var out strings.Builder
+		cmd := newVersion()
+		cmd.SetArgs(args)
+		cmd.SetOut(&out)
+		cmd.SilenceUsage, cmd.SilenceErrors = true, true
+		err := cmd.Execute()
+		return out.String(), err
+	}
+	if out, err := run(); err != nil || !strings.HasPrefix(out, "hyperkube v") {
+		t.Errorf("as text: %q, %v", out, err)
+	}
+	var answer struct{ GitVersion string }
+	if out, err := run("-o", "json"); err != nil || json.Unmarshal([]byte(out), &answer) != nil || answer.GitVersion == "" {
+		t.Errorf("as JSON: %q, %v", out, err)
+	}
+	var coded codedError
+	if out, err := run("-o", "yaml"); !errors.As(err, &coded) || coded.code != ExitConfig || out != "" {
+		t.Errorf("in an unknown format: %q, %v", out, err)
+	}
+}
