@@ -21,11 +21,9 @@ import (
 // NewCommand returns kubectl for arguments without the program's name. An
 // unknown subcommand is looked up as a plugin, and replaces the process.
 func NewCommand(args []string) *cobra.Command {
-	if err := version.SetDynamicVersion(ourversion.Get().GitVersion); err != nil {
-		// Only a version that is no refinement of the library's is refused;
-		// kubectl then tells the library's.
-		_ = err
-	}
+	// Only a version that is no refinement of the library's is refused; kubectl
+	// then tells the library's.
+	_ = version.SetDynamicVersion(ourversion.Get().GitVersion)
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	command := cmd.NewDefaultKubectlCommandWithArgs(cmd.KubectlOptions{
 		PluginHandler: cmd.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes),

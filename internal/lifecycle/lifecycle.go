@@ -42,10 +42,9 @@ type Func func(ctx context.Context) error
 // Run calls f.
 func (f Func) Run(ctx context.Context) error { return f(ctx) }
 
-// Group runs components that were added in the order of their dependence:
-// each starts at Add, and Stop ends them one by one, the last first, so that
-// nobody loses what it stands on while it still works. It is not for use by
-// several goroutines.
+// Group runs components that are started in the order of their dependence: Stop
+// ends them one by one, the last first, so that nobody loses what it stands on
+// while it still works. It is not for use by several goroutines.
 type Group struct {
 	// Log receives a line for each component that ends, and who took long. Nil: no
 	// lines.

@@ -77,6 +77,12 @@ func (p *Plan) wake(t time.Time) {
 	}
 }
 
+// finish plans nothing more to start, for the pod is done.
+func (p *Plan) finish() {
+	p.Finished = true
+	p.Start, p.NewSandbox = nil, false
+}
+
 // Next computes what to do for a pod that is to run.
 func Next(in Input) Plan {
 	var p Plan
@@ -114,18 +120,16 @@ func Next(in Input) Plan {
 		}
 	}
 
-	pending, initialized, failed := in.initContainers(&p, sandbox)
+	initialized, failed := in.initContainers(&p, sandbox)
 	if failed {
-		p.Finished = true
-		p.Start, p.NewSandbox = nil, false
+		p.finish()
 		return p
 	}
 
 	if initialized {
 		keep := in.appContainers(&p, sandbox)
 		if !keep {
-			p.Finished = true
-			p.Start, p.NewSandbox = nil, false
+			p.finish()
 			return p
 		}
 		if in.ending(&p) {
@@ -136,15 +140,13 @@ func Next(in Input) Plan {
 		// Not one container is left that could run: a pod whose sandbox died
 		// after its containers had done their work needs no new one.
 		if sandbox == nil && in.allDone() {
-			p.Finished = true
-			p.Start, p.NewSandbox = nil, false
+			p.finish()
 			return p
 		}
 		if sandbox != nil {
 			in.watchAppContainers(&p)
 		}
 	}
-	_ = pending
 	if sandbox != nil {
 		in.ephemeral(&p)
 	}
@@ -168,7 +170,7 @@ func (in *Input) allDone() bool {
 
 // initContainers plans the init containers. initialized is true once all app
 // containers may start, failed when they never will.
-func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (pending string, initialized, failed bool) {
+func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed bool) {
 	inits := in.Pod.Spec.InitContainers
 	here := func(name string) *Container {
 		c := in.Observed.Latest(name)
@@ -196,21 +198,21 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (pending string, init
 			switch {
 			case st != nil && st.State == Running:
 				if in.checkRunning(p, c, st, true) && !in.started(st) && !past {
-					return c.Name, false, false
+					return false, false
 				}
 				// One that is being stopped is waited for as one that is to be.
 				if (p.killing(st.ID) || in.Slots[c.Name].Killing) && !past {
-					return c.Name, false, false
+					return false, false
 				}
 			case st != nil && st.State == Unknown:
 				in.kill(p, c, st, "Container "+c.Name+" is in unknown state, try killing it before restart", true)
 				if !past {
-					return c.Name, false, false
+					return false, false
 				}
 			default:
 				in.start(p, c)
 				if !past {
-					return c.Name, false, false
+					return false, false
 				}
 			}
 			continue
@@ -220,35 +222,35 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (pending string, init
 		}
 		if st == nil {
 			if sandbox == nil && in.allDone() && len(in.Pod.Spec.Containers) > 0 {
-				return c.Name, false, false
+				return false, false
 			}
 			in.start(p, c)
-			return c.Name, false, false
+			return false, false
 		}
 		switch st.State {
 		case Running:
-			return c.Name, false, false
+			return false, false
 		case Created:
 			if i < last {
 				continue
 			}
 			in.start(p, c)
-			return c.Name, false, false
+			return false, false
 		case Exited:
 			if st.ExitCode == 0 || i < last {
 				continue
 			}
 			if in.Pod.Spec.RestartPolicy == v1.RestartPolicyNever && !shouldRestart(in.Pod, c, st.ExitCode) {
-				return c.Name, false, true
+				return false, true
 			}
 			in.start(p, c)
-			return c.Name, false, false
+			return false, false
 		default:
 			in.kill(p, c, st, "Container "+c.Name+" is in unknown state, try killing it before restart", true)
-			return c.Name, false, false
+			return false, false
 		}
 	}
-	return "", true, false
+	return true, false
 }
 
 // started tells whether the container counts as started: its postStart hook
