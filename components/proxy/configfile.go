@@ -20,7 +20,7 @@ import (
 	"hyperkube/internal/hostchange"
 )
 
-// Defaults are those of kube-proxy, for what this proxy has.
+// defaults are those of kube-proxy, for what this proxy has.
 // https://kubernetes.io/docs/reference/config-api/kube-proxy-config.v1alpha1/
 func defaults() *kubeproxyv1alpha1.KubeProxyConfiguration {
 	localhost := true

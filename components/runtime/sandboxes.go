@@ -60,7 +60,7 @@ func (s *sandboxState) takesContainers() bool {
 
 func (r *Runtime) sandboxDir(id string) string { return r.path("sandboxes", id) }
 
-// change changes the record, on disk first.
+// changeSandbox changes the record, on disk first.
 func (r *Runtime) changeSandbox(s *sandboxState, f func(*sandboxRecord)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

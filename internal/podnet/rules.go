@@ -237,7 +237,7 @@ func familyOf(addr netip.Addr) string {
 	return "6"
 }
 
-// sysctls that pods need, below /proc/sys.
+// setupSysctls sets what pods need, below /proc/sys.
 func (n *Network) setupSysctls() error {
 	want := map[string]string{}
 	for _, cidr := range n.cidrs {

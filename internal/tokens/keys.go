@@ -96,7 +96,7 @@ func (s *KeySet) with(id string) []publicKey {
 	return s.keys
 }
 
-// JWKS is the set as a public document.
+// jwks is the set as a public document.
 func (s *KeySet) jwks() jose.JSONWebKeySet {
 	var doc jose.JSONWebKeySet
 	for _, k := range s.keys {

@@ -305,7 +305,7 @@ func plainText(s string) bool {
 	return true
 }
 
-// writers keeps the buffers of fieldWriters.
+// writers keeps each fieldWriter, with its buffer, for the next object.
 type writers struct{ pool sync.Pool }
 
 // fields returns what a plan says of an object: nil when nobody owns anything.

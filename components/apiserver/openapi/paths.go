@@ -389,7 +389,7 @@ func (p *paths) general(path string) {
 	p.add(op)
 }
 
-// documents are the paths that v3 has one document for, each with what is
+// sections are the paths that v3 has one document for, each with what is
 // served there: a version, or nil for what is below no resource.
 func (h *Handler) sections() map[string]*schema.GroupVersion {
 	out := map[string]*schema.GroupVersion{

@@ -67,7 +67,7 @@ func deleteCollectionQuery() []parameter {
 	return slices.Concat(deleteQuery, queryOf(metav1.ListOptions{}, "watch", "allowWatchBookmarks"))
 }
 
-// streamQueries are the options of streams by their kinds.
+// streamQuery are the options of a stream whose options are of that kind.
 func streamQuery(kind string) []parameter {
 	switch kind {
 	case "PodExecOptions":

@@ -112,7 +112,7 @@ func (m *Metrics) PodStarted(pod *v1.Pod, total, idle time.Duration) {
 	}
 }
 
-// Stateful tells whether the start of a pod is one of those that say nothing of
+// stateful tells whether the start of a pod is one of those that say nothing of
 // the node: it waits for volumes of others.
 func stateful(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {

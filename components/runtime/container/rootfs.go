@@ -18,8 +18,8 @@ import (
 
 // Overlay is a container's root: layers below, its own changes above.
 type Overlay struct {
-	// Lower are the layers' folders, the lowest first. They share one parent
-	// folder's parent, see LayersDir.
+	// Lower are the layers' folders, the lowest first, as images.Store.LayerDir
+	// gives them: all of them two levels below one folder.
 	Lower []string
 	// Upper and Work are folders of one filesystem; both empty for a root
 	// that nobody can write to.

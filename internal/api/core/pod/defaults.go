@@ -10,7 +10,7 @@ import (
 
 // defaultSpec fills what is unset in the specification of a pod or of a pod
 // template. What pods alone get, such as requests from limits, is in
-// defaultPod: a template keeps what its author wrote.
+// Default: a template keeps what its author wrote.
 func defaultSpec(spec *corev1.PodSpec) {
 	setDefault(&spec.DNSPolicy, corev1.DNSClusterFirst)
 	setDefault(&spec.RestartPolicy, corev1.RestartPolicyAlways)
