@@ -67,7 +67,7 @@ func newInit() *cobra.Command {
 	f.StringVar(&g.CertificateKey, "certificate-key", "", "Key that --upload-certs encrypts with; empty makes one.")
 	f.BoolVar(&g.HideKey, "skip-certificate-key-print", false, "Do not print that key.")
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Leave the user's kubeconfig alone.")
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
 	return cmd
 }
 

@@ -40,7 +40,7 @@ type joinOptions struct {
 	certificateKey string
 	advertise      string
 	port           int
-	// mergeKubeconfig is for masters.
+	// noKubeconfig is for masters.
 	noKubeconfig bool
 }
 
@@ -75,7 +75,7 @@ func newJoin() *cobra.Command {
 	f.StringVar(&o.advertise, "apiserver-advertise-address", "", "With --control-plane: address at which others reach the API server; empty is that of the default route's interface.")
 	f.IntVar(&o.port, "apiserver-bind-port", layout.PortAPIServer, "With --control-plane: port of the API server.")
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "With --control-plane: leave the user's kubeconfig alone.")
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
 	return cmd
 }
 

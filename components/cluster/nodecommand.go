@@ -92,7 +92,7 @@ func newNodeCommand() *cobra.Command {
 	flags.StringVar(&o.ConfigDir, "config-dir", "", "Directory whose *.conf files change the KubeletConfiguration, in the order of their names.")
 	o.Providers.register(flags)
 	flags.StringVar(&o.cgroupRoot, "cgroup-root", "", "Cgroup below which all of the node's cgroups are.")
-	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
+	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
 	flags.IntVar(&o.further, "further", 0, "Run the further node of this number that up --nodes has made on this machine; its network namespace is the caller's.")
 	return cmd
 }

@@ -74,7 +74,7 @@ func newUp() *cobra.Command {
 	o.providers.register(flags)
 	flags.DurationVar(&o.nodeGrace, "node-monitor-grace-period", 0, "How long a node may be silent before it is taken for lost; nodes report every 10 s. 0 is 50 s.")
 	flags.StringSliceVar(&o.with, "with", nil, "Add-ons besides the usual ones, from then on at each start: "+strings.Join(manifests.Optional(), ", ")+".")
-	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log what is only of interest when looking for a mistake.")
+	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
 	return cmd
 }
 
