@@ -1,6 +1,7 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -247,7 +248,7 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 			conf.Live = append(conf.Live, debugserver.Check{Name: name, Check: func() error { return nil }})
 		}
 		if o.authenticationKubeconfig != "" || o.authorizationKubeconfig != "" {
-			reviewer, err := clientsFrom(firstOf(o.authorizationKubeconfig, o.authenticationKubeconfig))
+			reviewer, err := clientsFrom(cmp.Or(o.authorizationKubeconfig, o.authenticationKubeconfig))
 			if err != nil {
 				return err
 			}
@@ -273,13 +274,6 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	}
 	own.Informers.Shutdown()
 	return err
-}
-
-func firstOf(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 func clientsFrom(kubeconfig string) (*client.Clients, error) {

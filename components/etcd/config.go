@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -126,7 +127,7 @@ func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 	}
 	out := embed.NewConfig()
 	out.Dir = c.DataDir
-	out.Name = or(c.Name, defaultName)
+	out.Name = cmp.Or(c.Name, defaultName)
 	urls := []struct {
 		what   string
 		given  []string
@@ -165,19 +166,19 @@ func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 		return nil, fmt.Errorf("etcd: metrics URL: %w", err)
 	}
 	out.ClientTLSInfo, out.PeerTLSInfo = c.ClientTLS.info(), c.PeerTLS.info()
-	out.InitialCluster = or(c.InitialCluster, out.InitialClusterFromName(out.Name))
-	out.ClusterState = or(c.InitialClusterState, embed.ClusterStateFlagNew)
-	out.InitialClusterToken = or(c.InitialClusterToken, out.InitialClusterToken)
-	out.SnapshotCount = or(c.SnapshotCount, defaultSnapshotCount)
-	out.QuotaBackendBytes = or(c.QuotaBackendBytes, defaultQuota)
+	out.InitialCluster = cmp.Or(c.InitialCluster, out.InitialClusterFromName(out.Name))
+	out.ClusterState = cmp.Or(c.InitialClusterState, embed.ClusterStateFlagNew)
+	out.InitialClusterToken = cmp.Or(c.InitialClusterToken, out.InitialClusterToken)
+	out.SnapshotCount = cmp.Or(c.SnapshotCount, defaultSnapshotCount)
+	out.QuotaBackendBytes = cmp.Or(c.QuotaBackendBytes, defaultQuota)
 	heartbeat, election := usualHeartbeat, usualElection
 	if c.alone() {
 		heartbeat, election = aloneHeartbeat, aloneElection
 		out.SnapshotCatchUpEntries = out.SnapshotCount + aloneCatchUp
 		out.BackendBatchInterval = aloneBatch
 	}
-	out.TickMs = uint(or(c.HeartbeatInterval, heartbeat).Milliseconds())
-	out.ElectionMs = uint(or(c.ElectionTimeout, election).Milliseconds())
+	out.TickMs = uint(cmp.Or(c.HeartbeatInterval, heartbeat).Milliseconds())
+	out.ElectionMs = uint(cmp.Or(c.ElectionTimeout, election).Milliseconds())
 	out.UnsafeNoFsync = c.NoSync
 	out.BackendFreelistType = "map"
 	// The gateway would be a client of its own, for HTTP clients of which
@@ -212,12 +213,4 @@ func parseURLs(texts []string) ([]url.URL, error) {
 		out = append(out, *u)
 	}
 	return out, nil
-}
-
-func or[T comparable](value, otherwise T) T {
-	var zero T
-	if value == zero {
-		return otherwise
-	}
-	return value
 }

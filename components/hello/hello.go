@@ -4,6 +4,7 @@
 package hello
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -166,8 +167,8 @@ type answer struct {
 func (s *Server) whoami(w http.ResponseWriter, r *http.Request) {
 	a := answer{
 		Message:   s.cfg.Message,
-		Pod:       firstOf(os.Getenv("POD_NAME"), hostname()),
-		Namespace: firstOf(os.Getenv("POD_NAMESPACE"), ownNamespace()),
+		Pod:       cmp.Or(os.Getenv("POD_NAME"), hostname()),
+		Namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), ownNamespace()),
 		Node:      os.Getenv("NODE_NAME"),
 		Address:   os.Getenv("POD_IP"),
 		Version:   version.Get().GitVersion,
@@ -183,7 +184,7 @@ func (s *Server) whoami(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(a)
 		return
 	}
-	fmt.Fprintf(w, "%s from pod %s, namespace %s, node %s\n", a.Message, a.Pod, firstOf(a.Namespace, "-"), firstOf(a.Node, "-"))
+	fmt.Fprintf(w, "%s from pod %s, namespace %s, node %s\n", a.Message, a.Pod, cmp.Or(a.Namespace, "-"), cmp.Or(a.Node, "-"))
 	fmt.Fprintf(w, "hyperkube %s, up %s, request %d from %s: %s %s\n", a.Version, a.Uptime, a.Requests, a.Client, a.Method, a.Path)
 	names := make([]string, 0, len(a.Headers))
 	for name := range a.Headers {
@@ -227,13 +228,4 @@ func ownNamespace() string {
 		return ""
 	}
 	return strings.TrimSpace(string(data))
-}
-
-func firstOf(values ...string) string {
-	for _, v := range values {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
 }

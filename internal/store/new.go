@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,7 +98,7 @@ func New(cfg Config) (*Store, error) {
 	s := &Store{
 		client:       cfg.Client,
 		prefix:       "/" + prefix + "/",
-		history:      or(cfg.History, defaultHistory),
+		history:      cmp.Or(cfg.History, defaultHistory),
 		historyBytes: or(cfg.HistoryBytes, defaultHistoryBytes),
 		log:          log,
 		observe:      cfg.Observe,
@@ -115,13 +116,6 @@ func New(cfg Config) (*Store, error) {
 	s.local, _ = cfg.Client.KV.(currentRevisioner)
 	s.routes.Store(&routes{})
 	return s, nil
-}
-
-func or(value, otherwise int) int {
-	if value == 0 {
-		return otherwise
-	}
-	return value
 }
 
 // Collection returns the collection of a resource, adding it at first use; the

@@ -4,6 +4,7 @@
 package inprocess
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -172,7 +173,7 @@ func (l *listWatch) WatchWithContext(ctx context.Context, opts metav1.ListOption
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	s := &stream{listWatch: l, cancel: cancel, events: make(chan watch.Event, 64)}
-	since, err := strconv.ParseInt(or(opts.ResourceVersion, "0"), 10, 64)
+	since, err := strconv.ParseInt(cmp.Or(opts.ResourceVersion, "0"), 10, 64)
 	if err != nil {
 		cancel()
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("resource version %q: %v", opts.ResourceVersion, err))
@@ -284,11 +285,4 @@ func (s *stream) send(ctx context.Context, e watch.Event) bool {
 	case <-ctx.Done():
 		return false
 	}
-}
-
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }

@@ -3,6 +3,7 @@ package env
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -118,7 +119,7 @@ func (b *builder) from(ctx context.Context, in *Input, src *v1.EnvFromSource) er
 		}
 	}
 	var invalid []string
-	for _, k := range sortedKeys(data) {
+	for _, k := range slices.Sorted(maps.Keys(data)) {
 		v := data[k]
 		k = src.Prefix + k
 		if len(validation.IsRelaxedEnvVarName(k)) > 0 {
@@ -212,12 +213,3 @@ func Container(pod *v1.Pod, name string) *v1.Container {
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }
-
-func sortedKeys[T any](m map[string]T) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
-}

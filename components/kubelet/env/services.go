@@ -2,7 +2,9 @@ package env
 
 import (
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -27,7 +29,7 @@ func Services(services []*v1.Service, namespace string, links bool) []Var {
 		}
 	}
 	var out []Var
-	for _, name := range sortedKeys(byName) {
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		out = append(out, serviceVars(byName[name])...)
 	}
 	return out
