@@ -85,8 +85,9 @@ type Config struct {
 	External string
 	// Aggregation, unless nil, knows the APIs that other servers serve.
 	Aggregation Aggregation
-	// LiveChecks and ReadyChecks add to /livez and /readyz.
-	LiveChecks, ReadyChecks []health.Check
+	// ReadyChecks add to /livez, once they had their time to begin to hold, and
+	// to /readyz.
+	ReadyChecks []health.Check
 	// WorkChecks add to /readyz and /healthz, OnlyReadyChecks to /readyz alone.
 	WorkChecks, OnlyReadyChecks []health.Check
 

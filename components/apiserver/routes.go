@@ -143,7 +143,6 @@ func (s *Server) checks() map[string][]health.Check {
 	for i, one := range s.apart {
 		live = append(live, etcd(fmt.Sprintf("etcd-override-%d", i), one))
 	}
-	live = append(live, s.cfg.LiveChecks...)
 	started := health.Closed("poststarthook/storage-readiness", s.ready)
 	running := health.Check{Name: "shutdown", Look: func(context.Context) error {
 		select {

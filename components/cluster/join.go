@@ -107,7 +107,7 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	} else if there {
 		return codedError{fmt.Errorf("this machine has a cluster of its own in %s: take it away with `hyperkube reset` first", l.Data), ExitPreflight}
 	}
-	ports := []int{l.Port(layout.PortKubelet), l.Port(layout.PortKubeletHealthz), l.Port(layout.PortProxyHealthz)}
+	ports := []int{layout.PortKubelet, layout.PortKubeletHealthz, layout.PortProxyHealthz}
 	if o.asMaster {
 		ports = append(ports, o.port, layout.PortEtcdClient, layout.PortEtcdPeer, layout.PortControllerManager, layout.PortScheduler)
 	}

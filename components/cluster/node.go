@@ -111,8 +111,8 @@ func newNode(cfg nodeConfig) (*node, error) {
 	}
 	pc := proxy.Config{
 		Clients: cfg.Proxy, NodeName: cfg.Identity.NodeName, LocalhostNodePorts: true,
-		HealthzAddress: fmt.Sprintf(":%d", cfg.Layout.Port(layout.PortProxyHealthz)),
-		MetricsAddress: fmt.Sprintf("127.0.0.1:%d", cfg.Layout.Port(layout.PortProxyMetrics)),
+		HealthzAddress: fmt.Sprintf(":%d", layout.PortProxyHealthz),
+		MetricsAddress: fmt.Sprintf("127.0.0.1:%d", layout.PortProxyMetrics),
 		Journal:        cfg.Journal,
 		Log:            cfg.Log.With("component", "kube-proxy"),
 	}

@@ -133,7 +133,7 @@ func (o *nodeOptions) run(ctx context.Context, s *steps) (err error) {
 		return err
 	}
 	defer lock.release()
-	if err := preflight(l, []int{l.Port(layout.PortKubelet), l.Port(layout.PortProxyHealthz)}); err != nil {
+	if err := preflight(l, []int{layout.PortKubelet, layout.PortProxyHealthz}); err != nil {
 		return err
 	}
 	journal, err := hostchange.Open(l.Journal("node"))

@@ -341,7 +341,7 @@ func (f *fleet) configure(machine *localnodes.Machine, i int) ([]*pki.Pair, erro
 		pairs = append(pairs, pair)
 		if err := kubeconfig.Write(way.file, kubeconfig.Config{
 			Name: contextName, User: way.spec.CommonName, CA: f.ca.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM,
-			Server: fmt.Sprintf("https://%s:%d", machine.Gateway(), f.layout.Port(layout.PortAPIServer)),
+			Server: fmt.Sprintf("https://%s:%d", machine.Gateway(), layout.PortAPIServer),
 			// The bridge may be younger than the server's certificate.
 			ServerName: "kubernetes",
 		}); err != nil {

@@ -23,7 +23,7 @@ import (
 )
 
 func (c *clusterRun) newEtcd() (*etcd.Server, error) {
-	url := func(port int) []string { return []string{fmt.Sprintf("https://127.0.0.1:%d", c.layout.Port(port))} }
+	url := func(port int) []string { return []string{fmt.Sprintf("https://127.0.0.1:%d", port)} }
 	secure := func(p *pki.Pair) etcd.TLS {
 		return etcd.TLS{CertFile: p.CertFile, KeyFile: p.KeyFile, TrustedCAFile: c.pki.EtcdCA.CertFile, ClientCertAuth: true}
 	}
@@ -44,7 +44,7 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 	if err != nil {
 		return nil, err
 	}
-	listener, err := net.Listen("tcp", fmt.Sprintf(":%d", c.layout.Port(layout.PortAPIServer)))
+	listener, err := net.Listen("tcp", fmt.Sprintf(":%d", layout.PortAPIServer))
 	if err != nil {
 		return nil, fmt.Errorf("listening for API requests: %w", err)
 	}
@@ -59,7 +59,7 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 		BootstrapTokens: true,
 		Issuers:         []string{"https://kubernetes.default.svc." + c.identity.Domain},
 		Key:             c.pki.ServiceAccountKey, Keys: keys,
-		Advertise: netip.AddrPortFrom(c.addresses[0], uint16(c.layout.Port(layout.PortAPIServer))),
+		Advertise: netip.AddrPortFrom(c.addresses[0], uint16(layout.PortAPIServer)),
 		Kubelet: apiserver.KubeletConfig{
 			ClientCertFile: c.pki.APIServerKubeletClient.CertFile, ClientKeyFile: c.pki.APIServerKubeletClient.KeyFile,
 			CAFile: c.pki.CA.CertFile, AddressTypes: []string{"InternalIP", "Hostname"},

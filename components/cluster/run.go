@@ -302,7 +302,7 @@ func (c *clusterRun) prepare() error {
 
 // server is where this machine's users reach the API.
 func (c *clusterRun) server() string {
-	return fmt.Sprintf("https://127.0.0.1:%d", c.layout.Port(layout.PortAPIServer))
+	return fmt.Sprintf("https://127.0.0.1:%d", layout.PortAPIServer)
 }
 
 // enter writes the administrator's kubeconfig, and merges it into the user's.

@@ -51,7 +51,7 @@ func newSnapshotSave() *cobra.Command {
 			l := layoutFor(root)
 			keys := keysOf(l)
 			if len(dial.Servers) == 0 {
-				dial.Servers = []string{fmt.Sprintf("https://127.0.0.1:%d", l.Port(layout.PortEtcdClient))}
+				dial.Servers = []string{fmt.Sprintf("https://127.0.0.1:%d", layout.PortEtcdClient)}
 				dial.CAFile = cmp.Or(dial.CAFile, filepath.Join(keys, "etcd", "ca.crt"))
 				dial.CertFile = cmp.Or(dial.CertFile, filepath.Join(keys, "etcd", "healthcheck-client.crt"))
 				dial.KeyFile = cmp.Or(dial.KeyFile, filepath.Join(keys, "etcd", "healthcheck-client.key"))
@@ -226,7 +226,7 @@ func memberOf(l layout.Node, r *snapshot.Restored, manifest string) error {
 			}
 		}
 	} else if id, ok, err := loadIdentity(l); err == nil && ok {
-		name, url = id.NodeName, fmt.Sprintf("https://127.0.0.1:%d", l.Port(layout.PortEtcdPeer))
+		name, url = id.NodeName, fmt.Sprintf("https://127.0.0.1:%d", layout.PortEtcdPeer)
 	}
 	r.Name, r.PeerURL = cmp.Or(r.Name, name), cmp.Or(r.PeerURL, url)
 	if r.Name == "" || r.PeerURL == "" {

@@ -217,8 +217,8 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *steps) error {
 
 	began := time.Now()
 	ports := []int{
-		l.Port(layout.PortAPIServer), l.Port(layout.PortEtcdClient), l.Port(layout.PortEtcdPeer),
-		l.Port(layout.PortKubelet), l.Port(layout.PortProxyHealthz),
+		layout.PortAPIServer, layout.PortEtcdClient, layout.PortEtcdPeer,
+		layout.PortKubelet, layout.PortProxyHealthz,
 	}
 	if err := preflight(l, ports); err != nil {
 		return err

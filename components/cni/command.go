@@ -134,7 +134,7 @@ func open(data []byte) (*plugin, error) {
 	}
 	p.network, err = podnet.New(podnet.Config{
 		Bridge: l.Bridge(), LinkPrefix: l.LinkPrefix, AddressDir: filepath.Join(dir, "addresses"),
-		CIDRs: cidrs, MTU: p.config.MTU, Tunnel: l.Tunnel(), OpenPorts: []int{l.Port(layout.PortKubelet)}, Journal: p.journal,
+		CIDRs: cidrs, MTU: p.config.MTU, Tunnel: l.Tunnel(), OpenPorts: []int{layout.PortKubelet}, Journal: p.journal,
 	})
 	if err != nil {
 		p.close()

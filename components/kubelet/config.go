@@ -308,10 +308,10 @@ func (c *Config) complete() error {
 		c.MaxPods = 110
 	}
 	if c.Port == 0 {
-		c.Port = c.Layout.Port(layout.PortKubelet)
+		c.Port = layout.PortKubelet
 	}
 	if c.HealthzPort == 0 {
-		c.HealthzPort = c.Layout.Port(layout.PortKubeletHealthz)
+		c.HealthzPort = layout.PortKubeletHealthz
 	}
 	def(&c.HealthzAddress, "127.0.0.1")
 	if c.LogInterval == 0 {

@@ -69,7 +69,7 @@ func (b *bench) whole(ctx context.Context, n int) (err error) {
 	if err != nil {
 		return err
 	}
-	store, err := etcdClient(fmt.Sprintf("https://127.0.0.1:%d", l.Port(layout.PortEtcdClient)), keys)
+	store, err := etcdClient(fmt.Sprintf("https://127.0.0.1:%d", layout.PortEtcdClient), keys)
 	if err != nil {
 		return err
 	}

@@ -32,8 +32,6 @@ type Node struct {
 	// LinkPrefix begins the name of every network link made by this node. At
 	// most four bytes, for link names have fifteen.
 	LinkPrefix string
-	// PortOffset is added to every port of the node; zero for the first.
-	PortOffset int
 }
 
 // Default is the layout of the first or only node of a machine.
@@ -122,7 +120,8 @@ func (n Node) Bridge() string { return n.LinkPrefix + "-br0" }
 // Tunnel is the name of the link through which pods of other nodes are reached.
 func (n Node) Tunnel() string { return n.LinkPrefix + "-vxlan" }
 
-// Kubernetes' usual ports, before PortOffset.
+// Kubernetes' usual ports. Further nodes of a machine have them too, each in its own
+// network namespace.
 const (
 	PortAPIServer         = 6443
 	PortEtcdClient        = 2379
@@ -134,7 +133,3 @@ const (
 	PortControllerManager = 10257
 	PortScheduler         = 10259
 )
-
-// Port returns where a component of this node listens; base is one of the
-// Port constants.
-func (n Node) Port(base int) int { return base + n.PortOffset }

@@ -92,7 +92,7 @@ func newCollection(s *Store, cfg CollectionConfig) *Collection {
 	}
 	c.ring.first, c.ring.next = firstNumber, firstNumber
 	c.ring.maxEvents = s.history
-	c.ring.maxBytes = s.historyBytes
+	c.ring.maxBytes = historyBytes
 	return c
 }
 

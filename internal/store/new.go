@@ -17,11 +17,16 @@ import (
 
 // Defaults of Config.
 const (
-	defaultPrefix       = "/registry"
-	defaultHistory      = 4096
-	defaultHistoryBytes = 8 << 20
-	defaultMemoBytes    = 32 << 20
+	defaultPrefix  = "/registry"
+	defaultHistory = 4096
 )
+
+// historyBytes bounds, roughly, the stored bytes of a collection's recent events.
+// A few events are kept whatever their size.
+const historyBytes = 8 << 20
+
+// memoBytes bounds the bytes of all values of Entry.Memo.
+const memoBytes = 32 << 20
 
 // Store is one etcd and all collections in it.
 type Store struct {
@@ -29,9 +34,9 @@ type Store struct {
 	// local tells the current revision where the client has a cheap way.
 	local currentRevisioner
 	// prefix of all keys, with its slash.
-	prefix                string
-	history, historyBytes int
-	log                   *slog.Logger
+	prefix  string
+	history int
+	log     *slog.Logger
 	// observe is told of requests to etcd; it may be nil.
 	observe func(operation, group, resource string, took time.Duration, err error)
 	waited  func(group, resource string, took time.Duration)
@@ -83,7 +88,7 @@ func New(cfg Config) (*Store, error) {
 	if cfg.Client == nil {
 		return nil, errors.New("store: no etcd client")
 	}
-	if cfg.History < 0 || cfg.HistoryBytes < 0 || cfg.MemoBytes < 0 {
+	if cfg.History < 0 {
 		return nil, errors.New("store: negative bound")
 	}
 	prefix := strings.Trim(cfg.Prefix, "/")
@@ -96,22 +101,21 @@ func New(cfg Config) (*Store, error) {
 	}
 	done := make(chan struct{})
 	s := &Store{
-		client:       cfg.Client,
-		prefix:       "/" + prefix + "/",
-		history:      cmp.Or(cfg.History, defaultHistory),
-		historyBytes: or(cfg.HistoryBytes, defaultHistoryBytes),
-		log:          log,
-		observe:      cfg.Observe,
-		waited:       cfg.Waited,
-		position:     newPosition(done),
-		own:          ownWrites{byKey: make(map[string]*ownWrite)},
-		leases:       leases{client: cfg.Client, byTTL: make(map[int64]*lease)},
-		memos:        memoClock{limit: or(cfg.MemoBytes, defaultMemoBytes)},
-		nodes:        btree.NewFreeListG[*Entry](64),
-		done:         done,
-		wentBack:     make(chan struct{}, 1),
-		fills:        make(chan struct{}, 1),
-		collections:  make(map[string]*Collection),
+		client:      cfg.Client,
+		prefix:      "/" + prefix + "/",
+		history:     cmp.Or(cfg.History, defaultHistory),
+		log:         log,
+		observe:     cfg.Observe,
+		waited:      cfg.Waited,
+		position:    newPosition(done),
+		own:         ownWrites{byKey: make(map[string]*ownWrite)},
+		leases:      leases{client: cfg.Client, byTTL: make(map[int64]*lease)},
+		memos:       memoClock{limit: memoBytes},
+		nodes:       btree.NewFreeListG[*Entry](64),
+		done:        done,
+		wentBack:    make(chan struct{}, 1),
+		fills:       make(chan struct{}, 1),
+		collections: make(map[string]*Collection),
 	}
 	s.local, _ = cfg.Client.KV.(currentRevisioner)
 	s.routes.Store(&routes{})

@@ -64,13 +64,6 @@ type Config struct {
 	// History is how many recent events a collection remembers at most for
 	// watches from older revisions; zero means 4096.
 	History int
-	// HistoryBytes bounds, roughly, the stored bytes of a collection's
-	// recent events; zero means 8 MiB. A few events are kept whatever their
-	// size.
-	HistoryBytes int
-	// MemoBytes bounds the bytes of all values of Entry.Memo; zero means
-	// 32 MiB.
-	MemoBytes int
 	// Observe, unless nil, is told of each request to etcd about the objects of
 	// a resource: get, list, create, update or delete. It is called by several
 	// goroutines and must be quick.

@@ -47,10 +47,6 @@ type Config struct {
 	// Seats is how many requests are worked on at the same time, levels
 	// together.
 	Seats int
-	// Patience is how long a request without a deadline waits at most in a
-	// queue; zero means a quarter of a minute. Others wait for a quarter of
-	// their time.
-	Patience time.Duration
 	// Stats tells how many objects a resource has and about how many bytes
 	// each; false when that is not known. It may be nil.
 	Stats func(schema.GroupResource) (count, size int, ok bool)
@@ -72,9 +68,6 @@ type Limiter struct {
 func New(cfg Config) (*Limiter, error) {
 	if cfg.Informers == nil || cfg.Client == nil || cfg.Seats <= 0 {
 		return nil, errors.New("priority and fairness needs informers, a client and seats")
-	}
-	if cfg.Patience == 0 {
-		cfg.Patience = 15 * time.Second
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -141,7 +134,7 @@ func (l *Limiter) Serve(w http.ResponseWriter, req *http.Request, info *apireque
 	if watch {
 		t.watch(digest)
 	} else {
-		ctx, cancel := l.wait(req.Context())
+		ctx, cancel := wait(req.Context())
 		l.control.Handle(ctx, digest, t.classified, t.work, ignoreQueue, t.serve)
 		cancel()
 	}
@@ -161,9 +154,13 @@ func TooMany(w http.ResponseWriter, after int64) {
 	http.Error(w, "Too many requests, please try again later.", http.StatusTooManyRequests)
 }
 
-// wait bounds how long a request is queued.
-func (l *Limiter) wait(ctx context.Context) (context.Context, context.CancelFunc) {
-	patience := l.cfg.Patience
+// usualPatience is how long a request without a deadline waits at most in a queue.
+const usualPatience = 15 * time.Second
+
+// wait bounds how long a request is queued: one with a deadline waits for a quarter
+// of its time.
+func wait(ctx context.Context) (context.Context, context.CancelFunc) {
+	patience := usualPatience
 	if deadline, ok := ctx.Deadline(); ok {
 		patience = time.Until(deadline) / 4
 	}
@@ -216,7 +213,7 @@ func (t *ticket) watch(digest flowcontrol.RequestDigest) {
 			}
 			ended <- v
 		}()
-		waiting, cancel := t.wait(ctx)
+		waiting, cancel := wait(ctx)
 		defer cancel()
 		t.control.Handle(waiting, digest, t.classified, t.work, ignoreQueue, func() {
 			t.served = true

@@ -39,10 +39,11 @@ type Config struct {
 	Metadata  metadata.Interface
 	// Informer may be nil: the metadata API is watched.
 	Informer Informer
-	// Resync is the time between looks at what is served, besides those that
-	// changes of CRDs and APIServices bring; zero means 30 s.
-	Resync time.Duration
 }
+
+// resync is the time between looks at what is served, besides those that changes of
+// CRDs and APIServices bring.
+const resync = 30 * time.Second
 
 // Collector is the garbage collector. Make it with New.
 type Collector struct {
@@ -77,9 +78,6 @@ type monitor struct {
 func New(env control.Env, cfg Config) (*Collector, error) {
 	if cfg.Discovery == nil || cfg.Metadata == nil {
 		return nil, errors.New("garbage collector: discovery and metadata clients are needed")
-	}
-	if cfg.Resync == 0 {
-		cfg.Resync = 30 * time.Second
 	}
 	if env.Workers < 1 {
 		env.Workers = 20
@@ -136,7 +134,7 @@ func (c *Collector) Run(ctx context.Context) error {
 		}
 	})
 	// One timer, not a ticker: each look begins a new wait.
-	timer := time.NewTimer(c.cfg.Resync)
+	timer := time.NewTimer(resync)
 	defer timer.Stop()
 	for {
 		select {
@@ -157,7 +155,7 @@ func (c *Collector) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		c.follow(ctx)
-		timer.Reset(c.cfg.Resync)
+		timer.Reset(resync)
 	}
 }
 
