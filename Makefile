@@ -77,7 +77,7 @@ bench-scale: build ## measure how the API server grows with 10,000 to 100,000 po
 
 install: build ## install to PREFIX (/usr/local)
 	install -D -m 0755 bin/hyperkube $(DESTDIR)$(PREFIX)/bin/hyperkube
-	@for link in kubectl; do [ -e $(DESTDIR)$(PREFIX)/bin/$$link ] || ln -s hyperkube $(DESTDIR)$(PREFIX)/bin/$$link; done
+	@[ -e $(DESTDIR)$(PREFIX)/bin/kubectl ] || ln -s hyperkube $(DESTDIR)$(PREFIX)/bin/kubectl
 
 clean: ## remove what was built
 	rm -rf bin components/runtime/launch/program/runtime.zst

@@ -7,8 +7,6 @@
 // API). docs/design.md says why.
 package main
 
-import (
-	"os"
-)
+import "os"
 
 func main() { os.Exit(run(os.Args)) }

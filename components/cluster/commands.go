@@ -3,9 +3,7 @@
 // Each command is one file.
 package cluster
 
-import (
-	"github.com/spf13/cobra"
-)
+import "github.com/spf13/cobra"
 
 // Exit codes of all commands.
 const (
