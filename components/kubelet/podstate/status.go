@@ -182,76 +182,18 @@ const unknownStatus = "ContainerStatusUnknown"
 func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.ContainerStatus {
 	old := statusOf(in.Last, c.Name)
 	latest := in.Observed.Latest(c.Name)
-	s := v1.ContainerStatus{Name: c.Name, Image: c.Image}
 	waiting := &v1.ContainerStateWaiting{Reason: "ContainerCreating"}
 	if hasInit {
 		waiting.Reason = "PodInitializing"
 	}
-
-	if latest == nil && old != nil && in.Slots[c.Name].Next > 0 {
+	var s v1.ContainerStatus
+	switch {
+	case latest != nil:
+		s = in.observed(c, latest, old, waiting)
+	case old != nil && in.Slots[c.Name].Next > 0:
 		s = removed(c, old, in.Slots[c.Name].Next)
-	} else if latest == nil {
-		s.State.Waiting = waiting
-		if old != nil {
-			switch {
-			case old.State.Terminated != nil:
-				s = *old.DeepCopy()
-			case old.State.Running != nil:
-				// It has run, and is gone without a trace.
-				s.RestartCount = old.RestartCount
-				s.LastTerminationState.Terminated = &v1.ContainerStateTerminated{
-					Reason:   unknownStatus,
-					Message:  "The container could not be located when the pod was deleted.  The container used to be Running",
-					ExitCode: 137,
-				}
-				if in.Pod.DeletionTimestamp == nil {
-					s.RestartCount++
-				}
-			default:
-				s.RestartCount = old.RestartCount
-				s.LastTerminationState = *old.LastTerminationState.DeepCopy()
-			}
-		}
-	} else {
-		s.RestartCount = int32(latest.Attempt)
-		s.ImageID = latest.ImageID
-		if latest.Image != "" && !strings.HasPrefix(latest.Image, "sha256:") {
-			s.Image = latest.Image
-		}
-		s.ContainerID = in.RuntimeName + "://" + latest.ID
-		switch latest.State {
-		case Running:
-			s.State.Running = &v1.ContainerStateRunning{StartedAt: apiTime(latest.StartedAt)}
-		case Exited:
-			s.State.Terminated = in.terminated(latest)
-		case Created:
-			s.State.Waiting = waiting
-		default:
-			if old != nil && old.State.Running != nil {
-				s.State.Terminated = &v1.ContainerStateTerminated{
-					Reason: unknownStatus, Message: "The container could not be located when the pod was terminated",
-					ExitCode: 137, ContainerID: s.ContainerID,
-				}
-				s.RestartCount = old.RestartCount + 1
-			} else {
-				s.State.Waiting = waiting
-			}
-		}
-		if prev := in.Observed.Previous(c.Name); prev != nil && prev.State == Exited {
-			s.LastTerminationState.Terminated = in.terminated(prev)
-		} else if old != nil && old.RestartCount == s.RestartCount {
-			s.LastTerminationState = *old.LastTerminationState.DeepCopy()
-		} else if old != nil && old.State.Terminated != nil && old.ContainerID != s.ContainerID {
-			s.LastTerminationState = *old.State.DeepCopy()
-		} else if old != nil && old.RestartCount < s.RestartCount && old.State.Running != nil && canRestartAll(in.Pod) {
-			// It was removed, and started anew before that was told.
-			s.LastTerminationState.Terminated = removedState()
-		}
-		if latest.User != nil {
-			s.User = &v1.ContainerUser{Linux: &v1.LinuxContainerUser{
-				UID: latest.User.UID, GID: latest.User.GID, SupplementalGroups: slices.Clone(latest.User.Groups),
-			}}
-		}
+	default:
+		s = in.absent(c, old, waiting)
 	}
 
 	// What is about to be started again waits, and says for what.
@@ -268,31 +210,115 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 		s.AllocatedResourcesStatus = in.Devices(c.Name)
 	}
 	if s.State.Running != nil && kind != Ephemeral {
-		actual := c.Resources
-		if r, ok := in.Actuated[c.Name]; ok {
-			actual = r
-		}
-		s.AllocatedResources = c.Resources.Requests.DeepCopy()
-		if in.Pending && len(in.Actuated) > 0 {
-			s.AllocatedResources = actual.Requests.DeepCopy()
-		}
-		s.Resources = &v1.ResourceRequirements{Limits: actual.Limits.DeepCopy(), Requests: actual.Requests.DeepCopy()}
+		in.resources(c, &s)
 	}
 	if latest != nil {
-		s.VolumeMounts = nil
-		for _, m := range c.VolumeMounts {
-			vm := v1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
-			if m.ReadOnly {
-				mode := v1.RecursiveReadOnlyDisabled
-				if in.Recursive != nil && in.Recursive(&m) {
-					mode = v1.RecursiveReadOnlyEnabled
-				}
-				vm.RecursiveReadOnly = &mode
-			}
-			s.VolumeMounts = append(s.VolumeMounts, vm)
-		}
+		s.VolumeMounts = in.volumeMounts(c)
 	}
 	return s
+}
+
+// absent is the status of a container that the runtime does not know; old is its
+// status before, if any.
+func (in *StatusInput) absent(c *v1.Container, old *v1.ContainerStatus, waiting *v1.ContainerStateWaiting) v1.ContainerStatus {
+	s := v1.ContainerStatus{Name: c.Name, Image: c.Image}
+	s.State.Waiting = waiting
+	switch {
+	case old == nil:
+	case old.State.Terminated != nil:
+		s = *old.DeepCopy()
+	case old.State.Running != nil:
+		// It has run, and is gone without a trace.
+		s.RestartCount = old.RestartCount
+		s.LastTerminationState.Terminated = &v1.ContainerStateTerminated{
+			Reason:   unknownStatus,
+			Message:  "The container could not be located when the pod was deleted.  The container used to be Running",
+			ExitCode: 137,
+		}
+		if in.Pod.DeletionTimestamp == nil {
+			s.RestartCount++
+		}
+	default:
+		s.RestartCount = old.RestartCount
+		s.LastTerminationState = *old.LastTerminationState.DeepCopy()
+	}
+	return s
+}
+
+// observed is the status of a container as the runtime has it; old is its status
+// before, if any.
+func (in *StatusInput) observed(c *v1.Container, latest *Container, old *v1.ContainerStatus, waiting *v1.ContainerStateWaiting) v1.ContainerStatus {
+	s := v1.ContainerStatus{
+		Name: c.Name, Image: c.Image, ImageID: latest.ImageID,
+		ContainerID: in.RuntimeName + "://" + latest.ID, RestartCount: int32(latest.Attempt),
+	}
+	if latest.Image != "" && !strings.HasPrefix(latest.Image, "sha256:") {
+		s.Image = latest.Image
+	}
+	switch latest.State {
+	case Running:
+		s.State.Running = &v1.ContainerStateRunning{StartedAt: apiTime(latest.StartedAt)}
+	case Exited:
+		s.State.Terminated = in.terminated(latest)
+	case Created:
+		s.State.Waiting = waiting
+	default:
+		if old != nil && old.State.Running != nil {
+			s.State.Terminated = &v1.ContainerStateTerminated{
+				Reason: unknownStatus, Message: "The container could not be located when the pod was terminated",
+				ExitCode: 137, ContainerID: s.ContainerID,
+			}
+			s.RestartCount = old.RestartCount + 1
+		} else {
+			s.State.Waiting = waiting
+		}
+	}
+	if prev := in.Observed.Previous(c.Name); prev != nil && prev.State == Exited {
+		s.LastTerminationState.Terminated = in.terminated(prev)
+	} else if old != nil && old.RestartCount == s.RestartCount {
+		s.LastTerminationState = *old.LastTerminationState.DeepCopy()
+	} else if old != nil && old.State.Terminated != nil && old.ContainerID != s.ContainerID {
+		s.LastTerminationState = *old.State.DeepCopy()
+	} else if old != nil && old.RestartCount < s.RestartCount && old.State.Running != nil && canRestartAll(in.Pod) {
+		// It was removed, and started anew before that was told.
+		s.LastTerminationState.Terminated = removedState()
+	}
+	if latest.User != nil {
+		s.User = &v1.ContainerUser{Linux: &v1.LinuxContainerUser{
+			UID: latest.User.UID, GID: latest.User.GID, SupplementalGroups: slices.Clone(latest.User.Groups),
+		}}
+	}
+	return s
+}
+
+// resources tells what a running container has, and what it was given by the
+// latest resize.
+func (in *StatusInput) resources(c *v1.Container, s *v1.ContainerStatus) {
+	actual := c.Resources
+	if r, ok := in.Actuated[c.Name]; ok {
+		actual = r
+	}
+	s.AllocatedResources = c.Resources.Requests.DeepCopy()
+	if in.Pending && len(in.Actuated) > 0 {
+		s.AllocatedResources = actual.Requests.DeepCopy()
+	}
+	s.Resources = &v1.ResourceRequirements{Limits: actual.Limits.DeepCopy(), Requests: actual.Requests.DeepCopy()}
+}
+
+func (in *StatusInput) volumeMounts(c *v1.Container) []v1.VolumeMountStatus {
+	var out []v1.VolumeMountStatus
+	for _, m := range c.VolumeMounts {
+		vm := v1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
+		if m.ReadOnly {
+			mode := v1.RecursiveReadOnlyDisabled
+			if in.Recursive != nil && in.Recursive(&m) {
+				mode = v1.RecursiveReadOnlyEnabled
+			}
+			vm.RecursiveReadOnly = &mode
+		}
+		out = append(out, vm)
+	}
+	return out
 }
 
 func (in *StatusInput) willStart(c *v1.Container, kind Kind, latest *Container) bool {
