@@ -180,7 +180,7 @@ func (k *Kubelet) preempt(pod *v1.Pod, others []*v1.Pod, missing []shortage) err
 		k.log.Info("ending a pod to make room for a critical one", "pod", v.Namespace+"/"+v.Name, "for", pod.Namespace+"/"+pod.Name)
 		k.host.Events.Event(v, v1.EventTypeWarning, preemption.Reason, preemption.Message)
 		k.metrics.Preempted(string(need[0].Name))
-		k.manager.End(v.UID, &pods.Verdict{Reason: preemption.Reason, Message: preemption.Message, Conditions: []v1.PodCondition{{
+		k.manager.End(v.UID, &pods.Verdict{Reason: preemption.Reason, Message: preemption.Message, Discard: true, Conditions: []v1.PodCondition{{
 			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet,
 			Message: "Pod was preempted by Kubelet to accommodate a critical pod.",
 		}}})

@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"path/filepath"
-	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -26,8 +27,12 @@ import (
 
 // newEviction makes what ends pods when the node runs short.
 func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
+	thresholds, ignored := eviction.WithoutContainerFs(k.cfg.thresholds)
+	if ignored {
+		k.log.Warn("thresholds of containerfs are ignored: those of nodefs or imagefs hold for what containers write")
+	}
 	cfg := eviction.Config{
-		NodeName: k.cfg.NodeName, Thresholds: slices.Clone(k.cfg.thresholds),
+		NodeName: k.cfg.NodeName, Thresholds: thresholds, Disks: k.disks.apart,
 		Transition: k.cfg.EvictionTransition, MaxGrace: k.cfg.EvictionMaxGrace,
 		Measure: k.measure, Pods: k.manager.Active, Critical: critical, Usage: k.usage, Storage: k.storage,
 		Evict: k.evict, FreeDisk: k.freeDisk, Changed: k.keeper.Changed, Events: events, Log: k.log,
@@ -71,7 +76,7 @@ func (k *Kubelet) kubepods() string {
 }
 
 // measure tells what is left of everything.
-func (k *Kubelet) measure(context.Context) (map[eviction.Signal]eviction.Observation, error) {
+func (k *Kubelet) measure(ctx context.Context) (map[eviction.Signal]eviction.Observation, error) {
 	info, err := nodestatus.MemInfo()
 	if err != nil {
 		return nil, err
@@ -82,27 +87,23 @@ func (k *Kubelet) measure(context.Context) (map[eviction.Signal]eviction.Observa
 	if running, most, err := stats.Processes(); err == nil {
 		out[eviction.PIDAvailable] = eviction.Observation{Available: most - running, Capacity: most}
 	}
-	disk := func(path string, bytes, inodes []eviction.Signal) error {
+	disk := func(path string, bytes, inodes eviction.Signal) error {
 		var fs unix.Statfs_t
 		if err := unix.Statfs(path, &fs); err != nil {
 			return fmt.Errorf("measuring the disk of %s: %w", path, err)
 		}
-		for _, s := range bytes {
-			out[s] = eviction.Observation{Available: int64(fs.Bavail) * fs.Bsize, Capacity: int64(fs.Blocks) * fs.Bsize}
-		}
+		out[bytes] = eviction.Observation{Available: int64(fs.Bavail) * fs.Bsize, Capacity: int64(fs.Blocks) * fs.Bsize}
 		// Some file systems make inodes as they go.
-		for _, s := range inodes {
-			if fs.Files > 0 {
-				out[s] = eviction.Observation{Available: int64(fs.Ffree), Capacity: int64(fs.Files)}
-			}
+		if fs.Files > 0 {
+			out[inodes] = eviction.Observation{Available: int64(fs.Ffree), Capacity: int64(fs.Files)}
 		}
 		return nil
 	}
-	err = errors.Join(
-		disk(k.cfg.Layout.Kubelet, []eviction.Signal{eviction.NodeFsAvailable}, []eviction.Signal{eviction.NodeFsInodesFree}),
-		disk(k.cfg.Layout.Data, []eviction.Signal{eviction.ImageFsAvailable, eviction.ContainerFsAvailable},
-			[]eviction.Signal{eviction.ImageFsInodesFree, eviction.ContainerFsInodesFree}),
-	)
+	images, _, err := k.disks.paths(ctx)
+	if err == nil {
+		err = disk(images, eviction.ImageFsAvailable, eviction.ImageFsInodesFree)
+	}
+	err = errors.Join(err, disk(k.cfg.Layout.Kubelet, eviction.NodeFsAvailable, eviction.NodeFsInodesFree))
 	if k.cgroups != nil && k.cfg.enforces(enforcePods) {
 		if s, err := k.cgroups.Stats(k.kubepods()); err == nil && s.MemoryLimit > 0 {
 			out[eviction.AllocatableMemoryAvailable] = eviction.Observation{
@@ -125,13 +126,11 @@ func (k *Kubelet) usage(ctx context.Context) (map[types.UID]*eviction.Candidate,
 		}
 		return int64(*p)
 	}
-	written := func(list ...*statsv1alpha1.FsStats) (bytes, inodes int64) {
-		for _, f := range list {
-			if f != nil {
-				bytes, inodes = bytes+number(f.UsedBytes), inodes+number(f.InodesUsed)
-			}
+	files := func(f *statsv1alpha1.FsStats) eviction.Files {
+		if f == nil {
+			return eviction.Files{}
 		}
-		return bytes, inodes
+		return eviction.Files{Bytes: number(f.UsedBytes), Inodes: number(f.InodesUsed)}
 	}
 	out := map[types.UID]*eviction.Candidate{}
 	for i := range summary.Pods {
@@ -140,7 +139,7 @@ func (k *Kubelet) usage(ctx context.Context) (map[types.UID]*eviction.Candidate,
 		if p.Memory != nil {
 			c.Memory = number(p.Memory.WorkingSetBytes)
 		}
-		c.Disk, c.Inodes = written(p.EphemeralStorage)
+		c.Volumes = files(p.EphemeralStorage)
 		if p.ProcessStats != nil {
 			c.Processes = number(p.ProcessStats.ProcessCount)
 		}
@@ -150,7 +149,10 @@ func (k *Kubelet) usage(ctx context.Context) (map[types.UID]*eviction.Candidate,
 			if one.Memory != nil {
 				u.Memory = number(one.Memory.WorkingSetBytes)
 			}
-			u.Disk, u.Inodes = written(one.Rootfs, one.Logs)
+			u.Layer, u.Logs = files(one.Rootfs), files(one.Logs)
+			// They are part of all that the pod has.
+			c.Volumes.Bytes -= u.Layer.Bytes + u.Logs.Bytes
+			c.Volumes.Inodes -= u.Layer.Inodes + u.Logs.Inodes
 			c.Containers = append(c.Containers, u)
 		}
 		out[types.UID(p.PodRef.UID)] = c
@@ -160,9 +162,13 @@ func (k *Kubelet) usage(ctx context.Context) (map[types.UID]*eviction.Candidate,
 
 // storage measures what pods have on the disk.
 func (k *Kubelet) storage(ctx context.Context, list []*v1.Pod) (map[types.UID]eviction.Storage, error) {
+	disks, err := k.disks.apart(ctx)
+	if err != nil {
+		return nil, err
+	}
 	out := map[types.UID]eviction.Storage{}
 	for _, pod := range list {
-		s := eviction.Storage{Containers: map[string]int64{}, EmptyDirs: map[string]int64{}}
+		s := eviction.Storage{Containers: map[string]int64{}, EmptyDirs: map[string]int64{}, Rest: k.stats.OtherFiles(string(pod.UID))}
 		for i := range pod.Spec.Volumes {
 			if pod.Spec.Volumes[i].EmptyDir != nil {
 				name := pod.Spec.Volumes[i].Name
@@ -177,10 +183,14 @@ func (k *Kubelet) storage(ctx context.Context, list []*v1.Pod) (map[types.UID]ev
 			return nil, fmt.Errorf("measuring containers: %w", err)
 		}
 		for _, c := range resp.Stats {
-			s.Containers[c.GetAttributes().GetMetadata().GetName()] += int64(c.GetWritableLayer().GetUsedBytes().GetValue())
+			used := int64(c.GetWritableLayer().GetUsedBytes().GetValue())
+			if disks.Images {
+				s.Rest += used
+				continue
+			}
+			s.Containers[c.GetAttributes().GetMetadata().GetName()] += used
 		}
-		for i := range pod.Spec.Containers {
-			name := pod.Spec.Containers[i].Name
+		for name := range containers(pod) {
 			used, _ := stats.DiskUsage(k.stats.LogDir(pod.Namespace, pod.Name, string(pod.UID), name))
 			s.Containers[name] += int64(used)
 		}
@@ -189,21 +199,54 @@ func (k *Kubelet) storage(ctx context.Context, list []*v1.Pod) (map[types.UID]ev
 	return out, nil
 }
 
-// evict ends a pod.
-func (k *Kubelet) evict(pod *v1.Pod, grace int64, message string) <-chan struct{} {
-	k.manager.End(pod.UID, &pods.Verdict{
-		Reason: "Evicted", Message: message, Grace: &grace,
-		Conditions: []v1.PodCondition{{
-			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message,
-		}},
-	})
-	return k.manager.Cleaned(pod.UID)
+// containers gives the names of all of a pod's containers.
+func containers(pod *v1.Pod) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+			for i := range list {
+				if !yield(list[i].Name) {
+					return
+				}
+			}
+		}
+		for i := range pod.Spec.EphemeralContainers {
+			if !yield(pod.Spec.EphemeralContainers[i].Name) {
+				return
+			}
+		}
+	}
 }
 
-// freeDisk removes dead containers and unused images.
-func (k *Kubelet) freeDisk(ctx context.Context) error {
-	_, err := k.manager.Tidy(ctx, podlogs.Rotation{MaxSize: k.cfg.LogMaxSize, MaxFiles: k.cfg.LogMaxFiles})
-	return errors.Join(err, k.collector.Collect(ctx, true))
+// evict ends a pod.
+func (k *Kubelet) evict(pod *v1.Pod, grace int64, message string, disrupted bool) <-chan struct{} {
+	verdict := &pods.Verdict{Reason: "Evicted", Message: message, Grace: &grace, Discard: true}
+	if disrupted {
+		verdict.Conditions = []v1.PodCondition{{
+			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message,
+		}}
+	}
+	k.manager.End(pod.UID, verdict)
+	return k.manager.Emptied(pod.UID)
+}
+
+// discardWithin is how long containers of pods that have ended may take to be
+// removed.
+const discardWithin = 30 * time.Second
+
+// freeDisk removes containers that have ended, those of pods that have ended to the
+// last, and unused images.
+func (k *Kubelet) freeDisk(ctx context.Context, what eviction.Room) error {
+	var err error
+	if what.Containers {
+		_, err = k.manager.Tidy(ctx, podlogs.Rotation{MaxSize: k.cfg.LogMaxSize, MaxFiles: k.cfg.LogMaxFiles})
+		ctx, cancel := context.WithTimeout(ctx, discardWithin)
+		err = errors.Join(err, k.manager.Discard(ctx))
+		cancel()
+	}
+	if what.Images {
+		err = errors.Join(err, k.collector.Collect(ctx, true))
+	}
+	return err
 }
 
 func critical(pod *v1.Pod) bool {

@@ -76,6 +76,7 @@ type Kubelet struct {
 	collector       *images.Collector
 	eviction        *eviction.Manager
 	stats           *stats.Provider
+	disks           *disks
 	devices         *devices.Manager
 	claims          *dra.Manager
 	podsAPI         *podsapi.Server // nil with the gate off
@@ -262,11 +263,12 @@ func (k *Kubelet) compose() error {
 	}
 	k.manager = pods.NewManager(k.host)
 	k.manager.Admit = k.admit
+	k.disks = k.newDisks()
 	k.collector = &images.Collector{
 		CRI: k.cri, High: cfg.ImageGCHigh, Low: cfg.ImageGCLow, MinAge: cfg.ImageMinAge, MaxAge: cfg.ImageMaxAge, Log: k.log, Path: cfg.Layout.Data, Records: puller.Records, Metrics: k.metrics,
 	}
 	k.stats = &stats.Provider{
-		CRI: k.cri, NodeName: cfg.NodeName, Root: cfg.Layout.Kubelet, Logs: cfg.Layout.PodLogs, Images: cfg.Layout.Data,
+		CRI: k.cri, NodeName: cfg.NodeName, Root: cfg.Layout.Kubelet, Logs: cfg.Layout.PodLogs, Images: k.disks.imagesOn,
 		RuntimePID: k.runtimePID,
 		Pods:       k.manager.Pods, Boot: time.Now(), PodLinks: cfg.Layout.LinkPrefix + "v",
 	}

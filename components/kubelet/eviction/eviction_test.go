@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -30,6 +31,8 @@ func TestThresholds(t *testing.T) {
 		{"no percentage", Settings{Hard: map[string]string{"memory.available": "110%"}}, 0, "invalid percentage"},
 		{"no number", Settings{Hard: map[string]string{"memory.available": "NaN%"}}, 0, "invalid percentage"},
 		{"negative", Settings{Hard: map[string]string{"memory.available": "-1"}}, 0, "must not be negative"},
+		{"nothing", Settings{Hard: map[string]string{"memory.available": "0"}}, 0, "must be positive"},
+		{"nothing of a part", Settings{MinimumReclaim: map[string]string{"memory.available": "0%"}}, 0, "must be positive"},
 		{"negative grace", Settings{SoftGrace: map[string]string{"memory.available": "-1s"}}, 0, "must not be negative"},
 	} {
 		got, err := c.in.Thresholds()
@@ -107,12 +110,12 @@ func TestRank(t *testing.T) {
 			{Pod: pod("unknown", 2000, "")},
 		}
 	}
-	for short, want := range map[v1.ResourceName]string{
-		v1.ResourceMemory: "unknown far-over over important within",
-		ResourcePIDs:      "unknown over within far-over important",
+	for short, want := range map[Signal]string{
+		MemoryAvailable: "unknown far-over over important within",
+		PIDAvailable:    "unknown over within far-over important",
 	} {
 		got := list()
-		Rank(got, short)
+		Rank(got, short, Disks{})
 		var names []string
 		for _, c := range got {
 			names = append(names, c.Pod.Name)
@@ -124,7 +127,7 @@ func TestRank(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	c := &Candidate{Pod: pod("p", 0, "100Mi"), Containers: []Usage{{Name: "c", Memory: 150 << 20}, {Name: "gone", Memory: 1}}}
+	c := &Candidate{Pod: pod("p", 0, "100Mi"), Measured: true, Memory: 160 << 20, Containers: []Usage{{Name: "c", Memory: 150 << 20}, {Name: "gone", Memory: 1}}}
 	message, notes := explain(c, Threshold{Signal: MemoryAvailable, Value: Value{Quantity: resource.MustParse("1Gi")}},
 		map[Signal]Observation{MemoryAvailable: {512 << 20, 4 << 30}})
 	want := "The node was low on resource: memory. Threshold quantity: 1Gi, available: 512Mi. Container c was using 150Mi, request is 100Mi, has larger consumption of memory. "
@@ -133,6 +136,78 @@ func TestExplain(t *testing.T) {
 	}
 	if notes["offending_containers"] != "c" || notes["starved_resource"] != "memory" || notes["offending_containers_usage"] != "150Mi" {
 		t.Errorf("notes %v", notes)
+	}
+
+	c.Pod.Spec.Resources = &v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse("120Mi")}}
+	message, notes = explain(c, Threshold{Signal: MemoryAvailable}, nil)
+	want = "The node was low on resource: memory. Pod p was using 160Mi, request is 120Mi, has larger consumption of memory. Container c was using 150Mi, request is 100Mi, has larger consumption of memory. "
+	if message != want || notes["offending_pod"] != "p" || notes["offending_pod_usage"] != "160Mi" {
+		t.Errorf("of a pod as a whole: %q, %v", message, notes)
+	}
+	c.Measured = false
+	if message, notes = explain(c, Threshold{Signal: MemoryAvailable}, nil); message != "The node was low on resource: memory. " || len(notes) != 0 {
+		t.Errorf("of a pod of which nothing is known: %q, %v", message, notes)
+	}
+}
+
+// TestSoftThreshold: one whose time is not up is over as soon as enough is left again,
+// whatever is to be made free when it has been acted on.
+func TestSoftThreshold(t *testing.T) {
+	reclaim := Value{Quantity: resource.MustParse("500")}
+	all := []Threshold{{Signal: MemoryAvailable, Value: Value{Quantity: resource.MustParse("200")}, Grace: time.Minute, Reclaim: &reclaim}}
+	var s State
+	start := time.Unix(1000, 0)
+	for i, c := range []struct {
+		at   int
+		left int64
+		due  bool
+	}{
+		{0, 100, false}, {30, 300, false}, {60, 300, false}, {70, 100, false}, {120, 100, false}, {130, 100, true}, {140, 300, true}, {150, 800, false},
+	} {
+		due := s.Step(all, map[Signal]Observation{MemoryAvailable: {c.left, 1000}}, start.Add(time.Duration(c.at)*time.Second), time.Second)
+		if (len(due) > 0) != c.due {
+			t.Errorf("step %d: due %v", i, due)
+		}
+	}
+}
+
+// TestDisks: what counts of pods' files, and what is removed before one goes, is what
+// is on the file system that is full.
+func TestDisks(t *testing.T) {
+	list := func() []*Candidate {
+		one := func(name string, layer, logs, volumes int64) *Candidate {
+			return &Candidate{Pod: pod(name, 0, ""), Measured: true, Containers: []Usage{{Name: "c", Layer: Files{layer, layer}, Logs: Files{logs, logs}}}, Volumes: Files{volumes, volumes}}
+		}
+		return []*Candidate{one("none", 0, 0, 0), one("layers", 70, 0, 0), one("logs", 0, 60, 0), one("volumes", 0, 0, 50)}
+	}
+	for _, c := range []struct {
+		disks Disks
+		at    Signal
+		want  string
+		room  Room
+	}{
+		{Disks{}, NodeFsAvailable, "layers logs volumes none", Room{true, true}},
+		{Disks{}, ImageFsInodesFree, "layers logs volumes none", Room{true, true}},
+		{Disks{Images: true}, NodeFsAvailable, "logs volumes none layers", Room{}},
+		{Disks{Images: true}, NodeFsInodesFree, "logs volumes none layers", Room{}},
+		{Disks{Images: true}, ImageFsAvailable, "layers none logs volumes", Room{true, true}},
+		{Disks{Images: true, Layers: true}, NodeFsAvailable, "layers logs volumes none", Room{Containers: true}},
+		{Disks{Images: true, Layers: true}, ImageFsAvailable, "none layers logs volumes", Room{Images: true}},
+		{Disks{}, MemoryAvailable, "none layers logs volumes", Room{}},
+	} {
+		got := list()
+		Rank(got, c.at, c.disks)
+		var names []string
+		for _, c := range got {
+			names = append(names, c.Pod.Name)
+		}
+		if strings.Join(names, " ") != c.want || c.disks.room(c.at) != c.room {
+			t.Errorf("%+v, %s: %v, %+v", c.disks, c.at, names, c.disks.room(c.at))
+		}
+	}
+	left, some := WithoutContainerFs([]Threshold{{Signal: ContainerFsAvailable}, {Signal: NodeFsAvailable}, {Signal: ContainerFsInodesFree}})
+	if !some || len(left) != 1 || left[0].Signal != NodeFsAvailable {
+		t.Errorf("without those of what containers write: %v", left)
 	}
 }
 
@@ -156,10 +231,31 @@ func TestOverLimit(t *testing.T) {
 		{Storage{EmptyDirs: map[string]int64{"v": 2 << 20}}, `Usage of EmptyDir volume "v" exceeds the limit "1Mi". `},
 		{Storage{Containers: map[string]int64{"a": 9 << 20, "b": 9 << 20}, EmptyDirs: map[string]int64{"w": 5 << 20}}, "Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. "},
 		{Storage{Containers: map[string]int64{"a": 11 << 20}}, `Container a exceeded its local ephemeral storage limit "10Mi". `},
+		{Storage{Containers: map[string]int64{"a": 9 << 20}, Rest: 12 << 20}, "Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. "},
 	} {
 		if got, signal := OverLimit(p, c.storage); got != c.want || (got == "") != (signal == "") {
 			t.Errorf("%v: %q, want %q", c.storage, got, c.want)
 		}
+	}
+}
+
+// TestLimitOfSidecar: it holds like that of any container that runs all the time.
+func TestLimitOfSidecar(t *testing.T) {
+	always := v1.ContainerRestartPolicyAlways
+	limited := v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceEphemeralStorage: resource.MustParse("10Mi")}}
+	p := &v1.Pod{Spec: v1.PodSpec{
+		InitContainers: []v1.Container{{Name: "side", RestartPolicy: &always, Resources: limited}, {Name: "once", Resources: limited}},
+		Containers:     []v1.Container{{Name: "main", Resources: limited}},
+	}}
+	if !HasLimits(p) {
+		t.Error("limits are not seen")
+	}
+	want := `Container side exceeded its local ephemeral storage limit "10Mi". `
+	if got, _ := OverLimit(p, Storage{Containers: map[string]int64{"side": 11 << 20}}); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got, _ := OverLimit(p, Storage{Containers: map[string]int64{"once": 11 << 20}}); got != "" {
+		t.Errorf("of a container that has ended: %q", got)
 	}
 }
 
@@ -168,6 +264,9 @@ type scene struct {
 	left    int64
 	pods    []*v1.Pod
 	evicted []string
+	// disrupted is what was said of the last one; stored is what pods have on the disk.
+	disrupted bool
+	stored    map[types.UID]Storage
 }
 
 func (s *scene) manager() *Manager {
@@ -184,8 +283,9 @@ func (s *scene) manager() *Manager {
 		Usage: func(context.Context) (map[types.UID]*Candidate, error) {
 			return map[types.UID]*Candidate{"a": {Memory: 10, Measured: true}, "b": {Memory: 20, Measured: true}}, nil
 		},
-		Evict: func(p *v1.Pod, _ int64, _ string) <-chan struct{} {
-			s.evicted = append(s.evicted, p.Name)
+		Storage: func(context.Context, []*v1.Pod) (map[types.UID]Storage, error) { return s.stored, nil },
+		Evict: func(p *v1.Pod, _ int64, _ string, disrupted bool) <-chan struct{} {
+			s.evicted, s.disrupted = append(s.evicted, p.Name), disrupted
 			s.left = 500
 			return done
 		},
@@ -199,8 +299,12 @@ func TestManager(t *testing.T) {
 	if _, err := m.look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.evicted) != 1 || s.evicted[0] != "b" || !m.Pressure(v1.NodeMemoryPressure) {
+	if len(s.evicted) != 1 || s.evicted[0] != "b" || !s.disrupted || !m.Pressure(v1.NodeMemoryPressure) {
 		t.Errorf("evicted %v", s.evicted)
+	}
+	ages := testutil.CollectAndCount(m.age)
+	if ages != 1 {
+		t.Errorf("%d ages of measurements are told", ages)
 	}
 	if ended, err := m.look(t.Context()); err != nil || len(ended) != 0 {
 		t.Errorf("ended more: %v, %v", ended, err)
@@ -212,6 +316,15 @@ func TestManager(t *testing.T) {
 	tolerant.Spec.Tolerations = []v1.Toleration{{Key: v1.TaintNodeMemoryPressure, Operator: v1.TolerationOpExists}}
 	if m.Refuse(tolerant, v1.PodQOSBestEffort) != "" || m.Refuse(pod("new", 0, "1"), v1.PodQOSBurstable) != "" || m.Refuse(pod("new", 2000000000, ""), v1.PodQOSBestEffort) != "" {
 		t.Error("refused who may come")
+	}
+
+	// Who exceeds a limit of its own does not go for others' sake.
+	size := resource.MustParse("1Mi")
+	big := pod("big", 0, "")
+	big.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &size}}}}
+	s.pods, s.stored = []*v1.Pod{big}, map[types.UID]Storage{"big": {EmptyDirs: map[string]int64{"v": 2 << 20}}}
+	if _, err := m.look(t.Context()); err != nil || s.evicted[len(s.evicted)-1] != "big" || s.disrupted {
+		t.Errorf("evicted %v, %t, %v", s.evicted, s.disrupted, err)
 	}
 }
 

@@ -9,24 +9,38 @@ import (
 
 // Storage is what a pod has on the node's disk, in bytes.
 type Storage struct {
-	// Containers are layers and logs by name; EmptyDirs by the volume's name.
+	// Containers is what counts against the limit of each container, by name: its
+	// logs and, unless images have a file system of their own, what it wrote to
+	// its layer. EmptyDirs are by the volume's name.
 	Containers, EmptyDirs map[string]int64
+	// Rest is what else counts against the limit of the pod.
+	Rest int64
+}
+
+// limited are the containers whose limits hold as long as the pod runs.
+func limited(pod *v1.Pod) []*v1.Container {
+	var out []*v1.Container
+	for i := range pod.Spec.Containers {
+		out = append(out, &pod.Spec.Containers[i])
+	}
+	for i := range pod.Spec.InitContainers {
+		if c := &pod.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 // HasLimits tells whether the pod has limits of local storage: only then it is
 // to be measured.
 func HasLimits(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
-		if e := pod.Spec.Volumes[i].EmptyDir; e != nil && e.SizeLimit != nil && e.SizeLimit.Sign() != 0 {
+		if e := pod.Spec.Volumes[i].EmptyDir; e != nil && e.SizeLimit != nil && e.SizeLimit.Sign() > 0 {
 			return true
 		}
 	}
-	for i := range pod.Spec.Containers {
-		if _, ok := pod.Spec.Containers[i].Resources.Limits[v1.ResourceEphemeralStorage]; ok {
-			return true
-		}
-	}
-	return false
+	_, ok := resourcehelper.PodLimits(pod, resourcehelper.PodResourcesOptions{})[v1.ResourceEphemeralStorage]
+	return ok
 }
 
 // OverLimit says which limit of local storage the pod exceeds, empty if none, and
@@ -36,7 +50,7 @@ func HasLimits(pod *v1.Pod) bool {
 func OverLimit(pod *v1.Pod, s Storage) (message, signal string) {
 	for i := range pod.Spec.Volumes {
 		e := pod.Spec.Volumes[i].EmptyDir
-		if e == nil || e.SizeLimit == nil || e.SizeLimit.Sign() == 0 {
+		if e == nil || e.SizeLimit == nil || e.SizeLimit.Sign() <= 0 {
 			continue
 		}
 		name := pod.Spec.Volumes[i].Name
@@ -46,7 +60,7 @@ func OverLimit(pod *v1.Pod, s Storage) (message, signal string) {
 	}
 	limits := resourcehelper.PodLimits(pod, resourcehelper.PodResourcesOptions{})
 	if limit, ok := limits[v1.ResourceEphemeralStorage]; ok {
-		total := int64(0)
+		total := s.Rest
 		for _, n := range s.Containers {
 			total += n
 		}
@@ -59,8 +73,7 @@ func OverLimit(pod *v1.Pod, s Storage) (message, signal string) {
 			return fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", limit.String()), "ephemeralpodfs.limit"
 		}
 	}
-	for i := range pod.Spec.Containers {
-		c := &pod.Spec.Containers[i]
+	for _, c := range limited(pod) {
 		limit, ok := c.Resources.Limits[v1.ResourceEphemeralStorage]
 		if ok && limit.Sign() != 0 && s.Containers[c.Name] > limit.Value() {
 			return fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", c.Name, limit.String()), "ephemeralcontainerfs.limit"

@@ -47,10 +47,13 @@ type Config struct {
 	// when those are not enforced.
 	Storage func(ctx context.Context, pods []*v1.Pod) (map[types.UID]Storage, error)
 	// Evict ends a pod within grace seconds. The channel is closed once nothing
-	// of it runs and its storage is free.
-	Evict func(pod *v1.Pod, grace int64, message string) <-chan struct{}
-	// FreeDisk removes what nobody needs: dead containers, then unused images.
-	FreeDisk func(ctx context.Context) error
+	// of it runs and its storage is free. disrupted: it goes for others' sake, not
+	// because of a limit of its own.
+	Evict func(pod *v1.Pod, grace int64, message string, disrupted bool) <-chan struct{}
+	// Disks tells which file systems there are; nil: one.
+	Disks func(ctx context.Context) (Disks, error)
+	// FreeDisk removes what nobody needs.
+	FreeDisk func(ctx context.Context, what Room) error
 	// Changed is called when a pressure has come or gone.
 	Changed func()
 	// Watch tells early of memory running short; may be nil.
@@ -185,6 +188,12 @@ func (m *Manager) look(ctx context.Context) ([]<-chan struct{}, error) {
 	}
 	m.arm(now)
 	at := time.Now()
+	var disks Disks
+	if m.cfg.Disks != nil {
+		if disks, err = m.cfg.Disks(ctx); err != nil {
+			return nil, err
+		}
+	}
 	m.mu.Lock()
 	before := m.state.Conditions()
 	due := m.state.Step(m.cfg.Thresholds, now, at, m.cfg.Transition)
@@ -206,8 +215,8 @@ func (m *Manager) look(ctx context.Context) ([]<-chan struct{}, error) {
 	m.cfg.Log.Warn("the node runs short", "signal", t.Signal, "available", now[t.Signal].Available, "threshold", t.Value.Of(now[t.Signal].Capacity))
 	node := &v1.ObjectReference{Kind: "Node", Name: m.cfg.NodeName, UID: types.UID(m.cfg.NodeName)}
 	m.cfg.Events.Eventf(node, v1.EventTypeWarning, "EvictionThresholdMet", "Attempting to reclaim %s", short)
-	if short == v1.ResourceEphemeralStorage || short == ResourceInodes {
-		if err := m.cfg.FreeDisk(ctx); err != nil && ctx.Err() == nil {
+	if room := disks.room(t.Signal); room != (Room{}) {
+		if err := m.cfg.FreeDisk(ctx, room); err != nil && ctx.Err() == nil {
 			m.cfg.Log.Warn("making room failed", "error", err)
 		}
 		again, err := m.cfg.Measure(ctx)
@@ -218,9 +227,15 @@ func (m *Manager) look(ctx context.Context) ([]<-chan struct{}, error) {
 		if !still {
 			return nil, nil
 		}
-		now = again
+		now, at = again, time.Now()
 	}
-	return m.one(ctx, t, now)
+	ended, err = m.one(ctx, t, now, disks)
+	if len(ended) > 0 {
+		for _, t := range due {
+			m.age.WithLabelValues(string(t.Signal)).Observe(time.Since(at).Seconds())
+		}
+	}
+	return ended, err
 }
 
 func (m *Manager) due(list []Threshold, t Threshold) bool {
@@ -262,7 +277,7 @@ func (m *Manager) limits(ctx context.Context) ([]<-chan struct{}, error) {
 	var out []<-chan struct{}
 	for _, pod := range limited {
 		if message, signal := OverLimit(pod, used[pod.UID]); message != "" {
-			out = append(out, m.evict(pod, immediateGrace, message, nil))
+			out = append(out, m.evict(pod, immediateGrace, message, nil, false))
 			m.evicted.WithLabelValues(signal).Inc()
 		}
 	}
@@ -270,7 +285,7 @@ func (m *Manager) limits(ctx context.Context) ([]<-chan struct{}, error) {
 }
 
 // one ends the pod that is to go first.
-func (m *Manager) one(ctx context.Context, t Threshold, now map[Signal]Observation) ([]<-chan struct{}, error) {
+func (m *Manager) one(ctx context.Context, t Threshold, now map[Signal]Observation, disks Disks) ([]<-chan struct{}, error) {
 	usage, err := m.cfg.Usage(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("measuring pods: %w", err)
@@ -290,7 +305,7 @@ func (m *Manager) one(ctx context.Context, t Threshold, now map[Signal]Observati
 	if len(list) == 0 {
 		return nil, errors.New("the node runs short and there is no pod to end")
 	}
-	Rank(list, signals[t.Signal].resource)
+	Rank(list, t.Signal, disks)
 	grace := int64(immediateGrace)
 	pod := list[0].Pod
 	if t.Grace > 0 {
@@ -301,12 +316,12 @@ func (m *Manager) one(ctx context.Context, t Threshold, now map[Signal]Observati
 	}
 	message, annotations := explain(list[0], t, now)
 	m.evicted.WithLabelValues(string(t.Signal)).Inc()
-	return []<-chan struct{}{m.evict(pod, grace, message, annotations)}, nil
+	return []<-chan struct{}{m.evict(pod, grace, message, annotations, true)}, nil
 }
 
-func (m *Manager) evict(pod *v1.Pod, grace int64, message string, annotations map[string]string) <-chan struct{} {
+func (m *Manager) evict(pod *v1.Pod, grace int64, message string, annotations map[string]string, disrupted bool) <-chan struct{} {
 	m.cfg.Log.Warn("ending a pod", "pod", pod.Namespace+"/"+pod.Name, "message", message)
 	ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}
 	m.cfg.Events.AnnotatedEventf(ref, annotations, v1.EventTypeWarning, "Evicted", "%s", message)
-	return m.cfg.Evict(pod, grace, message)
+	return m.cfg.Evict(pod, grace, message, disrupted)
 }

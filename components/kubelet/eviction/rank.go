@@ -11,41 +11,63 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// Usage is what one container uses, or a pod beyond its containers.
+// Files is how many bytes and inodes files take.
+type Files struct{ Bytes, Inodes int64 }
+
+// Usage is what one container uses.
 type Usage struct {
 	Name string // of the container
-	// Memory is the working set in bytes, Disk what was written to layers and
-	// logs in bytes.
-	Memory, Disk, Inodes int64
+	// Memory is the working set in bytes.
+	Memory int64
+	// Layer is what was written to the container's own layer, Logs to its logs.
+	Layer, Logs Files
 }
 
 // Candidate is a pod that may have to go, and what it uses.
 type Candidate struct {
 	Pod        *v1.Pod
 	Containers []Usage
-	// Memory, Disk, Inodes and Processes are the whole pod's, volumes included.
-	Memory, Disk, Inodes, Processes int64
+	// Memory and Processes are the whole pod's.
+	Memory, Processes int64
+	// Volumes are those on the node's disk.
+	Volumes Files
 	// Measured: the usage is known. A pod of which nothing is known goes first.
 	Measured bool
 }
 
-func (c *Candidate) usage(short v1.ResourceName) int64 {
+func (c *Candidate) usage(short v1.ResourceName, of parts) int64 {
 	switch short {
 	case v1.ResourceMemory:
 		return c.Memory
 	case v1.ResourceEphemeralStorage:
-		return c.Disk
+		return c.files(of).Bytes
 	case ResourceInodes:
-		return c.Inodes
+		return c.files(of).Inodes
 	case ResourcePIDs:
 		return c.Processes
 	}
 	return 0
 }
 
+// files are those of the pod that count.
+func (c *Candidate) files(of parts) Files {
+	var sum Files
+	add := func(counts bool, f Files) {
+		if counts {
+			sum.Bytes, sum.Inodes = sum.Bytes+f.Bytes, sum.Inodes+f.Inodes
+		}
+	}
+	for _, u := range c.Containers {
+		add(of.layers, u.Layer)
+		add(of.logs, u.Logs)
+	}
+	add(of.volumes, c.Volumes)
+	return sum
+}
+
 // over is how much more the pod uses than it asked for.
-func (c *Candidate) over(short v1.ResourceName) int64 {
-	used := c.usage(short)
+func (c *Candidate) over(short v1.ResourceName, of parts) int64 {
+	used := c.usage(short, of)
 	if short == v1.ResourceMemory || short == v1.ResourceEphemeralStorage {
 		q := resourcehelper.PodRequests(c.Pod, resourcehelper.PodResourcesOptions{})[short]
 		used -= q.Value()
@@ -55,21 +77,23 @@ func (c *Candidate) over(short v1.ResourceName) int64 {
 
 // Rank sorts so that the pod that is to go first comes first: those that use
 // more than they asked for, then the lower priority, then what exceeds its
-// request most. Process numbers and inodes cannot be asked for.
-func Rank(list []*Candidate, short v1.ResourceName) {
+// request most. Process numbers and inodes cannot be asked for. Of files those
+// count that are on the file system of the signal.
+func Rank(list []*Candidate, signal Signal, disks Disks) {
+	short, of := signals[signal].resource, disks.parts(signal)
 	slices.SortStableFunc(list, func(a, b *Candidate) int {
 		if a.Measured != b.Measured {
 			return yesFirst(!a.Measured)
 		}
 		if short != ResourcePIDs {
-			if x, y := a.over(short) > 0, b.over(short) > 0; x != y {
+			if x, y := a.over(short, of) > 0, b.over(short, of) > 0; x != y {
 				return yesFirst(x)
 			}
 		}
 		if n := cmp.Compare(priority(a.Pod), priority(b.Pod)); n != 0 {
 			return n
 		}
-		return cmp.Compare(b.over(short), a.over(short))
+		return cmp.Compare(b.over(short, of), a.over(short, of))
 	})
 }
 
@@ -91,6 +115,8 @@ func priority(p *v1.Pod) int32 {
 const (
 	offendingKey = "offending_containers"
 	usageKey     = "offending_containers_usage"
+	podKey       = "offending_pod"
+	podUsageKey  = "offending_pod_usage"
 	starvedKey   = "starved_resource"
 )
 
@@ -101,6 +127,17 @@ func explain(c *Candidate, t Threshold, now map[Signal]Observation) (string, map
 	fmt.Fprintf(&b, "The node was low on resource: %v. ", short)
 	if o, ok := now[t.Signal]; ok {
 		fmt.Fprintf(&b, "Threshold quantity: %v, available: %v. ", t.Value.quantity(o.Capacity), amount(short, o.Available))
+	}
+	notes := map[string]string{}
+	if !c.Measured {
+		return b.String(), notes
+	}
+	if r := c.Pod.Spec.Resources; r != nil && short == v1.ResourceMemory {
+		if asked, ok := r.Requests[short]; ok {
+			used := amount(short, c.Memory).String()
+			fmt.Fprintf(&b, "Pod %s was using %s, request is %s, has larger consumption of %v. ", c.Pod.Name, used, asked.String(), short)
+			notes[podKey], notes[podUsageKey] = c.Pod.Name, used
+		}
 	}
 	var names, uses []string
 	for _, u := range c.Containers {
@@ -113,7 +150,7 @@ func explain(c *Candidate, t Threshold, now map[Signal]Observation) (string, map
 		case v1.ResourceMemory:
 			used = u.Memory
 		case v1.ResourceEphemeralStorage:
-			used = u.Disk
+			used = u.Layer.Bytes + u.Logs.Bytes
 		default:
 			continue
 		}
@@ -123,9 +160,8 @@ func explain(c *Candidate, t Threshold, now map[Signal]Observation) (string, map
 			names, uses = append(names, u.Name), append(uses, amount(short, used).String())
 		}
 	}
-	return b.String(), map[string]string{
-		offendingKey: strings.Join(names, ","), usageKey: strings.Join(uses, ","), starvedKey: string(short),
-	}
+	notes[offendingKey], notes[usageKey], notes[starvedKey] = strings.Join(names, ","), strings.Join(uses, ","), string(short)
+	return b.String(), notes
 }
 
 // amount is shown as the kubelet's own statistics are.

@@ -131,6 +131,9 @@ func (s Settings) Thresholds() ([]Threshold, error) {
 		if err == nil {
 			err = known(name)
 		}
+		if err == nil && strings.HasSuffix(text, "%") && v.Percent == 0 {
+			err = fmt.Errorf("%q must be positive", text)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("eviction minimum reclaim %s: %w", name, err))
 			continue
@@ -148,6 +151,9 @@ func (s Settings) Thresholds() ([]Threshold, error) {
 			}
 			if err == nil {
 				v, err = ParseValue(text)
+			}
+			if err == nil && !strings.HasSuffix(text, "%") && v.Quantity.IsZero() {
+				err = fmt.Errorf("%q must be positive", text)
 			}
 			t := Threshold{Signal: Signal(name), Value: v, Reclaim: reclaim[Signal(name)]}
 			if soft && err == nil {
@@ -202,7 +208,7 @@ type Observation struct{ Available, Capacity int64 }
 type State struct {
 	first  map[int]time.Time // when a threshold was first seen crossed, by index
 	last   map[v1.NodeConditionType]time.Time
-	met    map[int]bool
+	due    map[int]bool // what called for action at the last look, by index
 	active map[v1.NodeConditionType]bool
 }
 
@@ -230,7 +236,7 @@ func (s *State) Step(all []Threshold, now map[Signal]Observation, at time.Time, 
 	}
 	met := map[int]bool{}
 	for i := range all {
-		if Crossed(all[i], now, false) || s.met[i] && Crossed(all[i], now, true) {
+		if Crossed(all[i], now, false) || s.due[i] && Crossed(all[i], now, true) {
 			met[i] = true
 		}
 	}
@@ -240,6 +246,7 @@ func (s *State) Step(all []Threshold, now map[Signal]Observation, at time.Time, 
 		}
 	}
 	var due []Threshold
+	s.due = map[int]bool{}
 	for i := range met {
 		t := &all[i]
 		if _, ok := s.first[i]; !ok {
@@ -248,13 +255,13 @@ func (s *State) Step(all []Threshold, now map[Signal]Observation, at time.Time, 
 		s.last[signals[t.Signal].condition] = at
 		if at.Sub(s.first[i]) >= t.Grace {
 			due = append(due, *t)
+			s.due[i] = true
 		}
 	}
 	s.active = map[v1.NodeConditionType]bool{}
 	for c, t := range s.last {
 		s.active[c] = t.Equal(at) || at.Sub(t) < transition
 	}
-	s.met = met
 	slices.SortStableFunc(due, func(a, b Threshold) int {
 		if x, y := urgency(a), urgency(b); x != y {
 			return cmp.Compare(x, y)

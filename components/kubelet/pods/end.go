@@ -76,6 +76,9 @@ func (w *worker) stepEnd(ctx context.Context, now time.Time) (wakeAt time.Time, 
 				}
 				w.kick()
 			}
+		case w.discards == unwanted || w.discards == going:
+			w.discards = going
+			w.background(ctx, w.discard)
 		case w.pod.DeletionTimestamp != nil:
 			// The last status goes first.
 			if w.report.settled() {
@@ -279,8 +282,17 @@ func (w *worker) deletePod(ctx context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-// removeAll removes sandboxes, containers and logs.
+// removeAll removes sandboxes, containers and logs of a pod whose object is gone.
 func (w *worker) removeAll(ctx context.Context, pod *v1.Pod) error {
+	if err := w.empty(ctx, pod); err != nil {
+		return err
+	}
+	w.update(func() { w.final = allDone })
+	return nil
+}
+
+// empty removes sandboxes, containers and logs.
+func (w *worker) empty(ctx context.Context, pod *v1.Pod) error {
 	obs, err := w.host.CRI.Observe(ctx, w.uid)
 	if err != nil {
 		return err
@@ -308,7 +320,6 @@ func (w *worker) removeAll(ctx context.Context, pod *v1.Pod) error {
 	if err := os.RemoveAll(w.host.LogDir(pod)); err != nil {
 		return fmt.Errorf("removing the pod's logs: %w", err)
 	}
-	w.update(func() { w.final = allDone })
 	return nil
 }
 

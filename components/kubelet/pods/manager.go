@@ -63,6 +63,7 @@ func (m *Manager) Run(ctx context.Context) error {
 				tell(pod)
 			}
 			w.clean()
+			w.emptied()
 			close(w.done)
 			// There is more room for those who wait for some.
 			m.retryResizes("pods_removed")

@@ -25,6 +25,9 @@ func (w *worker) adopt() {
 	})
 	if p := w.pod.Status.Phase; (p == v1.PodFailed || p == v1.PodSucceeded) && w.stage == syncing {
 		w.stage = terminating
+		if r := w.pod.Status.Reason; (r == "Evicted" || r == "Preempting") && len(w.obs.Containers)+len(w.obs.Sandboxes) > 0 {
+			w.discards = unwanted
+		}
 	}
 }
 
@@ -65,6 +68,10 @@ func (w *worker) refresh(ctx context.Context) error {
 	w.mu.Lock()
 	all, ids := w.dirty, w.dirtyIDs
 	w.dirty, w.dirtyIDs = false, map[string]bool{}
+	if w.discards >= going {
+		w.mu.Unlock()
+		return nil
+	}
 	if w.op != nil && !all {
 		// The operation tells of its own container itself.
 		for id := range ids {

@@ -25,6 +25,9 @@ type Verdict struct {
 	Rejected bool
 	// Grace overrides the pod's grace period, in seconds; nil does not.
 	Grace *int64
+	// Discard: its containers and logs are removed as soon as it has ended, for the
+	// room that they take.
+	Discard bool
 	// Conditions are added to the pod's status.
 	Conditions []v1.PodCondition
 }
@@ -42,6 +45,9 @@ type worker struct {
 	// are gone.
 	cleaned chan struct{}
 	clean   func()
+	// bare is closed, by emptied, once its containers and logs are removed.
+	bare    chan struct{}
+	emptied func()
 
 	mu sync.Mutex // guards all below
 	// pod is what is wanted, as the source last told.
@@ -87,7 +93,9 @@ type worker struct {
 	// renewed: when it has ended the pod is run again, so that its containers are
 	// left for their logs and counts.
 	renewed bool
-	report  reporter
+	// discards is whether its containers go before its object.
+	discards discarding
+	report   reporter
 	// actuated are the resources that containers have, by name, where they are
 	// not yet what the pod says; resize tells why, nil when all are.
 	actuated map[string]v1.ResourceRequirements
@@ -128,6 +136,7 @@ func newWorker(h *Host, pod *v1.Pod) *worker {
 		wake:     make(chan struct{}, 1),
 		done:     make(chan struct{}),
 		cleaned:  make(chan struct{}),
+		bare:     make(chan struct{}),
 		dirtyIDs: map[string]bool{},
 		slots:    map[string]podstate.Slot{},
 		kills:    map[string]*kill{},
@@ -139,6 +148,7 @@ func newWorker(h *Host, pod *v1.Pod) *worker {
 		given:    told(&pod.Status),
 	}
 	w.clean = sync.OnceFunc(func() { close(w.cleaned) })
+	w.emptied = sync.OnceFunc(func() { close(w.bare) })
 	w.timing.seen = time.Now()
 	w.timing.fresh = pod.Status.StartTime == nil && pod.DeletionTimestamp == nil
 	w.report.last = pod.Status.DeepCopy()
@@ -197,6 +207,9 @@ func (w *worker) setVerdict(v *Verdict) {
 	w.update(func() {
 		if w.verdict == nil && w.stage == syncing {
 			w.verdict = v
+			if v.Discard {
+				w.discards = unwanted
+			}
 			if !v.Rejected {
 				w.lateAt = time.Now().Add(w.late())
 			}

@@ -28,9 +28,11 @@ type Provider struct {
 	CRI      *cri.Client
 	NodeName string
 	// Root is a path on the file system of pods, Logs the directory of their
-	// logs, Images a path on that of images; without the latter two they are
-	// not told of.
-	Root, Logs, Images string
+	// logs, without which they are not told of.
+	Root, Logs string
+	// Images gives a path on the file system of images, empty when nobody knows; nil
+	// is Root.
+	Images func() string
 	// PodLinks begins the names of links of pods, which are not told of with the
 	// node; may be empty.
 	PodLinks string
@@ -282,10 +284,10 @@ func nodeCPU() (uint64, error) {
 }
 
 func (p *Provider) images() string {
-	if p.Images == "" {
+	if p.Images == nil {
 		return p.Root
 	}
-	return p.Images
+	return p.Images()
 }
 
 // imagesFor is how long what images use is taken for true: the runtime walks
@@ -317,7 +319,7 @@ func (p *Provider) UseOfImages(ctx context.Context, s *statsv1alpha1.Summary) er
 }
 
 func (p *Provider) nodeNetwork(now time.Time) *statsv1alpha1.NetworkStats {
-	raw, err := os.ReadFile("/proc/net/dev")
+	raw, err := os.ReadFile("/proc/thread-self/net/dev")
 	if err != nil {
 		return nil
 	}
@@ -368,6 +370,8 @@ func (p *Provider) ephemeral(pod statsv1alpha1.PodStats, now time.Time) *statsv1
 		return nil
 	}
 	used, inodes := DiskUsage(filepath.Join(p.Root, "pods", pod.PodRef.UID, "volumes", "kubernetes.io~empty-dir"))
+	others, more := p.others(pod.PodRef.UID)
+	used, inodes = used+others, inodes+more
 	for i := range pod.Containers {
 		if fs := pod.Containers[i].Rootfs; fs != nil {
 			if fs.UsedBytes != nil {
@@ -397,6 +401,23 @@ func (p *Provider) logs(pod statsv1alpha1.PodReference, container string, now ti
 	used, inodes := DiskUsage(p.LogDir(pod.Namespace, pod.Name, pod.UID, container))
 	out.UsedBytes, out.InodesUsed = &used, &inodes
 	return out
+}
+
+// others is what a pod has on the node's disk beside layers, logs and empty
+// directories.
+func (p *Provider) others(uid string) (bytes, inodes uint64) {
+	for _, name := range []string{"volumes/kubernetes.io~configmap", "etc-hosts"} {
+		b, i := DiskUsage(filepath.Join(p.Root, "pods", uid, name))
+		bytes, inodes = bytes+b, inodes+i
+	}
+	return bytes, inodes
+}
+
+// OtherFiles is how many bytes a pod has on the node's disk beside layers, logs and
+// empty directories.
+func (p *Provider) OtherFiles(uid string) int64 {
+	bytes, _ := p.others(uid)
+	return int64(bytes)
 }
 
 // LogDir is where the logs of a pod's container are.
