@@ -2,15 +2,20 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
+	"regexp"
 	goruntime "runtime"
 	"slices"
 	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/node/util/sysctl"
 	corev1helpers "k8s.io/component-helpers/resource"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
@@ -36,6 +41,8 @@ var safeSysctls = map[string]bool{
 	"net.ipv4.tcp_keepalive_probes":       true,
 	"net.ipv4.tcp_rmem":                   true,
 	"net.ipv4.tcp_wmem":                   true,
+	"net.ipv4.tcp_slow_start_after_idle":  true,
+	"net.ipv4.tcp_notsent_lowat":          true,
 }
 
 // admit decides whether a pod that is new to this node may run, and gives it
@@ -66,8 +73,8 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	}
 	if sc := pod.Spec.SecurityContext; sc != nil {
 		for _, s := range sc.Sysctls {
-			if !k.sysctlAllowed(s.Name) {
-				return refuse("SysctlForbidden", fmt.Sprintf("forbidden sysctl: %q not allowlisted", s.Name))
+			if why := k.forbidden(pod, s.Name); why != "" {
+				return refuse("SysctlForbidden", "forbidden sysctl: "+why)
 			}
 		}
 	}
@@ -80,16 +87,13 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	if v := k.confined(pod); v != nil {
 		return v
 	}
-	if pods.IsStatic(pod) {
-		return nil
-	}
 	if node := k.keeper.Node(); node != nil {
 		if sc := pod.Spec.SecurityContext; sc != nil && sc.SupplementalGroupsPolicy != nil && *sc.SupplementalGroupsPolicy == v1.SupplementalGroupsPolicyStrict {
 			if f := node.Status.Features; f == nil || f.SupplementalGroupsPolicy == nil || !*f.SupplementalGroupsPolicy {
 				return refuse("SupplementalGroupsPolicyNotSupported", "SupplementalGroupsPolicy=Strict is not supported in this node")
 			}
 		}
-		if ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err == nil && !ok {
+		if !attracted(pod, node) && !attracted(pod, k.newestNode()) {
 			return refuse("NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector")
 		}
 	}
@@ -98,7 +102,7 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 			return refuse("NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports")
 		}
 	}
-	if node := k.keeper.Node(); node != nil && unbearable(pod, node.Spec.Taints) {
+	if node := k.keeper.Node(); node != nil && !pods.IsStatic(pod) && unbearable(pod, node.Spec.Taints) {
 		return refuse("TaintToleration", "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate")
 	}
 	missing := k.insufficient(pod, others)
@@ -115,12 +119,41 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	return refuse("OutOf"+string(m.Name), fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", m.Name, m.requested, m.used, m.capacity))
 }
 
+func attracted(pod *v1.Pod, node *v1.Node) bool {
+	if node == nil {
+		return false
+	}
+	ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
+	return ok || err != nil
+}
+
+// newestNode asks the API server for the Node: pods and the Node are followed apart,
+// and one that suits the labels that the Node has just got may come before them. It is
+// nil when there is no answer.
+func (k *Kubelet) newestNode() *v1.Node {
+	if k.kube == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askWithin)
+	defer cancel()
+	node, err := k.kube.CoreV1().Nodes().Get(ctx, k.cfg.NodeName, metav1.GetOptions{})
+	if err != nil {
+		k.log.Warn("asking for the node failed", "error", err)
+		return nil
+	}
+	k.keeper.Observe(node)
+	return node
+}
+
+// askWithin bounds how long the API server may take to tell of the Node.
+const askWithin = 10 * time.Second
+
 // unbearable tells whether the pod does not tolerate a taint for which it would be
 // evicted at once.
 func unbearable(pod *v1.Pod, taints []v1.Taint) bool {
 	for i := range taints {
 		tolerated := taints[i].Effect != v1.TaintEffectNoExecute || slices.ContainsFunc(pod.Spec.Tolerations, func(t v1.Toleration) bool {
-			return t.ToleratesTaint(klog.Background(), &taints[i], true)
+			return t.ToleratesTaint(klog.Background(), &taints[i], false)
 		})
 		if !tolerated {
 			return true
@@ -148,18 +181,47 @@ func (k *Kubelet) insufficient(pod *v1.Pod, others []*v1.Pod) []shortage {
 	look(v1.ResourcePods, 1, int64(len(others)), allocatable.Pods().Value())
 	want := corev1helpers.PodRequests(pod, corev1helpers.PodResourcesOptions{})
 	for _, name := range slices.Sorted(maps.Keys(want)) {
-		if need := want[name]; need.IsZero() || !fixedResource(name) {
-			// Extended resources are looked after by their own managers.
+		all, has := allocatable[name]
+		if !fixedResource(name) {
+			// What plugins and drivers have is looked after by their own managers.
+			if all, has = k.announced(name); !has || claimed(pod, name) {
+				continue
+			}
+		}
+		if need := want[name]; need.IsZero() {
 			continue
 		}
 		used := int64(0)
 		for _, o := range others {
-			used += preemption.Request(o, name)
+			if fixedResource(name) || !claimed(o, name) {
+				used += preemption.Request(o, name)
+			}
 		}
-		all := allocatable[name]
 		look(name, preemption.Request(pod, name), used, preemption.Amount(name, all))
 	}
 	return out
+}
+
+// announced is how much there is of an extended resource that somebody else than a
+// device plugin has written into the Node.
+func (k *Kubelet) announced(name v1.ResourceName) (q resource.Quantity, has bool) {
+	node := k.keeper.Node()
+	if node == nil {
+		return q, false
+	}
+	if of, _ := k.deviceCapacity(); of != nil {
+		if _, plugged := of[name]; plugged {
+			return q, false
+		}
+	}
+	q, has = node.Status.Allocatable[name]
+	return q, has
+}
+
+// claimed tells whether a pod has an extended resource by a claim for devices.
+func claimed(pod *v1.Pod, name v1.ResourceName) bool {
+	s := pod.Status.ExtendedResourceClaimStatus
+	return s != nil && slices.ContainsFunc(s.RequestMappings, func(m v1.ContainerExtendedResourceRequest) bool { return m.ResourceName == string(name) })
 }
 
 // preemptWithin is how long pods are awaited that make room, beyond the time that
@@ -260,15 +322,42 @@ func hostPorts(pod *v1.Pod) iter.Seq[v1.ContainerPort] {
 	}
 }
 
-func (k *Kubelet) sysctlAllowed(name string) bool {
-	name = strings.ReplaceAll(name, "/", ".")
-	if safeSysctls[name] {
-		return true
+// forbidden says why a pod may not have a setting of the kernel; empty if it may. One
+// that is shared with the host is not a pod's to set.
+func (k *Kubelet) forbidden(pod *v1.Pod, name string) string {
+	name = sysctl.NormalizeName(name)
+	allowed := safeSysctls[name] || slices.ContainsFunc(k.cfg.AllowedUnsafeSysctls, func(a string) bool {
+		prefix, all := strings.CutSuffix(sysctl.NormalizeName(a), "*")
+		return prefix == name || all && strings.HasPrefix(name, prefix)
+	})
+	if !allowed {
+		return fmt.Sprintf("%q not allowlisted", name)
 	}
-	for _, allowed := range k.cfg.AllowedUnsafeSysctls {
-		if prefix, ok := strings.CutSuffix(allowed, "*"); ok && strings.HasPrefix(name, prefix) || allowed == name {
-			return true
+	space, _, _ := sysctl.GetNamespace(name)
+	shared := map[sysctl.Namespace]bool{
+		sysctl.IPCNamespace: pod.Spec.HostIPC, sysctl.NetNamespace: pod.Spec.HostNetwork,
+		sysctl.UserNamespace: pod.Spec.HostUsers == nil || *pod.Spec.HostUsers,
+	}
+	if shared[space] {
+		return fmt.Sprintf("%q not allowed with host %s enabled", name, space)
+	}
+	return ""
+}
+
+// allowable checks what allowedUnsafeSysctls names: settings, or beginnings of names,
+// that are not the whole machine's.
+func allowable(names []string) error {
+	var errs []error
+	for _, name := range names {
+		if len(name) > sysctlMost || !sysctlPattern.MatchString(name) {
+			errs = append(errs, fmt.Errorf("allowedUnsafeSysctls: sysctl %q must have at most %d characters and match regex %s", name, sysctlMost, sysctlPattern))
+		} else if space, prefix, _ := sysctl.GetNamespace(name); space == sysctl.UnknownNamespace {
+			errs = append(errs, fmt.Errorf("allowedUnsafeSysctls: the sysctls %q are not known to be namespaced", prefix))
 		}
 	}
-	return false
+	return errors.Join(errs...)
 }
+
+const sysctlMost = 253
+
+var sysctlPattern = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*([a-z0-9][-_a-z0-9]*)?[a-z0-9*]$`)

@@ -1,9 +1,19 @@
 package kubelet
 
 import (
+	"log/slog"
+	"net/netip"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"hyperkube/components/kubelet/pods"
+	"hyperkube/internal/client"
+	"hyperkube/internal/layout"
 )
 
 func TestPortsClash(t *testing.T) {
@@ -54,6 +64,92 @@ func TestUnbearable(t *testing.T) {
 	} {
 		if got := unbearable(&v1.Pod{Spec: v1.PodSpec{Tolerations: c.tolerations}}, c.taints); got != c.want {
 			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// idle makes a kubelet that does not run, whose Node is node and, as the API has it by
+// now, newest.
+func idle(t *testing.T, node, newest *v1.Node) *Kubelet {
+	t.Helper()
+	k, err := New(Config{
+		NodeName: "node", Layout: layout.Under(t.TempDir()), Clients: &client.Clients{Kube: fake.NewClientset(newest)},
+		IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, NoCgroups: true, Log: slog.New(slog.DiscardHandler),
+		AllowedUnsafeSysctls: []string{"kernel.shm*", "user.max_pid_namespaces"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.cri.Close() })
+	k.keeper.Observe(node)
+	return k
+}
+
+func refused(v *pods.Verdict) string {
+	if v == nil {
+		return ""
+	}
+	return v.Reason + ": " + v.Message
+}
+
+func TestFits(t *testing.T) {
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "n", ResourceVersion: "1"}}
+	node.Status.Allocatable = v1.ResourceList{"example.com/dongle": resource.MustParse("2")}
+	node.Spec.Taints = []v1.Taint{{Key: "k", Effect: v1.TaintEffectNoExecute}}
+	newest := node.DeepCopy()
+	newest.ResourceVersion, newest.Labels = "2", map[string]string{"fresh": "yes"}
+	everywhere := []v1.Toleration{{Operator: v1.TolerationOpExists}}
+	asks := func(name v1.ResourceName, n string) []v1.Container {
+		return []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{name: resource.MustParse(n)}}}}
+	}
+	static := map[string]string{"kubernetes.io/config.source": "file"}
+	sysctls := func(names ...string) *v1.PodSecurityContext {
+		sc := &v1.PodSecurityContext{}
+		for _, n := range names {
+			sc.Sysctls = append(sc.Sysctls, v1.Sysctl{Name: n, Value: "1"})
+		}
+		return sc
+	}
+	other := &v1.Pod{Spec: v1.PodSpec{Containers: asks("example.com/dongle", "1")}}
+	other.Spec.Containers[0].Ports = []v1.ContainerPort{{HostPort: 80}}
+	for name, c := range map[string]struct {
+		pod  v1.Pod
+		want string
+	}{
+		"nothing special":             {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere}}, ""},
+		"a label that has just come":  {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, NodeSelector: map[string]string{"fresh": "yes"}}}, ""},
+		"a label that nobody gave":    {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, NodeSelector: map[string]string{"fresh": "no"}}}, "NodeAffinity: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"},
+		"a taint":                     {v1.Pod{}, "TaintToleration: Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate"},
+		"a taint, and a static pod":   {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}}, ""},
+		"a static pod elsewhere":      {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}, Spec: v1.PodSpec{NodeSelector: map[string]string{"fresh": "no"}}}, "NodeAffinity: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"},
+		"a static pod's port":         {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}, Spec: v1.PodSpec{Containers: other.Spec.Containers}}, "NodePorts: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"},
+		"a static pod without room":   {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}, Spec: v1.PodSpec{Containers: asks(v1.ResourceMemory, "1Ei")}}, "UnexpectedAdmissionError: Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources"},
+		"what others announce":        {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, Containers: asks("example.com/dongle", "1")}}, ""},
+		"more than others announce":   {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, Containers: asks("example.com/dongle", "2")}}, "OutOfexample.com/dongle: Node didn't have enough resource: example.com/dongle, requested: 2, used: 1, capacity: 2"},
+		"what nobody announces":       {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, Containers: asks("example.com/cluster", "2")}}, ""},
+		"safe settings":               {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, SecurityContext: sysctls("net.ipv4.tcp_notsent_lowat", "net/ipv4/tcp_slow_start_after_idle", "kernel.shmmax")}}, ""},
+		"a setting of nobody":         {v1.Pod{Spec: v1.PodSpec{SecurityContext: sysctls("kernel.pid_max")}}, `SysctlForbidden: forbidden sysctl: "kernel.pid_max" not allowlisted`},
+		"a setting of the host":       {v1.Pod{Spec: v1.PodSpec{HostNetwork: true, SecurityContext: sysctls("net.ipv4.tcp_syncookies")}}, `SysctlForbidden: forbidden sysctl: "net.ipv4.tcp_syncookies" not allowed with host Net enabled`},
+		"a setting of the host's IPC": {v1.Pod{Spec: v1.PodSpec{HostIPC: true, SecurityContext: sysctls("kernel.shmmax")}}, `SysctlForbidden: forbidden sysctl: "kernel.shmmax" not allowed with host IPC enabled`},
+		"a setting of its users":      {v1.Pod{Spec: v1.PodSpec{SecurityContext: sysctls("user.max_pid_namespaces")}}, `SysctlForbidden: forbidden sysctl: "user.max_pid_namespaces" not allowed with host User enabled`},
+		"one of users of its own":     {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, HostUsers: new(false), SecurityContext: sysctls("user.max_pid_namespaces")}}, ""},
+	} {
+		k := idle(t, node, newest)
+		got := refused(k.fits(&c.pod, []*v1.Pod{other}))
+		if got != c.want && (c.want == "" || !strings.HasPrefix(got, c.want)) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestAllowable(t *testing.T) {
+	for name, want := range map[string]string{
+		"kernel.msg*": "", "net.core.somaxconn": "", "net/core/somaxconn": "", "fs.mqueue.*": "",
+		"kernel.pid_max": "not known to be namespaced", "vm.*": "not known to be namespaced", "net.*.x": "must have at most", "NET.CORE": "must have at most",
+	} {
+		err := allowable([]string{name})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -140,7 +140,7 @@ func (c *Config) completeLimits() {
 }
 
 func (c *Config) validateLimits() error {
-	errs := []error{c.Gates.Check(switches...), images.ParseVerification(c.Verification, c.Allowlist)}
+	errs := []error{c.Gates.Check(switches...), images.ParseVerification(c.Verification, c.Allowlist), allowable(c.AllowedUnsafeSysctls)}
 	if (c.CredentialProviders == "") != (c.CredentialProviderDir == "") {
 		errs = append(errs, errors.New("--image-credential-provider-config and --image-credential-provider-bin-dir go together"))
 	}
