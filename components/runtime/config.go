@@ -35,6 +35,8 @@ type Config struct {
 	// BuiltIn is the program that is the root of the image named
 	// BuiltInImage; both empty for none.
 	BuiltIn, BuiltInImage string
+	// Version is told of, where there is no built-in image that has one.
+	Version string
 	// ImagesDir holds archives, *.tar, that are imported at the start; empty
 	// for none.
 	ImagesDir string

@@ -298,12 +298,11 @@ func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerSt
 	if err != nil {
 		return nil, err
 	}
-	rec := c.get()
-	resp := &runtimeapi.ContainerStatusResponse{Status: containerStatus(rec)}
+	resp := &runtimeapi.ContainerStatusResponse{Status: containerStatus(c.get())}
 	if req.GetVerbose() {
-		resp.Info = map[string]string{"info": fmt.Sprintf(`{"sandboxID":%q,"pid":%d,"cgroup":%q}`, rec.Sandbox, rec.Process.PID, rec.Cgroup)}
+		resp.Info, err = verbose(r.containerInfo(c))
 	}
-	return resp, nil
+	return resp, err
 }
 
 // ListContainers lists the containers that the filter lets through, the

@@ -3,6 +3,7 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,7 +56,11 @@ func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequ
 	if err != nil {
 		return nil, err
 	}
-	return &runtimeapi.ImageStatusResponse{Image: imageOf(i)}, nil
+	resp := &runtimeapi.ImageStatusResponse{Image: imageOf(i)}
+	if req.GetVerbose() {
+		resp.Info, err = verbose(imageInfoOf(i))
+	}
+	return resp, err
 }
 
 // PullImage pulls an image. The built-in one is here already.
@@ -67,6 +72,9 @@ func (r *Runtime) PullImage(ctx context.Context, req *runtimeapi.PullImageReques
 	a := req.GetAuth()
 	auth := images.Auth{Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(),
 		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()}
+	if !images.AtServer(ref, a.GetServerAddress()) {
+		auth = images.Auth{}
+	}
 	i, err := r.images.Pull(ctx, ref, auth, r.cfg.Registries)
 	if err != nil {
 		return nil, err
@@ -142,7 +150,7 @@ const runtimeName = "hyperkube"
 func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	_, version, _ := strings.Cut(r.cfg.BuiltInImage, ":")
 	if version == "" {
-		version = "v0.0.0"
+		version = cmp.Or(r.cfg.Version, "v0.0.0")
 	}
 	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: runtimeName, RuntimeVersion: version, RuntimeApiVersion: "v1"}, nil
 }

@@ -219,10 +219,14 @@ func (r *Runtime) podMetrics() []*runtimeapi.PodSandboxMetrics {
 		}
 		meta := rec.config.GetMetadata()
 		pod := &runtimeapi.PodSandboxMetrics{PodSandboxId: rec.ID}
+		own := r.podCgroup(rec.config)
+		if own == r.defaultCgroup() { // many pods'
+			own = r.sandboxCgroup(rec.config, rec.ID)
+		}
 		if !hostNetwork(rec.config) {
 			if t, err := r.network.Traffic(rec.ID); err == nil {
 				pod.Metrics = readings(ofNetwork, &measured{traffic: t},
-					[]string{"POD", r.podCgroup(rec.config), "", rec.ID, meta.GetNamespace(), meta.GetName()}, now)
+					[]string{"POD", own, "", rec.ID, meta.GetNamespace(), meta.GetName()}, now)
 			}
 		}
 		for _, c := range r.containersOf(rec.ID) {

@@ -4,7 +4,6 @@ package runtime
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -52,9 +51,9 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandbox
 		resp.ContainersStatuses = append(resp.ContainersStatuses, containerStatus(c.get()))
 	}
 	if req.GetVerbose() {
-		resp.Info = map[string]string{"info": fmt.Sprintf(`{"pid":%d,"cgroup":%q}`, rec.Process.PID, r.sandboxCgroup(rec.config, rec.ID))}
+		resp.Info, err = verbose(r.sandboxInfo(rec))
 	}
-	return resp, nil
+	return resp, err
 }
 
 // ListPodSandbox lists the sandboxes that the filter lets through, the

@@ -126,7 +126,7 @@ func (r *Runtime) containerStats(c *containerState) (*runtimeapi.ContainerStats,
 		Io:         ioUsage(s, p.IO),
 		Swap:       &runtimeapi.SwapUsage{Timestamp: s.Time.UnixNano(), SwapUsageBytes: value(s.SwapUsage)},
 		WritableLayer: &runtimeapi.FilesystemUsage{
-			Timestamp: taken.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: r.cfg.Root},
+			Timestamp: taken.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: r.path("containers")},
 			UsedBytes: value(usage.Bytes), InodesUsed: value(usage.Inodes),
 		},
 	}, nil
@@ -180,22 +180,18 @@ func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error)
 		Attributes: &runtimeapi.PodSandboxAttributes{Id: rec.ID, Metadata: rec.config.GetMetadata(), Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations()},
 		Linux:      &runtimeapi.LinuxPodSandboxStats{},
 	}
-	// Pods without a cgroup of their own are told of by their containers.
-	if r.podCgroup(rec.config) != r.defaultCgroup() {
-		st, err := r.cgroups.Stats(r.podCgroup(rec.config))
-		if errors.Is(err, cgroup.ErrNotExist) {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		s.mu.Lock()
-		rate := s.cpu.next(st.Time, st.CPUNanoseconds)
-		s.mu.Unlock()
-		p := r.cgroups.Pressures(r.podCgroup(rec.config))
-		out.Linux.Cpu, out.Linux.Memory, out.Linux.Io = cpuUsage(st, rate, p.CPU), memoryUsage(st, p.Memory), ioUsage(st, p.IO)
-		out.Linux.Process = &runtimeapi.ProcessUsage{Timestamp: st.Time.UnixNano(), ProcessCount: value(st.Pids)}
+	st, p, err := r.podUsage(rec)
+	if errors.Is(err, cgroup.ErrNotExist) {
+		return nil, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	rate := s.cpu.next(st.Time, st.CPUNanoseconds)
+	s.mu.Unlock()
+	out.Linux.Cpu, out.Linux.Memory, out.Linux.Io = cpuUsage(st, rate, p.CPU), memoryUsage(st, p.Memory), ioUsage(st, p.IO)
+	out.Linux.Process = &runtimeapi.ProcessUsage{Timestamp: st.Time.UnixNano(), ProcessCount: value(st.Pids)}
 	if !hostNetwork(rec.config) {
 		if t, err := r.network.Traffic(rec.ID); err == nil {
 			link := &runtimeapi.NetworkInterfaceUsage{Name: "eth0", RxBytes: value(t.RxBytes), RxErrors: value(t.RxErrors),
@@ -213,6 +209,42 @@ func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error)
 		}
 	}
 	return out, nil
+}
+
+// podUsage measures all processes of a pod. One without a cgroup of its own, as `crictl
+// runp` makes them, uses what its sandbox and its containers use together; nobody
+// counts for how long these waited.
+func (r *Runtime) podUsage(rec sandboxRecord) (cgroup.Stats, cgroup.Pressures, error) {
+	if pod := r.podCgroup(rec.config); pod != r.defaultCgroup() {
+		st, err := r.cgroups.Stats(pod)
+		if err != nil {
+			return cgroup.Stats{}, cgroup.Pressures{}, err
+		}
+		return st, r.cgroups.Pressures(pod), nil
+	}
+	sum, err := r.cgroups.Stats(r.sandboxCgroup(rec.config, rec.ID))
+	if err != nil {
+		return cgroup.Stats{}, cgroup.Pressures{}, err
+	}
+	for _, c := range r.containersOf(rec.ID) {
+		st, err := r.cgroups.Stats(c.get().Cgroup)
+		if errors.Is(err, cgroup.ErrNotExist) {
+			continue // it has ended
+		}
+		if err != nil {
+			return cgroup.Stats{}, cgroup.Pressures{}, err
+		}
+		sum.CPUNanoseconds += st.CPUNanoseconds
+		sum.MemoryUsage += st.MemoryUsage
+		sum.MemoryWorkingSet += st.MemoryWorkingSet
+		sum.MemoryRSS += st.MemoryRSS
+		sum.PageFaults += st.PageFaults
+		sum.MajorPageFaults += st.MajorPageFaults
+		sum.SwapUsage += st.SwapUsage
+		sum.Pids += st.Pids
+		sum.OOMKills += st.OOMKills
+	}
+	return sum, cgroup.Pressures{}, nil
 }
 
 // PodSandboxStats measures a pod.

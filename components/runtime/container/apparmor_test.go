@@ -135,3 +135,32 @@ func TestAppArmorProfileFor(t *testing.T) {
 		})
 	}
 }
+
+// TestOldProfiles: what callers ask for by the fields that are deprecated counts as long as
+// they do not use the others.
+func TestOldProfiles(t *testing.T) {
+	host := AppArmor{Enabled: true, Default: appArmorProfile, sys: t.TempDir()}
+	for name, c := range map[string]struct {
+		security  *runtimeapi.LinuxContainerSecurityContext
+		want, err string
+	}{
+		"default":        {security: &runtimeapi.LinuxContainerSecurityContext{ApparmorProfile: "runtime/default"}, want: appArmorProfile},
+		"unconfined":     {security: &runtimeapi.LinuxContainerSecurityContext{ApparmorProfile: "unconfined"}, want: "unconfined"},
+		"of the host":    {security: &runtimeapi.LinuxContainerSecurityContext{ApparmorProfile: "localhost/logging"}, want: "logging"},
+		"without a kind": {security: &runtimeapi.LinuxContainerSecurityContext{ApparmorProfile: "logging"}, err: `apparmor: invalid security profile "logging"`},
+		"both": {security: &runtimeapi.LinuxContainerSecurityContext{ApparmorProfile: "localhost/logging",
+			Apparmor: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}}, want: "unconfined"},
+	} {
+		got, err := host.profileFor(c.security, false)
+		if got != c.want || c.err == "" && err != nil || c.err != "" && (err == nil || err.Error() != c.err) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	_, err := seccompFor(&runtimeapi.LinuxContainerSecurityContext{SeccompProfilePath: "localhost//no/such"}, false, nil)
+	if err == nil || !strings.Contains(err.Error(), `cannot load seccomp profile "/no/such"`) {
+		t.Errorf("a seccomp profile that is not there: %v", err)
+	}
+	if s, err := seccompFor(&runtimeapi.LinuxContainerSecurityContext{SeccompProfilePath: "unconfined"}, false, nil); s != nil || err != nil {
+		t.Errorf("no seccomp profile: %v, %v", s, err)
+	}
+}

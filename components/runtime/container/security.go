@@ -207,9 +207,31 @@ func readInRoot(rootfs, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, 16<<20))
 }
 
+// profileOf is the profile that a caller asks for, or one that older callers do, by
+// its name alone; nil for none.
+func profileOf(profile *runtimeapi.SecurityProfile, name string) (*runtimeapi.SecurityProfile, error) {
+	if profile != nil || name == "" {
+		return profile, nil
+	}
+	switch name {
+	case "runtime/default", "docker/default":
+		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}, nil
+	case "unconfined":
+		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}, nil
+	}
+	ref, ok := strings.CutPrefix(name, "localhost/")
+	if !ok {
+		return nil, fmt.Errorf("invalid security profile %q", name)
+	}
+	return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: ref}, nil
+}
+
 // seccompFor translates the seccomp profile that is asked for; nil for none.
 func seccompFor(security *runtimeapi.LinuxContainerSecurityContext, privileged bool, spec *specs.Spec) (*specs.LinuxSeccomp, error) {
-	profile := security.GetSeccomp()
+	profile, err := profileOf(security.GetSeccomp(), security.GetSeccompProfilePath()) //nolint:staticcheck // older callers have no other
+	if err != nil {
+		return nil, fmt.Errorf("seccomp: %w", err)
+	}
 	if privileged || profile == nil {
 		return nil, nil
 	}
@@ -320,8 +342,10 @@ func exists(file string) bool {
 }
 
 func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext, privileged bool) (string, error) {
-	profile := security.GetApparmor()
+	profile, err := profileOf(security.GetApparmor(), security.GetApparmorProfile()) //nolint:staticcheck // older callers have no other
 	switch {
+	case err != nil:
+		return "", fmt.Errorf("apparmor: %w", err)
 	case profile == nil && !privileged:
 		return a.Default, nil
 	case profile == nil:

@@ -43,7 +43,7 @@ func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, imag
 	sum := sha256.Sum256(config)
 	image.ID = "sha256:" + hex.EncodeToString(sum[:])
 	image.Config = doc.Config
-	image.Layers = nil
+	image.Layers, image.DiffIDs = nil, doc.RootFS.DiffIDs
 	for _, id := range doc.RootFS.DiffIDs {
 		if !isSHA256(id) {
 			return nil, fmt.Errorf("bad layer digest %q in the image's configuration", id)

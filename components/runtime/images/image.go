@@ -5,7 +5,9 @@
 package images
 
 import (
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -28,6 +30,9 @@ type Image struct {
 	// Layers are the folders of its layers below the store's, the lowest
 	// first.
 	Layers []string `json:"layers"`
+	// DiffIDs are the digests of the layers' content, the lowest first; none of
+	// images that earlier versions have pulled.
+	DiffIDs []string `json:"diffIDs,omitempty"`
 	// Size is that of the compressed layers and the configuration in bytes.
 	Size uint64 `json:"size"`
 	// Pinned images are not collected: imported and built-in ones.
@@ -76,6 +81,22 @@ func (c Config) UserName() (uid *int64, name string) {
 		return &n, ""
 	}
 	return nil, user
+}
+
+// ChainID is the digest that names all the layers together; empty where their
+// digests are not known.
+//
+// https://github.com/opencontainers/image-spec/blob/main/config.md#layer-chainid
+func (i *Image) ChainID() string {
+	var chain string
+	for n, id := range i.DiffIDs {
+		if n == 0 {
+			chain = id
+			continue
+		}
+		chain = fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(chain+" "+id)))
+	}
+	return chain
 }
 
 func (i *Image) clone() *Image {

@@ -105,6 +105,29 @@ func (a Auth) authenticator() (authn.Authenticator, error) {
 	return authn.FromConfig(c), nil
 }
 
+// AtServer tells whether credentials for server, a registry's address as Docker's
+// configuration has it, are for the registry that ref names. Without a server they
+// are for whichever it is.
+func AtServer(ref, server string) bool {
+	if server == "" {
+		return true
+	}
+	normal, err := Normalize(ref)
+	if err != nil {
+		return false
+	}
+	host, _, _ := strings.Cut(normal, "/")
+	if _, rest, ok := strings.Cut(server, "://"); ok {
+		server = rest
+	}
+	server, _, _ = strings.Cut(server, "/")
+	switch server {
+	case "index.docker.io", "registry-1.docker.io":
+		server = "docker.io"
+	}
+	return strings.EqualFold(host, server)
+}
+
 // endpoint is one place to ask for an image.
 type endpoint struct {
 	registry string // host, with a port if it has one

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/internal/cgroup"
+	"hyperkube/internal/version"
 )
 
 //go:embed program
@@ -27,6 +28,9 @@ var program embed.FS
 
 // name is what the runtime is called by, argv[0].
 const name = "hyperkube-runtime"
+
+// versionEnv tells the program which version it is of.
+const versionEnv = "HYPERKUBE_RUNTIME_VERSION"
 
 // readyEnv names the descriptor on which the program tells how its start went.
 const readyEnv = "HYPERKUBE_RUNTIME_READY_FD"
@@ -106,7 +110,8 @@ func Exec(args []string) error {
 	}
 	defer f.Close()
 	path := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
-	if err := syscall.Exec(path, append([]string{name}, args...), os.Environ()); err != nil {
+	env := append(os.Environ(), versionEnv+"="+version.Tag())
+	if err := syscall.Exec(path, append([]string{name}, args...), env); err != nil {
 		return fmt.Errorf("executing the container runtime: %w", err)
 	}
 	return nil

@@ -52,7 +52,11 @@ func TestPull(t *testing.T) {
 	if _, err := n.PullImage(ctx, &runtimeapi.PullImageRequest{Image: spec("UPPER")}); err == nil {
 		t.Error("a bad name was pulled")
 	}
-	got, err := n.PullImage(ctx, &runtimeapi.PullImageRequest{Image: spec(ref), Auth: auth})
+	_, err = n.PullImage(ctx, &runtimeapi.PullImageRequest{Image: spec(ref), Auth: &runtimeapi.AuthConfig{Username: "joe", Password: "secret", ServerAddress: "example.org"}})
+	if err == nil || !strings.Contains(err.Error(), "pull access denied") {
+		t.Errorf("with the credentials of another registry: %v", err)
+	}
+	got, err := n.PullImage(ctx, &runtimeapi.PullImageRequest{Image: spec(ref), Auth: &runtimeapi.AuthConfig{Username: "joe", Password: "secret", ServerAddress: "http://" + host}})
 	if err != nil {
 		t.Fatal(err)
 	}

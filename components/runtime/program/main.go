@@ -119,6 +119,8 @@ func run(args []string) error {
 	if o.cfg.Registries, err = images.LoadRegistries(o.registryConfig); err != nil {
 		return err
 	}
+	o.cfg.Version = os.Getenv(versionEnv)
+	_ = os.Unsetenv(versionEnv) // a successor is told of its own
 	if o.pidFile != "" {
 		unlock, err := lock(o.pidFile)
 		if err != nil {
@@ -188,6 +190,9 @@ func lock(file string) (func(), error) {
 		f.Close()
 	}, nil
 }
+
+// versionEnv has the version of the program that carries this one.
+const versionEnv = "HYPERKUBE_RUNTIME_VERSION"
 
 // readyEnv names the descriptor on which who started us waits for a word.
 const readyEnv = "HYPERKUBE_RUNTIME_READY_FD"
