@@ -63,11 +63,19 @@ func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequ
 	return resp, err
 }
 
-// PullImage pulls an image. The built-in one is here already.
+// PullImage pulls an image. The built-in one is here already, or made again.
 func (r *Runtime) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
 	ref := req.GetImage().GetImage()
 	if have, err := r.images.Get(ref); err == nil && have.BuiltIn {
 		return &runtimeapi.PullImageResponse{ImageRef: have.ID}, nil
+	}
+	if r.cfg.BuiltIn != "" && images.NamesBuiltIn(ref, r.cfg.BuiltInImage) {
+		// It was removed, or has lost its layer; no registry has it.
+		i, err := r.images.BuiltIn(ctx, r.cfg.BuiltInImage, r.cfg.BuiltIn)
+		if err != nil {
+			return nil, err
+		}
+		return &runtimeapi.PullImageResponse{ImageRef: i.ID}, nil
 	}
 	a := req.GetAuth()
 	auth := images.Auth{Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(),

@@ -18,6 +18,22 @@ import (
 // caFiles are where distributions keep the certificates of public authorities.
 var caFiles = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"}
 
+// NamesBuiltIn tells whether ref means the built-in image of that name: by its version,
+// or by none.
+func NamesBuiltIn(ref, name string) bool {
+	got, err := Normalize(ref)
+	if err != nil {
+		return false
+	}
+	repository, _, _ := strings.Cut(name, ":")
+	for _, name := range []string{name, repository} {
+		if normal, err := Normalize(name); err == nil && normal == got {
+			return true
+		}
+	}
+	return false
+}
+
 // BuiltIn makes the image of that name whose root is the program at file: no
 // pull, and no copy where the filesystem can share the file. The image is
 // known by what the file is, so that a new program makes a new image; nothing

@@ -248,6 +248,15 @@ func TestBuiltIn(t *testing.T) {
 			t.Errorf("pulled %v, %v", got, err)
 		}
 	}
+	// Who removes it can have it again, though there is no registry.
+	for _, ref := range []string{"hyperkube:v1-test", "hyperkube"} {
+		if _, err := n.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: spec(id)}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := n.PullImage(ctx, &runtimeapi.PullImageRequest{Image: spec(ref)}); err != nil || got.ImageRef != id {
+			t.Errorf("pulled again by %s: %v, %v", ref, got, err)
+		}
+	}
 	pod := n.run(n.pod("builtin"))
 	// Busybox goes by the name that it is called by.
 	id2 := n.startContainer(pod, shell("c", "", func(c *runtimeapi.ContainerConfig) { c.Image, c.Command = spec("hyperkube:v1-test"), nil }))
