@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -82,18 +83,22 @@ func run(args []string) int {
 	if c, ok := find(list, name); ok {
 		return c.run(name, args[1:])
 	}
-	if len(args) < 2 || args[1] == "help" || args[1] == "-h" || args[1] == "--help" {
-		if len(args) > 2 {
-			if c, ok := find(list, args[2]); ok {
-				return c.run("hyperkube "+args[2], []string{"--help"})
-			}
-		}
+	if len(args) < 2 {
 		usage(os.Stdout, list)
 		return 0
 	}
 	switch args[1] {
+	case "help", "-h", "--help":
+		if len(args) == 2 {
+			usage(os.Stdout, list)
+			return 0
+		}
+		// help token create is token create --help.
+		args = slices.Concat(args[:1], args[2:], []string{"--help"})
 	case "--version":
 		args[1] = "version"
+	}
+	switch args[1] {
 	case "completion", cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd:
 		return execute(tree(list), args[1:])
 	}
