@@ -13,6 +13,7 @@ import (
 
 	"hyperkube/components/kubelet/stats"
 	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/podrefs"
 )
 
 // volumesFresh is how long a measurement of a pod's volumes is good: it walks
@@ -88,11 +89,8 @@ func measureVolumes(ctx context.Context, pod *v1.Pod, made map[string]volume.Res
 				one.UsedBytes, one.InodesUsed = &used, &inodes
 			}
 		}
-		switch {
-		case v.PersistentVolumeClaim != nil:
-			one.PVCRef = &statsv1alpha1.PVCReference{Name: v.PersistentVolumeClaim.ClaimName, Namespace: pod.Namespace}
-		case v.Ephemeral != nil:
-			one.PVCRef = &statsv1alpha1.PVCReference{Name: pod.Name + "-" + v.Name, Namespace: pod.Namespace}
+		if name := podrefs.ClaimName(pod, v); name != "" {
+			one.PVCRef = &statsv1alpha1.PVCReference{Name: name, Namespace: pod.Namespace}
 		}
 		out = append(out, one)
 	}

@@ -12,6 +12,7 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 
 	"hyperkube/components/scheduler/framework"
+	"hyperkube/internal/podrefs"
 )
 
 const (
@@ -348,8 +349,8 @@ func (q *queue) gatedWithClaims() []*item {
 
 func hasClaim(pod *corev1.Pod, key string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.PersistentVolumeClaim != nil && pod.Namespace+"/"+v.PersistentVolumeClaim.ClaimName == key ||
-			v.Ephemeral != nil && pod.Namespace+"/"+pod.Name+"-"+v.Name == key
+		name := podrefs.ClaimName(pod, &v)
+		return name != "" && pod.Namespace+"/"+name == key
 	})
 }
 

@@ -4,6 +4,7 @@ package podrefs
 
 import (
 	"iter"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -51,6 +52,25 @@ func Of(pod *corev1.Pod) iter.Seq2[Kind, string] {
 			}
 		}
 	}
+}
+
+// ClaimName returns the name of the claim that a volume of the pod stands for: the
+// one that it names, or that of an ephemeral volume, which is another's of that name
+// unless the pod controls it. It is empty for all other volumes.
+// https://kubernetes.io/docs/concepts/storage/ephemeral-volumes/#persistentvolumeclaim-naming
+func ClaimName(pod *corev1.Pod, v *corev1.Volume) string {
+	switch {
+	case v.PersistentVolumeClaim != nil:
+		return v.PersistentVolumeClaim.ClaimName
+	case v.Ephemeral != nil:
+		return pod.Name + "-" + v.Name
+	}
+	return ""
+}
+
+// HasClaims tells whether a volume of the pod stands for a claim.
+func HasClaims(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return ClaimName(pod, &v) != "" })
 }
 
 func environment(vars []corev1.EnvVar, from []corev1.EnvFromSource, yield func(Kind, string) bool) bool {

@@ -93,3 +93,23 @@ func TestOf(t *testing.T) {
 		}
 	}
 }
+
+func TestClaimName(t *testing.T) {
+	named := corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
+	ephemeral := corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}
+	empty := corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
+	pod := &corev1.Pod{}
+	pod.Name = "p"
+	for _, tt := range []struct {
+		volume corev1.Volume
+		want   string
+	}{{named, "c"}, {ephemeral, "p-v"}, {empty, ""}} {
+		if got := ClaimName(pod, &tt.volume); got != tt.want {
+			t.Errorf("%+v: %q, want %q", tt.volume, got, tt.want)
+		}
+		pod.Spec.Volumes = []corev1.Volume{empty, tt.volume}
+		if got := HasClaims(pod); got != (tt.want != "") {
+			t.Errorf("with %+v: %v", tt.volume, got)
+		}
+	}
+}

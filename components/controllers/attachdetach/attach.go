@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podrefs"
 )
 
 // want is a volume that pods of a node use.
@@ -46,7 +47,7 @@ func (c *Controller) wanted(node string) (map[string]*want, error) {
 		}
 		for i := range p.Spec.Volumes {
 			v := &p.Spec.Volumes[i]
-			name := claimName(p, v)
+			name := podrefs.ClaimName(p, v)
 			if name == "" {
 				continue
 			}

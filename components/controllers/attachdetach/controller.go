@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podrefs"
 )
 
 // managed is the annotation of nodes whose volumes this controller attaches.
@@ -64,7 +65,7 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 	}
 	c.Loop = control.NewLoop(env, "attachdetach", c.sync)
 	pod := func(p *corev1.Pod) {
-		if p.Spec.NodeName != "" && hasClaims(p) {
+		if p.Spec.NodeName != "" && podrefs.HasClaims(p) {
 			c.Add(p.Spec.NodeName)
 		}
 	}
@@ -141,7 +142,7 @@ func (c *Controller) everyNode() {
 		return
 	}
 	for _, p := range all {
-		if p.Spec.NodeName != "" && hasClaims(p) {
+		if p.Spec.NodeName != "" && podrefs.HasClaims(p) {
 			c.Add(p.Spec.NodeName)
 		}
 	}
@@ -154,24 +155,10 @@ func (c *Controller) usersOf(pvc *corev1.PersistentVolumeClaim) {
 		return
 	}
 	for _, p := range all {
-		if p.Spec.NodeName != "" && slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return claimName(p, &v) == pvc.Name }) {
+		if p.Spec.NodeName != "" && slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return podrefs.ClaimName(p, &v) == pvc.Name }) {
 			c.Add(p.Spec.NodeName)
 		}
 	}
-}
-
-func claimName(p *corev1.Pod, v *corev1.Volume) string {
-	switch {
-	case v.PersistentVolumeClaim != nil:
-		return v.PersistentVolumeClaim.ClaimName
-	case v.Ephemeral != nil:
-		return p.Name + "-" + v.Name
-	}
-	return ""
-}
-
-func hasClaims(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return claimName(p, &v) != "" })
 }
 
 // ended tells whether nothing of a pod runs any more, nor will.

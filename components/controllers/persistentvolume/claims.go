@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
+
+	"hyperkube/internal/podrefs"
 )
 
 // syncUnboundClaim looks for a volume for a claim that has not been bound.
@@ -77,8 +79,7 @@ func (c *Controller) tellDelayed(pvc *corev1.PersistentVolumeClaim) {
 
 func uses(p *corev1.Pod, claim string) bool {
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim ||
-			v.Ephemeral != nil && p.Name+"-"+v.Name == claim
+		return podrefs.ClaimName(p, &v) == claim
 	})
 }
 

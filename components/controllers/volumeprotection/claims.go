@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podrefs"
 )
 
 const claimFinalizer = "kubernetes.io/pvc-protection"
@@ -75,12 +76,8 @@ func claimsOf(obj any) ([]string, error) {
 	}
 	var keys []string
 	for i := range p.Spec.Volumes {
-		v := &p.Spec.Volumes[i]
-		switch {
-		case v.PersistentVolumeClaim != nil:
-			keys = append(keys, p.Namespace+"/"+v.PersistentVolumeClaim.ClaimName)
-		case v.Ephemeral != nil:
-			keys = append(keys, p.Namespace+"/"+p.Name+"-"+v.Name)
+		if name := podrefs.ClaimName(p, &p.Spec.Volumes[i]); name != "" {
+			keys = append(keys, p.Namespace+"/"+name)
 		}
 	}
 	return keys, nil

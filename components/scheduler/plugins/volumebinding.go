@@ -15,6 +15,7 @@ import (
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
+	"hyperkube/internal/podrefs"
 )
 
 // VolumeBinding keeps pods to the nodes where their volumes are, and chooses
@@ -44,28 +45,12 @@ type claims struct {
 	refused string
 }
 
-// claimName returns the name of the claim of a pod's volume, "" if it has none.
-func claimName(pod *corev1.Pod, v *corev1.Volume) string {
-	switch {
-	case v.PersistentVolumeClaim != nil:
-		return v.PersistentVolumeClaim.ClaimName
-	case v.Ephemeral != nil:
-		return pod.Name + "-" + v.Name
-	}
-	return ""
-}
-
-// hasClaims tells whether a pod has any.
-func hasClaims(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return claimName(pod, &v) != "" })
-}
-
 func sortClaims(c *framework.Cycle) claims {
 	pod := c.Pod.Object
 	var out claims
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		name := claimName(pod, v)
+		name := podrefs.ClaimName(pod, v)
 		if name == "" {
 			continue
 		}
@@ -107,7 +92,7 @@ func isDelayed(v framework.Volumes, pvc *corev1.PersistentVolumeClaim) bool {
 
 // Filter as framework.Filter.
 func (VolumeBinding) Filter(c *framework.Cycle) (*framework.Check, error) {
-	if c.Volumes == nil || !hasClaims(c.Pod.Object) {
+	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return nil, nil
 	}
 	all := sortClaims(c)
@@ -216,7 +201,7 @@ type share struct{ used, room int64 }
 // shape says otherwise. Each class counts alike.
 // https://kep.k8s.io/4049
 func (p VolumeBinding) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
-	if c.Volumes == nil || !hasClaims(c.Pod.Object) {
+	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return false
 	}
 	all := sortClaims(c)
@@ -281,7 +266,7 @@ func (p VolumeBinding) scoreOf(classes map[string]share) int64 {
 
 // Reserve as framework.Reserver.
 func (p VolumeBinding) Reserve(c *framework.Cycle, n *state.Node) (*framework.Reservation, error) {
-	if c.Volumes == nil || !hasClaims(c.Pod.Object) {
+	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return nil, nil
 	}
 	all := sortClaims(c)

@@ -12,6 +12,7 @@ import (
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
+	"hyperkube/internal/podrefs"
 )
 
 // NodeVolumeLimits keeps nodes to the number of volumes that their CSI drivers
@@ -35,7 +36,7 @@ type csiVolume struct{ driver, handle string }
 // yet count by their claims.
 func csiVolumes(v framework.Volumes, pod *corev1.Pod, out sets.Set[csiVolume]) {
 	for i := range pod.Spec.Volumes {
-		name := claimName(pod, &pod.Spec.Volumes[i])
+		name := podrefs.ClaimName(pod, &pod.Spec.Volumes[i])
 		if name == "" {
 			continue
 		}
@@ -57,7 +58,7 @@ func csiVolumes(v framework.Volumes, pod *corev1.Pod, out sets.Set[csiVolume]) {
 
 // Filter as framework.Filter.
 func (NodeVolumeLimits) Filter(c *framework.Cycle) (*framework.Check, error) {
-	if c.Volumes == nil || !hasClaims(c.Pod.Object) {
+	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return nil, nil
 	}
 	wanted := sets.New[csiVolume]()

@@ -8,6 +8,7 @@ import (
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
+	"hyperkube/internal/podrefs"
 )
 
 // VolumeZone keeps pods to the zones and regions that their volumes are labelled
@@ -44,7 +45,7 @@ func (VolumeZone) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}
 	var places []place
 	for i := range pod.Spec.Volumes {
-		name := claimName(pod, &pod.Spec.Volumes[i])
+		name := podrefs.ClaimName(pod, &pod.Spec.Volumes[i])
 		if name == "" {
 			continue
 		}
