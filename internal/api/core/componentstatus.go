@@ -24,9 +24,9 @@ func componentStatus() api.Kind[*corev1.ComponentStatus] {
 		NewList: func() runtime.Object { return &corev1.ComponentStatusList{} },
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			column("Status", "string", "Status of the component conditions"),
-			column("Message", "string", "Message of the component conditions"),
-			column("Error", "string", "Error of the component conditions"),
+			api.Column("Status", "string", "Status of the component conditions"),
+			api.Column("Message", "string", "Message of the component conditions"),
+			api.Column("Error", "string", "Error of the component conditions"),
 		},
 		Row: func(cs *corev1.ComponentStatus) []any {
 			status, message, problem := "Unknown", "", ""

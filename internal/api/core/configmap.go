@@ -40,7 +40,7 @@ func configMap() api.Kind[*corev1.ConfigMap] {
 		Update: api.KindUpdate[*corev1.ConfigMap]{AsNew: true, Validate: validateConfigMapUpdate},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			column("Data", "string", corev1.ConfigMap{}.SwaggerDoc()["data"]),
+			api.Column("Data", "string", corev1.ConfigMap{}.SwaggerDoc()["data"]),
 			api.AgeColumn,
 		},
 		Row: func(cm *corev1.ConfigMap) []any {

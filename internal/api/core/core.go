@@ -3,8 +3,6 @@
 package core
 
 import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/core/pod"
 )
@@ -30,14 +28,4 @@ func Resources() []*api.Resource {
 		limitRange().Resource(),
 		componentStatus().Resource(),
 	}
-}
-
-// column is a table column without a format.
-func column(name, typ, description string) metav1.TableColumnDefinition {
-	return metav1.TableColumnDefinition{Name: name, Type: typ, Description: description}
-}
-
-// wideColumn is a column that kubectl shows with -o wide alone.
-func wideColumn(name, typ, description string) metav1.TableColumnDefinition {
-	return metav1.TableColumnDefinition{Name: name, Type: typ, Description: description, Priority: 1}
 }

@@ -54,7 +54,7 @@ func endpoints() api.Kind[*corev1.Endpoints] {
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			column("Endpoints", "string", corev1.Endpoints{}.SwaggerDoc()["subsets"]),
+			api.Column("Endpoints", "string", corev1.Endpoints{}.SwaggerDoc()["subsets"]),
 			api.AgeColumn,
 		},
 		Row: func(ep *corev1.Endpoints) []any {

@@ -44,7 +44,7 @@ func limitRange() api.Kind[*corev1.LimitRange] {
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			column("Created At", "string", metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]),
+			api.Column("Created At", "string", metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]),
 		},
 		Row: func(l *corev1.LimitRange) []any {
 			return []any{l.Name, l.CreationTimestamp.UTC().Format(time.RFC3339)}

@@ -92,7 +92,7 @@ func namespace() api.Kind[*corev1.Namespace] {
 		FieldNames: []string{"name", "status.phase"},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			column("Status", "string", "The status of the namespace"),
+			api.Column("Status", "string", "The status of the namespace"),
 			api.AgeColumn,
 		},
 		Row: func(ns *corev1.Namespace) []any {

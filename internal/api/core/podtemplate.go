@@ -51,9 +51,9 @@ func podTemplate() api.Kind[*corev1.PodTemplate] {
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			column("Containers", "string", "Names of each container in the template."),
-			column("Images", "string", "Images referenced by each container in the template."),
-			column("Pod Labels", "string", "The labels for the pod template."),
+			api.Column("Containers", "string", "Names of each container in the template."),
+			api.Column("Images", "string", "Images referenced by each container in the template."),
+			api.Column("Pod Labels", "string", "The labels for the pod template."),
 		},
 		Row: func(t *corev1.PodTemplate) []any {
 			names, images := formatContainers(t.Template.Spec.Containers)

@@ -91,13 +91,13 @@ func replicationController() api.Kind[*corev1.ReplicationController] {
 		FieldNames: []string{"status.replicas"},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			column("Desired", "integer", spec["replicas"]),
-			column("Current", "integer", status["replicas"]),
-			column("Ready", "integer", status["readyReplicas"]),
+			api.Column("Desired", "integer", spec["replicas"]),
+			api.Column("Current", "integer", status["replicas"]),
+			api.Column("Ready", "integer", status["readyReplicas"]),
 			api.AgeColumn,
-			wideColumn("Containers", "string", "Names of each container in the template."),
-			wideColumn("Images", "string", "Images referenced by each container in the template."),
-			wideColumn("Selector", "string", spec["selector"]),
+			api.WideColumn("Containers", "string", "Names of each container in the template."),
+			api.WideColumn("Images", "string", "Images referenced by each container in the template."),
+			api.WideColumn("Selector", "string", spec["selector"]),
 		},
 		Row: func(rc *corev1.ReplicationController) []any {
 			var containers []corev1.Container

@@ -68,8 +68,8 @@ func resourceQuota() api.Kind[*corev1.ResourceQuota] {
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			column("Request", "string", "Request represents a minimum amount of cpu/memory that a container may consume."),
-			column("Limit", "string", "Limits control the maximum amount of cpu/memory that a container may use independent of contention on the node."),
+			api.Column("Request", "string", "Request represents a minimum amount of cpu/memory that a container may consume."),
+			api.Column("Limit", "string", "Limits control the maximum amount of cpu/memory that a container may use independent of contention on the node."),
 			api.AgeColumn,
 		},
 		Row: quotaRow,

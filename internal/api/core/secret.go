@@ -39,8 +39,8 @@ func secret() api.Kind[*corev1.Secret] {
 		FieldNames: []string{"type"},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			column("Type", "string", corev1.Secret{}.SwaggerDoc()["type"]),
-			column("Data", "string", corev1.Secret{}.SwaggerDoc()["data"]),
+			api.Column("Type", "string", corev1.Secret{}.SwaggerDoc()["type"]),
+			api.Column("Data", "string", corev1.Secret{}.SwaggerDoc()["data"]),
 			api.AgeColumn,
 		},
 		Row: func(s *corev1.Secret) []any {

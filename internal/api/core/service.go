@@ -81,12 +81,12 @@ func service() api.Kind[*corev1.Service] {
 		FieldNames: []string{"spec.clusterIP", "spec.type"},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			column("Type", "string", doc["type"]),
-			column("Cluster-IP", "string", doc["clusterIP"]),
-			column("External-IP", "string", doc["externalIPs"]),
-			column("Port(s)", "string", doc["ports"]),
+			api.Column("Type", "string", doc["type"]),
+			api.Column("Cluster-IP", "string", doc["clusterIP"]),
+			api.Column("External-IP", "string", doc["externalIPs"]),
+			api.Column("Port(s)", "string", doc["ports"]),
 			api.AgeColumn,
-			wideColumn("Selector", "string", doc["selector"]),
+			api.WideColumn("Selector", "string", doc["selector"]),
 		},
 		Row: serviceRow,
 	}
