@@ -41,7 +41,7 @@ func (h *Host) fillMessage(pod *v1.Pod, c *podstate.Container, known *podstate.C
 	}
 	if text != "" {
 		c.Message = text
-	} else if known := findStatus(&pod.Status, c.Name); known != nil && c.Message == "" {
+	} else if known := podstate.StatusOf(&pod.Status, c.Name); known != nil && c.Message == "" {
 		// The file went with the pod's directory.
 		if t := known.State.Terminated; t != nil && t.ContainerID == h.RuntimeName+"://"+c.ID {
 			c.Message = t.Message

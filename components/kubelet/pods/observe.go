@@ -178,17 +178,6 @@ func (w *worker) input(now time.Time) podstate.Input {
 	return podstate.Input{Pod: w.pod, Observed: &w.obs, Health: health, Slots: w.slots, Now: now, CrashMax: w.host.CrashMax, RestartingAll: w.restarting}
 }
 
-func findStatus(s *v1.PodStatus, name string) *v1.ContainerStatus {
-	for _, list := range [][]v1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses, s.EphemeralContainerStatuses} {
-		for i := range list {
-			if list[i].Name == name {
-				return &list[i]
-			}
-		}
-	}
-	return nil
-}
-
 // ips are the pod's addresses. The caller holds mu.
 func (w *worker) ips() []string {
 	if w.pod.Spec.HostNetwork {

@@ -135,7 +135,7 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 		if _, ok := w.actuated[r.name]; ok {
 			continue
 		}
-		if s := findStatus(w.report.last, r.name); s != nil && s.Resources != nil {
+		if s := podstate.StatusOf(w.report.last, r.name); s != nil && s.Resources != nil {
 			w.actuated[r.name] = *s.Resources
 		}
 	}

@@ -459,7 +459,7 @@ func (w *worker) syncProbes() {
 				w.host.event(pod, name, warning, reason, message)
 			},
 		}
-		if known := findStatus(w.report.last, name); known != nil && known.ContainerID == w.host.RuntimeName+"://"+st.ID {
+		if known := podstate.StatusOf(w.report.last, name); known != nil && known.ContainerID == w.host.RuntimeName+"://"+st.ID {
 			o.KnownStarted = known.Started != nil && *known.Started
 			o.KnownReady = known.Ready
 		}

@@ -82,7 +82,7 @@ func (in *Input) nextAttempt(name string) uint32 {
 	if n := in.Slots[name].Next; next == 0 && n > 0 {
 		return n
 	}
-	if st := statusOf(&in.Pod.Status, name); st != nil && st.ContainerID != "" && uint32(max(st.RestartCount, 0)) >= next {
+	if st := StatusOf(&in.Pod.Status, name); st != nil && st.ContainerID != "" && uint32(max(st.RestartCount, 0)) >= next {
 		if next == 0 {
 			next = uint32(st.RestartCount) + 1
 		}
@@ -93,7 +93,9 @@ func (in *Input) nextAttempt(name string) uint32 {
 	return next
 }
 
-func statusOf(s *v1.PodStatus, name string) *v1.ContainerStatus {
+// StatusOf returns the status of the container of that name, of whichever kind it is;
+// nil if there is none. It is part of s.
+func StatusOf(s *v1.PodStatus, name string) *v1.ContainerStatus {
 	for _, list := range [][]v1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses, s.EphemeralContainerStatuses} {
 		for i := range list {
 			if list[i].Name == name {

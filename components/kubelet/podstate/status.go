@@ -180,7 +180,7 @@ const unknownStatus = "ContainerStatusUnknown"
 
 // container makes the status of one container.
 func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.ContainerStatus {
-	old := statusOf(in.Last, c.Name)
+	old := StatusOf(in.Last, c.Name)
 	latest := in.Observed.Latest(c.Name)
 	waiting := &v1.ContainerStateWaiting{Reason: "ContainerCreating"}
 	if hasInit {
