@@ -21,6 +21,8 @@ type forwarder struct {
 	// away take all memory, and names of the cluster with it; zero: nothing does.
 	most    int32
 	waiting atomic.Int32
+	// memory answers what was asked of late; it may be nil.
+	memory *memory
 }
 
 // mostWaiting is as in the usual configuration of CoreDNS.
@@ -30,7 +32,7 @@ const mostWaiting = 1000
 // here are left out: loopback (a stub on the node would be this pod's own
 // loopback) and the addresses in not.
 func newForwarder(resolvConf string, not []netip.Addr) (*forwarder, error) {
-	f := &forwarder{timeout: 2 * time.Second, most: mostWaiting}
+	f := &forwarder{timeout: 2 * time.Second, most: mostWaiting, memory: newMemory()}
 	config, err := dns.ClientConfigFromFile(resolvConf)
 	if err != nil {
 		return nil, fmt.Errorf("reading the upstream name servers: %w", err)
@@ -64,9 +66,21 @@ func rcodeOf(err error) int {
 	return dns.RcodeServerFailure
 }
 
-// exchange asks the upstreams, from a random one on, until one answers; over
-// TCP where the question came so or the answer was cut short.
+// exchange answers from memory, or asks the upstreams.
 func (f *forwarder) exchange(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
+	if answer := f.memory.answer(query); answer != nil {
+		return answer, nil
+	}
+	answer, err := f.ask(ctx, query, tcp)
+	if err == nil {
+		f.memory.keep(query, answer)
+	}
+	return answer, err
+}
+
+// ask asks the upstreams, from a random one on, until one answers; over TCP where
+// the question came so or the answer was cut short.
+func (f *forwarder) ask(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
 	if len(f.upstreams) == 0 {
 		return nil, errNoUpstream
 	}

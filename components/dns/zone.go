@@ -115,7 +115,9 @@ func (z *zone) service(name string, qtype uint16, labels []string) reply {
 			return z.headless(name, qtype, svc, "", "", "")
 		}
 		return z.clusterIP(name, qtype, svc, "", "")
-	case n == 3 && isHeadless(svc):
+	case n == 3:
+		// The specification asks for names of endpoints of headless services;
+		// CoreDNS has those of all, and people rely on it.
 		return z.headless(name, qtype, svc, labels[0], "", "")
 	case n == 4 && strings.HasPrefix(labels[0], "_") && strings.HasPrefix(labels[1], "_"):
 		port, protocol := labels[0][1:], labels[1][1:]
@@ -162,17 +164,16 @@ func (z *zone) clusterIP(name string, qtype uint16, svc *corev1.Service, port, p
 }
 
 // headless answers from the endpoints: those of one host name when it is
-// given, those with a port for SRV.
+// given, those with a port for SRV. While nothing is ready there is no such name,
+// the service's own included.
 func (z *zone) headless(name string, qtype uint16, svc *corev1.Service, host, port, protocol string) reply {
 	var r reply
-	// The service itself exists even while nothing is ready behind it.
-	r.exists = host == "" && port == ""
 	seen := map[string]bool{}
 	base := svc.Name + "." + svc.Namespace + ".svc." + z.domain
 	for _, slice := range z.source.Slices(svc.Namespace, svc.Name) {
 		for i := range slice.Endpoints {
 			endpoint := &slice.Endpoints[i]
-			if !svc.Spec.PublishNotReadyAddresses && endpoint.Conditions.Ready != nil && !*endpoint.Conditions.Ready {
+			if !published(svc, endpoint) {
 				continue
 			}
 			for _, ip := range endpoint.Addresses {
@@ -213,6 +214,11 @@ func (z *zone) headless(name string, qtype uint16, svc *corev1.Service, host, po
 		}
 	}
 	return r
+}
+
+// published tells whether an endpoint has names.
+func published(svc *corev1.Service, e *discoveryv1.Endpoint) bool {
+	return svc.Spec.PublishNotReadyAddresses || e.Conditions.Ready == nil || *e.Conditions.Ready
 }
 
 // portMatches compares with what was asked for, where "" asks for any port.
@@ -274,7 +280,7 @@ func (z *zone) reverse(name string, qtype uint16) reply {
 			for _, address := range slice.Endpoints[i].Addresses {
 				// Only names that also lead back: those of headless
 				// services, or that a pod was given.
-				if address == ip && (isHeadless(svc) || slice.Endpoints[i].Hostname != nil) {
+				if address == ip && published(svc, &slice.Endpoints[i]) && (isHeadless(svc) || slice.Endpoints[i].Hostname != nil) {
 					targets = append(targets, endpointName(&slice.Endpoints[i], ip)+"."+service+"."+slice.Namespace+".svc."+z.domain)
 				}
 			}

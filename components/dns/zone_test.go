@@ -60,6 +60,12 @@ func objects() []runtime.Object {
 			{Addresses: []string{"10.244.0.6"}},
 			{Addresses: []string{"10.244.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}},
 		}, port),
+		&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "starts"},
+			Spec:       corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone},
+		},
+		slice("starts", []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}}}, port),
+		slice("web", []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.4"}, Hostname: ptr("web-0")}}, port),
 		slice("early", []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.8"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}}}),
 	}
 }
@@ -137,6 +143,13 @@ func TestSpecification(t *testing.T) {
 		{"alias.default.svc.cluster.local.", dns.TypeA, 0, "A 10.96.0.7, CNAME web.default.svc.cluster.local."},
 		{"10-244-0-77.default.pod.cluster.local.", dns.TypeA, 0, "A 10.244.0.77"},
 		{"x.default.pod.cluster.local.", dns.TypeA, dns.RcodeNameError, ""},
+		{"starts.default.svc.cluster.local.", dns.TypeA, dns.RcodeNameError, ""},
+		{"db.default.svc.cluster.local.", dns.TypeAAAA, 0, ""},
+		{"web-0.web.default.svc.cluster.local.", dns.TypeA, 0, "A 10.244.0.4"},
+		{"10-244-0-4.web.default.svc.cluster.local.", dns.TypeA, dns.RcodeNameError, ""},
+		{"4.0.244.10.in-addr.arpa.", dns.TypePTR, 0, "PTR web-0.web.default.svc.cluster.local."},
+		{"9.0.244.10.in-addr.arpa.", dns.TypePTR, dns.RcodeServerFailure, ""},
+		{"8.0.244.10.in-addr.arpa.", dns.TypePTR, 0, "PTR 10-244-0-8.early.default.svc.cluster.local."},
 		{"dns-version.cluster.local.", dns.TypeTXT, 0, `TXT "1.1.0"`},
 		{"7.0.96.10.in-addr.arpa.", dns.TypePTR, 0, "PTR web.default.svc.cluster.local."},
 		{"5.0.244.10.in-addr.arpa.", dns.TypePTR, 0, "PTR db-0.db.default.svc.cluster.local."},

@@ -1,0 +1,101 @@
+package dns
+
+import (
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// TestMemory: an answer is given again while it is true, to whoever asks the same.
+func TestMemory(t *testing.T) {
+	now := time.Unix(1000, 0)
+	m := newMemory()
+	m.now = func() time.Time { return now }
+	query := func(name string, change ...func(*dns.Msg)) *dns.Msg {
+		q := new(dns.Msg)
+		q.SetQuestion(name, dns.TypeA)
+		for _, f := range change {
+			f(q)
+		}
+		return q
+	}
+	reply := func(q *dns.Msg, rcode int, answer, authority string) *dns.Msg {
+		a := new(dns.Msg)
+		a.SetRcode(q, rcode)
+		for text, section := range map[string]*[]dns.RR{answer: &a.Answer, authority: &a.Ns} {
+			if text == "" {
+				continue
+			}
+			rr, err := dns.NewRR(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			*section = []dns.RR{rr}
+		}
+		return a
+	}
+	const soa = "example. 60 IN SOA ns.example. me.example. 1 1 1 1 7"
+	for name, c := range map[string]struct {
+		rcode             int
+		answer, authority string
+		kept              time.Duration
+	}{
+		"short.":    {dns.RcodeSuccess, "short. 9 IN A 192.0.2.1", "", 9 * time.Second},
+		"long.":     {dns.RcodeSuccess, "long. 900 IN A 192.0.2.1", "", longestKept},
+		"never.":    {dns.RcodeSuccess, "never. 0 IN A 192.0.2.1", "", 0},
+		"none.":     {dns.RcodeNameError, "", soa, 7 * time.Second},
+		"nothing.":  {dns.RcodeSuccess, "", soa, 7 * time.Second},
+		"not-said.": {dns.RcodeNameError, "", "", 0},
+		"broken.":   {dns.RcodeServerFailure, "", soa, 0},
+	} {
+		now = time.Unix(1000, 0)
+		q := query(name)
+		m.keep(q, reply(q, c.rcode, c.answer, c.authority))
+		if c.kept == 0 {
+			if m.answer(q) != nil {
+				t.Errorf("%s is remembered", name)
+			}
+			continue
+		}
+		now = now.Add(c.kept - time.Second)
+		again := query(name)
+		got := m.answer(again)
+		if got == nil || got.Id != again.Id || got.Rcode != c.rcode {
+			t.Errorf("%s: %v", name, got)
+			continue
+		}
+		if len(got.Answer) > 0 && name == "short." && got.Answer[0].Header().Ttl != 1 {
+			t.Errorf("%s: %v is left", name, got.Answer[0])
+		}
+		now = now.Add(time.Second)
+		if m.answer(query(name)) != nil {
+			t.Errorf("%s is remembered for too long", name)
+		}
+	}
+	now = time.Unix(1000, 0)
+	q := query("short.")
+	m.keep(q, reply(q, dns.RcodeSuccess, "short. 9 IN A 192.0.2.1", ""))
+	if got := m.answer(query("SHORT.")); got == nil || got.Question[0].Name != "SHORT." {
+		t.Errorf("by another spelling: %v", got)
+	}
+	for name, other := range map[string]*dns.Msg{
+		"type":   query("short.", func(q *dns.Msg) { q.Question[0].Qtype = dns.TypeAAAA }),
+		"DNSSEC": query("short.", func(q *dns.Msg) { q.SetEdns0(4096, true) }),
+		"options": query("short.", func(q *dns.Msg) {
+			q.SetEdns0(4096, false)
+			q.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_NSID{Code: dns.EDNS0NSID}}
+		}),
+	} {
+		if m.answer(other) != nil {
+			t.Errorf("another %s has the same answer", name)
+		}
+	}
+	for i := range mostKept + 10 {
+		q := query(dns.Fqdn(time.Unix(int64(i), 0).UTC().Format("20060102150405")))
+		m.keep(q, reply(q, dns.RcodeSuccess, q.Question[0].Name+" 9 IN A 192.0.2.1", ""))
+	}
+	if len(m.answers) > mostKept {
+		t.Errorf("%d answers are remembered", len(m.answers))
+	}
+}
