@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -70,6 +71,14 @@ func newExtender(cfg *configv1.Extender) (*extender, error) {
 			conf.Certificates = []tls.Certificate{pair}
 		}
 		transport.TLSClientConfig = conf
+	}
+	if conf := transport.TLSClientConfig; cfg.EnableHTTPS && (conf == nil || conf.RootCAs == nil) {
+		// Without a CA there is nobody to vouch for it, as upstream.
+		if conf == nil {
+			conf = &tls.Config{MinVersion: tls.VersionTLS12}
+			transport.TLSClientConfig = conf
+		}
+		conf.InsecureSkipVerify = true
 	}
 	timeout := cfg.HTTPTimeout.Duration
 	if timeout == 0 {
@@ -197,6 +206,84 @@ func (e *extender) bind(ctx context.Context, b *corev1.Binding) error {
 		err = fmt.Errorf("extender %s: %s", e.cfg.URLPrefix, result.Error)
 	}
 	return err
+}
+
+// preempt asks the extender whose eviction from which of the nodes it agrees to; it
+// may leave out nodes, and name other pods of theirs.
+func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, found []*victims, now time.Time) ([]*victims, error) {
+	args := extenderv1.ExtenderPreemptionArgs{Pod: pod}
+	nodes := map[string]*state.Node{}
+	for _, v := range found {
+		nodes[v.node.Name] = v.node
+		if e.cfg.NodeCacheCapable {
+			meta := &extenderv1.MetaVictims{Pods: []*extenderv1.MetaPod{}, NumPDBViolations: int64(v.violations)}
+			for _, p := range v.pods {
+				meta.Pods = append(meta.Pods, &extenderv1.MetaPod{UID: string(p.Object.UID)})
+			}
+			if args.NodeNameToMetaVictims == nil {
+				args.NodeNameToMetaVictims = map[string]*extenderv1.MetaVictims{}
+			}
+			args.NodeNameToMetaVictims[v.node.Name] = meta
+			continue
+		}
+		whole := &extenderv1.Victims{Pods: []*corev1.Pod{}, NumPDBViolations: int64(v.violations)}
+		for _, p := range v.pods {
+			whole.Pods = append(whole.Pods, p.Object)
+		}
+		if args.NodeNameToVictims == nil {
+			args.NodeNameToVictims = map[string]*extenderv1.Victims{}
+		}
+		args.NodeNameToVictims[v.node.Name] = whole
+	}
+	// The answer is by UID, whichever way it was asked.
+	var result extenderv1.ExtenderPreemptionResult
+	if err := e.call(ctx, e.cfg.PreemptVerb, &args, &result); err != nil {
+		return nil, err
+	}
+	var left []*victims
+	for name, meta := range result.NodeNameToMetaVictims {
+		n := nodes[name]
+		if n == nil {
+			return nil, fmt.Errorf("extender: %s claims to preempt pods on node %s, which was not among those it was asked about", e.cfg.URLPrefix, name)
+		}
+		if meta == nil || len(meta.Pods) == 0 {
+			if e.cfg.Ignorable {
+				continue
+			}
+			return nil, fmt.Errorf("expected at least one victim pod on node %q", name)
+		}
+		v := &victims{node: n, violations: int(meta.NumPDBViolations)}
+		for _, m := range meta.Pods {
+			i := slices.IndexFunc(n.Pods, func(p *state.Pod) bool { return m != nil && string(p.Object.UID) == m.UID })
+			if i < 0 {
+				return nil, fmt.Errorf("extender: %s claims to preempt pod (UID: %v) on node: %s, but the pod is not found on that node", e.cfg.URLPrefix, m, name)
+			}
+			v.pods = append(v.pods, n.Pods[i])
+		}
+		slices.SortStableFunc(v.pods, func(a, b *state.Pod) int { return byImportance(a, b, now) })
+		left = append(left, v)
+	}
+	return left, nil
+}
+
+// extendPreempt asks all extenders, one after the other, which of the nodes may be
+// made room on, and by whose eviction.
+func (s *Scheduler) extendPreempt(ctx context.Context, pod *corev1.Pod, found []*victims, now time.Time) ([]*victims, error) {
+	for _, e := range s.extended {
+		if e.cfg.PreemptVerb == "" || !e.interested(pod) || len(found) == 0 {
+			continue
+		}
+		left, err := e.preempt(ctx, pod, found, now)
+		if err != nil {
+			if e.cfg.Ignorable {
+				s.cfg.Log.Warn("an extender failed that may be ignored", "extender", e.cfg.URLPrefix, "err", err)
+				continue
+			}
+			return nil, err
+		}
+		found = left
+	}
+	return found, nil
 }
 
 // extendFilter asks all extenders which of the nodes fit, and notes in failed why

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -131,5 +132,74 @@ func TestExtenderAmong(t *testing.T) {
 	}
 	if len(got.victims) != 1 || got.victims[0].Name != "large" {
 		t.Errorf("victims %v", got.victims)
+	}
+}
+
+// TestExtenderPreempts: an extender has a say on who is evicted from where.
+func TestExtenderPreempts(t *testing.T) {
+	meta := func(uids ...string) *extenderv1.MetaVictims {
+		v := &extenderv1.MetaVictims{}
+		for _, uid := range uids {
+			v.Pods = append(v.Pods, &extenderv1.MetaPod{UID: uid})
+		}
+		return v
+	}
+	type answer map[string]*extenderv1.MetaVictims
+	for name, c := range map[string]struct {
+		answer          answer // nil: it fails
+		ignorable, byID bool
+		want            string // "victim of node", or how the message ends
+	}{
+		"one of two":            {answer{"b": meta("low-b")}, false, true, "low-b of b"},
+		"asked with whole pods": {answer{"a": meta("low-a")}, false, false, "low-a of a"},
+		"another pod":           {answer{"a": meta("lower-a")}, false, true, "lower-a of a"},
+		"no node":               {answer{}, false, true, "preemption: no candidate node for preemption"},
+		"nobody":                {answer{"a": meta()}, false, true, `preemption: expected at least one victim pod on node "a"`},
+		"nobody, ignored":       {answer{"a": meta(), "b": meta("low-b")}, true, true, "low-b of b"},
+		"a stranger":            {answer{"a": meta("low-b")}, false, true, "but the pod is not found on that node"},
+		"fails":                 {nil, false, true, "code 500"},
+		"fails, ignored":        {nil, true, true, "low-a of a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newIdle(t)
+			var asked extenderv1.ExtenderPreemptionArgs
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_ = json.NewDecoder(r.Body).Decode(&asked)
+				if c.answer == nil {
+					http.Error(w, "", http.StatusInternalServerError)
+					return
+				}
+				_ = json.NewEncoder(w).Encode(extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: c.answer})
+			}))
+			defer server.Close()
+			e, err := newExtender(&configv1.Extender{URLPrefix: server.URL, PreemptVerb: "preempt", NodeCacheCapable: c.byID, Ignorable: c.ignorable})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.extended = []*extender{e}
+			on := func(node string, more int32) func(*corev1.Pod) {
+				return func(p *corev1.Pod) { p.Spec.NodeName, p.Spec.Priority = node, &more }
+			}
+			for _, n := range []string{"a", "b"} {
+				s.inbox.put(message{node: node(n)})
+			}
+			// The gentlest would be a's.
+			s.inbox.put(message{pod: pod("low-a", requests("3"), on("a", 1))})
+			s.inbox.put(message{pod: pod("lower-a", requests("0"), on("a", 0))})
+			s.inbox.put(message{pod: pod("low-b", requests("3"), on("b", 2))})
+			s.inbox.put(message{pod: pod("p", requests("3"), func(p *corev1.Pod) { p.Spec.Priority = new(int32(9)) })})
+			s.takeIn()
+			d := s.attempt(t.Context(), s.queue.pop(time.Now()))
+			if (len(asked.NodeNameToMetaVictims) == 2) != c.byID || (len(asked.NodeNameToVictims) == 2) == c.byID || asked.Pod == nil || asked.Pod.Name != "p" {
+				t.Errorf("asked %+v", asked)
+			}
+			got := d.unfit
+			if len(d.victims) == 1 {
+				got = d.victims[0].Name + " of " + d.victims[0].Spec.NodeName
+			}
+			if !strings.HasSuffix(got, c.want) {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+		})
 	}
 }

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -48,12 +49,22 @@ type victims struct {
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/
 func preempt(failed *unfit, p *plugins.DefaultPreemption, budgets []*budget, now time.Time) *victims {
+	v, _ := preemptAmong(failed, p, budgets, now, func(found []*victims) ([]*victims, error) { return found, nil })
+	return v
+}
+
+// errNoCandidate is that extenders let nobody be evicted.
+var errNoCandidate = errors.New("no candidate node for preemption")
+
+// preemptAmong is preempt among what narrow leaves of the nodes where it would help,
+// of which there is at least one. The error is narrow's, or that it left none.
+func preemptAmong(failed *unfit, p *plugins.DefaultPreemption, budgets []*budget, now time.Time, narrow func([]*victims) ([]*victims, error)) (*victims, error) {
 	if failed.search == nil || failed.nodes == 0 {
-		return nil
+		return nil, nil
 	}
 	if why := mayNotPreempt(failed); why != "" {
 		failed.preemption = "preemption: " + why
-		return nil
+		return nil, nil
 	}
 	var found []*victims
 	reasons := map[string]int{}
@@ -76,15 +87,23 @@ func preempt(failed *unfit, p *plugins.DefaultPreemption, budgets []*budget, now
 		}
 	}
 	if len(found) > 0 {
-		v := gentlest(found, now)
+		left, err := narrow(found)
+		if err == nil && len(left) == 0 {
+			err = errNoCandidate
+		}
+		if err != nil {
+			failed.preemption = "preemption: " + err.Error()
+			return nil, err
+		}
+		v := gentlest(left, now)
 		failed.preemption = fmt.Sprintf("preemption: found a potential placement for pod on node %s, preempting %d victims", v.node.Name, len(v.pods))
-		return v
+		return v, nil
 	}
 	if rest := failed.nodes - len(failed.resolvable); rest > 0 {
 		reasons["Preemption is not helpful for scheduling"] += rest
 	}
 	failed.preemption = "preemption: " + fitText(failed.nodes, reasons)
-	return nil
+	return nil, nil
 }
 
 // mayNotPreempt tells why the pod may not have others evicted.

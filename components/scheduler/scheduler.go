@@ -240,12 +240,12 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	node, failed := s.find(ctx, cycle, profile)
 	s.metrics.algorithm.Observe(time.Since(start).Seconds())
 	if node == nil {
-		s.fail(d, info, failed, profile)
+		s.fail(ctx, d, info, failed, profile)
 		return d
 	}
 	r, err := reserve(cycle, profile.Plugins.Filter, node)
 	if err != nil {
-		s.fail(d, info, &unfit{err: err}, profile)
+		s.fail(ctx, d, info, &unfit{err: err}, profile)
 		return d
 	}
 	d.reservation = r
@@ -275,7 +275,7 @@ func (s *Scheduler) find(ctx context.Context, cycle *framework.Cycle, profile *P
 
 // fail decides what becomes of a pod that fits nowhere: it waits, and others may
 // be evicted for it.
-func (s *Scheduler) fail(d *decision, info *state.Pod, failed *unfit, profile *Profile) {
+func (s *Scheduler) fail(ctx context.Context, d *decision, info *state.Pod, failed *unfit, profile *Profile) {
 	now := time.Now()
 	pod := d.pod
 	d.failed = failed.err != nil
@@ -303,10 +303,19 @@ func (s *Scheduler) fail(d *decision, info *state.Pod, failed *unfit, profile *P
 		s.metrics.preemptions.Inc()
 		eligible := mayNotPreempt(failed) == ""
 		began := a.clock()
-		v := preempt(failed, p, s.budgets(), now)
+		v, err := preemptAmong(failed, p, s.budgets(), now, func(found []*victims) ([]*victims, error) {
+			return s.extendPreempt(ctx, pod, found, now)
+		})
 		status := "Unschedulable"
-		if v != nil {
+		switch {
+		case v != nil:
 			status = "Success"
+		case err != nil:
+			// What was nominated stays: nothing says that it does not help any more.
+			eligible = false
+			if !errors.Is(err, errNoCandidate) {
+				status = "Error"
+			}
 		}
 		a.took(p.Name(), "PostFilter", status, began)
 		a.point("PostFilter", status, now)
