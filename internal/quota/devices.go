@@ -1,15 +1,22 @@
 package quota
 
 import (
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
 	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
+
+	"hyperkube/internal/api/validate"
 )
 
 // DeviceClaims is the resource whose devices are limited by their class.
@@ -24,7 +31,156 @@ func CountsDevices(name corev1.ResourceName) bool {
 	return strings.HasSuffix(string(name), corev1.ResourceClaimsPerClass)
 }
 
-func deviceClaims(list generic.ListFuncByNamespace) quota.Evaluator {
+// extendedRequest tells whether a name is that of an extended resource's requests.
+func extendedRequest(name corev1.ResourceName) bool {
+	s := string(name)
+	return strings.HasPrefix(s, requestsPrefix) && (!validate.IsNative(name) || strings.HasPrefix(s, corev1.ResourceImplicitExtendedClaimsPerClass))
+}
+
+// MayCountDevices tells whether devices that claims ask for may count as what a name
+// limits: those of a class, or of the extended resource that it stands for.
+func MayCountDevices(name corev1.ResourceName) bool {
+	return CountsDevices(name) || extendedRequest(name)
+}
+
+// Devices is what the devices of claims are measured by besides the claims. What it
+// returns is not written to.
+type Devices struct {
+	Classes func() ([]*resourcev1.DeviceClass, error)
+	// Pod may return nil for one that is not there.
+	Pod func(namespace, name string) (*corev1.Pod, error)
+	// Claims are those of a namespace.
+	Claims func(namespace string) ([]*resourcev1.ResourceClaim, error)
+	Now    func() time.Time
+}
+
+// Claims makes the evaluator of claims of devices, whose devices count as the
+// extended resources that their classes stand for, too.
+//
+// https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#extended-resource
+func Claims(list generic.ListFuncByNamespace, devices Devices) quota.Evaluator {
+	e := deviceClaims(list)
+	names, usage := e.names, e.usage
+	e.names = func(in []corev1.ResourceName) []corev1.ResourceName {
+		out := names(in)
+		var extended map[string]string
+		for _, n := range in {
+			if !extendedRequest(n) {
+				continue
+			}
+			if extended == nil {
+				var err error
+				if extended, err = devices.extended(); err != nil {
+					return out
+				}
+			}
+			class, implicit := strings.CutPrefix(string(n), corev1.ResourceImplicitExtendedClaimsPerClass)
+			if implicit && extended[class] != "" || slices.Contains(slices.Collect(maps.Values(extended)), strings.TrimPrefix(string(n), requestsPrefix)) {
+				out = append(out, n)
+			}
+		}
+		return out
+	}
+	e.usage = func(item runtime.Object) (corev1.ResourceList, error) {
+		used, err := usage(item)
+		if err != nil {
+			return nil, err
+		}
+		return used, devices.add(used, item)
+	}
+	return e
+}
+
+// extended returns the extended resource of each class that stands for one.
+func (d Devices) extended() (map[string]string, error) {
+	classes, err := d.Classes()
+	if err != nil {
+		return nil, fmt.Errorf("listing device classes: %w", err)
+	}
+	out := map[string]string{}
+	for _, c := range classes {
+		if n := c.Spec.ExtendedResourceName; n != nil && *n != "" {
+			out[c.Name] = *n
+		}
+	}
+	return out, nil
+}
+
+// add counts the devices of a claim by the names of their extended resources, less
+// what the pod that the claim was made for counts already.
+func (d Devices) add(used corev1.ResourceList, item runtime.Object) error {
+	claim, err := as[*resourcev1.ResourceClaim](item)
+	if err != nil {
+		return err
+	}
+	more := corev1.ResourceList{}
+	var extended map[string]string
+	for name, q := range used {
+		class, ok := strings.CutSuffix(string(name), corev1.ResourceClaimsPerClass)
+		if !ok || class == "" {
+			continue
+		}
+		if extended == nil {
+			if extended, err = d.extended(); err != nil {
+				return err
+			}
+		}
+		more[corev1.ResourceName(corev1.ResourceImplicitExtendedClaimsPerClass+class)] = q
+		if n := extended[class]; n != "" {
+			more[corev1.ResourceName(requestsPrefix+n)] = q
+		}
+	}
+	if len(more) == 0 {
+		return nil
+	}
+	counted := d.countedByPod(claim)
+	for name, q := range more {
+		q = q.DeepCopy()
+		if by, ok := counted[name]; ok {
+			q.Sub(by)
+		}
+		if q.Sign() > 0 {
+			used[name] = q
+		}
+	}
+	return nil
+}
+
+// countedByPod is what the pod counts for whose extended resources the scheduler has
+// made a claim; nothing for other claims, nor for what only looks like such a one.
+func (d Devices) countedByPod(claim *resourcev1.ResourceClaim) corev1.ResourceList {
+	owner := metav1.GetControllerOfNoCopy(claim)
+	if claim.Annotations[resourcev1.ExtendedResourceClaimAnnotation] != "true" || owner == nil || owner.Kind != "Pod" || owner.APIVersion != "v1" {
+		return nil
+	}
+	pod, err := d.Pod(claim.Namespace, owner.Name)
+	if err != nil || pod == nil || pod.UID != owner.UID {
+		return nil
+	}
+	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
+		if status.ResourceClaimName != claim.Name {
+			return nil
+		}
+		return podUsage(pod, d.Now())
+	}
+	// It does not say which is its own: the first one is.
+	all, err := d.Claims(claim.Namespace)
+	if err != nil {
+		return nil
+	}
+	for _, other := range all {
+		ref := metav1.GetControllerOfNoCopy(other)
+		if ref == nil || ref.UID != owner.UID || other.Annotations[resourcev1.ExtendedResourceClaimAnnotation] != "true" {
+			continue
+		}
+		if c := other.CreationTimestamp.Compare(claim.CreationTimestamp.Time); c < 0 || c == 0 && other.Name < claim.Name {
+			return nil
+		}
+	}
+	return podUsage(pod, d.Now())
+}
+
+func deviceClaims(list generic.ListFuncByNamespace) *evaluator {
 	return &evaluator{
 		resource: DeviceClaims,
 		list:     list,

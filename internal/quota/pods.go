@@ -63,8 +63,7 @@ func pods(list generic.ListFuncByNamespace, now func() time.Time) quota.Evaluato
 			out := quota.Intersection(in, podNames())
 			for _, n := range in {
 				s := string(n)
-				if strings.HasPrefix(s, hugePages) || strings.HasPrefix(s, requestsHugePages) ||
-					strings.HasPrefix(s, requestsPrefix) && (!validate.IsNative(n) || strings.HasPrefix(s, requestsPrefix+resourcev1.ResourceDeviceClassPrefix)) {
+				if strings.HasPrefix(s, hugePages) || strings.HasPrefix(s, requestsHugePages) || extendedRequest(n) {
 					out = append(out, n)
 				}
 			}

@@ -1,6 +1,8 @@
 package quota
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/admission"
 	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/utils/ptr"
@@ -181,5 +184,72 @@ func TestCalculate(t *testing.T) {
 	got, err := quota.CalculateUsage("ns", nil, hard, reg, nil)
 	if err != nil || !quota.Equals(got, list(t, "pods=1 count/pods=2 secrets=0 requests.cpu=0")) {
 		t.Errorf("%v %v", got, err)
+	}
+}
+
+// TestExtendedDevices: devices of claims count as the extended resources of their
+// classes, but not twice those of a pod for which the scheduler has made the claim.
+func TestExtendedDevices(t *testing.T) {
+	class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}, Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: ptr.To("example.com/gpu")}}
+	other := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic"}}
+	owner := podOf(func(p *corev1.Pod) {
+		p.UID = "p"
+		p.Spec.Containers[0].Resources.Requests = list(t, "example.com/gpu=2")
+	})
+	claimOf := func(name, class string, count int64, change ...func(*resourcev1.ResourceClaim)) *resourcev1.ResourceClaim {
+		c := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+		c.Spec.Devices.Requests = []resourcev1.DeviceRequest{{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{
+			DeviceClassName: class, AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: count,
+		}}}
+		for _, f := range change {
+			f(c)
+		}
+		return c
+	}
+	made := func(uid string) func(*resourcev1.ResourceClaim) {
+		return func(c *resourcev1.ResourceClaim) {
+			c.Annotations = map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"}
+			c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: types.UID(uid), Controller: ptr.To(true)}}
+		}
+	}
+	first, second := claimOf("a", "gpu", 2, made("p")), claimOf("b", "gpu", 2, made("p"))
+	const explicit = "count/resourceclaims.resource.k8s.io=1 gpu.deviceclass.resource.k8s.io/devices=2 requests.deviceclass.resource.kubernetes.io/gpu=2"
+	for name, c := range map[string]struct {
+		claim *resourcev1.ResourceClaim
+		says  string // the claim that the pod says is its own
+		want  string
+	}{
+		"explicit":           {claimOf("x", "gpu", 2), "", explicit + " requests.example.com/gpu=2"},
+		"of no resource":     {claimOf("x", "nic", 3), "", "count/resourceclaims.resource.k8s.io=1 nic.deviceclass.resource.k8s.io/devices=3 requests.deviceclass.resource.kubernetes.io/nic=3"},
+		"made for the pod":   {first, "", explicit},
+		"the second made":    {second, "", explicit + " requests.example.com/gpu=2"},
+		"as the pod says":    {second, "b", explicit},
+		"not as it says":     {first, "b", explicit + " requests.example.com/gpu=2"},
+		"of a pod before it": {claimOf("x", "gpu", 2, made("q")), "", explicit + " requests.example.com/gpu=2"},
+		"more than the pod":  {claimOf("a", "gpu", 5, made("p")), "a", "count/resourceclaims.resource.k8s.io=1 gpu.deviceclass.resource.k8s.io/devices=5 requests.deviceclass.resource.kubernetes.io/gpu=5 requests.example.com/gpu=3"},
+	} {
+		pod := owner.DeepCopy()
+		if c.says != "" {
+			pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: c.says}
+		}
+		e := Claims(nil, Devices{
+			Classes: func() ([]*resourcev1.DeviceClass, error) { return []*resourcev1.DeviceClass{class, other}, nil },
+			Pod:     func(_, _ string) (*corev1.Pod, error) { return pod, nil },
+			Claims: func(string) ([]*resourcev1.ResourceClaim, error) {
+				return []*resourcev1.ResourceClaim{first, second}, nil
+			},
+			Now: clock,
+		})
+		if got, err := e.Usage(c.claim); err != nil || !quota.Equals(got, list(t, c.want)) {
+			t.Errorf("%s: %v %v, want %s", name, got, err, c.want)
+		}
+		names := e.MatchingResources([]corev1.ResourceName{
+			"pods", "requests.cpu", "requests.example.com/gpu", "requests.example.com/tpu", "requests.deviceclass.resource.kubernetes.io/gpu",
+			"requests.deviceclass.resource.kubernetes.io/nic", "nic.deviceclass.resource.k8s.io/devices",
+		})
+		slices.Sort(names)
+		if got := fmt.Sprint(names); got != "[nic.deviceclass.resource.k8s.io/devices requests.deviceclass.resource.kubernetes.io/gpu requests.example.com/gpu]" {
+			t.Errorf("it measures %s", got)
+		}
 	}
 }

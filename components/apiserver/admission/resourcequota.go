@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -126,6 +127,9 @@ func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ 
 	evaluator := p.evaluators.Get(resource)
 	if evaluator == nil {
 		evaluator = quota.Count(resource, nil)
+		if _, ok := a.GetObject().(*resourcev1.ResourceClaim); ok && resource == quota.DeviceClaims {
+			evaluator = quota.Claims(nil, p.devices(ctx))
+		}
 	}
 	if !evaluator.Handles(a) {
 		return nil
@@ -146,6 +150,42 @@ func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ 
 		return err
 	}
 	return p.reserve(ctx, a, evaluator, quotas)
+}
+
+// devices is what claims are measured by: too rarely for informers.
+func (p *resourceQuota) devices(ctx context.Context) quota.Devices {
+	return quota.Devices{
+		Classes: func() ([]*resourcev1.DeviceClass, error) {
+			list, err := p.kube.ResourceV1().DeviceClasses().List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return nil, err
+			}
+			return pointers(list.Items), nil
+		},
+		Pod: func(namespace, name string) (*corev1.Pod, error) {
+			pod, err := p.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil, nil
+			}
+			return pod, err
+		},
+		Claims: func(namespace string) ([]*resourcev1.ResourceClaim, error) {
+			list, err := p.kube.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return nil, err
+			}
+			return pointers(list.Items), nil
+		},
+		Now: time.Now,
+	}
+}
+
+func pointers[T any](items []T) []*T {
+	out := make([]*T, len(items))
+	for i := range items {
+		out[i] = &items[i]
+	}
+	return out
 }
 
 // wait takes the namespace's turn; done gives it back.

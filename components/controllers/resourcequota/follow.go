@@ -8,7 +8,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/metadata/metadatainformer"
@@ -59,7 +62,7 @@ func (c *Controller) follow(ctx context.Context, q *corev1.ResourceQuota) error 
 // measured returns the resource whose objects a name is about, of those that are
 // not counted all along.
 func measured(name corev1.ResourceName) (gr schema.GroupResource, ok bool) {
-	if quota.CountsDevices(name) {
+	if quota.MayCountDevices(name) {
 		return quota.DeviceClaims, true
 	}
 	text, ok := strings.CutPrefix(string(name), countPrefix)
@@ -97,20 +100,50 @@ func (c *Controller) informer(ctx context.Context, gr schema.GroupResource) (cac
 		return nil, err
 	}
 	var i cache.SharedIndexInformer
+	list := func(namespace string) ([]runtime.Object, error) { return in(i, namespace) }
+	e := quota.Count(gr, list)
 	if gr == quota.DeviceClaims && gvr.Version == "v1" {
 		// What they ask for is measured, not only how many there are.
 		i = c.env.Informers.Resource().V1().ResourceClaims().Informer()
+		e = quota.Claims(list, c.devices(i))
 		c.env.Informers.Start(ctx.Done())
 	} else if i, err = c.cfg.Informer(ctx, gvr, kind); err != nil {
 		return nil, err
 	}
-	e := quota.Count(gr, func(namespace string) ([]runtime.Object, error) { return in(i, namespace) })
 	if _, err := i.AddEventHandler(c.replenish(e)); err != nil {
 		return nil, err
 	}
 	c.evaluators.Add(e)
 	c.followed[gr] = i
 	return i, nil
+}
+
+// devices is what claims are measured by.
+func (c *Controller) devices(claims cache.SharedIndexInformer) quota.Devices {
+	classes := c.env.Informers.Resource().V1().DeviceClasses()
+	classes.Informer() // so that it is started
+	pods := c.env.Informers.Core().V1().Pods().Lister()
+	return quota.Devices{
+		Classes: func() ([]*resourcev1.DeviceClass, error) { return classes.Lister().List(labels.Everything()) },
+		Pod: func(namespace, name string) (*corev1.Pod, error) {
+			p, err := pods.Pods(namespace).Get(name)
+			if apierrors.IsNotFound(err) {
+				return nil, nil
+			}
+			return p, err
+		},
+		Claims: func(namespace string) ([]*resourcev1.ResourceClaim, error) {
+			found, err := in(claims, namespace)
+			var out []*resourcev1.ResourceClaim
+			for _, o := range found {
+				if claim, ok := o.(*resourcev1.ResourceClaim); ok {
+					out = append(out, claim)
+				}
+			}
+			return out, err
+		},
+		Now: c.env.Clock.Now,
+	}
 }
 
 // discover finds where gr is, in the version that its group prefers if it is in
