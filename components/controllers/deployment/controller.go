@@ -184,6 +184,9 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	if d.Spec.Paused {
 		return r.scaleOnly(ctx)
 	}
+	if rev, ok := rollbackTo(d); ok {
+		return r.rollback(ctx, rev)
+	}
 	if scaled := r.isScaling(); scaled {
 		return r.scaleOnly(ctx)
 	}

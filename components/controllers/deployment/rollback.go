@@ -1,0 +1,85 @@
+package deployment
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// rollbackTo is the revision that an annotation asks to go back to, 0 for the one
+// before the present; ok is false if none does. It is what became of a field of the
+// Deployments of old, and asked for by clients of these.
+func rollbackTo(d *appsv1.Deployment) (rev int64, ok bool) {
+	rev, err := strconv.ParseInt(d.Annotations[rollbackAnnotation], 10, 64)
+	return rev, err == nil
+}
+
+// rollback gives the Deployment the template and the annotations of a revision. The
+// annotation is taken back in any case, and nothing else is done before that.
+func (r *rollout) rollback(ctx context.Context, rev int64) error {
+	if err := r.find(ctx, true); err != nil {
+		return err
+	}
+	warn := func(reason, message string) { r.env.Events.Event(r.d, corev1.EventTypeWarning, reason, message) }
+	if rev == 0 {
+		if rev = lastRevision(r.all()); rev == 0 {
+			warn("DeploymentRollbackRevisionNotFound", "Unable to find last revision.")
+			return r.rolledBack(ctx)
+		}
+	}
+	i := slices.IndexFunc(r.all(), func(rs *appsv1.ReplicaSet) bool { return revision(rs.Annotations) == rev })
+	if i < 0 {
+		warn("DeploymentRollbackRevisionNotFound", "Unable to find the revision to rollback to.")
+		return r.rolledBack(ctx)
+	}
+	rs := r.all()[i]
+	if sameTemplate(&r.d.Spec.Template, &rs.Spec.Template) {
+		warn("DeploymentRollbackTemplateUnchanged", fmt.Sprintf("The rollback revision contains the same template as current deployment %q", r.d.Name))
+		return r.rolledBack(ctx)
+	}
+	template := rs.Spec.Template.DeepCopy()
+	template.Labels = withoutHash(template.Labels)
+	r.d.Spec.Template = *template
+	// The cause of a change goes with its template: what the ReplicaSet has of
+	// annotations it has from the Deployment of its time.
+	annotations := maps.Clone(r.d.Annotations)
+	maps.DeleteFunc(annotations, func(key, _ string) bool { return !ownAnnotations[key] })
+	for key, value := range rs.Annotations {
+		if !ownAnnotations[key] {
+			annotations[key] = value
+		}
+	}
+	r.d.Annotations = annotations
+	if err := r.rolledBack(ctx); err != nil {
+		return err
+	}
+	r.env.Events.Eventf(r.d, corev1.EventTypeNormal, "DeploymentRollback", "Rolled back deployment %q to revision %d", r.d.Name, rev)
+	return nil
+}
+
+// rolledBack writes the Deployment without what asks for a rollback.
+func (r *rollout) rolledBack(ctx context.Context) error {
+	delete(r.d.Annotations, rollbackAnnotation)
+	_, err := r.env.Kube.AppsV1().Deployments(r.d.Namespace).Update(ctx, r.d, metav1.UpdateOptions{})
+	return err
+}
+
+// lastRevision is the second highest, 0 if there is none.
+func lastRevision(sets []*appsv1.ReplicaSet) int64 {
+	var most, second int64
+	for _, rs := range sets {
+		switch n := revision(rs.Annotations); {
+		case n >= most:
+			most, second = n, most
+		case n > second:
+			second = n
+		}
+	}
+	return second
+}
