@@ -133,6 +133,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 		return err
 	}
 	c.steps.done(began, "controllers and scheduler work")
+	group.Start(background, "ports of controllers and scheduler", c.telling(parts))
 
 	began = time.Now()
 	if err := c.wait(ctx, group, "the container runtime", nil, result(runtime)); err != nil {

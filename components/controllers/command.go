@@ -235,18 +235,14 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 		served <- nil
 	} else {
 		conf := debugserver.Config{
-			Component: "kube-controller-manager",
-			Addr:      net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort)),
-			CertFile:  o.certFile, KeyFile: o.keyFile, ClientCAFile: o.clientCAFile,
-			Metrics: m.Metrics(), Flags: flags, Level: level, NoProfiling: !o.profiling,
+			Addr:     net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort)),
+			CertFile: o.certFile, KeyFile: o.keyFile, ClientCAFile: o.clientCAFile,
+			Flags: flags, Level: level, NoProfiling: !o.profiling,
 		}
 		if cfg.LeaderElect {
 			conf.Live = append(conf.Live, debugserver.Check{Name: leader.HealthName, Check: cfg.Election.Health.Check})
 		}
-		// One that fails ends the process.
-		for _, name := range m.Names() {
-			conf.Live = append(conf.Live, debugserver.Check{Name: name, Check: func() error { return nil }})
-		}
+		conf = m.Server(conf)
 		if o.authenticationKubeconfig != "" || o.authorizationKubeconfig != "" {
 			reviewer, err := clientsFrom(cmp.Or(o.authorizationKubeconfig, o.authenticationKubeconfig))
 			if err != nil {
@@ -274,6 +270,16 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	}
 	own.Informers.Shutdown()
 	return err
+}
+
+// Server completes the configuration of the controllers' secure port.
+func (m *Manager) Server(conf debugserver.Config) debugserver.Config {
+	conf.Component, conf.Metrics = "kube-controller-manager", m.Metrics()
+	// One that fails ends the process.
+	for _, name := range m.Names() {
+		conf.Live = append(conf.Live, debugserver.Check{Name: name, Check: func() error { return nil }})
+	}
+	return conf
 }
 
 func clientsFrom(kubeconfig string) (*client.Clients, error) {

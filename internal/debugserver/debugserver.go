@@ -47,8 +47,9 @@ type Config struct {
 	Checks []Check
 	// Live are what /healthz and /livez ask.
 	Live []Check
-	// Certificate is the serving certificate, in place of files; it may be nil.
-	Certificate *tls.Certificate
+	// Certificate returns the serving certificate of now, in place of files; it
+	// may be nil.
+	Certificate func() (*tls.Certificate, error)
 	// ClientCA has the CAs of client certificates, in place of ClientCAFile; it
 	// may be nil.
 	ClientCA *x509.CertPool
@@ -90,11 +91,16 @@ func New(cfg Config) (*Server, error) {
 		cfg.Metrics = measure.Page()
 	}
 	s := &Server{cfg: cfg, ready: make(chan struct{})}
-	cert, err := s.certificate()
-	if err != nil {
-		return nil, err
+	s.tls = &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
+	if cfg.Certificate != nil {
+		s.tls.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cfg.Certificate() }
+	} else {
+		cert, err := s.certificate()
+		if err != nil {
+			return nil, err
+		}
+		s.tls.Certificates = []tls.Certificate{cert}
 	}
-	s.tls = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}}
 	if cfg.ClientCA != nil {
 		s.tls.ClientCAs, s.tls.ClientAuth = cfg.ClientCA, tls.VerifyClientCertIfGiven
 	} else if cfg.ClientCAFile != "" {
@@ -144,9 +150,6 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 func (s *Server) certificate() (tls.Certificate, error) {
-	if s.cfg.Certificate != nil {
-		return *s.cfg.Certificate, nil
-	}
 	if s.cfg.CertFile != "" {
 		cert, err := tls.LoadX509KeyPair(s.cfg.CertFile, s.cfg.KeyFile)
 		if err != nil {
