@@ -37,7 +37,7 @@ func (w *writer) restoreIfAny(ctx context.Context, input string) error {
 // removal is the input of iptables-restore that takes away what iptables-save
 // shows of service proxies.
 func removal(saved string) string {
-	mine := map[string]bool{rules.Canary: true}
+	mine := map[string]bool{rules.Canary: true, rules.Hint: true}
 	for chain := range rules.Build(rules.Config{}, nil).NAT {
 		mine[chain] = true
 	}

@@ -57,6 +57,9 @@ func TestSourceRangesOfPods(t *testing.T) {
 			})
 		}
 	}
+	if saved := save(t); !strings.Contains(saved, ":KUBE-IPTABLES-HINT -") {
+		t.Error("nothing tells which kind of rules this machine has")
+	}
 	const forward = "FORWARD -m comment --comment 'kubernetes forwarding rules' -j KUBE-FORWARD"
 	for _, command := range []string{"iptables -D " + forward, "iptables -D " + forward + " && iptables -I " + forward} {
 		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil {

@@ -175,7 +175,7 @@ func (w *writer) start(ctx context.Context, set rules.Set) error {
 	}
 	var input strings.Builder
 	input.WriteString(rules.Restore(rules.Leftover(saved), set))
-	input.WriteString("*mangle\n:" + rules.Canary + " - [0:0]\nCOMMIT\n")
+	input.WriteString("*mangle\n:" + rules.Canary + " - [0:0]\n:" + rules.Hint + " - [0:0]\nCOMMIT\n")
 	for _, table := range []string{"filter", "nat"} {
 		if lines := lead(table, saved); lines != "" {
 			input.WriteString("*" + table + "\n" + lines + "COMMIT\n")
@@ -228,7 +228,9 @@ func (w *writer) complete(saved string) bool {
 }
 
 func (w *writer) changes(set rules.Set) []hostchange.Change {
-	changes := []hostchange.Change{{Kind: hostchange.Chain, Name: w.family + " mangle " + rules.Canary}}
+	changes := []hostchange.Change{
+		{Kind: hostchange.Chain, Name: w.family + " mangle " + rules.Canary}, {Kind: hostchange.Chain, Name: w.family + " mangle " + rules.Hint},
+	}
 	for table, chains := range map[string]rules.Table{"nat": set.NAT, "filter": set.Filter} {
 		for chain := range chains {
 			if !perService(chain) {

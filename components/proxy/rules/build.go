@@ -90,6 +90,11 @@ func Build(cfg Config, ports []*Port) Set {
 // removed what is not theirs, and the rest is likely to be gone too.
 const Canary = "KUBE-PROXY-CANARY"
 
+// Hint is a chain of the table mangle by which programs in containers tell whether
+// this machine's rules are legacy or nftables'.
+// https://github.com/kubernetes/enhancements/tree/master/keps/sig-network/3178-iptables-cleanup
+const Hint = "KUBE-IPTABLES-HINT"
+
 type builder struct {
 	cfg         Config
 	nat, filter Table
