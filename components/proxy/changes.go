@@ -37,24 +37,51 @@ func factsOf(n *corev1.Node) nodeFacts {
 	return f
 }
 
-// touch notes that the service of obj, a service or a slice, has changed.
-func (p *Proxy) touch(obj any) {
-	if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = unknown.Obj
+// told takes in a change that the informers tell of: old is nil for what came, and
+// obj for what went.
+func (p *Proxy) told(old, obj any) {
+	if unknown, ok := old.(cache.DeletedFinalStateUnknown); ok {
+		old = unknown.Obj
 	}
+	changes := p.metrics.serviceChanges
+	for _, o := range []any{old, obj} {
+		if _, ok := o.(*discoveryv1.EndpointSlice); ok {
+			changes = p.metrics.endpointChanges
+		}
+	}
+	changes.Inc()
+	if slice, ok := obj.(*discoveryv1.EndpointSlice); ok {
+		before, _ := old.(*discoveryv1.EndpointSlice)
+		p.trigger(before, slice)
+	}
+	p.touch(old)
+	p.touch(obj)
+}
+
+// trigger takes note of when that happened to pods which a slice tells of now; old may
+// be nil.
+func (p *Proxy) trigger(old, slice *discoveryv1.EndpointSlice) {
+	text := slice.Annotations[corev1.EndpointsLastChangeTriggerTime]
+	if old != nil && old.Annotations[corev1.EndpointsLastChangeTriggerTime] == text {
+		return
+	}
+	// Those that were there before are no news.
+	if at, err := time.Parse(time.RFC3339Nano, text); err == nil && at.After(p.started) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.triggered = append(p.triggered, at)
+	}
+}
+
+// touch notes that the ports of the service of obj, a service or a slice, are to be
+// made anew; obj may be nil.
+func (p *Proxy) touch(obj any) {
 	var key string
-	var triggered time.Time
 	switch o := obj.(type) {
 	case *corev1.Service:
 		key = o.Namespace + "/" + o.Name
-		p.metrics.serviceChanges.Inc()
 	case *discoveryv1.EndpointSlice:
 		key = o.Namespace + "/" + o.Labels[discoveryv1.LabelServiceName]
-		p.metrics.endpointChanges.Inc()
-		// Those that were there before are no news.
-		if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil && at.After(p.started) {
-			triggered = at
-		}
 	default:
 		return
 	}
@@ -69,9 +96,6 @@ func (p *Proxy) touch(obj any) {
 	}
 	p.pending[kind][key] = true
 	services, endpoints := len(p.pending[0]), len(p.pending[1])
-	if !triggered.IsZero() {
-		p.triggered = append(p.triggered, triggered)
-	}
 	p.mu.Unlock()
 	p.metrics.queued(services, endpoints)
 	p.wake()

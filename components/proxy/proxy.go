@@ -157,9 +157,9 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	for _, informer := range []cache.SharedIndexInformer{p.services, p.slices} {
 		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc:    p.touch,
-			UpdateFunc: func(old, obj any) { p.touch(old); p.touch(obj) },
-			DeleteFunc: p.touch,
+			AddFunc:    func(obj any) { p.told(nil, obj) },
+			UpdateFunc: p.told,
+			DeleteFunc: func(obj any) { p.told(obj, nil) },
 		})
 		if err != nil {
 			return nil, fmt.Errorf("proxy: preparing informers: %w", err)
