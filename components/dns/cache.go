@@ -115,6 +115,16 @@ func (m *memory) keep(query, answer *dns.Msg) {
 	m.answers[q] = remembered{kept, now, now.Add(min(left, longestKept))}
 }
 
+// forget forgets everything.
+func (m *memory) forget() {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.answers)
+}
+
 // timeToLive is for how long an answer is true by its own account; zero for one that
 // is none, or does not say. That there is nothing is true for as long as the SOA
 // says (RFC 2308).

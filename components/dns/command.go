@@ -54,6 +54,7 @@ func NewCommand() *cobra.Command {
 	flags.StringVar(&cfg.MetricsAddress, "metrics-address", ":9153", "Address of /metrics; empty serves none.")
 	flags.StringVar(&cfg.Domain, "cluster-domain", "cluster.local", "Domain of the cluster.")
 	flags.StringVar(&cfg.ResolvConf, "resolv-conf", "/etc/resolv.conf", "File with the upstream name servers.")
+	flags.StringVar(&cfg.CustomDir, "custom-dir", "", "Folder with the files upstreamNameservers and stubDomains, which say who is asked instead.")
 	flags.StringSliceVar(&own, "not-upstream", nil, "Addresses that are never asked, for they lead back here.")
 	flags.DurationVar(&cfg.Lameduck, "lameduck", 5*time.Second, "How long to answer on, not ready any more, after being told to end.")
 	flags.Uint32Var(&cfg.TTL, "ttl", 5, "Seconds for which an answer may be remembered.")

@@ -21,6 +21,8 @@ type forwarder struct {
 	// away take all memory, and names of the cluster with it; zero: nothing does.
 	most    int32
 	waiting atomic.Int32
+	// custom is who is asked instead of upstreams; nil: nobody.
+	custom atomic.Pointer[custom]
 	// memory answers what was asked of late; it may be nil.
 	memory *memory
 }
@@ -81,7 +83,11 @@ func (f *forwarder) exchange(ctx context.Context, query *dns.Msg, tcp bool) (*dn
 // ask asks the upstreams, from a random one on, until one answers; over TCP where
 // the question came so or the answer was cut short.
 func (f *forwarder) ask(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
-	if len(f.upstreams) == 0 {
+	upstreams := f.upstreams
+	if len(query.Question) == 1 {
+		upstreams = f.custom.Load().servers(query.Question[0].Name, upstreams)
+	}
+	if len(upstreams) == 0 {
 		return nil, errNoUpstream
 	}
 	defer f.waiting.Add(-1)
@@ -89,9 +95,9 @@ func (f *forwarder) ask(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg
 		return nil, errBusy
 	}
 	var errs []error
-	first := rand.IntN(len(f.upstreams))
-	for i := range f.upstreams {
-		upstream := f.upstreams[(first+i)%len(f.upstreams)]
+	first := rand.IntN(len(upstreams))
+	for i := range upstreams {
+		upstream := upstreams[(first+i)%len(upstreams)]
 		network := "udp"
 		if tcp {
 			network = "tcp"

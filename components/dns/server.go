@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/miekg/dns"
@@ -36,6 +37,10 @@ type Config struct {
 	TTL uint32
 	// ResolvConf names the file with the upstream name servers.
 	ResolvConf string
+	// CustomDir is a folder with files that say which other name servers are
+	// asked: the volume of the ConfigMap kube-dns. It may be missing; empty: there
+	// is none.
+	CustomDir string
 	// Lameduck is how long answers go on after Run was told to end, while this
 	// server is not ready any more: until every node has heard that others
 	// answer.
@@ -130,6 +135,11 @@ func (s *Server) Run(told context.Context) error {
 	defer cancel()
 	if !cache.WaitFor(told, "", s.cluster.synced()...) {
 		return nil
+	}
+	if s.cfg.CustomDir != "" {
+		var following sync.WaitGroup
+		following.Go(func() { s.followCustom(ctx) })
+		stops = append(stops, func() { cancel(); following.Wait() })
 	}
 	udp, err := net.ListenPacket("udp", s.cfg.Address)
 	if err != nil {

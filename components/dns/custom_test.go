@@ -1,0 +1,108 @@
+package dns
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// TestCustom: a name is asked of the stub domain that is nearest to it, all else of
+// the upstreams that are named, else of the node's.
+func TestCustom(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own := []string{"192.0.2.1:53"}
+	expect := func(what string, want map[string]string) {
+		t.Helper()
+		c, err := readCustom(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, list := range want {
+			if got := c.servers(name, own); strings.Join(got, " ") != list {
+				t.Errorf("%s: %s is asked of %v, want %s", what, name, got, list)
+			}
+		}
+	}
+	expect("nothing said", map[string]string{"a.example.": own[0]})
+	write(keyStubs, `{"Corp.Example": ["10.0.0.1", "10.0.0.2:5353"], "deep.corp.example.": ["fd00::1"]}`)
+	stubs := map[string]string{
+		"corp.example.": "10.0.0.1:53 10.0.0.2:5353", "A.CORP.example.": "10.0.0.1:53 10.0.0.2:5353", "a.deep.corp.example.": "[fd00::1]:53",
+		"xcorp.example.": own[0], "example.": own[0], ".": own[0],
+	}
+	expect("stubs", stubs)
+	write(keyUpstreams, `["10.9.9.9"]`)
+	for _, name := range []string{"xcorp.example.", "example.", "."} {
+		stubs[name] = "10.9.9.9:53"
+	}
+	expect("stubs and upstreams", stubs)
+	for _, bad := range []string{`{"a": ["ns.example"]}`, `{"a": []}`, `["x"]`, `{`, `{"a..b": ["10.0.0.1"]}`} {
+		write(keyStubs, bad)
+		if c, err := readCustom(dir); err == nil {
+			t.Errorf("%s is taken for %+v", bad, c)
+		}
+	}
+}
+
+// TestFollowCustom: a change is in force without a restart, and one that cannot be
+// read is not.
+func TestFollowCustom(t *testing.T) {
+	dir := t.TempDir()
+	s := &Server{cfg: Config{CustomDir: dir, Log: slog.New(slog.DiscardHandler)}, forward: &forwarder{memory: newMemory()}}
+	ended := make(chan struct{})
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		defer close(ended)
+		s.followCustom(ctx)
+	}()
+	query := new(dns.Msg).SetQuestion("a.example.", dns.TypeA)
+	rr, _ := dns.NewRR("a.example. 60 IN A 192.0.2.1")
+	answer := new(dns.Msg).SetReply(query)
+	answer.Answer = []dns.RR{rr}
+	s.forward.memory.keep(query, answer)
+	put := func(text string) {
+		t.Helper()
+		file := filepath.Join(dir, "new")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file, filepath.Join(dir, keyUpstreams)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"10.0.0.1:53"}
+	// What is written before it watches is read, and what comes later is told.
+	put(`["10.0.0.1"]`)
+	for end := time.Now().Add(time.Minute); !slices.Equal(s.forward.custom.Load().servers("a.", nil), want); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the change is not seen")
+		}
+	}
+	for end := time.Now().Add(time.Minute); s.forward.memory.answer(query) != nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("what others answered is remembered")
+		}
+	}
+	put(`nonsense`)
+	put(`["10.0.0.2"]`)
+	want = []string{"10.0.0.2:53"}
+	for end := time.Now().Add(time.Minute); !slices.Equal(s.forward.custom.Load().servers("a.", nil), want); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the second change is not seen")
+		}
+	}
+	stop()
+	<-ended
+}
