@@ -61,7 +61,17 @@ type Controller struct {
 	mu sync.Mutex
 	// followed are the resources that are counted besides those of
 	// quota.Counted. Guarded by mu.
-	followed map[schema.GroupResource]cache.SharedIndexInformer
+	followed map[schema.GroupResource]followed
+	// defined: definitions of custom resources are followed. Guarded by mu.
+	defined bool
+}
+
+// followed is a resource that is counted since a quota named it.
+type followed struct {
+	informer  cache.SharedIndexInformer
+	evaluator quotav1.Evaluator
+	// stop ends the informer, unless others use it.
+	stop context.CancelFunc
 }
 
 // New makes the controller.
@@ -72,7 +82,7 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 		env:      env,
 		cfg:      cfg,
 		lister:   quotas.Lister(),
-		followed: map[schema.GroupResource]cache.SharedIndexInformer{},
+		followed: map[schema.GroupResource]followed{},
 	}
 	if c.cfg.Informer == nil {
 		c.cfg.Informer = c.watchMetadata

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -13,6 +14,7 @@ import (
 	quotav1 "k8s.io/apiserver/pkg/quota/v1"
 	discoveryfake "k8s.io/client-go/discovery/fake"
 	metadatafake "k8s.io/client-go/metadata/fake"
+	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/controltest"
 )
@@ -159,5 +161,63 @@ func TestReplenish(t *testing.T) {
 				t.Errorf("%d quotas wait, want %d", got, tc.want)
 			}
 		})
+	}
+}
+
+// TestUndefined: a custom resource is not asked for any more when its definition goes,
+// and counted again as soon as it is back.
+func TestUndefined(t *testing.T) {
+	gr := schema.GroupResource{Group: "example.com", Resource: "things"}
+	f := controltest.New(t, quotaOf(t, "count/things.example.com=9", ""))
+	definition := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: gr.String()}}
+	definition.SetGroupVersionKind(definitions.WithKind("CustomResourceDefinition"))
+	metadata := things(t, "ns/1")
+	where := definitions.WithResource("customresourcedefinitions")
+	if err := metadata.Tracker().Create(where, definition, ""); err != nil {
+		t.Fatal(err)
+	}
+	c, err := New(f.Env, Config{Discovery: discovered(f), Metadata: metadata})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer func() { cancel(); c.informers.Wait() }()
+	count := func() {
+		t.Helper()
+		c.Add("ns/q")
+		if err := c.Drain(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	informer := func() cache.SharedIndexInformer {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.followed[gr].informer
+	}
+	await := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal(what)
+			}
+		}
+	}
+	count()
+	first := informer()
+	if first == nil || c.evaluators.Get(gr) == nil {
+		t.Fatal("it is not counted")
+	}
+	if err := metadata.Tracker().Delete(where, "", gr.String()); err != nil {
+		t.Fatal(err)
+	}
+	await("it is asked for on", func() bool {
+		return first.IsStopped() && informer() == nil && c.evaluators.Get(gr) == nil && c.Len() == 1
+	})
+	if err := metadata.Tracker().Create(where, definition, ""); err != nil {
+		t.Fatal(err)
+	}
+	count()
+	if again := informer(); again == nil || again == first || c.evaluators.Get(gr) == nil {
+		t.Error("it is not counted again")
 	}
 }

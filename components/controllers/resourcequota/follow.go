@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
 
@@ -89,8 +90,8 @@ func (c *Controller) lookAgain(q *corev1.ResourceQuota) error {
 func (c *Controller) informer(ctx context.Context, gr schema.GroupResource) (cache.SharedIndexInformer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if i := c.followed[gr]; i != nil {
-		return i, nil
+	if f, ok := c.followed[gr]; ok {
+		return f.informer, nil
 	}
 	if c.evaluators.Get(gr) != nil {
 		return nil, nil
@@ -99,6 +100,12 @@ func (c *Controller) informer(ctx context.Context, gr schema.GroupResource) (cac
 	if err != nil || !ok {
 		return nil, err
 	}
+	if !scheme.Scheme.Recognizes(kind) {
+		if err := c.followDefinitions(ctx); err != nil {
+			return nil, err
+		}
+	}
+	ctx, stop := context.WithCancel(ctx)
 	var i cache.SharedIndexInformer
 	list := func(namespace string) ([]runtime.Object, error) { return in(i, namespace) }
 	e := quota.Count(gr, list)
@@ -108,13 +115,15 @@ func (c *Controller) informer(ctx context.Context, gr schema.GroupResource) (cac
 		e = quota.Claims(list, c.devices(i))
 		c.env.Informers.Start(ctx.Done())
 	} else if i, err = c.cfg.Informer(ctx, gvr, kind); err != nil {
+		stop()
 		return nil, err
 	}
 	if _, err := i.AddEventHandler(c.replenish(e)); err != nil {
+		stop()
 		return nil, err
 	}
 	c.evaluators.Add(e)
-	c.followed[gr] = i
+	c.followed[gr] = followed{i, e, stop}
 	return i, nil
 }
 
