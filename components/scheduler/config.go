@@ -46,8 +46,12 @@ func parseConfig(data []byte) (*configv1.KubeSchedulerConfiguration, error) {
 // default.
 func Profiles(cfg *configv1.KubeSchedulerConfiguration) ([]Profile, error) {
 	var profiles []Profile
-	for i := range cfg.Profiles {
-		p := &cfg.Profiles[i]
+	list, ignored := cfg.Profiles, ignoredByExtenders(cfg.Extenders)
+	if len(list) == 0 && len(ignored) > 0 {
+		list = make([]configv1.KubeSchedulerProfile, 1)
+	}
+	for i := range list {
+		p := &list[i]
 		profile := Profile{SchedulerName: corev1.DefaultSchedulerName}
 		if p.SchedulerName != nil {
 			profile.SchedulerName = *p.SchedulerName
@@ -56,10 +60,27 @@ func Profiles(cfg *configv1.KubeSchedulerConfiguration) ([]Profile, error) {
 		if err != nil {
 			return nil, fmt.Errorf("profile %q: %w", profile.SchedulerName, err)
 		}
+		if len(ignored) > 0 {
+			args.Fit.Ignored = ignored
+		}
 		if profile.Plugins, err = choose(args, p.Plugins); err != nil {
 			return nil, fmt.Errorf("profile %q: %w", profile.SchedulerName, err)
 		}
 		profiles = append(profiles, profile)
 	}
 	return profiles, nil
+}
+
+// ignoredByExtenders are the resources that extenders alone account for: they win over
+// what a profile says to ignore.
+func ignoredByExtenders(extenders []configv1.Extender) map[corev1.ResourceName]bool {
+	out := map[corev1.ResourceName]bool{}
+	for i := range extenders {
+		for _, r := range extenders[i].ManagedResources {
+			if r.IgnoredByScheduler {
+				out[corev1.ResourceName(r.Name)] = true
+			}
+		}
+	}
+	return out
 }

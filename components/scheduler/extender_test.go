@@ -3,8 +3,10 @@ package scheduler
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +18,8 @@ import (
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"hyperkube/components/scheduler/framework"
+	"hyperkube/components/scheduler/plugins"
 	"hyperkube/internal/client"
 )
 
@@ -201,5 +205,41 @@ func TestExtenderPreempts(t *testing.T) {
 				t.Errorf("%q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// TestIgnoredByScheduler: a resource that an extender accounts for may be on no node,
+// whatever else is said to be ignored, and those that may fail are asked last.
+func TestIgnoredByScheduler(t *testing.T) {
+	const extenders = `
+extenders:
+- {urlPrefix: "http://a", filterVerb: filter, ignorable: true}
+- {urlPrefix: "http://b", filterVerb: filter, managedResources: [{name: example.com/gpu-mem, ignoredByScheduler: true}, {name: example.com/other}]}
+`
+	const fit = `
+profiles:
+- {schedulerName: default-scheduler, pluginConfig: [{name: NodeResourcesFit, args: {ignoredResources: [example.com/own]}}]}
+`
+	for name, text := range map[string]string{"without profiles": "", "with one": fit} {
+		cfg, err := parseConfig([]byte("apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n" + extenders + text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		profiles, err := Profiles(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kube := fake.NewClientset()
+		s, err := New(Config{Clients: &client.Clients{Kube: kube, Informers: informers.NewSharedInformerFactory(kube, 0)}, Profiles: profiles, Extenders: cfg.Extenders})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(s.extended) != 2 || s.extended[0].cfg.URLPrefix != "http://b" {
+			t.Errorf("%s: extenders %+v", name, s.extended)
+		}
+		i := slices.IndexFunc(profiles[0].Plugins.Filter, func(f framework.Filter) bool { return f.Name() == plugins.NodeResourcesFit{}.Name() })
+		if fit, ok := profiles[0].Plugins.Filter[i].(plugins.NodeResourcesFit); !ok || !maps.Equal(fit.Ignored, map[corev1.ResourceName]bool{"example.com/gpu-mem": true}) {
+			t.Errorf("%s: %+v is ignored", name, fit.Ignored)
+		}
 	}
 }

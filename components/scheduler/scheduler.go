@@ -126,6 +126,16 @@ func New(cfg Config) (*Scheduler, error) {
 		}
 		s.extended = append(s.extended, e)
 	}
+	// Those that may fail come last, and see what is left by those that count.
+	slices.SortStableFunc(s.extended, func(a, b *extender) int {
+		switch {
+		case a.cfg.Ignorable == b.cfg.Ignorable:
+			return 0
+		case b.cfg.Ignorable:
+			return -1
+		}
+		return 1
+	})
 	var err error
 	s.leaders = measure.NewLeaders()
 	if cfg.Metrics == nil {
