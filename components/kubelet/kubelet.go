@@ -176,7 +176,7 @@ func (k *Kubelet) compose() error {
 		Name: cfg.NodeName, Kube: k.kube, CRI: k.cri, Events: recorder, Log: k.log,
 		Register: !cfg.NoRegister, Labels: cfg.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
 		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
-		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Wrong: k.wrong, Devices: k.deviceCapacity, PodCIDR: cfg.PodCIDR,
+		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Wrong: k.wrong, Devices: k.deviceCapacity, Renewed: func() bool { return k.devices.New() }, PodCIDR: cfg.PodCIDR,
 		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Update: cfg.NodeUpdate, Report: cfg.NodeReport, MaxImages: int(*cfg.MaxImages),
 		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe, Started: k.nodeStarted,
 	})

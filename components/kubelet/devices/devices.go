@@ -6,9 +6,11 @@ package devices
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -57,7 +59,10 @@ type Manager struct {
 
 	mu        sync.Mutex // guards what follows
 	resources map[string]*pool
-	given     map[types.UID]map[string]map[string]*Grant // by pod, container, resource
+	// spare are plugins of resources that others have registered for since, the oldest
+	// first: one of them takes over when the newest ends.
+	spare map[string][]*pool
+	given map[types.UID]map[string]map[string]*Grant // by pod, container, resource
 	// ended are those of them of which nothing runs any more: what they had is told
 	// until they are gone, but not remembered.
 	ended map[types.UID]bool
@@ -70,6 +75,9 @@ type pool struct {
 	options *api.DevicePluginOptions
 	devices map[string]*api.Device
 	ended   time.Time // zero while the plugin is there
+	// endpoint is the plugin's socket; told: it has said which devices it has.
+	endpoint string
+	told     bool
 }
 
 // Grant is what one container has of one resource.
@@ -81,7 +89,7 @@ type Grant struct {
 
 // New makes a Manager that remembers what was given before.
 func New(cfg Config) (*Manager, error) {
-	m := &Manager{cfg: cfg, resources: map[string]*pool{}, given: map[types.UID]map[string]map[string]*Grant{}, ended: map[types.UID]bool{}}
+	m := &Manager{cfg: cfg, resources: map[string]*pool{}, spare: map[string][]*pool{}, given: map[types.UID]map[string]map[string]*Grant{}, ended: map[types.UID]bool{}}
 	if err := m.load(); err != nil {
 		return nil, err
 	}
@@ -90,6 +98,13 @@ func New(cfg Config) (*Manager, error) {
 
 func (m *Manager) checkpoint() string {
 	return filepath.Join(m.cfg.Dir, "kubelet_internal_checkpoint")
+}
+
+// New tells whether nobody has ever recorded devices here: the node was set up anew,
+// and what its Node says of extended resources is of another machine.
+func (m *Manager) New() bool {
+	_, err := os.Stat(m.checkpoint())
+	return errors.Is(err, os.ErrNotExist)
 }
 
 // Capacity is how many devices there are, and how many of them are healthy. A

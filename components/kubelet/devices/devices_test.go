@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -32,7 +33,10 @@ type plugin struct {
 	lists   chan []*api.Device
 	started chan []string
 	refuses error // what it answers when it is asked how it is to be used
+	socket  string
 }
+
+func (p *plugin) endpoint() string { return cmp.Or(p.socket, "thing.sock") }
 
 func (p *plugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
 	return &api.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true}, p.refuses
@@ -81,7 +85,7 @@ func (p *plugin) serve(t *testing.T, dir string) func() {
 
 func (p *plugin) register(t *testing.T, dir string) (func(), error) {
 	t.Helper()
-	path := filepath.Join(dir, "thing.sock")
+	path := filepath.Join(dir, p.endpoint())
 	_ = os.Remove(path)
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -96,7 +100,7 @@ func (p *plugin) register(t *testing.T, dir string) (func(), error) {
 	}
 	defer conn.Close()
 	_, err = api.NewRegistrationClient(conn).Register(t.Context(), &api.RegisterRequest{
-		Version: api.Version, Endpoint: "thing.sock", ResourceName: testResource,
+		Version: api.Version, Endpoint: p.endpoint(), ResourceName: testResource,
 	}, grpc.WaitForReady(true))
 	return s.Stop, err
 }

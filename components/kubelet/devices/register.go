@@ -81,7 +81,7 @@ func (m *Manager) connect(ctx context.Context, in *api.RegisterRequest) (*pool, 
 	if err != nil {
 		return nil, err
 	}
-	p := &pool{client: api.NewDevicePluginClient(conn), conn: conn, devices: map[string]*api.Device{}}
+	p := &pool{client: api.NewDevicePluginClient(conn), conn: conn, devices: map[string]*api.Device{}, endpoint: in.Endpoint}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if p.options, err = p.client.GetDevicePluginOptions(ctx, &api.Empty{}, grpc.WaitForReady(true)); err != nil {
@@ -100,39 +100,42 @@ func (m *Manager) follow(ctx context.Context, in *api.RegisterRequest, p *pool) 
 	if err != nil {
 		return err
 	}
+	name := in.ResourceName
 	m.mu.Lock()
-	if old := m.resources[in.ResourceName]; old != nil {
-		// The devices are known until the new plugin says otherwise.
-		p.devices = old.devices
-		if old.ended.IsZero() {
-			old.conn.Close()
-		}
-	}
-	m.resources[in.ResourceName] = p
+	m.take(name, p)
 	m.mu.Unlock()
-	m.cfg.Log.Info("a device plugin has registered", "resource", in.ResourceName)
+	m.cfg.Log.Info("a device plugin has registered", "resource", name)
 	for {
 		list, err := stream.Recv()
 		m.mu.Lock()
-		if m.resources[in.ResourceName] != p {
+		if m.resources[name] != p {
+			// Another one took its place, and may end before it.
+			here := slices.Contains(m.spare[name], p)
+			if here && err == nil {
+				p.tell(list.Devices)
+			}
+			if err != nil {
+				m.spare[name] = slices.DeleteFunc(m.spare[name], func(o *pool) bool { return o == p })
+			}
 			m.mu.Unlock()
-			return nil // another one took its place
+			if err != nil || !here {
+				return err
+			}
+			continue
 		}
-		before := p.devices
-		p.devices = map[string]*api.Device{}
-		if err != nil {
-			p.ended = time.Now()
+		before, now := p.devices, p
+		if err == nil {
+			p.tell(list.Devices)
+		} else if now = m.succeed(name); now == nil {
+			now = p
+			p.ended, p.devices = time.Now(), map[string]*api.Device{}
 			for id, d := range before {
 				p.devices[id] = &api.Device{ID: id, Health: api.Unhealthy, Topology: d.Topology}
 			}
-		} else {
-			for _, d := range list.Devices {
-				p.devices[d.ID] = d
-			}
 		}
-		changed := err != nil || !same(before, p.devices)
-		pods := m.holders(in.ResourceName)
-		m.remember(before, p.devices)
+		changed := err != nil || !same(before, now.devices)
+		pods := m.holders(name)
+		m.remember(before, now.devices)
 		m.mu.Unlock()
 		if changed {
 			m.cfg.Changed(pods)
@@ -141,4 +144,47 @@ func (m *Manager) follow(ctx context.Context, in *api.RegisterRequest, p *pool) 
 			return err
 		}
 	}
+}
+
+// tell takes in which devices a plugin has. The caller holds mu.
+func (p *pool) tell(list []*api.Device) {
+	p.devices, p.told = map[string]*api.Device{}, true
+	for _, d := range list {
+		p.devices[d.ID] = d
+	}
+}
+
+// take makes p the plugin of a resource. The one before stays at hand, unless it was
+// at the same socket. The caller holds mu.
+func (m *Manager) take(name string, p *pool) {
+	if old := m.resources[name]; old != nil {
+		// The devices are known until the new plugin says otherwise.
+		p.devices = old.devices
+		if old.ended.IsZero() {
+			m.spare[name] = append(m.spare[name], old)
+		}
+	}
+	m.spare[name] = slices.DeleteFunc(m.spare[name], func(o *pool) bool {
+		if o.endpoint == p.endpoint {
+			o.conn.Close()
+		}
+		return o.endpoint == p.endpoint
+	})
+	m.resources[name] = p
+}
+
+// succeed makes the newest of the plugins that were there before the one that has
+// ended that of a resource; nil when there is none. The caller holds mu.
+func (m *Manager) succeed(name string) *pool {
+	list := m.spare[name]
+	if len(list) == 0 {
+		return nil
+	}
+	next := list[len(list)-1]
+	m.spare[name] = list[:len(list)-1]
+	if !next.told {
+		next.devices = m.resources[name].devices
+	}
+	m.resources[name] = next
+	return next
 }

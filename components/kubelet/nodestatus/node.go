@@ -42,6 +42,9 @@ type Config struct {
 	// Devices returns what device plugins have: all, and what can be given to
 	// pods. May be nil.
 	Devices func() (all, healthy v1.ResourceList)
+	// Renewed tells whether the machine was set up anew, so that a Node that is there
+	// already tells of extended resources that it may not have; may be nil.
+	Renewed func() bool
 	// Pressure returns what runs short; may be nil.
 	Pressure func() Pressure
 	// Wrong returns why the node is not ready though its runtime is; may be nil.

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
@@ -50,6 +52,11 @@ func (k *Keeper) report(ctx context.Context, force bool) (bool, error) {
 			}
 			if have, err = k.reconcile(ctx, found, fresh); err != nil {
 				return false, err
+			}
+			if k.cfg.Renewed != nil && k.cfg.Renewed() {
+				if have, err = k.zero(ctx, have); err != nil {
+					return false, err
+				}
 			}
 		}
 		k.set(have)
@@ -157,6 +164,36 @@ func (k *Keeper) reconcile(ctx context.Context, found, fresh *v1.Node) (*v1.Node
 		return nil, fmt.Errorf("updating the node's labels: %w", err)
 	}
 	return got, nil
+}
+
+// zero has a Node tell that there is nothing of any extended resource until somebody
+// says that there is.
+func (k *Keeper) zero(ctx context.Context, found *v1.Node) (*v1.Node, error) {
+	want := found.DeepCopy()
+	for _, list := range []v1.ResourceList{want.Status.Capacity, want.Status.Allocatable} {
+		for name, q := range list {
+			if extended(name) && !q.IsZero() {
+				list[name] = *resource.NewQuantity(0, resource.DecimalSI)
+			}
+		}
+	}
+	if apiequality.Semantic.DeepEqual(found, want) {
+		return found, nil
+	}
+	patch, err := statusPatch(found, want)
+	if err != nil {
+		return nil, err
+	}
+	got, err := k.cfg.Kube.CoreV1().Nodes().Patch(ctx, k.cfg.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil {
+		return nil, fmt.Errorf("taking back the node's extended resources: %w", err)
+	}
+	return got, nil
+}
+
+// extended tells whether a resource is one that the kubelet knows nothing of itself.
+func extended(name v1.ResourceName) bool {
+	return strings.Contains(string(name), "/") && !strings.HasPrefix(string(name), v1.ResourceDefaultNamespacePrefix)
 }
 
 // same compares statuses without their heartbeats.

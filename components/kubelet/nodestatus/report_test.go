@@ -5,7 +5,9 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 )
 
 func TestRelabel(t *testing.T) {
@@ -33,5 +35,25 @@ func TestRelabel(t *testing.T) {
 		if string(patch) != c.patch {
 			t.Errorf("%s: the patch is %s, want %s", name, patch, c.patch)
 		}
+	}
+}
+
+// TestZero: a machine that was set up anew has nothing of what others announced of it.
+func TestZero(t *testing.T) {
+	some := v1.ResourceList{"example.com/dongle": resource.MustParse("4"), v1.ResourceCPU: resource.MustParse("2"), "hugepages-2Mi": resource.MustParse("4Mi")}
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: v1.NodeStatus{Capacity: some, Allocatable: some}}
+	k := New(Config{Name: "n", Kube: fake.NewClientset(node)})
+	got, err := k.zero(t.Context(), node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, list := range []v1.ResourceList{got.Status.Capacity, got.Status.Allocatable} {
+		dongle, cpu, pages := list["example.com/dongle"], list[v1.ResourceCPU], list["hugepages-2Mi"]
+		if !dongle.IsZero() || cpu.Value() != 2 || pages.Value() != 4<<20 {
+			t.Errorf("there is %v", list)
+		}
+	}
+	if again, err := k.zero(t.Context(), got); err != nil || again != got {
+		t.Errorf("again: %v, %v", again, err)
 	}
 }

@@ -33,7 +33,7 @@ func (k *Keeper) fill(ctx context.Context, n *v1.Node, now time.Time) {
 	// Extended resources that others announce are theirs, and all of them can
 	// be allocated.
 	for name, quantity := range announced {
-		if _, own := s.Capacity[name]; !own && strings.Contains(string(name), "/") && !strings.HasPrefix(string(name), v1.ResourceDefaultNamespacePrefix) {
+		if _, own := s.Capacity[name]; !own && extended(name) {
 			s.Capacity[name], s.Allocatable[name] = quantity.DeepCopy(), quantity.DeepCopy()
 		}
 	}
