@@ -36,7 +36,8 @@ type Sink interface {
 }
 
 // Source follows a directory. A manifest is a file of one pod, YAML or JSON;
-// names that begin with a dot are passed over.
+// names that begin with a dot are passed over. The path may be that of a single
+// manifest.
 type Source struct {
 	Dir      string
 	NodeName string
@@ -61,7 +62,11 @@ const settle = 50 * time.Millisecond
 // Run follows the directory until ctx ends; first is called once after it has
 // been read for the first time. The directory is made if it is missing.
 func (s *Source) Run(ctx context.Context, first func()) error {
-	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
+	dir := filepath.Clean(s.Dir)
+	watched := []string{filepath.Dir(dir), dir}
+	if s.single() {
+		watched = watched[:1]
+	} else if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return fmt.Errorf("making the directory of static pods: %w", err)
 	}
 	watcher, err := fsnotify.NewWatcher()
@@ -70,8 +75,7 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 	}
 	defer watcher.Close()
 	// The folder above tells when the directory itself is made anew.
-	dir := filepath.Clean(s.Dir)
-	for _, path := range []string{filepath.Dir(dir), dir} {
+	for _, path := range watched {
 		if err := watcher.Add(path); err != nil {
 			return fmt.Errorf("watching the directory of static pods: %w", err)
 		}
@@ -92,7 +96,7 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 			}
 			switch {
 			case filepath.Clean(event.Name) == dir:
-				if event.Has(fsnotify.Create) {
+				if event.Has(fsnotify.Create) && !s.single() {
 					_ = watcher.Remove(dir) // of the one before, if that is watched still
 					if err := watcher.Add(dir); err != nil {
 						s.Log.Warn("watching the directory of static pods", "error", err)
@@ -116,7 +120,7 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 // read brings the sink up to what the directory holds; without it there are no
 // pods. A manifest that cannot be read leaves its pod as it is.
 func (s *Source) read() {
-	entries, err := os.ReadDir(s.Dir)
+	paths, err := s.paths()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		s.Log.Warn("reading the directory of static pods failed", "error", err)
 		return
@@ -132,11 +136,7 @@ func (s *Source) read() {
 	names := map[string]string{}
 	doubles := map[string]types.UID{} // of which nothing comes, for another has their name
 	defer func() { s.ignored = doubles }()
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") {
-			continue
-		}
-		path := filepath.Join(s.Dir, e.Name())
+	for _, path := range paths {
 		info, err := os.Stat(path)
 		if err != nil || !info.Mode().IsRegular() {
 			continue
@@ -180,6 +180,27 @@ func (s *Source) read() {
 			s.Sink.Remove(uid)
 		}
 	}
+}
+
+// single tells whether the path is that of a manifest.
+func (s *Source) single() bool {
+	info, err := os.Stat(s.Dir)
+	return err == nil && info.Mode().IsRegular()
+}
+
+// paths are those of what may be manifests.
+func (s *Source) paths() ([]string, error) {
+	if s.single() {
+		return []string{s.Dir}, nil
+	}
+	entries, err := os.ReadDir(s.Dir)
+	var out []string
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			out = append(out, filepath.Join(s.Dir, e.Name()))
+		}
+	}
+	return out, err
 }
 
 // Decode reads a manifest and makes it the pod of this node: its name ends in
@@ -244,10 +265,8 @@ func decode(doc []byte, source, from, nodeName string) (*v1.Pod, error) {
 	}
 	p.Spec.Tolerations = append(p.Spec.Tolerations, v1.Toleration{Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute})
 	pod.Default(p)
-	for _, c := range p.Spec.Containers {
-		if c.Name == "" || c.Image == "" {
-			return nil, errors.New("spec.containers: every container needs a name and an image")
-		}
+	if err := check(p); err != nil {
+		return nil, err
 	}
 	p.Status = v1.PodStatus{Phase: v1.PodPending, QOSClass: p.Status.QOSClass}
 	return p, nil
