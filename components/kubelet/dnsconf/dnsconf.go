@@ -119,6 +119,8 @@ func fit(c *runtimeapi.DNSConfig, warn func(reason, message string)) {
 	if len(c.Searches) > maxSearches {
 		c.Searches = c.Searches[:maxSearches]
 	}
+	// Some resolvers end the program that asks when a name is too long.
+	c.Searches = slices.DeleteFunc(c.Searches, func(s string) bool { return len(s) > maxName })
 	for len(strings.Join(c.Searches, " ")) > maxSearchChars {
 		c.Searches = c.Searches[:len(c.Searches)-1]
 	}
@@ -191,13 +193,16 @@ func Parse(raw []byte) *runtimeapi.DNSConfig {
 			// The last one counts.
 			out.Searches = nil
 			for _, s := range fields[1:] {
+				// The root alone is searched anyway.
 				if s != "." {
-					s = strings.TrimSuffix(s, ".")
+					out.Searches = append(out.Searches, strings.TrimSuffix(s, "."))
 				}
-				out.Searches = append(out.Searches, s)
 			}
 		case "options":
-			out.Options = append(out.Options[:0:0], fields[1:]...)
+			for _, o := range fields[1:] {
+				name, value, _ := strings.Cut(o, ":")
+				out.Options = setOption(out.Options, v1.PodDNSConfigOption{Name: name, Value: &value})
+			}
 		}
 	}
 	return out

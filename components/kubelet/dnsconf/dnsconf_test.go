@@ -65,6 +65,24 @@ func TestNoDomain(t *testing.T) {
 	}
 }
 
+// TestOddFiles: what resolvers of containers would stumble over is left out.
+func TestOddFiles(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	long := strings.Repeat("a", 254)
+	text := "nameserver 9.9.9.9\nsearch . " + long + " corp.example\noptions ndots:2 edns0\noptions ndots:3 rotate\n"
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var warned []string
+	got, err := Node{ResolvConf: file}.For(&v1.Pod{Spec: v1.PodSpec{DNSPolicy: v1.DNSDefault}}, func(_, message string) { warned = append(warned, message) })
+	if err != nil || !reflect.DeepEqual(got.Searches, []string{"corp.example"}) || !reflect.DeepEqual(got.Options, []string{"ndots:3", "edns0", "rotate"}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if len(warned) != 1 || !strings.HasSuffix(warned[0], "the applied search line is: corp.example") {
+		t.Errorf("warned %q", warned)
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("nameserver 1.1.1.1\nsearch a b\noptions ndots:5\n"))
 	f.Fuzz(func(_ *testing.T, raw []byte) { _ = File(Parse(raw)) })

@@ -179,7 +179,7 @@ func (i *Issuer) obtain(ctx context.Context, c *credential, pod *v1.Pod, p *v1.P
 			return err
 		}
 	}
-	r, err := i.answer(ctx, pod.Namespace, c.pending)
+	r, err := i.answer(ctx, pod, c.pending)
 	if err != nil {
 		return err
 	}
@@ -250,11 +250,12 @@ func (i *Issuer) ask(ctx context.Context, c *credential, pod *v1.Pod, p *v1.PodC
 }
 
 // answer waits for a request to be answered.
-func (i *Issuer) answer(ctx context.Context, namespace, name string) (*certificatesv1.PodCertificateRequest, error) {
+func (i *Issuer) answer(ctx context.Context, pod *v1.Pod, name string) (*certificatesv1.PodCertificateRequest, error) {
+	namespace := pod.Namespace
 	ctx, cancel := context.WithTimeout(ctx, waitFor)
 	defer cancel()
 	client := i.Kube.CertificatesV1().PodCertificateRequests(namespace)
-	selector := fields.AndSelectors(fields.OneTermEqualSelector("spec.nodeName", i.Node().Name), fields.OneTermEqualSelector(metav1.ObjectNameField, name))
+	selector := fields.AndSelectors(fields.OneTermEqualSelector("spec.nodeName", pod.Spec.NodeName), fields.OneTermEqualSelector(metav1.ObjectNameField, name))
 	w, err := client.Watch(ctx, metav1.ListOptions{FieldSelector: selector.String()})
 	if err != nil {
 		return nil, fmt.Errorf("watching PodCertificateRequest %q: %w", namespace+"/"+name, err)

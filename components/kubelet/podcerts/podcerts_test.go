@@ -116,3 +116,22 @@ func TestCredential(t *testing.T) {
 		})
 	}
 }
+
+// TestNodeIsGone: a request that was made while there was a Node is followed when
+// somebody has deleted that.
+func TestNodeIsGone(t *testing.T) {
+	kube := fake.NewClientset(&v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "sa", UID: "sa"}})
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "n"}}
+	kube.PrependReactor("create", "podcertificaterequests", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		r := a.(clienttesting.CreateAction).GetObject().(*certificatesv1.PodCertificateRequest)
+		r.Name = "r"
+		node = nil
+		sign(t, r, time.Now().Add(time.Minute))
+		return true, r, kube.Tracker().Add(r)
+	})
+	i := &Issuer{Kube: kube, Node: func() *v1.Node { return node }}
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "p"}, Spec: v1.PodSpec{NodeName: "n", ServiceAccountName: "sa"}}
+	if _, _, _, err := i.Credential(t.Context(), pod, "v", 0, &v1.PodCertificateProjection{KeyType: "ED25519"}); err != nil {
+		t.Error(err)
+	}
+}

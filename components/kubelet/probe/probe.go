@@ -13,8 +13,10 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -24,6 +26,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"hyperkube/components/kubelet/env"
 	"hyperkube/components/kubelet/telemetry"
 )
 
@@ -72,7 +75,15 @@ type Prober struct {
 
 // New makes a Prober. version is Kubernetes' minor version, as in "1.37".
 func New(exec Exec, version string) *Prober {
-	return &Prober{exec: exec, userAgent: "kube-probe/" + version, dialer: &net.Dialer{FallbackDelay: -1}}
+	return &Prober{exec: exec, userAgent: "kube-probe/" + version, dialer: &net.Dialer{FallbackDelay: -1, Control: linger}}
+}
+
+// linger has a closed connection be forgotten after a second: probes make many.
+func linger(_, _ string, c syscall.RawConn) error {
+	return c.Control(func(fd uintptr) {
+		// One that cannot be told so is kept for a minute, as others are.
+		_ = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 1})
+	})
 }
 
 // Probe makes one attempt. The text says what was found. err is why the answer
@@ -81,7 +92,7 @@ func (p *Prober) Probe(ctx context.Context, t Target, spec *v1.Probe) (Answer, s
 	timeout := time.Duration(max(spec.TimeoutSeconds, 1)) * time.Second
 	switch {
 	case spec.Exec != nil:
-		return p.command(ctx, t, spec.Exec.Command, timeout)
+		return p.command(ctx, t, env.ExpandMap(spec.Exec.Command, written(t.Container)), timeout)
 	case spec.HTTPGet != nil:
 		return p.http(ctx, t, spec.HTTPGet, timeout)
 	case spec.TCPSocket != nil:
@@ -98,6 +109,15 @@ func (p *Prober) Probe(ctx context.Context, t Target, spec *v1.Probe) (Answer, s
 		return p.grpc(ctx, t.PodIP, int(spec.GRPC.Port), service, timeout)
 	}
 	return Unknown, "", fmt.Errorf("missing probe handler for %s:%s", t.Pod.Name, t.Container.Name)
+}
+
+// written are the variables of a container that its pod says the values of.
+func written(c *v1.Container) map[string]string {
+	out := map[string]string{}
+	for _, e := range c.Env {
+		out[e.Name] = e.Value
+	}
+	return out
 }
 
 func orIP(host, ip string) string {
@@ -187,6 +207,8 @@ func (p *Prober) do(req *http.Request, timeout time.Duration, read bool) (code i
 		TLSClientConfig:    &tls.Config{InsecureSkipVerify: true}, // probes verify nothing, by their definition
 		DisableKeepAlives:  true,
 		DisableCompression: true,
+		// Servers of TLS may speak nothing else.
+		ForceAttemptHTTP2: true,
 	}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport, Timeout: timeout, CheckRedirect: func(next *http.Request, via []*http.Request) error {

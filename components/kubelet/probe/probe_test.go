@@ -211,3 +211,38 @@ func TestHookFallback(t *testing.T) {
 		t.Errorf("told %q", told)
 	}
 }
+
+// TestCommandOfVariables: a command has the variables that the container is given in
+// so many words.
+func TestCommandOfVariables(t *testing.T) {
+	var ran []string
+	p := New(func(_ context.Context, _ string, cmd []string, _ time.Duration) (int, []byte, error) {
+		ran = cmd
+		return 0, nil, nil
+	}, "1.37")
+	to := Target{Pod: &v1.Pod{}, Container: &v1.Container{Env: []v1.EnvVar{{Name: "FILE", Value: "/ready"}}}}
+	spec := &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"cat", "$(FILE)", "$(OTHER)", "$$(FILE)"}}}}
+	if got, _, err := p.Probe(t.Context(), to, spec); got != Success || err != nil {
+		t.Fatal(got, err)
+	}
+	if got := strings.Join(ran, " "); got != "cat /ready $(OTHER) $(FILE)" {
+		t.Errorf("ran %q", got)
+	}
+}
+
+// TestHTTP2: a server that speaks TLS is spoken to as it likes best.
+func TestHTTP2(t *testing.T) {
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor != 2 {
+			w.WriteHeader(http.StatusHTTPVersionNotSupported)
+		}
+	}))
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	defer s.Close()
+	to, port := target(t, s.Listener.Addr().String())
+	spec := &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/", Port: port, Scheme: v1.URISchemeHTTPS}}, TimeoutSeconds: 60}
+	if got, text, err := New(nil, "1.37").Probe(t.Context(), to, spec); got != Success || err != nil {
+		t.Errorf("%v %q %v", got, text, err)
+	}
+}
