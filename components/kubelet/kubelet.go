@@ -47,6 +47,7 @@ import (
 	"hyperkube/components/kubelet/stats"
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/topology"
+	"hyperkube/components/kubelet/usernamespaces"
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/components/kubelet/volume/csi"
 	"hyperkube/internal/cgroup"
@@ -226,6 +227,9 @@ func (k *Kubelet) compose() error {
 		CrashMax: cfg.CrashMax,
 		Dead:     cfg.Dead,
 		Extend:   k.extend,
+	}
+	if k.host.Users.Ranges, err = usernamespaces.Configured(context.Background(), cfg.MaxPods); err != nil {
+		return err
 	}
 	if k.tracing != nil {
 		k.host.Tracer = k.tracing.Tracer(scope)

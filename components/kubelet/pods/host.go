@@ -156,8 +156,8 @@ type Host struct {
 	// empty: they can. It may be nil.
 	NetworkProblem func() string
 
-	// users are of pods with user namespaces of their own.
-	users usernamespaces.Allocator
+	// Users are of pods with user namespaces of their own.
+	Users usernamespaces.Allocator
 }
 
 // ResourceClaims is how the devices of pods' resource claims come and go.

@@ -47,7 +47,7 @@ func (h *Host) userNamespace(pod *v1.Pod) (*runtimeapi.UserNamespace, error) {
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
 		return nil, nil
 	}
-	return h.users.For(filepath.Dir(h.Volumes.PodDir(pod.UID)), pod.UID)
+	return h.Users.For(filepath.Dir(h.Volumes.PodDir(pod.UID)), pod.UID)
 }
 
 func (h *Host) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {

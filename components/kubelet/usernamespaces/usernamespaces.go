@@ -32,7 +32,11 @@ const (
 // Allocator hands out ranges. It remembers nothing itself: a range is taken
 // for as long as the directory of its pod is there. The zero value works, for
 // several goroutines.
-type Allocator struct{ mu sync.Mutex }
+type Allocator struct {
+	// Ranges are those that are handed out; it is set before For is called.
+	Ranges Ranges
+	mu     sync.Mutex
+}
 
 type record struct {
 	UIDs []mapping `json:"uidMappings"`
@@ -71,7 +75,11 @@ func (a *Allocator) For(dir string, uid types.UID) (*runtimeapi.UserNamespace, e
 			taken[first] = true
 		}
 	}
-	for i := uint32(1); i < ranges; i++ {
+	from, to := uint32(1), uint32(ranges)
+	if a.Ranges.Count > 0 {
+		from, to = a.Ranges.First, min(ranges, a.Ranges.First+a.Ranges.Count)
+	}
+	for i := from; i < to; i++ {
 		first := i * Length
 		if taken[first] {
 			continue

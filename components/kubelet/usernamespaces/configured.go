@@ -1,0 +1,92 @@
+package usernamespaces
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"os/user"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// account is the user of the machine whose subordinate users are those of pods.
+const account = "kubelet"
+
+// askWithin bounds how long it may take to tell them: they may be kept elsewhere.
+const askWithin = 30 * time.Second
+
+// Ranges are those that pods may have, by their number: the users of range n begin at
+// n times Length. The zero value is all but the host's own.
+type Ranges struct{ First, Count uint32 }
+
+// Configured asks the machine which users pods may have: the subordinate users of the
+// user kubelet, told by the program getsubids, and all if there is no such user or no
+// such program. most is how many pods there may be.
+//
+// https://kubernetes.io/docs/tasks/configure-pod-container/user-namespaces/
+func Configured(ctx context.Context, most int64) (Ranges, error) {
+	if _, err := user.Lookup(account); err != nil {
+		var unknown user.UnknownUserError
+		if errors.As(err, &unknown) {
+			return Ranges{}, nil
+		}
+		return Ranges{}, fmt.Errorf("looking for the user %s: %w", account, err)
+	}
+	program, err := exec.LookPath("getsubids")
+	if errors.Is(err, exec.ErrNotFound) {
+		return Ranges{}, nil
+	}
+	if err != nil {
+		return Ranges{}, fmt.Errorf("looking for getsubids: %w", err)
+	}
+	return ask(ctx, most, func(ctx context.Context, args ...string) ([]byte, error) {
+		return exec.CommandContext(ctx, program, args...).Output()
+	})
+}
+
+// ask reads what run says of users and of groups, which must be the same.
+func ask(ctx context.Context, most int64, run func(ctx context.Context, args ...string) ([]byte, error)) (Ranges, error) {
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	users, err := run(ctx, account)
+	if err != nil {
+		return Ranges{}, fmt.Errorf("error retrieving additional uids for user %q: %w", account, err)
+	}
+	groups, err := run(ctx, "-g", account)
+	if err != nil {
+		return Ranges{}, fmt.Errorf("error retrieving additional gids for user %q: %w", account, err)
+	}
+	if !bytes.Equal(users, groups) {
+		return Ranges{}, fmt.Errorf("mismatched subuids and subgids for user %q", account)
+	}
+	return parse(string(users), most)
+}
+
+// parse reads a line such as "0: kubelet 65536 2147483648".
+func parse(text string, most int64) (Ranges, error) {
+	text = strings.Trim(text, "\n")
+	fields := strings.Fields(text)
+	if strings.Contains(text, "\n") || len(fields) != 4 {
+		return Ranges{}, fmt.Errorf("subordinate users %q: want one range", text)
+	}
+	first, err := strconv.ParseUint(fields[2], 10, 32)
+	if err != nil {
+		return Ranges{}, fmt.Errorf("subordinate users %q: %w", text, err)
+	}
+	count, err := strconv.ParseUint(fields[3], 10, 32)
+	if err != nil {
+		return Ranges{}, fmt.Errorf("subordinate users %q: %w", text, err)
+	}
+	switch {
+	case first%Length != 0 || first < Length:
+		return Ranges{}, fmt.Errorf("kubelet user assigned ID %d must be a multiple of %d, and at least that", first, Length)
+	case count%Length != 0 || first+count > 1<<32:
+		return Ranges{}, fmt.Errorf("kubelet user assigned IDs length %d is not a multiple of %d, or more than there are", count, Length)
+	case int64(count/Length) < most:
+		return Ranges{}, fmt.Errorf("kubelet user assigned IDs are not enough to support %d pods", most)
+	}
+	return Ranges{First: uint32(first / Length), Count: uint32(count / Length)}, nil
+}
