@@ -128,7 +128,7 @@ func TestStatsOfBarePods(t *testing.T) {
 	bare := func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = "" }
 	empty := n.run(n.pod("empty", bare))
 	full := n.run(n.pod("full", bare))
-	id := n.startContainer(full, shell("c", "x=$(head -c 4000000 /dev/zero | tr '\\0' x); echo made; sleep 1000"))
+	id := n.startContainer(full, shell("c", "x=$(head -c 4000000 /dev/zero | tr '\\0' x); echo made; sleep 1000; echo $x"))
 	n.eventually("its memory", func() bool { return n.logText(id) == "made\n" })
 	of := func(pod string) *runtimeapi.LinuxPodSandboxStats {
 		resp, err := n.PodSandboxStats(ctx, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: pod})
