@@ -42,6 +42,8 @@ type Driver struct {
 	// Topology and Max are what NodeGetInfo says.
 	Topology map[string]string
 	Max      int64
+	// MaxVolumes, if not nil, is asked in the place of Max.
+	MaxVolumes func() int64
 	// Can are the node service's capabilities.
 	Can []csipb.NodeServiceCapability_RPC_Type
 	// Fail, if not nil, is asked before each call.
@@ -134,6 +136,9 @@ func (d *Driver) GetPluginInfo(context.Context, *csipb.GetPluginInfoRequest) (*c
 // NodeGetInfo implements the node service.
 func (d *Driver) NodeGetInfo(context.Context, *csipb.NodeGetInfoRequest) (*csipb.NodeGetInfoResponse, error) {
 	out := &csipb.NodeGetInfoResponse{NodeId: d.NodeID, MaxVolumesPerNode: d.Max}
+	if d.MaxVolumes != nil {
+		out.MaxVolumesPerNode = d.MaxVolumes()
+	}
 	if len(d.Topology) > 0 {
 		out.AccessibleTopology = &csipb.Topology{Segments: maps.Clone(d.Topology)}
 	}

@@ -45,6 +45,7 @@ func (w *worker) mount(ctx context.Context, pod *v1.Pod, tell bool) error {
 	}
 	made := make(map[string]volume.Result, len(list))
 	var failed error
+	var full bool
 	var unmounted, unattached, unknown []string
 	why := context.DeadlineExceeded
 	for i := range list {
@@ -55,6 +56,7 @@ func (w *worker) mount(ctx context.Context, pod *v1.Pod, tell bool) error {
 		}
 		failed = errors.Join(failed, fmt.Errorf("setting up volume %s: %w", name, err))
 		unmounted = append(unmounted, name)
+		full = full || errors.Is(err, volume.ErrAttachLimit)
 		var step *volume.Failure
 		switch {
 		case errors.As(err, &step):
@@ -73,15 +75,26 @@ func (w *worker) mount(ctx context.Context, pod *v1.Pod, tell bool) error {
 		w.volumes, w.mounted, w.mountSince = made, true, time.Time{}
 		return nil
 	}
+	slices.Sort(unmounted)
+	names := func(list []string) string { return "[" + strings.Join(list, " ") + "]" }
+	text := fmt.Sprintf("unmounted volumes=%s, unattached volumes=%s, failed to process volumes=%s: %v", names(unmounted), names(unattached), names(unknown), why)
+	if full && !w.mounted && w.verdict == nil && w.stage == syncing && w.obs.Sandbox() == nil {
+		w.verdict = &Verdict{Reason: attachLimitExceeded, Message: "Node has reached its volume attachment limit, rejecting pod. " + text, Rejected: true}
+		w.host.event(pod, "", true, w.verdict.Reason, w.verdict.Message)
+		w.host.Metrics.Rejected(w.verdict.Reason)
+		w.kick()
+		return failed
+	}
 	if late := time.Since(w.mountSince) > mountTimeout; tell && (late || len(unattached)+len(unknown) > 0) {
 		w.mountSince = time.Time{}
-		slices.Sort(unmounted)
-		names := func(list []string) string { return "[" + strings.Join(list, " ") + "]" }
-		w.host.event(pod, "", true, "FailedMount", fmt.Sprintf("Unable to attach or mount volumes: unmounted volumes=%s, unattached volumes=%s, failed to process volumes=%s: %v",
-			names(unmounted), names(unattached), names(unknown), why))
+		w.host.event(pod, "", true, "FailedMount", "Unable to attach or mount volumes: "+text)
 	}
 	return failed
 }
+
+// attachLimitExceeded is the reason of pods that were refused because a volume could
+// not be attached to this node.
+const attachLimitExceeded = "VolumeAttachmentLimitExceeded"
 
 func (w *worker) tellMount(tell bool, pod *v1.Pod, step *volume.Failure, why string) {
 	if !tell {

@@ -37,6 +37,10 @@ func (f *Failure) Text(why string) string {
 
 func (f *Failure) Unwrap() error { return f.Err }
 
+// ErrAttachLimit is that a volume was not attached because the node takes no more
+// of its driver's: the pod is refused, so that it runs elsewhere.
+var ErrAttachLimit = errors.New("the node has reached its volume attachment limit")
+
 // TearDownRequest is one volume of a pod that has ended.
 type TearDownRequest struct {
 	UID types.UID

@@ -96,11 +96,7 @@ func (p *Plugin) tellNode(ctx context.Context, d *driver) error {
 			return err
 		}
 	}
-	entry := storagev1.CSINodeDriver{Name: name, NodeID: d.info.NodeId, TopologyKeys: slices.Sorted(maps.Keys(segments))}
-	if n := d.info.MaxVolumesPerNode; n > 0 {
-		count := int32(min(n, 1<<31-1))
-		entry.Allocatable = &storagev1.VolumeNodeResources{Count: &count}
-	}
+	entry := storagev1.CSINodeDriver{Name: name, NodeID: d.info.NodeId, TopologyKeys: slices.Sorted(maps.Keys(segments)), Allocatable: allocatable(d.info)}
 	add := func(list []storagev1.CSINodeDriver) []storagev1.CSINodeDriver {
 		return append(without(list, name), entry)
 	}

@@ -34,6 +34,17 @@ type driver struct {
 	node   csipb.NodeClient
 	info   *csipb.NodeGetInfoResponse
 	can    map[csipb.NodeServiceCapability_RPC_Type]bool
+	// stop ends what follows the driver's object in the API, and followed is closed
+	// when that has ended; both are set once it is registered.
+	stop     context.CancelFunc
+	followed chan struct{}
+}
+
+// close ends what is done for a driver that was registered.
+func (d *driver) close() {
+	d.stop()
+	d.conn.Close()
+	<-d.followed
 }
 
 func dial(p pluginwatch.Plugin, m *telemetry.Metrics) (*driver, error) {

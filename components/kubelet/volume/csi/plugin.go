@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ import (
 
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/components/kubelet/volume"
 )
 
 // Tokens gets service account tokens bound to a pod.
@@ -71,7 +73,9 @@ type Plugin struct {
 	// attached has changed.
 	changed chan struct{}
 
-	csiNode sync.Mutex // serializes changes of the CSINode
+	// attachFor is how long a volume may take to be attached.
+	attachFor time.Duration
+	csiNode   sync.Mutex // serializes changes of the CSINode
 }
 
 type volumeLock struct {
@@ -83,7 +87,7 @@ type volumeLock struct {
 func New(cfg Config) (*Plugin, error) {
 	p := &Plugin{
 		cfg: cfg, places: places{cfg.Root}, sweep: make(chan struct{}, 1), drivers: map[string]*driver{}, users: map[key]map[string]bool{},
-		made: map[string]key{}, growths: map[key]growth{}, staged: map[key]bool{}, locks: map[key]*volumeLock{}, changed: make(chan struct{}),
+		made: map[string]key{}, growths: map[key]growth{}, staged: map[key]bool{}, locks: map[key]*volumeLock{}, changed: make(chan struct{}), attachFor: attachFor,
 	}
 	uses, usesErr := p.places.uses()
 	for _, u := range uses {
@@ -116,9 +120,10 @@ const (
 func (p *Plugin) Run(ctx context.Context) error {
 	defer func() {
 		p.mu.Lock()
-		defer p.mu.Unlock()
-		for _, d := range p.drivers {
-			d.conn.Close()
+		drivers := slices.Collect(maps.Values(p.drivers))
+		p.mu.Unlock()
+		for _, d := range drivers {
+			d.close()
 		}
 	}()
 	var begin sync.WaitGroup
@@ -164,13 +169,22 @@ func (p *Plugin) Register(ctx context.Context, plugin pluginwatch.Plugin) error 
 		d.conn.Close()
 		return err
 	}
+	// The driver stays when the call ends that it registers in.
+	follow, stop := context.WithCancel(context.WithoutCancel(ctx))
+	d.stop, d.followed = stop, make(chan struct{})
+	go func() {
+		defer close(d.followed)
+		if p.cfg.Kube != nil {
+			p.keepCount(follow, d)
+		}
+	}()
 	p.mu.Lock()
 	old := p.drivers[plugin.Name]
 	p.drivers[plugin.Name] = d
 	p.tell()
 	p.mu.Unlock()
 	if old != nil {
-		old.conn.Close()
+		old.close()
 	}
 	p.sweepSoon()
 	if p.cfg.Registered != nil {
@@ -198,7 +212,7 @@ func (p *Plugin) Deregister(plugin pluginwatch.Plugin) {
 	}
 	delete(p.drivers, plugin.Name)
 	p.mu.Unlock()
-	d.conn.Close()
+	d.close()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := p.forgetDriver(ctx, plugin.Name); err != nil {
@@ -340,10 +354,11 @@ const attachFor = 2*time.Minute + 3*time.Second
 // attachment waits until the volume is attached, and returns what the attacher
 // has to tell the driver. The node says that the volume is in use before it is,
 // lest it be detached at once. It is errUnattached when the driver says meanwhile
-// that its volumes are not attached at all.
+// that its volumes are not attached at all, and volume.ErrAttachLimit when the wait
+// was in vain because the node takes no more of them.
 func (p *Plugin) attachment(ctx context.Context, k key, dir string) (map[string]string, error) {
 	p.use(k, dir)
-	wait, cancel := context.WithTimeout(ctx, attachFor)
+	wait, cancel := context.WithTimeout(ctx, p.attachFor)
 	defer cancel()
 	name := k.unique()
 	there := func() bool {
@@ -354,13 +369,28 @@ func (p *Plugin) attachment(ctx context.Context, k key, dir string) (map[string]
 	if !there() {
 		follow, stop := context.WithCancelCause(wait)
 		var following sync.WaitGroup
-		following.Go(func() { p.followObject(follow, k.driver, func() { stop(errUnattached) }) })
+		following.Go(func() {
+			p.followObject(follow, k.driver, func(obj *storagev1.CSIDriver) {
+				if obj != nil && obj.Spec.AttachRequired != nil && !*obj.Spec.AttachRequired {
+					stop(errUnattached)
+				}
+			})
+		})
 		err := p.await(follow, there)
 		if cause := context.Cause(follow); err != nil && errors.Is(cause, errUnattached) {
 			err = cause
 		}
 		stop(nil)
 		following.Wait()
+		if errors.Is(err, context.DeadlineExceeded) {
+			full, why := p.exhausted(ctx, k)
+			if why != nil {
+				p.cfg.Log.Debug("finding out why a volume is not attached failed", "volume", k.unique(), "error", why)
+			}
+			if full {
+				err = fmt.Errorf("%w: %w", volume.ErrAttachLimit, err)
+			}
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -382,15 +412,15 @@ var errUnattached = errors.New("the driver's volumes are not attached")
 // followAgain is how long it takes until a watch that has ended is begun again.
 const followAgain = time.Second
 
-// followObject calls unattached when the API's CSIDriver says that its volumes are not
-// attached, until ctx ends.
-func (p *Plugin) followObject(ctx context.Context, name string, unattached func()) {
+// followObject calls seen with the API's CSIDriver as it is and whenever it changes,
+// nil when it is deleted, until ctx ends.
+func (p *Plugin) followObject(ctx context.Context, name string, seen func(*storagev1.CSIDriver)) {
 	for ctx.Err() == nil {
 		w, err := p.cfg.Kube.StorageV1().CSIDrivers().Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: name}))
 		if err != nil {
 			p.cfg.Log.Debug("following a CSIDriver failed, trying again", "driver", name, "error", err)
 		} else {
-			followed(ctx, w, unattached)
+			followed(ctx, w, seen)
 			w.Stop()
 		}
 		timer := time.NewTimer(followAgain)
@@ -403,7 +433,7 @@ func (p *Plugin) followObject(ctx context.Context, name string, unattached func(
 }
 
 // followed reads a watch of one CSIDriver until it or ctx ends.
-func followed(ctx context.Context, w watch.Interface, unattached func()) {
+func followed(ctx context.Context, w watch.Interface, seen func(*storagev1.CSIDriver)) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -412,8 +442,10 @@ func followed(ctx context.Context, w watch.Interface, unattached func()) {
 			if !ok {
 				return
 			}
-			if obj, ok := e.Object.(*storagev1.CSIDriver); ok && e.Type != watch.Deleted && obj.Spec.AttachRequired != nil && !*obj.Spec.AttachRequired {
-				unattached()
+			if obj, ok := e.Object.(*storagev1.CSIDriver); ok && e.Type == watch.Deleted {
+				seen(nil)
+			} else if ok {
+				seen(obj)
 			}
 		}
 	}
