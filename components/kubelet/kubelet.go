@@ -196,19 +196,20 @@ func (k *Kubelet) compose() error {
 	}
 	puller.Limit(cfg.ParallelPulls)
 	puller.LimitRate(int(*cfg.PullQPS), cfg.PullBurst)
+	hostPaths := volume.HostPath{Alias: cfg.Layout.KubeletAlias()}
 	k.host = &pods.Host{
 		Log: k.log, NodeName: cfg.NodeName, CRI: k.cri, Kube: k.kube, Objects: k.objects,
 		Metrics: k.metrics,
 		Volumes: &volume.Set{Root: cfg.Layout.Kubelet, Metrics: k.metrics, Types: []volume.Type{
 			volume.EmptyDir{Allocatable: getAllocatable},
-			volume.HostPath{},
+			hostPaths,
 			volume.ConfigMapVolume{Objects: k.objects},
 			volume.SecretVolume{Objects: k.objects},
 			volume.DownwardAPI{Allocatable: getAllocatable},
 			volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: getAllocatable, Trust: k.trust, Certificates: k.podCerts},
 			volume.Image{},
 			volume.Claim{Claims: apiClaims{k.kube}, Node: k.keeper.Node, Types: []volume.PersistentType{
-				volume.HostPath{}, volume.Local{Folders: cfg.Layout.Volumes(), Warn: warn, WarnVolume: warnVolume}, volume.NFS{}, k.csi,
+				hostPaths, volume.Local{Folders: cfg.Layout.Volumes(), Warn: warn, WarnVolume: warnVolume}, volume.NFS{}, k.csi,
 			}},
 			volume.NFS{},
 			k.csi,

@@ -17,7 +17,7 @@ import (
 // before the parts are together.
 func (k *Kubelet) newCSI(events record.EventRecorder) (*csi.Plugin, error) {
 	return csi.New(csi.Config{
-		Root: k.cfg.Layout.Kubelet, NodeName: k.cfg.NodeName, Kube: k.kube, Tokens: k.tokens, Events: events, Log: k.log, Metrics: k.metrics,
+		Root: k.cfg.Layout.Kubelet, Alias: k.cfg.Layout.KubeletAlias(), NodeName: k.cfg.NodeName, Kube: k.kube, Tokens: k.tokens, Events: events, Log: k.log, Metrics: k.metrics,
 		Node: func() *v1.Node { return k.keeper.Node() },
 		InUse: func() {
 			if k.keeper != nil {
@@ -31,7 +31,7 @@ func (k *Kubelet) newCSI(events record.EventRecorder) (*csi.Plugin, error) {
 // newPlugins makes what takes in the plugins that register with the kubelet.
 func (k *Kubelet) newPlugins() *pluginwatch.Watcher {
 	return &pluginwatch.Watcher{
-		Dir: filepath.Join(k.cfg.Layout.Kubelet, "plugins_registry"), Log: k.log,
+		Dir: filepath.Join(k.cfg.Layout.Kubelet, "plugins_registry"), Alias: k.cfg.Layout.KubeletAlias(), Log: k.log,
 		Handlers: map[string]pluginwatch.Handler{"CSIPlugin": k.csi, "DRAPlugin": k.claims},
 	}
 }

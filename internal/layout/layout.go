@@ -22,6 +22,8 @@ type Node struct {
 	// Kubelet is the kubelet's root directory, /var/lib/kubelet by default;
 	// its place is known to CSI drivers and device plugins.
 	Kubelet string
+	// KnownKubelet is the path by which pods know Kubelet, if that is another.
+	KnownKubelet string
 	// PodLogs is /var/log/pods by default, known to log collectors.
 	PodLogs string
 	// ContainerLogs is /var/log/containers by default.
@@ -55,6 +57,7 @@ func Under(root string) Node {
 	n.Etc = filepath.Join(root, n.Etc)
 	n.Data = filepath.Join(root, n.Data)
 	n.Run = filepath.Join(root, n.Run)
+	n.KnownKubelet = n.Kubelet
 	n.Kubelet = filepath.Join(root, n.Kubelet)
 	n.PodLogs = filepath.Join(root, n.PodLogs)
 	n.ContainerLogs = filepath.Join(root, n.ContainerLogs)
@@ -68,6 +71,7 @@ func (n Node) Numbered(i int) Node {
 	sub := "nodes/" + strconv.Itoa(i)
 	n.Data = filepath.Join(n.Data, sub)
 	n.Run = filepath.Join(n.Run, sub)
+	n.KnownKubelet = Default().Kubelet
 	n.Kubelet = filepath.Join(n.Data, "kubelet")
 	n.PodLogs = filepath.Join(n.Data, "pod-logs")
 	n.ContainerLogs = filepath.Join(n.Data, "container-logs")

@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"hyperkube/internal/layout"
 )
 
 // Plugin is what a plugin says of itself.
@@ -55,6 +57,8 @@ const (
 type Watcher struct {
 	// Dir is made if it is missing, and followed when it is made anew.
 	Dir string
+	// Alias is by what path plugins know the kubelet's root directory.
+	Alias layout.Alias
 	// Handlers by type: CSIPlugin, DevicePlugin, DRAPlugin.
 	Handlers map[string]Handler
 	Log      *slog.Logger
@@ -254,6 +258,7 @@ func (w *Watcher) register(ctx, own context.Context, path string) (Plugin, Handl
 	if p.Endpoint == "" {
 		p.Endpoint = path
 	}
+	p.Endpoint = w.Alias.Locate(p.Endpoint)
 	handler := w.Handlers[info.Type]
 	if handler == nil {
 		err = fmt.Errorf("no handler registered for plugin type: %s at socket %s", info.Type, path)

@@ -7,10 +7,15 @@ import (
 	"os"
 
 	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/internal/layout"
 )
 
 // HostPath is a path of the node.
-type HostPath struct{}
+type HostPath struct {
+	// Alias is by what path pods know the kubelet's root directory.
+	Alias layout.Alias
+}
 
 // Name implements Type.
 func (HostPath) Name() string { return "kubernetes.io~host-path" }
@@ -19,8 +24,8 @@ func (HostPath) Name() string { return "kubernetes.io~host-path" }
 func (HostPath) Is(v *v1.Volume) bool { return v.HostPath != nil }
 
 // SetUp implements Type.
-func (HostPath) SetUp(_ context.Context, r Request) (Result, error) {
-	path := r.Volume.HostPath.Path
+func (t HostPath) SetUp(_ context.Context, r Request) (Result, error) {
+	path := t.Alias.Locate(r.Volume.HostPath.Path)
 	kind := v1.HostPathUnset
 	if r.Volume.HostPath.Type != nil {
 		kind = *r.Volume.HostPath.Type

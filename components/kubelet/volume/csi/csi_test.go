@@ -26,6 +26,7 @@ import (
 
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/layout"
 	"hyperkube/internal/testcsi"
 )
 
@@ -35,6 +36,7 @@ const driverName = "csi.example.com"
 type fixture struct {
 	*testing.T
 	root   string
+	alias  layout.Alias
 	node   *v1.Node
 	kube   *fake.Clientset
 	object *storagev1.CSIDriver
@@ -85,7 +87,7 @@ func newFixture(t *testing.T, can ...csipb.NodeServiceCapability_RPC_Type) *fixt
 func (f *fixture) start() {
 	f.Helper()
 	var err error
-	f.plugin, err = New(Config{Root: f.root, NodeName: "n", Kube: f.kube, Node: func() *v1.Node { return f.node }, Log: slog.New(slog.DiscardHandler)})
+	f.plugin, err = New(Config{Root: f.root, Alias: f.alias, NodeName: "n", Kube: f.kube, Node: func() *v1.Node { return f.node }, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -365,7 +367,18 @@ func TestAttachNoMoreMeanwhile(t *testing.T) {
 	watched := make(chan struct{}, 1)
 	f.kube.PrependWatchReactor("csidrivers", func(action clienttesting.Action) (bool, watch.Interface, error) {
 		w, err := f.kube.Tracker().Watch(action.GetResource(), action.GetNamespace())
-		watched <- struct{}{}
+		if err != nil {
+			return true, nil, err
+		}
+		// As the API does, a watch begins with what there is.
+		obj, err := f.kube.Tracker().Get(action.GetResource(), action.GetNamespace(), driverName)
+		if fresh, ok := w.(*watch.RaceFreeFakeWatcher); ok && err == nil {
+			fresh.Add(obj)
+		}
+		select {
+		case watched <- struct{}{}:
+		default:
+		}
 		return true, w, err
 	})
 	go func() {

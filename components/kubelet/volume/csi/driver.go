@@ -22,6 +22,7 @@ import (
 
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/internal/layout"
 )
 
 // callFor bounds one call of a driver, as upstream does.
@@ -47,9 +48,10 @@ func (d *driver) close() {
 	<-d.followed
 }
 
-func dial(p pluginwatch.Plugin, m *telemetry.Metrics) (*driver, error) {
+func dial(p pluginwatch.Plugin, alias layout.Alias, m *telemetry.Metrics) (*driver, error) {
 	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			tellPaths(alias, req)
 			began := time.Now()
 			err := call(ctx, method, req, reply, conn, opts...)
 			m.Called(p.Name, method, time.Since(began), err)
@@ -59,6 +61,28 @@ func dial(p pluginwatch.Plugin, m *telemetry.Metrics) (*driver, error) {
 		return nil, fmt.Errorf("connecting to CSI driver %s: %w", p.Name, err)
 	}
 	return &driver{plugin: p, conn: conn, node: csipb.NewNodeClient(conn)}, nil
+}
+
+// tellPaths has a request name paths as the driver knows them.
+func tellPaths(alias layout.Alias, req any) {
+	var paths []*string
+	switch r := req.(type) {
+	case *csipb.NodeStageVolumeRequest:
+		paths = []*string{&r.StagingTargetPath}
+	case *csipb.NodeUnstageVolumeRequest:
+		paths = []*string{&r.StagingTargetPath}
+	case *csipb.NodePublishVolumeRequest:
+		paths = []*string{&r.StagingTargetPath, &r.TargetPath}
+	case *csipb.NodeUnpublishVolumeRequest:
+		paths = []*string{&r.TargetPath}
+	case *csipb.NodeExpandVolumeRequest:
+		paths = []*string{&r.StagingTargetPath, &r.VolumePath}
+	case *csipb.NodeGetVolumeStatsRequest:
+		paths = []*string{&r.StagingTargetPath, &r.VolumePath}
+	}
+	for _, p := range paths {
+		*p = alias.Tell(*p)
+	}
 }
 
 // ask asks the driver for the node's name and what it can do.
