@@ -18,14 +18,16 @@ import (
 	ourversion "hyperkube/internal/version"
 )
 
-// NewCommand returns kubectl for arguments without the program's name. An
-// unknown subcommand is looked up as a plugin, and replaces the process.
+// NewCommand returns kubectl for arguments without the program's name, which it is
+// then executed with only as the process's own: aliases of a kuberc file give it
+// others, which must stand. An unknown subcommand is looked up as a plugin, and
+// replaces the process.
 func NewCommand(args []string) *cobra.Command {
 	// Only a version that is no refinement of the library's is refused; kubectl
 	// then tells the library's.
 	_ = version.SetDynamicVersion(ourversion.Get().GitVersion)
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
-	command := cmd.NewDefaultKubectlCommandWithArgs(cmd.KubectlOptions{
+	return cmd.NewDefaultKubectlCommandWithArgs(cmd.KubectlOptions{
 		PluginHandler: cmd.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes),
 		Arguments:     append([]string{"kubectl"}, args...),
 		ConfigFlags: genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
@@ -33,8 +35,6 @@ func NewCommand(args []string) *cobra.Command {
 			WithWrapConfigFn(adapt),
 		IOStreams: streams,
 	})
-	command.SetArgs(args)
-	return command
 }
 
 // What kubectl may ask of a server: discovery and all else alike.
@@ -58,7 +58,14 @@ func adapt(c *rest.Config) *rest.Config {
 
 // Main runs kubectl and ends the process as kubectl does.
 func Main(args []string) {
-	if err := cli.RunNoErrOutput(NewCommand(args)); err != nil {
+	if err := run(args); err != nil {
 		cmdutil.CheckErr(err)
 	}
+}
+
+// run makes the process's arguments those of kubectl: several of its parts read
+// them there, as what it notes as the cause of a change.
+func run(args []string) error {
+	os.Args = append([]string{"kubectl"}, args...)
+	return cli.RunNoErrOutput(NewCommand(args))
 }

@@ -1,6 +1,8 @@
 package kubectl
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -18,5 +20,41 @@ func TestAdapt(t *testing.T) {
 	}
 	if c = adapt(&rest.Config{UserAgent: "mine"}); c.UserAgent != "mine" {
 		t.Errorf("the user agent is %q", c.UserAgent)
+	}
+}
+
+// TestAlias: arguments that an alias of a kuberc file adds reach the command.
+func TestAlias(t *testing.T) {
+	before := os.Args
+	t.Cleanup(func() { os.Args = before })
+	dir := t.TempDir()
+	config, rc := filepath.Join(dir, "config"), filepath.Join(dir, "kuberc")
+	t.Setenv("KUBECONFIG", config)
+	aliases := `apiVersion: kubectl.config.k8s.io/v1beta1
+kind: Preference
+aliases:
+- name: adds
+  command: config set-cluster
+  appendArgs: [appended]
+- name: begins
+  command: config set-cluster
+  prependArgs: [prepended]
+`
+	if err := os.WriteFile(rc, []byte(aliases), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"adds"}, {"begins"}, {"config", "set-cluster", "plain"}} {
+		if err := run(append(args, "--kuberc="+rc)); err != nil {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	data, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"appended", "prepended", "plain"} {
+		if !strings.Contains(string(data), "name: "+name+"\n") {
+			t.Errorf("no cluster %s in:\n%s", name, data)
+		}
 	}
 }
