@@ -22,6 +22,7 @@ import (
 	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/measure"
 	"hyperkube/internal/store"
+	"hyperkube/internal/tokens"
 	"hyperkube/internal/version"
 	"hyperkube/internal/zpages"
 )
@@ -120,6 +121,9 @@ func (s *Server) routes() http.Handler {
 		}
 	}
 	for path, h := range s.cfg.Paths {
+		if path == tokens.ConfigurationPath || path == tokens.JWKSPath {
+			h = s.onlyGet(h)
+		}
 		all[path] = h
 	}
 	all["/openapi/"] = s.whole(all["/openapi/"])
@@ -217,6 +221,17 @@ func (s *Server) index(all map[string]http.Handler) http.Handler {
 		}
 		slices.Sort(paths)
 		writeJSON(w, metav1.RootPaths{Paths: slices.Compact(paths)})
+	})
+}
+
+// onlyGet refuses what is not GET as upstream's router does.
+func (s *Server) onlyGet(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.Method != http.MethodGet {
+			s.rest.Error(w, req, rest.NoMethod())
+			return
+		}
+		h.ServeHTTP(w, req)
 	})
 }
 

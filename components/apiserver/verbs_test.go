@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -153,6 +154,52 @@ func TestErrors(t *testing.T) {
 		{"list future", "GET", cms + "?resourceVersion=999999&timeoutSeconds=1", "", nil, 504, "Too large resource version: 999999"},
 		{"list continue", "GET", cms + "?continue=zz!", "", nil, 400, "continue key is not valid"},
 		{"field selector", "GET", cms + "?fieldSelector=spec.x%3Dy", "", nil, 400, `\"spec.x\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"`},
+		{"field of volumes", "GET", "/api/v1/persistentvolumes?fieldSelector=name%3Dy", "", nil, 400, `\"name\" is not a known field selector: only`},
+		{"field of sets", "GET", "/apis/apps/v1/replicasets?fieldSelector=status.replicas%3D1", "", nil, 400, `\"status.replicas\" is not a known field selector: only`},
+		{"field of jobs", "GET", "/apis/batch/v1/jobs?fieldSelector=type%3D1", "", nil, 400, `field label \"type\" not supported for Job`},
+		{"field of slices", "GET", "/apis/resource.k8s.io/v1/resourceslices?fieldSelector=type%3D1", "", nil, 400, `field label not supported for resource.k8s.io/v1, Kind=ResourceSlice: type`},
+		{"namespace of nodes", "GET", "/api/v1/nodes?fieldSelector=metadata.namespace%3D1", "", nil, 400, `field label not supported: metadata.namespace`},
+		{"namespace of roles", "GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles?fieldSelector=metadata.namespace%3D1", "", nil, 200, ""},
+		{"no path", "GET", cms + "/..", "", nil, 400, `Name parameter invalid: \"..\": may not be '..'`},
+		{"no namespace", "GET", "/api/v1/pods/a", "", nil, 404, "the server could not find the requested resource"},
+		{"namespaces in one", "GET", "/api/v1/namespaces/default/namespaces", "", nil, 404, "the server could not find the requested resource"},
+		{"old proxy", "GET", "/api/v1/proxy/namespaces/default/pods/a", "", nil, 404, "the server could not find the requested resource"},
+		{"head", "HEAD", cms + "/a", "", nil, 405, ""},
+		{"head of all", "HEAD", cms, "", nil, 405, ""},
+		{"head of a version", "HEAD", "/api/v1", "", nil, 405, ""},
+		{"named review", "POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews/a", `{}`, []string{jsn}, 404, "the server could not find the requested resource"},
+		{"review nowhere", "POST", "/apis/authorization.k8s.io/v1/localsubjectaccessreviews", `{}`, []string{jsn}, 404, "the server could not find the requested resource"},
+		{"post to none", "POST", "/apis/apps/v9", `{}`, []string{jsn}, 404, "the server could not find the requested resource"},
+		{"post to a version", "POST", "/apis/apps/v1", `{}`, []string{jsn}, 405, "the server does not allow this method on the requested resource"},
+		{"below a check", "GET", "/healthz/", "", nil, 404, "404 page not found"},
+		{"below schemas", "GET", "/openapi/v2/", "", nil, 404, "404 page not found"},
+		{"below more schemas", "GET", "/openapi/v3/", "", nil, 404, ""},
+		{"delete another", "DELETE", cms + "/a?uid=zz", "", nil, 409, "the UID in the precondition (zz) does not match the UID in record"},
+		{"delete an old one", "DELETE", cms + "/a?resourceVersion=1", "", nil, 409, "the ResourceVersion in the precondition (1) does not match the ResourceVersion in record"},
+		{"nameless limits", "POST", "/api/v1/namespaces/default/limitranges", `{}`, []string{jsn}, 201, `"name":"`},
+		{"log of few lines", "GET", "/api/v1/namespaces/default/pods/none/log?tailLines=-1", "", nil, 422, `PodLogOptions \"none\" is invalid: tailLines`},
+		{"log below", "GET", "/api/v1/namespaces/default/pods/none/log/x", "", nil, 404, "the server could not find the requested resource"},
+		{"large port", "GET", "/api/v1/namespaces/default/pods/none/portforward?ports=70000", "", nil, 400, `cannot convert to []int32: strconv.ParseUint: parsing \"70000\": value out of range`},
+		{"head of a stream", "HEAD", "/api/v1/namespaces/default/pods/none/exec", "", nil, 405, ""},
+		{"no service", "GET", "/api/v1/namespaces/default/services/none/proxy/", "", nil, 503, `no endpoints available for service \"none\"`},
+		{"no service with a port", "GET", "/api/v1/namespaces/default/services/none:80/proxy/", "", nil, 404, `services \"none\" not found`},
+		{"former eviction", "POST", "/api/v1/namespaces/default/pods/none/eviction", `{"apiVersion":"policy/v1beta1","kind":"Eviction","metadata":{"name":"none"}}`, []string{jsn}, 404, `pods \"none\" not found`},
+		{"evict half dry", "POST", "/api/v1/namespaces/default/pods/none/eviction?dryRun=All", `{"metadata":{"name":"none"},"deleteOptions":{"dryRun":["All","All"]}}`, []string{jsn}, 500, "Non-matching dry-run options in request and content: [All] and [All All]"},
+		{"evict somewhat dry", "POST", "/api/v1/namespaces/default/pods/none/eviction", `{"metadata":{"name":"none"},"deleteOptions":{"dryRun":["x"]}}`, []string{jsn}, 422, "dryRun: Unsupported value"},
+		{"a driver", "POST", "/apis/storage.k8s.io/v1/csidrivers", `{"metadata":{"name":"d"},"spec":{}}`, []string{jsn}, 201, ""},
+		{"driver of any version", "PUT", "/apis/storage.k8s.io/v1/csidrivers/d", `{"metadata":{"name":"d"},"spec":{}}`, []string{jsn}, 422, "metadata.resourceVersion: Invalid value: 0: must be specified for an update"},
+		{"a webhook", "POST", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", `{"metadata":{"name":"d"}}`, []string{jsn}, 201, ""},
+		{"webhook of any version", "PUT", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/d", `{"metadata":{"name":"d"}}`, []string{jsn}, 422, "must be specified for an update"},
+		{"an account", "POST", "/api/v1/namespaces/default/serviceaccounts", `{"metadata":{"name":"d"}}`, []string{jsn}, 201, ""},
+		{"account of any version", "PUT", "/api/v1/namespaces/default/serviceaccounts/d", `{"metadata":{"name":"d"}}`, []string{jsn}, 200, ""},
+		{"a fixed map", "POST", cms, `{"metadata":{"name":"fixed"},"immutable":true}`, []string{jsn}, 201, ""},
+		{"emptied", "PUT", cms + "/fixed", `{"metadata":{"name":"fixed"},"immutable":true,"data":{}}`, []string{jsn}, 422, "data: Forbidden: field is immutable"},
+		{"both names", "POST", cms, `{"metadata":{"name":"a","generateName":"a-"}}`, []string{jsn}, 409, `configmaps \"a\" already exists, the server was not able to generate a unique name for the object`},
+		{"table of something", "GET", cms + "?includeObject=Foo", "", []string{tabl}, 400, `Unable to convert to Table as requested: includeObject: Invalid value: \"Foo\"`},
+		{"watch a table of something", "GET", cms + "?watch=1&timeoutSeconds=1&includeObject=Foo", "", []string{tabl}, 400, `Unable to convert to Table as requested: includeObject: Invalid value: \"Foo\"`},
+		{"a set", "POST", "/apis/apps/v1/namespaces/default/replicasets", `{"metadata":{"name":"r"},"spec":{"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`, []string{jsn}, 201, ""},
+		{"scale of another", "PATCH", "/apis/apps/v1/namespaces/default/replicasets/r/scale", `{"metadata":{"name":"x"}}`, []string{mrg}, 400, "the name of the object (x) does not match the name on the URL (r)"},
+		{"scale elsewhere", "PATCH", "/apis/apps/v1/namespaces/default/replicasets/r/scale", `{"metadata":{"namespace":"x"}}`, []string{mrg}, 400, "the namespace of the provided object does not match the namespace sent on the request"},
 		{"label selector", "GET", cms + "?labelSelector=a%3D%3D%3Db", "", nil, 400, "unable to parse requirement"},
 		{"method", "POST", cms + "/a", `{}`, []string{jsn}, 405, "the server does not allow this method on the requested resource"},
 		{"all namespaces", "DELETE", "/api/v1/configmaps", ``, nil, 405, "the server does not allow this method on the requested resource"},
@@ -167,6 +214,17 @@ func TestErrors(t *testing.T) {
 				t.Errorf("got %d %s\nwant %d %s", r.code, r.body, tc.code, tc.want)
 			}
 		})
+	}
+}
+
+// TestTwiceApplied holds what is said of fields that an applied configuration
+// has twice: YAML tells of all of them in one error.
+func TestTwiceApplied(t *testing.T) {
+	a := newAPI(t, startServer(t, Config{}))
+	r := a.do("PATCH", cms+"/a?fieldManager=m", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {k: v, k: w, l: v, l: w}", ssa)
+	want := []string{`299 - "line 4: key \"k\" already set in map"`, `299 - "line 4: key \"l\" already set in map"`}
+	if got := r.header.Values("Warning"); r.code != 201 || !slices.Equal(got, want) {
+		t.Errorf("%d %q", r.code, got)
 	}
 }
 

@@ -69,6 +69,8 @@ type Kind[T Object] struct {
 	// Fields adds to metadata.name and metadata.namespace.
 	Fields     func(obj T) fields.Set
 	FieldNames []string
+	// NoField: as in Resource.
+	NoField string
 	// Direct has single ones of Fields that are selected by often.
 	Direct map[string]KindDirect[T]
 	// Columns: nil means Name and Age.
@@ -207,6 +209,7 @@ func (k Kind[T]) Resource() *Resource {
 	if k.Retain != nil {
 		r.Retain = func(obj Object) bool { return k.Retain(obj.(T)) }
 	}
+	r.NoField = k.NoField
 	r.FieldNames = append([]string{"metadata.name"}, k.FieldNames...)
 	if k.Scope == Namespaced {
 		r.FieldNames = append(r.FieldNames, "metadata.namespace")

@@ -130,6 +130,9 @@ type Resource struct {
 	Direct map[string]Direct
 	// FieldNames are the labels that field selectors may use.
 	FieldNames []string
+	// NoField is what is said of other labels, with %q or %s for the label;
+	// empty means what most kinds say.
+	NoField string
 	// Columns and Row make tables: a cell a column, in order.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj Object) []any

@@ -169,7 +169,7 @@ func TestPodResize(t *testing.T) {
 	c, _ := chain(t, Config{}, []string{"PodResizeValidator"}, node("n", "linux"), node("w", "windows"))
 	for name, tc := range map[string]struct{ node, asks, err string }{
 		"fits":       {"n", "cpu=1 memory=1Gi", ""},
-		"too much":   {"n", "cpu=3 memory=2Gi", "Node didn't have enough allocatable resources: cpu, requested: 3000, allocatable: 2000; memory, requested: 2147483648, allocatable: 1073741824"},
+		"too much":   {"n", "cpu=3 memory=2Gi", "node didn't have enough allocatable resources: cpu, requested: 3000, allocatable: 2000; memory, requested: 2147483648, allocatable: 1073741824"},
 		"windows":    {"w", "cpu=1", `pod resize is only supported on linux nodes, node "w" is "windows"`},
 		"no node":    {"none", "cpu=1", `node "none" not found`},
 		"unassigned": {"", "cpu=100", ""},

@@ -23,7 +23,7 @@ const (
 func becauseOf(cause metav1.CauseType, err error) error {
 	var status *apierrors.StatusError
 	if errors.As(err, &status) && status.ErrStatus.Details != nil {
-		status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{Type: cause, Message: status.ErrStatus.Message})
+		status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{Type: cause})
 	}
 	return err
 }
@@ -56,7 +56,7 @@ func (p podResize) Validate(ctx context.Context, a admission.Attributes, _ admis
 		more = append(more, fmt.Sprintf("memory, requested: %d, allocatable: %d", q, n))
 	}
 	if len(more) > 0 {
-		return becauseOf(causeNodeCapacity, forbid(a, "Node didn't have enough allocatable resources: %s", strings.Join(more, "; ")))
+		return becauseOf(causeNodeCapacity, forbid(a, "node didn't have enough allocatable resources: %s", strings.Join(more, "; ")))
 	}
 	if os := node.Labels[corev1.LabelOSStable]; os != "linux" {
 		return becauseOf(causePlatform, forbid(a, "pod resize is only supported on linux nodes, node %q is %q", node.Name, os))

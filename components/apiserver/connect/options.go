@@ -75,9 +75,9 @@ func portForwardOptions(values url.Values) (runtime.Object, error) {
 	o := &corev1.PodPortForwardOptions{}
 	for _, v := range values["ports"] {
 		for s := range strings.SplitSeq(v, ",") {
-			n, err := strconv.ParseInt(s, 10, 32)
+			n, err := strconv.ParseUint(s, 10, 16)
 			if err != nil {
-				return nil, apierrors.NewBadRequest(err.Error())
+				return nil, badRequest("cannot convert to []int32: %v", err)
 			}
 			o.Ports = append(o.Ports, int32(n))
 		}
@@ -104,10 +104,11 @@ func logOptions(values url.Values) (runtime.Object, error) {
 	if q.err != nil {
 		return nil, q.err
 	}
-	return o, validateLog(o)
+	return o, nil
 }
 
-func validateLog(o *corev1.PodLogOptions) error {
+// validateLog checks what is asked of the log of the pod of that name.
+func validateLog(pod string, o *corev1.PodLogOptions) error {
 	var errs field.ErrorList
 	if n := o.TailLines; n != nil && *n < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("tailLines"), *n, "must be greater than or equal to 0"))
@@ -135,7 +136,7 @@ func validateLog(o *corev1.PodLogOptions) error {
 	if len(errs) == 0 {
 		return nil
 	}
-	return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("PodLogOptions").GroupKind(), "", errs)
+	return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("PodLogOptions").GroupKind(), pod, errs)
 }
 
 func podProxyOptions(values url.Values) (runtime.Object, error) {

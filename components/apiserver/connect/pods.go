@@ -56,9 +56,9 @@ func Streams(cfg Config) ([]*registry.Stream, error) {
 		{Resource: pods, Subresource: "exec", Kind: kind("PodExecOptions"), Verbs: []string{"create", "get"}, Options: execOptions, Admit: true, Serve: c.exec},
 		{Resource: pods, Subresource: "attach", Kind: kind("PodAttachOptions"), Verbs: []string{"create", "get"}, Options: attachOptions, Admit: true, Serve: c.attach},
 		{Resource: pods, Subresource: "portforward", Kind: kind("PodPortForwardOptions"), Verbs: []string{"create", "get"}, Options: portForwardOptions, Admit: true, Serve: c.portForward},
-		{Resource: pods, Subresource: "proxy", Kind: kind("PodProxyOptions"), Verbs: proxyVerbs, Options: podProxyOptions, Admit: true, Serve: c.podProxy},
-		{Resource: services, Subresource: "proxy", Kind: kind("ServiceProxyOptions"), Verbs: proxyVerbs, Options: serviceProxyOptions, Admit: true, Serve: c.serviceProxy},
-		{Resource: nodes, Subresource: "proxy", Kind: kind("NodeProxyOptions"), Verbs: proxyVerbs, Options: nodeProxyOptions, Admit: true, Serve: c.nodeProxy},
+		{Resource: pods, Subresource: "proxy", Kind: kind("PodProxyOptions"), Verbs: proxyVerbs, Proxy: true, Options: podProxyOptions, Admit: true, Serve: c.podProxy},
+		{Resource: services, Subresource: "proxy", Kind: kind("ServiceProxyOptions"), Verbs: proxyVerbs, Proxy: true, Options: serviceProxyOptions, Admit: true, Serve: c.serviceProxy},
+		{Resource: nodes, Subresource: "proxy", Kind: kind("NodeProxyOptions"), Verbs: proxyVerbs, Proxy: true, Options: nodeProxyOptions, Admit: true, Serve: c.nodeProxy},
 	}
 	var out []*registry.Stream
 	for _, s := range all {
@@ -97,6 +97,9 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 	opts, ok := call.Options.(*corev1.PodLogOptions)
 	if !ok {
 		return unexpected(call.Options)
+	}
+	if err := validateLog(call.Name, opts); err != nil {
+		return err
 	}
 	ctx := req.Context()
 	pod, err := c.pod(ctx, call.Namespace, call.Name)

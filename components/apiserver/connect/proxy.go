@@ -83,16 +83,17 @@ func (c *connector) serviceProxy(w http.ResponseWriter, req *http.Request, call 
 	if err != nil {
 		return err
 	}
-	obj, err := c.get(req.Context(), "services", call.Namespace, name)
-	if err != nil {
-		return err
-	}
-	svc, ok := obj.(*corev1.Service)
-	if !ok {
-		return fmt.Errorf("service %s is a %T", name, obj)
-	}
-	// A number is a port of the service, known there by its name.
+	// A number is a port of the service, known there by its name. Otherwise
+	// slices say all, of a service that is not there, too.
 	if n, err := strconv.ParseInt(port, 10, 32); err == nil {
+		obj, err := c.get(req.Context(), "services", call.Namespace, name)
+		if err != nil {
+			return err
+		}
+		svc, ok := obj.(*corev1.Service)
+		if !ok {
+			return fmt.Errorf("service %s is a %T", name, obj)
+		}
 		found := false
 		for _, p := range svc.Spec.Ports {
 			if int64(p.Port) == n {
@@ -104,7 +105,7 @@ func (c *connector) serviceProxy(w http.ResponseWriter, req *http.Request, call 
 			return apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", n, name))
 		}
 	}
-	host, err := c.endpoint(req.Context(), svc, port)
+	host, err := c.endpoint(req.Context(), call.Namespace, name, port)
 	if err != nil {
 		return err
 	}
@@ -112,13 +113,13 @@ func (c *connector) serviceProxy(w http.ResponseWriter, req *http.Request, call 
 }
 
 // endpoint picks a ready endpoint of a service's port.
-func (c *connector) endpoint(ctx context.Context, svc *corev1.Service, port string) (string, error) {
-	none := apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", svc.Name))
+func (c *connector) endpoint(ctx context.Context, namespace, service, port string) (string, error) {
+	none := apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", service))
 	res := c.registry.Lookup(discoveryv1.SchemeGroupVersion.WithResource("endpointslices"))
 	if res == nil {
 		return "", none
 	}
-	page, err := res.Collection.List(ctx, store.ListOptions{Prefix: svc.Namespace + "/"})
+	page, err := res.Collection.List(ctx, store.ListOptions{Prefix: namespace + "/"})
 	if err != nil {
 		return "", rest.StoreError(res, "", err)
 	}
@@ -129,7 +130,7 @@ func (c *connector) endpoint(ctx context.Context, svc *corev1.Service, port stri
 			return "", err
 		}
 		slice, ok := obj.(*discoveryv1.EndpointSlice)
-		if !ok || slice.Labels[discoveryv1.LabelServiceName] != svc.Name || slice.AddressType == discoveryv1.AddressTypeFQDN {
+		if !ok || slice.Labels[discoveryv1.LabelServiceName] != service || slice.AddressType == discoveryv1.AddressTypeFQDN {
 			continue
 		}
 		for _, p := range slice.Ports {
@@ -146,7 +147,7 @@ func (c *connector) endpoint(ctx context.Context, svc *corev1.Service, port stri
 	if len(hosts) == 0 {
 		// Who waited for the service's Endpoints, which another controller writes,
 		// is not told that there are none.
-		if hosts, err = c.olderEndpoints(ctx, svc, port); err != nil {
+		if hosts, err = c.olderEndpoints(ctx, namespace, service, port); err != nil {
 			return "", err
 		}
 	}
@@ -157,8 +158,8 @@ func (c *connector) endpoint(ctx context.Context, svc *corev1.Service, port stri
 }
 
 // olderEndpoints are the ready addresses of a service's port in its Endpoints.
-func (c *connector) olderEndpoints(ctx context.Context, svc *corev1.Service, port string) ([]string, error) {
-	obj, err := c.get(ctx, "endpoints", svc.Namespace, svc.Name)
+func (c *connector) olderEndpoints(ctx context.Context, namespace, service, port string) ([]string, error) {
+	obj, err := c.get(ctx, "endpoints", namespace, service)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -167,7 +168,7 @@ func (c *connector) olderEndpoints(ctx context.Context, svc *corev1.Service, por
 	}
 	endpoints, ok := obj.(*corev1.Endpoints)
 	if !ok {
-		return nil, fmt.Errorf("endpoints %s are a %T", svc.Name, obj)
+		return nil, fmt.Errorf("endpoints %s are a %T", service, obj)
 	}
 	var hosts []string
 	for _, subset := range endpoints.Subsets {

@@ -91,11 +91,11 @@ func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
 	// Groups are told of whatever is asked of them.
-	if groups := len(parts) <= 2 && parts[0] == "apis"; !groups && req.Method != http.MethodGet && req.Method != http.MethodHead {
+	d := h.documents()
+	if groups := len(parts) <= 2 && parts[0] == "apis"; !groups && req.Method != http.MethodGet && d.serves(parts) {
 		h.cfg.Sender.Error(w, req, rest.NoMethod())
 		return
 	}
-	d := h.documents()
 	root := len(parts) == 1
 	// Versions, and /api, are found by upstream's router, the others are not.
 	routed := parts[0] == "api" || len(parts) == 3
@@ -145,6 +145,16 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if err := h.cfg.Sender.SendObject(w, req, format, http.StatusOK, obj); err != nil {
 		h.cfg.Sender.Error(w, req, err)
 	}
+}
+
+// serves tells whether there is a document of /api, or of the version that the
+// path names.
+func (d *documents) serves(path []string) bool {
+	gv := schema.GroupVersion{Version: path[len(path)-1]}
+	if len(path) == 3 {
+		gv.Group = path[1]
+	}
+	return len(path) == 1 || d.byGV[gv] != nil
 }
 
 func (h *Handler) notFound(w http.ResponseWriter, req *http.Request) {

@@ -66,9 +66,8 @@ func New(path string, log *slog.Logger, checks ...Check) *Handler {
 // ServeHTTP looks at all checks, or at the one that the path names.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
 	name := strings.TrimSuffix(h.path[1:], "/")
-	if one, ok := strings.CutPrefix(req.URL.Path, h.path+"/"); ok && one != "" {
+	if one, ok := strings.CutPrefix(req.URL.Path, h.path+"/"); ok {
 		i := slices.IndexFunc(h.checks, func(c Check) bool { return c.Name == one })
 		if i < 0 {
 			http.Error(w, "404 page not found", http.StatusNotFound)
@@ -81,6 +80,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		fmt.Fprint(w, "ok")
 		return
 	}
+	w.Header().Set("X-Content-Type-Options", "nosniff")
 	query := req.URL.Query()
 	excluded := map[string]bool{}
 	for _, v := range query["exclude"] {

@@ -90,6 +90,14 @@ const (
 // ServeHTTP as http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimSuffix(r.URL.Path, "/")
+	switch r.URL.Path {
+	case "/openapi/v2/":
+		http.Error(w, "404 page not found", http.StatusNotFound)
+		return
+	case "/openapi/v3/":
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
 	if name, ok := strings.CutPrefix(path, "/openapi/v3/"); ok && h.aggregation != nil {
 		if other := h.aggregation.OpenAPIV3Handler(name); other != nil {
 			other.ServeHTTP(w, r)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/request"
 	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/api"
 	"hyperkube/internal/store"
@@ -36,8 +38,9 @@ func evictAction(reg *registry.Registry) *registry.Action {
 	e := &evictor{reg}
 	return &registry.Action{
 		Resource: pods, Subresource: "eviction", Kind: policyv1.SchemeGroupVersion.WithKind("Eviction"),
-		New: func() runtime.Object { return &policyv1.Eviction{} },
-		Run: e.run,
+		Former: "v1beta1",
+		New:    func() runtime.Object { return &policyv1.Eviction{} },
+		Run:    e.run,
 	}
 }
 
@@ -63,11 +66,17 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 			field.Invalid(field.NewPath("deleteOptions", "ignoreStoreReadErrorWithClusterBreakingPotential"), true, "can not be set for pod eviction, try after removing the option"),
 		})
 	}
-	// Either of the two asks for it.
-	call.DryRun = call.DryRun || len(opts.DryRun) > 0
-	if call.DryRun {
-		opts.DryRun = []string{metav1.DryRunAll}
+	// Either of the two asks for it; both must say the same.
+	switch {
+	case len(opts.DryRun) == 0:
+		opts.DryRun = call.DryRuns
+	case len(call.DryRuns) > 0 && !slices.Equal(call.DryRuns, opts.DryRun):
+		return nil, fmt.Errorf("Non-matching dry-run options in request and content: %v and %v", call.DryRuns, opts.DryRun)
 	}
+	if err := request.CheckDeleteOptions(opts); err != nil {
+		return nil, err
+	}
+	call.DryRun = len(opts.DryRun) > 0
 	if err := call.Validate(ctx, eviction); err != nil {
 		return nil, err
 	}

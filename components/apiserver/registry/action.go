@@ -24,6 +24,9 @@ type Action struct {
 	// Kind of the body and the answer, e.g. authentication.k8s.io/v1
 	// TokenRequest.
 	Kind schema.GroupVersionKind
+	// Former is an older version whose bodies read the same; empty: there is
+	// none.
+	Former string
 	// New makes an empty body.
 	New func() runtime.Object
 	// Default fills what the body leaves unset; may be nil.
@@ -43,6 +46,8 @@ type ActionCall struct {
 	// Resource is the resource whose subresource was asked for.
 	Resource *Resource
 	DryRun   bool
+	// DryRuns is how the query asks for that.
+	DryRuns []string
 	// Validate asks validating admission about the final object; an action
 	// that changes something calls it before it does.
 	Validate func(ctx context.Context, obj runtime.Object) error

@@ -27,6 +27,9 @@ type Stream struct {
 	Options func(query url.Values) (runtime.Object, error)
 	// Admit asks admission whether to CONNECT.
 	Admit bool
+	// Proxy: what is below its path is another server's, and so are methods
+	// that are no verbs.
+	Proxy bool
 	// Serve answers, once admission has agreed. Errors that it returns are
 	// written as a Status; after the first byte it returns none.
 	Serve func(w http.ResponseWriter, req *http.Request, call StreamCall) error

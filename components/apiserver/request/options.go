@@ -117,7 +117,7 @@ func PatchOptions(query url.Values, patch types.PatchType) (*metav1.PatchOptions
 	return o, invalid("PatchOptions", errs)
 }
 
-// DeleteOptions of a deletion without a body.
+// DeleteOptions of a deletion without a body. Preconditions are in the query, too.
 func DeleteOptions(query url.Values) (*metav1.DeleteOptions, error) {
 	o := &metav1.DeleteOptions{DryRun: query["dryRun"]}
 	if _, ok := query["gracePeriodSeconds"]; ok {
@@ -138,6 +138,16 @@ func DeleteOptions(query url.Values) (*metav1.DeleteOptions, error) {
 	if isTrue(query, "ignoreStoreReadErrorWithClusterBreakingPotential") {
 		yes := true
 		o.IgnoreStoreReadErrorWithClusterBreakingPotential = &yes
+	}
+	uid, revision := types.UID(query.Get("uid")), query.Get("resourceVersion")
+	if uid != "" || revision != "" {
+		o.Preconditions = &metav1.Preconditions{}
+		if uid != "" {
+			o.Preconditions.UID = &uid
+		}
+		if revision != "" {
+			o.Preconditions.ResourceVersion = &revision
+		}
 	}
 	return o, nil
 }

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/admission"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -34,6 +35,9 @@ func (c *call) action(a *registry.Action) error {
 		return err
 	}
 	obj := a.New()
+	if a.Former != "" {
+		c.former = schema.GroupVersionKind{Group: a.Kind.Group, Version: a.Former, Kind: a.Kind.Kind}
+	}
 	if err := c.decode(body, obj, a.Kind, fieldValidation(opts.FieldValidation)); err != nil {
 		return err
 	}
@@ -77,6 +81,7 @@ func (c *call) action(a *registry.Action) error {
 		Object:    obj,
 		Resource:  c.res,
 		DryRun:    r.dryRun,
+		DryRuns:   opts.DryRun,
 		Validate: func(ctx context.Context, obj runtime.Object) error {
 			r.obj = obj
 			return c.confirm(ctx, r)
@@ -152,7 +157,11 @@ func (c *call) deleteFor(ctx context.Context, opts *metav1.DeleteOptions) error 
 
 // stream hands the request to a subresource that answers by itself.
 func (c *call) stream(s *registry.Stream) error {
-	if c.info.Verb != "" && !slices.Contains(s.Verbs, c.info.Verb) {
+	switch {
+	case len(c.info.Parts) > 3 && !s.Proxy:
+		return errNoRoute
+	case s.Proxy && c.req.Method == http.MethodOptions:
+	case !s.Proxy && c.req.Method == http.MethodHead, !slices.Contains(s.Verbs, c.info.Verb):
 		return c.notAllowed()
 	}
 	call := registry.StreamCall{Namespace: c.namespace, Name: c.name, Resource: c.res}

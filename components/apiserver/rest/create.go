@@ -139,6 +139,10 @@ func (c *call) taken(err error, obj api.Object) error {
 	if !apierrors.IsAlreadyExists(told) {
 		return told
 	}
+	if obj.GetGenerateName() != "" {
+		// Whoever gave both is told so, too.
+		told = apierrors.NewGenerateNameConflict(c.res.GroupResource(), obj.GetName(), 1)
+	}
 	other, gerr := c.res.Collection.Get(c.ctx, c.res.Key(obj.GetNamespace(), obj.GetName()), -1)
 	if gerr != nil {
 		return told

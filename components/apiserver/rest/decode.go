@@ -119,6 +119,9 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 	default:
 		given, strictErrs, err = decodeJSON(data, into, strict)
 	}
+	if given == c.former && !given.Empty() {
+		given = gvk
+	}
 	custom, isCustom := into.(*unstructured.Unstructured)
 	if wrong := checkKind(into, given, gvk); wrong != nil {
 		err = wrong
@@ -305,7 +308,16 @@ func decodeJSON(data []byte, into runtime.Object, strict strictness) (schema.Gro
 // warnStrict tells the client of each strict decoding error.
 func (c *call) warnStrict(errs []error) {
 	for _, err := range errs {
-		warning.AddWarning(c.ctx, "", err.Error())
+		// YAML tells of several lines in one error.
+		text := strings.TrimPrefix(err.Error(), "error converting YAML to JSON: ")
+		text, several := strings.CutPrefix(text, "yaml: unmarshal errors:\n")
+		if !several {
+			warning.AddWarning(c.ctx, "", err.Error())
+			continue
+		}
+		for line := range strings.SplitSeq(text, "\n") {
+			warning.AddWarning(c.ctx, "", strings.TrimSpace(line))
+		}
 	}
 }
 

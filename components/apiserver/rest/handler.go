@@ -120,6 +120,9 @@ type call struct {
 	// lists of all namespaces.
 	namespace string
 	name      string
+	// former is another version whose bodies read the same; empty but for
+	// actions that have one.
+	former schema.GroupVersionKind
 	// body is what was read of the request's, nil before.
 	body *readBody
 }
@@ -152,6 +155,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	if c.misplaced() {
 		h.NotFound(w, req)
+		return
+	}
+	if err := c.route(); err != nil {
+		h.Error(w, req, err)
 		return
 	}
 	c.warnDeprecated()
@@ -222,6 +229,9 @@ var errNoMethod = &apierrors.StatusError{ErrStatus: metav1.Status{
 }}
 
 func (c *call) dispatch() error {
+	if err := c.checkPathName(); err != nil {
+		return err
+	}
 	if len(c.info.Parts) > 2 {
 		if s := c.res.Stream(c.info.Subresource); s != nil {
 			return c.stream(s)

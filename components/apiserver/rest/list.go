@@ -196,6 +196,9 @@ func (c *call) page(opts *internalversion.ListOptions, s selected) (*store.Page,
 			return nil, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
 		}
 		lo.Exact = lo.Revision > 0
+		if revision == 0 {
+			lo.Limit = 0 // as below
+		}
 	} else {
 		lo.Revision = revision
 		switch {

@@ -169,7 +169,14 @@ func (c *call) patchScale(format negotiate.Format) error {
 	p.empty = func() api.Object { return &autoscalingv1.Scale{} }
 	p.defaults = func(api.Object) {}
 	return c.changeScale(format, updateOptionsOf(p.options), "", func(current *autoscalingv1.Scale) (*autoscalingv1.Scale, error) {
-		return asScale(p.apply(current))
+		after, err := asScale(p.apply(current))
+		if err != nil {
+			return nil, err
+		}
+		if err := c.checkNamespace(after); err != nil {
+			return nil, err
+		}
+		return after, c.checkName(after)
 	})
 }
 

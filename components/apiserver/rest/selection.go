@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -143,14 +144,17 @@ func checkFields(res *registry.Resource, s fields.Selector) (fields.Selector, er
 	if s.Empty() {
 		return s, nil
 	}
+	// Kinds that do not say what they have take both fields of metadata, whatever their scope.
+	plain := onlyMeta(res.FieldNames)
+	refusal := cmp.Or(res.NoField, "field label not supported: %s")
+	if res.Custom == nil && plain {
+		refusal = "%q is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+	}
 	for _, r := range s.Requirements() {
-		if slices.Contains(res.FieldNames, r.Field) || r.Field == "metadata.namespace" {
+		if slices.Contains(res.FieldNames, r.Field) || (plain || res.Custom != nil) && r.Field == "metadata.namespace" {
 			continue
 		}
-		if res.Custom == nil && onlyMeta(res.FieldNames) {
-			return nil, apierrors.NewBadRequest(fmt.Sprintf("%q is not a known field selector: only \"metadata.name\", \"metadata.namespace\"", r.Field))
-		}
-		return nil, apierrors.NewBadRequest("field label not supported: " + r.Field)
+		return nil, apierrors.NewBadRequest(fmt.Sprintf(refusal, r.Field))
 	}
 	return s, nil
 }

@@ -41,13 +41,25 @@ func (c *call) sendTable(format negotiate.Format, code int, rows []tableRow, met
 	return c.write(format, code, data)
 }
 
-func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow, meta tableMeta, headers bool) ([]byte, error) {
-	include := metav1.IncludeObjectPolicy(c.query.Get("includeObject"))
-	switch include {
+// include is what of the objects rows are to have.
+func (c *call) include() metav1.IncludeObjectPolicy {
+	return metav1.IncludeObjectPolicy(c.query.Get("includeObject"))
+}
+
+func (c *call) checkInclude() error {
+	switch include := c.include(); include {
 	case metav1.IncludeNone, metav1.IncludeMetadata, metav1.IncludeObject, "":
+		return nil
 	default:
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("unrecognized includeObject value: %q", include))
+		return apierrors.NewBadRequest(fmt.Sprintf("Unable to convert to Table as requested: includeObject: Invalid value: %q: must be 'Metadata', 'Object', 'None', or empty", include))
 	}
+}
+
+func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow, meta tableMeta, headers bool) ([]byte, error) {
+	if err := c.checkInclude(); err != nil {
+		return nil, err
+	}
+	include := c.include()
 	kind := tableKinds[format.Version]
 	dst = kind.AppendJSONHead(dst)
 	dst = append(dst, `,"metadata":{"resourceVersion":"`...)

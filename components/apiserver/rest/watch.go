@@ -57,6 +57,11 @@ func (c *call) watch() error {
 	if err := request.CheckListOptions(&checked); err != nil {
 		return err
 	}
+	if format.As == negotiate.Table {
+		if err := c.checkInclude(); err != nil {
+			return err
+		}
+	}
 	if len(c.info.Parts) > 1 {
 		// The old form /api/v1/watch/namespaces/ns/pods/name.
 		if f := opts.FieldSelector; f != nil && !f.Empty() {

@@ -36,6 +36,7 @@ func mutatingAdmissionPolicy() api.Kind[*admissionv1.MutatingAdmissionPolicy] {
 		Validate: func(_ context.Context, p *policy) field.ErrorList {
 			return append(validateMutatingPolicy(p, nil), notStatic(p.Name)...)
 		},
+		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*policy]{
 			Prepare: func(_ context.Context, p, old *policy) {
 				prepareGeneration(p, old, apiequality.Semantic.DeepEqual(p.Spec, old.Spec))

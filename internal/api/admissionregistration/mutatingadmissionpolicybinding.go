@@ -31,8 +31,9 @@ func mutatingAdmissionPolicyBinding() api.Kind[*admissionv1.MutatingAdmissionPol
 		Default: func(b *binding) {
 			defaultMatchResources(b.Spec.MatchResources)
 		},
-		PrepareCreate: firstGeneration[*binding],
-		Validate:      func(_ context.Context, b *binding) field.ErrorList { return append(validate(b), notStatic(b.Name)...) },
+		PrepareCreate:             firstGeneration[*binding],
+		Validate:                  func(_ context.Context, b *binding) field.ErrorList { return append(validate(b), notStatic(b.Name)...) },
+		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*binding]{
 			Prepare: func(_ context.Context, b, old *binding) {
 				prepareGeneration(b, old, apiequality.Semantic.DeepEqual(b.Spec, old.Spec))

@@ -44,6 +44,7 @@ func mutatingWebhookConfiguration() api.Kind[*admissionv1.MutatingWebhookConfigu
 		Warnings: func(_ context.Context, c, _ *configuration) []string {
 			return warnVirtual(mutatingHooks(c.Webhooks))
 		},
+		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*configuration]{
 			Prepare: func(_ context.Context, c, old *configuration) {
 				prepareGeneration(c, old, apiequality.Semantic.DeepEqual(c.Webhooks, old.Webhooks))

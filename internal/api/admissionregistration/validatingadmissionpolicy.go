@@ -50,6 +50,7 @@ func validatingAdmissionPolicy() api.Kind[*admissionv1.ValidatingAdmissionPolicy
 		Validate: func(_ context.Context, p *policy) field.ErrorList {
 			return append(validateValidatingPolicy(p, nil), notStatic(p.Name)...)
 		},
+		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*policy]{
 			Prepare: func(_ context.Context, p, old *policy) {
 				old.Status.DeepCopyInto(&p.Status)

@@ -28,10 +28,11 @@ func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissio
 		New:     func() *binding { return &binding{} },
 		NewList: func() runtime.Object { return &admissionv1.ValidatingAdmissionPolicyBindingList{} },
 
-		AnyFinalizers: true,
-		Default:       func(b *binding) { defaultMatchResources(b.Spec.MatchResources) },
-		PrepareCreate: firstGeneration[*binding],
-		Validate:      func(_ context.Context, b *binding) field.ErrorList { return append(notStatic(b.Name), validate(b)...) },
+		AnyFinalizers:             true,
+		Default:                   func(b *binding) { defaultMatchResources(b.Spec.MatchResources) },
+		PrepareCreate:             firstGeneration[*binding],
+		Validate:                  func(_ context.Context, b *binding) field.ErrorList { return append(notStatic(b.Name), validate(b)...) },
+		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*binding]{
 			Prepare: func(_ context.Context, b, old *binding) {
 				prepareGeneration(b, old, apiequality.Semantic.DeepEqual(b.Spec, old.Spec))

@@ -43,6 +43,7 @@ func validatingWebhookConfiguration() api.Kind[*admissionv1.ValidatingWebhookCon
 		Warnings: func(_ context.Context, c, _ *configuration) []string {
 			return warnVirtual(validatingHooks(c.Webhooks))
 		},
+		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*configuration]{
 			Prepare: func(_ context.Context, c, old *configuration) {
 				prepareGeneration(c, old, apiequality.Semantic.DeepEqual(c.Webhooks, old.Webhooks))

@@ -2,14 +2,12 @@ package apps
 
 import (
 	"context"
-	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
 	extensionsv1beta1 "k8s.io/api/extensions/v1beta1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -82,10 +80,6 @@ func replicaSet() api.Kind[*appsv1.ReplicaSet] {
 			},
 			Set: func(rs *appsv1.ReplicaSet, n int32) { rs.Spec.Replicas = &n },
 		},
-		Fields: func(rs *appsv1.ReplicaSet) fields.Set {
-			return fields.Set{"status.replicas": strconv.Itoa(int(rs.Status.Replicas))}
-		},
-		FieldNames: []string{"status.replicas"},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
 			api.Column("Desired", "integer", extensionsv1beta1.ReplicaSetSpec{}.SwaggerDoc()["replicas"]),

@@ -84,6 +84,7 @@ func job() api.Kind[*batchv1.Job] {
 			return fields.Set{"status.successful": strconv.Itoa(int(j.Status.Succeeded))}
 		},
 		FieldNames: []string{"status.successful"},
+		NoField:    "field label %q not supported for Job",
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
 			api.Column("Status", "string", "Status of the job."),

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -36,6 +37,11 @@ func limitRange() api.Kind[*corev1.LimitRange] {
 				defaultLimits(&l.Spec.Limits[i])
 			}
 		},
+		PrepareCreate: func(_ context.Context, l *corev1.LimitRange) {
+			if l.Name == "" {
+				l.Name = string(uuid.NewUUID())
+			}
+		},
 		Validate:            func(_ context.Context, l *corev1.LimitRange) field.ErrorList { return check(l) },
 		AllowCreateOnUpdate: true,
 		Update: api.KindUpdate[*corev1.LimitRange]{
@@ -44,7 +50,7 @@ func limitRange() api.Kind[*corev1.LimitRange] {
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			api.Column("Created At", "string", metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]),
+			api.Column("Created At", "date", metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]),
 		},
 		Row: func(l *corev1.LimitRange) []any {
 			return []any{l.Name, l.CreationTimestamp.UTC().Format(time.RFC3339)}

@@ -86,10 +86,9 @@ func namespace() api.Kind[*corev1.Namespace] {
 		},
 		Retain: func(ns *corev1.Namespace) bool { return len(ns.Spec.Finalizers) > 0 },
 		Fields: func(ns *corev1.Namespace) fields.Set {
-			// "name" is an old alias of metadata.name.
-			return fields.Set{"status.phase": string(ns.Status.Phase), "name": ns.Name}
+			return fields.Set{"status.phase": string(ns.Status.Phase)}
 		},
-		FieldNames: []string{"name", "status.phase"},
+		FieldNames: []string{"status.phase"},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
 			api.Column("Status", "string", "The status of the namespace"),

@@ -10,7 +10,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -59,9 +58,6 @@ func persistentVolume() api.Kind[*corev1.PersistentVolume] {
 				ResetFields: [][]string{{"spec"}},
 			},
 		},
-		// "name" is an old alias of metadata.name.
-		Fields:     func(pv *corev1.PersistentVolume) fields.Set { return fields.Set{"name": pv.Name} },
-		FieldNames: []string{"name"},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
 			api.Column("Capacity", "string", spec["capacity"]),

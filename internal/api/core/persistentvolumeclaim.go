@@ -10,7 +10,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -77,9 +76,6 @@ func persistentVolumeClaim() api.Kind[*corev1.PersistentVolumeClaim] {
 				ResetFields: [][]string{{"spec"}},
 			},
 		},
-		// "name" is an old alias of metadata.name.
-		Fields:     func(c *corev1.PersistentVolumeClaim) fields.Set { return fields.Set{"name": c.Name} },
-		FieldNames: []string{"name"},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
 			api.Column("Status", "string", status["phase"]),

@@ -27,7 +27,8 @@ func runtimeClass() api.Kind[*nodev1.RuntimeClass] {
 		New:                 func() *nodev1.RuntimeClass { return &nodev1.RuntimeClass{} },
 		NewList:             func() runtime.Object { return &nodev1.RuntimeClassList{} },
 
-		Validate: func(_ context.Context, c *nodev1.RuntimeClass) field.ErrorList { return validateRuntimeClass(c) },
+		Validate:                  func(_ context.Context, c *nodev1.RuntimeClass) field.ErrorList { return validateRuntimeClass(c) },
+		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*nodev1.RuntimeClass]{
 			Validate: func(_ context.Context, c, old *nodev1.RuntimeClass) field.ErrorList {
 				var errs validate.Errors

@@ -68,6 +68,7 @@ func resourceSlice() api.Kind[*resourcev1.ResourceSlice] {
 			return set
 		},
 		FieldNames: []string{resourcev1.ResourceSliceSelectorNodeName, resourcev1.ResourceSliceSelectorDriver, resourcev1.ResourceSliceSelectorPoolName},
+		NoField:    "field label not supported for resource.k8s.io/v1, Kind=ResourceSlice: %s",
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
 			api.Column("Node", "string", spec["nodeName"]),

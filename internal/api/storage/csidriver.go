@@ -53,6 +53,7 @@ func csiDriver() api.Kind[*storagev1.CSIDriver] {
 			}
 			return nil
 		},
+		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*storagev1.CSIDriver]{
 			Prepare: func(_ context.Context, d, old *storagev1.CSIDriver) {
 				d.Generation = old.Generation

@@ -20,14 +20,15 @@ const maxNodeID = 256
 
 func csiNode() api.Kind[*storagev1.CSINode] {
 	return api.Kind[*storagev1.CSINode]{
-		Names:         api.Names{Kind: "CSINode", Plural: "csinodes"},
-		Group:         group,
-		Version:       version,
-		Scope:         api.Cluster,
-		New:           func() *storagev1.CSINode { return &storagev1.CSINode{} },
-		NewList:       func() runtime.Object { return &storagev1.CSINodeList{} },
-		PrepareCreate: func(_ context.Context, n *storagev1.CSINode) { n.Status = storagev1.CSINodeStatus{} },
-		Validate:      func(_ context.Context, n *storagev1.CSINode) field.ErrorList { return validateCSINode(n, nil) },
+		Names:                     api.Names{Kind: "CSINode", Plural: "csinodes"},
+		Group:                     group,
+		Version:                   version,
+		Scope:                     api.Cluster,
+		New:                       func() *storagev1.CSINode { return &storagev1.CSINode{} },
+		NewList:                   func() runtime.Object { return &storagev1.CSINodeList{} },
+		PrepareCreate:             func(_ context.Context, n *storagev1.CSINode) { n.Status = storagev1.CSINodeStatus{} },
+		Validate:                  func(_ context.Context, n *storagev1.CSINode) field.ErrorList { return validateCSINode(n, nil) },
+		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*storagev1.CSINode]{
 			Prepare:     func(_ context.Context, n, old *storagev1.CSINode) { old.Status.DeepCopyInto(&n.Status) },
 			Validate:    func(_ context.Context, n, old *storagev1.CSINode) field.ErrorList { return validateCSINode(n, old) },

@@ -17,13 +17,14 @@ import (
 
 func csiStorageCapacity() api.Kind[*storagev1.CSIStorageCapacity] {
 	return api.Kind[*storagev1.CSIStorageCapacity]{
-		Names:    api.Names{Kind: "CSIStorageCapacity", ListKind: "CSIStorageCapacityList", Plural: "csistoragecapacities"},
-		Group:    group,
-		Version:  version,
-		Scope:    api.Namespaced,
-		New:      func() *storagev1.CSIStorageCapacity { return &storagev1.CSIStorageCapacity{} },
-		NewList:  func() runtime.Object { return &storagev1.CSIStorageCapacityList{} },
-		Validate: func(_ context.Context, c *storagev1.CSIStorageCapacity) field.ErrorList { return validateCapacity(c) },
+		Names:                     api.Names{Kind: "CSIStorageCapacity", ListKind: "CSIStorageCapacityList", Plural: "csistoragecapacities"},
+		Group:                     group,
+		Version:                   version,
+		Scope:                     api.Namespaced,
+		New:                       func() *storagev1.CSIStorageCapacity { return &storagev1.CSIStorageCapacity{} },
+		NewList:                   func() runtime.Object { return &storagev1.CSIStorageCapacityList{} },
+		Validate:                  func(_ context.Context, c *storagev1.CSIStorageCapacity) field.ErrorList { return validateCapacity(c) },
+		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*storagev1.CSIStorageCapacity]{
 			Validate: func(_ context.Context, c, old *storagev1.CSIStorageCapacity) field.ErrorList {
 				errs := validateCapacity(c)

@@ -44,6 +44,7 @@ func volumeAttachment() api.Kind[*storagev1.VolumeAttachment] {
 		Validate: func(_ context.Context, a *storagev1.VolumeAttachment) field.ErrorList {
 			return validateAttachment(a, true)
 		},
+		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*storagev1.VolumeAttachment]{
 			Prepare: func(_ context.Context, a, old *storagev1.VolumeAttachment) { old.Status.DeepCopyInto(&a.Status) },
 			Validate: func(_ context.Context, a, old *storagev1.VolumeAttachment) field.ErrorList {

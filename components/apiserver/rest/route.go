@@ -1,0 +1,49 @@
+package rest
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation/path"
+)
+
+// route tells whether the path of a built-in resource is there, and has the
+// method: no names of what is only created, no names without their namespace,
+// and no HEAD but of what others serve. Subresources are looked at when their
+// kind is known.
+func (c *call) route() error {
+	if c.res.Custom != nil {
+		return nil
+	}
+	verb, parts := c.info.Verb, len(c.info.Parts)
+	created := !slices.Contains(c.res.Verbs, "get") && slices.Contains(c.res.Verbs, "create")
+	homeless := bool(c.res.Scope) && c.namespace == ""
+	nested := c.res.Plural == "namespaces" && c.res.Group == "" && c.info.Namespace != "" && (parts == 1 || c.info.Parts[1] != c.info.Namespace)
+	if verb == "proxy" || nested || homeless && (created || parts > 1) || created && parts > 1 {
+		return errNoRoute
+	}
+	switch {
+	case parts > 2 || verb == "watch":
+		return nil
+	case c.req.Method == http.MethodHead, !slices.Contains(c.res.Verbs, verb), parts > 1 && verb == "create", homeless && verb != "list":
+		return errNoMethod
+	case parts == 1 && (verb == "update" || verb == "patch"):
+		return errNoMethod
+	}
+	return nil
+}
+
+// checkPathName refuses names that are no part of a path, for objects that are read
+// by them.
+func (c *call) checkPathName() error {
+	if len(c.info.Parts) < 2 {
+		return nil
+	}
+	if msgs := path.IsValidPathSegmentName(c.name); len(msgs) > 0 {
+		return apierrors.NewBadRequest(fmt.Sprintf("Name parameter invalid: %q: %s", c.name, strings.Join(msgs, ";")))
+	}
+	return nil
+}
