@@ -200,7 +200,7 @@ func (k *Kubelet) compose() error {
 	k.host = &pods.Host{
 		Log: k.log, NodeName: cfg.NodeName, CRI: k.cri, Kube: k.kube, Objects: k.objects,
 		Metrics: k.metrics,
-		Volumes: &volume.Set{Root: cfg.Layout.Kubelet, Metrics: k.metrics, Types: []volume.Type{
+		Volumes: &volume.Set{Root: cfg.Layout.Kubelet, SELinux: volume.HostHasSELinux(), Metrics: k.metrics, Types: []volume.Type{
 			volume.EmptyDir{Allocatable: getAllocatable},
 			hostPaths,
 			volume.ConfigMapVolume{Objects: k.objects},

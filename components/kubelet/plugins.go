@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/kubelet/pluginwatch"
+	"hyperkube/components/kubelet/volume"
 	"hyperkube/components/kubelet/volume/csi"
 )
 
@@ -18,7 +19,8 @@ import (
 func (k *Kubelet) newCSI(events record.EventRecorder) (*csi.Plugin, error) {
 	return csi.New(csi.Config{
 		Root: k.cfg.Layout.Kubelet, Alias: k.cfg.Layout.KubeletAlias(), NodeName: k.cfg.NodeName, Kube: k.kube, Tokens: k.tokens, Events: events, Log: k.log, Metrics: k.metrics,
-		Node: func() *v1.Node { return k.keeper.Node() },
+		Node:      func() *v1.Node { return k.keeper.Node() },
+		FileLabel: volume.FileLabels(),
 		InUse: func() {
 			if k.keeper != nil {
 				k.keeper.Changed()

@@ -104,6 +104,7 @@ func (r *Runtime) adoptSandbox(rec *sandboxRecord) {
 		}
 	}
 	r.sandboxes[rec.ID] = s
+	r.selinux.Adopt(rec.Labels)
 	r.names["sandbox"+sandboxName(rec.config.GetMetadata())] = rec.ID
 	r.followSandbox(s)
 }
@@ -117,6 +118,7 @@ func (r *Runtime) adoptContainer(rec *containerRecord) {
 		return
 	}
 	r.containers[rec.ID] = c
+	r.selinux.Adopt(rec.Labels)
 	pod := r.sandboxes[rec.Sandbox].get().config
 	r.names["container"+containerName(rec.config.GetMetadata(), pod.GetMetadata())] = rec.ID
 	switch rec.Phase {

@@ -125,17 +125,23 @@ func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateCon
 	if err := r.reserve("container", name, id); err != nil {
 		return nil, err
 	}
+	labels, err := r.selinux.Container(pod.Labels, config.GetLinux().GetSecurityContext())
+	if err != nil {
+		r.release("container", name)
+		return nil, err
+	}
 	c := &containerState{id: id, sandbox: pod.ID, record: containerRecord{
 		ID: id, Sandbox: pod.ID, Boot: r.boot, Phase: phaseCreating, Created: time.Now().UnixNano(),
 		ImageID: image.ID, ImageRef: imageRef(image), Layers: slices.Concat([]string{points}, image.Layers),
 		Cgroup: filepath.Join(r.podCgroup(pod.config), id), Handler: pod.Handler,
 		LogPath: logs.Path(pod.config.GetLogDirectory(), config.GetLogPath()),
-		Config:  marshal(config), config: config, StopSignal: stopSignal(config, image.Config),
+		Labels:  labels, Config: marshal(config), config: config, StopSignal: stopSignal(config, image.Config),
 	}}
 	if err := r.makeContainer(c, pod, image); err != nil {
 		if undoErr := r.unmakeContainer(context.WithoutCancel(ctx), c); undoErr != nil {
 			r.log.Warn("a container that failed cannot be removed", "container", id, "error", undoErr)
 		}
+		r.selinux.Release(labels)
 		r.release("container", name)
 		return nil, err
 	}
@@ -143,6 +149,7 @@ func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateCon
 	if r.sandboxes[pod.ID] != s {
 		r.mu.Unlock()
 		_ = r.unmakeContainer(context.WithoutCancel(ctx), c)
+		r.selinux.Release(labels)
 		r.release("container", name)
 		return nil, fmt.Errorf("sandbox %q was removed: %w", pod.ID, errNotFound)
 	}
@@ -177,6 +184,9 @@ func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *ima
 	}
 	mounts, err := r.resolveMounts(c, pod, image.Config, false)
 	if err != nil {
+		return err
+	}
+	if err := r.label(pod, c.get().Labels, mounts); err != nil {
 		return err
 	}
 	spec, err := r.buildSpec(c, pod, image.Config, mounts)
@@ -256,6 +266,7 @@ func (r *Runtime) removeContainer(ctx context.Context, c *containerState) error 
 	s, _ := r.findSandbox(c.sandbox)
 	r.mu.Lock()
 	delete(r.containers, c.id)
+	r.selinux.Release(c.get().Labels)
 	if s != nil {
 		delete(r.names, "container"+containerName(c.get().config.GetMetadata(), s.get().config.GetMetadata()))
 	}

@@ -25,7 +25,7 @@ const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 func (r *Runtime) mountRoot(c *containerState, pod sandboxRecord) error {
 	dir, layers := r.containerDir(c.id), c.get().Layers
 	overlay := container.Overlay{Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Target: r.containerRoot(c.id),
-		UserNS: r.mappedUsers(c, pod)}
+		UserNS: r.mappedUsers(c, pod), Label: c.get().Labels.ForMount()}
 	for _, layer := range layers {
 		overlay.Lower = append(overlay.Lower, r.images.LayerDir(layer))
 	}
@@ -76,6 +76,9 @@ func (r *Runtime) resolveMounts(c *containerState, pod sandboxRecord, config ima
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				return nil, fmt.Errorf("making a volume: %w", err)
 			}
+			if err := r.selinux.Label(dir, c.get().Labels); err != nil {
+				return nil, fmt.Errorf("making a volume: %w", err)
+			}
 			if u := r.mappedUsers(c, pod); u != nil {
 				if err := os.Chown(dir, u.UID, u.GID); err != nil {
 					return nil, fmt.Errorf("making a volume: %w", err)
@@ -102,7 +105,7 @@ func (r *Runtime) mappedUsers(c *containerState, pod sandboxRecord) *container.M
 // mountImage mounts an image's files for one of the container's mounts, which
 // keeps it from being collected and tells from now on which image it is.
 func (r *Runtime) mountImage(c *containerState, pod sandboxRecord, image *images.Image, target string, mount int) error {
-	overlay := container.Overlay{Target: target, UserNS: r.mappedUsers(c, pod)}
+	overlay := container.Overlay{Target: target, UserNS: r.mappedUsers(c, pod), Label: c.get().Labels.ForMount()}
 	for _, layer := range image.Layers {
 		overlay.Lower = append(overlay.Lower, r.images.LayerDir(layer))
 	}
@@ -139,6 +142,9 @@ func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.C
 		UserNS:            r.mappedUsers(c, pod) != nil,
 		SandboxPrivileged: pod.config.GetLinux().GetSecurityContext().GetPrivileged(), AppArmor: r.apparmor,
 		CDIDirs: r.cfg.CDIDirs,
+	}
+	if r.selinux != nil {
+		in.Labels = rec.Labels
 	}
 	options := rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if options.GetPid() == runtimeapi.NamespaceMode_TARGET {

@@ -171,7 +171,7 @@ func (r *Runtime) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*r
 		Features:        &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
 	}
 	if req.GetVerbose() {
-		resp.Info = map[string]string{"config": fmt.Sprintf(`{"root":%q,"state":%q,"cgroupVersion":%d}`, r.cfg.Root, r.cfg.State, r.cgroupVersion())}
+		resp.Info = map[string]string{"config": fmt.Sprintf(`{"root":%q,"state":%q,"cgroupVersion":%d,"selinux":%t}`, r.cfg.Root, r.cfg.State, r.cgroupVersion(), r.selinux != nil)}
 	}
 	return resp, nil
 }

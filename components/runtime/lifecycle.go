@@ -146,14 +146,14 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 		}
 	}()
 	if !config.GetTty() {
-		if live.stdout, child.Stdout, err = r.outputFIFO(c.id, "stdout"); err != nil {
+		if live.stdout, child.Stdout, err = r.outputFIFO(rec, "stdout"); err != nil {
 			return err
 		}
-		if live.stderr, child.Stderr, err = r.outputFIFO(c.id, "stderr"); err != nil {
+		if live.stderr, child.Stderr, err = r.outputFIFO(rec, "stderr"); err != nil {
 			return err
 		}
 		if config.GetStdin() {
-			if child.Stdin, live.stdin, err = r.inputFIFO(c.id); err != nil {
+			if child.Stdin, live.stdin, err = r.inputFIFO(rec); err != nil {
 				return err
 			}
 		}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/runtime/selinux"
 	"hyperkube/internal/atomicfile"
 )
 
@@ -59,6 +60,8 @@ type sandboxRecord struct {
 	// CNI is the configuration of the plugins that have connected it; empty: it
 	// has a link of podnet's.
 	CNI []byte `json:"cni,omitempty"`
+	// Labels are nil where there is no SELinux.
+	Labels *selinux.Labels `json:"selinux,omitempty"`
 
 	config *runtimeapi.PodSandboxConfig
 }
@@ -89,7 +92,9 @@ type containerRecord struct {
 	User       *user    `json:"user,omitempty"`
 	// Volumes are images mounted into it: folders below its state.
 	Volumes []string `json:"volumes,omitempty"`
-	Config  message  `json:"config"`
+	// Labels are nil where there is no SELinux.
+	Labels *selinux.Labels `json:"selinux,omitempty"`
+	Config message         `json:"config"`
 
 	config *runtimeapi.ContainerConfig
 }

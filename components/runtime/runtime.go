@@ -27,6 +27,7 @@ import (
 	"hyperkube/components/runtime/images"
 	"hyperkube/components/runtime/importpb"
 	"hyperkube/components/runtime/sandbox"
+	"hyperkube/components/runtime/selinux"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
@@ -52,6 +53,7 @@ type Runtime struct {
 	plugins  *cni.Plugins
 	journal  *hostchange.Journal
 	apparmor container.AppArmor
+	selinux  *selinux.Host // nil without
 	stream   streaming.Server
 	events   broker
 
@@ -115,6 +117,12 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	if r.apparmor, err = container.DetectAppArmor(); err != nil {
 		r.log.Warn("containers run without the default AppArmor profile", "error", err)
+	}
+	if r.selinux, err = selinux.Detect(); err != nil {
+		r.log.Warn("containers run without SELinux labels", "error", err)
+	}
+	if err := r.selinux.LabelForAll(r.pauseProgram()); err != nil {
+		return nil, err
 	}
 	return r, nil
 }

@@ -139,9 +139,14 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	if err := r.reserve("sandbox", name, id); err != nil {
 		return nil, err
 	}
+	labels, err := r.selinux.Pod(config.GetLinux().GetSecurityContext())
+	if err != nil {
+		r.release("sandbox", name)
+		return nil, err
+	}
 	s := &sandboxState{id: id, record: sandboxRecord{
 		ID: id, Boot: r.boot, Phase: phaseCreating, Created: time.Now().UnixNano(),
-		Handler: req.GetRuntimeHandler(), Config: marshal(config), config: config,
+		Handler: req.GetRuntimeHandler(), Labels: labels, Config: marshal(config), config: config,
 	}}
 	s.life.Lock()
 	defer s.life.Unlock()
@@ -152,6 +157,7 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 			r.log.Warn("a sandbox that failed cannot be removed", "sandbox", id, "error", undoErr)
 		}
 		_ = os.RemoveAll(r.sandboxDir(id))
+		r.selinux.Release(labels)
 		r.release("sandbox", name)
 		return nil, err
 	}
@@ -167,7 +173,7 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 // makeSandbox makes what a sandbox is made of. external is the network of the
 // plugins that connect it, nil if this project's does.
 func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState, external *cni.Network) error {
-	id, config := s.id, s.get().config
+	id, config, labels := s.id, s.get().config, s.get().Labels
 	dir := r.sandboxDir(id)
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		return fmt.Errorf("making the sandbox's directory: %w", err)
@@ -188,8 +194,11 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState, external *cn
 	if err := sandbox.WriteFiles(dir, hostname, shared, dns); err != nil {
 		return err
 	}
+	if err := r.labelFiles(id, labels); err != nil {
+		return err
+	}
 	if !hostIPC(config) {
-		if err := sandbox.MountSHM(r.shm(id), user); err != nil {
+		if err := sandbox.MountSHM(r.shm(id), user, labels.ForMount()); err != nil {
 			return err
 		}
 	}
@@ -212,7 +221,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState, external *cn
 		HostNetwork: shared, HostIPC: hostIPC(config), OOMScoreAdj: -998,
 		HostPID:  namespaceOptions(config).GetPid() == runtimeapi.NamespaceMode_NODE,
 		SharePID: namespaceOptions(config).GetPid() == runtimeapi.NamespaceMode_POD,
-		UserNS:   user,
+		UserNS:   user, Label: labels.ForProcess(),
 	})
 	if err != nil {
 		return err
@@ -449,6 +458,9 @@ func (r *Runtime) forgetSandbox(s *sandboxState) (left *containerState, known bo
 	_, known = r.sandboxes[s.id]
 	delete(r.sandboxes, s.id)
 	delete(r.names, "sandbox"+sandboxName(s.get().config.GetMetadata()))
+	if known {
+		r.selinux.Release(s.get().Labels)
+	}
 	return nil, known
 }
 

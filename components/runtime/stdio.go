@@ -120,12 +120,28 @@ func (r *Runtime) hold(c *containerState, pod sandboxRecord, live *liveContainer
 	return nil
 }
 
+// makeFIFO makes a FIFO that the container may use, unless it is there.
+func (r *Runtime) makeFIFO(rec containerRecord, name string) (path string, err error) {
+	path = r.fifo(rec.ID, name)
+	err = unix.Mkfifo(path, 0o600)
+	if errors.Is(err, unix.EEXIST) {
+		err = nil
+	}
+	if err == nil {
+		err = r.selinux.Label(path, rec.Labels)
+	}
+	if err != nil {
+		return "", fmt.Errorf("making the container's %s: %w", name, err)
+	}
+	return path, nil
+}
+
 // outputFIFO makes a FIFO and opens both ends: ours, and the container's,
 // which reads too so that it never has nobody to write to.
-func (r *Runtime) outputFIFO(id, name string) (ours, theirs *os.File, err error) {
-	path := r.fifo(id, name)
-	if err := unix.Mkfifo(path, 0o600); err != nil && !errors.Is(err, unix.EEXIST) {
-		return nil, nil, fmt.Errorf("making the container's %s: %w", name, err)
+func (r *Runtime) outputFIFO(rec containerRecord, name string) (ours, theirs *os.File, err error) {
+	path, err := r.makeFIFO(rec, name)
+	if err != nil {
+		return nil, nil, err
 	}
 	if ours, err = openReader(path); err != nil {
 		return nil, nil, fmt.Errorf("opening the container's %s: %w", name, err)
@@ -138,10 +154,10 @@ func (r *Runtime) outputFIFO(id, name string) (ours, theirs *os.File, err error)
 }
 
 // inputFIFO makes a FIFO for stdin and opens both ends.
-func (r *Runtime) inputFIFO(id string) (theirs, ours *os.File, err error) {
-	path := r.fifo(id, "stdin")
-	if err := unix.Mkfifo(path, 0o600); err != nil && !errors.Is(err, unix.EEXIST) {
-		return nil, nil, fmt.Errorf("making the container's stdin: %w", err)
+func (r *Runtime) inputFIFO(rec containerRecord) (theirs, ours *os.File, err error) {
+	path, err := r.makeFIFO(rec, "stdin")
+	if err != nil {
+		return nil, nil, err
 	}
 	// Opening one end alone would block.
 	both, err := openBlocking(path, unix.O_RDWR)

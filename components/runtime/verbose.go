@@ -12,6 +12,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/images"
+	"hyperkube/components/runtime/selinux"
 )
 
 // What callers get beyond CRI's own fields when they ask for it, as `crictl
@@ -26,6 +27,7 @@ type sandboxInfo struct {
 	Cgroup        string                       `json:"cgroup"`
 	Handler       string                       `json:"runtimeHandler"`
 	Config        *runtimeapi.PodSandboxConfig `json:"config"`
+	Labels        *selinux.Labels              `json:"selinux,omitempty"`
 	Spec          *specs.Spec                  `json:"runtimeSpec,omitempty"`
 }
 
@@ -35,6 +37,7 @@ type containerInfo struct {
 	Cgroup    string                      `json:"cgroup"`
 	Handler   string                      `json:"runtimeHandler"`
 	Config    *runtimeapi.ContainerConfig `json:"config"`
+	Labels    *selinux.Labels             `json:"selinux,omitempty"`
 	// Spec is missing of containers that do not run.
 	Spec *specs.Spec `json:"runtimeSpec,omitempty"`
 }
@@ -70,7 +73,7 @@ func verbose(info any) (map[string]string, error) {
 
 func (r *Runtime) sandboxInfo(rec sandboxRecord) sandboxInfo {
 	info := sandboxInfo{PID: rec.Process.PID, ProcessStatus: "stopped", NetNSClosed: true, Cgroup: r.sandboxCgroup(rec.config, rec.ID),
-		Handler: rec.Handler, Config: rec.config}
+		Handler: rec.Handler, Config: rec.config, Labels: rec.Labels}
 	if rec.Phase != phaseRunning {
 		return info
 	}
@@ -100,7 +103,7 @@ func (r *Runtime) sandboxInfo(rec sandboxRecord) sandboxInfo {
 
 func (r *Runtime) containerInfo(c *containerState) containerInfo {
 	rec := c.get()
-	return containerInfo{SandboxID: rec.Sandbox, PID: rec.Process.PID, Cgroup: rec.Cgroup, Handler: rec.Handler, Config: rec.config, Spec: r.specOf(c)}
+	return containerInfo{SandboxID: rec.Sandbox, PID: rec.Process.PID, Cgroup: rec.Cgroup, Handler: rec.Handler, Config: rec.config, Labels: rec.Labels, Spec: r.specOf(c)}
 }
 
 // specOf is what a container was made from. It is not kept, for it is larger than

@@ -36,7 +36,7 @@ func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 		hosts = hosts || target == "/etc/hosts"
 		mount := &runtimeapi.Mount{
 			ContainerPath: target, HostPath: v.Path, Readonly: m.ReadOnly || v.ReadOnly && (v.Image != nil || v.Persistent),
-			Propagation: propagation(m.MountPropagation),
+			Propagation: propagation(m.MountPropagation), SelinuxRelabel: v.Relabel,
 		}
 		if v.Device != "" {
 			return nil, fmt.Errorf("volume %s has volumeMode Block, but is specified in volumeMounts", m.Name)
@@ -79,14 +79,14 @@ func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 		if err := h.writeHosts(path, pod, in.ips); err != nil {
 			return nil, err
 		}
-		out = append(out, &runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: path})
+		out = append(out, &runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: path, SelinuxRelabel: h.Volumes.SELinux})
 	}
 	if c.TerminationMessagePath != "" {
 		path, err := makeMessageFile(filepath.Join(podDir, "containers", c.Name))
 		if err != nil {
 			return nil, fmt.Errorf("making the termination message's file: %w", err)
 		}
-		out = append(out, &runtimeapi.Mount{ContainerPath: c.TerminationMessagePath, HostPath: path})
+		out = append(out, &runtimeapi.Mount{ContainerPath: c.TerminationMessagePath, HostPath: path, SelinuxRelabel: h.Volumes.SELinux})
 	}
 	users, err := h.userNamespace(pod)
 	if err != nil {

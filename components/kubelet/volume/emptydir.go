@@ -58,7 +58,7 @@ func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {
 			return Result{}, err
 		}
 	}
-	return Result{Path: r.Dir}, nil
+	return Result{Path: r.Dir, Relabel: true}, nil
 }
 
 // mountHugePages mounts huge pages at dir unless they are. suffix is empty, for

@@ -151,7 +151,7 @@ func write(r Request, payload Payload, memory bool, refresh time.Time) (Result, 
 			return Result{}, err
 		}
 	}
-	return Result{Path: r.Dir, ReadOnly: true, Refresh: refresh}, nil
+	return Result{Path: r.Dir, ReadOnly: true, Relabel: true, Refresh: refresh}, nil
 }
 
 func addConfigMap(ctx context.Context, objects Objects, payload Payload, namespace, name string, items []v1.KeyToPath, def os.FileMode, optional bool) error {

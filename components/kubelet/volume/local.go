@@ -83,7 +83,7 @@ func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result
 	if err := r.own(); err != nil {
 		return Result{}, err
 	}
-	return Result{Path: path}, nil
+	return Result{Path: path, Relabel: !r.ReadOnly}, nil
 }
 
 // give gives the volume to the pod's group, unless another pod uses it: that is told

@@ -58,6 +58,8 @@ type Result struct {
 	// Persistent: it is what a claim is bound to, or a driver's; one that is
 	// ReadOnly is so in every container.
 	Persistent bool
+	// Relabel: the runtime is to give the files the SELinux label of the container.
+	Relabel bool
 	// Refresh is when SetUp must be called again; zero is never.
 	Refresh time.Time
 	// Measure tells how full the volume is, where that is not what its files or
@@ -99,6 +101,8 @@ type Set struct {
 	// Root is the kubelet's root directory.
 	Root  string
 	Types []Type
+	// SELinux tells that the host has it; without, nothing is relabelled.
+	SELinux bool
 	// Metrics counts what is made and taken back; may be nil.
 	Metrics *telemetry.Metrics
 }
@@ -128,6 +132,7 @@ func (s *Set) SetUp(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Result, err
 		if r.Device != "" {
 			operation = "map_volume"
 		}
+		r.Relabel = r.Relabel && s.SELinux
 		s.Metrics.Stored(r.Plugin, operation, time.Since(began), err)
 		return r, err
 	}

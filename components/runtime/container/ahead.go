@@ -26,6 +26,7 @@ func (r *Runner) mountAhead(spec *specs.Spec, config *configs.Config, proc bool)
 	}
 	plan := mountspace.Plan{
 		Rootfs: config.Rootfs, Mounts: config.Mounts, Devices: config.Devices, Proc: proc,
+		Label:   config.MountLabel,
 		Network: config.Namespaces.PathOf(configs.NEWNET), IPC: config.Namespaces.PathOf(configs.NEWIPC),
 	}
 	// libcontainer makes them too, but later. It, or who removes the container,
@@ -50,7 +51,7 @@ func (r *Runner) mountAhead(spec *specs.Spec, config *configs.Config, proc bool)
 // suited tells whether nothing about the container is out of the ordinary for
 // who makes its mounts.
 func suited(spec *specs.Spec, config *configs.Config) bool {
-	return spec.Linux.RootfsPropagation == "" && config.MountLabel == "" && config.ProcessLabel == "" &&
+	return spec.Linux.RootfsPropagation == "" &&
 		!config.Namespaces.Contains(configs.NEWUSER) && config.Namespaces.IsPrivate(configs.NEWNS) && len(config.Hooks) == 0
 }
 

@@ -14,6 +14,8 @@ import (
 
 	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"golang.org/x/sys/unix"
+
+	"hyperkube/components/runtime/selinux"
 )
 
 // Overlay is a container's root: layers below, its own changes above.
@@ -28,6 +30,8 @@ type Overlay struct {
 	Target string
 	// UserNS is nil for the host's users.
 	UserNS *MappedUsers
+	// Label is the SELinux label of all files; empty for those that they have.
+	Label string
 }
 
 // MappedUsers lets files of the image belong to the users of a pod.
@@ -65,6 +69,14 @@ func (o Overlay) Mount() error {
 				return fmt.Errorf("mounting the container's root: %w", err)
 			}
 		}
+	}
+	if len(o.Lower) == 1 && o.Upper == "" && o.Label != "" {
+		// A bind mount has the labels of its source.
+		empty := o.Target + ".empty"
+		if err := os.MkdirAll(empty, 0o755); err != nil {
+			return fmt.Errorf("mounting the image: %w", err)
+		}
+		o.Lower = []string{empty, o.Lower[0]}
 	}
 	if len(o.Lower) == 1 && o.Upper == "" {
 		// Overlays of one layer alone are not allowed.
@@ -113,7 +125,7 @@ func (o Overlay) mount(lower []string, option string) error {
 	if o.Upper != "" {
 		options = append(options, "upperdir="+o.Upper, "workdir="+o.Work)
 	}
-	data := strings.Join(options, ",") + option
+	data := strings.Join(options, ",") + option + selinux.MountOption(o.Label)
 	if len(data) >= os.Getpagesize() {
 		return unix.E2BIG
 	}

@@ -16,6 +16,7 @@ import (
 
 	"hyperkube/components/runtime/images"
 	"hyperkube/components/runtime/sandbox"
+	"hyperkube/components/runtime/selinux"
 	"hyperkube/internal/process"
 )
 
@@ -51,6 +52,8 @@ type Input struct {
 	SandboxPrivileged bool
 	// AppArmor is what the host can do.
 	AppArmor AppArmor
+	// Labels are the SELinux labels; nil for none.
+	Labels *selinux.Labels
 	// CDIDirs are where vendors describe devices; nil for the usual ones.
 	CDIDirs []string
 }
@@ -114,6 +117,7 @@ func Build(in Input) (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
+	first.SelinuxLabel, spec.Linux.MountLabel = in.Labels.ForProcess(), in.Labels.ForMount()
 	return spec, nil
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"hyperkube/components/runtime/selinux"
 	"hyperkube/internal/atomicfile"
 )
 
@@ -79,8 +80,9 @@ func resolvConf(dns DNS) string {
 }
 
 // MountSHM mounts the pod's /dev/shm at dir, of the usual 64 MiB, as the pod's
-// root sees it: user is nil for a pod of the host's users.
-func MountSHM(dir string, user *UserNS) error {
+// root sees it: user is nil for a pod of the host's users. label is the SELinux
+// label of all files in it; empty for none.
+func MountSHM(dir string, user *UserNS, label string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the pod's /dev/shm: %w", err)
 	}
@@ -88,6 +90,7 @@ func MountSHM(dir string, user *UserNS) error {
 	if user != nil {
 		options += fmt.Sprintf(",uid=%d,gid=%d", user.HostUID, user.HostGID)
 	}
+	options += selinux.MountOption(label)
 	if err := unix.Mount("shm", dir, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mounting the pod's /dev/shm: %w", err)
 	}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/components/runtime/pause"
+	"hyperkube/components/runtime/selinux"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/process"
 )
@@ -42,6 +43,8 @@ type Options struct {
 	OOMScoreAdj int
 	// UserNS gives the pod a user namespace of its own, nil the host's.
 	UserNS *UserNS
+	// Label is the process's SELinux label; empty for the policy's choice.
+	Label string
 }
 
 // UserNS says which users of the host those of a pod are: its first Length
@@ -108,7 +111,7 @@ func Start(o Options) (*process.Handle, error) {
 		defer program.Close()
 		file = fmt.Sprintf("/proc/self/fd/%d", program.Fd())
 	}
-	p, err := os.StartProcess(file, args, attr)
+	p, err := selinux.Start(o.Label, func() (*os.Process, error) { return os.StartProcess(file, args, attr) })
 	if err != nil {
 		return nil, fmt.Errorf("starting the sandbox: %w", err)
 	}

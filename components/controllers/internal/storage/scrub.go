@@ -52,7 +52,9 @@ func (s Scrubber) Pod() *corev1.Pod {
 					RunAsUser:                ptr.To[int64](0),
 					AllowPrivilegeEscalation: ptr.To(false),
 					ReadOnlyRootFilesystem:   ptr.To(true),
-					Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"DAC_OVERRIDE", "FOWNER"}},
+					// What pods wrote has levels of theirs, and the directory the label of the host's.
+					SELinuxOptions: &corev1.SELinuxOptions{Type: "spc_t"},
+					Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"DAC_OVERRIDE", "FOWNER"}},
 				},
 			}},
 			Volumes: []corev1.Volume{{Name: "volume", VolumeSource: s.Source}},

@@ -47,6 +47,9 @@ type Config struct {
 	Log    *slog.Logger
 	// Metrics counts what drivers are asked; may be nil.
 	Metrics *telemetry.Metrics
+	// FileLabel tells which SELinux label the files of a container with these options
+	// have, empty where that is not known; nil without SELinux.
+	FileLabel func(*v1.SELinuxOptions) string
 	// InUse is called, and must not block, when what InUse returns has changed;
 	// Registered when a driver has registered. They may be nil.
 	InUse, Registered func()

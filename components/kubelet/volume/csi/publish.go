@@ -37,6 +37,8 @@ type job struct {
 	k    key
 	pod  *v1.Pod
 	spec string
+	// volume is how the pod calls it.
+	volume string
 	// dir is the pod's own place for the volume.
 	dir       string
 	inline    bool
@@ -102,7 +104,7 @@ func (p *Plugin) SetUpBlock(ctx context.Context, r volume.PersistentRequest) (vo
 func persistent(r volume.PersistentRequest, block bool) *job {
 	src := r.PV.Spec.CSI
 	return &job{
-		k: key{src.Driver, src.VolumeHandle}, pod: r.Pod, spec: r.PV.Name, dir: r.Dir, block: block, readOnly: r.ReadOnly || src.ReadOnly,
+		k: key{src.Driver, src.VolumeHandle}, pod: r.Pod, spec: r.PV.Name, volume: r.Volume.Name, dir: r.Dir, block: block, readOnly: r.ReadOnly || src.ReadOnly,
 		fsType: src.FSType, options: r.PV.Spec.MountOptions, access: r.PV.Spec.AccessModes, context: src.VolumeAttributes,
 		stageRef: src.NodeStageSecretRef, pubRef: src.NodePublishSecretRef, expandRef: src.NodeExpandSecretRef, claim: r.Claim, pv: r.PV,
 	}
@@ -117,7 +119,7 @@ func (j *job) failure(step string, err error) error {
 	return &volume.Failure{Operation: op, Volume: j.spec, Err: err}
 }
 
-func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
+func (p *Plugin) setUp(ctx context.Context, j *job) (out volume.Result, err error) {
 	p.mu.Lock()
 	_, made := p.made[j.dir]
 	p.mu.Unlock()
@@ -175,6 +177,12 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 		result.Device = j.target()
 	} else {
 		result.Path = j.target()
+		defer func() {
+			// Drivers bring file systems that have labels and others.
+			if err == nil && !j.readOnly {
+				out.Relabel = volume.HasLabels(result.Path)
+			}
+		}()
 	}
 	if d.can[csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS] {
 		result.Measure = func(ctx context.Context) (*volume.Usage, error) { return p.measure(ctx, j) }
@@ -188,6 +196,12 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 		if attached {
 			state.Attachment = attachmentName(j.k, p.cfg.NodeName)
 		}
+		if state.Label = before.Label; before.Handle == "" {
+			if state.Label, err = p.chooseLabel(obj, j); err != nil {
+				return volume.Result{}, j.failure("SetUp", err)
+			}
+		}
+		j.options = withLabel(j.options, state.Label)
 		if err := writeData(j.dir, state); err != nil {
 			return volume.Result{}, j.failure("SetUp", err)
 		}
@@ -311,7 +325,7 @@ func (p *Plugin) stage(ctx context.Context, d *driver, j *job, published map[str
 	dir := filepath.Dir(staging)
 	_, err = readData(dir)
 	fresh := missing(err)
-	if err := writeData(dir, data{Handle: state.Handle, Driver: state.Driver, Attachment: state.Attachment}); err != nil {
+	if err := writeData(dir, data{Handle: state.Handle, Driver: state.Driver, Attachment: state.Attachment, Label: state.Label}); err != nil {
 		return j.failure(step, err)
 	}
 	if err := os.MkdirAll(staging, 0o750); err != nil {

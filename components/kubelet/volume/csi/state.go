@@ -35,6 +35,8 @@ type data struct {
 	Attachment string `json:"attachmentID,omitempty"`
 	Mode       string `json:"volumeLifecycleMode,omitempty"`
 	Block      bool   `json:"block,omitempty"`
+	// Label is the SELinux label that the volume is mounted with, if it is so.
+	Label string `json:"seLinuxMountContext,omitempty"`
 }
 
 // key names a volume on this node.

@@ -65,8 +65,9 @@ func (t *trees) clone(path string, all bool) (int, error) {
 	return fd, nil
 }
 
-// fresh makes a file system, not attached yet.
-func (t *trees) fresh(kind, source string, options []string, flags int) (int, error) {
+// fresh makes a file system, not attached yet. All files in it have label; an empty
+// one leaves that to the policy.
+func (t *trees) fresh(kind, source string, options []string, label string, flags int) (int, error) {
 	fail := func(err error) (int, error) {
 		return -1, fmt.Errorf("making a file system of type %s: %w", kind, err)
 	}
@@ -89,6 +90,12 @@ func (t *trees) fresh(kind, source string, options []string, flags int) (int, er
 		}
 		if err != nil {
 			return fail(fmt.Errorf("option %s: %w", option, err))
+		}
+	}
+	if label != "" {
+		// Not one of options, for it has commas.
+		if err := unix.FsconfigSetString(fs, "context", label); err != nil {
+			return fail(fmt.Errorf("label %s: %w", label, err))
 		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
@@ -248,8 +255,17 @@ func (b *builder) step(s step) error {
 		if source == "" || m.Device == "cgroup" {
 			source = kind
 		}
-		if tree, err = b.fresh(kind, source, options, flags); err != nil {
+		label := b.plan.Label
+		if kind != "tmpfs" && kind != "devpts" {
+			label = "" // those of the kernel have labels of their own
+		}
+		if tree, err = b.fresh(kind, source, options, label, flags); err != nil {
 			return err
+		}
+		if kind == "mqueue" {
+			if err := b.labelTop(tree); err != nil {
+				return err
+			}
 		}
 	}
 	if err := unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
@@ -279,6 +295,15 @@ func (b *builder) step(s step) error {
 		}
 	}
 	return nil
+}
+
+// labelTop gives the plan's label to the folder that a file system begins with, for
+// those whose files cannot all have one.
+func (b *builder) labelTop(tree int) error {
+	if b.plan.Label == "" {
+		return nil
+	}
+	return unix.Setxattr(fmt.Sprintf("/proc/thread-self/fd/%d", tree), "security.selinux", []byte(b.plan.Label), 0)
 }
 
 // target opens the place of a mount in the container's root, in which every link

@@ -12,7 +12,7 @@
 // of all as ever.
 //
 // What is out of the ordinary is not done here (ErrUnsuited): mounts that
-// propagate, mapped owners, security labels, destinations in /proc. Who gets
+// propagate, mapped owners, destinations in /proc. Who gets
 // that error leaves all mounting to libcontainer.
 package mountspace
 
@@ -82,6 +82,8 @@ type Plan struct {
 	Mounts []*configs.Mount
 	// Devices are made in the container's /dev.
 	Devices []*config.Device
+	// Label is the SELinux label of what is made for the container; empty for none.
+	Label string
 	// Network and IPC are the files of the namespaces that /sys and /dev/mqueue
 	// are to show.
 	Network, IPC string
@@ -293,7 +295,7 @@ func (m *Maker) sowHere() error {
 	if err != nil {
 		return err
 	}
-	root, err := t.fresh("tmpfs", "hyperkube", []string{"mode=755", "size=64k"}, 0)
+	root, err := t.fresh("tmpfs", "hyperkube", []string{"mode=755", "size=64k"}, "", 0)
 	if err != nil {
 		return err
 	}
