@@ -1,3 +1,8 @@
+// Connections of MPTCP lose their SELinux label on kernels such as 6.1, so that who
+// took them in a pod cannot use them.
+//
+//go:debug multipathtcp=0
+
 // Hyperkube is a whole Kubernetes in one file. Which part of it runs is told by
 // the first argument, or by the name of the symlink it was called by.
 //

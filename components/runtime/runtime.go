@@ -121,8 +121,12 @@ func New(cfg Config) (*Runtime, error) {
 	if r.selinux, err = selinux.Detect(); err != nil {
 		r.log.Warn("containers run without SELinux labels", "error", err)
 	}
-	if err := r.selinux.LabelForAll(r.pauseProgram()); err != nil {
-		return nil, err
+	// What is made in a directory has its label. Layers need one that containers may
+	// read: what they map is checked as the file below the overlay.
+	for _, path := range []string{r.pauseProgram(), r.path("images", "tmp"), r.path("images", "layers")} {
+		if err := r.selinux.LabelForAll(path); err != nil {
+			return nil, err
+		}
 	}
 	return r, nil
 }

@@ -96,14 +96,11 @@ func (h *Host) Pod(sc *runtimeapi.LinuxSandboxSecurityContext) (*Labels, error) 
 	if h == nil {
 		return nil, nil
 	}
-	if shares(sc.GetNamespaceOptions()) && !given(sc.GetSelinuxOptions()) {
-		return &Labels{}, nil
-	}
 	labels, err := h.make(sc.GetSelinuxOptions(), "")
 	if err != nil {
 		return nil, err
 	}
-	labels.Unconfined = sc.GetPrivileged()
+	labels.Unconfined = sc.GetPrivileged() || shares(sc.GetNamespaceOptions()) && !given(sc.GetSelinuxOptions())
 	return labels, nil
 }
 
@@ -113,35 +110,27 @@ func (h *Host) Container(pod *Labels, sc *runtimeapi.LinuxContainerSecurityConte
 	if h == nil || pod == nil {
 		return nil, nil // or the pod is older than that the runtime gives labels
 	}
-	options := sc.GetSelinuxOptions()
-	if shares(sc.GetNamespaceOptions()) && !given(options) {
-		return &Labels{}, nil
-	}
-	level := ""
-	if pod.Process != "" {
+	options, labels := sc.GetSelinuxOptions(), *pod
+	if given(options) {
 		c, err := parse(pod.Process)
 		if err != nil {
 			return nil, err
 		}
-		level = c.level
-	}
-	var labels *Labels
-	if given(options) || pod.Process == "" {
-		var err error
-		if labels, err = h.make(options, level); err != nil {
+		own, err := h.make(options, c.level)
+		if err != nil {
 			return nil, err
 		}
+		labels = *own
 	} else {
-		same := *pod
-		labels = &same
-		h.Adopt(labels)
+		h.Adopt(&labels)
 	}
-	labels.Unconfined = sc.GetPrivileged()
-	return labels, nil
+	labels.Unconfined = sc.GetPrivileged() || shares(sc.GetNamespaceOptions()) && !given(options)
+	return &labels, nil
 }
 
-// shares tells whether a pod is not to be kept apart, for it shares the processes
-// or the memory of the host, which no label of containers has.
+// shares tells whether a pod is not to be confined, for it shares the processes
+// or the memory of the host, which have other labels than containers. What its
+// programs are labelled lets the policy tell them from the runtime.
 func shares(o *runtimeapi.NamespaceOption) bool {
 	return o.GetPid() == runtimeapi.NamespaceMode_NODE || o.GetIpc() == runtimeapi.NamespaceMode_NODE
 }

@@ -179,7 +179,7 @@ func TestContainers(t *testing.T) {
 			"system_u:system_r:spc_t:" + own, "system_u:object_r:container_file_t:" + own},
 		{"a level", &runtimeapi.LinuxContainerSecurityContext{SelinuxOptions: &runtimeapi.SELinuxOption{Level: "s0:c1,c9"}},
 			"system_u:system_r:container_t:s0:c1,c9", "system_u:object_r:container_file_t:s0:c1,c9"},
-		{"the host's processes", &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: node}, "", ""},
+		{"the host's processes", &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: node}, "", "system_u:object_r:container_file_t:" + own},
 		{"the host's processes, and a type", &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: node, SelinuxOptions: &runtimeapi.SELinuxOption{Type: "spc_t"}},
 			"system_u:system_r:spc_t:" + own, "system_u:object_r:container_file_t:" + own},
 	} {
