@@ -181,12 +181,14 @@ func (k *Kubelet) insufficient(pod *v1.Pod, others []*v1.Pod) []shortage {
 	look(v1.ResourcePods, 1, int64(len(others)), allocatable.Pods().Value())
 	want := corev1helpers.PodRequests(pod, corev1helpers.PodResourcesOptions{})
 	for _, name := range slices.Sorted(maps.Keys(want)) {
-		all, has := allocatable[name]
+		all := allocatable[name]
 		if !fixedResource(name) {
 			// What plugins and drivers have is looked after by their own managers.
-			if all, has = k.announced(name); !has || claimed(pod, name) {
+			q, has := k.announced(name)
+			if !has || claimed(pod, name) {
 				continue
 			}
+			all = q
 		}
 		if need := want[name]; need.IsZero() {
 			continue
