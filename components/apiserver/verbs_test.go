@@ -193,7 +193,7 @@ func TestErrors(t *testing.T) {
 		{"an account", "POST", "/api/v1/namespaces/default/serviceaccounts", `{"metadata":{"name":"d"}}`, []string{jsn}, 201, ""},
 		{"account of any version", "PUT", "/api/v1/namespaces/default/serviceaccounts/d", `{"metadata":{"name":"d"}}`, []string{jsn}, 200, ""},
 		{"a fixed map", "POST", cms, `{"metadata":{"name":"fixed"},"immutable":true}`, []string{jsn}, 201, ""},
-		{"emptied", "PUT", cms + "/fixed", `{"metadata":{"name":"fixed"},"immutable":true,"data":{}}`, []string{jsn}, 422, "data: Forbidden: field is immutable"},
+		{"emptied", "PUT", cms + "/fixed", `{"metadata":{"name":"fixed"},"immutable":true,"data":{}}`, []string{jsn}, 200, ""},
 		{"both names", "POST", cms, `{"metadata":{"name":"a","generateName":"a-"}}`, []string{jsn}, 409, `configmaps \"a\" already exists, the server was not able to generate a unique name for the object`},
 		{"table of something", "GET", cms + "?includeObject=Foo", "", []string{tabl}, 400, `Unable to convert to Table as requested: includeObject: Invalid value: \"Foo\"`},
 		{"watch a table of something", "GET", cms + "?watch=1&timeoutSeconds=1&includeObject=Foo", "", []string{tabl}, 400, `Unable to convert to Table as requested: includeObject: Invalid value: \"Foo\"`},

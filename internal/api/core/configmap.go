@@ -3,10 +3,10 @@ package core
 import (
 	"context"
 	"maps"
-	"reflect"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -81,10 +81,10 @@ func validateConfigMapUpdate(_ context.Context, cm, old *corev1.ConfigMap) field
 		if !isTrue(cm.Immutable) {
 			errs = append(errs, field.Forbidden(field.NewPath("immutable"), immutableWhenSet))
 		}
-		if !reflect.DeepEqual(cm.Data, old.Data) {
+		if !apiequality.Semantic.DeepEqual(cm.Data, old.Data) {
 			errs = append(errs, field.Forbidden(field.NewPath("data"), immutableWhenSet))
 		}
-		if !reflect.DeepEqual(cm.BinaryData, old.BinaryData) {
+		if !apiequality.Semantic.DeepEqual(cm.BinaryData, old.BinaryData) {
 			errs = append(errs, field.Forbidden(field.NewPath("binaryData"), immutableWhenSet))
 		}
 	}
