@@ -18,7 +18,7 @@ type node struct{ name, zone string }
 // portsOf returns the ports of a service in one address family, with the
 // endpoints to use; none when the proxy has nothing to do for it.
 func portsOf(svc *corev1.Service, slices []*discoveryv1.EndpointSlice, here node, ipv6 bool) []*rules.Port {
-	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Labels[labelProxyName] != "" {
+	if _, others := svc.Labels[labelProxyName]; others || svc.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
 	}
 	var clusterIP netip.Addr
@@ -76,7 +76,7 @@ func containsAll(ranges []netip.Prefix) bool {
 	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() == 0 })
 }
 
-// labelProxyName on a service or slice says that another proxy takes care of it.
+// labelProxyName on a service, of any value, says that another proxy takes care of it.
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
 func clusterIPs(svc *corev1.Service) []string {
@@ -105,7 +105,11 @@ func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here
 	var all []found
 	seen := map[netip.AddrPort]int{} // where in all
 	for _, slice := range list {
-		if (slice.AddressType == discoveryv1.AddressTypeIPv6) != ipv6 || slice.AddressType == discoveryv1.AddressTypeFQDN || slice.Labels[labelProxyName] != "" {
+		// A slice with this label, of any value, is for DNS alone.
+		if _, headless := slice.Labels[corev1.IsHeadlessService]; headless {
+			continue
+		}
+		if (slice.AddressType == discoveryv1.AddressTypeIPv6) != ipv6 || slice.AddressType == discoveryv1.AddressTypeFQDN {
 			continue
 		}
 		port := portIn(slice, sp)

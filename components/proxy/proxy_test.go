@@ -313,3 +313,36 @@ func TestAddressHandedOn(t *testing.T) {
 		}
 	}
 }
+
+// TestLabels: a service with the label of another proxy, and a slice with that of
+// headless services, are none of this proxy's, whatever the labels' values.
+func TestLabels(t *testing.T) {
+	svc := &corev1.Service{Spec: corev1.ServiceSpec{
+		ClusterIP: "10.96.0.7", ClusterIPs: []string{"10.96.0.7"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+		Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 80}},
+	}}
+	slice := &discoveryv1.EndpointSlice{
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}},
+	}
+	for name, c := range map[string]struct {
+		service, slice   map[string]string
+		ports, endpoints int
+	}{
+		"none":           {nil, nil, 1, 1},
+		"headless slice": {nil, map[string]string{corev1.IsHeadlessService: ""}, 1, 0},
+		"other proxy":    {map[string]string{labelProxyName: ""}, nil, 0, 0},
+		"slice of other": {nil, map[string]string{labelProxyName: "x"}, 1, 1},
+	} {
+		svc.Labels, slice.Labels = c.service, c.slice
+		ports := portsOf(svc, []*discoveryv1.EndpointSlice{slice}, node{"n", ""}, false)
+		endpoints := 0
+		for _, p := range ports {
+			endpoints += len(p.Endpoints)
+		}
+		if len(ports) != c.ports || endpoints != c.endpoints {
+			t.Errorf("%s: %d ports, %d endpoints; want %d and %d", name, len(ports), endpoints, c.ports, c.endpoints)
+		}
+	}
+}
