@@ -52,13 +52,14 @@ func newStatus() *cobra.Command {
 			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
 			defer cancel()
 			r := status(ctx, layoutFor(root))
-			return form.write(cmd.OutOrStdout(), r, func(w io.Writer) error {
+			err := form.write(cmd.OutOrStdout(), r, func(w io.Writer) error {
 				r.print(w)
-				if len(r.Problems) > 0 {
-					return codedError{fmt.Errorf("%d problems", len(r.Problems)), ExitGeneral}
-				}
 				return nil
 			})
+			if err != nil || len(r.Problems) == 0 {
+				return err
+			}
+			return codedError{fmt.Errorf("problems found: %d", len(r.Problems)), ExitGeneral}
 		},
 	}
 	rootFlag(cmd.Flags(), &root)

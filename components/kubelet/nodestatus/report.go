@@ -126,9 +126,23 @@ func (k *Keeper) labels() map[string]string {
 	}
 	out[v1.LabelHostname] = k.cfg.Name
 	out[v1.LabelOSStable], out[v1.LabelArchStable] = osName, archName
-	out["beta.kubernetes.io/os"], out["beta.kubernetes.io/arch"] = osName, archName
+	out[betaOS], out[betaArch] = osName, archName
 	return out
 }
+
+// wellKnown are the labels that a Node which is there already takes from its
+// kubelet. Others are the kubelet's when it registers the Node, and later whoever
+// changes them.
+var wellKnown = []string{
+	v1.LabelHostname, v1.LabelTopologyZone, v1.LabelTopologyRegion, v1.LabelFailureDomainBetaZone, v1.LabelFailureDomainBetaRegion,
+	v1.LabelInstanceTypeStable, v1.LabelInstanceType, v1.LabelOSStable, v1.LabelArchStable, betaOS, betaArch,
+}
+
+// The labels of the system and the processor before they were stable.
+const (
+	betaOS   = "beta.kubernetes.io/os"
+	betaArch = "beta.kubernetes.io/arch"
+)
 
 // reconcile brings the labels of a Node that was there already up to date.
 func (k *Keeper) reconcile(ctx context.Context, found, fresh *v1.Node) (*v1.Node, error) {
@@ -139,7 +153,11 @@ func (k *Keeper) reconcile(ctx context.Context, found, fresh *v1.Node) (*v1.Node
 	if want.Annotations == nil {
 		want.Annotations = map[string]string{}
 	}
-	maps.Copy(want.Labels, fresh.Labels)
+	for _, name := range wellKnown {
+		if value, ok := fresh.Labels[name]; ok {
+			want.Labels[name] = value
+		}
+	}
 	maps.Copy(want.Annotations, fresh.Annotations)
 	if want.Spec.ProviderID == "" {
 		want.Spec.ProviderID = fresh.Spec.ProviderID

@@ -57,3 +57,29 @@ func TestZero(t *testing.T) {
 		t.Errorf("again: %v, %v", again, err)
 	}
 }
+
+// TestReconcile: what somebody made of a label that the kubelet was given for the
+// Node's registration stays, but for those that tell what the machine is.
+func TestReconcile(t *testing.T) {
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{
+		"team": "blue", "kept": "yes", v1.LabelTopologyZone: "old", v1.LabelArchStable: "vax",
+	}}}
+	k := New(Config{
+		Name: "n", Kube: fake.NewClientset(node),
+		Labels: map[string]string{"team": "red", "late": "yes", v1.LabelTopologyZone: "new"}, Annotations: map[string]string{"a": "b"},
+	})
+	got, err := k.reconcile(t.Context(), node, &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: k.labels(), Annotations: k.cfg.Annotations}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"team": "blue", "kept": "yes", v1.LabelTopologyZone: "new", v1.LabelHostname: "n",
+		v1.LabelOSStable: osName, v1.LabelArchStable: archName, betaOS: osName, betaArch: archName,
+	}
+	if !maps.Equal(got.Labels, want) || got.Annotations["a"] != "b" {
+		t.Errorf("labels %v, annotations %v; want labels %v", got.Labels, got.Annotations, want)
+	}
+	if again, err := k.reconcile(t.Context(), got, &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: k.labels(), Annotations: k.cfg.Annotations}}); err != nil || again != got {
+		t.Errorf("again: %v, %v", again, err)
+	}
+}
