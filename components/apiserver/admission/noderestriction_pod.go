@@ -77,53 +77,10 @@ func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.A
 	if owner.UID != n.UID {
 		return forbid(a, "node %s UID mismatch: expected %s got %s", owner.Name, owner.UID, n.UID)
 	}
-	if what := refersTo(pod); what != "" {
+	if what := podrefs.First(pod); what != "" {
 		return forbid(a, "node %q can not create pods that reference %s", node, what)
 	}
 	return nil
-}
-
-// refersTo says which other objects of the API a pod refers to; empty: to none.
-func refersTo(pod *corev1.Pod) string {
-	if pod.Spec.ServiceAccountName != "" {
-		return "serviceaccounts"
-	}
-	found := map[podrefs.Kind]bool{}
-	for kind := range podrefs.Of(pod) {
-		found[kind] = true
-	}
-	switch {
-	case found[podrefs.Secret]:
-		return "secrets"
-	case found[podrefs.ConfigMap]:
-		return "configmaps"
-	case len(pod.Spec.ResourceClaims) > 0:
-		return "resourceclaims"
-	}
-	for i := range pod.Spec.Volumes {
-		switch v := &pod.Spec.Volumes[i]; {
-		case v.CSI != nil:
-			return "csidrivers (via CSI volumes)"
-		case v.Glusterfs != nil:
-			return "endpoints (via glusterFS volumes)"
-		case v.PersistentVolumeClaim != nil:
-			return "persistentvolumeclaims"
-		case v.Ephemeral != nil:
-			return "persistentvolumeclaims (via ephemeral volumes)"
-		case v.Projected != nil:
-			for _, s := range v.Projected.Sources {
-				switch {
-				case s.ServiceAccountToken != nil:
-					return "serviceaccounts (via projected volumes)"
-				case s.ClusterTrustBundle != nil:
-					return "clustertrustbundles"
-				case s.PodCertificate != nil:
-					return "podcertificates"
-				}
-			}
-		}
-	}
-	return ""
 }
 
 func podStatus(node string, a admission.Attributes) error {

@@ -17,9 +17,9 @@ func TestCheck(t *testing.T) {
 		"{containers: [{name: c, image: i, envFrom: [{secretRef: {name: s}}]}]}":                                 "static pods may not reference secrets",
 		"{containers: [{name: c, image: i}], imagePullSecrets: [{name: s}]}":                                     "static pods may not reference secrets",
 		"{containers: [{name: c, image: i, env: [{name: E, valueFrom: {configMapKeyRef: {name: m, key: k}}}]}]}": "static pods may not reference configmaps",
-		"{containers: [{name: c, image: i}], volumes: [{name: a, configMap: {name: m}}]}":                        "static pods may not reference configmaps (via configmap volumes)",
+		"{containers: [{name: c, image: i}], volumes: [{name: a, configMap: {name: m}}]}":                        "static pods may not reference configmaps",
 		"{containers: [{name: c, image: i}], volumes: [{name: a, persistentVolumeClaim: {claimName: m}}]}":       "static pods may not reference persistentvolumeclaims",
-		"{containers: [{name: c, image: i}], volumes: [{name: a, projected: {sources: [{secret: {name: s}}]}}]}": "static pods may not reference secrets (via projected volumes)",
+		"{containers: [{name: c, image: i}], volumes: [{name: a, projected: {sources: [{secret: {name: s}}]}}]}": "static pods may not reference secrets",
 	} {
 		_, err := Decode([]byte(name+spec+"\n"), "/x.yaml", "n")
 		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
