@@ -1,52 +1,20 @@
 package dns
 
 import (
-	"context"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
-
-	"hyperkube/internal/testport"
 )
 
 // TestMetrics: what is asked and answered is told as dashboards for CoreDNS
 // expect it.
 func TestMetrics(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	address := testport.Address(t)
-	server, err := New(Config{
-		Address: address, Domain: "cluster.local", TTL: 5, ResolvConf: file,
-		Informers: informers.NewSharedInformerFactory(fake.NewClientset(objects()...), 0),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
-	select {
-	case <-server.Ready():
-	case err := <-done:
-		t.Fatal(err)
-	}
+	server, address := startServer(t, "")
 	ask(t, address, "udp", "web.default.svc.cluster.local.", dns.TypeA)
 	ask(t, address, "tcp", "none.default.svc.cluster.local.", dns.TypeAAAA)
 	ask(t, address, "udp", "example.org.", dns.TypeLOC)

@@ -73,11 +73,18 @@ func objects() []runtime.Object {
 // start runs a server and returns where it answers.
 func start(t *testing.T, resolvConf string) string {
 	t.Helper()
+	_, address := startServer(t, resolvConf)
+	return address
+}
+
+// startServer is start for who looks at the server, too.
+func startServer(t *testing.T, resolvConf string) (server *Server, address string) {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "resolv.conf")
 	if err := os.WriteFile(file, []byte(resolvConf), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	address := testport.Address(t)
+	address = testport.Address(t)
 	server, err := New(Config{
 		Address: address, Domain: "cluster.local", TTL: 5, ResolvConf: file,
 		Informers: informers.NewSharedInformerFactory(fake.NewClientset(objects()...), 0),
@@ -100,7 +107,7 @@ func start(t *testing.T, resolvConf string) string {
 		done <- nil
 		t.Fatal(err)
 	}
-	return address
+	return server, address
 }
 
 func ask(t *testing.T, address, network, name string, qtype uint16) *dns.Msg {
