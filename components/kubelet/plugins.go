@@ -18,7 +18,7 @@ import (
 // before the parts are together.
 func (k *Kubelet) newCSI(events record.EventRecorder) (*csi.Plugin, error) {
 	return csi.New(csi.Config{
-		Root: k.cfg.Layout.Kubelet, Alias: k.cfg.Layout.KubeletAlias(), NodeName: k.cfg.NodeName, Kube: k.kube, Tokens: k.tokens, Events: events, Log: k.log, Metrics: k.metrics,
+		Root: k.cfg.Layout.Kubelet, NodeName: k.cfg.NodeName, Kube: k.kube, Tokens: k.tokens, Events: events, Log: k.log, Metrics: k.metrics,
 		Node:      func() *v1.Node { return k.keeper.Node() },
 		FileLabel: volume.FileLabels(),
 		InUse: func() {

@@ -32,6 +32,9 @@ type Plugin struct {
 	// Endpoint is the path of the socket that the plugin serves on, Socket that
 	// of the one that it was found by; often the same.
 	Endpoint, Socket string
+	// Alias is by what path the plugin knows the kubelet's root directory: zero for
+	// one that calls its endpoint by where it is, as programs outside of pods do.
+	Alias layout.Alias
 	// Versions are those of its type's protocol.
 	Versions []string
 }
@@ -57,7 +60,7 @@ const (
 type Watcher struct {
 	// Dir is made if it is missing, and followed when it is made anew.
 	Dir string
-	// Alias is by what path plugins know the kubelet's root directory.
+	// Alias is by what path pods know the kubelet's root directory.
 	Alias layout.Alias
 	// Handlers by type: CSIPlugin, DevicePlugin, DRAPlugin.
 	Handlers map[string]Handler
@@ -258,7 +261,9 @@ func (w *Watcher) register(ctx, own context.Context, path string) (Plugin, Handl
 	if p.Endpoint == "" {
 		p.Endpoint = path
 	}
-	p.Endpoint = w.Alias.Locate(p.Endpoint)
+	if at := w.Alias.Locate(p.Endpoint); at != p.Endpoint {
+		p.Endpoint, p.Alias = at, w.Alias
+	}
 	handler := w.Handlers[info.Type]
 	if handler == nil {
 		err = fmt.Errorf("no handler registered for plugin type: %s at socket %s", info.Type, path)

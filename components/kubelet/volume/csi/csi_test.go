@@ -87,11 +87,11 @@ func newFixture(t *testing.T, can ...csipb.NodeServiceCapability_RPC_Type) *fixt
 func (f *fixture) start() {
 	f.Helper()
 	var err error
-	f.plugin, err = New(Config{Root: f.root, Alias: f.alias, NodeName: "n", Kube: f.kube, Node: func() *v1.Node { return f.node }, Log: slog.New(slog.DiscardHandler)})
+	f.plugin, err = New(Config{Root: f.root, NodeName: "n", Kube: f.kube, Node: func() *v1.Node { return f.node }, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		f.Fatal(err)
 	}
-	err = f.plugin.Register(f.Context(), pluginwatch.Plugin{Name: driverName, Endpoint: filepath.Join(filepath.Dir(f.root), "d.sock"), Socket: "s", Versions: []string{"1.0.0"}})
+	err = f.plugin.Register(f.Context(), pluginwatch.Plugin{Name: driverName, Endpoint: filepath.Join(filepath.Dir(f.root), "d.sock"), Socket: "s", Alias: f.alias, Versions: []string{"1.0.0"}})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -48,10 +48,10 @@ func (d *driver) close() {
 	<-d.followed
 }
 
-func dial(p pluginwatch.Plugin, alias layout.Alias, m *telemetry.Metrics) (*driver, error) {
+func dial(p pluginwatch.Plugin, m *telemetry.Metrics) (*driver, error) {
 	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			tellPaths(alias, req)
+			tellPaths(p.Alias, req)
 			began := time.Now()
 			err := call(ctx, method, req, reply, conn, opts...)
 			m.Called(p.Name, method, time.Since(began), err)

@@ -22,7 +22,6 @@ import (
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/volume"
-	"hyperkube/internal/layout"
 )
 
 // Tokens gets service account tokens bound to a pod.
@@ -36,8 +35,6 @@ type Tokens interface {
 type Config struct {
 	// Root is the kubelet's root directory.
 	Root, NodeName string
-	// Alias is by what path drivers know Root.
-	Alias layout.Alias
 	// Kube may be nil: then there are no CSIDrivers, and no CSINode is kept.
 	Kube kubernetes.Interface
 	// Node returns the Node as the API has it, nil while it is not known.
@@ -163,7 +160,7 @@ func (p *Plugin) Register(ctx context.Context, plugin pluginwatch.Plugin) error 
 	if err := checkPlugin(plugin); err != nil {
 		return err
 	}
-	d, err := dial(plugin, p.cfg.Alias, p.cfg.Metrics)
+	d, err := dial(plugin, p.cfg.Metrics)
 	if err != nil {
 		return err
 	}
