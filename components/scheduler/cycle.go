@@ -180,6 +180,21 @@ func (s *search) checkBare(n *state.Node) ([]framework.Reason, *check) {
 	return nil, nil
 }
 
+// failure is what went wrong on any node that was checked, nil when nothing did.
+// A pod of which one node makes an error has something wrong with it, that would
+// go unnoticed if it went to another.
+func (s *search) failure() error {
+	for _, k := range s.checks {
+		if k.Failed == nil {
+			continue
+		}
+		if err := k.Failed(); err != nil {
+			return fmt.Errorf("running %q filter plugin: %w", k.name, err)
+		}
+	}
+	return nil
+}
+
 // findNode finds the best node for the pod of a cycle. It is pure but for chance,
 // which decides between equals.
 // A, which may be nil, learns what was asked of the plugins and how long it took.
@@ -250,6 +265,9 @@ func candidates(c *framework.Cycle, set *plugins.Set, more others, a *asked) ([]
 		if checked < len(nodes) {
 			failed.reasons[fmt.Sprintf("node(s) didn't satisfy plugin(s) %v", s.onlyBy)] += len(nodes) - checked
 		}
+	}
+	if failed.err = s.failure(); failed.err != nil {
+		return nil, failed
 	}
 	if len(fitting) > 0 {
 		if fitting, failed.err = more(fitting, failed); failed.err == nil && len(fitting) > 0 {

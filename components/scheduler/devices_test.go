@@ -277,6 +277,20 @@ func TestDeviceTaints(t *testing.T) {
 	}
 }
 
+// TestDeviceSelectorFails: a selector that fails on the device of one node keeps
+// the pod off the others too, and it is told why.
+func TestDeviceSelectorFails(t *testing.T) {
+	able := slice("a", nil, "gpu-0")
+	yes := true
+	able.Spec.Devices[0].Attributes = map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"exists": {BoolValue: &yes}}
+	picky := claim("c", 1)
+	picky.Spec.Devices.Requests[0].Exactly.Selectors = []resourcev1.DeviceSelector{{
+		CEL: &resourcev1.CELDeviceSelector{Expression: `device.attributes["gpu.example.com"].exists`}}}
+	c := startDevices(t, able, slice("b", nil, "gpu-0"), picky)
+	c.create(pod("p", claiming("c")))
+	c.waits("p", `running "DynamicResources" filter plugin: claim default/c: selector #0 on device gpu.example.com/b/gpu-0: CEL runtime error: no such key: exists. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields`)
+}
+
 // TestDeviceConditions: a pod is bound when the driver has made its device ready.
 func TestDeviceConditions(t *testing.T) {
 	s := slice("a", nil, "gpu-0")

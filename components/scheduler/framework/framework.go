@@ -52,6 +52,10 @@ type Check struct {
 	// change can be tried out. It is nil when Node looks at nothing but the
 	// node.
 	Moved func(p *state.Pod, n *state.Node, by int64)
+	// Failed tells what went wrong on a node that Node has refused since, so
+	// that the pod must not go to any other either; nil when nothing did. It is
+	// nil when nothing can.
+	Failed func() error
 	// Refused says why no node takes the pod for now, whatever is evicted; the
 	// rest is nil then.
 	Refused string

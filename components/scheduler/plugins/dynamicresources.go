@@ -149,7 +149,7 @@ func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 		return nil, err
 	}
 	var fatal error
-	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
+	return &framework.Check{Failed: func() error { return fatal }, Node: func(n *state.Node) []framework.Reason {
 		for _, s := range where {
 			if !s.Match(n.Object) {
 				return reason("resourceclaim not available on the node", true)
