@@ -72,6 +72,9 @@ func TestComponents(t *testing.T) {
 	if err != nil || len(table.Rows) != 3 || table.Rows[0].Cells[1] != "Unhealthy" {
 		t.Errorf("got %s, %v", raw, err)
 	}
+	if one.ResourceVersion != "" || list.ResourceVersion != "" || list.Items[0].ResourceVersion != "" || table.ResourceVersion != "" {
+		t.Errorf("what is not stored has a version: %v, %v, %v", one, list, table)
+	}
 	if list, err := kube.CoreV1().ComponentStatuses().List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=etcd-0"}); err != nil || len(list.Items) != 1 {
 		t.Errorf("got %v, %v", list, err)
 	}

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/rest"
@@ -136,7 +135,7 @@ func (k *kubelets) at(ctx context.Context, name string) (*url.URL, error) {
 	}
 	host, err := k.address(node)
 	if err != nil {
-		return nil, apierrors.NewServiceUnavailable(err.Error())
+		return nil, err
 	}
 	return &url.URL{Scheme: "https", Host: net.JoinHostPort(host, strconv.Itoa(port))}, nil
 }

@@ -110,8 +110,7 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 		return err
 	}
 	if pod.Spec.NodeName == "" {
-		w.Header().Set("Content-Type", "text/plain")
-		w.WriteHeader(http.StatusOK)
+		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
 	at, err := c.podAt(ctx, call, "containerLogs", opts.Container, logQuery(opts))

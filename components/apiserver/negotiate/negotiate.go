@@ -74,8 +74,8 @@ type Endpoint struct {
 	// Protobuf: objects have a protobuf form.
 	Protobuf bool
 	// Metadata: objects have metadata, so tables and partial metadata can
-	// be made.
-	Metadata bool
+	// be made; Tableless: but no tables.
+	Metadata, Tableless bool
 	// Aggregated: discovery in one document can be made.
 	Aggregated bool
 	// Watch: what is sent is a stream of events.
@@ -180,7 +180,7 @@ func offer(media Media, params map[string]string, endpoint Endpoint) (Format, bo
 		switch params["as"] {
 		case "Table":
 			f.As = Table
-			return f, media != Protobuf
+			return f, media != Protobuf && !endpoint.Tableless
 		case "PartialObjectMetadata":
 			f.As = Metadata
 			return f, true

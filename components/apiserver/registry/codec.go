@@ -125,7 +125,10 @@ func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, 
 		obj.SetManagedFields(nil) // of JSON
 	}
 	obj.GetObjectKind().SetGroupVersionKind(c.kind.GroupVersionKind)
-	obj.SetResourceVersion(strconv.FormatInt(revision, 10))
+	obj.SetResourceVersion("")
+	if revision != 0 { // else it was made just now, and is not stored
+		obj.SetResourceVersion(strconv.FormatInt(revision, 10))
+	}
 	return obj, nil
 }
 

@@ -22,7 +22,7 @@ import (
 
 // action answers the create of what is not stored.
 func (c *call) action(a *registry.Action) error {
-	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true})
+	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true, Metadata: true, Tableless: true, Routed: true})
 	if err != nil {
 		return err
 	}
@@ -101,6 +101,22 @@ func (c *call) action(a *registry.Action) error {
 		status.Kind, status.APIVersion = "Status", "v1"
 	} else if out.GetObjectKind().GroupVersionKind().Kind == "" {
 		out.GetObjectKind().SetGroupVersionKind(a.Kind)
+	}
+	return c.sendOutcome(format, code, out)
+}
+
+// sendOutcome answers with what came of an action. A Status is never told by
+// its metadata.
+func (c *call) sendOutcome(format negotiate.Format, code int, out runtime.Object) error {
+	meta, ok := out.(metav1.Object)
+	switch {
+	case !ok || format.As == negotiate.Object:
+	case format.As == negotiate.MetadataList:
+		return c.notList()
+	default:
+		partial := registry.PartialMetadata(meta)
+		partial.SetGroupVersionKind(partialKind(format.Version).GroupVersionKind)
+		out = partial
 	}
 	return c.SendObject(c.w, c.req, format, code, out)
 }

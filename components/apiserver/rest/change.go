@@ -128,7 +128,7 @@ func (c *call) otherUID(key string, ch change, is types.UID) error {
 
 func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err error) {
 	if entry == nil {
-		if ch.uid != "" {
+		if ch.create && ch.uid != "" {
 			return changed{}, c.otherUID(key, ch, "")
 		}
 		return c.tryCreate(ch)

@@ -153,6 +153,9 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 			}
 		}
 		if given.Kind != "" {
+			if given.Version == "" && !isCustom {
+				given.Version = gvk.Version
+			}
 			return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", given.Kind, given.Version, gvk.Kind, err))
 		}
 		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%s)", gvk.Kind, err, summary(data)))
@@ -208,16 +211,28 @@ func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
 		full.Group, full.Version = want.Group, want.Version
 	}
 	if !custom && full != want {
-		if !scheme.Scheme.Recognizes(full) {
-			// The name of upstream's scheme is part of the text.
-			return fmt.Errorf("no kind %q is registered for version %q in scheme %q", full.Kind, full.GroupVersion(), "pkg/runtime/scheme.go:111")
-		}
-		if full.Kind != want.Kind {
-			return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", full.Version, full.Kind, internalPackage(want.Group), want.Kind)
+		if err := checkFormer(full, want); err != nil {
+			return err
 		}
 	}
 	if full.GroupVersion() != want.GroupVersion() {
 		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", full.GroupVersion(), want.GroupVersion()))
+	}
+	return nil
+}
+
+// checkFormer refuses what is no version of the wanted kind. Scales are a kind of
+// their own in each group.
+func checkFormer(given, want schema.GroupVersionKind) error {
+	if given.Kind == "" {
+		given.Kind = want.Kind
+	}
+	switch {
+	case !scheme.Scheme.Recognizes(given):
+		// The name of upstream's scheme is part of the text.
+		return fmt.Errorf("no kind %q is registered for version %q in scheme %q", given.Kind, given.GroupVersion(), "pkg/runtime/scheme.go:111")
+	case given.Kind != want.Kind, given.Kind == scaleKind.Kind && given.Group != want.Group:
+		return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", given.Version, given.Kind, internalPackage(want.Group), want.Kind)
 	}
 	return nil
 }

@@ -175,7 +175,18 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 	if err != nil {
 		return nil, invalidPatch(string(patched), err)
 	}
-	if custom, ok := obj.(*unstructured.Unstructured); ok && p.subresource == "" {
+	if custom, ok := obj.(*unstructured.Unstructured); !ok {
+		switch given := obj.GetObjectKind().GroupVersionKind(); {
+		case given == p.kind:
+		case given.Version == "":
+			// Upstream reads it as its internal type, whose fields have no names.
+			obj = p.empty()
+		default:
+			if err := checkFormer(given, p.kind); err != nil {
+				return nil, invalidPatch(string(patched), err)
+			}
+		}
+	} else if p.subresource == "" {
 		if err := checkCustomKind(custom, p.kind); err != nil {
 			return nil, err
 		}

@@ -13,7 +13,7 @@ import (
 // route tells whether the path of a built-in resource is there, and has the
 // method: no names of what is only created, no names without their namespace,
 // and no HEAD but of what others serve. Subresources are looked at when their
-// kind is known.
+// resource is known, before anybody minds how objects may be called.
 func (c *call) route() error {
 	if c.res.Custom != nil {
 		return nil
@@ -26,11 +26,35 @@ func (c *call) route() error {
 		return errNoRoute
 	}
 	switch {
-	case parts > 2 || verb == "watch":
+	case parts > 2:
+		return c.routeSubresource()
+	case verb == "watch":
+		// The path alone makes it one: /api/v1/watch/…
+		if c.req.Method != http.MethodGet {
+			return errNoMethod
+		}
 		return nil
 	case c.req.Method == http.MethodHead, !slices.Contains(c.res.Verbs, verb), parts > 1 && verb == "create", homeless && verb != "list":
 		return errNoMethod
 	case parts == 1 && (verb == "update" || verb == "patch"):
+		return errNoMethod
+	}
+	return nil
+}
+
+// routeSubresource is route for what is below an object. Streams know their
+// paths and methods themselves.
+func (c *call) routeSubresource() error {
+	name := c.info.Subresource
+	if c.res.Stream(name) != nil {
+		return nil
+	}
+	_, view := c.res.Views[name]
+	scale := name == "scale" && c.res.Scale != nil
+	switch {
+	case len(c.info.Parts) > 3, !view && !scale && c.res.Action(name) == nil:
+		return errNoRoute
+	case c.req.Method == http.MethodHead:
 		return errNoMethod
 	}
 	return nil

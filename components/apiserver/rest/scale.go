@@ -16,7 +16,9 @@ import (
 
 	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/negotiate"
+	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/request"
+	"hyperkube/components/apiserver/wire"
 	"hyperkube/internal/api"
 )
 
@@ -30,12 +32,21 @@ var scaleResource = (api.Kind[*autoscalingv1.Scale]{
 	Scope:   api.Namespaced,
 	New:     func() *autoscalingv1.Scale { return &autoscalingv1.Scale{} },
 	Default: func(*autoscalingv1.Scale) {},
+	Columns: []metav1.TableColumnDefinition{
+		{Name: "Name", Type: "string", Description: metav1.ObjectMeta{}.SwaggerDoc()["name"]},
+		api.Column("Desired", "integer", autoscalingv1.ScaleSpec{}.SwaggerDoc()["replicas"]),
+		api.Column("Available", "integer", autoscalingv1.ScaleStatus{}.SwaggerDoc()["replicas"]),
+		{Name: "Age", Type: "string", Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]},
+	},
+	Row: func(s *autoscalingv1.Scale) []any {
+		return []any{s.Name, int64(s.Spec.Replicas), int64(s.Status.Replicas), api.Age(s.CreationTimestamp)}
+	},
 }).Resource()
 
 // scale answers for the scale subresource, which shows how many replicas of
 // something are wished for and lets that be changed.
 func (c *call) scale() error {
-	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true})
+	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true, Metadata: true, Routed: c.res.Custom == nil})
 	if err != nil {
 		return err
 	}
@@ -61,14 +72,24 @@ func (c *call) scale() error {
 		if err != nil {
 			return err
 		}
-		s.ManagedFields = nil // they are the object's
-		return c.SendObject(c.w, c.req, format, http.StatusOK, s)
+		return c.sendScale(format, s)
 	case "update":
 		return c.updateScale(format)
 	case "patch":
 		return c.patchScale(format)
 	}
 	return c.notAllowed()
+}
+
+// sendScale answers with a Scale, as itself or as of any kind.
+func (c *call) sendScale(format negotiate.Format, s *autoscalingv1.Scale) error {
+	s.ManagedFields = nil // they are the object's
+	if format.As == negotiate.Object {
+		return c.SendObject(c.w, c.req, format, http.StatusOK, s)
+	}
+	as := *c
+	as.res = &registry.Resource{Resource: scaleResource, Object: wire.NewKind(scaleKind)}
+	return as.sendAPIObject(format, http.StatusOK, s)
 }
 
 // scalable tells why an object's Scale cannot be made.
@@ -141,6 +162,9 @@ func (c *call) updateScale(format negotiate.Format) error {
 		return err
 	}
 	if err := c.checkName(wish); err != nil {
+		return err
+	}
+	if err := c.checkPathName(); err != nil {
 		return err
 	}
 	fields, err := c.cfg.Fields.For(scaleResource, "scale")
@@ -251,8 +275,7 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 	if err != nil {
 		return err
 	}
-	s.ManagedFields = nil
-	return c.SendObject(c.w, c.req, format, http.StatusOK, s)
+	return c.sendScale(format, s)
 }
 
 // admitScale shows admission the Scale, not the object behind it.

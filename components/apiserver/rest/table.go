@@ -62,17 +62,20 @@ func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow,
 	include := c.include()
 	kind := tableKinds[format.Version]
 	dst = kind.AppendJSONHead(dst)
-	dst = append(dst, `,"metadata":{"resourceVersion":"`...)
-	dst = strconv.AppendInt(dst, meta.revision, 10)
-	dst = append(dst, '"')
-	if meta.next != "" {
-		dst = append(dst, `,"continue":"`...)
-		dst = append(dst, meta.next...)
+	dst = append(dst, `,"metadata":{`...)
+	if meta.revision != 0 { // else it is of what is not stored
+		dst = append(dst, `"resourceVersion":"`...)
+		dst = strconv.AppendInt(dst, meta.revision, 10)
 		dst = append(dst, '"')
-	}
-	if meta.remaining >= 0 {
-		dst = append(dst, `,"remainingItemCount":`...)
-		dst = strconv.AppendInt(dst, meta.remaining, 10)
+		if meta.next != "" {
+			dst = append(dst, `,"continue":"`...)
+			dst = append(dst, meta.next...)
+			dst = append(dst, '"')
+		}
+		if meta.remaining >= 0 {
+			dst = append(dst, `,"remainingItemCount":`...)
+			dst = strconv.AppendInt(dst, meta.remaining, 10)
+		}
 	}
 	dst = append(dst, `},"columnDefinitions":`...)
 	if headers {

@@ -91,6 +91,9 @@ func (c *call) wished(body []byte, strict strictness) (api.Object, error) {
 	if err := c.checkName(obj); err != nil {
 		return nil, err
 	}
+	if err := c.checkPathName(); err != nil {
+		return nil, err
+	}
 	uniqueOwners(c.ctx, obj, false)
 	return obj, nil
 }

@@ -103,6 +103,18 @@ func TestServer(t *testing.T) {
 	check("anonymous pods", err, `pods is forbidden: User "system:anonymous" cannot list resource "pods" in API group "" in the namespace "default"`)
 	_, err = ann.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
 	check("ann pods", err, "forbidden")
+	review := func(as string) (string, error) {
+		raw, err := ann.AuthenticationV1().RESTClient().Post().Resource("selfsubjectreviews").Body([]byte("{}")).
+			SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json;as="+as+";v=v1;g=meta.k8s.io").DoRaw(ctx)
+		return string(raw), err
+	}
+	text, err := review("PartialObjectMetadata")
+	check("metadata of a review", err, "")
+	if !strings.HasPrefix(text, `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1"`) {
+		t.Errorf("metadata of a review: %s", text)
+	}
+	_, err = review("Table")
+	check("table of a review", err, "unable to respond with a content type that the client supports")
 	_, err = admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: []rbacv1.PolicyRule{
 		{Verbs: []string{"list"}, APIGroups: []string{""}, Resources: []string{"pods"}},
 		{Verbs: []string{"create"}, APIGroups: []string{rbacv1.GroupName}, Resources: []string{"clusterroles"}},

@@ -66,6 +66,9 @@ func (k *Kind) AppendJSONListHeadNext(dst []byte, revision int64, next string, r
 
 func (k *Kind) appendListHead(dst []byte, revision int64, next string, remaining int64, always bool) []byte {
 	dst = append(dst, k.json...)
+	if revision == 0 { // what is not stored is all told at once
+		return append(dst, `,"metadata":{},"items":[`...)
+	}
 	dst = append(dst, `,"metadata":{"resourceVersion":"`...)
 	dst = AppendInt(dst, revision)
 	dst = append(dst, '"')

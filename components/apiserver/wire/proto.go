@@ -342,8 +342,11 @@ func (l *ProtoList) Size() int {
 // ListMeta appends a raw metav1.ListMeta. Remaining below zero is unset.
 func ListMeta(dst []byte, revision int64, next string, remaining int64) []byte {
 	dst = append(dst, 1<<3|2, 0) // selfLink
-	var digits [20]byte
-	dst = appendString(dst, 2<<3|2, string(strconv.AppendInt(digits[:0], revision, 10)))
+	var digits []byte
+	if revision != 0 {
+		digits = strconv.AppendInt(make([]byte, 0, 20), revision, 10)
+	}
+	dst = appendString(dst, 2<<3|2, string(digits))
 	dst = appendString(dst, 3<<3|2, next)
 	if remaining >= 0 {
 		dst = append(dst, 4<<3)

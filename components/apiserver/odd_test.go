@@ -1,0 +1,71 @@
+package apiserver
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestOdd holds answers to requests that are seldom made, as upstream gives them.
+func TestOdd(t *testing.T) {
+	a := newAPI(t, startServer(t, Config{}))
+	const (
+		deployments  = "/apis/apps/v1/namespaces/default/deployments"
+		pods         = "/api/v1/namespaces/default/pods"
+		partial      = "Accept: application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
+		undetermined = "the name of the object (a based on URL) was undeterminable: name must be provided"
+	)
+	for path, body := range map[string]string{
+		cms:             `{"metadata":{"name":"a"}}`,
+		deployments:     `{"metadata":{"name":"a"},"spec":{"replicas":3,"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`,
+		pods:            `{"metadata":{"name":"a"},"spec":{"containers":[{"name":"c","image":"i"}]}}`,
+		"/api/v1/nodes": `{"metadata":{"name":"a"}}`,
+	} {
+		if r := a.do("POST", path, body, jsn); r.code != 201 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	for _, tc := range []struct {
+		name, method, path, body string
+		header                   []string
+		code                     int
+		want                     string
+	}{
+		{"head of status", "HEAD", deployments + "/a/status", "", nil, 405, ""},
+		{"head of scale", "HEAD", deployments + "/a/scale", "", nil, 405, ""},
+		{"head of scale of none", "HEAD", deployments + "/none/scale", "", nil, 405, ""},
+		{"head of an action", "HEAD", pods + "/a/eviction", "", nil, 405, ""},
+		{"head of no subresource", "HEAD", deployments + "/a/none", "", nil, 404, ""},
+		{"post to a watch", "POST", "/api/v1/watch/configmaps?timeoutSeconds=1", `{}`, []string{jsn}, 405, "the server does not allow this method"},
+		{"head of a watch", "HEAD", "/api/v1/watch/configmaps?timeoutSeconds=1", "", nil, 405, ""},
+		{"beside", "GET", cms + "/../secrets", "", nil, 404, "the server could not find the requested resource"},
+		{"put dots", "PUT", cms + "/..", `{}`, []string{jsn}, 400, "the name of the object (.. based on URL) was undeterminable"},
+		{"put named dots", "PUT", cms + "/..", `{"metadata":{"name":".."}}`, []string{jsn}, 400, `Name parameter invalid: \"..\": may not be '..'`},
+		{"put with a UID to nothing", "PUT", cms + "/none", `{"metadata":{"name":"none","uid":"x"}}`, []string{jsn}, 404, `configmaps \"none\" not found`},
+
+		{"scale as table", "GET", deployments + "/a/scale", "", []string{tabl}, 200, `"rows":[{"cells":["a",3,0,"`},
+		{"columns of scales", "GET", deployments + "/a/scale", "", []string{tabl}, 200, `{"name":"Desired","type":"integer","format":"","description":"replicas is the desired number`},
+		{"scale in a table", "GET", deployments + "/a/scale?includeObject=Object", "", []string{tabl}, 200, `"object":{"kind":"Scale","apiVersion":"autoscaling/v1","metadata":{"name":"a"`},
+		{"patched scale as table", "PATCH", deployments + "/a/scale", `{"spec":{"replicas":4}}`, []string{tabl, mrg}, 200, `"rows":[{"cells":["a",4,0,"`},
+		{"metadata of a scale", "GET", deployments + "/a/scale", "", []string{partial}, 200, `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":"a"`},
+		{"scale in no form", "GET", deployments + "/a/scale", "", []string{"Accept: application/cbor"}, 406, "406: Not Acceptable"},
+
+		{"patch to another kind", "PATCH", deployments + "/a", `{"kind":"Foo"}`, []string{mrg}, 422, `no kind \"Foo\" is registered for version \"apps/v1\" in scheme`},
+		{"patch to a known kind", "PATCH", deployments + "/a", `[{"op":"replace","path":"/kind","value":"ReplicaSet"}]`, []string{jpt}, 422, `converting (v1.ReplicaSet) to (apps.Deployment): unknown conversion`},
+		{"patch to no version", "PATCH", deployments + "/a", `{"apiVersion":null}`, []string{mrg}, 400, undetermined},
+		{"patch to an old version", "PATCH", deployments + "/a", `{"apiVersion":"apps/v1beta1"}`, []string{mrg}, 200, ""},
+		{"patch to no kind", "PATCH", deployments + "/a", `{"kind":""}`, []string{mrg}, 200, ""},
+		{"patch scale to another kind", "PATCH", deployments + "/a/scale", `{"apiVersion":"extensions/v1beta1"}`, []string{mrg}, 422, `converting (v1beta1.Scale) to (autoscaling.Scale): unknown conversion`},
+		{"strategic patch to another kind", "PATCH", deployments + "/a", `{"kind":"Foo"}`, []string{smp}, 200, `"kind":"Deployment"`},
+		{"put a kind without version", "PUT", deployments + "/a/scale", `{"kind":"Foo"}`, []string{jsn}, 400, `Foo in version \"v1\" cannot be handled as a Scale`},
+
+		{"proxy to no address", "GET", "/api/v1/nodes/a/proxy/", "", nil, 500, `"message":"no preferred addresses found; known addresses: []","code":500`},
+		{"log of what is nowhere", "GET", pods + "/a/log", "", nil, 204, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := a.do(tc.method, tc.path, tc.body, tc.header...)
+			if r.code != tc.code || !strings.Contains(r.body, tc.want) {
+				t.Errorf("got %d %s\nwant %d %s", r.code, r.body, tc.code, tc.want)
+			}
+		})
+	}
+}
