@@ -127,6 +127,15 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestRotation: logs that nobody says a word about do not fill the disk.
+func TestRotation(t *testing.T) {
+	var cfg Config
+	cfg.Flags(pflag.NewFlagSet("", pflag.ContinueOnError))
+	if cfg.MaxAge != 366 || cfg.MaxBackups != 100 || cfg.MaxSize != 100 {
+		t.Errorf("kept for %d days, %d files of %d MB", cfg.MaxAge, cfg.MaxBackups, cfg.MaxSize)
+	}
+}
+
 func TestOff(t *testing.T) {
 	if a, err := New(Config{}); a != nil || err != nil {
 		t.Errorf("without configuration: %v, %v", a, err)

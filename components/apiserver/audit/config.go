@@ -67,9 +67,9 @@ type Config struct {
 func (c *Config) Flags(f *pflag.FlagSet) {
 	f.StringVar(&c.PolicyFile, "audit-policy-file", "", "Policy of what is recorded of which requests.")
 	f.StringVar(&c.Path, "audit-log-path", "", "File of audit events; '-' means standard output.")
-	f.IntVar(&c.MaxAge, "audit-log-maxage", 0, "Days for which old audit logs are kept; 0: for ever.")
-	f.IntVar(&c.MaxBackups, "audit-log-maxbackup", 0, "Old audit logs that are kept; 0: all.")
-	f.IntVar(&c.MaxSize, "audit-log-maxsize", 0, "Megabytes from which on the audit log is rotated; 0: never.")
+	f.IntVar(&c.MaxAge, "audit-log-maxage", 366, "Days for which old audit logs are kept; 0: for ever.")
+	f.IntVar(&c.MaxBackups, "audit-log-maxbackup", 100, "Old audit logs that are kept; 0: all.")
+	f.IntVar(&c.MaxSize, "audit-log-maxsize", 100, "Megabytes from which on the audit log is rotated; 0: 100.")
 	f.StringVar(&c.Format, "audit-log-format", auditlog.FormatJson, "Format of audit events: json or legacy.")
 	f.BoolVar(&c.Compress, "audit-log-compress", false, "Compress rotated audit logs.")
 	c.Log.flags(f, "log", ModeBlocking, buffered.BatchConfig{BufferSize: 10000, MaxBatchSize: 1})

@@ -142,6 +142,9 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	}
 	ctx = apirequest.WithRequestInfo(ctx, info)
 	if c.cfg.Auditor != nil {
+		if audit.AuditContextFrom(ctx) != nil {
+			ctx = unrecorded{ctx}
+		}
 		ctx = audit.WithAuditContext(ctx)
 		audit.WithAuditID(ctx, types.UID(id))
 	}
@@ -167,6 +170,19 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		return
 	}
 	c.serveUser(w, req)
+}
+
+// unrecorded is the context of a request in memory that another one has made, and
+// that is on a record of its own.
+type unrecorded struct{ context.Context }
+
+// Value as context.Context.
+func (u unrecorded) Value(key any) any {
+	v := u.Context.Value(key)
+	if _, ok := v.(*audit.AuditContext); ok {
+		return nil
+	}
+	return v
 }
 
 // timeout of a request that does not run for long: the client's wish, up to

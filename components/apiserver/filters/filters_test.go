@@ -6,7 +6,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+	auditapi "k8s.io/apiserver/pkg/apis/audit"
+	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -47,5 +51,52 @@ func TestPanic(t *testing.T) {
 				t.Errorf("counted as %s", l.GetValue())
 			}
 		}
+	}
+}
+
+// recorder makes an event of each request, as auditors do.
+type recorder struct {
+	t   *testing.T
+	ids *[]types.UID
+}
+
+func (r recorder) Serve(w http.ResponseWriter, req *http.Request, _ time.Time, next http.Handler) {
+	ac := audit.AuditContextFrom(req.Context())
+	if err := ac.Init(audit.RequestAuditConfig{Level: auditapi.LevelMetadata}, nil); err != nil {
+		r.t.Errorf("request %s cannot be recorded: %v", req.URL.Path, err)
+	}
+	*r.ids = append(*r.ids, ac.AuditID())
+	next.ServeHTTP(w, req)
+}
+
+func (r recorder) Refused(w http.ResponseWriter, req *http.Request, _ time.Time, _ string, next http.Handler) {
+	next.ServeHTTP(w, req)
+}
+
+// TestRequestsOfRequests: what the server asks of itself while it answers is on
+// a record of its own.
+func TestRequestsOfRequests(t *testing.T) {
+	var chain http.Handler
+	var ids []types.UID
+	chain, err := New(Config{
+		Authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+			return &authenticator.Response{User: &user.DefaultInfo{Name: "bob"}}, true, nil
+		}),
+		Authorizer: authorizer.AuthorizerFunc(func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			return authorizer.DecisionAllow, "", nil
+		}),
+		Auditor: recorder{t, &ids}, Metrics: metrics.New(), Error: func(http.ResponseWriter, *http.Request, error) {}, Log: slog.New(slog.DiscardHandler),
+	}, http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+		if req.URL.Path == "/api/v1/pods" {
+			inner := httptest.NewRequest("GET", "/api/v1/resourcequotas", nil)
+			chain.ServeHTTP(httptest.NewRecorder(), inner.WithContext(req.Context()))
+		}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/api/v1/pods", nil))
+	if len(ids) != 2 || ids[0] == ids[1] {
+		t.Errorf("recorded as %q", ids)
 	}
 }
