@@ -3,10 +3,12 @@ package manifests
 import (
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 )
@@ -35,6 +37,10 @@ type ControlPlane struct {
 	PodCIDR, ServiceCIDR string
 	// Domain is the cluster's DNS domain.
 	Domain string
+	// ClientCertificates tell those of components that read their kubeconfig when
+	// they start from one another, so that a new one starts them again; by the
+	// names of the manifests. They are words that YAML needs no quotes for.
+	ClientCertificates map[string]string
 	// Extra are further flags of each component, by the names of the
 	// manifests; they take the place of ours of the same name.
 	Extra map[string][]Flag
@@ -66,11 +72,39 @@ func (v ControlPlane) StaticPod(component string) ([]byte, error) {
 	for _, flag := range v.Extra[component] {
 		c.Args = setFlag(c.Args, flag)
 	}
+	if certificate := v.ClientCertificates[component]; certificate != "" {
+		if pod.Annotations == nil {
+			pod.Annotations = map[string]string{}
+		}
+		pod.Annotations[clientCertificate] = certificate
+	}
 	data, err := yaml.Marshal(&pod)
 	if err != nil {
 		return nil, fmt.Errorf("manifest of %s: %w", component, err)
 	}
 	return data, nil
+}
+
+// clientCertificate is the annotation of ControlPlane.ClientCertificates.
+const clientCertificate = "hyperkube.io/client-certificate"
+
+var clientCertificateLine = regexp.MustCompile(`(?m)^( +` + regexp.QuoteMeta(clientCertificate) + `:).*$`)
+
+// SetClientCertificate puts into the manifest of a component, which somebody may have
+// changed, what tells its client's certificate from others. Nothing else changes,
+// unless it is of a version that had no such thing: comments are lost then.
+func SetClientCertificate(manifest []byte, certificate string) ([]byte, error) {
+	if clientCertificateLine.Match(manifest) {
+		return clientCertificateLine.ReplaceAll(manifest, []byte("${1} "+certificate)), nil
+	}
+	var pod unstructured.Unstructured
+	if err := yaml.Unmarshal(manifest, &pod.Object); err != nil {
+		return nil, fmt.Errorf("reading a manifest: %w", err)
+	}
+	if err := unstructured.SetNestedField(pod.Object, certificate, "metadata", "annotations", clientCertificate); err != nil {
+		return nil, fmt.Errorf("changing a manifest: %w", err)
+	}
+	return yaml.Marshal(pod.Object)
 }
 
 // setFlag puts a flag in the place of those of its name, or at the end.

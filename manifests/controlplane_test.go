@@ -54,3 +54,42 @@ func TestExtraFlags(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// TestClientCertificates: what tells a client's certificate from others is all that
+// changes with it, in manifests that somebody has changed, too.
+func TestClientCertificates(t *testing.T) {
+	v := values()
+	old, err := v.StaticPod("kube-scheduler")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.ClientCertificates = map[string]string{"kube-scheduler": "sha256-0123"}
+	data, err := v.StaticPod("kube-scheduler")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stamp := func(data []byte) string {
+		var pod corev1.Pod
+		if err := yaml.UnmarshalStrict(data, &pod); err != nil {
+			t.Fatal(err)
+		}
+		return pod.Annotations["hyperkube.io/client-certificate"]
+	}
+	if stamp(old) != "" || stamp(data) != "sha256-0123" {
+		t.Errorf("%s", data)
+	}
+	if same, err := SetClientCertificate(data, "sha256-0123"); err != nil || stamp(same) != "sha256-0123" {
+		t.Errorf("%v: %s", err, same)
+	}
+	edited := append([]byte("# by hand\n"), data...)
+	edited, err = SetClientCertificate(edited, "sha256-4567")
+	if err != nil || stamp(edited) != "sha256-4567" || !strings.HasPrefix(string(edited), "# by hand\n") || len(edited) != len(data)+len("# by hand\n") {
+		t.Errorf("%v: %s", err, edited)
+	}
+	if older, err := SetClientCertificate(old, "sha256-4567"); err != nil || stamp(older) != "sha256-4567" {
+		t.Errorf("%v: %s", err, older)
+	}
+	if data, err := v.StaticPod("etcd"); err != nil || stamp(data) != "" {
+		t.Errorf("%v: %s", err, data)
+	}
+}

@@ -26,6 +26,8 @@ func Commands() []Command {
 		{"init", "Make this machine the master of a new cluster", newInit},
 		{"join", "Make this machine a node of a cluster that init has made", newJoin},
 		{"token", "Manage the tokens with which machines join", newToken},
+		{"certs", "Tell when the certificates of a master end, and renew them", newCerts},
+		{"config", "Print and check configuration files of init and join", newConfig},
 		{"node", "Run the node half alone: runtime, kubelet and proxy", newNodeCommand},
 		{"stop", "Stop the control plane and the kubelet; pods go on", newStop},
 		{"down", "Stop everything, pods too, and take back all changes to the host", newDown},

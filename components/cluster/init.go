@@ -77,7 +77,7 @@ func (o *initOptions) run(ctx context.Context, out io.Writer, given func(string)
 		return err
 	}
 	l := layoutFor(o.root)
-	settings, err := o.settings(given)
+	settings, err := o.settings(l, given)
 	if err != nil {
 		return codedError{err, ExitConfig}
 	}
@@ -113,66 +113,6 @@ func (o *initOptions) run(ctx context.Context, out io.Writer, given func(string)
 	}
 	m.steps.done(began, "the cluster is ready to be joined")
 	return m.tell(out, token)
-}
-
-// settings are those of the configuration file with the flags that were given
-// over them.
-func (o *initOptions) settings(given func(string) bool) (masterSettings, error) {
-	if o.config == "" {
-		return o.given, nil
-	}
-	data, err := os.ReadFile(o.config)
-	if err != nil {
-		return masterSettings{}, fmt.Errorf("--config: %w", err)
-	}
-	s, err := decodeInit(data)
-	if err != nil {
-		return s, fmt.Errorf("--config %s: %w", o.config, err)
-	}
-	g := &o.given
-	for flag, take := range map[string]func(){
-		"node-name":                   func() { s.NodeName = g.NodeName },
-		"apiserver-advertise-address": func() { s.Advertise = g.Advertise },
-		"apiserver-bind-port":         func() { s.Port = g.Port },
-		"control-plane-endpoint":      func() { s.Endpoint = g.Endpoint },
-		"apiserver-cert-extra-sans":   func() { s.SANs = g.SANs },
-		"pod-network-cidr":            func() { s.PodCIDRs = g.PodCIDRs },
-		"service-cidr":                func() { s.ServiceCIDRs = g.ServiceCIDRs },
-		"service-dns-domain":          func() { s.Domain = g.Domain },
-		"token":                       func() { s.Token = g.Token },
-		"token-ttl":                   func() { s.TokenTTL = g.TokenTTL },
-		"certificate-key":             func() { s.CertificateKey = g.CertificateKey },
-	} {
-		if given(flag) {
-			take()
-		}
-	}
-	s.UploadCerts, s.HideKey, s.With = g.UploadCerts, g.HideKey, g.With
-	return s, nil
-}
-
-// masterSettings are what a person may say of a master.
-type masterSettings struct {
-	NodeName               string
-	Advertise              string
-	Port                   int
-	Endpoint               string
-	SANs                   []string
-	PodCIDRs, ServiceCIDRs []string
-	Domain                 string
-	Token                  string
-	TokenTTL               time.Duration
-	// Taints of the node, as key=value:effect; nil is that of masters.
-	Taints []string
-	// UploadCerts: further masters get the keys that all share from the cluster,
-	// encrypted with CertificateKey, which is printed unless HideKey.
-	UploadCerts    bool
-	CertificateKey string
-	HideKey        bool
-	// With are optional add-ons.
-	With []string
-	// Extra are further flags of the components.
-	Extra map[string][]manifests.Flag
 }
 
 // master is one run of `init`.
@@ -303,6 +243,9 @@ func (m *master) prepare() error {
 	if err := m.identity.save(m.layout); err != nil {
 		return err
 	}
+	if err := m.keepSettings(); err != nil {
+		return err
+	}
 	if err := m.kubeconfigs(options, "admin", "super-admin", "controller-manager", "scheduler"); err != nil {
 		return err
 	}
@@ -377,7 +320,7 @@ func (m *master) kubeconfigs(node *nodeOptions, names ...string) error {
 		return err
 	}
 	if err := kubeconfig.Write(node.ProxyKubeconfig, kubeconfig.Config{
-		Name: "kubernetes", User: "system:kube-proxy", Server: m.own(), CA: m.pki.CA.CertPEM, Cert: proxy.CertPEM, Key: proxy.KeyPEM,
+		Name: "kubernetes", User: "system:kube-proxy", Server: m.own(), CA: m.pki.CA.CertPEM, CertFile: proxy.CertFile, KeyFile: proxy.KeyFile,
 	}); err != nil {
 		return err
 	}
@@ -402,8 +345,16 @@ func (m *master) staticPods(components ...string) error {
 		PodCIDR: strings.Join(m.identity.PodCIDRs, ","), ServiceCIDR: strings.Join(m.identity.ServiceCIDRs, ","),
 		Domain: m.identity.Domain, Extra: m.settings.Extra,
 	}
+	var err error
+	if values.ClientCertificates, err = clientCertificates(m.layout); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(m.layout.StaticPods(), 0o755); err != nil {
 		return fmt.Errorf("making the directory of static pods: %w", err)
+	}
+	// Nobody else has any business in it; made for the pod it would be open to all.
+	if err := errors.Join(os.MkdirAll(m.layout.Etcd(), 0o700), os.Chmod(m.layout.Etcd(), 0o700)); err != nil {
+		return fmt.Errorf("making the directory of etcd: %w", err)
 	}
 	for _, name := range components {
 		data, err := values.StaticPod(name)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -117,9 +118,10 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 		}
 	}
 	began := time.Now()
-	finding, cancel := context.WithTimeout(ctx, findBound)
-	defer cancel()
-	cluster, err := o.discovery.Find(finding)
+	cluster, err := o.find(ctx, patience{
+		first: firstWord, every: everyWord, bound: findBound,
+		say: func(text string) { s.send(step{Text: text, Waiting: true}) },
+	})
 	if err != nil {
 		return err
 	}
@@ -137,6 +139,23 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
+// find asks the cluster who it is, and says what stands in the way.
+func (o *joinOptions) find(ctx context.Context, p patience) (cluster *trust.Cluster, err error) {
+	var last atomic.Pointer[error]
+	o.discovery.Failed = func(err error) { last.Store(&err) }
+	p.advice = "`hyperkube token create --print-join-command` on a master prints a command that works"
+	err = p.wait(ctx, "the cluster at "+o.discovery.Endpoint, func(context.Context) string {
+		if err := last.Load(); err != nil {
+			return (*err).Error()
+		}
+		return ""
+	}, func(ctx context.Context) (err error) {
+		cluster, err = o.discovery.Find(ctx)
+		return err
+	})
+	return cluster, err
+}
+
 // hasJoined tells whether init or join has set up this machine.
 func hasJoined(l layout.Node) bool { return exists(nodeFile(l)) }
 
@@ -150,14 +169,19 @@ func (o *joinOptions) start(ctx context.Context, l layout.Node, s *steps) error 
 	return nil
 }
 
-// complete puts flags and configuration file together. It returns the token
-// with which the certificate is asked for.
+// complete puts flags and configuration file together.
 func (o *joinOptions) complete() (trust.Token, error) {
 	if o.config != "" {
 		if err := o.read(); err != nil {
 			return trust.Token{}, fmt.Errorf("--config: %w", err)
 		}
 	}
+	return o.settle()
+}
+
+// settle checks what was said and settles what was left open. It returns the token
+// with which the certificate is asked for.
+func (o *joinOptions) settle() (trust.Token, error) {
 	if o.discovery.Endpoint == "" {
 		return trust.Token{}, errors.New("the address of the API server is missing: hyperkube join HOST:PORT")
 	}
@@ -187,6 +211,12 @@ func (o *joinOptions) read() error {
 	if err != nil {
 		return err
 	}
+	return o.decode(data)
+}
+
+// decode takes from a configuration what no flag says.
+func (o *joinOptions) decode(data []byte) error {
+	var err error
 	var file joinConfiguration
 	if err := decodeKubeadm(data, map[string]any{"JoinConfiguration": &file}); err != nil {
 		return err

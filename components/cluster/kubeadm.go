@@ -82,13 +82,8 @@ type (
 		metav1.TypeMeta  `json:",inline"`
 		NodeRegistration nodeRegistration `json:"nodeRegistration,omitempty"`
 		Discovery        struct {
-			BootstrapToken *struct {
-				Token                    string   `json:"token,omitempty"`
-				APIServerEndpoint        string   `json:"apiServerEndpoint,omitempty"`
-				CACertHashes             []string `json:"caCertHashes,omitempty"`
-				UnsafeSkipCAVerification bool     `json:"unsafeSkipCAVerification,omitempty"`
-			} `json:"bootstrapToken,omitempty"`
-			TLSBootstrapToken string `json:"tlsBootstrapToken,omitempty"`
+			BootstrapToken    *tokenDiscovery `json:"bootstrapToken,omitempty"`
+			TLSBootstrapToken string          `json:"tlsBootstrapToken,omitempty"`
 		} `json:"discovery,omitempty"`
 		ControlPlane *struct {
 			LocalAPIEndpoint struct {
@@ -100,12 +95,34 @@ type (
 	}
 )
 
+// tokenDiscovery is how a machine that joins knows the cluster by a token.
+type tokenDiscovery struct {
+	Token                    string   `json:"token,omitempty"`
+	APIServerEndpoint        string   `json:"apiServerEndpoint,omitempty"`
+	CACertHashes             []string `json:"caCertHashes,omitempty"`
+	UnsafeSkipCAVerification bool     `json:"unsafeSkipCAVerification,omitempty"`
+}
+
 // kubeadmVersion is the version of kubeadm's configuration that is read.
 const kubeadmVersion = "kubeadm.k8s.io/v1beta4"
 
 // decodeKubeadm reads each document of a file into the value for its kind.
 // Kinds of other programs in the file are passed over.
 func decodeKubeadm(data []byte, into map[string]any) error {
+	return eachKubeadm(data, func(meta metav1.TypeMeta, doc []byte) error {
+		target, ok := into[meta.Kind]
+		if !ok {
+			return nil
+		}
+		if err := yaml.UnmarshalStrict(doc, target); err != nil {
+			return fmt.Errorf("%s: %w", meta.Kind, err)
+		}
+		return nil
+	})
+}
+
+// eachKubeadm calls do for each of kubeadm's documents in a file.
+func eachKubeadm(data []byte, do func(meta metav1.TypeMeta, doc []byte) error) error {
 	docs := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
 	for {
 		doc, err := docs.Read()
@@ -126,12 +143,8 @@ func decodeKubeadm(data []byte, into map[string]any) error {
 		if meta.APIVersion != kubeadmVersion {
 			return fmt.Errorf("%s of %s cannot be read: want %s", meta.Kind, meta.APIVersion, kubeadmVersion)
 		}
-		target, ok := into[meta.Kind]
-		if !ok {
-			continue
-		}
-		if err := yaml.UnmarshalStrict(doc, target); err != nil {
-			return fmt.Errorf("%s: %w", meta.Kind, err)
+		if err := do(meta, doc); err != nil {
+			return err
 		}
 	}
 }

@@ -164,6 +164,9 @@ func (o *nodeOptions) run(ctx context.Context, s *steps) (err error) {
 		return err
 	}
 	group.Start(context.WithoutCancel(ctx), "container runtime", runtimeKeeper{layout: l, log: cfg.Log})
+	if isMaster(l) {
+		group.Start(context.WithoutCancel(ctx), "certificates of the control plane", masterKeeper{layout: l, log: cfg.Log})
+	}
 	n, err := newNode(cfg)
 	if err != nil {
 		return err

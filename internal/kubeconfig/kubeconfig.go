@@ -32,10 +32,12 @@ type Config struct {
 	ServerName string
 	// CA are the PEM certificates that the server is verified by.
 	CA []byte
-	// Cert and Key are a client certificate in PEM; or Token is a bearer
-	// token.
-	Cert, Key []byte
-	Token     string
+	// Cert and Key are a client certificate in PEM; or CertFile and KeyFile
+	// are where it is, for clients that are to see when it changes; or Token
+	// is a bearer token.
+	Cert, Key         []byte
+	CertFile, KeyFile string
+	Token             string
 	// Namespace is the context's; may be empty.
 	Namespace string
 }
@@ -57,6 +59,8 @@ func New(cfg Config) *clientcmdapi.Config {
 	auth := clientcmdapi.NewAuthInfo()
 	auth.ClientCertificateData = cfg.Cert
 	auth.ClientKeyData = cfg.Key
+	auth.ClientCertificate = cfg.CertFile
+	auth.ClientKey = cfg.KeyFile
 	auth.Token = cfg.Token
 	context := clientcmdapi.NewContext()
 	context.Cluster = name

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"slices"
 	"time"
 )
 
@@ -114,6 +115,17 @@ func KubeletServer(node string, hosts ...string) Spec {
 	s := Server("system:node:"+node, append([]string{node}, hosts...)...)
 	s.Organizations = []string{"system:nodes"}
 	return s
+}
+
+// SpecOf is what a certificate says but for how long it is valid, so that it can be
+// made anew.
+func SpecOf(cert *x509.Certificate) Spec {
+	return Spec{
+		CommonName: cert.Subject.CommonName, Organizations: cert.Subject.Organization,
+		DNSNames: cert.DNSNames, IPs: cert.IPAddresses,
+		Client: slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageClientAuth),
+		Server: slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageServerAuth),
+	}
 }
 
 // errNoKey says that a certificate is needed that only the authority's absent

@@ -137,7 +137,7 @@ func Ensure(dir string, cfg Config) (*Set, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o755); err != nil {
 		return nil, fmt.Errorf("making the directory of certificates: %w", err)
 	}
-	unlock, err := lock(dir)
+	unlock, err := Lock(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -265,6 +265,27 @@ func (ca *CA) EnsurePair(base string, spec Spec) (*Pair, error) {
 	return pair, nil
 }
 
+// RenewPair makes what is in base.crt and base.key anew, with another key: for the
+// same names and uses, whatever they are.
+func (ca *CA) RenewPair(base string) (*Pair, error) {
+	data, err := os.ReadFile(base + ".crt")
+	if err != nil {
+		return nil, fmt.Errorf("reading a certificate: %w", err)
+	}
+	old, err := ParseCertificate(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s.crt: %w", base, err)
+	}
+	pair, err := ca.NewPair(SpecOf(old))
+	if err != nil {
+		return nil, err
+	}
+	if err := atomicfile.Write(pair.files(base, false)...); err != nil {
+		return nil, fmt.Errorf("keeping a certificate: %w", err)
+	}
+	return pair, nil
+}
+
 func (ca *CA) ensure(base string, spec Spec) (*Pair, []atomicfile.File, error) {
 	pair, err := loadPair(base+".crt", base+".key")
 	if err == nil && pair.Key != nil && ca.good(pair, spec) {
@@ -361,8 +382,9 @@ func (s *Set) ensureServiceAccountKey() ([]atomicfile.File, error) {
 	return append(files, atomicfile.File{Path: s.ServiceAccountPubFile, Data: pub, Mode: 0o600, Remakeable: true}), nil
 }
 
-// lock makes the caller the only one that changes dir.
-func lock(dir string) (func(), error) {
+// Lock makes the caller the only one that changes the certificates in dir, until it
+// calls what is returned.
+func Lock(dir string) (func(), error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("locking the directory of certificates: %w", err)

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 )
@@ -230,5 +231,31 @@ func BenchmarkEnsure(b *testing.B) {
 		if _, err := Ensure(filepath.Join(root, time.Now().String()), testConfig()); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestRenewPair: what is made anew says what it said, and has another key; also when
+// the old key is another's.
+func TestRenewPair(t *testing.T) {
+	dir := t.TempDir()
+	set := ensure(t, dir, testConfig())
+	old := set.EtcdPeer
+	if err := os.WriteFile(old.KeyFile, set.EtcdServer.KeyPEM, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := set.EtcdCA.RenewPair(filepath.Join(dir, "etcd", "peer")); err != nil {
+		t.Fatal(err)
+	}
+	renewed := mustLoad(t, dir).EtcdPeer
+	if bytes.Equal(renewed.KeyPEM, old.KeyPEM) || bytes.Equal(renewed.CertPEM, old.CertPEM) {
+		t.Error("it is as it was")
+	}
+	for _, l := range set.leaves(testConfig()) {
+		if l.file == "etcd/peer" && !l.ca.good(renewed, l.spec) {
+			t.Errorf("it says %v %v", renewed.Cert.DNSNames, renewed.Cert.ExtKeyUsage)
+		}
+	}
+	if !slices.Equal(renewed.Cert.ExtKeyUsage, old.Cert.ExtKeyUsage) || renewed.Cert.Subject.String() != old.Cert.Subject.String() {
+		t.Errorf("%v %v, was %v %v", renewed.Cert.Subject, renewed.Cert.ExtKeyUsage, old.Cert.Subject, old.Cert.ExtKeyUsage)
 	}
 }

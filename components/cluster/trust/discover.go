@@ -71,6 +71,8 @@ type Discovery struct {
 	// Unsafe must say that whoever has the token may be believed.
 	Hashes []string
 	Unsafe bool
+	// Failed is told why the cluster cannot be joined yet; it may be nil.
+	Failed func(error)
 }
 
 // Validate tells what is wrong with what was told.
@@ -114,6 +116,9 @@ func (d *Discovery) Find(ctx context.Context) (*Cluster, error) {
 			err = last // what was missing, rather than that a question was cut short
 		}
 		last = err
+		if d.Failed != nil {
+			d.Failed(err)
+		}
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("asking %s for the cluster's information: %w", d.Endpoint, err)

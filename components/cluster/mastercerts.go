@@ -1,0 +1,162 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"hyperkube/components/cluster/certs"
+	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/layout"
+	"hyperkube/internal/pki"
+	"hyperkube/manifests"
+)
+
+// isMaster tells whether init or join has made a master of this machine.
+func isMaster(l layout.Node) bool {
+	return hasJoined(l) && exists(filepath.Join(l.StaticPods(), "kube-apiserver.yaml"))
+}
+
+// masterCertificates are those of this machine's control plane, made by init or up.
+func masterCertificates(l layout.Node) certs.Master {
+	if !hasJoined(l) {
+		return certs.Master{PKI: l.PKI(), Further: map[string]string{
+			"admin": filepath.Join(l.PKI(), "admin"), "kubelet-server": filepath.Join(l.PKI(), "kubelet"),
+		}}
+	}
+	keys := filepath.Join(l.Data, "kubeconfig-keys")
+	return certs.Master{
+		PKI: filepath.Join(l.Etc, "pki"), Etc: l.Etc, Keys: keys,
+		Further: map[string]string{"kube-proxy": filepath.Join(keys, "proxy"), "kubelet-server": filepath.Join(l.Kubelet, "pki", "kubelet")},
+	}
+}
+
+// ofKubeconfigs are the components that read their kubeconfig once, with the
+// certificate that is in it. All others read their files again when they change.
+var ofKubeconfigs = map[string]string{
+	"kube-controller-manager": "controller-manager.conf",
+	"kube-scheduler":          "scheduler.conf",
+}
+
+// clientCertificates tell the certificates of these components from others.
+func clientCertificates(l layout.Node) (map[string]string, error) {
+	out := map[string]string{}
+	for _, c := range masterCertificates(l).Certificates() {
+		for component, conf := range ofKubeconfigs {
+			if c.Name != conf {
+				continue
+			}
+			data, err := c.Read()
+			if errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			sum := sha256.Sum256(data)
+			out[component] = "sha256-" + hex.EncodeToString(sum[:8])
+		}
+	}
+	return out, nil
+}
+
+// stampManifests makes the components start again whose certificate is another than
+// that in their manifest.
+func stampManifests(l layout.Node) error {
+	stamps, err := clientCertificates(l)
+	if err != nil {
+		return err
+	}
+	for component, stamp := range stamps {
+		path := filepath.Join(l.StaticPods(), component+".yaml")
+		old, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // somebody has stopped it
+		}
+		if err != nil {
+			return fmt.Errorf("reading the manifest of %s: %w", component, err)
+		}
+		data, err := manifests.SetClientCertificate(old, stamp)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if string(data) == string(old) {
+			continue
+		}
+		if err := atomicfile.Write(atomicfile.File{Path: path, Data: data, Mode: 0o600}); err != nil {
+			return fmt.Errorf("writing the manifest of %s: %w", component, err)
+		}
+	}
+	return nil
+}
+
+// masterKeeper renews the certificates of a master while its node runs, when a third
+// of their time is left. Such whose authority's key is elsewhere are left alone.
+type masterKeeper struct {
+	layout layout.Node
+	log    *slog.Logger
+}
+
+// Run renews until ctx ends.
+func (k masterKeeper) Run(ctx context.Context) error {
+	var pause time.Duration
+	for {
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+		next, err := k.renew()
+		if err != nil {
+			k.log.Error("certificates of the control plane cannot be renewed, trying again", "error", err)
+			pause = renewRetry
+			continue
+		}
+		pause = min(renewLook, max(time.Until(next), time.Second))
+	}
+}
+
+// renew renews what is due, and returns when the next will be; zero: nobody knows.
+func (k masterKeeper) renew() (next time.Time, err error) {
+	m := masterCertificates(k.layout)
+	states, authorities, err := m.Look()
+	if err != nil {
+		return next, err
+	}
+	ends := map[string]time.Time{}
+	for _, a := range authorities {
+		if a.Cert != nil {
+			ends[a.Name] = a.Cert.NotAfter
+		}
+	}
+	for _, s := range states {
+		// What ends with its authority cannot be had for longer.
+		if s.Cert == nil || s.External || !s.Cert.NotAfter.Before(ends[s.Authority.Name]) {
+			continue
+		}
+		at := (&pki.Pair{Cert: s.Cert}).RenewAt()
+		if !at.After(time.Now()) {
+			pair, err := m.Renew(s.Certificate)
+			if err != nil {
+				return next, err
+			}
+			k.log.Info("a certificate of the control plane is renewed", "certificate", s.Name, "until", pair.Cert.NotAfter)
+			at = pair.RenewAt()
+		}
+		if next.IsZero() || at.Before(next) {
+			next = at
+		}
+	}
+	if next.IsZero() {
+		next = time.Now().Add(renewLook)
+	}
+	return next, stampManifests(k.layout)
+}
