@@ -17,6 +17,7 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/cluster/localnodes"
+	"hyperkube/components/etcd"
 	"hyperkube/internal/encryption"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/kubeconfig"
@@ -52,7 +53,8 @@ type clusterRun struct {
 }
 
 // run starts everything in the order in which one thing stands on another, and
-// stops it in reverse when ctx ends.
+// stops it in reverse when ctx ends. Components end when the group stops them, not
+// all at once with ctx.
 func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	group := &lifecycle.Group{Log: c.log}
 	defer func() {
@@ -61,8 +63,10 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 			err = nil
 		}
 	}()
-	// Components end when the group stops them, not all at once with ctx.
 	background := context.WithoutCancel(ctx)
+	// Informers are shared by all and outlive whoever asks for one.
+	informing, stopInforming := context.WithCancel(background)
+	defer stopInforming()
 
 	// The runtime is a process of its own and is needed last.
 	podCIDRs, err := firstPodCIDRs(c.identity.PodCIDRs)
@@ -77,35 +81,14 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	}
 	c.steps.done(began, "keys and certificates are made")
 
-	began = time.Now()
-	db, err := c.newEtcd()
+	db, err := c.startEtcd(ctx, group)
 	if err != nil {
 		return err
 	}
-	group.Start(background, "etcd", db)
-	if err := c.wait(ctx, group, "etcd", nil, ready(db)); err != nil {
-		return err
-	}
-	c.steps.done(began, "etcd is ready")
-
-	began = time.Now()
-	api, err := c.newAPIServer(ctx, db)
+	parts, err := c.startAPIServer(ctx, informing, group, db)
 	if err != nil {
 		return err
 	}
-	group.Start(background, "kube-apiserver", api)
-	// Informers are shared by all and outlive whoever asks for one.
-	informing, stopInforming := context.WithCancel(background)
-	defer stopInforming()
-	parts, err := c.newParts(informing, api)
-	if err != nil {
-		return err
-	}
-	if err := c.wait(ctx, group, "the API server", nil, ready(api)); err != nil {
-		return err
-	}
-	c.steps.done(began, "the API server is ready on %s", c.server())
-
 	began = time.Now()
 	parts.shared.Informers.StartWithContext(informing)
 	group.Start(background, "informers", lifecycle.Func(func(ctx context.Context) error {
@@ -116,20 +99,13 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	}))
 	group.Start(background, "kube-controller-manager", parts.controllers)
 	group.Start(background, "kube-scheduler", parts.scheduler)
-	objects, err := addonObjects(manifests.Values{
-		Image: version.Image(), DNSAddress: c.identity.DNSAddress, Domain: c.identity.Domain,
-	}, c.identity.With...)
+	addons, err := c.startAddons(ctx, group, parts)
 	if err != nil {
 		return err
 	}
-	addons := newAddonKeeper(parts.admin.Dynamic, objects, c.log)
-	group.Start(background, "add-ons", addons)
 	further := make(chan error, 1)
 	go func() { further <- c.startFurther(ctx, parts) }()
-	if err := c.wait(ctx, group, "the controllers", nil, ready(parts.controllers)); err != nil {
-		return err
-	}
-	if err := c.wait(ctx, group, "the scheduler", nil, ready(parts.scheduler)); err != nil {
+	if err := c.waitControl(ctx, group, parts); err != nil {
 		return err
 	}
 	c.steps.done(began, "controllers and scheduler work")
@@ -153,22 +129,13 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	if err := c.enter(); err != nil {
 		return err
 	}
-	kube, informers := parts.admin.Kube, parts.shared.Informers
-	if err := c.wait(ctx, group, fmt.Sprintf("node %q", c.identity.NodeName),
-		func(ctx context.Context) string { return describeNode(ctx, kube, c.identity.NodeName) },
-		func(ctx context.Context) error {
-			return waitNodeReady(ctx, informers.Core().V1().Nodes().Informer(), c.identity.NodeName)
-		},
-	); err != nil {
+	if err := c.waitNode(ctx, group, parts); err != nil {
 		return err
 	}
 	c.steps.done(began, "node %q is ready", c.identity.NodeName)
-	began = time.Now()
-	names := &dnsWait{slices: informers.Discovery().V1().EndpointSlices().Informer(), kube: kube, server: net.JoinHostPort(c.identity.DNSAddress, "53"), domain: c.identity.Domain}
-	if err := c.wait(ctx, group, "DNS", names.describe, names.wait); err != nil {
+	if err := c.waitDNS(ctx, group, parts); err != nil {
 		return err
 	}
-	c.steps.done(began, "DNS answers")
 	if err := c.wait(ctx, group, "the further nodes", nil, result(further)); err != nil {
 		return err
 	}
@@ -182,6 +149,85 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	case err := <-group.Failed():
 		return err
 	}
+}
+
+// startEtcd returns when etcd takes writes.
+func (c *clusterRun) startEtcd(ctx context.Context, group *lifecycle.Group) (*etcd.Server, error) {
+	began := time.Now()
+	db, err := c.newEtcd()
+	if err != nil {
+		return nil, err
+	}
+	group.Start(context.WithoutCancel(ctx), "etcd", db)
+	if err := c.wait(ctx, group, "etcd", nil, ready(db)); err != nil {
+		return nil, err
+	}
+	c.steps.done(began, "etcd is ready")
+	return db, nil
+}
+
+// startAPIServer returns when the API is served, with what is made on it meanwhile.
+// Informers end with informing.
+func (c *clusterRun) startAPIServer(ctx, informing context.Context, group *lifecycle.Group, db *etcd.Server) (*parts, error) {
+	began := time.Now()
+	api, err := c.newAPIServer(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	group.Start(context.WithoutCancel(ctx), "kube-apiserver", api)
+	parts, err := c.newParts(informing, api)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.wait(ctx, group, "the API server", nil, ready(api)); err != nil {
+		return nil, err
+	}
+	c.steps.done(began, "the API server is ready on %s", c.server())
+	return parts, nil
+}
+
+// startAddons starts what keeps the objects of the add-ons that are wanted.
+func (c *clusterRun) startAddons(ctx context.Context, group *lifecycle.Group, p *parts) (*addonKeeper, error) {
+	objects, err := addonObjects(manifests.Values{
+		Image: version.Image(), DNSAddress: c.identity.DNSAddress, Domain: c.identity.Domain,
+	}, c.identity.With...)
+	if err != nil {
+		return nil, err
+	}
+	addons := newAddonKeeper(p.admin.Dynamic, objects, c.log)
+	group.Start(context.WithoutCancel(ctx), "add-ons", addons)
+	return addons, nil
+}
+
+// waitControl returns when controllers and scheduler work.
+func (c *clusterRun) waitControl(ctx context.Context, group *lifecycle.Group, p *parts) error {
+	if err := c.wait(ctx, group, "the controllers", nil, ready(p.controllers)); err != nil {
+		return err
+	}
+	return c.wait(ctx, group, "the scheduler", nil, ready(p.scheduler))
+}
+
+// waitNode returns when this node is ready.
+func (c *clusterRun) waitNode(ctx context.Context, group *lifecycle.Group, p *parts) error {
+	name, nodes := c.identity.NodeName, p.shared.Informers.Core().V1().Nodes().Informer()
+	return c.wait(ctx, group, fmt.Sprintf("node %q", name),
+		func(ctx context.Context) string { return describeNode(ctx, p.admin.Kube, name) },
+		func(ctx context.Context) error { return waitNodeReady(ctx, nodes, name) },
+	)
+}
+
+// waitDNS returns when names are answered.
+func (c *clusterRun) waitDNS(ctx context.Context, group *lifecycle.Group, p *parts) error {
+	began := time.Now()
+	names := &dnsWait{
+		slices: p.shared.Informers.Discovery().V1().EndpointSlices().Informer(), kube: p.admin.Kube,
+		server: net.JoinHostPort(c.identity.DNSAddress, "53"), domain: c.identity.Domain,
+	}
+	if err := c.wait(ctx, group, "DNS", names.describe, names.wait); err != nil {
+		return err
+	}
+	c.steps.done(began, "DNS answers")
+	return nil
 }
 
 // The patience of `up`: on a healthy machine no wait comes near the first.

@@ -5,21 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
@@ -30,7 +26,6 @@ import (
 	"hyperkube/components/kubelet/cpus"
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/devices"
-	"hyperkube/components/kubelet/dnsconf"
 	"hyperkube/components/kubelet/dra"
 	"hyperkube/components/kubelet/eviction"
 	"hyperkube/components/kubelet/images"
@@ -47,11 +42,8 @@ import (
 	"hyperkube/components/kubelet/stats"
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/topology"
-	"hyperkube/components/kubelet/usernamespaces"
-	"hyperkube/components/kubelet/volume"
 	"hyperkube/components/kubelet/volume/csi"
 	"hyperkube/internal/cgroup"
-	"hyperkube/internal/localpath"
 )
 
 // Kubelet is one node's kubelet.
@@ -147,167 +139,6 @@ func New(cfg Config) (*Kubelet, error) {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	return k, nil
-}
-
-// compose builds the parts.
-func (k *Kubelet) compose() error {
-	cfg := k.cfg
-	capacity := k.capacity()
-	allocatable := nodestatus.Allocatable(capacity, k.reserved())
-	k.events = record.NewBroadcaster()
-	recorder := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: cfg.NodeName})
-	k.objects = objects.New(k.kube, k.log)
-	k.tokens = newTokens(k.kube)
-	k.trust = &trustBundles{kube: k.kube, changed: func() { k.manager.Refresh(usesTrust) }}
-	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.keeper.Node() }}
-	warn := func(pod *v1.Pod, reason, message string) {
-		ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-		recorder.Event(ref, v1.EventTypeWarning, reason, message)
-	}
-	k.podCerts.Warn = warn
-	warnVolume := func(pv *v1.PersistentVolume, reason, message string) {
-		recorder.Event(pv, v1.EventTypeWarning, reason, message)
-	}
-	getAllocatable := func() v1.ResourceList { return allocatable }
-	var err error
-	if k.csi, err = k.newCSI(recorder); err != nil {
-		return err
-	}
-	k.keeper = nodestatus.New(nodestatus.Config{
-		Name: cfg.NodeName, Kube: k.kube, CRI: k.cri, Events: recorder, Log: k.log,
-		Register: !cfg.NoRegister, Labels: cfg.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
-		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
-		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Wrong: k.wrong, Devices: k.deviceCapacity, Renewed: func() bool { return k.devices.New() }, PodCIDR: cfg.PodCIDR,
-		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Update: cfg.NodeUpdate, Report: cfg.NodeReport, MaxImages: int(*cfg.MaxImages),
-		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe, Started: k.nodeStarted,
-	})
-	resolv := cfg.ResolvConf
-	if resolv == "" {
-		resolv = dnsconf.Upstream()
-	}
-	puller := images.NewPuller(k.cri.Images)
-	puller.Metrics = k.metrics
-	if cfg.Gates.Enabled(gatePulledImages, true) {
-		puller.Records = &images.Records{Dir: filepath.Join(cfg.Layout.Kubelet, "image_manager"), Policy: cfg.Verification, Allowed: cfg.Allowlist, Metrics: k.metrics, Log: k.log}
-	}
-	providers, err := k.newProviders()
-	if err != nil {
-		return err
-	}
-	puller.Limit(cfg.ParallelPulls)
-	puller.LimitRate(int(*cfg.PullQPS), cfg.PullBurst)
-	hostPaths := volume.HostPath{Alias: cfg.Layout.KubeletAlias()}
-	k.host = &pods.Host{
-		Log: k.log, NodeName: cfg.NodeName, CRI: k.cri, Kube: k.kube, Objects: k.objects,
-		Metrics: k.metrics,
-		Volumes: &volume.Set{Root: cfg.Layout.Kubelet, SELinux: volume.HostHasSELinux(), Metrics: k.metrics, Types: []volume.Type{
-			volume.EmptyDir{Allocatable: getAllocatable},
-			hostPaths,
-			volume.ConfigMapVolume{Objects: k.objects},
-			volume.SecretVolume{Objects: k.objects},
-			volume.DownwardAPI{Allocatable: getAllocatable},
-			volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: getAllocatable, Trust: k.trust, Certificates: k.podCerts},
-			volume.Image{},
-			volume.Claim{Claims: apiClaims{k.kube}, Node: k.keeper.Node, Types: []volume.PersistentType{
-				hostPaths, volume.Local{Folders: cfg.Layout.Volumes(), Warn: warn, WarnVolume: warnVolume}, volume.NFS{}, k.csi,
-			}},
-			volume.NFS{},
-			k.csi,
-		}},
-		Puller: puller, Providers: providers, DockerConfigs: dockerConfigs(cfg.Layout.Kubelet),
-		Prober: probe.New(k.execSync, "1.37"),
-		Events: recorder, CgroupRoot: cfg.Layout.CgroupRoot,
-		DNS:     dnsconf.Node{ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, ResolvConf: resolv},
-		NodeIPs: k.nodeIPs, Node: k.keeper.Node, Allocatable: getAllocatable, MemoryCapacity: k.machine.MemoryBytes,
-		RuntimeName: "hyperkube", PodLogs: cfg.Layout.PodLogs, ContainerLogs: cfg.Layout.ContainerLogs,
-		SeccompDefault: cfg.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),
-		CPUCFSQuota: !cfg.CPUCFSQuotaOff, CPUCFSQuotaPeriod: cfg.CPUCFSQuotaPeriod,
-		Services:     k.listServices,
-		Sysctls:      cfg.PodSysctls,
-		PodPidsLimit: cfg.PodPidsLimit, AllowedUnsafeSysctls: cfg.AllowedUnsafeSysctls,
-		CrashMax: cfg.CrashMax,
-		Dead:     cfg.Dead,
-		Extend:   k.extend,
-	}
-	if k.host.Users.Ranges, err = usernamespaces.Configured(context.Background(), cfg.MaxPods); err != nil {
-		return err
-	}
-	if k.tracing != nil {
-		k.host.Tracer = k.tracing.Tracer(scope)
-	}
-	if k.cgroups != nil {
-		k.host.Cgroups = timedCgroups{k.cgroups, k.metrics}
-		k.metrics.CgroupVersion(1)
-		// A kernel without the controller cannot tell pods apart.
-		for _, size := range slices.Sorted(maps.Keys(k.machine.Hugepages)) {
-			if k.machine.Hugepages[size] > 0 && slices.Contains(k.cgroups.Controllers(), "hugetlb") {
-				k.host.Hugepages = append(k.host.Hugepages, size)
-			}
-		}
-		if k.cgroups.Unified() {
-			k.metrics.CgroupVersion(2)
-			k.host.WholeOOMKill = !cfg.SingleOOMKill
-			k.host.MemoryQoS = cfg.Gates.Enabled(gateMemoryQoS, true)
-			k.host.Tiered = k.host.MemoryQoS && cfg.TieredMemory
-			if cfg.MemoryThrottling != nil && k.host.MemoryQoS {
-				k.host.Throttling = *cfg.MemoryThrottling
-			}
-			k.host.Swap = func() int64 { return 0 }
-			if cfg.LimitedSwap {
-				k.host.Swap = func() int64 { return k.machine.SwapBytes }
-			}
-		}
-	}
-	k.host.NetworkProblem = func() string {
-		problem := k.keeper.NetworkProblem()
-		if problem != "" {
-			// It may be over by now.
-			k.keeper.Changed()
-		}
-		return problem
-	}
-	k.manager = pods.NewManager(k.host)
-	k.manager.Admit = k.admit
-	k.disks = k.newDisks()
-	k.collector = &images.Collector{
-		CRI: k.cri, High: cfg.ImageGCHigh, Low: cfg.ImageGCLow, MinAge: cfg.ImageMinAge, MaxAge: cfg.ImageMaxAge, Log: k.log, Path: cfg.Layout.Data, Records: puller.Records, Metrics: k.metrics,
-	}
-	k.stats = &stats.Provider{
-		CRI: k.cri, NodeName: cfg.NodeName, Root: cfg.Layout.Kubelet, Logs: cfg.Layout.PodLogs, Images: k.disks.imagesOn,
-		RuntimePID: k.runtimePID,
-		Pods:       k.manager.Pods, Boot: time.Now(), PodLinks: cfg.Layout.LinkPrefix + "v",
-	}
-	k.host.Prober.Metrics, k.host.Prober.HookMetrics = probe.NewMetrics(), k.metrics
-	if k.cgroups != nil {
-		k.stats.Whole = func() (cgroup.Stats, error) { return k.cgroups.Stats(k.kubepods()) }
-		k.stats.Pressures = func() cgroup.Pressures { return k.cgroups.Pressures("/") }
-	}
-	k.eviction = k.newEviction(recorder)
-	k.shutdown = k.newShutdown(recorder)
-	if err = k.newOwn(); err != nil {
-		return err
-	}
-	k.plugins = k.newPlugins()
-	k.host.DeviceHealth = func(pod *v1.Pod, container string) []v1.ResourceStatus {
-		return append(k.devices.Health(pod.UID, container), k.claims.Health(pod, container)...)
-	}
-	if k.cpus != nil && cfg.Gates.Enabled(gateNoQuota, true) {
-		k.host.OwnCPUs = func(pod types.UID, container string) bool {
-			_, own := k.cpus.Of(pod, container)
-			return own
-		}
-	}
-	k.host.Claims = k.claims
-	if cfg.Policies != nil {
-		k.host.Network = cfg.Policies.Expect
-	}
-	k.host.StaticMemory = k.memory != nil
-	k.host.StaticCPUs, k.host.Ended = k.cpus != nil, k.released
-	if k.kube != nil {
-		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)
-		k.host.Mirror = k.mirrors
-	}
-	return nil
 }
 
 // reserved is what pods cannot have: what is set aside and what eviction keeps.

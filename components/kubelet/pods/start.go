@@ -41,148 +41,180 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 	if c == nil {
 		return fmt.Errorf("no container %s", s.Name)
 	}
-	err := w.tryContainer(ctx, pod, s, c, kind)
+	err := (&attempt{worker: w, pod: pod, start: s, container: c, kind: kind}).run(ctx)
 	w.countStart(c, kind, err)
 	return err
 }
 
-func (w *worker) tryContainer(ctx context.Context, pod *v1.Pod, s podstate.Start, c *v1.Container, kind podstate.Kind) error {
-	fail := func(reason, message string, retryAt time.Time) error {
-		if ctx.Err() == nil {
-			w.update(func() {
-				slot := w.slots[s.Name]
-				slot.Waiting = &v1.ContainerStateWaiting{Reason: reason, Message: message}
-				slot.RetryAt = retryAt
-				w.slots[s.Name] = slot
-			})
-		}
-		return &startFailure{reason, message}
-	}
-	w.mu.Lock()
-	box := w.obs.Sandbox()
-	ips := w.ips()
-	volumes := w.volumes
-	w.mu.Unlock()
+// attempt is one attempt to make and start a container. Its steps return nil, an error
+// that says nothing of the container (the pod is wanted otherwise, the runtime is away),
+// or what fail made.
+type attempt struct {
+	*worker
+	pod       *v1.Pod
+	start     podstate.Start
+	container *v1.Container
+	kind      podstate.Kind
+}
+
+func (a *attempt) run(ctx context.Context) error {
+	a.mu.Lock()
+	box := a.obs.Sandbox()
+	ips := a.ips()
+	volumes := a.volumes
+	a.mu.Unlock()
 	if box == nil {
 		return errors.New("no sandbox")
 	}
-	sandbox, err := w.host.sandboxConfig(pod, box.Attempt)
+	sandbox, err := a.host.sandboxConfig(a.pod, box.Attempt)
 	if err != nil {
-		return fail(createContainerConfigError, err.Error(), time.Now().Add(retryStart))
+		return a.fail(ctx, createContainerConfigError, err.Error(), time.Now().Add(retryStart))
 	}
-	image, err := w.ensureImage(ctx, pod, c, sandbox, volumes)
-	if cri.IsGone(err) {
+	image, err := a.image(ctx, sandbox, volumes)
+	if err != nil {
 		return err
 	}
+	in := containerInput{container: a.container, attempt: a.start.Attempt, image: image, volumes: volumes, ips: ips}
+	if a.kind == podstate.Ephemeral {
+		in.target = a.targetOf(a.pod, a.start.Name)
+	}
+	cfg, err := a.host.containerConfig(ctx, a.pod, in)
 	if err != nil {
-		var ie *images.Error
-		if !errors.As(err, &ie) {
-			return err
-		}
-		w.host.event(pod, s.Name, true, "Failed", "Error: "+ie.Reason)
-		retry := ie.RetryAt
-		if retry.IsZero() {
-			retry = time.Now().Add(5 * time.Minute)
-		}
-		return fail(ie.Reason, ie.Message, retry)
+		return a.refuse(ctx, createContainerConfigError, apiText(err))
 	}
-	in := containerInput{container: c, attempt: s.Attempt, image: image, volumes: volumes, ips: ips}
-	if kind == podstate.Ephemeral {
-		in.target = w.targetOf(pod, s.Name)
-	}
-	cfg, err := w.host.containerConfig(ctx, pod, in)
-	if err != nil {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		msg := apiText(err)
-		w.host.event(pod, s.Name, true, "Failed", "Error: "+msg)
-		return fail(createContainerConfigError, msg, time.Now().Add(retryStart))
-	}
-	if err := w.host.ruled(ctx, pod, ips); err != nil {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		w.host.event(pod, s.Name, true, "Failed", "Error: "+err.Error())
-		return fail(createContainerError, err.Error(), time.Now().Add(retryStart))
+	if err := a.host.ruled(ctx, a.pod, ips); err != nil {
+		return a.refuse(ctx, createContainerError, err.Error())
 	}
 	call, cancel := carriedThrough(ctx)
 	defer cancel()
-	if s.Stale != "" {
-		if err := w.dropStale(call, pod, s); err != nil {
+	if a.start.Stale != "" {
+		if err := a.dropStale(call, a.pod, a.start); err != nil {
 			return err
 		}
 	}
-	created, err := w.host.CRI.Runtime.CreateContainer(call, &runtimeapi.CreateContainerRequest{
-		PodSandboxId: box.ID, Config: cfg, SandboxConfig: sandbox,
-	})
+	id, err := a.create(ctx, call, &runtimeapi.CreateContainerRequest{PodSandboxId: box.ID, Config: cfg, SandboxConfig: sandbox})
 	if err != nil {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if cri.IsGone(err) {
-			return err
-		}
-		// It may be there nevertheless, if the runtime took too long.
-		w.update(func() { w.dirty = true })
-		w.host.event(pod, s.Name, true, "Failed", "Error: "+cri.Message(err))
-		return fail(createContainerError, cri.Message(err), time.Now().Add(retryStart))
-	}
-	w.host.event(pod, s.Name, false, "Created", "Container created")
-	w.mu.Lock()
-	slot := w.slots[s.Name]
-	slot.RetryAt = time.Time{}
-	w.slots[s.Name] = slot
-	hook := c.Lifecycle != nil && c.Lifecycle.PostStart != nil && kind != podstate.Ephemeral
-	if hook {
-		w.hooks[created.ContainerId] = true
-	}
-	w.mu.Unlock()
-	id := created.ContainerId
-	_, startErr := w.host.CRI.Runtime.StartContainer(call, &runtimeapi.StartContainerRequest{ContainerId: id})
-	if startErr == nil {
-		w.host.event(pod, s.Name, false, "Started", "Container started")
-		if w.host.Started != nil {
-			w.host.Started(call, pod, s.Name, id, cfg)
-		}
-	}
-	if err := w.learn(ctx, pod, s, id, box.ID); err != nil {
-		// Nobody knows whether it runs; should it, its hook is lost.
-		w.update(func() { delete(w.hooks, id) })
 		return err
 	}
-	if startErr != nil {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if cri.IsGone(startErr) {
-			// The runtime is there again and knows what came of it.
-			w.update(func() { delete(w.hooks, id) })
-			return startErr
-		}
-		w.host.event(pod, s.Name, true, "Failed", "Error: "+cri.Message(startErr))
-		w.mu.Lock()
-		delete(w.hooks, id)
-		st := w.obs.ByID(id)
-		exited := st != nil && st.State == podstate.Exited
-		w.mu.Unlock()
-		retry := time.Now().Add(retryStart)
-		if exited {
-			// It counts as an exit; the back-off of restarts takes over.
-			retry = time.Time{}
-		}
-		return fail(runContainerError, cri.Message(startErr), retry)
-	}
-	w.update(func() {
-		slot := w.slots[s.Name]
-		slot.Waiting, slot.ForceRestart = nil, ""
-		w.slots[s.Name] = slot
-	})
-	w.host.linkLog(pod, s.Name, id, s.Attempt)
+	hook := a.container.Lifecycle != nil && a.container.Lifecycle.PostStart != nil && a.kind != podstate.Ephemeral
+	a.mu.Lock()
+	slot := a.slots[a.start.Name]
+	slot.RetryAt = time.Time{}
+	a.slots[a.start.Name] = slot
 	if hook {
-		return w.postStart(ctx, pod, c, id, fail)
+		a.hooks[id] = true
+	}
+	a.mu.Unlock()
+	if err := a.begin(ctx, call, id, box.ID, cfg); err != nil {
+		return err
+	}
+	a.update(func() {
+		slot := a.slots[a.start.Name]
+		slot.Waiting, slot.ForceRestart = nil, ""
+		a.slots[a.start.Name] = slot
+	})
+	a.host.linkLog(a.pod, a.start.Name, id, a.start.Attempt)
+	if hook {
+		return a.postStart(ctx, id)
 	}
 	return nil
+}
+
+// image makes sure of the images and returns that of the container.
+func (a *attempt) image(ctx context.Context, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
+	image, err := a.ensureImage(ctx, a.pod, a.container, sandbox, volumes)
+	var failed *images.Error
+	if err == nil || cri.IsGone(err) || !errors.As(err, &failed) {
+		return image, err
+	}
+	a.host.event(a.pod, a.start.Name, true, "Failed", "Error: "+failed.Reason)
+	retry := failed.RetryAt
+	if retry.IsZero() {
+		retry = time.Now().Add(5 * time.Minute)
+	}
+	return "", a.fail(ctx, failed.Reason, failed.Message, retry)
+}
+
+// create makes the container and returns its ID. It is carried through by call, whatever
+// becomes of ctx.
+func (a *attempt) create(ctx, call context.Context, req *runtimeapi.CreateContainerRequest) (string, error) {
+	created, err := a.host.CRI.Runtime.CreateContainer(call, req)
+	if err != nil {
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
+		if cri.IsGone(err) {
+			return "", err
+		}
+		// It may be there nevertheless, if the runtime took too long.
+		a.update(func() { a.dirty = true })
+		return "", a.refuse(ctx, createContainerError, cri.Message(err))
+	}
+	a.host.event(a.pod, a.start.Name, false, "Created", "Container created")
+	return created.ContainerId, nil
+}
+
+// begin starts the container that was made, by call as create, and sees what became of it.
+func (a *attempt) begin(ctx, call context.Context, id, sandbox string, cfg *runtimeapi.ContainerConfig) error {
+	_, startErr := a.host.CRI.Runtime.StartContainer(call, &runtimeapi.StartContainerRequest{ContainerId: id})
+	if startErr == nil {
+		a.host.event(a.pod, a.start.Name, false, "Started", "Container started")
+		if a.host.Started != nil {
+			a.host.Started(call, a.pod, a.start.Name, id, cfg)
+		}
+	}
+	if err := a.learn(ctx, a.pod, a.start, id, sandbox); err != nil {
+		// Nobody knows whether it runs; should it, its hook is lost.
+		a.update(func() { delete(a.hooks, id) })
+		return err
+	}
+	if startErr == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if cri.IsGone(startErr) {
+		// The runtime is there again and knows what came of it.
+		a.update(func() { delete(a.hooks, id) })
+		return startErr
+	}
+	a.host.event(a.pod, a.start.Name, true, "Failed", "Error: "+cri.Message(startErr))
+	a.mu.Lock()
+	delete(a.hooks, id)
+	st := a.obs.ByID(id)
+	exited := st != nil && st.State == podstate.Exited
+	a.mu.Unlock()
+	retry := time.Now().Add(retryStart)
+	if exited {
+		// It counts as an exit; the back-off of restarts takes over.
+		retry = time.Time{}
+	}
+	return a.fail(ctx, runContainerError, cri.Message(startErr), retry)
+}
+
+// fail says in the container's slot why it waits, and until when; the zero time is as
+// long as it takes. It returns the error that says the same.
+func (a *attempt) fail(ctx context.Context, reason, message string, retryAt time.Time) error {
+	if ctx.Err() == nil {
+		a.update(func() {
+			slot := a.slots[a.start.Name]
+			slot.Waiting = &v1.ContainerStateWaiting{Reason: reason, Message: message}
+			slot.RetryAt = retryAt
+			a.slots[a.start.Name] = slot
+		})
+	}
+	return &startFailure{reason, message}
+}
+
+// refuse is fail with an event, of what is tried again soon. It returns ctx's error if
+// that has ended, for then nothing is wrong with the container.
+func (a *attempt) refuse(ctx context.Context, reason, message string) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	a.host.event(a.pod, a.start.Name, true, "Failed", "Error: "+message)
+	return a.fail(ctx, reason, message, time.Now().Add(retryStart))
 }
 
 // ruledWithin bounds how long a container waits for its pod's network to be ruled.
@@ -236,28 +268,30 @@ func (w *worker) learn(ctx context.Context, pod *v1.Pod, s podstate.Start, id, s
 	return nil
 }
 
-func (w *worker) postStart(ctx context.Context, pod *v1.Pod, c *v1.Container, id string, fail func(string, string, time.Time) error) error {
-	w.mu.Lock()
-	ip := w.podIP()
-	w.mu.Unlock()
-	err := w.host.Prober.Hook(ctx, probe.Target{Pod: pod, Container: c, ContainerID: id, PodIP: ip, Warn: w.host.warns(pod)}, c.Lifecycle.PostStart)
-	w.update(func() { delete(w.hooks, id) })
+// postStart runs the hook of the container that was started, and stops it if that fails.
+func (a *attempt) postStart(ctx context.Context, id string) error {
+	c := a.container
+	a.mu.Lock()
+	ip := a.podIP()
+	a.mu.Unlock()
+	err := a.host.Prober.Hook(ctx, probe.Target{Pod: a.pod, Container: c, ContainerID: id, PodIP: ip, Warn: a.host.warns(a.pod)}, c.Lifecycle.PostStart)
+	a.update(func() { delete(a.hooks, id) })
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
-	w.log.Info("a postStart hook failed", "container", c.Name, "error", err)
-	w.host.event(pod, c.Name, true, "FailedPostStartHook", "PostStartHook failed")
-	w.mu.Lock()
-	w.startKill(ctx, id, "FailedPostStartHook", w.killGrace(id))
-	k := w.kills[id]
-	w.mu.Unlock()
+	a.log.Info("a postStart hook failed", "container", c.Name, "error", err)
+	a.host.event(a.pod, c.Name, true, "FailedPostStartHook", "PostStartHook failed")
+	a.mu.Lock()
+	a.startKill(ctx, id, "FailedPostStartHook", a.killGrace(id))
+	k := a.kills[id]
+	a.mu.Unlock()
 	if k != nil {
 		select {
 		case <-k.done:
 		case <-ctx.Done():
 		}
 	}
-	return fail(postStartHookError, err.Error(), time.Time{})
+	return a.fail(ctx, postStartHookError, err.Error(), time.Time{})
 }
 
 // targetOf returns the ID of the container that an ephemeral one looks at.

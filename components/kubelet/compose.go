@@ -1,0 +1,240 @@
+package kubelet
+
+import (
+	"context"
+	"maps"
+	"path/filepath"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/record"
+
+	"hyperkube/components/kubelet/dnsconf"
+	"hyperkube/components/kubelet/images"
+	"hyperkube/components/kubelet/nodestatus"
+	"hyperkube/components/kubelet/objects"
+	"hyperkube/components/kubelet/podcerts"
+	"hyperkube/components/kubelet/pods"
+	"hyperkube/components/kubelet/probe"
+	"hyperkube/components/kubelet/staticpod"
+	"hyperkube/components/kubelet/stats"
+	"hyperkube/components/kubelet/usernamespaces"
+	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/cgroup"
+	"hyperkube/internal/localpath"
+)
+
+// compose builds the parts, each after those that it asks when it is made. The host,
+// by which pods reach the others, comes in the middle: what is made after it is made
+// known to it last.
+func (k *Kubelet) compose() error {
+	capacity := k.capacity()
+	allocatable := nodestatus.Allocatable(capacity, k.reserved())
+	k.events = record.NewBroadcaster()
+	recorder := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: k.cfg.NodeName})
+	k.objects = objects.New(k.kube, k.log)
+	k.tokens = newTokens(k.kube)
+	k.trust = &trustBundles{kube: k.kube, changed: func() { k.manager.Refresh(usesTrust) }}
+	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.keeper.Node() }, Warn: warnsOfPods(recorder)}
+	var err error
+	if k.csi, err = k.newCSI(recorder); err != nil {
+		return err
+	}
+	k.keeper = k.newKeeper(recorder, capacity, allocatable)
+	puller := k.newPuller()
+	if k.host, err = k.newHost(recorder, puller, allocatable); err != nil {
+		return err
+	}
+	k.manager = pods.NewManager(k.host)
+	k.manager.Admit = k.admit
+	k.disks = k.newDisks()
+	k.collector = &images.Collector{
+		CRI: k.cri, High: k.cfg.ImageGCHigh, Low: k.cfg.ImageGCLow, MinAge: k.cfg.ImageMinAge, MaxAge: k.cfg.ImageMaxAge,
+		Log: k.log, Path: k.cfg.Layout.Data, Records: puller.Records, Metrics: k.metrics,
+	}
+	k.stats = k.newStats()
+	k.eviction = k.newEviction(recorder)
+	k.shutdown = k.newShutdown(recorder)
+	if err = k.newOwn(); err != nil {
+		return err
+	}
+	k.plugins = k.newPlugins()
+	if k.kube != nil {
+		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)
+	}
+	k.completeHost()
+	return nil
+}
+
+// warnsOfPods is how those who know nothing of events warn of a pod.
+func warnsOfPods(recorder record.EventRecorder) func(pod *v1.Pod, reason, message string) {
+	return func(pod *v1.Pod, reason, message string) {
+		ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+		recorder.Event(ref, v1.EventTypeWarning, reason, message)
+	}
+}
+
+// newKeeper makes what keeps the Node object.
+func (k *Kubelet) newKeeper(recorder record.EventRecorder, capacity, allocatable v1.ResourceList) *nodestatus.Keeper {
+	cfg := k.cfg
+	return nodestatus.New(nodestatus.Config{
+		Name: cfg.NodeName, Kube: k.kube, CRI: k.cri, Events: recorder, Log: k.log,
+		Register: !cfg.NoRegister, Labels: cfg.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
+		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
+		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Wrong: k.wrong, Devices: k.deviceCapacity, Renewed: func() bool { return k.devices.New() }, PodCIDR: cfg.PodCIDR,
+		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Update: cfg.NodeUpdate, Report: cfg.NodeReport, MaxImages: int(*cfg.MaxImages),
+		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe, Started: k.nodeStarted,
+	})
+}
+
+// newPuller makes what pulls images.
+func (k *Kubelet) newPuller() *images.Puller {
+	cfg := k.cfg
+	puller := images.NewPuller(k.cri.Images)
+	puller.Metrics = k.metrics
+	if cfg.Gates.Enabled(gatePulledImages, true) {
+		puller.Records = &images.Records{Dir: filepath.Join(cfg.Layout.Kubelet, "image_manager"), Policy: cfg.Verification, Allowed: cfg.Allowlist, Metrics: k.metrics, Log: k.log}
+	}
+	puller.Limit(cfg.ParallelPulls)
+	puller.LimitRate(int(*cfg.PullQPS), cfg.PullBurst)
+	return puller
+}
+
+// newVolumes makes the types of volumes that pods may have.
+func (k *Kubelet) newVolumes(recorder record.EventRecorder, allocatable func() v1.ResourceList) *volume.Set {
+	layout := k.cfg.Layout
+	hostPaths := volume.HostPath{Alias: layout.KubeletAlias()}
+	local := volume.Local{Folders: layout.Volumes(), Warn: warnsOfPods(recorder), WarnVolume: func(pv *v1.PersistentVolume, reason, message string) {
+		recorder.Event(pv, v1.EventTypeWarning, reason, message)
+	}}
+	return &volume.Set{Root: layout.Kubelet, SELinux: volume.HostHasSELinux(), Metrics: k.metrics, Types: []volume.Type{
+		volume.EmptyDir{Allocatable: allocatable},
+		hostPaths,
+		volume.ConfigMapVolume{Objects: k.objects},
+		volume.SecretVolume{Objects: k.objects},
+		volume.DownwardAPI{Allocatable: allocatable},
+		volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: allocatable, Trust: k.trust, Certificates: k.podCerts},
+		volume.Image{},
+		volume.Claim{Claims: apiClaims{k.kube}, Node: k.keeper.Node, Types: []volume.PersistentType{hostPaths, local, volume.NFS{}, k.csi}},
+		volume.NFS{},
+		k.csi,
+	}}
+}
+
+// newHost makes what pods are run by, but for what completeHost adds.
+func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, allocatable v1.ResourceList) (*pods.Host, error) {
+	cfg := k.cfg
+	resolv := cfg.ResolvConf
+	if resolv == "" {
+		resolv = dnsconf.Upstream()
+	}
+	providers, err := k.newProviders()
+	if err != nil {
+		return nil, err
+	}
+	getAllocatable := func() v1.ResourceList { return allocatable }
+	host := &pods.Host{
+		Log: k.log, NodeName: cfg.NodeName, CRI: k.cri, Kube: k.kube, Objects: k.objects,
+		Metrics: k.metrics,
+		Volumes: k.newVolumes(recorder, getAllocatable),
+		Puller:  puller, Providers: providers, DockerConfigs: dockerConfigs(cfg.Layout.Kubelet),
+		Prober: probe.New(k.execSync, "1.37"),
+		Events: recorder, CgroupRoot: cfg.Layout.CgroupRoot,
+		DNS:     dnsconf.Node{ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, ResolvConf: resolv},
+		NodeIPs: k.nodeIPs, Node: k.keeper.Node, Allocatable: getAllocatable, MemoryCapacity: k.machine.MemoryBytes,
+		RuntimeName: "hyperkube", PodLogs: cfg.Layout.PodLogs, ContainerLogs: cfg.Layout.ContainerLogs,
+		SeccompDefault: cfg.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),
+		CPUCFSQuota: !cfg.CPUCFSQuotaOff, CPUCFSQuotaPeriod: cfg.CPUCFSQuotaPeriod,
+		Services:     k.listServices,
+		Sysctls:      cfg.PodSysctls,
+		PodPidsLimit: cfg.PodPidsLimit, AllowedUnsafeSysctls: cfg.AllowedUnsafeSysctls,
+		CrashMax: cfg.CrashMax,
+		Dead:     cfg.Dead,
+		Extend:   k.extend,
+		NetworkProblem: func() string {
+			problem := k.keeper.NetworkProblem()
+			if problem != "" {
+				// It may be over by now.
+				k.keeper.Changed()
+			}
+			return problem
+		},
+	}
+	host.Prober.Metrics, host.Prober.HookMetrics = probe.NewMetrics(), k.metrics
+	if host.Users.Ranges, err = usernamespaces.Configured(context.Background(), cfg.MaxPods); err != nil {
+		return nil, err
+	}
+	if k.tracing != nil {
+		host.Tracer = k.tracing.Tracer(scope)
+	}
+	if cfg.Policies != nil {
+		host.Network = cfg.Policies.Expect
+	}
+	if k.cgroups != nil {
+		k.confine(host)
+	}
+	return host, nil
+}
+
+// confine tells host what the machine's cgroups can do to pods.
+func (k *Kubelet) confine(host *pods.Host) {
+	cfg := k.cfg
+	host.Cgroups = timedCgroups{k.cgroups, k.metrics}
+	k.metrics.CgroupVersion(1)
+	// A kernel without the controller cannot tell pods apart.
+	for _, size := range slices.Sorted(maps.Keys(k.machine.Hugepages)) {
+		if k.machine.Hugepages[size] > 0 && slices.Contains(k.cgroups.Controllers(), "hugetlb") {
+			host.Hugepages = append(host.Hugepages, size)
+		}
+	}
+	if !k.cgroups.Unified() {
+		return
+	}
+	k.metrics.CgroupVersion(2)
+	host.WholeOOMKill = !cfg.SingleOOMKill
+	host.MemoryQoS = cfg.Gates.Enabled(gateMemoryQoS, true)
+	host.Tiered = host.MemoryQoS && cfg.TieredMemory
+	if cfg.MemoryThrottling != nil && host.MemoryQoS {
+		host.Throttling = *cfg.MemoryThrottling
+	}
+	host.Swap = func() int64 { return 0 }
+	if cfg.LimitedSwap {
+		host.Swap = func() int64 { return k.machine.SwapBytes }
+	}
+}
+
+// newStats makes what measures pods and the node.
+func (k *Kubelet) newStats() *stats.Provider {
+	provider := &stats.Provider{
+		CRI: k.cri, NodeName: k.cfg.NodeName, Root: k.cfg.Layout.Kubelet, Logs: k.cfg.Layout.PodLogs, Images: k.disks.imagesOn,
+		RuntimePID: k.runtimePID,
+		Pods:       k.manager.Pods, Boot: time.Now(), PodLinks: k.cfg.Layout.LinkPrefix + "v",
+	}
+	if k.cgroups != nil {
+		provider.Whole = func() (cgroup.Stats, error) { return k.cgroups.Stats(k.kubepods()) }
+		provider.Pressures = func() cgroup.Pressures { return k.cgroups.Pressures("/") }
+	}
+	return provider
+}
+
+// completeHost tells the host of the parts that were made after it.
+func (k *Kubelet) completeHost() {
+	k.host.DeviceHealth = func(pod *v1.Pod, container string) []v1.ResourceStatus {
+		return append(k.devices.Health(pod.UID, container), k.claims.Health(pod, container)...)
+	}
+	if k.cpus != nil && k.cfg.Gates.Enabled(gateNoQuota, true) {
+		k.host.OwnCPUs = func(pod types.UID, container string) bool {
+			_, own := k.cpus.Of(pod, container)
+			return own
+		}
+	}
+	k.host.Claims = k.claims
+	k.host.StaticCPUs, k.host.StaticMemory = k.cpus != nil, k.memory != nil
+	k.host.Ended = k.released
+	if k.mirrors != nil {
+		k.host.Mirror = k.mirrors
+	}
+}
