@@ -151,17 +151,8 @@ func (r *Runtime) Ready() <-chan struct{} { return r.ready }
 func (r *Runtime) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if r.cfg.Journal != "" {
-		var err error
-		if r.journal, err = hostchange.Open(r.cfg.Journal); err != nil {
-			return err
-		}
-		defer r.journal.Close()
-	}
-	if err := r.journal.Record(
-		hostchange.Change{Kind: hostchange.Cgroup, Name: r.defaultCgroup()},
-		hostchange.Change{Kind: hostchange.Mount, Name: r.cfg.State},
-	); err != nil {
+	defer func() { _ = r.journal.Close() }()
+	if err := r.record(); err != nil {
 		return err
 	}
 	if err := r.makeState(); err != nil {
@@ -175,19 +166,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 			defer fast.Close()
 		}
 	}
-	cidrs := r.cfg.PodCIDRs
-	if data, err := os.ReadFile(r.cidrFile()); err == nil {
-		if saved, err := parseCIDRs(strings.TrimSpace(string(data))); err == nil {
-			cidrs = saved
-		}
-	}
-	r.plugins = cni.New(r.cfg.CNIConfDir, r.cfg.CNIBinDirs, r.path("cni"))
-	var err error
-	r.network, err = podnet.New(podnet.Config{
-		Bridge: r.cfg.LinkPrefix + "-br0", LinkPrefix: r.cfg.LinkPrefix, AddressDir: r.state("addresses"),
-		CIDRs: cidrs, MTU: r.cfg.MTU, Tunnel: r.cfg.LinkPrefix + "-vxlan", OpenPorts: []int{layout.PortKubelet}, Journal: r.journal, Log: r.log,
-	})
-	if err != nil {
+	if err := r.makeNetwork(); err != nil {
 		return err
 	}
 	defer r.network.Close()
@@ -211,20 +190,62 @@ func (r *Runtime) Run(ctx context.Context) error {
 	}
 	defer func() { _ = r.stream.Stop() }()
 
-	r.watch.Go(func() {
-		if n, _ := r.external(); n == nil {
-			r.setupNetwork(ctx)
-			return
-		}
-		r.mu.Lock()
-		r.networkErr = errExternal
-		r.mu.Unlock()
-		r.lookAtPlugins(ctx)
-	})
+	r.watch.Go(func() { r.chooseNetwork(ctx) })
 	r.watch.Go(func() { r.network.Keep(ctx) })
 	r.watch.Go(func() { r.importImages(ctx) })
 	r.watch.Go(func() { r.images.Inspect(ctx) })
+	err = r.serve(ctx, listener)
+	cancel() // what follows and watches ends before what it works with
+	return err
+}
 
+// record opens the journal and notes in it what this run changes of the host at once.
+func (r *Runtime) record() error {
+	if r.cfg.Journal != "" {
+		var err error
+		if r.journal, err = hostchange.Open(r.cfg.Journal); err != nil {
+			return err
+		}
+	}
+	return r.journal.Record(
+		hostchange.Change{Kind: hostchange.Cgroup, Name: r.defaultCgroup()},
+		hostchange.Change{Kind: hostchange.Mount, Name: r.cfg.State},
+	)
+}
+
+// makeNetwork makes the pods' network, of the ranges that were told last, and looks for
+// plugins that take its place. Nothing of it is set up.
+func (r *Runtime) makeNetwork() error {
+	cidrs := r.cfg.PodCIDRs
+	if data, err := os.ReadFile(r.cidrFile()); err == nil {
+		if saved, err := parseCIDRs(strings.TrimSpace(string(data))); err == nil {
+			cidrs = saved
+		}
+	}
+	r.plugins = cni.New(r.cfg.CNIConfDir, r.cfg.CNIBinDirs, r.path("cni"))
+	var err error
+	r.network, err = podnet.New(podnet.Config{
+		Bridge: r.cfg.LinkPrefix + "-br0", LinkPrefix: r.cfg.LinkPrefix, AddressDir: r.state("addresses"),
+		CIDRs: cidrs, MTU: r.cfg.MTU, Tunnel: r.cfg.LinkPrefix + "-vxlan", OpenPorts: []int{layout.PortKubelet}, Journal: r.journal, Log: r.log,
+	})
+	return err
+}
+
+// chooseNetwork sets the pods' network up, or leaves that to plugins and follows what they can.
+func (r *Runtime) chooseNetwork(ctx context.Context) {
+	if n, _ := r.external(); n == nil {
+		r.setupNetwork(ctx)
+		return
+	}
+	r.mu.Lock()
+	r.networkErr = errExternal
+	r.mu.Unlock()
+	r.lookAtPlugins(ctx)
+}
+
+// serve serves CRI on listener until ctx ends or another program is to take over, which
+// is an *UpgradeError.
+func (r *Runtime) serve(ctx context.Context, listener net.Listener) error {
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.UnaryInterceptor(r.logged), grpc.WaitForHandlers(true))
 	runtimeapi.RegisterRuntimeServiceServer(server, r)
@@ -233,9 +254,9 @@ func (r *Runtime) Run(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	close(r.ready)
+	var err error
 	select {
 	case err = <-served:
-		cancel()
 		return fmt.Errorf("serving CRI: %w", err)
 	case <-ctx.Done():
 	case argv := <-r.upgrade:
@@ -248,7 +269,6 @@ func (r *Runtime) Run(ctx context.Context) error {
 	server.GracefulStop()
 	timer.Stop()
 	_ = <-served // says no more than that it was stopped
-	cancel()
 	return err
 }
 

@@ -77,76 +77,77 @@ func (s *state) limit() int {
 	return int(*s.job.Spec.Completions)
 }
 
-// count sorts the pods and notes those that ended.
+// count sorts the pods and notes those that ended. A pod that ends is counted in three
+// steps, so that none is counted twice or not at all: its UID is noted in the status, then
+// its finalizer comes off, then the UID becomes a number. The finalizer is taken off once
+// the status is written.
 func (s *state) count(pods []*corev1.Pod) {
+	s.resume()
+	noted := s.settle(pods)
+	ended := s.tellApart(pods, noted)
+	s.delayed = s.remembered(ended)
+	for _, p := range ended {
+		if noted[p.UID] || !slices.Contains(s.delayed, p) {
+			s.noteFailed(p, noted[p.UID])
+		}
+	}
+	s.sum(noted)
+}
+
+// resume begins with what the status says.
+func (s *state) resume() {
 	s.next = *s.job.Status.DeepCopy()
 	if s.next.UncountedTerminatedPods == nil {
 		s.next.UncountedTerminatedPods = &batchv1.UncountedTerminatedPods{}
 	}
-	noted := s.next.UncountedTerminatedPods
-	indexed := isIndexed(s.job)
-	if indexed {
+	if isIndexed(s.job) {
 		s.done = parseIndexes(s.next.CompletedIndexes, s.limit())
 		if s.next.FailedIndexes != nil {
 			s.dead = parseIndexes(*s.next.FailedIndexes, s.limit())
 		}
 	}
 	s.attempts, s.ignored, s.failedAt = map[int]int32{}, map[int]int32{}, map[int]time.Time{}
+}
+
+// settle takes the third step: of pods that are not held any more, the UID becomes a
+// number. It returns the UIDs that stay noted.
+func (s *state) settle(pods []*corev1.Pod) map[types.UID]bool {
 	held := map[types.UID]bool{}
 	for _, p := range pods {
 		if s.held(p) {
 			held[p.UID] = true
 		}
 	}
-	// The third step: the finalizer is off, the UID becomes a number.
+	noted := map[types.UID]bool{}
 	settle := func(uids []types.UID, n *int32) []types.UID {
 		var rest []types.UID
 		for _, u := range uids {
 			if held[u] {
 				rest = append(rest, u)
+				noted[u] = true
 			} else {
 				*n++
 			}
 		}
 		return rest
 	}
-	noted.Succeeded = settle(noted.Succeeded, &s.next.Succeeded)
-	noted.Failed = settle(noted.Failed, &s.next.Failed)
-	before := map[types.UID]bool{}
-	for _, list := range [][]types.UID{noted.Succeeded, noted.Failed} {
-		for _, u := range list {
-			before[u] = true
-		}
-	}
-	// The first step.
-	var ended []*corev1.Pod
+	uncounted := s.next.UncountedTerminatedPods
+	uncounted.Succeeded = settle(uncounted.Succeeded, &s.next.Succeeded)
+	uncounted.Failed = settle(uncounted.Failed, &s.next.Failed)
+	return noted
+}
+
+// tellApart sorts pods, takes the first step for those that succeeded unless they are
+// noted, and returns those that failed.
+func (s *state) tellApart(pods []*corev1.Pod, noted map[types.UID]bool) (failed []*corev1.Pod) {
 	for _, p := range pods {
-		index, hasIndex := indexOf(p)
-		failed := isFailed(s.job, p)
 		switch {
 		case p.Status.Phase == corev1.PodSucceeded:
-			if !s.held(p) {
-				continue
-			}
-			if !before[p.UID] && len(s.counted) >= maxCount {
-				continue
-			}
-			s.counted = append(s.counted, p)
-			if indexed {
-				// The index alone says that it is counted.
-				if hasIndex && index < s.limit() && !s.done.has(index) {
-					s.done = s.done.with(index)
-					s.newSuccess = true
-				}
-				continue
-			}
-			if !before[p.UID] {
-				noted.Succeeded = append(noted.Succeeded, p.UID)
-				s.newSuccess = true
-			}
-		case failed:
-			s.tally(p, index, indexed && hasIndex)
-			ended = append(ended, p)
+			s.noteSucceeded(p, noted[p.UID])
+		case isFailed(s.job, p):
+			index, hasIndex := indexOf(p)
+			s.tally(p, index, isIndexed(s.job) && hasIndex)
+			failed = append(failed, p)
 			if p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodFailed {
 				s.terminating = append(s.terminating, p)
 			}
@@ -159,14 +160,35 @@ func (s *state) count(pods []*corev1.Pod) {
 			}
 		}
 	}
-	s.delayed = s.remembered(ended)
-	for _, p := range ended {
-		if before[p.UID] || !slices.Contains(s.delayed, p) {
-			s.noteFailed(p, before[p.UID])
-		}
+	return failed
+}
+
+// noteSucceeded takes the first step for a pod that succeeded, unless it is noted.
+func (s *state) noteSucceeded(p *corev1.Pod, noted bool) {
+	if !s.held(p) || !noted && len(s.counted) >= maxCount {
+		return
 	}
-	s.succeeded = s.next.Succeeded + int32(len(noted.Succeeded))
-	if indexed {
+	s.counted = append(s.counted, p)
+	if isIndexed(s.job) {
+		// The index alone says that it is counted.
+		if index, ok := indexOf(p); ok && index < s.limit() && !s.done.has(index) {
+			s.done = s.done.with(index)
+			s.newSuccess = true
+		}
+		return
+	}
+	if !noted {
+		uncounted := s.next.UncountedTerminatedPods
+		uncounted.Succeeded = append(uncounted.Succeeded, p.UID)
+		s.newSuccess = true
+	}
+}
+
+// sum makes the numbers of the status; noted are the UIDs that were before.
+func (s *state) sum(noted map[types.UID]bool) {
+	uncounted := s.next.UncountedTerminatedPods
+	s.succeeded = s.next.Succeeded + int32(len(uncounted.Succeeded))
+	if isIndexed(s.job) {
 		s.next.CompletedIndexes = s.done.String()
 		s.next.Succeeded = int32(s.done.total())
 		s.succeeded = s.next.Succeeded
@@ -175,9 +197,9 @@ func (s *state) count(pods []*corev1.Pod) {
 			s.next.FailedIndexes = &text
 		}
 	}
-	s.failed = s.next.Failed + int32(len(noted.Failed))
+	s.failed = s.next.Failed + int32(len(uncounted.Failed))
 	for _, p := range s.delayed {
-		if action, _ := judge(s.job, p); action != batchv1.PodFailurePolicyActionIgnore && !before[p.UID] {
+		if action, _ := judge(s.job, p); action != batchv1.PodFailurePolicyActionIgnore && !noted[p.UID] {
 			s.failed++
 		}
 	}

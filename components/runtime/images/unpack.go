@@ -98,6 +98,7 @@ func (u *unpacker) dir(name string) (*os.File, error) {
 	return dir, nil
 }
 
+// entry unpacks one entry of the archive.
 func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	if strings.ContainsRune(h.Name, 0) || strings.ContainsRune(h.Linkname, 0) {
 		return errors.New("the name has a NUL in it")
@@ -128,81 +129,21 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 		}
 		return hide(at, base)
 	}
-	mode := uint32(h.Mode & 0o7777)
 	switch h.Typeflag {
 	case tar.TypeDir:
-		var st unix.Stat_t
-		err := unix.Fstatat(at, base, &st, unix.AT_SYMLINK_NOFOLLOW)
-		hides := err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR
-		if err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
-			if err := u.remove(at, base); err != nil {
-				return err
-			}
-			err = unix.ENOENT
-		}
-		if err != nil {
-			if err := unix.Mkdirat(at, base, mode); err != nil && !errors.Is(err, unix.EEXIST) {
-				return err
-			}
-		}
-		if hides {
-			// What the layers below have there is hidden still.
-			if err := setXattr(at, base, opaqueAttr, []byte("y")); err != nil {
-				return err
-			}
+		if err := u.folder(at, base, h); err != nil {
+			return err
 		}
 		u.dirs[name] = h.ModTime
-	case tar.TypeReg, tar.TypeGNUSparse:
-		if err := u.remove(at, base); err != nil {
-			return err
-		}
-		fd, err := unix.Openat(at, base, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-		if err != nil {
-			return err
-		}
-		f := os.NewFile(uintptr(fd), base)
-		_, err = io.Copy(f, content)
-		if err == nil {
-			err = attributes(fd, "", h, mode)
-		}
-		return errors.Join(err, f.Close())
-	case tar.TypeSymlink:
-		if err := u.remove(at, base); err != nil {
-			return err
-		}
-		if err := unix.Symlinkat(h.Linkname, at, base); err != nil {
-			return err
-		}
-		if err := unix.Fchownat(at, base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return err
-		}
-		setTimes(at, base, h.ModTime)
 		return nil
+	case tar.TypeReg, tar.TypeGNUSparse:
+		return u.file(at, base, h, content)
+	case tar.TypeSymlink:
+		return u.symlink(at, base, h)
 	case tar.TypeLink:
-		target := path.Clean("/" + h.Linkname)[1:]
-		if target == "" {
-			return errors.New("hard link to the root")
-		}
-		targetDir, targetBase := path.Split(target)
-		from, err := pathrs.OpenatInRoot(u.root, targetDir)
-		if err != nil {
-			return fmt.Errorf("finding the target of the hard link: %w", err)
-		}
-		defer from.Close()
-		if same(int(from.Fd()), targetBase, at, base) {
-			return nil
-		}
-		if err := u.remove(at, base); err != nil {
-			return err
-		}
-		return unix.Linkat(int(from.Fd()), targetBase, at, base, 0)
+		return u.hardLink(at, base, h.Linkname)
 	case tar.TypeFifo:
-		if err := u.remove(at, base); err != nil {
-			return err
-		}
-		if err := unix.Mknodat(at, base, unix.S_IFIFO|mode, 0); err != nil {
-			return err
-		}
+		return u.fifo(at, base, h)
 	case tar.TypeChar, tar.TypeBlock:
 		// Containers get their devices from the runtime; those of an image
 		// would be the host's, and 0:0 a whiteout.
@@ -212,7 +153,99 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	default:
 		return fmt.Errorf("unknown kind of entry %q", h.Typeflag)
 	}
-	return attributes(at, base, h, mode)
+}
+
+// modeOf returns the bits of an entry's mode that chmod knows.
+func modeOf(h *tar.Header) uint32 { return uint32(h.Mode & 0o7777) }
+
+// folder makes base a folder in the folder at. One that is there stays, with what it has;
+// its time is set at the end, for what comes into it changes that.
+func (u *unpacker) folder(at int, base string, h *tar.Header) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(at, base, &st, unix.AT_SYMLINK_NOFOLLOW)
+	hides := err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		if err := u.remove(at, base); err != nil {
+			return err
+		}
+		err = unix.ENOENT
+	}
+	if err != nil {
+		if err := unix.Mkdirat(at, base, modeOf(h)); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+	}
+	if hides {
+		// What the layers below have there is hidden still.
+		if err := setXattr(at, base, opaqueAttr, []byte("y")); err != nil {
+			return err
+		}
+	}
+	return attributes(at, base, h)
+}
+
+// file makes base a regular file in the folder at.
+func (u *unpacker) file(at int, base string, h *tar.Header, content io.Reader) error {
+	if err := u.remove(at, base); err != nil {
+		return err
+	}
+	fd, err := unix.Openat(at, base, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), base)
+	_, err = io.Copy(f, content)
+	if err == nil {
+		err = attributes(fd, "", h)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// symlink makes base a symbolic link in the folder at, wherever it may lead.
+func (u *unpacker) symlink(at int, base string, h *tar.Header) error {
+	if err := u.remove(at, base); err != nil {
+		return err
+	}
+	if err := unix.Symlinkat(h.Linkname, at, base); err != nil {
+		return err
+	}
+	if err := unix.Fchownat(at, base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	setTimes(at, base, h.ModTime)
+	return nil
+}
+
+// hardLink makes base, in the folder at, another name of what target names in the layer.
+func (u *unpacker) hardLink(at int, base, target string) error {
+	target = path.Clean("/" + target)[1:]
+	if target == "" {
+		return errors.New("hard link to the root")
+	}
+	targetDir, targetBase := path.Split(target)
+	from, err := pathrs.OpenatInRoot(u.root, targetDir)
+	if err != nil {
+		return fmt.Errorf("finding the target of the hard link: %w", err)
+	}
+	defer from.Close()
+	if same(int(from.Fd()), targetBase, at, base) {
+		return nil
+	}
+	if err := u.remove(at, base); err != nil {
+		return err
+	}
+	return unix.Linkat(int(from.Fd()), targetBase, at, base, 0)
+}
+
+// fifo makes base a named pipe in the folder at.
+func (u *unpacker) fifo(at int, base string, h *tar.Header) error {
+	if err := u.remove(at, base); err != nil {
+		return err
+	}
+	if err := unix.Mknodat(at, base, unix.S_IFIFO|modeOf(h), 0); err != nil {
+		return err
+	}
+	return attributes(at, base, h)
 }
 
 // hide hides what the layers below have of that name. What this layer has itself
@@ -240,12 +273,13 @@ func (u *unpacker) root1(h *tar.Header) error {
 		return err
 	}
 	defer root.Close()
-	return attributes(int(root.Fd()), "", h, uint32(h.Mode&0o7777))
+	return attributes(int(root.Fd()), "", h)
 }
 
 // attributes sets owner, mode, extended attributes and time of what base names
 // in the folder at, or with no base of the open file at.
-func attributes(at int, base string, h *tar.Header, mode uint32) error {
+func attributes(at int, base string, h *tar.Header) error {
+	mode := modeOf(h)
 	var err error
 	if base == "" {
 		err = unix.Fchown(at, h.Uid, h.Gid)
