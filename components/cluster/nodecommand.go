@@ -14,7 +14,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"hyperkube/components/kubelet"
 	"hyperkube/components/kubelet/certificates"
@@ -413,10 +412,9 @@ func clientsOf(flag, path, agent string) (*client.Clients, error) {
 	if path == "" {
 		return nil, fmt.Errorf("--%s is required", flag)
 	}
-	rest, err := clientcmd.BuildConfigFromFlags("", path)
+	clients, err := client.FromKubeconfig(path, agent)
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flag, err)
 	}
-	rest.UserAgent = agent
-	return client.New(client.Config{REST: rest})
+	return clients, nil
 }

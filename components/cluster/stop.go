@@ -41,24 +41,28 @@ func layoutFor(root string) layout.Node {
 	return layout.Under(root)
 }
 
-func newStop() *cobra.Command {
+// hostCommand is a command of root's over the cluster below --root.
+func hostCommand(use, short string, run func(ctx context.Context, out io.Writer, l layout.Node) error) *cobra.Command {
 	var root string
 	cmd := &cobra.Command{
-		Use:   "stop",
-		Short: "Stop the control plane and the kubelet; pods go on",
+		Use:   use,
+		Short: short,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := needRoot(); err != nil {
 				return err
 			}
-			l := layoutFor(root)
-			return errors.Join(
-				stopMain(cmd.Context(), cmd.OutOrStdout(), l),
-				stopFurther(cmd.Context(), cmd.OutOrStdout(), l))
+			return run(cmd.Context(), cmd.OutOrStdout(), layoutFor(root))
 		},
 	}
 	rootFlag(cmd.Flags(), &root)
 	return cmd
+}
+
+func newStop() *cobra.Command {
+	return hostCommand("stop", "Stop the control plane and the kubelet; pods go on", func(ctx context.Context, out io.Writer, l layout.Node) error {
+		return errors.Join(stopMain(ctx, out, l), stopFurther(ctx, out, l))
+	})
 }
 
 func needRoot() error {
@@ -89,26 +93,14 @@ func stopMain(ctx context.Context, out io.Writer, l layout.Node) error {
 }
 
 func newDown() *cobra.Command {
-	var root string
-	cmd := &cobra.Command{
-		Use:   "down",
-		Short: "Stop everything, pods too, and take back all changes to the host",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := needRoot(); err != nil {
-				return err
-			}
-			l := layoutFor(root)
-			t, err := takeTurn(cmd.Context(), l, true)
-			if err != nil {
-				return err
-			}
-			defer t.remove()
-			return down(cmd.Context(), cmd.OutOrStdout(), l, nil)
-		},
-	}
-	rootFlag(cmd.Flags(), &root)
-	return cmd
+	return hostCommand("down", "Stop everything, pods too, and take back all changes to the host", func(ctx context.Context, out io.Writer, l layout.Node) error {
+		t, err := takeTurn(ctx, l, true)
+		if err != nil {
+			return err
+		}
+		defer t.remove()
+		return down(ctx, out, l, nil)
+	})
 }
 
 // down, which needs the turn alone, stops the main process, the pods and the runtime, in this order so that
@@ -173,28 +165,16 @@ func stopRuntime(ctx context.Context, out io.Writer, l layout.Node, leave func()
 }
 
 func newReset() *cobra.Command {
-	var root string
-	cmd := &cobra.Command{
-		Use:   "reset",
-		Short: "Like down, and delete the cluster's data",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := needRoot(); err != nil {
-				return err
-			}
-			l := layoutFor(root)
-			t, err := takeTurn(cmd.Context(), l, true)
-			if err != nil {
-				return err
-			}
-			err = reset(cmd.Context(), cmd.OutOrStdout(), l)
-			t.remove()
-			removeEmpty(l)
+	return hostCommand("reset", "Like down, and delete the cluster's data", func(ctx context.Context, out io.Writer, l layout.Node) error {
+		t, err := takeTurn(ctx, l, true)
+		if err != nil {
 			return err
-		},
-	}
-	rootFlag(cmd.Flags(), &root)
-	return cmd
+		}
+		err = reset(ctx, out, l)
+		t.remove()
+		removeEmpty(l)
+		return err
+	})
 }
 
 func reset(ctx context.Context, out io.Writer, l layout.Node) error {

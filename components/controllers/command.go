@@ -15,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"hyperkube/components/controllers/csrsigning"
 	"hyperkube/components/controllers/horizontalpodautoscaling"
@@ -99,7 +98,7 @@ var concurrency = []struct {
 func NewCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
-		Use:   "kube-controller-manager",
+		Use:   component,
 		Short: "The controllers: bring the cluster towards what its objects ask for",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), zpages.FlagsOf(cmd.Flags())) },
@@ -125,7 +124,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.election.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "How long a leader that is not heard of is waited for.")
 	f.DurationVar(&o.election.RenewDeadline, "leader-elect-renew-deadline", 10*time.Second, "How long a leader tries to renew before it gives up.")
 	f.DurationVar(&o.election.RetryPeriod, "leader-elect-retry-period", 2*time.Second, "How long between two tries.")
-	f.StringVar(&o.election.Name, "leader-elect-resource-name", "kube-controller-manager", "Name of the lease.")
+	f.StringVar(&o.election.Name, "leader-elect-resource-name", component, "Name of the lease.")
 	f.StringVar(&o.election.Namespace, "leader-elect-resource-namespace", "kube-system", "Namespace of the lease.")
 	f.BoolVar(&o.allocateNodeCIDRs, "allocate-node-cidrs", false, "Give each node a part of --cluster-cidr.")
 	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDRs of pods, one or one of each IP family.")
@@ -215,7 +214,7 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	zpages.SetVerbosity(level, o.verbosity)
 	log := o.format.New(os.Stderr, level)
 	logs.Own(log)
-	own, err := clientsFrom(o.kubeconfig)
+	own, err := client.FromKubeconfig(o.kubeconfig, component)
 	if err != nil {
 		return err
 	}
@@ -244,7 +243,7 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 		}
 		conf = m.Server(conf)
 		if o.authenticationKubeconfig != "" || o.authorizationKubeconfig != "" {
-			reviewer, err := clientsFrom(cmp.Or(o.authorizationKubeconfig, o.authenticationKubeconfig))
+			reviewer, err := client.FromKubeconfig(cmp.Or(o.authorizationKubeconfig, o.authenticationKubeconfig), component)
 			if err != nil {
 				return err
 			}
@@ -274,21 +273,12 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 
 // Server completes the configuration of the controllers' secure port.
 func (m *Manager) Server(conf debugserver.Config) debugserver.Config {
-	conf.Component, conf.Metrics = "kube-controller-manager", m.Metrics()
+	conf.Component, conf.Metrics = component, m.Metrics()
 	// One that fails ends the process.
 	for _, name := range m.Names() {
 		conf.Live = append(conf.Live, debugserver.Check{Name: name, Check: func() error { return nil }})
 	}
 	return conf
-}
-
-func clientsFrom(kubeconfig string) (*client.Clients, error) {
-	rc, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
-	}
-	rc.UserAgent = "kube-controller-manager"
-	return client.New(client.Config{REST: rc})
 }
 
 // config makes the Config of the flags.

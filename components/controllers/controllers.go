@@ -200,7 +200,7 @@ func New(cfg Config) (*Manager, error) {
 		}
 		m.running = append(m.running, &running{name: d.name, runner: r, recorder: recorder})
 		if d.counted {
-			started.WithLabelValues(d.alias, leaseName).Set(1)
+			started.WithLabelValues(d.alias, component).Set(1)
 		}
 	}
 	return m, nil

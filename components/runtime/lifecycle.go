@@ -50,12 +50,7 @@ func (c *containerState) letGo() {
 		return
 	}
 	live.handle.Close()
-	for _, f := range []*os.File{live.stdout, live.stderr, live.console} {
-		if f != nil {
-			f.Close()
-		}
-	}
-	live.closeStdin()
+	live.closeStreams()
 	if live.holder != nil {
 		live.holder.Close()
 	}
@@ -125,21 +120,12 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 	logOpen := sync.OnceValue(func() error { return <-opened })
 	child := container.IO{Before: logOpen}
 	defer func() {
-		for _, f := range []*os.File{child.Stdin, child.Stdout, child.Stderr} {
-			if f != nil {
-				f.Close()
-			}
-		}
+		closeAll(child.Stdin, child.Stdout, child.Stderr)
 		if err != nil {
 			if logOpen() == nil {
 				live.log.Close()
 			}
-			for _, f := range []*os.File{live.stdout, live.stderr, live.console} {
-				if f != nil {
-					f.Close()
-				}
-			}
-			live.closeStdin()
+			live.closeStreams()
 			if live.holder != nil {
 				endHolder(live.holder)
 			}
@@ -261,12 +247,7 @@ func (r *Runtime) ended(c *containerState, live *liveContainer, how process.Stat
 		rec.Reason, rec.Message = reason, note
 		rec.Process = processID{}
 	})
-	for _, f := range []*os.File{live.stdout, live.stderr, live.console} {
-		if f != nil {
-			f.Close()
-		}
-	}
-	live.closeStdin()
+	live.closeStreams()
 	if live.holder != nil {
 		endHolder(live.holder)
 	}

@@ -27,6 +27,19 @@ func (l *liveContainer) closeStdin() {
 	l.inputs = nil
 }
 
+// closeStreams closes this side of all of the container's streams.
+func (l *liveContainer) closeStreams() {
+	closeAll(l.stdout, l.stderr, l.console)
+	l.closeStdin()
+}
+
+// closeAll closes files, of which any may be nil.
+func closeAll(files ...*os.File) {
+	for _, f := range files {
+		f.Close() // of nil no more than an error
+	}
+}
+
 // input is a way into the container for one who is attached, nil if it takes no input:
 // when that is closed, a write ends that waits for the container to read. It must be
 // given to leave.

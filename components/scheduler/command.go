@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/clientcmd"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"hyperkube/internal/accepted"
@@ -27,6 +25,9 @@ import (
 	"hyperkube/internal/measure"
 	"hyperkube/internal/zpages"
 )
+
+// component is the name of this component, of its lease and of who asks the API for it.
+const component = "kube-scheduler"
 
 // options are the flags of kube-scheduler.
 type options struct {
@@ -54,7 +55,7 @@ var unused = []accepted.Flag{
 func NewCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
-		Use:   "kube-scheduler",
+		Use:   component,
 		Short: "The scheduler: finds nodes for pods",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -78,7 +79,7 @@ func NewCommand() *cobra.Command {
 	flags.DurationVar(&o.election.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "How long a leader that is not heard of is waited for.")
 	flags.DurationVar(&o.election.RenewDeadline, "leader-elect-renew-deadline", 10*time.Second, "How long a leader tries to renew before it gives up.")
 	flags.DurationVar(&o.election.RetryPeriod, "leader-elect-retry-period", 2*time.Second, "How long between two tries.")
-	flags.StringVar(&o.election.Name, "leader-elect-resource-name", "kube-scheduler", "Name of the lease.")
+	flags.StringVar(&o.election.Name, "leader-elect-resource-name", component, "Name of the lease.")
 	flags.StringVar(&o.election.Namespace, "leader-elect-resource-namespace", metav1.NamespaceSystem, "Namespace of the lease.")
 	accepted.Add(flags, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Leading(), accepted.Client(), accepted.Serving(), unused)...)
 	return cmd
@@ -128,7 +129,7 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 	if err != nil {
 		return err
 	}
-	clients, err := clientsFrom(o.kubeconfig)
+	clients, err := client.FromKubeconfig(o.kubeconfig, component)
 	if err != nil {
 		return err
 	}
@@ -169,7 +170,7 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 	}
 	clients.Informers.StartWithContext(ctx)
 	if o.leaderElect {
-		name := o.election.Defaulted("kube-scheduler").Name
+		name := o.election.Defaulted(component).Name
 		s.leaders.Lead(name, false)
 		err = leader.Run(ctx, o.election, clients.Kube, nil, func(ctx context.Context) error {
 			s.leaders.Lead(name, true)
@@ -189,7 +190,7 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 
 // Server completes the configuration of the scheduler's secure port.
 func (s *Scheduler) Server(conf debugserver.Config) debugserver.Config {
-	conf.Component, conf.Metrics = "kube-scheduler", s.Metrics()
+	conf.Component, conf.Metrics = component, s.Metrics()
 	conf.Paths = map[string]http.Handler{"/metrics/resources": measure.Handler(s.Resources())}
 	conf.Checks = []debugserver.Check{{Name: "sched-handler-sync", Check: func() error {
 		if !s.Synced() {
@@ -207,20 +208,11 @@ func (o *options) server(s *Scheduler, conf debugserver.Config) (*debugserver.Se
 	conf = s.Server(conf)
 	reviewer := cmp.Or(o.authorizationKubeconfig, o.authenticationKubeconfig)
 	if reviewer != "" {
-		clients, err := clientsFrom(reviewer)
+		clients, err := client.FromKubeconfig(reviewer, component)
 		if err != nil {
 			return nil, err
 		}
 		conf.Reviews = clients.Kube
 	}
 	return debugserver.New(conf)
-}
-
-func clientsFrom(kubeconfig string) (*client.Clients, error) {
-	rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
-	}
-	rest.UserAgent = "kube-scheduler"
-	return client.New(client.Config{REST: rest})
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"hyperkube/internal/measure"
 )
@@ -55,6 +56,17 @@ type Clients struct {
 	Source Source
 	// Requests measures what is asked of the API server.
 	Requests *measure.Requests
+}
+
+// FromKubeconfig makes all clients of the kubeconfig at path, whose requests name agent as
+// what sends them. An empty path is the service account of the pod that this process is in.
+func FromKubeconfig(path, agent string) (*Clients, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
+	}
+	config.UserAgent = agent
+	return New(Config{REST: config})
 }
 
 // New makes all clients from cfg.

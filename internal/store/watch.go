@@ -200,6 +200,23 @@ func (w *Watcher) RequestProgress() {
 	signal(w.wake)
 }
 
+// Tell sends nil to changed whenever something has happened, and at last the error with
+// which the watch is over, until ctx ends: for who reads again what is watched and selects
+// among more than this. It calls Next, and is for one goroutine as that is.
+func (w *Watcher) Tell(ctx context.Context, changed chan<- error) {
+	for {
+		_, err := w.Next(ctx)
+		select {
+		case changed <- err:
+		case <-ctx.Done():
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
 // Close ends the watch and frees its place. Safe from any goroutine and more
 // than once.
 func (w *Watcher) Close() {

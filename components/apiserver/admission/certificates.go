@@ -142,18 +142,27 @@ func (certificateSubject) Validate(_ context.Context, a admission.Attributes, _ 
 	if csr.Spec.SignerName != certificatesv1.KubeAPIServerClientSignerName {
 		return nil
 	}
-	block, _ := pem.Decode(csr.Spec.Request)
-	if block == nil || block.Type != "CERTIFICATE REQUEST" {
-		return forbid(a, "unable to parse csr: PEM block type must be CERTIFICATE REQUEST")
-	}
-	req, err := x509.ParseCertificateRequest(block.Bytes)
+	req, err := certificateRequest(a, csr)
 	if err != nil {
-		return forbid(a, "unable to parse csr: %w", err)
+		return err
 	}
 	if slices.Contains(req.Subject.Organization, user.SystemPrivilegedGroup) {
 		return forbid(a, "use of %s signer with %s group is not allowed", certificatesv1.KubeAPIServerClientSignerName, user.SystemPrivilegedGroup)
 	}
 	return nil
+}
+
+// certificateRequest returns what csr asks a signer to sign, or refuses a for it.
+func certificateRequest(a admission.Attributes, csr *certificatesv1.CertificateSigningRequest) (*x509.CertificateRequest, error) {
+	block, _ := pem.Decode(csr.Spec.Request)
+	if block == nil || block.Type != "CERTIFICATE REQUEST" {
+		return nil, forbid(a, "unable to parse csr: PEM block type must be CERTIFICATE REQUEST")
+	}
+	req, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, forbid(a, "unable to parse csr: %w", err)
+	}
+	return req, nil
 }
 
 func isSigningRequest(a admission.Attributes) bool {

@@ -2,8 +2,6 @@ package admission
 
 import (
 	"context"
-	"crypto/x509"
-	"encoding/pem"
 	"slices"
 	"strings"
 
@@ -310,13 +308,9 @@ func signingRequest(node string, a admission.Attributes) error {
 	default:
 		return nil
 	}
-	block, _ := pem.Decode(csr.Spec.Request)
-	if block == nil || block.Type != "CERTIFICATE REQUEST" {
-		return forbid(a, "unable to parse csr: PEM block type must be CERTIFICATE REQUEST")
-	}
-	req, err := x509.ParseCertificateRequest(block.Bytes)
+	req, err := certificateRequest(a, csr)
 	if err != nil {
-		return forbid(a, "unable to parse csr: %w", err)
+		return err
 	}
 	if want := "system:node:" + node; req.Subject.CommonName != want {
 		return forbid(a, "can only create a node CSR with CN=%s", want)

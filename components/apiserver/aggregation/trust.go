@@ -92,17 +92,7 @@ func (t *Trust) keep(ctx context.Context) error {
 	defer func() { cancel(); <-done }()
 	go func() {
 		defer close(done)
-		for {
-			_, err := w.Next(ctx)
-			select {
-			case changed <- err:
-			case <-ctx.Done():
-				return
-			}
-			if err != nil {
-				return
-			}
-		}
+		w.Tell(ctx, changed)
 	}()
 	for {
 		if err := t.write(ctx); err != nil {

@@ -162,19 +162,7 @@ func (k *Keeper) keep(ctx context.Context, done func()) error {
 			return err
 		}
 		defer w.Close()
-		go func() {
-			for {
-				_, err := w.Next(ctx)
-				select {
-				case changed <- err:
-				case <-ctx.Done():
-					return
-				}
-				if err != nil {
-					return
-				}
-			}
-		}()
+		go w.Tell(ctx, changed)
 	}
 	for {
 		if err := k.write(ctx); err != nil {

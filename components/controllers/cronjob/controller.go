@@ -62,11 +62,7 @@ func New(env control.Env) (*Controller, error) {
 		return nil, err
 	}
 	return c, c.Watch(jobs.Informer(), control.Every(func(j *batchv1.Job) {
-		ref := metav1.GetControllerOfNoCopy(j)
-		if ref == nil || ref.Kind != Kind.Kind {
-			return
-		}
-		if cj, err := c.crons.CronJobs(j.Namespace).Get(ref.Name); err == nil && cj.UID == ref.UID {
+		if cj := control.Owner(metav1.GetControllerOfNoCopy(j), Kind, c.crons.CronJobs(j.Namespace).Get); cj != nil {
 			c.AddObject(cj)
 		}
 	}))

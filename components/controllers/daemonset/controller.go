@@ -129,14 +129,7 @@ func New(env control.Env) (*Controller, error) {
 func key(ds *appsv1.DaemonSet) string { return ds.Namespace + "/" + ds.Name }
 
 func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1.DaemonSet {
-	if ref == nil || ref.Kind != Kind.Kind {
-		return nil
-	}
-	ds, err := c.sets.DaemonSets(namespace).Get(ref.Name)
-	if err != nil || ds.UID != ref.UID {
-		return nil
-	}
-	return ds
+	return control.Owner(ref, Kind, c.sets.DaemonSets(namespace).Get)
 }
 
 // nodeChanged wakes those DaemonSets for which the change makes a difference.

@@ -66,14 +66,7 @@ func New(env control.Env) (*Controller, error) {
 }
 
 func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1.Deployment {
-	if ref == nil || ref.Kind != Kind.Kind {
-		return nil
-	}
-	d, err := c.deployments.Deployments(namespace).Get(ref.Name)
-	if err != nil || d.UID != ref.UID {
-		return nil
-	}
-	return d
+	return control.Owner(ref, Kind, c.deployments.Deployments(namespace).Get)
 }
 
 func (c *Controller) setAdded(rs *appsv1.ReplicaSet) {
@@ -130,12 +123,8 @@ func (c *Controller) addMatching(rs *appsv1.ReplicaSet) {
 }
 
 func (c *Controller) podDeleted(p *corev1.Pod) {
-	ref := metav1.GetControllerOfNoCopy(p)
-	if ref == nil || ref.Kind != replicaset.Kind.Kind {
-		return
-	}
-	rs, err := c.sets.ReplicaSets(p.Namespace).Get(ref.Name)
-	if err != nil || rs.UID != ref.UID {
+	rs := control.Owner(metav1.GetControllerOfNoCopy(p), replicaset.Kind, c.sets.ReplicaSets(p.Namespace).Get)
+	if rs == nil {
 		return
 	}
 	d := c.owner(rs.Namespace, metav1.GetControllerOfNoCopy(rs))

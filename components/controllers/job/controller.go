@@ -155,14 +155,7 @@ func (c *Controller) orphans(j *batchv1.Job) {
 func tracked(p *corev1.Pod) bool { return slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) }
 
 func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *batchv1.Job {
-	if ref == nil || ref.Kind != Kind.Kind {
-		return nil
-	}
-	j, err := c.jobs.Jobs(namespace).Get(ref.Name)
-	if err != nil || j.UID != ref.UID {
-		return nil
-	}
-	return j
+	return control.Owner(ref, Kind, c.jobs.Jobs(namespace).Get)
 }
 
 func (c *Controller) podAdded(p *corev1.Pod) {

@@ -100,10 +100,7 @@ func (c *Controller) claimGone(claim *corev1.PersistentVolumeClaim) {
 }
 
 func (c *Controller) addOwner(namespace string, ref *metav1.OwnerReference) {
-	if ref.Kind != Kind.Kind {
-		return
-	}
-	if s, err := c.sets.StatefulSets(namespace).Get(ref.Name); err == nil && s.UID == ref.UID {
+	if s := control.Owner(ref, Kind, c.sets.StatefulSets(namespace).Get); s != nil {
 		c.AddObject(s)
 	}
 }

@@ -15,6 +15,19 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
+// Owner returns the object that ref names, as get finds it by its name; the zero T if ref is
+// nil or of another kind, or what has that name is another object.
+func Owner[T metav1.Object](ref *metav1.OwnerReference, kind schema.GroupVersionKind, get func(name string) (T, error)) (owner T) {
+	if ref == nil || ref.Kind != kind.Kind {
+		return owner
+	}
+	found, err := get(ref.Name)
+	if err != nil || found.GetUID() != ref.UID {
+		return owner
+	}
+	return found
+}
+
 // Claimer settles which objects a controller owns: those that refer to it and
 // match its selector. Matching orphans are adopted, owned ones that no longer
 // match are released.
