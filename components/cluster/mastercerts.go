@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"hyperkube/components/cluster/certs"
+	"hyperkube/components/kubelet/certificates"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/pki"
@@ -121,6 +122,32 @@ func (k masterKeeper) Run(ctx context.Context) error {
 			continue
 		}
 		pause = min(renewLook, max(time.Until(next), time.Second))
+	}
+}
+
+// mend renews what is due before the node starts, and its own certificate if that has
+// expired: a machine that was off for a year, or whose clock was, comes back by itself.
+// What cannot be renewed is told, and the node tries with what there is.
+func (k masterKeeper) mend(node certificates.Config) {
+	if _, err := k.renew(); err != nil {
+		k.log.Error("certificates of the control plane cannot be renewed", "error", err)
+	}
+	mended, err := certificates.Mend(node, func() (certPEM, keyPEM []byte, err error) {
+		ca, err := pki.LoadCA(filepath.Join(k.layout.Etc, "pki", "ca"))
+		if err != nil {
+			return nil, nil, err
+		}
+		pair, err := ca.NewPair(pki.Node(node.NodeName))
+		if err != nil {
+			return nil, nil, err
+		}
+		return pair.CertPEM, pair.KeyPEM, nil
+	})
+	switch {
+	case err != nil:
+		k.log.Error("the certificate of this machine's node cannot be renewed", "error", err)
+	case mended:
+		k.log.Info("the certificate of this machine's node had expired and is renewed")
 	}
 }
 

@@ -208,6 +208,56 @@ func TestCertsRenew(t *testing.T) {
 	}
 }
 
+// TestMasterComesBack: a master that was off until its certificates had expired has good
+// ones before its node begins, its node's too.
+func TestMasterComesBack(t *testing.T) {
+	m := testMaster(t)
+	options := nodeOptions{}
+	if err := options.load(m.layout); err != nil {
+		t.Fatal(err)
+	}
+	expired := func(name string, spec pki.Spec, parts ...func(*pki.Pair) []byte) {
+		t.Helper()
+		spec.Validity = time.Nanosecond
+		pair, err := m.pki.CA.NewPair(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var data []byte
+		for _, part := range parts {
+			data = append(data, part(pair)...)
+		}
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cert, key := func(p *pki.Pair) []byte { return p.CertPEM }, func(p *pki.Pair) []byte { return p.KeyPEM }
+	own := filepath.Join(m.layout.Kubelet, "pki", "kubelet-client-current.pem")
+	first, err := os.Readlink(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expired(first, pki.Node("m"), cert, key)
+	expired(m.pki.APIServer.CertFile, pki.Server("kube-apiserver", "api.example.org"), cert)
+	masterKeeper{layout: m.layout, log: slog.New(slog.DiscardHandler)}.mend(options.certificates(m.layout))
+	for path, user := range map[string]string{own: "system:node:m", m.pki.APIServer.CertFile: "kube-apiserver"} {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now, err := pki.ParseCertificate(data)
+		if err != nil || now.Subject.CommonName != user || time.Until(now.NotAfter) < 300*24*time.Hour {
+			t.Errorf("%s is of %v, until %v: %v", path, now.Subject, now.NotAfter, err)
+		}
+	}
+	// Good ones are left alone.
+	before := filesOf(t, m.layout)
+	masterKeeper{layout: m.layout, log: slog.New(slog.DiscardHandler)}.mend(options.certificates(m.layout))
+	if names := changed(before, filesOf(t, m.layout)); len(names) != 0 {
+		t.Errorf("it changes %v", names)
+	}
+}
+
 func TestEtcdIsPrivate(t *testing.T) {
 	m := testMaster(t)
 	info, err := os.Stat(m.layout.Etcd())

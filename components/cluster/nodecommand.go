@@ -147,6 +147,9 @@ func (o *nodeOptions) run(ctx context.Context, s *steps) (err error) {
 	logs.Own(log)
 	group := &lifecycle.Group{Log: log}
 	defer func() { err = errors.Join(err, group.Stop()) }()
+	if isMaster(l) {
+		masterKeeper{layout: l, log: log}.mend(o.certificates(l))
+	}
 	client, kept, err := o.enter(ctx, l, group, s)
 	if err != nil {
 		return err

@@ -213,6 +213,8 @@ func (k *Keeper) has() {
 	})
 }
 
+var errExpired = errors.New("the node's certificate expired")
+
 // current is the certificate that is kept, if it is valid.
 func (k *Keeper) current() (*tls.Certificate, error) {
 	c, err := k.store.Current()
@@ -227,7 +229,7 @@ func (k *Keeper) current() (*tls.Certificate, error) {
 	}
 	switch {
 	case time.Now().After(leaf.NotAfter):
-		return nil, fmt.Errorf("the node's certificate expired on %s", leaf.NotAfter.Format(time.DateOnly))
+		return nil, fmt.Errorf("%w on %s", errExpired, leaf.NotAfter.Format(time.DateOnly))
 	case leaf.Subject.CommonName != "system:node:"+k.cfg.NodeName || !slices.Contains(leaf.Subject.Organization, "system:nodes"):
 		return nil, fmt.Errorf("the node's certificate is that of %s", leaf.Subject)
 	}
@@ -280,6 +282,27 @@ func Put(cfg Config, server string, ca, certPEM, keyPEM []byte) error {
 		}
 	}
 	return writeKubeconfig(cfg.Kubeconfig, server, ca, k.store.CurrentPath())
+}
+
+// Mend puts what sign returns, a certificate and its key in PEM, in the place of a
+// node's that has expired: with that the node could not ask for another one, and a
+// machine that has the authority's key need not ask. It tells whether it did.
+func Mend(cfg Config, sign func() (certPEM, keyPEM []byte, err error)) (bool, error) {
+	k, err := newKeeper(cfg, clientName)
+	if err != nil {
+		return false, err
+	}
+	if _, err := k.current(); !errors.Is(err, errExpired) {
+		return false, nil
+	}
+	certPEM, keyPEM, err := sign()
+	if err != nil {
+		return false, err
+	}
+	if _, err := k.store.Update(certPEM, keyPEM); err != nil {
+		return false, fmt.Errorf("keeping the node's certificate: %w", err)
+	}
+	return true, nil
 }
 
 func writeKubeconfig(path, server string, ca []byte, certificate string) error {
