@@ -66,6 +66,8 @@ type Watcher struct {
 	Handlers map[string]Handler
 	Log      *slog.Logger
 
+	watch func() (*fsnotify.Watcher, error) // nil: of the kernel
+
 	mu    sync.Mutex // guards found
 	found map[string]bool
 }
@@ -107,7 +109,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if err := os.MkdirAll(w.Dir, 0o750); err != nil {
 		return fmt.Errorf("making the directory of plugins' sockets: %w", err)
 	}
-	notify, err := fsnotify.NewWatcher()
+	watch := w.watch
+	if watch == nil {
+		watch = fsnotify.NewWatcher
+	}
+	notify, err := watch()
 	if err != nil {
 		return fmt.Errorf("watching plugins' sockets: %w", err)
 	}
@@ -139,6 +145,16 @@ func (w *Watcher) Run(ctx context.Context) error {
 			defer close(s.done)
 			w.follow(ctx, own, path)
 		}()
+	}
+	forget := func(which func(path string) bool) {
+		for path, s := range sockets {
+			if which(path) {
+				s.cancel()
+				<-s.done
+				delete(sockets, path)
+				w.forget(path)
+			}
+		}
 	}
 	walk := func(root string) error {
 		return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -175,6 +191,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 				return nil
 			}
 			w.Log.Warn("following plugins' sockets", "error", err)
+			// Events may have been lost, of what came and of what went.
+			forget(func(path string) bool { return gone(path) })
+			if err := walk(w.Dir); err != nil {
+				w.Log.Warn("looking for plugins' sockets again failed", "error", err)
+			}
 		case ev, ok := <-notify.Events:
 			if !ok {
 				return nil
@@ -187,14 +208,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 				}
 			case ev.Has(fsnotify.Remove) || ev.Has(fsnotify.Rename):
 				// A folder that is moved away takes all with it.
-				for path, s := range sockets {
-					if path == ev.Name || within(ev.Name, path) && gone(path) {
-						s.cancel()
-						<-s.done
-						delete(sockets, path)
-						w.forget(path)
-					}
-				}
+				forget(func(path string) bool { return path == ev.Name || within(ev.Name, path) && gone(path) })
 			}
 		}
 	}

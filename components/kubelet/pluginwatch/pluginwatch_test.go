@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
@@ -154,6 +155,53 @@ func TestFolderMadeAnew(t *testing.T) {
 		}
 		next("the plugin's end", h.gone)
 	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLostEvents: when the kernel says that it has lost events, what came meanwhile
+// is found and what went is let go.
+func TestLostEvents(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "r")
+	p := &plugin{kind: "CSIPlugin", told: make(chan *registerapi.RegistrationStatus, 9)}
+	first := filepath.Join(dir, "first.sock")
+	server := p.serve(t, first)
+	h := &handler{came: make(chan Plugin, 9), gone: make(chan Plugin, 9)}
+	h.came <- Plugin{} // the first attempt is refused
+	lost := make(chan error)
+	w := &Watcher{Dir: dir, Handlers: map[string]Handler{"CSIPlugin": h}, Log: slog.New(slog.DiscardHandler)}
+	w.watch = func() (*fsnotify.Watcher, error) {
+		n, err := fsnotify.NewWatcher()
+		if err == nil {
+			n.Events, n.Errors = nil, lost
+		}
+		return n, err
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	next := func(c chan Plugin, want string) {
+		t.Helper()
+		for {
+			select {
+			case got := <-c:
+				if got.Socket == want {
+					return
+				}
+			case <-time.After(2 * time.Minute):
+				t.Fatal("not seen: " + want)
+			}
+		}
+	}
+	next(h.came, first)
+	server.Stop()
+	second := filepath.Join(dir, "sub", "second.sock")
+	p.serve(t, second)
+	lost <- fsnotify.ErrEventOverflow
+	next(h.gone, first)
+	next(h.came, second)
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
