@@ -6,13 +6,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/cni"
+	"hyperkube/internal/layout"
 	"hyperkube/internal/podnet"
 )
 
@@ -90,6 +95,9 @@ func (r *Runtime) plugIn(ctx context.Context, s *sandboxState, n *cni.Network, n
 	if err != nil {
 		return err
 	}
+	r.mu.Lock()
+	r.plugged[pod.ID] = true
+	r.mu.Unlock()
 	addrs, err := r.plugins.Add(ctx, n, pod)
 	if err != nil {
 		return err
@@ -99,6 +107,16 @@ func (r *Runtime) plugIn(ctx context.Context, s *sandboxState, n *cni.Network, n
 			rec.IPs = append(rec.IPs, a.String())
 		}
 	})
+}
+
+// othersPlugins are the folders in which others keep what plugins gave to their
+// pods: other nodes of the machine, and runtimes that leave that to the usual place.
+func (r *Runtime) othersPlugins() []string {
+	patterns := []string{libcni.CacheDir}
+	for _, data := range layout.OnMachine(filepath.Dir(r.cfg.Root)) {
+		patterns = append(patterns, filepath.Join(data, filepath.Base(r.cfg.Root), "cni"))
+	}
+	return patterns
 }
 
 // unplug takes a sandbox back from the plugins that have connected it.
@@ -114,6 +132,9 @@ func (r *Runtime) unplug(ctx context.Context, s *sandboxState) error {
 	if err := r.plugins.Del(ctx, n, pod); err != nil {
 		return fmt.Errorf("failed to destroy network for sandbox %q: %w", pod.ID, err)
 	}
+	r.mu.Lock()
+	delete(r.plugged, pod.ID)
+	r.mu.Unlock()
 	return nil
 }
 
@@ -131,13 +152,13 @@ func (r *Runtime) lookAtPlugins(ctx context.Context) {
 		all = append(all, s)
 	}
 	r.mu.Unlock()
-	alive := []string{}
+	var adopted []string
 	for _, s := range all {
 		rec := s.get()
 		if rec.Phase != phaseRunning || len(rec.CNI) == 0 {
 			continue
 		}
-		alive = append(alive, rec.ID)
+		adopted = append(adopted, rec.ID)
 		mine, err := cni.Parse(rec.CNI)
 		var pod cni.Pod
 		if err == nil {
@@ -149,6 +170,11 @@ func (r *Runtime) lookAtPlugins(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			r.log.Warn("a pod is not connected any more as it was", "sandbox", rec.ID, "error", err)
 		}
+	}
+	alive := func() []string {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return slices.AppendSeq(slices.Clone(adopted), maps.Keys(r.plugged))
 	}
 	if err := r.plugins.Collect(ctx, n, alive); err != nil && ctx.Err() == nil {
 		r.log.Warn("network plugins did not take back what they gave to pods that are gone", "error", err)

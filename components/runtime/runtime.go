@@ -74,7 +74,9 @@ type Runtime struct {
 	containers map[string]*containerState
 	// names are taken by sandboxes and containers: a repeated request must
 	// not make a second one.
-	names      map[string]string
+	names map[string]string
+	// plugged are the sandboxes that this process has had plugins connect.
+	plugged    map[string]bool
 	networkErr error // why the pod network is not ready; nil if it is
 }
 
@@ -93,7 +95,7 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	r := &Runtime{
 		cfg: cfg, log: cfg.Log, ready: make(chan struct{}), quit: make(chan struct{}), upgrade: make(chan []string, 1),
-		sandboxes: map[string]*sandboxState{}, containers: map[string]*containerState{}, names: map[string]string{},
+		sandboxes: map[string]*sandboxState{}, containers: map[string]*containerState{}, names: map[string]string{}, plugged: map[string]bool{},
 		networkErr: errors.New("the pod network is being set up"),
 	}
 	var err error
@@ -222,7 +224,7 @@ func (r *Runtime) makeNetwork() error {
 			cidrs = saved
 		}
 	}
-	r.plugins = cni.New(r.cfg.CNIConfDir, r.cfg.CNIBinDirs, r.path("cni"))
+	r.plugins = cni.New(r.cfg.CNIConfDir, r.cfg.CNIBinDirs, r.path("cni"), r.othersPlugins()...)
 	var err error
 	r.network, err = podnet.New(podnet.Config{
 		Bridge: r.cfg.LinkPrefix + "-br0", LinkPrefix: r.cfg.LinkPrefix, AddressDir: r.state("addresses"),
@@ -384,11 +386,11 @@ func (r *Runtime) logged(ctx context.Context, req any, info *grpc.UnaryServerInf
 	if err == nil {
 		return resp, nil
 	}
-	method := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:]
-	if c := status.Code(err); c != codes.NotFound {
+	method, coded := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:], grpcError(err)
+	if status.Code(coded) != codes.NotFound {
 		r.log.Warn("call failed", "method", method, "error", err)
 	}
-	return resp, grpcError(err)
+	return resp, coded
 }
 
 // grpcError gives an error the code that the kubelet goes by.

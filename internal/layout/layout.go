@@ -66,9 +66,12 @@ func Under(root string) Node {
 	return n
 }
 
+// numbered is the folder of the further nodes' folders.
+const numbered = "nodes"
+
 // Numbered is the layout of the i-th further node of a machine, from 1.
 func (n Node) Numbered(i int) Node {
-	sub := "nodes/" + strconv.Itoa(i)
+	sub := filepath.Join(numbered, strconv.Itoa(i))
 	n.Data = filepath.Join(n.Data, sub)
 	n.Run = filepath.Join(n.Run, sub)
 	n.KnownKubelet = Default().Kubelet
@@ -77,6 +80,15 @@ func (n Node) Numbered(i int) Node {
 	n.ContainerLogs = filepath.Join(n.Data, "container-logs")
 	n.CgroupRoot = filepath.Join(n.CgroupRoot, "hyperkube-node-"+strconv.Itoa(i))
 	return n
+}
+
+// OnMachine returns patterns of the data directories of all nodes of the machine
+// that the node with the data directory data is on.
+func OnMachine(data string) []string {
+	if parent := filepath.Dir(data); filepath.Base(parent) == numbered {
+		data = filepath.Dir(parent)
+	}
+	return []string{data, filepath.Join(data, numbered, "*")}
 }
 
 // PKI is where `up` keeps certificates and keys; masters made by `init` use
@@ -111,6 +123,12 @@ func (n Node) PIDFile(process string) string { return filepath.Join(n.Run, proce
 
 // Log is the log file of a process that was started in the background.
 func (n Node) Log(process string) string { return filepath.Join(n.Data, "logs", process+".log") }
+
+// Setting is the path of one of the operator's files about the machine, such as
+// registries.yaml.
+func (n Node) Setting(name string) string {
+	return filepath.Join(filepath.Dir(n.Etc), "hyperkube", name)
+}
 
 // CNIConf is the folder of configurations of network plugins.
 func (n Node) CNIConf() string { return filepath.Join(filepath.Dir(n.Etc), "cni", "net.d") }

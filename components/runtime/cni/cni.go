@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"sync"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -27,12 +29,20 @@ const PodLink = "eth0"
 type Plugins struct {
 	dir string
 	cni *libcni.CNIConfig
+	// cache is where is kept what was given to pods, others match the folders in which
+	// others keep that.
+	cache  string
+	others []string
+	// collecting is held by Collect, and for reading by Add: what is being given is
+	// not known to be anybody's yet.
+	collecting sync.RWMutex
 }
 
 // New says where configurations are, where programs are looked for, and where
-// is kept what was given to pods.
-func New(confDir string, programs []string, cache string) *Plugins {
-	return &Plugins{dir: confDir, cni: libcni.NewCNIConfigWithCacheDir(programs, cache, nil)}
+// is kept what was given to pods. Others that connect pods by the same
+// configurations keep the like in the folders that the patterns of others match.
+func New(confDir string, programs []string, cache string, others ...string) *Plugins {
+	return &Plugins{dir: confDir, cni: libcni.NewCNIConfigWithCacheDir(programs, cache, nil), cache: filepath.Clean(cache), others: others}
 }
 
 // Network is one configuration: a list of plugins.
@@ -120,7 +130,9 @@ func (p Pod) runtime() *libcni.RuntimeConf {
 
 // Add connects a pod and returns its addresses, in the order of the plugins.
 func (p *Plugins) Add(ctx context.Context, n *Network, pod Pod) ([]netip.Addr, error) {
+	p.collecting.RLock()
 	raw, err := p.cni.AddNetworkList(ctx, n.list, pod.runtime())
+	p.collecting.RUnlock()
 	if err != nil {
 		return nil, err
 	}
@@ -174,12 +186,50 @@ func (p *Plugins) Status(ctx context.Context, n *Network) error {
 	return p.cni.GetStatusNetworkList(ctx, n.list)
 }
 
-// Collect takes back what was given to pods that are no more: all but those of
-// the IDs.
-func (p *Plugins) Collect(ctx context.Context, n *Network, alive []string) error {
+// Collect takes back what was given to pods that are no more: all but those whose
+// IDs alive returns, and those of others. Nobody is connected meanwhile. Plugins
+// keep what they gave for a whole machine and free what is not named to them:
+// where others connect pods of the same network whose folders are not known, its
+// configuration has to say disableGC.
+//
+// https://www.cni.dev/docs/spec/#gc-clean-up-any-stale-resources
+func (p *Plugins) Collect(ctx context.Context, n *Network, alive func() []string) error {
+	p.collecting.Lock()
+	defer p.collecting.Unlock()
 	args := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}}
-	for _, id := range alive {
+	for _, id := range alive() {
 		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: id, IfName: PodLink})
 	}
+	others, err := p.ofOthers(n)
+	if err != nil {
+		return err
+	}
+	args.ValidAttachments = append(args.ValidAttachments, others...)
 	return p.cni.GCNetworkList(ctx, n.list, args)
+}
+
+// ofOthers is what others have of the network.
+func (p *Plugins) ofOthers(n *Network) ([]types.GCAttachment, error) {
+	var out []types.GCAttachment
+	for _, pattern := range p.others {
+		dirs, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, fmt.Errorf("looking for others that connect pods: %w", err)
+		}
+		for _, dir := range dirs {
+			if filepath.Clean(dir) == p.cache {
+				continue
+			}
+			list, err := libcni.NewCNIConfigWithCacheDir(nil, dir, nil).GetCachedAttachments("")
+			if err != nil {
+				return nil, fmt.Errorf("reading what others have of network %s: %w", n.Name(), err)
+			}
+			for _, a := range list {
+				if a.Network == n.Name() {
+					out = append(out, types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName})
+				}
+			}
+		}
+	}
+	return out, nil
 }

@@ -1,6 +1,8 @@
 package cni
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -85,7 +87,7 @@ func TestPlugins(t *testing.T) {
 	if _, err := p.Add(t.Context(), n, pod); err != nil {
 		t.Error(err)
 	}
-	if err := p.Collect(t.Context(), n, []string{"other"}); err != nil {
+	if err := p.Collect(t.Context(), n, func() []string { return []string{"other"} }); err != nil {
 		t.Error(err)
 	}
 	said, err := os.ReadFile(log)
@@ -122,4 +124,63 @@ func FuzzParse(f *testing.F) {
 			t.Error("nothing, and no error")
 		}
 	})
+}
+
+// TestCollectLeavesOthers: plugins are told of what others have on the machine, for
+// they free what is named to them by nobody, and nobody is connected meanwhile.
+func TestCollectLeavesOthers(t *testing.T) {
+	dir := t.TempDir()
+	log, bin := filepath.Join(dir, "log"), filepath.Join(dir, "bin")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(bin, "tell"), []byte(strings.ReplaceAll(plugin, "LOG", log)), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	network := func(name string) *Network {
+		t.Helper()
+		n, err := Parse([]byte(`{"cniVersion": "1.1.0", "name": "` + name + `", "plugins": [{"type": "tell"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	everybody := filepath.Join(dir, "*", "cni")
+	ours := New("", []string{bin}, filepath.Join(dir, "ours", "cni"), everybody)
+	theirs := New("", []string{bin}, filepath.Join(dir, "theirs", "cni"), everybody)
+	for _, c := range []struct {
+		plugins     *Plugins
+		network, id string
+	}{{ours, "n", "left"}, {theirs, "n", "neighbour"}, {theirs, "m", "stranger"}} {
+		if _, err := c.plugins.Add(t.Context(), network(c.network), Pod{ID: c.id, Netns: "/proc/1/ns/net"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	late := make(chan error, 1)
+	err := ours.Collect(t.Context(), network("n"), func() []string {
+		go func() {
+			_, err := ours.Add(context.Background(), network("n"), Pod{ID: "late", Netns: "/proc/1/ns/net"})
+			late <- err
+		}()
+		return nil
+	})
+	if err := errors.Join(err, <-late); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := string(raw)
+	gc := strings.Index(said, "GC ")
+	if gc < 0 || gc > strings.Index(said, "ADD late") {
+		t.Errorf("a pod is connected while what is stale is collected:\n%s", said)
+	}
+	line, _, _ := strings.Cut(said[gc:], "\n")
+	if !strings.Contains(line, `"containerID":"neighbour"`) || strings.Contains(line, "stranger") || strings.Contains(line, `"left"`) {
+		t.Errorf("in use is not the neighbour alone: %s", line)
+	}
+	if !strings.Contains(said, "DEL left") || strings.Contains(said, "DEL neighbour") || strings.Contains(said, "DEL late") {
+		t.Errorf("taken back is not what was left alone:\n%s", said)
+	}
 }
