@@ -234,6 +234,9 @@ func (f *fleet) network() (*localnodes.Machine, error) {
 		}
 		m.PodCIDRs = append(m.PodCIDRs, prefix.Masked())
 	}
+	if m.Own, err = nodeAddresses(f.identity.PodCIDRs); err != nil {
+		return nil, err
+	}
 	return m, nil
 }
 

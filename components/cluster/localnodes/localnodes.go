@@ -44,6 +44,9 @@ type Machine struct {
 	Subnet, Subnet6 netip.Prefix
 	// PodCIDRs are those of the cluster.
 	PodCIDRs []netip.Prefix
+	// Own are the addresses of the machine's first node, by which further ones are to
+	// know what comes from it, at most one of each family.
+	Own []netip.Addr
 	// Journal records the changes to the host.
 	Journal *hostchange.Journal
 }
@@ -222,6 +225,37 @@ func (m *Machine) EnsureNode(i int) error {
 	}
 	if err := m.ensureLink(path, veth, i); err != nil {
 		return fmt.Errorf("linking node %d: %w", i, err)
+	}
+	if err := m.ensureSource(i); err != nil {
+		return fmt.Errorf("making the routes to node %d: %w", i, err)
+	}
+	return nil
+}
+
+// ensureSource has what this machine sends to the i-th further node come from the
+// address that the cluster knows the machine by, and not from the bridge's, which is
+// no node's: who is called by a node port with the external traffic policy Local
+// sees the node that calls. The bridge's own route stays below these ones, which go
+// with the address that they name.
+func (m *Machine) ensureSource(i int) error {
+	bridge, err := netlink.LinkByName(Bridge(m.Layout))
+	if err != nil {
+		return err
+	}
+	for _, to := range m.Addresses(i) {
+		for _, own := range m.Own {
+			if own.Is6() != to.Is6() {
+				continue
+			}
+			err := netlink.RouteReplace(&netlink.Route{
+				LinkIndex: bridge.Attrs().Index, Scope: netlink.SCOPE_LINK, Src: own.AsSlice(),
+				Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(to.BitLen(), to.BitLen())},
+			})
+			// An address that the machine does not have (any more) is no source.
+			if err != nil && !errors.Is(err, unix.EINVAL) {
+				return err
+			}
+		}
 	}
 	return nil
 }
