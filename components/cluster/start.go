@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -29,15 +30,34 @@ func runtimeOptions(l layout.Node, podCIDRs string) (launch.Options, error) {
 	if err != nil {
 		return launch.Options{}, fmt.Errorf("finding this program: %w", err)
 	}
+	args := []string{
+		"--root=" + l.Runtime(), "--state=" + l.RuntimeState(), "--socket=" + l.RuntimeSocket(),
+		"--builtin=" + self, "--builtin-image=" + version.Image(), "--images-dir=" + l.Images(), "--cni-conf-dir=" + l.CNIConf(),
+		"--link-prefix=" + l.LinkPrefix, "--cgroup-root=" + l.CgroupRoot, "--journal=" + l.Journal("runtime"),
+		"--pod-cidr=" + podCIDRs,
+	}
 	return launch.Options{
-		LogFile: l.Log("runtime"), PIDFile: l.PIDFile("runtime"),
-		Args: []string{
-			"--root=" + l.Runtime(), "--state=" + l.RuntimeState(), "--socket=" + l.RuntimeSocket(),
-			"--builtin=" + self, "--builtin-image=" + version.Image(), "--images-dir=" + l.Images(), "--cni-conf-dir=" + l.CNIConf(),
-			"--link-prefix=" + l.LinkPrefix, "--cgroup-root=" + l.CgroupRoot, "--journal=" + l.Journal("runtime"),
-			"--pod-cidr=" + podCIDRs,
-		},
+		LogFile: l.Log("runtime"), PIDFile: l.PIDFile("runtime"), Main: self,
+		Args: append(args, ownSettings(l)...),
 	}, nil
+}
+
+// ownSettings names the files below the root of a cluster elsewhere (`--root`) that it
+// has instead of the machine's. What it has none of is the machine's: who reaches
+// registries by a mirror does so for every cluster.
+func ownSettings(l layout.Node) []string {
+	if l.Etc == layout.Default().Etc {
+		return nil // the runtime knows those
+	}
+	var out []string
+	for flag, name := range map[string]string{"--registry-config=": "registries.yaml", "--runtime-handlers=": "handlers.yaml"} {
+		path := l.Setting(name)
+		if _, err := os.Stat(path); err == nil {
+			out = append(out, flag+path)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // startRuntime starts the container runtime of a node, unless it runs, and

@@ -121,6 +121,10 @@ func Exec(args []string) error {
 type Options struct {
 	// Args of the runtime's program.
 	Args []string
+	// Main is the path of the main program, which is the root of the built-in image:
+	// another build of it makes the runtime outdated, too, though it carries the same
+	// one. Empty for none.
+	Main string
 	// LogFile is what it writes to; it and its folder are made.
 	LogFile string
 	// PIDFile holds its number, and a lock, while it runs; empty for none.
@@ -134,8 +138,17 @@ func (o Options) argv() []string {
 	if o.PIDFile != "" {
 		argv = append(argv, "--pid-file", o.PIDFile)
 	}
-	argv = append(argv, "--build", Build())
+	argv = append(argv, "--build", o.build())
 	return append(argv, o.Args...)
+}
+
+// build tells the programs that argv is of from others.
+func (o Options) build() string {
+	id := Build()
+	if o.Main != "" {
+		id += "-" + programID(o.Main)
+	}
+	return id
 }
 
 // Outdated tells whether the process is a runtime that Start has started with

@@ -1,6 +1,13 @@
 package launch
 
-import "testing"
+import (
+	"bytes"
+	"debug/elf"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
 
 // TestOutdated tells processes that were started with these options from others,
 // and leaves alone what somebody else has started.
@@ -24,5 +31,63 @@ func TestOutdated(t *testing.T) {
 	}
 	if got := o.Successor("/usr/bin/hyperkube"); got[0] != "/usr/bin/hyperkube" || got[1] != "runtime" || got[2] != "--pid-file" {
 		t.Errorf("the successor is %q", got)
+	}
+}
+
+// TestAnotherMain: a main program of the same version and place that is another build
+// makes the runtime outdated, a copy of the same does not.
+func TestAnotherMain(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, id string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		text := strings.Repeat("x", 100) + "\x04\x00\x00\x00" + string(rune(len(id))) + "\x00\x00\x00\x04\x00\x00\x00Go\x00\x00" + id + strings.Repeat("y", 100)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	o := Options{PIDFile: "/run/p", Args: []string{"--builtin=/usr/bin/hyperkube"}, Main: write("main", "one/sum")}
+	before := o.argv()
+	if o.outdated(before) {
+		t.Error("outdated by itself")
+	}
+	same := o
+	same.Main = write("copy", "one/sum")
+	if same.outdated(before) {
+		t.Error("outdated by a copy of the same program")
+	}
+	write("main", "one/mus")
+	if !o.outdated(before) {
+		t.Error("not outdated by another program in the same place")
+	}
+}
+
+// TestGoBuildID holds that what Go's linker writes is found.
+func TestGoBuildID(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := elf.Open(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	section := program.Section(".note.go.buildid")
+	if section == nil {
+		t.Skip("this program was linked without one")
+	}
+	note, err := section.Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if got := goBuildID(f); len(got) == 0 || !bytes.HasPrefix(note[16:], got) {
+		t.Errorf("%q is found, the note is %q", got, note)
 	}
 }
