@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -138,7 +139,8 @@ func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentReques
 	_, err := os.Lstat(r.Dir)
 	r.Fresh = errors.Is(err, os.ErrNotExist)
 	if r.Fresh {
-		if r.Claim.DeletionTimestamp != nil {
+		// While it is protected it stays as long as the pod does.
+		if r.Claim.DeletionTimestamp != nil && !slices.Contains(r.Claim.Finalizers, pvcProtection) {
 			return Result{}, fmt.Errorf("can't start pod because PVC %s is being deleted", r.Claim.Name)
 		}
 		if err := soleUser(volumes, own.Name(), r.PV); err != nil {
@@ -162,6 +164,9 @@ func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentReques
 	result.ReadOnly = result.ReadOnly || r.ReadOnly
 	return result, nil
 }
+
+// pvcProtection is the finalizer of claims that pods may use.
+const pvcProtection = "kubernetes.io/pvc-protection"
 
 // soleUser refuses a volume that one pod may use and another of this node does.
 func soleUser(volumes, kind string, pv *v1.PersistentVolume) error {

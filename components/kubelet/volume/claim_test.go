@@ -37,6 +37,9 @@ func TestClaim(t *testing.T) {
 		"not bound": {func(c *v1.PersistentVolumeClaim, _ *v1.PersistentVolume, _ string) { c.Status.Phase = v1.ClaimPending }, "PVC is not bound"},
 		"another's": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, _ string) { pv.Spec.ClaimRef.UID = "other" }, "not bound to the claim"},
 		"deleted":   {func(c *v1.PersistentVolumeClaim, _ *v1.PersistentVolume, _ string) { c.DeletionTimestamp = &now }, "PVC c is being deleted"},
+		"deleted, but protected": {func(c *v1.PersistentVolumeClaim, _ *v1.PersistentVolume, _ string) {
+			c.DeletionTimestamp, c.Finalizers = &now, []string{"kubernetes.io/pvc-protection"}
+		}, ""},
 		"another node's": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, _ string) {
 			pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values[0] = "other"
 		}, "node affinity"},

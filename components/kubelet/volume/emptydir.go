@@ -122,10 +122,17 @@ func (t EmptyDir) size(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
 		all := t.Allocatable()
 		smaller(all.Memory().Value())
 	}
+	// Who does not limit one of its containers is not limited, unless it is as a whole.
 	limited := len(pod.Spec.Containers) > 0
-	for i := range pod.Spec.Containers {
-		_, has := pod.Spec.Containers[i].Resources.Limits[v1.ResourceMemory]
-		limited = limited && has
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			_, has := list[i].Resources.Limits[v1.ResourceMemory]
+			limited = limited && has
+		}
+	}
+	if whole := pod.Spec.Resources; whole != nil {
+		_, has := whole.Limits[v1.ResourceMemory]
+		limited = limited || has
 	}
 	if limited {
 		limits := resource.PodLimits(pod, resource.PodResourcesOptions{})

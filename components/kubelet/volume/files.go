@@ -8,6 +8,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 
 	"hyperkube/components/kubelet/env"
 )
@@ -90,6 +91,7 @@ func (t Projected) SetUp(ctx context.Context, r Request) (Result, error) {
 	def := mode(src.DefaultMode)
 	payload := Payload{}
 	var refresh time.Time
+	var errs []error
 	sooner := func(again time.Time) {
 		if refresh.IsZero() || (!again.IsZero() && again.Before(refresh)) {
 			refresh = again
@@ -109,14 +111,10 @@ func (t Projected) SetUp(ctx context.Context, r Request) (Result, error) {
 			var token string
 			var again time.Time
 			token, again, err = t.Tokens.Token(ctx, r.Pod, s.ServiceAccountToken)
-			f := File{Data: []byte(token), Mode: def, User: fsUser(r.Pod)}
-			if f.User != nil || fsGroup(r.Pod) != nil {
-				f.Mode = 0o600
-			}
-			payload[s.ServiceAccountToken.Path] = f
+			payload[s.ServiceAccountToken.Path] = ownFile(r.Pod, []byte(token), s.ServiceAccountToken.User, def)
 			sooner(again)
 		case s.ClusterTrustBundle != nil && t.Trust != nil:
-			err = addTrust(ctx, t.Trust, payload, s.ClusterTrustBundle, def)
+			err = addTrust(ctx, t.Trust, payload, r.Pod, s.ClusterTrustBundle, def)
 		case s.PodCertificate != nil && t.Certificates != nil:
 			var again time.Time
 			again, err = t.addCertificate(ctx, payload, r, i, s.PodCertificate, def)
@@ -125,8 +123,12 @@ func (t Projected) SetUp(ctx context.Context, r Request) (Result, error) {
 			err = fmt.Errorf("unsupported projected volume source")
 		}
 		if err != nil {
-			return Result{}, err
+			errs = append(errs, err)
 		}
+	}
+	// All that is missing is told at once.
+	if err := utilerrors.NewAggregate(errs); err != nil {
+		return Result{}, err
 	}
 	return write(r, payload, true, refresh)
 }
@@ -238,6 +240,19 @@ func addDownward(payload Payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile,
 		payload[item.Path] = f
 	}
 	return nil
+}
+
+// ownFile is one for the user that is named, else for the one that all containers
+// run as; with either, or a group of the pod's, for nobody else.
+func ownFile(pod *v1.Pod, data []byte, user *int64, def os.FileMode) File {
+	f := File{Data: data, Mode: def, User: user}
+	if f.User == nil {
+		f.User = fsUser(pod)
+	}
+	if f.User != nil || fsGroup(pod) != nil {
+		f.Mode = 0o600
+	}
+	return f
 }
 
 // fsUser is the one user that all containers run as, or nil.

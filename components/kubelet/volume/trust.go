@@ -30,7 +30,7 @@ type Certificates interface {
 
 // addTrust adds the anchors of the bundles that a source selects, each once.
 // https://kubernetes.io/docs/concepts/storage/projected-volumes/#clustertrustbundle
-func addTrust(ctx context.Context, trust Trust, payload Payload, p *v1.ClusterTrustBundleProjection, def os.FileMode) error {
+func addTrust(ctx context.Context, trust Trust, payload Payload, pod *v1.Pod, p *v1.ClusterTrustBundleProjection, def os.FileMode) error {
 	all, err := trust.Bundles(ctx)
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func addTrust(ctx context.Context, trust Trust, payload Payload, p *v1.ClusterTr
 			return fmt.Errorf("combination of signerName and labelSelector matched zero ClusterTrustBundles")
 		}
 	}
-	payload[p.Path] = File{Data: anchors(chosen), Mode: def, User: p.User}
+	payload[p.Path] = ownFile(pod, anchors(chosen), p.User, def)
 	return nil
 }
 
@@ -92,14 +92,7 @@ func (t Projected) addCertificate(ctx context.Context, payload Payload, r Reques
 		if path == "" {
 			return
 		}
-		f := File{Data: bytes.Join(parts, nil), Mode: def, User: p.User}
-		if f.User == nil {
-			f.User = fsUser(r.Pod)
-		}
-		if f.User != nil || fsGroup(r.Pod) != nil {
-			f.Mode = 0o600
-		}
-		payload[path] = f
+		payload[path] = ownFile(r.Pod, bytes.Join(parts, nil), p.User, def)
 	}
 	add(p.CredentialBundlePath, key, chain)
 	add(p.KeyPath, key)

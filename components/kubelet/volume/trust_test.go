@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"encoding/pem"
+	"os"
 	"strings"
 	"testing"
 
@@ -47,7 +48,7 @@ func TestTrust(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			tc.p.Path = "ca.pem"
 			payload := Payload{}
-			err := addTrust(t.Context(), trust, payload, &tc.p, 0o644)
+			err := addTrust(t.Context(), trust, payload, &v1.Pod{}, &tc.p, 0o644)
 			if tc.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.fails) {
 					t.Errorf("%v", err)
@@ -61,5 +62,28 @@ func TestTrust(t *testing.T) {
 				t.Errorf("%d anchors", got)
 			}
 		})
+	}
+}
+
+// TestTrustOwned: anchors are for the user or the group of the pod, as tokens are.
+func TestTrustOwned(t *testing.T) {
+	trust := fakeTrust{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}
+	name, user, group := "a", int64(1000), int64(2000)
+	for what, c := range map[string]struct {
+		security v1.PodSecurityContext
+		user     *int64
+		mode     os.FileMode
+	}{
+		"nobody's":   {v1.PodSecurityContext{}, nil, 0o644},
+		"of a user":  {v1.PodSecurityContext{RunAsUser: &user}, &user, 0o600},
+		"of a group": {v1.PodSecurityContext{FSGroup: &group}, nil, 0o600},
+	} {
+		pod, payload := &v1.Pod{Spec: v1.PodSpec{SecurityContext: &c.security, Containers: []v1.Container{{}}}}, Payload{}
+		if err := addTrust(t.Context(), trust, payload, pod, &v1.ClusterTrustBundleProjection{Name: &name, Path: "p"}, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if f := payload["p"]; f.Mode != c.mode || (f.User == nil) != (c.user == nil) || f.User != nil && *f.User != *c.user {
+			t.Errorf("%s: %+v", what, f)
+		}
 	}
 }
