@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -192,6 +193,16 @@ func (b *backend) Exec(ctx context.Context, id string, o server.StreamOptions) (
 		return nil, errors.New(cri.Message(err))
 	}
 	return url.Parse(resp.Url)
+}
+
+func (b *backend) Checkpoint(ctx context.Context, id, file string, timeout int64) (string, error) {
+	dir := filepath.Join(b.k.cfg.Layout.Kubelet, "checkpoints")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("making the directory of checkpoints: %w", err)
+	}
+	path := filepath.Join(dir, file)
+	_, err := b.k.cri.Runtime.CheckpointContainer(ctx, &runtimeapi.CheckpointContainerRequest{ContainerId: id, Location: path, Timeout: timeout})
+	return path, err
 }
 
 func (b *backend) Attach(ctx context.Context, id string, o server.StreamOptions) (*url.URL, error) {

@@ -185,7 +185,7 @@ func (o *options) build(given func(string) bool) (Config, error) {
 		"root-dir":                   func() { cfg.Layout.Kubelet = o.root },
 		"cluster-dns":                func() { cfg.ClusterDNS = o.dns },
 		"cluster-domain":             func() { cfg.ClusterDomain = o.domain },
-		"resolv-conf":                func() { cfg.ResolvConf = o.resolv },
+		"resolv-conf":                func() { cfg.ResolvConf, cfg.NoResolvConf = o.resolv, o.resolv == "" },
 		"pod-manifest-path":          func() { cfg.StaticPods = o.manifests },
 		"register-node":              func() { cfg.NoRegister = !o.register },
 		"node-labels":                func() { cfg.Labels = o.labels },

@@ -127,10 +127,6 @@ func (k *Kubelet) newVolumes(recorder record.EventRecorder, allocatable func() v
 // newHost makes what pods are run by, but for what completeHost adds.
 func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, allocatable v1.ResourceList) (*pods.Host, error) {
 	cfg := k.cfg
-	resolv := cfg.ResolvConf
-	if resolv == "" {
-		resolv = dnsconf.Upstream()
-	}
 	providers, err := k.newProviders()
 	if err != nil {
 		return nil, err
@@ -143,7 +139,10 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 		Puller:  puller, Providers: providers, DockerConfigs: dockerConfigs(cfg.Layout.Kubelet),
 		Prober: probe.New(k.execSync, "1.37"),
 		Events: recorder, CgroupRoot: cfg.Layout.CgroupRoot,
-		DNS:     dnsconf.Node{ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, ResolvConf: resolv},
+		DNS: dnsconf.Node{
+			ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, ResolvConf: cfg.ResolvConf, Addresses: k.nodeIPs,
+			Warn: func(reason, message string) { k.nodeEvent(v1.EventTypeWarning, reason, message) },
+		},
 		NodeIPs: k.nodeIPs, Node: k.keeper.Node, Allocatable: getAllocatable, MemoryCapacity: k.machine.MemoryBytes,
 		RuntimeName: "hyperkube", PodLogs: cfg.Layout.PodLogs, ContainerLogs: cfg.Layout.ContainerLogs,
 		SeccompDefault: cfg.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),

@@ -33,6 +33,7 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"k8s.io/utils/cpuset"
 
+	"hyperkube/components/kubelet/dnsconf"
 	"hyperkube/components/kubelet/eviction"
 	"hyperkube/components/kubelet/pods"
 	"hyperkube/components/kubelet/podstate"
@@ -90,8 +91,10 @@ type Config struct {
 	ClusterDNS    []string
 	ClusterDomain string
 	// ResolvConf is the node's resolver configuration for pods that want it;
-	// found by default.
-	ResolvConf string
+	// found by default. NoResolvConf: there is none, and such pods are told of a
+	// name server on their own loopback.
+	ResolvConf   string
+	NoResolvConf bool
 	// Shutdown is how long pods may take when the machine shuts down, by their
 	// priority; empty: the machine does not wait.
 	Shutdown []shutdown.Period
@@ -168,6 +171,9 @@ type Config struct {
 	// KubeReserved and SystemReserved their limits.
 	KubeReservedCgroup, SystemReservedCgroup string
 	KubeReserved, SystemReserved             v1.ResourceList
+	// OwnCgroup is the cgroup that the kubelet's process goes into, made if it is
+	// missing; empty: it stays where it is.
+	OwnCgroup string
 	// StaticCPUs gives containers of guaranteed pods that ask for whole CPUs some
 	// of their own; WholeCores and StrictCPUs are its options full-pcpus-only
 	// and strict-cpu-reservation. ReservedCPUs are never anybody's own; by
@@ -237,7 +243,7 @@ type Config struct {
 	// cgroups of version 1; ProtectKernel on one whose kernel is not set as
 	// the kubelet wants it.
 	FailSwapOn, FailCgroupV1, ProtectKernel bool
-	// OOMScore is that of this process; nil leaves it.
+	// OOMScore is that of this process; -999 by default.
 	OOMScore *int
 	// NoDebug: no logs, exec, attach, port-forward and profiles are served;
 	// NoProfiling and NoNodeLogs: no profiles, no logs of the node's alone.
@@ -282,6 +288,10 @@ type TopologyPolicy struct {
 	Options       map[string]string
 }
 
+// usualOOMScore makes the kernel kill pods, and whatever else the machine runs, before
+// the kubelet, without which nobody would start them again.
+const usualOOMScore = -999
+
 // defaultEvictionHard are the hard thresholds of who says nothing.
 func defaultEvictionHard() map[string]string {
 	return map[string]string{
@@ -304,6 +314,9 @@ func (c *Config) complete() error {
 		}
 	}
 	def(&c.Endpoint, c.Layout.RuntimeSocket())
+	if !c.NoResolvConf {
+		def(&c.ResolvConf, dnsconf.Upstream())
+	}
 	if c.MaxPods == 0 {
 		c.MaxPods = 110
 	}
@@ -322,6 +335,9 @@ func (c *Config) complete() error {
 	}
 	if c.MaxImages == nil {
 		c.MaxImages = new(int32(50))
+	}
+	if c.OOMScore == nil {
+		c.OOMScore = new(usualOOMScore)
 	}
 	c.completeLimits()
 	if c.CrashMax == 0 {

@@ -112,11 +112,14 @@ func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 			*to = *from
 		}
 	}
+	if f.KubeletCgroups != "" {
+		c.OwnCgroup = f.KubeletCgroups
+	}
 	c.ProtectKernel = c.ProtectKernel || f.ProtectKernelDefaults
 	if n := f.OOMScoreAdj; n != nil {
 		score := int(*n)
 		if score < -1000 || score > 1000 {
-			return errors.New("oomScoreAdj must be in the range [-1000, 1000]")
+			return fmt.Errorf("oomScoreAdj (--oom-score-adj) %d must be between -1000 and 1000, inclusive", score)
 		}
 		c.OOMScore = &score
 	}
@@ -356,10 +359,8 @@ func (k *Kubelet) enforceReserved() error {
 			return fmt.Errorf("enforcing what is reserved: %w", err)
 		}
 	}
-	if k.cfg.OOMScore != nil {
-		if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(*k.cfg.OOMScore)), 0); err != nil {
-			k.log.Warn("setting the kubelet's place among those that the kernel kills failed", "error", err)
-		}
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(*k.cfg.OOMScore)), 0); err != nil {
+		k.log.Warn("setting the kubelet's place among those that the kernel kills failed", "error", err)
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	f.CgroupRoot, f.CgroupsPerQOS = c.Layout.CgroupRoot, new(!c.NoCgroups)
 	f.MaxPods, f.PodsPerCore = int32(c.MaxPods), int32(c.PodsPerCore)
 	f.PodPidsLimit = new(c.PodPidsLimit)
-	if c.PodPidsLimit == 0 {
+	if c.PodPidsLimit <= 0 {
 		f.PodPidsLimit = new(int64(-1))
 	}
 	f.ContainerLogMaxSize = resource.NewQuantity(c.LogMaxSize, resource.BinarySI).String()
@@ -79,6 +79,7 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	f.LocalStorageCapacityIsolation = new(!c.NoStorageLimits)
 	f.EnforceNodeAllocatable = slices.Clone(c.Enforce)
 	f.KubeReserved, f.SystemReserved = texts(c.KubeReserved), texts(c.SystemReserved)
+	f.KubeletCgroups, f.OOMScoreAdj = c.OwnCgroup, new(int32(*c.OOMScore))
 	f.CrashLoopBackOff.MaxContainerRestartPeriod = new(seconds(c.CrashMax))
 	f.CPUManagerPolicy = "none"
 	if c.StaticCPUs {
@@ -151,6 +152,9 @@ func defaults(f *kubeletv1beta1.KubeletConfiguration) {
 	text(&f.Address, "0.0.0.0")
 	text(&f.CgroupDriver, "cgroupfs")
 	text(&f.CPUManagerPolicy, "none")
+	if f.MemoryReservationPolicy == "" {
+		f.MemoryReservationPolicy = kubeletv1beta1.NoneMemoryReservationPolicy
+	}
 	text(&f.MemoryManagerPolicy, kubeletv1beta1.NoneMemoryManagerPolicy)
 	text(&f.TopologyManagerPolicy, kubeletv1beta1.NoneTopologyManagerPolicy)
 	text(&f.TopologyManagerScope, kubeletv1beta1.ContainerTopologyManagerScope)
@@ -160,7 +164,6 @@ func defaults(f *kubeletv1beta1.KubeletConfiguration) {
 	text(&f.MemorySwap.SwapBehavior, "NoSwap")
 	number(&f.RegistryPullQPS, 5)
 	number(&f.EventRecordQPS, 50)
-	number(&f.OOMScoreAdj, -999)
 	number(&f.KubeAPIQPS, 50)
 	number(&f.IPTablesMasqueradeBit, 14)
 	number(&f.IPTablesDropBit, 15)

@@ -79,7 +79,7 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 		c.ClusterDNS = f.ClusterDNS
 	}
 	if f.ResolverConfig != nil {
-		c.ResolvConf = *f.ResolverConfig
+		c.ResolvConf, c.NoResolvConf = *f.ResolverConfig, *f.ResolverConfig == ""
 	}
 	if f.MaxPods != 0 {
 		c.MaxPods = int64(f.MaxPods)
@@ -150,7 +150,7 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.LocalStorageCapacityIsolation != nil {
 		c.NoStorageLimits = !*f.LocalStorageCapacityIsolation
 	}
-	errs = append(errs, c.applyReserved(f), c.applyCPUs(f), c.applyMemory(f), c.applyShutdown(f), c.applyLimits(f), c.applyNode(f), c.applyServer(f), refuseUnsupported(f))
+	errs = append(errs, c.applyReserved(f), c.applyCPUs(f), c.applyMemory(f), c.applyShutdown(f), c.applyLimits(f), c.applyNode(f), c.applyServer(f), refuseUnsupported(f), checkFile(f))
 	if f.CrashLoopBackOff.MaxContainerRestartPeriod != nil {
 		duration(&c.CrashMax, *f.CrashLoopBackOff.MaxContainerRestartPeriod)
 	}

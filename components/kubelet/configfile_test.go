@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+
+	"hyperkube/components/kubelet/dnsconf"
 )
 
 const fileHead = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
@@ -37,6 +40,15 @@ func TestLoadFiles(t *testing.T) {
 	if got.MaxPods != 30 || len(got.ClusterDNS) != 1 || got.PodsPerCore != 7 ||
 		got.EvictionHard["memory.available"] != "2Gi" || got.EvictionHard["nodefs.available"] != "5%" {
 		t.Errorf("merged: %+v", got)
+	}
+	if _, err := LoadFiles(base, filepath.Join(dir, "typo"), nil); err == nil {
+		t.Error("a folder that does not exist is passed over")
+	}
+	// What is in a folder has the place of the folder's name.
+	write("order/1/z.conf", fileHead+"maxPods: 1\n")
+	write("order/1.conf", fileHead+"maxPods: 2\n")
+	if got, err := LoadFiles("", filepath.Join(dir, "order"), nil); err != nil || got.MaxPods != 2 {
+		t.Errorf("of folders: %v, %v", got, err)
 	}
 	if none, err := LoadFiles("", "", nil); none != nil || err != nil {
 		t.Errorf("of nothing: %v, %v", none, err)
@@ -146,6 +158,27 @@ func TestRefusedFiles(t *testing.T) {
 		"logging: {format: xml}":                                                       "want text or json",
 		"enforceNodeAllocatable: [system-reserved-compressible]":                       "needs systemReservedCgroup",
 		"evictionMinimumReclaim: {memory.used: 1Gi}":                                   "unsupported signal",
+		"healthzPort: 70000":                                                           "healthzPort (--healthz-port) 70000 must be between 1 and 65535, inclusive",
+		"port: -1":                                                                     "port (--port) -1 must be between 1 and 65535, inclusive",
+		"iptablesDropBit: 32":                                                          "iptablesDropBit (--iptables-drop-bit) 32 must be between 0 and 31, inclusive",
+		"imageGCLowThresholdPercent: -1":                                               "imageGCLowThresholdPercent (--image-gc-low-threshold) -1 must be between 0 and 100, inclusive",
+		"imageGCHighThresholdPercent: 80":                                              "imageGCLowThresholdPercent (--image-gc-low-threshold) 80 must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) 80",
+		"kubeAPIQPS: -1":                                                               "kubeAPIQPS (--kube-api-qps) -1 must not be a negative number",
+		"maxOpenFiles: -1":                                                             "maxOpenFiles (--max-open-files) -1 must not be a negative number",
+		"nodeLeaseDurationSeconds: -1":                                                 "nodeLeaseDurationSeconds must be greater than 0",
+		"imageMinimumGCAge: -1s":                                                       "imageMinimumGCAge -1s must not be negative",
+		"oomScoreAdj: 2000":                                                            "oomScoreAdj (--oom-score-adj) 2000 must be between -1000 and 1000, inclusive",
+		"defaultPodSysctls: {Net.x: '1'}":                                              `"Net.x" is not a valid sysctl name for defaultPodSysctls`,
+		"defaultPodSysctls: {net.a: '1', net/a: '2'}":                                  `duplicate sysctl "net.a" found in defaultPodSysctls`,
+		"registerWithTaints: [{key: a/b/c, effect: NoSchedule}]":                       "invalid taint: a/b/c=:NoSchedule",
+		"registerWithTaints: [{key: a, effect: Never}]":                                "unsupported taint effect",
+		"podLogsDir: logs":                                                             `pod logs path "logs" must be absolute path`,
+		"podLogsDir: /var/log/":                                                        `pod logs path "/var/log/" must be normalized`,
+		"podLogsDir: /var/lög":                                                         "must contain ASCII characters only",
+		"enforceNodeAllocatable: [pods, pods]":                                         `duplicated enforcements "pods" in enforceNodeAllocatable`,
+		"cgroupsPerQOS: false\nenforceNodeAllocatable: [kube-reserved]":                `cgroupsPerQOS (--cgroups-per-qos) must be set to true when "kube-reserved" contained`,
+		"reservedSystemCPUs: '0'\nsystemReservedCgroup: /s":                            "can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup",
+		"featureGates: {RotateKubeletServerCertificate: false}":                        "RotateKubeletServerCertificate",
 	} {
 		f, err := decodeFile([]byte(fileHead + text))
 		cfg := Config{NodeName: "n"}
@@ -225,4 +258,26 @@ func FuzzApplyFile(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestNoResolvConf: an empty name is none, and not the usual one.
+func TestNoResolvConf(t *testing.T) {
+	of := func(text string) (string, *string) {
+		t.Helper()
+		f, err := decodeFile([]byte(fileHead + text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := Config{NodeName: "n"}
+		if err := errors.Join(cfg.Apply(f), cfg.complete()); err != nil {
+			t.Fatal(err)
+		}
+		return cfg.ResolvConf, cfg.Effective().ResolverConfig
+	}
+	if used, told := of("resolvConf: ''"); used != "" || *told != "" {
+		t.Errorf("none: %q is used, %q told", used, *told)
+	}
+	if used, told := of(""); used != dnsconf.Upstream() || *told != used {
+		t.Errorf("the usual one: %q is used, %q told", used, *told)
+	}
 }

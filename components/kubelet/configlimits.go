@@ -230,7 +230,6 @@ func refuseUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
 		errs = append(errs, errors.New("runOnce (--runOnce) true, Runonce mode has been deprecated and should not be set"))
 	}
 	no(len(f.QOSReserved) > 0, "qosReserved")
-	no(f.KubeletCgroups != "", "kubeletCgroups")
 	no(f.SystemCgroups != "", "systemCgroups")
 	no(unset(f.EnableControllerAttachDetach), "enableControllerAttachDetach: false")
 	for _, err := range tracingapi.ValidateTracingConfiguration(f.Tracing, nil, field.NewPath("tracing")) {

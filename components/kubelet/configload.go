@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -75,7 +74,8 @@ func put(all map[string]any, path []string, value any) {
 	all[path[len(path)-1]] = value
 }
 
-// dropIns lists the files of dir and below that end in .conf, by name.
+// dropIns lists the files of dir and below that end in .conf, by name, those of a
+// folder at its name's place.
 func dropIns(dir string) ([]string, error) {
 	var out []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -84,10 +84,9 @@ func dropIns(dir string) ([]string, error) {
 		}
 		return err
 	})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return nil, fmt.Errorf("reading the kubelet's configuration: %w", err)
 	}
-	slices.Sort(out)
 	return out, nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -67,13 +66,7 @@ func (k *Kubelet) pressure() nodestatus.Pressure {
 }
 
 // kubepods is the cgroup of all pods.
-func (k *Kubelet) kubepods() string {
-	name := "kubepods"
-	if k.host.Systemd {
-		name = "kubepods.slice"
-	}
-	return filepath.Join("/", k.cfg.Layout.CgroupRoot, name)
-}
+func (k *Kubelet) kubepods() string { return k.host.CgroupOfClass(v1.PodQOSGuaranteed) }
 
 // measure tells what is left of everything.
 func (k *Kubelet) measure(ctx context.Context) (map[eviction.Signal]eviction.Observation, error) {

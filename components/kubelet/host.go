@@ -5,14 +5,15 @@ import (
 	"os"
 	"path/filepath"
 
+	v1 "k8s.io/api/core/v1"
+
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/hostchange"
 )
 
-// prepareHost records and makes what all pods share.
+// prepareHost records and makes what the volumes of all pods share.
 func (k *Kubelet) prepareHost() error {
-	kubepods := k.kubepods()
 	root := k.cfg.Layout.Kubelet
 	sharing, err := volume.Shared(root)
 	if err != nil {
@@ -22,17 +23,20 @@ func (k *Kubelet) prepareHost() error {
 	if sharing.Bind {
 		changes = append(changes, hostchange.Change{Kind: hostchange.Mount, Name: root})
 	}
-	if k.cgroups != nil {
-		changes = append(changes, hostchange.Change{Kind: hostchange.Cgroup, Name: kubepods})
-	}
 	if err := k.cfg.Journal.Record(changes...); err != nil {
 		return err
 	}
-	if err := sharing.Do(); err != nil {
-		return err
-	}
+	return sharing.Do()
+}
+
+// prepareCgroups records and makes the cgroups that pods share.
+func (k *Kubelet) prepareCgroups() error {
 	if k.cgroups == nil {
 		return nil
+	}
+	kubepods := k.kubepods()
+	if err := k.cfg.Journal.Record(hostchange.Change{Kind: hostchange.Cgroup, Name: kubepods}); err != nil {
+		return err
 	}
 	all := cgroup.Resources{CPUShares: uint64(k.machine.CPUs * 1024), MemoryLimit: cgroup.Unlimited}
 	if k.cfg.enforces(enforcePods) {
@@ -45,20 +49,46 @@ func (k *Kubelet) prepareHost() error {
 	if err := k.cgroups.Create(kubepods, all); err != nil {
 		return fmt.Errorf("making the cgroup of all pods: %w", err)
 	}
-	for _, name := range []string{"burstable", "besteffort"} {
-		r := cgroup.Resources{CPUShares: 2}
-		if k.cgroups.Exists(filepath.Join(kubepods, name)) {
+	for _, class := range []v1.PodQOSClass{v1.PodQOSBurstable, v1.PodQOSBestEffort} {
+		name, r := k.host.CgroupOfClass(class), cgroup.Resources{CPUShares: 2}
+		if k.cgroups.Exists(name) {
 			r.CPUShares = 0 // of pods that run, which are weighed soon
 		}
-		if name == "burstable" && all.Unified != nil {
+		if class == v1.PodQOSBurstable && all.Unified != nil {
 			r.Unified = map[string]string{"memory.low": "0"}
 		}
-		if err := k.cgroups.Create(filepath.Join(kubepods, name), r); err != nil {
-			return fmt.Errorf("making the cgroup of %s pods: %w", name, err)
+		if err := k.cgroups.Create(name, r); err != nil {
+			return fmt.Errorf("making the cgroup of %s pods: %w", class, err)
 		}
 	}
 	if _, err := os.Stat(filepath.Join(k.cgroups.Dir("memory", kubepods), "memory.swap.max")); err != nil {
 		k.host.Swap = nil // a kernel that does not account for swap
 	}
-	return k.enforceReserved()
+	if err := k.enforceReserved(); err != nil {
+		return err
+	}
+	if k.kube != nil && k.cfg.enforces(enforcePods) {
+		k.nodeEvent(v1.EventTypeNormal, "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
+	}
+	return k.enterOwn()
+}
+
+// enterOwn goes into the cgroup that the configuration names for the kubelet.
+func (k *Kubelet) enterOwn() error {
+	name := k.cfg.OwnCgroup
+	if name == "" {
+		return nil
+	}
+	if !k.cgroups.Exists(name) {
+		if err := k.cfg.Journal.Record(hostchange.Change{Kind: hostchange.Cgroup, Name: name}); err != nil {
+			return err
+		}
+		if err := k.cgroups.Create(name, cgroup.Resources{}); err != nil {
+			return fmt.Errorf("making the kubelet's cgroup: %w", err)
+		}
+	}
+	if err := k.cgroups.Enter(name, os.Getpid()); err != nil {
+		return fmt.Errorf("going into the kubelet's cgroup: %w", err)
+	}
+	return nil
 }

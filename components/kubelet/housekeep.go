@@ -106,9 +106,6 @@ func (k *Kubelet) greet() {
 	if !k.cgroups.Unified() {
 		k.nodeEvent(v1.EventTypeWarning, "CgroupV1", cgroupV1)
 	}
-	if k.cfg.enforces(enforcePods) {
-		k.nodeEvent(v1.EventTypeNormal, "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
-	}
 }
 
 // runtimeFacts asks the runtime once for its name and its cgroup driver.
@@ -118,11 +115,8 @@ func (k *Kubelet) runtimeFacts(ctx context.Context) error {
 		return fmt.Errorf("asking the runtime for its version: %w", err)
 	}
 	k.host.RuntimeName = v.RuntimeName
-	if k.cpus != nil {
-		k.spread.now(ctx)
-	}
 	if resp, err := k.cri.Runtime.RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{}); err == nil {
-		k.host.Systemd = resp.GetLinux().GetCgroupDriver() == runtimeapi.CgroupDriver_SYSTEMD && resp.Linux != nil
+		k.host.Systemd.Store(resp.GetLinux().GetCgroupDriver() == runtimeapi.CgroupDriver_SYSTEMD && resp.Linux != nil)
 	}
 	return nil
 }

@@ -32,6 +32,12 @@ import (
 // start runs a kubelet over a fake runtime and a fake API.
 func start(t *testing.T, change func(*Config)) (*Kubelet, *fake.Clientset, *crifake.Runtime) {
 	t.Helper()
+	return startWith(t, nil, change)
+}
+
+// startWith is start with a runtime that was changed, too.
+func startWith(t *testing.T, prepare func(*crifake.Runtime), change func(*Config)) (*Kubelet, *fake.Clientset, *crifake.Runtime) {
+	t.Helper()
 	kube := fake.NewClientset()
 	kube.PrependReactor("create", "subjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		return true, &authorizationv1.SubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}}, nil
@@ -49,6 +55,9 @@ func start(t *testing.T, change func(*Config)) (*Kubelet, *fake.Clientset, *crif
 		t.Fatal(err)
 	}
 	rt := crifake.New("busybox:1")
+	if prepare != nil {
+		prepare(rt)
+	}
 	k.cri.Runtime, k.cri.Images = rt, rt
 	if err := k.compose(); err != nil {
 		t.Fatal(err)
@@ -182,6 +191,22 @@ func TestNodeAndPod(t *testing.T) {
 	}
 	if got := get("/pods"); !strings.Contains(got, `"podIP":"10.0.0.1"`) {
 		t.Errorf("pods: %s", got)
+	}
+	for path, want := range map[string]string{
+		"/checkpoint/default/b/main":           "pod does not exist\n",
+		"/checkpoint/default/a/side":           "container side does not exist\n",
+		"/checkpoint/default/a/main?timeout=x": "cannot parse value of timeout parameter\n",
+		"/checkpoint/default/a/main":           `{"items":["` + k.cfg.Layout.Kubelet + "/checkpoints/checkpoint-a_default-main-",
+	} {
+		resp, err := web.Post(fmt.Sprintf("https://127.0.0.1:%d%s", k.cfg.Port, path), "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || !strings.HasPrefix(string(raw), want) {
+			t.Errorf("%s: %q, %v, want %q", path, raw, err, want)
+		}
 	}
 	if got := get("/healthz"); got != "ok" {
 		t.Errorf("health: %s", got)

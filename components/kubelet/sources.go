@@ -30,6 +30,14 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	if err := k.runtimeFacts(ctx); err != nil {
 		return err
 	}
+	// How the runtime wants cgroups named is known now.
+	if err := k.prepareCgroups(); err != nil {
+		k.nodeEvent(v1.EventTypeWarning, "KubeletSetupFailed", err.Error())
+		return err
+	}
+	if k.cpus != nil {
+		k.spread.now(ctx)
+	}
 	start(func() { _ = k.manager.Run(ctx) })
 	static := k.staticPods(ctx, start)
 	if k.kube == nil {

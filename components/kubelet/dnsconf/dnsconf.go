@@ -28,8 +28,15 @@ type Node struct {
 	ClusterDNS []string
 	// ClusterDomain is "cluster.local", mostly.
 	ClusterDomain string
-	// ResolvConf is the node's resolv.conf. Empty: nothing of the node's.
+	// ResolvConf is the node's resolv.conf. Empty: nothing of the node's, and pods
+	// that want it ask a name server on their own loopback, as a resolver does that
+	// is told of none.
 	ResolvConf string
+	// Addresses are the node's, whose families say which loopback that is; it may
+	// be nil.
+	Addresses func() []string
+	// Warn is told what concerns the node as a whole; it may be nil.
+	Warn func(reason, message string)
 }
 
 // For returns a pod's resolver configuration. warn is told what had to be left
@@ -44,22 +51,19 @@ func (n Node) For(pod *v1.Pod, warn func(reason, message string)) (*runtimeapi.D
 	switch pod.Spec.DNSPolicy {
 	case v1.DNSNone:
 	case v1.DNSDefault:
-		out = host
+		out = n.own(host)
 	case v1.DNSClusterFirstWithHostNet:
 		cluster = true
 	default:
 		cluster = !pod.Spec.HostNetwork
 		if !cluster {
-			out = host
+			out = n.own(host)
 		}
 	}
 	if cluster {
 		if len(n.ClusterDNS) == 0 {
-			if warn != nil {
-				warn("MissingClusterDNS", fmt.Sprintf("pod: %q. kubelet does not have ClusterDNS IP configured and cannot create Pod using %q policy. Falling back to %q policy.",
-					fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID), v1.DNSClusterFirst, v1.DNSDefault))
-			}
-			out = host
+			n.tellMissing(pod, warn)
+			out = n.own(host)
 		} else {
 			out.Servers = slices.Clone(n.ClusterDNS)
 			if n.ClusterDomain != "" {
@@ -80,6 +84,40 @@ func (n Node) For(pod *v1.Pod, warn func(reason, message string)) (*runtimeapi.D
 	out.Searches = unique(out.Searches)
 	fit(out, warn)
 	return out, nil
+}
+
+// tellMissing says that there is no DNS of the cluster, of the pod and of the node.
+func (n Node) tellMissing(pod *v1.Pod, warn func(reason, message string)) {
+	const reason = "MissingClusterDNS"
+	message := fmt.Sprintf("kubelet does not have ClusterDNS IP configured and cannot create Pod using %q policy. Falling back to %q policy.", v1.DNSClusterFirst, v1.DNSDefault)
+	if n.Warn != nil {
+		n.Warn(reason, message)
+	}
+	if warn != nil {
+		warn(reason, fmt.Sprintf("pod: %q. %s", fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID), message))
+	}
+}
+
+// own is what pods get that are to resolve names as the node does, whose own
+// configuration is host.
+func (n Node) own(host *runtimeapi.DNSConfig) *runtimeapi.DNSConfig {
+	if n.ResolvConf != "" {
+		return host
+	}
+	out := &runtimeapi.DNSConfig{Searches: []string{"."}}
+	if n.Addresses != nil {
+		for _, s := range n.Addresses() {
+			loopback := "127.0.0.1"
+			if ip, err := netip.ParseAddr(s); err == nil && ip.Is6() {
+				loopback = "::1"
+			}
+			out.Servers = append(out.Servers, loopback)
+		}
+	}
+	if len(out.Servers) == 0 {
+		out.Servers = []string{"127.0.0.1"}
+	}
+	return out
 }
 
 func setOption(list []string, o v1.PodDNSConfigOption) []string {

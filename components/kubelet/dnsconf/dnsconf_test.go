@@ -136,3 +136,44 @@ func TestCheck(t *testing.T) {
 		t.Errorf("a missing file: %q", got)
 	}
 }
+
+// TestNoResolvConf: without a configuration of the node's pods that want it ask their
+// own loopback, and others have no more than the cluster's.
+func TestNoResolvConf(t *testing.T) {
+	n := Node{ClusterDNS: []string{"10.96.0.10"}, ClusterDomain: "c", Addresses: func() []string { return []string{"192.0.2.1", "2001:db8::1"} }}
+	of := func(policy v1.DNSPolicy) *runtimeapi.DNSConfig {
+		t.Helper()
+		got, err := n.For(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}, Spec: v1.PodSpec{DNSPolicy: policy}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	if got := of(v1.DNSDefault); !reflect.DeepEqual(got.Servers, []string{"127.0.0.1", "::1"}) || !reflect.DeepEqual(got.Searches, []string{"."}) {
+		t.Errorf("as the node: %v", got)
+	}
+	if got := of(v1.DNSClusterFirst); !reflect.DeepEqual(got.Servers, n.ClusterDNS) || !reflect.DeepEqual(got.Searches, []string{"ns.svc.c", "svc.c", "c"}) {
+		t.Errorf("as the cluster: %v", got)
+	}
+	if got := of(v1.DNSNone); len(got.Servers)+len(got.Searches) > 0 {
+		t.Errorf("of nobody: %v", got)
+	}
+}
+
+// TestMissingClusterDNS: the pod and the node tell of it.
+func TestMissingClusterDNS(t *testing.T) {
+	var node, pod []string
+	n := Node{Warn: func(reason, message string) { node = append(node, reason+": "+message) }}
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u"}, Spec: v1.PodSpec{DNSPolicy: v1.DNSClusterFirst}}
+	got, err := n.For(p, func(reason, message string) { pod = append(pod, reason+": "+message) })
+	if err != nil || !reflect.DeepEqual(got.Servers, []string{"127.0.0.1"}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	const text = `kubelet does not have ClusterDNS IP configured and cannot create Pod using "ClusterFirst" policy. Falling back to "Default" policy.`
+	if len(node) != 1 || node[0] != "MissingClusterDNS: "+text {
+		t.Errorf("of the node: %q", node)
+	}
+	if len(pod) != 1 || pod[0] != `MissingClusterDNS: pod: "p_ns(u)". `+text {
+		t.Errorf("of the pod: %q", pod)
+	}
+}

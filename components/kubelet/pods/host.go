@@ -6,6 +6,7 @@ package pods
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -57,8 +58,9 @@ type Host struct {
 	Cgroups Cgroups
 	// CgroupRoot is above kubepods, "" or "/…".
 	CgroupRoot string
-	// Systemd: cgroups are named as slices of systemd.
-	Systemd bool
+	// Systemd: cgroups are named as slices of systemd, as the runtime wants them.
+	// It is set before the first pod is run; the cgroups' stats are asked for before.
+	Systemd atomic.Bool
 	DNS     dnsconf.Node
 	// NodeIPs returns the node's addresses, the primary one first.
 	NodeIPs func() []string

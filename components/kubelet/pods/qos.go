@@ -34,7 +34,7 @@ func (m *Manager) weigh() {
 	defer b.mu.Unlock()
 	active := m.Active()
 	// The cgroup is there before the first pod is.
-	name := path.Dir(m.host.cgroup("", v1.PodQOSBurstable))
+	name := m.host.CgroupOfClass(v1.PodQOSBurstable)
 	if m.host.Tiered {
 		m.keep(active, name)
 	}

@@ -146,6 +146,12 @@ func (h *Host) cgroupsOf(pod *v1.Pod) []string {
 	return out
 }
 
+// CgroupOfClass is what is above the cgroups of all pods of a class, as a path from
+// the root of the hierarchy; of guaranteed ones it is that of all pods.
+func (h *Host) CgroupOfClass(class v1.PodQOSClass) string {
+	return path.Dir(h.cgroup("", class))
+}
+
 func (h *Host) cgroup(uid types.UID, qos v1.PodQOSClass) string {
 	parts := []string{"kubepods"}
 	switch qos {
@@ -155,7 +161,7 @@ func (h *Host) cgroup(uid types.UID, qos v1.PodQOSClass) string {
 		parts = append(parts, "besteffort")
 	}
 	parts = append(parts, "pod"+string(uid))
-	if h.Systemd {
+	if h.Systemd.Load() {
 		out, prefix := h.CgroupRoot, ""
 		for _, p := range parts {
 			prefix += strings.ReplaceAll(p, "-", "_")
@@ -170,7 +176,7 @@ func (h *Host) cgroup(uid types.UID, qos v1.PodQOSClass) string {
 // cgroupParent is the pod's cgroup as the runtime wants it named.
 func (h *Host) cgroupParent(pod *v1.Pod) string {
 	full := h.cgroupOf(pod)
-	if h.Systemd {
+	if h.Systemd.Load() {
 		return path.Base(full)
 	}
 	return full

@@ -47,6 +47,9 @@ type Backend interface {
 	Exec(ctx context.Context, id string, o StreamOptions) (*url.URL, error)
 	Attach(ctx context.Context, id string, o StreamOptions) (*url.URL, error)
 	PortForward(ctx context.Context, namespace, pod string, uid types.UID, ports []int32) (*url.URL, error)
+	// Checkpoint writes what a container is into a file of that name, and returns its
+	// path. It may take timeout seconds; 0: as long as the runtime says.
+	Checkpoint(ctx context.Context, id, file string, timeout int64) (string, error)
 	// Run executes a command and returns its output.
 	Run(ctx context.Context, id string, cmd []string) ([]byte, error)
 	// Summary is what pods and the node use.
@@ -217,6 +220,7 @@ func (s *Server) handler() http.Handler {
 		writeJSON(w, map[string]any{"kubeletconfig": b.Configz()})
 	})
 	known := []string{"/flagz", "/healthz", "/metrics", "/pods", "/runningpods", "/configz", "/stats", "/statusz"}
+	mux.HandleFunc("POST /checkpoint/{namespace}/{pod}/{container}", s.checkpoint)
 	if !s.cfg.NoDebug {
 		s.debug(mux)
 		known = append(known, "/containerLogs", "/debug", "/exec", "/attach", "/run", "/portForward", "/logs")

@@ -31,6 +31,8 @@ type Runtime struct {
 	OnExec func(id string, cmd []string) (code int32, out string)
 	// NoEvents: there is no event stream.
 	NoEvents bool
+	// Systemd: cgroups are to be named as systemd's slices.
+	Systemd bool
 	// Stubborn containers do not stop until their grace is over.
 	Stubborn bool
 
@@ -169,6 +171,9 @@ func (r *Runtime) Status(context.Context, *runtimeapi.StatusRequest, ...grpc.Cal
 
 // RuntimeConfig implements the runtime service.
 func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest, ...grpc.CallOption) (*runtimeapi.RuntimeConfigResponse, error) {
+	if r.Systemd {
+		return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: runtimeapi.CgroupDriver_SYSTEMD}}, nil
+	}
 	return &runtimeapi.RuntimeConfigResponse{}, nil
 }
 
@@ -368,6 +373,13 @@ func (r *Runtime) UpdateContainerResources(_ context.Context, req *runtimeapi.Up
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &runtimeapi.UpdateContainerResourcesResponse{}, r.called("UpdateContainerResources", req.ContainerId)
+}
+
+// CheckpointContainer implements the runtime service.
+func (r *Runtime) CheckpointContainer(_ context.Context, req *runtimeapi.CheckpointContainerRequest, _ ...grpc.CallOption) (*runtimeapi.CheckpointContainerResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return &runtimeapi.CheckpointContainerResponse{}, r.called("CheckpointContainer", req.GetContainerId())
 }
 
 // ExecSync implements the runtime service.

@@ -1,0 +1,160 @@
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+)
+
+// checkFile tells what of a file cannot be meant, also of fields that have no
+// meaning here: a file that upstream's kubelet refuses is refused, so that it is
+// found before it comes to other nodes. What Config.validate finds is left to it.
+func checkFile(f *kubeletv1beta1.KubeletConfiguration) error {
+	return errors.Join(checkNumbers(f), checkThresholds(f), checkSysctls(f.DefaultPodSysctls), checkTaints(f.RegisterWithTaints), checkPodLogs(f.PodLogsDir),
+		checkEnforced(f))
+}
+
+// or returns the number, or what it is by default.
+func or(n *int32, otherwise int32) int32 {
+	if n != nil {
+		return *n
+	}
+	return otherwise
+}
+
+func checkNumbers(f *kubeletv1beta1.KubeletConfiguration) error {
+	var errs []error
+	for _, c := range []struct {
+		name        string
+		value       int32
+		least, most int32
+	}{
+		{"healthzPort (--healthz-port)", or(f.HealthzPort, 1), 0, 65535},
+		{"port (--port)", f.Port, 0, 65535},
+		{"imageGCHighThresholdPercent (--image-gc-high-threshold)", or(f.ImageGCHighThresholdPercent, 85), 0, 100},
+		{"imageGCLowThresholdPercent (--image-gc-low-threshold)", or(f.ImageGCLowThresholdPercent, 80), 0, 100},
+		{"iptablesDropBit (--iptables-drop-bit)", or(f.IPTablesDropBit, 15), 0, 31},
+		{"iptablesMasqueradeBit (--iptables-masquerade-bit)", or(f.IPTablesMasqueradeBit, 14), 0, 31},
+	} {
+		if c.value < c.least || c.value > c.most {
+			least := c.least
+			if c.most == 65535 {
+				least = 1 // 0 is nothing, or the default
+			}
+			errs = append(errs, fmt.Errorf("%s %d must be between %d and %d, inclusive", c.name, c.value, least, c.most))
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		value int64
+	}{
+		{"kubeAPIBurst (--kube-api-burst)", int64(f.KubeAPIBurst)}, {"kubeAPIQPS (--kube-api-qps)", int64(or(f.KubeAPIQPS, 50))},
+		{"maxOpenFiles (--max-open-files)", f.MaxOpenFiles},
+	} {
+		if c.value < 0 {
+			errs = append(errs, fmt.Errorf("%s %d must not be a negative number", c.name, c.value))
+		}
+	}
+	if f.NodeLeaseDurationSeconds < 0 {
+		errs = append(errs, errors.New("nodeLeaseDurationSeconds must be greater than 0"))
+	}
+	return errors.Join(errs...)
+}
+
+// checkThresholds is about when images are removed.
+func checkThresholds(f *kubeletv1beta1.KubeletConfiguration) error {
+	var errs []error
+	if low, high := or(f.ImageGCLowThresholdPercent, 80), or(f.ImageGCHighThresholdPercent, 85); low >= high {
+		errs = append(errs, fmt.Errorf("imageGCLowThresholdPercent (--image-gc-low-threshold) %d must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) %d", low, high))
+	}
+	if d := f.ImageMinimumGCAge.Duration; d < 0 {
+		errs = append(errs, fmt.Errorf("imageMinimumGCAge %v must not be negative", d))
+	}
+	if d := f.ImageMaximumGCAge.Duration; d < 0 {
+		errs = append(errs, fmt.Errorf("imageMaximumGCAge %v must not be negative", d))
+	}
+	return errors.Join(errs...)
+}
+
+// sysctlName is how a setting of the kernel may be written, with dots or slashes.
+var sysctlName = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
+
+func checkSysctls(settings map[string]string) error {
+	var errs []error
+	seen := map[string]bool{}
+	for name := range settings {
+		plain := strings.ReplaceAll(name, "/", ".")
+		switch {
+		case len(name) > validation.DNS1123SubdomainMaxLength || !sysctlName.MatchString(name):
+			errs = append(errs, fmt.Errorf("%q is not a valid sysctl name for defaultPodSysctls", name))
+		case seen[plain]:
+			errs = append(errs, fmt.Errorf("duplicate sysctl %q found in defaultPodSysctls", plain))
+		}
+		seen[plain] = true
+	}
+	return errors.Join(errs...)
+}
+
+func checkTaints(taints []v1.Taint) error {
+	var errs []error
+	effects := []v1.TaintEffect{"", v1.TaintEffectNoSchedule, v1.TaintEffectPreferNoSchedule, v1.TaintEffectNoExecute}
+	for _, t := range taints {
+		wrong := validation.IsQualifiedName(t.Key)
+		if t.Value != "" {
+			wrong = append(wrong, validation.IsValidLabelValue(t.Value)...)
+		}
+		if !slices.Contains(effects, t.Effect) {
+			wrong = append(wrong, fmt.Sprintf("invalid taint effect: %v, unsupported taint effect", t.Effect))
+		}
+		if len(wrong) > 0 {
+			errs = append(errs, fmt.Errorf("invalid taint: %s=%s:%s: %s", t.Key, t.Value, t.Effect, strings.Join(wrong, "; ")))
+		}
+		if t.TimeAdded != nil {
+			errs = append(errs, errors.New("taint.TimeAdded is not nil"))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkPodLogs is about the folder of logs, which names of metrics and links have.
+func checkPodLogs(dir string) error {
+	switch {
+	case dir == "":
+		return nil
+	case !filepath.IsAbs(dir):
+		return fmt.Errorf("pod logs path %q must be absolute path", dir)
+	case filepath.Clean(dir) != dir:
+		return fmt.Errorf("pod logs path %q must be normalized", dir)
+	case strings.ContainsFunc(dir, func(c rune) bool { return c > 127 }):
+		return fmt.Errorf("pod logs path %q must contain ASCII characters only", dir)
+	}
+	return nil
+}
+
+// checkEnforced is about what is set aside and enforced.
+func checkEnforced(f *kubeletv1beta1.KubeletConfiguration) error {
+	var errs []error
+	for i, name := range f.EnforceNodeAllocatable {
+		if slices.Contains(f.EnforceNodeAllocatable[:i], name) {
+			errs = append(errs, fmt.Errorf("duplicated enforcements %q in enforceNodeAllocatable (--enforce-node-allocatable)", name))
+		}
+	}
+	if f.CgroupsPerQOS != nil && !*f.CgroupsPerQOS {
+		for _, name := range f.EnforceNodeAllocatable {
+			if name != "none" {
+				errs = append(errs, fmt.Errorf("cgroupsPerQOS (--cgroups-per-qos) must be set to true when %q contained in enforceNodeAllocatable (--enforce-node-allocatable)", name))
+			}
+		}
+	}
+	if f.ReservedSystemCPUs != "" && (f.SystemReservedCgroup != "" || f.KubeReservedCgroup != "") {
+		errs = append(errs, errors.New("can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup (--system-reserved-cgroup) or kubeReservedCgroup (--kube-reserved-cgroup)"))
+	}
+	return errors.Join(errs...)
+}
