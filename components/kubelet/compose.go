@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"hash/crc32"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -166,6 +167,7 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 	if host.Users.Ranges, err = usernamespaces.Configured(context.Background(), cfg.MaxPods); err != nil {
 		return nil, err
 	}
+	host.Users.Start = crc32.ChecksumIEEE([]byte(cfg.NodeName))
 	if k.tracing != nil {
 		host.Tracer = k.tracing.Tracer(scope)
 	}

@@ -35,7 +35,11 @@ const (
 type Allocator struct {
 	// Ranges are those that are handed out; it is set before For is called.
 	Ranges Ranges
-	mu     sync.Mutex
+	// Start is which of them is looked at first, counted from the first of them
+	// and modulo their number. Nodes of one machine, which know nothing of each
+	// other, do not give the same users to their pods if they start apart.
+	Start uint32
+	mu    sync.Mutex
 }
 
 type record struct {
@@ -79,8 +83,8 @@ func (a *Allocator) For(dir string, uid types.UID) (*runtimeapi.UserNamespace, e
 	if a.Ranges.Count > 0 {
 		from, to = a.Ranges.First, min(ranges, a.Ranges.First+a.Ranges.Count)
 	}
-	for i := from; i < to; i++ {
-		first := i * Length
+	for i := range to - from {
+		first := (from + (a.Start%(to-from)+i)%(to-from)) * Length
 		if taken[first] {
 			continue
 		}

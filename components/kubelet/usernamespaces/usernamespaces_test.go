@@ -53,3 +53,28 @@ func TestRanges(t *testing.T) {
 		}
 	}
 }
+
+// TestStart: the search begins where it is told to and goes round, so that nodes
+// of one machine that begin apart give their pods different users.
+func TestStart(t *testing.T) {
+	a := Allocator{Ranges: Ranges{First: 3, Count: 3}, Start: 7}
+	dir := t.TempDir()
+	for i, want := range []uint32{4, 5, 3} {
+		u, err := a.For(dir, types.UID('a'+rune(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := u.Uids[0].HostId; got != want*Length {
+			t.Errorf("pod %d begins at %d, want %d", i, got, want*Length)
+		}
+	}
+	if u, err := a.For(dir, "one-more"); err == nil {
+		t.Errorf("the fourth of three got %v", u)
+	}
+	// The last range of all has nobody's number.
+	all := Allocator{Start: ranges - 2}
+	last, err := all.For(t.TempDir(), "last")
+	if err != nil || last.Uids[0].HostId != (ranges-1)*Length {
+		t.Errorf("%v, %v", last, err)
+	}
+}
