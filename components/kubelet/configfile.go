@@ -39,96 +39,108 @@ func decodeFile(raw []byte) (*kubeletv1beta1.KubeletConfiguration, error) {
 // Apply puts what the file says into c. What the file does not say is left as
 // it is. Certificates that the file names are read.
 func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
-	var errs []error
-	text := func(to *string, from string) {
-		if from != "" {
-			*to = from
-		}
+	c.applyPlaces(f)
+	c.applyPods(f)
+	c.applyImages(f)
+	c.applyEviction(f)
+	c.applyLimits(f)
+	c.File = f
+	return errors.Join(c.applyLogs(f), c.applyReserved(f), c.applyCPUs(f), c.applyMemory(f), c.applyShutdown(f), c.applyNode(f), c.applyServer(f),
+		refuseUnsupported(f), checkFile(f), c.applyAccess(f))
+}
+
+// take sets to to what the file says, unless that is the zero value: it says nothing then.
+func take[T comparable](to *T, from T) {
+	var nothing T
+	if from != nothing {
+		*to = from
 	}
-	duration := func(to *time.Duration, from metav1.Duration) {
-		if from.Duration != 0 {
-			*to = from.Duration
-		}
+}
+
+// takeAny is take for what may be set to the zero value, and is nil where the file says nothing.
+func takeAny[T any](to, from *T) {
+	if from != nil {
+		*to = *from
 	}
-	text(&c.StaticPods, f.StaticPodPath)
-	text(&c.Layout.PodLogs, f.PodLogsDir)
-	text(&c.Address, f.Address)
-	text(&c.ClusterDomain, f.ClusterDomain)
-	if f.Tracing != nil {
-		c.Tracing = f.Tracing.DeepCopy()
+}
+
+// takeNumber is takeAny for numbers of another width.
+func takeNumber[T, F ~int | ~int32 | ~int64](to *T, from *F) {
+	if from != nil {
+		*to = T(*from)
 	}
-	text(&c.PodCIDR, f.PodCIDR)
-	text(&c.ProviderID, f.ProviderID)
-	text(&c.Endpoint, f.ContainerRuntimeEndpoint)
-	if f.CgroupRoot != "" {
-		c.Layout.CgroupRoot = f.CgroupRoot
+}
+
+// takeNot is takeAny for what is off where the file says that it is on.
+func takeNot(to, from *bool) {
+	if from != nil {
+		*to = !*from
 	}
-	if f.Port != 0 {
-		c.Port = int(f.Port)
-	}
+}
+
+// applyPlaces takes where things are on the node, and where it is reached.
+func (c *Config) applyPlaces(f *kubeletv1beta1.KubeletConfiguration) {
+	take(&c.StaticPods, f.StaticPodPath)
+	take(&c.Layout.PodLogs, f.PodLogsDir)
+	take(&c.Layout.CgroupRoot, f.CgroupRoot)
+	take(&c.Endpoint, f.ContainerRuntimeEndpoint)
+	take(&c.Address, f.Address)
+	take(&c.Port, int(f.Port))
 	c.ReadOnlyPort = int(f.ReadOnlyPort)
 	if f.HealthzPort != nil {
 		if c.HealthzPort = int(*f.HealthzPort); c.HealthzPort == 0 {
 			c.HealthzPort = -1
 		}
 	}
-	if f.EnableServer != nil {
-		c.NoServer = !*f.EnableServer
+	takeNot(&c.NoServer, f.EnableServer)
+	takeNot(&c.NoRegister, f.RegisterNode)
+	if len(f.RegisterWithTaints) > 0 {
+		c.Taints = f.RegisterWithTaints
 	}
+	take(&c.ProviderID, f.ProviderID)
+	take(&c.NodeReport, f.NodeStatusReportFrequency.Duration)
+	take(&c.LeaseDuration, time.Duration(f.NodeLeaseDurationSeconds)*time.Second)
+	if f.Tracing != nil {
+		c.Tracing = f.Tracing.DeepCopy()
+	}
+}
+
+// applyPods takes what each pod gets.
+func (c *Config) applyPods(f *kubeletv1beta1.KubeletConfiguration) {
+	take(&c.PodCIDR, f.PodCIDR)
+	take(&c.ClusterDomain, f.ClusterDomain)
 	if len(f.ClusterDNS) > 0 {
 		c.ClusterDNS = f.ClusterDNS
 	}
 	if f.ResolverConfig != nil {
 		c.ResolvConf, c.NoResolvConf = *f.ResolverConfig, *f.ResolverConfig == ""
 	}
-	if f.MaxPods != 0 {
-		c.MaxPods = int64(f.MaxPods)
-	}
-	if f.PodPidsLimit != nil {
-		c.PodPidsLimit = *f.PodPidsLimit
-	}
-	if f.RegisterNode != nil {
-		c.NoRegister = !*f.RegisterNode
-	}
-	if len(f.RegisterWithTaints) > 0 {
-		c.Taints = f.RegisterWithTaints
-	}
-	if f.ContainerLogMaxSize != "" {
-		q, err := resource.ParseQuantity(f.ContainerLogMaxSize)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("containerLogMaxSize: %w", err))
-		}
-		c.LogMaxSize = q.Value()
-	}
-	if f.ContainerLogMaxFiles != nil {
-		c.LogMaxFiles = int(*f.ContainerLogMaxFiles)
-	}
-	if f.ImageGCHighThresholdPercent != nil {
-		c.ImageGCHigh = int(*f.ImageGCHighThresholdPercent)
-	}
-	if f.ImageGCLowThresholdPercent != nil {
-		c.ImageGCLow = int(*f.ImageGCLowThresholdPercent)
-	}
-	duration(&c.ImageMinAge, f.ImageMinimumGCAge)
-	duration(&c.NodeReport, f.NodeStatusReportFrequency)
-	if f.NodeLeaseDurationSeconds != 0 {
-		c.LeaseDuration = time.Duration(f.NodeLeaseDurationSeconds) * time.Second
-	}
-	if f.SeccompDefault != nil {
-		c.SeccompDefault = *f.SeccompDefault
-	}
-	if f.CPUCFSQuota != nil {
-		c.CPUCFSQuotaOff = !*f.CPUCFSQuota
-	}
+	take(&c.MaxPods, int64(f.MaxPods))
+	takeAny(&c.PodPidsLimit, f.PodPidsLimit)
+	takeAny(&c.SeccompDefault, f.SeccompDefault)
+	takeNot(&c.CPUCFSQuotaOff, f.CPUCFSQuota)
 	if f.CPUCFSQuotaPeriod != nil {
-		duration(&c.CPUCFSQuotaPeriod, *f.CPUCFSQuotaPeriod)
+		take(&c.CPUCFSQuotaPeriod, f.CPUCFSQuotaPeriod.Duration)
 	}
-	if f.CgroupsPerQOS != nil {
-		c.NoCgroups = !*f.CgroupsPerQOS
-	}
+	takeNot(&c.NoCgroups, f.CgroupsPerQOS)
 	if len(f.AllowedUnsafeSysctls) > 0 {
 		c.AllowedUnsafeSysctls = f.AllowedUnsafeSysctls
 	}
+	if f.CrashLoopBackOff.MaxContainerRestartPeriod != nil {
+		take(&c.CrashMax, f.CrashLoopBackOff.MaxContainerRestartPeriod.Duration)
+	}
+}
+
+// applyImages takes when images are removed.
+func (c *Config) applyImages(f *kubeletv1beta1.KubeletConfiguration) {
+	takeNumber(&c.ImageGCHigh, f.ImageGCHighThresholdPercent)
+	takeNumber(&c.ImageGCLow, f.ImageGCLowThresholdPercent)
+	take(&c.ImageMinAge, f.ImageMinimumGCAge.Duration)
+	take(&c.ImageMaxAge, f.ImageMaximumGCAge.Duration)
+}
+
+// applyEviction takes when the node is short of something, and what pods may do then.
+func (c *Config) applyEviction(f *kubeletv1beta1.KubeletConfiguration) {
 	if f.EvictionHard != nil {
 		c.Eviction.Hard = maps.Clone(f.EvictionHard)
 		if f.MergeDefaultEvictionSettings != nil && *f.MergeDefaultEvictionSettings {
@@ -143,24 +155,32 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 			*to = maps.Clone(from)
 		}
 	}
-	duration(&c.EvictionTransition, f.EvictionPressureTransitionPeriod)
-	if f.EvictionMaxPodGracePeriod != 0 {
-		c.EvictionMaxGrace = int64(f.EvictionMaxPodGracePeriod)
-	}
-	if f.LocalStorageCapacityIsolation != nil {
-		c.NoStorageLimits = !*f.LocalStorageCapacityIsolation
-	}
-	errs = append(errs, c.applyReserved(f), c.applyCPUs(f), c.applyMemory(f), c.applyShutdown(f), c.applyLimits(f), c.applyNode(f), c.applyServer(f), refuseUnsupported(f), checkFile(f))
-	if f.CrashLoopBackOff.MaxContainerRestartPeriod != nil {
-		duration(&c.CrashMax, *f.CrashLoopBackOff.MaxContainerRestartPeriod)
-	}
-	duration(&c.ImageMaxAge, f.ImageMaximumGCAge)
+	take(&c.EvictionTransition, f.EvictionPressureTransitionPeriod.Duration)
+	take(&c.EvictionMaxGrace, int64(f.EvictionMaxPodGracePeriod))
+	takeNot(&c.NoStorageLimits, f.LocalStorageCapacityIsolation)
+}
+
+// applyLogs takes how large containers' logs may become.
+func (c *Config) applyLogs(f *kubeletv1beta1.KubeletConfiguration) error {
+	takeNumber(&c.LogMaxFiles, f.ContainerLogMaxFiles)
 	if f.ContainerLogMonitorInterval != nil {
-		duration(&c.LogInterval, *f.ContainerLogMonitorInterval)
+		take(&c.LogInterval, f.ContainerLogMonitorInterval.Duration)
 	}
-	if f.Authentication.Anonymous.Enabled != nil {
-		c.Anonymous = *f.Authentication.Anonymous.Enabled
+	if f.ContainerLogMaxSize == "" {
+		return nil
 	}
+	q, err := resource.ParseQuantity(f.ContainerLogMaxSize)
+	if err != nil {
+		return fmt.Errorf("containerLogMaxSize: %w", err)
+	}
+	c.LogMaxSize = q.Value()
+	return nil
+}
+
+// applyAccess takes who may ask the kubelet, and what it shows them.
+func (c *Config) applyAccess(f *kubeletv1beta1.KubeletConfiguration) error {
+	var errs []error
+	takeAny(&c.Anonymous, f.Authentication.Anonymous.Enabled)
 	switch f.Authorization.Mode {
 	case "", kubeletv1beta1.KubeletAuthorizationModeWebhook:
 	case kubeletv1beta1.KubeletAuthorizationModeAlwaysAllow:
@@ -178,7 +198,6 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 		_, err := c.Certificate()
 		errs = append(errs, err)
 	}
-	c.File = f
 	return errors.Join(errs...)
 }
 

@@ -39,15 +39,8 @@ const usualQuotaPeriod = 100 * time.Millisecond
 
 // applyLimits takes what bounds the kubelet's own doing, and what has come to a
 // KubeletConfiguration over time.
-func (c *Config) applyLimits(f *kubeletv1beta1.KubeletConfiguration) error {
-	duration := func(to *time.Duration, from time.Duration) {
-		if from != 0 {
-			*to = from
-		}
-	}
-	if f.StaticPodURL != "" {
-		c.StaticPodURL = f.StaticPodURL
-	}
+func (c *Config) applyLimits(f *kubeletv1beta1.KubeletConfiguration) {
+	take(&c.StaticPodURL, f.StaticPodURL)
 	if len(f.StaticPodURLHeader) > 0 {
 		c.StaticPodHeader = http.Header{}
 		for name, values := range f.StaticPodURLHeader {
@@ -56,58 +49,45 @@ func (c *Config) applyLimits(f *kubeletv1beta1.KubeletConfiguration) error {
 			}
 		}
 	}
-	duration(&c.HTTPCheck, f.HTTPCheckFrequency.Duration)
+	take(&c.HTTPCheck, f.HTTPCheckFrequency.Duration)
 	if len(f.FeatureGates) > 0 {
 		c.Gates = featuregates.Set(maps.Clone(f.FeatureGates))
 	}
 	if f.RegistryPullQPS != nil {
 		c.PullQPS = new(*f.RegistryPullQPS)
 	}
-	if f.RegistryBurst != 0 {
-		c.PullBurst = int(f.RegistryBurst)
-	}
+	take(&c.PullBurst, int(f.RegistryBurst))
 	if f.EventRecordQPS != nil {
 		c.EventQPS = new(*f.EventRecordQPS)
 	}
-	if f.EventBurst != 0 {
-		c.EventBurst = int(f.EventBurst)
-	}
-	if on := f.Authentication.Webhook.Enabled; on != nil {
-		c.NoTokens = !*on
-	}
-	duration(&c.TokenTTL, f.Authentication.Webhook.CacheTTL.Duration)
-	duration(&c.AllowTTL, f.Authorization.Webhook.CacheAuthorizedTTL.Duration)
-	duration(&c.DenyTTL, f.Authorization.Webhook.CacheUnauthorizedTTL.Duration)
+	take(&c.EventBurst, int(f.EventBurst))
+	takeNot(&c.NoTokens, f.Authentication.Webhook.Enabled)
+	take(&c.TokenTTL, f.Authentication.Webhook.CacheTTL.Duration)
+	take(&c.AllowTTL, f.Authorization.Webhook.CacheAuthorizedTTL.Duration)
+	take(&c.DenyTTL, f.Authorization.Webhook.CacheUnauthorizedTTL.Duration)
 	if len(f.TLSCurvePreferences) > 0 {
 		c.Curves = nil
 	}
 	for _, id := range f.TLSCurvePreferences {
 		c.Curves = append(c.Curves, tls.CurveID(id))
 	}
-	duration(&c.StreamIdle, f.StreamingConnectionIdleTimeout.Duration)
+	take(&c.StreamIdle, f.StreamingConnectionIdleTimeout.Duration)
 	c.ContentionProfile = c.ContentionProfile || f.EnableContentionProfiling
-	if f.ImageServiceEndpoint != "" {
-		c.ImageEndpoint = f.ImageServiceEndpoint
-	}
-	if f.SingleProcessOOMKill != nil {
-		c.SingleOOMKill = *f.SingleProcessOOMKill
-	}
+	take(&c.ImageEndpoint, f.ImageServiceEndpoint)
+	takeAny(&c.SingleOOMKill, f.SingleProcessOOMKill)
 	if f.MemoryThrottlingFactor != nil {
 		c.MemoryThrottling = new(*f.MemoryThrottlingFactor)
 	}
 	if f.MemoryReservationPolicy != "" {
 		c.TieredMemory = f.MemoryReservationPolicy == kubeletv1beta1.TieredReservationMemoryReservationPolicy
 	}
-	if f.ImagePullCredentialsVerificationPolicy != "" {
-		c.Verification = f.ImagePullCredentialsVerificationPolicy
-	}
+	take(&c.Verification, f.ImagePullCredentialsVerificationPolicy)
 	if f.PreloadedImagesVerificationAllowlist != nil {
 		c.Allowlist = slices.Clone(f.PreloadedImagesVerificationAllowlist)
 	}
 	if f.DefaultPodSysctls != nil {
 		c.PodSysctls = maps.Clone(f.DefaultPodSysctls)
 	}
-	return nil
 }
 
 // completeLimits fills what is empty.

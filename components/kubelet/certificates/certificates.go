@@ -179,7 +179,7 @@ func (k *Keeper) manage(cfg *certificate.Config) error {
 	if k.manager, err = certificate.NewManager(cfg); err != nil {
 		return fmt.Errorf("the node's certificates: %w", err)
 	}
-	if _, err := k.current(); err == nil {
+	if err := k.check(); err == nil {
 		k.has()
 	}
 	return nil
@@ -215,25 +215,25 @@ func (k *Keeper) has() {
 
 var errExpired = errors.New("the node's certificate expired")
 
-// current is the certificate that is kept, if it is valid.
-func (k *Keeper) current() (*tls.Certificate, error) {
+// check looks whether the certificate that is kept is valid, and this node's.
+func (k *Keeper) check() error {
 	c, err := k.store.Current()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	leaf := c.Leaf
 	if leaf == nil {
 		if leaf, err = x509.ParseCertificate(c.Certificate[0]); err != nil {
-			return nil, fmt.Errorf("reading the node's certificate: %w", err)
+			return fmt.Errorf("reading the node's certificate: %w", err)
 		}
 	}
 	switch {
 	case time.Now().After(leaf.NotAfter):
-		return nil, fmt.Errorf("%w on %s", errExpired, leaf.NotAfter.Format(time.DateOnly))
+		return fmt.Errorf("%w on %s", errExpired, leaf.NotAfter.Format(time.DateOnly))
 	case leaf.Subject.CommonName != "system:node:"+k.cfg.NodeName || !slices.Contains(leaf.Subject.Organization, "system:nodes"):
-		return nil, fmt.Errorf("the node's certificate is that of %s", leaf.Subject)
+		return fmt.Errorf("the node's certificate is that of %s", leaf.Subject)
 	}
-	return c, nil
+	return nil
 }
 
 // clients reaches the API server: as the node with the certificate that there
@@ -276,7 +276,7 @@ func Put(cfg Config, server string, ca, certPEM, keyPEM []byte) error {
 	if err != nil {
 		return err
 	}
-	if _, err := k.current(); err != nil {
+	if err := k.check(); err != nil {
 		if _, err := k.store.Update(certPEM, keyPEM); err != nil {
 			return fmt.Errorf("keeping the node's certificate: %w", err)
 		}
@@ -292,7 +292,7 @@ func Mend(cfg Config, sign func() (certPEM, keyPEM []byte, err error)) (bool, er
 	if err != nil {
 		return false, err
 	}
-	if _, err := k.current(); !errors.Is(err, errExpired) {
+	if err := k.check(); !errors.Is(err, errExpired) {
 		return false, nil
 	}
 	certPEM, keyPEM, err := sign()

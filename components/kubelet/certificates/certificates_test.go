@@ -198,7 +198,7 @@ func TestOfAnother(t *testing.T) {
 	if _, err := k.store.Update(pair.CertPEM, pair.KeyPEM); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.current(); err == nil {
+	if err := k.check(); err == nil {
 		t.Error("took the certificate of another node")
 	}
 	cfg.Dir = ""

@@ -15,9 +15,14 @@ import (
 
 // kill is a container that is being stopped.
 type kill struct {
-	cancel context.CancelFunc
-	done   chan struct{}
-	grace  int64 // seconds
+	pod      *v1.Pod
+	name, id string // of the container
+	ip       string // of the pod, for the preStop hook
+	// hurried: it is the second, with less time, whose hook has been run by the first.
+	hurried bool
+	cancel  context.CancelFunc
+	done    chan struct{}
+	grace   int64 // seconds
 	// turn is closed when a sidecar may end, which it does without, too, when its
 	// time is over; nil for others. turned: it is closed.
 	turn   chan struct{}
@@ -88,79 +93,78 @@ func (w *worker) kill(ctx context.Context, id, message string, grace int64, turn
 	if st == nil {
 		return
 	}
-	again := false
-	if k := w.kills[id]; k != nil {
-		if k.grace <= grace {
+	before := w.kills[id]
+	if before != nil {
+		if before.grace <= grace {
 			return
 		}
-		k.cancel()
-		again = true
+		before.cancel()
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	k := &kill{cancel: cancel, done: make(chan struct{}), grace: grace, turn: turn}
-	w.kills[id] = k
-	slot := w.slots[st.Name]
-	slot.Killing = true
-	w.slots[st.Name] = slot
-	name, pod, ip := st.Name, w.pod, w.podIP()
-	if !again {
-		w.host.event(pod, name, false, "Killing", message)
+	k := &kill{
+		pod: w.pod, name: st.Name, id: id, ip: w.podIP(), hurried: before != nil,
+		cancel: cancel, done: make(chan struct{}), grace: grace, turn: turn,
 	}
-	w.report.wait.Add(1)
-	go func() {
-		defer w.report.wait.Done()
+	w.kills[id] = k
+	slot := w.slots[k.name]
+	slot.Killing = true
+	w.slots[k.name] = slot
+	if !k.hurried {
+		w.host.event(k.pod, k.name, false, "Killing", message)
+	}
+	w.report.wait.Go(func() {
 		defer cancel()
 		defer close(k.done)
-		w.stop(ctx, pod, name, id, ip, grace, again, turn)
+		w.stop(ctx, k)
 		w.update(func() {
 			if w.kills[id] == k {
 				delete(w.kills, id)
-				slot := w.slots[name]
+				slot := w.slots[k.name]
 				slot.Killing = false
-				w.slots[name] = slot
+				w.slots[k.name] = slot
 			}
 		})
-	}()
+	})
 }
 
-// stop runs the preStop hook, waits for its turn unless that is nil, and stops the
-// container, however often that takes; hurried: the hook has been run.
-func (w *worker) stop(ctx context.Context, pod *v1.Pod, name, id, ip string, grace int64, hurried bool, turn <-chan struct{}) {
-	left := time.Duration(grace) * time.Second
-	c, kind := podstate.Find(pod, name)
-	if c != nil && kind != podstate.Ephemeral && c.Lifecycle != nil && c.Lifecycle.PreStop != nil && grace > 0 && !hurried {
+// stop runs the preStop hook, waits for the container's turn if it has one, and stops
+// it, however often that takes.
+func (w *worker) stop(ctx context.Context, k *kill) {
+	left := time.Duration(k.grace) * time.Second
+	c, kind := podstate.Find(k.pod, k.name)
+	if c != nil && kind != podstate.Ephemeral && c.Lifecycle != nil && c.Lifecycle.PreStop != nil && k.grace > 0 && !k.hurried {
 		began := time.Now()
 		hookCtx, cancel := context.WithTimeout(ctx, left)
-		err := w.host.Prober.Hook(hookCtx, probe.Target{Pod: pod, Container: c, ContainerID: id, PodIP: ip, Warn: w.host.warns(pod)}, c.Lifecycle.PreStop)
+		err := w.host.Prober.Hook(hookCtx, probe.Target{Pod: k.pod, Container: c, ContainerID: k.id, PodIP: k.ip, Warn: w.host.warns(k.pod)}, c.Lifecycle.PreStop)
 		cancel()
 		if err != nil && ctx.Err() == nil && hookCtx.Err() == nil {
-			w.log.Info("a preStop hook failed", "container", name, "error", err)
-			w.host.event(pod, name, true, "FailedPreStopHook", "PreStopHook failed")
+			w.log.Info("a preStop hook failed", "container", k.name, "error", err)
+			w.host.event(k.pod, k.name, true, "FailedPreStopHook", "PreStopHook failed")
 		}
 		left -= time.Since(began)
 	}
-	if turn != nil && left > 0 {
+	if k.turn != nil && left > 0 {
 		began := time.Now()
 		over := time.NewTimer(left)
 		select {
 		case <-ctx.Done():
-		case <-turn:
+		case <-k.turn:
 		case <-over.C:
 		}
 		over.Stop()
 		left -= time.Since(began)
 	}
-	if grace > 0 {
+	if k.grace > 0 {
 		left = max(left, minGrace*time.Second)
 	}
 	pause := 100 * time.Millisecond
 	for ctx.Err() == nil {
 		seconds := int64((left + time.Second - 1) / time.Second)
-		_, err := w.host.CRI.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: seconds})
+		_, err := w.host.CRI.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: k.id, Timeout: seconds})
 		if err == nil || cri.IsNotFound(err) {
-			if err := w.observe(ctx, id); err == nil {
+			if err := w.observe(ctx, k.id); err == nil {
 				w.mu.Lock()
-				st := w.obs.ByID(id)
+				st := w.obs.ByID(k.id)
 				over := st == nil || st.State == podstate.Exited || st.State == podstate.Created
 				w.mu.Unlock()
 				if over {
@@ -168,8 +172,8 @@ func (w *worker) stop(ctx context.Context, pod *v1.Pod, name, id, ip string, gra
 				}
 			}
 		} else if ctx.Err() == nil && !cri.IsGone(err) {
-			w.log.Warn("stopping a container failed", "container", name, "error", err)
-			w.host.event(pod, "", true, "FailedKillPod", fmt.Sprintf("error killing pod: failed to \"KillContainer\" for %q with KillContainerError: %q", name, cri.Message(err)))
+			w.log.Warn("stopping a container failed", "container", k.name, "error", err)
+			w.host.event(k.pod, "", true, "FailedKillPod", fmt.Sprintf("error killing pod: failed to \"KillContainer\" for %q with KillContainerError: %q", k.name, cri.Message(err)))
 		}
 		timer := time.NewTimer(pause)
 		select {

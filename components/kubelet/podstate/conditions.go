@@ -12,7 +12,7 @@ import (
 // others as they are.
 func (in *StatusInput) conditions(s *v1.PodStatus, initialized bool) {
 	containers := in.containersReady(s)
-	ready := in.podReady(containers, s)
+	ready := in.podReady(containers)
 	sandbox := v1.PodCondition{Type: v1.PodReadyToStartContainers, Status: v1.ConditionFalse}
 	if box := in.Observed.Sandbox(); box != nil && (in.Pod.Spec.HostNetwork || len(box.IPs) > 0) {
 		sandbox.Status = v1.ConditionTrue
@@ -96,7 +96,7 @@ func (in *StatusInput) containersReady(s *v1.PodStatus) v1.PodCondition {
 	return c
 }
 
-func (in *StatusInput) podReady(containers v1.PodCondition, s *v1.PodStatus) v1.PodCondition {
+func (in *StatusInput) podReady(containers v1.PodCondition) v1.PodCondition {
 	c := v1.PodCondition{Type: v1.PodReady, Status: containers.Status, Reason: containers.Reason, Message: containers.Message}
 	if containers.Status != v1.ConditionTrue {
 		return c

@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"time"
 
@@ -26,7 +27,8 @@ func (ConfigMapVolume) Is(v *v1.Volume) bool { return v.ConfigMap != nil }
 func (t ConfigMapVolume) SetUp(ctx context.Context, r Request) (Result, error) {
 	src := r.Volume.ConfigMap
 	payload := Payload{}
-	if err := addConfigMap(ctx, t.Objects, payload, r.Pod.Namespace, src.Name, src.Items, mode(src.DefaultMode), isTrue(src.Optional)); err != nil {
+	keys := keys{src.Items, mode(src.DefaultMode), isTrue(src.Optional)}
+	if err := addConfigMap(ctx, t.Objects, payload, r.Pod.Namespace, src.Name, keys); err != nil {
 		return Result{}, err
 	}
 	return write(r, payload, false, time.Time{})
@@ -45,7 +47,8 @@ func (SecretVolume) Is(v *v1.Volume) bool { return v.Secret != nil }
 func (t SecretVolume) SetUp(ctx context.Context, r Request) (Result, error) {
 	src := r.Volume.Secret
 	payload := Payload{}
-	if err := addSecret(ctx, t.Objects, payload, r.Pod.Namespace, src.SecretName, src.Items, mode(src.DefaultMode), isTrue(src.Optional)); err != nil {
+	keys := keys{src.Items, mode(src.DefaultMode), isTrue(src.Optional)}
+	if err := addSecret(ctx, t.Objects, payload, r.Pod.Namespace, src.SecretName, keys); err != nil {
 		return Result{}, err
 	}
 	return write(r, payload, true, time.Time{})
@@ -102,9 +105,9 @@ func (t Projected) SetUp(ctx context.Context, r Request) (Result, error) {
 		var err error
 		switch {
 		case s.ConfigMap != nil:
-			err = addConfigMap(ctx, t.Objects, payload, r.Pod.Namespace, s.ConfigMap.Name, s.ConfigMap.Items, def, isTrue(s.ConfigMap.Optional))
+			err = addConfigMap(ctx, t.Objects, payload, r.Pod.Namespace, s.ConfigMap.Name, keys{s.ConfigMap.Items, def, isTrue(s.ConfigMap.Optional)})
 		case s.Secret != nil:
-			err = addSecret(ctx, t.Objects, payload, r.Pod.Namespace, s.Secret.Name, s.Secret.Items, def, isTrue(s.Secret.Optional))
+			err = addSecret(ctx, t.Objects, payload, r.Pod.Namespace, s.Secret.Name, keys{s.Secret.Items, def, isTrue(s.Secret.Optional)})
 		case s.DownwardAPI != nil:
 			err = addDownward(payload, r.Pod, s.DownwardAPI.Items, def, t.Allocatable)
 		case s.ServiceAccountToken != nil:
@@ -156,51 +159,60 @@ func write(r Request, payload Payload, memory bool, refresh time.Time) (Result, 
 	return Result{Path: r.Dir, ReadOnly: true, Relabel: true, Refresh: refresh}, nil
 }
 
-func addConfigMap(ctx context.Context, objects Objects, payload Payload, namespace, name string, items []v1.KeyToPath, def os.FileMode, optional bool) error {
+// keys are those of an object that become files.
+type keys struct {
+	items    []v1.KeyToPath // none: all keys, by their names
+	mode     os.FileMode    // of files of which items say nothing
+	optional bool           // neither the object nor its keys need be there
+}
+
+// addConfigMap adds a ConfigMap's keys to payload.
+func addConfigMap(ctx context.Context, objects Objects, payload Payload, namespace, name string, k keys) error {
 	cm, err := objects.ConfigMap(ctx, namespace, name)
 	if err != nil {
-		if !(apierrors.IsNotFound(err) && optional) {
+		if !(apierrors.IsNotFound(err) && k.optional) {
 			return err
 		}
 		cm = &v1.ConfigMap{}
 	}
 	data := make(map[string][]byte, len(cm.Data)+len(cm.BinaryData))
-	for k, v := range cm.Data {
-		data[k] = []byte(v)
+	for key, v := range cm.Data {
+		data[key] = []byte(v)
 	}
-	for k, v := range cm.BinaryData {
-		data[k] = v
-	}
-	return addKeys(payload, data, items, def, optional, "configmap references non-existent config key: %s")
+	maps.Copy(data, cm.BinaryData)
+	return k.add(payload, data, "configmap references non-existent config key: %s")
 }
 
-func addSecret(ctx context.Context, objects Objects, payload Payload, namespace, name string, items []v1.KeyToPath, def os.FileMode, optional bool) error {
+// addSecret adds a Secret's keys to payload.
+func addSecret(ctx context.Context, objects Objects, payload Payload, namespace, name string, k keys) error {
 	s, err := objects.Secret(ctx, namespace, name)
 	if err != nil {
-		if !(apierrors.IsNotFound(err) && optional) {
+		if !(apierrors.IsNotFound(err) && k.optional) {
 			return err
 		}
 		s = &v1.Secret{}
 	}
-	return addKeys(payload, s.Data, items, def, optional, "references non-existent secret key: %s")
+	return k.add(payload, s.Data, "references non-existent secret key: %s")
 }
 
-func addKeys(payload Payload, data map[string][]byte, items []v1.KeyToPath, def os.FileMode, optional bool, missing string) error {
-	if len(items) == 0 {
-		for k, v := range data {
-			payload[k] = File{Data: v, Mode: def}
+// add adds those of data to payload; missing is the format of what is wrong with a key that is
+// not there.
+func (k keys) add(payload Payload, data map[string][]byte, missing string) error {
+	if len(k.items) == 0 {
+		for key, v := range data {
+			payload[key] = File{Data: v, Mode: k.mode}
 		}
 		return nil
 	}
-	for _, item := range items {
+	for _, item := range k.items {
 		v, ok := data[item.Key]
 		if !ok {
-			if optional {
+			if k.optional {
 				continue
 			}
 			return fmt.Errorf(missing, item.Key)
 		}
-		f := File{Data: v, Mode: def}
+		f := File{Data: v, Mode: k.mode}
 		if item.Mode != nil {
 			f.Mode = os.FileMode(*item.Mode)
 		}
