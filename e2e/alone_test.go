@@ -142,7 +142,7 @@ func (a *alone) network() string {
 		if err != nil {
 			a.t.Fatalf("%s: %v", words, err)
 		}
-		for _, line := range strings.Split(string(out), "\n") {
+		for line := range strings.SplitSeq(string(out), "\n") {
 			if line = steady(map[bool]string{true: "iptables"}[words == "iptables-save"], line); line != "" && !strings.Contains(line, "local 127.") && !strings.Contains(line, "multicast") {
 				all.WriteString(line + "\n")
 			}

@@ -156,7 +156,7 @@ func (a *apart) changes() host {
 		"links": {"ip", "-o", "link"}, "routes": {"ip", "-4", "route", "show", "table", "all"}, "addresses": {"ip", "-o", "-4", "addr"},
 		"iptables": {"iptables-save"}, "ip6tables": {"ip6tables-save"},
 	} {
-		for _, line := range strings.Split(a.inside(command[0], command[1:]...), "\n") {
+		for line := range strings.SplitSeq(a.inside(command[0], command[1:]...), "\n") {
 			if line = steady(name, line); name == "links" {
 				// Their state changes by itself.
 				line, _, _ = strings.Cut(line, "<")
@@ -346,7 +346,7 @@ func (a *apart) printLogs() {
 			continue
 		}
 		var lines []string
-		for _, line := range strings.Split(string(data), "\n") {
+		for line := range strings.SplitSeq(string(data), "\n") {
 			if !strings.Contains(line, "Mutation detector is enabled") {
 				lines = append(lines, line)
 			}

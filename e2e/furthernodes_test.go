@@ -86,7 +86,7 @@ func TestFurtherFamilies(t *testing.T) {
 				m.reaches("client", "http://"+bracketed(ip.IP)+":8080")
 				m.reaches("", "http://"+bracketed(ip.IP)+":8080")
 			}
-			for _, ip := range strings.Fields(m.kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIPs[*]}")) {
+			for ip := range strings.FieldsSeq(m.kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIPs[*]}")) {
 				m.reaches("client", "http://"+bracketed(ip))
 			}
 			if slices.Contains(c.flags, "--with=metrics") {

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"sort"
 	"strings"
 )
 
@@ -30,7 +29,7 @@ func snapshotHost() (host, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", strings.Join(command, " "), err)
 		}
-		for _, line := range strings.Split(string(out), "\n") {
+		for line := range strings.SplitSeq(string(out), "\n") {
 			if line = steady(name, line); line != "" {
 				h[name] = append(h[name], line)
 			}
@@ -81,7 +80,7 @@ func snapshotHost() (host, error) {
 		}
 	}
 	for name := range h {
-		sort.Strings(h[name])
+		slices.Sort(h[name])
 	}
 	return h, nil
 }

@@ -83,7 +83,7 @@ func (b *booted) cgroups() []string {
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		for _, line := range strings.Split(string(data), "\n") {
+		for line := range strings.SplitSeq(string(data), "\n") {
 			_, name, ok := strings.Cut(line, `{"kind":"cgroup","name":"`)
 			if !ok {
 				continue

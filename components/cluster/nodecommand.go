@@ -320,7 +320,7 @@ func (o *nodeOptions) addresses() ([]netip.Addr, error) {
 		return nodeAddresses(o.ClusterCIDRs)
 	}
 	var out []netip.Addr
-	for _, text := range strings.Split(o.IP, ",") {
+	for text := range strings.SplitSeq(o.IP, ",") {
 		addr, err := netip.ParseAddr(strings.TrimSpace(text))
 		if err != nil {
 			return nil, fmt.Errorf("--node-ip: %w", err)

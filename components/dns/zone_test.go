@@ -10,7 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -181,7 +181,7 @@ func brief(rrs []dns.RR) string {
 		fields := strings.Fields(rr.String())
 		out = append(out, strings.Join(fields[3:], " "))
 	}
-	sort.Strings(out)
+	slices.Sort(out)
 	return strings.Join(out, ", ")
 }
 

@@ -12,7 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -126,7 +126,7 @@ func (s *Server) Handler() http.Handler {
 	})
 	mux.HandleFunc("/env", func(w http.ResponseWriter, _ *http.Request) {
 		env := os.Environ()
-		sort.Strings(env)
+		slices.Sort(env)
 		fmt.Fprintln(w, strings.Join(env, "\n"))
 	})
 	mux.HandleFunc("/slow", func(w http.ResponseWriter, r *http.Request) {
@@ -190,7 +190,7 @@ func (s *Server) whoami(w http.ResponseWriter, r *http.Request) {
 	for name := range a.Headers {
 		names = append(names, name)
 	}
-	sort.Strings(names)
+	slices.Sort(names)
 	for _, name := range names {
 		fmt.Fprintf(w, "%s: %s\n", name, strings.Join(a.Headers[name], ", "))
 	}

@@ -101,7 +101,7 @@ func (o *options) over(given func(string) bool) (map[string]any, error) {
 		switch {
 		case name == "eviction-hard" || name == "eviction-soft":
 			list := map[string]any{}
-			for _, part := range strings.Split(*o.fields.texts[name], ",") {
+			for part := range strings.SplitSeq(*o.fields.texts[name], ",") {
 				if signal, value, ok := strings.Cut(strings.TrimSpace(part), "<"); ok {
 					list[signal] = value
 				} else if part != "" {
@@ -117,7 +117,7 @@ func (o *options) over(given func(string) bool) (map[string]any, error) {
 			out[field] = gates
 		case name == "manifest-url-header":
 			headers := map[string][]string{}
-			for _, part := range strings.Split(*o.fields.texts[name], ",") {
+			for part := range strings.SplitSeq(*o.fields.texts[name], ",") {
 				key, value, ok := strings.Cut(part, ":")
 				if !ok {
 					return nil, fmt.Errorf("--manifest-url-header: %q is not of the form name:value", part)
@@ -155,14 +155,14 @@ func (o *options) over(given func(string) bool) (map[string]any, error) {
 // reservedMemory reads "0:memory=1Gi,hugepages-2Mi=64Mi;1:memory=2Gi".
 func reservedMemory(text string) ([]any, error) {
 	var out []any
-	for _, node := range strings.Split(text, ";") {
+	for node := range strings.SplitSeq(text, ";") {
 		id, rest, ok := strings.Cut(node, ":")
 		n, err := strconv.ParseInt(strings.TrimSpace(id), 10, 32)
 		if !ok || err != nil {
 			return nil, fmt.Errorf("invalid format of %q: want NODE:TYPE=QUANTITY", node)
 		}
 		limits := map[string]any{}
-		for _, pair := range strings.Split(rest, ",") {
+		for pair := range strings.SplitSeq(rest, ",") {
 			kind, value, ok := strings.Cut(strings.TrimSpace(pair), "=")
 			if !ok {
 				return nil, fmt.Errorf("invalid format of %q: want TYPE=QUANTITY", pair)

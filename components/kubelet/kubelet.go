@@ -206,13 +206,11 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	var wait sync.WaitGroup
 	failed := make(chan error, 8)
 	run := func(name string, f func(context.Context) error) {
-		wait.Add(1)
-		go func() {
-			defer wait.Done()
+		wait.Go(func() {
 			if err := f(ctx); err != nil && ctx.Err() == nil {
 				failed <- fmt.Errorf("kubelet: %s: %w", name, err)
 			}
-		}()
+		})
 	}
 	// What takes requests goes first, then what makes the node ready, then pods.
 	if !k.cfg.NoServer {

@@ -23,10 +23,7 @@ import (
 func (k *Kubelet) runPods(ctx context.Context) error {
 	var wait sync.WaitGroup
 	defer wait.Wait()
-	start := func(f func()) {
-		wait.Add(1)
-		go func() { defer wait.Done(); f() }()
-	}
+	start := wait.Go
 	if err := k.runtimeFacts(ctx); err != nil {
 		return err
 	}

@@ -77,7 +77,7 @@ func memberOf(node *corev1.Node) member {
 
 func parseSubnets(text string) []netip.Prefix {
 	var out []netip.Prefix
-	for _, one := range strings.Split(text, ",") {
+	for one := range strings.SplitSeq(text, ",") {
 		if p, err := netip.ParsePrefix(strings.TrimSpace(one)); err == nil {
 			out = append(out, p)
 		}

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"sort"
 	"sync"
 	"time"
 
@@ -371,7 +370,7 @@ func (p *Proxy) sorted(ipv6 bool) []*rules.Port {
 	for key := range p.ports[ipv6] {
 		keys = append(keys, key)
 	}
-	sort.Strings(keys)
+	slices.Sort(keys)
 	var all []*rules.Port
 	for _, key := range keys {
 		all = append(all, p.ports[ipv6][key]...)

@@ -196,7 +196,7 @@ func save(t *testing.T) string {
 		t.Fatal(err)
 	}
 	var lines []string
-	for _, line := range strings.Split(out.String(), "\n") {
+	for line := range strings.SplitSeq(out.String(), "\n") {
 		if !strings.HasPrefix(line, "#") {
 			line, _, _ = strings.Cut(line, " [")
 			lines = append(lines, line)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -54,7 +53,7 @@ func fitText(nodes int, reasons map[string]int) string {
 	for text, count := range reasons {
 		parts = append(parts, fmt.Sprintf("%d %s", count, text))
 	}
-	sort.Strings(parts)
+	slices.Sort(parts)
 	return fmt.Sprintf("0/%d nodes are available: %s.", nodes, strings.Join(parts, ", "))
 }
 

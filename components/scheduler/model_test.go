@@ -297,7 +297,7 @@ func remember(s *state.State) string {
 		for _, p := range n.Pods {
 			names = append(names, p.Object.Name)
 		}
-		sort.Strings(names)
+		slices.Sort(names)
 		lines = append(lines, fmt.Sprintf("%s %v %+v %v %d", n.Name, names, n.Requested, n.Ports, n.AssumedCPU))
 	}
 	for _, c := range s.Classes() {
@@ -306,7 +306,7 @@ func remember(s *state.State) string {
 		}
 	}
 	lines = append(lines, fmt.Sprint(len(s.Classes()), len(s.AwayClasses()), len(s.AffineClasses())))
-	sort.Strings(lines)
+	slices.Sort(lines)
 	return strings.Join(lines, "\n")
 }
 

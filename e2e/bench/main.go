@@ -338,7 +338,7 @@ func (b *bench) processes() processes {
 			p.name += " " + words[1]
 		}
 		rollup, _ := os.ReadFile(dir + "/smaps_rollup")
-		for _, line := range strings.Split(string(rollup), "\n") {
+		for line := range strings.SplitSeq(string(rollup), "\n") {
 			fields := strings.Fields(line)
 			if len(fields) == 3 && fields[0] == "Pss:" {
 				p.pssKB, _ = strconv.Atoi(fields[1])

@@ -63,12 +63,12 @@ type Conn struct {
 // Dial connects and says hello.
 func Dial(ctx context.Context, address string) (*Conn, error) {
 	path := ""
-	for _, one := range strings.Split(address, ";") {
+	for one := range strings.SplitSeq(address, ";") {
 		rest, ok := strings.CutPrefix(one, "unix:")
 		if !ok {
 			continue
 		}
-		for _, pair := range strings.Split(rest, ",") {
+		for pair := range strings.SplitSeq(rest, ",") {
 			switch key, value, _ := strings.Cut(pair, "="); key {
 			case "path":
 				path = value

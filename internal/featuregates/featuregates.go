@@ -65,7 +65,7 @@ type Set map[string]bool
 // Parse reads gates as a flag has them: "One=true,Two=false".
 func Parse(text string) (Set, error) {
 	out := Set{}
-	for _, pair := range strings.Split(text, ",") {
+	for pair := range strings.SplitSeq(text, ",") {
 		if pair = strings.TrimSpace(pair); pair == "" {
 			continue
 		}

@@ -237,7 +237,7 @@ func removal(saved string, byTable map[string][]string) string {
 		out.WriteString("COMMIT\n")
 		chains = nil
 	}
-	for _, line := range strings.Split(saved, "\n") {
+	for line := range strings.SplitSeq(saved, "\n") {
 		switch {
 		case strings.HasPrefix(line, "*"):
 			finish()

@@ -39,7 +39,7 @@ func Busybox() (v1.Image, error) {
 		add(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755}, nil)
 	}
 	add(&tar.Header{Typeflag: tar.TypeReg, Name: "bin/busybox", Mode: 0o755}, program)
-	for _, applet := range strings.Fields("sh cat ls sleep wget nslookup echo true false id env ps kill touch test tar nc httpd head tail seq mkdir rm date hostname stat grep stty tty dd") {
+	for applet := range strings.FieldsSeq("sh cat ls sleep wget nslookup echo true false id env ps kill touch test tar nc httpd head tail seq mkdir rm date hostname stat grep stty tty dd") {
 		add(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + applet, Linkname: "busybox"}, nil)
 	}
 	add(&tar.Header{Typeflag: tar.TypeReg, Name: "etc/passwd", Mode: 0o644}, []byte("root:x:0:0::/root:/bin/sh\nweb:x:1000:1000::/:/bin/sh\n"))

@@ -47,9 +47,7 @@ func Listen(path string, delay time.Duration, reload func() time.Duration) (*Bus
 		return nil, err
 	}
 	b := &Bus{listener: l, delay: delay, reload: reload, locks: make(chan struct{}, 16), clients: map[*client]bool{}}
-	b.wait.Add(1)
-	go func() {
-		defer b.wait.Done()
+	b.wait.Go(func() {
 		for {
 			conn, err := l.AcceptUnix()
 			if err != nil {
@@ -59,17 +57,15 @@ func Listen(path string, delay time.Duration, reload func() time.Duration) (*Bus
 			b.mu.Lock()
 			b.clients[c] = true
 			b.mu.Unlock()
-			b.wait.Add(1)
-			go func() {
-				defer b.wait.Done()
+			b.wait.Go(func() {
 				defer conn.Close()
 				_ = c.serve()
 				b.mu.Lock()
 				delete(b.clients, c)
 				b.mu.Unlock()
-			}()
+			})
 		}
-	}()
+	})
 	return b, nil
 }
 
@@ -194,16 +190,14 @@ func (b *Bus) lock() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.wait.Add(1)
-	go func() {
-		defer b.wait.Done()
+	b.wait.Go(func() {
 		defer r.Close()
 		_, _ = r.Read(make([]byte, 1))
 		select {
 		case b.locks <- struct{}{}:
 		default:
 		}
-	}()
+	})
 	return w, nil
 }
 

@@ -196,13 +196,11 @@ func (l *listWatch) WatchWithContext(ctx context.Context, opts metav1.ListOption
 		}
 		return nil, fmt.Errorf("watching %s: %w", l.resource.GroupResource(), err)
 	}
-	s.ended.Add(1)
-	go func() {
-		defer s.ended.Done()
+	s.ended.Go(func() {
 		defer close(s.events)
 		defer w.Close()
 		s.run(ctx, w, initial, since, streamed)
-	}()
+	})
 	return s, nil
 }
 

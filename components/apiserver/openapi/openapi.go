@@ -164,7 +164,7 @@ func acceptable(accept string) bool {
 	if accept == "" {
 		return true
 	}
-	for _, part := range strings.Split(accept, ",") {
+	for part := range strings.SplitSeq(accept, ",") {
 		mediaType, _, _ := strings.Cut(part, ";")
 		switch strings.TrimSpace(mediaType) {
 		case mimeProtoV2, mimeProtoV2Old, mimeJSON, "*/*", "application/*":
@@ -175,7 +175,7 @@ func acceptable(accept string) bool {
 }
 
 func wantsProto(accept string) bool {
-	for _, part := range strings.Split(accept, ",") {
+	for part := range strings.SplitSeq(accept, ",") {
 		// Not by package mime: it takes no "@".
 		mediaType, _, _ := strings.Cut(part, ";")
 		switch strings.TrimSpace(mediaType) {

@@ -324,7 +324,7 @@ func (r *run) cleanup(ctx context.Context) error {
 			}
 			return strings.Compare(a.Name, b.Name)
 		})
-		for i := 0; i < len(list)-int(*limit); i++ {
+		for i := range len(list) - int(*limit) {
 			errs = append(errs, r.delete(ctx, list[i].Name))
 			r.remove(list[i].UID)
 		}

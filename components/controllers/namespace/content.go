@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -220,7 +219,7 @@ func (r *report) conditions() []corev1.NamespaceCondition {
 		for i, err := range r.deletion {
 			texts[i] = err.Error()
 		}
-		sort.Strings(texts)
+		slices.Sort(texts)
 		bad[corev1.NamespaceDeletionContentFailure] = [2]string{"ContentDeletionFailed",
 			fmt.Sprintf("Failed to delete all resource types, %d remaining: %s", n, strings.Join(texts, ", "))}
 	}
@@ -229,7 +228,7 @@ func (r *report) conditions() []corev1.NamespaceCondition {
 		parts = append(parts, fmt.Sprintf("%s.%s has %d resource instances", gvr.Resource, gvr.Group, n))
 	}
 	if len(parts) > 0 {
-		sort.Strings(parts)
+		slices.Sort(parts)
 		bad[corev1.NamespaceContentRemaining] = [2]string{"SomeResourcesRemain", "Some resources are remaining: " + strings.Join(parts, ", ")}
 	}
 	parts = nil
@@ -237,7 +236,7 @@ func (r *report) conditions() []corev1.NamespaceCondition {
 		parts = append(parts, fmt.Sprintf("%s in %d resource instances", f, n))
 	}
 	if len(parts) > 0 {
-		sort.Strings(parts)
+		slices.Sort(parts)
 		bad[corev1.NamespaceFinalizersRemaining] = [2]string{"SomeFinalizersRemain", "Some content in the namespace has finalizers remaining: " + strings.Join(parts, ", ")}
 	}
 	var out []corev1.NamespaceCondition

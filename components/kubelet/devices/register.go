@@ -54,13 +54,11 @@ func (r *registration) Register(ctx context.Context, in *api.RegisterRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	r.wait.Add(1)
-	go func() {
-		defer r.wait.Done()
+	r.wait.Go(func() {
 		if err := r.m.follow(r.ctx(), in, p); err != nil && r.ctx().Err() == nil {
 			r.m.cfg.Log.Warn("a device plugin has ended", "resource", in.ResourceName, "error", err)
 		}
-	}()
+	})
 	return &api.Empty{}, nil
 }
 

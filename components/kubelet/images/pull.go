@@ -417,7 +417,7 @@ func Normalize(image string) (string, error) {
 	if strings.ToLower(path) != path {
 		return "", errors.New("invalid reference format: repository name must be lowercase")
 	}
-	for _, part := range strings.Split(path, "/") {
+	for part := range strings.SplitSeq(path, "/") {
 		if !validPart(part) {
 			return "", errors.New("invalid reference format")
 		}

@@ -148,11 +148,9 @@ func newer(a, b string) bool {
 func (k *Keeper) Run(ctx context.Context) error {
 	var lease sync.WaitGroup
 	if k.cfg.Kube != nil {
-		lease.Add(1)
-		go func() {
-			defer lease.Done()
+		lease.Go(func() {
 			k.keepLease(ctx)
-		}()
+		})
 	}
 	defer lease.Wait()
 	var lastReport time.Time

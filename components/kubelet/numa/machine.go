@@ -68,7 +68,7 @@ func readNode(dir string, id int) (Node, error) {
 		return n, fmt.Errorf("measuring the memory of NUMA node %d: %w", id, err)
 	}
 	if raw, err = os.ReadFile(filepath.Join(dir, "distance")); err == nil {
-		for _, f := range strings.Fields(string(raw)) {
+		for f := range strings.FieldsSeq(string(raw)) {
 			d, err := strconv.Atoi(f)
 			if err != nil {
 				return n, fmt.Errorf("asking for the distances of NUMA node %d: %w", id, err)

@@ -99,11 +99,9 @@ func (s *Store) Refer(owner types.UID, refs []Ref, changed func()) {
 			ctx, cancel := context.WithCancel(context.Background())
 			e = &entry{cancel: cancel, owners: map[types.UID]func(){}, synced: make(chan struct{})}
 			s.entries[r] = e
-			s.wait.Add(1)
-			go func() {
-				defer s.wait.Done()
+			s.wait.Go(func() {
 				s.follow(ctx, r, e)
-			}()
+			})
 		}
 		e.owners[owner] = changed
 	}

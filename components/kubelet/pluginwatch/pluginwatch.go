@@ -139,12 +139,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 		s := &socket{file: file, cancel: stop, done: make(chan struct{})}
 		sockets[path] = s
 		w.note(path, false)
-		wait.Add(1)
-		go func() {
-			defer wait.Done()
+		wait.Go(func() {
 			defer close(s.done)
 			w.follow(ctx, own, path)
-		}()
+		})
 	}
 	forget := func(which func(path string) bool) {
 		for path, s := range sockets {

@@ -129,9 +129,7 @@ func (w *worker) background(ctx context.Context, f func(ctx context.Context, pod
 	ctx, cancel := context.WithCancel(ctx)
 	w.op = &operation{cancel: cancel, end: true}
 	pod := w.pod
-	w.report.wait.Add(1)
-	go func() {
-		defer w.report.wait.Done()
+	w.report.wait.Go(func() {
 		defer cancel()
 		err := f(ctx, pod)
 		w.update(func() {
@@ -146,7 +144,7 @@ func (w *worker) background(ctx context.Context, f func(ctx context.Context, pod
 				w.log.Warn("ending a pod failed, trying again", "error", err)
 			}
 		})
-	}()
+	})
 }
 
 // stopContainers stops what runs, as upstream's kubelet does: the preStop hooks of

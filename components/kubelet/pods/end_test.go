@@ -30,7 +30,7 @@ func TestSidecarToStop(t *testing.T) {
 		"none":                 {},
 	} {
 		ids := map[string]string{}
-		for _, n := range strings.Fields(tc.running) {
+		for n := range strings.FieldsSeq(tc.running) {
 			ids[n] = "id-" + n
 		}
 		if got := sidecarToStop(pod, ids, tc.apps); got != tc.want {

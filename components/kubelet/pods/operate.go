@@ -36,9 +36,7 @@ func (w *worker) startOp(ctx context.Context, plan podstate.Plan, starts []podst
 	if pod.Generation != 0 || w.host.Kube == nil {
 		w.host.Objects.Refer(w.uid, w.host.refs(pod), w.objectsChanged)
 	}
-	w.report.wait.Add(1)
-	go func() {
-		defer w.report.wait.Done()
+	w.report.wait.Go(func() {
 		defer cancel()
 		began, kind := time.Now(), telemetry.Sync
 		if plan.NewSandbox && plan.Attempt == 0 {
@@ -62,7 +60,7 @@ func (w *worker) startOp(ctx context.Context, plan podstate.Plan, starts []podst
 				w.dirty = true
 			}
 		})
-	}()
+	})
 }
 
 // removeAgain is how long it takes until containers that could not be removed
@@ -81,9 +79,7 @@ func (w *worker) startRemove(ctx context.Context, ids []string) {
 			w.slots[st.Name] = podstate.Slot{Next: max(w.slots[st.Name].Next, st.Attempt+1)}
 		}
 	}
-	w.report.wait.Add(1)
-	go func() {
-		defer w.report.wait.Done()
+	w.report.wait.Go(func() {
 		defer cancel()
 		var err error
 		for _, id := range ids {
@@ -99,7 +95,7 @@ func (w *worker) startRemove(ctx context.Context, ids []string) {
 				w.removeAt = time.Now().Add(removeAgain)
 			}
 		})
-	}()
+	})
 }
 
 // operate mounts, makes the sandbox if one is wanted, and starts containers in
@@ -253,9 +249,7 @@ func (w *worker) refreshVolumes(ctx context.Context, now time.Time) time.Time {
 	w.op = &operation{cancel: cancel}
 	pod := w.pod
 	w.host.Objects.Refer(w.uid, w.host.refs(pod), w.objectsChanged)
-	w.report.wait.Add(1)
-	go func() {
-		defer w.report.wait.Done()
+	w.report.wait.Go(func() {
 		defer cancel()
 		err := w.host.makeDirs(pod)
 		if err == nil {
@@ -271,7 +265,7 @@ func (w *worker) refreshVolumes(ctx context.Context, now time.Time) time.Time {
 				w.mountGap, w.mountAt = 0, time.Time{}
 			}
 		})
-	}()
+	})
 	return next
 }
 

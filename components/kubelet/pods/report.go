@@ -148,11 +148,9 @@ func (w *worker) report1(ctx context.Context, now time.Time) {
 		return
 	}
 	w.report.busy = true
-	w.report.wait.Add(1)
-	go func() {
-		defer w.report.wait.Done()
+	w.report.wait.Go(func() {
 		w.send(ctx)
-	}()
+	})
 }
 
 // tellFamilies tells that the node has an address of another family than it had.

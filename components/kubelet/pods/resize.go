@@ -150,9 +150,7 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 		w.resize = &resizeState{generation: pod.Generation, kind: v1.PodResizeInProgress}
 	}
 	granted := w.loose
-	w.report.wait.Add(1)
-	go func() {
-		defer w.report.wait.Done()
+	w.report.wait.Go(func() {
 		defer cancel()
 		began := time.Now()
 		state := w.host.resize(opCtx, pod, list, granted, func() { w.resizeBegins(pod) })
@@ -194,7 +192,7 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 				}
 			}
 		})
-	}()
+	})
 	return time.Time{}
 }
 

@@ -72,9 +72,7 @@ func (p *Prober) Start(o Options) *Group {
 			g.health.Readiness = podstate.Success
 		}
 	}
-	g.wait.Add(1)
-	go func() {
-		defer g.wait.Done()
+	g.wait.Go(func() {
 		from := g.started
 		if startup != nil {
 			if !g.loop(soft, "Startup", startup, from, func(h *podstate.Health) *podstate.Result { return &h.Startup }) {
@@ -83,11 +81,9 @@ func (p *Prober) Start(o Options) *Group {
 			from = time.Now()
 		}
 		if c.LivenessProbe != nil && c.ReadinessProbe != nil {
-			g.wait.Add(1)
-			go func() {
-				defer g.wait.Done()
+			g.wait.Go(func() {
 				g.loop(soft, "Liveness", c.LivenessProbe, from, func(h *podstate.Health) *podstate.Result { return &h.Liveness })
-			}()
+			})
 		} else if c.LivenessProbe != nil {
 			g.loop(soft, "Liveness", c.LivenessProbe, from, func(h *podstate.Health) *podstate.Result { return &h.Liveness })
 			return
@@ -95,7 +91,7 @@ func (p *Prober) Start(o Options) *Group {
 		if c.ReadinessProbe != nil {
 			g.loop(ctx, "Readiness", c.ReadinessProbe, from, func(h *podstate.Health) *podstate.Result { return &h.Readiness })
 		}
-	}()
+	})
 	return g
 }
 

@@ -75,7 +75,7 @@ func streamOptions(q url.Values) (StreamOptions, bool) {
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 	var ports []int32
 	for _, v := range append(r.URL.Query()["port"], r.URL.Query()["ports"]...) {
-		for _, one := range strings.Split(v, ",") {
+		for one := range strings.SplitSeq(v, ",") {
 			n, err := strconv.ParseInt(one, 10, 32)
 			if err != nil || n < 1 || n > 65535 {
 				http.Error(w, "invalid port "+strconv.Quote(one), http.StatusBadRequest)

@@ -324,7 +324,7 @@ func (p *Provider) nodeNetwork(now time.Time) *statsv1alpha1.NetworkStats {
 		return nil
 	}
 	out := &statsv1alpha1.NetworkStats{Time: metav1.NewTime(now)}
-	for _, line := range strings.Split(string(raw), "\n") {
+	for line := range strings.SplitSeq(string(raw), "\n") {
 		name, rest, ok := strings.Cut(line, ":")
 		f := strings.Fields(rest)
 		name = strings.TrimSpace(name)

@@ -86,7 +86,7 @@ func checkPath(p string) error {
 	case len(p) > 4096:
 		return errors.New("invalid path: must be less than or equal to 4096 characters")
 	}
-	for _, part := range strings.Split(p, "/") {
+	for part := range strings.SplitSeq(p, "/") {
 		if part == ".." || len(part) > 255 {
 			return fmt.Errorf("invalid path: must not contain '..': %s", p)
 		}

@@ -109,7 +109,7 @@ func content(ctx context.Context, device string) (string, error) {
 		return "", fmt.Errorf("looking what is on %s: %w: %s", device, err, out)
 	}
 	kind := ""
-	for _, line := range strings.Split(out, "\n") {
+	for line := range strings.SplitSeq(out, "\n") {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
 		switch name {
 		case "TYPE":

@@ -2,7 +2,6 @@ package rules
 
 import (
 	"slices"
-	"sort"
 	"strings"
 )
 
@@ -31,8 +30,8 @@ func writeTable(out *strings.Builder, name string, before, after Table) {
 	if len(changed)+len(gone) == 0 {
 		return
 	}
-	sort.Strings(changed)
-	sort.Strings(gone)
+	slices.Sort(changed)
+	slices.Sort(gone)
 	out.WriteString("*" + name + "\n")
 	// Naming a chain makes it, or empties it.
 	for _, chain := range append(append([]string(nil), changed...), gone...) {
@@ -59,7 +58,7 @@ var ours = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW
 func Leftover(save string) Set {
 	set := Set{NAT: Table{}, Filter: Table{}}
 	var table Table
-	for _, line := range strings.Split(save, "\n") {
+	for line := range strings.SplitSeq(save, "\n") {
 		switch {
 		case line == "*nat":
 			table = set.NAT

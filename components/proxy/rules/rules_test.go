@@ -103,7 +103,7 @@ func TestBuild(t *testing.T) {
 			}
 		}
 		// Every chain that is jumped to is made.
-		for _, line := range strings.Split(nat, "\n") {
+		for line := range strings.SplitSeq(nat, "\n") {
 			_, to, ok := strings.Cut(line, " -j KUBE-")
 			if _, made := set.NAT["KUBE-"+to]; ok && !made {
 				t.Errorf("%s: a jump to nowhere: %s", c.name, line)
@@ -116,7 +116,7 @@ func TestBuild(t *testing.T) {
 func apply(t *testing.T, set Set, input string) {
 	t.Helper()
 	var table Table
-	for _, line := range strings.Split(strings.TrimSpace(input), "\n") {
+	for line := range strings.SplitSeq(strings.TrimSpace(input), "\n") {
 		switch {
 		case line == "*nat":
 			table = set.NAT

@@ -22,7 +22,7 @@ func TestMainProgramIsFreeOfLibcontainer(t *testing.T) {
 	if err != nil {
 		t.Skip("the main program cannot be listed:", err)
 	}
-	for _, line := range strings.Fields(string(out)) {
+	for line := range strings.FieldsSeq(string(out)) {
 		if strings.HasPrefix(line, "github.com/opencontainers/runc") || line == "hyperkube/components/runtime" {
 			t.Errorf("the main program imports %s", line)
 		}

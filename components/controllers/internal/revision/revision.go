@@ -145,7 +145,7 @@ func Prune(ctx context.Context, kube kubernetes.Interface, revs []*appsv1.Contro
 			dead = append(dead, r)
 		}
 	}
-	for i := 0; i < len(dead)-limit; i++ {
+	for i := range len(dead) - limit {
 		err := kube.AppsV1().ControllerRevisions(dead[i].Namespace).Delete(ctx, dead[i].Name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return err

@@ -131,11 +131,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}()
 	var begin sync.WaitGroup
 	defer begin.Wait()
-	begin.Add(1)
-	go func() {
-		defer begin.Done()
+	begin.Go(func() {
 		p.beginNode(ctx)
-	}()
+	})
 	wait := retryFirst
 	for {
 		var again <-chan time.Time
