@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/catalog"
@@ -162,4 +163,32 @@ func changeSome(v any) {
 			changeSome(child)
 		}
 	}
+}
+
+// TestApplyOfWhatDoesNotFit: what is applied and is no object of the kind is
+// refused in the words of the library, with the version and kind in them.
+func TestApplyOfWhatDoesNotFit(t *testing.T) {
+	for _, res := range catalog.Resources() {
+		if res.GVK() != (schema.GroupVersionKind{Version: "v1", Kind: "Secret"}) {
+			continue
+		}
+		f, err := New(nil).For(res, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "v1", "kind": "Secret",
+			"metadata": map[string]any{"name": "s", "namespace": "n"}, "data": map[string]any{"k": "in clear"},
+		}}
+		live := res.New()
+		live.GetObjectKind().SetGroupVersionKind(res.GVK())
+		_, err = f.Apply(live, config, "me", false)
+		want := "failed to convert new object (n/s; /v1, Kind=Secret) to proper version: " +
+			"unable to convert unstructured object to /v1, Kind=Secret: error decoding from json: illegal base64 data at input byte 2"
+		if err == nil || err.Error() != want {
+			t.Errorf("%v\nwant\n%s", err, want)
+		}
+		return
+	}
+	t.Fatal("there are no Secrets")
 }

@@ -230,7 +230,7 @@ func (k kindOf) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (
 	if u, ok := in.(runtime.Unstructured); ok {
 		out := source.New()
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.UnstructuredContent(), out); err != nil {
-			return nil, fmt.Errorf("decoding %s: %w", k.Kind, err)
+			return nil, fmt.Errorf("unable to convert unstructured object to %s: %w", source.GVK(), err)
 		}
 		out.GetObjectKind().SetGroupVersionKind(source.GVK())
 		in = out

@@ -147,15 +147,17 @@ func dropScheduling(spec, was *batchv1.JobSpec) {
 	}
 }
 
-// generateSelector makes the job select its own pods, by its uid.
+// generateSelector makes the job select its own pods, by its uid. A job that
+// has its template's labels by default shares the map with it, and so gets the
+// pods' own labels too, by which clients look for the jobs they made.
 func generateSelector(j *batchv1.Job) {
 	if value(j.Spec.ManualSelector) {
 		return
 	}
-	labels := make(map[string]string, len(j.Spec.Template.Labels)+4)
-	for k, v := range j.Spec.Template.Labels {
-		labels[k] = v
+	if j.Spec.Template.Labels == nil {
+		j.Spec.Template.Labels = map[string]string{}
 	}
+	labels := j.Spec.Template.Labels
 	// What the client has set itself stays, for validation to refuse.
 	for key, value := range map[string]string{
 		legacyJobName: j.Name, batchv1.JobNameLabel: j.Name,
@@ -165,7 +167,6 @@ func generateSelector(j *batchv1.Job) {
 			labels[key] = value
 		}
 	}
-	j.Spec.Template.Labels = labels
 	set(&j.Spec.Selector, metav1.LabelSelector{})
 	if j.Spec.Selector.MatchLabels == nil {
 		j.Spec.Selector.MatchLabels = map[string]string{}
