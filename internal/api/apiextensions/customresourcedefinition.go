@@ -41,7 +41,8 @@ func definition() api.Kind[*crd] {
 			d.Generation = 1
 			noteStoredVersion(d)
 		},
-		Repeats: true,
+		Repeats:       true,
+		AnyFinalizers: true,
 		// The name is checked with the rest, against what it is made of.
 		ValidateName: func(string, bool) []string { return nil },
 		Validate: func(ctx context.Context, d *crd) field.ErrorList {

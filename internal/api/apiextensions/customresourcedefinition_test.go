@@ -66,3 +66,23 @@ func TestFindings(t *testing.T) {
 		})
 	}
 }
+
+// TestFinalizers: a finalizer without a domain is nobody's own here, and taken.
+func TestFinalizers(t *testing.T) {
+	d := &apiextensionsv1.CustomResourceDefinition{}
+	if err := yaml.UnmarshalStrict([]byte(`metadata: {name: foos.example.com, finalizers: [cleanup]}
+spec: {group: example.com, scope: Cluster, names: {plural: foos, kind: Foo}, versions: [
+  {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]}`), d); err != nil {
+		t.Fatal(err)
+	}
+	res := definition().Resource()
+	res.Default(d)
+	res.PrepareCreate(t.Context(), d)
+	if errs := res.Validate(t.Context(), d); len(errs) > 0 {
+		t.Errorf("a new one is refused: %v", errs)
+	}
+	d.ResourceVersion = "1"
+	if errs := res.Update.Validate(t.Context(), d, d.DeepCopy()); len(errs) > 0 {
+		t.Errorf("a change is refused: %v", errs)
+	}
+}

@@ -52,6 +52,7 @@ func apiService() api.Kind[*apiregistrationv1.APIService] {
 				helper.SetAPIServiceCondition(s, helper.NewLocalAvailableAPIServiceCondition())
 			}
 		},
+		AnyFinalizers: true,
 		// The name is made of the specification: see validate.
 		ValidateName: path.ValidatePathSegmentName,
 		Validate:     func(_ context.Context, s service) field.ErrorList { return validate(s) },

@@ -68,3 +68,18 @@ func TestCreateAndShow(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestFinalizers: a finalizer without a domain is nobody's own here, and taken.
+func TestFinalizers(t *testing.T) {
+	res := apiService().Resource()
+	s := remote()
+	s.Finalizers = []string{"cleanup"}
+	res.Default(s)
+	if errs := res.Validate(context.Background(), s); len(errs) > 0 {
+		t.Errorf("a new one is refused: %v", errs)
+	}
+	s.ResourceVersion = "1"
+	if errs := res.Update.Validate(context.Background(), s, s.DeepCopy()); len(errs) > 0 {
+		t.Errorf("a change is refused: %v", errs)
+	}
+}
