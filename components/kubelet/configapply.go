@@ -21,6 +21,7 @@ import (
 	"hyperkube/components/kubelet/shutdown"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/featuregates"
+	"hyperkube/internal/process"
 )
 
 // reservable are the resources that can be set aside.
@@ -359,7 +360,9 @@ func (k *Kubelet) enforceReserved() error {
 			return fmt.Errorf("enforcing what is reserved: %w", err)
 		}
 	}
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(*k.cfg.OOMScore)), 0); err != nil {
+	// As near as a machine allows that does not let it be lowered.
+	score := process.OOMScoreAdj(*k.cfg.OOMScore)
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(score)), 0); err != nil {
 		k.log.Warn("setting the kubelet's place among those that the kernel kills failed", "error", err)
 	}
 	return nil

@@ -3,12 +3,17 @@ package kubelet
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path"
-	"strconv"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/internal/cgroup"
@@ -21,16 +26,15 @@ func TestSlices(t *testing.T) {
 	if err != nil || os.Getuid() != 0 {
 		t.Skipf("needs cgroups and root: %v", err)
 	}
-	raw, err := os.ReadFile("/proc/self/oom_score_adj")
-	if err != nil {
-		t.Fatal(err)
-	}
-	score, err := strconv.Atoi(strings.TrimSpace(string(raw)))
-	if err != nil {
-		t.Fatal(err)
-	}
 	root := fmt.Sprintf("/hk-test-slices-%d", os.Getpid())
+	before, err := os.ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
+		if err := os.WriteFile("/proc/self/oom_score_adj", before, 0); err != nil {
+			t.Error(err)
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := groups.Remove(ctx, root); err != nil {
@@ -38,8 +42,9 @@ func TestSlices(t *testing.T) {
 		}
 	})
 	systemd := func(rt *crifake.Runtime) { rt.Systemd = true }
-	k, _, _ := startWith(t, systemd, func(c *Config) {
-		c.NoCgroups, c.Layout.CgroupRoot, c.OOMScore = false, root, &score
+	var log lines
+	k, kube, _ := startWith(t, systemd, func(c *Config) {
+		c.NoCgroups, c.Layout.CgroupRoot, c.Log = false, root, slog.New(slog.NewTextHandler(&log, nil))
 	})
 	want := path.Join(root, "kubepods.slice")
 	eventually(t, "the cgroups are made", func() bool { return groups.Exists(path.Join(want, "kubepods-besteffort.slice")) })
@@ -49,4 +54,30 @@ func TestSlices(t *testing.T) {
 	if got := k.kubepods(); got != want {
 		t.Errorf("all pods are in %s, want %s", got, want)
 	}
+	// The last thing that is done with cgroups: what is not allowed is not tried.
+	eventually(t, "the node is told that pods are bounded", func() bool {
+		list, err := kube.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
+		return err == nil && slices.ContainsFunc(list.Items, func(e v1.Event) bool { return e.Reason == "NodeAllocatableEnforced" })
+	})
+	if log.has("place among") {
+		t.Error("the kubelet tries to be killed later than it may be")
+	}
+}
+
+// lines is a log that several goroutines write to.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) has(part string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), part)
 }
