@@ -42,6 +42,26 @@ func TestStaticPods(t *testing.T) {
 	}
 }
 
+// TestNobodyDiesForAnother: an API server that lives is not started again because etcd
+// does not answer, and is not asked meanwhile.
+func TestNobodyDiesForAnother(t *testing.T) {
+	data, err := values().StaticPod("kube-apiserver")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pod corev1.Pod
+	if err := yaml.UnmarshalStrict(data, &pod); err != nil {
+		t.Fatal(err)
+	}
+	c := pod.Spec.Containers[0]
+	if path := c.LivenessProbe.HTTPGet.Path; path != "/livez?exclude=etcd" {
+		t.Errorf("its life depends on %s", path)
+	}
+	if path := c.ReadinessProbe.HTTPGet.Path; path != "/readyz" {
+		t.Errorf("it is ready by %s", path)
+	}
+}
+
 func TestExtraFlags(t *testing.T) {
 	v := values()
 	v.Extra = map[string][]Flag{"kube-scheduler": {{"leader-elect", "false"}, {"v", "4"}}}
