@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,6 +40,11 @@ type Kind[T Object] struct {
 	// ValidateName checks metadata.name, or the prefix of a generated name.
 	// Nil means a DNS subdomain.
 	ValidateName func(name string, prefix bool) []string
+	// DeclaredName: upstream has the name in its declarations, which do not look
+	// at prefixes of generated names.
+	DeclaredName bool
+	// NameOf is ValidateName where the name has to fit what else is in obj.
+	NameOf func(obj T) func(name string, prefix bool) []string
 	// PlainMeta: metadata is checked as that of custom resources is, names
 	// and finalizers among it. Such are kinds whose own checks upstream have
 	// always left metadata out.
@@ -278,7 +284,18 @@ func (u KindUpdate[T]) erase(k *Kind[T]) Update {
 
 // validateMeta checks the metadata of a new object.
 func (k *Kind[T]) validateMeta(obj Object) field.ErrorList {
-	errs := validateMeta(obj, k.Scope, k.ValidateName)
+	name := k.ValidateName
+	if k.NameOf != nil {
+		name = k.NameOf(obj.(T))
+	}
+	errs := validateMeta(obj, k.Scope, name)
+	if k.DeclaredName {
+		prefix, whole := "metadata.generateName", "metadata.name"
+		errs = slices.DeleteFunc(errs, func(e *field.Error) bool { return e.Field == prefix })
+		for _, e := range errs {
+			e.CoveredByDeclarative = e.Field == whole && e.Type == field.ErrorTypeInvalid
+		}
+	}
 	if !k.AnyFinalizers {
 		errs = append(errs, validateFinalizers(obj)...)
 	}

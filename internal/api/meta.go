@@ -17,17 +17,26 @@ func subdomainName(name string, prefix bool) []string {
 }
 
 func validateMeta(obj metav1.Object, scope Scope, name func(string, bool) []string) field.ErrorList {
-	return validation.ValidateObjectMetaAccessor(obj, bool(scope), name, field.NewPath("metadata"))
+	return inPlace(validation.ValidateObjectMetaAccessor(obj, bool(scope), name, field.NewPath("metadata")))
 }
 
 // validatePlainMeta checks what all objects have in common: names need only
 // fit into paths.
 func validatePlainMeta(obj metav1.Object, scope Scope) field.ErrorList {
-	return validation.ValidateObjectMetaAccessor(obj, bool(scope), path.ValidatePathSegmentName, field.NewPath("metadata"))
+	return inPlace(validation.ValidateObjectMetaAccessor(obj, bool(scope), path.ValidatePathSegmentName, field.NewPath("metadata")))
 }
 
 func validateMetaUpdate(obj, old metav1.Object) field.ErrorList {
-	return validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata"))
+	return inPlace(validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata")))
+}
+
+// inPlace takes from findings the mark of those that declarations tell too,
+// which would come last: the server's kinds declare nothing of metadata.
+func inPlace(errs field.ErrorList) field.ErrorList {
+	for _, e := range errs {
+		e.CoveredByDeclarative = false
+	}
+	return errs
 }
 
 // validateFinalizers refuses names without a domain that are not Kubernetes'

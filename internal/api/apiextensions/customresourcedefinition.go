@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -43,11 +44,18 @@ func definition() api.Kind[*crd] {
 		},
 		Repeats:       true,
 		AnyFinalizers: true,
-		// The name is checked with the rest, against what it is made of.
-		ValidateName: func(string, bool) []string { return nil },
+		NameOf: func(d *crd) func(string, bool) []string {
+			return func(name string, prefix bool) []string {
+				msgs := apivalidation.NameIsDNSSubdomain(name, prefix)
+				if name != d.Spec.Names.Plural+"."+d.Spec.Group {
+					msgs = append(msgs, `must be spec.names.plural+"."+spec.group`)
+				}
+				return msgs
+			}
+		},
 		Validate: func(ctx context.Context, d *crd) field.ErrorList {
 			return validated(d, func(in *internal.CustomResourceDefinition) field.ErrorList {
-				return withoutMetadata(validation.ValidateCustomResourceDefinition(ctx, in), "metadata.name")
+				return withoutMetadata(validation.ValidateCustomResourceDefinition(ctx, in))
 			})
 		},
 		Warnings: warnings,
@@ -61,7 +69,7 @@ func definition() api.Kind[*crd] {
 			},
 			Validate: func(ctx context.Context, d, old *crd) field.ErrorList {
 				return validatedChange(d, old, func(in, before *internal.CustomResourceDefinition) field.ErrorList {
-					return withoutMetadata(validation.ValidateCustomResourceDefinitionUpdate(ctx, in, before), "")
+					return withoutMetadata(validation.ValidateCustomResourceDefinitionUpdate(ctx, in, before))
 				})
 			},
 			ResetFields: [][]string{{"status"}},
@@ -72,7 +80,7 @@ func definition() api.Kind[*crd] {
 			},
 			Validate: func(ctx context.Context, d, old *crd) field.ErrorList {
 				return validatedChange(d, old, func(in, before *internal.CustomResourceDefinition) field.ErrorList {
-					return withoutMetadata(validation.ValidateUpdateCustomResourceDefinitionStatus(ctx, in, before), "")
+					return withoutMetadata(validation.ValidateUpdateCustomResourceDefinitionStatus(ctx, in, before))
 				})
 			},
 			ResetFields: [][]string{{"spec"}},
@@ -182,11 +190,10 @@ func toInternal(d *crd) (*internal.CustomResourceDefinition, error) {
 const approvalField = "metadata.annotations[" + apiextensionsv1.KubeAPIApprovedAnnotation + "]"
 
 // withoutMetadata leaves out what api.Kind has found already: errors of the
-// metadata but those of one field and of the approval.
-func withoutMetadata(errs field.ErrorList, keep string) field.ErrorList {
+// metadata but those of the approval.
+func withoutMetadata(errs field.ErrorList) field.ErrorList {
 	return slices.DeleteFunc(errs, func(e *field.Error) bool {
-		return strings.HasPrefix(e.Field, "metadata.") && e.Field != approvalField &&
-			(e.Field != keep || e.Type != field.ErrorTypeInvalid)
+		return strings.HasPrefix(e.Field, "metadata.") && e.Field != approvalField
 	})
 }
 

@@ -53,13 +53,23 @@ func apiService() api.Kind[*apiregistrationv1.APIService] {
 			}
 		},
 		AnyFinalizers: true,
-		// The name is made of the specification: see validate.
-		ValidateName: path.ValidatePathSegmentName,
-		Validate:     func(_ context.Context, s service) field.ErrorList { return validate(s) },
+		NameOf: func(s service) func(string, bool) []string {
+			return func(name string, prefix bool) []string {
+				if msgs := path.ValidatePathSegmentName(name, prefix); len(msgs) > 0 {
+					return msgs
+				}
+				if want := s.Spec.Version + "." + s.Spec.Group; name != want {
+					return []string{fmt.Sprintf("must be `spec.version+\".\"+spec.group`: %q", want)}
+				}
+				return nil
+			}
+		},
+		Validate: func(_ context.Context, s service) field.ErrorList { return validate(s) },
 		Update: api.KindUpdate[service]{
 			Prepare:     func(_ context.Context, s, old service) { s.Status = old.Status },
 			Validate:    func(_ context.Context, s, _ service) field.ErrorList { return validate(s) },
 			ResetFields: [][]string{{"status"}},
+			AsNew:       true,
 		},
 		Views: map[string]api.KindUpdate[service]{
 			"status": {
@@ -84,9 +94,6 @@ func apiService() api.Kind[*apiregistrationv1.APIService] {
 
 func validate(s *apiregistrationv1.APIService) field.ErrorList {
 	var errs field.ErrorList
-	if want := s.Spec.Version + "." + s.Spec.Group; s.Name != want {
-		errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), s.Name, fmt.Sprintf("must be `spec.version+\".\"+spec.group`: %q", want)))
-	}
 	spec := field.NewPath("spec")
 	switch {
 	case s.Spec.Group != "":

@@ -31,8 +31,9 @@ func clusterTrustBundle() api.Kind[*certificatesv1.ClusterTrustBundle] {
 		New:     func() *certificatesv1.ClusterTrustBundle { return &certificatesv1.ClusterTrustBundle{} },
 		NewList: func() runtime.Object { return &certificatesv1.ClusterTrustBundleList{} },
 
-		// The name depends on the signer: checkTrustBundle sees to it.
-		ValidateName: func(string, bool) []string { return nil },
+		NameOf: func(b *certificatesv1.ClusterTrustBundle) func(string, bool) []string {
+			return func(name string, prefix bool) []string { return bundleName(b.Spec.SignerName, name, prefix) }
+		},
 		Validate: func(_ context.Context, b *certificatesv1.ClusterTrustBundle) field.ErrorList {
 			return checkTrustBundle(b, nil)
 		},
@@ -41,6 +42,7 @@ func clusterTrustBundle() api.Kind[*certificatesv1.ClusterTrustBundle] {
 				return append(checkTrustBundle(b, old),
 					apivalidation.ValidateImmutableField(b.Spec.SignerName, old.Spec.SignerName, field.NewPath("spec", "signerName"))...)
 			},
+			AsNew: true,
 		},
 		ForbidUnconditionalUpdate: true,
 		Fields: func(b *certificatesv1.ClusterTrustBundle) fields.Set {
@@ -79,13 +81,6 @@ func bundleName(signer, name string, prefix bool) []string {
 
 func checkTrustBundle(b, old *certificatesv1.ClusterTrustBundle) field.ErrorList {
 	var e validate.Errors
-	meta := field.NewPath("metadata")
-	if b.GenerateName != "" {
-		e.InvalidAll(meta.Child("generateName"), b.GenerateName, bundleName(b.Spec.SignerName, b.GenerateName, true))
-	}
-	if b.Name != "" {
-		e.InvalidAll(meta.Child("name"), b.Name, bundleName(b.Spec.SignerName, b.Name, false))
-	}
 	if b.Spec.SignerName != "" {
 		e.SignerName(field.NewPath("spec", "signerName"), b.Spec.SignerName)
 	}

@@ -29,12 +29,13 @@ func replicationController() api.Kind[*corev1.ReplicationController] {
 			ShortNames: []string{"rc"},
 			Categories: []string{"all"},
 		},
-		Version:     "v1",
-		Scope:       api.Namespaced,
-		StoragePath: "controllers",
-		New:         func() *corev1.ReplicationController { return &corev1.ReplicationController{} },
-		NewList:     func() runtime.Object { return &corev1.ReplicationControllerList{} },
-		Default:     defaultReplicationController,
+		Version:      "v1",
+		Scope:        api.Namespaced,
+		StoragePath:  "controllers",
+		DeclaredName: true,
+		New:          func() *corev1.ReplicationController { return &corev1.ReplicationController{} },
+		NewList:      func() runtime.Object { return &corev1.ReplicationControllerList{} },
+		Default:      defaultReplicationController,
 		PrepareCreate: func(_ context.Context, rc *corev1.ReplicationController) {
 			rc.Status = corev1.ReplicationControllerStatus{}
 			rc.Generation = 1

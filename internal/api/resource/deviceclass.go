@@ -13,12 +13,13 @@ import (
 
 func deviceClass() api.Kind[*resourcev1.DeviceClass] {
 	return api.Kind[*resourcev1.DeviceClass]{
-		Names:   api.Names{Kind: "DeviceClass", Plural: "deviceclasses"},
-		Group:   group,
-		Version: version,
-		Scope:   api.Cluster,
-		New:     func() *resourcev1.DeviceClass { return &resourcev1.DeviceClass{} },
-		NewList: func() runtime.Object { return &resourcev1.DeviceClassList{} },
+		Names:        api.Names{Kind: "DeviceClass", Plural: "deviceclasses"},
+		Group:        group,
+		Version:      version,
+		Scope:        api.Cluster,
+		DeclaredName: true,
+		New:          func() *resourcev1.DeviceClass { return &resourcev1.DeviceClass{} },
+		NewList:      func() runtime.Object { return &resourcev1.DeviceClassList{} },
 
 		PrepareCreate: func(_ context.Context, c *resourcev1.DeviceClass) { c.Generation = 1 },
 		Validate: func(ctx context.Context, c *resourcev1.DeviceClass) field.ErrorList {
