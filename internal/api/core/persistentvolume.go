@@ -185,7 +185,7 @@ func persistentVolumeWarnings(_ context.Context, pv, _ *corev1.PersistentVolume)
 	}
 	if a := pv.Spec.NodeAffinity; a != nil && a.Required != nil {
 		for i := range a.Required.NodeSelectorTerms {
-			out = append(out, validate.NodeSelectorTermWarnings(spec.Child("nodeAffinity", "required", "nodeSelectorTerms").Index(i), &a.Required.NodeSelectorTerms[i])...)
+			out = append(out, validate.NodeSelectorTermWarnings(spec.Child("nodeAffinity", "required", "nodeSelectorTerms").Index(i), &a.Required.NodeSelectorTerms[i], false)...)
 		}
 	}
 	for _, gone := range []struct {

@@ -16,6 +16,7 @@ import (
 	netutils "k8s.io/utils/net"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 func networkPolicy() api.Kind[*networkingv1.NetworkPolicy] {
@@ -33,6 +34,7 @@ func networkPolicy() api.Kind[*networkingv1.NetworkPolicy] {
 		Validate: func(_ context.Context, p *networkingv1.NetworkPolicy) field.ErrorList {
 			return validateNetworkPolicy(&p.Spec, nil, field.NewPath("spec"))
 		},
+		Warnings: networkPolicyWarnings,
 		Update: api.KindUpdate[*networkingv1.NetworkPolicy]{
 			Prepare: func(_ context.Context, p, old *networkingv1.NetworkPolicy) {
 				p.Generation = old.Generation
@@ -53,6 +55,31 @@ func networkPolicy() api.Kind[*networkingv1.NetworkPolicy] {
 			return []any{p.Name, metav1.FormatLabelSelector(&p.Spec.PodSelector), api.Age(p.CreationTimestamp)}
 		},
 	}
+}
+
+// networkPolicyWarnings are about forms of blocks that may be refused one day.
+func networkPolicyWarnings(_ context.Context, p, _ *networkingv1.NetworkPolicy) []string {
+	var out []string
+	peers := func(at *field.Path, peers []networkingv1.NetworkPolicyPeer) {
+		for i := range peers {
+			block, at := peers[i].IPBlock, at.Index(i).Child("ipBlock")
+			if block == nil {
+				continue
+			}
+			out = append(out, validate.CIDRWarnings(at.Child("cidr"), block.CIDR)...)
+			for j, except := range block.Except {
+				out = append(out, validate.CIDRWarnings(at.Child("except").Index(j), except)...)
+			}
+		}
+	}
+	spec := field.NewPath("spec")
+	for i := range p.Spec.Ingress {
+		peers(spec.Child("ingress").Index(i).Child("from"), p.Spec.Ingress[i].From)
+	}
+	for i := range p.Spec.Egress {
+		peers(spec.Child("egress").Index(i).Child("to"), p.Spec.Egress[i].To)
+	}
+	return out
 }
 
 func defaultNetworkPolicy(p *networkingv1.NetworkPolicy) {

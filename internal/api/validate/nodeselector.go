@@ -108,13 +108,17 @@ func DeprecatedNodeLabel(key string) string {
 }
 
 // NodeSelectorTermWarnings are what a client should be told of a term: old
-// labels, and values that no label can have.
-func NodeSelectorTermWarnings(at *field.Path, t *corev1.NodeSelectorTerm) []string {
+// labels, and, if values is set, values that no label can have. Terms that must
+// hold are refused for those when they are new.
+func NodeSelectorTermWarnings(at *field.Path, t *corev1.NodeSelectorTerm, values bool) []string {
 	var out []string
 	for i, x := range t.MatchExpressions {
 		p := at.Child("matchExpressions").Index(i)
 		if msg := DeprecatedNodeLabel(x.Key); msg != "" {
 			out = append(out, fmt.Sprintf("%s: %s is %s", p.Child("key"), x.Key, msg))
+		}
+		if !values {
+			continue
 		}
 		for j, v := range x.Values {
 			for _, msg := range validation.IsValidLabelValue(v) {

@@ -48,6 +48,14 @@ func specWarnings(spec *corev1.PodSpec, meta *metav1.ObjectMeta, path *field.Pat
 	if g := spec.TerminationGracePeriodSeconds; g != nil && *g < 0 {
 		w.add(at.Child("terminationGracePeriodSeconds"), "must be >= 0; negative values are invalid and will be treated as 1")
 	}
+	if spec.DNSConfig != nil {
+		for i, ip := range spec.DNSConfig.Nameservers {
+			w.list = append(w.list, validate.IPWarnings(at.Child("dnsConfig", "nameservers").Index(i), ip)...)
+		}
+	}
+	for i, alias := range spec.HostAliases {
+		w.list = append(w.list, validate.IPWarnings(at.Child("hostAliases").Index(i).Child("ip"), alias.IP)...)
+	}
 	return w.list
 }
 
@@ -80,12 +88,12 @@ func (w *warner) scheduling(at *field.Path) {
 		if n.RequiredDuringSchedulingIgnoredDuringExecution != nil {
 			for i := range n.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
 				w.list = append(w.list, validate.NodeSelectorTermWarnings(p.Child(required, "nodeSelectorTerms").Index(i),
-					&n.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[i])...)
+					&n.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[i], false)...)
 			}
 		}
 		for i := range n.PreferredDuringSchedulingIgnoredDuringExecution {
 			w.list = append(w.list, validate.NodeSelectorTermWarnings(p.Child(preferred).Index(i).Child("preference"),
-				&n.PreferredDuringSchedulingIgnoredDuringExecution[i].Preference)...)
+				&n.PreferredDuringSchedulingIgnoredDuringExecution[i].Preference, true)...)
 		}
 	}
 	if p := a.PodAffinity; p != nil {
