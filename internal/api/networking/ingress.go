@@ -38,14 +38,14 @@ func ingress() api.Kind[*networkingv1.Ingress] {
 			i.Generation = 1
 		},
 		Validate: func(_ context.Context, i *networkingv1.Ingress) field.ErrorList {
-			errs := validateIngressSpec(&i.Spec, field.NewPath("spec"))
-			if class, ok := i.Annotations[classAnnotation]; ok && i.Spec.IngressClassName != nil {
-				errs = append(errs, field.Invalid(field.NewPath("annotations").Child(classAnnotation), class, "can not be set when the class field is also set"))
+			errs := validateIngressSpec(&i.Spec, nil, field.NewPath("spec"))
+			if class, ok := i.Annotations[classAnnotation]; ok && i.Spec.IngressClassName != nil && *i.Spec.IngressClassName != class {
+				errs = append(errs, field.Invalid(field.NewPath("annotations").Child(classAnnotation), class, "must match `ingressClassName` when both are specified"))
 			}
 			return errs
 		},
 		Warnings: func(_ context.Context, i, old *networkingv1.Ingress) []string {
-			if _, ok := i.Annotations[classAnnotation]; ok && old == nil {
+			if _, ok := i.Annotations[classAnnotation]; ok && old == nil && i.Spec.IngressClassName == nil {
 				return []string{fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead", classAnnotation)}
 			}
 			return nil
@@ -58,8 +58,8 @@ func ingress() api.Kind[*networkingv1.Ingress] {
 					i.Generation++
 				}
 			},
-			Validate: func(_ context.Context, i, _ *networkingv1.Ingress) field.ErrorList {
-				return validateIngressSpec(&i.Spec, field.NewPath("spec"))
+			Validate: func(_ context.Context, i, old *networkingv1.Ingress) field.ErrorList {
+				return validateIngressSpec(&i.Spec, &old.Spec, field.NewPath("spec"))
 			},
 			ResetFields: [][]string{{"status"}},
 		},
@@ -131,8 +131,17 @@ func addressCell(s *networkingv1.IngressLoadBalancerStatus) string {
 	return strings.Join(slices.Compact(all), ",")
 }
 
-func validateIngressSpec(spec *networkingv1.IngressSpec, path *field.Path) field.ErrorList {
+// validateIngressSpec checks a specification; old is that of the stored object,
+// nil for a new one. Names of Secrets, and rules for hosts with a star, were
+// once taken unseen: where old has wrong ones, they still are.
+func validateIngressSpec(spec, old *networkingv1.IngressSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
+	anySecret := old != nil && slices.ContainsFunc(old.TLS, func(t networkingv1.IngressTLS) bool {
+		return len(validateTLSSecret(t.SecretName, nil)) > 0
+	})
+	anyStar := old != nil && slices.ContainsFunc(old.Rules, func(r networkingv1.IngressRule) bool {
+		return hasStar(r.Host) && len(validateHTTP(r.HTTP, nil)) > 0
+	})
 	if len(spec.Rules) == 0 && spec.DefaultBackend == nil {
 		errs = append(errs, field.Invalid(path, spec.Rules, "either `defaultBackend` or `rules` must be specified"))
 	}
@@ -140,17 +149,19 @@ func validateIngressSpec(spec *networkingv1.IngressSpec, path *field.Path) field
 		errs = append(errs, validateBackend(spec.DefaultBackend, path.Child("defaultBackend"))...)
 	}
 	for i := range spec.Rules {
-		errs = append(errs, validateIngressRule(&spec.Rules[i], path.Child("rules").Index(i))...)
+		r, at := &spec.Rules[i], path.Child("rules").Index(i)
+		errs = append(errs, validateIngressHost(r.Host, at.Child("host"))...)
+		if !anyStar || !hasStar(r.Host) {
+			errs = append(errs, validateHTTP(r.HTTP, at.Child("http"))...)
+		}
 	}
 	for i, t := range spec.TLS {
 		at := path.Child("tls").Index(i)
 		for k, host := range t.Hosts {
 			errs = append(errs, validateHostName(host, at.Child("hosts").Index(k))...)
 		}
-		if t.SecretName != "" {
-			for _, msg := range apivalidation.NameIsDNSSubdomain(t.SecretName, false) {
-				errs = append(errs, field.Invalid(at.Child("secretName"), t.SecretName, msg))
-			}
+		if !anySecret {
+			errs = append(errs, validateTLSSecret(t.SecretName, at.Child("secretName"))...)
 		}
 	}
 	if c := spec.IngressClassName; c != nil {
@@ -161,10 +172,23 @@ func validateIngressSpec(spec *networkingv1.IngressSpec, path *field.Path) field
 	return errs
 }
 
+func validateTLSSecret(name string, path *field.Path) field.ErrorList {
+	if name == "" {
+		return nil
+	}
+	var errs field.ErrorList
+	for _, msg := range apivalidation.NameIsDNSSubdomain(name, false) {
+		errs = append(errs, field.Invalid(path, name, msg))
+	}
+	return errs
+}
+
+func hasStar(host string) bool { return strings.Contains(host, "*") }
+
 // validateHostName allows a star for the first label.
 func validateHostName(host string, path *field.Path) field.ErrorList {
 	check := validation.IsDNS1123Subdomain
-	if strings.Contains(host, "*") {
+	if hasStar(host) {
 		check = validation.IsWildcardDNS1123Subdomain
 	}
 	var errs field.ErrorList
@@ -174,23 +198,28 @@ func validateHostName(host string, path *field.Path) field.ErrorList {
 	return errs
 }
 
-func validateIngressRule(r *networkingv1.IngressRule, path *field.Path) field.ErrorList {
+func validateIngressHost(host string, path *field.Path) field.ErrorList {
+	if host == "" {
+		return nil
+	}
 	var errs field.ErrorList
-	if r.Host != "" {
-		if netutils.ParseIPSloppy(r.Host) != nil {
-			errs = append(errs, field.Invalid(path.Child("host"), r.Host, "must be a DNS name, not an IP address"))
-		}
-		errs = append(errs, validateHostName(r.Host, path.Child("host"))...)
+	if netutils.ParseIPSloppy(host) != nil {
+		errs = append(errs, field.Invalid(path, host, "must be a DNS name, not an IP address"))
 	}
-	if r.HTTP == nil {
-		return errs
+	return append(errs, validateHostName(host, path)...)
+}
+
+func validateHTTP(http *networkingv1.HTTPIngressRuleValue, path *field.Path) field.ErrorList {
+	if http == nil {
+		return nil
 	}
-	paths := path.Child("http", "paths")
-	if len(r.HTTP.Paths) == 0 {
+	var errs field.ErrorList
+	paths := path.Child("paths")
+	if len(http.Paths) == 0 {
 		errs = append(errs, field.Required(paths, ""))
 	}
-	for i := range r.HTTP.Paths {
-		errs = append(errs, validateHTTPPath(&r.HTTP.Paths[i], paths.Index(i))...)
+	for i := range http.Paths {
+		errs = append(errs, validateHTTPPath(&http.Paths[i], paths.Index(i))...)
 	}
 	return errs
 }
