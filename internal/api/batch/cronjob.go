@@ -55,7 +55,10 @@ func cronJob() api.Kind[*batchv1.CronJob] {
 		},
 		Validate: func(_ context.Context, c *batchv1.CronJob) field.ErrorList { return validateCronJob(c, nil) },
 		Warnings: func(_ context.Context, c, old *batchv1.CronJob) []string {
-			warnings := pod.TemplateWarnings(&c.Spec.JobTemplate.Spec.Template, field.NewPath("spec", "jobTemplate", "spec", "template"))
+			var warnings []string
+			if old == nil || c.Generation != old.Generation {
+				warnings = jobSpecWarnings(&c.Spec.JobTemplate.Spec, field.NewPath("spec", "jobTemplate", "spec"))
+			}
 			if !strings.Contains(c.Spec.Schedule, "TZ") {
 				return warnings
 			}

@@ -51,7 +51,10 @@ func job() api.Kind[*batchv1.Job] {
 					warnings = append(warnings, fmt.Sprintf("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: %v", msgs))
 				}
 			}
-			return append(warnings, pod.TemplateWarnings(&j.Spec.Template, field.NewPath("spec", "template"))...)
+			if old == nil || j.Generation != old.Generation {
+				warnings = append(warnings, jobSpecWarnings(&j.Spec, field.NewPath("spec"))...)
+			}
+			return warnings
 		},
 		Update: api.KindUpdate[*batchv1.Job]{
 			Prepare: func(_ context.Context, j, old *batchv1.Job) {
@@ -174,6 +177,22 @@ func generateSelector(j *batchv1.Job) {
 	if _, found := j.Spec.Selector.MatchLabels[batchv1.ControllerUidLabel]; !found {
 		j.Spec.Selector.MatchLabels[batchv1.ControllerUidLabel] = string(j.UID)
 	}
+}
+
+// How many completions of an indexed job can be told of whatever fails, and how
+// many pods at once beyond that.
+const (
+	manyCompletions = 100_000
+	manyPods        = 10_000
+)
+
+func jobSpecWarnings(spec *batchv1.JobSpec, path *field.Path) []string {
+	var out []string
+	if value(spec.CompletionMode) == batchv1.IndexedCompletion && value(spec.Completions) > manyCompletions && value(spec.Parallelism) > manyPods {
+		out = append(out, path.String()+": In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, "+
+			"Kubernetes might not be able to track completedIndexes when a big number of indexes fail")
+	}
+	return append(out, pod.TemplateWarnings(&spec.Template, path.Child("template"))...)
 }
 
 func jobRow(j *batchv1.Job) []any {

@@ -37,7 +37,10 @@ func validateCompletionsUpdate(is, was *batchv1.JobSpec, path *field.Path) field
 	if apiequality.Semantic.DeepEqual(is.Completions, was.Completions) {
 		return nil
 	}
-	if is.Completions == nil || is.Parallelism == nil || *is.Completions != *is.Parallelism {
+	if is.Completions == nil {
+		return nil // which is told of the specification itself
+	}
+	if is.Parallelism == nil || *is.Completions != *is.Parallelism {
 		return field.ErrorList{field.Invalid(path, is.Completions,
 			fmt.Sprintf("can only be modified in tandem with %s", field.NewPath("spec").Child("parallelism").String()))}
 	}
