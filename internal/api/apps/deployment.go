@@ -3,6 +3,7 @@ package apps
 import (
 	"context"
 	"fmt"
+	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
 	extensionsv1beta1 "k8s.io/api/extensions/v1beta1"
@@ -37,7 +38,7 @@ func deployment() api.Kind[*appsv1.Deployment] {
 			d.Generation = 1
 		},
 		Validate: func(_ context.Context, d *appsv1.Deployment) field.ErrorList {
-			return validateDeploymentSpec(&d.Spec, field.NewPath("spec"))
+			return append(validateDeploymentSpec(&d.Spec, field.NewPath("spec")), validateRollback(d)...)
 		},
 		Warnings: func(_ context.Context, d, old *appsv1.Deployment) []string {
 			if old != nil && d.Generation == old.Generation {
@@ -57,7 +58,7 @@ func deployment() api.Kind[*appsv1.Deployment] {
 				}
 			},
 			Validate: func(_ context.Context, d, old *appsv1.Deployment) field.ErrorList {
-				return append(validateDeploymentSpec(&d.Spec, field.NewPath("spec")),
+				return append(append(validateDeploymentSpec(&d.Spec, field.NewPath("spec")), validateRollback(d)...),
 					apivalidation.ValidateImmutableField(d.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))...)
 			},
 			ResetFields: [][]string{{"status"}},
@@ -118,6 +119,16 @@ func defaultDeployment(d *appsv1.Deployment) {
 	}
 	set(&d.Spec.RevisionHistoryLimit, 10)
 	set(&d.Spec.ProgressDeadlineSeconds, 600)
+}
+
+// validateRollback checks the revision that an annotation asks to go back to.
+// Upstream has a field for it, which v1 does not show.
+func validateRollback(d *appsv1.Deployment) field.ErrorList {
+	n, err := strconv.ParseInt(d.Annotations[appsv1.DeprecatedRollbackTo], 10, 64)
+	if err != nil {
+		return nil
+	}
+	return nonNegative(field.NewPath("spec", "rollback"), number{"version", n})
 }
 
 func validateDeploymentSpec(spec *appsv1.DeploymentSpec, path *field.Path) field.ErrorList {

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -222,5 +223,26 @@ func TestImmutable(t *testing.T) {
 				t.Errorf("generation %d", obj.GetGeneration())
 			}
 		})
+	}
+}
+
+// TestRevisionRequired holds which kinds refuse to be replaced by who does not
+// say what he has seen.
+func TestRevisionRequired(t *testing.T) {
+	want := []string{
+		"apiservices", "clustertrustbundles", "csidrivers", "csinodes", "csistoragecapacities", "customresourcedefinitions",
+		"devicetaintrules", "leases", "mutatingadmissionpolicies", "mutatingadmissionpolicybindings", "mutatingwebhookconfigurations",
+		"podcertificaterequests", "poddisruptionbudgets", "runtimeclasses", "storageversionmigrations",
+		"validatingadmissionpolicies", "validatingadmissionpolicybindings", "validatingwebhookconfigurations", "volumeattachments",
+	}
+	var got []string
+	for _, r := range Resources() {
+		if !r.AllowUnconditionalUpdate {
+			got = append(got, r.Plural)
+		}
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("need a revision: %q, want %q", got, want)
 	}
 }

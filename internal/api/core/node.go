@@ -110,9 +110,13 @@ func defaultNode(n *corev1.Node) {
 func validateNode(n *corev1.Node) field.ErrorList {
 	e := &validate.Errors{}
 	nodeAnnotations(e, n)
-	// Upstream gives taints a place in metadata here.
+	// Upstream gives taints and swap a place in metadata here.
 	nodeTaints(e, n.Spec.Taints, field.NewPath("metadata", "taints"))
 	nodeResources(e, n)
+	if swap := n.Status.NodeInfo.Swap; swap != nil && swap.Capacity != nil && *swap.Capacity <= 0 {
+		e.Invalid(field.NewPath("metadata", "nodeSwapStatus", "capacity"), *swap.Capacity, "must be greater than zero")
+	}
+	declaredFeatures(e, n.Status.DeclaredFeatures, field.NewPath("status", "declaredFeatures"))
 	podCIDRs(e, n.Spec.PodCIDRs, field.NewPath("spec", "podCIDRs"))
 	return e.List
 }

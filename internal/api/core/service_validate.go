@@ -43,7 +43,7 @@ func validateService(s, old *corev1.Service) field.ErrorList {
 	}
 	validate.RequiredOneOf(e, path.Child("type"), spec.Type,
 		corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort)
-	serviceSourceRanges(e, s, &before, path)
+	serviceSourceRanges(e, s, old, path)
 	serviceLoadBalancer(e, spec, path)
 	serviceTraffic(e, spec, path)
 	return e.List
@@ -209,7 +209,12 @@ func serviceAddresses(e *validate.Errors, spec, before *corev1.ServiceSpec, path
 
 const onlyLoadBalancer = "may only be used when `type` is 'LoadBalancer'"
 
-func serviceSourceRanges(e *validate.Errors, s *corev1.Service, before *corev1.ServiceSpec, path *field.Path) {
+// serviceSourceRanges checks who may use a load balancer; old may be nil.
+func serviceSourceRanges(e *validate.Errors, s, old *corev1.Service, path *field.Path) {
+	var before corev1.Service
+	if old != nil {
+		before = *old
+	}
 	balancer := s.Spec.Type == corev1.ServiceTypeLoadBalancer
 	if len(s.Spec.LoadBalancerSourceRanges) > 0 {
 		at := path.Child("LoadBalancerSourceRanges")
@@ -218,7 +223,7 @@ func serviceSourceRanges(e *validate.Errors, s *corev1.Service, before *corev1.S
 		}
 		for i, cidr := range s.Spec.LoadBalancerSourceRanges {
 			// Blanks around them have always been allowed.
-			e.LegacyCIDR(at.Index(i), strings.TrimSpace(cidr), before.LoadBalancerSourceRanges)
+			e.LegacyCIDR(at.Index(i), strings.TrimSpace(cidr), before.Spec.LoadBalancerSourceRanges)
 		}
 		return
 	}
@@ -230,7 +235,7 @@ func serviceSourceRanges(e *validate.Errors, s *corev1.Service, before *corev1.S
 	if !balancer {
 		e.Forbidden(at, onlyLoadBalancer)
 	}
-	if strings.TrimSpace(value) == "" {
+	if strings.TrimSpace(value) == "" || value == before.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey] {
 		return
 	}
 	for cidr := range strings.SplitSeq(value, ",") {

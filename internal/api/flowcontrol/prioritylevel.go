@@ -124,8 +124,15 @@ func defaultLevel(spec *flowcontrolv1.PriorityLevelConfigurationSpec) {
 	}
 }
 
+// zeroShares tells of a share of zero that is meant, in v1beta3 alone.
+const zeroShares = "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares"
+
 func validateLevel(_ context.Context, p *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
 	var e validate.Errors
+	// Servers of v1beta3 kept a share of zero in it, which it would become here.
+	if _, ok := p.Annotations[zeroShares]; ok {
+		e.Forbidden(field.NewPath("metadata", "annotations"), fmt.Sprintf("annotation '%s' is forbidden", zeroShares))
+	}
 	path := field.NewPath("spec")
 	checkLevelSpec(&e, path, p.Name, &p.Spec)
 	for _, fixed := range bootstrap.MandatoryPriorityLevelConfigurations {

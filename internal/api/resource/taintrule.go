@@ -21,6 +21,9 @@ func deviceTaintRule() api.Kind[*resourcev1.DeviceTaintRule] {
 		Group:   group,
 		Version: version,
 		Scope:   api.Cluster,
+
+		ForbidUnconditionalUpdate: true,
+
 		New:     func() *resourcev1.DeviceTaintRule { return &resourcev1.DeviceTaintRule{} },
 		NewList: func() runtime.Object { return &resourcev1.DeviceTaintRuleList{} },
 

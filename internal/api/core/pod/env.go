@@ -102,7 +102,7 @@ func (c *checker) checkFileKeyRef(ref *corev1.FileKeySelector, at *field.Path) {
 	if ref.Path == "" {
 		c.Required(at.Child("path"), "")
 	} else {
-		c.NonReservedPath(at.Child("path"), ref.Path)
+		c.PathNoBacksteps(at.Child("path"), ref.Path)
 	}
 }
 
