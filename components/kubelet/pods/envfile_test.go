@@ -31,6 +31,7 @@ func TestFileKey(t *testing.T) {
 	}{
 		{v1.FileKeySelector{VolumeName: "v", Path: "file", Key: "A"}, "x", true, ""},
 		{v1.FileKeySelector{VolumeName: "v", Path: "file", Key: "B"}, "", false, ""},
+		{v1.FileKeySelector{VolumeName: "v", Path: "//file", Key: "A"}, "x", true, ""},
 		{v1.FileKeySelector{VolumeName: "v", Path: "out", Key: "A"}, "", false, "couldn't parse env file"},
 		{v1.FileKeySelector{VolumeName: "v", Path: "pipe", Key: "A"}, "", false, "couldn't parse env file"},
 		{v1.FileKeySelector{VolumeName: "v", Path: "none", Key: "A"}, "", false, "couldn't parse env file"},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"syscall"
 
 	v1 "k8s.io/api/core/v1"
@@ -45,7 +46,8 @@ func fileKey(volumes map[string]volume.Result, ref *v1.FileKeySelector) (value s
 	if !ok || v.Path == "" {
 		return "", false, fmt.Errorf("cannot find the volume %q referenced by FileKeyRef", ref.VolumeName)
 	}
-	text, err := readIn(v.Path, ref.Path)
+	// A path from the root is meant from that of the volume.
+	text, err := readIn(v.Path, strings.TrimLeft(ref.Path, "/"))
 	if err == nil {
 		value, err = env.FromFile(text, ref.Key)
 	}
