@@ -254,7 +254,15 @@ func (b *backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 }
 
 // Configz is the configuration in force, in the terms of a file.
-func (b *backend) Configz() any { return b.k.cfg.Effective() }
+func (b *backend) Configz() any {
+	f := b.k.cfg.Effective()
+	// The runtime may have said otherwise than the configuration.
+	f.CgroupDriver = "cgroupfs"
+	if b.k.host.Systemd.Load() {
+		f.CgroupDriver = "systemd"
+	}
+	return f
+}
 
 func (b *backend) Healthy() error { return b.k.manager.Healthy() }
 

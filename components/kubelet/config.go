@@ -171,6 +171,9 @@ type Config struct {
 	// KubeReserved and SystemReserved their limits.
 	KubeReservedCgroup, SystemReservedCgroup string
 	KubeReserved, SystemReserved             v1.ResourceList
+	// SystemdCgroups: cgroups are named as systemd's slices, for a runtime that does
+	// not tell how it wants them named.
+	SystemdCgroups bool
 	// OwnCgroup is the cgroup that the kubelet's process goes into, made if it is
 	// missing; empty: it stays where it is.
 	OwnCgroup string

@@ -113,6 +113,9 @@ func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 			*to = *from
 		}
 	}
+	if f.CgroupDriver != "" {
+		c.SystemdCgroups = f.CgroupDriver == "systemd"
+	}
 	if f.KubeletCgroups != "" {
 		c.OwnCgroup = f.KubeletCgroups
 	}

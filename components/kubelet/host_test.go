@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/internal/cgroup"
@@ -61,6 +64,26 @@ func TestSlices(t *testing.T) {
 	})
 	if log.has("place among") {
 		t.Error("the kubelet tries to be killed later than it may be")
+	}
+}
+
+// TestDriverOfTheConfiguration: how cgroups are named says the configuration where the
+// runtime cannot be asked.
+func TestDriverOfTheConfiguration(t *testing.T) {
+	old := func(rt *crifake.Runtime) {
+		rt.Fail("RuntimeConfig", status.Error(codes.Unimplemented, "unknown method"))
+	}
+	k, _, _ := startWith(t, old, func(c *Config) {
+		if err := c.Apply(&kubeletv1beta1.KubeletConfiguration{CgroupDriver: "systemd"}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	eventually(t, "the runtime was asked", k.sourcesKnown.Load)
+	if got := k.newBackend().Configz().(*kubeletv1beta1.KubeletConfiguration).CgroupDriver; got != "systemd" {
+		t.Errorf("in force is %q", got)
+	}
+	if got := path.Base(k.kubepods()); got != "kubepods.slice" {
+		t.Errorf("all pods are in %s", got)
 	}
 }
 

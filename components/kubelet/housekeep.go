@@ -108,6 +108,30 @@ func (k *Kubelet) greet() {
 	}
 }
 
+// driverTries is how often a runtime is asked that ends meanwhile.
+const driverTries = 3
+
+// askDriver asks the runtime how it wants cgroups named; of one that cannot be
+// asked, as those are that came before the question, the configuration says it.
+func (k *Kubelet) askDriver(ctx context.Context) error {
+	k.host.Systemd.Store(k.cfg.SystemdCgroups)
+	var err error
+	for range driverTries {
+		var resp *runtimeapi.RuntimeConfigResponse
+		resp, err = k.cri.Runtime.RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{}, cri.Wait())
+		if cri.IsUnimplemented(err) {
+			return nil
+		}
+		if err == nil {
+			if resp.Linux != nil {
+				k.host.Systemd.Store(resp.Linux.CgroupDriver == runtimeapi.CgroupDriver_SYSTEMD)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("asking the runtime for its cgroup driver: %w", err)
+}
+
 // runtimeFacts asks the runtime once for its name and its cgroup driver.
 func (k *Kubelet) runtimeFacts(ctx context.Context) error {
 	v, err := k.cri.Runtime.Version(ctx, &runtimeapi.VersionRequest{}, cri.Wait())
@@ -115,8 +139,5 @@ func (k *Kubelet) runtimeFacts(ctx context.Context) error {
 		return fmt.Errorf("asking the runtime for its version: %w", err)
 	}
 	k.host.RuntimeName = v.RuntimeName
-	if resp, err := k.cri.Runtime.RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{}); err == nil {
-		k.host.Systemd.Store(resp.GetLinux().GetCgroupDriver() == runtimeapi.CgroupDriver_SYSTEMD && resp.Linux != nil)
-	}
-	return nil
+	return k.askDriver(ctx)
 }

@@ -171,6 +171,11 @@ func (r *Runtime) Status(context.Context, *runtimeapi.StatusRequest, ...grpc.Cal
 
 // RuntimeConfig implements the runtime service.
 func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest, ...grpc.CallOption) (*runtimeapi.RuntimeConfigResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.called("RuntimeConfig", ""); err != nil {
+		return nil, err
+	}
 	if r.Systemd {
 		return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: runtimeapi.CgroupDriver_SYSTEMD}}, nil
 	}
