@@ -114,10 +114,8 @@ func run(args []string) int {
 func find(list []component, name string) (component, bool) {
 	name = strings.TrimPrefix(name, "kube-")
 	for _, c := range list {
-		for _, n := range c.names {
-			if n == name {
-				return c, true
-			}
+		if slices.Contains(c.names, name) {
+			return c, true
 		}
 	}
 	return component{}, false

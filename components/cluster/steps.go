@@ -46,8 +46,7 @@ func (s *steps) done(began time.Time, format string, args ...any) {
 // fail tells that it is not going to be, with the exit code of the error.
 func (s *steps) fail(err error) {
 	code := ExitGeneral
-	var coded codedError
-	if errors.As(err, &coded) {
+	if coded, ok := errors.AsType[codedError](err); ok {
 		code = coded.code
 	}
 	s.send(step{Error: err.Error(), Code: code})

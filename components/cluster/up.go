@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -121,7 +122,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	var env []string
 	args := os.Args[1:]
 	if before.pid != 0 {
-		args = append(args[:len(args):len(args)], before.flags(cmd)...)
+		args = append(slices.Clip(args), before.flags(cmd)...)
 		env = append(env, fmt.Sprintf("%s=%d", replaceEnv, before.pid))
 	}
 	return startBackground(cmd.Context(), args, l.Log(mainProcess), show, env...)

@@ -214,7 +214,7 @@ func (p *plugin) result(addrs []netip.Addr, netns string) *types100.Result {
 			gateway := net.IP(podnet.Gateway(cidr).AsSlice())
 			everything := net.IPNet{IP: make(net.IP, addr.BitLen()/8), Mask: net.CIDRMask(0, addr.BitLen())}
 			result.IPs = append(result.IPs, &types100.IPConfig{
-				Interface: types100.Int(0), Gateway: gateway,
+				Interface: new(0), Gateway: gateway,
 				Address: net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(cidr.Bits(), addr.BitLen())},
 			})
 			result.Routes = append(result.Routes, &types.Route{Dst: everything, GW: gateway})

@@ -48,9 +48,7 @@ func (k *Kubelet) extend(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg 
 		for _, d := range r.Devices {
 			cfg.Devices = append(cfg.Devices, &runtimeapi.Device{ContainerPath: d.ContainerPath, HostPath: d.HostPath, Permissions: d.Permissions})
 		}
-		for key, value := range r.Annotations {
-			cfg.Annotations[key] = value
-		}
+		maps.Copy(cfg.Annotations, r.Annotations)
 		for _, d := range r.CdiDevices {
 			cfg.CDIDevices = append(cfg.CDIDevices, &runtimeapi.CDIDevice{Name: d.Name})
 		}

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 
@@ -230,9 +231,7 @@ func (k Kind[T]) Resource() *Resource {
 			set["metadata.namespace"] = obj.GetNamespace()
 		}
 		if k.Fields != nil {
-			for name, value := range k.Fields(obj.(T)) {
-				set[name] = value
-			}
+			maps.Copy(set, k.Fields(obj.(T)))
 		}
 		return set
 	}

@@ -220,8 +220,7 @@ func (m *Manager) delegate(cgroup string) error {
 	}
 	want := strings.Join(enable, " ")
 	dir := m.v2
-	parts := strings.Split(strings.Trim(cgroup, "/"), "/")
-	for _, part := range parts {
+	for part := range strings.SplitSeq(strings.Trim(cgroup, "/"), "/") {
 		file := filepath.Join(dir, "cgroup.subtree_control")
 		have, err := os.ReadFile(file)
 		if err != nil {

@@ -146,8 +146,7 @@ func (c *conn) serve() {
 		if err == nil {
 			continue
 		}
-		var stream http2.StreamError
-		if errors.As(err, &stream) {
+		if stream, ok := errors.AsType[http2.StreamError](err); ok {
 			c.debug("stream error", err)
 			if err = c.refuse(stream); err == nil {
 				continue
@@ -157,8 +156,7 @@ func (c *conn) serve() {
 		if errors.Is(err, http2.ErrFrameTooLarge) {
 			err = http2.ConnectionError(http2.ErrCodeFrameSize)
 		}
-		var broken http2.ConnectionError
-		if errors.As(err, &broken) {
+		if broken, ok := errors.AsType[http2.ConnectionError](err); ok {
 			c.debug("connection error", err)
 			c.expel(http2.ErrCode(broken))
 		}

@@ -97,7 +97,7 @@ func openFile(path string) (*os.File, error) {
 	if info, err := f.Stat(); err == nil && info.Size() > 0 {
 		last := make([]byte, 1)
 		if _, err := f.ReadAt(last, info.Size()-1); err == nil && last[0] != '\n' {
-			if _, err := f.Write([]byte("\n")); err != nil {
+			if _, err := f.WriteString("\n"); err != nil {
 				f.Close()
 				return nil, fmt.Errorf("mending the host change journal: %w", err)
 			}

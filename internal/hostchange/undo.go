@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 
@@ -38,8 +39,8 @@ func Undo(ctx context.Context, path string) error {
 // or not. It goes on after an error, and returns all of them.
 func Revert(ctx context.Context, changes []Change) error {
 	by := map[Kind][]Change{}
-	for i := len(changes) - 1; i >= 0; i-- {
-		by[changes[i].Kind] = append(by[changes[i].Kind], changes[i])
+	for _, change := range slices.Backward(changes) {
+		by[change.Kind] = append(by[change.Kind], change)
 	}
 	// Processes hold mounts, jumps hold chains, routes go with their links.
 	var errs []error

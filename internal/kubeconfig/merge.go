@@ -3,6 +3,7 @@ package kubeconfig
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -82,15 +83,9 @@ func (t Target) Merge(cfg Config) error {
 			ContentType: runtime.ContentTypeJSON,
 		}
 	}
-	for k, v := range add.Clusters {
-		c.Clusters[k] = v
-	}
-	for k, v := range add.AuthInfos {
-		c.AuthInfos[k] = v
-	}
-	for k, v := range add.Contexts {
-		c.Contexts[k] = v
-	}
+	maps.Copy(c.Clusters, add.Clusters)
+	maps.Copy(c.AuthInfos, add.AuthInfos)
+	maps.Copy(c.Contexts, add.Contexts)
 	c.CurrentContext = name
 	return t.save(c)
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 )
 
@@ -151,8 +152,7 @@ func (g *Group) Stop() error {
 		usual = usualStopTimeout
 	}
 	var errs []error
-	for i := len(g.members) - 1; i >= 0; i-- {
-		m := g.members[i]
+	for _, m := range slices.Backward(g.members) {
 		m.cancel()
 		timeout, began := max(usual, m.least), time.Now()
 		timer := time.NewTimer(timeout)

@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -120,10 +121,8 @@ func ClaimChanged(old, now *corev1.PersistentVolumeClaim) bool {
 func attributesClasses(c *corev1.PersistentVolumeClaim) []string {
 	var out []string
 	add := func(name string) {
-		for _, n := range out {
-			if n == name {
-				return
-			}
+		if slices.Contains(out, name) {
+			return
 		}
 		if name != "" {
 			out = append(out, name)

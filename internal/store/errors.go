@@ -94,8 +94,7 @@ func etcdError(err error) error {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	code := status.Code(err)
-	var etcd rpctypes.EtcdError
-	if errors.As(err, &etcd) {
+	if etcd, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		code = etcd.Code()
 	}
 	switch code {

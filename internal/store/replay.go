@@ -181,7 +181,7 @@ func (r *ring) prepend(events []Event, start int64) {
 	}
 	r.first -= uint64(len(events))
 	r.events = make([]Event, size)
-	for i, ev := range append(events[:len(events):len(events)], present...) {
+	for i, ev := range append(slices.Clip(events), present...) {
 		*r.at(r.first + uint64(i)) = ev
 		if i < len(events) {
 			r.bytes += eventSize(&ev)

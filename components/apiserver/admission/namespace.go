@@ -78,8 +78,7 @@ func (p *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, 
 		return nil
 	}
 	err = forbid(a, "unable to create new content in namespace %s because it is being terminated", namespace)
-	var status *apierrors.StatusError
-	if errors.As(err, &status) {
+	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{
 			Type:    corev1.NamespaceTerminatingCause,
 			Message: "namespace " + namespace + " is being terminated",

@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -167,10 +168,5 @@ func isMaster(u user.Info) bool {
 	if u == nil {
 		return false
 	}
-	for _, g := range u.GetGroups() {
-		if g == user.SystemPrivilegedGroup {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
 }

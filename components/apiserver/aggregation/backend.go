@@ -3,6 +3,7 @@ package aggregation
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -142,9 +143,7 @@ func (b *backend) get(ctx context.Context, path string, header http.Header) (*ht
 	if err != nil {
 		return nil, fmt.Errorf("asking %s: %w", at.String(), err)
 	}
-	for name, values := range header {
-		req.Header[name] = values
-	}
+	maps.Copy(req.Header, header)
 	transport.SetAuthProxyHeaders(req, "system:kube-aggregator", "", []string{"system:masters"}, nil)
 	client := http.Client{Transport: b.transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	resp, err := client.Do(req)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -153,7 +154,7 @@ func (r *RBAC) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 		if reason, ok := here.allows(a); ok {
 			return authorizer.DecisionAllow, reason, nil
 		}
-		errs = append(errs[:len(errs):len(errs)], here.errs...)
+		errs = append(slices.Clip(errs), here.errs...)
 	}
 	if len(errs) > 0 {
 		return authorizer.DecisionNoOpinion, fmt.Sprintf("RBAC: %v", utilerrors.NewAggregate(errs)), nil

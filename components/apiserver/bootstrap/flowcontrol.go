@@ -129,8 +129,7 @@ func KeepFlowControl(ctx context.Context, reg *registry.Registry) error {
 		if err = keepFlowControl(ctx, reg); err == nil {
 			return nil
 		}
-		var conflict *store.ConflictError
-		if !errors.As(err, &conflict) {
+		if _, ok := errors.AsType[*store.ConflictError](err); !ok {
 			break
 		}
 	}

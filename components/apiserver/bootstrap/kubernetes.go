@@ -246,8 +246,7 @@ func (k *Keeper) ensure(ctx context.Context, res *registry.Resource, make func(o
 		if err == nil {
 			return nil
 		}
-		var conflict *store.ConflictError
-		if !errors.As(err, &conflict) {
+		if _, ok := errors.AsType[*store.ConflictError](err); !ok {
 			return err
 		}
 	}

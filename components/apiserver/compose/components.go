@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"sync"
 	"time"
@@ -27,9 +28,7 @@ const lookTimeout = 5 * time.Second
 // in this process, cfg.Components looks instead.
 func (s *Server) components(reg *registry.Registry) error {
 	looks := map[string]func(context.Context) (string, error){}
-	for name, look := range s.cfg.Components {
-		looks[name] = look
-	}
+	maps.Copy(looks, s.cfg.Components)
 	for name, port := range map[string]int{"scheduler": layout.PortScheduler, "controller-manager": layout.PortControllerManager} {
 		if looks[name] == nil {
 			looks[name] = healthz(fmt.Sprintf("https://127.0.0.1:%d/healthz", port))

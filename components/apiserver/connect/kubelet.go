@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -179,10 +180,8 @@ func (k *kubelets) pod(ctx context.Context, namespace, name string) (*corev1.Pod
 // container returns the container that a request means.
 func container(wanted string, pod *corev1.Pod) (string, error) {
 	if wanted != "" {
-		for _, name := range containerNames(pod) {
-			if name == wanted {
-				return wanted, nil
-			}
+		if slices.Contains(containerNames(pod), wanted) {
+			return wanted, nil
 		}
 		return "", badRequest("container %s is not valid for pod %s", wanted, pod.Name)
 	}

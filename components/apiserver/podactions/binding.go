@@ -5,6 +5,7 @@ package podactions
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -136,15 +137,11 @@ func assign(pod *corev1.Pod, b *corev1.Binding) error {
 	if len(b.Annotations) > 0 && pod.Annotations == nil {
 		pod.Annotations = map[string]string{}
 	}
-	for k, v := range b.Annotations {
-		pod.Annotations[k] = v
-	}
+	maps.Copy(pod.Annotations, b.Annotations)
 	if len(b.Labels) > 0 && pod.Labels == nil {
 		pod.Labels = map[string]string{}
 	}
-	for k, v := range b.Labels {
-		pod.Labels[k] = v
-	}
+	maps.Copy(pod.Labels, b.Labels)
 	setCondition(pod, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue})
 	return nil
 }

@@ -88,8 +88,7 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 		return &metav1.Status{Status: metav1.StatusSuccess}, nil
 	}
 	budget, err := e.budget(ctx, pod)
-	var several *severalError
-	if errors.As(err, &several) {
+	if several, ok := errors.AsType[*severalError](err); ok {
 		return several.status(), nil
 	}
 	if err != nil {

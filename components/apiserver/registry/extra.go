@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -142,9 +143,7 @@ func (r *Resource) Actions() map[string]*Action {
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
 	out := make(map[string]*Action, len(r.extra.actions[r.GVR()]))
-	for name, a := range r.extra.actions[r.GVR()] {
-		out[name] = a
-	}
+	maps.Copy(out, r.extra.actions[r.GVR()])
 	return out
 }
 
@@ -163,8 +162,6 @@ func (r *Resource) Streams() map[string]*Stream {
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
 	out := make(map[string]*Stream, len(r.extra.streams[r.GVR()]))
-	for name, s := range r.extra.streams[r.GVR()] {
-		out[name] = s
-	}
+	maps.Copy(out, r.extra.streams[r.GVR()])
 	return out
 }

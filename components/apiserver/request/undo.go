@@ -2,6 +2,7 @@ package request
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -23,8 +24,8 @@ func Undoable(ctx context.Context) (_ context.Context, undo func()) {
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 		defer cancel()
-		for i := len(*steps) - 1; i >= 0; i-- {
-			(*steps)[i](ctx)
+		for _, step := range slices.Backward(*steps) {
+			step(ctx)
 		}
 	}
 }

@@ -152,8 +152,7 @@ func (c *call) deleteCorrupt(opts *metav1.DeleteOptions) error {
 		}
 		if !dryRun(opts.DryRun) {
 			_, _, err := c.res.Collection.Store().Commit(c.ctx, c.res.Collection.Delete(entry))
-			var lost *store.ConflictError
-			if errors.As(err, &lost) {
+			if _, ok := errors.AsType[*store.ConflictError](err); ok {
 				continue
 			}
 			if err != nil {

@@ -150,8 +150,7 @@ func (c *call) taken(err error, obj api.Object) error {
 	if there, rerr := c.res.Read(other); rerr != nil || there.GetDeletionTimestamp() == nil {
 		return told
 	}
-	var status *apierrors.StatusError
-	if errors.As(told, &status) {
+	if status, ok := errors.AsType[*apierrors.StatusError](told); ok {
 		status.ErrStatus.Message = "object is being deleted: " + status.ErrStatus.Message
 	}
 	return told
@@ -207,8 +206,7 @@ func (e uncertainError) Unwrap() error { return e.error }
 // unlessLost marks the error of a commit, but for a conflict: that alone says
 // for certain that nothing was written.
 func unlessLost(err error) error {
-	var lost *store.ConflictError
-	if errors.As(err, &lost) {
+	if _, ok := errors.AsType[*store.ConflictError](err); ok {
 		return err
 	}
 	return uncertainError{err}

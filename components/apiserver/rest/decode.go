@@ -66,8 +66,7 @@ func (c *call) readAll() ([]byte, error) {
 		data, err = io.ReadAll(io.LimitReader(c.req.Body, limit+1))
 	}
 	if err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", limit))
 		}
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("reading the body: %v", err))

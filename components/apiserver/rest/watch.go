@@ -217,8 +217,7 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 }
 
 func tooOldMessage(revision int64, err error) string {
-	var old *store.TooOldError
-	if errors.As(err, &old) {
+	if old, ok := errors.AsType[*store.TooOldError](err); ok {
 		return old.Error()
 	}
 	return fmt.Sprintf("too old resource version: %d", revision)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -194,7 +195,7 @@ func Metadata(raw []byte) ([]byte, error) {
 		if number == 1 {
 			field := data[:len(data)-len(rest)]
 			if out == nil {
-				out = field[:len(field):len(field)]
+				out = slices.Clip(field)
 			} else {
 				out = append(out, field...)
 			}

@@ -88,7 +88,7 @@ func (c *Cluster) list(ctx context.Context) (*clientv3.MemberListResponse, error
 		if err == nil || !passing(err) {
 			return list, err
 		}
-		if !sleep(ctx, pace) {
+		if !wait(ctx) {
 			return nil, errors.Join(err, ctx.Err())
 		}
 	}
@@ -126,7 +126,7 @@ func (c *Cluster) addLearner(ctx context.Context, peerURL string) ([]*etcdserver
 		if !errors.Is(err, rpctypes.ErrTooManyLearners) && !passing(err) && !errors.Is(err, errUnanswered) {
 			return nil, fmt.Errorf("entering etcd: %w", err)
 		}
-		if !sleep(ctx, pace) {
+		if !wait(ctx) {
 			return nil, fmt.Errorf("entering etcd: %w", errors.Join(err, ctx.Err()))
 		}
 	}
@@ -178,7 +178,7 @@ func (c *Cluster) Promote(ctx context.Context, peerURL string) error {
 		}
 		// It is behind, or the others are about to choose a leader.
 		c.log.Debug("etcd's new member has no vote yet", "err", err)
-		if !sleep(ctx, pace) {
+		if !wait(ctx) {
 			return fmt.Errorf("giving this member of etcd a vote: %w", errors.Join(err, ctx.Err()))
 		}
 	}
@@ -204,7 +204,7 @@ func (c *Cluster) Remove(ctx context.Context, peerURL string) (removed bool, err
 			return true, nil
 		}
 		// The others have to agree, and may just choose a leader.
-		if !sleep(ctx, pace) {
+		if !wait(ctx) {
 			return false, fmt.Errorf("leaving etcd: %w", errors.Join(err, ctx.Err()))
 		}
 	}
@@ -232,10 +232,10 @@ func find(members []*etcdserverpb.Member, peerURL string) *etcdserverpb.Member {
 	return nil
 }
 
-// sleep tells whether ctx still goes on after d.
-func sleep(ctx context.Context, d time.Duration) bool {
+// wait lets pace go by, and tells whether ctx still goes on then.
+func wait(ctx context.Context) bool {
 	select {
-	case <-time.After(d):
+	case <-time.After(pace):
 		return ctx.Err() == nil
 	case <-ctx.Done():
 		return false

@@ -79,10 +79,7 @@ func ended(j *batchv1.Job) batchv1.JobConditionType {
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	shared, err := c.crons.CronJobs(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		return nil

@@ -208,10 +208,7 @@ func (c *Controller) addMatching(p *corev1.Pod) {
 }
 
 func (c *Controller) sync(ctx context.Context, k string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(k)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(k)
 	shared, err := c.sets.DaemonSets(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		c.expect.Forget(k)

@@ -134,10 +134,7 @@ func (c *Controller) podDeleted(p *corev1.Pod) {
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	shared, err := c.deployments.Deployments(namespace).Get(name)
 	if err != nil {
 		return nil // gone; the garbage collector takes its ReplicaSets

@@ -3,6 +3,7 @@ package deployment
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sort"
 	"strconv"
 
@@ -156,9 +157,7 @@ func (r *rollout) create(ctx context.Context, rev int64) error {
 
 func with(m map[string]string, key, value string) map[string]string {
 	out := make(map[string]string, len(m)+1)
-	for k, v := range m {
-		out[k] = v
-	}
+	maps.Copy(out, m)
 	out[key] = value
 	return out
 }

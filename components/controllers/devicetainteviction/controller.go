@@ -155,10 +155,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 		return c.syncRule(ctx, name)
 	}
 	key = strings.TrimPrefix(key, claimKey)
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	claim, err := c.claims.ResourceClaims(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		c.cancel(key, nil)

@@ -143,10 +143,7 @@ func (c *Controller) disrupted(p *corev1.Pod) (left time.Duration, ok bool) {
 
 func (c *Controller) sync(ctx context.Context, key string) error {
 	name, isPod := strings.CutPrefix(key, podPrefix)
-	namespace, name, err := cache.SplitMetaNamespaceKey(name)
-	if err != nil {
-		return err
-	}
+	namespace, name := control.SplitKey(name)
 	if isPod {
 		return c.syncPod(ctx, namespace, name)
 	}

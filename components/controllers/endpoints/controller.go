@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/endpointslice"
 	sliceutil "k8s.io/endpointslice/util"
@@ -86,10 +85,7 @@ func (c *Controller) made(e *corev1.Endpoints) {
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	svc, err := c.services.Services(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		c.triggers.DeleteService(namespace, name)

@@ -200,10 +200,7 @@ func (c *Controller) counted(ctx context.Context, key string) error {
 }
 
 func (c *Controller) sync(_ context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	svc, err := c.services.Services(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		c.triggers.DeleteService(namespace, name)

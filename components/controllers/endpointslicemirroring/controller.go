@@ -120,10 +120,7 @@ func shouldMirror(e *corev1.Endpoints) bool {
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	objs, err := c.slices.ByIndex(endpointslice.ByService, key)
 	if err != nil {
 		return err

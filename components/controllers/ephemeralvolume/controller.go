@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/ephemeral"
 
 	"hyperkube/components/controllers/internal/control"
@@ -52,10 +51,7 @@ func New(env control.Env) (*Controller, error) {
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	pod, err := c.pods.Pods(namespace).Get(name)
 	if apierrors.IsNotFound(err) || err == nil && pod.DeletionTimestamp != nil {
 		return nil

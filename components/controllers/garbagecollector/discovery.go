@@ -46,8 +46,7 @@ func discoverAll(d discovery.DiscoveryInterface) (*served, error) {
 		deletable: map[schema.GroupVersionResource]schema.GroupVersionKind{},
 		failed:    map[schema.GroupVersion]error{},
 	}
-	var failed *discovery.ErrGroupDiscoveryFailed
-	if errors.As(err, &failed) {
+	if failed, ok := errors.AsType[*discovery.ErrGroupDiscoveryFailed](err); ok {
 		s.failed = failed.Groups
 	}
 	// How much a version is preferred: less is more.

@@ -1,6 +1,7 @@
 package garbagecollector
 
 import (
+	"slices"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -285,10 +286,5 @@ func blocks(ref metav1.OwnerReference) bool {
 }
 
 func has(list []string, s string) bool {
-	for _, l := range list {
-		if l == s {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(list, s)
 }

@@ -23,7 +23,6 @@ import (
 	autoscalinglisters "k8s.io/client-go/listers/autoscaling/v2"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/scale"
-	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
 )
@@ -104,10 +103,7 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return err
-	}
+	namespace, name := control.SplitKey(key)
 	h, err := c.autoscalers.HorizontalPodAutoscalers(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		c.mu.Lock()

@@ -225,7 +225,7 @@ func requestsOf(pods []*corev1.Pod, container string, name corev1.ResourceName) 
 		containers := p.Spec.Containers
 		for i := range p.Spec.InitContainers {
 			if r := p.Spec.InitContainers[i].RestartPolicy; r != nil && *r == corev1.ContainerRestartPolicyAlways {
-				containers = append(containers[:len(containers):len(containers)], p.Spec.InitContainers[i])
+				containers = append(slices.Clip(containers), p.Spec.InitContainers[i])
 			}
 		}
 		if container == "" && resourcehelper.IsPodLevelRequestsSet(p) {

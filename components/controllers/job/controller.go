@@ -260,10 +260,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	if len(k) > len(podPrefixKey) && k[:len(podPrefixKey)] == podPrefixKey {
 		return c.syncStray(ctx, k[len(podPrefixKey):])
 	}
-	namespace, jobName, err := cache.SplitMetaNamespaceKey(k)
-	if err != nil {
-		return nil
-	}
+	namespace, jobName := control.SplitKey(k)
 	shared, err := c.jobs.Jobs(namespace).Get(jobName)
 	if apierrors.IsNotFound(err) {
 		c.forget(k)

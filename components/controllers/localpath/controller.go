@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
-	"k8s.io/client-go/tools/cache"
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"hyperkube/components/controllers/internal/control"
@@ -122,10 +121,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 		}
 		return c.syncVolume(ctx, pv)
 	}
-	namespace, name, err := cache.SplitMetaNamespaceKey(strings.TrimPrefix(key, claimKey))
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(strings.TrimPrefix(key, claimKey))
 	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		return nil

@@ -205,8 +205,7 @@ func (r *report) conditions() []corev1.NamespaceCondition {
 	bad := map[corev1.NamespaceConditionType][2]string{}
 	if r.discovery != nil {
 		msg := r.discovery.Error()
-		var failed *discovery.ErrGroupDiscoveryFailed
-		if errors.As(r.discovery, &failed) {
+		if failed, ok := errors.AsType[*discovery.ErrGroupDiscoveryFailed](r.discovery); ok {
 			msg = fmt.Sprintf("Discovery failed for some groups, %d failing: %v", len(failed.Groups), r.discovery)
 		}
 		bad[corev1.NamespaceDeletionDiscoveryFailure] = [2]string{"DiscoveryFailed", msg}

@@ -7,6 +7,7 @@ package namespace
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -143,12 +144,7 @@ func (c *Controller) update(ctx context.Context, ns *corev1.Namespace, f func(*c
 }
 
 func hasFinalizer(ns *corev1.Namespace) bool {
-	for _, f := range ns.Spec.Finalizers {
-		if f == corev1.FinalizerKubernetes {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes)
 }
 
 // finalize takes the finalizer off that kept the emptied namespace.

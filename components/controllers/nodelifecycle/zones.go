@@ -1,6 +1,7 @@
 package nodelifecycle
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -154,10 +155,8 @@ func (z *zones) want(node string) (zoneName string) {
 		return ""
 	}
 	w := z.byName[name]
-	for _, n := range w.waiting {
-		if n == node {
-			return name
-		}
+	if slices.Contains(w.waiting, node) {
+		return name
 	}
 	w.waiting = append(w.waiting, node)
 	return name

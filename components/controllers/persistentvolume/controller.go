@@ -175,10 +175,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 		}
 		return c.syncVolume(ctx, pv)
 	}
-	namespace, name, err := cache.SplitMetaNamespaceKey(strings.TrimPrefix(key, claimKey))
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(strings.TrimPrefix(key, claimKey))
 	pvc, err := c.claim(namespace, name)
 	if pvc == nil || err != nil {
 		return err

@@ -11,7 +11,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	certificateslisters "k8s.io/client-go/listers/certificates/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
 )
@@ -36,10 +35,7 @@ func New(env control.Env) (*Controller, error) {
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return err
-	}
+	namespace, name := control.SplitKey(key)
 	r, err := c.requests.PodCertificateRequests(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		return nil

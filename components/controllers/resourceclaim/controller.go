@@ -154,10 +154,7 @@ func isDone(p *corev1.Pod) bool {
 
 func (c *Controller) sync(ctx context.Context, key string) error {
 	kind, object, _ := strings.Cut(key, ":")
-	namespace, name, err := cache.SplitMetaNamespaceKey(object)
-	if err != nil {
-		return err
-	}
+	namespace, name := control.SplitKey(object)
 	if kind+":" == podKey {
 		return c.syncPod(ctx, namespace, name)
 	}

@@ -208,10 +208,7 @@ func (c *Controller) limits(namespace string, e quotav1.Evaluator) []*corev1.Res
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return err
-	}
+	namespace, name := control.SplitKey(key)
 	q, err := c.lister.ResourceQuotas(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		return nil

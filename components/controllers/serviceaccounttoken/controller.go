@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
 )
@@ -92,10 +91,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	if secret, ok := strings.CutPrefix(key, goneSecret); ok {
 		return c.unlist(ctx, secret)
 	}
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return err
-	}
+	namespace, name := control.SplitKey(key)
 	s, err := c.secrets.Secrets(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -181,10 +177,7 @@ func (c *Controller) lacks(s *corev1.Secret, sa *corev1.ServiceAccount) bool {
 
 // accountGone has the tokens of an account looked at.
 func (c *Controller) accountGone(key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return err
-	}
+	namespace, name := control.SplitKey(key)
 	secrets, err := c.secrets.Secrets(namespace).List(labels.Everything())
 	if err != nil {
 		return err

@@ -125,10 +125,7 @@ func (c *Controller) canAdopt(set *appsv1.StatefulSet) func(context.Context) err
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	shared, err := c.sets.StatefulSets(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		return nil

@@ -220,12 +220,8 @@ func (u *update) work(ctx context.Context) error {
 	}
 	unhealthy := u.firstDown()
 	for _, p := range u.condemned {
-		wait, err := u.condemn(ctx, p, unhealthy)
-		if err != nil {
+		if err := u.condemn(ctx, p, unhealthy); err != nil || u.ordered() {
 			return err
-		}
-		if wait && u.ordered() {
-			return nil
 		}
 	}
 	if set.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType {
@@ -312,17 +308,17 @@ func (u *update) amend(ctx context.Context, p *corev1.Pod, ordinal int) error {
 	})
 }
 
-// condemn ends a pod beyond the wanted number; it tells whether the next have
-// to wait.
-func (u *update) condemn(ctx context.Context, p, unhealthy *corev1.Pod) (wait bool, err error) {
+// condemn ends a pod beyond the wanted number. Where there is an order the next has to
+// wait, whatever came of it.
+func (u *update) condemn(ctx context.Context, p, unhealthy *corev1.Pod) error {
 	if p.DeletionTimestamp != nil {
-		return true, nil
+		return nil
 	}
 	// One of the others is in trouble: none that works is ended before.
 	if u.ordered() && p != unhealthy && (!u.available(p) || p.Status.Phase != corev1.PodRunning) {
-		return true, nil
+		return nil
 	}
-	return true, u.delete(ctx, u.set, p)
+	return u.delete(ctx, u.set, p)
 }
 
 // mostDown is how many pods may be unavailable during a rollout, at least one.

@@ -124,10 +124,7 @@ func noExecute(n *corev1.Node) []corev1.Taint {
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	p, err := c.pods.Pods(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		c.take(key)

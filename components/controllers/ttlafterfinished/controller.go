@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	batchlisters "k8s.io/client-go/listers/batch/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
 )
@@ -64,10 +63,7 @@ func expiry(j *batchv1.Job) (time.Time, bool) {
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	j, err := c.jobs.Jobs(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		return nil

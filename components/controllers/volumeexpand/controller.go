@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"hyperkube/components/controllers/internal/control"
@@ -43,10 +42,7 @@ func New(env control.Env) (*Controller, error) {
 }
 
 func (c *Controller) sync(_ context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)
 	if apierrors.IsNotFound(err) || err == nil && pvc.Status.Phase != corev1.ClaimBound {
 		return nil

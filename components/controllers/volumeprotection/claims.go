@@ -84,10 +84,7 @@ func claimsOf(obj any) ([]string, error) {
 }
 
 func (c *Claims) sync(ctx context.Context, key string) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(key)
-	if err != nil {
-		return nil
-	}
+	namespace, name := control.SplitKey(key)
 	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		return nil

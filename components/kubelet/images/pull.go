@@ -432,7 +432,7 @@ func validPart(s string) bool {
 	if s == "" {
 		return false
 	}
-	for i := 0; i < len(s); i++ {
+	for i := range len(s) {
 		c := s[i]
 		alnum := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
 		if alnum {
@@ -449,7 +449,7 @@ func validTag(s string) bool {
 	if s == "" || len(s) > 128 || s[0] == '.' || s[0] == '-' {
 		return false
 	}
-	for i := 0; i < len(s); i++ {
+	for i := range len(s) {
 		c := s[i]
 		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("._-", rune(c))) {
 			return false

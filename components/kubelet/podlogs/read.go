@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -181,7 +182,7 @@ func (w *writer) line(raw []byte) error {
 		text = append([]byte(l.Time.Format(rfc3339NanoFixed)+" "), text...)
 	}
 	if !l.Partial {
-		text = append(text[:len(text):len(text)], '\n')
+		text = append(slices.Clip(text), '\n')
 	}
 	if w.o.Limit > 0 && int64(len(text)) >= w.left {
 		text = text[:w.left]

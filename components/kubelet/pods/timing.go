@@ -47,8 +47,7 @@ func kindOf(kind podstate.Kind) telemetry.ContainerKind {
 // it.
 func (w *worker) countStart(c *v1.Container, kind podstate.Kind, err error) {
 	code := ""
-	var f *startFailure
-	if errors.As(err, &f) {
+	if f, ok := errors.AsType[*startFailure](err); ok {
 		code = f.reason
 	}
 	w.host.Metrics.ContainerStarting(kindOf(kind), code)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -47,13 +48,9 @@ func (h *Host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 			Sysctls:         map[string]string{},
 		},
 	}
-	for k, v := range pod.Labels {
-		cfg.Labels[k] = v
-	}
+	maps.Copy(cfg.Labels, pod.Labels)
 	cfg.Labels[cri.LabelPodName], cfg.Labels[cri.LabelPodNamespace], cfg.Labels[cri.LabelPodUID] = pod.Name, pod.Namespace, string(pod.UID)
-	for k, v := range pod.Annotations {
-		cfg.Annotations[k] = v
-	}
+	maps.Copy(cfg.Annotations, pod.Annotations)
 	if !pod.Spec.HostNetwork || pod.Spec.HostnameOverride != nil {
 		host, err := h.hostname(pod)
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -87,7 +88,7 @@ func (a *Auth) authenticate(r *http.Request, ca *x509.CertPool) (*user, error) {
 		}
 		leaf := r.TLS.PeerCertificates[0]
 		if _, err := leaf.Verify(opts); err == nil && leaf.Subject.CommonName != "" {
-			return &user{name: leaf.Subject.CommonName, groups: append(leaf.Subject.Organization[:len(leaf.Subject.Organization):len(leaf.Subject.Organization)], "system:authenticated")}, nil
+			return &user{name: leaf.Subject.CommonName, groups: append(slices.Clip(leaf.Subject.Organization), "system:authenticated")}, nil
 		}
 	}
 	if token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok && strings.TrimSpace(token) != "" {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"time"
 
@@ -70,9 +71,7 @@ func (u *URL) fetch(ctx context.Context, client *http.Client) ([]*v1.Pod, error)
 	if err != nil {
 		return nil, err
 	}
-	for name, values := range u.Header {
-		req.Header[name] = values
-	}
+	maps.Copy(req.Header, u.Header)
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err

@@ -29,8 +29,7 @@ type Ranges struct{ First, Count uint32 }
 // https://kubernetes.io/docs/tasks/configure-pod-container/user-namespaces/
 func Configured(ctx context.Context, most int64) (Ranges, error) {
 	if _, err := user.Lookup(account); err != nil {
-		var unknown user.UnknownUserError
-		if errors.As(err, &unknown) {
+		if _, ok := errors.AsType[user.UnknownUserError](err); ok {
 			return Ranges{}, nil
 		}
 		return Ranges{}, fmt.Errorf("looking for the user %s: %w", account, err)

@@ -367,8 +367,7 @@ func (b *guardedBody) Close() error {
 
 // explain puts a registry's answer into the words that users know.
 func explain(err error, normal string) error {
-	var answer *transport.Error
-	if errors.As(err, &answer) {
+	if answer, ok := errors.AsType[*transport.Error](err); ok {
 		switch answer.StatusCode {
 		case http.StatusNotFound:
 			return fmt.Errorf("%s: %w", normal, ErrNotFound)
@@ -377,8 +376,7 @@ func explain(err error, normal string) error {
 		}
 		return fmt.Errorf("unexpected status code %d: %w", answer.StatusCode, err)
 	}
-	var call *url.Error
-	if errors.As(err, &call) {
+	if _, ok := errors.AsType[*url.Error](err); ok {
 		return fmt.Errorf("failed to do request: %w", err)
 	}
 	return err

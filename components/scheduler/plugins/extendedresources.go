@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
@@ -81,7 +80,7 @@ func (e *extended) claim(n *state.Node) (*resourcev1.ResourceClaim, []corev1.Con
 			UID:         framework.PlannedClaim(e.pod.UID),
 			Annotations: map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"},
 			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: "v1", Kind: "Pod", Name: e.pod.Name, UID: e.pod.UID, Controller: ptr.To(true),
+				APIVersion: "v1", Kind: "Pod", Name: e.pod.Name, UID: e.pod.UID, Controller: new(true),
 			}},
 		}}
 		made.claim.Spec.Devices.Requests, made.requests = extendedRequests(e.pod, wanted)

@@ -2,6 +2,7 @@ package plugins
 
 import (
 	"math"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,10 +26,8 @@ func (NodePorts) Filter(c *framework.Cycle) (*framework.Check, error) {
 		return nil, nil
 	}
 	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
-		for _, port := range c.Pod.Ports {
-			if n.Conflicts(port) {
-				return reason("node(s) didn't have free ports for the requested pod ports", false)
-			}
+		if slices.ContainsFunc(c.Pod.Ports, n.Conflicts) {
+			return reason("node(s) didn't have free ports for the requested pod ports", false)
 		}
 		return nil
 	}}, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -132,6 +133,16 @@ func (l *Loop) AddObject(obj any) {
 	if key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
 		l.queue.Add(key)
 	}
+}
+
+// SplitKey tells which object AddObject has made key of; the namespace is empty for what is
+// in none. What comes after a second slash belongs to the name.
+func SplitKey(key string) (namespace, name string) {
+	namespace, name, namespaced := strings.Cut(key, "/")
+	if !namespaced {
+		return "", namespace
+	}
+	return namespace, name
 }
 
 // Len tells how many keys wait.

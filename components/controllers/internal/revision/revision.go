@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -91,9 +92,7 @@ func Claim(ctx context.Context, kube kubernetes.Interface, index cache.Indexer, 
 // New makes, but does not write, a revision of owner.
 func New(owner metav1.Object, kind schema.GroupVersionKind, meta map[string]string, data []byte, number int64, name string) *appsv1.ControllerRevision {
 	l := make(map[string]string, len(meta))
-	for k, v := range meta {
-		l[k] = v
-	}
+	maps.Copy(l, meta)
 	return &appsv1.ControllerRevision{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:            name,

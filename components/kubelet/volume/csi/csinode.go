@@ -42,7 +42,7 @@ func (p *Plugin) beginNode(ctx context.Context) {
 	pause := 100 * time.Millisecond
 	for {
 		p.csiNode.Lock()
-		err := p.changeCSINode(ctx, node, func(list []storagev1.CSINodeDriver) []storagev1.CSINodeDriver { return slices.Clone(list) })
+		err := p.changeCSINode(ctx, node, slices.Clone)
 		p.csiNode.Unlock()
 		if err == nil || ctx.Err() != nil {
 			return
