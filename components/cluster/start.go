@@ -36,6 +36,9 @@ func runtimeOptions(l layout.Node, podCIDRs string) (launch.Options, error) {
 		"--link-prefix=" + l.LinkPrefix, "--cgroup-root=" + l.CgroupRoot, "--journal=" + l.Journal("runtime"),
 		"--pod-cidr=" + podCIDRs,
 	}
+	if a := l.KubeletAlias(); a != (layout.Alias{}) {
+		args = append(args, "--kubelet-dir="+a.Own, "--known-kubelet-dir="+a.Known)
+	}
 	return launch.Options{
 		LogFile: l.Log("runtime"), PIDFile: l.PIDFile("runtime"), Main: self,
 		Args: append(args, ownSettings(l)...),

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"hyperkube/internal/layout"
@@ -35,5 +36,25 @@ func TestOwnSettings(t *testing.T) {
 	}
 	if got := ownSettings(layout.Default()); len(got) > 0 {
 		t.Errorf("of the usual place: %q", got)
+	}
+}
+
+// TestRuntimeKnowsKubelet: the runtime is told of a kubelet's directory that drivers
+// in pods know by another path, for devices are described with that.
+func TestRuntimeKnowsKubelet(t *testing.T) {
+	told := func(l layout.Node) []string {
+		t.Helper()
+		o, err := runtimeOptions(l, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.DeleteFunc(o.Args, func(arg string) bool { return !strings.Contains(arg, "kubelet") })
+	}
+	if got := told(layout.Default()); len(got) > 0 {
+		t.Errorf("of the usual one: %q", got)
+	}
+	want := []string{"--kubelet-dir=/var/lib/hyperkube/nodes/1/kubelet", "--known-kubelet-dir=/var/lib/kubelet"}
+	if got := told(layout.Default().Numbered(1)); !slices.Equal(got, want) {
+		t.Errorf("of a further node's: %q", got)
 	}
 }

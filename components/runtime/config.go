@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 
 	"hyperkube/components/runtime/images"
+	"hyperkube/internal/layout"
 )
 
 // Config says where a runtime keeps its things and how it works.
@@ -72,6 +73,9 @@ type Config struct {
 	// CDIDirs are where vendors describe devices (Container Device
 	// Interface), the later counts more; empty for the usual ones.
 	CDIDirs []string
+	// Kubelet is the kubelet's directory, by the path that drivers in pods know,
+	// with which they describe what is in it.
+	Kubelet layout.Alias
 	// Log receives what happens; nil means slog's default.
 	Log *slog.Logger
 }

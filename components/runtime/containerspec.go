@@ -141,7 +141,7 @@ func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.C
 		SandboxPID: pod.Process.PID, SandboxFiles: sandbox.PathsIn(r.sandboxDir(pod.ID)), SHM: shm, Hostname: hostname,
 		UserNS:            r.mappedUsers(c, pod) != nil,
 		SandboxPrivileged: pod.config.GetLinux().GetSecurityContext().GetPrivileged(), AppArmor: r.apparmor,
-		CDIDirs: r.cfg.CDIDirs,
+		CDIDirs: r.cfg.CDIDirs, Kubelet: r.cfg.Kubelet,
 	}
 	if r.selinux != nil {
 		in.Labels = rec.Labels

@@ -46,7 +46,7 @@ func applyCDI(in Input, spec *specs.Spec) error {
 			options = append([]string{"rbind"}, options...)
 		}
 		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(o specs.Mount) bool { return o.Destination == m.ContainerPath })
-		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: m.ContainerPath, Source: m.HostPath, Type: kind, Options: options})
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: m.ContainerPath, Source: in.Kubelet.Locate(m.HostPath), Type: kind, Options: options})
 	}
 	sortMounts(spec.Mounts)
 	for _, h := range edits.Hooks {

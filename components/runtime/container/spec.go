@@ -17,6 +17,7 @@ import (
 	"hyperkube/components/runtime/images"
 	"hyperkube/components/runtime/sandbox"
 	"hyperkube/components/runtime/selinux"
+	"hyperkube/internal/layout"
 	"hyperkube/internal/process"
 )
 
@@ -56,6 +57,8 @@ type Input struct {
 	Labels *selinux.Labels
 	// CDIDirs are where vendors describe devices; nil for the usual ones.
 	CDIDirs []string
+	// Kubelet is the kubelet's directory as vendors know it.
+	Kubelet layout.Alias
 }
 
 // User is who a container runs as.

@@ -17,13 +17,21 @@ func TestCDI(t *testing.T) {
 		{"name": "a", "containerEdits": {
 			"env": ["THING=a", "FROM=vendor"],
 			"deviceNodes": [{"path": "/dev/thing", "hostPath": "/dev/zero", "permissions": "r"}],
-			"mounts": [{"hostPath": "` + dir + `", "containerPath": "/vendor", "options": ["ro", "nosuid"]}],
+			"mounts": [{"hostPath": "` + dir + `", "containerPath": "/vendor", "options": ["ro", "nosuid"]},
+				{"hostPath": "/var/lib/no-kubelet/plugins/metadata", "containerPath": "/metadata", "options": ["ro"]}],
 			"hooks": [{"hookName": "createRuntime", "path": "/bin/sh", "args": ["sh", "-c", "cat > ` + dir + `/state"]}],
 			"additionalGids": [4711]}}]}`
 	if err := os.WriteFile(dir+"/vendor.json", []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	n := newNode(t, "--cdi-dirs", dir).imported()
+	// Part of the kubelet's directory has the path that drivers in pods know.
+	if err := os.MkdirAll(dir+"/kubelet/plugins", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/kubelet/plugins/metadata", []byte("of a device\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(t, "--cdi-dirs", dir, "--kubelet-dir", dir+"/kubelet", "--known-kubelet-dir", "/var/lib/no-kubelet").imported()
 	for name, change := range map[string]func(*runtimeapi.PodSandboxConfig){"host": func(*runtimeapi.PodSandboxConfig) {}, "users": inUserNS(65536 * 3)} {
 		pod := n.run(n.pod(name, change))
 		device := func(names ...string) func(*runtimeapi.ContainerConfig) {
@@ -33,8 +41,8 @@ func TestCDI(t *testing.T) {
 				}
 			}
 		}
-		got := n.output(pod, shell("c", "echo $ALL $THING $FROM; head -c 1 /dev/thing | wc -c; ls /vendor/vendor.json; touch /vendor/x 2>&1; id -G", device("vendor.example/thing=a")))
-		if want := "things a vendor\n1\n/vendor/vendor.json\ntouch: /vendor/x: Read-only file system\n0 4711\n"; got != want {
+		got := n.output(pod, shell("c", "echo $ALL $THING $FROM; head -c 1 /dev/thing | wc -c; ls /vendor/vendor.json; touch /vendor/x 2>&1; id -G; cat /metadata", device("vendor.example/thing=a")))
+		if want := "things a vendor\n1\n/vendor/vendor.json\ntouch: /vendor/x: Read-only file system\n0 4711\nof a device\n"; got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)
 		}
 		if state, err := os.ReadFile(dir + "/state"); err != nil || !strings.Contains(string(state), `"ociVersion"`) {

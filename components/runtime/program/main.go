@@ -67,12 +67,17 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.cfg.StreamAddress, "stream", "127.0.0.1:0", "address that exec, attach and port-forward are served on")
 	f.StringVar(&o.handlers, "runtime-handlers", "/etc/hyperkube/handlers.yaml", "file of further programs that run containers, by the handlers of RuntimeClasses")
 	f.StringVar(&o.cdiDirs, "cdi-dirs", "/etc/cdi,/var/run/cdi", "directories of files that describe devices, separated by commas; the later counts more")
+	f.StringVar(&o.cfg.Kubelet.Known, "known-kubelet-dir", "", "the kubelet's directory as descriptions of devices name it, if that is another than --kubelet-dir")
+	f.StringVar(&o.cfg.Kubelet.Own, "kubelet-dir", "", "the kubelet's directory; it is given with --known-kubelet-dir")
 	f.StringVar(&o.registryConfig, "registry-config", "/etc/hyperkube/registries.yaml", "file of registry mirrors, credentials and TLS settings")
 	f.StringVar(&o.pidFile, "pid-file", "", "file that holds this process's number while it runs")
 	_ = f.String("build", "", "what tells this program from other builds of it; it is for who looks at the command line")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	if err := f.Parse(args); err != nil {
 		return nil, err
+	}
+	if (o.cfg.Kubelet.Known == "") != (o.cfg.Kubelet.Own == "") {
+		return nil, errors.New("--kubelet-dir and --known-kubelet-dir belong together")
 	}
 	if f.NArg() > 0 {
 		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
