@@ -24,15 +24,46 @@ type abac []abacPolicy
 // abacPolicy is one line. What is empty matches nothing, "*" everything.
 type abacPolicy struct {
 	metav1.TypeMeta `json:",inline"`
-	Spec            struct {
-		User            string `json:"user,omitempty"`
-		Group           string `json:"group,omitempty"`
-		Readonly        bool   `json:"readonly,omitempty"`
-		APIGroup        string `json:"apiGroup,omitempty"`
-		Resource        string `json:"resource,omitempty"`
-		Namespace       string `json:"namespace,omitempty"`
-		NonResourcePath string `json:"nonResourcePath,omitempty"`
-	} `json:"spec"`
+	Spec            abacSpec `json:"spec"`
+}
+
+type abacSpec struct {
+	User            string `json:"user,omitempty"`
+	Group           string `json:"group,omitempty"`
+	Readonly        bool   `json:"readonly,omitempty"`
+	APIGroup        string `json:"apiGroup,omitempty"`
+	Resource        string `json:"resource,omitempty"`
+	Namespace       string `json:"namespace,omitempty"`
+	NonResourcePath string `json:"nonResourcePath,omitempty"`
+}
+
+// formerPolicy is a line without version and kind. What is empty matches
+// everything.
+type formerPolicy struct {
+	metav1.TypeMeta `json:",inline"`
+	User            string `json:"user,omitempty"`
+	Group           string `json:"group,omitempty"`
+	Readonly        bool   `json:"readonly,omitempty"`
+	Resource        string `json:"resource,omitempty"`
+	Namespace       string `json:"namespace,omitempty"`
+}
+
+// policy is what the line means today.
+func (f formerPolicy) policy() abacPolicy {
+	spec := abacSpec{User: f.User, Group: f.Group, Readonly: f.Readonly, APIGroup: "*", Resource: f.Resource, Namespace: f.Namespace}
+	if f.User == "" && f.Group == "" {
+		spec.Group = "*"
+	}
+	if f.Namespace == "" {
+		spec.Namespace = "*"
+	}
+	if f.Resource == "" {
+		spec.Resource = "*"
+	}
+	if f.Namespace == "" && f.Resource == "" {
+		spec.NonResourcePath = "*"
+	}
+	return abacPolicy{Spec: spec}
 }
 
 const abacVersion = "abac.authorization.kubernetes.io/v1beta1"
@@ -57,15 +88,9 @@ func parseABAC(data []byte) (abac, error) {
 		if len(line) == 0 || line[0] == '#' {
 			continue
 		}
-		var p abacPolicy
-		strict, err := json.UnmarshalStrict(line, &p)
-		switch {
-		case err != nil:
+		p, err := parsePolicy(line)
+		if err != nil {
 			return nil, fmt.Errorf("policy of ABAC in line %d: %w", n, err)
-		case len(strict) > 0:
-			return nil, fmt.Errorf("policy of ABAC in line %d: %w", n, errors.Join(strict...))
-		case p.APIVersion != abacVersion || p.Kind != "Policy":
-			return nil, fmt.Errorf("policy of ABAC in line %d: it is not a Policy of %s", n, abacVersion)
 		}
 		out = append(out, p)
 	}
@@ -73,6 +98,34 @@ func parseABAC(data []byte) (abac, error) {
 		return nil, fmt.Errorf("reading the policies of ABAC: %w", err)
 	}
 	return out, nil
+}
+
+func parsePolicy(line []byte) (abacPolicy, error) {
+	var of metav1.TypeMeta
+	if err := json.UnmarshalCaseSensitivePreserveInts(line, &of); err != nil {
+		return abacPolicy{}, err
+	}
+	var p abacPolicy
+	var strict []error
+	var err error
+	if of.APIVersion == "" && of.Kind == "" {
+		var former formerPolicy
+		strict, err = json.UnmarshalStrict(line, &former)
+		p = former.policy()
+	} else {
+		strict, err = json.UnmarshalStrict(line, &p)
+		if err == nil && (p.APIVersion != abacVersion || p.Kind != "Policy") {
+			err = fmt.Errorf("it is not a Policy of %s", abacVersion)
+		}
+	}
+	if err = errors.Join(append(strict, err)...); err != nil {
+		return abacPolicy{}, err
+	}
+	// Nobody who is not known is among all.
+	if p.Spec.User == "*" || p.Spec.Group == "*" {
+		p.Spec.User, p.Spec.Group = "", user.AllAuthenticated
+	}
+	return p, nil
 }
 
 // Authorize implements authorizer.UnconditionalAuthorizer.
@@ -89,11 +142,11 @@ func (p *abacPolicy) subject(u user.Info) bool {
 	if u == nil || p.Spec.User == "" && p.Spec.Group == "" {
 		return false
 	}
-	if s := p.Spec.User; s != "" && s != "*" && s != u.GetName() {
+	if s := p.Spec.User; s != "" && s != u.GetName() {
 		return false
 	}
 	g := p.Spec.Group
-	return g == "" || g == "*" || slices.Contains(u.GetGroups(), g)
+	return g == "" || slices.Contains(u.GetGroups(), g)
 }
 
 func (p *abacPolicy) object(a authorizer.Attributes) bool {

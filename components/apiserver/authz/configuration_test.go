@@ -181,6 +181,49 @@ func TestABAC(t *testing.T) {
 	}
 }
 
+// TestFormerABAC reads lines of the first form, and holds that "*" stands for those
+// who are known alone.
+func TestFormerABAC(t *testing.T) {
+	const known = user.AllAuthenticated
+	on := func(who, group, verb, namespace, resource string) authorizer.Attributes {
+		a := authorizer.AttributesRecord{User: &user.DefaultInfo{Name: who, Groups: []string{group}}, Verb: verb, Namespace: namespace, Resource: resource, APIGroup: "apps", ResourceRequest: true}
+		if resource == "" {
+			a.ResourceRequest, a.Path = false, namespace
+		}
+		return a
+	}
+	const v1beta1 = `{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"apiGroup":"*","resource":"*","namespace":"*",`
+	for _, tc := range []struct {
+		line string
+		asks authorizer.Attributes
+		want authorizer.Decision
+	}{
+		{`{"user":"jane"}`, on("jane", known, "create", "x", "pods"), authorizer.DecisionAllow},
+		{`{"user":"jane"}`, on("jane", known, "get", "/metrics", ""), authorizer.DecisionAllow},
+		{`{"user":"jane"}`, on("joe", known, "create", "x", "pods"), authorizer.DecisionNoOpinion},
+		{`{"user":"jane","resource":"pods"}`, on("jane", known, "get", "/metrics", ""), authorizer.DecisionNoOpinion},
+		{`{"user":"jane","namespace":"x","readonly":true}`, on("jane", known, "list", "x", "pods"), authorizer.DecisionAllow},
+		{`{"user":"jane","namespace":"x","readonly":true}`, on("jane", known, "create", "x", "pods"), authorizer.DecisionNoOpinion},
+		{`{"user":"jane","namespace":"x","readonly":true}`, on("jane", known, "list", "y", "pods"), authorizer.DecisionNoOpinion},
+		{`{"group":"g","resource":"pods"}`, on("jane", "g", "list", "y", "pods"), authorizer.DecisionAllow},
+		{`{"readonly":true}`, on("jane", known, "list", "y", "pods"), authorizer.DecisionAllow},
+		{`{"readonly":true}`, on(user.Anonymous, user.AllUnauthenticated, "list", "y", "pods"), authorizer.DecisionNoOpinion},
+		{`{"user":"*"}`, on(user.Anonymous, user.AllUnauthenticated, "list", "y", "pods"), authorizer.DecisionNoOpinion},
+		{v1beta1 + `"user":"*"}}`, on("jane", known, "list", "y", "pods"), authorizer.DecisionAllow},
+		{v1beta1 + `"user":"*"}}`, on(user.Anonymous, user.AllUnauthenticated, "list", "y", "pods"), authorizer.DecisionNoOpinion},
+		{v1beta1 + `"group":"*"}}`, on(user.Anonymous, user.AllUnauthenticated, "list", "y", "pods"), authorizer.DecisionNoOpinion},
+		{v1beta1 + `"user":"` + user.Anonymous + `"}}`, on(user.Anonymous, user.AllUnauthenticated, "list", "y", "pods"), authorizer.DecisionAllow},
+	} {
+		p, err := parseABAC([]byte(tc.line))
+		if err != nil {
+			t.Fatalf("%s: %v", tc.line, err)
+		}
+		if got, _, err := p.Authorize(t.Context(), tc.asks); got != tc.want || err != nil {
+			t.Errorf("%s: %v, %v, not %v", tc.line, got, err, tc.want)
+		}
+	}
+}
+
 func FuzzABAC(f *testing.F) {
 	f.Add([]byte(`{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"*"}}`))
 	f.Fuzz(func(_ *testing.T, data []byte) { _, _ = parseABAC(data) })

@@ -100,3 +100,29 @@ func TestRequestsOfRequests(t *testing.T) {
 		t.Errorf("recorded as %q", ids)
 	}
 }
+
+// TestRefusedImpersonation: what is refused to who would be another is not to be
+// taken for anything but what it says it is.
+func TestRefusedImpersonation(t *testing.T) {
+	chain, err := New(Config{
+		Authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+			return &authenticator.Response{User: &user.DefaultInfo{Name: "bob"}}, true, nil
+		}),
+		Authorizer: authorizer.AuthorizerFunc(func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			return authorizer.DecisionNoOpinion, "", nil
+		}),
+		Metrics: metrics.New(), Error: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusForbidden) }, Log: slog.New(slog.DiscardHandler),
+	}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("it went on") }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, header := range []string{"Impersonate-User", "Impersonate-Uid"} {
+		req := httptest.NewRequest("GET", "/api/v1/pods", nil)
+		req.Header.Set(header, "x")
+		w := httptest.NewRecorder()
+		chain.ServeHTTP(w, req)
+		if w.Code != http.StatusForbidden || w.Header().Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s: %d %v", header, w.Code, w.Header())
+		}
+	}
+}

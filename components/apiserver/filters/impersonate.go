@@ -45,6 +45,7 @@ func (c *Chain) serveAs(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	wanted, err := wantedUser(req.Header)
 	if err != nil {
+		w.Header().Set("X-Content-Type-Options", "nosniff")
 		c.cfg.Error(w, req, err)
 		return
 	}
@@ -69,6 +70,7 @@ func (c *Chain) serveAs(w http.ResponseWriter, req *http.Request) {
 			first = err
 		}
 	}
+	w.Header().Set("X-Content-Type-Options", "nosniff")
 	c.cfg.Error(w, req, first)
 }
 
