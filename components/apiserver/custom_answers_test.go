@@ -42,6 +42,7 @@ func TestCustomAnswers(t *testing.T) {
 		{"applied number", "PATCH", v1 + "/n?fieldManager=m", strings.Replace(head, `"a"`, `"n"`, 1) + `},"spec":{"replicas":2.0}}`, []string{ssa}, 201, []string{`"replicas":2`}},
 		{"applied owner", "PATCH", v1 + "/a?fieldManager=m", head + `,"ownerReferences":[{"apiVersion":"v1"}]}}`, []string{ssa}, 422, []string{"metadata.ownerReferences[0].uid: Required value: must not be empty"}},
 		{"labels twice", "PATCH", v1 + "/a", `{"metadata":{"labels":{"A B":"x"}}}`, []string{mrg}, 422, []string{`"field":"metadata.labels"},{"reason":"FieldValueInvalid"`}},
+		{"scale as table", "GET", v1 + "/a/scale", ``, []string{tabl}, 200, []string{`{"name":"Available","type":"integer","format":"","description":"Number of actual replicas","priority":0},{"name":"Age","type":"date"`, `"rows":[{"cells":["a",`}},
 		{"scale", "PATCH", v1 + "/a/scale", `{"spec":{"replicas":-1}}`, []string{mrg}, 422, []string{`Foo.example.com \"a\" is invalid: .spec.replicas: Invalid value: -1: should be a non-negative integer`}},
 		{"only metadata", "GET", v1, "", []string{"Accept: application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}, 406, []string{"the requested object is a list (*unstructured.UnstructuredList)"}},
 		{"protobuf", "GET", v1 + "/a", "", []string{"Accept: application/cbor"}, 406, []string{"application/json, application/yaml, application/vnd.kubernetes.protobuf"}},

@@ -118,4 +118,8 @@ func (a *Auditor) Refused(w http.ResponseWriter, req *http.Request, received tim
 	t := newTrail(w, ac, rules, info, req.Context())
 	t.long = true // its last stage is that the answer has begun
 	next.ServeHTTP(t, req)
+	if t.code >= http.StatusBadRequest {
+		t.logResponse()
+		t.ac.ProcessEventStage(t.ctx, auditapi.StageResponseStarted)
+	}
 }

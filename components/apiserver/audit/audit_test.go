@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditapi "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -111,6 +113,45 @@ func TestLevels(t *testing.T) {
 	}
 	if begun.Stage != auditapi.StageResponseStarted || got[4].Stage != auditapi.StageResponseComplete {
 		t.Errorf("stages of a watch: %s, %s", begun.Stage, got[4].Stage)
+	}
+}
+
+// TestUnderstood: of what was understood the record has what it was taken for, of
+// what was not nothing; and what came of a deletion is told at every level.
+func TestUnderstood(t *testing.T) {
+	a, events := start(t)
+	answer := func(code int, body string, taken *corev1.ConfigMap) http.HandlerFunc {
+		return func(w http.ResponseWriter, req *http.Request) {
+			_, _ = io.ReadAll(req.Body)
+			if taken != nil {
+				Requested(req.Context(), taken, corev1.SchemeGroupVersion)
+			}
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(code)
+			_, _ = io.WriteString(w, body)
+		}
+	}
+	taken := &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{Kind: "ConfigMap", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	const failed = `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","reason":"BadRequest","code":400}`
+	serve(a, "bob", "create", "configmaps", `{"metadata":{"name":"a"}}`, answer(201, "{}", taken))
+	serve(a, "bob", "create", "configmaps", `{"kind":"Pod"}`, answer(400, failed, nil))
+	serve(a, "bob", "delete", "secrets", "", answer(200, `{"kind":"Status","apiVersion":"v1","status":"Success","details":{"name":"a"}}`, nil))
+	serve(a, "bob", "watch", "pods", "", answer(400, failed, nil))
+	got := events()
+	if len(got) != 5 {
+		t.Fatalf("%d events: %+v", len(got), got)
+	}
+	if raw := string(got[0].RequestObject.Raw); !strings.HasPrefix(raw, `{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"a"`) {
+		t.Errorf("taken for %s", raw)
+	}
+	if got[1].RequestObject != nil {
+		t.Errorf("not understood: %s", got[1].RequestObject.Raw)
+	}
+	if s := got[2].ResponseStatus; s.Status != "Success" || s.Code != 200 || s.Details == nil || s.Details.Name != "a" {
+		t.Errorf("deleted: %+v", s)
+	}
+	if s := got[3]; s.Stage != auditapi.StageResponseStarted || s.ResponseStatus.Message != "no" || s.ResponseStatus.Code != 400 {
+		t.Errorf("watch that failed: %+v", s)
 	}
 }
 

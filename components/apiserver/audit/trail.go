@@ -40,7 +40,11 @@ type trail struct {
 	listening bool
 	sent      bytes.Buffer
 	received  *tee
+	// requested: the object that came has been recorded as it was understood.
+	requested bool
 	patch     bool
+	// code of the answer.
+	code      int
 	mediaType string
 }
 
@@ -83,7 +87,7 @@ func (t *trail) listen(req *http.Request) *http.Request {
 			t.patch = t.info.Verb == "patch"
 		}
 	}
-	return req
+	return req.WithContext(context.WithValue(req.Context(), trailKey{}, t))
 }
 
 func mediaType(h http.Header) string {
@@ -99,12 +103,13 @@ func (t *trail) start(code int) {
 	if t.begun {
 		return
 	}
-	t.begun = true
+	t.begun, t.code = true, code
 	t.ac.SetEventResponseStatusCode(int32(code))
-	// Errors are small, and their text is part of the metadata.
-	t.listening = !t.long && t.info != nil && (code >= http.StatusBadRequest ||
-		t.info.IsResourceRequest && !t.rules.Level.Less(auditapi.LevelRequestResponse))
-	if t.long {
+	failed := code >= http.StatusBadRequest
+	// What a Status tells is part of the metadata: errors, and deletions.
+	t.listening = t.info != nil && (failed || !t.long && t.info.IsResourceRequest &&
+		(t.info.Verb == "delete" || !t.rules.Level.Less(auditapi.LevelRequestResponse)))
+	if t.long && !failed {
 		t.ac.ProcessEventStage(t.ctx, auditapi.StageResponseStarted)
 	}
 }
@@ -165,13 +170,27 @@ func (t *trail) end(v any) {
 		}
 	}
 	t.logResponse()
+	if t.long && t.code >= http.StatusBadRequest {
+		// The first event of a stream that never was tells why.
+		t.ac.ProcessEventStage(t.ctx, auditapi.StageResponseStarted)
+	}
 	t.ac.ProcessEventStage(t.ctx, auditapi.StageResponseComplete)
 }
 
 // logRequest records what the request brought.
 func (t *trail) logRequest() {
-	if t.received == nil || t.received.kept.Len() == 0 || t.received.kept.Len() >= most {
+	if t.requested || t.received == nil || t.received.kept.Len() == 0 || t.received.kept.Len() >= most {
 		return
+	}
+	switch t.info.Verb {
+	case "create", "update":
+		if t.code >= http.StatusBadRequest {
+			return // it has not even been understood
+		}
+	case "patch":
+		if t.code == http.StatusUnsupportedMediaType {
+			return
+		}
 	}
 	data := asJSON(t.mediaType, t.received.kept.Bytes())
 	if data == nil {
@@ -198,6 +217,7 @@ func (t *trail) logResponse() {
 	}
 	var status metav1.Status
 	if json.Unmarshal(data, &status) == nil && status.Kind == "Status" {
+		status.Code = int32(t.code)
 		audit.LogResponseObject(t.ctx, &status, metav1.SchemeGroupVersion, plain{})
 		return
 	}

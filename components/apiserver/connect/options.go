@@ -55,7 +55,7 @@ func (q *query) time(name string) *metav1.Time {
 	return &t
 }
 
-func execOptions(values url.Values) (runtime.Object, error) {
+func execOptions(values url.Values, _ string) (runtime.Object, error) {
 	q := &query{Values: values}
 	return &corev1.PodExecOptions{
 		Stdin: q.flag("stdin"), Stdout: q.flag("stdout"), Stderr: q.flag("stderr"), TTY: q.flag("tty"),
@@ -63,7 +63,7 @@ func execOptions(values url.Values) (runtime.Object, error) {
 	}, q.err
 }
 
-func attachOptions(values url.Values) (runtime.Object, error) {
+func attachOptions(values url.Values, _ string) (runtime.Object, error) {
 	q := &query{Values: values}
 	return &corev1.PodAttachOptions{
 		Stdin: q.flag("stdin"), Stdout: q.flag("stdout"), Stderr: q.flag("stderr"), TTY: q.flag("tty"),
@@ -71,7 +71,7 @@ func attachOptions(values url.Values) (runtime.Object, error) {
 	}, q.err
 }
 
-func portForwardOptions(values url.Values) (runtime.Object, error) {
+func portForwardOptions(values url.Values, _ string) (runtime.Object, error) {
 	o := &corev1.PodPortForwardOptions{}
 	for _, v := range values["ports"] {
 		for s := range strings.SplitSeq(v, ",") {
@@ -85,7 +85,7 @@ func portForwardOptions(values url.Values) (runtime.Object, error) {
 	return o, nil
 }
 
-func logOptions(values url.Values) (runtime.Object, error) {
+func logOptions(values url.Values, _ string) (runtime.Object, error) {
 	q := &query{Values: values}
 	o := &corev1.PodLogOptions{
 		Container:                    q.Get("container"),
@@ -139,16 +139,16 @@ func validateLog(pod string, o *corev1.PodLogOptions) error {
 	return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("PodLogOptions").GroupKind(), pod, errs)
 }
 
-func podProxyOptions(values url.Values) (runtime.Object, error) {
-	return &corev1.PodProxyOptions{Path: values.Get("path")}, nil
+func podProxyOptions(_ url.Values, path string) (runtime.Object, error) {
+	return &corev1.PodProxyOptions{Path: path}, nil
 }
 
-func serviceProxyOptions(values url.Values) (runtime.Object, error) {
-	return &corev1.ServiceProxyOptions{Path: values.Get("path")}, nil
+func serviceProxyOptions(_ url.Values, path string) (runtime.Object, error) {
+	return &corev1.ServiceProxyOptions{Path: path}, nil
 }
 
-func nodeProxyOptions(values url.Values) (runtime.Object, error) {
-	return &corev1.NodeProxyOptions{Path: values.Get("path")}, nil
+func nodeProxyOptions(_ url.Values, path string) (runtime.Object, error) {
+	return &corev1.NodeProxyOptions{Path: path}, nil
 }
 
 // streamQuery is how the kubelet is told which streams are wanted.

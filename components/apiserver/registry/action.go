@@ -55,7 +55,8 @@ type ActionCall struct {
 	// in each attempt, and may change anything, for nothing is validated or
 	// admitted. The result is shared.
 	Change func(ctx context.Context, what OwnChange, f func(obj api.Object) error) (api.Object, error)
-	// Delete deletes the object at the path as a client's DELETE would.
+	// Delete deletes the object at the path as a client's DELETE would, but for
+	// admission, which has seen what the action is.
 	Delete func(ctx context.Context, opts *metav1.DeleteOptions) error
 }
 

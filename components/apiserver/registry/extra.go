@@ -23,9 +23,9 @@ type Stream struct {
 	Kind schema.GroupVersionKind
 	// Verbs that discovery tells, e.g. "create" and "get".
 	Verbs []string
-	// Options makes of the query what Serve is told and admission is shown;
-	// it may be nil.
-	Options func(query url.Values) (runtime.Object, error)
+	// Options makes of the query, and of the path behind the subresource, what
+	// Serve is told and admission is shown; it may be nil.
+	Options func(query url.Values, path string) (runtime.Object, error)
 	// Admit asks admission whether to CONNECT.
 	Admit bool
 	// Proxy: what is below its path is another server's, and so are methods

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/request"
@@ -44,6 +45,7 @@ func (c *call) action(a *registry.Action) error {
 	if a.Default != nil {
 		a.Default(obj)
 	}
+	audit.Requested(c.ctx, obj, a.Kind.GroupVersion())
 	name := c.name
 	if meta, ok := obj.(metav1.Object); ok {
 		if a.Subresource == "" {
@@ -163,10 +165,11 @@ func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(ob
 	return out.obj, nil
 }
 
-// deleteFor deletes the object at the path.
+// deleteFor deletes the object at the path, without asking admission about that
+// as well.
 func (c *call) deleteFor(ctx context.Context, opts *metav1.DeleteOptions) error {
 	inner := *c
-	inner.ctx = ctx
+	inner.ctx, inner.own = ctx, true
 	_, err := inner.remove(c.name, opts)
 	return err
 }
@@ -188,7 +191,7 @@ func (c *call) stream(s *registry.Stream) error {
 		call.Path += "/"
 	}
 	if s.Options != nil {
-		opts, err := s.Options(c.query)
+		opts, err := s.Options(c.query, call.Path)
 		if err != nil {
 			return err
 		}

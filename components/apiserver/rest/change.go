@@ -159,6 +159,14 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 	if err := prepareChange(c.ctx, c.res, ch.way, obj, current); err != nil {
 		return changed{}, err
 	}
+	last := done(c.res.Resource, obj, current)
+	var w written
+	if !last {
+		// Admission is shown what was allocated, which nobody has before the commit.
+		if w, err = c.written(obj, current); err != nil {
+			return changed{}, err
+		}
+	}
 	ctx, undo := request.Undoable(c.ctx)
 	defer func() {
 		if err != nil && !uncertain(err) {
@@ -166,14 +174,15 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 		}
 	}()
 	if !ch.unadmitted {
+		obj.SetResourceVersion(current.GetResourceVersion())
 		if err := c.confirm(ctx, r); err != nil {
 			return changed{}, err
 		}
 	}
-	if done(c.res.Resource, obj, current) {
+	if last {
 		return c.tryRemove(r, entry, obj, current)
 	}
-	return c.tryStore(r, entry, obj, current)
+	return c.tryStore(r, entry, w, obj, current)
 }
 
 // checkVersion compares the version that the client made its object from with
@@ -195,28 +204,39 @@ func (c *call) checkVersion(obj api.Object, revision int64) error {
 	return nil
 }
 
-// tryStore writes obj in place of entry. When nothing but the times of managed
-// fields would change, nothing does.
-func (c *call) tryStore(r review, entry *store.Entry, obj, current api.Object) (changed, error) {
-	times := obj.GetManagedFields()
-	same := fieldmanager.SameButTimes(times, current.GetManagedFields())
-	if same {
+// written is an object as it is to be stored, and the operations of its
+// transaction, of which the first is left for itself.
+type written struct {
+	stored api.Object
+	ops    []store.Op
+	// same: of managed fields at most the times have changed. These are they.
+	same  bool
+	times []metav1.ManagedFieldsEntry
+}
+
+func (c *call) written(obj, current api.Object) (w written, err error) {
+	w.times = obj.GetManagedFields()
+	if w.same = fieldmanager.SameButTimes(w.times, current.GetManagedFields()); w.same {
 		obj.SetManagedFields(current.GetManagedFields())
 	}
-	stored, ops, err := c.hooked(obj, current)
-	if err != nil {
-		return changed{}, err
-	}
+	w.stored, w.ops, err = c.hooked(obj, current)
+	return w, err
+}
+
+// tryStore writes obj in place of entry. When nothing but the times of managed
+// fields would change, nothing does.
+func (c *call) tryStore(r review, entry *store.Entry, w written, obj, current api.Object) (changed, error) {
 	if r.dryRun {
 		obj.SetResourceVersion(current.GetResourceVersion())
-		obj, err = c.restored(obj)
+		obj, err := c.restored(obj)
 		return changed{obj: obj}, err
 	}
-	if same && !c.unchanged(stored, entry) {
-		stored.SetManagedFields(times)
+	w.stored.SetResourceVersion("") // admission was shown one
+	if w.same && !c.unchanged(w.stored, entry) {
+		w.stored.SetManagedFields(w.times)
 	}
-	ops[0] = c.res.Collection.Update(entry, stored, c.res.TTL)
-	entries, _, err := c.res.Collection.Store().Commit(c.ctx, ops...)
+	w.ops[0] = c.res.Collection.Update(entry, w.stored, c.res.TTL)
+	entries, _, err := c.res.Collection.Store().Commit(c.ctx, w.ops...)
 	if err != nil {
 		return changed{}, unlessLost(err)
 	}

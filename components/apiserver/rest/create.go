@@ -7,6 +7,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
 
+	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/request"
 	"hyperkube/internal/api"
@@ -46,6 +47,7 @@ func (c *call) create() error {
 	if c.info.Namespace == "" && c.res.Group == "" && c.res.Plural == "namespaces" {
 		c.info.Namespace = name
 	}
+	audit.Requested(c.ctx, obj, c.res.GroupVersion())
 	wipe(obj)
 	if err := c.checkNamespace(obj); err != nil {
 		return err
@@ -164,6 +166,12 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 	if r.name == "" {
 		r.name = obj.GetName()
 	}
+	// Admission is shown what was allocated, which nobody has before the commit.
+	version := obj.GetResourceVersion()
+	stored, ops, err := c.hooked(obj, nil)
+	if err != nil {
+		return nil, err
+	}
 	ctx, undo := request.Undoable(c.ctx)
 	defer func() {
 		if err != nil && !uncertain(err) {
@@ -174,14 +182,10 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 		return nil, err
 	}
 	// After admission, for what that refuses is told first.
-	if version := obj.GetResourceVersion(); version != "" && version != "0" && !r.dryRun {
+	if version != "" && version != "0" && !r.dryRun {
 		return nil, errVersionOnCreate
 	}
 	key := c.res.Key(obj.GetNamespace(), obj.GetName())
-	stored, ops, err := c.hooked(obj, nil)
-	if err != nil {
-		return nil, err
-	}
 	if r.dryRun {
 		if _, err := c.res.Collection.Get(c.ctx, key, -1); err == nil {
 			return nil, apierrors.NewAlreadyExists(c.res.GroupResource(), obj.GetName())

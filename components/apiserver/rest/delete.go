@@ -201,19 +201,24 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 		return removed{}, err
 	}
 	r := review{operation: admission.Delete, old: current, name: name, options: opts, dryRun: dryRun(opts.DryRun)}
+	if c.info.Verb == "deletecollection" {
+		r.name = "" // it was not asked for by name
+	}
 	if err := c.checkPreconditions(current, opts); err != nil {
-		return removed{}, err
-	}
-	if err := c.admit(c.ctx, r); err != nil {
-		return removed{}, err
-	}
-	if err := c.confirm(c.ctx, r); err != nil {
 		return removed{}, err
 	}
 	obj := current.DeepCopyObject().(api.Object)
 	graceful, pending := c.grace(c.ctx, obj, opts)
 	if pending {
 		return removed{entry: entry, obj: current}, nil
+	}
+	if !c.own {
+		if err := c.admit(c.ctx, r); err != nil {
+			return removed{}, err
+		}
+		if err := c.confirm(c.ctx, r); err != nil {
+			return removed{}, err
+		}
 	}
 	// BeforeDelete may have marked it, and nobody's wish counts besides.
 	own := !graceful && current.GetDeletionTimestamp() == nil && obj.GetDeletionTimestamp() != nil

@@ -123,6 +123,8 @@ type call struct {
 	// former is another version whose bodies read the same; empty but for
 	// actions that have one.
 	former schema.GroupVersionKind
+	// own deletions are the server's, for an action that admission has agreed to.
+	own bool
 	// body is what was read of the request's, nil before.
 	body *readBody
 }

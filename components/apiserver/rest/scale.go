@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
@@ -42,6 +43,14 @@ var scaleResource = (api.Kind[*autoscalingv1.Scale]{
 		return []any{s.Name, int64(s.Spec.Replicas), int64(s.Status.Replicas), api.Age(s.CreationTimestamp)}
 	},
 }).Resource()
+
+// customScaleColumns are the columns of scales of custom resources.
+var customScaleColumns = []metav1.TableColumnDefinition{
+	api.NameColumn,
+	api.Column("Desired", "integer", "Number of desired replicas"),
+	api.Column("Available", "integer", "Number of actual replicas"),
+	{Name: "Age", Type: "date", Description: api.AgeColumn.Description},
+}
 
 // scale answers for the scale subresource, which shows how many replicas of
 // something are wished for and lets that be changed.
@@ -88,7 +97,13 @@ func (c *call) sendScale(format negotiate.Format, s *autoscalingv1.Scale) error 
 		return c.SendObject(c.w, c.req, format, http.StatusOK, s)
 	}
 	as := *c
-	as.res = &registry.Resource{Resource: scaleResource, Object: wire.NewKind(scaleKind)}
+	res := scaleResource
+	if c.res.Custom != nil {
+		own := *scaleResource
+		own.Columns = customScaleColumns
+		res = &own
+	}
+	as.res = &registry.Resource{Resource: res, Object: wire.NewKind(scaleKind)}
 	return as.sendAPIObject(format, http.StatusOK, s)
 }
 
@@ -158,6 +173,7 @@ func (c *call) updateScale(format negotiate.Format) error {
 	if err := c.decode(body, wish, scaleKind, fieldValidation(opts.FieldValidation)); err != nil {
 		return err
 	}
+	audit.Requested(c.ctx, wish, scaleKind.GroupVersion())
 	if err := c.checkNamespace(wish); err != nil {
 		return err
 	}
@@ -237,7 +253,8 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 			if err != nil {
 				return nil, err
 			}
-			if err := c.admitScale(ctx, after, before, opts); err != nil {
+			r := review{operation: "UPDATE", kind: scaleKind, obj: after, old: before, name: c.name, options: opts, dryRun: dryRun(opts.DryRun)}
+			if err := c.admit(ctx, r); err != nil {
 				return nil, err
 			}
 			if !c.res.Scale.Custom {
@@ -259,7 +276,7 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 				return nil, fmt.Errorf("managed fields of %s: %w", c.name, err)
 			}
 			obj.SetManagedFields(entries)
-			return obj, nil
+			return obj, c.confirmScale(ctx, r, obj, current)
 		},
 	})
 	if err != nil {
@@ -278,12 +295,19 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 	return c.sendScale(format, s)
 }
 
-// admitScale shows admission the Scale, not the object behind it.
-func (c *call) admitScale(ctx context.Context, after, before *autoscalingv1.Scale, opts *metav1.UpdateOptions) error {
-	r := review{operation: "UPDATE", kind: scaleKind, obj: after, old: before, name: c.name, options: opts, dryRun: dryRun(opts.DryRun)}
-	if err := c.admit(ctx, r); err != nil {
+// confirmScale shows admission the Scales of an object and of what it replaces, as
+// clients see them.
+func (c *call) confirmScale(ctx context.Context, r review, obj, current api.Object) error {
+	after, _, err := c.scaleOf(obj)
+	if err != nil {
 		return err
 	}
+	before, _, err := c.scaleOf(current)
+	if err != nil {
+		return err
+	}
+	after.ManagedFields, before.ManagedFields = nil, nil
+	r.obj, r.old = after, before
 	return c.confirm(ctx, r)
 }
 

@@ -7,6 +7,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/request"
@@ -38,6 +39,7 @@ func (c *call) update(subresource string, way *api.Update) error {
 	if err != nil {
 		return err
 	}
+	audit.Requested(c.ctx, first, c.res.GroupVersion())
 	f, err := c.cfg.Fields.For(c.res.Resource, subresource)
 	if err != nil {
 		return err
