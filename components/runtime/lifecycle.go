@@ -150,7 +150,7 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 	}
 	live.handle, live.console = running.Handle, running.Console
 	now := time.Now().UnixNano()
-	err = r.hold(c, pod, live)
+	err = r.hold(pod, live)
 	if err == nil {
 		err = r.changeContainer(c, func(rec *containerRecord) {
 			rec.Phase, rec.Started, rec.Boot = phaseRunning, now, r.boot

@@ -103,7 +103,7 @@ func endHolder(h *process.Handle) {
 func (r *Runtime) fifo(id, name string) string { return r.state("containers", id, name) }
 
 // hold starts a process that keeps terminal or stdin open beyond ours.
-func (r *Runtime) hold(c *containerState, pod sandboxRecord, live *liveContainer) error {
+func (r *Runtime) hold(pod sandboxRecord, live *liveContainer) error {
 	file := live.console
 	if file == nil {
 		file = live.stdin

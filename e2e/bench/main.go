@@ -5,6 +5,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -293,7 +295,7 @@ func (b *bench) runtime(ctx context.Context, name, when string) error {
 }
 
 func spread(took []time.Duration) string {
-	sort.Slice(took, func(i, j int) bool { return took[i] < took[j] })
+	slices.Sort(took)
 	at := func(p int) time.Duration {
 		return took[min(len(took)*p/100, len(took)-1)].Round(100 * time.Microsecond)
 	}
@@ -347,7 +349,7 @@ func (b *bench) processes() processes {
 			}
 		}
 		stat, _ := os.ReadFile(dir + "/stat")
-		if i := strings.LastIndexByte(string(stat), ')'); i > 0 {
+		if i := bytes.LastIndexByte(stat, ')'); i > 0 {
 			fields := strings.Fields(string(stat[i+1:]))
 			if len(fields) > 12 {
 				user, _ := strconv.ParseFloat(fields[11], 64)

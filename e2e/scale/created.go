@@ -89,7 +89,7 @@ func (b *bench) created(ctx context.Context, n int) (err error) {
 	if len(stored.Kvs) == 1 {
 		m.encoded = n * len(stored.Kvs[0].Value)
 	}
-	if _, err := m.memory("memory right after", settle); err != nil {
+	if err := m.memory("memory right after", settle); err != nil {
 		return err
 	}
 	return m.atRest(ctx)

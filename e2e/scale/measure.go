@@ -1,12 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -78,7 +79,7 @@ func usageOf(pid int) (usage, error) {
 
 func cpuOf(pid int) time.Duration {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	i := strings.LastIndexByte(string(stat), ')')
+	i := bytes.LastIndexByte(stat, ')')
 	if i < 0 {
 		return 0
 	}
@@ -95,14 +96,14 @@ const settle = 5 * time.Second
 const resting = 30 * time.Second
 
 // memory tells what the server uses.
-func (m *measure) memory(what string, after time.Duration) (usage, error) {
+func (m *measure) memory(what string, after time.Duration) error {
 	time.Sleep(after)
 	u, err := usageOf(m.api.Process.Pid)
 	if err != nil {
-		return u, err
+		return err
 	}
 	m.tell(what, "%v, %.2f times the encoded pods", u, float64(u.anonymous)/float64(m.encoded))
-	return u, m.heap(what)
+	return m.heap(what)
 }
 
 // heap leaves a profile.
@@ -146,13 +147,13 @@ func (m *measure) warmStart(ctx context.Context) error {
 	}
 	m.tell("start with a warm store: ready, first page", "%v, %v, CPU %v", ready.Round(time.Millisecond),
 		time.Since(began).Round(time.Millisecond), cpuOf(m.api.Process.Pid))
-	_, err := m.memory("memory after the start", settle)
+	err := m.memory("memory after the start", settle)
 	return err
 }
 
 // atRest measures memory when nothing has happened for a while.
 func (m *measure) atRest(context.Context) error {
-	_, err := m.memory("memory at rest", resting)
+	err := m.memory("memory at rest", resting)
 	return err
 }
 
@@ -178,7 +179,7 @@ func (m *measure) listPages(ctx context.Context) error {
 		cpu := cpuOf(m.api.Process.Pid) - before
 		m.tell("LIST in pages of 500, "+accept, "%s, server CPU %.2f ms a page", spread(took), cpu.Seconds()*1e3/float64(pages))
 	}
-	_, err := m.memory("memory after that", settle)
+	err := m.memory("memory after that", settle)
 	return err
 }
 
@@ -207,7 +208,7 @@ func (m *measure) selected(ctx context.Context) error {
 }
 
 func spread(took []time.Duration) string {
-	sort.Slice(took, func(i, j int) bool { return took[i] < took[j] })
+	slices.Sort(took)
 	at := func(p int) time.Duration {
 		return took[min(len(took)*p/100, len(took)-1)].Round(100 * time.Microsecond)
 	}
@@ -257,7 +258,7 @@ func (m *measure) informers(ctx context.Context) error {
 	}
 	m.tell("ten informers sync at once", "%v, server CPU %v, memory at most %+.1f %% (%d MB)", took.Round(time.Millisecond),
 		(after.cpu - before.cpu).Round(time.Millisecond), 100*float64(most-before.anonymous)/float64(before.anonymous), most/1e6)
-	_, err = m.memory("memory after that", settle)
+	err = m.memory("memory after that", settle)
 	return err
 }
 

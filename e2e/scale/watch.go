@@ -106,7 +106,7 @@ func (m *measure) watch(ctx context.Context) error {
 	if want := int64(len(took) * min(everything, m.watchers)); wide.seen.Load() != want {
 		return fmt.Errorf("watchers of everything saw %d events of %d", wide.seen.Load(), want)
 	}
-	_, err = m.memory("memory after that", settle)
+	err = m.memory("memory after that", settle)
 	return err
 }
 

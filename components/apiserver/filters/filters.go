@@ -174,7 +174,7 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 
 // unrecorded is the context of a request in memory that another one has made, and
 // that is on a record of its own.
-type unrecorded struct{ context.Context }
+type unrecorded struct{ context.Context } //nolint:containedctx // it is one
 
 // Value as context.Context.
 func (u unrecorded) Value(key any) any {

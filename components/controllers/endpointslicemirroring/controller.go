@@ -146,11 +146,11 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	if c.tracker.StaleSlices(svc, existing) {
 		return control.ErrStale
 	}
-	return c.write(ctx, e, existing, c.want(e, svc))
+	return c.write(ctx, e, existing, c.want(e))
 }
 
 // want lists the slices that mirror e: one of each subset and IP family.
-func (c *Controller) want(e *corev1.Endpoints, svc *corev1.Service) []*discoveryv1.EndpointSlice {
+func (c *Controller) want(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	meta := metav1.ObjectMeta{
 		GenerateName:    e.Name + "-",
 		Namespace:       e.Namespace,

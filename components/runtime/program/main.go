@@ -148,8 +148,7 @@ func run(args []string) error {
 		}
 	}()
 	err = r.Run(ctx)
-	var upgrade *runtime.UpgradeError
-	if errors.As(err, &upgrade) {
+	if upgrade, ok := errors.AsType[*runtime.UpgradeError](err); ok {
 		// The same process: it stays the parent of the containers.
 		_ = os.Unsetenv("GOMAXPROCS") // fails for a name that is none
 		err = syscall.Exec(upgrade.Argv[0], upgrade.Argv, os.Environ())
