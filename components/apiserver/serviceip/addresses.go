@@ -41,10 +41,16 @@ func (w *write) addresses(ctx context.Context) error {
 	case was.Spec.Type != corev1.ServiceTypeExternalName && is.Spec.Type == corev1.ServiceTypeExternalName:
 		return w.free(ctx, addressesOf(was))
 	case len(was.Spec.IPFamilies) == 1 && len(is.Spec.IPFamilies) == 2:
-		if len(is.Spec.ClusterIPs) < 2 {
-			is.Spec.ClusterIPs = append(is.Spec.ClusterIPs, "")
+		// Every service has its first address, unless a hand in etcd took it away.
+		for i := len(addressesOf(was)); i < 2; i++ {
+			if len(is.Spec.ClusterIPs) <= i {
+				is.Spec.ClusterIPs = append(is.Spec.ClusterIPs, "")
+			}
+			if err := w.allocate(ctx, i); err != nil {
+				return err
+			}
 		}
-		return w.allocate(ctx, 1)
+		return nil
 	case len(was.Spec.IPFamilies) == 2 && len(is.Spec.IPFamilies) == 1 && len(was.Spec.ClusterIPs) > 1:
 		return w.free(ctx, was.Spec.ClusterIPs[1:])
 	}

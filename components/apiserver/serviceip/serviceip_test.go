@@ -51,6 +51,9 @@ type cluster struct {
 	services  *store.Collection
 	addresses *store.Collection
 	*Allocator
+	// attempts are how often write asked the hook, by key. Tests that read it write
+	// nothing meanwhile.
+	attempts map[string]int
 }
 
 func newCluster(t testing.TB, client *clientv3.Client, ports utilnet.PortRange, cidrs ...string) *cluster {
@@ -113,6 +116,9 @@ func (c *cluster) write(key string, f func(old *corev1.Service) *corev1.Service)
 		}
 		if old != nil {
 			was = old
+		}
+		if c.attempts != nil {
+			c.attempts[key]++
 		}
 		ops, err := c.Hook(ctx, obj, was)
 		if err != nil {
@@ -340,6 +346,26 @@ func TestDualStack(t *testing.T) {
 	c.delete("web")
 	if got := c.names(); len(got) != 0 {
 		t.Errorf("addresses %v after the deletions", got)
+	}
+}
+
+// What somebody wrote into etcd itself may lack what the API server always
+// gives.
+func TestDualStackOfOneWithoutAddress(t *testing.T) {
+	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16", "fd00:96::/108")
+	bare := with(service("bare", corev1.ServiceTypeClusterIP), func(s *corev1.ServiceSpec) {
+		s.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
+		s.IPFamilyPolicy = ptr(corev1.IPFamilyPolicySingleStack)
+	})
+	if _, _, err := c.store.Commit(t.Context(), c.services.Create("default/bare", bare, 0)); err != nil {
+		t.Fatal(err)
+	}
+	svc, err := c.update("bare", func(s *corev1.Service) { s.Spec.IPFamilyPolicy = ptr(corev1.IPFamilyPolicyRequireDualStack) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.names(); len(got) != 2 || len(svc.Spec.ClusterIPs) != 2 || svc.Spec.ClusterIP != svc.Spec.ClusterIPs[0] {
+		t.Errorf("addresses %v, service %v", got, svc.Spec.ClusterIPs)
 	}
 }
 
