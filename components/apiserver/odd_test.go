@@ -55,6 +55,7 @@ func TestOdd(t *testing.T) {
 		{"patch to an old version", "PATCH", deployments + "/a", `{"apiVersion":"apps/v1beta1"}`, []string{mrg}, 200, ""},
 		{"patch to no kind", "PATCH", deployments + "/a", `{"kind":""}`, []string{mrg}, 200, ""},
 		{"patch scale to another kind", "PATCH", deployments + "/a/scale", `{"apiVersion":"extensions/v1beta1"}`, []string{mrg}, 422, `converting (v1beta1.Scale) to (autoscaling.Scale): unknown conversion`},
+		{"put scale of another kind", "PUT", deployments + "/a/scale", `{"kind":"Scale","apiVersion":"extensions/v1beta1","metadata":{"name":"a"}}`, []string{jsn}, 400, "the API version in the data (extensions/v1beta1) does not match the expected API version (autoscaling/v1)"},
 		{"strategic patch to another kind", "PATCH", deployments + "/a", `{"kind":"Foo"}`, []string{smp}, 200, `"kind":"Deployment"`},
 		{"put a kind without version", "PUT", deployments + "/a/scale", `{"kind":"Foo"}`, []string{jsn}, 400, `Foo in version \"v1\" cannot be handled as a Scale`},
 

@@ -220,8 +220,7 @@ func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
 	return nil
 }
 
-// checkFormer refuses what is no version of the wanted kind. Scales are a kind of
-// their own in each group.
+// checkFormer refuses what is no version of the wanted kind.
 func checkFormer(given, want schema.GroupVersionKind) error {
 	if given.Kind == "" {
 		given.Kind = want.Kind
@@ -230,10 +229,14 @@ func checkFormer(given, want schema.GroupVersionKind) error {
 	case !scheme.Scheme.Recognizes(given):
 		// The name of upstream's scheme is part of the text.
 		return fmt.Errorf("no kind %q is registered for version %q in scheme %q", given.Kind, given.GroupVersion(), "pkg/runtime/scheme.go:111")
-	case given.Kind != want.Kind, given.Kind == scaleKind.Kind && given.Group != want.Group:
-		return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", given.Version, given.Kind, internalPackage(want.Group), want.Kind)
+	case given.Kind != want.Kind:
+		return unknownConversion(given, want)
 	}
 	return nil
+}
+
+func unknownConversion(given, want schema.GroupVersionKind) error {
+	return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", given.Version, given.Kind, internalPackage(want.Group), want.Kind)
 }
 
 // internalPackage is what upstream calls the package of a group's internal

@@ -182,7 +182,11 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 			// Upstream reads it as its internal type, whose fields have no names.
 			obj = p.empty()
 		default:
-			if err := checkFormer(given, p.kind); err != nil {
+			err := checkFormer(given, p.kind)
+			if err == nil && p.kind.Kind == scaleKind.Kind && given.Group != p.kind.Group {
+				err = unknownConversion(given, p.kind) // each group's scales are a kind of their own
+			}
+			if err != nil {
 				return nil, invalidPatch(string(patched), err)
 			}
 		}
