@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"hyperkube/components/kubelet/nodesocket"
+	"hyperkube/components/kubelet/pluginwatch"
 )
 
 // Run takes in plugins until ctx ends.
@@ -75,7 +75,7 @@ func extended(name string) error {
 // connect asks a plugin how it wants to be used. One that does not say is not used,
 // and told so.
 func (m *Manager) connect(ctx context.Context, in *api.RegisterRequest) (*pool, error) {
-	conn, err := grpc.NewClient("unix://"+filepath.Join(m.cfg.Dir, in.Endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := pluginwatch.Dial(filepath.Join(m.cfg.Dir, in.Endpoint))
 	if err != nil {
 		return nil, err
 	}

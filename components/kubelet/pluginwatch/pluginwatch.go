@@ -19,7 +19,6 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"hyperkube/internal/layout"
@@ -256,7 +255,7 @@ func (w *Watcher) follow(ctx, own context.Context, path string) {
 // register takes in the plugin at a socket, unless own ends. When ctx ends, too, the
 // plugin is left as it is.
 func (w *Watcher) register(ctx, own context.Context, path string) (Plugin, Handler, error) {
-	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := Dial(path)
 	if err != nil {
 		return Plugin{}, nil, fmt.Errorf("connecting to a plugin: %w", err)
 	}

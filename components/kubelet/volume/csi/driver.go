@@ -17,7 +17,6 @@ import (
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"hyperkube/components/kubelet/pluginwatch"
@@ -49,7 +48,7 @@ func (d *driver) close() {
 }
 
 func dial(p pluginwatch.Plugin, m *telemetry.Metrics) (*driver, error) {
-	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := pluginwatch.Dial(p.Endpoint,
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			tellPaths(p.Alias, req)
 			began := time.Now()
