@@ -15,7 +15,7 @@ import (
 
 // Effective is the configuration in force in the terms of a file: what the file
 // said, what came from elsewhere, and upstream's defaults for the rest. It
-// shares nothing with c.
+// shares nothing with c, which may lack what New completes.
 func (c *Config) Effective() *kubeletv1beta1.KubeletConfiguration {
 	f := &kubeletv1beta1.KubeletConfiguration{}
 	if c.File != nil {
@@ -79,7 +79,10 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	f.LocalStorageCapacityIsolation = new(!c.NoStorageLimits)
 	f.EnforceNodeAllocatable = slices.Clone(c.Enforce)
 	f.KubeReserved, f.SystemReserved = texts(c.KubeReserved), texts(c.SystemReserved)
-	f.KubeletCgroups, f.OOMScoreAdj = c.OwnCgroup, new(int32(*c.OOMScore))
+	f.KubeletCgroups = c.OwnCgroup
+	if c.OOMScore != nil {
+		f.OOMScoreAdj = new(int32(*c.OOMScore))
+	}
 	f.CrashLoopBackOff.MaxContainerRestartPeriod = new(seconds(c.CrashMax))
 	f.CPUManagerPolicy = "none"
 	if c.StaticCPUs {
@@ -168,6 +171,7 @@ func defaults(f *kubeletv1beta1.KubeletConfiguration) {
 	number(&f.IPTablesMasqueradeBit, 14)
 	number(&f.IPTablesDropBit, 15)
 	number(&f.ContainerLogMaxWorkers, 1)
+	number(&f.OOMScoreAdj, usualOOMScore)
 	yes(&f.Authentication.Webhook.Enabled, true)
 	yes(&f.EnableControllerAttachDetach, true)
 	yes(&f.MakeIPTablesUtilChains, true)

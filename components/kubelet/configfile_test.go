@@ -73,6 +73,10 @@ func TestFlagsGoFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The command asks for the rates of its client before the rest is completed.
+	if early := cfg.Effective(); *early.OOMScoreAdj != usualOOMScore || *early.KubeAPIQPS != 50 {
+		t.Errorf("before it is complete: %+v", early)
+	}
 	if err := cfg.complete(); err != nil {
 		t.Fatal(err)
 	}
