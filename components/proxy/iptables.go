@@ -205,7 +205,8 @@ func (w *writer) check(ctx context.Context) (gone bool) {
 // complete tells whether the output of iptables-save has all chains with as many
 // rules as were written. How a rule is printed is not how it was written.
 func (w *writer) complete(saved string) bool {
-	for name, table := range map[string]rules.Table{"nat": w.there.NAT, "filter": w.there.Filter} {
+	all := map[string]rules.Table{"nat": w.there.NAT, "filter": w.there.Filter, "mangle": {rules.Canary: nil, rules.Hint: nil}}
+	for name, table := range all {
 		_, rest, _ := strings.Cut(saved, "*"+name+"\n")
 		text, _, _ := strings.Cut(rest, "COMMIT")
 		count := map[string]int{}

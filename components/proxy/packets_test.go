@@ -340,6 +340,7 @@ func TestRemovedByOthers(t *testing.T) {
 	for i, command := range []string{
 		"iptables -t nat -F", "iptables -t nat -F KUBE-SERVICES", "iptables -t filter -F && iptables -t filter -X",
 		"iptables -t nat -D KUBE-SERVICES 1", "iptables -D FORWARD -m comment --comment 'kubernetes forwarding rules' -j KUBE-FORWARD",
+		"iptables -t mangle -F && iptables -t mangle -X",
 		"printf '*nat\\nCOMMIT\\n*mangle\\nCOMMIT\\n*filter\\nCOMMIT\\n' | iptables-restore",
 	} {
 		b.must(b.writer.write(ctx, rules.Build(rules.Config{}, nil)))
