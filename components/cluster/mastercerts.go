@@ -106,23 +106,7 @@ type masterKeeper struct {
 
 // Run renews until ctx ends.
 func (k masterKeeper) Run(ctx context.Context) error {
-	var pause time.Duration
-	for {
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-timer.C:
-		}
-		next, err := k.renew()
-		if err != nil {
-			k.log.Error("certificates of the control plane cannot be renewed, trying again", "error", err)
-			pause = renewRetry
-			continue
-		}
-		pause = min(renewLook, max(time.Until(next), time.Second))
-	}
+	return keepRenewing(ctx, k.log, "certificates of the control plane cannot be renewed, trying again", k.renew)
 }
 
 // mend renews what is due before the node starts, and its own certificate if that has

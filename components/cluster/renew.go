@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -63,6 +64,14 @@ const (
 // nodes too, until ctx ends. Servers and clients read their files again when these
 // change.
 func (c *clusterRun) keepCertificates(ctx context.Context, p *parts) error {
+	return keepRenewing(ctx, c.log, "certificates cannot be renewed, trying again", func() (time.Time, error) {
+		return c.renewCertificates(ctx, p)
+	})
+}
+
+// keepRenewing calls renew until ctx ends: at once, again when it said that something
+// will be due, and soon after a failure, which is logged with message.
+func keepRenewing(ctx context.Context, log *slog.Logger, message string, renew func() (next time.Time, err error)) error {
 	var pause time.Duration
 	for {
 		timer := time.NewTimer(pause)
@@ -72,12 +81,12 @@ func (c *clusterRun) keepCertificates(ctx context.Context, p *parts) error {
 			return nil
 		case <-timer.C:
 		}
-		next, err := c.renewCertificates(ctx, p)
+		next, err := renew()
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
-			c.log.Error("certificates cannot be renewed, trying again", "error", err)
+			log.Error(message, "error", err)
 			pause = renewRetry
 		default:
 			pause = min(renewLook, max(time.Until(next), time.Second))
