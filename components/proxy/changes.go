@@ -125,12 +125,14 @@ func (p *Proxy) observe(obj any) {
 	before := p.node
 	p.node = facts
 	p.mu.Unlock()
-	if facts.zone != before.zone {
+	moved := !maps.Equal(facts.addresses, before.addresses)
+	// The node's addresses are where health check ports are.
+	if facts.zone != before.zone || moved && p.cfg.NodePortsOnPrimary {
 		for _, svc := range p.services.GetStore().List() {
 			p.touch(svc)
 		}
 	}
-	if !maps.Equal(facts.addresses, before.addresses) || !maps.Equal(facts.podCIDRs, before.podCIDRs) {
+	if moved || !maps.Equal(facts.podCIDRs, before.podCIDRs) {
 		p.wake()
 	}
 }

@@ -34,6 +34,8 @@ type options struct {
 	kubeconfig, master string
 	root, hostname     string
 	config             *kubeproxyv1alpha1.KubeProxyConfiguration
+	// asked is what somebody said of connections; the configuration has defaults.
+	asked kubeproxyv1alpha1.KubeProxyConntrackConfiguration
 
 	maxPerCore, min, masqueradeBit int32
 	healthzPort, metricsPort       int32
@@ -98,10 +100,10 @@ func command() (*cobra.Command, *options) {
 		_ = f.MarkDeprecated(port, "This flag is deprecated and will be removed in a future release. Please use --"+address+" instead.") // it is there
 	}
 	f.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof beside the metrics.")
-	f.Int32Var(&o.maxPerCore, "conntrack-max-per-core", 0, "Connections that the kernel remembers for each core; 0 leaves its bound as it is.")
-	f.Int32Var(&o.min, "conntrack-min", 131072, "Connections that it remembers at least, with --conntrack-max-per-core.")
-	f.DurationVar(&o.established, "conntrack-tcp-timeout-established", 0, "How long it remembers silent TCP connections; 0 leaves that as it is.")
-	f.DurationVar(&o.closeWait, "conntrack-tcp-timeout-close-wait", 0, "How long it remembers half closed ones; 0 leaves that as it is.")
+	f.Int32Var(&o.maxPerCore, "conntrack-max-per-core", defaultMaxPerCore, "Connections that the kernel remembers for each core; 0 leaves its bound as it is.")
+	f.Int32Var(&o.min, "conntrack-min", defaultMin, "Connections that it remembers at least, with --conntrack-max-per-core.")
+	f.DurationVar(&o.established, "conntrack-tcp-timeout-established", defaultEstablished, "How long it remembers silent TCP connections; 0 leaves that as it is.")
+	f.DurationVar(&o.closeWait, "conntrack-tcp-timeout-close-wait", defaultCloseWait, "How long it remembers half closed ones; 0 leaves that as it is.")
 	f.BoolVar(&c.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Let the kernel follow connections whose packets are out of their window.")
 	f.DurationVar(&c.Conntrack.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "How long it remembers UDP packets without an answer; 0 leaves that as it is.")
 	f.DurationVar(&c.Conntrack.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "How long it remembers those with answers; 0 leaves that as it is.")
@@ -150,15 +152,20 @@ func (o *options) complete(given func(string) bool) error {
 			c.MetricsBindAddress = ""
 		}
 		if given("conntrack-max-per-core") {
-			c.Conntrack.MaxPerCore, c.Conntrack.Min = &o.maxPerCore, &o.min
+			c.Conntrack.MaxPerCore = &o.maxPerCore
 		}
-		if o.established > 0 {
+		if given("conntrack-min") {
+			c.Conntrack.Min = &o.min
+		}
+		if given("conntrack-tcp-timeout-established") {
 			c.Conntrack.TCPEstablishedTimeout = &metav1.Duration{Duration: o.established}
 		}
-		if o.closeWait > 0 {
+		if given("conntrack-tcp-timeout-close-wait") {
 			c.Conntrack.TCPCloseWaitTimeout = &metav1.Duration{Duration: o.closeWait}
 		}
 	}
+	o.asked = c.Conntrack
+	c.Conntrack = completeConntrack(o.asked)
 	if o.hostname != "" {
 		c.HostnameOverride = o.hostname
 	}
@@ -203,11 +210,12 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, cfg.Journal.Close()) }()
-	if err := conntrack(&o.config.Conntrack, cfg.Journal); err != nil {
-		return err
-	}
+	cfg.Conntrack = o.asked
 	if o.initOnly {
 		p := &Proxy{cfg: cfg}
+		if err := p.boundConnections(); err != nil {
+			return err
+		}
 		if p.localhostNodePorts() {
 			return p.routeLocalnet()
 		}

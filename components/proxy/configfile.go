@@ -6,9 +6,6 @@ import (
 	"math/bits"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
-	goruntime "runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -16,8 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
-
-	"hyperkube/internal/hostchange"
 )
 
 // defaults are those of kube-proxy, for what this proxy has.
@@ -69,6 +64,9 @@ func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 		}
 	default:
 		return fmt.Errorf(`detectLocalMode: Unsupported value: %q: supported values: "BridgeInterface", "ClusterCIDR", "InterfaceNamePrefix", "NodeCIDR", ""`, c.DetectLocalMode)
+	}
+	if err := checkConntrack(&c.Conntrack); err != nil {
+		return err
 	}
 	var err error
 	if c.ClusterCIDR != "" {
@@ -141,6 +139,7 @@ func effective(cfg *Config) *kubeproxyv1alpha1.KubeProxyConfiguration {
 	if cfg.MinSyncPeriod > 0 {
 		c.IPTables.MinSyncPeriod.Duration = cfg.MinSyncPeriod
 	}
+	c.Conntrack = completeConntrack(cfg.Conntrack)
 	return c
 }
 
@@ -172,48 +171,4 @@ func nodePortRanges(list []string) (ranges []netip.Prefix, primary bool, err err
 		ranges = append(ranges, some...)
 	}
 	return ranges, primary, nil
-}
-
-// conntrack sets the kernel's bounds for connections, where they are given.
-func conntrack(c *kubeproxyv1alpha1.KubeProxyConntrackConfiguration, journal *hostchange.Journal) error {
-	value := func(p *int32) int {
-		if p == nil {
-			return 0
-		}
-		return int(*p)
-	}
-	set := map[string]int{}
-	if per := value(c.MaxPerCore); per > 0 {
-		set["net/netfilter/nf_conntrack_max"] = max(per*goruntime.NumCPU(), value(c.Min))
-	}
-	seconds := func(name string, d *metav1.Duration) {
-		if d != nil && d.Duration > 0 {
-			set["net/netfilter/"+name] = int(d.Seconds())
-		}
-	}
-	seconds("nf_conntrack_tcp_timeout_established", c.TCPEstablishedTimeout)
-	seconds("nf_conntrack_tcp_timeout_close_wait", c.TCPCloseWaitTimeout)
-	seconds("nf_conntrack_udp_timeout", &c.UDPTimeout)
-	seconds("nf_conntrack_udp_timeout_stream", &c.UDPStreamTimeout)
-	if c.TCPBeLiberal {
-		set["net/netfilter/nf_conntrack_tcp_be_liberal"] = 1
-	}
-	for name, want := range set {
-		path := filepath.Join("/proc/sys", name)
-		before, err := os.ReadFile(path)
-		if err != nil {
-			return fmt.Errorf("reading the kernel parameter %s: %w", name, err)
-		}
-		old := strings.TrimSpace(string(before))
-		if old == strconv.Itoa(want) {
-			continue
-		}
-		if err := journal.Record(hostchange.Change{Kind: hostchange.Sysctl, Name: name, Before: old}); err != nil {
-			return err
-		}
-		if err := os.WriteFile(path, []byte(strconv.Itoa(want)), 0o644); err != nil {
-			return fmt.Errorf("setting the kernel parameter %s: %w", name, err)
-		}
-	}
-	return nil
 }

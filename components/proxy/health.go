@@ -8,13 +8,10 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"hyperkube/internal/plainhttp"
 	"hyperkube/internal/zpages"
@@ -42,13 +39,6 @@ type health struct {
 	// waiting are those whose port could not be listened on, as when it is another
 	// process's now.
 	waiting map[string]*serviceHealth
-}
-
-// serviceHealth is the health check port of one service.
-type serviceHealth struct {
-	port   uint16
-	local  int
-	server *plainhttp.Server
 }
 
 func newHealth(cfg Config, m *metrics) *health {
@@ -125,7 +115,7 @@ func (h *health) start() (stop func(), err error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		for _, s := range h.services {
-			s.server.Close()
+			s.close()
 		}
 		h.services = map[string]*serviceHealth{}
 	}
@@ -223,137 +213,4 @@ func write(w http.ResponseWriter, ok bool, body []byte) int {
 	w.WriteHeader(code)
 	_, _ = w.Write(body)
 	return code
-}
-
-// healthCheckPorts returns, for those of the changed services that have one,
-// the health check port and how many endpoints are on this node; nil for those
-// that have none.
-func (p *Proxy) healthCheckPorts(changed map[string]bool) map[string]*serviceHealth {
-	out := map[string]*serviceHealth{}
-	for key := range changed {
-		out[key] = nil
-		obj, there, err := p.services.GetIndexer().GetByKey(key)
-		if err != nil || !there {
-			continue
-		}
-		svc := obj.(*corev1.Service)
-		if svc.Spec.HealthCheckNodePort == 0 {
-			continue
-		}
-		s := &serviceHealth{port: uint16(svc.Spec.HealthCheckNodePort)}
-		for _, ipv6 := range []bool{false, true} {
-			s.local = max(s.local, readyHere(p.slicesOf(key), p.cfg.NodeName, ipv6))
-		}
-		out[key] = s
-	}
-	return out
-}
-
-// readyHere counts the addresses of a node that are ready in slices.
-func readyHere(list []*discoveryv1.EndpointSlice, node string, ipv6 bool) int {
-	seen := map[string]bool{}
-	for _, slice := range list {
-		if (slice.AddressType == discoveryv1.AddressTypeIPv6) != ipv6 {
-			continue
-		}
-		for i := range slice.Endpoints {
-			e := &slice.Endpoints[i]
-			here := e.NodeName != nil && *e.NodeName == node && len(e.Addresses) > 0
-			if here && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
-				seen[e.Addresses[0]] = true
-			}
-		}
-	}
-	return len(seen)
-}
-
-// portsAgain is how long after a health check port could not be listened on that is
-// tried again.
-const portsAgain = 5 * time.Second
-
-// serveServices brings the health check ports to what is wanted.
-func (h *health) serveServices(wanted map[string]*serviceHealth) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for key, want := range wanted {
-		have := h.services[key]
-		if have != nil && want != nil && have.port == want.port {
-			have.local = want.local
-			continue
-		}
-		if have != nil {
-			have.server.Close()
-			delete(h.services, key)
-		}
-		before := h.waiting[key]
-		delete(h.waiting, key)
-		if want == nil {
-			continue
-		}
-		server, err := plainhttp.Serve(fmt.Sprintf(":%d", want.port), h.serviceHandler(key))
-		if err != nil {
-			if before == nil || before.port != want.port {
-				h.log.Error("the health of a service cannot be served, trying again", "service", key, "err", err)
-				if h.unserved != nil {
-					h.unserved(key, want.port, err)
-				}
-			}
-			h.waiting[key] = want
-			continue
-		}
-		want.server = server
-		h.services[key] = want
-	}
-}
-
-// serveWaiting tries again what could not be listened on.
-func (h *health) serveWaiting() {
-	h.mu.Lock()
-	wanted := maps.Clone(h.waiting)
-	h.mu.Unlock()
-	h.serveServices(wanted)
-}
-
-// waits tells whether there is any port that could not be listened on.
-func (h *health) waits() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.waiting) > 0
-}
-
-func (h *health) serviceHandler(key string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		h.mu.Lock()
-		local := 0
-		if s := h.services[key]; s != nil {
-			local = s.local
-		}
-		healthy := h.healthy()
-		h.mu.Unlock()
-		body, err := json.MarshalIndent(serviceReport{nameOf(key), local, healthy}, "", "\t")
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(local))
-		write(w, local > 0 && healthy, body)
-	}
-}
-
-// serviceReport is what a health check port tells, in upstream's words.
-type serviceReport struct {
-	Service             serviceName `json:"service"`
-	LocalEndpoints      int         `json:"localEndpoints"`
-	ServiceProxyHealthy bool        `json:"serviceProxyHealthy"`
-}
-
-type serviceName struct {
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-}
-
-// nameOf reads "namespace/name".
-func nameOf(key string) serviceName {
-	namespace, name, _ := strings.Cut(key, "/")
-	return serviceName{namespace, name}
 }

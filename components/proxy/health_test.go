@@ -8,6 +8,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"hyperkube/internal/client"
+	"hyperkube/internal/testnetns"
 	"hyperkube/internal/testport"
 )
 
@@ -70,7 +74,7 @@ func TestUnserved(t *testing.T) {
 	}
 	defer other.Close()
 	port := other.Addr().(*net.TCPAddr).Port
-	h.serveServices(map[string]*serviceHealth{"ns/web": {port: uint16(port)}})
+	h.serveServices(map[string]*serviceHealth{"ns/web": {port: uint16(port), sockets: everywhere}})
 	h.serveWaiting()
 	list, err := kube.EventsV1().Events("ns").List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
@@ -97,7 +101,7 @@ func TestHealthPortTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.serveServices(map[string]*serviceHealth{"ns/web": {port: uint16(port), local: 1}})
+	h.serveServices(map[string]*serviceHealth{"ns/web": {port: uint16(port), local: 1, sockets: everywhere}})
 	if !h.waits() || len(h.services) > 0 {
 		t.Fatalf("%v, waiting %v", h.services, h.waiting)
 	}
@@ -121,9 +125,64 @@ func TestHealthPortTaken(t *testing.T) {
 	}
 	h.serveServices(map[string]*serviceHealth{"ns/web": nil})
 	// One that goes while it waits does not come back.
-	h.waiting["ns/gone"] = &serviceHealth{port: uint16(port)}
+	h.waiting["ns/gone"] = &serviceHealth{port: uint16(port), sockets: everywhere}
 	h.serveServices(map[string]*serviceHealth{"ns/gone": nil})
 	if h.waits() || len(h.services) > 0 {
 		t.Errorf("%v, waiting %v", h.services, h.waiting)
 	}
+}
+
+// TestHealthSockets: the health of services is told where node ports answer.
+func TestHealthSockets(t *testing.T) {
+	testnetns.Enter(t)
+	up(&bench{t: t}, "lo", "192.0.2.1/24", "192.0.2.2/24", "198.51.100.1/24", "fd00::1/64")
+	for _, c := range []struct {
+		flags []string
+		want  string
+	}{
+		{nil, "[{tcp }]"},
+		{[]string{"all"}, "[{tcp }]"},
+		{[]string{"192.0.2.0/24"}, "[{tcp 192.0.2.1} {tcp 192.0.2.2} {tcp6 ::}]"},
+		{[]string{"fd00::/64"}, "[{tcp4 0.0.0.0} {tcp fd00::1}]"},
+		{[]string{"primary"}, "[{tcp 198.51.100.1} {tcp fd00::1}]"},
+		{[]string{"localhost"}, "[{tcp 127.0.0.1} {tcp ::1}]"},
+		{[]string{"203.0.113.0/24", "fd01::/64"}, "[]"},
+	} {
+		var cfg Config
+		if err := apply(asking(t, "", "--nodeport-addresses="+strings.Join(c.flags, ",")).config, &cfg); err != nil {
+			t.Fatal(err)
+		}
+		p := &Proxy{cfg: cfg}
+		p.node.addresses = map[bool]netip.Addr{false: netip.MustParseAddr("198.51.100.1"), true: netip.MustParseAddr("fd00::1")}
+		sockets, err := p.healthSockets()
+		slices.SortFunc(sockets, func(a, b socket) int { return strings.Compare(fmt.Sprint(a.host), fmt.Sprint(b.host)) })
+		if got := fmt.Sprint(sockets); err != nil || got != c.want {
+			t.Errorf("%v: %s, %v: want %s", c.flags, got, err, c.want)
+		}
+	}
+	h := newHealth(Config{}, newMetrics())
+	want := &serviceHealth{port: 30999, local: 1, sockets: []socket{{"tcp", "192.0.2.1"}}}
+	h.serveServices(map[string]*serviceHealth{"ns/web": want})
+	h.succeeded()
+	for ip, served := range map[string]bool{"192.0.2.1": true, "192.0.2.2": false} {
+		conn, err := net.Dial("tcp", ip+":30999")
+		if (err == nil) != served {
+			t.Errorf("%s: %v", ip, err)
+		}
+		if err == nil {
+			conn.Close()
+		}
+	}
+	// Where the node's own address has become another, the port moves.
+	h.serveServices(map[string]*serviceHealth{"ns/web": {port: 30999, local: 1, sockets: []socket{{"tcp", "192.0.2.2"}}}})
+	for ip, served := range map[string]bool{"192.0.2.1": false, "192.0.2.2": true} {
+		conn, err := net.Dial("tcp", ip+":30999")
+		if (err == nil) != served {
+			t.Errorf("%s: %v afterwards", ip, err)
+		}
+		if err == nil {
+			conn.Close()
+		}
+	}
+	h.serveServices(map[string]*serviceHealth{"ns/web": nil})
 }

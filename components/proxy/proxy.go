@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/tools/cache"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
 	"hyperkube/components/proxy/rules"
 	"hyperkube/internal/client"
@@ -56,6 +57,9 @@ type Config struct {
 	// own address of each family as its Node says.
 	NodePortRanges     []netip.Prefix
 	NodePortsOnPrimary bool
+	// Conntrack is what the kernel is told of connections, on a node or in a
+	// container; what it leaves open is as of upstream's.
+	Conntrack kubeproxyv1alpha1.KubeProxyConntrackConfiguration
 	// Profiling serves /debug/pprof beside the metrics.
 	Profiling bool
 	// Flags are those with which the proxy was started; it may be nil.
@@ -186,6 +190,12 @@ func (p *Proxy) Run(ctx context.Context) error {
 			return fmt.Errorf("proxy: %w", err)
 		}
 	}
+	bounded := following()
+	if bounded {
+		if err := p.boundConnections(); err != nil {
+			return fmt.Errorf("proxy: %w", err)
+		}
+	}
 	var telling sync.WaitGroup
 	defer telling.Wait()
 	p.health.unserved = func(service string, port uint16, err error) {
@@ -245,6 +255,12 @@ func (p *Proxy) Run(ctx context.Context) error {
 			continue
 		}
 		p.health.succeeded(p.families()...)
+		if !bounded {
+			if err := p.boundConnections(); err != nil {
+				return fmt.Errorf("proxy: %w", err)
+			}
+			p.liberal, bounded = readLiberal(), true
+		}
 		if first {
 			close(p.ready)
 			first = false

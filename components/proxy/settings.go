@@ -12,22 +12,30 @@ import (
 func (p *Proxy) rulesConfig(ipv6 bool, facts nodeFacts) rules.Config {
 	cfg := rules.Config{
 		IPv6: ipv6, Pods: p.podTraffic(ipv6, facts), MasqueradeAll: p.cfg.MasqueradeAll, LocalhostNodePorts: p.localhostNodePorts(),
-		MasqueradeMark: p.cfg.MasqueradeMark, Liberal: p.liberal,
-	}
-	for _, r := range p.cfg.NodePortRanges {
-		if r.Addr().Is6() == ipv6 {
-			cfg.NodePortRanges = append(cfg.NodePortRanges, r)
-		}
-	}
-	if containsAll(cfg.NodePortRanges) {
-		cfg.NodePortRanges = nil
-	} else if own, ok := facts.addresses[ipv6]; ok && p.cfg.NodePortsOnPrimary {
-		cfg.NodePortRanges = append(cfg.NodePortRanges, netip.PrefixFrom(own, own.BitLen()))
+		MasqueradeMark: p.cfg.MasqueradeMark, Liberal: p.liberal, NodePortRanges: p.nodePortRanges(ipv6, facts),
 	}
 	if own, ok := facts.addresses[ipv6]; ok {
 		cfg.NodeIPs = []netip.Addr{own}
 	}
 	return cfg
+}
+
+// nodePortRanges are those of the node's addresses of a family on which node ports
+// answer; none: all.
+func (p *Proxy) nodePortRanges(ipv6 bool, facts nodeFacts) []netip.Prefix {
+	var out []netip.Prefix
+	for _, r := range p.cfg.NodePortRanges {
+		if r.Addr().Is6() == ipv6 {
+			out = append(out, r)
+		}
+	}
+	if containsAll(out) {
+		return nil
+	}
+	if own, ok := facts.addresses[ipv6]; ok && p.cfg.NodePortsOnPrimary {
+		out = append(out, netip.PrefixFrom(own, own.BitLen()))
+	}
+	return out
 }
 
 // podTraffic is what tells traffic of this node's pods; zero while nothing does.
@@ -90,4 +98,9 @@ func (p *Proxy) routeLocalnet() error {
 		return fmt.Errorf("setting the kernel parameter %s: %w", name, err)
 	}
 	return nil
+}
+
+// boundConnections tells the kernel how many connections to remember, and how long.
+func (p *Proxy) boundConnections() error {
+	return setBounds(bounds(p.cfg.Conntrack, cpus()), p.cfg.Journal, p.cfg.Log)
 }

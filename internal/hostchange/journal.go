@@ -2,7 +2,7 @@
 // that `hyperkube down` can take it back after any crash. A journal belongs to
 // one node and is a file of JSON lines, synced to disk before Record returns.
 // Processes of the node that change different things may share one: of a
-// sysctl that several changed, one after the other, the value before the first
+// parameter that several changed, one after the other, the value before the first
 // is what comes back. Recording is idempotent; undoing is too, and survives being
 // interrupted: what is gone already is no error.
 package hostchange
@@ -29,6 +29,9 @@ const (
 	// Sysctl is a kernel parameter: Name its path below /proc/sys, Before
 	// its old value.
 	Sysctl Kind = "sysctl"
+	// Module is a parameter of a kernel module: Name its path below
+	// /sys/module, Before its old value.
+	Module Kind = "module"
 	// Chain is an iptables chain: Name is "family table chain", family 4 or 6.
 	Chain Kind = "chain"
 	// Rule is an iptables rule in a chain that is not ours: Name is
@@ -52,6 +55,15 @@ type Change struct {
 	Name   string   `json:"name"`
 	Before string   `json:"before,omitempty"`
 	Args   []string `json:"args,omitempty"`
+}
+
+// Path is the file of a Sysctl or a Module.
+func (c Change) Path() string {
+	dir := "/proc/sys"
+	if c.Kind == Module {
+		dir = "/sys/module"
+	}
+	return filepath.Join(dir, filepath.Clean("/"+c.Name))
 }
 
 func (c Change) key() string { return fmt.Sprintf("%s\x00%s\x00%q", c.Kind, c.Name, c.Args) }
@@ -134,8 +146,8 @@ func Read(path string) ([]Change, error) {
 }
 
 // Record writes down changes that are about to be made, in one sync to disk.
-// Those already recorded are not written again; for a sysctl the first value
-// counts.
+// Those already recorded are not written again; for a sysctl or a
+// module's parameter the first value counts.
 func (j *Journal) Record(changes ...Change) error {
 	if j == nil {
 		return nil

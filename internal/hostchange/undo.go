@@ -49,7 +49,7 @@ func Revert(ctx context.Context, changes []Change) error {
 		undo func(context.Context, []Change) error
 	}{
 		{Cgroup, undoCgroups}, {Rule, undoRules}, {Chain, undoChains}, {Mount, each(undoMount)},
-		{Route, each(undoRoute)}, {Link, each(undoLink)}, {Sysctl, each(undoSysctl)}, {Dir, each(undoDir)},
+		{Route, each(undoRoute)}, {Link, each(undoLink)}, {Sysctl, each(undoParameter)}, {Module, each(undoParameter)}, {Dir, each(undoDir)},
 	} {
 		if list := by[one.kind]; len(list) > 0 {
 			if err := one.undo(ctx, list); err != nil {
@@ -175,9 +175,8 @@ func isGone(err error) bool {
 	return errors.As(err, &notFound)
 }
 
-func undoSysctl(c Change) error {
-	path := filepath.Join("/proc/sys", filepath.Clean("/"+c.Name))
-	err := os.WriteFile(path, []byte(strings.TrimSpace(c.Before)+"\n"), 0o644)
+func undoParameter(c Change) error {
+	err := os.WriteFile(c.Path(), []byte(strings.TrimSpace(c.Before)+"\n"), 0o644)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

@@ -24,6 +24,11 @@ func Serve(address string, handler http.Handler) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening on %s: %w", address, err)
 	}
+	return On(listener, handler), nil
+}
+
+// On answers at listener, which is closed with the Server.
+func On(listener net.Listener, handler http.Handler) *Server {
 	s := &Server{
 		http: &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second},
 		addr: listener.Addr(), ended: make(chan struct{}),
@@ -32,7 +37,7 @@ func Serve(address string, handler http.Handler) (*Server, error) {
 		defer close(s.ended)
 		s.err = s.http.Serve(listener)
 	}()
-	return s, nil
+	return s
 }
 
 // Addr is where it listens.
