@@ -124,6 +124,9 @@ type Config struct {
 	// StreamIdle ends exec, attach and port-forward that are silent for so long;
 	// 4 hours.
 	StreamIdle time.Duration
+	// RuntimeTimeout is how long the runtime may take for one thing, but for pulls;
+	// 2 minutes.
+	RuntimeTimeout time.Duration
 	// ContentionProfile makes the process note who waits for locks.
 	ContentionProfile bool
 	// ImageEndpoint is the socket of images, if not the runtime's.

@@ -98,6 +98,7 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	f.RegistryPullQPS, f.RegistryBurst, f.EventRecordQPS, f.EventBurst = c.PullQPS, int32(c.PullBurst), c.EventQPS, int32(c.EventBurst)
 	f.Authentication.Webhook.Enabled, f.Authentication.Webhook.CacheTTL = new(!c.NoTokens), seconds(c.TokenTTL)
 	f.Authorization.Webhook.CacheAuthorizedTTL, f.Authorization.Webhook.CacheUnauthorizedTTL = seconds(c.AllowTTL), seconds(c.DenyTTL)
+	f.RuntimeRequestTimeout = seconds(c.RuntimeTimeout)
 	f.StreamingConnectionIdleTimeout, f.EnableContentionProfiling = seconds(c.StreamIdle), c.ContentionProfile
 	f.FailSwapOn, f.FailCgroupV1 = new(c.FailSwapOn), new(c.FailCgroupV1)
 	f.EnableDebuggingHandlers, f.EnableProfilingHandler, f.EnableSystemLogHandler = new(!c.NoDebug), new(!c.NoProfiling && !c.NoDebug), new(!c.NoNodeLogs)
@@ -148,7 +149,6 @@ func defaults(f *kubeletv1beta1.KubeletConfiguration) {
 	period(&f.StreamingConnectionIdleTimeout, 4*time.Hour)
 	period(&f.VolumeStatsAggPeriod, time.Minute)
 	period(&f.CPUManagerReconcilePeriod, 10*time.Second)
-	period(&f.RuntimeRequestTimeout, 2*time.Minute)
 	period(&f.Authentication.Webhook.CacheTTL, 2*time.Minute)
 	period(&f.Authorization.Webhook.CacheAuthorizedTTL, 5*time.Minute)
 	period(&f.Authorization.Webhook.CacheUnauthorizedTTL, 30*time.Second)

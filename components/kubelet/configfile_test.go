@@ -203,7 +203,7 @@ func TestRefusedFiles(t *testing.T) {
 // by Apply or refused by it, which a test of each would only repeat.
 var meaningless = []string{
 	"SyncFrequency", "FileCheckFrequency", "RotateCertificates", "ServerTLSBootstrap", "VolumeStatsAggPeriod", "CgroupDriver", "CPUManagerReconcilePeriod",
-	"RuntimeRequestTimeout", "HairpinMode", "MaxOpenFiles", "ContentType", "MakeIPTablesUtilChains", "IPTablesMasqueradeBit", "IPTablesDropBit",
+	"HairpinMode", "MaxOpenFiles", "ContentType", "MakeIPTablesUtilChains", "IPTablesMasqueradeBit", "IPTablesDropBit",
 	"ContainerLogMaxWorkers", "ConfigMapAndSecretChangeDetectionStrategy", "ShowHiddenMetricsForVersion", "VolumePluginDir",
 	"KernelMemcgNotification", "EnableDebugFlagsHandler",
 }

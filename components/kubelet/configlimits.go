@@ -71,6 +71,7 @@ func (c *Config) applyLimits(f *kubeletv1beta1.KubeletConfiguration) {
 	for _, id := range f.TLSCurvePreferences {
 		c.Curves = append(c.Curves, tls.CurveID(id))
 	}
+	take(&c.RuntimeTimeout, f.RuntimeRequestTimeout.Duration)
 	take(&c.StreamIdle, f.StreamingConnectionIdleTimeout.Duration)
 	c.ContentionProfile = c.ContentionProfile || f.EnableContentionProfiling
 	take(&c.ImageEndpoint, f.ImageServiceEndpoint)
@@ -102,6 +103,7 @@ func (c *Config) completeLimits() {
 	duration(&c.AllowTTL, 5*time.Minute)
 	duration(&c.DenyTTL, 30*time.Second)
 	duration(&c.StreamIdle, 4*time.Hour)
+	duration(&c.RuntimeTimeout, 2*time.Minute)
 	if c.Verification == "" {
 		c.Verification = kubeletv1beta1.NeverVerifyPreloadedImages
 	}
@@ -146,6 +148,9 @@ func (c *Config) validateLimits() error {
 		errs = append(errs, fmt.Errorf("cpuCFSQuotaPeriod (--cpu-cfs-quota-period) %v requires feature gate CustomCPUCFSQuotaPeriod", p))
 	} else if p < time.Millisecond || p > time.Second {
 		errs = append(errs, fmt.Errorf("cpuCFSQuotaPeriod %v must be between 1ms and 1sec, inclusive", p))
+	}
+	if c.RuntimeTimeout < 0 {
+		errs = append(errs, fmt.Errorf("runtimeRequestTimeout %v must be positive", c.RuntimeTimeout))
 	}
 	if c.LogInterval < 3*time.Second {
 		errs = append(errs, fmt.Errorf("containerLogMonitorInterval %v must be at least 3 seconds", c.LogInterval))

@@ -45,6 +45,11 @@ func (k *Kubelet) endForShutdown(pod *v1.Pod, grace int64) <-chan struct{} {
 
 // wrong is why the node is not ready though its runtime is.
 func (k *Kubelet) wrong() []string {
+	if k.manager != nil {
+		if err := k.manager.Silent(time.Now()); err != nil {
+			return []string{err.Error()}
+		}
+	}
 	if k.shutdown != nil && k.shutdown.Down() {
 		return []string{shutdown.NodeMessage}
 	}

@@ -119,7 +119,7 @@ func New(cfg Config) (*Kubelet, error) {
 	if k.tracing, err = newTracing(cfg.Tracing, cfg.NodeName); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	if k.cri, err = cri.Dial(cfg.Endpoint, tracesCalls(k.tracing)...); err != nil {
+	if k.cri, err = cri.Dial(cfg.Endpoint, cfg.RuntimeTimeout, tracesCalls(k.tracing)...); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	if cfg.ImageEndpoint != "" {

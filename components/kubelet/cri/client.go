@@ -30,17 +30,19 @@ type Client struct {
 	// Metrics counts the calls; nil in tests that fill the clients themselves.
 	Metrics *Metrics
 
+	within      time.Duration    // of Dial
 	conn, other *grpc.ClientConn // other: of images, if not the same; may be nil
 }
 
 // Dial makes a client of the runtime at endpoint, a socket's path with or
 // without "unix://". It does not wait for the runtime to be there: calls made
-// with WaitForReady do.
-func Dial(endpoint string, more ...grpc.DialOption) (*Client, error) {
-	return dial(endpoint, NewMetrics(), more...)
+// with WaitForReady do. A call takes within at most, but for some that have longer;
+// zero: as long as the runtime does.
+func Dial(endpoint string, within time.Duration, more ...grpc.DialOption) (*Client, error) {
+	return dial(endpoint, within, NewMetrics(), more...)
 }
 
-func dial(endpoint string, metrics *Metrics, more ...grpc.DialOption) (*Client, error) {
+func dial(endpoint string, within time.Duration, metrics *Metrics, more ...grpc.DialOption) (*Client, error) {
 	path := strings.TrimPrefix(endpoint, "unix://")
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("container runtime endpoint %q: want unix:// and an absolute path", endpoint)
@@ -55,7 +57,7 @@ func dial(endpoint string, metrics *Metrics, more ...grpc.DialOption) (*Client, 
 			MinConnectTimeout: time.Second,
 		}),
 		grpc.WithIdleTimeout(0),
-		grpc.WithUnaryInterceptor(metrics.intercept),
+		grpc.WithChainUnaryInterceptor(metrics.intercept, bounded(within).intercept),
 		grpc.WithNoProxy(),
 	)...)
 	if err != nil {
@@ -65,13 +67,14 @@ func dial(endpoint string, metrics *Metrics, more ...grpc.DialOption) (*Client, 
 		Metrics: metrics,
 		Runtime: runtimeapi.NewRuntimeServiceClient(conn),
 		Images:  runtimeapi.NewImageServiceClient(conn),
+		within:  within,
 		conn:    conn,
 	}, nil
 }
 
 // ImagesOf makes c take images from another socket than the runtime's.
 func (c *Client) ImagesOf(endpoint string) error {
-	other, err := dial(endpoint, c.Metrics)
+	other, err := dial(endpoint, c.within, c.Metrics)
 	if err != nil {
 		return err
 	}

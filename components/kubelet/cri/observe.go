@@ -24,6 +24,9 @@ func IsNotFound(err error) bool { return status.Code(err) == codes.NotFound }
 // is seen when the runtime is there again.
 func IsGone(err error) bool { return status.Code(err) == codes.Unavailable }
 
+// IsSilent tells whether the runtime did not answer in time.
+func IsSilent(err error) bool { return status.Code(err) == codes.DeadlineExceeded }
+
 // IsUnimplemented tells whether the runtime does not know the call.
 func IsUnimplemented(err error) bool { return status.Code(err) == codes.Unimplemented }
 

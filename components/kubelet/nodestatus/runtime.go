@@ -36,10 +36,16 @@ func (k *Keeper) NetworkProblem() string {
 	return "container runtime network not ready: " + k.runtime.netText
 }
 
+// downAfter is how long a runtime may keep silent before it counts as one that is
+// down, as upstream's.
+const downAfter = 30 * time.Second
+
 // askRuntime asks the runtime how it is.
 func (k *Keeper) askRuntime(ctx context.Context) {
 	ask, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+	look, cancelLook := context.WithTimeout(ctx, downAfter)
+	defer cancelLook()
 	says := runtimeSays{asked: true}
 	k.mu.Lock()
 	says.name, says.version = k.runtime.name, k.runtime.version
@@ -50,7 +56,7 @@ func (k *Keeper) askRuntime(ctx context.Context) {
 			says.name, says.version = v.RuntimeName, v.RuntimeVersion
 		}
 	}
-	resp, err := k.cfg.CRI.Runtime.Status(ask, &runtimeapi.StatusRequest{})
+	resp, err := k.cfg.CRI.Runtime.Status(look, &runtimeapi.StatusRequest{})
 	if err != nil {
 		says.down = cri.Message(err)
 	} else {

@@ -66,8 +66,11 @@ func (k *Keeper) fill(ctx context.Context, n *v1.Node, now time.Time) {
 	if k.cfg.VolumesInUse != nil {
 		s.VolumesInUse = k.cfg.VolumesInUse()
 	}
-	if images, err := k.images(ctx); err == nil {
-		s.Images = images
+	// A runtime that does not answer is not waited for: the node is to say so.
+	if says.down == "" {
+		if images, err := k.images(ctx); err == nil {
+			s.Images = images
+		}
 	}
 	k.conditions(s, says, metav1.NewTime(now.Truncate(time.Second)))
 }

@@ -3,6 +3,7 @@ package pods
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"slices"
@@ -221,6 +222,27 @@ func (m *Manager) list(ctx context.Context, make_ func(id, uid string, state int
 		out[c.Id] = make_(c.Id, c.Labels[cri.LabelPodUID], int32(c.State))
 	}
 	return out, nil
+}
+
+// longestLook is how long the runtime may keep silent about a pod before the node is
+// not ready.
+const longestLook = 3 * time.Minute
+
+// Silent tells that the runtime has not answered what it was asked of a pod for too
+// long, in upstream's words; nil: it answers.
+func (m *Manager) Silent(now time.Time) error {
+	var longest time.Duration
+	for _, w := range m.all() {
+		w.mu.Lock()
+		if !w.silent.IsZero() {
+			longest = max(longest, now.Sub(w.silent))
+		}
+		w.mu.Unlock()
+	}
+	if longest <= longestLook {
+		return nil
+	}
+	return fmt.Errorf("PLEG is not healthy: pleg was last seen active %v ago; threshold is %v", longest, longestLook)
 }
 
 // Healthy tells what is wrong, if anything: a manager that does not follow its

@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/objects"
 	"hyperkube/components/kubelet/podstate"
 )
@@ -61,6 +62,22 @@ func (w *worker) deadline() time.Time {
 		return time.Time{}
 	}
 	return start.Add(time.Duration(*w.pod.Spec.ActiveDeadlineSeconds) * time.Second)
+}
+
+// look is refresh, which it takes note of while the runtime keeps silent.
+func (w *worker) look(ctx context.Context) error {
+	w.mu.Lock()
+	if w.silent.IsZero() {
+		w.silent = time.Now()
+	}
+	w.mu.Unlock()
+	err := w.refresh(ctx)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !cri.IsSilent(err) {
+		w.silent = time.Time{}
+	}
+	return err
 }
 
 // refresh asks the runtime for what may have changed.

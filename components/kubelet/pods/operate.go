@@ -269,17 +269,14 @@ func (w *worker) refreshVolumes(ctx context.Context, now time.Time) time.Time {
 	return next
 }
 
-// longestCall is how long the runtime may take to make one thing.
-const longestCall = 4 * time.Minute
-
 // carriedThrough is the context of calls that the runtime finishes even if
 // nobody waits for it any more: a pod that ends waits for their answer, so that
-// nothing appears behind its back.
+// nothing appears behind its back. The calls themselves are bounded.
 func carriedThrough(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeout(context.WithoutCancel(ctx), longestCall)
+	return context.WithCancel(context.WithoutCancel(ctx))
 }
 
 // makeSandbox makes the pod's sandbox and remembers it.

@@ -63,8 +63,11 @@ type worker struct {
 	// dirty: the runtime must be asked for everything; dirtyIDs: for these.
 	dirty    bool
 	dirtyIDs map[string]bool
-	slots    map[string]podstate.Slot
-	obs      podstate.Observed
+	// silent is since when the runtime has not answered what it was asked of the
+	// pod; zero: it has.
+	silent time.Time
+	slots  map[string]podstate.Slot
+	obs    podstate.Observed
 	// learned counts what operations have told of obs, so that what was asked
 	// for before does not undo it.
 	learned  int
@@ -320,7 +323,7 @@ func (w *worker) close() {
 
 // step looks at everything once and sets in motion what is to be done.
 func (w *worker) step(ctx context.Context) (wakeAt time.Time, done bool) {
-	if err := w.refresh(ctx); err != nil {
+	if err := w.look(ctx); err != nil {
 		if ctx.Err() != nil {
 			return time.Time{}, false
 		}

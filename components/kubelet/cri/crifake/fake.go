@@ -164,6 +164,11 @@ func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest, ...grpc.C
 
 // Status implements the runtime service.
 func (r *Runtime) Status(context.Context, *runtimeapi.StatusRequest, ...grpc.CallOption) (*runtimeapi.StatusResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.failing["Status"]; err != nil {
+		return nil, err
+	}
 	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 		{Type: "RuntimeReady", Status: true}, {Type: "NetworkReady", Status: true},
 	}}}, nil
@@ -266,6 +271,9 @@ func fits(selector, labels map[string]string) bool {
 func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.ListPodSandboxResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if err := r.failing["ListPodSandbox"]; err != nil {
+		return nil, err
+	}
 	out := &runtimeapi.ListPodSandboxResponse{}
 	for _, s := range r.sandboxes {
 		if fits(req.GetFilter().GetLabelSelector(), s.Labels) {
@@ -467,6 +475,9 @@ func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest,
 func (r *Runtime) ListImages(context.Context, *runtimeapi.ListImagesRequest, ...grpc.CallOption) (*runtimeapi.ListImagesResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if err := r.called("ListImages", ""); err != nil {
+		return nil, err
+	}
 	out := &runtimeapi.ListImagesResponse{}
 	for _, i := range r.images {
 		out.Images = append(out.Images, i)

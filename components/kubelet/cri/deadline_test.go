@@ -1,0 +1,71 @@
+package cri
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// TestBounds: each call may take as long as upstream's kubelet lets it.
+func TestBounds(t *testing.T) {
+	const m = time.Minute
+	for _, c := range []struct {
+		method string
+		req    any
+		want   time.Duration
+	}{
+		{runtimeapi.RuntimeService_Status_FullMethodName, &runtimeapi.StatusRequest{}, 2 * m},
+		{runtimeapi.RuntimeService_RunPodSandbox_FullMethodName, &runtimeapi.RunPodSandboxRequest{}, 4 * m},
+		{runtimeapi.RuntimeService_StopContainer_FullMethodName, &runtimeapi.StopContainerRequest{Timeout: 30}, 2*m + 30*time.Second},
+		{runtimeapi.RuntimeService_ExecSync_FullMethodName, &runtimeapi.ExecSyncRequest{Timeout: 1}, 2*m + time.Second},
+		{runtimeapi.RuntimeService_ExecSync_FullMethodName, &runtimeapi.ExecSyncRequest{}, 0},
+		{runtimeapi.RuntimeService_CheckpointContainer_FullMethodName, &runtimeapi.CheckpointContainerRequest{Timeout: 1}, 2 * m},
+		{runtimeapi.RuntimeService_CheckpointContainer_FullMethodName, &runtimeapi.CheckpointContainerRequest{Timeout: 300}, 5 * m},
+		{runtimeapi.ImageService_ListImages_FullMethodName, &runtimeapi.ListImagesRequest{}, 2 * m},
+		{runtimeapi.ImageService_PullImage_FullMethodName, &runtimeapi.PullImageRequest{}, 0},
+		{"/of.Another/Service", nil, 0},
+	} {
+		if got := bounded(2*m).within(c.method, c.req); got != c.want {
+			t.Errorf("%s %v may take %v, want %v", c.method, c.req, got, c.want)
+		}
+	}
+}
+
+// hung is a runtime that answers nobody.
+type hung struct {
+	runtimeapi.UnimplementedRuntimeServiceServer
+}
+
+func (hung) ListContainers(ctx context.Context, _ *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestHungRuntime: a call of a runtime that hangs fails.
+func TestHungRuntime(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	runtimeapi.RegisterRuntimeServiceServer(server, hung{})
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	client, err := Dial(socket, 10*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	_, err = client.Runtime.ListContainers(t.Context(), &runtimeapi.ListContainersRequest{}, Wait())
+	if status.Code(err) != codes.DeadlineExceeded || !IsTimeout(err) {
+		t.Errorf("%v", err)
+	}
+}
