@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -33,6 +34,8 @@ type bench struct {
 	manager *Manager
 	events  *record.FakeRecorder
 	host    *Host
+	// stop ends the manager, as when the kubelet is killed.
+	stop func()
 }
 
 func newBench(t *testing.T, runtime *crifake.Runtime, objs ...*v1.Pod) *bench {
@@ -67,11 +70,12 @@ func newBench(t *testing.T, runtime *crifake.Runtime, objs ...*v1.Pod) *bench {
 	b := &bench{t: t, ctx: ctx, runtime: runtime, kube: kube, manager: NewManager(h), events: h.Events.(*record.FakeRecorder), host: h}
 	done := make(chan struct{})
 	go func() { defer close(done); _ = b.manager.Run(ctx) }()
-	t.Cleanup(func() {
+	b.stop = sync.OnceFunc(func() {
 		cancel()
 		<-done
 		store.Close()
 	})
+	t.Cleanup(b.stop)
 	return b
 }
 

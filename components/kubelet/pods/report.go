@@ -31,8 +31,10 @@ type reporter struct {
 	dirty bool
 	busy  bool
 	// halted: the API refused the status; nothing is sent until the source
-	// tells something new.
-	halted bool
+	// tells something new or, when it was for what the status says, refused,
+	// there is another to tell.
+	halted  bool
+	refused *v1.PodStatus
 	// told is the pod that Host.Told was last told of.
 	told *v1.Pod
 	// wait counts all goroutines of the worker.
@@ -144,10 +146,13 @@ func (w *worker) report1(ctx context.Context, now time.Time) {
 	if w.report.dirty && w.timing.changed.IsZero() {
 		w.timing.changed = now
 	}
+	if r := &w.report; r.halted && r.refused != nil && !apiequality.Semantic.DeepEqual(&r.want, r.refused) {
+		r.halted = false
+	}
 	if !w.report.dirty || w.report.busy || w.report.halted {
 		return
 	}
-	w.report.busy = true
+	w.report.busy, w.report.refused = true, nil
 	w.report.wait.Go(func() {
 		w.send(ctx)
 	})
@@ -214,7 +219,7 @@ func (w *worker) send(ctx context.Context) {
 			w.report.halted = true
 		case apierrors.IsInvalid(err), apierrors.IsForbidden(err) && pause > 5*time.Second:
 			w.log.Error("the API refuses a pod's status", "error", err)
-			w.report.halted = true
+			w.report.halted, w.report.refused = true, &want
 		default:
 			if ctx.Err() == nil {
 				w.log.Warn("reporting a pod's status failed, trying again", "error", err)

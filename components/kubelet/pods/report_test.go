@@ -1,12 +1,17 @@
 package pods
 
 import (
+	"bytes"
 	"log/slog"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubetesting "k8s.io/client-go/testing"
 
+	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/components/kubelet/podstate"
 )
 
@@ -59,4 +64,23 @@ func TestMirrorMadeAnew(t *testing.T) {
 			t.Errorf("%s: the API is thought to have %s", version, w.report.last.Phase)
 		}
 	}
+}
+
+// TestRefusedStatus holds that a status which the API refuses keeps nobody from telling
+// the next one.
+func TestRefusedStatus(t *testing.T) {
+	b := newBench(t, crifake.New("busybox:1"))
+	b.kube.PrependReactor("patch", "pods", func(action kubetesting.Action) (bool, runtime.Object, error) {
+		if patch := action.(kubetesting.PatchAction).GetPatch(); bytes.Contains(patch, []byte(`"running":{`)) {
+			return true, nil, apierrors.NewInvalid(v1.SchemeGroupVersion.WithKind("Pod").GroupKind(), "a", nil)
+		}
+		return false, nil, nil
+	})
+	b.add(newPod("a", func(p *v1.Pod) { p.Spec.RestartPolicy = v1.RestartPolicyNever }))
+	worker := b.manager.worker("uid-a")
+	for !worker.halted() {
+		time.Sleep(time.Millisecond)
+	}
+	b.runtime.Exit("main", 3)
+	b.await("a", "failed", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
 }

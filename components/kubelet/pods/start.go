@@ -66,33 +66,13 @@ func (a *attempt) run(ctx context.Context) error {
 	if box == nil {
 		return errors.New("no sandbox")
 	}
-	sandbox, err := a.host.sandboxConfig(a.pod, box.Attempt)
-	if err != nil {
-		return a.fail(ctx, createContainerConfigError, err.Error(), time.Now().Add(retryStart))
+	id, cfg := a.start.Made, &runtimeapi.ContainerConfig{}
+	var err error
+	if id == "" {
+		id, cfg, err = a.make(ctx, box, ips, volumes)
+	} else if err = a.host.ruled(ctx, a.pod, ips); err != nil {
+		err = a.refuse(ctx, createContainerError, err.Error())
 	}
-	image, err := a.image(ctx, sandbox, volumes)
-	if err != nil {
-		return err
-	}
-	in := containerInput{container: a.container, attempt: a.start.Attempt, image: image, volumes: volumes, ips: ips}
-	if a.kind == podstate.Ephemeral {
-		in.target = a.targetOf(a.pod, a.start.Name)
-	}
-	cfg, err := a.host.containerConfig(ctx, a.pod, in)
-	if err != nil {
-		return a.refuse(ctx, createContainerConfigError, apiText(err))
-	}
-	if err := a.host.ruled(ctx, a.pod, ips); err != nil {
-		return a.refuse(ctx, createContainerError, err.Error())
-	}
-	call, cancel := carriedThrough(ctx)
-	defer cancel()
-	if a.start.Stale != "" {
-		if err := a.dropStale(call, a.pod, a.start); err != nil {
-			return err
-		}
-	}
-	id, err := a.create(ctx, call, &runtimeapi.CreateContainerRequest{PodSandboxId: box.ID, Config: cfg, SandboxConfig: sandbox})
 	if err != nil {
 		return err
 	}
@@ -105,19 +85,55 @@ func (a *attempt) run(ctx context.Context) error {
 		a.hooks[id] = true
 	}
 	a.mu.Unlock()
-	if err := a.begin(ctx, call, id, box.ID, cfg); err != nil {
+	ended, err := a.begin(ctx, id, box.ID, cfg)
+	if err != nil {
 		return err
 	}
 	a.update(func() {
 		slot := a.slots[a.start.Name]
 		slot.Waiting, slot.ForceRestart = nil, ""
 		a.slots[a.start.Name] = slot
+		if ended {
+			delete(a.hooks, id)
+		}
 	})
 	a.host.linkLog(a.pod, a.start.Name, id, a.start.Attempt)
-	if hook {
+	if hook && !ended {
 		return a.postStart(ctx, id)
 	}
 	return nil
+}
+
+// make makes the container, and returns its ID and what it was made of.
+func (a *attempt) make(ctx context.Context, box *podstate.Sandbox, ips []string, volumes map[string]volume.Result) (string, *runtimeapi.ContainerConfig, error) {
+	sandbox, err := a.host.sandboxConfig(a.pod, box.Attempt)
+	if err != nil {
+		return "", nil, a.fail(ctx, createContainerConfigError, err.Error(), time.Now().Add(retryStart))
+	}
+	image, err := a.image(ctx, sandbox, volumes)
+	if err != nil {
+		return "", nil, err
+	}
+	in := containerInput{container: a.container, attempt: a.start.Attempt, image: image, volumes: volumes, ips: ips}
+	if a.kind == podstate.Ephemeral {
+		in.target = a.targetOf(a.pod, a.start.Name)
+	}
+	cfg, err := a.host.containerConfig(ctx, a.pod, in)
+	if err != nil {
+		return "", nil, a.refuse(ctx, createContainerConfigError, apiText(err))
+	}
+	if err := a.host.ruled(ctx, a.pod, ips); err != nil {
+		return "", nil, a.refuse(ctx, createContainerError, err.Error())
+	}
+	call, cancel := carriedThrough(ctx)
+	defer cancel()
+	if a.start.Stale != "" {
+		if err := a.dropStale(call, a.pod, a.start); err != nil {
+			return "", nil, err
+		}
+	}
+	id, err := a.create(ctx, call, &runtimeapi.CreateContainerRequest{PodSandboxId: box.ID, Config: cfg, SandboxConfig: sandbox})
+	return id, cfg, err
 }
 
 // image makes sure of the images and returns that of the container.
@@ -154,43 +170,57 @@ func (a *attempt) create(ctx, call context.Context, req *runtimeapi.CreateContai
 	return created.ContainerId, nil
 }
 
-// begin starts the container that was made, by call as create, and sees what became of it.
-func (a *attempt) begin(ctx, call context.Context, id, sandbox string, cfg *runtimeapi.ContainerConfig) error {
+// begin starts the container that was made, and sees what became of it. It is carried
+// through, whatever becomes of ctx. ended: an earlier kubelet had started it, and it is over.
+func (a *attempt) begin(ctx context.Context, id, sandbox string, cfg *runtimeapi.ContainerConfig) (ended bool, err error) {
+	call, cancel := carriedThrough(ctx)
+	defer cancel()
 	_, startErr := a.host.CRI.Runtime.StartContainer(call, &runtimeapi.StartContainerRequest{ContainerId: id})
 	if startErr == nil {
-		a.host.event(a.pod, a.start.Name, false, "Started", "Container started")
-		if a.host.Started != nil {
-			a.host.Started(call, a.pod, a.start.Name, id, cfg)
-		}
+		a.started(call, id, cfg)
 	}
 	if err := a.learn(ctx, a.pod, a.start, id, sandbox); err != nil {
 		// Nobody knows whether it runs; should it, its hook is lost.
 		a.update(func() { delete(a.hooks, id) })
-		return err
+		return false, err
 	}
 	if startErr == nil {
-		return nil
+		return false, nil
 	}
 	if ctx.Err() != nil {
-		return ctx.Err()
+		return false, ctx.Err()
 	}
+	a.mu.Lock()
+	st := a.obs.ByID(id)
+	running := st != nil && st.State == podstate.Running
+	exited := st != nil && st.State == podstate.Exited
+	ended = exited && !st.StartedAt.IsZero()
+	a.mu.Unlock()
+	if a.start.Made == id && (running || ended) {
+		// The call of an earlier kubelet was under way and came first.
+		a.started(call, id, cfg)
+		return ended, nil
+	}
+	a.update(func() { delete(a.hooks, id) })
 	if cri.IsGone(startErr) {
 		// The runtime is there again and knows what came of it.
-		a.update(func() { delete(a.hooks, id) })
-		return startErr
+		return false, startErr
 	}
 	a.host.event(a.pod, a.start.Name, true, "Failed", "Error: "+cri.Message(startErr))
-	a.mu.Lock()
-	delete(a.hooks, id)
-	st := a.obs.ByID(id)
-	exited := st != nil && st.State == podstate.Exited
-	a.mu.Unlock()
 	retry := time.Now().Add(retryStart)
 	if exited {
 		// It counts as an exit; the back-off of restarts takes over.
 		retry = time.Time{}
 	}
-	return a.fail(ctx, runContainerError, cri.Message(startErr), retry)
+	return false, a.fail(ctx, runContainerError, cri.Message(startErr), retry)
+}
+
+// started tells that the container was started.
+func (a *attempt) started(ctx context.Context, id string, cfg *runtimeapi.ContainerConfig) {
+	a.host.event(a.pod, a.start.Name, false, "Started", "Container started")
+	if a.host.Started != nil {
+		a.host.Started(ctx, a.pod, a.start.Name, id, cfg)
+	}
 }
 
 // fail says in the container's slot why it waits, and until when; the zero time is as

@@ -36,9 +36,12 @@ type Kill struct {
 type Start struct {
 	Name    string
 	Attempt uint32
-	// Stale is a container of that attempt that was made and never started,
-	// for its maker or the runtime was killed in between; it goes first. Empty:
-	// there is none.
+	// Made is a container of that attempt that was made and never started, for its
+	// maker or the runtime was killed in between. A call of the maker may still be
+	// starting it, so that removing it could kill what runs. Empty: there is none.
+	Made string
+	// Stale is one that is of another sandbox or is wanted otherwise by now; it goes
+	// first. Empty: there is none.
 	Stale string
 	// Crash is the back-off to remember once it has started.
 	Crash BackOff

@@ -57,6 +57,28 @@ func see(list ...string) *Observed {
 	return o
 }
 
+// TestMadeAndNeverStarted holds what becomes of a container whose start was cut short.
+func TestMadeAndNeverStarted(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		change      func(*Observed)
+		made, stale string
+	}{
+		{name: "as it is wanted", change: func(*Observed) {}, made: "id-a"},
+		{name: "wanted otherwise", change: func(o *Observed) { o.Containers[0].Hash = "other" }, stale: "id-a"},
+		{name: "of another sandbox", change: func(o *Observed) { o.Containers[0].SandboxID = "former" }, stale: "id-a"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := see("a:created")
+			c.change(o)
+			plan := Next(Input{Pod: pod(v1.RestartPolicyNever), Observed: o, Now: now})
+			if len(plan.Start) != 2 || plan.Start[0].Made != c.made || plan.Start[0].Stale != c.stale || plan.Start[0].Attempt != 0 {
+				t.Errorf("plan %+v", plan)
+			}
+		})
+	}
+}
+
 func text(p Plan) string {
 	var out []string
 	if p.NewSandbox {

@@ -51,7 +51,12 @@ func (in *Input) start(p *Plan, c *v1.Container) {
 	}
 	s := Start{Name: c.Name, Attempt: in.nextAttempt(c.Name), Crash: slot.Crash}
 	if st := in.Observed.Latest(c.Name); st != nil && st.State == Created {
-		s.Attempt, s.Stale = st.Attempt, st.ID
+		s.Attempt = st.Attempt
+		if box := in.Observed.Sandbox(); box != nil && box.ID == st.SandboxID && st.Hash == Hash(c) {
+			s.Made = st.ID
+		} else {
+			s.Stale = st.ID
+		}
 	}
 	if st := in.Observed.Latest(c.Name); st != nil && st.State == Exited {
 		if st.Hash != "" && st.Hash != Hash(c) {

@@ -50,6 +50,17 @@ type container struct {
 	status  *runtimeapi.ContainerStatus
 	sandbox string
 	config  *runtimeapi.ContainerConfig
+	// starting: it runs, and nobody has been told.
+	starting bool
+}
+
+// Starting makes the newest container of that name one whose start is under way, by a
+// call of somebody who does not wait for it any more. It runs from the next call for it on.
+func (r *Runtime) Starting(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.find(name)
+	c.starting, c.status.State = true, runtimeapi.ContainerState_CONTAINER_CREATED
 }
 
 // New makes a runtime that has images.
@@ -308,6 +319,12 @@ func (r *Runtime) StartContainer(_ context.Context, req *runtimeapi.StartContain
 	if c == nil {
 		return nil, status.Error(codes.NotFound, "no such container")
 	}
+	if c.starting {
+		c.starting, c.status.State = false, runtimeapi.ContainerState_CONTAINER_RUNNING
+	}
+	if s := c.status.State; s != runtimeapi.ContainerState_CONTAINER_CREATED {
+		return nil, fmt.Errorf("container is in %s state", s)
+	}
 	if err := r.called("StartContainer", c.status.Metadata.Name); err != nil {
 		c.status.State, c.status.ExitCode, c.status.FinishedAt, c.status.Reason = runtimeapi.ContainerState_CONTAINER_EXITED, 128, time.Now().UnixNano(), "StartError"
 		return nil, err
@@ -345,7 +362,10 @@ func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContain
 func (r *Runtime) RemoveContainer(_ context.Context, req *runtimeapi.RemoveContainerRequest, _ ...grpc.CallOption) (*runtimeapi.RemoveContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.containers, req.ContainerId)
+	if c := r.containers[req.ContainerId]; c != nil {
+		r.exit(c, 137)
+		delete(r.containers, req.ContainerId)
+	}
 	return &runtimeapi.RemoveContainerResponse{}, nil
 }
 

@@ -1,0 +1,66 @@
+package pods
+
+import (
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/kubelet/cri/crifake"
+)
+
+// TestStartUnderWay holds that a container which the call of a killed kubelet is just
+// starting is let run: removing it to make it anew would kill it. Its hook is called, for
+// that kubelet had no answer to call it upon.
+func TestStartUnderWay(t *testing.T) {
+	runtime := crifake.New("busybox:1")
+	var hooks atomic.Int32
+	runtime.OnExec = func(string, []string) (int32, string) {
+		hooks.Add(1)
+		return 0, ""
+	}
+	first := newBench(t, runtime)
+	first.add(newPod("a", func(p *v1.Pod) {
+		p.Spec.RestartPolicy = v1.RestartPolicyNever
+		p.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PostStart: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"hook"}}}}
+	}))
+	before := first.await("a", "ready", ready)
+	first.stop()
+
+	runtime.Starting("main")
+	p := newPod("a", nil)
+	p.Spec = before.Spec
+	next := newBench(t, runtime, p)
+	next.manager.Set(p)
+	after := next.await("a", "ready", ready)
+	if got, want := after.Status.ContainerStatuses[0].ContainerID, before.Status.ContainerStatuses[0].ContainerID; got != want {
+		t.Errorf("container %s took the place of %s", got, want)
+	}
+	for hooks.Load() != 2 && next.ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if calls := runtime.Calls(); !slices.Equal(calls, []string{"RunPodSandbox a", "CreateContainer main", "StartContainer main"}) {
+		t.Errorf("calls %v", calls)
+	}
+}
+
+// TestMadeOtherwise holds that one which was made and is wanted otherwise by now does
+// not run.
+func TestMadeOtherwise(t *testing.T) {
+	runtime := crifake.New("busybox:1", "busybox:2")
+	first := newBench(t, runtime)
+	first.add(newPod("a", nil))
+	before := first.await("a", "ready", ready)
+	first.stop()
+
+	runtime.Starting("main")
+	p := newPod("a", func(p *v1.Pod) { p.Spec.Containers[0].Image = "busybox:2" })
+	next := newBench(t, runtime, p)
+	next.manager.Set(p)
+	after := next.await("a", "ready", ready)
+	if after.Status.ContainerStatuses[0].ContainerID == before.Status.ContainerStatuses[0].ContainerID {
+		t.Error("the container of the former definition runs")
+	}
+}
