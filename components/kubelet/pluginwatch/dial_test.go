@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/connectivity"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
@@ -34,6 +35,8 @@ func TestLongSocket(t *testing.T) {
 			t.Fatalf("got %v, %v", info, err)
 		}
 		server.Stop()
+		// A call on the connection that is just being lost would fail.
+		conn.WaitForStateChange(t.Context(), connectivity.Ready)
 		conn.ResetConnectBackoff()
 	}
 }
