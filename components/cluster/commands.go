@@ -1,16 +1,27 @@
-// Package cluster composes all components into clusters: up, node, stop, down,
-// reset and status of the cluster of this machine, and what goes with them.
-// Each command is one file.
+// Package cluster composes all components into clusters, and lists the commands that
+// do. Each way to have a cluster is a folder: up is one process for one machine, masters
+// is init, join and what goes with them, node is the half that both have, and teardown
+// takes either away. What looks at a cluster of any kind is here, a file each.
+//
+// Below them: certs renews a master's certificates, trust is how machines and masters
+// come to believe each other, members changes etcd's membership, localnodes makes the
+// network of further nodes on one machine, addons applies DNS and the like. identity,
+// preflight, pidlock, progress and command are what all commands need of the machine
+// and of whoever typed them.
 package cluster
 
-import "github.com/spf13/cobra"
+import (
+	"github.com/spf13/cobra"
 
-// Exit codes of all commands.
-const (
-	ExitGeneral   = 1
-	ExitPreflight = 2
-	ExitConfig    = 3
+	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/masters"
+	"hyperkube/components/cluster/node"
+	"hyperkube/components/cluster/teardown"
+	"hyperkube/components/cluster/up"
 )
+
+// ExitGeneral is what a command ends with whose error decides nothing else.
+const ExitGeneral = command.ExitGeneral
 
 // Command is one command of hyperkube.
 type Command struct {
@@ -22,30 +33,19 @@ type Command struct {
 // Commands lists the cluster commands.
 func Commands() []Command {
 	return []Command{
-		{"up", "Start a single-node cluster on this machine", newUp},
-		{"init", "Make this machine the master of a new cluster", newInit},
-		{"join", "Make this machine a node of a cluster that init has made", newJoin},
-		{"token", "Manage the tokens with which machines join", newToken},
-		{"certs", "Tell when the certificates of a master end, and renew them", newCerts},
-		{"config", "Print and check configuration files of init and join", newConfig},
-		{"node", "Run the node half alone: runtime, kubelet and proxy", newNodeCommand},
-		{"stop", "Stop the control plane and the kubelet; pods go on", newStop},
-		{"down", "Stop everything, pods too, and take back all changes to the host", newDown},
-		{"reset", "Like down, and delete the cluster's data", newReset},
+		{"up", "Start a single-node cluster on this machine", up.New},
+		{"init", "Make this machine the master of a new cluster", masters.NewInit},
+		{"join", "Make this machine a node of a cluster that init has made", masters.NewJoin},
+		{"token", "Manage the tokens with which machines join", masters.NewToken},
+		{"certs", "Tell when the certificates of a master end, and renew them", masters.NewCerts},
+		{"config", "Print and check configuration files of init and join", masters.NewConfig},
+		{"node", "Run the node half alone: runtime, kubelet and proxy", node.NewCommand},
+		{"stop", "Stop the control plane and the kubelet; pods go on", teardown.NewStop},
+		{"down", "Stop everything, pods too, and take back all changes to the host", teardown.NewDown},
+		{"reset", "Like down, and delete the cluster's data", teardown.NewReset},
 		{"status", "Tell what runs, where, and what is wrong", newStatus},
 		{"snapshot", "Save, restore and look at the state of the cluster", newSnapshot},
 		{"image", "Import, list, pull and remove images", newImage},
 		{"version", "Print the version", newVersion},
 	}
 }
-
-// codedError is an error that decides the exit code.
-type codedError struct {
-	error
-	code int
-}
-
-// ExitCode is what the process ends with.
-func (e codedError) ExitCode() int { return e.code }
-
-func (e codedError) Unwrap() error { return e.error }

@@ -10,6 +10,9 @@ import (
 	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/node"
+	"hyperkube/components/cluster/teardown"
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/layout"
 )
@@ -17,13 +20,13 @@ import (
 func newImage() *cobra.Command {
 	var root string
 	cmd := &cobra.Command{Use: "image", Short: "Import, list, pull and remove images"}
-	rootFlag(cmd.PersistentFlags(), &root)
+	command.RootFlag(cmd.PersistentFlags(), &root)
 	with := func(run func(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, args []string) error) func(*cobra.Command, []string) error {
 		return func(cmd *cobra.Command, args []string) error {
-			if err := needRoot(); err != nil {
+			if err := command.NeedRoot(); err != nil {
 				return err
 			}
-			cri, err := runtimeclient.Dial(layoutFor(root).RuntimeSocket())
+			cri, err := runtimeclient.Dial(command.Layout(root).RuntimeSocket())
 			if err != nil {
 				return err
 			}
@@ -39,7 +42,7 @@ func newImage() *cobra.Command {
 			if err := with(importImages)(cmd, args); err != nil {
 				return err
 			}
-			return importFurther(cmd.Context(), layoutFor(root), args)
+			return importFurther(cmd.Context(), command.Layout(root), args)
 		}},
 	)
 	return cmd
@@ -107,9 +110,9 @@ func importImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Cl
 
 // importFurther imports to the further nodes of this machine that run.
 func importFurther(ctx context.Context, l layout.Node, files []string) error {
-	return eachFurther(l, func(i int) error {
+	return teardown.EachFurther(l, func(i int) error {
 		n := l.Numbered(i)
-		if pid, err := runtimePID(n); err != nil || pid == 0 {
+		if pid, err := node.RuntimePID(n); err != nil || pid == 0 {
 			return err
 		}
 		cri, err := runtimeclient.Dial(n.RuntimeSocket())

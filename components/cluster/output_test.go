@@ -2,9 +2,10 @@ package cluster
 
 import (
 	"encoding/json"
-	"errors"
 	"strings"
 	"testing"
+
+	"hyperkube/components/cluster/command"
 )
 
 // Formats that there are not are refused, instead of text in their place.
@@ -25,8 +26,7 @@ func TestOutput(t *testing.T) {
 	if out, err := run("-o", "json"); err != nil || json.Unmarshal([]byte(out), &answer) != nil || answer.GitVersion == "" {
 		t.Errorf("as JSON: %q, %v", out, err)
 	}
-	var coded codedError
-	if out, err := run("-o", "yaml"); !errors.As(err, &coded) || coded.code != ExitConfig || out != "" {
+	if out, err := run("-o", "yaml"); command.ExitCode(err) != command.ExitConfig || out != "" {
 		t.Errorf("in an unknown format: %q, %v", out, err)
 	}
 }

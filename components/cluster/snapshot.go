@@ -16,6 +16,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/identity"
+	"hyperkube/components/cluster/pidlock"
+	"hyperkube/components/cluster/teardown"
 	"hyperkube/components/etcd"
 	"hyperkube/components/etcd/snapshot"
 	"hyperkube/internal/layout"
@@ -45,10 +49,10 @@ func newSnapshotSave() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "save FILE", Short: "Save the state of the running cluster to a file", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := needRoot(); err != nil {
+			if err := command.NeedRoot(); err != nil {
 				return err
 			}
-			l := layoutFor(root)
+			l := command.Layout(root)
 			keys := keysOf(l)
 			if len(dial.Servers) == 0 {
 				dial.Servers = []string{fmt.Sprintf("https://127.0.0.1:%d", layout.PortEtcdClient)}
@@ -57,7 +61,7 @@ func newSnapshotSave() *cobra.Command {
 				dial.KeyFile = cmp.Or(dial.KeyFile, filepath.Join(keys, "etcd", "healthcheck-client.key"))
 			}
 			if len(dial.Servers) != 1 {
-				return codedError{errors.New("a snapshot is taken of one member: give one endpoint"), ExitConfig}
+				return command.ConfigError(errors.New("a snapshot is taken of one member: give one endpoint"))
 			}
 			client, err := etcd.Dial(dial)
 			if err != nil {
@@ -74,13 +78,13 @@ func newSnapshotSave() *cobra.Command {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "saved %s: revision %d, %d keys, %.1f MB\n", args[0], s.Revision, s.TotalKey, float64(s.TotalSize)/1e6)
-			if file := filepath.Join(keys, "encryption.yaml"); exists(file) {
+			if file := filepath.Join(keys, "encryption.yaml"); layout.Exists(file) {
 				fmt.Fprintf(cmd.OutOrStdout(), "Secrets in it are encrypted: keep %s with it, and the rest of %s\n", file, keys)
 			}
 			return nil
 		},
 	}
-	rootFlag(cmd.Flags(), &root)
+	command.RootFlag(cmd.Flags(), &root)
 	f := cmd.Flags()
 	f.StringSliceVar(&dial.Servers, "endpoints", nil, "URL of the etcd to save; empty: this machine's.")
 	f.StringVar(&dial.CAFile, "cacert", "", "Certificate authority of that etcd.")
@@ -98,10 +102,10 @@ func newSnapshotRestore() *cobra.Command {
 			"Clusters of `up` are stopped by `hyperkube stop`. On a machine of `init` nothing needs to be stopped:\n" +
 			"the static pod of etcd is taken away meanwhile. Further masters are reset before and join again after.",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := needRoot(); err != nil {
+			if err := command.NeedRoot(); err != nil {
 				return err
 			}
-			l := layoutFor(root)
+			l := command.Layout(root)
 			r.Snapshot = args[0]
 			old, err := restore(cmd.Context(), l, &r)
 			if err != nil {
@@ -115,7 +119,7 @@ func newSnapshotRestore() *cobra.Command {
 			return nil
 		},
 	}
-	rootFlag(cmd.Flags(), &root)
+	command.RootFlag(cmd.Flags(), &root)
 	f := cmd.Flags()
 	f.StringVar(&r.DataDir, "data-dir", "", "Directory of etcd's data; empty: that of this machine's cluster.")
 	f.StringVar(&r.Name, "name", "", "Name of the member; empty: as the cluster has it.")
@@ -126,7 +130,7 @@ func newSnapshotRestore() *cobra.Command {
 }
 
 func newSnapshotStatus() *cobra.Command {
-	var form output
+	var form command.Output
 	cmd := &cobra.Command{
 		Use: "status FILE", Short: "Tell what a snapshot holds, and whether it is whole", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -134,14 +138,14 @@ func newSnapshotStatus() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return form.write(cmd.OutOrStdout(), s, func(out io.Writer) error {
+			return form.Write(cmd.OutOrStdout(), s, func(out io.Writer) error {
 				w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 				fmt.Fprintf(w, "HASH\tREVISION\tKEYS\tSIZE\tVERSION\n%x\t%d\t%d\t%.1f MB\t%s\n", s.Hash, s.Revision, s.TotalKey, float64(s.TotalSize)/1e6, s.Version)
 				return w.Flush()
 			})
 		},
 	}
-	form.flag(cmd)
+	form.Flag(cmd)
 	return cmd
 }
 
@@ -150,39 +154,39 @@ func newSnapshotStatus() *cobra.Command {
 func restore(ctx context.Context, l layout.Node, r *snapshot.Restored) (old string, err error) {
 	if r.DataDir != "" {
 		if err := memberOf(l, r, ""); err != nil {
-			return "", codedError{err, ExitConfig}
+			return "", command.ConfigError(err)
 		}
 		return snapshot.Restore(*r)
 	}
 	r.DataDir = l.Etcd()
 	manifest, aside := filepath.Join(l.StaticPods(), "etcd.yaml"), filepath.Join(l.Etc, "etcd.yaml.restoring")
-	if !exists(manifest) && !exists(aside) {
-		if pid, err := holder(l.PIDFile(mainProcess)); err != nil {
+	if !layout.Exists(manifest) && !layout.Exists(aside) {
+		if pid, err := pidlock.Holder(l.PIDFile(layout.MainProcess)); err != nil {
 			return "", err
 		} else if pid != 0 {
-			return "", codedError{errors.New("the cluster is running: stop it first, by hyperkube stop"), ExitPreflight}
+			return "", command.PreflightError(errors.New("the cluster is running: stop it first, by hyperkube stop"))
 		}
 		// Nor does it start meanwhile.
-		lock, err := takeMain(ctx, l)
+		lock, err := pidlock.TakeMain(ctx, l)
 		if err != nil {
 			return "", err
 		}
-		defer lock.release()
+		defer lock.Release()
 		if err := memberOf(l, r, ""); err != nil {
-			return "", codedError{err, ExitConfig}
+			return "", command.ConfigError(err)
 		}
 		return snapshot.Restore(*r)
 	}
-	if exists(manifest) {
+	if layout.Exists(manifest) {
 		if err := os.Rename(manifest, aside); err != nil {
 			return "", fmt.Errorf("taking the manifest of etcd away: %w", err)
 		}
 	}
 	defer func() { err = errors.Join(err, os.Rename(aside, manifest)) }()
 	if err := memberOf(l, r, aside); err != nil {
-		return "", codedError{err, ExitConfig}
+		return "", command.ConfigError(err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, stopTimeout*2)
+	ctx, cancel := context.WithTimeout(ctx, teardown.StopTimeout*2)
 	defer cancel()
 	if err := snapshot.WaitIdle(ctx, r.DataDir); err != nil {
 		return "", err
@@ -192,7 +196,7 @@ func restore(ctx context.Context, l layout.Node, r *snapshot.Restored) (old stri
 
 // keysOf is the folder of the cluster's keys: of `up`, or of `init`.
 func keysOf(l layout.Node) string {
-	if dir := l.PKI(); exists(dir) {
+	if dir := l.PKI(); layout.Exists(dir) {
 		return dir
 	}
 	return filepath.Join(l.Etc, "pki")
@@ -225,7 +229,7 @@ func memberOf(l layout.Node, r *snapshot.Restored, manifest string) error {
 				}
 			}
 		}
-	} else if id, ok, err := loadIdentity(l); err == nil && ok {
+	} else if id, ok, err := identity.Load(l); err == nil && ok {
 		name, url = id.NodeName, fmt.Sprintf("https://127.0.0.1:%d", layout.PortEtcdPeer)
 	}
 	r.Name, r.PeerURL = cmp.Or(r.Name, name), cmp.Or(r.PeerURL, url)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -16,6 +15,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/identity"
+	"hyperkube/components/cluster/node"
+	"hyperkube/components/cluster/pidlock"
+	"hyperkube/components/cluster/teardown"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/version"
 )
@@ -40,56 +44,39 @@ type report struct {
 
 func newStatus() *cobra.Command {
 	var root string
-	var form output
+	var form command.Output
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Tell what runs, where, and what is wrong",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := needRoot(); err != nil {
+			if err := command.NeedRoot(); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
 			defer cancel()
-			r := status(ctx, layoutFor(root))
-			err := form.write(cmd.OutOrStdout(), r, func(w io.Writer) error {
+			r := status(ctx, command.Layout(root))
+			err := form.Write(cmd.OutOrStdout(), r, func(w io.Writer) error {
 				r.print(w)
 				return nil
 			})
 			if err != nil || len(r.Problems) == 0 {
 				return err
 			}
-			return codedError{fmt.Errorf("problems found: %d", len(r.Problems)), ExitGeneral}
+			return command.WithCode(fmt.Errorf("problems found: %d", len(r.Problems)), command.ExitGeneral)
 		},
 	}
-	rootFlag(cmd.Flags(), &root)
-	form.flag(cmd)
+	command.RootFlag(cmd.Flags(), &root)
+	form.Flag(cmd)
 	return cmd
-}
-
-// adminKubeconfig is the way in that the commands themselves use. A worker has
-// only that of its kubelet.
-func adminKubeconfig(l layout.Node) string {
-	if !hasJoined(l) {
-		return filepath.Join(l.Data, "admin.conf")
-	}
-	if admin := filepath.Join(l.Etc, "admin.conf"); exists(admin) {
-		return admin
-	}
-	return filepath.Join(l.Etc, "kubelet.conf")
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 // again is the command that starts what was set up here.
 func again(l layout.Node) string {
 	switch {
-	case !hasJoined(l):
+	case !identity.HasJoined(l):
 		return "hyperkube up"
-	case exists(identityFile(l)):
+	case layout.Exists(identity.File(l)):
 		return "hyperkube init"
 	default:
 		return "hyperkube join"
@@ -98,7 +85,7 @@ func again(l layout.Node) string {
 
 // status looks at everything; what it cannot see is a problem, never an error.
 func status(ctx context.Context, l layout.Node) report {
-	r := report{Version: version.Get().GitVersion, Data: l.Data, Log: l.Log(mainProcess)}
+	r := report{Version: version.Get().GitVersion, Data: l.Data, Log: l.Log(layout.MainProcess)}
 	r.lookAtProcesses(l)
 	if r.Running != 0 {
 		r.lookAtCluster(ctx, l)
@@ -113,26 +100,26 @@ func (r *report) problem(format string, args ...any) {
 // lookAtProcesses looks for the processes of this machine.
 func (r *report) lookAtProcesses(l layout.Node) {
 	var err error
-	if r.Running, err = holder(l.PIDFile(mainProcess)); err != nil {
+	if r.Running, err = pidlock.Holder(l.PIDFile(layout.MainProcess)); err != nil {
 		r.problem("%v", err)
 	}
-	if r.Runtime, err = runtimePID(l); err != nil {
+	if r.Runtime, err = node.RuntimePID(l); err != nil {
 		r.problem("%v", err)
 	} else if r.Runtime == 0 && r.Running != 0 {
 		r.problem("the container runtime does not run: see %s", l.Log("runtime"))
 	}
 	if r.Running == 0 {
-		if hasJoined(l) || exists(identityFile(l)) {
+		if identity.HasJoined(l) || layout.Exists(identity.File(l)) {
 			r.problem("hyperkube is not running: start it with %s", again(l))
 		} else {
 			r.problem("there is no cluster here: make one with hyperkube up")
 		}
 		return
 	}
-	if err := eachFurther(l, func(i int) error {
-		pid, err := holder(l.Numbered(i).PIDFile(mainProcess))
+	if err := teardown.EachFurther(l, func(i int) error {
+		pid, err := pidlock.Holder(l.Numbered(i).PIDFile(layout.MainProcess))
 		if err == nil && pid == 0 {
-			err = fmt.Errorf("it is not running: start it with hyperkube up; see %s", l.Numbered(i).Log(mainProcess))
+			err = fmt.Errorf("it is not running: start it with hyperkube up; see %s", l.Numbered(i).Log(layout.MainProcess))
 		}
 		return err
 	}); err != nil {
@@ -142,7 +129,7 @@ func (r *report) lookAtProcesses(l layout.Node) {
 
 // lookAtCluster asks the API server.
 func (r *report) lookAtCluster(ctx context.Context, l layout.Node) {
-	rest, err := clientcmd.BuildConfigFromFlags("", adminKubeconfig(l))
+	rest, err := clientcmd.BuildConfigFromFlags("", identity.AdminKubeconfig(l))
 	if err != nil {
 		r.problem("%v", err)
 		return
@@ -212,8 +199,8 @@ func (r *report) countPods(pods []corev1.Pod) {
 
 // ofNode selects the pods that may be listed: a worker lists its own.
 func ofNode(l layout.Node) metav1.ListOptions {
-	var o nodeOptions
-	if adminKubeconfig(l) != filepath.Join(l.Etc, "kubelet.conf") || o.load(l) != nil {
+	var o node.Options
+	if identity.AdminKubeconfig(l) != filepath.Join(l.Etc, "kubelet.conf") || o.Load(l) != nil {
 		return metav1.ListOptions{}
 	}
 	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", o.Name).String()}

@@ -6,23 +6,24 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"hyperkube/components/cluster/command"
 	"hyperkube/internal/version"
 )
 
 func newVersion() *cobra.Command {
-	var form output
+	var form command.Output
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			info := version.Get()
-			return form.write(cmd.OutOrStdout(), info, func(w io.Writer) error {
+			return form.Write(cmd.OutOrStdout(), info, func(w io.Writer) error {
 				_, err := fmt.Fprintf(w, "hyperkube %s (%s, %s)\n", info.GitVersion, info.GoVersion, info.Platform)
 				return err
 			})
 		},
 	}
-	form.flag(cmd)
+	form.Flag(cmd)
 	return cmd
 }

@@ -18,9 +18,12 @@ import (
 	"hyperkube/internal/atomicfile"
 )
 
+// DefaultName is what a cluster is called that has no other name.
+const DefaultName = "hyperkube"
+
 // Config is one way into a cluster.
 type Config struct {
-	// Name is the name of cluster and context; "hyperkube" when empty.
+	// Name is the name of cluster and context; DefaultName when empty.
 	Name string
 	// User is the name of the user's entry; Name + "-admin" when empty. The
 	// server takes the real name from the credentials.
@@ -76,7 +79,7 @@ func New(cfg Config) *clientcmdapi.Config {
 
 func (cfg *Config) name() string {
 	if cfg.Name == "" {
-		return "hyperkube"
+		return DefaultName
 	}
 	return cfg.Name
 }

@@ -93,7 +93,7 @@ func (t Target) Merge(cfg Config) error {
 // Remove takes back what Merge did: the context, its cluster and user, and, if
 // the context is still current, makes that current that was so before. A file
 // in which nothing else remains is deleted. It is no error when there is
-// nothing to remove. An empty name means "hyperkube".
+// nothing to remove. An empty name means DefaultName.
 func (t Target) Remove(name string) error {
 	name = (&Config{Name: name}).name()
 	c, err := t.load()

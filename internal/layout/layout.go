@@ -142,6 +142,9 @@ func (n Node) Bridge() string { return n.LinkPrefix + "-br0" }
 // Tunnel is the name of the link through which pods of other nodes are reached.
 func (n Node) Tunnel() string { return n.LinkPrefix + "-vxlan" }
 
+// MainProcess is the name of the process that `up` starts, or that `node` is.
+const MainProcess = "hyperkube"
+
 // Kubernetes' usual ports. Further nodes of a machine have them too, each in its own
 // network namespace.
 const (

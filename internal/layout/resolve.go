@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 )
 
@@ -26,4 +27,10 @@ func Resolve(path string) (string, error) {
 		}
 		rest = filepath.Join(filepath.Base(at), rest)
 	}
+}
+
+// Exists tells whether anything is at path that can be looked at.
+func Exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }

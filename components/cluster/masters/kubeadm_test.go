@@ -1,0 +1,88 @@
+package masters
+
+import (
+	"bytes"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/cluster/trust"
+	"hyperkube/manifests"
+)
+
+const kubeadmFile = `
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+bootstrapTokens:
+- token: abcdef.0123456789abcdef
+  ttl: 2h
+localAPIEndpoint: {advertiseAddress: 192.0.2.1, bindPort: 7443}
+nodeRegistration: {name: m1, taints: []}
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+controlPlaneEndpoint: k8s.example.com
+networking: {podSubnet: "10.1.0.0/16,fd01::/48", serviceSubnet: 10.2.0.0/16, dnsDomain: example.local}
+apiServer:
+  certSANs: [api.example.com]
+  extraArgs: [{name: event-ttl, value: 2h}]
+etcd: {local: {extraArgs: [{name: quota-backend-bytes, value: "1"}]}}
+---
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+whatever: it says
+`
+
+func TestDecodeInit(t *testing.T) {
+	got, err := decodeInit([]byte(kubeadmFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := masterSettings{
+		NodeName: "m1", Advertise: "192.0.2.1", Port: 7443, Endpoint: "k8s.example.com", SANs: []string{"api.example.com"},
+		PodCIDRs: []string{"10.1.0.0/16", "fd01::/48"}, ServiceCIDRs: []string{"10.2.0.0/16"}, Domain: "example.local",
+		Token: "abcdef.0123456789abcdef", TokenTTL: 2 * time.Hour, Taints: []string{},
+		Extra: map[string][]manifests.Flag{"kube-apiserver": {{Name: "event-ttl", Value: "2h"}}, "etcd": {{Name: "quota-backend-bytes", Value: "1"}}},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	bare, err := decodeInit(nil)
+	if err != nil || bare.Port != 6443 || bare.TokenTTL != trust.DefaultTTL || bare.Taints != nil {
+		t.Errorf("of nothing: %+v, %v", bare, err)
+	}
+	for name, text := range map[string]string{
+		"unknown field":   "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nimageRepository: example.com\n",
+		"another version": "apiVersion: kubeadm.k8s.io/v1beta3\nkind: ClusterConfiguration\n",
+		"no YAML":         "\tx",
+	} {
+		if _, err := decodeInit([]byte(text)); err == nil {
+			t.Errorf("%s: read", name)
+		}
+	}
+}
+
+func TestPrintTokens(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	soon := trust.Record{Token: trust.Token{ID: "abcdef", Key: "0123456789abcdef"}, Expires: now.Add(3 * time.Hour), Usages: []string{"signing"}}
+	ever := trust.Record{Token: trust.Token{ID: "ghijkl", Key: "0123456789abcdef"}, Usages: []string{"authentication", "signing"}, Groups: []string{trust.NodeGroup}, Description: "mine"}
+	var b bytes.Buffer
+	if err := printTokens(&b, []corev1.Secret{*soon.Secret(), *ever.Secret()}, now); err != nil {
+		t.Fatal(err)
+	}
+	var got [][]string
+	for line := range strings.Lines(b.String()) {
+		got = append(got, strings.Fields(line))
+	}
+	want := [][]string{
+		{"TOKEN", "TTL", "EXPIRES", "USAGES", "DESCRIPTION", "EXTRA", "GROUPS"},
+		{"abcdef.0123456789abcdef", "3h", "2030-01-01T03:00:00Z", "signing", "<none>", "<none>"},
+		{"ghijkl.0123456789abcdef", "<forever>", "<never>", "authentication,signing", "mine", trust.NodeGroup},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %q", got)
+	}
+}

@@ -1,0 +1,203 @@
+package masters
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"hyperkube/components/cluster/addons"
+	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/trust"
+	"hyperkube/internal/pki"
+)
+
+// tokenOptions are what all commands of `token` need.
+type tokenOptions struct{ root, kubeconfig string }
+
+// NewToken makes the command `token`.
+func NewToken() *cobra.Command {
+	o := &tokenOptions{}
+	cmd := &cobra.Command{Use: "token", Short: "Manage the tokens with which machines join", Args: cobra.NoArgs}
+	f := cmd.PersistentFlags()
+	command.RootFlag(f, &o.root)
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of an administrator's kubeconfig; empty is $KUBECONFIG or admin.conf of this master.")
+	cmd.AddCommand(o.create(), o.list(), o.remove(), &cobra.Command{
+		Use: "generate", Short: "Print a new token, and make it nowhere", Args: cobra.NoArgs,
+		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), trust.NewToken()) },
+	})
+	return cmd
+}
+
+// clients reaches the cluster as an administrator.
+func (o *tokenOptions) clients() (kubernetes.Interface, *rest.Config, error) {
+	path := o.kubeconfig
+	if path == "" {
+		path = os.Getenv(clientcmd.RecommendedConfigPathEnvVar)
+	}
+	if path == "" {
+		path = filepath.Join(command.Layout(o.root).Etc, "admin.conf")
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the administrator's kubeconfig: %w", err)
+	}
+	kube, err := kubernetes.NewForConfig(config)
+	return kube, config, err
+}
+
+func (o *tokenOptions) create() *cobra.Command {
+	r := &trust.Record{}
+	var ttl time.Duration
+	var print bool
+	var certificateKey string
+	cmd := &cobra.Command{
+		Use: "create [TOKEN]", Short: "Make a token in the cluster, and print it", Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.Token = trust.NewToken()
+			if len(args) > 0 {
+				var err error
+				if r.Token, err = trust.ParseToken(args[0]); err != nil {
+					return command.ConfigError(err)
+				}
+			}
+			if err := r.Validate(); err != nil {
+				return command.ConfigError(err)
+			}
+			if certificateKey != "" {
+				if _, err := trust.ParseCertificateKey(certificateKey); err != nil {
+					return command.ConfigError(fmt.Errorf("--certificate-key: %w", err))
+				}
+			}
+			if ttl > 0 {
+				r.Expires = time.Now().Add(ttl)
+			}
+			return o.make(cmd.Context(), cmd.OutOrStdout(), r, print, certificateKey)
+		},
+	}
+	f := cmd.Flags()
+	f.DurationVar(&ttl, "ttl", trust.DefaultTTL, "How long the token lives; 0 is for ever.")
+	f.StringVar(&r.Description, "description", "", "What the token is for, for people.")
+	f.StringSliceVar(&r.Usages, "usages", []string{trust.Signing, trust.Authentication}, "What the token may be used for.")
+	f.StringSliceVar(&r.Groups, "groups", []string{trust.NodeGroup}, "Groups of whoever comes with the token.")
+	f.BoolVar(&print, "print-join-command", false, "Print the whole command with which a machine joins.")
+	f.StringVar(&certificateKey, "certificate-key", "", "With --print-join-command: print the command with which a further master joins, with the key that 'hyperkube init --upload-certs' has printed.")
+	return cmd
+}
+
+func (o *tokenOptions) make(ctx context.Context, out io.Writer, r *trust.Record, join bool, certificateKey string) error {
+	kube, config, err := o.clients()
+	if err != nil {
+		return err
+	}
+	_, err = kube.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, r.Secret(), metav1.CreateOptions{FieldManager: addons.FieldManager})
+	if apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("a token with the ID %q exists already", r.ID)
+	}
+	if err != nil {
+		return fmt.Errorf("making the token: %w", err)
+	}
+	if !join {
+		fmt.Fprintln(out, r.Token)
+		return nil
+	}
+	if err := rest.LoadTLSFiles(config); err != nil {
+		return fmt.Errorf("reading the administrator's kubeconfig: %w", err)
+	}
+	cert, err := pki.ParseCertificate(config.CAData)
+	if err != nil {
+		return fmt.Errorf("the cluster's authority: %w", err)
+	}
+	command := joinCommand(config.Host, r.Token, cert)
+	if certificateKey != "" {
+		command += masterFlags(certificateKey)
+	}
+	fmt.Fprintln(out, command)
+	return nil
+}
+
+func (o *tokenOptions) list() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the tokens of the cluster", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			kube, _, err := o.clients()
+			if err != nil {
+				return err
+			}
+			secrets, err := kube.CoreV1().Secrets(metav1.NamespaceSystem).List(cmd.Context(), metav1.ListOptions{
+				FieldSelector: fields.OneTermEqualSelector("type", string(corev1.SecretTypeBootstrapToken)).String(),
+			})
+			if err != nil {
+				return fmt.Errorf("listing tokens: %w", err)
+			}
+			return printTokens(cmd.OutOrStdout(), secrets.Items, time.Now())
+		},
+	}
+}
+
+// printTokens prints tokens as kubeadm does.
+func printTokens(out io.Writer, secrets []corev1.Secret, now time.Time) error {
+	w := tabwriter.NewWriter(out, 10, 4, 3, ' ', 0)
+	fmt.Fprintln(w, "TOKEN\tTTL\tEXPIRES\tUSAGES\tDESCRIPTION\tEXTRA GROUPS")
+	or := func(text, empty string) string {
+		if text == "" {
+			return empty
+		}
+		return text
+	}
+	var broken []error
+	for i := range secrets {
+		r, err := trust.FromSecret(&secrets[i])
+		if err != nil {
+			broken = append(broken, err)
+			continue
+		}
+		ttl, expires := "<forever>", "<never>"
+		if !r.Expires.IsZero() {
+			expires = r.Expires.Format(time.RFC3339)
+			if ttl = "<invalid>"; r.Expires.After(now) {
+				ttl = duration.ShortHumanDuration(r.Expires.Sub(now))
+			}
+		}
+		slices.Sort(r.Usages)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", r.Token, ttl, expires,
+			or(strings.Join(r.Usages, ","), "<none>"), or(r.Description, "<none>"), or(strings.Join(r.Groups, ","), "<none>"))
+	}
+	return errors.Join(append(broken, w.Flush())...)
+}
+
+func (o *tokenOptions) remove() *cobra.Command {
+	return &cobra.Command{
+		Use: "delete TOKEN-ID ...", Short: "Delete tokens, by ID or whole", Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			kube, _, err := o.clients()
+			if err != nil {
+				return err
+			}
+			for _, id := range args {
+				id, _, _ = strings.Cut(id, ".")
+				if err := kube.CoreV1().Secrets(metav1.NamespaceSystem).Delete(cmd.Context(), trust.SecretName(id), metav1.DeleteOptions{}); err != nil {
+					return fmt.Errorf("deleting the token %q: %w", id, err)
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "bootstrap token %q deleted\n", id)
+			}
+			return nil
+		},
+	}
+}

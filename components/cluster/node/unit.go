@@ -1,0 +1,126 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"hyperkube/components/cluster/progress"
+	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/layout"
+)
+
+// The unit of systemd that runs the node of a machine which init or join has
+// set up. Only the usual places have one: other clusters on a machine are
+// guests.
+const (
+	unitName = "hyperkube-node.service"
+	unitFile = "/etc/systemd/system/" + unitName
+)
+
+// unit is what systemd is told. The runtime and all containers are in cgroups
+// of their own and outlive the process that started them.
+const unit = `[Unit]
+Description=hyperkube node: kubelet, service proxy and container runtime
+Documentation=https://kubernetes.io/docs/
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+Type=notify
+ExecStart=%s node
+KillMode=process
+Delegate=yes
+Restart=always
+RestartSec=2
+TimeoutStartSec=infinity
+LimitNOFILE=1048576
+OOMScoreAdjust=-999
+
+[Install]
+WantedBy=multi-user.target
+`
+
+// hasSystemd tells whether systemd runs this machine.
+func hasSystemd() bool {
+	_, err := os.Stat("/run/systemd/system")
+	return err == nil
+}
+
+// Start starts the node that init or join has set up: under systemd where
+// that runs, else in the background. It returns when the node is known to the
+// cluster.
+func Start(ctx context.Context, l layout.Node, verbose bool, s *progress.Steps) error {
+	if hasSystemd() && l == layout.Default() {
+		return startUnit(ctx)
+	}
+	args := []string{"node"}
+	if l != layout.Default() {
+		args = append(args, "--root="+strings.TrimSuffix(l.Data, layout.Default().Data))
+	}
+	if verbose {
+		args = append(args, "--verbose")
+	}
+	return progress.StartBackground(ctx, args, l.Log(layout.MainProcess), func(st progress.Step) {
+		if st.Waiting || !st.Ready && st.Error == "" {
+			s.Send(st)
+		}
+	})
+}
+
+func startUnit(ctx context.Context) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this program: %w", err)
+	}
+	file := atomicfile.File{Path: unitFile, Data: fmt.Appendf(nil, unit, unitPath(self)), Mode: 0o644}
+	if err := atomicfile.Write(file); err != nil {
+		return fmt.Errorf("writing the unit of systemd: %w", err)
+	}
+	for _, args := range [][]string{{"daemon-reload"}, {"enable", unitName}, {"restart", unitName}} {
+		if err := systemctl(ctx, args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unitPath is the path of a program as a unit of systemd has it: in quotes, for it may
+// have spaces, and with what means something to systemd escaped.
+//
+// https://www.freedesktop.org/software/systemd/man/latest/systemd.service.html#Command%20lines
+func unitPath(path string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `%`, `%%`).Replace(path) + `"`
+}
+
+// RemoveUnit takes away what startUnit made, if it did.
+func RemoveUnit(ctx context.Context, l layout.Node) error {
+	if l != layout.Default() {
+		return nil
+	}
+	if _, err := os.Stat(unitFile); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	var errs []error
+	if hasSystemd() {
+		errs = append(errs, systemctl(ctx, "disable", "--now", unitName))
+	}
+	if err := os.Remove(unitFile); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("removing the unit of systemd: %w", err))
+	}
+	if hasSystemd() {
+		errs = append(errs, systemctl(ctx, "daemon-reload"))
+	}
+	return errors.Join(errs...)
+}
+
+func systemctl(ctx context.Context, args ...string) error {
+	out, err := exec.CommandContext(ctx, "systemctl", args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("systemctl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

@@ -1,0 +1,109 @@
+package preflight
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"hyperkube/components/cluster/identity"
+	"hyperkube/internal/layout"
+)
+
+func TestTakenPortNamesItsOwner(t *testing.T) {
+	listener, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	port := listener.Addr().(*net.TCPAddr).Port
+	problems := checkPorts([]int{port})
+	if len(problems) != 1 || !strings.Contains(problems[0].Error(), "process "+strconv.Itoa(os.Getpid())) {
+		t.Errorf("problems %v", problems)
+	}
+	listener.Close()
+	if problems := checkPorts([]int{port}); len(problems) > 0 {
+		t.Errorf("problems %v with a port that is free", problems)
+	}
+}
+
+func TestOtherCluster(t *testing.T) {
+	l := layout.Under(t.TempDir())
+	if who := otherCluster(l); who != "" {
+		t.Errorf("%s on an empty machine", who)
+	}
+	config := filepath.Join(l.Kubelet, "config.yaml")
+	if err := os.MkdirAll(l.Kubelet, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if who := otherCluster(l); who != config {
+		t.Errorf("found %q", who)
+	}
+	// What is ours stays ours.
+	if err := os.MkdirAll(l.Data, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := (identity.Cluster{NodeName: "n"}).Save(l); err != nil {
+		t.Fatal(err)
+	}
+	if who := otherCluster(l); who != "" {
+		t.Errorf("%s though the cluster is ours", who)
+	}
+}
+
+func TestDisk(t *testing.T) {
+	dir := t.TempDir()
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	enough := st.Bavail*uint64(st.Bsize) >= minFreeDisk
+	if err := CheckDisk(filepath.Join(dir, "not", "there", "yet")); (err == nil) != enough {
+		t.Errorf("enough room %v: %v", enough, err)
+	}
+	if err := CheckDisk("/proc/1"); err == nil {
+		t.Error("a file system without room is fine")
+	}
+}
+
+// TestWhatHoldsContainers mounts an overlay, on which there can be no other.
+func TestWhatHoldsContainers(t *testing.T) {
+	if holdsContainers("/proc/self") {
+		t.Error("procfs holds containers")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	dir := t.TempDir()
+	sub := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"lower", "upper", "work", "merged"} {
+		if err := os.MkdirAll(sub(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	options := "lowerdir=" + sub("lower") + ",upperdir=" + sub("upper") + ",workdir=" + sub("work")
+	if err := unix.Mount("overlay", sub("merged"), "overlay", 0, options); err != nil {
+		t.Skipf("no overlay can be mounted here: %v", err)
+	}
+	defer func() {
+		if err := unix.Unmount(sub("merged"), 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	if holdsContainers(sub("merged")) {
+		t.Error("an overlay is taken to hold containers")
+	}
+	if err := checkOverlay(sub("merged")); err == nil {
+		t.Error("an overlay above another is fine")
+	}
+	if err := checkOverlay(dir); err != nil {
+		t.Error(err)
+	}
+}
