@@ -70,7 +70,7 @@ func (s *Server) routes() http.Handler {
 		addresses = []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: s.cfg.External}}
 	}
 	disc := discovery.New(discovery.Config{
-		Registry: s.registry, Sender: s.rest, Addresses: addresses, Aggregation: others, NotFound: http.HandlerFunc(s.rest.NotFound),
+		Registry: s.registry, Sender: s.rest, Addresses: addresses, Aggregation: others, Built: s.metrics.Discovered, NotFound: http.HandlerFunc(s.rest.NotFound),
 	})
 	resources := func(depth int) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {

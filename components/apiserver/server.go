@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -86,7 +87,7 @@ func New(cfg Config) (*Server, error) {
 	s.metrics = metrics.New()
 	s.metrics.Served = s.serves
 	var err error
-	if s.store, err = store.New(store.Config{Client: cfg.Etcd, Prefix: cfg.EtcdPrefix, Observe: s.metrics.Etcd, Waited: s.metrics.Waited, Log: cfg.Log}); err != nil {
+	if s.store, err = store.New(store.Config{Client: cfg.Etcd, Prefix: cfg.EtcdPrefix, Observe: s.metrics.Etcd, Waited: s.metrics.Waited, Filled: s.metrics.Filled, Leased: s.metrics.Leased, Log: cfg.Log}); err != nil {
 		return nil, err
 	}
 	apart, err := s.storesApart()
@@ -149,7 +150,7 @@ func (s *Server) storesApart() (map[schema.GroupResource]*store.Store, error) {
 			return nil, fmt.Errorf("%s cannot be in an etcd of their own: services and their addresses are written together", gr)
 		}
 		if made[client] == nil {
-			one, err := store.New(store.Config{Client: client, Prefix: s.cfg.EtcdPrefix, Observe: s.metrics.Etcd, Waited: s.metrics.Waited, Log: s.cfg.Log})
+			one, err := store.New(store.Config{Client: client, Prefix: s.cfg.EtcdPrefix, Observe: s.metrics.Etcd, Waited: s.metrics.Waited, Filled: s.metrics.Filled, Leased: s.metrics.Leased, Log: s.cfg.Log})
 			if err != nil {
 				return nil, err
 			}
@@ -202,7 +203,7 @@ func (s *Server) compose() error {
 	}
 	streams, err := connect.Streams(connect.Config{
 		Registry: s.registry, Kubelet: s.cfg.Kubelet, Authorizer: authz, Error: s.rest.Error,
-		MaxBytesPerSec: s.cfg.Limits.StreamBytes,
+		MaxBytesPerSec: s.cfg.Limits.StreamBytes, Metrics: s.metrics,
 	})
 	if err != nil {
 		return err
@@ -393,7 +394,7 @@ func (s *Server) httpServer(ctx context.Context) (*http.Server, error) {
 		IdleTimeout:       90 * time.Second,
 		MaxHeaderBytes:    1 << 20,
 		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		ErrorLog:          log.New(s.metrics.Handshakes(s.log), "", 0),
 	}
 	if s.cfg.TLS.NoHTTP2 {
 		// Else net/http would offer its own.

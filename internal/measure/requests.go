@@ -1,6 +1,7 @@
 package measure
 
 import (
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -17,6 +18,7 @@ type Requests struct {
 	total    *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 	size     *prometheus.HistogramVec
+	answer   *prometheus.HistogramVec
 
 	// counters and observers keep what was looked up by its labels.
 	counters  sync.Map // of prometheus.Counter by answered
@@ -30,10 +32,11 @@ type answered struct {
 
 type asked struct{ host, method string }
 
-type observers struct{ duration, size prometheus.Observer }
+type observers struct{ duration, size, answer prometheus.Observer }
 
 // NewRequests makes Requests that has seen none.
 func NewRequests() *Requests {
+	sizes := []float64{64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216}
 	return &Requests{
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rest_client_requests_total", Help: "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.",
@@ -44,7 +47,10 @@ func NewRequests() *Requests {
 		}, []string{"verb", "host"}),
 		size: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "rest_client_request_size_bytes", Help: "[ALPHA] Request size in bytes. Broken down by verb and host.",
-			Buckets: []float64{64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216},
+			Buckets: sizes,
+		}, []string{"verb", "host"}),
+		answer: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "rest_client_response_size_bytes", Help: "[ALPHA] Response size in bytes. Broken down by verb and host.", Buckets: sizes,
 		}, []string{"verb", "host"}),
 	}
 }
@@ -57,6 +63,7 @@ func (r *Requests) Describe(ch chan<- *prometheus.Desc) {
 	r.total.Describe(ch)
 	r.duration.Describe(ch)
 	r.size.Describe(ch)
+	r.answer.Describe(ch)
 }
 
 // Collect as prometheus.Collector.
@@ -67,6 +74,7 @@ func (r *Requests) Collect(ch chan<- prometheus.Metric) {
 	r.total.Collect(ch)
 	r.duration.Collect(ch)
 	r.size.Collect(ch)
+	r.answer.Collect(ch)
 }
 
 // Wrap returns a transport that measures what goes through next.
@@ -100,7 +108,28 @@ func (m *measured) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.ContentLength > 0 {
 		o.size.Observe(float64(req.ContentLength))
 	}
+	if err == nil && resp.StatusCode != http.StatusSwitchingProtocols && resp.Body != nil {
+		resp.Body = &answerBody{ReadCloser: resp.Body, size: o.answer}
+	}
 	return resp, err
+}
+
+// answerBody tells how large it was once it has been read to its end.
+type answerBody struct {
+	io.ReadCloser
+	n    int
+	size prometheus.Observer // nil: it has been told
+}
+
+// Read as io.Reader.
+func (b *answerBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.n += n
+	if err == io.EOF && b.size != nil {
+		b.size.Observe(float64(b.n))
+		b.size = nil
+	}
+	return n, err
 }
 
 func (r *Requests) counter(k answered) prometheus.Counter {
@@ -120,7 +149,7 @@ func (r *Requests) observersOf(k asked) observers {
 	if o, ok := r.observers.Load(k); ok {
 		return o.(observers)
 	}
-	o := observers{r.duration.WithLabelValues(k.method, k.host), r.size.WithLabelValues(k.method, k.host)}
+	o := observers{r.duration.WithLabelValues(k.method, k.host), r.size.WithLabelValues(k.method, k.host), r.answer.WithLabelValues(k.method, k.host)}
 	r.observers.Store(k, o)
 	return o
 }

@@ -21,6 +21,8 @@ const (
 // lease a key is a burden on etcd.
 type leases struct {
 	client *clientv3.Client
+	// full, unless nil, is told how many keys a lease was given to at last.
+	full func(keys int)
 
 	mu    sync.Mutex
 	byTTL map[int64]*lease
@@ -56,6 +58,9 @@ func (l *leases) get(ctx context.Context, ttl int64) (clientv3.LeaseID, error) {
 	granted, err := l.client.Grant(ctx, ttl+int64(share/time.Second))
 	if err != nil {
 		return 0, err
+	}
+	if shared.id != 0 && l.full != nil {
+		l.full(shared.keys)
 	}
 	shared.id, shared.until, shared.keys = granted.ID, now.Add(share), 1
 	return shared.id, nil

@@ -40,6 +40,8 @@ type Store struct {
 	// observe is told of requests to etcd; it may be nil.
 	observe func(operation, group, resource string, took time.Duration, err error)
 	waited  func(group, resource string, took time.Duration)
+	// filled is told of caches that have all that there is; it may be nil.
+	filled func(group, resource string, took time.Duration)
 
 	position *position
 	current  currentReads
@@ -107,9 +109,10 @@ func New(cfg Config) (*Store, error) {
 		log:         log,
 		observe:     cfg.Observe,
 		waited:      cfg.Waited,
+		filled:      cfg.Filled,
 		position:    newPosition(done),
 		own:         ownWrites{byKey: make(map[string]*ownWrite)},
-		leases:      leases{client: cfg.Client, byTTL: make(map[int64]*lease)},
+		leases:      leases{client: cfg.Client, full: cfg.Leased, byTTL: make(map[int64]*lease)},
 		memos:       memoClock{limit: memoBytes},
 		nodes:       btree.NewFreeListG[*Entry](64),
 		done:        done,

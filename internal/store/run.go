@@ -75,6 +75,7 @@ func (s *Store) wantFill(c *Collection) {
 // fillCollection reads a collection for the first time, until that works.
 func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 	var retry backoff
+	began := time.Now()
 	for ctx.Err() == nil {
 		generation := c.beginFill()
 		kvs, revision, err := c.read(ctx, 0)
@@ -82,6 +83,9 @@ func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 			return
 		}
 		if err == nil && c.endFill(generation, kvs, revision) {
+			if s.filled != nil {
+				s.filled(c.cfg.Resource.Group, c.cfg.Resource.Resource, time.Since(began))
+			}
 			return
 		}
 		if err != nil {

@@ -72,6 +72,11 @@ type Config struct {
 	// written before waited for the cache to have it. It is called by several
 	// goroutines and must be quick.
 	Waited func(group, resource string, took time.Duration)
+	// Filled, unless nil, is told how long it took until the cache of a resource
+	// had all that there is, and Leased how many objects were given a lease that is
+	// given to no more. Both are called by several goroutines and must be quick.
+	Filled func(group, resource string, took time.Duration)
+	Leased func(objects int)
 	// Log receives what goes wrong in the background. Nil: nothing.
 	Log *slog.Logger
 }

@@ -275,6 +275,21 @@ func TestUpdateWithoutChange(t *testing.T) {
 	_ = b
 }
 
+// TestLeased holds that it is told how many keys a lease was given to.
+func TestLeased(t *testing.T) {
+	ctx := testContext(t)
+	var told []int
+	s := newStore(t, Config{Leased: func(keys int) { told = append(told, keys) }})
+	for range leaseKeys + 1 {
+		if _, err := s.leases.get(ctx, 3600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(told, []int{leaseKeys}) {
+		t.Errorf("leases were given to %v keys", told)
+	}
+}
+
 func TestTTL(t *testing.T) {
 	ctx := testContext(t)
 	s := newStore(t, Config{})

@@ -26,6 +26,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	clientrest "k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -49,6 +50,9 @@ type Config struct {
 	// EndpointRouting reaches other servers at the addresses of their pods
 	// and not at that of their Service: --enable-aggregator-routing.
 	EndpointRouting bool
+	// Lost, unless nil, is told of requests that could not be passed on: whether
+	// the other server is known to have what was asked for, and the answer's status.
+	Lost func(info *apirequest.RequestInfo, method string, known bool, code int)
 	// Log must not be nil.
 	Log *slog.Logger
 }
@@ -62,6 +66,8 @@ type Aggregator struct {
 	builtIn  map[schema.GroupVersion]Priority
 	current  atomic.Pointer[snapshot]
 	lost     *prometheus.CounterVec
+	// outdated counts certificates of other servers as they should not be.
+	outdated *outdated
 	// holder is how transports get the client certificate; nil without one. All have
 	// the same, for the library keeps a transport for each.
 	holder *transport.GetCertHolder
@@ -97,7 +103,7 @@ func New(cfg Config) (*Aggregator, error) {
 	if cfg.Registry == nil || cfg.REST == nil || cfg.Log == nil {
 		return nil, errors.New("aggregation takes a registry, a way to the API and a log")
 	}
-	a := &Aggregator{cfg: cfg, builtIn: builtIn(), entries: map[string]*entry{}, lost: newLost(), ready: make(chan struct{})}
+	a := &Aggregator{cfg: cfg, builtIn: builtIn(), entries: map[string]*entry{}, lost: newLost(), outdated: newOutdated(), ready: make(chan struct{})}
 	if cfg.ClientCert != nil {
 		a.holder = &transport.GetCertHolder{GetCert: cfg.ClientCert}
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/httpstream"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/util/x509metrics"
 	"k8s.io/client-go/transport"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
@@ -67,6 +69,7 @@ func (a *Aggregator) newBackend(s *apiregistrationv1.APIService) *backend {
 		ServerName: b.service + "." + b.namespace + ".svc",
 		CAData:     s.Spec.CABundle, GetCertHolder: a.holder,
 	}}
+	cfg.Wrap(x509metrics.NewDeprecatedCertificateRoundTripperWrapperConstructor(a.outdated.names, a.outdated.signatures))
 	b.transport, b.err = transport.New(cfg)
 	b.available.Store(helper.IsAPIServiceConditionTrue(s, apiregistrationv1.Available))
 	return b
@@ -79,23 +82,23 @@ const discoveryTimeout = 5 * time.Second
 // ServeHTTP passes a request on in the name of its user.
 func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if !b.available.Load() {
-		http.Error(w, "service unavailable", http.StatusServiceUnavailable)
+		b.fail(w, req, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
 	if b.err != nil {
-		http.Error(w, b.err.Error(), http.StatusInternalServerError)
+		b.fail(w, req, b.err.Error(), http.StatusInternalServerError)
 		return
 	}
 	u, ok := apirequest.UserFrom(req.Context())
 	if !ok {
-		http.Error(w, "missing user", http.StatusInternalServerError)
+		b.fail(w, req, "missing user", http.StatusInternalServerError)
 		return
 	}
 	ctx := req.Context()
 	host, err := b.host(ctx)
 	if err != nil {
 		b.cfg.Log.DebugContext(ctx, "an aggregated server cannot be found", "apiservice", b.name, "error", err)
-		http.Error(w, "service unavailable", http.StatusServiceUnavailable)
+		b.fail(w, req, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
 	if strings.Count(strings.Trim(req.URL.Path, "/"), "/") < 3 && b.gv.Group != "" {
@@ -113,15 +116,30 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		// Connections that are taken over are dialled past the round tripper.
 		transport.SetAuthProxyHeaders(out, u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra())
 	}
-	upgrade.NewHandler(location, rt, true, upgrading, unavailable{}).ServeHTTP(w, out)
+	upgrade.NewHandler(location, rt, true, upgrading, unavailable{b}).ServeHTTP(w, out)
+}
+
+// fail answers in place of the server.
+func (b *backend) fail(w http.ResponseWriter, req *http.Request, text string, code int) {
+	http.Error(w, text, code)
+	info, ok := apirequest.RequestInfoFrom(req.Context())
+	if !ok || b.cfg.Lost == nil {
+		return
+	}
+	f := b.found.Load()
+	known := f != nil && slices.ContainsFunc(f.version.Resources, func(r apidiscoveryv2.APIResourceDiscovery) bool {
+		return r.Resource == info.Resource && (info.Subresource == "" ||
+			slices.ContainsFunc(r.Subresources, func(s apidiscoveryv2.APISubresourceDiscovery) bool { return s.Subresource == info.Subresource }))
+	})
+	b.cfg.Lost(info, req.Method, known, code)
 }
 
 // unavailable answers for servers that do not.
-type unavailable struct{}
+type unavailable struct{ of *backend }
 
 // Error as proxy.ErrorResponder.
-func (unavailable) Error(w http.ResponseWriter, _ *http.Request, err error) {
-	http.Error(w, err.Error(), http.StatusServiceUnavailable)
+func (u unavailable) Error(w http.ResponseWriter, req *http.Request, err error) {
+	u.of.fail(w, req, err.Error(), http.StatusServiceUnavailable)
 }
 
 func (b *backend) host(ctx context.Context) (string, error) {

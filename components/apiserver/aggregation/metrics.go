@@ -2,6 +2,7 @@ package aggregation
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/component-base/metrics"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 )
@@ -11,7 +12,7 @@ var unavailableDesc = prometheus.NewDesc("aggregator_unavailable_apiservice",
 
 // Collectors are the metrics of the APIServices.
 func (a *Aggregator) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{availability{a}, a.lost}
+	return []prometheus.Collector{availability{a}, a.lost, a.outdated.names, a.outdated.signatures}
 }
 
 func newLost() *prometheus.CounterVec {
@@ -19,6 +20,26 @@ func newLost() *prometheus.CounterVec {
 		Name: "aggregator_unavailable_apiservice_total",
 		Help: "[ALPHA] Counter of APIServices which are marked as unavailable broken down by APIService name and reason.",
 	}, []string{"name", "reason"})
+}
+
+// outdated counts certificates of other servers that name none in the way that is
+// looked at, and those signed by SHA-1.
+type outdated struct{ names, signatures *metrics.Counter }
+
+func newOutdated() *outdated {
+	counter := func(name, help string) *metrics.Counter {
+		return metrics.NewCounter(&metrics.CounterOpts{
+			Name: "apiserver_kube_aggregator_" + name, StabilityLevel: metrics.ALPHA,
+			Help: "Counts the number of requests to servers " + help + " (either/or, based on the runtime environment)",
+		})
+	}
+	o := &outdated{
+		names:      counter("x509_missing_san_total", "missing SAN extension in their serving certificate OR the number of connection failures due to the lack of x509 certificate SAN extension missing"),
+		signatures: counter("x509_insecure_sha1_total", "with insecure SHA1 signatures in their serving certificate OR the number of connection failures due to the insecure SHA1 signatures"),
+	}
+	// The library's counters are made when they are registered.
+	metrics.NewKubeRegistry().MustRegister(o.names, o.signatures)
+	return o
 }
 
 // note counts an APIService that has become unavailable.

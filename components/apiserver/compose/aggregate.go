@@ -20,7 +20,7 @@ func (s *Server) aggregate() error {
 	}
 	s.others, err = aggregation.New(aggregation.Config{
 		Registry: reg, REST: s.ClientConfig("system:apiserver", "system:masters"),
-		ClientCert: cert, EndpointRouting: cfg.EndpointRouting, Log: cfg.Log,
+		ClientCert: cert, EndpointRouting: cfg.EndpointRouting, Lost: s.server.Metrics().Lost, Log: cfg.Log,
 	})
 	if err != nil {
 		return err

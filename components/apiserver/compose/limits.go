@@ -60,6 +60,7 @@ func (s *Server) limit(late *lateLimiter) error {
 	var err error
 	s.fairness, err = fairness.New(fairness.Config{
 		Informers: s.own.Informers, Client: s.own.Kube.FlowcontrolV1(), Seats: reading + mutating,
+		Queued: s.server.Metrics().Queued,
 		Stats: func(gr schema.GroupResource) (int, int, bool) {
 			c := reg.Collection(gr)
 			if c == nil {

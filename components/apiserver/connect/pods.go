@@ -3,6 +3,7 @@ package connect
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ import (
 	utilproxy "k8s.io/apiserver/pkg/util/proxy"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 
+	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/upgrade"
@@ -32,6 +34,8 @@ type Config struct {
 	// MaxBytesPerSec bounds each connection in each direction; zero: nothing
 	// does.
 	MaxBytesPerSec int64
+	// Metrics count requests for logs; nil: nothing does.
+	Metrics *metrics.Metrics
 	// Error answers with a Status, for what goes wrong once a request is on
 	// its way.
 	Error func(w http.ResponseWriter, req *http.Request, err error)
@@ -118,6 +122,7 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 		return err
 	}
 	backend := c.verified
+	c.cfg.Metrics.Logs(opts.InsecureSkipTLSVerifyBackend)
 	if opts.InsecureSkipTLSVerifyBackend {
 		backend = c.blind
 	}
@@ -127,6 +132,9 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 	}
 	resp, err := backend.RoundTrip(out)
 	if err != nil {
+		if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+			c.cfg.Metrics.LogsDistrusted()
+		}
 		return apierrors.NewInternalError(fmt.Errorf("Get %q: %w", at.String(), err))
 	}
 	defer resp.Body.Close()

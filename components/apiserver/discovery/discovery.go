@@ -42,6 +42,8 @@ type Config struct {
 	// Aggregation, unless nil, tells of what other servers serve, and in
 	// which order all is shown.
 	Aggregation Aggregation
+	// Built, unless nil, is told whenever the documents were made anew.
+	Built func()
 	// NotFound answers for groups that the registry does not have. Nil: 404.
 	NotFound http.Handler
 }
@@ -206,6 +208,9 @@ func (h *Handler) documents() *documents {
 		return d
 	}
 	d = h.build(all)
+	if h.cfg.Built != nil {
+		h.cfg.Built()
+	}
 	d.generation = generation
 	h.cached.Store(d)
 	return d

@@ -50,7 +50,9 @@ type Config struct {
 	// Stats tells how many objects a resource has and about how many bytes
 	// each; false when that is not known. It may be nil.
 	Stats func(schema.GroupResource) (count, size int, ok bool)
-	Log   *slog.Logger
+	// Queued, unless nil, is told of requests that begin and cease to wait.
+	Queued func(readOnly, waits bool)
+	Log    *slog.Logger
 }
 
 // Limiter decides when requests are worked on. It is safe for use by several
@@ -61,6 +63,8 @@ type Limiter struct {
 	estimate flowrequest.WorkEstimatorFunc
 	dropped  flowcontrol.DroppedRequestsTracker
 	debug    http.Handler
+	// reading and mutating are told of requests of their kind that wait.
+	reading, mutating fairqueuing.QueueNoteFn
 }
 
 // New makes a Limiter with the mandatory configuration. It asks cfg.Informers
@@ -77,6 +81,11 @@ func New(cfg Config) (*Limiter, error) {
 		cfg:     cfg,
 		control: flowcontrol.New(sound{cfg.Informers, cfg.Log}, cfg.Client, cfg.Seats),
 		dropped: flowcontrol.NewDroppedRequestsTracker(),
+		reading: ignoreQueue, mutating: ignoreQueue,
+	}
+	if cfg.Queued != nil {
+		l.reading = func(waits bool) { cfg.Queued(true, waits) }
+		l.mutating = func(waits bool) { cfg.Queued(false, waits) }
 	}
 	l.estimate = flowrequest.NewWorkEstimator(l.stats, l.control.GetInterestedWatchCount, flowrequest.DefaultWorkEstimatorConfig(), l.control.GetMaxSeats)
 	paths := mux.NewPathRecorderMux("priority-and-fairness")
@@ -135,7 +144,7 @@ func (l *Limiter) Serve(w http.ResponseWriter, req *http.Request, info *apireque
 		t.watch(digest)
 	} else {
 		ctx, cancel := wait(req.Context())
-		l.control.Handle(ctx, digest, t.classified, t.work, ignoreQueue, t.serve)
+		l.control.Handle(ctx, digest, t.classified, t.work, l.notes(req), t.serve)
 		cancel()
 	}
 	if t.served {
@@ -146,7 +155,15 @@ func (l *Limiter) Serve(w http.ResponseWriter, req *http.Request, info *apireque
 	TooMany(w, l.dropped.GetRetryAfter(t.level.Name))
 }
 
-var ignoreQueue fairqueuing.QueueNoteFn = func(bool) {}
+// notes is who is told when a request waits.
+func (l *Limiter) notes(req *http.Request) fairqueuing.QueueNoteFn {
+	if req.Method == http.MethodGet {
+		return l.reading
+	}
+	return l.mutating
+}
+
+func ignoreQueue(bool) {}
 
 // TooMany answers that a request shall come again after so many seconds.
 func TooMany(w http.ResponseWriter, after int64) {
@@ -215,7 +232,7 @@ func (t *ticket) watch(digest flowcontrol.RequestDigest) {
 		}()
 		waiting, cancel := wait(ctx)
 		defer cancel()
-		t.control.Handle(waiting, digest, t.classified, t.work, ignoreQueue, func() {
+		t.control.Handle(waiting, digest, t.classified, t.work, t.reading, func() {
 			t.served = true
 			t.header()
 			forget = t.control.RegisterWatch(t.req)

@@ -16,9 +16,9 @@ import (
 	"hyperkube/components/apiserver/rest"
 )
 
-// authorize asks whether u may do what a request wants.
-func (c *Chain) authorize(ctx context.Context, info *apirequest.RequestInfo, u user.Info) error {
-	return c.decide(ctx, attributesOf(info, u))
+// authorize asks whether u may do what a request wants, which began to matter then.
+func (c *Chain) authorize(ctx context.Context, info *apirequest.RequestInfo, u user.Info, began time.Time) error {
+	return c.decide(ctx, attributesOf(info, u), began)
 }
 
 // attributesOf are what authorizers are told of a request.
@@ -60,10 +60,11 @@ const (
 
 // decide returns nil when the authorizer agrees, and what to answer when not.
 // The decision goes on the record.
-func (c *Chain) decide(ctx context.Context, a authorizer.Attributes) error {
-	began := time.Now()
+func (c *Chain) decide(ctx context.Context, a authorizer.Attributes, began time.Time) error {
 	decision, reason, err := c.cfg.Authorizer.Authorize(ctx, a)
-	c.cfg.Metrics.Authorized(outcome(decision, err), time.Since(began))
+	took := time.Since(began)
+	c.cfg.Metrics.Authorized(outcome(decision, err), took)
+	c.cfg.Metrics.Passed(metrics.Authorization, took)
 	switch {
 	case decision == authorizer.DecisionAllow:
 		audit.AddAuditAnnotations(ctx, decisionKey, "allow", reasonKey, reason)

@@ -89,7 +89,7 @@ func New(cfg Config, next http.Handler) (*Chain, error) {
 		cfg.Log = slog.Default()
 	}
 	c := &Chain{cfg: cfg, next: next}
-	c.authenticated = http.HandlerFunc(c.serveUser)
+	c.authenticated = http.HandlerFunc(c.serveAudited)
 	c.limited = http.HandlerFunc(c.serveLimited)
 	return c, nil
 }
@@ -166,9 +166,17 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	}
 	req = req.WithContext(apirequest.WithUser(ctx, u))
 	if c.cfg.Auditor != nil {
+		w.entered = time.Now()
 		c.cfg.Auditor.Serve(w, req, start, c.authenticated)
 		return
 	}
+	c.cfg.Metrics.Passed(metrics.Audit, 0)
+	c.serveUser(w, req)
+}
+
+// serveAudited goes on once the request is on the record.
+func (c *Chain) serveAudited(w http.ResponseWriter, req *http.Request) {
+	c.cfg.Metrics.Passed(metrics.Audit, time.Since(ownWriter(w).entered))
 	c.serveUser(w, req)
 }
 
@@ -227,6 +235,7 @@ func (c *Chain) serveUser(w http.ResponseWriter, req *http.Request) {
 		c.serveAs(w, req)
 		return
 	}
+	c.cfg.Metrics.Passed(metrics.Impersonation, 0)
 	c.serveKnown(w, req)
 }
 
@@ -248,7 +257,7 @@ func (c *Chain) serveKnown(w http.ResponseWriter, req *http.Request) {
 		defer begun()
 		own.begun = begun
 	}
-	own.deferred = true
+	own.deferred, own.entered = true, time.Now()
 	c.cfg.Limiter.Serve(w, req, info, u, c.limited)
 	own.deferred = false
 	if own.code == http.StatusTooManyRequests && !own.passed {
@@ -284,7 +293,11 @@ func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 	}
 	info, _ := apirequest.RequestInfoFrom(ctx)
 	u, _ := apirequest.UserFrom(ctx)
-	if err := c.authorize(ctx, info, u); err != nil {
+	now := time.Now()
+	if c.cfg.Limiter != nil {
+		c.cfg.Metrics.Passed(metrics.Fairness, now.Sub(own.entered))
+	}
+	if err := c.authorize(ctx, info, u, now); err != nil {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		c.cfg.Error(w, req, err)
 		return
@@ -307,6 +320,7 @@ func (c *Chain) authenticate(ctx context.Context, req *http.Request) (user.Info,
 		err = errNobody
 	}
 	if err != nil {
+		c.cfg.Metrics.Passed(metrics.Authentication, time.Since(began))
 		return nil, err
 	}
 	var certificate *x509.Certificate
@@ -315,6 +329,7 @@ func (c *Chain) authenticate(ctx context.Context, req *http.Request) (user.Info,
 	}
 	now := time.Now()
 	c.cfg.Metrics.Authenticated(resp.User.GetName(), certificate, now, now.Sub(began))
+	c.cfg.Metrics.Passed(metrics.Authentication, now.Sub(began))
 	// Credentials end here: neither aggregated servers nor logs see them.
 	req.Header.Del("Authorization")
 	return resp.User, nil

@@ -1,6 +1,7 @@
 package filters
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,6 +23,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/rest"
 )
 
@@ -50,11 +53,13 @@ func (c *Chain) serveAs(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	if wanted == nil {
+		c.cfg.Metrics.Passed(metrics.Impersonation, 0)
 		c.serveKnown(w, req)
 		return
 	}
 	info, _ := apirequest.RequestInfoFrom(ctx)
 	sender, _ := apirequest.UserFrom(ctx)
+	began := time.Now()
 	var first error
 	for _, m := range modes {
 		if m.applies != nil && !m.applies(wanted, sender) {
@@ -62,6 +67,9 @@ func (c *Chain) serveAs(w http.ResponseWriter, req *http.Request) {
 		}
 		as, err := c.impersonate(ctx, m, attributesOf(info, sender), wanted)
 		if err == nil {
+			took := time.Since(began)
+			c.cfg.Metrics.Impersonated(m.label(), true, took)
+			c.cfg.Metrics.Passed(metrics.Impersonation, took)
 			audit.LogImpersonatedUser(ctx, as, m.verb())
 			c.serveKnown(w, req.WithContext(apirequest.WithUser(ctx, as)))
 			return
@@ -70,6 +78,7 @@ func (c *Chain) serveAs(w http.ResponseWriter, req *http.Request) {
 			first = err
 		}
 	}
+	c.cfg.Metrics.Impersonated("", false, time.Since(began))
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	c.cfg.Error(w, req, first)
 }
@@ -125,6 +134,9 @@ func (m mode) verb() string {
 	return "impersonate:" + m.name
 }
 
+// label is how metrics call the mode.
+func (m mode) label() string { return cmp.Or(m.name, "legacy") }
+
 // wantedUser is as whom a request is to be treated, nil as its sender. The
 // headers are taken away: nobody else is to see them.
 func wantedUser(h http.Header) (*user.DefaultInfo, error) {
@@ -174,14 +186,14 @@ func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.Att
 	if m.name != "" {
 		on := *request
 		on.User, on.Verb = sender, "impersonate-on:"+m.name+":"+request.Verb
-		if err := rest.Allowed(ctx, c.cfg.Authorizer, &on); err != nil {
+		if err := c.mayBe(ctx, m, &on); err != nil {
 			return nil, err
 		}
 		names.Verb, names.APIGroup = m.verb(), authenticationv1.GroupName
 	}
 	other := names
 	other.APIGroup = authenticationv1.GroupName
-	ask := func(a authorizer.AttributesRecord) error { return rest.Allowed(ctx, c.cfg.Authorizer, &a) }
+	ask := func(a authorizer.AttributesRecord) error { return c.mayBe(ctx, m, &a) }
 	out := *wanted
 	who := names
 	who.Resource, who.Name = "users", wanted.Name
@@ -224,6 +236,14 @@ func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.Att
 		out.Groups = append(slices.Clip(out.Groups), user.AllAuthenticated)
 	}
 	return &out, nil
+}
+
+// mayBe asks one of the questions of a mode.
+func (c *Chain) mayBe(ctx context.Context, m mode, a *authorizer.AttributesRecord) error {
+	began := time.Now()
+	err := rest.Allowed(ctx, c.cfg.Authorizer, a)
+	c.cfg.Metrics.ImpersonationChecked(m.label(), err == nil, time.Since(began))
+	return err
 }
 
 // many is how many groups, or values, are asked for at once before one by one,

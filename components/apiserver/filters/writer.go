@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"time"
 
 	"hyperkube/internal/linger"
 )
@@ -22,6 +23,9 @@ type writer struct {
 	deferred bool
 	later    func()
 	private  int
+	// entered is when the request came to the stage that it is in, audit or the
+	// limiter.
+	entered time.Time
 	// begun, unless nil, is called when the request has its seats.
 	begun func()
 }

@@ -14,6 +14,8 @@ type etcd struct {
 	known            sync.Map // of etcdMetrics by etcdKey
 	lists, waits     *prometheus.HistogramVec
 	waited           sync.Map // of prometheus.Observer by etcdKey
+	fills            *prometheus.HistogramVec
+	leases           prometheus.Histogram
 }
 
 type etcdKey struct{ operation, group, resource string }
@@ -35,6 +37,13 @@ func newEtcd() *etcd {
 			Name: "apiserver_watch_cache_read_wait_seconds", Help: "[ALPHA] Histogram of time spent waiting for a watch cache to become fresh.",
 			Buckets: []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3},
 		}, []string{"group", "resource"}),
+		fills: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_watch_cache_initialization_duration_seconds", Help: "[ALPHA] Histogram of watch cache initialization duration in seconds, broken by resource type.",
+			Buckets: []float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180, 600},
+		}, []string{"group", "resource"}),
+		leases: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "etcd_lease_object_counts", Help: "[ALPHA] Number of objects attached to a single etcd lease.", Buckets: []float64{10, 50, 100, 500, 1000, 2500, 5000},
+		}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "etcd_request_duration_seconds", Help: "[ALPHA] Etcd request latency in seconds for each operation and object type.", Buckets: buckets,
 		}, labels),
@@ -46,7 +55,7 @@ func newEtcd() *etcd {
 }
 
 func (e *etcd) collectors() []prometheus.Collector {
-	return []prometheus.Collector{e.duration, e.requests, e.errors, e.lists, e.waits}
+	return []prometheus.Collector{e.duration, e.requests, e.errors, e.lists, e.waits, e.fills, e.leases}
 }
 
 // Etcd counts a request to etcd: get, list, create, update or delete. It may be
@@ -82,6 +91,16 @@ func (m *Metrics) Waited(group, resource string, took time.Duration) {
 	}
 	known.(prometheus.Observer).Observe(took.Seconds())
 }
+
+// Filled takes note of how long it took to read all objects of a resource. It may
+// be called by several goroutines.
+func (m *Metrics) Filled(group, resource string, took time.Duration) {
+	m.etcd.fills.WithLabelValues(group, resource).Observe(took.Seconds())
+}
+
+// Leased takes note of how many objects were given one lease. It may be called by
+// several goroutines.
+func (m *Metrics) Leased(objects int) { m.etcd.leases.Observe(float64(objects)) }
 
 // unvalidated are counters of what cannot happen here: each object is validated
 // in one way.

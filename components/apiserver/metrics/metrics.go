@@ -36,7 +36,15 @@ type Metrics struct {
 	access             *access
 	watches            *watches
 	etcd               *etcd
+	stages             *stages
+	impersonation      *impersonation
+	bodies             *bodies
+	connections        *connections
 	readOnly, mutating prometheus.Gauge
+	queued             *prometheus.GaugeVec
+	discoveries        prometheus.Counter
+	queuedReadOnly     prometheus.Gauge
+	queuedMutating     prometheus.Gauge
 
 	// Looking metrics up by their labels costs more than counting, so what
 	// was found is kept.
@@ -106,15 +114,24 @@ func New() *Metrics {
 		self: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "apiserver_selfrequest_total", Help: "[ALPHA] Counter of apiserver self-requests broken out for each verb, API resource and subresource.",
 		}, []string{"verb", "group", "resource", "subresource"}),
-		access: newAccess(), watches: newWatches(), etcd: newEtcd(),
+		queued: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "apiserver_current_inqueue_requests", Help: "[ALPHA] Maximal number of queued requests in this apiserver per request kind in last second.",
+		}, []string{"request_kind"}),
+		discoveries: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "aggregator_discovery_aggregation_count_total", Help: "[ALPHA] Counter of number of times discovery was aggregated",
+		}),
+		access: newAccess(), watches: newWatches(), etcd: newEtcd(), stages: newStages(), impersonation: newImpersonation(), bodies: newBodies(), connections: newConnections(),
 		requests: map[requestKey]*requestMetrics{},
 		running:  map[runningKey]prometheus.Gauge{},
 	}
 	m.readOnly, m.mutating = m.inflight.WithLabelValues("readOnly"), m.inflight.WithLabelValues("mutating")
-	m.registry.MustRegister(m.total, m.duration, m.sli, m.sizes, m.inflight, m.watchers, m.deprecated, m.terminated, m.self, measure.Build(nil))
+	m.queuedReadOnly, m.queuedMutating = m.queued.WithLabelValues("readOnly"), m.queued.WithLabelValues("mutating")
+	m.registry.MustRegister(m.total, m.duration, m.sli, m.sizes, m.inflight, m.watchers, m.deprecated, m.terminated, m.self, m.queued, m.discoveries, m.stages.took, m.bodies.sizes, measure.Build(nil))
 	m.registry.MustRegister(m.access.collectors()...)
 	m.registry.MustRegister(m.watches.collectors()...)
 	m.registry.MustRegister(m.etcd.collectors()...)
+	m.registry.MustRegister(m.impersonation.collectors()...)
+	m.registry.MustRegister(m.connections.collectors()...)
 	m.registry.MustRegister(unvalidated()...)
 	return m
 }
@@ -181,6 +198,22 @@ func (m *Metrics) InFlight(readOnly bool) func() {
 	return g.Dec
 }
 
+// Queued counts a request that waits for its turn, or does so no more.
+func (m *Metrics) Queued(readOnly, waits bool) {
+	g := m.queuedMutating
+	if readOnly {
+		g = m.queuedReadOnly
+	}
+	if waits {
+		g.Inc()
+	} else {
+		g.Dec()
+	}
+}
+
+// Discovered counts that discovery was put together anew.
+func (m *Metrics) Discovered() { m.discoveries.Inc() }
+
 // Terminated counts a request that the server did not work on, or not to its
 // end, to protect itself.
 func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code int) {
@@ -189,6 +222,16 @@ func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code i
 		k = runningKey{verb: k.verb, scope: k.scope}
 	}
 	m.terminated.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(code)).Inc()
+}
+
+// Lost counts a request that another server was to answer and that could not be
+// passed on. Its resource is counted by its name when it is known that the server has it.
+func (m *Metrics) Lost(info *apirequest.RequestInfo, method string, known bool, code int) {
+	k := runningKey{verb: Verb(info, method), group: info.APIGroup, version: info.APIVersion, scope: Scope(info)}
+	if known {
+		k.resource, k.subresource = info.Resource, info.Subresource
+	}
+	m.terminated.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "aggregator", strconv.Itoa(code)).Inc()
 }
 
 // Self counts a request that the server has sent to itself.

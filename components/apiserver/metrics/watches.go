@@ -10,6 +10,7 @@ import (
 // watches has the metrics of what watches are told.
 type watches struct {
 	events      *prometheus.CounterVec
+	initial     *prometheus.CounterVec
 	sizes, list *prometheus.HistogramVec
 }
 
@@ -17,6 +18,9 @@ func newWatches() *watches {
 	labels := []string{"group", "version", "resource"}
 	return &watches{
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "apiserver_watch_events_total", Help: "[BETA] Number of events sent in watch clients"}, labels),
+		initial: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_init_events_total", Help: "[ALPHA] Counter of init events processed in watch cache broken by resource type.",
+		}, []string{"group", "resource"}),
 		sizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "apiserver_watch_events_sizes", Help: "[BETA] Watch event size distribution in bytes", Buckets: prometheus.ExponentialBuckets(1024, 2, 8),
 		}, labels),
@@ -28,7 +32,7 @@ func newWatches() *watches {
 }
 
 func (w *watches) collectors() []prometheus.Collector {
-	return []prometheus.Collector{w.events, w.sizes, w.list}
+	return []prometheus.Collector{w.events, w.initial, w.sizes, w.list}
 }
 
 // Watch counts what one watch is told. Its zero value counts nothing.
@@ -55,6 +59,13 @@ func (w Watch) Event(size int) {
 	}
 	w.events.Inc()
 	w.sizes.Observe(float64(size))
+}
+
+// Initial counts what a watch is told of objects that were there when it began.
+func (m *Metrics) Initial(info *apirequest.RequestInfo, objects int) {
+	if m != nil && objects > 0 {
+		m.watches.initial.WithLabelValues(info.APIGroup, info.Resource).Add(float64(objects))
+	}
 }
 
 // Listed takes note of how long a list took that was streamed.

@@ -39,6 +39,9 @@ func (c *call) readBody() ([]byte, error) {
 	if c.body == nil {
 		data, err := c.readAll()
 		c.body = &readBody{data, err}
+		if err == nil {
+			c.cfg.Metrics.Body(c.info, len(data))
+		}
 	}
 	return c.body.data, c.body.err
 }

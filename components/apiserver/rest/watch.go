@@ -172,6 +172,7 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 
 	w.begin()
 	if page != nil {
+		c.cfg.Metrics.Initial(c.info, len(page.Entries))
 		for _, e := range page.Entries {
 			w.entry(watch.Added, e, 0)
 		}

@@ -29,6 +29,7 @@ type counts struct {
 	once                    sync.Once
 	addresses, addressFails *prometheus.CounterVec
 	ports, portFails        *prometheus.CounterVec
+	portMends               prometheus.Counter
 	took                    *prometheus.HistogramVec
 }
 
@@ -42,6 +43,9 @@ func (c *counts) vectors() *counts {
 		c.addressFails = counter("clusterip_allocator_allocation_errors_total", "Number of errors trying to allocate Cluster IPs", "cidr", "scope")
 		c.ports = counter("nodeport_allocator_allocation_total", "Number of NodePort allocations", "scope")
 		c.portFails = counter("nodeport_allocator_allocation_errors_total", "Number of errors trying to allocate NodePort", "scope")
+		c.portMends = prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "apiserver_nodeport_repair_reconcile_errors_total", Help: "[ALPHA] Number of reconciliation failures on the nodeport repair reconcile loop",
+		})
 		c.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kube_apiserver_clusterip_allocator_allocation_duration_seconds", Help: "[ALPHA] Duration in seconds to allocate a Cluster IP by ServiceCIDR",
 			Buckets: prometheus.DefBuckets,
@@ -124,7 +128,7 @@ func (a *Allocator) Describe(ch chan<- *prometheus.Desc) {
 		ch <- d
 	}
 	c := a.counts.vectors()
-	for _, v := range []prometheus.Collector{c.addresses, c.addressFails, c.ports, c.portFails, c.took} {
+	for _, v := range []prometheus.Collector{c.addresses, c.addressFails, c.ports, c.portFails, c.portMends, c.took} {
 		v.Describe(ch)
 	}
 }
@@ -132,7 +136,7 @@ func (a *Allocator) Describe(ch chan<- *prometheus.Desc) {
 // Collect as prometheus.Collector: what is used is counted when somebody looks.
 func (a *Allocator) Collect(ch chan<- prometheus.Metric) {
 	c := a.counts.vectors()
-	for _, v := range []prometheus.Collector{c.addresses, c.addressFails, c.ports, c.portFails, c.took} {
+	for _, v := range []prometheus.Collector{c.addresses, c.addressFails, c.ports, c.portFails, c.portMends, c.took} {
 		v.Collect(ch)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapePatience)

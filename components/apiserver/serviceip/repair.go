@@ -104,6 +104,7 @@ func (a *Allocator) Repair(ctx context.Context) error {
 		return fmt.Errorf("mending service addresses: %w", err)
 	}
 	if err := a.repairPorts(ctx); err != nil {
+		a.counts.vectors().portMends.Inc()
 		return fmt.Errorf("mending node ports: %w", err)
 	}
 	return nil

@@ -1,0 +1,40 @@
+package metrics
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// bodies has the sizes of what clients send.
+type bodies struct {
+	sizes *prometheus.HistogramVec
+	known sync.Map // of prometheus.Observer by bodyKey
+}
+
+type bodyKey struct{ group, resource, verb string }
+
+func newBodies() *bodies {
+	return &bodies{sizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "apiserver_request_body_size_bytes", Help: "[ALPHA] Apiserver request body size in bytes broken out by resource and verb.",
+		Buckets: prometheus.LinearBuckets(50000, 100000, 31),
+	}, []string{"group", "resource", "verb"})}
+}
+
+// Body takes note of how many bytes the body of a request for a resource that is
+// served has.
+func (m *Metrics) Body(info *apirequest.RequestInfo, size int) {
+	if m == nil {
+		return
+	}
+	k := bodyKey{info.APIGroup, info.Resource, info.Verb}
+	if k.verb == "deletecollection" {
+		k.verb = "delete_collection"
+	}
+	known, ok := m.bodies.known.Load(k)
+	if !ok {
+		known, _ = m.bodies.known.LoadOrStore(k, m.bodies.sizes.WithLabelValues(k.group, k.resource, k.verb))
+	}
+	known.(prometheus.Observer).Observe(float64(size))
+}
