@@ -208,6 +208,7 @@ func missing(ctx context.Context, res *registry.Resource, w want, log *slog.Logg
 func prepare(ctx context.Context, res *api.Resource, obj api.Object) api.Object {
 	given := obj.DeepCopyObject()
 	res.Default(obj)
+	manage(res, obj)
 	res.PrepareCreate(ctx, obj)
 	// A create through the API takes no status; some of these have one.
 	switch o := obj.(type) {

@@ -286,7 +286,8 @@ func (k *Keeper) service(obj api.Object) {
 		svc.Spec.Ports[0].NodePort = k.cfg.NodePort
 	}
 	svc.Spec.ClusterIP = k.cfg.ServiceIP.String()
-	svc.Spec.ClusterIPs = []string{k.cfg.ServiceIP.String()}
+	policy := corev1.IPFamilyPolicySingleStack
+	svc.Spec.IPFamilyPolicy = &policy
 	svc.Spec.SessionAffinity = corev1.ServiceAffinityNone
 }
 

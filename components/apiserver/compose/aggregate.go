@@ -18,8 +18,10 @@ func (s *Server) aggregate() error {
 			return err
 		}
 	}
+	own := s.ClientConfig("system:apiserver", "system:masters")
+	own.UserAgent = "kube-apiserver"
 	s.others, err = aggregation.New(aggregation.Config{
-		Registry: reg, REST: s.ClientConfig("system:apiserver", "system:masters"),
+		Registry: reg, REST: own,
 		ClientCert: cert, EndpointRouting: cfg.EndpointRouting, Lost: s.server.Metrics().Lost, Log: cfg.Log,
 	})
 	if err != nil {

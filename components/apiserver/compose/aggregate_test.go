@@ -47,7 +47,7 @@ func TestAggregation(t *testing.T) {
 			return err
 		}
 		c := helper.GetAPIServiceConditionByType(s, apiregistrationv1.Available)
-		if s.Labels["kube-aggregator.kubernetes.io/automanaged"] != "onstart" || s.Spec.GroupPriorityMinimum != 17800 || c == nil || c.Reason != "Local" {
+		if s.Labels["kube-aggregator.kubernetes.io/automanaged"] != "onstart" || s.Spec.GroupPriorityMinimum != 17800 || c == nil || c.Reason != "Local" || len(s.ManagedFields) == 0 || s.ManagedFields[0].Manager != "kube-apiserver" {
 			return fmt.Errorf("got %+v", s)
 		}
 		return nil

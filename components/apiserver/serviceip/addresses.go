@@ -263,6 +263,7 @@ func (a *Allocator) createOp(addr netip.Addr, svc *corev1.Service) store.Op {
 				networkingv1.LabelIPAddressFamily: string(family(addr)),
 				networkingv1.LabelManagedBy:       managedBy,
 			},
+			ManagedFields: addressFields(),
 		},
 		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{
 			Resource:  "services",
@@ -271,6 +272,19 @@ func (a *Allocator) createOp(addr netip.Addr, svc *corev1.Service) store.Op {
 		}},
 	}
 	return a.cfg.IPAddresses.Create(addr.String(), obj, 0)
+}
+
+// addressFields tell that the API server has set what an address has.
+func addressFields() []metav1.ManagedFieldsEntry {
+	const fields = `{"f:metadata":{"f:labels":{".":{},"f:ipaddress.kubernetes.io/ip-family":{},"f:ipaddress.kubernetes.io/managed-by":{}}},` +
+		`"f:spec":{"f:parentRef":{".":{},"f:name":{},"f:namespace":{},"f:resource":{}}}}`
+	now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
+	owned := &metav1.FieldsV1{}
+	owned.SetRawBytes([]byte(fields))
+	return []metav1.ManagedFieldsEntry{{
+		Manager: "kube-apiserver", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: networkingv1.SchemeGroupVersion.String(),
+		Time: &now, FieldsType: "FieldsV1", FieldsV1: owned,
+	}}
 }
 
 // parse allows the leading zeros that old services may have.

@@ -234,7 +234,18 @@ func TestAddressesLiveWithTheirService(t *testing.T) {
 	if got := c.names(); len(got) != 1 || got[0] != svc.Spec.ClusterIP {
 		t.Errorf("addresses %v", got)
 	}
-	_, err := c.create(with(service("two", corev1.ServiceTypeClusterIP), func(s *corev1.ServiceSpec) {
+	e, err := c.addresses.Get(t.Context(), svc.Spec.ClusterIP, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, err := e.Object()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if by := address.(*networkingv1.IPAddress).ManagedFields; len(by) != 1 || by[0].Manager != "kube-apiserver" {
+		t.Errorf("an address belongs to %v", by)
+	}
+	_, err = c.create(with(service("two", corev1.ServiceTypeClusterIP), func(s *corev1.ServiceSpec) {
 		s.ClusterIP, s.ClusterIPs = svc.Spec.ClusterIP, []string{svc.Spec.ClusterIP}
 	}))
 	wantError(t, err, "failed to allocate IP "+svc.Spec.ClusterIP+": provided IP is already allocated")
