@@ -2,7 +2,6 @@ package hostchange
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,28 +13,11 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"hyperkube/internal/cgroup"
+	"hyperkube/internal/testapart"
 )
 
 // TestMain gives root's tests namespaces of their own.
-func TestMain(m *testing.M) {
-	const apart = "HYPERKUBE_TEST_APART"
-	if os.Geteuid() != 0 || os.Getenv(apart) != "" {
-		os.Exit(m.Run())
-	}
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), apart+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		os.Exit(exit.ExitCode())
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
+func TestMain(m *testing.M) { testapart.Main(m, testapart.Mounts|testapart.Network) }
 
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()

@@ -20,30 +20,13 @@ import (
 
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/iptables"
+	"hyperkube/internal/testapart"
 	"hyperkube/internal/testnetns"
 )
 
 // TestMain gives root's tests a network namespace of their own, so that they
 // never touch the machine's.
-func TestMain(m *testing.M) {
-	const inside = "HYPERKUBE_TEST_IN_NETNS"
-	if os.Geteuid() != 0 || os.Getenv(inside) != "" {
-		os.Exit(m.Run())
-	}
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		os.Exit(exit.ExitCode())
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
+func TestMain(m *testing.M) { testapart.Main(m, testapart.Network) }
 
 // TestNoCIDR: a network may be made before it is known what addresses pods have.
 func TestNoCIDR(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -36,12 +35,11 @@ import (
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/testapart"
 )
 
-const (
-	asRuntime = "HYPERKUBE_TEST_AS_RUNTIME"
-	apart     = "HYPERKUBE_TEST_APART"
-)
+// asRuntime in the environment makes the test's program the runtime.
+const asRuntime = "HYPERKUBE_TEST_AS_RUNTIME"
 
 // TestMain makes the test's program three things: the runtime itself, for the
 // tests to drive; the tests, in network and mount namespaces of their own; and
@@ -63,26 +61,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("skipped: the container runtime can only be tested by root")
 		os.Exit(0)
 	}
-	if os.Getenv(apart) != "" {
-		if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(m.Run())
-	}
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), apart+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		os.Exit(exit.ExitCode())
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	testapart.Main(m, testapart.Mounts|testapart.Network)
 }
 
 // node is a runtime under test.
