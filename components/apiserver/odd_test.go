@@ -52,12 +52,18 @@ func TestOdd(t *testing.T) {
 		{"patch to another kind", "PATCH", deployments + "/a", `{"kind":"Foo"}`, []string{mrg}, 422, `no kind \"Foo\" is registered for version \"apps/v1\" in scheme`},
 		{"patch to a known kind", "PATCH", deployments + "/a", `[{"op":"replace","path":"/kind","value":"ReplicaSet"}]`, []string{jpt}, 422, `converting (v1.ReplicaSet) to (apps.Deployment): unknown conversion`},
 		{"patch to no version", "PATCH", deployments + "/a", `{"apiVersion":null}`, []string{mrg}, 400, undetermined},
+		{"strict patch to no version", "PATCH", deployments + "/a?fieldValidation=Strict", `{"apiVersion":null}`, []string{mrg}, 422, `strict decoding error: unknown field \"metadata\", unknown field \"spec\", unknown field \"status\"`},
+		{"patch to no version and a fault", "PATCH", deployments + "/a", `{"apiVersion":null,"spec":{"replicas":"x"}}`, []string{mrg}, 400, undetermined},
+		{"patch to a malformed version", "PATCH", deployments + "/a", `{"apiVersion":"a/b/c"}`, []string{mrg}, 422, `unexpected GroupVersion string: a/b/c`},
+		{"patch to a kind that is no text", "PATCH", deployments + "/a", `[{"op":"replace","path":"/kind","value":3}]`, []string{jpt}, 422, `couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .kind of type string`},
 		{"patch to an old version", "PATCH", deployments + "/a", `{"apiVersion":"apps/v1beta1"}`, []string{mrg}, 200, ""},
 		{"patch to no kind", "PATCH", deployments + "/a", `{"kind":""}`, []string{mrg}, 200, ""},
 		{"patch scale to another kind", "PATCH", deployments + "/a/scale", `{"apiVersion":"extensions/v1beta1"}`, []string{mrg}, 422, `converting (v1beta1.Scale) to (autoscaling.Scale): unknown conversion`},
 		{"put scale of another kind", "PUT", deployments + "/a/scale", `{"kind":"Scale","apiVersion":"extensions/v1beta1","metadata":{"name":"a"}}`, []string{jsn}, 400, "the API version in the data (extensions/v1beta1) does not match the expected API version (autoscaling/v1)"},
 		{"strategic patch to another kind", "PATCH", deployments + "/a", `{"kind":"Foo"}`, []string{smp}, 200, `"kind":"Deployment"`},
 		{"put a kind without version", "PUT", deployments + "/a/scale", `{"kind":"Foo"}`, []string{jsn}, 400, `Foo in version \"v1\" cannot be handled as a Scale`},
+
+		{"limit before selectors", "GET", cms + "?labelSelector=bad+sel&limit=x", "", nil, 400, `strconv.ParseInt: parsing \"x\": invalid syntax`},
 
 		{"proxy to no address", "GET", "/api/v1/nodes/a/proxy/", "", nil, 500, `"message":"no preferred addresses found; known addresses: []","code":500`},
 		{"log of what is nowhere", "GET", pods + "/a/log", "", nil, 204, ""},

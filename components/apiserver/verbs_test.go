@@ -285,14 +285,15 @@ func TestWrites(t *testing.T) {
 	t.Run("finalizers", func(t *testing.T) {
 		a.do("POST", cms, `{"metadata":{"name":"f","finalizers":["example.com/x"]}}`, jsn)
 		r := a.do("DELETE", cms+"/f", "")
+		marked := r.object(t).GetResourceVersion()
 		if o := r.object(t); r.code != 200 || o.GetDeletionTimestamp() == nil || *o.GetDeletionGracePeriodSeconds() != 0 {
 			t.Errorf("%+v", r)
 		}
 		if r := a.do("PATCH", cms+"/f", `{"metadata":{"deletionTimestamp":null}}`, mrg); r.object(t).GetDeletionTimestamp() == nil {
 			t.Errorf("undeleted: %+v", r)
 		}
-		if r := a.do("PATCH", cms+"/f", `{"metadata":{"finalizers":null}}`, mrg); r.code != 200 {
-			t.Errorf("%+v", r)
+		if r := a.do("PATCH", cms+"/f", `{"metadata":{"finalizers":null}}`, mrg); r.code != 200 || r.object(t).GetResourceVersion() != marked {
+			t.Errorf("%+v, want version %s", r, marked)
 		}
 		if r := a.do("GET", cms+"/f", ""); r.code != 404 {
 			t.Errorf("%+v", r)

@@ -30,16 +30,6 @@ func ListOptions(query url.Values) (*internalversion.ListOptions, error) {
 		FieldSelector:        fields.Everything(),
 	}
 	var err error
-	if s := query.Get("labelSelector"); s != "" {
-		if o.LabelSelector, err = labels.Parse(s); err != nil {
-			return nil, apierrors.NewBadRequest(fmt.Sprintf("unable to parse requirement: %v", strings.TrimPrefix(err.Error(), "unable to parse requirement: ")))
-		}
-	}
-	if s := query.Get("fieldSelector"); s != "" {
-		if o.FieldSelector, err = fields.ParseSelector(s); err != nil {
-			return nil, apierrors.NewBadRequest(err.Error())
-		}
-	}
 	if o.Limit, err = integer(query, "limit"); err != nil {
 		return nil, err
 	}
@@ -53,6 +43,17 @@ func ListOptions(query url.Values) (*internalversion.ListOptions, error) {
 	if _, ok := query["sendInitialEvents"]; ok {
 		b := isTrue(query, "sendInitialEvents")
 		o.SendInitialEvents = &b
+	}
+	// Selectors come last: upstream reads all others before it reads these as such.
+	if s := query.Get("labelSelector"); s != "" {
+		if o.LabelSelector, err = labels.Parse(s); err != nil {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("unable to parse requirement: %v", strings.TrimPrefix(err.Error(), "unable to parse requirement: ")))
+		}
+	}
+	if s := query.Get("fieldSelector"); s != "" {
+		if o.FieldSelector, err = fields.ParseSelector(s); err != nil {
+			return nil, apierrors.NewBadRequest(err.Error())
+		}
 	}
 	return o, nil
 }

@@ -258,7 +258,8 @@ func done(res *api.Resource, obj, old api.Object) bool {
 	return grace == nil || *grace == 0
 }
 
-// tryRemove completes a deletion.
+// tryRemove completes a deletion. The answer has the version that the change was
+// made to, for the changed object was never stored.
 func (c *call) tryRemove(r review, entry *store.Entry, obj, current api.Object) (changed, error) {
 	_, ops, err := c.hooked(nil, current)
 	if err != nil {
@@ -269,11 +270,9 @@ func (c *call) tryRemove(r review, entry *store.Entry, obj, current api.Object) 
 		return changed{obj: obj}, nil
 	}
 	ops[0] = c.res.Collection.Delete(entry)
-	_, revision, err := c.res.Collection.Store().Commit(c.ctx, ops...)
-	if err != nil {
+	if _, _, err := c.res.Collection.Store().Commit(c.ctx, ops...); err != nil {
 		return changed{}, unlessLost(err)
 	}
-	obj.SetResourceVersion(fmt.Sprint(revision))
 	return changed{obj: obj}, nil
 }
 

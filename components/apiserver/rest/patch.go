@@ -171,28 +171,28 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 		return nil, err
 	}
 	obj := p.empty()
-	_, more, err := decodeJSON(patched, obj, p.strict)
+	given, more, err := decodeJSON(patched, obj, p.strict)
+	custom, isCustom := obj.(*unstructured.Unstructured)
+	if !isCustom && (err != nil || given.Version == "") {
+		if unknown, werr := withoutVersion(patched); werr != nil || given.Version == "" {
+			obj, more, err = p.empty(), unknown, werr
+		}
+	}
 	if err != nil {
 		return nil, invalidPatch(string(patched), err)
 	}
-	if custom, ok := obj.(*unstructured.Unstructured); !ok {
-		switch given := obj.GetObjectKind().GroupVersionKind(); {
-		case given == p.kind:
-		case given.Version == "":
-			// Upstream reads it as its internal type, whose fields have no names.
-			obj = p.empty()
-		default:
-			err := checkFormer(given, p.kind)
-			if err == nil && p.kind.Kind == scaleKind.Kind && given.Group != p.kind.Group {
-				err = unknownConversion(given, p.kind) // each group's scales are a kind of their own
-			}
-			if err != nil {
-				return nil, invalidPatch(string(patched), err)
-			}
-		}
-	} else if p.subresource == "" {
+	switch {
+	case isCustom && p.subresource == "":
 		if err := checkCustomKind(custom, p.kind); err != nil {
 			return nil, err
+		}
+	case !isCustom && given != p.kind && given.Version != "":
+		err := checkFormer(given, p.kind)
+		if err == nil && p.kind.Kind == scaleKind.Kind && given.Group != p.kind.Group {
+			err = unknownConversion(given, p.kind) // each group's scales are a kind of their own
+		}
+		if err != nil {
+			return nil, invalidPatch(string(patched), err)
 		}
 	}
 	unknown, err := p.coerce(obj, p.strict)
@@ -202,9 +202,27 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 	return obj, p.judge(slices.Concat(strictErrs, more, unknown), string(patched))
 }
 
+// withoutVersion reads a built-in object that does not say of which version it
+// is. Upstream reads it as its internal type, in which no field has the name
+// that is given here.
+func withoutVersion(data []byte) (unknown []error, err error) {
+	// The names of the fields are part of the text.
+	var named struct {
+		APIVersion string `json:"apiVersion,omitempty"`
+		Kind       string `json:"kind,omitempty"`
+	}
+	if err := json.Unmarshal(data, &named); err != nil {
+		return nil, fmt.Errorf("couldn't get version/kind; json parse error: %w", err)
+	}
+	if _, err := schema.ParseGroupVersion(named.APIVersion); err != nil {
+		return nil, err
+	}
+	return kjson.UnmarshalStrict(data, &named)
+}
+
 // judge tells of strict errors, or refuses the patch for them.
 func (p *patcher) judge(errs []error, patched string) error {
-	if len(errs) == 0 {
+	if len(errs) == 0 || !p.strict.looks() {
 		return nil
 	}
 	if p.strict == metav1.FieldValidationWarn {
