@@ -30,6 +30,7 @@ func TestCustomAnswers(t *testing.T) {
 		code                     int
 		want                     []string
 	}{
+		{"subresources", "GET", "/apis/example.com/v1", "", nil, 200, []string{`{"name":"foos/status","singularName":"","namespaced":true,"kind":"Foo","verbs":["get","patch","update"]},{"name":"foos/scale"`}},
 		{"none", "GET", v1, "", nil, 200, []string{`"metadata":{"resourceVersion":`, `"continue":""`, `"items":[]`}},
 		{"no metadata", "GET", v1, "", []string{"Accept: application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}, 200, []string{`"items":null`}},
 		{"create", "POST", v1, head + `,"finalizers":["a.b/c"]},"spec":{}}`, nil, 201, []string{`"replicas":1`}},
@@ -64,5 +65,26 @@ func TestCustomAnswers(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestNoConversion tells of a conversion webhook whose Service is not there.
+func TestNoConversion(t *testing.T) {
+	s := startServer(t, Config{})
+	d, err := dynamic.NewForConfig(admin(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	(&custom{t, d, ctx}).define(foos+`
+  conversion:
+    strategy: Webhook
+    webhook: {conversionReviewVersions: [v1], clientConfig: {service: {name: nowhere, namespace: default, path: /convert}}}`, "Established=True")
+	a := newAPI(t, s)
+	r := a.do("POST", "/apis/example.com/v2/namespaces/default/foos", `{"apiVersion":"example.com/v2","kind":"Foo","metadata":{"name":"a"}}`, jsn)
+	const want = `conversion webhook for example.com/v2, Kind=Foo failed: Post \"https://nowhere.default.svc:443/convert?timeout=30s\": service \"nowhere\" not found"`
+	if r.code != 500 || !strings.Contains(r.body, want) {
+		t.Errorf("got %d %s\nwant 500 %s", r.code, r.body, want)
 	}
 }

@@ -2,6 +2,7 @@ package customresource
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/store"
 )
 
 // services finds the address of a webhook's Service: its cluster IP, which the
@@ -27,8 +29,11 @@ func (s services) ResolveEndpoint(namespace, name string, port int32) (*url.URL,
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	entry, err := res.Collection.Get(ctx, res.Key(namespace, name), 0)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, fmt.Errorf("service %q not found", name)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("service %q not found: %w", name, err)
+		return nil, fmt.Errorf("service %q: %w", name, err)
 	}
 	obj, err := res.Read(entry)
 	if err != nil {

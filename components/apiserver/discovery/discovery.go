@@ -252,7 +252,11 @@ func (h *Handler) build(all []*registry.Resource) *documents {
 			list.APIResources = append(list.APIResources, plain...)
 			version.Resources = append(version.Resources, whole)
 		}
-		slices.SortStableFunc(list.APIResources, func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortStableFunc(list.APIResources, func(a, b metav1.APIResource) int {
+			first, _, _ := strings.Cut(a.Name, "/")
+			second, _, _ := strings.Cut(b.Name, "/")
+			return strings.Compare(first, second)
+		})
 		slices.SortStableFunc(version.Resources, func(a, b apidiscoveryv2.APIResourceDiscovery) int {
 			return strings.Compare(a.Resource, b.Resource)
 		})
@@ -356,6 +360,10 @@ func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIR
 	for _, name := range slices.Sorted(maps.Keys(streams)) {
 		add(name, streams[name].Kind, streams[name].Verbs)
 	}
+	if res.Custom != nil {
+		return plain, whole // the status before the scale, as upstream tells them
+	}
+	slices.SortFunc(plain[1:], func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(whole.Subresources, func(a, b apidiscoveryv2.APISubresourceDiscovery) int {
 		return strings.Compare(a.Subresource, b.Subresource)
 	})
