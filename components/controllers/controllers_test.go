@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"hyperkube/internal/client"
+	"hyperkube/internal/testwait"
 )
 
 func TestChoose(t *testing.T) {
@@ -116,12 +117,7 @@ func TestRun(t *testing.T) {
 			return err
 		},
 	} {
-		for err := get(); err != nil; err = get() {
-			if ctx.Err() != nil {
-				t.Fatalf("%s: %v", what, err)
-			}
-			time.Sleep(time.Millisecond)
-		}
+		testwait.Succeed(t, what, get)
 	}
 	cancel()
 	if err := <-done; err != nil {

@@ -8,9 +8,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
+
+	"hyperkube/internal/testwait"
 )
 
 // TestCustom: a name is asked of the stub domain that is nearest to it, all else of
@@ -85,24 +86,13 @@ func TestFollowCustom(t *testing.T) {
 	want := []string{"10.0.0.1:53"}
 	// What is written before it watches is read, and what comes later is told.
 	put(`["10.0.0.1"]`)
-	for end := time.Now().Add(time.Minute); !slices.Equal(s.forward.custom.Load().servers("a.", nil), want); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the change is not seen")
-		}
-	}
-	for end := time.Now().Add(time.Minute); s.forward.memory.answer(query) != nil; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("what others answered is remembered")
-		}
-	}
+	seen := func() bool { return slices.Equal(s.forward.custom.Load().servers("a.", nil), want) }
+	testwait.Until(t, "the change to be seen", seen)
+	testwait.Until(t, "what others answered to be forgotten", func() bool { return s.forward.memory.answer(query) == nil })
 	put(`nonsense`)
 	put(`["10.0.0.2"]`)
 	want = []string{"10.0.0.2:53"}
-	for end := time.Now().Add(time.Minute); !slices.Equal(s.forward.custom.Load().servers("a.", nil), want); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the second change is not seen")
-		}
-	}
+	testwait.Until(t, "the second change to be seen", seen)
 	stop()
 	<-ended
 }

@@ -20,6 +20,7 @@ import (
 
 	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/internal/cgroup"
+	"hyperkube/internal/testwait"
 )
 
 // TestSlices: with a runtime that names cgroups as systemd does, the cgroups that
@@ -50,7 +51,7 @@ func TestSlices(t *testing.T) {
 		c.NoCgroups, c.Layout.CgroupRoot, c.Log = false, root, slog.New(slog.NewTextHandler(&log, nil))
 	})
 	want := path.Join(root, "kubepods.slice")
-	eventually(t, "the cgroups are made", func() bool { return groups.Exists(path.Join(want, "kubepods-besteffort.slice")) })
+	testwait.Until(t, "the cgroups are made", func() bool { return groups.Exists(path.Join(want, "kubepods-besteffort.slice")) })
 	if !groups.Exists(path.Join(want, "kubepods-burstable.slice")) || groups.Exists(path.Join(root, "kubepods")) {
 		t.Errorf("wanted slices in %s alone", root)
 	}
@@ -58,7 +59,7 @@ func TestSlices(t *testing.T) {
 		t.Errorf("all pods are in %s, want %s", got, want)
 	}
 	// The last thing that is done with cgroups: what is not allowed is not tried.
-	eventually(t, "the node is told that pods are bounded", func() bool {
+	testwait.Until(t, "the node is told that pods are bounded", func() bool {
 		list, err := kube.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
 		return err == nil && slices.ContainsFunc(list.Items, func(e v1.Event) bool { return e.Reason == "NodeAllocatableEnforced" })
 	})
@@ -78,7 +79,7 @@ func TestDriverOfTheConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	eventually(t, "the runtime was asked", k.sourcesKnown.Load)
+	testwait.Until(t, "the runtime was asked", k.sourcesKnown.Load)
 	if got := k.newBackend().Configz().(*kubeletv1beta1.KubeletConfiguration).CgroupDriver; got != "systemd" {
 		t.Errorf("in force is %q", got)
 	}

@@ -27,6 +27,7 @@ import (
 	"hyperkube/internal/client"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/testport"
+	"hyperkube/internal/testwait"
 )
 
 // start runs a kubelet over a fake runtime and a fake API.
@@ -83,17 +84,6 @@ func startWith(t *testing.T, prepare func(*crifake.Runtime), change func(*Config
 	return k, kube, rt
 }
 
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	for !is() {
-		if time.Now().After(deadline) {
-			t.Fatal("never: " + what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
 // TestReadOnlyPort: it tells of pods and stats to everybody, and does nothing else.
 func TestReadOnlyPort(t *testing.T) {
 	port := testport.Port(t)
@@ -108,7 +98,7 @@ func TestReadOnlyPort(t *testing.T) {
 		return resp.StatusCode
 	}
 	// The node may be ready before the runtime's events are followed.
-	eventually(t, "the kubelet is healthy", func() bool { return answers("/healthz") == 200 })
+	testwait.Until(t, "the kubelet is healthy", func() bool { return answers("/healthz") == 200 })
 	for path, want := range map[string]int{
 		"/pods": 200, "/metrics": 200, "/configz": 404, "/runningpods": 404, "/exec/ns/pod/c": 404, "/containerLogs/ns/pod/c": 404,
 	} {
@@ -133,7 +123,7 @@ func TestNodeAndPod(t *testing.T) {
 		node.Status.Capacity.Cpu().IsZero() || node.Status.Addresses[0].Address != "192.0.2.1" {
 		t.Errorf("node: %+v", node)
 	}
-	eventually(t, "the lease is there", func() bool {
+	testwait.Until(t, "the lease is there", func() bool {
 		l, err := kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(ctx, "node", metav1.GetOptions{})
 		return err == nil && *l.Spec.HolderIdentity == "node"
 	})
@@ -143,7 +133,7 @@ func TestNodeAndPod(t *testing.T) {
 	if _, err := kube.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the runtime knows the pods' addresses", func() bool {
+	testwait.Until(t, "the runtime knows the pods' addresses", func() bool {
 		return strings.Contains(strings.Join(rt.Calls(), "\n"), "UpdateRuntimeConfig 10.244.7.0/24")
 	})
 
@@ -154,7 +144,7 @@ func TestNodeAndPod(t *testing.T) {
 	if _, err := kube.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the pod runs", func() bool {
+	testwait.Until(t, "the pod runs", func() bool {
 		p, err := kube.CoreV1().Pods("default").Get(ctx, "a", metav1.GetOptions{})
 		return err == nil && p.Status.Phase == v1.PodRunning
 	})
@@ -288,15 +278,15 @@ func TestStaticPod(t *testing.T) {
 				p.Spec.Containers[0].Image == image && len(p.OwnerReferences) == 1
 		}
 	}
-	eventually(t, "the mirror pod tells that the static pod runs", running("busybox:1"))
+	testwait.Until(t, "the mirror pod tells that the static pod runs", running("busybox:1"))
 	manifest("busybox:2")
-	eventually(t, "the mirror follows the manifest", running("busybox:2"))
+	testwait.Until(t, "the mirror follows the manifest", running("busybox:2"))
 	if err := os.Remove(filepath.Join(dir, "s.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the mirror is gone", func() bool {
+	testwait.Until(t, "the mirror is gone", func() bool {
 		_, err := kube.CoreV1().Pods("default").Get(context.Background(), "s-node", metav1.GetOptions{})
 		return err != nil
 	})
-	eventually(t, "nothing is left", func() bool { s, c := rt.Count(); return s == 0 && c == 0 })
+	testwait.Until(t, "nothing is left", func() bool { s, c := rt.Count(); return s == 0 && c == 0 })
 }

@@ -24,6 +24,7 @@ import (
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/testnetns"
+	"hyperkube/internal/testwait"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -114,16 +115,14 @@ func TestTraffic(t *testing.T) {
 	}
 	// await blocks until the informer knows of so many endpoints.
 	await := func(endpoints int) {
-		for {
+		t.Helper()
+		testwait.Until(t, fmt.Sprint(endpoints, " endpoints"), func() bool {
 			have := 0
 			for _, slice := range p.slicesOf("default/web") {
 				have += len(slice.Endpoints)
 			}
-			if have == endpoints {
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
+			return have == endpoints
+		})
 	}
 	sync := func() {
 		t.Helper()

@@ -20,6 +20,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"hyperkube/internal/client"
+	"hyperkube/internal/testwait"
 )
 
 // deviceCluster is a scheduler over a fake API with nodes a and b, which have
@@ -168,7 +169,8 @@ func (c *deviceCluster) nextBound() string {
 // waits checks that a pod is told to be unschedulable for a reason.
 func (c *deviceCluster) waits(pod, message string) {
 	c.Helper()
-	for last := ""; ; time.Sleep(time.Millisecond) {
+	last := ""
+	testwait.Succeed(c, "the message of "+pod, func() error {
 		p, err := c.kube.CoreV1().Pods("default").Get(c.ctx, pod, metav1.GetOptions{})
 		if err != nil {
 			c.Fatalf("%v, the last message is %q", err, last)
@@ -178,13 +180,11 @@ func (c *deviceCluster) waits(pod, message string) {
 		}
 		for _, cond := range p.Status.Conditions {
 			if last = cond.Message; last == message {
-				return
+				return nil
 			}
 		}
-		if c.ctx.Err() != nil {
-			c.Fatalf("the last message is %q", last)
-		}
-	}
+		return fmt.Errorf("the last message is %q", last)
+	})
 }
 
 func (c *deviceCluster) claim(name string) *resourcev1.ResourceClaim {
@@ -298,13 +298,12 @@ func TestDeviceConditions(t *testing.T) {
 	s.Spec.Devices[0].BindingFailureConditions = []string{"broken"}
 	c := startDevices(t, s, claim("c", 1))
 	c.create(pod("p", claiming("c")))
-	allocated := func() *resourcev1.ResourceClaim {
-		for {
-			if got := c.claim("c"); got.Status.Allocation != nil && len(got.Status.Devices) == 0 {
-				return got
-			}
-			time.Sleep(time.Millisecond)
-		}
+	allocated := func() (got *resourcev1.ResourceClaim) {
+		testwait.Until(t, "an allocation", func() bool {
+			got = c.claim("c")
+			return got.Status.Allocation != nil && len(got.Status.Devices) == 0
+		})
+		return got
 	}
 	tell := func(kind string) {
 		got := allocated()

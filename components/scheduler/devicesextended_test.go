@@ -4,7 +4,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -12,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+
+	"hyperkube/internal/testwait"
 )
 
 // gpuClass is the resource of the class that the cluster has.
@@ -126,14 +127,11 @@ func TestExtendedResourcesAgain(t *testing.T) {
 		t.Fatalf("bound %s", got)
 	}
 	name := c.made("p").Name
-	for {
+	testwait.Until(t, "the other claim's deletion", func() bool {
 		all, err := c.kube.ResourceV1().ResourceClaims("default").List(c.ctx, metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(all.Items) == 1 && all.Items[0].Name == name {
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return len(all.Items) == 1 && all.Items[0].Name == name
+	})
 }

@@ -13,6 +13,8 @@ import (
 
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/kms/pkg/service"
+
+	"hyperkube/internal/testwait"
 )
 
 // keeper is a key management service. It implements service.Service.
@@ -81,16 +83,6 @@ func by(resource, providers string) string {
 	return "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources: [{resources: [" + resource + "], providers: [" + providers + "]}]\n"
 }
 
-// eventually waits until f says so.
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("never: " + what)
-		}
-	}
-}
-
 // TestKeyService encrypts with a key management service of version 2, and then
 // moves on to another provider without a new start.
 func TestKeyService(t *testing.T) {
@@ -109,7 +101,7 @@ func TestKeyService(t *testing.T) {
 	if len(checks) != 1 || checks[0].Name != "kms-providers" {
 		t.Fatalf("checks %v", checks)
 	}
-	eventually(t, "the service answers", func() bool { return checks[0].Look(ctx) == nil })
+	testwait.Until(t, "the service answers", func() bool { return checks[0].Look(ctx) == nil })
 
 	with := all.For(secrets)
 	at, plain := value.DefaultContext("/registry/secrets/default/a"), []byte("k8s\x00 secret")
@@ -135,7 +127,7 @@ func TestKeyService(t *testing.T) {
 	write(t, path, "{")
 	local := "{secretbox: {keys: [{name: k, secret: MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=}]}}"
 	write(t, path, by("secrets, configmaps", local+", "+kms+", {identity: {}}"))
-	eventually(t, "the new file is used", func() bool {
+	testwait.Until(t, "the new file is used", func() bool {
 		got, err := with.TransformToStorage(ctx, plain, at)
 		if err != nil {
 			t.Fatal(err)

@@ -22,6 +22,7 @@ import (
 	"hyperkube/internal/iptables"
 	"hyperkube/internal/testapart"
 	"hyperkube/internal/testnetns"
+	"hyperkube/internal/testwait"
 )
 
 // TestMain gives root's tests a network namespace of their own, so that they
@@ -340,30 +341,22 @@ func TestKeep(t *testing.T) {
 		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v: %s", command, err, out)
 		}
-		deadline := time.Now().Add(time.Minute)
-		for {
+		testwait.Succeed(t, "what is gone after "+command, func() error {
 			save, err := iptables.Save(ctx, iptables.IPv4)
 			if err != nil {
 				t.Fatal(err)
 			}
-			missing := ""
 			for _, want := range []string{
 				"-A FORWARD -m comment --comment \"hyperkube pod network\" -j HK-FORWARD", "-A HK-FORWARD -i hk-br1",
 				"-A INPUT -m comment --comment \"hyperkube services of this host\" -j HK-INPUT", "-A HK-INPUT -i hk-br1 -m conntrack --ctstate DNAT", "--dport 8081 -j DNAT",
 				"-A POSTROUTING -m comment --comment \"hyperkube pod network\" -j HK-POSTROUTING", "-j MASQUERADE", "-j HK-POLICY",
 			} {
 				if !strings.Contains(save, want) {
-					missing = want
+					return fmt.Errorf("%q does not come back:\n%s", want, save)
 				}
 			}
-			if missing == "" {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("after %s %q does not come back:\n%s", command, missing, save)
-			}
-			time.Sleep(10 * time.Millisecond) // the kernel tells the test nothing
-		}
+			return nil
+		})
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"hyperkube/internal/testport"
+	"hyperkube/internal/testwait"
 )
 
 // pair returns both ends of a connection.
@@ -126,11 +127,7 @@ func TestPaceRests(t *testing.T) {
 	if !p.running.Load() {
 		t.Fatal("no timer while in use")
 	}
-	for deadline := time.Now().Add(time.Minute); p.running.Load(); time.Sleep(every) {
-		if time.Now().After(deadline) {
-			t.Fatal("the timer goes on")
-		}
-	}
+	testwait.Until(t, "the timer's end", func() bool { return !p.running.Load() })
 	p.use()
 	if !p.running.Load() {
 		t.Error("no timer when used again")

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"hyperkube/internal/pki"
+	"hyperkube/internal/testwait"
 )
 
 type env struct {
@@ -227,15 +228,10 @@ func TestReload(t *testing.T) {
 	// Rubbish changes nothing.
 	replace([]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"))
 	replace(next.CA.CertPEM)
-	for {
-		if _, ok, _ := e.a.AuthenticateRequest(request(newCert)); ok {
-			break
-		}
-		if ctx.Err() != nil {
-			t.Fatal("never reloaded")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	testwait.Until(t, "the authorities to be read again", func() bool {
+		_, ok, _ := e.a.AuthenticateRequest(request(newCert))
+		return ok
+	})
 	if _, ok, _ := e.a.AuthenticateRequest(request(oldCert)); ok {
 		t.Error("a remembered certificate outlived its authority")
 	}

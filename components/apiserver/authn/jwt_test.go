@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -22,6 +23,8 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
+
+	"hyperkube/internal/testwait"
 )
 
 // issuer is an OpenID provider.
@@ -98,17 +101,13 @@ func run(t *testing.T, a *Authenticator) {
 // until asks again until the answer is good: keys come in the background.
 func until(t *testing.T, a *Authenticator, token string, good func(*authenticator.Response, error) bool) {
 	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
+	testwait.Succeed(t, "an answer that is good", func() error {
 		resp, _, err := a.AuthenticateToken(t.Context(), token)
 		if good(resp, err) {
-			return
+			return nil
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("got %+v, %v", resp, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return fmt.Errorf("got %+v, %v", resp, err)
+	})
 }
 
 func TestOIDCFlags(t *testing.T) {

@@ -15,6 +15,8 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"hyperkube/internal/testwait"
 )
 
 // hook is a webhook that allows "jane" and denies "joe".
@@ -128,16 +130,10 @@ func TestAuthorizationConfiguration(t *testing.T) {
 	}
 	write("- {type: Node, name: node}\n") // was not on
 	write(allow)
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
-		if d, _, _ := a.Authorize(ctx, asks("joe", "guarded")); d == authorizer.DecisionAllow {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the configuration is not reloaded")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	testwait.Until(t, "the configuration to be read again", func() bool {
+		d, _, _ := a.Authorize(ctx, asks("joe", "guarded"))
+		return d == authorizer.DecisionAllow
+	})
 	for _, text := range []string{"- {type: Other, name: x}\n", allow + allow, webhook("1 +"), "- {type: Webhook, name: x}\n", "[]"} {
 		write(text)
 		if _, err := New(Config{ConfigFile: file, Log: slog.Default()}); err == nil {

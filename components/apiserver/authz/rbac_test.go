@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +16,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"hyperkube/internal/testwait"
 )
 
 // start makes an authorizer over objects whose informers are filled.
@@ -171,12 +172,10 @@ func TestRBACFollowsChanges(t *testing.T) {
 	req := attrs(ann, "get", "ns", "", "pods", "p")
 	until := func(want authorizer.Decision) {
 		t.Helper()
-		for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			if d, _, _ := a.Authorize(t.Context(), req); d == want {
-				return
-			}
-		}
-		t.Fatalf("never %v", want)
+		testwait.Until(t, fmt.Sprint("decision ", want), func() bool {
+			d, _, _ := a.Authorize(t.Context(), req)
+			return d == want
+		})
 	}
 	until(authorizer.DecisionNoOpinion)
 	if _, err := kube.RbacV1().ClusterRoleBindings().Create(t.Context(), clusterBinding("b", "r", "u:ann"), metav1.CreateOptions{}); err != nil {

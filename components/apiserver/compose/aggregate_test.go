@@ -2,7 +2,6 @@ package compose_test
 
 import (
 	"bufio"
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -26,6 +25,7 @@ import (
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"hyperkube/internal/testextension"
+	"hyperkube/internal/testwait"
 )
 
 // TestAggregation has an extension server behind the API server that is known
@@ -41,7 +41,7 @@ func TestAggregation(t *testing.T) {
 	services := apiregistrationclient.NewForConfigOrDie(cfg).APIServices()
 
 	// The server's own groups.
-	eventually(t, "own APIServices", func() error {
+	testwait.Succeed(t, "own APIServices", func() error {
 		s, err := services.Get(ctx, "v1.apps", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -58,7 +58,7 @@ func TestAggregation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "extension server", func() error {
+	testwait.Succeed(t, "extension server", func() error {
 		server, err = testextension.Start(ctx, testextension.Config{
 			Kube: kube, Dir: t.TempDir(), Namespace: "default", Service: "wardle", Listener: listener,
 		})
@@ -78,7 +78,7 @@ func TestAggregation(t *testing.T) {
 	}
 	reason := func(want string) {
 		t.Helper()
-		eventually(t, "reason "+want, func() error {
+		testwait.Succeed(t, "reason "+want, func() error {
 			got, err := services.Get(ctx, s.Name, metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -117,7 +117,7 @@ func TestAggregation(t *testing.T) {
 	reason("Passed")
 
 	// Discovery, all of it.
-	eventually(t, "discovery", func() error {
+	testwait.Succeed(t, "discovery", func() error {
 		_, lists, err := kube.Discovery().ServerGroupsAndResources()
 		if err != nil {
 			return err
@@ -172,7 +172,7 @@ func TestAggregation(t *testing.T) {
 	if out, err := e.kubectl("", "create", "clusterrolebinding", "flunder", "--clusterrole=flunder", "--user=bob"); err != nil {
 		t.Fatal(out)
 	}
-	eventually(t, "bob's flunder", func() error { return create(bob, "two") })
+	testwait.Succeed(t, "bob's flunder", func() error { return create(bob, "two") })
 	if !slices.ContainsFunc(server.Seen(), func(u userInfo) bool {
 		return u.Username == "bob" && u.UID == "7" && slices.Contains(u.Groups, "system:authenticated") && len(u.Extra["example.com/x"]) == 1
 	}) {
@@ -219,7 +219,7 @@ func TestAggregation(t *testing.T) {
 	if err := services.Delete(ctx, s.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "group gone", func() error {
+	testwait.Succeed(t, "group gone", func() error {
 		if got, err := raw(kube, "/apis"); err != nil || strings.Contains(got, testextension.Group) {
 			return fmt.Errorf("%w %s", err, got)
 		}
@@ -253,23 +253,6 @@ func upgrade(t *testing.T, cfg *rest.Config, path string) {
 	}
 }
 
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: %v", what, err)
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
 type userInfo = authenticationv1.UserInfo
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -297,7 +280,7 @@ func TestAggregationEnds(t *testing.T) {
 	if _, err := services.Create(t.Context(), s, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "condition", func() error {
+	testwait.Succeed(t, "condition", func() error {
 		got, err := services.Get(t.Context(), s.Name, metav1.GetOptions{})
 		if err == nil && helper.GetAPIServiceConditionByType(got, apiregistrationv1.Available) == nil {
 			err = errors.New("nobody looked after it")

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	registrationv1 "k8s.io/api/admissionregistration/v1"
@@ -20,6 +19,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"hyperkube/internal/testwait"
 )
 
 // hooks is a webhook server that remembers what it was asked.
@@ -99,21 +100,6 @@ func rule(group, version, resource string, ops ...registrationv1.OperationType) 
 	}}
 }
 
-// soon asks until it gets no error: informers follow at once, but not in
-// no time.
-func soon(t *testing.T, f func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(25 * time.Millisecond) {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
-}
-
 // only keeps a webhook to the namespaces of a test.
 func only(label string) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"test": label}}
@@ -185,7 +171,7 @@ func testMutating(t *testing.T, kube kubernetes.Interface) {
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{key: "x"},
 		}, opts)
 	}
-	soon(t, func() error {
+	testwait.Succeed(t, "informers to follow", func() error {
 		c, err := create("dry", "a", true)
 		if err == nil && c.Data["second"] == "" {
 			err = errors.New("the webhook is not asked")
@@ -242,7 +228,7 @@ func testValidating(t *testing.T, kube kubernetes.Interface) {
 	if _, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "one"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, func() error {
+	testwait.Succeed(t, "informers to follow", func() error {
 		err := maps.Delete(ctx, "one", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil {
 			return errors.New("the webhook is not asked")
@@ -293,7 +279,7 @@ func testEquivalent(t *testing.T, kube kubernetes.Interface) {
 		ObjectMeta: metav1.ObjectMeta{Name: "h"},
 		Spec:       autoscalingv1.HorizontalPodAutoscalerSpec{MaxReplicas: max, TargetCPUUtilizationPercentage: &max, ScaleTargetRef: autoscalingv1.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "d"}},
 	}
-	soon(t, func() error {
+	testwait.Succeed(t, "informers to follow", func() error {
 		_, err := kube.AutoscalingV1().HorizontalPodAutoscalers("equivalent").Create(ctx, scaler, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil {
 			return errors.New("the webhook is not asked")
@@ -367,7 +353,7 @@ func testPolicy(t *testing.T, kube kubernetes.Interface) {
 		t.Fatal(err)
 	}
 	want := `secrets "s" is forbidden: ValidatingAdmissionPolicy 'few' with binding 'few' denied request: too many keys: 3`
-	soon(t, func() error {
+	testwait.Succeed(t, "informers to follow", func() error {
 		_, err := kube.CoreV1().Secrets("policy").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"a": "", "b": "", "c": ""}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil || err.Error() != want {
 			return fmt.Errorf("%w, want %s", err, want)
@@ -406,7 +392,7 @@ func testMutatingPolicy(t *testing.T, kube kubernetes.Interface) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	soon(t, func() error {
+	testwait.Succeed(t, "informers to follow", func() error {
 		c, err := kube.CoreV1().ConfigMaps("mutatingpolicy").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Data: map[string]string{"a": "b"}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil && (c.Labels["by"] != "apply" || c.Data["by"] != "patch") {
 			err = fmt.Errorf("got labels %v, data %v", c.Labels, c.Data)

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"hyperkube/internal/testwait"
 )
 
 // TestConstrainedImpersonation lets somebody be somebody else for some requests
@@ -50,7 +52,7 @@ func TestConstrainedImpersonation(t *testing.T) {
 		return kube
 	}
 	kube := as(rest.ImpersonationConfig{UserName: "bob"})
-	eventually(t, "the deputy lists", func() error {
+	testwait.Succeed(t, "the deputy lists", func() error {
 		_, err := kube.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{})
 		return err
 	})

@@ -8,6 +8,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/internal/testwait"
 )
 
 // TestQuotaOfFailedCreates creates an object twice: what the second create
@@ -42,7 +44,7 @@ func TestQuotaOfFailedCreates(t *testing.T) {
 	}
 	// What admission has not heard of yet it does not count in.
 	tries := 0
-	soon(t, func() error {
+	testwait.Succeed(t, "informers to follow", func() error {
 		tries++
 		if err := create(fmt.Sprint("first-", tries)); err != nil {
 			return err

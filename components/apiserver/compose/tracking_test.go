@@ -6,6 +6,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"hyperkube/internal/testwait"
 	"hyperkube/internal/tokens"
 )
 
@@ -16,20 +17,16 @@ func TestTokenTracking(t *testing.T) {
 		t.Fatal(err)
 	}
 	api := admin.Kube.CoreV1().ConfigMaps("kube-system")
-	good := func() bool {
+	good := func() error {
 		cm, err := api.Get(t.Context(), tokens.TrackingName, metav1.GetOptions{})
-		if err != nil {
-			return false
+		if err == nil {
+			_, err = time.Parse(tokens.Day, cm.Data[tokens.TrackingKey])
 		}
-		_, err = time.Parse(tokens.Day, cm.Data[tokens.TrackingKey])
-		return err == nil
+		return err
 	}
 	wait := func(what string) {
-		for end := time.Now().Add(time.Minute); !good(); time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("not " + what)
-			}
-		}
+		t.Helper()
+		testwait.Succeed(t, "the day to be "+what, good)
 	}
 	wait("written")
 	cm, err := api.Get(t.Context(), tokens.TrackingName, metav1.GetOptions{})

@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/internal/testwait"
 )
 
 // TestTrimmed updates an object that an informer has without its managed fields:
@@ -32,7 +34,7 @@ func TestTrimmed(t *testing.T) {
 		t.Fatalf("managed fields %v", made.ManagedFields)
 	}
 	var kept *corev1.PersistentVolumeClaim
-	soon(t, func() error {
+	testwait.Succeed(t, "informers to follow", func() error {
 		kept, err = lister.Get("c")
 		return err
 	})
@@ -53,7 +55,7 @@ func TestTrimmed(t *testing.T) {
 	if fmt.Sprint(managers) != "[changer maker]" {
 		t.Errorf("managed by %v", managers)
 	}
-	soon(t, func() error {
+	testwait.Succeed(t, "informers to follow", func() error {
 		if kept, err = lister.Get("c"); err == nil && kept.ResourceVersion != updated.ResourceVersion {
 			err = errors.New("the informer has not heard of the update")
 		}

@@ -7,12 +7,13 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"hyperkube/internal/testwait"
 )
 
 // TestBroken: priority levels that only somebody can have made who writes straight
@@ -66,20 +67,17 @@ func TestBroken(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- l.Run(ctx) }()
 			// It has looked at the level when it has told so of the schema.
-			for begun := time.Now(); ; time.Sleep(time.Millisecond) {
+			var told []flowcontrolv1.FlowSchemaCondition
+			testwait.Until(t, "the level to be looked at", func() bool {
 				got, err := client.FlowcontrolV1().FlowSchemas().Get(ctx, "all", metav1.GetOptions{})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if len(got.Status.Conditions) > 0 {
-					if want := map[bool]flowcontrolv1.ConditionStatus{true: "True", false: "False"}[tc.broken]; got.Status.Conditions[0].Status != want {
-						t.Errorf("the condition of its schema: %+v", got.Status.Conditions)
-					}
-					break
-				}
-				if time.Since(begun) > time.Minute {
-					t.Fatal("the level was never looked at")
-				}
+				told = got.Status.Conditions
+				return len(told) > 0
+			})
+			if want := map[bool]flowcontrolv1.ConditionStatus{true: "True", false: "False"}[tc.broken]; told[0].Status != want {
+				t.Errorf("the condition of its schema: %+v", told)
 			}
 			if got := ask(t, l, "get", nobody, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }); got.Code != http.StatusOK {
 				t.Errorf("a request: %d", got.Code)

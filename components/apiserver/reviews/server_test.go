@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -22,6 +21,7 @@ import (
 	"hyperkube/components/etcd"
 	"hyperkube/internal/pki"
 	"hyperkube/internal/testport"
+	"hyperkube/internal/testwait"
 	"hyperkube/internal/tokens"
 )
 
@@ -89,13 +89,12 @@ func TestServer(t *testing.T) {
 	// eventually tries until the informers have heard.
 	eventually := func(what, want string, try func() error) {
 		t.Helper()
-		var err error
-		for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			if err = try(); want == "" && err == nil || want != "" && err != nil && strings.Contains(err.Error(), want) {
-				return
+		testwait.Succeed(t, what, func() error {
+			if err := try(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+				return fmt.Errorf("never %q, but %v", want, err)
 			}
-		}
-		t.Errorf("%s: never %q, but %v", what, want, err)
+			return nil
+		})
 	}
 	_, err = nobody.Discovery().ServerVersion()
 	check("anonymous version", err, "")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/controltest"
+	"hyperkube/internal/testwait"
 )
 
 // list makes a list of "name=quantity" words.
@@ -194,14 +194,6 @@ func TestUndefined(t *testing.T) {
 		defer c.mu.Unlock()
 		return c.followed[gr].informer
 	}
-	await := func(what string, ok func() bool) {
-		t.Helper()
-		for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal(what)
-			}
-		}
-	}
 	count()
 	first := informer()
 	if first == nil || c.evaluators.Get(gr) == nil {
@@ -210,7 +202,7 @@ func TestUndefined(t *testing.T) {
 	if err := metadata.Tracker().Delete(where, "", gr.String()); err != nil {
 		t.Fatal(err)
 	}
-	await("it is asked for on", func() bool {
+	testwait.Until(t, "it to be asked for", func() bool {
 		return first.IsStopped() && informer() == nil && c.evaluators.Get(gr) == nil && c.Len() == 1
 	})
 	if err := metadata.Tracker().Create(where, definition, ""); err != nil {

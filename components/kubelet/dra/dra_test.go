@@ -3,6 +3,7 @@ package dra
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"path/filepath"
@@ -25,6 +26,7 @@ import (
 	drabeta "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 
 	"hyperkube/components/kubelet/pluginwatch"
+	"hyperkube/internal/testwait"
 )
 
 // fakeDriver prepares what it is asked for, and remembers what is prepared.
@@ -304,18 +306,12 @@ func TestFailed(t *testing.T) {
 // forgotten, or somebody does.
 func answers(t *testing.T, m *Manager, name string, want bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	testwait.Until(t, fmt.Sprintf("whether the driver answers to be %v", want), func() bool {
 		m.mu.Lock()
+		defer m.mu.Unlock()
 		d := m.drivers[name]
-		is := d.answers() == want && (d.leave == nil) == want
-		m.mu.Unlock()
-		if is {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("it does not come to it that the driver answers: %v", want)
-		}
-	}
+		return d.answers() == want && (d.leave == nil) == want
+	})
 }
 
 // TestServesLater: a driver may register before it serves, and end without its socket
@@ -405,11 +401,7 @@ func TestGoneInTheEnd(t *testing.T) {
 	}
 	m.Deregister(plugin)
 	m.forgetAgain(plugin.Name, time.Millisecond)
-	for end := time.Now().Add(time.Minute); len(tries) < 2; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it is not tried again")
-		}
-	}
+	testwait.Until(t, "another try", func() bool { return len(tries) >= 2 })
 }
 
 // TestOccupied: claims of one pod wait for those of another.

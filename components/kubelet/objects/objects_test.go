@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+
+	"hyperkube/internal/testwait"
 )
 
 func configMap(version, value string) *v1.ConfigMap {
@@ -125,9 +127,7 @@ func TestFollow(t *testing.T) {
 	if _, err := store.ConfigMap(ctx, "x", "m"); err == nil || apierrors.IsNotFound(err) {
 		t.Errorf("of one that nobody refers to: %v", err)
 	}
-	for !w.IsStopped() {
-		time.Sleep(time.Millisecond)
-	}
+	testwait.Until(t, "the end of the watch", w.IsStopped)
 }
 
 // TestSharedByPods: one watch serves all who refer to an object, and goes on until

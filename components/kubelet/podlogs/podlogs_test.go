@@ -3,6 +3,7 @@ package podlogs
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"hyperkube/internal/testwait"
 )
 
 func FuzzParse(f *testing.F) {
@@ -100,13 +103,12 @@ func TestFollowThroughRotation(t *testing.T) {
 	}()
 	await := func(want string) {
 		t.Helper()
-		deadline := time.Now().Add(2 * time.Minute)
-		for out.String() != want {
-			if time.Now().After(deadline) {
-				t.Fatalf("got %q, want %q", out.String(), want)
+		testwait.Succeed(t, "what is followed", func() error {
+			if got := out.String(); got != want {
+				return fmt.Errorf("got %q, want %q", got, want)
 			}
-			time.Sleep(time.Millisecond)
-		}
+			return nil
+		})
 	}
 	await("a\n")
 	half := line(1, "stdout", "F", "b")

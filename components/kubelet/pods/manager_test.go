@@ -3,6 +3,7 @@ package pods
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -23,6 +24,7 @@ import (
 	"hyperkube/components/kubelet/probe"
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/testwait"
 )
 
 // bench is a manager over a fake runtime and a fake API.
@@ -107,20 +109,17 @@ func (b *bench) add(p *v1.Pod) {
 // await waits until the API's pod is as wanted.
 func (b *bench) await(name, what string, is func(*v1.Pod) bool) *v1.Pod {
 	b.t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	var last *v1.Pod
-	for time.Now().Before(deadline) {
-		p, err := b.kube.CoreV1().Pods("default").Get(b.ctx, name, metav1.GetOptions{})
-		if err == nil {
-			last = p
-			if is(p) {
-				return p
-			}
+	var pod *v1.Pod
+	testwait.Succeed(b.t, "pod "+name+" to become "+what, func() (err error) {
+		if pod, err = b.kube.CoreV1().Pods("default").Get(b.ctx, name, metav1.GetOptions{}); err != nil {
+			return err
 		}
-		time.Sleep(2 * time.Millisecond)
-	}
-	b.t.Fatalf("pod %s never became %s: %+v; calls %v", name, what, last, b.runtime.Calls())
-	return nil
+		if !is(pod) {
+			return fmt.Errorf("it is %+v; calls %v", pod, b.runtime.Calls())
+		}
+		return nil
+	})
+	return pod
 }
 
 func ready(p *v1.Pod) bool {
@@ -182,24 +181,15 @@ func TestDelete(t *testing.T) {
 	p = p.DeepCopy()
 	p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.ResourceVersion = &now, new(int64), "100"
 	b.manager.Set(p)
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
-		if _, err := b.kube.CoreV1().Pods("default").Get(b.ctx, "a", metav1.GetOptions{}); err != nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the pod's object was never deleted")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	testwait.Until(t, "the deletion of the pod's object", func() bool {
+		_, err := b.kube.CoreV1().Pods("default").Get(b.ctx, "a", metav1.GetOptions{})
+		return err != nil
+	})
 	b.manager.Remove("uid-a")
-	for time.Now().Before(deadline) {
-		if s, c := b.runtime.Count(); s == 0 && c == 0 && len(b.manager.Pods()) == 0 {
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
-	t.Fatal("something of the pod is left")
+	testwait.Until(t, "nothing of the pod to be left", func() bool {
+		s, c := b.runtime.Count()
+		return s == 0 && c == 0 && len(b.manager.Pods()) == 0
+	})
 }
 
 func TestInitContainers(t *testing.T) {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/testwait"
 )
 
 // TestToolWithHelpers: a tool that is given up ends with the helpers that it has
@@ -25,13 +27,13 @@ func TestToolWithHelpers(t *testing.T) {
 		ended <- err
 	}()
 	var raw []byte
-	for limit := time.Now().Add(time.Minute); len(raw) == 0 && time.Now().Before(limit); {
+	testwait.Until(t, "the helper's start", func() bool {
 		raw, _ = os.ReadFile(file)
-		time.Sleep(5 * time.Millisecond)
-	}
+		return len(raw) > 0
+	})
 	helper, err := strconv.Atoi(strings.TrimSpace(string(raw)))
 	if err != nil {
-		t.Fatal("the helper was not started:", err)
+		t.Fatal(err)
 	}
 	fd, err := unix.PidfdOpen(helper, 0)
 	if err != nil {

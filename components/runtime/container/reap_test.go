@@ -7,7 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
+
+	"hyperkube/internal/testwait"
 )
 
 // What failed starts have left is reaped, and nothing else.
@@ -28,18 +29,13 @@ func TestReapLaunchers(t *testing.T) {
 		}
 		defer func() { _ = cmd.Wait() }()
 		stat := filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "stat")
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		testwait.Until(t, "a program to end", func() bool {
 			data, err := os.ReadFile(stat)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if strings.Contains(string(data), ") Z ") {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatal("a program does not end")
-			}
-		}
+			return strings.Contains(string(data), ") Z ")
+		})
 		stats = append(stats, stat)
 	}
 	reapLaunchers()

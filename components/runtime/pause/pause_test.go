@@ -13,7 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
+
+	"hyperkube/internal/testwait"
 )
 
 func TestELF(t *testing.T) {
@@ -64,7 +65,7 @@ func start(t *testing.T, attr *syscall.SysProcAttr, args ...string) *exec.Cmd {
 // blocked waits until the process waits for its signals.
 func blocked(t *testing.T, pid int) {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	testwait.Until(t, "the program to wait", func() bool {
 		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		status := string(data)
 		// Whoever started the test may have had more signals ignored.
@@ -72,11 +73,8 @@ func blocked(t *testing.T, pid int) {
 		line, _, _ := strings.Cut(rest, "\n")
 		ignored, err := strconv.ParseUint(line, 16, 64)
 		const children = 1 << (syscall.SIGCHLD - 1)
-		if err == nil && ignored&children != 0 && strings.Contains(status, "State:\tS") {
-			return
-		}
-	}
-	t.Fatal("the program does not wait")
+		return err == nil && ignored&children != 0 && strings.Contains(status, "State:\tS")
+	})
 }
 
 func TestSignals(t *testing.T) {

@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/transport/spdy"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/internal/testwait"
 )
 
 func TestExecSync(t *testing.T) {
@@ -151,11 +153,12 @@ func TestStreams(t *testing.T) {
 			}
 		}
 		const want = "got one\ngot two\n"
-		for end := time.Now().Add(time.Minute); n.logText(on) != want; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("logged %q, want %q", n.logText(on), want)
+		testwait.Succeed(t, "the log", func() error {
+			if got := n.logText(on); got != want {
+				return fmt.Errorf("logged %q, want %q", got, want)
 			}
-		}
+			return nil
+		})
 	})
 	t.Run("attach to a terminal", func(t *testing.T) {
 		tty := n.startContainer(pod, shell("tty", "read a; echo got $a", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true }))

@@ -36,6 +36,7 @@ import (
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/testapart"
+	"hyperkube/internal/testwait"
 )
 
 // asRuntime in the environment makes the test's program the runtime.
@@ -211,13 +212,7 @@ func (n *node) path(parts ...string) string {
 // eventually waits for what has no event that a test could see.
 func (n *node) eventually(what string, ok func() bool) {
 	n.t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	for !ok() {
-		if time.Now().After(deadline) {
-			n.t.Fatalf("waited in vain for %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	testwait.Until(n.t, what, ok)
 }
 
 // finish removes all pods, stops the runtime, takes its changes to the host
