@@ -54,6 +54,7 @@ func TestOdd(t *testing.T) {
 		{"patch to no version", "PATCH", deployments + "/a", `{"apiVersion":null}`, []string{mrg}, 400, undetermined},
 		{"strict patch to no version", "PATCH", deployments + "/a?fieldValidation=Strict", `{"apiVersion":null}`, []string{mrg}, 422, `strict decoding error: unknown field \"metadata\", unknown field \"spec\", unknown field \"status\"`},
 		{"patch to no version and a fault", "PATCH", deployments + "/a", `{"apiVersion":null,"spec":{"replicas":"x"}}`, []string{mrg}, 400, undetermined},
+		{"patch to another version and a fault", "PATCH", deployments + "/a", `{"apiVersion":"b","spec":{"replicas":"x"}}`, []string{mrg}, 422, `no kind \"Deployment\" is registered for version \"b\" in scheme`},
 		{"patch to a malformed version", "PATCH", deployments + "/a", `{"apiVersion":"a/b/c"}`, []string{mrg}, 422, `unexpected GroupVersion string: a/b/c`},
 		{"patch to a kind that is no text", "PATCH", deployments + "/a", `[{"op":"replace","path":"/kind","value":3}]`, []string{jpt}, 422, `couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .kind of type string`},
 		{"patch to an old version", "PATCH", deployments + "/a", `{"apiVersion":"apps/v1beta1"}`, []string{mrg}, 200, ""},

@@ -38,3 +38,19 @@ func TestTableOrder(t *testing.T) {
 		t.Errorf("list: %v, %+v", err, r)
 	}
 }
+
+// TestColumnDescriptions holds that columns are described as the fields of the
+// present version are, and not as those of versions that are served no more.
+func TestColumnDescriptions(t *testing.T) {
+	a := newAPI(t, startServer(t, Config{}))
+	for resource, want := range map[string]string{
+		"controllerrevisions": "Revision indicates the revision of the state represented by Data.",
+		"daemonsets":          "with a Ready Condition.",
+		"deployments":         "It must match the pod template's labels.",
+		"replicasets":         "It must match the pod template's labels.",
+	} {
+		if r := a.do("GET", "/apis/apps/v1/"+resource, "", tabl); r.code != 200 || !strings.Contains(r.body, want) {
+			t.Errorf("%s: no %q in %+v", resource, want, r)
+		}
+	}
+}

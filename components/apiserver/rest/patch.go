@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes/scheme"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
@@ -179,6 +180,10 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 		}
 	}
 	if err != nil {
+		known := given.Version == "" || given.Kind == "" || scheme.Scheme.Recognizes(given)
+		if !isCustom && !known {
+			err = checkFormer(given, p.kind)
+		}
 		return nil, invalidPatch(string(patched), err)
 	}
 	switch {

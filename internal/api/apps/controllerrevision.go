@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
-	appsv1beta1 "k8s.io/api/apps/v1beta1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -36,7 +35,7 @@ func controllerRevision() api.Kind[*appsv1.ControllerRevision] {
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
 			api.Column("Controller", "string", "Controller of the object"),
-			api.Column("Revision", "string", appsv1beta1.ControllerRevision{}.SwaggerDoc()["revision"]),
+			api.Column("Revision", "string", appsv1.ControllerRevision{}.SwaggerDoc()["revision"]),
 			api.AgeColumn,
 		},
 		Row: func(r *appsv1.ControllerRevision) []any {

@@ -7,7 +7,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	extensionsv1beta1 "k8s.io/api/extensions/v1beta1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,7 +21,7 @@ import (
 )
 
 func daemonSet() api.Kind[*appsv1.DaemonSet] {
-	doc := extensionsv1beta1.DaemonSetStatus{}.SwaggerDoc()
+	doc := appsv1.DaemonSetStatus{}.SwaggerDoc()
 	return api.Kind[*appsv1.DaemonSet]{
 		Names: api.Names{
 			Kind:       "DaemonSet",
@@ -97,7 +96,7 @@ func daemonSet() api.Kind[*appsv1.DaemonSet] {
 			api.AgeColumn,
 			api.ContainersColumn,
 			api.ImagesColumn,
-			api.WideColumn("Selector", "string", extensionsv1beta1.DaemonSetSpec{}.SwaggerDoc()["selector"]),
+			api.WideColumn("Selector", "string", appsv1.DaemonSetSpec{}.SwaggerDoc()["selector"]),
 		},
 		Row: func(ds *appsv1.DaemonSet) []any {
 			names, images := api.Containers(&ds.Spec.Template.Spec)

@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
-	extensionsv1beta1 "k8s.io/api/extensions/v1beta1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -87,12 +86,12 @@ func deployment() api.Kind[*appsv1.Deployment] {
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
 			api.Column("Ready", "string", "Number of the pod with ready state"),
-			api.Column("Up-to-date", "string", extensionsv1beta1.DeploymentStatus{}.SwaggerDoc()["updatedReplicas"]),
-			api.Column("Available", "string", extensionsv1beta1.DeploymentStatus{}.SwaggerDoc()["availableReplicas"]),
+			api.Column("Up-to-date", "string", appsv1.DeploymentStatus{}.SwaggerDoc()["updatedReplicas"]),
+			api.Column("Available", "string", appsv1.DeploymentStatus{}.SwaggerDoc()["availableReplicas"]),
 			api.AgeColumn,
 			api.ContainersColumn,
 			api.ImagesColumn,
-			api.WideColumn("Selector", "string", extensionsv1beta1.DeploymentSpec{}.SwaggerDoc()["selector"]),
+			api.WideColumn("Selector", "string", appsv1.DeploymentSpec{}.SwaggerDoc()["selector"]),
 		},
 		Row: func(d *appsv1.Deployment) []any {
 			names, images := api.Containers(&d.Spec.Template.Spec)

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	appsv1 "k8s.io/api/apps/v1"
-	extensionsv1beta1 "k8s.io/api/extensions/v1beta1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -82,13 +81,13 @@ func replicaSet() api.Kind[*appsv1.ReplicaSet] {
 		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
-			api.Column("Desired", "integer", extensionsv1beta1.ReplicaSetSpec{}.SwaggerDoc()["replicas"]),
-			api.Column("Current", "integer", extensionsv1beta1.ReplicaSetStatus{}.SwaggerDoc()["replicas"]),
-			api.Column("Ready", "integer", extensionsv1beta1.ReplicaSetStatus{}.SwaggerDoc()["readyReplicas"]),
+			api.Column("Desired", "integer", appsv1.ReplicaSetSpec{}.SwaggerDoc()["replicas"]),
+			api.Column("Current", "integer", appsv1.ReplicaSetStatus{}.SwaggerDoc()["replicas"]),
+			api.Column("Ready", "integer", appsv1.ReplicaSetStatus{}.SwaggerDoc()["readyReplicas"]),
 			api.AgeColumn,
 			api.ContainersColumn,
 			api.ImagesColumn,
-			api.WideColumn("Selector", "string", extensionsv1beta1.ReplicaSetSpec{}.SwaggerDoc()["selector"]),
+			api.WideColumn("Selector", "string", appsv1.ReplicaSetSpec{}.SwaggerDoc()["selector"]),
 		},
 		Row: func(rs *appsv1.ReplicaSet) []any {
 			names, images := api.Containers(&rs.Spec.Template.Spec)
