@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+
+	"hyperkube/internal/testwait"
 )
 
 // TestMetricsOfRequests holds what is told of requests, under upstream's names
@@ -70,7 +72,7 @@ func TestMetricsOfRequests(t *testing.T) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the other server's API is known to be down", func() error {
+	testwait.Succeed(t, "the other server's API is known to be down", func() error {
 		var code int
 		kube.RESTClient().Get().AbsPath("/apis/gone.example.com/v1/things").Do(ctx).StatusCode(&code)
 		if code != http.StatusServiceUnavailable {
