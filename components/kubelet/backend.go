@@ -67,7 +67,7 @@ func (k *Kubelet) newBackend() *backend {
 func (k *Kubelet) hardware() stats.Hardware {
 	m := k.machine
 	h := stats.Hardware{
-		BootID: m.Boot, MachineID: m.MachineID, SystemUUID: m.SystemUUID, CPUs: m.CPUs, Cores: m.CPUs, Sockets: 1, MemoryBytes: m.MemoryBytes, SwapBytes: m.SwapBytes,
+		BootID: m.Boot, MachineID: m.MachineID, SystemUUID: m.SystemUUID, Kernel: m.Kernel, OS: m.OSImage, CPUs: m.CPUs, Cores: m.CPUs, Sockets: 1, MemoryBytes: m.MemoryBytes, SwapBytes: m.SwapBytes,
 		CgroupOf: func(uid string) string { return k.manager.Cgroup(types.UID(uid)) },
 	}
 	if top, err := cpus.Read("/sys/devices/system/cpu"); err == nil {

@@ -125,7 +125,12 @@ func containerMetrics() []metric {
 		{"container_memory_cache", "Number of bytes of page cache memory", false, nil, one(func(m *measured) uint64 { return m.details.Cache })},
 		{"container_memory_failcnt", "Number of memory usage hits limits", true, nil, one(func(m *measured) uint64 { return m.details.LimitHits })},
 		{"container_memory_failures_total", "Cumulative count of memory allocation failures", true, []string{"failure_type", "scope"}, func(m *measured) []reading {
-			return []reading{{m.stats.PageFaults, []string{"pgfault", "hierarchy"}}, {m.stats.MajorPageFaults, []string{"pgmajfault", "hierarchy"}}}
+			// Dashboards leave out one of the scopes, which are the same.
+			var out []reading
+			for _, scope := range []string{"container", "hierarchy"} {
+				out = append(out, reading{m.stats.PageFaults, []string{"pgfault", scope}}, reading{m.stats.MajorPageFaults, []string{"pgmajfault", scope}})
+			}
+			return out
 		}},
 		{"container_memory_kernel_usage", "Size of kernel memory allocated in bytes", false, nil, one(func(m *measured) uint64 { return m.details.Kernel })},
 		{"container_memory_mapped_file", "Size of memory mapped files in bytes", false, nil, one(func(m *measured) uint64 { return m.details.MappedFile })},
@@ -155,6 +160,10 @@ func containerMetrics() []metric {
 		{"container_threads_max", "Maximum number of threads allowed inside the container, infinity if value is zero", false, nil, one(func(m *measured) uint64 { return m.details.PidsLimit })},
 	}
 }
+
+// sandboxImage stands where others have the image of a sandbox's pause: dashboards
+// pass over what has none.
+const sandboxImage = "pause"
 
 // networkMetrics are of each pod that has a network of its own.
 func networkMetrics() []metric {
@@ -226,7 +235,7 @@ func (r *Runtime) podMetrics() []*runtimeapi.PodSandboxMetrics {
 		if !hostNetwork(rec.config) {
 			if t, err := r.network.Traffic(rec.ID); err == nil {
 				pod.Metrics = readings(ofNetwork, &measured{traffic: t},
-					[]string{"POD", own, "", rec.ID, meta.GetNamespace(), meta.GetName()}, now)
+					[]string{"POD", own, sandboxImage, rec.ID, meta.GetNamespace(), meta.GetName()}, now)
 			}
 		}
 		for _, c := range r.containersOf(rec.ID) {

@@ -16,6 +16,7 @@ import (
 // Hardware is what /metrics/cadvisor tells of the machine.
 type Hardware struct {
 	BootID, MachineID, SystemUUID string
+	Kernel, OS                    string // their versions
 	// CPUs are the logical ones.
 	CPUs, Cores, Sockets   int64
 	MemoryBytes, SwapBytes int64
@@ -69,6 +70,8 @@ func (c *cadvisor) machine(ch chan<- prometheus.Metric) {
 	} {
 		ch <- prometheus.MustNewConstMetric(desc(m.name, m.help, "boot_id", "machine_id", "system_uuid"), prometheus.GaugeValue, float64(m.value), h.BootID, h.MachineID, h.SystemUUID)
 	}
+	ch <- prometheus.MustNewConstMetric(desc("cadvisor_version_info", "A metric with a constant '1' value labeled by the versions of the kernel and of the system; the others are empty.",
+		"kernelVersion", "osVersion", "dockerVersion", "cadvisorVersion", "cadvisorRevision"), prometheus.GaugeValue, 1, h.Kernel, h.OS, "", "", "")
 	ch <- prometheus.MustNewConstMetric(desc("machine_scrape_error", "1 if there was an error while getting machine metrics, 0 otherwise."), prometheus.GaugeValue, 0)
 }
 

@@ -69,7 +69,7 @@ func TestCadvisor(t *testing.T) {
 			Pressures: func() cgroup.Pressures {
 				return cgroup.Pressures{Memory: &cgroup.Pressure{Some: cgroup.Stall{Total: 2500 * time.Millisecond}}}
 			}}
-		for name, c := range map[string]prometheus.Collector{"cadvisor": p.Cadvisor(Hardware{BootID: "boot", CPUs: 2}), "resource": p.Resource()} {
+		for name, c := range map[string]prometheus.Collector{"cadvisor": p.Cadvisor(Hardware{BootID: "boot", CPUs: 2, Kernel: "6.1", OS: "Debian"}), "resource": p.Resource()} {
 			r := prometheus.NewRegistry()
 			r.MustRegister(c)
 			families, err := r.Gather()
@@ -82,7 +82,7 @@ func TestCadvisor(t *testing.T) {
 					all.WriteString(f.GetName() + " " + m.String() + "\n")
 				}
 			}
-			want := []string{"machine_cpu_cores", `value:"boot"`, "value:1.5", `value:"/"`, "container_scrape_error",
+			want := []string{"machine_cpu_cores", `value:"boot"`, "value:1.5", "cadvisor_version_info", `"kernelVersion"`, `"6.1"`, `"Debian"`, `value:"/"`, "container_scrape_error",
 				"container_pressure_cpu_stalled_seconds_total", "value:0.25", "container_pressure_cpu_waiting_seconds_total", "value:0.75",
 				"container_pressure_io_waiting_seconds_total", "container_pressure_memory_waiting_seconds_total", "value:2.5"}
 			if name == "resource" {

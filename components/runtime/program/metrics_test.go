@@ -41,17 +41,26 @@ func TestMetrics(t *testing.T) {
 		list.PodMetrics[0].ContainerMetrics[0].ContainerId != id {
 		t.Fatalf("got %v, %v", list, err)
 	}
-	values := map[string]uint64{}
+	values, scopes := map[string]uint64{}, map[string]int{}
 	for _, m := range append(list.PodMetrics[0].Metrics, list.PodMetrics[0].ContainerMetrics[0].Metrics...) {
 		if len(m.LabelValues) != labels[m.Name] || m.Timestamp == 0 {
 			t.Errorf("%v does not fit its descriptor", m)
 		}
 		values[m.Name] = m.Value.Value
+		if m.Name == "container_memory_failures_total" {
+			scopes[m.LabelValues[len(m.LabelValues)-1]]++
+		}
+		if image := m.LabelValues[2]; image == "" {
+			t.Errorf("%v has no image", m)
+		}
 		if strings.HasPrefix(m.Name, "container_fs_") {
 			if device := m.LabelValues[len(m.LabelValues)-1]; len(device) > 0 && device[0] >= '1' && device[0] <= '9' {
 				t.Errorf("%s is of device %q", m.Name, device)
 			}
 		}
+	}
+	if scopes["container"] != 2 || scopes["hierarchy"] != 2 {
+		t.Errorf("page faults are told of %v", scopes)
 	}
 	// Nothing may have been read or written.
 	for _, name := range []string{"container_blkio_device_usage_total", "container_fs_reads_bytes_total", "container_fs_reads_total",
