@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 )
 
@@ -44,6 +45,53 @@ type ControlPlane struct {
 	// Extra are further flags of each component, by the names of the
 	// manifests; they take the place of ours of the same name.
 	Extra map[string][]Flag
+	// Volumes and Envs are what else each component's pod has of the host and in its
+	// environment; a volume takes the place of ours of the same name.
+	Volumes map[string][]Volume
+	Envs    map[string][]corev1.EnvVar
+}
+
+// Volume is a file or folder of the host in a static pod, as kubeadm's configuration has
+// it.
+//
+// https://kubernetes.io/docs/reference/config-api/kubeadm-config.v1beta4/#kubeadm-k8s-io-v1beta4-HostPathMount
+type Volume struct {
+	Name      string              `json:"name"`
+	HostPath  string              `json:"hostPath"`
+	MountPath string              `json:"mountPath"`
+	ReadOnly  bool                `json:"readOnly,omitempty"`
+	PathType  corev1.HostPathType `json:"pathType,omitempty"`
+}
+
+// Validate tells why no pod can have the volume.
+func (v Volume) Validate() error {
+	if problems := validation.IsDNS1123Label(v.Name); len(problems) > 0 {
+		return fmt.Errorf("name %q: %s", v.Name, strings.Join(problems, ", "))
+	}
+	for _, p := range []string{v.HostPath, v.MountPath} {
+		if !path.IsAbs(p) || slices.Contains(strings.Split(p, "/"), "..") {
+			return fmt.Errorf("%s: %q is no absolute path without ..", v.Name, p)
+		}
+	}
+	types := []corev1.HostPathType{
+		corev1.HostPathUnset, corev1.HostPathDirectoryOrCreate, corev1.HostPathDirectory, corev1.HostPathFileOrCreate,
+		corev1.HostPathFile, corev1.HostPathSocket, corev1.HostPathCharDev, corev1.HostPathBlockDev,
+	}
+	if !slices.Contains(types, v.PathType) {
+		return fmt.Errorf("%s: pathType %q is none of hostPath's", v.Name, v.PathType)
+	}
+	return nil
+}
+
+// put adds the volume to a pod of one container, in the place of one of its name.
+func (v Volume) put(pod *corev1.PodSpec) {
+	c := &pod.Containers[0]
+	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(o corev1.Volume) bool { return o.Name == v.Name })
+	c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(o corev1.VolumeMount) bool { return o.Name == v.Name })
+	pod.Volumes = append(pod.Volumes, corev1.Volume{
+		Name: v.Name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: v.HostPath, Type: &v.PathType}},
+	})
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: v.Name, MountPath: v.MountPath, ReadOnly: v.ReadOnly})
 }
 
 // Flag is one flag of a component, without dashes.
@@ -72,6 +120,10 @@ func (v ControlPlane) StaticPod(component string) ([]byte, error) {
 	for _, flag := range v.Extra[component] {
 		c.Args = setFlag(c.Args, flag)
 	}
+	for _, volume := range v.Volumes[component] {
+		volume.put(&pod.Spec)
+	}
+	c.Env = append(c.Env, v.Envs[component]...)
 	if certificate := v.ClientCertificates[component]; certificate != "" {
 		if pod.Annotations == nil {
 			pod.Annotations = map[string]string{}

@@ -39,6 +39,7 @@ func Commands() []Command {
 		{"token", "Manage the tokens with which machines join", masters.NewToken},
 		{"certs", "Tell when the certificates of a master end, and renew them", masters.NewCerts},
 		{"config", "Print and check configuration files of init and join", masters.NewConfig},
+		{"kubeconfig", "Make kubeconfigs of further users", masters.NewKubeconfig},
 		{"node", "Run the node half alone: runtime, kubelet and proxy", node.NewCommand},
 		{"stop", "Stop the control plane and the kubelet; pods go on", teardown.NewStop},
 		{"down", "Stop everything, pods too, and take back all changes to the host", teardown.NewDown},

@@ -55,7 +55,7 @@ func NewConfig() *cobra.Command {
 		},
 	}
 	check.Flags().StringVar(&file, "config", "", "Path of the file.")
-	cmd.AddCommand(printing, check)
+	cmd.AddCommand(printing, check, newConfigImages())
 	return cmd
 }
 

@@ -44,6 +44,7 @@ func TestValidateConfig(t *testing.T) {
 		"kind: Pod\napiVersion: v1\n":    "nothing of kubeadm.k8s.io/v1beta4",
 		head + "ResetConfiguration\n":    "ResetConfiguration means nothing",
 		head + "InitConfiguration\na: 1": `unknown field "a"`,
+		head + "InitConfiguration\na: 1\nnodeRegistration: {criSocket: here}":                                                  `unknown field "nodeRegistration.criSocket"`,
 		head + "InitConfiguration\nlocalAPIEndpoint: {advertiseAddress: here}":                                                 "advertiseAddress",
 		head + "InitConfiguration\nlocalAPIEndpoint: {bindPort: 70000}":                                                        "bindPort",
 		head + "InitConfiguration\nnodeRegistration: {name: A_b}":                                                              "node name",

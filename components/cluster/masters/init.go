@@ -71,6 +71,7 @@ func NewInit() *cobra.Command {
 	f.StringSliceVar(&g.ServiceCIDRs, "service-cidr", nil, "Range of service addresses; empty chooses a free one.")
 	f.StringVar(&g.Domain, "service-dns-domain", "", "Domain of the cluster; empty is cluster.local.")
 	f.StringSliceVar(&g.With, "with", nil, "Add-ons besides the usual ones: "+strings.Join(manifests.Optional(), ", ")+".")
+	f.StringVar(&g.Patches, "patches", "", "Folder of patches of the static pods: COMPONENT[SUFFIX][+strategic|+merge|+json].yaml or .json.")
 	f.StringVar(&g.Token, "token", "", "Token with which machines join; empty makes one.")
 	f.DurationVar(&g.TokenTTL, "token-ttl", trust.DefaultTTL, "How long the token lives; 0 is for ever.")
 	f.BoolVar(&g.UploadCerts, "upload-certs", false, "Upload the keys that all masters share, encrypted, so that others can join as masters within two hours.")
@@ -318,7 +319,7 @@ func (m *master) kubeconfigs(node *node.Options, names ...string) error {
 		if err != nil {
 			return err
 		}
-		cfg := kubeconfig.Config{Name: "kubernetes", User: c.user, Server: c.server, CA: m.pki.CA.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM}
+		cfg := kubeconfig.Config{Name: m.settings.clusterName(), User: c.user, Server: c.server, CA: m.pki.CA.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM}
 		if err := kubeconfig.Write(m.conf(c.name), cfg); err != nil {
 			return err
 		}
@@ -330,7 +331,7 @@ func (m *master) kubeconfigs(node *node.Options, names ...string) error {
 		return err
 	}
 	if err := kubeconfig.Write(node.ProxyKubeconfig, kubeconfig.Config{
-		Name: "kubernetes", User: "system:kube-proxy", Server: m.own(), CA: m.pki.CA.CertPEM, CertFile: proxy.CertFile, KeyFile: proxy.KeyFile,
+		Name: m.settings.clusterName(), User: "system:kube-proxy", Server: m.own(), CA: m.pki.CA.CertPEM, CertFile: proxy.CertFile, KeyFile: proxy.KeyFile,
 	}); err != nil {
 		return err
 	}
@@ -353,7 +354,7 @@ func (m *master) staticPods(components ...string) error {
 		Image: version.Image(), NodeName: m.identity.NodeName, Advertise: advertise, AdvertiseURL: host, Port: m.settings.Port,
 		Etc: m.layout.Etc, PKI: m.pkiDir(), Encryption: m.encryptionFile(), EtcdData: m.layout.Etcd(), EtcdMembers: m.etcdMembers, EtcdShared: m.settings.Endpoint != "",
 		PodCIDR: strings.Join(m.identity.PodCIDRs, ","), ServiceCIDR: strings.Join(m.identity.ServiceCIDRs, ","),
-		Domain: m.identity.Domain, Extra: m.settings.Extra,
+		Domain: m.identity.Domain, Extra: m.settings.Extra, Volumes: m.settings.Volumes, Envs: m.settings.Envs,
 	}
 	var err error
 	if values.ClientCertificates, err = certs.ClientStamps(m.layout); err != nil {
@@ -366,10 +367,17 @@ func (m *master) staticPods(components ...string) error {
 	if err := errors.Join(os.MkdirAll(m.layout.Etcd(), 0o700), os.Chmod(m.layout.Etcd(), 0o700)); err != nil {
 		return fmt.Errorf("making the directory of etcd: %w", err)
 	}
+	changes, err := readPatches(m.settings.Patches)
+	if err != nil {
+		return command.ConfigError(err)
+	}
 	for _, name := range components {
 		data, err := values.StaticPod(name)
 		if err != nil {
 			return err
+		}
+		if data, err = changes.apply(name, data); err != nil {
+			return command.ConfigError(err)
 		}
 		path := filepath.Join(m.layout.StaticPods(), name+".yaml")
 		if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {

@@ -47,8 +47,9 @@ type joinOptions struct {
 	certificateKey string
 	advertise      string
 	port           int
-	// noKubeconfig is for masters.
+	// noKubeconfig and patches, a folder, are for masters.
 	noKubeconfig bool
+	patches      string
 }
 
 // NewJoin makes the command `join`.
@@ -82,6 +83,7 @@ func NewJoin() *cobra.Command {
 	f.StringVar(&o.certificateKey, "certificate-key", "", "Key of the certificates that a master has uploaded; empty: they are in the directory pki already.")
 	f.StringVar(&o.advertise, "apiserver-advertise-address", "", "With --control-plane: address at which others reach the API server; empty is that of the default route's interface.")
 	f.IntVar(&o.port, "apiserver-bind-port", layout.PortAPIServer, "With --control-plane: port of the API server.")
+	f.StringVar(&o.patches, "patches", "", "With --control-plane: folder of patches of the static pods: COMPONENT[SUFFIX][+strategic|+merge|+json].yaml or .json.")
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "With --control-plane: leave the user's kubeconfig alone.")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
 	return cmd
@@ -239,6 +241,9 @@ func (o *joinOptions) decode(data []byte) error {
 		if o.port == layout.PortAPIServer && c.LocalAPIEndpoint.BindPort != 0 {
 			o.port = c.LocalAPIEndpoint.BindPort
 		}
+	}
+	if file.Patches != nil {
+		def(&o.patches, file.Patches.Directory)
 	}
 	if o.node.Taints, err = file.NodeRegistration.taints(); err != nil {
 		return err

@@ -152,6 +152,9 @@ func (o *joinOptions) become(ctx context.Context, m *master, kube kubernetes.Int
 		return command.PreflightError(errors.New("unable to add a new control plane instance to a cluster that doesn't have a stable controlPlaneEndpoint address: " +
 			"run `hyperkube init` with --control-plane-endpoint on its master"))
 	}
+	if m.settings.Patches, err = absolute(o.patches); err != nil {
+		return err
+	}
 	m.settings.ofCluster(cluster)
 	m.settings.Advertise, m.settings.Port, m.settings.Taints = o.advertise, o.port, o.node.Taints
 	m.identity = identity.Cluster{

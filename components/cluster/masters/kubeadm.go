@@ -10,7 +10,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	apiversion "k8s.io/apimachinery/pkg/util/version"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/components/cluster/trust"
@@ -34,12 +37,19 @@ type (
 		} `json:"localAPIEndpoint,omitempty"`
 		NodeRegistration nodeRegistration `json:"nodeRegistration,omitempty"`
 		CertificateKey   string           `json:"certificateKey,omitempty"`
+		Patches          *patchFolder     `json:"patches,omitempty"`
+	}
+
+	patchFolder struct {
+		Directory string `json:"directory,omitempty"`
 	}
 
 	bootstrapToken struct {
 		Token       string           `json:"token,omitempty"`
 		Description string           `json:"description,omitempty"`
 		TTL         *metav1.Duration `json:"ttl,omitempty"`
+		Usages      []string         `json:"usages,omitempty"`
+		Groups      []string         `json:"groups,omitempty"`
 	}
 
 	nodeRegistration struct {
@@ -64,18 +74,25 @@ type (
 			DNSDomain     string `json:"dnsDomain,omitempty"`
 		} `json:"networking,omitempty"`
 		APIServer struct {
-			ExtraArgs []argument `json:"extraArgs,omitempty"`
-			CertSANs  []string   `json:"certSANs,omitempty"`
+			mountingComponent `json:",inline"`
+			CertSANs          []string `json:"certSANs,omitempty"`
 		} `json:"apiServer,omitempty"`
-		ControllerManager component `json:"controllerManager,omitempty"`
-		Scheduler         component `json:"scheduler,omitempty"`
+		ControllerManager mountingComponent `json:"controllerManager,omitempty"`
+		Scheduler         mountingComponent `json:"scheduler,omitempty"`
 		Etcd              struct {
 			Local *component `json:"local,omitempty"`
 		} `json:"etcd,omitempty"`
 	}
 
 	component struct {
-		ExtraArgs []argument `json:"extraArgs,omitempty"`
+		ExtraArgs []argument      `json:"extraArgs,omitempty"`
+		ExtraEnvs []corev1.EnvVar `json:"extraEnvs,omitempty"`
+	}
+
+	// mountingComponent is one that volumes can be given to: all but etcd.
+	mountingComponent struct {
+		component    `json:",inline"`
+		ExtraVolumes []manifests.Volume `json:"extraVolumes,omitempty"`
 	}
 
 	joinConfiguration struct {
@@ -92,6 +109,7 @@ type (
 			} `json:"localAPIEndpoint,omitempty"`
 			CertificateKey string `json:"certificateKey,omitempty"`
 		} `json:"controlPlane,omitempty"`
+		Patches *patchFolder `json:"patches,omitempty"`
 	}
 )
 
@@ -106,7 +124,8 @@ type tokenDiscovery struct {
 // kubeadmVersion is the version of kubeadm's configuration that is read.
 const kubeadmVersion = "kubeadm.k8s.io/v1beta4"
 
-// decodeKubeadm reads each document of a file into the value for its kind.
+// decodeKubeadm reads each document of a file into the value for its kind, and tells all
+// fields of it that mean nothing here.
 // Kinds of other programs in the file are passed over.
 func decodeKubeadm(data []byte, into map[string]any) error {
 	return eachKubeadm(data, func(meta metav1.TypeMeta, doc []byte) error {
@@ -114,7 +133,12 @@ func decodeKubeadm(data []byte, into map[string]any) error {
 		if !ok {
 			return nil
 		}
-		if err := yaml.UnmarshalStrict(doc, target); err != nil {
+		text, err := yaml.YAMLToJSONStrict(doc)
+		if err != nil {
+			return fmt.Errorf("%s: %w", meta.Kind, err)
+		}
+		unknown, err := json.UnmarshalStrict(text, target)
+		if err = errors.Join(append(unknown, err)...); err != nil {
 			return fmt.Errorf("%s: %w", meta.Kind, err)
 		}
 		return nil
@@ -166,35 +190,90 @@ func decodeInit(data []byte) (masterSettings, error) {
 	switch len(in.BootstrapTokens) {
 	case 0:
 	case 1:
-		s.Token = in.BootstrapTokens[0].Token
-		if ttl := in.BootstrapTokens[0].TTL; ttl != nil {
-			s.TokenTTL = ttl.Duration
+		t := in.BootstrapTokens[0]
+		s.Token, s.TokenDescription, s.TokenUsages, s.TokenGroups = t.Token, t.Description, t.Usages, t.Groups
+		if t.TTL != nil {
+			s.TokenTTL = t.TTL.Duration
 		}
 	default:
 		return s, errors.New("bootstrapTokens: one is read; make others with `hyperkube token create`")
 	}
+	if in.Patches != nil {
+		s.Patches = in.Patches.Directory
+	}
 	var err error
-	s.Taints, err = in.NodeRegistration.taints()
-	return s, err
+	if s.Taints, err = in.NodeRegistration.taints(); err != nil {
+		return s, err
+	}
+	if err := checkVersion(cluster.KubernetesVersion); err != nil {
+		return s, err
+	}
+	return s, s.checkPods()
+}
+
+// checkVersion refuses the wish for another Kubernetes than this program is. What is no
+// version names a release channel, such as stable-1.
+func checkVersion(wish string) error {
+	own, wished := apiversion.MustParseGeneric(version.Get().GitVersion), (*apiversion.Version)(nil)
+	if wish != "" {
+		wished, _ = apiversion.ParseGeneric(wish)
+	}
+	if wished != nil && (wished.Major() != own.Major() || wished.Minor() != own.Minor()) {
+		return fmt.Errorf("kubernetesVersion: %s: this program is %s and runs no other", wish, version.Get().GitVersion)
+	}
+	return nil
+}
+
+// checkPods tells what no static pod can have.
+func (s *masterSettings) checkPods() error {
+	var errs []error
+	for _, name := range manifests.Components() {
+		for _, v := range s.Volumes[name] {
+			if err := v.Validate(); err != nil {
+				errs = append(errs, fmt.Errorf("extraVolumes of %s: %w", name, err))
+			}
+		}
+		for _, e := range s.Envs[name] {
+			for _, problem := range validation.IsEnvVarName(e.Name) {
+				errs = append(errs, fmt.Errorf("extraEnvs of %s: %q: %s", name, e.Name, problem))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // ofCluster takes what all masters of a cluster have alike.
 func (s *masterSettings) ofCluster(cluster *clusterConfiguration) {
+	s.ClusterName = cluster.ClusterName
 	s.Endpoint, s.SANs, s.Domain = cluster.ControlPlaneEndpoint, cluster.APIServer.CertSANs, cluster.Networking.DNSDomain
 	s.PodCIDRs, s.ServiceCIDRs = list(cluster.Networking.PodSubnet), list(cluster.Networking.ServiceSubnet)
-	extra := map[string][]argument{
-		"kube-apiserver": cluster.APIServer.ExtraArgs, "kube-controller-manager": cluster.ControllerManager.ExtraArgs,
-		"kube-scheduler": cluster.Scheduler.ExtraArgs,
+	components := map[string]*mountingComponent{
+		"kube-apiserver": &cluster.APIServer.mountingComponent, "kube-controller-manager": &cluster.ControllerManager,
+		"kube-scheduler": &cluster.Scheduler,
 	}
 	if cluster.Etcd.Local != nil {
-		extra["etcd"] = cluster.Etcd.Local.ExtraArgs
+		components["etcd"] = &mountingComponent{component: *cluster.Etcd.Local}
 	}
 	s.Extra = map[string][]manifests.Flag{}
-	for name, args := range extra {
-		for _, a := range args {
+	for name, c := range components {
+		for _, a := range c.ExtraArgs {
 			s.Extra[name] = append(s.Extra[name], manifests.Flag(a))
 		}
+		if len(c.ExtraVolumes) > 0 {
+			put(&s.Volumes, name, c.ExtraVolumes)
+		}
+		if len(c.ExtraEnvs) > 0 {
+			put(&s.Envs, name, c.ExtraEnvs)
+		}
 	}
+}
+
+// put is m[key] = value, in a map that may be nil.
+func put[T any](m *map[string]T, key string, value T) {
+	if *m == nil {
+		*m = map[string]T{}
+	}
+	(*m)[key] = value
 }
 
 // taints are those of a node as flags have them; nil says that nobody spoke of
@@ -225,25 +304,24 @@ func (m *master) taints() ([]corev1.Taint, error) {
 func (m *master) clusterConfiguration() clusterConfiguration {
 	c := clusterConfiguration{
 		TypeMeta:    metav1.TypeMeta{Kind: "ClusterConfiguration", APIVersion: kubeadmVersion},
-		ClusterName: "kubernetes", KubernetesVersion: version.Get().GitVersion,
+		ClusterName: m.settings.clusterName(), KubernetesVersion: version.Get().GitVersion,
 		ControlPlaneEndpoint: m.settings.Endpoint,
 	}
 	c.Networking.DNSDomain = m.identity.Domain
 	c.Networking.PodSubnet = strings.Join(m.identity.PodCIDRs, ",")
 	c.Networking.ServiceSubnet = strings.Join(m.identity.ServiceCIDRs, ",")
 	c.APIServer.CertSANs = m.settings.SANs
-	arguments := func(component string) []argument {
-		var args []argument
-		for _, f := range m.settings.Extra[component] {
-			args = append(args, argument(f))
+	of := func(name string) mountingComponent {
+		c := mountingComponent{ExtraVolumes: m.settings.Volumes[name]}
+		c.ExtraEnvs = m.settings.Envs[name]
+		for _, f := range m.settings.Extra[name] {
+			c.ExtraArgs = append(c.ExtraArgs, argument(f))
 		}
-		return args
+		return c
 	}
-	c.APIServer.ExtraArgs = arguments("kube-apiserver")
-	c.ControllerManager.ExtraArgs = arguments("kube-controller-manager")
-	c.Scheduler.ExtraArgs = arguments("kube-scheduler")
-	if args := arguments("etcd"); args != nil {
-		c.Etcd.Local = &component{ExtraArgs: args}
+	c.APIServer.mountingComponent, c.ControllerManager, c.Scheduler = of("kube-apiserver"), of("kube-controller-manager"), of("kube-scheduler")
+	if etcd := of("etcd").component; len(etcd.ExtraArgs) > 0 || len(etcd.ExtraEnvs) > 0 {
+		c.Etcd.Local = &etcd
 	}
 	return c
 }

@@ -19,16 +19,24 @@ kind: InitConfiguration
 bootstrapTokens:
 - token: abcdef.0123456789abcdef
   ttl: 2h
+  description: for the first machines
+  usages: [signing, authentication]
+  groups: [system:bootstrappers:kubeadm:default-node-token]
 localAPIEndpoint: {advertiseAddress: 192.0.2.1, bindPort: 7443}
 nodeRegistration: {name: m1, taints: []}
+patches: {directory: /patches}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
+clusterName: mine
+kubernetesVersion: stable-1
 controlPlaneEndpoint: k8s.example.com
 networking: {podSubnet: "10.1.0.0/16,fd01::/48", serviceSubnet: 10.2.0.0/16, dnsDomain: example.local}
 apiServer:
   certSANs: [api.example.com]
   extraArgs: [{name: event-ttl, value: 2h}]
+  extraVolumes: [{name: audit, hostPath: /var/log/audit, mountPath: /audit, readOnly: true, pathType: DirectoryOrCreate}]
+scheduler: {extraEnvs: [{name: A, value: b}]}
 etcd: {local: {extraArgs: [{name: quota-backend-bytes, value: "1"}]}}
 ---
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -44,7 +52,13 @@ func TestDecodeInit(t *testing.T) {
 	want := masterSettings{
 		NodeName: "m1", Advertise: "192.0.2.1", Port: 7443, Endpoint: "k8s.example.com", SANs: []string{"api.example.com"},
 		PodCIDRs: []string{"10.1.0.0/16", "fd01::/48"}, ServiceCIDRs: []string{"10.2.0.0/16"}, Domain: "example.local",
-		Token: "abcdef.0123456789abcdef", TokenTTL: 2 * time.Hour, Taints: []string{},
+		Token: "abcdef.0123456789abcdef", TokenTTL: 2 * time.Hour, Taints: []string{}, ClusterName: "mine",
+		TokenDescription: "for the first machines", TokenUsages: []string{"signing", "authentication"},
+		TokenGroups: []string{"system:bootstrappers:kubeadm:default-node-token"},
+		Volumes: map[string][]manifests.Volume{"kube-apiserver": {{
+			Name: "audit", HostPath: "/var/log/audit", MountPath: "/audit", ReadOnly: true, PathType: corev1.HostPathDirectoryOrCreate,
+		}}},
+		Envs: map[string][]corev1.EnvVar{"kube-scheduler": {{Name: "A", Value: "b"}}}, Patches: "/patches",
 		Extra: map[string][]manifests.Flag{"kube-apiserver": {{Name: "event-ttl", Value: "2h"}}, "etcd": {{Name: "quota-backend-bytes", Value: "1"}}},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -58,6 +72,11 @@ func TestDecodeInit(t *testing.T) {
 		"unknown field":   "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nimageRepository: example.com\n",
 		"another version": "apiVersion: kubeadm.k8s.io/v1beta3\nkind: ClusterConfiguration\n",
 		"no YAML":         "\tx",
+		"another minor":   "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.4\n",
+		"volume of etcd":  "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\netcd: {local: {extraVolumes: []}}\n",
+		"relative volume": "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nscheduler: {extraVolumes: [{name: a, hostPath: b, mountPath: /c}]}\n",
+		"volume type":     "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nscheduler: {extraVolumes: [{name: a, hostPath: /b, mountPath: /c, pathType: Dir}]}\n",
+		"no name of envs": "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nscheduler: {extraEnvs: [{name: a=b, value: c}]}\n",
 	} {
 		if _, err := decodeInit([]byte(text)); err == nil {
 			t.Errorf("%s: read", name)

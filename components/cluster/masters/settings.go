@@ -1,12 +1,15 @@
 package masters
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/layout"
@@ -33,27 +36,21 @@ func (o *initOptions) settings(l layout.Node, given func(string) bool) (masterSe
 		"token":                       func() { s.Token = g.Token },
 		"token-ttl":                   func() { s.TokenTTL = g.TokenTTL },
 		"certificate-key":             func() { s.CertificateKey = g.CertificateKey },
+		"patches":                     func() { s.Patches = g.Patches },
 	} {
 		if given(flag) {
 			take()
 		}
 	}
 	s.UploadCerts, s.HideKey, s.With = g.UploadCerts, g.HideKey, g.With
-	return s, nil
+	s.Patches, err = absolute(s.Patches)
+	return s, err
 }
 
 // before are the settings that flags go over.
 func (o *initOptions) before(l layout.Node) (masterSettings, error) {
 	if o.config != "" {
-		data, err := os.ReadFile(o.config)
-		if err != nil {
-			return masterSettings{}, fmt.Errorf("--config: %w", err)
-		}
-		s, err := decodeInit(data)
-		if err != nil {
-			return s, fmt.Errorf("--config %s: %w", o.config, err)
-		}
-		return s, nil
+		return readInit(o.config)
 	}
 	s := o.given
 	data, err := os.ReadFile(settingsFile(l))
@@ -71,6 +68,32 @@ func (o *initOptions) before(l layout.Node) (masterSettings, error) {
 	return s, nil
 }
 
+// absolute is path for whoever runs elsewhere; "" stays.
+func absolute(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	return filepath.Abs(path)
+}
+
+// readInit reads a configuration file of init.
+func readInit(path string) (masterSettings, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return masterSettings{}, fmt.Errorf("--config: %w", err)
+	}
+	s, err := decodeInit(data)
+	if err != nil {
+		return s, fmt.Errorf("--config %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// defaultClusterName is kubeadm's.
+const defaultClusterName = "kubernetes"
+
+func (s *masterSettings) clusterName() string { return cmp.Or(s.ClusterName, defaultClusterName) }
+
 // settingsFile is where init keeps what it was told, so that run again it need not be
 // told anew.
 func settingsFile(l layout.Node) string { return filepath.Join(l.Data, "init.json") }
@@ -78,7 +101,8 @@ func settingsFile(l layout.Node) string { return filepath.Join(l.Data, "init.jso
 // keepSettings keeps them but for what is for one run.
 func (m *master) keepSettings() error {
 	s := m.settings
-	s.Token, s.TokenTTL, s.CertificateKey, s.UploadCerts, s.HideKey, s.With = "", 0, "", false, false, nil
+	s.Token, s.TokenTTL, s.TokenDescription, s.TokenUsages, s.TokenGroups = "", 0, "", nil, nil
+	s.CertificateKey, s.UploadCerts, s.HideKey, s.With = "", false, false, nil
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err == nil {
 		err = atomicfile.Write(atomicfile.File{Path: settingsFile(m.layout), Data: append(data, '\n'), Mode: 0o600})
@@ -98,8 +122,14 @@ type masterSettings struct {
 	SANs                   []string
 	PodCIDRs, ServiceCIDRs []string
 	Domain                 string
-	Token                  string
-	TokenTTL               time.Duration
+	// ClusterName is what kubeconfigs call the cluster; empty is defaultClusterName.
+	ClusterName string `json:",omitempty"`
+	// Token is the first with which machines join; empty is a new one. What else is not
+	// said of it is as kubeadm has it.
+	Token                    string
+	TokenTTL                 time.Duration
+	TokenDescription         string   `json:",omitempty"`
+	TokenUsages, TokenGroups []string `json:",omitempty"`
 	// Taints of the node, as key=value:effect; nil is that of masters.
 	Taints []string
 	// UploadCerts: further masters get the keys that all share from the cluster,
@@ -109,6 +139,11 @@ type masterSettings struct {
 	HideKey        bool
 	// With are optional add-ons.
 	With []string
-	// Extra are further flags of the components.
-	Extra map[string][]manifests.Flag
+	// Extra are further flags of the components, Volumes and Envs what else their pods
+	// have of the host and in their environment.
+	Extra   map[string][]manifests.Flag
+	Volumes map[string][]manifests.Volume `json:",omitempty"`
+	Envs    map[string][]corev1.EnvVar    `json:",omitempty"`
+	// Patches is a folder of changes to the static pods; empty: none.
+	Patches string `json:",omitempty"`
 }
