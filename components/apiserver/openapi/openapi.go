@@ -59,6 +59,7 @@ type Handler struct {
 type document struct {
 	data []byte
 	etag string
+	made time.Time
 	// until is when it is to be made anew, because another server did not answer;
 	// zero: when what is served changes.
 	until time.Time
@@ -147,16 +148,33 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	header.Set("Etag", doc.etag)
 	header.Set("Vary", "Accept")
-	if hash := r.URL.Query().Get("hash"); hash != "" && `"`+hash+`"` == doc.etag {
+	header.Set("Last-Modified", doc.made.UTC().Format(http.TimeFormat))
+	hash, now := r.URL.Query().Get("hash"), strings.Trim(doc.etag, `"`)
+	switch {
+	case hash == "":
+	case hash != now && strings.HasPrefix(path, "/openapi/v3/"):
+		// Who keeps what came from an address with a hash keeps it for good.
+		http.Redirect(w, r, path+"?hash="+now, http.StatusMovedPermanently)
+		return
+	case hash == now:
 		// What has its hash in its address never changes.
 		header.Set("Cache-Control", "public, immutable")
 		header.Set("Expires", "Fri, 31 Dec 2099 23:59:59 GMT")
 	}
-	if match := r.Header.Get("If-None-Match"); match != "" && strings.Contains(match, doc.etag) {
+	if doc.known(r.Header) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
 	request.SendLater(w, 0, func() { _, _ = w.Write(doc.data) })
+}
+
+// known tells whether a client says that it has the document.
+func (d *document) known(h http.Header) bool {
+	if match := h.Get("If-None-Match"); match != "" {
+		return match == "*" || strings.Contains(match, d.etag)
+	}
+	since, err := http.ParseTime(h.Get("If-Modified-Since"))
+	return err == nil && !d.made.Truncate(time.Second).After(since)
 }
 
 // acceptable tells whether version 2 can be had in one of the forms in accept.
@@ -230,7 +248,7 @@ func (h *Handler) document(ctx context.Context, path, form string) (*document, e
 	if err != nil || data == nil {
 		return nil, err
 	}
-	doc := &document{etag: h.etag(path)}
+	doc := &document{etag: h.etag(path), made: time.Now()}
 	if h.aggregation != nil {
 		merged, whole, err := h.merge(ctx, path, data)
 		if err != nil {

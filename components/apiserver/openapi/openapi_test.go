@@ -87,6 +87,18 @@ func TestV3(t *testing.T) {
 	if again := get(t, h, url, "If-None-Match", w.Header().Get("Etag")); again.Code != http.StatusNotModified {
 		t.Errorf("status %d for what has not changed", again.Code)
 	}
+	if again := get(t, h, url, "If-None-Match", "*"); again.Code != http.StatusNotModified {
+		t.Errorf("status %d for what has not changed, whatever it is", again.Code)
+	}
+	if again := get(t, h, url, "If-Modified-Since", w.Header().Get("Last-Modified")); again.Code != http.StatusNotModified {
+		t.Errorf("status %d for what is not newer than %q", again.Code, w.Header().Get("Last-Modified"))
+	}
+	if again := get(t, h, url, "If-Modified-Since", "Mon, 02 Jan 2006 15:04:05 GMT"); again.Code != http.StatusOK {
+		t.Errorf("status %d for what is newer", again.Code)
+	}
+	if other := get(t, h, "/openapi/v3/apis/apps/v1?hash=0"); other.Code != http.StatusMovedPermanently || other.Header().Get("Location") != url {
+		t.Errorf("status %d and %q for an old address of %q", other.Code, other.Header().Get("Location"), url)
+	}
 	if none := get(t, h, "/openapi/v3/apis/none/v1"); none.Code != http.StatusNotFound {
 		t.Errorf("status %d for what is not served", none.Code)
 	}
