@@ -122,7 +122,11 @@ func (s *Server) routes() http.Handler {
 	}
 	for path, h := range s.cfg.Paths {
 		if path == tokens.ConfigurationPath || path == tokens.JWKSPath {
-			h = s.onlyGet(h)
+			produces := "application/json"
+			if path == tokens.JWKSPath {
+				produces = "application/jwk-set+json"
+			}
+			h = s.onlyGet(h, produces)
 		}
 		all[path] = h
 	}
@@ -143,11 +147,12 @@ func (s *Server) checks() map[string][]health.Check {
 			return one.Healthy(ctx)
 		}}
 	}
-	live := []health.Check{health.Ping(), etcd("etcd", s.store)}
+	// The order is upstream's. Logs are written as they come, so there is nothing to
+	// fall behind.
+	live := []health.Check{health.Ping(), {Name: "log", Look: func(context.Context) error { return nil }}, etcd("etcd", s.store)}
 	for i, one := range s.apart {
 		live = append(live, etcd(fmt.Sprintf("etcd-override-%d", i), one))
 	}
-	started := health.Closed("poststarthook/storage-readiness", s.ready)
 	running := health.Check{Name: "shutdown", Look: func(context.Context) error {
 		select {
 		case <-s.leaving:
@@ -156,9 +161,12 @@ func (s *Server) checks() map[string][]health.Check {
 			return nil
 		}
 	}}
-	hooks := append([]health.Check{started}, s.cfg.ReadyChecks...)
-	work := slices.Concat(live, hooks, s.cfg.WorkChecks)
-	ready := slices.Concat(work, []health.Check{etcd("etcd-readiness", s.store)}, s.cfg.OnlyReadyChecks, []health.Check{running})
+	hooks := s.cfg.ReadyChecks
+	if len(hooks) == 0 {
+		hooks = []health.Check{health.Closed("poststarthook/storage-readiness", s.ready)}
+	}
+	work := slices.Concat(live, s.cfg.WorkChecks, hooks)
+	ready := slices.Concat(live, s.cfg.WorkChecks, []health.Check{etcd("etcd-readiness", s.store)}, s.cfg.OnlyReadyChecks, hooks, []health.Check{running})
 	for _, h := range hooks {
 		live = append(live, health.Grace(h, s.made.Add(s.cfg.Limits.LivezGrace)))
 	}
@@ -224,15 +232,34 @@ func (s *Server) index(all map[string]http.Handler) http.Handler {
 	})
 }
 
-// onlyGet refuses what is not GET as upstream's router does.
-func (s *Server) onlyGet(h http.Handler) http.Handler {
+// onlyGet refuses what is not GET, and who does not take the only form that there is,
+// as upstream's router does.
+func (s *Server) onlyGet(h http.Handler, produces string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if req.Method != http.MethodGet {
+		switch {
+		case req.Method != http.MethodGet:
 			s.rest.Error(w, req, rest.NoMethod())
+			return
+		case !takes(req.Header.Get("Accept"), produces):
+			s.rest.Error(w, req, rest.NoForm(produces))
 			return
 		}
 		h.ServeHTTP(w, req)
 	})
+}
+
+// takes tells whether a client that sends Accept gets a form. Weights do not count, nor
+// patterns but that of anything.
+func takes(accept, form string) bool {
+	if accept == "" {
+		return true
+	}
+	for one := range strings.SplitSeq(accept, ",") {
+		if one, _, _ = strings.Cut(one, ";"); strings.TrimSpace(one) == form || strings.TrimSpace(one) == "*/*" {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *Server) serveVersion(w http.ResponseWriter, req *http.Request) {

@@ -128,7 +128,7 @@ func page(name string, tell func(metav1.TypeMeta) (any, string)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		media, v, ok := accepted(r.Header.Get("Accept"), kind)
 		if !ok {
-			refuse(w)
+			refuse(w, r)
 			return
 		}
 		obj, text := tell(metav1.TypeMeta{Kind: kind, APIVersion: group + "/" + v})
@@ -178,7 +178,8 @@ func accepted(accept, kind string) (media, version string, ok bool) {
 	return "", "", false
 }
 
-func refuse(w http.ResponseWriter) {
+// refuse answers in YAML who takes that before JSON.
+func refuse(w http.ResponseWriter, r *http.Request) {
 	raw, err := json.MarshalIndent(metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotAcceptable,
 		Message: "only the following media types are accepted: application/json, application/yaml, text/plain", Code: http.StatusNotAcceptable,
@@ -187,7 +188,14 @@ func refuse(w http.ResponseWriter) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
+	media := "application/json"
+	one, _, _ := strings.Cut(r.Header.Get("Accept"), ",")
+	if first, _, _ := mime.ParseMediaType(one); first == "application/yaml" {
+		if text, err := yaml.JSONToYAML(raw); err == nil {
+			media, raw = first, text
+		}
+	}
+	w.Header().Set("Content-Type", media)
 	w.WriteHeader(http.StatusNotAcceptable)
 	_, _ = w.Write(raw)
 }
@@ -248,8 +256,8 @@ func DebugFlags(level *slog.LevelVar) map[string]http.Handler {
 // Profiles are the paths below /debug/pprof that profile the process.
 func Profiles() map[string]http.Handler {
 	return map[string]http.Handler{
+		"/debug/pprof":         http.RedirectHandler("/debug/pprof/", http.StatusFound),
 		"/debug/pprof/":        http.HandlerFunc(pprof.Index),
-		"/debug/pprof/cmdline": http.HandlerFunc(pprof.Cmdline),
 		"/debug/pprof/profile": http.HandlerFunc(pprof.Profile),
 		"/debug/pprof/symbol":  http.HandlerFunc(pprof.Symbol),
 		"/debug/pprof/trace":   http.HandlerFunc(pprof.Trace),

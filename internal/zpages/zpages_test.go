@@ -40,6 +40,7 @@ func TestPages(t *testing.T) {
 		{status, "application/yaml;v=v1alpha1;g=config.k8s.io;as=Statusz", 200, "application/yaml;g=config.k8s.io;v=v1alpha1;as=Statusz", "apiVersion: config.k8s.io/v1alpha1\n"},
 		{status, "application/json;v=v1;g=config.k8s.io;as=Statusz, text/plain", 200, "text/plain; charset=utf-8", "it statusz"},
 		{status, "application/json", 406, "application/json", "only the following media types are accepted: application/json, application/yaml, text/plain"},
+		{status, "application/yaml, application/json", 406, "application/yaml", "reason: NotAcceptable\n"},
 		{flags, "text/plain", 200, "text/plain; charset=utf-8", "\na=b\nn=3\n"},
 		{flags, "application/json;v=v1beta1;g=config.k8s.io;as=Statusz", 406, "application/json", "NotAcceptable"},
 		{flags, "application/json;v=v1beta1;g=config.k8s.io;as=Flagz", 200, "application/json;g=config.k8s.io;v=v1beta1;as=Flagz", `"n": "3"`},
@@ -76,5 +77,20 @@ func TestVerbosity(t *testing.T) {
 	}
 	if w := ask(paths["/debug/flags"], "GET", "/debug/flags", "", ""); !strings.Contains(w.Body.String(), "<tr>v<br>") {
 		t.Error(w.Body)
+	}
+}
+
+// TestProfiles holds that the pages are found without the slash at the end, and that
+// the command line is not among them.
+func TestProfiles(t *testing.T) {
+	mux := http.NewServeMux()
+	for path, page := range Profiles() {
+		mux.Handle(path, page)
+	}
+	if w := ask(mux, "GET", "/debug/pprof", "", ""); w.Code != http.StatusFound || w.Header().Get("Location") != "/debug/pprof/" {
+		t.Errorf("%d %s", w.Code, w.Header())
+	}
+	if w := ask(mux, "GET", "/debug/pprof/cmdline", "", ""); w.Code != http.StatusNotFound {
+		t.Errorf("the command line: %d", w.Code)
 	}
 }

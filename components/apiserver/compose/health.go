@@ -1,14 +1,13 @@
 package compose
 
 import (
-	"context"
-
 	"hyperkube/components/apiserver/health"
 )
 
 // startHooks are the names by which upstream tells, one by one, of what must have
 // been started. Monitors, load balancers and tests ask for them. Each of these is
-// begun here too, though not each by itself: all are well when all of them are.
+// begun here too, though not each by itself: all are well when all of them are. They
+// are in upstream's order.
 var startHooks = []string{
 	"start-apiserver-admission-initializer",
 	"generic-apiserver-start-informers",
@@ -22,13 +21,14 @@ var startHooks = []string{
 	"start-cluster-authentication-info-controller",
 	"start-kube-apiserver-identity-lease-controller",
 	"start-kube-apiserver-identity-lease-garbage-collector",
-	"bootstrap-controller",
-	"start-kubernetes-service-cidr-controller",
+	"storage-readiness",
+	"start-legacy-token-tracking-controller",
 	"start-service-ip-repair-controllers",
 	"rbac/bootstrap-roles",
 	"scheduling/bootstrap-system-priority-classes",
 	"priority-and-fairness-config-producer",
-	"start-legacy-token-tracking-controller",
+	"bootstrap-controller",
+	"start-kubernetes-service-cidr-controller",
 	"start-kube-aggregator-informers",
 	"apiservice-status-local-available-controller",
 	"apiservice-status-remote-available-controller",
@@ -43,12 +43,14 @@ var startHooks = []string{
 //
 // https://kubernetes.io/docs/reference/using-api/health-checks/
 func (s *Server) readyChecks() []health.Check {
-	// Logs are written as they come, so there is nothing to fall behind.
-	checks := []health.Check{{Name: "log", Look: func(context.Context) error { return nil }}}
+	var checks []health.Check
 	for _, name := range startHooks {
 		checks = append(checks, health.Closed("poststarthook/"+name, s.ready))
+		if name == "kube-apiserver-autoregistration" {
+			checks = append(checks, health.Closed("autoregister-completion", s.ready))
+		}
 	}
-	return append(checks, health.Closed("autoregister-completion", s.ready))
+	return checks
 }
 
 // workChecks tell whether what is encrypted can be read.

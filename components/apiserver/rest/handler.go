@@ -221,6 +221,17 @@ func NoRoute() error { return errNoRoute }
 // NoMethod is as of NoRoute.
 func NoMethod() error { return errNoMethod }
 
+// NoForm answers that there is something only in a form that the client does not take.
+func NoForm(only string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusNotAcceptable,
+		Reason:  metav1.StatusReasonNotAcceptable,
+		Message: "406: Not Acceptable\n\nAvailable representations: " + only,
+		Details: &metav1.StatusDetails{},
+	}}
+}
+
 // errNoMethod: built-in resources do not have the method there.
 var errNoMethod = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Status:  metav1.StatusFailure,
