@@ -32,6 +32,7 @@ type Kind[T Object] struct {
 	New     func() T
 	NewList func() runtime.Object
 
+	Readable      func(obj T) error
 	Default       func(obj T)
 	Complete      func(obj T)
 	PrepareCreate func(ctx context.Context, obj T)
@@ -158,6 +159,9 @@ func (k Kind[T]) Resource() *Resource {
 		Default:                  func(Object) {},
 		PrepareCreate:            func(context.Context, Object) {},
 		Warnings:                 func(context.Context, Object, Object) []string { return nil },
+	}
+	if k.Readable != nil {
+		r.Readable = func(obj Object) error { return k.Readable(obj.(T)) }
 	}
 	if k.Default != nil {
 		r.Default = func(obj Object) { k.Default(obj.(T)) }

@@ -73,6 +73,9 @@ type Resource struct {
 	New     func() Object
 	NewList func() runtime.Object
 
+	// Readable, unless nil, refuses what a client sends that cannot be read as
+	// this kind, though it can be decoded.
+	Readable func(obj Object) error
 	// Default fills what is unset. It runs on what clients send and on what
 	// is read from etcd.
 	Default func(obj Object)

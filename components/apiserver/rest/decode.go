@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/request"
 	"hyperkube/components/apiserver/wire"
+	"hyperkube/internal/api"
 )
 
 // readBody is a body, or why it could not be read.
@@ -137,6 +138,9 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 			}
 		}
 	}
+	if err == nil {
+		err = c.readable(into, gvk)
+	}
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
 		return err
@@ -163,6 +167,18 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%s)", gvk.Kind, err, summary(data)))
 	}
 	into.GetObjectKind().SetGroupVersionKind(gvk)
+	return nil
+}
+
+// readable tells what is wrong with an object of the resource's own kind that has
+// been decoded.
+func (c *call) readable(obj runtime.Object, gvk schema.GroupVersionKind) error {
+	if c.res == nil || c.res.Readable == nil || gvk != c.res.GVK() {
+		return nil
+	}
+	if own, ok := obj.(api.Object); ok {
+		return c.res.Readable(own)
+	}
 	return nil
 }
 

@@ -201,6 +201,9 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 		}
 	}
 	unknown, err := p.coerce(obj, p.strict)
+	if err == nil {
+		err = p.readable(obj, p.kind)
+	}
 	if err != nil {
 		return nil, invalidPatch(string(patched), err)
 	}
@@ -338,7 +341,8 @@ func (p *patcher) strategic(current api.Object) (api.Object, error) {
 	if err := p.judge(strictErrs, fmt.Sprintf("%+v", patch)); err != nil {
 		return nil, err
 	}
-	return touched.with(current, obj), nil
+	obj = touched.with(current, obj)
+	return obj, p.readable(obj, p.kind)
 }
 
 func strategicError(err error) error {
@@ -386,6 +390,9 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 		return nil, err
 	}
 	obj.GetObjectKind().SetGroupVersionKind(p.kind)
+	if err := p.readable(obj, p.kind); err != nil {
+		return nil, fmt.Errorf("failed to convert to unversioned (%s/%s; %v): %w", config.GetNamespace(), config.GetName(), p.kind, err)
+	}
 	return obj, nil
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/core/pod"
+	"hyperkube/internal/api/validate"
 )
 
 func daemonSet() api.Kind[*appsv1.DaemonSet] {
@@ -34,6 +35,10 @@ func daemonSet() api.Kind[*appsv1.DaemonSet] {
 		Scope:   api.Namespaced,
 		New:     func() *appsv1.DaemonSet { return &appsv1.DaemonSet{} },
 		NewList: func() runtime.Object { return &appsv1.DaemonSetList{} },
+		Readable: func(ds *appsv1.DaemonSet) error {
+			_, err := parseTemplateGeneration(ds)
+			return err
+		},
 		Default: defaultDaemonSet,
 		PrepareCreate: func(_ context.Context, ds *appsv1.DaemonSet) {
 			pod.DropDisabled(&ds.Spec.Template.Spec, nil)
@@ -42,7 +47,7 @@ func daemonSet() api.Kind[*appsv1.DaemonSet] {
 			setTemplateGeneration(ds, max(templateGeneration(ds), 1))
 		},
 		Validate: func(_ context.Context, ds *appsv1.DaemonSet) field.ErrorList {
-			return validateDaemonSetSpec(&ds.Spec, field.NewPath("spec"))
+			return validateDaemonSetSpec(&ds.Spec, nil, field.NewPath("spec"))
 		},
 		Warnings: func(_ context.Context, ds, old *appsv1.DaemonSet) []string {
 			if old != nil && templateGeneration(ds) == templateGeneration(old) {
@@ -67,7 +72,7 @@ func daemonSet() api.Kind[*appsv1.DaemonSet] {
 			Validate: func(_ context.Context, ds, old *appsv1.DaemonSet) field.ErrorList {
 				path := field.NewPath("spec")
 				return append(apivalidation.ValidateImmutableField(ds.Spec.Selector, old.Spec.Selector, path.Child("selector")),
-					validateDaemonSetSpec(&ds.Spec, path)...)
+					validateDaemonSetSpec(&ds.Spec, old.Spec.Selector, path)...)
 			},
 			ResetFields: [][]string{{"status"}},
 		},
@@ -113,11 +118,19 @@ func daemonSet() api.Kind[*appsv1.DaemonSet] {
 // templateGeneration counts the changes of the template. Pods of other servers
 // know it, and no field of this version has it.
 func templateGeneration(ds *appsv1.DaemonSet) int64 {
-	n, err := strconv.ParseInt(ds.Annotations[appsv1.DeprecatedTemplateGeneration], 10, 64)
+	n, err := parseTemplateGeneration(ds)
 	if err != nil {
 		return 0
 	}
 	return n
+}
+
+func parseTemplateGeneration(ds *appsv1.DaemonSet) (int64, error) {
+	text, ok := ds.Annotations[appsv1.DeprecatedTemplateGeneration]
+	if !ok {
+		return 0, nil
+	}
+	return strconv.ParseInt(text, 10, 64)
 }
 
 func setTemplateGeneration(ds *appsv1.DaemonSet, n int64) {
@@ -129,6 +142,10 @@ func setTemplateGeneration(ds *appsv1.DaemonSet, n int64) {
 }
 
 func defaultDaemonSet(ds *appsv1.DaemonSet) {
+	if _, ok := ds.Annotations[appsv1.DeprecatedTemplateGeneration]; !ok {
+		// Who sends none is taken to send zero, which managed fields tell of.
+		setTemplateGeneration(ds, 0)
+	}
 	pod.DefaultTemplate(&ds.Spec.Template)
 	strategy := &ds.Spec.UpdateStrategy
 	if strategy.Type == "" {
@@ -147,8 +164,9 @@ func defaultDaemonSet(ds *appsv1.DaemonSet) {
 	set(&ds.Spec.RevisionHistoryLimit, 10)
 }
 
-func validateDaemonSetSpec(spec *appsv1.DaemonSetSpec, path *field.Path) field.ErrorList {
-	errs := metav1validation.ValidateLabelSelector(spec.Selector, metav1validation.LabelSelectorValidationOptions{}, path.Child("selector"))
+// validateDaemonSetSpec has the stored selector of a set that exists.
+func validateDaemonSetSpec(spec *appsv1.DaemonSetSpec, stored *metav1.LabelSelector, path *field.Path) field.ErrorList {
+	errs := metav1validation.ValidateLabelSelector(spec.Selector, validate.SelectorOptions(stored), path.Child("selector"))
 	template := path.Child("template")
 	if s, err := metav1.LabelSelectorAsSelector(spec.Selector); err == nil && !s.Matches(labels.Set(spec.Template.Labels)) {
 		errs = append(errs, field.Invalid(template.Child("metadata", "labels"), spec.Template.Labels, noMatch))

@@ -12,7 +12,7 @@ import (
 )
 
 func validateJobUpdate(j, old *batchv1.Job) field.ErrorList {
-	errs := validateJobSpec(&j.Spec, field.NewPath("spec"))
+	errs := validateJobSpec(&j.Spec, old.Spec.Selector, field.NewPath("spec"))
 	path := field.NewPath("spec")
 	immutable := func(name string, is, was any) {
 		errs = append(errs, apivalidation.ValidateImmutableField(is, was, path.Child(name))...)

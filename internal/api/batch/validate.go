@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api/core/pod"
+	"hyperkube/internal/api/validate"
 )
 
 // How large jobs may be.
@@ -32,7 +33,7 @@ const (
 )
 
 func validateJob(j *batchv1.Job) field.ErrorList {
-	errs := append(validateGeneratedSelector(j), validateJobSpec(&j.Spec, field.NewPath("spec"))...)
+	errs := append(validateGeneratedSelector(j), validateJobSpec(&j.Spec, nil, field.NewPath("spec"))...)
 	return append(errs, validateHostname(j)...)
 }
 
@@ -86,12 +87,13 @@ func nonNegative[T int32 | int64](p *T, path *field.Path) field.ErrorList {
 	return apivalidation.ValidateNonnegativeField(int64(*p), path)
 }
 
-func validateJobSpec(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
+// validateJobSpec has the stored selector of a job that exists.
+func validateJobSpec(spec *batchv1.JobSpec, stored *metav1.LabelSelector, path *field.Path) field.ErrorList {
 	errs := validateJobBase(spec, path)
 	if spec.Selector == nil {
 		errs = append(errs, field.Required(path.Child("selector"), ""))
 	} else {
-		errs = append(errs, metav1validation.ValidateLabelSelector(spec.Selector, metav1validation.LabelSelectorValidationOptions{}, path.Child("selector"))...)
+		errs = append(errs, metav1validation.ValidateLabelSelector(spec.Selector, validate.SelectorOptions(stored), path.Child("selector"))...)
 	}
 	if s, err := metav1.LabelSelectorAsSelector(spec.Selector); err == nil && !s.Matches(labels.Set(spec.Template.Labels)) {
 		errs = append(errs, field.Invalid(path.Child("template", "metadata", "labels"), spec.Template.Labels, "`selector` does not match template `labels`"))

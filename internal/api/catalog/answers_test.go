@@ -53,6 +53,39 @@ func TestAnswers(t *testing.T) {
 			"",
 		},
 		{
+			"a stored selector that is not valid any more: daemonsets", "daemonsets.apps",
+			`spec: {selector: {matchLabels: {a: b}, matchExpressions: [{key: z, operator: NotIn, values: [-b]}]}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: x}]}}}`,
+			`spec: {selector: {matchLabels: {a: b}, matchExpressions: [{key: z, operator: NotIn, values: [-b]}]}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: "z"}]}}}`,
+			"",
+		},
+		{
+			"a stored selector that is not valid any more: jobs", "jobs.batch",
+			`spec: {manualSelector: true, parallelism: 1, selector: {matchLabels: {a: b}, matchExpressions: [{key: z, operator: NotIn, values: [-b]}]}, template: {metadata: {labels: {a: b}}, spec: {restartPolicy: Never, containers: [{name: c, image: x}]}}}`,
+			`spec: {manualSelector: true, parallelism: 2, selector: {matchLabels: {a: b}, matchExpressions: [{key: z, operator: NotIn, values: [-b]}]}, template: {metadata: {labels: {a: b}}, spec: {restartPolicy: Never, containers: [{name: c, image: x}]}}}`,
+			"",
+		},
+		{
+			"a stored selector that is not valid any more: poddisruptionbudgets", "poddisruptionbudgets.policy",
+			`spec: {minAvailable: 1, selector: {matchLabels: {a: b}, matchExpressions: [{key: z, operator: NotIn, values: [-b]}]}}`,
+			`spec: {minAvailable: 2, selector: {matchLabels: {a: b}, matchExpressions: [{key: z, operator: NotIn, values: [-b]}]}}`,
+			"",
+		},
+		{
+			"a stored selector that is not valid any more: networkpolicies", "networkpolicies.networking.k8s.io",
+			`spec: {podSelector: {matchLabels: {a: b}, matchExpressions: [{key: z, operator: NotIn, values: [-b]}]}}`,
+			`spec: {podSelector: {matchLabels: {a: b}, matchExpressions: [{key: z, operator: NotIn, values: [-b]}]}, policyTypes: [Egress]}`,
+			"",
+		},
+		{
+			"a stored selector that is not valid any more: csistoragecapacities", "csistoragecapacities.storage.k8s.io",
+			`storageClassName: a
+nodeTopology: {matchLabels: {a: b}, matchExpressions: [{key: z, operator: NotIn, values: [-b]}]}`,
+			`storageClassName: a
+nodeTopology: {matchLabels: {a: b}, matchExpressions: [{key: z, operator: NotIn, values: [-b]}]}
+capacity: 1Gi`,
+			"",
+		},
+		{
 			"an address that is another's", "ipaddresses.networking.k8s.io",
 			`spec: {parentRef: {resource: services, name: a}}`,
 			`spec: {parentRef: {resource: services}}`,

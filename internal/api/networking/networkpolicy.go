@@ -32,7 +32,7 @@ func networkPolicy() api.Kind[*networkingv1.NetworkPolicy] {
 			p.Generation = 1
 		},
 		Validate: func(_ context.Context, p *networkingv1.NetworkPolicy) field.ErrorList {
-			return validateNetworkPolicy(&p.Spec, nil, field.NewPath("spec"))
+			return validateNetworkPolicy(&p.Spec, nil, nil, field.NewPath("spec"))
 		},
 		Warnings: networkPolicyWarnings,
 		Update: api.KindUpdate[*networkingv1.NetworkPolicy]{
@@ -43,7 +43,7 @@ func networkPolicy() api.Kind[*networkingv1.NetworkPolicy] {
 				}
 			},
 			Validate: func(_ context.Context, p, old *networkingv1.NetworkPolicy) field.ErrorList {
-				return validateNetworkPolicy(&p.Spec, blocksOf(&old.Spec), field.NewPath("spec"))
+				return validateNetworkPolicy(&p.Spec, &old.Spec.PodSelector, blocksOf(&old.Spec), field.NewPath("spec"))
 			},
 		},
 		Columns: []metav1.TableColumnDefinition{
@@ -126,17 +126,20 @@ func blocksOf(spec *networkingv1.NetworkPolicySpec) []string {
 	return out
 }
 
-func validateNetworkPolicy(spec *networkingv1.NetworkPolicySpec, known []string, path *field.Path) field.ErrorList {
-	errs := metav1validation.ValidateLabelSelector(&spec.PodSelector, metav1validation.LabelSelectorValidationOptions{}, path.Child("podSelector"))
+// validateNetworkPolicy has the stored selector and address blocks of a policy that
+// exists.
+func validateNetworkPolicy(spec *networkingv1.NetworkPolicySpec, stored *metav1.LabelSelector, known []string, path *field.Path) field.ErrorList {
+	opts := validate.SelectorOptions(stored)
+	errs := metav1validation.ValidateLabelSelector(&spec.PodSelector, opts, path.Child("podSelector"))
 	for i, r := range spec.Ingress {
 		at := path.Child("ingress").Index(i)
 		errs = append(errs, validatePolicyPorts(r.Ports, at.Child("ports"))...)
-		errs = append(errs, validatePeers(r.From, known, at.Child("from"))...)
+		errs = append(errs, validatePeers(r.From, opts, known, at.Child("from"))...)
 	}
 	for i, r := range spec.Egress {
 		at := path.Child("egress").Index(i)
 		errs = append(errs, validatePolicyPorts(r.Ports, at.Child("ports"))...)
-		errs = append(errs, validatePeers(r.To, known, at.Child("to"))...)
+		errs = append(errs, validatePeers(r.To, opts, known, at.Child("to"))...)
 	}
 	types := []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
 	if len(spec.PolicyTypes) > len(types) {
@@ -188,9 +191,8 @@ func validatePolicyPorts(ports []networkingv1.NetworkPolicyPort, path *field.Pat
 	return errs
 }
 
-func validatePeers(peers []networkingv1.NetworkPolicyPeer, known []string, path *field.Path) field.ErrorList {
+func validatePeers(peers []networkingv1.NetworkPolicyPeer, opts metav1validation.LabelSelectorValidationOptions, known []string, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	opts := metav1validation.LabelSelectorValidationOptions{}
 	for i, p := range peers {
 		at := path.Index(i)
 		kinds := 0

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 func podDisruptionBudget() api.Kind[*policyv1.PodDisruptionBudget] {
@@ -32,7 +33,7 @@ func podDisruptionBudget() api.Kind[*policyv1.PodDisruptionBudget] {
 		},
 		ForbidUnconditionalUpdate: true,
 		Validate: func(_ context.Context, b *policyv1.PodDisruptionBudget) field.ErrorList {
-			return validateSpec(&b.Spec, field.NewPath("spec"))
+			return validateSpec(&b.Spec, nil, field.NewPath("spec"))
 		},
 		Update: api.KindUpdate[*policyv1.PodDisruptionBudget]{
 			Prepare: func(_ context.Context, b, old *policyv1.PodDisruptionBudget) {
@@ -42,8 +43,8 @@ func podDisruptionBudget() api.Kind[*policyv1.PodDisruptionBudget] {
 					b.Generation++
 				}
 			},
-			Validate: func(_ context.Context, b, _ *policyv1.PodDisruptionBudget) field.ErrorList {
-				return validateSpec(&b.Spec, field.NewPath("spec"))
+			Validate: func(_ context.Context, b, old *policyv1.PodDisruptionBudget) field.ErrorList {
+				return validateSpec(&b.Spec, old.Spec.Selector, field.NewPath("spec"))
 			},
 			ResetFields: [][]string{{"status"}},
 		},
@@ -79,14 +80,15 @@ func cell(v *intstr.IntOrString) string {
 	return v.String()
 }
 
-func validateSpec(spec *policyv1.PodDisruptionBudgetSpec, path *field.Path) field.ErrorList {
+// validateSpec has the stored selector of a budget that exists.
+func validateSpec(spec *policyv1.PodDisruptionBudgetSpec, stored *metav1.LabelSelector, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if spec.MinAvailable != nil && spec.MaxUnavailable != nil {
 		errs = append(errs, field.Invalid(path, *spec, "minAvailable and maxUnavailable cannot be both set"))
 	}
 	errs = append(errs, validateAmount(spec.MinAvailable, path.Child("minAvailable"))...)
 	errs = append(errs, validateAmount(spec.MaxUnavailable, path.Child("maxUnavailable"))...)
-	errs = append(errs, metav1validation.ValidateLabelSelector(spec.Selector, metav1validation.LabelSelectorValidationOptions{}, path.Child("selector"))...)
+	errs = append(errs, metav1validation.ValidateLabelSelector(spec.Selector, validate.SelectorOptions(stored), path.Child("selector"))...)
 	policies := []policyv1.UnhealthyPodEvictionPolicyType{policyv1.AlwaysAllow, policyv1.IfHealthyBudget}
 	if p := spec.UnhealthyPodEvictionPolicy; p != nil && !slices.Contains(policies, *p) {
 		errs = append(errs, field.NotSupported(path.Child("unhealthyPodEvictionPolicy"), *p, policies))

@@ -17,17 +17,19 @@ import (
 
 func csiStorageCapacity() api.Kind[*storagev1.CSIStorageCapacity] {
 	return api.Kind[*storagev1.CSIStorageCapacity]{
-		Names:                     api.Names{Kind: "CSIStorageCapacity", ListKind: "CSIStorageCapacityList", Plural: "csistoragecapacities"},
-		Group:                     group,
-		Version:                   version,
-		Scope:                     api.Namespaced,
-		New:                       func() *storagev1.CSIStorageCapacity { return &storagev1.CSIStorageCapacity{} },
-		NewList:                   func() runtime.Object { return &storagev1.CSIStorageCapacityList{} },
-		Validate:                  func(_ context.Context, c *storagev1.CSIStorageCapacity) field.ErrorList { return validateCapacity(c) },
+		Names:   api.Names{Kind: "CSIStorageCapacity", ListKind: "CSIStorageCapacityList", Plural: "csistoragecapacities"},
+		Group:   group,
+		Version: version,
+		Scope:   api.Namespaced,
+		New:     func() *storagev1.CSIStorageCapacity { return &storagev1.CSIStorageCapacity{} },
+		NewList: func() runtime.Object { return &storagev1.CSIStorageCapacityList{} },
+		Validate: func(_ context.Context, c *storagev1.CSIStorageCapacity) field.ErrorList {
+			return validateCapacity(c, nil)
+		},
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*storagev1.CSIStorageCapacity]{
 			Validate: func(_ context.Context, c, old *storagev1.CSIStorageCapacity) field.ErrorList {
-				errs := validateCapacity(c)
+				errs := validateCapacity(c, old.NodeTopology)
 				errs = append(errs, apivalidation.ValidateImmutableField(c.NodeTopology, old.NodeTopology, field.NewPath("nodeTopology"))...)
 				return append(errs, apivalidation.ValidateImmutableField(c.StorageClassName, old.StorageClassName, field.NewPath("storageClassName"))...)
 			},
@@ -39,9 +41,10 @@ func csiStorageCapacity() api.Kind[*storagev1.CSIStorageCapacity] {
 	}
 }
 
-func validateCapacity(c *storagev1.CSIStorageCapacity) field.ErrorList {
+// validateCapacity has the stored topology of one that exists.
+func validateCapacity(c *storagev1.CSIStorageCapacity, stored *metav1.LabelSelector) field.ErrorList {
 	var errs validate.Errors
-	errs.Add(metav1validation.ValidateLabelSelector(c.NodeTopology, metav1validation.LabelSelectorValidationOptions{}, field.NewPath("nodeTopology")))
+	errs.Add(metav1validation.ValidateLabelSelector(c.NodeTopology, validate.SelectorOptions(stored), field.NewPath("nodeTopology")))
 	errs.InvalidAll(field.NewPath("storageClassName"), c.StorageClassName, apivalidation.NameIsDNSSubdomain(c.StorageClassName, false))
 	if c.Capacity != nil {
 		errs.NonNegativeQuantity(field.NewPath("capacity"), *c.Capacity)
