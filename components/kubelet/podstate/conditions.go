@@ -2,6 +2,7 @@ package podstate
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -10,16 +11,12 @@ import (
 
 // conditions fills the pod's conditions: the kubelet's own first, then those of
 // others as they are.
-func (in *StatusInput) conditions(s *v1.PodStatus, initialized bool) {
+func (in *StatusInput) conditions(s *v1.PodStatus) {
 	containers := in.containersReady(s)
 	ready := in.podReady(containers)
-	sandbox := v1.PodCondition{Type: v1.PodReadyToStartContainers, Status: v1.ConditionFalse}
-	if box := in.Observed.Sandbox(); box != nil && (in.Pod.Spec.HostNetwork || len(box.IPs) > 0) {
-		sandbox.Status = v1.ConditionTrue
-	}
-	computed := []v1.PodCondition{sandbox}
+	computed := []v1.PodCondition{in.sandboxReady()}
 	if !in.rejected() {
-		computed = append(computed, in.initialized(s, initialized))
+		computed = append(computed, in.initialized(s))
 	}
 	computed = append(computed, ready, containers, v1.PodCondition{Type: v1.PodScheduled, Status: v1.ConditionTrue})
 	if canRestartAll(in.Pod) && !in.rejected() {
@@ -36,6 +33,30 @@ func (in *StatusInput) conditions(s *v1.PodStatus, initialized bool) {
 			s.Conditions = append(s.Conditions, c)
 		}
 	}
+}
+
+// sandboxReady tells whether containers can be started, and what is in the way.
+func (in *StatusInput) sandboxReady() v1.PodCondition {
+	c := v1.PodCondition{Type: v1.PodReadyToStartContainers, Status: v1.ConditionFalse, Reason: "PodSandboxNotReady"}
+	ready := 0
+	for i := range in.Observed.Sandboxes {
+		if in.Observed.Sandboxes[i].Ready {
+			ready++
+		}
+	}
+	switch box := in.Observed.Sandbox(); {
+	case len(in.Observed.Sandboxes) == 0:
+		c.Message = "no pod sandbox exists"
+	case ready > 1:
+		c.Message = "multiple pod sandboxes are ready and need to be reconciled"
+	case box == nil:
+		c.Message = "pod sandbox is not ready"
+	case !in.Pod.Spec.HostNetwork && len(box.IPs) == 0:
+		c.Message = "pod sandbox has no IP address"
+	default:
+		c.Status, c.Reason = v1.ConditionTrue, ""
+	}
+	return c
 }
 
 func has(list []v1.PodCondition, t v1.PodConditionType) bool {
@@ -123,26 +144,27 @@ func (in *StatusInput) podReady(containers v1.PodCondition) v1.PodCondition {
 	return c
 }
 
-func (in *StatusInput) initialized(s *v1.PodStatus, initialized bool) v1.PodCondition {
+func (in *StatusInput) initialized(s *v1.PodStatus) v1.PodCondition {
 	c := v1.PodCondition{Type: v1.PodInitialized, Status: v1.ConditionTrue}
 	if s.Phase == v1.PodSucceeded {
 		c.Reason = "PodCompleted"
 		return c
 	}
+	// What was initialized stays so.
+	over := slices.ContainsFunc(in.Last.Conditions, func(old v1.PodCondition) bool { return old.Type == c.Type && old.Status == v1.ConditionTrue }) ||
+		slices.ContainsFunc(s.ContainerStatuses, func(st v1.ContainerStatus) bool { return st.State.Running != nil || st.State.Terminated != nil })
 	var incomplete []string
 	for i := range in.Pod.Spec.InitContainers {
 		st := &s.InitContainerStatuses[i]
+		done := st.Ready
 		if IsSidecar(&in.Pod.Spec.InitContainers[i]) {
-			if !initialized && (st.Started == nil || !*st.Started) {
-				incomplete = append(incomplete, st.Name)
-			}
-			continue
+			done = st.Started != nil && *st.Started
 		}
-		if !st.Ready && !initialized {
+		if !done {
 			incomplete = append(incomplete, st.Name)
 		}
 	}
-	if len(incomplete) > 0 {
+	if len(incomplete) > 0 && !over {
 		c.Status, c.Reason = v1.ConditionFalse, "ContainersNotInitialized"
 		c.Message = fmt.Sprintf("containers with incomplete status: %s", incomplete)
 	}

@@ -243,7 +243,7 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed 
 			if st.ExitCode == 0 || i < last {
 				continue
 			}
-			if in.Pod.Spec.RestartPolicy == v1.RestartPolicyNever && !shouldRestart(in.Pod, c, st.ExitCode) {
+			if !shouldRestart(in.Pod, c, st.ExitCode) {
 				return false, true
 			}
 			in.start(p, c)

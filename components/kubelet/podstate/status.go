@@ -75,7 +75,7 @@ func Status(in StatusInput) v1.PodStatus {
 		if terminal(last.Phase) {
 			s.Phase = last.Phase
 		}
-		in.conditions(&s, false)
+		in.conditions(&s)
 		return s
 	}
 	s.Resources, s.AllocatedResources = in.Resources, in.Allocated
@@ -105,7 +105,7 @@ func Status(in StatusInput) v1.PodStatus {
 	case in.Reason != "":
 		s.Phase = v1.PodFailed
 	default:
-		s.Phase = phase(pod, &s, in.Stopped, initialized)
+		s.Phase = phase(pod, &s, in.Stopped, in.underWay())
 		if in.Stopped && !terminal(s.Phase) {
 			s.Phase = v1.PodFailed
 		}
@@ -126,7 +126,11 @@ func Status(in StatusInput) v1.PodStatus {
 		}
 		s.Reason, s.Message = last.Reason, last.Message
 	}
-	in.conditions(&s, initialized)
+	if in.Reason == "" && s.Phase == last.Phase {
+		// They are about the phase, whoever said them.
+		s.Reason, s.Message = last.Reason, last.Message
+	}
+	in.conditions(&s)
 	return s
 }
 
@@ -194,6 +198,12 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 		s = removed(c, old, in.Slots[c.Name].Next)
 	default:
 		s = in.absent(c, old, waiting)
+		if kind == Init && !IsSidecar(c) && s.State.Waiting != nil && in.appMade() {
+			// Of a static pod nobody has told how it ended.
+			s.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
+				Reason: "Completed", Message: "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally",
+			}}
+		}
 	}
 
 	// What is about to be started again waits, and says for what.
@@ -209,13 +219,23 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 	if in.Devices != nil {
 		s.AllocatedResourcesStatus = in.Devices(c.Name)
 	}
-	if s.State.Running != nil && kind != Ephemeral {
-		in.resources(c, &s)
-	}
 	if latest != nil {
+		in.resources(c, &s, latest.State == Running)
+	}
+	if latest != nil || s.VolumeMounts == nil {
 		s.VolumeMounts = in.volumeMounts(c)
 	}
 	return s
+}
+
+// appMade tells whether the runtime has an app container of the pod.
+func (in *StatusInput) appMade() bool {
+	for i := range in.Pod.Spec.Containers {
+		if c := in.Observed.Latest(in.Pod.Spec.Containers[i].Name); c != nil && c.State != Unknown {
+			return true
+		}
+	}
+	return false
 }
 
 // absent is the status of a container that the runtime does not know; old is its
@@ -265,8 +285,7 @@ func (in *StatusInput) observed(c *v1.Container, latest *Container, old *v1.Cont
 	default:
 		if old != nil && old.State.Running != nil {
 			s.State.Terminated = &v1.ContainerStateTerminated{
-				Reason: unknownStatus, Message: "The container could not be located when the pod was terminated",
-				ExitCode: 137, ContainerID: s.ContainerID,
+				Reason: unknownStatus, Message: "The container could not be located when the pod was terminated", ExitCode: 137,
 			}
 			s.RestartCount = old.RestartCount + 1
 		} else {
@@ -291,17 +310,20 @@ func (in *StatusInput) observed(c *v1.Container, latest *Container, old *v1.Cont
 	return s
 }
 
-// resources tells what a running container has, and what it was given by the
-// latest resize.
-func (in *StatusInput) resources(c *v1.Container, s *v1.ContainerStatus) {
-	actual := c.Resources
+// resources tells what a container has, and what it was given by the latest resize:
+// one that does not run has that.
+func (in *StatusInput) resources(c *v1.Container, s *v1.ContainerStatus, running bool) {
+	given, actual := c.Resources, c.Resources
 	if r, ok := in.Actuated[c.Name]; ok {
 		actual = r
+		if in.Pending {
+			given = r
+		}
 	}
-	s.AllocatedResources = c.Resources.Requests.DeepCopy()
-	if in.Pending && len(in.Actuated) > 0 {
-		s.AllocatedResources = actual.Requests.DeepCopy()
+	if !running {
+		actual = given
 	}
+	s.AllocatedResources = given.Requests.DeepCopy()
 	s.Resources = &v1.ResourceRequirements{Limits: actual.Limits.DeepCopy(), Requests: actual.Requests.DeepCopy()}
 }
 
@@ -401,85 +423,4 @@ func (in *StatusInput) endContainers(s *v1.PodStatus, initialized bool) {
 	}
 	end(s.ContainerStatuses, initialized)
 	end(s.InitContainerStatuses, false)
-}
-
-// phase sums up the containers.
-func phase(pod *v1.Pod, s *v1.PodStatus, stopped, initialized bool) v1.PodPhase {
-	var pendingInit, pendingSidecar, failedInit int
-	for i := range pod.Spec.InitContainers {
-		c, st := &pod.Spec.InitContainers[i], &s.InitContainerStatuses[i]
-		if IsSidecar(c) {
-			switch {
-			case st.State.Running != nil && (st.Started == nil || !*st.Started):
-				pendingSidecar++
-			case st.State.Waiting != nil && st.LastTerminationState.Terminated == nil:
-				pendingSidecar++
-			}
-			continue
-		}
-		switch {
-		case st.State.Running != nil:
-			pendingInit++
-		case st.State.Terminated != nil:
-			if st.State.Terminated.ExitCode != 0 && !restartsAll(c, st.State.Terminated) {
-				failedInit++
-			}
-		case st.LastTerminationState.Terminated != nil:
-			if st.LastTerminationState.Terminated.ExitCode != 0 && !restartsAll(c, st.LastTerminationState.Terminated) {
-				failedInit++
-			}
-		default:
-			pendingInit++
-		}
-	}
-	var running, waiting, ended, succeeded int
-	for i := range s.ContainerStatuses {
-		st := &s.ContainerStatuses[i]
-		switch {
-		case st.State.Running != nil:
-			running++
-		case st.State.Terminated != nil:
-			ended++
-			if st.State.Terminated.ExitCode == 0 {
-				succeeded++
-			}
-		case st.LastTerminationState.Terminated != nil:
-			ended++
-		default:
-			waiting++
-		}
-	}
-	if failedInit > 0 && pod.Spec.RestartPolicy == v1.RestartPolicyNever {
-		return v1.PodFailed
-	}
-	switch {
-	case pendingInit > 0 || (pendingSidecar > 0 && !initialized):
-		return v1.PodPending
-	case waiting > 0:
-		return v1.PodPending
-	case running > 0:
-		return v1.PodRunning
-	case ended > 0:
-		if stopped {
-			if ended == succeeded {
-				return v1.PodSucceeded
-			}
-			return v1.PodFailed
-		}
-		restart := false
-		for i := range pod.Spec.Containers {
-			c := &pod.Spec.Containers[i]
-			if t := s.ContainerStatuses[i].State.Terminated; t == nil || shouldRestart(pod, c, t.ExitCode) {
-				restart = true
-			}
-		}
-		switch {
-		case restart:
-			return v1.PodRunning
-		case ended == succeeded:
-			return v1.PodSucceeded
-		}
-		return v1.PodFailed
-	}
-	return v1.PodPending
 }

@@ -1,0 +1,130 @@
+package podstate
+
+import (
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// statusOf is the status of a pod of which the runtime has that.
+func statusOf(p *v1.Pod, seen *Observed) v1.PodStatus {
+	return Status(StatusInput{Input: Input{Pod: p, Observed: seen, Now: now}, Last: &p.Status, RuntimeName: "r"})
+}
+
+// TestOwnPolicyOfInit: what becomes of a pod whose init container fails is that
+// container's to say.
+func TestOwnPolicyOfInit(t *testing.T) {
+	for _, c := range []struct {
+		pod   v1.RestartPolicy
+		own   v1.ContainerRestartPolicy
+		phase v1.PodPhase
+		again bool
+	}{
+		{v1.RestartPolicyAlways, "", v1.PodPending, true},
+		{v1.RestartPolicyAlways, v1.ContainerRestartPolicyNever, v1.PodFailed, false},
+		{v1.RestartPolicyNever, "", v1.PodFailed, false},
+		{v1.RestartPolicyNever, v1.ContainerRestartPolicyOnFailure, v1.PodPending, true},
+	} {
+		p := pod(c.pod, "init")
+		if c.own != "" {
+			p.Spec.InitContainers[0].RestartPolicy = &c.own
+		}
+		seen := see("init:exited=1")
+		seen.Containers[0].Hash = Hash(&p.Spec.InitContainers[0])
+		plan := Next(Input{Pod: p, Observed: seen, Now: now})
+		if got := len(plan.Start) == 1 && !plan.Finished; got != c.again {
+			t.Errorf("%s, own %q: %+v", c.pod, c.own, plan)
+		}
+		if got := Status(StatusInput{Input: Input{Pod: p, Observed: seen, Now: now}, Last: &p.Status, Stopped: !c.again}).Phase; got != c.phase {
+			t.Errorf("%s, own %q: %s, want %s", c.pod, c.own, got, c.phase)
+		}
+	}
+}
+
+// TestEndedContainersTell: of a container that has ended, or is not made yet, the
+// status says what one that runs says.
+func TestEndedContainersTell(t *testing.T) {
+	p := pod(v1.RestartPolicyNever)
+	for i := range p.Spec.Containers {
+		p.Spec.Containers[i].Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse("1")}
+		p.Spec.Containers[i].VolumeMounts = []v1.VolumeMount{{Name: "v", MountPath: "/v"}}
+	}
+	s := statusOf(p, see("a:exited=0"))
+	if a := s.ContainerStatuses[0]; a.Resources == nil || a.Resources.Requests.Cpu().Value() != 1 || a.AllocatedResources.Cpu().Value() != 1 || len(a.VolumeMounts) != 1 {
+		t.Errorf("ended: %+v", a)
+	}
+	if b := s.ContainerStatuses[1]; b.Resources != nil || len(b.VolumeMounts) != 1 || b.VolumeMounts[0].MountPath != "/v" {
+		t.Errorf("not made: %+v", b)
+	}
+}
+
+// TestLostInit: an init container of which nothing is left has done its work when
+// there are app containers.
+func TestLostInit(t *testing.T) {
+	p := pod(v1.RestartPolicyAlways, "init", "side")
+	s := statusOf(p, see("a:running", "b:running", "side:running"))
+	if end := s.InitContainerStatuses[0].State.Terminated; s.Phase != v1.PodRunning || end == nil || end.ExitCode != 0 || end.Reason != "Completed" {
+		t.Errorf("%s, %+v", s.Phase, s.InitContainerStatuses[0])
+	}
+	if s := statusOf(p, see("box")); s.Phase != v1.PodPending || s.InitContainerStatuses[0].State.Waiting == nil {
+		t.Errorf("at first: %s, %+v", s.Phase, s.InitContainerStatuses[0])
+	}
+	// A sidecar is started again.
+	if s := statusOf(p, see("a:running", "b:running")); s.InitContainerStatuses[1].State.Waiting == nil {
+		t.Errorf("%+v", s.InitContainerStatuses[1])
+	}
+}
+
+// TestSandboxReady: the condition says why containers cannot be started.
+func TestSandboxReady(t *testing.T) {
+	p := pod(v1.RestartPolicyAlways)
+	without := see("box")
+	without.Sandboxes[0].IPs = nil
+	two := see("box")
+	two.Sandboxes = append(two.Sandboxes, Sandbox{ID: "other", Ready: true})
+	for message, seen := range map[string]*Observed{
+		"": see("box"), "no pod sandbox exists": {}, "pod sandbox is not ready": see("dead"), "pod sandbox has no IP address": without,
+		"multiple pod sandboxes are ready and need to be reconciled": two,
+	} {
+		s := statusOf(p, seen)
+		want := v1.PodCondition{Type: v1.PodReadyToStartContainers, Status: v1.ConditionFalse, Reason: "PodSandboxNotReady", Message: message}
+		if message == "" {
+			want.Status, want.Reason = v1.ConditionTrue, ""
+		}
+		got := s.Conditions[0]
+		got.LastTransitionTime = want.LastTransitionTime
+		if got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+}
+
+// TestReasonOfThePhase: what is said of a phase stays while that does.
+func TestReasonOfThePhase(t *testing.T) {
+	p := pod(v1.RestartPolicyAlways)
+	p.Status = v1.PodStatus{Phase: v1.PodRunning, Reason: "NodeLost", Message: "it was away"}
+	if s := statusOf(p, see("a:running", "b:running")); s.Reason != "NodeLost" || s.Message != "it was away" {
+		t.Errorf("%s: %s", s.Reason, s.Message)
+	}
+	p.Status.Phase = v1.PodPending
+	if s := statusOf(p, see("a:running", "b:running")); s.Phase != v1.PodRunning || s.Reason != "" || s.Message != "" {
+		t.Errorf("%s: %s: %s", s.Phase, s.Reason, s.Message)
+	}
+}
+
+// TestSandboxMadeAnew: a pod in a new sandbox waits for its sidecars as it did the
+// first time.
+func TestSandboxMadeAnew(t *testing.T) {
+	p := pod(v1.RestartPolicyAlways, "side")
+	seen := see("side:running", "a:exited=0", "b:exited=0")
+	seen.Containers[1].SandboxID, seen.Containers[2].SandboxID = "former", "former"
+	in := StatusInput{Input: Input{Pod: p, Observed: seen, Now: now, Health: map[string]Health{"id-side": {Startup: Pending}}}, Last: &p.Status}
+	if s := Status(in); s.Phase != v1.PodPending {
+		t.Errorf("a sidecar has not started: %s", s.Phase)
+	}
+	seen.Containers[1].SandboxID = "box"
+	if s := Status(in); s.Phase != v1.PodRunning {
+		t.Errorf("a sidecar is started again: %s", s.Phase)
+	}
+}
