@@ -328,7 +328,7 @@ func hostPorts(pod *v1.Pod) iter.Seq[v1.ContainerPort] {
 // that is shared with the host is not a pod's to set.
 func (k *Kubelet) forbidden(pod *v1.Pod, name string) string {
 	name = sysctl.NormalizeName(name)
-	allowed := safeSysctls[name] || slices.ContainsFunc(k.cfg.AllowedUnsafeSysctls, func(a string) bool {
+	allowed := safeSysctls[name] || slices.ContainsFunc(k.cfg.Containers.AllowedUnsafeSysctls, func(a string) bool {
 		prefix, all := strings.CutSuffix(sysctl.NormalizeName(a), "*")
 		return prefix == name || all && strings.HasPrefix(name, prefix)
 	})

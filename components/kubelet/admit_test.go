@@ -74,8 +74,8 @@ func idle(t *testing.T, node, newest *v1.Node) *Kubelet {
 	t.Helper()
 	k, err := New(Config{
 		NodeName: "node", Layout: layout.Under(t.TempDir()), Clients: &client.Clients{Kube: fake.NewClientset(newest)},
-		IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, NoCgroups: true, Log: slog.New(slog.DiscardHandler),
-		AllowedUnsafeSysctls: []string{"kernel.shm*", "user.max_pid_namespaces"},
+		Node: NodeConfig{IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, Cgroups: CgroupConfig{Off: true}, Log: slog.New(slog.DiscardHandler),
+		Containers: ContainerConfig{AllowedUnsafeSysctls: []string{"kernel.shm*", "user.max_pid_namespaces"}},
 	})
 	if err != nil {
 		t.Fatal(err)

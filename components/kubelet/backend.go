@@ -78,7 +78,7 @@ func (k *Kubelet) hardware() stats.Hardware {
 
 // server listens and returns what serves.
 func (k *Kubelet) server() (func(context.Context) error, error) {
-	certificate := k.cfg.Certificate
+	certificate := k.cfg.Server.Certificate
 	if certificate == nil {
 		self := &selfSigned{name: k.cfg.NodeName, addresses: k.ips, now: time.Now}
 		if _, err := self.certificate(); err != nil {
@@ -86,39 +86,39 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 		}
 		certificate = self.certificate
 	}
-	l, err := net.Listen("tcp", net.JoinHostPort(k.cfg.Address, strconv.Itoa(k.cfg.Port)))
+	l, err := net.Listen("tcp", net.JoinHostPort(k.cfg.Server.Address, strconv.Itoa(k.cfg.Server.Port)))
 	if err != nil {
 		return nil, fmt.Errorf("listening: %w", err)
 	}
 	b := k.newBackend()
 	logs := "/var/log"
-	if k.cfg.NoNodeLogs {
+	if k.cfg.Server.NoNodeLogs {
 		logs = ""
 	}
 	var readOnly net.Listener
-	if k.cfg.ReadOnlyPort > 0 {
-		if readOnly, err = net.Listen("tcp", net.JoinHostPort(k.cfg.Address, strconv.Itoa(k.cfg.ReadOnlyPort))); err != nil {
+	if k.cfg.Server.ReadOnlyPort > 0 {
+		if readOnly, err = net.Listen("tcp", net.JoinHostPort(k.cfg.Server.Address, strconv.Itoa(k.cfg.Server.ReadOnlyPort))); err != nil {
 			l.Close()
 			return nil, fmt.Errorf("listening on the read-only port: %w", err)
 		}
 	}
 	s := server.New(server.Config{
 		ReadOnly: readOnly,
-		NoDebug:  k.cfg.NoDebug, NoProfiling: k.cfg.NoProfiling, MinVersion: k.cfg.TLSMinVersion, CipherSuites: k.cfg.CipherSuites,
-		Curves: k.cfg.Curves, StreamIdle: k.cfg.StreamIdle, Flags: k.cfg.Flags, Level: k.cfg.Level,
-		Listener: l, Certificate: certificate, ClientCA: k.cfg.ClientCA, NodeLogs: logs, NodeLogQuery: k.cfg.NodeLogQuery, Backend: b, Metrics: k.metrics, Log: k.log,
+		NoDebug:  k.cfg.Server.NoDebug, NoProfiling: k.cfg.Server.NoProfiling, MinVersion: k.cfg.Server.TLSMinVersion, CipherSuites: k.cfg.Server.CipherSuites,
+		Curves: k.cfg.Server.Curves, StreamIdle: k.cfg.Server.StreamIdle, Flags: k.cfg.Flags, Level: k.cfg.Level,
+		Listener: l, Certificate: certificate, ClientCA: k.cfg.Access.ClientCA, NodeLogs: logs, NodeLogQuery: k.cfg.Server.NodeLogQuery, Backend: b, Metrics: k.metrics, Log: k.log,
 		Wrap: func(h http.Handler) http.Handler { return tracesRequests(h, k.tracing) },
 		Auth: &server.Auth{
-			Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Anonymous, AlwaysAllow: k.cfg.AlwaysAllow, NoTokens: k.cfg.NoTokens,
-			TokenTTL: k.cfg.TokenTTL, AllowTTL: k.cfg.AllowTTL, DenyTTL: k.cfg.DenyTTL,
+			Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Access.Anonymous, AlwaysAllow: k.cfg.Access.AlwaysAllow, NoTokens: k.cfg.Access.NoTokens,
+			TokenTTL: k.cfg.Access.TokenTTL, AllowTTL: k.cfg.Access.AllowTTL, DenyTTL: k.cfg.Access.DenyTTL,
 		},
 	})
-	if k.cfg.HealthzPort < 0 {
+	if k.cfg.Server.HealthzPort < 0 {
 		return s.Serve, nil
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", server.Healthz(b.Healthy))
-	health, err := plainhttp.Serve(net.JoinHostPort(k.cfg.HealthzAddress, strconv.Itoa(k.cfg.HealthzPort)), mux)
+	health, err := plainhttp.Serve(net.JoinHostPort(k.cfg.Server.HealthzAddress, strconv.Itoa(k.cfg.Server.HealthzPort)), mux)
 	if err != nil {
 		l.Close()
 		if readOnly != nil {

@@ -139,14 +139,14 @@ func (o *options) enter(ctx context.Context, cfg *Config, group *lifecycle.Group
 			return err
 		}
 	}
-	if cfg.Certificate != nil || cfg.File == nil || !cfg.File.ServerTLSBootstrap {
+	if cfg.Server.Certificate != nil || cfg.File == nil || !cfg.File.ServerTLSBootstrap {
 		return nil
 	}
 	names := []string{cfg.NodeName}
-	for _, ip := range cfg.IPs {
+	for _, ip := range cfg.Node.IPs {
 		names = append(names, ip.String())
 	}
-	if len(cfg.IPs) == 0 {
+	if len(cfg.Node.IPs) == 0 {
 		if ip, err := utilnet.ChooseHostInterface(); err == nil {
 			names = append(names, ip.String())
 		}
@@ -156,7 +156,7 @@ func (o *options) enter(ctx context.Context, cfg *Config, group *lifecycle.Group
 		return err
 	}
 	group.Start(background, "serving certificate", keeper)
-	cfg.Certificate, cfg.ServingKept = keeper.Certificate, true
+	cfg.Server.Certificate, cfg.Server.CertificateKept = keeper.Certificate, true
 	cfg.Metrics = append(cfg.Metrics, keeper)
 	return nil
 }
@@ -183,31 +183,31 @@ func (o *options) build(given func(string) bool) (Config, error) {
 	for name, set := range map[string]func(){
 		"container-runtime-endpoint": func() { cfg.Endpoint = o.endpoint },
 		"root-dir":                   func() { cfg.Layout.Kubelet = o.root },
-		"cluster-dns":                func() { cfg.ClusterDNS = o.dns },
-		"cluster-domain":             func() { cfg.ClusterDomain = o.domain },
-		"resolv-conf":                func() { cfg.ResolvConf, cfg.NoResolvConf = o.resolv, o.resolv == "" },
-		"pod-manifest-path":          func() { cfg.StaticPods = o.manifests },
-		"register-node":              func() { cfg.NoRegister = !o.register },
-		"node-labels":                func() { cfg.Labels = o.labels },
-		"anonymous-auth":             func() { cfg.Anonymous = o.anonymous },
-		"authorization-mode":         func() { cfg.AlwaysAllow = o.mode == "AlwaysAllow" },
-		"address":                    func() { cfg.Address = o.address },
-		"port":                       func() { cfg.Port = o.port },
+		"cluster-dns":                func() { cfg.DNS.Servers = o.dns },
+		"cluster-domain":             func() { cfg.DNS.Domain = o.domain },
+		"resolv-conf":                func() { cfg.DNS.ResolvConf, cfg.DNS.NoResolvConf = o.resolv, o.resolv == "" },
+		"pod-manifest-path":          func() { cfg.StaticPods.Dir = o.manifests },
+		"register-node":              func() { cfg.Node.NoRegister = !o.register },
+		"node-labels":                func() { cfg.Node.Labels = o.labels },
+		"anonymous-auth":             func() { cfg.Access.Anonymous = o.anonymous },
+		"authorization-mode":         func() { cfg.Access.AlwaysAllow = o.mode == "AlwaysAllow" },
+		"address":                    func() { cfg.Server.Address = o.address },
+		"port":                       func() { cfg.Server.Port = o.port },
 		"healthz-port": func() {
-			if cfg.HealthzPort = o.healthzPort; o.healthzPort == 0 {
-				cfg.HealthzPort = -1
+			if cfg.Server.HealthzPort = o.healthzPort; o.healthzPort == 0 {
+				cfg.Server.HealthzPort = -1
 			}
 		},
-		"max-pods":                              func() { cfg.MaxPods = int64(o.maxPods) },
+		"max-pods":                              func() { cfg.Node.MaxPods = int64(o.maxPods) },
 		"cgroup-root":                           func() { cfg.Layout.CgroupRoot = o.cgroupRoot },
-		"provider-id":                           func() { cfg.ProviderID = o.providerID },
-		"pod-cidr":                              func() { cfg.PodCIDR = o.podCIDR },
-		"image-credential-provider-config":      func() { cfg.CredentialProviders = o.providers },
-		"image-credential-provider-bin-dir":     func() { cfg.CredentialProviderDir = o.providerDir },
-		"minimum-container-ttl-duration":        func() { cfg.Dead.MinAge = o.deadAge },
-		"maximum-dead-containers-per-container": func() { cfg.Dead.Each = &o.deadEach },
-		"maximum-dead-containers":               func() { cfg.Dead.All = &o.deadAll },
-		"seccomp-default":                       func() { cfg.SeccompDefault = o.seccomp },
+		"provider-id":                           func() { cfg.Node.ProviderID = o.providerID },
+		"pod-cidr":                              func() { cfg.Node.PodCIDR = o.podCIDR },
+		"image-credential-provider-config":      func() { cfg.Images.CredentialProviders = o.providers },
+		"image-credential-provider-bin-dir":     func() { cfg.Images.CredentialProviderDir = o.providerDir },
+		"minimum-container-ttl-duration":        func() { cfg.Containers.Dead.MinAge = o.deadAge },
+		"maximum-dead-containers-per-container": func() { cfg.Containers.Dead.Each = &o.deadEach },
+		"maximum-dead-containers":               func() { cfg.Containers.Dead.All = &o.deadAll },
+		"seccomp-default":                       func() { cfg.Containers.SeccompDefault = o.seccomp },
 	} {
 		if given(name) {
 			set()
@@ -217,22 +217,22 @@ func (o *options) build(given func(string) bool) (Config, error) {
 	if len(o.taints) > 0 {
 		taints, err := ParseTaints(o.taints)
 		errs = append(errs, err)
-		cfg.Taints = taints
+		cfg.Node.Taints = taints
 	}
 	for _, s := range o.nodeIPs {
 		ip, err := netip.ParseAddr(s)
 		errs = append(errs, err)
-		cfg.IPs = append(cfg.IPs, ip)
+		cfg.Node.IPs = append(cfg.Node.IPs, ip)
 	}
 	if o.cert != "" || o.key != "" {
-		cfg.Certificate = CertificateFiles(o.cert, o.key)
-		_, err := cfg.Certificate()
+		cfg.Server.Certificate = CertificateFiles(o.cert, o.key)
+		_, err := cfg.Server.Certificate()
 		errs = append(errs, err)
 	}
 	if o.clientCA != "" {
 		pool, err := ReadPool(o.clientCA)
 		errs = append(errs, err)
-		cfg.ClientCA = pool
+		cfg.Access.ClientCA = pool
 	}
 	cfg.NodeName = o.hostname
 	if cfg.NodeName == "" {

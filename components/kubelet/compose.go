@@ -53,7 +53,7 @@ func (k *Kubelet) compose() error {
 	k.manager.Admit = k.admit
 	k.disks = k.newDisks()
 	k.collector = &images.Collector{
-		CRI: k.cri, High: k.cfg.ImageGCHigh, Low: k.cfg.ImageGCLow, MinAge: k.cfg.ImageMinAge, MaxAge: k.cfg.ImageMaxAge,
+		CRI: k.cri, High: k.cfg.Images.GCHigh, Low: k.cfg.Images.GCLow, MinAge: k.cfg.Images.MinAge, MaxAge: k.cfg.Images.MaxAge,
 		Log: k.log, Path: k.cfg.Layout.Data, Records: puller.Records, Metrics: k.metrics,
 	}
 	k.stats = k.newStats()
@@ -83,10 +83,10 @@ func (k *Kubelet) newKeeper(recorder record.EventRecorder, capacity, allocatable
 	cfg := k.cfg
 	return nodestatus.New(nodestatus.Config{
 		Name: cfg.NodeName, Kube: k.kube, CRI: k.cri, Events: recorder, Log: k.log,
-		Register: !cfg.NoRegister, Labels: cfg.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Taints, Unschedulable: cfg.Unschedulable,
-		IPs: k.nodeIPs, ProviderID: cfg.ProviderID, Port: int32(cfg.Port), Machine: k.machine,
-		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Wrong: k.wrong, Devices: k.deviceCapacity, Renewed: func() bool { return k.devices.New() }, PodCIDR: cfg.PodCIDR,
-		Lease: cfg.LeaseDuration, Renew: cfg.LeaseDuration / 4, Update: cfg.NodeUpdate, Report: cfg.NodeReport, MaxImages: int(*cfg.MaxImages),
+		Register: !cfg.Node.NoRegister, Labels: cfg.Node.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Node.Taints, Unschedulable: cfg.Node.Unschedulable,
+		IPs: k.nodeIPs, ProviderID: cfg.Node.ProviderID, Port: int32(cfg.Server.Port), Machine: k.machine,
+		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Wrong: k.wrong, Devices: k.deviceCapacity, Renewed: func() bool { return k.devices.New() }, PodCIDR: cfg.Node.PodCIDR,
+		Lease: cfg.Node.Lease, Renew: cfg.Node.Lease / 4, Update: cfg.Node.Update, Report: cfg.Node.Report, MaxImages: int(*cfg.Node.MaxImages),
 		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe, Started: k.nodeStarted,
 	})
 }
@@ -97,10 +97,10 @@ func (k *Kubelet) newPuller() *images.Puller {
 	puller := images.NewPuller(k.cri.Images)
 	puller.Metrics = k.metrics
 	if cfg.Gates.Enabled(gatePulledImages, true) {
-		puller.Records = &images.Records{Dir: filepath.Join(cfg.Layout.Kubelet, "image_manager"), Policy: cfg.Verification, Allowed: cfg.Allowlist, Metrics: k.metrics, Log: k.log}
+		puller.Records = &images.Records{Dir: filepath.Join(cfg.Layout.Kubelet, "image_manager"), Policy: cfg.Images.Verification, Allowed: cfg.Images.Allowlist, Metrics: k.metrics, Log: k.log}
 	}
-	puller.Limit(cfg.ParallelPulls)
-	puller.LimitRate(int(*cfg.PullQPS), cfg.PullBurst)
+	puller.Limit(cfg.Images.ParallelPulls)
+	puller.LimitRate(int(*cfg.Images.PullQPS), cfg.Images.PullBurst)
 	return puller
 }
 
@@ -141,18 +141,18 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 		Prober: probe.New(k.execSync, "1.37"),
 		Events: recorder, CgroupRoot: cfg.Layout.CgroupRoot,
 		DNS: dnsconf.Node{
-			ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, ResolvConf: cfg.ResolvConf, Addresses: k.nodeIPs,
+			ClusterDNS: cfg.DNS.Servers, ClusterDomain: cfg.DNS.Domain, ResolvConf: cfg.DNS.ResolvConf, Addresses: k.nodeIPs,
 			Warn: func(reason, message string) { k.nodeEvent(v1.EventTypeWarning, reason, message) },
 		},
 		NodeIPs: k.nodeIPs, Node: k.keeper.Node, Allocatable: getAllocatable, MemoryCapacity: k.machine.MemoryBytes,
 		RuntimeName: "hyperkube", PodLogs: cfg.Layout.PodLogs, ContainerLogs: cfg.Layout.ContainerLogs,
-		SeccompDefault: cfg.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),
-		CPUCFSQuota: !cfg.CPUCFSQuotaOff, CPUCFSQuotaPeriod: cfg.CPUCFSQuotaPeriod,
+		SeccompDefault: cfg.Containers.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),
+		CPUCFSQuota: !cfg.Containers.NoCPUQuota, CPUCFSQuotaPeriod: cfg.Containers.CPUQuotaPeriod,
 		Services:     k.listServices,
-		Sysctls:      cfg.PodSysctls,
-		PodPidsLimit: cfg.PodPidsLimit, AllowedUnsafeSysctls: cfg.AllowedUnsafeSysctls,
-		CrashMax: cfg.CrashMax,
-		Dead:     cfg.Dead,
+		Sysctls:      cfg.Containers.Sysctls,
+		PodPidsLimit: cfg.Containers.PidsLimit, AllowedUnsafeSysctls: cfg.Containers.AllowedUnsafeSysctls,
+		CrashMax: cfg.Containers.CrashMax,
+		Dead:     cfg.Containers.Dead,
 		Extend:   k.extend,
 		NetworkProblem: func() string {
 			problem := k.keeper.NetworkProblem()
@@ -164,7 +164,7 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 		},
 	}
 	host.Prober.Metrics, host.Prober.HookMetrics = probe.NewMetrics(), k.metrics
-	if host.Users.Ranges, err = usernamespaces.Configured(context.Background(), cfg.MaxPods); err != nil {
+	if host.Users.Ranges, err = usernamespaces.Configured(context.Background(), cfg.Node.MaxPods); err != nil {
 		return nil, err
 	}
 	host.Users.Start = crc32.ChecksumIEEE([]byte(cfg.NodeName))
@@ -195,14 +195,14 @@ func (k *Kubelet) confine(host *pods.Host) {
 		return
 	}
 	k.metrics.CgroupVersion(2)
-	host.WholeOOMKill = !cfg.SingleOOMKill
+	host.WholeOOMKill = !cfg.Containers.SingleOOMKill
 	host.MemoryQoS = cfg.Gates.Enabled(gateMemoryQoS, true)
-	host.Tiered = host.MemoryQoS && cfg.TieredMemory
-	if cfg.MemoryThrottling != nil && host.MemoryQoS {
-		host.Throttling = *cfg.MemoryThrottling
+	host.Tiered = host.MemoryQoS && cfg.Containers.TieredMemory
+	if cfg.Containers.MemoryThrottling != nil && host.MemoryQoS {
+		host.Throttling = *cfg.Containers.MemoryThrottling
 	}
 	host.Swap = func() int64 { return 0 }
-	if cfg.LimitedSwap {
+	if cfg.Containers.LimitedSwap {
 		host.Swap = func() int64 { return k.machine.SwapBytes }
 	}
 }

@@ -51,26 +51,26 @@ func (c *Config) applyReserved(f *kubeletv1beta1.KubeletConfiguration) error {
 	}
 	kube, system := read("kubeReserved", f.KubeReserved), read("systemReserved", f.SystemReserved)
 	if len(kube) > 0 || len(system) > 0 {
-		c.KubeReserved, c.SystemReserved, c.Reserved = kube, system, v1.ResourceList{}
+		c.Reserved.Kube, c.Reserved.System, c.Reserved.All = kube, system, v1.ResourceList{}
 		for _, list := range []v1.ResourceList{kube, system} {
 			for name, q := range list {
-				sum := c.Reserved[name]
+				sum := c.Reserved.All[name]
 				sum.Add(q)
-				c.Reserved[name] = sum
+				c.Reserved.All[name] = sum
 			}
 		}
 	}
 	if f.EnforceNodeAllocatable != nil {
-		c.Enforce = slices.Clone(f.EnforceNodeAllocatable)
-		if len(c.Enforce) == 0 {
-			c.Enforce = []string{"none"}
+		c.Reserved.Enforce = slices.Clone(f.EnforceNodeAllocatable)
+		if len(c.Reserved.Enforce) == 0 {
+			c.Reserved.Enforce = []string{"none"}
 		}
 	}
 	if f.KubeReservedCgroup != "" {
-		c.KubeReservedCgroup = f.KubeReservedCgroup
+		c.Reserved.KubeCgroup = f.KubeReservedCgroup
 	}
 	if f.SystemReservedCgroup != "" {
-		c.SystemReservedCgroup = f.SystemReservedCgroup
+		c.Reserved.SystemCgroup = f.SystemReservedCgroup
 	}
 	return errors.Join(errs...)
 }
@@ -78,54 +78,54 @@ func (c *Config) applyReserved(f *kubeletv1beta1.KubeletConfiguration) error {
 // applyNode takes what concerns the node and its pods as a whole.
 func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.PodsPerCore != 0 {
-		c.PodsPerCore = int64(f.PodsPerCore)
+		c.Node.PodsPerCore = int64(f.PodsPerCore)
 	}
 	if d := f.NodeStatusUpdateFrequency.Duration; d != 0 {
-		c.NodeUpdate = d
+		c.Node.Update = d
 		// Who looks often tells often, unless told otherwise.
 		if f.NodeStatusReportFrequency.Duration == 0 {
-			c.NodeReport = d
+			c.Node.Report = d
 		}
 	}
 	if n := f.NodeStatusMaxImages; n != nil {
-		c.MaxImages = new(*n)
+		c.Node.MaxImages = new(*n)
 	}
 	switch serial := f.SerializeImagePulls; {
 	case serial != nil && *serial:
 		if n := f.MaxParallelImagePulls; n != nil && *n > 1 {
 			return errors.New("maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls is false")
 		}
-		c.ParallelPulls = 1
+		c.Images.ParallelPulls = 1
 	case f.MaxParallelImagePulls != nil:
-		if c.ParallelPulls = int(*f.MaxParallelImagePulls); c.ParallelPulls < 1 {
+		if c.Images.ParallelPulls = int(*f.MaxParallelImagePulls); c.Images.ParallelPulls < 1 {
 			return errors.New("maxParallelImagePulls must be a positive number")
 		}
 	}
 	switch f.MemorySwap.SwapBehavior {
 	case "", "NoSwap":
 	case "LimitedSwap":
-		c.LimitedSwap = true
+		c.Containers.LimitedSwap = true
 	default:
 		return fmt.Errorf("memorySwap.swapBehavior %q: want NoSwap or LimitedSwap", f.MemorySwap.SwapBehavior)
 	}
-	for to, from := range map[*bool]*bool{&c.FailSwapOn: f.FailSwapOn, &c.FailCgroupV1: f.FailCgroupV1} {
+	for to, from := range map[*bool]*bool{&c.Machine.FailSwapOn: f.FailSwapOn, &c.Machine.FailCgroupV1: f.FailCgroupV1} {
 		if from != nil {
 			*to = *from
 		}
 	}
 	if f.CgroupDriver != "" {
-		c.SystemdCgroups = f.CgroupDriver == "systemd"
+		c.Cgroups.Systemd = f.CgroupDriver == "systemd"
 	}
 	if f.KubeletCgroups != "" {
-		c.OwnCgroup = f.KubeletCgroups
+		c.Cgroups.Own = f.KubeletCgroups
 	}
-	c.ProtectKernel = c.ProtectKernel || f.ProtectKernelDefaults
+	c.Machine.ProtectKernel = c.Machine.ProtectKernel || f.ProtectKernelDefaults
 	if n := f.OOMScoreAdj; n != nil {
 		score := int(*n)
 		if score < -1000 || score > 1000 {
 			return fmt.Errorf("oomScoreAdj (--oom-score-adj) %d must be between -1000 and 1000, inclusive", score)
 		}
-		c.OOMScore = &score
+		c.Machine.OOMScore = &score
 	}
 	return nil
 }
@@ -135,9 +135,9 @@ func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 	switch f.CPUManagerPolicy {
 	case "":
 	case "none":
-		c.StaticCPUs = false
+		c.CPUs.Static = false
 	case "static":
-		c.StaticCPUs = true
+		c.CPUs.Static = true
 	default:
 		return fmt.Errorf("cpuManagerPolicy %q: want none or static", f.CPUManagerPolicy)
 	}
@@ -148,24 +148,24 @@ func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 		}
 		switch name {
 		case "full-pcpus-only":
-			c.WholeCores = on
+			c.CPUs.Whole = on
 		case "strict-cpu-reservation":
-			c.StrictCPUs = on
+			c.CPUs.Strict = on
 		case "prefer-align-cpus-by-uncorecache":
-			c.CPUsByCache = on
+			c.CPUs.ByCache = on
 		case "distribute-cpus-across-numa":
 			if !featuregates.Set(f.FeatureGates).Enabled(gateCPUBeta, true) {
 				return fmt.Errorf("CPU Manager Policy Beta-level Options not enabled, but option %q provided", name)
 			}
-			c.SpreadCPUs = on
+			c.CPUs.Spread = on
 		default:
 			return fmt.Errorf("cpuManagerPolicyOptions: %q is not supported", name)
 		}
-		if on && !c.StaticCPUs {
+		if on && !c.CPUs.Static {
 			return fmt.Errorf("cpuManagerPolicyOptions: %s needs the static policy", name)
 		}
 	}
-	if c.SpreadCPUs && c.CPUsByCache {
+	if c.CPUs.Spread && c.CPUs.ByCache {
 		return errors.New("cpuManagerPolicyOptions: prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa do not go together")
 	}
 	if f.ReservedSystemCPUs == "" {
@@ -175,11 +175,11 @@ func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 	if err != nil {
 		return fmt.Errorf("reservedSystemCPUs: %w", err)
 	}
-	if c.Reserved == nil {
-		c.Reserved = v1.ResourceList{}
+	if c.Reserved.All == nil {
+		c.Reserved.All = v1.ResourceList{}
 	}
 	// They go before what is reserved of CPUs otherwise.
-	c.ReservedCPUs, c.Reserved[v1.ResourceCPU] = set, *resource.NewQuantity(int64(set.Size()), resource.DecimalSI)
+	c.CPUs.Reserved, c.Reserved.All[v1.ResourceCPU] = set, *resource.NewQuantity(int64(set.Size()), resource.DecimalSI)
 	return nil
 }
 
@@ -189,14 +189,14 @@ func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
 	switch f.MemoryManagerPolicy {
 	case "":
 	case kubeletv1beta1.NoneMemoryManagerPolicy:
-		c.StaticMemory = false
+		c.Memory.Static = false
 	case kubeletv1beta1.StaticMemoryManagerPolicy:
-		c.StaticMemory = true
+		c.Memory.Static = true
 	default:
 		return fmt.Errorf("memoryManagerPolicy %q: want None or Static", f.MemoryManagerPolicy)
 	}
 	if len(f.ReservedMemory) > 0 {
-		c.ReservedMemory = map[int]map[v1.ResourceName]int64{}
+		c.Memory.Reserved = map[int]map[v1.ResourceName]int64{}
 	}
 	for _, r := range f.ReservedMemory {
 		if len(r.Limits) == 0 {
@@ -206,11 +206,11 @@ func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
 			return fmt.Errorf("reservedMemory: NUMA node %d is not one", r.NumaNode)
 		}
 		id := int(r.NumaNode)
-		if c.ReservedMemory[id] == nil {
-			c.ReservedMemory[id] = map[v1.ResourceName]int64{}
+		if c.Memory.Reserved[id] == nil {
+			c.Memory.Reserved[id] = map[v1.ResourceName]int64{}
 		}
 		for name, q := range r.Limits {
-			_, twice := c.ReservedMemory[id][name]
+			_, twice := c.Memory.Reserved[id][name]
 			switch {
 			case name != v1.ResourceMemory && !strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix):
 				return fmt.Errorf("reservedMemory: the limit type %q for NUMA node %d is not allowed, only memory and hugepages-<size> are", name, id)
@@ -219,7 +219,7 @@ func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
 			case twice:
 				return fmt.Errorf("reservedMemory: %s of NUMA node %d is given twice", name, id)
 			}
-			c.ReservedMemory[id][name] = q.Value()
+			c.Memory.Reserved[id][name] = q.Value()
 		}
 	}
 	if f.TopologyManagerPolicy != "" {
@@ -245,31 +245,32 @@ func (c *Config) applyShutdown(f *kubeletv1beta1.KubeletConfiguration) error {
 	}
 	periods, err := shutdown.Periods(f.ShutdownGracePeriod.Duration, f.ShutdownGracePeriodCriticalPods.Duration, by)
 	if err == nil && len(periods) > 0 {
-		c.Shutdown = periods
+		c.Machine.Shutdown = periods
 	}
 	return err
 }
 
 // applyServer takes what concerns the HTTPS server.
 func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
-	off := func(to *bool, on *bool) {
-		if on != nil {
-			*to = !*on
-		}
+	takeNot(&c.Server.NoDebug, f.EnableDebuggingHandlers)
+	takeNot(&c.Server.NoProfiling, f.EnableProfilingHandler)
+	takeNot(&c.Server.NoNodeLogs, f.EnableSystemLogHandler)
+	c.Server.NodeLogQuery = f.EnableSystemLogQuery != nil && *f.EnableSystemLogQuery
+	c.Server.ContentionProfile = c.Server.ContentionProfile || f.EnableContentionProfiling
+	take(&c.Server.HealthzAddress, f.HealthzBindAddress)
+	take(&c.Server.StreamIdle, f.StreamingConnectionIdleTimeout.Duration)
+	if len(f.TLSCurvePreferences) > 0 {
+		c.Server.Curves = nil
 	}
-	off(&c.NoDebug, f.EnableDebuggingHandlers)
-	off(&c.NoProfiling, f.EnableProfilingHandler)
-	off(&c.NoNodeLogs, f.EnableSystemLogHandler)
-	c.NodeLogQuery = f.EnableSystemLogQuery != nil && *f.EnableSystemLogQuery
-	if f.HealthzBindAddress != "" {
-		c.HealthzAddress = f.HealthzBindAddress
+	for _, id := range f.TLSCurvePreferences {
+		c.Server.Curves = append(c.Server.Curves, tls.CurveID(id))
 	}
 	switch f.TLSMinVersion {
 	case "":
 	case "VersionTLS12":
-		c.TLSMinVersion = tls.VersionTLS12
+		c.Server.TLSMinVersion = tls.VersionTLS12
 	case "VersionTLS13":
-		c.TLSMinVersion = tls.VersionTLS13
+		c.Server.TLSMinVersion = tls.VersionTLS13
 	default:
 		return fmt.Errorf("tlsMinVersion %q: want VersionTLS12 or VersionTLS13", f.TLSMinVersion)
 	}
@@ -278,15 +279,15 @@ func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
 		if i < 0 {
 			return fmt.Errorf("tlsCipherSuites: %q is unknown or not safe", name)
 		}
-		c.CipherSuites = append(c.CipherSuites, tls.CipherSuites()[i].ID)
+		c.Server.CipherSuites = append(c.Server.CipherSuites, tls.CipherSuites()[i].ID)
 	}
 	return nil
 }
 
 // capacity is all that the machine has, as the Node tells it.
 func (k *Kubelet) capacity() v1.ResourceList {
-	most := k.cfg.MaxPods
-	if n := k.cfg.PodsPerCore * k.machine.CPUs; n > 0 {
+	most := k.cfg.Node.MaxPods
+	if n := k.cfg.Node.PodsPerCore * k.machine.CPUs; n > 0 {
 		most = min(most, n)
 	}
 	return k.machine.Capacity(most)
@@ -300,10 +301,10 @@ var wanted = map[string]string{
 
 // refuseMachine tells why this machine is not to be run on.
 func (k *Kubelet) refuseMachine() error {
-	if k.cfg.FailSwapOn && k.machine.SwapBytes > 0 {
+	if k.cfg.Machine.FailSwapOn && k.machine.SwapBytes > 0 {
 		return errors.New("running with swap on is not supported, please disable swap or set --fail-swap-on flag to false")
 	}
-	if k.cfg.FailCgroupV1 {
+	if k.cfg.Machine.FailCgroupV1 {
 		groups, err := cgroup.Open()
 		if err != nil {
 			return err
@@ -312,7 +313,7 @@ func (k *Kubelet) refuseMachine() error {
 			return errors.New("kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is in maintenance mode")
 		}
 	}
-	if !k.cfg.ProtectKernel {
+	if !k.cfg.Machine.ProtectKernel {
 		return nil
 	}
 	var errs []error
@@ -336,10 +337,10 @@ func (k *Kubelet) enforceReserved() error {
 		name, cgroup string
 		list         v1.ResourceList
 	}{
-		{enforceKube, k.cfg.KubeReservedCgroup, k.cfg.KubeReserved}, {enforceSystem, k.cfg.SystemReservedCgroup, k.cfg.SystemReserved},
-		{enforceKubeCPU, k.cfg.KubeReservedCgroup, k.cfg.KubeReserved}, {enforceSystemCPU, k.cfg.SystemReservedCgroup, k.cfg.SystemReserved},
+		{enforceKube, k.cfg.Reserved.KubeCgroup, k.cfg.Reserved.Kube}, {enforceSystem, k.cfg.Reserved.SystemCgroup, k.cfg.Reserved.System},
+		{enforceKubeCPU, k.cfg.Reserved.KubeCgroup, k.cfg.Reserved.Kube}, {enforceSystemCPU, k.cfg.Reserved.SystemCgroup, k.cfg.Reserved.System},
 	} {
-		if !k.cfg.enforces(e.name) {
+		if !k.cfg.Reserved.enforces(e.name) {
 			continue
 		}
 		if !k.cgroups.Exists(e.cgroup) {
@@ -364,7 +365,7 @@ func (k *Kubelet) enforceReserved() error {
 		}
 	}
 	// As near as a machine allows that does not let it be lowered.
-	score := process.OOMScoreAdj(*k.cfg.OOMScore)
+	score := process.OOMScoreAdj(*k.cfg.Machine.OOMScore)
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(score)), 0); err != nil {
 		k.log.Warn("setting the kubelet's place among those that the kernel kills failed", "error", err)
 	}
@@ -373,6 +374,6 @@ func (k *Kubelet) enforceReserved() error {
 
 // memoryOfPods is the bound of all pods together, in bytes.
 func (k *Kubelet) memoryOfPods() int64 {
-	q := nodestatus.Allocatable(k.capacity(), k.cfg.Reserved)[v1.ResourceMemory]
+	q := nodestatus.Allocatable(k.capacity(), k.cfg.Reserved.All)[v1.ResourceMemory]
 	return q.Value()
 }

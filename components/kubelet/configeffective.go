@@ -44,68 +44,68 @@ func (c *Config) effectiveText() (string, error) {
 // effectiveHere writes what c holds itself.
 func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	seconds := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
-	f.StaticPodPath, f.PodLogsDir, f.ContainerRuntimeEndpoint = c.StaticPods, c.Layout.PodLogs, "unix://"+c.Endpoint
+	f.StaticPodPath, f.PodLogsDir, f.ContainerRuntimeEndpoint = c.StaticPods.Dir, c.Layout.PodLogs, "unix://"+c.Endpoint
 	f.Tracing = c.Tracing.DeepCopy()
-	f.ClusterDNS, f.ClusterDomain, f.PodCIDR, f.ProviderID = slices.Clone(c.ClusterDNS), c.ClusterDomain, c.PodCIDR, c.ProviderID
-	f.Address, f.Port, f.HealthzBindAddress = c.Address, int32(c.Port), c.HealthzAddress
-	f.ReadOnlyPort = int32(c.ReadOnlyPort)
-	f.HealthzPort = new(int32(max(c.HealthzPort, 0)))
-	f.EnableServer, f.RegisterNode = new(!c.NoServer), new(!c.NoRegister)
-	f.RegisterWithTaints = slices.Clone(c.Taints)
-	f.ResolverConfig = new(c.ResolvConf)
-	f.CgroupRoot, f.CgroupsPerQOS = c.Layout.CgroupRoot, new(!c.NoCgroups)
-	f.MaxPods, f.PodsPerCore = int32(c.MaxPods), int32(c.PodsPerCore)
-	f.PodPidsLimit = new(c.PodPidsLimit)
-	if c.PodPidsLimit <= 0 {
+	f.ClusterDNS, f.ClusterDomain, f.PodCIDR, f.ProviderID = slices.Clone(c.DNS.Servers), c.DNS.Domain, c.Node.PodCIDR, c.Node.ProviderID
+	f.Address, f.Port, f.HealthzBindAddress = c.Server.Address, int32(c.Server.Port), c.Server.HealthzAddress
+	f.ReadOnlyPort = int32(c.Server.ReadOnlyPort)
+	f.HealthzPort = new(int32(max(c.Server.HealthzPort, 0)))
+	f.EnableServer, f.RegisterNode = new(!c.Server.Off), new(!c.Node.NoRegister)
+	f.RegisterWithTaints = slices.Clone(c.Node.Taints)
+	f.ResolverConfig = new(c.DNS.ResolvConf)
+	f.CgroupRoot, f.CgroupsPerQOS = c.Layout.CgroupRoot, new(!c.Cgroups.Off)
+	f.MaxPods, f.PodsPerCore = int32(c.Node.MaxPods), int32(c.Node.PodsPerCore)
+	f.PodPidsLimit = new(c.Containers.PidsLimit)
+	if c.Containers.PidsLimit <= 0 {
 		f.PodPidsLimit = new(int64(-1))
 	}
-	f.ContainerLogMaxSize = resource.NewQuantity(c.LogMaxSize, resource.BinarySI).String()
-	f.ContainerLogMaxFiles = new(int32(c.LogMaxFiles))
-	f.ContainerLogMonitorInterval = new(seconds(c.LogInterval))
-	f.ImageGCHighThresholdPercent, f.ImageGCLowThresholdPercent = new(int32(c.ImageGCHigh)), new(int32(c.ImageGCLow))
-	f.ImageMinimumGCAge, f.ImageMaximumGCAge = seconds(c.ImageMinAge), seconds(c.ImageMaxAge)
-	f.SerializeImagePulls = new(c.ParallelPulls == 1)
-	if c.ParallelPulls > 0 {
-		f.MaxParallelImagePulls = new(int32(c.ParallelPulls))
+	f.ContainerLogMaxSize = resource.NewQuantity(c.Logs.MaxSize, resource.BinarySI).String()
+	f.ContainerLogMaxFiles = new(int32(c.Logs.MaxFiles))
+	f.ContainerLogMonitorInterval = new(seconds(c.Logs.Interval))
+	f.ImageGCHighThresholdPercent, f.ImageGCLowThresholdPercent = new(int32(c.Images.GCHigh)), new(int32(c.Images.GCLow))
+	f.ImageMinimumGCAge, f.ImageMaximumGCAge = seconds(c.Images.MinAge), seconds(c.Images.MaxAge)
+	f.SerializeImagePulls = new(c.Images.ParallelPulls == 1)
+	if c.Images.ParallelPulls > 0 {
+		f.MaxParallelImagePulls = new(int32(c.Images.ParallelPulls))
 	}
-	f.NodeStatusUpdateFrequency, f.NodeStatusReportFrequency = seconds(c.NodeUpdate), seconds(c.NodeReport)
-	f.NodeLeaseDurationSeconds, f.NodeStatusMaxImages = int32(c.LeaseDuration/time.Second), c.MaxImages
-	f.SeccompDefault, f.CPUCFSQuota = new(c.SeccompDefault), new(!c.CPUCFSQuotaOff)
-	f.CPUCFSQuotaPeriod = new(seconds(c.CPUCFSQuotaPeriod))
-	f.AllowedUnsafeSysctls = slices.Clone(c.AllowedUnsafeSysctls)
-	f.EvictionHard, f.EvictionSoft = maps.Clone(c.Eviction.Hard), maps.Clone(c.Eviction.Soft)
-	f.EvictionSoftGracePeriod, f.EvictionMinimumReclaim = maps.Clone(c.Eviction.SoftGrace), maps.Clone(c.Eviction.MinimumReclaim)
-	f.EvictionPressureTransitionPeriod, f.EvictionMaxPodGracePeriod = seconds(c.EvictionTransition), int32(c.EvictionMaxGrace)
-	f.LocalStorageCapacityIsolation = new(!c.NoStorageLimits)
-	f.EnforceNodeAllocatable = slices.Clone(c.Enforce)
-	f.KubeReserved, f.SystemReserved = texts(c.KubeReserved), texts(c.SystemReserved)
-	f.KubeletCgroups = c.OwnCgroup
-	if c.OOMScore != nil {
-		f.OOMScoreAdj = new(int32(*c.OOMScore))
+	f.NodeStatusUpdateFrequency, f.NodeStatusReportFrequency = seconds(c.Node.Update), seconds(c.Node.Report)
+	f.NodeLeaseDurationSeconds, f.NodeStatusMaxImages = int32(c.Node.Lease/time.Second), c.Node.MaxImages
+	f.SeccompDefault, f.CPUCFSQuota = new(c.Containers.SeccompDefault), new(!c.Containers.NoCPUQuota)
+	f.CPUCFSQuotaPeriod = new(seconds(c.Containers.CPUQuotaPeriod))
+	f.AllowedUnsafeSysctls = slices.Clone(c.Containers.AllowedUnsafeSysctls)
+	f.EvictionHard, f.EvictionSoft = maps.Clone(c.Eviction.Settings.Hard), maps.Clone(c.Eviction.Settings.Soft)
+	f.EvictionSoftGracePeriod, f.EvictionMinimumReclaim = maps.Clone(c.Eviction.Settings.SoftGrace), maps.Clone(c.Eviction.Settings.MinimumReclaim)
+	f.EvictionPressureTransitionPeriod, f.EvictionMaxPodGracePeriod = seconds(c.Eviction.Transition), int32(c.Eviction.MaxGrace)
+	f.LocalStorageCapacityIsolation = new(!c.Eviction.NoStorageLimits)
+	f.EnforceNodeAllocatable = slices.Clone(c.Reserved.Enforce)
+	f.KubeReserved, f.SystemReserved = texts(c.Reserved.Kube), texts(c.Reserved.System)
+	f.KubeletCgroups = c.Cgroups.Own
+	if c.Machine.OOMScore != nil {
+		f.OOMScoreAdj = new(int32(*c.Machine.OOMScore))
 	}
-	f.CrashLoopBackOff.MaxContainerRestartPeriod = new(seconds(c.CrashMax))
+	f.CrashLoopBackOff.MaxContainerRestartPeriod = new(seconds(c.Containers.CrashMax))
 	f.CPUManagerPolicy = "none"
-	if c.StaticCPUs {
+	if c.CPUs.Static {
 		f.CPUManagerPolicy = "static"
 	}
 	f.MemoryManagerPolicy = kubeletv1beta1.NoneMemoryManagerPolicy
-	if c.StaticMemory {
+	if c.Memory.Static {
 		f.MemoryManagerPolicy = kubeletv1beta1.StaticMemoryManagerPolicy
 	}
 	f.TopologyManagerPolicy, f.TopologyManagerScope, f.TopologyManagerPolicyOptions = c.Topology.Policy, c.Topology.Scope, maps.Clone(c.Topology.Options)
-	f.ImagePullCredentialsVerificationPolicy, f.PreloadedImagesVerificationAllowlist = c.Verification, slices.Clone(c.Allowlist)
-	f.StaticPodURL, f.HTTPCheckFrequency, f.FeatureGates = c.StaticPodURL, seconds(c.HTTPCheck), maps.Clone(c.Gates)
-	f.RegistryPullQPS, f.RegistryBurst, f.EventRecordQPS, f.EventBurst = c.PullQPS, int32(c.PullBurst), c.EventQPS, int32(c.EventBurst)
-	f.Authentication.Webhook.Enabled, f.Authentication.Webhook.CacheTTL = new(!c.NoTokens), seconds(c.TokenTTL)
-	f.Authorization.Webhook.CacheAuthorizedTTL, f.Authorization.Webhook.CacheUnauthorizedTTL = seconds(c.AllowTTL), seconds(c.DenyTTL)
+	f.ImagePullCredentialsVerificationPolicy, f.PreloadedImagesVerificationAllowlist = c.Images.Verification, slices.Clone(c.Images.Allowlist)
+	f.StaticPodURL, f.HTTPCheckFrequency, f.FeatureGates = c.StaticPods.URL, seconds(c.StaticPods.Check), maps.Clone(c.Gates)
+	f.RegistryPullQPS, f.RegistryBurst, f.EventRecordQPS, f.EventBurst = c.Images.PullQPS, int32(c.Images.PullBurst), c.Events.QPS, int32(c.Events.Burst)
+	f.Authentication.Webhook.Enabled, f.Authentication.Webhook.CacheTTL = new(!c.Access.NoTokens), seconds(c.Access.TokenTTL)
+	f.Authorization.Webhook.CacheAuthorizedTTL, f.Authorization.Webhook.CacheUnauthorizedTTL = seconds(c.Access.AllowTTL), seconds(c.Access.DenyTTL)
 	f.RuntimeRequestTimeout = seconds(c.RuntimeTimeout)
-	f.StreamingConnectionIdleTimeout, f.EnableContentionProfiling = seconds(c.StreamIdle), c.ContentionProfile
-	f.FailSwapOn, f.FailCgroupV1 = new(c.FailSwapOn), new(c.FailCgroupV1)
-	f.EnableDebuggingHandlers, f.EnableProfilingHandler, f.EnableSystemLogHandler = new(!c.NoDebug), new(!c.NoProfiling && !c.NoDebug), new(!c.NoNodeLogs)
-	f.EnableSystemLogQuery = new(c.NodeLogQuery)
-	f.Authentication.Anonymous.Enabled = new(c.Anonymous)
+	f.StreamingConnectionIdleTimeout, f.EnableContentionProfiling = seconds(c.Server.StreamIdle), c.Server.ContentionProfile
+	f.FailSwapOn, f.FailCgroupV1 = new(c.Machine.FailSwapOn), new(c.Machine.FailCgroupV1)
+	f.EnableDebuggingHandlers, f.EnableProfilingHandler, f.EnableSystemLogHandler = new(!c.Server.NoDebug), new(!c.Server.NoProfiling && !c.Server.NoDebug), new(!c.Server.NoNodeLogs)
+	f.EnableSystemLogQuery = new(c.Server.NodeLogQuery)
+	f.Authentication.Anonymous.Enabled = new(c.Access.Anonymous)
 	f.Authorization.Mode = kubeletv1beta1.KubeletAuthorizationModeWebhook
-	if c.AlwaysAllow {
+	if c.Access.AlwaysAllow {
 		f.Authorization.Mode = kubeletv1beta1.KubeletAuthorizationModeAlwaysAllow
 	}
 }

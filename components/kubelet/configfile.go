@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"sigs.k8s.io/yaml"
+
+	"hyperkube/internal/featuregates"
 )
 
 // decodeFile reads a KubeletConfiguration, YAML or JSON. Fields that do not
@@ -40,12 +44,14 @@ func decodeFile(raw []byte) (*kubeletv1beta1.KubeletConfiguration, error) {
 // it is. Certificates that the file names are read.
 func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 	c.applyPlaces(f)
-	c.applyPods(f)
-	c.applyImages(f)
-	c.applyEviction(f)
-	c.applyLimits(f)
+	c.StaticPods.apply(f)
+	c.Containers.apply(f)
+	c.DNS.apply(f)
+	c.Images.apply(f)
+	c.Eviction.apply(f)
+	c.Events.apply(f)
 	c.File = f
-	return errors.Join(c.applyLogs(f), c.applyReserved(f), c.applyCPUs(f), c.applyMemory(f), c.applyShutdown(f), c.applyNode(f), c.applyServer(f),
+	return errors.Join(c.Logs.apply(f), c.applyReserved(f), c.applyCPUs(f), c.applyMemory(f), c.applyShutdown(f), c.applyNode(f), c.applyServer(f),
 		refuseUnsupported(f), checkFile(f), c.applyAccess(f))
 }
 
@@ -80,91 +86,133 @@ func takeNot(to, from *bool) {
 
 // applyPlaces takes where things are on the node, and where it is reached.
 func (c *Config) applyPlaces(f *kubeletv1beta1.KubeletConfiguration) {
-	take(&c.StaticPods, f.StaticPodPath)
 	take(&c.Layout.PodLogs, f.PodLogsDir)
 	take(&c.Layout.CgroupRoot, f.CgroupRoot)
 	take(&c.Endpoint, f.ContainerRuntimeEndpoint)
-	take(&c.Address, f.Address)
-	take(&c.Port, int(f.Port))
-	c.ReadOnlyPort = int(f.ReadOnlyPort)
+	take(&c.RuntimeTimeout, f.RuntimeRequestTimeout.Duration)
+	take(&c.Server.Address, f.Address)
+	take(&c.Server.Port, int(f.Port))
+	c.Server.ReadOnlyPort = int(f.ReadOnlyPort)
 	if f.HealthzPort != nil {
-		if c.HealthzPort = int(*f.HealthzPort); c.HealthzPort == 0 {
-			c.HealthzPort = -1
+		if c.Server.HealthzPort = int(*f.HealthzPort); c.Server.HealthzPort == 0 {
+			c.Server.HealthzPort = -1
 		}
 	}
-	takeNot(&c.NoServer, f.EnableServer)
-	takeNot(&c.NoRegister, f.RegisterNode)
+	takeNot(&c.Server.Off, f.EnableServer)
+	takeNot(&c.Node.NoRegister, f.RegisterNode)
 	if len(f.RegisterWithTaints) > 0 {
-		c.Taints = f.RegisterWithTaints
+		c.Node.Taints = f.RegisterWithTaints
 	}
-	take(&c.ProviderID, f.ProviderID)
-	take(&c.NodeReport, f.NodeStatusReportFrequency.Duration)
-	take(&c.LeaseDuration, time.Duration(f.NodeLeaseDurationSeconds)*time.Second)
+	take(&c.Node.ProviderID, f.ProviderID)
+	take(&c.Node.PodCIDR, f.PodCIDR)
+	take(&c.Node.MaxPods, int64(f.MaxPods))
+	take(&c.Node.Report, f.NodeStatusReportFrequency.Duration)
+	take(&c.Node.Lease, time.Duration(f.NodeLeaseDurationSeconds)*time.Second)
+	takeNot(&c.Cgroups.Off, f.CgroupsPerQOS)
+	if len(f.FeatureGates) > 0 {
+		c.Gates = featuregates.Set(maps.Clone(f.FeatureGates))
+	}
 	if f.Tracing != nil {
 		c.Tracing = f.Tracing.DeepCopy()
 	}
 }
 
-// applyPods takes what each pod gets.
-func (c *Config) applyPods(f *kubeletv1beta1.KubeletConfiguration) {
-	take(&c.PodCIDR, f.PodCIDR)
-	take(&c.ClusterDomain, f.ClusterDomain)
-	if len(f.ClusterDNS) > 0 {
-		c.ClusterDNS = f.ClusterDNS
+func (c *StaticPods) apply(f *kubeletv1beta1.KubeletConfiguration) {
+	take(&c.Dir, f.StaticPodPath)
+	take(&c.URL, f.StaticPodURL)
+	if len(f.StaticPodURLHeader) > 0 {
+		c.Header = http.Header{}
+		for name, values := range f.StaticPodURLHeader {
+			for _, v := range values {
+				c.Header.Add(name, v)
+			}
+		}
 	}
-	if f.ResolverConfig != nil {
-		c.ResolvConf, c.NoResolvConf = *f.ResolverConfig, *f.ResolverConfig == ""
-	}
-	take(&c.MaxPods, int64(f.MaxPods))
-	takeAny(&c.PodPidsLimit, f.PodPidsLimit)
+	take(&c.Check, f.HTTPCheckFrequency.Duration)
+}
+
+func (c *ContainerConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
+	takeAny(&c.PidsLimit, f.PodPidsLimit)
 	takeAny(&c.SeccompDefault, f.SeccompDefault)
-	takeNot(&c.CPUCFSQuotaOff, f.CPUCFSQuota)
+	takeNot(&c.NoCPUQuota, f.CPUCFSQuota)
 	if f.CPUCFSQuotaPeriod != nil {
-		take(&c.CPUCFSQuotaPeriod, f.CPUCFSQuotaPeriod.Duration)
+		take(&c.CPUQuotaPeriod, f.CPUCFSQuotaPeriod.Duration)
 	}
-	takeNot(&c.NoCgroups, f.CgroupsPerQOS)
+	if f.DefaultPodSysctls != nil {
+		c.Sysctls = maps.Clone(f.DefaultPodSysctls)
+	}
 	if len(f.AllowedUnsafeSysctls) > 0 {
 		c.AllowedUnsafeSysctls = f.AllowedUnsafeSysctls
+	}
+	takeAny(&c.SingleOOMKill, f.SingleProcessOOMKill)
+	if f.MemoryThrottlingFactor != nil {
+		c.MemoryThrottling = new(*f.MemoryThrottlingFactor)
+	}
+	if f.MemoryReservationPolicy != "" {
+		c.TieredMemory = f.MemoryReservationPolicy == kubeletv1beta1.TieredReservationMemoryReservationPolicy
 	}
 	if f.CrashLoopBackOff.MaxContainerRestartPeriod != nil {
 		take(&c.CrashMax, f.CrashLoopBackOff.MaxContainerRestartPeriod.Duration)
 	}
 }
 
-// applyImages takes when images are removed.
-func (c *Config) applyImages(f *kubeletv1beta1.KubeletConfiguration) {
-	takeNumber(&c.ImageGCHigh, f.ImageGCHighThresholdPercent)
-	takeNumber(&c.ImageGCLow, f.ImageGCLowThresholdPercent)
-	take(&c.ImageMinAge, f.ImageMinimumGCAge.Duration)
-	take(&c.ImageMaxAge, f.ImageMaximumGCAge.Duration)
+func (c *DNSConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
+	take(&c.Domain, f.ClusterDomain)
+	if len(f.ClusterDNS) > 0 {
+		c.Servers = f.ClusterDNS
+	}
+	if f.ResolverConfig != nil {
+		c.ResolvConf, c.NoResolvConf = *f.ResolverConfig, *f.ResolverConfig == ""
+	}
 }
 
-// applyEviction takes when the node is short of something, and what pods may do then.
-func (c *Config) applyEviction(f *kubeletv1beta1.KubeletConfiguration) {
+func (c *ImageConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
+	take(&c.Endpoint, f.ImageServiceEndpoint)
+	if f.RegistryPullQPS != nil {
+		c.PullQPS = new(*f.RegistryPullQPS)
+	}
+	take(&c.PullBurst, int(f.RegistryBurst))
+	take(&c.Verification, f.ImagePullCredentialsVerificationPolicy)
+	if f.PreloadedImagesVerificationAllowlist != nil {
+		c.Allowlist = slices.Clone(f.PreloadedImagesVerificationAllowlist)
+	}
+	takeNumber(&c.GCHigh, f.ImageGCHighThresholdPercent)
+	takeNumber(&c.GCLow, f.ImageGCLowThresholdPercent)
+	take(&c.MinAge, f.ImageMinimumGCAge.Duration)
+	take(&c.MaxAge, f.ImageMaximumGCAge.Duration)
+}
+
+func (c *EvictionConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
 	if f.EvictionHard != nil {
-		c.Eviction.Hard = maps.Clone(f.EvictionHard)
+		c.Settings.Hard = maps.Clone(f.EvictionHard)
 		if f.MergeDefaultEvictionSettings != nil && *f.MergeDefaultEvictionSettings {
-			c.Eviction.Hard = defaultEvictionHard()
-			maps.Copy(c.Eviction.Hard, f.EvictionHard)
+			c.Settings.Hard = defaultEvictionHard()
+			maps.Copy(c.Settings.Hard, f.EvictionHard)
 		}
 	}
 	for to, from := range map[*map[string]string]map[string]string{
-		&c.Eviction.Soft: f.EvictionSoft, &c.Eviction.SoftGrace: f.EvictionSoftGracePeriod, &c.Eviction.MinimumReclaim: f.EvictionMinimumReclaim,
+		&c.Settings.Soft: f.EvictionSoft, &c.Settings.SoftGrace: f.EvictionSoftGracePeriod, &c.Settings.MinimumReclaim: f.EvictionMinimumReclaim,
 	} {
 		if from != nil {
 			*to = maps.Clone(from)
 		}
 	}
-	take(&c.EvictionTransition, f.EvictionPressureTransitionPeriod.Duration)
-	take(&c.EvictionMaxGrace, int64(f.EvictionMaxPodGracePeriod))
+	take(&c.Transition, f.EvictionPressureTransitionPeriod.Duration)
+	take(&c.MaxGrace, int64(f.EvictionMaxPodGracePeriod))
 	takeNot(&c.NoStorageLimits, f.LocalStorageCapacityIsolation)
 }
 
-// applyLogs takes how large containers' logs may become.
-func (c *Config) applyLogs(f *kubeletv1beta1.KubeletConfiguration) error {
-	takeNumber(&c.LogMaxFiles, f.ContainerLogMaxFiles)
+func (c *EventConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
+	if f.EventRecordQPS != nil {
+		c.QPS = new(*f.EventRecordQPS)
+	}
+	take(&c.Burst, int(f.EventBurst))
+}
+
+func (c *LogConfig) apply(f *kubeletv1beta1.KubeletConfiguration) error {
+	takeNumber(&c.MaxFiles, f.ContainerLogMaxFiles)
 	if f.ContainerLogMonitorInterval != nil {
-		take(&c.LogInterval, f.ContainerLogMonitorInterval.Duration)
+		take(&c.Interval, f.ContainerLogMonitorInterval.Duration)
 	}
 	if f.ContainerLogMaxSize == "" {
 		return nil
@@ -173,35 +221,39 @@ func (c *Config) applyLogs(f *kubeletv1beta1.KubeletConfiguration) error {
 	if err != nil {
 		return fmt.Errorf("containerLogMaxSize: %w", err)
 	}
-	c.LogMaxSize = q.Value()
+	c.MaxSize = q.Value()
 	return nil
 }
 
 // applyAccess takes who may ask the kubelet, and what it shows them.
 func (c *Config) applyAccess(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
-	takeAny(&c.Anonymous, f.Authentication.Anonymous.Enabled)
+	takeAny(&c.Access.Anonymous, f.Authentication.Anonymous.Enabled)
+	takeNot(&c.Access.NoTokens, f.Authentication.Webhook.Enabled)
+	take(&c.Access.TokenTTL, f.Authentication.Webhook.CacheTTL.Duration)
+	take(&c.Access.AllowTTL, f.Authorization.Webhook.CacheAuthorizedTTL.Duration)
+	take(&c.Access.DenyTTL, f.Authorization.Webhook.CacheUnauthorizedTTL.Duration)
 	switch f.Authorization.Mode {
 	case "", kubeletv1beta1.KubeletAuthorizationModeWebhook:
 	case kubeletv1beta1.KubeletAuthorizationModeAlwaysAllow:
-		c.AlwaysAllow = true
+		c.Access.AlwaysAllow = true
 	default:
 		errs = append(errs, fmt.Errorf("authorization mode %q: want Webhook or AlwaysAllow", f.Authorization.Mode))
 	}
 	if path := f.Authentication.X509.ClientCAFile; path != "" {
 		pool, err := ReadPool(path)
 		errs = append(errs, err)
-		c.ClientCA = pool
+		c.Access.ClientCA = pool
 	}
 	if f.TLSCertFile != "" || f.TLSPrivateKeyFile != "" {
-		c.Certificate = CertificateFiles(f.TLSCertFile, f.TLSPrivateKeyFile)
-		_, err := c.Certificate()
+		c.Server.Certificate = CertificateFiles(f.TLSCertFile, f.TLSPrivateKeyFile)
+		_, err := c.Server.Certificate()
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// ReadPool reads the authorities of clients, PEM, for Config.ClientCA.
+// ReadPool reads the authorities of clients, PEM, for AccessConfig.ClientCA.
 func ReadPool(path string) (*x509.CertPool, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {

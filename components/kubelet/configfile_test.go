@@ -115,8 +115,8 @@ func TestEffectiveText(t *testing.T) {
 			t.Errorf("%q is not in %s", want, got)
 		}
 	}
-	if strings.Contains(got, "secret]") || cfg.StaticPodHeader.Get("Authorization") != "secret" {
-		t.Errorf("masked: %s, sent: %v", got, cfg.StaticPodHeader)
+	if strings.Contains(got, "secret]") || cfg.StaticPods.Header.Get("Authorization") != "secret" {
+		t.Errorf("masked: %s, sent: %v", got, cfg.StaticPods.Header)
 	}
 }
 
@@ -245,9 +245,9 @@ func TestFlagsOfFields(t *testing.T) {
 	if err := cfg.complete(); err != nil {
 		t.Fatal(err)
 	}
-	if cfg.StaticPodURL != "http://x/y" || len(cfg.StaticPodHeader["A"]) != 2 || !cfg.Gates["MemoryQoS"] || *cfg.PullQPS != 0 || cfg.ReservedMemory[1]["memory"] != 2<<30 ||
-		cfg.ReservedMemory[0]["hugepages-2Mi"] != 2<<20 || cfg.Topology.Options["prefer-closest-numa-nodes"] != "true" || *cfg.Dead.Each != 3 ||
-		cfg.Dead.MinAge != time.Minute || cfg.ImageEndpoint != "unix:///x" {
+	if cfg.StaticPods.URL != "http://x/y" || len(cfg.StaticPods.Header["A"]) != 2 || !cfg.Gates["MemoryQoS"] || *cfg.Images.PullQPS != 0 || cfg.Memory.Reserved[1]["memory"] != 2<<30 ||
+		cfg.Memory.Reserved[0]["hugepages-2Mi"] != 2<<20 || cfg.Topology.Options["prefer-closest-numa-nodes"] != "true" || *cfg.Containers.Dead.Each != 3 ||
+		cfg.Containers.Dead.MinAge != time.Minute || cfg.Images.Endpoint != "unix:///x" {
 		t.Errorf("%+v", cfg)
 	}
 }
@@ -276,7 +276,7 @@ func TestNoResolvConf(t *testing.T) {
 		if err := errors.Join(cfg.Apply(f), cfg.complete()); err != nil {
 			t.Fatal(err)
 		}
-		return cfg.ResolvConf, cfg.Effective().ResolverConfig
+		return cfg.DNS.ResolvConf, cfg.Effective().ResolverConfig
 	}
 	if used, told := of("resolvConf: ''"); used != "" || *told != "" {
 		t.Errorf("none: %q is used, %q told", used, *told)

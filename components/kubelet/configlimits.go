@@ -1,11 +1,9 @@
 package kubelet
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"net/url"
 	"path/filepath"
 	"slices"
@@ -17,7 +15,6 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/kubelet/images"
-	"hyperkube/internal/featuregates"
 )
 
 // switches are the feature gates that the kubelet turns on and off.
@@ -37,114 +34,30 @@ const (
 // usualQuotaPeriod is that of the kernel, and the one without the gate.
 const usualQuotaPeriod = 100 * time.Millisecond
 
-// applyLimits takes what bounds the kubelet's own doing, and what has come to a
-// KubeletConfiguration over time.
-func (c *Config) applyLimits(f *kubeletv1beta1.KubeletConfiguration) {
-	take(&c.StaticPodURL, f.StaticPodURL)
-	if len(f.StaticPodURLHeader) > 0 {
-		c.StaticPodHeader = http.Header{}
-		for name, values := range f.StaticPodURLHeader {
-			for _, v := range values {
-				c.StaticPodHeader.Add(name, v)
-			}
-		}
-	}
-	take(&c.HTTPCheck, f.HTTPCheckFrequency.Duration)
-	if len(f.FeatureGates) > 0 {
-		c.Gates = featuregates.Set(maps.Clone(f.FeatureGates))
-	}
-	if f.RegistryPullQPS != nil {
-		c.PullQPS = new(*f.RegistryPullQPS)
-	}
-	take(&c.PullBurst, int(f.RegistryBurst))
-	if f.EventRecordQPS != nil {
-		c.EventQPS = new(*f.EventRecordQPS)
-	}
-	take(&c.EventBurst, int(f.EventBurst))
-	takeNot(&c.NoTokens, f.Authentication.Webhook.Enabled)
-	take(&c.TokenTTL, f.Authentication.Webhook.CacheTTL.Duration)
-	take(&c.AllowTTL, f.Authorization.Webhook.CacheAuthorizedTTL.Duration)
-	take(&c.DenyTTL, f.Authorization.Webhook.CacheUnauthorizedTTL.Duration)
-	if len(f.TLSCurvePreferences) > 0 {
-		c.Curves = nil
-	}
-	for _, id := range f.TLSCurvePreferences {
-		c.Curves = append(c.Curves, tls.CurveID(id))
-	}
-	take(&c.RuntimeTimeout, f.RuntimeRequestTimeout.Duration)
-	take(&c.StreamIdle, f.StreamingConnectionIdleTimeout.Duration)
-	c.ContentionProfile = c.ContentionProfile || f.EnableContentionProfiling
-	take(&c.ImageEndpoint, f.ImageServiceEndpoint)
-	takeAny(&c.SingleOOMKill, f.SingleProcessOOMKill)
-	if f.MemoryThrottlingFactor != nil {
-		c.MemoryThrottling = new(*f.MemoryThrottlingFactor)
-	}
-	if f.MemoryReservationPolicy != "" {
-		c.TieredMemory = f.MemoryReservationPolicy == kubeletv1beta1.TieredReservationMemoryReservationPolicy
-	}
-	take(&c.Verification, f.ImagePullCredentialsVerificationPolicy)
-	if f.PreloadedImagesVerificationAllowlist != nil {
-		c.Allowlist = slices.Clone(f.PreloadedImagesVerificationAllowlist)
-	}
-	if f.DefaultPodSysctls != nil {
-		c.PodSysctls = maps.Clone(f.DefaultPodSysctls)
-	}
-}
-
-// completeLimits fills what is empty.
-func (c *Config) completeLimits() {
-	duration := func(to *time.Duration, otherwise time.Duration) {
-		if *to == 0 {
-			*to = otherwise
-		}
-	}
-	duration(&c.HTTPCheck, 20*time.Second)
-	duration(&c.TokenTTL, 2*time.Minute)
-	duration(&c.AllowTTL, 5*time.Minute)
-	duration(&c.DenyTTL, 30*time.Second)
-	duration(&c.StreamIdle, 4*time.Hour)
-	duration(&c.RuntimeTimeout, 2*time.Minute)
-	if c.Verification == "" {
-		c.Verification = kubeletv1beta1.NeverVerifyPreloadedImages
-	}
-	if c.PullQPS == nil {
-		c.PullQPS = new(int32(5))
-	}
-	if c.PullBurst == 0 {
-		c.PullBurst = 10
-	}
-	if c.EventQPS == nil {
-		c.EventQPS = new(int32(50))
-	}
-	if c.EventBurst == 0 {
-		c.EventBurst = 100
-	}
-}
-
 func (c *Config) validateLimits() error {
-	errs := []error{c.Gates.Check(switches...), images.ParseVerification(c.Verification, c.Allowlist), allowable(c.AllowedUnsafeSysctls)}
-	if (c.CredentialProviders == "") != (c.CredentialProviderDir == "") {
+	errs := []error{c.Gates.Check(switches...), images.ParseVerification(c.Images.Verification, c.Images.Allowlist), allowable(c.Containers.AllowedUnsafeSysctls)}
+	if (c.Images.CredentialProviders == "") != (c.Images.CredentialProviderDir == "") {
 		errs = append(errs, errors.New("--image-credential-provider-config and --image-credential-provider-bin-dir go together"))
 	}
-	if c.Verification != kubeletv1beta1.NeverVerifyPreloadedImages && !c.Gates.Enabled(gatePulledImages, true) {
+	if c.Images.Verification != kubeletv1beta1.NeverVerifyPreloadedImages && !c.Gates.Enabled(gatePulledImages, true) {
 		errs = append(errs, errors.New("imagePullCredentialsVerificationPolicy needs the feature gate KubeletEnsureSecretPulledImages"))
 	}
-	if c.StaticPodURL != "" {
-		if u, err := url.Parse(c.StaticPodURL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			errs = append(errs, fmt.Errorf("staticPodURL %q: want http or https", c.StaticPodURL))
+	if c.StaticPods.URL != "" {
+		if u, err := url.Parse(c.StaticPods.URL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			errs = append(errs, fmt.Errorf("staticPodURL %q: want http or https", c.StaticPods.URL))
 		}
 	}
 	for name, n := range map[string]int{
-		"registryPullQPS": int(*c.PullQPS), "registryBurst": c.PullBurst, "eventRecordQPS": int(*c.EventQPS), "eventBurst": c.EventBurst,
+		"registryPullQPS": int(*c.Images.PullQPS), "registryBurst": c.Images.PullBurst, "eventRecordQPS": int(*c.Events.QPS), "eventBurst": c.Events.Burst,
 	} {
 		if n < 0 {
 			errs = append(errs, fmt.Errorf("%s must not be a negative number", name))
 		}
 	}
-	if c.ImageMaxAge != 0 && c.ImageMaxAge <= c.ImageMinAge {
-		errs = append(errs, fmt.Errorf("imageMaximumGCAge %v must be greater than imageMinimumGCAge %v", c.ImageMaxAge, c.ImageMinAge))
+	if c.Images.MaxAge != 0 && c.Images.MaxAge <= c.Images.MinAge {
+		errs = append(errs, fmt.Errorf("imageMaximumGCAge %v must be greater than imageMinimumGCAge %v", c.Images.MaxAge, c.Images.MinAge))
 	}
-	if p := c.CPUCFSQuotaPeriod; p != usualQuotaPeriod && !c.Gates.Enabled(gateQuotaPeriod, true) {
+	if p := c.Containers.CPUQuotaPeriod; p != usualQuotaPeriod && !c.Gates.Enabled(gateQuotaPeriod, true) {
 		errs = append(errs, fmt.Errorf("cpuCFSQuotaPeriod (--cpu-cfs-quota-period) %v requires feature gate CustomCPUCFSQuotaPeriod", p))
 	} else if p < time.Millisecond || p > time.Second {
 		errs = append(errs, fmt.Errorf("cpuCFSQuotaPeriod %v must be between 1ms and 1sec, inclusive", p))
@@ -152,16 +65,16 @@ func (c *Config) validateLimits() error {
 	if c.RuntimeTimeout < 0 {
 		errs = append(errs, fmt.Errorf("runtimeRequestTimeout %v must be positive", c.RuntimeTimeout))
 	}
-	if c.LogInterval < 3*time.Second {
-		errs = append(errs, fmt.Errorf("containerLogMonitorInterval %v must be at least 3 seconds", c.LogInterval))
+	if c.Logs.Interval < 3*time.Second {
+		errs = append(errs, fmt.Errorf("containerLogMonitorInterval %v must be at least 3 seconds", c.Logs.Interval))
 	}
-	if n := *c.MaxImages; n < -1 {
+	if n := *c.Node.MaxImages; n < -1 {
 		errs = append(errs, fmt.Errorf("nodeStatusMaxImages (--node-status-max-images) %d must be -1 or greater", n))
 	}
-	if c.ImageEndpoint != "" && !filepath.IsAbs(strings.TrimPrefix(c.ImageEndpoint, "unix://")) {
-		errs = append(errs, fmt.Errorf("imageServiceEndpoint %q: want unix:// and an absolute path", c.ImageEndpoint))
+	if c.Images.Endpoint != "" && !filepath.IsAbs(strings.TrimPrefix(c.Images.Endpoint, "unix://")) {
+		errs = append(errs, fmt.Errorf("imageServiceEndpoint %q: want unix:// and an absolute path", c.Images.Endpoint))
 	}
-	if f := c.MemoryThrottling; f != nil {
+	if f := c.Containers.MemoryThrottling; f != nil {
 		if *f <= 0 || *f > 1 {
 			errs = append(errs, fmt.Errorf("memoryThrottlingFactor %v must be greater than 0 and less than or equal to 1.0", *f))
 		}
@@ -170,13 +83,13 @@ func (c *Config) validateLimits() error {
 			errs = append(errs, errors.New("memoryThrottlingFactor must not be set when MemoryQoS feature gate is disabled"))
 		}
 	}
-	if c.TieredMemory && !c.Gates.Enabled(gateMemoryQoS, true) {
+	if c.Containers.TieredMemory && !c.Gates.Enabled(gateMemoryQoS, true) {
 		errs = append(errs, fmt.Errorf("memoryReservationPolicy %q requires MemoryQoS feature gate to be enabled", kubeletv1beta1.TieredReservationMemoryReservationPolicy))
 	}
-	if len(c.Shutdown) > 0 && !c.Gates.Enabled(gateShutdown, true) {
+	if len(c.Machine.Shutdown) > 0 && !c.Gates.Enabled(gateShutdown, true) {
 		errs = append(errs, errors.New("shutdownGracePeriod needs the feature gate GracefulNodeShutdown"))
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.PodSysctls)) {
+	for _, name := range slices.Sorted(maps.Keys(c.Containers.Sysctls)) {
 		if !namespaced(name) {
 			errs = append(errs, fmt.Errorf("defaultPodSysctls: %q is not of a pod's own", name))
 		}

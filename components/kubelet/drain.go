@@ -17,12 +17,12 @@ import (
 // newShutdown makes what ends pods when the machine shuts down; nil when it is
 // not to wait for them.
 func (k *Kubelet) newShutdown(events record.EventRecorder) *shutdown.Manager {
-	if len(k.cfg.Shutdown) == 0 {
+	if len(k.cfg.Machine.Shutdown) == 0 {
 		return nil
 	}
 	ref := &v1.ObjectReference{Kind: "Node", Name: k.cfg.NodeName, UID: types.UID(k.cfg.NodeName)}
 	return shutdown.New(shutdown.Config{
-		Periods: k.cfg.Shutdown, LogindConf: "/etc/systemd/logind.conf.d",
+		Periods: k.cfg.Machine.Shutdown, LogindConf: "/etc/systemd/logind.conf.d",
 		Recorded: func(path string) error {
 			return k.cfg.Journal.Record(hostchange.Change{Kind: hostchange.Dir, Name: path})
 		},

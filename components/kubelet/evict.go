@@ -26,17 +26,17 @@ import (
 
 // newEviction makes what ends pods when the node runs short.
 func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
-	thresholds, ignored := eviction.WithoutContainerFs(k.cfg.thresholds)
+	thresholds, ignored := eviction.WithoutContainerFs(k.cfg.Eviction.thresholds)
 	if ignored {
 		k.log.Warn("thresholds of containerfs are ignored: those of nodefs or imagefs hold for what containers write")
 	}
 	cfg := eviction.Config{
 		NodeName: k.cfg.NodeName, Thresholds: thresholds, Disks: k.disks.apart,
-		Transition: k.cfg.EvictionTransition, MaxGrace: k.cfg.EvictionMaxGrace,
+		Transition: k.cfg.Eviction.Transition, MaxGrace: k.cfg.Eviction.MaxGrace,
 		Measure: k.measure, Pods: k.manager.Active, Critical: critical, Usage: k.usage, Storage: k.storage,
 		Evict: k.evict, FreeDisk: k.freeDisk, Changed: k.keeper.Changed, Events: events, Log: k.log,
 	}
-	if k.cfg.NoStorageLimits {
+	if k.cfg.Eviction.NoStorageLimits {
 		cfg.Storage = nil
 	}
 	if k.cgroups == nil {
@@ -44,8 +44,8 @@ func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
 	}
 	// All pods together have a limit of their own, and the same is to be left
 	// of that.
-	for _, t := range k.cfg.thresholds {
-		if t.Signal == eviction.MemoryAvailable && t.Grace == 0 && k.cfg.enforces(enforcePods) {
+	for _, t := range k.cfg.Eviction.thresholds {
+		if t.Signal == eviction.MemoryAvailable && t.Grace == 0 && k.cfg.Reserved.enforces(enforcePods) {
 			t.Signal = eviction.AllocatableMemoryAvailable
 			cfg.Thresholds = append(cfg.Thresholds, t)
 		}
@@ -97,7 +97,7 @@ func (k *Kubelet) measure(ctx context.Context) (map[eviction.Signal]eviction.Obs
 		err = disk(images, eviction.ImageFsAvailable, eviction.ImageFsInodesFree)
 	}
 	err = errors.Join(err, disk(k.cfg.Layout.Kubelet, eviction.NodeFsAvailable, eviction.NodeFsInodesFree))
-	if k.cgroups != nil && k.cfg.enforces(enforcePods) {
+	if k.cgroups != nil && k.cfg.Reserved.enforces(enforcePods) {
 		if s, err := k.cgroups.Stats(k.kubepods()); err == nil && s.MemoryLimit > 0 {
 			out[eviction.AllocatableMemoryAvailable] = eviction.Observation{
 				Available: int64(s.MemoryLimit) - int64(s.MemoryWorkingSet), Capacity: int64(s.MemoryLimit),
@@ -231,7 +231,7 @@ const discardWithin = 30 * time.Second
 func (k *Kubelet) freeDisk(ctx context.Context, what eviction.Room) error {
 	var err error
 	if what.Containers {
-		_, err = k.manager.Tidy(ctx, podlogs.Rotation{MaxSize: k.cfg.LogMaxSize, MaxFiles: k.cfg.LogMaxFiles})
+		_, err = k.manager.Tidy(ctx, podlogs.Rotation{MaxSize: k.cfg.Logs.MaxSize, MaxFiles: k.cfg.Logs.MaxFiles})
 		ctx, cancel := context.WithTimeout(ctx, discardWithin)
 		err = errors.Join(err, k.manager.Discard(ctx))
 		cancel()

@@ -39,7 +39,7 @@ func (k *Kubelet) prepareCgroups() error {
 		return err
 	}
 	all := cgroup.Resources{CPUShares: uint64(k.machine.CPUs * 1024), MemoryLimit: cgroup.Unlimited}
-	if k.cfg.enforces(enforcePods) {
+	if k.cfg.Reserved.enforces(enforcePods) {
 		all.MemoryLimit = k.memoryOfPods()
 	}
 	if k.cgroups.Unified() && !k.host.Tiered {
@@ -67,7 +67,7 @@ func (k *Kubelet) prepareCgroups() error {
 	if err := k.enforceReserved(); err != nil {
 		return err
 	}
-	if k.kube != nil && k.cfg.enforces(enforcePods) {
+	if k.kube != nil && k.cfg.Reserved.enforces(enforcePods) {
 		k.nodeEvent(v1.EventTypeNormal, "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
 	}
 	return k.enterOwn()
@@ -75,7 +75,7 @@ func (k *Kubelet) prepareCgroups() error {
 
 // enterOwn goes into the cgroup that the configuration names for the kubelet.
 func (k *Kubelet) enterOwn() error {
-	name := k.cfg.OwnCgroup
+	name := k.cfg.Cgroups.Own
 	if name == "" {
 		return nil
 	}

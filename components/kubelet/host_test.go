@@ -48,7 +48,7 @@ func TestSlices(t *testing.T) {
 	systemd := func(rt *crifake.Runtime) { rt.Systemd = true }
 	var log lines
 	k, kube, _ := startWith(t, systemd, func(c *Config) {
-		c.NoCgroups, c.Layout.CgroupRoot, c.Log = false, root, slog.New(slog.NewTextHandler(&log, nil))
+		c.Cgroups.Off, c.Layout.CgroupRoot, c.Log = false, root, slog.New(slog.NewTextHandler(&log, nil))
 	})
 	want := path.Join(root, "kubepods.slice")
 	testwait.Until(t, "the cgroups are made", func() bool { return groups.Exists(path.Join(want, "kubepods-besteffort.slice")) })

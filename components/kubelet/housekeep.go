@@ -27,8 +27,8 @@ const (
 
 // housekeep rotates logs and removes dead containers and unused images.
 func (k *Kubelet) housekeep(ctx context.Context) error {
-	rotation := podlogs.Rotation{MaxSize: k.cfg.LogMaxSize, MaxFiles: k.cfg.LogMaxFiles}
-	ticker := time.NewTicker(k.cfg.LogInterval)
+	rotation := podlogs.Rotation{MaxSize: k.cfg.Logs.MaxSize, MaxFiles: k.cfg.Logs.MaxFiles}
+	ticker := time.NewTicker(k.cfg.Logs.Interval)
 	defer ticker.Stop()
 	// What is unused from now on has its age from now.
 	if err := k.collector.Note(ctx); err != nil && ctx.Err() == nil {
@@ -50,7 +50,7 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 				k.log.Warn("tidying up containers failed", "error", err)
 				k.nodeEvent(v1.EventTypeWarning, "ContainerGCFailed", err.Error())
 			}
-			next := k.cfg.LogInterval
+			next := k.cfg.Logs.Interval
 			if rotated {
 				next = min(next, busyEvery)
 			}
@@ -114,7 +114,7 @@ const driverTries = 3
 // askDriver asks the runtime how it wants cgroups named; of one that cannot be
 // asked, as those are that came before the question, the configuration says it.
 func (k *Kubelet) askDriver(ctx context.Context) error {
-	k.host.Systemd.Store(k.cfg.SystemdCgroups)
+	k.host.Systemd.Store(k.cfg.Cgroups.Systemd)
 	var err error
 	for range driverTries {
 		var resp *runtimeapi.RuntimeConfigResponse

@@ -91,7 +91,7 @@ func New(cfg Config) (*Kubelet, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	k := &Kubelet{cfg: cfg, log: cfg.Log, ips: cfg.IPs, metrics: telemetry.New(), began: time.Now()}
+	k := &Kubelet{cfg: cfg, log: cfg.Log, ips: cfg.Node.IPs, metrics: telemetry.New(), began: time.Now()}
 	if cfg.Clients != nil {
 		k.kube = cfg.Clients.Kube
 	}
@@ -122,15 +122,15 @@ func New(cfg Config) (*Kubelet, error) {
 	if k.cri, err = cri.Dial(cfg.Endpoint, cfg.RuntimeTimeout, tracesCalls(k.tracing)...); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	if cfg.ImageEndpoint != "" {
-		if err := k.cri.ImagesOf(cfg.ImageEndpoint); err != nil {
+	if cfg.Images.Endpoint != "" {
+		if err := k.cri.ImagesOf(cfg.Images.Endpoint); err != nil {
 			return nil, fmt.Errorf("kubelet: %w", err)
 		}
 	}
-	if cfg.ContentionProfile && !cfg.NoProfiling {
+	if cfg.Server.ContentionProfile && !cfg.Server.NoProfiling {
 		goruntime.SetBlockProfileRate(1)
 	}
-	if !cfg.NoCgroups {
+	if !cfg.Cgroups.Off {
 		if k.cgroups, err = cgroup.Open(); err != nil {
 			return nil, fmt.Errorf("kubelet: %w", err)
 		}
@@ -144,7 +144,7 @@ func New(cfg Config) (*Kubelet, error) {
 // reserved is what pods cannot have: what is set aside and what eviction keeps.
 func (k *Kubelet) reserved() v1.ResourceList {
 	out := v1.ResourceList{}
-	for name, q := range k.cfg.Reserved {
+	for name, q := range k.cfg.Reserved.All {
 		out[name] = q.DeepCopy()
 	}
 	add := func(name v1.ResourceName, n int64) {
@@ -152,7 +152,7 @@ func (k *Kubelet) reserved() v1.ResourceList {
 		q.Add(*resource.NewQuantity(n, resource.BinarySI))
 		out[name] = q
 	}
-	for _, t := range k.cfg.thresholds {
+	for _, t := range k.cfg.Eviction.thresholds {
 		switch {
 		case t.Grace > 0:
 		case t.Signal == eviction.MemoryAvailable:
@@ -189,8 +189,8 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	defer k.trust.close()
 	if k.kube != nil {
 		var sink record.EventSink = &typedcorev1.EventSinkImpl{Interface: k.kube.CoreV1().Events("")}
-		if n := *k.cfg.EventQPS; n > 0 {
-			sink = &limitedSink{EventSink: sink, limit: flowcontrol.NewTokenBucketRateLimiter(float32(n), k.cfg.EventBurst)}
+		if n := *k.cfg.Events.QPS; n > 0 {
+			sink = &limitedSink{EventSink: sink, limit: flowcontrol.NewTokenBucketRateLimiter(float32(n), k.cfg.Events.Burst)}
 		}
 		k.events.StartRecordingToSink(sink)
 	}
@@ -213,7 +213,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		})
 	}
 	// What takes requests goes first, then what makes the node ready, then pods.
-	if !k.cfg.NoServer {
+	if !k.cfg.Server.Off {
 		serve, err := k.server()
 		if err != nil {
 			return fmt.Errorf("kubelet: %w", err)

@@ -45,8 +45,9 @@ func startWith(t *testing.T, prepare func(*crifake.Runtime), change func(*Config
 	})
 	cfg := Config{
 		NodeName: "node", Layout: layout.Under(t.TempDir()), Clients: &client.Clients{Kube: kube},
-		IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, NoCgroups: true, Address: "127.0.0.1",
-		Port: testport.Port(t), HealthzPort: testport.Port(t), Anonymous: true, Log: slog.New(slog.DiscardHandler),
+		Node: NodeConfig{IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, Cgroups: CgroupConfig{Off: true},
+		Server: ServerConfig{Address: "127.0.0.1", Port: testport.Port(t), HealthzPort: testport.Port(t)},
+		Access: AccessConfig{Anonymous: true}, Log: slog.New(slog.DiscardHandler),
 	}
 	if change != nil {
 		change(&cfg)
@@ -87,7 +88,7 @@ func startWith(t *testing.T, prepare func(*crifake.Runtime), change func(*Config
 // TestReadOnlyPort: it tells of pods and stats to everybody, and does nothing else.
 func TestReadOnlyPort(t *testing.T) {
 	port := testport.Port(t)
-	start(t, func(c *Config) { c.ReadOnlyPort = port })
+	start(t, func(c *Config) { c.Server.ReadOnlyPort = port })
 	answers := func(path string) int {
 		t.Helper()
 		resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d%s", port, path)) //nolint:noctx // a test
@@ -159,7 +160,7 @@ func TestNodeAndPod(t *testing.T) {
 	web := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	defer web.CloseIdleConnections()
 	get := func(path string) string {
-		resp, err := web.Get(fmt.Sprintf("https://127.0.0.1:%d%s", k.cfg.Port, path))
+		resp, err := web.Get(fmt.Sprintf("https://127.0.0.1:%d%s", k.cfg.Server.Port, path))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +189,7 @@ func TestNodeAndPod(t *testing.T) {
 		"/checkpoint/default/a/main?timeout=x": "cannot parse value of timeout parameter\n",
 		"/checkpoint/default/a/main":           `{"items":["` + k.cfg.Layout.Kubelet + "/checkpoints/checkpoint-a_default-main-",
 	} {
-		resp, err := web.Post(fmt.Sprintf("https://127.0.0.1:%d%s", k.cfg.Port, path), "", nil)
+		resp, err := web.Post(fmt.Sprintf("https://127.0.0.1:%d%s", k.cfg.Server.Port, path), "", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -246,8 +247,8 @@ imageMinimumGCAge: 7m
 	if err := cfg.complete(); err != nil {
 		t.Fatal(err)
 	}
-	cpu := cfg.Reserved[v1.ResourceCPU]
-	if cfg.MaxPods != 42 || cfg.LogMaxSize != 1<<20 || cfg.HealthzPort != -1 || cpu.String() != "300m" || !cfg.AlwaysAllow || cfg.ImageMinAge != 7*time.Minute {
+	cpu := cfg.Reserved.All[v1.ResourceCPU]
+	if cfg.Node.MaxPods != 42 || cfg.Logs.MaxSize != 1<<20 || cfg.Server.HealthzPort != -1 || cpu.String() != "300m" || !cfg.Access.AlwaysAllow || cfg.Images.MinAge != 7*time.Minute {
 		t.Errorf("config: %+v", cfg)
 	}
 	for _, bad := range []string{
@@ -269,7 +270,7 @@ func TestStaticPod(t *testing.T) {
 		}
 	}
 	manifest("busybox:1")
-	_, kube, rt := start(t, func(c *Config) { c.StaticPods = dir })
+	_, kube, rt := start(t, func(c *Config) { c.StaticPods.Dir = dir })
 	// The fake API gives no UIDs, but what is told apart by them must have some.
 	running := func(image string) func() bool {
 		return func() bool {

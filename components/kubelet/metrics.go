@@ -269,11 +269,11 @@ func (m kubeletMetrics) podCertificates(gauge gauges) {
 // certificate tells for how long the certificate that is shown is good, unless
 // whoever keeps it does.
 func (m kubeletMetrics) certificate(gauge gauges) {
-	if m.k.cfg.Certificate == nil || m.k.cfg.ServingKept {
+	if m.k.cfg.Server.Certificate == nil || m.k.cfg.Server.CertificateKept {
 		return
 	}
 	left := math.Inf(1)
-	if c, err := m.k.cfg.Certificate(); err == nil && c.Leaf != nil {
+	if c, err := m.k.cfg.Server.Certificate(); err == nil && c.Leaf != nil {
 		left = math.Trunc(time.Until(c.Leaf.NotAfter).Seconds())
 	}
 	gauge("kubelet_certificate_manager_server_ttl_seconds", "For how many seconds the kubelet's serving certificate is good; negative when it has expired, +Inf when there is none.", left)

@@ -77,7 +77,7 @@ func guaranteed(p *v1.Pod) bool { return pods.QOS(p) == v1.PodQOSGuaranteed }
 // any.
 func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpus.Manager, error) {
 	file := filepath.Join(k.cfg.Layout.Kubelet, "cpu_manager_state")
-	if !k.cfg.StaticCPUs {
+	if !k.cfg.CPUs.Static {
 		some, err := cpus.Given(file)
 		if err == nil && some {
 			err = fmt.Errorf(`could not restore state from checkpoint: configured policy "none" differs from state checkpoint policy "static", please drain this node and delete the CPU manager checkpoint file %q before restarting Kubelet`, file)
@@ -89,9 +89,9 @@ func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpus.Manager, error) {
 		return nil, err
 	}
 	machine = machine.On(nodes)
-	reserved := k.cfg.ReservedCPUs
+	reserved := k.cfg.CPUs.Reserved
 	if reserved.IsEmpty() {
-		cpu := k.cfg.Reserved[v1.ResourceCPU]
+		cpu := k.cfg.Reserved.All[v1.ResourceCPU]
 		n := int((cpu.MilliValue() + 999) / 1000)
 		if n > len(machine) {
 			return nil, fmt.Errorf("%d reserved CPUs are more than there are", n)
@@ -99,7 +99,7 @@ func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpus.Manager, error) {
 		reserved = machine.Choose(machine.All(), n, false)
 	}
 	return cpus.New(cpus.Config{
-		Machine: machine, Reserved: reserved, Strict: k.cfg.StrictCPUs, WholeCores: k.cfg.WholeCores, ByCache: k.cfg.CPUsByCache, Spread: k.cfg.SpreadCPUs,
+		Machine: machine, Reserved: reserved, Strict: k.cfg.CPUs.Strict, WholeCores: k.cfg.CPUs.Whole, ByCache: k.cfg.CPUs.ByCache, Spread: k.cfg.CPUs.Spread,
 		File:       file,
 		Guaranteed: guaranteed, Active: k.manager.Active, Known: k.sourcesKnown.Load, Log: k.log, Metrics: k.metrics,
 	})
@@ -109,7 +109,7 @@ func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpus.Manager, error) {
 // it may be on all of them.
 func (k *Kubelet) newMemory(machine numa.Machine) (*memory.Manager, error) {
 	file := filepath.Join(k.cfg.Layout.Kubelet, "memory_manager_state")
-	if !k.cfg.StaticMemory {
+	if !k.cfg.Memory.Static {
 		some, err := memory.Given(file)
 		if err == nil && some {
 			err = fmt.Errorf(`could not restore state from checkpoint: [memorymanager] configured policy "None" differs from state checkpoint policy "Static", please drain this node and delete the memory manager checkpoint file %q before restarting Kubelet`, file)
@@ -122,7 +122,7 @@ func (k *Kubelet) newMemory(machine numa.Machine) (*memory.Manager, error) {
 			all[name] = q.Value()
 		}
 	}
-	reserved, err := memory.Reserve(machine, k.cfg.ReservedMemory, all)
+	reserved, err := memory.Reserve(machine, k.cfg.Memory.Reserved, all)
 	if err != nil {
 		return nil, err
 	}

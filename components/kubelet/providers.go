@@ -16,15 +16,15 @@ import (
 // newProviders makes what asks the node's credential providers; nil when there
 // are none.
 func (k *Kubelet) newProviders() (*credentials.Providers, error) {
-	if k.cfg.CredentialProviders == "" {
+	if k.cfg.Images.CredentialProviders == "" {
 		return nil, nil
 	}
-	list, err := credentials.Load(k.cfg.CredentialProviders)
+	list, err := credentials.Load(k.cfg.Images.CredentialProviders)
 	if err != nil {
 		return nil, err
 	}
 	return credentials.New(credentials.Config{
-		Providers: list, Dir: k.cfg.CredentialProviderDir, Match: images.Fits, Log: k.log,
+		Providers: list, Dir: k.cfg.Images.CredentialProviderDir, Match: images.Fits, Log: k.log,
 		Account: func(ctx context.Context, pod *v1.Pod) (*v1.ServiceAccount, error) {
 			if k.kube == nil {
 				return nil, objects.ErrNoAPI

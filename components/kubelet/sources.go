@@ -49,7 +49,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	informer := k.cfg.Pods
+	informer := k.cfg.Informers.Pods
 	if informer == nil {
 		own := newInformer(k.kube, &v1.Pod{}, k.kube.CoreV1().Pods(""), fields.OneTermEqualSelector("spec.nodeName", k.cfg.NodeName))
 		informer = own
@@ -60,7 +60,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		return fmt.Errorf("following pods: %w", err)
 	}
 	defer func() { _ = informer.RemoveEventHandler(reg) }()
-	nodes := k.cfg.Nodes
+	nodes := k.cfg.Informers.Nodes
 	if nodes == nil {
 		own := newInformer(k.kube, &v1.Node{}, k.kube.CoreV1().Nodes(), fields.OneTermEqualSelector(metav1.ObjectNameField, k.cfg.NodeName))
 		nodes = own
@@ -176,7 +176,7 @@ func (k *Kubelet) nodeHandler() cache.ResourceEventHandler {
 
 // services makes services known to the pods' environments.
 func (k *Kubelet) services(ctx context.Context, start func(func())) {
-	informer := k.cfg.Services
+	informer := k.cfg.Informers.Services
 	if informer == nil {
 		own := newInformer(k.kube, &v1.Service{}, k.kube.CoreV1().Services(""), fields.Everything())
 		informer = own

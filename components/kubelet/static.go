@@ -32,12 +32,12 @@ func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan str
 			}
 		})
 	}
-	if dir := k.cfg.StaticPods; dir != "" {
+	if dir := k.cfg.StaticPods.Dir; dir != "" {
 		source := &staticpod.Source{Dir: dir, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log, Ignored: k.doubled}
 		follow(dir, source.Run)
 	}
-	if url := k.cfg.StaticPodURL; url != "" {
-		source := &staticpod.URL{URL: url, Header: k.cfg.StaticPodHeader, Every: k.cfg.HTTPCheck, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log}
+	if url := k.cfg.StaticPods.URL; url != "" {
+		source := &staticpod.URL{URL: url, Header: k.cfg.StaticPods.Header, Every: k.cfg.StaticPods.Check, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log}
 		follow(url, source.Run)
 	}
 	one()

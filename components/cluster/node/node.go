@@ -83,35 +83,30 @@ type Node struct {
 // New composes the node half: it is the same for up, node, init and join.
 func New(cfg Config) (*Node, error) {
 	kc := kubelet.Config{
-		NodeName:      cfg.Identity.NodeName,
-		Layout:        cfg.Layout,
-		Clients:       cfg.Kubelet,
-		ClusterDNS:    cfg.ClusterDNS,
-		ClusterDomain: cfg.Identity.Domain,
-		StaticPods:    cfg.StaticPods,
-
-		CredentialProviders: cfg.Providers.Config, CredentialProviderDir: cfg.Providers.Dir,
-		IPs:         cfg.Addresses,
-		Labels:      cfg.Labels,
-		Taints:      cfg.Taints,
-		Certificate: cfg.Certificate,
-		Metrics:     cfg.Metrics,
-		ServingKept: cfg.ServingKept,
-		ClientCA:    cfg.ClientCA,
-		Journal:     cfg.Journal,
-		Log:         cfg.Log.With("component", "kubelet"),
+		NodeName:   cfg.Identity.NodeName,
+		Layout:     cfg.Layout,
+		Clients:    cfg.Kubelet,
+		Node:       kubelet.NodeConfig{IPs: cfg.Addresses, Labels: cfg.Labels, Taints: cfg.Taints},
+		DNS:        kubelet.DNSConfig{Servers: cfg.ClusterDNS, Domain: cfg.Identity.Domain},
+		StaticPods: kubelet.StaticPods{Dir: cfg.StaticPods},
+		Images:     kubelet.ImageConfig{CredentialProviders: cfg.Providers.Config, CredentialProviderDir: cfg.Providers.Dir},
+		Server:     kubelet.ServerConfig{Certificate: cfg.Certificate, CertificateKept: cfg.ServingKept},
+		Access:     kubelet.AccessConfig{ClientCA: cfg.ClientCA},
+		Metrics:    cfg.Metrics,
+		Journal:    cfg.Journal,
+		Log:        cfg.Log.With("component", "kubelet"),
 	}
 	if cfg.Shared {
 		core := cfg.Kubelet.Informers.Core().V1()
-		kc.Pods, kc.Services, kc.Nodes = shared(core.Pods().Informer()), shared(core.Services().Informer()), shared(core.Nodes().Informer())
+		kc.Informers.Pods, kc.Informers.Services, kc.Informers.Nodes = shared(core.Pods().Informer()), shared(core.Services().Informer()), shared(core.Nodes().Informer())
 	}
 	if cfg.File != nil {
 		if err := kc.Apply(cfg.File); err != nil {
 			return nil, err
 		}
 	}
-	if kc.Eviction.Hard == nil {
-		kc.Eviction.Hard = evictionHard()
+	if kc.Eviction.Settings.Hard == nil {
+		kc.Eviction.Settings.Hard = evictionHard()
 	}
 	pc := proxy.Config{
 		Clients: cfg.Proxy, NodeName: cfg.Identity.NodeName, LocalhostNodePorts: true,
