@@ -51,15 +51,17 @@ type StatusInput struct {
 func Status(in StatusInput) v1.PodStatus {
 	pod, last := in.Pod, in.Last
 	s := v1.PodStatus{
-		ObservedGeneration:          pod.Generation,
-		QOSClass:                    in.QOS,
-		StartTime:                   last.StartTime,
-		NominatedNodeName:           last.NominatedNodeName,
-		ResourceClaimStatuses:       last.ResourceClaimStatuses,
-		ExtendedResourceClaimStatus: last.ExtendedResourceClaimStatus,
-		Resize:                      "",
-		Reason:                      in.Reason,
-		Message:                     in.Message,
+		ObservedGeneration: pod.Generation,
+		QOSClass:           in.QOS,
+		StartTime:          last.StartTime,
+		Resize:             "",
+		Reason:             in.Reason,
+		Message:            in.Message,
+		// Others' to say.
+		NominatedNodeName:                    last.NominatedNodeName,
+		ResourceClaimStatuses:                last.ResourceClaimStatuses,
+		ExtendedResourceClaimStatus:          last.ExtendedResourceClaimStatus,
+		NodeAllocatableResourceClaimStatuses: last.NodeAllocatableResourceClaimStatuses,
 	}
 	if s.StartTime == nil {
 		now := metav1.NewTime(in.Now.Truncate(time.Second))
@@ -90,13 +92,9 @@ func Status(in StatusInput) v1.PodStatus {
 		c := v1.Container(pod.Spec.EphemeralContainers[i].EphemeralContainerCommon)
 		s.EphemeralContainerStatuses = append(s.EphemeralContainerStatuses, in.container(&c, Ephemeral, hasInit))
 	}
-	initialized := false
-	for i := range s.ContainerStatuses {
-		st := &s.ContainerStatuses[i]
-		initialized = initialized || st.State.Running != nil || st.State.Terminated != nil || st.LastTerminationState.Terminated != nil
-	}
+	begun := slices.ContainsFunc(s.ContainerStatuses, hasRun)
 	if in.Stopped {
-		in.endContainers(&s, initialized)
+		in.endContainers(&s)
 	}
 
 	switch {
@@ -111,7 +109,7 @@ func Status(in StatusInput) v1.PodStatus {
 		}
 		// A pod is not said to be over while one of its containers may run.
 		if terminal(s.Phase) && !in.Stopped {
-			if last.Phase == "" || last.Phase == v1.PodPending && !initialized {
+			if last.Phase == "" || last.Phase == v1.PodPending && !begun {
 				s.Phase = v1.PodPending
 			} else {
 				s.Phase = v1.PodRunning
@@ -396,31 +394,4 @@ func (in *StatusInput) readiness(c *v1.Container, kind Kind, latest *Container, 
 		ready = s.State.Terminated != nil && s.State.Terminated.ExitCode == 0
 	}
 	s.Started, s.Ready = &started, ready
-}
-
-// endContainers gives every container of a stopped pod an end.
-func (in *StatusInput) endContainers(s *v1.PodStatus, initialized bool) {
-	end := func(list []v1.ContainerStatus, all bool) {
-		for i := range list {
-			st := &list[i]
-			if st.State.Terminated != nil {
-				continue
-			}
-			if st.State.Waiting != nil && st.LastTerminationState.Terminated == nil && !all {
-				continue
-			}
-			if st.State.Waiting != nil && st.LastTerminationState.Terminated != nil {
-				st.State = v1.ContainerState{Terminated: st.LastTerminationState.Terminated}
-				st.LastTerminationState = v1.ContainerState{}
-				continue
-			}
-			st.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
-				Reason: unknownStatus, Message: "The container could not be located when the pod was terminated", ExitCode: 137,
-			}}
-			no := false
-			st.Ready, st.Started = false, &no
-		}
-	}
-	end(s.ContainerStatuses, initialized)
-	end(s.InitContainerStatuses, false)
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
@@ -126,5 +127,56 @@ func TestSandboxMadeAnew(t *testing.T) {
 	seen.Containers[1].SandboxID = "box"
 	if s := Status(in); s.Phase != v1.PodRunning {
 		t.Errorf("a sidecar is started again: %s", s.Phase)
+	}
+}
+
+// TestOthersFields: what others say in a pod's status stays.
+func TestOthersFields(t *testing.T) {
+	p := pod(v1.RestartPolicyAlways)
+	claim := "claim"
+	p.Status = v1.PodStatus{
+		NominatedNodeName: "n", ResourceClaimStatuses: []v1.PodResourceClaimStatus{{Name: "c", ResourceClaimName: &claim}},
+		ExtendedResourceClaimStatus:          &v1.PodExtendedResourceClaimStatus{ResourceClaimName: claim},
+		NodeAllocatableResourceClaimStatuses: []v1.NodeAllocatableResourceClaimStatus{{ResourceClaimName: claim}},
+	}
+	s := statusOf(p, see("a:running", "b:running"))
+	got := v1.PodStatus{
+		NominatedNodeName: s.NominatedNodeName, ResourceClaimStatuses: s.ResourceClaimStatuses,
+		ExtendedResourceClaimStatus: s.ExtendedResourceClaimStatus, NodeAllocatableResourceClaimStatuses: s.NodeAllocatableResourceClaimStatuses,
+	}
+	if !apiequality.Semantic.DeepEqual(got, p.Status) {
+		t.Errorf("%+v, want %+v", got, p.Status)
+	}
+}
+
+// TestStoppedBefore: of a pod that is over none of those that were to run waits.
+func TestStoppedBefore(t *testing.T) {
+	for _, c := range []struct {
+		inits []string
+		seen  *Observed
+		want  string // of init containers, then of the others: t has ended, w waits
+	}{
+		{nil, see(), "tt"},
+		{nil, see("a:exited=1"), "tt"},
+		{[]string{"one", "two"}, see(), "twww"},
+		{[]string{"one", "two"}, see("two:exited=1"), "ttww"},
+		{[]string{"one", "two"}, see("one:exited=0", "two:exited=0"), "tttt"},
+		{[]string{"one", "side"}, see("one:exited=0"), "twww"},
+	} {
+		p := pod(v1.RestartPolicyAlways, c.inits...)
+		s := Status(StatusInput{
+			Input: Input{Pod: p, Observed: c.seen, Now: now}, Last: &p.Status, Stopped: true, Terminating: true, Reason: "DeadlineExceeded",
+		})
+		got := ""
+		for _, st := range append(s.InitContainerStatuses, s.ContainerStatuses...) {
+			if st.State.Terminated != nil {
+				got += "t"
+			} else {
+				got += "w"
+			}
+		}
+		if got != c.want || s.Phase != v1.PodFailed {
+			t.Errorf("%v, %+v: %s %s, want %s", c.inits, c.seen.Containers, s.Phase, got, c.want)
+		}
 	}
 }
