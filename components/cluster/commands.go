@@ -40,6 +40,7 @@ func Commands() []Command {
 		{"certs", "Tell when the certificates of a master end, and renew them", masters.NewCerts},
 		{"config", "Print and check configuration files of init and join", masters.NewConfig},
 		{"kubeconfig", "Make kubeconfigs of further users", masters.NewKubeconfig},
+		{"upgrade", "Bring machines of init and join to the version of this program", masters.NewUpgrade},
 		{"node", "Run the node half alone: runtime, kubelet and proxy", node.NewCommand},
 		{"stop", "Stop the control plane and the kubelet; pods go on", teardown.NewStop},
 		{"down", "Stop everything, pods too, and take back all changes to the host", teardown.NewDown},

@@ -39,25 +39,16 @@ func (m *master) configure(ctx context.Context) (trust.Token, error) {
 	if err != nil {
 		return trust.Token{}, command.ConfigError(err)
 	}
-	config, err := m.super()
+	clients, err := m.clients(ctx)
 	if err != nil {
-		return record.Token, err
-	}
-	clients, err := client.New(client.Config{REST: config})
-	if err != nil {
-		return record.Token, err
-	}
-	if err := m.waitAnswer(ctx, clients); err != nil {
 		return record.Token, err
 	}
 	objects, err := m.objects(record)
 	if err != nil {
 		return record.Token, err
 	}
-	for _, obj := range objects {
-		if err := addons.Apply(ctx, clients.Dynamic, obj); err != nil {
-			return record.Token, err
-		}
+	if err := applyAll(ctx, clients, objects); err != nil {
+		return record.Token, err
 	}
 	if m.certificateKey != nil {
 		if err := m.uploadCerts(ctx, clients); err != nil {
@@ -67,15 +58,45 @@ func (m *master) configure(ctx context.Context) (trust.Token, error) {
 	if err := m.mark(ctx, clients); err != nil {
 		return record.Token, err
 	}
-	return record.Token, addons.Install(ctx, clients.Dynamic, manifests.Values{
+	return record.Token, m.installAddons(ctx, clients)
+}
+
+// clients reach this machine's own API server, and are there when it is ready.
+func (m *master) clients(ctx context.Context) (*client.Clients, error) {
+	config, err := m.super()
+	if err != nil {
+		return nil, err
+	}
+	clients, err := client.New(client.Config{REST: config})
+	if err != nil {
+		return nil, err
+	}
+	return clients, m.waitAnswer(ctx, clients)
+}
+
+func applyAll(ctx context.Context, clients *client.Clients, objects []*unstructured.Unstructured) error {
+	for _, obj := range objects {
+		if err := addons.Apply(ctx, clients.Dynamic, obj); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *master) installAddons(ctx context.Context, clients *client.Clients) error {
+	return addons.Install(ctx, clients.Dynamic, manifests.Values{
 		Image: version.Image(), DNSAddress: m.identity.DNSAddress, Domain: m.identity.Domain,
 	}, m.identity.With...)
 }
 
 // super is the way in that needs no binding in the cluster, to this machine's
-// own API server.
+// own API server. Further masters have only the one that needs some.
 func (m *master) super() (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags(m.own(), m.conf("super-admin"))
+	path := m.conf("super-admin")
+	if !layout.Exists(path) {
+		path = m.conf("admin")
+	}
+	config, err := clientcmd.BuildConfigFromFlags(m.own(), path)
 	if err != nil {
 		return nil, fmt.Errorf("reading the administrator's kubeconfig: %w", err)
 	}
@@ -134,10 +155,16 @@ func (m *master) token() (*trust.Record, error) {
 // objects are what a cluster has that machines can join, besides what every
 // cluster has.
 func (m *master) objects(token *trust.Record) ([]*unstructured.Unstructured, error) {
-	info, err := trust.Cluster{Server: m.server(), CA: m.pki.CA.CertPEM}.Info()
+	config, err := m.configObjects()
 	if err != nil {
 		return nil, err
 	}
+	join, err := m.joinObjects(token)
+	return append(config, join...), err
+}
+
+// configObjects tell what the cluster is like.
+func (m *master) configObjects() ([]*unstructured.Unstructured, error) {
 	cluster, err := m.configMap(trust.ClusterConfig, "ClusterConfiguration", m.clusterConfiguration())
 	if err != nil {
 		return nil, err
@@ -150,7 +177,16 @@ func (m *master) objects(token *trust.Record) ([]*unstructured.Unstructured, err
 	if err != nil {
 		return nil, err
 	}
-	all := []runtime.Object{info, cluster, kubelet, token.Secret()}
+	return untypedAll(cluster, kubelet)
+}
+
+// joinObjects let machines join with a token.
+func (m *master) joinObjects(token *trust.Record) ([]*unstructured.Unstructured, error) {
+	info, err := trust.Cluster{Server: m.server(), CA: m.pki.CA.CertPEM}.Info()
+	if err != nil {
+		return nil, err
+	}
+	all := []runtime.Object{info, token.Secret()}
 	for _, r := range trust.ClusterRoles() {
 		all = append(all, r)
 	}
@@ -161,8 +197,13 @@ func (m *master) objects(token *trust.Record) ([]*unstructured.Unstructured, err
 	for i := range roles {
 		all = append(all, roles[i], bindings[i])
 	}
+	return untypedAll(all...)
+}
+
+func untypedAll(all ...runtime.Object) ([]*unstructured.Unstructured, error) {
 	out := make([]*unstructured.Unstructured, len(all))
 	for i, obj := range all {
+		var err error
 		if out[i], err = untyped(obj); err != nil {
 			return nil, err
 		}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"hyperkube/components/cluster/certs"
 	"hyperkube/components/cluster/command"
@@ -59,8 +60,15 @@ func NewInit() *cobra.Command {
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.Flags().Changed)
 		},
 	}
-	f, g := cmd.Flags(), &o.given
-	command.RootFlag(cmd.Flags(), &o.root)
+	o.register(cmd.Flags())
+	cmd.AddCommand(newInitPhases())
+	return cmd
+}
+
+// register adds the flags.
+func (o *initOptions) register(f *pflag.FlagSet) {
+	g := &o.given
+	command.RootFlag(f, &o.root)
 	f.StringVar(&o.config, "config", "", "Path of a kubeadm configuration file: InitConfiguration and ClusterConfiguration of v1beta4.")
 	f.StringVar(&g.NodeName, "node-name", "", "Name of the node; empty is the hostname.")
 	f.StringVar(&g.Advertise, "apiserver-advertise-address", "", "Address at which others reach the API server; empty is that of the default route's interface.")
@@ -79,7 +87,6 @@ func NewInit() *cobra.Command {
 	f.BoolVar(&g.HideKey, "skip-certificate-key-print", false, "Do not print that key.")
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Leave the user's kubeconfig alone.")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
-	return cmd
 }
 
 // run makes the master, or starts it again.
@@ -138,6 +145,8 @@ type master struct {
 	// certificateKey is what the uploaded keys were encrypted with; nil: none
 	// were.
 	certificateKey *trust.CertificateKey
+	// further: it has joined a cluster that has other masters.
+	further bool
 	// etcdMembers are those that the machine's own has entered with; empty: it
 	// was the first.
 	etcdMembers string
@@ -174,17 +183,27 @@ func (m *master) decide() error {
 	if err := id.Want(m.settings.With); err != nil {
 		return err
 	}
-	if m.settings.UploadCerts {
-		key := trust.NewCertificateKey()
-		if m.settings.CertificateKey != "" {
-			if key, err = trust.ParseCertificateKey(m.settings.CertificateKey); err != nil {
-				return command.ConfigError(fmt.Errorf("--certificate-key: %w", err))
-			}
-		}
-		m.certificateKey = &key
-	}
 	m.identity = id
+	if err := m.decideCertificateKey(); err != nil {
+		return err
+	}
 	return m.decideAddress()
+}
+
+// decideCertificateKey settles with what the keys are encrypted that are uploaded.
+func (m *master) decideCertificateKey() error {
+	if !m.settings.UploadCerts {
+		return nil
+	}
+	key := trust.NewCertificateKey()
+	if m.settings.CertificateKey != "" {
+		var err error
+		if key, err = trust.ParseCertificateKey(m.settings.CertificateKey); err != nil {
+			return command.ConfigError(fmt.Errorf("--certificate-key: %w", err))
+		}
+	}
+	m.certificateKey = &key
+	return nil
 }
 
 // decideAddress settles at which addresses others reach this machine.
@@ -239,28 +258,36 @@ func (m *master) conf(name string) string { return filepath.Join(m.layout.Etc, n
 
 // prepare writes everything that is on disk before the node starts.
 func (m *master) prepare() error {
-	if err := m.keys(); err != nil {
-		return err
-	}
-	// What says that this machine is a master comes before all that follows
-	// from it, so that reset knows.
-	options, err := m.nodeOptions()
+	options, err := m.found()
 	if err != nil {
 		return err
 	}
-	if err := options.Save(m.layout); err != nil {
-		return err
-	}
-	if err := m.identity.Save(m.layout); err != nil {
-		return err
-	}
-	if err := m.keepSettings(); err != nil {
-		return err
-	}
-	if err := m.kubeconfigs(options, "admin", "super-admin", "controller-manager", "scheduler"); err != nil {
+	if err := m.kubeconfigs(options, masterKubeconfigs...); err != nil {
 		return err
 	}
 	return m.staticPods(manifests.Components()...)
+}
+
+// masterKubeconfigs are those of a first master besides the kubelet's.
+var masterKubeconfigs = []string{"admin", "super-admin", "controller-manager", "scheduler"}
+
+// found makes keys, and keeps what says that this machine is a master before all that
+// follows from it, so that reset knows.
+func (m *master) found() (*node.Options, error) {
+	if err := m.keys(); err != nil {
+		return nil, err
+	}
+	options, err := m.nodeOptions()
+	if err != nil {
+		return nil, err
+	}
+	if err := options.Save(m.layout); err != nil {
+		return nil, err
+	}
+	if err := m.identity.Save(m.layout); err != nil {
+		return nil, err
+	}
+	return options, m.keepSettings()
 }
 
 // keys makes what is missing of keys and certificates.

@@ -52,6 +52,14 @@ func (o *initOptions) before(l layout.Node) (masterSettings, error) {
 	if o.config != "" {
 		return readInit(o.config)
 	}
+	kept, err := loadFurtherMaster(l)
+	if err != nil {
+		return masterSettings{}, err
+	}
+	if kept != nil {
+		kept.Settings.TokenTTL = o.given.TokenTTL
+		return kept.Settings, nil
+	}
 	s := o.given
 	data, err := os.ReadFile(settingsFile(l))
 	if errors.Is(err, os.ErrNotExist) {

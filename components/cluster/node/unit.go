@@ -50,11 +50,14 @@ func hasSystemd() bool {
 	return err == nil
 }
 
+// IsUnit tells whether systemd runs the node of this machine.
+func IsUnit(l layout.Node) bool { return hasSystemd() && l == layout.Default() }
+
 // Start starts the node that init or join has set up: under systemd where
 // that runs, else in the background. It returns when the node is known to the
 // cluster.
 func Start(ctx context.Context, l layout.Node, verbose bool, s *progress.Steps) error {
-	if hasSystemd() && l == layout.Default() {
+	if IsUnit(l) {
 		return startUnit(ctx)
 	}
 	args := []string{"node"}

@@ -1,0 +1,95 @@
+package masters
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/cluster/command"
+	"hyperkube/internal/layout"
+	"hyperkube/internal/version"
+)
+
+// TestOwnVersion: whoever asks for another version than this program's is told so.
+func TestOwnVersion(t *testing.T) {
+	own := version.Get().GitVersion
+	bare, _, _ := strings.Cut(own, "+")
+	for wish, good := range map[string]bool{
+		own: true, bare: true, strings.TrimPrefix(own, "v"): true,
+		"v1.2.3": false, bare + "+other.1": false, "latest": false,
+	} {
+		if err := ownVersion(wish); (err == nil) != good {
+			t.Errorf("%s with a program of %s: %v", wish, own, err)
+		}
+	}
+}
+
+// TestSkew: a cluster goes one minor version on at a time, and never back.
+func TestSkew(t *testing.T) {
+	for _, c := range []struct {
+		from, to, want string
+	}{
+		{"v1.37.1", "v1.37.2+hyperkube.0", ""},
+		{"v1.37.2+hyperkube.0", "v1.37.2+hyperkube.1", ""},
+		{"v1.37.2", "v1.37.1", ""},
+		{"v1.36.9", "v1.37.0", ""},
+		{"v1.35.9", "v1.37.0", "more than one minor"},
+		{"v1.38.0", "v1.37.2", "goes back"},
+		{"?", "v1.37.2", "the cluster's version"},
+	} {
+		if err := skew(c.from, c.to); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("from %s to %s: %v, want %q", c.from, c.to, err, c.want)
+		}
+	}
+}
+
+// TestPlan: the plan names each machine with its version, and what is to be typed while
+// any is behind.
+func TestPlan(t *testing.T) {
+	nodes := make([]corev1.Node, 2)
+	nodes[0].Name, nodes[1].Name = "m", "w"
+	nodes[0].Status.NodeInfo.KubeletVersion, nodes[1].Status.NodeInfo.KubeletVersion = "v2", "v1"
+	plan := func() string {
+		t.Helper()
+		var out bytes.Buffer
+		if err := printPlan(&out, "v2", "v2", nodes); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	if got := plan(); !strings.Contains(got, "kubelet         w      v1        v2\n") || !strings.Contains(got, "hyperkube upgrade apply v2\n") {
+		t.Errorf("while a machine is behind:\n%s", got)
+	}
+	nodes[1].Status.NodeInfo.KubeletVersion = "v2"
+	if got := plan(); strings.Contains(got, "upgrade apply") || !strings.Contains(got, "Everything is of this version") {
+		t.Errorf("at the end:\n%s", got)
+	}
+}
+
+// TestUpgradeWhere: each machine is told which command is for it.
+func TestUpgradeWhere(t *testing.T) {
+	o := &upgrade{}
+	m := testMaster(t)
+	if err := o.node(t.Context(), &bytes.Buffer{}, m.layout); command.ExitCode(err) != command.ExitPreflight || !strings.Contains(err.Error(), "upgrade apply") {
+		t.Errorf("node on the first master: %v", err)
+	}
+	further := testMaster(t)
+	further.layout = layout.Under(t.TempDir())
+	if _, err := further.startKeys(); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.apply(t.Context(), &bytes.Buffer{}, further.layout); command.ExitCode(err) != command.ExitPreflight || !strings.Contains(err.Error(), "upgrade node") {
+		t.Errorf("apply on a further master: %v", err)
+	}
+	none := layout.Under(t.TempDir())
+	for name, run := range map[string]func() error{
+		"apply": func() error { return o.apply(t.Context(), &bytes.Buffer{}, none) },
+		"node":  func() error { return o.node(t.Context(), &bytes.Buffer{}, none) },
+	} {
+		if err := run(); command.ExitCode(err) != command.ExitPreflight || !strings.Contains(err.Error(), "hyperkube up") {
+			t.Errorf("%s where no cluster is: %v", name, err)
+		}
+	}
+}
