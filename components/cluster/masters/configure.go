@@ -47,18 +47,20 @@ func (m *master) configure(ctx context.Context) (trust.Token, error) {
 	if err != nil {
 		return record.Token, err
 	}
-	if err := applyAll(ctx, clients, objects); err != nil {
-		return record.Token, err
-	}
-	if m.certificateKey != nil {
-		if err := m.uploadCerts(ctx, clients); err != nil {
-			return record.Token, err
+	return record.Token, m.persist(ctx, clients, func(ctx context.Context) error {
+		if err := applyAll(ctx, clients, objects); err != nil {
+			return err
 		}
-	}
-	if err := m.mark(ctx, clients); err != nil {
-		return record.Token, err
-	}
-	return record.Token, m.installAddons(ctx, clients)
+		if m.certificateKey != nil {
+			if err := m.uploadCerts(ctx, clients); err != nil {
+				return err
+			}
+		}
+		if err := m.mark(ctx, clients); err != nil {
+			return err
+		}
+		return m.installAddons(ctx, clients)
+	})
 }
 
 // clients reach this machine's own API server, and are there when it is ready.
@@ -103,13 +105,18 @@ func (m *master) super() (*rest.Config, error) {
 	return config, nil
 }
 
-// waitAnswer blocks until the API server, which is another process, is ready.
-func (m *master) waitAnswer(ctx context.Context, clients *client.Clients) error {
-	p := progress.Patience{
+// patience is how long the control plane is waited for.
+func (m *master) patience() progress.Patience {
+	return progress.Patience{
 		First: progress.FirstWord, Every: progress.EveryWord, Bound: progress.WaitBound,
 		Say:    func(text string) { m.steps.Send(progress.Step{Text: text, Waiting: true}) },
 		Advice: fmt.Sprintf("see the logs below %s and %s", m.layout.PodLogs, m.layout.Log(layout.MainProcess)),
 	}
+}
+
+// waitAnswer blocks until the API server, which is another process, is ready.
+func (m *master) waitAnswer(ctx context.Context, clients *client.Clients) error {
+	p := m.patience()
 	var last atomic.Pointer[error]
 	ask := func(ctx context.Context) error {
 		return client.AwaitAPI(ctx, clients.Kube, func(err error) { last.Store(&err) })

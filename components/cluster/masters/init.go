@@ -112,6 +112,8 @@ func (o *initOptions) run(ctx context.Context, out io.Writer, given func(string)
 			return err
 		}
 	}
+	before := m.incumbent(ctx)
+	defer before.Stop()
 	began := time.Now()
 	if err := m.prepare(); err != nil {
 		return err
@@ -125,6 +127,9 @@ func (o *initOptions) run(ctx context.Context, out io.Writer, given func(string)
 		m.steps.Done(began, "the control plane runs and node %q is known to it", m.identity.NodeName)
 	}
 	began = time.Now()
+	if err := before.leave(ctx, m.patience()); err != nil {
+		return err
+	}
 	token, err := m.configure(ctx)
 	if err != nil {
 		return err

@@ -184,6 +184,8 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 	if err != nil {
 		return err
 	}
+	before := m.incumbent(ctx)
+	defer before.Stop()
 	if err := endNode(ctx, l, m.steps); err != nil {
 		return err
 	}
@@ -198,6 +200,9 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 	}
 	m.steps.Done(began, "the node runs")
 	began = time.Now()
+	if err := before.leave(ctx, m.patience()); err != nil {
+		return err
+	}
 	clients, err := m.clients(ctx)
 	if err != nil {
 		return err
@@ -206,10 +211,13 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 	if err != nil {
 		return err
 	}
-	if err := applyAll(ctx, clients, objects); err != nil {
-		return err
-	}
-	if err := m.installAddons(ctx, clients); err != nil {
+	err = m.persist(ctx, clients, func(ctx context.Context) error {
+		if err := applyAll(ctx, clients, objects); err != nil {
+			return err
+		}
+		return m.installAddons(ctx, clients)
+	})
+	if err != nil {
 		return err
 	}
 	m.steps.Done(began, "the cluster keeps its new version, and add-ons are of it")

@@ -1,0 +1,109 @@
+package masters
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"hyperkube/components/cluster/progress"
+	"hyperkube/internal/client"
+)
+
+// serveAs has the master's API server answered by a handler, under its own certificate.
+func serveAs(t *testing.T, m *master, handle http.HandlerFunc) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.address = netip.MustParseAddr("127.0.0.1")
+	m.settings.Port = listener.Addr().(*net.TCPAddr).Port
+	m.steps = progress.New(func(progress.Step) {})
+	if err := m.prepare(); err != nil {
+		t.Fatal(err)
+	}
+	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handle}}
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{m.pki.APIServer.TLS()}}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+}
+
+// TestIncumbent: an API server whose manifest is another is waited for until it has gone,
+// and one whose manifest is the same is not.
+func TestIncumbent(t *testing.T) {
+	m := testMaster(t)
+	asked, release := make(chan struct{}), make(chan struct{})
+	var gone atomic.Bool
+	serveAs(t, m, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		close(asked)
+		<-release
+		gone.Store(true)
+	})
+	i := m.incumbent(t.Context())
+	defer i.Stop()
+	<-asked
+	if err := i.leave(t.Context(), m.patience()); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(filepath.Join(m.layout.StaticPods(), "kube-apiserver.yaml"), []byte("another"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	waited := make(chan bool)
+	go func() {
+		if err := i.leave(t.Context(), m.patience()); err != nil {
+			t.Error(err)
+		}
+		waited <- gone.Load()
+	}()
+	select {
+	case <-waited:
+		t.Fatal("it is not waited for")
+	default:
+		close(release)
+	}
+	if !<-waited {
+		t.Error("it is not waited for")
+	}
+}
+
+// TestPersist: what fails while the API server starts again is done again, and what it
+// refuses is not.
+func TestPersist(t *testing.T) {
+	m := testMaster(t)
+	var asked atomic.Int32
+	serveAs(t, m, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/readyz":
+		case asked.Add(1) == 1:
+			w.WriteHeader(http.StatusServiceUnavailable)
+		default:
+			w.WriteHeader(http.StatusForbidden)
+		}
+	})
+	config, err := m.super()
+	if err != nil {
+		t.Fatal(err)
+	}
+	clients, err := client.New(client.Config{REST: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := m.configObjects()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = m.persist(t.Context(), clients, func(ctx context.Context) error { return applyAll(ctx, clients, objects) })
+	if err == nil || asked.Load() != 2 {
+		t.Errorf("asked %d times: %v", asked.Load(), err)
+	}
+}
