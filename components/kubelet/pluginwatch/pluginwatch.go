@@ -117,66 +117,15 @@ func (w *Watcher) Run(ctx context.Context) error {
 		return fmt.Errorf("watching plugins' sockets: %w", err)
 	}
 	defer notify.Close()
-	var wait sync.WaitGroup
-	defer wait.Wait()
 	ctx, cancel := context.WithCancel(ctx)
+	f := &followed{w: w, notify: notify, sockets: map[string]*socket{}}
+	defer f.wait.Wait()
 	defer cancel()
-	sockets := map[string]*socket{}
-	appeared := func(path string) {
-		file, err := os.Lstat(path)
-		if err != nil {
-			return // it has gone again
-		}
-		if old := sockets[path]; old != nil {
-			if os.SameFile(old.file, file) {
-				return // found in its folder, and told of as well
-			}
-			old.cancel()
-			<-old.done
-		}
-		own, stop := context.WithCancel(ctx)
-		s := &socket{file: file, cancel: stop, done: make(chan struct{})}
-		sockets[path] = s
-		w.note(path, false)
-		wait.Go(func() {
-			defer close(s.done)
-			w.follow(ctx, own, path)
-		})
-	}
-	forget := func(which func(path string) bool) {
-		for path, s := range sockets {
-			if which(path) {
-				s.cancel()
-				<-s.done
-				delete(sockets, path)
-				w.forget(path)
-			}
-		}
-	}
-	walk := func(root string) error {
-		return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-			switch {
-			case errors.Is(err, fs.ErrNotExist):
-				return nil
-			case err != nil:
-				return err
-			case path != w.Dir && strings.HasPrefix(d.Name(), "."):
-				if d.IsDir() {
-					return filepath.SkipDir
-				}
-			case d.IsDir():
-				return notify.Add(path)
-			case d.Type()&fs.ModeSocket != 0:
-				appeared(path)
-			}
-			return nil
-		})
-	}
 	// The folder itself may be removed and made anew.
 	if err := notify.Add(filepath.Dir(w.Dir)); err != nil {
 		return fmt.Errorf("watching plugins' sockets: %w", err)
 	}
-	if err := walk(w.Dir); err != nil {
+	if err := f.walk(ctx, w.Dir); err != nil {
 		return fmt.Errorf("looking for plugins' sockets: %w", err)
 	}
 	for {
@@ -188,25 +137,100 @@ func (w *Watcher) Run(ctx context.Context) error {
 				return nil
 			}
 			w.Log.Warn("following plugins' sockets", "error", err)
-			// Events may have been lost, of what came and of what went.
-			forget(func(path string) bool { return gone(path) })
-			if err := walk(w.Dir); err != nil {
-				w.Log.Warn("looking for plugins' sockets again failed", "error", err)
-			}
+			f.again(ctx)
 		case ev, ok := <-notify.Events:
 			if !ok {
 				return nil
 			}
-			switch {
-			case !within(w.Dir, ev.Name):
-			case ev.Has(fsnotify.Create):
-				if err := walk(ev.Name); err != nil {
-					w.Log.Warn("following plugins' sockets", "error", err)
-				}
-			case ev.Has(fsnotify.Remove) || ev.Has(fsnotify.Rename):
-				// A folder that is moved away takes all with it.
-				forget(func(path string) bool { return path == ev.Name || within(ev.Name, path) && gone(path) })
+			f.event(ctx, ev)
+		}
+	}
+}
+
+// followed is what one Run follows. It belongs to Run's goroutine, and its methods get
+// Run's context.
+type followed struct {
+	w       *Watcher
+	notify  *fsnotify.Watcher
+	sockets map[string]*socket // by path
+	wait    sync.WaitGroup     // for those who follow sockets
+}
+
+// event takes in what has happened to a file.
+func (f *followed) event(ctx context.Context, ev fsnotify.Event) {
+	switch {
+	case !within(f.w.Dir, ev.Name):
+	case ev.Has(fsnotify.Create):
+		if err := f.walk(ctx, ev.Name); err != nil {
+			f.w.Log.Warn("following plugins' sockets", "error", err)
+		}
+	case ev.Has(fsnotify.Remove) || ev.Has(fsnotify.Rename):
+		// A folder that is moved away takes all with it.
+		f.forget(func(path string) bool { return path == ev.Name || within(ev.Name, path) && gone(path) })
+	}
+}
+
+// again looks at everything, for events may have been lost, of what came and of what
+// went.
+func (f *followed) again(ctx context.Context) {
+	f.forget(gone)
+	if err := f.walk(ctx, f.w.Dir); err != nil {
+		f.w.Log.Warn("looking for plugins' sockets again failed", "error", err)
+	}
+}
+
+// walk follows the folders and the sockets at root and below.
+func (f *followed) walk(ctx context.Context, root string) error {
+	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return err
+		case path != f.w.Dir && strings.HasPrefix(d.Name(), "."):
+			if d.IsDir() {
+				return filepath.SkipDir
 			}
+		case d.IsDir():
+			return f.notify.Add(path)
+		case d.Type()&fs.ModeSocket != 0:
+			f.appeared(ctx, path)
+		}
+		return nil
+	})
+}
+
+// appeared follows a socket, in the place of an earlier one at its path.
+func (f *followed) appeared(ctx context.Context, path string) {
+	file, err := os.Lstat(path)
+	if err != nil {
+		return // it has gone again
+	}
+	if old := f.sockets[path]; old != nil {
+		if os.SameFile(old.file, file) {
+			return // found in its folder, and told of as well
+		}
+		old.cancel()
+		<-old.done
+	}
+	own, stop := context.WithCancel(ctx)
+	s := &socket{file: file, cancel: stop, done: make(chan struct{})}
+	f.sockets[path] = s
+	f.w.note(path, false)
+	f.wait.Go(func() {
+		defer close(s.done)
+		f.w.follow(ctx, own, path)
+	})
+}
+
+// forget lets go of sockets that which says have gone.
+func (f *followed) forget(which func(path string) bool) {
+	for path, s := range f.sockets {
+		if which(path) {
+			s.cancel()
+			<-s.done
+			delete(f.sockets, path)
+			f.w.forget(path)
 		}
 	}
 }
