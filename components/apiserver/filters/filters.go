@@ -127,7 +127,7 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		defer c.cfg.Metrics.InFlight(req.Method == http.MethodGet)()
 	}
 	defer func() {
-		c.cfg.Metrics.Request(info, req.Method, query.Has("dryRun"), long, w.status(), w.size, time.Since(start))
+		c.cfg.Metrics.Request(info, metrics.Answer{Method: req.Method, Code: w.status(), Size: w.size, Took: time.Since(start), DryRun: query.Has("dryRun"), Long: long})
 	}()
 	defer c.recover(w, req)
 

@@ -248,34 +248,46 @@ func (m *Metrics) Deprecated(info *apirequest.RequestInfo, removed string) {
 	m.deprecated.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource, info.Subresource, removed).Set(1)
 }
 
-// Request counts one that has been answered, with so many bytes. Long ones run
-// as long as they like.
-func (m *Metrics) Request(info *apirequest.RequestInfo, method string, dryRun, long bool, code, size int, took time.Duration) {
+// Answer is how a request was answered.
+type Answer struct {
+	// Method of HTTP, and the code of the answer.
+	Method string
+	Code   int
+	// Size of the answer's body in bytes.
+	Size int
+	// Took is the time from when the server knew the request until it had answered.
+	Took time.Duration
+	// DryRun: nothing was to be written. Long requests run as long as they like.
+	DryRun, Long bool
+}
+
+// Request counts one that has been answered.
+func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 	k := requestKey{
-		verb: Verb(info, method), group: info.APIGroup, version: info.APIVersion, resource: info.Resource,
-		subresource: info.Subresource, scope: Scope(info), dryRun: dryRun, code: code,
+		verb: Verb(info, a.Method), group: info.APIGroup, version: info.APIVersion, resource: info.Resource,
+		subresource: info.Subresource, scope: Scope(info), dryRun: a.DryRun, code: a.Code,
 	}
 	if !info.IsResourceRequest {
 		k.subresource = ""
-		if code == http.StatusNotFound {
+		if a.Code == http.StatusNotFound {
 			k.verb = "other"
 		}
 	} else if m.unknown(info) {
-		k = requestKey{verb: k.verb, scope: k.scope, code: code}
+		k = requestKey{verb: k.verb, scope: k.scope, dryRun: a.DryRun, code: a.Code}
 	}
 	m.mu.RLock()
 	r := m.requests[k]
 	m.mu.RUnlock()
 	if r == nil {
 		dry := ""
-		if dryRun {
+		if a.DryRun {
 			dry = "All"
 		}
 		r = &requestMetrics{
-			total:    m.total.WithLabelValues(k.verb, dry, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(code)),
+			total:    m.total.WithLabelValues(k.verb, dry, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(a.Code)),
 			duration: m.duration.WithLabelValues(k.verb, dry, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver"),
 		}
-		if !long {
+		if !a.Long {
 			r.sli = m.sli.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver")
 		}
 		if info.IsResourceRequest && (k.verb == "GET" || k.verb == "LIST") {
@@ -288,12 +300,12 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, method string, dryRun, l
 		m.mu.Unlock()
 	}
 	r.total.Inc()
-	r.duration.Observe(took.Seconds())
+	r.duration.Observe(a.Took.Seconds())
 	if r.sli != nil {
-		r.sli.Observe(took.Seconds())
+		r.sli.Observe(a.Took.Seconds())
 	}
 	if r.size != nil {
-		r.size.Observe(float64(size))
+		r.size.Observe(float64(a.Size))
 	}
 }
 
