@@ -25,47 +25,79 @@ func (b *bench) whole(ctx context.Context, n int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	config := filepath.Join(dir, "kubeconfig")
-	command := func(name string) (time.Duration, error) {
-		args := []string{name}
-		if b.root != "" {
-			args = append(args, "--root="+b.root)
-		}
-		cmd := exec.CommandContext(ctx, b.binary, args...)
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+config)
-		began := time.Now()
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			return 0, fmt.Errorf("hyperkube %s: %w: %s", name, err, out)
-		}
-		if b.profile {
-			fmt.Printf("%s", out)
-		}
-		return time.Since(began), nil
+	c := &upCluster{bench: b, config: filepath.Join(dir, "kubeconfig"), layout: layout.Default(), pods: n}
+	if b.root != "" {
+		c.layout = layout.Under(b.root)
 	}
-	if _, err := command("reset"); err != nil {
+	if _, err := c.command(ctx, "reset"); err != nil {
 		return err
 	}
 	defer func() {
-		_, e := command("reset")
+		_, e := c.command(ctx, "reset")
 		err = errors.Join(err, e)
 	}()
-	if _, err := command("up"); err != nil {
+	if _, err := c.command(ctx, "up"); err != nil {
 		return err
 	}
-	rest, err := clientcmd.BuildConfigFromFlags("", config)
+	if err := c.fill(ctx); err != nil {
+		return err
+	}
+	if err := c.tell(ctx, "memory after writing", settle); err != nil {
+		return err
+	}
+	if _, err := c.command(ctx, "stop"); err != nil {
+		return err
+	}
+	took, err := c.command(ctx, "up")
 	if err != nil {
 		return err
 	}
-	kube, err := kubernetes.NewForConfig(rest)
+	fmt.Printf("  %-44s %v\n", "up again", took.Round(time.Millisecond))
+	if err := c.tell(ctx, "memory after that", settle); err != nil {
+		return err
+	}
+	return c.tell(ctx, "memory at rest", resting)
+}
+
+// upCluster is a cluster of `hyperkube up`.
+type upCluster struct {
+	*bench
+	config string // kubeconfig
+	layout layout.Node
+	// pods that it has, and how many bytes these are together, encoded.
+	pods, encoded int
+	kube          kubernetes.Interface
+}
+
+// command runs hyperkube, and tells how long that took.
+func (c *upCluster) command(ctx context.Context, name string) (time.Duration, error) {
+	args := []string{name}
+	if c.root != "" {
+		args = append(args, "--root="+c.root)
+	}
+	cmd := exec.CommandContext(ctx, c.binary, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.config)
+	began := time.Now()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return 0, fmt.Errorf("hyperkube %s: %w: %s", name, err, out)
+	}
+	if c.profile {
+		fmt.Printf("%s", out)
+	}
+	return time.Since(began), nil
+}
+
+// fill makes the pods.
+func (c *upCluster) fill(ctx context.Context) error {
+	rest, err := clientcmd.BuildConfigFromFlags("", c.config)
 	if err != nil {
 		return err
 	}
-	l := layout.Default()
-	if b.root != "" {
-		l = layout.Under(b.root)
+	if c.kube, err = kubernetes.NewForConfig(rest); err != nil {
+		return err
 	}
-	keys, err := pki.Load(l.PKI())
+	keys, err := pki.Load(c.layout.PKI())
 	if err != nil {
 		return err
 	}
@@ -77,52 +109,39 @@ func (b *bench) whole(ctx context.Context, n int) (err error) {
 	// No node has it: the cluster would take it away else.
 	sample := samplePod()
 	sample.Spec.NodeName = ""
-	if err := makeSample(ctx, kube, sample); err != nil {
+	if err := makeSample(ctx, c.kube, sample); err != nil {
 		return err
 	}
-	encoded, err := multiply(ctx, store, n, 1)
+	if c.encoded, err = multiply(ctx, store, c.pods, 1); err != nil {
+		return err
+	}
+	fmt.Printf("%d pods of %d bytes, up\n", c.pods, c.encoded/c.pods)
+	return nil
+}
+
+// tell prints, after a while, what the main process uses.
+func (c *upCluster) tell(ctx context.Context, what string, after time.Duration) error {
+	time.Sleep(after)
+	text, err := os.ReadFile(c.layout.PIDFile("hyperkube"))
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%d pods of %d bytes, up\n", n, encoded/n)
-	tell := func(what string, after time.Duration) error {
-		time.Sleep(after)
-		text, err := os.ReadFile(l.PIDFile("hyperkube"))
-		if err != nil {
-			return err
-		}
-		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-		if err != nil {
-			return err
-		}
-		u, err := usageOf(pid)
-		if err != nil {
-			return err
-		}
-		fmt.Printf("  %-44s %v, %.2f times the encoded pods; %d MB PSS; CPU so far %v\n", what, u,
-			float64(u.anonymous)/float64(encoded), u.pss/1e6, u.cpu)
-		if !b.profile {
-			return nil
-		}
-		data, err := kube.CoreV1().RESTClient().Get().AbsPath("/debug/pprof/heap").DoRaw(ctx)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(fmt.Sprintf("heap-up-%d-%s.pprof", n, strings.ReplaceAll(what, " ", "-")), data, 0o644)
-	}
-	if err := tell("memory after writing", settle); err != nil {
-		return err
-	}
-	if _, err := command("stop"); err != nil {
-		return err
-	}
-	took, err := command("up")
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
 		return err
 	}
-	fmt.Printf("  %-44s %v\n", "up again", took.Round(time.Millisecond))
-	if err := tell("memory after that", settle); err != nil {
+	u, err := usageOf(pid)
+	if err != nil {
 		return err
 	}
-	return tell("memory at rest", resting)
+	fmt.Printf("  %-44s %v, %.2f times the encoded pods; %d MB PSS; CPU so far %v\n", what, u,
+		float64(u.anonymous)/float64(c.encoded), u.pss/1e6, u.cpu)
+	if !c.profile {
+		return nil
+	}
+	data, err := c.kube.CoreV1().RESTClient().Get().AbsPath("/debug/pprof/heap").DoRaw(ctx)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(fmt.Sprintf("heap-up-%d-%s.pprof", c.pods, strings.ReplaceAll(what, " ", "-")), data, 0o644)
 }

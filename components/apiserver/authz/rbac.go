@@ -221,36 +221,45 @@ func (r *RBAC) resolve(u user.Info, namespace string) *ruleSet {
 			seen[obj] = true
 			switch b := obj.(type) {
 			case *rbacv1.ClusterRoleBinding:
-				r.addBinding(set, "ClusterRoleBinding", b.Name, "", &b.RoleRef, b.Subjects, v)
+				r.grant(set, anyBinding{"ClusterRoleBinding", b.Name, "", &b.RoleRef, b.Subjects}, v)
 			case *rbacv1.RoleBinding:
-				r.addBinding(set, "RoleBinding", b.Name+"/"+b.Namespace, b.Namespace, &b.RoleRef, b.Subjects, v)
+				r.grant(set, anyBinding{"RoleBinding", b.Name + "/" + b.Namespace, b.Namespace, &b.RoleRef, b.Subjects}, v)
 			}
 		}
 	}
 	return set
 }
 
-func (r *RBAC) addBinding(set *ruleSet, kind, name, namespace string, role *rbacv1.RoleRef, subjects []rbacv1.Subject, value string) {
-	rules, err := r.RoleRules(role, namespace)
+// anyBinding is one of either kind. Its name is as messages tell it; the namespace of a
+// ClusterRoleBinding is empty.
+type anyBinding struct {
+	kind, name, namespace string
+	role                  *rbacv1.RoleRef
+	subjects              []rbacv1.Subject
+}
+
+// grant adds to set what b grants to the subject that the index has as value.
+func (r *RBAC) grant(set *ruleSet, b anyBinding, value string) {
+	rules, err := r.RoleRules(b.role, b.namespace)
 	if err != nil {
 		set.errs = append(set.errs, err)
 		return
 	}
 	var who string
-	for i := range subjects {
-		if s := &subjects[i]; subjectValue(s, namespace) == value {
+	for i := range b.subjects {
+		if s := &b.subjects[i]; subjectValue(s, b.namespace) == value {
 			who = fmt.Sprintf("%s %q", s.Kind, s.Name)
 			if s.Kind == rbacv1.ServiceAccountKind {
 				ns := s.Namespace
 				if ns == "" {
-					ns = namespace
+					ns = b.namespace
 				}
 				who = fmt.Sprintf("%s %q", s.Kind, s.Name+"/"+ns)
 			}
 			break
 		}
 	}
-	set.add(rules, fmt.Sprintf("RBAC: allowed by %s %q of %s %q to %s", kind, name, role.Kind, role.Name, who))
+	set.add(rules, fmt.Sprintf("RBAC: allowed by %s %q of %s %q to %s", b.kind, b.name, b.role.Kind, b.role.Name, who))
 }
 
 // RoleRules returns the rules of a role; they are not to be written to. The
