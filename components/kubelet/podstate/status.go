@@ -189,6 +189,7 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 		waiting.Reason = "PodInitializing"
 	}
 	var s v1.ContainerStatus
+	past := false // it is over, and nobody knows how
 	switch {
 	case latest != nil:
 		s = in.observed(c, latest, old, waiting)
@@ -196,7 +197,7 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 		s = removed(c, old, in.Slots[c.Name].Next)
 	default:
 		s = in.absent(c, old, waiting)
-		if kind == Init && !IsSidecar(c) && s.State.Waiting != nil && in.appMade() {
+		if past = kind == Init && !IsSidecar(c) && s.State.Waiting != nil && in.appMade(); past {
 			// Of a static pod nobody has told how it ended.
 			s.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
 				Reason: "Completed", Message: "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally",
@@ -206,7 +207,7 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 
 	// What is about to be started again waits, and says for what.
 	slot := in.Slots[c.Name]
-	if slot.Waiting != nil && !in.Terminating && in.Pod.DeletionTimestamp == nil && in.willStart(c, kind, latest) {
+	if slot.Waiting != nil && !past && !in.Terminating && in.Pod.DeletionTimestamp == nil && in.willStart(c, kind, latest) {
 		if s.State.Terminated != nil {
 			s.LastTerminationState = v1.ContainerState{Terminated: s.State.Terminated}
 		}

@@ -64,7 +64,10 @@ func TestEndedContainersTell(t *testing.T) {
 // there are app containers.
 func TestLostInit(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, "init", "side")
-	s := statusOf(p, see("a:running", "b:running", "side:running"))
+	seen := see("a:running", "b:running", "side:running")
+	s := Status(StatusInput{
+		Input: Input{Pod: p, Observed: seen, Now: now, Slots: map[string]Slot{"init": {Waiting: &v1.ContainerStateWaiting{Reason: "ErrImagePull"}}}}, Last: &p.Status,
+	})
 	if end := s.InitContainerStatuses[0].State.Terminated; s.Phase != v1.PodRunning || end == nil || end.ExitCode != 0 || end.Reason != "Completed" {
 		t.Errorf("%s, %+v", s.Phase, s.InitContainerStatuses[0])
 	}

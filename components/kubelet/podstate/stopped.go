@@ -1,6 +1,8 @@
 package podstate
 
 import (
+	"slices"
+
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -33,10 +35,8 @@ func (in *StatusInput) endContainers(s *v1.PodStatus) {
 // hadBegun tells whether the app containers of a pod were to run: nothing came
 // before them, or it was through.
 func (in *StatusInput) hadBegun(s *v1.PodStatus) bool {
-	for i := range s.ContainerStatuses {
-		if hasRun(s.ContainerStatuses[i]) {
-			return true
-		}
+	if slices.ContainsFunc(s.ContainerStatuses, hasRun) {
+		return true
 	}
 	n := len(s.InitContainerStatuses)
 	if n == 0 {
