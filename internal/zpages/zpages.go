@@ -190,7 +190,7 @@ func refuse(w http.ResponseWriter, r *http.Request) {
 	}
 	media := "application/json"
 	one, _, _ := strings.Cut(r.Header.Get("Accept"), ",")
-	if first, _, _ := mime.ParseMediaType(one); first == "application/yaml" {
+	if first, params, _ := mime.ParseMediaType(one); first == "application/yaml" && params["as"] == "" {
 		if text, err := yaml.JSONToYAML(raw); err == nil {
 			media, raw = first, text
 		}

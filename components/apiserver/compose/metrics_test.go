@@ -45,6 +45,15 @@ func TestMetricsOfRequests(t *testing.T) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := kube.CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kube.CoreV1().Pods("default").Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := kube.CoreV1().Pods("default").GetLogs("a", &corev1.PodLogOptions{}).Do(ctx).Error(); err != nil {
+		t.Error(err)
+	}
 	for _, user := range []string{"alice", "admin"} {
 		as := e.server.ClientConfig(user)
 		if user == "admin" {
@@ -134,6 +143,7 @@ func TestMetricsOfRequests(t *testing.T) {
 		`apiserver_request_terminations_total{code="503",component="aggregator",group="gone.example.com",resource="",scope="cluster",subresource="",verb="LIST",version="v1"}`,
 		`apiserver_watch_cache_initialization_duration_seconds{group="",resource="namespaces"}`,
 		`aggregator_discovery_aggregation_count_total`,
+		`kube_apiserver_pod_logs_insecure_backend_total{usage="enforce_tls"}`,
 		`rest_client_response_size_bytes{host="kubernetes.in-memory",verb="GET"}`,
 		`version_info{binary="1.37.2",component="kube",emulation="1.37",min_compat="1.36"}`,
 	} {

@@ -105,6 +105,7 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 	if err := validateLog(call.Name, opts); err != nil {
 		return err
 	}
+	c.cfg.Metrics.Logs(opts.InsecureSkipTLSVerifyBackend)
 	ctx := req.Context()
 	pod, err := c.pod(ctx, call.Namespace, call.Name)
 	if err != nil {
@@ -122,7 +123,6 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 		return err
 	}
 	backend := c.verified
-	c.cfg.Metrics.Logs(opts.InsecureSkipTLSVerifyBackend)
 	if opts.InsecureSkipTLSVerifyBackend {
 		backend = c.blind
 	}

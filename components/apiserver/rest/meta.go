@@ -116,8 +116,6 @@ func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update,
 	}
 	if created := old.GetCreationTimestamp(); !created.IsZero() {
 		obj.SetCreationTimestamp(created)
-	} else {
-		obj.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
 	}
 	// An update never takes back a deletion.
 	if t := old.GetDeletionTimestamp(); t != nil {
