@@ -2,6 +2,8 @@ package client
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -12,12 +14,12 @@ import (
 func AwaitAPI(ctx context.Context, kube kubernetes.Interface, failed func(error)) error {
 	wait := 20 * time.Millisecond
 	for {
-		_, err := kube.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		answer, err := kube.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 		if err == nil {
 			return nil
 		}
 		if failed != nil {
-			failed(err)
+			failed(notReady(answer, err))
 		}
 		select {
 		case <-ctx.Done():
@@ -26,4 +28,23 @@ func AwaitAPI(ctx context.Context, kube kubernetes.Interface, failed func(error)
 		}
 		wait = min(2*wait, 500*time.Millisecond)
 	}
+}
+
+// notReady names the first checks that have not passed by an answer of /readyz, which
+// tells of some thirty; err where it tells of none.
+func notReady(answer []byte, err error) error {
+	var missing []string
+	for line := range strings.Lines(string(answer)) {
+		if check, ok := strings.CutPrefix(line, "[-]"); ok {
+			missing = append(missing, strings.TrimSpace(strings.SplitN(check, " ", 2)[0]))
+		}
+	}
+	const some = 3
+	switch {
+	case len(missing) == 0:
+		return err
+	case len(missing) > some:
+		return fmt.Errorf("it answers, but is not ready: %s and %d more", strings.Join(missing[:some], ", "), len(missing)-some)
+	}
+	return fmt.Errorf("it answers, but is not ready: %s", strings.Join(missing, ", "))
 }
