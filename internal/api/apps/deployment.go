@@ -159,7 +159,13 @@ func validateDeploymentStrategy(s *appsv1.DeploymentStrategy, path *field.Path) 
 		}
 		return validateRollingUpdate(s.RollingUpdate, rolling)
 	}
-	return field.ErrorList{field.NotSupported(path, s,
+	shown := s.DeepCopy()
+	if r := shown.RollingUpdate; r != nil {
+		// Upstream shows what none of a rolling update has as zero.
+		unavailable, surge := value(r.MaxUnavailable), value(r.MaxSurge)
+		r.MaxUnavailable, r.MaxSurge = &unavailable, &surge
+	}
+	return field.ErrorList{field.NotSupported(path, shown,
 		[]appsv1.DeploymentStrategyType{appsv1.RecreateDeploymentStrategyType, appsv1.RollingUpdateDeploymentStrategyType})}
 }
 
