@@ -114,8 +114,10 @@ func (s *Server) Seen() []authenticationv1.UserInfo {
 	return slices.Clone(s.seen)
 }
 
-// ServeHTTP answers a request.
+// ServeHTTP answers a request. Whoever asks for "elsewhere" is sent there, for
+// "never/a" not answered.
 func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	w.Header().Set("Seen-Audit-Id", req.Header.Get("Audit-Id"))
 	user, ok := s.authenticate(req)
 	if !ok {
 		fail(w, http.StatusUnauthorized, "Unauthorized")
@@ -135,6 +137,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 				Verbs: metav1.Verbs{"create", "get", "list", "watch"}, ShortNames: []string{"fl"},
 			}},
 		})
+	case path == base+"/elsewhere":
+		http.Redirect(w, req, "https://elsewhere.example.com/", http.StatusFound)
+	case path == base+"/never/a":
+		<-req.Context().Done()
 	case path == "/openapi/v2":
 		send(w, http.StatusOK, map[string]any{
 			"swagger": "2.0", "info": map[string]string{"title": "extension", "version": "1"},

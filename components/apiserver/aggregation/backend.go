@@ -2,6 +2,8 @@ package aggregation
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/httpstream"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -109,6 +112,9 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	location := &url.URL{Scheme: "https", Host: host, Path: req.URL.Path, RawPath: req.URL.RawPath, RawQuery: req.URL.RawQuery}
 	out := req.WithContext(ctx)
 	out.Header = req.Header.Clone()
+	if id := w.Header()["Audit-Id"]; len(id) > 0 {
+		out.Header["Audit-Id"] = id // the other server's audit log is of the same request
+	}
 	out.URL, out.Host = location, host
 	rt := transport.NewAuthProxyRoundTripper(u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra(), b.transport)
 	upgrading := httpstream.IsUpgradeRequest(req)
@@ -116,12 +122,20 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		// Connections that are taken over are dialled past the round tripper.
 		transport.SetAuthProxyHeaders(out, u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra())
 	}
-	upgrade.NewHandler(location, rt, true, upgrading, unavailable{b}).ServeHTTP(w, out)
+	h := upgrade.NewHandler(location, rt, true, upgrading, unavailable{b, req.Context()})
+	// A client that followed a redirection would show its credentials elsewhere.
+	h.RejectForwardingRedirects = true
+	h.ServeHTTP(w, out)
 }
 
 // fail answers in place of the server.
 func (b *backend) fail(w http.ResponseWriter, req *http.Request, text string, code int) {
 	http.Error(w, text, code)
+	b.lose(req, code)
+}
+
+// lose counts a request that the server did not answer.
+func (b *backend) lose(req *http.Request, code int) {
 	info, ok := apirequest.RequestInfoFrom(req.Context())
 	if !ok || b.cfg.Lost == nil {
 		return
@@ -135,10 +149,24 @@ func (b *backend) fail(w http.ResponseWriter, req *http.Request, text string, co
 }
 
 // unavailable answers for servers that do not.
-type unavailable struct{ of *backend }
+type unavailable struct {
+	of *backend
+	// request is the context of the whole request.
+	request context.Context
+}
 
 // Error as proxy.ErrorResponder.
 func (u unavailable) Error(w http.ResponseWriter, req *http.Request, err error) {
+	if errors.Is(u.request.Err(), context.DeadlineExceeded) {
+		status := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0).Status()
+		if text, merr := json.Marshal(status); merr == nil {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(int(status.Code))
+			_, _ = w.Write(text)
+			u.of.lose(req, int(status.Code))
+			return
+		}
+	}
 	u.of.fail(w, req, err.Error(), http.StatusServiceUnavailable)
 }
 

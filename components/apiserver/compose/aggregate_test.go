@@ -6,9 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
-
 	"slices"
 	"strings"
 	"testing"
@@ -115,6 +115,36 @@ func TestAggregation(t *testing.T) {
 		t.Fatal(err)
 	}
 	reason("Passed")
+
+	transport, err := rest.TransportFor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const base = "/apis/wardle.example.com/v1alpha1"
+	for _, tc := range []struct {
+		path string
+		code int
+		want string
+	}{
+		{base + "/namespaces/default/flunders", 200, "FlunderList"},
+		{base + "/elsewhere", 502, "the backend attempted to redirect this request, which is not permitted"},
+		{base + "/never/a?timeout=1s", 504, `"message":"Timeout: request did not complete within the allotted timeout","reason":"Timeout"`},
+	} {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.Host+tc.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := transport.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		id, seen := resp.Header.Get("Audit-Id"), resp.Header.Get("Seen-Audit-Id")
+		if resp.StatusCode != tc.code || !strings.Contains(string(text), tc.want) || resp.Header.Get("Location") != "" || tc.code == 200 && (id == "" || id != seen) {
+			t.Errorf("%s: %d %v %.300s; want %d %s", tc.path, resp.StatusCode, resp.Header, text, tc.code, tc.want)
+		}
+	}
 
 	// Discovery, all of it.
 	testwait.Succeed(t, "discovery", func() error {

@@ -244,6 +244,10 @@ func (c *connector) pass(w http.ResponseWriter, req *http.Request, at *url.URL, 
 	}
 	h := upgrade.NewHandler(at, rt, true, false, responder{c.cfg.Error})
 	h.MaxBytesPerSec = c.cfg.MaxBytesPerSec
+	if id := w.Header()["Audit-Id"]; len(id) > 0 {
+		req = req.Clone(req.Context())
+		req.Header["Audit-Id"] = id
+	}
 	h.ServeHTTP(w, req)
 	return nil
 }
