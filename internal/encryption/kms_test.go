@@ -61,11 +61,16 @@ func (k *keeper) serve(t *testing.T) string {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
+	t.Cleanup(k.serveAt(socket))
+	return "unix://" + socket
+}
+
+// serveAt serves k on a socket until the returned function is called.
+func (k *keeper) serveAt(socket string) (stop func()) {
 	s := service.NewGRPCService(socket, time.Minute, k)
 	served := make(chan error, 1)
 	go func() { served <- s.ListenAndServe() }()
-	t.Cleanup(func() { s.Close(); <-served })
-	return "unix://" + socket
+	return func() { s.Close(); <-served }
 }
 
 func write(t *testing.T, path, text string) {
@@ -161,5 +166,59 @@ func TestKeyServiceAlone(t *testing.T) {
 	write(t, path, by("secrets", "{kms: {apiVersion: v1, name: vault, endpoint: unix:///x}}"))
 	if _, err := Load(t.Context(), Config{Path: path}); err == nil {
 		t.Error("services of version 1 are off by default")
+	}
+}
+
+// TestKeyServiceGone ends the service and begins it again with another key: what was
+// in use stays in use meanwhile, the check tells, and then the new key is used.
+func TestKeyServiceGone(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "kms") // names of sockets are short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	k, socket := &keeper{key: "one"}, filepath.Join(dir, "s")
+	stop := k.serveAt(socket)
+	path := filepath.Join(dir, "encryption.yaml")
+	write(t, path, by("secrets", fmt.Sprintf("{kms: {apiVersion: v2, name: away, endpoint: %q, timeout: 3s}}", "unix://"+socket)))
+	all, err := Load(t.Context(), Config{Path: path, ServerID: "me"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, check, with := t.Context(), all.Checks()[0], all.For(secrets)
+	testwait.Until(t, "the service answers", func() bool { return check.Look(ctx) == nil })
+	at, plain := value.DefaultContext("/registry/secrets/default/a"), []byte("k8s\x00 secret")
+	first, err := with.TransformToStorage(ctx, plain, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	stop()
+	testwait.Until(t, "it is noticed that the service has gone", func() bool { return check.Look(ctx) != nil })
+	if _, err := with.TransformToStorage(ctx, plain, at); err != nil {
+		t.Errorf("nothing can be written meanwhile: %v", err)
+	}
+	if got, stale, err := with.TransformFromStorage(ctx, first, at); err != nil || stale || !bytes.Equal(got, plain) {
+		t.Errorf("read %q meanwhile, stale %v, %v", got, stale, err)
+	}
+
+	k.mu.Lock()
+	k.key = "two"
+	k.mu.Unlock()
+	defer k.serveAt(socket)()
+	testwait.Until(t, "the service is back with its new key", func() bool {
+		if check.Look(ctx) != nil {
+			return false
+		}
+		_, stale, err := with.TransformFromStorage(ctx, first, at)
+		return err == nil && stale
+	})
+	second, err := with.TransformToStorage(ctx, plain, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, stale, err := with.TransformFromStorage(ctx, second, at); err != nil || stale || !bytes.Equal(got, plain) {
+		t.Errorf("read %q, stale %v, %v", got, stale, err)
 	}
 }
