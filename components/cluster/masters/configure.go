@@ -56,8 +56,13 @@ func (m *master) configure(ctx context.Context) (trust.Token, error) {
 				return err
 			}
 		}
-		if err := m.mark(ctx, clients); err != nil {
-			return err
+		if !m.settings.skips("mark-control-plane") {
+			if err := m.mark(ctx, clients); err != nil {
+				return err
+			}
+		}
+		if m.settings.skips("addon") {
+			return nil
 		}
 		return m.installAddons(ctx, clients)
 	})

@@ -3,12 +3,16 @@ package masters
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -73,6 +77,43 @@ func TestIncumbent(t *testing.T) {
 	}
 	if !<-waited {
 		t.Error("it is not waited for")
+	}
+}
+
+// TestSkippedPhases: what is to be left out is not done, and all else is.
+func TestSkippedPhases(t *testing.T) {
+	done := func(skip ...string) (node, addons bool) {
+		t.Helper()
+		m := testMaster(t)
+		m.settings.Skip = skip
+		var mu sync.Mutex
+		serveAs(t, m, func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			node = node || strings.HasPrefix(r.URL.Path, "/api/v1/nodes/")
+			addons = addons || strings.Contains(r.URL.Path, "/deployments/")
+			w.Header().Set("Content-Type", "application/json")
+			if r.Method == http.MethodGet {
+				fmt.Fprint(w, `{"metadata": {"name": "m", "labels": {"node-role.kubernetes.io/control-plane": ""}}}`)
+				return
+			}
+			_, _ = io.Copy(w, r.Body)
+		})
+		if _, err := m.configure(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		return node, addons
+	}
+	if node, addons := done(); !node || !addons {
+		t.Errorf("with all phases: node %v, add-ons %v", node, addons)
+	}
+	if node, addons := done("addon"); !node || addons {
+		t.Errorf("without add-ons: node %v, add-ons %v", node, addons)
+	}
+	if node, addons := done("mark-control-plane"); node || !addons {
+		t.Errorf("without the marking: node %v, add-ons %v", node, addons)
 	}
 }
 

@@ -79,6 +79,7 @@ func (o *initOptions) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&g.ServiceCIDRs, "service-cidr", nil, "Range of service addresses; empty chooses a free one.")
 	f.StringVar(&g.Domain, "service-dns-domain", "", "Domain of the cluster; empty is cluster.local.")
 	f.StringSliceVar(&g.With, "with", nil, "Add-ons besides the usual ones: "+strings.Join(manifests.Optional(), ", ")+".")
+	f.StringSliceVar(&g.Skip, "skip-phases", nil, "Phases to be left out, now and later: "+strings.Join(skippable, ", ")+".")
 	f.StringVar(&g.Patches, "patches", "", "Folder of patches of the static pods: COMPONENT[SUFFIX][+strategic|+merge|+json].yaml or .json.")
 	f.StringVar(&g.Token, "token", "", "Token with which machines join; empty makes one.")
 	f.DurationVar(&g.TokenTTL, "token-ttl", trust.DefaultTTL, "How long the token lives; 0 is for ever.")
@@ -107,7 +108,7 @@ func (o *initOptions) run(ctx context.Context, out io.Writer, given func(string)
 	if err != nil {
 		return err
 	}
-	if running == 0 {
+	if running == 0 && !m.settings.skips("preflight") {
 		if err := preflight.Check(l, m.ports()); err != nil {
 			return err
 		}
@@ -442,6 +443,9 @@ func (m *master) enter() error {
 func (m *master) tell(out io.Writer, token trust.Token) error {
 	if err := m.enter(); err != nil {
 		return err
+	}
+	if m.settings.skips("show-join-command") {
+		return nil
 	}
 	join := joinCommand(m.server(), token, m.pki.CA.Cert)
 	fmt.Fprintf(out, "\nThis machine is a master of Kubernetes %s. Other machines join with:\n\n  %s\n\n", version.Get().GitVersion, join)

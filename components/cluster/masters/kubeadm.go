@@ -38,6 +38,7 @@ type (
 		NodeRegistration nodeRegistration `json:"nodeRegistration,omitempty"`
 		CertificateKey   string           `json:"certificateKey,omitempty"`
 		Patches          *patchFolder     `json:"patches,omitempty"`
+		SkipPhases       []string         `json:"skipPhases,omitempty"`
 	}
 
 	patchFolder struct {
@@ -181,7 +182,7 @@ func decodeInit(data []byte) (masterSettings, error) {
 	if err := decodeKubeadm(data, map[string]any{"InitConfiguration": &in, "ClusterConfiguration": &cluster}); err != nil {
 		return s, err
 	}
-	s.CertificateKey = in.CertificateKey
+	s.CertificateKey, s.Skip = in.CertificateKey, in.SkipPhases
 	s.NodeName, s.Advertise = in.NodeRegistration.Name, in.LocalAPIEndpoint.AdvertiseAddress
 	if in.LocalAPIEndpoint.BindPort != 0 {
 		s.Port = in.LocalAPIEndpoint.BindPort
@@ -208,7 +209,7 @@ func decodeInit(data []byte) (masterSettings, error) {
 	if err := checkVersion(cluster.KubernetesVersion); err != nil {
 		return s, err
 	}
-	return s, s.checkPods()
+	return s, errors.Join(s.checkPods(), s.checkSkip())
 }
 
 // checkVersion refuses the wish for another Kubernetes than this program is. What is no

@@ -25,6 +25,7 @@ bootstrapTokens:
 localAPIEndpoint: {advertiseAddress: 192.0.2.1, bindPort: 7443}
 nodeRegistration: {name: m1, taints: []}
 patches: {directory: /patches}
+skipPhases: [addon, preflight]
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
@@ -58,7 +59,7 @@ func TestDecodeInit(t *testing.T) {
 		Volumes: map[string][]manifests.Volume{"kube-apiserver": {{
 			Name: "audit", HostPath: "/var/log/audit", MountPath: "/audit", ReadOnly: true, PathType: corev1.HostPathDirectoryOrCreate,
 		}}},
-		Envs: map[string][]corev1.EnvVar{"kube-scheduler": {{Name: "A", Value: "b"}}}, Patches: "/patches",
+		Envs: map[string][]corev1.EnvVar{"kube-scheduler": {{Name: "A", Value: "b"}}}, Patches: "/patches", Skip: []string{"addon", "preflight"},
 		Extra: map[string][]manifests.Flag{"kube-apiserver": {{Name: "event-ttl", Value: "2h"}}, "etcd": {{Name: "quota-backend-bytes", Value: "1"}}},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -73,6 +74,8 @@ func TestDecodeInit(t *testing.T) {
 		"another version": "apiVersion: kubeadm.k8s.io/v1beta3\nkind: ClusterConfiguration\n",
 		"no YAML":         "\tx",
 		"another minor":   "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.4\n",
+		"no proxy":        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nskipPhases: [addon/kube-proxy]\n",
+		"no certificates": "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nskipPhases: [certs]\n",
 		"volume of etcd":  "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\netcd: {local: {extraVolumes: []}}\n",
 		"relative volume": "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nscheduler: {extraVolumes: [{name: a, hostPath: b, mountPath: /c}]}\n",
 		"volume type":     "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nscheduler: {extraVolumes: [{name: a, hostPath: /b, mountPath: /c, pathType: Dir}]}\n",

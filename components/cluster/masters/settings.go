@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,6 +38,7 @@ func (o *initOptions) settings(l layout.Node, given func(string) bool) (masterSe
 		"token":                       func() { s.Token = g.Token },
 		"token-ttl":                   func() { s.TokenTTL = g.TokenTTL },
 		"certificate-key":             func() { s.CertificateKey = g.CertificateKey },
+		"skip-phases":                 func() { s.Skip = g.Skip },
 		"patches":                     func() { s.Patches = g.Patches },
 	} {
 		if given(flag) {
@@ -43,8 +46,10 @@ func (o *initOptions) settings(l layout.Node, given func(string) bool) (masterSe
 		}
 	}
 	s.UploadCerts, s.HideKey, s.With = g.UploadCerts, g.HideKey, g.With
-	s.Patches, err = absolute(s.Patches)
-	return s, err
+	if s.Patches, err = absolute(s.Patches); err != nil {
+		return s, err
+	}
+	return s, s.checkSkip()
 }
 
 // before are the settings that flags go over.
@@ -75,6 +80,26 @@ func (o *initOptions) before(l layout.Node) (masterSettings, error) {
 	s.TokenTTL = o.given.TokenTTL
 	return s, nil
 }
+
+// skippable are the phases that a master can do without.
+var skippable = []string{"preflight", "mark-control-plane", "addon", "show-join-command"}
+
+// checkSkip refuses phases that cannot be left out, for nobody is to believe that they
+// were.
+func (s *masterSettings) checkSkip() error {
+	for _, name := range s.Skip {
+		switch {
+		case slices.Contains(skippable, name):
+		case name == "addon/kube-proxy":
+			return errors.New("skip-phases: addon/kube-proxy: the service proxy is a part of the node, not an add-on")
+		default:
+			return fmt.Errorf("skip-phases: %s cannot be left out: %s can", name, strings.Join(skippable, ", "))
+		}
+	}
+	return nil
+}
+
+func (s *masterSettings) skips(phase string) bool { return slices.Contains(s.Skip, phase) }
 
 // absolute is path for whoever runs elsewhere; "" stays.
 func absolute(path string) (string, error) {
@@ -152,6 +177,8 @@ type masterSettings struct {
 	Extra   map[string][]manifests.Flag
 	Volumes map[string][]manifests.Volume `json:",omitempty"`
 	Envs    map[string][]corev1.EnvVar    `json:",omitempty"`
+	// Skip are phases of init that are left out, of skippable.
+	Skip []string `json:",omitempty"`
 	// Patches is a folder of changes to the static pods; empty: none.
 	Patches string `json:",omitempty"`
 }

@@ -215,6 +215,9 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 		if err := applyAll(ctx, clients, objects); err != nil {
 			return err
 		}
+		if m.settings.skips("addon") {
+			return nil
+		}
 		return m.installAddons(ctx, clients)
 	})
 	if err != nil {
