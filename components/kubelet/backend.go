@@ -258,7 +258,7 @@ func (b *backend) Configz() any {
 	f := b.k.cfg.Effective()
 	// The runtime may have said otherwise than the configuration.
 	f.CgroupDriver = "cgroupfs"
-	if b.k.host.Systemd.Load() {
+	if b.k.host.Limits.Systemd.Load() {
 		f.CgroupDriver = "systemd"
 	}
 	return f

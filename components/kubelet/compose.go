@@ -137,42 +137,45 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 		Log: k.log, NodeName: cfg.NodeName, CRI: k.cri, Kube: k.kube, Objects: k.objects,
 		Metrics: k.metrics,
 		Volumes: k.newVolumes(recorder, getAllocatable),
-		Puller:  puller, Providers: providers, DockerConfigs: dockerConfigs(cfg.Layout.Kubelet),
-		Prober: probe.New(k.execSync, "1.37"),
-		Events: recorder, CgroupRoot: cfg.Layout.CgroupRoot,
-		DNS: dnsconf.Node{
-			ClusterDNS: cfg.DNS.Servers, ClusterDomain: cfg.DNS.Domain, ResolvConf: cfg.DNS.ResolvConf, Addresses: k.nodeIPs,
-			Warn: func(reason, message string) { k.nodeEvent(v1.EventTypeWarning, reason, message) },
+		Prober:  probe.New(k.execSync, "1.37"),
+		Events:  recorder,
+		Images:  pods.Images{Puller: puller, Providers: providers, DockerConfigs: dockerConfigs(cfg.Layout.Kubelet)},
+		Limits: pods.Limits{
+			Root: cfg.Layout.CgroupRoot, MemoryCapacity: k.machine.MemoryBytes,
+			CPUQuota: !cfg.Containers.NoCPUQuota, CPUQuotaPeriod: cfg.Containers.CPUQuotaPeriod, Pids: cfg.Containers.PidsLimit,
 		},
-		NodeIPs: k.nodeIPs, Node: k.keeper.Node, Allocatable: getAllocatable, MemoryCapacity: k.machine.MemoryBytes,
-		RuntimeName: "hyperkube", PodLogs: cfg.Layout.PodLogs, ContainerLogs: cfg.Layout.ContainerLogs,
-		SeccompDefault: cfg.Containers.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),
-		CPUCFSQuota: !cfg.Containers.NoCPUQuota, CPUCFSQuotaPeriod: cfg.Containers.CPUQuotaPeriod,
-		Services:     k.listServices,
-		Sysctls:      cfg.Containers.Sysctls,
-		PodPidsLimit: cfg.Containers.PidsLimit, AllowedUnsafeSysctls: cfg.Containers.AllowedUnsafeSysctls,
-		CrashMax: cfg.Containers.CrashMax,
-		Dead:     cfg.Containers.Dead,
-		Extend:   k.extend,
-		NetworkProblem: func() string {
+		Security: pods.Security{
+			SeccompDefault: cfg.Containers.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),
+			Sysctls: cfg.Containers.Sysctls, AllowedUnsafeSysctls: cfg.Containers.AllowedUnsafeSysctls,
+		},
+		Hooks: pods.Hooks{Extend: k.extend, NetworkProblem: func() string {
 			problem := k.keeper.NetworkProblem()
 			if problem != "" {
 				// It may be over by now.
 				k.keeper.Changed()
 			}
 			return problem
+		}},
+		DNS: dnsconf.Node{
+			ClusterDNS: cfg.DNS.Servers, ClusterDomain: cfg.DNS.Domain, ResolvConf: cfg.DNS.ResolvConf, Addresses: k.nodeIPs,
+			Warn: func(reason, message string) { k.nodeEvent(v1.EventTypeWarning, reason, message) },
 		},
+		NodeIPs: k.nodeIPs, Node: k.keeper.Node, Allocatable: getAllocatable,
+		RuntimeName: "hyperkube", PodLogs: cfg.Layout.PodLogs, ContainerLogs: cfg.Layout.ContainerLogs,
+		Services: k.listServices,
+		CrashMax: cfg.Containers.CrashMax,
+		Dead:     cfg.Containers.Dead,
 	}
 	host.Prober.Metrics, host.Prober.HookMetrics = probe.NewMetrics(), k.metrics
-	if host.Users.Ranges, err = usernamespaces.Configured(context.Background(), cfg.Node.MaxPods); err != nil {
+	if host.Security.Users.Ranges, err = usernamespaces.Configured(context.Background(), cfg.Node.MaxPods); err != nil {
 		return nil, err
 	}
-	host.Users.Start = crc32.ChecksumIEEE([]byte(cfg.NodeName))
+	host.Security.Users.Start = crc32.ChecksumIEEE([]byte(cfg.NodeName))
 	if k.tracing != nil {
 		host.Tracer = k.tracing.Tracer(scope)
 	}
 	if cfg.Policies != nil {
-		host.Network = cfg.Policies.Expect
+		host.Hooks.Network = cfg.Policies.Expect
 	}
 	if k.cgroups != nil {
 		k.confine(host)
@@ -183,27 +186,27 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 // confine tells host what the machine's cgroups can do to pods.
 func (k *Kubelet) confine(host *pods.Host) {
 	cfg := k.cfg
-	host.Cgroups = timedCgroups{k.cgroups, k.metrics}
+	host.Limits.Cgroups = timedCgroups{k.cgroups, k.metrics}
 	k.metrics.CgroupVersion(1)
 	// A kernel without the controller cannot tell pods apart.
 	for _, size := range slices.Sorted(maps.Keys(k.machine.Hugepages)) {
 		if k.machine.Hugepages[size] > 0 && slices.Contains(k.cgroups.Controllers(), "hugetlb") {
-			host.Hugepages = append(host.Hugepages, size)
+			host.Limits.Hugepages = append(host.Limits.Hugepages, size)
 		}
 	}
 	if !k.cgroups.Unified() {
 		return
 	}
 	k.metrics.CgroupVersion(2)
-	host.WholeOOMKill = !cfg.Containers.SingleOOMKill
-	host.MemoryQoS = cfg.Gates.Enabled(gateMemoryQoS, true)
-	host.Tiered = host.MemoryQoS && cfg.Containers.TieredMemory
-	if cfg.Containers.MemoryThrottling != nil && host.MemoryQoS {
-		host.Throttling = *cfg.Containers.MemoryThrottling
+	host.Limits.WholeOOMKill = !cfg.Containers.SingleOOMKill
+	host.Limits.MemoryQoS = cfg.Gates.Enabled(gateMemoryQoS, true)
+	host.Limits.Tiered = host.Limits.MemoryQoS && cfg.Containers.TieredMemory
+	if cfg.Containers.MemoryThrottling != nil && host.Limits.MemoryQoS {
+		host.Limits.Throttling = *cfg.Containers.MemoryThrottling
 	}
-	host.Swap = func() int64 { return 0 }
+	host.Limits.Swap = func() int64 { return 0 }
 	if cfg.Containers.LimitedSwap {
-		host.Swap = func() int64 { return k.machine.SwapBytes }
+		host.Limits.Swap = func() int64 { return k.machine.SwapBytes }
 	}
 }
 
@@ -223,18 +226,18 @@ func (k *Kubelet) newStats() *stats.Provider {
 
 // completeHost tells the host of the parts that were made after it.
 func (k *Kubelet) completeHost() {
-	k.host.DeviceHealth = func(pod *v1.Pod, container string) []v1.ResourceStatus {
+	k.host.Hooks.DeviceHealth = func(pod *v1.Pod, container string) []v1.ResourceStatus {
 		return append(k.devices.Health(pod.UID, container), k.claims.Health(pod, container)...)
 	}
 	if k.cpus != nil && k.cfg.Gates.Enabled(gateNoQuota, true) {
-		k.host.OwnCPUs = func(pod types.UID, container string) bool {
+		k.host.Limits.OwnCPUs = func(pod types.UID, container string) bool {
 			_, own := k.cpus.Of(pod, container)
 			return own
 		}
 	}
 	k.host.Claims = k.claims
-	k.host.StaticCPUs, k.host.StaticMemory = k.cpus != nil, k.memory != nil
-	k.host.Ended = k.released
+	k.host.Resizing.StaticCPUs, k.host.Resizing.StaticMemory = k.cpus != nil, k.memory != nil
+	k.host.Hooks.Ended = k.released
 	if k.mirrors != nil {
 		k.host.Mirror = k.mirrors
 	}

@@ -350,7 +350,7 @@ func (k *Kubelet) enforceReserved() error {
 		r := cgroup.Resources{}
 		if whole {
 			r.MemoryLimit = e.list.Memory().Value()
-			if k.host.MemoryQoS && r.MemoryLimit > 0 {
+			if k.host.Limits.MemoryQoS && r.MemoryLimit > 0 {
 				r.Unified = map[string]string{"memory.min": strconv.FormatInt(r.MemoryLimit, 10)}
 			}
 		}

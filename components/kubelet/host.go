@@ -42,7 +42,7 @@ func (k *Kubelet) prepareCgroups() error {
 	if k.cfg.Reserved.enforces(enforcePods) {
 		all.MemoryLimit = k.memoryOfPods()
 	}
-	if k.cgroups.Unified() && !k.host.Tiered {
+	if k.cgroups.Unified() && !k.host.Limits.Tiered {
 		// An earlier kubelet may have kept some.
 		all.Unified = map[string]string{"memory.min": "0", "memory.low": "0"}
 	}
@@ -62,7 +62,7 @@ func (k *Kubelet) prepareCgroups() error {
 		}
 	}
 	if _, err := os.Stat(filepath.Join(k.cgroups.Dir("memory", kubepods), "memory.swap.max")); err != nil {
-		k.host.Swap = nil // a kernel that does not account for swap
+		k.host.Limits.Swap = nil // a kernel that does not account for swap
 	}
 	if err := k.enforceReserved(); err != nil {
 		return err

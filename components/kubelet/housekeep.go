@@ -34,7 +34,7 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 	if err := k.collector.Note(ctx); err != nil && ctx.Err() == nil {
 		k.log.Warn("looking at images failed", "error", err)
 	}
-	if r := k.host.Puller.Records; r != nil {
+	if r := k.host.Images.Puller.Records; r != nil {
 		if err := r.Recover(ctx, k.cri.Images); err != nil && ctx.Err() == nil {
 			k.log.Warn("looking at pulls that were cut short failed", "error", err)
 		}
@@ -114,7 +114,7 @@ const driverTries = 3
 // askDriver asks the runtime how it wants cgroups named; of one that cannot be
 // asked, as those are that came before the question, the configuration says it.
 func (k *Kubelet) askDriver(ctx context.Context) error {
-	k.host.Systemd.Store(k.cfg.Cgroups.Systemd)
+	k.host.Limits.Systemd.Store(k.cfg.Cgroups.Systemd)
 	var err error
 	for range driverTries {
 		var resp *runtimeapi.RuntimeConfigResponse
@@ -124,7 +124,7 @@ func (k *Kubelet) askDriver(ctx context.Context) error {
 		}
 		if err == nil {
 			if resp.Linux != nil {
-				k.host.Systemd.Store(resp.Linux.CgroupDriver == runtimeapi.CgroupDriver_SYSTEMD)
+				k.host.Limits.Systemd.Store(resp.Linux.CgroupDriver == runtimeapi.CgroupDriver_SYSTEMD)
 			}
 			return nil
 		}

@@ -226,7 +226,7 @@ func (m kubeletMetrics) plugins(gauge gauges) {
 
 // records tells how much is remembered of pulls.
 func (m kubeletMetrics) records(gauge gauges) {
-	r := m.k.host.Puller.Records
+	r := m.k.host.Images.Puller.Records
 	if r == nil {
 		return
 	}

@@ -39,7 +39,7 @@ func (k *Kubelet) newOwn() error {
 		if k.podsAPI, err = podsapi.New(podsapi.Config{Pods: k.manager.Pods, Known: known, Count: k.metrics, Log: k.log}); err != nil {
 			return err
 		}
-		k.host.Told, k.host.Gone = k.podsAPI.Updated, k.podsAPI.Removed
+		k.host.Hooks.Told, k.host.Hooks.Gone = k.podsAPI.Updated, k.podsAPI.Removed
 	}
 	if k.devices, err = devices.New(devices.Config{
 		Dir: filepath.Join(k.cfg.Layout.Kubelet, "device-plugins"), Nodes: machine.All(), Active: k.manager.Active, Known: known,
@@ -57,7 +57,7 @@ func (k *Kubelet) newOwn() error {
 	if k.cpus != nil {
 		providers = append(providers, k.cpus)
 		k.spread = newSpreader(k.cri.Runtime, k.cpus.Of, k.log)
-		k.host.Started = k.spread.started
+		k.host.Hooks.Started = k.spread.started
 	}
 	if k.memory, err = k.newMemory(machine); err != nil {
 		return err

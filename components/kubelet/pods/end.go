@@ -244,23 +244,23 @@ func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) (err error) {
 	if err := w.host.Volumes.TearDown(ctx, w.uid); err != nil {
 		return err
 	}
-	if w.host.Cgroups != nil {
+	if w.host.Limits.Cgroups != nil {
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		for _, cgroup := range w.host.cgroupsOf(pod) {
-			if err := w.host.Cgroups.Remove(ctx, cgroup); err != nil {
+			if err := w.host.Limits.Cgroups.Remove(ctx, cgroup); err != nil {
 				// Someone is in it still: all is looked at again.
 				w.update(func() { w.stage, w.final, w.dirty = terminating, stopSandboxes, true })
 				return err
 			}
 		}
-		w.host.weigh()
+		w.host.Hooks.weigh()
 	}
 	w.update(func() { w.final = deleteObject })
 	w.clean()
 	w.host.Metrics.Worked(telemetry.Terminated, time.Since(began))
-	if w.host.Ended != nil {
-		w.host.Ended(w.uid)
+	if w.host.Hooks.Ended != nil {
+		w.host.Hooks.Ended(w.uid)
 	}
 	return nil
 }

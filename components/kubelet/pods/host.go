@@ -36,8 +36,9 @@ type Cgroups interface {
 	Remove(ctx context.Context, cgroup string) error
 }
 
-// Host is all that pods share. It is filled once and not changed afterwards;
-// what its functions return must not be changed by the caller.
+// Host is all that pods share, what belongs together in a part of its own. It is filled
+// once and not changed afterwards; what its functions return must not be changed by the
+// caller.
 type Host struct {
 	Log      *slog.Logger
 	NodeName string
@@ -47,28 +48,32 @@ type Host struct {
 	Kube    kubernetes.Interface
 	Objects *objects.Store
 	Volumes *volume.Set
-	Puller  *images.Puller
-	// Providers are asked for credentials of images, and DockerConfigs are files
-	// that have some; both may be nil.
-	Providers     *credentials.Providers
-	DockerConfigs []string
-	Prober        *probe.Prober
-	Events        record.EventRecorder
-	// Cgroups may be nil: pods then have no cgroups of their own.
-	Cgroups Cgroups
-	// CgroupRoot is above kubepods, "" or "/…".
-	CgroupRoot string
-	// Systemd: cgroups are named as slices of systemd, as the runtime wants them.
-	// It is set before the first pod is run; the cgroups' stats are asked for before.
-	Systemd atomic.Bool
-	DNS     dnsconf.Node
+	Prober  *probe.Prober
+	Events  record.EventRecorder
+	// Metrics counts what is done; nil: nothing does.
+	Metrics *telemetry.Metrics
+	// Tracer tells how long the pieces of a pod's work take; nil: nobody is told.
+	Tracer trace.Tracer
+	// Mirror reports the status of pods that do not come from the API. Nil:
+	// they have none.
+	Mirror Mirror
+	// Claims makes the devices of resource claims ready; nil: pods with such
+	// claims run without.
+	Claims ResourceClaims
+
+	Images   Images
+	Limits   Limits
+	Security Security
+	Resizing Resizing
+	Hooks    Hooks
+
+	DNS dnsconf.Node
 	// NodeIPs returns the node's addresses, the primary one first.
 	NodeIPs func() []string
 	// Node returns the node's API object; nil before it is known.
 	Node func() *v1.Node
-	// Allocatable and MemoryCapacity are the node's.
-	Allocatable    func() v1.ResourceList
-	MemoryCapacity int64
+	// Allocatable is the node's.
+	Allocatable func() v1.ResourceList
 	// Services returns all services: with wait once they are known, else those
 	// that are.
 	Services func(ctx context.Context, wait bool) ([]*v1.Service, error)
@@ -76,90 +81,109 @@ type Host struct {
 	RuntimeName string
 	// PodLogs and ContainerLogs are the directories of logs.
 	PodLogs, ContainerLogs string
-	// SeccompDefault: containers that say nothing get RuntimeDefault.
-	SeccompDefault bool
-	// SeccompRoot is where Localhost profiles are.
-	SeccompRoot string
-	// CPUCFSQuota: CPU limits are enforced.
-	CPUCFSQuota bool
-	// CPUCFSQuotaPeriod is in the kernel's microseconds.
-	CPUCFSQuotaPeriod time.Duration
-	// PodPidsLimit is the most processes of a pod; 0 or less: no limit.
-	PodPidsLimit int64
-	// Sysctls are set in all pods that do not say otherwise.
-	Sysctls map[string]string
-	// WholeOOMKill: of a container on cgroup version 2 that has no memory left
-	// the kernel kills all processes.
-	WholeOOMKill bool
-	// Throttling is how much of what a container may use above what it asks for
-	// it gets before it is slowed down, on cgroup version 2; 0: it is not.
-	Throttling float64
-	// MemoryQoS: on cgroup version 2 it is said how much memory is kept for whom, with
-	// Tiered what was asked for, else none.
-	MemoryQoS, Tiered bool
-	// OwnCPUs tells whether a container has CPUs of its own, which no quota
-	// holds back. May be nil.
-	OwnCPUs func(pod types.UID, container string) bool
-	// Hugepages are the sizes of which the machine has any, as in "2Mi".
-	Hugepages []string
-	// AllowedUnsafeSysctls may be set by pods; a trailing * matches the rest.
-	AllowedUnsafeSysctls []string
-	// Extend adds to a container what is beyond the pod's own words: devices,
-	// CPUs of its own. Nil: nothing. Its error keeps the container from being
-	// made.
-	Extend func(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg *runtimeapi.ContainerConfig) error
-	// Started is called with a container that was just started and what it was made
-	// of; may be nil.
-	Started func(ctx context.Context, pod *v1.Pod, container, id string, cfg *runtimeapi.ContainerConfig)
-	// Network returns once what rules a pod's network holds for its addresses; its
-	// error keeps containers from being started. May be nil.
-	Network func(ctx context.Context, pod *v1.Pod, ips []string) error
-	// Claims makes the devices of resource claims ready; nil: pods with such
-	// claims run without.
-	Claims ResourceClaims
-	// DeviceHealth tells how a container's devices are; may be nil.
-	DeviceHealth func(pod *v1.Pod, container string) []v1.ResourceStatus
-	// StaticCPUs: containers may have CPUs of their own, which cannot be resized.
-	StaticCPUs bool
-	// StaticMemory: the same of memory.
-	StaticMemory bool
-	// Resized is called when a pod has been resized; NewManager fills it.
-	Resized func()
-	// weigh is called when what pods ask for together may have changed; NewManager
-	// fills it.
-	weigh func()
-	// Ended is called when nothing of a pod runs any more, maybe twice; may be
-	// nil. It must not call the Manager.
-	Ended func(pod types.UID)
-	// Told is called with a pod and its newest status when either has changed, and
-	// Gone when the pod is not on this node any more; both may be nil. They must
-	// not block, nor call the Manager; what they are given is shared.
-	Told func(pod *v1.Pod, now *v1.PodStatus)
-	Gone func(pod *v1.Pod)
 	// Dead is which containers that have ended are kept.
 	Dead DeadContainers
 	// CrashMax bounds the waiting for a restart after crashes; zero is upstream's.
 	CrashMax time.Duration
+}
+
+// Images is where containers' images come from.
+type Images struct {
+	Puller *images.Puller
+	// Providers are asked for credentials of images, and DockerConfigs are files
+	// that have some; both may be nil.
+	Providers     *credentials.Providers
+	DockerConfigs []string
+}
+
+// Limits is what pods are held to by cgroups.
+type Limits struct {
+	// Cgroups may be nil: pods then have no cgroups of their own.
+	Cgroups Cgroups
+	// Root is above kubepods, "" or "/…".
+	Root string
+	// Systemd: cgroups are named as slices of systemd, as the runtime wants them.
+	// It is set before the first pod is run; the cgroups' stats are asked for before.
+	Systemd atomic.Bool
+	// CPUQuota: CPU limits are enforced, in each CPUQuotaPeriod.
+	CPUQuota       bool
+	CPUQuotaPeriod time.Duration
+	// OwnCPUs tells whether a container has CPUs of its own, which no quota
+	// holds back. May be nil.
+	OwnCPUs func(pod types.UID, container string) bool
+	// Pids is the most processes of a pod; 0 or less: no limit.
+	Pids int64
+	// MemoryCapacity is the machine's memory, in bytes.
+	MemoryCapacity int64
+	// WholeOOMKill: of a container on cgroup version 2 that has no memory left
+	// the kernel kills all processes.
+	WholeOOMKill bool
+	// MemoryQoS: on cgroup version 2 it is said how much memory is kept for whom, with
+	// Tiered what was asked for, else none.
+	MemoryQoS, Tiered bool
+	// Throttling is how much of what a container may use above what it asks for
+	// it gets before it is slowed down, on cgroup version 2; 0: it is not.
+	Throttling float64
 	// Swap is how much swap the machine has for burstable pods in all, in
 	// bytes. Nil: nothing is said of swap.
 	Swap func() int64
+	// Hugepages are the sizes of which the machine has any, as in "2Mi".
+	Hugepages []string
+}
+
+// Security is what containers may do to the machine.
+type Security struct {
+	// SeccompDefault: containers that say nothing get RuntimeDefault.
+	SeccompDefault bool
+	// SeccompRoot is where Localhost profiles are.
+	SeccompRoot string
+	// Sysctls are set in all pods that do not say otherwise.
+	Sysctls map[string]string
+	// AllowedUnsafeSysctls may be set by pods; a trailing * matches the rest.
+	AllowedUnsafeSysctls []string
+	// Users are of pods with user namespaces of their own.
+	Users usernamespaces.Allocator
+}
+
+// Resizing is what has a say when pods are resized.
+type Resizing struct {
+	// StaticCPUs: containers may have CPUs of their own, which cannot be resized.
+	// StaticMemory: the same of memory.
+	StaticCPUs, StaticMemory bool
 	// Fits tells why a resized pod does not fit on the node, empty if it does;
 	// NewManager fills it.
 	Fits func(pod *v1.Pod) (reason, message string)
-	// Tracer tells how long the pieces of a pod's work take; nil: nobody is told.
-	Tracer trace.Tracer
-	// Metrics counts what is done; nil: nothing does.
-	Metrics *telemetry.Metrics
-	// Mirror reports the status of pods that do not come from the API. Nil:
-	// they have none.
-	Mirror Mirror
+	// Resized is called when a pod has been resized; NewManager fills it.
+	Resized func()
+}
 
+// Hooks are asked, or told, as a pod goes through its life. Each may be nil.
+type Hooks struct {
 	// NetworkProblem tells why pods of their own network cannot be connected now;
-	// empty: they can. It may be nil.
+	// empty: they can.
 	NetworkProblem func() string
-
-	// Users are of pods with user namespaces of their own.
-	Users usernamespaces.Allocator
+	// Network returns once what rules a pod's network holds for its addresses; its
+	// error keeps containers from being started.
+	Network func(ctx context.Context, pod *v1.Pod, ips []string) error
+	// Extend adds to a container what is beyond the pod's own words: devices,
+	// CPUs of its own. Its error keeps the container from being made.
+	Extend func(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg *runtimeapi.ContainerConfig) error
+	// Started is called with a container that was just started and what it was made
+	// of.
+	Started func(ctx context.Context, pod *v1.Pod, container, id string, cfg *runtimeapi.ContainerConfig)
+	// DeviceHealth tells how a container's devices are.
+	DeviceHealth func(pod *v1.Pod, container string) []v1.ResourceStatus
+	// Ended is called when nothing of a pod runs any more, maybe twice. It must not
+	// call the Manager.
+	Ended func(pod types.UID)
+	// Told is called with a pod and its newest status when either has changed, and
+	// Gone when the pod is not on this node any more. They must not block, nor call
+	// the Manager; what they are given is shared.
+	Told func(pod *v1.Pod, now *v1.PodStatus)
+	Gone func(pod *v1.Pod)
+	// weigh is called when what pods ask for together may have changed; NewManager
+	// fills it.
+	weigh func()
 }
 
 // ResourceClaims is how the devices of pods' resource claims come and go.

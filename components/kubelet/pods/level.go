@@ -131,9 +131,9 @@ func (w *worker) podLevel() (has *v1.ResourceRequirements, given v1.ResourceList
 // ended.
 func (h *Host) room(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []resizing, restart bool) error {
 	var errs []error
-	if h.Cgroups != nil && final.MemoryLimit > 0 && !restart {
+	if h.Limits.Cgroups != nil && final.MemoryLimit > 0 && !restart {
 		// Who cannot be measured is left to the kernel.
-		now, err := h.Cgroups.Stats(h.cgroupOf(pod))
+		now, err := h.Limits.Cgroups.Stats(h.cgroupOf(pod))
 		shrinks := err == nil && (now.MemoryLimit == 0 || uint64(final.MemoryLimit) < now.MemoryLimit)
 		if shrinks && now.MemoryUsage >= uint64(final.MemoryLimit) {
 			errs = append(errs, fmt.Errorf("attempting to set pod memory limit (%d) below current usage (%d)", final.MemoryLimit, now.MemoryUsage))

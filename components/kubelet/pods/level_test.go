@@ -39,7 +39,7 @@ func leveled(whole *v1.ResourceRequirements, each ...v1.ResourceRequirements) *v
 // TestContainersOfLimitedPod holds that what a container does not limit is bounded
 // by what the whole pod may use.
 func TestContainersOfLimitedPod(t *testing.T) {
-	h := &Host{CPUCFSQuota: true, CPUCFSQuotaPeriod: 100 * time.Millisecond, MemoryCapacity: 1000 << 20}
+	h := &Host{Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond, MemoryCapacity: 1000 << 20}}
 	pod := leveled(&v1.ResourceRequirements{Requests: cpuMemory("", "300Mi"), Limits: cpuMemory("500m", "400Mi")},
 		v1.ResourceRequirements{}, v1.ResourceRequirements{Requests: cpuMemory("100m", "100Mi"), Limits: cpuMemory("200m", "100Mi")})
 	for i, want := range []struct{ shares, quota, memory, oom int64 }{{512, 50000, 400 << 20, 900}, {102, 20000, 100 << 20, 800}} {
@@ -70,7 +70,7 @@ func TestOOMScoreOfSidecar(t *testing.T) {
 }
 
 func TestPodLevelStatus(t *testing.T) {
-	h := &Host{CPUCFSQuota: true, CPUCFSQuotaPeriod: 100 * time.Millisecond}
+	h := &Host{Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond}}
 	whole := &v1.ResourceRequirements{Requests: cpuMemory("100m", "50Mi"), Limits: cpuMemory("200m", "80Mi")}
 	larger := &v1.ResourceRequirements{Requests: cpuMemory("150m", "50Mi"), Limits: cpuMemory("300m", "80Mi")}
 	some := v1.ResourceRequirements{Requests: cpuMemory("10m", "20Mi"), Limits: cpuMemory("", "30Mi")}
@@ -91,7 +91,7 @@ func TestPodLevelStatus(t *testing.T) {
 		"deferred":    {pod: leveled(larger, some), last: v1.PodStatus{Phase: v1.PodRunning, Resources: whole}, kind: v1.PodResizePending, has: *whole, given: whole.Requests, off: true},
 	} {
 		tc.pod.Status = tc.last
-		w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), CPUCFSQuota: h.CPUCFSQuota, CPUCFSQuotaPeriod: h.CPUCFSQuotaPeriod}, tc.pod)
+		w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Limits: Limits{CPUQuota: h.Limits.CPUQuota, CPUQuotaPeriod: h.Limits.CPUQuotaPeriod}}, tc.pod)
 		if tc.kind != "" {
 			w.resize = &resizeState{kind: tc.kind}
 		}
@@ -143,7 +143,7 @@ func TestShrinkBelowUsage(t *testing.T) {
 		"enough":            {had: 100, used: 40},
 		"more":              {had: 40, used: 60},
 	} {
-		h := &Host{Cgroups: measured{stats: cgroup.Stats{MemoryLimit: tc.had, MemoryUsage: tc.used}}}
+		h := &Host{Limits: Limits{Cgroups: measured{stats: cgroup.Stats{MemoryLimit: tc.had, MemoryUsage: tc.used}}}}
 		err := h.room(context.Background(), &v1.Pod{}, cgroup.Resources{MemoryLimit: 50}, nil, false)
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v", name, err)

@@ -38,8 +38,8 @@ type Manager struct {
 // NewManager makes a Manager. Run must be called before anything else is.
 func NewManager(h *Host) *Manager {
 	m := &Manager{host: h, workers: map[types.UID]*worker{}, waiters: map[string][]chan struct{}{}}
-	h.Fits, h.weigh = m.fits, m.weigh
-	h.Resized = func() { m.retryResizes("pod_resized") }
+	h.Resizing.Fits, h.Hooks.weigh = m.fits, m.weigh
+	h.Resizing.Resized = func() { m.retryResizes("pod_resized") }
 	return m
 }
 
@@ -56,7 +56,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			m.mu.Lock()
 			delete(m.workers, w.uid)
 			m.mu.Unlock()
-			if tell := w.host.Gone; tell != nil {
+			if tell := w.host.Hooks.Gone; tell != nil {
 				w.mu.Lock()
 				pod := w.pod
 				w.mu.Unlock()

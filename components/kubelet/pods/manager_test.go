@@ -54,12 +54,12 @@ func newBench(t *testing.T, runtime *crifake.Runtime, objs ...*v1.Pod) *bench {
 	h := &Host{
 		Log: log, NodeName: "node", CRI: runtime.Client(), Kube: kube, Objects: store,
 		Volumes: &volume.Set{Root: dir, Types: []volume.Type{volume.EmptyDir{}, volume.HostPath{}, volume.ConfigMapVolume{Objects: store}}},
-		Puller:  images.NewPuller(runtime),
+		Images:  Images{Puller: images.NewPuller(runtime)},
 		Metrics: telemetry.New(),
 		Events:  record.NewFakeRecorder(10000),
 		NodeIPs: func() []string { return []string{"192.0.2.1"} }, Node: func() *v1.Node { return nil },
 		Allocatable: func() v1.ResourceList { return nil }, RuntimeName: "fake",
-		PodLogs: filepath.Join(dir, "logs"), CPUCFSQuota: true, CPUCFSQuotaPeriod: 100 * time.Millisecond,
+		PodLogs: filepath.Join(dir, "logs"), Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond},
 	}
 	h.Prober = probe.New(func(ctx context.Context, id string, cmd []string, _ time.Duration) (int, []byte, error) {
 		if runtime.OnExec == nil {

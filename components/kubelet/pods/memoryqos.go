@@ -21,12 +21,12 @@ const (
 // protection is what keeps the memory that was asked for: nothing is kept without
 // Tiered, so that what an earlier kubelet kept is given up; nil without MemoryQoS.
 func (h *Host) protection(qos v1.PodQOSClass, request int64) map[string]string {
-	if !h.MemoryQoS {
+	if !h.Limits.MemoryQoS {
 		return nil
 	}
 	out := map[string]string{memoryMin: "0", memoryLow: "0"}
 	switch {
-	case !h.Tiered || request <= 0:
+	case !h.Limits.Tiered || request <= 0:
 	case qos == v1.PodQOSGuaranteed:
 		out = map[string]string{memoryMin: strconv.FormatInt(request, 10)}
 	default:
@@ -39,10 +39,10 @@ func (h *Host) protection(qos v1.PodQOSClass, request int64) map[string]string {
 // resources of its own; nil for nothing.
 func (h *Host) podMemory(pod *v1.Pod, request, limit int64, limited bool) map[string]string {
 	var out map[string]string
-	if h.Tiered && request > 0 {
+	if h.Limits.Tiered && request > 0 {
 		out = h.protection(QOS(pod), request)
 	}
-	if h.Throttling == 0 || !resource.IsPodLevelResourcesSet(pod) || !limited || limit == 0 || request == limit {
+	if h.Limits.Throttling == 0 || !resource.IsPodLevelResourcesSet(pod) || !limited || limit == 0 || request == limit {
 		return out
 	}
 	if high := h.high(request, limit); high > request {
@@ -57,7 +57,7 @@ func (h *Host) podMemory(pod *v1.Pod, request, limit int64, limited bool) map[st
 // high is from how many bytes on is slowed down who asks for request and may have most.
 func (h *Host) high(request, most int64) int64 {
 	const page = 4096
-	return int64(float64(request)+h.Throttling*float64(most-request)) / page * page
+	return int64(float64(request)+h.Limits.Throttling*float64(most-request)) / page * page
 }
 
 // keptMemory is how much memory all guaranteed pods ask for together, and all burstable

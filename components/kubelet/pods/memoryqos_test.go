@@ -33,13 +33,13 @@ func TestMemoryQoS(t *testing.T) {
 		container, all map[string]string
 	}{
 		"gate off":              {&Host{}, pod("8Ki", "8Ki"), nil, nil},
-		"nothing kept":          {&Host{MemoryQoS: true}, pod("8Ki", "8Ki"), none, nil},
-		"guaranteed":            {&Host{MemoryQoS: true, Tiered: true}, pod("8Ki", "8Ki"), map[string]string{memoryMin: "8192"}, map[string]string{memoryMin: "8192"}},
-		"burstable":             {&Host{MemoryQoS: true, Tiered: true}, pod("4Ki", "8Ki"), map[string]string{memoryLow: "4096"}, map[string]string{memoryLow: "4096"}},
-		"best effort":           {&Host{MemoryQoS: true, Tiered: true}, pod("", ""), none, nil},
-		"slowed down":           {&Host{MemoryQoS: true, Throttling: 0.5}, pod("4Ki", "20Ki"), map[string]string{memoryMin: "0", memoryLow: "0", memoryHigh: "12288"}, nil},
-		"slowed down as a pod":  {&Host{MemoryQoS: true, Throttling: 0.5}, whole, none, map[string]string{memoryHigh: "12288"}},
-		"kept, slowed as a pod": {&Host{MemoryQoS: true, Tiered: true, Throttling: 0.5}, whole, none, map[string]string{memoryLow: "4096", memoryHigh: "12288"}},
+		"nothing kept":          {&Host{Limits: Limits{MemoryQoS: true}}, pod("8Ki", "8Ki"), none, nil},
+		"guaranteed":            {&Host{Limits: Limits{MemoryQoS: true, Tiered: true}}, pod("8Ki", "8Ki"), map[string]string{memoryMin: "8192"}, map[string]string{memoryMin: "8192"}},
+		"burstable":             {&Host{Limits: Limits{MemoryQoS: true, Tiered: true}}, pod("4Ki", "8Ki"), map[string]string{memoryLow: "4096"}, map[string]string{memoryLow: "4096"}},
+		"best effort":           {&Host{Limits: Limits{MemoryQoS: true, Tiered: true}}, pod("", ""), none, nil},
+		"slowed down":           {&Host{Limits: Limits{MemoryQoS: true, Throttling: 0.5}}, pod("4Ki", "20Ki"), map[string]string{memoryMin: "0", memoryLow: "0", memoryHigh: "12288"}, nil},
+		"slowed down as a pod":  {&Host{Limits: Limits{MemoryQoS: true, Throttling: 0.5}}, whole, none, map[string]string{memoryHigh: "12288"}},
+		"kept, slowed as a pod": {&Host{Limits: Limits{MemoryQoS: true, Tiered: true, Throttling: 0.5}}, whole, none, map[string]string{memoryLow: "4096", memoryHigh: "12288"}},
 	} {
 		h := c.host
 		h.Allocatable = func() v1.ResourceList { return nil }

@@ -101,8 +101,8 @@ func (w *worker) startRemove(ctx context.Context, ids []string) {
 // operate mounts, makes the sandbox if one is wanted, and starts containers in
 // order. What goes wrong is remembered where the next step finds it.
 func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, starts []podstate.Start) error {
-	if h := w.host; h.NetworkProblem != nil && !pod.Spec.HostNetwork {
-		if problem := h.NetworkProblem(); problem != "" {
+	if h := w.host; h.Hooks.NetworkProblem != nil && !pod.Spec.HostNetwork {
+		if problem := h.Hooks.NetworkProblem(); problem != "" {
 			h.event(pod, "", true, "NetworkNotReady", "network is not ready: "+problem)
 			w.failMount()
 			return errors.New("network is not ready: " + problem)
@@ -192,8 +192,8 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 		w.host.event(pod, "", true, "Failed", "error making pod data directories: "+err.Error())
 		return err
 	}
-	if w.host.Cgroups != nil {
-		if err := w.host.Cgroups.Create(w.host.cgroupOf(pod), w.host.podResources(pod)); err != nil {
+	if w.host.Limits.Cgroups != nil {
+		if err := w.host.Limits.Cgroups.Create(w.host.cgroupOf(pod), w.host.podResources(pod)); err != nil {
 			w.host.event(pod, "", true, "FailedCreatePodContainer", "unable to ensure pod container exists: "+err.Error())
 			return err
 		}

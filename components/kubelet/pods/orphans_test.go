@@ -43,7 +43,7 @@ func TestCgroupOfOrphan(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	groups, store := &removing{}, objects.New(nil, log)
 	defer store.Close()
-	h := &Host{Log: log, Objects: store, Volumes: &volume.Set{Root: t.TempDir()}, Cgroups: groups, weigh: func() {}}
+	h := &Host{Log: log, Objects: store, Volumes: &volume.Set{Root: t.TempDir()}, Limits: Limits{Cgroups: groups}, Hooks: Hooks{weigh: func() {}}}
 	orphan := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u"}}
 	if err := newWorker(h, orphan).tearDown(t.Context(), orphan); err != nil {
 		t.Fatal(err)

@@ -26,7 +26,7 @@ type balance struct {
 
 // weigh brings the weight up to date with the pods that there are.
 func (m *Manager) weigh() {
-	if m.host.Cgroups == nil {
+	if m.host.Limits.Cgroups == nil {
 		return
 	}
 	b := &m.balance
@@ -35,14 +35,14 @@ func (m *Manager) weigh() {
 	active := m.Active()
 	// The cgroup is there before the first pod is.
 	name := m.host.CgroupOfClass(v1.PodQOSBurstable)
-	if m.host.Tiered {
+	if m.host.Limits.Tiered {
 		m.keep(active, name)
 	}
 	want := burstableShares(active)
 	if want == b.written {
 		return
 	}
-	if err := m.host.Cgroups.Set(name, cgroup.Resources{CPUShares: want}); err != nil {
+	if err := m.host.Limits.Cgroups.Set(name, cgroup.Resources{CPUShares: want}); err != nil {
 		m.host.Log.Warn("giving burstable pods their weight failed", "cgroup", name, "error", err)
 		return
 	}
@@ -59,9 +59,9 @@ func (m *Manager) keep(active []*v1.Pod, burstable string) {
 		return
 	}
 	text := func(n int64) string { return strconv.FormatInt(n, 10) }
-	err := m.host.Cgroups.Set(path.Dir(burstable), cgroup.Resources{Unified: map[string]string{memoryMin: text(hard + soft), memoryLow: text(soft)}})
+	err := m.host.Limits.Cgroups.Set(path.Dir(burstable), cgroup.Resources{Unified: map[string]string{memoryMin: text(hard + soft), memoryLow: text(soft)}})
 	if err == nil {
-		err = m.host.Cgroups.Set(burstable, cgroup.Resources{Unified: map[string]string{memoryLow: text(soft)}})
+		err = m.host.Limits.Cgroups.Set(burstable, cgroup.Resources{Unified: map[string]string{memoryLow: text(soft)}})
 	}
 	if err != nil {
 		m.host.Log.Warn("keeping memory for pods failed", "cgroup", burstable, "error", err)

@@ -51,7 +51,7 @@ func asking(uid, cpu, memory, limit string) *v1.Pod {
 func TestBurstableWeight(t *testing.T) {
 	groups := &recorded{}
 	b := newBench(t, crifake.New())
-	m := &Manager{host: &Host{Cgroups: groups, CgroupRoot: "/below", Log: b.host.Log}, workers: map[types.UID]*worker{}}
+	m := &Manager{host: &Host{Limits: Limits{Cgroups: groups, Root: "/below"}, Log: b.host.Log}, workers: map[types.UID]*worker{}}
 	add := func(pod *v1.Pod) {
 		m.workers[pod.UID] = newWorker(m.host, pod)
 		m.weigh()
@@ -89,13 +89,13 @@ func TestSwap(t *testing.T) {
 		"best effort":                   {asking("f", "", "", ""), 800 << 20, "0"},
 		"critical":                      {critical, 800 << 20, "0"},
 	} {
-		h := &Host{MemoryCapacity: 1000 << 20, Swap: func() int64 { return tc.swap }}
+		h := &Host{Limits: Limits{MemoryCapacity: 1000 << 20, Swap: func() int64 { return tc.swap }}}
 		r := h.containerResources(tc.pod, &tc.pod.Spec.Containers[0])
 		if got := r.Unified["memory.swap.max"]; got != tc.want || r.MemorySwapLimitInBytes != 0 {
 			t.Errorf("%s: %q, want %q; together %d", name, got, tc.want, r.MemorySwapLimitInBytes)
 		}
 	}
-	h := &Host{MemoryCapacity: 1000 << 20}
+	h := &Host{Limits: Limits{MemoryCapacity: 1000 << 20}}
 	if r := h.containerResources(critical, &critical.Spec.Containers[0]); r.Unified != nil {
 		t.Errorf("a kernel that cannot is told %v", r.Unified)
 	}

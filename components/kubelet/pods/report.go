@@ -78,8 +78,8 @@ func (w *worker) statusInput(now time.Time) podstate.StatusInput {
 			return err == nil && all
 		},
 	}
-	if w.host.DeviceHealth != nil {
-		in.Devices = func(container string) []v1.ResourceStatus { return w.host.DeviceHealth(w.pod, container) }
+	if w.host.Hooks.DeviceHealth != nil {
+		in.Devices = func(container string) []v1.ResourceStatus { return w.host.Hooks.DeviceHealth(w.pod, container) }
 	}
 	if w.resize != nil {
 		in.Conditions = append(in.Conditions, w.resize.condition())
@@ -131,7 +131,7 @@ func (w *worker) report1(ctx context.Context, now time.Time) {
 	w.report.want = podstate.Status(w.statusInput(now))
 	w.timeStatus(&before, &w.report.want, now)
 	w.tellFamilies(before.HostIP, w.report.want.HostIP)
-	if tell := w.host.Told; tell != nil && !w.gone && (w.report.told != w.pod || !apiequality.Semantic.DeepEqual(&w.report.want, &before)) {
+	if tell := w.host.Hooks.Told; tell != nil && !w.gone && (w.report.told != w.pod || !apiequality.Semantic.DeepEqual(&w.report.want, &before)) {
 		w.report.told = w.pod
 		now := w.report.want
 		tell(w.pod, &now)

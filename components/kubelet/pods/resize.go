@@ -158,9 +158,9 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 		if state.kind == v1.PodResizeInProgress {
 			w.host.Metrics.Resized(time.Since(began), state.reason == "")
 		}
-		if state.kind == v1.PodResizeInProgress && state.reason == "" && w.host.Resized != nil {
+		if state.kind == v1.PodResizeInProgress && state.reason == "" && w.host.Resizing.Resized != nil {
 			// Others may fit now.
-			defer w.host.Resized()
+			defer w.host.Resizing.Resized()
 		}
 		w.update(func() {
 			w.op = nil
@@ -216,8 +216,8 @@ func (s *resizeState) condition() v1.PodCondition {
 // that must be restarted it only grows: they use more until they have ended.
 // begins is called when it is known to fit, which it does if it was granted before.
 func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, granted bool, begins func()) resizeState {
-	if h.Fits != nil && !granted {
-		if reason, message := h.Fits(pod); reason != "" {
+	if h.Resizing.Fits != nil && !granted {
+		if reason, message := h.Resizing.Fits(pod); reason != "" {
 			return resizeState{kind: v1.PodResizePending, reason: reason, message: message}
 		}
 	}
@@ -230,12 +230,12 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, granted
 	if err := h.room(ctx, pod, final, list, restart); err != nil {
 		return failed(fmt.Errorf("cannot decrease memory limits: %w", err))
 	}
-	if h.Cgroups != nil {
+	if h.Limits.Cgroups != nil {
 		open := cgroup.Resources{CPUShares: final.CPUShares, CPUQuota: cgroup.Unlimited, MemoryLimit: cgroup.Unlimited}
-		if now, err := h.Cgroups.Stats(h.cgroupOf(pod)); restart && err == nil && now.MemoryLimit > 0 && final.MemoryLimit > 0 {
+		if now, err := h.Limits.Cgroups.Stats(h.cgroupOf(pod)); restart && err == nil && now.MemoryLimit > 0 && final.MemoryLimit > 0 {
 			open.MemoryLimit = max(int64(now.MemoryLimit), final.MemoryLimit)
 		}
-		if err := h.Cgroups.Set(h.cgroupOf(pod), open); err != nil {
+		if err := h.Limits.Cgroups.Set(h.cgroupOf(pod), open); err != nil {
 			return failed(fmt.Errorf("resizing the pod: %w", err))
 		}
 	}
@@ -248,11 +248,11 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, granted
 			return failed(fmt.Errorf("resizing container %s: %s", r.name, cri.Message(err)))
 		}
 	}
-	if h.Cgroups != nil && !restart {
-		if err := h.Cgroups.Set(h.cgroupOf(pod), final); err != nil {
+	if h.Limits.Cgroups != nil && !restart {
+		if err := h.Limits.Cgroups.Set(h.cgroupOf(pod), final); err != nil {
 			return failed(fmt.Errorf("resizing the pod: %w", err))
 		}
-		h.weigh()
+		h.Hooks.weigh()
 	}
 	return resizeState{kind: v1.PodResizeInProgress}
 }
@@ -331,11 +331,11 @@ var resizable = []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
 // there is goes first to those that have waited before it.
 func (m *Manager) fits(pod *v1.Pod) (reason, message string) {
 	if QOS(pod) == v1.PodQOSGuaranteed {
-		if m.host.StaticCPUs && m.resizes(pod, v1.ResourceCPU) {
+		if m.host.Resizing.StaticCPUs && m.resizes(pod, v1.ResourceCPU) {
 			m.host.Metrics.ResizeInfeasible("guaranteed_pod_cpu_manager_static_policy")
 			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\""
 		}
-		if m.host.StaticMemory && m.resizes(pod, v1.ResourceMemory) {
+		if m.host.Resizing.StaticMemory && m.resizes(pod, v1.ResourceMemory) {
 			m.host.Metrics.ResizeInfeasible("guaranteed_pod_memory_manager_static_policy")
 			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\""
 		}

@@ -161,8 +161,8 @@ func (h *Host) cgroup(uid types.UID, qos v1.PodQOSClass) string {
 		parts = append(parts, "besteffort")
 	}
 	parts = append(parts, "pod"+string(uid))
-	if h.Systemd.Load() {
-		out, prefix := h.CgroupRoot, ""
+	if h.Limits.Systemd.Load() {
+		out, prefix := h.Limits.Root, ""
 		for _, p := range parts {
 			prefix += strings.ReplaceAll(p, "-", "_")
 			out = path.Join("/", out, prefix+".slice")
@@ -170,13 +170,13 @@ func (h *Host) cgroup(uid types.UID, qos v1.PodQOSClass) string {
 		}
 		return out
 	}
-	return path.Join(append([]string{"/", h.CgroupRoot}, parts...)...)
+	return path.Join(append([]string{"/", h.Limits.Root}, parts...)...)
 }
 
 // cgroupParent is the pod's cgroup as the runtime wants it named.
 func (h *Host) cgroupParent(pod *v1.Pod) string {
 	full := h.cgroupOf(pod)
-	if h.Systemd.Load() {
+	if h.Limits.Systemd.Load() {
 		return path.Base(full)
 	}
 	return full
@@ -186,7 +186,7 @@ func (h *Host) cgroupParent(pod *v1.Pod) string {
 //
 // https://kep.k8s.io/2570
 func (h *Host) throttled(pod *v1.Pod, c *v1.Container) int64 {
-	if h.Throttling == 0 || QOS(pod) == v1.PodQOSGuaranteed {
+	if h.Limits.Throttling == 0 || QOS(pod) == v1.PodQOSGuaranteed {
 		return 0
 	}
 	request, most := c.Resources.Requests.Memory().Value(), c.Resources.Limits.Memory().Value()
@@ -220,25 +220,25 @@ func (h *Host) podResources(pod *v1.Pod) cgroup.Resources {
 	if QOS(pod) == v1.PodQOSBestEffort {
 		r.CPUShares = minShares
 	}
-	period := h.CPUCFSQuotaPeriod.Microseconds()
+	period := h.Limits.CPUQuotaPeriod.Microseconds()
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			// Who has CPUs of its own is not held back.
-			cpuLimited = cpuLimited && (h.OwnCPUs == nil || !h.OwnCPUs(pod.UID, list[i].Name))
+			cpuLimited = cpuLimited && (h.Limits.OwnCPUs == nil || !h.Limits.OwnCPUs(pod.UID, list[i].Name))
 		}
 	}
-	if cpuLimited && h.CPUCFSQuota && !limits.Cpu().IsZero() {
+	if cpuLimited && h.Limits.CPUQuota && !limits.Cpu().IsZero() {
 		r.CPUQuota, r.CPUPeriod = quota(limits.Cpu().MilliValue(), period), uint64(period)
 	}
 	if memoryLimited && !limits.Memory().IsZero() {
 		r.MemoryLimit = limits.Memory().Value()
 	}
 	r.Unified = h.podMemory(pod, requests.Memory().Value(), limits.Memory().Value(), memoryLimited)
-	if h.PodPidsLimit > 0 {
-		r.PidsLimit = h.PodPidsLimit
+	if h.Limits.Pids > 0 {
+		r.PidsLimit = h.Limits.Pids
 	}
 	// Where there are huge pages nobody gets any that did not ask for them.
-	for _, size := range h.Hugepages {
+	for _, size := range h.Limits.Hugepages {
 		if r.HugepageLimits == nil {
 			r.HugepageLimits = map[string]uint64{}
 		}

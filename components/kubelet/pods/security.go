@@ -47,7 +47,7 @@ func (h *Host) userNamespace(pod *v1.Pod) (*runtimeapi.UserNamespace, error) {
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
 		return nil, nil
 	}
-	return h.Users.For(filepath.Dir(h.Volumes.PodDir(pod.UID)), pod.UID)
+	return h.Security.Users.For(filepath.Dir(h.Volumes.PodDir(pod.UID)), pod.UID)
 }
 
 func (h *Host) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {
@@ -222,7 +222,7 @@ func (h *Host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi
 
 func (h *Host) seccomp(sc *v1.SecurityContext) *runtimeapi.SecurityProfile {
 	out := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}
-	if h.SeccompDefault {
+	if h.Security.SeccompDefault {
 		out.ProfileType = runtimeapi.SecurityProfile_RuntimeDefault
 	}
 	if p := sc.SeccompProfile; p != nil {
@@ -234,7 +234,7 @@ func (h *Host) seccomp(sc *v1.SecurityContext) *runtimeapi.SecurityProfile {
 		case v1.SeccompProfileTypeLocalhost:
 			out.ProfileType = runtimeapi.SecurityProfile_Localhost
 			if p.LocalhostProfile != nil {
-				out.LocalhostRef = filepath.Join(h.SeccompRoot, *p.LocalhostProfile)
+				out.LocalhostRef = filepath.Join(h.Security.SeccompRoot, *p.LocalhostProfile)
 			}
 		}
 	}

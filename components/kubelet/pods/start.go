@@ -218,8 +218,8 @@ func (a *attempt) begin(ctx context.Context, id, sandbox string, cfg *runtimeapi
 // started tells that the container was started.
 func (a *attempt) started(ctx context.Context, id string, cfg *runtimeapi.ContainerConfig) {
 	a.host.event(a.pod, a.start.Name, false, "Started", "Container started")
-	if a.host.Started != nil {
-		a.host.Started(ctx, a.pod, a.start.Name, id, cfg)
+	if a.host.Hooks.Started != nil {
+		a.host.Hooks.Started(ctx, a.pod, a.start.Name, id, cfg)
 	}
 }
 
@@ -252,12 +252,12 @@ const ruledWithin = 30 * time.Second
 
 // ruled returns once what rules the pod's network holds for its addresses.
 func (h *Host) ruled(ctx context.Context, pod *v1.Pod, ips []string) error {
-	if h.Network == nil || pod.Spec.HostNetwork {
+	if h.Hooks.Network == nil || pod.Spec.HostNetwork {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, ruledWithin)
 	defer cancel()
-	return h.Network(ctx, pod, ips)
+	return h.Hooks.Network(ctx, pod, ips)
 }
 
 // dropStale removes a container that was made and never started, so that
@@ -358,8 +358,8 @@ func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, 
 		own := func(ctx context.Context) ([]images.Credential, error) {
 			read()
 			list := images.Auths(image, secrets)
-			if w.host.Providers.Accounts(image) {
-				account, err := w.host.Providers.Account(ctx, pod)
+			if w.host.Images.Providers.Accounts(image) {
+				account, err := w.host.Images.Providers.Account(ctx, pod)
 				if err != nil {
 					return nil, err
 				}
@@ -371,8 +371,8 @@ func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, 
 		}
 		all := func(ctx context.Context) ([]images.Credential, error) {
 			read()
-			list := append(images.Auths(image, secrets), images.NodeAuths(image, w.host.DockerConfigs)...)
-			for _, c := range w.host.Providers.For(ctx, pod, image) {
+			list := append(images.Auths(image, secrets), images.NodeAuths(image, w.host.Images.DockerConfigs)...)
+			for _, c := range w.host.Images.Providers.For(ctx, pod, image) {
 				one := images.Credential{Auth: c.Auth}
 				if c.Account != nil {
 					one.Account = pullAccount(c.Account)
@@ -383,7 +383,7 @@ func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, 
 		}
 		begin, end := w.pulling()
 		defer end()
-		return w.host.Puller.Ensure(ctx, images.Request{
+		return w.host.Images.Puller.Ensure(ctx, images.Request{
 			Pod: pod, Container: c.Name, Image: image, Policy: policy, Own: own, All: all, Sandbox: sandbox,
 			Event: func(warning bool, reason, message string) { w.host.event(pod, c.Name, warning, reason, message) },
 			// A pull may take long: what is known so far is told.

@@ -15,13 +15,13 @@ const swapFile = "memory.swap.max"
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/
 func (h *Host) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {
-	if h.Swap == nil {
+	if h.Limits.Swap == nil {
 		return 0, false
 	}
 	request := c.Resources.Requests.Memory().Value()
 	critical := IsStatic(pod) || IsMirror(pod) || pod.Spec.Priority != nil && *pod.Spec.Priority >= criticalPri
-	if critical || QOS(pod) != v1.PodQOSBurstable || request == c.Resources.Limits.Memory().Value() || h.MemoryCapacity <= 0 {
+	if critical || QOS(pod) != v1.PodQOSBurstable || request == c.Resources.Limits.Memory().Value() || h.Limits.MemoryCapacity <= 0 {
 		return 0, true
 	}
-	return int64(float64(request) / float64(h.MemoryCapacity) * float64(h.Swap())), true
+	return int64(float64(request) / float64(h.Limits.MemoryCapacity) * float64(h.Limits.Swap())), true
 }

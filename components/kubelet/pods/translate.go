@@ -67,7 +67,7 @@ func (h *Host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 			}
 		}
 	}
-	for name, value := range h.Sysctls {
+	for name, value := range h.Security.Sysctls {
 		if !shared(pod, name) {
 			cfg.Linux.Sysctls[name] = value
 		}
@@ -137,13 +137,13 @@ func (h *Host) hostname(pod *v1.Pod) (string, error) {
 }
 
 func (h *Host) linuxResources(requests, limits v1.ResourceList) *runtimeapi.LinuxContainerResources {
-	period := h.CPUCFSQuotaPeriod.Microseconds()
+	period := h.Limits.CPUQuotaPeriod.Microseconds()
 	r := &runtimeapi.LinuxContainerResources{
 		CpuPeriod:          period,
 		CpuShares:          shares(cpuRequest(requests, limits)),
 		MemoryLimitInBytes: limits.Memory().Value(),
 	}
-	if h.CPUCFSQuota {
+	if h.Limits.CPUQuota {
 		r.CpuQuota = quota(limits.Cpu().MilliValue(), period)
 	}
 	return r
@@ -161,11 +161,11 @@ func cpuRequest(requests, limits v1.ResourceList) int64 {
 func (h *Host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
 	limits := limitsOf(pod, c)
 	r := h.linuxResources(c.Resources.Requests, limits)
-	r.OomScoreAdj = oomScore(pod, c, h.MemoryCapacity)
-	if h.OwnCPUs != nil && h.OwnCPUs(pod.UID, c.Name) {
+	r.OomScoreAdj = oomScore(pod, c, h.Limits.MemoryCapacity)
+	if h.Limits.OwnCPUs != nil && h.Limits.OwnCPUs(pod.UID, c.Name) {
 		r.CpuQuota = -1
 	}
-	if h.WholeOOMKill {
+	if h.Limits.WholeOOMKill {
 		r.Unified = map[string]string{"memory.oom.group": "1"}
 	}
 	unified := func(file string, value int64) {
@@ -284,8 +284,8 @@ func (h *Host) containerConfig(ctx context.Context, pod *v1.Pod, in containerInp
 		Resources:       h.containerResources(pod, c),
 		SecurityContext: security,
 	}
-	if h.Extend != nil {
-		if err := h.Extend(ctx, pod, c, cfg); err != nil {
+	if h.Hooks.Extend != nil {
+		if err := h.Hooks.Extend(ctx, pod, c, cfg); err != nil {
 			return nil, err
 		}
 	}
