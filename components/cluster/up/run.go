@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -311,15 +312,8 @@ func (c *clusterRun) prepare() error {
 	if c.addresses, err = identity.NodeAddresses(c.identity.PodCIDRs); err != nil {
 		return err
 	}
-	// On a machine apart from all others, or from those of the cluster's first
-	// family, the gateway of the first node's pods, on the bridge, is where pods
-	// reach it.
-	gateway, err := identity.NthAddress(c.identity.PodCIDRs[0], 1)
-	if err != nil {
+	if c.addresses, err = withGateways(c.addresses, c.identity.PodCIDRs); err != nil {
 		return err
-	}
-	if len(c.addresses) == 0 || identity.FamilyOf(c.addresses[0]) != identity.FamilyOf(gateway) {
-		c.addresses = identity.WithAddress(gateway, c.addresses)
 	}
 	if c.pki, err = c.ensureCertificates(); err != nil {
 		return err
@@ -331,6 +325,25 @@ func (c *clusterRun) prepare() error {
 		return err
 	}
 	return node.RecordCgroupRoot(c.journal, c.layout)
+}
+
+// withGateways are the addresses of a node, one for each range of pods in the order of
+// these: on a machine apart from all others of a family, the gateway of the first node's
+// pods, on the bridge, is where pods reach it.
+func withGateways(machine []netip.Addr, pods []string) ([]netip.Addr, error) {
+	out := make([]netip.Addr, 0, len(pods))
+	for _, cidr := range pods {
+		gateway, err := identity.NthAddress(cidr, 1)
+		if err != nil {
+			return nil, err
+		}
+		own := slices.IndexFunc(machine, func(a netip.Addr) bool { return identity.FamilyOf(a) == identity.FamilyOf(gateway) })
+		if own >= 0 {
+			gateway = machine[own]
+		}
+		out = append(out, gateway)
+	}
+	return out, nil
 }
 
 // server is where this machine's users reach the API.
