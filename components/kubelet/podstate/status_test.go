@@ -183,3 +183,20 @@ func TestStoppedBefore(t *testing.T) {
 		}
 	}
 }
+
+// TestStoppedBetween: a pod that is stopped while a container is to be started again
+// has failed, however that ended before.
+func TestStoppedBetween(t *testing.T) {
+	p := pod(v1.RestartPolicyAlways)
+	p.Spec.Containers = p.Spec.Containers[:1]
+	seen := see("a:created")
+	before := see("a:exited=0").Containers[0]
+	before.ID = "before"
+	seen.Containers[0].Attempt, seen.Containers = 1, append(seen.Containers, before)
+	s := Status(StatusInput{Input: Input{Pod: p, Observed: seen, Now: now}, Last: &p.Status, Stopped: true, Terminating: true})
+	st := s.ContainerStatuses[0]
+	if s.Phase != v1.PodFailed || st.State.Terminated == nil || st.State.Terminated.ExitCode != 137 ||
+		st.LastTerminationState.Terminated == nil || st.LastTerminationState.Terminated.ExitCode != 0 {
+		t.Errorf("%s, %+v", s.Phase, st)
+	}
+}

@@ -50,14 +50,10 @@ func (in *StatusInput) hadBegun(s *v1.PodStatus) bool {
 	return done != nil && done.ExitCode == 0
 }
 
-// end makes a container one that has ended.
+// end makes a container one that has ended, nobody knows how: what it did before
+// it was to be started again is no end of the pod.
 func end(st *v1.ContainerStatus) {
-	switch {
-	case st.State.Terminated != nil:
-		return
-	case st.State.Waiting != nil && st.LastTerminationState.Terminated != nil:
-		st.State = v1.ContainerState{Terminated: st.LastTerminationState.Terminated}
-		st.LastTerminationState = v1.ContainerState{}
+	if st.State.Terminated != nil {
 		return
 	}
 	st.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
