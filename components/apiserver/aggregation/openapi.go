@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 
@@ -88,15 +90,22 @@ func (a *Aggregator) OpenAPIV3Handler(path string) http.Handler { return a.Handl
 
 // OpenAPIV2 returns the paths and definitions of other servers.
 func (a *Aggregator) OpenAPIV2(ctx context.Context) (parts []openapi.Part, whole bool) {
+	of := map[string]openapi.Part{}
 	whole = askAll(ctx, a, (*backend).openAPIV2, func(b *backend, doc *document) {
-		part := openapi.Part{Paths: map[string]json.RawMessage{}, Definitions: doc.definitions}
+		part := openapi.Part{Paths: map[string]json.RawMessage{}, Hidden: map[string]json.RawMessage{}, Definitions: doc.definitions}
 		for path, item := range doc.paths {
 			if path == b.path()+"/" || strings.HasPrefix(path, b.path()+"/") {
 				part.Paths[path] = item
+			} else {
+				part.Hidden[path] = item
 			}
 		}
-		parts = append(parts, part)
+		of[b.name] = part
 	})
+	// Names depend on the order, which is not to be that of the answers.
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		parts = append(parts, of[name])
+	}
 	return parts, whole
 }
 

@@ -1,11 +1,14 @@
 package openapi
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 )
 
@@ -30,6 +33,8 @@ type Aggregation interface {
 type Part struct {
 	Paths       map[string]json.RawMessage
 	Definitions map[string]json.RawMessage
+	// Hidden are paths of its document that are not added, for they are not its own.
+	Hidden map[string]json.RawMessage
 }
 
 // Aggregate merges the documents of other servers from now on. It is to be
@@ -57,8 +62,10 @@ func (h *Handler) merge(ctx context.Context, path string, data []byte) (merged [
 	return merged, whole, err
 }
 
-// mergeV2 adds paths and what they refer to. A definition that is there
-// already stays: what has one name is one type.
+// mergeV2 adds paths, what they refer to, and definitions that nothing refers to.
+// Other servers know types as they were in other releases: a definition whose
+// name another one has already is added by a name of its own, NAME_v2, unless
+// both are the same.
 func mergeV2(data []byte, parts []Part) ([]byte, error) {
 	var doc map[string]json.RawMessage
 	var paths, definitions map[string]json.RawMessage
@@ -72,17 +79,33 @@ func mergeV2(data []byte, parts []Part) ([]byte, error) {
 		return nil, fmt.Errorf("merging OpenAPI v2: %w", err)
 	}
 	for _, p := range parts {
-		var names []string
+		added := map[string]json.RawMessage{}
+		var names, all []string
 		for path, item := range p.Paths {
-			if _, ok := paths[path]; ok {
-				continue
+			refers := references(item)
+			all = append(all, refers...)
+			if _, ok := paths[path]; !ok {
+				added[path] = item
+				names = append(names, refers...)
 			}
-			paths[path] = item
-			names = append(names, references(item)...)
 		}
-		for name, definition := range closure(p.Definitions, names) {
+		for _, item := range p.Hidden {
+			all = append(all, references(item)...)
+		}
+		wanted, used := closure(p.Definitions, names), closure(p.Definitions, all)
+		for name, definition := range p.Definitions {
+			if _, ok := used[name]; !ok {
+				wanted[name] = definition
+			}
+		}
+		renamed := renames(definitions, p.Definitions, wanted)
+		for path, item := range added {
+			paths[path] = refer(item, renamed)
+		}
+		for name, definition := range wanted {
+			name = cmp.Or(renamed[name], name)
 			if _, ok := definitions[name]; !ok {
-				definitions[name] = definition
+				definitions[name] = refer(definition, renamed)
 			}
 		}
 	}
@@ -94,6 +117,55 @@ func mergeV2(data []byte, parts []Part) ([]byte, error) {
 		return nil, fmt.Errorf("merging OpenAPI v2: %w", err)
 	}
 	return json.Marshal(doc)
+}
+
+// renames are the names of wanted definitions, of all those of their document,
+// that existing ones have that are not the same, and what they are called instead.
+func renames(existing, document, wanted map[string]json.RawMessage) map[string]string {
+	out := map[string]string{}
+	for name, definition := range wanted {
+		to := name
+		for i := 2; ; i++ {
+			is, ok := existing[to]
+			if ok && sameDefinition(is, definition) {
+				break
+			}
+			if _, theirs := document[to]; !ok && (to == name || !theirs) {
+				break
+			}
+			to = fmt.Sprintf("%s_v%d", name, i)
+		}
+		if to != name {
+			out[name] = to
+		}
+	}
+	return out
+}
+
+// sameDefinition compares definitions but for the kinds that they tell of.
+func sameDefinition(a, b json.RawMessage) bool {
+	var of [2]map[string]any
+	for i, raw := range []json.RawMessage{a, b} {
+		if err := json.Unmarshal(raw, &of[i]); err != nil {
+			return false
+		}
+		delete(of[i], "x-kubernetes-group-version-kind")
+	}
+	return reflect.DeepEqual(of[0], of[1])
+}
+
+// refer makes JSON refer to models by their new names.
+func refer(raw json.RawMessage, renamed map[string]string) json.RawMessage {
+	if len(renamed) == 0 {
+		return raw
+	}
+	return reference.ReplaceAllFunc(raw, func(found []byte) []byte {
+		name := reference.FindSubmatch(found)[1]
+		if to, ok := renamed[string(name)]; ok {
+			return bytes.Replace(found, name, []byte(to), 1)
+		}
+		return found
+	})
 }
 
 // references are the names of the models that JSON refers to.

@@ -61,3 +61,45 @@ func TestOthersLate(t *testing.T) {
 		}
 	}
 }
+
+// TestMergeConflicts: types of another server keep apart from those that have their
+// names and are not the same, and none is lost.
+func TestMergeConflicts(t *testing.T) {
+	const here = `{"swagger":"2.0","paths":{"/a":{"$ref":"#/definitions/Pod"}},"definitions":{
+		"Pod":{"description":"a pod","properties":{"meta":{"$ref":"#/definitions/Meta"}}},
+		"Meta":{"type":"object","x-kubernetes-group-version-kind":[{"kind":"Meta"}]}}}`
+	part := Part{
+		Paths: map[string]json.RawMessage{
+			"/a": json.RawMessage(`{"$ref":"#/definitions/Shadowed"}`),
+			"/x": json.RawMessage(`{"get":{"$ref":"#/definitions/Pod"}}`),
+		},
+		Hidden: map[string]json.RawMessage{"/hidden": json.RawMessage(`{"$ref":"#/definitions/Hidden"}`)},
+		Definitions: map[string]json.RawMessage{
+			"Pod":      json.RawMessage(`{"description":"another","properties":{"next":{"$ref":"#/definitions/Pod"},"meta":{"$ref":"#/definitions/Meta"},"is":{"$ref":"#/definitions/Podlike"}}}`),
+			"Meta":     json.RawMessage(`{"type":"object"}`),
+			"Podlike":  json.RawMessage(`{"type":"string"}`),
+			"Alone":    json.RawMessage(`{"type":"object","properties":{"of":{"$ref": "#/definitions/Pod"}}}`),
+			"Hidden":   json.RawMessage(`{}`),
+			"Shadowed": json.RawMessage(`{}`),
+		},
+	}
+	third := Part{
+		Paths:       map[string]json.RawMessage{"/y": json.RawMessage(`{"get":{"$ref":"#/definitions/Pod"}}`)},
+		Definitions: map[string]json.RawMessage{"Pod": json.RawMessage(`{"description":"a third"}`)},
+	}
+	got, err := mergeV2([]byte(here), []Part{part, third})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"definitions":{` +
+		`"Alone":{"type":"object","properties":{"of":{"$ref":"#/definitions/Pod_v2"}}},` +
+		`"Meta":{"type":"object","x-kubernetes-group-version-kind":[{"kind":"Meta"}]},` +
+		`"Pod":{"description":"a pod","properties":{"meta":{"$ref":"#/definitions/Meta"}}},` +
+		`"Pod_v2":{"description":"another","properties":{"next":{"$ref":"#/definitions/Pod_v2"},"meta":{"$ref":"#/definitions/Meta"},"is":{"$ref":"#/definitions/Podlike"}}},` +
+		`"Pod_v3":{"description":"a third"},` +
+		`"Podlike":{"type":"string"}},` +
+		`"paths":{"/a":{"$ref":"#/definitions/Pod"},"/x":{"get":{"$ref":"#/definitions/Pod_v2"}},"/y":{"get":{"$ref":"#/definitions/Pod_v3"}}},"swagger":"2.0"}`
+	if string(got) != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}

@@ -469,7 +469,7 @@ func unpack() (map[string]map[string]json.RawMessage, error) {
 	return schemas, nil
 }
 
-var reference = regexp.MustCompile(`"\$ref":"#/(?:definitions|components/schemas)/([^"]+)"`)
+var reference = regexp.MustCompile(`"\$ref":\s*"#/(?:definitions|components/schemas)/([^"]+)"`)
 
 // closure returns the named models with all that they refer to.
 func closure(all map[string]json.RawMessage, names []string) map[string]json.RawMessage {
