@@ -31,6 +31,7 @@ import (
 // newChurn starts a cluster of so many nodes on a machine of its own, and
 // connects to it. args are what `up` needs each time.
 func newChurn(t *testing.T, bound time.Duration, nodes int, args func(*alone) []string) *churn {
+	t.Helper()
 	a := newAlone(t)
 	var cancel context.CancelFunc
 	a.ctx, cancel = context.WithTimeout(context.Background(), bound)

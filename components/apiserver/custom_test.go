@@ -37,6 +37,7 @@ type custom struct {
 }
 
 func newCustom(t *testing.T) *custom {
+	t.Helper()
 	s := startServer(t, Config{})
 	d, err := dynamic.NewForConfig(admin(s))
 	if err != nil {

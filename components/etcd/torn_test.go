@@ -51,6 +51,7 @@ func readTorn(t *testing.T, dir string) (string, error) {
 
 // writeTorn makes the data of a member that TestTorn's keys are in.
 func writeTorn(t *testing.T) (dir string) {
+	t.Helper()
 	dir = filepath.Join(t.TempDir(), "data")
 	s, stop := start(t, aloneAnywhere(dir))
 	defer stop()

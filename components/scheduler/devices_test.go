@@ -38,6 +38,7 @@ func startDevices(t *testing.T, objects ...runtime.Object) *deviceCluster {
 
 // startDevicesWith prepares the fake API before anything uses it.
 func startDevicesWith(t *testing.T, prepare func(*fake.Clientset), objects ...runtime.Object) *deviceCluster {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	c := &deviceCluster{T: t, ctx: ctx, bound: make(chan string, 16)}
 	objects = append(objects, node("a"), node("b"), &resourcev1.DeviceClass{

@@ -32,6 +32,7 @@ func TestCall(t *testing.T) {
 
 // encoded is a message that another implementation has written.
 func encoded(t testing.TB, o binary.ByteOrder, body ...any) []byte {
+	t.Helper()
 	m := &lib.Message{Type: lib.TypeSignal, Headers: map[lib.HeaderField]lib.Variant{
 		lib.FieldPath: lib.MakeVariant(lib.ObjectPath("/a/b")), lib.FieldInterface: lib.MakeVariant("c.d"), lib.FieldMember: lib.MakeVariant("E"),
 		lib.FieldSignature: lib.MakeVariant(lib.SignatureOf(body...)),

@@ -55,6 +55,7 @@ func (k *keeper) Status(context.Context) (*service.StatusResponse, error) {
 
 // serve serves k on a socket that it returns.
 func (k *keeper) serve(t *testing.T) string {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "kms") // names of sockets are short
 	if err != nil {
 		t.Fatal(err)

@@ -1,17 +1,20 @@
 package admission
 
 import (
+	"sync"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 )
 
@@ -146,9 +149,18 @@ func TestServiceAccountRefuses(t *testing.T) {
 	}
 
 	// The default account is waited for.
+	var first sync.Once
+	missed := make(chan struct{})
+	kube.(*fake.Clientset).PrependReactor("get", "serviceaccounts", func(clienttesting.Action) (handled bool, _ runtime.Object, err error) {
+		first.Do(func() {
+			handled, err = true, apierrors.NewNotFound(corev1.Resource("serviceaccounts"), "default")
+			close(missed)
+		})
+		return handled, nil, err
+	})
 	done := make(chan error)
 	go func() { done <- ask(t, c, write{resource: "/pods", ns: "ns", obj: pod(nil)}) }()
-	time.Sleep(10 * time.Millisecond)
+	<-missed
 	if _, err := kube.CoreV1().ServiceAccounts("ns").Create(t.Context(), account("default", nil), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

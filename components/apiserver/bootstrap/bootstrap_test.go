@@ -33,6 +33,7 @@ import (
 func startRegistry(t testing.TB) *registry.Registry { return startRegistryOn(t, testetcd.Client(t)) }
 
 func startRegistryOn(t testing.TB, client *clientv3.Client) *registry.Registry {
+	t.Helper()
 	s, err := store.New(store.Config{Client: client, Prefix: "/registry"})
 	if err != nil {
 		t.Fatal(err)

@@ -125,6 +125,7 @@ func TestHostileRole(t *testing.T) {
 }
 
 func as(t *testing.T, conf, name string) *clientrest.Config {
+	t.Helper()
 	rc, err := clientcmd.BuildConfigFromFlags("", conf)
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 
 // definition is a definition in protobuf whose schema is nested n times.
 func definition(t testing.TB, n int) []byte {
+	t.Helper()
 	schema := &apiextensionsv1.JSONSchemaProps{}
 	for range n {
 		schema = &apiextensionsv1.JSONSchemaProps{Not: schema}

@@ -57,6 +57,7 @@ type cluster struct {
 }
 
 func newCluster(t testing.TB, client *clientv3.Client, ports utilnet.PortRange, cidrs ...string) *cluster {
+	t.Helper()
 	s, err := store.New(store.Config{Client: client, Prefix: "/registry"})
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 
 // nested is a schema n levels deep, in protobuf.
 func nested(t testing.TB, n int) []byte {
+	t.Helper()
 	schema := &apiextensionsv1.JSONSchemaProps{Type: "string"}
 	for range n - 1 {
 		schema = &apiextensionsv1.JSONSchemaProps{Type: "", Description: "0123", Not: schema}

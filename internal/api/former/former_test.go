@@ -46,6 +46,7 @@ func TestShapes(t *testing.T) {
 var gone = map[string]bool{"PKIXPublicKey": true, "ProofOfPossession": true}
 
 func alike(t *testing.T, at string, old, now reflect.Type, seen map[reflect.Type]bool) {
+	t.Helper()
 	for old.Kind() == reflect.Pointer {
 		old = old.Elem()
 	}
