@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"hyperkube/components/cluster/progress"
 	"hyperkube/internal/client"
@@ -62,9 +63,12 @@ func TestIncumbent(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(m.layout.StaticPods(), "kube-apiserver.yaml"), []byte("another"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	waited := make(chan bool)
+	waits, waited := make(chan struct{}), make(chan bool, 1)
+	told := sync.OnceFunc(func() { close(waits) })
+	p := m.patience()
+	p.First, p.Say = time.Nanosecond, func(string) { told() }
 	go func() {
-		if err := i.leave(t.Context(), m.patience()); err != nil {
+		if err := i.leave(t.Context(), p); err != nil {
 			t.Error(err)
 		}
 		waited <- gone.Load()
@@ -72,7 +76,7 @@ func TestIncumbent(t *testing.T) {
 	select {
 	case <-waited:
 		t.Fatal("it is not waited for")
-	default:
+	case <-waits:
 		close(release)
 	}
 	if !<-waited {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"hyperkube/components/cluster/certs"
 	"hyperkube/components/cluster/command"
@@ -214,11 +215,33 @@ func (o *Options) enter(ctx context.Context, l layout.Node, group *lifecycle.Gro
 		Say:    func(text string) { s.Send(progress.Step{Text: text, Waiting: true}) },
 		Advice: "see `kubectl get csr`",
 	}
-	err = group.While(ctx, what, func(ctx context.Context) error { return p.Wait(ctx, what, nil, progress.UntilReady(keeper)) })
+	err = group.While(ctx, what, func(ctx context.Context) error {
+		return p.Wait(ctx, what, o.describeEntry, progress.UntilReady(keeper))
+	})
 	if err == nil {
 		s.Done(began, "the cluster knows this machine as node %q", o.Name)
 	}
 	return cfg, []prometheus.Collector{keeper}, err
+}
+
+// describeEntry says why there is no first certificate yet, as far as the token tells
+// with which it is asked for; "" where that is good.
+func (o *Options) describeEntry(ctx context.Context) string {
+	if o.BootstrapKubeconfig == "" {
+		return ""
+	}
+	clients, err := client.FromKubeconfig(o.BootstrapKubeconfig, "kubelet")
+	if err != nil {
+		return err.Error()
+	}
+	err = clients.Kube.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Error()
+	switch {
+	case apierrors.IsUnauthorized(err):
+		return "the cluster does not know the token, which may have expired: join again with what `hyperkube token create --print-join-command` prints on a master"
+	case err != nil:
+		return err.Error()
+	}
+	return ""
 }
 
 // serving gets the certificate that the kubelet shows from the cluster, if that

@@ -2,6 +2,8 @@ package node
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +14,7 @@ import (
 	"hyperkube/internal/pki"
 )
 
-// TestNodeConfig reads the flags of `node`.
+// TestNodeName: a node is not called what no Node can be.
 func TestNodeName(t *testing.T) {
 	for _, name := range []string{"No_Name", strings.Repeat("a", 64), strings.Repeat("a.", 32) + "b"} {
 		if _, err := (&Options{Name: name}).ChosenName(); err == nil {
@@ -21,6 +23,7 @@ func TestNodeName(t *testing.T) {
 	}
 }
 
+// TestNodeConfig reads the flags of `node`.
 func TestNodeConfig(t *testing.T) {
 	dir := t.TempDir()
 	set, err := pki.Ensure(filepath.Join(dir, "pki"), pki.Config{NodeName: "n"})
@@ -73,5 +76,34 @@ func TestNodeConfig(t *testing.T) {
 		case err == nil || !strings.Contains(err.Error(), c.want):
 			t.Errorf("%s: error %v, want %q", c.name, err, c.want)
 		}
+	}
+}
+
+// TestDescribeEntry: who waits for a certificate hears that the token is no good.
+func TestDescribeEntry(t *testing.T) {
+	known := false
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if !known {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	}))
+	defer server.Close()
+	o := Options{BootstrapKubeconfig: filepath.Join(t.TempDir(), "bootstrap.conf")}
+	if err := kubeconfig.Write(o.BootstrapKubeconfig, kubeconfig.Config{Server: server.URL, Token: "abcdef.0123456789abcdef"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := o.describeEntry(t.Context()); !strings.Contains(got, "does not know the token") {
+		t.Errorf("with a token that nobody knows: %q", got)
+	}
+	known = true
+	if got := o.describeEntry(t.Context()); got != "" {
+		t.Errorf("with a good token: %q", got)
+	}
+	server.Close()
+	if got := o.describeEntry(t.Context()); !strings.Contains(got, "connection refused") {
+		t.Errorf("where nobody answers: %q", got)
+	}
+	if got := (&Options{}).describeEntry(t.Context()); got != "" {
+		t.Errorf("without a token: %q", got)
 	}
 }
