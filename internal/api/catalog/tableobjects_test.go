@@ -1,0 +1,138 @@
+package catalog
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	"sigs.k8s.io/yaml"
+
+	"hyperkube/internal/api"
+)
+
+// variant is base, patched: its JSON and the object.
+func variant(r *api.Resource, base, patch json.RawMessage) (json.RawMessage, api.Object, error) {
+	var err error
+	if patch = bytes.TrimSpace(patch); len(patch) > 0 && patch[0] == '[' {
+		var ops jsonpatch.Patch
+		if ops, err = jsonpatch.DecodePatch(patch); err == nil {
+			base, err = ops.Apply(base)
+		}
+	} else if len(patch) > 0 {
+		base, err = jsonpatch.MergePatch(base, patch)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %s", err, patch)
+	}
+	obj := r.New()
+	if err := yaml.UnmarshalStrict(base, obj); err != nil {
+		return nil, nil, err
+	}
+	if r.Scope == api.Namespaced && obj.GetNamespace() == "" {
+		obj.SetNamespace("default")
+	}
+	return base, obj, nil
+}
+
+// becomes is the merge patch that makes obj of what was sent, but for what the
+// server gives every object and what is left apart.
+func (tab *table) becomes(sent json.RawMessage, obj api.Object) (json.RawMessage, error) {
+	data, err := json.Marshal(obj)
+	if err != nil {
+		return nil, err
+	}
+	var was, is map[string]any
+	if err := json.Unmarshal(sent, &was); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(data, &is); err != nil {
+		return nil, err
+	}
+	for _, o := range []map[string]any{was, is} {
+		delete(o, "apiVersion")
+		delete(o, "kind")
+		if meta, ok := o["metadata"].(map[string]any); ok {
+			for _, name := range []string{"creationTimestamp", "uid", "resourceVersion", "namespace", "managedFields"} {
+				delete(meta, name)
+			}
+		}
+		for _, p := range tab.Apart {
+			leave(o, strings.Split(p, "."))
+		}
+		plain(o)
+		forget(o)
+	}
+	from, err := json.Marshal(was)
+	if err != nil {
+		return nil, err
+	}
+	to, err := json.Marshal(is)
+	if err != nil {
+		return nil, err
+	}
+	return jsonpatch.CreateMergePatch(from, to)
+}
+
+// leave removes the member at a path, in every element of lists on it.
+func leave(v any, path []string) {
+	switch v := v.(type) {
+	case map[string]any:
+		if len(path) == 1 {
+			delete(v, path[0])
+			return
+		}
+		leave(v[path[0]], path[1:])
+	case []any:
+		for _, e := range v {
+			leave(e, path)
+		}
+	}
+}
+
+// plain removes members that are null or empty, which tell the same as those
+// that are not there.
+func plain(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case map[string]any:
+		for name, member := range v {
+			if plain(member) {
+				delete(v, name)
+			}
+		}
+		return len(v) == 0
+	case []any:
+		for _, e := range v {
+			plain(e)
+		}
+		return len(v) == 0
+	}
+	return false
+}
+
+// forget makes one word of all times that a server sets, which are of these
+// minutes.
+func forget(v any) {
+	each := func(v any, set func(any)) {
+		if s, ok := v.(string); ok && len(s) > 19 && s[10] == 'T' {
+			if at, err := time.Parse(time.RFC3339, s); err == nil && time.Since(at).Abs() < time.Hour {
+				set("now")
+			}
+		}
+		forget(v)
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		for name, member := range v {
+			each(member, func(now any) { v[name] = now })
+		}
+	case []any:
+		for i, e := range v {
+			each(e, func(now any) { v[i] = now })
+		}
+	}
+}
