@@ -64,6 +64,7 @@ func TestOdd(t *testing.T) {
 		{"strategic patch to another kind", "PATCH", deployments + "/a", `{"kind":"Foo"}`, []string{smp}, 200, `"kind":"Deployment"`},
 		{"put a kind without version", "PUT", deployments + "/a/scale", `{"kind":"Foo"}`, []string{jsn}, 400, `Foo in version \"v1\" cannot be handled as a Scale`},
 
+		{"an error in no form that is taken", "GET", cms + "/none", "", []string{"Accept: text/plain"}, 406, "{\n  \"kind\": \"Status\",\n"},
 		{"limit before selectors", "GET", cms + "?labelSelector=bad+sel&limit=x", "", nil, 400, `strconv.ParseInt: parsing \"x\": invalid syntax`},
 
 		{"proxy to no address", "GET", "/api/v1/nodes/a/proxy/", "", nil, 500, `"message":"no preferred addresses found; known addresses: []","code":500`},

@@ -60,7 +60,7 @@ func (h *Handler) Error(w http.ResponseWriter, req *http.Request, err error) {
 	}
 	format, ferr := h.negotiator.Response(req, negotiate.Endpoint{Protobuf: true})
 	if ferr != nil {
-		format = negotiate.Format{}
+		format = negotiate.Format{Pretty: true} // for whoever looks at it
 	}
 	if err := h.SendObject(w, req, format, int(status.Code), status); err != nil {
 		h.cfg.Log.DebugContext(req.Context(), "sending a status failed", "error", err)
