@@ -122,7 +122,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		// Connections that are taken over are dialled past the round tripper.
 		transport.SetAuthProxyHeaders(out, u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra())
 	}
-	h := upgrade.NewHandler(location, rt, true, upgrading, unavailable{b, req.Context()})
+	h := upgrade.NewHandler(location, rt, true, upgrading, unavailable{b, req.Context().Err})
 	// A client that followed a redirection would show its credentials elsewhere.
 	h.RejectForwardingRedirects = true
 	h.ServeHTTP(w, out)
@@ -151,13 +151,13 @@ func (b *backend) lose(req *http.Request, code int) {
 // unavailable answers for servers that do not.
 type unavailable struct {
 	of *backend
-	// request is the context of the whole request.
-	request context.Context
+	// ended tells why the whole request has ended, if it has.
+	ended func() error
 }
 
 // Error as proxy.ErrorResponder.
 func (u unavailable) Error(w http.ResponseWriter, req *http.Request, err error) {
-	if errors.Is(u.request.Err(), context.DeadlineExceeded) {
+	if errors.Is(u.ended(), context.DeadlineExceeded) {
 		status := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0).Status()
 		if text, merr := json.Marshal(status); merr == nil {
 			w.Header().Set("Content-Type", "application/json")
