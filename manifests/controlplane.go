@@ -70,7 +70,7 @@ func (v Volume) Validate() error {
 	}
 	for _, p := range []string{v.HostPath, v.MountPath} {
 		if !path.IsAbs(p) || slices.Contains(strings.Split(p, "/"), "..") {
-			return fmt.Errorf("%s: %q is no absolute path without ..", v.Name, p)
+			return fmt.Errorf("%s: %q is no absolute path, or has .. in it", v.Name, p)
 		}
 	}
 	types := []corev1.HostPathType{

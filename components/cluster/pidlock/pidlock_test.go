@@ -13,13 +13,6 @@ import (
 	"time"
 )
 
-func mustMkdir(t *testing.T, dir string) {
-	t.Helper()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestLockIsHeldOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.pid")
 	if pid, err := Holder(path); pid != 0 || err != nil {
