@@ -106,7 +106,7 @@ func until(t *testing.T, a *Authenticator, token string, good func(*authenticato
 		if good(resp, err) {
 			return nil
 		}
-		return fmt.Errorf("got %+v, %v", resp, err)
+		return fmt.Errorf("got %+v, %s", resp, fmt.Sprint(err))
 	})
 }
 

@@ -91,7 +91,7 @@ func TestServer(t *testing.T) {
 		t.Helper()
 		testwait.Succeed(t, what, func() error {
 			if err := try(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-				return fmt.Errorf("never %q, but %v", want, err)
+				return fmt.Errorf("never %q, but %s", want, fmt.Sprint(err))
 			}
 			return nil
 		})
