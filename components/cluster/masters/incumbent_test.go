@@ -75,6 +75,7 @@ func TestIncumbent(t *testing.T) {
 	}()
 	select {
 	case <-waited:
+		close(release)
 		t.Fatal("it is not waited for")
 	case <-waits:
 		close(release)
