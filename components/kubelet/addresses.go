@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/netdump"
 )
 
 // nodeIPs finds the node's addresses: those of the default route's interface;
@@ -37,7 +39,7 @@ func nodeIPs() ([]netip.Addr, error) {
 func usable(ip netip.Addr) bool { return ip.IsGlobalUnicast() && !ip.IsLoopback() }
 
 func byDefaultRoute(family int) netip.Addr {
-	routes, err := netlink.RouteList(nil, family)
+	routes, err := netdump.Routes(family)
 	if err != nil {
 		return netip.Addr{}
 	}
@@ -57,7 +59,7 @@ func byDefaultRoute(family int) netip.Addr {
 		if err != nil {
 			continue
 		}
-		addrs, err := netlink.AddrList(link, family)
+		addrs, err := netdump.Addresses(link, family)
 		if err != nil {
 			continue
 		}

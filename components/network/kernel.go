@@ -14,6 +14,7 @@ import (
 
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/iptables"
+	"hyperkube/internal/netdump"
 )
 
 const (
@@ -86,7 +87,9 @@ func (k *kernel) apply(ctx context.Context, self member, p plan) error {
 
 // routes makes those that are missing and removes those that are too many.
 func (k *kernel) routes(tunnel int, want []route) error {
-	have, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+	have, err := netdump.Whole(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+	})
 	if err != nil {
 		return fmt.Errorf("listing routes: %w", err)
 	}
@@ -231,7 +234,7 @@ func (k *kernel) ensureEnds(link int, ends []tunnelEnd) error {
 	}
 	var errs []error
 	for _, family := range []int{unix.AF_BRIDGE, unix.AF_INET, unix.AF_INET6} {
-		have, err := netlink.NeighList(link, family)
+		have, err := netdump.Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(link, family) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("listing neighbours: %w", err))
 			continue
@@ -337,7 +340,7 @@ func (k *kernel) podRanges(p plan, is6 bool) []netip.Prefix {
 func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	if own, err := linkOf(address); err == nil {
-		addrs, err := netlink.AddrList(own, netlink.FAMILY_ALL)
+		addrs, err := netdump.Addresses(own, netlink.FAMILY_ALL)
 		if err != nil {
 			return nil, fmt.Errorf("listing addresses: %w", err)
 		}
@@ -359,7 +362,7 @@ func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 		if err != nil {
 			return nil, fmt.Errorf("finding link %s: %w", name, err)
 		}
-		addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+		addrs, err := netdump.Addresses(link, netlink.FAMILY_ALL)
 		if err != nil {
 			return nil, fmt.Errorf("listing addresses: %w", err)
 		}
@@ -374,7 +377,7 @@ func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 
 // linkOf returns the link that has the address.
 func linkOf(address netip.Addr) (netlink.Link, error) {
-	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	addrs, err := netdump.Addresses(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("listing addresses: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"hyperkube/internal/cgroup"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/netdump"
 )
 
 // Undo takes back every change in the journal at path, and removes the journal
@@ -124,8 +125,10 @@ func undoRoute(c Change) error {
 		return err
 	}
 	// The kernel removes only what is like the request in every part.
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Dst: dst, LinkIndex: link.Attrs().Index},
-		netlink.RT_FILTER_DST|netlink.RT_FILTER_OIF)
+	routes, err := netdump.Whole(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Dst: dst, LinkIndex: link.Attrs().Index},
+			netlink.RT_FILTER_DST|netlink.RT_FILTER_OIF)
+	})
 	if err != nil {
 		return err
 	}
@@ -143,7 +146,7 @@ func undoLink(c Change) error {
 	if !many {
 		return removeLink(c.Name)
 	}
-	links, err := netlink.LinkList()
+	links, err := netdump.Whole(netlink.LinkList)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/netdump"
 )
 
 // PodLink is the name of a pod's own link.
@@ -84,7 +86,7 @@ func (n *Network) Reconcile(alive func(id string) bool) error {
 	if err := n.pool.free(func(id string) bool { return !alive(id) }); err != nil {
 		return err
 	}
-	links, err := n.netlink.LinkList()
+	links, err := netdump.Whole(n.netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("listing links: %w", err)
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/vishvananda/netlink"
+
+	"hyperkube/internal/netdump"
 )
 
 // ethernet is the MTU of links that are made without one.
@@ -35,7 +37,7 @@ func (n *Network) setMTU(bridge netlink.Link) error {
 // outMTU is that of the links by which packets leave the machine, the smallest
 // if there are several.
 func (n *Network) outMTU() (int, error) {
-	routes, err := n.netlink.RouteList(nil, netlink.FAMILY_ALL)
+	routes, err := netdump.Whole(func() ([]netlink.Route, error) { return n.netlink.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return 0, fmt.Errorf("listing the host's routes: %w", err)
 	}

@@ -25,6 +25,7 @@ import (
 
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/iptables"
+	"hyperkube/internal/netdump"
 )
 
 // Config says how pods are connected.
@@ -212,7 +213,7 @@ func (n *Network) Ensure(ctx context.Context) error {
 		if err != nil || bridge.Type() != "bridge" {
 			return false
 		}
-		have, err := n.netlink.AddrList(bridge, netlink.FAMILY_ALL)
+		have, err := netdump.Whole(func() ([]netlink.Addr, error) { return n.netlink.AddrList(bridge, netlink.FAMILY_ALL) })
 		if err != nil {
 			return false
 		}
@@ -253,7 +254,7 @@ func (n *Network) setupBridge() (*netlink.LinkAttrs, error) {
 	if bridge.Type() != "bridge" {
 		return nil, fmt.Errorf("link %s is there already and is no bridge but of type %s", n.cfg.Bridge, bridge.Type())
 	}
-	have, err := n.netlink.AddrList(bridge, netlink.FAMILY_ALL)
+	have, err := netdump.Whole(func() ([]netlink.Addr, error) { return n.netlink.AddrList(bridge, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("listing its addresses: %w", err)
 	}

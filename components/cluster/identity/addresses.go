@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/components/cluster/command"
+	"hyperkube/internal/netdump"
 )
 
 // NodeAddresses are those by which this machine's node is known: one of each
@@ -76,7 +77,7 @@ func WithAddress(first netip.Addr, others []netip.Addr) []netip.Addr {
 
 // addressOf returns this machine's address of a family; none if it has none.
 func addressOf(family int) (netip.Addr, error) {
-	routes, err := netlink.RouteList(nil, family)
+	routes, err := netdump.Routes(family)
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("listing the host's routes: %w", err)
 	}
@@ -103,7 +104,7 @@ func addressOf(family int) (netip.Addr, error) {
 			}
 		}
 	}
-	links, err := netlink.LinkList()
+	links, err := netdump.Whole(netlink.LinkList)
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("listing the host's links: %w", err)
 	}
@@ -121,7 +122,7 @@ func addressOf(family int) (netip.Addr, error) {
 // globalAddress is the first address of a link by which others may know it:
 // not one that privacy extensions have made for a while.
 func globalAddress(link netlink.Link, family int) (netip.Addr, bool) {
-	addrs, err := netlink.AddrList(link, family)
+	addrs, err := netdump.Addresses(link, family)
 	if err != nil {
 		return netip.Addr{}, false
 	}

@@ -19,6 +19,7 @@ import (
 	"hyperkube/components/cluster/command"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/netdump"
 	"hyperkube/manifests"
 )
 
@@ -168,7 +169,7 @@ func (id Cluster) Save(l layout.Node) error {
 // out, and links of the project left out: a crashed cluster's own routes are
 // no clash.
 func HostRoutes() ([]netip.Prefix, error) {
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	routes, err := netdump.Routes(netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("listing the host's routes: %w", err)
 	}

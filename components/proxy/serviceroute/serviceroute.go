@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/internal/hostchange"
+	"hyperkube/internal/netdump"
 )
 
 // Config of a Keeper.
@@ -167,7 +168,7 @@ func (k *Keeper) ensureOne(bridge netlink.Link, prefix netip.Prefix) error {
 	if prefix.Addr().Is6() {
 		family = netlink.FAMILY_V6
 	}
-	addrs, err := netlink.AddrList(bridge, family)
+	addrs, err := netdump.Addresses(bridge, family)
 	if err != nil {
 		return fmt.Errorf("listing the bridge's addresses: %w", err)
 	}
