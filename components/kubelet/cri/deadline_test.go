@@ -35,6 +35,9 @@ func TestBounds(t *testing.T) {
 		if got := bounded(2*m).within(c.method, c.req); got != c.want {
 			t.Errorf("%s %v may take %v, want %v", c.method, c.req, got, c.want)
 		}
+		if got := bounded(0).within(c.method, c.req); got != 0 {
+			t.Errorf("%s %v may take %v where nothing bounds it", c.method, c.req, got)
+		}
 	}
 }
 
