@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 
 	"hyperkube/components/etcd"
 	"hyperkube/internal/testport"
+	"hyperkube/internal/testwait"
 )
 
 var long = flag.Bool("long", false, "look for a minute for histories that do not fit")
@@ -134,9 +136,11 @@ func TestLinearizable(t *testing.T) {
 	began := time.Now()
 	var mu sync.Mutex
 	var ops []porcupine.Operation
+	var answered atomic.Int64 // requests whose end is known
 	var wg sync.WaitGroup
-	const least = 100 // requests, however slow the machine is
-	ctx, cancel := context.WithTimeout(t.Context(), length+2*time.Minute)
+	const least = 100  // requests, however slow the machine is
+	const serving = 12 // of them have an answer: two of each client's
+	ctx, cancel := context.WithTimeout(t.Context(), length+5*time.Minute)
 	defer cancel()
 	for id := range 6 {
 		wg.Go(func() {
@@ -146,7 +150,9 @@ func TestLinearizable(t *testing.T) {
 				call := time.Since(began)
 				out := do()
 				op := porcupine.Operation{ClientId: id, Input: in, Output: out, Call: int64(call), Return: int64(time.Since(began))}
-				if out.unknown {
+				if !out.unknown {
+					answered.Add(1)
+				} else {
 					if in.verb == "get" {
 						continue
 					}
@@ -166,6 +172,9 @@ func TestLinearizable(t *testing.T) {
 		_ = member.Process.Kill()
 		_ = member.Wait()
 		member = startMember()
+		// One that is killed before it serves again tells nothing.
+		dead := answered.Load()
+		testwait.Until(t, "etcd serves again", func() bool { return answered.Load() >= dead+serving })
 	}
 	for enough := false; !enough && ctx.Err() == nil; {
 		time.Sleep(length / time.Duration(kills+1))
