@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"hyperkube/components/kubelet/certificates"
@@ -67,7 +66,7 @@ func newCommand(o *options) *cobra.Command {
 	f.StringVar(&o.endpoint, "container-runtime-endpoint", "", "The container runtime's CRI socket, as in unix:///run/containerd/containerd.sock.")
 	f.StringVar(&o.under, "root", "", "Keep everything below this directory instead of in the usual places, as of the cluster commands.")
 	f.StringVar(&o.root, "root-dir", layout.Default().Kubelet, "Directory of what the kubelet keeps of pods.")
-	f.StringSliceVar(&o.nodeIPs, "node-ip", nil, "The node's address, or two of different families.")
+	f.StringSliceVar(&o.nodeIPs, "node-ip", nil, "The node's address, or two of different families; 0.0.0.0 and :: are whatever the machine has of the family.")
 	f.StringSliceVar(&o.dns, "cluster-dns", nil, "Addresses of the cluster's DNS.")
 	f.StringVar(&o.domain, "cluster-domain", "", "The cluster's DNS domain.")
 	f.StringVar(&o.resolv, "resolv-conf", "", "The node's resolver configuration for pods.")
@@ -142,14 +141,13 @@ func (o *options) enter(ctx context.Context, cfg *Config, group *lifecycle.Group
 	if cfg.Server.Certificate != nil || cfg.File == nil || !cfg.File.ServerTLSBootstrap {
 		return nil
 	}
-	names := []string{cfg.NodeName}
-	for _, ip := range cfg.Node.IPs {
-		names = append(names, ip.String())
+	ips, err := nodeIPs(cfg.Node.IPs)
+	if err != nil {
+		return err
 	}
-	if len(cfg.Node.IPs) == 0 {
-		if ip, err := utilnet.ChooseHostInterface(); err == nil {
-			names = append(names, ip.String())
-		}
+	names := []string{cfg.NodeName}
+	for _, ip := range ips {
+		names = append(names, ip.String())
 	}
 	keeper, err := certificates.NewServing(where, func() []string { return names })
 	if err != nil {

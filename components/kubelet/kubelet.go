@@ -91,17 +91,15 @@ func New(cfg Config) (*Kubelet, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	k := &Kubelet{cfg: cfg, log: cfg.Log, ips: cfg.Node.IPs, metrics: telemetry.New(), began: time.Now()}
+	k := &Kubelet{cfg: cfg, log: cfg.Log, metrics: telemetry.New(), began: time.Now()}
 	if cfg.Clients != nil {
 		k.kube = cfg.Clients.Kube
 	}
-	if len(k.ips) == 0 {
-		ips, err := nodeIPs()
-		if err != nil {
-			return nil, fmt.Errorf("kubelet: %w", err)
-		}
-		k.ips = ips
+	ips, err := nodeIPs(cfg.Node.IPs)
+	if err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
 	}
+	k.ips = ips
 	if err := os.MkdirAll(filepath.Join(cfg.Layout.Kubelet, "pods"), 0o750); err != nil {
 		return nil, fmt.Errorf("kubelet: making the root directory: %w", err)
 	}

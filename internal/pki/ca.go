@@ -97,13 +97,15 @@ func Node(name string) Spec {
 }
 
 // Server is the specification of a server's certificate. Each of hosts is an
-// address or a DNS name.
+// address or a DNS name, and is named once however often it is among them.
 func Server(commonName string, hosts ...string) Spec {
 	s := Spec{CommonName: commonName, Server: true}
 	for _, h := range hosts {
 		if ip := net.ParseIP(h); ip != nil {
-			s.IPs = append(s.IPs, ip)
-		} else if h != "" {
+			if !slices.ContainsFunc(s.IPs, ip.Equal) {
+				s.IPs = append(s.IPs, ip)
+			}
+		} else if h != "" && !slices.Contains(s.DNSNames, h) {
 			s.DNSNames = append(s.DNSNames, h)
 		}
 	}

@@ -71,6 +71,12 @@ func TestEnsureMakesEverythingOnce(t *testing.T) {
 			t.Errorf("%s has mode %v", name, info.Mode())
 		}
 	}
+	cfg := testConfig()
+	cfg.ExtraNames = append(cfg.ExtraNames, cfg.NodeAddresses[0].String(), cfg.NodeName)
+	twice := ensure(t, filepath.Join(t.TempDir(), "pki"), cfg)
+	if got, want := twice.APIServer.Cert, set.APIServer.Cert; len(got.IPAddresses) != len(want.IPAddresses) || len(got.DNSNames) != len(want.DNSNames) {
+		t.Errorf("what is given twice is named twice: %v, %v", got.IPAddresses, got.DNSNames)
+	}
 	for _, host := range []string{"kubernetes", "kubernetes.default.svc.cluster.local", "node-1", "localhost", "127.0.0.1", "::1", "192.0.2.10", "10.96.0.1", "api.example.org", "203.0.113.7"} {
 		if err := set.APIServer.Cert.VerifyHostname(host); err != nil {
 			t.Error(err)

@@ -30,6 +30,7 @@ import (
 	"hyperkube/components/kubelet/certificates"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/encryption"
+	"hyperkube/internal/hostaddress"
 	"hyperkube/internal/kubeconfig"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/pki"
@@ -222,7 +223,8 @@ func (m *master) decideAddress() error {
 		if m.address, err = netip.ParseAddr(m.settings.Advertise); err != nil {
 			return command.ConfigError(fmt.Errorf("--apiserver-advertise-address: %w", err))
 		}
-		m.addresses = identity.WithAddress(m.address, m.addresses)
+		m.addresses = slices.DeleteFunc(m.addresses, func(a netip.Addr) bool { return hostaddress.Family(a) == hostaddress.Family(m.address) })
+		m.addresses = append([]netip.Addr{m.address}, m.addresses...)
 		return nil
 	}
 	if len(m.addresses) == 0 {

@@ -27,6 +27,7 @@ import (
 	"hyperkube/components/network"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/client"
+	"hyperkube/internal/hostaddress"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/lifecycle"
@@ -352,7 +353,7 @@ func (o *Options) Addresses() ([]netip.Addr, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--node-ip: %w", err)
 		}
-		if len(out) > 1 || len(out) == 1 && identity.FamilyOf(out[0]) == identity.FamilyOf(addr) {
+		if len(out) > 1 || len(out) == 1 && hostaddress.Family(out[0]) == hostaddress.Family(addr) {
 			return nil, fmt.Errorf("--node-ip: %s: want at most one address of each family", o.IP)
 		}
 		out = append(out, addr.Unmap())

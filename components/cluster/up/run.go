@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/etcd"
 	"hyperkube/internal/encryption"
+	"hyperkube/internal/hostaddress"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/kubeconfig"
 	"hyperkube/internal/layout"
@@ -337,7 +338,7 @@ func withGateways(machine []netip.Addr, pods []string) ([]netip.Addr, error) {
 		if err != nil {
 			return nil, err
 		}
-		own := slices.IndexFunc(machine, func(a netip.Addr) bool { return identity.FamilyOf(a) == identity.FamilyOf(gateway) })
+		own := slices.IndexFunc(machine, func(a netip.Addr) bool { return hostaddress.Family(a) == hostaddress.Family(gateway) })
 		if own >= 0 {
 			gateway = machine[own]
 		}

@@ -1,0 +1,155 @@
+package hostaddress
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/testapart"
+)
+
+// TestMain gives root's tests a network of their own.
+func TestMain(m *testing.M) { testapart.Main(m, testapart.Network) }
+
+// The links of the machines of TestAddress.
+const (
+	lo, eth0, eth1, bridge, tunnel, down = 1, 2, 3, 4, 5, 6
+)
+
+func links() []netlink.Link {
+	var out []netlink.Link
+	for _, l := range []netlink.LinkAttrs{
+		{Index: lo, Name: "lo", Flags: net.FlagUp | net.FlagLoopback},
+		{Index: bridge, Name: "hk-br0", Flags: net.FlagUp | net.FlagBroadcast},
+		{Index: tunnel, Name: "wg0", Flags: net.FlagUp | net.FlagPointToPoint},
+		{Index: down, Name: "eth9", Flags: net.FlagBroadcast},
+		{Index: eth0, Name: "eth0", Flags: net.FlagUp | net.FlagBroadcast},
+		{Index: eth1, Name: "eth1", Flags: net.FlagUp | net.FlagBroadcast},
+	} {
+		out = append(out, &netlink.Dummy{LinkAttrs: l})
+	}
+	return out
+}
+
+func addr(link int, text string, flags int) netlink.Addr {
+	ip, prefix, err := net.ParseCIDR(text)
+	if err != nil {
+		panic(err)
+	}
+	return netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: prefix.Mask}, Flags: flags, LinkIndex: link}
+}
+
+func via(link, metric int) netlink.Route {
+	return netlink.Route{LinkIndex: link, Priority: metric, Type: unix.RTN_UNICAST}
+}
+
+func TestAddress(t *testing.T) {
+	everywhere := &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+	lan := &net.IPNet{IP: net.IPv4(192, 0, 2, 0), Mask: net.CIDRMask(24, 32)}
+	for _, c := range []struct {
+		name   string
+		routes []netlink.Route
+		addrs  []netlink.Addr
+		want   string // empty: none
+	}{
+		{"of the default route's link", []netlink.Route{via(eth1, 0)},
+			[]netlink.Addr{addr(eth0, "192.0.2.1/24", 0), addr(eth1, "198.51.100.1/24", 0)}, "198.51.100.1"},
+		{"the kernel's preferred route", []netlink.Route{via(eth0, 600), via(eth1, 100)},
+			[]netlink.Addr{addr(eth0, "192.0.2.1/24", 0), addr(eth1, "198.51.100.1/24", 0)}, "198.51.100.1"},
+		{"the route's own source", []netlink.Route{{LinkIndex: eth0, Src: net.IPv4(203, 0, 113, 1)}},
+			[]netlink.Addr{addr(eth0, "192.0.2.1/24", 0)}, "203.0.113.1"},
+		{"a source that nobody reaches", []netlink.Route{{LinkIndex: eth0, Src: net.IPv4(169, 254, 0, 1)}},
+			[]netlink.Addr{addr(eth0, "192.0.2.1/24", 0)}, "192.0.2.1"},
+		{"several ways of one route", []netlink.Route{{Dst: everywhere, MultiPath: []*netlink.NexthopInfo{{LinkIndex: tunnel}, {LinkIndex: eth1}}}},
+			[]netlink.Addr{addr(eth0, "2001:db8:1::1/64", 0), addr(eth1, "2001:db8:2::1/64", 0)}, "2001:db8:2::1"},
+		{"a route to elsewhere", []netlink.Route{{LinkIndex: eth1, Dst: lan}},
+			[]netlink.Addr{addr(eth0, "192.0.2.1/24", 0), addr(eth1, "198.51.100.1/24", 0)}, "192.0.2.1"},
+		{"a default route to nowhere", []netlink.Route{{LinkIndex: lo, Type: unix.RTN_UNREACHABLE}},
+			[]netlink.Addr{addr(lo, "2001:db8::9/128", 0), addr(eth0, "2001:db8::1/64", 0)}, "2001:db8::1"},
+		{"links without addresses", []netlink.Route{via(eth0, 0)},
+			[]netlink.Addr{addr(lo, "127.0.0.1/8", 0), addr(lo, "192.0.2.9/32", 0), addr(eth0, "169.254.1.1/16", 0), addr(eth1, "198.51.100.1/24", 0)}, "192.0.2.9"},
+		{"a default route and an address elsewhere", []netlink.Route{via(eth0, 0)},
+			[]netlink.Addr{addr(lo, "127.0.0.1/8", 0), addr(eth1, "198.51.100.1/24", 0)}, "198.51.100.1"},
+		{"on its way out", []netlink.Route{via(eth0, 0)},
+			[]netlink.Addr{addr(eth0, "2001:db8::1/64", unix.IFA_F_DEPRECATED), addr(eth0, "2001:db8::2/64", 0)}, "2001:db8::2"},
+		{"made for a while", []netlink.Route{via(eth0, 0)},
+			[]netlink.Addr{addr(eth0, "2001:db8::1/64", unix.IFA_F_TEMPORARY), addr(eth0, "2001:db8::2/64", 0)}, "2001:db8::2"},
+		{"not verified yet", []netlink.Route{via(eth0, 0)},
+			[]netlink.Addr{addr(eth0, "2001:db8::1/64", unix.IFA_F_TENTATIVE), addr(eth0, "2001:db8::2/64", 0)}, "2001:db8::2"},
+		{"not verified but usable", []netlink.Route{via(eth0, 0)},
+			[]netlink.Addr{addr(eth0, "2001:db8::1/64", unix.IFA_F_TENTATIVE|unix.IFA_F_OPTIMISTIC), addr(eth0, "2001:db8::2/64", 0)}, "2001:db8::1"},
+		{"none but one on its way out", []netlink.Route{via(eth0, 0)}, []netlink.Addr{addr(eth0, "192.0.2.1/24", unix.IFA_F_DEPRECATED)}, "192.0.2.1"},
+		{"another's", []netlink.Route{via(eth0, 0)}, []netlink.Addr{addr(eth0, "2001:db8::1/64", unix.IFA_F_DADFAILED|unix.IFA_F_TENTATIVE)}, ""},
+		{"the second of a network", []netlink.Route{via(eth0, 0)},
+			[]netlink.Addr{addr(eth0, "192.0.2.1/24", unix.IFA_F_DEPRECATED), addr(eth0, "192.0.2.2/24", unix.IFA_F_SECONDARY)}, "192.0.2.2"},
+		{"a link that is down", []netlink.Route{via(down, 0)},
+			[]netlink.Addr{addr(down, "192.0.2.1/24", 0), addr(eth0, "198.51.100.1/24", 0)}, "198.51.100.1"},
+		{"without routes, not the pods' bridge", nil, []netlink.Addr{addr(lo, "::1/128", 0), addr(bridge, "fd00:10:244::1/64", 0)}, ""},
+		{"without routes, a link before a tunnel", nil, []netlink.Addr{addr(tunnel, "192.0.2.1/32", 0), addr(eth0, "198.51.100.1/24", 0)}, "198.51.100.1"},
+		{"without routes, a tunnel before loopback", nil, []netlink.Addr{addr(lo, "203.0.113.1/32", 0), addr(tunnel, "192.0.2.1/32", 0)}, "192.0.2.1"},
+		{"without routes, loopback alone", nil, []netlink.Addr{addr(lo, "127.0.0.1/8", 0), addr(lo, "203.0.113.1/32", 0)}, "203.0.113.1"},
+		{"nothing", nil, nil, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, _ := machine{c.routes, links(), c.addrs}.address()
+			var want netip.Addr
+			if c.want != "" {
+				want = netip.MustParseAddr(c.want)
+			}
+			if got != want {
+				t.Errorf("known by %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// TestKernel asks the kernel about a machine with one route by two ways, and a bridge of the pods.
+func TestKernel(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for a network of its own")
+	}
+	for line := range strings.Lines(`link set lo up
+link add hk-br0 type bridge
+link set hk-br0 up
+addr add fd00:10:244::1/64 dev hk-br0 nodad
+link add eth0 type veth peer name peer0
+link add eth1 type veth peer name peer1
+link set peer0 up
+link set peer1 up
+link set eth0 up
+link set eth1 up
+addr add 192.0.2.1/24 dev eth0
+addr add 198.51.100.1/24 dev eth1 preferred_lft 0 valid_lft 1000
+addr add 198.51.100.2/24 dev eth1
+route add default nexthop dev eth1 via 198.51.100.254 nexthop dev eth0 via 192.0.2.254`) {
+		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", line, err, out)
+		}
+	}
+	if got, err := Of(netlink.FAMILY_V4); err != nil || got.String() != "198.51.100.2" {
+		t.Errorf("of IPv4 %v, %v", got, err)
+	}
+	if got, err := Of(netlink.FAMILY_V6); err != nil || got.IsValid() {
+		t.Errorf("of IPv6 %v, %v", got, err)
+	}
+	if got, err := All(); err != nil || fmt.Sprint(got) != "[198.51.100.2]" {
+		t.Errorf("known by %v, %v", got, err)
+	}
+	for line := range strings.Lines(`route del default
+addr add fd01::1/64 dev eth0 nodad
+route add default via fd01::fe dev eth0`) {
+		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", line, err, out)
+		}
+	}
+	if got, err := All(); err != nil || fmt.Sprint(got) != "[fd01::1]" {
+		t.Errorf("with a default route of IPv6 alone known by %v, %v", got, err)
+	}
+}
