@@ -300,7 +300,8 @@ func (m *Manager) Enter(cgroup string, pid int) error {
 }
 
 // Pids returns the processes of the cgroup and of all below it, each once and
-// sorted; none if there is no such cgroup.
+// sorted; none if there is no such cgroup. Those outside of our PID namespace are
+// not among them.
 func (m *Manager) Pids(cgroup string) ([]int, error) {
 	var pids []int
 	for _, dir := range m.Dirs(cgroup) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"github.com/vishvananda/netlink"
@@ -39,6 +40,13 @@ func Undo(ctx context.Context, path string) error {
 // Revert takes back changes, the last ones of each kind first, whether they are there
 // or not. It goes on after an error, and returns all of them.
 func Revert(ctx context.Context, changes []Change) error {
+	return revert(ctx, changes, cgroupPatience)
+}
+
+// cgroupPatience is how long a cgroup may take to be empty once what is in it was killed.
+const cgroupPatience = 30 * time.Second
+
+func revert(ctx context.Context, changes []Change, patience time.Duration) error {
 	by := map[Kind][]Change{}
 	for _, change := range slices.Backward(changes) {
 		by[change.Kind] = append(by[change.Kind], change)
@@ -49,7 +57,7 @@ func Revert(ctx context.Context, changes []Change) error {
 		kind Kind
 		undo func(context.Context, []Change) error
 	}{
-		{Cgroup, undoCgroups}, {Rule, undoRules}, {Chain, undoChains}, {Mount, each(undoMount)},
+		{Cgroup, undoCgroups(patience)}, {Rule, undoRules}, {Chain, undoChains}, {Mount, each(undoMount)},
 		{Route, each(undoRoute)}, {Link, each(undoLink)}, {Sysctl, each(undoParameter)}, {Module, each(undoParameter)}, {Dir, each(undoDir)},
 	} {
 		if list := by[one.kind]; len(list) > 0 {
@@ -76,23 +84,46 @@ func each(undo func(Change) error) func(context.Context, []Change) error {
 	}
 }
 
-// undoCgroups kills what is in the cgroups and removes them.
-func undoCgroups(ctx context.Context, changes []Change) error {
-	m, err := cgroup.Open()
+// undoCgroups kills what is in the cgroups and removes them. What cannot be ended, as
+// processes of another PID namespace or such as wait for a disk that never answers, is
+// waited for no longer than patience for each.
+func undoCgroups(patience time.Duration) func(context.Context, []Change) error {
+	return func(ctx context.Context, changes []Change) error {
+		m, err := cgroup.Open()
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for _, c := range changes {
+			// It may be there in some hierarchies only, after an interruption.
+			if err := m.Kill(c.Name); err != nil {
+				errs = append(errs, err)
+			}
+			waiting, cancel := context.WithTimeout(ctx, patience)
+			err := m.Remove(waiting, c.Name)
+			cancel()
+			if errors.Is(err, unix.EBUSY) {
+				err = errors.Join(err, occupied(m, c.Name))
+			}
+			if err != nil {
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	}
+}
+
+// occupied says what keeps a cgroup from being removed, and what is to be done.
+func occupied(m *cgroup.Manager, name string) error {
+	pids, err := m.Pids(name)
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, c := range changes {
-		// It may be there in some hierarchies only, after an interruption.
-		if err := m.Kill(c.Name); err != nil {
-			errs = append(errs, err)
-		}
-		if err := m.Remove(ctx, c.Name); err != nil {
-			errs = append(errs, err)
-		}
+	if len(pids) > 0 {
+		return fmt.Errorf("processes %s are still in cgroup %s, though they were killed: run this once more when they have ended",
+			strings.Trim(fmt.Sprint(pids), "[]"), name)
 	}
-	return errors.Join(errs...)
+	return fmt.Errorf("cgroup %s has processes that cannot be seen from here, such as those of another PID namespace: end them there, and run this once more", name)
 }
 
 // undoMount unmounts what is at or below a path, the deepest first.

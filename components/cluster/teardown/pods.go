@@ -2,14 +2,15 @@ package teardown
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/components/runtime/runtimeclient"
 )
 
 // stopGrace is how many seconds a container has to end by itself on `down`.
@@ -36,9 +37,12 @@ func stageOf(labels map[string]string) int {
 	return 1 + slices.Index(stages, labels["component"])
 }
 
+// removalPatience bounds the removal of one pod.
+const removalPatience = 2 * time.Minute
+
 // removePods stops and removes everything that the runtime runs, etcd last.
-// Before etcd it calls last, if that is not nil.
-func removePods(ctx context.Context, runtime *runtimeclient.Client, last func()) (int, error) {
+// Before etcd it calls last, if that is not nil. It goes on after an error, and returns all.
+func removePods(ctx context.Context, runtime runtimeapi.RuntimeServiceClient, last func()) (int, error) {
 	sandboxes, err := runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
 		return 0, fmt.Errorf("listing pods: %w", err)
@@ -53,39 +57,49 @@ func removePods(ctx context.Context, runtime *runtimeclient.Client, last func())
 	if err != nil {
 		return 0, fmt.Errorf("listing containers: %w", err)
 	}
+	stopErrs := make([]error, len(containers.Containers))
 	for now := 0; now <= len(stages); now++ {
 		if now == len(stages) && last != nil {
 			last()
 		}
-		group, stopping := errgroup.WithContext(ctx)
+		var group errgroup.Group
 		group.SetLimit(32)
-		for _, c := range containers.Containers {
+		for i, c := range containers.Containers {
 			if stage[c.PodSandboxId] != now {
 				continue
 			}
 			group.Go(func() error {
-				if _, err := runtime.StopContainer(stopping, &runtimeapi.StopContainerRequest{ContainerId: c.Id, Timeout: grace[c.PodSandboxId]}); err != nil {
-					return fmt.Errorf("stopping container %s: %w", c.Id, err)
+				if _, err := runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: c.Id, Timeout: grace[c.PodSandboxId]}); err != nil {
+					stopErrs[i] = fmt.Errorf("stopping container %s: %w", c.Id, err)
 				}
 				return nil
 			})
 		}
-		if err := group.Wait(); err != nil {
-			return 0, err
-		}
+		_ = group.Wait() // stopErrs has them
 	}
-	group, removing := errgroup.WithContext(ctx)
+	// One that cannot be removed must not keep the others.
+	errs := make([]error, len(sandboxes.Items))
+	var group errgroup.Group
 	group.SetLimit(16)
-	for _, s := range sandboxes.Items {
+	for i, s := range sandboxes.Items {
 		group.Go(func() error {
-			if _, err := runtime.StopPodSandbox(removing, &runtimeapi.StopPodSandboxRequest{PodSandboxId: s.Id}); err != nil {
-				return fmt.Errorf("stopping pod %s/%s: %w", s.Metadata.Namespace, s.Metadata.Name, err)
-			}
-			if _, err := runtime.RemovePodSandbox(removing, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: s.Id}); err != nil {
-				return fmt.Errorf("removing pod %s/%s: %w", s.Metadata.Namespace, s.Metadata.Name, err)
-			}
+			errs[i] = removePod(ctx, runtime, s)
 			return nil
 		})
 	}
-	return len(sandboxes.Items), group.Wait()
+	_ = group.Wait() // errs has them
+	return len(sandboxes.Items), errors.Join(append(stopErrs, errs...)...)
+}
+
+// removePod stops and removes a sandbox with all that is in it.
+func removePod(ctx context.Context, runtime runtimeapi.RuntimeServiceClient, s *runtimeapi.PodSandbox) error {
+	ctx, cancel := context.WithTimeout(ctx, removalPatience)
+	defer cancel()
+	if _, err := runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: s.Id}); err != nil {
+		return fmt.Errorf("stopping pod %s/%s: %w", s.Metadata.Namespace, s.Metadata.Name, err)
+	}
+	if _, err := runtime.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: s.Id}); err != nil {
+		return fmt.Errorf("removing pod %s/%s: %w", s.Metadata.Namespace, s.Metadata.Name, err)
+	}
+	return nil
 }
