@@ -177,7 +177,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	if !cache.WaitFor(ctx, "", s.informed.synced...) {
 		return nil
 	}
-	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: s.cfg.Clients.Kube.EventsV1()})
+	broadcaster := events.NewBroadcaster(newUnhurried(&events.EventSinkImpl{Interface: s.cfg.Clients.Kube.EventsV1()}))
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return fmt.Errorf("scheduler: starting events: %w", err)
 	}

@@ -80,13 +80,13 @@ func (NodeAffinity) Wakes() framework.Event {
 // Filter as framework.Filter.
 func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	spec := &c.Pod.Object.Spec
-	required := spec.Affinity != nil && spec.Affinity.NodeAffinity != nil &&
+	own := spec.Affinity != nil && spec.Affinity.NodeAffinity != nil &&
 		spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil
 	added := p.Added != nil && p.Added.RequiredDuringSchedulingIgnoredDuringExecution != nil
-	if len(spec.NodeSelector) == 0 && !required && !added {
+	if len(spec.NodeSelector) == 0 && !own && !added {
 		return nil, nil
 	}
-	affinity := nodeaffinity.GetRequiredNodeAffinity(c.Pod.Object)
+	matches := required(c)
 	everyone := nodeaffinity.NewRequiredNodeAffinity(nil, &corev1.Affinity{NodeAffinity: p.Added})
 	check := &framework.Check{Node: func(n *state.Node) []framework.Reason {
 		if added {
@@ -94,19 +94,56 @@ func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 				return reason("node(s) didn't match scheduler-enforced node affinity", true)
 			}
 		}
-		// An error is a selector that can match nothing.
-		if ok, err := affinity.Match(n.Object); ok && err == nil {
+		if matches(n) {
 			return nil
 		}
 		return reason("node(s) didn't match Pod's node affinity/selector", true)
 	}}
-	if required {
+	if own {
 		check.Only = named(spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms)
 		if check.Only != nil && len(check.Only) == 0 {
 			return &framework.Check{Refused: "pod affinity terms conflict"}, nil
 		}
 	}
 	return check, nil
+}
+
+// required returns what tells whether the node selector and the required affinity
+// of the pod of a cycle match a node. It is asked of every node, so labels are
+// compared by their numbers.
+func required(c *framework.Cycle) func(*state.Node) bool {
+	spec := &c.Pod.Object.Spec
+	type label struct {
+		topology *state.Topology
+		value    int
+	}
+	selector := make([]label, 0, len(spec.NodeSelector))
+	for key, value := range spec.NodeSelector {
+		t := c.State.Topology(key)
+		number, ok := t.Number(value)
+		if !ok {
+			return func(*state.Node) bool { return false }
+		}
+		selector = append(selector, label{t, number})
+	}
+	var affinity *nodeaffinity.RequiredNodeAffinity
+	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
+		of := nodeaffinity.NewRequiredNodeAffinity(nil, spec.Affinity)
+		affinity = &of
+	}
+	return func(n *state.Node) bool {
+		for _, l := range selector {
+			if l.topology.Of(n) != l.value {
+				return false
+			}
+		}
+		if affinity == nil {
+			return true
+		}
+		// An error is a selector that can match nothing.
+		ok, err := affinity.Match(n.Object)
+		return ok && err == nil
+	}
 }
 
 // named returns the nodes that all terms speak of by name, as those of the pods

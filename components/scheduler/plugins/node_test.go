@@ -1,11 +1,14 @@
 package plugins
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
@@ -91,5 +94,56 @@ func TestImagesOfVolumes(t *testing.T) {
 	out := make([]int64, 2)
 	if !(ImageLocality{}).Score(c, []*state.Node{c.State.Node("has"), c.State.Node("has not")}, out) || out[0] != 49 || out[1] != 0 {
 		t.Errorf("scores %v", out)
+	}
+}
+
+// TestRequired compares what is asked of every node with upstream's library.
+func TestRequired(t *testing.T) {
+	chance := rand.New(rand.NewPCG(1, 2))
+	keys, values := []string{"a", "b", "c"}, []string{"", "x", "y"}
+	some := func() map[string]string {
+		out := map[string]string{}
+		for _, key := range keys {
+			if chance.IntN(2) == 0 {
+				out[key] = values[chance.IntN(len(values))]
+			}
+		}
+		return out
+	}
+	matched := 0
+	for range 2000 {
+		var nodes []*corev1.Node
+		for i := range 1 + chance.IntN(4) {
+			nodes = append(nodes, makeNode(fmt.Sprint("n", i), func(n *corev1.Node) { n.Labels = some() }))
+		}
+		p := &corev1.Pod{Spec: corev1.PodSpec{NodeSelector: some()}}
+		if chance.IntN(2) == 0 {
+			term := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{
+				Key: keys[chance.IntN(len(keys))], Operator: corev1.NodeSelectorOpNotIn, Values: values[:1+chance.IntN(2)],
+			}}}
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}},
+			}}
+		}
+		c := cycleOf(p, nodes...)
+		matches := required(c)
+		for _, n := range nodes {
+			want, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want {
+				matched++
+			}
+			if got := matches(c.State.Node(n.Name)); got != want {
+				t.Errorf("%v and %+v match a node with %v: %v, want %v", p.Spec.NodeSelector, p.Spec.Affinity, n.Labels, got, want)
+			}
+		}
+		if matches(&state.Node{}) && (len(p.Spec.NodeSelector) > 0 || p.Spec.Affinity != nil) {
+			t.Error("matches a node that is gone")
+		}
+	}
+	if matched < 500 {
+		t.Errorf("only %d nodes matched", matched)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
@@ -129,7 +128,7 @@ func (k *constraint) counted(namespace string, own string, l labels.Set, termina
 // one of the given nodes have a count.
 func count(c *framework.Cycle, all []*constraint, nodes []*state.Node, lax bool) {
 	pod := c.Pod.Object
-	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
+	matches := required(c)
 	selects := len(pod.Spec.NodeSelector) > 0 || pod.Spec.Affinity != nil && pod.Spec.Affinity.NodeAffinity != nil
 	for _, k := range all {
 		k.topology = c.State.Topology(k.key)
@@ -142,10 +141,8 @@ func count(c *framework.Cycle, all []*constraint, nodes []*state.Node, lax bool)
 		if k.topology.Of(n) < 0 {
 			return false
 		}
-		if k.honorAffinity && selects {
-			if ok, err := affinity.Match(n.Object); !ok || err != nil {
-				return false
-			}
+		if k.honorAffinity && selects && !matches(n) {
+			return false
 		}
 		return !k.honorTaint || toleratesNode(pod, n)
 	}

@@ -158,8 +158,8 @@ func (c *Class) belongs(list int) bool {
 
 // Topology numbers the values that one label has on nodes.
 type Topology struct {
-	of     []int32 // by the index of the node; -1 without the label
-	values int
+	of      []int32 // by the index of the node; -1 without the label
+	numbers map[string]int32
 }
 
 // maxTopologies bounds how many labels are remembered: which are asked for is
@@ -174,28 +174,32 @@ func (s *State) Topology(key string) *Topology {
 	if len(s.topologies) >= maxTopologies {
 		clear(s.topologies)
 	}
-	t := &Topology{of: make([]int32, len(s.nodes))}
-	numbers := map[string]int32{}
+	t := &Topology{of: make([]int32, len(s.nodes)), numbers: map[string]int32{}}
 	for i, n := range s.nodes {
 		value, ok := n.Object.Labels[key]
 		if !ok {
 			t.of[i] = -1
 			continue
 		}
-		number, ok := numbers[value]
+		number, ok := t.numbers[value]
 		if !ok {
-			number = int32(len(numbers))
-			numbers[value] = number
+			number = int32(len(t.numbers))
+			t.numbers[value] = number
 		}
 		t.of[i] = number
 	}
-	t.values = len(numbers)
 	s.topologies[key] = t
 	return t
 }
 
 // Len returns how many values there are.
-func (t *Topology) Len() int { return t.values }
+func (t *Topology) Len() int { return len(t.numbers) }
+
+// Number returns the number of a value, false when no node has it.
+func (t *Topology) Number(value string) (int, bool) {
+	number, ok := t.numbers[value]
+	return int(number), ok
+}
 
 // Of returns the number of the node's value, or -1 when it has none or is not
 // known.
