@@ -338,15 +338,3 @@ func FuzzParseValue(f *testing.F) {
 		}
 	})
 }
-
-// TestMemoryWatch asks the kernel to tell of what is the case already.
-func TestMemoryWatch(t *testing.T) {
-	for name, dir := range map[string]string{"stalls": ""} {
-		w := NewMemoryWatch(dir)
-		if err := w.Arm(1 << 30); err != nil {
-			t.Skipf("%s: %v", name, err)
-		}
-		w.Close()
-		w.Close()
-	}
-}
