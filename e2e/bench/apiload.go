@@ -43,6 +43,28 @@ type operation struct {
 	alone bool
 }
 
+// fanOut is the operation of the watchers.
+const fanOut = "watch-event"
+
+// choose takes the names of what is to be measured, separated by commas; empty: all.
+func (a *apiBench) choose(names string) error {
+	if names == "" {
+		return nil
+	}
+	known := []string{fanOut}
+	for _, op := range a.operations(nil, nil) {
+		known = append(known, op.name)
+	}
+	slices.Sort(known)
+	a.only = strings.Split(names, ",")
+	for _, name := range a.only {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("there is no operation %q: want some of %s", name, strings.Join(known, ", "))
+		}
+	}
+	return nil
+}
+
 // measure prints the table.
 func (a *apiBench) measure(ctx context.Context) error {
 	proto, err := a.clients("application/vnd.kubernetes.protobuf")
@@ -219,7 +241,7 @@ func (a *apiBench) watchers(ctx context.Context, clients []kubernetes.Interface)
 	}
 	fan.ResourceVersion = "" // whatever there is
 	n := 0
-	return operation{name: "watch-event", budget: 0.020, each: apiWatchers, alone: true, do: func(ctx context.Context, _ int) error {
+	return operation{name: fanOut, budget: 0.020, each: apiWatchers, alone: true, do: func(ctx context.Context, _ int) error {
 		n++
 		fan.Data["i"] = strconv.Itoa(n)
 		told.Add(apiWatchers)

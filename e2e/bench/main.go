@@ -46,10 +46,9 @@ func main() {
 	path, err := filepath.Abs(*binary)
 	if err == nil && *part != "cluster" && *part != "node" {
 		api := &apiBench{binary: path, slice: *slice, rounds: max(1, *rounds), profiles: *profiles}
-		if *only != "" {
-			api.only = strings.Split(*only, ",")
+		if err = api.choose(*only); err == nil {
+			err = api.run(context.Background())
 		}
-		err = api.run(context.Background())
 	}
 	if err == nil && *part != "api" {
 		err = (&bench{binary: path, root: *root, idle: *idle, pods: *pods, full: *full, nodeOnly: *part == "node"}).run(context.Background())

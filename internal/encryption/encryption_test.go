@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -61,15 +62,18 @@ func TestEnsureAndLoad(t *testing.T) {
 }
 
 func TestLoadRefuses(t *testing.T) {
-	for name, text := range map[string]string{
-		"empty":     "",
-		"short key": "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources: [{resources: [secrets], providers: [{secretbox: {keys: [{name: a, secret: YWJj}]}}]}]",
-		"unknown":   "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources: [{resources: [secrets], providers: [{rot13: {}}]}]",
+	const head = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\n"
+	for name, tc := range map[string]struct{ text, err string }{
+		"empty":     {"", "is empty"},
+		"short key": {head + "resources: [{resources: [secrets], providers: [{secretbox: {keys: [{name: a, secret: YWJj}]}}]}]", "got 3, expected one of [32]"},
+		"unknown":   {head + "resources: [{resources: [secrets], providers: [{rot13: {}}]}]", `unknown field "resources[0].providers[0].rot13"`},
 	} {
 		path := filepath.Join(t.TempDir(), "c.yaml")
-		os.WriteFile(path, []byte(text), 0o600)
-		if _, err := Load(t.Context(), Config{Path: path}); err == nil {
-			t.Errorf("%s: no error", name)
+		if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(t.Context(), Config{Path: path}); err == nil || !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%s: %v, want %s", name, err, tc.err)
 		}
 	}
 }

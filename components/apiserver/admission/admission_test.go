@@ -98,19 +98,23 @@ func pod(change func(*corev1.Pod)) *corev1.Pod {
 func TestNewRefuses(t *testing.T) {
 	kube := fake.NewClientset()
 	base := Config{Kube: kube, Informers: informers.NewSharedInformerFactory(kube, 0)}
-	for _, change := range []func(*Config){
-		func(c *Config) { c.Enable = []string{"Magic"} },
-		func(c *Config) { c.Disable = []string{"Magic"} },
-		func(c *Config) { c.Enable = []string{"EventRateLimit"} },
-		func(c *Config) { c.Enable = []string{"ImagePolicyWebhook"} },
-		func(c *Config) { c.Enable, c.Disable = []string{"AlwaysAdmit"}, []string{"AlwaysAdmit"} },
-		func(c *Config) { c.Kube = nil },
+	for name, tc := range map[string]struct {
+		change func(*Config)
+		err    string
+	}{
+		"unknown on":       {func(c *Config) { c.Enable = []string{"Magic"} }, `enable-admission-plugins plugin "Magic" is unknown`},
+		"unknown off":      {func(c *Config) { c.Disable = []string{"Magic"} }, `disable-admission-plugins plugin "Magic" is unknown`},
+		"limits missing":   {func(c *Config) { c.Enable = []string{"EventRateLimit"} }, "admission plugin EventRateLimit: "},
+		"webhook missing":  {func(c *Config) { c.Enable = []string{"ImagePolicyWebhook"} }, "admission plugin ImagePolicyWebhook: "},
+		"both on and off":  {func(c *Config) { c.Enable, c.Disable = []string{"AlwaysAdmit"}, []string{"AlwaysAdmit"} }, "[AlwaysAdmit] in enable-admission-plugins and disable-admission-plugins overlapped"},
+		"without a client": {func(c *Config) { c.Kube = nil }, "informers and a client"},
 	} {
-		cfg := base
-		change(&cfg)
-		if _, err := New(cfg); err == nil {
-			t.Error("accepted")
-		}
+		t.Run(name, func(t *testing.T) {
+			cfg := base
+			tc.change(&cfg)
+			_, err := New(cfg)
+			wantErr(t, err, tc.err)
+		})
 	}
 }
 
