@@ -50,17 +50,11 @@ type Puller struct {
 	// Metrics counts what is asked for; may be nil.
 	Metrics *telemetry.Metrics
 
-	mu       sync.Mutex
-	backoffs map[string]backoff
+	backoffs backoffs
+	mu       sync.Mutex // guards flights
 	flights  map[string]*flight
 	places   chan struct{} // one for each pull at a time; nil for no bound
 	rate     *rate.Limiter // nil for no bound
-}
-
-type backoff struct {
-	delay   time.Duration
-	updated time.Time
-	last    string // the error's text
 }
 
 type flight struct {
@@ -73,17 +67,13 @@ type flight struct {
 	size uint64
 }
 
-const (
-	pullBase = 10 * time.Second
-	pullMax  = 300 * time.Second
-	// pullTold is how long a failed pull is told as such before the waiting
-	// for the next one is: users look for both.
-	pullTold = time.Second
-)
+// pullTold is how long a failed pull is told as such before the waiting for the
+// next one is: users look for both.
+const pullTold = time.Second
 
 // NewPuller makes a Puller.
 func NewPuller(images runtimeapi.ImageServiceClient) *Puller {
-	return &Puller{Images: images, Now: time.Now, backoffs: map[string]backoff{}, flights: map[string]*flight{}}
+	return &Puller{Images: images, Now: time.Now, flights: map[string]*flight{}}
 }
 
 // Limit bounds how many images are pulled at a time; 0 does not. It is called
@@ -136,57 +126,71 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 		return "", fmt.Errorf("inspecting image %q: %w", r.Image, err)
 	}
 	if err != nil {
-		msg := fmt.Sprintf("Failed to inspect image %q: %s", r.Image, cri.Message(err))
-		r.Event(true, "InspectFailed", msg)
-		return "", &Error{Reason: InspectFailed, Message: msg, RetryAt: p.Now().Add(pullBase)}
+		return "", p.failed(&r, "InspectFailed", InspectFailed, fmt.Sprintf("Failed to inspect image %q: %s", r.Image, cri.Message(err)))
 	}
 	there = strconv.FormatBool(present != nil)
-	pulls := r.pulls(present != nil)
-	if p.Records != nil && !pulls && present != nil {
-		must, err := p.Records.MustPull(r.Image, present, func() ([]Credential, error) { return r.credentials(ctx, r.Own) })
-		if err != nil {
-			msg := fmt.Sprintf("Failed to verify the credentials of image %q: %s", r.Image, err)
-			r.Event(true, "Failed", msg)
-			return "", &Error{Reason: ErrImagePull, Message: msg, RetryAt: p.Now().Add(pullBase)}
-		}
-		if must && r.Policy == v1.PullNever {
-			// Whether it is there is nothing to tell to who may not have it.
-			msg := fmt.Sprintf("Container image %q is not present with pull policy of Never", r.Image)
-			r.Event(true, "ErrImageNeverPull", msg)
-			return "", &Error{Reason: ErrImageNever, Message: msg, RetryAt: p.Now().Add(pullBase)}
-		}
-		pulls = must
+	pulls, err := p.mustPull(ctx, &r, present)
+	if err != nil {
+		return "", err
 	}
 	needed = strconv.FormatBool(pulls)
-	if !pulls {
-		if present != nil {
-			r.Event(false, "Pulled", fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", r.Image))
-			return present.Id, nil
-		}
-		msg := fmt.Sprintf("Container image %q is not present with pull policy of Never", r.Image)
-		r.Event(true, "ErrImageNeverPull", msg)
-		return "", &Error{Reason: ErrImageNever, Message: msg, RetryAt: p.Now().Add(pullBase)}
+	switch {
+	case pulls:
+		return p.fetch(ctx, name, r)
+	case present == nil:
+		return "", p.neverThere(&r)
 	}
+	r.Event(false, "Pulled", fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", r.Image))
+	return present.Id, nil
+}
+
+// failed tells of what may go better after a while.
+func (p *Puller) failed(r *Request, event, reason, msg string) *Error {
+	r.Event(true, event, msg)
+	return &Error{Reason: reason, Message: msg, RetryAt: p.Now().Add(pullBase)}
+}
+
+// neverThere tells that an image is to be there and is not.
+func (p *Puller) neverThere(r *Request) *Error {
+	return p.failed(r, "ErrImageNeverPull", ErrImageNever, fmt.Sprintf("Container image %q is not present with pull policy of Never", r.Image))
+}
+
+// mustPull tells whether the image has to be pulled, by its policy and for who asks may
+// not have what others have pulled. present is nil where it is not there.
+func (p *Puller) mustPull(ctx context.Context, r *Request, present *runtimeapi.Image) (bool, error) {
+	if r.pulls(present != nil) {
+		return true, nil
+	}
+	if p.Records == nil || present == nil {
+		return false, nil
+	}
+	must, err := p.Records.MustPull(r.Image, present, func() ([]Credential, error) { return r.credentials(ctx, r.Own) })
+	if err != nil {
+		return false, p.failed(r, "Failed", ErrImagePull, fmt.Sprintf("Failed to verify the credentials of image %q: %s", r.Image, err))
+	}
+	if must && r.Policy == v1.PullNever {
+		// Whether it is there is nothing to tell to who may not have it.
+		return false, p.neverThere(r)
+	}
+	return must, nil
+}
+
+// fetch pulls the image, unless that has failed too often of late.
+func (p *Puller) fetch(ctx context.Context, name string, r Request) (ref string, err error) {
 	key := string(r.Pod.UID) + "_" + r.Image
-	p.mu.Lock()
-	b := p.backoffs[key]
-	now := p.Now()
-	if b.delay > 0 && now.Sub(b.updated) <= 2*pullMax && now.Before(b.updated.Add(b.delay)) {
-		p.mu.Unlock()
+	began := p.Now()
+	if until, last := p.backoffs.waits(key, began); !until.IsZero() {
 		msg := fmt.Sprintf("Back-off pulling image %q", r.Image)
 		r.Event(false, "BackOff", msg)
-		if b.last != "" {
-			msg += ": " + ErrImagePull + ": " + b.last
+		if last != "" {
+			msg += ": " + ErrImagePull + ": " + last
 		}
-		return "", &Error{Reason: ImagePullBackOff, Message: msg, RetryAt: b.updated.Add(b.delay)}
+		return "", &Error{Reason: ImagePullBackOff, Message: msg, RetryAt: until}
 	}
-	p.mu.Unlock()
-
 	r.Event(false, "Pulling", fmt.Sprintf("Pulling image %q", r.Image))
 	if r.Pulling != nil {
 		r.Pulling()
 	}
-	began := p.Now()
 	f := p.recorded(ctx, name, r)
 	if ctx.Err() != nil {
 		return "", ctx.Err()
@@ -195,39 +199,16 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 		return "", fmt.Errorf("pulling image %q: %w", r.Image, f.err)
 	}
 	if f.err != nil {
-		text := f.err.Error()
-		msg := fmt.Sprintf("Failed to pull image %q: %s", r.Image, f.err)
-		r.Event(true, "Failed", msg)
-		p.mu.Lock()
+		r.Event(true, "Failed", fmt.Sprintf("Failed to pull image %q: %s", r.Image, f.err))
 		now := p.Now()
-		b := p.backoffs[key]
-		if b.delay == 0 || now.Sub(b.updated) > 2*pullMax {
-			b.delay = pullBase
-		} else {
-			b.delay = min(2*b.delay, pullMax)
-		}
-		b.updated, b.last = now, text
-		p.backoffs[key] = b
-		p.sweep(now)
-		p.mu.Unlock()
-		return "", &Error{Reason: ErrImagePull, Message: text, RetryAt: now.Add(pullTold)}
+		p.backoffs.failed(key, f.err.Error(), now)
+		return "", &Error{Reason: ErrImagePull, Message: f.err.Error(), RetryAt: now.Add(pullTold)}
 	}
 	p.Metrics.ImagePulled(f.size, f.took)
-	p.mu.Lock()
-	delete(p.backoffs, key)
-	p.mu.Unlock()
+	p.backoffs.forget(key)
 	r.Event(false, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting). Image size: %v bytes.",
 		r.Image, f.took.Truncate(time.Millisecond), p.Now().Sub(began).Truncate(time.Millisecond), f.size))
 	return f.ref, nil
-}
-
-// sweep forgets back-offs that have run out. The caller holds mu.
-func (p *Puller) sweep(now time.Time) {
-	for k, b := range p.backoffs {
-		if now.Sub(b.updated) > 2*pullMax {
-			delete(p.backoffs, k)
-		}
-	}
 }
 
 func (r *Request) pulls(present bool) bool {
