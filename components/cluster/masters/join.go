@@ -277,6 +277,13 @@ func (o *joinOptions) prepare(ctx context.Context, l layout.Node, c *trust.Clust
 	n.StaticPods = l.StaticPods()
 	n.DNS, n.Domain = kubelet.ClusterDNS, kubelet.ClusterDomain
 	n.ClusterCIDRs = list(cluster.Networking.PodSubnet)
+	own, err := n.Addresses()
+	if err != nil {
+		return command.ConfigError(err)
+	}
+	if err := checkNameFree(ctx, kube, n.Name, own); err != nil {
+		return err
+	}
 	n.ClientCA = filepath.Join(l.Etc, "pki", "ca.crt")
 	// What says that this machine has joined comes first, so that reset knows.
 	if err := n.Save(l); err != nil {

@@ -172,6 +172,9 @@ func (o *joinOptions) become(ctx context.Context, m *master, kube kubernetes.Int
 			return command.ConfigError(err)
 		}
 	}
+	if err := checkNameFree(ctx, kube, m.identity.NodeName, m.addresses); err != nil {
+		return err
+	}
 	kept, err := loadFurtherMaster(m.layout)
 	if err == nil && kept != nil {
 		m.etcdMembers = kept.EtcdMembers // an earlier try came that far
