@@ -82,9 +82,9 @@ func (s *Server) Run(ctx context.Context) error {
 	select {
 	case <-member.Server.ReadyNotify():
 	case err := <-member.Err():
-		return fmt.Errorf("starting etcd: %w", err)
+		return fmt.Errorf("starting etcd: %w", whyEnded(member, err))
 	case <-member.Server.StopNotify():
-		return errors.New("etcd stopped while starting")
+		return fmt.Errorf("starting etcd: %w", whyEnded(member, errors.New("it stopped by itself")))
 	case <-ctx.Done():
 		return nil
 	}
@@ -104,12 +104,24 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	select {
 	case err := <-member.Err():
-		return fmt.Errorf("etcd: %w", err)
+		return fmt.Errorf("etcd: %w", whyEnded(member, err))
 	case <-member.Server.StopNotify():
-		return errors.New("etcd stopped by itself")
+		return fmt.Errorf("etcd: %w", whyEnded(member, errors.New("it stopped by itself")))
 	case <-ctx.Done():
 		return nil
 	}
+}
+
+// errRemoved tells that the others have removed this member, which is for good.
+var errRemoved = errors.New("this member has been removed from the cluster: its data is of no use any more; take it away and let the machine enter anew " +
+	"(`hyperkube reset` and `hyperkube join` on a master)")
+
+// whyEnded is what ended a member, which itself only says that it stops.
+func whyEnded(member *embed.Etcd, err error) error {
+	if member.Server.Cluster().Member(member.Server.MemberID()) == nil {
+		return fmt.Errorf("%w (%w)", errRemoved, err)
+	}
+	return err
 }
 
 // served are the servers that clients speak gRPC to, one a URL.

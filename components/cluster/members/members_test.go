@@ -88,10 +88,16 @@ func TestMembers(t *testing.T) {
 	if removed, err := c.Remove(ctx, urls[3]); !removed || err != nil {
 		t.Errorf("removed: %v, %v", removed, err)
 	}
-	select {
-	case <-ended:
-	case <-ctx.Done():
-		t.Error("a member that was removed goes on")
+	for _, when := range []string{"a member that was removed", "and started again"} {
+		select {
+		case err := <-ended:
+			if err == nil || !strings.Contains(err.Error(), "has been removed from the cluster") {
+				t.Errorf("%s ends with %v", when, err)
+			}
+		case <-ctx.Done():
+			t.Fatalf("%s goes on", when)
+		}
+		ended = start(t, cfg)
 	}
 	if removed, err := c.Remove(ctx, urls[3]); removed || err != nil {
 		t.Errorf("removed once more: %v, %v", removed, err)
