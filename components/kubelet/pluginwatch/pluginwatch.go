@@ -207,7 +207,8 @@ func (f *followed) appeared(ctx context.Context, path string) {
 		return // it has gone again
 	}
 	if old := f.sockets[path]; old != nil {
-		if os.SameFile(old.file, file) {
+		// A file system may give the number of a file that has gone to the next one.
+		if os.SameFile(old.file, file) && old.file.ModTime().Equal(file.ModTime()) {
 			return // found in its folder, and told of as well
 		}
 		old.cancel()
