@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"sync"
 	"time"
@@ -82,85 +81,20 @@ func (r *Runtime) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest)
 	return &runtimeapi.ExecSyncResponse{Stdout: stdout.bytes(), Stderr: stderr.bytes(), ExitCode: int32(code)}, nil
 }
 
-// execRequest is a command and its streams; nil ones are not wanted.
-type execRequest struct {
-	args           []string
-	stdin          io.Reader
-	stdout, stderr io.Writer
-	tty            bool
-	resize         <-chan remotecommand.TerminalSize
-}
-
 // exec runs a command and returns its exit code. When ctx ends, the command
 // does.
 func (r *Runtime) exec(ctx context.Context, c *containerState, req execRequest) (int, error) {
-	var child container.IO
-	var ours []*os.File // closed when all is over
-	var theirs []*os.File
-	defer func() {
-		for _, f := range append(ours, theirs...) {
-			f.Close()
-		}
-	}()
-	pipe := func() (*os.File, *os.File, error) {
-		pr, pw, err := os.Pipe()
-		if err != nil {
-			return nil, nil, fmt.Errorf("making a pipe: %w", err)
-		}
-		return pr, pw, nil
+	streams, err := openExecStreams(req)
+	if err != nil {
+		return 0, err
 	}
-	var in, out, errs *os.File
-	if !req.tty {
-		var err error
-		if req.stdin != nil {
-			if child.Stdin, in, err = pipe(); err != nil {
-				return 0, err
-			}
-			ours, theirs = append(ours, in), append(theirs, child.Stdin)
-		}
-		if out, child.Stdout, err = pipe(); err != nil {
-			return 0, err
-		}
-		ours, theirs = append(ours, out), append(theirs, child.Stdout)
-		if errs, child.Stderr, err = pipe(); err != nil {
-			return 0, err
-		}
-		ours, theirs = append(ours, errs), append(theirs, child.Stderr)
-	}
-	p, err := r.engineOf(c.get()).Exec(c.id, container.ExecOptions{Args: req.args, Terminal: req.tty, IO: child})
+	defer streams.Close()
+	p, err := r.engineOf(c.get()).Exec(c.id, container.ExecOptions{Args: req.args, Terminal: req.tty, IO: streams.child})
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = p.Close() }()
-	for _, f := range theirs {
-		f.Close()
-	}
-	theirs = nil
-	if p.Console != nil {
-		in, out = p.Console, p.Console
-		ours = append(ours, p.Console)
-	}
-	var copies sync.WaitGroup
-	carry := func(from *os.File, to io.Writer) {
-		if from == nil {
-			return
-		}
-		if to == nil {
-			to = io.Discard
-		}
-		copies.Go(func() { _, _ = io.Copy(to, from) })
-	}
-	carry(out, req.stdout)
-	carry(errs, req.stderr)
-	if req.stdin != nil && in != nil {
-		// It ends when the caller's stream does; nobody waits for it.
-		go func() {
-			_, _ = io.Copy(in, req.stdin)
-			if !req.tty {
-				in.Close()
-			}
-		}()
-	}
+	streams.begin(p.Console)
 	over := make(chan struct{})
 	defer close(over)
 	if req.resize != nil && p.Console != nil {
@@ -175,19 +109,7 @@ func (r *Runtime) exec(ctx context.Context, c *containerState, req execRequest) 
 	case <-r.quit:
 		return 0, errors.New("the container runtime is stopping")
 	}
-	// What it left running may keep the streams open.
-	drained := make(chan struct{})
-	go func() {
-		copies.Wait()
-		close(drained)
-	}()
-	timer := time.NewTimer(drainTime)
-	defer timer.Stop()
-	select {
-	case <-drained:
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	streams.drain(ctx)
 	return p.Status().Code, nil
 }
 
