@@ -209,7 +209,8 @@ func findNode(c *framework.Cycle, set *plugins.Set, a *asked) (*state.Node, *unf
 // what is wrong with the rest.
 type others func(nodes []*state.Node, failed *unfit) ([]*state.Node, error)
 
-// candidates returns the nodes that fit, or why there are none. More may be nil.
+// candidates returns the nodes that fit, in the cycle's room, or why there are none.
+// More may be nil.
 func candidates(c *framework.Cycle, set *plugins.Set, more others, a *asked) ([]*state.Node, *unfit) {
 	if more == nil {
 		more = func(nodes []*state.Node, _ *unfit) ([]*state.Node, error) { return nodes, nil }
@@ -248,7 +249,12 @@ func candidates(c *framework.Cycle, set *plugins.Set, more others, a *asked) ([]
 			}
 		}
 	}
-	fitting := make([]*state.Node, 0, len(nodes))
+	room := c.Room
+	if room == nil {
+		room = &framework.Room{}
+	}
+	fitting := slices.Grow(room.Fitting[:0], len(nodes))
+	room.Fitting = fitting
 	if s.only == nil {
 		for _, n := range nodes {
 			fitting = failed.try(n, fitting)
@@ -321,8 +327,14 @@ func best(c *framework.Cycle, set *plugins.Set, candidates []*state.Node, extra 
 	}
 	start := time.Now()
 	defer func() { a.point("Score", "Success", start) }()
-	sums := make([]int64, len(candidates))
-	scores := make([]int64, len(candidates))
+	room := c.Room
+	if room == nil {
+		room = &framework.Room{}
+	}
+	room.Sums = slices.Grow(room.Sums[:0], len(candidates))[:len(candidates)]
+	room.Scores = slices.Grow(room.Scores[:0], len(candidates))[:len(candidates)]
+	sums, scores := room.Sums, room.Scores
+	clear(sums)
 	for i, p := range set.Score {
 		began := a.clock()
 		if !p.Score.Score(c, candidates, scores) {

@@ -310,12 +310,22 @@ func remember(s *state.State) string {
 	return strings.Join(lines, "\n")
 }
 
+// sumsOf are what best finds of each node.
+func sumsOf(c *framework.Cycle, set *plugins.Set, nodes []*state.Node, room *framework.Room) []int64 {
+	c.Room = room
+	if best(c, set, nodes, nil, nil); len(nodes) < 2 {
+		return nil
+	}
+	return slices.Clone(room.Sums)
+}
+
 // TestAgainstModel compares which nodes fit, and whom to evict when none does,
 // with a model that counts everything anew for each question.
 func TestAgainstModel(t *testing.T) {
 	now := time.Unix(3000, 0)
 	set := plugins.Default()
 	evicted, placed := 0, 0
+	room := &framework.Room{}
 	for seed := range uint64(4000) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		w := randomWorld(rng)
@@ -333,7 +343,8 @@ func TestAgainstModel(t *testing.T) {
 			budgets, read = append(budgets, b), append(read, newBudget(b))
 		}
 		before := remember(s)
-		fitting, failed := candidates(&framework.Cycle{Pod: state.NewPod(p), State: s}, &set, nil, nil)
+		cycle := &framework.Cycle{Pod: state.NewPod(p), State: s, Room: room}
+		fitting, failed := candidates(cycle, &set, nil, nil)
 		got, want := sets.New[string](), sets.New[string]()
 		for _, n := range fitting {
 			got.Insert(n.Name)
@@ -348,6 +359,12 @@ func TestAgainstModel(t *testing.T) {
 		}
 		if failed == nil {
 			placed++
+			cycle.Room = nil
+			fresh, _ := candidates(cycle, &set, nil, nil)
+			sums := sumsOf(cycle, &set, fresh, &framework.Room{})
+			if again := sumsOf(cycle, &set, fitting, room); !slices.Equal(again, sums) {
+				t.Fatalf("seed %d: scores in the room of others %v, want %v", seed, again, sums)
+			}
 			continue
 		}
 		v := preempt(failed, set.Preemption, read, now)

@@ -80,6 +80,8 @@ type Scheduler struct {
 	// assumed are the pods whose binding is being written, or was and has
 	// not come back by the watch.
 	assumed map[types.UID]bool
+	// room is what attempts work in.
+	room framework.Room
 	// asked counts what the plugins of each profile are asked.
 	asked map[*Profile]*asked
 }
@@ -243,7 +245,7 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	}
 	s.asked[profile].begin()
 	info := state.NewPod(it.pod)
-	cycle := &framework.Cycle{Pod: info, State: s.state, Namespaces: s.informed.namespaceLabels, SpreadSelector: s.informed.spreadSelector, Volumes: s.volumes}
+	cycle := &framework.Cycle{Pod: info, State: s.state, Namespaces: s.informed.namespaceLabels, SpreadSelector: s.informed.spreadSelector, Volumes: s.volumes, Room: &s.room}
 	if profile.Plugins.Devices != nil && framework.AsksDevices(it.pod) {
 		cycle.Devices = s.devices
 	}

@@ -169,7 +169,7 @@ func evict(ctx context.Context, call registry.ActionCall, pod *corev1.Pod, opts 
 		must.UID = &pod.UID
 	}
 	if !call.DryRun {
-		marked, err := call.Change(ctx, registry.OwnChange{Resource: pods, Name: call.Name}, func(obj api.Object) error {
+		version, err := call.Change(ctx, registry.OwnChange{Resource: pods, Name: call.Name}, func(obj api.Object) error {
 			p, ok := obj.(*corev1.Pod)
 			if !ok {
 				return fmt.Errorf("eviction: %s is a %T", call.Name, obj)
@@ -187,7 +187,6 @@ func evict(ctx context.Context, call registry.ActionCall, pod *corev1.Pod, opts 
 			return err
 		}
 		if must.ResourceVersion != nil {
-			version := marked.GetResourceVersion()
 			must.ResourceVersion = &version
 		}
 	}

@@ -53,8 +53,8 @@ type ActionCall struct {
 	Validate func(ctx context.Context, obj runtime.Object) error
 	// Change changes an object by the server itself: f is given a copy, again
 	// in each attempt, and may change anything, for nothing is validated or
-	// admitted. The result is shared.
-	Change func(ctx context.Context, what OwnChange, f func(obj api.Object) error) (api.Object, error)
+	// admitted. It returns the resourceVersion that the object then has.
+	Change func(ctx context.Context, what OwnChange, f func(obj api.Object) error) (version string, err error)
 	// Delete deletes the object at the path as a client's DELETE would, but for
 	// admission, which has seen what the action is.
 	Delete func(ctx context.Context, opts *metav1.DeleteOptions) error

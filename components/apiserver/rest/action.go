@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"strconv"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -124,15 +125,15 @@ func (c *call) sendOutcome(format negotiate.Format, code int, out runtime.Object
 }
 
 // changeFor changes an object by the server itself.
-func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(obj api.Object) error) (api.Object, error) {
+func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(obj api.Object) error) (version string, err error) {
 	inner := *c
 	inner.ctx, inner.name = ctx, what.Name
 	if inner.res = c.cfg.Registry.Lookup(what.Resource); inner.res == nil {
-		return nil, apierrors.NewNotFound(what.Resource.GroupResource(), what.Name)
+		return "", apierrors.NewNotFound(what.Resource.GroupResource(), what.Name)
 	}
 	fields, err := c.cfg.Fields.For(inner.res.Resource, c.info.Subresource)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	opts := &metav1.UpdateOptions{}
 	if what.DryRun {
@@ -157,12 +158,12 @@ func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(ob
 		},
 	})
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	if out.entry != nil {
-		return inner.res.Read(out.entry)
+		return strconv.FormatInt(out.entry.Revision(), 10), nil
 	}
-	return out.obj, nil
+	return out.obj.GetResourceVersion(), nil
 }
 
 // deleteFor deletes the object at the path, without asking admission about that

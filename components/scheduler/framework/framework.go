@@ -30,6 +30,15 @@ type Cycle struct {
 	// Devices is what is known of devices; nil: pods' resource claims are not
 	// looked at.
 	Devices Devices
+	// Room is what the cycle works in and the next one may use again; nil: it makes
+	// its own.
+	Room *Room
+}
+
+// Room is memory of the size of the cluster that cycles use one after the other.
+type Room struct {
+	Fitting      []*state.Node
+	Sums, Scores []int64
 }
 
 // Reason says why a node does not fit.

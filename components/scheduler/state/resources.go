@@ -95,13 +95,17 @@ func NewPod(obj *corev1.Pod) *Pod {
 		UseStatusResources: bound, InPlacePodLevelResourcesVerticalScalingEnabled: bound,
 	}))
 	p.Requests.Pods = 1
-	assumed := fromList(resource.PodRequests(obj, resource.PodResourcesOptions{
-		UseStatusResources: bound, InPlacePodLevelResourcesVerticalScalingEnabled: bound,
-		NonMissingContainerRequests: corev1.ResourceList{
-			corev1.ResourceCPU:    *resourceMilli(assumedMilliCPU),
-			corev1.ResourceMemory: *resourceBytes(assumedMemory),
-		},
-	}))
+	assumed := &p.Requests
+	if !asksForAll(obj) {
+		list := fromList(resource.PodRequests(obj, resource.PodResourcesOptions{
+			UseStatusResources: bound, InPlacePodLevelResourcesVerticalScalingEnabled: bound,
+			NonMissingContainerRequests: corev1.ResourceList{
+				corev1.ResourceCPU:    *resourceMilli(assumedMilliCPU),
+				corev1.ResourceMemory: *resourceBytes(assumedMemory),
+			},
+		}))
+		assumed = &list
+	}
 	p.AssumedCPU, p.AssumedMemory = assumed.CPU, assumed.Memory
 	for _, containers := range [][]corev1.Container{obj.Spec.Containers, obj.Spec.InitContainers} {
 		for i := range containers {
@@ -123,6 +127,25 @@ func NewPod(obj *corev1.Pod) *Pod {
 		}
 	}
 	return p
+}
+
+// asksForAll tells whether every container of a pod asks for CPU and memory, so
+// that nothing has to be assumed. What a status says may lack what the spec has.
+func asksForAll(pod *corev1.Pod) bool {
+	if len(pod.Status.ContainerStatuses)+len(pod.Status.InitContainerStatuses) > 0 {
+		return false
+	}
+	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
+		for i := range containers {
+			asked := containers[i].Resources.Requests
+			_, cpu := asked[corev1.ResourceCPU]
+			_, memory := asked[corev1.ResourceMemory]
+			if !cpu || !memory {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // Conflicts tells whether a port is taken on the node.
