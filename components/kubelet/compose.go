@@ -44,6 +44,7 @@ func (k *Kubelet) compose() error {
 	if k.csi, err = k.newCSI(recorder); err != nil {
 		return err
 	}
+	k.iscsi = k.newISCSI()
 	k.keeper = k.newKeeper(recorder, capacity, allocatable)
 	puller := k.newPuller()
 	if k.host, err = k.newHost(recorder, puller, allocatable); err != nil {
@@ -87,7 +88,7 @@ func (k *Kubelet) newKeeper(recorder record.EventRecorder, capacity, allocatable
 		IPs: k.nodeIPs, ProviderID: cfg.Node.ProviderID, Port: int32(cfg.Server.Port), Machine: k.machine,
 		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Wrong: k.wrong, Devices: k.deviceCapacity, Renewed: func() bool { return k.devices.New() }, PodCIDR: cfg.Node.PodCIDR,
 		Lease: cfg.Node.Lease, Renew: cfg.Node.Lease / 4, Update: cfg.Node.Update, Report: cfg.Node.Report, MaxImages: int(*cfg.Node.MaxImages),
-		VolumesInUse: k.csi.VolumesInUse, Seen: k.csi.Observe, Started: k.nodeStarted,
+		VolumesInUse: k.volumesInUse, Seen: k.nodeSeen, Started: k.nodeStarted,
 	})
 }
 
@@ -119,8 +120,9 @@ func (k *Kubelet) newVolumes(recorder record.EventRecorder, allocatable func() v
 		volume.DownwardAPI{Allocatable: allocatable},
 		volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: allocatable, Trust: k.trust, Certificates: k.podCerts},
 		volume.Image{},
-		volume.Claim{Claims: apiClaims{k.kube}, Node: k.keeper.Node, Types: []volume.PersistentType{hostPaths, local, volume.NFS{}, k.csi}},
+		volume.Claim{Claims: apiClaims{k.kube}, Node: k.keeper.Node, Types: []volume.PersistentType{hostPaths, local, volume.NFS{}, k.iscsi, k.csi}},
 		volume.NFS{},
+		k.iscsi,
 		k.csi,
 	}}
 }

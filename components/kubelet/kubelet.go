@@ -43,6 +43,7 @@ import (
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/topology"
 	"hyperkube/components/kubelet/volume/csi"
+	"hyperkube/components/kubelet/volume/iscsi"
 	"hyperkube/internal/cgroup"
 )
 
@@ -59,6 +60,7 @@ type Kubelet struct {
 	objects         *objects.Store
 	tokens          *tokens
 	csi             *csi.Plugin
+	iscsi           *iscsi.Plugin
 	trust           *trustBundles
 	podCerts        *podcerts.Issuer
 	events          record.EventBroadcaster

@@ -6,12 +6,15 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
+	"hyperkube/components/kubelet/objects"
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/components/kubelet/volume/csi"
+	"hyperkube/components/kubelet/volume/iscsi"
 )
 
 // newCSI makes what uses volumes of CSI drivers. What it is given is not called
@@ -19,15 +22,48 @@ import (
 func (k *Kubelet) newCSI(events record.EventRecorder) (*csi.Plugin, error) {
 	return csi.New(csi.Config{
 		Root: k.cfg.Layout.Kubelet, NodeName: k.cfg.NodeName, Kube: k.kube, Tokens: k.tokens, Events: events, Log: k.log, Metrics: k.metrics,
-		Node:      func() *v1.Node { return k.keeper.Node() },
-		FileLabel: volume.FileLabels(),
-		InUse: func() {
-			if k.keeper != nil {
-				k.keeper.Changed()
-			}
-		},
+		Node:       func() *v1.Node { return k.keeper.Node() },
+		FileLabel:  volume.FileLabels(),
+		InUse:      k.usesChanged,
 		Registered: func() { k.manager.RetryVolumes() },
 	})
+}
+
+// newISCSI makes what uses disks of iSCSI targets. As newCSI's, what it is given is
+// not called before the parts are together.
+func (k *Kubelet) newISCSI() *iscsi.Plugin {
+	cfg := iscsi.Config{
+		Root: k.cfg.Layout.Kubelet, Log: k.log,
+		Secret: func(ctx context.Context, namespace, name string) (*v1.Secret, error) {
+			if k.kube == nil {
+				return nil, objects.ErrNoAPI
+			}
+			return k.kube.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+		},
+		InUse: k.usesChanged,
+	}
+	if k.kube != nil {
+		cfg.Node = func() *v1.Node { return k.keeper.Node() }
+	}
+	return iscsi.New(cfg)
+}
+
+// usesChanged has the node's status say anew which volumes are in use.
+func (k *Kubelet) usesChanged() {
+	if k.keeper != nil {
+		k.keeper.Changed()
+	}
+}
+
+// volumesInUse are those that must not be given to other nodes, sorted.
+func (k *Kubelet) volumesInUse() []v1.UniqueVolumeName {
+	return append(k.csi.VolumesInUse(), k.iscsi.VolumesInUse()...)
+}
+
+// nodeSeen tells those who wait for what the Node says that it has changed.
+func (k *Kubelet) nodeSeen() {
+	k.csi.Observe()
+	k.iscsi.Observe()
 }
 
 // newPlugins makes what takes in the plugins that register with the kubelet.

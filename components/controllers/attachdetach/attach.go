@@ -34,13 +34,14 @@ func (w *want) tell(events record.EventRecorder, kind, reason, message string) {
 	}
 }
 
-// wanted returns the volumes to be attached to a node, by their attachments.
-func (c *Controller) wanted(node string) (map[string]*want, error) {
+// eachVolume calls yield with the volumes of a node's pods, and with the persistent
+// volume of what is there by a claim, nil for others. Claims that are not bound are
+// left out.
+func (c *Controller) eachVolume(node string, yield func(*corev1.Pod, *corev1.Volume, *corev1.PersistentVolume)) error {
 	pods, err := control.PodsOn(c.pods, node)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out := map[string]*want{}
 	for _, p := range pods {
 		if ended(p) {
 			continue
@@ -49,6 +50,7 @@ func (c *Controller) wanted(node string) (map[string]*want, error) {
 			v := &p.Spec.Volumes[i]
 			name := podrefs.ClaimName(p, v)
 			if name == "" {
+				yield(p, v, nil)
 				continue
 			}
 			pvc, err := c.claims.PersistentVolumeClaims(p.Namespace).Get(name)
@@ -56,17 +58,36 @@ func (c *Controller) wanted(node string) (map[string]*want, error) {
 				continue
 			}
 			pv, err := c.volumes.Get(pvc.Spec.VolumeName)
-			if err != nil || pv.Spec.CSI == nil || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != pvc.UID || !c.attachable(pv.Spec.CSI.Driver) {
+			if err != nil || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != pvc.UID {
 				continue
 			}
-			key := attachmentName(pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle, node)
-			if out[key] == nil {
-				out[key] = &want{pv: pv}
-			}
-			out[key].pods = append(out[key].pods, p)
+			yield(p, v, pv)
 		}
 	}
-	return out, nil
+	return nil
+}
+
+// wanted returns the volumes of drivers to be attached to a node, by their
+// attachments, and the disks of targets to be given to it.
+func (c *Controller) wanted(node string) (volumes map[string]*want, disks map[corev1.UniqueVolumeName]*want, err error) {
+	volumes, disks = map[string]*want{}, map[corev1.UniqueVolumeName]*want{}
+	err = c.eachVolume(node, func(p *corev1.Pod, v *corev1.Volume, pv *corev1.PersistentVolume) {
+		if disk := diskOf(v, pv); disk != "" {
+			if disks[disk] == nil {
+				disks[disk] = &want{pv: pv}
+			}
+			disks[disk].pods = append(disks[disk].pods, p)
+		}
+		if pv == nil || pv.Spec.CSI == nil || !c.attachable(pv.Spec.CSI.Driver) {
+			return
+		}
+		key := attachmentName(pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle, node)
+		if volumes[key] == nil {
+			volumes[key] = &want{pv: pv}
+		}
+		volumes[key].pods = append(volumes[key].pods, p)
+	})
+	return volumes, disks, err
 }
 
 // attachable tells whether a driver's volumes are to be attached: unless it says
@@ -123,13 +144,24 @@ func (c *Controller) volumeOf(n *corev1.Node, a *storagev1.VolumeAttachment) (co
 	return "", false
 }
 
+// exclusive tells whether only one node may have a volume. One that does not say who may
+// use it is the attacher's to judge.
+func exclusive(pv *corev1.PersistentVolume) bool {
+	return len(pv.Spec.AccessModes) > 0 && !slices.ContainsFunc(pv.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
+		return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
+	})
+}
+
+// tellTaken tells that another node has the volume.
+func (w *want) tellTaken(events record.EventRecorder) {
+	w.tell(events, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf(
+		"Multi-Attach error for volume %q Volume is already exclusively attached to one node and can't be attached to another", w.pv.Name))
+}
+
 // attach asks for a volume to be attached, unless another node has it that it
 // cannot share.
 func (c *Controller) attach(ctx context.Context, node, name string, w *want) error {
-	shared := slices.ContainsFunc(w.pv.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
-		return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
-	})
-	if !shared && len(w.pv.Spec.AccessModes) > 0 {
+	if exclusive(w.pv) {
 		// The cache may lack what was made for another node a moment ago.
 		if !c.reserve(w.pv.Name, node, name) {
 			return fmt.Errorf("attaching volume %s to node %s: %w", w.pv.Name, node, control.ErrStale)
@@ -141,8 +173,7 @@ func (c *Controller) attach(ctx context.Context, node, name string, w *want) err
 		for _, a := range all {
 			if a.Spec.NodeName != node && a.Spec.Source.PersistentVolumeName != nil && *a.Spec.Source.PersistentVolumeName == w.pv.Name {
 				c.seen(w.pv.Name, name)
-				w.tell(c.env.Events, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf(
-					"Multi-Attach error for volume %q Volume is already exclusively attached to one node and can't be attached to another", w.pv.Name))
+				w.tellTaken(c.env.Events)
 				// Its going is heard of.
 				return nil
 			}
@@ -220,7 +251,13 @@ func (c *Controller) mayDetach(n *corev1.Node, a *storagev1.VolumeAttachment) bo
 		return false // it is going
 	}
 	volume, known := c.volumeOf(n, a)
-	if n == nil || outOfService(n) || !known || !slices.Contains(n.Status.VolumesInUse, volume) {
+	return n == nil || !known || c.mayTake(n, a.Name, volume)
+}
+
+// mayTake tells whether a volume that nobody wants can be taken from a node; id is how
+// the controller speaks of its being there.
+func (c *Controller) mayTake(n *corev1.Node, id string, volume corev1.UniqueVolumeName) bool {
+	if outOfService(n) || !slices.Contains(n.Status.VolumesInUse, volume) {
 		return true
 	}
 	if c.force <= 0 {
@@ -228,10 +265,10 @@ func (c *Controller) mayDetach(n *corev1.Node, a *storagev1.VolumeAttachment) bo
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	since, ok := c.unwanted[a.Name]
+	since, ok := c.unwanted[id]
 	if !ok {
 		since = c.env.Clock.Now()
-		c.unwanted[a.Name] = since
+		c.unwanted[id] = since
 	}
 	left := c.force - c.env.Clock.Since(since)
 	if left > 0 {
@@ -250,9 +287,10 @@ func (c *Controller) detach(ctx context.Context, a *storagev1.VolumeAttachment) 
 	return nil
 }
 
-// tellNode writes what is attached into the node's status.
-func (c *Controller) tellNode(ctx context.Context, n *corev1.Node, have map[string]*storagev1.VolumeAttachment, wanted map[string]*want, drop map[string]bool) error {
-	next := []corev1.AttachedVolume{}
+// tellNode writes what is attached into the node's status, beside the disks of targets
+// that it has.
+func (c *Controller) tellNode(ctx context.Context, n *corev1.Node, disks []corev1.AttachedVolume, have map[string]*storagev1.VolumeAttachment, wanted map[string]*want, drop map[string]bool) error {
+	next := append([]corev1.AttachedVolume{}, disks...)
 	for name, a := range have {
 		if !a.Status.Attached || a.DeletionTimestamp != nil || drop[name] {
 			continue

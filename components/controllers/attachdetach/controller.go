@@ -1,7 +1,8 @@
 // Package attachdetach has the volumes of CSI drivers attached to the nodes whose
 // pods use them, and detached when none does: it makes and deletes
 // VolumeAttachments, which the drivers' attachers act upon, and tells the nodes
-// by their status.
+// by their status. Disks of iSCSI targets need nobody who attaches them: being in a
+// node's status is all there is to it.
 package attachdetach
 
 import (
@@ -65,7 +66,7 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 	}
 	c.Loop = control.NewLoop(env, "attachdetach", c.sync)
 	pod := func(p *corev1.Pod) {
-		if p.Spec.NodeName != "" && podrefs.HasClaims(p) {
+		if p.Spec.NodeName != "" && (podrefs.HasClaims(p) || hasDisks(p)) {
 			c.Add(p.Spec.NodeName)
 		}
 	}
@@ -79,7 +80,16 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 			old.Annotations[managed] != cur.Annotations[managed] || !slices.Equal(old.Status.VolumesAttached, cur.Status.VolumesAttached) {
 			c.node(cur)
 		}
-	}, c.node)
+		if disksTaken(old, cur) {
+			// Others may wait for them.
+			c.everyNode()
+		}
+	}, func(n *corev1.Node) {
+		c.node(n)
+		if disksTaken(n, &corev1.Node{}) {
+			c.everyNode()
+		}
+	})
 	attachment := control.Every(func(a *storagev1.VolumeAttachment) {
 		if name := a.Spec.Source.PersistentVolumeName; name != nil {
 			c.seen(*name, a.Name)
@@ -93,7 +103,7 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 	})
 	// A volume may be seen later than the claim that is bound to it.
 	volume := func(pv *corev1.PersistentVolume) {
-		if ref := pv.Spec.ClaimRef; ref != nil && pv.Spec.CSI != nil {
+		if ref := pv.Spec.ClaimRef; ref != nil && (pv.Spec.CSI != nil || pv.Spec.ISCSI != nil) {
 			if pvc, err := c.claims.PersistentVolumeClaims(ref.Namespace).Get(ref.Name); err == nil && pvc.Spec.VolumeName == pv.Name {
 				c.usersOf(pvc)
 			}
@@ -192,7 +202,7 @@ const csiPrefix = "kubernetes.io/csi/"
 
 // sync attaches and detaches the volumes of one node.
 func (c *Controller) sync(ctx context.Context, node string) error {
-	wanted, err := c.wanted(node)
+	wanted, disks, err := c.wanted(node)
 	if err != nil {
 		return err
 	}
@@ -234,7 +244,7 @@ func (c *Controller) sync(ctx context.Context, node string) error {
 	}
 	// A node must not mount what is about to go.
 	if n != nil {
-		if err := c.tellNode(ctx, n, have, wanted, drop); err != nil {
+		if err := c.tellNode(ctx, n, c.give(n, disks), have, wanted, drop); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 	}

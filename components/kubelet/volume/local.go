@@ -61,7 +61,7 @@ func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result
 		if t := r.PV.Spec.Local.FSType; t != nil {
 			fsType = *t
 		}
-		if err := mountDevice(ctx, path, r.Dir, fsType, r.PV.Spec.MountOptions, r.ReadOnly); err != nil {
+		if err := MountDevice(ctx, path, r.Dir, fsType, r.PV.Spec.MountOptions, r.ReadOnly); err != nil {
 			var other *otherContent
 			unlike := errors.As(err, &other)
 			err = fmt.Errorf("local: failed to mount device %s at %s (fstype: %s), error %w", path, r.Dir, fsType, err)

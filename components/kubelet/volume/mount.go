@@ -16,10 +16,10 @@ import (
 // lettingGo is how long a tool that has ended may be held open by what it started.
 const lettingGo = 5 * time.Second
 
-// runTool runs one of the host's tools and returns what it printed. When ctx ends
+// RunTool runs one of the host's tools and returns what it printed. When ctx ends
 // the tool does, with the helpers that it has started: such as that of NFS, which
 // waits for minutes for a server that is away, and would mount behind our back.
-func runTool(ctx context.Context, name string, args ...string) (string, error) {
+func RunTool(ctx context.Context, name string, args ...string) (string, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -44,7 +44,7 @@ func mountTool(ctx context.Context, fsType, source, target string, options []str
 		args = append(args, "-o", strings.Join(options, ","))
 	}
 	args = append(args, source, target)
-	out, err := runTool(ctx, "mount", args...)
+	out, err := RunTool(ctx, "mount", args...)
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -54,9 +54,9 @@ func mountTool(ctx context.Context, fsType, source, target string, options []str
 	return nil
 }
 
-// mountDevice mounts a device that is a file system, and makes one first if it
+// MountDevice mounts a device that is a file system, and makes one first if it
 // is nothing at all. What is mounted already stays.
-func mountDevice(ctx context.Context, device, target, fsType string, options []string, readOnly bool) error {
+func MountDevice(ctx context.Context, device, target, fsType string, options []string, readOnly bool) error {
 	if mounted, err := mountinfo.Mounted(target); err != nil || mounted {
 		return err
 	}
@@ -79,7 +79,7 @@ func mountDevice(ctx context.Context, device, target, fsType string, options []s
 		}
 	case !readOnly && strings.HasPrefix(fsType, "ext"):
 		// What fsck could mend is no error, nor is that there is no fsck.
-		out, err := runTool(ctx, "fsck", "-a", device)
+		out, err := RunTool(ctx, "fsck", "-a", device)
 		var exit *exec.ExitError
 		if errors.As(err, &exit) && exit.ExitCode() == 4 {
 			return fmt.Errorf("'fsck' found errors on device %s but could not correct them: %s", device, out)
@@ -100,7 +100,7 @@ func (o *otherContent) Unwrap() error { return o.error }
 
 // content tells what is on a device, empty for nothing known.
 func content(ctx context.Context, device string) (string, error) {
-	out, err := runTool(ctx, "blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device)
+	out, err := RunTool(ctx, "blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device)
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() == 2 {
 		return "", nil
@@ -132,7 +132,7 @@ func format(ctx context.Context, device, fsType string) error {
 	case "xfs":
 		args = []string{"-f", device}
 	}
-	if out, err := runTool(ctx, "mkfs."+fsType, args...); err != nil {
+	if out, err := RunTool(ctx, "mkfs."+fsType, args...); err != nil {
 		return fmt.Errorf("format of disk %q failed: type:(%q) errcode:(%w) output:(%s)", device, fsType, err, out)
 	}
 	return nil

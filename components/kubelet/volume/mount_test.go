@@ -23,7 +23,7 @@ func TestToolWithHelpers(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
-		_, err := runTool(ctx, "sh", "-c", "sleep 100000 & echo $! > "+file+".new; mv "+file+".new "+file+"; wait")
+		_, err := RunTool(ctx, "sh", "-c", "sleep 100000 & echo $! > "+file+".new; mv "+file+".new "+file+"; wait")
 		ended <- err
 	}()
 	var raw []byte
@@ -59,7 +59,7 @@ func TestToolWithHelpers(t *testing.T) {
 // TestServiceOfTool: a tool that leaves a service running which keeps its output
 // open has succeeded.
 func TestServiceOfTool(t *testing.T) {
-	out, err := runTool(t.Context(), "sh", "-c", "sleep 60 & echo $!")
+	out, err := RunTool(t.Context(), "sh", "-c", "sleep 60 & echo $!")
 	if err != nil {
 		t.Error(err)
 	}
@@ -86,11 +86,11 @@ func TestNotSwapped(t *testing.T) {
 	if err := unix.Mount("tmpfs", other, "tmpfs", 0, "noswap"); err != nil {
 		t.Skip("this kernel cannot:", err)
 	}
-	defer func() { _ = unmount(other) }()
+	defer func() { _ = Unmount(other) }()
 	if err := mountTmpfs(dir, 1<<20); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = unmount(dir) }()
+	defer func() { _ = Unmount(dir) }()
 	if m := mountOf(t, dir); !strings.Contains(m.VFSOptions, "noswap") || !strings.Contains(m.VFSOptions, "size=1024k") {
 		t.Errorf("options %s", m.VFSOptions)
 	}

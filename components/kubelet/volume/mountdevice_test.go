@@ -30,7 +30,7 @@ func TestMountOfAnotherFileSystem(t *testing.T) {
 	} {
 		tool("blkid", c.content)
 		tool("mount", c.mount)
-		err := mountDevice(t.Context(), "/dev/none", t.TempDir(), "ext4", nil, false)
+		err := MountDevice(t.Context(), "/dev/none", t.TempDir(), "ext4", nil, false)
 		var other *otherContent
 		if (err != nil) != c.fails || errors.As(err, &other) != c.other {
 			t.Errorf("%+v: %v", c, err)

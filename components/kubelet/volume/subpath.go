@@ -36,7 +36,7 @@ func (s *Set) SubPath(podDir, volume, root, sub, container string, index int) (s
 	}
 	target := filepath.Join(parent, strconv.Itoa(index))
 	// A mount of an earlier attempt may be of a file that has been replaced.
-	if err := unmount(target); err != nil {
+	if err := Unmount(target); err != nil {
 		return "", err
 	}
 	if err := removeTree(target); err != nil {

@@ -228,16 +228,16 @@ func unmountBelow(dir string) error {
 	}
 	slices.SortFunc(points, func(a, b string) int { return strings.Count(b, "/") - strings.Count(a, "/") })
 	for _, p := range points {
-		if err := unmount(p); err != nil {
+		if err := Unmount(p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// unmount takes away all that is mounted at path, be it several times; nothing is
+// Unmount takes away all that is mounted at path, be it several times; nothing is
 // no error.
-func unmount(path string) error {
+func Unmount(path string) error {
 	for {
 		err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EBUSY) {

@@ -1,0 +1,422 @@
+package iscsi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/testwait"
+)
+
+func mustSetUp(t *testing.T, p *Plugin, r volume.PersistentRequest) volume.Result {
+	t.Helper()
+	result, err := p.SetUpPersistent(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+func mustTearDown(t *testing.T, p *Plugin, r volume.PersistentRequest) {
+	t.Helper()
+	if err := p.TearDown(t.Context(), tearDown(r)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// nothingLeft: no session, no mount, no file.
+func (h *host) nothingLeft() {
+	h.t.Helper()
+	for _, pattern := range []string{h.sys("class/iscsi_session/*"), filepath.Join(h.root, "plugins/kubernetes.io/iscsi/*"), filepath.Join(h.root, "pods/*/*", pluginName, "*")} {
+		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
+			h.t.Errorf("left: %v %v", left, err)
+		}
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(h.root))
+	if err != nil || len(mounts) != 1 {
+		h.t.Errorf("left: %d mounts, %v", len(mounts)-1, err)
+	}
+}
+
+var loginCalls = []string{
+	"-m discoverydb -t sendtargets -p 192.0.2.1:3260 -I default -o new",
+	"-m discoverydb -t sendtargets -p 192.0.2.1:3260 -I default --discover",
+	"-m node -p 192.0.2.1:3260 -T " + target + " -I default -o update -n node.session.scan -v manual",
+	"-m node -p 192.0.2.1:3260 -T " + target + " -I default --login",
+	"-m node -p 192.0.2.1:3260 -T " + target + " -I default -o update -n node.startup -v manual",
+}
+
+var logoutCalls = []string{
+	"-m node -p 192.0.2.1:3260 -T " + target + " -I default --logout",
+	"-m node -p 192.0.2.1:3260 -T " + target + " -I default -o delete",
+}
+
+// TestDisk: pods of one node share a disk, which is formatted, theirs by their group,
+// mounted once, and taken back with the last of them.
+func TestDisk(t *testing.T) {
+	h := newHost(t, 3)
+	p := h.plugin()
+	first, second := h.request("first", v1.ISCSIPersistentVolumeSource{Lun: 3}), h.request("second", v1.ISCSIPersistentVolumeSource{Lun: 3})
+	at := mustSetUp(t, p, first).Path
+	if calls := h.calls(); !slices.Equal(calls, loginCalls) {
+		t.Errorf("calls:\n%s", strings.Join(calls, "\n"))
+	}
+	if err := os.WriteFile(filepath.Join(at, "file"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(at)
+	if err != nil || info.Sys().(*syscall.Stat_t).Gid != 4321 || info.Mode()&os.ModeSetgid == 0 {
+		t.Errorf("the volume is not the group's: %v, %v", info, err)
+	}
+	if used := p.VolumesInUse(); !slices.Equal(used, []v1.UniqueVolumeName{"kubernetes.io/iscsi/" + portal + ":" + target + ":3"}) {
+		t.Errorf("in use: %v", used)
+	}
+	mustSetUp(t, p, first)
+	other := mustSetUp(t, p, second).Path
+	if raw, err := os.ReadFile(filepath.Join(other, "file")); err != nil || string(raw) != "x" {
+		t.Errorf("the second pod has %q, %v", raw, err)
+	}
+	mustTearDown(t, p, first)
+	if calls := h.calls(); !slices.Equal(calls, []string{""}) {
+		t.Errorf("calls while the disk is in use:\n%s", strings.Join(calls, "\n"))
+	}
+	if _, err := os.Stat(filepath.Join(other, "file")); err != nil {
+		t.Error(err)
+	}
+	mustTearDown(t, p, second)
+	mustTearDown(t, p, second)
+	if calls := h.calls(); !slices.Equal(calls, logoutCalls) {
+		t.Errorf("calls:\n%s", strings.Join(calls, "\n"))
+	}
+	h.nothingLeft()
+	if used := p.VolumesInUse(); len(used) > 0 {
+		t.Errorf("in use: %v", used)
+	}
+	deleted, err := filepath.Glob(h.sys("block/*/device/delete"))
+	if err != nil || len(deleted) != 1 {
+		t.Fatal(deleted, err)
+	}
+	if raw, err := os.ReadFile(deleted[0]); err != nil || string(raw) != "1" {
+		t.Errorf("the kernel was not told to forget the disk: %q, %v", raw, err)
+	}
+	// What was written is there, and is not formatted again.
+	if raw, err := os.ReadFile(filepath.Join(mustSetUp(t, h.plugin(), first).Path, "file")); err != nil || string(raw) != "x" {
+		t.Errorf("the disk has %q, %v", raw, err)
+	}
+	mustTearDown(t, h.plugin(), first)
+}
+
+// TestHeld: a disk that is mounted somewhere else too is not taken from the kernel.
+func TestHeld(t *testing.T) {
+	h := newHost(t, 0)
+	p := h.plugin()
+	r := h.request("pod", v1.ISCSIPersistentVolumeSource{})
+	at := mustSetUp(t, p, r).Path
+	elsewhere := t.TempDir()
+	if err := unix.Mount(at, elsewhere, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.TearDown(t.Context(), tearDown(r)); err == nil || !strings.Contains(err.Error(), "still in use") {
+		t.Errorf("taking back: %v", err)
+	}
+	if calls := h.calls(); !slices.Equal(calls, loginCalls) {
+		t.Errorf("calls:\n%s", strings.Join(calls, "\n"))
+	}
+	if used := p.VolumesInUse(); len(used) != 1 {
+		t.Errorf("in use: %v", used)
+	}
+	if err := os.WriteFile(filepath.Join(elsewhere, "late"), nil, 0o600); err != nil {
+		t.Error(err)
+	}
+	if err := unix.Unmount(elsewhere, 0); err != nil {
+		t.Fatal(err)
+	}
+	mustTearDown(t, p, r)
+	h.nothingLeft()
+}
+
+// TestTargetOfTwoDisks: the session ends with the last disk of the target.
+func TestTargetOfTwoDisks(t *testing.T) {
+	h := newHost(t, 1, 2)
+	p := h.plugin()
+	one, two := h.request("pod", v1.ISCSIPersistentVolumeSource{Lun: 1}), h.request("pod", v1.ISCSIPersistentVolumeSource{Lun: 2})
+	mustSetUp(t, p, one)
+	mustSetUp(t, p, two)
+	mustTearDown(t, p, one)
+	if calls := h.calls(); !slices.Equal(calls, loginCalls) {
+		t.Errorf("calls:\n%s", strings.Join(calls, "\n"))
+	}
+	mustTearDown(t, p, two)
+	h.nothingLeft()
+}
+
+// TestKilled: a kubelet that is started after one that was killed anywhere goes on, and
+// takes back what is there.
+func TestKilled(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		// leave undoes what the killed kubelet has not come to.
+		leave func(h *host, p *Plugin, r volume.PersistentRequest)
+	}{
+		{"the file alone", func(h *host, p *Plugin, r volume.PersistentRequest) {
+			_ = unix.Unmount(filepath.Join(r.Dir, mountPoint), 0)
+			left, _ := filepath.Glob(filepath.Join(h.root, "plugins/kubernetes.io/iscsi/*"))
+			_ = unix.Unmount(left[0], 0)
+			d, _ := readDisk(r.Dir)
+			_ = logout(h.t.Context(), d, portal)
+		}},
+		{"logged in", func(h *host, p *Plugin, r volume.PersistentRequest) {
+			_ = unix.Unmount(filepath.Join(r.Dir, mountPoint), 0)
+			left, _ := filepath.Glob(filepath.Join(h.root, "plugins/kubernetes.io/iscsi/*"))
+			_ = unix.Unmount(left[0], 0)
+		}},
+		{"mounted for all", func(h *host, p *Plugin, r volume.PersistentRequest) {
+			_ = unix.Unmount(filepath.Join(r.Dir, mountPoint), 0)
+		}},
+		{"made", func(*host, *Plugin, volume.PersistentRequest) {}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t, 0)
+			r := h.request("pod", v1.ISCSIPersistentVolumeSource{})
+			for _, goOn := range []bool{true, false} {
+				before := h.plugin()
+				mustSetUp(t, before, r)
+				c.leave(h, before, r)
+				p := h.plugin()
+				if used := p.VolumesInUse(); len(used) != 1 {
+					t.Errorf("in use: %v", used)
+				}
+				if goOn {
+					at := mustSetUp(t, p, r).Path
+					if mounted, err := mountinfo.Mounted(at); err != nil || !mounted {
+						t.Errorf("%s is not mounted: %v", at, err)
+					}
+				}
+				mustTearDown(t, p, r)
+				h.nothingLeft()
+			}
+		})
+	}
+}
+
+// TestSecretsAndInitiator: CHAP is told of before it is needed, and a volume with an
+// initiator's name has an interface of its own.
+func TestSecretsAndInitiator(t *testing.T) {
+	h := newHost(t, 0)
+	p := h.plugin()
+	name := "iqn.2001-04.com.example:pod"
+	r := h.request("pod", v1.ISCSIPersistentVolumeSource{ISCSIInterface: "hw", InitiatorName: &name, SessionCHAPAuth: true, DiscoveryCHAPAuth: true, SecretRef: &v1.SecretReference{Name: "chap"}})
+	mustSetUp(t, p, r)
+	mustTearDown(t, p, r)
+	face := portal + ":pv0"
+	discovery := "-m discoverydb -t sendtargets -p " + portal + " -I " + face + " "
+	node := "-m node -p " + portal + " -T " + target + " -I " + face + " "
+	want := []string{
+		"-m iface -I hw -o show",
+		"-m iface -I " + face + " -o new",
+		"-m iface -I " + face + " -o update -n iface.hwaddress -v 02:00:00:00:00:01",
+		"-m iface -I " + face + " -o update -n iface.initiatorname -v " + name,
+		"-m iface -I " + face + " -o update -n iface.transport_name -v tcp",
+		discovery + "-o new",
+		discovery + "-o update -n discovery.sendtargets.auth.authmethod -v CHAP",
+		discovery + "--discover",
+		node + "-o update -n node.session.scan -v manual",
+		node + "-o update -n node.session.auth.authmethod -v CHAP",
+		node + "-o update -n node.session.auth.username -v ns",
+		node + "-o update -n node.session.auth.password -v chap",
+		node + "--login",
+		node + "-o update -n node.startup -v manual",
+		node + "--logout",
+		node + "-o delete",
+		"-m iface -I " + face + " -o delete",
+	}
+	if calls := h.calls(); !slices.Equal(calls, want) {
+		t.Errorf("calls:\n%s", strings.Join(calls, "\n"))
+	}
+	h.nothingLeft()
+}
+
+// TestPortals: a disk is had by the portals that answer, and by none if none does.
+func TestPortals(t *testing.T) {
+	h := newHost(t, 0)
+	p := h.plugin()
+	h.write(filepath.Join(h.dir, "bad"), portal+"\n")
+	r := h.request("pod", v1.ISCSIPersistentVolumeSource{})
+	_, err := p.SetUpPersistent(t.Context(), r)
+	var failure *volume.Failure
+	if !errors.As(err, &failure) || failure.Operation != "MountVolume.WaitForAttach" || !strings.Contains(err.Error(), "failed to get any path for iscsi disk, last err seen:\niscsi: failed to sendtargets to portal "+portal+" output: cannot make connection") {
+		t.Errorf("%v", err)
+	}
+	mustTearDown(t, p, r)
+	h.nothingLeft()
+	r = h.request("pod", v1.ISCSIPersistentVolumeSource{Portals: []string{"192.0.2.2"}})
+	devices := map[string]string{}
+	d, err := newDisk("pv0", &v1.ISCSIVolumeSource{TargetPortal: portal, IQN: target, Portals: []string{"192.0.2.2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range d.Portals {
+		devices[at], err = p.reach(t.Context(), d, at, chap{})
+		if (err != nil) != (at == portal) {
+			t.Errorf("%s: %q, %v", at, devices[at], err)
+		}
+	}
+	// The session of the portal that answers goes with the volume.
+	if err := writeDisk(r.Dir, d); err != nil {
+		t.Fatal(err)
+	}
+	mustTearDown(t, p, r)
+	h.nothingLeft()
+}
+
+// TestBlock: a volume that is a device is the disk's.
+func TestBlock(t *testing.T) {
+	h := newHost(t, 5)
+	p := h.plugin()
+	r := h.request("pod", v1.ISCSIPersistentVolumeSource{Lun: 5})
+	result, err := p.SetUpBlock(t.Context(), r)
+	if err != nil || !strings.HasPrefix(result.Device, "/dev/loop") || result.Path != "" {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	if again, err := h.plugin().SetUpBlock(t.Context(), r); err != nil || again.Device != result.Device {
+		t.Errorf("%+v, %v", again, err)
+	}
+	mustTearDown(t, p, r)
+	h.nothingLeft()
+}
+
+// TestGiven: a persistent volume is not touched before the Node says that it is this
+// node's, and a pod that ends meanwhile leaves nothing in use.
+func TestGiven(t *testing.T) {
+	h := newHost(t, 0)
+	p := h.plugin()
+	var node atomic.Pointer[v1.Node]
+	p.cfg.Node = node.Load
+	r := h.request("pod", v1.ISCSIPersistentVolumeSource{})
+	ended := make(chan error, 1)
+	go func() {
+		_, err := p.SetUpPersistent(t.Context(), r)
+		ended <- err
+	}()
+	testwait.Until(t, "the volume's use", func() bool { return len(p.VolumesInUse()) == 1 })
+	n := &v1.Node{}
+	n.Status.VolumesAttached = []v1.AttachedVolume{{Name: p.VolumesInUse()[0]}}
+	node.Store(n)
+	p.Observe()
+	select {
+	case err := <-ended:
+		t.Fatalf("not waited until the node says that the volume is in use: %v", err)
+	default:
+	}
+	if calls := h.calls(); !slices.Equal(calls, []string{""}) {
+		t.Errorf("calls:\n%s", strings.Join(calls, "\n"))
+	}
+	n = n.DeepCopy()
+	n.Status.VolumesInUse = p.VolumesInUse()
+	node.Store(n)
+	p.Observe()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	mustTearDown(t, p, r)
+	node.Store(nil)
+	short, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := p.SetUpPersistent(short, r)
+		ended <- err
+	}()
+	testwait.Until(t, "the volume's use", func() bool { return len(p.VolumesInUse()) == 1 })
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	mustTearDown(t, p, r)
+	if used := p.VolumesInUse(); len(used) > 0 {
+		t.Errorf("in use: %v", used)
+	}
+	h.nothingLeft()
+}
+
+// TestMultipath: of a disk that is reached in several ways the device of all is used,
+// and what is merely made of its content is not.
+func TestMultipath(t *testing.T) {
+	h := newHost(t)
+	for dm, uuid := range map[string]string{"dm-0": "LVM-abc", "dm-1": "mpath-36001405"} {
+		h.make(h.sys("block/" + dm + "/dm"))
+		h.make(h.sys("block/" + dm + "/slaves/sdb"))
+		h.write(h.sys("block/"+dm+"/dm/uuid"), uuid+"\n")
+	}
+	if m := h.plugin().kernel.multipath("sdb"); m != "dm-1" {
+		t.Errorf("%q", m)
+	}
+	if m := h.plugin().kernel.multipath("sdc"); m != "" {
+		t.Errorf("%q", m)
+	}
+}
+
+func TestPorts(t *testing.T) {
+	for in, want := range map[string]string{
+		"10.0.0.1": "10.0.0.1:3260", "10.0.0.1:3261": "10.0.0.1:3261", "storage": "storage:3260", "[fd00::1]": "[fd00::1]:3260", "[fd00::1]:3261": "[fd00::1]:3261",
+	} {
+		if got := withPort(in); got != want {
+			t.Errorf("%s: %s", in, got)
+		}
+	}
+}
+
+// TestOpenISCSI uses the machine's own open-iscsi, kernel and target: the one that
+// HYPERKUBE_TEST_ISCSI names as PORTAL,IQN,LUN, of which the disk is overwritten.
+func TestOpenISCSI(t *testing.T) {
+	parts := strings.Split(os.Getenv("HYPERKUBE_TEST_ISCSI"), ",")
+	if len(parts) != 3 {
+		t.Skip("HYPERKUBE_TEST_ISCSI names no target")
+	}
+	lun, err := strconv.Atoi(parts[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &host{t: t, dir: t.TempDir(), root: t.TempDir()}
+	p := New(Config{Root: h.root, Log: slog.New(slog.DiscardHandler)})
+	name := "iqn.2001-04.com.example:initiator"
+	for _, initiator := range []*string{nil, &name} {
+		r := h.request("pod", v1.ISCSIPersistentVolumeSource{Lun: int32(lun), InitiatorName: initiator})
+		r.PV.Spec.ISCSI.TargetPortal, r.PV.Spec.ISCSI.IQN = parts[0], parts[1]
+		for round := range 2 {
+			file := filepath.Join(mustSetUp(t, p, r).Path, "file")
+			if raw, err := os.ReadFile(file); (err == nil) != (round == 1 || initiator != nil) || err == nil && string(raw) != "x" {
+				t.Errorf("round %d: %q, %v", round, raw, err)
+			}
+			if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			mustTearDown(t, p, r)
+			if left, err := p.kernel.sessions(parts[1], "default"); err != nil || len(left) > 0 {
+				t.Errorf("left: %v, %v", left, err)
+			}
+		}
+		block, err := p.SetUpBlock(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(block.Device); err != nil || info.Mode()&os.ModeDevice == 0 {
+			t.Errorf("%s: %v", block.Device, err)
+		}
+		mustTearDown(t, p, r)
+		if _, err := os.Stat(block.Device); !missing(err) {
+			t.Errorf("%s is left: %v", block.Device, err)
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package iscsi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"hyperkube/internal/atomicfile"
+)
+
+// Names within a pod's place for a volume: what is kept of the disk, and where it
+// is mounted.
+const (
+	dataFile   = "disk.json"
+	mountPoint = "mount"
+)
+
+// writeDisk keeps what must be known to take a disk back, on the disk before it
+// returns: a session that nobody knows of is never ended.
+func writeDisk(dir string, d *disk) error {
+	raw, err := json.Marshal(d)
+	if err != nil {
+		return fmt.Errorf("encoding a volume's data: %w", err)
+	}
+	if have, err := os.ReadFile(filepath.Join(dir, dataFile)); err == nil && string(have) == string(raw) {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return fmt.Errorf("making a volume's directory: %w", err)
+	}
+	if err := atomicfile.Write(atomicfile.File{Path: filepath.Join(dir, dataFile), Data: raw, Mode: 0o600}); err != nil {
+		return fmt.Errorf("writing a volume's data: %w", err)
+	}
+	return nil
+}
+
+// readDisk returns what is kept; fs.ErrNotExist if nothing is.
+func readDisk(dir string) (*disk, error) {
+	path := filepath.Join(dir, dataFile)
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var d disk
+	if err := json.Unmarshal(raw, &d); err != nil {
+		return nil, fmt.Errorf("decoding %s: %w", path, err)
+	}
+	if d.Target == "" || len(d.Portals) == 0 {
+		return nil, fmt.Errorf("decoding %s: it names no disk", path)
+	}
+	return &d, nil
+}
+
+// removeDisk removes what is kept, what is left of writing it, and the folder, which
+// has nothing else in it.
+func removeDisk(dir string) error {
+	half, err := filepath.Glob(filepath.Join(dir, "."+dataFile+"*"))
+	if err != nil {
+		return fmt.Errorf("removing a volume's data: %w", err)
+	}
+	for _, path := range append(half, filepath.Join(dir, mountPoint), filepath.Join(dir, dataFile), dir) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("removing a volume's data: %w", err)
+		}
+	}
+	return nil
+}
+
+// use is one pod's use of a disk; dir is the pod's place for it.
+type use struct {
+	*disk
+	dir string
+}
+
+// uses returns what pods of this node use. With an error there may be more.
+func (p *Plugin) uses() ([]use, error) {
+	var out []use
+	var damaged []error
+	for _, kind := range []string{"volumes", "volumeDevices"} {
+		files, err := filepath.Glob(filepath.Join(p.cfg.Root, "pods", "*", kind, pluginName, "*", dataFile))
+		if err != nil {
+			return nil, fmt.Errorf("looking for volumes in use: %w", err)
+		}
+		for _, f := range files {
+			d, err := readDisk(filepath.Dir(f))
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+			case err != nil:
+				damaged = append(damaged, err)
+			default:
+				out = append(out, use{d, filepath.Dir(f)})
+			}
+		}
+	}
+	return out, errors.Join(damaged...)
+}
