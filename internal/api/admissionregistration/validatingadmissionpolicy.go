@@ -10,7 +10,6 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/client-go/util/jsonpath"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 const (
@@ -161,9 +161,9 @@ func validateValidation(c plugincel.Compiler, v *admissionv1.Validation, params 
 			plugincel.OptionalVariableDeclarations{HasParams: params}, mode(known.messages, v.MessageExpression), path.Child("messageExpression"))...)
 	}
 	if trimmed := strings.TrimSpace(v.Message); v.Message != "" && trimmed == "" {
-		errs = append(errs, field.Invalid(path.Child("message"), v.Message, "message must be non-empty if specified"))
+		errs = append(errs, field.Invalid(path.Child("message"), v.Message, "must be non-empty if specified"))
 	} else if strings.ContainsAny(trimmed, "\n\r") {
-		errs = append(errs, field.Invalid(path.Child("message"), v.Message, "message must not contain line breaks"))
+		errs = append(errs, field.Invalid(path.Child("message"), v.Message, "must not contain line breaks"))
 	}
 	if v.Reason != nil && !slices.Contains(reasons, *v.Reason) {
 		errs = append(errs, field.NotSupported(path.Child("reason"), *v.Reason, reasons))
@@ -210,5 +210,5 @@ func validatePolicyStatus(s *admissionv1.ValidatingAdmissionPolicyStatus, path *
 			}
 		}
 	}
-	return append(errs, metav1validation.ValidateConditions(s.Conditions, path.Child("conditions"))...)
+	return append(errs, validate.Conditions(s.Conditions, path.Child("conditions"))...)
 }

@@ -99,7 +99,7 @@ func TestCreate(t *testing.T) {
 		{"validation", edit(policyText, `{expression: "object.x == 1"}`, `{expression: "object.x +", message: "a\nb", messageExpression: "1", reason: Because}`), []string{
 			`spec.validations[0].expression: Invalid value: "object.x +": compilation failed: ERROR: <input>:1:11: Syntax error: mismatched input '<EOF>' expecting {'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}`,
 			`spec.validations[0].messageExpression: Invalid value: "1": must evaluate to string but got int`,
-			`spec.validations[0].message: Invalid value: "a\nb": message must not contain line breaks`,
+			`spec.validations[0].message: Invalid value: "a\nb": must not contain line breaks`,
 			`spec.validations[0].reason: Unsupported value: "Because": supported values: "Forbidden", "Invalid", "RequestEntityTooLarge"`,
 		}},
 		{"annotations", edit(policyText, "validations", `auditAnnotations: [{key: a, valueExpression: "1"}, {key: a, valueExpression: ""}], validations`), []string{

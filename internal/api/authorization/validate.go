@@ -23,9 +23,9 @@ func validateSelf(r *authorizationv1.SelfSubjectAccessReview) field.ErrorList {
 
 func validateLocal(r *authorizationv1.LocalSubjectAccessReview) field.ErrorList {
 	errs := validateSubjectSpec(&r.Spec)
-	meta := r.ObjectMeta
-	meta.Namespace = ""
-	errs = append(errs, validateNoMeta(meta, "must be empty except for namespace")...)
+	if meta := r.ObjectMeta; !isEmptyBut(meta, meta.Namespace) {
+		errs = append(errs, field.Invalid(field.NewPath("metadata"), shown(meta), "must be empty except for namespace"))
+	}
 	if a := r.Spec.ResourceAttributes; a != nil && a.Namespace != r.Namespace {
 		errs = append(errs, field.Invalid(field.NewPath("spec.resourceAttributes.namespace"), a.Namespace, "must match metadata.namespace"))
 	}
@@ -88,9 +88,17 @@ func validateSelector(raw string, requirements int, path *field.Path) field.Erro
 // validateNoMeta checks that a review has no metadata of its own; those who
 // apply leave managed fields in it.
 func validateNoMeta(meta metav1.ObjectMeta, msg string) field.ErrorList {
-	meta.ManagedFields = nil
-	if apiequality.Semantic.DeepEqual(meta, metav1.ObjectMeta{}) {
+	if isEmptyBut(meta, "") {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(field.NewPath("metadata"), meta, msg)}
+	return field.ErrorList{field.Invalid(field.NewPath("metadata"), shown(meta), msg)}
+}
+
+func isEmptyBut(meta metav1.ObjectMeta, namespace string) bool {
+	return apiequality.Semantic.DeepEqual(shown(meta), metav1.ObjectMeta{Namespace: namespace})
+}
+
+func shown(meta metav1.ObjectMeta) metav1.ObjectMeta {
+	meta.ManagedFields = nil
+	return meta
 }

@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/internal/api"
@@ -15,7 +19,10 @@ import (
 
 // variant is base, patched: its JSON and the object.
 func variant(r *api.Resource, base, patch json.RawMessage) (json.RawMessage, api.Object, error) {
-	var err error
+	patch, err := grown(patch)
+	if err != nil {
+		return nil, nil, err
+	}
 	if patch = bytes.TrimSpace(patch); len(patch) > 0 && patch[0] == '[' {
 		var ops jsonpatch.Patch
 		if ops, err = jsonpatch.DecodePatch(patch); err == nil {
@@ -74,6 +81,80 @@ func (tab *table) becomes(sent json.RawMessage, obj api.Object) (json.RawMessage
 		return nil, err
 	}
 	return jsonpatch.CreateMergePatch(from, to)
+}
+
+// grown writes out what a patch repeats, for values that are beyond a limit:
+// {{3*x}} in strings, and in lists {"repeat": 3, "of": "a#"}, where # is the
+// number of the element.
+func grown(patch json.RawMessage) (json.RawMessage, error) {
+	if !bytes.Contains(patch, []byte("{{")) && !bytes.Contains(patch, []byte(`"repeat"`)) {
+		return patch, nil
+	}
+	var v any
+	if err := json.Unmarshal(patch, &v); err != nil {
+		return nil, err
+	}
+	return json.Marshal(grow(v, ""))
+}
+
+var repeated = regexp.MustCompile(`\{\{(\d+)\*(.*?)\}\}`)
+
+func grow(v any, number string) any {
+	switch v := v.(type) {
+	case string:
+		if number != "" {
+			v = strings.ReplaceAll(v, "#", number)
+		}
+		return repeat(v)
+	case map[string]any:
+		for name, member := range v {
+			v[name] = grow(member, number)
+		}
+	case []any:
+		all := make([]any, 0, len(v))
+		for _, e := range v {
+			m, _ := e.(map[string]any)
+			n, ok := m["repeat"].(float64)
+			if !ok {
+				all = append(all, grow(e, number))
+				continue
+			}
+			for i := range int(n) {
+				one := runtime.DeepCopyJSONValue(m["of"])
+				all = append(all, grow(one, strconv.Itoa(i)))
+			}
+		}
+		return all
+	}
+	return v
+}
+
+func repeat(text string) string {
+	return repeated.ReplaceAllStringFunc(text, func(s string) string {
+		m := repeated.FindStringSubmatch(s)
+		n, err := strconv.Atoi(m[1])
+		if err != nil {
+			return s
+		}
+		return strings.Repeat(m[2], n)
+	})
+}
+
+// shrunk writes a thousand and more of a character in a row as patches have
+// them.
+func shrunk(s string) string {
+	var b strings.Builder
+	for left := s; left != ""; {
+		r, _ := utf8.DecodeRuneInString(left)
+		rest := strings.TrimLeft(left, string(r))
+		if same := left[:len(left)-len(rest)]; len(same) < 1000 {
+			b.WriteString(same)
+		} else {
+			fmt.Fprintf(&b, "{{%d*%c}}", utf8.RuneCountInString(same), r)
+		}
+		left = rest
+	}
+	return b.String()
 }
 
 // leave removes the member at a path, in every element of lists on it.

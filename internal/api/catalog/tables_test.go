@@ -65,7 +65,8 @@ func settled(r *api.Resource, obj api.Object) (api.Object, error) {
 }
 
 // tableCase is one of Create, Update and Row with what it comes to. Those are
-// patches of the base: merge patches, or lists of JSON patch operations.
+// patches of the base: merge patches, or lists of JSON patch operations, which
+// grown writes out.
 type tableCase struct {
 	Name string `json:"name"`
 	// Create: the patched base is created.
@@ -227,8 +228,10 @@ func (tab *table) create(r *api.Resource, c *tableCase) (result, error) {
 	r.Default(obj)
 	obj.SetDeletionTimestamp(nil)
 	obj.SetDeletionGracePeriodSeconds(nil)
-	obj.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
-	obj.SetUID(nobodysUID)
+	if !r.Review { // which nobody keeps
+		obj.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
+		obj.SetUID(nobodysUID)
+	}
 	r.PrepareCreate(ctx, obj)
 	r.Default(obj)
 	if errs := r.Validate(ctx, obj); len(errs) > 0 {
@@ -335,10 +338,14 @@ func (c *tableCase) diff(got result) string {
 	var b strings.Builder
 	lines := func(what string, got, want []string) {
 		if !slices.Equal(got, want) {
-			fmt.Fprintf(&b, "%s:\n  %s\nwant:\n  %s\n", what, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+			fmt.Fprintf(&b, "%s:\n  %s\nwant:\n  %s\n", what, shrunk(strings.Join(got, "\n  ")), shrunk(strings.Join(want, "\n  ")))
 		}
 	}
-	lines("errors", got.errors, c.Errors)
+	wanted := make([]string, len(c.Errors))
+	for i, text := range c.Errors {
+		wanted[i] = repeat(text)
+	}
+	lines("errors", got.errors, wanted)
 	lines("warnings", got.warnings, c.Warnings)
 	if len(got.errors) == 0 && len(c.Errors) == 0 && !sameJSON(got.becomes, c.Becomes) {
 		fmt.Fprintf(&b, "becomes:\n  %s\nwant:\n  %s\n", got.becomes, c.Becomes)
@@ -404,6 +411,7 @@ func (tab *table) text() []byte {
 			if len(list.texts) > 0 {
 				b.WriteString("  " + list.name + ":\n")
 				for _, text := range list.texts {
+					text = shrunk(text)
 					one, err := yaml.Marshal(text)
 					if err != nil || bytes.Count(one, []byte("\n")) > 1 {
 						one, _ = json.Marshal(text)

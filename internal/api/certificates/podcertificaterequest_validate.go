@@ -18,7 +18,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api/validate"
@@ -132,7 +131,7 @@ func checkPodRequestStatus(r, old *certificatesv1.PodCertificateRequest) field.E
 			e.Add(field.ErrorList{field.NotSupported(at.Child("status"), c.Status, []metav1.ConditionStatus{metav1.ConditionTrue})})
 		}
 	}
-	e.Add(metavalidation.ValidateConditions(r.Status.Conditions, status.Child("conditions")))
+	e.Add(validate.Conditions(r.Status.Conditions, status.Child("conditions")))
 	if len(e.List) > 0 {
 		return e.List
 	}

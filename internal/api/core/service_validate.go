@@ -332,7 +332,7 @@ func clusterIPsUpdate(e *validate.Errors, s, old *corev1.ServiceSpec, path *fiel
 		e.Invalid(at.Index(0), is, "primary clusterIP can not be unset")
 	}
 	if len(is) == 1 && !isSingleStack(s) {
-		e.Invalid(path.Child("ipFamilyPolicy"), s.IPFamilyPolicy, "must be set to 'SingleStack' when releasing the secondary clusterIP")
+		e.Invalid(path.Child("ipFamilyPolicy"), s.IPFamilyPolicy, "must be 'SingleStack' to release the secondary cluster IP")
 	}
 }
 
@@ -363,7 +363,7 @@ func familiesUpdate(e *validate.Errors, s, old *corev1.ServiceSpec, path *field.
 		e.Invalid(at, is, "primary ipFamily can not be unset")
 	}
 	if len(is) == 1 && !isSingleStack(s) {
-		e.Invalid(path.Child("ipFamilyPolicy"), s.IPFamilyPolicy, "must be set to 'SingleStack' when releasing the secondary ipFamily")
+		e.Invalid(path.Child("ipFamilyPolicy"), s.IPFamilyPolicy, "must be 'SingleStack' to release the secondary IP family")
 	}
 }
 

@@ -114,7 +114,7 @@ func validateAmount(v *intstr.IntOrString, path *field.Path) field.ErrorList {
 }
 
 func validateStatus(s *policyv1.PodDisruptionBudgetStatus, path *field.Path) field.ErrorList {
-	errs := metav1validation.ValidateConditions(s.Conditions, path.Child("conditions"))
+	errs := validate.Conditions(s.Conditions, path.Child("conditions"))
 	for _, f := range []struct {
 		name  string
 		value int32

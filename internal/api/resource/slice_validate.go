@@ -243,8 +243,7 @@ func (c *checker) qualifiedName(name string, at *field.Path) {
 		c.identifier(name, at)
 		return
 	case strings.Contains(id, "/"):
-		c.Invalid(at, name, "must not contain more than one slash")
-		return
+		return // Upstream accepts it, whatever it has, and drivers may use it.
 	}
 	if domain == "" {
 		c.Invalid(at, "", "the domain must not be empty")

@@ -7,11 +7,11 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 func deviceTaintRule() api.Kind[*resourcev1.DeviceTaintRule] {
@@ -59,7 +59,7 @@ func deviceTaintRule() api.Kind[*resourcev1.DeviceTaintRule] {
 				Validate: func(ctx context.Context, r, old *resourcev1.DeviceTaintRule) field.ErrorList {
 					var e checker
 					at := field.NewPath("status", "conditions")
-					e.Add(metavalidation.ValidateConditions(r.Status.Conditions, at))
+					e.Add(validate.Conditions(r.Status.Conditions, at))
 					if n := len(r.Status.Conditions); n > resourcev1.DeviceTaintRuleStatusMaxConditions {
 						e.Add(field.ErrorList{field.TooMany(at, n, resourcev1.DeviceTaintRuleStatusMaxConditions)})
 					}

@@ -382,7 +382,7 @@ func (c *checker) deviceStatus(s *resourcev1.AllocatedDeviceStatus, at *field.Pa
 	if n := len(s.Conditions); n > resourcev1.AllocatedDeviceStatusMaxConditions {
 		c.Add(field.ErrorList{field.TooMany(conditions, n, resourcev1.AllocatedDeviceStatusMaxConditions)})
 	}
-	c.Add(metavalidation.ValidateConditions(s.Conditions, conditions))
+	c.Add(validate.Conditions(s.Conditions, conditions))
 	if s.Data != nil && len(s.Data.Raw) > 0 {
 		c.raw(*s.Data, at.Child("data"), resourcev1.AllocatedDeviceStatusDataMaxLength)
 	}

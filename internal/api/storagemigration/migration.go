@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -110,7 +109,7 @@ func checkStatus(m, old *storagemigrationv1.StorageVersionMigration) field.Error
 			e.Invalid(version, given, err.Error())
 		}
 	}
-	e.Add(metavalidation.ValidateConditions(m.Status.Conditions, conditions))
+	e.Add(validate.Conditions(m.Status.Conditions, conditions))
 	if was := old.Status.ResourceVersion; was != "" && was != m.Status.ResourceVersion {
 		e.Invalid(version, m.Status.ResourceVersion, "field is immutable")
 	}
