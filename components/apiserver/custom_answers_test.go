@@ -47,6 +47,9 @@ func TestCustomAnswers(t *testing.T) {
 		{"scale", "PATCH", v1 + "/a/scale", `{"spec":{"replicas":-1}}`, []string{mrg}, 422, []string{`Foo.example.com \"a\" is invalid: .spec.replicas: Invalid value: -1: should be a non-negative integer`}},
 		{"only metadata", "GET", v1, "", []string{"Accept: application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}, 406, []string{"the requested object is a list (*unstructured.UnstructuredList)"}},
 		{"protobuf", "GET", v1 + "/a", "", []string{"Accept: application/cbor"}, 406, []string{"application/json, application/yaml, application/vnd.kubernetes.protobuf"}},
+		{"scale to nothing", "PATCH", v1 + "/a/scale", `{"spec":{"replicas":0}}`, []string{mrg}, 200, nil},
+		{"scale of nothing as table", "GET", v1 + "/a/scale", "", []string{tabl}, 200, []string{`"rows":[{"cells":["a",null,0,`}},
+		{"status is not made", "POST", v1 + "/a/status", head + `}}`, nil, 405, []string{`create is not supported on resources of kind \"foos.example.com\"`}},
 		{"deleting", "DELETE", v1 + "/a", "", nil, 200, []string{`"deletionTimestamp"`}},
 		{"name of it", "POST", v1, head + `},"spec":{}}`, nil, 409, []string{`object is being deleted: foos.example.com \"a\" already exists`}},
 	} {

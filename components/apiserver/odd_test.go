@@ -69,6 +69,28 @@ func TestOdd(t *testing.T) {
 
 		{"proxy to no address", "GET", "/api/v1/nodes/a/proxy/", "", nil, 500, `"message":"no preferred addresses found; known addresses: []","code":500`},
 		{"log of what is nowhere", "GET", pods + "/a/log", "", nil, 204, ""},
+
+		{"no rows of a kind without columns of its own", "GET", "/apis/rbac.authorization.k8s.io/v1/namespaces/none/roles", "", []string{tabl}, 200, `"rows":null}`},
+		{"no rows of definitions", "GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", []string{tabl}, 200, `"rows":null}`},
+		{"no rows of another kind", "GET", "/api/v1/namespaces/none/pods", "", []string{tabl}, 200, `"rows":[]}`},
+		{"one more", "POST", cms, `{"metadata":{"name":"b"}}`, []string{jsn}, 201, ""},
+		{"a page of deletions", "DELETE", cms + "?limit=1&dryRun=All", "", nil, 200, `","remainingItemCount":`},
+		{"a page of deletions goes on", "DELETE", cms + "?limit=1&dryRun=All", "", nil, 200, `"continue":"ey`},
+		{"binding of another pod", "POST", pods + "/a/binding", `{"metadata":{"name":"a","uid":"x"},"target":{"name":"n"}}`, []string{jsn}, 409,
+			`Operation cannot be fulfilled on pods \"a\": StorageError: invalid object, Code: 4, Key: /registry/pods/default/a, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: x, UID in object meta: `},
+		{"binding of another version", "POST", pods + "/a/binding?dryRun=All", `{"metadata":{"name":"a","resourceVersion":"1"},"target":{"name":"n"}}`, []string{jsn}, 409,
+			`Key: /pods/default/a, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: ResourceVersion in precondition: 1, ResourceVersion in object meta: `},
+		{"a policy made by its status", "PATCH", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/none/status?fieldManager=m",
+			`{"apiVersion":"admissionregistration.k8s.io/v1","kind":"ValidatingAdmissionPolicy","metadata":{"name":"none"}}`, []string{ssa}, 422, `spec.matchConstraints: Required value`},
+		{"no other is made by its status", "PATCH", deployments + "/none/status?fieldManager=m", `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"none"}}`, []string{ssa}, 404, ""},
+		{"a partition of no use", "POST", "/apis/apps/v1/namespaces/default/statefulsets",
+			`{"metadata":{"name":"a"},"spec":{"updateStrategy":{"type":"OnDelete","rollingUpdate":{}},"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`,
+			[]string{jsn}, 422, `{\"Partition\":0,\"MaxUnavailable\":null}`},
+		{"a pod to orphan", "POST", pods, `{"metadata":{"name":"b","finalizers":["orphan"]},"spec":{"containers":[{"name":"c","image":"i"}]}}`, []string{jsn}, 201, ""},
+		{"it stays", "DELETE", pods + "/b", "", nil, 200, `"finalizers":["orphan"]`},
+		{"it would go", "DELETE", pods + "/b?dryRun=All&propagationPolicy=Background", "", nil, 200, `"finalizers":["orphan"]`},
+		{"it goes", "DELETE", pods + "/b?propagationPolicy=Background", "", nil, 200, `"deletionGracePeriodSeconds":0,"managedFields"`},
+		{"it is gone", "GET", pods + "/b", "", nil, 404, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := a.do(tc.method, tc.path, tc.body, tc.header...)

@@ -44,6 +44,10 @@ func TestUpstreamStorage(t *testing.T) {
 		m.Namespace = "ns"
 		return m
 	}
+	template := &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}}, Spec: corev1.PodSpec{
+		RestartPolicy: corev1.RestartPolicyAlways, DNSPolicy: corev1.DNSClusterFirst,
+		Containers: []corev1.Container{{Name: "c", Image: "i", ImagePullPolicy: corev1.PullAlways, TerminationMessagePolicy: corev1.TerminationMessageReadFile}},
+	}}
 	codec := protobufcodec.NewSerializer(scheme.Scheme, scheme.Scheme)
 	for provider, config := range providers {
 		t.Run(provider, func(t *testing.T) {
@@ -69,7 +73,7 @@ func TestUpstreamStorage(t *testing.T) {
 				{"minions/n", core("nodes"), &corev1.Node{ObjectMeta: at("n")}},
 				{"services/specs/ns/s", core("services"), &corev1.Service{ObjectMeta: in("s"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "x.org", SessionAffinity: corev1.ServiceAffinityNone}}},
 				{"services/endpoints/ns/e", core("endpoints"), &corev1.Endpoints{ObjectMeta: in("e")}}, //nolint:staticcheck // it is stored all the same
-				{"controllers/ns/rc", core("replicationcontrollers"), &corev1.ReplicationController{ObjectMeta: in("rc"), Spec: corev1.ReplicationControllerSpec{Selector: map[string]string{"a": "b"}}}},
+				{"controllers/ns/rc", core("replicationcontrollers"), &corev1.ReplicationController{ObjectMeta: in("rc"), Spec: corev1.ReplicationControllerSpec{Selector: map[string]string{"a": "b"}, Template: template}}},
 				{"secrets/ns/s", core("secrets"), &corev1.Secret{ObjectMeta: in("s"), Type: corev1.SecretTypeOpaque, Data: map[string][]byte{"a": []byte("b")}}},
 				{"configmaps/ns/c", core("configmaps"), &corev1.ConfigMap{ObjectMeta: in("c"), Data: map[string]string{"a": "b"}}},
 				{"ingress/ns/i", networkingv1.SchemeGroupVersion.WithResource("ingresses"), &networkingv1.Ingress{ObjectMeta: in("i"), Spec: networkingv1.IngressSpec{DefaultBackend: &networkingv1.IngressBackend{Service: &networkingv1.IngressServiceBackend{Name: "s", Port: networkingv1.ServiceBackendPort{Number: 80}}}}}},

@@ -114,6 +114,8 @@ type KindUpdate[T Object] struct {
 	// AsNew: metadata is checked as that of a new object too, where only a
 	// part of it need be.
 	AsNew bool
+	// ApplyCreates: as in Update.
+	ApplyCreates bool
 }
 
 // KindScale is Scale for a known type.
@@ -255,7 +257,7 @@ func (k Kind[T]) Resource() *Resource {
 }
 
 func (u KindUpdate[T]) erase(k *Kind[T]) Update {
-	out := Update{Verbs: u.Verbs, ResetFields: u.ResetFields}
+	out := Update{Verbs: u.Verbs, ResetFields: u.ResetFields, ApplyCreates: u.ApplyCreates}
 	if u.Warnings != nil {
 		out.Warnings = func(ctx context.Context, obj, old Object) []string { return u.Warnings(ctx, obj.(T), old.(T)) }
 	}
@@ -278,7 +280,12 @@ func (u KindUpdate[T]) erase(k *Kind[T]) Update {
 		// The same is looked at by several of these.
 		errs = validate.Once(errs)
 		if u.Validate != nil {
-			errs = append(errs, u.Validate(ctx, obj.(T), old.(T))...)
+			errs = append(errs, validate.Tolerate(u.Validate(ctx, obj.(T), old.(T)), func() field.ErrorList {
+				if k.Validate == nil {
+					return nil
+				}
+				return k.Validate(ctx, old.(T))
+			})...)
 		}
 		return k.told(errs)
 	}

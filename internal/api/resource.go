@@ -194,6 +194,8 @@ type Update struct {
 	// server-side apply: {"status"}, or {"metadata"}, {"spec"}; managed
 	// fields are not recorded for them.
 	ResetFields [][]string
+	// ApplyCreates: to apply to a view makes an object that does not exist.
+	ApplyCreates bool
 }
 
 // Scale maps an object to the autoscaling/v1 Scale of its "scale"

@@ -77,7 +77,8 @@ func bind(ctx context.Context, call registry.ActionCall) (runtime.Object, error)
 	if err := call.Validate(ctx, b); err != nil {
 		return nil, err
 	}
-	_, err := call.Change(ctx, registry.OwnChange{Resource: pods, Name: call.Name, DryRun: call.DryRun}, func(obj api.Object) error {
+	meant := registry.OwnChange{Resource: pods, Name: call.Name, DryRun: call.DryRun, UID: b.UID, ResourceVersion: b.ResourceVersion}
+	_, err := call.Change(ctx, meant, func(obj api.Object) error {
 		pod, ok := obj.(*corev1.Pod)
 		if !ok {
 			return fmt.Errorf("binding: %s is a %T", call.Name, obj)
@@ -120,10 +121,6 @@ func validateBinding(b *corev1.Binding) field.ErrorList {
 
 func assign(pod *corev1.Pod, b *corev1.Binding) error {
 	switch {
-	case b.UID != "" && b.UID != pod.UID:
-		return fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", b.UID, pod.UID)
-	case b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion:
-		return fmt.Errorf("Precondition failed: ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", b.ResourceVersion, pod.ResourceVersion)
 	case pod.DeletionTimestamp != nil:
 		return fmt.Errorf("pod %s is being deleted, cannot be assigned to a host", pod.Name)
 	case pod.Spec.NodeName != "":

@@ -6,6 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"hyperkube/internal/api"
 )
@@ -68,4 +69,7 @@ type OwnChange struct {
 	DryRun   bool
 	// Manager, when set, is recorded in the managed fields.
 	Manager string
+	// UID and ResourceVersion, unless empty, are those that the object must have.
+	UID             types.UID
+	ResourceVersion string
 }

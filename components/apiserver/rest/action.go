@@ -145,6 +145,8 @@ func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(ob
 			Validate: func(context.Context, api.Object, api.Object) field.ErrorList { return nil },
 		},
 		unadmitted: true,
+		uid:        what.UID,
+		version:    what.ResourceVersion,
 		options:    opts,
 		make: func(_ context.Context, current api.Object) (api.Object, error) {
 			obj := current.DeepCopyObject().(api.Object)

@@ -30,6 +30,8 @@ type change struct {
 	create bool
 	// uid, when set, is the only object meant.
 	uid types.UID
+	// version, when set, is the only version of the object meant.
+	version string
 	// make returns the wished object, made from current, which it must not
 	// write to; current is nil when there is none. Managed fields have been
 	// taken care of. It is called in every attempt.
@@ -114,16 +116,21 @@ func revisionOf(e *store.Entry) int64 {
 	return e.Revision()
 }
 
-// otherUID is what upstream's storage says of an object that is another one
-// than the client means; is may be empty, if there is none.
+// otherUID tells of an object that is another one than the client means; is may
+// be empty, if there is none.
 func (c *call) otherUID(key string, ch change, is types.UID) error {
+	return c.unmet(key, ch, fmt.Sprintf("UID in precondition: %v, UID in object meta: %v", ch.uid, is))
+}
+
+// unmet is what upstream's storage says of a precondition that an object does not meet.
+func (c *call) unmet(key string, ch change, what string) error {
 	full := c.res.Collection.FullKey(key)
 	if dryRun(ch.options.DryRun) {
 		full = c.res.Collection.PathOf(key)
 	}
 	return apierrors.NewConflict(c.res.GroupResource(), c.name,
 		fmt.Errorf("StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: "+
-			"Precondition failed: UID in precondition: %v, UID in object meta: %v", full, ch.uid, is))
+			"Precondition failed: %s", full, what))
 }
 
 func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err error) {
@@ -139,6 +146,9 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 	}
 	if ch.uid != "" && ch.uid != current.GetUID() {
 		return changed{}, c.otherUID(key, ch, current.GetUID())
+	}
+	if is := current.GetResourceVersion(); ch.version != "" && ch.version != is {
+		return changed{}, c.unmet(key, ch, fmt.Sprintf("ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", ch.version, is))
 	}
 	obj, err := ch.make(c.ctx, current)
 	if err != nil {

@@ -49,7 +49,10 @@ func (c *call) deleteCollection() error {
 	if err := c.removeAll(page.Entries, opts); err != nil {
 		return err
 	}
-	meta := tableMeta{revision: page.Revision, remaining: -1}
+	meta, err := metaOf(page, s)
+	if err != nil {
+		return err
+	}
 	if format.As == negotiate.Metadata {
 		return c.onlyList()
 	}

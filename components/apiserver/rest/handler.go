@@ -347,7 +347,7 @@ func (c *call) subresource() error {
 
 func (c *call) notAllowed() error {
 	if c.res.Custom != nil {
-		return apierrors.NewMethodNotSupported(c.res.GroupResource(), c.req.Method)
+		return apierrors.NewMethodNotSupported(c.res.GroupResource(), c.info.Verb)
 	}
 	return errNoMethod
 }

@@ -47,14 +47,9 @@ func (c *call) list() error {
 	if err != nil {
 		return err
 	}
-	meta := tableMeta{revision: page.Revision, remaining: -1}
-	if page.Next != "" {
-		if meta.next, err = request.EncodeContinue(page.Next, s.prefix, page.Revision); err != nil {
-			return err
-		}
-		if !s.filtered && page.Remaining > 0 {
-			meta.remaining = page.Remaining
-		}
+	meta, err := metaOf(page, s)
+	if err != nil {
+		return err
 	}
 	if format.As == negotiate.Metadata {
 		return c.onlyList()
@@ -74,6 +69,22 @@ func (c *call) list() error {
 		}
 	})
 	return nil
+}
+
+// metaOf is the metadata of a page of what is selected.
+func metaOf(page *store.Page, s selected) (tableMeta, error) {
+	meta := tableMeta{revision: page.Revision, remaining: -1}
+	if page.Next == "" {
+		return meta, nil
+	}
+	var err error
+	if meta.next, err = request.EncodeContinue(page.Next, s.prefix, page.Revision); err != nil {
+		return tableMeta{}, err
+	}
+	if !s.filtered && page.Remaining > 0 {
+		meta.remaining = page.Remaining
+	}
+	return meta, nil
 }
 
 // typeName is what upstream calls its own Go type of a kind, which errors about

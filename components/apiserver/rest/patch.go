@@ -60,7 +60,7 @@ func (c *call) patch(subresource string, way *api.Update) error {
 	p.owner, p.subresource = c.res.Resource, subresource
 	out, err := c.change(change{
 		way:     way,
-		create:  p.kindOf == types.ApplyYAMLPatchType && (subresource == "" || c.mayCreateBy(subresource)),
+		create:  p.kindOf == types.ApplyYAMLPatchType && (subresource == "" || way.ApplyCreates || c.mayCreateBy(subresource)),
 		options: updateOptionsOf(p.options),
 		make: func(_ context.Context, current api.Object) (api.Object, error) {
 			obj, err := p.apply(current)

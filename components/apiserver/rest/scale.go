@@ -52,6 +52,15 @@ var customScaleColumns = []metav1.TableColumnDefinition{
 	{Name: "Age", Type: "date", Description: api.AgeColumn.Description},
 }
 
+// customScaleRow makes their cells, which are read from the JSON of a Scale: that leaves a wish for nothing out.
+func customScaleRow(obj api.Object) []any {
+	cells := scaleResource.Row(obj)
+	if s, ok := obj.(*autoscalingv1.Scale); ok && s.Spec.Replicas == 0 {
+		cells[1] = nil
+	}
+	return cells
+}
+
 // scale answers for the scale subresource, which shows how many replicas of
 // something are wished for and lets that be changed.
 func (c *call) scale() error {
@@ -100,7 +109,7 @@ func (c *call) sendScale(format negotiate.Format, s *autoscalingv1.Scale) error 
 	res := scaleResource
 	if c.res.Custom != nil {
 		own := *scaleResource
-		own.Columns = customScaleColumns
+		own.Columns, own.Row = customScaleColumns, customScaleRow
 		res = &own
 	}
 	as.res = &registry.Resource{Resource: res, Object: wire.NewKind(scaleKind)}

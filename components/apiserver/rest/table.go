@@ -87,6 +87,9 @@ func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow,
 	} else {
 		dst = append(dst, "null"...)
 	}
+	if len(rows) == 0 && plain(c.res.Columns) {
+		return append(dst, `,"rows":null}`...), nil
+	}
 	if order := c.res.RowOrder; order != nil && len(rows) > 1 {
 		rows = slices.Clone(rows)
 		slices.SortStableFunc(rows, func(a, b tableRow) int { return order(a.obj, b.obj) })
@@ -112,6 +115,11 @@ func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow,
 		dst = append(dst, '}')
 	}
 	return append(dst, "]}"...), nil
+}
+
+// plain tells the columns of kinds whose tables are made apart from those of others: an empty one has no list of rows.
+func plain(columns []metav1.TableColumnDefinition) bool {
+	return slices.ContainsFunc(columns, func(c metav1.TableColumnDefinition) bool { return c.Name == api.CreatedColumn.Name })
 }
 
 // appendRowConditions appends the member of a row that tells its conditions,

@@ -72,7 +72,8 @@ func validatingAdmissionPolicy() api.Kind[*admissionv1.ValidatingAdmissionPolicy
 				Validate: func(_ context.Context, p, _ *policy) field.ErrorList {
 					return validatePolicyStatus(&p.Status, field.NewPath("status"))
 				},
-				ResetFields: [][]string{{"metadata"}, {"spec"}},
+				ResetFields:  [][]string{{"metadata"}, {"spec"}},
+				ApplyCreates: true,
 			},
 		},
 		Columns: describe([]string{"Validations", "ParamKind"}, []string{

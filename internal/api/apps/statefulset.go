@@ -247,7 +247,9 @@ func validateStatefulSetStrategy(s *appsv1.StatefulSetUpdateStrategy, path *fiel
 		return field.ErrorList{field.Required(path, "")}
 	case appsv1.OnDeleteStatefulSetStrategyType:
 		if s.RollingUpdate != nil {
-			return field.ErrorList{field.Invalid(path.Child("rollingUpdate"), s.RollingUpdate,
+			shown := s.RollingUpdate.DeepCopy()
+			set(&shown.Partition, 0)
+			return field.ErrorList{field.Invalid(path.Child("rollingUpdate"), shown,
 				fmt.Sprintf("only allowed for updateStrategy '%s'", appsv1.RollingUpdateStatefulSetStrategyType))}
 		}
 		return nil

@@ -94,7 +94,7 @@ func takesMountOptions(s *corev1.PersistentVolumeSource) bool {
 
 func validatePersistentVolumeUpdate(_ context.Context, pv, old *corev1.PersistentVolume) field.ErrorList {
 	e := &validate.Errors{}
-	e.Add(validate.Ratchet(validatePersistentVolume(pv), func() field.ErrorList { return validatePersistentVolume(old) }))
+	e.Add(validatePersistentVolume(pv))
 	source, before := pv.Spec.PersistentVolumeSource, old.Spec.PersistentVolumeSource
 	if source.CSI != nil && before.CSI != nil && before.CSI.ControllerExpandSecretRef == nil {
 		// The secret for growing the volume may be added.

@@ -101,7 +101,7 @@ func validateClaim(c *corev1.PersistentVolumeClaim) field.ErrorList {
 // volume's attributes.
 func validateClaimUpdate(_ context.Context, c, old *corev1.PersistentVolumeClaim) field.ErrorList {
 	e, path := &validate.Errors{}, field.NewPath("spec")
-	e.Add(validate.Ratchet(validateClaim(c), func() field.ErrorList { return validateClaim(old) }))
+	e.Add(validateClaim(c))
 	is, was := c.Spec.DeepCopy(), old.Spec.DeepCopy()
 	if was.VolumeName == "" {
 		was.VolumeName = is.VolumeName

@@ -13,7 +13,6 @@ import (
 
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/core/pod"
-	"hyperkube/internal/api/validate"
 )
 
 func podTemplate() api.Kind[*corev1.PodTemplate] {
@@ -46,7 +45,7 @@ func podTemplate() api.Kind[*corev1.PodTemplate] {
 				}
 			},
 			Validate: func(_ context.Context, t, old *corev1.PodTemplate) field.ErrorList {
-				return validate.Ratchet(check(t), func() field.ErrorList { return check(old) })
+				return check(t)
 			},
 		},
 		Columns: []metav1.TableColumnDefinition{

@@ -63,7 +63,7 @@ func replicationController() api.Kind[*corev1.ReplicationController] {
 				}
 			},
 			Validate: func(_ context.Context, rc, old *corev1.ReplicationController) field.ErrorList {
-				return validate.Ratchet(validateReplicationController(rc), func() field.ErrorList { return validateReplicationController(old) })
+				return validateReplicationController(rc)
 			},
 			ResetFields: [][]string{{"status"}},
 		},

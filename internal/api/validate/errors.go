@@ -163,17 +163,3 @@ func distinct(errs field.ErrorList, counts func(*field.Error) bool) field.ErrorL
 		return false
 	})
 }
-
-// Ratchet drops those of the findings on a changed object that its stored
-// version has already: an object that was valid under older rules stays
-// changeable. Old is only called when there are findings.
-func Ratchet(errs field.ErrorList, old func() field.ErrorList) field.ErrorList {
-	if len(errs) == 0 {
-		return nil
-	}
-	known := map[string]bool{}
-	for _, e := range old() {
-		known[e.Error()] = true
-	}
-	return slices.DeleteFunc(errs, func(e *field.Error) bool { return known[e.Error()] })
-}

@@ -261,11 +261,11 @@ func TestUpdate(t *testing.T) {
 	p.Spec.Containers[1].Name = "d"
 	check(t, validateUpdate(p, old), "spec.containers: Forbidden: pod updates may not add or remove containers")
 
-	// What was invalid already does not stand in the way.
+	// What was invalid already stands in the way, too.
 	old.Spec.Containers[0].ImagePullPolicy = "Foo"
 	p = old.DeepCopy()
 	p.Labels = map[string]string{"a": "b"}
-	check(t, validateUpdate(p, old))
+	check(t, validateUpdate(p, old), `spec.containers[0].imagePullPolicy: Unsupported value: "Foo": supported values: "Always", "IfNotPresent", "Never"`)
 }
 
 func TestStatus(t *testing.T) {

@@ -59,10 +59,9 @@ func validateCreate(p *corev1.Pod) field.ErrorList {
 	return c.List
 }
 
-// validateChanged is validatePod for a pod that is there already: what was
-// wrong with it before is not held against the change.
+// validateChanged is validatePod for a pod that is there already.
 func validateChanged(p, old *corev1.Pod) validate.Errors {
-	return validate.Errors{List: validate.Ratchet(validatePod(p), func() field.ErrorList { return validatePod(old) })}
+	return validate.Errors{List: validate.Tolerate(validatePod(p), func() field.ErrorList { return validatePod(old) })}
 }
 
 // checkAnnotationUpdate holds on to the annotations that nobody may change.
