@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	batchlisters "k8s.io/client-go/listers/batch/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/controllers/internal/control"
 )
@@ -58,7 +59,7 @@ func New(env control.Env) (*Controller, error) {
 	if err := control.AddOwnerIndex(jobs.Informer()); err != nil {
 		return nil, err
 	}
-	if err := c.Watch(crons.Informer(), control.Every(func(cj *batchv1.CronJob) { c.AddObject(cj) })); err != nil {
+	if err := c.Watch(crons.Informer(), control.Handlers(func(cj *batchv1.CronJob) { c.AddObject(cj) }, c.changed, func(cj *batchv1.CronJob) { c.AddObject(cj) })); err != nil {
 		return nil, err
 	}
 	return c, c.Watch(jobs.Informer(), control.Every(func(j *batchv1.Job) {
@@ -66,6 +67,24 @@ func New(env control.Env) (*Controller, error) {
 			c.AddObject(cj)
 		}
 	}))
+}
+
+// changed has a CronJob synced that is another now. One with a new schedule waits for
+// its next time: what would have been due by that before is no omission.
+func (c *Controller) changed(old, cj *batchv1.CronJob) {
+	if old.Spec.Schedule == cj.Spec.Schedule && ptr.Equal(old.Spec.TimeZone, cj.Spec.TimeZone) {
+		c.AddObject(cj)
+		return
+	}
+	sched, err := parse(cj)
+	if err != nil {
+		c.env.Events.Eventf(cj, corev1.EventTypeWarning, "UnParseableCronJobSchedule", "unparseable schedule for cronjob: %s", cj.Spec.Schedule)
+		return
+	}
+	now := c.env.Clock.Now()
+	if next := sched.Next(now); !next.IsZero() {
+		c.AddAfter(cj.Namespace+"/"+cj.Name, next.Sub(now)+slack)
+	}
 }
 
 // ended returns how a Job ended, empty if it has not.
@@ -182,6 +201,10 @@ func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 			r.env.Events.Eventf(cj, corev1.EventTypeWarning, "UnknownTimeZone", "invalid timeZone: %q: %s", *z, err)
 			return 0, nil
 		}
+	}
+	if strings.Contains(cj.Spec.Schedule, "TZ") {
+		r.env.Events.Eventf(cj, corev1.EventTypeWarning, "UnsupportedSchedule",
+			"CRON_TZ or TZ used in schedule %q is not officially supported, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details", cj.Spec.Schedule)
 	}
 	sched, err := parse(cj)
 	if err != nil {
@@ -316,7 +339,12 @@ func (r *run) cleanup(ctx context.Context) error {
 		}
 		slices.SortFunc(list, func(a, b *batchv1.Job) int {
 			x, y := a.Status.StartTime, b.Status.StartTime
-			if x != nil && y != nil && !x.Equal(y) {
+			switch {
+			case x == nil && y != nil:
+				return 1
+			case x != nil && y == nil:
+				return -1
+			case x != nil && !x.Equal(y):
 				return x.Compare(y.Time)
 			}
 			return strings.Compare(a.Name, b.Name)

@@ -69,6 +69,8 @@ func TestSchedule(t *testing.T) {
 		{name: "replace", policy: batchv1.ReplaceConcurrent, schedule: "0 * * * *", jobs: 1, event: "Normal SuccessfulDelete Deleted job old"},
 		{name: "suspended", policy: batchv1.AllowConcurrent, schedule: "0 * * * *", suspend: true, jobs: 1},
 		{name: "never", policy: batchv1.AllowConcurrent, schedule: "0 0 31 2 *", jobs: 1, event: "Warning InvalidSchedule invalid schedule: 0 0 31 2 * : time difference between two schedules is less than 1 second"},
+		{name: "a zone alone", policy: batchv1.AllowConcurrent, schedule: "TZ=UTC", jobs: 1, event: "Warning UnparseableSchedule unparseable schedule: \"TZ=UTC\" : invalid schedule format: "},
+		{name: "a zone of its own", policy: batchv1.AllowConcurrent, schedule: "TZ=UTC 0 * * * *", jobs: 2, event: "Warning UnsupportedSchedule CRON_TZ or TZ used in schedule \"TZ=UTC 0 * * * *\" is not officially supported"},
 		{name: "nonsense", policy: batchv1.AllowConcurrent, schedule: "sometimes", jobs: 1, event: "Warning UnparseableSchedule unparseable schedule: \"sometimes\" : "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -130,5 +132,33 @@ func TestHistory(t *testing.T) {
 	live, err := f.Kube.BatchV1().CronJobs("ns").Get(context.Background(), "c", metav1.GetOptions{})
 	if err != nil || live.Status.LastSuccessfulTime == nil || !live.Status.LastSuccessfulTime.Time.Equal(controltest.Now.Add(-time.Hour)) {
 		t.Errorf("status %+v, %v", live.Status, err)
+	}
+}
+
+// TestNewSchedule changes a schedule to one by which a time has passed already.
+func TestNewSchedule(t *testing.T) {
+	cj := cronJob("0 0 1 1 *", controltest.Now.Add(-time.Hour))
+	f := controltest.New(t, cj)
+	c, err := New(f.Env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := cj.DeepCopy()
+	other.ResourceVersion, other.Labels = "2", map[string]string{"a": "b"}
+	changed := other.DeepCopy()
+	changed.ResourceVersion, changed.Spec.Schedule = "3", "30 * * * *"
+	c.changed(other, changed)
+	if n := c.Len(); n != 0 {
+		t.Errorf("%d are to be synced at once: what was due half an hour ago is made up for", n)
+	}
+	c.changed(cj, other)
+	if n := c.Len(); n != 1 {
+		t.Errorf("%d are to be synced for a label", n)
+	}
+	broken := other.DeepCopy()
+	broken.ResourceVersion, broken.Spec.Schedule = "4", "TZ=0"
+	c.changed(other, broken)
+	if e := f.Recorded(); len(e) != 1 || !strings.HasPrefix(e[0], "Warning UnParseableCronJobSchedule unparseable schedule for cronjob: TZ=0") {
+		t.Errorf("events %q", e)
 	}
 }

@@ -2,6 +2,7 @@ package cronjob
 
 import (
 	"fmt"
+	"strings"
 	"time"
 	_ "time/tzdata" // time zones must be known in an image without files
 
@@ -9,10 +10,17 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 )
 
-// parse reads a CronJob's schedule, in its time zone.
-func parse(cj *batchv1.CronJob) (cron.Schedule, error) {
+// parse reads a CronJob's schedule, in its time zone, or in that which older servers
+// let the schedule itself name.
+func parse(cj *batchv1.CronJob) (_ cron.Schedule, err error) {
+	defer func() {
+		// The library panics at a time zone without fields after it.
+		if v := recover(); v != nil {
+			err = fmt.Errorf("invalid schedule format: %v", v)
+		}
+	}()
 	text := cj.Spec.Schedule
-	if z := cj.Spec.TimeZone; z != nil {
+	if z := cj.Spec.TimeZone; z != nil && !strings.Contains(text, "TZ") {
 		if _, err := time.LoadLocation(*z); err != nil {
 			return nil, fmt.Errorf("time zone: %w", err)
 		}

@@ -9,8 +9,10 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"hyperkube/components/controllers/internal/controltest"
+	"hyperkube/internal/api/core/pod"
 )
 
 var webLabels = map[string]string{"app": "db"}
@@ -242,5 +244,34 @@ func TestClaimGone(t *testing.T) {
 		if err := w.c.Drain(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestRevisionOfOlderVersion adopts a StatefulSet whose revision an older version has
+// written, in other words.
+func TestRevisionOfOlderVersion(t *testing.T) {
+	for name, tc := range map[string]struct {
+		data string
+		same bool
+	}{
+		"a zero time":          {`{"spec":{"template":{"$patch":"replace","metadata":{"creationTimestamp":null,"labels":{"app":"db"}},"spec":{"containers":[{"name":"c","image":"v1","resources":{}}]}}}}`, true},
+		"nothing defaulted":    {`{"spec":{"template":{"$patch":"replace","metadata":{"labels":{"app":"db"}},"spec":{"containers":[{"name":"c","image":"v1"}]}}}}`, true},
+		"another image":        {`{"spec":{"template":{"$patch":"replace","metadata":{"labels":{"app":"db"}},"spec":{"containers":[{"name":"c","image":"v0"}]}}}}`, false},
+		"what nobody can read": {`{"spec":{"template":{"$patch":"replace","spec":"none"}}}`, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			set := testSet(0)
+			pod.DefaultTemplate(&set.Spec.Template)
+			set.Status.CurrentRevision, set.Status.UpdateRevision = "db-old", "db-old"
+			w := newWorld(t, set)
+			w.f.Add(&appsv1.ControllerRevision{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "db-old", UID: "old", Labels: webLabels, OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, Kind)}},
+				Data:       runtime.RawExtension{Raw: []byte(tc.data)}, Revision: 3,
+			})
+			w.sync()
+			if next := w.set().Status.UpdateRevision; (next == "db-old") != tc.same {
+				t.Errorf("the pods are to be of %s", next)
+			}
+		})
 	}
 }

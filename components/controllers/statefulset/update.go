@@ -1,6 +1,7 @@
 package statefulset
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/internal/revision"
+	"hyperkube/internal/api/core/pod"
 )
 
 // update is one sync of one StatefulSet. It is used by one goroutine.
@@ -63,6 +65,9 @@ func (u *update) revise(ctx context.Context, selector labels.Selector) error {
 			u.current = r
 		}
 	}
+	if n := len(all); u.next == nil && n > 0 && u.means(all[n-1], data) {
+		u.next = all[n-1]
+	}
 	number := revision.NextNumber(all)
 	switch {
 	case u.next != nil && u.next.Revision+1 < number:
@@ -97,11 +102,29 @@ func (u *update) revise(ctx context.Context, selector labels.Selector) error {
 	return nil
 }
 
+// means tells whether a revision is one of the present template, though an older
+// version wrote it: with zeros that are left out by now, or without what is
+// defaulted by now. A new one would have all pods made anew, the same as before.
+func (u *update) means(r *appsv1.ControllerRevision, data []byte) bool {
+	set, err := u.restored(r)
+	if err != nil {
+		return false
+	}
+	pod.DefaultTemplate(&set.Spec.Template)
+	now, err := revision.Data(&set.Spec.Template)
+	return err == nil && bytes.Equal(now, data)
+}
+
 // at returns the set as it was at a revision.
 func (u *update) at(r *appsv1.ControllerRevision) (*appsv1.StatefulSet, error) {
 	if r.Name == u.next.Name {
 		return u.set, nil
 	}
+	return u.restored(r)
+}
+
+// restored is the set with the template of a revision.
+func (u *update) restored(r *appsv1.ControllerRevision) (*appsv1.StatefulSet, error) {
 	raw, err := json.Marshal(u.set)
 	if err != nil {
 		return nil, err
