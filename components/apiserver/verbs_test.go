@@ -228,6 +228,42 @@ func TestTwiceApplied(t *testing.T) {
 	}
 }
 
+// TestDefaultPropagationWarns: who deletes a Job without a word on its pods is told that
+// they stay.
+func TestDefaultPropagationWarns(t *testing.T) {
+	a := newAPI(t, startServer(t, Config{}))
+	const jobs = "/apis/batch/v1/namespaces/default/jobs"
+	create := func() {
+		t.Helper()
+		r := a.do("POST", jobs, `{"metadata":{"name":"j","labels":{"a":"b"}},"spec":{"template":{"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}}}`, jsn)
+		if r.code != 201 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	for _, tc := range []struct {
+		path, body string
+		warns      bool
+	}{
+		{jobs + "/j", "", true},
+		{jobs + "/j", `{"gracePeriodSeconds":0}`, true},
+		{jobs + "/j", `{"propagationPolicy":"Background"}`, false},
+		{jobs + "/j", `{"orphanDependents":false}`, false},
+		{jobs + "?labelSelector=a%3Db", "", true},
+		{jobs + "?labelSelector=a%3Db", `{"propagationPolicy":"Background"}`, false},
+	} {
+		create()
+		r := a.do("DELETE", tc.path, tc.body, jsn)
+		if warned := strings.Contains(r.header.Get("Warning"), "child pods are preserved by default"); r.code != 200 || warned != tc.warns {
+			t.Errorf("%s %s: %d, warning %q", tc.path, tc.body, r.code, r.header.Get("Warning"))
+		}
+		a.do("PATCH", jobs+"/j", `{"metadata":{"finalizers":null}}`, mrg)
+	}
+	a.do("POST", cms, `{"metadata":{"name":"nothing-to-keep"}}`, jsn)
+	if r := a.do("DELETE", cms+"/nothing-to-keep", ""); r.code != 200 || r.header.Get("Warning") != "" {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestWrites(t *testing.T) {
 	s := startServer(t, Config{})
 	a := newAPI(t, s)
