@@ -1,6 +1,7 @@
 package images
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,8 @@ type Collector struct {
 	// Metrics counts what is removed; may be nil.
 	Metrics *telemetry.Metrics
 
+	measure func(path string, to *unix.Statfs_t) error // nil: as the kernel does
+
 	mu   sync.Mutex // held while it looks; guards seen
 	seen map[string]seen
 }
@@ -63,19 +66,11 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 			c.Log.Warn("forgetting how images were pulled that are gone failed", "error", err)
 		}
 	}
-	path := c.Path
-	if fs, err := c.CRI.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{}); err == nil && len(fs.ImageFilesystems) > 0 {
-		if p := fs.ImageFilesystems[0].GetFsId().GetMountpoint(); p != "" {
-			path = p
-		}
+	list, old := c.expired(ctx, list, used)
+	capacity, taken, err := c.disk(ctx)
+	if err != nil {
+		return errors.Join(err, old)
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(path, &st); err != nil {
-		return fmt.Errorf("measuring the images' disk: %w", err)
-	}
-	old := c.expired(ctx, list, used)
-	capacity := int64(st.Blocks) * st.Bsize
-	taken := capacity - int64(st.Bavail)*st.Bsize
 	if capacity == 0 {
 		return errors.Join(ErrNoCapacity, old)
 	}
@@ -86,24 +81,9 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 	if all {
 		goal = capacity
 	}
-	now := time.Now()
-	var idle []*runtimeapi.Image
-	for _, i := range list {
-		// One that has just come is for a container that is not there yet.
-		if !i.Pinned && !used[i.Id] && now.Sub(c.seen[i.Id].first) >= c.MinAge {
-			idle = append(idle, i)
-		}
-	}
-	slices.SortStableFunc(idle, func(a, b *runtimeapi.Image) int {
-		x, y := c.seen[a.Id], c.seen[b.Id]
-		if n := x.used.Compare(y.used); n != 0 {
-			return n
-		}
-		return x.first.Compare(y.first)
-	})
 	var errs []error
 	var freed int64
-	for _, i := range idle {
+	for _, i := range c.idle(list, used, time.Now()) {
 		if goal <= 0 {
 			break
 		}
@@ -122,6 +102,42 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 			"Investigate disk usage, as it could be used by active images, logs, volumes, or other data.", ErrFull, taken*100/capacity, size(capacity), freed))
 	}
 	return errors.Join(append(errs, old)...)
+}
+
+// disk measures that of the images, in bytes.
+func (c *Collector) disk(ctx context.Context) (capacity, taken int64, err error) {
+	path := c.Path
+	if fs, err := c.CRI.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{}); err == nil && len(fs.ImageFilesystems) > 0 {
+		if p := fs.ImageFilesystems[0].GetFsId().GetMountpoint(); p != "" {
+			path = p
+		}
+	}
+	measure := c.measure
+	if measure == nil {
+		measure = unix.Statfs
+	}
+	var st unix.Statfs_t
+	if err := measure(path, &st); err != nil {
+		return 0, 0, fmt.Errorf("measuring the images' disk: %w", err)
+	}
+	capacity = int64(st.Blocks) * st.Bsize
+	return capacity, capacity - int64(st.Bavail)*st.Bsize, nil
+}
+
+// idle are the images of list that may go, in the order in which they do.
+func (c *Collector) idle(list []*runtimeapi.Image, used map[string]bool, now time.Time) []*runtimeapi.Image {
+	var idle []*runtimeapi.Image
+	for _, i := range list {
+		// One that has just come is for a container that is not there yet.
+		if !i.Pinned && !used[i.Id] && now.Sub(c.seen[i.Id].first) >= c.MinAge {
+			idle = append(idle, i)
+		}
+	}
+	slices.SortStableFunc(idle, func(a, b *runtimeapi.Image) int {
+		x, y := c.seen[a.Id], c.seen[b.Id]
+		return cmp.Or(x.used.Compare(y.used), x.first.Compare(y.first))
+	})
+	return idle
 }
 
 // ErrNoCapacity is that the disk says that it has no room at all, for which nobody
@@ -146,11 +162,13 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", value, "KMGTPE"[prefix])
 }
 
-// expired removes what nobody has used for longer than MaxAge.
-func (c *Collector) expired(ctx context.Context, list []*runtimeapi.Image, used map[string]bool) error {
+// expired removes what nobody has used for longer than MaxAge, and returns what of list
+// is left.
+func (c *Collector) expired(ctx context.Context, list []*runtimeapi.Image, used map[string]bool) ([]*runtimeapi.Image, error) {
 	if c.MaxAge <= 0 {
-		return nil
+		return list, nil
 	}
+	var left []*runtimeapi.Image
 	var errs []error
 	now := time.Now()
 	for _, i := range list {
@@ -160,16 +178,18 @@ func (c *Collector) expired(ctx context.Context, list []*runtimeapi.Image, used 
 			last = s.first
 		}
 		if i.Pinned || used[i.Id] || now.Sub(last) < c.MaxAge {
+			left = append(left, i)
 			continue
 		}
 		if _, err := c.CRI.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: i.Id}}); err != nil {
+			left = append(left, i)
 			errs = append(errs, fmt.Errorf("removing image %s: %w", i.Id, err))
 			continue
 		}
 		c.Metrics.ImageCollected(true)
 		c.Log.Info("removed an image that was long not used", "image", i.RepoTags, "bytes", i.Size)
 	}
-	return errors.Join(errs...)
+	return left, errors.Join(errs...)
 }
 
 // look notes which images there are and which are used.

@@ -1,0 +1,72 @@
+package images
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri/crifake"
+)
+
+// TestCollect has images of one MiB each on a disk of a hundred.
+func TestCollect(t *testing.T) {
+	ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }
+	for _, tc := range []struct {
+		name        string
+		taken       int // in MiB
+		all         bool
+		minAge, max time.Duration
+		want        string // in this order
+		err         error
+	}{
+		{name: "room enough", taken: 84},
+		{name: "the one used longest ago first", taken: 85, want: "never older newer"},
+		{name: "as many as are needed", taken: 85, minAge: time.Minute, want: "older newer", err: ErrFull},
+		{name: "all at once", taken: 10, all: true, want: "never older newer"},
+		{name: "nothing is there to go", taken: 99, minAge: 24 * time.Hour, err: ErrFull},
+		{name: "long unused, with room", taken: 10, max: 90 * time.Minute, want: "older"},
+		{name: "long unused, which makes room", taken: 85, max: 90 * time.Minute, want: "older"},
+		{name: "long unused, and the others", taken: 90, max: 90 * time.Minute, want: "older never newer", err: ErrFull},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			rt := crifake.New("never", "older", "newer", "pinned", "used")
+			rt.Pin("pinned", true)
+			if _, err := rt.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{Config: &runtimeapi.ContainerConfig{
+				Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: "used"},
+			}}); err != nil {
+				t.Fatal(err)
+			}
+			removed := func() (ids []string) {
+				for _, call := range rt.Calls() {
+					if id, ok := strings.CutPrefix(call, "RemoveImage sha256:"); ok {
+						ids = append(ids, id)
+					}
+				}
+				return ids
+			}
+			c := &Collector{
+				CRI: rt.Client(), High: 85, Low: 82, MinAge: tc.minAge, MaxAge: tc.max, Log: slog.New(slog.DiscardHandler),
+				seen: map[string]seen{
+					"sha256:older": {first: ago(3 * time.Hour), used: ago(2 * time.Hour)}, "sha256:newer": {first: ago(4 * time.Hour), used: ago(time.Hour)},
+					"sha256:pinned": {first: ago(5 * time.Hour)}, "sha256:used": {first: ago(5 * time.Hour)},
+				},
+			}
+			c.measure = func(_ string, to *unix.Statfs_t) error {
+				*to = unix.Statfs_t{Bsize: 1 << 20, Blocks: 100, Bavail: uint64(100 - tc.taken + len(removed()))}
+				return nil
+			}
+			if err := c.Collect(t.Context(), tc.all); !errors.Is(err, tc.err) {
+				t.Errorf("got %v, want %v", err, tc.err)
+			}
+			if got := removed(); !slices.Equal(got, strings.Fields(tc.want)) {
+				t.Errorf("removed %v, want %s", got, tc.want)
+			}
+		})
+	}
+}
