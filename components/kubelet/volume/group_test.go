@@ -45,6 +45,50 @@ func TestSetGroup(t *testing.T) {
 	}
 }
 
+// TestGroupChangePolicy: a volume whose root is the group's already is left as it is by a
+// pod that asks for that, and by no other.
+func TestGroupChangePolicy(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	mismatch, always := v1.FSGroupChangeOnRootMismatch, v1.FSGroupChangeAlways
+	for name, c := range map[string]struct {
+		policy *v1.PodFSGroupChangePolicy
+		group  int
+		mode   uint32
+		given  bool
+	}{
+		"no policy":                      {nil, 4321, 0o2770, true},
+		"always":                         {&always, 4321, 0o2770, true},
+		"on mismatch, a match":           {&mismatch, 4321, 0o2770, false},
+		"on mismatch, another group":     {&mismatch, 1234, 0o2770, true},
+		"on mismatch, not handed down":   {&mismatch, 4321, 0o770, true},
+		"on mismatch, not to be written": {&mismatch, 4321, 0o2750, true},
+	} {
+		root := t.TempDir()
+		file := filepath.Join(root, "file")
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(root, 0, c.group); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Chmod(root, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		pod := &v1.Pod{Spec: v1.PodSpec{SecurityContext: &v1.PodSecurityContext{FSGroupChangePolicy: c.policy}}}
+		if err := GiveTo(pod, root, 4321, nil); err != nil {
+			t.Fatal(err)
+		}
+		if group, _ := attributes(t, file); (group == 4321) != c.given {
+			t.Errorf("%s: the file is of group %d", name, group)
+		}
+		if group, mode := attributes(t, root); group != 4321 || mode&0o2770 != 0o2770 {
+			t.Errorf("%s: the root is of group %d, mode %o", name, group, mode)
+		}
+	}
+}
+
 // TestSetGroupOfMovingFolders: who puts links in the place of folders while a
 // volume is given away does not get at what is outside.
 func TestSetGroupOfMovingFolders(t *testing.T) {

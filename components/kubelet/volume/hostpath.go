@@ -36,59 +36,69 @@ func (t HostPath) SetUp(_ context.Context, r Request) (Result, error) {
 	return Result{Path: path}, nil
 }
 
+// checkHostPath sees that there is what a pod says there is, or makes it.
 func checkHostPath(path string, kind v1.HostPathType) error {
-	info, err := os.Stat(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("hostPath type check failed: %w", err)
-	}
-	exists := err == nil
-	fail := func(what string) error { return fmt.Errorf("hostPath type check failed: %s is not a %s", path, what) }
-	switch kind {
-	case v1.HostPathUnset:
+	if kind == v1.HostPathUnset {
 		return nil
-	case v1.HostPathDirectoryOrCreate:
-		if !exists {
-			if err := os.MkdirAll(path, 0o755); err != nil {
-				return fmt.Errorf("making the host path: %w", err)
-			}
-			return nil
-		}
-		if !info.IsDir() {
-			return fail("directory")
-		}
-	case v1.HostPathDirectory:
-		if !exists || !info.IsDir() {
-			return fail("directory")
-		}
-	case v1.HostPathFileOrCreate:
-		if !exists {
-			f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o644)
-			if err != nil {
-				return fmt.Errorf("making the host path: %w", err)
-			}
-			return f.Close()
-		}
-		if !info.Mode().IsRegular() {
-			return fail("file")
-		}
-	case v1.HostPathFile:
-		if !exists || !info.Mode().IsRegular() {
-			return fail("file")
-		}
-	case v1.HostPathSocket:
-		if !exists || info.Mode()&os.ModeSocket == 0 {
-			return fail("socket file")
-		}
-	case v1.HostPathCharDev:
-		if !exists || info.Mode()&os.ModeCharDevice == 0 {
-			return fail("character device")
-		}
-	case v1.HostPathBlockDev:
-		if !exists || info.Mode()&os.ModeDevice == 0 || info.Mode()&os.ModeCharDevice != 0 {
-			return fail("block device")
-		}
-	default:
+	}
+	have, err := hostPathType(path)
+	expected := hostPathNames[kind]
+	switch {
+	case expected == "":
 		return fmt.Errorf("%s is an invalid volume type", kind)
+	case errors.Is(err, os.ErrNotExist) && kind == v1.HostPathDirectoryOrCreate:
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return fmt.Errorf("making the host path: %w", err)
+		}
+		return nil
+	case errors.Is(err, os.ErrNotExist) && kind == v1.HostPathFileOrCreate:
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o644)
+		if err != nil {
+			return fmt.Errorf("making the host path: %w", err)
+		}
+		return f.Close()
+	case errors.Is(err, os.ErrNotExist):
+		err = &absent{path}
+	}
+	if err != nil {
+		return fmt.Errorf("hostPath type check failed, %s is not a %s, unable to determine its type: %w", path, expected, err)
+	}
+	if hostPathNames[have] != expected {
+		return fmt.Errorf("hostPath type check failed: %s is not a %s, it's a %s", path, expected, have)
 	}
 	return nil
 }
+
+// hostPathNames are how the types are called in messages.
+var hostPathNames = map[v1.HostPathType]string{
+	v1.HostPathDirectoryOrCreate: "directory", v1.HostPathDirectory: "directory", v1.HostPathFileOrCreate: "file", v1.HostPathFile: "file",
+	v1.HostPathSocket: "socket file", v1.HostPathCharDev: "character device", v1.HostPathBlockDev: "block device",
+}
+
+// hostPathType tells what is at a path.
+func hostPathType(path string) (v1.HostPathType, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	switch mode := info.Mode(); {
+	case mode.IsDir():
+		return v1.HostPathDirectory, nil
+	case mode.IsRegular():
+		return v1.HostPathFile, nil
+	case mode&os.ModeSocket != 0:
+		return v1.HostPathSocket, nil
+	case mode&os.ModeCharDevice != 0:
+		return v1.HostPathCharDev, nil
+	case mode&os.ModeDevice != 0:
+		return v1.HostPathBlockDev, nil
+	}
+	return "", errors.New("only recognise file, directory, socket, block device and character device")
+}
+
+// absent is that there is nothing at a path.
+type absent struct{ path string }
+
+func (a *absent) Error() string { return fmt.Sprintf("path %q does not exist", a.path) }
+
+func (*absent) Unwrap() error { return os.ErrNotExist }

@@ -89,8 +89,6 @@ func TestWriteAtomically(t *testing.T) {
 	}
 }
 
-// TestTypes sets up every type for a pod and takes all back. It mounts, and so
-// needs root.
 // TestWriteInVain: what cannot be written leaves nothing, however often it is tried,
 // and what a crash has left goes.
 func TestWriteInVain(t *testing.T) {
@@ -116,6 +114,8 @@ func TestWriteInVain(t *testing.T) {
 	}
 }
 
+// TestTypes sets up every type for a pod and takes all back. It mounts, and so
+// needs root.
 func TestTypes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
