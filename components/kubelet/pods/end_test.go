@@ -111,6 +111,55 @@ func (b *bench) end(grace int64) {
 	}
 }
 
+// TestGraceOfProbes: a container that a probe condemns has the time to end that the probe
+// gives it, else the pod's, and in a pod that is deleted what the deletion says.
+func TestGraceOfProbes(t *testing.T) {
+	failing := func(grace *int64) *v1.Probe {
+		return &v1.Probe{
+			ProbeHandler:  v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"check"}}},
+			PeriodSeconds: 1, FailureThreshold: 1, TimeoutSeconds: 1, TerminationGracePeriodSeconds: grace,
+		}
+	}
+	seven, nine := int64(7), int64(9)
+	for name, c := range map[string]struct {
+		change  func(*v1.Container)
+		deleted bool
+		want    int64
+	}{
+		"liveness":                  {func(c *v1.Container) { c.LivenessProbe = failing(&seven) }, false, 7},
+		"startup":                   {func(c *v1.Container) { c.StartupProbe, c.LivenessProbe = failing(&nine), failing(&seven) }, false, 9},
+		"none of its own":           {func(c *v1.Container) { c.LivenessProbe = failing(nil) }, false, 600},
+		"startup that has none":     {func(c *v1.Container) { c.StartupProbe, c.LivenessProbe = failing(nil), failing(&seven) }, false, 600},
+		"readiness condemns nobody": {func(c *v1.Container) { c.LivenessProbe = failing(&seven); c.ReadinessProbe = failing(nil) }, false, 7},
+		"a pod that is deleted":     {func(c *v1.Container) { c.LivenessProbe = failing(&seven); c.LivenessProbe.InitialDelaySeconds = 3600 }, true, 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			runtime := crifake.New("busybox:1")
+			runtime.OnExec = func(string, []string) (int32, string) { return 1, "sick" }
+			stopped := make(chan int64, 100)
+			runtime.OnStop = func(_ string, seconds int64) { stopped <- seconds }
+			b := newBench(t, runtime)
+			grace := int64(600)
+			b.add(newPod("a", func(p *v1.Pod) {
+				p.Spec.TerminationGracePeriodSeconds = &grace
+				c.change(&p.Spec.Containers[0])
+			}))
+			if c.deleted {
+				b.end(5)
+			}
+			select {
+			case got := <-stopped:
+				if got != c.want {
+					t.Errorf("%d seconds, want %d", got, c.want)
+				}
+			case <-time.After(2 * time.Minute):
+				t.Fatalf("the container is not stopped; calls %v", runtime.Calls())
+			}
+		})
+	}
+}
+
 // TestSidecarsWithoutTime: those whose turn does not come in the grace period are
 // stopped nevertheless.
 func TestSidecarsWithoutTime(t *testing.T) {

@@ -208,7 +208,7 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed 
 					return false, false
 				}
 			case st != nil && st.State == Unknown:
-				in.kill(p, c, st, "Container "+c.Name+" is in unknown state, try killing it before restart", true)
+				in.kill(p, c, st, "Init container "+inUnknown, true)
 				if !past {
 					return false, false
 				}
@@ -249,7 +249,11 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed 
 			in.start(p, c)
 			return false, false
 		default:
-			in.kill(p, c, st, "Container "+c.Name+" is in unknown state, try killing it before restart", true)
+			// Nobody knows what it exited with, if it did: rules do not count.
+			if policy(in.Pod, c) == v1.RestartPolicyNever {
+				return false, true
+			}
+			in.kill(p, c, st, "Init container "+inUnknown, true)
 			return false, false
 		}
 	}
@@ -269,7 +273,7 @@ func (in *Input) checkRunning(p *Plan, c *v1.Container, st *Container, always bo
 	h := in.Health[st.ID]
 	switch {
 	case st.Hash != "" && st.Hash != Hash(c):
-		in.kill(p, c, st, "Container "+c.Name+" definition changed, will be restarted", true)
+		in.kill(p, c, st, killMessage(c, always, "definition changed", true), true)
 	case h.Liveness == Failure:
 		in.fail(p, c, st, "liveness", always)
 	case h.Startup == Failure:
@@ -285,11 +289,21 @@ func (in *Input) checkRunning(p *Plan, c *v1.Container, st *Container, always bo
 func (in *Input) fail(p *Plan, c *v1.Container, st *Container, probe string, always bool) {
 	policy := policy(in.Pod, c)
 	restarts := always || policy != v1.RestartPolicyNever
-	msg := "Container " + c.Name + " failed " + probe + " probe"
-	if restarts {
-		msg += ", will be restarted"
+	in.kill(p, c, st, killMessage(c, always, "failed "+probe+" probe", restarts), restarts && !always && policy != v1.RestartPolicyAlways)
+}
+
+// inUnknown is why a container is stopped of which the runtime has lost track.
+const inUnknown = `is in "unknown" state, try killing it before restart`
+
+// killMessage says why a container is stopped.
+func killMessage(c *v1.Container, sidecar bool, why string, restarts bool) string {
+	switch {
+	case sidecar:
+		return "Init container " + c.Name + " " + why
+	case restarts:
+		return "Container " + c.Name + " " + why + ", will be restarted"
 	}
-	in.kill(p, c, st, msg, restarts && !always && policy != v1.RestartPolicyAlways)
+	return "Container " + c.Name + " " + why
 }
 
 func (in *Input) kill(p *Plan, c *v1.Container, st *Container, message string, replace bool) {
@@ -328,7 +342,7 @@ func (in *Input) appContainers(p *Plan, sandbox *Sandbox) (keep bool) {
 			in.start(p, c)
 			keep = true
 		case st.State == Unknown:
-			in.kill(p, c, st, "Container "+c.Name+" is in unknown state, try killing it before restart", true)
+			in.kill(p, c, st, "Container "+inUnknown, true)
 			keep = true
 		case in.Slots[c.Name].ForceRestart == st.ID || shouldRestart(in.Pod, c, st.ExitCode):
 			in.start(p, c)

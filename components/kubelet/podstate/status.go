@@ -349,7 +349,8 @@ func (in *StatusInput) willStart(c *v1.Container, kind Kind, latest *Container) 
 	if latest.State == Running || kind == Ephemeral {
 		return false
 	}
-	if kind == Init && !IsSidecar(c) && latest.ExitCode == 0 {
+	if kind == Init && latest.ExitCode == 0 {
+		// One that has done its work says so, be it a sidecar that is to start again.
 		return false
 	}
 	return in.Slots[c.Name].ForceRestart == latest.ID || shouldRestart(in.Pod, c, latest.ExitCode)

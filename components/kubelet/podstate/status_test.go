@@ -1,6 +1,7 @@
 package podstate
 
 import (
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -198,5 +199,82 @@ func TestStoppedBetween(t *testing.T) {
 	if s.Phase != v1.PodFailed || st.State.Terminated == nil || st.State.Terminated.ExitCode != 137 ||
 		st.LastTerminationState.Terminated == nil || st.LastTerminationState.Terminated.ExitCode != 0 {
 		t.Errorf("%s, %+v", s.Phase, st)
+	}
+}
+
+// TestUnknown: what the runtime has lost track of is stopped and made anew, but for an
+// init container of a pod that starts nothing again.
+func TestUnknown(t *testing.T) {
+	never, onFailure := v1.ContainerRestartPolicyNever, v1.ContainerRestartPolicyOnFailure
+	for name, c := range map[string]struct {
+		policy v1.RestartPolicy
+		own    *v1.ContainerRestartPolicy
+		seen   string
+		want   string
+	}{
+		"app":                       {v1.RestartPolicyNever, nil, "a", "Container is in \"unknown\" state, try killing it before restart"},
+		"sidecar":                   {v1.RestartPolicyNever, nil, "side", "Init container is in \"unknown\" state, try killing it before restart"},
+		"init":                      {v1.RestartPolicyOnFailure, nil, "init", "Init container is in \"unknown\" state, try killing it before restart"},
+		"init of never":             {v1.RestartPolicyNever, nil, "init", "finished"},
+		"init that is never":        {v1.RestartPolicyAlways, &never, "init", "finished"},
+		"init that is not of never": {v1.RestartPolicyNever, &onFailure, "init", "Init container is in \"unknown\" state, try killing it before restart"},
+	} {
+		p := pod(c.policy, "init", "side")
+		p.Spec.InitContainers[0].RestartPolicy = c.own
+		if c.own != nil {
+			p.Spec.InitContainers[0].RestartPolicyRules = []v1.ContainerRestartRule{{Action: v1.ContainerRestartRuleActionRestart}}
+		}
+		list := map[string][]string{"app": {"init:exited=0", "side:running", "a:?", "b:running"}, "sidecar": {"init:exited=0", "side:?"}}[name]
+		if list == nil {
+			list = []string{"init:?"}
+		}
+		plan := Next(Input{Pod: p, Observed: see(list...), Now: now})
+		said := ""
+		if len(plan.Kill) == 1 && plan.Kill[0].Name == c.seen && plan.Kill[0].Replace {
+			said = plan.Kill[0].Message
+		}
+		if plan.Finished {
+			said = "finished"
+		}
+		if said != c.want || len(plan.Start) > 0 && name != "app" {
+			t.Errorf("%s: %q, plan %+v", name, said, plan)
+		}
+	}
+}
+
+// TestSidecarMessages: why a sidecar is stopped is told as of an init container.
+func TestSidecarMessages(t *testing.T) {
+	for want, c := range map[string]struct {
+		hash   string
+		health Health
+	}{
+		"Init container side failed liveness probe": {health: Health{Liveness: Failure}},
+		"Init container side failed startup probe":  {health: Health{Startup: Failure}},
+		"Init container side definition changed":    {hash: "other"},
+	} {
+		seen := see("side:running", "a:running", "b:running")
+		if c.hash != "" {
+			seen.Containers[0].Hash = c.hash
+		}
+		plan := Next(Input{Pod: pod(v1.RestartPolicyAlways, "side"), Observed: seen, Health: map[string]Health{"id-side": c.health}, Now: now})
+		if len(plan.Kill) != 1 || plan.Kill[0].Message != want {
+			t.Errorf("want %q, plan %+v", want, plan)
+		}
+	}
+}
+
+// TestSidecarWaits: a sidecar that is to start again waits, but one that ended well tells
+// that.
+func TestSidecarWaits(t *testing.T) {
+	for seen, waits := range map[string]bool{"side:exited=0": false, "side:exited=3": true, "init:exited=0": false} {
+		name, _, _ := strings.Cut(seen, ":")
+		s := Status(StatusInput{Last: &v1.PodStatus{}, Input: Input{
+			Pod: pod(v1.RestartPolicyAlways, name), Observed: see(seen, "a:running", "b:running"), Now: now,
+			Slots: map[string]Slot{name: {Waiting: &v1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}},
+		}})
+		state := s.InitContainerStatuses[0].State
+		if (state.Waiting != nil) != waits || (state.Terminated != nil) == waits {
+			t.Errorf("%s: %+v", seen, state)
+		}
 	}
 }

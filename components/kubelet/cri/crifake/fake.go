@@ -29,6 +29,8 @@ type Runtime struct {
 
 	// OnExec answers ExecSync; nil: every command succeeds.
 	OnExec func(id string, cmd []string) (code int32, out string)
+	// OnStop is told of each container that is to stop, and how many seconds it has.
+	OnStop func(name string, seconds int64)
 	// NoEvents: there is no event stream.
 	NoEvents bool
 	// Systemd: cgroups are to be named as systemd's slices.
@@ -343,6 +345,9 @@ func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContain
 		return nil, status.Error(codes.NotFound, "no such container")
 	}
 	_ = r.called("StopContainer", c.status.Metadata.Name)
+	if r.OnStop != nil {
+		r.OnStop(c.status.Metadata.Name, req.Timeout)
+	}
 	stubborn := r.Stubborn && req.Timeout > 0
 	r.mu.Unlock()
 	if stubborn {
