@@ -168,7 +168,7 @@ func (o *joinOptions) find(ctx context.Context, p progress.Patience) (cluster *t
 // start starts the node that was set up.
 func (o *joinOptions) start(ctx context.Context, l layout.Node, s *progress.Steps) error {
 	began := time.Now()
-	if err := node.Start(ctx, l, o.verbose, s); err != nil {
+	if err := node.Start(ctx, l, o.verbose, progress.WaitBound, s); err != nil {
 		return err
 	}
 	s.Done(began, "the node runs")

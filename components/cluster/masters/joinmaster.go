@@ -349,7 +349,7 @@ func (m *master) startWith(ctx context.Context, others *members.Cluster) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return node.Start(ctx, m.layout, m.verbose, m.steps) })
+	group.Go(func() error { return node.Start(ctx, m.layout, m.verbose, progress.WaitBound, m.steps) })
 	group.Go(func() error {
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(ctx, progress.WaitBound)

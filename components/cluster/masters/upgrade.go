@@ -195,7 +195,7 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 	}
 	m.steps.Done(began, "manifests are of %s", version.Get().GitVersion)
 	began = time.Now()
-	if err := node.Start(ctx, l, o.verbose, m.steps); err != nil {
+	if err := node.Start(ctx, l, o.verbose, progress.WaitBound, m.steps); err != nil {
 		return err
 	}
 	m.steps.Done(began, "the node runs")
@@ -244,7 +244,7 @@ func (o *upgrade) node(ctx context.Context, out io.Writer, l layout.Node) error 
 		return err
 	}
 	began := time.Now()
-	if err := node.Start(ctx, l, o.verbose, s); err != nil {
+	if err := node.Start(ctx, l, o.verbose, progress.WaitBound, s); err != nil {
 		return err
 	}
 	s.Done(began, "the node runs")

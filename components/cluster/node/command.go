@@ -313,10 +313,17 @@ func (o *Options) serve(ctx context.Context, cfg Config, n *Node, s *progress.St
 		return nil
 	}))
 	group.Start(background, "node", n)
-	if err := group.WaitReady(ctx, "the node", n.kubelet.Ready()); err != nil {
+	p := progress.Patience{
+		First: progress.FirstWord, Every: progress.EveryWord,
+		Say: func(text string) { s.Send(progress.Step{Text: text, Waiting: true}) },
+	}
+	w := wait{layout: cfg.Layout, name: cfg.Identity.NodeName, kube: cfg.Proxy.Kube}
+	if err := group.While(ctx, "the node", func(ctx context.Context) error {
+		return p.Wait(ctx, "the node", w.describe, progress.UntilReady(n.kubelet))
+	}); err != nil {
 		return err
 	}
-	progress.NotifySystemd("READY=1")
+	progress.NotifySystemd("READY=1\nSTATUS=")
 	s.Send(progress.Step{Text: fmt.Sprintf("node %q is known to the cluster", cfg.Identity.NodeName), Ready: true})
 	cfg.Log.Info("the node is known to the API server", "node", cfg.Identity.NodeName)
 	select {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"time"
 
 	"hyperkube/components/cluster/progress"
 	"hyperkube/internal/atomicfile"
@@ -28,6 +29,7 @@ Description=hyperkube node: kubelet, service proxy and container runtime
 Documentation=https://kubernetes.io/docs/
 After=network-online.target
 Wants=network-online.target
+StartLimitIntervalSec=0
 
 [Service]
 Type=notify
@@ -55,10 +57,11 @@ func IsUnit(l layout.Node) bool { return hasSystemd() && l == layout.Default() }
 
 // Start starts the node that init or join has set up: under systemd where
 // that runs, else in the background. It returns when the node is known to the
-// cluster.
-func Start(ctx context.Context, l layout.Node, verbose bool, s *progress.Steps) error {
+// cluster, says meanwhile what stands in the way, and fails after bound; in the background
+// it does not go on then.
+func Start(ctx context.Context, l layout.Node, verbose bool, bound time.Duration, s *progress.Steps) error {
 	if IsUnit(l) {
-		return startUnit(ctx)
+		return startUnit(ctx, bound, s)
 	}
 	args := []string{"node"}
 	if l != layout.Default() {
@@ -67,14 +70,25 @@ func Start(ctx context.Context, l layout.Node, verbose bool, s *progress.Steps) 
 	if verbose {
 		args = append(args, "--verbose")
 	}
-	return progress.StartBackground(ctx, args, l.Log(layout.MainProcess), func(st progress.Step) {
+	log := l.Log(layout.MainProcess)
+	waitsFor := "the node"
+	bounded, cancel := context.WithTimeoutCause(ctx, bound, progress.ErrTooLong)
+	defer cancel()
+	err := progress.StartBackground(bounded, args, log, func(st progress.Step) {
+		if st.Waiting {
+			waitsFor = st.Text
+		}
 		if st.Waiting || !st.Ready && st.Error == "" {
 			s.Send(st)
 		}
 	})
+	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
+		return fmt.Errorf("the node was not ready within %s, but %s; see %s and the logs below %s", bound, waitsFor, log, l.PodLogs)
+	}
+	return err
 }
 
-func startUnit(ctx context.Context) error {
+func startUnit(ctx context.Context, bound time.Duration, s *progress.Steps) error {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding this program: %w", err)
@@ -83,12 +97,37 @@ func startUnit(ctx context.Context) error {
 	if err := atomicfile.Write(file); err != nil {
 		return fmt.Errorf("writing the unit of systemd: %w", err)
 	}
-	for _, args := range [][]string{{"daemon-reload"}, {"enable", unitName}, {"restart", unitName}} {
+	for _, args := range [][]string{{"daemon-reload"}, {"enable", unitName}} {
 		if err := systemctl(ctx, args...); err != nil {
 			return err
 		}
 	}
-	return nil
+	p := progress.Patience{
+		First: progress.FirstWord, Every: progress.EveryWord, Bound: bound,
+		Say:    func(text string) { s.Send(progress.Step{Text: text, Waiting: true}) },
+		Advice: "it goes on; see `journalctl -u " + unitName + "`",
+	}
+	return p.Wait(ctx, "the unit "+unitName, unitStatus, func(ctx context.Context) error {
+		return systemctl(ctx, "restart", unitName)
+	})
+}
+
+// unitStatus is what the unit says of itself; "" if it says nothing.
+func unitStatus(ctx context.Context) string {
+	out, err := exec.CommandContext(ctx, "systemctl", "show", "--property=StatusText", "--value", unitName).Output()
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// StopUnit has systemd stop the unit, which would start it again if its process just
+// ended, and tells whether there was one. It starts again with the machine.
+func StopUnit(ctx context.Context, l layout.Node) (stopped bool, err error) {
+	if _, err := os.Stat(unitFile); err != nil || !IsUnit(l) {
+		return false, nil
+	}
+	return true, systemctl(ctx, "stop", unitName)
 }
 
 // unitPath is the path of a program as a unit of systemd has it: in quotes, for it may

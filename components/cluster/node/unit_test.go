@@ -1,6 +1,20 @@
 package node
 
-import "testing"
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"hyperkube/components/cluster/progress"
+	"hyperkube/internal/layout"
+)
 
 func TestUnitPath(t *testing.T) {
 	for path, want := range map[string]string{
@@ -12,5 +26,90 @@ func TestUnitPath(t *testing.T) {
 		if got := unitPath(path); got != want {
 			t.Errorf("%s: %s, want %s", path, got, want)
 		}
+	}
+}
+
+// TestUnitIsGood has systemd read the unit.
+func TestUnitIsGood(t *testing.T) {
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("needs systemd-analyze")
+	}
+	dir := t.TempDir()
+	program, file := filepath.Join(dir, "100% of hyper kube"), filepath.Join(dir, unitName)
+	if err := os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, fmt.Appendf(nil, unit, unitPath(program)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(analyze, "verify", file).CombinedOutput(); err != nil || strings.Contains(string(out), dir) || strings.Contains(string(out), unitName+":") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestUnitIsUsed: where systemd runs it starts and stops the node.
+func TestUnitIsUsed(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to mount")
+	}
+	if _, err := os.Stat(filepath.Dir(unitFile)); err != nil {
+		t.Skip("needs a folder of units:", err)
+	}
+	for _, dir := range []string{"/run", filepath.Dir(unitFile)} {
+		if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
+			t.Skip("mounting:", err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	}
+	bin := t.TempDir()
+	calls := filepath.Join(bin, "calls")
+	script := "#!/bin/sh\necho \"$@\" >> " + calls + "\ncase $1 in show) echo etcd has ended;; restart) [ ! -e " + bin + "/stuck ] || exec sleep 100;; esac\n"
+	if err := os.WriteFile(filepath.Join(bin, "systemctl"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	called := func() []string {
+		data, _ := os.ReadFile(calls)
+		_ = os.Remove(calls)
+		return strings.Fields(strings.ReplaceAll(strings.ReplaceAll(string(data), " ", "_"), "--", ""))
+	}
+	ctx, l, steps := t.Context(), layout.Default(), progress.New(func(progress.Step) {})
+
+	if stopped, err := StopUnit(ctx, l); stopped || err != nil {
+		t.Errorf("stopped without systemd: %v, %v", stopped, err)
+	}
+	if err := os.MkdirAll("/run/systemd/system", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if stopped, err := StopUnit(ctx, l); stopped || err != nil || len(called()) > 0 {
+		t.Errorf("stopped without a unit: %v, %v", stopped, err)
+	}
+	if err := Start(ctx, l, false, time.Minute, steps); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := called(), []string{"daemon-reload", "enable_" + unitName, "restart_" + unitName}; !slices.Equal(got, want) {
+		t.Errorf("started by %v, want %v", got, want)
+	}
+	if stopped, err := StopUnit(ctx, l); !stopped || err != nil {
+		t.Errorf("stopped: %v, %v", stopped, err)
+	}
+	if got := called(); !slices.Equal(got, []string{"stop_" + unitName}) {
+		t.Errorf("stopped by %v", got)
+	}
+	if stopped, err := StopUnit(ctx, layout.Under(bin)); stopped || err != nil {
+		t.Errorf("the cluster of another place: %v, %v", stopped, err)
+	}
+	if err := os.WriteFile(filepath.Join(bin, "stuck"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Start(ctx, l, false, 200*time.Millisecond, steps); err == nil || !strings.Contains(err.Error(), "not after 200ms: etcd has ended") || !strings.Contains(err.Error(), "journalctl") {
+		t.Errorf("what never starts: %v", err)
+	}
+	if err := RemoveUnit(ctx, l); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(unitFile); err == nil {
+		t.Error("the unit is left")
 	}
 }

@@ -22,6 +22,10 @@ import (
 // few images fit, and there is room for a clear error before all stops.
 const minFreeDisk = 512 << 20
 
+// minFreeDiskAgain is what must be free for a cluster that is there: it may be just what
+// removes images and evicts pods, so that there is more again.
+const minFreeDiskAgain = 64 << 20
+
 // Check checks what this machine must have before anything is changed on
 // it, and returns all that is wrong at once.
 func Check(l layout.Node, ports []int) error {
@@ -44,7 +48,7 @@ func Check(l layout.Node, ports []int) error {
 			problems = append(problems, errors.New("this kernel has no overlayfs: load the module overlay"))
 		}
 	}
-	if err := CheckDisk(l.Data); err != nil {
+	if err := CheckDisk(l); err != nil {
 		problems = append(problems, err)
 	} else if dir := existing(l.Data); !holdsContainers(dir) {
 		if err := checkOverlay(dir); err != nil {
@@ -61,7 +65,7 @@ func Check(l layout.Node, ports []int) error {
 // would keep its own things, "" when there is none. Only a first start looks:
 // later ones find what is theirs.
 func otherCluster(l layout.Node) string {
-	if _, ours, err := identity.Load(l); ours || err != nil || identity.HasJoined(l) {
+	if isKnown(l) {
 		return ""
 	}
 	for _, path := range []string{
@@ -74,6 +78,12 @@ func otherCluster(l layout.Node) string {
 		}
 	}
 	return ""
+}
+
+// isKnown tells whether this machine has a cluster already, or is of one.
+func isKnown(l layout.Node) bool {
+	_, ours, err := identity.Load(l)
+	return ours || err != nil || identity.HasJoined(l)
 }
 
 // checkPorts tells which ports are taken, and by whom.
@@ -180,15 +190,19 @@ func checkOverlay(dir string) (err error) {
 	return nil
 }
 
-// CheckDisk looks at the file system that path is or will be on.
-func CheckDisk(path string) error {
-	path = existing(path)
+// CheckDisk looks at the file system that the data is or will be on.
+func CheckDisk(l layout.Node) error {
+	least := uint64(minFreeDisk)
+	if isKnown(l) {
+		least = minFreeDiskAgain
+	}
+	path := existing(l.Data)
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
 		return fmt.Errorf("asking for the free space of %s: %w", path, err)
 	}
-	if free := st.Bavail * uint64(st.Bsize); free < minFreeDisk {
-		return fmt.Errorf("%s has only %d MiB free: %d MiB are needed", path, free>>20, minFreeDisk>>20)
+	if free := st.Bavail * uint64(st.Bsize); free < least {
+		return fmt.Errorf("%s has only %d MiB free: %d MiB are needed", path, free>>20, least>>20)
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
 		return fmt.Errorf("%s is mounted read-only", path)

@@ -58,18 +58,44 @@ func TestOtherCluster(t *testing.T) {
 	}
 }
 
+// TestDisk: a first start wants room, one of a cluster that is there only what it needs to
+// make room.
 func TestDisk(t *testing.T) {
-	dir := t.TempDir()
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		t.Fatal(err)
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
 	}
-	enough := st.Bavail*uint64(st.Bsize) >= minFreeDisk
-	if err := CheckDisk(filepath.Join(dir, "not", "there", "yet")); (err == nil) != enough {
-		t.Errorf("enough room %v: %v", enough, err)
-	}
-	if err := CheckDisk("/proc/1"); err == nil {
-		t.Error("a file system without room is fine")
+	for _, c := range []struct {
+		size         string
+		first, again bool // fine
+	}{
+		{"size=600m", true, true},
+		{"size=256m", false, true},
+		{"size=32m", false, false},
+	} {
+		l := layout.Under(t.TempDir())
+		root := filepath.Dir(filepath.Dir(filepath.Dir(l.Data)))
+		if err := unix.Mount("none", root, "tmpfs", 0, c.size); err != nil {
+			t.Skip("mounting:", err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
+		if err := CheckDisk(l); (err == nil) != c.first {
+			t.Errorf("%s, first: %v", c.size, err)
+		}
+		if err := os.MkdirAll(l.Data, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := (identity.Cluster{NodeName: "n"}).Save(l); err != nil {
+			t.Fatal(err)
+		}
+		if err := CheckDisk(l); (err == nil) != c.again {
+			t.Errorf("%s, again: %v", c.size, err)
+		}
+		if err := unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := CheckDisk(l); err == nil {
+			t.Errorf("%s is read-only, and fine", c.size)
+		}
 	}
 }
 

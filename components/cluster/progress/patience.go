@@ -13,7 +13,7 @@ import (
 // nothing that a user waits for is silent for long, and nothing waits for ever.
 type Patience struct {
 	// First and every are when it is first said what is waited for, and how
-	// often again; bound is when the wait fails.
+	// often again; bound is when the wait fails, zero is never.
 	First, Every, Bound time.Duration
 	// Say tells the user.
 	Say func(text string)
@@ -27,7 +27,10 @@ var ErrTooLong = errors.New("this took too long")
 // Wait runs f, which waits for what. describe says what stands in the way, ""
 // if nothing is known; nil never knows.
 func (p Patience) Wait(ctx context.Context, what string, describe func(context.Context) string, f func(context.Context) error) error {
-	bounded, cancel := context.WithTimeoutCause(ctx, p.Bound, ErrTooLong)
+	bounded, cancel := context.WithCancel(ctx)
+	if p.Bound > 0 {
+		bounded, cancel = context.WithTimeoutCause(ctx, p.Bound, ErrTooLong)
+	}
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- f(bounded) }()

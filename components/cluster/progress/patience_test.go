@@ -43,6 +43,12 @@ func TestPatience(t *testing.T) {
 			})
 		})
 	}
+	synctest.Test(t, func(t *testing.T) { // without a bound
+		p := Patience{First: time.Hour, Every: time.Hour, Say: func(string) {}}
+		if err := p.Wait(t.Context(), "DNS", nil, func(context.Context) error { time.Sleep(100 * time.Hour); return nil }); err != nil {
+			t.Error(err)
+		}
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	p := Patience{First: time.Hour, Every: time.Hour, Bound: time.Hour}

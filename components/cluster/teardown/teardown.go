@@ -34,6 +34,12 @@ const StopTimeout = 30 * time.Second
 // NewStop makes the command `stop`.
 func NewStop() *cobra.Command {
 	return command.OnHost("stop", "Stop the control plane and the kubelet; pods go on", func(ctx context.Context, out io.Writer, l layout.Node) error {
+		if stopped, err := node.StopUnit(ctx, l); err != nil || stopped {
+			if err == nil {
+				fmt.Fprintln(out, "systemd has stopped the unit of this node")
+			}
+			return err
+		}
 		return errors.Join(StopMain(ctx, out, l), stopFurther(ctx, out, l))
 	})
 }

@@ -122,7 +122,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		})
 	}
 	// The log is below the data: what keeps it from there is told as it is.
-	if err := preflight.CheckDisk(l.Data); err != nil {
+	if err := preflight.CheckDisk(l); err != nil {
 		return command.PreflightError(err)
 	}
 	var env []string
