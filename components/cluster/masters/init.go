@@ -44,6 +44,7 @@ type initOptions struct {
 	config       string
 	noKubeconfig bool
 	verbose      bool
+	dryRun       bool
 	given        masterSettings
 }
 
@@ -88,6 +89,7 @@ func (o *initOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&g.CertificateKey, "certificate-key", "", "Key that --upload-certs encrypts with; empty makes one.")
 	f.BoolVar(&g.HideKey, "skip-certificate-key-print", false, "Do not print that key.")
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Leave the user's kubeconfig alone.")
+	f.BoolVar(&o.dryRun, "dry-run", false, "Change nothing, and print what would be done.")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
 }
 
@@ -113,6 +115,9 @@ func (o *initOptions) run(ctx context.Context, out io.Writer, given func(string)
 		if err := preflight.Check(l, m.ports()); err != nil {
 			return err
 		}
+	}
+	if o.dryRun || settings.DryRun {
+		return m.rehearse(out, running != 0)
 	}
 	before := m.incumbent(ctx)
 	defer before.Stop()

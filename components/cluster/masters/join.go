@@ -36,6 +36,7 @@ const findBound = 5 * time.Minute
 type joinOptions struct {
 	root, config  string
 	verbose       bool
+	dryRun        bool
 	discoverToken string
 	tlsToken      string
 	token         string
@@ -85,6 +86,7 @@ func NewJoin() *cobra.Command {
 	f.IntVar(&o.port, "apiserver-bind-port", layout.PortAPIServer, "With --control-plane: port of the API server.")
 	f.StringVar(&o.patches, "patches", "", "With --control-plane: folder of patches of the static pods: COMPONENT[SUFFIX][+strategic|+merge|+json].yaml or .json.")
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "With --control-plane: leave the user's kubeconfig alone.")
+	f.BoolVar(&o.dryRun, "dry-run", false, "Change nothing, and print what would be done.")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
 	return cmd
 }
@@ -103,6 +105,9 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	}
 	s := progress.New(progress.Print(out))
 	if o.discovery.Endpoint == "" && o.config == "" && identity.HasJoined(l) {
+		if o.dryRun {
+			return rehearseUpgrade(out, l, func(l layout.Node) error { return renewManifests(l, s, o.verbose) })
+		}
 		if err := renewManifests(l, s, o.verbose); err != nil {
 			return err
 		}
@@ -135,6 +140,9 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	s.Done(began, "the cluster at %s is the one that is meant", o.discovery.Endpoint)
+	if o.dryRun {
+		return o.rehearse(ctx, out, l, cluster, bootstrap)
+	}
 	if o.asMaster {
 		return o.joinMaster(ctx, out, l, cluster, bootstrap, s)
 	}
@@ -245,6 +253,7 @@ func (o *joinOptions) decode(data []byte) error {
 	if file.Patches != nil {
 		def(&o.patches, file.Patches.Directory)
 	}
+	o.dryRun = o.dryRun || file.DryRun
 	if o.node.Taints, err = file.NodeRegistration.taints(); err != nil {
 		return err
 	}

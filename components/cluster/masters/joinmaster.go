@@ -107,7 +107,7 @@ func (o *joinOptions) joinMaster(ctx context.Context, out io.Writer, l layout.No
 	if err != nil {
 		return err
 	}
-	if err := m.kubeconfigs(options, "admin", "controller-manager", "scheduler"); err != nil {
+	if err := m.kubeconfigs(options, furtherKubeconfigs...); err != nil {
 		return err
 	}
 	s.Done(began, "keys and kubeconfigs are in %s", l.Etc)
@@ -224,6 +224,9 @@ func (o *joinOptions) sharedFiles(ctx context.Context, m *master, c *trust.Clust
 	}
 	return nil
 }
+
+// furtherKubeconfigs are those of a further master besides the kubelet's.
+var furtherKubeconfigs = []string{"admin", "controller-manager", "scheduler"}
 
 // startKeys makes the master's own keys, and keeps what says that this machine
 // has joined before anything else follows from it, so that reset knows.

@@ -39,6 +39,7 @@ type (
 		CertificateKey   string           `json:"certificateKey,omitempty"`
 		Patches          *patchFolder     `json:"patches,omitempty"`
 		SkipPhases       []string         `json:"skipPhases,omitempty"`
+		DryRun           bool             `json:"dryRun,omitempty"`
 	}
 
 	patchFolder struct {
@@ -111,6 +112,7 @@ type (
 			CertificateKey string `json:"certificateKey,omitempty"`
 		} `json:"controlPlane,omitempty"`
 		Patches *patchFolder `json:"patches,omitempty"`
+		DryRun  bool         `json:"dryRun,omitempty"`
 	}
 )
 
@@ -182,7 +184,7 @@ func decodeInit(data []byte) (masterSettings, error) {
 	if err := decodeKubeadm(data, map[string]any{"InitConfiguration": &in, "ClusterConfiguration": &cluster}); err != nil {
 		return s, err
 	}
-	s.CertificateKey, s.Skip = in.CertificateKey, in.SkipPhases
+	s.CertificateKey, s.Skip, s.DryRun = in.CertificateKey, in.SkipPhases, in.DryRun
 	s.NodeName, s.Advertise = in.NodeRegistration.Name, in.LocalAPIEndpoint.AdvertiseAddress
 	if in.LocalAPIEndpoint.BindPort != 0 {
 		s.Port = in.LocalAPIEndpoint.BindPort

@@ -46,6 +46,12 @@ func Leave(ctx context.Context, out io.Writer, l layout.Node) {
 	}
 }
 
+// Shares tells whether this machine may be a master beside others.
+func Shares(l layout.Node) bool {
+	shared, err := hasOtherMasters(l)
+	return shared || err != nil
+}
+
 // hasOtherMasters tells whether the control plane of which this machine is a
 // part may have others.
 func hasOtherMasters(l layout.Node) (bool, error) {

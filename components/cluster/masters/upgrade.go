@@ -37,6 +37,7 @@ func NewUpgrade() *cobra.Command {
 	f := cmd.PersistentFlags()
 	command.RootFlag(f, &o.root)
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
+	f.BoolVar(&o.dryRun, "dry-run", false, "Change nothing, and print what would be done.")
 	cmd.AddCommand(
 		&cobra.Command{
 			Use: "plan [VERSION]", Short: "Tell what an upgrade to the version of this program changes", Args: cobra.MaximumNArgs(1),
@@ -58,6 +59,7 @@ func NewUpgrade() *cobra.Command {
 type upgrade struct {
 	root    string
 	verbose bool
+	dryRun  bool
 }
 
 // command runs one of upgrade's, if the version that is asked for is this program's.
@@ -184,6 +186,9 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 	if err != nil {
 		return err
 	}
+	if o.dryRun {
+		return rehearseUpgrade(out, l, func(l layout.Node) error { m.layout = l; return m.prepare() })
+	}
 	before := m.incumbent(ctx)
 	defer before.Stop()
 	if err := endNode(ctx, l, m.steps); err != nil {
@@ -237,6 +242,9 @@ func (o *upgrade) node(ctx context.Context, out io.Writer, l layout.Node) error 
 		return err
 	}
 	s := progress.New(progress.Print(out))
+	if o.dryRun {
+		return rehearseUpgrade(out, l, func(l layout.Node) error { return renewManifests(l, s, o.verbose) })
+	}
 	if err := endNode(ctx, l, s); err != nil {
 		return err
 	}

@@ -139,7 +139,11 @@ func stopRuntime(ctx context.Context, out io.Writer, l layout.Node, leave func()
 
 // NewReset makes the command `reset`.
 func NewReset() *cobra.Command {
-	return command.OnHost("reset", "Like down, and delete the cluster's data", func(ctx context.Context, out io.Writer, l layout.Node) error {
+	var dryRun bool
+	cmd := command.OnHost("reset", "Like down, and delete the cluster's data", func(ctx context.Context, out io.Writer, l layout.Node) error {
+		if dryRun {
+			return rehearse(out, l)
+		}
 		t, err := pidlock.TakeTurn(ctx, l, true)
 		if err != nil {
 			return err
@@ -149,10 +153,18 @@ func NewReset() *cobra.Command {
 		removeEmpty(l)
 		return err
 	})
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "Change nothing, and print what would be done.")
+	cmd.AddCommand(newPhases())
+	return cmd
 }
 
 func reset(ctx context.Context, out io.Writer, l layout.Node) error {
-	if err := down(ctx, out, l, func() { masters.Leave(ctx, out, l) }); err != nil {
+	return cleanup(ctx, out, l, func() { masters.Leave(ctx, out, l) })
+}
+
+// cleanup is reset with whatever is to be done before etcd stops; leave may be nil.
+func cleanup(ctx context.Context, out io.Writer, l layout.Node, leave func()) error {
+	if err := down(ctx, out, l, leave); err != nil {
 		return err
 	}
 	if err := removeEtc(l); err != nil {
@@ -165,7 +177,7 @@ func reset(ctx context.Context, out io.Writer, l layout.Node) error {
 	if err := target.Remove(kubeconfig.DefaultName); err != nil {
 		return err
 	}
-	for _, dir := range []string{l.Data, l.Kubelet, l.PodLogs, l.ContainerLogs} {
+	for _, dir := range dataOf(l) {
 		if err := hostchange.RemoveTree(dir); err != nil {
 			return fmt.Errorf("deleting data: %w", err)
 		}
@@ -173,6 +185,9 @@ func reset(ctx context.Context, out io.Writer, l layout.Node) error {
 	fmt.Fprintln(out, "the cluster's data is deleted")
 	return nil
 }
+
+// dataOf are the folders of a cluster's data.
+func dataOf(l layout.Node) []string { return []string{l.Data, l.Kubelet, l.PodLogs, l.ContainerLogs} }
 
 // removeEmpty removes the folders that were only there for a cluster elsewhere
 // than in the usual places, the deeper first.
@@ -185,6 +200,9 @@ func removeEmpty(l layout.Node) {
 	}
 }
 
+// ofEtc is what init and join write below Etc.
+var ofEtc = []string{"pki", "manifests", "admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf", "kubelet.conf", "bootstrap-kubelet.conf"}
+
 // removeEtc takes away what init and join have written below Etc. Only machines
 // that they have set up have anything of theirs there.
 func removeEtc(l layout.Node) error {
@@ -192,9 +210,7 @@ func removeEtc(l layout.Node) error {
 		return nil
 	}
 	var errs []error
-	for _, name := range []string{
-		"pki", "manifests", "admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf", "kubelet.conf", "bootstrap-kubelet.conf",
-	} {
+	for _, name := range ofEtc {
 		if err := os.RemoveAll(filepath.Join(l.Etc, name)); err != nil {
 			errs = append(errs, fmt.Errorf("removing %s: %w", filepath.Join(l.Etc, name), err))
 		}
