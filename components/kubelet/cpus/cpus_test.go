@@ -142,6 +142,40 @@ func TestManager(t *testing.T) {
 	}
 }
 
+// TestGivenBack: the CPUs of pods that have ended are free once all pods are known.
+func TestGivenBack(t *testing.T) {
+	var active []*v1.Pod
+	known := false
+	m, err := New(Config{
+		Machine: machine, Reserved: cpuset.New(0), File: filepath.Join(t.TempDir(), "cpu_manager_state"),
+		Guaranteed: func(*v1.Pod) bool { return true }, Active: func() []*v1.Pod { return active }, Known: func() bool { return known },
+		Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second := pod("first", "4"), pod("second", "5")
+	active = []*v1.Pod{first}
+	if _, err := allocate(m, first, 0); err != nil {
+		t.Fatal(err)
+	}
+	active = nil
+	if _, err := allocate(m, second, 0); err == nil {
+		t.Error("CPUs of a pod were given away that may be there")
+	}
+	known, active = true, []*v1.Pod{first}
+	if _, err := allocate(m, second, 0); err == nil {
+		t.Error("CPUs of a pod were given away that is there")
+	}
+	active = nil
+	if _, err := allocate(m, second, 0); err != nil {
+		t.Errorf("CPUs of a pod that has ended: %v", err)
+	}
+	if _, own := m.Of("first", "a"); own {
+		t.Error("who has ended has CPUs")
+	}
+}
+
 func TestWholeCores(t *testing.T) {
 	m := &Manager{cfg: Config{Machine: machine, WholeCores: true}}
 	var align *AlignmentError

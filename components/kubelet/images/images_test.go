@@ -90,6 +90,62 @@ func TestBackOff(t *testing.T) {
 	}
 }
 
+// TestPolicies holds which policy pulls what, and what is said of it.
+func TestPolicies(t *testing.T) {
+	for _, tc := range []struct {
+		image   string
+		policy  v1.PullPolicy
+		ref     string
+		reason  string // of the error
+		events  string
+		retries bool
+	}{
+		{"there:1", v1.PullAlways, "sha256:there:1", "", "Pulling Pulled", false},
+		{"there:1", v1.PullIfNotPresent, "sha256:there:1", "", "Pulled", false},
+		{"there:1", v1.PullNever, "sha256:there:1", "", "Pulled", false},
+		{"absent:1", v1.PullAlways, "sha256:absent:1", "", "Pulling Pulled", false},
+		{"absent:1", v1.PullIfNotPresent, "sha256:absent:1", "", "Pulling Pulled", false},
+		{"absent:1", v1.PullNever, "", ErrImageNever, "Warning:ErrImageNeverPull", true},
+		{"No:Image", v1.PullIfNotPresent, "", InvalidImageName, "Warning:InspectFailed", false},
+	} {
+		t.Run(string(tc.policy)+" "+tc.image, func(t *testing.T) {
+			var events []string
+			ref, err := NewPuller(crifake.New("there:1")).Ensure(t.Context(), Request{
+				Pod: &v1.Pod{}, Image: tc.image, Policy: tc.policy, Event: func(warning bool, reason, _ string) {
+					if warning {
+						reason = "Warning:" + reason
+					}
+					events = append(events, reason)
+				},
+			})
+			var e *Error
+			if errors.As(err, &e) {
+				if e.Reason != tc.reason || !e.RetryAt.IsZero() != tc.retries {
+					t.Errorf("%+v, want %s", e, tc.reason)
+				}
+			} else if err != nil || tc.reason != "" {
+				t.Errorf("%v, want %s", err, tc.reason)
+			}
+			if got := strings.Join(events, " "); ref != tc.ref || got != tc.events {
+				t.Errorf("%q and events %s, want %q and %s", ref, got, tc.ref, tc.events)
+			}
+		})
+	}
+}
+
+// TestNearestAuthFirst: credentials of a repository go before those of its registry.
+func TestNearestAuthFirst(t *testing.T) {
+	secret := &v1.Secret{Type: v1.SecretTypeDockerConfigJson, Data: map[string][]byte{v1.DockerConfigJsonKey: []byte(`{"auths":{
+		"r.example":{"username":"all"}, "r.example/team":{"username":"team"}, "r.example/team/app":{"username":"app"}, "r.example/other":{"username":"other"}}}`)}}
+	var got []string
+	for _, c := range Auths("r.example/team/app:1", []*v1.Secret{secret}) {
+		got = append(got, c.Auth.Username)
+	}
+	if strings.Join(got, " ") != "app team all" {
+		t.Errorf("tried in the order %v", got)
+	}
+}
+
 func TestAuths(t *testing.T) {
 	secret := &v1.Secret{Type: v1.SecretTypeDockerConfigJson, Data: map[string][]byte{v1.DockerConfigJsonKey: []byte(`{"auths":{
 		"r.example:5000":{"username":"u","password":"p"},

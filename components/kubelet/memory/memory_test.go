@@ -142,6 +142,20 @@ func TestManager(t *testing.T) {
 	if free := nodes[0].Memory["memory"].Free; free != 0 {
 		t.Errorf("%d free", free)
 	}
+	// What is used again is not taken besides.
+	if err := again.Release("reuse"); err != nil {
+		t.Fatal(err)
+	}
+	p = pod("reuse", "3Gi")
+	p.Spec.InitContainers = pod("", "2Gi").Spec.Containers
+	p.Spec.InitContainers[0].Name = "init"
+	if err := allocate(again, p, 1); err != nil {
+		t.Fatal(err)
+	}
+	nodes = lay(machine, again.cfg.Reserved, again.given)
+	if free := nodes[0].Memory["memory"].Free; free != gi {
+		t.Errorf("%d free, want 1 Gi", free)
+	}
 	// Both nodes together once they are free, then never one of them alone.
 	active = nil
 	if err := allocate(again, pod("wide", "6Gi"), 0); err != nil {

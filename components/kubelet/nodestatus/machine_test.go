@@ -5,6 +5,9 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // TestUserNamespace asks of this process, of another in a user namespace of its
@@ -29,5 +32,31 @@ func TestUserNamespace(t *testing.T) {
 		if got := inUserNamespace("/proc/" + strconv.Itoa(c.Process.Pid) + "/ns/user"); got != (user || here) {
 			t.Errorf("of its own %v: told %v", user, got)
 		}
+	}
+}
+
+func TestAllocatable(t *testing.T) {
+	list := func(of map[v1.ResourceName]string) v1.ResourceList {
+		out := v1.ResourceList{}
+		for name, q := range of {
+			out[name] = resource.MustParse(q)
+		}
+		return out
+	}
+	got := Allocatable(
+		list(map[v1.ResourceName]string{"cpu": "4", "memory": "10Gi", "pods": "110", "hugepages-2Mi": "1Gi", "hugepages-1Gi": "2Gi", "ephemeral-storage": "1Gi"}),
+		list(map[v1.ResourceName]string{"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "5Gi", "pid": "1000"}),
+	)
+	for name, want := range list(map[v1.ResourceName]string{"cpu": "3500m", "memory": "6Gi", "pods": "110", "hugepages-2Mi": "1Gi", "hugepages-1Gi": "2Gi", "ephemeral-storage": "0"}) {
+		if q := got[name]; q.Cmp(want) != 0 {
+			t.Errorf("%s: %s, want %s", name, q.String(), want.String())
+		}
+	}
+	if len(got) != 6 {
+		t.Errorf("%v", got)
+	}
+	small := Allocatable(list(map[v1.ResourceName]string{"memory": "1Gi", "hugepages-2Mi": "2Gi"}), nil)
+	if q := small[v1.ResourceMemory]; !q.IsZero() {
+		t.Errorf("memory %s, of which more is huge pages", q.String())
 	}
 }

@@ -1,12 +1,16 @@
 package nodestatus
 
 import (
+	"encoding/json"
 	"maps"
+	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/client-go/kubernetes/fake"
 )
 
@@ -81,5 +85,76 @@ func TestReconcile(t *testing.T) {
 	}
 	if again, err := k.reconcile(t.Context(), got, &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: k.labels(), Annotations: k.cfg.Annotations}}); err != nil || again != got {
 		t.Errorf("again: %v, %v", again, err)
+	}
+}
+
+// TestSame: a heartbeat and the order of conditions are no news, anything else is.
+func TestSame(t *testing.T) {
+	status := func(change func(*v1.NodeStatus)) *v1.NodeStatus {
+		s := &v1.NodeStatus{Conditions: []v1.NodeCondition{
+			{Type: v1.NodeReady, Status: v1.ConditionTrue, LastHeartbeatTime: metav1.Unix(1, 0)}, {Type: v1.NodeDiskPressure, Status: v1.ConditionFalse},
+		}}
+		change(s)
+		return s
+	}
+	old := status(func(*v1.NodeStatus) {})
+	for name, tc := range map[string]struct {
+		change func(*v1.NodeStatus)
+		same   bool
+	}{
+		"nothing":       {func(*v1.NodeStatus) {}, true},
+		"a heartbeat":   {func(s *v1.NodeStatus) { s.Conditions[0].LastHeartbeatTime = metav1.Unix(2, 0) }, true},
+		"another order": {func(s *v1.NodeStatus) { slices.Reverse(s.Conditions) }, true},
+		"not ready":     {func(s *v1.NodeStatus) { s.Conditions[0].Status = v1.ConditionFalse }, false},
+		"a transition":  {func(s *v1.NodeStatus) { s.Conditions[0].LastTransitionTime = metav1.Unix(2, 0) }, false},
+		"an address":    {func(s *v1.NodeStatus) { s.Addresses = []v1.NodeAddress{{Address: "10.0.0.1"}} }, false},
+	} {
+		changed := status(tc.change)
+		before := changed.DeepCopy()
+		if got := same(old, changed); got != tc.same {
+			t.Errorf("%s: the same is %v", name, got)
+		}
+		if !apiequality.Semantic.DeepEqual(before, changed) {
+			t.Errorf("%s: comparing has changed it", name)
+		}
+	}
+}
+
+// TestStatusPatch applies the patches: addresses come to be those of the new status, in
+// its order, however many there are of one type.
+func TestStatusPatch(t *testing.T) {
+	node := func(label string, addresses ...string) *v1.Node {
+		n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"l": label}}}
+		for _, a := range addresses {
+			n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: a})
+		}
+		return n
+	}
+	for _, tc := range []struct{ have, want *v1.Node }{
+		{node("a", "10.0.0.1"), node("b", "10.0.0.1")},
+		{node("a", "10.0.0.1"), node("a", "10.0.0.1", "fd00::1")},
+		{node("a", "10.0.0.1", "fd00::1"), node("a", "fd00::1", "10.0.0.1")},
+		{node("a", "10.0.0.1", "fd00::1"), node("a", "10.0.0.2")},
+		{node("a", "10.0.0.1"), node("a")},
+	} {
+		patch, err := statusPatch(tc.have, tc.want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, err := json.Marshal(tc.have)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := strategicpatch.StrategicMergePatch(before, patch, v1.Node{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got v1.Node
+		if err := json.Unmarshal(after, &got); err != nil {
+			t.Fatal(err)
+		}
+		if !apiequality.Semantic.DeepEqual(&got, tc.want) {
+			t.Errorf("%s makes %v %v, want %v %v", patch, got.Labels, got.Status.Addresses, tc.want.Labels, tc.want.Status.Addresses)
+		}
 	}
 }
