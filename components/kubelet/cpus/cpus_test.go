@@ -176,6 +176,19 @@ func TestGivenBack(t *testing.T) {
 	}
 }
 
+// TestBeyondNodes: who is to have the CPUs of a node, and needs more than it has, gets as
+// many as were asked for, all of the node's among them.
+func TestBeyondNodes(t *testing.T) {
+	m := &Manager{cfg: Config{Machine: machine}}
+	first := machine.In(numa.Of(0))
+	for n := 1; n <= machine.All().Size(); n++ {
+		got, err := m.take(machine.All(), cpuset.New(), n, numa.Of(0))
+		if err != nil || got.Size() != n || got.Intersection(first).Size() != min(n, first.Size()) {
+			t.Errorf("%d CPUs: %s, %v", n, got, err)
+		}
+	}
+}
+
 func TestWholeCores(t *testing.T) {
 	m := &Manager{cfg: Config{Machine: machine, WholeCores: true}}
 	var align *AlignmentError

@@ -214,6 +214,15 @@ func TestDevices(t *testing.T) {
 	if len(health) != 1 || len(health[0].Resources) != 2 || health[0].Resources[0].Health == health[0].Resources[1].Health {
 		t.Errorf("health %v", health)
 	}
+	for _, d := range health[0].Resources {
+		want := v1.ResourceHealthStatusHealthy
+		if d.ResourceID == "2" {
+			want = v1.ResourceHealthStatusUnhealthy
+		}
+		if d.Health != want {
+			t.Errorf("device %s is told to be %s, want %s", d.ResourceID, d.Health, want)
+		}
+	}
 
 	// The plugin ends, then the kubelet; both come again.
 	stop()

@@ -170,6 +170,17 @@ func TestManager(t *testing.T) {
 	}
 }
 
+// TestTogether: containers that run at the same time do not have the same memory.
+func TestTogether(t *testing.T) {
+	m := manager(t, filepath.Join(t.TempDir(), "memory_manager_state"), func() []*v1.Pod { return nil })
+	if err := allocate(m, pod("twice", "3Gi", "3Gi"), 1); err == nil {
+		t.Errorf("6 Gi of a node with 4 were given: %v", m.given)
+	}
+	if len(m.given) != 0 {
+		t.Errorf("who was refused has %v", m.given)
+	}
+}
+
 func TestOtherMachine(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "memory_manager_state")
 	if err := os.WriteFile(file, []byte(`{"policyName":"Static","machineState":{"0":{"memoryMap":{}}},"entries":{"u":{"c":[{"numaAffinity":[0],"type":"memory","size":1}]}}}`), 0o600); err != nil {
