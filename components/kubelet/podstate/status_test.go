@@ -276,5 +276,19 @@ func TestSidecarWaits(t *testing.T) {
 		if (state.Waiting != nil) != waits || (state.Terminated != nil) == waits {
 			t.Errorf("%s: %+v", seen, state)
 		}
+
+// TestEndOfTheUnseen: a container whose end nobody saw is neither ready nor started any
+// more; one that has ended keeps its end.
+func TestEndOfTheUnseen(t *testing.T) {
+	yes := true
+	st := v1.ContainerStatus{State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}, Ready: true, Started: &yes}
+	end(&st)
+	if got := st.State.Terminated; got == nil || got.ExitCode != 137 || st.State.Running != nil || st.Ready || *st.Started {
+		t.Errorf("%+v", st)
+	}
+	st = v1.ContainerStatus{State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{ExitCode: 3}}}
+	end(&st)
+	if st.State.Terminated.ExitCode != 3 {
+		t.Errorf("%+v", st)
 	}
 }
