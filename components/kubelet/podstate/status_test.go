@@ -276,6 +276,8 @@ func TestSidecarWaits(t *testing.T) {
 		if (state.Waiting != nil) != waits || (state.Terminated != nil) == waits {
 			t.Errorf("%s: %+v", seen, state)
 		}
+	}
+}
 
 // TestEndOfTheUnseen: a container whose end nobody saw is neither ready nor started any
 // more; one that has ended keeps its end.
