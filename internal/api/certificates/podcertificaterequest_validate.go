@@ -109,7 +109,7 @@ func checkStub(e *validate.Errors, stub []byte, at *field.Path) {
 		return
 	}
 	if err := req.CheckSignature(); err != nil {
-		e.Invalid(at, field.OmitValueType{}, "could not verify the signature of the certificate signing request")
+		e.Invalid(at, field.OmitValueType{}, "invalid signature")
 	}
 }
 
@@ -183,7 +183,7 @@ func checkIssued(e *validate.Errors, r, old *certificatesv1.PodCertificateReques
 	checkLeafNames(e, leaf, chain)
 	req, err := x509.ParseCertificateRequest(old.Spec.StubPKCS10Request)
 	if err != nil {
-		e.Invalid(field.NewPath("spec", "stubPKCS10Request"), old.Spec.StubPKCS10Request, "must be a valid PKCS#10 certificate signing request")
+		e.Invalid(field.NewPath("spec", "stubPKCS10Request"), field.OmitValueType{}, "must be a valid PKCS#10 CSR")
 		return
 	}
 	if key, ok := req.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !key.Equal(leaf.PublicKey) {

@@ -81,27 +81,15 @@ func validateLeaseSpec(spec *coordinationv1.LeaseSpec, path *field.Path) field.E
 // Kubernetes' own, or one with a domain.
 func validateStrategy(strategy coordinationv1.CoordinatedLeaseStrategy, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	parts := strings.Split(string(strategy), "/")
-	switch len(parts) {
-	case 1:
+	path = path.Child("strategy") // once more, as upstream tells it
+	if !strings.Contains(string(strategy), "/") {
 		if strategy != coordinationv1.OldestEmulationVersion {
-			errs = append(errs, field.NotSupported(path.Child("strategy"), strategy, []coordinationv1.CoordinatedLeaseStrategy{coordinationv1.OldestEmulationVersion}))
+			errs = append(errs, field.NotSupported(path, strategy, []coordinationv1.CoordinatedLeaseStrategy{coordinationv1.OldestEmulationVersion}))
 		}
-	case 2:
-		if msgs := validation.IsDNS1123Subdomain(parts[0]); len(msgs) > 0 {
-			for _, msg := range msgs {
-				errs = append(errs, field.Invalid(path, strategy, "prefix part "+msg))
-			}
-		}
-		if parts[1] == "" {
-			errs = append(errs, field.Required(path, "name part must not be empty"))
-		} else {
-			for _, msg := range validation.IsDNS1123Label(parts[1]) {
-				errs = append(errs, field.Invalid(path, strategy, "name part "+msg))
-			}
-		}
-	default:
-		errs = append(errs, field.Invalid(path, strategy, "a valid strategy must consist of at most one '/'"))
+		return errs
+	}
+	for _, msg := range validation.IsQualifiedName(string(strategy)) {
+		errs = append(errs, field.Invalid(path, strategy, msg))
 	}
 	return errs
 }
