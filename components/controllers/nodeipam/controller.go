@@ -45,6 +45,9 @@ type Controller struct {
 	// held are the CIDRs of each Node, by its name, also before the cache
 	// shows them.
 	held map[string][]netip.Prefix
+	// waiting are the names of Nodes for which there was no CIDR left. Trying again
+	// helps once another gives its own back, and not before.
+	waiting map[string]bool
 }
 
 // New makes the controller.
@@ -57,7 +60,7 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 		return nil, errors.New("two cluster CIDRs must be of different IP families")
 	}
 	nodes := env.Informers.Core().V1().Nodes()
-	c := &Controller{env: env, nodes: nodes.Lister(), held: map[string][]netip.Prefix{}}
+	c := &Controller{env: env, nodes: nodes.Lister(), held: map[string][]netip.Prefix{}, waiting: map[string]bool{}}
 	for _, p := range cfg.ClusterCIDRs {
 		size := cfg.MaskSizeIPv4
 		if size == 0 {
@@ -127,6 +130,7 @@ func (c *Controller) noteLocked(n *corev1.Node) {
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
+	defer c.wake(name)
 	n, err := c.nodes.Get(name)
 	if apierrors.IsNotFound(err) {
 		c.release(name)
@@ -145,7 +149,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	cidrs, err := c.allocate(name)
 	if err != nil {
 		c.record(n, "CIDRNotAvailable")
-		return fmt.Errorf("failed to allocate cidr from cluster cidr: %w", err)
+		return fmt.Errorf("failed to allocate cidr from cluster cidr: %w: %w", err, control.ErrWaits)
 	}
 	texts := make([]string, len(cidrs))
 	for i, p := range cidrs {
@@ -174,11 +178,31 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return fmt.Errorf("assigning pod CIDRs: %w", err)
 }
 
+// wake has one of the Nodes that wait tried again, other than the one that was tried
+// just now, if there is anything for it. The one wakes the next.
+func (c *Controller) wake(tried string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, set := range c.sets {
+		if set.free == 0 {
+			return
+		}
+	}
+	for name := range c.waiting {
+		if name != tried {
+			delete(c.waiting, name)
+			c.Add(name)
+			return
+		}
+	}
+}
+
 // allocate returns what the Node of that name holds, taking it first if that is
-// nothing.
+// nothing. The Node waits where nothing is left.
 func (c *Controller) allocate(name string) ([]netip.Prefix, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	delete(c.waiting, name)
 	if held := c.held[name]; len(held) > 0 {
 		return held, nil
 	}
@@ -189,6 +213,7 @@ func (c *Controller) allocate(name string) ([]netip.Prefix, error) {
 			for j := range got {
 				c.sets[j].release(got[j])
 			}
+			c.waiting[name] = true
 			return nil, fmt.Errorf("cluster CIDR %s: %w", c.sets[i].cluster, err)
 		}
 		got = append(got, p)
@@ -218,6 +243,7 @@ func (c *Controller) release(name string) {
 }
 
 func (c *Controller) releaseLocked(name string) {
+	delete(c.waiting, name)
 	held := c.held[name]
 	delete(c.held, name)
 	for _, p := range held {

@@ -59,6 +59,10 @@ var queueNames = map[string]string{
 // nothing to do but to wait for them.
 var ErrStale = errors.New("informer cache is out of date")
 
+// ErrWaits says that trying again does not help: whoever returns it adds the key
+// when what it waits for has come.
+var ErrWaits = errors.New("nothing can be done for now")
+
 // Loop works on keys: each is worked on by one goroutine at a time, again
 // after it was added meanwhile, and again with growing delay after a failure.
 // All methods are safe for several goroutines.
@@ -216,6 +220,9 @@ func (l *Loop) next(ctx context.Context, w *measure.Worker) bool {
 	case err == nil:
 		l.queue.Forget(key)
 	case ctx.Err() != nil:
+	case errors.Is(err, ErrWaits):
+		l.queue.Forget(key)
+		l.log.WarnContext(ctx, "sync failed", "key", key, "error", err)
 	default:
 		if apierrors.IsConflict(err) || errors.Is(err, ErrStale) {
 			l.log.DebugContext(ctx, "cache was behind, trying again", "key", key, "error", err)

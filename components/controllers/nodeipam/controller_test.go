@@ -1,0 +1,91 @@
+package nodeipam
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/internal/controltest"
+)
+
+// TestNoneLeft: Nodes without a CIDR are told so once and wait until there is
+// one, then as many get one as there are.
+func TestNoneLeft(t *testing.T) {
+	f := controltest.New(t)
+	names := []string{"a", "b", "c", "d", "e"}
+	for _, name := range names {
+		f.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}})
+	}
+	c, err := New(f.Env, Config{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/23"), netip.MustParsePrefix("fd00::/63")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := f.Kube.CoreV1().Nodes()
+	drain := func() {
+		t.Helper()
+		for c.Len() > 0 {
+			if err := c.Drain(context.Background()); err != nil && !errors.Is(err, control.ErrWaits) {
+				t.Fatal(err)
+			}
+			f.Observe(corev1.SchemeGroupVersion.WithKind("Node"))
+		}
+	}
+	given := func() (out []string) {
+		t.Helper()
+		list, err := nodes.List(context.Background(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range list.Items {
+			if n := &list.Items[i]; len(n.Spec.PodCIDRs) == 2 {
+				out = append(out, n.Name)
+			}
+		}
+		return out
+	}
+	remove := func(name string) {
+		t.Helper()
+		if err := nodes.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.Observe(corev1.SchemeGroupVersion.WithKind("Node"))
+		c.Add(name)
+		drain()
+	}
+	for _, name := range names {
+		c.Add(name)
+	}
+	drain()
+	if got := given(); !slices.Equal(got, []string{"a", "b"}) {
+		t.Fatalf("%v have CIDRs", got)
+	}
+	if n := controltest.Count(f.Recorded(), "Normal CIDRNotAvailable"); n != 3 {
+		t.Errorf("%d events of Nodes without CIDRs, want 3", n)
+	}
+	// One that waits goes, and nobody gets anything by that.
+	remove("c")
+	if got := given(); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("%v have CIDRs", got)
+	}
+	remove("a")
+	if got := given(); len(got) != 2 || got[0] != "b" {
+		t.Errorf("%v have CIDRs", got)
+	}
+	remove("b")
+	if got := given(); !slices.Equal(got, []string{"d", "e"}) {
+		t.Errorf("%v have CIDRs", got)
+	}
+	if recorded := f.Recorded(); len(recorded) > 0 {
+		t.Errorf("events %q", recorded)
+	}
+	if c.Len() != 0 || len(c.waiting) != 0 {
+		t.Errorf("%d Nodes are to be looked at, %v wait", c.Len(), c.waiting)
+	}
+}
