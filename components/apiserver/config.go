@@ -39,6 +39,9 @@ type Config struct {
 	Transformer func(schema.GroupResource) value.Transformer
 	// Resources are served; nil means all that are built in.
 	Resources []*api.Resource
+	// Adopt has what to do besides to objects of a resource that an older server,
+	// or another, has stored: see api.Resource. It is for Resources that are nil.
+	Adopt map[schema.GroupResource]func(api.Object)
 	// Without tells which of them are not served. It may be nil.
 	Without func(schema.GroupVersionResource) bool
 	// EventTTL is how long events are kept; zero means an hour.

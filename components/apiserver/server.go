@@ -78,6 +78,11 @@ func New(cfg Config) (*Server, error) {
 	}
 	if cfg.Resources == nil {
 		cfg.Resources = append(catalog.Resources(), podactions.Bindings())
+		for _, r := range cfg.Resources {
+			if adopt := cfg.Adopt[r.GroupResource()]; adopt != nil {
+				r.Adopt = adopt
+			}
+		}
 	}
 	if cfg.Without != nil {
 		cfg.Resources = slices.DeleteFunc(slices.Clone(cfg.Resources), func(r *api.Resource) bool { return cfg.Without(r.GVR()) })

@@ -34,6 +34,7 @@ type Kind[T Object] struct {
 
 	Readable      func(obj T) error
 	Default       func(obj T)
+	Adopt         func(obj T)
 	Complete      func(obj T)
 	PrepareCreate func(ctx context.Context, obj T)
 	// Validate checks what is particular to the kind; metadata is checked
@@ -167,6 +168,9 @@ func (k Kind[T]) Resource() *Resource {
 	}
 	if k.Default != nil {
 		r.Default = func(obj Object) { k.Default(obj.(T)) }
+	}
+	if k.Adopt != nil {
+		r.Adopt = func(obj Object) { k.Adopt(obj.(T)) }
 	}
 	if k.Complete != nil {
 		r.Complete = func(obj Object) { k.Complete(obj.(T)) }

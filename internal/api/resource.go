@@ -79,6 +79,9 @@ type Resource struct {
 	// Default fills what is unset. It runs on what clients send and on what
 	// is read from etcd.
 	Default func(obj Object)
+	// Adopt makes of what an older server has stored what a new one would have, beyond
+	// what Default does for clients' objects too. It may be nil.
+	Adopt func(obj Object)
 	// Complete fills what the stored form has no place for, in every object that
 	// is read. It may be nil.
 	Complete func(obj Object)

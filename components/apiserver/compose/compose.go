@@ -39,6 +39,7 @@ import (
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/reviews"
 	"hyperkube/components/apiserver/serviceip"
+	"hyperkube/internal/api"
 	"hyperkube/internal/client"
 	"hyperkube/internal/encryption"
 	"hyperkube/internal/measure"
@@ -201,6 +202,7 @@ func New(cfg Config) (*Server, error) {
 		ReadyChecks: s.readyChecks(), WorkChecks: s.workChecks(),
 		OnlyReadyChecks: []health.Check{health.Closed("informer-sync", s.ready)},
 		Limiter:         limiter, Limits: cfg.Limits,
+		Adopt: map[schema.GroupResource]func(api.Object){{Resource: "services"}: serviceip.Adopt(cfg.ServiceCIDRs)},
 	}
 	if s.audit, err = audit.New(cfg.Audit); err != nil {
 		return nil, err

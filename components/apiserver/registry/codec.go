@@ -117,6 +117,9 @@ func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, 
 	}
 	if !current {
 		c.resource.Default(obj)
+		if c.resource.Adopt != nil {
+			c.resource.Adopt(obj)
+		}
 	}
 	if c.resource.Complete != nil {
 		c.resource.Complete(obj)

@@ -245,8 +245,8 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 		}
 		marked, obj = current, current.DeepCopyObject().(api.Object)
 	}
-	if r.dryRun && !graceful {
-		// What would go at once is shown as it is stored, finalizers that the options take away included.
+	if !graceful {
+		// What goes at once is shown as it was stored, finalizers that the options take away included.
 		obj = current.DeepCopyObject().(api.Object)
 	}
 	out, err := c.tryRemove(r, entry, obj, current)

@@ -32,7 +32,7 @@ const (
 // Level tells which fields and defaults the writer of stored bytes knew. Bytes
 // of this very level can be served as they are. It is raised with every change
 // of a published type or of a default.
-const Level = 1_37_02_03
+const Level = 1_37_02_04
 
 // ErrEnvelope: bytes that are not a protobuf object.
 var ErrEnvelope = errors.New("malformed protobuf envelope")

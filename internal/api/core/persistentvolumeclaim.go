@@ -39,6 +39,8 @@ func persistentVolumeClaim() api.Kind[*corev1.PersistentVolumeClaim] {
 			validate.RoundUp(c.Status.Capacity)
 			validate.RoundUp(c.Status.AllocatedResources)
 		},
+		// Servers before 1.22 knew dataSource alone.
+		Adopt: func(c *corev1.PersistentVolumeClaim) { volume.NormalizeDataSources(&c.Spec) },
 		PrepareCreate: func(_ context.Context, c *corev1.PersistentVolumeClaim) {
 			c.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
 			volume.PrepareDataSources(&c.Spec, nil)

@@ -138,7 +138,7 @@ func PrepareDataSources(spec, old *corev1.PersistentVolumeClaimSpec) {
 	if (old == nil || old.DataSource == nil && old.DataSourceRef == nil) && spec.DataSourceRef == nil && !isClaimOrSnapshot(spec.DataSource) {
 		spec.DataSource = nil
 	}
-	normalizeDataSources(spec)
+	NormalizeDataSources(spec)
 }
 
 func isClaimOrSnapshot(src *corev1.TypedLocalObjectReference) bool {
@@ -152,10 +152,10 @@ func isClaimOrSnapshot(src *corev1.TypedLocalObjectReference) bool {
 	return src.Kind == "PersistentVolumeClaim" && group == "" || src.Kind == "VolumeSnapshot" && group == "snapshot.storage.k8s.io"
 }
 
-// normalizeDataSources makes dataSource and dataSourceRef say the same, where
+// NormalizeDataSources makes dataSource and dataSourceRef say the same, where
 // only one of them is set and both can say it: a source of another namespace
 // has no older form.
-func normalizeDataSources(spec *corev1.PersistentVolumeClaimSpec) {
+func NormalizeDataSources(spec *corev1.PersistentVolumeClaimSpec) {
 	switch src, ref := spec.DataSource, spec.DataSourceRef; {
 	case src != nil && ref == nil:
 		spec.DataSourceRef = &corev1.TypedObjectReference{APIGroup: copied(src.APIGroup), Kind: src.Kind, Name: src.Name}

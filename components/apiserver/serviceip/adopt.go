@@ -1,0 +1,58 @@
+package serviceip
+
+import (
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	netutils "k8s.io/utils/net"
+
+	"hyperkube/internal/api"
+)
+
+// Adopt gives Services that a server before 1.20 has stored the addresses and
+// families that it did not know of. Headless ones get those of the ranges cidrs.
+func Adopt(cidrs []netip.Prefix) func(api.Object) {
+	primary, other := corev1.IPv4Protocol, corev1.IPv6Protocol
+	if len(cidrs) > 0 && cidrs[0].Addr().Is6() {
+		primary, other = other, primary
+	}
+	return func(obj api.Object) {
+		svc, ok := obj.(*corev1.Service)
+		if !ok {
+			return
+		}
+		spec := &svc.Spec
+		if spec.Type == corev1.ServiceTypeExternalName {
+			spec.InternalTrafficPolicy = nil
+		}
+		if spec.ClusterIP != "" && len(spec.ClusterIPs) == 0 {
+			spec.ClusterIPs = []string{spec.ClusterIP}
+		}
+		if !needsAddress(svc) || len(spec.IPFamilies) > 0 {
+			return
+		}
+		switch {
+		case !headless(svc):
+			for _, ip := range spec.ClusterIPs {
+				family := corev1.IPv4Protocol
+				if netutils.IsIPv6String(ip) {
+					family = corev1.IPv6Protocol
+				}
+				spec.IPFamilies = append(spec.IPFamilies, family)
+			}
+		case len(spec.Selector) == 0:
+			// Whoever writes its endpoints may have any addresses.
+			spec.IPFamilies = []corev1.IPFamily{primary, other}
+		default:
+			spec.IPFamilies = []corev1.IPFamily{primary}
+		}
+		policy := corev1.IPFamilyPolicySingleStack
+		switch len(spec.IPFamilies) {
+		case 0:
+			return
+		case 2:
+			policy = corev1.IPFamilyPolicyRequireDualStack
+		}
+		spec.IPFamilyPolicy = &policy
+	}
+}
