@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -228,6 +229,58 @@ func TestSimplePlugins(t *testing.T) {
 	wantErr(t, ask(t, c, write{op: admission.Update, resource: "/services", obj: svc("192.0.2.1"), old: svc("192.0.2.1", "192.0.2.2")}), "")
 	deny, _ := chain(t, Config{}, []string{"AlwaysDeny"})
 	wantErr(t, ask(t, deny, write{resource: "/pods", obj: pod(nil)}), "admission control is denying all modifications")
+}
+
+// TestEveryImageIsPulled: whatever of a pod names an image asks its registry.
+func TestEveryImageIsPulled(t *testing.T) {
+	c, _ := chain(t, Config{}, []string{"AlwaysPullImages"})
+	p := pod(func(p *corev1.Pod) {
+		p.Spec.InitContainers = []corev1.Container{{Name: "i", ImagePullPolicy: corev1.PullNever}}
+		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "e"}}}
+		p.Spec.Volumes = []corev1.Volume{{Name: "none"}, {Name: "v", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "x", PullPolicy: corev1.PullIfNotPresent}}}}
+	})
+	wantErr(t, ask(t, c, write{resource: "/pods", obj: p}), "")
+	for what, policy := range map[string]corev1.PullPolicy{
+		"container": p.Spec.Containers[0].ImagePullPolicy, "init container": p.Spec.InitContainers[0].ImagePullPolicy,
+		"ephemeral container": p.Spec.EphemeralContainers[0].ImagePullPolicy, "volume": p.Spec.Volumes[1].Image.PullPolicy,
+	} {
+		if policy != corev1.PullAlways {
+			t.Errorf("%s: %q", what, policy)
+		}
+	}
+}
+
+// TestExtendedResourceToleration: a pod that asks for an extended resource stands the
+// taint of its name, once, and nothing besides.
+func TestExtendedResourceToleration(t *testing.T) {
+	c, _ := chain(t, Config{}, []string{"ExtendedResourceToleration"})
+	asks := func(names ...corev1.ResourceName) (r corev1.ResourceRequirements) {
+		r.Requests = corev1.ResourceList{}
+		for _, name := range names {
+			r.Requests[name] = resource.MustParse("1")
+		}
+		return r
+	}
+	seconds := int64(5)
+	p := pod(func(p *corev1.Pod) {
+		p.Spec.InitContainers = []corev1.Container{{Name: "i", Resources: asks("example.com/b", "requests.example.com/c")}}
+		p.Spec.Containers[0].Resources = asks("cpu", "example.com/a", "example.com/b", "kubernetes.io/batch", "hugepages-2Mi", "example.com/known")
+		p.Spec.Tolerations = []corev1.Toleration{
+			{Key: "example.com/known", Operator: corev1.TolerationOpExists},
+			{Key: "example.com/a", Operator: corev1.TolerationOpExists, TolerationSeconds: &seconds},
+		}
+	})
+	wantErr(t, ask(t, c, write{resource: "/pods", obj: p}), "")
+	var got []string
+	for _, toleration := range p.Spec.Tolerations[2:] {
+		if toleration.Operator != corev1.TolerationOpExists || toleration.Effect != "" || toleration.TolerationSeconds != nil {
+			t.Errorf("%+v", toleration)
+		}
+		got = append(got, toleration.Key)
+	}
+	if !slices.Equal(got, []string{"example.com/a", "example.com/b"}) {
+		t.Errorf("tolerates %v", got)
+	}
 }
 
 func TestTopologyLabels(t *testing.T) {

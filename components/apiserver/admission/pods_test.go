@@ -130,6 +130,18 @@ func TestServiceAccountRefuses(t *testing.T) {
 			p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: tokenSource()}}
 		},
 			"a mirror pod may not use ServiceAccountToken volume projections"},
+		{"mirror with authorities", func(p *corev1.Pod) {
+			mirror(p)
+			p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+				Sources: []corev1.VolumeProjection{{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}},
+			}}}}
+		}, "a mirror pod may not use ClusterTrustBundle volume projections"},
+		{"mirror with a certificate", func(p *corev1.Pod) {
+			mirror(p)
+			p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+				Sources: []corev1.VolumeProjection{{DownwardAPI: &corev1.DownwardAPIProjection{}}, {PodCertificate: &corev1.PodCertificateProjection{}}},
+			}}}}
+		}, "a mirror pod may not use PodCertificate volume projections"},
 		{"strict", func(p *corev1.Pod) {
 			p.Spec.ServiceAccountName, p.Spec.Volumes = "strict", []corev1.Volume{secret("mine")}
 		}, ""},
@@ -297,6 +309,11 @@ func TestLimitRanger(t *testing.T) {
 		{Type: "Container", Default: list("cpu", "500m", "memory", "1Gi"), DefaultRequest: list("cpu", "100m"), Min: list("cpu", "50m"), Max: list("cpu", "2"), MaxLimitRequestRatio: list("cpu", "10")},
 		{Type: "Pod", Max: list("cpu", "3")},
 		{Type: "PersistentVolumeClaim", Min: list("storage", "1Gi"), Max: list("storage", "10Gi")},
+	}}}, &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Namespace: "unset", Name: "l"}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{
+		// What only bounds is no default, unless for containers that have a limit.
+		{Type: "Container", Min: list("cpu", "50m"), MaxLimitRequestRatio: list("cpu", "10")},
+		{Type: "Container", Max: list("cpu", "2")},
+		{Type: "PersistentVolumeClaim", Max: list("storage", "10Gi")},
 	}}})
 	with := func(requests, limits corev1.ResourceList) *corev1.Pod {
 		return pod(func(p *corev1.Pod) {
@@ -322,6 +339,13 @@ func TestLimitRanger(t *testing.T) {
 	}{
 		{"within", write{resource: "/pods", ns: "ns", obj: with(list("cpu", "1"), list("cpu", "2"))}, ""},
 		{"over", write{resource: "/pods", ns: "ns", obj: with(list("cpu", "1"), list("cpu", "2500m"))}, `pods "p" is forbidden: maximum cpu usage per Container is 2, but limit is 2500m`},
+		{"no limit", write{resource: "/pods", ns: "unset", obj: with(list("cpu", "1"), nil)}, "maximum cpu usage per Container is 2.  No limit is specified"},
+		{"no request", write{resource: "/pods", ns: "unset", obj: with(nil, nil)}, "minimum cpu usage per Container is 50m.  No request is specified"},
+		{"request over", write{resource: "/pods", ns: "unset", obj: with(list("cpu", "3"), list("cpu", "2"))}, "maximum cpu usage per Container is 2, but request is 3"},
+		{"limit under", write{resource: "/pods", ns: "unset", obj: with(list("cpu", "50m"), list("cpu", "40m"))}, "minimum cpu usage per Container is 50m, but limit is 40m"},
+		{"ratio of no request", write{resource: "/pods", ns: "unset", obj: with(nil, list("cpu", "1"))}, "cpu max limit to request ratio per Container is 10, but no request is specified or request is 0"},
+		{"ratio of no limit", write{resource: "/pods", ns: "unset", obj: with(list("cpu", "1"), nil)}, "cpu max limit to request ratio per Container is 10, but no limit is specified or limit is 0"},
+		{"claim of nothing", write{resource: "/persistentvolumeclaims", ns: "unset", obj: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "c"}}}, "maximum storage usage per PersistentVolumeClaim is 10Gi.  No request is specified"},
 		{"under", write{resource: "/pods", ns: "ns", obj: with(list("cpu", "10m"), list("cpu", "100m"))}, "minimum cpu usage per Container is 50m, but request is 10m"},
 		{"ratio", write{resource: "/pods", ns: "ns", obj: with(list("cpu", "100m"), list("cpu", "2"))}, "cpu max limit to request ratio per Container is 10, but provided ratio is 20.000000"},
 		{"pod over", write{resource: "/pods", ns: "ns", obj: pod(func(p *corev1.Pod) {

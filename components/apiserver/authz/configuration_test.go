@@ -19,7 +19,7 @@ import (
 	"hyperkube/internal/testwait"
 )
 
-// hook is a webhook that allows "jane" and denies "joe".
+// hook is a webhook that allows "jane", denies "joe" and has no answer about "nobody".
 func hook(t *testing.T, asked *atomic.Int32, last *atomic.Pointer[authorizationv1.SubjectAccessReviewSpec]) (kubeconfig string) {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -27,6 +27,10 @@ func hook(t *testing.T, asked *atomic.Int32, last *atomic.Pointer[authorizationv
 		var review authorizationv1.SubjectAccessReview
 		_ = json.NewDecoder(req.Body).Decode(&review)
 		last.Store(review.Spec.DeepCopy())
+		if review.Spec.User == "nobody" {
+			http.Error(w, "not today", http.StatusForbidden)
+			return
+		}
 		review.Status = authorizationv1.SubjectAccessReviewStatus{
 			Allowed: review.Spec.User == "jane", Denied: review.Spec.User == "joe", Reason: "as the hook says",
 		}
@@ -139,6 +143,44 @@ func TestAuthorizationConfiguration(t *testing.T) {
 		if _, err := New(Config{ConfigFile: file, Log: slog.Default()}); err == nil {
 			t.Errorf("accepted: %s", text)
 		}
+	}
+}
+
+// TestFailurePolicy: whether a webhook that does not answer says no is for its
+// configuration to say.
+func TestFailurePolicy(t *testing.T) {
+	var asked atomic.Int32
+	var last atomic.Pointer[authorizationv1.SubjectAccessReviewSpec]
+	kubeconfig := hook(t, &asked, &last)
+	for policy, want := range map[string]authorizer.Decision{"Deny": authorizer.DecisionDeny, "NoOpinion": authorizer.DecisionAllow} {
+		file := filepath.Join(t.TempDir(), "config")
+		if err := os.WriteFile(file, []byte(`apiVersion: apiserver.config.k8s.io/v1
+kind: AuthorizationConfiguration
+authorizers:
+- type: Webhook
+  name: first
+  webhook:
+    timeout: 3s
+    subjectAccessReviewVersion: v1
+    matchConditionSubjectAccessReviewVersion: v1
+    failurePolicy: `+policy+`
+    unauthorizedTTL: 30s
+    authorizedTTL: 5m
+    connectionInfo: {type: KubeConfigFile, kubeConfigFile: `+kubeconfig+`}
+- {type: AlwaysAllow, name: allow}
+`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		a, err := New(Config{ConfigFile: file, Log: slog.Default()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, why, err := a.Authorize(t.Context(), asks("nobody", "x")); got != want {
+			t.Errorf("%s: %v, %q, %v", policy, got, why, err)
+		}
+	}
+	if asked.Load() != 2 {
+		t.Errorf("asked %d times", asked.Load())
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -227,6 +228,46 @@ func TestNodePorts(t *testing.T) {
 	c.delete("dns")
 	if got := c.usedPorts(); len(got) != 0 {
 		t.Errorf("used %v in the end", got)
+	}
+}
+
+// TestChangedNodePorts: a service that changes keeps the ports that it has, is given those
+// that it asks for, and one port for two protocols is taken once.
+func TestChangedNodePorts(t *testing.T) {
+	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16")
+	c.mustCreate(service("other", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 30005, Protocol: corev1.ProtocolTCP}))
+	c.mustCreate(service("web", corev1.ServiceTypeNodePort, corev1.ServicePort{Name: "a", Port: 80, NodePort: 30001, Protocol: corev1.ProtocolTCP}))
+	change := func(ports ...corev1.ServicePort) (*corev1.Service, error) {
+		return c.update("web", func(s *corev1.Service) { s.Spec.Ports = ports })
+	}
+	a := corev1.ServicePort{Name: "a", Port: 80, NodePort: 30001, Protocol: corev1.ProtocolTCP}
+	tcp := corev1.ServicePort{Name: "tcp", Port: 53, NodePort: 30002, Protocol: corev1.ProtocolTCP}
+	udp := corev1.ServicePort{Name: "udp", Port: 53, NodePort: 30002, Protocol: corev1.ProtocolUDP}
+	if _, err := change(a, tcp, udp); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.usedPorts(); !slices.Equal(got, []int{30001, 30002, 30005}) {
+		t.Errorf("used %v", got)
+	}
+	_, err := change(a, tcp, udp, corev1.ServicePort{Name: "b", Port: 81, NodePort: 30005, Protocol: corev1.ProtocolTCP})
+	wantError(t, err, "spec.ports[3].nodePort: Invalid value: 30005: provided port is already allocated")
+	_, err = change(a, tcp, corev1.ServicePort{Name: "b", Port: 81, NodePort: 30009, Protocol: corev1.ProtocolTCP}, corev1.ServicePort{Name: "c", Port: 82, NodePort: 30009, Protocol: corev1.ProtocolTCP})
+	wantError(t, err, "spec.ports[3].nodePort: Invalid value: 30009: duplicate nodePort: {TCP 30009}")
+	if got := c.usedPorts(); !slices.Equal(got, []int{30001, 30002, 30005}) {
+		t.Errorf("used %v after changes that were refused", got)
+	}
+	got, err := change(a, corev1.ServicePort{Name: "b", Port: 81, Protocol: corev1.ProtocolTCP})
+	if err != nil {
+		t.Fatal(err)
+	}
+	chosen := got.Spec.Ports[1].NodePort
+	if got.Spec.Ports[0].NodePort != 30001 || chosen < 30000 || chosen == 30001 || chosen == 30005 {
+		t.Errorf("ports %v", got.Spec.Ports)
+	}
+	want := []int{30001, 30005, int(chosen)}
+	slices.Sort(want)
+	if used := c.usedPorts(); !slices.Equal(used, want) {
+		t.Errorf("used %v, want %v", used, want)
 	}
 }
 
