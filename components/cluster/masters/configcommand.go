@@ -55,7 +55,7 @@ func NewConfig() *cobra.Command {
 		},
 	}
 	check.Flags().StringVar(&file, "config", "", "Path of the file.")
-	cmd.AddCommand(printing, check, newConfigImages())
+	cmd.AddCommand(printing, check, newConfigMigrate(), newConfigImages())
 	return cmd
 }
 

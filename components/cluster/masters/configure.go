@@ -113,7 +113,7 @@ func (m *master) super() (*rest.Config, error) {
 // patience is how long the control plane is waited for.
 func (m *master) patience() progress.Patience {
 	return progress.Patience{
-		First: progress.FirstWord, Every: progress.EveryWord, Bound: progress.WaitBound,
+		First: progress.FirstWord, Every: progress.EveryWord, Bound: m.settings.Waits.controlPlane(),
 		Say:    func(text string) { m.steps.Send(progress.Step{Text: text, Waiting: true}) },
 		Advice: fmt.Sprintf("see the logs below %s and %s", m.layout.PodLogs, m.layout.Log(layout.MainProcess)),
 	}

@@ -222,7 +222,7 @@ func (o *joinOptions) rehearse(ctx context.Context, out io.Writer, l layout.Node
 
 func (o *joinOptions) rehearseMaster(ctx context.Context, r *rehearsal, c *trust.Cluster, token trust.Token) error {
 	m := &master{layout: r.played}
-	kube, err := enterWith(c, token)
+	kube, err := enterWith(c, token, o.waits.call())
 	if err != nil {
 		return err
 	}

@@ -128,7 +128,7 @@ func (o *initOptions) run(ctx context.Context, out io.Writer, given func(string)
 	m.steps.Done(began, "keys, kubeconfigs and manifests are in %s", l.Etc)
 	began = time.Now()
 	if running == 0 {
-		if err := node.Start(ctx, l, o.verbose, progress.WaitBound, m.steps); err != nil {
+		if err := node.Start(ctx, l, o.verbose, m.settings.Waits.controlPlane(), m.steps); err != nil {
 			return err
 		}
 		m.steps.Done(began, "the control plane runs and node %q is known to it", m.identity.NodeName)

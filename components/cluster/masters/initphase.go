@@ -58,7 +58,7 @@ func initPhases() []initPhase {
 			return m.rewrite("kube-" + part)
 		}},
 		{"kubelet-start", "Start the node, which starts the control plane", nil, func(ctx context.Context, m *master, _ string, _ io.Writer) error {
-			return node.Start(ctx, m.layout, m.verbose, progress.WaitBound, m.steps)
+			return node.Start(ctx, m.layout, m.verbose, m.settings.Waits.controlPlane(), m.steps)
 		}},
 		{"wait-control-plane", "Wait until the API server is ready", nil, func(ctx context.Context, m *master, _ string, _ io.Writer) error {
 			_, err := m.clients(ctx)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -28,9 +29,6 @@ import (
 	"hyperkube/internal/kubeconfig"
 	"hyperkube/internal/layout"
 )
-
-// findBound is how long a cluster is asked who it is.
-const findBound = 5 * time.Minute
 
 // joinOptions are the flags of `join`, under kubeadm's names.
 type joinOptions struct {
@@ -51,6 +49,7 @@ type joinOptions struct {
 	// noKubeconfig and patches, a folder, are for masters.
 	noKubeconfig bool
 	patches      string
+	waits        waits
 }
 
 // NewJoin makes the command `join`.
@@ -70,8 +69,14 @@ func NewJoin() *cobra.Command {
 			return o.run(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
-	f := cmd.Flags()
-	command.RootFlag(cmd.Flags(), &o.root)
+	o.register(cmd.Flags())
+	cmd.AddCommand(newJoinPhases())
+	return cmd
+}
+
+// register adds the flags.
+func (o *joinOptions) register(f *pflag.FlagSet) {
+	command.RootFlag(f, &o.root)
 	f.StringVar(&o.config, "config", "", "Path of a kubeadm configuration file: JoinConfiguration of v1beta4.")
 	f.StringVar(&o.token, "token", "", "Token for both --discovery-token and --tls-bootstrap-token.")
 	f.StringVar(&o.discoverToken, "discovery-token", "", "Token that the cluster's information is signed with.")
@@ -88,7 +93,6 @@ func NewJoin() *cobra.Command {
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "With --control-plane: leave the user's kubeconfig alone.")
 	f.BoolVar(&o.dryRun, "dry-run", false, "Change nothing, and print what would be done.")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
-	return cmd
 }
 
 // run joins, or starts the node again that has joined.
@@ -122,20 +126,13 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	} else if there {
 		return command.PreflightError(fmt.Errorf("this machine has a cluster of its own in %s: take it away with `hyperkube reset` first", l.Data))
 	}
-	ports := []int{layout.PortKubelet, layout.PortKubeletHealthz, layout.PortProxyHealthz}
-	if o.asMaster {
-		ports = append(ports, o.port, layout.PortEtcdClient, layout.PortEtcdPeer, layout.PortControllerManager, layout.PortScheduler)
-	}
 	if !identity.HasJoined(l) {
-		if err := preflight.Check(l, ports); err != nil {
+		if err := preflight.Check(l, o.ports()); err != nil {
 			return err
 		}
 	}
 	began := time.Now()
-	cluster, err := o.find(ctx, progress.Patience{
-		First: progress.FirstWord, Every: progress.EveryWord, Bound: findBound,
-		Say: func(text string) { s.Send(progress.Step{Text: text, Waiting: true}) },
-	})
+	cluster, err := o.find(ctx, o.patience(s))
 	if err != nil {
 		return err
 	}
@@ -154,6 +151,23 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "\nThis machine has joined the cluster: see it on a master with kubectl get nodes.\n")
 	return nil
+}
+
+// ports are those that must be free.
+func (o *joinOptions) ports() []int {
+	ports := []int{layout.PortKubelet, layout.PortKubeletHealthz, layout.PortProxyHealthz}
+	if o.asMaster {
+		ports = append(ports, o.port, layout.PortEtcdClient, layout.PortEtcdPeer, layout.PortControllerManager, layout.PortScheduler)
+	}
+	return ports
+}
+
+// patience is how long the cluster is looked for.
+func (o *joinOptions) patience(s *progress.Steps) progress.Patience {
+	return progress.Patience{
+		First: progress.FirstWord, Every: progress.EveryWord, Bound: o.waits.discovery(),
+		Say: func(text string) { s.Send(progress.Step{Text: text, Waiting: true}) },
+	}
 }
 
 // find asks the cluster who it is, and says what stands in the way.
@@ -176,11 +190,19 @@ func (o *joinOptions) find(ctx context.Context, p progress.Patience) (cluster *t
 // start starts the node that was set up.
 func (o *joinOptions) start(ctx context.Context, l layout.Node, s *progress.Steps) error {
 	began := time.Now()
-	if err := node.Start(ctx, l, o.verbose, progress.WaitBound, s); err != nil {
+	if err := node.Start(ctx, l, o.verbose, o.startWithin(l), s); err != nil {
 		return err
 	}
 	s.Done(began, "the node runs")
 	return nil
+}
+
+// startWithin is how long the node that was set up may take to start.
+func (o *joinOptions) startWithin(l layout.Node) time.Duration {
+	if identity.IsMaster(l) {
+		return o.waits.controlPlane()
+	}
+	return o.waits.worker()
 }
 
 // complete puts flags and configuration file together.
@@ -253,6 +275,9 @@ func (o *joinOptions) decode(data []byte) error {
 	if file.Patches != nil {
 		def(&o.patches, file.Patches.Directory)
 	}
+	if o.waits, err = file.Timeouts.waits(); err != nil {
+		return err
+	}
 	o.dryRun = o.dryRun || file.DryRun
 	if o.node.Taints, err = file.NodeRegistration.taints(); err != nil {
 		return err
@@ -271,7 +296,7 @@ func (o *joinOptions) decode(data []byte) error {
 // prepare asks the cluster what it is like, and writes what the node starts
 // with.
 func (o *joinOptions) prepare(ctx context.Context, l layout.Node, c *trust.Cluster, token trust.Token) error {
-	kube, err := enterWith(c, token)
+	kube, err := enterWith(c, token, o.waits.call())
 	if err != nil {
 		return err
 	}
@@ -283,6 +308,7 @@ func (o *joinOptions) prepare(ctx context.Context, l layout.Node, c *trust.Clust
 	n.Kubeconfig = filepath.Join(l.Etc, "kubelet.conf")
 	n.BootstrapKubeconfig = filepath.Join(l.Etc, "bootstrap-kubelet.conf")
 	n.Rotate = true
+	n.EnterWithin = o.waits.Bootstrap
 	n.StaticPods = l.StaticPods()
 	n.DNS, n.Domain = kubelet.ClusterDNS, kubelet.ClusterDomain
 	n.ClusterCIDRs = list(cluster.Networking.PodSubnet)
@@ -316,9 +342,9 @@ func (o *joinOptions) prepare(ctx context.Context, l layout.Node, c *trust.Clust
 }
 
 // enterWith reaches a cluster with a bootstrap token.
-func enterWith(c *trust.Cluster, token trust.Token) (kubernetes.Interface, error) {
+func enterWith(c *trust.Cluster, token trust.Token, within time.Duration) (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(&rest.Config{
-		Host: c.Server, BearerToken: token.String(), TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, Timeout: 30 * time.Second,
+		Host: c.Server, BearerToken: token.String(), TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, Timeout: within,
 	})
 }
 

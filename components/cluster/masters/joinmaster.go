@@ -93,7 +93,7 @@ func renewManifests(l layout.Node, s *progress.Steps, verbose bool) error {
 func (o *joinOptions) joinMaster(ctx context.Context, out io.Writer, l layout.Node, c *trust.Cluster, token trust.Token, s *progress.Steps) error {
 	began := time.Now()
 	m := &master{layout: l, steps: s, verbose: o.verbose, mergeKubeconfig: !o.noKubeconfig}
-	kube, err := enterWith(c, token)
+	kube, err := enterWith(c, token, o.waits.call())
 	if err != nil {
 		return err
 	}
@@ -112,6 +112,22 @@ func (o *joinOptions) joinMaster(ctx context.Context, out io.Writer, l layout.No
 	}
 	s.Done(began, "keys and kubeconfigs are in %s", l.Etc)
 	began = time.Now()
+	if err := m.startEntered(ctx); err != nil {
+		return err
+	}
+	s.Done(began, "this machine's part of the control plane runs, and node %q is known to it", m.identity.NodeName)
+	if err := m.markOwn(ctx); err != nil {
+		return err
+	}
+	if err := m.enter(); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nThis machine is a further master of the cluster at %s.\n", m.server())
+	return nil
+}
+
+// startEntered makes this machine's etcd a member, if it is none yet, and starts the node.
+func (m *master) startEntered(ctx context.Context) error {
 	others, err := m.etcdCluster(ctx)
 	if err != nil {
 		return err
@@ -120,10 +136,11 @@ func (o *joinOptions) joinMaster(ctx context.Context, out io.Writer, l layout.No
 	if err := m.enterEtcd(ctx, others); err != nil {
 		return err
 	}
-	if err := m.startWith(ctx, others); err != nil {
-		return err
-	}
-	s.Done(began, "this machine's part of the control plane runs, and node %q is known to it", m.identity.NodeName)
+	return m.startWith(ctx, others)
+}
+
+// markOwn marks the node as a master by this machine's own API server.
+func (m *master) markOwn(ctx context.Context) error {
 	config, err := clientcmd.BuildConfigFromFlags(m.own(), m.conf("admin"))
 	if err != nil {
 		return fmt.Errorf("reading the administrator's kubeconfig: %w", err)
@@ -132,14 +149,7 @@ func (o *joinOptions) joinMaster(ctx context.Context, out io.Writer, l layout.No
 	if err != nil {
 		return err
 	}
-	if err := m.mark(ctx, clients); err != nil {
-		return err
-	}
-	if err := m.enter(); err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "\nThis machine is a further master of the cluster at %s.\n", m.server())
-	return nil
+	return m.mark(ctx, clients)
 }
 
 // become settles what the master is like by what the cluster says.
@@ -156,7 +166,7 @@ func (o *joinOptions) become(ctx context.Context, m *master, kube kubernetes.Int
 		return err
 	}
 	m.settings.ofCluster(cluster)
-	m.settings.Advertise, m.settings.Port, m.settings.Taints = o.advertise, o.port, o.node.Taints
+	m.settings.Advertise, m.settings.Port, m.settings.Taints, m.settings.Waits = o.advertise, o.port, o.node.Taints, o.waits
 	m.identity = identity.Cluster{
 		NodeName: o.node.Name, PodCIDRs: m.settings.PodCIDRs, ServiceCIDRs: m.settings.ServiceCIDRs,
 		Domain: kubelet.ClusterDomain, Endpoint: m.settings.Endpoint,
@@ -336,7 +346,7 @@ func (m *master) enterEtcd(ctx context.Context, others *members.Cluster) error {
 	if m.etcdMembers != "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, progress.WaitBound)
+	ctx, cancel := context.WithTimeout(ctx, m.settings.Waits.etcd())
 	defer cancel()
 	var err error
 	if m.etcdMembers, err = others.AddLearner(ctx, m.identity.NodeName, m.etcdURL(layout.PortEtcdPeer)); err != nil {
@@ -352,10 +362,10 @@ func (m *master) startWith(ctx context.Context, others *members.Cluster) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return node.Start(ctx, m.layout, m.verbose, progress.WaitBound, m.steps) })
+	group.Go(func() error { return node.Start(ctx, m.layout, m.verbose, m.settings.Waits.controlPlane(), m.steps) })
 	group.Go(func() error {
 		began := time.Now()
-		ctx, cancel := context.WithTimeout(ctx, progress.WaitBound)
+		ctx, cancel := context.WithTimeout(ctx, m.settings.Waits.etcd())
 		defer cancel()
 		if err := others.Promote(ctx, m.etcdURL(layout.PortEtcdPeer)); err != nil {
 			return fmt.Errorf("%w; see the logs below %s and %s", err, m.layout.PodLogs, m.layout.Log(layout.MainProcess))

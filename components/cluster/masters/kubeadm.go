@@ -40,6 +40,7 @@ type (
 		Patches          *patchFolder     `json:"patches,omitempty"`
 		SkipPhases       []string         `json:"skipPhases,omitempty"`
 		DryRun           bool             `json:"dryRun,omitempty"`
+		Timeouts         *timeouts        `json:"timeouts,omitempty"`
 	}
 
 	patchFolder struct {
@@ -111,8 +112,9 @@ type (
 			} `json:"localAPIEndpoint,omitempty"`
 			CertificateKey string `json:"certificateKey,omitempty"`
 		} `json:"controlPlane,omitempty"`
-		Patches *patchFolder `json:"patches,omitempty"`
-		DryRun  bool         `json:"dryRun,omitempty"`
+		Patches  *patchFolder `json:"patches,omitempty"`
+		DryRun   bool         `json:"dryRun,omitempty"`
+		Timeouts *timeouts    `json:"timeouts,omitempty"`
 	}
 )
 
@@ -206,6 +208,9 @@ func decodeInit(data []byte) (masterSettings, error) {
 	}
 	var err error
 	if s.Taints, err = in.NodeRegistration.taints(); err != nil {
+		return s, err
+	}
+	if s.Waits, err = in.Timeouts.waits(); err != nil {
 		return s, err
 	}
 	if err := checkVersion(cluster.KubernetesVersion); err != nil {

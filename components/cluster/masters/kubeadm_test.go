@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/trust"
 	"hyperkube/manifests"
 )
@@ -106,5 +107,30 @@ func TestPrintTokens(t *testing.T) {
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %q", got)
+	}
+}
+
+// TestTimeouts: how long is waited can be said as kubeadm's users do, and what is not said
+// is as ever.
+func TestTimeouts(t *testing.T) {
+	const head = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: "
+	const said = "\ntimeouts: {controlPlaneComponentHealthCheck: 1m0s, kubeletHealthCheck: 2m0s, kubernetesAPICall: 3s, etcdAPICall: 4s, tlsBootstrap: 5m0s, discovery: 6s, upgradeManifests: 7s}\n"
+	want := waits{ControlPlane: time.Minute, Kubelet: 2 * time.Minute, Call: 3 * time.Second, Etcd: 4 * time.Second, Bootstrap: 5 * time.Minute, Discovery: 6 * time.Second, Upgrade: 7 * time.Second}
+	s, err := decodeInit([]byte(head + "InitConfiguration" + said))
+	if err != nil || s.Waits != want {
+		t.Errorf("of init: %+v, %v", s.Waits, err)
+	}
+	o := &joinOptions{port: 6443}
+	if err := o.decode([]byte(head + "JoinConfiguration" + said)); err != nil || o.waits != want {
+		t.Errorf("of join: %+v, %v", o.waits, err)
+	}
+	if got := o.waits.worker(); got != 7*time.Minute {
+		t.Errorf("a worker has %v", got)
+	}
+	if w := (waits{}); w.controlPlane() != progress.WaitBound || w.worker() != progress.WaitBound || w.discovery() != findBound || w.call() != callBound || w.etcd() != progress.WaitBound || w.upgrade() != progress.WaitBound {
+		t.Errorf("defaults of %+v", w)
+	}
+	if _, err := decodeInit([]byte(head + "InitConfiguration\ntimeouts: {discovery: -1s}")); err == nil || !strings.Contains(err.Error(), "timeouts.discovery: must not be negative") {
+		t.Errorf("a negative one: %v", err)
 	}
 }

@@ -179,6 +179,8 @@ type masterSettings struct {
 	Envs    map[string][]corev1.EnvVar    `json:",omitempty"`
 	// Skip are phases of init that are left out, of skippable.
 	Skip []string `json:",omitempty"`
+	// Waits are how long is waited.
+	Waits waits `json:",omitzero"`
 	// DryRun: nothing is to be changed.
 	DryRun bool `json:"-"`
 	// Patches is a folder of changes to the static pods; empty: none.

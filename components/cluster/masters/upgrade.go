@@ -200,7 +200,7 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 	}
 	m.steps.Done(began, "manifests are of %s", version.Get().GitVersion)
 	began = time.Now()
-	if err := node.Start(ctx, l, o.verbose, progress.WaitBound, m.steps); err != nil {
+	if err := node.Start(ctx, l, o.verbose, m.settings.Waits.upgrade(), m.steps); err != nil {
 		return err
 	}
 	m.steps.Done(began, "the node runs")

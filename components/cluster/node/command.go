@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -64,6 +65,9 @@ type Options struct {
 	Network             string    `json:"podNetwork,omitempty"`
 	Config              string    `json:"config,omitempty"`
 	ConfigDir           string    `json:"configDir,omitempty"`
+	// EnterWithin is how long the cluster may take to give the first certificate; zero is
+	// as long as any wait.
+	EnterWithin time.Duration `json:"enterWithin,omitempty"`
 }
 
 // NewCommand makes the command `node`.
@@ -212,7 +216,7 @@ func (o *Options) enter(ctx context.Context, l layout.Node, group *lifecycle.Gro
 	group.Start(context.WithoutCancel(ctx), "client certificate", keeper)
 	what := "the certificate of node " + o.Name
 	p := progress.Patience{
-		First: progress.FirstWord, Every: progress.EveryWord, Bound: progress.WaitBound,
+		First: progress.FirstWord, Every: progress.EveryWord, Bound: cmp.Or(o.EnterWithin, progress.WaitBound),
 		Say:    func(text string) { s.Send(progress.Step{Text: text, Waiting: true}) },
 		Advice: "see `kubectl get csr`",
 	}

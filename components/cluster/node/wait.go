@@ -121,7 +121,7 @@ func lastWords(path string) string {
 func (w wait) api(ctx context.Context) string {
 	body, err := w.kube.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Raw()
 	if err != nil {
-		return cmp.Or(failedChecks(body), err.Error())
+		return cmp.Or(failedChecks(body), short(body), err.Error())
 	}
 	node, err := w.kube.CoreV1().Nodes().Get(ctx, w.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -150,4 +150,13 @@ func failedChecks(body []byte) string {
 		return ""
 	}
 	return "the API server is not ready for want of " + strings.Join(failed, ", ")
+}
+
+// short is an answer that is a line for people; "" if it is none.
+func short(body []byte) string {
+	text := strings.TrimSpace(string(body))
+	if strings.ContainsAny(text, "{\n") || len(text) > 200 {
+		return ""
+	}
+	return text
 }

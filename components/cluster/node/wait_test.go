@@ -86,4 +86,9 @@ func TestFailedChecks(t *testing.T) {
 	if got := failedChecks([]byte("ok")); got != "" {
 		t.Error(got)
 	}
+	for body, want := range map[string]string{"it is just starting\n": "it is just starting", "": "", `{"kind":"Status"}`: "", "two\nlines": ""} {
+		if got := short([]byte(body)); got != want {
+			t.Errorf("%q: %q", body, got)
+		}
+	}
 }

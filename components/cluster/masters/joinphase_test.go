@@ -1,0 +1,53 @@
+package masters
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/trust"
+	"hyperkube/internal/layout"
+)
+
+// TestJoinPhases: the parts of join have kubeadm's names, and those of masters do nothing on
+// a machine that becomes none.
+func TestJoinPhases(t *testing.T) {
+	root := t.TempDir()
+	given := func(master bool) *joinOptions {
+		return &joinOptions{root: root, asMaster: master, port: 6443, token: exampleToken, discovery: trust.Discovery{Endpoint: "127.0.0.1:1", Unsafe: true}}
+	}
+	for _, p := range joinPhases() {
+		words := []string{"phase", p.name}
+		if p.parts != nil {
+			words = append(words, p.parts[0])
+		}
+		if cmd, rest, err := NewJoin().Find(words); err != nil || len(rest) > 0 || cmd.Flags().Lookup("discovery-token-ca-cert-hash") == nil {
+			t.Errorf("%v: %v, %q", words, err, rest)
+		}
+		if !p.masters {
+			continue
+		}
+		if err := p.runWith(t.Context(), given(false), "", io.Discard); err != nil {
+			t.Errorf("%s on a worker: %v", p.name, err)
+		}
+		if left, err := os.ReadDir(root); err != nil || len(left) > 0 {
+			t.Errorf("%s on a worker leaves %v, %v", p.name, left, err)
+		}
+	}
+	// A machine that has a cluster of its own joins none.
+	l := layout.Under(root)
+	if err := os.MkdirAll(l.Data, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(l.Data, "cluster.json"), []byte(`{"nodeName":"n"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range joinPhases() {
+		if err := p.runWith(t.Context(), given(true), "all", io.Discard); command.ExitCode(err) != 2 || !strings.Contains(err.Error(), "a cluster of its own") {
+			t.Errorf("%s where there is a cluster: %v", p.name, err)
+		}
+	}
+}
