@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"hyperkube/internal/pki"
 )
@@ -70,4 +71,59 @@ func TestTLSConfig(t *testing.T) {
 	if _, err := s.tlsConfig(); err == nil {
 		t.Error("a certificate that is not there is accepted")
 	}
+}
+
+// TestCertificateChanges: a serving certificate that is replaced is shown without
+// a restart, and one that does not fit its key is not.
+func TestCertificateChanges(t *testing.T) {
+	dir := t.TempDir()
+	set, err := pki.Ensure(dir, pki.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	certFile, keyFile := filepath.Join(dir, "s.crt"), filepath.Join(dir, "s.key")
+	age := time.Now().Add(-time.Hour)
+	write := func(name string, withKey bool) {
+		t.Helper()
+		pair, err := set.CA.NewPair(pki.Server("x", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(certFile, pair.CertPEM, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if withKey {
+			if err := os.WriteFile(keyFile, pair.KeyPEM, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		age = age.Add(time.Minute) // times of files may be coarse
+		if err := os.Chtimes(certFile, age, age); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("first.example.com", true)
+	c, err := newCertificate(certFile, keyFile, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := func(want string) {
+		t.Helper()
+		c.looked = time.Time{} // the time has passed
+		pair, err := c.get(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaf, err := x509.ParseCertificate(pair.Certificate[0])
+		if err != nil || leaf.DNSNames[0] != want {
+			t.Errorf("shown is the certificate of %v, want %s", leaf.DNSNames, want)
+		}
+	}
+	shown("first.example.com")
+	write("second.example.com", true)
+	shown("second.example.com")
+	write("third.example.com", false)
+	shown("second.example.com")
+	write("fourth.example.com", true)
+	shown("fourth.example.com")
 }
