@@ -47,8 +47,9 @@ func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo
 	info.IsResourceRequest = true
 	info.APIVersion, parts = parts[0], parts[1:]
 
+	byPath := parts[0] == "watch" || parts[0] == "proxy"
 	switch {
-	case parts[0] == "watch" || parts[0] == "proxy":
+	case byPath:
 		// The old forms /api/v1/watch/pods and /api/v1/proxy/….
 		if len(parts) < 2 {
 			return info, fmt.Errorf("%w, %s", ErrPath, u.Path)
@@ -73,12 +74,21 @@ func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo
 		info.Subresource = parts[2]
 	}
 
+	if byPath {
+		// Who may see by selectors alone does not by these forms, which do not all know them.
+		return info, nil
+	}
+	// The name is that of the object which a GET selects by it. What may be done by
+	// name is not therefore to be deleted by selector.
 	if info.Name == "" {
 		switch info.Verb {
 		case "get":
 			info.Verb = "list"
 			if isTrue(query, "watch") {
 				info.Verb = "watch"
+			}
+			if s := query.Get("fieldSelector"); s != "" {
+				info.Name = selectedName(s)
 			}
 		case "delete":
 			info.Verb = "deletecollection"
@@ -88,11 +98,6 @@ func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo
 	case "list", "watch", "deletecollection":
 		info.FieldSelector = query.Get("fieldSelector")
 		info.LabelSelector = query.Get("labelSelector")
-		if info.Name == "" && info.FieldSelector != "" {
-			if name := selectedName(info.FieldSelector); name != "" {
-				info.Name = name
-			}
-		}
 	}
 	return info, nil
 }
