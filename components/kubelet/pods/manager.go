@@ -95,14 +95,18 @@ func (m *Manager) Set(pod *v1.Pod) {
 		w.admitting = admit
 		m.workers[pod.UID] = w
 		m.mu.Unlock()
+		var refused *Verdict
 		if admit {
-			if v := m.Admit(pod, others); v != nil {
-				v.Rejected = true
-				w.setVerdict(v)
-				m.host.event(pod, "", true, v.Reason, v.Message)
-				m.host.Metrics.Rejected(v.Reason)
+			if refused = m.Admit(pod, others); refused != nil {
+				refused.Rejected = true
+				w.setVerdict(refused)
+				m.host.event(pod, "", true, refused.Reason, refused.Message)
+				m.host.Metrics.Rejected(refused.Reason)
 			}
 			w.update(func() { w.admitting = false })
+		}
+		if refused == nil && pod.DeletionTimestamp == nil && pod.Status.Phase != v1.PodFailed && pod.Status.Phase != v1.PodSucceeded {
+			m.host.Metrics.Admitted(pod, QOS(pod))
 		}
 		m.weigh()
 		m.start(w)

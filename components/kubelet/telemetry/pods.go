@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/resource"
 )
 
 // ContainerKind is the kind of a container in the words of metrics.
@@ -39,6 +41,7 @@ type podMetrics struct {
 	started, failed, users, usersFailed prometheus.Counter
 	containers, containersFailed, ended *prometheus.CounterVec
 	restarted, rejected, preempted      *prometheus.CounterVec
+	admitted                            *prometheus.CounterVec
 	orphaned                            prometheus.Counter
 	fellBack, sleepCut                  prometheus.Counter
 	orphanDirs, orphanErrors            prometheus.Gauge
@@ -64,6 +67,7 @@ func (p *podMetrics) fill(s *set) {
 	p.ended = s.counters(own+"terminated_containers_total", "[ALPHA] Cumulative number of container terminations.", "container_type", "exit_code", "reason")
 	p.restarted = s.counters(own+"restarted_pods_total", "[ALPHA] Number of pods that were run anew because they were deleted and made again with the same UID, as static pods are", "static")
 	p.rejected = s.counters(own+"admission_rejections_total", "[ALPHA] Cumulative number of pods that the kubelet refused.", "reason")
+	p.admitted = s.counters(own+"pod_level_resources_admission_total", "[ALPHA] Number of pods that the kubelet took in, by where they say what they need and by their class.", "config_mode", "qos_class")
 	p.preempted = s.counters(own+"preemptions", "[ALPHA] Cumulative number of pods that went for critical ones, by the resource that was short", "preemption_signal")
 	p.orphaned = s.counter(own+"orphaned_runtime_pods_total", "[ALPHA] Number of pods that the runtime had and nobody wanted, as when a pod is deleted by force while the kubelet is away.")
 	p.fellBack = s.counter(own+"lifecycle_handler_http_fallbacks_total", "[ALPHA] The number of hooks that were answered in HTTP where HTTPS was asked for.")
@@ -234,6 +238,28 @@ var rejections = map[string]bool{
 	"OutOfcpu": true, "OutOfmemory": true, "OutOfephemeral-storage": true, "OutOfpods": true, "PodLevelResourcesNotSupported": true, "PodFeatureUnsupported": true,
 	"node(s) had taints that the pod didn't tolerate": true, "Evicted": true, "SysctlForbidden": true, "TopologyAffinityError": true, "NodeShutdown": true,
 	"VolumeAttachmentLimitExceeded": true,
+}
+
+// Admitted notes that a pod of a class was taken in.
+//
+// https://kep.k8s.io/2837
+func (m *Metrics) Admitted(pod *v1.Pod, class v1.PodQOSClass) {
+	if m == nil {
+		return
+	}
+	asks := func(c v1.Container) bool { return len(c.Resources.Requests)+len(c.Resources.Limits) > 0 }
+	whole := resource.IsPodLevelResourcesSet(pod)
+	each := slices.ContainsFunc(pod.Spec.Containers, asks) || slices.ContainsFunc(pod.Spec.InitContainers, asks)
+	mode := ""
+	switch {
+	case whole && each:
+		mode = "pod_and_container_level"
+	case whole:
+		mode = "pod_level"
+	case each:
+		mode = "container_level"
+	}
+	m.pods.admitted.WithLabelValues(mode, strings.ToLower(string(class))).Inc()
 }
 
 // Rejected counts a pod that was refused.

@@ -237,3 +237,25 @@ func TestVolumesFoundAreCounted(t *testing.T) {
 		}
 	}
 }
+
+// TestAdmittedPodsAreCounted: by where they say what they need.
+func TestAdmittedPodsAreCounted(t *testing.T) {
+	m := New()
+	some := v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1")}}
+	with := v1.Container{Resources: some}
+	for _, spec := range []v1.PodSpec{
+		{Containers: []v1.Container{{}}},
+		{Containers: []v1.Container{with}},
+		{Containers: []v1.Container{{}}, InitContainers: []v1.Container{with}},
+		{Containers: []v1.Container{{}}, Resources: &some},
+		{Containers: []v1.Container{with}, Resources: &some},
+	} {
+		m.Admitted(&v1.Pod{Spec: spec}, v1.PodQOSBurstable)
+	}
+	got := lines(t, m)
+	for mode, n := range map[string]float64{"": 1, "container_level": 2, "pod_level": 1, "pod_and_container_level": 1} {
+		if key := "kubelet_pod_level_resources_admission_total{config_mode=" + mode + ",qos_class=burstable}"; got[key] != n {
+			t.Errorf("%s: %v", key, got[key])
+		}
+	}
+}
