@@ -363,6 +363,11 @@ func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContain
 	return &runtimeapi.StopContainerResponse{}, nil
 }
 
+// ReopenContainerLog implements the runtime service; there are no logs.
+func (r *Runtime) ReopenContainerLog(context.Context, *runtimeapi.ReopenContainerLogRequest, ...grpc.CallOption) (*runtimeapi.ReopenContainerLogResponse, error) {
+	return &runtimeapi.ReopenContainerLogResponse{}, nil
+}
+
 // RemoveContainer implements the runtime service.
 func (r *Runtime) RemoveContainer(_ context.Context, req *runtimeapi.RemoveContainerRequest, _ ...grpc.CallOption) (*runtimeapi.RemoveContainerResponse, error) {
 	r.mu.Lock()
@@ -470,64 +475,3 @@ func (s *stream) CloseSend() error             { return nil }
 func (s *stream) Context() context.Context     { return s.ctx }
 func (s *stream) SendMsg(any) error            { return io.EOF }
 func (s *stream) RecvMsg(any) error            { return io.EOF }
-
-// ImageStatus implements the image service.
-func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequest, _ ...grpc.CallOption) (*runtimeapi.ImageStatusResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	name := req.Image.Image
-	for tag, i := range r.images {
-		if tag == name || i.Id == name {
-			return &runtimeapi.ImageStatusResponse{Image: i}, nil
-		}
-	}
-	return &runtimeapi.ImageStatusResponse{}, nil
-}
-
-// PullImage implements the image service.
-func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest, _ ...grpc.CallOption) (*runtimeapi.PullImageResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	name := req.Image.Image
-	if err := r.called("PullImage", name); err != nil {
-		return nil, err
-	}
-	r.images[name] = &runtimeapi.Image{Id: "sha256:" + name, RepoTags: []string{name}, Size: 1 << 20}
-	return &runtimeapi.PullImageResponse{ImageRef: "sha256:" + name}, nil
-}
-
-// ListImages implements the image service.
-func (r *Runtime) ListImages(context.Context, *runtimeapi.ListImagesRequest, ...grpc.CallOption) (*runtimeapi.ListImagesResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.called("ListImages", ""); err != nil {
-		return nil, err
-	}
-	out := &runtimeapi.ListImagesResponse{}
-	for _, i := range r.images {
-		out.Images = append(out.Images, i)
-	}
-	return out, nil
-}
-
-// RemoveImage implements the image service.
-func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequest, _ ...grpc.CallOption) (*runtimeapi.RemoveImageResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for tag, i := range r.images {
-		if i.Id == req.Image.Image {
-			delete(r.images, tag)
-		}
-	}
-	return &runtimeapi.RemoveImageResponse{}, r.called("RemoveImage", req.Image.Image)
-}
-
-// ListPodSandboxStats measures nothing.
-func (r *Runtime) ListPodSandboxStats(context.Context, *runtimeapi.ListPodSandboxStatsRequest, ...grpc.CallOption) (*runtimeapi.ListPodSandboxStatsResponse, error) {
-	return &runtimeapi.ListPodSandboxStatsResponse{}, nil
-}
-
-// ImageFsInfo implements the image service.
-func (r *Runtime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest, ...grpc.CallOption) (*runtimeapi.ImageFsInfoResponse, error) {
-	return &runtimeapi.ImageFsInfoResponse{}, nil
-}
