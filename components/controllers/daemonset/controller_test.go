@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"hyperkube/components/controllers/internal/controltest"
@@ -248,5 +249,51 @@ func TestRollingUpdate(t *testing.T) {
 				t.Errorf("status %+v", s)
 			}
 		})
+	}
+}
+
+// TestRevisionOfOlderServer adopts pods of a DaemonSet whose revision an older server
+// wrote in other words, and rolls out the next template all the same.
+func TestRevisionOfOlderServer(t *testing.T) {
+	ds := testSet()
+	ds.Annotations = map[string]string{appsv1.DeprecatedTemplateGeneration: "4"}
+	w := newWorld(t, ds, 1)
+	w.f.Add(&appsv1.ControllerRevision{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "agent-old", UID: "old", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(ds, Kind)},
+			Labels: map[string]string{"app": "agent", appsv1.ControllerRevisionHashLabelKey: "old"}},
+		Data:     runtime.RawExtension{Raw: []byte(`{"spec":{"template":{"$patch":"replace","metadata":{"creationTimestamp":null,"labels":{"app":"agent"}},"spec":{"containers":[{"name":"c","image":"v1","resources":{}}]}}}}`)},
+		Revision: 4,
+	})
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "agent-x", UID: "x", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(ds, Kind)},
+			Labels: map[string]string{"app": "agent", appsv1.ControllerRevisionHashLabelKey: "old", "pod-template-generation": "4"}},
+		Spec: corev1.PodSpec{NodeName: "n0", Containers: []corev1.Container{{Name: "c", Image: "v1"}}},
+	}
+	w.f.Add(p)
+	w.f.SetPod(p, corev1.PodRunning, true)
+	for range 2 {
+		w.sync()
+	}
+	if w.f.Pods("ns")["agent-x"] == nil {
+		t.Fatal("the pod was replaced by one that is the same")
+	}
+	live, err := w.f.Kube.AppsV1().DaemonSets("ns").Get(context.Background(), "agent", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if live.Status.UpdatedNumberScheduled != 1 {
+		t.Errorf("status %+v", live.Status)
+	}
+	live.Generation++
+	live.Annotations[appsv1.DeprecatedTemplateGeneration] = "5"
+	live.Spec.Template.Spec.Containers[0].Image = "v2"
+	if _, err := w.f.Kube.AppsV1().DaemonSets("ns").Update(context.Background(), live, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		w.sync()
+	}
+	if w.f.Pods("ns")["agent-x"] != nil {
+		t.Error("the pod of the template before is still there")
 	}
 }

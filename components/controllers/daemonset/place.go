@@ -248,13 +248,14 @@ func (c *Controller) excess(ds *appsv1.DaemonSet, running []*corev1.Pod, hash st
 	return out
 }
 
-// isUpdated tells whether a pod is of the present template.
+// isUpdated tells whether a pod is of the present template. By its number are those
+// whose revision an older server wrote in other words, so that it is not found.
 func isUpdated(ds *appsv1.DaemonSet, p *corev1.Pod, hash string) bool {
 	if hash != "" && p.Labels[appsv1.ControllerRevisionHashLabelKey] == hash {
 		return true
 	}
 	g := generation(ds)
-	return g != "" && p.Labels["pod-template-generation"] == g && p.Labels[appsv1.ControllerRevisionHashLabelKey] == ""
+	return g != "" && p.Labels["pod-template-generation"] == g
 }
 
 func surgeOf(ds *appsv1.DaemonSet, total int) int {
