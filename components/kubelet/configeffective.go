@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -44,7 +45,7 @@ func (c *Config) effectiveText() (string, error) {
 // effectiveHere writes what c holds itself.
 func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	seconds := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
-	f.StaticPodPath, f.PodLogsDir, f.ContainerRuntimeEndpoint = c.StaticPods.Dir, c.Layout.PodLogs, "unix://"+c.Endpoint
+	f.StaticPodPath, f.PodLogsDir, f.ContainerRuntimeEndpoint = c.StaticPods.Dir, c.Layout.PodLogs, "unix://"+strings.TrimPrefix(c.Endpoint, "unix://")
 	f.Tracing = c.Tracing.DeepCopy()
 	f.ClusterDNS, f.ClusterDomain, f.PodCIDR, f.ProviderID = slices.Clone(c.DNS.Servers), c.DNS.Domain, c.Node.PodCIDR, c.Node.ProviderID
 	f.Address, f.Port, f.HealthzBindAddress = c.Server.Address, int32(c.Server.Port), c.Server.HealthzAddress

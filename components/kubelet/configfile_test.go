@@ -88,6 +88,11 @@ func TestFlagsGoFirst(t *testing.T) {
 }
 
 func TestEffectiveText(t *testing.T) {
+	for _, given := range []string{"/run/cri.sock", "unix:///run/cri.sock"} {
+		if got := (&Config{Endpoint: given}).Effective().ContainerRuntimeEndpoint; got != "unix:///run/cri.sock" {
+			t.Errorf("the runtime at %s is told to be at %s", given, got)
+		}
+	}
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	text := "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\neventBurst: 101\n" +
 		"staticPodURL: http://127.0.0.1/\nstaticPodURLHeader: {Authorization: [secret]}\n"

@@ -2,11 +2,13 @@ package masters
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/trust"
 	"hyperkube/manifests"
 )
@@ -74,5 +76,36 @@ func TestStaticPodsHaveWhatWasSaid(t *testing.T) {
 	}
 	if env := renderedPod(t, "kube-scheduler", manifests.ControlPlane{Envs: said.Envs}).Spec.Containers[0].Env; !reflect.DeepEqual(env, said.Envs["kube-scheduler"]) {
 		t.Errorf("variables of the scheduler: %v", env)
+	}
+}
+
+// TestKept: run again init refuses what its cluster cannot become, and takes what it is.
+func TestKept(t *testing.T) {
+	m := testMaster(t)
+	same := masterSettings{
+		NodeName: m.identity.NodeName, PodCIDRs: m.identity.PodCIDRs, ServiceCIDRs: m.identity.ServiceCIDRs, Domain: m.identity.Domain,
+		Advertise: m.address.String(), Port: 6443,
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*masterSettings)
+		want   string // empty: taken
+	}{
+		{"the same", func(*masterSettings) {}, ""},
+		{"nothing said", func(s *masterSettings) { *s = masterSettings{Advertise: s.Advertise, Port: s.Port} }, ""},
+		{"another port", func(s *masterSettings) { s.Port = 7443 }, ""},
+		{"another name", func(s *masterSettings) { s.NodeName = "other" }, "--node-name: it is m and cannot become other"},
+		{"other pods", func(s *masterSettings) { s.PodCIDRs = []string{"10.9.0.0/16"} }, "--pod-network-cidr: it is 10.244.0.0/16"},
+		{"other services", func(s *masterSettings) { s.ServiceCIDRs = []string{"10.9.0.0/16"} }, "--service-cidr"},
+		{"another domain", func(s *masterSettings) { s.Domain = "example.org" }, "--service-dns-domain"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			again := &master{layout: m.layout, settings: same}
+			c.change(&again.settings)
+			err := again.decide()
+			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || command.ExitCode(err) != 3) {
+				t.Errorf("said %v, want %q", err, c.want)
+			}
+		})
 	}
 }

@@ -179,6 +179,9 @@ func (m *master) decide() error {
 		if !identity.HasJoined(m.layout) {
 			return command.PreflightError(fmt.Errorf("a cluster made by `hyperkube up` is in %s: take it away with `hyperkube reset` first", m.layout.Data))
 		}
+		if err := m.settings.checkKept(id); err != nil {
+			return command.ConfigError(err)
+		}
 	} else {
 		if identity.HasJoined(m.layout) {
 			return command.PreflightError(errors.New("this machine has joined a cluster: `hyperkube join` starts it again, `hyperkube reset` takes it out"))

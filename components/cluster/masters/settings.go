@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"hyperkube/components/cluster/identity"
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/layout"
 	"hyperkube/manifests"
@@ -100,6 +101,22 @@ func (s *masterSettings) checkSkip() error {
 }
 
 func (s *masterSettings) skips(phase string) bool { return slices.Contains(s.Skip, phase) }
+
+// checkKept refuses what a cluster that is there cannot become any more.
+func (s *masterSettings) checkKept(id identity.Cluster) error {
+	var errs []error
+	for _, c := range []struct{ flag, wish, is string }{
+		{"node-name", s.NodeName, id.NodeName},
+		{"pod-network-cidr", strings.Join(s.PodCIDRs, ","), strings.Join(id.PodCIDRs, ",")},
+		{"service-cidr", strings.Join(s.ServiceCIDRs, ","), strings.Join(id.ServiceCIDRs, ",")},
+		{"service-dns-domain", s.Domain, id.Domain},
+	} {
+		if c.wish != "" && c.wish != c.is {
+			errs = append(errs, fmt.Errorf("--%s: it is %s and cannot become %s: `hyperkube reset` takes the cluster away", c.flag, c.is, c.wish))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // absolute is path for whoever runs elsewhere; "" stays.
 func absolute(path string) (string, error) {
