@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -362,6 +363,10 @@ func clusterLike(ctx context.Context, kube kubernetes.Interface) (*clusterConfig
 // readConfig reads a document that init keeps in the cluster.
 func readConfig(ctx context.Context, kube kubernetes.Interface, name, key string, into any) error {
 	config, err := kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsUnauthorized(err) {
+		return fmt.Errorf("the cluster does not know the token with which the node asks for its certificate, which may have expired or been deleted: "+
+			"`hyperkube token create --print-join-command` on a master prints a command that works (%w)", err)
+	}
 	if err != nil {
 		return fmt.Errorf("asking what the cluster is like: %w", err)
 	}

@@ -23,7 +23,7 @@ func TestNameIsFree(t *testing.T) {
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}},
 		}}
 	}
-	kube := fake.NewSimpleClientset(
+	kube := fake.NewClientset(
 		node("there", "192.0.2.1", corev1.ConditionTrue), node("gone", "192.0.2.1", corev1.ConditionUnknown), node("back", "192.0.2.2", corev1.ConditionTrue),
 	)
 	own := []netip.Addr{netip.MustParseAddr("192.0.2.2")}
@@ -44,5 +44,16 @@ func TestNameIsFree(t *testing.T) {
 		if err := checkNameFree(context.Background(), kube, "new", own); (err == nil) != c.fine {
 			t.Errorf("the answer %v: %v", c.answer, err)
 		}
+	}
+}
+
+// TestTokenIsGone: who joins with a token that was deleted meanwhile is told what to do.
+func TestTokenIsGone(t *testing.T) {
+	kube := fake.NewClientset()
+	kube.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewUnauthorized("Unauthorized")
+	})
+	if _, _, err := clusterLike(context.Background(), kube); err == nil || !strings.Contains(err.Error(), "does not know the token") || !strings.Contains(err.Error(), "token create") {
+		t.Errorf("told %v", err)
 	}
 }

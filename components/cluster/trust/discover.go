@@ -164,7 +164,10 @@ func (d *Discovery) read(ctx context.Context, tls rest.TLSClientConfig, signed b
 	info, err := kube.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, infoName, metav1.GetOptions{})
 	var unknown x509.UnknownAuthorityError
 	var wrong x509.HostnameError
+	var invalid x509.CertificateInvalidError
 	switch {
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "", fmt.Errorf("%w: the clocks of this machine and of the cluster's differ, or the API server's certificate has expired: %w", errNotYet, err)
 	case errors.As(err, &unknown), errors.As(err, &wrong):
 		return "", fmt.Errorf("the API server is not verified by the authority that the cluster names: %w", err)
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -177,6 +179,30 @@ func TestWaitsForTheSignature(t *testing.T) {
 	})
 	delete(info.Data, bootstraptokens.SignatureKey(d.Token.ID))
 	if _, err := d.Find(ctx); err == nil || !strings.Contains(err.Error(), "no signature by the token") {
+		t.Error(err)
+	}
+}
+
+// TestClock: a machine whose clock differs from the cluster's is told so, and waits for the
+// clocks.
+func TestClock(t *testing.T) {
+	d, set, info := master(t)
+	expired, err := set.CA.NewPair(pki.Spec{CommonName: "api", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Server: true, Validity: time.Nanosecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(info)
+	}))
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{expired.TLS()}}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	d.Endpoint = strings.TrimPrefix(s.URL, "https://")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	d.Failed = func(error) { cancel() }
+	if _, err := d.Find(ctx); !errors.Is(err, errNotYet) || !strings.Contains(err.Error(), "the clocks of this machine and of the cluster's differ") {
 		t.Error(err)
 	}
 }
