@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -123,6 +124,9 @@ func TestNodeRestriction(t *testing.T) {
 	lease := func(name string) *coordinationv1.Lease {
 		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	}
+	slice := func(node string) *resourcev1.ResourceSlice {
+		return &resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{NodeName: &node}}
+	}
 	labelled := on("n1", "mine")
 	labelled.Labels = map[string]string{"a": "b"}
 	tests := []struct {
@@ -194,6 +198,11 @@ func TestNodeRestriction(t *testing.T) {
 		{"other's CSI node", write{resource: "storage.k8s.io/csinodes", obj: &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}}, "can only access CSINode with the same name as the requesting node"},
 		{"change of a CSI node", write{op: admission.Update, resource: "storage.k8s.io/csinodes", name: "n1", obj: &storagev1.CSINode{}, old: &storagev1.CSINode{}}, ""},
 		{"change of other's CSI node", write{op: admission.Update, resource: "storage.k8s.io/csinodes", name: "n2", obj: &storagev1.CSINode{}, old: &storagev1.CSINode{}}, "can only access CSINode with the same name as the requesting node"},
+		{"slice", write{resource: "resource.k8s.io/resourceslices", obj: slice("n1")}, ""},
+		{"other's slice", write{resource: "resource.k8s.io/resourceslices", obj: slice("n2")}, "can only create ResourceSlice with the same NodeName as the requesting node"},
+		{"nobody's slice", write{resource: "resource.k8s.io/resourceslices", obj: &resourcev1.ResourceSlice{}}, "can only create ResourceSlice with the same NodeName as the requesting node"},
+		{"delete a slice", write{op: admission.Delete, resource: "resource.k8s.io/resourceslices", name: "s", old: slice("n1")}, ""},
+		{"delete other's slice", write{op: admission.Delete, resource: "resource.k8s.io/resourceslices", name: "s", old: slice("n2")}, "can only delete ResourceSlice with the same NodeName as the requesting node"},
 		{"own request", write{resource: "certificates.k8s.io/certificatesigningrequests", obj: csr(t, "kubernetes.io/kubelet-serving", "system:node:n1", "system:nodes")}, ""},
 		{"own pod's certificate", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: podCertificate("n1", "mine", "uid-1")}, ""},
 		{"signer that is granted", write{resource: "certificates.k8s.io/podcertificaterequests", ns: "ns", obj: signer("example.org/granted")}, ""},

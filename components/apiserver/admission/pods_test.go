@@ -110,6 +110,7 @@ func TestServiceAccountRefuses(t *testing.T) {
 		account("strict", func(sa *corev1.ServiceAccount) {
 			sa.Annotations = map[string]string{"kubernetes.io/enforce-mountable-secrets": "1"}
 			sa.Secrets = []corev1.ObjectReference{{Name: "mine"}}
+			sa.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "pull"}}
 		}))
 	secret := func(name string) corev1.Volume {
 		return corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name}}}
@@ -142,6 +143,19 @@ func TestServiceAccountRefuses(t *testing.T) {
 				Sources: []corev1.VolumeProjection{{DownwardAPI: &corev1.DownwardAPIProjection{}}, {PodCertificate: &corev1.PodCertificateProjection{}}},
 			}}}}
 		}, "a mirror pod may not use PodCertificate volume projections"},
+		{"mirror that tells of itself", func(p *corev1.Pod) {
+			mirror(p)
+			p.Spec.Volumes = []corev1.Volume{{Name: "e"}, {Name: "v", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+				Sources: []corev1.VolumeProjection{{DownwardAPI: &corev1.DownwardAPIProjection{}}},
+			}}}}
+		}, ""},
+		{"strict that pulls", func(p *corev1.Pod) {
+			p.Spec.ServiceAccountName, p.Spec.ImagePullSecrets = "strict", []corev1.LocalObjectReference{{Name: "pull"}}
+		}, ""},
+		{"strict that pulls by another Secret", func(p *corev1.Pod) {
+			p.Spec.ServiceAccountName, p.Spec.ImagePullSecrets = "strict", []corev1.LocalObjectReference{{Name: "pull"}, {Name: "mine"}}
+		},
+			`imagePullSecrets[1].name="mine" is not allowed because service account strict does not reference that imagePullSecret`},
 		{"strict", func(p *corev1.Pod) {
 			p.Spec.ServiceAccountName, p.Spec.Volumes = "strict", []corev1.Volume{secret("mine")}
 		}, ""},
