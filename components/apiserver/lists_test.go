@@ -245,3 +245,37 @@ func TestWatchOptions(t *testing.T) {
 		}
 	}
 }
+
+// TestDeletePages deletes a page of a collection, and tells how to go on.
+func TestDeletePages(t *testing.T) {
+	a := newAPI(t, startServer(t, Config{}))
+	for _, name := range strings.Fields("a b c d e") {
+		a.do("POST", cms, fmt.Sprintf(`{"metadata":{"name":%q,"finalizers":[%s]}}`, name, map[bool]string{true: `"x.io/y"`}[name == "b"]), jsn)
+	}
+	r := a.do("DELETE", cms+"?limit=2", "")
+	gone := &listAnswer{}
+	if err := json.Unmarshal([]byte(r.body), gone); err != nil {
+		t.Fatal(err)
+	}
+	if n := gone.Metadata.RemainingItemCount; r.code != 200 || gone.names() != "a b" || gone.Metadata.Continue == "" || n == nil || *n != 3 {
+		t.Errorf("%d %s", r.code, r.body)
+	}
+	if _, left := a.list(cms); left.names() != "b c d e" {
+		t.Errorf("left are %s", left.names())
+	}
+	if r := a.do("DELETE", cms+"?limit=2&continue="+url.QueryEscape(gone.Metadata.Continue), ""); r.code != 200 {
+		t.Errorf("%+v", r)
+	}
+	if _, left := a.list(cms); left.names() != "b e" {
+		t.Errorf("left are %s", left.names())
+	}
+	if r := a.do("DELETE", cms, `{"preconditions":{"uid":"zz"}}`, jsn); r.code != 409 {
+		t.Errorf("%+v", r)
+	}
+	if r := a.do("DELETE", cms+"?dryRun=All", ""); r.code != 200 {
+		t.Errorf("%+v", r)
+	}
+	if _, left := a.list(cms); left.names() != "b e" {
+		t.Errorf("left are %s", left.names())
+	}
+}

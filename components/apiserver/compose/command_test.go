@@ -1,9 +1,11 @@
 package compose
 
 import (
+	"crypto/tls"
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -50,6 +52,9 @@ func TestFlags(t *testing.T) {
 	if reading, mutating := cfg.InFlight.orDefault(); cfg.InFlight.NoFairness || reading != 400 || mutating != 200 || cfg.Limits.Request != time.Minute {
 		t.Errorf("without flags: %+v %+v", cfg.InFlight, cfg.Limits)
 	}
+	if len(cfg.Limits.Guard.Origins) > 0 || cfg.TLS.MinVersion != 0 || cfg.TLS.CipherSuites != nil {
+		t.Errorf("without flags: other origins %v, %+v", cfg.Limits.Guard.Origins, cfg.TLS)
+	}
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
 	cfg, err = read("--enable-priority-and-fairness=false", "--max-requests-inflight=7", "--max-mutating-requests-inflight=0", "--request-timeout=9s",
 		"--min-request-timeout=60", "--shutdown-delay-duration=3s", "--livez-grace-period=4s", "--http2-max-streams-per-connection=5",
@@ -79,6 +84,13 @@ func TestFlags(t *testing.T) {
 	if cfg.CompactionInterval >= 0 || !cfg.NoEndpoints || cfg.TolerationSeconds.NotReady != 7 || cfg.TolerationSeconds.Unreachable != 300 || cfg.ServiceNodePort != 30443 {
 		t.Errorf("got %+v", cfg)
 	}
+	cfg, err = read("--tls-min-version=VersionTLS13", "--tls-cipher-suites=TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384")
+	if err != nil || cfg.TLS.MinVersion != tls.VersionTLS13 || !slices.Equal(cfg.TLS.CipherSuites, []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384}) {
+		t.Errorf("TLS %+v, %v", cfg.TLS, err)
+	}
+	if cfg, err = read("--runtime-config=api/all=true,batch/v1=false,apps/v1/deployments=false"); err != nil {
+		t.Fatal(err)
+	}
 	for text, want := range map[string]bool{"batch/v1/jobs": true, "apps/v1/deployments": true, "apps/v1/daemonsets": false} {
 		part := strings.Split(text, "/")
 		if got := cfg.Without(schema.GroupVersionResource{Group: part[0], Version: part[1], Resource: part[2]}); got != want {
@@ -86,7 +98,8 @@ func TestFlags(t *testing.T) {
 		}
 	}
 	for _, wrong := range []string{"--goaway-chance=0.5", "--endpoint-reconciler-type=master-count", "--endpoint-reconciler-type=x",
-		"--default-not-ready-toleration-seconds=-1", "--kubernetes-service-node-port=70000", "--runtime-config=v1=false", "--runtime-config=api/all=false", "--runtime-config=batch/v1=maybe"} {
+		"--default-not-ready-toleration-seconds=-1", "--kubernetes-service-node-port=70000", "--tls-min-version=VersionTLS9", "--tls-cipher-suites=NONE",
+		"--runtime-config=v1=false", "--runtime-config=api/all=false", "--runtime-config=batch/v1=maybe"} {
 		if _, err := read(wrong); err == nil {
 			t.Errorf("%s is taken", wrong)
 		}

@@ -54,6 +54,8 @@ func (h *hooks) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	switch what := strings.TrimPrefix(req.URL.Path, "/"); what {
 	case "deny":
 		answer.Allowed, answer.Result = false, &metav1.Status{Message: "not here", Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden}
+	case "annotate":
+		answer.AuditAnnotations = map[string]string{"who": "hook"}
 	case "warn":
 		answer.Warnings = []string{"mind the gap"}
 	case "slow":
