@@ -70,6 +70,7 @@ func TestOdd(t *testing.T) {
 		{"proxy to no address", "GET", "/api/v1/nodes/a/proxy/", "", nil, 500, `"message":"no preferred addresses found; known addresses: []","code":500`},
 		{"log of what is nowhere", "GET", pods + "/a/log", "", nil, 204, ""},
 
+		{"a role named for what is above", "POST", "/apis/rbac.authorization.k8s.io/v1/clusterroles?dryRun=All", `{"metadata":{"generateName":".."}}`, []string{jsn}, 422, `metadata.generateName: Invalid value: \"..\": may not be '..'`},
 		{"no rows of a kind without columns of its own", "GET", "/apis/rbac.authorization.k8s.io/v1/namespaces/none/roles", "", []string{tabl}, 200, `"rows":null}`},
 		{"no rows of definitions", "GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", []string{tabl}, 200, `"rows":null}`},
 		{"no rows of another kind", "GET", "/api/v1/namespaces/none/pods", "", []string{tabl}, 200, `"rows":[]}`},

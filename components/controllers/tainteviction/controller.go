@@ -180,7 +180,7 @@ func (c *Controller) take(key string) (eviction, bool) {
 }
 
 // tolerates tells how long a pod with these tolerations may stay in spite of
-// the taints: zero if not at all.
+// the taints: zero if not at all. Of a taint the first toleration of it counts.
 func tolerates(taints []corev1.Taint, tolerations []corev1.Toleration) (stay time.Duration, forever bool) {
 	forever = true
 	for i := range taints {
@@ -191,13 +191,12 @@ func tolerates(taints []corev1.Taint, tolerations []corev1.Toleration) (stay tim
 				continue
 			}
 			found = true
-			if t.TolerationSeconds == nil {
-				continue
+			if t.TolerationSeconds != nil {
+				if d := time.Duration(max(0, *t.TolerationSeconds)) * time.Second; forever || d < stay {
+					stay, forever = d, false
+				}
 			}
-			d := time.Duration(max(0, *t.TolerationSeconds)) * time.Second
-			if forever || d < stay {
-				stay, forever = d, false
-			}
+			break
 		}
 		if !found {
 			return 0, false

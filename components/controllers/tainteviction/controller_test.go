@@ -34,6 +34,14 @@ func TestTolerates(t *testing.T) {
 		{name: "one not tolerated", taints: []corev1.Taint{unreachable, mine}, tolerations: []corev1.Toleration{
 			{Key: "unreachable", Operator: corev1.TolerationOpExists, TolerationSeconds: ptr.To[int64](300)},
 		}},
+		{name: "the first counts", taints: []corev1.Taint{unreachable}, tolerations: []corev1.Toleration{
+			{Operator: corev1.TolerationOpExists},
+			{Key: "unreachable", Operator: corev1.TolerationOpExists, TolerationSeconds: ptr.To[int64](300)},
+		}, forever: true},
+		{name: "the first counts though it is shorter", taints: []corev1.Taint{unreachable}, tolerations: []corev1.Toleration{
+			{Key: "unreachable", Operator: corev1.TolerationOpExists, TolerationSeconds: ptr.To[int64](300)},
+			{Operator: corev1.TolerationOpExists},
+		}, stay: 300 * time.Second},
 		{name: "negative is zero", taints: []corev1.Taint{unreachable}, tolerations: []corev1.Toleration{
 			{Key: "unreachable", Operator: corev1.TolerationOpExists, TolerationSeconds: ptr.To[int64](-1)},
 		}},

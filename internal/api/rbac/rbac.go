@@ -27,6 +27,6 @@ func Resources() []*api.Resource {
 
 // validName allows what can be a segment of a path, such as
 // "system:kube-scheduler".
-func validName(name string, prefix bool) []string {
-	return path.ValidatePathSegmentName(name, prefix)
+func validName(name string, _ bool) []string {
+	return path.IsValidPathSegmentName(name)
 }
