@@ -52,7 +52,11 @@ type changed struct {
 // change makes a change, again and again for as long as others win races.
 func (c *call) change(ch change) (changed, error) {
 	key := c.res.Key(c.namespace, c.name)
-	current := c.res.Collection.Cached(key)
+	var current *store.Entry
+	if !dryRun(ch.options.DryRun) {
+		// A dry run has no commit that would tell that the cache is behind.
+		current = c.res.Collection.Cached(key)
+	}
 	fresh := false
 	if current == nil {
 		var err error

@@ -138,7 +138,11 @@ type removed struct {
 // happen first.
 func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) {
 	key := c.res.Key(c.namespace, name)
-	entry := c.res.Collection.Cached(key)
+	var entry *store.Entry
+	if !dryRun(opts.DryRun) {
+		// A dry run has no commit that would tell that the cache is behind.
+		entry = c.res.Collection.Cached(key)
+	}
 	fresh := false
 	var err error
 	var marked api.Object
