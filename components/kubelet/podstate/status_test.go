@@ -294,3 +294,20 @@ func TestEndOfTheUnseen(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 }
+
+// TestObservedGeneration: a status and each of its conditions say of which pod they are.
+func TestObservedGeneration(t *testing.T) {
+	p := pod(v1.RestartPolicyAlways, "init")
+	p.Generation = 7
+	for name, seen := range map[string]*Observed{"new": see(), "begun": see("init:running"), "runs": see("init:exited=0", "a:running", "b:running")} {
+		s := Status(StatusInput{Last: &v1.PodStatus{}, Conditions: []v1.PodCondition{{Type: v1.DisruptionTarget, Status: v1.ConditionTrue}}, Input: Input{Pod: p, Observed: seen, Now: now}})
+		if s.ObservedGeneration != 7 || len(s.Conditions) < 5 {
+			t.Errorf("%s: %+v", name, s)
+		}
+		for _, c := range s.Conditions {
+			if c.ObservedGeneration != 7 {
+				t.Errorf("%s: condition %+v", name, c)
+			}
+		}
+	}
+}

@@ -176,7 +176,7 @@ func TestKilled(t *testing.T) {
 			left, _ := filepath.Glob(filepath.Join(h.root, "plugins/kubernetes.io/iscsi/*"))
 			_ = unix.Unmount(left[0], 0)
 			d, _ := readDisk(r.Dir)
-			_ = logout(h.t.Context(), d, portal)
+			_ = logout(h.t.Context(), d, portal, true)
 		}},
 		{"logged in", func(h *host, p *Plugin, r volume.PersistentRequest) {
 			_ = unix.Unmount(filepath.Join(r.Dir, mountPoint), 0)
@@ -209,6 +209,35 @@ func TestKilled(t *testing.T) {
 				h.nothingLeft()
 			}
 		})
+	}
+}
+
+// TestRebooted: after a reboot there is no session, but open-iscsi remembers the portal.
+// Without open-iscsi there is nothing to take back.
+func TestRebooted(t *testing.T) {
+	h := newHost(t)
+	name := "iqn.2001-04.com.example:pod"
+	for _, tools := range []bool{true, false} {
+		r := h.request("pod", v1.ISCSIPersistentVolumeSource{InitiatorName: &name})
+		d, err := newDisk("pv0", &v1.ISCSIVolumeSource{TargetPortal: portal, IQN: target, InitiatorName: &name})
+		if err == nil {
+			err = writeDisk(r.Dir, d)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []string
+		if tools {
+			want = []string{"-m node -p " + portal + " -T " + target + " -I " + portal + ":pv0 -o delete", "-m iface -I " + portal + ":pv0 -o delete"}
+		} else {
+			t.Setenv("PATH", "")
+			want = []string{""}
+		}
+		mustTearDown(t, h.plugin(), r)
+		if calls := h.calls(); !slices.Equal(calls, want) {
+			t.Errorf("calls:\n%s", strings.Join(calls, "\n"))
+		}
+		h.nothingLeft()
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"time"
@@ -88,10 +89,11 @@ func (p *Plugin) detach(ctx context.Context, d *disk, others []use) error {
 		needed := slices.ContainsFunc(others, func(u use) bool {
 			return u.Target == d.Target && u.Interface == d.Interface && slices.Contains(u.Portals, portal)
 		})
-		if s := through(all, portal); s == nil || needed || p.busy(s) {
+		s := through(all, portal)
+		if needed || s != nil && p.busy(s) {
 			continue
 		}
-		if err := logout(ctx, d, portal); err != nil {
+		if err := logout(ctx, d, portal, s != nil); err != nil {
 			return err
 		}
 	}
@@ -159,20 +161,22 @@ func (p *Plugin) busy(s *session) bool {
 	})
 }
 
-// logout ends the session through a portal and has open-iscsi forget it.
-func logout(ctx context.Context, d *disk, portal string) error {
-	for _, what := range [][]string{{"--logout"}, {"-o", "delete"}} {
-		args := append([]string{"-m", "node", "-p", portal, "-T", d.Target, "-I", d.Interface}, what...)
-		if err := ended(iscsiadm(ctx, args...)); err != nil {
+// logout ends the session through a portal, if there is one, and has open-iscsi forget
+// the portal: what it remembers outlasts a reboot.
+func logout(ctx context.Context, d *disk, portal string, session bool) error {
+	node := []string{"-m", "node", "-p", portal, "-T", d.Target, "-I", d.Interface}
+	if session {
+		if err := ended(iscsiadm(ctx, append(slices.Clone(node), "--logout")...)); err != nil {
 			return err
 		}
 	}
-	return nil
+	return ended(iscsiadm(ctx, append(node, "-o", "delete")...))
 }
 
-// ended is the error of a call that ends something, which may have ended already.
+// ended is the error of a call that ends something, which may have ended already: without
+// the program there is nothing.
 func ended(out string, err error) error {
-	if err != nil && !exits(err, exitNoSession, exitNoObjects) {
+	if err != nil && !exits(err, exitNoSession, exitNoObjects) && !errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("iscsi: failed to detach disk: %s: %w", out, err)
 	}
 	return nil
