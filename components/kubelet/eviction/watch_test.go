@@ -71,8 +71,7 @@ func TestThreshold(t *testing.T) {
 	w := NewMemoryWatch(dir)
 	defer w.Close()
 	arm(w, left)
-	fd, at := armed()
-	if at != used+left {
+	if _, at := armed(); at != used+left {
 		t.Fatalf("armed at %d bytes, want %d", at, used+left)
 	}
 	use(used + slack/2)
@@ -82,7 +81,8 @@ func TestThreshold(t *testing.T) {
 	}
 	use(used - left)
 	arm(w, left)
-	if fd, at = armed(); at != used {
+	fd, at := armed()
+	if at != used {
 		t.Errorf("armed at %d when less was in use, want %d", at, used)
 	}
 

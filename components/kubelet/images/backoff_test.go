@@ -18,12 +18,13 @@ func TestBackoffs(t *testing.T) {
 	if w := waits("a"); w != 0 {
 		t.Errorf("waits %v before anything has failed", w)
 	}
-	for _, want := range []time.Duration{10, 20, 40, 80, 160, 300, 300} {
+	for _, seconds := range []int{10, 20, 40, 80, 160, 300, 300} {
+		want := time.Duration(seconds) * time.Second
 		s.failed("a", "gone", now)
-		if w := waits("a"); w != want*time.Second {
-			t.Errorf("waits %v, want %d s", w, want)
+		if w := waits("a"); w != want {
+			t.Errorf("waits %v, want %v", w, want)
 		}
-		now = now.Add(want*time.Second - 1)
+		now = now.Add(want - 1)
 		if w := waits("a"); w != 1 {
 			t.Errorf("waits %v a nanosecond before the end", w)
 		}
