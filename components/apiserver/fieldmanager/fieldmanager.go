@@ -5,6 +5,7 @@ package fieldmanager
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"unicode"
@@ -334,4 +335,10 @@ func SameButTimes(a, b []metav1.ManagedFieldsEntry) bool {
 		}
 	}
 	return true
+}
+
+// SameTimes tells whether the entries of two lists of managed fields, which are the
+// same otherwise, have the same times too.
+func SameTimes(a, b []metav1.ManagedFieldsEntry) bool {
+	return slices.EqualFunc(a, b, func(x, y metav1.ManagedFieldsEntry) bool { return x.Time.Equal(y.Time) })
 }

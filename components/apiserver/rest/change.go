@@ -223,15 +223,16 @@ func (c *call) checkVersion(obj api.Object, revision int64) error {
 type written struct {
 	stored api.Object
 	ops    []store.Op
-	// same: of managed fields at most the times have changed. These are they.
+	// same: of managed fields nothing but times have changed. These are they.
 	same  bool
 	times []metav1.ManagedFieldsEntry
 }
 
 func (c *call) written(obj, current api.Object) (w written, err error) {
+	before := current.GetManagedFields()
 	w.times = obj.GetManagedFields()
-	if w.same = fieldmanager.SameButTimes(w.times, current.GetManagedFields()); w.same {
-		obj.SetManagedFields(current.GetManagedFields())
+	if w.same = timesAlone(w.times, before); w.same {
+		obj.SetManagedFields(before)
 	}
 	w.stored, w.ops, err = c.hooked(obj, current)
 	return w, err
@@ -255,6 +256,12 @@ func (c *call) tryStore(r review, entry *store.Entry, w written, obj, current ap
 		return changed{}, unlessLost(err)
 	}
 	return changed{entry: entries[0]}, nil
+}
+
+// timesAlone tells whether managed fields differ, and in nothing but times: then it
+// has to be found out whether the object has changed, for which it is encoded.
+func timesAlone(now, before []metav1.ManagedFieldsEntry) bool {
+	return fieldmanager.SameButTimes(now, before) && !fieldmanager.SameTimes(now, before)
 }
 
 // unchanged tells whether storing obj would store the bytes that are there.
