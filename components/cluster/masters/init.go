@@ -159,6 +159,8 @@ type master struct {
 	certificateKey *trust.CertificateKey
 	// further: it has joined a cluster that has other masters.
 	further bool
+	// joining: it is about to, and not a part of the control plane yet.
+	joining bool
 	// etcdMembers are those that the machine's own has entered with; empty: it
 	// was the first.
 	etcdMembers string

@@ -147,7 +147,7 @@ func (o *initOptions) again(l layout.Node, out io.Writer, given func(string) boo
 	if kept == nil {
 		return m, m.decide()
 	}
-	m.further, m.identity, m.etcdMembers = true, kept.Identity, kept.EtcdMembers
+	m.further, m.identity, m.etcdMembers, m.joining = true, kept.Identity, kept.EtcdMembers, kept.Joining
 	if err := m.decideCertificateKey(); err != nil {
 		return nil, err
 	}

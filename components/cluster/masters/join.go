@@ -104,7 +104,7 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	l := command.Layout(o.root)
 	if pid, err := pidlock.Holder(l.PIDFile(layout.MainProcess)); err != nil {
 		return err
-	} else if pid != 0 {
+	} else if pid != 0 && !isHalfMaster(l) {
 		fmt.Fprintf(out, "hyperkube is running already (process %d)\n", pid)
 		return nil
 	}
@@ -112,6 +112,9 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	if o.discovery.Endpoint == "" && o.config == "" && identity.HasJoined(l) {
 		if o.dryRun {
 			return rehearseUpgrade(out, l, func(l layout.Node) error { return renewManifests(l, s, o.verbose) })
+		}
+		if isHalfMaster(l) {
+			return o.finishMaster(ctx, out, l, s)
 		}
 		if err := renewManifests(l, s, o.verbose); err != nil {
 			return err

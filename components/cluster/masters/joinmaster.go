@@ -41,6 +41,8 @@ type furtherMaster struct {
 	Settings masterSettings   `json:"settings"`
 	// EtcdMembers are those that its own has entered with.
 	EtcdMembers string `json:"etcdMembers,omitempty"`
+	// Joining: it is not a part of the control plane yet.
+	Joining bool `json:"joining,omitempty"`
 }
 
 func furtherMasterFile(l layout.Node) string { return filepath.Join(l.Data, "master.json") }
@@ -61,7 +63,7 @@ func loadFurtherMaster(l layout.Node) (*furtherMaster, error) {
 }
 
 func (m *master) keep() error {
-	data, err := json.MarshalIndent(furtherMaster{Identity: m.identity, Settings: m.settings, EtcdMembers: m.etcdMembers}, "", "  ")
+	data, err := json.MarshalIndent(furtherMaster{Identity: m.identity, Settings: m.settings, EtcdMembers: m.etcdMembers, Joining: m.joining}, "", "  ")
 	if err == nil {
 		err = atomicfile.Write(atomicfile.File{Path: furtherMasterFile(m.layout), Data: append(data, '\n'), Mode: 0o600})
 	}
@@ -92,7 +94,7 @@ func renewManifests(l layout.Node, s *progress.Steps, verbose bool) error {
 // share, a member of etcd, and static pods.
 func (o *joinOptions) joinMaster(ctx context.Context, out io.Writer, l layout.Node, c *trust.Cluster, token trust.Token, s *progress.Steps) error {
 	began := time.Now()
-	m := &master{layout: l, steps: s, verbose: o.verbose, mergeKubeconfig: !o.noKubeconfig}
+	m := &master{layout: l, steps: s, verbose: o.verbose, mergeKubeconfig: !o.noKubeconfig, joining: true}
 	kube, err := enterWith(c, token, o.waits.call())
 	if err != nil {
 		return err
@@ -111,12 +113,52 @@ func (o *joinOptions) joinMaster(ctx context.Context, out io.Writer, l layout.No
 		return err
 	}
 	s.Done(began, "keys and kubeconfigs are in %s", l.Etc)
-	began = time.Now()
+	return m.finish(ctx, out)
+}
+
+// isHalfMaster tells whether an earlier try to become a further master ended half way.
+func isHalfMaster(l layout.Node) bool {
+	kept, err := loadFurtherMaster(l)
+	return err == nil && kept != nil && kept.Joining
+}
+
+// finishMaster makes this machine the master that an earlier try has prepared.
+func (o *joinOptions) finishMaster(ctx context.Context, out io.Writer, l layout.Node, s *progress.Steps) error {
+	kept, err := loadFurtherMaster(l)
+	if err != nil {
+		return err
+	}
+	if !layout.Exists(filepath.Join(l.Etc, "scheduler.conf")) {
+		return command.PreflightError(errors.New("an earlier try to join did not come far enough: join again with the whole command, which `hyperkube token create --print-join-command` prints on a master"))
+	}
+	m := &master{
+		layout: l, steps: s, verbose: o.verbose, mergeKubeconfig: !o.noKubeconfig,
+		settings: kept.Settings, identity: kept.Identity, etcdMembers: kept.EtcdMembers, joining: true,
+	}
+	if err := m.decideAddress(); err != nil {
+		return err
+	}
+	if err := m.keys(); err != nil {
+		return err
+	}
+	return m.finish(ctx, out)
+}
+
+// finish makes this machine, which has its keys and kubeconfigs, a part of the control plane.
+func (m *master) finish(ctx context.Context, out io.Writer) error {
+	// An earlier try may have left one that waits for what has not come.
+	if err := endNode(ctx, m.layout, m.steps); err != nil {
+		return err
+	}
+	began := time.Now()
 	if err := m.startEntered(ctx); err != nil {
 		return err
 	}
-	s.Done(began, "this machine's part of the control plane runs, and node %q is known to it", m.identity.NodeName)
+	m.steps.Done(began, "this machine's part of the control plane runs, and node %q is known to it", m.identity.NodeName)
 	if err := m.markOwn(ctx); err != nil {
+		return err
+	}
+	if err := m.joined(); err != nil {
 		return err
 	}
 	if err := m.enter(); err != nil {
@@ -124,6 +166,12 @@ func (o *joinOptions) joinMaster(ctx context.Context, out io.Writer, l layout.No
 	}
 	fmt.Fprintf(out, "\nThis machine is a further master of the cluster at %s.\n", m.server())
 	return nil
+}
+
+// joined keeps that there is nothing left to be done of joining.
+func (m *master) joined() error {
+	m.joining = false
+	return m.keep()
 }
 
 // startEntered makes this machine's etcd a member, if it is none yet, and starts the node.

@@ -71,6 +71,9 @@ func joinPhases() []joinPhase {
 				if err != nil {
 					return err
 				}
+				if err := endNode(ctx, j.layout, j.steps); err != nil {
+					return err
+				}
 				return m.startEntered(ctx)
 			}
 			c, err := j.find(ctx, j.patience(j.steps))
@@ -87,7 +90,10 @@ func joinPhases() []joinPhase {
 			if err != nil {
 				return err
 			}
-			return m.markOwn(ctx)
+			if err := m.markOwn(ctx); err != nil {
+				return err
+			}
+			return m.joined()
 		}},
 		{"wait-control-plane", "Wait until this machine's API server is ready", nil, true, func(ctx context.Context, j *joining, _ string) error {
 			m, err := j.further(ctx)
@@ -168,7 +174,7 @@ func (j *joining) further(ctx context.Context) (*master, error) {
 	if kept != nil {
 		m := &master{
 			layout: j.layout, steps: j.steps, verbose: j.verbose, further: true,
-			settings: kept.Settings, identity: kept.Identity, etcdMembers: kept.EtcdMembers,
+			settings: kept.Settings, identity: kept.Identity, etcdMembers: kept.EtcdMembers, joining: kept.Joining,
 		}
 		if err := m.decideAddress(); err != nil {
 			return nil, err
@@ -191,7 +197,7 @@ func (j *joining) prepareMaster(ctx context.Context, part string) error {
 	if err != nil {
 		return err
 	}
-	m := &master{layout: j.layout, steps: j.steps, verbose: j.verbose}
+	m := &master{layout: j.layout, steps: j.steps, verbose: j.verbose, joining: true}
 	if err := j.become(ctx, m, kube); err != nil {
 		return err
 	}

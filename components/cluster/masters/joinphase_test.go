@@ -51,3 +51,45 @@ func TestJoinPhases(t *testing.T) {
 		}
 	}
 }
+
+// TestHalfMaster: a machine whose join as a master was cut short is known, also while its node
+// runs, and is no more when it is done.
+func TestHalfMaster(t *testing.T) {
+	m := testMaster(t)
+	if isHalfMaster(m.layout) {
+		t.Error("the master of init is half a further one")
+	}
+	m.joining = true
+	if _, err := m.startKeys(); err != nil || !isHalfMaster(m.layout) {
+		t.Errorf("with keys alone: %v", err)
+	}
+	again, err := (&initOptions{}).again(m.layout, io.Discard, func(string) bool { return false }, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.refound(); err != nil || !isHalfMaster(m.layout) {
+		t.Errorf("a phase of init has ended joining: %v", err)
+	}
+	if err := m.joined(); err != nil || isHalfMaster(m.layout) {
+		t.Errorf("when it is done: %v", err)
+	}
+	m.joining = true
+	if err := m.keep(); err != nil {
+		t.Fatal(err)
+	}
+	// Join is typed again.
+	if os.Geteuid() != 0 {
+		t.Skip("only root may join")
+	}
+	if err := os.MkdirAll(m.layout.Run, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(m.layout.Etc, "scheduler.conf")); err != nil {
+		t.Fatal(err)
+	}
+	root := strings.TrimSuffix(m.layout.Data, layout.Default().Data)
+	var out strings.Builder
+	if err := (&joinOptions{root: root}).run(t.Context(), &out); command.ExitCode(err) != 2 || !strings.Contains(err.Error(), "did not come far enough") {
+		t.Errorf("again: %v, %s", err, &out)
+	}
+}

@@ -275,7 +275,7 @@ func allowed(l layout.Node) error {
 // endNodeBound is how long a node may take to end.
 const endNodeBound = 30 * time.Second
 
-// endNode ends the node's process, which is of the old program; pods go on. Under
+// endNode ends the node's process, such as one of the old program; pods go on. Under
 // systemd the unit is restarted instead, when all is written.
 func endNode(ctx context.Context, l layout.Node, s *progress.Steps) error {
 	if node.IsUnit(l) {
@@ -290,8 +290,8 @@ func endNode(ctx context.Context, l layout.Node, s *progress.Steps) error {
 	ctx, cancel := context.WithTimeout(ctx, endNodeBound)
 	defer cancel()
 	if err := pidlock.End(ctx, pid, who); err != nil {
-		return fmt.Errorf("ending the node of the old version: %w", err)
+		return fmt.Errorf("ending the node: %w", err)
 	}
-	s.Done(began, "the node of the old version has stopped, its pods go on")
+	s.Done(began, "the node that ran has stopped, its pods go on")
 	return nil
 }
