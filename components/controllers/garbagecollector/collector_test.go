@@ -300,6 +300,36 @@ func TestForegroundWaits(t *testing.T) {
 	}
 }
 
+// TestNobodyToWaitFor: an owner waits no longer for a dependent that blocks it no more, or
+// is not its dependent any more.
+func TestNobodyToWaitFor(t *testing.T) {
+	for name, owners := range map[string][]metav1.OwnerReference{
+		"does not block": {ref(mapsKind, "ns", "owner", false)},
+		"has no owner":   nil,
+	} {
+		a := newAPI(t)
+		held := object("ns", "held", ref(mapsKind, "ns", "owner", true))
+		held.Finalizers = []string{"x.io/hold"}
+		a.put(mapsGVR, mapsKind, object("ns", "owner"))
+		a.put(mapsGVR, mapsKind, held)
+		foreground := metav1.DeletePropagationForeground
+		if err := a.Resource(mapsGVR).Namespace("ns").Delete(t.Context(), "owner", metav1.DeleteOptions{PropagationPolicy: &foreground}); err != nil {
+			t.Fatal(err)
+		}
+		a.settle(t)
+		if len(a.objs) != 2 {
+			t.Fatalf("left %v: the owner did not wait", a.names())
+		}
+		m := a.objs["configmaps/ns/held"].DeepCopy()
+		m.OwnerReferences = owners
+		a.put(mapsGVR, mapsKind, m)
+		a.settle(t)
+		if got := a.names(); !slices.Equal(got, []string{"configmaps/ns/held"}) {
+			t.Errorf("%s: left %v", name, got)
+		}
+	}
+}
+
 func TestBadOwners(t *testing.T) {
 	a := newAPI(t)
 	a.put(mapsGVR, mapsKind, object("other", "owner"))
