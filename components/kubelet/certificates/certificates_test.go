@@ -22,6 +22,7 @@ import (
 
 	"hyperkube/internal/kubeconfig"
 	"hyperkube/internal/pki"
+	"hyperkube/internal/testwait"
 )
 
 // cluster signs every request at once and counts them.
@@ -167,6 +168,53 @@ func TestFirstClientCertificate(t *testing.T) {
 	default:
 		t.Error("not ready with a certificate")
 	}
+}
+
+// TestRenewed: a certificate most of whose time is over is asked for anew by who
+// has it, and the new one is where the kubeconfig says.
+func TestRenewed(t *testing.T) {
+	cfg, set, requests := setUp(t)
+	bootstrap, err := clientcmd.BuildConfigFromFlags("", cfg.Bootstrap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := pki.Node("n")
+	spec.Validity = 25 * time.Second // of which certificates have had five minutes before they are made
+	old, err := set.CA.NewPair(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Put(cfg, bootstrap.Host, bootstrap.CAData, old.CertPEM, old.KeyPEM); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Bootstrap = "" // it asks with what it has
+	k, err := NewClient(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, k)
+	select {
+	case csr := <-requests:
+		if csr.Subject.CommonName != "system:node:n" {
+			t.Errorf("asked for %s", csr.Subject)
+		}
+	case <-time.After(2 * time.Minute):
+		t.Fatal("no other certificate is asked for")
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", cfg.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testwait.Succeed(t, "the new certificate", func() error {
+		pair, err := tls.LoadX509KeyPair(config.CertFile, config.KeyFile)
+		if err != nil {
+			return err
+		}
+		if !pair.Leaf.NotAfter.After(old.Cert.NotAfter) {
+			return errors.New("it is the old one")
+		}
+		return nil
+	})
 }
 
 func TestServingCertificate(t *testing.T) {
