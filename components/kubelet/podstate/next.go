@@ -198,23 +198,26 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed 
 		c := &inits[i]
 		st := here(c.Name)
 		if IsSidecar(c) {
+			// One after which another has begun was there in its time: nobody waits for
+			// it once more, should it have ended since.
+			settled := past || i < last
 			switch {
 			case st != nil && st.State == Running:
-				if in.checkRunning(p, c, st, true) && !in.started(st) && !past {
+				if in.checkRunning(p, c, st, true) && !in.started(st) && !settled {
 					return false, false
 				}
 				// One that is being stopped is waited for as one that is to be.
-				if (p.killing(st.ID) || in.Slots[c.Name].Killing) && !past {
+				if (p.killing(st.ID) || in.Slots[c.Name].Killing) && !settled {
 					return false, false
 				}
 			case st != nil && st.State == Unknown:
 				in.kill(p, c, st, "Init container "+inUnknown, true)
-				if !past {
+				if !settled {
 					return false, false
 				}
 			default:
 				in.start(p, c)
-				if !past {
+				if !settled {
 					return false, false
 				}
 			}
