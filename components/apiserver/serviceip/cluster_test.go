@@ -95,7 +95,11 @@ func newCluster(t testing.TB, client *clientv3.Client, ports utilnet.PortRange, 
 // takes. f gets a copy of what is there, nil if nothing, and returns what shall
 // be there.
 func (c *cluster) write(key string, f func(old *corev1.Service) *corev1.Service) (*corev1.Service, error) {
-	ctx := c.t.Context()
+	return c.writeUntil(c.t.Context(), key, f)
+}
+
+// writeUntil is write, that is cut off wherever it is when ctx is done.
+func (c *cluster) writeUntil(ctx context.Context, key string, f func(old *corev1.Service) *corev1.Service) (*corev1.Service, error) {
 	for {
 		var old *corev1.Service
 		entry, err := c.services.Get(ctx, key, -1)

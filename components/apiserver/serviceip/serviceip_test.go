@@ -3,11 +3,14 @@ package serviceip
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -320,6 +323,62 @@ func TestManyAtOnceGetDifferentOnes(t *testing.T) {
 	}
 	_, err = servers[0].create(service("one-more", corev1.ServiceTypeNodePort))
 	wantError(t, err, "failed to allocate a nodePort: range is full")
+}
+
+// TestCutOff cuts off services that are made, wherever that is: without any
+// mending, who comes next finds that each has its own addresses and port, and that
+// nobody else has any.
+func TestCutOff(t *testing.T) {
+	client := testetcd.Client(t)
+	ports := utilnet.PortRange{Base: 30000, Size: 400}
+	servers := []*cluster{
+		newCluster(t, client, ports, "10.96.0.0/23", "fd00::/119"),
+		newCluster(t, client, ports, "10.96.0.0/23", "fd00::/119"),
+	}
+	var all sync.WaitGroup
+	var made atomic.Int64
+	for i := range 300 {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.N(1500))*time.Millisecond)
+			defer cancel()
+			svc := service(fmt.Sprint("s", i), corev1.ServiceTypeNodePort)
+			svc.Spec.IPFamilyPolicy = ptr(corev1.IPFamilyPolicyRequireDualStack)
+			if _, err := servers[i%2].writeUntil(ctx, "default/"+svc.Name, func(*corev1.Service) *corev1.Service { return svc.DeepCopy() }); err == nil {
+				made.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	next := newCluster(t, client, ports, "10.96.0.0/23", "fd00::/119")
+	page, err := next.services.List(t.Context(), store.ListOptions{Revision: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := int64(len(page.Entries)); n < made.Load() {
+		t.Errorf("%d services, of %d that were made", n, made.Load())
+	}
+	var addresses []string
+	var taken []int
+	for _, e := range page.Entries {
+		obj, err := e.Object()
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec := obj.(*corev1.Service).Spec
+		for _, ip := range spec.ClusterIPs {
+			addresses = append(addresses, ip)
+		}
+		taken = append(taken, int(spec.Ports[0].NodePort))
+	}
+	slices.Sort(addresses)
+	slices.Sort(taken)
+	if got := next.names(); !slices.Equal(got, addresses) {
+		t.Errorf("addresses %q\nservices have %q", got, addresses)
+	}
+	if got := next.usedPorts(); !slices.Equal(got, taken) {
+		t.Errorf("ports %v\nservices have %v", got, taken)
+	}
+	t.Logf("%d made, %d there", made.Load(), len(page.Entries))
 }
 
 func TestRepair(t *testing.T) {
