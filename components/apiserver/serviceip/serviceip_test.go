@@ -365,9 +365,7 @@ func TestCutOff(t *testing.T) {
 			t.Fatal(err)
 		}
 		spec := obj.(*corev1.Service).Spec
-		for _, ip := range spec.ClusterIPs {
-			addresses = append(addresses, ip)
-		}
+		addresses = append(addresses, spec.ClusterIPs...)
 		taken = append(taken, int(spec.Ports[0].NodePort))
 	}
 	slices.Sort(addresses)
