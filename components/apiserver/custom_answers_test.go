@@ -53,6 +53,7 @@ func TestCustomAnswers(t *testing.T) {
 		{"sent as protobuf", "PUT", v1 + "/a", "k8s\x00", []string{"Content-Type: application/vnd.kubernetes.protobuf"}, 400, []string{"does not implement the protobuf marshalling interface"}},
 		{"scale to nothing", "PATCH", v1 + "/a/scale", `{"spec":{"replicas":0}}`, []string{mrg}, 200, nil},
 		{"scale of nothing as table", "GET", v1 + "/a/scale", "", []string{tabl}, 200, []string{`"rows":[{"cells":["a",null,0,`}},
+		{"a change of none", "PUT", v1, head + `}}`, []string{jsn}, 400, []string{"name must be provided"}},
 		{"status is not made", "POST", v1 + "/a/status", head + `}}`, nil, 405, []string{`create is not supported on resources of kind \"foos.example.com\"`}},
 		{"deleting", "DELETE", v1 + "/a", "", nil, 200, []string{`"deletionTimestamp"`}},
 		{"name of it", "POST", v1, head + `},"spec":{}}`, nil, 409, []string{`object is being deleted: foos.example.com \"a\" already exists`}},

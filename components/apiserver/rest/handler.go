@@ -347,6 +347,9 @@ func (c *call) subresource() error {
 
 func (c *call) notAllowed() error {
 	if c.res.Custom != nil {
+		if c.name == "" && (c.info.Verb == "update" || c.info.Verb == "patch") {
+			return apierrors.NewBadRequest("name must be provided")
+		}
 		return apierrors.NewMethodNotSupported(c.res.GroupResource(), c.info.Verb)
 	}
 	return errNoMethod
