@@ -20,7 +20,7 @@ func slackOf(t *testing.T, thread any) string {
 }
 
 // TestSlack: of the runtime, and of a spare, only Go's monitor thread sleeps
-// longer, and containers have what they would have without a spare.
+// longer, and containers and commands have what this process has.
 func TestSlack(t *testing.T) {
 	n := newNode(t).imported()
 	own := slackOf(t, os.Getpid())
@@ -46,4 +46,22 @@ func TestSlack(t *testing.T) {
 		t.Errorf("the container is process %d, not the spare %d", pid, spare)
 	}
 	n.eventually("its output", func() bool { return n.logText(id) == own+"\n" })
+	// Threads of the runtime that the monitor has made sleep longer as well. Any of
+	// them may start a process.
+	for i := range 40 {
+		got, err := n.exec(id, 60, "cat", "/proc/self/timerslack_ns")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is := strings.TrimSpace(string(got.Stdout)); is != own {
+			t.Fatalf("command %d has a slack of %s ns, want %s", i, is, own)
+		}
+	}
+	for i := range 10 {
+		name := fmt.Sprint("more", i)
+		id := n.startContainer(n.run(n.pod(name)), shell(name, "exec sleep 1000"))
+		if is := slackOf(t, n.pidOf(id)); is != own {
+			t.Fatalf("container %d has a slack of %s ns, want %s", i, is, own)
+		}
+	}
 }
