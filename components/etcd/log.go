@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"hyperkube/internal/logs"
 )
@@ -24,4 +25,18 @@ var harmless = map[string]bool{
 func zapLogger(log *slog.Logger, silent *atomic.Bool) *zap.Logger {
 	drop := func(message string) bool { return silent.Load() || harmless[message] }
 	return logs.Zap(log, drop).WithOptions(zap.WithFatalHook(fatalHook{}))
+}
+
+// removedWords are etcd's last ones when others answer that they have removed it: nothing
+// else tells.
+const removedWords = "data-dir used by this member must be removed"
+
+// noticing sets removed once etcd logs those.
+func noticing(log *zap.Logger, removed *atomic.Bool) *zap.Logger {
+	return log.WithOptions(zap.Hooks(func(entry zapcore.Entry) error {
+		if entry.Message == removedWords {
+			removed.Store(true)
+		}
+		return nil
+	}))
 }

@@ -27,21 +27,23 @@ type Server struct {
 	ready chan struct{}
 	// stopping silences etcd's complaints of being stopped.
 	stopping *atomic.Bool
-	client   atomic.Pointer[clientv3.Client]
+	// removed: the others have answered that they have removed this member.
+	removed *atomic.Bool
+	client  atomic.Pointer[clientv3.Client]
 }
 
 // New validates cfg. Nothing is opened before Run.
 func New(cfg Config) (*Server, error) {
-	stopping := new(atomic.Bool)
-	out, err := cfg.embed(zapLogger(cfg.Log, stopping))
-	if err != nil {
-		return nil, err
-	}
+	stopping, removed := new(atomic.Bool), new(atomic.Bool)
 	log := cfg.Log
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{cfg: out, log: log, alone: cfg.alone(), ready: make(chan struct{}), stopping: stopping}, nil
+	out, err := cfg.embed(noticing(zapLogger(log, stopping), removed))
+	if err != nil {
+		return nil, err
+	}
+	return &Server{cfg: out, log: log, alone: cfg.alone(), ready: make(chan struct{}), stopping: stopping, removed: removed}, nil
 }
 
 // Ready is closed once the member takes requests.
@@ -82,9 +84,9 @@ func (s *Server) Run(ctx context.Context) error {
 	select {
 	case <-member.Server.ReadyNotify():
 	case err := <-member.Err():
-		return fmt.Errorf("starting etcd: %w", whyEnded(member, err))
+		return fmt.Errorf("starting etcd: %w", s.whyEnded(member, err))
 	case <-member.Server.StopNotify():
-		return fmt.Errorf("starting etcd: %w", whyEnded(member, errors.New("it stopped by itself")))
+		return fmt.Errorf("starting etcd: %w", s.whyEnded(member, errors.New("it stopped by itself")))
 	case <-ctx.Done():
 		return nil
 	}
@@ -104,9 +106,9 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	select {
 	case err := <-member.Err():
-		return fmt.Errorf("etcd: %w", whyEnded(member, err))
+		return fmt.Errorf("etcd: %w", s.whyEnded(member, err))
 	case <-member.Server.StopNotify():
-		return fmt.Errorf("etcd: %w", whyEnded(member, errors.New("it stopped by itself")))
+		return fmt.Errorf("etcd: %w", s.whyEnded(member, errors.New("it stopped by itself")))
 	case <-ctx.Done():
 		return nil
 	}
@@ -116,9 +118,10 @@ func (s *Server) Run(ctx context.Context) error {
 var errRemoved = errors.New("this member has been removed from the cluster: its data is of no use any more; take it away and let the machine enter anew " +
 	"(`hyperkube reset` and `hyperkube join` on a master)")
 
-// whyEnded is what ended a member, which itself only says that it stops.
-func whyEnded(member *embed.Etcd, err error) error {
-	if member.Server.Cluster().Member(member.Server.MemberID()) == nil {
+// whyEnded is what ended a member, which itself only says that it stops. It has seen its
+// removal in the log that members share, or others have answered that.
+func (s *Server) whyEnded(member *embed.Etcd, err error) error {
+	if s.removed.Load() || member.Server.IsIDRemoved(uint64(member.Server.MemberID())) {
 		return fmt.Errorf("%w (%w)", errRemoved, err)
 	}
 	return err
