@@ -76,7 +76,12 @@ func (r *rehearsal) copy(dir string) error {
 		if d.IsDir() {
 			return os.MkdirAll(target, 0o700)
 		}
-		data, err := os.ReadFile(path) // what a symlink leads to, too
+		// What a symlink leads to is read, too; nothing is written to folders that are
+		// elsewhere, nor to what is no file.
+		if info, err := os.Stat(path); errors.Is(err, os.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
+			return nil
+		}
+		data, err := os.ReadFile(path)
 		if err != nil {
 			return err
 		}

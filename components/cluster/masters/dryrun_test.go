@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"hyperkube/internal/layout"
 )
 
@@ -81,5 +83,37 @@ func TestDryRun(t *testing.T) {
 	})
 	if !strings.Contains(upgraded, `"`+scheduler+`" with content:`) || strings.Contains(upgraded, "etcd.yaml") {
 		t.Errorf("of the manifests only that of the scheduler is another:\n%s", upgraded)
+	}
+}
+
+// TestDryRunBesideOthers: what is no file is no hindrance to a dry run, nor is what
+// others keep where it looks.
+func TestDryRunBesideOthers(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	l := layout.Under(t.TempDir())
+	for _, dir := range []string{l.Etc, l.Data, filepath.Join(l.Kubelet, "pki")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, to := range map[string]string{"broken": "nowhere", "folder": t.TempDir(), "link": file} {
+		if err := os.Symlink(to, filepath.Join(l.Etc, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mkfifo(filepath.Join(l.Data, "pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := rehearse(l, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.end()
+	if have := filesOf(t, r.played); len(have) != 1 || string(have["link"]) != "x" {
+		t.Errorf("it begins with %q", have)
 	}
 }
