@@ -124,7 +124,8 @@ func Next(in Input) Plan {
 	}
 
 	initialized, failed := in.initContainers(&p, sandbox)
-	if failed {
+	// What failed for good did so in whatever sandbox.
+	if failed || sandbox == nil && in.initFailed() {
 		p.finish()
 		return p
 	}
@@ -157,6 +158,14 @@ func Next(in Input) Plan {
 		p.NewSandbox = true
 	}
 	return p
+}
+
+// initFailed tells whether an init container has failed that is not started again.
+func (in *Input) initFailed() bool {
+	return slices.ContainsFunc(in.Pod.Spec.InitContainers, func(c v1.Container) bool {
+		last := in.Observed.Latest(c.Name)
+		return last != nil && !IsSidecar(&c) && last.State == Exited && last.ExitCode != 0 && !shouldRestart(in.Pod, &c, last.ExitCode)
+	})
 }
 
 // allDone tells whether every app container has run and none is restarted.

@@ -148,6 +148,8 @@ func TestNext(t *testing.T) {
 		{name: "init fails for good", pod: pod(N, "one"), seen: see("one:exited=1"), want: "finished"},
 		{name: "init removed later", pod: pod(A, "one"), seen: see("a:running", "b:running"), want: ""},
 		{name: "sandbox died, init again", pod: pod(A, "one"), seen: see("dead", "one:exited=0", "a:exited=137", "b:exited=137"), want: "sandbox, stop box, start one#1"},
+		{name: "sandbox died, init failed", pod: pod(N, "one", "two"), seen: see("dead", "one:exited=0", "two:exited=1"), want: "stop box, finished"},
+		{name: "sandbox died, init failed and may again", pod: pod(F, "one", "two"), seen: see("dead", "one:exited=0", "two:exited=1"), want: "sandbox, stop box, start one#1"},
 		{name: "sandbox died, all done", pod: pod(F, "one"), seen: see("dead", "one:exited=0", "a:exited=0", "b:exited=0"), want: "stop box, finished"},
 
 		{name: "sidecar first", pod: pod(A, "side", "two"), seen: see("box"), want: "start side#0"},
