@@ -39,8 +39,8 @@ type Config struct {
 	Transformer func(schema.GroupResource) value.Transformer
 	// Resources are served; nil means all that are built in.
 	Resources []*api.Resource
-	// Adopt has what to do besides to objects of a resource that an older server,
-	// or another, has stored: see api.Resource. It is for Resources that are nil.
+	// Adopt is set as Adopt of the resources that are built in, where it knows of the
+	// cluster what they do not. It is not looked at with Resources.
 	Adopt map[schema.GroupResource]func(api.Object)
 	// Without tells which of them are not served. It may be nil.
 	Without func(schema.GroupVersionResource) bool

@@ -75,11 +75,11 @@ func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo
 	}
 
 	if byPath {
-		// Who may see by selectors alone does not by these forms, which do not all know them.
+		// Not all of these forms know selectors, so none is authorized by them.
 		return info, nil
 	}
-	// The name is that of the object which a GET selects by it. What may be done by
-	// name is not therefore to be deleted by selector.
+	// A GET that selects one object by its name has that name, so that a role may
+	// grant it. A DELETE has not: it deletes a collection, whatever it selects.
 	if info.Name == "" {
 		switch info.Verb {
 		case "get":

@@ -1,6 +1,7 @@
 package certificates
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -64,6 +65,8 @@ func TestStubs(t *testing.T) {
 	good := stubOf(t, newKey(t, elliptic.P256()))
 	forged := append([]byte{}, good...)
 	forged[len(forged)-1] ^= 1
+	// The identifier of a key that agrees on others and does not sign.
+	agrees := bytes.Replace(stubOf(t, edwards), []byte{0x2b, 0x65, 0x70}, []byte{0x2b, 0x65, 0x6e}, 1)
 	for name, tc := range map[string]struct {
 		stub []byte
 		want string
@@ -72,6 +75,7 @@ func TestStubs(t *testing.T) {
 		"P-521":     {stubOf(t, newKey(t, elliptic.P521())), ""},
 		"Ed25519":   {stubOf(t, edwards), ""},
 		"P-224":     {stubOf(t, newKey(t, elliptic.P224())), "spec.stub: elliptic public keys must use curve P256, P384, or P521"},
+		"X25519":    {agrees, "spec.stub: unknown public key type; supported types are Ed25519, ECDSA, and RSA"},
 		"forged":    {forged, "spec.stub: invalid signature"},
 		"no CSR":    {[]byte("x"), "spec.stub: must be a valid PKCS#10 CSR"},
 		"too large": {make([]byte, maxStubRequest+1), "spec.stub: may not be more than 10240 bytes"},

@@ -16,7 +16,8 @@ type later struct {
 	but    string // of what part of an object it holds for all; "" for none
 }
 
-// All but the labels of selectors are about pods and their templates.
+// All but the labels of selectors and the sources of claims are about pods and
+// their templates.
 var laterRules = []later{
 	{field: regexp.MustCompile(`[sS]elector\.matchExpressions\[\d+\]\.values\[`), but: ".volumeClaimTemplate."},
 	{field: regexp.MustCompile(`(\.required|\.requiredDuringSchedulingIgnoredDuringExecution)\.nodeSelectorTerms\[\d+\]\.matchExpressions\[\d+\]\.values\[`)},
