@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/dynamic"
+
+	"hyperkube/internal/testwait"
 )
 
 // TestCustomAnswers holds what clients of custom resources see against what
@@ -24,6 +26,8 @@ func TestCustomAnswers(t *testing.T) {
 	a := newAPI(t, s)
 	const v1, v2 = "/apis/example.com/v1/namespaces/default/foos", "/apis/example.com/v2/namespaces/default/foos"
 	const head = `{"apiVersion":"example.com/v1","kind":"Foo","metadata":{"name":"a"`
+	// Discovery hears of a definition after it is established.
+	testwait.Until(t, "discovery of the definition", func() bool { return a.do("GET", "/apis/example.com/v1", "").code == 200 })
 	for _, tc := range []struct {
 		name, method, path, body string
 		header                   []string
