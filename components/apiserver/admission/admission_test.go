@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
@@ -133,6 +134,26 @@ func TestDefaultPlugins(t *testing.T) {
 		"CertificateSubjectRestriction DefaultIngressClass PodTopologyLabels NodeDeclaredFeatureValidator PodResizeValidator MutatingAdmissionWebhook ResourceQuota Ours"
 	if got := strings.Join(c.Plugins(), " "); got != want {
 		t.Errorf("got %s", got)
+	}
+	// As a server has them: with who may do what, and with policies and webhooks.
+	whole := cfg
+	whole.Authorizer = authorizer.AuthorizerFunc(func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+		return authorizer.DecisionNoOpinion, "", nil
+	})
+	whole.Extra = map[string]admission.Interface{}
+	for _, name := range []string{"MutatingAdmissionPolicy", "MutatingAdmissionWebhook", "ValidatingAdmissionPolicy", "ValidatingAdmissionWebhook"} {
+		whole.Extra[name] = alwaysAdmit{all}
+	}
+	if c, err = New(whole); err != nil {
+		t.Fatal(err)
+	}
+	want = "NamespaceLifecycle LimitRanger ServiceAccount NodeRestriction TaintNodesByCondition PodSecurity Priority " +
+		"DefaultTolerationSeconds DefaultStorageClass StorageObjectInUseProtection PersistentVolumeClaimResize RuntimeClass " +
+		"CertificateApproval CertificateSigning ClusterTrustBundleAttest CertificateSubjectRestriction DefaultIngressClass PodTopologyLabels " +
+		"NodeDeclaredFeatureValidator PodResizeValidator MutatingAdmissionPolicy MutatingAdmissionWebhook ValidatingAdmissionPolicy " +
+		"ValidatingAdmissionWebhook ResourceQuota"
+	if got := strings.Join(c.Plugins(), " "); got != want {
+		t.Errorf("of a whole server: got %s", got)
 	}
 	cfg.Serves = func(gvr schema.GroupVersionResource) bool { return false }
 	if c, err = New(cfg); err != nil {

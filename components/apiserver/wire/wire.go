@@ -31,7 +31,7 @@ const (
 
 // Level tells which fields and defaults the writer of stored bytes knew. Bytes
 // of this very level can be served as they are. It is raised with every change
-// of a published type or of a default.
+// of a published type, of a default or of what is adopted.
 const Level = 1_37_02_04
 
 // ErrEnvelope: bytes that are not a protobuf object.
