@@ -2,6 +2,8 @@ package control
 
 import (
 	"context"
+	"fmt"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
 )
 
 // TestRecorder: events pass while it runs, and nothing waits for them before there
@@ -52,5 +55,44 @@ func TestRecorder(t *testing.T) {
 	case e := <-written:
 		t.Errorf("%q was written", e)
 	default:
+	}
+}
+
+// TestFirstEvents: of what passes events on there is one, however many are first,
+// and none of theirs is lost.
+func TestFirstEvents(t *testing.T) {
+	const many = 20 // fewer than the library lets an object have at once
+	written := make(chan struct{}, many)
+	kube := fake.NewClientset()
+	kube.PrependReactor("create", "events", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		written <- struct{}{}
+		return true, a.(clienttesting.CreateAction).GetObject(), nil
+	})
+	r := NewRecorder(kube, "test")
+	ctx, cancel := context.WithCancel(t.Context())
+	wait := r.Start(ctx)
+	made, begin := 0, r.begin
+	r.begin = func() record.EventRecorderLogger {
+		made++
+		return begin()
+	}
+	var all sync.WaitGroup
+	start := make(chan struct{})
+	for i := range many {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("p", i)}}
+		all.Go(func() {
+			<-start
+			r.Event(pod, corev1.EventTypeNormal, "First", "")
+		})
+	}
+	close(start)
+	all.Wait()
+	for range many {
+		<-written
+	}
+	cancel()
+	wait()
+	if made != 1 {
+		t.Errorf("%d pass events on", made)
 	}
 }
