@@ -13,15 +13,9 @@ import (
 func nodeIPs(given []netip.Addr) ([]netip.Addr, error) {
 	out := make([]netip.Addr, 0, len(given))
 	for _, addr := range given {
-		if addr.IsUnspecified() {
-			own, err := hostaddress.Of(hostaddress.Family(addr))
-			if err != nil {
-				return nil, fmt.Errorf("finding the node's address: %w", err)
-			}
-			if !own.IsValid() {
-				return nil, fmt.Errorf("the node has no address of the family of --node-ip=%v", addr)
-			}
-			addr = own
+		addr, err := hostaddress.Meant(addr)
+		if err != nil {
+			return nil, fmt.Errorf("--node-ip: %w", err)
 		}
 		out = append(out, addr)
 	}

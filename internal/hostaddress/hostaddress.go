@@ -38,6 +38,19 @@ func Of(family int) (netip.Addr, error) {
 	return addr, nil
 }
 
+// Meant is the address that one who was given stands for: an unspecified one, 0.0.0.0 or
+// ::, for this machine's of that family, any other for itself.
+func Meant(given netip.Addr) (netip.Addr, error) {
+	if !given.IsUnspecified() {
+		return given, nil
+	}
+	own, err := Of(Family(given))
+	if err == nil && !own.IsValid() {
+		err = fmt.Errorf("this machine has no address of the family of %v", given)
+	}
+	return own, err
+}
+
 // All are the addresses of those families of which a default route leads anywhere, IPv4
 // first; where none does, the one address of either; none if there is none.
 func All() ([]netip.Addr, error) {

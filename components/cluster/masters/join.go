@@ -85,7 +85,7 @@ func (o *joinOptions) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.discovery.Hashes, "discovery-token-ca-cert-hash", nil, "Hash of the key of the cluster's authority: sha256:HEX.")
 	f.BoolVar(&o.discovery.Unsafe, "discovery-token-unsafe-skip-ca-verification", false, "Believe whoever has the token, whatever the authority.")
 	f.StringVar(&o.node.Name, "node-name", "", "Name of the node; empty is the hostname.")
-	f.StringVar(&o.node.IP, "node-ip", "", "Address of the node, or one of each family with a comma; empty is what the default route's interface has.")
+	f.StringVar(&o.node.IP, "node-ip", "", "Address of the node, or one of each family with a comma; 0.0.0.0 and :: are whatever the machine has of the family, empty is what the default route's interface has.")
 	f.BoolVar(&o.asMaster, "control-plane", false, "Become a further master of the cluster.")
 	f.StringVar(&o.certificateKey, "certificate-key", "", "Key of the certificates that a master has uploaded; empty: they are in the directory pki already.")
 	f.StringVar(&o.advertise, "apiserver-advertise-address", "", "With --control-plane: address at which others reach the API server; empty is that of the default route's interface.")

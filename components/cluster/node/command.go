@@ -92,7 +92,7 @@ func NewCommand() *cobra.Command {
 	flags.StringSliceVar(&o.Taints, "register-with-taints", nil, "Taints of the node when it is registered: key=value:effect.")
 	flags.StringVar(&o.StaticPods, "pod-manifest-path", "", "Directory of the manifests of static pods.")
 	flags.StringVar(&o.Name, "node-name", "", "Name of the node; empty is the hostname.")
-	flags.StringVar(&o.IP, "node-ip", "", "Address of the node, or one of each family with a comma; empty is what the default route's interface has.")
+	flags.StringVar(&o.IP, "node-ip", "", "Address of the node, or one of each family with a comma; 0.0.0.0 and :: are whatever the machine has of the family, empty is what the default route's interface has.")
 	flags.StringSliceVar(&o.DNS, "cluster-dns", nil, "Addresses of the cluster's DNS.")
 	flags.StringVar(&o.Domain, "cluster-domain", "cluster.local", "The cluster's DNS domain.")
 	flags.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil, "Ranges of all pods; traffic to services from elsewhere is masqueraded.")
@@ -352,8 +352,8 @@ func (o *Options) ChosenName() (string, error) {
 	return name, identity.CheckNodeName(name)
 }
 
-// Addresses are those of --node-ip, one of each family at most, else what the
-// machine has of the families of the cluster's pods.
+// Addresses are those of --node-ip, one of each family at most, of which an unspecified one
+// is whatever the machine has; else what it has of the families of the cluster's pods.
 func (o *Options) Addresses() ([]netip.Addr, error) {
 	if o.IP == "" {
 		return identity.NodeAddresses(o.ClusterCIDRs)
@@ -367,7 +367,10 @@ func (o *Options) Addresses() ([]netip.Addr, error) {
 		if len(out) > 1 || len(out) == 1 && hostaddress.Family(out[0]) == hostaddress.Family(addr) {
 			return nil, fmt.Errorf("--node-ip: %s: want at most one address of each family", o.IP)
 		}
-		out = append(out, addr.Unmap())
+		if addr, err = hostaddress.Meant(addr.Unmap()); err != nil {
+			return nil, fmt.Errorf("--node-ip: %w", err)
+		}
+		out = append(out, addr)
 	}
 	return out, nil
 }
