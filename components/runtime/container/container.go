@@ -301,7 +301,7 @@ func (r *Runner) start(p *libcontainer.Process, how *specs.Process, io IO, run f
 		}
 	}
 	r.starts.RLock()
-	err := punctually(func() error { return run(p) })
+	err := run(p)
 	r.starts.RUnlock()
 	if err != nil {
 		// While others start, the next that fails does it.

@@ -81,7 +81,7 @@ func (o *OCI) finish(cmd *exec.Cmd, what string) error {
 	if cmd.Stdout == nil && cmd.Stderr == nil {
 		cmd.Stdout, cmd.Stderr = log, log
 	}
-	if err := punctually(cmd.Run); err != nil {
+	if err := cmd.Run(); err != nil {
 		text, _ := os.ReadFile(log.Name())
 		if len(text) > 4096 {
 			text = text[len(text)-4096:]
@@ -201,7 +201,7 @@ func (o *OCI) Exec(id string, e ExecOptions) (*Running, error) {
 	args = append(args, console.args()...)
 	cmd := o.command(context.Background(), append(args, id)...)
 	e.IO.give(cmd)
-	if err := punctually(cmd.Start); err != nil {
+	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting a process: %w", err)
 	}
 	h, err := process.Open(cmd.Process.Pid, 0)

@@ -118,13 +118,10 @@ func startSpare() (*spare, error) {
 	}
 	defer null.Close()
 	one := &spare{way: os.NewFile(uintptr(pair[0]), "spare")}
-	err = punctually(func() (err error) {
-		one.pid, err = syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "init"}, &syscall.ProcAttr{
-			Dir: "/", Env: []string{initial.SpareEnv + "=1", "GOMAXPROCS=1"},
-			Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), uintptr(pair[1])},
-			Sys:   &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID, PidFD: &one.pidfd},
-		})
-		return err
+	one.pid, err = syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "init"}, &syscall.ProcAttr{
+		Dir: "/", Env: []string{initial.SpareEnv + "=1", "GOMAXPROCS=1"},
+		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), uintptr(pair[1])},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID, PidFD: &one.pidfd},
 	})
 	if err != nil {
 		one.way.Close()

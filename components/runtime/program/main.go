@@ -109,10 +109,6 @@ func run(args []string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the container runtime must run as root")
 	}
-	// Only slower without.
-	if err := slowMonitor(monitorSlack); err != nil {
-		o.cfg.Log.Debug("Go's monitor thread is left as it is", "err", err)
-	}
 	for part := range strings.FieldsFuncSeq(o.podCIDR, func(r rune) bool { return r == ',' || r == ' ' }) {
 		cidr, err := netip.ParsePrefix(part)
 		if err != nil {

@@ -8,7 +8,6 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -78,13 +77,4 @@ __attribute__((constructor(200))) static void handover(void)
 	if (sendmsg(sock, &message, MSG_NOSIGNAL | MSG_DONTWAIT) != count)
 		_exit(1);
 	_exit(0);
-}
-
-// A spare has one thing to do at a time: Go's monitor thread, which would look at it
-// every 20 microseconds, has this from the thread that makes it. Go gives the
-// container's own process what it had before.
-__attribute__((constructor(201))) static void unhurried(void)
-{
-	if (getenv("HYPERKUBE_RUNTIME_SPARE") != NULL)
-		prctl(PR_SET_TIMERSLACK, 10000000UL, 0, 0, 0);
 }

@@ -55,7 +55,6 @@ func waitForUse() {
 	// The name is that of libcontainer's own.
 	name := []byte("runc:[2:INIT]\x00")
 	err = errors.Join(err, unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0),
-		unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0), // as it was before handover.c
 		unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0), unix.Setgroups(nil), warm())
 	if err != nil {
 		os.Exit(1)
