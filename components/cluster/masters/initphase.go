@@ -93,18 +93,24 @@ func initPhases() []initPhase {
 func newInitPhases() *cobra.Command {
 	all := &cobra.Command{Use: "phase", Short: "Run one part of init alone, with the settings that init was given before", Args: cobra.NoArgs}
 	for _, p := range initPhases() {
-		cmd := &cobra.Command{Use: p.name, Short: p.short, Args: cobra.NoArgs}
-		if p.parts == nil {
-			p.fill(cmd, "")
-		}
-		for _, part := range p.parts {
-			sub := &cobra.Command{Use: part, Short: p.short + ": " + part, Args: cobra.NoArgs}
-			p.fill(sub, part)
-			cmd.AddCommand(sub)
-		}
-		all.AddCommand(cmd)
+		all.AddCommand(phaseCommand(p.name, p.short, p.parts, p.fill))
 	}
 	return all
+}
+
+// phaseCommand is the command of a phase, and of each of its parts where it has some, which
+// fill has do their work.
+func phaseCommand(name, short string, parts []string, fill func(cmd *cobra.Command, part string)) *cobra.Command {
+	cmd := &cobra.Command{Use: name, Short: short, Args: cobra.NoArgs}
+	if parts == nil {
+		fill(cmd, "")
+	}
+	for _, part := range parts {
+		sub := &cobra.Command{Use: part, Short: short + ": " + part, Args: cobra.NoArgs}
+		fill(sub, part)
+		cmd.AddCommand(sub)
+	}
+	return cmd
 }
 
 // fill makes cmd run the part.

@@ -109,16 +109,7 @@ func joinPhases() []joinPhase {
 func newJoinPhases() *cobra.Command {
 	all := &cobra.Command{Use: "phase", Short: "Run one part of join alone", Args: cobra.NoArgs}
 	for _, p := range joinPhases() {
-		cmd := &cobra.Command{Use: p.name, Short: p.short, Args: cobra.NoArgs}
-		if p.parts == nil {
-			p.fill(cmd, "")
-		}
-		for _, part := range p.parts {
-			sub := &cobra.Command{Use: part, Short: p.short + ": " + part, Args: cobra.NoArgs}
-			p.fill(sub, part)
-			cmd.AddCommand(sub)
-		}
-		all.AddCommand(cmd)
+		all.AddCommand(phaseCommand(p.name, p.short, p.parts, p.fill))
 	}
 	return all
 }
