@@ -51,11 +51,33 @@ func Meant(given netip.Addr) (netip.Addr, error) {
 	return own, err
 }
 
+// Advertised is the address at which others reach a server of this machine that listens at
+// bind: that address, unless it is unspecified or of the machine alone. Then it is the
+// machine's, of the family of bind if a default route of that leads anywhere, else of the
+// other; none, which is no error, if the machine has none.
+func Advertised(bind netip.Addr) (netip.Addr, error) {
+	if bind = bind.Unmap(); !bind.IsUnspecified() && !bind.IsLoopback() {
+		return bind, nil
+	}
+	families := []int{netlink.FAMILY_V4, netlink.FAMILY_V6}
+	if bind.Is6() {
+		slices.Reverse(families)
+	}
+	own, err := known(families)
+	if err != nil || len(own) == 0 {
+		return netip.Addr{}, err
+	}
+	return own[0], nil
+}
+
 // All are the addresses of those families of which a default route leads anywhere, IPv4
 // first; where none does, the one address of either; none if there is none.
-func All() ([]netip.Addr, error) {
+func All() ([]netip.Addr, error) { return known([]int{netlink.FAMILY_V4, netlink.FAMILY_V6}) }
+
+// known is All of the families, in their order.
+func known(families []int) ([]netip.Addr, error) {
 	var routed, others []netip.Addr
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+	for _, family := range families {
 		m, err := look(family)
 		if err != nil {
 			return nil, err

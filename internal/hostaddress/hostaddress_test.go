@@ -115,7 +115,7 @@ func TestKernel(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for a network of its own")
 	}
-	for line := range strings.Lines(`link set lo up
+	ip(t, `link set lo up
 link add hk-br0 type bridge
 link set hk-br0 up
 addr add fd00:10:244::1/64 dev hk-br0 nodad
@@ -128,11 +128,7 @@ link set eth1 up
 addr add 192.0.2.1/24 dev eth0
 addr add 198.51.100.1/24 dev eth1 preferred_lft 0 valid_lft 1000
 addr add 198.51.100.2/24 dev eth1
-route add default nexthop dev eth1 via 198.51.100.254 nexthop dev eth0 via 192.0.2.254`) {
-		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v: %s", line, err, out)
-		}
-	}
+route add default nexthop dev eth1 via 198.51.100.254 nexthop dev eth0 via 192.0.2.254`)
 	if got, err := Of(netlink.FAMILY_V4); err != nil || got.String() != "198.51.100.2" {
 		t.Errorf("of IPv4 %v, %v", got, err)
 	}
@@ -142,14 +138,41 @@ route add default nexthop dev eth1 via 198.51.100.254 nexthop dev eth0 via 192.0
 	if got, err := All(); err != nil || fmt.Sprint(got) != "[198.51.100.2]" {
 		t.Errorf("known by %v, %v", got, err)
 	}
-	for line := range strings.Lines(`route del default
-addr add fd01::1/64 dev eth0 nodad
-route add default via fd01::fe dev eth0`) {
+	advertised := func(bind, want string) {
+		t.Helper()
+		if got, err := Advertised(netip.MustParseAddr(bind)); err != nil || got.String() != want {
+			t.Errorf("who listens at %s is reached at %v, %v; want %s", bind, got, err, want)
+		}
+	}
+	for _, bind := range []string{"0.0.0.0", "::", "127.0.0.1", "::1", "::ffff:0.0.0.0"} {
+		advertised(bind, "198.51.100.2")
+	}
+	advertised("203.0.113.9", "203.0.113.9")
+	ip(t, `addr add fd01::1/64 dev eth0 nodad
+route add default via fd01::fe dev eth0`)
+	advertised("0.0.0.0", "198.51.100.2")
+	advertised("::", "fd01::1")
+	advertised("::1", "fd01::1")
+	ip(t, `-4 route del default`)
+	if got, err := All(); err != nil || fmt.Sprint(got) != "[fd01::1]" {
+		t.Errorf("with a default route of IPv6 alone known by %v, %v", got, err)
+	}
+	advertised("0.0.0.0", "fd01::1")
+	ip(t, "-6 route del default")
+	advertised("0.0.0.0", "192.0.2.1")
+	advertised("::", "fd01::1")
+	ip(t, "link set eth0 down\nlink set eth1 down\nlink del hk-br0")
+	if got, err := Advertised(netip.IPv4Unspecified()); err != nil || got.IsValid() {
+		t.Errorf("without an address reached at %v, %v", got, err)
+	}
+}
+
+// ip runs lines of arguments of ip(8).
+func ip(t *testing.T, lines string) {
+	t.Helper()
+	for line := range strings.Lines(lines) {
 		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
 			t.Fatalf("ip %s: %v: %s", line, err, out)
 		}
-	}
-	if got, err := All(); err != nil || fmt.Sprint(got) != "[fd01::1]" {
-		t.Errorf("with a default route of IPv6 alone known by %v, %v", got, err)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/internal/encryption"
+	"hyperkube/internal/hostaddress"
 	"hyperkube/internal/logs"
 	"hyperkube/internal/rawconn"
 	"hyperkube/internal/tokens"
@@ -252,24 +253,33 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 
 // address is where others reach this server.
 func (o *options) address() (netip.Addr, error) {
-	for _, text := range []string{o.advertise, o.bind} {
-		if text == "" {
-			continue
-		}
-		a, err := netip.ParseAddr(text)
-		if err != nil {
-			return a, fmt.Errorf("address to advertise: %w", err)
-		}
-		if !a.IsUnspecified() {
-			return a, nil
-		}
-	}
-	ip, err := utilnet.ChooseHostInterface()
+	given, err := parseAddr(o.advertise)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("address to advertise: %w", err)
+		return given, fmt.Errorf("--advertise-address: %w", err)
 	}
-	a, _ := netip.AddrFromSlice(ip)
-	return a.Unmap(), nil
+	if !given.IsUnspecified() {
+		return given, nil
+	}
+	bind, err := parseAddr(o.bind)
+	if err != nil {
+		return bind, fmt.Errorf("--bind-address: %w", err)
+	}
+	address, err := hostaddress.Advertised(bind)
+	if err == nil && !address.IsValid() {
+		err = errors.New("this machine has none that others could reach: give --advertise-address")
+	}
+	if err != nil {
+		return address, fmt.Errorf("address to advertise: %w", err)
+	}
+	return address, nil
+}
+
+// parseAddr is an address; "" is an unspecified one.
+func parseAddr(text string) (netip.Addr, error) {
+	if text == "" {
+		return netip.IPv4Unspecified(), nil
+	}
+	return netip.ParseAddr(text)
 }
 
 // dial connects with the main etcd.

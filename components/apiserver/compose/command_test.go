@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"log/slog"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"hyperkube/internal/hostaddress"
 	"hyperkube/internal/pki"
 )
 
@@ -132,5 +134,36 @@ func TestEtcdOverrides(t *testing.T) {
 			}
 		}
 		closeApart(apart)
+	}
+}
+
+// TestAdvertised: an address that was given is advertised whatever it is; one that others
+// cannot reach, of those to listen at, is not.
+func TestAdvertised(t *testing.T) {
+	own, err := hostaddress.Advertised(netip.IPv4Unspecified())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ advertise, bind, want string }{
+		{"127.0.0.1", "127.0.0.2", "127.0.0.1"},
+		{"192.0.2.1", "", "192.0.2.1"},
+		{"0.0.0.0", "192.0.2.2", "192.0.2.2"},
+		{"", "192.0.2.2", "192.0.2.2"},
+		{"", "127.0.0.1", own.String()},
+		{"", "0.0.0.0", own.String()},
+		{"", "", own.String()},
+	} {
+		if c.want == (netip.Addr{}).String() {
+			continue // this machine has no address
+		}
+		got, err := (&options{advertise: c.advertise, bind: c.bind}).address()
+		if err != nil || got.String() != c.want {
+			t.Errorf("--advertise-address=%s --bind-address=%s: %v, %v; want %s", c.advertise, c.bind, got, err, c.want)
+		}
+	}
+	for _, o := range []*options{{advertise: "here"}, {bind: "there"}} {
+		if got, err := o.address(); err == nil {
+			t.Errorf("%q, %q: %v", o.advertise, o.bind, got)
+		}
 	}
 }

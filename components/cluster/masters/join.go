@@ -188,8 +188,19 @@ func (o *joinOptions) find(ctx context.Context, p progress.Patience) (cluster *t
 		cluster, err = o.discovery.Find(ctx)
 		return err
 	})
+	if err == nil && cluster.Ahead.Abs() > tellSkew {
+		p.Say(trust.Skew(cluster.Ahead))
+	}
 	return cluster, err
 }
+
+// Masters must know the time alike, for each takes what another has signed a moment ago, and
+// nobody signs for longer ago than maxSkew. Of nodes a difference of more than tellSkew is told:
+// by then tokens of service accounts are taken for such of the future.
+const (
+	maxSkew  = 5 * time.Minute
+	tellSkew = time.Minute
+)
 
 // start starts the node that was set up.
 func (o *joinOptions) start(ctx context.Context, l layout.Node, s *progress.Steps) error {
@@ -241,6 +252,9 @@ func (o *joinOptions) settle() (trust.Token, error) {
 	}
 	if o.node.Name, err = o.node.ChosenName(); err != nil {
 		return trust.Token{}, err
+	}
+	if o.asMaster {
+		o.discovery.MaxSkew = maxSkew
 	}
 	return bootstrap, o.discovery.Validate()
 }

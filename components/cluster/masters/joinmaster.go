@@ -151,7 +151,7 @@ func (m *master) finish(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	began := time.Now()
-	if err := m.startEntered(ctx); err != nil {
+	if err := m.entering(ctx, m.startWith); err != nil {
 		return err
 	}
 	m.steps.Done(began, "this machine's part of the control plane runs, and node %q is known to it", m.identity.NodeName)
@@ -174,8 +174,9 @@ func (m *master) joined() error {
 	return m.keep()
 }
 
-// startEntered makes this machine's etcd a member, if it is none yet, and starts the node.
-func (m *master) startEntered(ctx context.Context) error {
+// entering makes this machine's etcd a member, if it is none yet, and goes on with then
+// while the others are reached.
+func (m *master) entering(ctx context.Context, then func(ctx context.Context, others *members.Cluster) error) error {
 	others, err := m.etcdCluster(ctx)
 	if err != nil {
 		return err
@@ -184,7 +185,7 @@ func (m *master) startEntered(ctx context.Context) error {
 	if err := m.enterEtcd(ctx, others); err != nil {
 		return err
 	}
-	return m.startWith(ctx, others)
+	return then(ctx, others)
 }
 
 // markOwn marks the node as a master by this machine's own API server.

@@ -11,6 +11,7 @@ import (
 
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/identity"
+	"hyperkube/components/cluster/members"
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/trust"
@@ -55,15 +56,7 @@ func joinPhases() []joinPhase {
 			if err != nil {
 				return err
 			}
-			others, err := m.etcdCluster(ctx)
-			if err != nil {
-				return err
-			}
-			defer others.Close()
-			if err := m.enterEtcd(ctx, others); err != nil {
-				return err
-			}
-			return m.staticPods("etcd")
+			return m.entering(ctx, func(context.Context, *members.Cluster) error { return m.staticPods("etcd") })
 		}},
 		{"kubelet-start", "Start the node; on a further master etcd gets its vote then, and the control plane starts", nil, false, func(ctx context.Context, j *joining, _ string) error {
 			if j.asMaster {
@@ -74,7 +67,7 @@ func joinPhases() []joinPhase {
 				if err := endNode(ctx, j.layout, j.steps); err != nil {
 					return err
 				}
-				return m.startEntered(ctx)
+				return m.entering(ctx, m.startWith)
 			}
 			c, err := j.find(ctx, j.patience(j.steps))
 			if err != nil {

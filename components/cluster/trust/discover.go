@@ -9,11 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -36,6 +36,9 @@ type Cluster struct {
 	Server string
 	// CA are the PEM certificates that it is verified by.
 	CA []byte
+	// Ahead is by how much its clock is ahead of this machine's; it may be negative. It is
+	// as precise as an answer of HTTP, and known of a cluster that was found.
+	Ahead time.Duration
 }
 
 // Info is what the cluster says of itself to everybody. The controller
@@ -71,6 +74,9 @@ type Discovery struct {
 	// Unsafe must say that whoever has the token may be believed.
 	Hashes []string
 	Unsafe bool
+	// MaxSkew is by how much the clocks of the cluster and of this machine may differ; 0 is
+	// by anything. Until they do not, the cluster is not found.
+	MaxSkew time.Duration
 	// Failed is told why the cluster cannot be joined yet; it may be nil.
 	Failed func(error)
 }
@@ -130,7 +136,7 @@ func (d *Discovery) Find(ctx context.Context) (*Cluster, error) {
 
 func (d *Discovery) find(ctx context.Context) (*Cluster, error) {
 	// Nothing is known of the server yet, so nothing secret is sent to it.
-	text, err := d.read(ctx, rest.TLSClientConfig{Insecure: true}, true)
+	text, ahead, err := d.read(ctx, rest.TLSClientConfig{Insecure: true}, true)
 	if err != nil {
 		return nil, err
 	}
@@ -138,58 +144,97 @@ func (d *Discovery) find(ctx context.Context) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(d.Hashes) == 0 {
-		return c, nil
+	if c.Ahead = ahead; len(d.Hashes) > 0 {
+		if err := d.pinned(c.CA); err != nil {
+			return nil, err
+		}
+		// Whoever has the token can sign; only the cluster can show this.
+		again, _, err := d.read(ctx, rest.TLSClientConfig{CAData: c.CA}, false)
+		if err != nil {
+			return nil, err
+		}
+		if again != text {
+			return nil, errors.New("the cluster says something else of itself over a verified connection")
+		}
 	}
-	if err := d.pinned(c.CA); err != nil {
-		return nil, err
-	}
-	// Whoever has the token can sign; only the cluster can show this.
-	again, err := d.read(ctx, rest.TLSClientConfig{CAData: c.CA}, false)
-	if err != nil {
-		return nil, err
-	}
-	if again != text {
-		return nil, errors.New("the cluster says something else of itself over a verified connection")
+	if d.MaxSkew > 0 && ahead.Abs() > d.MaxSkew {
+		return nil, fmt.Errorf("%w: %s: set it, with NTP for instance", errNotYet, Skew(ahead))
 	}
 	return c, nil
 }
 
-// read gets the cluster's information and, if wanted, verifies its signature.
-func (d *Discovery) read(ctx context.Context, tls rest.TLSClientConfig, signed bool) (string, error) {
-	kube, err := kubernetes.NewForConfig(&rest.Config{Host: "https://" + d.Endpoint, TLSClientConfig: tls, Timeout: 10 * time.Second})
+// Skew says by how much a cluster's clock is ahead of this machine's.
+func Skew(ahead time.Duration) string {
+	word := "behind"
+	if ahead < 0 {
+		word = "ahead of"
+	}
+	return fmt.Sprintf("this machine's clock is %v %s the cluster's", ahead.Abs().Round(time.Second), word)
+}
+
+// clock learns from answers of HTTP what time it is where they come from.
+type clock struct {
+	http.RoundTripper
+	ahead *time.Duration
+}
+
+func (c clock) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := c.RoundTripper.RoundTrip(r)
 	if err != nil {
-		return "", err
+		return nil, err
+	}
+	if there, err := http.ParseTime(response.Header.Get("Date")); err == nil {
+		*c.ahead = time.Until(there)
+	}
+	return response, nil
+}
+
+// read gets the cluster's information and, if wanted, verifies its signature. It tells,
+// too, by how much the clock of who answered is ahead.
+func (d *Discovery) read(ctx context.Context, tls rest.TLSClientConfig, signed bool) (string, time.Duration, error) {
+	var ahead time.Duration
+	kube, err := kubernetes.NewForConfig(&rest.Config{
+		Host: "https://" + d.Endpoint, TLSClientConfig: tls, Timeout: 10 * time.Second,
+		WrapTransport: func(t http.RoundTripper) http.RoundTripper { return clock{t, &ahead} },
+	})
+	if err != nil {
+		return "", 0, err
 	}
 	info, err := kube.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, infoName, metav1.GetOptions{})
+	if err != nil {
+		return "", 0, readError(err, time.Now())
+	}
+	text := info.Data[kubeconfigKey]
+	if text == "" {
+		return "", 0, fmt.Errorf("%w: there is no kubeconfig in the ConfigMap %s", errNotYet, infoName)
+	}
+	if !signed {
+		return text, ahead, nil
+	}
+	signature, ok := info.Data[bootstraptokens.SignatureKey(d.Token.ID)]
+	if !ok {
+		return "", 0, fmt.Errorf("%w: there is no signature by the token %s: it may have expired", errNotYet, d.Token.ID)
+	}
+	if !bootstraptokens.Verify(text, signature, d.Token.ID, d.Token.Key) {
+		return "", 0, errors.New("the cluster's information is not signed with this token: the token is wrong, or somebody poses as the cluster")
+	}
+	return text, ahead, nil
+}
+
+// readError says what it means that the cluster's information could not be read.
+func readError(err error, now time.Time) error {
 	var unknown x509.UnknownAuthorityError
 	var wrong x509.HostnameError
 	var invalid x509.CertificateInvalidError
 	switch {
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired && now.Before(invalid.Cert.NotBefore):
+		return fmt.Errorf("%w: the API server's certificate is not valid yet by this machine's clock, which says %s: is that right? (%w)", errNotYet, now.UTC().Format(time.RFC3339), err)
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return "", fmt.Errorf("%w: the clocks of this machine and of the cluster's differ, or the API server's certificate has expired: %w", errNotYet, err)
+		return fmt.Errorf("%w: the API server's certificate has expired by this machine's clock, which says %s: is that right? (%w)", errNotYet, now.UTC().Format(time.RFC3339), err)
 	case errors.As(err, &unknown), errors.As(err, &wrong):
-		return "", fmt.Errorf("the API server is not verified by the authority that the cluster names: %w", err)
-	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		return "", fmt.Errorf("%w: %w", errNotYet, err)
-	case err != nil:
-		return "", fmt.Errorf("%w: %w", errNotYet, err)
+		return fmt.Errorf("the API server is not verified by the authority that the cluster names: %w", err)
 	}
-	text := info.Data[kubeconfigKey]
-	if text == "" {
-		return "", fmt.Errorf("%w: there is no kubeconfig in the ConfigMap %s", errNotYet, infoName)
-	}
-	if !signed {
-		return text, nil
-	}
-	signature, ok := info.Data[bootstraptokens.SignatureKey(d.Token.ID)]
-	if !ok {
-		return "", fmt.Errorf("%w: there is no signature by the token %s: it may have expired", errNotYet, d.Token.ID)
-	}
-	if !bootstraptokens.Verify(text, signature, d.Token.ID, d.Token.Key) {
-		return "", errors.New("the cluster's information is not signed with this token: the token is wrong, or somebody poses as the cluster")
-	}
-	return text, nil
+	return fmt.Errorf("%w: %w", errNotYet, err)
 }
 
 func parseInfo(text string) (*Cluster, error) {

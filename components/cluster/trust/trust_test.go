@@ -2,10 +2,11 @@ package trust
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -183,26 +184,69 @@ func TestWaitsForTheSignature(t *testing.T) {
 	}
 }
 
-// TestClock: a machine whose clock differs from the cluster's is told so, and waits for the
-// clocks.
+// TestClock: a machine to which the API server's certificate is not valid yet, or any more, is
+// told so, and waits for the clocks.
 func TestClock(t *testing.T) {
-	d, set, info := master(t)
-	expired, err := set.CA.NewPair(pki.Spec{CommonName: "api", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Server: true, Validity: time.Nanosecond})
-	if err != nil {
-		t.Fatal(err)
+	for want, shift := range map[string]time.Duration{
+		"is not valid yet by this machine's clock": time.Hour,
+		"has expired by this machine's clock":      -time.Hour,
+	} {
+		d, set, info := master(t)
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(info)
+		}))
+		shifted := *set.APIServer.Cert
+		shifted.NotBefore = time.Now().Add(shift - time.Minute)
+		shifted.NotAfter = time.Now().Add(shift + time.Minute)
+		der, err := x509.CreateCertificate(rand.Reader, &shifted, set.CA.Cert, shifted.PublicKey, set.CA.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: set.APIServer.Key}}}
+		s.StartTLS()
+		t.Cleanup(s.Close)
+		d.Endpoint = strings.TrimPrefix(s.URL, "https://")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		d.Failed = func(error) { cancel() }
+		if _, err := d.Find(ctx); !errors.Is(err, errNotYet) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want an error with %q", err, want)
+		}
 	}
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(info)
-	}))
-	s.TLS = &tls.Config{Certificates: []tls.Certificate{expired.TLS()}}
-	s.StartTLS()
-	t.Cleanup(s.Close)
-	d.Endpoint = strings.TrimPrefix(s.URL, "https://")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	d.Failed = func(error) { cancel() }
-	if _, err := d.Find(ctx); !errors.Is(err, errNotYet) || !strings.Contains(err.Error(), "the clocks of this machine and of the cluster's differ") {
-		t.Error(err)
+}
+
+// TestSkew: the cluster's clock is learnt from what it answers, and a machine whose clock
+// differs by more than it may waits until somebody has set it.
+func TestSkew(t *testing.T) {
+	for _, c := range []struct {
+		ahead time.Duration
+		want  string // empty: it is found
+	}{
+		{0, ""}, {4 * time.Minute, ""}, {-4 * time.Minute, ""},
+		{10 * time.Minute, "behind the cluster's"}, {-10 * time.Minute, "ahead of the cluster's"},
+	} {
+		d, set, info := master(t)
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Date", time.Now().Add(c.ahead).UTC().Format(http.TimeFormat))
+			_ = json.NewEncoder(w).Encode(info)
+		}))
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{set.APIServer.TLS()}}
+		s.StartTLS()
+		t.Cleanup(s.Close)
+		d.Endpoint, d.MaxSkew = strings.TrimPrefix(s.URL, "https://"), 5*time.Minute
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		d.Failed = func(error) { cancel() }
+		found, err := d.Find(ctx)
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("%v ahead: %v", c.ahead, err)
+		case c.want == "" && found.Ahead.Round(time.Minute) != c.ahead:
+			t.Errorf("%v ahead, taken for %v", c.ahead, found.Ahead)
+		case c.want != "" && (!errors.Is(err, errNotYet) || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("%v ahead: found %+v, %v; want an error with %q", c.ahead, found, err, c.want)
+		}
 	}
 }

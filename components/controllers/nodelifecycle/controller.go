@@ -169,15 +169,15 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	}, nil))
 }
 
-// renewed notes a sign of life. It needs no sync: when the alarm goes off, it
-// will be seen.
+// renewed notes a sign of life: any other time than the last, for the node's clock may have
+// been set back. It needs no sync: when the alarm goes off, it will be seen.
 func (c *Controller) renewed(l *coordv1.Lease) {
 	if l.Spec.RenewTime == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h := c.health[l.Name]; h != nil && l.Spec.RenewTime.After(h.renewal) {
+	if h := c.health[l.Name]; h != nil && !l.Spec.RenewTime.Time.Equal(h.renewal) {
 		h.renewal = l.Spec.RenewTime.Time
 		h.probe = c.env.Clock.Now()
 	}

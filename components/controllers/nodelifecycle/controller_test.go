@@ -89,7 +89,13 @@ func (w *world) taints(name string) []string {
 
 func (w *world) beat(name string) {
 	w.t.Helper()
-	now := metav1.NewMicroTime(w.f.Clock.Now())
+	w.beatAt(name, w.f.Clock.Now())
+}
+
+// beatAt renews the lease of a node whose clock says at.
+func (w *world) beatAt(name string, at time.Time) {
+	w.t.Helper()
+	now := metav1.NewMicroTime(at)
 	l := &coordv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: name}, Spec: coordv1.LeaseSpec{RenewTime: &now}}
 	w.f.Cache(l)
 	w.c.renewed(l)
@@ -224,6 +230,25 @@ func TestZoneRate(t *testing.T) {
 	z.judge()
 	if n, again := z.pop("", now.Add(time.Hour)); n != "" || again != 0 {
 		t.Errorf("%q, %s from an unhealthy zone", n, again)
+	}
+}
+
+// TestNodeClockSetBack: a node whose clock was ahead, and is set right, is as alive as before.
+func TestNodeClockSetBack(t *testing.T) {
+	w := newWorld(t, testNode("a", corev1.ConditionTrue))
+	w.beatAt("a", controltest.Now.Add(time.Hour))
+	for s := 40; s <= 200; s += 40 {
+		w.f.Clock.SetTime(controltest.Now.Add(time.Duration(s) * time.Second))
+		w.beat("a")
+		w.sync("a")
+		if c := readyCondition(w.node("a")); c.Status != corev1.ConditionTrue {
+			t.Fatalf("after %d s: %+v", s, c)
+		}
+	}
+	w.f.Clock.SetTime(controltest.Now.Add(251 * time.Second))
+	w.sync("a")
+	if c := readyCondition(w.node("a")); c.Status != corev1.ConditionUnknown {
+		t.Errorf("silent for 51 s: %+v", c)
 	}
 }
 
