@@ -29,6 +29,9 @@ import (
 // TLS between all. Nothing else of the machine is touched.
 type apiBench struct {
 	binary string
+	// peer is an API server to measure in place of this program's, on this
+	// program's etcd; empty: none.
+	peer string
 	// slice is how long one measurement of an operation lasts; there are
 	// rounds of each, and what is told is their median and their least.
 	slice  time.Duration
@@ -62,7 +65,7 @@ func (a *apiBench) run(ctx context.Context) (err error) {
 	}
 	defer release()
 	etcdURL, peerURL := "https://127.0.0.1:"+ports[0], "https://127.0.0.1:"+ports[1]
-	etcd, err := a.start("etcd", "etcd", "--data-dir="+filepath.Join(a.dir, "etcd"), "--name=bench",
+	etcd, err := a.start("etcd", a.binary, "etcd", "--data-dir="+filepath.Join(a.dir, "etcd"), "--name=bench",
 		"--listen-client-urls="+etcdURL, "--advertise-client-urls="+etcdURL, "--listen-client-http-urls=https://127.0.0.1:"+ports[3],
 		"--listen-peer-urls="+peerURL, "--initial-advertise-peer-urls="+peerURL, "--initial-cluster=bench="+peerURL,
 		"--cert-file="+set.EtcdServer.CertFile, "--key-file="+set.EtcdServer.KeyFile,
@@ -73,13 +76,18 @@ func (a *apiBench) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer stop(etcd)
-	a.server, err = a.start("kube-apiserver", "kube-apiserver", "--etcd-servers="+etcdURL, "--etcd-cafile="+set.EtcdCA.CertFile,
+	server := []string{a.binary, "kube-apiserver"}
+	if a.peer != "" {
+		server = []string{a.peer}
+	}
+	a.server, err = a.start("kube-apiserver", append(server, "--etcd-servers="+etcdURL, "--etcd-cafile="+set.EtcdCA.CertFile,
 		"--etcd-certfile="+set.APIServerEtcdClient.CertFile, "--etcd-keyfile="+set.APIServerEtcdClient.KeyFile,
-		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port="+ports[2],
+		// Upstream's takes no address of loopback to be told of; nobody asks this one.
+		"--bind-address=127.0.0.1", "--advertise-address=192.0.2.1", "--secure-port="+ports[2],
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--tls-cert-file="+set.APIServer.CertFile, "--tls-private-key-file="+set.APIServer.KeyFile,
 		"--client-ca-file="+set.CA.CertFile, "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-		"--service-account-key-file="+set.ServiceAccountPubFile, "--service-account-signing-key-file="+set.ServiceAccountKeyFile)
+		"--service-account-key-file="+set.ServiceAccountPubFile, "--service-account-signing-key-file="+set.ServiceAccountKeyFile)...)
 	if err != nil {
 		return err
 	}
@@ -123,13 +131,13 @@ func (a *apiBench) connect(ctx context.Context, set *pki.Set, url string) error 
 }
 
 // start starts a component, whose words are in a file beside its data.
-func (a *apiBench) start(name string, args ...string) (*exec.Cmd, error) {
+func (a *apiBench) start(name string, command ...string) (*exec.Cmd, error) {
 	log, err := os.Create(filepath.Join(a.dir, name+".log"))
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	cmd := exec.Command(a.binary, args...)
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd, cmd.Start()

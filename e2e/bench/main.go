@@ -40,12 +40,13 @@ func main() {
 	part := flag.String("part", "all", "What to measure: all, cluster, node (of the cluster the runtime and the full node alone) or api.")
 	slice := flag.Duration("api-slice", time.Second, "How long one measurement of an operation of the API server lasts.")
 	rounds := flag.Int("api-rounds", 5, "How many measurements there are of each.")
+	peer := flag.String("api-server", "", "A kube-apiserver to measure in place of the program's own, to compare both.")
 	only := flag.String("api-only", "", "The operations to be measured, separated by commas; empty: all.")
 	profiles := flag.String("api-profiles", "", "A folder that gets a CPU profile of the API server for each operation, and profiles of its memory after all.")
 	flag.Parse()
 	path, err := filepath.Abs(*binary)
 	if err == nil && *part != "cluster" && *part != "node" {
-		api := &apiBench{binary: path, slice: *slice, rounds: max(1, *rounds), profiles: *profiles}
+		api := &apiBench{binary: path, peer: *peer, slice: *slice, rounds: max(1, *rounds), profiles: *profiles}
 		if err = api.choose(*only); err == nil {
 			err = api.run(context.Background())
 		}
