@@ -2,7 +2,6 @@ package attachdetach
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
@@ -15,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/controllers/internal/control"
@@ -284,50 +282,5 @@ func (c *Controller) detach(ctx context.Context, a *storagev1.VolumeAttachment) 
 		return fmt.Errorf("detaching volume %s: %w", *a.Spec.Source.PersistentVolumeName, err)
 	}
 	c.keep(a.Name)
-	return nil
-}
-
-// tellNode writes what is attached into the node's status, beside the disks of targets
-// that it has.
-func (c *Controller) tellNode(ctx context.Context, n *corev1.Node, disks []corev1.AttachedVolume, have map[string]*storagev1.VolumeAttachment, wanted map[string]*want, drop map[string]bool) error {
-	next := append([]corev1.AttachedVolume{}, disks...)
-	for name, a := range have {
-		if !a.Status.Attached || a.DeletionTimestamp != nil || drop[name] {
-			continue
-		}
-		volume, known := c.volumeOf(n, a)
-		if !known {
-			continue
-		}
-		v := corev1.AttachedVolume{Name: volume}
-		next = append(next, v)
-		if w := wanted[name]; w != nil && !slices.ContainsFunc(n.Status.VolumesAttached, func(o corev1.AttachedVolume) bool { return o.Name == v.Name }) {
-			w.tell(c.env.Events, corev1.EventTypeNormal, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q ", w.pv.Name))
-		}
-	}
-	slices.SortFunc(next, func(x, y corev1.AttachedVolume) int {
-		if x.Name < y.Name {
-			return -1
-		}
-		return 1
-	})
-	old := slices.Clone(n.Status.VolumesAttached)
-	slices.SortFunc(old, func(x, y corev1.AttachedVolume) int {
-		if x.Name < y.Name {
-			return -1
-		}
-		return 1
-	})
-	if slices.Equal(old, next) {
-		return nil
-	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": n.UID}, "status": map[string]any{"volumesAttached": next}})
-	if err != nil {
-		return fmt.Errorf("encoding the node's status: %w", err)
-	}
-	_, err = c.env.Kube.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("telling node %s what is attached: %w", n.Name, err)
-	}
 	return nil
 }

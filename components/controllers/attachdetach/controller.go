@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
 	"k8s.io/client-go/tools/cache"
@@ -47,6 +48,8 @@ type Controller struct {
 	// made are the attachments to one node alone that were made and not seen yet, by
 	// the volume.
 	made map[string]attaching // guarded by mu
+	// written is what nodes' status was last made to say.
+	written map[types.UID][]corev1.AttachedVolume // guarded by mu
 }
 
 // New makes the controller. force is after how long a volume is detached though
@@ -59,7 +62,7 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 		env: env, force: force, nodes: core.Nodes().Lister(), pods: core.Pods().Informer().GetIndexer(), allPods: core.Pods().Lister(),
 		claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(),
 		drivers: store.CSIDrivers().Lister(), attachments: store.VolumeAttachments().Lister(),
-		unwanted: map[string]time.Time{}, made: map[string]attaching{},
+		unwanted: map[string]time.Time{}, made: map[string]attaching{}, written: map[types.UID][]corev1.AttachedVolume{},
 	}
 	if err := control.AddNodeIndex(core.Pods().Informer()); err != nil {
 		return nil, fmt.Errorf("indexing pods: %w", err)
@@ -85,6 +88,7 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 			c.everyNode()
 		}
 	}, func(n *corev1.Node) {
+		c.forget(n)
 		c.node(n)
 		if disksTaken(n, &corev1.Node{}) {
 			c.everyNode()

@@ -45,8 +45,8 @@ func disksTaken(old, cur *corev1.Node) bool {
 
 // give returns the disks that a node is to have: those that it uses or has mounted
 // yet, and those that its pods want and no other node keeps from it.
-func (c *Controller) give(n *corev1.Node, wanted map[corev1.UniqueVolumeName]*want) []corev1.AttachedVolume {
-	var next []corev1.AttachedVolume
+func (c *Controller) give(n *corev1.Node, wanted map[corev1.UniqueVolumeName]*want) *statement {
+	next := &statement{wants: map[corev1.UniqueVolumeName]*want{}}
 	id := func(disk corev1.UniqueVolumeName) string { return n.Name + " " + string(disk) }
 	for _, a := range n.Status.VolumesAttached {
 		if !strings.HasPrefix(string(a.Name), diskPrefix) {
@@ -57,19 +57,14 @@ func (c *Controller) give(n *corev1.Node, wanted map[corev1.UniqueVolumeName]*wa
 			c.keep(id(a.Name))
 			continue
 		}
-		next = append(next, a)
+		next.add(a.Name, wanted[a.Name])
 	}
 	for disk, w := range wanted {
 		c.keep(id(disk))
 		if hasDisk(n, disk) || w.pv != nil && exclusive(w.pv) && !c.claimDisk(n, disk, id(disk), w) {
 			continue
 		}
-		next = append(next, corev1.AttachedVolume{Name: disk})
-		name := string(disk)
-		if w.pv != nil {
-			name = w.pv.Name
-		}
-		w.tell(c.env.Events, corev1.EventTypeNormal, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q ", name))
+		next.add(disk, w)
 	}
 	return next
 }

@@ -2,12 +2,15 @@ package attachdetach
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 
 	"hyperkube/components/controllers/internal/controltest"
 )
@@ -101,8 +104,23 @@ func TestSharedDisks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := controltest.Sync(t, c.Loop, "n1"); err != nil {
-				t.Fatal(err)
+			refuse := true
+			f.Kube.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+				if refuse {
+					return true, nil, errors.New("not now")
+				}
+				return false, nil, nil
+			})
+			// What the API did not take is not told of, and what the cache does not have yet
+			// is not told of again.
+			for round, want := range []int{0, 1, 0} {
+				refuse = round == 0
+				if err := controltest.Sync(t, c.Loop, "n1"); (err != nil) != refuse {
+					t.Fatal(err)
+				}
+				if e := f.Recorded(); controltest.Count(e, "Normal SuccessfulAttachVolume") != want {
+					t.Errorf("round %d: events %v", round, e)
+				}
 			}
 			got, err := f.Kube.CoreV1().Nodes().Get(context.Background(), "n1", metav1.GetOptions{})
 			if err != nil || len(got.Status.VolumesAttached) != 1 || got.Status.VolumesAttached[0].Name != disk {
