@@ -176,7 +176,7 @@ func TestAttach(t *testing.T) {
 		t.Fatal(err)
 	}
 	inUse := make(chan struct{}, 8)
-	f.plugin.cfg.InUse = func() { inUse <- struct{}{} }
+	f.plugin.users.Changed = func() { inUse <- struct{}{} }
 	node := make(chan *v1.Node, 1)
 	node <- f.node
 	f.plugin.cfg.Node = func() *v1.Node { n := <-node; node <- n; return n }
@@ -269,7 +269,7 @@ func TestAttachNoMore(t *testing.T) {
 	}
 	set(true)
 	ctx, cancel := context.WithCancel(t.Context())
-	f.plugin.cfg.InUse = cancel
+	f.plugin.users.Changed = cancel
 	if _, err := f.set().SetUp(ctx, pod("a"), claimed()); err == nil || len(f.plugin.VolumesInUse()) != 1 {
 		t.Fatalf("not attached: %v, in use %v", err, f.plugin.VolumesInUse())
 	}

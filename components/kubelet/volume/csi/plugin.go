@@ -60,11 +60,12 @@ type Plugin struct {
 	places places
 	sweep  chan struct{} // capacity 1: look for staged volumes that nobody uses
 
+	// users of volumes that are to be attached, by the pods' own places and those of
+	// what is staged; the node's status tells of them.
+	users volume.Users
+
 	mu      sync.Mutex // guards what follows
 	drivers map[string]*driver
-	// users of volumes that are to be attached, by the pods' own places; the
-	// node's status tells of them.
-	users map[key]map[string]bool
 	// made are the places published to by this process, with the volumes that
 	// are there; staged the volumes.
 	made   map[string]key
@@ -89,13 +90,14 @@ type volumeLock struct {
 // New makes a Plugin. What earlier kubelets left is in use at once.
 func New(cfg Config) (*Plugin, error) {
 	p := &Plugin{
-		cfg: cfg, places: places{cfg.Root}, sweep: make(chan struct{}, 1), drivers: map[string]*driver{}, users: map[key]map[string]bool{},
+		cfg: cfg, places: places{cfg.Root}, sweep: make(chan struct{}, 1), drivers: map[string]*driver{},
 		made: map[string]key{}, growths: map[key]growth{}, staged: map[key]bool{}, locks: map[key]*volumeLock{}, changed: make(chan struct{}), attachFor: attachFor,
 	}
+	p.users.Changed = cfg.InUse
 	uses, usesErr := p.places.uses()
 	for _, u := range uses {
 		if u.Attachment != "" {
-			p.use(u.key(), u.dir)
+			p.users.Use(u.key().unique(), u.dir)
 		}
 	}
 	staged, err := p.places.allStaged()
@@ -105,7 +107,7 @@ func New(cfg Config) (*Plugin, error) {
 	}
 	for _, s := range staged {
 		if s.Attachment != "" {
-			p.use(s.key(), p.places.staged(s.key()))
+			p.users.Use(s.key().unique(), p.places.staged(s.key()))
 		}
 	}
 	return p, nil
@@ -293,46 +295,8 @@ func (p *Plugin) lock(k key) (unlock func()) {
 	}
 }
 
-// use and leave say that a volume must not be detached for the sake of what is
-// at dir.
-func (p *Plugin) use(k key, dir string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	first := p.users[k] == nil
-	if first {
-		p.users[k] = map[string]bool{}
-	}
-	p.users[k][dir] = true
-	if first && p.cfg.InUse != nil {
-		p.cfg.InUse()
-	}
-}
-
-func (p *Plugin) leave(dir string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for k, dirs := range p.users {
-		delete(dirs, dir)
-		if len(dirs) == 0 {
-			delete(p.users, k)
-			if p.cfg.InUse != nil {
-				p.cfg.InUse()
-			}
-		}
-	}
-}
-
 // VolumesInUse returns what must not be detached, sorted.
-func (p *Plugin) VolumesInUse() []v1.UniqueVolumeName {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var out []v1.UniqueVolumeName
-	for k := range p.users {
-		out = append(out, k.unique())
-	}
-	slices.Sort(out)
-	return out
-}
+func (p *Plugin) VolumesInUse() []v1.UniqueVolumeName { return p.users.InUse() }
 
 // object returns the API's CSIDriver, nil if there is none.
 func (p *Plugin) object(ctx context.Context, name string) (*storagev1.CSIDriver, error) {
@@ -358,15 +322,11 @@ const attachFor = 2*time.Minute + 3*time.Second
 // that its volumes are not attached at all, and volume.ErrAttachLimit when the wait
 // was in vain because the node takes no more of them.
 func (p *Plugin) attachment(ctx context.Context, k key, dir string) (map[string]string, error) {
-	p.use(k, dir)
+	name := k.unique()
+	p.users.Use(name, dir)
 	wait, cancel := context.WithTimeout(ctx, p.attachFor)
 	defer cancel()
-	name := k.unique()
-	there := func() bool {
-		n := p.cfg.Node()
-		return n != nil && slices.Contains(n.Status.VolumesInUse, name) &&
-			slices.ContainsFunc(n.Status.VolumesAttached, func(a v1.AttachedVolume) bool { return a.Name == name })
-	}
+	there := func() bool { return volume.Given(p.cfg.Node(), name) }
 	if !there() {
 		follow, stop := context.WithCancelCause(wait)
 		var following sync.WaitGroup

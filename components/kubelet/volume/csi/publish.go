@@ -159,8 +159,8 @@ func (p *Plugin) isStaged(k key) bool {
 // removeStaged removes the folder of a volume that is not staged. It removes
 // nothing that has content.
 func (p *Plugin) removeStaged(dir string) {
-	if err := removeEmpty(globalMount(dir)); err == nil && removeData(dir) == nil {
-		p.leave(dir)
+	if err := removeEmpty(globalMount(dir)); err == nil && volume.Forget(dir, dataFile, "") == nil {
+		p.users.Leave(dir)
 	}
 }
 

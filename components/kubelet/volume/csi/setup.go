@@ -111,7 +111,7 @@ func (s *setup) attach(ctx context.Context) (err error) {
 	}
 	if !s.attached && !s.made && !j.inline {
 		// It may have been waited for before its driver said that it is not.
-		p.leave(j.dir)
+		p.users.Leave(j.dir)
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func (s *setup) publish(ctx context.Context) (err error) {
 		}
 	}
 	j.options = withLabel(j.options, s.state.Label)
-	if err := writeData(j.dir, s.state); err != nil {
+	if err := volume.Keep(j.dir, dataFile, s.state); err != nil {
 		return j.failure("SetUp", err)
 	}
 	err = s.place(ctx)
@@ -242,14 +242,14 @@ func (s *setup) stage(ctx context.Context, capability *csipb.VolumeCapability, s
 	dir := filepath.Dir(staging)
 	_, err = readData(dir)
 	fresh := missing(err)
-	if err := writeData(dir, data{Handle: s.state.Handle, Driver: s.state.Driver, Attachment: s.state.Attachment, Label: s.state.Label}); err != nil {
+	if err := volume.Keep(dir, dataFile, data{Handle: s.state.Handle, Driver: s.state.Driver, Attachment: s.state.Attachment, Label: s.state.Label}); err != nil {
 		return j.failure(step, err)
 	}
 	if err := os.MkdirAll(staging, 0o750); err != nil {
 		return j.failure(step, fmt.Errorf("making the place of a staged volume: %w", err))
 	}
 	if s.state.Attachment != "" {
-		p.use(j.k, dir)
+		p.users.Use(j.k.unique(), dir)
 	}
 	call, cancel := context.WithTimeout(ctx, callFor)
 	defer cancel()

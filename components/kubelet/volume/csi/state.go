@@ -12,8 +12,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"hyperkube/internal/atomicfile"
 )
 
 // pluginName is the folder's name below a pod's volumes.
@@ -77,40 +75,6 @@ func decodeData(raw []byte) (data, error) {
 		return data{}, errors.New("decoding a volume's data: it names no driver or volume")
 	}
 	return d, nil
-}
-
-// writeData writes a data file, whole or not at all, and to the disk before it
-// returns: a volume that nobody knows of is never taken back.
-func writeData(dir string, d data) error {
-	raw, err := json.Marshal(d)
-	if err != nil {
-		return fmt.Errorf("encoding a volume's data: %w", err)
-	}
-	if have, err := os.ReadFile(filepath.Join(dir, dataFile)); err == nil && string(have) == string(raw) {
-		return nil
-	}
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return fmt.Errorf("making a volume's directory: %w", err)
-	}
-	if err := atomicfile.Write(atomicfile.File{Path: filepath.Join(dir, dataFile), Data: raw, Mode: 0o600}); err != nil {
-		return fmt.Errorf("writing a volume's data: %w", err)
-	}
-	return nil
-}
-
-// removeData removes a data file, what is left of writing one, and its folder,
-// which has nothing else in it.
-func removeData(dir string) error {
-	half, err := filepath.Glob(filepath.Join(dir, "."+dataFile+"*"))
-	if err != nil {
-		return fmt.Errorf("removing a volume's data: %w", err)
-	}
-	for _, path := range append(half, filepath.Join(dir, dataFile), dir) {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("removing a volume's data: %w", err)
-		}
-	}
-	return nil
 }
 
 // places of the driver's volumes on the node.

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"hyperkube/components/kubelet/volume"
 )
 
 // TestDamagedData: what is known of one volume is damaged; the node runs pods all the
@@ -12,7 +14,7 @@ import (
 func TestDamagedData(t *testing.T) {
 	root := t.TempDir()
 	good, bad := filepath.Join(root, "pods", "a", "volumes", pluginName, "v"), filepath.Join(root, "pods", "b", "volumes", pluginName, "v")
-	if err := writeData(good, data{Driver: "d", Handle: "h", Attachment: "x"}); err != nil {
+	if err := volume.Keep(good, dataFile, data{Driver: "d", Handle: "h", Attachment: "x"}); err != nil {
 		t.Fatal(err)
 	}
 	staged := places{root}.staged(key{"d", "other"})

@@ -23,10 +23,10 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 		if err := errors.Join(removeEmpty(target(r.Dir, false)), removeEmpty(target(r.Dir, true))); err != nil {
 			return err
 		}
-		if err := removeData(r.Dir); err != nil {
+		if err := volume.Forget(r.Dir, dataFile, ""); err != nil {
 			return err
 		}
-		p.leave(r.Dir)
+		p.users.Leave(r.Dir)
 		return nil
 	}
 	if err != nil {
@@ -57,10 +57,10 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 		p.mu.Unlock()
 		p.sweepSoon()
 	}
-	if err := removeData(r.Dir); err != nil {
+	if err := volume.Forget(r.Dir, dataFile, ""); err != nil {
 		return err
 	}
-	p.leave(r.Dir)
+	p.users.Leave(r.Dir)
 	return nil
 }
 
@@ -104,9 +104,9 @@ func (p *Plugin) unstage(ctx context.Context, d *driver, k key, leaving string) 
 	if err := removeEmpty(at); err != nil {
 		return err
 	}
-	if err := removeData(dir); err != nil {
+	if err := volume.Forget(dir, dataFile, ""); err != nil {
 		return err
 	}
-	p.leave(dir)
+	p.users.Leave(dir)
 	return nil
 }

@@ -221,7 +221,7 @@ func TestRebooted(t *testing.T) {
 		r := h.request("pod", v1.ISCSIPersistentVolumeSource{InitiatorName: &name})
 		d, err := newDisk("pv0", &v1.ISCSIVolumeSource{TargetPortal: portal, IQN: target, InitiatorName: &name})
 		if err == nil {
-			err = writeDisk(r.Dir, d)
+			err = volume.Keep(r.Dir, dataFile, d)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -304,7 +304,7 @@ func TestPortals(t *testing.T) {
 		}
 	}
 	// The session of the portal that answers goes with the volume.
-	if err := writeDisk(r.Dir, d); err != nil {
+	if err := volume.Keep(r.Dir, dataFile, d); err != nil {
 		t.Fatal(err)
 	}
 	mustTearDown(t, p, r)
@@ -327,9 +327,25 @@ func TestBlock(t *testing.T) {
 	h.nothingLeft()
 }
 
-// TestGiven: a persistent volume is not touched before the Node says that it is this
-// node's, and a pod that ends meanwhile leaves nothing in use.
+// TestGiven: a disk is not touched before the Node says that it is this node's, and a pod
+// that ends meanwhile leaves nothing in use.
 func TestGiven(t *testing.T) {
+	for name, setUp := range map[string]func(*Plugin, context.Context, volume.PersistentRequest) error{
+		"of a persistent volume": func(p *Plugin, ctx context.Context, r volume.PersistentRequest) error {
+			_, err := p.SetUpPersistent(ctx, r)
+			return err
+		},
+		"of the pod": func(p *Plugin, ctx context.Context, r volume.PersistentRequest) error {
+			src := v1.ISCSIVolumeSource{TargetPortal: portal, IQN: target}
+			_, err := p.SetUp(ctx, volume.Request{Pod: r.Pod, Volume: &v1.Volume{Name: r.PV.Name, VolumeSource: v1.VolumeSource{ISCSI: &src}}, Dir: r.Dir})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) { given(t, setUp) })
+	}
+}
+
+func given(t *testing.T, setUp func(*Plugin, context.Context, volume.PersistentRequest) error) {
 	h := newHost(t, 0)
 	p := h.plugin()
 	var node atomic.Pointer[v1.Node]
@@ -337,8 +353,7 @@ func TestGiven(t *testing.T) {
 	r := h.request("pod", v1.ISCSIPersistentVolumeSource{})
 	ended := make(chan error, 1)
 	go func() {
-		_, err := p.SetUpPersistent(t.Context(), r)
-		ended <- err
+		ended <- setUp(p, t.Context(), r)
 	}()
 	testwait.Until(t, "the volume's use", func() bool { return len(p.VolumesInUse()) == 1 })
 	n := &v1.Node{}
@@ -364,8 +379,7 @@ func TestGiven(t *testing.T) {
 	node.Store(nil)
 	short, cancel := context.WithCancel(t.Context())
 	go func() {
-		_, err := p.SetUpPersistent(short, r)
-		ended <- err
+		ended <- setUp(p, short, r)
 	}()
 	testwait.Until(t, "the volume's use", func() bool { return len(p.VolumesInUse()) == 1 })
 	cancel()

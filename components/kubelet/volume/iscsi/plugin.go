@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -50,9 +49,10 @@ type Plugin struct {
 	// go of what ended containers had mounted a little later.
 	freeWithin time.Duration
 
-	mu sync.Mutex // guards what follows
 	// users of disks, by the pods' own places; the node's status tells of them.
-	users map[v1.UniqueVolumeName]map[string]bool
+	users volume.Users
+
+	mu sync.Mutex // guards what follows
 	// targets are locked while one logs in or out; a lock has capacity 1.
 	targets map[string]chan struct{}
 	// changed is closed, and another made, when the Node has changed.
@@ -69,15 +69,16 @@ func New(cfg Config) *Plugin {
 	}
 	p := &Plugin{
 		cfg: cfg, kernel: kernel{cfg.Sys}, deviceWithin: deviceWithin, freeWithin: freeWithin,
-		users: map[v1.UniqueVolumeName]map[string]bool{}, targets: map[string]chan struct{}{}, changed: make(chan struct{}),
+		targets: map[string]chan struct{}{}, changed: make(chan struct{}),
 	}
+	p.users.Changed = cfg.InUse
 	uses, err := p.uses()
 	if err != nil {
 		// One volume must not keep the node from running pods.
 		cfg.Log.Error("what is known of a volume is damaged: unmount it by hand and remove the file", "error", err)
 	}
 	for _, u := range uses {
-		p.use(u.disk, u.dir)
+		p.users.Use(u.unique(), u.dir)
 	}
 	return p
 }
@@ -96,7 +97,6 @@ type job struct {
 	source
 	name     string
 	pod      *v1.Pod
-	pv       *v1.PersistentVolume
 	dir      string
 	block    bool
 	readOnly bool
@@ -120,7 +120,7 @@ func (p *Plugin) SetUpBlock(ctx context.Context, r volume.PersistentRequest) (vo
 
 func persistent(r volume.PersistentRequest, block bool) *job {
 	src := ofPersistent(r.PV.Spec.ISCSI)
-	return &job{source: src, name: r.PV.Name, pod: r.Pod, pv: r.PV, dir: r.Dir, block: block, readOnly: r.ReadOnly || src.ReadOnly, options: r.PV.Spec.MountOptions}
+	return &job{source: src, name: r.PV.Name, pod: r.Pod, dir: r.Dir, block: block, readOnly: r.ReadOnly || src.ReadOnly, options: r.PV.Spec.MountOptions}
 }
 
 // failure names the step that failed as upstream's events do.
@@ -148,8 +148,8 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 	if err := os.MkdirAll(j.dir, 0o750); err != nil {
 		return volume.Result{}, fmt.Errorf("making the volume's directory: %w", err)
 	}
-	p.use(d, j.dir)
-	if err := p.given(ctx, j, d); err != nil {
+	p.users.Use(d.unique(), j.dir)
+	if err := p.given(ctx, d); err != nil {
 		return volume.Result{}, err
 	}
 	unlock, err := p.lock(ctx, d.Target)
@@ -161,7 +161,7 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 	if c.secret, err = p.secret(ctx, j); err != nil {
 		return j.failure("WaitForAttach", err)
 	}
-	if err := writeDisk(j.dir, d); err != nil {
+	if err := volume.Keep(j.dir, dataFile, d); err != nil {
 		return j.failure("WaitForAttach", err)
 	}
 	device, err := p.attach(ctx, d, c)
@@ -180,10 +180,10 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 // givenWithin bounds the wait for a disk to be given to the node, as upstream does.
 const givenWithin = 2*time.Minute + 3*time.Second
 
-// given waits until the controller has given a persistent volume to this node: it
-// gives one that only one node may have to one alone.
-func (p *Plugin) given(ctx context.Context, j *job, d *disk) error {
-	if p.cfg.Node == nil || j.pv == nil {
+// given waits until the controller has given a disk to this node: it gives a persistent
+// volume that only one node may have to one alone.
+func (p *Plugin) given(ctx context.Context, d *disk) error {
+	if p.cfg.Node == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, givenWithin)
@@ -192,10 +192,7 @@ func (p *Plugin) given(ctx context.Context, j *job, d *disk) error {
 		p.mu.Lock()
 		changed := p.changed
 		p.mu.Unlock()
-		n, name := p.cfg.Node(), d.unique()
-		// Once the node says that it uses it, it is not taken away.
-		if n != nil && slices.Contains(n.Status.VolumesInUse, name) &&
-			slices.ContainsFunc(n.Status.VolumesAttached, func(a v1.AttachedVolume) bool { return a.Name == name }) {
+		if volume.Given(p.cfg.Node(), d.unique()) {
 			return nil
 		}
 		select {
@@ -280,46 +277,8 @@ func (p *Plugin) lock(ctx context.Context, target string) (unlock func(), err er
 	}
 }
 
-// use and leave say that a disk is needed for the sake of what is at dir.
-func (p *Plugin) use(d *disk, dir string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	name := d.unique()
-	first := p.users[name] == nil
-	if first {
-		p.users[name] = map[string]bool{}
-	}
-	p.users[name][dir] = true
-	if first && p.cfg.InUse != nil {
-		p.cfg.InUse()
-	}
-}
-
-func (p *Plugin) leave(dir string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for name, dirs := range p.users {
-		delete(dirs, dir)
-		if len(dirs) == 0 {
-			delete(p.users, name)
-			if p.cfg.InUse != nil {
-				p.cfg.InUse()
-			}
-		}
-	}
-}
-
 // VolumesInUse returns the disks that must not be given to other nodes, sorted.
-func (p *Plugin) VolumesInUse() []v1.UniqueVolumeName {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var out []v1.UniqueVolumeName
-	for name := range p.users {
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return out
-}
+func (p *Plugin) VolumesInUse() []v1.UniqueVolumeName { return p.users.InUse() }
 
 // missing tells whether err is that there is no such file.
 func missing(err error) bool { return errors.Is(err, os.ErrNotExist) }

@@ -7,8 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-
-	"hyperkube/internal/atomicfile"
 )
 
 // Names within a pod's place for a volume: what is kept of the disk, and where it
@@ -17,25 +15,6 @@ const (
 	dataFile   = "disk.json"
 	mountPoint = "mount"
 )
-
-// writeDisk keeps what must be known to take a disk back, on the disk before it
-// returns: a session that nobody knows of is never ended.
-func writeDisk(dir string, d *disk) error {
-	raw, err := json.Marshal(d)
-	if err != nil {
-		return fmt.Errorf("encoding a volume's data: %w", err)
-	}
-	if have, err := os.ReadFile(filepath.Join(dir, dataFile)); err == nil && string(have) == string(raw) {
-		return nil
-	}
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return fmt.Errorf("making a volume's directory: %w", err)
-	}
-	if err := atomicfile.Write(atomicfile.File{Path: filepath.Join(dir, dataFile), Data: raw, Mode: 0o600}); err != nil {
-		return fmt.Errorf("writing a volume's data: %w", err)
-	}
-	return nil
-}
 
 // readDisk returns what is kept; fs.ErrNotExist if nothing is.
 func readDisk(dir string) (*disk, error) {
@@ -52,21 +31,6 @@ func readDisk(dir string) (*disk, error) {
 		return nil, fmt.Errorf("decoding %s: it names no disk", path)
 	}
 	return &d, nil
-}
-
-// removeDisk removes what is kept, what is left of writing it, and the folder, which
-// has nothing else in it.
-func removeDisk(dir string) error {
-	half, err := filepath.Glob(filepath.Join(dir, "."+dataFile+"*"))
-	if err != nil {
-		return fmt.Errorf("removing a volume's data: %w", err)
-	}
-	for _, path := range append(half, filepath.Join(dir, mountPoint), filepath.Join(dir, dataFile), dir) {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("removing a volume's data: %w", err)
-		}
-	}
-	return nil
 }
 
 // use is one pod's use of a disk; dir is the pod's place for it.

@@ -39,10 +39,10 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 			return fmt.Errorf("UnmountDevice failed for volume %q : %w", d.Volume, err)
 		}
 	}
-	if err := removeDisk(r.Dir); err != nil {
+	if err := volume.Forget(r.Dir, dataFile, mountPoint); err != nil {
 		return err
 	}
-	p.leave(r.Dir)
+	p.users.Leave(r.Dir)
 	return nil
 }
 
