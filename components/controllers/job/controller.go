@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -38,10 +37,6 @@ const (
 	// maxCreate and maxCount bound how many pods one sync makes or discards, and counts.
 	maxCreate = 500
 	maxCount  = 500
-	// Waits before failed pods are replaced: the first, doubled with each
-	// failure in a row, and the longest.
-	firstBackoff = 10 * time.Second
-	lastBackoff  = 10 * time.Minute
 )
 
 // Controller syncs Jobs. Make it with New.
@@ -59,12 +54,6 @@ type Controller struct {
 	// released are the pods whose finalizer was taken off, by Job, until that is
 	// seen; guarded by mu.
 	released map[string]map[types.UID]bool
-}
-
-// failures are those in a row of a Job's pods.
-type failures struct {
-	count int
-	last  time.Time
 }
 
 // New makes the controller.
@@ -89,7 +78,12 @@ func New(env control.Env) (*Controller, error) {
 		return nil, err
 	}
 	if err := c.Watch(jobs.Informer(), control.Handlers(
-		func(j *batchv1.Job) { c.AddObject(j) },
+		func(j *batchv1.Job) {
+			if m := managedElsewhere(j); m != "" {
+				c.measures.others.WithLabelValues(m).Inc()
+			}
+			c.AddObject(j)
+		},
 		func(old, cur *batchv1.Job) {
 			if old.UID != cur.UID {
 				c.forget(key(old))
@@ -237,6 +231,14 @@ func (c *Controller) podGone(p *corev1.Pod) {
 	}
 }
 
+// managedElsewhere names the controller that a Job is left to, empty if that is this one.
+func managedElsewhere(j *batchv1.Job) string {
+	if m := j.Spec.ManagedBy; m != nil && *m != name {
+		return *m
+	}
+	return ""
+}
+
 // ended returns the condition that says that a Job is over, nil if it is not.
 func ended(j *batchv1.Job) *batchv1.JobCondition {
 	for _, kind := range []batchv1.JobConditionType{batchv1.JobComplete, batchv1.JobFailed} {
@@ -269,8 +271,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	if err != nil {
 		return err
 	}
-	if m := shared.Spec.ManagedBy; m != nil && *m != name {
-		c.measures.others.WithLabelValues(*m).Inc()
+	if managedElsewhere(shared) != "" {
 		return nil
 	}
 	began := c.env.Clock.Now()
@@ -285,6 +286,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	if ended(j) != nil {
 		c.mu.Lock()
+		delete(c.failed, k)
 		delete(c.released, k)
 		c.mu.Unlock()
 		return c.release(ctx, nil, pods)
@@ -374,7 +376,7 @@ func (c *Controller) syncStray(ctx context.Context, k string) error {
 	}
 	ref := metav1.GetControllerOfNoCopy(p)
 	if ref != nil {
-		if ref.Kind != Kind.Kind || c.owner(p.Namespace, ref) != nil {
+		if ref.Kind != Kind.Kind || ref.APIVersion != batchv1.SchemeGroupVersion.String() || c.owner(p.Namespace, ref) != nil {
 			return nil
 		}
 		// The cache may be late.
@@ -387,49 +389,6 @@ func (c *Controller) syncStray(ctx context.Context, k string) error {
 		}
 	}
 	return c.release(ctx, nil, []*corev1.Pod{p})
-}
-
-// backoff returns how long new pods must wait, after n more failures of which
-// the last was at that time, or after a success; and the failures in a row, which
-// are to be remembered once they are noted in the status: what is not is found
-// again.
-func (c *Controller) backoff(k string, newFailures int, last time.Time, success bool) (time.Duration, failures) {
-	c.mu.Lock()
-	f := c.failed[k]
-	c.mu.Unlock()
-	if success {
-		f = failures{}
-	}
-	if newFailures > 0 {
-		f.count += newFailures
-		f.last = last
-	}
-	if f.count == 0 {
-		return 0, f
-	}
-	return max(0, backoffAfter(f.count)-c.env.Clock.Since(f.last)), f
-}
-
-// remember keeps the failures in a row of a Job.
-func (c *Controller) remember(k string, f failures) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if f.count == 0 {
-		delete(c.failed, k)
-		return
-	}
-	c.failed[k] = f
-}
-
-// backoffAfter returns how long to wait after n failures in a row.
-func backoffAfter(n int) time.Duration {
-	wait := firstBackoff
-	for range n - 1 {
-		if wait *= 2; wait >= lastBackoff {
-			return lastBackoff
-		}
-	}
-	return wait
 }
 
 // write writes the status if it changed, and takes over what came of it.

@@ -320,6 +320,12 @@ func TestPolicies(t *testing.T) {
 	if _, err := w.f.Kube.CoreV1().Pods("ns").Update(context.Background(), p, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	// It waits as after any failure.
+	w.sync()
+	if n := len(w.live()); n != 0 {
+		t.Fatalf("%d pods without a wait", n)
+	}
+	w.later(firstBackoff)
 	w.sync()
 	if n := len(w.live()); n != 1 || w.job().Status.Failed != 0 {
 		t.Fatalf("%d pods, status %+v", n, w.job().Status)

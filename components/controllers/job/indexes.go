@@ -115,7 +115,7 @@ func ignoredOf(p *corev1.Pod) int32 { return countIn(p, batchv1.JobIndexIgnoredF
 
 func countIn(p *corev1.Pod, annotation string) int32 {
 	n, err := strconv.ParseInt(p.Annotations[annotation], 10, 32)
-	if err != nil {
+	if err != nil || n < 0 {
 		return 0
 	}
 	return int32(n)

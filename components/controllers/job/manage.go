@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sort"
 	"strconv"
 	"sync"
 	"time"
@@ -25,7 +27,7 @@ func (s *state) want() int {
 	}
 	if j.Spec.Completions == nil {
 		if s.succeeded > 0 {
-			return min(parallelism, len(s.active))
+			return len(s.active)
 		}
 		return parallelism
 	}
@@ -41,15 +43,8 @@ func (s *state) manage(ctx context.Context, wait time.Duration) error {
 	if onlyFailed(s.job) {
 		occupied += len(s.terminating)
 	}
-	if have > want {
-		victims := sortVictims(s.job, s.active, s.env.Clock.Now())[:min(have-want, maxCreate)]
-		return s.discard(ctx, victims)
-	}
-	if isIndexed(s.job) {
-		// Two of one index, or of one that is settled: one too many.
-		if extra := s.superfluous(); len(extra) > 0 {
-			return s.discard(ctx, extra[:min(len(extra), maxCreate)])
-		}
+	if victims := s.victims(have - want); len(victims) > 0 {
+		return s.discard(ctx, victims[:min(len(victims), maxCreate)])
 	}
 	n := min(want-occupied, maxCreate)
 	if n <= 0 {
@@ -94,16 +89,28 @@ func (s *state) due(indexes []int) (now []int, wait time.Duration) {
 	return now, wait
 }
 
-// superfluous returns active pods whose index another has, or is done.
-func (s *state) superfluous() (out []*corev1.Pod) {
-	seen := map[int]bool{}
-	for _, p := range s.active {
-		i, ok := indexOf(p)
-		if !ok || i >= s.limit() || s.done.has(i) || s.dead.has(i) || seen[i] {
-			out = append(out, p)
-			continue
+// victims returns the active pods to discard, n at least: of an indexed Job all that
+// have no index, one that is settled or one that another has as well; then those that
+// got least far.
+func (s *state) victims(n int) (out []*corev1.Pod) {
+	rest := slices.Clone(s.active)
+	sort.Sort(control.Victims{Pods: rest, Now: s.env.Clock.Now(), Plain: true})
+	if isIndexed(s.job) {
+		kept, seen := []*corev1.Pod(nil), map[int]bool{}
+		for _, p := range slices.Backward(rest) {
+			i, ok := indexOf(p)
+			if !ok || i >= s.limit() || s.done.has(i) || s.dead.has(i) || seen[i] {
+				out = append(out, p)
+				continue
+			}
+			seen[i] = true
+			kept = append(kept, p)
 		}
-		seen[i] = true
+		slices.Reverse(kept)
+		rest = kept
+	}
+	if more := n - len(out); more > 0 {
+		out = append(out, rest[:more]...)
 	}
 	return out
 }
@@ -144,7 +151,8 @@ func (s *state) create(ctx context.Context, n int, free []int) error {
 	k := key(j)
 	s.expect.Expect(k, n)
 	ref := metav1.NewControllerRef(j, Kind)
-	var mu sync.Mutex
+	var mu sync.Mutex // guards what follows, and s.next
+	made, failed := 0, 0
 	done, err := control.SlowStart(n, func() error {
 		pod := control.PodFrom(&j.Spec.Template, ref)
 		if !tracked(pod) {
@@ -158,13 +166,17 @@ func (s *state) create(ctx context.Context, n int, free []int) error {
 		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			return nil
 		}
+		mu.Lock()
+		defer mu.Unlock()
 		if err == nil {
-			mu.Lock()
 			s.next.Active++
-			mu.Unlock()
+			made++
+		} else {
+			failed++
 		}
 		return err
 	})
+	s.measures.created(s.job, s.failed, len(s.terminating), made, failed)
 	for range n - done {
 		s.expect.Created(k)
 	}
@@ -236,16 +248,28 @@ func (s *state) deletePods(ctx context.Context, pods []*corev1.Pod) error {
 	for i, p := range pods {
 		ids[i] = control.ID(p)
 	}
-	s.expect.Expect(k, 0, ids...)
+	if s.satisfied {
+		// Else pods are awaited that the cache lacks, and still are.
+		s.expect.Expect(k, 0, ids...)
+	}
 	errs := make([]error, len(pods))
 	var wg sync.WaitGroup
+	var mu sync.Mutex // guards s.next
 	for i, p := range pods {
 		wg.Go(func() {
 			if err := s.pods.Delete(ctx, p, s.job); err != nil {
 				s.expect.Deleted(k, ids[i])
 				if !apierrors.IsNotFound(err) {
 					errs[i] = err
+					return
 				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			s.next.Active--
+			*s.next.Terminating++
+			if control.IsReady(p) {
+				*s.next.Ready--
 			}
 		})
 	}

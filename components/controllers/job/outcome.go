@@ -54,7 +54,7 @@ func (s *state) failure() (reason, message string, failed bool) {
 }
 
 func (s *state) pastRestarts(limit int32) bool {
-	n := restarts(s.active)
+	n := restarts(s.running)
 	if limit == 0 {
 		return n > 0
 	}

@@ -72,9 +72,9 @@ func succeeds(j *batchv1.Job, done indexes) (string, bool) {
 		}
 		need := all
 		if rule.SucceededCount != nil {
-			need = int(*rule.SucceededCount)
+			need = min(need, int(*rule.SucceededCount))
 		}
-		if need > 0 && n >= need {
+		if n > 0 && n >= need {
 			return fmt.Sprintf("Matched rules at index %d", i), true
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"sort"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -26,7 +25,9 @@ type state struct {
 	next batchv1.JobStatus
 	// active, and those whose end is noted and whose finalizer may go.
 	active, ready, terminating []*corev1.Pod
-	counted                    []*corev1.Pod
+	// running are the pods that have not ended, those being deleted included.
+	running []*corev1.Pod
+	counted []*corev1.Pod
 	// delayed are failed pods whose end is noted only once they are replaced.
 	delayed []*corev1.Pod
 	// done and dead are the indexes that completed and that failed for good.
@@ -37,10 +38,9 @@ type state struct {
 	ignored map[int]int32
 	// failedAt is when each index failed last.
 	failedAt map[int]time.Time
-	// newFailures count against the back-off limit; lastFailure is when.
-	newFailures int
-	lastFailure time.Time
-	newSuccess  bool
+	// newFailed and newSucceeded are when pods ended whose end is noted now, also
+	// of those that do not count as failed.
+	newFailed, newSucceeded []time.Time
 	// verdict is why the Job fails by its failure policy, empty if it does not.
 	verdict string
 	// action is what the sync did, for metrics.
@@ -89,6 +89,14 @@ func (s *state) count(pods []*corev1.Pod) {
 	for _, p := range ended {
 		if noted[p.UID] || !slices.Contains(s.delayed, p) {
 			s.noteFailed(p, noted[p.UID])
+		}
+	}
+	if s.job.DeletionTimestamp != nil {
+		// Nobody waits for them to be counted any more.
+		for _, p := range slices.Concat(s.active, s.terminating) {
+			if s.held(p) && !slices.Contains(s.counted, p) && len(s.counted) < maxCount {
+				s.counted = append(s.counted, p)
+			}
 		}
 	}
 	s.sum(noted)
@@ -141,6 +149,9 @@ func (s *state) settle(pods []*corev1.Pod) map[types.UID]bool {
 // noted, and returns those that failed.
 func (s *state) tellApart(pods []*corev1.Pod, noted map[types.UID]bool) (failed []*corev1.Pod) {
 	for _, p := range pods {
+		if p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodPending {
+			s.running = append(s.running, p)
+		}
 		switch {
 		case p.Status.Phase == corev1.PodSucceeded:
 			s.noteSucceeded(p, noted[p.UID])
@@ -173,14 +184,14 @@ func (s *state) noteSucceeded(p *corev1.Pod, noted bool) {
 		// The index alone says that it is counted.
 		if index, ok := indexOf(p); ok && index < s.limit() && !s.done.has(index) {
 			s.done = s.done.with(index)
-			s.newSuccess = true
+			s.newSucceeded = append(s.newSucceeded, finishedAt(p))
 		}
 		return
 	}
 	if !noted {
 		uncounted := s.next.UncountedTerminatedPods
 		uncounted.Succeeded = append(uncounted.Succeeded, p.UID)
-		s.newSuccess = true
+		s.newSucceeded = append(s.newSucceeded, finishedAt(p))
 	}
 }
 
@@ -199,7 +210,7 @@ func (s *state) sum(noted map[types.UID]bool) {
 	}
 	s.failed = s.next.Failed + int32(len(uncounted.Failed))
 	for _, p := range s.delayed {
-		if action, _ := judge(s.job, p); action != batchv1.PodFailurePolicyActionIgnore && !noted[p.UID] {
+		if action, _ := judge(s.job, p); s.counts(p) && action != batchv1.PodFailurePolicyActionIgnore && !noted[p.UID] {
 			s.failed++
 		}
 	}
@@ -227,7 +238,7 @@ func (s *state) tally(p *corev1.Pod, index int, hasIndex bool) {
 	if n+ignored > s.attempts[index]+s.ignored[index] {
 		s.attempts[index], s.ignored[index] = n, ignored
 	}
-	if at := finishedAt(p, s.env.Clock.Now()); at.After(s.failedAt[index]) {
+	if at := finishedAt(p); at.After(s.failedAt[index]) {
 		s.failedAt[index] = at
 	}
 	if action == batchv1.PodFailurePolicyActionFailIndex || n > *s.job.Spec.BackoffLimitPerIndex {
@@ -250,13 +261,12 @@ func (s *state) remembered(failed []*corev1.Pod) []*corev1.Pod {
 		}
 	}
 	last := map[int]*corev1.Pod{}
-	now := s.env.Clock.Now()
 	for _, p := range failed {
 		i, ok := indexOf(p)
 		if !ok || !s.held(p) || i >= s.limit() || active[i] || s.done.has(i) || s.dead.has(i) {
 			continue
 		}
-		if q := last[i]; q == nil || failuresOf(q)+ignoredOf(q) <= failuresOf(p)+ignoredOf(p) && !finishedAt(p, now).Before(finishedAt(q, now)) {
+		if q := last[i]; q == nil || failuresOf(q)+ignoredOf(q) <= failuresOf(p)+ignoredOf(p) && !finishedAt(p).Before(finishedAt(q)) {
 			last[i] = p
 		}
 	}
@@ -271,6 +281,12 @@ func (s *state) noteFailed(p *corev1.Pod, before bool) {
 	}
 	action, why := judge(s.job, p)
 	s.counted = append(s.counted, p)
+	if !s.counts(p) {
+		return
+	}
+	if !before {
+		s.newFailed = append(s.newFailed, finishedAt(p))
+	}
 	if !before && why != "" {
 		if s.byPolicy == nil {
 			s.byPolicy = map[batchv1.PodFailurePolicyAction]int{}
@@ -282,17 +298,24 @@ func (s *state) noteFailed(p *corev1.Pod, before bool) {
 	}
 	noted := s.next.UncountedTerminatedPods
 	noted.Failed = append(noted.Failed, p.UID)
-	s.newFailures++
-	if at := finishedAt(p, s.env.Clock.Now()); at.After(s.lastFailure) {
-		s.lastFailure = at
+}
+
+// counts tells whether a pod's failure may count at all: of an indexed Job, if it
+// has one of its indexes.
+func (s *state) counts(p *corev1.Pod) bool {
+	if !isIndexed(s.job) {
+		return true
 	}
+	i, ok := indexOf(p)
+	return ok && i < s.limit()
 }
 
 // end deletes the pods that are left of a Job whose fate is decided, and lets go
-// of them. Of a Job that fails, they count as failed.
-func (s *state) end(ctx context.Context, failed bool) error {
+// of them. Of a Job that fails, they count as failed. It returns false as long as
+// there may be pods that the cache lacks: then the fate is not told yet.
+func (s *state) end(ctx context.Context, failed bool) (bool, error) {
 	if err := s.deletePods(ctx, s.active); err != nil || !s.satisfied {
-		return err
+		return false, err
 	}
 	for _, p := range s.delayed {
 		if !slices.Contains(s.counted, p) {
@@ -305,28 +328,11 @@ func (s *state) end(ctx context.Context, failed bool) error {
 			continue
 		}
 		s.counted = append(s.counted, p)
-		if action, _ := judge(s.job, p); failed && action != batchv1.PodFailurePolicyActionIgnore && !slices.Contains(noted.Failed, p.UID) {
+		if action, _ := judge(s.job, p); failed && s.counts(p) && action != batchv1.PodFailurePolicyActionIgnore && !slices.Contains(noted.Failed, p.UID) {
 			noted.Failed = append(noted.Failed, p.UID)
 		}
 	}
-	return nil
-}
-
-// finishedAt is when the last container of p ended, as far as is known.
-func finishedAt(p *corev1.Pod, now time.Time) time.Time {
-	var last time.Time
-	for i := range p.Status.ContainerStatuses {
-		if t := p.Status.ContainerStatuses[i].State.Terminated; t != nil && t.FinishedAt.After(last) {
-			last = t.FinishedAt.Time
-		}
-	}
-	if last.IsZero() {
-		if p.DeletionTimestamp != nil {
-			return p.DeletionTimestamp.Time
-		}
-		return now
-	}
-	return last
+	return true, nil
 }
 
 func (s *state) suspended() bool { return s.job.Spec.Suspend != nil && *s.job.Spec.Suspend }
@@ -338,8 +344,9 @@ func (s *state) advance(ctx context.Context) error {
 		now := metav1.NewTime(s.env.Clock.Now())
 		s.next.StartTime = &now
 	}
-	wait, inARow := s.backoff(k, s.newFailures, s.lastFailure, s.newSuccess)
+	wait, inARow := s.backoff(k, s.newFailed, s.newSucceeded)
 	var workErr error
+	settled := false
 	failReason, failMessage, failed := s.failure()
 	okReason, okMessage, done := s.success()
 	// What was decided once stays so. Else failure comes first.
@@ -349,11 +356,15 @@ func (s *state) advance(ctx context.Context) error {
 	done = done && !failed
 	switch {
 	case failed:
-		s.set(batchv1.JobFailureTarget, corev1.ConditionTrue, failReason, failMessage)
-		workErr = s.end(ctx, true)
+		if settled, workErr = s.end(ctx, true); settled {
+			s.set(batchv1.JobFailureTarget, corev1.ConditionTrue, failReason, failMessage)
+		}
 	case done:
-		s.set(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, okReason, okMessage)
-		workErr = s.end(ctx, false)
+		if settled, workErr = s.end(ctx, false); settled {
+			s.set(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, okReason, okMessage)
+		}
+	case s.job.DeletionTimestamp != nil || !s.satisfied:
+		// Its pods are others' to delete, or not all known.
 	case s.suspended():
 		workErr = s.suspend(ctx)
 	default:
@@ -363,14 +374,12 @@ func (s *state) advance(ctx context.Context) error {
 			s.next.StartTime = &now
 			s.tell = func() { s.env.Events.Event(s.job, corev1.EventTypeNormal, "Resumed", "Job resumed") }
 		}
-		if s.job.DeletionTimestamp == nil && s.satisfied {
-			s.action = "tracking"
-			workErr = s.manage(ctx, wait)
-		}
+		s.action = "tracking"
+		workErr = s.manage(ctx, wait)
 	}
 	// Over only when the last pod has ended and is counted.
 	noted := s.next.UncountedTerminatedPods
-	over := (failed || done) && len(s.active)+len(s.terminating)+len(s.counted)+len(noted.Succeeded)+len(noted.Failed) == 0
+	over := settled && len(s.active)+len(s.terminating)+len(s.counted)+len(noted.Succeeded)+len(noted.Failed) == 0
 	if over {
 		now := metav1.NewTime(s.env.Clock.Now())
 		if done {
@@ -395,6 +404,9 @@ func (s *state) advance(ctx context.Context) error {
 	switch {
 	case over && done:
 		s.measures.over(s.job, true, okReason)
+		if n := s.job.Spec.Completions; n != nil && s.job.Status.Succeeded > *n {
+			s.env.Events.Event(s.job, corev1.EventTypeWarning, "TooManySucceededPods", "Too many succeeded pods running after completion count reached")
+		}
 		s.env.Events.Event(s.job, corev1.EventTypeNormal, "Completed", "Job completed")
 	case over:
 		s.measures.over(s.job, false, failReason)
@@ -414,27 +426,10 @@ func (s *state) advance(ctx context.Context) error {
 
 func (s *state) suspend(ctx context.Context) error {
 	// They have not failed: they are not counted.
-	if err := s.discard(ctx, s.active); err != nil {
-		return err
-	}
+	err := s.discard(ctx, s.active)
 	if s.set(batchv1.JobSuspended, corev1.ConditionTrue, "JobSuspended", "Job suspended") {
 		s.tell = func() { s.env.Events.Event(s.job, corev1.EventTypeNormal, "Suspended", "Job suspended") }
 	}
 	s.next.StartTime = nil
-	return nil
-}
-
-// sortVictims orders the pods that are best deleted first: those not running
-// yet, and of indexed Jobs the highest index.
-func sortVictims(j *batchv1.Job, pods []*corev1.Pod, now time.Time) []*corev1.Pod {
-	v := control.Victims{Pods: append([]*corev1.Pod(nil), pods...), Now: now}
-	sort.Sort(v)
-	if isIndexed(j) {
-		sort.SliceStable(v.Pods, func(a, b int) bool {
-			x, _ := indexOf(v.Pods[a])
-			y, _ := indexOf(v.Pods[b])
-			return x > y
-		})
-	}
-	return v.Pods
+	return err
 }

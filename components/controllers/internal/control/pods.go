@@ -209,11 +209,13 @@ func NextAvailable(pods []*corev1.Pod, minReady int32, now time.Time) (time.Dura
 func ID(p *corev1.Pod) string { return p.Namespace + "/" + p.Name + "/" + string(p.UID) }
 
 // Victims orders pods: those better deleted first. Rank may be nil; else it
-// tells how many pods of the same purpose are on the pod's node.
+// tells how many pods of the same purpose are on the pod's node. Plain leaves the
+// deletion cost out, which is for replicas alone, and compares times as they are.
 type Victims struct {
-	Pods []*corev1.Pod
-	Rank []int
-	Now  time.Time
+	Pods  []*corev1.Pod
+	Rank  []int
+	Now   time.Time
+	Plain bool
 }
 
 func (v Victims) Len() int { return len(v.Pods) }
@@ -240,7 +242,7 @@ func (v Victims) Less(i, j int) bool {
 	if readyA != readyB {
 		return !readyA
 	}
-	if x, y := deletionCost(a), deletionCost(b); x != y {
+	if x, y := deletionCost(a), deletionCost(b); !v.Plain && x != y {
 		return x < y
 	}
 	if v.Rank != nil && v.Rank[i] != v.Rank[j] {
@@ -269,6 +271,9 @@ func (v Victims) Less(i, j int) bool {
 func (v Victims) younger(x, y metav1.Time, a, b *corev1.Pod) bool {
 	if x.IsZero() || y.IsZero() {
 		return x.IsZero()
+	}
+	if v.Plain {
+		return x.After(y.Time)
 	}
 	if d := logAge(x, v.Now) - logAge(y, v.Now); d != 0 {
 		return d < 0
