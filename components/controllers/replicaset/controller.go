@@ -241,18 +241,9 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	if left > 0 {
 		c.AddAfter(k, left)
 	}
-	mine, err := c.claim(ctx, rs, selector)
+	active, terminating, err := c.claim(ctx, rs, selector)
 	if err != nil {
 		return err
-	}
-	var active []*corev1.Pod
-	terminating := int32(0)
-	for _, p := range mine {
-		if control.IsActive(p) {
-			active = append(active, p)
-		} else if control.IsTerminating(p) {
-			terminating++
-		}
 	}
 	var manageErr error
 	if left == 0 && rs.DeletionTimestamp == nil {
@@ -272,29 +263,32 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	return nil
 }
 
-func (c *Controller) claim(ctx context.Context, rs *appsv1.ReplicaSet, selector labels.Selector) ([]*corev1.Pod, error) {
+// claim returns the active pods of rs, after adoption and release, and how many it has
+// that are being deleted. These, and finished ones, are neither adopted nor released.
+func (c *Controller) claim(ctx context.Context, rs *appsv1.ReplicaSet, selector labels.Selector) (active []*corev1.Pod, terminating int32, err error) {
 	pods, err := control.Owned[*corev1.Pod](c.podIndex, rs, true)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
+	}
+	for _, p := range pods {
+		switch {
+		case control.IsActive(p):
+			active = append(active, p)
+		case control.IsTerminating(p) && metav1.IsControlledBy(p, rs) && selector.Matches(labels.Set(p.Labels)):
+			terminating++
+		}
 	}
 	claimer := control.Claimer[*corev1.Pod]{
 		Owner:    rs,
 		Kind:     c.flavor.Kind,
 		Selector: selector,
-		Match:    func(p *corev1.Pod) bool { return !control.IsTerminal(p) },
 		CanAdopt: control.CanAdopt(rs, func(ctx context.Context) (*appsv1.ReplicaSet, error) {
 			return c.flavor.Live(ctx, rs.Namespace, rs.Name)
 		}),
 		Patch: c.pods.Patch,
 	}
-	// Finished pods are neither adopted nor released.
-	live := pods[:0]
-	for _, p := range pods {
-		if !control.IsTerminal(p) {
-			live = append(live, p)
-		}
-	}
-	return claimer.Claim(ctx, live)
+	active, err = claimer.Claim(ctx, active)
+	return active, terminating, err
 }
 
 // manage makes or deletes pods until there are as many as rs asks for.

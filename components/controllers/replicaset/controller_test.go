@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/internal/controltest"
@@ -73,6 +74,11 @@ func TestSync(t *testing.T) {
 			p.Labels = map[string]string{"app": "debug"}
 			return []*corev1.Pod{p}
 		}},
+		{name: "relabelled is left alone once it is deleted", want: 0, pods: func(rs *appsv1.ReplicaSet) []*corev1.Pod {
+			p := deleted(owned(rs, pod("a", corev1.PodRunning)))
+			p.Labels = map[string]string{"app": "debug"}
+			return []*corev1.Pod{p, deleted(owned(rs, pod("b", corev1.PodRunning)))}
+		}, status: appsv1.ReplicaSetStatus{TerminatingReplicas: ptr.To[int32](1)}},
 		{name: "another's is left alone", want: 0, pods: func(*appsv1.ReplicaSet) []*corev1.Pod {
 			other := set(1)
 			other.UID = "other"
@@ -117,6 +123,9 @@ func TestSync(t *testing.T) {
 			if s.ObservedGeneration != 1 || s.Replicas != tc.status.Replicas || s.ReadyReplicas != tc.status.ReadyReplicas ||
 				s.AvailableReplicas != tc.status.AvailableReplicas || s.FullyLabeledReplicas != tc.status.FullyLabeledReplicas {
 				t.Errorf("status %+v, want %+v", s, tc.status)
+			}
+			if want := tc.status.TerminatingReplicas; want != nil && (s.TerminatingReplicas == nil || *s.TerminatingReplicas != *want) {
+				t.Errorf("%d terminating, want %d", ptr.Deref(s.TerminatingReplicas, -1), *want)
 			}
 			// What was just made is not made again before it is seen.
 			if err := controltest.Sync(t, c.Loop, "ns/web"); err != nil {
