@@ -408,3 +408,30 @@ func TestCollision(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestSetName: the name of a ReplicaSet is one also where the Deployment's leaves no
+// room for the hash.
+func TestSetName(t *testing.T) {
+	long := strings.Repeat("d", 253)
+	for _, tc := range []struct{ deployment, want string }{
+		{"web", "web-5d4f8c7b9"}, {long[:243], long[:243] + "-5d4f8c7b9"}, {long, long[:243] + "-5d4f8c7b9"},
+	} {
+		if got := setName(tc.deployment, "5d4f8c7b9"); got != tc.want {
+			t.Errorf("%d characters: %q", len(tc.deployment), got)
+		}
+	}
+	d := deployment(1, "one")
+	d.Name = long
+	f := controltest.New(t, d)
+	c, err := New(f.Env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := controltest.Sync(t, c.Loop, "ns/"+long); err != nil {
+		t.Fatal(err)
+	}
+	list, err := f.Kube.AppsV1().ReplicaSets("ns").List(context.Background(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 || len(list.Items[0].Name) > 253 {
+		t.Errorf("%+v, %v", list.Items, err)
+	}
+}

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"hyperkube/components/controllers/internal/control"
 )
@@ -87,7 +88,7 @@ func (r *rollout) create(ctx context.Context, rev int64) error {
 	zero := int32(0)
 	rs := &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:            d.Name + "-" + hash,
+			Name:            setName(d.Name, hash),
 			Namespace:       d.Namespace,
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, Kind)},
 			Labels:          template.Labels,
@@ -153,6 +154,13 @@ func (r *rollout) create(ctx context.Context, rev int64) error {
 		return r.writeRevision(ctx)
 	}
 	return nil
+}
+
+// setName is the name of the ReplicaSet of a template. Of a long name of the
+// Deployment the end gives way to the hash.
+func setName(deployment, hash string) string {
+	end := "-" + hash
+	return deployment[:min(len(deployment), max(0, validation.DNS1123SubdomainMaxLength-len(end)))] + end
 }
 
 func with(m map[string]string, key, value string) map[string]string {
