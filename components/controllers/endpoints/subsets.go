@@ -95,6 +95,29 @@ func pack(entries []entry) []corev1.EndpointSubset {
 	return out
 }
 
+// Repack orders subsets that anyone may have written as this controller orders its own.
+// An address that is ready by one subset and not by another, behind one port, is not.
+func Repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
+	all := unpack(subsets)
+	key := func(e entry) string {
+		e.ready = false
+		if e.port == nil {
+			return addressKey(e)
+		}
+		return addressKey(e) + e.port.String()
+	}
+	down := map[string]bool{}
+	for _, e := range all {
+		if !e.ready {
+			down[key(e)] = true
+		}
+	}
+	for i := range all {
+		all[i].ready = all[i].ready && !down[key(all[i])]
+	}
+	return pack(all)
+}
+
 func firstAddress(s corev1.EndpointSubset) string {
 	if len(s.Addresses) > 0 {
 		return s.Addresses[0].IP

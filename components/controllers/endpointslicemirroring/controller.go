@@ -18,6 +18,7 @@ import (
 	sliceutil "k8s.io/endpointslice/util"
 	utilnet "k8s.io/utils/net"
 
+	"hyperkube/components/controllers/endpoints"
 	"hyperkube/components/controllers/endpointslice"
 	"hyperkube/components/controllers/internal/control"
 )
@@ -152,7 +153,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 // want lists the slices that mirror e: one of each subset and IP family.
 func (c *Controller) want(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	meta := metav1.ObjectMeta{
-		GenerateName:    e.Name + "-",
+		GenerateName:    control.PodPrefix(e.Name),
 		Namespace:       e.Namespace,
 		Labels:          map[string]string{},
 		Annotations:     map[string]string{},
@@ -168,7 +169,7 @@ func (c *Controller) want(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	var out []*discoveryv1.EndpointSlice
 	byKey := map[string]*discoveryv1.EndpointSlice{}
 	invalid, skipped := 0, 0
-	for _, subset := range e.Subsets {
+	for _, subset := range endpoints.Repack(e.Subsets) {
 		ports := convertPorts(subset.Ports)
 		n := 0
 		add := func(addresses []corev1.EndpointAddress, ready bool) {
@@ -177,13 +178,16 @@ func (c *Controller) want(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 					skipped++
 					continue
 				}
-				family := discoveryv1.AddressTypeIPv4
-				switch ip := addresses[i].IP; {
-				case utilnet.IsIPv6String(ip):
-					family = discoveryv1.AddressTypeIPv6
-				case !utilnet.IsIPv4String(ip):
+				// Endpoints may have forms of addresses that slices may not.
+				ip := utilnet.ParseIPSloppy(addresses[i].IP)
+				if ip == nil {
 					invalid++
 					continue
+				}
+				addresses[i].IP = ip.String()
+				family := discoveryv1.AddressTypeIPv4
+				if ip.To4() == nil {
+					family = discoveryv1.AddressTypeIPv6
 				}
 				n++
 				k := sliceKey(family, ports)
@@ -207,7 +211,7 @@ func (c *Controller) want(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 		c.env.Events.Eventf(e, corev1.EventTypeWarning, "InvalidIPAddress", "Skipped %d invalid IP addresses when mirroring to EndpointSlices", invalid)
 	}
 	if skipped > 0 {
-		c.env.Events.Eventf(e, corev1.EventTypeWarning, "TooManyAddressesToMirror", "A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped", maxPerSubset, skipped)
+		c.env.Events.Eventf(e, corev1.EventTypeWarning, "TooManyAddressesToMirror", "A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped", maxPerSubset, skipped+invalid)
 	}
 	return out
 }
@@ -269,17 +273,27 @@ func (c *Controller) write(ctx context.Context, e *corev1.Endpoints, existing, w
 			byKey[k] = have[1:]
 			old := have[0]
 			if equality.Semantic.DeepEqual(old.Endpoints, s.Endpoints) && equality.Semantic.DeepEqual(old.Labels, s.Labels) &&
-				equality.Semantic.DeepEqual(old.Annotations, s.Annotations) && sliceKey(old.AddressType, old.Ports) == k {
+				equality.Semantic.DeepEqual(old.Annotations, s.Annotations) && sliceKey(old.AddressType, old.Ports) == k &&
+				equality.Semantic.DeepEqual(old.OwnerReferences, s.OwnerReferences) {
+				if !c.tracker.Has(old) {
+					// Only what is known is made again when somebody deletes it.
+					c.tracker.Update(old)
+				}
 				continue
 			}
 			next := old.DeepCopy()
 			next.Labels, next.Annotations, next.Endpoints, next.Ports = s.Labels, s.Annotations, s.Endpoints, s.Ports
+			// Those of its name before are gone, and would take it with them.
+			next.OwnerReferences = s.OwnerReferences
 			written, err := api.Update(ctx, next, metav1.UpdateOptions{})
 			if err != nil {
 				errs = append(errs, err)
 				continue
 			}
 			c.tracker.Update(written)
+			continue
+		}
+		if e.DeletionTimestamp != nil {
 			continue
 		}
 		written, err := api.Create(ctx, s, metav1.CreateOptions{})

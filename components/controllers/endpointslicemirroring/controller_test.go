@@ -2,6 +2,7 @@ package endpointslicemirroring
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -82,5 +83,128 @@ func TestMirror(t *testing.T) {
 	}
 	if n := len(slices()); n != 0 {
 		t.Errorf("%d slices left", n)
+	}
+}
+
+// TestMirrorOf: what slices there are of Endpoints as people write them, as the
+// family, the ports' names and the addresses with * for those that are ready.
+func TestMirrorOf(t *testing.T) {
+	address := func(ips ...string) (out []corev1.EndpointAddress) {
+		for _, ip := range ips {
+			out = append(out, corev1.EndpointAddress{IP: ip})
+		}
+		return out
+	}
+	ports := func(names ...string) (out []corev1.EndpointPort) {
+		for i, n := range names {
+			out = append(out, corev1.EndpointPort{Name: n, Port: int32(80 + i), Protocol: corev1.ProtocolTCP})
+		}
+		return out
+	}
+	for _, tc := range []struct {
+		name    string
+		subsets []corev1.EndpointSubset
+		want    string
+	}{
+		{"none", nil, ""},
+		{"no ports", []corev1.EndpointSubset{{Addresses: address("192.0.2.1")}}, "IPv4[] 192.0.2.1*"},
+		{"leading zeros", []corev1.EndpointSubset{{Addresses: address("192.000.002.001"), Ports: ports("a")}}, "IPv4[a] 192.0.2.1*"},
+		{"mapped", []corev1.EndpointSubset{{Addresses: address("::ffff:192.0.2.1"), Ports: ports("a")}}, "IPv4[a] 192.0.2.1*"},
+		{"written out", []corev1.EndpointSubset{{Addresses: address("2001:db8:0:0::1"), Ports: ports("a")}}, "IPv6[a] 2001:db8::1*"},
+		{"the same of two subsets", []corev1.EndpointSubset{
+			{Addresses: address("192.0.2.1"), Ports: ports("a", "b")[:1]}, {Addresses: address("192.0.2.1"), Ports: ports("a", "b")[1:]},
+		}, "IPv4[a b] 192.0.2.1*"},
+		{"twice", []corev1.EndpointSubset{
+			{Addresses: address("192.0.2.1", "192.0.2.2"), Ports: ports("a")}, {Addresses: address("192.0.2.1"), Ports: ports("a")},
+		}, "IPv4[a] 192.0.2.1* 192.0.2.2*"},
+		{"ready and not", []corev1.EndpointSubset{
+			{Addresses: address("192.0.2.1", "192.0.2.2"), Ports: ports("a")}, {NotReadyAddresses: address("192.0.2.1"), Ports: ports("a")},
+		}, "IPv4[a] 192.0.2.2* 192.0.2.1"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := controltest.New(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "db", UID: "s"}},
+				&corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "db", UID: "e"}, Subsets: tc.subsets})
+			c, err := New(f.Env)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := controltest.Sync(t, c.Loop, "ns/db"); err != nil {
+				t.Fatal(err)
+			}
+			list, err := f.Kube.DiscoveryV1().EndpointSlices("ns").List(context.Background(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, s := range list.Items {
+				var names []string
+				for _, p := range s.Ports {
+					names = append(names, *p.Name)
+				}
+				slices.Sort(names) // the order is that of a hash
+				text := string(s.AddressType) + "[" + strings.Join(names, " ") + "]"
+				for _, e := range s.Endpoints {
+					text += " " + e.Addresses[0]
+					if *e.Conditions.Ready {
+						text += "*"
+					}
+				}
+				got = append(got, text)
+			}
+			if text := strings.Join(got, "; "); text != tc.want {
+				t.Errorf("%q, want %q", text, tc.want)
+			}
+		})
+	}
+}
+
+// TestMirrorsOfOthers: slices that were there before the controller are kept, made again
+// when they are deleted, and pass to new Endpoints of the name.
+func TestMirrorsOfOthers(t *testing.T) {
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "db", UID: "s"}}
+	e := &corev1.Endpoints{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "db", UID: "e"},
+		Subsets:    []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "192.0.2.1"}}}},
+	}
+	f := controltest.New(t, svc, e)
+	c, err := New(f.Env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slice := c.want(e)[0]
+	slice.Name, slice.Generation = "db-1", 1
+	f.Add(slice)
+	if err := controltest.Sync(t, c.Loop, "ns/db"); err != nil {
+		t.Fatal(err)
+	}
+	if w := f.Writes(); len(w) != 0 {
+		t.Errorf("written: %v", w)
+	}
+	if !c.tracker.Has(slice) {
+		t.Error("nobody would notice that the slice is deleted")
+	}
+	again := e.DeepCopy()
+	again.UID = "e2"
+	f.Cache(again)
+	if err := controltest.Sync(t, c.Loop, "ns/db"); err != nil {
+		t.Fatal(err)
+	}
+	s, err := f.Kube.DiscoveryV1().EndpointSlices("ns").Get(context.Background(), "db-1", metav1.GetOptions{})
+	if err != nil || len(s.OwnerReferences) != 1 || s.OwnerReferences[0].UID != "e2" {
+		t.Errorf("owners %+v, %v", s.OwnerReferences, err)
+	}
+	f.Writes()
+	// Endpoints that are going get no more slices.
+	f.Cache(s)
+	gone := again.DeepCopy()
+	now := metav1.NewTime(controltest.Now)
+	gone.DeletionTimestamp, gone.Finalizers = &now, []string{"example.org/x"}
+	gone.Subsets = append(gone.Subsets, corev1.EndpointSubset{Addresses: []corev1.EndpointAddress{{IP: "2001:db8::1"}}})
+	f.Cache(gone)
+	if err := controltest.Sync(t, c.Loop, "ns/db"); err != nil {
+		t.Fatal(err)
+	}
+	if w := f.Writes(); controltest.Count(w, "create") != 0 {
+		t.Errorf("writes %v", w)
 	}
 }
