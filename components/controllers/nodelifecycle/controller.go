@@ -425,7 +425,17 @@ func (c *Controller) markPods(ctx context.Context, n *corev1.Node) error {
 
 // judge works out the zones' states anew and returns the keys to wake. c.mu is
 // held.
-func (c *Controller) judge() []string { return c.zones.judge() }
+func (c *Controller) judge() []string {
+	was := c.zones.halted
+	wake := c.zones.judge()
+	if was && !c.zones.halted {
+		// What was silent while all were had no chance to be heard.
+		for _, h := range c.health {
+			h.probe = c.env.Clock.Now()
+		}
+	}
+	return wake
+}
 
 func (c *Controller) wake(keys []string) {
 	for _, k := range keys {

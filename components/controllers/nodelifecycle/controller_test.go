@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -285,5 +286,76 @@ func TestTurns(t *testing.T) {
 	z.requeue(node)
 	if next, _ := z.pop("", controltest.Now); node != "a" || next != "b" {
 		t.Errorf("after %s comes %s", node, next)
+	}
+}
+
+// TestExcluded: nodes of a label do not tell how their zone fares.
+func TestExcluded(t *testing.T) {
+	excluded := testNode("b", corev1.ConditionTrue)
+	excluded.Labels = map[string]string{exclusion: ""}
+	w := newWorld(t, testNode("a", corev1.ConditionUnknown), excluded)
+	if got, want := w.taints("a"), []string{"unreachable:NoSchedule"}; !slices.Equal(got, want) {
+		t.Errorf("taints %v, want %v: all that count are silent", got, want)
+	}
+	// It is itself evicted, though, while another zone is well.
+	down := testNode("b", corev1.ConditionUnknown)
+	down.Labels = excluded.Labels
+	w = newWorld(t, testNode("a", corev1.ConditionTrue), down)
+	if got, want := w.taints("b"), []string{"unreachable:NoExecute", "unreachable:NoSchedule"}; !slices.Equal(got, want) {
+		t.Errorf("taints %v, want %v", got, want)
+	}
+	n := testNode("c", corev1.ConditionTrue)
+	w.c.zones.join(n, corev1.ConditionTrue)
+	n.Labels = map[string]string{exclusion: ""}
+	w.c.zones.join(n, corev1.ConditionTrue)
+	if z := w.c.zones.byName[""]; z.ready["c"] || !z.excluded["c"] {
+		t.Errorf("zone %+v", z)
+	}
+}
+
+// TestOldZoneLabels: the former names of the labels of zones count first.
+func TestOldZoneLabels(t *testing.T) {
+	n := testNode("a", corev1.ConditionTrue)
+	n.Labels = map[string]string{corev1.LabelFailureDomainBetaZone: "z0", corev1.LabelTopologyZone: "z1", corev1.LabelTopologyRegion: "r"}
+	w := newWorld(t, n)
+	if got := slices.Collect(maps.Keys(w.c.zones.byName)); !slices.Equal(got, []string{"r:\x00:z0"}) {
+		t.Errorf("zones %q", got)
+	}
+}
+
+// TestEndOfSilence: when nodes are heard of again after all were silent, those that are
+// not yet have their time anew.
+func TestEndOfSilence(t *testing.T) {
+	late := testNode("b", corev1.ConditionFalse)
+	w := newWorld(t, testNode("a", corev1.ConditionTrue), late)
+	at := func(s int) { w.f.Clock.SetTime(controltest.Now.Add(time.Duration(s) * time.Second)) }
+	at(10)
+	late = w.node("b")
+	late.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(w.f.Clock.Now())
+	w.f.Cache(late)
+	w.sync("b")
+	at(51)
+	w.sync("a")
+	if !w.c.zones.halted {
+		t.Fatal("not all are silent")
+	}
+	at(52)
+	a := w.node("a")
+	a.Status.Conditions[0].Status = corev1.ConditionTrue
+	a.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(w.f.Clock.Now())
+	if _, err := w.f.Kube.CoreV1().Nodes().UpdateStatus(context.Background(), a, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.f.Cache(a)
+	w.sync("a")
+	at(101)
+	w.sync("b")
+	if c := readyCondition(w.node("b")); c.Status != corev1.ConditionFalse {
+		t.Errorf("condition %+v", c)
+	}
+	at(103)
+	w.sync("b")
+	if c := readyCondition(w.node("b")); c.Status != corev1.ConditionUnknown {
+		t.Errorf("condition %+v", c)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	topology "k8s.io/component-helpers/node/topology"
 )
 
 // state of a zone.
@@ -30,26 +31,24 @@ type zones struct {
 }
 
 type zone struct {
-	ready map[string]bool // by Node
-	state state
+	// ready tells of the Nodes by which the zone is judged whether they are.
+	ready map[string]bool
+	// excluded are the others.
+	excluded map[string]bool
+	state    state
 	// waiting are the Nodes that want a taint, the first first.
 	waiting []string
 	// next is when the next may have it.
 	next time.Time
 }
 
-// zoneOf names the zone of a Node by region and zone, empty if it has neither.
-func zoneOf(n *corev1.Node) string {
-	region, name := n.Labels[corev1.LabelTopologyRegion], n.Labels[corev1.LabelTopologyZone]
-	if region == "" && name == "" {
-		return ""
-	}
-	return region + ":\x00:" + name
-}
+// exclusion is the label of Nodes that come and go without telling anything of their
+// zone.
+const exclusion = "node.kubernetes.io/exclude-disruption"
 
 // join notes a Node's zone and readiness.
 func (z *zones) join(n *corev1.Node, ready corev1.ConditionStatus) {
-	name := zoneOf(n)
+	name := topology.GetZoneKey(n)
 	if z.of == nil {
 		z.of = map[string]string{}
 	}
@@ -59,12 +58,18 @@ func (z *zones) join(n *corev1.Node, ready corev1.ConditionStatus) {
 	z.of[n.Name] = name
 	w := z.byName[name]
 	if w == nil {
-		w = &zone{ready: map[string]bool{}}
+		w = &zone{ready: map[string]bool{}, excluded: map[string]bool{}}
 		z.byName[name] = w
 		if z.made != nil {
 			z.made(name)
 		}
 	}
+	if _, ok := n.Labels[exclusion]; ok {
+		delete(w.ready, n.Name)
+		w.excluded[n.Name] = true
+		return
+	}
+	delete(w.excluded, n.Name)
 	w.ready[n.Name] = ready == corev1.ConditionTrue
 }
 
@@ -76,8 +81,9 @@ func (z *zones) leave(node string) {
 	delete(z.of, node)
 	w := z.byName[name]
 	delete(w.ready, node)
+	delete(w.excluded, node)
 	w.drop(node)
-	if len(w.ready) == 0 {
+	if len(w.ready)+len(w.excluded) == 0 {
 		delete(z.byName, name)
 	}
 }
@@ -112,13 +118,17 @@ func (w *zone) assess(threshold float64) state {
 // judge assesses all zones and returns keys of those whose Nodes must be looked
 // at again, Nodes by name and zones by name and prefix.
 func (z *zones) judge() []string {
-	halted := len(z.byName) > 0
+	down, up := 0, 0
 	for _, w := range z.byName {
 		w.state = w.assess(z.cfg.UnhealthyZone)
-		if w.state != full {
-			halted = false
+		switch {
+		case w.state == full:
+			down++
+		case len(w.ready) > 0:
+			up++
 		}
 	}
+	halted := down > 0 && up == 0
 	var wake []string
 	if halted != z.halted {
 		z.halted = halted
