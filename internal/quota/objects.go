@@ -27,7 +27,7 @@ func services(list generic.ListFuncByNamespace) quota.Evaluator {
 		list:     list,
 		// A service's type can change.
 		handles: func(a admission.Attributes) bool {
-			return a.GetOperation() == admission.Create || a.GetOperation() == admission.Update
+			return a.GetSubresource() == "" && (a.GetOperation() == admission.Create || a.GetOperation() == admission.Update)
 		},
 		names: func(in []corev1.ResourceName) []corev1.ResourceName { return quota.Intersection(in, names) },
 		usage: serviceUsage,

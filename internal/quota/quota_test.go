@@ -124,6 +124,17 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
+// TestServiceStatus: what a load balancer tells of a Service costs nothing.
+func TestServiceStatus(t *testing.T) {
+	e := New(nil, time.Now).Get(corev1.Resource("services"))
+	for sub, want := range map[string]bool{"": true, "status": false} {
+		a := admission.NewAttributesRecord(&corev1.Service{}, &corev1.Service{}, schema.GroupVersionKind{}, "ns", "s", schema.GroupVersionResource{}, sub, admission.Update, nil, false, nil)
+		if got := e.Handles(a); got != want {
+			t.Errorf("update of %q: %v", sub, got)
+		}
+	}
+}
+
 func TestScopes(t *testing.T) {
 	e := New(nil, clock).Get(corev1.Resource("pods"))
 	limited := podOf(func(p *corev1.Pod) {
