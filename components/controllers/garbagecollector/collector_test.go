@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
@@ -458,4 +460,61 @@ func TestMadeAnew(t *testing.T) {
 	if one || !two {
 		t.Errorf("the one before is known: %v, the one that is there: %v", one, two)
 	}
+}
+
+// TestLeftAlone: a cluster-wide object of which one owner cannot be looked for loses
+// none of the others either.
+func TestLeftAlone(t *testing.T) {
+	a := newAPI(t)
+	a.put(nodesGVR, nodeKind, object("", "node", ref(nodeKind, "", "gone", false), ref(mapsKind, "ns", "nobody", false)))
+	a.settle(t)
+	m := a.objs["nodes//node"]
+	if m == nil || len(m.OwnerReferences) != 2 {
+		t.Errorf("left %+v", m)
+	}
+}
+
+// TestOrphansFirst: of an object that is to free its dependents and to wait for their
+// deletion, they are freed.
+func TestOrphansFirst(t *testing.T) {
+	a := newAPI(t)
+	a.put(mapsGVR, mapsKind, object("ns", "child", ref(mapsKind, "ns", "owner", true)))
+	owner := object("ns", "owner")
+	owner.Finalizers = []string{metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}
+	now := metav1.Now()
+	owner.DeletionTimestamp = &now
+	a.put(mapsGVR, mapsKind, owner)
+	a.settle(t)
+	if got := a.names(); !slices.Equal(got, []string{"configmaps/ns/child"}) {
+		t.Errorf("left %v", got)
+	}
+}
+
+// TestUnseenOwner: what is owned by an object that no monitor tells of goes when that
+// is found to be gone.
+func TestUnseenOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI(t)
+		defer func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			for _, l := range []*control.Loop{a.c.deletes, a.c.orphans} {
+				if err := l.Run(ctx); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		a.blind = true
+		a.put(mapsGVR, mapsKind, object("ns", "owner"))
+		a.blind = false
+		a.put(mapsGVR, mapsKind, object("ns", "child", ref(mapsKind, "ns", "owner", true)))
+		a.settle(t)
+		delete(a.objs, place(mapsGVR, "ns", "owner"))
+		time.Sleep(revisit)
+		synctest.Wait()
+		a.settle(t)
+		if got := a.names(); len(got) != 0 {
+			t.Errorf("left %v", got)
+		}
+	})
 }

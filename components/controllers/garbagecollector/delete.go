@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +18,14 @@ import (
 
 	"hyperkube/components/controllers/internal/control"
 )
+
+// revisit is how long after an owner was found that no monitor has told of it is
+// looked for again.
+const revisit = 2 * time.Minute
+
+// errNowhere says that an owner cannot be looked for, for its namespace is not told:
+// what it owns is kept, and left as it is.
+var errNowhere = errors.New("a cluster-wide object names a namespaced owner")
 
 // resource returns the API of the objects where id is.
 func (c *Collector) resource(m mapping, namespace string) metadata.ResourceInterface {
@@ -68,7 +77,10 @@ func (c *Collector) attemptDelete(ctx context.Context, uid types.UID) error {
 		return err
 	}
 	if n.virtual {
-		return nil // it is there; its monitor will tell of it
+		// It is there, and its monitor will tell of it; but for when there is
+		// none, or it cannot list.
+		c.deletes.AddAfter(string(uid), revisit)
+		return nil
 	}
 	if n.foreground {
 		return c.finishForeground(ctx, api, n)
@@ -77,6 +89,9 @@ func (c *Collector) attemptDelete(ctx context.Context, uid types.UID) error {
 		return nil
 	}
 	solid, dangling, waiting, err := c.classify(ctx, n, live.OwnerReferences)
+	if errors.Is(err, errNowhere) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -135,10 +150,7 @@ func (c *Collector) classify(ctx context.Context, n view, refs []metav1.OwnerRef
 			return nil, nil, nil, err
 		}
 		if m.namespaced && n.namespace == "" {
-			// It cannot be looked for: its namespace is not told. Better to
-			// keep what it owns.
-			solid = append(solid, ref)
-			continue
+			return nil, nil, nil, errNowhere
 		}
 		key := identity{gvk: gv.WithKind(ref.Kind), name: ref.Name, uid: ref.UID}
 		if m.namespaced {

@@ -81,7 +81,9 @@ func (g *graph) seen(id identity, m metav1.Object) {
 		return
 	}
 	if has(m.GetFinalizers(), metav1.FinalizerOrphanDependents) {
+		// What it owns is freed before anything else.
 		g.toOrphan(n.uid)
+		return
 	}
 	if has(m.GetFinalizers(), metav1.FinalizerDeleteDependents) {
 		if !n.foreground {
