@@ -128,7 +128,7 @@ func (c *Controller) deleteAll(ctx context.Context, ns *corev1.Namespace, gvr sc
 		return 0, nil
 	}
 	list, err := api.List(ctx, metav1.ListOptions{})
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) {
 		return 0, nil
 	}
 	if err != nil {
@@ -137,7 +137,7 @@ func (c *Controller) deleteAll(ctx context.Context, ns *corev1.Namespace, gvr sc
 	if !v.deleteCollection && len(list.Items) > 0 {
 		var errs []error
 		for i := range list.Items {
-			if err := api.Delete(ctx, list.Items[i].Name, opts); err != nil && !apierrors.IsNotFound(err) {
+			if err := api.Delete(ctx, list.Items[i].Name, opts); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsMethodNotSupported(err) {
 				errs = append(errs, err)
 			}
 		}

@@ -3,9 +3,11 @@ package namespace
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery/fake"
@@ -37,8 +39,13 @@ func TestDelete(t *testing.T) {
 		finished bool
 		cond     corev1.NamespaceConditionType
 		message  string
+		// refuse is a verb of configmaps that does not exist after all.
+		refuse string
 	}{
 		{name: "empty", deletes: []string{"pods", "configmaps"}, finished: true},
+		{name: "cannot be listed", deletes: []string{"pods", "configmaps"}, finished: true, refuse: "list"},
+		{name: "cannot be deleted", content: []runtime.Object{meta("ConfigMap", "c", "x/y")}, deletes: []string{"pods"}, refuse: "delete",
+			cond: corev1.NamespaceContentRemaining, message: "Some resources are remaining: configmaps. has 1 resource instances"},
 		{name: "pods first", content: []runtime.Object{meta("Pod", "p", "x/y"), meta("ConfigMap", "c")}, deletes: []string{"pods"},
 			cond: corev1.NamespaceContentRemaining, message: "Some resources are remaining: pods. has 1 resource instances"},
 		{name: "held", content: []runtime.Object{meta("ConfigMap", "c", "x/y")}, deletes: []string{"pods", "configmaps"},
@@ -60,6 +67,12 @@ func TestDelete(t *testing.T) {
 			md.PrependReactor("delete-collection", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
 				deleted = append(deleted, a.GetResource().Resource)
 				return true, nil, nil
+			})
+			md.PrependReactor("*", "configmaps", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				if tc.refuse == "" || !strings.HasPrefix(a.GetVerb(), tc.refuse) {
+					return false, nil, nil
+				}
+				return true, nil, apierrors.NewMethodNotSupported(a.GetResource().GroupResource(), a.GetVerb())
 			})
 			finalized := false
 			f.Kube.PrependReactor("create", "namespaces", func(a clienttesting.Action) (bool, runtime.Object, error) {
