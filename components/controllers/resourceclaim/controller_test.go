@@ -116,3 +116,38 @@ func TestFree(t *testing.T) {
 		})
 	}
 }
+
+// TestMakeAgain: a pod whose claim was lost, or is another's by now, gets a new one.
+func TestMakeAgain(t *testing.T) {
+	other := pod("")
+	other.UID = "other"
+	for name, there := range map[string]*resourcev1.ResourceClaim{"lost": nil, "another's": claim(other, "other"), "nobody's": claim(nil, "other")} {
+		t.Run(name, func(t *testing.T) {
+			p := pod(corev1.PodPending)
+			p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "g", ResourceClaimName: new(string)}}
+			*p.Status.ResourceClaimStatuses[0].ResourceClaimName = "c"
+			f := controltest.New(t, p, &resourcev1.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "t", Namespace: "ns"}})
+			if there != nil {
+				f.Add(there)
+			}
+			c, err := New(f.Env)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := controltest.Sync(t, c.Loop, "pod:ns/p"); err != nil {
+				t.Fatal(err)
+			}
+			got, err := f.Kube.CoreV1().Pods("ns").Get(t.Context(), "p", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			name := got.Status.ResourceClaimStatuses[0].ResourceClaimName
+			if name == nil || *name == "c" {
+				t.Fatalf("statuses %+v", got.Status.ResourceClaimStatuses)
+			}
+			if made, err := f.Kube.ResourceV1().ResourceClaims("ns").Get(t.Context(), *name, metav1.GetOptions{}); err != nil || !metav1.IsControlledBy(made, p) {
+				t.Errorf("%+v, %v", made, err)
+			}
+		})
+	}
+}

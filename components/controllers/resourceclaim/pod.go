@@ -63,8 +63,10 @@ func (c *Controller) ensure(ctx context.Context, p *corev1.Pod, entry *corev1.Po
 		switch {
 		case err == nil && !owned:
 			return nil
+		case err == nil && resourceclaim.IsForPod(p, claim, false) == nil:
+			return nil
 		case err == nil:
-			return resourceclaim.IsForPod(p, claim, false)
+			// Another's by now: the pod gets a claim of its own.
 		case !apierrors.IsNotFound(err):
 			return err
 		case !owned:
