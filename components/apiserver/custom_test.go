@@ -9,7 +9,6 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -38,7 +37,11 @@ type custom struct {
 
 func newCustom(t *testing.T) *custom {
 	t.Helper()
-	s := startServer(t, Config{})
+	return customOf(t, startServer(t, Config{}))
+}
+
+func customOf(t *testing.T, s *Server) *custom {
+	t.Helper()
 	d, err := dynamic.NewForConfig(admin(s))
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +131,10 @@ spec:
     schema: *schema
 `
 
-var fooV1 = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "foos"}
+var (
+	fooV1 = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "foos"}
+	fooV2 = schema.GroupVersionResource{Group: "example.com", Version: "v2", Resource: "foos"}
+)
 
 func foo(t *testing.T, name, rest string) *unstructured.Unstructured {
 	return object(t, "{apiVersion: example.com/v1, kind: Foo, metadata: {name: "+name+"}, "+rest+"}")
@@ -213,7 +219,7 @@ func TestCustomResource(t *testing.T) {
 	if err != nil || len(blue.Items) != 1 || blue.Items[0].GetName() != "c" || blue.GetKind() != "FooList" {
 		t.Errorf("selected %v %v", blue, err)
 	}
-	v2, err := c.Resource(schema.GroupVersionResource{Group: "example.com", Version: "v2", Resource: "foos"}).List(c.ctx, metav1.ListOptions{})
+	v2, err := c.Resource(fooV2).List(c.ctx, metav1.ListOptions{})
 	if err != nil || len(v2.Items) != 2 || v2.Items[0].GetAPIVersion() != "example.com/v2" {
 		t.Errorf("v2 has %v %v", v2, err)
 	}
@@ -325,7 +331,6 @@ func TestCustomConversion(t *testing.T) {
 	c.define(string(text), "Established=True")
 
 	v1 := c.Resource(fooV1).Namespace("default")
-	fooV2 := schema.GroupVersionResource{Group: "example.com", Version: "v2", Resource: "foos"}
 	v2 := c.Resource(fooV2).Namespace("default")
 	if _, err := v1.Create(c.ctx, foo(t, "a", "spec: {host: h, color: '80'}"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -424,60 +429,4 @@ func TestCustomConversion(t *testing.T) {
 func spec(obj *unstructured.Unstructured, name string) string {
 	s, _, _ := unstructured.NestedString(obj.Object, "spec", name)
 	return s
-}
-
-// TestCustomReplaced: who reads and writes while the definition changes notices
-// nothing of it.
-func TestCustomReplaced(t *testing.T) {
-	c := newCustom(t)
-	c.define(foos, "Established=True")
-	all := c.Resource(fooV1).Namespace("default")
-	if _, err := all.Create(c.ctx, foo(t, "a", "spec: {}"), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	var wg sync.WaitGroup
-	for i, request := range []func(n int) error{
-		func(int) error { _, err := all.List(c.ctx, metav1.ListOptions{}); return err },
-		func(int) error { _, err := all.Get(c.ctx, "a", metav1.GetOptions{}); return err },
-		func(n int) error {
-			_, err := all.Patch(c.ctx, "a", types.MergePatchType, fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, n%9), metav1.PatchOptions{})
-			return err
-		},
-		func(n int) error {
-			name := fmt.Sprint("b", n)
-			if _, err := all.Create(c.ctx, foo(t, name, "spec: {}"), metav1.CreateOptions{}); err != nil {
-				return err
-			}
-			return all.Delete(c.ctx, name, metav1.DeleteOptions{})
-		},
-		func(n int) error {
-			_, err := all.Create(c.ctx, foo(t, fmt.Sprint("c", n), "spec: {}"), metav1.CreateOptions{DryRun: []string{"All"}})
-			return err
-		},
-	} {
-		wg.Go(func() {
-			for n := 0; ; n++ {
-				select {
-				case <-ended:
-					return
-				default:
-				}
-				if err := request(n); err != nil {
-					t.Errorf("request %d, the %d. time: %v", i, n, err)
-					return
-				}
-			}
-		})
-	}
-	for n := range 60 {
-		patch := fmt.Appendf(nil, `[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/description","value":"%d"},
-			{"op":"add","path":"/spec/versions/1/schema/openAPIV3Schema/description","value":"%[1]d"}]`, n)
-		if _, err := c.Resource(definitions).Patch(c.ctx, "foos.example.com", types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
-			t.Error(err)
-		}
-		time.Sleep(5 * time.Millisecond) // some requests in between
-	}
-	close(ended)
-	wg.Wait()
 }

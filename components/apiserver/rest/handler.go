@@ -165,10 +165,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	c.warnDeprecated()
 	err := c.dispatch()
-	for range maxReplaced {
-		if !errors.Is(err, errStopped) {
-			break
-		}
+	// Another time means that the definition has changed another time.
+	for errors.Is(err, errStopped) {
 		now := h.cfg.Registry.Settled(gvr)
 		if now == c.res {
 			break // it is the server that stops
@@ -177,8 +175,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			h.NotFound(w, req)
 			return
 		}
-		// The definition has just changed. Nothing has been written: that its
-		// collection is gone is found out by reading.
+		if ended := c.ctx.Err(); ended != nil {
+			err = c.storeError(ended, c.name)
+			break
+		}
+		// Nothing has been written: that its collection is gone is found out by
+		// reading.
 		c.res = now
 		err = c.dispatch()
 	}
@@ -186,9 +188,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		h.Error(w, req, err)
 	}
 }
-
-// maxReplaced is how often a request begins anew because its resource was replaced.
-const maxReplaced = 8
 
 // NotFound answers as upstream does for paths that nobody serves: those of
 // groups that are built in have a server that says so.

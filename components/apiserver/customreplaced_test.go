@@ -1,0 +1,103 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/admission"
+)
+
+// TestCustomReplaced: who reads and writes while the definition changes notices
+// nothing of it.
+func TestCustomReplaced(t *testing.T) {
+	c := newCustom(t)
+	c.define(foos, "Established=True")
+	all := c.Resource(fooV1).Namespace("default")
+	if _, err := all.Create(c.ctx, foo(t, "a", "spec: {}"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	var wg sync.WaitGroup
+	for i, request := range []func(n int) error{
+		func(int) error { _, err := all.List(c.ctx, metav1.ListOptions{}); return err },
+		func(int) error { _, err := all.Get(c.ctx, "a", metav1.GetOptions{}); return err },
+		func(n int) error {
+			_, err := all.Patch(c.ctx, "a", types.MergePatchType, fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, n%9), metav1.PatchOptions{})
+			return err
+		},
+		func(n int) error {
+			name := fmt.Sprint("b", n)
+			if _, err := all.Create(c.ctx, foo(t, name, "spec: {}"), metav1.CreateOptions{}); err != nil {
+				return err
+			}
+			return all.Delete(c.ctx, name, metav1.DeleteOptions{})
+		},
+		func(n int) error {
+			_, err := all.Create(c.ctx, foo(t, fmt.Sprint("c", n), "spec: {}"), metav1.CreateOptions{DryRun: []string{"All"}})
+			return err
+		},
+	} {
+		wg.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-ended:
+					return
+				default:
+				}
+				if err := request(n); err != nil {
+					t.Errorf("request %d, the %d. time: %v", i, n, err)
+					return
+				}
+			}
+		})
+	}
+	for n := range 60 {
+		patch := fmt.Appendf(nil, `[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/description","value":"%d"},
+			{"op":"add","path":"/spec/versions/1/schema/openAPIV3Schema/description","value":"%[1]d"}]`, n)
+		if _, err := c.Resource(definitions).Patch(c.ctx, "foos.example.com", types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(5 * time.Millisecond) // some requests in between
+	}
+	close(ended)
+	wg.Wait()
+}
+
+// replacing admits all. Before it admits a custom resource, as often as is left, it
+// replaces that.
+type replacing struct {
+	server *Server
+	left   int
+}
+
+func (r *replacing) Handles(admission.Operation) bool { return true }
+
+func (r *replacing) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if a.GetResource() != fooV1 || r.left == 0 {
+		return nil
+	}
+	r.left--
+	reg := r.server.registry
+	reg.Replace(fooV1.GroupResource(), false, reg.Lookup(fooV1).Resource, reg.Lookup(fooV2).Resource)
+	return nil
+}
+
+// TestCustomReplacedOften: nor does a request that is so slow that the definition changes
+// many times meanwhile.
+func TestCustomReplacedOften(t *testing.T) {
+	r := &replacing{left: 40}
+	r.server = startServer(t, Config{Admission: r})
+	c := customOf(t, r.server)
+	c.define(foos, "Established=True")
+	if _, err := c.Resource(fooV1).Namespace("default").Create(c.ctx, foo(t, "a", "spec: {}"), metav1.CreateOptions{DryRun: []string{"All"}}); err != nil {
+		t.Error(err)
+	}
+	if r.left > 0 {
+		t.Errorf("it was not replaced %d times", r.left)
+	}
+}
