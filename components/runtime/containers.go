@@ -122,8 +122,10 @@ func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateCon
 		return nil, err
 	}
 	id, name := newID(), containerName(config.GetMetadata(), pod.config.GetMetadata())
-	if err := r.reserve("container", name, id); err != nil {
+	if made, err := r.reserve(ctx, "container", name, id, req); err != nil {
 		return nil, err
+	} else if made != "" {
+		return &runtimeapi.CreateContainerResponse{ContainerId: made}, nil
 	}
 	labels, err := r.selinux.Container(pod.Labels, config.GetLinux().GetSecurityContext())
 	if err != nil {
@@ -154,6 +156,7 @@ func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateCon
 		return nil, fmt.Errorf("sandbox %q was removed: %w", pod.ID, errNotFound)
 	}
 	r.containers[id] = c
+	r.made("container", name)
 	r.mu.Unlock()
 	r.emit(id, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT, s)
 	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil

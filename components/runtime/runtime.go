@@ -75,6 +75,8 @@ type Runtime struct {
 	// names are taken by sandboxes and containers: a repeated request must
 	// not make a second one.
 	names map[string]string
+	// making are the names of what is being made.
+	making map[string]*making
 	// plugged are the sandboxes that this process has had plugins connect.
 	plugged    map[string]bool
 	networkErr error // why the pod network is not ready; nil if it is
@@ -95,7 +97,7 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	r := &Runtime{
 		cfg: cfg, log: cfg.Log, ready: make(chan struct{}), quit: make(chan struct{}), upgrade: make(chan []string, 1),
-		sandboxes: map[string]*sandboxState{}, containers: map[string]*containerState{}, names: map[string]string{}, plugged: map[string]bool{},
+		sandboxes: map[string]*sandboxState{}, containers: map[string]*containerState{}, names: map[string]string{}, making: map[string]*making{}, plugged: map[string]bool{},
 		networkErr: errors.New("the pod network is being set up"),
 	}
 	var err error

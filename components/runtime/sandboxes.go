@@ -87,23 +87,6 @@ func (r *Runtime) endSandbox(s *sandboxState, f func(*sandboxRecord)) {
 	}
 }
 
-// reserve takes a name for an id.
-func (r *Runtime) reserve(kind, name, id string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if owner, ok := r.names[kind+name]; ok && owner != id {
-		return fmt.Errorf("failed to reserve %s name %q: name %q is reserved for %q", kind, name, name, owner)
-	}
-	r.names[kind+name] = id
-	return nil
-}
-
-func (r *Runtime) release(kind, name string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.names, kind+name)
-}
-
 func sandboxName(m *runtimeapi.PodSandboxMetadata) string {
 	return strings.Join([]string{m.GetName(), m.GetNamespace(), m.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
 }
@@ -136,8 +119,10 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 		}
 	}
 	id, name := newID(), sandboxName(config.GetMetadata())
-	if err := r.reserve("sandbox", name, id); err != nil {
+	if made, err := r.reserve(ctx, "sandbox", name, id, req); err != nil {
 		return nil, err
+	} else if made != "" {
+		return &runtimeapi.RunPodSandboxResponse{PodSandboxId: made}, nil
 	}
 	labels, err := r.selinux.Pod(config.GetLinux().GetSecurityContext())
 	if err != nil {
@@ -163,6 +148,7 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	}
 	r.mu.Lock()
 	r.sandboxes[id] = s
+	r.made("sandbox", name)
 	r.mu.Unlock()
 	r.followSandbox(s)
 	r.emit(id, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT, s)

@@ -1,12 +1,14 @@
 package pods
 
 import (
+	"errors"
 	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri/crifake"
 )
@@ -42,6 +44,40 @@ func TestStartUnderWay(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	if calls := runtime.Calls(); !slices.Equal(calls, []string{"RunPodSandbox a", "CreateContainer main", "StartContainer main"}) {
+		t.Errorf("calls %v", calls)
+	}
+}
+
+// TestMadeByAnother holds that a container which the call of a killed kubelet is just
+// making, so that its name is taken, is started as soon as it is there: what had to wait
+// is another try to make one.
+func TestMadeByAnother(t *testing.T) {
+	runtime := crifake.New("busybox:1")
+	var asked *runtimeapi.CreateContainerRequest
+	runtime.OnCreate = func(req *runtimeapi.CreateContainerRequest) error {
+		if asked == nil {
+			asked = req
+			return errors.New("the name is reserved")
+		}
+		return nil
+	}
+	b := newBench(t, runtime)
+	p := newPod("a", nil)
+	b.add(p)
+	b.await("a", "refused", func(p *v1.Pod) bool {
+		return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].State.Waiting != nil && p.Status.ContainerStatuses[0].State.Waiting.Reason == createContainerError
+	})
+	w := b.manager.worker(p.UID)
+	w.mu.Lock()
+	slot := w.slots["main"]
+	slot.RetryAt = time.Now().Add(time.Hour)
+	w.slots["main"] = slot
+	w.mu.Unlock()
+	if _, err := runtime.CreateContainer(b.ctx, asked); err != nil {
+		t.Fatal(err)
+	}
+	b.await("a", "ready", ready)
+	if calls := runtime.Calls(); !slices.Equal(calls, []string{"RunPodSandbox a", "CreateContainer main", "CreateContainer main", "StartContainer main"}) {
 		t.Errorf("calls %v", calls)
 	}
 }

@@ -162,9 +162,16 @@ func (a *attempt) create(ctx, call context.Context, req *runtimeapi.CreateContai
 		if cri.IsGone(err) {
 			return "", err
 		}
-		// It may be there nevertheless, if the runtime took too long.
-		a.update(func() { a.dirty = true })
-		return "", a.refuse(ctx, createContainerError, cri.Message(err))
+		// It may be there nevertheless, or about to be, if the runtime took too long or
+		// the call of an earlier kubelet is under way.
+		refused := a.refuse(ctx, createContainerError, cri.Message(err))
+		a.update(func() {
+			a.dirty = true
+			slot := a.slots[a.start.Name]
+			slot.Unmade = true
+			a.slots[a.start.Name] = slot
+		})
+		return "", refused
 	}
 	a.host.event(a.pod, a.start.Name, false, "Created", "Container created")
 	return created.ContainerId, nil
@@ -230,7 +237,7 @@ func (a *attempt) fail(ctx context.Context, reason, message string, retryAt time
 		a.update(func() {
 			slot := a.slots[a.start.Name]
 			slot.Waiting = &v1.ContainerStateWaiting{Reason: reason, Message: message}
-			slot.RetryAt = retryAt
+			slot.RetryAt, slot.Unmade = retryAt, false
 			a.slots[a.start.Name] = slot
 		})
 	}

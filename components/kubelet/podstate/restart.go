@@ -45,25 +45,27 @@ func (in *Input) start(p *Plan, c *v1.Container) {
 	if slot.Killing {
 		return
 	}
-	if slot.RetryAt.After(in.Now) {
+	last := in.Observed.Latest(c.Name)
+	created := last != nil && last.State == Created
+	if slot.RetryAt.After(in.Now) && !(slot.Unmade && created) {
 		p.wake(slot.RetryAt)
 		return
 	}
 	s := Start{Name: c.Name, Attempt: in.nextAttempt(c.Name), Crash: slot.Crash}
-	if st := in.Observed.Latest(c.Name); st != nil && st.State == Created {
-		s.Attempt = st.Attempt
-		if box := in.Observed.Sandbox(); box != nil && box.ID == st.SandboxID && st.Hash == Hash(c) {
-			s.Made = st.ID
+	if created {
+		s.Attempt = last.Attempt
+		if box := in.Observed.Sandbox(); box != nil && box.ID == last.SandboxID && last.Hash == Hash(c) {
+			s.Made = last.ID
 		} else {
-			s.Stale = st.ID
+			s.Stale = last.ID
 		}
 	}
-	if st := in.Observed.Latest(c.Name); st != nil && st.State == Exited {
-		if st.Hash != "" && st.Hash != Hash(c) {
+	if last != nil && last.State == Exited {
+		if last.Hash != "" && last.Hash != Hash(c) {
 			// What is defined otherwise has not failed yet.
 			slot.Crash = BackOff{}
 		}
-		if until := slot.Crash.Until(st.FinishedAt, in.Now); until.After(in.Now) {
+		if until := slot.Crash.Until(last.FinishedAt, in.Now); until.After(in.Now) {
 			p.BackOff = append(p.BackOff, Wait{Name: c.Name, Until: until, Delay: slot.Crash.Delay})
 			p.wake(until)
 			return

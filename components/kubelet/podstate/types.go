@@ -151,6 +151,9 @@ type Slot struct {
 	Waiting *v1.ContainerStateWaiting
 	// RetryAt is when a start that failed may be tried again.
 	RetryAt time.Time
+	// Unmade: it is about making the container. One that is there all the same, for the
+	// call that makes it was another's or was given up, need not wait.
+	Unmade bool
 	// Crash is the back-off of restarts.
 	Crash BackOff
 	// ForceRestart asks for a restart whatever the restart policy says, for

@@ -31,6 +31,8 @@ type Runtime struct {
 	OnExec func(id string, cmd []string) (code int32, out string)
 	// OnStop is told of each container that is to stop, and how many seconds it has.
 	OnStop func(name string, seconds int64)
+	// OnCreate is asked before a container is made, and may refuse it; nil: none is.
+	OnCreate func(*runtimeapi.CreateContainerRequest) error
 	// NoEvents: there is no event stream.
 	NoEvents bool
 	// Systemd: cgroups are to be named as systemd's slices.
@@ -303,6 +305,11 @@ func (r *Runtime) CreateContainer(_ context.Context, req *runtimeapi.CreateConta
 	if err := r.called("CreateContainer", req.Config.Metadata.Name); err != nil {
 		return nil, err
 	}
+	if r.OnCreate != nil {
+		if err := r.OnCreate(req); err != nil {
+			return nil, err
+		}
+	}
 	r.next++
 	id := fmt.Sprintf("container%d", r.next)
 	c := req.Config
@@ -310,6 +317,7 @@ func (r *Runtime) CreateContainer(_ context.Context, req *runtimeapi.CreateConta
 		Id: id, Metadata: c.Metadata, State: runtimeapi.ContainerState_CONTAINER_CREATED, CreatedAt: time.Now().UnixNano(),
 		Image: c.Image, ImageRef: c.Image.Image, Labels: c.Labels, Annotations: c.Annotations, Mounts: c.Mounts, LogPath: c.LogPath,
 	}}
+	r.emit(id, req.PodSandboxId, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
 }
 
