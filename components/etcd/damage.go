@@ -87,10 +87,13 @@ func lookAtDatabase(file string) (database.Contents, error) {
 	return db, fmt.Errorf("the database %s is damaged: %w: %s", file, err, adviseBackup)
 }
 
-// explain adds to an error of etcd's what to do about it.
-func explain(err error) error {
+// explain adds to an error of etcd's, whose data is in dir, what to do about it.
+func explain(err error, dir string) error {
 	if err == nil {
 		return nil
+	}
+	if isFull(err) {
+		return fmt.Errorf("the disk of %s is full: make space there, then start again: %w", dir, err)
 	}
 	if errno := syscall.Errno(0); errors.As(err, &errno) {
 		return err // the disk or its permissions; what is there may be whole

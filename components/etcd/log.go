@@ -24,7 +24,11 @@ var harmless = map[string]bool{
 // silent is set; what is below is never put together.
 func zapLogger(log *slog.Logger, silent *atomic.Bool) *zap.Logger {
 	drop := func(message string) bool { return silent.Load() || harmless[message] }
-	return logs.Zap(log, drop).WithOptions(zap.WithFatalHook(fatalHook{}))
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	end := fatalHook{log}
+	return logs.Zap(log, drop).WithOptions(zap.WithFatalHook(end), zap.WithPanicHook(panicHook{end}))
 }
 
 // removedWords are etcd's last ones when others answer that they have removed it: nothing

@@ -57,7 +57,7 @@ func (s *Server) Client() *clientv3.Client { return s.client.Load() }
 // acknowledged is on the disk, however it ends.
 func (s *Server) Run(ctx context.Context) error {
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
-		return fmt.Errorf("starting etcd: %w", err)
+		return fmt.Errorf("starting etcd: %w", explain(err, s.cfg.Dir))
 	}
 	if s.cfg.ClusterState == embed.ClusterStateFlagNew {
 		if err := clearUnborn(s.cfg.Dir, strings.Count(s.cfg.InitialCluster, ",")+1); err != nil {
@@ -71,7 +71,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.cfg.ServiceRegister = clients.add
 	member, err := startMember(s.cfg)
 	if err != nil {
-		return fmt.Errorf("starting etcd: %w", explain(err))
+		return fmt.Errorf("starting etcd: %w", explain(err, s.cfg.Dir))
 	}
 	defer func() {
 		s.stopping.Store(true)

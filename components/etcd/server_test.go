@@ -139,6 +139,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv("ETCD_TEST_READ"); dir != "" {
 		os.Exit(readAndExit(dir))
 	}
+	if dir := os.Getenv("ETCD_TEST_FULL"); dir != "" {
+		os.Exit(startFull(dir))
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -28,7 +28,7 @@ func clearUnborn(dir string, members int) error {
 	logDir := datadir.ToWALDir(dir)
 	entries, err := os.ReadDir(logDir)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil
+		return clearUnwritten(dir)
 	}
 	if err != nil {
 		return err
@@ -66,6 +66,27 @@ func clearUnborn(dir string, members int) error {
 		return err
 	}
 	return os.RemoveAll(unborn)
+}
+
+// bornPages are what a database is begun with, in one write.
+const bornPages = 4
+
+// clearUnwritten takes away a database that was cut short when it was begun, for the disk
+// was full: nothing is in it, and there is no log. etcd would take it for a damaged one.
+func clearUnwritten(dir string) error {
+	file := datadir.ToBackendFileName(dir)
+	info, err := os.Stat(file)
+	if errors.Is(err, os.ErrNotExist) || err == nil && info.Size() >= bornPages*int64(os.Getpagesize()) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	snapshots, err := filesOf(datadir.ToSnapDir(dir), ".snap")
+	if err != nil || len(snapshots) > 0 {
+		return err
+	}
+	return os.Remove(file)
 }
 
 // isEmptyLog tells whether a log begins with file and has no state of raft.
