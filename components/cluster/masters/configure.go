@@ -21,6 +21,7 @@ import (
 
 	"hyperkube/components/cluster/addons"
 	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/trust"
 	"hyperkube/internal/client"
@@ -126,7 +127,10 @@ func (m *master) waitAnswer(ctx context.Context, clients *client.Clients) error 
 	ask := func(ctx context.Context) error {
 		return client.AwaitAPI(ctx, clients.Kube, func(err error) { last.Store(&err) })
 	}
-	return p.Wait(ctx, "the API server", func(context.Context) string {
+	return p.Wait(ctx, "the API server", func(ctx context.Context) string {
+		if text := node.StaticPods(ctx, m.layout); text != "" {
+			return text
+		}
 		if err := last.Load(); err != nil {
 			return (*err).Error()
 		}

@@ -31,7 +31,7 @@ type wait struct {
 // describe says what keeps the node from being ready, and tells systemd: a static pod
 // that does not run, for that may be the API server or its etcd, else what the API says.
 func (w wait) describe(ctx context.Context) string {
-	text := w.staticPods(ctx)
+	text := StaticPods(ctx, w.layout)
 	if text == "" {
 		text = w.api(ctx)
 	}
@@ -41,8 +41,10 @@ func (w wait) describe(ctx context.Context) string {
 	return text
 }
 
-func (w wait) staticPods(ctx context.Context) string {
-	runtime, err := runtimeclient.Dial(w.layout.RuntimeSocket())
+// StaticPods says which static pods of this machine have ended, and with what last words;
+// "" if all run that there are.
+func StaticPods(ctx context.Context, l layout.Node) string {
+	runtime, err := runtimeclient.Dial(l.RuntimeSocket())
 	if err != nil {
 		return err.Error()
 	}
@@ -95,11 +97,12 @@ func describeStaticPods(ctx context.Context, runtime runtimeapi.RuntimeServiceCl
 	return strings.Join(texts, "; "), nil
 }
 
-// lastWords is the last line of a container's log; "" if nothing can be read of it.
+// lastWords is the last line of a container's log, or what it panicked with; "" if nothing
+// can be read of it.
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/logging/
 func lastWords(path string) string {
-	const most = 4 << 10
+	const most = 16 << 10
 	f, err := os.Open(path)
 	if err != nil {
 		return ""
@@ -112,9 +115,15 @@ func lastWords(path string) string {
 	tail := make([]byte, min(most, info.Size()))
 	n, _ := f.ReadAt(tail, max(0, info.Size()-most)) // it may have been cut meanwhile
 	lines := bytes.Split(bytes.TrimSpace(tail[:n]), []byte("\n"))
-	// A time, the stream, and whether the line is whole come before what was written.
-	words := strings.SplitN(string(lines[len(lines)-1]), " ", 4)
-	return words[len(words)-1]
+	last := ""
+	for _, line := range lines {
+		// A time, the stream, and whether the line is whole come before what was written.
+		words := strings.SplitN(string(line), " ", 4)
+		if last = words[len(words)-1]; strings.HasPrefix(last, "panic: ") {
+			break // its stack follows
+		}
+	}
+	return last
 }
 
 // api says what the API server answers, or how it sees the node.

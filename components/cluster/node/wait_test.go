@@ -79,6 +79,22 @@ func TestDescribeStaticPods(t *testing.T) {
 	}
 }
 
+// TestLastWords: what was panicked with says more than the stack below it.
+func TestLastWords(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "", "2026-01-01T00:00:00Z stderr F first\n2026-01-01T00:00:01Z stderr F last\n": "last",
+		"2026-01-01T00:00:00Z stderr F panic: out of cheese\n2026-01-01T00:00:01Z stderr F \n2026-01-01T00:00:02Z stderr F goroutine 1 [running]:\n": "panic: out of cheese",
+	} {
+		log := filepath.Join(t.TempDir(), "0.log")
+		if err := os.WriteFile(log, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := lastWords(log); got != want {
+			t.Errorf("last words of %q are %q", text, got)
+		}
+	}
+}
+
 func TestFailedChecks(t *testing.T) {
 	if got := failedChecks([]byte("[+]ping ok\n[-]etcd failed: reason withheld\n[-]informer-sync failed\nreadyz check failed\n")); got != "the API server is not ready for want of etcd, informer-sync" {
 		t.Error(got)
