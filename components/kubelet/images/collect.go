@@ -192,6 +192,30 @@ func (c *Collector) expired(ctx context.Context, list []*runtimeapi.Image, used 
 	return left, errors.Join(errs...)
 }
 
+// mounted adds the images to refs that are volumes of a container.
+func (c *Collector) mounted(ctx context.Context, id string, refs map[string]bool) error {
+	resp, err := c.CRI.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
+	if cri.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("asking for what a container has mounted: %w", err)
+	}
+	for _, m := range resp.GetStatus().GetMounts() {
+		// It is named as the pod names it, which is not how images are listed.
+		ref := m.GetImage().GetImage()
+		if ref == "" || refs[ref] {
+			continue
+		}
+		image, err := c.CRI.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: ref}})
+		if err != nil {
+			return fmt.Errorf("asking for the image of a volume: %w", err)
+		}
+		refs[ref], refs[image.GetImage().GetId()] = true, true
+	}
+	return nil
+}
+
 // look notes which images there are and which are used.
 func (c *Collector) look(ctx context.Context) ([]*runtimeapi.Image, map[string]bool, error) {
 	resp, err := c.CRI.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
@@ -205,6 +229,9 @@ func (c *Collector) look(ctx context.Context) ([]*runtimeapi.Image, map[string]b
 	refs := map[string]bool{}
 	for _, x := range containers.Containers {
 		refs[x.ImageRef], refs[x.ImageId], refs[x.GetImage().GetImage()] = true, true, true
+		if err := c.mounted(ctx, x.Id, refs); err != nil {
+			return nil, nil, err
+		}
 	}
 	now := time.Now()
 	fresh := map[string]seen{}

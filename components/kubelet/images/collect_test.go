@@ -35,10 +35,11 @@ func TestCollect(t *testing.T) {
 		{name: "long unused, and the others", taken: 90, max: 90 * time.Minute, want: "older never newer", err: ErrFull},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			rt := crifake.New("never", "older", "newer", "pinned", "used")
+			rt := crifake.New("never", "older", "newer", "pinned", "used", "volume")
 			rt.Pin("pinned", true)
 			if _, err := rt.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{Config: &runtimeapi.ContainerConfig{
 				Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: "used"},
+				Mounts: []*runtimeapi.Mount{{HostPath: "/x"}, {Image: &runtimeapi.ImageSpec{Image: "volume"}}},
 			}}); err != nil {
 				t.Fatal(err)
 			}
