@@ -175,7 +175,7 @@ func (k *Kubelet) storage(ctx context.Context, list []*v1.Pod) (map[types.UID]ev
 		if err != nil {
 			return nil, fmt.Errorf("measuring containers: %w", err)
 		}
-		for _, c := range resp.Stats {
+		for _, c := range cri.Running(resp.Stats) {
 			used := int64(c.GetWritableLayer().GetUsedBytes().GetValue())
 			if disks.Images {
 				s.Rest += used

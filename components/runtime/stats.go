@@ -101,15 +101,24 @@ func memoryUsage(s cgroup.Stats, p *cgroup.Pressure) *runtimeapi.MemoryUsage {
 	return m
 }
 
-// containerStats measures a container; nil if it does not run.
+// containerStats measures a container. One that does not run has what it has on the disk
+// alone, and no CPU time.
 func (r *Runtime) containerStats(c *containerState) (*runtimeapi.ContainerStats, error) {
 	rec := c.get()
+	usage, taken := c.disk.get(filepath.Join(r.containerDir(c.id), "upper"))
+	out := &runtimeapi.ContainerStats{
+		Attributes: &runtimeapi.ContainerAttributes{Id: rec.ID, Metadata: rec.config.GetMetadata(), Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations()},
+		WritableLayer: &runtimeapi.FilesystemUsage{
+			Timestamp: taken.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: r.path("containers")},
+			UsedBytes: value(usage.Bytes), InodesUsed: value(usage.Inodes),
+		},
+	}
 	if rec.Phase != phaseRunning {
-		return nil, nil
+		return out, nil
 	}
 	s, err := r.cgroups.Stats(rec.Cgroup)
 	if errors.Is(err, cgroup.ErrNotExist) {
-		return nil, nil // it ended meanwhile
+		return out, nil // it ended meanwhile
 	}
 	if err != nil {
 		return nil, err
@@ -117,19 +126,10 @@ func (r *Runtime) containerStats(c *containerState) (*runtimeapi.ContainerStats,
 	c.mu.Lock()
 	rate := c.cpu.next(s.Time, s.CPUNanoseconds)
 	c.mu.Unlock()
-	usage, taken := c.disk.get(filepath.Join(r.containerDir(c.id), "upper"))
 	p := r.cgroups.Pressures(rec.Cgroup)
-	return &runtimeapi.ContainerStats{
-		Attributes: &runtimeapi.ContainerAttributes{Id: rec.ID, Metadata: rec.config.GetMetadata(), Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations()},
-		Cpu:        cpuUsage(s, rate, p.CPU),
-		Memory:     memoryUsage(s, p.Memory),
-		Io:         ioUsage(s, p.IO),
-		Swap:       &runtimeapi.SwapUsage{Timestamp: s.Time.UnixNano(), SwapUsageBytes: value(s.SwapUsage)},
-		WritableLayer: &runtimeapi.FilesystemUsage{
-			Timestamp: taken.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: r.path("containers")},
-			UsedBytes: value(usage.Bytes), InodesUsed: value(usage.Inodes),
-		},
-	}, nil
+	out.Cpu, out.Memory, out.Io = cpuUsage(s, rate, p.CPU), memoryUsage(s, p.Memory), ioUsage(s, p.IO)
+	out.Swap = &runtimeapi.SwapUsage{Timestamp: s.Time.UnixNano(), SwapUsageBytes: value(s.SwapUsage)}
+	return out, nil
 }
 
 // ContainerStats measures a container.
@@ -145,8 +145,8 @@ func (r *Runtime) ContainerStats(_ context.Context, req *runtimeapi.ContainerSta
 	return &runtimeapi.ContainerStatsResponse{Stats: s}, nil
 }
 
-// ListContainerStats measures the running containers that the filter lets
-// through.
+// ListContainerStats measures the containers that the filter lets through, as
+// containerStats does.
 func (r *Runtime) ListContainerStats(_ context.Context, req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
 	list, err := r.listContainerStats(req.GetFilter())
 	return &runtimeapi.ListContainerStatsResponse{Stats: list}, err
@@ -163,9 +163,7 @@ func (r *Runtime) listContainerStats(filter *runtimeapi.ContainerStatsFilter) ([
 		if err != nil {
 			return nil, err
 		}
-		if s != nil {
-			list = append(list, s)
-		}
+		list = append(list, s)
 	}
 	return list, nil
 }
@@ -200,11 +198,14 @@ func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error)
 		}
 	}
 	for _, c := range r.containersOf(rec.ID) {
+		if c.get().Phase != phaseRunning {
+			continue
+		}
 		st, err := r.containerStats(c)
 		if err != nil {
 			return nil, err
 		}
-		if st != nil {
+		if st.Cpu != nil {
 			out.Linux.Containers = append(out.Linux.Containers, st)
 		}
 	}

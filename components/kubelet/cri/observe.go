@@ -116,7 +116,17 @@ func sandboxOf(s *runtimeapi.PodSandboxStatus) podstate.Sandbox {
 			out.IPs = append(out.IPs, ip.GetIp())
 		}
 	}
+	// One that has lost its address is of no use: nobody reaches what runs in it.
+	if s.GetNetwork() != nil && len(out.IPs) == 0 && !out.HostNetwork {
+		out.Ready = false
+	}
 	return out
+}
+
+// Running returns what of list is of containers that run: runtimes tell of others what
+// they have on the disk, and no more.
+func Running(list []*runtimeapi.ContainerStats) []*runtimeapi.ContainerStats {
+	return slices.DeleteFunc(slices.Clone(list), func(c *runtimeapi.ContainerStats) bool { return c.GetCpu() == nil })
 }
 
 // Container returns what the runtime says of one container. SandboxID is not

@@ -176,7 +176,7 @@ func (p *Provider) sandboxes(ctx context.Context) ([]*runtimeapi.PodSandboxStats
 		return nil, fmt.Errorf("measuring containers: %w", err)
 	}
 	byPod := map[string][]*runtimeapi.ContainerStats{}
-	for _, c := range containers.Stats {
+	for _, c := range cri.Running(containers.Stats) {
 		uid := c.GetAttributes().GetLabels()[cri.LabelPodUID]
 		byPod[uid] = append(byPod[uid], c)
 	}

@@ -259,6 +259,16 @@ func TestPods(t *testing.T) {
 		pods, err := n.ListPodSandboxStats(ctx, &runtimeapi.ListPodSandboxStatsRequest{Filter: &runtimeapi.PodSandboxStatsFilter{Id: pod}})
 		if err != nil || len(pods.Stats) != 1 || pods.Stats[0].Linux.GetNetwork().GetDefaultInterface().GetName() != "eth0" {
 			t.Errorf("the pod's statistics are %v, %v", pods, err)
+		} else if left := pods.Stats[0].Linux.Containers; len(left) > 0 {
+			t.Errorf("of containers of the pod that run: %v", left)
+		}
+		// What has ended has what it has on the disk.
+		list, err := n.ListContainerStats(ctx, &runtimeapi.ListContainerStatsRequest{Filter: &runtimeapi.ContainerStatsFilter{PodSandboxId: pod}})
+		if err != nil || len(list.Stats) != 1 {
+			t.Fatalf("of all containers of the pod: %v, %v", list, err)
+		}
+		if s := list.Stats[0]; s.Attributes.GetId() != id || s.Cpu != nil || s.Memory != nil || s.WritableLayer.GetInodesUsed().GetValue() == 0 {
+			t.Errorf("of the container that has ended: %v", s)
 		}
 	})
 	t.Run("log rotation", func(t *testing.T) {

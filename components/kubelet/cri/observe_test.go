@@ -1,0 +1,42 @@
+package cri
+
+import (
+	"slices"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// TestSandboxWithoutAddress: a sandbox that has no address is replaced, unless it is to
+// have none or the runtime does not tell.
+func TestSandboxWithoutAddress(t *testing.T) {
+	host := &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE}}}
+	for _, c := range []struct {
+		name   string
+		status runtimeapi.PodSandboxStatus
+		ready  bool
+		ips    []string
+	}{
+		{name: "with one", status: runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1", AdditionalIps: []*runtimeapi.PodIP{{Ip: "fd00::1"}, {}}}}, ready: true, ips: []string{"10.0.0.1", "fd00::1"}},
+		{name: "without", status: runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{}}},
+		{name: "of the host's network", status: runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{}, Linux: host}, ready: true},
+		{name: "untold", ready: true},
+		{name: "that has ended", status: runtimeapi.PodSandboxStatus{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY, Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1"}}, ips: []string{"10.0.0.1"}},
+	} {
+		if got := sandboxOf(&c.status); got.Ready != c.ready || !slices.Equal(got.IPs, c.ips) {
+			t.Errorf("%s: %+v", c.name, got)
+		}
+	}
+}
+
+// TestRunning: what containers that have ended have on the disk is not counted with what
+// their successors have.
+func TestRunning(t *testing.T) {
+	of := func(id string, cpu *runtimeapi.CpuUsage) *runtimeapi.ContainerStats {
+		return &runtimeapi.ContainerStats{Attributes: &runtimeapi.ContainerAttributes{Id: id}, Cpu: cpu, WritableLayer: &runtimeapi.FilesystemUsage{}}
+	}
+	got := Running([]*runtimeapi.ContainerStats{of("ended", nil), of("running", &runtimeapi.CpuUsage{}), nil})
+	if len(got) != 1 || got[0].Attributes.Id != "running" {
+		t.Errorf("%v", got)
+	}
+}
