@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
@@ -85,6 +86,16 @@ func TestDriverOfTheConfiguration(t *testing.T) {
 	}
 	if got := path.Base(k.kubepods()); got != "kubepods.slice" {
 		t.Errorf("all pods are in %s", got)
+	}
+	told := make(chan prometheus.Metric, 10000)
+	k.metrics.Collect(told)
+	close(told)
+	losing := false
+	for m := range told {
+		losing = losing || strings.Contains(m.Desc().String(), "kubelet_cri_losing_support")
+	}
+	if !losing {
+		t.Error("it is not told that the runtime is too old for later kubelets")
 	}
 }
 

@@ -120,6 +120,7 @@ func (k *Kubelet) askDriver(ctx context.Context) error {
 		var resp *runtimeapi.RuntimeConfigResponse
 		resp, err = k.cri.Runtime.RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{}, cri.Wait())
 		if cri.IsUnimplemented(err) {
+			k.metrics.LosingSupport()
 			return nil
 		}
 		if err == nil {

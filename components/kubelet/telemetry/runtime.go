@@ -14,6 +14,7 @@ type runtimeMetrics struct {
 	discarded, connected, refused      prometheus.Counter
 	seen                               prometheus.Gauge
 	cgroups                            *prometheus.HistogramVec
+	losing                             *prometheus.GaugeVec
 	last                               atomic.Int64 // when it was last asked, in nanoseconds since 1970; 0: never
 }
 
@@ -28,7 +29,20 @@ func (r *runtimeMetrics) fill(s *set) {
 	r.refused = s.counter(own+"evented_pleg_connection_error_count", "[ALPHA] The number of times that the runtime's events could not be followed.")
 	r.connected = s.counter(own+"evented_pleg_connection_success_count", "[ALPHA] The number of times that following the runtime's events began.")
 	r.delay = s.histogram(own+"evented_pleg_connection_latency_seconds", "[ALPHA] How long the runtime's events were on their way, in seconds.", nil)
+	r.losing = s.gauges(own+"cri_losing_support", "[ALPHA] The version of Kubernetes from which on the runtime is too old, if it is not replaced.", "version")
 	r.cgroups = s.histograms(own+"cgroup_manager_duration_seconds", "[ALPHA] Duration in seconds of making, changing and removing cgroups, by which of these.", nil, "operation_type")
+}
+
+// supportedUntil is the first version of Kubernetes that wants every runtime to say how
+// cgroups are named.
+const supportedUntil = "1.38.0"
+
+// LosingSupport notes that the runtime lacks what later kubelets will not do without.
+func (m *Metrics) LosingSupport() {
+	if m == nil {
+		return
+	}
+	m.runtime.losing.WithLabelValues(supportedUntil).Set(1)
 }
 
 // SandboxMade notes a call that makes a sandbox.

@@ -202,6 +202,20 @@ func TestNilCountsNothing(t *testing.T) {
 	}
 }
 
+// TestLosingSupport: nothing is said of a runtime that does what is asked.
+func TestLosingSupport(t *testing.T) {
+	m := New()
+	const name = "kubelet_cri_losing_support{version=1.38.0}"
+	if got := lines(t, m); got[name] != 0 {
+		t.Errorf("unasked: %v", got[name])
+	}
+	m.LosingSupport()
+	m.LosingSupport()
+	if got := lines(t, m); got[name] != 1 {
+		t.Errorf("of an old runtime: %v", got[name])
+	}
+}
+
 func TestNodeStarted(t *testing.T) {
 	m := New()
 	at := time.Unix(1000, 0)
