@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // newGet is `hello get URL`: the other side, for images without a shell.
@@ -30,10 +32,7 @@ func newGet() *cobra.Command {
 				} else {
 					fmt.Fprintln(out, "good")
 				}
-				select {
-				case <-time.After(every):
-				case <-cmd.Context().Done():
-				}
+				lifecycle.Pause(cmd.Context(), every)
 			}
 			return nil
 		},

@@ -15,6 +15,7 @@ import (
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/components/kubelet/volume/csi"
 	"hyperkube/components/kubelet/volume/iscsi"
+	"hyperkube/internal/lifecycle"
 )
 
 // newCSI makes what uses volumes of CSI drivers. What it is given is not called
@@ -98,9 +99,7 @@ func (k *Kubelet) reconcileClaims(ctx context.Context) {
 			return
 		}
 		k.log.Warn("taking back devices of pods that have gone failed, trying again", "error", err)
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, pause) {
 			return
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/internal/lifecycle"
 )
 
 // movesContainers is what of the runtime moves containers to other CPUs.
@@ -52,12 +53,8 @@ func (s *spreader) Run(ctx context.Context) error {
 		case <-s.again:
 		}
 		for pause := spreadFirst; ; pause = min(2*pause, spreadMost) {
-			timer := time.NewTimer(pause)
-			select {
-			case <-ctx.Done():
-				timer.Stop()
+			if !lifecycle.Pause(ctx, pause) {
 				return nil
-			case <-timer.C:
 			}
 			if s.all(ctx) == nil {
 				break

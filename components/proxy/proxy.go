@@ -22,6 +22,7 @@ import (
 	"hyperkube/internal/client"
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/iptables"
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/zpages"
 )
 
@@ -266,12 +267,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 			first = false
 		}
 		// What comes meanwhile is written together.
-		pause := time.NewTimer(p.cfg.MinSyncPeriod)
-		select {
-		case <-ctx.Done():
-			pause.Stop()
+		if !lifecycle.Pause(ctx, p.cfg.MinSyncPeriod) {
 			return nil
-		case <-pause.C:
 		}
 	}
 }

@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // ErrNotExist tells that there is no such cgroup.
@@ -442,12 +444,8 @@ func (m *Manager) Remove(ctx context.Context, cgroup string) error {
 			return fmt.Errorf("removing cgroup %s: %w", cgroup, busy)
 		}
 		// The kernel has no event for the last use of a version 1 cgroup.
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !lifecycle.Pause(ctx, wait) {
 			return fmt.Errorf("removing cgroup %s: %w", cgroup, busy)
-		case <-timer.C:
 		}
 		wait = min(2*wait, 100*time.Millisecond)
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/kubernetes"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // AwaitAPI asks an API server, which is another process, until it is ready or
@@ -21,10 +23,8 @@ func AwaitAPI(ctx context.Context, kube kubernetes.Interface, failed func(error)
 		if failed != nil {
 			failed(notReady(answer, err))
 		}
-		select {
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, wait) {
 			return context.Cause(ctx)
-		case <-time.After(wait):
 		}
 		wait = min(2*wait, 500*time.Millisecond)
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/btree"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // Defaults of Config.
@@ -244,10 +246,8 @@ func (s *Store) learnCurrent(ctx context.Context, ask func(context.Context) (int
 			signal(s.wentBack)
 			return 0, fmt.Errorf("%w: it went back from revision %d to %d", ErrUnavailable, position, revision)
 		}
-		select {
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, wait) {
 			return 0, etcdError(ctx.Err())
-		case <-time.After(wait):
 		}
 		wait *= 2
 	}

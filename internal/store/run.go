@@ -10,6 +10,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // Run keeps the caches fed until ctx ends. A broken watch is resumed; it fails
@@ -250,10 +252,5 @@ func (b *backoff) reset() { b.next = 0 }
 
 func (b *backoff) wait(ctx context.Context) {
 	b.next = min(max(2*b.next, 10*time.Millisecond), 2*time.Second)
-	timer := time.NewTimer(b.next)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	lifecycle.Pause(ctx, b.next)
 }

@@ -34,6 +34,7 @@ import (
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 )
 
@@ -141,10 +142,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 		if !errors.Is(err, store.ErrTooOld) {
 			a.cfg.Log.ErrorContext(ctx, "APIServices could not be followed", "error", err)
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		lifecycle.Pause(ctx, pause)
 	}
 	return nil
 }

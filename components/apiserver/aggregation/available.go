@@ -17,6 +17,7 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 )
 
@@ -92,10 +93,7 @@ func (b *backend) follow(ctx context.Context, res *registry.Resource, opts store
 	for res != nil && ctx.Err() == nil {
 		if err := b.watch(ctx, res, opts, changed); ctx.Err() == nil && !errors.Is(err, store.ErrTooOld) {
 			b.cfg.Log.WarnContext(ctx, "the Service of an APIService could not be followed", "name", b.name, "error", err)
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
-			}
+			lifecycle.Pause(ctx, pause)
 		}
 	}
 }

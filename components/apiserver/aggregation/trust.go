@@ -21,6 +21,7 @@ import (
 
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 )
 
@@ -72,10 +73,7 @@ func (t *Trust) Run(ctx context.Context) error {
 		if !errors.Is(err, store.ErrTooOld) && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
 			t.cfg.Log.ErrorContext(ctx, "the trust of aggregated servers could not be kept", "error", err)
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		lifecycle.Pause(ctx, pause)
 	}
 	return nil
 }

@@ -25,6 +25,7 @@ import (
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/oidc"
 
 	"hyperkube/internal/configfile"
+	"hyperkube/internal/lifecycle"
 )
 
 // OIDC is the one issuer of tokens that flags can tell of: --oidc-*.
@@ -273,9 +274,7 @@ func (g *generation) healthy(ctx context.Context) error {
 		if len(errs) == 0 {
 			return nil
 		}
-		select {
-		case <-time.After(healthyEvery):
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, healthyEvery) {
 			return utilerrors.NewAggregate(errs)
 		}
 	}

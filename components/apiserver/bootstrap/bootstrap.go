@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/scheduling"
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 )
 
@@ -72,10 +73,7 @@ func Run(ctx context.Context, cfg Config) error {
 			conflicts++ // another API server was faster: look again
 		case errors.Is(err, store.ErrUnavailable) && ctx.Err() == nil:
 			cfg.Log.Warn("etcd has not taken the objects that the cluster starts with, trying again", "error", err)
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
-			}
+			lifecycle.Pause(ctx, pause)
 		default:
 			return fmt.Errorf("writing the objects that the cluster starts with: %w", err)
 		}

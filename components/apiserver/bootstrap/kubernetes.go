@@ -9,7 +9,6 @@ import (
 	"path"
 	"slices"
 	"sync"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +20,7 @@ import (
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 )
 
@@ -122,10 +122,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 			break
 		}
 		k.log.Error("Could not keep the Service kubernetes", "error", err)
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		lifecycle.Pause(ctx, pause)
 	}
 	return nil
 }

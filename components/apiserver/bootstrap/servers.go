@@ -15,6 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // serverTTL is for how many seconds others still know of a server that
@@ -39,10 +41,7 @@ func (s *servers) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := s.follow(ctx); err != nil && ctx.Err() == nil {
 			s.log.Error("Could not tell other API servers of this one", "error", err)
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
-			}
+			lifecycle.Pause(ctx, pause)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 )
 
@@ -105,10 +106,7 @@ func (s *Server) startCleanup(ctx context.Context, d *crd) {
 			}
 			s.cfg.Log.Error("instances of a custom resource definition cannot be deleted", "name", d.Name, "err", err)
 			s.tell(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err))
-			select {
-			case <-ctx.Done():
-			case <-time.After(time.Second):
-			}
+			lifecycle.Pause(ctx, time.Second)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 )
 
@@ -46,10 +47,7 @@ func (a *Allocator) watch(ctx context.Context, c *store.Collection, begun func()
 			return
 		}
 		a.log.Debug("Lost a watch", "error", err)
-		select {
-		case <-time.After(again):
-		case <-ctx.Done():
-		}
+		lifecycle.Pause(ctx, again)
 	}
 }
 

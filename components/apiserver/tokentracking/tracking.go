@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/store"
 	"hyperkube/internal/tokens"
 )
@@ -66,10 +67,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 		if !errors.Is(err, store.ErrTooOld) {
 			k.cfg.Log.ErrorContext(ctx, "since when tokens are tracked could not be kept", "error", err)
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		lifecycle.Pause(ctx, pause)
 	}
 	return nil
 }
@@ -87,9 +85,7 @@ func (k *Keeper) keep(ctx context.Context) error {
 		}
 		// Until it may be created again, nothing else counts.
 		for wait > 0 {
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done():
+			if !lifecycle.Pause(ctx, wait) {
 				return ctx.Err()
 			}
 			if wait, err = k.write(ctx); err != nil {

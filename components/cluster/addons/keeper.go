@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // Keeper applies the add-ons' objects of a cluster that has perhaps run
@@ -84,10 +86,8 @@ func (k *Keeper) keep(ctx context.Context, obj *unstructured.Unstructured, there
 		if _, err := resourceOf(k.client, obj).Get(ctx, obj.GetName(), metav1.GetOptions{}); err == nil {
 			there()
 		}
-		select {
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, wait) {
 			return
-		case <-time.After(wait):
 		}
 		wait = min(2*wait, k.longest)
 	}

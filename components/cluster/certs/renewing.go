@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"hyperkube/internal/lifecycle"
 )
 
 const (
@@ -19,12 +21,8 @@ const (
 func KeepRenewing(ctx context.Context, log *slog.Logger, message string, renew func() (next time.Time, err error)) error {
 	var pause time.Duration
 	for {
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !lifecycle.Pause(ctx, pause) {
 			return nil
-		case <-timer.C:
 		}
 		next, err := renew()
 		switch {

@@ -16,6 +16,7 @@ import (
 
 	"hyperkube/components/cluster/progress"
 	"hyperkube/internal/client"
+	"hyperkube/internal/lifecycle"
 )
 
 // incumbent is the API server that runs while manifests are written. If its manifest is
@@ -102,10 +103,8 @@ func (m *master) persist(ctx context.Context, clients *client.Clients, do func(c
 		if err == nil || !inPassing(err) {
 			return err
 		}
-		select {
-		case <-bounded.Done():
+		if !lifecycle.Pause(bounded, againAfter) {
 			return err
-		case <-time.After(againAfter):
 		}
 		if err := m.waitAnswer(ctx, clients); err != nil {
 			return err

@@ -20,6 +20,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // Dialer makes a client of the members at the URLs.
@@ -88,7 +90,7 @@ func (c *Cluster) list(ctx context.Context) (*clientv3.MemberListResponse, error
 		if err == nil || !passing(err) {
 			return list, err
 		}
-		if !wait(ctx) {
+		if !lifecycle.Pause(ctx, pace) {
 			return nil, errors.Join(err, ctx.Err())
 		}
 	}
@@ -126,7 +128,7 @@ func (c *Cluster) addLearner(ctx context.Context, peerURL string) ([]*etcdserver
 		if !errors.Is(err, rpctypes.ErrTooManyLearners) && !passing(err) && !errors.Is(err, errUnanswered) {
 			return nil, fmt.Errorf("entering etcd: %w", err)
 		}
-		if !wait(ctx) {
+		if !lifecycle.Pause(ctx, pace) {
 			return nil, fmt.Errorf("entering etcd: %w", errors.Join(err, ctx.Err()))
 		}
 	}
@@ -178,7 +180,7 @@ func (c *Cluster) Promote(ctx context.Context, peerURL string) error {
 		}
 		// It is behind, or the others are about to choose a leader.
 		c.log.Debug("etcd's new member has no vote yet", "err", err)
-		if !wait(ctx) {
+		if !lifecycle.Pause(ctx, pace) {
 			return fmt.Errorf("giving this member of etcd a vote: %w", errors.Join(err, ctx.Err()))
 		}
 	}
@@ -204,7 +206,7 @@ func (c *Cluster) Remove(ctx context.Context, peerURL string) (removed bool, err
 			return true, nil
 		}
 		// The others have to agree, and may just choose a leader.
-		if !wait(ctx) {
+		if !lifecycle.Pause(ctx, pace) {
 			return false, fmt.Errorf("leaving etcd: %w", errors.Join(err, ctx.Err()))
 		}
 	}
@@ -230,14 +232,4 @@ func find(members []*etcdserverpb.Member, peerURL string) *etcdserverpb.Member {
 		}
 	}
 	return nil
-}
-
-// wait lets pace go by, and tells whether ctx still goes on then.
-func wait(ctx context.Context) bool {
-	select {
-	case <-time.After(pace):
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -16,6 +16,7 @@ import (
 	"hyperkube/components/runtime/launch"
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/process"
 	"hyperkube/internal/version"
 )
@@ -152,12 +153,8 @@ func (k RuntimeKeeper) Run(ctx context.Context) error {
 		if err != nil {
 			k.Log.Error("the container runtime cannot be started again", "error", err, "nextTry", pause)
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !lifecycle.Pause(ctx, pause) {
 			return nil
-		case <-timer.C:
 		}
 		pause = min(2*pause, keepMost)
 	}

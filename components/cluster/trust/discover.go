@@ -21,6 +21,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"hyperkube/components/controllers/bootstraptokens"
+	"hyperkube/internal/lifecycle"
 )
 
 // infoName is the ConfigMap of the namespace kube-public that everybody may
@@ -125,10 +126,8 @@ func (d *Discovery) Find(ctx context.Context) (*Cluster, error) {
 		if d.Failed != nil {
 			d.Failed(err)
 		}
-		select {
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, wait) {
 			return nil, fmt.Errorf("asking %s for the cluster's information: %w", d.Endpoint, err)
-		case <-time.After(wait):
 		}
 		wait = min(2*wait, 2*time.Second)
 	}

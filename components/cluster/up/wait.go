@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // until blocks until the informer has an object that is as wanted.
@@ -114,10 +116,8 @@ func (w *dnsWait) ask(ctx context.Context) error {
 		}
 		text := fmt.Sprintf("its pod is ready, but asked at %s: %v", w.server, err)
 		w.said.Store(&text)
-		select {
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, wait-time.Since(began)) {
 			return errors.Join(context.Cause(ctx), err)
-		case <-time.After(wait - time.Since(began)):
 		}
 		wait = min(2*wait, time.Second)
 	}

@@ -81,10 +81,8 @@ func New(env control.Env) (*Controller, error) {
 		failed:    map[seat]failure{},
 	}
 	c.Loop = control.NewLoop(env, "daemonset", c.sync)
-	for _, i := range []cache.SharedIndexInformer{pods.Informer(), revisions.Informer()} {
-		if err := control.AddOwnerIndex(i); err != nil {
-			return nil, err
-		}
+	if err := control.AddOwnerIndex(pods.Informer(), revisions.Informer()); err != nil {
+		return nil, err
 	}
 	if err := c.Watch(sets.Informer(), control.Handlers(
 		func(ds *appsv1.DaemonSet) { c.AddObject(ds) },
@@ -200,8 +198,7 @@ func (c *Controller) addMatching(p *corev1.Pod) {
 		return
 	}
 	for _, ds := range all {
-		sel, err := metav1.LabelSelectorAsSelector(ds.Spec.Selector)
-		if err == nil && !sel.Empty() && sel.Matches(labels.Set(p.Labels)) {
+		if control.Selects(ds.Spec.Selector, p.Labels) {
 			c.AddObject(ds)
 		}
 	}

@@ -50,10 +50,8 @@ func New(env control.Env) (*Controller, error) {
 		podIndex:    pods.Informer().GetIndexer(),
 	}
 	c.Loop = control.NewLoop(env, "deployment", c.sync)
-	for _, i := range []cache.SharedIndexInformer{sets.Informer(), pods.Informer()} {
-		if err := control.AddOwnerIndex(i); err != nil {
-			return nil, err
-		}
+	if err := control.AddOwnerIndex(sets.Informer(), pods.Informer()); err != nil {
+		return nil, err
 	}
 	if err := c.Watch(deployments.Informer(), control.Every(func(d *appsv1.Deployment) { c.AddObject(d) })); err != nil {
 		return nil, err
@@ -115,8 +113,7 @@ func (c *Controller) addMatching(rs *appsv1.ReplicaSet) {
 		return
 	}
 	for _, d := range all {
-		sel, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
-		if err == nil && !sel.Empty() && sel.Matches(labels.Set(rs.Labels)) {
+		if control.Selects(d.Spec.Selector, rs.Labels) {
 			c.AddObject(d)
 		}
 	}

@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/lru"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/lifecycle"
 )
 
 // Informer gives an informer of a resource whose objects have at least their
@@ -143,10 +144,8 @@ func (c *Collector) Run(ctx context.Context) error {
 		case <-c.discover:
 			// What comes with a CRD is served a little later, and CRDs come in
 			// numbers.
-			select {
-			case <-ctx.Done():
+			if !lifecycle.Pause(ctx, time.Second) {
 				return nil
-			case <-time.After(time.Second):
 			}
 			select {
 			case <-c.discover:

@@ -180,8 +180,7 @@ func (c *Controller) stray(p *corev1.Pod, ref *metav1.OwnerReference) {
 			return
 		}
 		for _, j := range all {
-			sel, err := metav1.LabelSelectorAsSelector(j.Spec.Selector)
-			if err == nil && !sel.Empty() && sel.Matches(labels.Set(p.Labels)) {
+			if control.Selects(j.Spec.Selector, p.Labels) {
 				c.AddObject(j)
 			}
 		}

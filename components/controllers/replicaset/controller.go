@@ -98,10 +98,7 @@ func NewFlavor(env control.Env, f Flavor) (*Controller, error) {
 		expect:   control.NewExpectations(env.Clock),
 	}
 	c.Loop = control.NewLoop(env, f.Name, c.sync)
-	if err := control.AddOwnerIndex(pods.Informer()); err != nil {
-		return nil, err
-	}
-	if err := control.AddOwnerIndex(f.Informer); err != nil {
+	if err := control.AddOwnerIndex(pods.Informer(), f.Informer); err != nil {
 		return nil, err
 	}
 	if err := c.Watch(f.Informer, cache.ResourceEventHandlerFuncs{
@@ -217,8 +214,7 @@ func (c *Controller) addMatching(p *corev1.Pod) {
 		if rs == nil {
 			continue
 		}
-		sel, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector)
-		if err == nil && !sel.Empty() && sel.Matches(labels.Set(p.Labels)) {
+		if control.Selects(rs.Spec.Selector, p.Labels) {
 			c.Add(key(rs))
 		}
 	}

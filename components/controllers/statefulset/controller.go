@@ -55,10 +55,8 @@ func New(env control.Env) (*Controller, error) {
 		revisions: revisions.Informer().GetIndexer(),
 	}
 	c.Loop = control.NewLoop(env, "statefulset", c.sync)
-	for _, i := range []cache.SharedIndexInformer{pods.Informer(), revisions.Informer()} {
-		if err := control.AddOwnerIndex(i); err != nil {
-			return nil, err
-		}
+	if err := control.AddOwnerIndex(pods.Informer(), revisions.Informer()); err != nil {
+		return nil, err
 	}
 	c.Await(revisions.Informer())
 	// A pod may wait for the end of a claim that an earlier one of its name had.
@@ -111,8 +109,7 @@ func (c *Controller) addMatching(p *corev1.Pod) {
 		return
 	}
 	for _, s := range all {
-		sel, err := metav1.LabelSelectorAsSelector(s.Spec.Selector)
-		if err == nil && !sel.Empty() && sel.Matches(labels.Set(p.Labels)) {
+		if control.Selects(s.Spec.Selector, p.Labels) {
 			c.AddObject(s)
 		}
 	}

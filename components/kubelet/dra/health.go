@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	healthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+
+	"hyperkube/internal/lifecycle"
 )
 
 const (
@@ -70,12 +72,8 @@ func (m *Manager) followHealth(ctx context.Context, driver string, conn *grpc.Cl
 			return
 		}
 		m.cfg.Log.Info("a driver tells no more of its devices' health, and is asked again", "driver", driver, "error", err)
-		timer := time.NewTimer(healthRetry)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !lifecycle.Pause(ctx, healthRetry) {
 			return
-		case <-timer.C:
 		}
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // Timing, as upstream.
@@ -144,22 +146,10 @@ func (m *Manager) Run(ctx context.Context) error {
 			m.await(ctx, ended)
 			next = 0
 		}
-		if !pause(ctx, calm) {
+		if !lifecycle.Pause(ctx, calm) {
 			return nil
 		}
 		timer.Reset(next)
-	}
-}
-
-// pause waits; it tells whether ctx still runs.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // keepLease renews the node's lease until ctx ends: it is by this that the
@@ -27,12 +29,8 @@ func (k *Keeper) keepLease(ctx context.Context) {
 		} else {
 			lease, pause = fresh, 50*time.Millisecond
 		}
-		timer := time.NewTimer(next)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !lifecycle.Pause(ctx, next) {
 			return
-		case <-timer.C:
 		}
 	}
 }

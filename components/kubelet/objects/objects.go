@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/podrefs"
 
 	v1 "k8s.io/api/core/v1"
@@ -204,12 +205,7 @@ func (s *Store) follow(ctx context.Context, r Ref, e *entry) {
 		s.mu.Lock()
 		e.err = err
 		s.mu.Unlock()
-		timer := time.NewTimer(pause + rand.N(pause))
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		lifecycle.Pause(ctx, pause+rand.N(pause))
 		pause = min(2*pause, 10*time.Second)
 	}
 }

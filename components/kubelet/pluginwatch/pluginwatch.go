@@ -22,6 +22,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"hyperkube/internal/layout"
+	"hyperkube/internal/lifecycle"
 )
 
 // Plugin is what a plugin says of itself.
@@ -266,12 +267,8 @@ func (w *Watcher) follow(ctx, own context.Context, path string) {
 			return
 		}
 		w.Log.Info("a plugin could not be registered, trying again", "socket", path, "error", err)
-		timer := time.NewTimer(pause)
-		select {
-		case <-own.Done():
-			timer.Stop()
+		if !lifecycle.Pause(own, pause) {
 			return
-		case <-timer.C:
 		}
 		pause = min(2*pause, retryMost)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/internal/lifecycle"
 )
 
 // Ended returns a channel that is closed once the container has ended.
@@ -81,12 +82,7 @@ func (m *Manager) follow(ctx context.Context) {
 			return
 		}
 		m.host.Log.Info("the runtime's event stream ended, opening it again", "error", err)
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		lifecycle.Pause(ctx, pause)
 		pause = min(2*pause, time.Second)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/podstate"
 	"hyperkube/components/kubelet/probe"
+	"hyperkube/internal/lifecycle"
 )
 
 // kill is a container that is being stopped.
@@ -175,12 +176,7 @@ func (w *worker) stop(ctx context.Context, k *kill) {
 			w.log.Warn("stopping a container failed", "container", k.name, "error", err)
 			w.host.event(k.pod, "", true, "FailedKillPod", fmt.Sprintf("error killing pod: failed to \"KillContainer\" for %q with KillContainerError: %q", k.name, cri.Message(err)))
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		lifecycle.Pause(ctx, pause)
 		pause = min(2*pause, 10*time.Second)
 	}
 }

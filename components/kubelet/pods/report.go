@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/internal/lifecycle"
 )
 
 // reporter tells the API the pod's status: at once when something has changed,
@@ -229,12 +230,7 @@ func (w *worker) send(ctx context.Context) {
 		if err == nil || w.halted() {
 			continue
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		lifecycle.Pause(ctx, pause)
 		pause = min(2*pause, 10*time.Second)
 	}
 }

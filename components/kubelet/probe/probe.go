@@ -28,6 +28,7 @@ import (
 
 	"hyperkube/components/kubelet/env"
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/internal/lifecycle"
 )
 
 // maxBody is how much of an answer is read, in bytes.
@@ -343,11 +344,7 @@ func (p *Prober) Hook(ctx context.Context, t Target, h *v1.LifecycleHandler) err
 			return failed(what, err)
 		}
 	case h.Sleep != nil:
-		timer := time.NewTimer(time.Duration(h.Sleep.Seconds) * time.Second)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, time.Duration(h.Sleep.Seconds)*time.Second) {
 			p.HookMetrics.SleepCut()
 			return failed(fmt.Sprintf("Sleep lifecycle hook (%d)", h.Sleep.Seconds), errors.New("container terminated before sleep hook finished"))
 		}

@@ -20,6 +20,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/lifecycle"
 )
 
 // What pods and the node say of it.
@@ -130,12 +131,8 @@ func (m *Manager) Run(ctx context.Context) error {
 			pause = reconnect
 		}
 		m.cfg.Log.Warn("the machine's shutdown cannot be waited for, trying again", "error", err, "in", pause)
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !lifecycle.Pause(ctx, pause) {
 			return nil
-		case <-timer.C:
 		}
 		pause = min(2*pause, time.Minute)
 	}

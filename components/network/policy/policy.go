@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/internal/iptables"
+	"hyperkube/internal/lifecycle"
 )
 
 // Config of an Enforcer.
@@ -143,12 +144,8 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			timer.Reset(retryAfter)
 		}
 		// What comes meanwhile is written together.
-		pause := time.NewTimer(minPeriod)
-		select {
-		case <-ctx.Done():
-			pause.Stop()
+		if !lifecycle.Pause(ctx, minPeriod) {
 			return nil
-		case <-pause.C:
 		}
 	}
 }

@@ -152,16 +152,16 @@ func defaultDaemonSet(ds *appsv1.DaemonSet) {
 		strategy.Type = appsv1.RollingUpdateDaemonSetStrategyType
 	}
 	if strategy.Type == appsv1.RollingUpdateDaemonSetStrategyType {
-		set(&strategy.RollingUpdate, appsv1.RollingUpdateDaemonSet{})
-		set(&strategy.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
-		set(&strategy.RollingUpdate.MaxSurge, intstr.FromInt32(0))
+		api.SetDefault(&strategy.RollingUpdate, appsv1.RollingUpdateDaemonSet{})
+		api.SetDefault(&strategy.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
+		api.SetDefault(&strategy.RollingUpdate.MaxSurge, intstr.FromInt32(0))
 	}
 	if r := strategy.RollingUpdate; r != nil {
 		// Of other strategies too both numbers are shown.
-		set(&r.MaxUnavailable, intstr.FromInt32(0))
-		set(&r.MaxSurge, intstr.FromInt32(0))
+		api.SetDefault(&r.MaxUnavailable, intstr.FromInt32(0))
+		api.SetDefault(&r.MaxSurge, intstr.FromInt32(0))
 	}
-	set(&ds.Spec.RevisionHistoryLimit, 10)
+	api.SetDefault(&ds.Spec.RevisionHistoryLimit, 10)
 }
 
 // validateDaemonSetSpec has the stored selector of a set that exists.
@@ -197,7 +197,7 @@ func validateDaemonSetStrategy(s *appsv1.DaemonSetUpdateStrategy, path *field.Pa
 		return field.ErrorList{field.Required(path.Child("rollingUpdate"), "")}
 	}
 	path = path.Child("rollingUpdate")
-	unavailable, surge := value(s.RollingUpdate.MaxUnavailable), value(s.RollingUpdate.MaxSurge)
+	unavailable, surge := api.ValueOf(s.RollingUpdate.MaxUnavailable), api.ValueOf(s.RollingUpdate.MaxSurge)
 	errs := validateIntOrPercent(unavailable, path.Child("maxUnavailable"))
 	errs = append(errs, validateIntOrPercent(surge, path.Child("maxSurge"))...)
 	errs = append(errs, validateAtMost100Percent(unavailable, path.Child("maxUnavailable"))...)

@@ -79,7 +79,7 @@ func deployment() api.Kind[*appsv1.Deployment] {
 		Scale: &api.KindScale[*appsv1.Deployment]{
 			SpecReplicasPath: []string{"spec", "replicas"},
 			Get: func(d *appsv1.Deployment) (int32, int32, string) {
-				return value(d.Spec.Replicas), d.Status.Replicas, scaleSelector(d.Spec.Selector)
+				return api.ValueOf(d.Spec.Replicas), d.Status.Replicas, scaleSelector(d.Spec.Selector)
 			},
 			Set: func(d *appsv1.Deployment, n int32) { d.Spec.Replicas = &n },
 		},
@@ -96,7 +96,7 @@ func deployment() api.Kind[*appsv1.Deployment] {
 		Row: func(d *appsv1.Deployment) []any {
 			names, images := api.Containers(&d.Spec.Template.Spec)
 			return []any{
-				d.Name, fmt.Sprintf("%d/%d", d.Status.ReadyReplicas, value(d.Spec.Replicas)),
+				d.Name, fmt.Sprintf("%d/%d", d.Status.ReadyReplicas, api.ValueOf(d.Spec.Replicas)),
 				int64(d.Status.UpdatedReplicas), int64(d.Status.AvailableReplicas), api.Age(d.CreationTimestamp),
 				names, images, selectorString(d.Spec.Selector),
 			}
@@ -106,18 +106,18 @@ func deployment() api.Kind[*appsv1.Deployment] {
 
 func defaultDeployment(d *appsv1.Deployment) {
 	pod.DefaultTemplate(&d.Spec.Template)
-	set(&d.Spec.Replicas, 1)
+	api.SetDefault(&d.Spec.Replicas, 1)
 	strategy := &d.Spec.Strategy
 	if strategy.Type == "" {
 		strategy.Type = appsv1.RollingUpdateDeploymentStrategyType
 	}
 	if strategy.Type == appsv1.RollingUpdateDeploymentStrategyType {
-		set(&strategy.RollingUpdate, appsv1.RollingUpdateDeployment{})
-		set(&strategy.RollingUpdate.MaxUnavailable, intstr.FromString("25%"))
-		set(&strategy.RollingUpdate.MaxSurge, intstr.FromString("25%"))
+		api.SetDefault(&strategy.RollingUpdate, appsv1.RollingUpdateDeployment{})
+		api.SetDefault(&strategy.RollingUpdate.MaxUnavailable, intstr.FromString("25%"))
+		api.SetDefault(&strategy.RollingUpdate.MaxSurge, intstr.FromString("25%"))
 	}
-	set(&d.Spec.RevisionHistoryLimit, 10)
-	set(&d.Spec.ProgressDeadlineSeconds, 600)
+	api.SetDefault(&d.Spec.RevisionHistoryLimit, 10)
+	api.SetDefault(&d.Spec.ProgressDeadlineSeconds, 600)
 }
 
 // validateRollback checks the revision that an annotation asks to go back to.
@@ -162,7 +162,7 @@ func validateDeploymentStrategy(s *appsv1.DeploymentStrategy, path *field.Path) 
 	shown := s.DeepCopy()
 	if r := shown.RollingUpdate; r != nil {
 		// Upstream shows what none of a rolling update has as zero.
-		unavailable, surge := value(r.MaxUnavailable), value(r.MaxSurge)
+		unavailable, surge := api.ValueOf(r.MaxUnavailable), api.ValueOf(r.MaxSurge)
 		r.MaxUnavailable, r.MaxSurge = &unavailable, &surge
 	}
 	return field.ErrorList{field.NotSupported(path, shown,
@@ -171,7 +171,7 @@ func validateDeploymentStrategy(s *appsv1.DeploymentStrategy, path *field.Path) 
 
 func validateRollingUpdate(r *appsv1.RollingUpdateDeployment, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	unavailable, surge := value(r.MaxUnavailable), value(r.MaxSurge)
+	unavailable, surge := api.ValueOf(r.MaxUnavailable), api.ValueOf(r.MaxSurge)
 	errs = append(errs, validateIntOrPercent(unavailable, path.Child("maxUnavailable"))...)
 	errs = append(errs, validateIntOrPercent(surge, path.Child("maxSurge"))...)
 	if amount(&unavailable) == 0 && amount(&surge) == 0 {

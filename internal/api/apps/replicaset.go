@@ -29,7 +29,7 @@ func replicaSet() api.Kind[*appsv1.ReplicaSet] {
 		NewList: func() runtime.Object { return &appsv1.ReplicaSetList{} },
 		Default: func(rs *appsv1.ReplicaSet) {
 			pod.DefaultTemplate(&rs.Spec.Template)
-			set(&rs.Spec.Replicas, 1)
+			api.SetDefault(&rs.Spec.Replicas, 1)
 		},
 		PrepareCreate: func(_ context.Context, rs *appsv1.ReplicaSet) {
 			pod.DropDisabled(&rs.Spec.Template.Spec, nil)
@@ -75,7 +75,7 @@ func replicaSet() api.Kind[*appsv1.ReplicaSet] {
 		Scale: &api.KindScale[*appsv1.ReplicaSet]{
 			SpecReplicasPath: []string{"spec", "replicas"},
 			Get: func(rs *appsv1.ReplicaSet) (int32, int32, string) {
-				return value(rs.Spec.Replicas), rs.Status.Replicas, scaleSelector(rs.Spec.Selector)
+				return api.ValueOf(rs.Spec.Replicas), rs.Status.Replicas, scaleSelector(rs.Spec.Selector)
 			},
 			Set: func(rs *appsv1.ReplicaSet, n int32) { rs.Spec.Replicas = &n },
 		},
@@ -92,7 +92,7 @@ func replicaSet() api.Kind[*appsv1.ReplicaSet] {
 		Row: func(rs *appsv1.ReplicaSet) []any {
 			names, images := api.Containers(&rs.Spec.Template.Spec)
 			return []any{
-				rs.Name, int64(value(rs.Spec.Replicas)), int64(rs.Status.Replicas), int64(rs.Status.ReadyReplicas),
+				rs.Name, int64(api.ValueOf(rs.Spec.Replicas)), int64(rs.Status.Replicas), int64(rs.Status.ReadyReplicas),
 				api.Age(rs.CreationTimestamp), names, images, metav1.FormatLabelSelector(rs.Spec.Selector),
 			}
 		},

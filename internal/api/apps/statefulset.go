@@ -93,7 +93,7 @@ func statefulSet() api.Kind[*appsv1.StatefulSet] {
 		Scale: &api.KindScale[*appsv1.StatefulSet]{
 			SpecReplicasPath: []string{"spec", "replicas"},
 			Get: func(s *appsv1.StatefulSet) (int32, int32, string) {
-				return value(s.Spec.Replicas), s.Status.Replicas, scaleSelector(s.Spec.Selector)
+				return api.ValueOf(s.Spec.Replicas), s.Status.Replicas, scaleSelector(s.Spec.Selector)
 			},
 			Set: func(s *appsv1.StatefulSet, n int32) { s.Spec.Replicas = &n },
 		},
@@ -106,7 +106,7 @@ func statefulSet() api.Kind[*appsv1.StatefulSet] {
 		},
 		Row: func(s *appsv1.StatefulSet) []any {
 			names, images := api.Containers(&s.Spec.Template.Spec)
-			return []any{s.Name, fmt.Sprintf("%d/%d", s.Status.ReadyReplicas, value(s.Spec.Replicas)), api.Age(s.CreationTimestamp), names, images}
+			return []any{s.Name, fmt.Sprintf("%d/%d", s.Status.ReadyReplicas, api.ValueOf(s.Spec.Replicas)), api.Age(s.CreationTimestamp), names, images}
 		},
 	}
 }
@@ -128,14 +128,14 @@ func defaultStatefulSet(s *appsv1.StatefulSet) {
 	strategy := &s.Spec.UpdateStrategy
 	if strategy.Type == "" {
 		strategy.Type = appsv1.RollingUpdateStatefulSetStrategyType
-		set(&strategy.RollingUpdate, appsv1.RollingUpdateStatefulSetStrategy{})
-		set(&strategy.RollingUpdate.Partition, 0)
+		api.SetDefault(&strategy.RollingUpdate, appsv1.RollingUpdateStatefulSetStrategy{})
+		api.SetDefault(&strategy.RollingUpdate.Partition, 0)
 	}
 	if strategy.Type == appsv1.RollingUpdateStatefulSetStrategyType && strategy.RollingUpdate != nil {
-		set(&strategy.RollingUpdate.Partition, 0)
-		set(&strategy.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
+		api.SetDefault(&strategy.RollingUpdate.Partition, 0)
+		api.SetDefault(&strategy.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
 	}
-	set(&s.Spec.PersistentVolumeClaimRetentionPolicy, appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{})
+	api.SetDefault(&s.Spec.PersistentVolumeClaimRetentionPolicy, appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{})
 	retention := s.Spec.PersistentVolumeClaimRetentionPolicy
 	if retention.WhenDeleted == "" {
 		retention.WhenDeleted = appsv1.RetainPersistentVolumeClaimRetentionPolicyType
@@ -143,11 +143,11 @@ func defaultStatefulSet(s *appsv1.StatefulSet) {
 	if retention.WhenScaled == "" {
 		retention.WhenScaled = appsv1.RetainPersistentVolumeClaimRetentionPolicyType
 	}
-	set(&s.Spec.Replicas, 1)
-	set(&s.Spec.RevisionHistoryLimit, 10)
+	api.SetDefault(&s.Spec.Replicas, 1)
+	api.SetDefault(&s.Spec.RevisionHistoryLimit, 10)
 	for i := range s.Spec.VolumeClaimTemplates {
 		c := &s.Spec.VolumeClaimTemplates[i]
-		set(&c.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+		api.SetDefault(&c.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 		if c.Status.Phase == "" {
 			c.Status.Phase = corev1.ClaimPending
 		}
@@ -248,7 +248,7 @@ func validateStatefulSetStrategy(s *appsv1.StatefulSetUpdateStrategy, path *fiel
 	case appsv1.OnDeleteStatefulSetStrategyType:
 		if s.RollingUpdate != nil {
 			shown := s.RollingUpdate.DeepCopy()
-			set(&shown.Partition, 0)
+			api.SetDefault(&shown.Partition, 0)
 			return field.ErrorList{field.Invalid(path.Child("rollingUpdate"), shown,
 				fmt.Sprintf("only allowed for updateStrategy '%s'", appsv1.RollingUpdateStatefulSetStrategyType))}
 		}

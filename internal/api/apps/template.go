@@ -14,26 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"hyperkube/internal/api"
 	"hyperkube/internal/api/core/pod"
 )
 
 const noMatch = "`selector` does not match template `labels`"
-
-// set gives a pointer field its default.
-func set[T any](p **T, value T) {
-	if *p == nil {
-		*p = &value
-	}
-}
-
-// value of a pointer field, zero when unset.
-func value[T any](p *T) T {
-	if p == nil {
-		var zero T
-		return zero
-	}
-	return *p
-}
 
 // nonNegative checks numbers that may be zero or more, given as pairs of a
 // field's name below path and its value.
@@ -51,7 +36,7 @@ type number struct {
 }
 
 // optional is a number for nonNegative whose field may be unset.
-func optional[T int32 | int64](name string, p *T) number { return number{name, int64(value(p))} }
+func optional[T int32 | int64](name string, p *T) number { return number{name, int64(api.ValueOf(p))} }
 
 // count is a number for nonNegative.
 func count(name string, n int32) number { return number{name, int64(n)} }
@@ -69,7 +54,7 @@ func notDecremented(is, was *int32) field.ErrorList {
 	if was == nil || (is != nil && *is >= *was) {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(field.NewPath("status", "collisionCount"), value(is), "cannot be decremented")}
+	return field.ErrorList{field.Invalid(field.NewPath("status", "collisionCount"), api.ValueOf(is), "cannot be decremented")}
 }
 
 // nameWarnings tells of a new object whose name makes odd names of pods. T is

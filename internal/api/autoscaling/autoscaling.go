@@ -13,10 +13,3 @@ func Resources() []*api.Resource {
 		horizontalPodAutoscalerV1().Resource(),
 	}
 }
-
-// set gives a pointer field its default.
-func set[T any](p **T, value T) {
-	if *p == nil {
-		*p = &value
-	}
-}

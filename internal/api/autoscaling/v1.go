@@ -117,7 +117,7 @@ func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler
 // fields what these would be written as: upstream reads v1 into another version
 // and writes it from there. What cannot be read stays as it is.
 func defaultV1(h *autoscalingv1.HorizontalPodAutoscaler) {
-	set(&h.Spec.MinReplicas, 1)
+	api.SetDefault(&h.Spec.MinReplicas, 1)
 	v2, err := ToV2(h)
 	if err != nil {
 		return

@@ -89,7 +89,7 @@ func defaultMetrics() []autoscalingv2.MetricSpec {
 }
 
 func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
-	set(&h.Spec.MinReplicas, 1)
+	api.SetDefault(&h.Spec.MinReplicas, 1)
 	if len(h.Spec.Metrics) == 0 {
 		h.Spec.Metrics = defaultMetrics()
 	}
@@ -100,8 +100,8 @@ func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
 
 // defaultBehavior gives who says something of one direction the rules of both.
 func defaultBehavior(b *autoscalingv2.HorizontalPodAutoscalerBehavior) {
-	set(&b.ScaleUp, autoscalingv2.HPAScalingRules{})
-	set(&b.ScaleDown, autoscalingv2.HPAScalingRules{})
+	api.SetDefault(&b.ScaleUp, autoscalingv2.HPAScalingRules{})
+	api.SetDefault(&b.ScaleDown, autoscalingv2.HPAScalingRules{})
 	zero := int32(0)
 	defaultRules(b.ScaleUp, &zero, []autoscalingv2.HPAScalingPolicy{
 		{Type: autoscalingv2.PodsScalingPolicy, Value: 4, PeriodSeconds: 15},
@@ -113,7 +113,7 @@ func defaultBehavior(b *autoscalingv2.HorizontalPodAutoscalerBehavior) {
 }
 
 func defaultRules(r *autoscalingv2.HPAScalingRules, window *int32, policies []autoscalingv2.HPAScalingPolicy) {
-	set(&r.SelectPolicy, autoscalingv2.MaxChangePolicySelect)
+	api.SetDefault(&r.SelectPolicy, autoscalingv2.MaxChangePolicySelect)
 	if r.StabilizationWindowSeconds == nil {
 		r.StabilizationWindowSeconds = window
 	}

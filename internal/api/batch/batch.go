@@ -16,19 +16,3 @@ func Resources() []*api.Resource {
 		job().Resource(),
 	}
 }
-
-// set gives a pointer field its default.
-func set[T any](p **T, value T) {
-	if *p == nil {
-		*p = &value
-	}
-}
-
-// value of a pointer field, zero when unset.
-func value[T any](p *T) T {
-	if p == nil {
-		var zero T
-		return zero
-	}
-	return *p
-}

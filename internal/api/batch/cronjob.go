@@ -36,9 +36,9 @@ func cronJob() api.Kind[*batchv1.CronJob] {
 			if c.Spec.ConcurrencyPolicy == "" {
 				c.Spec.ConcurrencyPolicy = batchv1.AllowConcurrent
 			}
-			set(&c.Spec.Suspend, false)
-			set(&c.Spec.SuccessfulJobsHistoryLimit, 3)
-			set(&c.Spec.FailedJobsHistoryLimit, 1)
+			api.SetDefault(&c.Spec.Suspend, false)
+			api.SetDefault(&c.Spec.SuccessfulJobsHistoryLimit, 3)
+			api.SetDefault(&c.Spec.FailedJobsHistoryLimit, 1)
 		},
 		PrepareCreate: func(_ context.Context, c *batchv1.CronJob) {
 			pod.DropDisabled(&c.Spec.JobTemplate.Spec.Template.Spec, nil)

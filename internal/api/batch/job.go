@@ -108,24 +108,24 @@ func defaultJob(j *batchv1.Job) {
 	// Without either it runs one pod once; with one of them alone it is a
 	// queue of work.
 	if spec.Completions == nil && spec.Parallelism == nil {
-		set(&spec.Completions, 1)
+		api.SetDefault(&spec.Completions, 1)
 	}
-	set(&spec.Parallelism, 1)
+	api.SetDefault(&spec.Parallelism, 1)
 	if spec.BackoffLimitPerIndex != nil {
-		set(&spec.BackoffLimit, math.MaxInt32)
+		api.SetDefault(&spec.BackoffLimit, math.MaxInt32)
 	}
-	set(&spec.BackoffLimit, 6)
+	api.SetDefault(&spec.BackoffLimit, 6)
 	if len(j.Labels) == 0 {
 		j.Labels = spec.Template.Labels
 	}
-	set(&spec.CompletionMode, batchv1.NonIndexedCompletion)
-	set(&spec.Suspend, false)
+	api.SetDefault(&spec.CompletionMode, batchv1.NonIndexedCompletion)
+	api.SetDefault(&spec.Suspend, false)
 	if spec.PodFailurePolicy != nil {
 		defaultFailurePolicy(spec)
-		set(&spec.PodReplacementPolicy, batchv1.Failed)
+		api.SetDefault(&spec.PodReplacementPolicy, batchv1.Failed)
 	}
-	set(&spec.PodReplacementPolicy, batchv1.TerminatingOrFailed)
-	set(&spec.ManualSelector, false)
+	api.SetDefault(&spec.PodReplacementPolicy, batchv1.TerminatingOrFailed)
+	api.SetDefault(&spec.ManualSelector, false)
 }
 
 // defaultFailurePolicy fills what is unset of conditions that a policy waits for.
@@ -154,7 +154,7 @@ func dropScheduling(spec, was *batchv1.JobSpec) {
 // has its template's labels by default shares the map with it, and so gets the
 // pods' own labels too, by which clients look for the jobs they made.
 func generateSelector(j *batchv1.Job) {
-	if value(j.Spec.ManualSelector) {
+	if api.ValueOf(j.Spec.ManualSelector) {
 		return
 	}
 	if j.Spec.Template.Labels == nil {
@@ -170,7 +170,7 @@ func generateSelector(j *batchv1.Job) {
 			labels[key] = value
 		}
 	}
-	set(&j.Spec.Selector, metav1.LabelSelector{})
+	api.SetDefault(&j.Spec.Selector, metav1.LabelSelector{})
 	if j.Spec.Selector.MatchLabels == nil {
 		j.Spec.Selector.MatchLabels = map[string]string{}
 	}
@@ -188,7 +188,7 @@ const (
 
 func jobSpecWarnings(spec *batchv1.JobSpec, path *field.Path) []string {
 	var out []string
-	if value(spec.CompletionMode) == batchv1.IndexedCompletion && value(spec.Completions) > manyCompletions && value(spec.Parallelism) > manyPods {
+	if api.ValueOf(spec.CompletionMode) == batchv1.IndexedCompletion && api.ValueOf(spec.Completions) > manyCompletions && api.ValueOf(spec.Parallelism) > manyPods {
 		out = append(out, path.String()+": In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, "+
 			"Kubernetes might not be able to track completedIndexes when a big number of indexes fail")
 	}
@@ -197,7 +197,7 @@ func jobSpecWarnings(spec *batchv1.JobSpec, path *field.Path) []string {
 
 func jobRow(j *batchv1.Job) []any {
 	var completions string
-	switch parallelism := value(j.Spec.Parallelism); {
+	switch parallelism := api.ValueOf(j.Spec.Parallelism); {
 	case j.Spec.Completions != nil:
 		completions = fmt.Sprintf("%d/%d", j.Status.Succeeded, *j.Spec.Completions)
 	case parallelism > 1:

@@ -9,6 +9,8 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api"
 )
 
 func validateJobUpdate(j, old *batchv1.Job) field.ErrorList {
@@ -31,7 +33,7 @@ func validateJobUpdate(j, old *batchv1.Job) field.ErrorList {
 // validateCompletionsUpdate lets an indexed job grow and shrink together with
 // its parallelism.
 func validateCompletionsUpdate(is, was *batchv1.JobSpec, path *field.Path) field.ErrorList {
-	if value(is.CompletionMode) != batchv1.IndexedCompletion {
+	if api.ValueOf(is.CompletionMode) != batchv1.IndexedCompletion {
 		return apivalidation.ValidateImmutableField(is.Completions, was.Completions, path)
 	}
 	if apiequality.Semantic.DeepEqual(is.Completions, was.Completions) {
@@ -70,7 +72,7 @@ func atRest(j *batchv1.Job) bool {
 	suspended := slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
 		return c.Type == batchv1.JobSuspended && c.Status == corev1.ConditionTrue
 	})
-	return value(j.Spec.Suspend) && (j.Status.StartTime == nil || suspended) && j.Status.Active == 0
+	return api.ValueOf(j.Spec.Suspend) && (j.Status.StartTime == nil || suspended) && j.Status.Active == 0
 }
 
 // withNodeAffinityOf is was with the affinity to nodes that other has.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"hyperkube/internal/api"
 	"hyperkube/internal/api/core/pod"
 	"hyperkube/internal/api/validate"
 )
@@ -39,7 +40,7 @@ func validateJob(j *batchv1.Job) field.ErrorList {
 
 // validateHostname checks the longest hostname that a pod with an index gets.
 func validateHostname(j *batchv1.Job) field.ErrorList {
-	if value(j.Spec.CompletionMode) != batchv1.IndexedCompletion || value(j.Spec.Completions) <= 0 {
+	if api.ValueOf(j.Spec.CompletionMode) != batchv1.IndexedCompletion || api.ValueOf(j.Spec.Completions) <= 0 {
 		return nil
 	}
 	name := fmt.Sprintf("%s-%d", j.Name, *j.Spec.Completions-1)
@@ -52,7 +53,7 @@ func validateHostname(j *batchv1.Job) field.ErrorList {
 // validateGeneratedSelector checks what generateSelector made, which a user
 // may have contradicted.
 func validateGeneratedSelector(j *batchv1.Job) field.ErrorList {
-	if value(j.Spec.ManualSelector) || j.Spec.Selector == nil {
+	if api.ValueOf(j.Spec.ManualSelector) || j.Spec.Selector == nil {
 		return nil
 	}
 	var errs field.ErrorList
@@ -186,7 +187,7 @@ func validateMode(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	if spec.Completions == nil {
 		errs = append(errs, field.Required(path.Child("completions"), fmt.Sprintf("when completion mode is %s", batchv1.IndexedCompletion)))
 	}
-	if value(spec.Parallelism) > maxIndexedParallelism {
+	if api.ValueOf(spec.Parallelism) > maxIndexedParallelism {
 		errs = append(errs, field.Invalid(path.Child("parallelism"), *spec.Parallelism,
 			fmt.Sprintf("must be less than or equal to %d when completion mode is %s", maxIndexedParallelism, batchv1.IndexedCompletion)))
 	}
@@ -199,7 +200,7 @@ func validateMode(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 			errs = append(errs, field.Invalid(failed, *m, fmt.Sprintf("must be less than or equal to %d", maxIndexedCompletions)))
 		}
 	}
-	if value(spec.Completions) <= maxIndexedCompletions || spec.BackoffLimitPerIndex == nil {
+	if api.ValueOf(spec.Completions) <= maxIndexedCompletions || spec.BackoffLimitPerIndex == nil {
 		return errs
 	}
 	if spec.MaxFailedIndexes == nil {
@@ -329,13 +330,13 @@ func validateSuccessPolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorL
 				errs = append(errs, field.TooLong(at, *text, maxSuccessIndexes))
 			}
 			var err error
-			if indexes, err = countIndexes(*text, value(spec.Completions)); err != nil {
+			if indexes, err = countIndexes(*text, api.ValueOf(spec.Completions)); err != nil {
 				errs = append(errs, field.Invalid(at, *text, fmt.Sprintf("error parsing succeededIndexes: %s", err)))
 			}
 		}
 		if c := r.SucceededCount; c != nil {
 			errs = append(errs, nonNegative(c, at.Child("succeededCount"))...)
-			if most := value(spec.Completions); *c > most {
+			if most := api.ValueOf(spec.Completions); *c > most {
 				errs = append(errs, field.Invalid(at.Child("succeededCount"), *c, fmt.Sprintf("must be less than or equal to %d (the number of specified completions)", most)))
 			}
 			if r.SucceededIndexes != nil && *c > indexes {
@@ -417,7 +418,7 @@ func validateCronJob(c *batchv1.CronJob, old *batchv1.CronJob) field.ErrorList {
 	if spec.JobTemplate.Spec.Selector != nil {
 		errs = append(errs, field.Invalid(template.Child("selector"), spec.JobTemplate.Spec.Selector, "`selector` will be auto-generated"))
 	}
-	if value(spec.JobTemplate.Spec.ManualSelector) {
+	if api.ValueOf(spec.JobTemplate.Spec.ManualSelector) {
 		errs = append(errs, field.NotSupported(template.Child("manualSelector"), true, []string{"nil", "false"}))
 	}
 	errs = append(errs, validateJobBase(&spec.JobTemplate.Spec, template)...)

@@ -3,16 +3,18 @@ package former
 import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	admissionv1beta1 "k8s.io/api/admissionregistration/v1beta1"
+
+	"hyperkube/internal/api"
 )
 
 // admissionregistrationVersions: webhooks of v1beta1 were by default lenient.
 func admissionregistrationVersions() []version {
 	v1, beta := admissionv1.SchemeGroupVersion, admissionv1beta1.SchemeGroupVersion
 	lenient := func(failure **admissionv1.FailurePolicyType, match **admissionv1.MatchPolicyType, effects **admissionv1.SideEffectClass, seconds **int32, reviews *[]string) {
-		set(failure, admissionv1.Ignore)
-		set(match, admissionv1.Exact)
-		set(effects, admissionv1.SideEffectClassUnknown)
-		set(seconds, 30)
+		api.SetDefault(failure, admissionv1.Ignore)
+		api.SetDefault(match, admissionv1.Exact)
+		api.SetDefault(effects, admissionv1.SideEffectClassUnknown)
+		api.SetDefault(seconds, 30)
 		if len(*reviews) == 0 {
 			*reviews = []string{"v1beta1"}
 		}

@@ -10,6 +10,8 @@ import (
 	extensionsv1beta1 "k8s.io/api/extensions/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"hyperkube/internal/api"
 )
 
 // appsVersions: before v1, selectors and labels were by default those of the
@@ -19,7 +21,7 @@ func appsVersions() []version {
 	return []version{
 		{"Deployment", v1, appsv1beta1.SchemeGroupVersion, other(func(old *appsv1beta1.Deployment, now *appsv1.Deployment) error {
 			selectTemplate(&now.ObjectMeta, &now.Spec.Selector, now.Spec.Template.Labels)
-			set(&now.Spec.RevisionHistoryLimit, 2)
+			api.SetDefault(&now.Spec.RevisionHistoryLimit, 2)
 			if to := old.Spec.RollbackTo; to != nil {
 				setRollback(&now.ObjectMeta, &to.Revision)
 			} else {
@@ -30,13 +32,13 @@ func appsVersions() []version {
 		{"Deployment", v1, ext, other(func(old *extensionsv1beta1.Deployment, now *appsv1.Deployment) error {
 			selectTemplate(&now.ObjectMeta, &now.Spec.Selector, now.Spec.Template.Labels)
 			if s := &now.Spec.Strategy; s.Type == "" || s.Type == appsv1.RollingUpdateDeploymentStrategyType || s.RollingUpdate != nil {
-				set(&s.RollingUpdate, appsv1.RollingUpdateDeployment{})
-				set(&s.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
-				set(&s.RollingUpdate.MaxSurge, intstr.FromInt32(1))
+				api.SetDefault(&s.RollingUpdate, appsv1.RollingUpdateDeployment{})
+				api.SetDefault(&s.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
+				api.SetDefault(&s.RollingUpdate.MaxSurge, intstr.FromInt32(1))
 			}
 			// The largest number was as good as none.
-			set(&now.Spec.ProgressDeadlineSeconds, math.MaxInt32)
-			set(&now.Spec.RevisionHistoryLimit, math.MaxInt32)
+			api.SetDefault(&now.Spec.ProgressDeadlineSeconds, math.MaxInt32)
+			api.SetDefault(&now.Spec.RevisionHistoryLimit, math.MaxInt32)
 			if to := old.Spec.RollbackTo; to != nil {
 				setRollback(&now.ObjectMeta, &to.Revision)
 			} else {
@@ -82,7 +84,7 @@ func selectTemplate(meta *metav1.ObjectMeta, selector **metav1.LabelSelector, la
 	if labels == nil {
 		return
 	}
-	set(selector, metav1.LabelSelector{MatchLabels: labels})
+	api.SetDefault(selector, metav1.LabelSelector{MatchLabels: labels})
 	if len(meta.Labels) == 0 {
 		meta.Labels = labels
 	}

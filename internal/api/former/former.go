@@ -141,10 +141,3 @@ func copyByName(from, to any) error {
 	}
 	return nil
 }
-
-// set gives a field a value that has none.
-func set[T any](field **T, value T) {
-	if *field == nil {
-		*field = &value
-	}
-}

@@ -5,6 +5,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	networkingv1beta1 "k8s.io/api/networking/v1beta1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"hyperkube/internal/api"
 )
 
 func networkingVersions() []version {
@@ -29,7 +31,7 @@ func ingress(old *networkingv1beta1.Ingress, now *networkingv1.Ingress) error {
 		for j, p := range old.Spec.Rules[i].HTTP.Paths {
 			path := &now.Spec.Rules[i].HTTP.Paths[j]
 			path.Backend.Service = backend(p.Backend.ServiceName, p.Backend.ServicePort)
-			set(&path.PathType, networkingv1.PathTypeImplementationSpecific)
+			api.SetDefault(&path.PathType, networkingv1.PathTypeImplementationSpecific)
 		}
 	}
 	return nil

@@ -30,16 +30,16 @@ func csiDriver() api.Kind[*storagev1.CSIDriver] {
 		New:     func() *storagev1.CSIDriver { return &storagev1.CSIDriver{} },
 		NewList: func() runtime.Object { return &storagev1.CSIDriverList{} },
 		Default: func(d *storagev1.CSIDriver) {
-			set(&d.Spec.AttachRequired, true)
-			set(&d.Spec.PodInfoOnMount, false)
-			set(&d.Spec.StorageCapacity, false)
-			set(&d.Spec.FSGroupPolicy, storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy)
+			api.SetDefault(&d.Spec.AttachRequired, true)
+			api.SetDefault(&d.Spec.PodInfoOnMount, false)
+			api.SetDefault(&d.Spec.StorageCapacity, false)
+			api.SetDefault(&d.Spec.FSGroupPolicy, storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy)
 			if len(d.Spec.VolumeLifecycleModes) == 0 {
 				d.Spec.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
 			}
-			set(&d.Spec.RequiresRepublish, false)
-			set(&d.Spec.SELinuxMount, false)
-			set(&d.Spec.PreventPodSchedulingIfMissing, false)
+			api.SetDefault(&d.Spec.RequiresRepublish, false)
+			api.SetDefault(&d.Spec.SELinuxMount, false)
+			api.SetDefault(&d.Spec.PreventPodSchedulingIfMissing, false)
 		},
 		Validate: func(_ context.Context, d *storagev1.CSIDriver) field.ErrorList {
 			return validateCSIDriver(&d.Spec, field.NewPath("spec"))
@@ -106,8 +106,8 @@ func csiDriverRow(d *storagev1.CSIDriver) []any {
 	}
 	attach := d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
 	return []any{
-		d.Name, attach, value(d.Spec.PodInfoOnMount), value(d.Spec.StorageCapacity), requests,
-		value(d.Spec.RequiresRepublish), orNone(modes, "<none>"), api.Age(d.CreationTimestamp),
+		d.Name, attach, api.ValueOf(d.Spec.PodInfoOnMount), api.ValueOf(d.Spec.StorageCapacity), requests,
+		api.ValueOf(d.Spec.RequiresRepublish), orNone(modes, "<none>"), api.Age(d.CreationTimestamp),
 	}
 }
 

@@ -73,7 +73,7 @@ func volumeAttachment() api.Kind[*storagev1.VolumeAttachment] {
 			api.AgeColumn,
 		},
 		Row: func(a *storagev1.VolumeAttachment) []any {
-			return []any{a.Name, a.Spec.Attacher, value(a.Spec.Source.PersistentVolumeName), a.Spec.NodeName, a.Status.Attached, api.Age(a.CreationTimestamp)}
+			return []any{a.Name, a.Spec.Attacher, api.ValueOf(a.Spec.Source.PersistentVolumeName), a.Spec.NodeName, a.Status.Attached, api.Age(a.CreationTimestamp)}
 		},
 	}
 }

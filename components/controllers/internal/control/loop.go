@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/measure"
 )
 
@@ -198,9 +199,7 @@ func (l *Loop) prepared(ctx context.Context) bool {
 		if ctx.Err() == nil {
 			l.log.WarnContext(ctx, "cannot begin to work, trying again", "error", err)
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, wait) {
 			return false
 		}
 	}

@@ -174,28 +174,43 @@ func CanAdopt[T metav1.Object](owner metav1.Object, get func(ctx context.Context
 	}
 }
 
+// Selects tells whether a selector is valid and selects these labels. One that would
+// select everything selects nothing.
+func Selects(selector *metav1.LabelSelector, of map[string]string) bool {
+	s, err := metav1.LabelSelectorAsSelector(selector)
+	return err == nil && !s.Empty() && s.Matches(labels.Set(of))
+}
+
 // byController is the name of the index that AddOwnerIndex adds.
 const byController = "controllerUID"
 
 func orphanKey(namespace string) string { return "orphans/" + namespace }
 
-// AddOwnerIndex indexes an informer's objects by their controller, and orphans
-// by namespace, unless somebody did already. It is called by one goroutine at a
-// time.
-func AddOwnerIndex(informer cache.SharedIndexInformer) error {
-	if _, ok := informer.GetIndexer().GetIndexers()[byController]; ok {
-		return nil
+// AddOwnerIndex indexes the objects of each informer by their controller, and
+// orphans by namespace, unless somebody did already. It is called by one goroutine
+// at a time.
+func AddOwnerIndex(informers ...cache.SharedIndexInformer) error {
+	for _, i := range informers {
+		if _, ok := i.GetIndexer().GetIndexers()[byController]; ok {
+			continue
+		}
+		if err := i.AddIndexers(cache.Indexers{byController: controllerOf}); err != nil {
+			return err
+		}
 	}
-	return informer.AddIndexers(cache.Indexers{byController: func(obj any) ([]string, error) {
-		m, ok := obj.(metav1.Object)
-		if !ok {
-			return nil, nil
-		}
-		if ref := metav1.GetControllerOfNoCopy(m); ref != nil {
-			return []string{string(ref.UID)}, nil
-		}
-		return []string{orphanKey(m.GetNamespace())}, nil
-	}})
+	return nil
+}
+
+// controllerOf is the key of an object in the index.
+func controllerOf(obj any) ([]string, error) {
+	m, ok := obj.(metav1.Object)
+	if !ok {
+		return nil, nil
+	}
+	if ref := metav1.GetControllerOfNoCopy(m); ref != nil {
+		return []string{string(ref.UID)}, nil
+	}
+	return []string{orphanKey(m.GetNamespace())}, nil
 }
 
 // Owned returns from an index made by AddOwnerIndex what refers to owner as

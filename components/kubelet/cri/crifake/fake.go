@@ -18,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/internal/lifecycle"
 )
 
 // Runtime is the fake. Calls that it does not know panic by their nil embedded
@@ -359,10 +360,8 @@ func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContain
 	stubborn := r.Stubborn && req.Timeout > 0
 	r.mu.Unlock()
 	if stubborn {
-		select {
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, time.Duration(req.Timeout)*time.Second) {
 			return nil, status.FromContextError(ctx.Err()).Err()
-		case <-time.After(time.Duration(req.Timeout) * time.Second):
 		}
 	}
 	r.mu.Lock()

@@ -16,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
+
+	"hyperkube/internal/lifecycle"
 )
 
 // nodeIDs is the annotation of Nodes that has the drivers' names of the node.
@@ -48,12 +50,8 @@ func (p *Plugin) beginNode(ctx context.Context) {
 			return
 		}
 		p.cfg.Log.Warn("making the CSINode failed, trying again", "error", err)
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !lifecycle.Pause(ctx, pause) {
 			return
-		case <-timer.C:
 		}
 		pause = min(2*pause, 10*time.Second)
 	}

@@ -22,6 +22,7 @@ import (
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/lifecycle"
 )
 
 // Tokens gets service account tokens bound to a pod.
@@ -384,12 +385,7 @@ func (p *Plugin) followObject(ctx context.Context, name string, seen func(*stora
 			followed(ctx, w, seen)
 			w.Stop()
 		}
-		timer := time.NewTimer(followAgain)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		lifecycle.Pause(ctx, followAgain)
 	}
 }
 

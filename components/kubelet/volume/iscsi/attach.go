@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/lifecycle"
 )
 
 // How hard it is tried to reach a disk by all its portals; upstream's.
@@ -129,10 +130,8 @@ func (p *Plugin) await(ctx context.Context, within time.Duration, look func() st
 		if found := look(); found != "" || !time.Now().Before(end) {
 			return found, nil
 		}
-		select {
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, lookEvery) {
 			return "", ctx.Err()
-		case <-time.After(lookEvery):
 		}
 	}
 }
