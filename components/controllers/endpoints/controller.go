@@ -134,8 +134,8 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, subsets []c
 	if create {
 		current = &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: svc.Name, Namespace: svc.Namespace}}
 	}
-	if !create && maps.Equal(current.Labels, want) && sameSubsets(current.Subsets, subsets) &&
-		(current.Annotations[corev1.EndpointsOverCapacity] == truncated) == cut {
+	noted, isNoted := current.Annotations[corev1.EndpointsOverCapacity]
+	if !create && maps.Equal(current.Labels, want) && sameSubsets(current.Subsets, subsets) && isNoted == cut && (!cut || noted == truncated) {
 		return nil
 	}
 	next := current.DeepCopy()

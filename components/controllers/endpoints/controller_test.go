@@ -153,3 +153,67 @@ func TestLeftOver(t *testing.T) {
 		}
 	}
 }
+
+// TestShares: of what is cut off, as many addresses are left as may be, however they
+// are spread over subsets.
+func TestShares(t *testing.T) {
+	addresses := func(n int) []corev1.EndpointAddress { return make([]corev1.EndpointAddress, n) }
+	for _, tc := range []struct {
+		name        string
+		in, want    [][2]int // ready and not, by subset
+		isTruncated bool
+	}{
+		{"few", [][2]int{{400, 600}}, [][2]int{{400, 600}}, false},
+		{"too many not ready", [][2]int{{400, 700}}, [][2]int{{400, 600}}, true},
+		{"too many ready", [][2]int{{600, 300}, {500, 100}}, [][2]int{{546, 0}, {454, 0}}, true},
+		{"not ready ones of several", [][2]int{{100, 400}, {100, 500}}, [][2]int{{100, 356}, {100, 444}}, true},
+		{"one too many", [][2]int{{500, 0}, {501, 0}}, [][2]int{{500, 0}, {500, 0}}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var subsets []corev1.EndpointSubset
+			for _, n := range tc.in {
+				subsets = append(subsets, corev1.EndpointSubset{Addresses: addresses(n[0]), NotReadyAddresses: addresses(n[1])})
+			}
+			if got := truncate(subsets, maxAddresses); got != tc.isTruncated {
+				t.Errorf("truncated %v", got)
+			}
+			for i, s := range subsets {
+				if got := [2]int{len(s.Addresses), len(s.NotReadyAddresses)}; got != tc.want[i] {
+					t.Errorf("subset %d: %v, want %v", i, got, tc.want[i])
+				}
+			}
+		})
+	}
+}
+
+// TestCapacityNote: what says that there are too many addresses goes when there are not,
+// in whatever words it says so.
+func TestCapacityNote(t *testing.T) {
+	f := controltest.New(t, service(corev1.ServicePort{Port: 80, TargetPort: intstr.FromInt32(80)}), podWith("p", "10.244.0.2", corev1.PodRunning))
+	c, err := New(f.Env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sync := func() *corev1.Endpoints {
+		t.Helper()
+		if err := controltest.Sync(t, c.Loop, "ns/web"); err != nil {
+			t.Fatal(err)
+		}
+		e, err := f.Kube.CoreV1().Endpoints("ns").Get(t.Context(), "web", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	for _, note := range []string{"warning", truncated} {
+		e := sync()
+		e.Annotations = map[string]string{corev1.EndpointsOverCapacity: note}
+		if e, err = f.Kube.CoreV1().Endpoints("ns").Update(t.Context(), e, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.Cache(e)
+		if got, ok := sync().Annotations[corev1.EndpointsOverCapacity]; ok {
+			t.Errorf("%q stays as %q", note, got)
+		}
+	}
+}

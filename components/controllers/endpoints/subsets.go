@@ -156,23 +156,26 @@ func truncate(subsets []corev1.EndpointSubset, limit int) bool {
 		return false
 	}
 	keepReady := min(ready, limit)
-	keepNot := limit - keepReady
-	for i := range subsets {
-		s := &subsets[i]
-		s.Addresses = share(s.Addresses, keepReady, ready)
-		s.NotReadyAddresses = share(s.NotReadyAddresses, keepNot, notReady)
-	}
+	share(subsets, func(s *corev1.EndpointSubset) *[]corev1.EndpointAddress { return &s.Addresses }, keepReady, ready)
+	share(subsets, func(s *corev1.EndpointSubset) *[]corev1.EndpointAddress { return &s.NotReadyAddresses }, limit-keepReady, notReady)
 	return true
 }
 
-// share cuts a to keep/total of its length.
-func share(a []corev1.EndpointAddress, keep, total int) []corev1.EndpointAddress {
+// share leaves keep of total addresses in subsets. Each keeps its share, rounded up
+// as long as there are any left to keep.
+func share(subsets []corev1.EndpointSubset, of func(*corev1.EndpointSubset) *[]corev1.EndpointAddress, keep, total int) {
 	if keep >= total {
-		return a
+		return
 	}
-	n := len(a) * keep / total
-	if n == 0 {
-		return nil
+	left := keep
+	for i := range subsets {
+		a := of(&subsets[i])
+		n := min((len(*a)*keep+total-1)/total, left)
+		left -= n
+		if n == 0 {
+			*a = nil
+			continue
+		}
+		*a = (*a)[:n:n]
 	}
-	return a[:n:n]
 }
