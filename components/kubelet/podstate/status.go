@@ -96,6 +96,7 @@ func Status(in StatusInput) v1.PodStatus {
 	if in.Stopped {
 		in.endContainers(&s)
 	}
+	cutMessages(&s)
 
 	switch {
 	case terminal(last.Phase):
