@@ -115,7 +115,7 @@ func TestPods(t *testing.T) {
 // TestDeletedAtOnceByTwo deletes pods at once whose kubelet, as soon as it sees that,
 // does so too: whoever is the second has what he asked for.
 func TestDeletedAtOnceByTwo(t *testing.T) {
-	ctx := contextOf(t)
+	ctx := t.Context() // as long as so many requests take
 	pods := kubeOf(t, startServer(t, Config{}), protobuf).CoreV1().Pods("default")
 	events, err := pods.Watch(ctx, metav1.ListOptions{})
 	if err != nil {
