@@ -24,7 +24,6 @@ import (
 	"hyperkube/components/cluster/identity"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
-	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/trust"
 	"hyperkube/components/kubelet/certificates"
@@ -45,7 +44,10 @@ type initOptions struct {
 	noKubeconfig bool
 	verbose      bool
 	dryRun       bool
-	given        masterSettings
+	// version is which Kubernetes is wished for.
+	version string
+	ignored ignored
+	given   masterSettings
 }
 
 // NewInit makes the command `init`.
@@ -83,6 +85,9 @@ func (o *initOptions) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&g.With, "with", nil, "Add-ons besides the usual ones: "+strings.Join(manifests.Optional(), ", ")+".")
 	f.StringSliceVar(&g.Skip, "skip-phases", nil, "Phases to be left out, now and later: "+strings.Join(skippable, ", ")+".")
 	f.StringVar(&g.Patches, "patches", "", "Folder of patches of the static pods: COMPONENT[SUFFIX][+strategic|+merge|+json].yaml or .json.")
+	f.BoolVar(&g.HideToken, "skip-token-print", false, "Do not print the token.")
+	f.StringVar(&o.version, "kubernetes-version", "", "Version that is wished for: one of another minor than this program's is refused.")
+	o.ignored.register(f)
 	f.StringVar(&g.Token, "token", "", "Token with which machines join; empty makes one.")
 	f.DurationVar(&g.TokenTTL, "token-ttl", trust.DefaultTTL, "How long the token lives; 0 is for ever.")
 	f.BoolVar(&g.UploadCerts, "upload-certs", false, "Upload the keys that all masters share, encrypted, so that others can join as masters within two hours.")
@@ -112,7 +117,7 @@ func (o *initOptions) run(ctx context.Context, out io.Writer, given func(string)
 		return err
 	}
 	if running == 0 && !m.settings.skips("preflight") {
-		if err := preflight.Check(l, m.ports()); err != nil {
+		if err := o.ignored.check(out, l, m.ports(), settings.Ignored); err != nil {
 			return err
 		}
 	}
@@ -459,7 +464,11 @@ func (m *master) tell(out io.Writer, token trust.Token) error {
 	if m.settings.skips("show-join-command") {
 		return nil
 	}
-	join := joinCommand(m.server(), token, m.pki.CA.Cert)
+	text := token.String()
+	if m.settings.HideToken {
+		text = "<value withheld>"
+	}
+	join := joinCommand(m.server(), text, m.pki.CA.Cert)
 	fmt.Fprintf(out, "\nThis machine is a master of Kubernetes %s. Other machines join with:\n\n  %s\n\n", version.Get().GitVersion, join)
 	if m.certificateKey != nil && !m.settings.HideKey {
 		fmt.Fprintf(out, "Further masters join, within two hours, with:\n\n  %s\n\n", join+masterFlags(m.certificateKey.String()))
@@ -475,7 +484,7 @@ func masterFlags(certificateKey string) string {
 }
 
 // joinCommand is what is typed on a machine that is to join.
-func joinCommand(server string, token trust.Token, ca *x509.Certificate) string {
+func joinCommand(server, token string, ca *x509.Certificate) string {
 	return fmt.Sprintf("hyperkube join %s --token %s --discovery-token-ca-cert-hash %s",
 		strings.TrimPrefix(server, "https://"), token, trust.Hash(ca))
 }

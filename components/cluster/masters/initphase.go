@@ -13,7 +13,6 @@ import (
 
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/node"
-	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/internal/layout"
 	"hyperkube/manifests"
@@ -30,8 +29,8 @@ type initPhase struct {
 // initPhases are in the order in which init runs them.
 func initPhases() []initPhase {
 	return []initPhase{
-		{"preflight", "Look whether this machine can be a master", nil, func(_ context.Context, m *master, _ string, _ io.Writer) error {
-			return preflight.Check(m.layout, m.ports())
+		{"preflight", "Look whether this machine can be a master", nil, func(_ context.Context, m *master, _ string, out io.Writer) error {
+			return ignored(nil).check(out, m.layout, m.ports(), m.settings.Ignored)
 		}},
 		{"certs", "Make what is missing of keys and certificates, or is for other names", []string{"all"}, func(_ context.Context, m *master, _ string, _ io.Writer) error {
 			_, err := m.refound()
@@ -145,6 +144,7 @@ func (o *initOptions) again(l layout.Node, out io.Writer, given func(string) boo
 		return nil, command.ConfigError(err)
 	}
 	settings.UploadCerts = settings.UploadCerts || uploadCerts
+	settings.Ignored = append(settings.Ignored, o.ignored...)
 	m := &master{layout: l, settings: settings, steps: progress.New(progress.Print(out)), verbose: o.verbose}
 	kept, err := loadFurtherMaster(l)
 	if err != nil {
@@ -225,6 +225,6 @@ func (m *master) phaseToken(ctx context.Context, out io.Writer) error {
 	if err := applyAll(ctx, clients, objects); err != nil {
 		return err
 	}
-	fmt.Fprintln(out, joinCommand(m.server(), record.Token, m.pki.CA.Cert))
+	fmt.Fprintln(out, joinCommand(m.server(), record.Token.String(), m.pki.CA.Cert))
 	return nil
 }

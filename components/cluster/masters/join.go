@@ -23,7 +23,6 @@ import (
 	"hyperkube/components/cluster/identity"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
-	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/trust"
 	"hyperkube/internal/atomicfile"
@@ -51,6 +50,8 @@ type joinOptions struct {
 	noKubeconfig bool
 	patches      string
 	waits        waits
+	// ignored are checks of the flag, and then of the file.
+	ignored ignored
 }
 
 // NewJoin makes the command `join`.
@@ -91,6 +92,7 @@ func (o *joinOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.advertise, "apiserver-advertise-address", "", "With --control-plane: address at which others reach the API server; empty is that of the default route's interface.")
 	f.IntVar(&o.port, "apiserver-bind-port", layout.PortAPIServer, "With --control-plane: port of the API server.")
 	f.StringVar(&o.patches, "patches", "", "With --control-plane: folder of patches of the static pods: COMPONENT[SUFFIX][+strategic|+merge|+json].yaml or .json.")
+	o.ignored.register(f)
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "With --control-plane: leave the user's kubeconfig alone.")
 	f.BoolVar(&o.dryRun, "dry-run", false, "Change nothing, and print what would be done.")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
@@ -131,7 +133,7 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 		return command.PreflightError(fmt.Errorf("this machine has a cluster of its own in %s: take it away with `hyperkube reset` first", l.Data))
 	}
 	if !identity.HasJoined(l) {
-		if err := preflight.Check(l, o.ports()); err != nil {
+		if err := o.ignored.check(out, l, o.ports(), nil); err != nil {
 			return err
 		}
 	}
@@ -297,6 +299,7 @@ func (o *joinOptions) decode(data []byte) error {
 		return err
 	}
 	o.dryRun = o.dryRun || file.DryRun
+	o.ignored = append(o.ignored, file.NodeRegistration.IgnorePreflightErrors...)
 	if o.node.Taints, err = file.NodeRegistration.taints(); err != nil {
 		return err
 	}

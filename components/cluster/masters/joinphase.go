@@ -12,7 +12,6 @@ import (
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/identity"
 	"hyperkube/components/cluster/members"
-	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/trust"
 	"hyperkube/internal/layout"
@@ -35,6 +34,7 @@ type joining struct {
 	layout    layout.Node
 	steps     *progress.Steps
 	bootstrap trust.Token
+	out       io.Writer
 }
 
 // joinPhases are in the order in which join runs them. The manifests of a further master but
@@ -42,7 +42,7 @@ type joining struct {
 func joinPhases() []joinPhase {
 	return []joinPhase{
 		{"preflight", "Look whether this machine can join, and whether the cluster is the one that is meant", nil, false, func(ctx context.Context, j *joining, _ string) error {
-			if err := preflight.Check(j.layout, j.ports()); err != nil {
+			if err := j.ignored.check(j.out, j.layout, j.ports(), nil); err != nil {
 				return err
 			}
 			_, err := j.find(ctx, j.patience(j.steps))
@@ -139,7 +139,7 @@ func (p joinPhase) runWith(ctx context.Context, o *joinOptions, part string, out
 	} else if there {
 		return command.PreflightError(errors.New("this machine has a cluster of its own: take it away with `hyperkube reset` first"))
 	}
-	j := &joining{joinOptions: o, layout: l, steps: progress.New(progress.Print(out)), bootstrap: bootstrap}
+	j := &joining{joinOptions: o, layout: l, steps: progress.New(progress.Print(out)), bootstrap: bootstrap, out: out}
 	began := time.Now()
 	if err := p.run(ctx, j, part); err != nil {
 		return err

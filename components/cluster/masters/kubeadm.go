@@ -59,6 +59,8 @@ type (
 		Name             string          `json:"name,omitempty"`
 		Taints           *[]corev1.Taint `json:"taints,omitempty"`
 		KubeletExtraArgs []argument      `json:"kubeletExtraArgs,omitempty"`
+		// IgnorePreflightErrors are checks whose problems are only told.
+		IgnorePreflightErrors []string `json:"ignorePreflightErrors,omitempty"`
 	}
 
 	argument struct {
@@ -186,7 +188,7 @@ func decodeInit(data []byte) (masterSettings, error) {
 	if err := decodeKubeadm(data, map[string]any{"InitConfiguration": &in, "ClusterConfiguration": &cluster}); err != nil {
 		return s, err
 	}
-	s.CertificateKey, s.Skip, s.DryRun = in.CertificateKey, in.SkipPhases, in.DryRun
+	s.CertificateKey, s.Skip, s.DryRun, s.Ignored = in.CertificateKey, in.SkipPhases, in.DryRun, in.NodeRegistration.IgnorePreflightErrors
 	s.NodeName, s.Advertise = in.NodeRegistration.Name, in.LocalAPIEndpoint.AdvertiseAddress
 	if in.LocalAPIEndpoint.BindPort != 0 {
 		s.Port = in.LocalAPIEndpoint.BindPort
@@ -214,7 +216,7 @@ func decodeInit(data []byte) (masterSettings, error) {
 		return s, err
 	}
 	if err := checkVersion(cluster.KubernetesVersion); err != nil {
-		return s, err
+		return s, fmt.Errorf("kubernetesVersion: %w", err)
 	}
 	return s, errors.Join(s.checkPods(), s.checkSkip())
 }
@@ -227,7 +229,7 @@ func checkVersion(wish string) error {
 		wished, _ = apiversion.ParseGeneric(wish)
 	}
 	if wished != nil && (wished.Major() != own.Major() || wished.Minor() != own.Minor()) {
-		return fmt.Errorf("kubernetesVersion: %s: this program is %s and runs no other", wish, version.Get().GitVersion)
+		return fmt.Errorf("%s: this program is %s and runs no other", wish, version.Get().GitVersion)
 	}
 	return nil
 }

@@ -46,7 +46,10 @@ func (o *initOptions) settings(l layout.Node, given func(string) bool) (masterSe
 			take()
 		}
 	}
-	s.UploadCerts, s.HideKey, s.With = g.UploadCerts, g.HideKey, g.With
+	s.UploadCerts, s.HideKey, s.HideToken, s.With = g.UploadCerts, g.HideKey, g.HideToken, g.With
+	if err := checkVersion(o.version); err != nil {
+		return s, fmt.Errorf("--kubernetes-version: %w", err)
+	}
 	if s.Patches, err = absolute(s.Patches); err != nil {
 		return s, err
 	}
@@ -152,7 +155,7 @@ func settingsFile(l layout.Node) string { return filepath.Join(l.Data, "init.jso
 func (m *master) keepSettings() error {
 	s := m.settings
 	s.Token, s.TokenTTL, s.TokenDescription, s.TokenUsages, s.TokenGroups = "", 0, "", nil, nil
-	s.CertificateKey, s.UploadCerts, s.HideKey, s.With = "", false, false, nil
+	s.CertificateKey, s.UploadCerts, s.HideKey, s.HideToken, s.With = "", false, false, false, nil
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err == nil {
 		err = atomicfile.Write(atomicfile.File{Path: settingsFile(m.layout), Data: append(data, '\n'), Mode: 0o600})
@@ -187,6 +190,8 @@ type masterSettings struct {
 	UploadCerts    bool
 	CertificateKey string
 	HideKey        bool
+	// HideToken: the token is not printed.
+	HideToken bool `json:",omitempty"`
 	// With are optional add-ons.
 	With []string
 	// Extra are further flags of the components, Volumes and Envs what else their pods
@@ -200,6 +205,8 @@ type masterSettings struct {
 	Waits waits `json:",omitzero"`
 	// DryRun: nothing is to be changed.
 	DryRun bool `json:"-"`
+	// Ignored are checks, by name, whose problems are only told; those of a file.
+	Ignored []string `json:"-"`
 	// Patches is a folder of changes to the static pods; empty: none.
 	Patches string `json:",omitempty"`
 }

@@ -124,7 +124,7 @@ func (o *tokenOptions) make(ctx context.Context, out io.Writer, r *trust.Record,
 	if err != nil {
 		return fmt.Errorf("the cluster's authority: %w", err)
 	}
-	command := joinCommand(config.Host, r.Token, cert)
+	command := joinCommand(config.Host, r.Token.String(), cert)
 	if certificateKey != "" {
 		command += masterFlags(certificateKey)
 	}

@@ -38,14 +38,16 @@ func NewUpgrade() *cobra.Command {
 	command.RootFlag(f, &o.root)
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
 	f.BoolVar(&o.dryRun, "dry-run", false, "Change nothing, and print what would be done.")
+	apply := &cobra.Command{
+		Use: "apply [VERSION]", Short: "Upgrade the master that init has made, and what the cluster keeps", Args: cobra.MaximumNArgs(1),
+		RunE: o.command(o.apply),
+	}
+	apply.Flags().BoolP("yes", "y", false, "As with kubeadm, for scripts: nothing is asked for without it either.")
 	cmd.AddCommand(
+		apply,
 		&cobra.Command{
 			Use: "plan [VERSION]", Short: "Tell what an upgrade to the version of this program changes", Args: cobra.MaximumNArgs(1),
 			RunE: o.command(plan),
-		},
-		&cobra.Command{
-			Use: "apply [VERSION]", Short: "Upgrade the master that init has made, and what the cluster keeps", Args: cobra.MaximumNArgs(1),
-			RunE: o.command(o.apply),
 		},
 		&cobra.Command{
 			Use: "node", Short: "Upgrade a machine that has joined, as a master or not", Args: cobra.NoArgs,

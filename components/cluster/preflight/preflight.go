@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -28,37 +29,71 @@ const minFreeDiskAgain = 64 << 20
 
 // Check checks what this machine must have before anything is changed on
 // it, and returns all that is wrong at once.
-func Check(l layout.Node, ports []int) error {
+func Check(l layout.Node, ports []int) error { return CheckBut(l, ports, nil, nil) }
+
+// CheckBut is Check but for what is ignored: the checks of those names, whose problems warn is
+// told, or "all". Names are as kubeadm's, in any case; those of no check are passed over.
+func CheckBut(l layout.Node, ports []int, ignored []string, warn func(problem error)) error {
 	if os.Geteuid() != 0 {
 		return command.PreflightError(errors.New("this must run as root: use sudo"))
 	}
+	isIgnored := func(name string) bool {
+		return slices.ContainsFunc(ignored, func(i string) bool { return strings.EqualFold(i, name) || strings.EqualFold(i, "all") })
+	}
 	var problems []error
-	problems = append(problems, checkPorts(ports)...)
-	if who := otherCluster(l); who != "" {
-		problems = append(problems, fmt.Errorf("another cluster is on this machine: %s is there; take that cluster away first", who))
-	}
-	for _, program := range []string{"iptables", "iptables-restore"} {
-		if _, err := exec.LookPath(program); err != nil {
-			problems = append(problems, fmt.Errorf("%s is not installed: install the package iptables", program))
-		}
-	}
-	if data, err := os.ReadFile("/proc/filesystems"); err == nil && !strings.Contains(string(data), "\toverlay\n") {
-		// The module may be there without being loaded; modprobe tells.
-		if exec.Command("modprobe", "overlay").Run() != nil {
-			problems = append(problems, errors.New("this kernel has no overlayfs: load the module overlay"))
-		}
-	}
-	if err := CheckDisk(l); err != nil {
-		problems = append(problems, err)
-	} else if dir := existing(l.Data); !holdsContainers(dir) {
-		if err := checkOverlay(dir); err != nil {
-			problems = append(problems, err)
+	for _, p := range check(l, ports) {
+		if isIgnored(p.check) {
+			warn(p)
+		} else {
+			problems = append(problems, p)
 		}
 	}
 	if len(problems) == 0 {
 		return nil
 	}
 	return command.PreflightError(errors.Join(problems...))
+}
+
+// problem is what a check has found.
+type problem struct {
+	check string // its name
+	error
+}
+
+func (p problem) Unwrap() error { return p.error }
+
+// Name is that of the check which has found a problem that warn of CheckBut was told.
+func Name(err error) string {
+	var p problem
+	_ = errors.As(err, &p)
+	return p.check
+}
+
+func check(l layout.Node, ports []int) []problem {
+	problems := checkPorts(ports)
+	add := func(check string, err error) { problems = append(problems, problem{check, err}) }
+	if who := otherCluster(l); who != "" {
+		add("FileAvailable-"+strings.ReplaceAll(who, "/", "-"), fmt.Errorf("another cluster is on this machine: %s is there; take that cluster away first", who))
+	}
+	for _, program := range []string{"iptables", "iptables-restore"} {
+		if _, err := exec.LookPath(program); err != nil {
+			add("FileExisting-"+program, fmt.Errorf("%s is not installed: install the package iptables", program))
+		}
+	}
+	if data, err := os.ReadFile("/proc/filesystems"); err == nil && !strings.Contains(string(data), "\toverlay\n") {
+		// The module may be there without being loaded; modprobe tells.
+		if exec.Command("modprobe", "overlay").Run() != nil {
+			add("SystemVerification", errors.New("this kernel has no overlayfs: load the module overlay"))
+		}
+	}
+	if err := CheckDisk(l); err != nil {
+		add("DiskSpace", err)
+	} else if dir := existing(l.Data); !holdsContainers(dir) {
+		if err := checkOverlay(dir); err != nil {
+			add("SystemVerification", err)
+		}
+	}
+	return problems
 }
 
 // otherCluster names a file that some other Kubernetes keeps where this one
@@ -87,8 +122,8 @@ func isKnown(l layout.Node) bool {
 }
 
 // checkPorts tells which ports are taken, and by whom.
-func checkPorts(ports []int) []error {
-	var problems []error
+func checkPorts(ports []int) []problem {
+	var problems []problem
 	for _, port := range ports {
 		listener, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
 		if err == nil {
@@ -96,10 +131,11 @@ func checkPorts(ports []int) []error {
 			continue
 		}
 		if who := listenerOf(port); who != "" {
-			problems = append(problems, fmt.Errorf("port %d is taken by %s: stop it first", port, who))
+			err = fmt.Errorf("port %d is taken by %s: stop it first", port, who)
 		} else {
-			problems = append(problems, fmt.Errorf("port %d cannot be used: %w", port, err))
+			err = fmt.Errorf("port %d cannot be used: %w", port, err)
 		}
+		problems = append(problems, problem{fmt.Sprintf("Port-%d", port), err})
 	}
 	return problems
 }

@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -28,6 +29,47 @@ func TestTakenPortNamesItsOwner(t *testing.T) {
 	listener.Close()
 	if problems := checkPorts([]int{port}); len(problems) > 0 {
 		t.Errorf("problems %v with a port that is free", problems)
+	}
+}
+
+// TestIgnored: what is found by checks that are ignored is told, and is no error.
+func TestIgnored(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("others than root may not begin")
+	}
+	listener, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	port := listener.Addr().(*net.TCPAddr).Port
+	l := layout.Under(t.TempDir())
+	config := filepath.Join(l.Kubelet, "config.yaml")
+	if err := os.MkdirAll(l.Kubelet, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	taken, other := "Port-"+strconv.Itoa(port), "FileAvailable-"+strings.ReplaceAll(config, "/", "-")
+	for _, c := range []struct{ ignored, wrong []string }{
+		{nil, []string{taken, other}},
+		{[]string{strings.ToLower(taken), "Swap"}, []string{other}},
+		{[]string{other}, []string{taken}},
+		{[]string{"ALL"}, nil},
+	} {
+		var warned []string
+		err := CheckBut(l, []int{port}, c.ignored, func(problem error) { warned = append(warned, Name(problem)) })
+		for _, name := range []string{taken, other} {
+			word := "port "
+			if name == other {
+				word = "another cluster"
+			}
+			wrong := slices.Contains(c.wrong, name)
+			if found := err != nil && strings.Contains(err.Error(), word); found != wrong || slices.Contains(warned, name) == wrong {
+				t.Errorf("ignoring %v: %v, warned of %v; want %s wrong: %v", c.ignored, err, warned, name, wrong)
+			}
+		}
 	}
 }
 

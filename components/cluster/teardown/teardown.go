@@ -154,6 +154,7 @@ func NewReset() *cobra.Command {
 		return err
 	})
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "Change nothing, and print what would be done.")
+	cmd.Flags().BoolP("force", "f", false, "As with kubeadm, for scripts: nothing is asked for without it either.")
 	cmd.AddCommand(newPhases())
 	return cmd
 }

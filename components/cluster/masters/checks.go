@@ -1,0 +1,27 @@
+package masters
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/pflag"
+
+	"hyperkube/components/cluster/preflight"
+	"hyperkube/internal/layout"
+)
+
+// ignored are the checks whose problems do not keep a machine from being a master or a node.
+type ignored []string
+
+// register adds kubeadm's flag.
+func (i *ignored) register(f *pflag.FlagSet) {
+	f.StringSliceVar((*[]string)(i), "ignore-preflight-errors", nil, "Checks whose problems are only told, such as Port-10250, DiskSpace or all.")
+}
+
+// check looks whether this machine may become a master or a node, and tells out what is
+// wrong of what is ignored, by the flag or by a file.
+func (i ignored) check(out io.Writer, l layout.Node, ports []int, file []string) error {
+	return preflight.CheckBut(l, ports, append(file[:len(file):len(file)], i...), func(problem error) {
+		fmt.Fprintf(out, "\t[WARNING %s]: %v\n", preflight.Name(problem), problem)
+	})
+}
