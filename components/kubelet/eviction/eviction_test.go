@@ -138,6 +138,11 @@ func TestExplain(t *testing.T) {
 		t.Errorf("notes %v", notes)
 	}
 
+	message, _ = explain(c, Threshold{Signal: MemoryAvailable, Value: Value{Percent: 25}}, map[Signal]Observation{MemoryAvailable: {512 << 20, 4 << 30}})
+	if !strings.HasPrefix(message, "The node was low on resource: memory. Threshold quantity: 1Gi, available: 512Mi. ") {
+		t.Errorf("of a threshold in percent: %q", message)
+	}
+
 	c.Pod.Spec.Resources = &v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse("120Mi")}}
 	message, notes = explain(c, Threshold{Signal: MemoryAvailable}, nil)
 	want = "The node was low on resource: memory. Pod p was using 160Mi, request is 120Mi, has larger consumption of memory. Container c was using 150Mi, request is 100Mi, has larger consumption of memory. "
@@ -208,6 +213,9 @@ func TestDisks(t *testing.T) {
 	left, some := WithoutContainerFs([]Threshold{{Signal: ContainerFsAvailable}, {Signal: NodeFsAvailable}, {Signal: ContainerFsInodesFree}})
 	if !some || len(left) != 1 || left[0].Signal != NodeFsAvailable {
 		t.Errorf("without those of what containers write: %v", left)
+	}
+	if left, some = WithoutContainerFs(left); some || len(left) != 1 {
+		t.Errorf("there were none of what containers write, but %t: %v", some, left)
 	}
 }
 
@@ -301,6 +309,14 @@ func TestManager(t *testing.T) {
 	}
 	if len(s.evicted) != 1 || s.evicted[0] != "b" || !s.disrupted || !m.Pressure(v1.NodeMemoryPressure) {
 		t.Errorf("evicted %v", s.evicted)
+	}
+	select {
+	case got := <-m.cfg.Events.(*record.FakeRecorder).Events:
+		if got != "Warning EvictionThresholdMet Attempting to reclaim memory" {
+			t.Errorf("told %q", got)
+		}
+	default:
+		t.Error("nobody was told that the node runs short")
 	}
 	ages := testutil.CollectAndCount(m.age)
 	if ages != 1 {

@@ -16,11 +16,12 @@ import (
 )
 
 func TestNormalize(t *testing.T) {
-	digest := "@sha256:" + strings.Repeat("a", 64)
+	digest, longest := "@sha256:"+strings.Repeat("a", 64), strings.Repeat("t", 128)
 	for in, want := range map[string]string{
 		"busybox": "busybox:latest", "busybox:1": "busybox:1", "a/b": "a/b:latest", "localhost:5000/x": "localhost:5000/x:latest",
 		"r.example:5/a/b:t": "r.example:5/a/b:t", "x" + digest: "x" + digest, "x:1" + digest: "x:1" + digest,
 		"": "", " x": "", "Busybox": "", "a//b": "", "x:bad tag": "", "x@sha256:zz": "", "r.example/Upper": "", "-x": "", "x:": "",
+		"x:" + longest: "x:" + longest, "x:" + longest + "t": "", "x@:" + longest[:32]: "", "x@" + digest[len("@sha256:"):]: "", "x@sha256:" + digest[33:41]: "",
 	} {
 		got, err := Normalize(in)
 		if got != want || (err == nil) != (want != "") {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -122,15 +123,17 @@ func TestParseVerification(t *testing.T) {
 	for _, c := range []struct {
 		policy  kubeletv1beta1.ImagePullCredentialsVerificationPolicy
 		allowed []string
-		ok      bool
+		refused string // in the error; empty: none
 	}{
-		{"", nil, true}, {"Some", nil, false}, {kubeletv1beta1.AlwaysVerify, []string{"a"}, false},
-		{kubeletv1beta1.NeverVerifyAllowlistedImages, []string{"r.example/a", "r.example:5000/b/*"}, true},
-		{kubeletv1beta1.NeverVerifyAllowlistedImages, []string{"r.example/a:1"}, false},
-		{kubeletv1beta1.NeverVerifyAllowlistedImages, []string{"r.*/a"}, false},
+		{"", nil, ""}, {"Some", nil, `"Some": want NeverVerify`}, {kubeletv1beta1.AlwaysVerify, []string{"a"}, `can't set for "AlwaysVerify"`},
+		{kubeletv1beta1.NeverVerifyAllowlistedImages, []string{"r.example/a", "r.example:5000/b/*"}, ""},
+		{kubeletv1beta1.NeverVerifyAllowlistedImages, []string{"r.example/a:1"}, `"r.example/a:1" is not an image without tag and digest`},
+		{kubeletv1beta1.NeverVerifyAllowlistedImages, []string{"r.example/a@sha256"}, `"r.example/a@sha256" is not an image without`},
+		{kubeletv1beta1.NeverVerifyAllowlistedImages, []string{"r.*/a"}, `"r.*/a" is not an image without`},
 	} {
-		if err := ParseVerification(c.policy, c.allowed); (err == nil) != c.ok {
-			t.Errorf("%s %v: %v", c.policy, c.allowed, err)
+		err := ParseVerification(c.policy, c.allowed)
+		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%s %v: %v, want %q", c.policy, c.allowed, err, c.refused)
 		}
 	}
 }

@@ -14,6 +14,9 @@ func TestSet(t *testing.T) {
 	if s.Count() != 3 || !s.Has(2) || s.Has(1) || s.Has(-1) || s.String() != "0,2,5" {
 		t.Errorf("%v", s.IDs())
 	}
+	if s := Of(-1, Most-1, Most); s.Count() != 1 || !s.Has(Most-1) {
+		t.Errorf("of the last node and two that cannot be: %v", s.IDs())
+	}
 	var got []Set
 	for x := range Of(0, 1, 3).Subsets() {
 		got = append(got, x)
