@@ -48,7 +48,7 @@ var operations = map[string]string{
 	"StopContainer": "stop_container", "RemoveContainer": "remove_container", "ListContainers": "list_containers", "ContainerStatus": "container_status",
 	"UpdateContainerResources": "update_container", "ReopenContainerLog": "reopen_container_log", "ExecSync": "exec_sync", "Exec": "exec", "Attach": "attach",
 	"PortForward": "port_forward", "ContainerStats": "container_stats", "ListContainerStats": "list_container_stats", "PodSandboxStats": "podsandbox_stats",
-	"ListPodSandboxStats": "list_podsandbox_stats", "UpdateRuntimeConfig": "update_runtime_config", "ListMetricDescriptors": "list_metric_descriptors",
+	"ListPodSandboxStats": "list_podsandbox_stats", "UpdateRuntimeConfig": "update_runtime_config", "UpdatePodSandboxResources": "update_podsandbox_resources", "ListMetricDescriptors": "list_metric_descriptors",
 	"ListPodSandboxMetrics": "list_podsandbox_metrics", "RuntimeConfig": "runtime_config", "ListImages": "list_images", "ImageStatus": "image_status",
 	"PullImage": "pull_image", "RemoveImage": "remove_image", "ImageFsInfo": "image_fs_info",
 }

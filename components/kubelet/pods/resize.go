@@ -150,10 +150,14 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 		w.resize = &resizeState{generation: pod.Generation, kind: v1.PodResizeInProgress}
 	}
 	granted := w.loose
+	box := ""
+	if s := w.obs.Sandbox(); s != nil {
+		box = s.ID
+	}
 	w.report.wait.Go(func() {
 		defer cancel()
 		began := time.Now()
-		state := w.host.resize(opCtx, pod, list, granted, func() { w.resizeBegins(pod) })
+		state := w.host.resize(opCtx, pod, box, list, granted, func() { w.resizeBegins(pod) })
 		state.generation, state.retry, state.since = pod.Generation, time.Now().Add(resizeRetry), since
 		if state.kind == v1.PodResizeInProgress {
 			w.host.Metrics.Resized(time.Since(began), state.reason == "")
@@ -213,9 +217,10 @@ func (s *resizeState) condition() v1.PodCondition {
 
 // resize gives the pod's cgroup and its containers their new limits: the pod's
 // bound grows before and shrinks after those of its containers. With containers
-// that must be restarted it only grows: they use more until they have ended.
+// that must be restarted it only grows: they use more until they have ended. The runtime
+// is told what the pod in the sandbox box gets, and may refuse it.
 // begins is called when it is known to fit, which it does if it was granted before.
-func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, granted bool, begins func()) resizeState {
+func (h *Host) resize(ctx context.Context, pod *v1.Pod, box string, list []resizing, granted bool, begins func()) resizeState {
 	if h.Resizing.Fits != nil && !granted {
 		if reason, message := h.Resizing.Fits(pod); reason != "" {
 			return resizeState{kind: v1.PodResizePending, reason: reason, message: message}
@@ -230,11 +235,20 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, granted
 	if err := h.room(ctx, pod, final, list, restart); err != nil {
 		return failed(fmt.Errorf("cannot decrease memory limits: %w", err))
 	}
-	if h.Limits.Cgroups != nil {
-		open := cgroup.Resources{CPUShares: final.CPUShares, CPUQuota: cgroup.Unlimited, MemoryLimit: cgroup.Unlimited}
-		if now, err := h.Limits.Cgroups.Stats(h.cgroupOf(pod)); restart && err == nil && now.MemoryLimit > 0 && final.MemoryLimit > 0 {
+	shrinks := restart // unless it is known not to
+	open := cgroup.Resources{CPUShares: final.CPUShares, CPUQuota: cgroup.Unlimited, MemoryLimit: cgroup.Unlimited}
+	if restart && h.Limits.Cgroups != nil {
+		if now, err := h.Limits.Cgroups.Stats(h.cgroupOf(pod)); err == nil && now.MemoryLimit > 0 && final.MemoryLimit > 0 {
 			open.MemoryLimit = max(int64(now.MemoryLimit), final.MemoryLimit)
+			shrinks = open.MemoryLimit > final.MemoryLimit
 		}
+	}
+	if !shrinks {
+		if err := h.tellRuntime(ctx, pod, box); err != nil {
+			return failed(err)
+		}
+	}
+	if h.Limits.Cgroups != nil {
 		if err := h.Limits.Cgroups.Set(h.cgroupOf(pod), open); err != nil {
 			return failed(fmt.Errorf("resizing the pod: %w", err))
 		}
@@ -255,6 +269,22 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, list []resizing, granted
 		h.Hooks.weigh()
 	}
 	return resizeState{kind: v1.PodResizeInProgress}
+}
+
+// tellRuntime tells the runtime what a pod as a whole has from now on: one that keeps it
+// in a machine of its own must make that machine larger or smaller. Not every runtime
+// wants to know.
+func (h *Host) tellRuntime(ctx context.Context, pod *v1.Pod, box string) error {
+	if box == "" {
+		return nil
+	}
+	own, overhead := h.sandboxResources(pod)
+	_, err := h.CRI.Runtime.UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: box, Resources: own, Overhead: overhead})
+	// Some do not say it by the code that is there for it.
+	if err == nil || cri.IsUnimplemented(err) || strings.Contains(cri.Message(err), "not implemented") {
+		return nil
+	}
+	return fmt.Errorf("the runtime refuses to resize the pod: %s", cri.Message(err))
 }
 
 // claim is what a pod takes of the node, or wants of it.

@@ -77,12 +77,19 @@ func (h *Host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 			cfg.Linux.Sysctls[s.Name] = s.Value
 		}
 	}
-	cfg.Linux.Resources = h.linuxResources(resource.PodRequests(pod, resource.PodResourcesOptions{ExcludeOverhead: true}),
-		resource.PodLimits(pod, resource.PodResourcesOptions{ExcludeOverhead: true}))
-	if len(pod.Spec.Overhead) > 0 {
-		cfg.Linux.Overhead = h.linuxResources(pod.Spec.Overhead, pod.Spec.Overhead)
-	}
+	cfg.Linux.Resources, cfg.Linux.Overhead = h.sandboxResources(pod)
 	return cfg, nil
+}
+
+// sandboxResources are those of all containers of a pod together, and what the runtime
+// takes besides, nil for nothing.
+func (h *Host) sandboxResources(pod *v1.Pod) (own, overhead *runtimeapi.LinuxContainerResources) {
+	options := resource.PodResourcesOptions{ExcludeOverhead: true}
+	own = h.linuxResources(resource.PodRequests(pod, options), resource.PodLimits(pod, options))
+	if len(pod.Spec.Overhead) > 0 {
+		overhead = h.linuxResources(pod.Spec.Overhead, pod.Spec.Overhead)
+	}
+	return own, overhead
 }
 
 // shared tells whether a setting of the kernel is not the pod's own but the

@@ -49,6 +49,8 @@ type Runtime struct {
 	failing    map[string]error // by method
 	calls      []string
 	listeners  map[chan *runtimeapi.ContainerEventResponse]bool
+	// resized is what was told of sandboxes, by their IDs.
+	resized map[string]*runtimeapi.UpdatePodSandboxResourcesRequest
 }
 
 type container struct {
@@ -72,7 +74,7 @@ func (r *Runtime) Starting(name string) {
 func New(images ...string) *Runtime {
 	r := &Runtime{
 		sandboxes: map[string]*runtimeapi.PodSandboxStatus{}, containers: map[string]*container{}, images: map[string]*runtimeapi.Image{},
-		failing: map[string]error{}, listeners: map[chan *runtimeapi.ContainerEventResponse]bool{},
+		failing: map[string]error{}, listeners: map[chan *runtimeapi.ContainerEventResponse]bool{}, resized: map[string]*runtimeapi.UpdatePodSandboxResourcesRequest{},
 	}
 	for _, i := range images {
 		r.images[i] = &runtimeapi.Image{Id: "sha256:" + i, RepoTags: []string{i}, Size: 1 << 20}
@@ -423,6 +425,24 @@ func (r *Runtime) UpdateContainerResources(_ context.Context, req *runtimeapi.Up
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &runtimeapi.UpdateContainerResourcesResponse{}, r.called("UpdateContainerResources", req.ContainerId)
+}
+
+// UpdatePodSandboxResources implements the runtime service.
+func (r *Runtime) UpdatePodSandboxResources(_ context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest, _ ...grpc.CallOption) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.called("UpdatePodSandboxResources", req.PodSandboxId); err != nil {
+		return nil, err
+	}
+	r.resized[req.PodSandboxId] = req
+	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
+}
+
+// Resized returns what was last told of a sandbox's resources, nil for nothing.
+func (r *Runtime) Resized(sandbox string) *runtimeapi.UpdatePodSandboxResourcesRequest {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.resized[sandbox]
 }
 
 // CheckpointContainer implements the runtime service.
