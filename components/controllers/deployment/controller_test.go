@@ -435,3 +435,13 @@ func TestSetName(t *testing.T) {
 		t.Errorf("%+v, %v", list.Items, err)
 	}
 }
+
+// TestBrokenNotes: what is noted on a ReplicaSet and is no number of pods is not there.
+func TestBrokenNotes(t *testing.T) {
+	for note, want := range map[string]bool{"": false, "many": false, "-1": false, "2147483648": false, "0": true, "7": true} {
+		rs := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{desiredReplicasAnnotation: note}}}
+		if _, ok := intAnnotation(rs, desiredReplicasAnnotation); ok != want {
+			t.Errorf("%q: %v", note, ok)
+		}
+	}
+}

@@ -197,13 +197,15 @@ func maxRevision(sets []*appsv1.ReplicaSet) (n int64) {
 	return n
 }
 
+// intAnnotation reads a number of pods that is noted on rs; false if none is, or what
+// is noted cannot be one.
 func intAnnotation(rs *appsv1.ReplicaSet, key string) (int32, bool) {
 	s, ok := rs.Annotations[key]
 	if !ok {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(s, 10, 32)
-	return int32(n), err == nil
+	return int32(n), err == nil && n >= 0
 }
 
 // setReplicaAnnotations notes the Deployment's size on its ReplicaSet, by which
