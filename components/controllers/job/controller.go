@@ -78,12 +78,7 @@ func New(env control.Env) (*Controller, error) {
 		return nil, err
 	}
 	if err := c.Watch(jobs.Informer(), control.Handlers(
-		func(j *batchv1.Job) {
-			if m := managedElsewhere(j); m != "" {
-				c.measures.others.WithLabelValues(m).Inc()
-			}
-			c.AddObject(j)
-		},
+		c.jobAdded,
 		func(old, cur *batchv1.Job) {
 			if old.UID != cur.UID {
 				c.forget(key(old))
@@ -103,6 +98,13 @@ func New(env control.Env) (*Controller, error) {
 }
 
 func key(j *batchv1.Job) string { return j.Namespace + "/" + j.Name }
+
+func (c *Controller) jobAdded(j *batchv1.Job) {
+	if m := managedElsewhere(j); m != "" {
+		c.measures.others.WithLabelValues(m).Inc()
+	}
+	c.AddObject(j)
+}
 
 func (c *Controller) forget(k string) {
 	c.expect.Forget(k)

@@ -359,3 +359,25 @@ func TestSuccessPolicyCounts(t *testing.T) {
 		}
 	}
 }
+
+// TestManagedElsewhere: a Job of another controller is left alone, and counted once,
+// however often it changes.
+func TestManagedElsewhere(t *testing.T) {
+	j := testJob(1, 1)
+	j.Spec.ManagedBy = ptr.To("example.org/queue")
+	w := newWorld(t, j)
+	w.pod("p", -1, corev1.PodSucceeded)
+	w.c.jobAdded(j)
+	w.f.Writes()
+	for range 3 {
+		if err := w.once(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if writes := w.f.Writes(); len(writes) > 0 {
+		t.Errorf("writes %v", writes)
+	}
+	if got := testutil.ToFloat64(w.c.measures.others.WithLabelValues("example.org/queue")); got != 1 {
+		t.Errorf("counted %v times", got)
+	}
+}
