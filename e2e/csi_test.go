@@ -193,7 +193,7 @@ func (s *space) grows(small *atomic.Bool) {
 	s.contains(s.do("get", "events"), "VolumeResizeFailed", "NodeExpandVolume.NodeExpandVolume failed for volume")
 	small.Store(false)
 	pending()
-	s.do("wait", "pvc/v", "--for=jsonpath={.status.capacity.storage}=3Mi", "--timeout=60s")
+	s.do("wait", "pvc/v", "--for=jsonpath={.status.capacity.storage}=3Mi", "--timeout=180s")
 	if left := s.do("get", "pvc", "v", "-o", "jsonpath={.status.allocatedResourceStatuses}{.status.conditions[*].type}"); left != "Unused" {
 		s.Errorf("left of growing: %s", left)
 	}

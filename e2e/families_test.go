@@ -135,10 +135,14 @@ func TestFamilies(t *testing.T) {
 				}
 				return nil
 			})
-			out, err := m.command(m.binary, "kubectl", "exec", "client", "--", "/hyperkube", "hello", "get", "--timeout=3s", "http://nobody/").CombinedOutput()
-			if err == nil || !strings.Contains(string(out), "refused") {
-				t.Errorf("a service without endpoints: %v\n%s", err, out)
-			}
+			// The proxy has its own time to hear of the service.
+			m.eventually(10*time.Second, func() error {
+				out, err := m.command(m.binary, "kubectl", "exec", "client", "--", "/hyperkube", "hello", "get", "--timeout=3s", "http://nobody/").CombinedOutput()
+				if err == nil || !strings.Contains(string(out), "refused") {
+					return fmt.Errorf("a service without endpoints: %v\n%s", err, out)
+				}
+				return nil
+			})
 			if out := m.sh("tc qdisc show"); !strings.Contains(out, "tbf") || !strings.Contains(out, "rate 80Mbit") {
 				t.Errorf("the bandwidth of the pod is not bounded:\n%s", out)
 			}

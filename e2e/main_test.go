@@ -84,7 +84,7 @@ func runTests(m *testing.M, binary string, usual bool) (code int) {
 		fmt.Printf("e2e: reset: %v\n%s", err, out)
 		code = 1
 	}
-	if diff := current.settle(time.Minute); diff != "" {
+	if diff := current.settle(patience); diff != "" {
 		fmt.Println("e2e: the host is not as it was before:\n" + diff)
 		code = 1
 	}

@@ -241,7 +241,7 @@ func TestUnread(t *testing.T) {
 	s := newSpace(t)
 	s.needBusybox()
 	s.do("run", "writer", "--image="+busybox, "--restart=Never", "--", "sleep", "1000")
-	s.do("wait", "--for=condition=Ready", "pod/writer", "--timeout=60s")
+	s.do("wait", "--for=condition=Ready", "pod/writer", "--timeout=180s")
 	const much = 5_000_000
 	for range 3 {
 		out, err := s.run(strings.Repeat("y\n", much), "exec", "-i", "writer", "--", "head", "-c", fmt.Sprint(much), "/dev/zero")

@@ -279,7 +279,7 @@ func (r *run) takeBack(binary string) {
 		tell("huge pages", os.WriteFile(hugePagesFile, []byte(r.HugePages), 0))
 	}
 	tell("deleting its files", os.RemoveAll(r.Dir))
-	if diff := r.settle(time.Minute); diff != "" {
+	if diff := r.settle(patience); diff != "" {
 		fmt.Println("e2e: the machine is not as it was before the run that was killed:\n" + diff)
 	}
 }
