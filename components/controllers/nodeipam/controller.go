@@ -39,6 +39,8 @@ type Controller struct {
 	*control.Loop
 	env   control.Env
 	nodes corelisters.NodeLister
+	// reserved are never given away.
+	reserved []netip.Prefix
 
 	mu   sync.Mutex // guards the rest
 	sets []*cidrSet
@@ -60,7 +62,7 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 		return nil, errors.New("two cluster CIDRs must be of different IP families")
 	}
 	nodes := env.Informers.Core().V1().Nodes()
-	c := &Controller{env: env, nodes: nodes.Lister(), held: map[string][]netip.Prefix{}, waiting: map[string]bool{}}
+	c := &Controller{env: env, nodes: nodes.Lister(), reserved: cfg.Reserved, held: map[string][]netip.Prefix{}, waiting: map[string]bool{}}
 	for _, p := range cfg.ClusterCIDRs {
 		size := cfg.MaskSizeIPv4
 		if size == 0 {
@@ -250,6 +252,22 @@ func (c *Controller) releaseLocked(name string) {
 		for _, set := range c.sets {
 			set.release(p)
 		}
+	}
+	// What is reserved, or another Node's too, stays taken: anyone may write into a new
+	// Node what it has.
+	keep := func(others []netip.Prefix) {
+		for _, o := range others {
+			if !slices.ContainsFunc(held, o.Overlaps) {
+				continue
+			}
+			for _, set := range c.sets {
+				set.take(o)
+			}
+		}
+	}
+	keep(c.reserved)
+	for _, others := range c.held {
+		keep(others)
 	}
 }
 

@@ -89,3 +89,41 @@ func TestNoneLeft(t *testing.T) {
 		t.Errorf("%d Nodes are to be looked at, %v wait", c.Len(), c.waiting)
 	}
 }
+
+// TestStaysTaken: what two Nodes have, or a Node has of what is reserved, is not given
+// away when one of them goes.
+func TestStaysTaken(t *testing.T) {
+	node := func(name string, cidrs ...string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: cidrs}}
+	}
+	c, err := New(controltest.New(t).Env, Config{
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/22")},
+		Reserved:     []netip.Prefix{netip.MustParsePrefix("10.0.3.0/24")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.note(node("a", "10.0.0.0/24"))
+	c.note(node("b", "10.0.0.0/24"))
+	c.note(node("c", "10.0.2.0/23"))
+	c.release("a")
+	c.release("c")
+	var got []string
+	for _, name := range []string{"d", "e"} {
+		cidrs, err := c.allocate(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, cidrs[0].String())
+	}
+	if want := []string{"10.0.1.0/24", "10.0.2.0/24"}; !slices.Equal(got, want) {
+		t.Errorf("given %v, want %v", got, want)
+	}
+	if _, err := c.allocate("f"); err == nil {
+		t.Error("there is one more")
+	}
+	c.release("b")
+	if cidrs, err := c.allocate("f"); err != nil || cidrs[0].String() != "10.0.0.0/24" {
+		t.Errorf("%v, %v: nobody has it any more", cidrs, err)
+	}
+}
