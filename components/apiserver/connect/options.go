@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/components/apiserver/request"
 )
 
 // query reads options from a URL and remembers the first error.
@@ -19,17 +21,7 @@ type query struct {
 	err error
 }
 
-func (q *query) flag(name string) bool {
-	values, ok := q.Values[name]
-	if !ok || len(values) == 0 {
-		return false
-	}
-	switch strings.ToLower(values[0]) {
-	case "false", "0":
-		return false
-	}
-	return true
-}
+func (q *query) flag(name string) bool { return request.IsTrue(q.Values, name) }
 
 func (q *query) integer(name string) *int64 {
 	s := q.Get(name)

@@ -84,7 +84,7 @@ func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo
 		switch info.Verb {
 		case "get":
 			info.Verb = "list"
-			if isTrue(query, "watch") {
+			if IsTrue(query, "watch") {
 				info.Verb = "watch"
 			}
 			if s := query.Get("fieldSelector"); s != "" {
@@ -137,9 +137,9 @@ func selectedName(selector string) string {
 	return name
 }
 
-// isTrue reads a flag of the query as Kubernetes does: anything but "false",
+// IsTrue reads a flag of the query as Kubernetes does: anything but "false",
 // "0" and absence is true.
-func isTrue(query url.Values, name string) bool {
+func IsTrue(query url.Values, name string) bool {
 	values, ok := query[name]
 	if !ok || len(values) == 0 {
 		return false

@@ -21,8 +21,8 @@ import (
 // ListOptions of a list, a watch or a deletion of many.
 func ListOptions(query url.Values) (*internalversion.ListOptions, error) {
 	o := &internalversion.ListOptions{
-		Watch:                isTrue(query, "watch"),
-		AllowWatchBookmarks:  isTrue(query, "allowWatchBookmarks"),
+		Watch:                IsTrue(query, "watch"),
+		AllowWatchBookmarks:  IsTrue(query, "allowWatchBookmarks"),
 		ResourceVersion:      query.Get("resourceVersion"),
 		ResourceVersionMatch: metav1.ResourceVersionMatch(query.Get("resourceVersionMatch")),
 		Continue:             query.Get("continue"),
@@ -41,7 +41,7 @@ func ListOptions(query url.Values) (*internalversion.ListOptions, error) {
 		o.TimeoutSeconds = &n
 	}
 	if _, ok := query["sendInitialEvents"]; ok {
-		b := isTrue(query, "sendInitialEvents")
+		b := IsTrue(query, "sendInitialEvents")
 		o.SendInitialEvents = &b
 	}
 	// Selectors come last: upstream reads all others before it reads these as such.
@@ -110,7 +110,7 @@ func PatchOptions(query url.Values, patch types.PatchType) (*metav1.PatchOptions
 		FieldValidation: query.Get("fieldValidation"),
 	}
 	if _, ok := query["force"]; ok {
-		b := isTrue(query, "force")
+		b := IsTrue(query, "force")
 		o.Force = &b
 	}
 	errs := metav1validation.ValidatePatchOptions(o, patch)
@@ -129,14 +129,14 @@ func DeleteOptions(query url.Values) (*metav1.DeleteOptions, error) {
 		o.GracePeriodSeconds = &n
 	}
 	if _, ok := query["orphanDependents"]; ok {
-		b := isTrue(query, "orphanDependents")
+		b := IsTrue(query, "orphanDependents")
 		o.OrphanDependents = &b
 	}
 	if s := query.Get("propagationPolicy"); s != "" {
 		p := metav1.DeletionPropagation(s)
 		o.PropagationPolicy = &p
 	}
-	if isTrue(query, "ignoreStoreReadErrorWithClusterBreakingPotential") {
+	if IsTrue(query, "ignoreStoreReadErrorWithClusterBreakingPotential") {
 		yes := true
 		o.IgnoreStoreReadErrorWithClusterBreakingPotential = &yes
 	}

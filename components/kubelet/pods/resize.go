@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -119,15 +120,9 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 		}
 		return time.Time{}
 	}
-	left := map[string]bool{}
-	for _, r := range list {
-		left[r.name] = true
-	}
-	for name := range w.actuated {
-		if !left[name] {
-			delete(w.actuated, name)
-		}
-	}
+	maps.DeleteFunc(w.actuated, func(name string, _ v1.ResourceRequirements) bool {
+		return !slices.ContainsFunc(list, func(r resizing) bool { return r.name == name })
+	})
 	if w.resize != nil && w.resize.generation == w.pod.Generation && w.resize.retry.After(now) {
 		return w.resize.retry
 	}
@@ -168,36 +163,41 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 		}
 		w.update(func() {
 			w.op = nil
-			w.tellResize(pod, &state)
-			if old := w.resize; old != nil && old.kind == v1.PodResizePending && old.reason == v1.PodReasonDeferred && state.kind == v1.PodResizeInProgress {
-				w.host.Metrics.ResizeAccepted(pod, cmp.Or(old.trigger, "periodic_retry"), time.Since(since))
-			}
-			if state.kind == v1.PodResizeInProgress && state.reason == "" {
-				w.level = levelOf(pod)
-				if w.loose = slices.ContainsFunc(list, func(r resizing) bool { return r.restart }); w.loose {
-					state.retry = time.Time{}
-				}
-				for _, r := range list {
-					if c, _ := podstate.Find(pod, r.name); c != nil && !r.restart {
-						w.given[r.id] = c.Resources.Requests.Memory().Value()
-					}
-				}
-			}
-			w.resize = &state
-			for _, r := range list {
-				w.dirtyIDs[r.id] = true
-			}
-			for _, r := range list {
-				if r.restart && state.kind == v1.PodResizeInProgress && state.reason == "" {
-					s := w.slots[r.name]
-					s.ForceRestart = r.id
-					w.slots[r.name] = s
-					w.startKill(ctx, r.id, "Container "+r.name+" resize requires restart", w.killGrace(r.id))
-				}
-			}
+			w.resized(ctx, pod, list, since, &state)
 		})
 	})
 	return time.Time{}
+}
+
+// resized takes in what has come of resizing the containers of list, which began at
+// since, and ends those that take new resources only from a start. The caller holds mu.
+func (w *worker) resized(ctx context.Context, pod *v1.Pod, list []resizing, since time.Time, state *resizeState) {
+	done := state.kind == v1.PodResizeInProgress && state.reason == ""
+	w.tellResize(pod, state)
+	if old := w.resize; old != nil && old.kind == v1.PodResizePending && old.reason == v1.PodReasonDeferred && state.kind == v1.PodResizeInProgress {
+		w.host.Metrics.ResizeAccepted(pod, cmp.Or(old.trigger, "periodic_retry"), time.Since(since))
+	}
+	if done {
+		w.level = levelOf(pod)
+		if w.loose = slices.ContainsFunc(list, func(r resizing) bool { return r.restart }); w.loose {
+			state.retry = time.Time{}
+		}
+	}
+	w.resize = state
+	for _, r := range list {
+		w.dirtyIDs[r.id] = true
+		if !done {
+			continue
+		}
+		if r.restart {
+			s := w.slots[r.name]
+			s.ForceRestart = r.id
+			w.slots[r.name] = s
+			w.startKill(ctx, r.id, "Container "+r.name+" resize requires restart", w.killGrace(r.id))
+		} else if c, _ := podstate.Find(pod, r.name); c != nil {
+			w.given[r.id] = c.Resources.Requests.Memory().Value()
+		}
+	}
 }
 
 // resizeState is what is told of a resize.

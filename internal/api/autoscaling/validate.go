@@ -134,6 +134,26 @@ func validateRules(r *autoscalingv2.HPAScalingRules, path *field.Path) field.Err
 	return errs
 }
 
+// metricSource is a field of a metric that tells where it comes from.
+type metricSource struct {
+	name string
+	typ  autoscalingv2.MetricSourceType
+	set  bool
+	// check is called where it is set.
+	check func(at *field.Path) field.ErrorList
+}
+
+// metricSources are in the order of their precedence where several are set.
+func metricSources(m *autoscalingv2.MetricSpec, checkVersions bool) []metricSource {
+	return []metricSource{
+		{"object", autoscalingv2.ObjectMetricSourceType, m.Object != nil, func(at *field.Path) field.ErrorList { return validateObjectMetric(m.Object, checkVersions, at) }},
+		{"external", autoscalingv2.ExternalMetricSourceType, m.External != nil, func(at *field.Path) field.ErrorList { return validateExternalMetric(m.External, at) }},
+		{"pods", autoscalingv2.PodsMetricSourceType, m.Pods != nil, func(at *field.Path) field.ErrorList { return validatePodsMetric(m.Pods, at) }},
+		{"resource", autoscalingv2.ResourceMetricSourceType, m.Resource != nil, func(at *field.Path) field.ErrorList { return validateResourceMetric(m.Resource, at) }},
+		{"containerResource", autoscalingv2.ContainerResourceMetricSourceType, m.ContainerResource != nil, func(at *field.Path) field.ErrorList { return validateContainerMetric(m.ContainerResource, at) }},
+	}
+}
+
 func validateMetric(m *autoscalingv2.MetricSpec, checkVersions bool, path *field.Path) field.ErrorList {
 	types := []autoscalingv2.MetricSourceType{
 		autoscalingv2.ContainerResourceMetricSourceType, autoscalingv2.ExternalMetricSourceType, autoscalingv2.ObjectMetricSourceType,
@@ -146,70 +166,9 @@ func validateMetric(m *autoscalingv2.MetricSpec, checkVersions bool, path *field
 	if !slices.Contains(types, m.Type) {
 		errs = append(errs, field.NotSupported(path.Child("type"), m.Type, types))
 	}
-	// The first of several sources is the one that is checked.
-	switch {
-	case m.Object != nil:
-		at := path.Child("object")
-		errs = append(errs, validateRef(&m.Object.DescribedObject, at.Child("describedObject"))...)
-		if checkVersions {
-			errs = append(errs, validateAPIVersion(&m.Object.DescribedObject, false, at.Child("describedObject"))...)
-		}
-		errs = append(errs, validateIdentifier(&m.Object.Metric, at.Child("metric"))...)
-		errs = append(errs, validateTarget(&m.Object.Target, at.Child("target"))...)
-		if m.Object.Target.Value == nil && m.Object.Target.AverageValue == nil {
-			errs = append(errs, field.Required(at.Child("target", "averageValue"), "must set either a target value or averageValue"))
-		}
-	case m.External != nil:
-		at := path.Child("external")
-		errs = append(errs, validateIdentifier(&m.External.Metric, at.Child("metric"))...)
-		errs = append(errs, validateTarget(&m.External.Target, at.Child("target"))...)
-		switch {
-		case m.External.Target.Value == nil && m.External.Target.AverageValue == nil:
-			errs = append(errs, field.Required(at.Child("target", "averageValue"), "must set either a target value for metric or a per-pod target"))
-		case m.External.Target.Value != nil && m.External.Target.AverageValue != nil:
-			errs = append(errs, field.Forbidden(at.Child("target", "value"), "may not set both a target value for metric and a per-pod target"))
-		}
-	case m.Pods != nil:
-		at := path.Child("pods")
-		errs = append(errs, validateIdentifier(&m.Pods.Metric, at.Child("metric"))...)
-		errs = append(errs, validateTarget(&m.Pods.Target, at.Child("target"))...)
-		if v := m.Pods.Target.AverageValue; v == nil {
-			errs = append(errs, field.Required(at.Child("target", "averageValue"), "must specify a positive target averageValue"))
-		}
-	case m.Resource != nil:
-		at := path.Child("resource")
-		if m.Resource.Name == "" {
-			errs = append(errs, field.Required(at.Child("name"), "must specify a resource name"))
-		}
-		errs = append(errs, validateResourceTarget(&m.Resource.Target, at.Child("target"))...)
-	case m.ContainerResource != nil:
-		at := path.Child("containerResource")
-		if m.ContainerResource.Name == "" {
-			errs = append(errs, field.Required(at.Child("name"), "must specify a resource name"))
-		} else {
-			e := &validate.Errors{}
-			validate.ContainerResourceName(e, at.Child("name"), m.ContainerResource.Name)
-			errs = append(errs, e.List...)
-		}
-		if m.ContainerResource.Container == "" {
-			errs = append(errs, field.Required(at.Child("container"), "must specify a container"))
-		} else {
-			e := &validate.Errors{}
-			e.Label(at.Child("container"), m.ContainerResource.Container)
-			errs = append(errs, e.List...)
-		}
-		errs = append(errs, validateResourceTarget(&m.ContainerResource.Target, at.Child("target"))...)
-	}
-	sources := []struct {
-		name string
-		typ  autoscalingv2.MetricSourceType
-		set  bool
-	}{
-		{"object", autoscalingv2.ObjectMetricSourceType, m.Object != nil},
-		{"external", autoscalingv2.ExternalMetricSourceType, m.External != nil},
-		{"pods", autoscalingv2.PodsMetricSourceType, m.Pods != nil},
-		{"resource", autoscalingv2.ResourceMetricSourceType, m.Resource != nil},
-		{"containerResource", autoscalingv2.ContainerResourceMetricSourceType, m.ContainerResource != nil},
+	sources := metricSources(m, checkVersions)
+	if i := slices.IndexFunc(sources, func(s metricSource) bool { return s.set }); i >= 0 {
+		errs = append(errs, sources[i].check(path.Child(sources[i].name))...)
 	}
 	set := 0
 	for _, s := range sources {
@@ -229,6 +188,63 @@ func validateMetric(m *autoscalingv2.MetricSpec, checkVersions bool, path *field
 		}
 	}
 	return errs
+}
+
+func validateObjectMetric(m *autoscalingv2.ObjectMetricSource, checkVersions bool, at *field.Path) field.ErrorList {
+	errs := validateRef(&m.DescribedObject, at.Child("describedObject"))
+	if checkVersions {
+		errs = append(errs, validateAPIVersion(&m.DescribedObject, false, at.Child("describedObject"))...)
+	}
+	errs = append(errs, validateIdentifier(&m.Metric, at.Child("metric"))...)
+	errs = append(errs, validateTarget(&m.Target, at.Child("target"))...)
+	if m.Target.Value == nil && m.Target.AverageValue == nil {
+		errs = append(errs, field.Required(at.Child("target", "averageValue"), "must set either a target value or averageValue"))
+	}
+	return errs
+}
+
+func validateExternalMetric(m *autoscalingv2.ExternalMetricSource, at *field.Path) field.ErrorList {
+	errs := validateIdentifier(&m.Metric, at.Child("metric"))
+	errs = append(errs, validateTarget(&m.Target, at.Child("target"))...)
+	switch {
+	case m.Target.Value == nil && m.Target.AverageValue == nil:
+		errs = append(errs, field.Required(at.Child("target", "averageValue"), "must set either a target value for metric or a per-pod target"))
+	case m.Target.Value != nil && m.Target.AverageValue != nil:
+		errs = append(errs, field.Forbidden(at.Child("target", "value"), "may not set both a target value for metric and a per-pod target"))
+	}
+	return errs
+}
+
+func validatePodsMetric(m *autoscalingv2.PodsMetricSource, at *field.Path) field.ErrorList {
+	errs := validateIdentifier(&m.Metric, at.Child("metric"))
+	errs = append(errs, validateTarget(&m.Target, at.Child("target"))...)
+	if m.Target.AverageValue == nil {
+		errs = append(errs, field.Required(at.Child("target", "averageValue"), "must specify a positive target averageValue"))
+	}
+	return errs
+}
+
+func validateResourceMetric(m *autoscalingv2.ResourceMetricSource, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if m.Name == "" {
+		errs = append(errs, field.Required(at.Child("name"), "must specify a resource name"))
+	}
+	return append(errs, validateResourceTarget(&m.Target, at.Child("target"))...)
+}
+
+func validateContainerMetric(m *autoscalingv2.ContainerResourceMetricSource, at *field.Path) field.ErrorList {
+	e := &validate.Errors{}
+	if m.Name == "" {
+		e.Required(at.Child("name"), "must specify a resource name")
+	} else {
+		validate.ContainerResourceName(e, at.Child("name"), m.Name)
+	}
+	if m.Container == "" {
+		e.Required(at.Child("container"), "must specify a container")
+	} else {
+		e.Label(at.Child("container"), m.Container)
+	}
+	return append(e.List, validateResourceTarget(&m.Target, at.Child("target"))...)
 }
 
 func validateIdentifier(id *autoscalingv2.MetricIdentifier, path *field.Path) field.ErrorList {
