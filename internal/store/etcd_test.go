@@ -20,10 +20,16 @@ import (
 	"hyperkube/internal/testetcd"
 )
 
-// startEtcd runs an etcd member in dir and returns a client in process.
+// startEtcd runs an etcd member in dir and returns a client in process. How long a busy
+// disk takes is not what is tested: the member does not wait for it.
 func startEtcd(t testing.TB, dir string) (*clientv3.Client, func()) {
 	t.Helper()
-	m := testetcd.Start(t, testetcd.Config{Dir: dir, Fsync: true})
+	return startMember(t, testetcd.Config{Dir: dir})
+}
+
+func startMember(t testing.TB, cfg testetcd.Config) (*clientv3.Client, func()) {
+	t.Helper()
+	m := testetcd.Start(t, cfg)
 	if localRevision.Load() {
 		m.Client.KV = &localKV{m.Client.KV, m.Server}
 	}

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"hyperkube/internal/testetcd"
 )
 
 var long = flag.Bool("long", false, "kill 200 times, and look for histories that do not fit for a minute")
@@ -35,7 +37,7 @@ func (child) Fatal(args ...any) {
 // writeUntilKilled creates, changes and deletes objects and prints each write
 // once it has been acknowledged: key, value ("-" when deleted), revision.
 func writeUntilKilled(dir string) int {
-	client, _ := startEtcd(child{}, dir)
+	client, _ := startMember(child{}, testetcd.Config{Dir: dir, Fsync: true})
 	s, _ := startStore(child{}, Config{Client: client})
 	c := s.Collection(collectionConfig("configmaps"))
 	ctx := context.Background()
