@@ -116,10 +116,7 @@ func sandboxOf(s *runtimeapi.PodSandboxStatus) podstate.Sandbox {
 			out.IPs = append(out.IPs, ip.GetIp())
 		}
 	}
-	// One that has lost its address is of no use: nobody reaches what runs in it.
-	if s.GetNetwork() != nil && len(out.IPs) == 0 && !out.HostNetwork {
-		out.Ready = false
-	}
+	out.Lost = out.Ready && s.GetNetwork() != nil && len(out.IPs) == 0 && !out.HostNetwork
 	return out
 }
 

@@ -13,17 +13,18 @@ func TestSandboxWithoutAddress(t *testing.T) {
 	host := &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE}}}
 	for _, c := range []struct {
 		name   string
-		status runtimeapi.PodSandboxStatus
-		ready  bool
+		status *runtimeapi.PodSandboxStatus
+		lost   bool
+		ended  bool
 		ips    []string
 	}{
-		{name: "with one", status: runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1", AdditionalIps: []*runtimeapi.PodIP{{Ip: "fd00::1"}, {}}}}, ready: true, ips: []string{"10.0.0.1", "fd00::1"}},
-		{name: "without", status: runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{}}},
-		{name: "of the host's network", status: runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{}, Linux: host}, ready: true},
-		{name: "untold", ready: true},
-		{name: "that has ended", status: runtimeapi.PodSandboxStatus{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY, Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1"}}, ips: []string{"10.0.0.1"}},
+		{name: "with one", status: &runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1", AdditionalIps: []*runtimeapi.PodIP{{Ip: "fd00::1"}, {}}}}, ips: []string{"10.0.0.1", "fd00::1"}},
+		{name: "without", status: &runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{}}, lost: true},
+		{name: "of the host's network", status: &runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{}, Linux: host}},
+		{name: "untold"},
+		{name: "that has ended", status: &runtimeapi.PodSandboxStatus{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY, Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1"}}, ended: true, ips: []string{"10.0.0.1"}},
 	} {
-		if got := sandboxOf(&c.status); got.Ready != c.ready || !slices.Equal(got.IPs, c.ips) {
+		if got := sandboxOf(c.status); got.Ready == c.ended || got.Lost != c.lost || !slices.Equal(got.IPs, c.ips) {
 			t.Errorf("%s: %+v", c.name, got)
 		}
 	}

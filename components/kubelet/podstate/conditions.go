@@ -49,9 +49,9 @@ func (in *StatusInput) sandboxReady() v1.PodCondition {
 		c.Message = "no pod sandbox exists"
 	case ready > 1:
 		c.Message = "multiple pod sandboxes are ready and need to be reconciled"
-	case box == nil:
+	case box == nil && !in.Observed.Sandboxes[0].Lost:
 		c.Message = "pod sandbox is not ready"
-	case !in.Pod.Spec.HostNetwork && len(box.IPs) == 0:
+	case box == nil, !in.Pod.Spec.HostNetwork && len(box.IPs) == 0:
 		c.Message = "pod sandbox has no IP address"
 	default:
 		c.Status, c.Reason = v1.ConditionTrue, ""

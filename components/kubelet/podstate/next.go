@@ -106,8 +106,8 @@ func Next(in Input) Plan {
 		}
 	}
 	if sandbox == nil {
-		for _, s := range o.Sandboxes {
-			if s.Ready {
+		for i, s := range o.Sandboxes {
+			if s.Ready && i > 0 {
 				p.StopSandboxes = append(p.StopSandboxes, s.ID)
 			}
 		}

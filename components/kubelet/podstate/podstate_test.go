@@ -79,6 +79,13 @@ func TestMadeAndNeverStarted(t *testing.T) {
 	}
 }
 
+// lost is see with a sandbox that has no address any more.
+func lost(list ...string) *Observed {
+	o := see(list...)
+	o.Sandboxes[0].IPs, o.Sandboxes[0].Lost = nil, true
+	return o
+}
+
 func text(p Plan) string {
 	var out []string
 	if p.NewSandbox {
@@ -139,6 +146,7 @@ func TestNext(t *testing.T) {
 		{name: "startup", pod: pod(A), seen: see("a:running", "b:running"), health: map[string]Health{"id-a": {Startup: Failure}}, want: "kill a"},
 		{name: "sandbox died", pod: pod(A), seen: see("dead", "a:exited=137", "b:exited=137"), want: "sandbox, stop box, start a#1, start b#1"},
 		{name: "sandbox died, a runs", pod: pod(A), seen: see("dead", "a:running", "b:exited=137"), want: "sandbox, stop box, kill a, start b#1"},
+		{name: "sandbox lost its address", pod: pod(A), seen: lost("a:running", "b:exited=0"), want: "sandbox, stop box, kill a, start b#1"},
 		{name: "sandbox died, never", pod: pod(N), seen: see("dead", "a:exited=137", "b:exited=137"), want: "stop box, finished"},
 		{name: "sandbox died, one done", pod: pod(F), seen: see("dead", "a:exited=0", "b:exited=137"), want: "sandbox, stop box, start b#1"},
 

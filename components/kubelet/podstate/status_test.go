@@ -103,6 +103,9 @@ func TestSandboxReady(t *testing.T) {
 			t.Errorf("%+v, want %+v", got, want)
 		}
 	}
+	if got := statusOf(p, lost("box")).Conditions[0]; got.Status != v1.ConditionFalse || got.Message != "pod sandbox has no IP address" {
+		t.Errorf("one that has lost its address: %+v", got)
+	}
 }
 
 // TestReasonOfThePhase: what is said of a phase stays while that does.

@@ -65,6 +65,8 @@ type Sandbox struct {
 	CreatedAt   time.Time
 	// IPs are empty with the host's network.
 	IPs []string
+	// Lost: it should have an address and has none, so that nobody reaches what runs in it.
+	Lost bool
 }
 
 // Observed is all that the runtime has of a pod, newest first.
@@ -108,9 +110,9 @@ func (o *Observed) ByID(id string) *Container {
 	return nil
 }
 
-// Sandbox returns the newest sandbox if it is ready, else nil.
+// Sandbox returns the newest sandbox if it is ready and of use, else nil.
 func (o *Observed) Sandbox() *Sandbox {
-	if len(o.Sandboxes) == 0 || !o.Sandboxes[0].Ready {
+	if len(o.Sandboxes) == 0 || !o.Sandboxes[0].Ready || o.Sandboxes[0].Lost {
 		return nil
 	}
 	return &o.Sandboxes[0]
