@@ -18,12 +18,12 @@ func QOS(pod *v1.Pod) v1.PodQOSClass {
 	if pod.Status.QOSClass != "" {
 		return pod.Status.QOSClass
 	}
-	any, guaranteed := false, true
+	some, guaranteed := false, true
 	check := func(r v1.ResourceRequirements) {
 		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 			request, limit := r.Requests[name], r.Limits[name]
 			if !request.IsZero() || !limit.IsZero() {
-				any = true
+				some = true
 			}
 			if limit.IsZero() || (!request.IsZero() && request.Cmp(limit) != 0) {
 				guaranteed = false
@@ -41,7 +41,7 @@ func QOS(pod *v1.Pod) v1.PodQOSClass {
 		}
 	}
 	switch {
-	case !any:
+	case !some:
 		return v1.PodQOSBestEffort
 	case guaranteed:
 		return v1.PodQOSGuaranteed
