@@ -43,8 +43,15 @@ func NewUpgrade() *cobra.Command {
 		RunE: o.command(o.apply),
 	}
 	apply.Flags().BoolP("yes", "y", false, "As with kubeadm, for scripts: nothing is asked for without it either.")
+	around := 3 // lines, as kubeadm
+	diff := &cobra.Command{
+		Use: "diff [VERSION]", Short: "Print what an upgrade would change in this master's manifests", Args: cobra.MaximumNArgs(1),
+		RunE: o.command(func(_ context.Context, out io.Writer, l layout.Node) error { return o.diff(out, l, around) }),
+	}
+	diff.Flags().IntVarP(&around, "context-lines", "c", around, "How many lines are printed around a change.")
 	cmd.AddCommand(
 		apply,
+		diff,
 		&cobra.Command{
 			Use: "plan [VERSION]", Short: "Tell what an upgrade to the version of this program changes", Args: cobra.MaximumNArgs(1),
 			RunE: o.command(plan),

@@ -2,6 +2,8 @@ package masters
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -91,5 +93,56 @@ func TestUpgradeWhere(t *testing.T) {
 		if err := run(); command.ExitCode(err) != command.ExitPreflight || !strings.Contains(err.Error(), "hyperkube up") {
 			t.Errorf("%s where no cluster is: %v", name, err)
 		}
+	}
+}
+
+// TestUpgradeDiff: what is printed is what somebody or an older version has in a manifest and
+// an upgrade has not, by the real paths; nothing is written.
+func TestUpgradeDiff(t *testing.T) {
+	m := testMaster(t)
+	diff := func(around int) string {
+		t.Helper()
+		var out bytes.Buffer
+		if err := diffManifests(&out, m.layout, around, func(played layout.Node) error {
+			again := *m
+			again.layout = played
+			return again.prepare()
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	if got := diff(3); got != "" {
+		t.Errorf("of what is as it would be:\n%s", got)
+	}
+	path := filepath.Join(m.layout.StaticPods(), "kube-scheduler.yaml")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := bytes.Replace(data, []byte("--leader-elect=true"), []byte("--leader-elect=false"), 1)
+	if err := os.WriteFile(path, changed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := diff(1)
+	for _, want := range []string{"--- " + path + "\n", "+++ new manifest\n", "\n-    - --leader-elect=false\n+    - --leader-elect=true\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("lacks %q:\n%s", want, got)
+		}
+	}
+	if n := strings.Count(got, "\n"); n != 7 {
+		t.Errorf("%d lines with one around the change:\n%s", n, got)
+	}
+	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, changed) {
+		t.Errorf("the manifest was written: %v", err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if got := diff(3); !strings.Contains(got, "\n+    - --leader-elect=true\n") {
+		t.Errorf("of a manifest that is not there:\n%s", got)
+	}
+	if err := new(upgrade).diff(&bytes.Buffer{}, layout.Under(t.TempDir()), 3); command.ExitCode(err) != command.ExitPreflight {
+		t.Errorf("where no master is: %v", err)
 	}
 }

@@ -223,7 +223,7 @@ func (o *Options) enter(ctx context.Context, l layout.Node, group *lifecycle.Gro
 	err = group.While(ctx, what, func(ctx context.Context) error {
 		return p.Wait(ctx, what, o.describeEntry, progress.UntilReady(keeper))
 	})
-	if err == nil {
+	if err == nil && o.BootstrapKubeconfig != "" { // a master has made its certificate itself
 		s.Done(began, "the cluster knows this machine as node %q", o.Name)
 	}
 	return cfg, []prometheus.Collector{keeper}, err
