@@ -2,6 +2,7 @@ package rest
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -126,6 +127,10 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 		given = gvk
 	}
 	custom, isCustom := into.(*unstructured.Unstructured)
+	if !isCustom && given.Version == "" && given.Group != "" && given.Group != gvk.Group {
+		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v",
+			cmp.Or(given.Kind, gvk.Kind), "", gvk.Kind, runtime.NewMissingVersionErr(string(data))))
+	}
 	if wrong := checkKind(into, given, gvk); wrong != nil {
 		err = wrong
 	}
@@ -331,14 +336,20 @@ func decodeJSON(data []byte, into runtime.Object, strict strictness) (schema.Gro
 	} else {
 		err = kjson.UnmarshalCaseSensitivePreserveInts(data, into)
 	}
-	gvk := into.GetObjectKind().GroupVersionKind()
+	meta, _ := into.GetObjectKind().(*metav1.TypeMeta)
 	if err != nil {
-		var meta metav1.TypeMeta
-		if json.Unmarshal(data, &meta) == nil {
-			gvk = meta.GroupVersionKind()
+		meta = &metav1.TypeMeta{}
+		if json.Unmarshal(data, meta) != nil {
+			return schema.GroupVersionKind{}, nil, err
 		}
 	}
-	return gvk, strictErrs, err
+	if meta == nil {
+		return into.GetObjectKind().GroupVersionKind(), strictErrs, nil
+	}
+	if _, wrong := schema.ParseGroupVersion(meta.APIVersion); wrong != nil {
+		return schema.GroupVersionKind{}, nil, wrong
+	}
+	return meta.GroupVersionKind(), strictErrs, err
 }
 
 // warnStrict tells the client of each strict decoding error.

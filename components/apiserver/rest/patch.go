@@ -180,7 +180,7 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 		}
 	}
 	if err != nil {
-		known := given.Version == "" || given.Kind == "" || scheme.Scheme.Recognizes(given)
+		known := given.Version == "" || given.Kind == "" || given == p.kind || scheme.Scheme.Recognizes(given)
 		if !isCustom && !known {
 			err = checkFormer(given, p.kind)
 		}
