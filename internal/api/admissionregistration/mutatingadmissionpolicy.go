@@ -38,6 +38,7 @@ func mutatingAdmissionPolicy() api.Kind[*admissionv1.MutatingAdmissionPolicy] {
 		},
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*policy]{
+			AsNew: true,
 			Prepare: func(_ context.Context, p, old *policy) {
 				prepareGeneration(p, old, apiequality.Semantic.DeepEqual(p.Spec, old.Spec))
 			},

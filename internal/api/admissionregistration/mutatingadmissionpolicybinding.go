@@ -35,6 +35,7 @@ func mutatingAdmissionPolicyBinding() api.Kind[*admissionv1.MutatingAdmissionPol
 		Validate:                  func(_ context.Context, b *binding) field.ErrorList { return append(validate(b), notStatic(b.Name)...) },
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*binding]{
+			AsNew: true,
 			Prepare: func(_ context.Context, b, old *binding) {
 				prepareGeneration(b, old, apiequality.Semantic.DeepEqual(b.Spec, old.Spec))
 			},

@@ -2,9 +2,9 @@ package admissionregistration
 
 import (
 	"context"
+	"reflect"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -46,8 +46,9 @@ func mutatingWebhookConfiguration() api.Kind[*admissionv1.MutatingWebhookConfigu
 		},
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*configuration]{
+			AsNew: true,
 			Prepare: func(_ context.Context, c, old *configuration) {
-				prepareGeneration(c, old, apiequality.Semantic.DeepEqual(c.Webhooks, old.Webhooks))
+				prepareGeneration(c, old, reflect.DeepEqual(c.Webhooks, old.Webhooks))
 			},
 			Validate: func(_ context.Context, c, old *configuration) field.ErrorList {
 				hooks := mutatingHooks(c.Webhooks)

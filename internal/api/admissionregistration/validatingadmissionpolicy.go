@@ -52,6 +52,7 @@ func validatingAdmissionPolicy() api.Kind[*admissionv1.ValidatingAdmissionPolicy
 		},
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*policy]{
+			AsNew: true,
 			Prepare: func(_ context.Context, p, old *policy) {
 				old.Status.DeepCopyInto(&p.Status)
 				prepareGeneration(p, old, apiequality.Semantic.DeepEqual(p.Spec, old.Spec))
@@ -65,9 +66,7 @@ func validatingAdmissionPolicy() api.Kind[*admissionv1.ValidatingAdmissionPolicy
 			"status": {
 				Prepare: func(_ context.Context, p, old *policy) {
 					old.Spec.DeepCopyInto(&p.Spec)
-					meta := old.ObjectMeta.DeepCopy()
-					meta.ManagedFields, meta.ResourceVersion = p.ManagedFields, p.ResourceVersion
-					p.ObjectMeta = *meta
+					metav1.ResetObjectMetaForStatus(&p.ObjectMeta, &old.ObjectMeta)
 				},
 				Validate: func(_ context.Context, p, _ *policy) field.ErrorList {
 					return validatePolicyStatus(&p.Status, field.NewPath("status"))

@@ -17,8 +17,11 @@ func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissio
 	type binding = admissionv1.ValidatingAdmissionPolicyBinding
 	validate := func(b *binding) field.ErrorList {
 		path := field.NewPath("spec")
-		return append(validateReferences(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, path),
-			validateActions(b.Spec.ValidationActions, path.Child("validationActions"))...)
+		errs := validateReferences(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, path)
+		if b.Spec.PolicyName == "" {
+			errs[0].CoveredByDeclarative = true // unlike that of the other kind of bindings
+		}
+		return append(errs, validateActions(b.Spec.ValidationActions, path.Child("validationActions"))...)
 	}
 	return api.Kind[*binding]{
 		Names:   api.Names{Kind: "ValidatingAdmissionPolicyBinding", Plural: "validatingadmissionpolicybindings", Categories: []string{"api-extensions"}},
@@ -34,6 +37,7 @@ func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissio
 		Validate:                  func(_ context.Context, b *binding) field.ErrorList { return append(notStatic(b.Name), validate(b)...) },
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*binding]{
+			AsNew: true,
 			Prepare: func(_ context.Context, b, old *binding) {
 				prepareGeneration(b, old, apiequality.Semantic.DeepEqual(b.Spec, old.Spec))
 			},

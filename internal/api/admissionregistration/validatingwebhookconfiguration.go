@@ -2,9 +2,9 @@ package admissionregistration
 
 import (
 	"context"
+	"reflect"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -45,8 +45,9 @@ func validatingWebhookConfiguration() api.Kind[*admissionv1.ValidatingWebhookCon
 		},
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*configuration]{
+			AsNew: true,
 			Prepare: func(_ context.Context, c, old *configuration) {
-				prepareGeneration(c, old, apiequality.Semantic.DeepEqual(c.Webhooks, old.Webhooks))
+				prepareGeneration(c, old, reflect.DeepEqual(c.Webhooks, old.Webhooks))
 			},
 			Validate: func(_ context.Context, c, old *configuration) field.ErrorList {
 				hooks := validatingHooks(c.Webhooks)

@@ -116,12 +116,12 @@ func TestCreate(t *testing.T) {
 		{"no reinvocation", edit(mutatingText, "reinvocationPolicy: Never, ", ""), []string{"spec.reinvocationPolicy: Required value"}},
 		{"binding", bindingText, nil},
 		{"bad binding", edit(bindingText, "policyName: p,", "paramRef: {},", "[Deny]", "[Deny, Warn, Sing, Deny]"), []string{
-			"spec.policyName: Required value",
 			"spec.paramRef: Required value: one of name or selector must be specified",
 			"spec.paramRef.parameterNotFoundAction: Required value",
 			`spec.validationActions[2]: Unsupported value: "Sing": supported values: "Audit", "Deny", "Warn"`,
 			`spec.validationActions[3]: Duplicate value: "Deny"`,
 			`spec.validationActions: Invalid value: ["Deny","Warn","Sing","Deny"]: must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)`,
+			"spec.policyName: Required value",
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

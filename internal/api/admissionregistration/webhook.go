@@ -216,7 +216,8 @@ var webhookColumns = []metav1.TableColumnDefinition{
 	ageColumn,
 }
 
-// prepareGeneration raises the generation when the specification changed.
+// prepareGeneration raises the generation when the specification changed; in
+// that of webhooks an empty list is a change of none at all.
 func prepareGeneration(obj, old metav1.Object, same bool) {
 	obj.SetGeneration(old.GetGeneration())
 	if !same {

@@ -187,12 +187,12 @@ func validateStatefulSetSpec(spec *appsv1.StatefulSetSpec, checks statefulSetChe
 	if spec.Ordinals != nil {
 		errs = append(errs, nonNegative(path, count("ordinals.start", spec.Ordinals.Start))...)
 	}
-	errs = append(errs, validateSelector(spec.Selector, path.Child("selector"), "empty selector is invalid for statefulset")...)
 	if checks.create && spec.ServiceName != "" {
 		for _, msg := range validation.IsDNS1123Label(spec.ServiceName) {
 			errs = append(errs, field.Invalid(path.Child("serviceName"), spec.ServiceName, msg))
 		}
 	}
+	errs = append(errs, validateSelector(spec.Selector, path.Child("selector"), "empty selector is invalid for statefulset")...)
 	template := path.Child("template")
 	s, err := metav1.LabelSelectorAsSelector(spec.Selector)
 	if err != nil {

@@ -77,9 +77,9 @@ func TestRules(t *testing.T) {
 			`spec.limits[0].default[cpu]: Invalid value: "2": min value 2 is greater than default value 1`,
 		}},
 		{"endpoints", `{apiVersion: v1, kind: Endpoints, metadata: {name: e, namespace: x}, subsets: [{addresses: [{ip: nonsense}], ports: [{port: 0}]}]}`, []string{
-			`subsets[0].ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive`,
 			`subsets[0].addresses[0].ip: Invalid value: "nonsense": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)`,
 			`subsets[0].addresses[0].ip: Invalid value: "nonsense": must be a valid IP address`,
+			`subsets[0].ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive`,
 		}},
 		{"driver", `{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: d}, spec: {volumeLifecycleModes: [Some]}}`, []string{
 			`spec.volumeLifecycleModes: Unsupported value: "Some": supported values: "Persistent", "Ephemeral"`,

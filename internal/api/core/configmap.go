@@ -3,6 +3,7 @@ package core
 import (
 	"context"
 	"maps"
+	"reflect"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -84,7 +85,8 @@ func validateConfigMapUpdate(_ context.Context, cm, old *corev1.ConfigMap) field
 		if !apiequality.Semantic.DeepEqual(cm.Data, old.Data) {
 			errs = append(errs, field.Forbidden(field.NewPath("data"), immutableWhenSet))
 		}
-		if !apiequality.Semantic.DeepEqual(cm.BinaryData, old.BinaryData) {
+		// An empty map is a change of none at all here.
+		if !reflect.DeepEqual(cm.BinaryData, old.BinaryData) {
 			errs = append(errs, field.Forbidden(field.NewPath("binaryData"), immutableWhenSet))
 		}
 	}

@@ -283,10 +283,10 @@ status:
 	changed.Spec.PodCIDR, changed.Spec.PodCIDRs = "10.1.0.0/24", []string{"10.1.0.0/24"}
 	changed.Spec.Taints = []corev1.Taint{{Key: "a", Effect: "Foo"}, {Key: "a", Effect: "Foo"}}
 	check(t, find(t, "nodes").Update.Validate(ctx, changed, n),
-		`spec.podCIDRs: Forbidden: node updates may not change podCIDR except from "" to valid`,
 		`metadata.taints[0].effect: Unsupported value: "Foo": supported values: "NoSchedule", "PreferNoSchedule", "NoExecute"`,
 		`metadata.taints[1].effect: Unsupported value: "Foo": supported values: "NoSchedule", "PreferNoSchedule", "NoExecute"`,
-		`metadata.taints[1]: Duplicate value: {"Key":"a","Value":"","Effect":"Foo","TimeAdded":null}: taints must be unique by key and effect pair`)
+		`metadata.taints[1]: Duplicate value: {"Key":"a","Value":"","Effect":"Foo","TimeAdded":null}: taints must be unique by key and effect pair`,
+		`spec.podCIDRs: Forbidden: node updates may not change podCIDR except from "" to valid`)
 }
 
 func TestServiceCreate(t *testing.T) {
@@ -316,8 +316,8 @@ func TestServiceCreate(t *testing.T) {
 			"spec.externalName: Required value",
 		},
 		"{spec: {clusterIP: foo, ports: [{port: 80, nodePort: 30000}]}}": {
-			"spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'",
 			"spec.clusterIPs[0]: Invalid value: \"foo\": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
+			"spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'",
 		},
 		"{spec: {clusterIP: 1.2.3.4, clusterIPs: [1.2.3.4, 1.2.3.5], ipFamilies: [IPv6, IPv6], ports: [{port: 80}]}}": {
 			`spec.ipFamilies[1]: Duplicate value: "IPv6"`,
@@ -397,9 +397,9 @@ func TestEndpoints(t *testing.T) {
 	_, errs = create[corev1.Endpoints](t, "endpoints", "{subsets: [{}, {notReadyAddresses: [{ip: 127.0.0.1}], ports: [{port: 0, protocol: FOO}]}]}")
 	check(t, errs,
 		"subsets[0]: Required value: must specify `addresses` or `notReadyAddresses`",
+		`subsets[1].notReadyAddresses[0].ip: Invalid value: "127.0.0.1": may not be in the loopback range (127.0.0.0/8, ::1/128)`,
 		"subsets[1].ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive",
-		`subsets[1].ports[0].protocol: Unsupported value: "FOO": supported values: "SCTP", "TCP", "UDP"`,
-		`subsets[1].notReadyAddresses[0].ip: Invalid value: "127.0.0.1": may not be in the loopback range (127.0.0.0/8, ::1/128)`)
+		`subsets[1].ports[0].protocol: Unsupported value: "FOO": supported values: "SCTP", "TCP", "UDP"`)
 }
 
 func TestEvent(t *testing.T) {

@@ -69,16 +69,7 @@ func validateEndpoints(ep, old *corev1.Endpoints) field.ErrorList {
 	if old != nil {
 		eachAddress(old, func(a *corev1.EndpointAddress, _ *field.Path) { before = append(before, a.IP) })
 	}
-	for i := range ep.Subsets {
-		s, at := &ep.Subsets[i], subsets.Index(i)
-		if len(s.Addresses)+len(s.NotReadyAddresses) == 0 {
-			e.Required(at, "must specify `addresses` or `notReadyAddresses`")
-		}
-		for j := range s.Ports {
-			validateEndpointPort(e, &s.Ports[j], len(s.Ports) > 1, at.Child("ports").Index(j))
-		}
-	}
-	eachAddress(ep, func(a *corev1.EndpointAddress, at *field.Path) {
+	address := func(a *corev1.EndpointAddress, at *field.Path) {
 		e.LegacyIP(at.Child("ip"), a.IP, before)
 		if a.Hostname != "" {
 			e.Label(at.Child("hostname"), a.Hostname)
@@ -87,20 +78,34 @@ func validateEndpoints(ep, old *corev1.Endpoints) field.ErrorList {
 			e.InvalidAll(at.Child("nodeName"), *a.NodeName, apivalidation.NameIsDNSSubdomain(*a.NodeName, false))
 		}
 		e.EndpointIP(at.Child("ip"), a.IP)
-	})
+	}
+	for i := range ep.Subsets {
+		s, at := &ep.Subsets[i], subsets.Index(i)
+		if len(s.Addresses)+len(s.NotReadyAddresses) == 0 {
+			e.Required(at, "must specify `addresses` or `notReadyAddresses`")
+		}
+		addressesOf(s, at, address)
+		for j := range s.Ports {
+			validateEndpointPort(e, &s.Ports[j], len(s.Ports) > 1, at.Child("ports").Index(j))
+		}
+	}
 	return e.List
 }
 
 // eachAddress visits the addresses, ready and not, with their paths.
 func eachAddress(ep *corev1.Endpoints, visit func(*corev1.EndpointAddress, *field.Path)) {
 	for i := range ep.Subsets {
-		s, at := &ep.Subsets[i], field.NewPath("subsets").Index(i)
-		for j := range s.Addresses {
-			visit(&s.Addresses[j], at.Child("addresses").Index(j))
-		}
-		for j := range s.NotReadyAddresses {
-			visit(&s.NotReadyAddresses[j], at.Child("notReadyAddresses").Index(j))
-		}
+		addressesOf(&ep.Subsets[i], field.NewPath("subsets").Index(i), visit)
+	}
+}
+
+// addressesOf visits those of one subset.
+func addressesOf(s *corev1.EndpointSubset, at *field.Path, visit func(*corev1.EndpointAddress, *field.Path)) {
+	for j := range s.Addresses {
+		visit(&s.Addresses[j], at.Child("addresses").Index(j))
+	}
+	for j := range s.NotReadyAddresses {
+		visit(&s.NotReadyAddresses[j], at.Child("notReadyAddresses").Index(j))
 	}
 }
 

@@ -57,7 +57,10 @@ func node() api.Kind[*corev1.Node] {
 					n.Spec.PodPreemptionPolicy = nil
 				}
 			},
-			Validate:    validateNodeUpdate,
+			Validate: func(ctx context.Context, n, old *corev1.Node) field.ErrorList {
+				// What both look at is told once, where it is found first.
+				return append(validateNode(n), validateNodeUpdate(ctx, n, old)...)
+			},
 			ResetFields: [][]string{{"status"}},
 		},
 		Views: map[string]api.KindUpdate[*corev1.Node]{

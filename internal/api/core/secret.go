@@ -5,10 +5,10 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"maps"
+	"reflect"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -123,7 +123,7 @@ func validateSecretUpdate(_ context.Context, s, old *corev1.Secret) field.ErrorL
 		if !isTrue(s.Immutable) {
 			e.Forbidden(field.NewPath("immutable"), immutableWhenSet)
 		}
-		if !apiequality.Semantic.DeepEqual(s.Data, old.Data) {
+		if !reflect.DeepEqual(s.Data, old.Data) {
 			e.Forbidden(field.NewPath("data"), immutableWhenSet)
 		}
 	}

@@ -43,6 +43,7 @@ func validateService(s, old *corev1.Service) field.ErrorList {
 	}
 	validate.RequiredOneOf(e, path.Child("type"), spec.Type,
 		corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort)
+	serviceNodePorts(e, spec, path.Child("ports"))
 	serviceSourceRanges(e, s, old, path)
 	serviceLoadBalancer(e, spec, path)
 	serviceTraffic(e, spec, path)
@@ -107,16 +108,26 @@ func servicePorts(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path
 		if p.AppProtocol != nil {
 			e.QualifiedName(at.Child("appProtocol"), *p.AppProtocol)
 		}
-		if p.NodePort != 0 {
-			if spec.Type == corev1.ServiceTypeClusterIP {
-				e.Forbidden(at.Child("nodePort"), "may not be used when `type` is 'ClusterIP'")
-			}
-			if slices.ContainsFunc(spec.Ports[:i], func(o corev1.ServicePort) bool { return o.Protocol == p.Protocol && o.NodePort == p.NodePort }) {
-				e.Duplicate(at.Child("nodePort"), p.NodePort)
+	}
+}
+
+// serviceNodePorts checks what ports may not have together.
+func serviceNodePorts(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path) {
+	if spec.Type == corev1.ServiceTypeClusterIP {
+		for i := range spec.Ports {
+			if spec.Ports[i].NodePort != 0 {
+				e.Forbidden(path.Index(i).Child("nodePort"), "may not be used when `type` is 'ClusterIP'")
 			}
 		}
+	}
+	for i, p := range spec.Ports {
+		if p.NodePort != 0 && slices.ContainsFunc(spec.Ports[:i], func(o corev1.ServicePort) bool { return o.Protocol == p.Protocol && o.NodePort == p.NodePort }) {
+			e.Duplicate(path.Index(i).Child("nodePort"), p.NodePort)
+		}
+	}
+	for i, p := range spec.Ports {
 		if slices.ContainsFunc(spec.Ports[:i], func(o corev1.ServicePort) bool { return o.Protocol == p.Protocol && o.Port == p.Port }) {
-			e.Duplicate(at, corev1.ServicePort{Protocol: p.Protocol, Port: p.Port})
+			e.Duplicate(path.Index(i), corev1.ServicePort{Protocol: p.Protocol, Port: p.Port})
 		}
 	}
 }
@@ -251,10 +262,14 @@ func serviceLoadBalancer(e *validate.Errors, spec *corev1.ServiceSpec, path *fie
 	if spec.AllocateLoadBalancerNodePorts == nil && balancer {
 		e.Required(field.NewPath("allocateLoadBalancerNodePorts"), "")
 	}
+	serviceLoadBalancerClass(e, spec, path)
+}
+
+func serviceLoadBalancerClass(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path) {
 	if spec.LoadBalancerClass == nil {
 		return
 	}
-	if balancer {
+	if spec.Type == corev1.ServiceTypeLoadBalancer {
 		e.QualifiedName(path.Child("loadBalancerClass"), *spec.LoadBalancerClass)
 	} else {
 		e.Forbidden(path.Child("loadBalancerClass"), onlyLoadBalancer)
@@ -301,6 +316,8 @@ func validateServiceUpdate(_ context.Context, s, old *corev1.Service) field.Erro
 		!equalPtr(s.Spec.LoadBalancerClass, old.Spec.LoadBalancerClass) {
 		e.Invalid(path.Child("loadBalancerClass"), s.Spec.LoadBalancerClass, onceSet)
 	}
+	// It is told of here already, and not again below.
+	serviceLoadBalancerClass(e, &s.Spec, path)
 	if usesHealthCheckPort(&s.Spec) && usesHealthCheckPort(&old.Spec) && s.Spec.HealthCheckNodePort != old.Spec.HealthCheckNodePort {
 		e.Forbidden(path.Child("healthCheckNodePort"), "field is immutable")
 	}

@@ -50,8 +50,13 @@ func keepSecretNames(sa *corev1.ServiceAccount) {
 const enforceMountableSecrets = "kubernetes.io/enforce-mountable-secrets"
 
 func serviceAccountWarnings(_ context.Context, sa, old *corev1.ServiceAccount) []string {
-	if sa.Annotations[enforceMountableSecrets] != "true" || old != nil && old.Annotations[enforceMountableSecrets] == "true" {
+	if _, is := sa.Annotations[enforceMountableSecrets]; !is {
 		return nil
+	}
+	if old != nil {
+		if _, was := old.Annotations[enforceMountableSecrets]; was {
+			return nil
+		}
 	}
 	return []string{fmt.Sprintf("%s: deprecated in v1.32+; prefer separate namespaces to isolate access to mounted secrets",
 		field.NewPath("metadata", "annotations").Key(enforceMountableSecrets))}

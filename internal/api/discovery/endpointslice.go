@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
-	"hyperkube/internal/api/validate"
 )
 
 func endpointSlice() api.Kind[*discoveryv1.EndpointSlice] {
@@ -37,6 +36,7 @@ func endpointSlice() api.Kind[*discoveryv1.EndpointSlice] {
 		},
 		Warnings: endpointSliceWarnings,
 		Update: api.KindUpdate[*discoveryv1.EndpointSlice]{
+			AsNew: true,
 			Prepare: func(_ context.Context, s, old *discoveryv1.EndpointSlice) {
 				if endpointSliceChanged(s, old) {
 					s.Generation = old.Generation + 1
@@ -48,13 +48,7 @@ func endpointSlice() api.Kind[*discoveryv1.EndpointSlice] {
 				}
 			},
 			Validate: func(_ context.Context, s, old *discoveryv1.EndpointSlice) field.ErrorList {
-				errs := validateEndpointSlice(s, old)
-				if s.AddressType != old.AddressType {
-					e := validate.Errors{List: errs}
-					e.Immutable(field.NewPath("addressType"))
-					return e.List
-				}
-				return errs
+				return validateEndpointSlice(s, old)
 			},
 		},
 		Columns: []metav1.TableColumnDefinition{

@@ -40,6 +40,12 @@ func validateEndpointSlice(s, old *discoveryv1.EndpointSlice) field.ErrorList {
 	case !slices.Contains(addressTypes, s.AddressType):
 		errs = append(errs, field.NotSupported(field.NewPath("addressType"), s.AddressType, addressTypes).MarkCoveredByDeclarative())
 	}
+	if old != nil && s.AddressType != old.AddressType {
+		validate.Undeclared(errs, field.NewPath("addressType"))
+		e := validate.Errors{List: errs}
+		e.Immutable(field.NewPath("addressType"))
+		errs = e.List
+	}
 	var known []string
 	if old != nil {
 		for i := range old.Endpoints {

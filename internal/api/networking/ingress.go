@@ -51,6 +51,7 @@ func ingress() api.Kind[*networkingv1.Ingress] {
 			return nil
 		},
 		Update: api.KindUpdate[*networkingv1.Ingress]{
+			AsNew: true,
 			Prepare: func(_ context.Context, i, old *networkingv1.Ingress) {
 				old.Status.DeepCopyInto(&i.Status)
 				i.Generation = old.Generation

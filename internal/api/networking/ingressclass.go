@@ -40,6 +40,7 @@ func ingressClass() api.Kind[*networkingv1.IngressClass] {
 				validateClassParameters(c.Spec.Parameters, field.NewPath("spec", "parameters"))...)
 		},
 		Update: api.KindUpdate[*networkingv1.IngressClass]{
+			AsNew: true,
 			Prepare: func(_ context.Context, c, old *networkingv1.IngressClass) {
 				c.Generation = old.Generation
 				if !apiequality.Semantic.DeepEqual(c.Spec, old.Spec) {

@@ -2,11 +2,11 @@ package networking
 
 import (
 	"context"
+	"reflect"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -38,7 +38,7 @@ func networkPolicy() api.Kind[*networkingv1.NetworkPolicy] {
 		Update: api.KindUpdate[*networkingv1.NetworkPolicy]{
 			Prepare: func(_ context.Context, p, old *networkingv1.NetworkPolicy) {
 				p.Generation = old.Generation
-				if !apiequality.Semantic.DeepEqual(p.Spec, old.Spec) {
+				if !reflect.DeepEqual(p.Spec, old.Spec) {
 					p.Generation++
 				}
 			},

@@ -43,8 +43,9 @@ func serviceCIDR() api.Kind[*networkingv1.ServiceCIDR] {
 			"status": {
 				Prepare: func(_ context.Context, c, old *networkingv1.ServiceCIDR) {
 					old.Spec.DeepCopyInto(&c.Spec)
+					metav1.ResetObjectMetaForStatus(&c.ObjectMeta, &old.ObjectMeta)
 				},
-				ResetFields: [][]string{{"spec"}},
+				ResetFields: [][]string{{"metadata"}, {"spec"}},
 			},
 		},
 		Columns: []metav1.TableColumnDefinition{

@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/api/validate/content"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -27,13 +28,14 @@ func runtimeClass() api.Kind[*nodev1.RuntimeClass] {
 		New:                 func() *nodev1.RuntimeClass { return &nodev1.RuntimeClass{} },
 		NewList:             func() runtime.Object { return &nodev1.RuntimeClassList{} },
 
-		Validate:                  func(_ context.Context, c *nodev1.RuntimeClass) field.ErrorList { return validateRuntimeClass(c) },
+		Validate:                  func(_ context.Context, c *nodev1.RuntimeClass) field.ErrorList { return validateRuntimeClass(c, nil) },
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*nodev1.RuntimeClass]{
+			AsNew: true,
 			Validate: func(_ context.Context, c, old *nodev1.RuntimeClass) field.ErrorList {
 				var errs validate.Errors
 				validate.Unchanged(&errs, field.NewPath("handler"), c.Handler, old.Handler)
-				errs.Add(validateRuntimeClass(c))
+				errs.Add(validateRuntimeClass(c, old))
 				return errs.List
 			},
 		},
@@ -48,12 +50,17 @@ func runtimeClass() api.Kind[*nodev1.RuntimeClass] {
 	}
 }
 
-func validateRuntimeClass(c *nodev1.RuntimeClass) field.ErrorList {
+// validateRuntimeClass checks a class; old is nil for a new one.
+func validateRuntimeClass(c, old *nodev1.RuntimeClass) field.ErrorList {
 	var errs validate.Errors
 	handler := field.NewPath("handler")
-	if c.Handler == "" {
+	switch {
+	case c.Handler == "":
 		errs.Declared(field.Required(handler, ""))
-	} else {
+	case old != nil && c.Handler != old.Handler:
+		// That it has changed ends what is declared of it.
+		errs.InvalidAll(handler, c.Handler, apivalidation.NameIsDNSLabel(c.Handler, false))
+	default:
 		for _, msg := range content.IsDNS1123Label(c.Handler) {
 			errs.Declared(field.Invalid(handler, c.Handler, msg).WithOrigin("format=k8s-short-name"))
 		}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 // What RoleBinding and ClusterRoleBinding share.
@@ -29,6 +30,15 @@ func defaultSubjects(subjects []rbacv1.Subject) {
 	}
 }
 
+func validateBinding(ref *rbacv1.RoleRef, kinds []string, subjects []rbacv1.Subject, namespaced bool) field.ErrorList {
+	errs := append(validateRoleRef(ref, kinds), validateSubjects(subjects, namespaced)...)
+	if ref.Name == "" {
+		// What is declared of the subjects comes first.
+		errs = append(errs, field.Required(field.NewPath("roleRef", "name"), "").MarkCoveredByDeclarative())
+	}
+	return errs
+}
+
 func validateRoleRef(ref *rbacv1.RoleRef, kinds []string) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("roleRef")
@@ -42,11 +52,10 @@ func validateRoleRef(ref *rbacv1.RoleRef, kinds []string) field.ErrorList {
 	if !known {
 		errs = append(errs, field.NotSupported(path.Child("kind"), ref.Kind, kinds))
 	}
-	if ref.Name == "" {
-		return append(errs, field.Required(path.Child("name"), "").MarkCoveredByDeclarative())
-	}
-	for _, msg := range validName(ref.Name, false) {
-		errs = append(errs, field.Invalid(path.Child("name"), ref.Name, msg))
+	if ref.Name != "" {
+		for _, msg := range validName(ref.Name, false) {
+			errs = append(errs, field.Invalid(path.Child("name"), ref.Name, msg))
+		}
 	}
 	return errs
 }
@@ -58,11 +67,7 @@ func validateRoleRefUpdate(errs field.ErrorList, ref, old *rbacv1.RoleRef) field
 		return errs
 	}
 	path := field.NewPath("roleRef")
-	for _, e := range errs {
-		if e.Field == path.Child("name").String() {
-			e.CoveredByDeclarative = false
-		}
-	}
+	validate.Undeclared(errs, path.Child("name"))
 	return append(errs, field.Invalid(path, *ref, "field is immutable"))
 }
 

@@ -38,5 +38,5 @@ func clusterRoleBinding() api.Kind[*rbacv1.ClusterRoleBinding] {
 }
 
 func validateClusterRoleBinding(_ context.Context, b *rbacv1.ClusterRoleBinding) field.ErrorList {
-	return append(validateRoleRef(&b.RoleRef, []string{"ClusterRole"}), validateSubjects(b.Subjects, false)...)
+	return validateBinding(&b.RoleRef, []string{"ClusterRole"}, b.Subjects, false)
 }

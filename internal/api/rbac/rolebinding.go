@@ -38,5 +38,5 @@ func roleBinding() api.Kind[*rbacv1.RoleBinding] {
 }
 
 func validateRoleBinding(_ context.Context, b *rbacv1.RoleBinding) field.ErrorList {
-	return append(validateRoleRef(&b.RoleRef, []string{"Role", "ClusterRole"}), validateSubjects(b.Subjects, true)...)
+	return validateBinding(&b.RoleRef, []string{"Role", "ClusterRole"}, b.Subjects, true)
 }

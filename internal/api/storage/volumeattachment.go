@@ -46,6 +46,7 @@ func volumeAttachment() api.Kind[*storagev1.VolumeAttachment] {
 		},
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*storagev1.VolumeAttachment]{
+			AsNew:   true,
 			Prepare: func(_ context.Context, a, old *storagev1.VolumeAttachment) { old.Status.DeepCopyInto(&a.Status) },
 			Validate: func(_ context.Context, a, old *storagev1.VolumeAttachment) field.ErrorList {
 				return validateAttachmentUpdate(a, old)
@@ -54,6 +55,7 @@ func volumeAttachment() api.Kind[*storagev1.VolumeAttachment] {
 		},
 		Views: map[string]api.KindUpdate[*storagev1.VolumeAttachment]{
 			"status": {
+				AsNew: true,
 				Prepare: func(_ context.Context, a, old *storagev1.VolumeAttachment) {
 					old.Spec.DeepCopyInto(&a.Spec)
 					metav1.ResetObjectMetaForStatus(&a.ObjectMeta, &old.ObjectMeta)

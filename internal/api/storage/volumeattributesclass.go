@@ -2,9 +2,9 @@ package storage
 
 import (
 	"context"
+	"reflect"
 
 	storagev1 "k8s.io/api/storage/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -24,12 +24,13 @@ func volumeAttributesClass() api.Kind[*storagev1.VolumeAttributesClass] {
 			return validateAttributes(c)
 		},
 		Update: api.KindUpdate[*storagev1.VolumeAttributesClass]{
+			AsNew: true,
 			Validate: func(_ context.Context, c, old *storagev1.VolumeAttributesClass) field.ErrorList {
 				var errs field.ErrorList
 				if c.DriverName != old.DriverName {
 					errs = append(errs, field.Forbidden(field.NewPath("driverName"), "updates to driverName are forbidden."))
 				}
-				if !apiequality.Semantic.DeepEqual(c.Parameters, old.Parameters) {
+				if !reflect.DeepEqual(c.Parameters, old.Parameters) {
 					errs = append(errs, field.Forbidden(field.NewPath("parameters"), "updates to parameters are forbidden."))
 				}
 				return append(errs, validateAttributes(c)...)

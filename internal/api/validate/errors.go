@@ -113,6 +113,18 @@ func Unchanged[T any](e *Errors, path *field.Path, value, old T) {
 	}
 }
 
+// Undeclared takes the findings of a field for such as are made by hand: that a
+// field has changed ends what is declared of its value, which is then told in
+// its place among the others.
+func Undeclared(errs field.ErrorList, path *field.Path) {
+	at := path.String()
+	for _, e := range errs {
+		if e.Field == at {
+			e.CoveredByDeclarative = false
+		}
+	}
+}
+
 // DeclaredLast puts findings that are marked as declared behind those that are
 // not, as upstream tells them, and leaves the order alone otherwise.
 func DeclaredLast(errs field.ErrorList) field.ErrorList {

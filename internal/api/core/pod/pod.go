@@ -47,6 +47,7 @@ func Kind() api.Kind[*corev1.Pod] {
 			return warnings(p)
 		},
 		Update: api.KindUpdate[*corev1.Pod]{
+			AsNew: true,
 			Prepare: func(_ context.Context, p, old *corev1.Pod) {
 				old.Status.DeepCopyInto(&p.Status)
 				keepPodResources(p, old)
