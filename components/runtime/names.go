@@ -11,7 +11,7 @@ import (
 
 // making is a sandbox or a container that is being made.
 type making struct {
-	// asked is the request for it.
+	// asked is the request for it as it came: making it changes the request.
 	asked proto.Message
 	// done is closed when it is there, or when it has failed.
 	done chan struct{}
@@ -29,7 +29,7 @@ func (r *Runtime) reserve(ctx context.Context, kind, name, id string, asked prot
 		m := r.making[kind+name]
 		if !taken {
 			r.names[kind+name] = id
-			r.making[kind+name] = &making{asked: asked, done: make(chan struct{})}
+			r.making[kind+name] = &making{asked: proto.Clone(asked), done: make(chan struct{})}
 		}
 		r.mu.Unlock()
 		if !taken {

@@ -29,9 +29,12 @@ func TestReserve(t *testing.T) {
 				t.Errorf("%s: %v", id, err)
 			}
 		}
-		if made, err := reserve(t.Context(), "first", "a"); made != "" || err != nil {
+		request := asked("a")
+		if made, err := r.reserve(t.Context(), "container", "name", "first", request); made != "" || err != nil {
 			t.Fatal(made, err)
 		}
+		// As it is made, its request is filled in.
+		request.Config.Labels = map[string]string{"found": "out"}
 		refused("other", "b")
 		type answer struct {
 			made string
