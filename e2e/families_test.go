@@ -138,8 +138,11 @@ func TestFamilies(t *testing.T) {
 			// The proxy has its own time to hear of the service.
 			m.eventually(10*time.Second, func() error {
 				out, err := m.command(m.binary, "kubectl", "exec", "client", "--", "/hyperkube", "hello", "get", "--timeout=3s", "http://nobody/").CombinedOutput()
-				if err == nil || !strings.Contains(string(out), "refused") {
-					return fmt.Errorf("a service without endpoints: %v\n%s", err, out)
+				switch {
+				case err == nil:
+					return fmt.Errorf("a service without endpoints answers %s", out)
+				case !strings.Contains(string(out), "refused"):
+					return fmt.Errorf("a service without endpoints: %w\n%s", err, out)
 				}
 				return nil
 			})
