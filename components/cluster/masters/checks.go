@@ -3,6 +3,7 @@ package masters
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/pflag"
 
@@ -21,7 +22,7 @@ func (i *ignored) register(f *pflag.FlagSet) {
 // check looks whether this machine may become a master or a node, and tells out what is
 // wrong of what is ignored, by the flag or by a file.
 func (i ignored) check(out io.Writer, l layout.Node, ports []int, file []string) error {
-	return preflight.CheckBut(l, ports, append(file[:len(file):len(file)], i...), func(problem error) {
+	return preflight.CheckBut(l, ports, slices.Concat(file, i), func(problem error) {
 		fmt.Fprintf(out, "\t[WARNING %s]: %v\n", preflight.Name(problem), problem)
 	})
 }
