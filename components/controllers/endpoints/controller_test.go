@@ -184,6 +184,10 @@ func TestShares(t *testing.T) {
 			}
 		})
 	}
+	few := []corev1.EndpointSubset{{Addresses: addresses(2)}, {Addresses: addresses(2)}}
+	if !truncate(few, 3) || len(few[0].Addresses) != 2 || len(few[1].Addresses) != 1 {
+		t.Errorf("of four, three are to be left: %v", few)
+	}
 }
 
 // TestCapacityNote: what says that there are too many addresses goes when there are not,
