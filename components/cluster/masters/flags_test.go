@@ -2,7 +2,9 @@ package masters
 
 import (
 	"bytes"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -31,6 +33,26 @@ func TestSkipTokenPrint(t *testing.T) {
 	}
 	if s, err := new(initOptions).settings(m.layout, func(string) bool { return false }); err != nil || s.HideToken {
 		t.Errorf("at the next run: %+v, %v", s, err)
+	}
+}
+
+// TestPhaseHidesToken: so does the phase that makes the token alone.
+func TestPhaseHidesToken(t *testing.T) {
+	m := testMaster(t)
+	serveAs(t, m, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.Copy(w, r.Body) // what is applied is there
+	})
+	for _, hide := range []bool{false, true} {
+		var out bytes.Buffer
+		token := trust.NewToken()
+		m.settings.Token, m.settings.HideToken = token.String(), hide
+		if err := m.phaseToken(t.Context(), &out); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out.String(), token.Key) == hide || strings.Contains(out.String(), "--token <value withheld> ") != hide {
+			t.Errorf("hidden %v:\n%s", hide, &out)
+		}
 	}
 }
 

@@ -464,11 +464,7 @@ func (m *master) tell(out io.Writer, token trust.Token) error {
 	if m.settings.skips("show-join-command") {
 		return nil
 	}
-	text := token.String()
-	if m.settings.HideToken {
-		text = "<value withheld>"
-	}
-	join := joinCommand(m.server(), text, m.pki.CA.Cert)
+	join := m.joinCommand(token)
 	fmt.Fprintf(out, "\nThis machine is a master of Kubernetes %s. Other machines join with:\n\n  %s\n\n", version.Get().GitVersion, join)
 	if m.certificateKey != nil && !m.settings.HideKey {
 		fmt.Fprintf(out, "Further masters join, within two hours, with:\n\n  %s\n\n", join+masterFlags(m.certificateKey.String()))
@@ -481,6 +477,16 @@ func (m *master) tell(out io.Writer, token trust.Token) error {
 // a master.
 func masterFlags(certificateKey string) string {
 	return " --control-plane --certificate-key " + certificateKey
+}
+
+// joinCommand is what is typed on a machine that is to join this master's cluster, without
+// the token if that is not to be printed.
+func (m *master) joinCommand(token trust.Token) string {
+	text := token.String()
+	if m.settings.HideToken {
+		text = "<value withheld>"
+	}
+	return joinCommand(m.server(), text, m.pki.CA.Cert)
 }
 
 // joinCommand is what is typed on a machine that is to join.

@@ -225,6 +225,6 @@ func (m *master) phaseToken(ctx context.Context, out io.Writer) error {
 	if err := applyAll(ctx, clients, objects); err != nil {
 		return err
 	}
-	fmt.Fprintln(out, joinCommand(m.server(), record.Token.String(), m.pki.CA.Cert))
+	fmt.Fprintln(out, m.joinCommand(record.Token))
 	return nil
 }
