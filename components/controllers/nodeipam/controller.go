@@ -254,10 +254,19 @@ func (c *Controller) releaseLocked(name string) {
 		}
 	}
 	// What is reserved, or another Node's too, stays taken: anyone may write into a new
-	// Node what it has.
+	// Node what it has. Of a part that is free now another may hold a piece.
+	var freed []netip.Prefix
+	for _, p := range held {
+		freed = append(freed, p)
+		for _, set := range c.sets {
+			if part := set.around(p); part.IsValid() {
+				freed = append(freed, part)
+			}
+		}
+	}
 	keep := func(others []netip.Prefix) {
 		for _, o := range others {
-			if !slices.ContainsFunc(held, o.Overlaps) {
+			if !slices.ContainsFunc(freed, o.Overlaps) {
 				continue
 			}
 			for _, set := range c.sets {

@@ -127,3 +127,28 @@ func TestStaysTaken(t *testing.T) {
 		t.Errorf("%v, %v: nobody has it any more", cidrs, err)
 	}
 }
+
+// TestPiecesOfAPart: a part of which Nodes have less than all is free only when the last
+// of them is gone.
+func TestPiecesOfAPart(t *testing.T) {
+	c, err := New(controltest.New(t).Env, Config{
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/23")},
+		Reserved:     []netip.Prefix{netip.MustParsePrefix("10.0.1.0/25")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, cidr := range map[string]string{"a": "10.0.0.0/25", "b": "10.0.0.128/25", "c": "10.0.1.128/25"} {
+		c.note(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: []string{cidr}}})
+	}
+	for _, gone := range []string{"c", "a"} {
+		c.release(gone)
+		if cidrs, err := c.allocate("d"); err == nil {
+			t.Fatalf("without %s, %v is given away", gone, cidrs)
+		}
+	}
+	c.release("b")
+	if cidrs, err := c.allocate("d"); err != nil || cidrs[0].String() != "10.0.0.0/24" {
+		t.Errorf("%v, %v: nobody has a piece of it any more", cidrs, err)
+	}
+}

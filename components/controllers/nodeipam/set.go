@@ -69,6 +69,14 @@ func (s *cidrSet) span(p netip.Prefix) (from, to int) {
 	return from, to
 }
 
+// around is the part that p is a piece of; none if p is no less than a part.
+func (s *cidrSet) around(p netip.Prefix) netip.Prefix {
+	if p.Bits() <= s.size || !s.cluster.Overlaps(p) {
+		return netip.Prefix{}
+	}
+	return netip.PrefixFrom(p.Addr(), s.size).Masked()
+}
+
 func (s *cidrSet) has(i int) bool { return s.used[i/64]&(1<<(i%64)) != 0 }
 
 // take marks all parts that p touches as used.
