@@ -7,9 +7,12 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/admission"
+
+	"hyperkube/internal/api"
 )
 
 // TestCustomReplaced: who reads and writes while the definition changes notices
@@ -69,10 +72,11 @@ func TestCustomReplaced(t *testing.T) {
 }
 
 // replacing admits all. Before it admits a custom resource, as often as is left, it
-// replaces that.
+// replaces that, by one of no namespace if so told.
 type replacing struct {
-	server *Server
-	left   int
+	server    *Server
+	left      int
+	unbounded bool
 }
 
 func (r *replacing) Handles(admission.Operation) bool { return true }
@@ -83,7 +87,11 @@ func (r *replacing) Admit(_ context.Context, a admission.Attributes, _ admission
 	}
 	r.left--
 	reg := r.server.registry
-	reg.Replace(fooV1.GroupResource(), false, reg.Lookup(fooV1).Resource, reg.Lookup(fooV2).Resource)
+	one, two := *reg.Lookup(fooV1).Resource, *reg.Lookup(fooV2).Resource
+	if r.unbounded {
+		one.Scope, two.Scope = api.Cluster, api.Cluster
+	}
+	reg.Replace(fooV1.GroupResource(), false, &one, &two)
 	return nil
 }
 
@@ -99,5 +107,17 @@ func TestCustomReplacedOften(t *testing.T) {
 	}
 	if r.left > 0 {
 		t.Errorf("it was not replaced %d times", r.left)
+	}
+}
+
+// TestCustomReplacedElsewhere: a request for a namespace does not get at what is in none.
+func TestCustomReplacedElsewhere(t *testing.T) {
+	r := &replacing{left: 1, unbounded: true}
+	r.server = startServer(t, Config{Admission: r})
+	c := customOf(t, r.server)
+	c.define(foos, "Established=True")
+	got, err := c.Resource(fooV1).Namespace("default").Create(c.ctx, foo(t, "a", "spec: {}"), metav1.CreateOptions{DryRun: []string{"All"}})
+	if !apierrors.IsNotFound(err) {
+		t.Errorf("made %v, %v", got, err)
 	}
 }

@@ -142,15 +142,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if req.URL.RawQuery != "" {
 		c.query = req.URL.Query()
 	}
-	if c.res == nil {
+	if c.res == nil || c.strays(c.res) {
 		h.NotFound(w, req)
 		return
 	}
 	if c.res.Scope {
 		c.namespace = info.Namespace
-	} else if info.Namespace != "" && !(gvr.Resource == "namespaces" && gvr.Group == "") {
-		h.NotFound(w, req)
-		return
 	}
 	if info.Namespace != "" {
 		c.ctx = apirequest.WithNamespace(ctx, info.Namespace)
@@ -171,7 +168,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		if now == c.res {
 			break // it is the server that stops
 		}
-		if now == nil {
+		if now == nil || c.strays(now) {
 			h.NotFound(w, req)
 			return
 		}
@@ -187,6 +184,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if err != nil {
 		h.Error(w, req, err)
 	}
+}
+
+// strays tells whether the path leads into a namespace and the resource is in none.
+func (c *call) strays(res *registry.Resource) bool {
+	return !bool(res.Scope) && c.info.Namespace != "" && !(c.info.Resource == "namespaces" && c.info.APIGroup == "")
 }
 
 // NotFound answers as upstream does for paths that nobody serves: those of
