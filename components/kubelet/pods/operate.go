@@ -311,6 +311,10 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, attempt uint32) e
 		w.obs.Sandboxes[i].Ready = false
 	}
 	w.obs.Sandboxes = append([]podstate.Sandbox{box}, w.obs.Sandboxes...)
+	if box.Lost {
+		// Another takes its place, and is as likely to have none.
+		return errors.New("the sandbox has no IP address")
+	}
 	return nil
 }
 

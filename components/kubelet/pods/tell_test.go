@@ -93,3 +93,22 @@ func TestUnseenSandbox(t *testing.T) {
 	b.told("FailedPodSandBoxStatus Unable to get pod sandbox status: ")
 	b.told("FailedSync error determining status: ")
 }
+
+// TestSandboxWithoutAddress holds that a runtime which makes sandboxes without addresses is
+// asked for another one after a pause, as after any that failed, and that it is told why.
+func TestSandboxWithoutAddress(t *testing.T) {
+	runtime := crifake.New("busybox:1")
+	runtime.NoAddress.Store(true)
+	b := newBench(t, runtime)
+	p := newPod("a", nil)
+	b.add(p)
+	b.told("FailedCreatePodSandBox Failed to create pod sandbox: the sandbox has no IP address")
+	w := b.manager.worker(p.UID)
+	w.mu.Lock()
+	if w.mountGap == 0 {
+		t.Error("it is tried again at once")
+	}
+	w.mu.Unlock()
+	runtime.NoAddress.Store(false)
+	b.await("a", "ready", ready)
+}

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -40,6 +41,8 @@ type Runtime struct {
 	Systemd bool
 	// Stubborn containers do not stop until their grace is over.
 	Stubborn bool
+	// NoAddress: sandboxes that are made get none.
+	NoAddress atomic.Bool
 
 	mu         sync.Mutex
 	next       int
@@ -220,10 +223,13 @@ func (r *Runtime) RunPodSandbox(_ context.Context, req *runtimeapi.RunPodSandbox
 		return nil, err
 	}
 	r.next++
-	id := fmt.Sprintf("sandbox%d", r.next)
+	id, ip := fmt.Sprintf("sandbox%d", r.next), fmt.Sprintf("10.0.0.%d", r.next)
+	if r.NoAddress.Load() {
+		ip = ""
+	}
 	r.sandboxes[id] = &runtimeapi.PodSandboxStatus{
 		Id: id, Metadata: req.Config.Metadata, State: runtimeapi.PodSandboxState_SANDBOX_READY, CreatedAt: time.Now().UnixNano(),
-		Network: &runtimeapi.PodSandboxNetworkStatus{Ip: fmt.Sprintf("10.0.0.%d", r.next)}, Labels: req.Config.Labels,
+		Network: &runtimeapi.PodSandboxNetworkStatus{Ip: ip}, Labels: req.Config.Labels,
 	}
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
@@ -425,24 +431,6 @@ func (r *Runtime) UpdateContainerResources(_ context.Context, req *runtimeapi.Up
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &runtimeapi.UpdateContainerResourcesResponse{}, r.called("UpdateContainerResources", req.ContainerId)
-}
-
-// UpdatePodSandboxResources implements the runtime service.
-func (r *Runtime) UpdatePodSandboxResources(_ context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest, _ ...grpc.CallOption) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.called("UpdatePodSandboxResources", req.PodSandboxId); err != nil {
-		return nil, err
-	}
-	r.resized[req.PodSandboxId] = req
-	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
-}
-
-// Resized returns what was last told of a sandbox's resources, nil for nothing.
-func (r *Runtime) Resized(sandbox string) *runtimeapi.UpdatePodSandboxResourcesRequest {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.resized[sandbox]
 }
 
 // CheckpointContainer implements the runtime service.

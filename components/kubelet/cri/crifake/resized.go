@@ -1,0 +1,26 @@
+package crifake
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// UpdatePodSandboxResources implements the runtime service.
+func (r *Runtime) UpdatePodSandboxResources(_ context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest, _ ...grpc.CallOption) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.called("UpdatePodSandboxResources", req.PodSandboxId); err != nil {
+		return nil, err
+	}
+	r.resized[req.PodSandboxId] = req
+	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
+}
+
+// Resized returns what was last told of a sandbox's resources, nil for nothing.
+func (r *Runtime) Resized(sandbox string) *runtimeapi.UpdatePodSandboxResourcesRequest {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.resized[sandbox]
+}
