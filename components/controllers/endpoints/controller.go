@@ -116,6 +116,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 // write makes the Service's Endpoints have subsets.
 func (c *Controller) write(ctx context.Context, svc *corev1.Service, subsets []corev1.EndpointSubset, trigger time.Time) error {
 	cut := truncate(subsets, maxAddresses)
+	subsets = slices.DeleteFunc(subsets, func(s corev1.EndpointSubset) bool { return len(s.Addresses)+len(s.NotReadyAddresses) == 0 })
 	want := maps.Clone(svc.Labels)
 	if want == nil {
 		want = map[string]string{}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -219,5 +220,28 @@ func TestCapacityNote(t *testing.T) {
 		if got, ok := sync().Annotations[corev1.EndpointsOverCapacity]; ok {
 			t.Errorf("%q stays as %q", note, got)
 		}
+	}
+}
+
+// TestNoEmptySubset: a subset of which nothing is left is not written, for the API takes
+// none without addresses.
+func TestNoEmptySubset(t *testing.T) {
+	svc := service(corev1.ServicePort{Port: 80})
+	f := controltest.New(t, svc)
+	c, err := New(f.Env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	subsets := []corev1.EndpointSubset{
+		{Addresses: make([]corev1.EndpointAddress, maxAddresses)},
+		{Addresses: make([]corev1.EndpointAddress, 1)},
+		{NotReadyAddresses: make([]corev1.EndpointAddress, 5)},
+	}
+	if err := c.write(t.Context(), svc, subsets, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	e, err := f.Kube.CoreV1().Endpoints("ns").Get(t.Context(), "web", metav1.GetOptions{})
+	if err != nil || len(e.Subsets) != 1 || len(e.Subsets[0].Addresses) != maxAddresses {
+		t.Errorf("%d subsets, %v", len(e.Subsets), err)
 	}
 }
