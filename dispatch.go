@@ -21,6 +21,7 @@ import (
 	"hyperkube/components/controllers"
 	"hyperkube/components/dns"
 	"hyperkube/components/etcd"
+	"hyperkube/components/etcdctl"
 	"hyperkube/components/hello"
 	"hyperkube/components/kubectl"
 	"hyperkube/components/kubelet"
@@ -56,6 +57,7 @@ func components() []component {
 		{names: []string{"proxy"}, short: "The service proxy of a node", command: proxy.NewCommand},
 		{names: []string{"cni", "hyperkube-cni"}, short: "The pod network as a plugin for other container runtimes", command: cni.NewCommand},
 		{names: []string{"etcd"}, short: "An etcd member", command: etcd.NewCommand},
+		{names: []string{"etcdctl"}, short: "The client of etcd", command: etcdctl.NewCommand},
 		{names: []string{"metrics"}, short: "The metrics server: what pods and nodes use", command: metrics.NewCommand},
 		{names: []string{"dns"}, short: "The cluster's DNS server", command: dns.NewCommand},
 		{names: []string{"hello"}, short: "A small web server to try a cluster with", command: hello.NewCommand},

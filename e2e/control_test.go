@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -91,6 +92,9 @@ func TestControlPlane(t *testing.T) {
 	if out := first.kubectl("get", "nodes"); strings.Count(out, "control-plane") != 3 {
 		t.Errorf("nodes:\n%s", out)
 	}
+	if members := s.etcdctl(first, "m0", "member", "list"); strings.Count(members, "started, m") != 3 {
+		t.Errorf("members of etcd:\n%s", members)
+	}
 
 	t.Run("network", func(t *testing.T) { s.network(t) })
 
@@ -118,6 +122,33 @@ func TestControlPlane(t *testing.T) {
 		t.Errorf("reset leaves %v", left)
 	}
 	second.eventually(10*time.Second, func() error { return s.served(second, "198.18.7.1", "198.18.7.2") })
+
+	// It enters again, is lost with its disk, and enters once more when the others
+	// have done without it.
+	enter := append(slices.Clone(words), "--root", third.root, "--node-name", "m2")
+	third.hyperkube(enter...)
+	third.hyperkube("down", "--root", third.root)
+	if err := os.RemoveAll(third.root); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := third.command(third.binary, enter...).CombinedOutput(); err == nil || !strings.Contains(string(out), "etcdctl member remove") {
+		t.Errorf("joined in place of a member that is lost: %v\n%s", err, out)
+	}
+	lost := regexp.MustCompile(`([0-9a-f]+), \w+, m2,`).FindStringSubmatch(s.etcdctl(second, "m1", "member", "list"))
+	if lost == nil {
+		t.Fatal("the member that is lost is not told")
+	}
+	s.etcdctl(second, "m1", "member", "remove", lost[1])
+	third.hyperkube(enter...)
+	second.eventually(30*time.Second, func() error { return s.served(second, "198.18.7.1", "198.18.7.2", "198.18.8.3") })
+}
+
+// etcdctl is asked in the pod of etcd of a master, whose node has that name.
+func (s *site) etcdctl(m *machine, node string, args ...string) string {
+	s.t.Helper()
+	keys := filepath.Join(m.root, "etc/kubernetes/pki/etcd")
+	return m.kubectl(append([]string{"--namespace=kube-system", "exec", "etcd-" + node, "--", "etcdctl",
+		"--cacert=" + keys + "/ca.crt", "--cert=" + keys + "/server.crt", "--key=" + keys + "/server.key"}, args...)...)
 }
 
 // report runs a command from another goroutine than the test's.

@@ -71,6 +71,9 @@ func Client(t testing.TB) *clientv3.Client {
 	return m.Client
 }
 
+// Address is where clients of other processes connect, without TLS.
+func (m *Member) Address() string { return m.etcd.Clients[0].Addr().String() }
+
 // Stop closes the client and ends the member. What it wrote is left in its folder.
 func (m *Member) Stop() {
 	_ = m.Client.Close()

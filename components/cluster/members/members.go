@@ -63,7 +63,7 @@ func (c *Cluster) AddLearner(ctx context.Context, name, peerURL string) (initial
 	members := list.Members
 	if m := find(members, peerURL); m != nil {
 		if m.Name != "" {
-			return "", fmt.Errorf("etcd has a member %q at %s already: remove it first, or reset this machine while it runs", m.Name, peerURL)
+			return "", fmt.Errorf("etcd has a member %q at %s already: reset the machine where it runs, or if that is lost call \"etcdctl member remove %x\" in the pod of etcd of another master", m.Name, peerURL, m.ID)
 		}
 	} else if members, err = c.addLearner(ctx, peerURL); err != nil {
 		return "", err

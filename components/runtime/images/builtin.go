@@ -111,7 +111,7 @@ func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) 
 func fillBuiltIn(dir, program string) error {
 	for name, mode := range map[string]os.FileMode{
 		"tmp": 0o1777 | os.ModeSticky, "etc": 0o755, "etc/ssl": 0o755, "etc/ssl/certs": 0o755,
-		"root": 0o700, "var": 0o755, "run": 0o755, "proc": 0o555, "sys": 0o555, "dev": 0o755,
+		"usr": 0o755, "usr/local": 0o755, "usr/local/bin": 0o755, "root": 0o700, "var": 0o755, "run": 0o755, "proc": 0o555, "sys": 0o555, "dev": 0o755,
 	} {
 		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
 			return err
@@ -135,6 +135,12 @@ func fillBuiltIn(dir, program string) error {
 				return err
 			}
 			break
+		}
+	}
+	// What runbooks have people call in pods of the control plane.
+	for _, name := range []string{"etcdctl", "kubectl"} {
+		if err := os.Symlink("/hyperkube", filepath.Join(dir, "usr/local/bin", name)); err != nil {
+			return err
 		}
 	}
 	return share(program, filepath.Join(dir, "hyperkube"))

@@ -1,0 +1,62 @@
+package etcdctl
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"hyperkube/internal/testetcd"
+)
+
+// TestCommands has a member asked and told by commands. A flag that one of them looks
+// for in vain would end the process.
+func TestCommands(t *testing.T) {
+	m := testetcd.Start(t, testetcd.Config{Dir: t.TempDir()})
+	t.Cleanup(m.Stop)
+	file := filepath.Join(t.TempDir(), "snapshot")
+	for _, tc := range []struct{ args, want string }{
+		{"member list", "started, default,"},
+		{"member list -w table", "│ started │ default │"},
+		{"endpoint health", "is healthy"},
+		{"endpoint status", "true, false"},
+		{"put key value", "OK"},
+		{"get k --prefix --keys-only", "key"},
+		{"get key --hex", `\x76\x61\x6c\x75\x65`},
+		{"lease list", "found 0 leases"},
+		{"del key", "1"},
+		{"defrag", "Finished defragmenting etcd member"},
+		{"alarm list", ""},
+		{"snapshot save " + file, "Snapshot saved at " + file},
+	} {
+		if out := printed(t, append(strings.Fields(tc.args), "--endpoints="+m.Address())); !strings.Contains(out, tc.want) {
+			t.Errorf("etcdctl %s says %q, want %q", tc.args, out, tc.want)
+		}
+	}
+	if got, err := m.Client.Get(t.Context(), "key"); err != nil || got.Count != 0 || got.Header.Revision != 3 {
+		t.Errorf("a key that was put and deleted: %v, %v", got, err)
+	}
+}
+
+// printed runs the command and returns what the process printed meanwhile.
+func printed(t *testing.T, args []string) string {
+	t.Helper()
+	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	old := os.Stdout
+	os.Stdout = file
+	defer func() { os.Stdout = old }()
+	c := NewCommand()
+	c.SetArgs(args)
+	if err := c.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
