@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri/crifake"
+	"hyperkube/components/kubelet/podstate"
 )
 
 // TestStartUnderWay holds that a container which the call of a killed kubelet is just
@@ -99,4 +100,35 @@ func TestMadeOtherwise(t *testing.T) {
 	if after.Status.ContainerStatuses[0].ContainerID == before.Status.ContainerStatuses[0].ContainerID {
 		t.Error("the container of the former definition runs")
 	}
+}
+
+// TestMadeOtherwiseStays holds that such a one which cannot be removed is not tried again at
+// once, and that it is told why the container does not start.
+func TestMadeOtherwiseStays(t *testing.T) {
+	runtime := crifake.New("busybox:1", "busybox:2")
+	first := newBench(t, runtime)
+	first.add(newPod("a", nil))
+	first.await("a", "ready", ready)
+	first.stop()
+
+	runtime.Starting("main")
+	runtime.Fail("RemoveContainer", errors.New("device or resource busy"))
+	p := newPod("a", func(p *v1.Pod) { p.Spec.Containers[0].Image = "busybox:2" })
+	next := newBench(t, runtime, p)
+	next.manager.Set(p)
+	next.told("Failed Error: removing a container that was never started: device or resource busy")
+	w := next.manager.worker(p.UID)
+	var slot podstate.Slot
+	for slot.RetryAt.IsZero() && next.ctx.Err() == nil { // it is told before
+		time.Sleep(time.Millisecond)
+		w.mu.Lock()
+		slot = w.slots["main"]
+		w.mu.Unlock()
+	}
+	runtime.Fail("RemoveContainer", nil)
+	w.update(func() {
+		slot.RetryAt = time.Time{}
+		w.slots["main"] = slot
+	})
+	next.await("a", "ready", ready)
 }

@@ -128,8 +128,10 @@ func (a *attempt) make(ctx context.Context, box *podstate.Sandbox, ips []string,
 	call, cancel := carriedThrough(ctx)
 	defer cancel()
 	if a.start.Stale != "" {
-		if err := a.dropStale(call, a.pod, a.start); err != nil {
+		if err := a.dropStale(call, a.pod, a.start); cri.IsGone(err) {
 			return "", nil, err
+		} else if err != nil {
+			return "", nil, a.refuse(ctx, createContainerError, err.Error())
 		}
 	}
 	id, err := a.create(ctx, call, &runtimeapi.CreateContainerRequest{PodSandboxId: box.ID, Config: cfg, SandboxConfig: sandbox})

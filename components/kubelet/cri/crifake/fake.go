@@ -387,6 +387,9 @@ func (r *Runtime) ReopenContainerLog(context.Context, *runtimeapi.ReopenContaine
 func (r *Runtime) RemoveContainer(_ context.Context, req *runtimeapi.RemoveContainerRequest, _ ...grpc.CallOption) (*runtimeapi.RemoveContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if err := r.failing["RemoveContainer"]; err != nil {
+		return nil, err
+	}
 	if c := r.containers[req.ContainerId]; c != nil {
 		r.exit(c, 137)
 		delete(r.containers, req.ContainerId)
