@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -132,6 +133,7 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 		return nil, err
 	}
 	c.Loop = control.NewLoop(env, "nodelifecycle", c.sync)
+	c.Prepare(c.learn)
 	if err := control.AddNodeIndex(pods.Informer()); err != nil {
 		return nil, err
 	}
@@ -167,6 +169,19 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 			pod(cur)
 		}
 	}, nil))
+}
+
+// learn notes all Nodes there are before the first is judged: a zone is told by all of
+// its own, and that none at all is ready by all of the cluster's.
+func (c *Controller) learn(context.Context) error {
+	all, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return fmt.Errorf("listing nodes: %w", err)
+	}
+	for _, n := range all {
+		c.observe(n)
+	}
+	return nil
 }
 
 // renewed notes a sign of life: any other time than the last, for the node's clock may have

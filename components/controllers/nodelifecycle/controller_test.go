@@ -359,3 +359,26 @@ func TestEndOfSilence(t *testing.T) {
 		t.Errorf("condition %+v", c)
 	}
 }
+
+// TestBegun: a silent node that comes first after a start keeps the taint that it has, as
+// long as others are ready.
+func TestBegun(t *testing.T) {
+	f := controltest.New(t)
+	c, err := New(f.Env, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t, f, c}
+	silent := testNode("a", corev1.ConditionUnknown)
+	before := metav1.NewTime(controltest.Now.Add(-time.Minute))
+	silent.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoExecute, TimeAdded: &before}}
+	f.Add(silent)
+	f.Add(testNode("b", corev1.ConditionTrue))
+	if err := c.learn(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.sync("a")
+	if got, want := w.taints("a"), []string{"unreachable:NoExecute", "unreachable:NoSchedule"}; !slices.Equal(got, want) {
+		t.Errorf("taints %v, want %v", got, want)
+	}
+}
