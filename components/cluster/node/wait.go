@@ -97,8 +97,8 @@ func describeStaticPods(ctx context.Context, runtime runtimeapi.RuntimeServiceCl
 	return strings.Join(texts, "; "), nil
 }
 
-// lastWords is the last line of a container's log, or what it panicked with; "" if nothing
-// can be read of it.
+// lastWords is the last line of a container's log, or what it panicked with or Go ended it
+// with; "" if nothing can be read of it.
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/logging/
 func lastWords(path string) string {
@@ -119,7 +119,7 @@ func lastWords(path string) string {
 	for _, line := range lines {
 		// A time, the stream, and whether the line is whole come before what was written.
 		words := strings.SplitN(string(line), " ", 4)
-		if last = words[len(words)-1]; strings.HasPrefix(last, "panic: ") {
+		if last = words[len(words)-1]; strings.HasPrefix(last, "panic: ") || strings.HasPrefix(last, "fatal error: ") {
 			break // its stack follows
 		}
 	}

@@ -84,6 +84,7 @@ func TestLastWords(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "", "2026-01-01T00:00:00Z stderr F first\n2026-01-01T00:00:01Z stderr F last\n": "last",
 		"2026-01-01T00:00:00Z stderr F panic: out of cheese\n2026-01-01T00:00:01Z stderr F \n2026-01-01T00:00:02Z stderr F goroutine 1 [running]:\n": "panic: out of cheese",
+		"2026-01-01T00:00:00Z stderr F fatal error: fault\n2026-01-01T00:00:01Z stderr F \n2026-01-01T00:00:02Z stderr F goroutine 1 [running]:\n":   "fatal error: fault",
 	} {
 		log := filepath.Join(t.TempDir(), "0.log")
 		if err := os.WriteFile(log, []byte(text), 0o600); err != nil {
