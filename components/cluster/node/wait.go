@@ -87,8 +87,8 @@ func describeStaticPods(ctx context.Context, runtime runtimeapi.RuntimeServiceCl
 		if err != nil {
 			continue // it was just removed
 		}
-		text := fmt.Sprintf("%s has ended %d times, now with code %d", c.Labels[cri.LabelContainerName], c.Metadata.GetAttempt()+1, answer.Status.ExitCode)
-		if last := lastWords(answer.Status.LogPath); last != "" {
+		text := fmt.Sprintf("%s has ended %d times, now with code %d", c.Labels[cri.LabelContainerName], c.Metadata.GetAttempt()+1, answer.GetStatus().GetExitCode())
+		if last := lastWords(answer.GetStatus().GetLogPath()); last != "" {
 			text += ": " + last
 		}
 		texts = append(texts, text)
