@@ -282,6 +282,13 @@ func TestWrites(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	})
+	t.Run("namespace in an hour", func(t *testing.T) {
+		a.do("POST", "/api/v1/namespaces", `{"metadata":{"name":"hour"}}`, jsn)
+		o := a.do("DELETE", "/api/v1/namespaces/hour?gracePeriodSeconds=3600", "").object(t)
+		if at := o.GetDeletionTimestamp(); at == nil || at.After(time.Now()) || o.GetDeletionGracePeriodSeconds() != nil {
+			t.Errorf("it is deleted at %v, given %v s", at, o.GetDeletionGracePeriodSeconds())
+		}
+	})
 	t.Run("dry run", func(t *testing.T) {
 		r := a.do("POST", cms+"?dryRun=All", `{"metadata":{"name":"dry"}}`, jsn)
 		if o := r.object(t); r.code != 201 || o.GetUID() == "" || o.GetResourceVersion() != "" {

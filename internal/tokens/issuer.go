@@ -180,6 +180,11 @@ func (i *Issuer) forServer(audiences []string) bool {
 
 func validateRequest(spec *authenticationv1.TokenRequestSpec) field.ErrorList {
 	var errs field.ErrorList
+	if len(spec.Attestations) > 0 {
+		// Tokens are bound to no webhooks: that is alpha, and off by default.
+		return append(errs, field.Invalid(field.NewPath("spec", "attestations"), spec.Attestations,
+			"attestations may only be specified with a webhook bound object reference"))
+	}
 	at := field.NewPath("spec", "expirationSeconds")
 	if *spec.ExpirationSeconds < minExpiration {
 		errs = append(errs, field.Invalid(at, *spec.ExpirationSeconds, "may not specify a duration less than 10 minutes"))

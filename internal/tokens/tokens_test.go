@@ -133,6 +133,7 @@ func TestRequest(t *testing.T) {
 		{name: "clamped", req: authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: seconds(1 << 31)}}, expires: 30 * 24 * time.Hour, valid: 30 * 24 * time.Hour},
 		{name: "too short", req: authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: seconds(599)}}, err: "may not specify a duration less than 10 minutes"},
 		{name: "too long", req: authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: seconds(1<<32 + 1)}}, err: "may not specify a duration larger than 2^32 seconds"},
+		{name: "attested", req: authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Attestations: map[string]authenticationv1.AttestationValue{"k": {"v"}}, ExpirationSeconds: seconds(599)}}, err: "spec.attestations: Invalid value: {\"k\":[\"v\"]}: attestations may only be specified with a webhook bound object reference"},
 		{name: "no such account", account: "absent", err: `"absent" not found`},
 		{name: "other name", req: authenticationv1.TokenRequest{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, err: "must match the service account name if specified"},
 		{name: "other namespace", req: authenticationv1.TokenRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "x"}}, err: "must match the service account namespace if specified"},

@@ -336,14 +336,13 @@ func (c *call) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteOpt
 		return false, false
 	}
 	period := int64(0)
-	if opts.GracePeriodSeconds != nil {
+	// What is retained stays until others have done with it, whatever time is given.
+	if opts.GracePeriodSeconds != nil && (c.res.Retain == nil || !c.res.Retain(obj)) {
 		period = *opts.GracePeriodSeconds
+		obj.SetDeletionGracePeriodSeconds(&period)
 	}
 	at := metav1.NewTime(time.Now().Truncate(time.Second).Add(time.Second * time.Duration(period)))
 	obj.SetDeletionTimestamp(&at)
-	if opts.GracePeriodSeconds != nil && (c.res.Retain == nil || !c.res.Retain(obj)) {
-		obj.SetDeletionGracePeriodSeconds(&period)
-	}
 	if g := obj.GetGeneration(); g > 0 {
 		obj.SetGeneration(g + 1)
 	}
