@@ -17,6 +17,7 @@ import (
 
 	"hyperkube/internal/hostaddress"
 	"hyperkube/internal/pki"
+	"hyperkube/internal/testnetns"
 )
 
 // TestFlags holds that what the flags say reaches the server.
@@ -134,6 +135,19 @@ func TestEtcdOverrides(t *testing.T) {
 			}
 		}
 		closeApart(apart)
+	}
+}
+
+// TestAdvertisedAlone: a machine without a network has servers for itself, and none for others.
+func TestAdvertisedAlone(t *testing.T) {
+	testnetns.Enter(t)
+	for _, bind := range []string{"127.0.0.1", "::1"} {
+		if got, err := (&options{bind: bind}).address(); err != nil || got.String() != bind {
+			t.Errorf("--bind-address=%s: %v, %v", bind, got, err)
+		}
+	}
+	if got, err := (&options{bind: "0.0.0.0"}).address(); err == nil || !strings.Contains(err.Error(), "give --advertise-address") {
+		t.Errorf("for others: %v, %v", got, err)
 	}
 }
 
