@@ -42,7 +42,7 @@ func NewCommand() *cobra.Command {
 	f.String("discovery-srv-name", "", "The name of the service in those records.")
 	f.Bool("insecure-discovery", true, "Take addresses without TLS from those records.")
 
-	c.AddGroup(command.NewKVGroup(), command.NewClusterMaintenanceGroup(), command.NewConcurrencyGroup(), command.NewUtilityGroup())
+	c.AddGroup(command.NewKVGroup(), command.NewClusterMaintenanceGroup(), command.NewUtilityGroup())
 	c.AddCommand(
 		command.NewGetCommand(), command.NewPutCommand(), command.NewDelCommand(), command.NewWatchCommand(),
 		command.NewMemberCommand(), command.NewEndpointCommand(), command.NewMoveLeaderCommand(),
