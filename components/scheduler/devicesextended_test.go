@@ -3,6 +3,7 @@ package scheduler
 import (
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"hyperkube/internal/testwait"
@@ -110,18 +112,15 @@ func TestExtendedResourcesAgain(t *testing.T) {
 	left.Finalizers = []string{resourcev1.Finalizer}
 	left.Status.Allocation = &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: []resourcev1.DeviceRequestAllocationResult{
 		{Request: "r", Driver: "gpu.example.com", Pool: "b", Device: "gpu-0"}}}}
-	c := startDevices(t, slice("b", nil, "gpu-0"), left)
-	failed := make(chan struct{}, 1)
-	c.kube.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		if a.GetSubresource() == "binding" {
-			select {
-			case failed <- struct{}{}:
+	var failed atomic.Bool
+	c := startDevicesWith(t, func(kube *fake.Clientset) {
+		kube.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if a.GetSubresource() == "binding" && !failed.Swap(true) {
 				return true, nil, errors.New("no")
-			default:
 			}
-		}
-		return false, nil, nil
-	})
+			return false, nil, nil
+		})
+	}, slice("b", nil, "gpu-0"), left)
 	c.create(pod("p", requesting(gpuClass, "1")))
 	if got := c.nextBound(); got != "p=b" {
 		t.Fatalf("bound %s", got)
