@@ -116,11 +116,12 @@ func (m *Manager) Set(pod *v1.Pod) {
 	w.setPod(pod)
 }
 
-// active returns the worker's pod unless it has ended.
+// active returns the worker's pod unless it has ended, or is deleted: the scheduler
+// gives the place of one that was deleted by force to another at once.
 func (w *worker) active() []*v1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.stage == stopped {
+	if w.stage == stopped || w.gone {
 		return nil
 	}
 	return []*v1.Pod{w.pod}

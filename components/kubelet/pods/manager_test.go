@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -190,6 +191,27 @@ func TestDelete(t *testing.T) {
 		s, c := b.runtime.Count()
 		return s == 0 && c == 0 && len(b.manager.Pods()) == 0
 	})
+}
+
+// TestForcedAway: a pod that was deleted by force takes no room from the next one,
+// though it has not come to its end: the scheduler does not count it either.
+func TestForcedAway(t *testing.T) {
+	runtime := crifake.New("busybox:1")
+	runtime.Stubborn = true
+	b := newBench(t, runtime)
+	beside := map[string]int{}
+	b.manager.Admit = func(p *v1.Pod, others []*v1.Pod) *Verdict {
+		beside[p.Name] = len(others)
+		return nil
+	}
+	b.add(newPod("a", func(p *v1.Pod) { *p.Spec.TerminationGracePeriodSeconds = 30 }))
+	b.await("a", "ready", ready)
+	b.add(newPod("b", nil))
+	b.manager.Remove("uid-a")
+	b.add(newPod("c", nil))
+	if want := map[string]int{"a": 0, "b": 1, "c": 1}; !maps.Equal(beside, want) {
+		t.Errorf("pods that each was admitted beside: %v, want %v", beside, want)
+	}
 }
 
 func TestInitContainers(t *testing.T) {
