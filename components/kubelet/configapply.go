@@ -119,6 +119,9 @@ func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.KubeletCgroups != "" {
 		c.Cgroups.Own = f.KubeletCgroups
 	}
+	if f.SystemCgroups != "" {
+		c.Cgroups.System = f.SystemCgroups
+	}
 	c.Machine.ProtectKernel = c.Machine.ProtectKernel || f.ProtectKernelDefaults
 	if n := f.OOMScoreAdj; n != nil {
 		score := int(*n)

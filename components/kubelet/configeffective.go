@@ -80,7 +80,7 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	f.LocalStorageCapacityIsolation = new(!c.Eviction.NoStorageLimits)
 	f.EnforceNodeAllocatable = slices.Clone(c.Reserved.Enforce)
 	f.KubeReserved, f.SystemReserved = texts(c.Reserved.Kube), texts(c.Reserved.System)
-	f.KubeletCgroups = c.Cgroups.Own
+	f.KubeletCgroups, f.SystemCgroups = c.Cgroups.Own, c.Cgroups.System
 	if c.Machine.OOMScore != nil {
 		f.OOMScoreAdj = new(int32(*c.Machine.OOMScore))
 	}

@@ -31,6 +31,7 @@ clusterDomain: example.test
 resolvConf: /etc/other.conf
 cgroupRoot: /below
 kubeletCgroups: /kubelet
+systemCgroups: /system
 maxPods: 17
 podsPerCore: 3
 podPidsLimit: 99

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -61,6 +62,12 @@ func (c *Config) validateLimits() error {
 		errs = append(errs, fmt.Errorf("cpuCFSQuotaPeriod (--cpu-cfs-quota-period) %v requires feature gate CustomCPUCFSQuotaPeriod", p))
 	} else if p < time.Millisecond || p > time.Second {
 		errs = append(errs, fmt.Errorf("cpuCFSQuotaPeriod %v must be between 1ms and 1sec, inclusive", p))
+	}
+	switch name := c.Cgroups.System; {
+	case name != "" && c.Layout.CgroupRoot == "":
+		errs = append(errs, errors.New("systemCgroups (--system-cgroups) was specified and cgroupRoot (--cgroup-root) was not specified"))
+	case name != "" && path.Clean("/"+name) == "/":
+		errs = append(errs, errors.New(`systemCgroups (--system-cgroups): system container cannot be root ("/")`))
 	}
 	if c.RuntimeTimeout < 0 {
 		errs = append(errs, fmt.Errorf("runtimeRequestTimeout %v must be positive", c.RuntimeTimeout))
@@ -128,7 +135,6 @@ func refuseUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
 		errs = append(errs, errors.New("runOnce (--runOnce) true, Runonce mode has been deprecated and should not be set"))
 	}
 	no(len(f.QOSReserved) > 0, "qosReserved")
-	no(f.SystemCgroups != "", "systemCgroups")
 	no(unset(f.EnableControllerAttachDetach), "enableControllerAttachDetach: false")
 	for _, err := range tracingapi.ValidateTracingConfiguration(f.Tracing, nil, field.NewPath("tracing")) {
 		errs = append(errs, err)

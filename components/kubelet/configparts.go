@@ -300,6 +300,9 @@ type CgroupConfig struct {
 	// Own is the cgroup that the kubelet's process goes into, made if it is
 	// missing; empty: it stays where it is.
 	Own string
+	// System is the cgroup that what runs in the root cgroup goes into, made if
+	// it is missing; empty: everything stays where it is.
+	System string
 }
 
 // CPUConfig is who has CPUs of their own.

@@ -31,6 +31,9 @@ func (k *Kubelet) prepareHost() error {
 
 // prepareCgroups records and makes the cgroups that pods share.
 func (k *Kubelet) prepareCgroups() error {
+	if err := k.enterOwn(); err != nil {
+		return err
+	}
 	if k.cgroups == nil {
 		return nil
 	}
@@ -69,26 +72,6 @@ func (k *Kubelet) prepareCgroups() error {
 	}
 	if k.kube != nil && k.cfg.Reserved.enforces(enforcePods) {
 		k.nodeEvent(v1.EventTypeNormal, "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
-	}
-	return k.enterOwn()
-}
-
-// enterOwn goes into the cgroup that the configuration names for the kubelet.
-func (k *Kubelet) enterOwn() error {
-	name := k.cfg.Cgroups.Own
-	if name == "" {
-		return nil
-	}
-	if !k.cgroups.Exists(name) {
-		if err := k.cfg.Journal.Record(hostchange.Change{Kind: hostchange.Cgroup, Name: name}); err != nil {
-			return err
-		}
-		if err := k.cgroups.Create(name, cgroup.Resources{}); err != nil {
-			return fmt.Errorf("making the kubelet's cgroup: %w", err)
-		}
-	}
-	if err := k.cgroups.Enter(name, os.Getpid()); err != nil {
-		return fmt.Errorf("going into the kubelet's cgroup: %w", err)
 	}
 	return nil
 }

@@ -32,6 +32,13 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		k.nodeEvent(v1.EventTypeWarning, "KubeletSetupFailed", err.Error())
 		return err
 	}
+	if k.cfg.Cgroups.System != "" {
+		start(func() {
+			if err := k.gatherSystem(ctx); err != nil {
+				k.log.Warn("moving processes of the system into their cgroup failed", "error", err)
+			}
+		})
+	}
 	if k.cpus != nil {
 		k.spread.now(ctx)
 	}

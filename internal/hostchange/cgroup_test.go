@@ -81,3 +81,41 @@ func revertOccupied(t *testing.T, name string) {
 		t.Errorf("the rest was not taken back: %v", err)
 	}
 }
+
+// TestHostCgroup: who was moved into a cgroup of the host's is let out of it alive.
+func TestHostCgroup(t *testing.T) {
+	groups, err := cgroup.Open()
+	if err != nil || os.Geteuid() != 0 {
+		t.Skip("needs root and cgroups:", err)
+	}
+	group := fmt.Sprintf("/hyperkube-host-test-%d", os.Getpid())
+	if err := groups.Create(group, cgroup.Resources{}); err != nil {
+		t.Skip("making a cgroup:", err)
+	}
+	held := exec.Command("sleep", "1000")
+	if err := held.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = held.Process.Kill()
+		_ = held.Wait()
+		if err := groups.Remove(context.Background(), group); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := groups.Enter(group, held.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := Revert(context.Background(), []Change{{Kind: HostCgroup, Name: group}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if groups.Exists(group) {
+		t.Error("the cgroup is still there")
+	}
+	state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", held.Process.Pid))
+	if err != nil || strings.Contains(string(state), ") Z ") {
+		t.Errorf("who was in it has ended: %s %v", state, err)
+	}
+}

@@ -42,6 +42,9 @@ const (
 	Mount Kind = "mount"
 	// Cgroup is a tree of cgroups: Name its path in every hierarchy.
 	Cgroup Kind = "cgroup"
+	// HostCgroup is a cgroup that processes of the host's own were moved into,
+	// which go to the root when it is removed: Name its path.
+	HostCgroup Kind = "hostcgroup"
 	// Dir is a directory that was not there: Name its path. It is removed
 	// with all that is in it.
 	Dir Kind = "dir"

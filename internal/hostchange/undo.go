@@ -57,7 +57,7 @@ func revert(ctx context.Context, changes []Change, patience time.Duration) error
 		kind Kind
 		undo func(context.Context, []Change) error
 	}{
-		{Cgroup, undoCgroups(patience)}, {Rule, undoRules}, {Chain, undoChains}, {Mount, each(undoMount)},
+		{HostCgroup, undoHostCgroups(patience)}, {Cgroup, undoCgroups(patience)}, {Rule, undoRules}, {Chain, undoChains}, {Mount, each(undoMount)},
 		{Route, each(undoRoute)}, {Link, each(undoLink)}, {Sysctl, each(undoParameter)}, {Module, each(undoParameter)}, {Dir, each(undoDir)},
 	} {
 		if list := by[one.kind]; len(list) > 0 {
@@ -111,6 +111,41 @@ func undoCgroups(patience time.Duration) func(context.Context, []Change) error {
 		}
 		return errors.Join(errs...)
 	}
+}
+
+// undoHostCgroups lets what is in the cgroups go where it came from, and removes them.
+func undoHostCgroups(patience time.Duration) func(context.Context, []Change) error {
+	return func(ctx context.Context, changes []Change) error {
+		m, err := cgroup.Open()
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for _, c := range changes {
+			errs = append(errs, letOut(ctx, m, c.Name, patience))
+		}
+		return errors.Join(errs...)
+	}
+}
+
+func letOut(ctx context.Context, m *cgroup.Manager, name string, patience time.Duration) error {
+	// Who is moved may have started somebody meanwhile.
+	for {
+		moved, err := m.Move(name, "/", func(int) bool { return true })
+		if err != nil {
+			return err
+		}
+		if moved == 0 || ctx.Err() != nil {
+			break
+		}
+	}
+	waiting, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := m.Remove(waiting, name)
+	if errors.Is(err, unix.EBUSY) {
+		err = errors.Join(err, occupied(m, name))
+	}
+	return err
 }
 
 // occupied says what keeps a cgroup from being removed, and what is to be done.

@@ -36,6 +36,9 @@ type Node struct {
 	LinkPrefix string
 }
 
+// RuntimeName is what the container runtime's process calls itself, argv[0].
+const RuntimeName = "hyperkube-runtime"
+
 // Default is the layout of the first or only node of a machine.
 func Default() Node {
 	return Node{

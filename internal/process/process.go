@@ -52,6 +52,16 @@ func StartTime(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[19], 10, 64)
 }
 
+// Parent returns the number of the process's parent; 0 is one outside of our PID
+// namespace, or nobody.
+func Parent(pid int) (int, error) {
+	_, fields, err := stat(pid)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(fields[1])
+}
+
 // stat returns a process's name as /proc/PID/stat has it, and the fields after
 // it; the first is the state.
 func stat(pid int) (name string, fields []string, err error) {

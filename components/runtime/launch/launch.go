@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/internal/cgroup"
+	"hyperkube/internal/layout"
 	"hyperkube/internal/version"
 )
 
@@ -27,7 +28,7 @@ import (
 var program embed.FS
 
 // name is what the runtime is called by, argv[0].
-const name = "hyperkube-runtime"
+const name = layout.RuntimeName
 
 // versionEnv tells the program which version it is of.
 const versionEnv = "HYPERKUBE_RUNTIME_VERSION"
