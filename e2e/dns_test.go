@@ -57,9 +57,9 @@ spec:
     image: hyperkube
     imagePullPolicy: IfNotPresent
     args: [hello, --grpc-address=:9000, --drain=0s]
-    startupProbe: {grpc: {port: 9000}, periodSeconds: 1}
+    startupProbe: {grpc: {port: 9000}, periodSeconds: 1, failureThreshold: 180}
     readinessProbe: {grpc: {port: 9000, service: ready}, periodSeconds: 1}
-    livenessProbe: {grpc: {port: 9000}, periodSeconds: 1, failureThreshold: 1}
+    livenessProbe: {grpc: {port: 9000}, periodSeconds: 1, timeoutSeconds: 60, failureThreshold: 1}
 ---
 apiVersion: v1
 kind: Pod

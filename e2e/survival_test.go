@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -47,6 +48,7 @@ spec:
     imagePullPolicy: IfNotPresent
     args: [hello, get, --every=20ms, "http://web/"]
 `)
+	dir := t.TempDir()
 	s.apply(`
 apiVersion: v1
 kind: Pod
@@ -56,7 +58,9 @@ spec:
   containers:
   - name: c
     image: ` + busybox + `
-    command: [sh, -c, "echo before; sleep 4; echo after; exit 42"]
+    command: [sh, -c, "echo before; until test -e /host/go; do sleep 0.1; done; echo after; touch /host/ends; exit 42"]
+    volumeMounts: [{name: host, mountPath: /host}]
+  volumes: [{name: host, hostPath: {path: ` + dir + `}}]
 `)
 	s.do("wait", "--for=condition=Ready", "pod/prober", "pod/ends", "--timeout=180s")
 	s.eventually(20*time.Second, func() error {
@@ -70,7 +74,14 @@ spec:
 	if err := syscall.Kill(mainPID(t), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(5 * time.Second) // "ends" ends meanwhile
+	// "ends" ends meanwhile.
+	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually(10*time.Second, func() error {
+		_, err := os.Stat(filepath.Join(dir, "ends"))
+		return err
+	})
 	if err := shared.up(); err != nil {
 		t.Fatal(err)
 	}
