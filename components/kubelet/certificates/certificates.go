@@ -59,6 +59,10 @@ type Keeper struct {
 	// first is called with the first certificate, before ready.
 	first func() error
 	err   chan error
+	// keeping is held by who writes files, and guards ended.
+	keeping sync.Mutex
+	// ended is whether Run has returned: no file is written from then on.
+	ended bool
 	// what is told of the certificate
 	ttl      prometheus.GaugeFunc
 	failures prometheus.Counter
@@ -174,7 +178,7 @@ func newKeeper(cfg Config, name string) (*Keeper, error) {
 
 func (k *Keeper) manage(cfg *certificate.Config) error {
 	cfg.ClientsetFn = k.clients
-	cfg.CertificateStore = told{k.store, k.has}
+	cfg.CertificateStore = told{k.store, k}
 	var err error
 	if k.manager, err = certificate.NewManager(cfg); err != nil {
 		return fmt.Errorf("the node's certificates: %w", err)
@@ -185,17 +189,25 @@ func (k *Keeper) manage(cfg *certificate.Config) error {
 	return nil
 }
 
-// told tells of new certificates.
+var errEnded = errors.New("the node's certificates are not kept any more")
+
+// told tells the keeper of new certificates, as long as that runs: the manager,
+// which is not waited for when it is stopped, may come with another one later.
 type told struct {
 	certificate.Store
-	tell func()
+	keeper *Keeper
 }
 
 // Update keeps a certificate.
 func (t told) Update(cert, key []byte) (*tls.Certificate, error) {
+	t.keeper.keeping.Lock()
+	defer t.keeper.keeping.Unlock()
+	if t.keeper.ended {
+		return nil, errEnded
+	}
 	c, err := t.Store.Update(cert, key)
 	if err == nil {
-		t.tell()
+		t.keeper.has()
 	}
 	return c, err
 }
@@ -338,10 +350,15 @@ func (k *Keeper) Certificate() (*tls.Certificate, error) {
 func (k *Keeper) Ready() <-chan struct{} { return k.ready }
 
 // Run asks for a first certificate, if there is none, and for others before
-// they expire, until ctx ends.
+// they expire, until ctx ends. Once it has returned no file is written any more.
 func (k *Keeper) Run(ctx context.Context) error {
 	k.manager.Start()
-	defer k.manager.Stop()
+	defer func() {
+		k.manager.Stop()
+		k.keeping.Lock()
+		defer k.keeping.Unlock()
+		k.ended = true
+	}()
 	select {
 	case <-ctx.Done():
 		return nil

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/certificate"
 
 	"hyperkube/internal/kubeconfig"
 	"hyperkube/internal/pki"
@@ -215,6 +217,66 @@ func TestRenewed(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// late is a manager that is just keeping a certificate when it is stopped.
+type late struct {
+	certificate.Manager
+	stopped chan struct{}
+}
+
+func (l late) Start() {}
+func (l late) Stop()  { close(l.stopped) }
+
+// slow is a store that begins to write when its manager is stopped.
+type slow struct {
+	certificate.Store
+	entered, stopped chan struct{}
+	written          atomic.Bool
+}
+
+func (s *slow) Update(cert, key []byte) (*tls.Certificate, error) {
+	close(s.entered)
+	<-s.stopped
+	c, err := s.Store.Update(cert, key)
+	s.written.Store(true)
+	return c, err
+}
+
+// TestNothingIsKeptAfterwards: who has ended a keeper may remove its folder.
+func TestNothingIsKeptAfterwards(t *testing.T) {
+	cfg, set, _ := setUp(t)
+	k, err := NewClient(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := set.CA.NewPair(pki.Node("n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped := make(chan struct{})
+	store := &slow{Store: k.store, entered: make(chan struct{}), stopped: stopped}
+	k.manager = late{k.manager, stopped}
+	ctx, cancel := context.WithCancel(t.Context())
+	updated := make(chan error, 1)
+	go func() {
+		_, err := told{store, k}.Update(pair.CertPEM, pair.KeyPEM)
+		updated <- err
+	}()
+	<-store.entered
+	cancel()
+	if err := k.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	if !store.written.Load() {
+		t.Error("the keeper has ended before it has kept a certificate")
+	}
+	if err := <-updated; err != nil {
+		t.Error(err)
+	}
+	if _, err := (told{k.store, k}).Update(pair.CertPEM, pair.KeyPEM); !errors.Is(err, errEnded) {
+		t.Errorf("a certificate is kept at the end: %v", err)
+	}
 }
 
 func TestServingCertificate(t *testing.T) {
