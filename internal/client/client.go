@@ -10,6 +10,7 @@ package client
 
 import (
 	"fmt"
+	"net/http"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
@@ -86,6 +87,7 @@ func New(cfg Config) (*Clients, error) {
 	}
 	counted := rest.CopyConfig(rc)
 	counted.Wrap(requests.Wrap)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return initialLists{next} })
 	httpClient, err := rest.HTTPClientFor(counted)
 	if err != nil {
 		return nil, fmt.Errorf("making an API client: %w", err)
