@@ -22,7 +22,10 @@ func (i *ignored) register(f *pflag.FlagSet) {
 // check looks whether this machine may become a master or a node, and tells out what is
 // wrong of what is ignored, by the flag or by a file.
 func (i ignored) check(out io.Writer, l layout.Node, ports []int, file []string) error {
-	return preflight.CheckBut(l, ports, slices.Concat(file, i), func(problem error) {
-		fmt.Fprintf(out, "\t[WARNING %s]: %v\n", preflight.Name(problem), problem)
-	})
+	return preflight.CheckBut(l, ports, slices.Concat(file, i), warning(out))
+}
+
+// warning tells what a check has found that stands in nobody's way.
+func warning(out io.Writer) func(problem error) {
+	return func(problem error) { fmt.Fprintf(out, "\t[WARNING %s]: %v\n", preflight.Name(problem), problem) }
 }

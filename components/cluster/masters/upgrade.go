@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -20,9 +22,11 @@ import (
 	"hyperkube/components/cluster/identity"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
+	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/version"
+	"hyperkube/manifests"
 )
 
 // NewUpgrade makes the command `upgrade`.
@@ -38,6 +42,7 @@ func NewUpgrade() *cobra.Command {
 	command.RootFlag(f, &o.root)
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
 	f.BoolVar(&o.dryRun, "dry-run", false, "Change nothing, and print what would be done.")
+	o.ignored.register(f)
 	apply := &cobra.Command{
 		Use: "apply [VERSION]", Short: "Upgrade the master that init has made, and what the cluster keeps", Args: cobra.MaximumNArgs(1),
 		RunE: o.command(o.apply),
@@ -69,6 +74,7 @@ type upgrade struct {
 	root    string
 	verbose bool
 	dryRun  bool
+	ignored ignored
 }
 
 // command runs one of upgrade's, if the version that is asked for is this program's.
@@ -188,7 +194,7 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 	if identity.HasJoined(l) && !layout.Exists(settingsFile(l)) {
 		return command.PreflightError(errors.New("this machine has joined: run `hyperkube upgrade node` here"))
 	}
-	if err := allowed(l); err != nil {
+	if err := o.fit(ctx, out, l); err != nil {
 		return err
 	}
 	m, err := (&initOptions{verbose: o.verbose}).again(l, out, func(string) bool { return false }, false)
@@ -247,7 +253,7 @@ func (o *upgrade) node(ctx context.Context, out io.Writer, l layout.Node) error 
 	if layout.Exists(settingsFile(l)) {
 		return command.PreflightError(errors.New("init has made this master: run `hyperkube upgrade apply` here"))
 	}
-	if err := allowed(l); err != nil {
+	if err := o.fit(ctx, out, l); err != nil {
 		return err
 	}
 	s := progress.New(progress.Print(out))
@@ -269,16 +275,69 @@ func (o *upgrade) node(ctx context.Context, out io.Writer, l layout.Node) error 
 	return nil
 }
 
-// allowed tells why this program may not take the place of the one that runs.
-func allowed(l layout.Node) error {
-	_, from, err := served(l)
+// allowed tells why this program may not take the place of the one that runs, of the
+// cluster's version, and is a client of that.
+func allowed(l layout.Node) (kubernetes.Interface, error) {
+	kube, from, err := served(l)
+	if err != nil {
+		return nil, err
+	}
+	if err := skew(from, version.Get().GitVersion); err != nil {
+		return nil, command.PreflightError(err)
+	}
+	return kube, nil
+}
+
+// fit tells why this machine should not be upgraded now.
+func (o *upgrade) fit(ctx context.Context, out io.Writer, l layout.Node) error {
+	kube, err := allowed(l)
 	if err != nil {
 		return err
 	}
-	if err := skew(from, version.Get().GitVersion); err != nil {
-		return command.PreflightError(err)
+	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: controlPlaneRole})
+	if err != nil {
+		return fmt.Errorf("listing masters: %w", err)
 	}
-	return nil
+	var own node.Options
+	if err := own.Load(l); err != nil {
+		return err
+	}
+	return preflight.Fatal(upgradeProblems(l, own.Name, nodes.Items), o.ignored, warning(out))
+}
+
+// upgradeProblems are what stands in the way of an upgrade of this machine, whose node is own,
+// in a cluster with these masters. A try that ended half way may have left its own unready.
+func upgradeProblems(l layout.Node, own string, masters []corev1.Node) []preflight.Problem {
+	var problems []preflight.Problem
+	add := func(check, format string, args ...any) {
+		problems = append(problems, preflight.Found(check, fmt.Errorf(format, args...)))
+	}
+	if err := preflight.CheckDisk(l); err != nil {
+		add("DiskSpace", "%w", err)
+	}
+	if !identity.IsMaster(l) {
+		return problems
+	}
+	var unready, missing []string
+	for i := range masters {
+		if masters[i].Name != own && !slices.ContainsFunc(masters[i].Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		}) {
+			unready = append(unready, masters[i].Name)
+		}
+	}
+	if len(unready) > 0 {
+		add("ControlPlaneNodesReady", "other masters are not ready, and with one more away the rest may not agree: %s", strings.Join(unready, ", "))
+	}
+	for _, name := range manifests.Components() {
+		if path := filepath.Join(l.StaticPods(), name+".yaml"); !layout.Exists(path) {
+			missing = append(missing, path)
+		}
+	}
+	if len(missing) > 0 {
+		add("StaticPodManifest", "manifests of this master's pods are missing: %s", strings.Join(missing, ", "))
+	}
+	return problems
 }
 
 // endNodeBound is how long a node may take to end.

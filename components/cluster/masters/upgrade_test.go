@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/preflight"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/version"
 )
@@ -144,5 +145,33 @@ func TestUpgradeDiff(t *testing.T) {
 	}
 	if err := new(upgrade).diff(&bytes.Buffer{}, layout.Under(t.TempDir()), 3); command.ExitCode(err) != command.ExitPreflight {
 		t.Errorf("where no master is: %v", err)
+	}
+}
+
+// TestUpgradeChecks: what stands in the way of an upgrade is told under kubeadm's names, all
+// of it at once, and ignored by them.
+func TestUpgradeChecks(t *testing.T) {
+	m := testMaster(t)
+	masters := make([]corev1.Node, 3)
+	for i, name := range []string{"own", "b", "c"} {
+		masters[i].Name = name
+		masters[i].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	}
+	masters[0].Status.Conditions = nil // this one may be what the upgrade is to mend
+	if found := upgradeProblems(m.layout, "own", masters); len(found) > 0 {
+		t.Errorf("found %v", found)
+	}
+	masters[2].Status.Conditions[0].Status = corev1.ConditionUnknown
+	if err := os.Remove(filepath.Join(m.layout.StaticPods(), "etcd.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	found := upgradeProblems(m.layout, "own", masters)
+	var out bytes.Buffer
+	err := preflight.Fatal(found, ignored{"StaticPodManifest"}, warning(&out))
+	if err == nil || !strings.Contains(err.Error(), "\t[ERROR ControlPlaneNodesReady]: ") || !strings.Contains(err.Error(), ": c\n") || !strings.Contains(out.String(), "etcd.yaml") {
+		t.Errorf("%v; ignored:\n%s", err, &out)
+	}
+	if err := preflight.Fatal(found, nil, warning(&out)); !strings.Contains(err.Error(), "\t[ERROR StaticPodManifest]: ") || command.ExitCode(err) != command.ExitPreflight {
+		t.Errorf("none ignored: %v", err)
 	}
 }

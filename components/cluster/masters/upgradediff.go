@@ -23,7 +23,7 @@ func (o *upgrade) diff(out io.Writer, l layout.Node, around int) error {
 	if !identity.IsMaster(l) {
 		return command.PreflightError(errors.New("this machine is no master that init or join has made: it has no manifests"))
 	}
-	if err := allowed(l); err != nil {
+	if _, err := allowed(l); err != nil {
 		return err
 	}
 	quiet := progress.New(func(progress.Step) {})

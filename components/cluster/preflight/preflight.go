@@ -17,6 +17,7 @@ import (
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/identity"
 	"hyperkube/internal/layout"
+	"hyperkube/manifests"
 )
 
 // minFreeDisk is what must be free where the data goes, in bytes: etcd and a
@@ -27,53 +28,83 @@ const minFreeDisk = 512 << 20
 // removes images and evicts pods, so that there is more again.
 const minFreeDiskAgain = 64 << 20
 
+// minMemory is what a machine must have of memory, in bytes: twice what a cluster of one
+// node takes before it has any pods of users.
+const minMemory = 256 << 20
+
 // Check checks what this machine must have before anything is changed on
 // it, and returns all that is wrong at once.
-func Check(l layout.Node, ports []int) error { return CheckBut(l, ports, nil, nil) }
-
-// CheckBut is Check but for what is ignored: the checks of those names, whose problems warn is
-// told, or "all". Names are as kubeadm's, in any case; those of no check are passed over.
-func CheckBut(l layout.Node, ports []int, ignored []string, warn func(problem error)) error {
-	if os.Geteuid() != 0 {
-		return command.PreflightError(errors.New("this must run as root: use sudo"))
+func Check(l layout.Node, ports []int) error {
+	if err := command.NeedRoot(); err != nil {
+		return err
 	}
-	isIgnored := func(name string) bool {
-		return slices.ContainsFunc(ignored, func(i string) bool { return strings.EqualFold(i, name) || strings.EqualFold(i, "all") })
-	}
-	var problems []error
+	var errs []error
 	for _, p := range check(l, ports) {
-		if isIgnored(p.check) {
-			warn(p)
-		} else {
-			problems = append(problems, p)
-		}
+		errs = append(errs, p)
 	}
-	if len(problems) == 0 {
+	if len(errs) == 0 {
 		return nil
 	}
-	return command.PreflightError(errors.Join(problems...))
+	return command.PreflightError(errors.Join(errs...))
 }
 
-// problem is what a check has found.
-type problem struct {
-	check string // its name
+// CheckBut is Check as kubeadm's users know it: what is wrong is told with the names of
+// checks, all of it at once, and that of the checks of the names ignored, or of all where
+// "all" is among them, only to warn, as is what is worth a word on any machine. Names are
+// as kubeadm's, in any case; those of no check are passed over.
+//
+// https://kubernetes.io/docs/reference/setup-tools/kubeadm/kubeadm-init/
+func CheckBut(l layout.Node, ports []int, ignored []string, warn func(problem error)) error {
+	if err := command.NeedRoot(); err != nil {
+		return err
+	}
+	for _, p := range notes("/proc/swaps") {
+		warn(p)
+	}
+	return Fatal(check(l, ports), ignored, warn)
+}
+
+// Fatal is an error of the problems, but for those that are ignored, which warn is told.
+func Fatal(problems []Problem, ignored []string, warn func(problem error)) error {
+	var fatal []string
+	for _, p := range problems {
+		if slices.ContainsFunc(ignored, func(i string) bool { return strings.EqualFold(i, p.Check) || strings.EqualFold(i, "all") }) {
+			warn(p)
+		} else {
+			fatal = append(fatal, fmt.Sprintf("\t[ERROR %s]: %v\n", p.Check, p))
+		}
+	}
+	if len(fatal) == 0 {
+		return nil
+	}
+	return command.PreflightError(fmt.Errorf("[preflight] Some fatal errors occurred:\n%s"+
+		"[preflight] If you know what you are doing, you can make a check non-fatal with `--ignore-preflight-errors=...`", strings.Join(fatal, "")))
+}
+
+// Problem is what a check has found.
+type Problem struct {
+	// Check is its name.
+	Check string
 	error
 }
 
-func (p problem) Unwrap() error { return p.error }
+func (p Problem) Unwrap() error { return p.error }
+
+// Found is what the check of that name has found.
+func Found(check string, err error) Problem { return Problem{check, err} }
 
 // Name is that of the check which has found a problem that warn of CheckBut was told.
 func Name(err error) string {
-	var p problem
+	var p Problem
 	_ = errors.As(err, &p)
-	return p.check
+	return p.Check
 }
 
-func check(l layout.Node, ports []int) []problem {
+func check(l layout.Node, ports []int) []Problem {
 	problems := checkPorts(ports)
-	add := func(check string, err error) { problems = append(problems, problem{check, err}) }
-	if who := otherCluster(l); who != "" {
-		add("FileAvailable-"+strings.ReplaceAll(who, "/", "-"), fmt.Errorf("another cluster is on this machine: %s is there; take that cluster away first", who))
+	add := func(check string, err error) { problems = append(problems, Problem{check, err}) }
+	for _, path := range otherCluster(l) {
+		add("FileAvailable-"+strings.ReplaceAll(path, "/", "-"), fmt.Errorf("another cluster is on this machine: %s is there; take that cluster away first, with `kubeadm reset` for instance", path))
 	}
 	for _, program := range []string{"iptables", "iptables-restore"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -93,26 +124,49 @@ func check(l layout.Node, ports []int) []problem {
 			add("SystemVerification", err)
 		}
 	}
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err == nil {
+		if err := checkMemory(info.Totalram * uint64(info.Unit)); err != nil {
+			add("Mem", err)
+		}
+	}
 	return problems
 }
 
-// otherCluster names a file that some other Kubernetes keeps where this one
-// would keep its own things, "" when there is none. Only a first start looks:
-// later ones find what is theirs.
-func otherCluster(l layout.Node) string {
-	if isKnown(l) {
-		return ""
+// checkMemory looks at the memory of a machine, in bytes.
+func checkMemory(total uint64) error {
+	if total < minMemory {
+		return fmt.Errorf("this machine has only %d MiB of memory: %d MiB are needed", total>>20, minMemory>>20)
 	}
-	for _, path := range []string{
+	return nil
+}
+
+// notes are what is worth a word, and wrong on no machine. swaps is the kernel's list.
+func notes(swaps string) []Problem {
+	// The list has a heading.
+	if data, err := os.ReadFile(swaps); err != nil || strings.Count(strings.TrimSpace(string(data)), "\n") == 0 {
+		return nil
+	}
+	return []Problem{{"Swap", errors.New("swap is on: pods have none of it, but with memorySwap.swapBehavior LimitedSwap of the KubeletConfiguration")}}
+}
+
+// otherCluster names the files that some other Kubernetes keeps where this one
+// would keep its own things. Only a first start looks: later ones find what is theirs.
+func otherCluster(l layout.Node) []string {
+	if isKnown(l) {
+		return nil
+	}
+	paths := []string{
 		filepath.Join(l.Kubelet, "config.yaml"), // kubeadm and most others
 		filepath.Join(l.Etc, "kubelet.conf"),
-		filepath.Join(l.StaticPods(), "kube-apiserver.yaml"),
-	} {
-		if _, err := os.Stat(path); err == nil {
-			return path
-		}
 	}
-	return ""
+	for _, name := range manifests.Components() {
+		paths = append(paths, filepath.Join(l.StaticPods(), name+".yaml"))
+	}
+	return slices.DeleteFunc(paths, func(path string) bool {
+		_, err := os.Stat(path)
+		return err != nil
+	})
 }
 
 // isKnown tells whether this machine has a cluster already, or is of one.
@@ -122,8 +176,8 @@ func isKnown(l layout.Node) bool {
 }
 
 // checkPorts tells which ports are taken, and by whom.
-func checkPorts(ports []int) []problem {
-	var problems []problem
+func checkPorts(ports []int) []Problem {
+	var problems []Problem
 	for _, port := range ports {
 		listener, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
 		if err == nil {
@@ -135,7 +189,7 @@ func checkPorts(ports []int) []problem {
 		} else {
 			err = fmt.Errorf("port %d cannot be used: %w", port, err)
 		}
-		problems = append(problems, problem{fmt.Sprintf("Port-%d", port), err})
+		problems = append(problems, Problem{fmt.Sprintf("Port-%d", port), err})
 	}
 	return problems
 }

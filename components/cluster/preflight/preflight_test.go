@@ -61,12 +61,8 @@ func TestIgnored(t *testing.T) {
 		var warned []string
 		err := CheckBut(l, []int{port}, c.ignored, func(problem error) { warned = append(warned, Name(problem)) })
 		for _, name := range []string{taken, other} {
-			word := "port "
-			if name == other {
-				word = "another cluster"
-			}
 			wrong := slices.Contains(c.wrong, name)
-			if found := err != nil && strings.Contains(err.Error(), word); found != wrong || slices.Contains(warned, name) == wrong {
+			if found := err != nil && strings.Contains(err.Error(), "\t[ERROR "+name+"]: "); found != wrong || slices.Contains(warned, name) == wrong {
 				t.Errorf("ignoring %v: %v, warned of %v; want %s wrong: %v", c.ignored, err, warned, name, wrong)
 			}
 		}
@@ -75,7 +71,7 @@ func TestIgnored(t *testing.T) {
 
 func TestOtherCluster(t *testing.T) {
 	l := layout.Under(t.TempDir())
-	if who := otherCluster(l); who != "" {
+	if who := otherCluster(l); len(who) > 0 {
 		t.Errorf("%s on an empty machine", who)
 	}
 	config := filepath.Join(l.Kubelet, "config.yaml")
@@ -85,7 +81,14 @@ func TestOtherCluster(t *testing.T) {
 	if err := os.WriteFile(config, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if who := otherCluster(l); who != config {
+	manifest := filepath.Join(l.StaticPods(), "etcd.yaml")
+	if err := os.MkdirAll(l.StaticPods(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(manifest, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if who := otherCluster(l); !slices.Equal(who, []string{config, manifest}) {
 		t.Errorf("found %q", who)
 	}
 	// What is ours stays ours.
@@ -95,7 +98,7 @@ func TestOtherCluster(t *testing.T) {
 	if err := (identity.Cluster{NodeName: "n"}).Save(l); err != nil {
 		t.Fatal(err)
 	}
-	if who := otherCluster(l); who != "" {
+	if who := otherCluster(l); len(who) > 0 {
 		t.Errorf("%s though the cluster is ours", who)
 	}
 }
@@ -176,5 +179,31 @@ func TestWhatHoldsContainers(t *testing.T) {
 	}
 	if err := checkOverlay(dir); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestMemory: what has too little of it says how much is needed.
+func TestMemory(t *testing.T) {
+	if err := checkMemory(minMemory - 1); err == nil || !strings.Contains(err.Error(), "256 MiB are needed") {
+		t.Errorf("a byte too little: %v", err)
+	}
+	if err := checkMemory(minMemory); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSwap: it is worth a word where there is some.
+func TestSwap(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "swaps")
+	for text, want := range map[string]int{
+		"Filename\tType\tSize\n":                           0,
+		"Filename\tType\tSize\n/dev/sda2\tpartition\t99\n": 1,
+	} {
+		if err := os.WriteFile(list, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if found := notes(list); len(found) != want || want > 0 && Name(found[0]) != "Swap" {
+			t.Errorf("%q: %v", text, found)
+		}
 	}
 }

@@ -22,10 +22,12 @@ import (
 // newPhases makes the command `reset phase`, with kubeadm's names.
 func newPhases() *cobra.Command {
 	all := &cobra.Command{Use: "phase", Short: "Run one part of reset alone", Args: cobra.NoArgs}
+	check := command.OnHost("preflight", "Look whether reset can be run", func(_ context.Context, _ io.Writer, _ layout.Node) error {
+		return command.NeedRoot()
+	})
+	ignoreFlag(check)
 	all.AddCommand(
-		command.OnHost("preflight", "Look whether reset can be run", func(_ context.Context, _ io.Writer, _ layout.Node) error {
-			return command.NeedRoot()
-		}),
+		check,
 		command.OnHost("remove-etcd-member", "Take this machine's member out of the cluster's etcd", func(ctx context.Context, out io.Writer, l layout.Node) error {
 			masters.Leave(ctx, out, l)
 			return nil

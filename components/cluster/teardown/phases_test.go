@@ -64,3 +64,16 @@ func TestPhases(t *testing.T) {
 		}
 	}
 }
+
+// TestScriptsOfKubeadm: reset takes what scripts for kubeadm say to it.
+func TestScriptsOfKubeadm(t *testing.T) {
+	for _, path := range [][]string{nil, {"phase", "preflight"}} {
+		cmd, _, err := NewReset().Find(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.ParseFlags([]string{"--ignore-preflight-errors=all"}); err != nil {
+			t.Errorf("reset %v: %v", path, err)
+		}
+	}
+}

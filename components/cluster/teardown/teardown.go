@@ -155,8 +155,14 @@ func NewReset() *cobra.Command {
 	})
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "Change nothing, and print what would be done.")
 	cmd.Flags().BoolP("force", "f", false, "As with kubeadm, for scripts: nothing is asked for without it either.")
+	ignoreFlag(cmd)
 	cmd.AddCommand(newPhases())
 	return cmd
+}
+
+// ignoreFlag adds kubeadm's flag, which its users' scripts give.
+func ignoreFlag(cmd *cobra.Command) {
+	cmd.Flags().StringSlice("ignore-preflight-errors", nil, "As with kubeadm, for scripts: all that reset checks is who runs it, which cannot be ignored.")
 }
 
 func reset(ctx context.Context, out io.Writer, l layout.Node) error {
