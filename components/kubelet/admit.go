@@ -111,7 +111,7 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	}
 	if critical(pod) {
 		if err := k.preempt(pod, others, missing); err != nil {
-			return refuse("UnexpectedAdmissionError", "Unexpected error while attempting to recover from admission failure: "+err.Error())
+			return refuse("UnexpectedAdmissionError", noRecovery+err.Error())
 		}
 		return nil
 	}
@@ -224,6 +224,25 @@ func (k *Kubelet) announced(name v1.ResourceName) (q resource.Quantity, has bool
 func claimed(pod *v1.Pod, name v1.ResourceName) bool {
 	s := pod.Status.ExtendedResourceClaimStatus
 	return s != nil && slices.ContainsFunc(s.RequestMappings, func(m v1.ContainerExtendedResourceRequest) bool { return m.ResourceName == string(name) })
+}
+
+// noRecovery begins the message of a critical pod that no others make room for.
+const noRecovery = "Unexpected error while attempting to recover from admission failure: "
+
+// makeRoom is as pods.Resizing.MakeRoom.
+func (k *Kubelet) makeRoom(pod *v1.Pod, message string) (made bool, why string) {
+	if !critical(pod) {
+		return false, message
+	}
+	others := k.manager.Others(pod.UID)
+	missing := k.insufficient(pod, others)
+	if len(missing) == 0 {
+		return false, message // it is others' turn, who go before it
+	}
+	if err := k.preempt(pod, others, missing); err != nil {
+		return false, noRecovery + err.Error()
+	}
+	return true, ""
 }
 
 // preemptWithin is how long pods are awaited that make room, beyond the time that

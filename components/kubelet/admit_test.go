@@ -142,6 +142,26 @@ func TestFits(t *testing.T) {
 	}
 }
 
+// TestMakeRoom: a resize of an ordinary pod is put off, whatever others have; for a critical
+// one others would end, if that helped.
+func TestMakeRoom(t *testing.T) {
+	huge := v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse("1Ei")}}
+	for name, c := range map[string]struct {
+		pod  v1.PodSpec
+		want string
+	}{
+		"ordinary":        {v1.PodSpec{Containers: []v1.Container{{Resources: huge}}}, "full"},
+		"critical":        {v1.PodSpec{Priority: new(int32(2000000000)), Containers: []v1.Container{{Resources: huge}}}, "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources"},
+		"critical, waits": {v1.PodSpec{Priority: new(int32(2000000000))}, "full"},
+	} {
+		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
+		k := idle(t, node, node)
+		if made, why := k.makeRoom(&v1.Pod{Spec: c.pod}, "full"); made || !strings.HasPrefix(why, c.want) {
+			t.Errorf("%s: %t, %q", name, made, why)
+		}
+	}
+}
+
 func TestAllowable(t *testing.T) {
 	for name, want := range map[string]string{
 		"kernel.msg*": "", "net.core.somaxconn": "", "net/core/somaxconn": "", "fs.mqueue.*": "",

@@ -207,7 +207,7 @@ func (k *Kubelet) confine(host *pods.Host) {
 		host.Limits.Throttling = *cfg.Containers.MemoryThrottling
 	}
 	host.Limits.Swap = func() int64 { return 0 }
-	if cfg.Containers.LimitedSwap {
+	if host.Limits.LimitedSwap = cfg.Containers.LimitedSwap; host.Limits.LimitedSwap {
 		host.Limits.Swap = func() int64 { return k.machine.SwapBytes }
 	}
 }
@@ -238,6 +238,7 @@ func (k *Kubelet) completeHost() {
 		}
 	}
 	k.host.Claims = k.claims
+	k.host.Resizing.MakeRoom = k.makeRoom
 	k.host.Resizing.StaticCPUs, k.host.Resizing.StaticMemory = k.cpus != nil, k.memory != nil
 	k.host.Hooks.Ended = k.released
 	if k.mirrors != nil {

@@ -125,8 +125,10 @@ type Limits struct {
 	// it gets before it is slowed down, on cgroup version 2; 0: it is not.
 	Throttling float64
 	// Swap is how much swap the machine has for burstable pods in all, in
-	// bytes. Nil: nothing is said of swap.
-	Swap func() int64
+	// bytes. Nil: nothing is said of swap. LimitedSwap: they have what there is,
+	// be it none.
+	Swap        func() int64
+	LimitedSwap bool
 	// Hugepages are the sizes of which the machine has any, as in "2Mi".
 	Hugepages []string
 }
@@ -153,6 +155,10 @@ type Resizing struct {
 	// Fits tells why a resized pod does not fit on the node, empty if it does;
 	// NewManager fills it.
 	Fits func(pod *v1.Pod) (reason, message string)
+	// MakeRoom ends other pods for a critical one whose resize is to be put off with
+	// the message, and waits for their end. It tells whether that was done, or why
+	// the resize is put off. May be nil.
+	MakeRoom func(pod *v1.Pod, message string) (made bool, why string)
 	// Resized is called when a pod has been resized; NewManager fills it.
 	Resized func()
 }

@@ -116,13 +116,17 @@ func (m *Manager) Set(pod *v1.Pod) {
 	w.setPod(pod)
 }
 
-// active returns the worker's pod unless it has ended, or is deleted: the scheduler
-// gives the place of one that was deleted by force to another at once.
+// active returns the worker's pod, with what it has and not what a resize that waits would
+// give it, unless it has ended, or is deleted: the scheduler gives the place of one that was
+// deleted by force to another at once.
 func (w *worker) active() []*v1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.stage == stopped || w.gone {
 		return nil
+	}
+	if w.resize != nil && w.resize.kind == v1.PodResizePending {
+		return []*v1.Pod{w.actual()}
 	}
 	return []*v1.Pod{w.pod}
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/component-helpers/resource"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
@@ -222,7 +221,13 @@ func (s *resizeState) condition() v1.PodCondition {
 // begins is called when it is known to fit, which it does if it was granted before.
 func (h *Host) resize(ctx context.Context, pod *v1.Pod, box string, list []resizing, granted bool, begins func()) resizeState {
 	if h.Resizing.Fits != nil && !granted {
-		if reason, message := h.Resizing.Fits(pod); reason != "" {
+		reason, message := h.Resizing.Fits(pod)
+		if made := false; reason == v1.PodReasonDeferred && h.Resizing.MakeRoom != nil {
+			if made, message = h.Resizing.MakeRoom(pod, message); made {
+				reason = ""
+			}
+		}
+		if reason != "" {
 			return resizeState{kind: v1.PodResizePending, reason: reason, message: message}
 		}
 	}
@@ -287,148 +292,6 @@ func (h *Host) tellRuntime(ctx context.Context, pod *v1.Pod, box string) error {
 	return fmt.Errorf("the runtime refuses to resize the pod: %s", cri.Message(err))
 }
 
-// claim is what a pod takes of the node, or wants of it.
-type claim struct {
-	pod      *v1.Pod
-	has      v1.ResourceList // what it takes
-	wants    v1.ResourceList // what its resize would take; nil without one
-	priority int32
-	since    time.Time // when its resize was put off
-}
-
-// claims are those of all pods that have not ended. A pod whose resize waits
-// takes what its containers have.
-func (m *Manager) claims() []claim {
-	workers := m.all()
-	var out []claim
-	for _, w := range workers {
-		w.mu.Lock()
-		if w.stage == stopped {
-			w.mu.Unlock()
-			continue
-		}
-		c := claim{pod: w.pod}
-		if w.pod.Spec.Priority != nil {
-			c.priority = *w.pod.Spec.Priority
-		}
-		has := w.pod
-		if r := w.resize; r != nil && r.kind == v1.PodResizePending {
-			if has = w.actual(); has != w.pod && r.reason == v1.PodReasonDeferred {
-				c.wants, c.since = resource.PodRequests(w.pod, resource.PodResourcesOptions{}), r.since
-			}
-		}
-		w.mu.Unlock()
-		c.has = resource.PodRequests(has, resource.PodResourcesOptions{})
-		out = append(out, c)
-	}
-	return out
-}
-
-// before orders resizes that wait: by priority, then by class, then by time.
-func (c *claim) before(d *claim) int {
-	class := map[v1.PodQOSClass]int{v1.PodQOSGuaranteed: 0, v1.PodQOSBurstable: 1, v1.PodQOSBestEffort: 2}
-	return cmp.Or(cmp.Compare(d.priority, c.priority), cmp.Compare(class[QOS(c.pod)], class[QOS(d.pod)]), c.since.Compare(d.since), cmp.Compare(c.pod.UID, d.pod.UID))
-}
-
-// resizes tells whether a container of the pod is to have more or less of a resource
-// than it has.
-func (m *Manager) resizes(pod *v1.Pod, name v1.ResourceName) bool {
-	m.mu.Lock()
-	w := m.workers[pod.UID]
-	m.mu.Unlock()
-	if w == nil {
-		return true
-	}
-	w.mu.Lock()
-	has := w.actual()
-	w.mu.Unlock()
-	differs := func(want, has []v1.Container) bool {
-		for i := range min(len(want), len(has)) {
-			a, b := want[i].Resources.Requests[name], has[i].Resources.Requests[name]
-			if a.Cmp(b) != 0 {
-				return true
-			}
-		}
-		return false
-	}
-	return differs(pod.Spec.InitContainers, has.Spec.InitContainers) || differs(pod.Spec.Containers, has.Spec.Containers)
-}
-
-// resizable are the resources that a resize may change.
-var resizable = []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
-
-// fits tells why a resized pod does not fit on the node; empty if it does. What
-// there is goes first to those that have waited before it.
-func (m *Manager) fits(pod *v1.Pod) (reason, message string) {
-	if QOS(pod) == v1.PodQOSGuaranteed {
-		if m.host.Resizing.StaticCPUs && m.resizes(pod, v1.ResourceCPU) {
-			m.host.Metrics.ResizeInfeasible("guaranteed_pod_cpu_manager_static_policy")
-			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\""
-		}
-		if m.host.Resizing.StaticMemory && m.resizes(pod, v1.ResourceMemory) {
-			m.host.Metrics.ResizeInfeasible("guaranteed_pod_memory_manager_static_policy")
-			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\""
-		}
-	}
-	allocatable := m.host.Allocatable()
-	want := resource.PodRequests(pod, resource.PodResourcesOptions{})
-	for _, name := range resizable {
-		all, ok := allocatable[name]
-		need := want[name]
-		if ok && need.Cmp(all) > 0 {
-			return v1.PodReasonInfeasible, fmt.Sprintf("Node didn't have enough capacity: %s, requested: %d, capacity: %d", name, units(name, need.MilliValue()), units(name, all.MilliValue()))
-		}
-	}
-	used := map[v1.ResourceName]int64{}
-	milli := func(l v1.ResourceList, name v1.ResourceName) int64 { q := l[name]; return q.MilliValue() }
-	var waiting []claim
-	mine := claim{pod: pod, since: time.Now()}
-	if pod.Spec.Priority != nil {
-		mine.priority = *pod.Spec.Priority
-	}
-	for _, c := range m.claims() {
-		switch {
-		case c.pod.UID == pod.UID:
-			if mine.has = c.has; c.wants != nil {
-				mine.since = c.since
-			} else {
-				mine.has = nil // it is all new
-			}
-			continue
-		case c.wants != nil:
-			waiting = append(waiting, c)
-		}
-		for _, name := range resizable {
-			used[name] += milli(c.has, name)
-		}
-	}
-	waiting = slices.DeleteFunc(waiting, func(c claim) bool { return c.before(&mine) > 0 })
-	slices.SortFunc(waiting, func(a, b claim) int { return a.before(&b) })
-	room := func(name v1.ResourceName, more int64) bool {
-		all, ok := allocatable[name]
-		return !ok || used[name]+more <= all.MilliValue()
-	}
-	for _, c := range waiting {
-		fit := true
-		for _, name := range resizable {
-			// This pod's own part is its own as long as it waits.
-			fit = fit && room(name, milli(mine.has, name)+milli(c.wants, name)-milli(c.has, name))
-		}
-		for _, name := range resizable {
-			if fit {
-				used[name] += milli(c.wants, name) - milli(c.has, name)
-			}
-		}
-	}
-	for _, name := range resizable {
-		if all, need := allocatable[name], milli(want, name); !room(name, need) {
-			return v1.PodReasonDeferred, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d",
-				name, units(name, need), units(name, used[name]), units(name, all.MilliValue()))
-		}
-	}
-	return "", ""
-}
-
 // retryResizes makes the pods whose resizes wait for room try again at once, for
 // there is more of it; trigger is why, in the words of metrics.
 func (m *Manager) retryResizes(trigger string) {
@@ -439,12 +302,4 @@ func (m *Manager) retryResizes(trigger string) {
 		}
 		return waits
 	})
-}
-
-// units are millicores, or bytes.
-func units(name v1.ResourceName, milli int64) int64 {
-	if name == v1.ResourceCPU {
-		return milli
-	}
-	return milli / 1000
 }

@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri/crifake"
+	"hyperkube/components/kubelet/telemetry"
 )
 
 // TestRuntimeToldOfResize: a runtime hears what the pod as a whole gets before its
@@ -101,7 +102,84 @@ func TestResizeOrder(t *testing.T) {
 			t.Errorf("with more room, %s: %q, %s; want %q", pod.UID, reason, message, want)
 		}
 	}
-	if reason, message := m.fits(add("infeasible", "1", "5", 0, 0)); reason != v1.PodReasonInfeasible || !strings.Contains(message, "requested: 5000, capacity: 4000") {
+	if reason, message := m.fits(add("more than there is", "1", "5", 0, 0)); reason != v1.PodReasonDeferred || message != "Node didn't have enough resource: cpu, requested: 5000, used: 2500, capacity: 4000" {
 		t.Errorf("%q, %s", reason, message)
+	}
+	// What a pod waits for is nobody's: another that is new may have it.
+	for _, o := range m.Others(huge.UID) {
+		want := map[types.UID]string{"high": "500m", "early": "500m", "late": "500m", "more than there is": "1"}[o.UID]
+		if got := o.Spec.Containers[0].Resources.Requests.Cpu().String(); got != want {
+			t.Errorf("%s has %s, not %s", o.UID, got, want)
+		}
+	}
+}
+
+// TestResizeOfSwap: memory by which a part of the swap goes cannot change while a
+// container runs.
+func TestResizeOfSwap(t *testing.T) {
+	plenty := v1.ResourceList{v1.ResourceMemory: resource.MustParse("8Gi")}
+	memory := func(requests, limits string) v1.ResourceRequirements {
+		r := v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse(requests)}}
+		if limits != "" {
+			r.Limits = v1.ResourceList{v1.ResourceMemory: resource.MustParse(limits)}
+		}
+		return r
+	}
+	again := []v1.ContainerResizePolicy{{ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer}}
+	of := func(bytes int64) func() int64 { return func() int64 { return bytes } }
+	for name, c := range map[string]struct {
+		swap       func() int64
+		limited    bool
+		has, wants v1.ResourceRequirements
+		edit       func(*v1.Pod)
+		refused    bool
+	}{
+		"limited swap":           {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), refused: true},
+		"without any swap":       {swap: of(0), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), refused: true},
+		"no swap for pods":       {swap: of(1 << 30), has: memory("1Gi", ""), wants: memory("500Mi", "")},
+		"a kernel without":       {limited: true, has: memory("1Gi", ""), wants: memory("500Mi", "")},
+		"only its limit changes": {swap: of(1 << 30), limited: true, has: memory("1Gi", "2Gi"), wants: memory("1Gi", "3Gi")},
+		"had none, gets some":    {swap: of(1 << 30), limited: true, has: memory("1Gi", "1Gi"), wants: memory("500Mi", "1Gi"), refused: true},
+		"started again":          {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), edit: func(p *v1.Pod) { p.Spec.Containers[0].ResizePolicy = again }},
+		"critical":               {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), edit: func(p *v1.Pod) { p.Spec.Priority = new(int32(criticalPri)) }},
+	} {
+		m := NewManager(&Host{Allocatable: func() v1.ResourceList { return plenty }, Metrics: telemetry.New()})
+		m.host.Limits.Swap, m.host.Limits.LimitedSwap = c.swap, c.limited
+		p := newPod("a", func(p *v1.Pod) {
+			p.Spec.Containers[0].Resources = c.wants
+			if c.edit != nil {
+				c.edit(p)
+			}
+		})
+		m.workers[p.UID] = &worker{uid: p.UID, pod: p, actuated: map[string]v1.ResourceRequirements{p.Spec.Containers[0].Name: c.has}}
+		reason, message := m.fits(p)
+		if (reason == v1.PodReasonInfeasible) != c.refused || c.refused && message != "In-place resize of containers with swap is not supported." {
+			t.Errorf("%s: %q, %s", name, reason, message)
+		}
+	}
+}
+
+// TestRoomForResize: what is to be put off asks whether others make room for it.
+func TestRoomForResize(t *testing.T) {
+	for name, c := range map[string]struct {
+		reason, why string
+		made        bool
+		asked       bool
+		want        resizeState
+	}{
+		"room is made": {reason: v1.PodReasonDeferred, made: true, asked: true, want: resizeState{kind: v1.PodResizeInProgress}},
+		"nobody ends":  {reason: v1.PodReasonDeferred, why: "none found", asked: true, want: resizeState{kind: v1.PodResizePending, reason: v1.PodReasonDeferred, message: "none found"}},
+		"infeasible":   {reason: v1.PodReasonInfeasible, want: resizeState{kind: v1.PodResizePending, reason: v1.PodReasonInfeasible, message: "full"}},
+	} {
+		h := newBench(t, crifake.New()).host
+		asked := false
+		h.Resizing.Fits = func(*v1.Pod) (string, string) { return c.reason, "full" }
+		h.Resizing.MakeRoom = func(_ *v1.Pod, message string) (bool, string) {
+			asked = message == "full"
+			return c.made, c.why
+		}
+		if got := h.resize(t.Context(), newPod("a", nil), "", nil, false, func() {}); got != c.want || asked != c.asked {
+			t.Errorf("%s: %+v, asked %t", name, got, asked)
+		}
 	}
 }

@@ -18,10 +18,17 @@ func (h *Host) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {
 	if h.Limits.Swap == nil {
 		return 0, false
 	}
-	request := c.Resources.Requests.Memory().Value()
-	critical := IsStatic(pod) || IsMirror(pod) || pod.Spec.Priority != nil && *pod.Spec.Priority >= criticalPri
-	if critical || QOS(pod) != v1.PodQOSBurstable || request == c.Resources.Limits.Memory().Value() || h.Limits.MemoryCapacity <= 0 {
+	if !h.swaps(pod, c) || h.Limits.MemoryCapacity <= 0 {
 		return 0, true
 	}
+	request := c.Resources.Requests.Memory().Value()
 	return int64(float64(request) / float64(h.Limits.MemoryCapacity) * float64(h.Limits.Swap())), true
+}
+
+// swaps tells whether a container would have a part of the swap that goes by the memory that
+// it asks for.
+func (h *Host) swaps(pod *v1.Pod, c *v1.Container) bool {
+	critical := IsStatic(pod) || IsMirror(pod) || pod.Spec.Priority != nil && *pod.Spec.Priority >= criticalPri
+	return h.Limits.Swap != nil && !critical && QOS(pod) == v1.PodQOSBurstable &&
+		!c.Resources.Requests.Memory().Equal(*c.Resources.Limits.Memory())
 }
