@@ -20,6 +20,7 @@ import (
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/teardown"
+	"hyperkube/components/kubelet/staticpod"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/version"
 )
@@ -88,6 +89,9 @@ func status(ctx context.Context, l layout.Node) report {
 	r := report{Version: version.Get().GitVersion, Data: l.Data, Log: l.Log(layout.MainProcess)}
 	r.lookAtProcesses(l)
 	if r.Running != 0 {
+		if identity.HasJoined(l) { // others have no static pods
+			r.lookAtManifests(l)
+		}
 		r.lookAtCluster(ctx, l)
 	}
 	return r
@@ -127,6 +131,13 @@ func (r *report) lookAtProcesses(l layout.Node) {
 	}
 }
 
+// lookAtManifests looks for those of which no pod is run.
+func (r *report) lookAtManifests(l layout.Node) {
+	for _, problem := range staticpod.Problems(l.StaticPods()) {
+		r.problem("%v", problem)
+	}
+}
+
 // lookAtCluster asks the API server.
 func (r *report) lookAtCluster(ctx context.Context, l layout.Node) {
 	rest, err := clientcmd.BuildConfigFromFlags("", identity.AdminKubeconfig(l))
@@ -143,6 +154,11 @@ func (r *report) lookAtCluster(ctx context.Context, l layout.Node) {
 	text, err := kube.Discovery().RESTClient().Get().AbsPath("/readyz").Param("verbose", "true").DoRaw(ctx)
 	if err != nil {
 		r.problem("the API server is not ready: %v", err)
+		if identity.IsMaster(l) {
+			if text := node.EndedStaticPods(ctx, l); text != "" {
+				r.problem("%s", text)
+			}
+		}
 	}
 	for line := range strings.SplitSeq(string(text), "\n") {
 		if check, failed := strings.CutPrefix(line, "[-]"); failed {

@@ -17,6 +17,7 @@ import (
 
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/staticpod"
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/layout"
 )
@@ -41,9 +42,22 @@ func (w wait) describe(ctx context.Context) string {
 	return text
 }
 
-// StaticPods says which static pods of this machine have ended, and with what last words;
-// "" if all run that there are.
+// StaticPods says which static pods of this machine cannot be made of their manifests or
+// have ended, and with what last words; "" if all run that there are.
 func StaticPods(ctx context.Context, l layout.Node) string {
+	var texts []string
+	for _, problem := range staticpod.Problems(l.StaticPods()) {
+		texts = append(texts, problem.Error())
+	}
+	if ended := EndedStaticPods(ctx, l); ended != "" {
+		texts = append(texts, ended)
+	}
+	return strings.Join(texts, "; ")
+}
+
+// EndedStaticPods says which static pods of this machine have ended, and with what last
+// words; "" if none has.
+func EndedStaticPods(ctx context.Context, l layout.Node) string {
 	runtime, err := runtimeclient.Dial(l.RuntimeSocket())
 	if err != nil {
 		return err.Error()

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/internal/layout"
 )
 
 // someRuntime has pods and containers, which have all ended with code 3 and a log.
@@ -107,5 +109,21 @@ func TestFailedChecks(t *testing.T) {
 		if got := short([]byte(body)); got != want {
 			t.Errorf("%q: %q", body, got)
 		}
+	}
+}
+
+// TestDescribeManifests: what no pod can be made of is told with its file, whatever the
+// runtime says.
+func TestDescribeManifests(t *testing.T) {
+	l := layout.Under(t.TempDir())
+	if err := os.MkdirAll(l.StaticPods(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(l.StaticPods(), "kube-apiserver.yaml")
+	if err := os.WriteFile(file, []byte("kind: Pod\n spec: {}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := StaticPods(t.Context(), l); !strings.HasPrefix(got, "the manifest "+file+" is not run: reading the manifest: yaml: line 2: ") {
+		t.Errorf("said %q", got)
 	}
 }

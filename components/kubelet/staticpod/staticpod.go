@@ -137,21 +137,14 @@ func (s *Source) read() {
 	doubles := map[string]types.UID{} // of which nothing comes, for another has their name
 	defer func() { s.ignored = doubles }()
 	for _, path := range paths {
-		info, err := os.Stat(path)
-		if err != nil || !info.Mode().IsRegular() {
-			continue
-		}
-		if info.Size() > longestDocument {
-			s.Log.Warn("a static pod's manifest is too long", "file", path)
+		p, err := load(path, s.NodeName)
+		if errors.Is(err, errNoFile) || errors.Is(err, errTooLong) {
+			if errors.Is(err, errTooLong) {
+				s.Log.Warn("a static pod's manifest is too long", "file", path)
+			}
 			continue
 		}
 		seen[path] = true
-		raw, err := os.ReadFile(path)
-		if err != nil {
-			s.Log.Warn("reading a static pod failed", "file", path, "error", err)
-			continue
-		}
-		p, err := Decode(raw, path, s.NodeName)
 		if err != nil {
 			s.Log.Warn("a static pod's manifest is not one", "file", path, "error", err)
 			continue
@@ -180,6 +173,57 @@ func (s *Source) read() {
 			s.Sink.Remove(uid)
 		}
 	}
+}
+
+// errNoFile and errTooLong say of a path that no manifest is there.
+var (
+	errNoFile  = errors.New("this is no file")
+	errTooLong = fmt.Errorf("the manifest is longer than %d bytes", longestDocument)
+)
+
+// load reads the pod of a manifest.
+func load(path, nodeName string) (*v1.Pod, error) {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() {
+		return nil, errNoFile
+	}
+	if info.Size() > longestDocument {
+		return nil, errTooLong
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading the manifest: %w", err)
+	}
+	return Decode(raw, path, nodeName)
+}
+
+// Problems tell which manifests of a directory no pod is run of, and why; one that was run
+// before goes on as its manifest was.
+func Problems(dir string) []error {
+	s := &Source{Dir: dir}
+	paths, err := s.paths()
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return []error{fmt.Errorf("reading the directory of static pods: %w", err)}
+	}
+	var problems []error
+	names := map[string]string{} // files by the pods' names
+	for _, path := range paths {
+		p, err := load(path, "node")
+		if errors.Is(err, errNoFile) {
+			continue
+		}
+		if err == nil {
+			key := p.Namespace + "/" + p.Name
+			if other := names[key]; other != "" {
+				err = fmt.Errorf("its pod has the name of that of %s", other)
+			}
+			names[key] = path
+		}
+		if err != nil {
+			problems = append(problems, fmt.Errorf("the manifest %s is not run: %w", path, err))
+		}
+	}
+	return problems
 }
 
 // single tells whether the path is that of a manifest.

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -141,5 +142,36 @@ func TestTwoOfOneName(t *testing.T) {
 	s.read()
 	if len(sink) != 1 || len(ignored) != 1 || ignored[0] != "b" {
 		t.Errorf("told of %d pods, ignored %v", len(sink), ignored)
+	}
+}
+
+// TestProblems: of which manifests there is no pod is told with their files and the place in
+// them, and what is in order is not.
+func TestProblems(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const good = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: c, image: i}]}\n"
+	for name, text := range map[string]string{
+		"a.yaml": good, "b.yaml": good, ".hidden": "{", "c.yaml": "apiVersion: v1\nkind: Pod\n metadata: {name: web}\n", "d.yaml": "apiVersion: v1\nkind: Pod\nmetadata: {name: d}\nspec: {containers: x}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{
+		dir + "/b.yaml is not run: its pod has the name of that of " + dir + "/a.yaml",
+		dir + "/c.yaml is not run: reading the manifest: yaml: line 3: ",
+		dir + "/d.yaml is not run: reading the manifest: json: cannot unmarshal string into Go struct field PodSpec.spec.containers",
+	}
+	found := Problems(dir)
+	for i := range max(len(want), len(found)) {
+		if i >= len(want) || i >= len(found) || !strings.HasPrefix(found[i].Error(), "the manifest "+want[i]) {
+			t.Fatalf("found %v", found)
+		}
+	}
+	if found := Problems(filepath.Join(dir, "none")); len(found) > 0 {
+		t.Errorf("without a folder: %v", found)
 	}
 }
