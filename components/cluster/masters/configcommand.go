@@ -121,7 +121,7 @@ func validateConfig(data []byte) error {
 	if kinds["JoinConfiguration"] {
 		o := &joinOptions{port: layout.PortAPIServer}
 		err := o.decode(data)
-		if err == nil {
+		if err == nil && o.discoveryFile == "" { // a file may be on that machine alone
 			_, err = o.settle()
 		}
 		errs = append(errs, err)

@@ -1,6 +1,7 @@
 package masters
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,7 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"sigs.k8s.io/yaml"
 
@@ -26,7 +27,6 @@ import (
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/trust"
 	"hyperkube/internal/atomicfile"
-	"hyperkube/internal/kubeconfig"
 	"hyperkube/internal/layout"
 )
 
@@ -40,6 +40,8 @@ type joinOptions struct {
 	token         string
 	node          node.Options
 	discovery     trust.Discovery
+	// discoveryFile tells of the cluster instead of a token; a path or a URL.
+	discoveryFile string
 	// asMaster: the machine becomes a master, with the keys that the cluster
 	// holds under certificateKey, or with those that are there.
 	asMaster       bool
@@ -82,6 +84,7 @@ func (o *joinOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.config, "config", "", "Path of a kubeadm configuration file: JoinConfiguration of v1beta4.")
 	f.StringVar(&o.token, "token", "", "Token for both --discovery-token and --tls-bootstrap-token.")
 	f.StringVar(&o.discoverToken, "discovery-token", "", "Token that the cluster's information is signed with.")
+	f.StringVar(&o.discoveryFile, "discovery-file", "", "Kubeconfig, a path or a URL of https, that tells of the cluster instead of HOST:PORT, a token and a hash.")
 	f.StringVar(&o.tlsToken, "tls-bootstrap-token", "", "Token with which the node asks for its certificate.")
 	f.StringSliceVar(&o.discovery.Hashes, "discovery-token-ca-cert-hash", nil, "Hash of the key of the cluster's authority: sha256:HEX.")
 	f.BoolVar(&o.discovery.Unsafe, "discovery-token-unsafe-skip-ca-verification", false, "Believe whoever has the token, whatever the authority.")
@@ -111,19 +114,19 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 		return nil
 	}
 	s := progress.New(progress.Print(out))
-	if o.discovery.Endpoint == "" && o.config == "" && identity.HasJoined(l) {
+	if o.discovery.Endpoint == "" && o.discoveryFile == "" && o.config == "" && identity.HasJoined(l) {
 		if o.dryRun {
-			return rehearseUpgrade(out, l, func(l layout.Node) error { return renewManifests(l, s, o.verbose) })
+			return rehearseUpgrade(out, l, func(l layout.Node) error { return renewManifests(l, s, "", o.verbose) })
 		}
 		if isHalfMaster(l) {
 			return o.finishMaster(ctx, out, l, s)
 		}
-		if err := renewManifests(l, s, o.verbose); err != nil {
+		if err := renewManifests(l, s, o.patches, o.verbose); err != nil {
 			return err
 		}
 		return o.start(ctx, l, s)
 	}
-	bootstrap, err := o.complete()
+	bootstrap, err := o.complete(ctx)
 	if err != nil {
 		return command.ConfigError(err)
 	}
@@ -223,34 +226,47 @@ func (o *joinOptions) startWithin(l layout.Node) time.Duration {
 }
 
 // complete puts flags and configuration file together.
-func (o *joinOptions) complete() (trust.Token, error) {
+func (o *joinOptions) complete(ctx context.Context) (trust.Token, error) {
 	if o.config != "" {
 		if err := o.read(); err != nil {
 			return trust.Token{}, fmt.Errorf("--config: %w", err)
 		}
 	}
+	if o.discoveryFile != "" {
+		if err := o.byFile(ctx); err != nil {
+			return trust.Token{}, fmt.Errorf("--discovery-file: %w", err)
+		}
+	}
 	return o.settle()
+}
+
+// byFile takes where the cluster is from the file of discovery.
+func (o *joinOptions) byFile(ctx context.Context) error {
+	if o.discoverToken != "" || o.discovery.Endpoint != "" || len(o.discovery.Hashes) > 0 || o.discovery.Unsafe {
+		return errors.New("the cluster is told of by the file, or by HOST:PORT with a token and a hash, not by both")
+	}
+	return o.discovery.LoadFile(ctx, o.discoveryFile)
 }
 
 // settle checks what was said and settles what was left open. It returns the token
 // with which the certificate is asked for.
 func (o *joinOptions) settle() (trust.Token, error) {
 	if o.discovery.Endpoint == "" {
-		return trust.Token{}, errors.New("the address of the API server is missing: hyperkube join HOST:PORT")
+		return trust.Token{}, errors.New("the address of the API server is missing: hyperkube join HOST:PORT, or --discovery-file")
 	}
-	or := func(a, b string) string {
-		if a != "" {
-			return a
-		}
-		return b
-	}
+	var bootstrap trust.Token
 	var err error
-	if o.discovery.Token, err = trust.ParseToken(or(o.discoverToken, o.token)); err != nil {
-		return trust.Token{}, err
+	if o.discoveryFile == "" {
+		if o.discovery.Token, err = trust.ParseToken(cmp.Or(o.discoverToken, o.token)); err != nil {
+			return trust.Token{}, err
+		}
 	}
-	bootstrap, err := trust.ParseToken(or(o.tlsToken, or(o.token, o.discoverToken)))
-	if err != nil {
-		return trust.Token{}, err
+	if token := cmp.Or(o.tlsToken, o.token, o.discoverToken); token != "" {
+		if bootstrap, err = trust.ParseToken(token); err != nil {
+			return trust.Token{}, err
+		}
+	} else if !o.discovery.EntersByFile() {
+		return trust.Token{}, errors.New("nothing says with what the node asks for its certificate: give --tls-bootstrap-token, or a --discovery-file that has credentials")
 	}
 	if o.node.Name, err = o.node.ChosenName(); err != nil {
 		return trust.Token{}, err
@@ -302,6 +318,9 @@ func (o *joinOptions) decode(data []byte) error {
 	o.ignored = append(o.ignored, file.NodeRegistration.IgnorePreflightErrors...)
 	if o.node.Taints, err = file.NodeRegistration.taints(); err != nil {
 		return err
+	}
+	if f := file.Discovery.File; f != nil {
+		def(&o.discoveryFile, f.KubeConfigPath)
 	}
 	if b := file.Discovery.BootstrapToken; b != nil {
 		def(&o.discoverToken, b.Token)
@@ -357,16 +376,24 @@ func (o *joinOptions) prepare(ctx context.Context, l layout.Node, c *trust.Clust
 	if err := atomicfile.Write(atomicfile.File{Path: n.ClientCA, Data: c.CA, Mode: 0o644}); err != nil {
 		return fmt.Errorf("keeping the cluster's authority: %w", err)
 	}
-	return kubeconfig.Write(n.BootstrapKubeconfig, kubeconfig.Config{
-		Name: "kubernetes", User: "tls-bootstrap-token-user", Server: c.Server, CA: c.CA, Token: token.String(),
-	})
+	data, err := clientcmd.Write(*c.Entry(token))
+	if err == nil {
+		err = atomicfile.Write(atomicfile.File{Path: n.BootstrapKubeconfig, Data: data, Mode: 0o600})
+	}
+	if err != nil {
+		return fmt.Errorf("keeping how the cluster is entered: %w", err)
+	}
+	return nil
 }
 
-// enterWith reaches a cluster with a bootstrap token.
+// enterWith reaches a cluster with a bootstrap token, or as the file says that told of it.
 func enterWith(c *trust.Cluster, token trust.Token, within time.Duration) (kubernetes.Interface, error) {
-	return kubernetes.NewForConfig(&rest.Config{
-		Host: c.Server, BearerToken: token.String(), TLSClientConfig: rest.TLSClientConfig{CAData: c.CA}, Timeout: within,
-	})
+	config, err := c.REST(token)
+	if err != nil {
+		return nil, err
+	}
+	config.Timeout = within
+	return kubernetes.NewForConfig(config)
 }
 
 // clusterLike asks a cluster what it is like.

@@ -74,8 +74,8 @@ func (m *master) keep() error {
 }
 
 // renewManifests writes the static pods of a machine that has joined as a
-// master as this version has them.
-func renewManifests(l layout.Node, s *progress.Steps, verbose bool) error {
+// master as this version has them, with the patches of a folder from now on unless that is "".
+func renewManifests(l layout.Node, s *progress.Steps, patches string, verbose bool) error {
 	kept, err := loadFurtherMaster(l)
 	if err != nil || kept == nil || kept.EtcdMembers == "" {
 		return err
@@ -86,6 +86,15 @@ func renewManifests(l layout.Node, s *progress.Steps, verbose bool) error {
 	}
 	if err := m.keys(); err != nil {
 		return err
+	}
+	if patches != "" {
+		if m.settings.Patches, err = absolute(patches); err != nil {
+			return err
+		}
+		m.joining = kept.Joining
+		if err := m.keep(); err != nil {
+			return err
+		}
 	}
 	return m.staticPods(manifests.Components()...)
 }

@@ -126,7 +126,7 @@ func (p joinPhase) fill(cmd *cobra.Command, part string) {
 
 func (p joinPhase) runWith(ctx context.Context, o *joinOptions, part string, out io.Writer) error {
 	l := command.Layout(o.root)
-	bootstrap, err := o.complete()
+	bootstrap, err := o.complete(ctx)
 	if err != nil {
 		return command.ConfigError(err)
 	}

@@ -93,3 +93,33 @@ func TestHalfMaster(t *testing.T) {
 		t.Errorf("again: %v, %s", err, &out)
 	}
 }
+
+// TestDiscoveryFile: a file takes the place of endpoint, token and hash, and of all of them.
+func TestDiscoveryFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "cluster.conf")
+	const text = "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: 'https://192.0.2.1:6443'}}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	given := &joinOptions{}
+	if err := given.decode([]byte("apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\ndiscovery: {file: {kubeConfigPath: " + file + "}, tlsBootstrapToken: " + exampleToken + "}\n")); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		o    *joinOptions
+		want string
+	}{
+		{given, ""},
+		{&joinOptions{discoveryFile: file, token: exampleToken}, ""},
+		{&joinOptions{discoveryFile: file}, "give --tls-bootstrap-token"},
+		{&joinOptions{discoveryFile: file, token: exampleToken, discovery: trust.Discovery{Endpoint: "192.0.2.2:6443"}}, "not by both"},
+	} {
+		token, err := c.o.complete(t.Context())
+		if c.want == "" && (err != nil || token.String() != exampleToken || c.o.discovery.Endpoint != "192.0.2.1:6443") {
+			t.Errorf("%+v: %v", c.o.discovery, err)
+		}
+		if c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%v; want %s", err, c.want)
+		}
+	}
+}

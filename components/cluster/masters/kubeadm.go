@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -105,6 +106,7 @@ type (
 		NodeRegistration nodeRegistration `json:"nodeRegistration,omitempty"`
 		Discovery        struct {
 			BootstrapToken    *tokenDiscovery `json:"bootstrapToken,omitempty"`
+			File              *fileDiscovery  `json:"file,omitempty"`
 			TLSBootstrapToken string          `json:"tlsBootstrapToken,omitempty"`
 		} `json:"discovery,omitempty"`
 		ControlPlane *struct {
@@ -128,6 +130,11 @@ type tokenDiscovery struct {
 	UnsafeSkipCAVerification bool     `json:"unsafeSkipCAVerification,omitempty"`
 }
 
+// fileDiscovery is how it knows the cluster by a file.
+type fileDiscovery struct {
+	KubeConfigPath string `json:"kubeConfigPath,omitempty"`
+}
+
 // kubeadmVersion is the version of kubeadm's configuration that is read.
 const kubeadmVersion = "kubeadm.k8s.io/v1beta4"
 
@@ -145,11 +152,39 @@ func decodeKubeadm(data []byte, into map[string]any) error {
 			return fmt.Errorf("%s: %w", meta.Kind, err)
 		}
 		unknown, err := json.UnmarshalStrict(text, target)
+		for i := range unknown {
+			unknown[i] = withReason(unknown[i])
+		}
 		if err = errors.Join(append(unknown, err)...); err != nil {
 			return fmt.Errorf("%s: %w", meta.Kind, err)
 		}
 		return nil
 	})
+}
+
+// meaningless are fields of kubeadm's that mean nothing here, and why that is.
+var meaningless = map[string]string{
+	"imageRepository":                  "nothing is pulled, for the image of all components is the program itself",
+	"featureGates":                     "they are those of kubeadm itself; a component's are feature-gates of its extraArgs",
+	"dns":                              "DNS is the program itself",
+	"proxy":                            "the service proxy is a part of the node",
+	"certificatesDir":                  "certificates are in pki beside the kubeconfigs",
+	"encryptionAlgorithm":              "keys are ECDSA P-256; those that are there are used, of whatever kind they are",
+	"etcd.external":                    "a master has an etcd of its own",
+	"etcd.local.dataDir":               "the data of etcd is below /var/lib/hyperkube",
+	"nodeRegistration.criSocket":       "the container runtime is the program itself",
+	"nodeRegistration.imagePullPolicy": "nothing is pulled",
+	"nodeRegistration.imagePullSerial": "nothing is pulled",
+}
+
+// withReason adds to the error of a field that is not known why it is not, where that can be
+// told.
+func withReason(err error) error {
+	_, field, ok := strings.Cut(err.Error(), "unknown field ")
+	if name, wrong := strconv.Unquote(field); ok && wrong == nil && meaningless[name] != "" {
+		return fmt.Errorf("%w: %s", err, meaningless[name])
+	}
+	return err
 }
 
 // eachKubeadm calls do for each of kubeadm's documents in a file.

@@ -134,3 +134,17 @@ func TestTimeouts(t *testing.T) {
 		t.Errorf("a negative one: %v", err)
 	}
 }
+
+// TestMeaninglessFields: a field of kubeadm's that means nothing here is refused with the
+// reason, all of them at once.
+func TestMeaninglessFields(t *testing.T) {
+	_, err := decodeInit([]byte("apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nimageRepository: example.com\nfeatureGates: {A: true}\netcd: {local: {dataDir: /x}}\ncolour: red\n"))
+	for _, want := range []string{
+		`unknown field "imageRepository": nothing is pulled`, `unknown field "featureGates": they are those of kubeadm`,
+		`unknown field "etcd.local.dataDir": the data of etcd is below`, `unknown field "colour"`,
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %s", err, want)
+		}
+	}
+}

@@ -54,6 +54,13 @@ func NewUpgrade() *cobra.Command {
 		RunE: o.command(func(_ context.Context, out io.Writer, l layout.Node) error { return o.diff(out, l, around) }),
 	}
 	diff.Flags().IntVarP(&around, "context-lines", "c", around, "How many lines are printed around a change.")
+	joined := &cobra.Command{
+		Use: "node", Short: "Upgrade a machine that has joined, as a master or not", Args: cobra.NoArgs,
+		RunE: o.command(o.node),
+	}
+	for _, c := range []*cobra.Command{apply, joined} {
+		c.Flags().StringVar(&o.patches, "patches", "", "Folder of patches of the static pods, from now on; empty: that of init or join.")
+	}
 	cmd.AddCommand(
 		apply,
 		diff,
@@ -61,10 +68,7 @@ func NewUpgrade() *cobra.Command {
 			Use: "plan [VERSION]", Short: "Tell what an upgrade to the version of this program changes", Args: cobra.MaximumNArgs(1),
 			RunE: o.command(plan),
 		},
-		&cobra.Command{
-			Use: "node", Short: "Upgrade a machine that has joined, as a master or not", Args: cobra.NoArgs,
-			RunE: o.command(o.node),
-		},
+		joined,
 	)
 	return cmd
 }
@@ -75,6 +79,8 @@ type upgrade struct {
 	verbose bool
 	dryRun  bool
 	ignored ignored
+	// patches is a folder of changes to the static pods, from now on; empty: that of before.
+	patches string
 }
 
 // command runs one of upgrade's, if the version that is asked for is this program's.
@@ -197,7 +203,8 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 	if err := o.fit(ctx, out, l); err != nil {
 		return err
 	}
-	m, err := (&initOptions{verbose: o.verbose}).again(l, out, func(string) bool { return false }, false)
+	given := initOptions{verbose: o.verbose, given: masterSettings{Patches: o.patches}}
+	m, err := given.again(l, out, func(flag string) bool { return flag == "patches" && o.patches != "" }, false)
 	if err != nil {
 		return err
 	}
@@ -258,12 +265,12 @@ func (o *upgrade) node(ctx context.Context, out io.Writer, l layout.Node) error 
 	}
 	s := progress.New(progress.Print(out))
 	if o.dryRun {
-		return rehearseUpgrade(out, l, func(l layout.Node) error { return renewManifests(l, s, o.verbose) })
+		return rehearseUpgrade(out, l, func(l layout.Node) error { return renewManifests(l, s, o.patches, o.verbose) })
 	}
 	if err := endNode(ctx, l, s); err != nil {
 		return err
 	}
-	if err := renewManifests(l, s, o.verbose); err != nil {
+	if err := renewManifests(l, s, o.patches, o.verbose); err != nil {
 		return err
 	}
 	began := time.Now()

@@ -11,6 +11,7 @@ import (
 
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/preflight"
+	"hyperkube/components/cluster/progress"
 	"hyperkube/internal/layout"
 	"hyperkube/internal/version"
 )
@@ -173,5 +174,37 @@ func TestUpgradeChecks(t *testing.T) {
 	}
 	if err := preflight.Fatal(found, nil, warning(&out)); !strings.Contains(err.Error(), "\t[ERROR StaticPodManifest]: ") || command.ExitCode(err) != command.ExitPreflight {
 		t.Errorf("none ignored: %v", err)
+	}
+}
+
+// TestUpgradePatches: a folder of patches that an upgrade is given changes the manifests of a
+// further master then and later.
+func TestUpgradePatches(t *testing.T) {
+	m := testMaster(t)
+	m.etcdMembers = "m=https://192.0.2.1:2380"
+	if err := m.keep(); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "etcd+merge.yaml"), []byte("metadata: {annotations: {a: patched}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	quiet := progress.New(func(progress.Step) {})
+	for _, c := range []struct {
+		patches string
+		want    bool
+	}{{"", false}, {dir, true}, {"", true}} {
+		if err := renewManifests(m.layout, quiet, c.patches, false); err != nil {
+			t.Fatal(err)
+		}
+		manifest, err := os.ReadFile(filepath.Join(m.layout.StaticPods(), "etcd.yaml"))
+		if err != nil || strings.Contains(string(manifest), "a: patched") != c.want {
+			t.Errorf("patches %q: %v\n%s", c.patches, err, manifest)
+		}
+	}
+	for _, verb := range []string{"apply", "node"} {
+		if cmd, _, err := NewUpgrade().Find([]string{verb}); err != nil || cmd.Flags().Lookup("patches") == nil {
+			t.Errorf("upgrade %s has no --patches: %v", verb, err)
+		}
 	}
 }

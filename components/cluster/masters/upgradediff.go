@@ -29,7 +29,7 @@ func (o *upgrade) diff(out io.Writer, l layout.Node, around int) error {
 	quiet := progress.New(func(progress.Step) {})
 	return diffManifests(out, l, around, func(played layout.Node) error {
 		if !layout.Exists(settingsFile(l)) {
-			return renewManifests(played, quiet, o.verbose)
+			return renewManifests(played, quiet, "", o.verbose)
 		}
 		m, err := (&initOptions{verbose: o.verbose}).again(l, io.Discard, func(string) bool { return false }, false)
 		if err != nil {

@@ -37,6 +37,9 @@ type Cluster struct {
 	Server string
 	// CA are the PEM certificates that it is verified by.
 	CA []byte
+	// Auth is what the file says that told of the cluster to enter it with; nil: nothing, or
+	// there was no file.
+	Auth *clientcmdapi.AuthInfo
 	// Ahead is by how much its clock is ahead of this machine's; it may be negative. It is
 	// as precise as an answer of HTTP, and known of a cluster that was found.
 	Ahead time.Duration
@@ -78,12 +81,17 @@ type Discovery struct {
 	// MaxSkew is by how much the clocks of the cluster and of this machine may differ; 0 is
 	// by anything. Until they do not, the cluster is not found.
 	MaxSkew time.Duration
+	// file is what a file says, instead of the cluster itself; nil: there is none.
+	file *Cluster
 	// Failed is told why the cluster cannot be joined yet; it may be nil.
 	Failed func(error)
 }
 
 // Validate tells what is wrong with what was told.
 func (d *Discovery) Validate() error {
+	if d.file != nil {
+		return nil
+	}
 	if _, _, err := net.SplitHostPort(d.Endpoint); err != nil {
 		return fmt.Errorf("the address of the API server, HOST:PORT: %w", err)
 	}
@@ -134,6 +142,9 @@ func (d *Discovery) Find(ctx context.Context) (*Cluster, error) {
 }
 
 func (d *Discovery) find(ctx context.Context) (*Cluster, error) {
+	if d.file != nil {
+		return d.findByFile(ctx)
+	}
 	// Nothing is known of the server yet, so nothing secret is sent to it.
 	text, ahead, err := d.read(ctx, rest.TLSClientConfig{Insecure: true}, true)
 	if err != nil {
@@ -156,10 +167,18 @@ func (d *Discovery) find(ctx context.Context) (*Cluster, error) {
 			return nil, errors.New("the cluster says something else of itself over a verified connection")
 		}
 	}
-	if d.MaxSkew > 0 && ahead.Abs() > d.MaxSkew {
-		return nil, fmt.Errorf("%w: %s: set it, with NTP for instance", errNotYet, Skew(ahead))
+	if err := d.inTime(ahead); err != nil {
+		return nil, err
 	}
 	return c, nil
+}
+
+// inTime is an error of clocks that differ too much.
+func (d *Discovery) inTime(ahead time.Duration) error {
+	if d.MaxSkew > 0 && ahead.Abs() > d.MaxSkew {
+		return fmt.Errorf("%w: %s: set it, with NTP for instance", errNotYet, Skew(ahead))
+	}
+	return nil
 }
 
 // Skew says by how much a cluster's clock is ahead of this machine's.
