@@ -113,8 +113,13 @@ type KindUpdate[T Object] struct {
 	// Warnings: as in Update.
 	Warnings func(ctx context.Context, obj, old T) []string
 	// AsNew: metadata is checked as that of a new object too, where only a
-	// part of it need be.
-	AsNew bool
+	// part of it need be. NewFirst: before what of it may not change.
+	AsNew, NewFirst bool
+	// Changes checks what may not change, of which is told before metadata as
+	// that of a new object; Validate does all the rest.
+	Changes func(ctx context.Context, obj, old T) field.ErrorList
+	// AnyFinalizers: as in Kind.
+	AnyFinalizers bool
 	// ApplyCreates: as in Update.
 	ApplyCreates bool
 }
@@ -274,11 +279,18 @@ func (u KindUpdate[T]) erase(k *Kind[T]) Update {
 		}
 	}
 	out.Validate = func(ctx context.Context, obj, old Object) field.ErrorList {
-		errs := append(validatePlainMeta(obj, k.Scope), validateMetaUpdate(obj, old)...)
-		if !k.PlainMeta && !k.AnyFinalizers {
-			errs = append(errs, validateFinalizers(obj)...)
+		errs := validatePlainMeta(obj, k.Scope)
+		if u.AsNew && u.NewFirst {
+			errs = append(errs, k.validateMeta(obj)...)
 		}
-		if u.AsNew {
+		errs = append(errs, validateMetaUpdate(obj, old)...)
+		if !k.PlainMeta && !k.AnyFinalizers && !u.AnyFinalizers {
+			errs = append(errs, validate.StandardFinalizers(obj.GetFinalizers())...)
+		}
+		if u.Changes != nil {
+			errs = append(errs, u.Changes(ctx, obj.(T), old.(T))...)
+		}
+		if u.AsNew && !u.NewFirst {
 			errs = append(errs, k.validateMeta(obj)...)
 		}
 		// The same is looked at by several of these.
@@ -311,7 +323,7 @@ func (k *Kind[T]) validateMeta(obj Object) field.ErrorList {
 		}
 	}
 	if !k.AnyFinalizers {
-		errs = append(errs, validateFinalizers(obj)...)
+		errs = append(errs, validate.StandardFinalizers(obj.GetFinalizers())...)
 	}
 	return errs
 }

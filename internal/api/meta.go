@@ -8,8 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-
-	"hyperkube/internal/api/validate"
 )
 
 func subdomainName(name string, prefix bool) []string {
@@ -35,16 +33,6 @@ func validateMetaUpdate(obj, old metav1.Object) field.ErrorList {
 func inPlace(errs field.ErrorList) field.ErrorList {
 	for _, e := range errs {
 		e.CoveredByDeclarative = false
-	}
-	return errs
-}
-
-// validateFinalizers refuses names without a domain that are not Kubernetes'
-// own. Custom resources and some kinds may have them.
-func validateFinalizers(obj metav1.Object) field.ErrorList {
-	var errs field.ErrorList
-	for i, name := range obj.GetFinalizers() {
-		errs = append(errs, validate.StandardFinalizer(name, field.NewPath("metadata", "finalizers").Index(i))...)
 	}
 	return errs
 }

@@ -84,6 +84,7 @@ func cronJob() api.Kind[*batchv1.CronJob] {
 		},
 		Views: map[string]api.KindUpdate[*batchv1.CronJob]{
 			"status": {
+				AnyFinalizers: true,
 				Prepare: func(_ context.Context, c, old *batchv1.CronJob) {
 					old.Spec.DeepCopyInto(&c.Spec)
 					c.Generation = old.Generation

@@ -415,13 +415,13 @@ func validateCronJob(c *batchv1.CronJob, old *batchv1.CronJob) field.ErrorList {
 		errs = append(errs, field.NotSupported(at, spec.ConcurrencyPolicy, policies))
 	}
 	template := path.Child("jobTemplate", "spec")
+	errs = append(errs, validateJobBase(&spec.JobTemplate.Spec, template)...)
 	if spec.JobTemplate.Spec.Selector != nil {
 		errs = append(errs, field.Invalid(template.Child("selector"), spec.JobTemplate.Spec.Selector, "`selector` will be auto-generated"))
 	}
 	if api.ValueOf(spec.JobTemplate.Spec.ManualSelector) {
 		errs = append(errs, field.NotSupported(template.Child("manualSelector"), true, []string{"nil", "false"}))
 	}
-	errs = append(errs, validateJobBase(&spec.JobTemplate.Spec, template)...)
 	errs = append(errs, nonNegative(spec.SuccessfulJobsHistoryLimit, path.Child("successfulJobsHistoryLimit"))...)
 	return append(errs, nonNegative(spec.FailedJobsHistoryLimit, path.Child("failedJobsHistoryLimit"))...)
 }

@@ -42,7 +42,7 @@ func clusterTrustBundle() api.Kind[*certificatesv1.ClusterTrustBundle] {
 				return append(checkTrustBundle(b, old),
 					apivalidation.ValidateImmutableField(b.Spec.SignerName, old.Spec.SignerName, field.NewPath("spec", "signerName"))...)
 			},
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 		},
 		ForbidUnconditionalUpdate: true,
 		Fields: func(b *certificatesv1.ClusterTrustBundle) fields.Set {

@@ -38,7 +38,11 @@ func configMap() api.Kind[*corev1.ConfigMap] {
 		Validate: func(_ context.Context, cm *corev1.ConfigMap) field.ErrorList {
 			return validateConfigMap(cm)
 		},
-		Update: api.KindUpdate[*corev1.ConfigMap]{AsNew: true, Validate: validateConfigMapUpdate},
+		Update: api.KindUpdate[*corev1.ConfigMap]{
+			AsNew:    true,
+			Changes:  validateConfigMapChanges,
+			Validate: func(_ context.Context, cm, _ *corev1.ConfigMap) field.ErrorList { return validateConfigMap(cm) },
+		},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
 			api.Column("Data", "string", corev1.ConfigMap{}.SwaggerDoc()["data"]),
@@ -76,7 +80,7 @@ func validateConfigMap(cm *corev1.ConfigMap) field.ErrorList {
 	return errs
 }
 
-func validateConfigMapUpdate(_ context.Context, cm, old *corev1.ConfigMap) field.ErrorList {
+func validateConfigMapChanges(_ context.Context, cm, old *corev1.ConfigMap) field.ErrorList {
 	var errs field.ErrorList
 	if isTrue(old.Immutable) {
 		if !isTrue(cm.Immutable) {
@@ -90,7 +94,7 @@ func validateConfigMapUpdate(_ context.Context, cm, old *corev1.ConfigMap) field
 			errs = append(errs, field.Forbidden(field.NewPath("binaryData"), immutableWhenSet))
 		}
 	}
-	return append(errs, validateConfigMap(cm)...)
+	return errs
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }

@@ -45,7 +45,7 @@ func limitRange() api.Kind[*corev1.LimitRange] {
 		Validate:            func(_ context.Context, l *corev1.LimitRange) field.ErrorList { return check(l) },
 		AllowCreateOnUpdate: true,
 		Update: api.KindUpdate[*corev1.LimitRange]{
-			AsNew:    true,
+			AsNew: true, NewFirst: true,
 			Validate: func(_ context.Context, l, _ *corev1.LimitRange) field.ErrorList { return check(l) },
 		},
 		Columns: []metav1.TableColumnDefinition{

@@ -54,7 +54,7 @@ func namespace() api.Kind[*corev1.Namespace] {
 			return validateNamespaceFinalizers(ns, func(path *field.Path, _ int) *field.Path { return path })
 		},
 		Update: api.KindUpdate[*corev1.Namespace]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Prepare: func(_ context.Context, ns, old *corev1.Namespace) {
 				old.Spec.DeepCopyInto(&ns.Spec)
 				old.Status.DeepCopyInto(&ns.Status)

@@ -47,7 +47,7 @@ func node() api.Kind[*corev1.Node] {
 		Validate: func(_ context.Context, n *corev1.Node) field.ErrorList { return validateNode(n) },
 		Warnings: nodeWarnings,
 		Update: api.KindUpdate[*corev1.Node]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Prepare: func(_ context.Context, n, old *corev1.Node) {
 				old.Status.DeepCopyInto(&n.Status)
 				if old.Spec.ConfigSource == nil {

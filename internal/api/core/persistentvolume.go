@@ -45,7 +45,7 @@ func persistentVolume() api.Kind[*corev1.PersistentVolume] {
 		},
 		Warnings: persistentVolumeWarnings,
 		Update: api.KindUpdate[*corev1.PersistentVolume]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Prepare: func(_ context.Context, pv, old *corev1.PersistentVolume) {
 				old.Status.DeepCopyInto(&pv.Status)
 			},

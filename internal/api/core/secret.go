@@ -32,7 +32,11 @@ func secret() api.Kind[*corev1.Secret] {
 			return validateSecret(s)
 		},
 		Warnings: secretWarnings,
-		Update:   api.KindUpdate[*corev1.Secret]{AsNew: true, Validate: validateSecretUpdate},
+		Update: api.KindUpdate[*corev1.Secret]{
+			AsNew:    true,
+			Changes:  validateSecretChanges,
+			Validate: func(_ context.Context, s, _ *corev1.Secret) field.ErrorList { return validateSecret(s) },
+		},
 		Fields: func(s *corev1.Secret) fields.Set {
 			return fields.Set{"type": string(s.Type)}
 		},
@@ -116,7 +120,7 @@ func validateSecret(s *corev1.Secret) field.ErrorList {
 	return e.List
 }
 
-func validateSecretUpdate(_ context.Context, s, old *corev1.Secret) field.ErrorList {
+func validateSecretChanges(_ context.Context, s, old *corev1.Secret) field.ErrorList {
 	e := &validate.Errors{}
 	e.Add(apivalidation.ValidateImmutableField(s.Type, old.Type, field.NewPath("type")))
 	if isTrue(old.Immutable) {
@@ -127,7 +131,6 @@ func validateSecretUpdate(_ context.Context, s, old *corev1.Secret) field.ErrorL
 			e.Forbidden(field.NewPath("data"), immutableWhenSet)
 		}
 	}
-	e.Add(validateSecret(s))
 	return e.List
 }
 

@@ -36,7 +36,7 @@ func endpointSlice() api.Kind[*discoveryv1.EndpointSlice] {
 		},
 		Warnings: endpointSliceWarnings,
 		Update: api.KindUpdate[*discoveryv1.EndpointSlice]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Prepare: func(_ context.Context, s, old *discoveryv1.EndpointSlice) {
 				if endpointSliceChanged(s, old) {
 					s.Generation = old.Generation + 1

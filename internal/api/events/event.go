@@ -35,6 +35,7 @@ func event() api.Kind[*eventsv1.Event] {
 		NewList: func() runtime.Object { return &eventsv1.EventList{} },
 
 		AllowCreateOnUpdate: true,
+		PlainMeta:           true, // see validateCreate
 		Validate: func(_ context.Context, e *eventsv1.Event) field.ErrorList {
 			return validateCreate(e)
 		},

@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
 )
 
 // How long the texts of an event may be, in bytes.
@@ -22,9 +24,12 @@ const (
 // The paths of errors are those of the stored core/v1 Event, as upstream.
 
 // validateCreate checks a new event. It is stricter than core/v1, whose events
-// may be of the old kind, without a time of their own.
+// may be of the old kind, without a time of their own. Metadata is looked at
+// behind what both have in common.
 func validateCreate(e *eventsv1.Event) field.ErrorList {
 	errs := validateBoth(e)
+	errs = append(errs, apivalidation.ValidateObjectMeta(&e.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))...)
+	errs = append(errs, validate.StandardFinalizers(e.Finalizers)...)
 	errs = append(errs, validateSeries(e)...)
 	if e.EventTime.IsZero() {
 		errs = append(errs, field.Required(field.NewPath("eventTime"), ""))
@@ -52,6 +57,7 @@ func validateCreate(e *eventsv1.Event) field.ErrorList {
 // core/v1 is not that strict.
 func validateUpdate(e, old *eventsv1.Event) field.ErrorList {
 	errs := validateBoth(e)
+	errs = append(errs, validate.StandardFinalizers(e.Finalizers)...)
 	if !apiequality.Semantic.DeepEqual(e.Series, old.Series) {
 		errs = append(errs, validateSeries(e)...)
 	}

@@ -41,7 +41,7 @@ func flowSchema() api.Kind[*flowcontrolv1.FlowSchema] {
 		},
 		Validate: validateFlowSchema,
 		Update: api.KindUpdate[*flowcontrolv1.FlowSchema]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Prepare: func(_ context.Context, s, old *flowcontrolv1.FlowSchema) {
 				old.Status.DeepCopyInto(&s.Status)
 				s.Generation = old.Generation

@@ -40,7 +40,7 @@ func priorityLevel() api.Kind[*flowcontrolv1.PriorityLevelConfiguration] {
 		},
 		Validate: validateLevel,
 		Update: api.KindUpdate[*flowcontrolv1.PriorityLevelConfiguration]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Prepare: func(_ context.Context, p, old *flowcontrolv1.PriorityLevelConfiguration) {
 				old.Status.DeepCopyInto(&p.Status)
 				p.Generation = old.Generation

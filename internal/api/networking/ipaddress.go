@@ -33,7 +33,7 @@ func ipAddress() api.Kind[*networkingv1.IPAddress] {
 			return validateParentRef(a.Spec.ParentRef, field.NewPath("spec", "parentRef"))
 		},
 		Update: api.KindUpdate[*networkingv1.IPAddress]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Validate: func(_ context.Context, a, old *networkingv1.IPAddress) field.ErrorList {
 				var errs validate.Errors
 				path := field.NewPath("spec", "parentRef")

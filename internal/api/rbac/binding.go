@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
-	"hyperkube/internal/api/validate"
 )
 
 // What RoleBinding and ClusterRoleBinding share.
@@ -30,11 +29,24 @@ func defaultSubjects(subjects []rbacv1.Subject) {
 	}
 }
 
-func validateBinding(ref *rbacv1.RoleRef, kinds []string, subjects []rbacv1.Subject, namespaced bool) field.ErrorList {
-	errs := append(validateRoleRef(ref, kinds), validateSubjects(subjects, namespaced)...)
-	if ref.Name == "" {
+// validateBinding checks a binding to ref, which was old; nil for a new binding.
+func validateBinding(ref, old *rbacv1.RoleRef, kinds []string, subjects []rbacv1.Subject, namespaced bool) field.ErrorList {
+	path := field.NewPath("roleRef")
+	errs := validateRoleRef(ref, kinds)
+	nameless := field.Required(path.Child("name"), "")
+	exchanged := old != nil && *ref != *old
+	if ref.Name == "" && exchanged {
+		// What is declared of the name is not looked at then, so that this is
+		// told in its place.
+		errs = append(errs, nameless)
+	}
+	errs = append(errs, validateSubjects(subjects, namespaced)...)
+	switch {
+	case exchanged:
+		errs = append(errs, field.Invalid(path, *ref, "field is immutable"))
+	case ref.Name == "":
 		// What is declared of the subjects comes first.
-		errs = append(errs, field.Required(field.NewPath("roleRef", "name"), "").MarkCoveredByDeclarative())
+		errs = append(errs, nameless.MarkCoveredByDeclarative())
 	}
 	return errs
 }
@@ -58,17 +70,6 @@ func validateRoleRef(ref *rbacv1.RoleRef, kinds []string) field.ErrorList {
 		}
 	}
 	return errs
-}
-
-// validateRoleRefUpdate adds to errs that a role was exchanged. What is declared
-// of its name is not looked at then, so that this is told in its place.
-func validateRoleRefUpdate(errs field.ErrorList, ref, old *rbacv1.RoleRef) field.ErrorList {
-	if *ref == *old {
-		return errs
-	}
-	path := field.NewPath("roleRef")
-	validate.Undeclared(errs, path.Child("name"))
-	return append(errs, field.Invalid(path, *ref, "field is immutable"))
 }
 
 func validateSubjects(subjects []rbacv1.Subject, namespaced bool) field.ErrorList {

@@ -26,10 +26,12 @@ func clusterRoleBinding() api.Kind[*rbacv1.ClusterRoleBinding] {
 
 		AllowCreateOnUpdate: true,
 		ValidateName:        validName,
-		Validate:            validateClusterRoleBinding,
+		Validate: func(_ context.Context, b *rbacv1.ClusterRoleBinding) field.ErrorList {
+			return validateClusterRoleBinding(b, nil)
+		},
 		Update: api.KindUpdate[*rbacv1.ClusterRoleBinding]{
-			Validate: func(ctx context.Context, b, old *rbacv1.ClusterRoleBinding) field.ErrorList {
-				return validateRoleRefUpdate(validateClusterRoleBinding(ctx, b), &b.RoleRef, &old.RoleRef)
+			Validate: func(_ context.Context, b, old *rbacv1.ClusterRoleBinding) field.ErrorList {
+				return validateClusterRoleBinding(b, &old.RoleRef)
 			},
 		},
 		Columns: bindingColumns("clusterRoleBinding", rbacv1beta1.ClusterRoleBinding{}.SwaggerDoc()["roleRef"]),
@@ -37,6 +39,6 @@ func clusterRoleBinding() api.Kind[*rbacv1.ClusterRoleBinding] {
 	}
 }
 
-func validateClusterRoleBinding(_ context.Context, b *rbacv1.ClusterRoleBinding) field.ErrorList {
-	return validateBinding(&b.RoleRef, []string{"ClusterRole"}, b.Subjects, false)
+func validateClusterRoleBinding(b *rbacv1.ClusterRoleBinding, old *rbacv1.RoleRef) field.ErrorList {
+	return validateBinding(&b.RoleRef, old, []string{"ClusterRole"}, b.Subjects, false)
 }

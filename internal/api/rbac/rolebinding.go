@@ -26,10 +26,10 @@ func roleBinding() api.Kind[*rbacv1.RoleBinding] {
 
 		AllowCreateOnUpdate: true,
 		ValidateName:        validName,
-		Validate:            validateRoleBinding,
+		Validate:            func(_ context.Context, b *rbacv1.RoleBinding) field.ErrorList { return validateRoleBinding(b, nil) },
 		Update: api.KindUpdate[*rbacv1.RoleBinding]{
-			Validate: func(ctx context.Context, b, old *rbacv1.RoleBinding) field.ErrorList {
-				return validateRoleRefUpdate(validateRoleBinding(ctx, b), &b.RoleRef, &old.RoleRef)
+			Validate: func(_ context.Context, b, old *rbacv1.RoleBinding) field.ErrorList {
+				return validateRoleBinding(b, &old.RoleRef)
 			},
 		},
 		Columns: bindingColumns("roleBinding", rbacv1beta1.RoleBinding{}.SwaggerDoc()["roleRef"]),
@@ -37,6 +37,6 @@ func roleBinding() api.Kind[*rbacv1.RoleBinding] {
 	}
 }
 
-func validateRoleBinding(_ context.Context, b *rbacv1.RoleBinding) field.ErrorList {
-	return validateBinding(&b.RoleRef, []string{"Role", "ClusterRole"}, b.Subjects, true)
+func validateRoleBinding(b *rbacv1.RoleBinding, old *rbacv1.RoleRef) field.ErrorList {
+	return validateBinding(&b.RoleRef, old, []string{"Role", "ClusterRole"}, b.Subjects, true)
 }

@@ -42,7 +42,7 @@ func resourceClaim() api.Kind[*resourcev1.ResourceClaim] {
 			return e.List
 		},
 		Update: api.KindUpdate[*resourcev1.ResourceClaim]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Prepare: func(_ context.Context, c, old *resourcev1.ResourceClaim) {
 				old.Status.DeepCopyInto(&c.Status)
 				dropClaim(&c.Spec, &old.Spec)

@@ -32,7 +32,7 @@ func resourceClaimTemplate() api.Kind[*resourcev1.ResourceClaimTemplate] {
 			return checkTemplate(ctx, t, nil)
 		},
 		Update: api.KindUpdate[*resourcev1.ResourceClaimTemplate]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Prepare: func(_ context.Context, t, old *resourcev1.ResourceClaimTemplate) {
 				dropClaim(&t.Spec.Spec, &old.Spec.Spec)
 			},

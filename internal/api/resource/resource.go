@@ -56,7 +56,8 @@ func declared[T any](ctx context.Context, check generated[T], at *field.Path, ob
 		if err.BadValue != nil {
 			err.BadValue = tagged(err.BadValue)
 		}
-		errs = append(errs, err)
+		// What is declared of metadata comes before.
+		errs = append(errs, err.MarkCoveredByDeclarative())
 	}
 	return errs
 }

@@ -30,7 +30,7 @@ func csiNode() api.Kind[*storagev1.CSINode] {
 		Validate:                  func(_ context.Context, n *storagev1.CSINode) field.ErrorList { return validateCSINode(n, nil) },
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*storagev1.CSINode]{
-			AsNew:       true,
+			AsNew: true, NewFirst: true,
 			Prepare:     func(_ context.Context, n, old *storagev1.CSINode) { old.Status.DeepCopyInto(&n.Status) },
 			Validate:    func(_ context.Context, n, old *storagev1.CSINode) field.ErrorList { return validateCSINode(n, old) },
 			ResetFields: [][]string{{"status"}},

@@ -28,7 +28,7 @@ func csiStorageCapacity() api.Kind[*storagev1.CSIStorageCapacity] {
 		},
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*storagev1.CSIStorageCapacity]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Validate: func(_ context.Context, c, old *storagev1.CSIStorageCapacity) field.ErrorList {
 				errs := validateCapacity(c, old.NodeTopology)
 				errs = append(errs, apivalidation.ValidateImmutableField(c.NodeTopology, old.NodeTopology, field.NewPath("nodeTopology"))...)

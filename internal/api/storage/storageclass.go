@@ -44,7 +44,7 @@ func storageClass() api.Kind[*storagev1.StorageClass] {
 		},
 		Validate: func(_ context.Context, c *storagev1.StorageClass) field.ErrorList { return validateStorageClass(c) },
 		Update: api.KindUpdate[*storagev1.StorageClass]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Validate: func(_ context.Context, c, old *storagev1.StorageClass) field.ErrorList {
 				return append(validateStorageClass(c), validateStorageClassUpdate(c, old)...)
 			},

@@ -46,7 +46,7 @@ func volumeAttachment() api.Kind[*storagev1.VolumeAttachment] {
 		},
 		ForbidUnconditionalUpdate: true,
 		Update: api.KindUpdate[*storagev1.VolumeAttachment]{
-			AsNew:   true,
+			AsNew: true, NewFirst: true,
 			Prepare: func(_ context.Context, a, old *storagev1.VolumeAttachment) { old.Status.DeepCopyInto(&a.Status) },
 			Validate: func(_ context.Context, a, old *storagev1.VolumeAttachment) field.ErrorList {
 				return validateAttachmentUpdate(a, old)

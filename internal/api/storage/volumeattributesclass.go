@@ -25,7 +25,7 @@ func volumeAttributesClass() api.Kind[*storagev1.VolumeAttributesClass] {
 		},
 		Update: api.KindUpdate[*storagev1.VolumeAttributesClass]{
 			AsNew: true,
-			Validate: func(_ context.Context, c, old *storagev1.VolumeAttributesClass) field.ErrorList {
+			Changes: func(_ context.Context, c, old *storagev1.VolumeAttributesClass) field.ErrorList {
 				var errs field.ErrorList
 				if c.DriverName != old.DriverName {
 					errs = append(errs, field.Forbidden(field.NewPath("driverName"), "updates to driverName are forbidden."))
@@ -33,7 +33,10 @@ func volumeAttributesClass() api.Kind[*storagev1.VolumeAttributesClass] {
 				if !reflect.DeepEqual(c.Parameters, old.Parameters) {
 					errs = append(errs, field.Forbidden(field.NewPath("parameters"), "updates to parameters are forbidden."))
 				}
-				return append(errs, validateAttributes(c)...)
+				return errs
+			},
+			Validate: func(_ context.Context, c, _ *storagev1.VolumeAttributesClass) field.ErrorList {
+				return validateAttributes(c)
 			},
 		},
 		Columns: []metav1.TableColumnDefinition{

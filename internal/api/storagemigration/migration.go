@@ -38,7 +38,7 @@ func migration() api.Kind[*storagemigrationv1.StorageVersionMigration] {
 			return checkMigration(m)
 		},
 		Update: api.KindUpdate[*storagemigrationv1.StorageVersionMigration]{
-			AsNew: true,
+			AsNew: true, NewFirst: true,
 			Prepare: func(_ context.Context, m, old *storagemigrationv1.StorageVersionMigration) {
 				old.Status.DeepCopyInto(&m.Status)
 			},

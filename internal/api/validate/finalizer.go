@@ -19,6 +19,15 @@ func Finalizer(name string, path *field.Path) field.ErrorList {
 	return append(apivalidation.ValidateFinalizerName(name, path), StandardFinalizer(name, path)...)
 }
 
+// StandardFinalizers is StandardFinalizer for those of an object's metadata.
+func StandardFinalizers(names []string) field.ErrorList {
+	var errs field.ErrorList
+	for i, name := range names {
+		errs = append(errs, StandardFinalizer(name, field.NewPath("metadata", "finalizers").Index(i))...)
+	}
+	return errs
+}
+
 // StandardFinalizer checks that a name without a domain is one of Kubernetes'
 // own.
 func StandardFinalizer(name string, path *field.Path) field.ErrorList {

@@ -65,6 +65,7 @@ func Kind() api.Kind[*corev1.Pod] {
 				ResetFields: [][]string{{"spec"}, {"metadata", "deletionTimestamp"}, {"metadata", "ownerReferences"}},
 			},
 			"ephemeralcontainers": {
+				AsNew: true,
 				Prepare: func(_ context.Context, p, old *corev1.Pod) {
 					asked := p.Spec.EphemeralContainers
 					old.Spec.DeepCopyInto(&p.Spec)
@@ -75,6 +76,7 @@ func Kind() api.Kind[*corev1.Pod] {
 				Validate: func(_ context.Context, p, old *corev1.Pod) field.ErrorList { return validateEphemeralUpdate(p, old) },
 			},
 			"resize": {
+				AsNew: true,
 				Prepare: func(_ context.Context, p, old *corev1.Pod) {
 					keepResize(p, old)
 					keepPodResources(p, old)
