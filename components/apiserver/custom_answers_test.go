@@ -42,6 +42,7 @@ func TestCustomAnswers(t *testing.T) {
 		{"stored defaults", "POST", v2 + "?dryRun=All", `{"apiVersion":"example.com/v2","kind":"Foo","metadata":{"name":"b"},"spec":{"none":1}}`, nil, 201, []string{`"replicas":1`}},
 		{"kind", "POST", v1, `{"apiVersion":"example.com/v1","kind":"Bar","metadata":{"name":"b"}}`, nil, 422, []string{`Bar.example.com \"b\" is invalid: kind: Invalid value: \"Bar\": must be Foo`}},
 		{"patched definition", "PATCH", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/foos.example.com", `{"spec":{"group":1}}`, []string{mrg}, 422, []string{`json: cannot unmarshal number into Go struct field CustomResourceDefinitionSpec.spec.group of type string`}},
+		{"deleted definition", "DELETE", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/foos.example.com", `{"preconditions":{"resourceVersion":"1"}}`, []string{jsn}, 409, []string{`on customresourcedefinitions.apiextensions.k8s.io \"foos.example.com\": precondition failed: ResourceVersion in precondition: 1, ResourceVersion in object meta: `}},
 		{"patched kind", "PATCH", v1 + "/a", `{"kind":"Bar"}`, []string{mrg}, 422, []string{`Bar.example.com \"a\" is invalid: kind: Invalid value: \"Bar\": must be Foo`}},
 		{"no kind", "POST", v1, `{"apiVersion":"example.com/v1"}`, nil, 400, []string{"the object provided is unrecognized (must be of type Foo): Object 'Kind' is missing"}},
 		{"no text", "POST", v1, `{"apiVersion":{},"kind":"Foo"}`, nil, 400, []string{"couldn't get version/kind; json parse error"}},

@@ -110,6 +110,41 @@ func TestCustomReplacedOften(t *testing.T) {
 	}
 }
 
+// TestCustomReplacedWhileWriting: nothing is stored of what was made by a former definition.
+func TestCustomReplacedWhileWriting(t *testing.T) {
+	r := &replacing{}
+	r.server = startServer(t, Config{Admission: r})
+	c := customOf(t, r.server)
+	c.define(foos, "Established=True")
+	all := c.Resource(fooV1).Namespace("default")
+	for name, request := range map[string]func() error{
+		"create": func() error {
+			_, err := all.Create(c.ctx, foo(t, "a", "spec: {}"), metav1.CreateOptions{})
+			return err
+		},
+		"apply": func() error {
+			_, err := all.Apply(c.ctx, "b", foo(t, "b", "spec: {}"), metav1.ApplyOptions{FieldManager: "m"})
+			return err
+		},
+		"patch": func() error {
+			if _, err := all.Create(c.ctx, foo(t, "c", "spec: {}"), metav1.CreateOptions{}); err != nil {
+				return err
+			}
+			r.left = 5
+			_, err := all.Patch(c.ctx, "c", types.MergePatchType, []byte(`{"spec":{"replicas":7}}`), metav1.PatchOptions{})
+			return err
+		},
+	} {
+		r.left = 5
+		if err := request(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if r.left > 0 {
+			t.Errorf("%s: a definition that was replaced meanwhile was written by, and %d more would not have been noticed", name, r.left)
+		}
+	}
+}
+
 // TestCustomReplacedElsewhere: a request for a namespace does not get at what is in none.
 func TestCustomReplacedElsewhere(t *testing.T) {
 	r := &replacing{left: 1, unbounded: true}

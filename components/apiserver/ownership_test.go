@@ -174,3 +174,45 @@ func TestOwnership(t *testing.T) {
 		}
 	})
 }
+
+// TestScaleOwnership: what a Scale says of owners is looked at as in all objects, though
+// nothing of it is stored, and what each manager has of the replicas is kept once.
+func TestScaleOwnership(t *testing.T) {
+	a := newAPI(t, startServer(t, Config{}))
+	const (
+		sets = "/apis/apps/v1/namespaces/default/replicasets"
+		twos = `"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"},{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}]`
+	)
+	if r := a.do("POST", sets, `{"metadata":{"name":"r"},"spec":{"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},`+
+		`"spec":{"containers":[{"name":"c","image":"i"}]}}}}`, jsn); r.code != 201 {
+		t.Fatalf("%+v", r)
+	}
+	// A change of nothing gives the replicas an entry of their own, which the next
+	// change of nothing puts together with the other.
+	if r := a.do("PATCH", sets+"/r/scale", `{"status":{"replicas":9}}`, mrg); r.code != 200 {
+		t.Errorf("%+v", r)
+	}
+	if r := a.do("PATCH", sets+"/r", `[{"op":"test","path":"/metadata/name","value":"r"}]`, jpt); r.code != 200 || len(owners(t, r.object(t))) != 1 {
+		t.Errorf("more than one entry of one manager: %+v", r)
+	}
+	scale := `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"r",` + twos + `}}`
+	for _, tc := range []struct {
+		method, body, header string
+		warning              string
+	}{
+		{"PUT", scale, jsn, ".metadata.ownerReferences contains duplicate entries; API server dedups"},
+		{"PATCH", `{"metadata":{` + twos + `}}`, mrg, ".metadata.ownerReferences contains duplicate entries after mutating admission happens;"},
+	} {
+		r := a.do(tc.method, sets+"/r/scale", tc.body, tc.header)
+		if got := r.header.Get("Warning"); r.code != 200 || !strings.Contains(got, tc.warning) {
+			t.Errorf("%s: %d, warning %q", tc.method, r.code, got)
+		}
+	}
+	if r := a.apply(sets+"/r/scale", "m", scale); r.code != 500 || !strings.Contains(r.body, "duplicate entries for key") {
+		t.Errorf("applied: %+v", r)
+	}
+	if r := a.apply(sets+"/r/scale", "m", `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":1}}`); r.code != 500 ||
+		!strings.Contains(r.body, ".metadata.name: expected string, got") {
+		t.Errorf("applied name: %+v", r)
+	}
+}

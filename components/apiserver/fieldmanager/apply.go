@@ -52,7 +52,7 @@ func (m *Managers) reapplied(res *api.Resource, subresource string, live api.Obj
 			mine = i
 		}
 	}
-	if mine < 0 {
+	if mine < 0 || alike(entries) {
 		return nil
 	}
 	if _, kept := live.GetAnnotations()[lastApplied]; kept && manager == "kubectl" {

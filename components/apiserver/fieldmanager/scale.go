@@ -29,7 +29,70 @@ const scaleSchema = `types:
       type: {namedType: status}
 - name: meta
   map:
-    elementType: {namedType: any}
+    fields:
+    - name: annotations
+      type: {namedType: texts}
+    - name: creationTimestamp
+      type: {scalar: untyped}
+    - name: deletionGracePeriodSeconds
+      type: {scalar: numeric}
+    - name: deletionTimestamp
+      type: {scalar: untyped}
+    - name: finalizers
+      type:
+        list:
+          elementType: {scalar: string}
+          elementRelationship: associative
+    - name: generateName
+      type: {scalar: string}
+    - name: generation
+      type: {scalar: numeric}
+    - name: labels
+      type: {namedType: texts}
+    - name: managedFields
+      type:
+        list:
+          elementType: {namedType: any}
+          elementRelationship: atomic
+    - name: name
+      type: {scalar: string}
+    - name: namespace
+      type: {scalar: string}
+    - name: ownerReferences
+      type:
+        list:
+          elementType: {namedType: owner}
+          elementRelationship: associative
+          keys: [uid]
+    - name: resourceVersion
+      type: {scalar: string}
+    - name: selfLink
+      type: {scalar: string}
+    - name: uid
+      type: {scalar: string}
+- name: texts
+  map:
+    elementType: {scalar: string}
+- name: owner
+  map:
+    fields:
+    - name: apiVersion
+      type: {scalar: string}
+      default: ""
+    - name: blockOwnerDeletion
+      type: {scalar: boolean}
+    - name: controller
+      type: {scalar: boolean}
+    - name: kind
+      type: {scalar: string}
+      default: ""
+    - name: name
+      type: {scalar: string}
+      default: ""
+    - name: uid
+      type: {scalar: string}
+      default: ""
+    elementRelationship: atomic
 - name: spec
   map:
     fields:

@@ -43,6 +43,9 @@ func (m *Managers) updatedAgain(res *api.Resource, subresource string, live, obj
 	if res.Custom != nil || len(entries) == 0 || len(entries) > maxUpdaters || manager == "" {
 		return false
 	}
+	if alike(entries) {
+		return false
+	}
 	if given := obj.GetManagedFields(); subresource == "" && given != nil && !sameEntries(given, entries) {
 		return false // the client's own
 	}
@@ -103,6 +106,21 @@ func (m *Managers) updatedAgain(res *api.Resource, subresource string, live, obj
 	}
 	obj.SetManagedFields(entries)
 	return true
+}
+
+// alike tells whether two entries are of one manager, as a scale's may be: the
+// library keeps the last.
+func alike(entries []metav1.ManagedFieldsEntry) bool {
+	for i := range entries {
+		for j := range entries[:i] {
+			a, b := &entries[i], &entries[j]
+			if a.Manager == b.Manager && a.Operation == b.Operation && a.Subresource == b.Subresource &&
+				(a.APIVersion == b.APIVersion || a.Operation == metav1.ManagedFieldsOperationApply) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // maxUpdaters is up to how many entries the library does not put any together.

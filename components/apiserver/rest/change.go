@@ -250,6 +250,9 @@ func (c *call) tryStore(r review, entry *store.Entry, w written, obj, current ap
 	if w.same && !c.unchanged(w.stored, entry) {
 		w.stored.SetManagedFields(w.times)
 	}
+	if err := c.superseded(); err != nil {
+		return changed{}, err
+	}
 	w.ops[0] = c.res.Collection.Update(entry, w.stored, c.res.TTL)
 	entries, _, err := c.res.Collection.Store().Commit(c.ctx, w.ops...)
 	if err != nil {
@@ -306,9 +309,11 @@ func (c *call) tryCreate(ch change) (changed, error) {
 	if err != nil {
 		return changed{}, err
 	}
-	if uid := obj.GetUID(); uid != "" {
-		return changed{}, apierrors.NewConflict(c.res.GroupResource(), c.name,
-			fmt.Errorf("uid mismatch: the provided object specified uid %s, and no existing object was found", uid))
+	if err := c.noUID(obj); err != nil {
+		return changed{}, err
+	}
+	if _, err := parseRevision(obj.GetResourceVersion()); err != nil {
+		return changed{}, err
 	}
 	if err := c.mayCreate(); err != nil {
 		return changed{}, err
@@ -333,6 +338,16 @@ func (c *call) tryCreate(ch change) (changed, error) {
 		}
 	}
 	return changed{entry: entry, obj: obj, created: true}, nil
+}
+
+// noUID refuses a change of a certain object to be the creation of another.
+func (c *call) noUID(obj api.Object) error {
+	uid := obj.GetUID()
+	if uid == "" {
+		return nil
+	}
+	return apierrors.NewConflict(c.res.GroupResource(), c.name,
+		fmt.Errorf("uid mismatch: the provided object specified uid %s, and no existing object was found", uid))
 }
 
 // mayCreate asks whether a user who may update may create as well.

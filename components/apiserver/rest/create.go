@@ -3,6 +3,7 @@ package rest
 import (
 	"errors"
 	"net/http"
+	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
@@ -79,19 +80,21 @@ func (c *call) create() error {
 	return c.sendEntry(format, http.StatusCreated, entry)
 }
 
-// restored is the outcome of a dry run as it would come back from storage: a
-// custom resource may be stored in another version, which has defaults and
-// leaves out what it does not know.
+// restored is the outcome of a dry run as it would come back from storage: what
+// is stored in another version may have defaults there, and that of a custom
+// resource leaves out what it does not know.
 func (c *call) restored(obj api.Object) (api.Object, error) {
-	if c.res.Custom == nil || c.res.StoredAs == nil {
+	if c.res.StoredAs == nil {
 		return obj, nil
 	}
 	stored, err := c.res.StoredAs.ToStored(obj.DeepCopyObject().(api.Object))
 	if err != nil {
 		return nil, err
 	}
-	if err := c.res.Custom.Load(stored); err != nil {
-		return nil, err
+	if c.res.Custom != nil {
+		if err := c.res.Custom.Load(stored); err != nil {
+			return nil, err
+		}
 	}
 	return c.res.StoredAs.FromStored(stored)
 }
@@ -182,8 +185,8 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 		return nil, err
 	}
 	// After admission, for what that refuses is told first.
-	if version != "" && version != "0" && !r.dryRun {
-		return nil, errVersionOnCreate
+	if n, err := strconv.ParseUint(version, 10, 64); err == nil && n != 0 && !r.dryRun {
+		return nil, errVersionOnCreate // what is no number is no version
 	}
 	key := c.res.Key(obj.GetNamespace(), obj.GetName())
 	if r.dryRun {
@@ -193,6 +196,9 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 			return nil, err
 		}
 		return nil, nil
+	}
+	if err := c.superseded(); err != nil {
+		return nil, err
 	}
 	ops[0] = c.res.Collection.Create(key, stored, c.res.TTL)
 	entries, _, err := c.res.Collection.Store().Commit(c.ctx, ops...)

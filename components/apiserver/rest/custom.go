@@ -45,6 +45,16 @@ func (c *call) mayBegin(name string) error {
 	return nil
 }
 
+// superseded tells that the definition of a custom resource has changed since the
+// request began, for as long as admission may take: what was made by the former
+// one is not stored.
+func (c *call) superseded() error {
+	if c.res.Custom != nil && c.cfg.Registry.Lookup(c.res.GVR()) != c.res {
+		return errStopped
+	}
+	return nil
+}
+
 // decodeUnstructured reads JSON without a Go type.
 func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict strictness) (schema.GroupVersionKind, []error, error) {
 	var strictErrs []error

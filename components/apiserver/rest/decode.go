@@ -290,6 +290,10 @@ func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, err
 	}
 	envelope, err := wire.ParseEnvelope(data)
 	if err != nil {
+		// The library that upstream reads it with has more to say.
+		if told := new(runtime.Unknown).Unmarshal(data[len(wire.Magic):]); told != nil {
+			err = told
+		}
 		return gvk, err
 	}
 	gvk = schema.FromAPIVersionAndKind(envelope.APIVersion, envelope.Kind)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metascheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -287,17 +288,29 @@ func (c *call) tryMark(r review, entry *store.Entry, obj, current api.Object) (r
 	return removed{entry: entries[0]}, nil
 }
 
+// unmetWords are what upstream says of preconditions that a definition of custom
+// resources does not meet; of a namespace's, with a capital.
+const unmetWords = "recondition failed: %[1]s in precondition: %[2]s, %[1]s in object meta: %[3]s"
+
 func (c *call) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) error {
 	if opts.Preconditions == nil {
 		return nil
 	}
+	kind := invalidKind(c.res)
+	gr, uidWords, versionWords := schema.GroupResource{Group: kind.Group, Resource: kind.Kind},
+		"the %s in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated",
+		"the %s in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified"
+	switch {
+	case c.res.Group == apiextensionsv1.GroupName:
+		gr, uidWords, versionWords = c.res.GroupResource(), "p"+unmetWords, "p"+unmetWords
+	case c.res.Group == "" && c.res.Plural == "namespaces":
+		gr, uidWords, versionWords = c.res.GroupResource(), "P"+unmetWords, "P"+unmetWords
+	}
 	if uid := opts.Preconditions.UID; uid != nil && *uid != obj.GetUID() {
-		return apierrors.NewConflict(schema.GroupResource{Group: c.res.Group, Resource: c.res.Kind}, obj.GetName(),
-			fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *uid, obj.GetUID()))
+		return apierrors.NewConflict(gr, obj.GetName(), fmt.Errorf(uidWords, "UID", *uid, obj.GetUID()))
 	}
 	if v := opts.Preconditions.ResourceVersion; v != nil && *v != obj.GetResourceVersion() {
-		return apierrors.NewConflict(schema.GroupResource{Group: c.res.Group, Resource: c.res.Kind}, obj.GetName(),
-			fmt.Errorf("the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified", *v, obj.GetResourceVersion()))
+		return apierrors.NewConflict(gr, obj.GetName(), fmt.Errorf(versionWords, "ResourceVersion", *v, obj.GetResourceVersion()))
 	}
 	return nil
 }

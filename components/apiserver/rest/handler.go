@@ -177,7 +177,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			break
 		}
 		// Nothing has been written: that its collection is gone is found out by
-		// reading.
+		// reading, or just before writing.
 		c.res = now
 		err = c.dispatch()
 	}

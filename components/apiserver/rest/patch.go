@@ -67,6 +67,11 @@ func (c *call) patch(subresource string, way *api.Update) error {
 			if err != nil {
 				return nil, err
 			}
+			if current == nil {
+				if err := c.noUID(obj); err != nil {
+					return nil, err
+				}
+			}
 			if err := c.checkNamespace(obj); err != nil {
 				return nil, err
 			}

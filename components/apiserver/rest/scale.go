@@ -192,6 +192,7 @@ func (c *call) updateScale(format negotiate.Format) error {
 	if err := c.checkPathName(); err != nil {
 		return err
 	}
+	uniqueOwners(c.ctx, wish, false)
 	fields, err := c.cfg.Fields.For(scaleResource, "scale")
 	if err != nil {
 		return err
@@ -225,6 +226,7 @@ func (c *call) patchScale(format negotiate.Format) error {
 		if err := c.checkNamespace(after); err != nil {
 			return nil, err
 		}
+		uniqueOwners(c.ctx, after, true)
 		return after, c.checkName(after)
 	})
 }
