@@ -224,6 +224,11 @@ func (m *Manager) present(claims []*resourcev1.ResourceClaim) error {
 func (m *Manager) note(pod types.UID, claims []*resourcev1.ResourceClaim) (map[string][]*draapi.Claim, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	for _, claim := range claims {
+		if old := m.namesake(claim); old != "" {
+			return nil, fmt.Errorf("old ResourceClaim with same name %s and different UID %s still exists (previous pod force-deleted?!)", claim.Name, old)
+		}
+	}
 	asked := map[string][]*draapi.Claim{}
 	changed := false
 	for _, claim := range claims {
@@ -252,6 +257,17 @@ func (m *Manager) note(pod types.UID, claims []*resourcev1.ResourceClaim) (map[s
 		return asked, nil
 	}
 	return asked, m.save()
+}
+
+// namesake is another claim of that name which is not taken back yet, as that of a pod
+// that was deleted by force; drivers go by names, too. The caller holds mu.
+func (m *Manager) namesake(claim *resourcev1.ResourceClaim) types.UID {
+	for uid, c := range m.claims {
+		if uid != claim.UID && c.Name == claim.Name && c.Namespace == claim.Namespace {
+			return uid
+		}
+	}
+	return ""
 }
 
 // ask has one driver prepare claims.

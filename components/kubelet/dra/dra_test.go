@@ -210,6 +210,33 @@ func TestOldDriver(t *testing.T) {
 	}
 }
 
+// TestReplaced: while a driver still has what a pod used that was deleted by force, a
+// new claim of the same name waits, for drivers go by names, too.
+func TestReplaced(t *testing.T) {
+	ctx := t.Context()
+	kube := fake.NewClientset(claim("one", "p"))
+	driver, plugin := serve(t)
+	m := manager(t, t.TempDir(), kube)
+	if err := errors.Join(m.Register(ctx, plugin), m.Prepare(ctx, pod("p", "one"))); err != nil {
+		t.Fatal(err)
+	}
+	anew := claim("one", "q")
+	anew.UID = "uid-anew"
+	if err := kube.Tracker().Update(resourcev1.SchemeGroupVersion.WithResource("resourceclaims"), anew, "ns"); err != nil {
+		t.Fatal(err)
+	}
+	q := pod("q", "one")
+	if err := m.Prepare(ctx, q); err == nil || !strings.Contains(err.Error(), "old ResourceClaim with same name one and different UID uid-one still exists") {
+		t.Errorf("beside the old one: %v", err)
+	}
+	if !driver.is("uid-one") {
+		t.Errorf("prepared: %v", driver.prepared)
+	}
+	if err := errors.Join(m.Release(ctx, "p"), m.Prepare(ctx, q)); err != nil || !driver.is("uid-anew") {
+		t.Errorf("after the old one: %v, %v", driver.prepared, err)
+	}
+}
+
 // TestShared: a claim of two pods is prepared once, and taken back with the last,
 // a new start of the kubelet in between.
 func TestShared(t *testing.T) {
