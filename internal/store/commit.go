@@ -64,7 +64,7 @@ func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revisi
 		s.own.abandon(writes)
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("writing %s %q: %w", ops[0].collection.cfg.Resource, ops[0].key, unsettled(err))
+		return nil, 0, fmt.Errorf("writing %s %q: %w", ops[0].collection.cfg.Resource, ops[0].key, unsettled(ctx, err))
 	}
 	if !resp.Succeeded {
 		return nil, 0, conflict(writes, resp)

@@ -42,10 +42,14 @@ func (e *UnsettledError) Error() string { return e.Err.Error() }
 // Unwrap is for package errors.
 func (e *UnsettledError) Unwrap() []error { return []error{ErrUnavailable, e.Err} }
 
-// unsettled is etcdError for the answer to a transaction.
-func unsettled(err error) error {
+// unsettled is etcdError for the answer to a transaction that had until the end of ctx.
+func unsettled(ctx context.Context, err error) error {
 	if known := etcdError(err); !errors.Is(known, ErrUnavailable) {
 		return known
+	}
+	// An etcd in this process has words of its own for that end.
+	if end := ctx.Err(); end != nil && !errors.Is(err, end) {
+		err = fmt.Errorf("%w: %w", err, end)
 	}
 	return &UnsettledError{err}
 }

@@ -204,10 +204,22 @@ func (s *Store) Healthy(ctx context.Context) error {
 }
 
 func (s *Store) currentRevision(ctx context.Context) (int64, error) {
-	if s.local == nil {
-		return s.current.get(ctx, s.readCurrent)
+	return s.current.get(ctx, s.readShared)
+}
+
+// currentTimeout bounds a read of the current revision.
+const currentTimeout = 10 * time.Second
+
+// readShared is for many, none of which ends it.
+func (s *Store) readShared() (int64, error) {
+	if s.local != nil {
+		// An etcd in this process answers at once, or when its disk does: whatever
+		// it is told of time.
+		return s.learnCurrent(context.Background(), s.local.CurrentRevision)
 	}
-	return s.learnCurrent(ctx, s.local.CurrentRevision)
+	ctx, cancel := context.WithTimeout(context.Background(), currentTimeout)
+	defer cancel()
+	return s.readCurrent(ctx)
 }
 
 // readCurrent reads a key that does not exist, for the revision that comes

@@ -198,14 +198,14 @@ type currentRead struct {
 	err      error
 }
 
-func (r *currentReads) get(ctx context.Context, read func(context.Context) (int64, error)) (int64, error) {
+func (r *currentReads) get(ctx context.Context, read func() (int64, error)) (int64, error) {
 	r.mu.Lock()
 	var mine *currentRead
 	switch {
 	case r.running == nil:
 		mine = &currentRead{done: make(chan struct{})}
 		r.running = mine
-		go r.run(context.WithoutCancel(ctx), mine, read)
+		go r.run(mine, read)
 	case r.next == nil:
 		mine = &currentRead{done: make(chan struct{})}
 		r.next = mine
@@ -223,11 +223,9 @@ func (r *currentReads) get(ctx context.Context, read func(context.Context) (int6
 
 // run sends read after read while somebody wants the next. No caller's ctx
 // ends it, for it is for others too.
-func (r *currentReads) run(ctx context.Context, read *currentRead, send func(context.Context) (int64, error)) {
+func (r *currentReads) run(read *currentRead, send func() (int64, error)) {
 	for read != nil {
-		ctx, cancel := context.WithTimeout(ctx, currentTimeout)
-		read.revision, read.err = send(ctx)
-		cancel()
+		read.revision, read.err = send()
 		close(read.done)
 		r.mu.Lock()
 		r.running, r.next = r.next, nil
@@ -235,9 +233,6 @@ func (r *currentReads) run(ctx context.Context, read *currentRead, send func(con
 		r.mu.Unlock()
 	}
 }
-
-// currentTimeout bounds a read of the current revision.
-const currentTimeout = 10 * time.Second
 
 // waiterHeap has the lowest revision first.
 type waiterHeap []*waiter

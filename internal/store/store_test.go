@@ -477,8 +477,13 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%v: %v, want %v", test.err, got, test.want)
 		}
 		var unknown *UnsettledError
-		if got := unsettled(rpctypes.Error(test.err)); !errors.Is(got, test.want) || errors.As(got, &unknown) != errors.Is(test.want, ErrUnavailable) {
+		if got := unsettled(t.Context(), rpctypes.Error(test.err)); !errors.Is(got, test.want) || errors.As(got, &unknown) != errors.Is(test.want, ErrUnavailable) {
 			t.Errorf("of a transaction %v: %v, want %v", test.err, got, test.want)
 		}
+	}
+	late, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	if err := unsettled(late, rpctypes.ErrTimeout); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, rpctypes.ErrTimeout) {
+		t.Errorf("of a transaction that had no more time: %v", err)
 	}
 }

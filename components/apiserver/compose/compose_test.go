@@ -30,24 +30,27 @@ type env struct {
 	conf   string
 }
 
-// start runs an API server on an etcd that filled, unless nil, has prepared.
 func start(t testing.TB) *env { return startOn(t, nil) }
 
+// startOn runs an API server on an etcd that filled, unless nil, has prepared.
 func startOn(t testing.TB, filled func(*clientv3.Client), changes ...func(*compose.Config)) *env {
+	t.Helper()
+	// How long a busy disk takes is not what is tested: etcd gives up after
+	// some seconds of it.
+	return startWith(t, etcd.Config{DataDir: filepath.Join(t.TempDir(), "etcd"), NoSync: true}, filled, changes...)
+}
+
+// startWith is startOn with an etcd that is as given but for its addresses.
+func startWith(t testing.TB, data etcd.Config, filled func(*clientv3.Client), changes ...func(*compose.Config)) *env {
 	t.Helper()
 	dir := t.TempDir()
 	set, err := pki.Ensure(filepath.Join(dir, "pki"), pki.Config{NodeName: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	db, err := etcd.New(etcd.Config{
-		DataDir:          filepath.Join(dir, "etcd"),
-		ListenClientURLs: []string{"http://" + testport.Address(t)},
-		ListenPeerURLs:   []string{"http://" + testport.Address(t)},
-		// How long a busy disk takes is not what is tested: etcd gives up after
-		// some seconds of it.
-		NoSync: true,
-	})
+	data.ListenClientURLs = []string{"http://" + testport.Address(t)}
+	data.ListenPeerURLs = []string{"http://" + testport.Address(t)}
+	db, err := etcd.New(data)
 	if err != nil {
 		t.Fatal(err)
 	}
