@@ -58,61 +58,104 @@ type staticSink struct {
 	stop  <-chan struct{} // closed when the run ends
 	start func(func())
 
-	mu      sync.Mutex
-	current map[string]*v1.Pod   // by namespace/name: what the directory holds
-	before  map[string]types.UID // by namespace/name: what was run last
+	mu    sync.Mutex // guards what follows
+	names map[string]*staticName
+}
+
+// staticName is what there is by one namespace and name.
+type staticName struct {
+	wanted *v1.Pod   // what the directory holds; nil: nothing
+	runs   types.UID // which was run last, and may be ending
+	// busy: somebody runs what is wanted, or waits to. Whatever is wanted then is run
+	// in the end, and what was wanted in between never.
+	busy bool
 }
 
 // Set implements staticpod.Sink.
 func (s *staticSink) Set(p *v1.Pod) {
-	name := p.Namespace + "/" + p.Name
 	s.mu.Lock()
-	if s.current == nil {
-		s.current, s.before = map[string]*v1.Pod{}, map[string]types.UID{}
+	if s.names == nil {
+		s.names = map[string]*staticName{}
 	}
-	s.current[name] = p
-	old := s.before[name]
-	s.before[name] = p.UID
+	n := s.names[p.Namespace+"/"+p.Name]
+	if n == nil {
+		n = &staticName{}
+		s.names[p.Namespace+"/"+p.Name] = n
+	}
+	n.wanted = p
+	waits := s.waits(n)
+	free := !n.busy
+	n.busy = true
 	s.mu.Unlock()
-	set := func() {
+	switch {
+	case !free:
+	case len(waits) == 0:
+		s.run(n)
+	default:
+		s.start(func() { s.run(n) })
+	}
+}
+
+// waits are what is closed when the pod that is wanted may run. The caller holds mu.
+func (s *staticSink) waits(n *staticName) []<-chan struct{} {
+	// A pod that is ending is not run again before it has ended.
+	out := []<-chan struct{}{s.k.manager.Renew(n.wanted.UID)}
+	if n.runs != n.wanted.UID {
+		out = append(out, s.k.manager.Done(n.runs))
+	}
+	return slices.DeleteFunc(out, func(done <-chan struct{}) bool { return done == nil })
+}
+
+// run runs what is wanted by a name once it may, until that is what runs.
+func (s *staticSink) run(n *staticName) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer func() { n.busy = false }()
+	for n.wanted != nil {
+		if waits := s.waits(n); len(waits) > 0 {
+			s.mu.Unlock()
+			over := s.await(waits)
+			s.mu.Lock()
+			if over {
+				return
+			}
+			continue
+		}
+		p := n.wanted
+		n.runs = p.UID
+		s.mu.Unlock()
 		if s.k.mirrors != nil {
 			s.k.mirrors.Set(p)
 		}
 		s.k.manager.Set(p)
-	}
-	// A pod that is ending is not run again before it has ended.
-	waits := []<-chan struct{}{s.k.manager.Renew(p.UID)}
-	if old != p.UID {
-		waits = append(waits, s.k.manager.Done(old))
-	}
-	waits = slices.DeleteFunc(waits, func(done <-chan struct{}) bool { return done == nil })
-	if len(waits) == 0 {
-		set()
-		return
-	}
-	s.start(func() {
-		for _, done := range waits {
-			select {
-			case <-s.stop:
-				return
-			case <-done:
-			}
-		}
 		s.mu.Lock()
-		wanted := s.current[name] == p
-		s.mu.Unlock()
-		if wanted {
-			set()
+		if n.wanted == p {
+			return
 		}
-	})
+		if n.wanted == nil || n.wanted.UID != p.UID {
+			s.k.removed(p.UID) // nobody knew it when it was removed
+		}
+	}
+}
+
+// await waits for all of a list, and tells whether the run ended before.
+func (s *staticSink) await(list []<-chan struct{}) (over bool) {
+	for _, done := range list {
+		select {
+		case <-s.stop:
+			return true
+		case <-done:
+		}
+	}
+	return false
 }
 
 // Remove implements staticpod.Sink.
 func (s *staticSink) Remove(uid types.UID) {
 	s.mu.Lock()
-	for name, p := range s.current {
-		if p.UID == uid {
-			delete(s.current, name)
+	for _, n := range s.names {
+		if n.wanted != nil && n.wanted.UID == uid {
+			n.wanted = nil
 		}
 	}
 	s.mu.Unlock()
@@ -139,8 +182,8 @@ func (s *staticSink) Remove(uid types.UID) {
 func (s *staticSink) wants(uid types.UID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range s.current {
-		if p.UID == uid {
+	for _, n := range s.names {
+		if n.wanted != nil && n.wanted.UID == uid {
 			return true
 		}
 	}

@@ -160,6 +160,49 @@ func TestGraceOfProbes(t *testing.T) {
 	}
 }
 
+// TestLeastGrace: a pod that has no time has enough for its preStop hooks to begin, and its
+// containers for a signal; one whose source has it no more has the time that it says.
+func TestLeastGrace(t *testing.T) {
+	for name, c := range map[string]struct {
+		grace int64 // of the pod
+		end   func(*bench, *v1.Pod)
+		hook  bool
+		want  int64
+	}{
+		"deleted":           {0, func(b *bench, _ *v1.Pod) { b.end(0) }, true, 2},
+		"removed":           {0, func(b *bench, p *v1.Pod) { b.manager.Remove(p.UID) }, true, 2},
+		"removed, has time": {600, func(b *bench, p *v1.Pod) { b.manager.Remove(p.UID) }, false, 600},
+		"deleted at once":   {600, func(b *bench, _ *v1.Pod) { b.end(0) }, true, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			runtime := crifake.New("busybox:1")
+			hooked, stopped := make(chan bool, 1), make(chan int64, 100)
+			runtime.OnExec = func(string, []string) (int32, string) {
+				hooked <- true
+				return 0, ""
+			}
+			runtime.OnStop = func(_ string, seconds int64) { stopped <- seconds }
+			b := newBench(t, runtime)
+			p := newPod("a", func(p *v1.Pod) {
+				p.Spec.TerminationGracePeriodSeconds = &c.grace
+				if c.hook {
+					p.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"bye"}}}}
+				}
+			})
+			b.add(p)
+			b.await("a", "ready", ready)
+			c.end(b, p)
+			if got := <-stopped; got != c.want {
+				t.Errorf("%d seconds, want %d", got, c.want)
+			}
+			if (len(hooked) > 0) != c.hook {
+				t.Errorf("its hook was run: %t", len(hooked) > 0)
+			}
+		})
+	}
+}
+
 // TestSidecarsWithoutTime: those whose turn does not come in the grace period are
 // stopped nevertheless.
 func TestSidecarsWithoutTime(t *testing.T) {

@@ -30,9 +30,13 @@ type kill struct {
 	turned bool
 }
 
-// minGrace is what a container gets after its preStop hook, or the containers that
-// it waited for, have used the grace period up, in seconds.
+// minGrace is what a container gets at least, also after its preStop hook, or the containers
+// that it waited for, have used the grace period up, in seconds.
 const minGrace = 2
+
+// leastOfPod is what a pod that ends has at least, in seconds: enough for its preStop hooks
+// to begin.
+const leastOfPod = 1
 
 // killGrace is how long the container gets to stop, in seconds, as the pod or
 // the probe that condemns it says. The caller holds mu.
@@ -61,9 +65,7 @@ func (w *worker) killGrace(id string) int64 {
 		if w.verdict != nil && w.verdict.Grace != nil {
 			grace = min(grace, *w.verdict.Grace)
 		}
-		if w.gone && w.pod.DeletionTimestamp == nil {
-			grace = min(grace, 30)
-		}
+		grace = max(grace, leastOfPod)
 	}
 	return max(grace, 0)
 }
@@ -155,9 +157,7 @@ func (w *worker) stop(ctx context.Context, k *kill) {
 		over.Stop()
 		left -= time.Since(began)
 	}
-	if k.grace > 0 {
-		left = max(left, minGrace*time.Second)
-	}
+	left = max(left, minGrace*time.Second)
 	pause := 100 * time.Millisecond
 	for ctx.Err() == nil {
 		seconds := int64((left + time.Second - 1) / time.Second)
