@@ -74,7 +74,7 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 	if capacity == 0 {
 		return errors.Join(ErrNoCapacity, old)
 	}
-	if !all && taken*100 < capacity*int64(c.High) {
+	if !all && (percent(capacity, taken) < int64(c.High) || c.neverFull()) {
 		return old
 	}
 	goal := taken - capacity*int64(c.Low)/100
@@ -99,10 +99,17 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 	if goal > 0 && !all && len(errs) == 0 {
 		errs = append(errs, fmt.Errorf("%w (%d%% of %s used). "+ //nolint:staticcheck // as ErrFull
 			"Failed to free sufficient space by deleting unused images (freed %d bytes). "+
-			"Investigate disk usage, as it could be used by active images, logs, volumes, or other data.", ErrFull, taken*100/capacity, size(capacity), freed))
+			"Investigate disk usage, as it could be used by active images, logs, volumes, or other data.", ErrFull, percent(capacity, taken), size(capacity), freed))
 	}
 	return errors.Join(append(errs, old)...)
 }
+
+// percent is how full a disk is. A part of a percent counts as a whole one.
+func percent(capacity, taken int64) int64 { return 100 - (capacity-taken)*100/capacity }
+
+// neverFull tells whether images are left alone however full the disk is, until pods have
+// no room.
+func (c *Collector) neverFull() bool { return c.High >= 100 && c.MaxAge == 0 }
 
 // disk measures that of the images, in bytes.
 func (c *Collector) disk(ctx context.Context) (capacity, taken int64, err error) {

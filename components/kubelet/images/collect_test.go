@@ -1,6 +1,7 @@
 package images
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"slices"
@@ -20,6 +21,7 @@ func TestCollect(t *testing.T) {
 	for _, tc := range []struct {
 		name        string
 		taken       int // in MiB
+		high        int // percent; 0: 85
 		all         bool
 		minAge, max time.Duration
 		want        string // in this order
@@ -32,6 +34,9 @@ func TestCollect(t *testing.T) {
 		{name: "nothing is there to go", taken: 99, minAge: 24 * time.Hour, err: ErrFull},
 		{name: "long unused, with room", taken: 10, max: 90 * time.Minute, want: "older"},
 		{name: "long unused, which makes room", taken: 85, max: 90 * time.Minute, want: "older"},
+		{name: "a disk that may be full", taken: 100, high: 100},
+		{name: "a disk that may be full, long unused", taken: 10, high: 100, max: 90 * time.Minute, want: "older"},
+		{name: "a disk that may be full, and is too full for pods", taken: 100, high: 100, all: true, want: "never older newer"},
 		{name: "long unused, and the others", taken: 90, max: 90 * time.Minute, want: "older never newer", err: ErrFull},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -52,7 +57,7 @@ func TestCollect(t *testing.T) {
 				return ids
 			}
 			c := &Collector{
-				CRI: rt.Client(), High: 85, Low: 82, MinAge: tc.minAge, MaxAge: tc.max, Log: slog.New(slog.DiscardHandler),
+				CRI: rt.Client(), High: cmp.Or(tc.high, 85), Low: 82, MinAge: tc.minAge, MaxAge: tc.max, Log: slog.New(slog.DiscardHandler),
 				seen: map[string]seen{
 					"sha256:older": {first: ago(3 * time.Hour), used: ago(2 * time.Hour)}, "sha256:newer": {first: ago(4 * time.Hour), used: ago(time.Hour)},
 					"sha256:pinned": {first: ago(5 * time.Hour)}, "sha256:used": {first: ago(5 * time.Hour)},
@@ -69,6 +74,15 @@ func TestCollect(t *testing.T) {
 				t.Errorf("removed %v, want %s", got, tc.want)
 			}
 		})
+	}
+}
+
+// TestPercent: a part of a percent counts as a whole one.
+func TestPercent(t *testing.T) {
+	for _, c := range []struct{ capacity, taken, want int64 }{{1000, 850, 85}, {1000, 841, 85}, {1000, 840, 84}, {1000, 0, 0}, {1000, 1000, 100}} {
+		if got := percent(c.capacity, c.taken); got != c.want {
+			t.Errorf("%d of %d: %d%%, want %d%%", c.taken, c.capacity, got, c.want)
+		}
 	}
 }
 
