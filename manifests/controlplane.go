@@ -27,6 +27,9 @@ type ControlPlane struct {
 	// Etc is where the kubeconfigs of the components are, PKI where keys and
 	// certificates are, Encryption the EncryptionConfiguration, in PKI.
 	Etc, PKI, Encryption string
+	// SignsElsewhere: the key of the first authority is not in PKI, and nobody here signs
+	// what machines ask for.
+	SignsElsewhere bool
 	// EtcdData is etcd's folder. EtcdMembers are all members of the cluster that
 	// this one enters, with itself, as NAME=URL,…; empty: it is the first.
 	EtcdData, EtcdMembers string

@@ -88,10 +88,10 @@ func again(l layout.Node) string {
 func status(ctx context.Context, l layout.Node) report {
 	r := report{Version: version.Get().GitVersion, Data: l.Data, Log: l.Log(layout.MainProcess)}
 	r.lookAtProcesses(l)
+	if identity.HasJoined(l) { // others have no static pods
+		r.lookAtManifests(l)
+	}
 	if r.Running != 0 {
-		if identity.HasJoined(l) { // others have no static pods
-			r.lookAtManifests(l)
-		}
 		r.lookAtCluster(ctx, l)
 	}
 	return r

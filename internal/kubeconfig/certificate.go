@@ -11,16 +11,22 @@ import (
 // ClientCertificate is the certificate, in PEM, with which the current context of a
 // kubeconfig enters. It must be in the file itself.
 func ClientCertificate(path string) ([]byte, error) {
+	cert, _, err := ClientPair(path)
+	return cert, err
+}
+
+// ClientPair is ClientCertificate with its key, which is nil where it is not in the file.
+func ClientPair(path string) (cert, key []byte, err error) {
 	c, err := clientcmd.LoadFromFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("reading the kubeconfig %s: %w", path, err)
+		return nil, nil, fmt.Errorf("reading the kubeconfig %s: %w", path, err)
 	}
 	if context := c.Contexts[c.CurrentContext]; context != nil {
 		if user := c.AuthInfos[context.AuthInfo]; user != nil && len(user.ClientCertificateData) > 0 {
-			return user.ClientCertificateData, nil
+			return user.ClientCertificateData, user.ClientKeyData, nil
 		}
 	}
-	return nil, fmt.Errorf("reading the kubeconfig %s: %w", path, errNoCertificate)
+	return nil, nil, fmt.Errorf("reading the kubeconfig %s: %w", path, errNoCertificate)
 }
 
 var errNoCertificate = errors.New("its current context has no certificate of a client in it")

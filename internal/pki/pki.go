@@ -132,7 +132,7 @@ func (s *Set) Pairs() []*Pair {
 
 // Ensure makes dir hold everything that cfg asks for and returns it. What is
 // there and good is kept. Processes that do this at the same time wait for
-// each other.
+// each other. What is missing and cannot be signed here is a MissingError, of all of it.
 func Ensure(dir string, cfg Config) (*Set, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o755); err != nil {
 		return nil, fmt.Errorf("making the directory of certificates: %w", err)
@@ -158,13 +158,21 @@ func Ensure(dir string, cfg Config) (*Set, error) {
 		return nil, err
 	}
 	files = append(files, fresh...)
+	var missing []string
 	for _, l := range set.leaves(cfg) {
 		pair, fresh, err := l.ca.ensure(filepath.Join(dir, l.file), l.spec)
+		if errors.Is(err, errNoKey) {
+			missing = append(missing, filepath.Join(dir, l.file)+".crt")
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
 		*l.dst = pair
 		files = append(files, fresh...)
+	}
+	if len(missing) > 0 {
+		return nil, &MissingError{missing}
 	}
 	if err := atomicfile.Write(files...); err != nil {
 		return nil, fmt.Errorf("keeping certificates: %w", err)
@@ -298,7 +306,7 @@ func (ca *CA) ensure(base string, spec Spec) (*Pair, []atomicfile.File, error) {
 	}
 	fresh, err := ca.NewPair(spec)
 	if err != nil {
-		if ca.Key == nil && pair != nil && time.Now().Before(pair.Cert.NotAfter) {
+		if ca.Key == nil && pair != nil && pair.Key != nil && time.Now().Before(pair.Cert.NotAfter) {
 			// An authority kept elsewhere: what is there has to do.
 			return pair, nil, nil
 		}

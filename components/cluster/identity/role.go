@@ -14,6 +14,13 @@ func IsMaster(l layout.Node) bool {
 	return HasJoined(l) && layout.Exists(filepath.Join(l.StaticPods(), "kube-apiserver.yaml"))
 }
 
+// SignsElsewhere tells whether this machine has the certificate of the cluster's authority
+// and not its key, so that nothing can be signed here.
+func SignsElsewhere(l layout.Node) bool {
+	authority := filepath.Join(l.Etc, "pki", "ca")
+	return layout.Exists(authority+".crt") && !layout.Exists(authority+".key")
+}
+
 // NodeFile is where `init` and `join` keep the options of their node.
 func NodeFile(l layout.Node) string { return filepath.Join(l.Data, "node.json") }
 

@@ -26,7 +26,7 @@ func NewCerts() *cobra.Command {
 	var root string
 	cmd := &cobra.Command{Use: "certs", Short: "Tell when the certificates of a master end, and renew them", Args: cobra.NoArgs}
 	command.RootFlag(cmd.PersistentFlags(), &root)
-	cmd.AddCommand(newCertsCheck(&root), newCertsRenew(&root), &cobra.Command{
+	cmd.AddCommand(newCertsCheck(&root), newCertsRenew(&root), newCertsRequests(&root), &cobra.Command{
 		Use: "certificate-key", Short: "Print a new key for init --upload-certs --certificate-key", Args: cobra.NoArgs,
 		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), trust.NewCertificateKey()) },
 	})

@@ -313,8 +313,8 @@ func (m *master) found() (*node.Options, error) {
 	return options, m.keepSettings()
 }
 
-// keys makes what is missing of keys and certificates.
-func (m *master) keys() error {
+// pkiConfig says for what names this master's certificates are.
+func (m *master) pkiConfig() (pki.Config, error) {
 	cfg := pki.Config{
 		NodeName: m.identity.NodeName, ClusterDomain: m.identity.Domain,
 		NodeAddresses: []net.IP{m.address.AsSlice()}, ExtraNames: m.settings.SANs,
@@ -325,12 +325,23 @@ func (m *master) keys() error {
 	for _, cidr := range m.identity.ServiceCIDRs {
 		first, err := identity.NthAddress(cidr, 1)
 		if err != nil {
-			return command.ConfigError(err)
+			return cfg, command.ConfigError(err)
 		}
 		cfg.ServiceAddresses = append(cfg.ServiceAddresses, first.AsSlice())
 	}
-	var err error
+	return cfg, nil
+}
+
+// keys makes what is missing of keys and certificates.
+func (m *master) keys() error {
+	cfg, err := m.pkiConfig()
+	if err != nil {
+		return err
+	}
 	if m.pki, err = pki.Ensure(m.pkiDir(), cfg); err != nil {
+		return m.withMissing(err)
+	}
+	if err := m.bring(); err != nil {
 		return err
 	}
 	return encryption.Ensure(m.encryptionFile())
@@ -338,10 +349,13 @@ func (m *master) keys() error {
 
 // Options are those of the master's own node.
 func (m *master) nodeOptions() (*node.Options, error) {
-	serving, err := m.pki.CA.EnsurePair(filepath.Join(m.layout.Kubelet, "pki", "kubelet"),
-		pki.KubeletServer(m.identity.NodeName, node.ServingNames(m.addresses)...))
-	if err != nil {
-		return nil, err
+	serving := &pki.Pair{} // the kubelet's own
+	if !m.external() {
+		var err error
+		if serving, err = m.pki.CA.EnsurePair(filepath.Join(m.layout.Kubelet, "pki", "kubelet"),
+			pki.KubeletServer(m.identity.NodeName, node.ServingNames(m.addresses)...)); err != nil {
+			return nil, err
+		}
 	}
 	return &node.Options{
 		Kubeconfig: m.conf("kubelet"), ProxyKubeconfig: filepath.Join(m.layout.Data, "proxy.conf"), Rotate: true, Name: m.identity.NodeName, IP: strings.Join(identity.Texts(m.addresses), ","),
@@ -385,7 +399,7 @@ func (m *master) kubeconfigs(node *node.Options, names ...string) error {
 	}); err != nil {
 		return err
 	}
-	pair, err := m.pki.CA.NewPair(pki.Node(m.identity.NodeName))
+	pair, err := m.nodePair()
 	if err != nil {
 		return err
 	}
@@ -404,7 +418,7 @@ func (m *master) staticPods(components ...string) error {
 		Image: version.Image(), NodeName: m.identity.NodeName, Advertise: advertise, AdvertiseURL: host, Port: m.settings.Port,
 		Etc: m.layout.Etc, PKI: m.pkiDir(), Encryption: m.encryptionFile(), EtcdData: m.layout.Etcd(), EtcdMembers: m.etcdMembers, EtcdShared: m.settings.Endpoint != "",
 		PodCIDR: strings.Join(m.identity.PodCIDRs, ","), ServiceCIDR: strings.Join(m.identity.ServiceCIDRs, ","),
-		Domain: m.identity.Domain, Extra: m.settings.Extra, Volumes: m.settings.Volumes, Envs: m.settings.Envs,
+		SignsElsewhere: identity.SignsElsewhere(m.layout), Domain: m.identity.Domain, Extra: m.settings.Extra, Volumes: m.settings.Volumes, Envs: m.settings.Envs,
 	}
 	var err error
 	if values.ClientCertificates, err = certs.ClientStamps(m.layout); err != nil {

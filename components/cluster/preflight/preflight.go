@@ -156,9 +156,9 @@ func otherCluster(l layout.Node) []string {
 	if isKnown(l) {
 		return nil
 	}
-	paths := []string{
-		filepath.Join(l.Kubelet, "config.yaml"), // kubeadm and most others
-		filepath.Join(l.Etc, "kubelet.conf"),
+	paths := []string{filepath.Join(l.Kubelet, "config.yaml")} // kubeadm and most others
+	if !identity.SignsElsewhere(l) {                           // else it is brought before init
+		paths = append(paths, filepath.Join(l.Etc, "kubelet.conf"))
 	}
 	for _, name := range manifests.Components() {
 		paths = append(paths, filepath.Join(l.StaticPods(), name+".yaml"))

@@ -208,7 +208,7 @@ func removeEmpty(l layout.Node) {
 }
 
 // ofEtc is what init and join write below Etc.
-var ofEtc = []string{"pki", "manifests", "admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf", "kubelet.conf", "bootstrap-kubelet.conf"}
+var ofEtc = []string{"pki", "manifests", "admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf", "proxy.conf", "kubelet.conf", "bootstrap-kubelet.conf"}
 
 // removeEtc takes away what init and join have written below Etc. Only machines
 // that they have set up have anything of theirs there.
