@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -17,6 +18,11 @@ type ignored []string
 // register adds kubeadm's flag.
 func (i *ignored) register(f *pflag.FlagSet) {
 	f.StringSliceVar((*[]string)(i), "ignore-preflight-errors", nil, "Checks whose problems are only told, such as Port-10250, DiskSpace or all.")
+}
+
+// has tells whether a check is among them.
+func (i ignored) has(check string) bool {
+	return slices.ContainsFunc(i, func(name string) bool { return strings.EqualFold(name, check) || strings.EqualFold(name, "all") })
 }
 
 // check looks whether this machine may become a master or a node, and tells out what is

@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/lifecycle"
 	"hyperkube/internal/version"
 	"hyperkube/manifests"
 )
@@ -267,6 +268,16 @@ func (o *upgrade) node(ctx context.Context, out io.Writer, l layout.Node) error 
 	if o.dryRun {
 		return rehearseUpgrade(out, l, func(l layout.Node) error { return renewManifests(l, s, o.patches, o.verbose) })
 	}
+	var m *master // nil: this machine is none
+	var before *incumbent
+	if identity.IsMaster(l) {
+		var err error
+		if m, err = (&initOptions{verbose: o.verbose}).again(l, out, func(string) bool { return false }, false); err != nil {
+			return err
+		}
+		before = m.incumbent(ctx)
+		defer before.Stop()
+	}
 	if err := endNode(ctx, l, s); err != nil {
 		return err
 	}
@@ -278,6 +289,17 @@ func (o *upgrade) node(ctx context.Context, out io.Writer, l layout.Node) error 
 		return err
 	}
 	s.Done(began, "the node runs")
+	if m != nil {
+		// The next master must not go before this one is back.
+		began = time.Now()
+		if err := before.leave(ctx, m.patience()); err != nil {
+			return err
+		}
+		if _, err := m.clients(ctx); err != nil {
+			return err
+		}
+		s.Done(began, "this machine's part of the control plane is ready")
+	}
 	fmt.Fprintf(out, "\nThis machine is of %s.\n", version.Get().GitVersion)
 	return nil
 }
@@ -301,15 +323,56 @@ func (o *upgrade) fit(ctx context.Context, out io.Writer, l layout.Node) error {
 	if err != nil {
 		return err
 	}
-	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: controlPlaneRole})
-	if err != nil {
-		return fmt.Errorf("listing masters: %w", err)
-	}
 	var own node.Options
 	if err := own.Load(l); err != nil {
 		return err
 	}
-	return preflight.Fatal(upgradeProblems(l, own.Name, nodes.Items), o.ignored, warning(out))
+	look := func(ctx context.Context) ([]preflight.Problem, error) {
+		nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: controlPlaneRole})
+		if err != nil {
+			return nil, fmt.Errorf("listing masters: %w", err)
+		}
+		return upgradeProblems(l, own.Name, nodes.Items), nil
+	}
+	var problems []preflight.Problem
+	steps := progress.New(progress.Print(out))
+	p := progress.Patience{
+		First: progress.FirstWord, Every: progress.EveryWord, Bound: othersReadyWithin,
+		Say: func(text string) { steps.Send(progress.Step{Text: text, Waiting: true}) },
+	}
+	if o.dryRun || o.ignored.has(othersReady) {
+		problems, err = look(ctx)
+	} else {
+		err = p.Wait(ctx, "the other masters to be ready", nil, func(ctx context.Context) (err error) {
+			problems, err = settled(ctx, look)
+			return err
+		})
+	}
+	if err != nil {
+		return err
+	}
+	return preflight.Fatal(problems, o.ignored, warning(out))
+}
+
+// othersReady is the check of other masters, which have just been upgraded if this is done
+// to one after the other, and have othersReadyWithin to be ready again.
+const (
+	othersReady       = "ControlPlaneNodesReady"
+	othersReadyWithin = 2 * time.Minute
+)
+
+// settled are the problems that look finds when the other masters are ready, or when ctx ends.
+func settled(ctx context.Context, look func(context.Context) ([]preflight.Problem, error)) ([]preflight.Problem, error) {
+	for {
+		problems, err := look(ctx)
+		if err != nil {
+			return nil, err
+		}
+		wait := slices.ContainsFunc(problems, func(p preflight.Problem) bool { return p.Check == othersReady })
+		if !wait || !lifecycle.Pause(ctx, time.Second) {
+			return problems, nil
+		}
+	}
 }
 
 // upgradeProblems are what stands in the way of an upgrade of this machine, whose node is own,
@@ -334,7 +397,7 @@ func upgradeProblems(l layout.Node, own string, masters []corev1.Node) []preflig
 		}
 	}
 	if len(unready) > 0 {
-		add("ControlPlaneNodesReady", "other masters are not ready, and with one more away the rest may not agree: %s", strings.Join(unready, ", "))
+		add(othersReady, "other masters are not ready, and with one more away the rest may not agree: %s", strings.Join(unready, ", "))
 	}
 	for _, name := range manifests.Components() {
 		if path := filepath.Join(l.StaticPods(), name+".yaml"); !layout.Exists(path) {

@@ -2,6 +2,8 @@ package masters
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -206,5 +208,26 @@ func TestUpgradePatches(t *testing.T) {
 		if cmd, _, err := NewUpgrade().Find([]string{verb}); err != nil || cmd.Flags().Lookup("patches") == nil {
 			t.Errorf("upgrade %s has no --patches: %v", verb, err)
 		}
+	}
+}
+
+// TestOthersSettle: an upgrade waits for a master that was upgraded just before, and tells of
+// one that does not come back.
+func TestOthersSettle(t *testing.T) {
+	unready := []preflight.Problem{preflight.Found(othersReady, errors.New("other masters are not ready: m2"))}
+	looked := 0
+	back := func(context.Context) ([]preflight.Problem, error) {
+		if looked++; looked == 1 {
+			return unready, nil
+		}
+		return nil, nil
+	}
+	if found, err := settled(t.Context(), back); len(found) > 0 || err != nil || looked != 2 {
+		t.Errorf("after %d looks: %v, %v", looked, found, err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if found, err := settled(ended, func(context.Context) ([]preflight.Problem, error) { return unready, nil }); len(found) != 1 || err != nil {
+		t.Errorf("in the end: %v, %v", found, err)
 	}
 }
