@@ -22,6 +22,7 @@ import (
 	"hyperkube/components/cluster/teardown"
 	"hyperkube/components/kubelet/staticpod"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/podfacts"
 	"hyperkube/internal/version"
 )
 
@@ -205,10 +206,8 @@ func (r *report) countPods(pods []corev1.Pod) {
 			continue
 		}
 		r.Pods++
-		for _, c := range pods[i].Status.Conditions {
-			if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-				r.PodsReady++
-			}
+		if podfacts.Ready(&pods[i]) {
+			r.PodsReady++
 		}
 	}
 }

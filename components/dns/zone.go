@@ -8,6 +8,7 @@ import (
 	"github.com/miekg/dns"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 )
 
 // specVersion is the version of the Kubernetes DNS specification that is kept:
@@ -195,7 +196,7 @@ func (z *zone) headless(name string, qtype uint16, svc *corev1.Service, host, po
 				}
 				target := own + "." + base
 				for _, p := range slice.Ports {
-					if p.Port == nil || !portMatches(port, protocol, deref(p.Name), string(deref(p.Protocol))) {
+					if p.Port == nil || !portMatches(port, protocol, ptr.Deref(p.Name, ""), string(ptr.Deref(p.Protocol, ""))) {
 						continue
 					}
 					r.exists = true
@@ -359,12 +360,4 @@ func (z *zone) soa() dns.RR {
 
 func (z *zone) header(name string, rrtype uint16) dns.RR_Header {
 	return dns.RR_Header{Name: name, Rrtype: rrtype, Class: dns.ClassINET, Ttl: z.ttl}
-}
-
-func deref[T any](p *T) T {
-	if p == nil {
-		var zero T
-		return zero
-	}
-	return *p
 }

@@ -26,8 +26,6 @@ import (
 	"hyperkube/internal/testport"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 func objects() []runtime.Object {
 	slice := func(service string, endpoints []discoveryv1.Endpoint, ports ...discoveryv1.EndpointPort) *discoveryv1.EndpointSlice {
 		return &discoveryv1.EndpointSlice{
@@ -35,7 +33,7 @@ func objects() []runtime.Object {
 			Endpoints:  endpoints, Ports: ports,
 		}
 	}
-	port := discoveryv1.EndpointPort{Name: ptr("peer"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(7000))}
+	port := discoveryv1.EndpointPort{Name: new("peer"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(7000))}
 	return []runtime.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
 		&corev1.Service{
@@ -56,17 +54,17 @@ func objects() []runtime.Object {
 			Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "web.default.svc.cluster.local"},
 		},
 		slice("db", []discoveryv1.Endpoint{
-			{Addresses: []string{"10.244.0.5"}, Hostname: ptr("db-0")},
+			{Addresses: []string{"10.244.0.5"}, Hostname: new("db-0")},
 			{Addresses: []string{"10.244.0.6"}},
-			{Addresses: []string{"10.244.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}},
+			{Addresses: []string{"10.244.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}},
 		}, port),
 		&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "starts"},
 			Spec:       corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone},
 		},
-		slice("starts", []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}}}, port),
-		slice("web", []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.4"}, Hostname: ptr("web-0")}}, port),
-		slice("early", []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.8"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}}}),
+		slice("starts", []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}}}, port),
+		slice("web", []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.4"}, Hostname: new("web-0")}}, port),
+		slice("early", []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.8"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}}}),
 	}
 }
 

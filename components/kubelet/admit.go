@@ -23,6 +23,7 @@ import (
 	"hyperkube/components/kubelet/pods"
 	"hyperkube/components/kubelet/preemption"
 	"hyperkube/components/kubelet/shutdown"
+	"hyperkube/internal/podfacts"
 )
 
 // safeSysctls may be set by any pod: they are the pod's own.
@@ -109,7 +110,7 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	if len(missing) == 0 {
 		return nil
 	}
-	if critical(pod) {
+	if pods.IsCritical(pod) {
 		if err := k.preempt(pod, others, missing); err != nil {
 			return refuse("UnexpectedAdmissionError", noRecovery+err.Error())
 		}
@@ -231,7 +232,7 @@ const noRecovery = "Unexpected error while attempting to recover from admission 
 
 // makeRoom is as pods.Resizing.MakeRoom.
 func (k *Kubelet) makeRoom(pod *v1.Pod, message string) (made bool, why string) {
-	if !critical(pod) {
+	if !pods.IsCritical(pod) {
 		return false, message
 	}
 	others := k.manager.Others(pod.UID)
@@ -255,7 +256,7 @@ func (k *Kubelet) preempt(pod *v1.Pod, others []*v1.Pod, missing []shortage) err
 	for _, m := range missing {
 		need = append(need, m.Requirement)
 	}
-	victims, err := preemption.Choose(pod, others, need, critical, pods.QOS)
+	victims, err := preemption.Choose(pod, others, need, pods.IsCritical, pods.QOS)
 	if err != nil {
 		return fmt.Errorf("preemption: error finding a set of pods to preempt: %w", err)
 	}
@@ -331,7 +332,7 @@ func hostPorts(pod *v1.Pod) iter.Seq[v1.ContainerPort] {
 		}
 		for i := range pod.Spec.InitContainers {
 			c := &pod.Spec.InitContainers[i]
-			if c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways && !take(c.Ports) {
+			if podfacts.Sidecar(c) && !take(c.Ports) {
 				return
 			}
 		}

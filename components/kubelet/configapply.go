@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	"k8s.io/utils/ptr"
 
 	"k8s.io/utils/cpuset"
 
@@ -258,7 +259,7 @@ func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
 	takeNot(&c.Server.NoDebug, f.EnableDebuggingHandlers)
 	takeNot(&c.Server.NoProfiling, f.EnableProfilingHandler)
 	takeNot(&c.Server.NoNodeLogs, f.EnableSystemLogHandler)
-	c.Server.NodeLogQuery = f.EnableSystemLogQuery != nil && *f.EnableSystemLogQuery
+	c.Server.NodeLogQuery = ptr.Deref(f.EnableSystemLogQuery, false)
 	c.Server.ContentionProfile = c.Server.ContentionProfile || f.EnableContentionProfiling
 	take(&c.Server.HealthzAddress, f.HealthzBindAddress)
 	take(&c.Server.StreamIdle, f.StreamingConnectionIdleTimeout.Duration)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/internal/featuregates"
@@ -185,7 +186,7 @@ func (c *ImageConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
 func (c *EvictionConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
 	if f.EvictionHard != nil {
 		c.Settings.Hard = maps.Clone(f.EvictionHard)
-		if f.MergeDefaultEvictionSettings != nil && *f.MergeDefaultEvictionSettings {
+		if ptr.Deref(f.MergeDefaultEvictionSettings, false) {
 			c.Settings.Hard = defaultEvictionHard()
 			maps.Copy(c.Settings.Hard, f.EvictionHard)
 		}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/kubelet/images"
 )
@@ -123,9 +124,8 @@ func refuseUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
 			errs = append(errs, fmt.Errorf("%s is not supported", field))
 		}
 	}
-	set := func(b *bool) bool { return b != nil && *b }
 	unset := func(b *bool) bool { return b != nil && !*b }
-	if set(f.EnableSystemLogQuery) && unset(f.EnableSystemLogHandler) {
+	if ptr.Deref(f.EnableSystemLogQuery, false) && unset(f.EnableSystemLogHandler) {
 		errs = append(errs, errors.New("enableSystemLogHandler is required for enableSystemLogQuery"))
 	}
 	if f.ReadOnlyPort < 0 || f.ReadOnlyPort > 65535 {

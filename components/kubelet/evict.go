@@ -33,7 +33,7 @@ func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
 	cfg := eviction.Config{
 		NodeName: k.cfg.NodeName, Thresholds: thresholds, Disks: k.disks.apart,
 		Transition: k.cfg.Eviction.Transition, MaxGrace: k.cfg.Eviction.MaxGrace,
-		Measure: k.measure, Pods: k.manager.Active, Critical: critical, Usage: k.usage, Storage: k.storage,
+		Measure: k.measure, Pods: k.manager.Active, Critical: pods.IsCritical, Usage: k.usage, Storage: k.storage,
 		Evict: k.evict, FreeDisk: k.freeDisk, Changed: k.keeper.Changed, Events: events, Log: k.log,
 	}
 	if k.cfg.Eviction.NoStorageLimits {
@@ -240,10 +240,6 @@ func (k *Kubelet) freeDisk(ctx context.Context, what eviction.Room) error {
 		err = errors.Join(err, k.collector.Collect(ctx, true))
 	}
 	return err
-}
-
-func critical(pod *v1.Pod) bool {
-	return pods.IsStatic(pod) || pods.IsMirror(pod) || (pod.Spec.Priority != nil && *pod.Spec.Priority >= 2000000000)
 }
 
 // followOOM tells of processes that the kernel ends for want of memory anywhere. A

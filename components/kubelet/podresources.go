@@ -17,6 +17,7 @@ import (
 
 	"hyperkube/components/kubelet/memory"
 	"hyperkube/components/kubelet/nodesocket"
+	"hyperkube/internal/podfacts"
 )
 
 // deviceCapacity is what device plugins have.
@@ -185,7 +186,7 @@ func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
 		out.Containers = append(out.Containers, r)
 	}
 	for i := range pod.Spec.InitContainers {
-		if c := &pod.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+		if c := &pod.Spec.InitContainers[i]; podfacts.Sidecar(c) {
 			add(c)
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
+
+	"hyperkube/internal/podfacts"
 )
 
 const prefix = "/apis/metrics.k8s.io"
@@ -192,7 +194,7 @@ func (s *Server) ofPod(p *corev1.Pod) (metricsv1beta1.PodMetrics, bool) {
 		TypeMeta:   metav1.TypeMeta{Kind: "PodMetrics", APIVersion: version},
 		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels, CreationTimestamp: metav1.NewTime(time.Now())},
 	}
-	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+	if podfacts.Terminal(p) {
 		return out, false
 	}
 	for _, c := range s.book.pod(p.Spec.NodeName, p.Namespace, p.Name) {

@@ -95,7 +95,7 @@ func (k *kernel) routes(tunnel int, want []route) error {
 	}
 	var errs []error
 	for _, w := range want {
-		r := &netlink.Route{Dst: ipNet(w.dst), Gw: w.via.AsSlice(), Protocol: routeProtocol}
+		r := &netlink.Route{Dst: netdump.IPNet(w.dst), Gw: w.via.AsSlice(), Protocol: routeProtocol}
 		if w.tunnel {
 			r.LinkIndex, r.Flags = tunnel, int(netlink.FLAG_ONLINK)
 		} else {
@@ -107,7 +107,7 @@ func (k *kernel) routes(tunnel int, want []route) error {
 			r.LinkIndex = link
 		}
 		same := func(h netlink.Route) bool {
-			return h.Dst != nil && prefixOf(h.Dst) == w.dst && h.LinkIndex == r.LinkIndex && h.Gw.Equal(r.Gw)
+			return h.Dst != nil && netdump.Prefix(h.Dst) == w.dst && h.LinkIndex == r.LinkIndex && h.Gw.Equal(r.Gw)
 		}
 		if slices.ContainsFunc(have, same) {
 			continue
@@ -124,7 +124,7 @@ func (k *kernel) routes(tunnel int, want []route) error {
 		}
 	}
 	for _, h := range have {
-		wanted := slices.ContainsFunc(want, func(w route) bool { return h.Dst != nil && prefixOf(h.Dst) == w.dst })
+		wanted := slices.ContainsFunc(want, func(w route) bool { return h.Dst != nil && netdump.Prefix(h.Dst) == w.dst })
 		if wanted {
 			continue // it was replaced
 		}
@@ -185,7 +185,7 @@ func (k *kernel) ensureTunnel(self member, hardware net.HardwareAddr) (netlink.L
 	// same way.
 	for _, cidr := range self.cidrs {
 		a := netip.PrefixFrom(cidr.Addr(), cidr.Addr().BitLen())
-		addr := &netlink.Addr{IPNet: ipNet(a)}
+		addr := &netlink.Addr{IPNet: netdump.IPNet(a)}
 		if a.Addr().Is6() {
 			addr.Flags = unix.IFA_F_NODAD
 		}
@@ -346,7 +346,7 @@ func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 		}
 		for _, a := range addrs {
 			// Its address of the other family is on the same link.
-			if p := prefixOf(a.IPNet); p.Addr() == address || p.Addr().Is4() != address.Is4() && p.Addr().IsGlobalUnicast() {
+			if p := netdump.Prefix(a.IPNet); p.Addr() == address || p.Addr().Is4() != address.Is4() && p.Addr().IsGlobalUnicast() {
 				out = append(out, p)
 			}
 		}
@@ -367,7 +367,7 @@ func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 			return nil, fmt.Errorf("listing addresses: %w", err)
 		}
 		for _, a := range addrs {
-			if p := prefixOf(a.IPNet); p.Addr().IsGlobalUnicast() && !slices.Contains(out, p) {
+			if p := netdump.Prefix(a.IPNet); p.Addr().IsGlobalUnicast() && !slices.Contains(out, p) {
 				out = append(out, p)
 			}
 		}
@@ -382,19 +382,9 @@ func linkOf(address netip.Addr) (netlink.Link, error) {
 		return nil, fmt.Errorf("listing addresses: %w", err)
 	}
 	for _, a := range addrs {
-		if prefixOf(a.IPNet).Addr() == address {
+		if netdump.Prefix(a.IPNet).Addr() == address {
 			return netlink.LinkByIndex(a.LinkIndex)
 		}
 	}
 	return nil, fmt.Errorf("no link of this node has address %s", address)
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
-
-func prefixOf(n *net.IPNet) netip.Prefix {
-	addr, _ := netip.AddrFromSlice(n.IP)
-	ones, _ := n.Mask.Size()
-	return netip.PrefixFrom(addr.Unmap(), ones)
 }

@@ -45,7 +45,7 @@ func TestSourceRangesOfPods(t *testing.T) {
 	for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal} {
 		for ranges, want := range map[string]string{"198.18.0.0/15": "silence", clientIP + "/32": pod} {
 			endpoints := slice(corev1.ProtocolTCP, pod)
-			endpoints[0].Endpoints[0].NodeName = ptr("n")
+			endpoints[0].Endpoints[0].NodeName = new("n")
 			svc := service(func(s *corev1.ServiceSpec) {
 				s.ExternalTrafficPolicy, s.LoadBalancerSourceRanges = policy, []string{ranges}
 			})

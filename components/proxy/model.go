@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/proxy/rules"
 )
@@ -163,7 +164,7 @@ func see(e *discoveryv1.Endpoint, here node) found {
 	f := found{local: e.NodeName != nil && *e.NodeName == here.name}
 	f.ready = e.Conditions.Ready == nil || *e.Conditions.Ready
 	f.serving = e.Conditions.Serving == nil || *e.Conditions.Serving
-	f.terminating = e.Conditions.Terminating != nil && *e.Conditions.Terminating
+	f.terminating = ptr.Deref(e.Conditions.Terminating, false)
 	if e.Hints != nil {
 		f.zoneHinted, f.nodeHinted = len(e.Hints.ForZones) > 0, len(e.Hints.ForNodes) > 0
 		f.forThisZone = slices.ContainsFunc(e.Hints.ForZones, func(z discoveryv1.ForZone) bool { return z.Name == here.zone })

@@ -151,7 +151,7 @@ func service(change func(*corev1.ServiceSpec)) *corev1.Service {
 func slice(protocol corev1.Protocol, endpoints ...string) []*discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default"}, AddressType: discoveryv1.AddressTypeIPv4,
-		Ports: []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: &protocol, Port: ptr(int32(8080))}},
+		Ports: []discoveryv1.EndpointPort{{Name: new(""), Protocol: &protocol, Port: new(int32(8080))}},
 	}
 	for _, e := range endpoints {
 		ip, going := strings.CutSuffix(e, "-")
@@ -160,7 +160,7 @@ func slice(protocol corev1.Protocol, endpoints ...string) []*discoveryv1.Endpoin
 			nodeName = "n"
 		}
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{ip}, NodeName: &nodeName, Conditions: discoveryv1.EndpointConditions{
-			Ready: ptr(!going), Serving: ptr(true), Terminating: &going,
+			Ready: new(!going), Serving: new(true), Terminating: &going,
 		}})
 	}
 	return []*discoveryv1.EndpointSlice{s}

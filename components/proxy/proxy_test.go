@@ -27,8 +27,6 @@ import (
 	"hyperkube/internal/testwait"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 // TestTraffic lets real packets go through real rules, in a network namespace
 // of its own.
 func TestTraffic(t *testing.T) {
@@ -80,9 +78,9 @@ func TestTraffic(t *testing.T) {
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(8080))}},
+		Ports:       []discoveryv1.EndpointPort{{Name: new(""), Protocol: new(corev1.ProtocolTCP), Port: new(int32(8080))}},
 		Endpoints: []discoveryv1.Endpoint{
-			{Addresses: []string{"10.244.0.5"}, NodeName: ptr("n")}, {Addresses: []string{"10.244.0.6"}, NodeName: ptr("n")},
+			{Addresses: []string{"10.244.0.5"}, NodeName: new("n")}, {Addresses: []string{"10.244.0.6"}, NodeName: new("n")},
 		},
 	}
 	kube := fake.NewClientset(svc, slice)
@@ -224,7 +222,7 @@ func TestEndpointChoice(t *testing.T) {
 	parse := func(i int, text string) discoveryv1.Endpoint {
 		words := strings.Fields(text)
 		c := discoveryv1.EndpointConditions{
-			Ready: ptr(words[1] == "r"), Serving: ptr(words[1] == "r" || words[1] == "t"), Terminating: ptr(words[1] == "t" || words[1] == "d"),
+			Ready: new(words[1] == "r"), Serving: new(words[1] == "r" || words[1] == "t"), Terminating: new(words[1] == "t" || words[1] == "d"),
 		}
 		e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.0.0.%d", i+1)}, NodeName: &words[0], Conditions: c}
 		for _, hint := range words[2:] {
@@ -259,7 +257,7 @@ func TestEndpointChoice(t *testing.T) {
 	} {
 		slice := &discoveryv1.EndpointSlice{
 			AddressType: discoveryv1.AddressTypeIPv4,
-			Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))}},
+			Ports:       []discoveryv1.EndpointPort{{Name: new(""), Protocol: new(corev1.ProtocolTCP), Port: new(int32(80))}},
 		}
 		for i, text := range c.endpoints {
 			slice.Endpoints = append(slice.Endpoints, parse(i, text))
@@ -288,8 +286,8 @@ func TestAddressHandedOn(t *testing.T) {
 	of := func(ready, serving, terminating bool) *discoveryv1.EndpointSlice {
 		return &discoveryv1.EndpointSlice{
 			AddressType: discoveryv1.AddressTypeIPv4,
-			Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))}},
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, NodeName: ptr("n"), Conditions: discoveryv1.EndpointConditions{
+			Ports:       []discoveryv1.EndpointPort{{Name: new(""), Protocol: new(corev1.ProtocolTCP), Port: new(int32(80))}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, NodeName: new("n"), Conditions: discoveryv1.EndpointConditions{
 				Ready: &ready, Serving: &serving, Terminating: &terminating,
 			}}},
 		}
@@ -304,7 +302,7 @@ func TestAddressHandedOn(t *testing.T) {
 		"not ready":   {[]*discoveryv1.EndpointSlice{goes, starts}, 0},
 	} {
 		other := of(true, true, false)
-		other.Endpoints[0].Addresses, other.Endpoints[0].NodeName = []string{"10.0.0.2"}, ptr("m")
+		other.Endpoints[0].Addresses, other.Endpoints[0].NodeName = []string{"10.0.0.2"}, new("m")
 		_, local, serving := endpointsOf(append(c.list, other), &corev1.ServicePort{Protocol: corev1.ProtocolTCP}, node{"n", ""}, false)
 		anywhere, _, _ := endpointsOf(append(c.list, other), &corev1.ServicePort{Protocol: corev1.ProtocolTCP}, node{"n", ""}, false)
 		if len(local) != c.want || len(anywhere) != c.want+1 || len(serving) != c.want+1 {
@@ -322,7 +320,7 @@ func TestLabels(t *testing.T) {
 	}}
 	slice := &discoveryv1.EndpointSlice{
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))}},
+		Ports:       []discoveryv1.EndpointPort{{Name: new(""), Protocol: new(corev1.ProtocolTCP), Port: new(int32(80))}},
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}},
 	}
 	for name, c := range map[string]struct {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/internal/client"
@@ -223,7 +224,7 @@ func (d *devices) count(a *resourcev1.AllocationResult, add bool) {
 	}
 	for i := range a.Devices.Results {
 		r := &a.Devices.Results[i]
-		if r.AdminAccess != nil && *r.AdminAccess {
+		if ptr.Deref(r.AdminAccess, false) {
 			continue // it takes nothing from others
 		}
 		id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)

@@ -10,6 +10,7 @@ import (
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
+	"hyperkube/internal/podfacts"
 )
 
 // takeIn applies what informers and writers told, and wakes those whom that may
@@ -66,7 +67,7 @@ func (s *Scheduler) takeEvicted(pod *corev1.Pod, err error, now time.Time) {
 func (s *Scheduler) takePod(pod *corev1.Pod, gone bool, now time.Time) framework.Event {
 	uid := pod.UID
 	switch {
-	case gone || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
+	case gone || podfacts.Terminal(pod):
 		delete(s.assumed, uid)
 		return s.forget(uid) | s.leave(uid)
 	case pod.Spec.NodeName != "":

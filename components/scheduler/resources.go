@@ -10,6 +10,7 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"hyperkube/internal/measure"
+	"hyperkube/internal/podfacts"
 )
 
 // Metrics are what the scheduler tells of itself.
@@ -53,7 +54,7 @@ func (c podResources) Collect(ch chan<- prometheus.Metric) {
 		return
 	}
 	for _, p := range pods {
-		if p.Spec.NodeName != "" && (p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed) {
+		if p.Spec.NodeName != "" && podfacts.Terminal(p) {
 			continue
 		}
 		priority := ""

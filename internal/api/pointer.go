@@ -7,6 +7,14 @@ func SetDefault[T any](field **T, value T) {
 	}
 }
 
+// SetIfZero gives a field that is no pointer a default.
+func SetIfZero[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
 // ValueOf a field; zero when it has none.
 func ValueOf[T any](field *T) T {
 	if field == nil {

@@ -73,7 +73,7 @@ func deletions(saved string, changes []Change) (input string, unclear []Change) 
 			unclear = append(unclear, c)
 			continue
 		}
-		want, target := slices.Sorted(slices.Values(c.Args)), jumpTarget(c.Args)
+		want, target := slices.Sorted(slices.Values(c.Args)), JumpTarget(c.Args)
 		table, found, alike := "", false, false
 		for line := range strings.Lines(saved) {
 			line = strings.TrimSpace(line)
@@ -86,7 +86,7 @@ func deletions(saved string, changes []Change) (input string, unclear []Change) 
 			}
 			have, err := shellWords(rule)
 			if err != nil || !slices.Equal(slices.Sorted(slices.Values(have)), want) {
-				alike = alike || target == "" || jumpTarget(have) == target
+				alike = alike || target == "" || JumpTarget(have) == target
 				continue
 			}
 			found = true
@@ -105,8 +105,8 @@ func deletions(saved string, changes []Change) (input string, unclear []Change) 
 	return input, unclear
 }
 
-// jumpTarget is where a rule of these words leads; empty: nowhere.
-func jumpTarget(words []string) string {
+// JumpTarget is where an iptables rule of these words leads; empty: nowhere.
+func JumpTarget(words []string) string {
 	if i := slices.Index(words, "-j"); i >= 0 && i+1 < len(words) {
 		return words[i+1]
 	}

@@ -109,14 +109,6 @@ func Lines(text string) iter.Seq2[string, []string] {
 	}
 }
 
-// Target returns where a rule of those words jumps to, empty if nowhere.
-func Target(words []string) string {
-	if i := slices.Index(words, "-j"); i >= 0 && i+1 < len(words) {
-		return words[i+1]
-	}
-	return ""
-}
-
 // countRules returns the number of rules of each declared chain, by "TABLE CHAIN".
 func countRules(text string) map[string]int {
 	count := map[string]int{}
@@ -196,7 +188,7 @@ func (j Jump) Append() string { return "-A " + j.Chain + " " + j.line() }
 // its parts are printed.
 func (j Jump) In(saved string) bool {
 	for chain, words := range Lines(saved) {
-		if chain == j.Table+" "+j.Chain && Target(words) == j.To {
+		if chain == j.Table+" "+j.Chain && hostchange.JumpTarget(words) == j.To {
 			return true
 		}
 	}

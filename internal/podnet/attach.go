@@ -231,7 +231,7 @@ func configure(h *netlink.Handle, addrs []netip.Addr, cidrs []netip.Prefix, mtu 
 		if i < 0 {
 			return fmt.Errorf("address %s is in no pod CIDR", addr)
 		}
-		a := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(addr, cidrs[i].Bits()))}
+		a := &netlink.Addr{IPNet: netdump.IPNet(netip.PrefixFrom(addr, cidrs[i].Bits()))}
 		if addr.Is6() {
 			// Nobody else can have it, and pods do not wait for the proof.
 			a.Flags = unix.IFA_F_NODAD

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"hyperkube/internal/netdump"
 )
 
 // TestMTU: links of pods are as large as the way out of the machine, and what
@@ -65,7 +67,7 @@ func TestMTU(t *testing.T) {
 		if err := netlink.LinkSetUp(out); err != nil {
 			return err
 		}
-		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: out.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0"))}); err != nil {
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: out.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: netdump.IPNet(netip.MustParsePrefix("0.0.0.0/0"))}); err != nil {
 			return err
 		}
 		n, err := New(Config{

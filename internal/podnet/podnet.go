@@ -219,7 +219,7 @@ func (n *Network) Ensure(ctx context.Context) error {
 		}
 		for _, cidr := range n.cidrs {
 			want := netip.PrefixFrom(Gateway(cidr), cidr.Bits())
-			if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return prefixOf(a.IPNet) == want }) {
+			if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return netdump.Prefix(a.IPNet) == want }) {
 				return false
 			}
 		}
@@ -262,10 +262,10 @@ func (n *Network) setupBridge() (*netlink.LinkAttrs, error) {
 	for _, cidr := range n.cidrs {
 		want := netip.PrefixFrom(Gateway(cidr), cidr.Bits())
 		keep = append(keep, want)
-		if slices.ContainsFunc(have, func(a netlink.Addr) bool { return prefixOf(a.IPNet) == want }) {
+		if slices.ContainsFunc(have, func(a netlink.Addr) bool { return netdump.Prefix(a.IPNet) == want }) {
 			continue
 		}
-		addr := &netlink.Addr{IPNet: ipNet(want)}
+		addr := &netlink.Addr{IPNet: netdump.IPNet(want)}
 		if want.Addr().Is6() {
 			addr.Flags = unix.IFA_F_NODAD
 		}
@@ -275,7 +275,7 @@ func (n *Network) setupBridge() (*netlink.LinkAttrs, error) {
 	}
 	// Old gateways go, unless pods still use them.
 	for _, a := range have {
-		p := prefixOf(a.IPNet)
+		p := netdump.Prefix(a.IPNet)
 		if slices.Contains(keep, p) || p.Addr().IsLinkLocalUnicast() || n.pool.anyIn(p.Masked()) {
 			continue
 		}
@@ -297,14 +297,4 @@ func Gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() 
 func hardwareAddr(addr netip.Addr) net.HardwareAddr {
 	b := addr.AsSlice()
 	return append(net.HardwareAddr{0x0a, 0x58}, b[len(b)-4:]...)
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
-
-func prefixOf(n *net.IPNet) netip.Prefix {
-	addr, _ := netip.AddrFromSlice(n.IP)
-	ones, _ := n.Mask.Size()
-	return netip.PrefixFrom(addr.Unmap(), ones)
 }

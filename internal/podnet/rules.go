@@ -225,7 +225,7 @@ func parseSave(text string) saved {
 			have.chains[chain] = true
 			continue
 		}
-		have.targets[chain] = append(have.targets[chain], iptables.Target(words))
+		have.targets[chain] = append(have.targets[chain], hostchange.JumpTarget(words))
 	}
 	return have
 }

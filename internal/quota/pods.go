@@ -17,6 +17,7 @@ import (
 
 	"hyperkube/internal/api/core/pod"
 	"hyperkube/internal/api/validate"
+	"hyperkube/internal/podfacts"
 )
 
 const (
@@ -93,7 +94,7 @@ func as[T runtime.Object](item runtime.Object) (T, error) {
 // podCounts tells whether a pod uses what it asks for: not once it has ended,
 // nor when it should have been gone, for its node may be lost.
 func podCounts(p *corev1.Pod, now time.Time) bool {
-	if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
+	if podfacts.Terminal(p) {
 		return false
 	}
 	if p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil {

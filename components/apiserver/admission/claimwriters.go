@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/apiserver/rest"
 )
@@ -95,7 +96,7 @@ func (c *claimWriters) admin(ctx context.Context, namespace string, is, was *res
 		if a == nil {
 			return -1
 		}
-		return slices.IndexFunc(a.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool { return r.AdminAccess != nil && *r.AdminAccess })
+		return slices.IndexFunc(a.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool { return ptr.Deref(r.AdminAccess, false) })
 	}
 	i := granted(is)
 	if i < 0 || granted(was) >= 0 {

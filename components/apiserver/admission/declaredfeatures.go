@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apiserver/pkg/admission"
+
+	"hyperkube/internal/podfacts"
 )
 
 // declaredFeatures refuses changes of a pod that its node does not say it can
@@ -50,8 +52,7 @@ func featuresOfUpdate(old, now *corev1.PodSpec) []string {
 	}
 	for i := range min(len(old.InitContainers), len(now.InitContainers)) {
 		c := &old.InitContainers[i]
-		sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-		if !sidecar && !apiequality.Semantic.DeepEqual(c.Resources, now.InitContainers[i].Resources) {
+		if !podfacts.Sidecar(c) && !apiequality.Semantic.DeepEqual(c.Resources, now.InitContainers[i].Resources) {
 			return append(needed, "InPlacePodVerticalScalingInitContainers")
 		}
 	}

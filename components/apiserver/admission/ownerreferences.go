@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/utils/ptr"
 )
 
 // ownerReferences lets only those change the owners of an object who may
@@ -85,7 +86,7 @@ func ownersOf(obj runtime.Object) []metav1.OwnerReference {
 // newlyBlocking are those of owners that wait for the object and did not
 // before.
 func newlyBlocking(owners, before []metav1.OwnerReference) (out []metav1.OwnerReference) {
-	blocks := func(r metav1.OwnerReference) bool { return r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion }
+	blocks := func(r metav1.OwnerReference) bool { return ptr.Deref(r.BlockOwnerDeletion, false) }
 	did := map[types.UID]bool{}
 	for _, r := range before {
 		did[r.UID] = blocks(r)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	networkinglisters "k8s.io/client-go/listers/networking/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/apiserver/informed"
 )
@@ -179,7 +180,7 @@ func (p *claimResize) expands(ctx context.Context, pvc, old *corev1.PersistentVo
 			return false
 		}
 	}
-	return class.AllowVolumeExpansion != nil && *class.AllowVolumeExpansion
+	return ptr.Deref(class.AllowVolumeExpansion, false)
 }
 
 // defaultIngressClass names the default class in Ingresses that name none.

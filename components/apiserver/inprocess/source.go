@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
@@ -179,7 +180,7 @@ func (l *listWatch) WatchWithContext(ctx context.Context, opts metav1.ListOption
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("resource version %q: %v", opts.ResourceVersion, err))
 	}
 	var initial []*store.Entry
-	streamed := opts.SendInitialEvents != nil && *opts.SendInitialEvents
+	streamed := ptr.Deref(opts.SendInitialEvents, false)
 	if streamed || since == 0 {
 		page, err := l.resource.Collection.List(ctx, store.ListOptions{Revision: -1})
 		if err != nil {

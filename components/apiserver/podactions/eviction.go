@@ -22,6 +22,7 @@ import (
 	"hyperkube/components/apiserver/request"
 	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/api"
+	"hyperkube/internal/podfacts"
 	"hyperkube/internal/store"
 )
 
@@ -226,7 +227,7 @@ func (e *evictor) pod(ctx context.Context, call registry.ActionCall) (*corev1.Po
 
 // finished pods, and those that go already, count for no budget.
 func finished(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed || pod.DeletionTimestamp != nil
+	return podfacts.Terminal(pod) || pod.DeletionTimestamp != nil
 }
 
 // severalError is that a pod has several budgets.
@@ -318,10 +319,8 @@ func budgetOf(res *registry.Resource, entry *store.Entry) (*policyv1.PodDisrupti
 // spared pods are not ready and may go whatever the budget says, because it
 // does not count them.
 func spared(pod *corev1.Pod, b *policyv1.PodDisruptionBudget) bool {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-			return false
-		}
+	if podfacts.Ready(pod) {
+		return false
 	}
 	if p := b.Spec.UnhealthyPodEvictionPolicy; p != nil && *p == policyv1.AlwaysAllow {
 		return true

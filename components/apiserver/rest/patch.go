@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
@@ -376,7 +377,7 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 		// What comes out may share maps with what goes in.
 		current = current.DeepCopyObject().(api.Object)
 	}
-	force := p.options.Force != nil && *p.options.Force
+	force := ptr.Deref(p.options.Force, false)
 	applied, err := p.cfg.Fields.Applied(p.owner, p.subresource, p.fields, current, config, p.options.FieldManager, force)
 	if err != nil {
 		return nil, err

@@ -15,6 +15,7 @@ import (
 
 	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/kubeconfig"
+	"hyperkube/internal/layout"
 	"hyperkube/internal/pki"
 )
 
@@ -123,7 +124,7 @@ func (m Master) Certificates() []Certificate {
 func (m Master) Look() (certificates, authorities []State, err error) {
 	signers := map[string]State{}
 	for _, a := range m.Authorities() {
-		s := State{Certificate: Certificate{Name: a.Name}, External: !exists(a.base + ".key")}
+		s := State{Certificate: Certificate{Name: a.Name}, External: !layout.Exists(a.base + ".key")}
 		if s.Cert, err = readCert(a.base + ".crt"); err != nil {
 			return nil, nil, err
 		}
@@ -194,7 +195,7 @@ func (m Master) Renew(c Certificate) (*pki.Pair, error) {
 // which that would else be written as it was.
 func (m Master) keepCopy(c Certificate, pair *pki.Pair) error {
 	base := filepath.Join(m.Keys, c.Name[:len(c.Name)-len(".conf")])
-	if m.Keys == "" || !exists(base+".crt") {
+	if m.Keys == "" || !layout.Exists(base+".crt") {
 		return nil
 	}
 	err := atomicfile.Write(
@@ -237,9 +238,4 @@ func readCert(path string) (*x509.Certificate, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return cert, nil
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }

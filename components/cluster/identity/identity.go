@@ -178,15 +178,14 @@ func HostRoutes() ([]netip.Prefix, error) {
 		if r.Dst == nil || r.Dst.IP == nil {
 			continue
 		}
-		addr, ok := netip.AddrFromSlice(r.Dst.IP)
-		ones, _ := r.Dst.Mask.Size()
-		if !ok || ones == 0 {
+		prefix := netdump.Prefix(r.Dst)
+		if prefix.Bits() <= 0 {
 			continue
 		}
 		if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil && strings.HasPrefix(link.Attrs().Name, "hk") {
 			continue
 		}
-		prefixes = append(prefixes, netip.PrefixFrom(addr.Unmap(), ones).Masked())
+		prefixes = append(prefixes, prefix.Masked())
 	}
 	return prefixes, nil
 }

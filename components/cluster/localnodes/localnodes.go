@@ -29,6 +29,7 @@ import (
 	"hyperkube/internal/hostchange"
 	"hyperkube/internal/iptables"
 	"hyperkube/internal/layout"
+	"hyperkube/internal/netdump"
 )
 
 // Link is the name of a node's own link in its namespace.
@@ -195,7 +196,7 @@ func (m *Machine) forward(is6 bool) error {
 // address is the n-th address of a subnet as links have it.
 func address(subnet netip.Prefix, n int) *netlink.Addr {
 	a := nth(subnet, n)
-	out := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(subnet.Bits(), a.BitLen())}}
+	out := &netlink.Addr{IPNet: netdump.IPNet(netip.PrefixFrom(a, subnet.Bits()))}
 	if a.Is6() {
 		// Nobody else can have it, so that it may be used at once.
 		out.Flags = unix.IFA_F_NODAD
@@ -249,7 +250,7 @@ func (m *Machine) ensureSource(i int) error {
 			}
 			err := netlink.RouteReplace(&netlink.Route{
 				LinkIndex: bridge.Attrs().Index, Scope: netlink.SCOPE_LINK, Src: own.AsSlice(),
-				Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(to.BitLen(), to.BitLen())},
+				Dst: netdump.IPNet(netip.PrefixFrom(to, to.BitLen())),
 			})
 			// An address that the machine does not have (any more) is no source.
 			if err != nil && !errors.Is(err, unix.EINVAL) {
@@ -321,7 +322,7 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 		}
 		for _, subnet := range m.subnets() {
 			gateway := nth(subnet, 1)
-			everything := &net.IPNet{IP: make(net.IP, gateway.BitLen()/8), Mask: net.CIDRMask(0, gateway.BitLen())}
+			everything := netdump.IPNet(netip.PrefixFrom(gateway, 0).Masked())
 			if err := netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: everything, Gw: gateway.AsSlice()}); err != nil {
 				return fmt.Errorf("making the node's default route: %w", err)
 			}

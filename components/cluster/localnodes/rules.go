@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"hyperkube/internal/hostchange"
 	"hyperkube/internal/iptables"
 )
 
@@ -58,7 +59,7 @@ func writeJumps(b *strings.Builder, table, saved string) {
 				continue
 			}
 			at++
-			if strings.HasPrefix(iptables.Target(words), "KUBE-") {
+			if strings.HasPrefix(hostchange.JumpTarget(words), "KUBE-") {
 				behind = at
 			}
 		}

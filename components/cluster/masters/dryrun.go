@@ -259,8 +259,9 @@ func (o *joinOptions) rehearseMaster(ctx context.Context, r *rehearsal, c *trust
 	return nil
 }
 
-// rehearse tells what upgrade would write.
-func rehearseUpgrade(out io.Writer, l layout.Node, write func(layout.Node) error) error {
+// rehearseWrite has write write to the layout of a rehearsal, and tell to say what of it
+// there is to say.
+func rehearseWrite(out io.Writer, l layout.Node, write func(layout.Node) error, tell func(*rehearsal) error) error {
 	r, err := rehearse(l, out)
 	if err != nil {
 		return err
@@ -269,6 +270,11 @@ func rehearseUpgrade(out io.Writer, l layout.Node, write func(layout.Node) error
 	if err := write(r.played); err != nil {
 		return err
 	}
+	return tell(r)
+}
+
+// tellUpgrade tells what an upgrade would write.
+func tellUpgrade(r *rehearsal) error {
 	if err := r.print(); err != nil {
 		return err
 	}

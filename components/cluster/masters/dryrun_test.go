@@ -79,7 +79,7 @@ func TestDryRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	upgraded := said(func(out io.Writer) error {
-		return rehearseUpgrade(out, l, func(l layout.Node) error { m := again(); m.layout = l; return m.prepare() })
+		return rehearseWrite(out, l, func(l layout.Node) error { m := again(); m.layout = l; return m.prepare() }, tellUpgrade)
 	})
 	if !strings.Contains(upgraded, `"`+scheduler+`" with content:`) || strings.Contains(upgraded, "etcd.yaml") {
 		t.Errorf("of the manifests only that of the scheduler is another:\n%s", upgraded)

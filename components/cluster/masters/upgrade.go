@@ -210,7 +210,7 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 		return err
 	}
 	if o.dryRun {
-		return rehearseUpgrade(out, l, func(l layout.Node) error { m.layout = l; return m.prepare() })
+		return rehearseWrite(out, l, func(l layout.Node) error { m.layout = l; return m.prepare() }, tellUpgrade)
 	}
 	before := m.incumbent(ctx)
 	defer before.Stop()
@@ -266,7 +266,7 @@ func (o *upgrade) node(ctx context.Context, out io.Writer, l layout.Node) error 
 	}
 	s := progress.New(progress.Print(out))
 	if o.dryRun {
-		return rehearseUpgrade(out, l, func(l layout.Node) error { return renewManifests(l, s, o.patches, o.verbose) })
+		return rehearseWrite(out, l, func(l layout.Node) error { return renewManifests(l, s, o.patches, o.verbose) }, tellUpgrade)
 	}
 	var m *master // nil: this machine is none
 	var before *incumbent

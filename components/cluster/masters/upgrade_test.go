@@ -107,11 +107,11 @@ func TestUpgradeDiff(t *testing.T) {
 	diff := func(around int) string {
 		t.Helper()
 		var out bytes.Buffer
-		if err := diffManifests(&out, m.layout, around, func(played layout.Node) error {
+		if err := rehearseWrite(&out, m.layout, func(played layout.Node) error {
 			again := *m
 			again.layout = played
 			return again.prepare()
-		}); err != nil {
+		}, func(r *rehearsal) error { return r.diffManifests(around) }); err != nil {
 			t.Fatal(err)
 		}
 		return out.String()

@@ -27,7 +27,7 @@ func (o *upgrade) diff(out io.Writer, l layout.Node, around int) error {
 		return err
 	}
 	quiet := progress.New(func(progress.Step) {})
-	return diffManifests(out, l, around, func(played layout.Node) error {
+	write := func(played layout.Node) error {
 		if !layout.Exists(settingsFile(l)) {
 			return renewManifests(played, quiet, "", o.verbose)
 		}
@@ -37,21 +37,14 @@ func (o *upgrade) diff(out io.Writer, l layout.Node, around int) error {
 		}
 		m.layout = played
 		return m.prepare()
-	})
+	}
+	return rehearseWrite(out, l, write, func(r *rehearsal) error { return r.diffManifests(around) })
 }
 
-// diffManifests prints how those manifests differ that write makes.
-func diffManifests(out io.Writer, l layout.Node, around int, write func(layout.Node) error) error {
-	r, err := rehearse(l, out)
-	if err != nil {
-		return err
-	}
-	defer r.end()
-	if err := write(r.played); err != nil {
-		return err
-	}
+// diffManifests prints how those manifests differ that were written.
+func (r *rehearsal) diffManifests(around int) error {
 	for _, name := range manifests.Components() {
-		path := filepath.Join(l.StaticPods(), name+".yaml")
+		path := filepath.Join(r.real.StaticPods(), name+".yaml")
 		old, err := os.ReadFile(path)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("reading a manifest: %w", err)
@@ -61,7 +54,7 @@ func diffManifests(out io.Writer, l layout.Node, around int, write func(layout.N
 			return fmt.Errorf("reading a manifest: %w", err)
 		}
 		made = bytes.ReplaceAll(made, []byte(r.root), []byte(r.realRoot()))
-		err = difflib.WriteUnifiedDiff(out, difflib.UnifiedDiff{
+		err = difflib.WriteUnifiedDiff(r.out, difflib.UnifiedDiff{
 			A: lines(old), B: lines(made), FromFile: path, ToFile: "new manifest", Context: around,
 		})
 		if err != nil {

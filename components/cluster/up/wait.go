@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/internal/lifecycle"
 )
@@ -89,7 +90,7 @@ type dnsWait struct {
 func (w *dnsWait) wait(ctx context.Context) error {
 	err := until(ctx, w.slices, func(slice *discoveryv1.EndpointSlice) bool {
 		return slice.Namespace == metav1.NamespaceSystem && slice.Labels[discoveryv1.LabelServiceName] == "kube-dns" &&
-			slices.ContainsFunc(slice.Endpoints, func(e discoveryv1.Endpoint) bool { return e.Conditions.Ready != nil && *e.Conditions.Ready })
+			slices.ContainsFunc(slice.Endpoints, func(e discoveryv1.Endpoint) bool { return ptr.Deref(e.Conditions.Ready, false) })
 	})
 	if err != nil {
 		return err

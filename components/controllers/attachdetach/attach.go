@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 	"hyperkube/internal/podrefs"
 )
 
@@ -41,7 +42,7 @@ func (c *Controller) eachVolume(node string, yield func(*corev1.Pod, *corev1.Vol
 		return err
 	}
 	for _, p := range pods {
-		if ended(p) {
+		if podfacts.Terminal(p) {
 			continue
 		}
 		for i := range p.Spec.Volumes {

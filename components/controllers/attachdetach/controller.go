@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 	"hyperkube/internal/podrefs"
 )
 
@@ -116,7 +117,7 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 	driver := control.Every(func(*storagev1.CSIDriver) { c.everyNode() })
 	return c, errors.Join(
 		c.Watch(core.Pods().Informer(), control.Handlers(pod, func(old, p *corev1.Pod) {
-			if old.Spec.NodeName != p.Spec.NodeName || ended(old) != ended(p) {
+			if old.Spec.NodeName != p.Spec.NodeName || podfacts.Terminal(old) != podfacts.Terminal(p) {
 				pod(p)
 			}
 		}, pod)),
@@ -173,11 +174,6 @@ func (c *Controller) usersOf(pvc *corev1.PersistentVolumeClaim) {
 			c.Add(p.Spec.NodeName)
 		}
 	}
-}
-
-// ended tells whether nothing of a pod runs any more, nor will.
-func ended(p *corev1.Pod) bool {
-	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
 func healthy(n *corev1.Node) bool {

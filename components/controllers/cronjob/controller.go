@@ -193,7 +193,7 @@ func (r *run) remove(uid types.UID) {
 // schedule makes the Job that is due, if one is, and returns when to come back.
 func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 	cj, now := r.cj, r.env.Clock.Now()
-	if cj.DeletionTimestamp != nil || cj.Spec.Suspend != nil && *cj.Spec.Suspend {
+	if cj.DeletionTimestamp != nil || ptr.Deref(cj.Spec.Suspend, false) {
 		return 0, nil
 	}
 	if z := cj.Spec.TimeZone; z != nil {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 // fit says whether a pod should start on a node, and whether one that runs
@@ -242,7 +243,7 @@ func (c *Controller) excess(ds *appsv1.DaemonSet, running []*corev1.Pod, hash st
 		}
 		out = append(out, pod)
 	}
-	if oldest != nil && newest != nil && (!control.IsReady(oldest) || control.IsAvailable(newest, ds.Spec.MinReadySeconds, c.env.Clock.Now())) {
+	if oldest != nil && newest != nil && (!podfacts.Ready(oldest) || control.IsAvailable(newest, ds.Spec.MinReadySeconds, c.env.Clock.Now())) {
 		out = append(out, oldest)
 	}
 	return out
@@ -418,7 +419,7 @@ func status(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[string][]*corev
 		}
 		s.CurrentNumberScheduled++
 		pod := on[0]
-		if control.IsReady(pod) {
+		if podfacts.Ready(pod) {
 			s.NumberReady++
 			if control.IsAvailable(pod, ds.Spec.MinReadySeconds, now) {
 				s.NumberAvailable++

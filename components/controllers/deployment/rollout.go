@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 // rollout is one sync of one Deployment. It is used by one goroutine.
@@ -316,7 +317,7 @@ func (r *rollout) oldPodsRun() (bool, error) {
 		}
 		for _, p := range pods {
 			// Of an unknown phase, on a lost node, it may run as well.
-			if !control.IsTerminal(p) {
+			if !podfacts.Terminal(p) {
 				return true, nil
 			}
 		}

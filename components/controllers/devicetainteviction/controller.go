@@ -24,6 +24,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 const (
@@ -229,7 +230,7 @@ func (c *Controller) users(claim *resourcev1.ResourceClaim) []*corev1.Pod {
 			continue
 		}
 		p, err := c.pods.Pods(claim.Namespace).Get(r.Name)
-		if err == nil && p.UID == r.UID && p.DeletionTimestamp == nil && !control.IsTerminal(p) {
+		if err == nil && p.UID == r.UID && p.DeletionTimestamp == nil && !podfacts.Terminal(p) {
 			out = append(out, p)
 		}
 	}

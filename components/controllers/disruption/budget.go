@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 // syncBudget counts b's pods and writes its status.
@@ -43,7 +43,7 @@ func (c *Controller) syncBudget(ctx context.Context, b *policyv1.PodDisruptionBu
 	leaving, recheck := c.leaving(b, pods, now)
 	var healthy int32
 	for _, p := range pods {
-		if _, goes := leaving[p.Name]; !goes && p.DeletionTimestamp == nil && control.IsReady(p) {
+		if _, goes := leaving[p.Name]; !goes && p.DeletionTimestamp == nil && podfacts.Ready(p) {
 			healthy++
 		}
 	}

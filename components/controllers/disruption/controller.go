@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 const (
@@ -131,7 +132,7 @@ func (c *Controller) watchCondition(p *corev1.Pod) {
 // how long that may stay so. The kubelet's own marks never get stale, for what
 // they announce may take arbitrarily long.
 func (c *Controller) disrupted(p *corev1.Pod) (left time.Duration, ok bool) {
-	if p.DeletionTimestamp != nil || control.IsTerminal(p) {
+	if p.DeletionTimestamp != nil || podfacts.Terminal(p) {
 		return 0, false
 	}
 	cond := control.PodCondition(&p.Status, corev1.DisruptionTarget)

@@ -21,6 +21,7 @@ import (
 
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/internal/servicepods"
+	"hyperkube/internal/podfacts"
 )
 
 const (
@@ -192,7 +193,7 @@ func entries(svc *corev1.Service, pods []*corev1.Pod) []entry {
 				NodeName:  &node,
 				TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},
 			},
-			ready: unready || control.IsReady(p),
+			ready: unready || podfacts.Ready(p),
 		}
 		if sliceutil.ShouldSetHostname(p, svc) {
 			e.address.Hostname = p.Spec.Hostname

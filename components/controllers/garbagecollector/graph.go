@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // identity names an object of the API.
@@ -284,7 +285,7 @@ func names(ref metav1.OwnerReference, namespace string, n *node) bool {
 }
 
 func blocks(ref metav1.OwnerReference) bool {
-	return ref.BlockOwnerDeletion != nil && *ref.BlockOwnerDeletion
+	return ptr.Deref(ref.BlockOwnerDeletion, false)
 }
 
 func has(list []string, s string) bool {

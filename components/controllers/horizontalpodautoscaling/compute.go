@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 // failure is a metric that says nothing, with the reason of its condition.
@@ -242,7 +242,7 @@ func (r *round) whole(value int64, target autoscalingv2.MetricTarget, s *autosca
 	}
 	ready := 0
 	for _, p := range pods {
-		if p.Status.Phase == corev1.PodRunning && control.IsReady(p) {
+		if p.Status.Phase == corev1.PodRunning && podfacts.Ready(p) {
 			ready++
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 // sample is a metric of a pod, in thousandths.
@@ -224,8 +225,8 @@ func requestsOf(pods []*corev1.Pod, container string, name corev1.ResourceName) 
 		var sum int64
 		containers := p.Spec.Containers
 		for i := range p.Spec.InitContainers {
-			if r := p.Spec.InitContainers[i].RestartPolicy; r != nil && *r == corev1.ContainerRestartPolicyAlways {
-				containers = append(slices.Clip(containers), p.Spec.InitContainers[i])
+			if c := &p.Spec.InitContainers[i]; podfacts.Sidecar(c) {
+				containers = append(slices.Clip(containers), *c)
 			}
 		}
 		if container == "" && resourcehelper.IsPodLevelRequestsSet(p) {

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 // Waits before failed pods are replaced: the first, doubled with each failure in
@@ -93,7 +94,7 @@ func lastContainer(p *corev1.Pod) (last time.Time) {
 	statuses := slices.Clone(p.Status.ContainerStatuses)
 	for i := range p.Spec.InitContainers {
 		c := &p.Spec.InitContainers[i]
-		if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+		if !podfacts.Sidecar(c) {
 			continue
 		}
 		for _, s := range p.Status.InitContainerStatuses {

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 // want is how many pods should be active.
@@ -268,7 +269,7 @@ func (s *state) deletePods(ctx context.Context, pods []*corev1.Pod) error {
 			defer mu.Unlock()
 			s.next.Active--
 			*s.next.Terminating++
-			if control.IsReady(p) {
+			if podfacts.Ready(p) {
 				*s.next.Ready--
 			}
 		})

@@ -8,6 +8,8 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
+
+	"hyperkube/internal/podfacts"
 )
 
 // measures are upstream's metrics of Jobs.
@@ -105,7 +107,7 @@ func (m *measures) seen(old, cur *corev1.Pod) {
 }
 
 func endedTracked(p *corev1.Pod) bool {
-	return (p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded) && slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer)
+	return podfacts.Terminal(p) && slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer)
 }
 
 // created counts the pods that were made for a Job, and those that could not be, by

@@ -11,8 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
-	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 // state is one sync of one Job. It is used by one goroutine.
@@ -166,7 +167,7 @@ func (s *state) tellApart(pods []*corev1.Pod, noted map[types.UID]bool) (failed 
 			s.terminating = append(s.terminating, p)
 		default:
 			s.active = append(s.active, p)
-			if control.IsReady(p) {
+			if podfacts.Ready(p) {
 				s.ready = append(s.ready, p)
 			}
 		}
@@ -335,7 +336,7 @@ func (s *state) end(ctx context.Context, failed bool) (bool, error) {
 	return true, nil
 }
 
-func (s *state) suspended() bool { return s.job.Spec.Suspend != nil && *s.job.Spec.Suspend }
+func (s *state) suspended() bool { return ptr.Deref(s.job.Spec.Suspend, false) }
 
 // advance does what the state asks for, and writes the status.
 func (s *state) advance(ctx context.Context) error {

@@ -16,7 +16,7 @@ import (
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/client-go/discovery"
 
-	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 // finalizerEstimate is how long whoever set a finalizer is given before the
@@ -179,7 +179,7 @@ func (c *Controller) grace(ns *corev1.Namespace) time.Duration {
 	}
 	var most time.Duration
 	for _, p := range pods {
-		if g := p.Spec.TerminationGracePeriodSeconds; g != nil && !control.IsTerminal(p) {
+		if g := p.Spec.TerminationGracePeriodSeconds; g != nil && !podfacts.Terminal(p) {
 			most = max(most, time.Duration(*g)*time.Second)
 		}
 	}

@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 // Config tunes the controller. Zero values are upstream's defaults.
@@ -150,7 +151,7 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	}
 	// A pod may come to a dead node, or claim to be ready there.
 	pod := func(p *corev1.Pod) {
-		if p.Spec.NodeName == "" || !control.IsReady(p) {
+		if p.Spec.NodeName == "" || !podfacts.Ready(p) {
 			return
 		}
 		c.mu.Lock()
@@ -412,7 +413,7 @@ func (c *Controller) markPods(ctx context.Context, n *corev1.Node) error {
 	}
 	var errs []error
 	for _, p := range pods {
-		if !control.IsReady(p) {
+		if !podfacts.Ready(p) {
 			continue
 		}
 		next := p.DeepCopy()

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 const (
@@ -81,7 +82,7 @@ func New(env control.Env, threshold int) (*Controller, error) {
 
 // concerns tells whether p may be a reason to look around.
 func (c *Controller) concerns(p *corev1.Pod) bool {
-	if c.threshold > 0 && control.IsTerminal(p) {
+	if c.threshold > 0 && podfacts.Terminal(p) {
 		return true
 	}
 	if p.Spec.NodeName == "" {
@@ -111,7 +112,7 @@ func (c *Controller) finished(ctx context.Context, pods []*corev1.Pod) error {
 	}
 	var done []*corev1.Pod
 	for _, p := range pods {
-		if control.IsTerminal(p) {
+		if podfacts.Terminal(p) {
 			done = append(done, p)
 		}
 	}
@@ -234,7 +235,7 @@ func outOfService(n *corev1.Node) bool {
 // remove marks a pod that has not finished as failed, with cond if any, and
 // deletes it at once.
 func (c *Controller) remove(ctx context.Context, p *corev1.Pod, cond *corev1.PodCondition) error {
-	if !control.IsTerminal(p) {
+	if !podfacts.Terminal(p) {
 		next := *p.Status.DeepCopy()
 		next.Phase = corev1.PodFailed
 		if cond != nil {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 // Status computes the status of rs with these active and so many terminating
@@ -23,7 +24,7 @@ func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, terminating int32, mana
 		if template.Matches(labels.Set(p.Labels)) {
 			s.FullyLabeledReplicas++
 		}
-		if control.IsReady(p) {
+		if podfacts.Ready(p) {
 			s.ReadyReplicas++
 			if control.IsAvailable(p, rs.Spec.MinReadySeconds, now) {
 				s.AvailableReplicas++

@@ -21,6 +21,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 )
 
 const (
@@ -149,7 +150,7 @@ func (c *Controller) addPods(index, key string) {
 
 // isDone tells whether a pod will not use its devices any more.
 func isDone(p *corev1.Pod) bool {
-	return control.IsTerminal(p) || p.DeletionTimestamp != nil && p.Spec.NodeName == ""
+	return podfacts.Terminal(p) || p.DeletionTimestamp != nil && p.Spec.NodeName == ""
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {

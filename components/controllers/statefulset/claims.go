@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/controllers/internal/control"
 )
@@ -193,7 +194,7 @@ func foreign(claim *corev1.PersistentVolumeClaim, set *appsv1.StatefulSet, p *co
 		case names(&r, p, podKind):
 			return r.UID != p.UID
 		}
-		return r.Controller != nil && *r.Controller
+		return ptr.Deref(r.Controller, false)
 	})
 }
 

@@ -21,6 +21,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/internal/revision"
 	"hyperkube/internal/api/core/pod"
+	"hyperkube/internal/podfacts"
 )
 
 // update is one sync of one StatefulSet. It is used by one goroutine.
@@ -272,7 +273,7 @@ func (u *update) firstDown() *corev1.Pod {
 // wait.
 func (u *update) replica(ctx context.Context, i int) (wait bool, err error) {
 	set, p, ordinal := u.set, u.replicas[i], start(u.set)+i
-	if control.IsTerminal(p) {
+	if podfacts.Terminal(p) {
 		// The next is made when this one is gone.
 		if p.DeletionTimestamp == nil {
 			return true, u.delete(ctx, set, p)
@@ -425,7 +426,7 @@ func (u *update) status() appsv1.StatefulSetStatus {
 	}
 	for _, p := range u.pods {
 		s.Replicas++
-		if p.Status.Phase == corev1.PodRunning && control.IsReady(p) {
+		if p.Status.Phase == corev1.PodRunning && podfacts.Ready(p) {
 			s.ReadyReplicas++
 			if u.available(p) {
 				s.AvailableReplicas++

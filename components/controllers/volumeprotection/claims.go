@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/internal/podfacts"
 	"hyperkube/internal/podrefs"
 )
 
@@ -176,7 +177,7 @@ func makes(p *corev1.Pod, v *corev1.Volume, pvc *corev1.PersistentVolumeClaim) b
 
 // over tells whether the containers of a pod have ended for good.
 func over(p *corev1.Pod) bool {
-	if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
+	if podfacts.Terminal(p) {
 		return true
 	}
 	return p.DeletionTimestamp != nil && !slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {

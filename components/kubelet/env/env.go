@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 )
 
 // Var is one variable.
@@ -98,7 +99,7 @@ func (b *builder) from(ctx context.Context, in *Input, src *v1.EnvFromSource) er
 		kind, name = "configMap", src.ConfigMapRef.Name
 		cm, err := in.Objects.ConfigMap(ctx, in.Pod.Namespace, name)
 		if err != nil {
-			if apierrors.IsNotFound(err) && isTrue(src.ConfigMapRef.Optional) {
+			if apierrors.IsNotFound(err) && ptr.Deref(src.ConfigMapRef.Optional, false) {
 				return nil
 			}
 			return err
@@ -108,7 +109,7 @@ func (b *builder) from(ctx context.Context, in *Input, src *v1.EnvFromSource) er
 		kind, name = "secret", src.SecretRef.Name
 		s, err := in.Objects.Secret(ctx, in.Pod.Namespace, name)
 		if err != nil {
-			if apierrors.IsNotFound(err) && isTrue(src.SecretRef.Optional) {
+			if apierrors.IsNotFound(err) && ptr.Deref(src.SecretRef.Optional, false) {
 				return nil
 			}
 			return err
@@ -156,13 +157,13 @@ func (b *builder) value(ctx context.Context, in *Input, e *v1.EnvVar, lookup fun
 		ref := from.ConfigMapKeyRef
 		cm, err := in.Objects.ConfigMap(ctx, in.Pod.Namespace, ref.Name)
 		if err != nil {
-			if apierrors.IsNotFound(err) && isTrue(ref.Optional) {
+			if apierrors.IsNotFound(err) && ptr.Deref(ref.Optional, false) {
 				return "", false, nil
 			}
 			return "", false, err
 		}
 		v, ok := cm.Data[ref.Key]
-		if !ok && !isTrue(ref.Optional) {
+		if !ok && !ptr.Deref(ref.Optional, false) {
 			return "", false, fmt.Errorf("couldn't find key %v in ConfigMap %v/%v", ref.Key, in.Pod.Namespace, ref.Name)
 		}
 		return v, ok, nil
@@ -170,13 +171,13 @@ func (b *builder) value(ctx context.Context, in *Input, e *v1.EnvVar, lookup fun
 		ref := from.SecretKeyRef
 		s, err := in.Objects.Secret(ctx, in.Pod.Namespace, ref.Name)
 		if err != nil {
-			if apierrors.IsNotFound(err) && isTrue(ref.Optional) {
+			if apierrors.IsNotFound(err) && ptr.Deref(ref.Optional, false) {
 				return "", false, nil
 			}
 			return "", false, err
 		}
 		v, ok := s.Data[ref.Key]
-		if !ok && !isTrue(ref.Optional) {
+		if !ok && !ptr.Deref(ref.Optional, false) {
 			return "", false, fmt.Errorf("couldn't find key %v in Secret %v/%v", ref.Key, in.Pod.Namespace, ref.Name)
 		}
 		return string(v), ok, nil
@@ -188,7 +189,7 @@ func (b *builder) value(ctx context.Context, in *Input, e *v1.EnvVar, lookup fun
 		if err != nil {
 			return "", false, err
 		}
-		if !ok && !isTrue(from.FileKeyRef.Optional) {
+		if !ok && !ptr.Deref(from.FileKeyRef.Optional, false) {
 			return "", false, fmt.Errorf("environment variable key %q not found in file %q", from.FileKeyRef.Key, from.FileKeyRef.Path)
 		}
 		return v, ok, nil
@@ -211,5 +212,3 @@ func Container(pod *v1.Pod, name string) *v1.Container {
 	}
 	return nil
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }

@@ -5,6 +5,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
+
+	"hyperkube/internal/podfacts"
 )
 
 // Storage is what a pod has on the node's disk, in bytes.
@@ -24,7 +26,7 @@ func limited(pod *v1.Pod) []*v1.Container {
 		out = append(out, &pod.Spec.Containers[i])
 	}
 	for i := range pod.Spec.InitContainers {
-		if c := &pod.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+		if c := &pod.Spec.InitContainers[i]; podfacts.Sidecar(c) {
 			out = append(out, c)
 		}
 	}

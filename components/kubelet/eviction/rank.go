@@ -9,6 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	resourcehelper "k8s.io/component-helpers/resource"
+
+	"hyperkube/internal/podfacts"
 )
 
 // Files is how many bytes and inodes files take.
@@ -90,7 +92,7 @@ func Rank(list []*Candidate, signal Signal, disks Disks) {
 				return yesFirst(x)
 			}
 		}
-		if n := cmp.Compare(priority(a.Pod), priority(b.Pod)); n != 0 {
+		if n := cmp.Compare(podfacts.Priority(a.Pod), podfacts.Priority(b.Pod)); n != 0 {
 			return n
 		}
 		return cmp.Compare(b.over(short, of), a.over(short, of))
@@ -102,13 +104,6 @@ func yesFirst(yes bool) int {
 		return -1
 	}
 	return 1
-}
-
-func priority(p *v1.Pod) int32 {
-	if p.Spec.Priority == nil {
-		return 0
-	}
-	return *p.Spec.Priority
 }
 
 // Annotations of the event of an eviction.

@@ -3,7 +3,6 @@ package nodestatus
 import (
 	"context"
 	"log/slog"
-	"strconv"
 	"sync"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/internal/client"
 )
 
 // Config of a Keeper. All fields but those marked may not be empty.
@@ -114,7 +114,7 @@ func (k *Keeper) Node() *v1.Node {
 // Observe takes in the Node as a watch tells of it.
 func (k *Keeper) Observe(node *v1.Node) {
 	k.mu.Lock()
-	if k.node != nil && k.node.UID == node.UID && !newer(node.ResourceVersion, k.node.ResourceVersion) {
+	if k.node != nil && k.node.UID == node.UID && !client.Newer(node.ResourceVersion, k.node.ResourceVersion) {
 		k.mu.Unlock()
 		return
 	}
@@ -132,16 +132,6 @@ func (k *Keeper) Deleted() {
 	k.node = nil
 	k.mu.Unlock()
 	k.Changed()
-}
-
-// newer compares resource versions, which are numbers that grow.
-func newer(a, b string) bool {
-	x, errA := strconv.ParseUint(a, 10, 64)
-	y, errB := strconv.ParseUint(b, 10, 64)
-	if errA != nil || errB != nil {
-		return a != b
-	}
-	return x > y
 }
 
 // Run keeps everything until ctx ends.

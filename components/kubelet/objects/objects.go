@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 )
 
 // Kind of an object.
@@ -223,7 +224,7 @@ func (s *Store) list(ctx context.Context, r Ref, e *entry) (version string, immu
 		for i := range list.Items {
 			if list.Items[i].Name == r.Name {
 				found = &list.Items[i]
-				immutable = isTrue(list.Items[i].Immutable)
+				immutable = ptr.Deref(list.Items[i].Immutable, false)
 			}
 		}
 	case Secret:
@@ -235,15 +236,13 @@ func (s *Store) list(ctx context.Context, r Ref, e *entry) (version string, immu
 		for i := range list.Items {
 			if list.Items[i].Name == r.Name {
 				found = &list.Items[i]
-				immutable = isTrue(list.Items[i].Immutable)
+				immutable = ptr.Deref(list.Items[i].Immutable, false)
 			}
 		}
 	}
 	s.set(e, found)
 	return version, immutable, nil
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }
 
 func (s *Store) set(e *entry, obj runtime.Object) {
 	s.mu.Lock()

@@ -17,6 +17,7 @@ import (
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/podstate"
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/internal/podfacts"
 )
 
 // finalStep is how far the end of a pod has come. Each is done by a goroutine
@@ -164,7 +165,7 @@ func (w *worker) stopContainers(ctx context.Context) (running bool) {
 		running = true
 		c, kind := podstate.Find(w.pod, st.Name)
 		message, grace := "Stopping container "+st.Name, w.killGrace(st.ID)
-		if c != nil && kind == podstate.Init && podstate.IsSidecar(c) {
+		if c != nil && kind == podstate.Init && podfacts.Sidecar(c) {
 			last[st.Name] = st.ID
 			w.startOrderedKill(ctx, st.ID, message, grace)
 			continue

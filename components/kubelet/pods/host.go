@@ -26,6 +26,7 @@ import (
 	"hyperkube/components/kubelet/usernamespaces"
 	"hyperkube/components/kubelet/volume"
 	"hyperkube/internal/cgroup"
+	"hyperkube/internal/podfacts"
 )
 
 // Cgroups makes and removes the cgroups of pods.
@@ -259,3 +260,9 @@ func IsStatic(pod *v1.Pod) bool {
 
 // IsMirror tells whether the pod is the API's stand-in for a static pod.
 func IsMirror(pod *v1.Pod) bool { _, ok := pod.Annotations[annotationMirror]; return ok }
+
+// IsCritical tells a pod that the node cannot do without: others make room for it, and
+// nobody evicts it.
+func IsCritical(pod *v1.Pod) bool {
+	return IsStatic(pod) || IsMirror(pod) || podfacts.Priority(pod) >= podfacts.SystemCritical
+}

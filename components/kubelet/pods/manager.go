@@ -14,6 +14,7 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/podfacts"
 )
 
 // Manager runs all pods of the node. Its methods are safe for several
@@ -85,7 +86,7 @@ func (m *Manager) Set(pod *v1.Pod) {
 	if w == nil {
 		var others []*v1.Pod
 		admit := m.Admit != nil && pod.DeletionTimestamp == nil && pod.Status.StartTime == nil &&
-			pod.Status.Phase != v1.PodFailed && pod.Status.Phase != v1.PodSucceeded
+			!podfacts.Terminal(pod)
 		if admit {
 			for _, o := range m.workers {
 				others = append(others, o.active()...)
@@ -105,7 +106,7 @@ func (m *Manager) Set(pod *v1.Pod) {
 			}
 			w.update(func() { w.admitting = false })
 		}
-		if refused == nil && pod.DeletionTimestamp == nil && pod.Status.Phase != v1.PodFailed && pod.Status.Phase != v1.PodSucceeded {
+		if refused == nil && pod.DeletionTimestamp == nil && !podfacts.Terminal(pod) {
 			m.host.Metrics.Admitted(pod, QOS(pod))
 		}
 		m.weigh()

@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/kubelet/dnsconf"
 	"hyperkube/components/kubelet/env"
@@ -188,7 +189,7 @@ func (h *Host) recursive(pod *v1.Pod, m *v1.VolumeMount) (bool, error) {
 func supportsRecursive(node *v1.Node, handler string) bool {
 	fallback := false
 	for _, r := range node.Status.RuntimeHandlers {
-		can := r.Features != nil && r.Features.RecursiveReadOnlyMounts != nil && *r.Features.RecursiveReadOnlyMounts
+		can := r.Features != nil && ptr.Deref(r.Features.RecursiveReadOnlyMounts, false)
 		if r.Name == handler {
 			return can
 		}

@@ -10,6 +10,7 @@ import (
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/objects"
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/internal/podfacts"
 )
 
 // adopt remembers what an earlier kubelet had made.
@@ -24,7 +25,7 @@ func (w *worker) adopt() {
 	w.restarting = slices.ContainsFunc(w.pod.Status.Conditions, func(c v1.PodCondition) bool {
 		return c.Type == v1.AllContainersRestarting && c.Status == v1.ConditionTrue
 	})
-	if p := w.pod.Status.Phase; (p == v1.PodFailed || p == v1.PodSucceeded) && w.stage == syncing {
+	if podfacts.Terminal(w.pod) && w.stage == syncing {
 		w.stage = terminating
 		if r := w.pod.Status.Reason; (r == "Evicted" || r == "Preempting") && len(w.obs.Containers)+len(w.obs.Sandboxes) > 0 {
 			w.discards = unwanted

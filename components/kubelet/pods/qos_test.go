@@ -13,6 +13,7 @@ import (
 
 	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/internal/cgroup"
+	"hyperkube/internal/podfacts"
 )
 
 // recorded are cgroups that are written to.
@@ -75,7 +76,7 @@ func TestBurstableWeight(t *testing.T) {
 // TestSwap: who may be swapped out, and how much.
 func TestSwap(t *testing.T) {
 	critical := asking("p", "", "250Mi", "500Mi")
-	critical.Spec.Priority = new(int32(criticalPri))
+	critical.Spec.Priority = new(int32(podfacts.SystemCritical))
 	for name, tc := range map[string]struct {
 		pod  *v1.Pod
 		swap int64

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"strconv"
 	"sync"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/internal/client"
 	"hyperkube/internal/lifecycle"
 )
 
@@ -44,20 +44,10 @@ type reporter struct {
 
 // seen takes in the pod as the API has it, unless something newer is known.
 func (r *reporter) seen(pod *v1.Pod) {
-	if newer(pod.ResourceVersion, r.version) && !IsStatic(pod) {
+	if client.Newer(pod.ResourceVersion, r.version) && !IsStatic(pod) {
 		r.halted = false
 		r.last, r.version = &pod.Status, pod.ResourceVersion
 	}
-}
-
-// newer compares resource versions, which are numbers that grow.
-func newer(a, b string) bool {
-	x, errA := strconv.ParseUint(a, 10, 64)
-	y, errB := strconv.ParseUint(b, 10, 64)
-	if errA != nil || errB != nil {
-		return a != b
-	}
-	return x > y
 }
 
 // settled tells whether the API has all that there is to tell.
@@ -204,7 +194,7 @@ func (w *worker) send(ctx context.Context) {
 		w.mu.Lock()
 		switch {
 		case err == nil:
-			if !newer(w.report.version, result.ResourceVersion) || result.ResourceVersion == w.report.version {
+			if !client.Newer(w.report.version, result.ResourceVersion) || result.ResourceVersion == w.report.version {
 				w.report.last, w.report.version = &result.Status, result.ResourceVersion
 			}
 			// What was added since, or by others, is found by the next step.
@@ -242,7 +232,7 @@ func (w *worker) mirrored() *v1.Pod {
 		return nil
 	}
 	pod := w.host.Mirror.Of(w.pod)
-	if pod != nil && newer(pod.ResourceVersion, w.report.version) {
+	if pod != nil && client.Newer(pod.ResourceVersion, w.report.version) {
 		w.report.last, w.report.version = &pod.Status, pod.ResourceVersion
 	}
 	return pod

@@ -16,6 +16,7 @@ import (
 
 	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/internal/podfacts"
 )
 
 // TestRuntimeToldOfResize: a runtime hears what the pod as a whole gets before its
@@ -141,7 +142,7 @@ func TestResizeOfSwap(t *testing.T) {
 		"only its limit changes": {swap: of(1 << 30), limited: true, has: memory("1Gi", "2Gi"), wants: memory("1Gi", "3Gi")},
 		"had none, gets some":    {swap: of(1 << 30), limited: true, has: memory("1Gi", "1Gi"), wants: memory("500Mi", "1Gi"), refused: true},
 		"started again":          {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), edit: func(p *v1.Pod) { p.Spec.Containers[0].ResizePolicy = again }},
-		"critical":               {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), edit: func(p *v1.Pod) { p.Spec.Priority = new(int32(criticalPri)) }},
+		"critical":               {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), edit: func(p *v1.Pod) { p.Spec.Priority = new(int32(podfacts.SystemCritical)) }},
 	} {
 		m := NewManager(&Host{Allocatable: func() v1.ResourceList { return plenty }, Metrics: telemetry.New()})
 		m.host.Limits.Swap, m.host.Limits.LimitedSwap = c.swap, c.limited

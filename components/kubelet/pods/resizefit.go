@@ -11,6 +11,7 @@ import (
 	"k8s.io/component-helpers/resource"
 
 	"hyperkube/components/kubelet/podstate"
+	"hyperkube/internal/podfacts"
 )
 
 // claim is what a pod takes of the node, or wants of it.
@@ -33,10 +34,7 @@ func (m *Manager) claims() []claim {
 			w.mu.Unlock()
 			continue
 		}
-		c := claim{pod: w.pod}
-		if w.pod.Spec.Priority != nil {
-			c.priority = *w.pod.Spec.Priority
-		}
+		c := claim{pod: w.pod, priority: podfacts.Priority(w.pod)}
 		has := w.pod
 		if r := w.resize; r != nil && r.kind == v1.PodResizePending {
 			if has = w.actual(); has != w.pod && r.reason == v1.PodReasonDeferred {
@@ -147,10 +145,7 @@ func (m *Manager) fits(pod *v1.Pod) (reason, message string) {
 	used := map[v1.ResourceName]int64{}
 	milli := func(l v1.ResourceList, name v1.ResourceName) int64 { q := l[name]; return q.MilliValue() }
 	var waiting []claim
-	mine := claim{pod: pod, since: time.Now()}
-	if pod.Spec.Priority != nil {
-		mine.priority = *pod.Spec.Priority
-	}
+	mine := claim{pod: pod, priority: podfacts.Priority(pod), since: time.Now()}
 	for _, c := range m.claims() {
 		switch {
 		case c.pod.UID == pod.UID:

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/resource"
 
-	"hyperkube/components/kubelet/podstate"
 	"hyperkube/internal/cgroup"
+	"hyperkube/internal/podfacts"
 )
 
 // QOS returns the pod's quality of service class.
@@ -50,12 +50,11 @@ func QOS(pod *v1.Pod) v1.PodQOSClass {
 }
 
 const (
-	minShares   = 2
-	maxShares   = 262144
-	minQuota    = 1000
-	guaranteed  = -997
-	bestEffort  = 1000
-	criticalPri = 2000000000
+	minShares  = 2
+	maxShares  = 262144
+	minQuota   = 1000
+	guaranteed = -997
+	bestEffort = 1000
 )
 
 // shares converts a CPU request to the kernel's weight.
@@ -76,7 +75,7 @@ func quota(milli, period int64) int64 {
 
 // oomScore tells the kernel whom to kill first when memory runs out.
 func oomScore(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
-	if pod.Spec.Priority != nil && *pod.Spec.Priority >= criticalPri {
+	if podfacts.Priority(pod) >= podfacts.SystemCritical {
 		return guaranteed
 	}
 	switch QOS(pod) {
@@ -97,7 +96,7 @@ func oomScore(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 		}
 	}
 	score := 1000 - 1000*(c.Resources.Requests.Memory().Value()+share)/capacity
-	if podstate.IsSidecar(c) && len(pod.Spec.Containers) > 0 {
+	if podfacts.Sidecar(c) && len(pod.Spec.Containers) > 0 {
 		// It is not to go before those that it serves.
 		least := pod.Spec.Containers[0].Resources.Requests.Memory().Value()
 		for i := range pod.Spec.Containers {

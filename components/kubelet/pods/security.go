@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Paths that containers must not read, or not write, unless they ask for an
@@ -77,7 +78,7 @@ func (h *Host) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityCon
 func anyPrivileged(pod *v1.Pod) bool {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
-			if sc := list[i].SecurityContext; sc != nil && isTrue(sc.Privileged) {
+			if sc := list[i].SecurityContext; sc != nil && ptr.Deref(sc.Privileged, false) {
 				return true
 			}
 		}
@@ -145,7 +146,7 @@ func effective(pod *v1.Pod, c *v1.Container) *v1.SecurityContext {
 // verifyNonRoot refuses a container that must not, but would, run as root.
 func verifyNonRoot(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image) error {
 	sc := effective(pod, c)
-	if !isTrue(sc.RunAsNonRoot) {
+	if !ptr.Deref(sc.RunAsNonRoot, false) {
 		return nil
 	}
 	where := fmt.Sprintf("(pod: %q, container: %s)", fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID), c.Name)
@@ -173,8 +174,8 @@ func (h *Host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi
 		return nil, err
 	}
 	out := &runtimeapi.LinuxContainerSecurityContext{
-		Privileged:         isTrue(sc.Privileged),
-		ReadonlyRootfs:     isTrue(sc.ReadOnlyRootFilesystem),
+		Privileged:         ptr.Deref(sc.Privileged, false),
+		ReadonlyRootfs:     ptr.Deref(sc.ReadOnlyRootFilesystem, false),
 		NamespaceOptions:   options,
 		SelinuxOptions:     selinux(sc.SELinuxOptions),
 		SupplementalGroups: groups(pod),
@@ -182,7 +183,7 @@ func (h *Host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi
 		Apparmor:           apparmor(sc),
 		// Whatever is not asked for is not given: programs with set-user-ID
 		// work only where the container may gain privileges.
-		NoNewPrivs: sc.AllowPrivilegeEscalation != nil && !*sc.AllowPrivilegeEscalation && !isTrue(sc.Privileged),
+		NoNewPrivs: sc.AllowPrivilegeEscalation != nil && !*sc.AllowPrivilegeEscalation && !ptr.Deref(sc.Privileged, false),
 	}
 	if p := pod.Spec.SecurityContext; p != nil {
 		out.SupplementalGroupsPolicy = groupsPolicy(p)
@@ -260,5 +261,3 @@ func apparmor(sc *v1.SecurityContext) *runtimeapi.SecurityProfile {
 	}
 	return nil
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }

@@ -28,7 +28,6 @@ func (h *Host) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {
 // swaps tells whether a container would have a part of the swap that goes by the memory that
 // it asks for.
 func (h *Host) swaps(pod *v1.Pod, c *v1.Container) bool {
-	critical := IsStatic(pod) || IsMirror(pod) || pod.Spec.Priority != nil && *pod.Spec.Priority >= criticalPri
-	return h.Limits.Swap != nil && !critical && QOS(pod) == v1.PodQOSBurstable &&
+	return h.Limits.Swap != nil && !IsCritical(pod) && QOS(pod) == v1.PodQOSBurstable &&
 		!c.Resources.Requests.Memory().Equal(*c.Resources.Limits.Memory())
 }

@@ -12,12 +12,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/resource"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/dnsconf"
 	"hyperkube/components/kubelet/env"
 	"hyperkube/components/kubelet/podstate"
 	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/podfacts"
 )
 
 // LogDir is the directory of a pod's logs.
@@ -107,7 +109,7 @@ func shared(pod *v1.Pod, sysctl string) bool {
 func portOwners(pod *v1.Pod) []*v1.Container {
 	var out []*v1.Container
 	for i := range pod.Spec.InitContainers {
-		if podstate.IsSidecar(&pod.Spec.InitContainers[i]) {
+		if podfacts.Sidecar(&pod.Spec.InitContainers[i]) {
 			out = append(out, &pod.Spec.InitContainers[i])
 		}
 	}
@@ -133,7 +135,7 @@ func (h *Host) hostname(pod *v1.Pod) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if domain != "" && pod.Spec.SetHostnameAsFQDN != nil && *pod.Spec.SetHostnameAsFQDN {
+	if domain != "" && ptr.Deref(pod.Spec.SetHostnameAsFQDN, false) {
 		full := host + "." + domain
 		if len(full) > 64 {
 			return "", fmt.Errorf("failed to construct FQDN from pod hostname and cluster domain, FQDN %s is too long (64 characters is the max, %d characters requested)", full, len(full))

@@ -11,11 +11,13 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/podstate"
 	"hyperkube/components/kubelet/probe"
 	"hyperkube/components/kubelet/volume"
+	"hyperkube/internal/podfacts"
 )
 
 // Verdict is the kubelet's own decision to end a pod.
@@ -447,7 +449,7 @@ func (w *worker) syncProbes() {
 			continue
 		}
 		c, kind := podstate.Find(w.pod, st.Name)
-		if c == nil || kind == podstate.Ephemeral || (kind == podstate.Init && !podstate.IsSidecar(c)) {
+		if c == nil || kind == podstate.Ephemeral || (kind == podstate.Init && !podfacts.Sidecar(c)) {
 			continue
 		}
 		if c.StartupProbe == nil && c.LivenessProbe == nil && c.ReadinessProbe == nil {
@@ -463,7 +465,7 @@ func (w *worker) syncProbes() {
 			},
 		}
 		if known := podstate.StatusOf(w.report.last, name); known != nil && known.ContainerID == w.host.RuntimeName+"://"+st.ID {
-			o.KnownStarted = known.Started != nil && *known.Started
+			o.KnownStarted = ptr.Deref(known.Started, false)
 			o.KnownReady = known.Ready
 		}
 		if g := w.host.Prober.Start(o); g != nil {

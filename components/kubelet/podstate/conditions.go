@@ -7,6 +7,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"hyperkube/internal/podfacts"
 )
 
 // conditions fills the pod's conditions: the kubelet's own first, then those of
@@ -99,7 +102,7 @@ func (in *StatusInput) containersReady(s *v1.PodStatus) v1.PodCondition {
 	}
 	var unready []string
 	for i := range in.Pod.Spec.InitContainers {
-		if IsSidecar(&in.Pod.Spec.InitContainers[i]) && !s.InitContainerStatuses[i].Ready {
+		if podfacts.Sidecar(&in.Pod.Spec.InitContainers[i]) && !s.InitContainerStatuses[i].Ready {
 			unready = append(unready, in.Pod.Spec.InitContainers[i].Name)
 		}
 	}
@@ -157,8 +160,8 @@ func (in *StatusInput) initialized(s *v1.PodStatus) v1.PodCondition {
 	for i := range in.Pod.Spec.InitContainers {
 		st := &s.InitContainerStatuses[i]
 		done := st.Ready
-		if IsSidecar(&in.Pod.Spec.InitContainers[i]) {
-			done = st.Started != nil && *st.Started
+		if podfacts.Sidecar(&in.Pod.Spec.InitContainers[i]) {
+			done = ptr.Deref(st.Started, false)
 		}
 		if !done {
 			incomplete = append(incomplete, st.Name)

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/internal/podfacts"
 )
 
 // Input is what a decision rests on. Nothing in it is changed.
@@ -164,7 +166,7 @@ func Next(in Input) Plan {
 func (in *Input) initFailed() bool {
 	return slices.ContainsFunc(in.Pod.Spec.InitContainers, func(c v1.Container) bool {
 		last := in.Observed.Latest(c.Name)
-		return last != nil && !IsSidecar(&c) && last.State == Exited && last.ExitCode != 0 && !shouldRestart(in.Pod, &c, last.ExitCode)
+		return last != nil && !podfacts.Sidecar(&c) && last.State == Exited && last.ExitCode != 0 && !shouldRestart(in.Pod, &c, last.ExitCode)
 	})
 }
 
@@ -206,7 +208,7 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed 
 	for i := range inits {
 		c := &inits[i]
 		st := here(c.Name)
-		if IsSidecar(c) {
+		if podfacts.Sidecar(c) {
 			// One after which another has begun was there in its time: nobody waits for
 			// it once more, should it have ended since.
 			settled := past || i < last
@@ -400,7 +402,7 @@ func (in *Input) ending(p *Plan) bool {
 func (in *Input) isSidecar(name string) bool {
 	for i := range in.Pod.Spec.InitContainers {
 		if c := &in.Pod.Spec.InitContainers[i]; c.Name == name {
-			return IsSidecar(c)
+			return podfacts.Sidecar(c)
 		}
 	}
 	return false

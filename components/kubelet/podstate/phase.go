@@ -2,6 +2,8 @@ package podstate
 
 import (
 	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/internal/podfacts"
 )
 
 // phase sums up the containers. underWay: an app container has been made in the
@@ -11,7 +13,7 @@ func phase(pod *v1.Pod, s *v1.PodStatus, stopped, underWay bool) v1.PodPhase {
 	for i := range pod.Spec.InitContainers {
 		c, st := &pod.Spec.InitContainers[i], &s.InitContainerStatuses[i]
 		end := ending(st)
-		if IsSidecar(c) {
+		if podfacts.Sidecar(c) {
 			switch {
 			case st.State.Running != nil:
 				running++

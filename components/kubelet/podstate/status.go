@@ -8,6 +8,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/internal/podfacts"
 )
 
 // StatusInput is what a pod's status is made of. Nothing in it is changed;
@@ -198,7 +200,7 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 		s = removed(c, old, in.Slots[c.Name].Next)
 	default:
 		s = in.absent(c, old, waiting)
-		if past = kind == Init && !IsSidecar(c) && s.State.Waiting != nil && in.appMade(); past {
+		if past = kind == Init && !podfacts.Sidecar(c) && s.State.Waiting != nil && in.appMade(); past {
 			// Of a static pod nobody has told how it ended.
 			s.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
 				Reason: "Completed", Message: "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally",
@@ -393,7 +395,7 @@ func (in *StatusInput) readiness(c *v1.Container, kind Kind, latest *Container, 
 		started = in.started(latest)
 		ready = started && (h.Readiness == NoProbe || h.Readiness == Success)
 	}
-	if kind == Init && !IsSidecar(c) {
+	if kind == Init && !podfacts.Sidecar(c) {
 		ready = s.State.Terminated != nil && s.State.Terminated.ExitCode == 0
 	}
 	s.Started, s.Ready = &started, ready

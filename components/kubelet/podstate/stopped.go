@@ -4,6 +4,9 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"hyperkube/internal/podfacts"
 )
 
 // hasRun tells whether a container runs or has run.
@@ -43,8 +46,8 @@ func (in *StatusInput) hadBegun(s *v1.PodStatus) bool {
 		return true
 	}
 	last := &s.InitContainerStatuses[n-1]
-	if IsSidecar(&in.Pod.Spec.InitContainers[n-1]) {
-		return last.State.Running != nil && last.Started != nil && *last.Started
+	if podfacts.Sidecar(&in.Pod.Spec.InitContainers[n-1]) {
+		return last.State.Running != nil && ptr.Deref(last.Started, false)
 	}
 	done := ending(last)
 	return done != nil && done.ExitCode == 0

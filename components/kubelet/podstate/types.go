@@ -210,12 +210,6 @@ func (b BackOff) Next(now time.Time) BackOff {
 	return next
 }
 
-// IsSidecar tells whether an init container is restarted always, so that it
-// runs beside the containers that come after it.
-func IsSidecar(c *v1.Container) bool {
-	return c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
-}
-
 // Kind says which list of the pod's spec a container is in.
 type Kind int
 

@@ -11,6 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	resourcehelper "k8s.io/component-helpers/resource"
+
+	"hyperkube/internal/podfacts"
 )
 
 // What is told of a pod that makes room.
@@ -48,7 +50,7 @@ func Choose(pod *v1.Pod, others []*v1.Pod, need []Requirement, critical func(*v1
 	of := map[v1.PodQOSClass][]*v1.Pod{}
 	var all []*v1.Pod
 	for _, o := range others {
-		if critical(pod) && !critical(o) || priority(pod) > priority(o) {
+		if critical(pod) && !critical(o) || podfacts.Priority(pod) > podfacts.Priority(o) {
 			of[class(o)] = append(of[class(o)], o)
 			all = append(all, o)
 		}
@@ -63,13 +65,6 @@ func Choose(pod *v1.Pod, others []*v1.Pod, need []Requirement, critical func(*v1
 	fromMiddle := nearest(middle, subtract(need, slices.Concat(low, fromHigh)...))
 	fromLow := nearest(low, subtract(need, slices.Concat(fromMiddle, fromHigh)...))
 	return slices.Concat(fromLow, fromMiddle, fromHigh), nil
-}
-
-func priority(pod *v1.Pod) int32 {
-	if pod.Spec.Priority == nil {
-		return 0
-	}
-	return *pod.Spec.Priority
 }
 
 // nearest takes pods until what is needed is there, each time the one after which

@@ -8,10 +8,9 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-)
 
-// critical is the priority of the pods that the system cannot do without.
-const critical = 2000000000
+	"hyperkube/internal/podfacts"
+)
 
 // Period is how long pods of a priority, and of those up to the next one's, may
 // take to end.
@@ -40,7 +39,7 @@ func Periods(all, criticals time.Duration, byPriority []Period) ([]Period, error
 		}
 	}
 	if all > 0 {
-		return []Period{{Priority: 0, Grace: (all - criticals).Truncate(time.Second)}, {Priority: critical, Grace: criticals.Truncate(time.Second)}}, nil
+		return []Period{{Priority: 0, Grace: (all - criticals).Truncate(time.Second)}, {Priority: podfacts.SystemCritical, Grace: criticals.Truncate(time.Second)}}, nil
 	}
 	out := slices.Clone(byPriority)
 	slices.SortStableFunc(out, func(a, b Period) int { return cmp.Compare(a.Priority, b.Priority) })
@@ -62,10 +61,7 @@ func total(periods []Period) time.Duration {
 func groups(periods []Period, pods []*v1.Pod) [][]*v1.Pod {
 	out := make([][]*v1.Pod, len(periods))
 	for _, pod := range pods {
-		var priority int32
-		if pod.Spec.Priority != nil {
-			priority = *pod.Spec.Priority
-		}
+		priority := podfacts.Priority(pod)
 		i := len(periods) - 1
 		for i > 0 && periods[i].Priority > priority {
 			i--

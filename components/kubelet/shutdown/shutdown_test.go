@@ -15,6 +15,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"hyperkube/internal/podfacts"
 	"hyperkube/internal/testlogind"
 )
 
@@ -26,7 +27,7 @@ func TestPeriods(t *testing.T) {
 		ok             bool
 	}{
 		{0, 0, nil, nil, true},
-		{30 * time.Second, 10 * time.Second, nil, []Period{{0, 20 * time.Second}, {critical, 10 * time.Second}}, true},
+		{30 * time.Second, 10 * time.Second, nil, []Period{{0, 20 * time.Second}, {podfacts.SystemCritical, 10 * time.Second}}, true},
 		{0, 0, []Period{{100, time.Second}, {0, time.Minute}}, []Period{{0, time.Minute}, {100, time.Second}}, true},
 		{time.Second, 0, []Period{{0, time.Second}}, nil, false},
 		{time.Second, 2 * time.Second, nil, nil, false},
@@ -126,13 +127,13 @@ func TestBus(t *testing.T) {
 	short.Spec.TerminationGracePeriodSeconds = &grace
 	up := make(chan struct{}, 4)
 	m := New(Config{
-		Periods: []Period{{0, 20 * time.Second}, {critical, 10 * time.Second}}, LogindConf: conf, State: state,
+		Periods: []Period{{0, 20 * time.Second}, {podfacts.SystemCritical, 10 * time.Second}}, LogindConf: conf, State: state,
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Connect: func(ctx context.Context) (Logind, error) {
 			l, err := Connect(ctx)
 			return &told{l, up}, err
 		},
-		Pods: func() []*v1.Pod { return []*v1.Pod{pod("vital", critical), pod("usual", 0), short} },
+		Pods: func() []*v1.Pod { return []*v1.Pod{pod("vital", podfacts.SystemCritical), pod("usual", 0), short} },
 		End: func(p *v1.Pod, grace int64) <-chan struct{} {
 			r.add(p.Name + " " + time.Duration(grace*int64(time.Second)).String())
 			done := make(chan struct{})

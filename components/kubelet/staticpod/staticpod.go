@@ -25,6 +25,7 @@ import (
 
 	"hyperkube/components/kubelet/pods"
 	"hyperkube/internal/api/core/pod"
+	"hyperkube/internal/podfacts"
 )
 
 // Sink takes the pods. Its methods are called from the goroutine of each source.
@@ -301,7 +302,7 @@ func decode(doc []byte, source, from, nodeName string) (*v1.Pod, error) {
 	p.Annotations[pods.AnnotationSource] = source
 	p.Spec.NodeName = nodeName
 	if p.Spec.Priority == nil && (p.Spec.PriorityClassName == "system-node-critical" || p.Spec.PriorityClassName == "system-cluster-critical") {
-		priority := int32(2000000000)
+		priority := int32(podfacts.SystemCritical)
 		if p.Spec.PriorityClassName == "system-node-critical" {
 			priority = 2000001000
 		}

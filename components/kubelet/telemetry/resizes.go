@@ -5,18 +5,14 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-)
 
-// systemCritical is the least priority of pods of the system.
-const systemCritical = 2000000000
+	"hyperkube/internal/podfacts"
+)
 
 // PriorityBucket is how a pod's priority is told of resizes.
 func PriorityBucket(pod *v1.Pod) string {
-	if pod.Spec.Priority == nil {
-		return "normal"
-	}
-	switch p := *pod.Spec.Priority; {
-	case p >= systemCritical:
+	switch p := podfacts.Priority(pod); {
+	case p >= podfacts.SystemCritical:
 		return "system-critical"
 	case p >= 100000:
 		return "high"

@@ -14,6 +14,7 @@ import (
 
 	"hyperkube/components/kubelet/numa"
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/internal/podfacts"
 )
 
 // Policies of admission, and what they are applied to.
@@ -235,7 +236,7 @@ func Containers(pod *v1.Pod) func(yield func(*v1.Container) bool) {
 func Passing(pod *v1.Pod, name string) bool {
 	for i := range pod.Spec.InitContainers {
 		if c := &pod.Spec.InitContainers[i]; c.Name == name {
-			return c.RestartPolicy == nil || *c.RestartPolicy != v1.ContainerRestartPolicyAlways
+			return !podfacts.Sidecar(c)
 		}
 	}
 	return false

@@ -71,7 +71,7 @@ type Claim struct {
 func (Claim) Name() string { return "" }
 
 // Is implements Type.
-func (Claim) Is(v *v1.Volume) bool { return v.PersistentVolumeClaim != nil || v.Ephemeral != nil }
+func (Claim) Is(v *v1.Volume) bool { return ByClaim(v) }
 
 // SetUp implements Type.
 func (t Claim) SetUp(ctx context.Context, r Request) (Result, error) {

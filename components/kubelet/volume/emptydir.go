@@ -53,7 +53,7 @@ func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {
 	}
 	// What was made before a crash, or before the machine was started anew, is to be
 	// given away still.
-	if group := fsGroup(r.Pod); group != nil && (fresh || ungiven(r.Dir)) {
+	if group := FSGroup(r.Pod); group != nil && (fresh || ungiven(r.Dir)) {
 		if err := SetGroup(r.Dir, *group, false); err != nil {
 			return Result{}, err
 		}
@@ -144,7 +144,11 @@ func (t EmptyDir) size(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
 	return size
 }
 
-func fsGroup(pod *v1.Pod) *int64 {
+// FSGroup returns the group that is to own the files of a pod's volumes; nil: it asks
+// for none.
+//
+// https://kubernetes.io/docs/tasks/configure-pod-container/security-context/
+func FSGroup(pod *v1.Pod) *int64 {
 	if pod.Spec.SecurityContext == nil {
 		return nil
 	}

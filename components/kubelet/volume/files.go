@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/kubelet/env"
 )
@@ -27,7 +28,7 @@ func (ConfigMapVolume) Is(v *v1.Volume) bool { return v.ConfigMap != nil }
 func (t ConfigMapVolume) SetUp(ctx context.Context, r Request) (Result, error) {
 	src := r.Volume.ConfigMap
 	payload := Payload{}
-	keys := keys{src.Items, mode(src.DefaultMode), isTrue(src.Optional)}
+	keys := keys{src.Items, mode(src.DefaultMode), ptr.Deref(src.Optional, false)}
 	if err := addConfigMap(ctx, t.Objects, payload, r.Pod.Namespace, src.Name, keys); err != nil {
 		return Result{}, err
 	}
@@ -47,7 +48,7 @@ func (SecretVolume) Is(v *v1.Volume) bool { return v.Secret != nil }
 func (t SecretVolume) SetUp(ctx context.Context, r Request) (Result, error) {
 	src := r.Volume.Secret
 	payload := Payload{}
-	keys := keys{src.Items, mode(src.DefaultMode), isTrue(src.Optional)}
+	keys := keys{src.Items, mode(src.DefaultMode), ptr.Deref(src.Optional, false)}
 	if err := addSecret(ctx, t.Objects, payload, r.Pod.Namespace, src.SecretName, keys); err != nil {
 		return Result{}, err
 	}
@@ -105,9 +106,9 @@ func (t Projected) SetUp(ctx context.Context, r Request) (Result, error) {
 		var err error
 		switch {
 		case s.ConfigMap != nil:
-			err = addConfigMap(ctx, t.Objects, payload, r.Pod.Namespace, s.ConfigMap.Name, keys{s.ConfigMap.Items, def, isTrue(s.ConfigMap.Optional)})
+			err = addConfigMap(ctx, t.Objects, payload, r.Pod.Namespace, s.ConfigMap.Name, keys{s.ConfigMap.Items, def, ptr.Deref(s.ConfigMap.Optional, false)})
 		case s.Secret != nil:
-			err = addSecret(ctx, t.Objects, payload, r.Pod.Namespace, s.Secret.Name, keys{s.Secret.Items, def, isTrue(s.Secret.Optional)})
+			err = addSecret(ctx, t.Objects, payload, r.Pod.Namespace, s.Secret.Name, keys{s.Secret.Items, def, ptr.Deref(s.Secret.Optional, false)})
 		case s.DownwardAPI != nil:
 			err = addDownward(payload, r.Pod, s.DownwardAPI.Items, def, t.Allocatable)
 		case s.ServiceAccountToken != nil:
@@ -147,7 +148,7 @@ func write(r Request, payload Payload, memory bool, refresh time.Time) (Result, 
 			return Result{}, err
 		}
 	}
-	group := fsGroup(r.Pod)
+	group := FSGroup(r.Pod)
 	if err := writeAtomically(r.Dir, payload, group); err != nil {
 		return Result{}, err
 	}
@@ -261,7 +262,7 @@ func ownFile(pod *v1.Pod, data []byte, user *int64, def os.FileMode) File {
 	if f.User == nil {
 		f.User = fsUser(pod)
 	}
-	if f.User != nil || fsGroup(pod) != nil {
+	if f.User != nil || FSGroup(pod) != nil {
 		f.Mode = 0o600
 	}
 	return f
@@ -302,8 +303,6 @@ func mode(m *int32) os.FileMode {
 	}
 	return os.FileMode(*m)
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }
 
 // Image is a volume whose content is an image; the runtime mounts it.
 type Image struct{}

@@ -75,7 +75,7 @@ func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result
 		return Result{}, fmt.Errorf("only directory and block device are supported: %q is neither", path)
 	}
 	// A device was mounted in the pod's own place already when giving it away failed.
-	if group := fsGroup(r.Pod); group != nil && !r.ReadOnly && (r.Fresh || path == r.Dir && ungiven(path)) {
+	if group := FSGroup(r.Pod); group != nil && !r.ReadOnly && (r.Fresh || path == r.Dir && ungiven(path)) {
 		if err := t.give(r, path, *group); err != nil {
 			return Result{}, err
 		}

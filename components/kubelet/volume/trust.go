@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
 )
 
 // Trust gets ClusterTrustBundles.
@@ -43,7 +44,7 @@ func addTrust(ctx context.Context, trust Trust, payload Payload, pod *v1.Pod, p 
 				chosen = append(chosen, b)
 			}
 		}
-		if len(chosen) == 0 && !isTrue(p.Optional) {
+		if len(chosen) == 0 && !ptr.Deref(p.Optional, false) {
 			return fmt.Errorf("clustertrustbundle.certificates.k8s.io %q not found", *p.Name)
 		}
 	case p.SignerName != nil:
@@ -56,7 +57,7 @@ func addTrust(ctx context.Context, trust Trust, payload Payload, pod *v1.Pod, p 
 				chosen = append(chosen, b)
 			}
 		}
-		if len(chosen) == 0 && !isTrue(p.Optional) {
+		if len(chosen) == 0 && !ptr.Deref(p.Optional, false) {
 			return fmt.Errorf("combination of signerName and labelSelector matched zero ClusterTrustBundles")
 		}
 	}

@@ -30,6 +30,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+
+	"hyperkube/internal/podfacts"
 )
 
 // Pod is what matters of a pod.
@@ -53,7 +55,7 @@ type Port struct {
 // podOf returns what matters of a pod, nil if policies do not concern it: it has
 // no address of its own, or has ended.
 func podOf(pod *corev1.Pod, node string) *Pod {
-	if pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+	if pod.Spec.HostNetwork || podfacts.Terminal(pod) {
 		return nil
 	}
 	p := &Pod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels, Local: pod.Spec.NodeName == node}
@@ -66,7 +68,7 @@ func podOf(pod *corev1.Pod, node string) *Pod {
 		return nil
 	}
 	sidecars := slices.DeleteFunc(slices.Clone(pod.Spec.InitContainers), func(c corev1.Container) bool {
-		return c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways
+		return !podfacts.Sidecar(&c)
 	})
 	for _, c := range append(sidecars, pod.Spec.Containers...) {
 		for _, port := range c.Ports {

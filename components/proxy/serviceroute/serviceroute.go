@@ -179,8 +179,7 @@ func (k *Keeper) ensureOne(bridge netlink.Link, prefix netip.Prefix) error {
 	if err := k.cfg.Journal.Record(hostchange.Change{Kind: hostchange.Route, Name: prefix.String(), Before: k.cfg.Bridge}); err != nil {
 		return err
 	}
-	dst := &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
-	route := &netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: dst, Src: source, Scope: netlink.SCOPE_LINK}
+	route := &netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: netdump.IPNet(prefix), Src: source, Scope: netlink.SCOPE_LINK}
 	if family == netlink.FAMILY_V6 {
 		route.Scope = netlink.SCOPE_UNIVERSE
 	}

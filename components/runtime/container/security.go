@@ -24,6 +24,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/images"
+	"hyperkube/internal/layout"
 )
 
 // defaultCapabilities are those that container engines agree on.
@@ -308,7 +309,7 @@ profile ` + appArmorProfile + ` flags=(attach_disconnected,mediate_deleted) {
 func DetectAppArmor() (AppArmor, error) {
 	return detectAppArmor("/sys", func() (string, error) {
 		parser, err := exec.LookPath("apparmor_parser")
-		if err != nil && exists("/sbin/apparmor_parser") {
+		if err != nil && layout.Exists("/sbin/apparmor_parser") {
 			return "/sbin/apparmor_parser", nil
 		}
 		return parser, err
@@ -334,11 +335,6 @@ func detectAppArmor(sys string, find func() (string, error)) (AppArmor, error) {
 	}
 	host.Default = appArmorProfile
 	return host, nil
-}
-
-func exists(file string) bool {
-	_, err := os.Stat(file)
-	return err == nil
 }
 
 func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext, privileged bool) (string, error) {

@@ -12,6 +12,7 @@ import (
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
+	"hyperkube/internal/podfacts"
 )
 
 // extended are the extended resources of a pod that devices may be. On a node that
@@ -96,8 +97,7 @@ func (e *extended) claim(n *state.Node) (*resourcev1.ResourceClaim, []corev1.Con
 func extendedRequests(pod *corev1.Pod, classes map[corev1.ResourceName]string) ([]resourcev1.DeviceRequest, []corev1.ContainerExtendedResourceRequest) {
 	containers := append(slices.Clone(pod.Spec.InitContainers), pod.Spec.Containers...)
 	ends := func(i int) bool {
-		policy := containers[i].RestartPolicy
-		return i < len(pod.Spec.InitContainers) && (policy == nil || *policy != corev1.ContainerRestartPolicyAlways)
+		return i < len(pod.Spec.InitContainers) && !podfacts.Sidecar(&containers[i])
 	}
 	var requests []resourcev1.DeviceRequest
 	var mappings []corev1.ContainerExtendedResourceRequest

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	volumehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
@@ -111,7 +112,7 @@ func (NodeVolumeLimits) Filter(c *framework.Cycle) (*framework.Check, error) {
 func neededDrivers(v framework.Volumes, wanted sets.Set[csiVolume]) []string {
 	needed := sets.New[string]()
 	for w := range wanted {
-		if d := v.Driver(w.driver); d != nil && d.Spec.PreventPodSchedulingIfMissing != nil && *d.Spec.PreventPodSchedulingIfMissing {
+		if d := v.Driver(w.driver); d != nil && ptr.Deref(d.Spec.PreventPodSchedulingIfMissing, false) {
 			needed.Insert(w.driver)
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/component-helpers/resource"
+
+	"hyperkube/internal/podfacts"
 )
 
 // Resources is an amount of each resource: milli-CPUs, bytes, and counts.
@@ -85,11 +87,8 @@ const (
 // NewPod reads what the scheduler needs of a pod. The object is shared and not
 // written to.
 func NewPod(obj *corev1.Pod) *Pod {
-	p := &Pod{Object: obj, Terms: newTerms(obj)}
+	p := &Pod{Object: obj, Terms: newTerms(obj), Priority: podfacts.Priority(obj)}
 	p.key = classKey(obj, p.Terms)
-	if obj.Spec.Priority != nil {
-		p.Priority = *obj.Spec.Priority
-	}
 	bound := obj.Spec.NodeName != ""
 	p.Requests = fromList(resource.PodRequests(obj, resource.PodResourcesOptions{
 		UseStatusResources: bound, InPlacePodLevelResourcesVerticalScalingEnabled: bound,

@@ -62,13 +62,6 @@ func notStatic(name string) field.ErrorList {
 		fmt.Sprintf("names ending with %q are reserved for static manifest-based configurations and cannot be managed via the API", StaticSuffix))}
 }
 
-// setDefault fills *p when it is nil.
-func setDefault[T any](p **T, value T) {
-	if *p == nil {
-		*p = &value
-	}
-}
-
 // selectAll fills a selector that is not there with one that selects all.
 func selectAll(s **metav1.LabelSelector) {
 	if *s == nil {

@@ -2,15 +2,17 @@ package admissionregistration
 
 import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+
+	"hyperkube/internal/api"
 )
 
 func defaultRule(r *admissionv1.Rule) {
-	setDefault(&r.Scope, admissionv1.AllScopes)
+	api.SetDefault(&r.Scope, admissionv1.AllScopes)
 }
 
 func defaultClientConfig(c *admissionv1.WebhookClientConfig) {
 	if c.Service != nil {
-		setDefault(&c.Service.Port, 443)
+		api.SetDefault(&c.Service.Port, 443)
 	}
 }
 
@@ -18,7 +20,7 @@ func defaultMatchResources(m *admissionv1.MatchResources) {
 	if m == nil {
 		return
 	}
-	setDefault(&m.MatchPolicy, admissionv1.Equivalent)
+	api.SetDefault(&m.MatchPolicy, admissionv1.Equivalent)
 	selectAll(&m.NamespaceSelector)
 	selectAll(&m.ObjectSelector)
 	for _, rules := range [][]admissionv1.NamedRuleWithOperations{m.ResourceRules, m.ExcludeResourceRules} {

@@ -29,7 +29,7 @@ func mutatingAdmissionPolicy() api.Kind[*admissionv1.MutatingAdmissionPolicy] {
 
 		AnyFinalizers: true,
 		Default: func(p *policy) {
-			setDefault(&p.Spec.FailurePolicy, admissionv1.Fail)
+			api.SetDefault(&p.Spec.FailurePolicy, admissionv1.Fail)
 			defaultMatchResources(p.Spec.MatchConstraints)
 		},
 		PrepareCreate: firstGeneration[*policy],

@@ -25,12 +25,12 @@ func mutatingWebhookConfiguration() api.Kind[*admissionv1.MutatingWebhookConfigu
 		Default: func(c *configuration) {
 			for i := range c.Webhooks {
 				h := &c.Webhooks[i]
-				setDefault(&h.FailurePolicy, admissionv1.Fail)
-				setDefault(&h.MatchPolicy, admissionv1.Equivalent)
+				api.SetDefault(&h.FailurePolicy, admissionv1.Fail)
+				api.SetDefault(&h.MatchPolicy, admissionv1.Equivalent)
 				selectAll(&h.NamespaceSelector)
 				selectAll(&h.ObjectSelector)
-				setDefault(&h.TimeoutSeconds, 10)
-				setDefault(&h.ReinvocationPolicy, admissionv1.NeverReinvocationPolicy)
+				api.SetDefault(&h.TimeoutSeconds, 10)
+				api.SetDefault(&h.ReinvocationPolicy, admissionv1.NeverReinvocationPolicy)
 				defaultClientConfig(&h.ClientConfig)
 				for j := range h.Rules {
 					defaultRule(&h.Rules[j].Rule)

@@ -40,7 +40,7 @@ func validatingAdmissionPolicy() api.Kind[*admissionv1.ValidatingAdmissionPolicy
 
 		AnyFinalizers: true,
 		Default: func(p *policy) {
-			setDefault(&p.Spec.FailurePolicy, admissionv1.Fail)
+			api.SetDefault(&p.Spec.FailurePolicy, admissionv1.Fail)
 			defaultMatchResources(p.Spec.MatchConstraints)
 		},
 		PrepareCreate: func(_ context.Context, p *policy) {

@@ -25,11 +25,11 @@ func validatingWebhookConfiguration() api.Kind[*admissionv1.ValidatingWebhookCon
 		Default: func(c *configuration) {
 			for i := range c.Webhooks {
 				h := &c.Webhooks[i]
-				setDefault(&h.FailurePolicy, admissionv1.Fail)
-				setDefault(&h.MatchPolicy, admissionv1.Equivalent)
+				api.SetDefault(&h.FailurePolicy, admissionv1.Fail)
+				api.SetDefault(&h.MatchPolicy, admissionv1.Equivalent)
 				selectAll(&h.NamespaceSelector)
 				selectAll(&h.ObjectSelector)
-				setDefault(&h.TimeoutSeconds, 10)
+				api.SetDefault(&h.TimeoutSeconds, 10)
 				defaultClientConfig(&h.ClientConfig)
 				for j := range h.Rules {
 					defaultRule(&h.Rules[j].Rule)

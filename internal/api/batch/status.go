@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 )
 
 // progress is what a Job's conditions say.
@@ -108,7 +109,7 @@ func validateEnd(j *batchv1.Job, o *batchv1.JobStatus, is, was progress, path *f
 	if (finishes || s.Active != o.Active) && s.Active > 0 && is.finished() {
 		invalid("active", s.Active, "active>0 is invalid for finished job")
 	}
-	nothingToDo := j.Spec.Suspend != nil && *j.Spec.Suspend && j.Spec.Completions != nil && *j.Spec.Completions == 0
+	nothingToDo := ptr.Deref(j.Spec.Suspend, false) && j.Spec.Completions != nil && *j.Spec.Completions == 0
 	if (finishes || started) && !nothingToDo && s.StartTime == nil && is.finished() {
 		errs = append(errs, field.Required(path.Child("startTime"), "startTime is required for finished job"))
 	}

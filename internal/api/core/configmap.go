@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -82,8 +83,8 @@ func validateConfigMap(cm *corev1.ConfigMap) field.ErrorList {
 
 func validateConfigMapChanges(_ context.Context, cm, old *corev1.ConfigMap) field.ErrorList {
 	var errs field.ErrorList
-	if isTrue(old.Immutable) {
-		if !isTrue(cm.Immutable) {
+	if ptr.Deref(old.Immutable, false) {
+		if !ptr.Deref(cm.Immutable, false) {
 			errs = append(errs, field.Forbidden(field.NewPath("immutable"), immutableWhenSet))
 		}
 		if !apiequality.Semantic.DeepEqual(cm.Data, old.Data) {
@@ -96,5 +97,3 @@ func validateConfigMapChanges(_ context.Context, cm, old *corev1.ConfigMap) fiel
 	}
 	return errs
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }

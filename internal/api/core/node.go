@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/core/pod"
@@ -181,7 +182,7 @@ func nodeAnnotations(e *validate.Errors, n *corev1.Node) {
 		switch {
 		case owner == nil:
 			e.Required(p, "")
-		case !isTrue(owner.Controller):
+		case !ptr.Deref(owner.Controller, false):
 			e.Invalid(p.Child("PodController", "Controller"), false, "must point to a controller")
 		}
 	}

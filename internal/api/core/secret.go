@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/validate"
@@ -123,8 +124,8 @@ func validateSecret(s *corev1.Secret) field.ErrorList {
 func validateSecretChanges(_ context.Context, s, old *corev1.Secret) field.ErrorList {
 	e := &validate.Errors{}
 	e.Add(apivalidation.ValidateImmutableField(s.Type, old.Type, field.NewPath("type")))
-	if isTrue(old.Immutable) {
-		if !isTrue(s.Immutable) {
+	if ptr.Deref(old.Immutable, false) {
+		if !ptr.Deref(s.Immutable, false) {
 			e.Forbidden(field.NewPath("immutable"), immutableWhenSet)
 		}
 		if !reflect.DeepEqual(s.Data, old.Data) {

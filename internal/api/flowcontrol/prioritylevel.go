@@ -95,23 +95,17 @@ func levelColumns() []metav1.TableColumnDefinition {
 	}
 }
 
-func orDefault(p **int32, value int32) {
-	if *p == nil {
-		*p = &value
-	}
-}
-
 func defaultLevel(spec *flowcontrolv1.PriorityLevelConfigurationSpec) {
 	if e := spec.Exempt; e != nil {
-		orDefault(&e.NominalConcurrencyShares, 0)
-		orDefault(&e.LendablePercent, 0)
+		api.SetDefault(&e.NominalConcurrencyShares, 0)
+		api.SetDefault(&e.LendablePercent, 0)
 	}
 	l := spec.Limited
 	if l == nil {
 		return
 	}
-	orDefault(&l.NominalConcurrencyShares, defaultShares)
-	orDefault(&l.LendablePercent, 0)
+	api.SetDefault(&l.NominalConcurrencyShares, defaultShares)
+	api.SetDefault(&l.LendablePercent, 0)
 	if q := l.LimitResponse.Queuing; q != nil {
 		if q.HandSize == 0 {
 			q.HandSize = defaultHandSize

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/internal/api/validate"
 )
@@ -118,7 +119,7 @@ func (c *checker) devices(s, was *resourcev1.ResourceSliceSpec, at *field.Path, 
 				before = &was.Devices[j]
 			}
 		}
-		c.device(d, before, at.Index(i), s.PerDeviceNodeSelection != nil && *s.PerDeviceNodeSelection)
+		c.device(d, before, at.Index(i), ptr.Deref(s.PerDeviceNodeSelection, false))
 	}
 	seen := map[string]bool{}
 	for i, d := range s.Devices {
@@ -147,7 +148,7 @@ func (c *checker) device(d, before *resourcev1.Device, at *field.Path, ownNodes 
 		c.attribute(d.Attributes[name], at.Child("attributes").Key(shortened(string(name))))
 	}
 	if before == nil || !apiequality.Semantic.DeepEqual(before.Capacity, d.Capacity) {
-		shared := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+		shared := ptr.Deref(d.AllowMultipleAllocations, false)
 		for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
 			at := at.Child("capacity")
 			c.qualifiedName(string(name), at)

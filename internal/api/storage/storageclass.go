@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/validate"
@@ -86,7 +87,7 @@ func storageClassRow(c *storagev1.StorageClass) []any {
 	if c.VolumeBindingMode != nil {
 		mode = *c.VolumeBindingMode
 	}
-	expand := c.AllowVolumeExpansion != nil && *c.AllowVolumeExpansion
+	expand := ptr.Deref(c.AllowVolumeExpansion, false)
 	return []any{name, c.Provisioner, string(policy), string(mode), expand, api.Age(c.CreationTimestamp)}
 }
 

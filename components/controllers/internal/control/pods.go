@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
+
+	"hyperkube/internal/podfacts"
 )
 
 // Reasons of events about pods.
@@ -128,17 +130,12 @@ func SlowStart(count int, f func() error) (int, error) {
 
 // IsActive tells whether a pod is neither finished nor being deleted.
 func IsActive(p *corev1.Pod) bool {
-	return p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed && p.DeletionTimestamp == nil
+	return !podfacts.Terminal(p) && p.DeletionTimestamp == nil
 }
 
 // IsTerminating tells whether a pod is being deleted and has not finished yet.
 func IsTerminating(p *corev1.Pod) bool {
-	return !IsTerminal(p) && p.DeletionTimestamp != nil
-}
-
-// IsTerminal tells whether all containers have ended for good.
-func IsTerminal(p *corev1.Pod) bool {
-	return p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
+	return !podfacts.Terminal(p) && p.DeletionTimestamp != nil
 }
 
 // PodCondition returns a condition of the status, nil if there is none.
@@ -167,12 +164,6 @@ func SetPodCondition(s *corev1.PodStatus, cond corev1.PodCondition, now time.Tim
 		old.LastProbeTime.Equal(&cond.LastProbeTime) && old.LastTransitionTime.Equal(&cond.LastTransitionTime)
 	*old = cond
 	return !same
-}
-
-// IsReady tells whether the Ready condition is true.
-func IsReady(p *corev1.Pod) bool {
-	c := PodCondition(&p.Status, corev1.PodReady)
-	return c != nil && c.Status == corev1.ConditionTrue
 }
 
 // IsAvailable tells whether a pod has been ready for minReady seconds.
@@ -238,7 +229,7 @@ func (v Victims) Less(i, j int) bool {
 	if x, y := phaseOrder(a), phaseOrder(b); x != y {
 		return x < y
 	}
-	readyA, readyB := IsReady(a), IsReady(b)
+	readyA, readyB := podfacts.Ready(a), podfacts.Ready(b)
 	if readyA != readyB {
 		return !readyA
 	}
@@ -334,7 +325,7 @@ func restarts(p *corev1.Pod) restartCount {
 	sidecars := map[string]bool{}
 	for i := range p.Spec.InitContainers {
 		c := &p.Spec.InitContainers[i]
-		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+		if podfacts.Sidecar(c) {
 			sidecars[c.Name] = true
 		}
 	}

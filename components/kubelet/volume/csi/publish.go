@@ -16,6 +16,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/kubelet/volume"
 )
@@ -79,7 +80,7 @@ func (p *Plugin) SetUp(ctx context.Context, r volume.Request) (volume.Result, er
 	src := r.Volume.CSI
 	j := &job{
 		k: key{src.Driver, inlineHandle(r.Volume.Name, r.Pod.UID)}, pod: r.Pod, spec: r.Volume.Name, dir: r.Dir, inline: true,
-		readOnly: src.ReadOnly != nil && *src.ReadOnly, context: src.VolumeAttributes,
+		readOnly: ptr.Deref(src.ReadOnly, false), context: src.VolumeAttributes,
 		access: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 	}
 	if src.FSType != nil {
@@ -190,7 +191,7 @@ func (p *Plugin) about(ctx context.Context, obj *storagev1.CSIDriver, j *job) (a
 	if secrets, err = p.secret(ctx, j.pubRef); err != nil || obj == nil {
 		return attributes, secrets, err
 	}
-	if isTrue(obj.Spec.PodInfoOnMount) {
+	if ptr.Deref(obj.Spec.PodInfoOnMount, false) {
 		attributes["csi.storage.k8s.io/pod.name"] = j.pod.Name
 		attributes["csi.storage.k8s.io/pod.namespace"] = j.pod.Namespace
 		attributes["csi.storage.k8s.io/pod.uid"] = string(j.pod.UID)
@@ -217,7 +218,7 @@ func (p *Plugin) about(ctx context.Context, obj *storagev1.CSIDriver, j *job) (a
 		return nil, nil, fmt.Errorf("encoding tokens: %w", err)
 	}
 	const name = "csi.storage.k8s.io/serviceAccount.tokens"
-	if isTrue(obj.Spec.ServiceAccountTokenInSecrets) {
+	if ptr.Deref(obj.Spec.ServiceAccountTokenInSecrets, false) {
 		all := map[string]string{name: string(raw)}
 		maps.Copy(all, secrets)
 		all[name] = string(raw)
@@ -273,12 +274,3 @@ func accessMode(d *driver, modes []v1.PersistentVolumeAccessMode) csipb.VolumeCa
 	}
 	return csipb.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 }
-
-func fsGroup(pod *v1.Pod) *int64 {
-	if pod.Spec.SecurityContext == nil {
-		return nil
-	}
-	return pod.Spec.SecurityContext.FSGroup
-}
-
-func isTrue(b *bool) bool { return b != nil && *b }

@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/utils/ptr"
 )
 
 // chooseLabel is mountLabel for a volume that can be mounted so now.
@@ -25,7 +26,7 @@ func (p *Plugin) chooseLabel(obj *storagev1.CSIDriver, j *job) (string, error) {
 //
 // https://kep.k8s.io/1710
 func (p *Plugin) mountLabel(obj *storagev1.CSIDriver, j *job) (string, error) {
-	if p.cfg.FileLabel == nil || j.inline || j.block || obj == nil || !isTrue(obj.Spec.SELinuxMount) {
+	if p.cfg.FileLabel == nil || j.inline || j.block || obj == nil || !ptr.Deref(obj.Spec.SELinuxMount, false) {
 		return "", nil
 	}
 	sc := j.pod.Spec.SecurityContext

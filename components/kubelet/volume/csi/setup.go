@@ -12,6 +12,7 @@ import (
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/components/kubelet/volume"
 )
@@ -85,7 +86,7 @@ func (s *setup) look(ctx context.Context) (wait time.Duration, err error) {
 	} else if err != nil && !missing(err) {
 		return 0, s.j.failure("SetUp", err)
 	}
-	s.again = s.object != nil && isTrue(s.object.Spec.RequiresRepublish)
+	s.again = s.object != nil && ptr.Deref(s.object.Spec.RequiresRepublish, false)
 	return wait, nil
 }
 
@@ -183,7 +184,7 @@ func (s *setup) result(begun time.Time) volume.Result {
 func (s *setup) place(ctx context.Context) error {
 	p, j, d := s.p, s.j, s.d
 	capability := j.capability(d)
-	group := fsGroup(j.pod)
+	group := volume.FSGroup(j.pod)
 	apply := group != nil && !j.block && p.appliesGroup(s.object, j)
 	if apply && d.givesGroup() {
 		if m := capability.GetMount(); m != nil {

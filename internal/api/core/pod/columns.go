@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/podfacts"
 )
 
 func columns() []metav1.TableColumnDefinition {
@@ -112,7 +113,7 @@ func summarize(p *corev1.Pod) summary {
 		}
 	}
 	for i := range p.Spec.InitContainers {
-		if isSidecar(&p.Spec.InitContainers[i]) {
+		if podfacts.Sidecar(&p.Spec.InitContainers[i]) {
 			s.containers++
 		}
 	}
@@ -127,7 +128,7 @@ func summarize(p *corev1.Pod) summary {
 	case p.DeletionTimestamp == nil:
 	case p.Status.Reason == "NodeLost":
 		s.status = "Unknown"
-	case p.Status.Phase != corev1.PodFailed && p.Status.Phase != corev1.PodSucceeded:
+	case !podfacts.Terminal(p):
 		s.status = "Terminating"
 	}
 	return s
@@ -141,7 +142,7 @@ func (s *summary) initContainers(p *corev1.Pod) (sidecars summary, initializing 
 		sidecar := false
 		for j := range p.Spec.InitContainers {
 			if p.Spec.InitContainers[j].Name == c.Name {
-				sidecar = isSidecar(&p.Spec.InitContainers[j])
+				sidecar = podfacts.Sidecar(&p.Spec.InitContainers[j])
 			}
 		}
 		s.restarted(c)
@@ -199,7 +200,7 @@ func (s *summary) mainContainers(p *corev1.Pod) {
 	}
 	if s.status == "Completed" && running {
 		s.status = "NotReady"
-		if isTrue(p, corev1.PodReady) {
+		if podfacts.Ready(p) {
 			s.status = "Running"
 		}
 	}

@@ -8,9 +8,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/internal/api/core/volume"
 	"hyperkube/internal/api/validate"
+	"hyperkube/internal/podfacts"
 )
 
 // checkContainers checks the regular containers.
@@ -48,7 +50,7 @@ func (c *checker) checkInitContainers(path *field.Path) {
 		}
 		// Init containers run one by one, so each has the ports to itself.
 		c.checkHostPorts(c.spec.InitContainers[i:i+1], path)
-		if isSidecar(ctr) {
+		if podfacts.Sidecar(ctr) {
 			c.checkHooksAndProbes(ctr, at)
 			continue
 		}
@@ -72,11 +74,6 @@ func (c *checker) checkInitContainers(path *field.Path) {
 			}
 		}
 	}
-}
-
-// isSidecar tells an init container that runs beside the regular ones.
-func isSidecar(ctr *corev1.Container) bool {
-	return ctr.RestartPolicy != nil && *ctr.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
 // checkEphemeralContainers checks containers for debugging, which have no
@@ -247,7 +244,7 @@ func (c *checker) checkMounts(ctr *corev1.Container, path *field.Path) {
 }
 
 func isPrivileged(sc *corev1.SecurityContext) bool {
-	return sc != nil && sc.Privileged != nil && *sc.Privileged
+	return sc != nil && ptr.Deref(sc.Privileged, false)
 }
 
 func (c *checker) checkRecursiveReadOnly(m *corev1.VolumeMount, at *field.Path) {

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 
+	"hyperkube/internal/api"
 	"hyperkube/internal/api/validate"
 )
 
@@ -26,7 +27,7 @@ func Default(p *corev1.Pod) {
 		defaultHostPorts(p.Spec.Containers)
 		defaultHostPorts(p.Spec.InitContainers)
 	}
-	setPtr(&p.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
+	api.SetDefault(&p.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
 	defaultSpec(&p.Spec)
 	// Old kubelets know the first address alone, so it has the last word.
 	switch s := &p.Status; {
@@ -40,7 +41,7 @@ func Default(p *corev1.Pod) {
 func defaultHostPorts(containers []corev1.Container) {
 	for i := range containers {
 		for j := range containers[i].Ports {
-			setDefault(&containers[i].Ports[j].HostPort, containers[i].Ports[j].ContainerPort)
+			api.SetIfZero(&containers[i].Ports[j].HostPort, containers[i].Ports[j].ContainerPort)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"github.com/distribution/reference"
 	corev1 "k8s.io/api/core/v1"
 
+	"hyperkube/internal/api"
 	"hyperkube/internal/api/core/volume"
 	"hyperkube/internal/api/validate"
 )
@@ -12,13 +13,13 @@ import (
 // template. What pods alone get, such as requests from limits, is in
 // Default: a template keeps what its author wrote.
 func defaultSpec(spec *corev1.PodSpec) {
-	setDefault(&spec.DNSPolicy, corev1.DNSClusterFirst)
-	setDefault(&spec.RestartPolicy, corev1.RestartPolicyAlways)
+	api.SetIfZero(&spec.DNSPolicy, corev1.DNSClusterFirst)
+	api.SetIfZero(&spec.RestartPolicy, corev1.RestartPolicyAlways)
 	if spec.SecurityContext == nil {
 		spec.SecurityContext = &corev1.PodSecurityContext{}
 	}
-	setPtr(&spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
-	setDefault(&spec.SchedulerName, corev1.DefaultSchedulerName)
+	api.SetDefault(&spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
+	api.SetIfZero(&spec.SchedulerName, corev1.DefaultSchedulerName)
 	syncServiceAccount(spec)
 	for i := range spec.Volumes {
 		defaultVolume(&spec.Volumes[i].VolumeSource)
@@ -41,21 +42,8 @@ func defaultSpec(spec *corev1.PodSpec) {
 // syncServiceAccount makes the service account's name and its old alias say
 // the same; the name goes first.
 func syncServiceAccount(spec *corev1.PodSpec) {
-	setDefault(&spec.ServiceAccountName, spec.DeprecatedServiceAccount)
+	api.SetIfZero(&spec.ServiceAccountName, spec.DeprecatedServiceAccount)
 	spec.DeprecatedServiceAccount = spec.ServiceAccountName
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
-func setPtr[T any](field **T, value T) {
-	if *field == nil {
-		*field = &value
-	}
 }
 
 func defaultResources(r *corev1.ResourceRequirements) {
@@ -65,15 +53,15 @@ func defaultResources(r *corev1.ResourceRequirements) {
 
 func defaultContainer(c *corev1.Container) {
 	for i := range c.Ports {
-		setDefault(&c.Ports[i].Protocol, corev1.ProtocolTCP)
+		api.SetIfZero(&c.Ports[i].Protocol, corev1.ProtocolTCP)
 	}
 	for i := range c.Env {
 		if from := c.Env[i].ValueFrom; from != nil {
 			if from.FieldRef != nil {
-				setDefault(&from.FieldRef.APIVersion, "v1")
+				api.SetIfZero(&from.FieldRef.APIVersion, "v1")
 			}
 			if from.FileKeyRef != nil {
-				setPtr(&from.FileKeyRef.Optional, false)
+				api.SetDefault(&from.FileKeyRef.Optional, false)
 			}
 		}
 	}
@@ -93,26 +81,26 @@ func defaultContainer(c *corev1.Container) {
 	if c.ImagePullPolicy == "" {
 		c.ImagePullPolicy = pullPolicy(c.Image)
 	}
-	setDefault(&c.TerminationMessagePath, corev1.TerminationMessagePathDefault)
-	setDefault(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
+	api.SetIfZero(&c.TerminationMessagePath, corev1.TerminationMessagePathDefault)
+	api.SetIfZero(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
 }
 
 func defaultProbe(p *corev1.Probe) {
-	setDefault(&p.TimeoutSeconds, 1)
-	setDefault(&p.PeriodSeconds, 10)
-	setDefault(&p.SuccessThreshold, 1)
-	setDefault(&p.FailureThreshold, 3)
+	api.SetIfZero(&p.TimeoutSeconds, 1)
+	api.SetIfZero(&p.PeriodSeconds, 10)
+	api.SetIfZero(&p.SuccessThreshold, 1)
+	api.SetIfZero(&p.FailureThreshold, 3)
 	if p.HTTPGet != nil {
 		defaultHTTPGet(p.HTTPGet)
 	}
 	if p.GRPC != nil {
-		setPtr(&p.GRPC.Service, "")
+		api.SetDefault(&p.GRPC.Service, "")
 	}
 }
 
 func defaultHTTPGet(g *corev1.HTTPGetAction) {
-	setDefault(&g.Path, "/")
-	setDefault(&g.Scheme, corev1.URISchemeHTTP)
+	api.SetIfZero(&g.Path, "/")
+	api.SetIfZero(&g.Scheme, corev1.URISchemeHTTP)
 }
 
 // pullPolicy is Always for an image that floats: its tag is latest, said or
@@ -139,24 +127,24 @@ func defaultVolume(v *corev1.VolumeSource) {
 		volume.DefaultHostPath(v.HostPath)
 	}
 	if v.Secret != nil {
-		setPtr(&v.Secret.DefaultMode, corev1.SecretVolumeSourceDefaultMode)
+		api.SetDefault(&v.Secret.DefaultMode, corev1.SecretVolumeSourceDefaultMode)
 	}
 	if v.ConfigMap != nil {
-		setPtr(&v.ConfigMap.DefaultMode, corev1.ConfigMapVolumeSourceDefaultMode)
+		api.SetDefault(&v.ConfigMap.DefaultMode, corev1.ConfigMapVolumeSourceDefaultMode)
 	}
 	if v.DownwardAPI != nil {
-		setPtr(&v.DownwardAPI.DefaultMode, corev1.DownwardAPIVolumeSourceDefaultMode)
+		api.SetDefault(&v.DownwardAPI.DefaultMode, corev1.DownwardAPIVolumeSourceDefaultMode)
 		defaultDownwardFiles(v.DownwardAPI.Items)
 	}
 	if v.Projected != nil {
-		setPtr(&v.Projected.DefaultMode, corev1.ProjectedVolumeSourceDefaultMode)
+		api.SetDefault(&v.Projected.DefaultMode, corev1.ProjectedVolumeSourceDefaultMode)
 		for i := range v.Projected.Sources {
 			src := &v.Projected.Sources[i]
 			if src.DownwardAPI != nil {
 				defaultDownwardFiles(src.DownwardAPI.Items)
 			}
 			if src.ServiceAccountToken != nil {
-				setPtr(&src.ServiceAccountToken.ExpirationSeconds, 60*60)
+				api.SetDefault(&src.ServiceAccountToken.ExpirationSeconds, 60*60)
 			}
 		}
 	}
@@ -166,7 +154,7 @@ func defaultVolume(v *corev1.VolumeSource) {
 		}
 	}
 	if v.Image != nil {
-		setDefault(&v.Image.PullPolicy, pullPolicy(v.Image.Reference))
+		api.SetIfZero(&v.Image.PullPolicy, pullPolicy(v.Image.Reference))
 	}
 	if v.ISCSI != nil {
 		volume.DefaultISCSI(&v.ISCSI.ISCSIInterface)
@@ -185,7 +173,7 @@ func defaultVolume(v *corev1.VolumeSource) {
 func defaultDownwardFiles(files []corev1.DownwardAPIVolumeFile) {
 	for i := range files {
 		if files[i].FieldRef != nil {
-			setDefault(&files[i].FieldRef.APIVersion, "v1")
+			api.SetIfZero(&files[i].FieldRef.APIVersion, "v1")
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/podfacts"
 )
 
 // Kind describes pods.
@@ -273,7 +274,7 @@ func beforeDelete(p *corev1.Pod, opts *metav1.DeleteOptions) bool {
 		if opts.GracePeriodSeconds != nil {
 			period = min(period, *opts.GracePeriodSeconds)
 		}
-	case p.Spec.NodeName == "" || p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded:
+	case p.Spec.NodeName == "" || podfacts.Terminal(p):
 	case opts.GracePeriodSeconds != nil:
 		period = *opts.GracePeriodSeconds
 	case p.Spec.TerminationGracePeriodSeconds != nil:

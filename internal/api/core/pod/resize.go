@@ -6,6 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/podfacts"
 )
 
 // keepResize takes back all changes but those of resources and resize
@@ -87,7 +89,7 @@ func validateResize(p, old *corev1.Pod) field.ErrorList {
 		if !onlyComputeChanged(is, was) {
 			e.Forbidden(path.Child("initContainers").Index(i), "only cpu and memory resources for init or sidecar containers are mutable")
 		}
-		if changed && !isSidecar(was) && slices.ContainsFunc(is.ResizePolicy, func(p corev1.ContainerResizePolicy) bool { return p.RestartPolicy == corev1.RestartContainer }) {
+		if changed && !podfacts.Sidecar(was) && slices.ContainsFunc(is.ResizePolicy, func(p corev1.ContainerResizePolicy) bool { return p.RestartPolicy == corev1.RestartContainer }) {
 			e.Forbidden(path.Child("initContainers").Index(i), "non-sidecar init containers with a resize policy of RestartContainer cannot be resized")
 		}
 	}

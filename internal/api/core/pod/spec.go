@@ -11,6 +11,7 @@ import (
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"hyperkube/internal/api/validate"
 )
@@ -98,7 +99,7 @@ func (c *checker) checkHostnameOverride(path *field.Path) {
 		return
 	}
 	at, name := path.Child("hostnameOverride"), *c.spec.HostnameOverride
-	if c.spec.SetHostnameAsFQDN != nil && *c.spec.SetHostnameAsFQDN {
+	if ptr.Deref(c.spec.SetHostnameAsFQDN, false) {
 		c.Forbidden(at, "may not be specified when setHostnameAsFQDN is true")
 	}
 	if c.spec.HostNetwork {

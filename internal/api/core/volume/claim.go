@@ -12,6 +12,7 @@ import (
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"hyperkube/internal/api"
 	"hyperkube/internal/api/validate"
 )
 
@@ -121,7 +122,7 @@ func dataSource(e *validate.Errors, group *string, kind, name string, at *field.
 
 // DefaultClaimSpec fills what is unset in the specification of a claim.
 func DefaultClaimSpec(spec *corev1.PersistentVolumeClaimSpec) {
-	setPtr(&spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+	api.SetDefault(&spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 	validate.RoundUp(spec.Resources.Limits)
 	validate.RoundUp(spec.Resources.Requests)
 }

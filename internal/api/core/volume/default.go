@@ -3,53 +3,41 @@ package volume
 import (
 	corev1 "k8s.io/api/core/v1"
 
+	"hyperkube/internal/api"
 	"hyperkube/internal/api/validate"
 )
 
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
-func setPtr[T any](field **T, value T) {
-	if *field == nil {
-		*field = &value
-	}
-}
-
 // DefaultHostPath fills what is unset in a path of the node.
-func DefaultHostPath(v *corev1.HostPathVolumeSource) { setPtr(&v.Type, corev1.HostPathUnset) }
+func DefaultHostPath(v *corev1.HostPathVolumeSource) { api.SetDefault(&v.Type, corev1.HostPathUnset) }
 
 // DefaultISCSI fills what is unset of a target.
-func DefaultISCSI(device *string) { setDefault(device, "default") }
+func DefaultISCSI(device *string) { api.SetIfZero(device, "default") }
 
 // DefaultRBD fills what is unset of an image of Ceph.
 func DefaultRBD(pool, user, keyring *string) {
-	setDefault(pool, "rbd")
-	setDefault(user, "admin")
-	setDefault(keyring, "/etc/ceph/keyring")
+	api.SetIfZero(pool, "rbd")
+	api.SetIfZero(user, "admin")
+	api.SetIfZero(keyring, "/etc/ceph/keyring")
 }
 
 // DefaultAzureDisk fills what is unset of a disk.
 func DefaultAzureDisk(v *corev1.AzureDiskVolumeSource) {
-	setPtr(&v.CachingMode, corev1.AzureDataDiskCachingReadWrite)
-	setPtr(&v.FSType, "ext4")
-	setPtr(&v.ReadOnly, false)
-	setPtr(&v.Kind, corev1.AzureSharedBlobDisk)
+	api.SetDefault(&v.CachingMode, corev1.AzureDataDiskCachingReadWrite)
+	api.SetDefault(&v.FSType, "ext4")
+	api.SetDefault(&v.ReadOnly, false)
+	api.SetDefault(&v.Kind, corev1.AzureSharedBlobDisk)
 }
 
 // DefaultScaleIO fills what is unset of a volume.
 func DefaultScaleIO(mode, fsType *string) {
-	setDefault(mode, "ThinProvisioned")
-	setDefault(fsType, "xfs")
+	api.SetIfZero(mode, "ThinProvisioned")
+	api.SetIfZero(fsType, "xfs")
 }
 
 // DefaultPersistentSpec fills what is unset in a persistent volume.
 func DefaultPersistentSpec(spec *corev1.PersistentVolumeSpec) {
-	setDefault(&spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
-	setPtr(&spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+	api.SetIfZero(&spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
+	api.SetDefault(&spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 	DefaultInlineSpec(spec)
 }
 
