@@ -1,15 +1,12 @@
 package controllers
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -33,11 +30,8 @@ import (
 // options are the flags of kube-controller-manager. Those that upstream has and
 // that change nothing here are accepted all the same, see unused.
 type options struct {
-	kubeconfig, authenticationKubeconfig, authorizationKubeconfig string
-	bindAddress                                                   string
-	securePort                                                    int
-	certFile, keyFile, clientCAFile                               string
-
+	kubeconfig             string
+	serving                debugserver.Serving
 	controllers            []string
 	useAccounts            bool
 	leaderElect            bool
@@ -61,7 +55,6 @@ type options struct {
 	secondaryEvictionRate  float32
 	unhealthyZoneThreshold float32
 	verbosity              int
-	profiling              bool
 	dynamicProvisioning    bool
 	noForceDetach          bool
 }
@@ -110,22 +103,11 @@ func NewCommand() *cobra.Command {
 func (o *options) flags(f *pflag.FlagSet) {
 	all, off := Known()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
-	f.StringVar(&o.authenticationKubeconfig, "authentication-kubeconfig", "", "Path of the kubeconfig with which to review tokens of requests to this server.")
-	f.StringVar(&o.authorizationKubeconfig, "authorization-kubeconfig", "", "Path of the kubeconfig with which to review permissions of requests to this server.")
-	f.StringVar(&o.bindAddress, "bind-address", "0.0.0.0", "Address on which to serve the secure port.")
-	f.IntVar(&o.securePort, "secure-port", layout.PortControllerManager, "Port of HTTPS with health and metrics; 0 serves none.")
-	f.StringVar(&o.certFile, "tls-cert-file", "", "Path of the serving certificate. Without one, a self-signed one is made.")
-	f.StringVar(&o.keyFile, "tls-private-key-file", "", "Path of the key of --tls-cert-file.")
-	f.StringVar(&o.clientCAFile, "client-ca-file", "", "Path of the CAs of client certificates.")
+	o.serving.AddFlags(f, layout.PortControllerManager)
 	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, "Controllers to run: '*' is all on by default, 'foo' is foo, '-foo' is without foo.\nAll: "+
 		strings.Join(all, ", ")+"\nOff by default: "+strings.Join(off, ", "))
 	f.BoolVar(&o.useAccounts, "use-service-account-credentials", false, "Run each controller under its own service account.")
-	f.BoolVar(&o.leaderElect, "leader-elect", true, "Work only while holding the lease of the leader.")
-	f.DurationVar(&o.election.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "How long a leader that is not heard of is waited for.")
-	f.DurationVar(&o.election.RenewDeadline, "leader-elect-renew-deadline", 10*time.Second, "How long a leader tries to renew before it gives up.")
-	f.DurationVar(&o.election.RetryPeriod, "leader-elect-retry-period", 2*time.Second, "How long between two tries.")
-	f.StringVar(&o.election.Name, "leader-elect-resource-name", component, "Name of the lease.")
-	f.StringVar(&o.election.Namespace, "leader-elect-resource-namespace", "kube-system", "Namespace of the lease.")
+	o.election.AddFlags(f, &o.leaderElect, component)
 	f.BoolVar(&o.allocateNodeCIDRs, "allocate-node-cidrs", false, "Give each node a part of --cluster-cidr.")
 	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDRs of pods, one or one of each IP family.")
 	f.StringVar(&o.serviceCIDR, "service-cluster-ip-range", "", "CIDRs of services, which no node is given.")
@@ -163,7 +145,6 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.lifecycle.LargeCluster, "large-cluster-size-threshold", 50, "Size up to which a zone is small.")
 	f.BoolVar(&o.dynamicProvisioning, "enable-dynamic-provisioning", true, "Have volumes made for claims whose class says who makes them.")
 	f.BoolVar(&o.noForceDetach, "disable-force-detach-on-timeout", false, "Leave volumes attached that a node says are in use, however long it has been silent.")
-	f.BoolVar(&o.profiling, "profiling", true, "Serve profiles, and the level of logs, to those who may.")
 	o.format.Flag(f)
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
 	f.StringVar(&o.accountKeyFile, "service-account-private-key-file", "", "Key that signs the tokens of service accounts that are kept in Secrets.")
@@ -227,46 +208,14 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	served := make(chan error, 1)
-	if o.securePort == 0 {
-		served <- nil
-	} else {
-		conf := debugserver.Config{
-			Addr:     net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort)),
-			CertFile: o.certFile, KeyFile: o.keyFile, ClientCAFile: o.clientCAFile,
-			Flags: flags, Level: level, NoProfiling: !o.profiling,
-		}
-		if cfg.LeaderElect {
-			conf.Live = append(conf.Live, debugserver.Check{Name: leader.HealthName, Check: cfg.Election.Health.Check})
-		}
-		conf = m.Server(conf)
-		if o.authenticationKubeconfig != "" || o.authorizationKubeconfig != "" {
-			reviewer, err := client.FromKubeconfig(cmp.Or(o.authorizationKubeconfig, o.authenticationKubeconfig), component)
-			if err != nil {
-				return err
-			}
-			conf.Reviews = reviewer.Kube
-		}
-		s, err := debugserver.New(conf)
-		if err != nil {
-			return err
-		}
-		go func() {
-			err := s.Run(ctx)
-			if err != nil {
-				cancel()
-			}
-			served <- err
-		}()
+	conf := debugserver.Config{Flags: flags, Level: level}
+	if cfg.LeaderElect {
+		conf.Live = []debugserver.Check{{Name: leader.HealthName, Check: cfg.Election.Health.Check}}
 	}
-	own.Informers.StartWithContext(ctx)
-	err = m.Run(ctx)
-	cancel()
-	if serveErr := <-served; serveErr != nil {
-		return serveErr
-	}
+	err = o.serving.Beside(ctx, m.Server(conf), func(ctx context.Context) error {
+		own.Informers.StartWithContext(ctx)
+		return m.Run(ctx)
+	})
 	own.Informers.Shutdown()
 	return err
 }

@@ -1,19 +1,15 @@
 package scheduler
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"hyperkube/internal/accepted"
@@ -31,17 +27,12 @@ const component = "kube-scheduler"
 
 // options are the flags of kube-scheduler.
 type options struct {
-	format                                                        logs.Format
-	kubeconfig, authenticationKubeconfig, authorizationKubeconfig string
-
-	config                          string
-	bindAddress                     string
-	securePort                      int
-	certFile, keyFile, clientCAFile string
-	leaderElect                     bool
-	election                        leader.Election
-	verbosity                       int
-	profiling                       bool
+	kubeconfig, config string
+	serving            debugserver.Serving
+	leaderElect        bool
+	election           leader.Election
+	format             logs.Format
+	verbosity          int
 }
 
 // unused are upstream's flags for what is always so here, has no limit here, or
@@ -64,23 +55,11 @@ func NewCommand() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
-	flags.StringVar(&o.authenticationKubeconfig, "authentication-kubeconfig", "", "Path of the kubeconfig with which to review tokens of requests to this server.")
-	flags.StringVar(&o.authorizationKubeconfig, "authorization-kubeconfig", "", "Path of the kubeconfig with which to review permissions of requests to this server.")
-	flags.StringVar(&o.bindAddress, "bind-address", "0.0.0.0", "Address on which to serve the secure port.")
-	flags.IntVar(&o.securePort, "secure-port", layout.PortScheduler, "Port of HTTPS with health and metrics; 0 serves none.")
-	flags.StringVar(&o.certFile, "tls-cert-file", "", "Path of the serving certificate. Without one, a self-signed one is made.")
-	flags.StringVar(&o.keyFile, "tls-private-key-file", "", "Path of the key of --tls-cert-file.")
-	flags.StringVar(&o.clientCAFile, "client-ca-file", "", "Path of the CAs of client certificates.")
-	flags.BoolVar(&o.profiling, "profiling", true, "Serve profiles, and the level of logs, to those who may.")
+	o.serving.AddFlags(flags, layout.PortScheduler)
 	o.format.Flag(flags)
 	flags.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
 	flags.StringVar(&o.config, "config", "", "Path of a KubeSchedulerConfiguration.")
-	flags.BoolVar(&o.leaderElect, "leader-elect", true, "Work only while holding the lease of the leader.")
-	flags.DurationVar(&o.election.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "How long a leader that is not heard of is waited for.")
-	flags.DurationVar(&o.election.RenewDeadline, "leader-elect-renew-deadline", 10*time.Second, "How long a leader tries to renew before it gives up.")
-	flags.DurationVar(&o.election.RetryPeriod, "leader-elect-retry-period", 2*time.Second, "How long between two tries.")
-	flags.StringVar(&o.election.Name, "leader-elect-resource-name", component, "Name of the lease.")
-	flags.StringVar(&o.election.Namespace, "leader-elect-resource-namespace", metav1.NamespaceSystem, "Namespace of the lease.")
+	o.election.AddFlags(flags, &o.leaderElect, component)
 	accepted.Add(flags, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Leading(), accepted.Client(), accepted.Serving(), unused)...)
 	return cmd
 }
@@ -144,48 +123,31 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	served := make(chan error, 1)
-	if o.securePort == 0 {
-		served <- nil
-	} else {
-		conf := debugserver.Config{Flags: flags, Level: level, ConfigName: "componentconfig", Configuration: func() any { return file }}
-		if o.leaderElect {
-			o.election.Health = leader.NewHealth()
-			check := debugserver.Check{Name: leader.HealthName, Check: o.election.Health.Check}
-			conf.Live = []debugserver.Check{check}
-		}
-		server, err := o.server(s, conf)
-		if err != nil {
-			return err
-		}
-		go func() {
-			err := server.Run(ctx)
-			if err != nil {
-				cancel()
-			}
-			served <- err
-		}()
-	}
-	clients.Informers.StartWithContext(ctx)
+	conf := debugserver.Config{Flags: flags, Level: level, ConfigName: "componentconfig", Configuration: func() any { return file }}
 	if o.leaderElect {
-		name := o.election.Defaulted(component).Name
-		s.leaders.Lead(name, false)
-		err = leader.Run(ctx, o.election, clients.Kube, nil, func(ctx context.Context) error {
-			s.leaders.Lead(name, true)
-			defer s.leaders.Lead(name, false)
-			return s.Run(ctx)
-		})
-	} else {
-		err = s.Run(ctx)
+		o.election.Health = leader.NewHealth()
+		conf.Live = []debugserver.Check{{Name: leader.HealthName, Check: o.election.Health.Check}}
 	}
-	cancel()
+	err = o.serving.Beside(ctx, s.Server(conf), func(ctx context.Context) error {
+		clients.Informers.StartWithContext(ctx)
+		return o.lead(ctx, s, clients)
+	})
 	clients.Informers.Shutdown()
-	if serveErr := <-served; serveErr != nil {
-		return serveErr
-	}
 	return err
+}
+
+// lead runs s, while it holds the lease if there is an election.
+func (o *options) lead(ctx context.Context, s *Scheduler, clients *client.Clients) error {
+	if !o.leaderElect {
+		return s.Run(ctx)
+	}
+	name := o.election.Defaulted(component).Name
+	s.leaders.Lead(name, false)
+	return leader.Run(ctx, o.election, clients.Kube, nil, func(ctx context.Context) error {
+		s.leaders.Lead(name, true)
+		defer s.leaders.Lead(name, false)
+		return s.Run(ctx)
+	})
 }
 
 // Server completes the configuration of the scheduler's secure port.
@@ -199,20 +161,4 @@ func (s *Scheduler) Server(conf debugserver.Config) debugserver.Config {
 		return nil
 	}}}
 	return conf
-}
-
-// server is what answers on the secure port.
-func (o *options) server(s *Scheduler, conf debugserver.Config) (*debugserver.Server, error) {
-	conf.Addr = net.JoinHostPort(o.bindAddress, strconv.Itoa(o.securePort))
-	conf.CertFile, conf.KeyFile, conf.ClientCAFile, conf.NoProfiling = o.certFile, o.keyFile, o.clientCAFile, !o.profiling
-	conf = s.Server(conf)
-	reviewer := cmp.Or(o.authorizationKubeconfig, o.authenticationKubeconfig)
-	if reviewer != "" {
-		clients, err := client.FromKubeconfig(reviewer, component)
-		if err != nil {
-			return nil, err
-		}
-		conf.Reviews = clients.Kube
-	}
-	return debugserver.New(conf)
 }

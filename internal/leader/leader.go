@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
@@ -33,6 +34,17 @@ type Election struct {
 	Namespace, Name string
 	// Health tells others whether the lease is renewed; it may be nil.
 	Health *Health
+}
+
+// AddFlags adds upstream's flags of the election of a component; elect is whether there
+// is one.
+func (e *Election) AddFlags(f *pflag.FlagSet, elect *bool, component string) {
+	f.BoolVar(elect, "leader-elect", true, "Work only while holding the lease of the leader.")
+	f.DurationVar(&e.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "How long a leader that is not heard of is waited for.")
+	f.DurationVar(&e.RenewDeadline, "leader-elect-renew-deadline", 10*time.Second, "How long a leader tries to renew before it gives up.")
+	f.DurationVar(&e.RetryPeriod, "leader-elect-retry-period", 2*time.Second, "How long between two tries.")
+	f.StringVar(&e.Name, "leader-elect-resource-name", component, "Name of the lease.")
+	f.StringVar(&e.Namespace, "leader-elect-resource-namespace", metav1.NamespaceSystem, "Namespace of the lease.")
 }
 
 // Defaulted is e with name, if it has none, and the defaults of the rest.
