@@ -3,6 +3,7 @@ package fieldmanager
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
@@ -21,68 +23,88 @@ import (
 // from client-side apply to server-side apply.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// Applied applies config to live by f, the manager of res at a subresource; res
-// nil: by f alone. Most
-// often somebody applies the same fields again: then nothing is taken away from
-// live, and what the library does to find out is left out. It comes to what
-// f.Apply does (TestReapplied); config is its own afterwards.
-func (m *Managers) Applied(res *api.Resource, subresource string, f *Manager, live api.Object, config *unstructured.Unstructured, manager string, force bool) (runtime.Object, error) {
-	if res != nil {
-		if obj := m.reapplied(res, subresource, live, config, manager); obj != nil {
-			return obj, nil
-		}
-	}
-	return f.Apply(live, config, manager, force)
+// By is who writes an object.
+type By struct {
+	// Resource is what is written, Subresource by which path; a nil Resource has no short
+	// ways.
+	Resource    *api.Resource
+	Subresource string
+	// Fields is the library's manager of both.
+	Fields *Manager
+	// Manager is the name that fields get as their owner's.
+	Manager string
 }
 
-// reapplied is nil when it is not that simple, for whatever reason.
-func (m *Managers) reapplied(res *api.Resource, subresource string, live api.Object, config *unstructured.Unstructured, manager string) api.Object {
-	if res.Custom != nil || config.GroupVersionKind() != res.GVK() {
-		return nil
-	}
-	version := res.GroupVersion().String()
-	entries := live.GetManagedFields()
+// own returns which of an object's entries is the one for operation. It is -1 when there is
+// none, and when the library decides: it converts entries that are not of the version that
+// is written, and keeps one of those that are alike.
+func (b *By) own(entries []metav1.ManagedFieldsEntry, operation metav1.ManagedFieldsOperationType) int {
+	version := b.Resource.GroupVersion().String()
 	mine := -1
 	for i := range entries {
 		e := &entries[i]
 		if e.APIVersion != version || e.FieldsType != "FieldsV1" || e.FieldsV1 == nil {
-			return nil
+			return -1
 		}
-		if e.Manager == manager && e.Operation == metav1.ManagedFieldsOperationApply && e.Subresource == subresource {
+		if e.Manager == b.Manager && e.Operation == operation && e.Subresource == b.Subresource {
 			mine = i
 		}
 	}
 	if mine < 0 || alike(entries) {
+		return -1
+	}
+	return mine
+}
+
+// schema returns what reads objects as trees of fields, and the filter of those fields that
+// are b's to write; nil: all are.
+func (m *Managers) schema(b *By) (managedfields.TypeConverter, fieldpath.Filter, error) {
+	types, err := m.types()
+	if err != nil {
+		return nil, nil, err
+	}
+	reset, err := m.resetFields(b.Resource, b.Subresource)
+	if err != nil {
+		return nil, nil, err
+	}
+	return types, reset[fieldpath.APIVersion(b.Resource.GroupVersion().String())], nil
+}
+
+// Applied applies config to live. Most often somebody applies the same fields again: then
+// nothing is taken away from live, and what the library does to find out is left out. It
+// comes to what the library's Apply does (TestReapplied); config is its own afterwards.
+func (m *Managers) Applied(by By, live api.Object, config *unstructured.Unstructured, force bool) (runtime.Object, error) {
+	if by.Resource != nil {
+		if obj := m.reapplied(&by, live, config); obj != nil {
+			return obj, nil
+		}
+	}
+	return by.Fields.Apply(live, config, by.Manager, force)
+}
+
+// reapplied is nil when it is not that simple, for whatever reason.
+func (m *Managers) reapplied(by *By, live api.Object, config *unstructured.Unstructured) api.Object {
+	res := by.Resource
+	if res.Custom != nil || config.GroupVersionKind() != res.GVK() {
 		return nil
 	}
-	if _, kept := live.GetAnnotations()[lastApplied]; kept && manager == "kubectl" {
+	entries := live.GetManagedFields()
+	mine := by.own(entries, metav1.ManagedFieldsOperationApply)
+	if mine < 0 {
+		return nil
+	}
+	if _, kept := live.GetAnnotations()[lastApplied]; kept && by.Manager == "kubectl" {
 		return nil
 	}
 	if meta, ok := config.Object["metadata"].(map[string]any); ok && meta["managedFields"] != nil {
 		return nil
 	}
-	types, err := m.types()
+	types, filter, err := m.schema(by)
 	if err != nil {
 		return nil
 	}
-	reset, err := m.resetFields(res, subresource)
-	if err != nil {
-		return nil
-	}
-	filter := reset[fieldpath.APIVersion(version)]
 	wanted, err := types.ObjectToTyped(config)
-	if err != nil {
-		return nil
-	}
-	set, err := wanted.ToFieldSet()
-	if err != nil {
-		return nil
-	}
-	if filter != nil {
-		set = filter.Filter(set)
-	}
-	data, err := set.Difference(m.unowned).ToJSON()
-	if err != nil || !bytes.Equal(data, entries[mine].FieldsV1.GetRawBytes()) {
+	if err != nil || !m.covers(wanted, filter, &entries[mine]) {
 		return nil
 	}
 	less, restore := without(live, config.Object)
@@ -107,16 +129,8 @@ func (m *Managers) reapplied(res *api.Resource, subresource string, live api.Obj
 	if taken(entries, mine, before, difference.Modified.Union(difference.Added)) {
 		return nil
 	}
-	made, err := types.TypedToObject(after)
+	obj, err := objectOf(types, after, res)
 	if err != nil {
-		return nil
-	}
-	versioned, err := kindOf{Resource: res}.ConvertToVersion(made, res.GroupVersion())
-	if err != nil {
-		return nil
-	}
-	obj, ok := versioned.(api.Object)
-	if !ok {
 		return nil
 	}
 	restore(obj)
@@ -126,6 +140,36 @@ func (m *Managers) reapplied(res *api.Resource, subresource string, live api.Obj
 	slices.SortStableFunc(entries, inOrder)
 	obj.SetManagedFields(entries)
 	return obj
+}
+
+// covers tells whether e owns just the fields that wanted has.
+func (m *Managers) covers(wanted *typed.TypedValue, filter fieldpath.Filter, e *metav1.ManagedFieldsEntry) bool {
+	set, err := wanted.ToFieldSet()
+	if err != nil {
+		return false
+	}
+	if filter != nil {
+		set = filter.Filter(set)
+	}
+	data, err := set.Difference(m.unowned).ToJSON()
+	return err == nil && bytes.Equal(data, e.FieldsV1.GetRawBytes())
+}
+
+// objectOf makes an object of res of a tree of fields.
+func objectOf(types managedfields.TypeConverter, tree *typed.TypedValue, res *api.Resource) (api.Object, error) {
+	made, err := types.TypedToObject(tree)
+	if err != nil {
+		return nil, err
+	}
+	versioned, err := kindOf{Resource: res}.ConvertToVersion(made, res.GroupVersion())
+	if err != nil {
+		return nil, err
+	}
+	obj, ok := versioned.(api.Object)
+	if !ok {
+		return nil, fmt.Errorf("%T is no object", versioned)
+	}
+	return obj, nil
 }
 
 // taken tells whether a manager other than entries[mine] owns something of what

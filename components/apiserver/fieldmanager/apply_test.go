@@ -43,7 +43,7 @@ func TestReapplied(t *testing.T) {
 			}
 			manager := []string{"me", "kubectl", "other"}[rand.N(3)]
 			before := live.DeepCopyObject()
-			got := m.reapplied(res, "", live, config.DeepCopy(), manager)
+			got := m.reapplied(&By{Resource: res, Manager: manager}, live, config.DeepCopy())
 			if !reflect.DeepEqual(before, live) {
 				t.Fatalf("%s: the live object was written to", res.GVK())
 			}

@@ -194,6 +194,7 @@ func TestUpdated(t *testing.T) {
 					if i%4 == 0 {
 						obj.SetLabels(other.GetLabels())
 					}
+					by := By{Resource: res, Subresource: subresource, Fields: f, Manager: "m"}
 					// Once, and again with other values in the same fields.
 					for range 2 {
 						want, err := f.Update(live.DeepCopyObject(), obj.DeepCopyObject(), "m")
@@ -202,10 +203,10 @@ func TestUpdated(t *testing.T) {
 						}
 						before := live.DeepCopyObject()
 						if lessLive, lessObj := different(live, obj); lessObj != nil &&
-							m.updatedAgain(res, subresource, live, obj.DeepCopyObject().(api.Object), lessLive, lessObj, "m") {
+							m.updatedAgain(&by, live, obj.DeepCopyObject().(api.Object), lessLive, lessObj) {
 							simple++
 						}
-						got := m.Updated(res, subresource, f, live, obj, "m").(api.Object)
+						got := m.Updated(by, live, obj).(api.Object)
 						if w := want.(metav1.Object).GetManagedFields(); !SameButTimes(got.GetManagedFields(), w) {
 							t.Fatalf("%s: %v\nnot %v", res.GVK(), got.GetManagedFields(), w)
 						}

@@ -14,59 +14,41 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Updated records in obj that manager made it of live, by f, the manager of res
-// at a subresource; res nil: by f alone. It comes to what f.UpdateNoErrors does,
-// but the library does not compare what is the same in both, for a status is
-// most often all that changes; and who changes what it has changed before only
+// Updated records in obj who made it of live. It comes to what the library's
+// UpdateNoErrors does, but the library does not compare what is the same in both, for a
+// status is most often all that changes; and who changes what it has changed before only
 // gets another time.
-func (m *Managers) Updated(res *api.Resource, subresource string, f *Manager, live, obj api.Object, manager string) runtime.Object {
+func (m *Managers) Updated(by By, live, obj api.Object) runtime.Object {
 	lessLive, lessObj := different(live, obj)
 	if lessObj == nil {
 		lessLive, lessObj = live, obj
 	}
-	if res != nil && m.updatedAgain(res, subresource, live, obj, lessLive, lessObj, manager) {
+	if by.Resource != nil && m.updatedAgain(&by, live, obj, lessLive, lessObj) {
 		return obj
 	}
-	out, ok := f.UpdateNoErrors(lessLive, lessObj, manager).(metav1.Object)
+	out, ok := by.Fields.UpdateNoErrors(lessLive, lessObj, by.Manager).(metav1.Object)
 	if !ok {
-		return f.UpdateNoErrors(live, obj, manager)
+		return by.Fields.UpdateNoErrors(live, obj, by.Manager)
 	}
 	obj.SetManagedFields(out.GetManagedFields())
 	return obj
 }
 
-// updatedAgain does Updated if all that changes belongs to manager alone; else
-// obj is as it was. Less is what of each differs.
-func (m *Managers) updatedAgain(res *api.Resource, subresource string, live, obj, lessLive, lessObj api.Object, manager string) bool {
-	version := res.GroupVersion().String()
+// updatedAgain does Updated if all that changes belongs to by alone; else obj is as it
+// was. Less is what of each differs.
+func (m *Managers) updatedAgain(by *By, live, obj, lessLive, lessObj api.Object) bool {
 	entries := live.GetManagedFields()
-	if res.Custom != nil || len(entries) == 0 || len(entries) > maxUpdaters || manager == "" {
+	if by.Resource.Custom != nil || len(entries) == 0 || len(entries) > maxUpdaters || by.Manager == "" {
 		return false
 	}
-	if alike(entries) {
-		return false
-	}
-	if given := obj.GetManagedFields(); subresource == "" && given != nil && !sameEntries(given, entries) {
+	if given := obj.GetManagedFields(); by.Subresource == "" && given != nil && !sameEntries(given, entries) {
 		return false // the client's own
 	}
-	mine := -1
-	for i := range entries {
-		e := &entries[i]
-		if e.APIVersion != version || e.FieldsType != "FieldsV1" || e.FieldsV1 == nil {
-			return false
-		}
-		if e.Manager == manager && e.Operation == metav1.ManagedFieldsOperationUpdate && e.Subresource == subresource {
-			mine = i
-		}
-	}
+	mine := by.own(entries, metav1.ManagedFieldsOperationUpdate)
 	if mine < 0 {
 		return false
 	}
-	types, err := m.types()
-	if err != nil {
-		return false
-	}
-	reset, err := m.resetFields(res, subresource)
+	types, filter, err := m.schema(by)
 	if err != nil {
 		return false
 	}
@@ -82,7 +64,7 @@ func (m *Managers) updatedAgain(res *api.Resource, subresource string, live, obj
 	if err != nil {
 		return false
 	}
-	if filter := reset[fieldpath.APIVersion(version)]; filter != nil {
+	if filter != nil {
 		difference = difference.FilterFields(filter)
 	}
 	if !difference.Removed.Difference(m.unowned).Empty() {

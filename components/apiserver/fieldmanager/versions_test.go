@@ -42,7 +42,7 @@ func TestVersions(t *testing.T) {
 			"metadata": map[string]any{"name": "a"},
 			"spec":     map[string]any{"maxReplicas": most, "scaleTargetRef": map[string]any{"kind": "Deployment", "name": "d"}},
 		}}
-		out, err := m.Applied(res, "", f, live, config, manager, force)
+		out, err := m.Applied(By{Resource: res, Fields: f, Manager: manager}, live, config, force)
 		if err != nil {
 			return nil, err
 		}

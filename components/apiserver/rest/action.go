@@ -16,6 +16,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"hyperkube/components/apiserver/audit"
+	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/request"
@@ -156,7 +157,9 @@ func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(ob
 			if what.Manager == "" {
 				return obj, nil
 			}
-			return asObject(c.cfg.Fields.Updated(inner.res.Resource, c.info.Subresource, fields, current, obj, what.Manager))
+			return asObject(c.cfg.Fields.Updated(fieldmanager.By{
+				Resource: inner.res.Resource, Subresource: c.info.Subresource, Fields: fields, Manager: what.Manager,
+			}, current, obj))
 		},
 	})
 	if err != nil {

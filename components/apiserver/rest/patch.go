@@ -164,7 +164,12 @@ func (p *patcher) apply(current api.Object) (api.Object, error) {
 	obj.GetObjectKind().SetGroupVersionKind(p.kind)
 	p.defaults(obj)
 	manager := fieldmanager.Name(p.options.FieldManager, p.req.UserAgent())
-	return asObject(p.cfg.Fields.Updated(p.owner, p.subresource, p.fields, current, obj, manager))
+	return asObject(p.cfg.Fields.Updated(p.by(manager), current, obj))
+}
+
+// by is the one of that name who patches.
+func (p *patcher) by(manager string) fieldmanager.By {
+	return fieldmanager.By{Resource: p.owner, Subresource: p.subresource, Fields: p.fields, Manager: manager}
 }
 
 // plain applies a JSON patch or a JSON merge patch.
@@ -378,7 +383,7 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 		current = current.DeepCopyObject().(api.Object)
 	}
 	force := ptr.Deref(p.options.Force, false)
-	applied, err := p.cfg.Fields.Applied(p.owner, p.subresource, p.fields, current, config, p.options.FieldManager, force)
+	applied, err := p.cfg.Fields.Applied(p.by(p.options.FieldManager), current, config, force)
 	if err != nil {
 		return nil, err
 	}

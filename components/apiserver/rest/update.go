@@ -65,7 +65,7 @@ func (c *call) update(subresource string, way *api.Update) error {
 				live = c.res.New()
 				live.GetObjectKind().SetGroupVersionKind(c.res.GVK())
 			}
-			return asObject(c.cfg.Fields.Updated(c.res.Resource, subresource, f, live, obj, manager))
+			return asObject(c.cfg.Fields.Updated(fieldmanager.By{Resource: c.res.Resource, Subresource: subresource, Fields: f, Manager: manager}, live, obj))
 		},
 	})
 	if err != nil {

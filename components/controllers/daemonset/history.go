@@ -27,7 +27,7 @@ type history struct {
 
 // history finds or makes the revision of the present template.
 func (c *Controller) history(ctx context.Context, ds *appsv1.DaemonSet, selector labels.Selector) (history, error) {
-	all, err := revision.Claim(ctx, c.env.Kube, c.revisions, ds, Kind, selector, c.canAdopt(ds))
+	all, err := revision.Claim(ctx, c.env.Kube, c.revisions, &revision.Claimer{Owner: ds, Kind: Kind, Selector: selector, CanAdopt: c.canAdopt(ds)})
 	if err != nil {
 		return history{}, err
 	}

@@ -24,6 +24,14 @@ type failure struct {
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
+// scaled is what an autoscaler sets the size of.
+type scaled struct {
+	scale *autoscalingv1.Scale
+	// pods are all that selector, which is the scale's, selects.
+	pods     []*corev1.Pod
+	selector labels.Selector
+}
+
 // proposal is what one metric asks for.
 type proposal struct {
 	replicas int32
@@ -65,7 +73,7 @@ func (r *round) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, str
 	r.statuses = nil
 	for i := range h.Spec.Metrics {
 		began := r.env.Clock.Now()
-		p, err := r.ask(ctx, &h.Spec.Metrics[i], s, pods, selector)
+		p, err := r.ask(ctx, &h.Spec.Metrics[i], scaled{s, pods, selector})
 		did, why := "none", error(nil)
 		if err != nil {
 			why = err
@@ -117,11 +125,11 @@ func (r *round) tolerance() tolerance {
 	return t
 }
 
-func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autoscalingv1.Scale, pods []*corev1.Pod, selector labels.Selector) (*proposal, *failure) {
+func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, of scaled) (*proposal, *failure) {
 	namespace := r.hpa.Namespace
 	switch {
 	case m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil:
-		p, current, err := r.askResource(ctx, m.Resource.Name, "", m.Resource.Target, s, pods, selector)
+		p, current, err := r.askResource(ctx, m.Resource.Name, "", m.Resource.Target, of)
 		if err != nil {
 			return nil, r.fail("FailedGetResourceMetric", err, "%s resource metric value", m.Resource.Name)
 		}
@@ -129,19 +137,19 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 		return p, nil
 	case m.Type == autoscalingv2.ContainerResourceMetricSourceType && m.ContainerResource != nil:
 		x := m.ContainerResource
-		p, current, err := r.askResource(ctx, x.Name, x.Container, x.Target, s, pods, selector)
+		p, current, err := r.askResource(ctx, x.Name, x.Container, x.Target, of)
 		if err != nil {
 			return nil, r.fail("FailedGetContainerResourceMetric", err, "%s container metric value", x.Container)
 		}
 		p.status = autoscalingv2.MetricStatus{Type: m.Type, ContainerResource: &autoscalingv2.ContainerResourceMetricStatus{Name: x.Name, Container: x.Container, Current: current}}
 		return p, nil
 	case m.Type == autoscalingv2.PodsMetricSourceType && m.Pods != nil:
-		samples, err := r.cfg.Metrics.Pods(ctx, m.Pods.Metric, namespace, selector)
+		samples, err := r.cfg.Metrics.Pods(ctx, m.Pods.Metric, namespace, of.selector)
 		average, n := int64(-1), int32(0)
 		if err != nil {
 			err = fmt.Errorf("unable to get metric %s: %w", m.Pods.Metric.Name, err)
 		} else {
-			n, err = r.replicasFor(s.Spec.Replicas, pods, samples, "", r.tolerance(), usage(milli(m.Pods.Target.AverageValue), &average))
+			n, err = r.replicasFor(of.scale.Spec.Replicas, of.pods, samples, "", r.tolerance(), usage(milli(m.Pods.Target.AverageValue), &average))
 		}
 		if err != nil {
 			return nil, r.fail("FailedGetPodsMetric", err, "pods metric value")
@@ -159,7 +167,7 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 			}
 			return nil, r.fail("FailedGetObjectMetric", fmt.Errorf("unable to get metric %s on %s %s/%s: %w", x.Metric.Name, x.DescribedObject.Kind, namespace, x.DescribedObject.Name, err), "%s", what)
 		}
-		n, current, err := r.whole(value, x.Target, s, pods)
+		n, current, err := r.whole(value, x.Target, of)
 		if err != nil {
 			return nil, r.fail("FailedGetObjectMetric", err, "object metric value")
 		}
@@ -181,7 +189,7 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 			return nil, r.fail("FailedGetExternalMetric", fmt.Errorf("unable to get external metric %s/%s/%+v: %w", namespace, x.Metric.Name, x.Metric.Selector, err),
 				"%s external metric value: failed to get %s", x.Metric.Name, what)
 		}
-		n, current, err := r.whole(value, x.Target, s, pods)
+		n, current, err := r.whole(value, x.Target, of)
 		if err != nil {
 			return nil, r.fail("FailedGetExternalMetric", err, "%s external metric value: failed to get external metric %s", x.Metric.Name, x.Metric.Name)
 		}
@@ -193,7 +201,8 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, s *autosca
 	return nil, &failure{"InvalidMetricSourceType", err, err}
 }
 
-func (r *round) askResource(ctx context.Context, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, s *autoscalingv1.Scale, pods []*corev1.Pod, selector labels.Selector) (*proposal, autoscalingv2.MetricValueStatus, error) {
+// askResource asks how much of a resource the pods use, or one container of each.
+func (r *round) askResource(ctx context.Context, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, of scaled) (*proposal, autoscalingv2.MetricValueStatus, error) {
 	none := autoscalingv2.MetricValueStatus{}
 	what := string(name) + " resource"
 	if container != "" {
@@ -202,7 +211,7 @@ func (r *round) askResource(ctx context.Context, name corev1.ResourceName, conta
 	if target.AverageValue == nil && target.AverageUtilization == nil {
 		return nil, none, errors.New("invalid resource metric source: neither an average utilization target nor an average value (usage) target was set")
 	}
-	samples, err := r.cfg.Metrics.Resource(ctx, name, r.hpa.Namespace, selector, container)
+	samples, err := r.cfg.Metrics.Resource(ctx, name, r.hpa.Namespace, of.selector, container)
 	if err != nil {
 		err = fmt.Errorf("unable to get metrics for resource %s: %w", name, err)
 	}
@@ -210,7 +219,7 @@ func (r *round) askResource(ctx context.Context, name corev1.ResourceName, conta
 	if target.AverageValue != nil {
 		n := int32(0)
 		if err == nil {
-			n, err = r.replicasFor(s.Spec.Replicas, pods, samples, name, r.tolerance(), usage(target.AverageValue.MilliValue(), &average))
+			n, err = r.replicasFor(of.scale.Spec.Replicas, of.pods, samples, name, r.tolerance(), usage(target.AverageValue.MilliValue(), &average))
 		}
 		if err != nil {
 			return nil, none, fmt.Errorf("failed to get %s usage: %w", name, err)
@@ -219,8 +228,8 @@ func (r *round) askResource(ctx context.Context, name corev1.ResourceName, conta
 	}
 	var percent, n int32
 	if err == nil {
-		requests := func() (map[string]int64, error) { return requestsOf(pods, container, name) }
-		n, err = r.replicasFor(s.Spec.Replicas, pods, samples, name, r.tolerance(), utilization(*target.AverageUtilization, requests, &percent, &average))
+		requests := func() (map[string]int64, error) { return requestsOf(of.pods, container, name) }
+		n, err = r.replicasFor(of.scale.Spec.Replicas, of.pods, samples, name, r.tolerance(), utilization(*target.AverageUtilization, requests, &percent, &average))
 	}
 	if err != nil {
 		return nil, none, fmt.Errorf("failed to get %s utilization: %w", name, err)
@@ -231,26 +240,26 @@ func (r *round) askResource(ctx context.Context, name corev1.ResourceName, conta
 
 // whole computes the size from one value of the whole target. Without any pods a
 // value for all of them says nothing of the size.
-func (r *round) whole(value int64, target autoscalingv2.MetricTarget, s *autoscalingv1.Scale, pods []*corev1.Pod) (int32, autoscalingv2.MetricValueStatus, error) {
+func (r *round) whole(value int64, target autoscalingv2.MetricTarget, of scaled) (int32, autoscalingv2.MetricValueStatus, error) {
 	if perPodTarget(target) {
-		n := perPod(value, milli(target.AverageValue), s.Status.Replicas, r.tolerance())
+		n := perPod(value, milli(target.AverageValue), of.scale.Status.Replicas, r.tolerance())
 		each := value
-		if s.Status.Replicas > 0 {
-			each = (value + int64(s.Status.Replicas) - 1) / int64(s.Status.Replicas)
+		if of.scale.Status.Replicas > 0 {
+			each = (value + int64(of.scale.Status.Replicas) - 1) / int64(of.scale.Status.Replicas)
 		}
 		return n, autoscalingv2.MetricValueStatus{AverageValue: quantity(each)}, nil
 	}
 	ready := 0
-	for _, p := range pods {
+	for _, p := range of.pods {
 		if p.Status.Phase == corev1.PodRunning && podfacts.Ready(p) {
 			ready++
 		}
 	}
 	ratio, tolerance := float64(value)/float64(milli(target.Value)), r.tolerance()
-	if len(pods) == 0 && s.Spec.Replicas != 0 && !tolerance.covers(ratio) {
+	if len(of.pods) == 0 && of.scale.Spec.Replicas != 0 && !tolerance.covers(ratio) {
 		return 0, autoscalingv2.MetricValueStatus{}, errors.New("unable to calculate ready pods: no pods returned by selector while calculating replica count")
 	}
-	return byRatio(s.Spec.Replicas, ratio, ready, tolerance), autoscalingv2.MetricValueStatus{Value: quantity(value)}, nil
+	return byRatio(of.scale.Spec.Replicas, ratio, ready, tolerance), autoscalingv2.MetricValueStatus{Value: quantity(value)}, nil
 }
 
 // milli is a target in thousandths; never zero, for it divides.

@@ -55,7 +55,7 @@ func TestFailures(t *testing.T) {
 			f := controltest.New(t)
 			control := &Controller{env: f.Env, cfg: Config{Metrics: fixed{err: errors.New("none")}}}
 			r := &round{Controller: control, hpa: &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "h"}}}
-			_, failed := r.ask(t.Context(), &c.metric, &autoscalingv1.Scale{}, nil, labels.Everything())
+			_, failed := r.ask(t.Context(), &c.metric, scaled{scale: &autoscalingv1.Scale{}, selector: labels.Everything()})
 			if failed == nil {
 				t.Fatal("no failure")
 			}

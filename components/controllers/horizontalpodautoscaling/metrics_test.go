@@ -109,12 +109,12 @@ func TestWholeWithoutPods(t *testing.T) {
 		Metric: autoscalingv2.MetricIdentifier{Name: "queue"},
 		Target: autoscalingv2.MetricTarget{Type: autoscalingv2.ValueMetricType, Value: resource.NewQuantity(10, resource.DecimalSI)},
 	}}
-	_, failed := r.ask(t.Context(), &metric, &autoscalingv1.Scale{Spec: autoscalingv1.ScaleSpec{Replicas: 3}}, nil, labels.Everything())
+	_, failed := r.ask(t.Context(), &metric, scaled{scale: &autoscalingv1.Scale{Spec: autoscalingv1.ScaleSpec{Replicas: 3}}, selector: labels.Everything()})
 	const want = "failed to get queue external metric value: failed to get external metric queue: unable to calculate ready pods: no pods returned by selector while calculating replica count"
 	if failed == nil || failed.Error() != want {
 		t.Errorf("%v, want %s", failed, want)
 	}
-	p, failed := r.ask(t.Context(), &metric, &autoscalingv1.Scale{}, nil, labels.Everything())
+	p, failed := r.ask(t.Context(), &metric, scaled{scale: &autoscalingv1.Scale{}, selector: labels.Everything()})
 	if failed != nil || p.replicas != 1 {
 		t.Errorf("from none: %v, %v", p, failed)
 	}

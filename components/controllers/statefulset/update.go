@@ -46,7 +46,7 @@ type update struct {
 // revise finds or makes the revisions.
 func (u *update) revise(ctx context.Context, selector labels.Selector) error {
 	set := u.set
-	all, err := revision.Claim(ctx, u.env.Kube, u.revisions, set, Kind, selector, u.canAdopt(set))
+	all, err := revision.Claim(ctx, u.env.Kube, u.revisions, &revision.Claimer{Owner: set, Kind: Kind, Selector: selector, CanAdopt: u.canAdopt(set)})
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -69,20 +68,20 @@ func Sort(revs []*appsv1.ControllerRevision) {
 	})
 }
 
-// Claim returns the revisions of owner, the oldest first, adopting and
+// Claimer decides which revisions are an owner's; Claim gives it its Patch.
+type Claimer = control.Claimer[*appsv1.ControllerRevision]
+
+// Claim returns the revisions of claimer's owner, the oldest first, adopting and
 // releasing what must be. index is that of an informer with
 // control.AddOwnerIndex.
-func Claim(ctx context.Context, kube kubernetes.Interface, index cache.Indexer, owner metav1.Object, kind schema.GroupVersionKind, selector labels.Selector, canAdopt func(context.Context) error) ([]*appsv1.ControllerRevision, error) {
-	revs, err := control.Owned[*appsv1.ControllerRevision](index, owner, true)
+func Claim(ctx context.Context, kube kubernetes.Interface, index cache.Indexer, claimer *Claimer) ([]*appsv1.ControllerRevision, error) {
+	revs, err := control.Owned[*appsv1.ControllerRevision](index, claimer.Owner, true)
 	if err != nil {
 		return nil, err
 	}
-	claimer := control.Claimer[*appsv1.ControllerRevision]{
-		Owner: owner, Kind: kind, Selector: selector, CanAdopt: canAdopt,
-		Patch: func(ctx context.Context, r *appsv1.ControllerRevision, kind types.PatchType, patch []byte) error {
-			_, err := kube.AppsV1().ControllerRevisions(r.Namespace).Patch(ctx, r.Name, kind, patch, metav1.PatchOptions{})
-			return err
-		},
+	claimer.Patch = func(ctx context.Context, r *appsv1.ControllerRevision, kind types.PatchType, patch []byte) error {
+		_, err := kube.AppsV1().ControllerRevisions(r.Namespace).Patch(ctx, r.Name, kind, patch, metav1.PatchOptions{})
+		return err
 	}
 	revs, err = claimer.Claim(ctx, revs)
 	Sort(revs)
