@@ -101,7 +101,7 @@ func NewCommand() *cobra.Command {
 }
 
 func (o *options) flags(f *pflag.FlagSet) {
-	all, off := Known()
+	all, off := known()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
 	o.serving.AddFlags(f, layout.PortControllerManager)
 	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, "Controllers to run: '*' is all on by default, 'foo' is foo, '-foo' is without foo.\nAll: "+

@@ -283,9 +283,9 @@ var foreign = map[string]bool{
 	"selinux-warning-controller": true,
 }
 
-// Known lists the names of all controllers, and those that are off unless asked
+// known lists the names of all controllers, and those that are off unless asked
 // for.
-func Known() (all, off []string) {
+func known() (all, off []string) {
 	for _, d := range descriptors() {
 		all = append(all, d.name)
 		if d.off {

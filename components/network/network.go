@@ -246,7 +246,7 @@ func (n *Network) plugins() bool {
 }
 
 func (n *Network) tell(ctx context.Context, subnets string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{AnnotationAddresses: subnets}}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{annotationAddresses: subnets}}})
 	if err != nil {
 		return fmt.Errorf("telling how the node is reached: %w", err)
 	}

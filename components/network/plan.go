@@ -12,10 +12,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// AnnotationAddresses of a Node lists, separated by commas, the addresses at
+// annotationAddresses of a Node lists, separated by commas, the addresses at
 // which other nodes reach it directly, each with the length of its subnet's
 // prefix, as in "192.0.2.7/24".
-const AnnotationAddresses = "network.hyperkube.io/addresses"
+const annotationAddresses = "network.hyperkube.io/addresses"
 
 // Mode is how nodes reach each other's pods.
 type Mode string
@@ -71,7 +71,7 @@ func memberOf(node *corev1.Node) member {
 			m.address = addr.Unmap()
 		}
 	}
-	m.subnets = parseSubnets(node.Annotations[AnnotationAddresses])
+	m.subnets = parseSubnets(node.Annotations[annotationAddresses])
 	return m
 }
 

@@ -104,7 +104,7 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 		return err
 	}
 	o.merge(file, changed)
-	profiles, err := Profiles(file)
+	profiles, err := profiles(file)
 	if err != nil {
 		return err
 	}

@@ -42,9 +42,9 @@ func parseConfig(data []byte) (*configv1.KubeSchedulerConfiguration, error) {
 	return &cfg, nil
 }
 
-// Profiles makes the profiles of a configuration. What it does not say is as by
+// profiles makes the profiles of a configuration. What it does not say is as by
 // default.
-func Profiles(cfg *configv1.KubeSchedulerConfiguration) ([]Profile, error) {
+func profiles(cfg *configv1.KubeSchedulerConfiguration) ([]Profile, error) {
 	var profiles []Profile
 	list, ignored := cfg.Profiles, ignoredByExtenders(cfg.Extenders)
 	if len(list) == 0 && len(ignored) > 0 {

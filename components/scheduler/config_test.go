@@ -48,7 +48,7 @@ profiles:
 	if err != nil {
 		t.Fatal(err)
 	}
-	profiles, err := Profiles(cfg)
+	profiles, err := profiles(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestBadConfigs(t *testing.T) {
 	} {
 		cfg, err := parseConfig([]byte(text))
 		if err == nil {
-			_, err = Profiles(cfg)
+			_, err = profiles(cfg)
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s\n%v, want %q", text, err, want)
@@ -116,7 +116,7 @@ func FuzzConfig(f *testing.F) {
 	f.Add([]byte(configHead + "profiles: [{plugins: {filter: {enabled: [{name: Magic}]}}, pluginConfig: [{name: NodeResourcesFit, args: {scoringStrategy: {}}}]}]"))
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		if cfg, err := parseConfig(data); err == nil {
-			_, _ = Profiles(cfg)
+			_, _ = profiles(cfg)
 		}
 	})
 }

@@ -225,7 +225,7 @@ profiles:
 		if err != nil {
 			t.Fatal(err)
 		}
-		profiles, err := Profiles(cfg)
+		profiles, err := profiles(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

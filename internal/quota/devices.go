@@ -24,10 +24,10 @@ var DeviceClaims = resourcev1.Resource("resourceclaims")
 
 const countDeviceClaims = corev1.ResourceName("count/resourceclaims.resource.k8s.io")
 
-// CountsDevices tells whether a name is that of the devices of a class.
+// countsDevices tells whether a name is that of the devices of a class.
 //
 // https://kubernetes.io/docs/concepts/policy/resource-quotas/#resource-quota-for-devices
-func CountsDevices(name corev1.ResourceName) bool {
+func countsDevices(name corev1.ResourceName) bool {
 	return strings.HasSuffix(string(name), corev1.ResourceClaimsPerClass)
 }
 
@@ -40,7 +40,7 @@ func extendedRequest(name corev1.ResourceName) bool {
 // MayCountDevices tells whether devices that claims ask for may count as what a name
 // limits: those of a class, or of the extended resource that it stands for.
 func MayCountDevices(name corev1.ResourceName) bool {
-	return CountsDevices(name) || extendedRequest(name)
+	return countsDevices(name) || extendedRequest(name)
 }
 
 // Devices is what the devices of claims are measured by besides the claims. What it
@@ -190,7 +190,7 @@ func deviceClaims(list generic.ListFuncByNamespace) *evaluator {
 		names: func(in []corev1.ResourceName) []corev1.ResourceName {
 			var out []corev1.ResourceName
 			for _, n := range in {
-				if n == countDeviceClaims || CountsDevices(n) {
+				if n == countDeviceClaims || countsDevices(n) {
 					out = append(out, n)
 				}
 			}

@@ -73,7 +73,7 @@ func claims(list generic.ListFuncByNamespace) quota.Evaluator {
 			case "status":
 				now, err1 := as[*corev1.PersistentVolumeClaim](a.GetObject())
 				old, err2 := as[*corev1.PersistentVolumeClaim](a.GetOldObject())
-				return err1 == nil && err2 == nil && ClaimChanged(old, now)
+				return err1 == nil && err2 == nil && claimChanged(old, now)
 			}
 			return false
 		},
@@ -98,8 +98,8 @@ func claims(list generic.ListFuncByNamespace) quota.Evaluator {
 	}
 }
 
-// ClaimChanged tells whether what a claim's status says matters to quotas.
-func ClaimChanged(old, now *corev1.PersistentVolumeClaim) bool {
+// claimChanged tells whether what a claim's status says matters to quotas.
+func claimChanged(old, now *corev1.PersistentVolumeClaim) bool {
 	a, b := old.Status.AllocatedResources.Storage(), now.Status.AllocatedResources.Storage()
 	if a.Cmp(*b) != 0 {
 		return true

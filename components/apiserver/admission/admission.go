@@ -118,18 +118,6 @@ var order = []known{
 	{"AlwaysDeny", false, newAlwaysDeny},
 }
 
-// Names lists all plugins and those that run by default, for the help of the
-// flags.
-func Names() (all, byDefault []string) {
-	for _, k := range order {
-		all = append(all, k.name)
-		if k.on {
-			byDefault = append(byDefault, k.name)
-		}
-	}
-	return all, byDefault
-}
-
 // Chain asks its plugins one after another. It is safe for several goroutines.
 type Chain struct {
 	names    []string

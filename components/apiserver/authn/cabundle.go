@@ -38,9 +38,6 @@ func LoadCABundle(path string) (*CABundle, error) {
 	return b, nil
 }
 
-// Pool is the present pool. It is not to be changed.
-func (b *CABundle) Pool() *x509.CertPool { return b.current.Load().pool }
-
 // PEM is the present content. It is not to be changed.
 func (b *CABundle) PEM() []byte { return b.current.Load().pem }
 

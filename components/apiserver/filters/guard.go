@@ -23,14 +23,14 @@ type Guard struct {
 	GoAway float64
 }
 
-// MaxGoAway bounds Guard.GoAway.
-const MaxGoAway = 0.02
+// maxGoAway bounds Guard.GoAway.
+const maxGoAway = 0.02
 
 // NewGuard reads flags: patterns of origins, and the directives of the header
 // Strict-Transport-Security.
 func NewGuard(origins, directives []string, goAway float64) (Guard, error) {
 	g := Guard{TransportSecurity: strings.Join(directives, "; "), GoAway: goAway}
-	if goAway < 0 || goAway > MaxGoAway {
+	if goAway < 0 || goAway > maxGoAway {
 		return g, errors.New("--goaway-chance can not be less than 0 or greater than 0.02")
 	}
 	for _, d := range directives {

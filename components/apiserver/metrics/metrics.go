@@ -144,8 +144,8 @@ func (m *Metrics) Handler() http.Handler {
 	return measure.Handler(measure.WholePage(m.registry))
 }
 
-// Scope is the label of what a request is about: an object, a namespace or all.
-func Scope(info *apirequest.RequestInfo) string {
+// scope is the label of what a request is about: an object, a namespace or all.
+func scope(info *apirequest.RequestInfo) string {
 	switch {
 	case !info.IsResourceRequest:
 		return ""
@@ -157,8 +157,8 @@ func Scope(info *apirequest.RequestInfo) string {
 	return "cluster"
 }
 
-// Verb is the label of a request's verb, in upstream's capitals.
-func Verb(info *apirequest.RequestInfo, method string) string {
+// verb is the label of a request's verb, in upstream's capitals.
+func verb(info *apirequest.RequestInfo, method string) string {
 	if !info.IsResourceRequest {
 		switch method {
 		case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions, http.MethodConnect:
@@ -217,7 +217,7 @@ func (m *Metrics) Discovered() { m.discoveries.Inc() }
 // Terminated counts a request that the server did not work on, or not to its
 // end, to protect itself.
 func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code int) {
-	k := runningKey{Verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, Scope(info)}
+	k := runningKey{verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, scope(info)}
 	if m.unknown(info) {
 		k = runningKey{verb: k.verb, scope: k.scope}
 	}
@@ -227,7 +227,7 @@ func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code i
 // Lost counts a request that another server was to answer and that could not be
 // passed on. Its resource is counted by its name when it is known that the server has it.
 func (m *Metrics) Lost(info *apirequest.RequestInfo, method string, known bool, code int) {
-	k := runningKey{verb: Verb(info, method), group: info.APIGroup, version: info.APIVersion, scope: Scope(info)}
+	k := runningKey{verb: verb(info, method), group: info.APIGroup, version: info.APIVersion, scope: scope(info)}
 	if known {
 		k.resource, k.subresource = info.Resource, info.Subresource
 	}
@@ -237,10 +237,10 @@ func (m *Metrics) Lost(info *apirequest.RequestInfo, method string, known bool, 
 // Self counts a request that the server has sent to itself.
 func (m *Metrics) Self(info *apirequest.RequestInfo, method string) {
 	if m.unknown(info) || !info.IsResourceRequest {
-		m.self.WithLabelValues(Verb(info, method), "", "", "").Inc()
+		m.self.WithLabelValues(verb(info, method), "", "", "").Inc()
 		return
 	}
-	m.self.WithLabelValues(Verb(info, method), info.APIGroup, info.Resource, info.Subresource).Inc()
+	m.self.WithLabelValues(verb(info, method), info.APIGroup, info.Resource, info.Subresource).Inc()
 }
 
 // Deprecated takes note that somebody uses what will be gone.
@@ -264,8 +264,8 @@ type Answer struct {
 // Request counts one that has been answered.
 func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 	k := requestKey{
-		verb: Verb(info, a.Method), group: info.APIGroup, version: info.APIVersion, resource: info.Resource,
-		subresource: info.Subresource, scope: Scope(info), dryRun: a.DryRun, code: a.Code,
+		verb: verb(info, a.Method), group: info.APIGroup, version: info.APIVersion, resource: info.Resource,
+		subresource: info.Subresource, scope: scope(info), dryRun: a.DryRun, code: a.Code,
 	}
 	if !info.IsResourceRequest {
 		k.subresource = ""
@@ -312,7 +312,7 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 // LongRunning counts a request that runs for long from now until the returned
 // function is called.
 func (m *Metrics) LongRunning(info *apirequest.RequestInfo, method string) func() {
-	k := runningKey{Verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, Scope(info)}
+	k := runningKey{verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, scope(info)}
 	if m.unknown(info) {
 		k = runningKey{verb: k.verb, scope: k.scope}
 	}

@@ -71,6 +71,6 @@ func (m *Metrics) Initial(info *apirequest.RequestInfo, objects int) {
 // Listed takes note of how long a list took that was streamed.
 func (m *Metrics) Listed(info *apirequest.RequestInfo, took time.Duration) {
 	if m != nil {
-		m.watches.list.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource, Scope(info)).Observe(took.Seconds())
+		m.watches.list.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource, scope(info)).Observe(took.Seconds())
 	}
 }

@@ -70,7 +70,7 @@ func (k *Kind) appendListHead(dst []byte, revision int64, next string, remaining
 		return append(dst, `,"metadata":{},"items":[`...)
 	}
 	dst = append(dst, `,"metadata":{"resourceVersion":"`...)
-	dst = AppendInt(dst, revision)
+	dst = appendInt(dst, revision)
 	dst = append(dst, '"')
 	if next != "" || always {
 		dst = append(dst, `,"continue":"`...)
@@ -79,7 +79,7 @@ func (k *Kind) appendListHead(dst []byte, revision int64, next string, remaining
 	}
 	if remaining >= 0 {
 		dst = append(dst, `,"remainingItemCount":`...)
-		dst = AppendInt(dst, remaining)
+		dst = appendInt(dst, remaining)
 	}
 	return append(dst, `},"items":[`...)
 }

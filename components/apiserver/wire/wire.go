@@ -78,5 +78,5 @@ func uvarintLen(n int) int {
 	return size
 }
 
-// AppendInt appends n in decimal, as resource versions are written.
-func AppendInt(dst []byte, n int64) []byte { return strconv.AppendInt(dst, n, 10) }
+// appendInt appends n in decimal, as resource versions are written.
+func appendInt(dst []byte, n int64) []byte { return strconv.AppendInt(dst, n, 10) }

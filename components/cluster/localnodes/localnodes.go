@@ -32,8 +32,8 @@ import (
 	"hyperkube/internal/netdump"
 )
 
-// Link is the name of a node's own link in its namespace.
-const Link = "eth0"
+// linkName is the name of a node's own link in its namespace.
+const linkName = "eth0"
 
 // Machine is the network of the nodes of one machine.
 type Machine struct {
@@ -55,8 +55,8 @@ type Machine struct {
 // Bridge is the name of the bridge between the nodes.
 func Bridge(l layout.Node) string { return l.LinkPrefix + "-nodes" }
 
-// Veth is the name of the machine's end of the i-th further node's link.
-func Veth(l layout.Node, i int) string { return l.LinkPrefix + "n" + strconv.Itoa(i) }
+// veth is the name of the machine's end of the i-th further node's link.
+func veth(l layout.Node, i int) string { return l.LinkPrefix + "n" + strconv.Itoa(i) }
 
 // Namespace is the path of the i-th further node's network namespace.
 func Namespace(l layout.Node, i int) string { return filepath.Join(l.Numbered(i).Run, "netns") }
@@ -214,7 +214,7 @@ func hardwareAddr(a netip.Addr) net.HardwareAddr {
 // EnsureNode makes namespace and link of the i-th further node, or mends what
 // is missing of them. The bridge must be there.
 func (m *Machine) EnsureNode(i int) error {
-	path, veth := Namespace(m.Layout, i), Veth(m.Layout, i)
+	path, veth := Namespace(m.Layout, i), veth(m.Layout, i)
 	if err := m.Journal.Record(
 		hostchange.Change{Kind: hostchange.Mount, Name: path},
 		hostchange.Change{Kind: hostchange.Link, Name: veth},
@@ -271,7 +271,7 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 		return err
 	}
 	defer netns.Close()
-	inside := Inside(path, func() error { _, err := netlink.LinkByName(Link); return err })
+	inside := Inside(path, func() error { _, err := netlink.LinkByName(linkName); return err })
 	link, err := netlink.LinkByName(veth)
 	if err == nil && inside != nil {
 		// An end without the other is a leftover.
@@ -283,7 +283,7 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.TxQLen = veth, -1
 		err := netlink.LinkAdd(&netlink.Veth{
-			LinkAttrs: attrs, PeerName: Link, PeerNamespace: netlink.NsFd(int(netns.Fd())), PeerHardwareAddr: hardwareAddr(m.Addresses(i)[0]),
+			LinkAttrs: attrs, PeerName: linkName, PeerNamespace: netlink.NsFd(int(netns.Fd())), PeerHardwareAddr: hardwareAddr(m.Addresses(i)[0]),
 		})
 		if err != nil {
 			return fmt.Errorf("making link %s: %w", veth, err)
@@ -308,7 +308,7 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 		if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"}}); err != nil {
 			return fmt.Errorf("setting up lo: %w", err)
 		}
-		link, err := netlink.LinkByName(Link)
+		link, err := netlink.LinkByName(linkName)
 		if err != nil {
 			return err
 		}
@@ -318,7 +318,7 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 			}
 		}
 		if err := netlink.LinkSetUp(link); err != nil {
-			return fmt.Errorf("setting up %s: %w", Link, err)
+			return fmt.Errorf("setting up %s: %w", linkName, err)
 		}
 		for _, subnet := range m.subnets() {
 			gateway := nth(subnet, 1)
@@ -334,7 +334,7 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 // Remove takes away namespace and link of the i-th further node. What is gone
 // already is no error.
 func Remove(l layout.Node, i int) error {
-	link, err := netlink.LinkByName(Veth(l, i))
+	link, err := netlink.LinkByName(veth(l, i))
 	if err == nil {
 		err = netlink.LinkDel(link)
 	}

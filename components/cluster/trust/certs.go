@@ -21,8 +21,8 @@ import (
 // person carries.
 const CertsSecret = "kubeadm-certs"
 
-// CertsTTL is how long the Secret lives.
-const CertsTTL = 2 * time.Hour
+// certsTTL is how long the Secret lives.
+const certsTTL = 2 * time.Hour
 
 // CertificateKey encrypts CertsSecret: AES-256.
 type CertificateKey [32]byte
@@ -116,5 +116,5 @@ func OpenCerts(s *corev1.Secret, k CertificateKey) (map[string][]byte, error) {
 // CertsToken is the token that does nothing but end together with the Secret
 // of the certificates.
 func CertsToken(now time.Time) *Record {
-	return &Record{Token: NewToken(), Expires: now.Add(CertsTTL), Description: "Proxy for managing TTL for the kubeadm-certs secret"}
+	return &Record{Token: NewToken(), Expires: now.Add(certsTTL), Description: "Proxy for managing TTL for the kubeadm-certs secret"}
 }

@@ -20,8 +20,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Signer is whose bundle it is.
-const Signer = "kubernetes.io/kube-apiserver-serving"
+// signerName is whose bundle it is.
+const signerName = "kubernetes.io/kube-apiserver-serving"
 
 // Controller keeps one bundle of the signer and deletes others. Make it with New.
 type Controller struct {
@@ -39,23 +39,23 @@ func New(env control.Env, ca []byte) (*Controller, error) {
 		return nil, errors.New("clustertrustbundle: no certificates")
 	}
 	bundles := env.Informers.Certificates().V1().ClusterTrustBundles()
-	c := &Controller{env: env, name: Name(ca), bundle: string(ca), bundles: bundles.Lister()}
+	c := &Controller{env: env, name: bundleName(ca), bundle: string(ca), bundles: bundles.Lister()}
 	c.Loop = control.NewLoop(env, "clustertrustbundle", c.sync)
 	c.Prepare(func(context.Context) error {
-		c.Add(Signer)
+		c.Add(signerName)
 		return nil
 	})
 	return c, c.Watch(bundles.Informer(), control.Every(func(b *certificatesv1.ClusterTrustBundle) {
-		if b.Spec.SignerName == Signer {
-			c.Add(Signer)
+		if b.Spec.SignerName == signerName {
+			c.Add(signerName)
 		}
 	}))
 }
 
-// Name of the bundle of these certificates: it changes with them, so that the new
-// is there before the old is gone.
-func Name(ca []byte) string {
-	return fmt.Sprintf("%s:%x", strings.ReplaceAll(Signer, "/", ":"), sha256.Sum256(ca))
+// bundleName is that of the bundle of these certificates: it changes with them, so that the
+// new is there before the old is gone.
+func bundleName(ca []byte) string {
+	return fmt.Sprintf("%s:%x", strings.ReplaceAll(signerName, "/", ":"), sha256.Sum256(ca))
 }
 
 func (c *Controller) sync(ctx context.Context, _ string) error {
@@ -65,7 +65,7 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 	case apierrors.IsNotFound(err):
 		_, err = client.Create(ctx, &certificatesv1.ClusterTrustBundle{
 			ObjectMeta: metav1.ObjectMeta{Name: c.name},
-			Spec:       certificatesv1.ClusterTrustBundleSpec{SignerName: Signer, TrustBundle: c.bundle},
+			Spec:       certificatesv1.ClusterTrustBundleSpec{SignerName: signerName, TrustBundle: c.bundle},
 		}, metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("publishing the trust bundle: %w", err)
@@ -85,7 +85,7 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 	}
 	var failed error
 	for _, b := range all {
-		if b.Spec.SignerName != Signer || b.Name == c.name {
+		if b.Spec.SignerName != signerName || b.Name == c.name {
 			continue
 		}
 		if err := client.Delete(ctx, b.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

@@ -26,11 +26,11 @@ import (
 	"hyperkube/components/controllers/internal/servicepods"
 )
 
-// Name is what manages the slices, by their label.
-const Name = "endpointslice-controller.k8s.io"
+// controllerName is what manages the slices, by their label.
+const controllerName = "endpointslice-controller.k8s.io"
 
-// MaxEndpointsPerSlice is upstream's default.
-const MaxEndpointsPerSlice = 100
+// maxEndpointsPerSlice is upstream's default.
+const maxEndpointsPerSlice = 100
 
 // ByService is the name of the index that AddServiceIndex adds.
 const ByService = "service"
@@ -55,7 +55,7 @@ type Controller struct {
 func New(env control.Env, perSlice int32) (*Controller, error) {
 	env = env.Defaulted()
 	if perSlice == 0 {
-		perSlice = MaxEndpointsPerSlice
+		perSlice = maxEndpointsPerSlice
 	}
 	core := env.Informers.Core().V1()
 	services, pods, nodes := core.Services(), core.Pods(), core.Nodes()
@@ -72,7 +72,7 @@ func New(env control.Env, perSlice int32) (*Controller, error) {
 		triggers: sliceutil.NewTriggerTimeTracker(),
 		topology: topologycache.NewTopologyCache(),
 	}
-	c.reconciler = endpointslice.NewReconciler(env.Kube, c.nodes, perSlice, c.tracker, c.topology, env.Events, Name,
+	c.reconciler = endpointslice.NewReconciler(env.Kube, c.nodes, perSlice, c.tracker, c.topology, env.Events, controllerName,
 		endpointslice.WithPreferSameTrafficDistributionEnabled(true))
 	c.Loop = control.NewLoop(env, "endpointslice", c.counted)
 	metrics.RegisterMetrics()
@@ -227,7 +227,7 @@ func (c *Controller) sync(_ context.Context, key string) error {
 	for _, o := range objs {
 		s, ok := o.(*discoveryv1.EndpointSlice)
 		// Those in deletion cannot be updated any more.
-		if ok && s.DeletionTimestamp == nil && s.Labels[discoveryv1.LabelManagedBy] == Name {
+		if ok && s.DeletionTimestamp == nil && s.Labels[discoveryv1.LabelManagedBy] == controllerName {
 			slices = append(slices, s)
 		}
 	}

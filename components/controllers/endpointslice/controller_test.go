@@ -43,7 +43,7 @@ func TestSync(t *testing.T) {
 		t.Fatalf("%d slices, %v", len(list.Items), err)
 	}
 	s := list.Items[0]
-	if s.Labels[discoveryv1.LabelManagedBy] != Name || s.Labels[discoveryv1.LabelServiceName] != "web" || s.Labels[corev1.IsHeadlessService] != "" {
+	if s.Labels[discoveryv1.LabelManagedBy] != controllerName || s.Labels[discoveryv1.LabelServiceName] != "web" || s.Labels[corev1.IsHeadlessService] != "" {
 		t.Errorf("labels %v", s.Labels)
 	}
 	want := map[string][3]bool{"10.244.0.2": {true, true, false}, "10.244.0.3": {false, false, false}, "10.244.0.9": {false, true, true}}

@@ -23,8 +23,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Name is what manages the slices, by their label.
-const Name = "endpointslicemirroring-controller.k8s.io"
+// controllerName is what manages the slices, by their label.
+const controllerName = "endpointslicemirroring-controller.k8s.io"
 
 // maxPerSubset is how many addresses of a subset are mirrored.
 const maxPerSubset = 1000
@@ -107,7 +107,9 @@ func New(env control.Env) (*Controller, error) {
 		}))
 }
 
-func mine(s *discoveryv1.EndpointSlice) bool { return s.Labels[discoveryv1.LabelManagedBy] == Name }
+func mine(s *discoveryv1.EndpointSlice) bool {
+	return s.Labels[discoveryv1.LabelManagedBy] == controllerName
+}
 
 func (c *Controller) addOwner(s *discoveryv1.EndpointSlice) {
 	if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
@@ -161,7 +163,7 @@ func (c *Controller) want(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	}
 	maps.Copy(meta.Labels, e.Labels)
 	meta.Labels[discoveryv1.LabelServiceName] = e.Name
-	meta.Labels[discoveryv1.LabelManagedBy] = Name
+	meta.Labels[discoveryv1.LabelManagedBy] = controllerName
 	maps.Copy(meta.Annotations, e.Annotations)
 	for _, own := range []string{corev1.EndpointsLastChangeTriggerTime, corev1.LastAppliedConfigAnnotation} {
 		delete(meta.Annotations, own)

@@ -246,7 +246,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 		manageErr = c.manage(ctx, rs, active)
 	}
 	now := c.env.Clock.Now()
-	status := Status(rs, active, terminating, manageErr, now)
+	status := statusOf(rs, active, terminating, manageErr, now)
 	if err := c.updateStatus(ctx, rs, status); err != nil {
 		return errors.Join(manageErr, err)
 	}

@@ -13,9 +13,9 @@ import (
 	"hyperkube/internal/podfacts"
 )
 
-// Status computes the status of rs with these active and so many terminating
+// statusOf computes the status of rs with these active and so many terminating
 // pods; manageErr is why they could not be made as many as wanted.
-func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, terminating int32, manageErr error, now time.Time) appsv1.ReplicaSetStatus {
+func statusOf(rs *appsv1.ReplicaSet, active []*corev1.Pod, terminating int32, manageErr error, now time.Time) appsv1.ReplicaSetStatus {
 	s := *rs.Status.DeepCopy()
 	s.Replicas, s.FullyLabeledReplicas, s.ReadyReplicas, s.AvailableReplicas = int32(len(active)), 0, 0, 0
 	s.TerminatingReplicas = &terminating

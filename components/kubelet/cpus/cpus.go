@@ -243,7 +243,7 @@ func (m *Manager) whole(pod *v1.Pod, c *v1.Container) int {
 	if !m.cfg.Guaranteed(pod) || resource.IsPodLevelResourcesSet(pod) {
 		return 0
 	}
-	return Whole(c)
+	return whole(c)
 }
 
 // forget frees the CPUs of pods that have ended; but is one that has not. The
@@ -372,8 +372,8 @@ func (m *Manager) Release(pod types.UID) (changed bool, err error) {
 	return true, m.save()
 }
 
-// Whole is how many CPUs a container asks for, 0 if not whole ones.
-func Whole(c *v1.Container) int {
+// whole is how many CPUs a container asks for, 0 if not whole ones.
+func whole(c *v1.Container) int {
 	q := c.Resources.Requests[v1.ResourceCPU]
 	if q.MilliValue()%1000 != 0 {
 		return 0

@@ -47,7 +47,7 @@ func Load(path string) ([]kubeletv1.CredentialProvider, error) {
 		if err != nil {
 			return nil, fmt.Errorf("reading the credential providers: %w", err)
 		}
-		list, err := Decode(raw)
+		list, err := decode(raw)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", f, err)
 		}
@@ -59,8 +59,8 @@ func Load(path string) ([]kubeletv1.CredentialProvider, error) {
 	return out, nil
 }
 
-// Decode reads a CredentialProviderConfig, YAML or JSON, whose fields must exist.
-func Decode(raw []byte) ([]kubeletv1.CredentialProvider, error) {
+// decode reads a CredentialProviderConfig, YAML or JSON, whose fields must exist.
+func decode(raw []byte) ([]kubeletv1.CredentialProvider, error) {
 	var c kubeletv1.CredentialProviderConfig
 	if err := yaml.UnmarshalStrict(raw, &c); err != nil {
 		return nil, err

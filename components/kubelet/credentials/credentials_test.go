@@ -172,7 +172,7 @@ func FuzzDecodeResponse(f *testing.F) {
 	f.Add([]byte(`{"kind":"CredentialProviderResponse","apiVersion":"v","auth":{"a":{"username":"u"}}}`))
 	f.Fuzz(func(_ *testing.T, raw []byte) {
 		_, _ = decodeResponse(raw, "v")
-		if list, err := Decode(raw); err == nil {
+		if list, err := decode(raw); err == nil {
 			_ = validate(list)
 		}
 	})

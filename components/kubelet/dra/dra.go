@@ -109,7 +109,7 @@ func New(cfg Config) (*Manager, error) {
 // Prepare makes the devices of a pod's claims ready. It is called again after the
 // kubelet has been started anew, and costs nothing once all is ready.
 func (m *Manager) Prepare(ctx context.Context, pod *v1.Pod) (err error) {
-	if !Asks(pod) {
+	if !asks(pod) {
 		return nil
 	}
 	defer m.timed("PrepareResources", time.Now(), &err)
@@ -145,9 +145,9 @@ func (m *Manager) Prepare(ctx context.Context, pod *v1.Pod) (err error) {
 	return m.save()
 }
 
-// Asks tells whether a pod has resource claims, its own or one that the scheduler
+// asks tells whether a pod has resource claims, its own or one that the scheduler
 // has made of its extended resources.
-func Asks(pod *v1.Pod) bool {
+func asks(pod *v1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
 }
 

@@ -115,7 +115,7 @@ func TestRank(t *testing.T) {
 		PIDAvailable:    "unknown over within far-over important",
 	} {
 		got := list()
-		Rank(got, short, Disks{})
+		rank(got, short, Disks{})
 		var names []string
 		for _, c := range got {
 			names = append(names, c.Pod.Name)
@@ -201,7 +201,7 @@ func TestDisks(t *testing.T) {
 		{Disks{}, MemoryAvailable, "none layers logs volumes", Room{}},
 	} {
 		got := list()
-		Rank(got, c.at, c.disks)
+		rank(got, c.at, c.disks)
 		var names []string
 		for _, c := range got {
 			names = append(names, c.Pod.Name)
@@ -228,7 +228,7 @@ func TestOverLimit(t *testing.T) {
 		},
 		Volumes: []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &size}}}, {Name: "w", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}},
 	}}
-	if !HasLimits(p) || HasLimits(&v1.Pod{}) {
+	if !hasLimits(p) || hasLimits(&v1.Pod{}) {
 		t.Error("limits are not seen")
 	}
 	for _, c := range []struct {
@@ -241,7 +241,7 @@ func TestOverLimit(t *testing.T) {
 		{Storage{Containers: map[string]int64{"a": 11 << 20}}, `Container a exceeded its local ephemeral storage limit "10Mi". `},
 		{Storage{Containers: map[string]int64{"a": 9 << 20}, Rest: 12 << 20}, "Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. "},
 	} {
-		if got, signal := OverLimit(p, c.storage); got != c.want || (got == "") != (signal == "") {
+		if got, signal := overLimit(p, c.storage); got != c.want || (got == "") != (signal == "") {
 			t.Errorf("%v: %q, want %q", c.storage, got, c.want)
 		}
 	}
@@ -255,14 +255,14 @@ func TestLimitOfSidecar(t *testing.T) {
 		InitContainers: []v1.Container{{Name: "side", RestartPolicy: &always, Resources: limited}, {Name: "once", Resources: limited}},
 		Containers:     []v1.Container{{Name: "main", Resources: limited}},
 	}}
-	if !HasLimits(p) {
+	if !hasLimits(p) {
 		t.Error("limits are not seen")
 	}
 	want := `Container side exceeded its local ephemeral storage limit "10Mi". `
-	if got, _ := OverLimit(p, Storage{Containers: map[string]int64{"side": 11 << 20}}); got != want {
+	if got, _ := overLimit(p, Storage{Containers: map[string]int64{"side": 11 << 20}}); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if got, _ := OverLimit(p, Storage{Containers: map[string]int64{"once": 11 << 20}}); got != "" {
+	if got, _ := overLimit(p, Storage{Containers: map[string]int64{"once": 11 << 20}}); got != "" {
 		t.Errorf("of a container that has ended: %q", got)
 	}
 }
@@ -349,7 +349,7 @@ func FuzzParseValue(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		if v, err := ParseValue(text); err == nil && (v.Percent < 0 || v.Percent > 100 || v.Quantity.Sign() < 0) {
+		if v, err := parseValue(text); err == nil && (v.Percent < 0 || v.Percent > 100 || v.Quantity.Sign() < 0) {
 			t.Errorf("%q: %v", text, v)
 		}
 	})

@@ -33,9 +33,9 @@ func limited(pod *v1.Pod) []*v1.Container {
 	return out
 }
 
-// HasLimits tells whether the pod has limits of local storage: only then it is
+// hasLimits tells whether the pod has limits of local storage: only then it is
 // to be measured.
-func HasLimits(pod *v1.Pod) bool {
+func hasLimits(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		if e := pod.Spec.Volumes[i].EmptyDir; e != nil && e.SizeLimit != nil && e.SizeLimit.Sign() > 0 {
 			return true
@@ -45,11 +45,11 @@ func HasLimits(pod *v1.Pod) bool {
 	return ok
 }
 
-// OverLimit says which limit of local storage the pod exceeds, empty if none, and
+// overLimit says which limit of local storage the pod exceeds, empty if none, and
 // what that is called in metrics.
 //
 // https://kubernetes.io/docs/concepts/storage/ephemeral-storage/
-func OverLimit(pod *v1.Pod, s Storage) (message, signal string) {
+func overLimit(pod *v1.Pod, s Storage) (message, signal string) {
 	for i := range pod.Spec.Volumes {
 		e := pod.Spec.Volumes[i].EmptyDir
 		if e == nil || e.SizeLimit == nil || e.SizeLimit.Sign() <= 0 {

@@ -213,7 +213,7 @@ func (m *Manager) look(ctx context.Context) ([]<-chan struct{}, error) {
 		if err != nil {
 			return nil, err
 		}
-		still := slices.ContainsFunc(m.cfg.Thresholds, func(t Threshold) bool { return Crossed(t, again, true) && m.due(due, t) })
+		still := slices.ContainsFunc(m.cfg.Thresholds, func(t Threshold) bool { return crossed(t, again, true) && m.due(due, t) })
 		if !still {
 			return nil, nil
 		}
@@ -253,7 +253,7 @@ func (m *Manager) limits(ctx context.Context) ([]<-chan struct{}, error) {
 	}
 	var limited []*v1.Pod
 	for _, pod := range m.cfg.Pods() {
-		if HasLimits(pod) && !m.cfg.Critical(pod) {
+		if hasLimits(pod) && !m.cfg.Critical(pod) {
 			limited = append(limited, pod)
 		}
 	}
@@ -266,7 +266,7 @@ func (m *Manager) limits(ctx context.Context) ([]<-chan struct{}, error) {
 	}
 	var out []<-chan struct{}
 	for _, pod := range limited {
-		if message, signal := OverLimit(pod, used[pod.UID]); message != "" {
+		if message, signal := overLimit(pod, used[pod.UID]); message != "" {
 			out = append(out, m.evict(pod, immediateGrace, message, nil, false))
 			m.evicted.WithLabelValues(signal).Inc()
 		}
@@ -295,7 +295,7 @@ func (m *Manager) one(ctx context.Context, t Threshold, now map[Signal]Observati
 	if len(list) == 0 {
 		return nil, errors.New("the node runs short and there is no pod to end")
 	}
-	Rank(list, t.Signal, disks)
+	rank(list, t.Signal, disks)
 	grace := int64(immediateGrace)
 	pod := list[0].Pod
 	if t.Grace > 0 {

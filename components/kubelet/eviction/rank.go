@@ -77,11 +77,11 @@ func (c *Candidate) over(short v1.ResourceName, of parts) int64 {
 	return used
 }
 
-// Rank sorts so that the pod that is to go first comes first: those that use
+// rank sorts so that the pod that is to go first comes first: those that use
 // more than they asked for, then the lower priority, then what exceeds its
 // request most. Process numbers and inodes cannot be asked for. Of files those
 // count that are on the file system of the signal.
-func Rank(list []*Candidate, signal Signal, disks Disks) {
+func rank(list []*Candidate, signal Signal, disks Disks) {
 	short, of := signals[signal].resource, disks.parts(signal)
 	slices.SortStableFunc(list, func(a, b *Candidate) int {
 		if a.Measured != b.Measured {

@@ -127,7 +127,7 @@ func (s Settings) Thresholds() ([]Threshold, error) {
 	}
 	reclaim := map[Signal]*Value{}
 	for name, text := range s.MinimumReclaim {
-		v, err := ParseValue(text)
+		v, err := parseValue(text)
 		if err == nil {
 			err = known(name)
 		}
@@ -150,7 +150,7 @@ func (s Settings) Thresholds() ([]Threshold, error) {
 				continue
 			}
 			if err == nil {
-				v, err = ParseValue(text)
+				v, err = parseValue(text)
 			}
 			if err == nil && !strings.HasSuffix(text, "%") && v.Quantity.IsZero() {
 				err = fmt.Errorf("%q must be positive", text)
@@ -181,8 +181,8 @@ func known(signal string) error {
 	return nil
 }
 
-// ParseValue reads "100Mi" or "10%".
-func ParseValue(text string) (Value, error) {
+// parseValue reads "100Mi" or "10%".
+func parseValue(text string) (Value, error) {
 	if p, ok := strings.CutSuffix(text, "%"); ok {
 		n, err := strconv.ParseFloat(p, 32)
 		if err != nil || !(n >= 0 && n <= 100) {
@@ -236,7 +236,7 @@ func (s *State) Step(all []Threshold, now map[Signal]Observation, at time.Time, 
 	}
 	met := map[int]bool{}
 	for i := range all {
-		if Crossed(all[i], now, false) || s.due[i] && Crossed(all[i], now, true) {
+		if crossed(all[i], now, false) || s.due[i] && crossed(all[i], now, true) {
 			met[i] = true
 		}
 	}
@@ -284,9 +284,9 @@ func urgency(t Threshold) int {
 	return n
 }
 
-// Crossed tells whether less is left than t asks for; with reclaim, less than
+// crossed tells whether less is left than t asks for; with reclaim, less than
 // what is to be left after pods were ended for it.
-func Crossed(t Threshold, now map[Signal]Observation, reclaim bool) bool {
+func crossed(t Threshold, now map[Signal]Observation, reclaim bool) bool {
 	o, ok := now[t.Signal]
 	if !ok {
 		return false

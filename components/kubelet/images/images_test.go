@@ -23,7 +23,7 @@ func TestNormalize(t *testing.T) {
 		"": "", " x": "", "Busybox": "", "a//b": "", "x:bad tag": "", "x@sha256:zz": "", "r.example/Upper": "", "-x": "", "x:": "",
 		"x:" + longest: "x:" + longest, "x:" + longest + "t": "", "x@:" + longest[:32]: "", "x@" + digest[len("@sha256:"):]: "", "x@sha256:" + digest[33:41]: "",
 	} {
-		got, err := Normalize(in)
+		got, err := normalize(in)
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("Normalize(%q) = %q, %v; want %q", in, got, err, want)
 		}
@@ -33,7 +33,7 @@ func TestNormalize(t *testing.T) {
 func FuzzNormalize(f *testing.F) {
 	f.Add("r.example:5/a/b:t@sha256:aa")
 	f.Fuzz(func(t *testing.T, s string) {
-		if got, err := Normalize(s); err == nil && !strings.HasPrefix(got, s) {
+		if got, err := normalize(s); err == nil && !strings.HasPrefix(got, s) {
 			t.Errorf("Normalize(%q) = %q", s, got)
 		}
 	})
@@ -106,8 +106,8 @@ func TestPolicies(t *testing.T) {
 		{"there:1", v1.PullNever, "sha256:there:1", "", "Pulled", false},
 		{"absent:1", v1.PullAlways, "sha256:absent:1", "", "Pulling Pulled", false},
 		{"absent:1", v1.PullIfNotPresent, "sha256:absent:1", "", "Pulling Pulled", false},
-		{"absent:1", v1.PullNever, "", ErrImageNever, "Warning:ErrImageNeverPull", true},
-		{"No:Image", v1.PullIfNotPresent, "", InvalidImageName, "Warning:InspectFailed", false},
+		{"absent:1", v1.PullNever, "", errImageNever, "Warning:ErrImageNeverPull", true},
+		{"No:Image", v1.PullIfNotPresent, "", invalidImageName, "Warning:InspectFailed", false},
 	} {
 		t.Run(string(tc.policy)+" "+tc.image, func(t *testing.T) {
 			var events []string

@@ -25,9 +25,9 @@ import (
 const (
 	ErrImagePull     = "ErrImagePull"
 	ImagePullBackOff = "ImagePullBackOff"
-	InvalidImageName = "InvalidImageName"
-	ErrImageNever    = "ErrImageNeverPull"
-	InspectFailed    = "ImageInspectError"
+	invalidImageName = "InvalidImageName"
+	errImageNever    = "ErrImageNeverPull"
+	inspectFailed    = "ImageInspectError"
 )
 
 // Error is why there is no image, in the words of a container's status.
@@ -115,18 +115,18 @@ type Request struct {
 func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) {
 	there, needed := "unknown", "unknown"
 	defer func() { p.Metrics.ImageWanted(strings.ToLower(string(r.Policy)), there, needed) }()
-	name, err := Normalize(r.Image)
+	name, err := normalize(r.Image)
 	if err != nil {
 		msg := fmt.Sprintf("Failed to apply default image tag %q: couldn't parse image name %q: %v", r.Image, r.Image, err)
 		r.Event(true, "InspectFailed", msg)
-		return "", &Error{Reason: InvalidImageName, Message: msg}
+		return "", &Error{Reason: invalidImageName, Message: msg}
 	}
 	present, err := p.present(ctx, name)
 	if cri.IsGone(err) {
 		return "", fmt.Errorf("inspecting image %q: %w", r.Image, err)
 	}
 	if err != nil {
-		return "", p.failed(&r, "InspectFailed", InspectFailed, fmt.Sprintf("Failed to inspect image %q: %s", r.Image, cri.Message(err)))
+		return "", p.failed(&r, "InspectFailed", inspectFailed, fmt.Sprintf("Failed to inspect image %q: %s", r.Image, cri.Message(err)))
 	}
 	there = strconv.FormatBool(present != nil)
 	pulls, err := p.mustPull(ctx, &r, present)
@@ -152,7 +152,7 @@ func (p *Puller) failed(r *Request, event, reason, msg string) *Error {
 
 // neverThere tells that an image is to be there and is not.
 func (p *Puller) neverThere(r *Request) *Error {
-	return p.failed(r, "ErrImageNeverPull", ErrImageNever, fmt.Sprintf("Container image %q is not present with pull policy of Never", r.Image))
+	return p.failed(r, "ErrImageNeverPull", errImageNever, fmt.Sprintf("Container image %q is not present with pull policy of Never", r.Image))
 }
 
 // mustPull tells whether the image has to be pulled, by its policy and for who asks may
@@ -370,9 +370,9 @@ func plain(err error) error {
 	return err
 }
 
-// Normalize adds the tag "latest" to a name that has neither tag nor digest,
+// normalize adds the tag "latest" to a name that has neither tag nor digest,
 // and refuses what no registry could have.
-func Normalize(image string) (string, error) {
+func normalize(image string) (string, error) {
 	if image == "" || strings.TrimSpace(image) != image {
 		return "", errors.New("invalid reference format")
 	}

@@ -372,7 +372,7 @@ func (r *Records) Recover(ctx context.Context, images runtimeapi.ImageServiceCli
 	}
 	var errs []error
 	for _, image := range left {
-		name, err := Normalize(image)
+		name, err := normalize(image)
 		if err != nil {
 			name = image
 		}

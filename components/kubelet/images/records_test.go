@@ -60,7 +60,7 @@ func TestRecords(t *testing.T) {
 	check("none again, for it needs none", "r.example/a:1", false, secret("three", "y"))
 	check("alone", "r.example/b:1", true, secret("one", "p"))
 	var e *Error
-	if _, err := ensure("r.example/b:1", v1.PullNever); !errors.As(err, &e) || e.Reason != ErrImageNever {
+	if _, err := ensure("r.example/b:1", v1.PullNever); !errors.As(err, &e) || e.Reason != errImageNever {
 		t.Errorf("never, without credentials: %v", err)
 	}
 	if _, err := ensure("r.example/b:1", v1.PullNever, secret("one", "p")); err != nil {

@@ -210,7 +210,7 @@ func TestRotateAtOnce(t *testing.T) {
 	if _, err := r.Rotate(path, reopen); err != nil {
 		t.Fatal(err)
 	}
-	old, err := Rotated(path)
+	old, err := rotated(path)
 	if err != nil || len(old) != 2 {
 		t.Errorf("%v, %v", old, err)
 	}
@@ -226,7 +226,7 @@ func TestRotate(t *testing.T) {
 			t.Fatal(ok, err)
 		}
 	}
-	old, err := Rotated(path)
+	old, err := rotated(path)
 	if err != nil || len(old) != 2 || !strings.HasSuffix(old[0], ".gz") || strings.HasSuffix(old[1], ".gz") {
 		t.Errorf("%v %v", old, err)
 	}

@@ -44,7 +44,7 @@ func (r Rotation) Rotate(path string, reopen func() error) (bool, error) {
 	if r.MaxSize <= 0 || info.Size() < r.MaxSize {
 		return false, nil
 	}
-	old, err := Rotated(path)
+	old, err := rotated(path)
 	if err != nil {
 		return false, err
 	}
@@ -85,8 +85,8 @@ func (r Rotation) Rotate(path string, reopen func() error) (bool, error) {
 	return true, nil
 }
 
-// Rotated returns the old files of the log at path, the oldest first.
-func Rotated(path string) ([]string, error) {
+// rotated returns the old files of the log at path, the oldest first.
+func rotated(path string) ([]string, error) {
 	all, err := filepath.Glob(path + ".*")
 	if err != nil {
 		return nil, fmt.Errorf("listing old logs: %w", err)

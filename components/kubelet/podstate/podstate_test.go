@@ -300,7 +300,7 @@ func TestRestartAll(t *testing.T) {
 		}
 	}
 	for _, st := range append(last.ContainerStatuses, last.InitContainerStatuses...) {
-		if st.RestartCount != 1 || st.State.Waiting == nil || st.State.Waiting.Reason != RestartingAll || st.LastTerminationState.Terminated.ExitCode != 137 {
+		if st.RestartCount != 1 || st.State.Waiting == nil || st.State.Waiting.Reason != restartingAll || st.LastTerminationState.Terminated.ExitCode != 137 {
 			t.Errorf("removed: %+v", st)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 // What is said of a pod whose containers are all started anew because one of
 // them has exited as its rules say.
 const (
-	RestartingAll        = "RestartingAllContainers"
+	restartingAll        = "RestartingAllContainers"
 	restartingAllMessage = "The container is removed because RestartAllContainers in place"
 )
 
@@ -100,14 +100,14 @@ func (in *Input) restartAll(p *Plan) {
 // waitsForAll tells whether a container has been removed and is to be started
 // anew with all others.
 func waitsForAll(st *v1.ContainerStatus) bool {
-	return st.State.Waiting != nil && st.State.Waiting.Reason == RestartingAll
+	return st.State.Waiting != nil && st.State.Waiting.Reason == restartingAll
 }
 
 // removed is the status of a container that has been removed to be started anew
 // with all others as attempt next, old its status before.
 func removed(c *v1.Container, old *v1.ContainerStatus, next uint32) v1.ContainerStatus {
 	s := v1.ContainerStatus{Name: c.Name, Image: c.Image, RestartCount: int32(next)}
-	s.State.Waiting = &v1.ContainerStateWaiting{Reason: RestartingAll, Message: restartingAllMessage}
+	s.State.Waiting = &v1.ContainerStateWaiting{Reason: restartingAll, Message: restartingAllMessage}
 	if waitsForAll(old) {
 		s.LastTerminationState = *old.LastTerminationState.DeepCopy()
 		return s
@@ -117,7 +117,7 @@ func removed(c *v1.Container, old *v1.ContainerStatus, next uint32) v1.Container
 }
 
 func removedState() *v1.ContainerStateTerminated {
-	return &v1.ContainerStateTerminated{Reason: RestartingAll, Message: restartingAllMessage, ExitCode: 137}
+	return &v1.ContainerStateTerminated{Reason: restartingAll, Message: restartingAllMessage, ExitCode: 137}
 }
 
 // restartingCondition tells whether all containers are being restarted.
@@ -131,5 +131,5 @@ func (in *StatusInput) restartingCondition() v1.PodCondition {
 
 // restartsAll tells whether an end is followed by a restart of all containers.
 func restartsAll(c *v1.Container, t *v1.ContainerStateTerminated) bool {
-	return t.Reason == RestartingAll || matching(c, t.ExitCode) == v1.ContainerRestartRuleActionRestartAllContainers
+	return t.Reason == restartingAll || matching(c, t.ExitCode) == v1.ContainerRestartRuleActionRestartAllContainers
 }

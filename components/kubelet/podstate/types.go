@@ -179,7 +179,7 @@ type BackOff struct {
 
 // Limits of the back-off of restarts.
 const (
-	CrashBase = 10 * time.Second
+	crashBase = 10 * time.Second
 	CrashMax  = 300 * time.Second
 )
 
@@ -203,7 +203,7 @@ func (b BackOff) Next(now time.Time) BackOff {
 	if most == 0 {
 		most = CrashMax
 	}
-	next := BackOff{Delay: min(CrashBase, most), Updated: now, Max: b.Max}
+	next := BackOff{Delay: min(crashBase, most), Updated: now, Max: b.Max}
 	if b.Delay != 0 && now.Sub(b.Updated) <= 2*CrashMax {
 		next.Delay = min(2*b.Delay, most)
 	}

@@ -21,7 +21,7 @@ func TestCheck(t *testing.T) {
 		"{containers: [{name: c, image: i}], volumes: [{name: a, persistentVolumeClaim: {claimName: m}}]}":       "static pods may not reference persistentvolumeclaims",
 		"{containers: [{name: c, image: i}], volumes: [{name: a, projected: {sources: [{secret: {name: s}}]}}]}": "static pods may not reference secrets",
 	} {
-		_, err := Decode([]byte(name+spec+"\n"), "/x.yaml", "n")
+		_, err := decodeFile([]byte(name+spec+"\n"), "/x.yaml", "n")
 		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", spec, err, want)
 		}

@@ -195,7 +195,7 @@ func load(path, nodeName string) (*v1.Pod, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the manifest: %w", err)
 	}
-	return Decode(raw, path, nodeName)
+	return decodeFile(raw, path, nodeName)
 }
 
 // Problems tell which manifests of a directory no pod is run of, and why; one that was run
@@ -248,9 +248,9 @@ func (s *Source) paths() ([]string, error) {
 	return out, err
 }
 
-// Decode reads a manifest and makes it the pod of this node: its name ends in
+// decodeFile reads a manifest and makes it the pod of this node: its name ends in
 // the node's, its UID is a hash of what it says and where it came from.
-func Decode(raw []byte, file, nodeName string) (*v1.Pod, error) {
+func decodeFile(raw []byte, file, nodeName string) (*v1.Pod, error) {
 	doc, err := yaml.YAMLToJSON(raw)
 	if err != nil {
 		return nil, fmt.Errorf("reading the manifest: %w", err)

@@ -148,7 +148,7 @@ func writeFresh(fresh string, payload Payload, group *int64) error {
 		}
 	}
 	if group != nil {
-		return SetGroup(fresh, *group, true)
+		return setGroup(fresh, *group, true)
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {
 	// What was made before a crash, or before the machine was started anew, is to be
 	// given away still.
 	if group := FSGroup(r.Pod); group != nil && (fresh || ungiven(r.Dir)) {
-		if err := SetGroup(r.Dir, *group, false); err != nil {
+		if err := setGroup(r.Dir, *group, false); err != nil {
 			return Result{}, err
 		}
 	}

@@ -153,7 +153,7 @@ func write(r Request, payload Payload, memory bool, refresh time.Time) (Result, 
 		return Result{}, err
 	}
 	if group != nil && (fresh || ungiven(r.Dir)) {
-		if err := SetGroup(r.Dir, *group, true); err != nil {
+		if err := setGroup(r.Dir, *group, true); err != nil {
 			return Result{}, err
 		}
 	}

@@ -40,7 +40,7 @@ func GiveTo(pod *v1.Pod, root string, group int64, tell func(message string)) er
 	}
 	slow := newSlowly(name, tell)
 	defer slow.stop()
-	return setGroup(root, group, false, &slow.files)
+	return setGroupCounting(root, group, false, &slow.files)
 }
 
 // owned tells whether a volume need not be given to the pod's group: its root is
@@ -61,15 +61,15 @@ func ungiven(dir string) bool {
 	return unix.Stat(dir, &st) == nil && st.Gid == 0 && st.Mode&unix.S_ISGID == 0
 }
 
-// SetGroup gives a tree to a group, as fsGroup asks: the group may read it,
+// setGroup gives a tree to a group, as fsGroup asks: the group may read it,
 // write it too unless readOnly, and what is made in its directories later
 // belongs to the group as well. What vanishes meanwhile is passed over.
-func SetGroup(root string, group int64, readOnly bool) error {
-	return setGroup(root, group, readOnly, &atomic.Int64{})
+func setGroup(root string, group int64, readOnly bool) error {
+	return setGroupCounting(root, group, readOnly, &atomic.Int64{})
 }
 
-// setGroup is SetGroup that counts the files.
-func setGroup(root string, group int64, readOnly bool, files *atomic.Int64) error {
+// setGroupCounting is setGroup that counts the files.
+func setGroupCounting(root string, group int64, readOnly bool, files *atomic.Int64) error {
 	g := giving{group: int(group), mask: 0o660, files: files}
 	if readOnly {
 		g.mask = 0o440

@@ -35,7 +35,7 @@ func TestSetGroup(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := SetGroup(root, 4321, false); err != nil {
+	if err := setGroup(root, 4321, false); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]uint32{"sub": 0o2770, "sub/file": 0o660, "sub/tool": 0o4775} {
@@ -123,7 +123,7 @@ func TestSetGroupOfMovingFolders(t *testing.T) {
 		}
 	}()
 	for range 3000 {
-		if err := SetGroup(root, 4321, false); err != nil {
+		if err := setGroup(root, 4321, false); err != nil {
 			t.Error(err)
 			break
 		}

@@ -86,10 +86,10 @@ type builder struct {
 	set Set
 }
 
-// Build returns the rules that enforce the policies for the local pods, whose
+// build returns the rules that enforce the policies for the local pods, whose
 // bridge is given, in one address family. HK-POLICY is always among them, and empty if there is nothing
 // to enforce.
-func Build(s *State, bridge string, is6 bool) Set {
+func build(s *State, bridge string, is6 bool) Set {
 	b := &builder{State: s, is6: is6, set: Set{chainPolicy: nil}}
 	var egress, ingress []rule
 	for _, pod := range s.Pods {

@@ -164,7 +164,7 @@ func (e *Enforcer) sync(ctx context.Context) error {
 		e.fill(state)
 	}
 	for is6, w := range e.writers {
-		set := Build(state, e.cfg.Bridge, is6)
+		set := build(state, e.cfg.Bridge, is6)
 		if is6 && len(set) == 1 && w.there == nil && !e.uses6(state) {
 			continue // a family that nobody uses is left alone
 		}

@@ -172,7 +172,7 @@ func TestRandom(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		s := randomState(r)
 		for _, is6 := range []bool{false, true} {
-			set := Build(s, "br", is6)
+			set := build(s, "br", is6)
 			for range 60 {
 				p := randomPacket(r, s, is6)
 				if got, want := passes(t, set, p), naive(s, p); got != want {

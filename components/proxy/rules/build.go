@@ -34,14 +34,14 @@ type Config struct {
 	Liberal bool
 }
 
-// DefaultMasqueradeMark is upstream's.
-const DefaultMasqueradeMark = 1 << 14
+// defaultMasqueradeMark is upstream's.
+const defaultMasqueradeMark = 1 << 14
 
 // mark asks for masquerading.
 func (c Config) mark() string {
 	mark := c.MasqueradeMark
 	if mark == 0 {
-		mark = DefaultMasqueradeMark
+		mark = defaultMasqueradeMark
 	}
 	return fmt.Sprintf("%#x", mark)
 }

@@ -41,9 +41,6 @@ func Dial(socket string) (*Client, error) {
 	}, nil
 }
 
-// Conn returns the connection, for other services on it.
-func (c *Client) Conn() *grpc.ClientConn { return c.conn }
-
 // Close ends the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 

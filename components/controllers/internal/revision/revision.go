@@ -41,8 +41,8 @@ func Data(template *corev1.PodTemplateSpec) ([]byte, error) {
 	return json.Marshal(map[string]any{"spec": map[string]any{"template": t}})
 }
 
-// Same compares what two revisions store.
-func Same(a, b *appsv1.ControllerRevision) bool { return bytes.Equal(a.Data.Raw, b.Data.Raw) }
+// same compares what two revisions store.
+func same(a, b *appsv1.ControllerRevision) bool { return bytes.Equal(a.Data.Raw, b.Data.Raw) }
 
 // Hash is the hash of what a revision stores; collisions, if not nil, change
 // it.
@@ -55,8 +55,8 @@ func Hash(data []byte, collisions *int32) string {
 	return rand.SafeEncodeString(fmt.Sprint(h.Sum32()))
 }
 
-// Sort orders revisions, the oldest first.
-func Sort(revs []*appsv1.ControllerRevision) {
+// sortOldestFirst orders revisions, the oldest first.
+func sortOldestFirst(revs []*appsv1.ControllerRevision) {
 	slices.SortFunc(revs, func(a, b *appsv1.ControllerRevision) int {
 		if c := cmp.Compare(a.Revision, b.Revision); c != 0 {
 			return c
@@ -84,7 +84,7 @@ func Claim(ctx context.Context, kube kubernetes.Interface, index cache.Indexer, 
 		return err
 	}
 	revs, err = claimer.Claim(ctx, revs)
-	Sort(revs)
+	sortOldestFirst(revs)
 	return revs, err
 }
 
@@ -118,7 +118,7 @@ func Create(ctx context.Context, kube kubernetes.Interface, rev *appsv1.Controll
 	if err != nil {
 		return nil, err
 	}
-	if Same(there, rev) && metav1.IsControlledBy(there, &metav1.ObjectMeta{UID: rev.OwnerReferences[0].UID}) {
+	if same(there, rev) && metav1.IsControlledBy(there, &metav1.ObjectMeta{UID: rev.OwnerReferences[0].UID}) {
 		return there, nil
 	}
 	return nil, ErrCollision
