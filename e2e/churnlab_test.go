@@ -239,7 +239,10 @@ func (c *churn) census() host {
 				h["cgroups"] = append(h["cgroups"], path)
 				data, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 				for pid := range strings.FieldsSeq(string(data)) {
-					name, _ := os.ReadFile("/proc/" + pid + "/comm")
+					name, err := os.ReadFile("/proc/" + pid + "/comm")
+					if err != nil {
+						continue // it has ended meanwhile
+					}
 					// Runtimes and kubelets are others each time, and probes and
 					// the counter's naps come and go, as does what begins as one.
 					if strings.HasPrefix(string(name), "runc:[") && young(pid) {
