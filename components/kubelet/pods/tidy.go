@@ -58,14 +58,11 @@ func (m *Manager) Tidy(ctx context.Context, rotation podlogs.Rotation) (rotated 
 
 func (w *worker) tidy(ctx context.Context, rotation podlogs.Rotation, each int) (rotated bool, err error) {
 	w.mu.Lock()
-	pod, busy := w.pod, w.op != nil
+	// Of a pod that ends all is removed soon; only what still runs may fill the disk.
+	pod, busy := w.pod, w.op != nil || w.stage != syncing
 	containers := append([]podstate.Container(nil), w.obs.Containers...)
 	sandboxes := append([]podstate.Sandbox(nil), w.obs.Sandboxes...)
-	ending := w.stage != syncing
 	w.mu.Unlock()
-	if ending {
-		return false, nil
-	}
 	var errs []error
 	seen := map[string]int{}
 	live := map[string]bool{}

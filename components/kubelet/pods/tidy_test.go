@@ -2,10 +2,13 @@ package pods
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/components/kubelet/podlogs"
@@ -52,5 +55,39 @@ func TestDeadContainers(t *testing.T) {
 			})
 			b.await("a", "as it was", func(p *v1.Pod) bool { return ready(p) && p.Status.ContainerStatuses[0].RestartCount == 4 })
 		})
+	}
+}
+
+// TestLogsOfEndingPod: the log of a container that takes its time to end is rotated, too.
+func TestLogsOfEndingPod(t *testing.T) {
+	runtime := crifake.New("busybox:1")
+	ending, release := make(chan bool, 1), make(chan bool)
+	defer close(release)
+	runtime.OnExec = func(string, []string) (int32, string) {
+		ending <- true
+		<-release
+		return 0, ""
+	}
+	b := newBench(t, runtime)
+	b.add(newPod("a", func(p *v1.Pod) {
+		p.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"bye"}}}}
+	}))
+	p := b.await("a", "ready", ready).DeepCopy()
+	log := filepath.Join(b.host.LogDir(p), "main", "0.log")
+	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(log, make([]byte, 100), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	now, grace := metav1.Now(), int64(600)
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.ResourceVersion = &now, &grace, "100"
+	b.manager.Set(p)
+	<-ending
+	if _, err := b.manager.Tidy(b.ctx, podlogs.Rotation{MaxSize: 10, MaxFiles: 5}); err != nil {
+		t.Fatal(err)
+	}
+	if old, err := podlogs.Rotated(log); err != nil || len(old) != 1 {
+		t.Errorf("rotated to %v, %v", old, err)
 	}
 }
