@@ -85,6 +85,12 @@ func (c *Collector) attemptDelete(ctx context.Context, uid types.UID) error {
 	if n.foreground {
 		return c.finishForeground(ctx, api, n)
 	}
+	return c.goWithOwners(ctx, api, n, live)
+}
+
+// goWithOwners deletes an object that none of its owners keeps any more, and takes from
+// others the references to owners that are gone.
+func (c *Collector) goWithOwners(ctx context.Context, api metadata.ResourceInterface, n view, live *metav1.PartialObjectMetadata) error {
 	if len(live.OwnerReferences) == 0 {
 		return nil
 	}
@@ -95,7 +101,7 @@ func (c *Collector) attemptDelete(ctx context.Context, uid types.UID) error {
 	if err != nil {
 		return err
 	}
-	c.graph.confirm(uid, solid)
+	c.graph.confirm(live.UID, solid)
 	switch {
 	case len(solid) > 0:
 		if len(dangling)+len(waiting) == 0 {

@@ -212,25 +212,8 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed 
 			// One after which another has begun was there in its time: nobody waits for
 			// it once more, should it have ended since.
 			settled := past || i < last
-			switch {
-			case st != nil && st.State == Running:
-				if in.checkRunning(p, c, st, true) && !in.started(st) && !settled {
-					return false, false
-				}
-				// One that is being stopped is waited for as one that is to be.
-				if (p.killing(st.ID) || in.Slots[c.Name].Killing) && !settled {
-					return false, false
-				}
-			case st != nil && st.State == Unknown:
-				in.kill(p, c, st, "Init container "+inUnknown, true)
-				if !settled {
-					return false, false
-				}
-			default:
-				in.start(p, c)
-				if !settled {
-					return false, false
-				}
+			if runs := in.sidecar(p, c, st); !runs && !settled {
+				return false, false
 			}
 			continue
 		}
@@ -244,34 +227,58 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed 
 			in.start(p, c)
 			return false, false
 		}
-		switch st.State {
-		case Running:
-			return false, false
-		case Created:
-			if i < last {
-				continue
-			}
-			in.start(p, c)
-			return false, false
-		case Exited:
-			if st.ExitCode == 0 || i < last {
-				continue
-			}
-			if !shouldRestart(in.Pod, c, st.ExitCode) {
-				return false, true
-			}
-			in.start(p, c)
-			return false, false
-		default:
-			// Nobody knows what it exited with, if it did: rules do not count.
-			if policy(in.Pod, c) == v1.RestartPolicyNever {
-				return false, true
-			}
-			in.kill(p, c, st, "Init container "+inUnknown, true)
-			return false, false
+		if ended, failed := in.once(p, c, st, i < last); !ended {
+			return false, failed
 		}
 	}
 	return true, false
+}
+
+// sidecar plans one of the init containers that are restarted always; st is nil when it
+// was never made. It tells whether the sidecar has started and stays.
+func (in *Input) sidecar(p *Plan, c *v1.Container, st *Container) (runs bool) {
+	switch {
+	case st != nil && st.State == Running:
+		stays := in.checkRunning(p, c, st, true)
+		// One that is being stopped is waited for as one that is to be.
+		return !(stays && !in.started(st)) && !p.killing(st.ID) && !in.Slots[c.Name].Killing
+	case st != nil && st.State == Unknown:
+		in.kill(p, c, st, "Init container "+inUnknown, true)
+	default:
+		in.start(p, c)
+	}
+	return false
+}
+
+// once plans an init container that has been made and is to end well once: ended is true
+// when it has, or must have since a later one was made.
+func (in *Input) once(p *Plan, c *v1.Container, st *Container, later bool) (ended, failed bool) {
+	switch st.State {
+	case Running:
+		return false, false
+	case Created:
+		if later {
+			return true, false
+		}
+		in.start(p, c)
+		return false, false
+	case Exited:
+		if st.ExitCode == 0 || later {
+			return true, false
+		}
+		if !shouldRestart(in.Pod, c, st.ExitCode) {
+			return false, true
+		}
+		in.start(p, c)
+		return false, false
+	default:
+		// Nobody knows what it exited with, if it did: rules do not count.
+		if policy(in.Pod, c) == v1.RestartPolicyNever {
+			return false, true
+		}
+		in.kill(p, c, st, "Init container "+inUnknown, true)
+		return false, false
+	}
 }
 
 // started tells whether the container counts as started: its postStart hook

@@ -46,7 +46,7 @@ func (m *Metrics) ResizesAsked(before, now *v1.Pod) {
 }
 
 func (m *Metrics) resizeAsked(name, requirement string, before, now *resource.Quantity) {
-	operation := ""
+	var operation string
 	switch order := now.Cmp(*before); {
 	case order == 0:
 		return

@@ -225,18 +225,11 @@ func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries R
 	return nil, failed
 }
 
+// pullFrom pulls from one place.
 func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Auth, registries Registries) (*Image, error) {
-	var options []name.Option
-	if e.insecure {
-		options = append(options, name.Insecure)
-	}
-	_, path, _ := strings.Cut(normal, "/")
-	if e.prefix != "" {
-		path = e.prefix + "/" + path
-	}
-	ref, err := name.ParseReference(e.registry+"/"+path, options...)
+	ref, err := e.reference(normal)
 	if err != nil {
-		return nil, fmt.Errorf("failed to parse image reference %q: %w", normal, err)
+		return nil, err
 	}
 	if c := registries.Configs[e.registry].Auth; c != nil && (e.mirror || auth == Auth{}) {
 		auth = *c
@@ -253,52 +246,88 @@ func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Au
 		return nil, err
 	}
 	defer base.CloseIdleConnections()
-	resolve := func(err error) error {
-		return fmt.Errorf("failed to resolve reference %q: %w", normal, explain(err, normal))
-	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	desc, err := remote.Get(ref, remote.WithContext(ctx), remote.WithAuth(login), remote.WithTransport(&guarded{base, cancel}),
-		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}), remote.WithUserAgent("hyperkube"))
+	image, digest, err := resolve(ref, remote.WithContext(ctx), remote.WithAuth(login), remote.WithTransport(&guarded{base, cancel}))
 	if err != nil {
-		return nil, resolve(err)
-	}
-	if desc.MediaType.IsSchema1() {
-		return nil, resolve(fmt.Errorf("media type %q is no longer supported, please rebuild the image with a manifest of schema version 2 or of OCI", desc.MediaType))
-	}
-	image, err := desc.Image()
-	if err != nil && desc.MediaType.IsIndex() {
-		return nil, resolve(fmt.Errorf("no match for platform linux/%s in manifest %s: %w", runtime.GOARCH, desc.Digest, err))
-	}
-	if err != nil {
-		return nil, resolve(err)
-	}
-	manifest, err := image.Manifest()
-	if err != nil {
-		return nil, resolve(err)
-	}
-	if manifest.Config.Size > maxDocument {
-		return nil, resolve(fmt.Errorf("the image's configuration of %d bytes is too large", manifest.Config.Size))
+		return nil, fmt.Errorf("failed to resolve reference %q: %w", normal, explain(err, normal))
 	}
 	config, err := image.RawConfigFile()
 	if err != nil {
 		return nil, explain(err, normal)
 	}
-	list, err := image.Layers()
-	if err != nil {
-		return nil, explain(err, normal)
-	}
-	record := Image{Digests: []string{repository(normal) + "@" + desc.Digest.String()}, Size: uint64(len(config))}
+	record := Image{Digests: []string{repository(normal) + "@" + digest}, Size: uint64(len(config))}
 	if !isDigest(normal) {
 		record.Tags = []string{normal}
 	}
-	var blobs []blob
-	for _, layer := range list {
+	blobs, size, err := blobsOf(image, normal)
+	if err != nil {
+		return nil, err
+	}
+	record.Size += size
+	done, err := s.assemble(ctx, config, blobs, record)
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errStalled) {
+		err = cause
+	}
+	return done, err
+}
+
+// reference is what an image is called at the endpoint.
+func (e endpoint) reference(normal string) (name.Reference, error) {
+	var options []name.Option
+	if e.insecure {
+		options = append(options, name.Insecure)
+	}
+	_, path, _ := strings.Cut(normal, "/")
+	if e.prefix != "" {
+		path = e.prefix + "/" + path
+	}
+	ref, err := name.ParseReference(e.registry+"/"+path, options...)
+	if err != nil {
+		return nil, fmt.Errorf("failed to parse image reference %q: %w", normal, err)
+	}
+	return ref, nil
+}
+
+// resolve asks a registry for the image of this machine's platform, and returns the digest
+// by which the reference is known, too. Layers are asked for when they are read.
+func resolve(ref name.Reference, options ...remote.Option) (image v1.Image, digest string, err error) {
+	desc, err := remote.Get(ref, append(options, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}), remote.WithUserAgent("hyperkube"))...)
+	if err != nil {
+		return nil, "", err
+	}
+	if desc.MediaType.IsSchema1() {
+		return nil, "", fmt.Errorf("media type %q is no longer supported, please rebuild the image with a manifest of schema version 2 or of OCI", desc.MediaType)
+	}
+	image, err = desc.Image()
+	if err != nil && desc.MediaType.IsIndex() {
+		return nil, "", fmt.Errorf("no match for platform linux/%s in manifest %s: %w", runtime.GOARCH, desc.Digest, err)
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	manifest, err := image.Manifest()
+	if err != nil {
+		return nil, "", err
+	}
+	if manifest.Config.Size > maxDocument {
+		return nil, "", fmt.Errorf("the image's configuration of %d bytes is too large", manifest.Config.Size)
+	}
+	return image, desc.Digest.String(), nil
+}
+
+// blobsOf returns the layers of an image, and how many bytes they are together.
+func blobsOf(image v1.Image, normal string) (blobs []blob, total uint64, err error) {
+	layers, err := image.Layers()
+	if err != nil {
+		return nil, 0, explain(err, normal)
+	}
+	for _, layer := range layers {
 		size, err := layer.Size()
 		if err != nil {
-			return nil, explain(err, normal)
+			return nil, 0, explain(err, normal)
 		}
-		record.Size += uint64(max(size, 0))
+		total += uint64(max(size, 0))
 		blobs = append(blobs, func(context.Context) (io.ReadCloser, error) {
 			r, err := layer.Compressed()
 			if err != nil {
@@ -307,11 +336,7 @@ func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Au
 			return r, nil
 		})
 	}
-	done, err := s.assemble(ctx, config, blobs, record)
-	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errStalled) {
-		err = cause
-	}
-	return done, err
+	return blobs, total, nil
 }
 
 // stallTime is how long a registry may send nothing in the middle of an

@@ -42,3 +42,14 @@ func (e *Errors) Quantity(path *field.Path, name corev1.ResourceName, q resource
 		e.Invalid(path, q, isNotInteger)
 	}
 }
+
+// RoundUp rounds the quantities of a list up to thousandths, the smallest
+// amount that the API knows. It belongs to the defaulting of every resource
+// list that users write.
+func RoundUp(list corev1.ResourceList) {
+	for name, q := range list {
+		if !q.RoundUp(-3) {
+			list[name] = q
+		}
+	}
+}

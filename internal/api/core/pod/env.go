@@ -198,7 +198,8 @@ func (c *checker) checkResourceFieldRef(ref *corev1.ResourceFieldSelector, inVol
 	if q.IsZero() {
 		return
 	}
-	divisor, of := q.String(), ""
+	divisor := q.String()
+	var of string
 	switch {
 	case ref.Resource == "limits.cpu" || ref.Resource == "requests.cpu":
 		if divisor != "1m" && divisor != "1" {
