@@ -54,18 +54,26 @@ func (c *claim) before(d *claim) int {
 	return cmp.Or(cmp.Compare(d.priority, c.priority), cmp.Compare(class[QOS(c.pod)], class[QOS(d.pod)]), c.since.Compare(d.since), cmp.Compare(c.pod.UID, d.pod.UID))
 }
 
+// has returns a pod with the resources that its containers have; nil when it is not known.
+func (m *Manager) has(uid types.UID) *v1.Pod {
+	m.mu.Lock()
+	w := m.workers[uid]
+	m.mu.Unlock()
+	if w == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.actual()
+}
+
 // resizes tells whether a container of the pod is to have more or less of a resource
 // than it has.
 func (m *Manager) resizes(pod *v1.Pod, name v1.ResourceName) bool {
-	m.mu.Lock()
-	w := m.workers[pod.UID]
-	m.mu.Unlock()
-	if w == nil {
+	has := m.has(pod.UID)
+	if has == nil {
 		return true
 	}
-	w.mu.Lock()
-	has := w.actual()
-	w.mu.Unlock()
 	differs := func(want, has []v1.Container) bool {
 		for i := range min(len(want), len(has)) {
 			a, b := want[i].Resources.Requests[name], has[i].Resources.Requests[name]
@@ -81,15 +89,10 @@ func (m *Manager) resizes(pod *v1.Pod, name v1.ResourceName) bool {
 // resizesSwap tells whether a running container would have more or less memory whose part
 // of the swap goes by that. One that is started again for it gets the new part then.
 func (m *Manager) resizesSwap(pod *v1.Pod) bool {
-	m.mu.Lock()
-	w := m.workers[pod.UID]
-	m.mu.Unlock()
-	if w == nil || !m.host.Limits.LimitedSwap {
+	has := m.has(pod.UID)
+	if has == nil || !m.host.Limits.LimitedSwap {
 		return false
 	}
-	w.mu.Lock()
-	has := w.actual()
-	w.mu.Unlock()
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		old, _ := podstate.Find(has, c.Name)
 		if old == nil || old.Resources.Requests.Memory().Equal(*c.Resources.Requests.Memory()) || restartsFor(old, v1.ResourceMemory) {
