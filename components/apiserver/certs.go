@@ -2,69 +2,31 @@ package apiserver
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"hyperkube/internal/pki"
 )
 
-// certificate is the serving certificate, read again when its file changes.
-type certificate struct {
-	certFile, keyFile string
-	log               *slog.Logger
-
-	mu      sync.Mutex
-	current *tls.Certificate
-	changed time.Time
-	looked  time.Time
-}
-
-// lookEvery is how often the file's time is compared at most, by handshakes.
+// lookEvery is how often the serving certificate's file is looked at, at most, by handshakes.
 const lookEvery = 10 * time.Second
 
-func newCertificate(certFile, keyFile string, log *slog.Logger) (*certificate, error) {
-	c := &certificate{certFile: certFile, keyFile: keyFile, log: log}
-	if err := c.load(); err != nil {
-		return nil, err
+// newCertificate reads a serving certificate, and again when its file changes.
+func newCertificate(certFile, keyFile string, log *slog.Logger) (*pki.Files, error) {
+	c := &pki.Files{
+		What: "serving certificate", CertFile: certFile, KeyFile: keyFile, Every: lookEvery,
+		Failed: func(err error) { log.Warn("serving certificate could not be read again", "error", err) },
 	}
-	return c, nil
-}
-
-func (c *certificate) load() error {
-	info, err := os.Stat(c.certFile)
-	if err != nil {
-		return fmt.Errorf("serving certificate: %w", err)
-	}
-	pair, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
-	if err != nil {
-		return fmt.Errorf("serving certificate: %w", err)
-	}
-	c.current, c.changed = &pair, info.ModTime()
-	return nil
-}
-
-func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if now := time.Now(); now.Sub(c.looked) > lookEvery {
-		c.looked = now
-		if info, err := os.Stat(c.certFile); err == nil && !info.ModTime().Equal(c.changed) {
-			// A file that is just being replaced may not fit its key yet.
-			if err := c.load(); err != nil {
-				c.log.Warn("serving certificate could not be read again", "error", err)
-			}
-		}
-	}
-	return c.current, nil
+	_, err := c.Certificate()
+	return c, err
 }
 
 // certificates authenticates by client certificates alone.

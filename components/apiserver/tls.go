@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+
+	"hyperkube/internal/pki"
 )
 
 // TLSConfig says how clients on the network are served, besides the serving
@@ -42,7 +44,7 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 	}
 	own := s.cfg.TLS
 	base := &tls.Config{
-		GetCertificate: usual.get,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return usual.Certificate() },
 		ClientAuth:     tls.RequestClientCert,
 		ClientCAs:      s.cfg.ClientCAs,
 		MinVersion:     max(own.MinVersion, tls.VersionTLS12),
@@ -84,8 +86,8 @@ func forAuthorities(base *tls.Config, pool func() *x509.CertPool) func(*tls.Clie
 }
 
 // named picks a certificate by the name that the client asks for.
-func (s *Server) named(usual *certificate, all []NamedCertificate) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
-	byName := map[string]*certificate{}
+func (s *Server) named(usual *pki.Files, all []NamedCertificate) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	byName := map[string]*pki.Files{}
 	for _, n := range all {
 		c, err := newCertificate(n.CertFile, n.KeyFile, s.log)
 		if err != nil {
@@ -93,7 +95,11 @@ func (s *Server) named(usual *certificate, all []NamedCertificate) (func(*tls.Cl
 		}
 		names := n.Names
 		if len(names) == 0 {
-			leaf, err := x509.ParseCertificate(c.current.Certificate[0])
+			pair, err := c.Certificate()
+			if err != nil {
+				return nil, err
+			}
+			leaf, err := x509.ParseCertificate(pair.Certificate[0])
 			if err != nil {
 				return nil, fmt.Errorf("serving certificate: %w", err)
 			}
@@ -111,13 +117,13 @@ func (s *Server) named(usual *certificate, all []NamedCertificate) (func(*tls.Cl
 	return func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 		name := strings.ToLower(strings.TrimSuffix(hello.ServerName, "."))
 		if c := byName[name]; c != nil {
-			return c.get(hello)
+			return c.Certificate()
 		}
 		if _, rest, ok := strings.Cut(name, "."); ok {
 			if c := byName["*."+rest]; c != nil {
-				return c.get(hello)
+				return c.Certificate()
 			}
 		}
-		return usual.get(hello)
+		return usual.Certificate()
 	}, nil
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -21,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/internal/featuregates"
+	"hyperkube/internal/pki"
 )
 
 // decodeFile reads a KubeletConfiguration, YAML or JSON. Fields that do not
@@ -270,29 +270,7 @@ func ReadPool(path string) (*x509.CertPool, error) {
 // CertificateFiles returns what reads a certificate anew whenever its file has
 // changed, for Config.Certificate. It is safe for several goroutines.
 func CertificateFiles(cert, key string) func() (*tls.Certificate, error) {
-	var mu sync.Mutex
-	var have *tls.Certificate
-	var of time.Time
-	return func() (*tls.Certificate, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		info, err := os.Stat(cert)
-		if err == nil && have != nil && info.ModTime().Equal(of) {
-			return have, nil
-		}
-		if err == nil {
-			var pair tls.Certificate
-			if pair, err = tls.LoadX509KeyPair(cert, key); err == nil {
-				have, of = &pair, info.ModTime()
-				return have, nil
-			}
-		}
-		if have != nil {
-			// Between the writing of one file and the other they do not fit.
-			return have, nil
-		}
-		return nil, fmt.Errorf("reading the kubelet's certificate: %w", err)
-	}
+	return (&pki.Files{What: "reading the kubelet's certificate", CertFile: cert, KeyFile: key}).Certificate
 }
 
 // ParseTaints reads taints as "key=value:effect".

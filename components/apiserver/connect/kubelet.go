@@ -14,13 +14,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/rest"
+	"hyperkube/internal/pki"
 )
 
 // KubeletConfig says how to reach kubelets.
@@ -57,11 +57,11 @@ func newKubelets(reg *registry.Registry, cfg KubeletConfig) (*kubelets, error) {
 	}
 	base := &tls.Config{MinVersion: tls.VersionTLS12}
 	if cfg.ClientCertFile != "" {
-		pair := &clientPair{certFile: cfg.ClientCertFile, keyFile: cfg.ClientKeyFile}
-		if _, err := pair.get(nil); err != nil {
+		own := &pki.Files{What: "client certificate for kubelets", CertFile: cfg.ClientCertFile, KeyFile: cfg.ClientKeyFile}
+		if _, err := own.Certificate(); err != nil {
 			return nil, err
 		}
-		base.GetClientCertificate = pair.get
+		base.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own.Certificate() }
 	}
 	blind := base.Clone()
 	blind.InsecureSkipVerify = true //nolint:gosec // only when asked for, or without a CA
@@ -93,31 +93,6 @@ func transport(cfg *tls.Config) *http.Transport {
 		// Upgrades need HTTP/1.1.
 		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{},
 	}
-}
-
-// clientPair is the client certificate, read again when its file changes.
-type clientPair struct {
-	certFile, keyFile string
-
-	mu      sync.Mutex
-	pair    *tls.Certificate
-	changed time.Time
-}
-
-func (c *clientPair) get(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	info, err := os.Stat(c.certFile)
-	if err == nil && (c.pair == nil || !info.ModTime().Equal(c.changed)) {
-		var pair tls.Certificate
-		if pair, err = tls.LoadX509KeyPair(c.certFile, c.keyFile); err == nil {
-			c.pair, c.changed = &pair, info.ModTime()
-		}
-	}
-	if c.pair == nil {
-		return nil, fmt.Errorf("client certificate for kubelets: %w", err)
-	}
-	return c.pair, nil
 }
 
 // at returns where the kubelet of a node is: an https URL without a path.
