@@ -151,6 +151,14 @@ func newCertsRequests(root *string) *cobra.Command {
 
 // request writes keys and requests for all that this master needs.
 func (m *master) request(out io.Writer, certDir, kubeconfigDir string) error {
+	brought := m.broughtNames()
+	slices.Sort(brought)
+	for _, name := range brought {
+		path := filepath.Join(kubeconfigDir, name+".conf")
+		if layout.Exists(path) {
+			return command.ConfigError(fmt.Errorf("%s is there already: it is not replaced", path))
+		}
+	}
 	cfg, err := m.pkiConfig()
 	if err != nil {
 		return err
@@ -165,14 +173,6 @@ func (m *master) request(out io.Writer, certDir, kubeconfigDir string) error {
 		return fmt.Errorf("reading the authority: %w", err)
 	}
 	users := m.users()
-	brought := m.broughtNames()
-	slices.Sort(brought)
-	for _, name := range brought {
-		path := filepath.Join(kubeconfigDir, name+".conf")
-		if layout.Exists(path) {
-			return command.ConfigError(fmt.Errorf("%s is there already: it is not replaced", path))
-		}
-	}
 	for _, name := range brought {
 		key, request, err := pki.Request(nil, users[name])
 		if err != nil {
