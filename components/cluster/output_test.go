@@ -13,7 +13,7 @@ func TestOutput(t *testing.T) {
 	run := func(args ...string) (string, error) {
 		var out strings.Builder
 		cmd := newVersion()
-		cmd.SetArgs(args)
+		cmd.SetArgs(append([]string{}, args...)) // not nil: those of the test itself
 		cmd.SetOut(&out)
 		cmd.SilenceUsage, cmd.SilenceErrors = true, true
 		err := cmd.Execute()
