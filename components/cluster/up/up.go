@@ -174,6 +174,11 @@ func (o *upOptions) running(cmd *cobra.Command, l layout.Node) (before predecess
 			}
 		}()
 		fmt.Fprintf(cmd.OutOrStdout(), "hyperkube is running already (process %d)\n", pid)
+		if id, there, err := identity.Load(l); err == nil && there {
+			for _, text := range o.unheeded(id) {
+				fmt.Fprintln(cmd.OutOrStdout(), text)
+			}
+		}
 		if found {
 			fmt.Fprintf(cmd.OutOrStdout(), "it is of another build than this one, %s: restart the service that it is, or stop it\n", version.Get().GitVersion)
 		}
@@ -235,42 +240,53 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *progress.Steps)
 			return fmt.Errorf("making directories: %w", err)
 		}
 	}
-	id, err := o.identity(l)
+	id, further, err := o.decide(l)
 	if err != nil {
 		return err
 	}
-	if err := o.addons(l, &id); err != nil {
-		return err
-	}
-	further, err := wishFurtherNodes(l, o.nodes, network.Mode(o.podNetwork))
-	if err != nil {
-		return err
+	for _, text := range o.unheeded(id) {
+		s.Send(progress.Step{Text: text, Waiting: true})
 	}
 	s.Done(began, "this machine is fit for node %q", id.NodeName)
 	c := &clusterRun{layout: l, identity: id, further: further, nodeGrace: o.nodeGrace, steps: s, log: log, mergeKubeconfig: !o.noKubeconfig, kubelet: file, providers: o.providers}
 	return c.run(ctx, began)
 }
 
-// addons notes which optional add-ons are wanted from now on.
-func (o *upOptions) addons(l layout.Node, id *identity.Cluster) error {
-	before := len(id.With)
-	if err := id.Want(o.with); err != nil || len(id.With) == before {
-		return err
+// decide loads what was decided at the first start, or decides now, with the wishes for
+// later starts. Nothing is kept of what is not good in all.
+func (o *upOptions) decide(l layout.Node) (identity.Cluster, furtherNodes, error) {
+	id, there, err := identity.Load(l)
+	if err == nil && !there {
+		id, err = identity.New(identity.Cluster{NodeName: o.nodeName, PodCIDRs: o.podCIDRs, ServiceCIDRs: o.serviceCIDRs, Domain: o.domain})
 	}
-	return id.Save(l)
+	if err != nil {
+		return id, furtherNodes{}, err
+	}
+	before := len(id.With)
+	if err := id.Want(o.with); err != nil {
+		return id, furtherNodes{}, err
+	}
+	further, err := wishFurtherNodes(l, o.nodes, network.Mode(o.podNetwork))
+	if err == nil && (!there || len(id.With) != before) {
+		err = id.Save(l)
+	}
+	return id, further, err
 }
 
-// identity loads what was decided at the first start, or decides now.
-func (o *upOptions) identity(l layout.Node) (identity.Cluster, error) {
-	id, there, err := identity.Load(l)
-	if err != nil || there {
-		return id, err
+// unheeded says of flags for the first start that they come too late for the cluster.
+func (o *upOptions) unheeded(id identity.Cluster) []string {
+	var texts []string
+	for _, c := range []struct{ flag, wish, is string }{
+		{"node-name", o.nodeName, id.NodeName},
+		{"cluster-cidr", strings.Join(o.podCIDRs, ","), strings.Join(id.PodCIDRs, ",")},
+		{"service-cidr", strings.Join(o.serviceCIDRs, ","), strings.Join(id.ServiceCIDRs, ",")},
+		{"cluster-domain", o.domain, id.Domain},
+	} {
+		if c.wish != "" && c.wish != c.is {
+			texts = append(texts, fmt.Sprintf("--%s %s is not heeded: it is %s since the first start, and `hyperkube reset` takes that cluster away", c.flag, c.wish, c.is))
+		}
 	}
-	id, err = identity.New(identity.Cluster{NodeName: o.nodeName, PodCIDRs: o.podCIDRs, ServiceCIDRs: o.serviceCIDRs, Domain: o.domain})
-	if err != nil {
-		return id, err
-	}
-	return id, id.Save(l)
+	return texts
 }
 
 // readyText is the last line that `up` prints, before its time.
