@@ -25,7 +25,6 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
 	kjson "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
 
 	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/negotiate"
@@ -389,7 +388,7 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 	}
 	if p.strict.looks() && !clean {
 		var again map[string]any
-		if err := yaml.UnmarshalStrict(p.body, &again); err != nil {
+		if err := utilyaml.UnmarshalStrict(p.body, &again); err != nil {
 			if p.strict == metav1.FieldValidationStrict {
 				return nil, apierrors.NewBadRequest(fmt.Sprintf("error strict decoding patch: %v", err))
 			}
@@ -418,7 +417,8 @@ func (p *patcher) configuration() (config *unstructured.Unstructured, clean bool
 		}
 		content = map[string]any{}
 	}
-	if err := yaml.Unmarshal(p.body, &content); err != nil {
+	// Whole numbers stay such, for as floats large ones would be others.
+	if err := utilyaml.Unmarshal(p.body, &content); err != nil {
 		return nil, false, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
 	}
 	return &unstructured.Unstructured{Object: content}, false, nil

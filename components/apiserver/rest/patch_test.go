@@ -2,6 +2,7 @@ package rest
 
 import (
 	"encoding/json"
+	"math"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -21,4 +22,22 @@ func FuzzPatchJSON(f *testing.F) {
 			t.Errorf("%s makes %s", patch, patched)
 		}
 	})
+}
+
+// TestConfigurationNumbers: an applied number is the one that was written, in either language.
+func TestConfigurationNumbers(t *testing.T) {
+	for number, want := range map[string]any{
+		"9223372036854775807": int64(math.MaxInt64), "9007199254740993": int64(9007199254740993), "-3": int64(-3),
+		"4.0": int64(4), "1e3": int64(1000), "0.5": 0.5,
+	} {
+		for _, body := range []string{`{"number": [` + number + `]}`, "number: [" + number + "]\n"} {
+			config, _, err := (&patcher{call: &call{}, body: []byte(body)}).configuration()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := config.Object["number"].([]any)[0]; got != want {
+				t.Errorf("%s is applied as %T %v, want %v", body, got, got, want)
+			}
+		}
+	}
 }
