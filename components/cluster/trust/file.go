@@ -57,8 +57,13 @@ func (d *Discovery) LoadFile(ctx context.Context, from string) error {
 	if cluster.InsecureSkipTLSVerify {
 		return fmt.Errorf("%s: insecure-skip-tls-verify is set, and whoever answers would be believed", from)
 	}
-	if auth != nil && !hasCredentials(auth) {
-		auth = nil
+	if auth != nil {
+		if err := embedToken(auth); err != nil {
+			return fmt.Errorf("%s: %w", from, err)
+		}
+		if !hasCredentials(auth) {
+			auth = nil
+		}
 	}
 	d.Endpoint = at.Host
 	d.file = &Cluster{Server: cluster.Server, CA: cluster.CertificateAuthorityData, Auth: auth}
@@ -72,7 +77,7 @@ func (d *Discovery) EntersByFile() bool { return d.file != nil && d.file.Auth !=
 func readDiscovery(ctx context.Context, from string) (data []byte, dir string, err error) {
 	if !strings.HasPrefix(from, "https://") {
 		if strings.HasPrefix(from, "http://") {
-			return nil, "", fmt.Errorf("%s: whoever answers would be believed: give a file, or a URL of https", from)
+			return nil, "", fmt.Errorf("%s: %w", from, errUnverified)
 		}
 		data, err := os.ReadFile(from)
 		if err != nil {
@@ -81,25 +86,50 @@ func readDiscovery(ctx context.Context, from string) (data []byte, dir string, e
 		dir, err := filepath.Abs(filepath.Dir(from))
 		return data, dir, err
 	}
+	data, err = fetch(ctx, *http.DefaultClient, from)
+	return data, "/", err
+}
+
+// fetch reads a file of discovery from a URL of https, and goes from there to none but such:
+// whoever answers over any other would be believed.
+func fetch(ctx context.Context, client http.Client, from string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+	client.CheckRedirect = func(next *http.Request, via []*http.Request) error {
+		if next.URL.Scheme != "https" {
+			return errUnverified
+		}
+		if len(via) >= mostRedirects {
+			return errRedirects
+		}
+		return nil
+	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
 	if err != nil {
-		return nil, "", fmt.Errorf("asking where the cluster is: %w", err)
+		return nil, fmt.Errorf("asking where the cluster is: %w", err)
 	}
-	response, err := http.DefaultClient.Do(request)
+	response, err := client.Do(request)
 	if err != nil {
-		return nil, "", fmt.Errorf("asking where the cluster is: %w", err)
+		return nil, fmt.Errorf("asking where the cluster is: %w", err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, "", fmt.Errorf("asking %s where the cluster is: %s", from, response.Status)
+		return nil, fmt.Errorf("asking %s where the cluster is: %s", from, response.Status)
 	}
-	if data, err = io.ReadAll(io.LimitReader(response.Body, longestFile)); err != nil {
-		return nil, "", fmt.Errorf("asking where the cluster is: %w", err)
+	data, err := io.ReadAll(io.LimitReader(response.Body, longestFile))
+	if err != nil {
+		return nil, fmt.Errorf("asking where the cluster is: %w", err)
 	}
-	return data, "/", nil
+	return data, nil
 }
+
+// mostRedirects is how often fetch is sent elsewhere, as most clients.
+const mostRedirects = 10
+
+var (
+	errUnverified = errors.New("whoever answers would be believed: give a file, or a URL of https")
+	errRedirects  = errors.New("it is told to ask elsewhere too often")
+)
 
 // chosen are cluster and user of the current context, else the only cluster that there is.
 func chosen(config *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo) {
@@ -112,6 +142,19 @@ func chosen(config *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.A
 		}
 	}
 	return nil, nil
+}
+
+// embedToken takes the token out of its file, for what is told of is kept elsewhere.
+func embedToken(auth *clientcmdapi.AuthInfo) error {
+	if auth.TokenFile == "" {
+		return nil
+	}
+	data, err := os.ReadFile(auth.TokenFile)
+	if err != nil {
+		return fmt.Errorf("reading the token: %w", err)
+	}
+	auth.Token, auth.TokenFile = strings.TrimSpace(string(data)), ""
+	return nil
 }
 
 // hasCredentials tells whether somebody can be known by auth.

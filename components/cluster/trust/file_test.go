@@ -2,7 +2,10 @@ package trust
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -74,6 +77,14 @@ func TestDiscoveryFiles(t *testing.T) {
 	if err := d.LoadFile(t.Context(), fileOf(t, "server: https://192.0.2.1:6443", "token: secret")); err != nil || !d.EntersByFile() || d.Endpoint != "192.0.2.1:6443" {
 		t.Fatalf("%+v, %v", d, err)
 	}
+	beside := fileOf(t, "server: https://192.0.2.1:6443", "tokenFile: token")
+	if err := os.WriteFile(filepath.Join(filepath.Dir(beside), "token"), []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d = Discovery{}
+	if err := d.LoadFile(t.Context(), beside); err != nil || !d.EntersByFile() {
+		t.Fatalf("with the token in a file: %+v, %v", d, err)
+	}
 	token := NewToken()
 	for want, with := range map[string]Token{"secret": {}, token.String(): token} {
 		if rc, err := d.file.REST(with); err != nil || rc.BearerToken != want {
@@ -88,9 +99,31 @@ func TestDiscoveryFiles(t *testing.T) {
 		"names no cluster":                     fileOf(t, "", ""),
 		"no such file or directory":            fileOf(t, "server: https://192.0.2.1:6443, certificate-authority: none.crt", ""),
 		"asking where the cluster is: Get \"h": "https://127.0.0.1:1/cluster",
+		"reading the token: open":              fileOf(t, "server: https://192.0.2.1:6443", "tokenFile: none"),
 	} {
 		if err := d.LoadFile(t.Context(), from); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want %s", from, err, want)
+		}
+	}
+}
+
+// TestFetchRedirected: a URL of https may lead to another such, and nowhere else.
+func TestFetchRedirected(t *testing.T) {
+	plain := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "forged") }))
+	defer plain.Close()
+	mux := http.NewServeMux()
+	mux.Handle("/plain", http.RedirectHandler(plain.URL, http.StatusFound))
+	mux.Handle("/moved", http.RedirectHandler("/here", http.StatusFound))
+	mux.Handle("/round", http.RedirectHandler("/round", http.StatusFound))
+	mux.HandleFunc("/here", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "told") })
+	verified := httptest.NewTLSServer(mux)
+	defer verified.Close()
+	if data, err := fetch(t.Context(), *verified.Client(), verified.URL+"/moved"); err != nil || string(data) != "told" {
+		t.Errorf("to another: %q, %v", data, err)
+	}
+	for path, want := range map[string]error{"/plain": errUnverified, "/round": errRedirects} {
+		if data, err := fetch(t.Context(), *verified.Client(), verified.URL+path); !errors.Is(err, want) {
+			t.Errorf("%s: %q, %v; want %v", path, data, err, want)
 		}
 	}
 }
