@@ -31,17 +31,18 @@ const requestType = "CERTIFICATE REQUEST"
 // Request makes a request for a certificate as spec has it, in PEM, to be signed elsewhere:
 // with the key in keyPEM, or a new one where that is empty. It returns the key, too.
 func Request(keyPEM []byte, spec Spec) (key, request []byte, err error) {
-	signer, err := newKey()
-	if len(keyPEM) > 0 {
-		signer, err = parseKey(keyPEM)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	if keyPEM == nil {
-		if keyPEM, err = marshalKey(signer); err != nil {
+	if len(keyPEM) == 0 {
+		made, err := newKey()
+		if err != nil {
 			return nil, nil, err
 		}
+		if keyPEM, err = marshalKey(made); err != nil {
+			return nil, nil, err
+		}
+	}
+	signer, err := parseKey(keyPEM)
+	if err != nil {
+		return nil, nil, err
 	}
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 		Subject:  pkix.Name{CommonName: spec.CommonName, Organization: spec.Organizations},
@@ -72,7 +73,7 @@ func Requests(dir string, cfg Config) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s.key: %w", base, err)
 		}
-		if old == nil {
+		if len(old) == 0 {
 			files = append(files, atomicfile.File{Path: base + ".key", Data: key, Mode: 0o600})
 		}
 		files = append(files, atomicfile.File{Path: base + ".csr", Data: request, Mode: 0o644})

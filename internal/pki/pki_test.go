@@ -2,7 +2,9 @@ package pki
 
 import (
 	"bytes"
+	"crypto/ecdsa"
 	"crypto/x509"
+	"encoding/pem"
 	"net"
 	"os"
 	"path/filepath"
@@ -208,6 +210,48 @@ func TestExternalAuthority(t *testing.T) {
 	os.Remove(filepath.Join(dir, "apiserver.crt"))
 	if _, err := Ensure(dir, testConfig()); err == nil {
 		t.Error("signed without a key")
+	}
+}
+
+// TestRequestsKeepKeys: every request has its key beside it, that which was there already if
+// there is one in its file.
+func TestRequestsKeepKeys(t *testing.T) {
+	dir := t.TempDir()
+	empty, kept := filepath.Join(dir, "apiserver"), filepath.Join(dir, "front-proxy-client")
+	if err := os.WriteFile(empty+".key", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var before []byte
+	for range 2 {
+		if _, err := Requests(dir, Config{NodeName: "n"}); err != nil {
+			t.Fatal(err)
+		}
+		for _, base := range []string{empty, kept} {
+			key, err := os.ReadFile(base + ".key")
+			if err != nil {
+				t.Fatal(err)
+			}
+			signer, err := parseKey(key)
+			if err != nil {
+				t.Fatalf("%s.key: %v", base, err)
+			}
+			data, err := os.ReadFile(base + ".csr")
+			if err != nil {
+				t.Fatal(err)
+			}
+			block, _ := pem.Decode(data)
+			request, err := x509.ParseCertificateRequest(block.Bytes)
+			if err != nil || !signer.Public().(*ecdsa.PublicKey).Equal(request.PublicKey) {
+				t.Errorf("%s.csr is of another key: %v", base, err)
+			}
+			if base != kept {
+				continue
+			}
+			if before != nil && !bytes.Equal(key, before) {
+				t.Errorf("%s.key is another", base)
+			}
+			before = key
+		}
 	}
 }
 
