@@ -20,10 +20,10 @@ import (
 )
 
 // spawned runs a shell's script as argv0, which writes the number of a process, and
-// returns that and the shell's.
-func spawned(t *testing.T, argv0, script string) (shell, told int) {
+// returns that and the shell.
+func spawned(t *testing.T, argv0, script string) (c *exec.Cmd, told int) {
 	t.Helper()
-	c := &exec.Cmd{Path: "/bin/sh", Args: []string{argv0, "-c", script}}
+	c = &exec.Cmd{Path: "/bin/sh", Args: []string{argv0, "-c", script}}
 	out, err := c.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -40,14 +40,13 @@ func spawned(t *testing.T, argv0, script string) (shell, told int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, pid := range []int{told, c.Process.Pid} {
-			if p, err := os.FindProcess(pid); err == nil {
-				_ = p.Kill()
-			}
+		if p, err := os.FindProcess(told); err == nil {
+			_ = p.Kill()
 		}
+		_ = c.Process.Kill()
 		_ = c.Wait()
 	})
-	return c.Process.Pid, told
+	return c, told
 }
 
 // TestWhoStays: a runtime and what it has started are left where they are.
@@ -62,12 +61,12 @@ func TestWhoStays(t *testing.T) {
 	}{
 		{"the first process", 1, 0, true},
 		{"one that is gone", 1 << 30, 0, true},
-		{"anybody", plain, 0, false},
+		{"anybody", plain.Process.Pid, 0, false},
 		{"anybody's child", plains, 0, false},
-		{"the runtime", plain, plain, true},
-		{"the runtime's child", plains, plain, true},
+		{"the runtime", plain.Process.Pid, plain.Process.Pid, true},
+		{"the runtime's child", plains, plain.Process.Pid, true},
 		{"a grandchild", plains, os.Getpid(), true},
-		{"another node's runtime", other, 0, true},
+		{"another node's runtime", other.Process.Pid, 0, true},
 		{"another node's runtime's child", others, 0, true},
 	} {
 		if got := stays(c.pid, c.runtime); got != c.want {
@@ -103,8 +102,11 @@ func TestGatherSystem(t *testing.T) {
 	})
 	// The shell, which the test is the runtime for, leaves a process to the machine.
 	child, kept := spawned(t, "sh", "sleep 1000 >/dev/null & echo $!; wait")
-	_, orphan := spawned(t, "sh", "sh -c 'sleep 1000 >/dev/null & echo $!'")
-	for _, pid := range []int{child, kept, orphan} {
+	parents, orphan := spawned(t, "sh", "sh -c 'sleep 1000 >/dev/null & echo $!'; true")
+	if err := parents.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{child.Process.Pid, kept, orphan} {
 		if err := groups.Enter(root+"/root", pid); err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +118,7 @@ func TestGatherSystem(t *testing.T) {
 		t.Errorf("gathered %v, %v; want %d", got, err, orphan)
 	}
 	if got, err := groups.Pids(root + "/root"); err != nil || len(got) != 2 {
-		t.Errorf("left %v, %v; want %d and %d", got, err, child, kept)
+		t.Errorf("left %v, %v; want %d and %d", got, err, child.Process.Pid, kept)
 	}
 }
 
