@@ -47,12 +47,12 @@ var safeSysctls = map[string]bool{
 }
 
 // admit decides whether a pod that is new to this node may run, and gives it
-// what it has for itself.
-func (k *Kubelet) admit(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
-	if v := k.fits(pod, others); v != nil {
+// what it has for itself. The end of ctx is that of the kubelet: nobody is waited for then.
+func (k *Kubelet) admit(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
+	if v := k.fits(ctx, pod, others); v != nil {
 		return v
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), allocateWithin)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), allocateWithin)
 	defer cancel()
 	return k.allocate(ctx, pod)
 }
@@ -62,7 +62,7 @@ const allocateWithin = 30 * time.Second
 
 // fits decides whether a pod that is new to this node may run: someone may
 // have bound it without asking the scheduler, or two at once for one place.
-func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
+func (k *Kubelet) fits(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	refuse := func(reason, message string) *pods.Verdict {
 		return &pods.Verdict{Reason: reason, Message: message}
 	}
@@ -111,7 +111,7 @@ func (k *Kubelet) fits(pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 		return nil
 	}
 	if pods.IsCritical(pod) {
-		if err := k.preempt(pod, others, missing); err != nil {
+		if err := k.preempt(ctx, pod, others, missing); err != nil {
 			return refuse("UnexpectedAdmissionError", noRecovery+err.Error())
 		}
 		return nil
@@ -231,7 +231,7 @@ func claimed(pod *v1.Pod, name v1.ResourceName) bool {
 const noRecovery = "Unexpected error while attempting to recover from admission failure: "
 
 // makeRoom is as pods.Resizing.MakeRoom.
-func (k *Kubelet) makeRoom(pod *v1.Pod, message string) (made bool, why string) {
+func (k *Kubelet) makeRoom(ctx context.Context, pod *v1.Pod, message string) (made bool, why string) {
 	if !pods.IsCritical(pod) {
 		return false, message
 	}
@@ -240,8 +240,11 @@ func (k *Kubelet) makeRoom(pod *v1.Pod, message string) (made bool, why string) 
 	if len(missing) == 0 {
 		return false, message // it is others' turn, who go before it
 	}
-	if err := k.preempt(pod, others, missing); err != nil {
+	if err := k.preempt(ctx, pod, others, missing); err != nil {
 		return false, noRecovery + err.Error()
+	}
+	if ctx.Err() != nil {
+		return false, message
 	}
 	return true, ""
 }
@@ -250,8 +253,9 @@ func (k *Kubelet) makeRoom(pod *v1.Pod, message string) (made bool, why string) 
 // they may take to end.
 const preemptWithin = 10 * time.Second
 
-// preempt ends pods so that a critical one has room, and waits for their end.
-func (k *Kubelet) preempt(pod *v1.Pod, others []*v1.Pod, missing []shortage) error {
+// preempt ends pods so that a critical one has room, and waits for their end, until that of
+// ctx.
+func (k *Kubelet) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, missing []shortage) error {
 	var need []preemption.Requirement
 	for _, m := range missing {
 		need = append(need, m.Requirement)
@@ -276,6 +280,7 @@ func (k *Kubelet) preempt(pod *v1.Pod, others []*v1.Pod, missing []shortage) err
 		}
 		timer := time.NewTimer(wait)
 		select {
+		case <-ctx.Done():
 		case <-k.manager.Cleaned(v.UID):
 		case <-timer.C:
 			k.log.Warn("a pod that makes room does not end", "pod", v.Namespace+"/"+v.Name)

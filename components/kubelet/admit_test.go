@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"context"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -135,7 +136,7 @@ func TestFits(t *testing.T) {
 		"one of users of its own":     {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, HostUsers: new(false), SecurityContext: sysctls("user.max_pid_namespaces")}}, ""},
 	} {
 		k := idle(t, node, newest)
-		got := refused(k.fits(&c.pod, []*v1.Pod{other}))
+		got := refused(k.fits(t.Context(), &c.pod, []*v1.Pod{other}))
 		if got != c.want && (c.want == "" || !strings.HasPrefix(got, c.want)) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
@@ -156,9 +157,27 @@ func TestMakeRoom(t *testing.T) {
 	} {
 		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
 		k := idle(t, node, node)
-		if made, why := k.makeRoom(&v1.Pod{Spec: c.pod}, "full"); made || !strings.HasPrefix(why, c.want) {
+		if made, why := k.makeRoom(t.Context(), &v1.Pod{Spec: c.pod}, "full"); made || !strings.HasPrefix(why, c.want) {
 			t.Errorf("%s: %t, %q", name, made, why)
 		}
+	}
+}
+
+// TestMakeRoomEnds: a pod that is to end while others make room for its resize, or with the
+// kubelet, does not wait for them.
+func TestMakeRoomEnds(t *testing.T) {
+	asks := func(memory string) []v1.Container {
+		return []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse(memory)}}}}
+	}
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
+	k := idle(t, node, node)
+	// It never ends, for nothing runs it.
+	k.manager.Set(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "victim", Namespace: "ns", UID: "victim"}, Spec: v1.PodSpec{Containers: asks("1Ei")}})
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "critical"}, Spec: v1.PodSpec{Priority: new(int32(2000000000)), Containers: asks("1Mi")}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if made, why := k.makeRoom(ctx, pod, "full"); made || why != "full" {
+		t.Errorf("%t, %q", made, why)
 	}
 }
 

@@ -51,7 +51,6 @@ func (k *Kubelet) compose() error {
 		return err
 	}
 	k.manager = pods.NewManager(k.host)
-	k.manager.Admit = k.admit
 	k.disks = k.newDisks()
 	k.collector = &images.Collector{
 		CRI: k.cri, High: k.cfg.Images.GCHigh, Low: k.cfg.Images.GCLow, MinAge: k.cfg.Images.MinAge, MaxAge: k.cfg.Images.MaxAge,

@@ -24,6 +24,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	var wait sync.WaitGroup
 	defer wait.Wait()
 	start := wait.Go
+	k.manager.Admit = func(pod *v1.Pod, others []*v1.Pod) *pods.Verdict { return k.admit(ctx, pod, others) }
 	if err := k.runtimeFacts(ctx); err != nil {
 		return err
 	}

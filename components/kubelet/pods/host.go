@@ -157,9 +157,9 @@ type Resizing struct {
 	// NewManager fills it.
 	Fits func(pod *v1.Pod) (reason, message string)
 	// MakeRoom ends other pods for a critical one whose resize is to be put off with
-	// the message, and waits for their end. It tells whether that was done, or why
-	// the resize is put off. May be nil.
-	MakeRoom func(pod *v1.Pod, message string) (made bool, why string)
+	// the message, and waits for their end, or until ctx ends. It tells whether that was
+	// done, or why the resize is put off. May be nil.
+	MakeRoom func(ctx context.Context, pod *v1.Pod, message string) (made bool, why string)
 	// Resized is called when a pod has been resized; NewManager fills it.
 	Resized func()
 }

@@ -223,7 +223,7 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, box string, list []resiz
 	if h.Resizing.Fits != nil && !granted {
 		reason, message := h.Resizing.Fits(pod)
 		if made := false; reason == v1.PodReasonDeferred && h.Resizing.MakeRoom != nil {
-			if made, message = h.Resizing.MakeRoom(pod, message); made {
+			if made, message = h.Resizing.MakeRoom(ctx, pod, message); made {
 				reason = ""
 			}
 		}

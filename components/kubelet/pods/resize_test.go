@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -115,6 +116,41 @@ func TestResizeOrder(t *testing.T) {
 	}
 }
 
+// TestResizeBesideThoseThatEnd: who ends gets nothing any more, and who was deleted by
+// force has nothing.
+func TestResizeBesideThoseThatEnd(t *testing.T) {
+	m := NewManager(&Host{Allocatable: func() v1.ResourceList { return v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")} }})
+	cpu := func(n string) v1.ResourceRequirements {
+		return v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(n)}}
+	}
+	add := func(name, has, wants string) *worker {
+		p := &v1.Pod{}
+		p.UID, p.Spec.Containers = types.UID(name), []v1.Container{{Name: "c", Resources: cpu(wants)}}
+		w := &worker{uid: p.UID, pod: p}
+		if has != wants {
+			w.actuated = map[string]v1.ResourceRequirements{"c": cpu(has)}
+			w.resize = &resizeState{kind: v1.PodResizePending, reason: v1.PodReasonDeferred}
+		}
+		m.workers[p.UID] = w
+		return w
+	}
+	first, second := add("first", "1", "3"), add("second", "1", "3")
+	second.resize.since = time.Now()
+	want := func(when, reason string) {
+		t.Helper()
+		if got, message := m.fits(second.pod); got != reason {
+			t.Errorf("%s: %q, %s", when, got, message)
+		}
+	}
+	want("beside one that goes before", v1.PodReasonDeferred)
+	first.stage = terminating
+	want("beside one that ends", "")
+	third := add("third", "2", "2")
+	want("with the room taken", v1.PodReasonDeferred)
+	third.gone = true
+	want("with the room of one that was deleted by force", "")
+}
+
 // TestResizeOfSwap: memory by which a part of the swap goes cannot change while a
 // container runs.
 func TestResizeOfSwap(t *testing.T) {
@@ -175,11 +211,17 @@ func TestRoomForResize(t *testing.T) {
 		h := newBench(t, crifake.New()).host
 		asked := false
 		h.Resizing.Fits = func(*v1.Pod) (string, string) { return c.reason, "full" }
-		h.Resizing.MakeRoom = func(_ *v1.Pod, message string) (bool, string) {
+		ctx, cancel := context.WithCancel(t.Context())
+		h.Resizing.MakeRoom = func(room context.Context, _ *v1.Pod, message string) (bool, string) {
 			asked = message == "full"
+			if cancel(); room.Err() == nil {
+				t.Errorf("%s: others are waited for when the pod is to end", name)
+			}
 			return c.made, c.why
 		}
-		if got := h.resize(t.Context(), newPod("a", nil), "", nil, false, func() {}); got != c.want || asked != c.asked {
+		got := h.resize(ctx, newPod("a", nil), "", nil, false, func() {})
+		cancel()
+		if got != c.want || asked != c.asked {
 			t.Errorf("%s: %+v, asked %t", name, got, asked)
 		}
 	}

@@ -23,21 +23,21 @@ type claim struct {
 	since    time.Time // when its resize was put off
 }
 
-// claims are those of all pods that have not ended. A pod whose resize waits
-// takes what its containers have.
+// claims are those of all pods that have not ended, nor are deleted. A pod whose resize
+// waits takes what its containers have, and wants more only as long as it is to run.
 func (m *Manager) claims() []claim {
 	workers := m.all()
 	var out []claim
 	for _, w := range workers {
 		w.mu.Lock()
-		if w.stage == stopped {
+		if w.stage == stopped || w.gone {
 			w.mu.Unlock()
 			continue
 		}
 		c := claim{pod: w.pod, priority: podfacts.Priority(w.pod)}
 		has := w.pod
 		if r := w.resize; r != nil && r.kind == v1.PodResizePending {
-			if has = w.actual(); has != w.pod && r.reason == v1.PodReasonDeferred {
+			if has = w.actual(); has != w.pod && r.reason == v1.PodReasonDeferred && w.stage == syncing {
 				c.wants, c.since = resource.PodRequests(w.pod, resource.PodResourcesOptions{}), r.since
 			}
 		}
