@@ -116,7 +116,7 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	s := progress.New(progress.Print(out))
 	if o.discovery.Endpoint == "" && o.discoveryFile == "" && o.config == "" && identity.HasJoined(l) {
 		if o.dryRun {
-			return rehearseWrite(out, l, func(l layout.Node) error { return renewManifests(l, s, "", o.verbose) }, tellUpgrade)
+			return rehearseWrite(out, l, func(l layout.Node) error { return renewManifests(l, s, o.patches, o.verbose) }, tellUpgrade)
 		}
 		if isHalfMaster(l) {
 			return o.finishMaster(ctx, out, l, s)

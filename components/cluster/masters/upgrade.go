@@ -327,13 +327,7 @@ func (o *upgrade) fit(ctx context.Context, out io.Writer, l layout.Node) error {
 	if err := own.Load(l); err != nil {
 		return err
 	}
-	look := func(ctx context.Context) ([]preflight.Problem, error) {
-		nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: controlPlaneRole})
-		if err != nil {
-			return nil, fmt.Errorf("listing masters: %w", err)
-		}
-		return upgradeProblems(l, own.Name, nodes.Items), nil
-	}
+	look := func(ctx context.Context) ([]preflight.Problem, error) { return lookAround(ctx, kube, l, own.Name) }
 	var problems []preflight.Problem
 	steps := progress.New(progress.Print(out))
 	p := progress.Patience{
@@ -354,6 +348,19 @@ func (o *upgrade) fit(ctx context.Context, out io.Writer, l layout.Node) error {
 	return preflight.Fatal(problems, o.ignored, warning(out))
 }
 
+// lookAround finds what stands in the way of an upgrade of this machine, whose node is own.
+// Only masters ask who the others are: a worker's kubelet need not be allowed to.
+func lookAround(ctx context.Context, kube kubernetes.Interface, l layout.Node, own string) ([]preflight.Problem, error) {
+	if !identity.IsMaster(l) {
+		return upgradeProblems(l, own, nil), nil
+	}
+	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: controlPlaneRole})
+	if err != nil {
+		return nil, fmt.Errorf("listing masters: %w", err)
+	}
+	return upgradeProblems(l, own, nodes.Items), nil
+}
+
 // othersReady is the check of other masters, which have just been upgraded if this is done
 // to one after the other, and have othersReadyWithin to be ready again.
 const (
@@ -363,11 +370,16 @@ const (
 
 // settled are the problems that look finds when the other masters are ready, or when ctx ends.
 func settled(ctx context.Context, look func(context.Context) ([]preflight.Problem, error)) ([]preflight.Problem, error) {
+	var before []preflight.Problem
 	for {
 		problems, err := look(ctx)
+		if err != nil && ctx.Err() != nil && len(before) > 0 {
+			return before, nil // that is what was waited for
+		}
 		if err != nil {
 			return nil, err
 		}
+		before = problems
 		wait := slices.ContainsFunc(problems, func(p preflight.Problem) bool { return p.Check == othersReady })
 		if !wait || !lifecycle.Pause(ctx, time.Second) {
 			return problems, nil

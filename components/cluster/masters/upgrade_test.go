@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/preflight"
@@ -229,5 +232,59 @@ func TestOthersSettle(t *testing.T) {
 	cancel()
 	if found, err := settled(ended, func(context.Context) ([]preflight.Problem, error) { return unready, nil }); len(found) != 1 || err != nil {
 		t.Errorf("in the end: %v, %v", found, err)
+	}
+	// The end may come while the cluster is asked.
+	late, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	looked = 0
+	if found, err := settled(late, func(ctx context.Context) ([]preflight.Problem, error) {
+		if looked++; looked == 1 {
+			return unready, nil
+		}
+		cancel()
+		return nil, ctx.Err()
+	}); len(found) != 1 || err != nil {
+		t.Errorf("in the end, with no answer: %v, %v", found, err)
+	}
+}
+
+// TestLookAround: a master asks for the others, a worker for nobody.
+func TestLookAround(t *testing.T) {
+	kube := fake.NewClientset()
+	kube.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("forbidden")
+	})
+	if found, err := lookAround(t.Context(), kube, layout.Under(t.TempDir()), "own"); len(found) > 0 || err != nil {
+		t.Errorf("a worker: %v, %v", found, err)
+	}
+	if _, err := lookAround(t.Context(), kube, testMaster(t).layout, "own"); err == nil || !strings.Contains(err.Error(), "forbidden") {
+		t.Errorf("a master: %v", err)
+	}
+}
+
+// TestJoinedDryRun: a machine that has joined tells what join would write of it with the
+// patches that join is given.
+func TestJoinedDryRun(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("join needs root")
+	}
+	t.Setenv("TMPDIR", t.TempDir())
+	root, made := t.TempDir(), testMaster(t)
+	m := &master{
+		layout: layout.Under(root), settings: made.settings, identity: made.identity,
+		address: made.address, addresses: made.addresses, etcdMembers: "m=https://192.0.2.1:2380",
+	}
+	if err := errors.Join(m.prepare(), m.keep()); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "etcd+merge.yaml"), []byte("metadata: {annotations: {a: patched}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for patches, want := range map[string]bool{"": false, dir: true} {
+		var out bytes.Buffer
+		if err := (&joinOptions{root: root, dryRun: true, patches: patches}).run(t.Context(), &out); err != nil || strings.Contains(out.String(), "a: patched") != want {
+			t.Errorf("patches %q: %v\n%s", patches, err, &out)
+		}
 	}
 }
