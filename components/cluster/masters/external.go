@@ -88,7 +88,7 @@ func (m *master) bring() error {
 		}
 		kept := m.keptPair(name) + ".crt"
 		if name == "kubelet" {
-			kept = filepath.Join(m.layout.Kubelet, "pki", "kubelet-client-current.pem")
+			kept = m.currentKubeletPair()
 		}
 		if !layout.Exists(kept) {
 			missing = append(missing, m.conf(name))
@@ -100,15 +100,21 @@ func (m *master) bring() error {
 	return nil
 }
 
+// currentKubeletPair is where the kubelet has its certificate and key.
+func (m *master) currentKubeletPair() string {
+	return filepath.Join(m.layout.Kubelet, "pki", "kubelet-client-current.pem")
+}
+
 // nodePair is the certificate that the kubelet begins with.
 func (m *master) nodePair() (*pki.Pair, error) {
 	if !m.external() {
 		return m.pki.CA.NewPair(pki.Node(m.identity.NodeName))
 	}
-	if !layout.Exists(m.keptPair("kubelet") + ".crt") {
-		return &pki.Pair{}, nil // it has one already
+	pair, err := m.pki.CA.EnsurePair(m.keptPair("kubelet"), pki.Node(m.identity.NodeName))
+	if err != nil && layout.Exists(m.currentKubeletPair()) {
+		return &pki.Pair{}, nil // it has gone on to one of its own
 	}
-	return m.pki.CA.EnsurePair(m.keptPair("kubelet"), pki.Node(m.identity.NodeName))
+	return pair, err
 }
 
 // newCertsRequests makes the command `certs generate-csr`.

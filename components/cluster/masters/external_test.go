@@ -125,6 +125,13 @@ func TestExternalAuthority(t *testing.T) {
 			t.Errorf("the controller manager signs: %v\n%s", err, manifest)
 		}
 	}
+	// What the kubelet began with may be of no use any more: it has its own.
+	if err := os.Remove(m.keptPair("kubelet") + ".key"); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.prepare(); err != nil {
+		t.Errorf("without what the kubelet began with: %v", err)
+	}
 	if layout.Exists(filepath.Join(m.pkiDir(), "ca.key")) {
 		t.Error("the authority has a key now")
 	}
