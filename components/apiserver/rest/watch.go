@@ -184,7 +184,6 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 		if opts.SendInitialEvents != nil && opts.AllowWatchBookmarks {
 			c.cfg.Metrics.Listed(c.info, time.Since(c.began))
 		}
-		page = nil
 	}
 	if !w.flush() {
 		return nil
