@@ -139,10 +139,7 @@ func (s *Source) read() {
 	defer func() { s.ignored = doubles }()
 	for _, path := range paths {
 		p, err := load(path, s.NodeName)
-		if errors.Is(err, errNoFile) || errors.Is(err, errTooLong) {
-			if errors.Is(err, errTooLong) {
-				s.Log.Warn("a static pod's manifest is too long", "file", path)
-			}
+		if errors.Is(err, errNoFile) {
 			continue
 		}
 		seen[path] = true
@@ -176,11 +173,8 @@ func (s *Source) read() {
 	}
 }
 
-// errNoFile and errTooLong say of a path that no manifest is there.
-var (
-	errNoFile  = errors.New("this is no file")
-	errTooLong = fmt.Errorf("the manifest is longer than %d bytes", longestDocument)
-)
+// errNoFile says of a path that no manifest is there.
+var errNoFile = errors.New("this is no file")
 
 // load reads the pod of a manifest.
 func load(path, nodeName string) (*v1.Pod, error) {
@@ -189,7 +183,7 @@ func load(path, nodeName string) (*v1.Pod, error) {
 		return nil, errNoFile
 	}
 	if info.Size() > longestDocument {
-		return nil, errTooLong
+		return nil, fmt.Errorf("the manifest is longer than %d bytes", longestDocument)
 	}
 	raw, err := os.ReadFile(path)
 	if err != nil {

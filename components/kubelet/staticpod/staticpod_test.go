@@ -124,6 +124,36 @@ func TestMadeAgain(t *testing.T) {
 	expect("remove", "set web-n")
 }
 
+// TestUnreadable: a pod goes on as it was when its manifest cannot be read any more, which is
+// told, and ends with the file.
+func TestUnreadable(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "web.yaml")
+	sink := make(told, 100)
+	s := &Source{Dir: dir, NodeName: "n", Sink: sink, Log: slog.New(slog.DiscardHandler), known: map[string]types.UID{}, removed: map[string]bool{}}
+	const good = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: c, image: i}]}\n"
+	for name, text := range map[string]string{"no manifest": "{", "too long": good + strings.Repeat("#", longestDocument)} {
+		for _, text := range []string{good, text} {
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s.read()
+		}
+		if len(sink) != 1 || <-sink != "set web-n" {
+			t.Fatalf("%s: its pod does not go on", name)
+		}
+		if problems := Problems(dir); len(problems) != 1 {
+			t.Errorf("%s: %v", name, problems)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if s.read(); len(sink) != 1 || <-sink != "remove" {
+			t.Fatalf("%s: its pod does not end with its manifest", name)
+		}
+	}
+}
+
 // TestTwoOfOneName holds that of two manifests of one pod the second is told to be
 // ignored, once.
 func TestTwoOfOneName(t *testing.T) {
