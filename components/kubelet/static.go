@@ -123,10 +123,10 @@ func (s *staticSink) run(n *staticName) {
 		}
 		p := n.wanted
 		n.runs = p.UID
-		s.mu.Unlock()
 		if s.k.mirrors != nil {
-			s.k.mirrors.Set(p)
+			s.k.mirrors.Set(p) // before mu is given away, so that who removes the pod finds it
 		}
+		s.mu.Unlock()
 		s.k.manager.Set(p)
 		s.mu.Lock()
 		if n.wanted == p {
@@ -170,6 +170,8 @@ func (s *staticSink) Remove(uid types.UID) {
 			select {
 			case <-s.stop:
 			case <-done:
+				s.mu.Lock()
+				defer s.mu.Unlock()
 				if !s.wants(uid) {
 					s.k.mirrors.Remove(uid)
 				}
@@ -178,10 +180,8 @@ func (s *staticSink) Remove(uid types.UID) {
 	}
 }
 
-// wants tells whether there is a pod of that UID, perhaps again.
+// wants tells whether there is a pod of that UID, perhaps again. The caller holds mu.
 func (s *staticSink) wants(uid types.UID) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, n := range s.names {
 		if n.wanted != nil && n.wanted.UID == uid {
 			return true
