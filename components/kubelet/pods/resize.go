@@ -222,7 +222,8 @@ func (s *resizeState) condition() v1.PodCondition {
 func (h *Host) resize(ctx context.Context, pod *v1.Pod, box string, list []resizing, granted bool, begins func()) resizeState {
 	if h.Resizing.Fits != nil && !granted {
 		reason, message := h.Resizing.Fits(pod)
-		if made := false; reason == v1.PodReasonDeferred && h.Resizing.MakeRoom != nil {
+		if reason == v1.PodReasonDeferred && h.Resizing.MakeRoom != nil {
+			var made bool
 			if made, message = h.Resizing.MakeRoom(ctx, pod, message); made {
 				reason = ""
 			}
