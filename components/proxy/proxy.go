@@ -51,7 +51,7 @@ type Config struct {
 	// where the kernel does not tell of their removal; zero: half a minute.
 	SyncPeriod time.Duration
 	// MasqueradeMark is the bit of packets' marks that asks for masquerading;
-	// zero is rules.DefaultMasqueradeMark.
+	// zero is 0x4000, as upstream.
 	MasqueradeMark uint32
 	// NodePortRanges are those of the node's addresses on which node ports
 	// answer; of a family without any: all. NodePortsOnPrimary adds the node's

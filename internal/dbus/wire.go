@@ -387,7 +387,7 @@ func after(types string, depth int) (int, error) {
 	if types == "" || depth > deepest {
 		return 0, errors.New("a message has a type that is not one")
 	}
-	closing := byte(0)
+	var closing byte
 	switch types[0] {
 	case 'a':
 		n, err := after(types[1:], depth+1)

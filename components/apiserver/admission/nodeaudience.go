@@ -95,7 +95,7 @@ func (p *nodeRestriction) names(ctx context.Context, pod *corev1.Pod, audience s
 // driver is that of a CSI volume, by way of its claim where it has one; else it
 // is empty.
 func (p *nodeRestriction) driver(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (string, error) {
-	claim := ""
+	var claim string
 	switch {
 	case v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil:
 		claim = pod.Name + "-" + v.Name

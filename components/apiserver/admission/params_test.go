@@ -52,14 +52,12 @@ func TestPolicyParams(t *testing.T) {
 		{"none before", "", bob, &admissionv1.ValidatingAdmissionPolicy{}, true},
 	} {
 		p := PolicyParams{Authorizer: test.may, Resource: func(gvk schema.GroupVersionKind) string { return strings.ToLower(gvk.Kind) + "s" }}
-		op, attrs := admission.Create, admission.Attributes(nil)
+		op, old := admission.Create, runtime.Object(nil)
 		gvk, gvr := admissionv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicy"), admissionv1.SchemeGroupVersion.WithResource("validatingadmissionpolicies")
 		if test.old != nil {
-			op = admission.Update
-			attrs = admission.NewAttributesRecord(policy, test.old, gvk, "", "p", gvr, "", op, nil, false, test.user)
-		} else {
-			attrs = admission.NewAttributesRecord(policy, nil, gvk, "", "p", gvr, "", op, nil, false, test.user)
+			op, old = admission.Update, test.old
 		}
+		attrs := admission.NewAttributesRecord(policy, old, gvk, "", "p", gvr, "", op, nil, false, test.user)
 		err := p.Validate(context.Background(), attrs, nil)
 		if (err != nil) != test.refuse || err != nil && !strings.Contains(err.Error(), `must have "get" permission on all objects of the referenced paramKind (kind=Secret, apiVersion=v1)`) {
 			t.Errorf("%s: %v", test.name, err)

@@ -69,13 +69,12 @@ func TestEscalation(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			op, ns := admission.Create, ""
+			op := admission.Create
 			if tt.old != nil {
 				op = admission.Update
 			}
 			m := tt.obj.(metav1.Object)
-			ns = m.GetNamespace()
-			at := admission.NewAttributesRecord(tt.obj, tt.old, rbacv1.SchemeGroupVersion.WithKind("X"), ns, m.GetName(),
+			at := admission.NewAttributesRecord(tt.obj, tt.old, rbacv1.SchemeGroupVersion.WithKind("X"), m.GetNamespace(), m.GetName(),
 				rbacv1.SchemeGroupVersion.WithResource(tt.resource), "", op, nil, false, tt.user)
 			err := e.Validate(t.Context(), at, nil)
 			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {

@@ -21,7 +21,7 @@ type Config struct {
 	// LocalhostNodePorts: node ports answer on 127.0.0.1 too.
 	LocalhostNodePorts bool
 	// MasqueradeMark is the bit of packets' marks that asks for masquerading;
-	// zero is DefaultMasqueradeMark.
+	// zero is 0x4000, as upstream.
 	MasqueradeMark uint32
 	// NodePortRanges are those of the node's addresses on which node ports
 	// answer; none: all.

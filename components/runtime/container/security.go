@@ -449,7 +449,7 @@ func hostDevices(source, target string) ([]specs.LinuxDevice, error) {
 		if err := unix.Lstat(file, &st); err != nil {
 			return nil //nolint:nilerr // it went meanwhile
 		}
-		kind := ""
+		var kind string
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFCHR:
 			kind = "c"
