@@ -36,7 +36,8 @@ func Priority(p *corev1.Pod) int32 {
 }
 
 // Sidecar tells whether an init container is restarted always, so that it runs beside
-// the containers that come after it. No other container has that policy.
+// the containers that come after it. The pod's other containers may have that policy
+// too, and are none.
 //
 // https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/
 func Sidecar(c *corev1.Container) bool {
