@@ -57,7 +57,7 @@ func revert(ctx context.Context, changes []Change, patience time.Duration) error
 		kind Kind
 		undo func(context.Context, []Change) error
 	}{
-		{HostCgroup, undoHostCgroups(patience)}, {Cgroup, undoCgroups(patience)}, {Rule, undoRules}, {Chain, undoChains}, {Mount, each(undoMount)},
+		{HostCgroup, undoCgroups(letOut(patience))}, {Cgroup, undoCgroups(killAll(patience))}, {Rule, undoRules}, {Chain, undoChains}, {Mount, each(undoMount)},
 		{Route, each(undoRoute)}, {Link, each(undoLink)}, {Sysctl, each(undoParameter)}, {Module, each(undoParameter)}, {Dir, each(undoDir)},
 	} {
 		if list := by[one.kind]; len(list) > 0 {
@@ -84,10 +84,8 @@ func each(undo func(Change) error) func(context.Context, []Change) error {
 	}
 }
 
-// undoCgroups kills what is in the cgroups and removes them. What cannot be ended, as
-// processes of another PID namespace or such as wait for a disk that never answers, is
-// waited for no longer than patience for each.
-func undoCgroups(patience time.Duration) func(context.Context, []Change) error {
+// undoCgroups undoes one cgroup after the other.
+func undoCgroups(undo func(context.Context, *cgroup.Manager, string) error) func(context.Context, []Change) error {
 	return func(ctx context.Context, changes []Change) error {
 		m, err := cgroup.Open()
 		if err != nil {
@@ -95,50 +93,40 @@ func undoCgroups(patience time.Duration) func(context.Context, []Change) error {
 		}
 		var errs []error
 		for _, c := range changes {
-			// It may be there in some hierarchies only, after an interruption.
-			if err := m.Kill(c.Name); err != nil {
-				errs = append(errs, err)
-			}
-			waiting, cancel := context.WithTimeout(ctx, patience)
-			err := m.Remove(waiting, c.Name)
-			cancel()
-			if errors.Is(err, unix.EBUSY) {
-				err = errors.Join(err, occupied(m, c.Name))
-			}
+			errs = append(errs, undo(ctx, m, c.Name))
+		}
+		return errors.Join(errs...)
+	}
+}
+
+// killAll kills what is in a cgroup and removes it.
+func killAll(patience time.Duration) func(context.Context, *cgroup.Manager, string) error {
+	return func(ctx context.Context, m *cgroup.Manager, name string) error {
+		// It may be there in some hierarchies only, after an interruption.
+		return errors.Join(m.Kill(name), removeCgroup(ctx, m, name, patience))
+	}
+}
+
+// letOut lets what is in a cgroup go where it came from, and removes it.
+func letOut(patience time.Duration) func(context.Context, *cgroup.Manager, string) error {
+	return func(ctx context.Context, m *cgroup.Manager, name string) error {
+		// Who is moved may have started somebody meanwhile.
+		for {
+			moved, err := m.Move(name, "/", func(int) bool { return true })
 			if err != nil {
-				errs = append(errs, err)
+				return err
+			}
+			if moved == 0 || ctx.Err() != nil {
+				break
 			}
 		}
-		return errors.Join(errs...)
+		return removeCgroup(ctx, m, name, patience)
 	}
 }
 
-// undoHostCgroups lets what is in the cgroups go where it came from, and removes them.
-func undoHostCgroups(patience time.Duration) func(context.Context, []Change) error {
-	return func(ctx context.Context, changes []Change) error {
-		m, err := cgroup.Open()
-		if err != nil {
-			return err
-		}
-		var errs []error
-		for _, c := range changes {
-			errs = append(errs, letOut(ctx, m, c.Name, patience))
-		}
-		return errors.Join(errs...)
-	}
-}
-
-func letOut(ctx context.Context, m *cgroup.Manager, name string, patience time.Duration) error {
-	// Who is moved may have started somebody meanwhile.
-	for {
-		moved, err := m.Move(name, "/", func(int) bool { return true })
-		if err != nil {
-			return err
-		}
-		if moved == 0 || ctx.Err() != nil {
-			break
-		}
-	}
+// removeCgroup waits no longer than patience for what cannot be ended, as processes of
+// another PID namespace or such as wait for a disk that never answers.
+func removeCgroup(ctx context.Context, m *cgroup.Manager, name string, patience time.Duration) error {
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err := m.Remove(waiting, name)
